@@ -1,0 +1,144 @@
+// SPDX-License-Identifier: MIT
+#pragma once
+
+// A Vulkan device with its queues, memory, kernels and submit pump. Everything else of the engine
+// hangs on one Device and must be destroyed before it. Thread-safe.
+//
+// Order of work: submissions and lane jobs take effect as if executed one after another in the
+// order in which they were handed in. The device runs them concurrently and out of order as far
+// as the accesses they declare allow.
+
+#include <bellows/engine/memory.hpp>
+#include <bellows/engine/recording.hpp>
+#include <bellows/engine/time_point.hpp>
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <span>
+#include <string>
+#include <vector>
+
+namespace bellows {
+
+struct KernelVariantStatus;
+
+/// One physical device as `bellows info` shows it.
+struct DeviceInfo {
+    std::uint32_t index = 0;
+    std::string name;
+    std::string driver; ///< driver name and version
+    std::string uuid;   ///< 32 hexadecimal digits
+    std::string api_version;
+    bool is_cpu = false;
+    std::uint64_t memory_bytes = 0; ///< largest device-local heap
+    std::uint32_t subgroup_size = 0;
+    std::uint32_t shared_memory_bytes = 0;
+    std::uint32_t max_workgroup_invocations = 0;
+    std::array<std::uint32_t, 3> max_workgroup_count{};
+    double timestamp_period_ns = 0;
+    std::vector<std::string> features;           ///< names that kernel variants may require
+    std::vector<std::string> unmet_requirements; ///< why Bellows cannot use it; empty when it can
+    std::vector<std::string> cooperative_matrices; ///< e.g. "16x16x16 bf16->f32 subgroup"
+};
+
+/// All Vulkan devices of this machine, usable or not. Throws Error{Unsupported} when there is no
+/// Vulkan loader.
+std::vector<DeviceInfo> list_devices();
+
+/// How submitted work is ordered. All three give the same bits; the others exist to prove it.
+enum class SyncMode : std::uint8_t {
+    Overlap, ///< as the declared accesses allow
+    Serial,  ///< one after another, with full barriers
+    Shuffle, ///< a random legal order (DeviceOptions::shuffle_seed)
+};
+
+/// Seeded mistakes for the tests of the happens-before checker; each index counts from the
+/// device's creation, -1 is off.
+struct FaultInjection {
+    std::int64_t drop_barrier = -1;      ///< leave out this derived barrier inside recordings
+    std::int64_t drop_wait = -1;         ///< leave out this derived wait between submissions
+    std::int64_t release_too_early = -1; ///< reuse this released memory without waiting
+};
+
+struct DeviceOptions {
+    /// "" (best), "gpu", "cpu", an index of list_devices(), or a UUID.
+    std::string select;
+    SyncMode sync = SyncMode::Overlap;
+    std::uint64_t shuffle_seed = 1;
+    bool check_happens_before = false; ///< throws Error{Internal} at submission of a race
+    bool poison_freed_memory = false;  ///< fills released and new memory with NaN patterns
+    bool validation = false;           ///< Khronos validation layer; messages fail the device
+    bool trace = false;
+    std::string pipeline_cache_file; ///< "" keeps compiled pipelines in memory only
+    std::function<void(const std::string& kernel, std::uint32_t done, std::uint32_t total)>
+        on_pipeline_compiled;
+    FaultInjection faults;
+
+    /// `base` with BELLOWS_SYNC=serial|overlap|shuffle[:seed], BELLOWS_CHECK=0|1,
+    /// BELLOWS_VALIDATION=0|1 and BELLOWS_DEVICE applied. Throws Error{InvalidArgument}.
+    static DeviceOptions from_environment(DeviceOptions base);
+};
+
+struct ExternalDevice;
+class HappensBefore;
+
+struct SubmitOptions {
+    std::vector<TimePoint> waits; ///< beside those that the accesses imply
+    /// Work that a lane job submits on behalf of itself: its accesses are part of the job's own,
+    /// so no further waits are derived from them.
+    bool inside_lane_job = false;
+};
+
+class Device {
+public:
+    static std::unique_ptr<Device> create(DeviceOptions options);
+    /// Uses an existing device (vulkan_interop.hpp); it is not destroyed by Bellows.
+    static std::unique_ptr<Device> adopt(const ExternalDevice& external, DeviceOptions options);
+    ~Device();
+    Device(const Device&) = delete;
+    Device& operator=(const Device&) = delete;
+
+    const DeviceInfo& info() const noexcept;
+    const DeviceOptions& options() const noexcept;
+    bool has_feature(std::string_view name) const noexcept;
+    /// "" when this device and build can run the variant, else why not.
+    std::string why_not(const KernelInfo& kernel, std::uint32_t variant) const;
+    /// True when two roles are served by different VkQueues.
+    bool distinct_queues(QueueRole a, QueueRole b) const noexcept;
+    std::string describe_queues() const;
+
+    /// Hands the recording in. If its previous run is still pending, waits for that first.
+    /// Throws what an earlier submission failed with, if one did.
+    TimePoint submit(Recording& recording, const SubmitOptions& options = {});
+    /// Waits until all submitted work and lane jobs have been reached.
+    void wait_idle(std::chrono::milliseconds timeout = TimePoint::kDefaultTimeout);
+    /// Fails everything that is pending or held with `error`, and all later submissions.
+    void abort(const Error& error);
+
+    /// Host copies through a staging buffer; the call returns when done. Sizes are those of the
+    /// view. For set-up, tests and small results, not for the inner loop.
+    void upload(BufferView destination, std::span<const std::byte> bytes);
+    void download(BufferView source, std::span<std::byte> bytes);
+    template <class T> void upload(BufferView destination, std::span<const T> values) {
+        upload(destination, std::as_bytes(values));
+    }
+    template <class T> void download(BufferView source, std::span<T> values) {
+        download(source, std::as_writable_bytes(values));
+    }
+
+    MemoryReport memory_report() const;
+    /// Writes compiled pipelines to options().pipeline_cache_file; called by the destructor too.
+    void save_pipeline_cache();
+    /// Null unless options().check_happens_before.
+    const HappensBefore* happens_before() const noexcept;
+
+    struct Impl;
+    Impl& impl() const noexcept { return *impl_; }
+
+private:
+    Device();
+    std::unique_ptr<Impl> impl_;
+};
+
+} // namespace bellows

@@ -1,0 +1,70 @@
+// SPDX-License-Identifier: MIT
+#pragma once
+
+// Host lanes: in-order sequences of host work (an exchange, a checkpoint writer) that take part
+// in the device's order of work. A HostThread runs the first job of each of its lanes by polling,
+// so jobs must not block: a job that waits for a message says Again and is asked once more. A lane
+// owns a timeline that the host signals at the end of each job.
+
+#include <bellows/engine/recording.hpp>
+#include <bellows/engine/time_point.hpp>
+
+#include <chrono>
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+namespace bellows {
+
+enum class Progress : std::uint8_t { Again, Done };
+
+struct DeclaredAccess {
+    BufferView view;
+    Access access = Access::Read;
+};
+
+struct LaneJob {
+    std::string name;
+    std::vector<TimePoint> waits;         ///< beside those that the accesses imply
+    std::vector<DeclaredAccess> accesses; ///< device memory that the job (or work it submits) uses
+    /// Called on the HostThread once all waits have been reached, until it says Done. What it
+    /// throws fails the job's time point and everything that depends on it.
+    std::function<Progress()> step;
+    std::chrono::milliseconds timeout = TimePoint::kDefaultTimeout; ///< from its first step on
+};
+
+class HostThread;
+
+class Lane {
+public:
+    Lane(Lane&&) noexcept;
+    ~Lane();
+    /// Any thread. The order of post() calls is the order of the jobs.
+    TimePoint post(LaneJob job);
+    const std::string& name() const noexcept;
+
+    struct Impl;
+
+private:
+    friend class HostThread;
+    explicit Lane(std::shared_ptr<Impl> impl);
+    std::shared_ptr<Impl> impl_;
+};
+
+class HostThread {
+public:
+    HostThread(Device& device, std::string name);
+    /// Fails what has not begun with Error{Aborted}; waits for running steps, which are short.
+    ~HostThread();
+    Lane add_lane(std::string name);
+    /// Test aid: delays the start and the end of every job by a random time up to `most`.
+    void delay_jobs(std::chrono::microseconds most, std::uint64_t seed);
+
+    struct Impl;
+
+private:
+    std::shared_ptr<Impl> impl_;
+};
+
+} // namespace bellows

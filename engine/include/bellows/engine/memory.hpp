@@ -1,0 +1,94 @@
+// SPDX-License-Identifier: MIT
+#pragma once
+
+// Device memory. `Buffer` owns an allocation; destroying it is deferred until all submitted work
+// that uses it has been reached. A buffer may be declared before its size is known and bound
+// later, by an exchange's host lane for example; what was recorded with its views follows.
+// Thread-safe per device; one buffer is bound and released by one thread at a time.
+
+#include <bellows/engine/tensor.hpp>
+
+#include <array>
+#include <cstdint>
+#include <span>
+#include <string>
+
+namespace bellows {
+
+class Device;
+
+/// What memory is for; the memory report sums over these.
+enum class MemoryCategory : std::uint8_t {
+    Weights,
+    Gradients,
+    Optimizer,
+    Activations,
+    DeferredWgrad,
+    Communication,
+    Scratch,
+};
+inline constexpr std::size_t kNumMemoryCategories = 7;
+const char* to_string(MemoryCategory category) noexcept;
+
+enum class MemoryKind : std::uint8_t {
+    Device,   ///< fastest for the device; not mapped
+    Upload,   ///< mapped, written by the host in order, read by the device
+    Readback, ///< mapped and cached, written by the device, read by the host
+};
+
+struct BufferDesc {
+    std::string name; ///< shown in reports, errors and the trace
+    std::uint64_t bytes = 0;
+    MemoryKind kind = MemoryKind::Device;
+    MemoryCategory category = MemoryCategory::Scratch;
+};
+
+class Buffer {
+public:
+    Buffer() = default;
+    /// Allocates at once. Throws Error{OutOfMemory} with the sizes.
+    Buffer(Device& device, BufferDesc desc);
+    /// Declares a buffer whose memory is bound later; desc.bytes is ignored.
+    static Buffer declare(Device& device, BufferDesc desc);
+    Buffer(Buffer&& other) noexcept;
+    Buffer& operator=(Buffer&& other) noexcept;
+    ~Buffer();
+
+    /// Gives a declared buffer memory for `bytes` bytes; what it had is released when the work
+    /// submitted before this call has been reached. Views keep their offsets.
+    void bind(std::uint64_t bytes);
+    /// Gives the memory back once the work submitted so far has been reached; the views stay
+    /// declared and may be bound again.
+    void unbind();
+
+    bool bound() const noexcept;
+    std::uint64_t size() const noexcept;
+    /// The whole buffer; of a declared one, a view without an end (bytes = 2^64 - 1).
+    BufferView view() const noexcept;
+    TensorView tensor(DType dtype, std::initializer_list<std::uint64_t> extents) const;
+    /// Upload and Readback only: the mapping. The caller orders its accesses by time points and
+    /// declares them (Lane::Job::accesses) when the device may use the memory at that time.
+    void* mapped() const noexcept;
+    template <class T> std::span<T> mapped_as() const noexcept {
+        return {static_cast<T*>(mapped()), size() / sizeof(T)};
+    }
+    explicit operator bool() const noexcept { return resource_ != nullptr; }
+
+private:
+    Device* device_ = nullptr;
+    Resource* resource_ = nullptr;
+};
+
+struct MemoryReport {
+    struct Line {
+        std::uint64_t bytes = 0;
+        std::uint64_t peak_bytes = 0;
+        std::uint64_t num_buffers = 0;
+    };
+    std::array<Line, kNumMemoryCategories> categories{};
+    std::uint64_t bytes = 0;
+    std::uint64_t peak_bytes = 0;
+    std::uint64_t device_bytes = 0; ///< size of the largest device-local heap
+};
+
+} // namespace bellows
