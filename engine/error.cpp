@@ -36,6 +36,7 @@ const char* to_string(ErrorCode code) noexcept {
 }
 
 Error::Error(ErrorCode code, std::string message, int rank, std::int64_t detail)
-    : code_(code), rank_(rank), detail_(detail), message_(std::move(message)) {}
+    : code_(code), rank_(rank), detail_(detail), message_(std::move(message)) {
+}
 
 } // namespace bellows

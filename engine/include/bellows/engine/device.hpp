@@ -11,6 +11,7 @@
 #include <bellows/engine/memory.hpp>
 #include <bellows/engine/recording.hpp>
 #include <bellows/engine/time_point.hpp>
+#include <bellows/engine/trace.hpp>
 
 #include <cstdint>
 #include <functional>
@@ -20,8 +21,6 @@
 #include <vector>
 
 namespace bellows {
-
-struct KernelVariantStatus;
 
 /// One physical device as `bellows info` shows it.
 struct DeviceInfo {
@@ -37,8 +36,8 @@ struct DeviceInfo {
     std::uint32_t max_workgroup_invocations = 0;
     std::array<std::uint32_t, 3> max_workgroup_count{};
     double timestamp_period_ns = 0;
-    std::vector<std::string> features;           ///< names that kernel variants may require
-    std::vector<std::string> unmet_requirements; ///< why Bellows cannot use it; empty when it can
+    std::vector<std::string> features;             ///< names that kernel variants may require
+    std::vector<std::string> unmet_requirements;   ///< why Bellows cannot use it; empty when it can
     std::vector<std::string> cooperative_matrices; ///< e.g. "16x16x16 bf16->f32 subgroup"
 };
 
@@ -71,8 +70,8 @@ struct DeviceOptions {
     bool validation = false;           ///< Khronos validation layer; messages fail the device
     bool trace = false;
     std::string pipeline_cache_file; ///< "" keeps compiled pipelines in memory only
-    std::function<void(const std::string& kernel, std::uint32_t done, std::uint32_t total)>
-        on_pipeline_compiled;
+    /// Called after each first use of a kernel; num_compiled counts from 1.
+    std::function<void(const std::string& kernel, std::uint32_t num_compiled)> on_pipeline_compiled;
     FaultInjection faults;
 
     /// `base` with BELLOWS_SYNC=serial|overlap|shuffle[:seed], BELLOWS_CHECK=0|1,
@@ -81,14 +80,6 @@ struct DeviceOptions {
 };
 
 struct ExternalDevice;
-class HappensBefore;
-
-struct SubmitOptions {
-    std::vector<TimePoint> waits; ///< beside those that the accesses imply
-    /// Work that a lane job submits on behalf of itself: its accesses are part of the job's own,
-    /// so no further waits are derived from them.
-    bool inside_lane_job = false;
-};
 
 class Device {
 public:
@@ -110,7 +101,8 @@ public:
 
     /// Hands the recording in. If its previous run is still pending, waits for that first.
     /// Throws what an earlier submission failed with, if one did.
-    TimePoint submit(Recording& recording, const SubmitOptions& options = {});
+    /// waits: beside those that the accesses imply.
+    TimePoint submit(Recording& recording, std::span<const TimePoint> waits = {});
     /// Waits until all submitted work and lane jobs have been reached.
     void wait_idle(std::chrono::milliseconds timeout = TimePoint::kDefaultTimeout);
     /// Fails everything that is pending or held with `error`, and all later submissions.
@@ -120,18 +112,22 @@ public:
     /// view. For set-up, tests and small results, not for the inner loop.
     void upload(BufferView destination, std::span<const std::byte> bytes);
     void download(BufferView source, std::span<std::byte> bytes);
-    template <class T> void upload(BufferView destination, std::span<const T> values) {
+    template <class T>
+    void upload(BufferView destination, std::span<const T> values) {
         upload(destination, std::as_bytes(values));
     }
-    template <class T> void download(BufferView source, std::span<T> values) {
+    template <class T>
+    void download(BufferView source, std::span<T> values) {
         download(source, std::as_writable_bytes(values));
     }
 
     MemoryReport memory_report() const;
     /// Writes compiled pipelines to options().pipeline_cache_file; called by the destructor too.
     void save_pipeline_cache();
-    /// Null unless options().check_happens_before.
-    const HappensBefore* happens_before() const noexcept;
+    /// Accesses that the happens-before checker has proved ordered; 0 when it is off.
+    std::uint64_t num_checked_accesses() const;
+    /// Chrome trace events recorded so far (trace.hpp); empty unless options().trace.
+    std::vector<TraceEvent> take_trace();
 
     struct Impl;
     Impl& impl() const noexcept { return *impl_; }

@@ -12,6 +12,7 @@
 #include <chrono>
 #include <functional>
 #include <memory>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -24,13 +25,31 @@ struct DeclaredAccess {
     Access access = Access::Read;
 };
 
+/// What a running job may do with the device.
+class LaneContext {
+public:
+    /// Submits work on behalf of the job. Its accesses must lie within those that the job
+    /// declares; no waits are derived from them, so the job names all of them (beside its own
+    /// waits, which have been reached). Does not block.
+    TimePoint submit(Recording& recording, std::span<const TimePoint> waits = {});
+    /// Binds a declared buffer for the work that comes after this job. The job must have declared
+    /// a write to the whole buffer, so that all earlier users have finished.
+    void bind(Buffer& buffer, std::uint64_t bytes);
+
+    struct Impl;
+    explicit LaneContext(Impl& impl) noexcept : impl_(impl) {}
+
+private:
+    Impl& impl_;
+};
+
 struct LaneJob {
     std::string name;
     std::vector<TimePoint> waits;         ///< beside those that the accesses imply
     std::vector<DeclaredAccess> accesses; ///< device memory that the job (or work it submits) uses
     /// Called on the HostThread once all waits have been reached, until it says Done. What it
     /// throws fails the job's time point and everything that depends on it.
-    std::function<Progress()> step;
+    std::function<Progress(LaneContext&)> step;
     std::chrono::milliseconds timeout = TimePoint::kDefaultTimeout; ///< from its first step on
 };
 

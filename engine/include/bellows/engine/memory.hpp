@@ -54,8 +54,9 @@ public:
     Buffer& operator=(Buffer&& other) noexcept;
     ~Buffer();
 
-    /// Gives a declared buffer memory for `bytes` bytes; what it had is released when the work
-    /// submitted before this call has been reached. Views keep their offsets.
+    /// Gives a declared buffer memory for `bytes` bytes; views keep their offsets. What it had
+    /// before is released. Throws Error{InvalidArgument} while pending work uses the buffer: a
+    /// lane job binds it then (LaneContext::bind).
     void bind(std::uint64_t bytes);
     /// Gives the memory back once the work submitted so far has been reached; the views stay
     /// declared and may be bound again.
@@ -69,7 +70,8 @@ public:
     /// Upload and Readback only: the mapping. The caller orders its accesses by time points and
     /// declares them (Lane::Job::accesses) when the device may use the memory at that time.
     void* mapped() const noexcept;
-    template <class T> std::span<T> mapped_as() const noexcept {
+    template <class T>
+    std::span<T> mapped_as() const noexcept {
         return {static_cast<T*>(mapped()), size() / sizeof(T)};
     }
     explicit operator bool() const noexcept { return resource_ != nullptr; }

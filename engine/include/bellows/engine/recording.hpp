@@ -35,19 +35,20 @@ public:
 
     /// K: a kernel struct of <bellows/kernels/kernels.hpp>. Throws Error{Unsupported} when this
     /// device or build lacks the variant, Error{InvalidArgument} for a grid over its limits.
-    template <class K> void dispatch(const K& kernel, Groups groups) {
+    template <class K>
+    void dispatch(const K& kernel, Groups groups) {
         const auto operands = kernel.operands();
         const auto push = kernel.push_words();
         const auto constants = kernel.constant_values();
         add_dispatch({K::info(), kernel.variant_index(), constants, operands, push}, groups, {});
     }
     /// The grid stands on the device: three u32 at the start of `arguments`.
-    template <class K> void dispatch_indirect(const K& kernel, BufferView arguments) {
+    template <class K>
+    void dispatch_indirect(const K& kernel, BufferView arguments) {
         const auto operands = kernel.operands();
         const auto push = kernel.push_words();
         const auto constants = kernel.constant_values();
-        add_dispatch({K::info(), kernel.variant_index(), constants, operands, push}, {},
-                     arguments);
+        add_dispatch({K::info(), kernel.variant_index(), constants, operands, push}, {}, arguments);
     }
     /// Same size, no overlap, multiples of 4 bytes.
     void copy(BufferView source, BufferView destination);

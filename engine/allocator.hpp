@@ -1,0 +1,67 @@
+// SPDX-License-Identifier: MIT
+#pragma once
+
+// Memory blocks behind resources: VMA for the blocks, a pool of released buffers that are used
+// again once the work that used them has been reached, poisoning for tests, and the sums of the
+// memory report. All members need Device::Impl::mutex.
+
+#include "resource.hpp"
+
+#include <bellows/engine/device.hpp>
+
+#include <deque>
+#include <map>
+#include <memory>
+#include <vector>
+
+namespace bellows::detail {
+
+class Allocator {
+public:
+    explicit Allocator(Device::Impl& device);
+    ~Allocator();
+
+    Resource* create_resource(const BufferDesc& desc, bool declared);
+    /// Throws Error{InvalidArgument} while work that uses an earlier binding is pending.
+    void bind(Resource& resource, std::uint64_t bytes);
+    /// For lane jobs that have ordered themselves after all earlier users: pending users are later
+    /// ones and get the new memory.
+    void bind_in_order(Resource& resource, std::uint64_t bytes);
+    void bind_external(Resource& resource, VkBuffer buffer, std::uint64_t bytes);
+    /// Return the memory once all pending users are final, at once where there are none.
+    void unbind(Resource& resource);
+    void destroy_resource(Resource& resource);
+    /// Carries out what had to wait for pending users.
+    void collect();
+    /// Gives pooled memory back to the driver.
+    void trim();
+    MemoryReport report() const;
+    VmaAllocator vma() const noexcept { return vma_; }
+
+private:
+    /// A resource that loses its memory when its users are final.
+    struct Doomed {
+        Resource* resource = nullptr;
+        std::uint64_t epoch = 0;
+        std::vector<TicketPtr> users;
+        bool destroy = false;
+    };
+    void doom(Resource& resource, bool destroy);
+    void release(Resource& resource);
+    void retire(Resource& resource);
+    Allocation allocate(std::uint64_t bytes, MemoryKind kind, const std::string& name);
+    void free(Allocation& allocation);
+    void poison(const Allocation& allocation);
+    void count(const Resource& resource, bool add);
+
+    Device::Impl& device_;
+    VmaAllocator vma_ = nullptr;
+    std::deque<Resource> resources_;
+    std::vector<Resource*> dead_;
+    std::vector<Doomed> doomed_;
+    std::multimap<std::pair<MemoryKind, std::uint64_t>, Allocation> pool_;
+    std::uint64_t pool_bytes_ = 0;
+    MemoryReport report_;
+};
+
+} // namespace bellows::detail

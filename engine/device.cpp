@@ -1,0 +1,479 @@
+// SPDX-License-Identifier: MIT
+#include "device_impl.hpp"
+#include "physical_device.hpp"
+#include "recording_impl.hpp"
+
+#include <bellows/engine/vulkan_interop.hpp>
+
+#include <algorithm>
+#include <cstdlib>
+#include <cstring>
+#include <utility>
+
+namespace bellows {
+
+using detail::check;
+using detail::Ticket;
+using detail::TicketPtr;
+using Clock = std::chrono::steady_clock;
+
+Device::Impl::Impl(Device& owner) : self(owner) {
+}
+
+VkSemaphore Device::Impl::create_timeline() const {
+    VkSemaphoreTypeCreateInfo type{};
+    type.sType = VK_STRUCTURE_TYPE_SEMAPHORE_TYPE_CREATE_INFO;
+    type.semaphoreType = VK_SEMAPHORE_TYPE_TIMELINE;
+    VkSemaphoreCreateInfo create{};
+    create.sType = VK_STRUCTURE_TYPE_SEMAPHORE_CREATE_INFO;
+    create.pNext = &type;
+    VkSemaphore semaphore = VK_NULL_HANDLE;
+    check(vk.vkCreateSemaphore(device, &create, nullptr, &semaphore), "creating a timeline");
+    return semaphore;
+}
+
+TicketPtr Device::Impl::new_ticket(std::string name) {
+    auto ticket = std::make_shared<Ticket>();
+    ticket->name = std::move(name);
+    ticket->device = &self;
+    return ticket;
+}
+
+void Device::Impl::throw_if_failed() const {
+    if (failure)
+        throw Error(*failure);
+    if (!validation_messages.empty())
+        throw Error(ErrorCode::Internal, "validation: " + validation_messages.front());
+}
+
+void Device::Impl::set_failure(const Error& error) {
+    if (!failure)
+        failure = error;
+    changed.notify_all();
+}
+
+namespace {
+
+VKAPI_ATTR VkBool32 VKAPI_CALL
+on_validation_message(VkDebugUtilsMessageSeverityFlagBitsEXT, VkDebugUtilsMessageTypeFlagsEXT,
+                      const VkDebugUtilsMessengerCallbackDataEXT* data, void* user) {
+    // Called from inside Vulkan calls, with or without the mutex: only the list is touched, and
+    // messages are rare and fatal, so a lost race costs at most a second message.
+    static_cast<std::vector<std::string>*>(user)->push_back(data->pMessage);
+    return VK_FALSE;
+}
+
+void create_messenger(Device::Impl& impl) {
+    VkDebugUtilsMessengerCreateInfoEXT info{};
+    info.sType = VK_STRUCTURE_TYPE_DEBUG_UTILS_MESSENGER_CREATE_INFO_EXT;
+    info.messageSeverity = VK_DEBUG_UTILS_MESSAGE_SEVERITY_WARNING_BIT_EXT |
+                           VK_DEBUG_UTILS_MESSAGE_SEVERITY_ERROR_BIT_EXT;
+    info.messageType = VK_DEBUG_UTILS_MESSAGE_TYPE_VALIDATION_BIT_EXT;
+    info.pfnUserCallback = on_validation_message;
+    info.pUserData = &impl.validation_messages;
+    check(impl.vki.vkCreateDebugUtilsMessengerEXT(impl.instance, &info, nullptr, &impl.messenger),
+          "creating the validation messenger");
+}
+
+/// Which family and which of its queues serve each role: compute, then a copy-only family for the
+/// transfers, then a compute family without graphics.
+struct QueuePlan {
+    struct Slot {
+        std::uint32_t family = 0, index = 0;
+        bool operator==(const Slot&) const = default;
+    };
+    std::array<Slot, 4> role;
+};
+
+QueuePlan plan_queues(const std::vector<VkQueueFamilyProperties>& families) {
+    constexpr std::uint32_t kNone = ~0u;
+    std::uint32_t compute = kNone, transfer = kNone, async = kNone;
+    for (std::uint32_t i = 0; i < families.size(); ++i) {
+        const VkQueueFlags flags = families[i].queueFlags;
+        if ((flags & VK_QUEUE_COMPUTE_BIT) && compute == kNone)
+            compute = i;
+        else if ((flags & VK_QUEUE_COMPUTE_BIT) && !(flags & VK_QUEUE_GRAPHICS_BIT) &&
+                 async == kNone)
+            async = i;
+        constexpr VkQueueFlags kOther = VK_QUEUE_COMPUTE_BIT | VK_QUEUE_GRAPHICS_BIT |
+                                        VK_QUEUE_VIDEO_DECODE_BIT_KHR |
+                                        VK_QUEUE_VIDEO_ENCODE_BIT_KHR;
+        if ((flags & VK_QUEUE_TRANSFER_BIT) && !(flags & kOther) && transfer == kNone)
+            transfer = i;
+    }
+    // Queues of one family are handed out as long as they last.
+    std::vector<std::uint32_t> next(families.size(), 0);
+    const auto take = [&](std::uint32_t family) {
+        const std::uint32_t last = families[family].queueCount - 1;
+        return QueuePlan::Slot{family, std::min(next[family]++, last)};
+    };
+    QueuePlan plan;
+    plan.role[0] = take(compute);
+    const std::uint32_t copies = transfer != kNone ? transfer : async != kNone ? async : compute;
+    plan.role[1] = take(copies);
+    plan.role[2] = take(copies);
+    plan.role[3] = take(async != kNone ? async : compute);
+    return plan;
+}
+
+/// Distinct VkQueues of a plan, and which of them each role has.
+std::vector<QueuePlan::Slot> distinct_slots(const QueuePlan& plan,
+                                            std::array<std::uint32_t, 4>& queue_of_role) {
+    std::vector<QueuePlan::Slot> slots;
+    for (std::size_t role = 0; role < plan.role.size(); ++role) {
+        const auto found = std::find(slots.begin(), slots.end(), plan.role[role]);
+        queue_of_role[role] = static_cast<std::uint32_t>(found - slots.begin());
+        if (found == slots.end())
+            slots.push_back(plan.role[role]);
+    }
+    return slots;
+}
+
+void create_vulkan_device(Device::Impl& impl, detail::PhysicalDevice& physical) {
+    const auto slots = distinct_slots(plan_queues(physical.queue_families), impl.queue_of_role);
+    std::vector<std::vector<float>> priorities(physical.queue_families.size());
+    for (const auto& slot : slots)
+        priorities[slot.family].resize(
+            std::max<std::size_t>(priorities[slot.family].size(), slot.index + 1), 1.0f);
+    std::vector<VkDeviceQueueCreateInfo> queue_infos;
+    for (std::uint32_t family = 0; family < priorities.size(); ++family) {
+        if (priorities[family].empty())
+            continue;
+        VkDeviceQueueCreateInfo info{};
+        info.sType = VK_STRUCTURE_TYPE_DEVICE_QUEUE_CREATE_INFO;
+        info.queueFamilyIndex = family;
+        info.queueCount = static_cast<std::uint32_t>(priorities[family].size());
+        info.pQueuePriorities = priorities[family].data();
+        queue_infos.push_back(info);
+    }
+    VkDeviceCreateInfo info{};
+    info.sType = VK_STRUCTURE_TYPE_DEVICE_CREATE_INFO;
+    info.pNext = &physical.enable->features;
+    info.queueCreateInfoCount = static_cast<std::uint32_t>(queue_infos.size());
+    info.pQueueCreateInfos = queue_infos.data();
+    info.enabledExtensionCount = static_cast<std::uint32_t>(physical.extensions.size());
+    info.ppEnabledExtensionNames = physical.extensions.data();
+    check(impl.vki.vkCreateDevice(physical.handle, &info, nullptr, &impl.device),
+          "creating a device on " + physical.info.name);
+    volk::volkLoadDeviceTable(&impl.vk, impl.device);
+    for (const auto& slot : slots) {
+        auto queue = std::make_unique<Device::Impl::Queue>();
+        impl.vk.vkGetDeviceQueue(impl.device, slot.family, slot.index, &queue->handle);
+        queue->family = slot.family;
+        queue->timestamp_bits = physical.queue_families[slot.family].timestampValidBits;
+        impl.queues.push_back(std::move(queue));
+    }
+}
+
+/// The one-command buffer that orders everything before it against everything after it.
+void record_full_barrier(Device::Impl& impl, Device::Impl::Queue& queue) {
+    VkCommandPoolCreateInfo pool{};
+    pool.sType = VK_STRUCTURE_TYPE_COMMAND_POOL_CREATE_INFO;
+    pool.queueFamilyIndex = queue.family;
+    check(impl.vk.vkCreateCommandPool(impl.device, &pool, nullptr, &queue.barrier_pool),
+          "creating a command pool");
+    VkCommandBufferAllocateInfo allocate{};
+    allocate.sType = VK_STRUCTURE_TYPE_COMMAND_BUFFER_ALLOCATE_INFO;
+    allocate.commandPool = queue.barrier_pool;
+    allocate.level = VK_COMMAND_BUFFER_LEVEL_PRIMARY;
+    allocate.commandBufferCount = 1;
+    check(impl.vk.vkAllocateCommandBuffers(impl.device, &allocate, &queue.full_barrier),
+          "allocating a command buffer");
+    VkCommandBufferBeginInfo begin{};
+    begin.sType = VK_STRUCTURE_TYPE_COMMAND_BUFFER_BEGIN_INFO;
+    begin.flags = VK_COMMAND_BUFFER_USAGE_SIMULTANEOUS_USE_BIT;
+    check(impl.vk.vkBeginCommandBuffer(queue.full_barrier, &begin), "recording a barrier");
+    VkMemoryBarrier2 barrier{};
+    barrier.sType = VK_STRUCTURE_TYPE_MEMORY_BARRIER_2;
+    barrier.srcStageMask = barrier.dstStageMask = VK_PIPELINE_STAGE_2_ALL_COMMANDS_BIT;
+    barrier.srcAccessMask = VK_ACCESS_2_MEMORY_WRITE_BIT;
+    barrier.dstAccessMask = VK_ACCESS_2_MEMORY_READ_BIT | VK_ACCESS_2_MEMORY_WRITE_BIT;
+    VkDependencyInfo dependency{};
+    dependency.sType = VK_STRUCTURE_TYPE_DEPENDENCY_INFO;
+    dependency.memoryBarrierCount = 1;
+    dependency.pMemoryBarriers = &barrier;
+    impl.vk.vkCmdPipelineBarrier2(queue.full_barrier, &dependency);
+    check(impl.vk.vkEndCommandBuffer(queue.full_barrier), "recording a barrier");
+}
+
+/// Everything beyond the raw Vulkan handles.
+void furnish(Device::Impl& impl) {
+    for (auto& queue : impl.queues) {
+        queue->timeline.semaphore = impl.create_timeline();
+        record_full_barrier(impl, *queue);
+        if (std::find(impl.families.begin(), impl.families.end(), queue->family) ==
+            impl.families.end())
+            impl.families.push_back(queue->family);
+    }
+    if (impl.options.check_happens_before) {
+        impl.checker = std::make_unique<HappensBefore>();
+        for (std::uint32_t i = 0; i < impl.queues.size(); ++i)
+            impl.checker->add_actor("queue " + std::to_string(i));
+    }
+    if (impl.options.trace)
+        impl.trace = std::make_unique<detail::Trace>(impl);
+    impl.allocator = std::make_unique<detail::Allocator>(impl);
+    impl.kernels = std::make_unique<detail::KernelCache>(impl);
+    impl.pump = std::make_unique<detail::Pump>(impl);
+}
+
+} // namespace
+
+Device::Device() : impl_(std::make_unique<Impl>(*this)) {
+}
+
+std::unique_ptr<Device> Device::create(DeviceOptions options) {
+    std::unique_ptr<Device> device(new Device());
+    Impl& impl = *device->impl_;
+    impl.options = std::move(options);
+    detail::InstanceHandle instance = detail::create_instance(impl.options.validation);
+    impl.instance = instance.instance;
+    impl.vki = instance.vki;
+    impl.get_instance_proc = volk::vkGetInstanceProcAddr;
+    if (impl.options.validation)
+        create_messenger(impl);
+    detail::PhysicalDevice physical =
+        detail::choose(detail::inspect_all(instance), impl.options.select);
+    impl.physical_device = physical.handle;
+    impl.info = physical.info;
+    create_vulkan_device(impl, physical);
+    furnish(impl);
+    return device;
+}
+
+std::unique_ptr<Device> Device::adopt(const ExternalDevice& external, DeviceOptions options) {
+    if (external.instance == VK_NULL_HANDLE || external.device == VK_NULL_HANDLE ||
+        external.queues.empty() || external.queues.front().queue == VK_NULL_HANDLE)
+        throw Error(ErrorCode::InvalidArgument,
+                    "an adopted device needs its instance, device and at least one queue");
+    std::unique_ptr<Device> device(new Device());
+    Impl& impl = *device->impl_;
+    impl.owns_device = false;
+    impl.options = std::move(options);
+    impl.lock_queues = external.lock_queues;
+    impl.unlock_queues = external.unlock_queues;
+    if (external.get_instance_proc != nullptr)
+        volk::volkInitializeCustom(external.get_instance_proc);
+    else
+        check(volk::volkInitialize(), "loading Vulkan");
+    impl.get_instance_proc = volk::vkGetInstanceProcAddr;
+    impl.instance = external.instance;
+    impl.physical_device = external.physical_device;
+    impl.device = external.device;
+    volk::volkLoadInstanceTable(&impl.vki, impl.instance);
+    volk::volkLoadDeviceTable(&impl.vk, impl.device);
+    detail::PhysicalDevice physical = detail::inspect(impl.vki, impl.physical_device, 0);
+    impl.info = physical.info;
+    std::array<std::uint32_t, 4> of_role{};
+    for (const ExternalQueue& queue : external.queues) {
+        auto same = std::find_if(impl.queues.begin(), impl.queues.end(),
+                                 [&](const auto& q) { return q->handle == queue.queue; });
+        const auto index = static_cast<std::uint32_t>(same - impl.queues.begin());
+        if (same == impl.queues.end()) {
+            auto made = std::make_unique<Impl::Queue>();
+            made->handle = queue.queue;
+            made->family = queue.family;
+            made->timestamp_bits = physical.queue_families.at(queue.family).timestampValidBits;
+            impl.queues.push_back(std::move(made));
+        }
+        of_role[static_cast<std::size_t>(queue.role)] = index;
+    }
+    impl.queue_of_role = of_role; // roles that were not given share the first queue
+    furnish(impl);
+    return device;
+}
+
+Device::~Device() {
+    Impl& impl = *impl_;
+    if (impl.device != VK_NULL_HANDLE) {
+        if (impl.pump) {
+            {
+                const std::scoped_lock lock(impl.mutex);
+                impl.pump->fail_held(Error(ErrorCode::Aborted, "the device is being destroyed"));
+            }
+            try {
+                wait_idle(std::chrono::seconds(10));
+            } catch (const Error&) {
+                // What hangs is lost with the device.
+            }
+        }
+        try {
+            if (impl.kernels)
+                save_pipeline_cache();
+        } catch (const Error&) {
+            // Only a cache.
+        }
+        impl.pump.reset();
+        impl.allocator.reset();
+        impl.kernels.reset();
+        for (auto& queue : impl.queues) {
+            impl.vk.vkDestroySemaphore(impl.device, queue->timeline.semaphore, nullptr);
+            impl.vk.vkDestroyCommandPool(impl.device, queue->barrier_pool, nullptr);
+        }
+        if (impl.owns_device)
+            impl.vk.vkDestroyDevice(impl.device, nullptr);
+    }
+    if (impl.messenger != VK_NULL_HANDLE)
+        impl.vki.vkDestroyDebugUtilsMessengerEXT(impl.instance, impl.messenger, nullptr);
+    if (impl.owns_device && impl.instance != VK_NULL_HANDLE)
+        impl.vki.vkDestroyInstance(impl.instance, nullptr);
+}
+
+const DeviceInfo& Device::info() const noexcept {
+    return impl_->info;
+}
+const DeviceOptions& Device::options() const noexcept {
+    return impl_->options;
+}
+
+bool Device::has_feature(std::string_view name) const noexcept {
+    const auto& features = impl_->info.features;
+    return std::find(features.begin(), features.end(), name) != features.end();
+}
+
+std::string Device::why_not(const KernelInfo& kernel, std::uint32_t variant) const {
+    return impl_->kernels->why_not(kernel, variant);
+}
+
+bool Device::distinct_queues(QueueRole a, QueueRole b) const noexcept {
+    return impl_->queue_index(a) != impl_->queue_index(b);
+}
+
+std::string Device::describe_queues() const {
+    std::string text;
+    for (std::size_t role = 0; role < impl_->queue_of_role.size(); ++role) {
+        const std::uint32_t queue = impl_->queue_of_role[role];
+        text += (text.empty() ? "" : ", ") + std::string(to_string(static_cast<QueueRole>(role))) +
+                " on queue " + std::to_string(queue) + " (family " +
+                std::to_string(impl_->queues[queue]->family) + ")";
+    }
+    return text;
+}
+
+TimePoint Device::submit(Recording& recording, std::span<const TimePoint> waits) {
+    Recording::Impl& work = recording.impl();
+    if (&work.device != this)
+        throw Error(ErrorCode::InvalidArgument,
+                    recording.name() + " was recorded for another device");
+    if (work.last_run != nullptr && !work.last_run->final_state())
+        TimePoint(work.last_run).wait();
+    work.allocate_table();
+    std::vector<TicketPtr> tickets;
+    for (const TimePoint& wait : waits)
+        if (wait.ticket() != nullptr)
+            tickets.push_back(wait.ticket());
+    const std::scoped_lock lock(impl_->mutex);
+    impl_->throw_if_failed();
+    TimePoint point(impl_->pump->submit(work, std::move(tickets), nullptr));
+    impl_->throw_if_failed();
+    return point;
+}
+
+void Device::wait_idle(std::chrono::milliseconds timeout) {
+    const auto deadline = Clock::now() + timeout;
+    std::unique_lock lock(impl_->mutex);
+    for (;;) {
+        impl_->pump->advance(true);
+        if (impl_->pump->idle())
+            break;
+        if (Clock::now() > deadline)
+            throw Error(ErrorCode::Timeout, "waited " + std::to_string(timeout.count()) +
+                                                " ms for the device; " +
+                                                impl_->pump->describe_pending());
+        impl_->changed.wait_for(lock, std::chrono::microseconds(200));
+    }
+    impl_->throw_if_failed();
+}
+
+void Device::abort(const Error& error) {
+    const std::scoped_lock lock(impl_->mutex);
+    impl_->set_failure(error);
+    impl_->pump->fail_held(error);
+}
+
+void Device::upload(BufferView destination, std::span<const std::byte> bytes) {
+    if (bytes.size() != destination.bytes)
+        throw Error(ErrorCode::InvalidArgument, "uploading " + std::to_string(bytes.size()) +
+                                                    " bytes to a view of " +
+                                                    std::to_string(destination.bytes));
+    if (bytes.empty())
+        return;
+    const std::uint64_t padded = (bytes.size() + 3) / 4 * 4;
+    Buffer staging(*this, {.name = "upload", .bytes = padded, .kind = MemoryKind::Upload});
+    std::memcpy(staging.mapped(), bytes.data(), bytes.size());
+    Recording copy(*this, QueueRole::Compute, "upload");
+    copy.copy(staging.view().sub(0, bytes.size()), destination);
+    submit(copy).wait();
+}
+
+void Device::download(BufferView source, std::span<std::byte> bytes) {
+    if (bytes.size() != source.bytes)
+        throw Error(ErrorCode::InvalidArgument, "downloading a view of " +
+                                                    std::to_string(source.bytes) + " bytes to " +
+                                                    std::to_string(bytes.size()));
+    if (bytes.empty())
+        return;
+    Buffer staging(*this,
+                   {.name = "download", .bytes = bytes.size(), .kind = MemoryKind::Readback});
+    Recording copy(*this, QueueRole::Compute, "download");
+    copy.copy(source, staging.view());
+    submit(copy).wait();
+    std::memcpy(bytes.data(), staging.mapped(), bytes.size());
+}
+
+MemoryReport Device::memory_report() const {
+    const std::scoped_lock lock(impl_->mutex);
+    return impl_->allocator->report();
+}
+
+void Device::save_pipeline_cache() {
+    impl_->kernels->save();
+}
+
+std::uint64_t Device::num_checked_accesses() const {
+    const std::scoped_lock lock(impl_->mutex);
+    return impl_->checker ? impl_->checker->num_checked() : 0;
+}
+
+std::vector<TraceEvent> Device::take_trace() {
+    const std::scoped_lock lock(impl_->mutex);
+    if (!impl_->trace)
+        return {};
+    impl_->pump->collect();
+    return impl_->trace->take();
+}
+
+DeviceOptions DeviceOptions::from_environment(DeviceOptions base) {
+    const auto flag = [](const char* name, bool& value) {
+        const char* text = std::getenv(name);
+        if (text == nullptr || *text == 0)
+            return;
+        if (std::strcmp(text, "0") != 0 && std::strcmp(text, "1") != 0)
+            throw Error(ErrorCode::InvalidArgument,
+                        std::string(name) + " must be 0 or 1, not \"" + text + "\"");
+        value = *text == '1';
+    };
+    flag("BELLOWS_CHECK", base.check_happens_before);
+    flag("BELLOWS_VALIDATION", base.validation);
+    if (const char* device = std::getenv("BELLOWS_DEVICE"))
+        base.select = device;
+    if (const char* text = std::getenv("BELLOWS_SYNC")) {
+        const std::string mode = text;
+        if (mode == "serial") {
+            base.sync = SyncMode::Serial;
+        } else if (mode == "overlap" || mode.empty()) {
+            base.sync = SyncMode::Overlap;
+        } else if (mode.rfind("shuffle", 0) == 0) {
+            base.sync = SyncMode::Shuffle;
+            if (mode.size() > 8 && mode[7] == ':')
+                base.shuffle_seed = std::strtoull(mode.c_str() + 8, nullptr, 10);
+        } else {
+            throw Error(ErrorCode::InvalidArgument,
+                        "BELLOWS_SYNC must be serial, overlap or shuffle[:seed], not \"" + mode +
+                            "\"");
+        }
+    }
+    return base;
+}
+
+} // namespace bellows

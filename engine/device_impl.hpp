@@ -1,0 +1,82 @@
+// SPDX-License-Identifier: MIT
+#pragma once
+
+// What a Device is made of. One mutex guards hazard state, tickets and the pump; compiling
+// pipelines and encoding command buffers happen outside it.
+
+#include "allocator.hpp"
+#include "happens_before.hpp"
+#include "kernel_cache.hpp"
+#include "pump.hpp"
+#include "resource.hpp"
+#include "ticket.hpp"
+#include "trace_impl.hpp"
+#include "vulkan.hpp"
+
+#include <bellows/engine/device.hpp>
+
+#include <array>
+#include <condition_variable>
+#include <functional>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <vector>
+
+namespace bellows {
+
+struct Device::Impl {
+    explicit Impl(Device& owner);
+
+    Device& self;
+    DeviceOptions options;
+    DeviceInfo info;
+
+    volk::VolkInstanceTable vki{};
+    volk::VolkDeviceTable vk{};
+    PFN_vkGetInstanceProcAddr get_instance_proc = nullptr;
+    VkInstance instance = VK_NULL_HANDLE;
+    VkPhysicalDevice physical_device = VK_NULL_HANDLE;
+    VkDevice device = VK_NULL_HANDLE;
+    VkDebugUtilsMessengerEXT messenger = VK_NULL_HANDLE;
+    bool owns_device = true;
+    std::function<void()> lock_queues, unlock_queues;
+
+    /// Distinct VkQueues; each role names one of them.
+    struct Queue {
+        VkQueue handle = VK_NULL_HANDLE;
+        std::uint32_t family = 0;
+        std::uint32_t timestamp_bits = 0;
+        detail::Timeline timeline;
+        VkCommandPool barrier_pool = VK_NULL_HANDLE;
+        VkCommandBuffer full_barrier = VK_NULL_HANDLE; ///< orders everything before and after
+    };
+    std::vector<std::unique_ptr<Queue>> queues;
+    std::array<std::uint32_t, 4> queue_of_role{};
+    std::vector<std::uint32_t> families; ///< distinct ones, for concurrent sharing
+    std::map<VkSemaphore, detail::Timeline> external_timelines; ///< wrap_timeline()
+
+    std::mutex mutex;
+    std::condition_variable changed; ///< some ticket left Held, or became final
+    std::optional<Error> failure;    ///< the first; later submissions throw it
+    std::vector<std::string> validation_messages;
+
+    std::unique_ptr<detail::Allocator> allocator;
+    std::unique_ptr<detail::KernelCache> kernels;
+    std::unique_ptr<HappensBefore> checker;
+    std::unique_ptr<detail::Trace> trace;
+    std::unique_ptr<detail::Pump> pump;
+    std::atomic<std::int64_t> num_barriers{0}, num_waits{0}, num_releases{0}; ///< for faults
+
+    std::uint32_t queue_index(QueueRole role) const noexcept {
+        return queue_of_role[static_cast<std::size_t>(role)];
+    }
+    VkSemaphore create_timeline() const;
+    detail::TicketPtr new_ticket(std::string name);
+    /// Throws the sticky failure, if there is one. Needs the mutex.
+    void throw_if_failed() const;
+    /// Records the first failure. Needs the mutex.
+    void set_failure(const Error& error);
+};
+
+} // namespace bellows

@@ -1,0 +1,20 @@
+// SPDX-License-Identifier: MIT
+#pragma once
+
+// What ran when: device work by timestamps, host lanes by the clock, both in nanoseconds of the
+// host's steady clock, so that ranks of one machine share a time axis.
+
+#include <cstdint>
+#include <string>
+
+namespace bellows {
+
+struct TraceEvent {
+    std::string lane;     ///< a queue or a host lane, e.g. "compute", "exchange"
+    std::string name;     ///< kernel or job
+    std::string category; ///< the recording's label, e.g. "ATTN(F).m3"
+    std::int64_t begin_ns = 0;
+    std::int64_t end_ns = 0;
+};
+
+} // namespace bellows

@@ -1,0 +1,142 @@
+// SPDX-License-Identifier: MIT
+#include "kernel_cache.hpp"
+
+#include "device_impl.hpp"
+
+#include <cstdio>
+#include <filesystem>
+#include <fstream>
+#include <iterator>
+#include <string>
+
+namespace bellows::detail {
+
+KernelCache::KernelCache(Device::Impl& device) : device_(device) {
+    VkPushConstantRange range{VK_SHADER_STAGE_COMPUTE_BIT, 0, kPushConstantBytes};
+    VkPipelineLayoutCreateInfo info{};
+    info.sType = VK_STRUCTURE_TYPE_PIPELINE_LAYOUT_CREATE_INFO;
+    info.pushConstantRangeCount = 1;
+    info.pPushConstantRanges = &range;
+    check(device_.vk.vkCreatePipelineLayout(device_.device, &info, nullptr, &layout_),
+          "creating the pipeline layout");
+    load();
+}
+
+KernelCache::~KernelCache() {
+    for (auto& [key, pipeline] : pipelines_)
+        device_.vk.vkDestroyPipeline(device_.device, pipeline, nullptr);
+    device_.vk.vkDestroyPipelineCache(device_.device, cache_, nullptr);
+    device_.vk.vkDestroyPipelineLayout(device_.device, layout_, nullptr);
+}
+
+void KernelCache::load() {
+    std::vector<char> data;
+    if (!device_.options.pipeline_cache_file.empty()) {
+        std::ifstream file(device_.options.pipeline_cache_file, std::ios::binary);
+        data.assign(std::istreambuf_iterator<char>(file), {});
+    }
+    VkPipelineCacheCreateInfo info{};
+    info.sType = VK_STRUCTURE_TYPE_PIPELINE_CACHE_CREATE_INFO;
+    info.initialDataSize = data.size(); // the driver refuses what is not its own
+    info.pInitialData = data.data();
+    VkResult result = device_.vk.vkCreatePipelineCache(device_.device, &info, nullptr, &cache_);
+    if (result != VK_SUCCESS && !data.empty()) {
+        info.initialDataSize = 0;
+        result = device_.vk.vkCreatePipelineCache(device_.device, &info, nullptr, &cache_);
+    }
+    check(result, "creating the pipeline cache");
+}
+
+void KernelCache::save() {
+    const std::scoped_lock lock(mutex_);
+    const std::string& path = device_.options.pipeline_cache_file;
+    if (path.empty() || !changed_)
+        return;
+    std::size_t size = 0;
+    check(device_.vk.vkGetPipelineCacheData(device_.device, cache_, &size, nullptr),
+          "reading the pipeline cache");
+    std::vector<char> data(size);
+    check(device_.vk.vkGetPipelineCacheData(device_.device, cache_, &size, data.data()),
+          "reading the pipeline cache");
+    std::error_code ignored;
+    std::filesystem::create_directories(std::filesystem::path(path).parent_path(), ignored);
+    // Written aside and renamed, as several ranks share the file.
+    const std::string temporary =
+        path + "." + std::to_string(reinterpret_cast<std::uintptr_t>(this)) + ".new";
+    {
+        std::ofstream file(temporary, std::ios::binary);
+        file.write(data.data(), static_cast<std::streamsize>(size));
+        if (!file.flush()) {
+            std::filesystem::remove(temporary, ignored);
+            return; // a cache that cannot be kept is no error
+        }
+    }
+    std::filesystem::rename(temporary, path, ignored);
+    changed_ = false;
+}
+
+std::string KernelCache::why_not(const KernelInfo& kernel, std::uint32_t variant) const {
+    if (variant >= kernel.variants.size())
+        return "there is no such variant";
+    const KernelVariant& chosen = kernel.variants[variant];
+    if (chosen.spirv.empty())
+        return "not built: " + std::string(chosen.reason_not_built);
+    for (std::string_view feature : chosen.features)
+        if (!device_.self.has_feature(feature))
+            return "the device lacks " + std::string(feature);
+    return "";
+}
+
+VkPipeline KernelCache::pipeline(const KernelInfo& kernel, std::uint32_t variant,
+                                 std::span<const std::uint32_t> constants) {
+    const Key key{&kernel, variant, {constants.begin(), constants.end()}};
+    const std::scoped_lock lock(mutex_);
+    if (const auto found = pipelines_.find(key); found != pipelines_.end())
+        return found->second;
+    if (const std::string reason = why_not(kernel, variant); !reason.empty())
+        throw Error(ErrorCode::Unsupported, "kernel " + std::string(kernel.name) +
+                                                " cannot run on " + device_.info.name + ": " +
+                                                reason);
+    const VkPipeline made = compile(kernel, kernel.variants[variant], constants);
+    pipelines_.emplace(key, made);
+    changed_ = true;
+    if (device_.options.on_pipeline_compiled)
+        device_.options.on_pipeline_compiled(std::string(kernel.name),
+                                             static_cast<std::uint32_t>(pipelines_.size()));
+    return made;
+}
+
+VkPipeline KernelCache::compile(const KernelInfo& kernel, const KernelVariant& variant,
+                                std::span<const std::uint32_t> constants) {
+    VkShaderModuleCreateInfo module_info{};
+    module_info.sType = VK_STRUCTURE_TYPE_SHADER_MODULE_CREATE_INFO;
+    module_info.codeSize = variant.spirv.size_bytes();
+    module_info.pCode = variant.spirv.data();
+    const std::string name = std::string(kernel.name) + "." + std::string(variant.name);
+    VkShaderModule module = VK_NULL_HANDLE;
+    check(device_.vk.vkCreateShaderModule(device_.device, &module_info, nullptr, &module),
+          "loading kernel " + name);
+
+    std::vector<VkSpecializationMapEntry> entries;
+    for (std::uint32_t i = 0; i < constants.size(); ++i)
+        entries.push_back({i, i * 4, 4});
+    const VkSpecializationInfo specialization{static_cast<std::uint32_t>(entries.size()),
+                                              entries.data(), constants.size_bytes(),
+                                              constants.data()};
+    VkComputePipelineCreateInfo info{};
+    info.sType = VK_STRUCTURE_TYPE_COMPUTE_PIPELINE_CREATE_INFO;
+    info.stage.sType = VK_STRUCTURE_TYPE_PIPELINE_SHADER_STAGE_CREATE_INFO;
+    info.stage.stage = VK_SHADER_STAGE_COMPUTE_BIT;
+    info.stage.module = module;
+    info.stage.pName = "main";
+    info.stage.pSpecializationInfo = &specialization;
+    info.layout = layout_;
+    VkPipeline pipeline = VK_NULL_HANDLE;
+    const VkResult result =
+        device_.vk.vkCreateComputePipelines(device_.device, cache_, 1, &info, nullptr, &pipeline);
+    device_.vk.vkDestroyShaderModule(device_.device, module, nullptr);
+    check(result, "compiling kernel " + name);
+    return pipeline;
+}
+
+} // namespace bellows::detail

@@ -1,0 +1,53 @@
+// SPDX-License-Identifier: MIT
+#pragma once
+
+// Compiled pipelines, one per (kernel, variant, specialisation constants), made on first use and
+// cached on disk. Thread-safe.
+
+#include "vulkan.hpp"
+
+#include <bellows/engine/device.hpp>
+#include <bellows/engine/kernel_info.hpp>
+
+#include <map>
+#include <mutex>
+#include <span>
+#include <string>
+#include <vector>
+
+namespace bellows::detail {
+
+inline constexpr std::uint32_t kPushConstantBytes = 128;
+
+class KernelCache {
+public:
+    explicit KernelCache(Device::Impl& device);
+    ~KernelCache();
+
+    /// Throws Error{Unsupported} with the reason when the variant cannot run here.
+    VkPipeline pipeline(const KernelInfo& kernel, std::uint32_t variant,
+                        std::span<const std::uint32_t> constants);
+    VkPipelineLayout layout() const noexcept { return layout_; }
+    std::string why_not(const KernelInfo& kernel, std::uint32_t variant) const;
+    void save();
+
+private:
+    struct Key {
+        const KernelInfo* kernel;
+        std::uint32_t variant;
+        std::vector<std::uint32_t> constants;
+        auto operator<=>(const Key&) const = default;
+    };
+    VkPipeline compile(const KernelInfo& kernel, const KernelVariant& variant,
+                       std::span<const std::uint32_t> constants);
+    void load();
+
+    Device::Impl& device_;
+    VkPipelineLayout layout_ = VK_NULL_HANDLE;
+    VkPipelineCache cache_ = VK_NULL_HANDLE;
+    mutable std::mutex mutex_;
+    std::map<Key, VkPipeline> pipelines_;
+    bool changed_ = false;
+};
+
+} // namespace bellows::detail

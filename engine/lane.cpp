@@ -1,0 +1,313 @@
+// SPDX-License-Identifier: MIT
+#include <bellows/engine/lane.hpp>
+
+#include "device_impl.hpp"
+#include "recording_impl.hpp"
+
+#include <algorithm>
+#include <condition_variable>
+#include <deque>
+#include <random>
+#include <thread>
+#include <utility>
+
+namespace bellows {
+
+using detail::Ticket;
+using detail::TicketPtr;
+using Clock = std::chrono::steady_clock;
+
+struct LaneContext::Impl {
+    Device* device = nullptr;
+    detail::VectorClock known;
+    std::vector<TicketPtr> inner;
+};
+
+TimePoint LaneContext::submit(Recording& recording, std::span<const TimePoint> waits) {
+    Device::Impl& device = impl_.device->impl();
+    recording.impl().allocate_table();
+    const std::scoped_lock lock(device.mutex);
+    device.throw_if_failed();
+    std::vector<TicketPtr> tickets;
+    for (const TimePoint& wait : waits)
+        if (wait.ticket() != nullptr)
+            tickets.push_back(wait.ticket());
+    // One submission of a job follows the other, on whatever queue it runs.
+    tickets.insert(tickets.end(), impl_.inner.begin(), impl_.inner.end());
+    TicketPtr ticket = device.pump->submit(recording.impl(), std::move(tickets), &impl_.known);
+    device.pump->advance(true);
+    impl_.inner.push_back(ticket);
+    return TimePoint(std::move(ticket));
+}
+
+void LaneContext::bind(Buffer& buffer, std::uint64_t bytes) {
+    Device::Impl& device = impl_.device->impl();
+    const std::scoped_lock lock(device.mutex);
+    device.allocator->bind_in_order(*buffer.view().resource, bytes);
+}
+
+struct Lane::Impl {
+    struct Pending {
+        LaneJob job;
+        TicketPtr ticket;
+        std::vector<TicketPtr> waits;
+        std::optional<LaneContext::Impl> context; ///< set when it has begun
+        Clock::time_point not_before, deadline, began;
+        bool delayed = false;
+        bool stepped_to_end = false;
+    };
+
+    Device& device;
+    std::string name;
+    std::uint32_t actor = 0;
+    detail::Timeline timeline;
+    std::shared_ptr<HostThread::Impl> thread;
+    std::deque<Pending> jobs; ///< guarded by the device's mutex
+};
+
+struct HostThread::Impl {
+    explicit Impl(Device& owner, std::string thread_name)
+        : device(owner), name(std::move(thread_name)) {}
+
+    void run();
+    bool poll(Lane::Impl& lane);
+    bool begin(Lane::Impl& lane, Lane::Impl::Pending& job);
+    void end(Lane::Impl& lane, Lane::Impl::Pending& job);
+    void fail(Lane::Impl& lane, Lane::Impl::Pending& job, const Error& error);
+    Clock::duration random_delay();
+
+    Device& device;
+    std::string name;
+    std::vector<std::shared_ptr<Lane::Impl>> lanes; ///< guarded by the device's mutex
+    std::condition_variable wake;
+    bool stop = false;
+    std::chrono::microseconds most_delay{0};
+    std::mt19937_64 random;
+    std::thread thread;
+};
+
+Clock::duration HostThread::Impl::random_delay() {
+    if (most_delay.count() == 0)
+        return {};
+    return std::chrono::microseconds(random() % static_cast<std::uint64_t>(most_delay.count() + 1));
+}
+
+void HostThread::Impl::run() {
+    std::uint32_t idle_rounds = 0;
+    std::unique_lock lock(device.impl().mutex);
+    while (!stop) {
+        bool busy = false, progressed = false;
+        const auto all = lanes; // lanes may be added meanwhile
+        for (const auto& lane : all) {
+            if (lane->jobs.empty())
+                continue;
+            busy = true;
+            lock.unlock();
+            progressed |= poll(*lane);
+            lock.lock();
+        }
+        if (progressed) {
+            idle_rounds = 0;
+        } else if (!busy) {
+            wake.wait_for(lock, std::chrono::milliseconds(100));
+        } else if (++idle_rounds < 8) {
+            lock.unlock();
+            std::this_thread::yield();
+            lock.lock();
+        } else {
+            // Polling the network and the device: short naps leave the cores to those who work.
+            wake.wait_for(lock, std::chrono::microseconds(idle_rounds < 200 ? 50 : 250));
+        }
+    }
+}
+
+bool HostThread::Impl::begin(Lane::Impl& lane, Lane::Impl::Pending& job) {
+    Device::Impl& impl = device.impl();
+    const std::scoped_lock lock(impl.mutex);
+    impl.pump->advance(true);
+    for (const TicketPtr& wait : job.waits) {
+        const Ticket::State state = wait->state.load();
+        if (state == Ticket::State::Failed)
+            throw Error(*wait->error);
+        if (state != Ticket::State::Reached)
+            return false;
+    }
+    impl.throw_if_failed();
+    if (!job.delayed) {
+        job.delayed = true;
+        job.not_before = Clock::now() + random_delay();
+    }
+    if (Clock::now() < job.not_before)
+        return false;
+    job.context.emplace(LaneContext::Impl{&device, {}, {}});
+    if (impl.checker) {
+        HappensBefore::Operation operation{job.job.name.c_str(), false, {}};
+        for (const DeclaredAccess& access : job.job.accesses) {
+            // What the job itself binds has no memory yet; what it submits is checked there.
+            if (!access.view || !access.view.resource->bound || access.view.resource->declared)
+                continue;
+            const auto& memory = access.view.resource->allocation;
+            const detail::Range range = detail::range_of(access.view);
+            operation.ranges.push_back({memory.address + std::min(range.begin, memory.bytes),
+                                        memory.address + std::min(range.end, memory.bytes),
+                                        access.access != Access::Read});
+        }
+        job.context->known = impl.checker->begin_job(lane.actor, job.waits, operation);
+    }
+    job.began = Clock::now();
+    job.deadline = job.began + job.job.timeout;
+    return true;
+}
+
+void HostThread::Impl::end(Lane::Impl& lane, Lane::Impl::Pending& job) {
+    Device::Impl& impl = device.impl();
+    Lane::Impl::Pending finished; // destroyed after the lock is released: it may own buffers
+    const std::scoped_lock lock(impl.mutex);
+    job.ticket->inner = std::move(job.context->inner);
+    if (impl.checker)
+        impl.checker->end_job(lane.actor, *job.ticket, job.context->known);
+    if (impl.trace)
+        impl.trace->add({lane.name, job.job.name, "lane",
+                         job.began.time_since_epoch() / std::chrono::nanoseconds(1),
+                         Clock::now().time_since_epoch() / std::chrono::nanoseconds(1)});
+    VkSemaphoreSignalInfo info{};
+    info.sType = VK_STRUCTURE_TYPE_SEMAPHORE_SIGNAL_INFO;
+    info.semaphore = lane.timeline.semaphore;
+    info.value = job.ticket->value;
+    detail::check(impl.vk.vkSignalSemaphore(impl.device, &info), "signalling " + lane.name);
+    impl.pump->finish(job.ticket, Ticket::State::Reached, nullptr);
+    finished = std::move(job);
+    lane.jobs.pop_front();
+    impl.pump->advance();
+}
+
+void HostThread::Impl::fail(Lane::Impl& lane, Lane::Impl::Pending& job, const Error& error) {
+    Device::Impl& impl = device.impl();
+    Lane::Impl::Pending finished;
+    const std::scoped_lock lock(impl.mutex);
+    impl.pump->finish(job.ticket, Ticket::State::Failed, &error);
+    finished = std::move(job);
+    lane.jobs.pop_front();
+    impl.pump->advance();
+}
+
+/// One look at the lane's first job; true when something happened.
+bool HostThread::Impl::poll(Lane::Impl& lane) {
+    Lane::Impl::Pending& job = lane.jobs.front(); // only this thread removes jobs
+    try {
+        if (!job.context)
+            return begin(lane, job);
+        LaneContext context(*job.context);
+        if (!job.stepped_to_end) {
+            if (job.job.step(context) == Progress::Again) {
+                {
+                    const std::scoped_lock lock(device.impl().mutex);
+                    device.impl().throw_if_failed();
+                }
+                if (Clock::now() > job.deadline)
+                    throw Error(ErrorCode::Timeout,
+                                job.job.name + " on " + lane.name + " took more than " +
+                                    std::to_string(job.job.timeout.count()) + " ms");
+                return false;
+            }
+            job.stepped_to_end = true;
+            job.not_before = Clock::now() + random_delay();
+        }
+        if (Clock::now() < job.not_before)
+            return false;
+        // What it has submitted is part of the job.
+        for (const TicketPtr& inner : job.context->inner)
+            if (!TimePoint(inner).reached())
+                return false;
+        end(lane, job);
+    } catch (const Error& error) {
+        fail(lane, job, error);
+    } catch (const std::exception& other) {
+        fail(lane, job, Error(ErrorCode::Internal, job.job.name + ": " + other.what()));
+    }
+    return true;
+}
+
+HostThread::HostThread(Device& device, std::string name)
+    : impl_(std::make_shared<Impl>(device, std::move(name))) {
+    impl_->thread = std::thread([impl = impl_.get()] { impl->run(); });
+}
+
+HostThread::~HostThread() {
+    {
+        const std::scoped_lock lock(impl_->device.impl().mutex);
+        impl_->stop = true;
+        impl_->wake.notify_all();
+    }
+    impl_->thread.join();
+    Device::Impl& device = impl_->device.impl();
+    std::deque<Lane::Impl::Pending> given_up; // destroyed after the lock is released
+    const std::scoped_lock lock(device.mutex);
+    for (const auto& lane : impl_->lanes) {
+        for (auto& job : lane->jobs) {
+            const Error error(ErrorCode::Aborted,
+                              job.job.name + " was given up: its thread has ended");
+            device.pump->finish(job.ticket, Ticket::State::Failed, &error);
+            given_up.push_back(std::move(job));
+        }
+        lane->jobs.clear();
+        device.vk.vkDestroySemaphore(device.device, lane->timeline.semaphore, nullptr);
+        lane->thread.reset();
+    }
+    device.pump->advance();
+}
+
+Lane HostThread::add_lane(std::string name) {
+    Device::Impl& device = impl_->device.impl();
+    auto lane =
+        std::make_shared<Lane::Impl>(Lane::Impl{impl_->device, std::move(name), 0, {}, impl_, {}});
+    lane->timeline.semaphore = device.create_timeline();
+    const std::scoped_lock lock(device.mutex);
+    if (device.checker)
+        lane->actor = device.checker->add_actor(lane->name);
+    impl_->lanes.push_back(lane);
+    return Lane(std::move(lane));
+}
+
+void HostThread::delay_jobs(std::chrono::microseconds most, std::uint64_t seed) {
+    const std::scoped_lock lock(impl_->device.impl().mutex);
+    impl_->most_delay = most;
+    impl_->random.seed(seed);
+}
+
+Lane::Lane(std::shared_ptr<Impl> impl) : impl_(std::move(impl)) {
+}
+Lane::Lane(Lane&&) noexcept = default;
+Lane::~Lane() = default;
+
+const std::string& Lane::name() const noexcept {
+    return impl_->name;
+}
+
+TimePoint Lane::post(LaneJob job) {
+    Device::Impl& device = impl_->device.impl();
+    const std::scoped_lock lock(device.mutex);
+    device.throw_if_failed();
+    if (impl_->thread == nullptr)
+        throw Error(ErrorCode::InvalidArgument, "lane " + impl_->name + " has no thread any more");
+    Impl::Pending pending;
+    pending.ticket = device.new_ticket(job.name);
+    pending.ticket->lane = true;
+    pending.ticket->actor = impl_->actor;
+    pending.ticket->timeline = &impl_->timeline;
+    pending.ticket->value = ++impl_->timeline.last_value;
+    for (const TimePoint& wait : job.waits)
+        if (wait.ticket() != nullptr)
+            pending.waits.push_back(wait.ticket());
+    std::vector<std::pair<BufferView, Access>> accesses;
+    for (const DeclaredAccess& access : job.accesses)
+        accesses.emplace_back(access.view, access.access);
+    device.pump->order_lane_job(pending.ticket, pending.waits, accesses);
+    pending.job = std::move(job);
+    TimePoint point(pending.ticket);
+    impl_->jobs.push_back(std::move(pending));
+    impl_->thread->wake.notify_all();
+    return point;
+}
+
+} // namespace bellows

@@ -1,0 +1,344 @@
+// SPDX-License-Identifier: MIT
+#include "physical_device.hpp"
+
+#include <bellows/engine/error.hpp>
+
+#include <algorithm>
+#include <cstring>
+#include <set>
+#include <utility>
+
+namespace bellows::detail {
+
+namespace {
+
+std::string version_string(std::uint32_t version) {
+    return std::to_string(VK_API_VERSION_MAJOR(version)) + "." +
+           std::to_string(VK_API_VERSION_MINOR(version)) + "." +
+           std::to_string(VK_API_VERSION_PATCH(version));
+}
+
+std::string hex(const std::uint8_t* bytes, std::size_t count) {
+    static constexpr char kDigits[] = "0123456789abcdef";
+    std::string text;
+    for (std::size_t i = 0; i < count; ++i) {
+        text += kDigits[bytes[i] >> 4];
+        text += kDigits[bytes[i] & 15];
+    }
+    return text;
+}
+
+const char* component_name(VkComponentTypeKHR type) {
+    switch (type) {
+    case VK_COMPONENT_TYPE_FLOAT16_KHR:
+        return "f16";
+    case VK_COMPONENT_TYPE_FLOAT32_KHR:
+        return "f32";
+    case VK_COMPONENT_TYPE_FLOAT64_KHR:
+        return "f64";
+    case VK_COMPONENT_TYPE_SINT8_KHR:
+        return "s8";
+    case VK_COMPONENT_TYPE_UINT8_KHR:
+        return "u8";
+    case VK_COMPONENT_TYPE_SINT32_KHR:
+        return "s32";
+    case VK_COMPONENT_TYPE_UINT32_KHR:
+        return "u32";
+    case VK_COMPONENT_TYPE_BFLOAT16_KHR:
+        return "bf16";
+    case VK_COMPONENT_TYPE_FLOAT8_E4M3_EXT:
+        return "e4m3";
+    case VK_COMPONENT_TYPE_FLOAT8_E5M2_EXT:
+        return "e5m2";
+    default:
+        return "other";
+    }
+}
+
+std::set<std::string> extensions_of(const volk::VolkInstanceTable& vki, VkPhysicalDevice handle) {
+    std::uint32_t count = 0;
+    check(vki.vkEnumerateDeviceExtensionProperties(handle, nullptr, &count, nullptr),
+          "listing device extensions");
+    std::vector<VkExtensionProperties> properties(count);
+    check(vki.vkEnumerateDeviceExtensionProperties(handle, nullptr, &count, properties.data()),
+          "listing device extensions");
+    std::set<std::string> names;
+    for (const auto& property : properties)
+        names.insert(property.extensionName);
+    return names;
+}
+
+/// Each row as "MxNxK a->c scope", and as the features that kernel variants ask for:
+/// "coopmat_f16_f32_16x16x16".
+void list_cooperative_matrices(const volk::VolkInstanceTable& vki, PhysicalDevice& device) {
+    std::uint32_t count = 0;
+    if (vki.vkGetPhysicalDeviceCooperativeMatrixPropertiesKHR(device.handle, &count, nullptr) !=
+        VK_SUCCESS)
+        return;
+    VkCooperativeMatrixPropertiesKHR empty{};
+    empty.sType = VK_STRUCTURE_TYPE_COOPERATIVE_MATRIX_PROPERTIES_KHR;
+    std::vector<VkCooperativeMatrixPropertiesKHR> rows(count, empty);
+    if (vki.vkGetPhysicalDeviceCooperativeMatrixPropertiesKHR(device.handle, &count, rows.data()) !=
+        VK_SUCCESS)
+        return;
+    for (const auto& row : rows) {
+        const std::string a = component_name(row.AType), c = component_name(row.CType);
+        const std::string shape = std::to_string(row.MSize) + "x" + std::to_string(row.NSize) +
+                                  "x" + std::to_string(row.KSize);
+        device.info.cooperative_matrices.push_back(
+            shape + " " + a + "->" + c +
+            (row.scope == VK_SCOPE_SUBGROUP_KHR ? " subgroup" : " workgroup"));
+        if (row.AType == row.BType && row.CType == row.ResultType &&
+            row.scope == VK_SCOPE_SUBGROUP_KHR)
+            device.info.features.push_back("coopmat_" + a + "_" + c + "_" + shape);
+    }
+}
+
+void describe(const volk::VolkInstanceTable& vki, PhysicalDevice& device) {
+    VkPhysicalDeviceDriverProperties driver{};
+    driver.sType = VK_STRUCTURE_TYPE_PHYSICAL_DEVICE_DRIVER_PROPERTIES;
+    VkPhysicalDeviceIDProperties id{};
+    id.sType = VK_STRUCTURE_TYPE_PHYSICAL_DEVICE_ID_PROPERTIES;
+    id.pNext = &driver;
+    VkPhysicalDeviceSubgroupProperties subgroup{};
+    subgroup.sType = VK_STRUCTURE_TYPE_PHYSICAL_DEVICE_SUBGROUP_PROPERTIES;
+    subgroup.pNext = &id;
+    VkPhysicalDeviceProperties2 properties{};
+    properties.sType = VK_STRUCTURE_TYPE_PHYSICAL_DEVICE_PROPERTIES_2;
+    properties.pNext = &subgroup;
+    vki.vkGetPhysicalDeviceProperties2(device.handle, &properties);
+
+    const VkPhysicalDeviceProperties& p = properties.properties;
+    DeviceInfo& info = device.info;
+    info.name = p.deviceName;
+    info.driver = std::string(driver.driverName) + " " + driver.driverInfo;
+    info.uuid = hex(id.deviceUUID, VK_UUID_SIZE);
+    info.api_version = version_string(p.apiVersion);
+    info.is_cpu = p.deviceType == VK_PHYSICAL_DEVICE_TYPE_CPU;
+    info.subgroup_size = subgroup.subgroupSize;
+    info.shared_memory_bytes = p.limits.maxComputeSharedMemorySize;
+    info.max_workgroup_invocations = p.limits.maxComputeWorkGroupInvocations;
+    std::copy_n(p.limits.maxComputeWorkGroupCount, 3, info.max_workgroup_count.begin());
+    info.timestamp_period_ns = p.limits.timestampPeriod;
+    if (p.apiVersion < VK_API_VERSION_1_3)
+        info.unmet_requirements.push_back("Vulkan 1.3 (it has " + info.api_version + ")");
+
+    VkPhysicalDeviceMemoryProperties memory{};
+    vki.vkGetPhysicalDeviceMemoryProperties(device.handle, &memory);
+    for (std::uint32_t i = 0; i < memory.memoryHeapCount; ++i)
+        if (memory.memoryHeaps[i].flags & VK_MEMORY_HEAP_DEVICE_LOCAL_BIT)
+            info.memory_bytes =
+                std::max<std::uint64_t>(info.memory_bytes, memory.memoryHeaps[i].size);
+
+    std::uint32_t count = 0;
+    vki.vkGetPhysicalDeviceQueueFamilyProperties(device.handle, &count, nullptr);
+    device.queue_families.resize(count);
+    vki.vkGetPhysicalDeviceQueueFamilyProperties(device.handle, &count,
+                                                 device.queue_families.data());
+    const bool compute = std::any_of(
+        device.queue_families.begin(), device.queue_families.end(),
+        [](const VkQueueFamilyProperties& f) { return f.queueFlags & VK_QUEUE_COMPUTE_BIT; });
+    if (!compute)
+        info.unmet_requirements.push_back("a compute queue");
+}
+
+} // namespace
+
+FeatureChain::FeatureChain() {
+    features.sType = VK_STRUCTURE_TYPE_PHYSICAL_DEVICE_FEATURES_2;
+    v11.sType = VK_STRUCTURE_TYPE_PHYSICAL_DEVICE_VULKAN_1_1_FEATURES;
+    v12.sType = VK_STRUCTURE_TYPE_PHYSICAL_DEVICE_VULKAN_1_2_FEATURES;
+    v13.sType = VK_STRUCTURE_TYPE_PHYSICAL_DEVICE_VULKAN_1_3_FEATURES;
+    cooperative_matrix.sType = VK_STRUCTURE_TYPE_PHYSICAL_DEVICE_COOPERATIVE_MATRIX_FEATURES_KHR;
+    cooperative_matrix2.sType = VK_STRUCTURE_TYPE_PHYSICAL_DEVICE_COOPERATIVE_MATRIX_2_FEATURES_NV;
+    bfloat16.sType = VK_STRUCTURE_TYPE_PHYSICAL_DEVICE_SHADER_BFLOAT16_FEATURES_KHR;
+    features.pNext = &v11;
+    v11.pNext = &v12;
+    v12.pNext = &v13;
+}
+
+PhysicalDevice inspect(const volk::VolkInstanceTable& vki, VkPhysicalDevice handle,
+                       std::uint32_t index) {
+    PhysicalDevice device;
+    device.handle = handle;
+    device.info.index = index;
+    describe(vki, device);
+    device.enable = std::make_unique<FeatureChain>();
+    if (!device.info.unmet_requirements.empty())
+        return device;
+
+    const std::set<std::string> extensions = extensions_of(vki, handle);
+    FeatureChain has;
+    void** tail = &has.v13.pNext;
+    const auto chain = [&](const char* extension, auto& feature) {
+        if (extensions.count(extension) == 0)
+            return;
+        *tail = &feature;
+        tail = &feature.pNext;
+    };
+    chain(VK_KHR_COOPERATIVE_MATRIX_EXTENSION_NAME, has.cooperative_matrix);
+    chain(VK_NV_COOPERATIVE_MATRIX_2_EXTENSION_NAME, has.cooperative_matrix2);
+    chain(VK_KHR_SHADER_BFLOAT16_EXTENSION_NAME, has.bfloat16);
+    vki.vkGetPhysicalDeviceFeatures2(handle, &has.features);
+
+    FeatureChain& want = *device.enable;
+    DeviceInfo& info = device.info;
+    const auto need = [&](VkBool32 there, VkBool32& wanted, const char* name) {
+        wanted = VK_TRUE;
+        if (!there)
+            info.unmet_requirements.push_back(name);
+    };
+    need(has.v12.bufferDeviceAddress, want.v12.bufferDeviceAddress, "bufferDeviceAddress");
+    need(has.v12.timelineSemaphore, want.v12.timelineSemaphore, "timelineSemaphore");
+    need(has.v12.scalarBlockLayout, want.v12.scalarBlockLayout, "scalarBlockLayout");
+    need(has.v12.hostQueryReset, want.v12.hostQueryReset, "hostQueryReset");
+    need(has.v13.synchronization2, want.v13.synchronization2, "synchronization2");
+    need(has.v13.maintenance4, want.v13.maintenance4, "maintenance4");
+    const auto offer = [&](VkBool32 there, VkBool32& wanted, const char* name) {
+        wanted = there;
+        if (there)
+            info.features.push_back(name);
+    };
+    offer(has.features.features.shaderInt64, want.features.features.shaderInt64, "int64");
+    offer(has.features.features.shaderInt16, want.features.features.shaderInt16, "int16");
+    offer(has.v12.shaderFloat16, want.v12.shaderFloat16, "float16");
+    offer(has.v12.shaderInt8, want.v12.shaderInt8, "int8");
+    offer(has.v11.storageBuffer16BitAccess, want.v11.storageBuffer16BitAccess, "storage16");
+    offer(has.v12.storageBuffer8BitAccess, want.v12.storageBuffer8BitAccess, "storage8");
+    offer(has.v12.vulkanMemoryModel, want.v12.vulkanMemoryModel, "vulkan_memory_model");
+    want.v12.vulkanMemoryModelDeviceScope = has.v12.vulkanMemoryModelDeviceScope;
+    offer(has.v13.subgroupSizeControl, want.v13.subgroupSizeControl, "subgroup_size_control");
+    want.v13.computeFullSubgroups = has.v13.computeFullSubgroups;
+
+    void** enable_tail = &want.v13.pNext;
+    const auto enable = [&](const char* extension, auto& feature) {
+        device.extensions.push_back(extension);
+        *enable_tail = &feature;
+        enable_tail = &feature.pNext;
+    };
+    if (has.cooperative_matrix.cooperativeMatrix) {
+        want.cooperative_matrix.cooperativeMatrix = VK_TRUE;
+        enable(VK_KHR_COOPERATIVE_MATRIX_EXTENSION_NAME, want.cooperative_matrix);
+        info.features.push_back("cooperative_matrix");
+        list_cooperative_matrices(vki, device);
+    }
+    if (has.cooperative_matrix2.cooperativeMatrixWorkgroupScope &&
+        has.cooperative_matrix2.cooperativeMatrixFlexibleDimensions &&
+        has.cooperative_matrix2.cooperativeMatrixTensorAddressing) {
+        want.cooperative_matrix2 = has.cooperative_matrix2;
+        want.cooperative_matrix2.pNext = nullptr;
+        enable(VK_NV_COOPERATIVE_MATRIX_2_EXTENSION_NAME, want.cooperative_matrix2);
+        info.features.push_back("cooperative_matrix2");
+    }
+    if (has.bfloat16.shaderBFloat16Type) {
+        want.bfloat16 = has.bfloat16;
+        want.bfloat16.pNext = nullptr;
+        enable(VK_KHR_SHADER_BFLOAT16_EXTENSION_NAME, want.bfloat16);
+        info.features.push_back("bfloat16");
+        if (has.bfloat16.shaderBFloat16CooperativeMatrix)
+            info.features.push_back("bfloat16_cooperative_matrix");
+    }
+    return device;
+}
+
+InstanceHandle create_instance(bool validation) {
+    if (volk::volkInitialize() != VK_SUCCESS)
+        throw Error(ErrorCode::Unsupported,
+                    "there is no Vulkan loader (libvulkan.so.1); install libvulkan1");
+    VkApplicationInfo application{};
+    application.sType = VK_STRUCTURE_TYPE_APPLICATION_INFO;
+    application.pApplicationName = "bellows";
+    application.apiVersion = VK_API_VERSION_1_3;
+    VkInstanceCreateInfo info{};
+    info.sType = VK_STRUCTURE_TYPE_INSTANCE_CREATE_INFO;
+    info.pApplicationInfo = &application;
+    const char* layer = "VK_LAYER_KHRONOS_validation";
+    const char* extension = VK_EXT_DEBUG_UTILS_EXTENSION_NAME;
+    if (validation) {
+        info.enabledLayerCount = 1;
+        info.ppEnabledLayerNames = &layer;
+        info.enabledExtensionCount = 1;
+        info.ppEnabledExtensionNames = &extension;
+    }
+    InstanceHandle handle;
+    const VkResult result = volk::vkCreateInstance(&info, nullptr, &handle.instance);
+    if (result == VK_ERROR_LAYER_NOT_PRESENT)
+        throw Error(ErrorCode::Unsupported, "the Khronos validation layer is not installed "
+                                            "(package vulkan-validationlayers)");
+    if (result == VK_ERROR_INCOMPATIBLE_DRIVER)
+        throw Error(ErrorCode::Unsupported,
+                    "no Vulkan driver is installed; mesa-vulkan-drivers has one for the CPU");
+    check(result, "creating a Vulkan instance");
+    volk::volkLoadInstanceTable(&handle.vki, handle.instance);
+    return handle;
+}
+
+std::vector<PhysicalDevice> inspect_all(const InstanceHandle& instance) {
+    std::uint32_t count = 0;
+    check(instance.vki.vkEnumeratePhysicalDevices(instance.instance, &count, nullptr),
+          "listing Vulkan devices");
+    std::vector<VkPhysicalDevice> handles(count);
+    check(instance.vki.vkEnumeratePhysicalDevices(instance.instance, &count, handles.data()),
+          "listing Vulkan devices");
+    std::vector<PhysicalDevice> devices;
+    for (std::uint32_t i = 0; i < count; ++i)
+        devices.push_back(inspect(instance.vki, handles[i], i));
+    return devices;
+}
+
+namespace {
+
+std::string list_of(const std::vector<PhysicalDevice>& devices) {
+    std::string text;
+    for (const PhysicalDevice& device : devices) {
+        text += "\n  " + std::to_string(device.info.index) + ": " + device.info.name;
+        for (const std::string& unmet : device.info.unmet_requirements)
+            text += ", lacks " + unmet;
+    }
+    return text.empty() ? " (there is none)" : text;
+}
+
+bool matches(const DeviceInfo& info, const std::string& select) {
+    if (select.empty())
+        return true;
+    if (select == "cpu")
+        return info.is_cpu;
+    if (select == "gpu")
+        return !info.is_cpu;
+    std::string plain = select;
+    std::erase(plain, '-');
+    return plain == info.uuid || select == std::to_string(info.index);
+}
+
+} // namespace
+
+PhysicalDevice choose(std::vector<PhysicalDevice> devices, const std::string& select) {
+    PhysicalDevice* best = nullptr;
+    for (PhysicalDevice& device : devices) {
+        if (!matches(device.info, select) || !device.info.unmet_requirements.empty())
+            continue;
+        if (best == nullptr || (best->info.is_cpu && !device.info.is_cpu))
+            best = &device;
+    }
+    if (best == nullptr)
+        throw Error(ErrorCode::Unsupported,
+                    "no Vulkan device serves" +
+                        (select.empty() ? std::string() : " as \"" + select + "\"") +
+                        ". Devices here:" + list_of(devices));
+    return std::move(*best);
+}
+
+} // namespace bellows::detail
+
+namespace bellows {
+
+std::vector<DeviceInfo> list_devices() {
+    const detail::InstanceHandle instance = detail::create_instance(false);
+    std::vector<DeviceInfo> list;
+    for (auto& device : detail::inspect_all(instance))
+        list.push_back(std::move(device.info));
+    instance.vki.vkDestroyInstance(instance.instance, nullptr);
+    return list;
+}
+
+} // namespace bellows

@@ -1,0 +1,54 @@
+// SPDX-License-Identifier: MIT
+#pragma once
+
+// Looking at physical devices: what they are, what they have, what Bellows lacks on them.
+
+#include "vulkan.hpp"
+
+#include <bellows/engine/device.hpp>
+
+#include <memory>
+#include <string>
+#include <vector>
+
+namespace bellows::detail {
+
+/// The chain of feature structures that Bellows knows, filled with what it wants of a device.
+struct FeatureChain {
+    VkPhysicalDeviceFeatures2 features{};
+    VkPhysicalDeviceVulkan11Features v11{};
+    VkPhysicalDeviceVulkan12Features v12{};
+    VkPhysicalDeviceVulkan13Features v13{};
+    VkPhysicalDeviceCooperativeMatrixFeaturesKHR cooperative_matrix{};
+    VkPhysicalDeviceCooperativeMatrix2FeaturesNV cooperative_matrix2{};
+    VkPhysicalDeviceShaderBfloat16FeaturesKHR bfloat16{};
+
+    FeatureChain();
+    FeatureChain(const FeatureChain&) = delete;
+    FeatureChain& operator=(const FeatureChain&) = delete;
+};
+
+struct PhysicalDevice {
+    VkPhysicalDevice handle = VK_NULL_HANDLE;
+    DeviceInfo info;
+    std::unique_ptr<FeatureChain> enable; ///< to create a VkDevice with
+    std::vector<const char*> extensions;
+    std::vector<VkQueueFamilyProperties> queue_families;
+};
+
+PhysicalDevice inspect(const volk::VolkInstanceTable& vki, VkPhysicalDevice handle,
+                       std::uint32_t index);
+
+/// An instance with the validation layer where asked for. Throws Error{Unsupported}.
+struct InstanceHandle {
+    VkInstance instance = VK_NULL_HANDLE;
+    volk::VolkInstanceTable vki{};
+};
+InstanceHandle create_instance(bool validation);
+std::vector<PhysicalDevice> inspect_all(const InstanceHandle& instance);
+
+/// The device that `select` names (DeviceOptions::select). Throws Error{Unsupported} listing what
+/// there is and why it does not serve.
+PhysicalDevice choose(std::vector<PhysicalDevice> devices, const std::string& select);
+
+} // namespace bellows::detail

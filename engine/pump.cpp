@@ -1,0 +1,295 @@
+// SPDX-License-Identifier: MIT
+#include "pump.hpp"
+
+#include "device_impl.hpp"
+#include "recording_impl.hpp"
+
+#include <algorithm>
+#include <utility>
+
+namespace bellows::detail {
+
+Pump::Pump(Device::Impl& device) : device_(device), random_(device.options.shuffle_seed) {
+}
+
+void Pump::add_serial_wait(const TicketPtr& ticket, std::vector<TicketPtr>& waits) {
+    if (device_.options.sync == SyncMode::Serial && last_ != nullptr &&
+        std::find(waits.begin(), waits.end(), last_) == waits.end())
+        waits.push_back(last_);
+    last_ = ticket;
+}
+
+void Pump::order_lane_job(const TicketPtr& ticket, std::vector<TicketPtr>& waits,
+                          std::span<const std::pair<BufferView, Access>> accesses) {
+    for (const auto& [view, access] : accesses)
+        if (view)
+            view.resource->access(range_of(view), access, ticket, waits);
+    add_serial_wait(ticket, waits);
+    std::erase_if(waits, [](const TicketPtr& wait) {
+        return wait->state.load() == Ticket::State::Reached && wait->lane && wait->inner.empty();
+    });
+}
+
+TicketPtr Pump::submit(Recording::Impl& recording, std::vector<TicketPtr> waits,
+                       const VectorClock* lane_clock) {
+    Batch batch;
+    batch.recording = &recording;
+    batch.queue = device_.queue_index(recording.role);
+    batch.ticket = device_.new_ticket(recording.name);
+    batch.ticket->actor = batch.queue;
+    batch.inside_lane_job = lane_clock != nullptr;
+    if (batch.inside_lane_job) {
+        batch.base_clock = *lane_clock;
+    } else {
+        std::vector<TicketPtr> derived;
+        for (const auto& use : recording.accesses())
+            use.view.resource->access(range_of(use.view), use.access, batch.ticket, derived);
+        for (TicketPtr& wait : derived) {
+            if (device_.num_waits++ == device_.options.faults.drop_wait)
+                continue;
+            waits.push_back(std::move(wait));
+        }
+        add_serial_wait(batch.ticket, waits);
+    }
+    batch.waits = std::move(waits);
+    recording.last_run = batch.ticket;
+    TicketPtr ticket = batch.ticket;
+    held_.push_back(std::move(batch));
+    advance();
+    return ticket;
+}
+
+const Error* Pump::failed_wait(const Batch& batch) const {
+    for (const TicketPtr& wait : batch.waits)
+        if (wait->state.load() == Ticket::State::Failed)
+            return &*wait->error;
+    return nullptr;
+}
+
+bool Pump::is_ready(const Batch& batch) const {
+    return std::all_of(batch.waits.begin(), batch.waits.end(), [](const TicketPtr& wait) {
+        const Ticket::State state = wait->state.load();
+        return state == Ticket::State::Reached ||
+               (state == Ticket::State::Submitted && !wait->lane);
+    });
+}
+
+void Pump::advance(bool flush) {
+    collect();
+    const bool shuffle = device_.options.sync == SyncMode::Shuffle;
+    for (bool again = true; again;) {
+        again = false;
+        for (std::size_t i = 0; i < held_.size();) {
+            const Error* error = failed_wait(held_[i]);
+            if (error == nullptr && !is_ready(held_[i])) {
+                ++i;
+                continue;
+            }
+            Batch batch = std::move(held_[i]);
+            held_.erase(held_.begin() + static_cast<std::ptrdiff_t>(i));
+            again = true;
+            if (error != nullptr) {
+                const Error copy = *error;
+                finish(batch.ticket, Ticket::State::Failed, &copy);
+            } else if (shuffle) {
+                ready_.push_back(std::move(batch));
+            } else {
+                submit_now(batch);
+            }
+        }
+        while (flush && !ready_.empty()) {
+            const std::size_t pick = random_() % ready_.size();
+            Batch batch = std::move(ready_[pick]);
+            ready_.erase(ready_.begin() + static_cast<std::ptrdiff_t>(pick));
+            submit_now(batch);
+            again = true;
+            if (random_() % 2 == 0)
+                break; // look again at what has become ready before the next choice
+        }
+    }
+}
+
+void Pump::finish(const TicketPtr& ticket, Ticket::State state, const Error* error) {
+    if (ticket->final_state())
+        return;
+    if (error != nullptr) {
+        ticket->error = *error;
+        device_.set_failure(*error);
+    }
+    ticket->state.store(state, std::memory_order_release);
+    if (state == Ticket::State::Reached && device_.checker)
+        device_.checker->observed(*ticket);
+    device_.changed.notify_all();
+}
+
+void Pump::collect() {
+    for (auto& queue : device_.queues) {
+        std::uint64_t value = 0;
+        const VkResult result = device_.vk.vkGetSemaphoreCounterValue(
+            device_.device, queue->timeline.semaphore, &value);
+        const bool lost = result != VK_SUCCESS || value == ~std::uint64_t{0};
+        for (std::size_t i = 0; i < in_flight_.size();) {
+            Batch& batch = in_flight_[i];
+            if (batch.ticket->timeline != &queue->timeline) {
+                ++i;
+            } else if (lost) {
+                const Error error(ErrorCode::DeviceLost,
+                                  "the device was lost while " + batch.ticket->name + " ran", -1,
+                                  result);
+                finish(batch.ticket, Ticket::State::Failed, &error);
+                in_flight_.erase(in_flight_.begin() + static_cast<std::ptrdiff_t>(i));
+            } else if (batch.ticket->value <= value) {
+                if (device_.trace)
+                    device_.trace->read_queries(*batch.recording, batch.queue);
+                finish(batch.ticket, Ticket::State::Reached, nullptr);
+                in_flight_.erase(in_flight_.begin() + static_cast<std::ptrdiff_t>(i));
+            } else {
+                ++i;
+            }
+        }
+    }
+    device_.allocator->collect();
+}
+
+void Pump::fail_held(const Error& error) {
+    std::vector<Batch> batches;
+    batches.swap(ready_);
+    for (Batch& batch : held_)
+        batches.push_back(std::move(batch));
+    held_.clear();
+    for (Batch& batch : batches)
+        finish(batch.ticket, Ticket::State::Failed, &error);
+}
+
+std::string Pump::describe_pending() const {
+    std::string text;
+    for (const Batch& batch : in_flight_)
+        text += (text.empty() ? "running: " : ", ") + batch.ticket->name;
+    for (const auto* list : {&held_})
+        for (const Batch& batch : *list) {
+            text += (text.empty() ? "held: " : "; held: ") + batch.ticket->name + " (waits for";
+            for (const TicketPtr& wait : batch.waits)
+                if (wait->state.load() == Ticket::State::Held)
+                    text += " " + wait->name;
+            text += ")";
+        }
+    return text.empty() ? "nothing" : text;
+}
+
+namespace {
+
+/// The semaphores a batch has to wait for: the newest value of each timeline of another queue.
+void add_semaphore_wait(std::vector<VkSemaphoreSubmitInfo>& infos, const Ticket& wait) {
+    for (VkSemaphoreSubmitInfo& info : infos)
+        if (info.semaphore == wait.timeline->semaphore) {
+            info.value = std::max(info.value, wait.value);
+            return;
+        }
+    VkSemaphoreSubmitInfo info{};
+    info.sType = VK_STRUCTURE_TYPE_SEMAPHORE_SUBMIT_INFO;
+    info.semaphore = wait.timeline->semaphore;
+    info.value = wait.value;
+    info.stageMask = VK_PIPELINE_STAGE_2_ALL_COMMANDS_BIT;
+    infos.push_back(info);
+}
+
+/// Physical ranges of an operation, for the checker.
+std::vector<HappensBefore::AddressRange> address_ranges(const Recording::Impl& recording,
+                                                        const Recording::Impl::Operation& op) {
+    std::vector<HappensBefore::AddressRange> ranges;
+    for (std::uint32_t i = 0; i < op.num_uses; ++i) {
+        const auto& use = recording.uses[op.first_use + i];
+        if (!use.view)
+            continue;
+        const Allocation& memory = use.view.resource->allocation;
+        const Range range = range_of(use.view);
+        ranges.push_back({memory.address + std::min(range.begin, memory.bytes),
+                          memory.address + std::min(range.end, memory.bytes),
+                          use.access != Access::Read});
+    }
+    return ranges;
+}
+
+} // namespace
+
+void Pump::submit_now(Batch& batch) {
+    Recording::Impl& recording = *batch.recording;
+    Device::Impl::Queue& queue = *device_.queues[batch.queue];
+    try {
+        if (device_.failure)
+            throw Error(*device_.failure);
+        recording.prepare();
+        recording.fill_table();
+
+        // Lane jobs bring the device work that they submitted.
+        std::vector<TicketPtr> device_waits;
+        bool same_queue = device_.options.sync == SyncMode::Serial;
+        std::vector<VkSemaphoreSubmitInfo> waits;
+        const auto add = [&](const TicketPtr& wait) {
+            if (wait->timeline == nullptr)
+                return;
+            if (wait->timeline == &queue.timeline)
+                same_queue = true;
+            else if (!wait->lane)
+                add_semaphore_wait(waits, *wait);
+        };
+        for (const TicketPtr& wait : batch.waits) {
+            add(wait);
+            for (const TicketPtr& inner : wait->inner)
+                add(inner);
+        }
+
+        if (device_.checker) {
+            std::vector<HappensBefore::Operation> operations;
+            for (const auto& op : recording.operations)
+                operations.push_back({op.name, op.barrier_before, address_ranges(recording, op)});
+            device_.checker->submit(batch.queue, *batch.ticket, batch.waits, same_queue,
+                                    batch.inside_lane_job ? &batch.base_clock : nullptr,
+                                    operations);
+        }
+
+        std::vector<VkCommandBufferSubmitInfo> buffers;
+        VkCommandBufferSubmitInfo buffer{};
+        buffer.sType = VK_STRUCTURE_TYPE_COMMAND_BUFFER_SUBMIT_INFO;
+        if (same_queue) {
+            buffer.commandBuffer = queue.full_barrier;
+            buffers.push_back(buffer);
+        }
+        buffer.commandBuffer = recording.commands;
+        buffers.push_back(buffer);
+
+        VkSemaphoreSubmitInfo signal{};
+        signal.sType = VK_STRUCTURE_TYPE_SEMAPHORE_SUBMIT_INFO;
+        signal.semaphore = queue.timeline.semaphore;
+        signal.value = queue.timeline.last_value + 1;
+        signal.stageMask = VK_PIPELINE_STAGE_2_ALL_COMMANDS_BIT;
+
+        VkSubmitInfo2 submit{};
+        submit.sType = VK_STRUCTURE_TYPE_SUBMIT_INFO_2;
+        submit.waitSemaphoreInfoCount = static_cast<std::uint32_t>(waits.size());
+        submit.pWaitSemaphoreInfos = waits.data();
+        submit.commandBufferInfoCount = static_cast<std::uint32_t>(buffers.size());
+        submit.pCommandBufferInfos = buffers.data();
+        submit.signalSemaphoreInfoCount = 1;
+        submit.pSignalSemaphoreInfos = &signal;
+
+        if (device_.lock_queues)
+            device_.lock_queues();
+        const VkResult result = device_.vk.vkQueueSubmit2(queue.handle, 1, &submit, VK_NULL_HANDLE);
+        if (device_.unlock_queues)
+            device_.unlock_queues();
+        check(result, "submitting " + recording.name);
+
+        queue.timeline.last_value = signal.value;
+        batch.ticket->timeline = &queue.timeline;
+        batch.ticket->value = signal.value;
+        batch.ticket->state.store(Ticket::State::Submitted, std::memory_order_release);
+        batch.waits.clear();
+        in_flight_.push_back(std::move(batch));
+        device_.changed.notify_all();
+    } catch (const Error& error) {
+        finish(batch.ticket, Ticket::State::Failed, &error);
+    }
+}
+
+} // namespace bellows::detail

@@ -1,0 +1,366 @@
+// SPDX-License-Identifier: MIT
+#include "recording_impl.hpp"
+
+#include "device_impl.hpp"
+
+#include <algorithm>
+#include <cstring>
+#include <utility>
+
+namespace bellows {
+
+using detail::check;
+using detail::range_of;
+
+const char* to_string(QueueRole role) noexcept {
+    switch (role) {
+    case QueueRole::Compute:
+        return "compute";
+    case QueueRole::TransferIn:
+        return "transfer_in";
+    case QueueRole::TransferOut:
+        return "transfer_out";
+    case QueueRole::AsyncCompute:
+        return "async_compute";
+    }
+    return "unknown";
+}
+
+namespace {
+
+constexpr std::uint64_t kBlockAlignment = 16;
+
+bool writes(Access access) noexcept {
+    return access != Access::Read;
+}
+
+void require(bool good, const std::string& recording, const char* operation, const char* reason) {
+    if (!good)
+        throw Error(ErrorCode::InvalidArgument,
+                    std::string(operation) + " in " + recording + ": " + reason);
+}
+
+void require_alive(const BufferView& view, const std::string& recording, const char* operation) {
+    if (view && !view.resource->alive)
+        throw Error(ErrorCode::InvalidArgument, std::string(operation) + " in " + recording +
+                                                    " names buffer " + view.resource->name +
+                                                    ", which has been destroyed");
+}
+
+} // namespace
+
+Recording::Impl::Impl(Device& owner, QueueRole queue_role, std::string recording_name)
+    : device(owner), impl(owner.impl()), role(queue_role), name(std::move(recording_name)) {
+}
+
+Recording::Impl::~Impl() {
+    if (last_run != nullptr && !last_run->final_state()) {
+        try {
+            TimePoint(last_run).wait();
+        } catch (const Error&) {
+            // Reported to whoever waits for the run; here it only has to be over.
+        }
+    }
+    if (queries != VK_NULL_HANDLE)
+        impl.vk.vkDestroyQueryPool(impl.device, queries, nullptr);
+    if (pool_ != VK_NULL_HANDLE)
+        impl.vk.vkDestroyCommandPool(impl.device, pool_, nullptr);
+}
+
+bool Recording::Impl::conflicts(std::span<const OperandUse> operation_uses) const {
+    for (const OperandUse& use : operation_uses) {
+        if (!use.view)
+            continue;
+        for (const OperandUse& earlier : since_barrier_)
+            if (earlier.view.resource == use.view.resource &&
+                (writes(use.access) || writes(earlier.access)) &&
+                range_of(use.view).overlaps(range_of(earlier.view)))
+                return true;
+    }
+    return false;
+}
+
+void Recording::Impl::add(Operation operation, std::span<const OperandUse> operation_uses,
+                          std::span<const std::uint32_t> push) {
+    const bool serial = impl.options.sync == SyncMode::Serial && !operations.empty();
+    if (conflicts(operation_uses) || serial) {
+        since_barrier_.clear();
+        operation.barrier_before = impl.num_barriers++ != impl.options.faults.drop_barrier;
+    }
+    operation.first_use = static_cast<std::uint32_t>(uses.size());
+    operation.num_uses = static_cast<std::uint32_t>(operation_uses.size());
+    operation.first_push = static_cast<std::uint32_t>(push_words.size());
+    operation.num_push = static_cast<std::uint32_t>(push.size());
+    operation.label = static_cast<std::uint32_t>(labels.size() - 1);
+    operation.table_offset = table_bytes;
+    table_bytes +=
+        (operation.num_operands * 8 + kBlockAlignment - 1) / kBlockAlignment * kBlockAlignment;
+    uses.insert(uses.end(), operation_uses.begin(), operation_uses.end());
+    since_barrier_.insert(since_barrier_.end(), operation_uses.begin(), operation_uses.end());
+    push_words.insert(push_words.end(), push.begin(), push.end());
+    operations.push_back(operation);
+}
+
+const std::vector<Recording::Impl::OperandUse>& Recording::Impl::accesses() {
+    if (merged_uses_ == uses.size())
+        return merged_;
+    merged_.clear();
+    for (const OperandUse& use : uses) {
+        if (!use.view)
+            continue;
+        const auto same = [&](const OperandUse& other) {
+            return other.view.resource == use.view.resource &&
+                   other.view.offset == use.view.offset && other.view.bytes == use.view.bytes;
+        };
+        const auto found = std::find_if(merged_.begin(), merged_.end(), same);
+        if (found == merged_.end())
+            merged_.push_back(use);
+        else if (writes(use.access))
+            found->access = Access::ReadWrite;
+    }
+    merged_uses_ = uses.size();
+    return merged_;
+}
+
+void Recording::Impl::fill_table() {
+    auto* table = static_cast<std::byte*>(table_.mapped());
+    for (const Operation& operation : operations) {
+        for (std::uint32_t i = 0; i < operation.num_operands; ++i) {
+            const BufferView& view = uses[operation.first_use + i].view;
+            std::uint64_t address = 0;
+            if (view) {
+                const Resource& resource = *view.resource;
+                require(resource.bound, name, operation.name,
+                        ("buffer " + resource.name + " has no memory").c_str());
+                require(view.offset <= resource.allocation.bytes, name, operation.name,
+                        ("buffer " + resource.name + " is too small for its view").c_str());
+                address = resource.allocation.address + view.offset;
+            }
+            std::memcpy(table + operation.table_offset + i * 8, &address, 8);
+        }
+    }
+}
+
+std::uint64_t Recording::Impl::handle_epochs() const {
+    std::uint64_t sum = 1;
+    for (const Operation& operation : operations)
+        if (operation.kind != Kind::Dispatch)
+            for (std::uint32_t i = 0; i < operation.num_uses; ++i) {
+                const BufferView& view = uses[operation.first_use + i].view;
+                if (view)
+                    sum += view.resource->epoch;
+            }
+    return sum;
+}
+
+void Recording::Impl::allocate_table() {
+    if (table_.size() < table_bytes)
+        table_ = Buffer(
+            device,
+            {.name = "parameters of " + name, .bytes = table_bytes, .kind = MemoryKind::Upload});
+}
+
+void Recording::Impl::prepare() {
+    if (queries != VK_NULL_HANDLE)
+        impl.vk.vkResetQueryPool(impl.device, queries, 0, 2 * num_queries);
+    const std::uint64_t epochs = handle_epochs(); // each epoch only rises, so does their sum
+    if (encoded_operations_ == operations.size() && encoded_epochs_ == epochs)
+        return;
+    encode();
+    encoded_operations_ = operations.size();
+    encoded_epochs_ = epochs;
+}
+
+void Recording::Impl::encode() {
+    if (pool_ == VK_NULL_HANDLE) {
+        VkCommandPoolCreateInfo info{};
+        info.sType = VK_STRUCTURE_TYPE_COMMAND_POOL_CREATE_INFO;
+        info.queueFamilyIndex = impl.queues[impl.queue_index(role)]->family;
+        check(impl.vk.vkCreateCommandPool(impl.device, &info, nullptr, &pool_),
+              "creating the command pool of " + name);
+        VkCommandBufferAllocateInfo allocate{};
+        allocate.sType = VK_STRUCTURE_TYPE_COMMAND_BUFFER_ALLOCATE_INFO;
+        allocate.commandPool = pool_;
+        allocate.level = VK_COMMAND_BUFFER_LEVEL_PRIMARY;
+        allocate.commandBufferCount = 1;
+        check(impl.vk.vkAllocateCommandBuffers(impl.device, &allocate, &commands),
+              "allocating the command buffer of " + name);
+    }
+    check(impl.vk.vkResetCommandPool(impl.device, pool_, 0), "resetting " + name);
+    VkCommandBufferBeginInfo begin{};
+    begin.sType = VK_STRUCTURE_TYPE_COMMAND_BUFFER_BEGIN_INFO;
+    check(impl.vk.vkBeginCommandBuffer(commands, &begin), "beginning " + name);
+    const auto count = static_cast<std::uint32_t>(operations.size());
+    if (impl.trace && num_queries != count) {
+        if (queries != VK_NULL_HANDLE)
+            impl.vk.vkDestroyQueryPool(impl.device, queries, nullptr);
+        queries = impl.trace->create_queries(impl.queue_index(role), count);
+        num_queries = count;
+        if (queries != VK_NULL_HANDLE)
+            impl.vk.vkResetQueryPool(impl.device, queries, 0, 2 * count);
+    }
+    for (std::uint32_t i = 0; i < count; ++i) {
+        if (operations[i].barrier_before) {
+            VkMemoryBarrier2 barrier{};
+            barrier.sType = VK_STRUCTURE_TYPE_MEMORY_BARRIER_2;
+            barrier.srcStageMask = barrier.dstStageMask = VK_PIPELINE_STAGE_2_ALL_COMMANDS_BIT;
+            barrier.srcAccessMask = VK_ACCESS_2_MEMORY_WRITE_BIT;
+            barrier.dstAccessMask = VK_ACCESS_2_MEMORY_READ_BIT | VK_ACCESS_2_MEMORY_WRITE_BIT;
+            VkDependencyInfo dependency{};
+            dependency.sType = VK_STRUCTURE_TYPE_DEPENDENCY_INFO;
+            dependency.memoryBarrierCount = 1;
+            dependency.pMemoryBarriers = &barrier;
+            impl.vk.vkCmdPipelineBarrier2(commands, &dependency);
+        }
+        if (queries != VK_NULL_HANDLE)
+            impl.vk.vkCmdWriteTimestamp2(commands, VK_PIPELINE_STAGE_2_ALL_COMMANDS_BIT, queries,
+                                         2 * i);
+        encode_operation(operations[i]);
+        if (queries != VK_NULL_HANDLE)
+            impl.vk.vkCmdWriteTimestamp2(commands, VK_PIPELINE_STAGE_2_ALL_COMMANDS_BIT, queries,
+                                         2 * i + 1);
+    }
+    // The host may read what was written once the time point is reached.
+    VkMemoryBarrier2 to_host{};
+    to_host.sType = VK_STRUCTURE_TYPE_MEMORY_BARRIER_2;
+    to_host.srcStageMask = VK_PIPELINE_STAGE_2_ALL_COMMANDS_BIT;
+    to_host.srcAccessMask = VK_ACCESS_2_MEMORY_WRITE_BIT;
+    to_host.dstStageMask = VK_PIPELINE_STAGE_2_HOST_BIT;
+    to_host.dstAccessMask = VK_ACCESS_2_HOST_READ_BIT;
+    VkDependencyInfo dependency{};
+    dependency.sType = VK_STRUCTURE_TYPE_DEPENDENCY_INFO;
+    dependency.memoryBarrierCount = 1;
+    dependency.pMemoryBarriers = &to_host;
+    impl.vk.vkCmdPipelineBarrier2(commands, &dependency);
+    check(impl.vk.vkEndCommandBuffer(commands), "ending " + name);
+}
+
+void Recording::Impl::encode_operation(const Operation& operation) {
+    const auto use = [&](std::uint32_t i) -> const BufferView& {
+        return uses[operation.first_use + i].view;
+    };
+    const auto handle = [&](const BufferView& view) {
+        require(view.resource->bound, name, operation.name,
+                ("buffer " + view.resource->name + " has no memory").c_str());
+        return view.resource->allocation.buffer;
+    };
+    switch (operation.kind) {
+    case Kind::Dispatch:
+    case Kind::DispatchIndirect: {
+        impl.vk.vkCmdBindPipeline(commands, VK_PIPELINE_BIND_POINT_COMPUTE, operation.pipeline);
+        std::array<std::byte, detail::kPushConstantBytes> push{};
+        const std::uint64_t block =
+            table_.view().resource->allocation.address + operation.table_offset;
+        std::memcpy(push.data(), &block, 8);
+        std::memcpy(push.data() + 8, push_words.data() + operation.first_push,
+                    operation.num_push * 4);
+        impl.vk.vkCmdPushConstants(commands, impl.kernels->layout(), VK_SHADER_STAGE_COMPUTE_BIT, 0,
+                                   8 + operation.num_push * 4, push.data());
+        if (operation.kind == Kind::Dispatch)
+            impl.vk.vkCmdDispatch(commands, operation.groups.x, operation.groups.y,
+                                  operation.groups.z);
+        else
+            impl.vk.vkCmdDispatchIndirect(commands, handle(use(operation.num_operands)),
+                                          use(operation.num_operands).offset);
+        break;
+    }
+    case Kind::Copy: {
+        const VkBufferCopy region{use(0).offset, use(1).offset, use(0).bytes};
+        impl.vk.vkCmdCopyBuffer(commands, handle(use(0)), handle(use(1)), 1, &region);
+        break;
+    }
+    case Kind::Fill:
+        impl.vk.vkCmdFillBuffer(commands, handle(use(0)), use(0).offset, use(0).bytes,
+                                operation.fill_word);
+        break;
+    }
+}
+
+Recording::Recording(Device& device, QueueRole role, std::string name)
+    : impl_(std::make_unique<Impl>(device, role, std::move(name))) {
+}
+Recording::Recording(Recording&&) noexcept = default;
+Recording& Recording::operator=(Recording&&) noexcept = default;
+Recording::~Recording() = default;
+
+Device& Recording::device() const noexcept {
+    return impl_->device;
+}
+QueueRole Recording::role() const noexcept {
+    return impl_->role;
+}
+const std::string& Recording::name() const noexcept {
+    return impl_->name;
+}
+std::uint64_t Recording::num_operations() const noexcept {
+    return impl_->operations.size();
+}
+void Recording::label(std::string text) {
+    impl_->labels.push_back(std::move(text));
+}
+
+void Recording::add_dispatch(const KernelCall& call, Groups groups, BufferView indirect) {
+    const char* name = call.info.name.data();
+    require(call.operands.size() == call.info.operands.size(), impl_->name, name,
+            "wrong number of operands");
+    require(8 + call.push.size_bytes() <= detail::kPushConstantBytes, impl_->name, name,
+            "too many push constants");
+    const auto& most = impl_->impl.info.max_workgroup_count;
+    require(groups.x <= most[0] && groups.y <= most[1] && groups.z <= most[2], impl_->name, name,
+            "the grid is over the device's limit");
+    if (!indirect && (groups.x == 0 || groups.y == 0 || groups.z == 0))
+        return;
+    std::vector<Impl::OperandUse> operation_uses;
+    for (std::size_t i = 0; i < call.operands.size(); ++i) {
+        require_alive(call.operands[i], impl_->name, name);
+        operation_uses.push_back({call.operands[i], call.info.operands[i].access});
+    }
+    Impl::Operation operation;
+    operation.name = name;
+    operation.num_operands = static_cast<std::uint32_t>(call.operands.size());
+    operation.groups = groups;
+    if (indirect) {
+        require_alive(indirect, impl_->name, name);
+        operation.kind = Impl::Kind::DispatchIndirect;
+        operation_uses.push_back({{indirect.resource, indirect.offset, 12}, Access::Read});
+    }
+    operation.pipeline = impl_->impl.kernels->pipeline(call.info, call.variant, call.constants);
+    impl_->add(operation, operation_uses, call.push);
+}
+
+void Recording::copy(BufferView source, BufferView destination) {
+    require(source && destination, impl_->name, "copy", "a view has no buffer");
+    require(source.bytes == destination.bytes, impl_->name, "copy", "the sizes differ");
+    require(source.bytes % 4 == 0 && source.offset % 4 == 0 && destination.offset % 4 == 0,
+            impl_->name, "copy", "sizes and offsets must be multiples of 4 bytes");
+    require(source.resource != destination.resource ||
+                !range_of(source).overlaps(range_of(destination)),
+            impl_->name, "copy", "the ranges overlap");
+    require_alive(source, impl_->name, "copy");
+    require_alive(destination, impl_->name, "copy");
+    if (source.bytes == 0)
+        return;
+    Impl::Operation operation;
+    operation.kind = Impl::Kind::Copy;
+    operation.name = "copy";
+    const std::array<Impl::OperandUse, 2> uses{
+        {{source, Access::Read}, {destination, Access::Write}}};
+    impl_->add(operation, uses, {});
+}
+
+void Recording::fill(BufferView destination, std::uint32_t word) {
+    require(static_cast<bool>(destination), impl_->name, "fill", "the view has no buffer");
+    require(destination.bytes % 4 == 0 && destination.offset % 4 == 0, impl_->name, "fill",
+            "sizes and offsets must be multiples of 4 bytes");
+    require_alive(destination, impl_->name, "fill");
+    if (destination.bytes == 0)
+        return;
+    Impl::Operation operation;
+    operation.kind = Impl::Kind::Fill;
+    operation.name = "fill";
+    operation.fill_word = word;
+    const std::array<Impl::OperandUse, 1> uses{{{destination, Access::Write}}};
+    impl_->add(operation, uses, {});
+}
+
+} // namespace bellows

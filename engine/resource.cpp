@@ -1,0 +1,62 @@
+// SPDX-License-Identifier: MIT
+#include "resource.hpp"
+
+#include <algorithm>
+
+namespace bellows {
+
+namespace {
+
+using detail::Range;
+using detail::TicketPtr;
+using detail::Use;
+
+/// Work that has been reached and whose writes were made available needs no further wait; keep
+/// writers all the same while another queue may have to make them visible: they are dropped when
+/// overwritten. Readers that have ended order nothing.
+void drop_finished_readers(std::vector<Use>& readers) {
+    std::erase_if(readers, [](const Use& use) { return use.ticket->final_state(); });
+}
+
+void add_overlapping(const std::vector<Use>& uses, const Range& range, const TicketPtr& self,
+                     std::vector<TicketPtr>& waits) {
+    for (const Use& use : uses)
+        if (use.range.overlaps(range) && use.ticket != self &&
+            std::find(waits.begin(), waits.end(), use.ticket) == waits.end())
+            waits.push_back(use.ticket);
+}
+
+void drop_covered(std::vector<Use>& uses, const Range& range) {
+    std::erase_if(uses, [&](const Use& use) { return range.contains(use.range); });
+}
+
+} // namespace
+
+void Resource::access(Range range, Access kind_of_access, const TicketPtr& ticket,
+                      std::vector<TicketPtr>& waits) {
+    drop_finished_readers(readers);
+    add_overlapping(writers, range, ticket, waits);
+    if (kind_of_access == Access::Read) {
+        for (const Use& use : readers)
+            if (use.ticket == ticket && use.range.contains(range))
+                return;
+        readers.push_back({range, ticket});
+        return;
+    }
+    add_overlapping(readers, range, ticket, waits);
+    drop_covered(readers, range);
+    drop_covered(writers, range);
+    writers.push_back({range, ticket});
+}
+
+std::vector<TicketPtr> Resource::pending_users() const {
+    std::vector<TicketPtr> users;
+    for (const auto* uses : {&writers, &readers})
+        for (const Use& use : *uses)
+            if (!use.ticket->final_state() &&
+                std::find(users.begin(), users.end(), use.ticket) == users.end())
+                users.push_back(use.ticket);
+    return users;
+}
+
+} // namespace bellows

@@ -1,0 +1,66 @@
+// SPDX-License-Identifier: MIT
+#include "device_impl.hpp"
+#include "physical_device.hpp"
+
+#include <bellows/engine/vulkan_interop.hpp>
+
+#include <utility>
+
+namespace bellows {
+
+using detail::check;
+using detail::Ticket;
+
+struct RequiredFeatures::Impl {
+    detail::PhysicalDevice physical;
+};
+
+RequiredFeatures::RequiredFeatures(VkInstance instance, VkPhysicalDevice physical_device,
+                                   PFN_vkGetInstanceProcAddr get_instance_proc)
+    : impl_(std::make_unique<Impl>()) {
+    if (get_instance_proc != nullptr)
+        volk::volkInitializeCustom(get_instance_proc);
+    else
+        check(volk::volkInitialize(), "loading Vulkan");
+    volk::VolkInstanceTable vki{};
+    volk::volkLoadInstanceTable(&vki, instance);
+    impl_->physical = detail::inspect(vki, physical_device, 0);
+}
+
+RequiredFeatures::~RequiredFeatures() = default;
+
+const VkPhysicalDeviceFeatures2* RequiredFeatures::features() const noexcept {
+    return &impl_->physical.enable->features;
+}
+
+std::span<const char* const> RequiredFeatures::extensions() const noexcept {
+    return impl_->physical.extensions;
+}
+
+const std::vector<std::string>& RequiredFeatures::unmet() const noexcept {
+    return impl_->physical.info.unmet_requirements;
+}
+
+TimePoint wrap_timeline(Device& device, VkSemaphore semaphore, std::uint64_t value) {
+    Device::Impl& impl = device.impl();
+    const std::scoped_lock lock(impl.mutex);
+    auto ticket = impl.new_ticket("a timeline of the caller");
+    auto& timeline = impl.external_timelines[semaphore];
+    timeline.semaphore = semaphore;
+    timeline.external = true;
+    ticket->timeline = &timeline;
+    ticket->value = value;
+    ticket->state.store(Ticket::State::Submitted);
+    return TimePoint(std::move(ticket));
+}
+
+VulkanTimePoint vulkan_time_point(const TimePoint& point) {
+    const auto& ticket = point.ticket();
+    if (ticket == nullptr || ticket->timeline == nullptr ||
+        (ticket->state.load() == Ticket::State::Held && !ticket->lane))
+        throw Error(ErrorCode::InvalidArgument,
+                    "the time point has no semaphore yet: the pump holds it");
+    return {ticket->timeline->semaphore, ticket->value};
+}
+
+} // namespace bellows

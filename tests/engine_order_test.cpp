@@ -1,0 +1,278 @@
+// SPDX-License-Identifier: MIT
+// The order of work: what is submitted behaves as if executed one after another, whatever the
+// queues and lanes do, and wait-before-signal never blocks a queue.
+
+#include "support/test_device.hpp"
+
+#include <bellows/engine/lane.hpp>
+
+#include <gtest/gtest.h>
+
+#include <array>
+#include <atomic>
+#include <numeric>
+#include <random>
+#include <string>
+#include <vector>
+
+namespace bellows {
+namespace {
+
+using testing::make_device;
+using testing::read_back;
+using testing::test_options;
+
+Buffer make_buffer(Device& device, const char* name, std::uint64_t words) {
+    return Buffer(device, {.name = name, .bytes = words * 4});
+}
+
+LaneJob simple_job(std::string name, std::vector<DeclaredAccess> accesses,
+                   std::function<void(LaneContext&)> work) {
+    return {.name = std::move(name),
+            .waits = {},
+            .accesses = std::move(accesses),
+            .step = [work = std::move(work)](LaneContext& context) {
+                work(context);
+                return Progress::Done;
+            }};
+}
+
+TEST(EngineOrder, OperationsOfARecordingFollowOneAnother) {
+    auto device = make_device();
+    Buffer a = make_buffer(*device, "a", 1000), b = make_buffer(*device, "b", 1000);
+    Recording recording(*device, QueueRole::Compute, "chain");
+    recording.fill(a.view(), 7);
+    recording.copy(a.view(), b.view());
+    recording.fill(a.view(), 9);
+    device->submit(recording).wait();
+    EXPECT_EQ(read_back<std::uint32_t>(*device, b.view()), std::vector<std::uint32_t>(1000, 7));
+    EXPECT_EQ(read_back<std::uint32_t>(*device, a.view()), std::vector<std::uint32_t>(1000, 9));
+    EXPECT_GT(device->num_checked_accesses(), 0u);
+}
+
+TEST(EngineOrder, UploadAndDownloadKeepEveryByte) {
+    auto device = make_device();
+    std::vector<std::uint32_t> values(12345);
+    std::iota(values.begin(), values.end(), 17u);
+    Buffer buffer = make_buffer(*device, "values", values.size());
+    device->upload(buffer.view(), std::span<const std::uint32_t>(values));
+    EXPECT_EQ(read_back<std::uint32_t>(*device, buffer.view()), values);
+}
+
+TEST(EngineOrder, ABatchMayWaitForALaneThatWaitsForALaterBatch) {
+    // On one queue this deadlocks unless the pump holds the first batch back.
+    auto device = make_device();
+    HostThread thread(*device, "host");
+    Lane lane = thread.add_lane("lane");
+    Buffer early = make_buffer(*device, "early", 64), late = make_buffer(*device, "late", 64);
+    Buffer result = make_buffer(*device, "result", 64);
+
+    Recording produce(*device, QueueRole::Compute, "produce");
+    produce.fill(late.view(), 5);
+    Recording consume(*device, QueueRole::Compute, "consume");
+    consume.copy(early.view(), result.view());
+    Recording forward(*device, QueueRole::TransferIn, "forward");
+    forward.copy(late.view(), early.view());
+
+    // A gate that opens only when `produce` has been handed in, after `consume`.
+    std::atomic<bool> submitted{false};
+    TimePoint produced;
+    lane.post({.name = "gate",
+               .waits = {},
+               .accesses = {{early.view(), Access::Write}},
+               .step = [&](LaneContext& context) {
+                   if (!submitted)
+                       return Progress::Again;
+                   context.submit(forward, std::array{produced});
+                   return Progress::Done;
+               }});
+    const TimePoint consumed = device->submit(consume);
+    EXPECT_EQ(consumed.state(), TimePoint::State::Pending);
+    produced = device->submit(produce);
+    submitted = true;
+    consumed.wait();
+    EXPECT_EQ(read_back<std::uint32_t>(*device, result.view()), std::vector<std::uint32_t>(64, 5));
+}
+
+TEST(EngineOrder, RecordedWorkFollowsABufferThatIsBoundLater) {
+    auto device = make_device();
+    HostThread thread(*device, "host");
+    Lane lane = thread.add_lane("lane");
+    Buffer late = Buffer::declare(*device, {.name = "late"});
+    Buffer out = make_buffer(*device, "out", 256);
+    Recording fill(*device, QueueRole::Compute, "fill");
+    fill.fill(late.view().sub(0, 1024), 11);
+    fill.copy(late.view().sub(0, 1024), out.view());
+    for (std::uint64_t round = 1; round <= 3; ++round) {
+        lane.post(simple_job("bind", {{late.view(), Access::Write}},
+                             [&](LaneContext& context) { context.bind(late, 1024 * round); }));
+        device->submit(fill).wait();
+        EXPECT_EQ(read_back<std::uint32_t>(*device, out.view())[255], 11u);
+    }
+}
+
+TEST(EngineOrder, ABufferLivesUntilHeldWorkHasUsedIt) {
+    auto device = make_device();
+    HostThread thread(*device, "host");
+    Lane lane = thread.add_lane("lane");
+    std::atomic<bool> open{false};
+    const TimePoint gate =
+        lane.post({.name = "gate", .waits = {}, .accesses = {}, .step = [&](LaneContext&) {
+                       return open ? Progress::Done : Progress::Again;
+                   }});
+    Buffer out = make_buffer(*device, "out", 32);
+    Recording use(*device, QueueRole::Compute, "use");
+    TimePoint used;
+    {
+        Buffer brief = make_buffer(*device, "brief", 32);
+        use.fill(brief.view(), 4);
+        use.copy(brief.view(), out.view());
+        used = device->submit(use, std::array{gate});
+    }
+    open = true;
+    used.wait();
+    EXPECT_EQ(read_back<std::uint32_t>(*device, out.view()), std::vector<std::uint32_t>(32, 4));
+}
+
+TEST(EngineOrder, AFailedLaneJobFailsWhatDependsOnIt) {
+    auto device = make_device();
+    HostThread thread(*device, "host");
+    Lane lane = thread.add_lane("lane");
+    Buffer a = make_buffer(*device, "a", 16), b = make_buffer(*device, "b", 16);
+    Recording use(*device, QueueRole::Compute, "use");
+    use.copy(a.view(), b.view());
+    const TimePoint failed =
+        lane.post(simple_job("exchange", {{a.view(), Access::Write}}, [](LaneContext&) {
+            throw Error(ErrorCode::PeerLost, "rank 3 is gone", 3);
+        }));
+    TimePoint dependent;
+    try {
+        dependent = device->submit(use);
+    } catch (const Error&) {
+        // The job may have failed before the submission.
+    }
+    try {
+        failed.wait();
+        FAIL() << "the job's error is lost";
+    } catch (const Error& error) {
+        EXPECT_EQ(error.code(), ErrorCode::PeerLost);
+        EXPECT_EQ(error.rank(), 3);
+    }
+    if (dependent.ticket() != nullptr) {
+        EXPECT_THROW(dependent.wait(), Error);
+    }
+    EXPECT_THROW(device->submit(use), Error);
+}
+
+TEST(EngineOrder, AWaitThatRunsOutNamesWhatItWaitsFor) {
+    auto device = make_device();
+    HostThread thread(*device, "host");
+    Lane lane = thread.add_lane("lane");
+    std::atomic<bool> open{false};
+    const TimePoint point =
+        lane.post({.name = "a closed gate", .waits = {}, .accesses = {}, .step = [&](LaneContext&) {
+                       return open ? Progress::Done : Progress::Again;
+                   }});
+    try {
+        point.wait(std::chrono::milliseconds(30));
+        FAIL() << "the wait should have run out";
+    } catch (const Error& error) {
+        EXPECT_EQ(error.code(), ErrorCode::Timeout);
+        EXPECT_NE(error.message().find("a closed gate"), std::string::npos) << error.what();
+    }
+    open = true;
+    point.wait();
+}
+
+TEST(EngineOrder, AbortReleasesHeldWork) {
+    auto device = make_device();
+    HostThread thread(*device, "host");
+    Lane lane = thread.add_lane("lane");
+    Buffer a = make_buffer(*device, "a", 16);
+    Recording use(*device, QueueRole::Compute, "use");
+    use.fill(a.view(), 1);
+    const TimePoint gate = lane.post({.name = "gate",
+                                      .waits = {},
+                                      .accesses = {{a.view(), Access::Write}},
+                                      .step = [](LaneContext&) { return Progress::Again; }});
+    const TimePoint held = device->submit(use);
+    device->abort(Error(ErrorCode::Aborted, "enough"));
+    EXPECT_THROW(held.wait(std::chrono::seconds(5)), Error);
+    EXPECT_THROW(gate.wait(std::chrono::seconds(5)), Error);
+}
+
+/// A random program of fills and copies between parts of a few buffers, on all queue roles and two
+/// lanes, every lane job delayed at random. Returns what the buffers hold in the end.
+std::vector<std::uint32_t> run_random_program(const DeviceOptions& options, std::uint64_t seed) {
+    constexpr std::uint64_t kWords = 64, kBuffers = 6;
+    auto device = make_device(options);
+    HostThread thread(*device, "host");
+    thread.delay_jobs(std::chrono::microseconds(400), seed * 77 + 1);
+    std::vector<Lane> lanes;
+    lanes.push_back(thread.add_lane("lane 0"));
+    lanes.push_back(thread.add_lane("lane 1"));
+    std::vector<Buffer> buffers;
+    for (std::uint64_t i = 0; i < kBuffers; ++i) {
+        buffers.push_back(make_buffer(*device, "buffer", kWords));
+        Recording clear(*device, QueueRole::Compute, "clear");
+        clear.fill(buffers.back().view(), static_cast<std::uint32_t>(i));
+        device->submit(clear).wait();
+    }
+    std::mt19937_64 random(seed);
+    std::vector<std::unique_ptr<Recording>> recordings;
+    const auto part = [&](std::uint64_t buffer) {
+        const std::uint64_t first = random() % 2 * kWords / 2;
+        return buffers[buffer].view().sub(first * 4, kWords / 2 * 4);
+    };
+    const auto random_recording = [&](std::vector<DeclaredAccess>& accesses) {
+        auto recording = std::make_unique<Recording>(*device, static_cast<QueueRole>(random() % 4),
+                                                     "r" + std::to_string(recordings.size()));
+        for (std::uint64_t i = 0, n = 1 + random() % 3; i < n; ++i) {
+            const std::uint64_t to = random() % kBuffers;
+            const std::uint64_t from = (to + 1 + random() % (kBuffers - 1)) % kBuffers;
+            const BufferView target = part(to), source = part(from);
+            accesses.push_back({target, Access::ReadWrite});
+            if (random() % 4 == 0) {
+                recording->fill(target, static_cast<std::uint32_t>(random()));
+            } else {
+                recording->copy(source, target);
+                accesses.push_back({source, Access::Read});
+            }
+        }
+        recordings.push_back(std::move(recording));
+        return recordings.back().get();
+    };
+    for (int step = 0; step < 60; ++step) {
+        std::vector<DeclaredAccess> accesses;
+        Recording* recording = random_recording(accesses);
+        if (random() % 4 == 0)
+            lanes[random() % 2].post(simple_job(
+                "job", accesses, [=](LaneContext& context) { context.submit(*recording); }));
+        else
+            device->submit(*recording);
+    }
+    std::vector<std::uint32_t> all;
+    for (Buffer& buffer : buffers) {
+        const auto words = read_back<std::uint32_t>(*device, buffer.view());
+        all.insert(all.end(), words.begin(), words.end());
+    }
+    device->wait_idle();
+    return all;
+}
+
+TEST(EngineOrder, SerialOverlapAndShuffleGiveTheSameBits) {
+    for (std::uint64_t seed = 1; seed <= 6; ++seed) {
+        DeviceOptions options = test_options();
+        options.sync = SyncMode::Serial;
+        const auto serial = run_random_program(options, seed);
+        options.sync = SyncMode::Overlap;
+        EXPECT_EQ(run_random_program(options, seed), serial) << "overlap, seed " << seed;
+        options.sync = SyncMode::Shuffle;
+        for (options.shuffle_seed = 1; options.shuffle_seed <= 3; ++options.shuffle_seed)
+            EXPECT_EQ(run_random_program(options, seed), serial)
+                << "shuffle " << options.shuffle_seed << ", seed " << seed;
+    }
+}
+
+} // namespace
+} // namespace bellows
