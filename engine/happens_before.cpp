@@ -66,11 +66,16 @@ VectorClock HappensBefore::begin_job(std::uint32_t actor_index,
 }
 
 void HappensBefore::end_job(std::uint32_t actor_index, detail::Ticket& ticket,
-                            const VectorClock& known) {
-    join(actors_[actor_index].known, known);
-    ticket.clock = known;
+                            const Operation& late) {
+    Actor& actor = actors_[actor_index];
     for (const auto& inner : ticket.inner)
-        join(ticket.clock, inner->clock);
+        join(actor.known, inner->clock);
+    actor.known[actor_index] = actor.count;
+    ++actor.count;
+    for (const AddressRange& range : late.ranges)
+        check_and_record(actor, actor_index, late.name, range);
+    ticket.clock = actor.known;
+    ticket.clock[actor_index] = actor.count;
 }
 
 void HappensBefore::observed(const detail::Ticket& ticket) {

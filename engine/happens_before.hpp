@@ -40,8 +40,9 @@ public:
     /// A lane job starts, having seen its waits reached; returns what it knows.
     detail::VectorClock begin_job(std::uint32_t actor, std::span<const detail::TicketPtr> waits,
                                   const Operation& operation);
-    /// The job has ended; `inner` is what it submitted and has seen reached.
-    void end_job(std::uint32_t actor, detail::Ticket& ticket, const detail::VectorClock& known);
+    /// The job has ended and has seen what it submitted (ticket.inner) reached. `late` are its
+    /// accesses to memory that it may have bound itself.
+    void end_job(std::uint32_t actor, detail::Ticket& ticket, const Operation& late);
 
     /// The host has seen that the work is done.
     void observed(const detail::Ticket& ticket);

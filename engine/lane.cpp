@@ -121,6 +121,27 @@ void HostThread::Impl::run() {
     }
 }
 
+namespace {
+
+/// What a job does, for the checker: late = false, to memory that stands when it begins; true, to
+/// buffers that it may bind itself.
+HappensBefore::Operation checked_accesses(const LaneJob& job, bool late) {
+    HappensBefore::Operation operation{job.name.c_str(), false, {}};
+    for (const DeclaredAccess& access : job.accesses) {
+        if (!access.view || !access.view.resource->bound ||
+            access.view.resource->declared != late)
+            continue;
+        const auto& memory = access.view.resource->allocation;
+        const detail::Range range = detail::range_of(access.view);
+        operation.ranges.push_back({memory.address + std::min(range.begin, memory.bytes),
+                                    memory.address + std::min(range.end, memory.bytes),
+                                    access.access != Access::Read});
+    }
+    return operation;
+}
+
+} // namespace
+
 bool HostThread::Impl::begin(Lane::Impl& lane, Lane::Impl::Pending& job) {
     Device::Impl& impl = device.impl();
     const std::scoped_lock lock(impl.mutex);
@@ -141,17 +162,7 @@ bool HostThread::Impl::begin(Lane::Impl& lane, Lane::Impl::Pending& job) {
         return false;
     job.context.emplace(LaneContext::Impl{&device, {}, {}});
     if (impl.checker) {
-        HappensBefore::Operation operation{job.job.name.c_str(), false, {}};
-        for (const DeclaredAccess& access : job.job.accesses) {
-            // What the job itself binds has no memory yet; what it submits is checked there.
-            if (!access.view || !access.view.resource->bound || access.view.resource->declared)
-                continue;
-            const auto& memory = access.view.resource->allocation;
-            const detail::Range range = detail::range_of(access.view);
-            operation.ranges.push_back({memory.address + std::min(range.begin, memory.bytes),
-                                        memory.address + std::min(range.end, memory.bytes),
-                                        access.access != Access::Read});
-        }
+        const HappensBefore::Operation operation = checked_accesses(job.job, false);
         job.context->known = impl.checker->begin_job(lane.actor, job.waits, operation);
     }
     job.began = Clock::now();
@@ -165,7 +176,7 @@ void HostThread::Impl::end(Lane::Impl& lane, Lane::Impl::Pending& job) {
     const std::scoped_lock lock(impl.mutex);
     job.ticket->inner = std::move(job.context->inner);
     if (impl.checker)
-        impl.checker->end_job(lane.actor, *job.ticket, job.context->known);
+        impl.checker->end_job(lane.actor, *job.ticket, checked_accesses(job.job, true));
     if (impl.trace)
         impl.trace->add({lane.name, job.job.name, "lane",
                          job.began.time_since_epoch() / std::chrono::nanoseconds(1),

@@ -1,0 +1,100 @@
+// SPDX-License-Identifier: MIT
+#pragma once
+
+// The inside of an exchange. A leg is one crossing of the network: outbound legs (dispatch, and the
+// backward of combine) carry one record per (token, rank) to the experts; inbound legs bring one
+// record per received row back. A leg is a batch that packs, a lane job that moves bytes, a batch
+// that unpacks.
+
+#include <bellows/comm/expert_exchange.hpp>
+
+#include <bellows/engine/recording.hpp>
+
+#include <map>
+#include <memory>
+#include <string>
+#include <vector>
+
+namespace bellows {
+
+struct ExpertExchange::Impl {
+    Device& device;
+    World& world;
+    Transport& transport;
+    HostThread& thread;
+    ExchangeConfig config;
+    ControlPlane::Subscription on_failure;
+    int position = 0; ///< of this rank in the group
+
+    std::uint64_t group_size() const noexcept { return config.ranks.size(); }
+    std::uint64_t experts_of(std::uint64_t at) const noexcept;
+    std::uint64_t first_expert_of(std::uint64_t at) const noexcept;
+    /// Bytes of a record (shaders/include/exchange.glsl).
+    std::uint64_t record_bytes() const noexcept;
+    std::uint64_t hidden_bytes() const noexcept;
+    /// Records that this rank can send or receive in one outbound leg.
+    std::uint64_t most_sent() const noexcept;
+    std::uint64_t most_received() const noexcept;
+    /// Host memory serves as device memory (CPU drivers): no staging.
+    bool zero_copy() const noexcept { return device.info().is_cpu; }
+};
+
+/// Recordings of one kind, kept for the tensors they were made with.
+class RecordingCache {
+public:
+    Recording* find(const std::vector<BufferView>& key);
+    Recording& keep(std::vector<BufferView> key, std::unique_ptr<Recording> recording);
+
+private:
+    std::vector<std::pair<std::vector<BufferView>, std::unique_ptr<Recording>>> kept_;
+};
+
+struct ExchangeHandle::Impl {
+    Impl(ExpertExchange::Impl& exchange, std::string name);
+
+    struct RowTensor {
+        std::unique_ptr<Buffer> buffer;
+        std::uint64_t row_bytes = 0;
+    };
+
+    ExpertExchange::Impl& exchange;
+    std::string name;
+    Lane lane;
+    std::uint64_t capacity = 0; ///< rows in the worst case
+
+    // At the source: which ranks each token goes to.
+    Buffer rank_ids, rank_counts, rank_offsets, rank_row_to_slot, rank_slot_to_row;
+    Buffer expert_loads;  ///< slots per global expert
+    Buffer host_counts;   ///< Readback: rank_counts, then expert_loads
+    Buffer send_records;  ///< outbound, by destination rank
+    Buffer back_records;  ///< inbound, the same rows coming back
+    // At the experts.
+    Buffer record_count;  ///< Upload: received records
+    Buffer received;      ///< late: outbound records, by source rank
+    Buffer returned;      ///< late: inbound records to send
+    Buffer slot_ids, slot_weights, slot_scalars;
+    Buffer counts, offsets, row_to_slot, slot_to_row, weights_of_rows;
+    Buffer workspace;
+    std::vector<RowTensor> row_tensors; ///< [0] rows, [1] d_results
+    Buffer staging_out, staging_in;     ///< host copies, grown by the lane
+
+    // Known on the host after a dispatch, used by the lane only.
+    std::vector<std::uint64_t> sent_rows, received_rows; ///< per position in the group
+    std::uint64_t num_rows = 0;
+
+    TensorView topk_ids; ///< of the running dispatch
+    std::uint64_t tokens = 0;
+    bool dispatched = false;
+    RecordingCache pack_dispatch, pack_backward, unpack_dispatch, unpack_backward;
+    RecordingCache reduce_forward, reduce_backward, finish_forward, finish_backward;
+    ExchangeStats stats;
+
+    ops::MoeLayout send_layout(std::uint64_t num_tokens) const;
+    ops::MoeLayout receive_layout() const;
+};
+
+/// The lane job of a leg. learn: the sizes are exchanged first, and the row tensors bound.
+LaneJob make_outbound_job(ExchangeHandle::Impl& handle, std::string name, bool learn);
+LaneJob make_inbound_job(ExchangeHandle::Impl& handle, std::string name);
+
+} // namespace bellows

@@ -1,0 +1,328 @@
+// SPDX-License-Identifier: MIT
+// The four legs of an exchange on the device: what is packed before the bytes move and unpacked
+// after. Each recording is made once per handle and set of tensors, and replayed.
+
+#include "exchange_impl.hpp"
+
+#include <bellows/engine/error.hpp>
+#include <bellows/kernels/kernels.hpp>
+
+#include <algorithm>
+#include <utility>
+
+namespace bellows {
+
+namespace {
+
+using Handle = ExchangeHandle::Impl;
+
+/// What the kernels of a leg have in common.
+struct Shape {
+    explicit Shape(const Handle& handle)
+        : cpu(handle.exchange.device.info().is_cpu), bf16(config(handle).dtype == DType::BF16),
+          columns4(u32(config(handle).hidden / 4)), top_k(u32(config(handle).top_k)),
+          record4(u32(handle.exchange.record_bytes() / (bf16 ? 8 : 16))),
+          record_words(u32(handle.exchange.record_bytes() / 4)),
+          hidden_words(u32(handle.exchange.hidden_bytes() / 4)),
+          experts(u32(config(handle).num_experts)), ranks(u32(handle.exchange.group_size())) {}
+
+    static const ExchangeConfig& config(const Handle& handle) { return handle.exchange.config; }
+    static std::uint32_t u32(std::uint64_t value) { return static_cast<std::uint32_t>(value); }
+
+    /// Kernels that go by rows (shaders/include/rows.glsl): a workgroup per row on GPUs, an
+    /// invocation per row on CPUs; grids are bounded, the kernels stride.
+    std::uint32_t row_local_size() const { return cpu ? 8 : 64; }
+    std::uint32_t row_per_workgroup() const { return cpu ? 0 : 1; }
+    Groups row_groups(std::uint64_t rows) const {
+        const std::uint64_t wanted = cpu ? (rows + 7) / 8 : rows;
+        return {u32(std::clamp<std::uint64_t>(wanted, 1, cpu ? 64 : 16384)), 1, 1};
+    }
+    std::uint32_t flat_local_size() const { return cpu ? 8 : 64; }
+    Groups flat_groups(std::uint64_t items) const {
+        const std::uint64_t wanted = (items + flat_local_size() - 1) / flat_local_size();
+        return {u32(std::clamp<std::uint64_t>(wanted, 1, cpu ? 64 : 4096)), 1, 1};
+    }
+    template <class K> typename K::Variant variant() const {
+        return bf16 ? K::Variant::bf16 : K::Variant::f32;
+    }
+
+    bool cpu, bf16;
+    std::uint32_t columns4, top_k, record4, record_words, hidden_words, experts, ranks;
+};
+
+void check_tensor(const Handle& handle, const char* what, const TensorView& tensor, DType dtype,
+                  std::uint64_t rows, std::uint64_t columns) {
+    const bool fits = tensor.rank == 2 && tensor.dtype == dtype && tensor.extent[0] == rows &&
+                      tensor.extent[1] == columns && tensor.is_contiguous();
+    if (!fits)
+        throw Error(ErrorCode::InvalidArgument,
+                    handle.name + ": " + what + " must be a contiguous " +
+                        std::string(to_string(dtype)) + " [" + std::to_string(rows) + ", " +
+                        std::to_string(columns) + "]");
+}
+
+void pack_records(Recording& recording, const Handle& handle, const TensorView& x,
+                  const TensorView& ids, const TensorView& weights, bool routing) {
+    const Shape shape(handle);
+    const ops::MoeLayout layout = handle.send_layout(x.extent[0]);
+    recording.dispatch(
+        kernels::ExchangePack{
+            .variant = shape.variant<kernels::ExchangePack>(),
+            .constants = {shape.row_local_size(), shape.row_per_workgroup()},
+            .x = x.buffer,
+            .topk_ids = ids.buffer,
+            .topk_weights = routing ? weights.buffer : ids.buffer,
+            .row_to_slot = layout.row_to_slot.buffer,
+            .row_count = layout.row_count(),
+            .records = handle.send_records.view(),
+            .words = handle.send_records.view(),
+            .rows = Shape::u32(handle.exchange.most_sent()),
+            .columns4 = shape.columns4,
+            .top_k = shape.top_k,
+            .record4 = shape.record4,
+            .record_words = shape.record_words,
+            .hidden_words = shape.hidden_words,
+            .experts = shape.experts,
+            .ranks = shape.ranks,
+            .has_routing = routing ? 1u : 0u},
+        shape.row_groups(x.extent[0] * std::min<std::uint64_t>(shape.top_k, shape.ranks)));
+}
+
+void gather_rows(Recording& recording, const Handle& handle, const TensorView& rows) {
+    const Shape shape(handle);
+    const ops::MoeLayout layout = handle.receive_layout();
+    recording.dispatch(
+        kernels::ExchangeGather{.variant = shape.variant<kernels::ExchangeGather>(),
+                                .constants = {shape.row_local_size(), shape.row_per_workgroup()},
+                                .records = handle.received.view(),
+                                .row_to_slot = layout.row_to_slot.buffer,
+                                .row_count = layout.row_count(),
+                                .out_rows = rows.buffer,
+                                .rows = Shape::u32(handle.capacity),
+                                .columns4 = shape.columns4,
+                                .top_k = shape.top_k,
+                                .record4 = shape.record4},
+        shape.row_groups(handle.capacity));
+}
+
+void reduce_rows(Recording& recording, const Handle& handle, const TensorView& rows,
+                 bool scalars) {
+    const Shape shape(handle);
+    const ops::MoeLayout layout = handle.receive_layout();
+    recording.dispatch(
+        kernels::ExchangeReduce{.variant = shape.variant<kernels::ExchangeReduce>(),
+                                .constants = {shape.row_local_size(), shape.row_per_workgroup()},
+                                .rows = rows.buffer,
+                                .slot_to_row = layout.slot_to_row.buffer,
+                                .slot_scalars = handle.slot_scalars.view(),
+                                .record_count = handle.record_count.view(),
+                                .records = handle.returned.view(),
+                                .words = handle.returned.view(),
+                                .num_records = Shape::u32(handle.exchange.most_received()),
+                                .columns4 = shape.columns4,
+                                .top_k = shape.top_k,
+                                .record4 = shape.record4,
+                                .record_words = shape.record_words,
+                                .hidden_words = shape.hidden_words,
+                                .has_scalars = scalars ? 1u : 0u},
+        shape.row_groups(handle.exchange.most_received()));
+}
+
+void combine_records(Recording& recording, const Handle& handle, const TensorView& out,
+                     bool accumulate, const TensorView& scalars) {
+    const Shape shape(handle);
+    const ops::MoeLayout layout = handle.send_layout(out.extent[0]);
+    recording.dispatch(
+        kernels::ExchangeCombine{.variant = shape.variant<kernels::ExchangeCombine>(),
+                                 .constants = {shape.row_local_size(), shape.row_per_workgroup()},
+                                 .records = handle.back_records.view(),
+                                 .words = handle.back_records.view(),
+                                 .slot_to_row = layout.slot_to_row.buffer,
+                                 .topk_ids = handle.topk_ids.buffer,
+                                 .out_tokens = out.buffer,
+                                 .scalars =
+                                     scalars.buffer ? scalars.buffer : handle.slot_scalars.view(),
+                                 .tokens = Shape::u32(out.extent[0]),
+                                 .columns4 = shape.columns4,
+                                 .top_k = shape.top_k,
+                                 .record4 = shape.record4,
+                                 .record_words = shape.record_words,
+                                 .hidden_words = shape.hidden_words,
+                                 .experts = shape.experts,
+                                 .ranks = shape.ranks,
+                                 .has_scalars = scalars.buffer ? 1u : 0u,
+                                 .accumulate = accumulate ? 1u : 0u},
+        shape.row_groups(out.extent[0]));
+}
+
+/// The recording for these tensors, made by `record` at the first call.
+template <class Record>
+Recording& cached(RecordingCache& cache, const Handle& handle, const char* what,
+                  std::vector<BufferView> key, Record record) {
+    if (Recording* found = cache.find(key))
+        return *found;
+    auto made = std::make_unique<Recording>(handle.exchange.device, QueueRole::Compute,
+                                            handle.name + " " + what);
+    record(*made);
+    return cache.keep(std::move(key), std::move(made));
+}
+
+void record_dispatch_pack(Recording& recording, const Handle& handle, const TensorView& x,
+                          const TensorView& ids, const TensorView& weights) {
+    const Shape shape(handle);
+    const std::uint64_t tokens = x.extent[0];
+    const ops::MoeLayout layout = handle.send_layout(tokens);
+    const TensorView rank_ids =
+        handle.rank_ids.tensor(DType::I32, {tokens, handle.exchange.config.top_k});
+    const TensorView loads =
+        handle.expert_loads.tensor(DType::U32, {handle.exchange.config.num_experts});
+    recording.label("DISPATCH");
+    if (tokens > 0)
+        recording.dispatch(
+            kernels::ExchangeRoute{.constants = {.local_size = shape.flat_local_size()},
+                                   .topk_ids = ids.buffer,
+                                   .rank_ids = rank_ids.buffer,
+                                   .tokens = Shape::u32(tokens),
+                                   .top_k = shape.top_k,
+                                   .experts = shape.experts,
+                                   .ranks = shape.ranks},
+            shape.flat_groups(tokens));
+    ops::moe_layout(recording, rank_ids, layout, handle.workspace.view());
+    if (tokens > 0)
+        ops::expert_counts(recording, ids, loads, false);
+    else
+        recording.fill(loads.buffer, 0);
+    const std::uint64_t rank_bytes = layout.counts.buffer.bytes;
+    recording.copy(layout.counts.buffer, handle.host_counts.view().sub(0, rank_bytes));
+    recording.copy(loads.buffer,
+                   handle.host_counts.view().sub(rank_bytes, loads.buffer.bytes));
+    if (tokens > 0)
+        pack_records(recording, handle, x, ids, weights, true);
+}
+
+void record_dispatch_unpack(Recording& recording, const Handle& handle, const TensorView& rows) {
+    const Shape shape(handle);
+    const std::uint64_t most = handle.exchange.most_received();
+    const std::uint64_t top_k = handle.exchange.config.top_k;
+    const TensorView ids = handle.slot_ids.tensor(DType::I32, {most, top_k})
+                               .with_row_count(handle.record_count.view().sub(0, 4));
+    const TensorView weights = handle.slot_weights.tensor(DType::F32, {most, top_k});
+    const ops::MoeLayout layout = handle.receive_layout();
+    recording.label("DISPATCH");
+    recording.dispatch(
+        kernels::ExchangeUnpack{.constants = {.local_size = shape.flat_local_size()},
+                                .words = handle.received.view(),
+                                .record_count = handle.record_count.view(),
+                                .topk_ids = ids.buffer,
+                                .topk_weights = weights.buffer,
+                                .records = Shape::u32(most),
+                                .top_k = shape.top_k,
+                                .record_words = shape.record_words,
+                                .hidden_words = shape.hidden_words},
+        shape.flat_groups(most));
+    ops::moe_layout(recording, ids, layout, handle.workspace.view());
+    ops::moe_scalars_to_rows(recording, weights, layout,
+                             handle.weights_of_rows.tensor(DType::F32, {handle.capacity}));
+    gather_rows(recording, handle, rows);
+}
+
+} // namespace
+
+TimePoint ExpertExchange::dispatch(ExchangeHandle& handle, const TensorView& x,
+                                   const TensorView& topk_ids, const TensorView& topk_weights) {
+    Handle& h = *handle.impl_;
+    const ExchangeConfig& c = impl_->config;
+    const std::uint64_t tokens = x.extent[0];
+    if (tokens > c.max_tokens)
+        throw Error(ErrorCode::InvalidArgument,
+                    h.name + ": " + std::to_string(tokens) + " tokens, max_tokens is " +
+                        std::to_string(c.max_tokens));
+    check_tensor(h, "x", x, c.dtype, tokens, c.hidden);
+    check_tensor(h, "topk_ids", topk_ids, DType::I32, tokens, c.top_k);
+    check_tensor(h, "topk_weights", topk_weights, DType::F32, tokens, c.top_k);
+    h.topk_ids = topk_ids;
+    h.tokens = tokens;
+    h.dispatched = true;
+    impl_->device.submit(cached(h.pack_dispatch, h, "pack",
+                                {x.buffer, topk_ids.buffer, topk_weights.buffer},
+                                [&](Recording& recording) {
+                                    record_dispatch_pack(recording, h, x, topk_ids, topk_weights);
+                                }));
+    h.lane.post(make_outbound_job(h, h.name + " DISPATCH(F)", true));
+    return impl_->device.submit(
+        cached(h.unpack_dispatch, h, "unpack", {}, [&](Recording& recording) {
+            record_dispatch_unpack(recording, h, handle.rows());
+        }));
+}
+
+TimePoint ExpertExchange::combine(ExchangeHandle& handle, const TensorView& results,
+                                  const TensorView& out, bool accumulate) {
+    Handle& h = *handle.impl_;
+    check_tensor(h, "results", results, impl_->config.dtype, h.capacity, impl_->config.hidden);
+    check_tensor(h, "out", out, impl_->config.dtype, h.tokens, impl_->config.hidden);
+    impl_->device.submit(
+        cached(h.reduce_forward, h, "reduce", {results.buffer}, [&](Recording& recording) {
+            recording.label("COMBINE");
+            reduce_rows(recording, h, results, false);
+        }));
+    h.lane.post(make_inbound_job(h, h.name + " COMBINE(F)"));
+    return impl_->device.submit(cached(h.finish_forward, h, accumulate ? "sum onto" : "sum",
+                                       {out.buffer, h.topk_ids.buffer, {nullptr, accumulate, 0}},
+                                       [&](Recording& recording) {
+                                           recording.label("COMBINE");
+                                           if (out.extent[0] > 0)
+                                               combine_records(recording, h, out, accumulate, {});
+                                       }));
+}
+
+TimePoint ExpertExchange::combine_backward(ExchangeHandle& handle, const TensorView& d_out) {
+    Handle& h = *handle.impl_;
+    check_tensor(h, "d_out", d_out, impl_->config.dtype, h.tokens, impl_->config.hidden);
+    impl_->device.submit(cached(h.pack_backward, h, "pack gradients",
+                                {d_out.buffer, h.topk_ids.buffer}, [&](Recording& recording) {
+                                    recording.label("DISPATCH(B)");
+                                    if (d_out.extent[0] > 0)
+                                        pack_records(recording, h, d_out, h.topk_ids, {}, false);
+                                }));
+    h.lane.post(make_outbound_job(h, h.name + " DISPATCH(B)", false));
+    return impl_->device.submit(
+        cached(h.unpack_backward, h, "unpack gradients", {}, [&](Recording& recording) {
+            recording.label("DISPATCH(B)");
+            gather_rows(recording, h, handle.d_results());
+        }));
+}
+
+TimePoint ExpertExchange::dispatch_backward(ExchangeHandle& handle, const TensorView& d_rows,
+                                            const TensorView& d_row_weights,
+                                            const TensorView& d_x, bool accumulate,
+                                            const TensorView& d_topk_weights) {
+    Handle& h = *handle.impl_;
+    const ExchangeConfig& c = impl_->config;
+    const bool scalars = static_cast<bool>(d_row_weights.buffer);
+    check_tensor(h, "d_rows", d_rows, c.dtype, h.capacity, c.hidden);
+    check_tensor(h, "d_x", d_x, c.dtype, h.tokens, c.hidden);
+    if (scalars)
+        check_tensor(h, "d_topk_weights", d_topk_weights, DType::F32, h.tokens, c.top_k);
+    impl_->device.submit(cached(
+        h.reduce_backward, h, "reduce gradients", {d_rows.buffer, d_row_weights.buffer},
+        [&](Recording& recording) {
+            recording.label("COMBINE(B)");
+            if (scalars)
+                ops::moe_scalars_to_slots(
+                    recording, d_row_weights, h.receive_layout(),
+                    h.slot_scalars.tensor(DType::F32, {impl_->most_received(), c.top_k}));
+            reduce_rows(recording, h, d_rows, scalars);
+        }));
+    h.lane.post(make_inbound_job(h, h.name + " COMBINE(B)"));
+    return impl_->device.submit(cached(
+        h.finish_backward, h, "sum gradients",
+        {d_x.buffer, d_topk_weights.buffer, h.topk_ids.buffer, {nullptr, accumulate, 0}},
+        [&](Recording& recording) {
+            recording.label("COMBINE(B)");
+            if (d_x.extent[0] > 0)
+                combine_records(recording, h, d_x, accumulate,
+                                scalars ? d_topk_weights : TensorView{});
+        }));
+}
+
+} // namespace bellows

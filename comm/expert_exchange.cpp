@@ -1,0 +1,252 @@
+// SPDX-License-Identifier: MIT
+#include "exchange_impl.hpp"
+
+#include <bellows/engine/error.hpp>
+#include <bellows/kernels/kernels.hpp>
+
+#include <algorithm>
+#include <numeric>
+#include <utility>
+
+namespace bellows {
+
+namespace {
+
+void require(bool good, const std::string& name, const std::string& message) {
+    if (!good)
+        throw Error(ErrorCode::InvalidArgument, name + ": " + message);
+}
+
+/// The group's members, checked; all ranks of the world where none are named.
+std::vector<int> group_of(const World& world, const ExchangeConfig& config) {
+    std::vector<int> ranks = config.ranks;
+    if (ranks.empty()) {
+        ranks.resize(static_cast<std::size_t>(world.size()));
+        std::iota(ranks.begin(), ranks.end(), 0);
+    }
+    for (std::size_t i = 0; i < ranks.size(); ++i)
+        require(ranks[i] >= 0 && ranks[i] < world.size() && (i == 0 || ranks[i - 1] < ranks[i]),
+                config.name, "the group's ranks must ascend and lie within the world's " +
+                                 std::to_string(world.size()));
+    return ranks;
+}
+
+} // namespace
+
+std::uint64_t ExpertExchange::Impl::experts_of(std::uint64_t at) const noexcept {
+    return config.num_experts / group_size() + (at < config.num_experts % group_size() ? 1 : 0);
+}
+
+std::uint64_t ExpertExchange::Impl::first_expert_of(std::uint64_t at) const noexcept {
+    return at * (config.num_experts / group_size()) +
+           std::min(at, config.num_experts % group_size());
+}
+
+std::uint64_t ExpertExchange::Impl::hidden_bytes() const noexcept {
+    return config.hidden * size_of(config.dtype);
+}
+
+std::uint64_t ExpertExchange::Impl::record_bytes() const noexcept {
+    return (hidden_bytes() + config.top_k * 8 + 15) / 16 * 16;
+}
+
+std::uint64_t ExpertExchange::Impl::most_sent() const noexcept {
+    return config.max_tokens * std::min(config.top_k, group_size());
+}
+
+std::uint64_t ExpertExchange::Impl::most_received() const noexcept {
+    return config.max_tokens * group_size();
+}
+
+ExpertExchange::ExpertExchange(Device& device, World& world, Transport& transport,
+                               HostThread& thread, ExchangeConfig config)
+    : impl_(new Impl{device, world, transport, thread, std::move(config), {}, 0}) {
+    ExchangeConfig& c = impl_->config;
+    c.ranks = group_of(world, c);
+    const auto self = std::find(c.ranks.begin(), c.ranks.end(), world.rank());
+    require(self != c.ranks.end(), c.name,
+            "rank " + std::to_string(world.rank()) + " is not in the group");
+    impl_->position = static_cast<int>(self - c.ranks.begin());
+    require(c.num_experts > 0, c.name, "num_experts is 0");
+    require(c.top_k > 0 && c.top_k <= 64, c.name,
+            "top_k is " + std::to_string(c.top_k) + ", it must be 1 to 64");
+    require(c.hidden > 0 && c.hidden % 8 == 0, c.name,
+            "hidden is " + std::to_string(c.hidden) + ", it must be a multiple of 8");
+    require(c.max_tokens > 0, c.name, "max_tokens is 0");
+    require(c.alignment > 0, c.name, "alignment is 0");
+    require(c.dtype == DType::F32 || c.dtype == DType::BF16, c.name,
+            std::string("tokens travel as f32 or bf16, not ") + to_string(c.dtype));
+    require(impl_->most_received() * c.top_k <= 0x7FFFFFFF, c.name,
+            "more than 2^31 - 1 slots may arrive at once: lower max_tokens");
+    impl_->on_failure =
+        world.control().on_failure([target = &device](const Error& error) { target->abort(error); });
+}
+
+ExpertExchange::~ExpertExchange() = default;
+
+const ExchangeConfig& ExpertExchange::config() const noexcept { return impl_->config; }
+
+std::uint64_t ExpertExchange::num_local_experts() const noexcept {
+    return impl_->experts_of(static_cast<std::uint64_t>(impl_->position));
+}
+
+std::uint64_t ExpertExchange::first_local_expert() const noexcept {
+    return impl_->first_expert_of(static_cast<std::uint64_t>(impl_->position));
+}
+
+int ExpertExchange::owner(std::uint64_t expert) const noexcept {
+    std::uint64_t at = 0;
+    while (at + 1 < impl_->group_size() && impl_->first_expert_of(at + 1) <= expert)
+        ++at;
+    return static_cast<int>(at);
+}
+
+std::unique_ptr<ExchangeHandle> ExpertExchange::create_handle(std::string name) {
+    auto impl = std::make_unique<ExchangeHandle::Impl>(*impl_, std::move(name));
+    return std::unique_ptr<ExchangeHandle>(new ExchangeHandle(std::move(impl)));
+}
+
+// ---- Handle ---------------------------------------------------------------------------------
+
+Recording* RecordingCache::find(const std::vector<BufferView>& key) {
+    const auto same = [](const BufferView& a, const BufferView& b) {
+        return a.resource == b.resource && a.offset == b.offset && a.bytes == b.bytes;
+    };
+    for (auto& [kept_key, recording] : kept_)
+        if (std::equal(key.begin(), key.end(), kept_key.begin(), kept_key.end(), same))
+            return recording.get();
+    return nullptr;
+}
+
+Recording& RecordingCache::keep(std::vector<BufferView> key,
+                                std::unique_ptr<Recording> recording) {
+    kept_.emplace_back(std::move(key), std::move(recording));
+    return *kept_.back().second;
+}
+
+ExchangeHandle::Impl::Impl(ExpertExchange::Impl& owner, std::string handle_name)
+    : exchange(owner), name(std::move(handle_name)), lane(owner.thread.add_lane(name)) {
+    const ExchangeConfig& c = exchange.config;
+    const std::uint64_t ranks = exchange.group_size();
+    const std::uint64_t local = exchange.experts_of(static_cast<std::uint64_t>(exchange.position));
+    const std::uint64_t most_in = exchange.most_received();
+    const std::uint64_t slots_out = c.max_tokens * c.top_k, slots_in = most_in * c.top_k;
+    const std::uint64_t experts = std::max<std::uint64_t>(local, 1);
+    capacity = ops::moe_capacity(most_in, c.top_k, experts, c.alignment);
+
+    const auto make = [&](const char* what, std::uint64_t bytes, MemoryKind kind) {
+        return Buffer(exchange.device, {.name = name + " " + what,
+                                        .bytes = std::max<std::uint64_t>(bytes, 16),
+                                        .kind = kind,
+                                        .category = MemoryCategory::Communication});
+    };
+    const auto declare = [&](const char* what, MemoryKind kind) {
+        return Buffer::declare(exchange.device, {.name = name + " " + what,
+                                                 .kind = kind,
+                                                 .category = MemoryCategory::Communication});
+    };
+    const MemoryKind wire = exchange.zero_copy() ? MemoryKind::Readback : MemoryKind::Device;
+    rank_ids = make("rank ids", slots_out * 4, MemoryKind::Device);
+    rank_counts = make("rank counts", ranks * 4, MemoryKind::Device);
+    rank_offsets = make("rank offsets", (ranks + 1) * 4, MemoryKind::Device);
+    rank_row_to_slot = make("rank rows", ops::moe_capacity(c.max_tokens, c.top_k, ranks, 1) * 4,
+                            MemoryKind::Device);
+    rank_slot_to_row = make("rank slots", slots_out * 4, MemoryKind::Device);
+    expert_loads = make("expert loads", c.num_experts * 4, MemoryKind::Device);
+    host_counts = make("counts", (ranks + c.num_experts) * 4, MemoryKind::Readback);
+    send_records = make("records to send", exchange.most_sent() * exchange.record_bytes(), wire);
+    back_records = make("records back", exchange.most_sent() * exchange.record_bytes(), wire);
+    record_count = make("record count", 16, MemoryKind::Upload);
+    received = declare("records received", wire);
+    returned = declare("records to return", wire);
+    slot_ids = make("slot ids", slots_in * 4, MemoryKind::Device);
+    slot_weights = make("slot weights", slots_in * 4, MemoryKind::Device);
+    slot_scalars = make("slot scalars", slots_in * 4, MemoryKind::Device);
+    counts = make("expert counts", experts * 4, MemoryKind::Device);
+    offsets = make("expert offsets", (experts + 1) * 4, MemoryKind::Device);
+    row_to_slot = make("rows", capacity * 4, MemoryKind::Device);
+    slot_to_row = make("slots", slots_in * 4, MemoryKind::Device);
+    weights_of_rows = make("row weights", capacity * 4, MemoryKind::Device);
+    workspace =
+        make("workspace",
+             std::max(ops::moe_layout_workspace_bytes(c.max_tokens, c.top_k, ranks),
+                      ops::moe_layout_workspace_bytes(most_in, c.top_k, experts)),
+             MemoryKind::Device);
+}
+
+ops::MoeLayout ExchangeHandle::Impl::send_layout(std::uint64_t num_tokens) const {
+    const ExchangeConfig& c = exchange.config;
+    const std::uint64_t ranks = exchange.group_size();
+    return {.counts = rank_counts.tensor(DType::U32, {ranks}),
+            .offsets = rank_offsets.tensor(DType::U32, {ranks + 1}),
+            .row_to_slot = rank_row_to_slot.tensor(
+                DType::I32, {ops::moe_capacity(num_tokens, c.top_k, ranks, 1)}),
+            .slot_to_row = rank_slot_to_row.tensor(DType::I32, {num_tokens, c.top_k}),
+            .alignment = 1};
+}
+
+ops::MoeLayout ExchangeHandle::Impl::receive_layout() const {
+    const std::uint64_t local = std::max<std::uint64_t>(
+        exchange.experts_of(static_cast<std::uint64_t>(exchange.position)), 1);
+    return {.counts = counts.tensor(DType::U32, {local}),
+            .offsets = offsets.tensor(DType::U32, {local + 1}),
+            .row_to_slot = row_to_slot.tensor(DType::I32, {capacity}),
+            .slot_to_row = slot_to_row.tensor(
+                DType::I32, {exchange.most_received(), exchange.config.top_k}),
+            .alignment = exchange.config.alignment};
+}
+
+ExchangeHandle::ExchangeHandle(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {
+    const ExchangeConfig& c = impl_->exchange.config;
+    add_row_tensor("rows", c.dtype, c.hidden, MemoryCategory::Activations);
+    add_row_tensor("result gradients", c.dtype, c.hidden, MemoryCategory::Activations);
+}
+
+ExchangeHandle::~ExchangeHandle() = default;
+
+TensorView ExchangeHandle::add_row_tensor(std::string name, DType dtype, std::uint64_t columns,
+                                          MemoryCategory category) {
+    require(!impl_->dispatched, impl_->name, "row tensors are added before the first dispatch");
+    ExchangeHandle::Impl::RowTensor tensor;
+    tensor.buffer = std::make_unique<Buffer>(
+        Buffer::declare(impl_->exchange.device,
+                        {.name = impl_->name + " " + name, .category = category}));
+    tensor.row_bytes = columns * size_of(dtype);
+    impl_->row_tensors.push_back(std::move(tensor));
+    return impl_->row_tensors.back()
+        .buffer->tensor(dtype, {impl_->capacity, columns})
+        .with_row_count(impl_->receive_layout().row_count());
+}
+
+TensorView ExchangeHandle::rows() const {
+    const ExchangeConfig& c = impl_->exchange.config;
+    return impl_->row_tensors[0]
+        .buffer->tensor(c.dtype, {impl_->capacity, c.hidden})
+        .with_row_count(impl_->receive_layout().row_count());
+}
+
+TensorView ExchangeHandle::d_results() const {
+    const ExchangeConfig& c = impl_->exchange.config;
+    return impl_->row_tensors[1]
+        .buffer->tensor(c.dtype, {impl_->capacity, c.hidden})
+        .with_row_count(impl_->receive_layout().row_count());
+}
+
+TensorView ExchangeHandle::row_weights() const {
+    return impl_->weights_of_rows.tensor(DType::F32, {impl_->capacity})
+        .with_row_count(impl_->receive_layout().row_count());
+}
+
+TensorView ExchangeHandle::expert_offsets() const { return impl_->receive_layout().offsets; }
+TensorView ExchangeHandle::expert_counts() const { return impl_->receive_layout().counts; }
+std::uint64_t ExchangeHandle::capacity() const { return impl_->capacity; }
+const ExchangeStats& ExchangeHandle::stats() const { return impl_->stats; }
+
+void ExchangeHandle::release_rows() {
+    for (auto& tensor : impl_->row_tensors)
+        tensor.buffer->unbind();
+    impl_->received.unbind();
+    impl_->returned.unbind();
+}
+
+} // namespace bellows

@@ -1,0 +1,130 @@
+// SPDX-License-Identifier: MIT
+#pragma once
+
+// The expert exchange: tokens travel to the ranks that own their experts (dispatch) and their
+// results come back summed (combine), both with their backward passes. A handle is one micro-batch
+// in flight: it owns the buffers and the slot maps, and replays them for the backward pass, so the
+// layout crosses the network once. All ranks of the group make the same calls in the same order.
+//
+// Placement comes from prefix sums on the device: rows arrive grouped by local expert in the order
+// (expert, source rank, source token), the same on every run. Sums are f32 in a fixed order. A token
+// travels once per rank, whatever number of its experts live there.
+//
+// The calls only hand work in; they return the time point of their result and never wait for the
+// network. One thread at a time calls an exchange and its handles.
+
+#include <bellows/comm/message.hpp>
+#include <bellows/comm/world.hpp>
+#include <bellows/engine/device.hpp>
+#include <bellows/engine/lane.hpp>
+#include <bellows/engine/ops.hpp>
+
+#include <chrono>
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+namespace bellows {
+
+struct ExchangeConfig {
+    std::string name = "exchange"; ///< shown in errors and the trace
+    std::vector<int> ranks;        ///< the group, ascending; empty: the whole world
+    std::uint64_t num_experts = 0; ///< of the layer; contiguous blocks belong to the ranks in order
+    std::uint64_t top_k = 0;       ///< at most 64
+    std::uint64_t hidden = 0;      ///< multiple of 8
+    std::uint64_t max_tokens = 0;  ///< most tokens that any rank of the group hands in
+    DType dtype = DType::F32;      ///< of tokens, on the device and on the wire: F32 or BF16
+    std::uint32_t alignment = 1;   ///< each expert's rows begin at a multiple of it
+    std::chrono::milliseconds timeout{60'000}; ///< of one exchange, once it has begun
+};
+
+/// What a handle or an exchange has moved so far.
+struct ExchangeStats {
+    std::uint64_t exchanges = 0;
+    std::uint64_t bytes_sent = 0; ///< to other ranks
+    std::uint64_t bytes_received = 0;
+    std::uint64_t messages_sent = 0;
+    double seconds_waited = 0; ///< between the last byte handed to the network and the last received
+};
+
+class ExpertExchange;
+
+class ExchangeHandle {
+public:
+    ~ExchangeHandle();
+    ExchangeHandle(const ExchangeHandle&) = delete;
+    ExchangeHandle& operator=(const ExchangeHandle&) = delete;
+
+    /// Received rows grouped by local expert: [capacity, hidden], its row_count on the device. The
+    /// memory is bound when the counts are known.
+    TensorView rows() const;
+    /// Routing weight of each row: [capacity] f32.
+    TensorView row_weights() const;
+    /// First row of each local expert: [num_local_experts + 1] u32; and rows of each, [.] u32.
+    TensorView expert_offsets() const;
+    TensorView expert_counts() const;
+    /// Gradient of the rows' results, as combine_backward delivers it: [capacity, hidden].
+    TensorView d_results() const;
+    std::uint64_t capacity() const;
+
+    /// A tensor with one row per received row, bound together with rows(): [capacity, columns].
+    /// For what the experts compute. Before the first dispatch.
+    TensorView add_row_tensor(std::string name, DType dtype, std::uint64_t columns,
+                              MemoryCategory category = MemoryCategory::Activations);
+
+    /// Gives the memory of the row tensors back when the work handed in so far is done.
+    void release_rows();
+    const ExchangeStats& stats() const;
+
+    struct Impl;
+
+private:
+    friend class ExpertExchange;
+    explicit ExchangeHandle(std::unique_ptr<Impl> impl);
+    std::unique_ptr<Impl> impl_;
+};
+
+class ExpertExchange {
+public:
+    /// Not collective. `thread` runs the exchange's lanes. The world, transport, thread and device
+    /// must outlive it. Throws Error{InvalidArgument} naming the value that does not fit.
+    ExpertExchange(Device& device, World& world, Transport& transport, HostThread& thread,
+                   ExchangeConfig config);
+    ~ExpertExchange();
+
+    const ExchangeConfig& config() const noexcept;
+    std::uint64_t num_local_experts() const noexcept;
+    std::uint64_t first_local_expert() const noexcept;
+    /// Position in the group of the rank that owns an expert.
+    int owner(std::uint64_t expert) const noexcept;
+
+    /// Handles in flight at once may be as many as there are; each has a lane of its own.
+    std::unique_ptr<ExchangeHandle> create_handle(std::string name);
+
+    /// x: [tokens, hidden], topk_ids: [tokens, top_k] i32 of global experts (-1: none),
+    /// topk_weights: [tokens, top_k] f32; tokens <= max_tokens, may be 0 and differ between ranks.
+    /// Fills the handle's rows, weights and offsets. Collective.
+    TimePoint dispatch(ExchangeHandle& handle, const TensorView& x, const TensorView& topk_ids,
+                       const TensorView& topk_weights);
+    /// out[t] (+)= the sum of the results of the token's rows. results: [capacity, hidden], as
+    /// rows(); out: [tokens, hidden]. Weights are not applied here: multiply by row_weights().
+    /// Collective.
+    TimePoint combine(ExchangeHandle& handle, const TensorView& results, const TensorView& out,
+                      bool accumulate = false);
+    /// The gradient of combine: d_out: [tokens, hidden] to the handle's d_results(). Collective.
+    TimePoint combine_backward(ExchangeHandle& handle, const TensorView& d_out);
+    /// The gradient of dispatch: d_rows: [capacity, hidden], d_row_weights: [capacity] f32
+    /// (optional); d_x: [tokens, hidden], d_topk_weights: [tokens, top_k] f32 (if d_row_weights).
+    /// Collective.
+    TimePoint dispatch_backward(ExchangeHandle& handle, const TensorView& d_rows,
+                                const TensorView& d_row_weights, const TensorView& d_x,
+                                bool accumulate, const TensorView& d_topk_weights);
+
+    struct Impl;
+
+private:
+    std::unique_ptr<Impl> impl_;
+};
+
+} // namespace bellows

@@ -1,0 +1,58 @@
+// SPDX-License-Identifier: MIT
+// The end of a combine at the source: out[t] = (out[t] +) sum over k ascending of the record that
+// came back for slot (t, k), one per rank; and (has_scalars) scalars[t, k] = the returned scalar of
+// slot k, which stands in the record of the rank that owns the slot's expert; 0 for no expert.
+//   records, words: the same memory, rows as sent; slot_to_row, topk_ids [tokens, top_k]
+//   i32; out_tokens [tokens, columns] of the variant's storage, scalars [tokens, top_k] f32
+// Dispatch: see include/rows.glsl; a row is a token.
+#version 460
+#extension GL_GOOGLE_include_directive : require
+#include "include/activation.glsl"
+#include "include/exchange.glsl"
+#include "exchange_combine.kernel.glsl"
+#include "include/rows.glsl"
+
+int destination(uint slot) {
+    int expert = push.operands.topk_ids.v[slot];
+    return expert < 0 || expert >= int(push.experts)
+               ? -1
+               : int(rank_of_expert(uint(expert), push.experts, push.ranks));
+}
+
+float returned_scalar(uint first, uint k) {
+    int rank = destination(first + k);
+    for (uint j = 0u; j <= k && rank >= 0; ++j) {
+        int row = push.operands.slot_to_row.v[first + j];
+        if (row >= 0 && destination(first + j) == rank) {
+            return uintBitsToFloat(
+                push.operands.words.v[uint(row) * push.record_words + push.hidden_words + k]);
+        }
+    }
+    return 0.0;
+}
+
+void main() {
+    FOR_ROWS(token, push.tokens) {
+        uint slot = token * push.top_k;
+        FOR_COLUMNS(c, push.columns4) {
+            vec4 sum = vec4(0);
+            if (push.accumulate != 0u) {
+                sum = load4(push.operands.out_tokens.v[token * push.columns4 + c]);
+            }
+            uint k = 0u;
+            do {
+                int row = push.operands.slot_to_row.v[slot + k];
+                if (row >= 0) {
+                    sum += load4(push.operands.records.v[uint(row) * push.record4 + c]);
+                }
+            } while (++k < push.top_k);
+            push.operands.out_tokens.v[token * push.columns4 + c] = store4(sum);
+        } NEXT_COLUMN(c, push.columns4);
+        if (push.has_scalars != 0u && row_leader()) {
+            uint k = 0u;
+            do {
+                push.operands.scalars.v[slot + k] = returned_scalar(slot, k);
+            } while (++k < push.top_k);
+        }
+    } NEXT_ROW(token, push.tokens);
+}

@@ -1,0 +1,29 @@
+// SPDX-License-Identifier: MIT
+// The routing part of received records: local expert ids and weights of each.
+//   record_words: records as words (include/exchange.glsl), record_count [1] u32,
+//   topk_ids [records, top_k] i32, topk_weights [records, top_k] f32
+// Dispatch: one invocation per record, grid-stride.
+#version 460
+#extension GL_GOOGLE_include_directive : require
+#include "include/common.glsl"
+#include "exchange_unpack.kernel.glsl"
+
+layout(local_size_x_id = 0) in;
+
+void main() {
+    uint records = min(push.records, push.operands.record_count.v[0]);
+    uint record = gl_GlobalInvocationID.x;
+    if (record >= records) {
+        return;
+    }
+    do {
+        uint from = record * push.record_words + push.hidden_words;
+        uint k = 0u;
+        do {
+            push.operands.topk_ids.v[record * push.top_k + k] =
+                int(push.operands.words.v[from + k]);
+            push.operands.topk_weights.v[record * push.top_k + k] =
+                uintBitsToFloat(push.operands.words.v[from + push.top_k + k]);
+        } while (++k < push.top_k);
+    } while ((record += gl_NumWorkGroups.x * local_size) < records);
+}
