@@ -37,7 +37,7 @@ die() {
     exit 1
 }
 
-for program in apt-get apt-config apt-cache dpkg dpkg-deb tar sha256sum find sed; do
+for program in apt-get apt-config apt-cache dpkg dpkg-deb tar sha256sum find sed patchelf; do
     command -v "$program" >/dev/null || die "needs the program '$program' (Debian or Ubuntu)"
 done
 
@@ -194,13 +194,20 @@ find "$root" -type l | while read -r link; do
     esac
 done
 
-rm -rf "$folder/root" "$folder/bin"
+# A library with a RUNPATH of its own would hide the run path of the program that loads it.
+find "$root/$lib" -maxdepth 1 -name '*.so*' -type f | while read -r library; do
+    if [ -n "$(patchelf --print-rpath "$library" 2>/dev/null)" ]; then
+        patchelf --remove-rpath "$library"
+    fi
+done
+
+rm -rf "$folder/root" "$folder/bin" "$folder/layers"
 mv "$root" "$folder/root"
 ln -sfn "root/$loader" "$folder/loader"
 ln -sfn "root/$lib" "$folder/lib"
 ln -sfn root/usr/include "$folder/include"
-ln -sfn root/usr/share/vulkan/explicit_layer.d "$folder/layers"
-mkdir -p "$folder/bin"
+mkdir -p "$folder/bin" "$folder/layers"
+ln -s ../root/usr/share/vulkan/explicit_layer.d/VkLayer_khronos_validation.json "$folder/layers/"
 for program in glslc spirv-val spirv-opt spirv-dis spirv-as glslangValidator; do
     [ -x "$folder/root/usr/bin/$program" ] || continue
     cat >"$folder/bin/$program" <<END
