@@ -1,0 +1,68 @@
+# SPDX-License-Identifier: MIT
+# How every target of the house is built, and the function that makes a folder's library.
+
+set(CMAKE_CXX_STANDARD 20)
+set(CMAKE_CXX_STANDARD_REQUIRED ON)
+set(CMAKE_CXX_EXTENSIONS OFF)
+set(CMAKE_POSITION_INDEPENDENT_CODE ON)
+if(PROJECT_IS_TOP_LEVEL)
+    set(CMAKE_EXPORT_COMPILE_COMMANDS ON)
+    set(CMAKE_RUNTIME_OUTPUT_DIRECTORY "${CMAKE_BINARY_DIR}/bin")
+    if(NOT CMAKE_BUILD_TYPE)
+        set(CMAKE_BUILD_TYPE Release CACHE STRING "Kind of build" FORCE)
+    endif()
+    find_program(BELLOWS_CCACHE_PROGRAM ccache)
+    mark_as_advanced(BELLOWS_CCACHE_PROGRAM)
+    if(BELLOWS_CCACHE AND BELLOWS_CCACHE_PROGRAM AND NOT CMAKE_CXX_COMPILER_LAUNCHER)
+        set(CMAKE_C_COMPILER_LAUNCHER "${BELLOWS_CCACHE_PROGRAM}")
+        set(CMAKE_CXX_COMPILER_LAUNCHER "${BELLOWS_CCACHE_PROGRAM}")
+    endif()
+endif()
+
+# Warnings and sanitizers; for targets of the house only.
+function(bellows_target_defaults target)
+    target_compile_options(${target} PRIVATE $<$<COMPILE_LANGUAGE:CXX>:
+        -Wall -Wextra -Wpedantic -Wshadow $<$<BOOL:${BELLOWS_WERROR}>:-Werror>>)
+    if(BELLOWS_SANITIZE)
+        target_compile_options(${target} PRIVATE -fsanitize=${BELLOWS_SANITIZE}
+            -fno-omit-frame-pointer -fno-sanitize-recover=all)
+        target_link_options(${target} PUBLIC -fsanitize=${BELLOWS_SANITIZE})
+    endif()
+endfunction()
+
+# Those of the named house targets that exist: a folder without sources yet makes no target.
+function(bellows_existing_targets result)
+    set(found "")
+    foreach(name IN LISTS ARGN)
+        if(NOT name MATCHES "^bellows" OR TARGET ${name})
+            list(APPEND found ${name})
+        endif()
+    endforeach()
+    set(${result} "${found}" PARENT_SCOPE)
+endfunction()
+
+# bellows_library(<folder> [PUBLIC libs...] [PRIVATE libs...])
+# Library bellows_<folder>, alias bellows::<folder>, of all *.cpp below the current folder and of
+# the headers in include/.
+function(bellows_library name)
+    cmake_parse_arguments(PARSE_ARGV 1 arg "" "" "PUBLIC;PRIVATE")
+    file(GLOB_RECURSE sources CONFIGURE_DEPENDS "${CMAKE_CURRENT_SOURCE_DIR}/*.cpp")
+    file(GLOB_RECURSE headers CONFIGURE_DEPENDS "${CMAKE_CURRENT_SOURCE_DIR}/include/*.hpp")
+    if(NOT sources)
+        return()
+    endif()
+    set(target bellows_${name})
+    add_library(${target} STATIC ${sources})
+    add_library(bellows::${name} ALIAS ${target})
+    set_target_properties(${target} PROPERTIES EXPORT_NAME ${name})
+    bellows_target_defaults(${target})
+    target_compile_features(${target} PUBLIC cxx_std_20)
+    target_include_directories(${target}
+        PUBLIC $<BUILD_INTERFACE:${CMAKE_CURRENT_SOURCE_DIR}/include>
+        PRIVATE "${CMAKE_CURRENT_SOURCE_DIR}")
+    bellows_existing_targets(public ${arg_PUBLIC})
+    bellows_existing_targets(private ${arg_PRIVATE})
+    target_link_libraries(${target} PUBLIC ${public} PRIVATE ${private})
+    set_property(GLOBAL APPEND PROPERTY BELLOWS_PUBLIC_HEADERS_${name} ${headers})
+    set_property(GLOBAL APPEND PROPERTY BELLOWS_LIBRARIES ${name})
+endfunction()

@@ -1,0 +1,33 @@
+# SPDX-License-Identifier: MIT
+# What the house is built with: Vulkan headers, volk, Vulkan Memory Allocator, MPI, and the rest.
+
+find_package(Threads REQUIRED)
+
+# Headers of the toolchain folder first, the system's where they are new enough.
+find_path(BELLOWS_VULKAN_INCLUDE vulkan/vulkan_core.h
+    PATHS "${BELLOWS_TOOLCHAIN}/include" NO_DEFAULT_PATH)
+find_path(BELLOWS_VULKAN_INCLUDE vulkan/vulkan_core.h)
+foreach(header vulkan/vulkan_core.h volk.h vk_mem_alloc.h)
+    if(NOT EXISTS "${BELLOWS_VULKAN_INCLUDE}/${header}")
+        message(FATAL_ERROR "Bellows needs the header <${header}>; looked in "
+            "${BELLOWS_TOOLCHAIN}/include and the system's folders. Run cmake/toolchain.sh, or "
+            "install Vulkan headers >= 1.4, volk and Vulkan Memory Allocator.")
+    endif()
+endforeach()
+file(STRINGS "${BELLOWS_VULKAN_INCLUDE}/vulkan/vulkan_core.h" version_line
+    REGEX "define VK_HEADER_VERSION_COMPLETE")
+string(REGEX MATCH "\\( *[0-9]+, *([0-9]+), *([0-9]+)" _ "${version_line}")
+if("${CMAKE_MATCH_1}.${CMAKE_MATCH_2}" VERSION_LESS 1.4)
+    message(FATAL_ERROR "Bellows needs Vulkan headers >= 1.4, found "
+        "${CMAKE_MATCH_1}.${CMAKE_MATCH_2} in ${BELLOWS_VULKAN_INCLUDE}. Run cmake/toolchain.sh.")
+endif()
+
+# Headers only: the loader is opened at run time. VOLK_NAMESPACE keeps volk's function pointers
+# from clashing with the functions of a program that links the loader itself.
+add_library(bellows_vulkan INTERFACE)
+target_include_directories(bellows_vulkan SYSTEM INTERFACE "${BELLOWS_VULKAN_INCLUDE}")
+target_compile_definitions(bellows_vulkan INTERFACE VK_NO_PROTOTYPES VOLK_NAMESPACE)
+
+if(BELLOWS_MPI)
+    find_package(MPI REQUIRED COMPONENTS C)
+endif()

@@ -1,0 +1,124 @@
+# SPDX-License-Identifier: MIT
+# bellows_test, bellows_mpi_test: a GoogleTest program and its ctest entries.
+#
+#   bellows_test(NAME <target> SOURCES a.cpp... LIBS bellows::engine...
+#                [GPU] [TIMEOUT seconds] [ARGS ...] [ENVIRONMENT A=b...] [LABELS ...])
+#   bellows_mpi_test(... RANKS 1 2 3 4 ...)
+#
+# GPU: the program uses a Vulkan device; it is registered once per driver of BELLOWS_TEST_DRIVERS,
+# as <target>.<driver>. With RANKS, once per number of ranks, as <target>[.<driver>].ranks<N>.
+
+set(BELLOWS_TEST_DRIVERS "system;new" CACHE STRING
+    "Vulkan drivers of GPU tests: system (the distribution's lavapipe), new (the toolchain folder's), \
+gpu (what the machine offers)")
+set(BELLOWS_TEST_TIMEOUT 300 CACHE STRING "Seconds that a test may take unless it says otherwise")
+
+file(GLOB BELLOWS_SYSTEM_LAVAPIPE "/usr/share/vulkan/icd.d/lvp_icd*.json")
+
+# Every program that runs on the newer lavapipe gets a copy in bin-new/ (see the script).
+function(bellows_copy_for_new_lavapipe target)
+    if(NOT PROJECT_IS_TOP_LEVEL OR NOT EXISTS "${BELLOWS_TOOLCHAIN}/loader")
+        return()
+    endif()
+    add_custom_command(TARGET ${target} POST_BUILD
+        COMMAND ${CMAKE_COMMAND} -E env "BELLOWS_TOOLCHAIN=${BELLOWS_TOOLCHAIN}"
+            "${PROJECT_SOURCE_DIR}/cmake/with_new_lavapipe.sh" --copy $<TARGET_FILE:${target}>
+            "${CMAKE_BINARY_DIR}/bin-new/$<TARGET_FILE_NAME:${target}>"
+        VERBATIM)
+endfunction()
+
+function(bellows_test_program arg_NAME)
+    bellows_existing_targets(libraries ${arg_LIBS})
+    add_executable(${arg_NAME} ${arg_SOURCES})
+    bellows_target_defaults(${arg_NAME})
+    target_include_directories(${arg_NAME} PRIVATE "${PROJECT_SOURCE_DIR}/tests")
+    target_link_libraries(${arg_NAME} PRIVATE ${libraries} ${ARGN})
+    if(arg_GPU)
+        bellows_copy_for_new_lavapipe(${arg_NAME})
+    endif()
+endfunction()
+
+# Adds one ctest per driver. `command`: what stands before the program, e.g. mpirun -n 2.
+function(bellows_register_test name processors command)
+    set(drivers none)
+    if(arg_GPU)
+        set(drivers ${BELLOWS_TEST_DRIVERS})
+    endif()
+    foreach(driver IN LISTS drivers)
+        set(program "$<TARGET_FILE:${arg_NAME}>")
+        set(labels ${arg_LABELS})
+        set(environment ${bellows_test_environment} ${arg_ENVIRONMENT})
+        set(test ${arg_NAME}${name})
+        if(NOT driver STREQUAL none)
+            set(test ${arg_NAME}.${driver}${name})
+        endif()
+        if(driver STREQUAL new)
+            set(program "${CMAKE_BINARY_DIR}/bin-new/$<TARGET_FILE_NAME:${arg_NAME}>")
+            list(APPEND labels lavapipe-new)
+            list(APPEND environment "VK_DRIVER_FILES=${BELLOWS_TOOLCHAIN}/lvp_icd.json"
+                "VK_ADD_LAYER_PATH=${BELLOWS_TOOLCHAIN}/layers" BELLOWS_TEST_DRIVER=new)
+        elseif(driver STREQUAL system)
+            list(APPEND labels lavapipe-system)
+            list(APPEND environment "VK_DRIVER_FILES=${BELLOWS_SYSTEM_LAVAPIPE}"
+                BELLOWS_TEST_DRIVER=system)
+        elseif(driver STREQUAL gpu)
+            list(APPEND labels gpu)
+            list(APPEND environment BELLOWS_DEVICE=gpu BELLOWS_TEST_DRIVER=gpu)
+        endif()
+        add_test(NAME ${test} COMMAND ${command} ${program} ${arg_ARGS})
+        set_tests_properties(${test} PROPERTIES TIMEOUT ${arg_TIMEOUT}
+            PROCESSORS ${processors} LABELS "${labels}" ENVIRONMENT "${environment}"
+            WORKING_DIRECTORY "${CMAKE_BINARY_DIR}")
+    endforeach()
+endfunction()
+
+macro(bellows_parse_test)
+    cmake_parse_arguments(PARSE_ARGV 0 arg "GPU" "NAME;TIMEOUT"
+        "SOURCES;LIBS;RANKS;ARGS;ENVIRONMENT;LABELS")
+    if(NOT arg_TIMEOUT)
+        set(arg_TIMEOUT ${BELLOWS_TEST_TIMEOUT})
+    endif()
+    if(BELLOWS_SANITIZE)
+        math(EXPR arg_TIMEOUT "${arg_TIMEOUT} * 4")
+    endif()
+    # Drivers, MPI and their libraries leak or race at exit; ours must not.
+    set(suppressions "${PROJECT_SOURCE_DIR}/tests/sanitizers")
+    set(bellows_test_environment
+        "LSAN_OPTIONS=suppressions=${suppressions}/lsan.supp:print_suppressions=0"
+        "TSAN_OPTIONS=suppressions=${suppressions}/tsan.supp:second_deadlock_stack=1"
+        "UBSAN_OPTIONS=print_stacktrace=1"
+        "ASAN_OPTIONS=detect_odr_violation=0")
+endmacro()
+
+function(bellows_test)
+    bellows_parse_test()
+    bellows_test_program(${arg_NAME} GTest::gtest GTest::gtest_main)
+    set(processors 1)
+    if(arg_GPU)
+        set(processors 2)
+    endif()
+    bellows_register_test("" ${processors} "")
+endfunction()
+
+function(bellows_mpi_test)
+    if(NOT BELLOWS_MPI)
+        return()
+    endif()
+    bellows_parse_test()
+    list(APPEND arg_SOURCES "${PROJECT_SOURCE_DIR}/tests/support/mpi_main.cpp")
+    bellows_test_program(${arg_NAME} GTest::gtest MPI::MPI_C)
+    list(APPEND arg_LABELS mpi)
+    # Root, more ranks than cores, idle ranks that yield, no binding of all ranks to one core: for
+    # OpenMPI 4 and 5. One thread per rank for lavapipe.
+    list(APPEND bellows_test_environment OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1
+        PRTE_ALLOW_RUN_AS_ROOT=1 PRTE_ALLOW_RUN_AS_ROOT_CONFIRM=1
+        OMPI_MCA_rmaps_base_oversubscribe=1 OMPI_MCA_hwloc_base_binding_policy=none
+        PRTE_MCA_rmaps_default_mapping_policy=:oversubscribe
+        PRTE_MCA_hwloc_default_binding_policy=none OMPI_MCA_mpi_yield_when_idle=1
+        OMPI_MCA_btl_vader_single_copy_mechanism=none OMPI_MCA_btl_base_warn_component_unused=0
+        LP_NUM_THREADS=1)
+    foreach(ranks IN LISTS arg_RANKS)
+        bellows_register_test(.ranks${ranks} ${ranks}
+            "${MPIEXEC_EXECUTABLE};${MPIEXEC_NUMPROC_FLAG};${ranks}")
+    endforeach()
+endfunction()

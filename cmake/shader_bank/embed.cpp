@@ -1,0 +1,127 @@
+// SPDX-License-Identifier: MIT
+#include "manifest.hpp"
+
+#include <cstring>
+#include <map>
+#include <sstream>
+#include <stdexcept>
+
+namespace shader_bank {
+namespace {
+
+std::vector<std::uint32_t> read_spirv(const std::filesystem::path& file) {
+    const std::string bytes = read_file(file);
+    std::vector<std::uint32_t> words(bytes.size() / 4);
+    if (bytes.size() % 4 != 0 || words.size() < 5)
+        throw std::runtime_error(file.string() + " is no SPIR-V module");
+    std::memcpy(words.data(), bytes.data(), bytes.size());
+    return words;
+}
+
+// Lines "<kernel>.<variant> <reason>".
+std::map<std::string, std::string> read_unbuilt(const std::filesystem::path& file) {
+    std::map<std::string, std::string> reasons;
+    std::istringstream lines(read_file(file));
+    for (std::string line; std::getline(lines, line);)
+        if (const auto space = line.find(' '); space != std::string::npos)
+            reasons[line.substr(0, space)] = line.substr(space + 1);
+    return reasons;
+}
+
+class BankWriter {
+public:
+    explicit BankWriter(const std::filesystem::path& output)
+        : output_(output), unbuilt_(read_unbuilt(output / "unbuilt.txt")) {
+        assembly_ << "/* Generated from shaders/manifest.json. */\n    .section .rodata\n";
+        declarations_ << "extern \"C\" {\n";
+    }
+
+    void add(const Kernel& kernel) {
+        const std::string& name = kernel.name;
+        static constexpr const char* kAccess[] = {"Read", "Write", "ReadWrite"};
+        tables_ << "\nconstexpr KernelOperand " << name << "_operands[] = {\n";
+        for (const Operand& operand : kernel.operands)
+            tables_ << "    {\"" << operand.name << "\", Access::"
+                    << kAccess[static_cast<int>(operand.access)] << "},\n";
+        tables_ << "};\n";
+        if (!kernel.constants.empty()) {
+            tables_ << "constexpr KernelConstant " << name << "_constants[] = {\n";
+            for (const Constant& constant : kernel.constants)
+                tables_ << "    {\"" << constant.name << "\", " << constant.default_value
+                        << "},\n";
+            tables_ << "};\n";
+        }
+        std::ostringstream variants;
+        for (const Variant& variant : kernel.variants)
+            variants << add_variant(kernel, variant);
+        tables_ << "const KernelVariant " << name << "_variants[] = {\n"
+                << variants.str() << "};\nconst KernelInfo " << name << "_info = {\n    \"" << name
+                << "\", " << name << "_operands, "
+                << (kernel.constants.empty() ? "{}" : name + "_constants") << ", " << name
+                << "_variants, " << kernel.push.size() << "};\n";
+        list_ << "    &" << name << "_info,\n";
+        functions_ << "const KernelInfo& " << pascal_case(name) << "::info() { return " << name
+                   << "_info; }\n";
+    }
+
+    void write() {
+        assembly_ << "    .section .note.GNU-stack,\"\",%progbits\n";
+        std::ostringstream source;
+        source << "// SPDX-License-Identifier: MIT\n// Generated from shaders/manifest.json.\n"
+                  "#include <bellows/kernels/kernels.hpp>\n\n#include <string_view>\n\n"
+               << declarations_.str()
+               << "}\n\nnamespace bellows::kernels {\n\nnamespace {\n"
+               << tables_.str() << "\nconst KernelInfo* const kernel_list[] = {\n"
+               << list_.str() << "};\n\n} // namespace\n\n"
+               << functions_.str()
+               << "\nstd::span<const KernelInfo* const> all() { return kernel_list; }\n\n"
+                  "} // namespace bellows::kernels\n";
+        write_if_different(output_ / "bank.cpp", source.str());
+        write_if_different(output_ / "bank.S", assembly_.str());
+    }
+
+private:
+    std::string add_variant(const Kernel& kernel, const Variant& variant) {
+        const std::string id = kernel.name + "." + variant.name;
+        const std::string symbol = "bellows_spirv_" + kernel.name + "__" + variant.name;
+        std::string features = "{}";
+        if (!variant.features.empty()) {
+            features = kernel.name + "__" + variant.name + "_features";
+            tables_ << "constexpr std::string_view " << features << "[] = {";
+            for (std::size_t i = 0; i < variant.features.size(); ++i)
+                tables_ << (i == 0 ? "\"" : ", \"") << variant.features[i] << "\"";
+            tables_ << "};\n";
+        }
+        std::ostringstream line;
+        if (const auto reason = unbuilt_.find(id); reason != unbuilt_.end()) {
+            line << "    {\"" << variant.name << "\", {}, " << features << ", \"" << reason->second
+                 << "\"},\n";
+            return line.str();
+        }
+        const std::filesystem::path file = output_ / "spirv" / (id + ".spv");
+        const std::vector<std::uint32_t> words = read_spirv(file);
+        check_accesses(kernel, variant.name, words);
+        declarations_ << "extern const std::uint32_t " << symbol << "[" << words.size() << "];\n";
+        assembly_ << "    .balign 16\n    .globl " << symbol << "\n    .hidden " << symbol
+                  << "\n    .type " << symbol << ", %object\n    .size " << symbol << ", "
+                  << words.size() * 4 << "\n" << symbol << ":\n    .incbin \"" << file.string()
+                  << "\"\n";
+        line << "    {\"" << variant.name << "\", " << symbol << ", " << features << ", \"\"},\n";
+        return line.str();
+    }
+
+    std::filesystem::path output_;
+    std::map<std::string, std::string> unbuilt_;
+    std::ostringstream assembly_, declarations_, tables_, list_, functions_;
+};
+
+} // namespace
+
+void write_bank(const std::vector<Kernel>& kernels, const std::filesystem::path& output) {
+    BankWriter writer(output);
+    for (const Kernel& kernel : kernels)
+        writer.add(kernel);
+    writer.write();
+}
+
+} // namespace shader_bank

@@ -1,0 +1,64 @@
+// SPDX-License-Identifier: MIT
+#pragma once
+
+// The shader manifest as data. Reading it checks everything that can be checked without compiling;
+// a mistake is a std::runtime_error that names the kernel.
+
+#include <cstdint>
+#include <filesystem>
+#include <string>
+#include <vector>
+
+namespace shader_bank {
+
+enum class Access { Read, Write, ReadWrite };
+
+struct Operand {
+    std::string name;
+    Access access = Access::Read;
+    std::string element; ///< GLSL type or macro of one array element
+};
+
+struct PushField {
+    std::string name;
+    std::string type; ///< "uint", "int" or "float"
+};
+
+struct Constant {
+    std::string name;
+    std::uint32_t default_value = 0;
+    std::string doc;
+};
+
+struct Variant {
+    std::string name;
+    std::vector<std::string> features;
+};
+
+struct Kernel {
+    std::string name;   ///< snake_case
+    std::string source; ///< file in shaders/
+    std::vector<Operand> operands;
+    std::vector<PushField> push;
+    std::vector<Constant> constants;
+    std::vector<Variant> variants;
+};
+
+std::vector<Kernel> read_manifest(const std::filesystem::path& file);
+
+/// "rmsnorm_forward" -> "RmsnormForward"
+std::string pascal_case(const std::string& snake_case);
+
+std::string read_file(const std::filesystem::path& file);
+/// Leaves the file alone when it holds `content` already, so that nothing is built again.
+void write_if_different(const std::filesystem::path& file, const std::string& content);
+
+/// <output>/glsl/<kernel>.kernel.glsl and <output>/include/bellows/kernels/*.hpp
+void write_bindings(const std::vector<Kernel>& kernels, const std::filesystem::path& output);
+/// <output>/bank.cpp and bank.S from <output>/spirv/*.spv and <output>/unbuilt.txt
+void write_bank(const std::vector<Kernel>& kernels, const std::filesystem::path& output);
+/// Throws when the SPIR-V does not keep the accesses that the manifest declares.
+void check_accesses(const Kernel& kernel, const std::string& variant,
+                    const std::vector<std::uint32_t>& spirv);
+
+} // namespace shader_bank

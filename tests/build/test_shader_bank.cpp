@@ -1,0 +1,65 @@
+// SPDX-License-Identifier: MIT
+
+// The generated shader bank: bindings carry values in the manifest's order, SPIR-V is embedded.
+
+#include <bellows/kernels/kernels.hpp>
+
+#include <gtest/gtest.h>
+
+#include <bit>
+#include <set>
+#include <string>
+
+namespace bellows {
+namespace {
+
+constexpr std::uint32_t kSpirvMagic = 0x07230203;
+
+TEST(ShaderBank, EveryVariantIsEmbeddedOrSaysWhyNot) {
+    ASSERT_FALSE(kernels::all().empty());
+    for (const KernelInfo* kernel : kernels::all()) {
+        bool any_portable = false;
+        for (const KernelVariant& variant : kernel->variants) {
+            SCOPED_TRACE(std::string(kernel->name) + "." + std::string(variant.name));
+            if (variant.spirv.empty()) {
+                EXPECT_FALSE(variant.reason_not_built.empty());
+                continue;
+            }
+            EXPECT_TRUE(variant.reason_not_built.empty());
+            ASSERT_GT(variant.spirv.size(), 5U);
+            EXPECT_EQ(variant.spirv[0], kSpirvMagic);
+            any_portable = any_portable || variant.features.empty();
+        }
+        EXPECT_TRUE(any_portable) << kernel->name << " has no variant without optional features";
+    }
+}
+
+TEST(ShaderBank, NamesAreUnique) {
+    std::set<std::string_view> names;
+    for (const KernelInfo* kernel : kernels::all())
+        EXPECT_TRUE(names.insert(kernel->name).second) << kernel->name;
+}
+
+TEST(ShaderBank, BindingsKeepTheOrderOfTheManifest) {
+    const BufferView view{nullptr, 16, 32};
+    const kernels::FillWords kernel{.variant = kernels::FillWords::Variant::u32,
+                                    .constants = {.local_size = 128},
+                                    .destination = view,
+                                    .num_words = 7,
+                                    .value = 0xdeadbeef};
+    EXPECT_EQ(kernel.operands()[0].offset, 16U);
+    EXPECT_EQ(kernel.push_words(), (std::array<std::uint32_t, 2>{7, 0xdeadbeef}));
+    EXPECT_EQ(kernel.constant_values(), (std::array<std::uint32_t, 1>{128}));
+    EXPECT_EQ(kernel.variant_index(), 0U);
+
+    const KernelInfo& info = kernels::FillWords::info();
+    EXPECT_EQ(info.name, "fill_words");
+    ASSERT_EQ(info.operands.size(), 1U);
+    EXPECT_EQ(info.operands[0].access, Access::Write);
+    EXPECT_EQ(info.push_words, 2U);
+    ASSERT_EQ(info.constants.size(), 1U);
+    EXPECT_EQ(info.constants[0].default_value, 64U);
+}
+
+} // namespace
+} // namespace bellows
