@@ -1,0 +1,104 @@
+// SPDX-License-Identifier: MIT
+#include <bellows/comm/message.hpp>
+
+#include "deadline.hpp"
+
+namespace bellows {
+
+Transfer::Transfer(Direction direction, int peer, Tag tag, std::uint64_t expected_bytes,
+                   std::unique_ptr<State> state) noexcept
+    : direction_(direction), peer_(peer), tag_(tag), expected_bytes_(expected_bytes),
+      state_(std::move(state)) {
+}
+
+Transfer& Transfer::operator=(Transfer&& other) noexcept {
+    if (this != &other) {
+        cancel();
+        direction_ = other.direction_;
+        peer_ = other.peer_;
+        tag_ = other.tag_;
+        expected_bytes_ = other.expected_bytes_;
+        seen_bytes_ = other.seen_bytes_;
+        state_ = std::move(other.state_);
+    }
+    return *this;
+}
+
+Transfer::~Transfer() {
+    cancel();
+}
+
+bool Transfer::test() {
+    if (state_ && state_->test()) {
+        seen_bytes_ = state_->seen_bytes();
+        state_.reset();
+    }
+    return done();
+}
+
+bool Transfer::cancel() noexcept {
+    if (!state_)
+        return true;
+    seen_bytes_ = state_->seen_bytes();
+    const bool released = state_->cancel();
+    state_.reset();
+    return released;
+}
+
+Transport::Transport(World& world) noexcept
+    : control_(&world.control()), rank_(world.rank()), size_(world.size()) {
+}
+
+void Transport::require(int peer, Tag tag) const {
+    if (peer < 0 || peer >= size_)
+        throw Error(ErrorCode::InvalidArgument, "rank " + std::to_string(peer) +
+                                                    " does not exist: there are " +
+                                                    std::to_string(size_) + " ranks");
+    if (tag.stream >= Tag::kStreams)
+        throw Error(ErrorCode::InvalidArgument, "stream " + std::to_string(tag.stream) +
+                                                    " of a tag must be below " +
+                                                    std::to_string(Tag::kStreams));
+    control_->throw_if_failed();
+}
+
+void wait_all(Transport& transport, std::span<Transfer> transfers, std::string_view phase,
+              std::chrono::milliseconds timeout) {
+    const Deadline deadline(timeout);
+    Backoff backoff;
+    for (;;) {
+        bool all_done = true;
+        for (Transfer& transfer : transfers)
+            all_done = transfer.test() && all_done;
+        if (all_done)
+            return;
+        transport.control().throw_if_failed();
+        if (deadline.expired())
+            throw timeout_error(transport, transfers, phase, deadline.elapsed());
+        transport.progress();
+        backoff.pause();
+    }
+}
+
+Error timeout_error(const Transport& transport, std::span<const Transfer> transfers,
+                    std::string_view phase, std::chrono::milliseconds waited) {
+    std::string text = "rank " + std::to_string(transport.rank()) + " waited " +
+                       std::to_string(waited.count()) + " ms in '" + std::string(phase) + "'";
+    int first_peer = -1;
+    for (const Transfer& transfer : transfers) {
+        if (transfer.done())
+            continue;
+        const bool receives = transfer.direction() == Direction::Receive;
+        text += first_peer < 0 ? ": " : "; ";
+        text += receives ? "from rank " : "to rank ";
+        text += std::to_string(transfer.peer()) + " expected " +
+                std::to_string(transfer.expected_bytes()) + " bytes, saw " +
+                std::to_string(transfer.seen_bytes()) + " (exchange " +
+                std::to_string(transfer.tag().sequence) + ", stream " +
+                std::to_string(transfer.tag().stream) + ")";
+        if (first_peer < 0)
+            first_peer = transfer.peer();
+    }
+    return Error(ErrorCode::Timeout, text, first_peer);
+}
+
+} // namespace bellows

@@ -1,0 +1,231 @@
+// SPDX-License-Identifier: MIT
+
+// Messages and host collectives over MPI: sizes around the pieces they are cut into, many in
+// flight, wrong sizes, time limits, and sums whose bits do not depend on the rank.
+
+#include "support/mpi_test.hpp"
+
+#include <bellows/comm/host_collectives.hpp>
+#include <bellows/comm/mpi_interop.hpp>
+
+#include <cmath>
+#include <cstring>
+#include <limits>
+#include <thread>
+
+namespace bellows {
+namespace {
+
+using namespace std::chrono_literals;
+using testing::world;
+
+std::vector<std::byte> pattern(std::size_t size, int seed) {
+    std::vector<std::byte> bytes(size);
+    for (std::size_t i = 0; i < size; ++i)
+        bytes[i] = static_cast<std::byte>(i * 131 + static_cast<std::size_t>(seed) * 17 + (i >> 7));
+    return bytes;
+}
+
+TEST(Transport, EveryoneToEveryoneInAllSizes) {
+    TransportOptions options;
+    options.max_message_bytes = 4096; // so that the larger ones go in pieces
+    const auto transport = open_transport(world(), options);
+    const int n = transport->size(), me = transport->rank();
+    for (const std::size_t size : {0u, 1u, 4095u, 4096u, 4097u, 8192u, 300'001u}) {
+        const std::uint64_t sequence = transport->next_sequence();
+        std::vector<std::vector<std::byte>> sent, received;
+        for (int peer = 0; peer < n; ++peer) {
+            sent.push_back(pattern(size + static_cast<std::size_t>(peer), me * 10 + peer));
+            received.emplace_back(size + static_cast<std::size_t>(me));
+        }
+        std::vector<Transfer> transfers;
+        for (int peer = 0; peer < n; ++peer) {
+            const auto p = static_cast<std::size_t>(peer);
+            transfers.push_back(transport->post_recv(peer, {sequence, 5}, received[p]));
+            transfers.push_back(transport->post_send(peer, {sequence, 5}, sent[p]));
+        }
+        wait_all(*transport, transfers, "all sizes", 30s);
+        bool good = true;
+        for (int peer = 0; peer < n; ++peer)
+            good = good && received[static_cast<std::size_t>(peer)] ==
+                               pattern(size + static_cast<std::size_t>(me), peer * 10 + me);
+        ALL_RANKS_TRUE(good);
+        ALL_RANKS_TRUE(transfers[0].seen_bytes() == size + static_cast<std::size_t>(me));
+    }
+}
+
+TEST(Transport, TwoExchangesInFlightDoNotMix) {
+    const auto transport = open_transport(world());
+    const int next = (transport->rank() + 1) % transport->size();
+    const int previous = (transport->rank() + transport->size() - 1) % transport->size();
+    const std::uint64_t first = transport->next_sequence(), second = transport->next_sequence();
+    const auto a = pattern(10'000, 1), b = pattern(10'000, 2);
+    std::vector<std::byte> got_a(a.size()), got_b(b.size());
+    std::vector<Transfer> transfers;
+    // Receives posted in the opposite order of the sends.
+    transfers.push_back(transport->post_send(next, {first, 0}, a));
+    transfers.push_back(transport->post_send(next, {second, 0}, b));
+    transfers.push_back(transport->post_recv(previous, {second, 0}, got_b));
+    transfers.push_back(transport->post_recv(previous, {first, 0}, got_a));
+    wait_all(*transport, transfers, "two exchanges", 30s);
+    ALL_RANKS_TRUE(got_a == a && got_b == b);
+}
+
+TEST(Transport, SequenceNumbersMayBeHuge) {
+    const auto transport = open_transport(world());
+    const int next = (transport->rank() + 1) % transport->size();
+    const int previous = (transport->rank() + transport->size() - 1) % transport->size();
+    const Tag tag{std::numeric_limits<std::uint64_t>::max() - 1, Tag::kStreams - 1};
+    const auto sent = pattern(100, 3);
+    std::vector<std::byte> received(sent.size());
+    Transfer transfers[] = {transport->post_recv(previous, tag, received),
+                            transport->post_send(next, tag, sent)};
+    wait_all(*transport, transfers, "huge tags", 30s);
+    ALL_RANKS_TRUE(received == sent);
+}
+
+TEST(Transport, AnotherSizeThanExpectedIsFound) {
+    for (const int difference : {-1, 1}) {
+        const auto transport = open_transport(world());
+        const int next = (transport->rank() + 1) % transport->size();
+        const int previous = (transport->rank() + transport->size() - 1) % transport->size();
+        const std::vector<std::byte> sent = pattern(static_cast<std::size_t>(64 + difference), 0);
+        std::vector<std::byte> received(64);
+        Transfer receive = transport->post_recv(previous, {0, 0}, received);
+        Transfer send = transport->post_send(next, {0, 0}, sent);
+        ErrorCode code = ErrorCode::Internal;
+        std::string text;
+        try {
+            wait_all(*transport, {&receive, 1}, "wrong size", 30s);
+        } catch (const Error& error) {
+            code = error.code();
+            text = error.message();
+        }
+        ALL_RANKS_TRUE(code == ErrorCode::Corrupt && text.find("expected") != std::string::npos);
+        ALL_RANKS_TRUE(receive.cancel());
+    }
+}
+
+TEST(Transport, TimeLimitNamesTheSilentPeer) {
+    const auto transport = open_transport(world());
+    const int previous = (transport->rank() + transport->size() - 1) % transport->size();
+    std::vector<std::byte> buffer(77);
+    Transfer receive = transport->post_recv(previous, {4, 1}, buffer);
+    Error timeout(ErrorCode::Internal, "none");
+    const auto start = std::chrono::steady_clock::now();
+    try {
+        wait_all(*transport, {&receive, 1}, "dispatch counts", 100ms);
+    } catch (const Error& error) {
+        timeout = error;
+    }
+    ALL_RANKS_TRUE(timeout.code() == ErrorCode::Timeout && timeout.rank() == previous);
+    ALL_RANKS_TRUE(std::chrono::steady_clock::now() - start < 5s);
+    const std::string expected =
+        "from rank " + std::to_string(previous) + " expected 77 bytes, saw 0";
+    ALL_RANKS_TRUE(timeout.message().find(expected) != std::string::npos);
+    ALL_RANKS_TRUE(timeout.message().find("'dispatch counts'") != std::string::npos);
+    ALL_RANKS_TRUE(receive.cancel());
+}
+
+TEST(Transport, AFailedJobEndsEveryWait) {
+    World inner = join_world(MPI_COMM_WORLD);
+    {
+        const auto transport = open_transport(inner);
+        std::vector<std::byte> buffer(8);
+        const int previous = (inner.rank() + inner.size() - 1) % inner.size();
+        Transfer receive = transport->post_recv(previous, {0, 0}, buffer);
+        inner.control().barrier(30s);
+        if (inner.rank() == inner.size() - 1)
+            inner.control().abort(Error(ErrorCode::Io, "disk"));
+        ErrorCode code = ErrorCode::Internal;
+        try {
+            wait_all(*transport, {&receive, 1}, "a wait without end", 30s);
+        } catch (const Error& error) {
+            code = error.code();
+        }
+        ALL_RANKS_TRUE(code == ErrorCode::Io);
+        code = ErrorCode::Internal;
+        try {
+            transport->post_send(previous, {0, 0}, buffer);
+        } catch (const Error& error) {
+            code = error.code();
+        }
+        ALL_RANKS_TRUE(code == ErrorCode::Io);
+    }
+}
+
+TEST(HostCollectives, SumsHaveTheSameBitsEverywhereInRankOrder) {
+    HostCollectives collectives(world(), Group::all(world().size()));
+    const int n = world().size();
+    std::vector<double> values, expected;
+    for (int k = 0; k < 1000; ++k) {
+        const auto value = [&](int rank) {
+            return std::ldexp(1.0 + rank / 3.0, (k * 7 + rank * 13) % 60);
+        };
+        values.push_back(value(world().rank()));
+        double sum = value(0);
+        for (int rank = 1; rank < n; ++rank)
+            sum += value(rank);
+        expected.push_back(sum);
+    }
+    collectives.all_reduce_sum(values);
+    ALL_RANKS_TRUE(std::memcmp(values.data(), expected.data(), values.size() * sizeof(double)) ==
+                   0);
+    ALL_RANKS_TRUE(collectives.all_reduce_sum(1.0) == n);
+    std::int64_t limits[] = {world().rank(), -world().rank()};
+    collectives.all_reduce_max(limits);
+    ALL_RANKS_TRUE(limits[0] == n - 1 && limits[1] == 0);
+    std::int64_t counts[] = {std::int64_t{1} << 40};
+    collectives.all_reduce_sum(counts);
+    ALL_RANKS_TRUE(counts[0] == n * (std::int64_t{1} << 40));
+}
+
+TEST(HostCollectives, GatherAndBroadcastAnyLength) {
+    HostCollectives collectives(world(), Group::all(world().size()));
+    const int n = world().size(), me = world().rank();
+    const auto mine = pattern(static_cast<std::size_t>(me * 1000), me); // rank 0 brings nothing
+    const auto all = collectives.all_gather(mine);
+    bool good = all.size() == static_cast<std::size_t>(n);
+    for (int r = 0; good && r < n; ++r)
+        good = all[static_cast<std::size_t>(r)] == pattern(static_cast<std::size_t>(r * 1000), r);
+    ALL_RANKS_TRUE(good);
+    for (int root = 0; root < n; ++root) {
+        std::vector<std::byte> bytes = pattern(static_cast<std::size_t>(me + 3), me);
+        collectives.broadcast(root, bytes);
+        ALL_RANKS_TRUE(bytes == pattern(static_cast<std::size_t>(root + 3), root));
+    }
+}
+
+TEST(HostCollectives, DisjointGroupsWorkSideBySide) {
+    const int n = world().size(), me = world().rank();
+    std::vector<int> members;
+    for (int r = me % 2; r < n; r += 2)
+        members.push_back(r);
+    HostCollectives collectives(world(), Group(members));
+    // Odd ranks reduce more often: their numbers must not disturb the even ones.
+    double sum = 0;
+    for (int i = 0; i <= me % 2; ++i)
+        sum = collectives.all_reduce_sum(me + 1.0);
+    double expected = 0;
+    for (const int r : members)
+        expected += r + 1.0;
+    ALL_RANKS_TRUE(sum == expected);
+}
+
+TEST(HostCollectives, DifferentLengthsFailOnEveryRank) {
+    HostCollectives collectives(world(), Group::all(world().size()));
+    std::vector<double> values(static_cast<std::size_t>(world().rank()) + 1);
+    ErrorCode code = ErrorCode::Internal;
+    try {
+        collectives.all_reduce_sum(values);
+    } catch (const Error& error) {
+        code = error.code();
+    }
+    ALL_RANKS_TRUE(world().size() == 1 || code == ErrorCode::InvalidArgument);
+    ALL_RANKS_TRUE(collectives.all_reduce_sum(1.0) == world().size()); // and work goes on
+}
+
+} // namespace
+} // namespace bellows
+
+BELLOWS_MPI_TEST_MAIN

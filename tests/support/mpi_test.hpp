@@ -1,0 +1,84 @@
+// SPDX-License-Identifier: MIT
+#pragma once
+
+// Tests that run on several ranks: a main that starts the World, output of rank 0 plus the failures
+// of the others, and ALL_RANKS_TRUE, which fails on every rank if it fails on one, so that no rank
+// walks into a collective that another one has left. Put BELLOWS_MPI_TEST_MAIN once into the test
+// program.
+
+#include <bellows/comm/world.hpp>
+
+#include <gtest/gtest.h>
+
+#include <chrono>
+#include <cstdio>
+#include <memory>
+#include <string>
+
+namespace bellows::testing {
+
+/// The world of this test program; valid while tests run.
+inline World*& world_slot() {
+    static World* slot = nullptr;
+    return slot;
+}
+inline World& world() {
+    return *world_slot();
+}
+
+/// Collective: whether value holds on every rank; *where names those on which it does not.
+inline bool all_ranks_true(bool value, std::string* where) {
+    const auto worst = world().control().agree(
+        value ? std::nullopt
+              : std::optional(
+                    Error(ErrorCode::Internal, "false on rank " + std::to_string(world().rank()))),
+        std::chrono::seconds(60), "ALL_RANKS_TRUE");
+    if (worst)
+        *where = worst->message();
+    return !worst;
+}
+
+/// Prints failures only, each line marked with the rank.
+class OtherRankPrinter final : public ::testing::EmptyTestEventListener {
+    void OnTestPartResult(const ::testing::TestPartResult& result) override {
+        if (result.failed())
+            std::fprintf(stderr, "[rank %d] %s:%d: %s\n", world().rank(),
+                         result.file_name() ? result.file_name() : "?", result.line_number(),
+                         result.message());
+    }
+};
+
+inline int mpi_test_main(int argc, char** argv) {
+    ::testing::InitGoogleTest(&argc, argv);
+    int result = 1;
+    try {
+        World world = World::init(argc, argv);
+        world_slot() = &world;
+        if (world.rank() != 0) {
+            auto& listeners = ::testing::UnitTest::GetInstance()->listeners();
+            delete listeners.Release(listeners.default_result_printer());
+            listeners.Append(new OtherRankPrinter);
+        }
+        result = RUN_ALL_TESTS();
+        world.close();
+    } catch (const std::exception& error) {
+        std::fprintf(stderr, "test main: %s\n", error.what());
+        result = 1;
+    }
+    return result;
+}
+
+} // namespace bellows::testing
+
+/// Collective; fatal on every rank when the condition is false on any.
+#define ALL_RANKS_TRUE(condition)                                                                  \
+    do {                                                                                           \
+        std::string bellows_where;                                                                 \
+        if (!::bellows::testing::all_ranks_true(static_cast<bool>(condition), &bellows_where))     \
+            FAIL() << #condition << " is " << bellows_where;                                       \
+    } while (false)
+
+#define BELLOWS_MPI_TEST_MAIN                                                                      \
+    int main(int argc, char** argv) {                                                              \
+        return ::bellows::testing::mpi_test_main(argc, argv);                                      \
+    }
