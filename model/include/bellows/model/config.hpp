@@ -1,0 +1,87 @@
+// SPDX-License-Identifier: MIT
+#pragma once
+
+// The shape of a language model of the DeepSeek-V3 kind: a transformer with multi-head latent
+// attention (MLA), dense SwiGLU layers first and mixture-of-experts (MoE) layers after them. A
+// plain value, read from the `[model]` table of a TOML file; every rank reads the same one.
+// Functions here touch no device and may be called from any thread.
+
+#include <cstdint>
+#include <filesystem>
+#include <string>
+#include <string_view>
+#include <vector>
+
+namespace bellows {
+
+/// How the router turns logits into scores: independently (V3) or over all experts (V2).
+enum class ScoreFunction : std::uint8_t { Sigmoid, Softmax };
+
+const char* to_string(ScoreFunction function) noexcept;
+
+/// Field names are the keys of the `[model]` table. Sizes count elements.
+struct ModelConfig {
+    std::uint64_t vocabulary = 0;
+    std::uint64_t hidden = 0;
+    std::uint64_t layers = 0;       ///< in total
+    std::uint64_t dense_layers = 0; ///< the first so many have a dense FFN instead of experts
+
+    std::uint64_t heads = 0;
+    std::uint64_t q_lora_rank = 0; ///< 0: one full query projection instead of the low-rank pair
+    std::uint64_t kv_lora_rank = 0;
+    std::uint64_t qk_nope_head_dim = 0; ///< per head, without position
+    std::uint64_t qk_rope_head_dim = 0; ///< per head in q, shared by all heads in k; rotated
+    std::uint64_t v_head_dim = 0;
+    double rope_theta = 10000;
+
+    std::uint64_t dense_ffn = 0;
+    std::uint64_t moe_ffn = 0; ///< of one expert, routed or shared
+    std::uint64_t routed_experts = 0;
+    std::uint64_t shared_experts = 0; ///< fused into one FFN of shared_experts * moe_ffn
+    std::uint64_t top_k = 0;          ///< routed experts per token
+    std::uint64_t n_group = 1;        ///< experts are divided into so many equal groups ...
+    std::uint64_t topk_group = 1;     ///< ... and a token may only use so many of them
+    ScoreFunction score_function = ScoreFunction::Sigmoid;
+    bool normalize_top_k = true; ///< the chosen scores are divided by their sum
+    double route_scale = 1;      ///< and multiplied by this
+    bool router_bias = true;     ///< a bias per expert that takes part in the choice only
+    double bias_update_rate = 0.001;
+    double balance_loss_alpha = 0; ///< weight of the sequence-wise balance loss
+
+    double norm_eps = 1e-6;
+    bool tied_embeddings = false; ///< the output head is the embedding table
+    double init_std = 0.02;       ///< of every matrix; gains start at 1, the router bias at 0
+
+    bool operator==(const ModelConfig&) const = default;
+
+    std::uint64_t qk_head_dim() const noexcept { return qk_nope_head_dim + qk_rope_head_dim; }
+    std::uint64_t shared_ffn() const noexcept { return shared_experts * moe_ffn; }
+    bool is_moe(std::uint64_t layer) const noexcept { return layer >= dense_layers; }
+    std::uint64_t moe_layers() const noexcept { return layers - dense_layers; }
+    /// What query·key products are multiplied with: 1/sqrt(qk_head_dim).
+    double attention_scale() const noexcept;
+};
+
+/// Checks every number against its range and against the others.
+/// Throws Error{InvalidArgument} that names the field, its value and what would be accepted.
+void validate(const ModelConfig& config);
+
+/// Reads the `[model]` table of `text` and validates it. `source` names the text in errors, which
+/// read `source:line: ...`. Top-level tables named in `other_tables` are left to other readers; any
+/// other key, at the top or in `[model]`, throws Error{InvalidArgument} naming the nearest valid
+/// one.
+ModelConfig parse_model_config(std::string_view text, std::string_view source,
+                               const std::vector<std::string>& other_tables = {"train"});
+
+/// The same for a file of at most 1 MiB. Throws Error{Io} if it cannot be read.
+ModelConfig load_model_config(const std::filesystem::path& file,
+                              const std::vector<std::string>& other_tables = {"train"});
+
+/// The `[model]` table with every field, which parse_model_config() reads back to an equal value.
+std::string to_toml(const ModelConfig& config);
+
+/// The candidate that needs the fewest single-character edits to become `word`; "" if there is
+/// none.
+std::string nearest_name(std::string_view word, const std::vector<std::string>& candidates);
+
+} // namespace bellows
