@@ -23,20 +23,20 @@ constexpr std::uint64_t kLargestTransfer = std::uint64_t{1} << 30;
 
 } // namespace
 
-FileDescriptor& FileDescriptor::operator=(FileDescriptor&& other) noexcept {
+FileHandle& FileHandle::operator=(FileHandle&& other) noexcept {
     if (this != &other) {
-        const FileDescriptor old(std::exchange(fd_, other.release()));
+        const FileHandle old(std::exchange(fd_, other.release()));
     }
     return *this;
 }
 
-FileDescriptor::~FileDescriptor() {
+FileHandle::~FileHandle() {
     if (fd_ >= 0) {
         ::close(fd_);
     }
 }
 
-int FileDescriptor::release() noexcept {
+int FileHandle::release() noexcept {
     return std::exchange(fd_, -1);
 }
 
@@ -118,7 +118,7 @@ void read_exactly(int fd, void* data, std::uint64_t bytes, std::uint64_t offset,
 
 std::string read_file(const std::filesystem::path& path, std::uint64_t limit) {
     // Non-blocking, so that a FIFO is refused below and does not stop us here.
-    const FileDescriptor fd(::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK));
+    const FileHandle fd(::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK));
     if (fd.get() < 0) {
         throw Error(ErrorCode::Io, errno_message("open", path, errno));
     }
@@ -141,7 +141,7 @@ std::string read_file(const std::filesystem::path& path, std::uint64_t limit) {
 }
 
 void write_file_durably(const std::filesystem::path& path, std::string_view content) {
-    FileDescriptor fd(::open(path.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0644));
+    FileHandle fd(::open(path.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0644));
     if (fd.get() < 0) {
         throw Error(ErrorCode::Io, errno_message("create", path, errno));
     }
@@ -152,7 +152,7 @@ void write_file_durably(const std::filesystem::path& path, std::string_view cont
 }
 
 void sync_directory(const std::filesystem::path& directory) {
-    const FileDescriptor fd(::open(directory.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
+    const FileHandle fd(::open(directory.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
     // Some network file systems cannot sync a folder (EINVAL); nothing more can be asked of them.
     if (fd.get() < 0 || (::fsync(fd.get()) != 0 && errno != EINVAL)) {
         throw Error(ErrorCode::Io, errno_message("sync", directory, errno));

@@ -34,13 +34,13 @@ std::string hex32(std::uint32_t value);
 std::string errno_message(std::string_view verb, const std::filesystem::path& path, int error);
 
 /// A file descriptor that closes itself.
-class FileDescriptor {
+class FileHandle {
 public:
-    FileDescriptor() = default;
-    explicit FileDescriptor(int fd) noexcept : fd_(fd) {}
-    FileDescriptor(FileDescriptor&& other) noexcept : fd_(other.release()) {}
-    FileDescriptor& operator=(FileDescriptor&& other) noexcept;
-    ~FileDescriptor();
+    FileHandle() = default;
+    explicit FileHandle(int fd) noexcept : fd_(fd) {}
+    FileHandle(FileHandle&& other) noexcept : fd_(other.release()) {}
+    FileHandle& operator=(FileHandle&& other) noexcept;
+    ~FileHandle();
 
     int get() const noexcept { return fd_; }
     int release() noexcept;

@@ -79,7 +79,7 @@ private:
     std::vector<StoredTensor> tensors_;
     std::map<std::string, std::string> metadata_;
     std::vector<std::uint32_t> checksums_;
-    FileDescriptor file_;
+    FileHandle file_;
     std::size_t current_ = 0;   // tensor being written
     std::uint64_t written_ = 0; // of its bytes
     std::uint64_t header_bytes_ = 0;
@@ -129,7 +129,7 @@ private:
     void take_checksums(std::string_view header);
 
     std::filesystem::path path_;
-    FileDescriptor file_;
+    FileHandle file_;
     std::uint64_t file_bytes_ = 0;
     std::vector<Tensor> tensors_;
     std::map<std::string, std::size_t, std::less<>> index_;

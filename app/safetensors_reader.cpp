@@ -18,7 +18,7 @@ namespace bellows {
 
 SafetensorsReader::SafetensorsReader(std::filesystem::path path) : path_(std::move(path)) {
     const std::string file = in_quotes(path_.string());
-    file_ = FileDescriptor(::open(path_.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK));
+    file_ = FileHandle(::open(path_.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK));
     struct stat info{};
     if (file_.get() < 0 || ::fstat(file_.get(), &info) != 0) {
         throw Error(ErrorCode::Io, errno_message("open", path_, errno));

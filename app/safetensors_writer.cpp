@@ -77,7 +77,7 @@ SafetensorsWriter::SafetensorsWriter(std::filesystem::path path, std::vector<Sto
                     "the header would hold " + std::to_string(header.size()) +
                         " bytes, more than " + std::to_string(kLargestHeader));
     }
-    file_ = FileDescriptor(::open(path_.c_str(), O_RDWR | O_CREAT | O_TRUNC | O_CLOEXEC, 0644));
+    file_ = FileHandle(::open(path_.c_str(), O_RDWR | O_CREAT | O_TRUNC | O_CLOEXEC, 0644));
     if (file_.get() < 0) {
         throw Error(ErrorCode::Io, errno_message("create", path_, errno));
     }
