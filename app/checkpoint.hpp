@@ -1,0 +1,114 @@
+// SPDX-License-Identifier: MIT
+#pragma once
+
+// Checkpoints of a run: `<run>/checkpoints/step-N/` with model and optimizer tensors (safetensors,
+// one or several shards each), the configuration as run, and state.json, which pins every other
+// file by size and check sum. A checkpoint is written under a temporary name and renamed, so that
+// the folder holds complete ones only. All ranks of a run see one file system. Host only; the
+// functions say which ranks call them.
+
+#include "app/safetensors.hpp"
+
+#include <cstdint>
+#include <filesystem>
+#include <map>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+namespace bellows {
+
+/// How a run was laid out over ranks: ranks = pp × dp, experts sharded over ep, a divisor of dp.
+struct RunLayout {
+    std::uint32_t pp = 1;
+    std::uint32_t dp = 1;
+    std::uint32_t ep = 1;
+    bool operator==(const RunLayout&) const = default;
+};
+
+/// What state.json says beside its list of files.
+struct CheckpointState {
+    std::uint64_t step = 0; ///< steps done
+    std::uint64_t seed = 0;
+    std::uint64_t tokens_seen = 0;
+    RunLayout layout;
+    std::string config_hash;                    ///< hash_of_config() of the run's configuration
+    std::map<std::string, std::string> kernels; ///< kernel name → variant chosen
+    std::map<std::string, std::string> notes;   ///< anything else that a resume wants back
+};
+
+/// What state.json says about another file.
+struct CheckpointFile {
+    std::uint64_t bytes = 0;
+    std::uint32_t checksum = 0; ///< CRC-32 of a shard's header, of any other file's content
+};
+
+/// Eight hex digits that change with the text.
+std::string hash_of_config(std::string_view config_text);
+
+/// "model.safetensors" for one shard, else "model-00002-of-00004.safetensors" for index 1.
+std::string shard_name(std::string_view base, std::uint64_t index, std::uint64_t count);
+
+/// Where the ranks write their shards of step `step` before the commit.
+std::filesystem::path checkpoint_temporary(const std::filesystem::path& run, std::uint64_t step);
+
+/// Rank 0, before the others write: removes what earlier, broken attempts left, makes the run's
+/// folders and an empty temporary one. Throws Error{Io}.
+void begin_checkpoint(const std::filesystem::path& run, std::uint64_t step);
+
+/// Rank 0, after every rank has finished its shards: checks that `shards` are there with check
+/// sums, adds `texts` (file name → content, e.g. config.toml), model.safetensors.index.json if the
+/// model has several shards, and state.json, then renames. A checkpoint of the same step is
+/// replaced. Returns the final folder. Throws Error{Io} (a full disk, say), Error{Corrupt} if a
+/// shard is not whole; the temporary folder is gone then, and earlier checkpoints stay.
+std::filesystem::path commit_checkpoint(const std::filesystem::path& run,
+                                        const CheckpointState& state,
+                                        const std::vector<std::string>& shards,
+                                        const std::map<std::string, std::string>& texts);
+
+/// Rank 0, if any rank failed between begin and commit: removes the temporary folder, if it can.
+void abandon_checkpoint(const std::filesystem::path& run, std::uint64_t step) noexcept;
+
+/// The newest complete checkpoint of a run, if it has any. Throws Error{Io}.
+std::optional<std::filesystem::path> latest_checkpoint(const std::filesystem::path& run);
+
+/// Rank 0: deletes all but the `keep` newest checkpoints, and stale temporaries. Throws Error{Io}.
+void prune_checkpoints(const std::filesystem::path& run, std::uint64_t keep);
+
+/// An opened checkpoint: state, files and the headers of all shards have been checked; tensor bytes
+/// are checked as they are read. Every rank opens its own.
+class Checkpoint {
+public:
+    /// `path` is a step folder, a run's folder or its `checkpoints` folder (the newest complete one
+    /// then). Throws Error{InvalidArgument} if there is no checkpoint, Error{Io},
+    /// Error{Corrupt} if anything does not fit its size or check sum.
+    static Checkpoint open(const std::filesystem::path& path);
+
+    const std::filesystem::path& folder() const noexcept { return folder_; }
+    const CheckpointState& state() const noexcept { return state_; }
+    /// A file added by commit_checkpoint. Throws Error{Corrupt} if it does not fit its check sum,
+    /// Error{InvalidArgument} if the checkpoint has no such file.
+    std::string text(const std::string& file) const;
+
+    /// The shard that holds the tensor, or null. `base` as in shard_name(): "model", "optimizer".
+    const SafetensorsReader* find(std::string_view base, std::string_view tensor) const noexcept;
+    /// As find(), but Error{InvalidArgument} if there is none.
+    const SafetensorsReader& require(std::string_view base, std::string_view tensor) const;
+    /// All tensors of a base, sorted by name.
+    std::vector<StoredTensor> tensors(std::string_view base) const;
+    /// Reads everything once. Throws Error{Corrupt}.
+    void verify() const;
+
+private:
+    void read_state();
+    void open_shards();
+
+    std::filesystem::path folder_;
+    CheckpointState state_;
+    std::map<std::string, CheckpointFile> files_;
+    std::vector<SafetensorsReader> shards_;
+    std::map<std::string, std::map<std::string, std::size_t, std::less<>>, std::less<>> index_;
+};
+
+} // namespace bellows

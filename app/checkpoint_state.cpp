@@ -1,0 +1,128 @@
+// SPDX-License-Identifier: MIT
+#include "app/checkpoint_state.hpp"
+
+#include "app/file_io.hpp"
+
+#include <bellows/engine/error.hpp>
+
+#include <nlohmann/json.hpp>
+
+#include <cstdint>
+#include <limits>
+
+namespace bellows {
+
+namespace {
+
+using Json = nlohmann::json;
+
+constexpr std::uint64_t kFormat = 1;
+constexpr std::uint64_t kLargestState = std::uint64_t{16} << 20;
+
+std::string dump(const Json& json, int indent) {
+    return json.dump(indent, ' ', false, Json::error_handler_t::replace);
+}
+
+/// Over the text with the sum's own value as zeros.
+std::uint32_t checksum_of(Json json) {
+    json["checksum"] = hex32(0);
+    const std::string text = dump(json, -1);
+    return crc32_of(text.data(), text.size());
+}
+
+std::uint64_t number(const Json& json, const char* key, std::uint64_t most) {
+    const Json& value = json.at(key);
+    if (!value.is_number_unsigned() || value.get<std::uint64_t>() > most) {
+        throw Error(ErrorCode::Corrupt, std::string(key) + " is " + in_quotes(value.dump()));
+    }
+    return value.get<std::uint64_t>();
+}
+
+std::uint32_t small_number(const Json& json, const char* key) {
+    return static_cast<std::uint32_t>(number(json, key, std::numeric_limits<std::uint32_t>::max()));
+}
+
+/// Refuses text nested deeper than ours: writing it out again would use the stack.
+bool limit_depth(int depth, Json::parse_event_t, Json&) {
+    constexpr int kDeepest = 8;
+    if (depth > kDeepest) {
+        throw Error(ErrorCode::Corrupt, "it is nested too deeply");
+    }
+    return true;
+}
+
+/// A name that stays inside the checkpoint's folder.
+bool is_plain_name(const std::string& name) {
+    return !name.empty() && name.front() != '.' && name.find('/') == std::string::npos &&
+           name.find('\0') == std::string::npos;
+}
+
+CheckpointState from_json(const Json& json, std::map<std::string, CheckpointFile>& files) {
+    constexpr std::uint64_t kAny = std::numeric_limits<std::uint64_t>::max();
+    if (number(json, "format", kAny) != kFormat) {
+        throw Error(ErrorCode::Corrupt, "format is " + json.at("format").dump() +
+                                            ", this program reads " + std::to_string(kFormat));
+    }
+    if (json.at("checksum").get<std::string>() != hex32(checksum_of(json))) {
+        throw Error(ErrorCode::Corrupt, "it does not fit its check sum");
+    }
+    CheckpointState state;
+    state.step = number(json, "step", kAny);
+    state.seed = number(json, "seed", kAny);
+    state.tokens_seen = number(json, "tokens_seen", kAny);
+    const Json& layout = json.at("layout");
+    state.layout = {small_number(layout, "pp"), small_number(layout, "dp"),
+                    small_number(layout, "ep")};
+    state.config_hash = json.at("config_hash").get<std::string>();
+    state.kernels = json.at("kernels").get<std::map<std::string, std::string>>();
+    state.notes = json.at("notes").get<std::map<std::string, std::string>>();
+    for (const auto& [name, file] : json.at("files").items()) {
+        if (!is_plain_name(name)) {
+            throw Error(ErrorCode::Corrupt, "it names the file " + in_quotes(name));
+        }
+        files[name] = {number(file, "bytes", kAny), small_number(file, "crc32")};
+    }
+    return state;
+}
+
+} // namespace
+
+std::string format_checkpoint_state(const CheckpointState& state,
+                                    const std::map<std::string, CheckpointFile>& files) {
+    Json json = {
+        {"format", kFormat},
+        {"step", state.step},
+        {"seed", state.seed},
+        {"tokens_seen", state.tokens_seen},
+        {"layout", {{"pp", state.layout.pp}, {"dp", state.layout.dp}, {"ep", state.layout.ep}}},
+        {"config_hash", state.config_hash},
+        {"kernels", state.kernels},
+        {"notes", state.notes},
+        {"files", Json::object()}};
+    for (const auto& [name, file] : files) {
+        if (!is_plain_name(name)) {
+            throw Error(ErrorCode::InvalidArgument,
+                        "a checkpoint cannot hold a file named " + in_quotes(name));
+        }
+        json["files"][name] = {{"bytes", file.bytes}, {"crc32", file.checksum}};
+    }
+    json["checksum"] = hex32(checksum_of(json));
+    return dump(json, 2) + "\n";
+}
+
+CheckpointState parse_checkpoint_state(const std::filesystem::path& path,
+                                       std::map<std::string, CheckpointFile>& files) {
+    const std::string text = read_file(path, kLargestState);
+    const std::string file = in_quotes(path.string());
+    try {
+        return from_json(Json::parse(text, limit_depth), files);
+    } catch (const Json::exception&) {
+        throw Error(ErrorCode::Corrupt, file + " is not the state of a checkpoint: a value is "
+                                               "missing or of the wrong kind");
+    } catch (const Error& error) {
+        throw Error(error.code(),
+                    file + ": " + error.message() + "; the checkpoint was damaged or changed");
+    }
+}
+
+} // namespace bellows

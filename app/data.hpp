@@ -1,0 +1,107 @@
+// SPDX-License-Identifier: MIT
+#pragma once
+
+// Training text: reads files and folders into one array of tokens and says which tokens stand in
+// which sequence of which step. What a step sees follows from (seed, step) alone, not from the
+// number of ranks or from earlier calls, so a resumed run sees what an uninterrupted one would.
+// Host only; every rank holds its own copy, const members may be called from any thread.
+
+#include "app/tokenizer.hpp"
+
+#include <cstdint>
+#include <filesystem>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+namespace bellows {
+
+struct SkippedFile {
+    std::filesystem::path path;
+    std::string reason; ///< e.g. "binary", "symbolic link", "empty"
+};
+
+/// The tokens of all documents, in the order of the sorted paths, one end-of-document token after
+/// each document.
+class Corpus {
+public:
+    /// Files are read as they are named; folders recursively, their regular files in byte order of
+    /// their paths. Inside a folder, binary files (a zero byte), symbolic links, hidden and empty
+    /// files are skipped and listed; a file that is named itself must serve. A file reached twice
+    /// is read once. Throws Error{Io} for what cannot be read, Error{InvalidArgument} if a path
+    /// does not exist, a named file is binary or no text is left.
+    static Corpus read(std::span<const std::filesystem::path> paths, const Tokenizer& tokenizer);
+    /// One document from memory.
+    static Corpus from_text(std::string_view text, const Tokenizer& tokenizer);
+
+    std::uint64_t num_tokens() const noexcept { return tokens_.size() / token_bytes_; }
+    std::uint64_t num_text_bytes() const noexcept { return num_text_bytes_; }
+    std::uint64_t num_documents() const noexcept { return num_documents_; }
+    std::uint32_t vocabulary() const noexcept { return vocabulary_; }
+    /// Text bytes per token: turns nats per token into nats per byte.
+    double bytes_per_token() const noexcept;
+    const std::vector<SkippedFile>& skipped() const noexcept { return skipped_; }
+    /// CRC-32 of all tokens: two runs that agree on it trained on the same text.
+    std::uint32_t checksum() const noexcept;
+
+    /// Tokens [first, first + out.size()), which must lie inside the corpus.
+    void copy(std::uint64_t first, std::span<std::uint32_t> out) const;
+
+private:
+    explicit Corpus(const Tokenizer& tokenizer);
+    void append(std::string_view text, const Tokenizer& tokenizer);
+
+    std::vector<std::uint8_t> tokens_; // little-endian, token_bytes_ each
+    std::uint32_t token_bytes_;
+    std::uint32_t vocabulary_;
+    std::uint64_t num_text_bytes_ = 0;
+    std::uint64_t num_documents_ = 0;
+    std::vector<SkippedFile> skipped_;
+};
+
+/// Tokens [first, first + count) of a corpus.
+struct TokenRange {
+    std::uint64_t first = 0;
+    std::uint64_t count = 0;
+};
+
+struct DataSplit {
+    TokenRange train;
+    TokenRange holdout; ///< count 0 if nothing is held out
+};
+
+/// Holds out the last `holdout_fraction` of the tokens (0 ≤ fraction < 1). Throws
+/// Error{InvalidArgument} for other fractions.
+DataSplit split_corpus(const Corpus& corpus, double holdout_fraction);
+
+struct BatchParams {
+    std::uint64_t seed = 0;
+    std::uint64_t sequences_per_step = 0; ///< global batch, over all ranks
+    std::uint64_t sequence_length = 0;    ///< inputs per sequence; one more token is drawn
+};
+
+/// Deals the sequences of a token range out over the steps. Within an epoch every sequence of the
+/// range comes once, in an order drawn anew for each epoch, and the cuts between sequences shift.
+class BatchSource {
+public:
+    /// The corpus must outlive the source. Throws Error{InvalidArgument} if a value is zero or the
+    /// range is shorter than one sequence of sequence_length + 1 tokens.
+    BatchSource(const Corpus& corpus, TokenRange range, const BatchParams& params);
+
+    std::uint64_t sequences_per_epoch() const noexcept { return num_chunks_; }
+    /// Where sequence `index` (below sequences_per_step) of `step` (from 0) starts in the corpus.
+    std::uint64_t sequence_start(std::uint64_t step, std::uint64_t index) const;
+    /// The same sequence's tokens; out holds sequence_length + 1: inputs are its first, targets
+    /// its last sequence_length.
+    void sequence(std::uint64_t step, std::uint64_t index, std::span<std::uint32_t> out) const;
+
+private:
+    const Corpus* corpus_;
+    TokenRange range_;
+    BatchParams params_;
+    std::uint64_t num_chunks_;
+    std::uint64_t num_phases_; // how many shifts of the cuts fit
+};
+
+} // namespace bellows

@@ -1,0 +1,162 @@
+// SPDX-License-Identifier: MIT
+#include "app/file_io.hpp"
+
+#include <bellows/engine/error.hpp>
+
+#include <zlib.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstring>
+#include <system_error>
+#include <utility>
+
+#include <fcntl.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+namespace bellows {
+
+namespace {
+
+constexpr std::uint64_t kLargestTransfer = std::uint64_t{1} << 30;
+
+} // namespace
+
+FileHandle& FileHandle::operator=(FileHandle&& other) noexcept {
+    if (this != &other) {
+        const FileHandle old(std::exchange(fd_, other.release()));
+    }
+    return *this;
+}
+
+FileHandle::~FileHandle() {
+    if (fd_ >= 0) {
+        ::close(fd_);
+    }
+}
+
+int FileHandle::release() noexcept {
+    return std::exchange(fd_, -1);
+}
+
+std::string errno_message(std::string_view verb, const std::filesystem::path& path, int error) {
+    return "cannot " + std::string(verb) + " " + in_quotes(path.string()) + ": " +
+           std::generic_category().message(error);
+}
+
+std::string in_quotes(std::string_view text) {
+    constexpr std::size_t kLongest = 120;
+    constexpr const char* kHex = "0123456789abcdef";
+    std::string out = "\"";
+    for (const char c : text.substr(0, kLongest)) {
+        const auto byte = static_cast<unsigned char>(c);
+        if (byte < 0x20 || byte == 0x7f) {
+            out += "\\x";
+            out += kHex[byte >> 4];
+            out += kHex[byte & 15];
+        } else {
+            out += c;
+        }
+    }
+    return out + (text.size() > kLongest ? "…\"" : "\"");
+}
+
+std::uint32_t crc32_of(const void* data, std::uint64_t bytes, std::uint32_t start) noexcept {
+    if (bytes == 0) {
+        return start; // zlib answers a null pointer with the initial value
+    }
+    return static_cast<std::uint32_t>(
+        ::crc32_z(start, static_cast<const unsigned char*>(data), bytes));
+}
+
+std::string hex32(std::uint32_t value) {
+    std::string out(8, '0');
+    for (int i = 7; i >= 0; --i, value >>= 4) {
+        out[static_cast<std::size_t>(i)] = "0123456789abcdef"[value & 15];
+    }
+    return out;
+}
+
+void write_all(int fd, const void* data, std::uint64_t bytes, const std::filesystem::path& path) {
+    const auto* at = static_cast<const char*>(data);
+    while (bytes > 0) {
+        const ssize_t n = ::write(fd, at, std::min(bytes, kLargestTransfer));
+        if (n < 0) {
+            if (errno == EINTR) {
+                continue;
+            }
+            throw Error(ErrorCode::Io, errno_message("write", path, errno));
+        }
+        at += n;
+        bytes -= static_cast<std::uint64_t>(n);
+    }
+}
+
+void read_exactly(int fd, void* data, std::uint64_t bytes, std::uint64_t offset,
+                  const std::filesystem::path& path) {
+    auto* at = static_cast<char*>(data);
+    while (bytes > 0) {
+        const ssize_t n =
+            ::pread(fd, at, std::min(bytes, kLargestTransfer), static_cast<off_t>(offset));
+        if (n < 0) {
+            if (errno == EINTR) {
+                continue;
+            }
+            throw Error(ErrorCode::Io, errno_message("read", path, errno));
+        }
+        if (n == 0) {
+            throw Error(ErrorCode::Corrupt, in_quotes(path.string()) + " ends at byte " +
+                                                std::to_string(offset) + ", " +
+                                                std::to_string(bytes) + " bytes too early");
+        }
+        at += n;
+        offset += static_cast<std::uint64_t>(n);
+        bytes -= static_cast<std::uint64_t>(n);
+    }
+}
+
+std::string read_file(const std::filesystem::path& path, std::uint64_t limit) {
+    // Non-blocking, so that a FIFO is refused below and does not stop us here.
+    const FileHandle fd(::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK));
+    if (fd.get() < 0) {
+        throw Error(ErrorCode::Io, errno_message("open", path, errno));
+    }
+    struct stat info{};
+    if (::fstat(fd.get(), &info) != 0) {
+        throw Error(ErrorCode::Io, errno_message("read", path, errno));
+    }
+    if (!S_ISREG(info.st_mode)) {
+        throw Error(ErrorCode::Io, in_quotes(path.string()) + " is not a regular file");
+    }
+    const auto bytes = static_cast<std::uint64_t>(info.st_size);
+    if (bytes > limit) {
+        throw Error(ErrorCode::Io, in_quotes(path.string()) + " holds " + std::to_string(bytes) +
+                                       " bytes, more than the " + std::to_string(limit) +
+                                       " that such a file may hold");
+    }
+    std::string content(bytes, '\0');
+    read_exactly(fd.get(), content.data(), bytes, 0, path);
+    return content;
+}
+
+void write_file_durably(const std::filesystem::path& path, std::string_view content) {
+    FileHandle fd(::open(path.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0644));
+    if (fd.get() < 0) {
+        throw Error(ErrorCode::Io, errno_message("create", path, errno));
+    }
+    write_all(fd.get(), content.data(), content.size(), path);
+    if (::fsync(fd.get()) != 0 || ::close(fd.release()) != 0) {
+        throw Error(ErrorCode::Io, errno_message("write", path, errno));
+    }
+}
+
+void sync_directory(const std::filesystem::path& directory) {
+    const FileHandle fd(::open(directory.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
+    // Some network file systems cannot sync a folder (EINVAL); nothing more can be asked of them.
+    if (fd.get() < 0 || (::fsync(fd.get()) != 0 && errno != EINVAL)) {
+        throw Error(ErrorCode::Io, errno_message("sync", directory, errno));
+    }
+}
+
+} // namespace bellows

@@ -1,0 +1,59 @@
+// SPDX-License-Identifier: MIT
+#pragma once
+
+// Small file helpers of the command: read whole files with a limit, write them durably, and quote
+// untrusted names for messages. Host only, any thread.
+
+#include <cstdint>
+#include <filesystem>
+#include <string>
+#include <string_view>
+
+namespace bellows {
+
+/// A regular file's whole content. Throws Error{Io} if it cannot be read, is no regular file or
+/// holds more than `limit` bytes.
+std::string read_file(const std::filesystem::path& path, std::uint64_t limit);
+
+/// Writes a new or replaced file and waits until it is on the disk. Throws Error{Io}.
+void write_file_durably(const std::filesystem::path& path, std::string_view content);
+
+/// Makes renames and new names inside the folder durable. Throws Error{Io}.
+void sync_directory(const std::filesystem::path& directory);
+
+/// The text in double quotes on one line: control characters as \xNN, cut after 120 bytes.
+std::string in_quotes(std::string_view text);
+
+/// CRC-32 (zlib's) of the bytes, continuing from `start`.
+std::uint32_t crc32_of(const void* data, std::uint64_t bytes, std::uint32_t start = 0) noexcept;
+
+/// Eight lower-case hex digits.
+std::string hex32(std::uint32_t value);
+
+/// "cannot <verb> <path>: <text of errno>".
+std::string errno_message(std::string_view verb, const std::filesystem::path& path, int error);
+
+/// A file descriptor that closes itself.
+class FileHandle {
+public:
+    FileHandle() = default;
+    explicit FileHandle(int fd) noexcept : fd_(fd) {}
+    FileHandle(FileHandle&& other) noexcept : fd_(other.release()) {}
+    FileHandle& operator=(FileHandle&& other) noexcept;
+    ~FileHandle();
+
+    int get() const noexcept { return fd_; }
+    int release() noexcept;
+
+private:
+    int fd_ = -1;
+};
+
+/// Writes all bytes or throws Error{Io} that names `path`.
+void write_all(int fd, const void* data, std::uint64_t bytes, const std::filesystem::path& path);
+
+/// Reads exactly `bytes` at `offset`; a shorter file gives Error{Corrupt}, a failure Error{Io}.
+void read_exactly(int fd, void* data, std::uint64_t bytes, std::uint64_t offset,
+                  const std::filesystem::path& path);
+
+} // namespace bellows

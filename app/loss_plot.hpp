@@ -1,0 +1,39 @@
+// SPDX-License-Identifier: MIT
+#pragma once
+
+// loss.svg: the loss of a run over its steps, every step faintly and a smoothed curve on top. Pure
+// functions, any thread.
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+namespace bellows {
+
+struct LossPoint {
+    std::uint64_t step = 0;
+    double loss = 0; ///< points that are not finite leave a gap
+};
+
+struct LossPlotOptions {
+    std::string title = "Training loss";
+    std::string subtitle; ///< e.g. the layout and the data
+    std::string y_label = "loss (nats per byte)";
+    std::uint64_t width = 880; ///< pixels
+    std::uint64_t height = 500;
+    std::uint64_t smoothing_span = 0; ///< steps; 0: a twentieth of the run, at least 5
+};
+
+/// The exponential moving average with weight 2/(span + 1) for the newest value, divided by the sum
+/// of its weights so that the first values count fully.
+std::vector<LossPoint> smoothed(const std::vector<LossPoint>& points, std::uint64_t span);
+
+/// Up to about `most` round numbers (1, 2 or 5 times a power of ten apart) within [low, high].
+std::vector<double> nice_ticks(double low, double high, int most);
+
+/// A whole SVG document. Any number of points, also none; long runs are thinned to what the width
+/// can show.
+std::string loss_plot_svg(const std::vector<LossPoint>& points,
+                          const LossPlotOptions& options = {});
+
+} // namespace bellows

@@ -1,0 +1,116 @@
+// SPDX-License-Identifier: MIT
+// ProgressReporter, declared in metrics.hpp.
+#include "app/metrics.hpp"
+
+#include <algorithm>
+#include <array>
+#include <charconv>
+#include <chrono>
+#include <cstdlib>
+#include <cstring>
+#include <utility>
+
+#include <sys/ioctl.h>
+#include <unistd.h>
+
+namespace bellows {
+
+namespace {
+
+constexpr double kTerminalInterval = 0.1; // seconds: faster than this nobody reads
+
+double steady_seconds() {
+    return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch())
+        .count();
+}
+
+} // namespace
+
+ProgressReporter::Options ProgressReporter::detect(std::FILE* stream) {
+    Options options;
+    if (const char* told = std::getenv("BELLOWS_TERMINAL")) {
+        unsigned columns = 0;
+        std::from_chars(told, told + std::strlen(told), columns);
+        options.terminal = columns > 0;
+        options.columns = std::max(columns, 20u);
+        return options;
+    }
+    // Under a launcher of others the stream is a pipe or a pseudo-terminal; neither tells.
+    const bool launched =
+        std::getenv("OMPI_COMM_WORLD_RANK") || std::getenv("PMI_RANK") || std::getenv("PMIX_RANK");
+    winsize size{};
+    options.terminal = !launched && ::isatty(::fileno(stream)) == 1;
+    if (options.terminal && ::ioctl(::fileno(stream), TIOCGWINSZ, &size) == 0 && size.ws_col > 0) {
+        options.columns = std::max<unsigned>(size.ws_col, 20);
+    }
+    return options;
+}
+
+ProgressReporter::ProgressReporter(std::FILE* stream, std::uint64_t total_steps, Options options)
+    : stream_(stream), total_steps_(total_steps), options_(std::move(options)) {
+    if (!options_.clock) {
+        options_.clock = steady_seconds;
+    }
+}
+
+ProgressReporter::~ProgressReporter() {
+    finish();
+}
+
+void ProgressReporter::show(const std::string& line, bool always) {
+    const double now = options_.clock();
+    const double interval = options_.terminal ? kTerminalInterval : options_.plain_interval;
+    if (!always && now - last_shown_ < interval) {
+        return;
+    }
+    last_shown_ = now;
+    if (options_.terminal) {
+        line_ = line.substr(0, options_.columns - 1);
+        std::fprintf(stream_, "\r%s\x1b[K", line_.c_str());
+    } else {
+        std::fprintf(stream_, "%s\n", line.c_str());
+    }
+    std::fflush(stream_);
+}
+
+void ProgressReporter::phase(std::string_view what, std::uint64_t done, std::uint64_t total) {
+    show(std::string(what) + " " + std::to_string(done) + "/" + std::to_string(total),
+         done == total);
+}
+
+void ProgressReporter::step(const StepMetrics& metrics) {
+    constexpr double kSmoothing = 0.1;
+    seconds_per_step_ =
+        seconds_per_step_ == 0
+            ? metrics.seconds
+            : seconds_per_step_ + kSmoothing * (metrics.seconds - seconds_per_step_);
+    const std::uint64_t left = total_steps_ > metrics.step ? total_steps_ - metrics.step : 0;
+    std::array<char, 160> text{};
+    std::snprintf(text.data(), text.size(),
+                  "step %llu/%llu  loss %.4f  grad %.3g  lr %.2e  %s tokens/s  %s left",
+                  static_cast<unsigned long long>(metrics.step),
+                  static_cast<unsigned long long>(total_steps_), metrics.loss, metrics.grad_norm,
+                  metrics.lr, format_count(metrics.tokens_per_s).c_str(),
+                  format_duration(static_cast<double>(left) * seconds_per_step_).c_str());
+    show(text.data(), left == 0);
+}
+
+void ProgressReporter::note(std::string_view line) {
+    const std::string text(line);
+    if (options_.terminal) {
+        std::fprintf(stream_, "\r%s\x1b[K\n%s", text.c_str(), line_.c_str());
+    } else {
+        std::fprintf(stream_, "%s\n", text.c_str());
+    }
+    std::fflush(stream_);
+}
+
+void ProgressReporter::finish() {
+    if (options_.terminal && !line_.empty()) {
+        std::fputc('\n', stream_);
+        std::fflush(stream_);
+    }
+    line_.clear();
+}
+
+} // namespace bellows
