@@ -34,20 +34,37 @@ uint clamp_column(GemmTile t, uint c) {
     return min(t.n0 + c, t.columns - 1u);
 }
 
-// K and every leading dimension a multiple of 4 (nt), K, N (nn) or M, N (tn) likewise.
-void gemm_accumulate_aligned(GemmTile t, inout vec4 sum[rows_per_tile]) {
-#if GEMM_FORM == 2
-    uint column = min(t.n0, t.columns - 4u);
-    uint first = min(t.m0, t.rows - 4u);
-    for (uint k = t.k_begin; k < t.k_end; ++k) {
-        vec4 b = load_b4(t.b, k * t.ldb + column);
-        [[unroll]] for (int i = 0; i < int(rows_per_tile); i += 4) {
-            vec4 a = load_a4(t.a, k * t.lda + min(t.m0 + uint(i), t.rows - 4u));
-            [[unroll]] for (int c = 0; c < 4; ++c) {
-                sum[i + c] = fma(vec4(a[c]), b, sum[i + c]);
-            }
-        }
+// Multiplies four rows of A, one per component of `a`, by one vector of B.
+#define FMA_ROWS(i, a, b)                                                                          \
+    [[unroll]] for (int c_ = 0; c_ < 4; ++c_) {                                                    \
+        sum[i + c_] = fma(vec4(a[c_]), b, sum[i + c_]);                                            \
     }
+
+// Loops test at their end: some drivers run a load at a uniform address once more after a loop has
+// been left at its top, and would read beyond the matrix.
+
+// Needs what `aligned` promises, see gemm_nt.comp.
+void gemm_accumulate_aligned(GemmTile t, inout vec4 sum[rows_per_tile]) {
+    if (t.k_begin >= t.k_end) {
+        return;
+    }
+    uint k = t.k_begin;
+#if GEMM_FORM == 2
+    uint b_index = k * t.ldb + min(t.n0, t.columns - 4u);
+    uint a_index[rows_per_tile / 4];
+    [[unroll]] for (int i = 0; i < int(rows_per_tile) / 4; ++i) {
+        a_index[i] = k * t.lda + min(t.m0 + 4u * uint(i), t.rows - 4u);
+    }
+    do {
+        vec4 b = load_b4(t.b, b_index);
+        b_index += t.ldb;
+        [[unroll]] for (int i = 0; i < int(rows_per_tile) / 4; ++i) {
+            vec4 a = load_a4(t.a, a_index[i]);
+            a_index[i] += t.lda;
+            FMA_ROWS(4 * i, a, b)
+        }
+        k += 1u;
+    } while (k < t.k_end);
 #else
     uint a_row[rows_per_tile];
     FOR_ROWS(i) {
@@ -61,7 +78,7 @@ void gemm_accumulate_aligned(GemmTile t, inout vec4 sum[rows_per_tile]) {
 #else
     uint column = min(t.n0, t.columns - 4u);
 #endif
-    for (uint k = t.k_begin; k < t.k_end; k += 4u) {
+    do {
         vec4 b[4];
         [[unroll]] for (uint c = 0u; c < 4u; ++c) {
 #if GEMM_FORM == 0
@@ -80,13 +97,18 @@ void gemm_accumulate_aligned(GemmTile t, inout vec4 sum[rows_per_tile]) {
                 sum[i] = fma(vec4(a[c]), b[c], sum[i]);
             }
         }
-    }
+        k += 4u;
+    } while (k < t.k_end);
 #endif
 }
 
 // Any size and leading dimension.
 void gemm_accumulate_general(GemmTile t, inout vec4 sum[rows_per_tile]) {
-    for (uint k = t.k_begin; k < t.k_end; ++k) {
+    if (t.k_begin >= t.k_end) {
+        return;
+    }
+    uint k = t.k_begin;
+    do {
         vec4 b;
         [[unroll]] for (uint c = 0u; c < 4u; ++c) {
 #if GEMM_FORM == 0
@@ -103,7 +125,8 @@ void gemm_accumulate_general(GemmTile t, inout vec4 sum[rows_per_tile]) {
 #endif
             sum[i] = fma(vec4(a), b, sum[i]);
         }
-    }
+        k += 1u;
+    } while (k < t.k_end);
 }
 
 void gemm_store(GemmTile t, uvec2 d, uint ldd, vec4 sum[rows_per_tile], float alpha, bool accumulate,
