@@ -16,7 +16,10 @@
 //            aligned        1 if n, ldb, ldd, every stride, and for nt and nn k and lda, for tn m and lda,
 //                           are multiples of 4, and a, b and d start at a multiple of four elements'
 //                           bytes (16 for f32, 8 for bf16). 0 serves everything, slower, same bits.
-//            rows_per_tile  rows of D per invocation, a multiple of 4; 16 is best, 4 for few rows.
+//            rows_per_tile  rows of D per invocation, a multiple of 4: 32 for a CPU, 8 or 16 for a GPU, 4 for few rows.
+//            share_a        1: invocations load A's tile together and pass it round; needs aligned = 1,
+//                           local_size = 8, a subgroup size of 8 and rows_per_tile a multiple of 8. Twice as
+//                           fast on lavapipe before Mesa 26, slower from there on.
 // Dispatch   x = ceil(m / (rows_per_tile * local_size / 8)), y = ceil(n / 32), z = batches; no shared memory.
 // Order      f32 fused multiply-adds in ascending k from 0, then alpha, then D: the bits of an element do
 //            not depend on m, n, the batch, a constant, or where the element stands.

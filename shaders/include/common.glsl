@@ -8,6 +8,7 @@
 #extension GL_EXT_buffer_reference_uvec2 : require
 #extension GL_EXT_scalar_block_layout : require
 #extension GL_EXT_control_flow_attributes : require
+#extension GL_KHR_shader_subgroup_ballot : require
 
 uint div_up(uint value, uint divisor) {
     return (value + divisor - 1u) / divisor;

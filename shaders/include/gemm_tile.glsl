@@ -34,71 +34,89 @@ uint clamp_column(GemmTile t, uint c) {
     return min(t.n0 + c, t.columns - 1u);
 }
 
-// Multiplies four rows of A, one per component of `a`, by one vector of B.
-#define FMA_ROWS(i, a, b)                                                                          \
-    [[unroll]] for (int c_ = 0; c_ < 4; ++c_) {                                                    \
-        sum[i + c_] = fma(vec4(a[c_]), b, sum[i + c_]);                                            \
-    }
-
 // Loops test at their end: some drivers run a load at a uniform address once more after a loop has
 // been left at its top, and would read beyond the matrix.
+//
+// Four steps of k. With share_a the eight invocations load different parts of A's tile and pass them
+// round: drivers that load a uniform address once per invocation then do an eighth of the work.
+#if GEMM_FORM == 2
+// Part p of the four rows k .. k+3 of A's tile: k + p / (rows_per_tile / 4), columns 4 * (p % ...).
+#define A_PARTS (rows_per_tile / 4u)
+vec4 load_a_part(GemmTile t, uint k, uint part) {
+    uint first = min(t.m0 + 4u * (part % A_PARTS), t.rows - 4u);
+    return load_a4(t.a, (k + part / A_PARTS) * t.lda + first);
+}
+#else
+// Part p of the columns k .. k+3 of A's tile: row p.
+#define A_PARTS rows_per_tile
+vec4 load_a_part(GemmTile t, uint k, uint part) {
+    return load_a4(t.a, clamp_row(t, int(part)) * t.lda + k);
+}
+#endif
+
+void gemm_four_steps(GemmTile t, uint k, inout vec4 sum[rows_per_tile]) {
+    vec4 b[4];
+    [[unroll]] for (uint c = 0u; c < 4u; ++c) {
+#if GEMM_FORM == 0
+        b[c] = load_b4(t.b, clamp_column(t, c) * t.ldb + k);
+#else
+        b[c] = load_b4(t.b, (k + c) * t.ldb + min(t.n0, t.columns - 4u));
+#endif
+    }
+#if GEMM_FORM == 0
+    mat4 transposed = transpose(mat4(b[0], b[1], b[2], b[3]));
+    [[unroll]] for (int c = 0; c < 4; ++c) {
+        b[c] = transposed[c];
+    }
+#endif
+    vec4 mine[(rows_per_tile + 7u) / 8u];
+    if (share_a != 0u) {
+        [[unroll]] for (uint p = 0u; p < rows_per_tile / 8u; ++p) {
+            mine[p] = load_a_part(t, k, p * 8u + gl_LocalInvocationIndex % 8u);
+        }
+    }
+    [[unroll]] for (uint p = 0u; p < rows_per_tile; ++p) {
+        vec4 a = share_a != 0u ? subgroupBroadcast(mine[p / 8u], p % 8u) : load_a_part(t, k, p);
+        [[unroll]] for (uint c = 0u; c < 4u; ++c) {
+#if GEMM_FORM == 2
+            uint i = 4u * (p % A_PARTS) + c;
+            sum[i] = fma(vec4(a[c]), b[p / A_PARTS], sum[i]);
+#else
+            sum[p] = fma(vec4(a[c]), b[c], sum[p]);
+#endif
+        }
+    }
+}
+
+#if GEMM_FORM == 2
+void gemm_one_step(GemmTile t, uint k, inout vec4 sum[rows_per_tile]) {
+    vec4 b = load_b4(t.b, k * t.ldb + min(t.n0, t.columns - 4u));
+    [[unroll]] for (uint p = 0u; p < A_PARTS; ++p) {
+        vec4 a = load_a_part(t, k, p);
+        [[unroll]] for (uint c = 0u; c < 4u; ++c) {
+            sum[4u * p + c] = fma(vec4(a[c]), b, sum[4u * p + c]);
+        }
+    }
+}
+#endif
 
 // Needs what `aligned` promises, see gemm_nt.comp.
 void gemm_accumulate_aligned(GemmTile t, inout vec4 sum[rows_per_tile]) {
-    if (t.k_begin >= t.k_end) {
-        return;
-    }
     uint k = t.k_begin;
+    uint whole = k + ((t.k_end - k) & ~3u);
+    if (k < whole) {
+        do {
+            gemm_four_steps(t, k, sum);
+            k += 4u;
+        } while (k < whole);
+    }
 #if GEMM_FORM == 2
-    uint b_index = k * t.ldb + min(t.n0, t.columns - 4u);
-    uint a_index[rows_per_tile / 4];
-    [[unroll]] for (int i = 0; i < int(rows_per_tile) / 4; ++i) {
-        a_index[i] = k * t.lda + min(t.m0 + 4u * uint(i), t.rows - 4u);
+    if (k < t.k_end) {
+        do {
+            gemm_one_step(t, k, sum);
+            k += 1u;
+        } while (k < t.k_end);
     }
-    do {
-        vec4 b = load_b4(t.b, b_index);
-        b_index += t.ldb;
-        [[unroll]] for (int i = 0; i < int(rows_per_tile) / 4; ++i) {
-            vec4 a = load_a4(t.a, a_index[i]);
-            a_index[i] += t.lda;
-            FMA_ROWS(4 * i, a, b)
-        }
-        k += 1u;
-    } while (k < t.k_end);
-#else
-    uint a_row[rows_per_tile];
-    FOR_ROWS(i) {
-        a_row[i] = clamp_row(t, i) * t.lda;
-    }
-#if GEMM_FORM == 0
-    uint b_row[4];
-    [[unroll]] for (uint c = 0u; c < 4u; ++c) {
-        b_row[c] = clamp_column(t, c) * t.ldb;
-    }
-#else
-    uint column = min(t.n0, t.columns - 4u);
-#endif
-    do {
-        vec4 b[4];
-        [[unroll]] for (uint c = 0u; c < 4u; ++c) {
-#if GEMM_FORM == 0
-            b[c] = load_b4(t.b, b_row[c] + k);
-        }
-        mat4 transposed = transpose(mat4(b[0], b[1], b[2], b[3]));
-        [[unroll]] for (int c = 0; c < 4; ++c) {
-            b[c] = transposed[c];
-#else
-            b[c] = load_b4(t.b, (k + c) * t.ldb + column);
-#endif
-        }
-        FOR_ROWS(i) {
-            vec4 a = load_a4(t.a, a_row[i] + k);
-            [[unroll]] for (int c = 0; c < 4; ++c) {
-                sum[i] = fma(vec4(a[c]), b[c], sum[i]);
-            }
-        }
-        k += 4u;
-    } while (k < t.k_end);
 #endif
 }
 
