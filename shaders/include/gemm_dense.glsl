@@ -21,15 +21,5 @@ void main() {
     t.columns = push.n;
     t.k_begin = 0u;
     t.k_end = push.k;
-
-    vec4 sum[rows_per_tile];
-    FOR_ROWS(i) {
-        sum[i] = vec4(0);
-    }
-    if (aligned != 0u) {
-        gemm_accumulate_aligned(t, sum);
-    } else {
-        gemm_accumulate_general(t, sum);
-    }
-    gemm_store(t, d, push.ldd, sum, push.alpha, push.accumulate != 0u, aligned != 0u);
+    gemm_tile(t, d, push.ldd, push.alpha, push.accumulate != 0u);
 }

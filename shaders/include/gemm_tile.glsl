@@ -162,4 +162,18 @@ void gemm_store(GemmTile t, uvec2 d, uint ldd, vec4 sum[rows_per_tile], float al
     }
 }
 
+// The whole way: sum, scale, store.
+void gemm_tile(GemmTile t, uvec2 d, uint ldd, float alpha, bool accumulate) {
+    vec4 sum[rows_per_tile];
+    FOR_ROWS(i) {
+        sum[i] = vec4(0);
+    }
+    if (aligned != 0u) {
+        gemm_accumulate_aligned(t, sum);
+    } else {
+        gemm_accumulate_general(t, sum);
+    }
+    gemm_store(t, d, ldd, sum, alpha, accumulate, aligned != 0u);
+}
+
 #endif
