@@ -1,0 +1,57 @@
+// SPDX-License-Identifier: MIT
+// The work list of a grouped GEMM, made on the device from row counts that the host does not know.
+//
+// group_offsets  uint[groups + 1], ascending: group g owns rows group_offsets[g] .. [g + 1]
+// tiles          per tile two uints: group, first row. Tile t of group g starts at
+//                group_offsets[g] + t * tile_rows; groups and rows ascend, empty groups have none.
+//                Room for floor(most rows / tile_rows) + groups tiles.
+// arguments      four grids of three uints, for indirect dispatch: (number of tiles, columns<i>, 1).
+//                columns<i> is what the caller needs as y for its i-th shape, ceil(n / 32).
+// tile_rows      rows_per_tile * local_size / 8 of the GEMM that will read the list
+// Dispatch       x = ceil(groups / 64). No shared memory.
+#version 460
+#extension GL_GOOGLE_include_directive : require
+#include "include/common.glsl"
+
+#include "grouped_gemm_tiles.kernel.glsl"
+
+layout(local_size_x = 64) in;
+
+uint tiles_of(uint group) {
+    uint rows = push.operands.group_offsets.v[group + 1u] - push.operands.group_offsets.v[group];
+    return div_up(rows, push.tile_rows);
+}
+
+void main() {
+    uint group = gl_GlobalInvocationID.x;
+    if (group >= push.groups) {
+        return;
+    }
+    uint first = 0u;
+    if (group > 0u) {
+        uint before = 0u;
+        do {
+            first += tiles_of(before);
+            ++before;
+        } while (before < group);
+    }
+    uint count = tiles_of(group);
+    uint row = push.operands.group_offsets.v[group];
+    if (count > 0u) {
+        uint tile = first;
+        do {
+            push.operands.tiles.v[2u * tile] = group;
+            push.operands.tiles.v[2u * tile + 1u] = row;
+            row += push.tile_rows;
+            ++tile;
+        } while (tile < first + count);
+    }
+    if (group + 1u == push.groups) {
+        uint columns[4] = {push.columns0, push.columns1, push.columns2, push.columns3};
+        [[unroll]] for (uint i = 0u; i < 4u; ++i) {
+            push.operands.arguments.v[3u * i] = first + count;
+            push.operands.arguments.v[3u * i + 1u] = columns[i];
+            push.operands.arguments.v[3u * i + 2u] = 1u;
+        }
+    }
+}
