@@ -75,6 +75,13 @@ void Arguments::contiguous(const char* name, const TensorView& view) const {
             std::string(name) + " is " + describe(view) + "; it must be contiguous");
 }
 
+void Arguments::flat(const char* name, const TensorView& view, std::uint64_t elements) const {
+    contiguous(name, view);
+    require(view.num_elements() == elements, std::string(name) + " is " + describe(view) +
+                                                 ", wanted are " + std::to_string(elements) +
+                                                 " elements");
+}
+
 void Arguments::multiple_of_4(const char* what, std::uint64_t value) const {
     require(value % 4 == 0,
             std::string(what) + " is " + std::to_string(value) + ", not a multiple of 4");

@@ -42,6 +42,8 @@ public:
     /// f32 or bf16.
     void activation(const char* name, const TensorView& view) const;
     void contiguous(const char* name, const TensorView& view) const;
+    /// Contiguous, any shape, so many elements.
+    void flat(const char* name, const TensorView& view, std::uint64_t elements) const;
     void multiple_of_4(const char* what, std::uint64_t value) const;
     void workspace(BufferView workspace, std::uint64_t bytes) const;
     std::uint32_t u32(const char* what, std::uint64_t value) const;
@@ -80,6 +82,9 @@ struct FlatPlan {
     std::uint32_t local_size = 8;
     Groups groups;
 };
+
+/// Groups of four elements that one invocation of an element-wise kernel handles on CPU drivers.
+constexpr std::uint64_t kPerInvocation = 16;
 
 /// Grid-stride kernels: `items` shared out with about `per_invocation` each.
 FlatPlan plan_flat(const Recording& recording, std::uint64_t items, std::uint64_t per_invocation);
