@@ -1,0 +1,100 @@
+// SPDX-License-Identifier: MIT
+#pragma once
+
+// What the ops share: checks of tensors with messages that show them, and the grids of kernels
+// that go by rows (shaders/include/rows.glsl) or by groups of four elements.
+
+#include <bellows/engine/error.hpp>
+#include <bellows/engine/recording.hpp>
+#include <bellows/engine/tensor.hpp>
+
+#include <cstdint>
+#include <initializer_list>
+#include <string>
+
+namespace bellows::ops {
+
+/// "bf16 [3, 4]", with strides where it is not contiguous.
+std::string describe(const TensorView& view);
+
+constexpr std::uint64_t div_up(std::uint64_t value, std::uint64_t divisor) {
+    return (value + divisor - 1) / divisor;
+}
+
+/// Checks of the arguments of the op `op`. All throw Error{InvalidArgument}.
+class Arguments {
+public:
+    explicit Arguments(const char* op) : op_(op) {}
+
+    [[noreturn]] void fail(const std::string& message) const;
+    void require(bool condition, const std::string& message) const {
+        if (!condition) {
+            fail(message);
+        }
+    }
+    /// Element type and extents, with contiguous strides.
+    void tensor(const char* name, const TensorView& view, DType dtype,
+                std::initializer_list<std::uint64_t> extents) const;
+    /// The same with free outer strides: the last stride is 1, the others multiples of 4.
+    void strided(const char* name, const TensorView& view, DType dtype,
+                 std::initializer_list<std::uint64_t> extents) const;
+    void rank(const char* name, const TensorView& view, std::uint32_t rank) const;
+    /// f32 or bf16.
+    void activation(const char* name, const TensorView& view) const;
+    void contiguous(const char* name, const TensorView& view) const;
+    /// Contiguous, any shape, so many elements.
+    void flat(const char* name, const TensorView& view, std::uint64_t elements) const;
+    void multiple_of_4(const char* what, std::uint64_t value) const;
+    void workspace(BufferView workspace, std::uint64_t bytes) const;
+    std::uint32_t u32(const char* what, std::uint64_t value) const;
+    /// value / 4 of a multiple of 4.
+    std::uint32_t groups_of_4(const char* what, std::uint64_t value) const;
+    /// The memory from the first to the last element of a view that a kernel accesses by groups of
+    /// four elements (or one by one: group = 1); checks its alignment.
+    BufferView memory(const char* name, const TensorView& view, std::uint64_t group = 4) const;
+    /// The memory of an optional operand; `otherwise` where it is left out, because kernels may
+    /// only be given valid addresses.
+    BufferView memory_or(const char* name, const TensorView& view, BufferView otherwise,
+                         std::uint64_t group = 4) const;
+    /// The device-side row count of a view, or `otherwise`.
+    BufferView row_count_or(const TensorView& view, BufferView otherwise) const;
+
+private:
+    void same(const char* name, const TensorView& view, DType dtype,
+              std::initializer_list<std::uint64_t> extents) const;
+    const char* op_;
+};
+
+/// Kernels whose rows are summed keep one form per device, so that a row's bits do not depend on
+/// the number of rows.
+enum class RowWork : std::uint8_t { Elementwise, Reduction, WholeWorkgroup };
+
+struct RowPlan {
+    std::uint32_t local_size = 8;
+    std::uint32_t row_per_workgroup = 0;
+    Groups groups;
+};
+
+RowPlan plan_rows(const Recording& recording, std::uint64_t rows, std::uint64_t columns4,
+                  RowWork work);
+
+struct FlatPlan {
+    std::uint32_t local_size = 8;
+    Groups groups;
+};
+
+/// Groups of four elements that one invocation of an element-wise kernel handles on CPU drivers.
+constexpr std::uint64_t kPerInvocation = 16;
+
+/// Grid-stride kernels: `items` shared out with about `per_invocation` each.
+FlatPlan plan_flat(const Recording& recording, std::uint64_t items, std::uint64_t per_invocation);
+/// One invocation per item, no loop over items in the kernel. Throws when that needs too many.
+FlatPlan plan_exact(const Recording& recording, std::uint64_t items);
+
+/// K::Variant::f32 or bf16.
+template <class K>
+typename K::Variant storage_variant(DType dtype) {
+    return dtype == DType::BF16 ? K::Variant::bf16 : K::Variant::f32;
+}
+
+} // namespace bellows::ops

@@ -1,0 +1,69 @@
+// SPDX-License-Identifier: MIT
+#include "ops_check.hpp"
+
+#include <bellows/engine/ops.hpp>
+#include <bellows/kernels/kernels.hpp>
+
+namespace bellows::ops {
+
+void scale(Recording& recording, const TensorView& x, const TensorView& y, float alpha) {
+    add(recording, x, {}, y, alpha, 0);
+}
+
+void add(Recording& recording, const TensorView& a, const TensorView& b, const TensorView& y,
+         float alpha, float beta) {
+    const Arguments arguments(b.buffer ? "add" : "scale");
+    const std::uint64_t elements = a.num_elements();
+    arguments.activation("the first operand", a);
+    arguments.flat("the first operand", a, elements);
+    arguments.flat("y", y, elements);
+    arguments.require(y.dtype == a.dtype && (!b.buffer || b.dtype == a.dtype),
+                      "operands of different types: " + describe(a) + " and " + describe(y));
+    if (b.buffer) {
+        arguments.flat("b", b, elements);
+    }
+    if (elements == 0) {
+        return;
+    }
+    const FlatPlan plan = plan_flat(recording, div_up(elements, 4), kPerInvocation);
+    const BufferView a_memory = arguments.memory("the first operand", a);
+    recording.dispatch(kernels::ScaleAdd{.variant = storage_variant<kernels::ScaleAdd>(a.dtype),
+                                         .constants = {.local_size = plan.local_size},
+                                         .a = a_memory,
+                                         .b = arguments.memory_or("b", b, a_memory),
+                                         .y = arguments.memory("y", y),
+                                         .count4 = arguments.u32("elements / 4", elements / 4),
+                                         .tail = static_cast<std::uint32_t>(elements % 4),
+                                         .has_b = b.buffer ? 1u : 0u,
+                                         .alpha = alpha,
+                                         .beta = beta},
+                       plan.groups);
+}
+
+void cast(Recording& recording, const TensorView& x, const TensorView& y) {
+    const Arguments arguments("cast");
+    const std::uint64_t elements = x.num_elements();
+    arguments.activation("x", x);
+    arguments.activation("y", y);
+    arguments.flat("x", x, elements);
+    arguments.flat("y", y, elements);
+    if (x.dtype == y.dtype) {
+        scale(recording, x, y, 1);
+        return;
+    }
+    if (elements == 0) {
+        return;
+    }
+    const FlatPlan plan = plan_flat(recording, div_up(elements, 4), kPerInvocation);
+    using Variant = kernels::Cast::Variant;
+    recording.dispatch(
+        kernels::Cast{.variant = y.dtype == DType::BF16 ? Variant::f32_bf16 : Variant::bf16_f32,
+                      .constants = {.local_size = plan.local_size},
+                      .x = arguments.memory("x", x),
+                      .y = arguments.memory("y", y),
+                      .count4 = arguments.u32("elements / 4", elements / 4),
+                      .tail = static_cast<std::uint32_t>(elements % 4)},
+        plan.groups);
+}
+
+} // namespace bellows::ops

@@ -1,0 +1,276 @@
+// SPDX-License-Identifier: MIT
+#include "ops_check.hpp"
+
+#include <bellows/engine/ops.hpp>
+#include <bellows/kernels/kernels.hpp>
+
+#include <algorithm>
+
+namespace bellows::ops {
+
+namespace {
+
+/// Slots that one invocation counts and places in order; a block has a counter per expert.
+std::uint64_t slots_per_block(std::uint64_t slots) {
+    return std::max<std::uint64_t>(64, div_up(slots, 512));
+}
+
+struct LayoutSizes {
+    std::uint64_t tokens, top_k, experts, capacity;
+};
+
+LayoutSizes check_layout(const Arguments& arguments, const MoeLayout& layout) {
+    arguments.rank("slot_to_row", layout.slot_to_row, 2);
+    arguments.rank("row_to_slot", layout.row_to_slot, 1);
+    arguments.rank("counts", layout.counts, 1);
+    LayoutSizes sizes{layout.slot_to_row.extent[0], layout.slot_to_row.extent[1],
+                      layout.counts.extent[0], layout.row_to_slot.extent[0]};
+    arguments.require(sizes.experts > 0 && sizes.top_k > 0, "there are no experts or no slots");
+    arguments.require(layout.alignment > 0, "the alignment is 0");
+    arguments.tensor("counts", layout.counts, DType::U32, {sizes.experts});
+    arguments.tensor("offsets", layout.offsets, DType::U32, {sizes.experts + 1});
+    arguments.tensor("row_to_slot", layout.row_to_slot, DType::I32, {sizes.capacity});
+    arguments.tensor("slot_to_row", layout.slot_to_row, DType::I32, {sizes.tokens, sizes.top_k});
+    const std::uint64_t needed =
+        moe_capacity(sizes.tokens, sizes.top_k, sizes.experts, layout.alignment);
+    arguments.require(sizes.capacity >= needed,
+                      "the layout has room for " + std::to_string(sizes.capacity) +
+                          " rows, needed are up to " + std::to_string(needed));
+    arguments.require(sizes.capacity <= 0x7FFFFFFF && sizes.tokens * sizes.top_k <= 0x7FFFFFFF,
+                      "more than 2^31 - 1 rows or slots");
+    return sizes;
+}
+
+/// Checks the tensors of moe_gather and moe_unpermute; returns the number of columns.
+std::uint64_t check_rows(const Arguments& arguments, const LayoutSizes& sizes,
+                         const TensorView& tokens, const char* tokens_name,
+                         const TensorView& rows) {
+    arguments.rank(tokens_name, tokens, 2);
+    arguments.activation(tokens_name, tokens);
+    const std::uint64_t columns = tokens.extent[1];
+    arguments.multiple_of_4("columns", columns);
+    arguments.tensor(tokens_name, tokens, tokens.dtype, {sizes.tokens, columns});
+    arguments.tensor("rows", rows, tokens.dtype, {sizes.capacity, columns});
+    return columns;
+}
+
+void check_weights(const Arguments& arguments, const LayoutSizes& sizes,
+                   const TensorView& weights) {
+    if (weights.buffer) {
+        arguments.tensor("weights", weights, DType::F32, {sizes.tokens, sizes.top_k});
+    }
+}
+
+} // namespace
+
+BufferView MoeLayout::row_count() const {
+    return offsets.buffer.sub((offsets.extent[0] - 1) * 4, 4);
+}
+
+std::uint64_t moe_capacity(std::uint64_t tokens, std::uint64_t top_k, std::uint64_t experts,
+                           std::uint32_t alignment) {
+    // Every expert that has rows may waste alignment - 1 of them.
+    const std::uint64_t slots = tokens * top_k;
+    const std::uint64_t used_experts = std::min(experts, slots);
+    return div_up(slots + used_experts * (alignment - 1), alignment) * alignment;
+}
+
+std::uint64_t moe_layout_workspace_bytes(std::uint64_t tokens, std::uint64_t top_k,
+                                         std::uint64_t experts) {
+    const std::uint64_t slots = tokens * top_k;
+    return std::max<std::uint64_t>(1, div_up(slots, slots_per_block(slots))) * experts * 4;
+}
+
+void moe_layout(Recording& recording, const TensorView& topk_ids, const MoeLayout& layout,
+                BufferView workspace) {
+    const Arguments arguments("moe_layout");
+    const LayoutSizes sizes = check_layout(arguments, layout);
+    arguments.tensor("topk_ids", topk_ids, DType::I32, {sizes.tokens, sizes.top_k});
+    arguments.workspace(workspace,
+                        moe_layout_workspace_bytes(sizes.tokens, sizes.top_k, sizes.experts));
+    const std::uint64_t slots = sizes.tokens * sizes.top_k;
+    const BufferView counts = arguments.memory("counts", layout.counts, 1);
+    const BufferView offsets = arguments.memory("offsets", layout.offsets, 1);
+    if (slots == 0) {
+        recording.fill(counts, 0);
+        recording.fill(offsets, 0);
+        return;
+    }
+    const std::uint32_t block_slots = arguments.u32("slots", slots_per_block(slots));
+    const std::uint64_t blocks = div_up(slots, block_slots);
+    const std::uint32_t experts = arguments.u32("experts", sizes.experts);
+    const std::uint32_t top_k = arguments.u32("top_k", sizes.top_k);
+    const BufferView ids = arguments.memory("topk_ids", topk_ids, 1);
+    const BufferView token_count = arguments.row_count_or(topk_ids, ids);
+    const BufferView block_counts = workspace.sub(0, blocks * sizes.experts * 4);
+    const BufferView row_to_slot = arguments.memory("row_to_slot", layout.row_to_slot, 1);
+    const std::uint32_t has_token_count = topk_ids.row_count ? 1u : 0u;
+    const FlatPlan by_block = plan_exact(recording, blocks);
+    const FlatPlan by_expert = plan_exact(recording, sizes.experts);
+    const FlatPlan by_offset = plan_exact(recording, sizes.experts + 1);
+
+    recording.fill(row_to_slot, 0xFFFFFFFFu);
+    recording.dispatch(kernels::MoeCount{.constants = {.local_size = by_block.local_size},
+                                         .topk_ids = ids,
+                                         .token_count = token_count,
+                                         .block_counts = block_counts,
+                                         .slots = static_cast<std::uint32_t>(slots),
+                                         .top_k = top_k,
+                                         .experts = experts,
+                                         .block_slots = block_slots,
+                                         .has_token_count = has_token_count},
+                       by_block.groups);
+    recording.dispatch(kernels::MoePrefix{.constants = {.local_size = by_expert.local_size},
+                                          .block_counts = block_counts,
+                                          .counts = counts,
+                                          .blocks = static_cast<std::uint32_t>(blocks),
+                                          .experts = experts},
+                       by_expert.groups);
+    recording.dispatch(kernels::MoeOffsets{.constants = {.local_size = by_offset.local_size},
+                                           .counts = counts,
+                                           .offsets = offsets,
+                                           .experts = experts,
+                                           .alignment = layout.alignment},
+                       by_offset.groups);
+    recording.dispatch(
+        kernels::MoePlace{.constants = {.local_size = by_block.local_size},
+                          .topk_ids = ids,
+                          .token_count = token_count,
+                          .block_counts = block_counts,
+                          .offsets = offsets,
+                          .row_to_slot = row_to_slot,
+                          .slot_to_row = arguments.memory("slot_to_row", layout.slot_to_row, 1),
+                          .slots = static_cast<std::uint32_t>(slots),
+                          .top_k = top_k,
+                          .experts = experts,
+                          .block_slots = block_slots,
+                          .has_token_count = has_token_count},
+        by_block.groups);
+}
+
+void moe_gather(Recording& recording, const TensorView& x, const MoeLayout& layout,
+                const TensorView& weights, const TensorView& rows) {
+    const Arguments arguments("moe_gather");
+    const LayoutSizes sizes = check_layout(arguments, layout);
+    const std::uint64_t columns = check_rows(arguments, sizes, x, "x", rows);
+    check_weights(arguments, sizes, weights);
+    if (sizes.tokens == 0 || columns == 0) {
+        return;
+    }
+    const RowPlan plan = plan_rows(recording, sizes.capacity, columns / 4, RowWork::Elementwise);
+    const BufferView row_to_slot = arguments.memory("row_to_slot", layout.row_to_slot, 1);
+    recording.dispatch(
+        kernels::MoeGather{.variant = storage_variant<kernels::MoeGather>(x.dtype),
+                           .constants = {plan.local_size, plan.row_per_workgroup},
+                           .x = arguments.memory("x", x),
+                           .row_to_slot = row_to_slot,
+                           .weights = arguments.memory_or("weights", weights, row_to_slot, 1),
+                           .row_count = layout.row_count(),
+                           .out_rows = arguments.memory("rows", rows),
+                           .rows = arguments.u32("rows", sizes.capacity),
+                           .columns4 = arguments.groups_of_4("columns", columns),
+                           .top_k = arguments.u32("top_k", sizes.top_k),
+                           .has_weights = weights.buffer ? 1u : 0u,
+                           .has_row_count = 1},
+        plan.groups);
+}
+
+void moe_unpermute(Recording& recording, const TensorView& rows, const MoeLayout& layout,
+                   const TensorView& weights, const TensorView& x, bool accumulate) {
+    const Arguments arguments("moe_unpermute");
+    const LayoutSizes sizes = check_layout(arguments, layout);
+    const std::uint64_t columns = check_rows(arguments, sizes, x, "x", rows);
+    check_weights(arguments, sizes, weights);
+    if (sizes.tokens == 0 || columns == 0) {
+        return;
+    }
+    const RowPlan plan = plan_rows(recording, sizes.tokens, columns / 4, RowWork::Elementwise);
+    const BufferView slot_to_row = arguments.memory("slot_to_row", layout.slot_to_row, 1);
+    recording.dispatch(
+        kernels::MoeUnpermute{.variant = storage_variant<kernels::MoeUnpermute>(x.dtype),
+                              .constants = {plan.local_size, plan.row_per_workgroup},
+                              .rows = arguments.memory("rows", rows),
+                              .slot_to_row = slot_to_row,
+                              .weights = arguments.memory_or("weights", weights, slot_to_row, 1),
+                              .out_tokens = arguments.memory("x", x),
+                              .tokens = arguments.u32("tokens", sizes.tokens),
+                              .columns4 = arguments.groups_of_4("columns", columns),
+                              .top_k = arguments.u32("top_k", sizes.top_k),
+                              .has_weights = weights.buffer ? 1u : 0u,
+                              .accumulate = accumulate ? 1u : 0u},
+        plan.groups);
+}
+
+void moe_weights_dgrad(Recording& recording, const TensorView& rows, const MoeLayout& layout,
+                       const TensorView& d_x, const TensorView& d_weights) {
+    const Arguments arguments("moe_weights_dgrad");
+    const LayoutSizes sizes = check_layout(arguments, layout);
+    const std::uint64_t columns = check_rows(arguments, sizes, d_x, "d_x", rows);
+    arguments.tensor("d_weights", d_weights, DType::F32, {sizes.tokens, sizes.top_k});
+    if (sizes.tokens == 0) {
+        return;
+    }
+    const std::uint64_t slots = sizes.tokens * sizes.top_k;
+    const RowPlan plan = plan_rows(recording, slots, columns / 4, RowWork::Reduction);
+    recording.dispatch(
+        kernels::MoeWeightsDgrad{.variant = storage_variant<kernels::MoeWeightsDgrad>(d_x.dtype),
+                                 .constants = {plan.local_size, plan.row_per_workgroup},
+                                 .rows = arguments.memory("rows", rows),
+                                 .slot_to_row =
+                                     arguments.memory("slot_to_row", layout.slot_to_row, 1),
+                                 .d_out = arguments.memory("d_x", d_x),
+                                 .d_weights = arguments.memory("d_weights", d_weights, 1),
+                                 .slots = arguments.u32("slots", slots),
+                                 .top_k = arguments.u32("top_k", sizes.top_k),
+                                 .columns4 = arguments.groups_of_4("columns", columns)},
+        plan.groups);
+}
+
+namespace {
+
+void move_scalars(Recording& recording, BufferView values, BufferView map, BufferView row_count,
+                  BufferView moved, std::uint32_t count, bool has_row_count) {
+    const FlatPlan plan = plan_flat(recording, count, 16);
+    recording.dispatch(kernels::MoeMoveScalars{.constants = {.local_size = plan.local_size},
+                                               .values = values,
+                                               .map = map,
+                                               .row_count = row_count,
+                                               .moved = moved,
+                                               .count = count,
+                                               .has_row_count = has_row_count ? 1u : 0u},
+                       plan.groups);
+}
+
+} // namespace
+
+void moe_scalars_to_rows(Recording& recording, const TensorView& slot_values,
+                         const MoeLayout& layout, const TensorView& row_values) {
+    const Arguments arguments("moe_scalars_to_rows");
+    const LayoutSizes sizes = check_layout(arguments, layout);
+    arguments.tensor("slot_values", slot_values, DType::F32, {sizes.tokens, sizes.top_k});
+    arguments.tensor("row_values", row_values, DType::F32, {sizes.capacity});
+    if (sizes.tokens == 0) {
+        return;
+    }
+    move_scalars(recording, arguments.memory("slot_values", slot_values, 1),
+                 arguments.memory("row_to_slot", layout.row_to_slot, 1), layout.row_count(),
+                 arguments.memory("row_values", row_values, 1),
+                 arguments.u32("rows", sizes.capacity), true);
+}
+
+void moe_scalars_to_slots(Recording& recording, const TensorView& row_values,
+                          const MoeLayout& layout, const TensorView& slot_values) {
+    const Arguments arguments("moe_scalars_to_slots");
+    const LayoutSizes sizes = check_layout(arguments, layout);
+    arguments.tensor("slot_values", slot_values, DType::F32, {sizes.tokens, sizes.top_k});
+    arguments.tensor("row_values", row_values, DType::F32, {sizes.capacity});
+    if (sizes.tokens == 0) {
+        return;
+    }
+    const BufferView map = arguments.memory("slot_to_row", layout.slot_to_row, 1);
+    move_scalars(recording, arguments.memory("row_values", row_values, 1), map, map,
+                 arguments.memory("slot_values", slot_values, 1),
+                 arguments.u32("slots", sizes.tokens * sizes.top_k), false);
+}
+
+} // namespace bellows::ops

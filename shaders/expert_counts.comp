@@ -1,0 +1,21 @@
+// SPDX-License-Identifier: MIT
+// counts[e] += number of slots with topk_ids == e. Integer sums: the order of the atomics is
+// invisible. Ids outside 0..experts-1 are not counted.
+//   topk_ids [slots] i32, counts [experts] u32
+// Dispatch: one invocation per 16 slots, grid-stride. No shared memory.
+#version 460
+#extension GL_GOOGLE_include_directive : require
+#include "include/common.glsl"
+#include "expert_counts.kernel.glsl"
+
+layout(local_size_x_id = 0) in;
+
+void main() {
+    uint step = gl_NumWorkGroups.x * local_size;
+    for (uint slot = gl_GlobalInvocationID.x; slot < push.slots; slot += step) {
+        uint expert = uint(push.operands.topk_ids.v[slot]);
+        if (expert < push.experts) {
+            atomicAdd(push.operands.counts.v[expert], 1u);
+        }
+    }
+}
