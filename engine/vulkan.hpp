@@ -1,10 +1,9 @@
 // SPDX-License-Identifier: MIT
 #pragma once
 
-// Vulkan as the engine sees it: function tables per instance and device, and results as Errors.
+// Vulkan as the engine sees it: function tables per instance and device, and results as Errors. The
+// build defines VOLK_NAMESPACE, which keeps the loader's names out of programs that link Bellows.
 
-#define VK_NO_PROTOTYPES
-#define VOLK_NAMESPACE // keeps the loader's names out of programs that link Bellows
 #include <volk.h>
 
 #include <string_view>
