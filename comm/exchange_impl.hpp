@@ -64,14 +64,14 @@ struct ExchangeHandle::Impl {
 
     // At the source: which ranks each token goes to.
     Buffer rank_ids, rank_counts, rank_offsets, rank_row_to_slot, rank_slot_to_row;
-    Buffer expert_loads;  ///< slots per global expert
-    Buffer host_counts;   ///< Readback: rank_counts, then expert_loads
-    Buffer send_records;  ///< outbound, by destination rank
-    Buffer back_records;  ///< inbound, the same rows coming back
+    Buffer expert_loads; ///< slots per global expert
+    Buffer host_counts;  ///< Readback: rank_counts, then expert_loads
+    Buffer send_records; ///< outbound, by destination rank
+    Buffer back_records; ///< inbound, the same rows coming back
     // At the experts.
-    Buffer record_count;  ///< Upload: received records
-    Buffer received;      ///< late: outbound records, by source rank
-    Buffer returned;      ///< late: inbound records to send
+    Buffer record_count; ///< Upload: received records
+    Buffer received;     ///< late: outbound records, by source rank
+    Buffer returned;     ///< late: inbound records to send
     Buffer slot_ids, slot_weights, slot_scalars;
     Buffer counts, offsets, row_to_slot, slot_to_row, weights_of_rows;
     Buffer workspace;

@@ -42,7 +42,8 @@ struct Shape {
         const std::uint64_t wanted = (items + flat_local_size() - 1) / flat_local_size();
         return {u32(std::clamp<std::uint64_t>(wanted, 1, cpu ? 64 : 4096)), 1, 1};
     }
-    template <class K> typename K::Variant variant() const {
+    template <class K>
+    typename K::Variant variant() const {
         return bf16 ? K::Variant::bf16 : K::Variant::f32;
     }
 
@@ -66,25 +67,24 @@ void pack_records(Recording& recording, const Handle& handle, const TensorView& 
     const Shape shape(handle);
     const ops::MoeLayout layout = handle.send_layout(x.extent[0]);
     recording.dispatch(
-        kernels::ExchangePack{
-            .variant = shape.variant<kernels::ExchangePack>(),
-            .constants = {shape.row_local_size(), shape.row_per_workgroup()},
-            .x = x.buffer,
-            .topk_ids = ids.buffer,
-            .topk_weights = routing ? weights.buffer : ids.buffer,
-            .row_to_slot = layout.row_to_slot.buffer,
-            .row_count = layout.row_count(),
-            .records = handle.send_records.view(),
-            .words = handle.send_records.view(),
-            .rows = Shape::u32(handle.exchange.most_sent()),
-            .columns4 = shape.columns4,
-            .top_k = shape.top_k,
-            .record4 = shape.record4,
-            .record_words = shape.record_words,
-            .hidden_words = shape.hidden_words,
-            .experts = shape.experts,
-            .ranks = shape.ranks,
-            .has_routing = routing ? 1u : 0u},
+        kernels::ExchangePack{.variant = shape.variant<kernels::ExchangePack>(),
+                              .constants = {shape.row_local_size(), shape.row_per_workgroup()},
+                              .x = x.buffer,
+                              .topk_ids = ids.buffer,
+                              .topk_weights = routing ? weights.buffer : ids.buffer,
+                              .row_to_slot = layout.row_to_slot.buffer,
+                              .row_count = layout.row_count(),
+                              .records = handle.send_records.view(),
+                              .words = handle.send_records.view(),
+                              .rows = Shape::u32(handle.exchange.most_sent()),
+                              .columns4 = shape.columns4,
+                              .top_k = shape.top_k,
+                              .record4 = shape.record4,
+                              .record_words = shape.record_words,
+                              .hidden_words = shape.hidden_words,
+                              .experts = shape.experts,
+                              .ranks = shape.ranks,
+                              .has_routing = routing ? 1u : 0u},
         shape.row_groups(x.extent[0] * std::min<std::uint64_t>(shape.top_k, shape.ranks)));
 }
 
@@ -105,8 +105,7 @@ void gather_rows(Recording& recording, const Handle& handle, const TensorView& r
         shape.row_groups(handle.capacity));
 }
 
-void reduce_rows(Recording& recording, const Handle& handle, const TensorView& rows,
-                 bool scalars) {
+void reduce_rows(Recording& recording, const Handle& handle, const TensorView& rows, bool scalars) {
     const Shape shape(handle);
     const ops::MoeLayout layout = handle.receive_layout();
     recording.dispatch(
@@ -194,8 +193,7 @@ void record_dispatch_pack(Recording& recording, const Handle& handle, const Tens
         recording.fill(loads.buffer, 0);
     const std::uint64_t rank_bytes = layout.counts.buffer.bytes;
     recording.copy(layout.counts.buffer, handle.host_counts.view().sub(0, rank_bytes));
-    recording.copy(loads.buffer,
-                   handle.host_counts.view().sub(rank_bytes, loads.buffer.bytes));
+    recording.copy(loads.buffer, handle.host_counts.view().sub(rank_bytes, loads.buffer.bytes));
     if (tokens > 0)
         pack_records(recording, handle, x, ids, weights, true);
 }
@@ -209,17 +207,16 @@ void record_dispatch_unpack(Recording& recording, const Handle& handle, const Te
     const TensorView weights = handle.slot_weights.tensor(DType::F32, {most, top_k});
     const ops::MoeLayout layout = handle.receive_layout();
     recording.label("DISPATCH");
-    recording.dispatch(
-        kernels::ExchangeUnpack{.constants = {.local_size = shape.flat_local_size()},
-                                .words = handle.received.view(),
-                                .record_count = handle.record_count.view(),
-                                .topk_ids = ids.buffer,
-                                .topk_weights = weights.buffer,
-                                .records = Shape::u32(most),
-                                .top_k = shape.top_k,
-                                .record_words = shape.record_words,
-                                .hidden_words = shape.hidden_words},
-        shape.flat_groups(most));
+    recording.dispatch(kernels::ExchangeUnpack{.constants = {.local_size = shape.flat_local_size()},
+                                               .words = handle.received.view(),
+                                               .record_count = handle.record_count.view(),
+                                               .topk_ids = ids.buffer,
+                                               .topk_weights = weights.buffer,
+                                               .records = Shape::u32(most),
+                                               .top_k = shape.top_k,
+                                               .record_words = shape.record_words,
+                                               .hidden_words = shape.hidden_words},
+                       shape.flat_groups(most));
     ops::moe_layout(recording, ids, layout, handle.workspace.view());
     ops::moe_scalars_to_rows(recording, weights, layout,
                              handle.weights_of_rows.tensor(DType::F32, {handle.capacity}));
@@ -234,9 +231,9 @@ TimePoint ExpertExchange::dispatch(ExchangeHandle& handle, const TensorView& x,
     const ExchangeConfig& c = impl_->config;
     const std::uint64_t tokens = x.extent[0];
     if (tokens > c.max_tokens)
-        throw Error(ErrorCode::InvalidArgument,
-                    h.name + ": " + std::to_string(tokens) + " tokens, max_tokens is " +
-                        std::to_string(c.max_tokens));
+        throw Error(ErrorCode::InvalidArgument, h.name + ": " + std::to_string(tokens) +
+                                                    " tokens, max_tokens is " +
+                                                    std::to_string(c.max_tokens));
     check_tensor(h, "x", x, c.dtype, tokens, c.hidden);
     check_tensor(h, "topk_ids", topk_ids, DType::I32, tokens, c.top_k);
     check_tensor(h, "topk_weights", topk_weights, DType::F32, tokens, c.top_k);
@@ -250,9 +247,8 @@ TimePoint ExpertExchange::dispatch(ExchangeHandle& handle, const TensorView& x,
                                 }));
     h.lane.post(make_outbound_job(h, h.name + " DISPATCH(F)", true));
     return impl_->device.submit(
-        cached(h.unpack_dispatch, h, "unpack", {}, [&](Recording& recording) {
-            record_dispatch_unpack(recording, h, handle.rows());
-        }));
+        cached(h.unpack_dispatch, h, "unpack", {},
+               [&](Recording& recording) { record_dispatch_unpack(recording, h, handle.rows()); }));
 }
 
 TimePoint ExpertExchange::combine(ExchangeHandle& handle, const TensorView& results,
@@ -293,9 +289,8 @@ TimePoint ExpertExchange::combine_backward(ExchangeHandle& handle, const TensorV
 }
 
 TimePoint ExpertExchange::dispatch_backward(ExchangeHandle& handle, const TensorView& d_rows,
-                                            const TensorView& d_row_weights,
-                                            const TensorView& d_x, bool accumulate,
-                                            const TensorView& d_topk_weights) {
+                                            const TensorView& d_row_weights, const TensorView& d_x,
+                                            bool accumulate, const TensorView& d_topk_weights) {
     Handle& h = *handle.impl_;
     const ExchangeConfig& c = impl_->config;
     const bool scalars = static_cast<bool>(d_row_weights.buffer);
@@ -303,26 +298,26 @@ TimePoint ExpertExchange::dispatch_backward(ExchangeHandle& handle, const Tensor
     check_tensor(h, "d_x", d_x, c.dtype, h.tokens, c.hidden);
     if (scalars)
         check_tensor(h, "d_topk_weights", d_topk_weights, DType::F32, h.tokens, c.top_k);
-    impl_->device.submit(cached(
-        h.reduce_backward, h, "reduce gradients", {d_rows.buffer, d_row_weights.buffer},
-        [&](Recording& recording) {
-            recording.label("COMBINE(B)");
-            if (scalars)
-                ops::moe_scalars_to_slots(
-                    recording, d_row_weights, h.receive_layout(),
-                    h.slot_scalars.tensor(DType::F32, {impl_->most_received(), c.top_k}));
-            reduce_rows(recording, h, d_rows, scalars);
-        }));
+    impl_->device.submit(
+        cached(h.reduce_backward, h, "reduce gradients", {d_rows.buffer, d_row_weights.buffer},
+               [&](Recording& recording) {
+                   recording.label("COMBINE(B)");
+                   if (scalars)
+                       ops::moe_scalars_to_slots(
+                           recording, d_row_weights, h.receive_layout(),
+                           h.slot_scalars.tensor(DType::F32, {impl_->most_received(), c.top_k}));
+                   reduce_rows(recording, h, d_rows, scalars);
+               }));
     h.lane.post(make_inbound_job(h, h.name + " COMBINE(B)"));
-    return impl_->device.submit(cached(
-        h.finish_backward, h, "sum gradients",
-        {d_x.buffer, d_topk_weights.buffer, h.topk_ids.buffer, {nullptr, accumulate, 0}},
-        [&](Recording& recording) {
-            recording.label("COMBINE(B)");
-            if (d_x.extent[0] > 0)
-                combine_records(recording, h, d_x, accumulate,
-                                scalars ? d_topk_weights : TensorView{});
-        }));
+    return impl_->device.submit(
+        cached(h.finish_backward, h, "sum gradients",
+               {d_x.buffer, d_topk_weights.buffer, h.topk_ids.buffer, {nullptr, accumulate, 0}},
+               [&](Recording& recording) {
+                   recording.label("COMBINE(B)");
+                   if (d_x.extent[0] > 0)
+                       combine_records(recording, h, d_x, accumulate,
+                                       scalars ? d_topk_weights : TensorView{});
+               }));
 }
 
 } // namespace bellows

@@ -26,8 +26,9 @@ std::vector<int> group_of(const World& world, const ExchangeConfig& config) {
     }
     for (std::size_t i = 0; i < ranks.size(); ++i)
         require(ranks[i] >= 0 && ranks[i] < world.size() && (i == 0 || ranks[i - 1] < ranks[i]),
-                config.name, "the group's ranks must ascend and lie within the world's " +
-                                 std::to_string(world.size()));
+                config.name,
+                "the group's ranks must ascend and lie within the world's " +
+                    std::to_string(world.size()));
     return ranks;
 }
 
@@ -78,13 +79,15 @@ ExpertExchange::ExpertExchange(Device& device, World& world, Transport& transpor
             std::string("tokens travel as f32 or bf16, not ") + to_string(c.dtype));
     require(impl_->most_received() * c.top_k <= 0x7FFFFFFF, c.name,
             "more than 2^31 - 1 slots may arrive at once: lower max_tokens");
-    impl_->on_failure =
-        world.control().on_failure([target = &device](const Error& error) { target->abort(error); });
+    impl_->on_failure = world.control().on_failure(
+        [target = &device](const Error& error) { target->abort(error); });
 }
 
 ExpertExchange::~ExpertExchange() = default;
 
-const ExchangeConfig& ExpertExchange::config() const noexcept { return impl_->config; }
+const ExchangeConfig& ExpertExchange::config() const noexcept {
+    return impl_->config;
+}
 
 std::uint64_t ExpertExchange::num_local_experts() const noexcept {
     return impl_->experts_of(static_cast<std::uint64_t>(impl_->position));
@@ -118,8 +121,7 @@ Recording* RecordingCache::find(const std::vector<BufferView>& key) {
     return nullptr;
 }
 
-Recording& RecordingCache::keep(std::vector<BufferView> key,
-                                std::unique_ptr<Recording> recording) {
+Recording& RecordingCache::keep(std::vector<BufferView> key, std::unique_ptr<Recording> recording) {
     kept_.emplace_back(std::move(key), std::move(recording));
     return *kept_.back().second;
 }
@@ -141,9 +143,9 @@ ExchangeHandle::Impl::Impl(ExpertExchange::Impl& owner, std::string handle_name)
                                         .category = MemoryCategory::Communication});
     };
     const auto declare = [&](const char* what, MemoryKind kind) {
-        return Buffer::declare(exchange.device, {.name = name + " " + what,
-                                                 .kind = kind,
-                                                 .category = MemoryCategory::Communication});
+        return Buffer::declare(
+            exchange.device,
+            {.name = name + " " + what, .kind = kind, .category = MemoryCategory::Communication});
     };
     const MemoryKind wire = exchange.zero_copy() ? MemoryKind::Readback : MemoryKind::Device;
     rank_ids = make("rank ids", slots_out * 4, MemoryKind::Device);
@@ -167,11 +169,10 @@ ExchangeHandle::Impl::Impl(ExpertExchange::Impl& owner, std::string handle_name)
     row_to_slot = make("rows", capacity * 4, MemoryKind::Device);
     slot_to_row = make("slots", slots_in * 4, MemoryKind::Device);
     weights_of_rows = make("row weights", capacity * 4, MemoryKind::Device);
-    workspace =
-        make("workspace",
-             std::max(ops::moe_layout_workspace_bytes(c.max_tokens, c.top_k, ranks),
-                      ops::moe_layout_workspace_bytes(most_in, c.top_k, experts)),
-             MemoryKind::Device);
+    workspace = make("workspace",
+                     std::max(ops::moe_layout_workspace_bytes(c.max_tokens, c.top_k, ranks),
+                              ops::moe_layout_workspace_bytes(most_in, c.top_k, experts)),
+                     MemoryKind::Device);
 }
 
 ops::MoeLayout ExchangeHandle::Impl::send_layout(std::uint64_t num_tokens) const {
@@ -191,8 +192,8 @@ ops::MoeLayout ExchangeHandle::Impl::receive_layout() const {
     return {.counts = counts.tensor(DType::U32, {local}),
             .offsets = offsets.tensor(DType::U32, {local + 1}),
             .row_to_slot = row_to_slot.tensor(DType::I32, {capacity}),
-            .slot_to_row = slot_to_row.tensor(
-                DType::I32, {exchange.most_received(), exchange.config.top_k}),
+            .slot_to_row =
+                slot_to_row.tensor(DType::I32, {exchange.most_received(), exchange.config.top_k}),
             .alignment = exchange.config.alignment};
 }
 
@@ -208,9 +209,8 @@ TensorView ExchangeHandle::add_row_tensor(std::string name, DType dtype, std::ui
                                           MemoryCategory category) {
     require(!impl_->dispatched, impl_->name, "row tensors are added before the first dispatch");
     ExchangeHandle::Impl::RowTensor tensor;
-    tensor.buffer = std::make_unique<Buffer>(
-        Buffer::declare(impl_->exchange.device,
-                        {.name = impl_->name + " " + name, .category = category}));
+    tensor.buffer = std::make_unique<Buffer>(Buffer::declare(
+        impl_->exchange.device, {.name = impl_->name + " " + name, .category = category}));
     tensor.row_bytes = columns * size_of(dtype);
     impl_->row_tensors.push_back(std::move(tensor));
     return impl_->row_tensors.back()
@@ -237,10 +237,18 @@ TensorView ExchangeHandle::row_weights() const {
         .with_row_count(impl_->receive_layout().row_count());
 }
 
-TensorView ExchangeHandle::expert_offsets() const { return impl_->receive_layout().offsets; }
-TensorView ExchangeHandle::expert_counts() const { return impl_->receive_layout().counts; }
-std::uint64_t ExchangeHandle::capacity() const { return impl_->capacity; }
-const ExchangeStats& ExchangeHandle::stats() const { return impl_->stats; }
+TensorView ExchangeHandle::expert_offsets() const {
+    return impl_->receive_layout().offsets;
+}
+TensorView ExchangeHandle::expert_counts() const {
+    return impl_->receive_layout().counts;
+}
+std::uint64_t ExchangeHandle::capacity() const {
+    return impl_->capacity;
+}
+const ExchangeStats& ExchangeHandle::stats() const {
+    return impl_->stats;
+}
 
 void ExchangeHandle::release_rows() {
     for (auto& tensor : impl_->row_tensors)

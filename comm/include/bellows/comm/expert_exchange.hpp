@@ -7,8 +7,8 @@
 // layout crosses the network once. All ranks of the group make the same calls in the same order.
 //
 // Placement comes from prefix sums on the device: rows arrive grouped by local expert in the order
-// (expert, source rank, source token), the same on every run. Sums are f32 in a fixed order. A token
-// travels once per rank, whatever number of its experts live there.
+// (expert, source rank, source token), the same on every run. Sums are f32 in a fixed order. A
+// token travels once per rank, whatever number of its experts live there.
 //
 // The calls only hand work in; they return the time point of their result and never wait for the
 // network. One thread at a time calls an exchange and its handles.
@@ -45,7 +45,8 @@ struct ExchangeStats {
     std::uint64_t bytes_sent = 0; ///< to other ranks
     std::uint64_t bytes_received = 0;
     std::uint64_t messages_sent = 0;
-    double seconds_waited = 0; ///< between the last byte handed to the network and the last received
+    double seconds_waited =
+        0; ///< between the last byte handed to the network and the last received
 };
 
 class ExpertExchange;

@@ -1,0 +1,66 @@
+// SPDX-License-Identifier: MIT
+#pragma once
+
+// Matrix products, D = alpha * A * B (+ D). nt, nn, tn say which operand is read transposed, as in
+// DeepGEMM: nt takes A [M, K] and B [N, K]; nn B [K, N]; tn A [K, M] and B [K, N]. Storage f32 or
+// bf16 for each operand, f32 sums in ascending k: an element's bits do not depend on M, N, the
+// batch or the tile. Rows may be any distance apart (strides of the views); the last stride is 1.
+// accumulate: false overwrites D, true adds to it. All throw Error{InvalidArgument} with the shapes
+// when they do not fit together. The thread that owns the recording calls.
+
+#include <bellows/engine/device.hpp>
+#include <bellows/engine/recording.hpp>
+#include <bellows/engine/tensor.hpp>
+
+#include <array>
+#include <cstdint>
+
+namespace bellows::ops {
+
+/// a: [M, K] or [batch, M, K]; b: [N, K]; d: [M, N]; batched alike. D overlaps neither A nor B.
+void gemm_nt(Recording& recording, const TensorView& a, const TensorView& b, const TensorView& d,
+             bool accumulate = false, float alpha = 1);
+/// a: [M, K], b: [K, N].
+void gemm_nn(Recording& recording, const TensorView& a, const TensorView& b, const TensorView& d,
+             bool accumulate = false, float alpha = 1);
+/// a: [K, M], b: [K, N].
+void gemm_tn(Recording& recording, const TensorView& a, const TensorView& b, const TensorView& d,
+             bool accumulate = false, float alpha = 1);
+
+/// The work list of grouped products over rows that the host cannot count: rows offsets[g] ..
+/// offsets[g + 1] belong to group g. One list serves all products over the same offsets whose
+/// number of output columns it was made for.
+struct GroupTiles {
+    static constexpr std::size_t kMaxShapes = 4;
+
+    TensorView offsets; ///< [groups + 1] u32
+    BufferView tiles;
+    BufferView arguments;
+    std::uint32_t tile_rows = 0;
+    std::array<std::uint64_t, kMaxShapes> columns{}; ///< N of the products; 0: unused
+};
+
+/// Device memory that a work list takes.
+std::uint64_t group_tiles_bytes(const Device& device, std::uint64_t max_rows, std::uint64_t groups);
+/// Records the making of the list in `memory`; max_rows bounds offsets[groups].
+GroupTiles make_group_tiles(Recording& recording, const TensorView& offsets, std::uint64_t max_rows,
+                            std::array<std::uint64_t, GroupTiles::kMaxShapes> columns,
+                            BufferView memory);
+
+/// D[r] = alpha * A[r] * transpose(B[g]) for the rows of each group. a: [rows, K], b: [groups, N,
+/// K], d: [rows, N]. Rows outside all groups are neither read nor written.
+void grouped_gemm_nt(Recording& recording, const TensorView& a, const TensorView& b,
+                     const TensorView& d, const GroupTiles& tiles, bool accumulate = false,
+                     float alpha = 1);
+/// D[r] = alpha * A[r] * B[g]. b: [groups, K, N]: the input gradient from the same weights.
+void grouped_gemm_nn(Recording& recording, const TensorView& a, const TensorView& b,
+                     const TensorView& d, const GroupTiles& tiles, bool accumulate = false,
+                     float alpha = 1);
+/// D[g] = alpha * transpose(A of g) * B of g, summed over the group's rows: the weight gradient.
+/// a: [rows, M], b: [rows, N], d: [groups, M, N], offsets: [groups + 1] u32. An empty group leaves
+/// D[g] when accumulating and clears it otherwise.
+void grouped_gemm_tn(Recording& recording, const TensorView& a, const TensorView& b,
+                     const TensorView& d, const TensorView& offsets, bool accumulate = false,
+                     float alpha = 1);
+
+} // namespace bellows::ops

@@ -1,0 +1,76 @@
+// SPDX-License-Identifier: MIT
+#pragma once
+
+// A layer is a list of typed nodes, not a function: attention, dispatch, experts, combine, each as
+// forward, input-gradient and weight-gradient. A schedule decides when each node of which
+// micro-batch is handed in; the order in which they are handed in is the order in which they take
+// effect. A slot is one micro-batch in flight through one layer: it owns the activations that its
+// nodes exchange, and its work is recorded once and replayed. One thread at a time.
+
+#include <bellows/engine/device.hpp>
+#include <bellows/engine/tensor.hpp>
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+namespace bellows {
+
+enum class NodeKind : std::uint8_t { Forward, InputGradient, WeightGradient };
+
+/// What a node keeps busy.
+enum class NodeResource : std::uint8_t { Compute, Exchange, Pipe };
+
+struct Node {
+    std::string name; ///< e.g. "ATTN(F)", "DISPATCH(B)", "MLP(W)"
+    NodeKind kind = NodeKind::Forward;
+    NodeResource resource = NodeResource::Compute;
+    std::function<TimePoint()> submit; ///< hands the node's work in; never waits for the network
+};
+
+/// The tensors that a layer's slot reads and writes; the caller owns them. All [tokens, hidden] in
+/// the activations' type.
+struct LayerTensors {
+    TensorView x;  ///< what enters
+    TensorView y;  ///< what leaves
+    TensorView dy; ///< gradient of y
+    TensorView dx; ///< gradient of x, written by the input-gradient nodes
+};
+
+class LayerSlot {
+public:
+    virtual ~LayerSlot() = default;
+
+    /// In the order of a plain run. Input-gradient nodes follow the forward ones, weight-gradient
+    /// nodes come any time after the input-gradient nodes of the slot and before its next forward.
+    const std::vector<Node>& nodes(NodeKind kind) const {
+        return nodes_[static_cast<std::size_t>(kind)];
+    }
+
+protected:
+    void add_node(Node node) { nodes_[static_cast<std::size_t>(node.kind)].push_back(node); }
+    /// A compute node that replays a recording, which the slot owns.
+    void add_recording(NodeKind kind, std::string name, Recording recording);
+
+private:
+    std::vector<Node> nodes_[3];
+    std::vector<std::unique_ptr<Recording>> recordings_;
+};
+
+/// What every slot needs to know.
+struct SlotDesc {
+    std::string name;         ///< e.g. "layer 3 slot 1", for errors, memory and the trace
+    std::uint64_t tokens = 0; ///< of the micro-batch: sequences * seq
+    std::uint64_t seq = 0;
+    LayerTensors tensors;
+};
+
+class Layer {
+public:
+    virtual ~Layer() = default;
+    virtual std::unique_ptr<LayerSlot> create_slot(const SlotDesc& desc) = 0;
+};
+
+} // namespace bellows

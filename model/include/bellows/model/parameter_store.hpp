@@ -1,0 +1,80 @@
+// SPDX-License-Identifier: MIT
+#pragma once
+
+// The parameters of one rank on the device: f32 master weights and f32 gradients in one flat buffer
+// each, a copy of the weights in the activations' type where that is bf16. Parameters that are
+// reduced and updated alike stand side by side, so that collectives and the optimiser work on a few
+// long ranges. One thread at a time.
+
+#include <bellows/engine/device.hpp>
+#include <bellows/model/parameters.hpp>
+
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <span>
+#include <string>
+#include <vector>
+
+namespace bellows {
+
+struct Parameter {
+    ParameterInfo info;
+    std::uint64_t first = 0; ///< element in the flat buffers, a multiple of 16
+    TensorView weight;       ///< f32 master
+    TensorView compute;      ///< what kernels read: bf16 copy, or the master itself
+    TensorView gradient;     ///< f32; of untrained parameters: empty
+};
+
+/// A run of parameters in the flat buffers.
+struct ParameterRange {
+    std::uint64_t first = 0, count = 0; ///< elements, padding included (padding is zero)
+    bool expert = false;                ///< routed experts: reduced over the expert's replicas only
+    bool weight_decay = false;
+};
+
+class ParameterStore {
+public:
+    /// mine: this rank's part of parameters(config), in that order. The experts of one layer and
+    /// one matrix are stored side by side in ascending order.
+    ParameterStore(Device& device, std::vector<ParameterInfo> mine, DType activation);
+
+    Device& device() const noexcept { return *device_; }
+    DType activation() const noexcept { return activation_; }
+    bool has(const std::string& name) const noexcept { return by_name_.count(name) != 0; }
+    /// Throws Error{InvalidArgument} naming the parameter that this rank does not have.
+    const Parameter& at(const std::string& name) const;
+    const std::vector<Parameter>& all() const noexcept { return parameters_; }
+
+    /// The matrices `matrix` ("gate_up_proj" or "down_proj") of all experts of a layer that live
+    /// here, as one tensor [local experts, out, in].
+    Parameter experts(std::uint64_t layer, const std::string& matrix) const;
+
+    /// In flat order: replicated matrices, replicated gains, router biases (no gradient), experts.
+    const std::vector<ParameterRange>& ranges() const noexcept { return ranges_; }
+    std::uint64_t num_elements() const noexcept { return num_elements_; }
+    TensorView flat_weights() const;   ///< [num_elements] f32
+    TensorView flat_compute() const;   ///< [num_elements] bf16; empty view when f32
+    TensorView flat_gradients() const; ///< [num_elements] f32
+
+    /// Sets every parameter to initial_values(info, seed), gradients to zero. Waits.
+    void initialise(std::uint64_t seed);
+    /// Host copies of one parameter's master weight; the bf16 copy follows. They wait.
+    void upload(const std::string& name, std::span<const float> values);
+    std::vector<float> download(const std::string& name) const;
+    std::vector<float> download_gradient(const std::string& name) const;
+    /// Sets all gradients to zero: the first use of a step.
+    TimePoint clear_gradients();
+
+private:
+    Device* device_;
+    DType activation_;
+    std::vector<Parameter> parameters_;
+    std::map<std::string, std::size_t> by_name_;
+    std::vector<ParameterRange> ranges_;
+    std::uint64_t num_elements_ = 0;
+    Buffer weights_, compute_, gradients_;
+    std::unique_ptr<Recording> clear_;
+};
+
+} // namespace bellows

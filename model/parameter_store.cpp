@@ -1,0 +1,190 @@
+// SPDX-License-Identifier: MIT
+#include <bellows/engine/error.hpp>
+#include <bellows/engine/ops.hpp>
+#include <bellows/model/parameter_store.hpp>
+
+#include <algorithm>
+#include <utility>
+
+namespace bellows {
+
+namespace {
+
+constexpr std::uint64_t kAlignment = 16; // elements: 64 bytes of f32
+
+std::uint64_t padded(std::uint64_t elements) {
+    return (elements + kAlignment - 1) / kAlignment * kAlignment;
+}
+
+/// Where a parameter stands among the ranges.
+int range_of(const ParameterInfo& info) {
+    if (info.kind == ParameterKind::Expert)
+        return 3;
+    if (!info.trainable())
+        return 2;
+    return info.weight_decay ? 0 : 1;
+}
+
+/// The last but one part of the name: "gate_up_proj" of "…experts.5.gate_up_proj.weight".
+std::string matrix_of(const ParameterInfo& info) {
+    const std::size_t end = info.name.rfind('.');
+    const std::size_t begin = info.name.rfind('.', end - 1) + 1;
+    return info.name.substr(begin, end - begin);
+}
+
+TensorView view_of(const Buffer& flat, DType dtype, std::uint64_t first,
+                   const std::vector<std::uint64_t>& shape, std::uint64_t elements) {
+    const BufferView part = flat.view().sub(first * size_of(dtype), elements * size_of(dtype));
+    switch (shape.size()) {
+    case 1:
+        return TensorView::contiguous(part, dtype, {shape[0]});
+    case 2:
+        return TensorView::contiguous(part, dtype, {shape[0], shape[1]});
+    default:
+        throw Error(ErrorCode::Internal, "a parameter has one or two dimensions");
+    }
+}
+
+} // namespace
+
+ParameterStore::ParameterStore(Device& device, std::vector<ParameterInfo> mine, DType activation)
+    : device_(&device), activation_(activation) {
+    const auto key = [](const ParameterInfo& info) {
+        const bool expert = info.kind == ParameterKind::Expert;
+        // Experts of one layer and matrix side by side; all else keeps its order.
+        return std::make_tuple(range_of(info), expert ? info.layer : 0,
+                               expert ? matrix_of(info) : std::string(), expert ? info.expert : 0);
+    };
+    std::stable_sort(mine.begin(), mine.end(), [&](const ParameterInfo& a, const ParameterInfo& b) {
+        return key(a) < key(b);
+    });
+    int range = -1;
+    for (ParameterInfo& info : mine) {
+        if (range_of(info) != range) {
+            range = range_of(info);
+            ranges_.push_back({num_elements_, 0, range == 3, range == 0 || range == 3});
+        }
+        Parameter parameter;
+        parameter.first = num_elements_;
+        parameter.info = std::move(info);
+        const std::uint64_t size = padded(parameter.info.size());
+        if (parameter.info.kind == ParameterKind::Expert && size != parameter.info.size())
+            throw Error(ErrorCode::InvalidArgument,
+                        parameter.info.name + " has " + std::to_string(parameter.info.size()) +
+                            " elements; an expert's matrix must have a multiple of 16");
+        num_elements_ += size;
+        ranges_.back().count += size;
+        by_name_[parameter.info.name] = parameters_.size();
+        parameters_.push_back(std::move(parameter));
+    }
+    const std::uint64_t elements = std::max<std::uint64_t>(num_elements_, kAlignment);
+    weights_ = Buffer(
+        device, {.name = "weights", .bytes = elements * 4, .category = MemoryCategory::Weights});
+    gradients_ =
+        Buffer(device,
+               {.name = "gradients", .bytes = elements * 4, .category = MemoryCategory::Gradients});
+    if (activation_ == DType::BF16)
+        compute_ = Buffer(
+            device,
+            {.name = "bf16 weights", .bytes = elements * 2, .category = MemoryCategory::Weights});
+    for (Parameter& parameter : parameters_) {
+        const auto& info = parameter.info;
+        const std::uint64_t size = info.size();
+        parameter.weight = view_of(weights_, DType::F32, parameter.first, info.shape, size);
+        parameter.compute = compute_
+                                ? view_of(compute_, DType::BF16, parameter.first, info.shape, size)
+                                : parameter.weight;
+        if (info.trainable())
+            parameter.gradient = view_of(gradients_, DType::F32, parameter.first, info.shape, size);
+    }
+    clear_ = std::make_unique<Recording>(device, QueueRole::Compute, "clear gradients");
+    clear_->fill(gradients_.view(), 0);
+}
+
+const Parameter& ParameterStore::at(const std::string& name) const {
+    const auto found = by_name_.find(name);
+    if (found == by_name_.end())
+        throw Error(ErrorCode::InvalidArgument, "this rank has no parameter " + name);
+    return parameters_[found->second];
+}
+
+Parameter ParameterStore::experts(std::uint64_t layer, const std::string& matrix) const {
+    std::vector<const Parameter*> found;
+    for (const Parameter& parameter : parameters_)
+        if (parameter.info.kind == ParameterKind::Expert &&
+            parameter.info.layer == static_cast<std::int64_t>(layer) &&
+            matrix_of(parameter.info) == matrix)
+            found.push_back(&parameter);
+    if (found.empty())
+        throw Error(ErrorCode::InvalidArgument,
+                    "this rank has no experts of layer " + std::to_string(layer));
+    const std::uint64_t out = found.front()->info.shape[0], in = found.front()->info.shape[1];
+    Parameter all = *found.front();
+    const auto widen = [&](const Buffer& flat, DType dtype) {
+        return TensorView::contiguous(
+            flat.view().sub(all.first * size_of(dtype), found.size() * out * in * size_of(dtype)),
+            dtype, {found.size(), out, in});
+    };
+    all.weight = widen(weights_, DType::F32);
+    all.compute = compute_ ? widen(compute_, DType::BF16) : all.weight;
+    all.gradient = widen(gradients_, DType::F32);
+    return all;
+}
+
+TensorView ParameterStore::flat_weights() const {
+    return weights_.tensor(DType::F32, {num_elements_});
+}
+
+TensorView ParameterStore::flat_compute() const {
+    return compute_ ? compute_.tensor(DType::BF16, {num_elements_}) : TensorView{};
+}
+
+TensorView ParameterStore::flat_gradients() const {
+    return gradients_.tensor(DType::F32, {num_elements_});
+}
+
+void ParameterStore::initialise(std::uint64_t seed) {
+    std::vector<float> flat(num_elements_, 0.0f);
+    for (const Parameter& parameter : parameters_) {
+        const std::vector<float> values = initial_values(parameter.info, seed);
+        std::copy(values.begin(), values.end(),
+                  flat.begin() + static_cast<std::ptrdiff_t>(parameter.first));
+    }
+    device_->upload(flat_weights().buffer, std::span<const float>(flat));
+    if (compute_) {
+        Recording cast(*device_, QueueRole::Compute, "cast weights");
+        ops::cast(cast, flat_weights(), flat_compute());
+        device_->submit(cast).wait();
+    }
+    clear_gradients().wait();
+}
+
+void ParameterStore::upload(const std::string& name, std::span<const float> values) {
+    const Parameter& parameter = at(name);
+    device_->upload(parameter.weight.buffer, values);
+    if (compute_) {
+        Recording cast(*device_, QueueRole::Compute, "cast " + name);
+        ops::cast(cast, parameter.weight, parameter.compute);
+        device_->submit(cast).wait();
+    }
+}
+
+std::vector<float> ParameterStore::download(const std::string& name) const {
+    const Parameter& parameter = at(name);
+    std::vector<float> values(parameter.info.size());
+    device_->download(parameter.weight.buffer, std::span<float>(values));
+    return values;
+}
+
+std::vector<float> ParameterStore::download_gradient(const std::string& name) const {
+    const Parameter& parameter = at(name);
+    std::vector<float> values(parameter.info.size());
+    device_->download(parameter.gradient.buffer, std::span<float>(values));
+    return values;
+}
+
+TimePoint ParameterStore::clear_gradients() {
+    return device_->submit(*clear_);
+}
+
+} // namespace bellows
