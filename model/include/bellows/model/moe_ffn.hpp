@@ -1,0 +1,41 @@
+// SPDX-License-Identifier: MIT
+#pragma once
+
+// The mixture-of-experts FFN of a layer: y = x + routed(n) + shared(n), n = RMSNorm(x). Routed
+// experts live on the ranks of the exchange's group; shared ones on every rank, where they run
+// while tokens travel. Nodes, in the order of a plain run:
+//   forward:         ROUTER(F) DISPATCH(F) SHARED(F) MLP(F) COMBINE(F)
+//   input gradient:  DISPATCH(B) SHARED(B) MLP(B) COMBINE(B) ROUTER(B)
+//   weight gradient: MLP(W) SHARED(W)
+// Weight gradients accumulate onto ParameterStore's gradients.
+
+#include <bellows/comm/expert_exchange.hpp>
+#include <bellows/model/config.hpp>
+#include <bellows/model/node.hpp>
+#include <bellows/model/parameter_store.hpp>
+
+#include <cstdint>
+#include <memory>
+
+namespace bellows {
+
+class MoeFfn final : public Layer {
+public:
+    /// All must outlive it. max_tokens: of a micro-batch on any rank of the exchange's group.
+    MoeFfn(const ModelConfig& config, std::uint64_t layer, ParameterStore& parameters,
+           ExpertExchange& exchange);
+    ~MoeFfn() override;
+
+    std::unique_ptr<LayerSlot> create_slot(const SlotDesc& desc) override;
+
+    /// Slots of this rank's tokens that chose each expert since the last clear: [routed_experts]
+    /// u32, for the balance rule.
+    TensorView expert_loads() const noexcept;
+
+    struct Impl; ///< internal
+
+private:
+    std::unique_ptr<Impl> impl_;
+};
+
+} // namespace bellows
