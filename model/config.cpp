@@ -61,6 +61,7 @@ const Field kFields[] = {
     {"norm_eps", &C::norm_eps, false, 1e-12, 1},
     {"tied_embeddings", &C::tied_embeddings},
     {"init_std", &C::init_std, false, 1e-9, 10},
+    {"head_init_std", &C::head_init_std, false, 0, 10},
 };
 
 /// One line whatever the text held: quoted TOML keys may contain control characters.

@@ -29,6 +29,8 @@ public:
         gain("model.norm.weight", config_.hidden);
         if (!config_.tied_embeddings)
             matrix("lm_head.weight", {config_.vocabulary, config_.hidden}, ParameterKind::Head);
+        if (!config_.tied_embeddings && config_.head_init_std > 0)
+            list_.back().init_std = config_.head_init_std;
         return std::move(list_);
     }
 

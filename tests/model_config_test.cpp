@@ -204,6 +204,12 @@ TEST(Parameters, NamesAndShapes) {
               (std::vector<std::uint64_t>{16, 16}));
     EXPECT_FALSE(find("model.layers.1.mlp.gate.e_score_correction_bias").trainable());
 
+    EXPECT_EQ(list.back().init_std, small.init_std);
+    ModelConfig quiet = small;
+    quiet.head_init_std = 0.001;
+    EXPECT_EQ(parameters(quiet).back().init_std, 0.001);
+    EXPECT_EQ(parameters(quiet).front().init_std, small.init_std);
+
     ModelConfig tied = small;
     tied.tied_embeddings = true;
     EXPECT_EQ(parameters(tied).size() + 1, list.size());

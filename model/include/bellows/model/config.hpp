@@ -51,6 +51,7 @@ struct ModelConfig {
     double norm_eps = 1e-6;
     bool tied_embeddings = false; ///< the output head is the embedding table
     double init_std = 0.02;       ///< of every matrix; gains start at 1, the router bias at 0
+    double head_init_std = 0;     ///< of an untied output head, where it differs; 0: init_std
 
     bool operator==(const ModelConfig&) const = default;
 
