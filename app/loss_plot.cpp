@@ -169,10 +169,10 @@ void draw_axes(std::ostream& out, const Frame& frame, const LossPlotOptions& opt
 }
 
 void draw_legend(std::ostream& out, const Frame& frame, std::uint64_t span, double last) {
-    const double x = frame.right - 210;
+    const double x = frame.right - 258;
     const double y = frame.top + 18;
     out << "<rect x=\"" << pixels(x - 12) << "\" y=\"" << pixels(y - 16)
-        << "\" width=\"222\" height=\"48\" rx=\"5\" fill=\"#ffffff\" fill-opacity=\"0.85\" "
+        << "\" width=\"270\" height=\"48\" rx=\"5\" fill=\"#ffffff\" fill-opacity=\"0.85\" "
            "stroke=\"#e5e7eb\"/>\n";
     const auto entry = [&](double at, const char* color, int width, const std::string& text) {
         out << "<line x1=\"" << pixels(x) << "\" y1=\"" << pixels(at) << "\" x2=\""
@@ -180,7 +180,7 @@ void draw_legend(std::ostream& out, const Frame& frame, std::uint64_t span, doub
             << "\" stroke-width=\"" << width << "\"/>\n";
         draw_text(out, x + 34, at + 4, "class=\"tick\"", text);
     };
-    entry(y, kRawColor, 1, "each step");
+    entry(y, kRawColor, 2, "each step");
     entry(y + 18, kCurveColor, 2,
           "mean of about " + std::to_string(span) + " steps" +
               (std::isfinite(last) ? ": " + printed("%.3f", last) : ""));
@@ -231,7 +231,7 @@ std::string loss_plot_svg(const std::vector<LossPoint>& points, const LossPlotOp
     const Frame frame = frame_of(points, options);
     const std::uint64_t span = options.smoothing_span > 0
                                    ? options.smoothing_span
-                                   : std::max<std::uint64_t>(points.size() / 20, 5);
+                                   : std::max<std::uint64_t>(points.size() / 40, 5);
     const std::vector<LossPoint> curve = smoothed(points, span);
     const auto columns = static_cast<std::size_t>(std::max(frame.right - frame.left, 1.0));
 

@@ -21,7 +21,7 @@ struct LossPlotOptions {
     std::string y_label = "loss (nats per byte)";
     std::uint64_t width = 880; ///< pixels
     std::uint64_t height = 500;
-    std::uint64_t smoothing_span = 0; ///< steps; 0: a twentieth of the run, at least 5
+    std::uint64_t smoothing_span = 0; ///< steps; 0: a fortieth of the run, at least 5
 };
 
 /// The exponential moving average with weight 2/(span + 1) for the newest value, divided by the sum
