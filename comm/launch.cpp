@@ -40,7 +40,7 @@ void send_report(int rank, int exit_code, std::string_view reason) noexcept {
     std::array<char, sizeof report + kMaxReason> message{};
     const std::size_t length = std::min(reason.size(), kMaxReason);
     std::memcpy(message.data(), &report, sizeof report);
-    std::memcpy(message.data() + sizeof report, reason.data(), length);
+    std::copy_n(reason.begin(), length, message.begin() + sizeof report);
     const int socket = ::socket(AF_UNIX, SOCK_DGRAM | SOCK_CLOEXEC, 0);
     if (socket < 0)
         return;
