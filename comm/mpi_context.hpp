@@ -6,9 +6,9 @@
 
 #include "deadline.hpp"
 
+#include <bellows/comm/mpi_interop.hpp>
 #include <bellows/comm/world.hpp>
 
-#include <mpi.h>
 #include <mutex>
 #include <string>
 #include <vector>

@@ -2,6 +2,7 @@
 #include "socket.hpp"
 
 #include <arpa/inet.h>
+#include <array>
 #include <cerrno>
 #include <cstring>
 #include <ifaddrs.h>
@@ -193,6 +194,38 @@ bool write_exact(int socket, std::span<const std::byte> bytes, const Deadline& d
             return false;
     }
     return true;
+}
+
+FileDescriptor bind_datagrams(const std::string& name) {
+    const Address address = abstract_address(name);
+    FileDescriptor socket(::socket(AF_UNIX, SOCK_DGRAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0));
+    const int on = 1;
+    if (!socket || ::bind(socket.get(), address.get(), address.length) != 0 ||
+        ::setsockopt(socket.get(), SOL_SOCKET, SO_PASSCRED, &on, sizeof on) != 0)
+        throw errno_error("cannot open a Unix datagram socket", errno);
+    return socket;
+}
+
+std::int64_t receive_datagram(int socket, std::span<std::byte> bytes) {
+    for (;;) {
+        iovec part{bytes.data(), bytes.size()};
+        alignas(cmsghdr) std::array<char, CMSG_SPACE(sizeof(ucred))> buffer;
+        msghdr message{};
+        message.msg_iov = &part;
+        message.msg_iovlen = 1;
+        message.msg_control = buffer.data();
+        message.msg_controllen = buffer.size();
+        const ssize_t got = ::recvmsg(socket, &message, MSG_DONTWAIT | MSG_CMSG_CLOEXEC);
+        if (got < 0 && errno != EINTR)
+            return -1;
+        const cmsghdr* item = got < 0 ? nullptr : CMSG_FIRSTHDR(&message);
+        if (!item || item->cmsg_level != SOL_SOCKET || item->cmsg_type != SCM_CREDENTIALS)
+            continue;
+        ucred credentials{};
+        std::memcpy(&credentials, CMSG_DATA(item), sizeof credentials);
+        if (credentials.uid == ::geteuid())
+            return got;
+    }
 }
 
 PeerCredentials peer_credentials(int unix_socket) {

@@ -35,6 +35,11 @@ FileDescriptor accept(int listener, const Deadline& deadline);
 bool read_exact(int socket, std::span<std::byte> bytes, const Deadline& deadline);
 bool write_exact(int socket, std::span<const std::byte> bytes, const Deadline& deadline);
 
+/// A datagram socket that takes messages of this user's processes only.
+FileDescriptor bind_datagrams(const std::string& name);
+/// Bytes of the next message that was sent by this user; -1 if none waits.
+std::int64_t receive_datagram(int socket, std::span<std::byte> bytes);
+
 struct PeerCredentials {
     std::int64_t pid = 0;
     std::uint32_t uid = 0;

@@ -1,4 +1,5 @@
 // SPDX-License-Identifier: MIT
+#include <bellows/comm/launch.hpp>
 #include <bellows/comm/mpi_interop.hpp>
 #include <bellows/comm/world.hpp>
 
@@ -88,7 +89,9 @@ World World::init(int& argc, char**& argv, const WorldOptions& options) {
                     "MPI is already started; use join_world with a communicator");
     int level = MPI_THREAD_SINGLE;
     check_mpi(MPI_Init_thread(&argc, &argv, MPI_THREAD_MULTIPLE, &level), "MPI_Init_thread");
-    return make_world(MPI_COMM_WORLD, options, true);
+    World world = make_world(MPI_COMM_WORLD, options, true);
+    report_started(world.rank());
+    return world;
 }
 
 World World::single(const WorldOptions& options) {

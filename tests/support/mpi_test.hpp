@@ -11,8 +11,7 @@
 #include <gtest/gtest.h>
 
 #include <chrono>
-#include <cstdio>
-#include <memory>
+#include <optional>
 #include <string>
 
 namespace bellows::testing {
@@ -38,36 +37,6 @@ inline bool all_ranks_true(bool value, std::string* where) {
     return !worst;
 }
 
-/// Prints failures only, each line marked with the rank.
-class OtherRankPrinter final : public ::testing::EmptyTestEventListener {
-    void OnTestPartResult(const ::testing::TestPartResult& result) override {
-        if (result.failed())
-            std::fprintf(stderr, "[rank %d] %s:%d: %s\n", world().rank(),
-                         result.file_name() ? result.file_name() : "?", result.line_number(),
-                         result.message());
-    }
-};
-
-inline int mpi_test_main(int argc, char** argv) {
-    ::testing::InitGoogleTest(&argc, argv);
-    int result = 1;
-    try {
-        World world = World::init(argc, argv);
-        world_slot() = &world;
-        if (world.rank() != 0) {
-            auto& listeners = ::testing::UnitTest::GetInstance()->listeners();
-            delete listeners.Release(listeners.default_result_printer());
-            listeners.Append(new OtherRankPrinter);
-        }
-        result = RUN_ALL_TESTS();
-        world.close();
-    } catch (const std::exception& error) {
-        std::fprintf(stderr, "test main: %s\n", error.what());
-        result = 1;
-    }
-    return result;
-}
-
 } // namespace bellows::testing
 
 /// Collective; fatal on every rank when the condition is false on any.
@@ -77,8 +46,3 @@ inline int mpi_test_main(int argc, char** argv) {
         if (!::bellows::testing::all_ranks_true(static_cast<bool>(condition), &bellows_where))     \
             FAIL() << #condition << " is " << bellows_where;                                       \
     } while (false)
-
-#define BELLOWS_MPI_TEST_MAIN                                                                      \
-    int main(int argc, char** argv) {                                                              \
-        return ::bellows::testing::mpi_test_main(argc, argv);                                      \
-    }

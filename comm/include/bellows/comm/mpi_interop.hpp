@@ -5,6 +5,13 @@
 
 #include <bellows/comm/world.hpp>
 
+// The C interface alone: MPI's old C++ classes are neither needed nor free of warnings.
+#ifndef OMPI_SKIP_MPICXX
+#define OMPI_SKIP_MPICXX 1
+#endif
+#ifndef MPICH_SKIP_MPICXX
+#define MPICH_SKIP_MPICXX 1
+#endif
 #include <mpi.h>
 
 namespace bellows {

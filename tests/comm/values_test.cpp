@@ -3,7 +3,7 @@
 // The parts of comm/ that need no second rank: topology and groups, the keyed hash against its
 // published vectors, and a control plane and transport of one rank.
 
-#include "../comm/siphash.hpp"
+#include "../../comm/siphash.hpp"
 
 #include <bellows/comm/host_collectives.hpp>
 #include <bellows/comm/world.hpp>

@@ -227,5 +227,3 @@ TEST(HostCollectives, DifferentLengthsFailOnEveryRank) {
 
 } // namespace
 } // namespace bellows
-
-BELLOWS_MPI_TEST_MAIN

@@ -235,5 +235,3 @@ TEST(ControlPlane, BarrierNamesTheMissing) {
 
 } // namespace
 } // namespace bellows
-
-BELLOWS_MPI_TEST_MAIN

@@ -1,0 +1,68 @@
+// SPDX-License-Identifier: MIT
+#pragma once
+
+// Starting the ranks of one host through mpirun, so that a lost rank does not take the others
+// along, and learning how they ended. The parent calls launch_ranks() before it has a World; each
+// rank calls report_exit() last. What OpenMPI 4 and 5 need for that is in mpirun_arguments() and
+// mpirun_environment():
+//  - `--enable-recovery`: survivors go on when a rank dies. mpirun 4 then returns 0 whatever
+//  happened,
+//    so ranks report their exit codes to the parent themselves, over a Unix socket.
+//  - A stopped rank keeps mpirun waiting for ever; SIGTERM makes mpirun kill what is left, which
+//  the
+//    parent sends some seconds after the first bad report.
+
+#include <chrono>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+namespace bellows {
+
+struct LaunchOptions {
+    int ranks = 1;
+    std::vector<std::string> command; ///< program and its arguments
+    std::string mpirun = "mpirun";
+    /// For all ranks to make their World; then the rest is ended.
+    std::chrono::milliseconds startup_timeout{180'000};
+    /// Between the first report of a failure and the end of the ranks that are still there.
+    std::chrono::milliseconds grace{8'000};
+};
+
+struct LaunchResult {
+    /// 0 if every rank reported 0; else the first other code that was reported; else 4: a rank
+    /// ended or never started without a report; 128 + n if signal n ended the launch.
+    int exit_code = 0;
+    int rank = -1;       ///< that exit_code comes from
+    std::string reason;  ///< its report's text, or which ranks are missing
+    bool killed = false; ///< ranks were left that had to be ended
+};
+
+/// Runs options.ranks processes of options.command and waits for them. Standard input and output
+/// are inherited; standard error, too, less mpirun's own notes about lost processes. SIGINT and
+/// SIGTERM are passed on while it runs. Throws Error{InvalidArgument} for no command or no ranks,
+/// Error{Unsupported} if mpirun cannot be started, Error{Mpi} if it ended before any rank began.
+LaunchResult launch_ranks(const LaunchOptions& options);
+
+/// mpirun's arguments before the program.
+std::vector<std::string> mpirun_arguments(int ranks);
+
+/// Environment for mpirun, for OpenMPI 4 and 5: allowed to root, more ranks than cores, waits that
+/// give the core away, ranks not bound to one core, no memory access across processes (containers
+/// forbid it). Variables that the user has set stay as they are.
+std::vector<std::pair<std::string, std::string>> mpirun_environment();
+
+/// Whether mpirun or srun started this process as one of several ranks or as the only one.
+bool is_launched() noexcept;
+/// Rank and number of ranks by the launcher's environment, usable before World::init(); -1 and 0 if
+/// there is no launcher.
+int launched_rank() noexcept;
+int launched_size() noexcept;
+
+/// Tells launch_ranks() in the parent, if there is one, how this rank ends; the last thing to do.
+void report_exit(int rank, int exit_code, std::string_view reason = {}) noexcept;
+/// Tells it that this rank has its World (World::init() does).
+void report_started(int rank) noexcept;
+
+} // namespace bellows

@@ -1,0 +1,23 @@
+// SPDX-License-Identifier: MIT
+#pragma once
+
+// What a rank tells the process that launched it: datagrams to an abstract Unix socket whose name
+// stands in the environment.
+
+#include <cstddef>
+#include <cstdint>
+
+namespace bellows {
+
+constexpr const char* kLaunchSocket = "BELLOWS_LAUNCH_SOCKET";
+constexpr std::size_t kMaxReason = 4096;
+
+struct LaunchReport {
+    std::int32_t rank;
+    std::int32_t exit_code; ///< kStarted: not an end
+    // the reason's text follows
+};
+
+constexpr std::int32_t kStarted = -1;
+
+} // namespace bellows

@@ -1,0 +1,323 @@
+// SPDX-License-Identifier: MIT
+
+// The parent's side of launch.hpp: mpirun as a child, its standard error, the ranks' reports.
+
+#include <bellows/comm/launch.hpp>
+
+#include "deadline.hpp"
+#include "launch_report.hpp"
+#include "socket.hpp"
+
+#include <array>
+#include <cerrno>
+#include <csignal>
+#include <cstdlib>
+#include <cstring>
+#include <fcntl.h>
+#include <map>
+#include <optional>
+#include <poll.h>
+#include <sys/prctl.h>
+#include <sys/signalfd.h>
+#include <sys/socket.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+namespace bellows {
+namespace {
+
+constexpr Milliseconds kTick{50};
+constexpr Milliseconds kKillAfterTerm{5000};
+constexpr int kPeerLostExit = 4;
+
+struct Pipe {
+    FileDescriptor read, write;
+    Pipe() {
+        int ends[2];
+        if (::pipe2(ends, O_CLOEXEC) != 0)
+            throw net::errno_error("cannot create a pipe", errno);
+        read = FileDescriptor(ends[0]);
+        write = FileDescriptor(ends[1]);
+    }
+};
+
+// SIGINT and SIGTERM as readable events while it lives.
+class SignalWatch {
+public:
+    SignalWatch() {
+        sigset_t watched;
+        sigemptyset(&watched);
+        sigaddset(&watched, SIGINT);
+        sigaddset(&watched, SIGTERM);
+        ::pthread_sigmask(SIG_BLOCK, &watched, &before_);
+        fd_ = FileDescriptor(::signalfd(-1, &watched, SFD_CLOEXEC | SFD_NONBLOCK));
+    }
+    ~SignalWatch() { ::pthread_sigmask(SIG_SETMASK, &before_, nullptr); }
+    SignalWatch(const SignalWatch&) = delete;
+    SignalWatch& operator=(const SignalWatch&) = delete;
+
+    int fd() const { return fd_.get(); }
+    const sigset_t& mask_before() const { return before_; }
+    int take() {
+        signalfd_siginfo info{};
+        const bool one = ::read(fd_.get(), &info, sizeof info) == sizeof info;
+        return one ? static_cast<int>(info.ssi_signo) : 0;
+    }
+
+private:
+    sigset_t before_{};
+    FileDescriptor fd_;
+};
+
+// Passes standard error on line by line, less what mpirun says about processes that it has lost:
+// that is told better by the ranks that survived.
+class StderrRelay {
+public:
+    void take(int fd) {
+        std::array<char, 4096> chunk;
+        ssize_t got = 0;
+        while ((got = ::read(fd, chunk.data(), chunk.size())) > 0)
+            pending_.append(chunk.data(), static_cast<std::size_t>(got));
+        std::size_t start = 0;
+        for (std::size_t end; (end = pending_.find('\n', start)) != std::string::npos;
+             start = end + 1)
+            pass(std::string_view(pending_).substr(start, end + 1 - start));
+        pending_.erase(0, start);
+        // A progress line without an end must show, too.
+        if (!pending_.empty() && pending_.front() != '[')
+            finish();
+    }
+    void finish() {
+        pass(pending_);
+        pending_.clear();
+    }
+
+private:
+    static void pass(std::string_view line) {
+        if (line.find("PMIX ERROR: BAD-PARAM in file") != std::string_view::npos)
+            return;
+        while (!line.empty()) {
+            const ssize_t written = ::write(STDERR_FILENO, line.data(), line.size());
+            if (written < 0 && errno != EINTR)
+                return;
+            if (written > 0)
+                line.remove_prefix(static_cast<std::size_t>(written));
+        }
+    }
+    std::string pending_;
+};
+
+class Launch {
+public:
+    explicit Launch(const LaunchOptions& options) : options_(options) {
+        std::array<std::byte, 16> random{};
+        net::fill_random(random);
+        socket_name_ = "bellows-launch-";
+        for (const std::byte byte : random)
+            socket_name_ += static_cast<char>('a' + std::to_integer<int>(byte) % 26);
+        reports_ = net::bind_datagrams(socket_name_);
+    }
+
+    LaunchResult run() {
+        start();
+        const Deadline startup(options_.startup_timeout);
+        int status = 0;
+        while (::waitpid(mpirun_, &status, WNOHANG) == 0) {
+            wait_for_events();
+            end_if_due(startup);
+        }
+        relay_.take(errors_.read.get());
+        relay_.finish();
+        read_reports();
+        return judge(status);
+    }
+
+private:
+    void start();
+    [[noreturn]] void become_mpirun(char* const* arguments, char* const* environment, int failure);
+    std::vector<std::string> environment() const;
+
+    void wait_for_events() {
+        std::array<pollfd, 3> entries{{{reports_.get(), POLLIN, 0},
+                                       {errors_.read.get(), POLLIN, 0},
+                                       {signals_.fd(), POLLIN, 0}}};
+        ::poll(entries.data(), entries.size(), static_cast<int>(kTick.count()));
+        if (entries[1].revents & POLLHUP) // mpirun is about to end
+            std::this_thread::sleep_for(Milliseconds{5});
+        relay_.take(errors_.read.get());
+        read_reports();
+        if (const int number = signals_.take()) {
+            signal_ = number;
+            end_ranks();
+        }
+    }
+
+    void read_reports() {
+        struct {
+            LaunchReport head;
+            std::array<char, kMaxReason> reason;
+        } message;
+        for (;;) {
+            const std::int64_t size = net::receive_datagram(
+                reports_.get(), std::as_writable_bytes(std::span(&message, 1)));
+            if (size < 0)
+                return;
+            if (size >= static_cast<std::int64_t>(sizeof message.head))
+                take_report(message.head, {message.reason.data(),
+                                           static_cast<std::size_t>(size) - sizeof message.head});
+        }
+    }
+
+    void take_report(const LaunchReport& report, std::string_view reason) {
+        if (report.rank < 0 || report.rank >= options_.ranks)
+            return;
+        started_[report.rank] = true;
+        if (report.exit_code == kStarted)
+            return;
+        exit_codes_[report.rank] = report.exit_code;
+        if (report.exit_code != 0 && !first_failure_)
+            first_failure_ = LaunchResult{report.exit_code, report.rank, std::string(reason)};
+        const bool all_ended = exit_codes_.size() == static_cast<std::size_t>(options_.ranks);
+        if ((first_failure_ || all_ended) && !end_by_)
+            end_by_.emplace(options_.grace);
+    }
+
+    void end_if_due(const Deadline& startup) {
+        const bool all_started = started_.size() == static_cast<std::size_t>(options_.ranks);
+        if (!all_started && startup.expired() && !first_failure_) {
+            first_failure_ =
+                LaunchResult{kPeerLostExit, -1,
+                             missing(started_) + " did not start within " +
+                                 std::to_string(options_.startup_timeout.count()) + " ms"};
+            end_ranks();
+        }
+        if (end_by_ && end_by_->expired())
+            end_ranks();
+        if (kill_by_ && kill_by_->expired())
+            ::kill(mpirun_, SIGKILL);
+    }
+
+    void end_ranks() {
+        if (kill_by_)
+            return;
+        killed_ = true;
+        kill_by_.emplace(kKillAfterTerm);
+        ::kill(mpirun_, SIGTERM);
+    }
+
+    template <typename T>
+    std::string missing(const std::map<int, T>& present) const {
+        std::string text = "rank";
+        for (int rank = 0; rank < options_.ranks; ++rank)
+            if (!present.contains(rank))
+                text += " " + std::to_string(rank);
+        return text;
+    }
+
+    LaunchResult judge(int status) const {
+        LaunchResult result;
+        const bool all_ended = exit_codes_.size() == static_cast<std::size_t>(options_.ranks);
+        if (signal_ != 0)
+            result = {128 + signal_, -1, std::string("ended by ") + ::strsignal(signal_)};
+        else if (first_failure_)
+            result = *first_failure_;
+        else if (started_.empty())
+            throw Error(ErrorCode::Mpi,
+                        options_.mpirun + " ended with status " +
+                            std::to_string(exit_status(status)) +
+                            " before any rank had started; its own message says why",
+                        -1, exit_status(status));
+        else if (!all_ended)
+            result = {kPeerLostExit, -1, missing(exit_codes_) + " ended without saying why"};
+        result.killed = killed_;
+        return result;
+    }
+
+    static int exit_status(int status) {
+        return WIFSIGNALED(status) ? 128 + WTERMSIG(status) : WEXITSTATUS(status);
+    }
+
+    LaunchOptions options_;
+    std::string socket_name_;
+    FileDescriptor reports_;
+    SignalWatch signals_;
+    Pipe errors_;
+    StderrRelay relay_;
+    pid_t mpirun_ = -1;
+    std::map<int, bool> started_;
+    std::map<int, int> exit_codes_;
+    std::optional<LaunchResult> first_failure_;
+    std::optional<Deadline> end_by_, kill_by_;
+    int signal_ = 0;
+    bool killed_ = false;
+};
+
+std::vector<std::string> Launch::environment() const {
+    std::vector<std::string> result;
+    for (char** entry = environ; *entry; ++entry)
+        if (!std::string_view(*entry).starts_with(std::string(kLaunchSocket) + "="))
+            result.emplace_back(*entry);
+    for (const auto& [name, value] : mpirun_environment())
+        if (!std::getenv(name.c_str()))
+            result.push_back(name + "=" + value);
+    result.push_back(std::string(kLaunchSocket) + "=" + socket_name_);
+    return result;
+}
+
+std::vector<char*> pointers(std::vector<std::string>& texts) {
+    std::vector<char*> result;
+    for (std::string& text : texts)
+        result.push_back(text.data());
+    result.push_back(nullptr);
+    return result;
+}
+
+void Launch::start() {
+    std::vector<std::string> words{options_.mpirun};
+    for (const std::string& word : mpirun_arguments(options_.ranks))
+        words.push_back(word);
+    words.insert(words.end(), options_.command.begin(), options_.command.end());
+    std::vector<std::string> variables = environment();
+    const std::vector<char*> arguments = pointers(words), values = pointers(variables);
+
+    Pipe failure; // closed by a successful exec, else it brings errno
+    mpirun_ = ::fork();
+    if (mpirun_ < 0)
+        throw net::errno_error("cannot start a process", errno);
+    if (mpirun_ == 0)
+        become_mpirun(arguments.data(), values.data(), failure.write.get());
+    failure.write.reset();
+    errors_.write.reset();
+    int error_number = 0;
+    if (::read(failure.read.get(), &error_number, sizeof error_number) == sizeof error_number) {
+        ::waitpid(mpirun_, nullptr, 0);
+        throw Error(ErrorCode::Unsupported,
+                    "cannot start " + options_.mpirun + ": " + std::strerror(error_number) +
+                        "; install OpenMPI (openmpi-bin), or use one rank",
+                    -1, error_number);
+    }
+    ::fcntl(errors_.read.get(), F_SETFL, O_NONBLOCK);
+}
+
+// In the child, where only calls that are safe after fork are allowed.
+void Launch::become_mpirun(char* const* arguments, char* const* environment, int failure) {
+    ::prctl(PR_SET_PDEATHSIG, SIGTERM); // no ranks without their launcher
+    ::dup2(errors_.write.get(), STDERR_FILENO);
+    ::pthread_sigmask(SIG_SETMASK, &signals_.mask_before(), nullptr);
+    ::execvpe(arguments[0], arguments, environment);
+    const int error_number = errno;
+    [[maybe_unused]] const ssize_t written = ::write(failure, &error_number, sizeof error_number);
+    ::_exit(127);
+}
+
+} // namespace
+
+LaunchResult launch_ranks(const LaunchOptions& options) {
+    if (options.ranks < 1 || options.command.empty())
+        throw Error(ErrorCode::InvalidArgument,
+                    "nothing to launch: " + std::to_string(options.ranks) + " ranks of " +
+                        (options.command.empty() ? "no command" : options.command.front()));
+    return Launch(options).run();
+}
+
+} // namespace bellows
