@@ -76,18 +76,18 @@ protected:
     static void write(const TensorView& view, const std::vector<T>& values) {
         std::vector<std::byte> bytes(span_elements(view) * size_of(view.dtype));
         std::vector<std::byte> padded((bytes.size() + 3) / 4 * 4);
-        device().download(view.buffer.sub(0, padded.size()), std::span<std::byte>(padded));
+        device().download(words(view, padded.size()), std::span<std::byte>(padded));
         each_element(view, [&](std::uint64_t index, std::uint64_t at) {
             encode(view.dtype, values[index], padded.data() + at * size_of(view.dtype));
         });
-        device().upload(view.buffer.sub(0, padded.size()), std::span<const std::byte>(padded));
+        device().upload(words(view, padded.size()), std::span<const std::byte>(padded));
     }
 
     /// In row-major order of the view's extents, whatever its strides.
     template <class T = float>
     static std::vector<T> read(const TensorView& view) {
         std::vector<std::byte> bytes((span_elements(view) * size_of(view.dtype) + 3) / 4 * 4);
-        device().download(view.buffer.sub(0, bytes.size()), std::span<std::byte>(bytes));
+        device().download(words(view, bytes.size()), std::span<std::byte>(bytes));
         std::vector<T> values(view.num_elements());
         each_element(view, [&](std::uint64_t index, std::uint64_t at) {
             values[index] = decode<T>(view.dtype, bytes.data() + at * size_of(view.dtype));
@@ -107,6 +107,11 @@ protected:
     }
 
 private:
+    /// Transfers go by words; a bf16 view may end in the middle of one.
+    static BufferView words(const TensorView& view, std::uint64_t bytes) {
+        return {view.buffer.resource, view.buffer.offset, bytes};
+    }
+
     static std::uint64_t span_elements(const TensorView& view) {
         std::uint64_t elements = view.num_elements() == 0 ? 0 : 1;
         for (std::uint32_t i = 0; i < view.rank && elements > 0; ++i) {
