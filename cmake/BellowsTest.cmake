@@ -106,7 +106,8 @@ function(bellows_mpi_test)
         return()
     endif()
     bellows_parse_test()
-    bellows_test_program(${arg_NAME} GTest::gtest MPI::MPI_C)
+    list(APPEND arg_SOURCES "${PROJECT_SOURCE_DIR}/tests/support/mpi_main.cpp")
+    bellows_test_program(${arg_NAME} GTest::gtest MPI::MPI_C bellows_comm)
     list(APPEND arg_LABELS mpi)
     # Root, more ranks than cores, idle ranks that yield, no binding of all ranks to one core: for
     # OpenMPI 4 and 5. One thread per rank for lavapipe.

@@ -374,12 +374,14 @@ void Device::wait_idle(std::chrono::milliseconds timeout) {
     std::unique_lock lock(impl_->mutex);
     for (;;) {
         impl_->pump->advance(true);
-        if (impl_->pump->idle())
+        if (impl_->pump->idle() && impl_->num_lane_jobs == 0)
             break;
         if (Clock::now() > deadline)
             throw Error(ErrorCode::Timeout, "waited " + std::to_string(timeout.count()) +
                                                 " ms for the device; " +
-                                                impl_->pump->describe_pending());
+                                                impl_->pump->describe_pending() + "; " +
+                                                std::to_string(impl_->num_lane_jobs) +
+                                                " lane jobs have not ended");
         impl_->changed.wait_for(lock, std::chrono::microseconds(200));
     }
     impl_->throw_if_failed();

@@ -59,6 +59,7 @@ struct Device::Impl {
     std::mutex mutex;
     std::condition_variable changed; ///< some ticket left Held, or became final
     std::optional<Error> failure;    ///< the first; later submissions throw it
+    std::uint64_t num_lane_jobs = 0; ///< posted and not ended
     std::vector<std::string> validation_messages;
 
     std::unique_ptr<detail::Allocator> allocator;

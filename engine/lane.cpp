@@ -189,6 +189,7 @@ void HostThread::Impl::end(Lane::Impl& lane, Lane::Impl::Pending& job) {
     impl.pump->finish(job.ticket, Ticket::State::Reached, nullptr);
     finished = std::move(job);
     lane.jobs.pop_front();
+    --impl.num_lane_jobs;
     impl.pump->advance();
 }
 
@@ -199,6 +200,7 @@ void HostThread::Impl::fail(Lane::Impl& lane, Lane::Impl::Pending& job, const Er
     impl.pump->finish(job.ticket, Ticket::State::Failed, &error);
     finished = std::move(job);
     lane.jobs.pop_front();
+    --impl.num_lane_jobs;
     impl.pump->advance();
 }
 
@@ -260,6 +262,7 @@ HostThread::~HostThread() {
                               job.job.name + " was given up: its thread has ended");
             device.pump->finish(job.ticket, Ticket::State::Failed, &error);
             given_up.push_back(std::move(job));
+            --device.num_lane_jobs;
         }
         lane->jobs.clear();
         device.vk.vkDestroySemaphore(device.device, lane->timeline.semaphore, nullptr);
@@ -317,6 +320,7 @@ TimePoint Lane::post(LaneJob job) {
     pending.job = std::move(job);
     TimePoint point(pending.ticket);
     impl_->jobs.push_back(std::move(pending));
+    ++device.num_lane_jobs;
     impl_->thread->wake.notify_all();
     return point;
 }

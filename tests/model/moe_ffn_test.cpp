@@ -14,7 +14,7 @@
 
 #include <cstring>
 #include <map>
-#include <numeric>
+#include <ostream>
 
 namespace bellows {
 namespace {
@@ -33,10 +33,19 @@ struct Case {
     std::uint64_t (*tokens)(int rank, std::size_t micro_batch);
 };
 
+void PrintTo(const Case& c, std::ostream* out) { *out << c.name; }
+
 ModelConfig config_of(const Case& c) {
     ModelConfig config;
+    config.vocabulary = 16;
     config.hidden = 48;
     config.layers = 1;
+    config.dense_layers = 0;
+    config.heads = 2;
+    config.kv_lora_rank = 16;
+    config.qk_nope_head_dim = 16;
+    config.qk_rope_head_dim = 8;
+    config.v_head_dim = 16;
     config.moe_ffn = 32;
     config.routed_experts = c.experts;
     config.shared_experts = c.shared;
@@ -340,7 +349,7 @@ INSTANTIATE_TEST_SUITE_P(
                            [](int, std::size_t m) -> std::uint64_t { return 20 + m; }},
                       Case{"bf16", 8, 2, 1, DType::BF16, 16,
                            [](int, std::size_t) -> std::uint64_t { return 40; }}),
-    [](const auto& info) { return std::string(info.param.name); });
+    [](const auto& test) { return std::string(test.param.name); });
 
 } // namespace
 } // namespace bellows

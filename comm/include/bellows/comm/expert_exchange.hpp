@@ -29,7 +29,7 @@ namespace bellows {
 
 struct ExchangeConfig {
     std::string name = "exchange"; ///< shown in errors and the trace
-    std::vector<int> ranks;        ///< the group, ascending; empty: the whole world
+    std::vector<int> ranks{};      ///< the group, ascending; empty: the whole world
     std::uint64_t num_experts = 0; ///< of the layer; contiguous blocks belong to the ranks in order
     std::uint64_t top_k = 0;       ///< at most 64
     std::uint64_t hidden = 0;      ///< multiple of 8
