@@ -10,7 +10,7 @@
 
 #include <bellows/engine/recording.hpp>
 
-#include <map>
+#include <atomic>
 #include <memory>
 #include <string>
 #include <vector>
@@ -25,6 +25,9 @@ struct ExpertExchange::Impl {
     ExchangeConfig config;
     ControlPlane::Subscription on_failure;
     int position = 0; ///< of this rank in the group
+    /// Counted by the lanes, read by anybody.
+    std::atomic<std::uint64_t> exchanges{0}, bytes_sent{0}, bytes_received{0}, messages_sent{0},
+        nanoseconds_waited{0};
 
     std::uint64_t group_size() const noexcept { return config.ranks.size(); }
     std::uint64_t experts_of(std::uint64_t at) const noexcept;
@@ -87,7 +90,6 @@ struct ExchangeHandle::Impl {
     bool dispatched = false;
     RecordingCache pack_dispatch, pack_backward, unpack_dispatch, unpack_backward;
     RecordingCache reduce_forward, reduce_backward, finish_forward, finish_backward;
-    ExchangeStats stats;
 
     ops::MoeLayout send_layout(std::uint64_t num_tokens) const;
     ops::MoeLayout receive_layout() const;

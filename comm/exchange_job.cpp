@@ -192,17 +192,17 @@ private:
                 transfers_.push_back(exchange_.transport.post_recv(
                     peer, tag, to->mapped_as<std::byte>().subspan(first_in, bytes)));
                 first_in += bytes;
-                handle_.stats.bytes_received += other ? bytes : 0;
+                exchange_.bytes_received += other ? bytes : 0;
             }
             if (const std::uint64_t bytes = rows_out()[at] * record; bytes > 0) {
                 transfers_.push_back(exchange_.transport.post_send(
                     peer, tag, from->mapped_as<const std::byte>().subspan(first_out, bytes)));
                 first_out += bytes;
-                handle_.stats.bytes_sent += other ? bytes : 0;
-                handle_.stats.messages_sent += other ? 1 : 0;
+                exchange_.bytes_sent += other ? bytes : 0;
+                exchange_.messages_sent += other ? 1 : 0;
             }
         }
-        ++handle_.stats.exchanges;
+        ++exchange_.exchanges;
         posted_ = Clock::now();
         return Progress::Done;
     }
@@ -210,8 +210,8 @@ private:
     Progress wait_for_records() {
         if (!all_done())
             return Progress::Again;
-        handle_.stats.seconds_waited +=
-            std::chrono::duration<double>(Clock::now() - posted_).count();
+        exchange_.nanoseconds_waited += static_cast<std::uint64_t>(
+            std::chrono::nanoseconds(Clock::now() - posted_).count());
         transfers_.clear();
         return Progress::Done;
     }

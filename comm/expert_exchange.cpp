@@ -61,7 +61,12 @@ std::uint64_t ExpertExchange::Impl::most_received() const noexcept {
 
 ExpertExchange::ExpertExchange(Device& device, World& world, Transport& transport,
                                HostThread& thread, ExchangeConfig config)
-    : impl_(new Impl{device, world, transport, thread, std::move(config), {}, 0}) {
+    : impl_(new Impl{.device = device,
+                     .world = world,
+                     .transport = transport,
+                     .thread = thread,
+                     .config = std::move(config),
+                     .on_failure = {}}) {
     ExchangeConfig& c = impl_->config;
     c.ranks = group_of(world, c);
     const auto self = std::find(c.ranks.begin(), c.ranks.end(), world.rank());
@@ -102,6 +107,11 @@ int ExpertExchange::owner(std::uint64_t expert) const noexcept {
     while (at + 1 < impl_->group_size() && impl_->first_expert_of(at + 1) <= expert)
         ++at;
     return static_cast<int>(at);
+}
+
+ExchangeStats ExpertExchange::stats() const noexcept {
+    return {impl_->exchanges, impl_->bytes_sent, impl_->bytes_received, impl_->messages_sent,
+            static_cast<double>(impl_->nanoseconds_waited) * 1e-9};
 }
 
 std::unique_ptr<ExchangeHandle> ExpertExchange::create_handle(std::string name) {
@@ -245,9 +255,6 @@ TensorView ExchangeHandle::expert_counts() const {
 }
 std::uint64_t ExchangeHandle::capacity() const {
     return impl_->capacity;
-}
-const ExchangeStats& ExchangeHandle::stats() const {
-    return impl_->stats;
 }
 
 void ExchangeHandle::release_rows() {

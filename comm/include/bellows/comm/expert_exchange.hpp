@@ -39,7 +39,7 @@ struct ExchangeConfig {
     std::chrono::milliseconds timeout{60'000}; ///< of one exchange, once it has begun
 };
 
-/// What a handle or an exchange has moved so far.
+/// What an exchange has moved so far.
 struct ExchangeStats {
     std::uint64_t exchanges = 0;
     std::uint64_t bytes_sent = 0; ///< to other ranks
@@ -76,7 +76,6 @@ public:
 
     /// Gives the memory of the row tensors back when the work handed in so far is done.
     void release_rows();
-    const ExchangeStats& stats() const;
 
     struct Impl;
 
@@ -99,6 +98,9 @@ public:
     std::uint64_t first_local_expert() const noexcept;
     /// Position in the group of the rank that owns an expert.
     int owner(std::uint64_t expert) const noexcept;
+
+    /// Summed over all its handles, living or not. What runs right now may be missing.
+    ExchangeStats stats() const noexcept;
 
     /// Handles in flight at once may be as many as there are; each has a lane of its own.
     std::unique_ptr<ExchangeHandle> create_handle(std::string name);

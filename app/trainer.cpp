@@ -1,0 +1,370 @@
+// SPDX-License-Identifier: MIT
+#include "app/trainer.hpp"
+
+#include "app/optimizer.hpp"
+
+#include <bellows/comm/message.hpp>
+#include <bellows/engine/error.hpp>
+#include <bellows/engine/ops.hpp>
+
+#include <algorithm>
+#include <array>
+#include <cmath>
+#include <cstring>
+#include <numeric>
+#include <utility>
+
+namespace bellows {
+
+namespace {
+
+Group dp_group(const RunLayout& layout, std::uint64_t stage) {
+    std::vector<int> ranks(layout.dp);
+    std::iota(ranks.begin(), ranks.end(), static_cast<int>(stage * layout.dp));
+    return Group(std::move(ranks));
+}
+
+/// The ranks that share a layer's experts, and those that hold copies of this rank's experts.
+Group ep_group(const RunLayout& layout, std::uint64_t stage, std::uint64_t d) {
+    std::vector<int> ranks(layout.ep);
+    std::iota(ranks.begin(), ranks.end(),
+              static_cast<int>(stage * layout.dp + d / layout.ep * layout.ep));
+    return Group(std::move(ranks));
+}
+
+Group replica_group(const RunLayout& layout, std::uint64_t stage, std::uint64_t d) {
+    std::vector<int> ranks;
+    for (std::uint64_t at = d % layout.ep; at < layout.dp; at += layout.ep)
+        ranks.push_back(static_cast<int>(stage * layout.dp + at));
+    return Group(std::move(ranks));
+}
+
+} // namespace
+
+struct Trainer::Impl {
+    Impl(Device& d, World& w, const RunConfig& c, const RunLayout& l);
+
+    void run_schedule(std::uint64_t step, const SequenceSource& source);
+    void forward(std::uint64_t step, std::uint64_t micro_batch, std::uint64_t slot,
+                 const SequenceSource& source);
+    void input_gradient(std::uint64_t slot);
+    void post_data(std::uint64_t step, std::uint64_t micro_batch, std::uint64_t slot,
+                   const SequenceSource& source);
+    void post_loss(std::uint64_t micro_batch, std::uint64_t slot);
+    void submit_all(std::uint64_t slot, NodeKind kind);
+    void reduce_gradients();
+    void record_loads();
+    void update_router_biases();
+    double gather_loss();
+    std::uint64_t bytes_sent() const;
+
+    Device& device;
+    World& world;
+    RunConfig config;
+    RunLayout layout;
+    std::uint64_t stage_index, d; ///< this rank's place
+    ControlPlane::Subscription on_failure;
+
+    // Opened in the same order on every rank.
+    std::unique_ptr<Transport> exchange_transport, dense_transport, replica_transport,
+        pipe_transport;
+    HostCollectives everyone, stage_peers;
+    HostThread thread;
+    Lane host_lane;
+    Schedule schedule;
+    ParameterStore parameters;
+    std::unique_ptr<ExpertExchange> exchange;
+    std::unique_ptr<Stage> stage;
+    std::unique_ptr<Collectives> dense, replicas;
+    std::unique_ptr<Pipe> pipe;
+    std::unique_ptr<Optimizer> optimizer;
+    std::vector<double> losses; ///< of this rank's micro-batches; written by the host lane
+    TimePoint last_loss;
+
+    // Expert loads of all layers, for the balance rule.
+    Buffer host_loads, summed_loads;
+    std::unique_ptr<Recording> collect_loads, update_biases;
+    std::uint64_t last_bytes = 0;
+};
+
+namespace {
+
+std::uint64_t sequences_per_micro_batch(const RunConfig& config, const RunLayout& layout) {
+    const std::uint64_t parts = layout.dp * config.train.micro_batches;
+    if (config.train.batch % parts != 0)
+        throw Error(ErrorCode::InvalidArgument,
+                    "batch = " + std::to_string(config.train.batch) +
+                        " sequences cannot be shared out over dp = " + std::to_string(layout.dp) +
+                        " times micro_batches = " + std::to_string(config.train.micro_batches));
+    return config.train.batch / parts;
+}
+
+DType activation_type(const RunConfig& config) {
+    return config.train.precision == "bf16" ? DType::BF16 : DType::F32;
+}
+
+} // namespace
+
+Trainer::Impl::Impl(Device& dev, World& w, const RunConfig& c, const RunLayout& l)
+    : device(dev), world(w), config(c), layout(l),
+      stage_index(static_cast<std::uint64_t>(w.rank()) / l.dp),
+      d(static_cast<std::uint64_t>(w.rank()) % l.dp),
+      on_failure(w.control().on_failure([&dev](const Error& error) { dev.abort(error); })),
+      exchange_transport(open_transport(w)), dense_transport(open_transport(w)),
+      replica_transport(open_transport(w)), pipe_transport(open_transport(w)),
+      everyone(w, Group::all(w.size())), stage_peers(w, dp_group(l, stage_index)),
+      thread(dev, "network"), host_lane(thread.add_lane("host")),
+      schedule(one_f_one_b(l.pp, c.train.micro_batches)),
+      parameters(dev, parameters_of_stage(c.model, stage_index, l.pp, d % l.ep, l.ep),
+                 activation_type(c)) {
+    if (config.model.tied_embeddings && layout.pp > 1)
+        throw Error(ErrorCode::InvalidArgument,
+                    "tied_embeddings needs pp = 1: the table would live on two stages");
+    verify(schedule);
+    const std::uint64_t sequences = sequences_per_micro_batch(config, layout);
+    const std::uint64_t tokens = sequences * config.train.seq;
+    if (config.model.moe_layers() > 0) {
+        const Group group = ep_group(layout, stage_index, d);
+        exchange = std::make_unique<ExpertExchange>(
+            device, world, *exchange_transport, thread,
+            ExchangeConfig{.name = "experts",
+                           .ranks = {group.ranks().begin(), group.ranks().end()},
+                           .num_experts = config.model.routed_experts,
+                           .top_k = config.model.top_k,
+                           .hidden = config.model.hidden,
+                           .max_tokens = tokens,
+                           .dtype = activation_type(config)});
+    }
+    StageDesc desc;
+    desc.config = config.model;
+    desc.stage = stage_index;
+    desc.num_stages = layout.pp;
+    desc.sequences = sequences;
+    desc.seq = config.train.seq;
+    desc.num_slots = schedule.peak_in_flight(stage_index);
+    desc.loss_scale =
+        static_cast<float>(1.0 / static_cast<double>(config.train.batch * config.train.seq));
+    stage = std::make_unique<Stage>(desc, parameters, exchange.get());
+    dense = std::make_unique<Collectives>(device, world, *dense_transport, thread,
+                                          dp_group(layout, stage_index),
+                                          CollectivesOptions{.name = "gradients"});
+    replicas = std::make_unique<Collectives>(device, world, *replica_transport, thread,
+                                             replica_group(layout, stage_index, d),
+                                             CollectivesOptions{.name = "expert gradients"});
+    if (layout.pp > 1)
+        pipe = std::make_unique<Pipe>(device, world, *pipe_transport, thread);
+    OptimizerOptions options;
+    options.adamw.beta1 = static_cast<float>(config.train.beta1);
+    options.adamw.beta2 = static_cast<float>(config.train.beta2);
+    options.adamw.eps = static_cast<float>(config.train.adam_eps);
+    options.adamw.weight_decay = static_cast<float>(config.train.weight_decay);
+    options.count_replicated = d == 0;
+    options.count_experts = d < layout.ep;
+    optimizer = std::make_unique<Optimizer>(parameters, options);
+    losses.resize(config.train.micro_batches);
+    parameters.initialise(config.train.seed);
+    record_loads();
+}
+
+// ---- A step ---------------------------------------------------------------------------------
+
+void Trainer::Impl::submit_all(std::uint64_t slot, NodeKind kind) {
+    for (const Node* node : stage->nodes(slot, kind))
+        node->submit();
+}
+
+void Trainer::Impl::post_data(std::uint64_t step, std::uint64_t micro_batch, std::uint64_t slot,
+                              const SequenceSource& source) {
+    const std::uint64_t seq = config.train.seq;
+    const std::uint64_t sequences = stage->tokens() / seq;
+    const std::uint64_t first = (d * config.train.micro_batches + micro_batch) * sequences;
+    std::vector<std::uint32_t> tokens(stage->tokens()), targets(stage->tokens()), line(seq + 1);
+    for (std::uint64_t i = 0; i < sequences; ++i) {
+        source(step, first + i, line);
+        std::copy_n(line.begin(), seq, tokens.begin() + static_cast<std::ptrdiff_t>(i * seq));
+        std::copy_n(line.begin() + 1, seq, targets.begin() + static_cast<std::ptrdiff_t>(i * seq));
+    }
+    Buffer& token_buffer = stage->token_buffer(slot);
+    Buffer& target_buffer = stage->target_buffer(slot);
+    LaneJob job;
+    job.name = "data of micro-batch " + std::to_string(micro_batch);
+    job.accesses = {{token_buffer.view(), Access::Write}, {target_buffer.view(), Access::Write}};
+    job.step = [&token_buffer, &target_buffer, tokens = std::move(tokens),
+                targets = std::move(targets)](LaneContext&) {
+        std::memcpy(token_buffer.mapped(), tokens.data(), tokens.size() * 4);
+        std::memcpy(target_buffer.mapped(), targets.data(), targets.size() * 4);
+        return Progress::Done;
+    };
+    host_lane.post(std::move(job));
+}
+
+void Trainer::Impl::post_loss(std::uint64_t micro_batch, std::uint64_t slot) {
+    Buffer& buffer = stage->loss_buffer(slot);
+    LaneJob job;
+    job.name = "loss of micro-batch " + std::to_string(micro_batch);
+    job.accesses = {{buffer.view(), Access::Read}};
+    job.step = [this, &buffer, micro_batch](LaneContext&) {
+        const auto pair = buffer.mapped_as<const float>();
+        losses[micro_batch] = static_cast<double>(pair[0]) + static_cast<double>(pair[1]);
+        return Progress::Done;
+    };
+    last_loss = host_lane.post(std::move(job));
+}
+
+void Trainer::Impl::forward(std::uint64_t step, std::uint64_t micro_batch, std::uint64_t slot,
+                            const SequenceSource& source) {
+    if (stage->first() || stage->last())
+        post_data(step, micro_batch, slot, source);
+    if (!stage->first())
+        pipe->recv(world.rank() - static_cast<int>(layout.dp), stage->input(slot));
+    submit_all(slot, NodeKind::Forward);
+    if (stage->last())
+        post_loss(micro_batch, slot);
+    else
+        pipe->send(world.rank() + static_cast<int>(layout.dp), stage->output(slot));
+}
+
+void Trainer::Impl::input_gradient(std::uint64_t slot) {
+    if (!stage->last())
+        pipe->recv(world.rank() + static_cast<int>(layout.dp), stage->output_gradient(slot));
+    submit_all(slot, NodeKind::InputGradient);
+    if (!stage->first())
+        pipe->send(world.rank() - static_cast<int>(layout.dp), stage->input_gradient(slot));
+}
+
+void Trainer::Impl::run_schedule(std::uint64_t step, const SequenceSource& source) {
+    const std::uint64_t slots = schedule.peak_in_flight(stage_index);
+    for (const ScheduleOp& op : schedule.stages[stage_index]) {
+        const std::uint64_t slot = op.micro_batch % slots;
+        switch (op.kind) {
+        case OpKind::Forward:
+            forward(step, op.micro_batch, slot, source);
+            break;
+        case OpKind::InputGradient:
+            input_gradient(slot);
+            break;
+        case OpKind::WeightGradient:
+            submit_all(slot, NodeKind::WeightGradient);
+            break;
+        }
+    }
+}
+
+void Trainer::Impl::reduce_gradients() {
+    const TensorView flat = parameters.flat_gradients();
+    std::uint64_t replicated = 0;
+    for (const ParameterRange& range : parameters.ranges()) {
+        if (!range.expert)
+            replicated = range.first + range.count;
+        else if (replicas->group().size() > 1)
+            replicas->all_reduce(flat.rows(range.first, range.count));
+    }
+    if (dense->group().size() > 1 && replicated > 0)
+        dense->all_reduce(flat.rows(0, replicated));
+}
+
+double Trainer::Impl::gather_loss() {
+    last_loss.wait();
+    const std::span<const double> mine(losses.data(), stage->last() ? losses.size() : 0);
+    // Ranks ascend with d, so the parts are in the global order of the batch.
+    double sum = 0;
+    for (const auto& part : everyone.all_gather(std::as_bytes(mine))) {
+        std::vector<double> values(part.size() / sizeof(double));
+        std::memcpy(values.data(), part.data(), part.size());
+        for (const double value : values)
+            sum += value;
+    }
+    return sum / static_cast<double>(config.train.batch * config.train.seq);
+}
+
+// ---- Balance of the experts -----------------------------------------------------------------
+
+void Trainer::Impl::record_loads() {
+    const auto& layers = stage->moe_layers();
+    if (layers.empty() || !config.model.router_bias || config.model.bias_update_rate == 0)
+        return;
+    const std::uint64_t experts = config.model.routed_experts, bytes = layers.size() * experts * 4;
+    host_loads = Buffer(device, {.name = "expert loads",
+                                 .bytes = bytes,
+                                 .kind = MemoryKind::Readback,
+                                 .category = MemoryCategory::Scratch});
+    summed_loads = Buffer(device, {.name = "summed expert loads",
+                                   .bytes = bytes,
+                                   .kind = MemoryKind::Upload,
+                                   .category = MemoryCategory::Scratch});
+    collect_loads = std::make_unique<Recording>(device, QueueRole::Compute, "collect loads");
+    update_biases = std::make_unique<Recording>(device, QueueRole::Compute, "update router biases");
+    for (std::size_t i = 0; i < layers.size(); ++i) {
+        const TensorView loads = layers[i]->expert_loads();
+        const BufferView part = host_loads.view().sub(i * experts * 4, experts * 4);
+        collect_loads->copy(loads.buffer, part);
+        collect_loads->fill(loads.buffer, 0);
+        const std::string name = "model.layers." + std::to_string(stage->moe_layer_index(i)) +
+                                 ".mlp.gate.e_score_correction_bias";
+        ops::router_bias_update(
+            *update_biases,
+            TensorView::contiguous(summed_loads.view().sub(i * experts * 4, experts * 4),
+                                   DType::U32, {experts}),
+            parameters.at(name).weight, static_cast<float>(config.model.bias_update_rate));
+    }
+}
+
+void Trainer::Impl::update_router_biases() {
+    if (!collect_loads)
+        return;
+    device.submit(*collect_loads).wait();
+    const auto mine = host_loads.mapped_as<const std::uint32_t>();
+    std::vector<std::int64_t> sums(mine.begin(), mine.end());
+    stage_peers.all_reduce_sum(std::span<std::int64_t>(sums));
+    const auto out = summed_loads.mapped_as<std::uint32_t>();
+    for (std::size_t i = 0; i < sums.size(); ++i)
+        out[i] = static_cast<std::uint32_t>(sums[i]);
+    device.submit(*update_biases);
+}
+
+std::uint64_t Trainer::Impl::bytes_sent() const {
+    return dense->stats().bytes_sent + replicas->stats().bytes_sent +
+           (exchange ? exchange->stats().bytes_sent : 0) + (pipe ? pipe->stats().bytes_sent : 0);
+}
+
+Trainer::Trainer(Device& device, World& world, const RunConfig& config, const RunLayout& layout)
+    : impl_(std::make_unique<Impl>(device, world, config, layout)) {
+}
+Trainer::~Trainer() = default;
+
+Stage& Trainer::stage() noexcept {
+    return *impl_->stage;
+}
+ParameterStore& Trainer::parameters() noexcept {
+    return impl_->parameters;
+}
+Optimizer& Trainer::optimizer() noexcept {
+    return *impl_->optimizer;
+}
+
+bool Trainer::stands_for(const ParameterInfo& info) const noexcept {
+    return info.kind == ParameterKind::Expert ? impl_->d < impl_->layout.ep : impl_->d == 0;
+}
+
+StepResult Trainer::step(std::uint64_t step, const SequenceSource& source) {
+    Impl& t = *impl_;
+    t.parameters.clear_gradients();
+    t.run_schedule(step, source);
+    t.reduce_gradients();
+    // What all ranks have to agree on: the norm of the whole gradient, and the loss.
+    std::array<double, 3> sums{t.optimizer->local_squares(), 0, 0};
+    const std::uint64_t bytes = t.bytes_sent();
+    sums[1] = static_cast<double>(bytes - std::exchange(t.last_bytes, bytes));
+    t.everyone.all_reduce_sum(std::span<double>(sums));
+    StepResult result;
+    result.loss = t.gather_loss();
+    result.grad_norm = std::sqrt(sums[0]);
+    result.bytes_exchanged = static_cast<std::uint64_t>(sums[1]);
+    const double limit = t.config.train.clip_norm;
+    const double clip = limit > 0 && result.grad_norm > limit ? limit / result.grad_norm : 1.0;
+    t.optimizer->update(step + 1, learning_rate(t.config.train, step + 1), clip);
+    t.update_router_biases();
+    return result;
+}
+
+} // namespace bellows

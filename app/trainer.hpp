@@ -1,0 +1,59 @@
+// SPDX-License-Identifier: MIT
+#pragma once
+
+// One rank's part of a training run: the stage with its parameters, the schedule, the reductions
+// and the optimiser. Ranks stand stage by stage: rank = stage * dp + d; `ep` neighbours in d share
+// the experts of a layer, dp / ep such groups are replicas. All ranks make the same calls.
+
+#include "app/optimizer.hpp"
+#include "app/train_config.hpp"
+
+#include <bellows/comm/collectives.hpp>
+#include <bellows/comm/host_collectives.hpp>
+#include <bellows/comm/pipe.hpp>
+#include <bellows/model/stage.hpp>
+#include <bellows/pipeline/schedule.hpp>
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <span>
+#include <string>
+#include <vector>
+
+namespace bellows {
+
+struct StepResult {
+    double loss = 0;                   ///< nats per token, mean over the global batch
+    double grad_norm = 0;              ///< of the whole gradient, before clipping
+    std::uint64_t bytes_exchanged = 0; ///< sent by all ranks together in this step
+    double seconds_waited = 0;         ///< for others, mean over the ranks
+};
+
+/// Fills tokens [seq + 1] of sequence `index` (of the global batch) of `step` (from 0).
+using SequenceSource =
+    std::function<void(std::uint64_t step, std::uint64_t index, std::span<std::uint32_t> tokens)>;
+
+class Trainer {
+public:
+    /// Collective. Throws Error{InvalidArgument} naming what does not fit together.
+    Trainer(Device& device, World& world, const RunConfig& config, const RunLayout& layout);
+    ~Trainer();
+
+    /// Collective: runs step `step` (from 0) on the batch of `source`. Ends when the weights have
+    /// been updated on the device's order of work.
+    StepResult step(std::uint64_t step, const SequenceSource& source);
+
+    Stage& stage() noexcept;
+    ParameterStore& parameters() noexcept;
+    Optimizer& optimizer() noexcept;
+    /// Whether this rank is the one that stands for a parameter among those that hold a copy.
+    bool stands_for(const ParameterInfo& info) const noexcept;
+
+    struct Impl;
+
+private:
+    std::unique_ptr<Impl> impl_;
+};
+
+} // namespace bellows

@@ -1,0 +1,83 @@
+// SPDX-License-Identifier: MIT
+#pragma once
+
+// A pipeline stage: some consecutive layers of the model on one rank, with the embedding on the
+// first stage and the head on the last, and the slots that its micro-batches in flight go through.
+// It hands nodes in when told to; the schedule decides when. One thread at a time.
+
+#include <bellows/comm/expert_exchange.hpp>
+#include <bellows/model/config.hpp>
+#include <bellows/model/embedding.hpp>
+#include <bellows/model/head.hpp>
+#include <bellows/model/mla.hpp>
+#include <bellows/model/moe_ffn.hpp>
+#include <bellows/model/node.hpp>
+#include <bellows/model/parameter_store.hpp>
+#include <bellows/model/scratch.hpp>
+
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+namespace bellows {
+
+/// The layers of each stage: as even as possible, the first stages one more.
+struct LayerRange {
+    std::uint64_t first = 0, end = 0;
+};
+LayerRange layers_of_stage(const ModelConfig& config, std::uint64_t stage,
+                           std::uint64_t num_stages);
+
+/// The parameters that a rank of the stage holds: those of its layers, the routed experts only of
+/// its block (member `ep_index` of `ep`), the embedding and the head where they belong.
+std::vector<ParameterInfo> parameters_of_stage(const ModelConfig& config, std::uint64_t stage,
+                                               std::uint64_t num_stages, std::uint64_t ep_index,
+                                               std::uint64_t ep);
+
+struct StageDesc {
+    ModelConfig config;
+    std::uint64_t stage = 0, num_stages = 1;
+    std::uint64_t sequences = 1; ///< of a micro-batch
+    std::uint64_t seq = 1;
+    std::uint64_t num_slots = 1; ///< micro-batches in flight
+    float loss_scale = 1;        ///< 1 / tokens of the global batch
+    bool training = true;        ///< false: forward to logits only
+};
+
+class Stage {
+public:
+    /// exchange: of the rank's expert-parallel group; may be null where no layer has experts.
+    Stage(const StageDesc& desc, ParameterStore& parameters, ExpertExchange* exchange);
+    ~Stage();
+
+    bool first() const noexcept;
+    bool last() const noexcept;
+    std::uint64_t tokens() const noexcept;
+
+    /// Nodes of a slot in the order of a plain run.
+    const std::vector<const Node*>& nodes(std::uint64_t slot, NodeKind kind) const;
+
+    /// [tokens] u32, written by the host: what enters the first stage, what the last one predicts.
+    Buffer& token_buffer(std::uint64_t slot);
+    Buffer& target_buffer(std::uint64_t slot);
+    /// Readback [2] f32: the micro-batch's loss summed over its tokens (last stage).
+    Buffer& loss_buffer(std::uint64_t slot);
+    /// Readback [tokens, vocabulary] f32 (last stage, not training).
+    Buffer& logits_buffer(std::uint64_t slot);
+
+    /// [tokens, hidden]: what enters and leaves, and their gradients.
+    TensorView input(std::uint64_t slot) const;
+    TensorView output(std::uint64_t slot) const;
+    TensorView output_gradient(std::uint64_t slot) const;
+    TensorView input_gradient(std::uint64_t slot) const;
+
+    const std::vector<std::unique_ptr<MoeFfn>>& moe_layers() const noexcept;
+    std::uint64_t moe_layer_index(std::size_t i) const; ///< its layer in the model
+
+    struct Impl;
+
+private:
+    std::unique_ptr<Impl> impl_;
+};
+
+} // namespace bellows

@@ -1,0 +1,243 @@
+// SPDX-License-Identifier: MIT
+#include <bellows/engine/error.hpp>
+#include <bellows/model/dense_ffn.hpp>
+#include <bellows/model/stage.hpp>
+
+#include <algorithm>
+#include <array>
+#include <string>
+#include <utility>
+
+namespace bellows {
+
+LayerRange layers_of_stage(const ModelConfig& config, std::uint64_t stage,
+                           std::uint64_t num_stages) {
+    const std::uint64_t share = config.layers / num_stages, larger = config.layers % num_stages;
+    const std::uint64_t first = stage * share + std::min(stage, larger);
+    return {first, first + share + (stage < larger ? 1 : 0)};
+}
+
+std::vector<ParameterInfo> parameters_of_stage(const ModelConfig& config, std::uint64_t stage,
+                                               std::uint64_t num_stages, std::uint64_t ep_index,
+                                               std::uint64_t ep) {
+    const LayerRange range = layers_of_stage(config, stage, num_stages);
+    const std::uint64_t share = config.routed_experts / std::max<std::uint64_t>(ep, 1);
+    const std::uint64_t larger = config.routed_experts % std::max<std::uint64_t>(ep, 1);
+    const std::uint64_t first = ep_index * share + std::min(ep_index, larger);
+    const std::uint64_t end = first + share + (ep_index < larger ? 1 : 0);
+    const auto belongs = [&](const ParameterInfo& info) {
+        if (info.layer >= 0) {
+            const auto layer = static_cast<std::uint64_t>(info.layer);
+            const auto expert = static_cast<std::uint64_t>(info.expert);
+            return layer >= range.first && layer < range.end &&
+                   (info.expert < 0 || (expert >= first && expert < end));
+        }
+        const bool last = stage + 1 == num_stages;
+        if (info.kind == ParameterKind::Embedding)
+            return stage == 0 || (last && config.tied_embeddings);
+        return last;
+    };
+    std::vector<ParameterInfo> mine;
+    for (ParameterInfo& info : parameters(config))
+        if (belongs(info))
+            mine.push_back(std::move(info));
+    return mine;
+}
+
+struct Stage::Impl {
+    struct Slot {
+        std::array<Buffer, 2> ids; ///< tokens, targets
+        Buffer loss, logits;
+        std::vector<Buffer> streams; ///< the residual stream before each sub-layer and after all
+        std::vector<Buffer> gradients;
+        std::vector<std::unique_ptr<LayerSlot>> parts; ///< in the order of the forward pass
+        std::array<std::vector<const Node*>, 3> nodes;
+    };
+
+    Impl(const StageDesc& d, ParameterStore& p, ExpertExchange* e);
+    void make_layers();
+    std::unique_ptr<Slot> make_slot(std::uint64_t index);
+    void add_ends(Slot& slot, const std::string& name);
+    TensorView hidden(const Buffer& buffer) const {
+        return buffer.tensor(parameters.activation(), {tokens, desc.config.hidden});
+    }
+
+    StageDesc desc;
+    ParameterStore& parameters;
+    ExpertExchange* exchange;
+    LayerRange range;
+    std::uint64_t tokens;
+    Scratch scratch;
+    RopeTable positions;
+    std::vector<std::unique_ptr<Layer>> owned; ///< attention and dense FFNs
+    std::vector<std::unique_ptr<MoeFfn>> experts;
+    std::vector<std::uint64_t> expert_layers;
+    std::vector<Layer*> layers; ///< sub-layers in order
+    std::unique_ptr<Embedding> embedding;
+    std::unique_ptr<Head> head;
+    std::vector<std::unique_ptr<Slot>> slots;
+};
+
+Stage::Impl::Impl(const StageDesc& d, ParameterStore& p, ExpertExchange* e)
+    : desc(d), parameters(p), exchange(e), range(layers_of_stage(d.config, d.stage, d.num_stages)),
+      tokens(d.sequences * d.seq), scratch(p.device()), positions(p.device(), d.config, d.seq) {
+    make_layers();
+    if (desc.stage == 0)
+        embedding = std::make_unique<Embedding>(parameters, scratch);
+    if (desc.stage + 1 == desc.num_stages)
+        head = std::make_unique<Head>(desc.config, parameters, scratch);
+    for (std::uint64_t slot = 0; slot < desc.num_slots; ++slot)
+        slots.push_back(make_slot(slot));
+}
+
+void Stage::Impl::make_layers() {
+    for (std::uint64_t layer = range.first; layer < range.end; ++layer) {
+        owned.push_back(
+            std::make_unique<MlaAttention>(desc.config, layer, parameters, positions, scratch));
+        layers.push_back(owned.back().get());
+        if (!desc.config.is_moe(layer)) {
+            owned.push_back(std::make_unique<DenseFfn>(desc.config, layer, parameters, scratch));
+            layers.push_back(owned.back().get());
+            continue;
+        }
+        if (exchange == nullptr)
+            throw Error(ErrorCode::InvalidArgument,
+                        "layer " + std::to_string(layer) + " has experts but no exchange");
+        experts.push_back(std::make_unique<MoeFfn>(desc.config, layer, parameters, *exchange));
+        expert_layers.push_back(layer);
+        layers.push_back(experts.back().get());
+    }
+}
+
+void Stage::Impl::add_ends(Slot& slot, const std::string& name) {
+    Device& device = parameters.device();
+    const auto id_view = [&](const Buffer& buffer) { return buffer.tensor(DType::U32, {tokens}); };
+    if (embedding) {
+        const TensorView dx = desc.training ? hidden(slot.gradients.front()) : TensorView{};
+        slot.parts.insert(slot.parts.begin(),
+                          embedding->create_slot({name + " embedding", id_view(slot.ids[0]),
+                                                  hidden(slot.streams.front()), dx}));
+    }
+    if (!head)
+        return;
+    if (!desc.training) {
+        slot.logits = Buffer(device, {.name = name + " logits",
+                                      .bytes = tokens * desc.config.vocabulary * 4,
+                                      .kind = MemoryKind::Readback,
+                                      .category = MemoryCategory::Activations});
+        slot.parts.push_back(head->create_logits_slot(
+            name + " head", hidden(slot.streams.back()),
+            slot.logits.tensor(DType::F32, {tokens, desc.config.vocabulary})));
+        return;
+    }
+    slot.loss = Buffer(device, {.name = name + " loss",
+                                .bytes = 16,
+                                .kind = MemoryKind::Readback,
+                                .category = MemoryCategory::Activations});
+    HeadSlotDesc head_desc;
+    head_desc.name = name + " head";
+    head_desc.x = hidden(slot.streams.back());
+    head_desc.dx = hidden(slot.gradients.back());
+    head_desc.targets = id_view(slot.ids[1]);
+    head_desc.loss = slot.loss.tensor(DType::F32, {2});
+    head_desc.scale = desc.loss_scale;
+    slot.parts.push_back(head->create_slot(head_desc));
+}
+
+std::unique_ptr<Stage::Impl::Slot> Stage::Impl::make_slot(std::uint64_t index) {
+    Device& device = parameters.device();
+    auto slot = std::make_unique<Slot>();
+    const std::string name =
+        "stage " + std::to_string(desc.stage) + " slot " + std::to_string(index);
+    for (Buffer& ids : slot->ids)
+        ids = Buffer(device, {.name = name + " tokens",
+                              .bytes = std::max<std::uint64_t>(tokens * 4, 16),
+                              .kind = MemoryKind::Upload,
+                              .category = MemoryCategory::Activations});
+    const std::uint64_t bytes = tokens * desc.config.hidden * size_of(parameters.activation());
+    for (std::size_t i = 0; i <= layers.size(); ++i) {
+        slot->streams.emplace_back(device, BufferDesc{.name = name + " residual stream",
+                                                      .bytes = bytes,
+                                                      .category = MemoryCategory::Activations});
+        slot->gradients.emplace_back(device, BufferDesc{.name = name + " gradient stream",
+                                                        .bytes = bytes,
+                                                        .category = MemoryCategory::DeferredWgrad});
+    }
+    for (std::size_t i = 0; i < layers.size(); ++i) {
+        SlotDesc layer;
+        layer.name = name + " layer " + std::to_string(range.first + i / 2);
+        layer.tokens = tokens;
+        layer.seq = desc.seq;
+        layer.tensors.x = hidden(slot->streams[i]);
+        layer.tensors.y = hidden(slot->streams[i + 1]);
+        layer.tensors.dy = hidden(slot->gradients[i + 1]);
+        layer.tensors.dx = hidden(slot->gradients[i]);
+        slot->parts.push_back(layers[i]->create_slot(layer));
+    }
+    add_ends(*slot, name);
+    const auto collect = [&](NodeKind kind, const LayerSlot& part) {
+        for (const Node& node : part.nodes(kind))
+            slot->nodes[static_cast<std::size_t>(kind)].push_back(&node);
+    };
+    for (const auto& part : slot->parts)
+        collect(NodeKind::Forward, *part);
+    for (auto part = slot->parts.rbegin(); part != slot->parts.rend(); ++part) {
+        collect(NodeKind::InputGradient, **part);
+        collect(NodeKind::WeightGradient, **part);
+    }
+    return slot;
+}
+
+Stage::Stage(const StageDesc& desc, ParameterStore& parameters, ExpertExchange* exchange)
+    : impl_(std::make_unique<Impl>(desc, parameters, exchange)) {
+}
+Stage::~Stage() = default;
+
+bool Stage::first() const noexcept {
+    return impl_->embedding != nullptr;
+}
+bool Stage::last() const noexcept {
+    return impl_->head != nullptr;
+}
+std::uint64_t Stage::tokens() const noexcept {
+    return impl_->tokens;
+}
+
+const std::vector<const Node*>& Stage::nodes(std::uint64_t slot, NodeKind kind) const {
+    return impl_->slots.at(slot)->nodes[static_cast<std::size_t>(kind)];
+}
+
+Buffer& Stage::token_buffer(std::uint64_t slot) {
+    return impl_->slots.at(slot)->ids[0];
+}
+Buffer& Stage::target_buffer(std::uint64_t slot) {
+    return impl_->slots.at(slot)->ids[1];
+}
+Buffer& Stage::loss_buffer(std::uint64_t slot) {
+    return impl_->slots.at(slot)->loss;
+}
+Buffer& Stage::logits_buffer(std::uint64_t slot) {
+    return impl_->slots.at(slot)->logits;
+}
+
+TensorView Stage::input(std::uint64_t slot) const {
+    return impl_->hidden(impl_->slots.at(slot)->streams.front());
+}
+TensorView Stage::output(std::uint64_t slot) const {
+    return impl_->hidden(impl_->slots.at(slot)->streams.back());
+}
+TensorView Stage::output_gradient(std::uint64_t slot) const {
+    return impl_->hidden(impl_->slots.at(slot)->gradients.back());
+}
+TensorView Stage::input_gradient(std::uint64_t slot) const {
+    return impl_->hidden(impl_->slots.at(slot)->gradients.front());
+}
+
+const std::vector<std::unique_ptr<MoeFfn>>& Stage::moe_layers() const noexcept {
+    return impl_->experts;
+}
+std::uint64_t Stage::moe_layer_index(std::size_t i) const {
+    return impl_->expert_layers.at(i);
+}
+
+} // namespace bellows
