@@ -1,4 +1,5 @@
 # SPDX-License-Identifier: MIT
+cmake_minimum_required(VERSION 3.25)
 # Checks the arrows of the house: which folder includes what.  cmake -DROOT=... -P check_arrows.cmake
 #   * <bellows/X/...> only from folders that may use X, and no way into another folder's private
 #     headers;
