@@ -9,6 +9,7 @@
 #   cmake/toolchain.sh [FOLDER] [--refresh]      FOLDER is build/toolchain by default
 #
 #   FOLDER/bin/{glslc,spirv-val,spirv-opt,...}   run through the folder's own dynamic loader
+#   FOLDER/bin/python3                           Python with safetensors, for a test; optional
 #   FOLDER/include                               headers
 #   FOLDER/lvp_icd.json                          Vulkan driver manifest of the newer lavapipe
 #   FOLDER/loader, FOLDER/lib                    links: dynamic loader, library folder
@@ -19,6 +20,7 @@ set -eu
 
 packages="glslc spirv-tools glslang-tools libvulkan-dev libvulkan1 vulkan-validationlayers
  libvulkan-memory-allocator-dev libvulkan-volk-dev mesa-vulkan-drivers libc6 libstdc++6"
+optional_packages="python3-safetensors python3-numpy" # a test reads checkpoints with them
 needed_headers="1.4" # oldest Vulkan headers that Bellows compiles with
 
 source_folder=$(cd "$(dirname "$0")/.." && pwd)
@@ -154,6 +156,13 @@ for package in $packages; do
     own_apt apt-cache show "$package" >/dev/null 2>&1 || missing="$missing $package"
 done
 [ -z "$missing" ] || die "missing at $found:$missing"
+for package in $optional_packages; do
+    if own_apt apt-cache show "$package" >/dev/null 2>&1; then
+        packages="$packages $package"
+    else
+        echo "toolchain: $found has no $package; the test that needs it is left out"
+    fi
+done
 
 echo "toolchain: fetching newer packages from $found"
 if ! own_apt apt-get -y --download-only --no-install-recommends install $packages >>"$log" 2>&1; then
@@ -219,6 +228,21 @@ exec "\$here/loader" --library-path "\$here/lib" "\$here/root/usr/bin/$program" 
 END
     chmod +x "$folder/bin/$program"
 done
+if [ -d "$folder/root/usr/lib/python3/dist-packages/safetensors" ]; then
+    cat >"$folder/bin/python3" <<END
+#!/bin/sh
+# Runs this folder's Python through this folder's dynamic loader.
+here=\$(dirname "\$(readlink -f "\$0")")/..
+unset LD_PRELOAD PYTHONPATH
+PYTHONHOME=\$here/root/usr PYTHONNOUSERSITE=1 PYTHONDONTWRITEBYTECODE=1
+export PYTHONHOME PYTHONNOUSERSITE PYTHONDONTWRITEBYTECODE
+exec "\$here/loader" --library-path "\$here/lib:\$here/lib/blas:\$here/lib/lapack" \\
+    "\$here/root/usr/bin/python3" "\$@"
+END
+    chmod +x "$folder/bin/python3"
+    "$folder/bin/python3" -c 'import safetensors.numpy' >>"$log" 2>&1 ||
+        die "the unpacked Python does not load safetensors; log: $log"
+fi
 # Two names: VK_LOADER_DRIVERS_DISABLE='lvp_icd*' hides the distribution's driver but not ours.
 for name in lvp_icd bellows_lavapipe; do
     cat >"$folder/$name.json" <<END

@@ -119,8 +119,7 @@ void write_bindings(const std::vector<Kernel>& kernels, const std::filesystem::p
         write_if_different(output / "include/bellows/kernels" / (kernel.name + ".hpp"),
                            cpp_header(kernel));
     }
-    write_if_different(output / "include/bellows/kernels/kernels.hpp",
-                       all_kernels_header(kernels));
+    write_if_different(output / "include/bellows/kernels/kernels.hpp", all_kernels_header(kernels));
 }
 
 } // namespace shader_bank

@@ -41,14 +41,13 @@ public:
         static constexpr const char* kAccess[] = {"Read", "Write", "ReadWrite"};
         tables_ << "\nconstexpr KernelOperand " << name << "_operands[] = {\n";
         for (const Operand& operand : kernel.operands)
-            tables_ << "    {\"" << operand.name << "\", Access::"
-                    << kAccess[static_cast<int>(operand.access)] << "},\n";
+            tables_ << "    {\"" << operand.name
+                    << "\", Access::" << kAccess[static_cast<int>(operand.access)] << "},\n";
         tables_ << "};\n";
         if (!kernel.constants.empty()) {
             tables_ << "constexpr KernelConstant " << name << "_constants[] = {\n";
             for (const Constant& constant : kernel.constants)
-                tables_ << "    {\"" << constant.name << "\", " << constant.default_value
-                        << "},\n";
+                tables_ << "    {\"" << constant.name << "\", " << constant.default_value << "},\n";
             tables_ << "};\n";
         }
         std::ostringstream variants;
@@ -69,8 +68,7 @@ public:
         std::ostringstream source;
         source << "// SPDX-License-Identifier: MIT\n// Generated from shaders/manifest.json.\n"
                   "#include <bellows/kernels/kernels.hpp>\n\n#include <string_view>\n\n"
-               << declarations_.str()
-               << "}\n\nnamespace bellows::kernels {\n\nnamespace {\n"
+               << declarations_.str() << "}\n\nnamespace bellows::kernels {\n\nnamespace {\n"
                << tables_.str() << "\nconst KernelInfo* const kernel_list[] = {\n"
                << list_.str() << "};\n\n} // namespace\n\n"
                << functions_.str()
@@ -104,8 +102,8 @@ private:
         declarations_ << "extern const std::uint32_t " << symbol << "[" << words.size() << "];\n";
         assembly_ << "    .balign 16\n    .globl " << symbol << "\n    .hidden " << symbol
                   << "\n    .type " << symbol << ", %object\n    .size " << symbol << ", "
-                  << words.size() * 4 << "\n" << symbol << ":\n    .incbin \"" << file.string()
-                  << "\"\n";
+                  << words.size() * 4 << "\n"
+                  << symbol << ":\n    .incbin \"" << file.string() << "\"\n";
         line << "    {\"" << variant.name << "\", " << symbol << ", " << features << ", \"\"},\n";
         return line.str();
     }

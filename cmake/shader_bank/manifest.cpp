@@ -22,13 +22,13 @@ constexpr std::size_t kMaxPushFields = (128 - 8) / 4;
 
 // Words that are fine in one of GLSL and C++ and break the other.
 constexpr std::array kReserved = {
-    "buffer", "case",   "char",   "class",    "const",    "default", "delete", "discard", "do",
-    "double", "else",   "enum",   "filter",   "fixed",    "flat",    "float",  "for",     "half",
-    "if",     "in",     "info",   "inout",    "input",    "int",     "long",   "main",    "new",
-    "out",    "output", "packed", "partition", "push",    "readonly", "register", "return",
-    "sample", "shared", "short",  "signed",   "static",   "struct",  "switch", "template",
-    "this",   "union",  "unsigned", "using",  "variant",  "constants", "void", "volatile", "while",
-    "writeonly", "operands",
+    "buffer",    "case",     "char",     "class",  "const",     "default",  "delete",    "discard",
+    "do",        "double",   "else",     "enum",   "filter",    "fixed",    "flat",      "float",
+    "for",       "half",     "if",       "in",     "info",      "inout",    "input",     "int",
+    "long",      "main",     "new",      "out",    "output",    "packed",   "partition", "push",
+    "readonly",  "register", "return",   "sample", "shared",    "short",    "signed",    "static",
+    "struct",    "switch",   "template", "this",   "union",     "unsigned", "using",     "variant",
+    "constants", "void",     "volatile", "while",  "writeonly", "operands",
 };
 
 void check_identifier(const std::string& where, const std::string& name) {
@@ -79,10 +79,9 @@ Kernel read_kernel(const json& object) {
     };
     for (const json& item : object.at("operands")) {
         check_keys(where + " operand", item, {"name", "access", "element", "doc"});
-        kernel.operands.push_back(
-            {item.at("name").get<std::string>(),
-             read_access(where, item.at("access").get<std::string>()),
-             item.at("element").get<std::string>()});
+        kernel.operands.push_back({item.at("name").get<std::string>(),
+                                   read_access(where, item.at("access").get<std::string>()),
+                                   item.at("element").get<std::string>()});
         add_member(kernel.operands.back().name);
     }
     for (const json& item : object.value("push", json::array())) {
@@ -153,8 +152,7 @@ std::string pascal_case(const std::string& snake_case) {
             upper = true;
             continue;
         }
-        result +=
-            upper ? static_cast<char>(std::toupper(static_cast<unsigned char>(c))) : c;
+        result += upper ? static_cast<char>(std::toupper(static_cast<unsigned char>(c))) : c;
         upper = false;
     }
     return result;

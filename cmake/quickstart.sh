@@ -1,0 +1,171 @@
+#!/bin/sh
+# SPDX-License-Identifier: MIT
+#
+# From a fresh clone to a result, on Debian 12, Debian 13 or Ubuntu 24.04 (root or sudo):
+#
+#   cmake/quickstart.sh train [OPTIONS of bellows train]   trains the demo model on 4 ranks
+#   cmake/quickstart.sh test  [quick]                      builds and runs the tests
+#   cmake/quickstart.sh bench [FILTER]                     runs the benchmarks named bench_*FILTER*
+#
+# Installs packages, makes the private toolchain folder, builds. May be run again: then it does only
+# what is missing. Details stand in build/log/.
+set -eu
+
+cd "$(dirname "$0")/.."
+log_folder=build/log
+mkdir -p "$log_folder"
+started=$(date +%s)
+goal=${1:-}
+case $goal in
+train | test | bench) shift ;;
+*)
+    sed -n '4,11s/^# \{0,1\}//p' "$0" >&2
+    exit 2
+    ;;
+esac
+
+# --- saying what is done --------------------------------------------------------------------------
+finish() {
+    status=$1
+    shift
+    echo "quickstart: $* ($(($(date +%s) - started)) s)"
+    exit "$status"
+}
+
+# phase NAME TEXT COMMAND...: one line; the output goes to build/log/NAME.log, its end is shown
+# when the command fails.
+phase() {
+    name=$1
+    text=$2
+    shift 2
+    phase_started=$(date +%s)
+    printf '%s ... ' "$text"
+    if "$@" >"$log_folder/$name.log" 2>&1; then
+        echo "done ($(($(date +%s) - phase_started)) s)"
+    else
+        echo "FAILED ($(($(date +%s) - phase_started)) s); the end of $log_folder/$name.log:"
+        tail -n 40 "$log_folder/$name.log"
+        finish 1 "$goal FAILED at: $text"
+    fi
+}
+
+# --- packages -------------------------------------------------------------------------------------
+packages="g++ make cmake ninja-build patchelf ccache ca-certificates git
+ libvulkan1 mesa-vulkan-drivers vulkan-validationlayers
+ libopenmpi-dev openmpi-bin openssh-client
+ nlohmann-json3-dev libcli11-dev libtomlplusplus-dev libspdlog-dev libsentencepiece-dev zlib1g-dev
+ libgtest-dev libbenchmark-dev"
+[ "$goal" != test ] || packages="$packages clang-format-19"
+
+as_root() {
+    if [ "$(id -u)" -eq 0 ]; then
+        env DEBIAN_FRONTEND=noninteractive "$@"
+    else
+        sudo env DEBIAN_FRONTEND=noninteractive "$@"
+    fi
+}
+
+install_packages() {
+    as_root apt-get update && as_root apt-get install -y --no-install-recommends $missing
+}
+
+if command -v apt-get >/dev/null && command -v dpkg-query >/dev/null; then
+    missing=
+    for package in $packages; do
+        dpkg-query -W -f='${db:Status-Status}\n' "$package" 2>/dev/null | grep -qx installed ||
+            missing="$missing $package"
+    done
+    if [ -n "$missing" ]; then
+        if [ "$(id -u)" -ne 0 ] && ! command -v sudo >/dev/null; then
+            echo "These packages are missing, and this is neither root nor is there sudo:$missing"
+            finish 1 "$goal FAILED: ask an administrator for: apt-get install$missing"
+        fi
+        phase packages "Installing $(echo $missing | wc -w) packages" install_packages
+    fi
+else
+    missing=
+    for program in c++ cmake ninja patchelf mpirun mpicc git; do
+        command -v "$program" >/dev/null || missing="$missing $program"
+    done
+    echo "Packages are installed on Debian and Ubuntu only. Bellows needs, elsewhere by hand:"
+    echo "  a C++20 compiler, CMake >= 3.25, Ninja, an MPI, Vulkan headers >= 1.4, volk, Vulkan"
+    echo "  Memory Allocator, glslc or glslangValidator, SPIRV-Tools, nlohmann-json, CLI11, toml++,"
+    echo "  spdlog, sentencepiece, zlib, GoogleTest, Google Benchmark; then: cmake --preset release"
+    [ -z "$missing" ] || echo "Programs missing here:$missing"
+    finish 1 "$goal FAILED: no apt on this system"
+fi
+
+# --- toolchain, build -----------------------------------------------------------------------------
+if ! ./cmake/toolchain.sh >"$log_folder/toolchain.log" 2>&1; then
+    cat "$log_folder/toolchain.log"
+    finish 1 "$goal FAILED: the private toolchain folder could not be made"
+fi
+grep -v '^toolchain: fetching' "$log_folder/toolchain.log" || true
+echo "Tools: $(sed -n -e 's/^\(glslc\|libvulkan-dev\|mesa-vulkan-drivers\) /\1 /p' \
+    build/toolchain/versions.txt | paste -s -d, | sed 's/,/, /g') (build/toolchain/versions.txt)"
+
+jobs=$(nproc)
+build() { # PRESET [CMAKE OPTIONS...]
+    preset=$1
+    shift
+    phase "$preset-configure" "Configuring $preset" cmake --preset "$preset" "$@"
+    phase "$preset-build" "Building $preset with $jobs jobs" \
+        cmake --build "build/$preset" --parallel "$jobs"
+}
+
+# The newer lavapipe beside the system's own drivers, in place of the distribution's lavapipe.
+with_new_lavapipe() {
+    program=$1
+    shift
+    env VK_ADD_DRIVER_FILES="$PWD/build/toolchain/bellows_lavapipe.json" \
+        VK_LOADER_DRIVERS_DISABLE='lvp_icd*' "build/release/bin-new/$program" "$@"
+}
+
+# --- goals ----------------------------------------------------------------------------------------
+run_train() {
+    build release -DBELLOWS_TESTS=OFF -DBELLOWS_BENCH=OFF
+    run=runs/demo-$(date +%Y%m%d-%H%M%S)
+    mkdir -p runs
+    echo "Training the demo model on 4 ranks; the run's folder is $run"
+    status=0
+    with_new_lavapipe bellows train --config tiny --data /usr/share/common-licenses --ranks 4 \
+        --out "$run" "$@" || status=$?
+    [ "$status" -eq 0 ] || finish "$status" "train FAILED with exit code $status"
+    finish 0 "train succeeded"
+}
+
+# Runs ctest with a line per test; the closing lines are shown last. A second try would hide races,
+# so there is none.
+run_ctest() { # PRESET CTEST-OPTIONS...
+    preset=$1
+    shift
+    ctest --test-dir "build/$preset" --parallel "$jobs" --output-on-failure --no-tests=error \
+        --output-log "$log_folder/ctest-$preset.log" "$@" ||
+        finish 1 "test FAILED in preset $preset (build/log/ctest-$preset.log)"
+}
+
+run_test() {
+    build release -DBELLOWS_TESTS=ON -DBELLOWS_BENCH=ON
+    run_ctest release
+    if [ "${1:-}" != quick ]; then
+        # The sanitizers slow everything down by a factor: what does not gain from them stays out.
+        build asan
+        run_ctest asan --label-exclude 'no-sanitizer'
+    fi
+    finish 0 "test succeeded"
+}
+
+run_bench() {
+    build release -DBELLOWS_BENCH=ON
+    found=no
+    for program in build/release/bin-new/bench_*"${1:-}"*; do
+        [ -x "$program" ] || continue
+        found=yes
+        with_new_lavapipe "$(basename "$program")" ||
+            finish 1 "bench FAILED in $(basename "$program")"
+    done
+    [ "$found" = yes ] || finish 2 "bench FAILED: no benchmark matches '${1:-}'"
+    finish 0 "bench succeeded"
+}
+
+"run_$goal" "$@"
