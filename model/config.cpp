@@ -258,10 +258,6 @@ struct Write {
 
 } // namespace
 
-const char* to_string(ScoreFunction function) noexcept {
-    return function == ScoreFunction::Sigmoid ? "sigmoid" : "softmax";
-}
-
 double ModelConfig::attention_scale() const noexcept {
     return 1 / std::sqrt(static_cast<double>(qk_head_dim()));
 }

@@ -5,6 +5,7 @@
 #include <bellows/engine/error.hpp>
 #include <bellows/model/config.hpp>
 #include <bellows/model/parameters.hpp>
+#include <bellows/model/presets.hpp>
 
 #include <gtest/gtest.h>
 
@@ -15,10 +16,6 @@
 
 namespace bellows {
 namespace {
-
-std::filesystem::path preset(const std::string& name) {
-    return std::filesystem::path(BELLOWS_PRESET_DIR) / (name + ".toml");
-}
 
 const char* const kSmall = R"(# line 1
 [model]
@@ -60,7 +57,7 @@ std::string with(const std::string& key, const std::string& line) {
 }
 
 TEST(ModelConfig, PublishedParameterCounts) {
-    const ModelConfig v3 = load_model_config(preset("v3-671b"));
+    const ModelConfig v3 = load_model("v3-671b");
     const ParameterCount count = count_parameters(v3);
     EXPECT_EQ(count.total, 671026419200u);
     EXPECT_EQ(count.active, 37552297472u);
@@ -69,13 +66,13 @@ TEST(ModelConfig, PublishedParameterCounts) {
     EXPECT_EQ(count.expert, 44040192u);
     EXPECT_EQ(count.dense_ffn_per_layer, 396361728u);
 
-    const ParameterCount lite = count_parameters(load_model_config(preset("v2-lite")));
+    const ParameterCount lite = count_parameters(load_model("v2-lite"));
     EXPECT_EQ(lite.total, 15706484224u);
     EXPECT_EQ(lite.active, 2661150208u);
 }
 
 TEST(ModelConfig, TinySuitsTheDemo) {
-    const ModelConfig tiny = load_model_config(preset("tiny"));
+    const ModelConfig tiny = load_model("tiny");
     EXPECT_EQ(tiny.vocabulary, 256u) << "bytes";
     EXPECT_GE(tiny.layers, 2u) << "two pipeline stages must fit";
     EXPECT_GE(tiny.dense_layers, 1u);
@@ -92,8 +89,8 @@ TEST(ModelConfig, DefaultsAndRoundTrip) {
     EXPECT_EQ(small.q_lora_rank, 0u);
     EXPECT_EQ(small.score_function, ScoreFunction::Sigmoid);
     EXPECT_DOUBLE_EQ(small.attention_scale(), 0.25);
-    for (const char* name : {"tiny", "v2-lite", "v3-671b"}) {
-        const ModelConfig config = load_model_config(preset(name));
+    for (const std::string& name : preset_names()) {
+        const ModelConfig config = load_model(name);
         EXPECT_EQ(parse_model_config(to_toml(config), name), config) << to_toml(config);
     }
     ModelConfig odd = small;
@@ -149,6 +146,26 @@ TEST(ModelConfig, OtherTablesAreLeftAlone) {
     const std::string text = std::string(kSmall) + "[train]\nlr = 1.0\n";
     EXPECT_NO_THROW(parse_model_config(text, "some.toml"));
     EXPECT_THROW(parse_model_config(text, "some.toml", {}), Error);
+}
+
+TEST(ModelConfig, PresetOrFile) {
+    EXPECT_EQ(preset_names(), (std::vector<std::string>{"tiny", "v2-lite", "v3-671b"}));
+    const auto file = std::filesystem::path(testing::TempDir()) / "bellows_config_small.toml";
+    std::ofstream(file) << kSmall;
+    EXPECT_EQ(load_model(file.string()), parse_model_config(kSmall, "some.toml"));
+    std::filesystem::remove(file);
+    const auto message = [](const auto& call) {
+        try {
+            call();
+        } catch (const Error& error) {
+            EXPECT_EQ(error.code(), ErrorCode::InvalidArgument);
+            return error.message();
+        }
+        return std::string("nothing was thrown");
+    };
+    EXPECT_EQ(message([] { load_model("tyni"); }),
+              "'tyni' is neither a file nor a preset (tiny, v2-lite, v3-671b)");
+    EXPECT_NE(message([] { preset_text("v3"); }).find("'v3'"), std::string::npos);
 }
 
 TEST(ModelConfig, FilesThatCannotServe) {
@@ -216,7 +233,7 @@ TEST(Parameters, NamesAndShapes) {
 }
 
 TEST(Parameters, InitialValues) {
-    const ModelConfig tiny = load_model_config(preset("tiny"));
+    const ModelConfig tiny = load_model("tiny");
     const std::vector<ParameterInfo> list = parameters(tiny);
     const std::vector<float> a = initial_values(list[0], 1);
     EXPECT_EQ(a, initial_values(list[0], 1));

@@ -17,7 +17,9 @@ namespace bellows {
 /// How the router turns logits into scores: independently (V3) or over all experts (V2).
 enum class ScoreFunction : std::uint8_t { Sigmoid, Softmax };
 
-const char* to_string(ScoreFunction function) noexcept;
+constexpr const char* to_string(ScoreFunction function) noexcept {
+    return function == ScoreFunction::Sigmoid ? "sigmoid" : "softmax";
+}
 
 /// Field names are the keys of the `[model]` table. Sizes count elements.
 struct ModelConfig {
