@@ -4,6 +4,7 @@
 #include <bellows/engine/device.hpp>
 
 #include <algorithm>
+#include <cstdlib>
 #include <limits>
 
 namespace bellows::ops {
@@ -137,6 +138,12 @@ BufferView Arguments::row_count_or(const TensorView& view, BufferView otherwise)
     require(view.row_count.bytes >= 4 && view.row_count.offset % 4 == 0,
             "a row count is one u32 at a multiple of 4 bytes");
     return view.row_count.sub(0, 4);
+}
+
+bool shares_loads(const DeviceInfo& info) {
+    const std::size_t at = info.driver.find("Mesa ");
+    return info.is_cpu && info.subgroup_size == 8 && at != std::string::npos &&
+           std::atoi(info.driver.c_str() + at + 5) < 26;
 }
 
 RowPlan plan_rows(const Recording& recording, std::uint64_t rows, std::uint64_t columns4,

@@ -12,6 +12,10 @@
 #include <initializer_list>
 #include <string>
 
+namespace bellows {
+struct DeviceInfo;
+}
+
 namespace bellows::ops {
 
 /// "bf16 [3, 4]", with strides where it is not contiguous.
@@ -90,6 +94,10 @@ constexpr std::uint64_t kPerInvocation = 16;
 FlatPlan plan_flat(const Recording& recording, std::uint64_t items, std::uint64_t per_invocation);
 /// One invocation per item, no loop over items in the kernel. Throws when that needs too many.
 FlatPlan plan_exact(const Recording& recording, std::uint64_t items);
+
+/// True on drivers where kernels do better to load shared operands once per subgroup of 8 and pass
+/// them round: lavapipe before Mesa 26, which loads a uniform address once per invocation.
+bool shares_loads(const DeviceInfo& info);
 
 /// K::Variant::f32 or bf16.
 template <class K>

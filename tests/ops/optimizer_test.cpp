@@ -107,8 +107,8 @@ TEST_P(OpsFlat, SumsAndSquares) {
     EXPECT_NEAR(pair(read(square)), expected_square, epsilon * expected_square);
 }
 
-INSTANTIATE_TEST_SUITE_P(Table, OpsFlat, ::testing::ValuesIn(kFlatCases), [](const auto& info) {
-    return std::to_string(info.param.count) + (info.param.dtype == DType::F32 ? "_f32" : "_bf16");
+INSTANTIATE_TEST_SUITE_P(Table, OpsFlat, ::testing::ValuesIn(kFlatCases), [](const auto& test) {
+    return std::to_string(test.param.count) + (test.param.dtype == DType::F32 ? "_f32" : "_bf16");
 });
 
 class OpsOptimizer : public testing::OpTest {};

@@ -113,7 +113,7 @@ TEST_P(OpsRouter, ForwardAndGradientMatchTheReference) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Table, OpsRouter, ::testing::ValuesIn(kRouterCases),
-                         [](const auto& info) { return std::string(info.param.name); });
+                         [](const auto& test) { return std::string(test.param.name); });
 
 class OpsRouterRules : public testing::OpTest {};
 

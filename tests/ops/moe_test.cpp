@@ -168,7 +168,7 @@ TEST_P(OpsMoe, RowsGoThereAndBack) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Table, OpsMoe, ::testing::ValuesIn(kMoeCases),
-                         [](const auto& info) { return std::string(info.param.name); });
+                         [](const auto& test) { return std::string(test.param.name); });
 
 using OpsMoeRules = OpsMoe;
 

@@ -1,0 +1,150 @@
+// SPDX-License-Identifier: MIT
+#include "op_bench.hpp"
+
+#include <algorithm>
+#include <bit>
+#include <chrono>
+
+namespace bellows::bench {
+
+namespace {
+
+std::uint64_t next(std::uint64_t& state) { // splitmix64
+    std::uint64_t x = (state += 0x9e3779b97f4a7c15u);
+    x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9u;
+    x = (x ^ (x >> 27)) * 0x94d049bb133111ebu;
+    return x ^ (x >> 31);
+}
+
+std::uint32_t bf16_code(float value) {
+    const auto bits = std::bit_cast<std::uint32_t>(value);
+    return (bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16;
+}
+
+double seconds_of(Device& device, Recording& recording) {
+    const auto begin = std::chrono::steady_clock::now();
+    device.submit(recording).wait();
+    return std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
+}
+
+} // namespace
+
+BufferView OpData::bytes(std::uint64_t size) {
+    buffers_.emplace_back(device_, BufferDesc{.name = "bench", .bytes = (size + 15) / 16 * 16});
+    return buffers_.back().view();
+}
+
+TensorView OpData::empty(DType dtype, std::initializer_list<std::uint64_t> extents) {
+    std::uint64_t elements = 1;
+    for (const std::uint64_t extent : extents) {
+        elements *= extent;
+    }
+    return TensorView::contiguous(bytes(elements * size_of(dtype)), dtype, extents);
+}
+
+void OpData::upload(const TensorView& view, const std::vector<std::uint32_t>& words) {
+    device_.upload(BufferView{view.buffer.resource, view.buffer.offset, words.size() * 4},
+                   std::span<const std::uint32_t>(words));
+}
+
+TensorView OpData::random(DType dtype, std::initializer_list<std::uint64_t> extents, float low,
+                          float high) {
+    const TensorView view = empty(dtype, extents);
+    const std::uint64_t count = view.num_elements();
+    const bool bf16 = dtype == DType::BF16;
+    std::vector<std::uint32_t> words(bf16 ? (count + 1) / 2 : count, 0);
+    for (std::uint64_t i = 0; i < count; ++i) {
+        const float unit = static_cast<float>(next(state_) >> 40) * 0x1p-24f;
+        const float value = low + (high - low) * unit;
+        if (bf16) {
+            words[i / 2] |= bf16_code(value) << (16 * (i % 2));
+        } else {
+            words[i] = std::bit_cast<std::uint32_t>(value);
+        }
+    }
+    upload(view, words);
+    return view;
+}
+
+TensorView OpData::indices(DType dtype, std::initializer_list<std::uint64_t> extents,
+                           std::uint64_t below) {
+    const TensorView view = empty(dtype, extents);
+    std::vector<std::uint32_t> words(view.num_elements());
+    for (std::uint32_t& word : words) {
+        word = static_cast<std::uint32_t>(next(state_) % below);
+    }
+    upload(view, words);
+    return view;
+}
+
+TensorView OpData::values(std::initializer_list<std::uint64_t> extents,
+                          const std::vector<float>& from) {
+    const TensorView view = empty(DType::F32, extents);
+    device_.upload(view.buffer.sub(0, from.size() * 4), std::span<const float>(from));
+    return view;
+}
+
+std::vector<double> OpData::read(const TensorView& view) const {
+    const std::uint64_t count = view.num_elements();
+    const bool bf16 = view.dtype == DType::BF16;
+    std::vector<std::uint32_t> words(bf16 ? (count + 1) / 2 : count);
+    device_.download(BufferView{view.buffer.resource, view.buffer.offset, words.size() * 4},
+                     std::span<std::uint32_t>(words));
+    std::vector<double> values(count);
+    for (std::uint64_t i = 0; i < count; ++i) {
+        switch (view.dtype) {
+        case DType::BF16:
+            values[i] = std::bit_cast<float>((words[i / 2] >> (16 * (i % 2))) << 16);
+            break;
+        case DType::F32:
+            values[i] = std::bit_cast<float>(words[i]);
+            break;
+        case DType::I32:
+            values[i] = static_cast<std::int32_t>(words[i]);
+            break;
+        default:
+            values[i] = words[i];
+        }
+    }
+    return values;
+}
+
+std::string compare(const char* what, std::uint64_t at, double actual, double expected,
+                    double tolerance, double scale) {
+    if (std::abs(actual - expected) <= tolerance * (std::abs(expected) + scale)) {
+        return "";
+    }
+    return std::string(what) + "[" + std::to_string(at) + "] is " + std::to_string(actual) +
+           ", expected " + std::to_string(expected);
+}
+
+void run_workload(benchmark::State& state, OpData& data, const Workload& workload) {
+    Device& device = data.device();
+    Recording once(device, QueueRole::Compute, "check");
+    workload.record(once);
+    device.submit(once).wait();
+    if (const std::string wrong = workload.verify(); !wrong.empty()) {
+        state.SkipWithError(("wrong result: " + wrong).c_str());
+        return;
+    }
+    const double estimate = seconds_of(device, once);
+    const auto repetitions =
+        static_cast<std::uint64_t>(std::clamp(0.02 / std::max(estimate, 1e-6), 1.0, 200.0));
+    Recording many(device, QueueRole::Compute, "bench");
+    for (std::uint64_t i = 0; i < repetitions; ++i) {
+        workload.record(many);
+    }
+    double seconds = 0, runs = 0;
+    for (auto _ : state) {
+        const double elapsed = seconds_of(device, many);
+        state.SetIterationTime(elapsed / static_cast<double>(repetitions));
+        seconds += elapsed;
+        runs += static_cast<double>(repetitions);
+    }
+    state.counters["GB/s"] = 1e-9 * workload.bytes * runs / seconds;
+    if (workload.flops > 0) {
+        state.counters["GFLOPS"] = 1e-9 * workload.flops * runs / seconds;
+    }
+}
+
+} // namespace bellows::bench

@@ -1,0 +1,43 @@
+// SPDX-License-Identifier: MIT
+#pragma once
+
+// Causal attention without a score matrix in memory. Tensors are [tokens, heads, size] with free
+// token and head strides (the last is 1), so that queries, keys, values and their gradients may be
+// parts of wider tensors; all of one storage, f32 or bf16; sums are f32. tokens = sequences * seq:
+// token i of a sequence sees the keys 0..i of the same one. Query/key and value heads may differ in
+// size. Sums have a fixed order: a row's bits depend on nothing but its query and the keys and
+// values up to it. All throw Error{InvalidArgument} when tensors do not fit together. The thread
+// that owns the recording calls.
+
+#include <bellows/engine/recording.hpp>
+#include <bellows/engine/tensor.hpp>
+
+#include <cstdint>
+
+namespace bellows::ops {
+
+struct AttentionOptions {
+    std::uint64_t seq = 0; ///< tokens per sequence
+    float scale = 1;       ///< of the products, usually 1 / sqrt(qk_dim)
+};
+
+/// o[i] = sum over j <= i of softmax(scale * q[i] . k[j]) * v[j].
+/// q, k: [tokens, heads, qk_dim], v, o: [tokens, heads, v_dim]; lse (out, for the gradients):
+/// [tokens, heads] f32, the log of the sum of the exponentials.
+void attention_forward(Recording& recording, const TensorView& q, const TensorView& k,
+                       const TensorView& v, const TensorView& o, const TensorView& lse,
+                       const AttentionOptions& options);
+
+struct AttentionGradients {
+    TensorView dq, dk; ///< [tokens, heads, qk_dim]
+    TensorView dv;     ///< [tokens, heads, v_dim]
+};
+
+std::uint64_t attention_dgrad_workspace_bytes(std::uint64_t tokens, std::uint64_t heads);
+/// d_o: as o; o and lse as attention_forward left them. All three gradients are overwritten.
+void attention_dgrad(Recording& recording, const TensorView& d_o, const TensorView& q,
+                     const TensorView& k, const TensorView& v, const TensorView& o,
+                     const TensorView& lse, const AttentionGradients& gradients,
+                     const AttentionOptions& options, BufferView workspace);
+
+} // namespace bellows::ops
