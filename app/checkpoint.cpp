@@ -56,7 +56,7 @@ std::vector<std::pair<std::uint64_t, fs::path>> complete_checkpoints(const fs::p
     std::vector<std::pair<std::uint64_t, fs::path>> found;
     std::error_code error;
     fs::directory_iterator at(checkpoints, error);
-    if (error == std::errc::no_such_file_or_directory) {
+    if (error == std::errc::no_such_file_or_directory || error == std::errc::not_a_directory) {
         return found;
     }
     for (; !error && at != fs::directory_iterator(); at.increment(error)) {

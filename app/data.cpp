@@ -2,6 +2,7 @@
 #include "app/data.hpp"
 
 #include "app/file_io.hpp"
+#include "app/mix.hpp"
 
 #include <bellows/engine/error.hpp>
 
@@ -56,14 +57,6 @@ std::vector<fs::path> files_below(const fs::path& folder, std::vector<SkippedFil
         return a.native() < b.native(); // bytes, whatever the locale
     });
     return files;
-}
-
-/// A bijective mixer of 64 bits (the finalizer of splitmix64, Steele, Lea, Flood 2014).
-std::uint64_t mix(std::uint64_t x) noexcept {
-    x += 0x9e3779b97f4a7c15u;
-    x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9u;
-    x = (x ^ (x >> 27)) * 0x94d049bb133111ebu;
-    return x ^ (x >> 31);
 }
 
 /// A keyed permutation of [0, count): a four-round Feistel network over the next even number of

@@ -1,0 +1,263 @@
+// SPDX-License-Identifier: MIT
+#include "app/command_line.hpp"
+
+#include "app/commands.hpp"
+#include "app/exit_code.hpp"
+#include "app/file_io.hpp"
+#include "app/launch_folder.hpp"
+#include "app/launcher.hpp"
+
+#include <bellows/engine/error.hpp>
+
+#include <CLI/CLI.hpp>
+
+#include <algorithm>
+#include <csignal>
+#include <cstdio>
+#include <cstdlib>
+#include <exception>
+#include <new>
+
+namespace bellows {
+
+namespace {
+
+constexpr const char* kVersion = "0.1.0";
+
+constexpr const char* kTrainExamples = R"(
+Examples:
+  bellows train --config tiny --data /usr/share/common-licenses --ranks 4 --steps 400 --out runs/demo
+  bellows train --resume runs/demo --steps 800
+  mpirun -n 8 bellows train --config my.toml --data corpus/ --steps 1000 --pp 2 --out runs/a
+
+The configuration has a [model] and a [train] table; flags override it, and config.toml in the
+run's folder says what the run used.)";
+
+constexpr const char* kGenerateExamples = R"(
+Examples:
+  bellows generate --checkpoint runs/demo --prompt "This license " --tokens 300
+  bellows generate --checkpoint runs/demo/checkpoints/step-400 --prompt "" --tokens 50 --temperature 0)";
+
+constexpr const char* kInfoExamples = R"(
+Examples:
+  bellows info --model tiny
+  bellows info --model my.toml)";
+
+constexpr const char* kExitCodes =
+    "\nExit codes: 0 good, 1 wrong result, 2 bad input or usage, 3 no device that serves, "
+    "4 a peer was lost.";
+
+/// CLI11 would wrap "-4" around to a huge number.
+std::string check_count(const std::string& text) {
+    constexpr std::size_t kMostDigits = 19;
+    const bool digits = !text.empty() && text.size() <= kMostDigits &&
+                        text.find_first_not_of("0123456789") == std::string::npos;
+    return digits ? "" : "must be a whole number of at least 0, not " + in_quotes(text);
+}
+
+CLI::Option* add_count(CLI::App& app, const char* flag, std::optional<std::uint64_t>& value,
+                       const char* what) {
+    return app.add_option(flag, value, what)->check(CLI::Validator(check_count, "", ""));
+}
+
+void add_train(CLI::App& app, TrainFlags& flags) {
+    app.add_option("--config", flags.config, "configuration file or preset")
+        ->type_name("FILE|PRESET");
+    app.add_option("--data", flags.data, "text files and folders")
+        ->type_name("PATH")
+        ->expected(1, -1);
+    add_count(app, "--ranks", flags.ranks,
+              "processes to train on; started here unless mpirun or "
+              "srun started this one (default 1)");
+    add_count(app, "--steps", flags.steps, "steps in total, resumed ones included");
+    app.add_option("--out", flags.out, "folder of the run (--resume: where it is resumed)");
+    app.add_option("--resume", flags.resume,
+                   "a run's folder (its newest checkpoint) or one "
+                   "checkpoint")
+        ->type_name("DIR");
+    add_count(app, "--dp", flags.dp, "data-parallel ranks (default: ranks / pp)");
+    add_count(app, "--ep", flags.ep,
+              "ranks that share one set of experts, a divisor of dp "
+              "(default: dp)");
+    add_count(app, "--pp", flags.pp, "pipeline stages");
+    add_count(app, "--batch", flags.batch, "sequences per step, over all ranks");
+    add_count(app, "--micro-batches", flags.micro_batches, "per data-parallel rank");
+    add_count(app, "--seq", flags.seq, "tokens per sequence");
+    app.add_option("--lr", flags.lr, "learning rate");
+    add_count(app, "--seed", flags.seed, "of the weights and of the order of the data");
+    app.add_option("--precision", flags.precision, "f32 or bf16")->type_name("f32|bf16");
+    app.add_option("--device", flags.device,
+                   "gpu, cpu, an index or a UUID; several with commas between: the ranks of a "
+                   "host take them in turn")
+        ->type_name("INDEX|UUID|gpu|cpu|LIST");
+    add_count(app, "--checkpoint-every", flags.checkpoint_every,
+              "steps between checkpoints (default: only at the end)");
+    app.footer(std::string(kTrainExamples) + kExitCodes);
+}
+
+void add_generate(CLI::App& app, GenerateFlags& flags) {
+    app.add_option("--checkpoint", flags.checkpoint,
+                   "a run's folder (its newest checkpoint) or one checkpoint")
+        ->type_name("DIR")
+        ->required();
+    app.add_option("--prompt", flags.prompt, "text to continue")->required();
+    add_count(app, "--tokens", flags.tokens, "to write after the prompt")->required();
+    app.add_option("--temperature", flags.temperature,
+                   "0: always the likeliest token (default 0.8)")
+        ->check(CLI::Range(0.0, 100.0));
+    add_count(app, "--seed", flags.seed, "of the draws (default 1)");
+    app.footer(std::string(kGenerateExamples) + kExitCodes);
+}
+
+bool is_first_rank() {
+    for (const char* name : {"OMPI_COMM_WORLD_RANK", "PMI_RANK", "PMIX_RANK", "SLURM_PROCID"}) {
+        if (const char* rank = std::getenv(name)) {
+            return !is_started_by_mpi() || std::string_view(rank) == "0";
+        }
+    }
+    return true;
+}
+
+/// The arguments after the program's name, for the ranks that we start.
+std::vector<std::string> arguments_of(int argc, const char* const* argv) {
+    return {argv + 1, argv + argc};
+}
+
+int train(const TrainFlags& flags, int argc, const char* const* argv, const Commands& commands,
+          bool& input_is_good) {
+    const TrainOptions options = resolve_train(flags);
+    if (options.ranks() > 1 && !is_started_by_mpi()) {
+        check_training_input(options);
+        LaunchOptions launch;
+        launch.ranks = static_cast<int>(options.ranks());
+        launch.arguments = arguments_of(argc, argv);
+        const LaunchResult result = launch_ranks(launch);
+        if (!result.message.empty()) {
+            std::fprintf(stderr, "bellows: %s\n", result.message.c_str());
+        }
+        return result.exit_code;
+    }
+    if (is_first_rank() && std::getenv(kLaunchFolderVariable) == nullptr) {
+        check_training_input(options); // a launcher of ours has done it
+    }
+    input_is_good = true;
+    return commands.train(options);
+}
+
+/// The subcommands that exist, and what was typed for them.
+struct CommandLine {
+    CLI::App app{"Bellows trains and runs mixture-of-experts language models on any Vulkan device.",
+                 "bellows"};
+    CLI::App* info = nullptr; // the others are null if they do not exist
+    CLI::App* selftest = nullptr;
+    CLI::App* train = nullptr;
+    CLI::App* generate = nullptr;
+    InfoFlags info_flags;
+    SelftestOptions selftest_options;
+    TrainFlags train_flags;
+    GenerateFlags generate_flags;
+
+    explicit CommandLine(const Commands& commands) {
+        app.set_version_flag("--version", kVersion);
+        app.require_subcommand(1);
+        app.footer("\n`bellows COMMAND --help` says more, with examples.");
+        info = app.add_subcommand("info", commands.info ? "devices, or the size of a model"
+                                                        : "the size of a model");
+        info->add_option("--model", info_flags.model,
+                         "count the parameters of a configuration file or preset")
+            ->type_name("PRESET|FILE")
+            ->required(!commands.info);
+        info->add_flag("--json", info_flags.json, "as JSON");
+        info->footer(std::string(kInfoExamples) + kExitCodes);
+        if (commands.selftest) {
+            selftest = app.add_subcommand("selftest", "check this device in under two minutes");
+            selftest->add_option("--json", selftest_options.json, "write the report there as well")
+                ->type_name("FILE");
+            selftest->footer(kExitCodes);
+        }
+        if (commands.train) {
+            train = app.add_subcommand("train", "train a model on text");
+            add_train(*train, train_flags);
+        }
+        if (commands.generate) {
+            generate = app.add_subcommand("generate", "write text with a trained model");
+            add_generate(*generate, generate_flags);
+        }
+    }
+
+    bool chosen(const CLI::App* command) const { return command != nullptr && command->parsed(); }
+};
+
+int run_subcommand(int argc, const char* const* argv, const Commands& commands,
+                   bool& input_is_good) {
+    CommandLine line(commands);
+    const auto is_first = [&](const CLI::App* command) { return command->get_name() == argv[1]; };
+    const std::vector<CLI::App*> all = line.app.get_subcommands([](CLI::App*) { return true; });
+    if (argc > 1 && argv[1][0] != '-' && std::none_of(all.begin(), all.end(), is_first)) {
+        throw Error(ErrorCode::InvalidArgument,
+                    "there is no command " + in_quotes(argv[1]) + "; `bellows --help` lists them");
+    }
+    try {
+        line.app.parse(argc, argv);
+    } catch (const CLI::Success& help) {
+        if (is_first_rank()) {
+            line.app.exit(help);
+        }
+        return kExitGood;
+    } catch (const CLI::ParseError& error) {
+        std::string command = "bellows";
+        for (const CLI::App* used : line.app.get_subcommands()) {
+            command += " " + used->get_name();
+        }
+        throw Error(ErrorCode::InvalidArgument,
+                    std::string(error.what()) + "; `" + command + " --help` lists the flags");
+    }
+    if (line.chosen(line.info)) {
+        return line.info_flags.model ? print_model_info(line.info_flags)
+                                     : commands.info(InfoOptions{line.info_flags.json});
+    }
+    if (line.chosen(line.selftest)) {
+        return commands.selftest(line.selftest_options);
+    }
+    if (line.chosen(line.generate)) {
+        return commands.generate(resolve_generate(line.generate_flags));
+    }
+    return train(line.train_flags, argc, argv, commands, input_is_good);
+}
+
+} // namespace
+
+int run_command_line(int argc, const char* const* argv, const Commands& commands) {
+    // A full disk, a quota or a reader that went away are errors of the call that met them.
+    std::signal(SIGXFSZ, SIG_IGN);
+    std::signal(SIGPIPE, SIG_IGN);
+    bool input_is_good = false; // from then on, every rank speaks for itself
+    int code = kExitGood;
+    std::string message;
+    try {
+        LaunchedRank launched;
+        try {
+            code = run_subcommand(argc, argv, commands, input_is_good);
+        } catch (const Error& error) {
+            code = exit_code_of(error.code());
+            message = error.message();
+        } catch (const std::bad_alloc&) {
+            code = exit_code_of(ErrorCode::OutOfMemory);
+            message = "out of host memory";
+        } catch (const std::exception& error) {
+            code = kExitWrongResult;
+            message = std::string("internal error: ") + error.what();
+        }
+        if (!message.empty() && (input_is_good || is_first_rank())) {
+            std::fflush(stdout);
+            std::fprintf(stderr, "bellows: %s\n", message.c_str());
+        }
+        launched.finish(code);
+    } catch (const Error& error) { // the launcher's folder is not there
+        std::fprintf(stderr, "bellows: %s\n", error.message().c_str());
+        return exit_code_of(error.code());
+    }
+    return code;
+}
+
+} // namespace bellows

@@ -1,0 +1,56 @@
+// SPDX-License-Identifier: MIT
+#pragma once
+
+// From flags as typed to checked options: the steps of run_command_line() that need neither a
+// terminal nor a device.
+
+#include "app/commands.hpp"
+
+#include <cstdint>
+#include <filesystem>
+#include <optional>
+#include <string>
+#include <vector>
+
+namespace bellows {
+
+/// What was typed; empty: not given.
+struct TrainFlags {
+    std::optional<std::string> config;
+    std::vector<std::string> data;
+    std::optional<std::uint64_t> ranks, steps, dp, ep, pp, batch, micro_batches, seq, seed;
+    std::optional<std::uint64_t> checkpoint_every;
+    std::optional<double> lr;
+    std::optional<std::string> precision, device;
+    std::optional<std::filesystem::path> out, resume;
+};
+
+struct GenerateFlags {
+    std::filesystem::path checkpoint;
+    std::string prompt;
+    std::optional<std::uint64_t> tokens;
+    std::optional<double> temperature;
+    std::optional<std::uint64_t> seed;
+};
+
+struct InfoFlags {
+    std::optional<std::string> model;
+    bool json = false;
+};
+
+/// Configuration, then flags over it, then the checks that need no data. A resumed run takes the
+/// checkpoint's configuration unless --config is given, and --out is the resumed run's folder.
+/// Throws Error{InvalidArgument}, Error{Io}, Error{Corrupt}.
+TrainOptions resolve_train(const TrainFlags& flags);
+
+/// Reads data and checkpoint through once, as a run would, and looks at --out, so that a bad one
+/// is refused before anything starts.
+void check_training_input(const TrainOptions& options);
+
+/// Opens the checkpoint and takes the run's configuration from it.
+GenerateOptions resolve_generate(const GenerateFlags& flags);
+
+/// `bellows info --model`: parameters in total and per token, on standard output.
+int print_model_info(const InfoFlags& flags);
+
+} // namespace bellows

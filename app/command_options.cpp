@@ -1,0 +1,242 @@
+// SPDX-License-Identifier: MIT
+#include "app/command_line.hpp"
+#include "app/commands.hpp"
+#include "app/exit_code.hpp"
+#include "app/file_io.hpp"
+#include "app/launcher.hpp"
+#include "app/metrics.hpp"
+
+#include <bellows/engine/error.hpp>
+#include <bellows/model/parameters.hpp>
+
+#include <nlohmann/json.hpp>
+
+#include <cstdio>
+#include <system_error>
+
+namespace bellows {
+
+namespace fs = std::filesystem;
+
+namespace {
+
+constexpr const char* kConfigFile = "config.toml";
+
+template <class T>
+void override_with(T& value, const std::optional<T>& flag) {
+    if (flag) {
+        value = *flag;
+    }
+}
+
+RunConfig config_of(const Checkpoint& checkpoint) {
+    return parse_run_config(checkpoint.text(kConfigFile),
+                            (checkpoint.folder() / kConfigFile).string(), fs::current_path());
+}
+
+void apply_flags(TrainConfig& train, const TrainFlags& flags) {
+    if (!flags.data.empty()) {
+        train.data.clear();
+        for (const std::string& path : flags.data) {
+            train.data.push_back(fs::absolute(path).lexically_normal().string());
+        }
+    }
+    override_with(train.steps, flags.steps);
+    override_with(train.batch, flags.batch);
+    override_with(train.micro_batches, flags.micro_batches);
+    override_with(train.seq, flags.seq);
+    override_with(train.seed, flags.seed);
+    override_with(train.lr, flags.lr);
+    override_with(train.precision, flags.precision);
+    override_with(train.device, flags.device);
+    override_with(train.checkpoint_every, flags.checkpoint_every);
+    override_with(train.pp, flags.pp);
+    override_with(train.dp, flags.dp);
+    override_with(train.ep, flags.ep);
+}
+
+/// Of a resumed run the old layout is a default, too, as long as the number of ranks stays.
+void forget_layout(TrainConfig& train, const TrainFlags& flags) {
+    if (flags.ranks || flags.dp || flags.pp) {
+        train.dp = train.ep = 0;
+        train.pp = 1;
+    }
+}
+
+std::uint64_t number_of_ranks(const TrainFlags& flags, std::uint64_t otherwise) {
+    if (!is_started_by_mpi()) {
+        return flags.ranks.value_or(otherwise);
+    }
+    const std::optional<int> started = ranks_from_environment();
+    if (started && flags.ranks && *flags.ranks != static_cast<std::uint64_t>(*started)) {
+        throw Error(ErrorCode::InvalidArgument,
+                    "--ranks " + std::to_string(*flags.ranks) + ", but mpirun or srun started " +
+                        std::to_string(*started) + "; leave --ranks out");
+    }
+    if (!started && !flags.ranks) {
+        throw Error(ErrorCode::InvalidArgument,
+                    "this MPI launcher does not say how many ranks it started; give --ranks");
+    }
+    return started ? static_cast<std::uint64_t>(*started) : *flags.ranks;
+}
+
+void check_resumable(const Checkpoint& checkpoint, const TrainOptions& options) {
+    const RunConfig saved = config_of(checkpoint);
+    const TrainConfig& train = options.config.train;
+    const std::string folder = in_quotes(checkpoint.folder().string());
+    if (!(saved.model == options.config.model)) {
+        throw Error(ErrorCode::InvalidArgument,
+                    "the checkpoint " + folder +
+                        " holds a model of another shape; leave --config "
+                        "out to resume with its own");
+    }
+    if (checkpoint.state().step >= train.steps) {
+        throw Error(ErrorCode::InvalidArgument,
+                    "the checkpoint " + folder + " has done " +
+                        std::to_string(checkpoint.state().step) + " steps, --steps says " +
+                        std::to_string(train.steps) + " in total; give more");
+    }
+}
+
+} // namespace
+
+TrainOptions resolve_train(const TrainFlags& flags) {
+    TrainOptions options;
+    std::optional<Checkpoint> checkpoint;
+    std::uint64_t ranks = 1;
+    if (flags.resume) {
+        checkpoint = Checkpoint::open(*flags.resume);
+        options.resume = checkpoint->folder();
+        const RunLayout& layout = checkpoint->state().layout;
+        ranks = std::uint64_t{layout.pp} * layout.dp;
+    }
+    if (flags.config) {
+        options.config_name = *flags.config;
+        options.config = load_run_config(*flags.config);
+    } else if (checkpoint) {
+        options.config_name = checkpoint->folder().string();
+        options.config = config_of(*checkpoint);
+        forget_layout(options.config.train, flags);
+    } else {
+        throw Error(ErrorCode::InvalidArgument,
+                    "give --config with a configuration file or a preset, or --resume");
+    }
+    apply_flags(options.config.train, flags);
+    TrainConfig& train = options.config.train;
+    validate(train);
+    options.layout = resolve_layout(options.config, number_of_ranks(flags, ranks));
+    train.dp = options.layout.dp;
+    train.ep = options.layout.ep;
+    if (checkpoint) {
+        check_resumable(*checkpoint, options);
+    }
+    if (train.data.empty()) {
+        throw Error(ErrorCode::InvalidArgument, "no data: give --data with text files or folders");
+    }
+    if (flags.out) {
+        options.out = fs::absolute(*flags.out).lexically_normal();
+    } else if (checkpoint) {
+        // run/checkpoints/step-N
+        options.out = fs::absolute(checkpoint->folder()).parent_path().parent_path();
+    } else {
+        throw Error(ErrorCode::InvalidArgument, "give --out with a folder for the run");
+    }
+    return options;
+}
+
+Corpus read_training_text(const RunConfig& config, const Tokenizer& tokenizer) {
+    if (tokenizer.vocabulary() > config.model.vocabulary) {
+        throw Error(ErrorCode::InvalidArgument, "the tokenizer has " +
+                                                    std::to_string(tokenizer.vocabulary()) +
+                                                    " ids, the model a vocabulary of " +
+                                                    std::to_string(config.model.vocabulary));
+    }
+    const std::vector<fs::path> paths(config.train.data.begin(), config.train.data.end());
+    return Corpus::read(paths, tokenizer);
+}
+
+void check_training_input(const TrainOptions& options) {
+    const TrainConfig& train = options.config.train;
+    const Tokenizer tokenizer = Tokenizer::from_name(train.tokenizer);
+    const Corpus corpus = read_training_text(options.config, tokenizer);
+    const BatchSource source(corpus, split_corpus(corpus, train.holdout).train,
+                             {train.seed, train.batch, train.seq});
+    if (options.resume) {
+        Checkpoint::open(*options.resume).verify();
+    }
+    std::error_code error;
+    const fs::file_status status = fs::status(options.out, error);
+    if (fs::exists(status) && !fs::is_directory(status)) {
+        throw Error(ErrorCode::InvalidArgument,
+                    "--out " + in_quotes(options.out.string()) + " is not a folder");
+    }
+    const bool resumes_here =
+        options.resume && latest_checkpoint(options.out) &&
+        fs::equivalent(options.resume->parent_path(), options.out / "checkpoints", error);
+    if (latest_checkpoint(options.out) && !resumes_here) {
+        throw Error(ErrorCode::InvalidArgument,
+                    "--out " + in_quotes(options.out.string()) +
+                        " already holds a run; go on with --resume, or take another folder");
+    }
+}
+
+void prepare_output(const TrainOptions& options) {
+    std::error_code error;
+    fs::create_directories(options.out, error);
+    if (error) {
+        throw Error(ErrorCode::Io, errno_message("create", options.out, error.value()));
+    }
+    write_file_durably(options.out / kConfigFile, options.config_text());
+}
+
+GenerateOptions resolve_generate(const GenerateFlags& flags) {
+    const Checkpoint checkpoint = Checkpoint::open(flags.checkpoint);
+    GenerateOptions options;
+    options.checkpoint = checkpoint.folder();
+    options.config = config_of(checkpoint);
+    options.prompt = flags.prompt;
+    override_with(options.tokens, flags.tokens);
+    if (options.tokens == 0) {
+        throw Error(ErrorCode::InvalidArgument, "--tokens must be at least 1");
+    }
+    override_with(options.temperature, flags.temperature);
+    override_with(options.seed, flags.seed);
+    return options;
+}
+
+int print_model_info(const InfoFlags& flags) {
+    const ModelConfig model = load_run_config(*flags.model).model;
+    const ParameterCount count = count_parameters(model);
+    if (flags.json) {
+        const nlohmann::ordered_json json = {{"model", *flags.model},
+                                             {"parameters", count.total},
+                                             {"active_parameters_per_token", count.active},
+                                             {"embedding_parameters", count.embedding},
+                                             {"parameters_per_expert", count.expert},
+                                             {"layers", model.layers},
+                                             {"dense_layers", model.dense_layers},
+                                             {"routed_experts", model.routed_experts},
+                                             {"top_k", model.top_k}};
+        std::printf("%s\n",
+                    json.dump(2, ' ', false, nlohmann::json::error_handler_t::replace).c_str());
+        return kExitGood;
+    }
+    const auto line = [](const char* what, std::uint64_t value) {
+        std::printf("  %-22s %16llu  (%s)\n", what, static_cast<unsigned long long>(value),
+                    format_count(static_cast<double>(value)).c_str());
+    };
+    std::printf(
+        "%s: %llu layers, the first %llu dense; %llu routed experts, top %llu, %llu shared\n",
+        flags.model->c_str(), static_cast<unsigned long long>(model.layers),
+        static_cast<unsigned long long>(model.dense_layers),
+        static_cast<unsigned long long>(model.routed_experts),
+        static_cast<unsigned long long>(model.top_k),
+        static_cast<unsigned long long>(model.shared_experts));
+    line("parameters", count.total);
+    line("active per token", count.active);
+    line("embedding and head", count.embedding);
+    line("one routed expert", count.expert);
+    return kExitGood;
+}
+
+} // namespace bellows

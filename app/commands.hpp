@@ -1,0 +1,70 @@
+// SPDX-License-Identifier: MIT
+#pragma once
+
+// What the subcommands of `bellows` are told after all input has been checked. The bodies that
+// need a device are handed in as functions; a subcommand without one does not exist.
+
+#include "app/checkpoint.hpp"
+#include "app/data.hpp"
+#include "app/train_config.hpp"
+
+#include <cstdint>
+#include <filesystem>
+#include <functional>
+#include <optional>
+#include <string>
+
+namespace bellows {
+
+/// Everything that one rank of a training run must know. Checked: the model, the numbers, the
+/// layout, the data, the checkpoint to resume from.
+struct TrainOptions {
+    std::string config_name; ///< preset or file, for messages and titles
+    RunConfig config;
+    RunLayout layout;
+    std::filesystem::path out;
+    std::optional<std::filesystem::path> resume; ///< the step-N folder
+    /// What config.toml in --out says: the run as it is, flags included.
+    std::string config_text() const { return to_toml(config); }
+    std::uint64_t ranks() const { return std::uint64_t{layout.pp} * layout.dp; }
+};
+
+struct GenerateOptions {
+    std::filesystem::path checkpoint; ///< the step-N folder
+    RunConfig config;                 ///< of the run that wrote it
+    std::string prompt;
+    std::uint64_t tokens = 200;
+    double temperature = 0.8;
+    std::uint64_t seed = 1;
+};
+
+struct InfoOptions {
+    bool json = false;
+};
+
+struct SelftestOptions {
+    std::optional<std::filesystem::path> json; ///< write the report there, too
+};
+
+/// Each returns an exit code or throws bellows::Error.
+struct Commands {
+    std::function<int(const TrainOptions&)> train;
+    std::function<int(const GenerateOptions&)> generate;
+    std::function<int(const InfoOptions&)> info; ///< devices; `info --model` works without
+    std::function<int(const SelftestOptions&)> selftest;
+};
+
+/// Rank 0, before the first step: makes the run's folder and writes config.toml. Throws
+/// Error{InvalidArgument} if a fresh run would mix with an older one there, Error{Io}.
+void prepare_output(const TrainOptions& options);
+
+/// The text of a training run as its configuration says. Throws like Corpus::read() and
+/// BatchSource, and Error{InvalidArgument} if the tokenizer has more ids than the model.
+Corpus read_training_text(const RunConfig& config, const Tokenizer& tokenizer);
+
+/// main(): reads the arguments, checks all input, starts the ranks if asked to, runs the
+/// subcommand. Results go to standard output, one line per error to standard error. Returns the
+/// exit code.
+int run_command_line(int argc, const char* const* argv, const Commands& commands);
+
+} // namespace bellows

@@ -1,0 +1,40 @@
+// SPDX-License-Identifier: MIT
+#pragma once
+
+// The command's exit codes, and which error gives which: the one place that says so.
+
+#include <bellows/engine/error.hpp>
+
+namespace bellows {
+
+enum ExitCode : int {
+    kExitGood = 0,
+    kExitWrongResult = 1, ///< a check failed, or a bug
+    kExitBadInput = 2,    ///< usage, configuration, data or checkpoint
+    kExitNoDevice = 3,    ///< no device (or MPI) that serves, or one that failed
+    kExitPeerLost = 4,
+};
+
+constexpr int exit_code_of(ErrorCode code) noexcept {
+    switch (code) {
+    case ErrorCode::InvalidArgument:
+    case ErrorCode::Io:
+    case ErrorCode::Corrupt:
+        return kExitBadInput;
+    case ErrorCode::Unsupported:
+    case ErrorCode::OutOfMemory:
+    case ErrorCode::DeviceLost:
+    case ErrorCode::Vulkan:
+        return kExitNoDevice;
+    case ErrorCode::Mpi:
+    case ErrorCode::Timeout:
+    case ErrorCode::PeerLost:
+    case ErrorCode::Aborted:
+        return kExitPeerLost;
+    case ErrorCode::Internal:
+        return kExitWrongResult;
+    }
+    return kExitWrongResult;
+}
+
+} // namespace bellows

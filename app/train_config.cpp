@@ -1,0 +1,321 @@
+// SPDX-License-Identifier: MIT
+#include "app/train_config.hpp"
+
+#include "app/file_io.hpp"
+#include "app/presets.hpp"
+
+#include <bellows/engine/error.hpp>
+
+#include <toml++/toml.h>
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+#include <numbers>
+#include <sstream>
+#include <type_traits>
+
+namespace bellows {
+
+namespace fs = std::filesystem;
+
+namespace {
+
+constexpr std::uint64_t kAny = std::numeric_limits<std::int64_t>::max(); // what TOML can hold
+constexpr double kHuge = std::numeric_limits<double>::max();
+
+/// Calls visit(key, field, least, most) for every field; reading, writing and checking follow it.
+template <class Config, class Visit>
+void for_each_field(Config& c, Visit&& visit) {
+    visit("data", c.data, 0, 0);
+    visit("tokenizer", c.tokenizer, 0, 0);
+    visit("holdout", c.holdout, 0.0, 0.9);
+    visit("steps", c.steps, 1, kAny);
+    visit("batch", c.batch, 1, 1 << 24);
+    visit("micro_batches", c.micro_batches, 1, 1 << 16);
+    visit("seq", c.seq, 1, 1 << 24);
+    visit("seed", c.seed, 0, kAny);
+    visit("lr", c.lr, 0.0, 1e3);
+    visit("lr_min", c.lr_min, 0.0, 1e3);
+    visit("warmup_steps", c.warmup_steps, 0, kAny);
+    visit("decay_steps", c.decay_steps, 0, kAny);
+    visit("beta1", c.beta1, 0.0, 0.999999);
+    visit("beta2", c.beta2, 0.0, 0.9999999);
+    visit("adam_eps", c.adam_eps, 1e-30, 1.0);
+    visit("weight_decay", c.weight_decay, 0.0, 1e3);
+    visit("clip_norm", c.clip_norm, 0.0, kHuge);
+    visit("precision", c.precision, 0, 0);
+    visit("device", c.device, 0, 0);
+    visit("pp", c.pp, 1, 1 << 16);
+    visit("dp", c.dp, 0, 1 << 20);
+    visit("ep", c.ep, 0, 1 << 20);
+    visit("checkpoint_every", c.checkpoint_every, 0, kAny);
+    visit("keep_checkpoints", c.keep_checkpoints, 1, kAny);
+}
+
+[[noreturn]] void refuse(const std::string& message) {
+    throw Error(ErrorCode::InvalidArgument, message);
+}
+
+template <class T>
+std::string printed(T value) {
+    std::ostringstream out;
+    out << value;
+    return out.str();
+}
+
+/// Where a value stands: "source:line: ".
+class Place {
+public:
+    explicit Place(std::string_view source) : source_(source) {}
+    std::string of(const toml::node& node) const {
+        return source_ + ":" + std::to_string(node.source().begin.line) + ": ";
+    }
+
+private:
+    std::string source_;
+};
+
+void assign(std::uint64_t& out, const toml::node& node, const std::string& where) {
+    const auto* value = node.as_integer();
+    if (value == nullptr || value->get() < 0) {
+        refuse(where + " must be a whole number of at least 0");
+    }
+    out = static_cast<std::uint64_t>(value->get());
+}
+
+void assign(double& out, const toml::node& node, const std::string& where) {
+    if (!node.is_number()) {
+        refuse(where + " must be a number");
+    }
+    out = *node.value<double>();
+}
+
+void assign(std::string& out, const toml::node& node, const std::string& where) {
+    const auto* value = node.as_string();
+    if (value == nullptr) {
+        refuse(where + " must be a text in quotes");
+    }
+    out = value->get();
+}
+
+void assign(std::vector<std::string>& out, const toml::node& node, const std::string& where) {
+    const auto* values = node.as_array();
+    out.clear();
+    if (values == nullptr) { // one path serves without brackets
+        assign(out.emplace_back(), node, where);
+        return;
+    }
+    for (const toml::node& value : *values) {
+        assign(out.emplace_back(), value, where);
+    }
+}
+
+/// toml++ writes 1e-08 as "1e-08" and 1.0 as "1.0": both come back as the same double.
+template <class T>
+void put(toml::table& table, const char* key, const T& value) {
+    if constexpr (std::is_same_v<T, std::uint64_t>) {
+        table.insert(key, static_cast<std::int64_t>(value));
+    } else if constexpr (std::is_same_v<T, std::vector<std::string>>) {
+        toml::array items;
+        for (const std::string& item : value) {
+            items.push_back(item);
+        }
+        table.insert(key, std::move(items));
+    } else {
+        table.insert(key, value);
+    }
+}
+
+std::string rebased(const std::string& path, const fs::path& base) {
+    return fs::path(path).is_absolute() ? path : (base / path).lexically_normal().string();
+}
+
+bool is_uuid(std::string_view text) {
+    std::size_t digits = 0;
+    for (const char c : text) {
+        const bool hex = (c >= '0' && c <= '9') || (c >= 'a' && c <= 'f') || (c >= 'A' && c <= 'F');
+        if (!hex && c != '-') {
+            return false;
+        }
+        digits += hex;
+    }
+    return digits == 32;
+}
+
+} // namespace
+
+void validate(const TrainConfig& config) {
+    for_each_field(config, [](const char* key, const auto& value, auto least, auto most) {
+        using Value = std::decay_t<decltype(value)>;
+        if constexpr (std::is_arithmetic_v<Value>) {
+            const auto low = static_cast<Value>(least);
+            const auto high = static_cast<Value>(most);
+            if (!(value >= low && value <= high)) { // also NaN
+                refuse(std::string(key) + " = " + printed(value) + " must be at least " +
+                       printed(low) +
+                       (high < static_cast<Value>(kAny) ? " and at most " + printed(high) : ""));
+            }
+        }
+    });
+    if (config.precision != "f32" && config.precision != "bf16") {
+        refuse("precision = " + in_quotes(config.precision) + " must be \"f32\" or \"bf16\"");
+    }
+    if (config.lr_min > config.lr) {
+        refuse("lr_min = " + printed(config.lr_min) +
+               " must not be above lr = " + printed(config.lr));
+    }
+    if (config.decay_steps > 0 && config.decay_steps <= config.warmup_steps) {
+        refuse("decay_steps = " + std::to_string(config.decay_steps) +
+               " must lie after warmup_steps = " + std::to_string(config.warmup_steps));
+    }
+    (void)parse_devices(config.device);
+}
+
+TrainConfig parse_train_config(std::string_view text, std::string_view source,
+                               const fs::path& base) {
+    TrainConfig config;
+    const Place place(source);
+    toml::table table;
+    try {
+        table = toml::parse(text, source);
+    } catch (const toml::parse_error& error) {
+        refuse(std::string(source) + ":" + std::to_string(error.source().begin.line) + ": " +
+               std::string(error.description()));
+    }
+    const toml::node* node = table.get("train");
+    if (node == nullptr) {
+        return config;
+    }
+    const toml::table* train = node->as_table();
+    if (train == nullptr) {
+        refuse(place.of(*node) + "train must be a table");
+    }
+    std::vector<std::string> known;
+    for_each_field(config, [&](const char* key, auto& field, auto, auto) {
+        known.emplace_back(key);
+        if (const toml::node* value = train->get(key)) {
+            assign(field, *value, place.of(*value) + key);
+        }
+    });
+    for (const auto& [key, value] : *train) {
+        const std::string name(key.str());
+        if (std::find(known.begin(), known.end(), name) == known.end()) {
+            refuse(place.of(value) + "unknown key " + in_quotes(name) +
+                   " in [train]; the nearest valid one is '" + nearest_name(name, known) + "'");
+        }
+    }
+    if (train->contains("data")) {
+        for (std::string& path : config.data) {
+            path = rebased(path, base);
+        }
+    }
+    if (config.tokenizer != "bytes") {
+        config.tokenizer = rebased(config.tokenizer, base);
+    }
+    return config;
+}
+
+std::string to_toml(const TrainConfig& config) {
+    std::ostringstream out;
+    out << "[train]\n";
+    for_each_field(config, [&](const char* key, const auto& value, auto, auto) {
+        toml::table one; // a table sorts its keys; one at a time they keep our order
+        put(one, key, value);
+        out << one << "\n";
+    });
+    return out.str();
+}
+
+RunConfig parse_run_config(std::string_view text, std::string_view source, const fs::path& base) {
+    return {parse_model_config(text, source, {"train"}), parse_train_config(text, source, base)};
+}
+
+RunConfig load_run_config(const std::string& name) {
+    constexpr std::uint64_t kLargestConfig = std::uint64_t{1} << 20;
+    std::string names;
+    for (const Preset& preset : presets()) {
+        if (preset.name == name) {
+            return parse_run_config(preset.text, "preset " + name, fs::current_path());
+        }
+        names += (names.empty() ? "" : ", ") + std::string(preset.name);
+    }
+    const fs::path file(name);
+    std::error_code error;
+    if (fs::status(file, error).type() == fs::file_type::not_found) {
+        refuse(in_quotes(name) + " is neither a configuration file nor a preset (" + names + ")");
+    }
+    return parse_run_config(read_file(file, kLargestConfig), name,
+                            fs::absolute(file).parent_path());
+}
+
+std::string to_toml(const RunConfig& config) {
+    return to_toml(config.model) + "\n" + to_toml(config.train);
+}
+
+RunLayout resolve_layout(const RunConfig& config, std::uint64_t ranks) {
+    const TrainConfig& train = config.train;
+    const auto text = [](std::uint64_t value) { return std::to_string(value); };
+    constexpr std::uint64_t kMostRanks = 1 << 20;
+    if (ranks == 0 || ranks > kMostRanks) {
+        refuse("ranks = " + text(ranks) + " must be at least 1 and at most " + text(kMostRanks));
+    }
+    if (ranks % train.pp != 0) {
+        refuse(text(ranks) + " ranks cannot be divided into pp = " + text(train.pp) + " stages");
+    }
+    const std::uint64_t dp = train.dp == 0 ? ranks / train.pp : train.dp;
+    if (train.pp * dp != ranks) {
+        refuse("pp = " + text(train.pp) + " times dp = " + text(dp) + " makes " +
+               text(train.pp * dp) + " ranks, not " + text(ranks));
+    }
+    const std::uint64_t ep = train.ep == 0 ? dp : train.ep;
+    if (dp % ep != 0) {
+        refuse("ep = " + text(ep) + " does not divide dp = " + text(dp));
+    }
+    if (train.pp > config.model.layers) {
+        refuse("pp = " + text(train.pp) + " stages need as many layers, the model has " +
+               text(config.model.layers));
+    }
+    if (train.batch % (dp * train.micro_batches) != 0) {
+        refuse("a batch of " + text(train.batch) + " sequences does not divide into dp = " +
+               text(dp) + " times " + text(train.micro_batches) +
+               " micro-batches; make it a multiple of " + text(dp * train.micro_batches));
+    }
+    return {static_cast<std::uint32_t>(train.pp), static_cast<std::uint32_t>(dp),
+            static_cast<std::uint32_t>(ep)};
+}
+
+double learning_rate(const TrainConfig& config, std::uint64_t step) {
+    if (step < config.warmup_steps) {
+        return config.lr * static_cast<double>(step) / static_cast<double>(config.warmup_steps);
+    }
+    if (config.decay_steps == 0) {
+        return config.lr;
+    }
+    const double done = static_cast<double>(step - config.warmup_steps) /
+                        static_cast<double>(config.decay_steps - config.warmup_steps);
+    const double cosine = std::cos(std::numbers::pi * std::min(done, 1.0));
+    return config.lr_min + (config.lr - config.lr_min) * 0.5 * (1 + cosine);
+}
+
+std::vector<std::string> parse_devices(std::string_view text) {
+    std::vector<std::string> devices;
+    std::string item;
+    std::istringstream items{std::string(text)};
+    while (std::getline(items, item, ',')) {
+        const bool index = !item.empty() && item.size() <= 4 &&
+                           item.find_first_not_of("0123456789") == std::string::npos;
+        if (!index && item != "gpu" && item != "cpu" && !is_uuid(item)) {
+            refuse(
+                "device " + in_quotes(item) +
+                " is not \"gpu\", \"cpu\", an index or a UUID; `bellows info` lists the devices");
+        }
+        devices.push_back(item);
+    }
+    if (devices.empty() || text.ends_with(',')) {
+        refuse("the list of devices " + in_quotes(text) + " has an empty entry");
+    }
+    return devices;
+}
+
+} // namespace bellows

@@ -1,0 +1,90 @@
+// SPDX-License-Identifier: MIT
+#pragma once
+
+// The `[train]` table of a configuration: how a run trains, beside the model's shape. A plain
+// value, the same on every rank; nothing here touches a device.
+
+#include "app/checkpoint.hpp"
+
+#include <bellows/model/config.hpp>
+
+#include <cstdint>
+#include <filesystem>
+#include <string>
+#include <string_view>
+#include <vector>
+
+namespace bellows {
+
+/// Field names are the keys of the `[train]` table.
+struct TrainConfig {
+    std::vector<std::string> data;   ///< text files and folders
+    std::string tokenizer = "bytes"; ///< or the path of a sentencepiece model
+    double holdout = 0;              ///< share of the tokens kept out of training
+
+    std::uint64_t steps = 100;       ///< in total, resumed ones included
+    std::uint64_t batch = 16;        ///< sequences per step, over all ranks
+    std::uint64_t micro_batches = 1; ///< per data-parallel rank
+    std::uint64_t seq = 128;         ///< tokens per sequence
+    std::uint64_t seed = 1;
+
+    double lr = 1e-3;               ///< the highest, after the warm-up
+    double lr_min = 0;              ///< where the decay ends
+    std::uint64_t warmup_steps = 0; ///< linear from lr / warmup_steps
+    std::uint64_t decay_steps = 0;  ///< cosine down to lr_min at this step; 0: no decay
+    double beta1 = 0.9;
+    double beta2 = 0.95;
+    double adam_eps = 1e-8;
+    double weight_decay = 0.1;
+    double clip_norm = 1; ///< of the whole gradient; 0: no clipping
+
+    std::string precision = "f32"; ///< storage of activations: "f32" or "bf16"
+    std::string device = "cpu";    ///< see parse_devices()
+    std::uint64_t pp = 1;
+    std::uint64_t dp = 0;               ///< 0: ranks / pp
+    std::uint64_t ep = 0;               ///< 0: dp
+    std::uint64_t checkpoint_every = 0; ///< steps; 0: at the end only
+    std::uint64_t keep_checkpoints = 2;
+
+    bool operator==(const TrainConfig&) const = default;
+};
+
+/// Checks every number against its range. Throws Error{InvalidArgument} that names the key.
+void validate(const TrainConfig& config);
+
+/// Reads the `[train]` table of a TOML text, if it has one; relative paths in it start from
+/// `base`. `source` names the text in errors. Does not validate, so that flags can complete it.
+/// Throws Error{InvalidArgument} for an unknown key or a value of the wrong kind.
+TrainConfig parse_train_config(std::string_view text, std::string_view source,
+                               const std::filesystem::path& base);
+
+/// The table with every field, which parse_train_config() reads back to an equal value.
+std::string to_toml(const TrainConfig& config);
+
+/// A model and how to train it, from a configuration file or preset.
+struct RunConfig {
+    ModelConfig model;
+    TrainConfig train;
+};
+
+/// `name` is a preset's name, or else a file. Throws Error{InvalidArgument} if it is neither,
+/// Error{Io}, and what the parsers throw.
+RunConfig load_run_config(const std::string& name);
+RunConfig parse_run_config(std::string_view text, std::string_view source,
+                           const std::filesystem::path& base);
+std::string to_toml(const RunConfig& config);
+
+/// ranks = pp × dp with ep a divisor of dp; zeros take their defaults. Also checks that the batch
+/// divides and that the model has a layer for every stage. Throws Error{InvalidArgument} with the
+/// numbers and the way out.
+RunLayout resolve_layout(const RunConfig& config, std::uint64_t ranks);
+
+/// Of the step that makes the count of done steps `step` (from 1). Does not depend on `steps`, so
+/// that a run can be resumed to a later end.
+double learning_rate(const TrainConfig& config, std::uint64_t step);
+
+/// "gpu", "cpu", an index, a UUID, or several of these with commas between: ranks of a host take
+/// them in turn. Throws Error{InvalidArgument}.
+std::vector<std::string> parse_devices(std::string_view text);
+
+} // namespace bellows

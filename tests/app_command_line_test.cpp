@@ -1,0 +1,348 @@
+// SPDX-License-Identifier: MIT
+// The command line with recorded subcommands in place of those that need a device. Started by its
+// own launcher this program is a rank, see main().
+#include "app/command_line.hpp"
+#include "app/commands.hpp"
+#include "app/exit_code.hpp"
+
+#include "app_test_util.hpp"
+
+#include <algorithm>
+#include <csignal>
+#include <cstdlib>
+#include <functional>
+#include <new>
+#include <optional>
+#include <stdexcept>
+#include <vector>
+
+using namespace bellows;
+namespace fs = std::filesystem;
+
+namespace {
+
+struct Result {
+    int code = -1;
+    std::string out;
+    std::string errors;
+    std::optional<TrainOptions> train;
+    std::optional<GenerateOptions> generate;
+};
+
+/// What a rank of a launched run does: leaves its mark, or dies.
+int train_as_rank(const TrainOptions& options) {
+    const std::string rank = std::getenv("OMPI_COMM_WORLD_RANK");
+    if (rank == "0") {
+        prepare_output(options);
+    }
+    std::ofstream(options.out.string() + ".rank-" + rank) << options.ranks();
+    if (options.config.train.seed == 666 && rank == "1") {
+        ::raise(SIGKILL);
+    }
+    if (options.config.train.seed == 666) {
+        throw Error(ErrorCode::PeerLost, "rank 1 went", 1);
+    }
+    return kExitGood;
+}
+
+Result run(std::vector<std::string> arguments, const std::function<int()>& body = {}) {
+    Result result;
+    Commands commands;
+    commands.train = [&](const TrainOptions& options) {
+        result.train = options;
+        return body ? body() : 0;
+    };
+    commands.generate = [&](const GenerateOptions& options) {
+        result.generate = options;
+        return 0;
+    };
+    arguments.insert(arguments.begin(), "bellows");
+    std::vector<const char*> argv;
+    for (const std::string& argument : arguments) {
+        argv.push_back(argument.c_str());
+    }
+    testing::internal::CaptureStdout();
+    testing::internal::CaptureStderr();
+    result.code = run_command_line(static_cast<int>(argv.size()), argv.data(), commands);
+    result.out = testing::internal::GetCapturedStdout();
+    result.errors = testing::internal::GetCapturedStderr();
+    return result;
+}
+
+/// Exit code 2 and exactly one line that holds `part`; nothing ran.
+void expect_refused(const Result& result, const std::string& part) {
+    EXPECT_EQ(result.code, 2) << result.errors;
+    EXPECT_EQ(std::count(result.errors.begin(), result.errors.end(), '\n'), 1) << result.errors;
+    EXPECT_NE(result.errors.find(part), std::string::npos) << result.errors;
+    EXPECT_EQ(result.out, "");
+    EXPECT_FALSE(result.train || result.generate);
+}
+
+class CommandLine : public testing::Test {
+protected:
+    CommandLine() {
+        std::string text;
+        for (int i = 0; i < 2000; ++i) {
+            text += "word " + std::to_string(i) + "\n";
+        }
+        data = folder.write("data/text.txt", text).string();
+    }
+
+    std::vector<std::string> train_with(std::vector<std::string> more) const {
+        more.insert(more.begin(), {"train", "--config", "tiny", "--data", data, "--steps", "10",
+                                   "--out", (folder.path() / "run").string()});
+        return more;
+    }
+
+    /// A checkpoint as a run with the tiny preset would leave it.
+    fs::path write_checkpoint(std::uint64_t step, const std::string& config_text) const {
+        const fs::path run_folder = folder.path() / "old";
+        begin_checkpoint(run_folder, step);
+        SafetensorsWriter shard(checkpoint_temporary(run_folder, step) / "model.safetensors",
+                                {{"w", StoredType::U8, {4}}});
+        shard.write("w", std::as_bytes(std::span("abcd", 4)));
+        shard.finish();
+        CheckpointState state;
+        state.step = step;
+        state.layout = {1, 1, 1};
+        return commit_checkpoint(run_folder, state, {"model.safetensors"},
+                                 {{"config.toml", config_text}});
+    }
+
+    TemporaryFolder folder;
+    std::string data;
+};
+
+} // namespace
+
+TEST(ExitCodes, FollowFromTheError) {
+    EXPECT_EQ(exit_code_of(ErrorCode::InvalidArgument), 2);
+    EXPECT_EQ(exit_code_of(ErrorCode::Io), 2);
+    EXPECT_EQ(exit_code_of(ErrorCode::Corrupt), 2);
+    EXPECT_EQ(exit_code_of(ErrorCode::Unsupported), 3);
+    EXPECT_EQ(exit_code_of(ErrorCode::DeviceLost), 3);
+    EXPECT_EQ(exit_code_of(ErrorCode::PeerLost), 4);
+    EXPECT_EQ(exit_code_of(ErrorCode::Timeout), 4);
+    EXPECT_EQ(exit_code_of(ErrorCode::Internal), 1);
+}
+
+TEST_F(CommandLine, FlagsOverrideTheConfiguration) {
+    const Result result = run(
+        train_with({"--batch", "8", "--micro-batches", "2", "--seq", "32", "--lr", "0.5", "--seed",
+                    "9", "--precision", "bf16", "--device", "0,1", "--checkpoint-every", "5"}));
+    ASSERT_EQ(result.code, 0) << result.errors;
+    ASSERT_TRUE(result.train);
+    const TrainConfig& train = result.train->config.train;
+    EXPECT_EQ(train.data, (std::vector<std::string>{data}));
+    EXPECT_EQ(train.steps, 10u);
+    EXPECT_EQ(train.batch, 8u);
+    EXPECT_EQ(train.micro_batches, 2u);
+    EXPECT_EQ(train.seq, 32u);
+    EXPECT_EQ(train.lr, 0.5);
+    EXPECT_EQ(train.seed, 9u);
+    EXPECT_EQ(train.precision, "bf16");
+    EXPECT_EQ(train.device, "0,1");
+    EXPECT_EQ(train.checkpoint_every, 5u);
+    EXPECT_EQ(result.train->layout, (RunLayout{1, 1, 1}));
+    EXPECT_EQ(result.train->out, folder.path() / "run");
+    EXPECT_FALSE(fs::exists(folder.path() / "run")) << "only a run makes its folder";
+    // config.toml as run gives the same run again.
+    const RunConfig again = parse_run_config(result.train->config_text(), "again", "/");
+    EXPECT_TRUE(again.train == train);
+}
+
+TEST_F(CommandLine, BadInputIsRefusedWithOneLine) {
+    const std::string out = (folder.path() / "run").string();
+    expect_refused(run({}), "subcommand");
+    expect_refused(run({"fly"}), "fly");
+    expect_refused(run({"train"}), "--config");
+    expect_refused(run({"train", "--config", "tiny"}), "--data");
+    expect_refused(run({"train", "--config", "tiny", "--data", data}), "--out");
+    expect_refused(run({"train", "--config", "tiny", "--data", "--out", out}), "--out");
+    expect_refused(run(train_with({"--fast"})), "--fast");
+    expect_refused(run(train_with({"--lr", "quick"})), "--lr");
+    expect_refused(run(train_with({"--batch", "-4"})), "--batch");
+    expect_refused(run(train_with({"--batch", "0"})), "batch = 0");
+    expect_refused(run(train_with({"--seed", "9223372036854775808"})),
+                   "seed = 9223372036854775808");
+    expect_refused(run(train_with({"--seed", "99999999999999999999999"})), "--seed");
+    expect_refused(run(train_with({"--config", "none.toml"})), "--config");
+    expect_refused(run(train_with({"--ranks", "3"})), "multiple of 3");
+    expect_refused(run(train_with({"--ranks", "4", "--dp", "3"})), "3 ranks, not 4");
+    expect_refused(run(train_with({"--ranks", "4", "--pp", "3"})), "stages");
+    expect_refused(run(train_with({"--ranks", "4", "--ep", "3"})), "ep = 3");
+    expect_refused(run(train_with({"--seq", "30000"})), "fewer than one sequence");
+    expect_refused(run(train_with({"--ranks", "2", "--seq", "30000"})), "fewer than one sequence");
+    expect_refused(run(train_with({"--data", "/does/not/exist"})), "/does/not/exist");
+    folder.write("empty/none.txt", "");
+    expect_refused(run({"train", "--config", "tiny", "--data", (folder.path() / "empty").string(),
+                        "--steps", "1", "--out", out}),
+                   "no text");
+    folder.write("file", "x");
+    expect_refused(run(train_with({"--out", (folder.path() / "file").string()})), "--out");
+    EXPECT_FALSE(fs::exists(out)) << "nothing half-written";
+}
+
+TEST_F(CommandLine, ConfigurationFilesAreChecked) {
+    const auto refuse = [&](const std::string& text, const std::string& part) {
+        const fs::path file = folder.write("my.toml", text);
+        expect_refused(run({"train", "--config", file.string(), "--data", data, "--out",
+                            (folder.path() / "run").string()}),
+                       part);
+    };
+    const std::string tiny = to_toml(load_run_config("tiny").model);
+    refuse(tiny + "[train]\nstepss = 4\n", "stepss");
+    refuse(tiny + "[modle]\n", "modle");
+    refuse(tiny + "frobs = 4\n", "frobs");
+    refuse("[model", "my.toml");
+    refuse("", "my.toml");
+    std::string odd = tiny;
+    const std::size_t at = odd.find("qk_rope_head_dim = ");
+    odd.insert(at + 19, "1"); // 16 → 116 is even; 3 is not
+    odd.replace(at + 19, odd.find('\n', at) - at - 19, "3");
+    refuse(odd, "qk_rope_head_dim");
+}
+
+TEST_F(CommandLine, ErrorsOfTheRunGiveTheirCode) {
+    const auto code = [&](const std::function<int()>& body) {
+        return run(train_with({}), body).code;
+    };
+    EXPECT_EQ(code([] { return 1; }), 1);
+    EXPECT_EQ(code([]() -> int { throw Error(ErrorCode::Unsupported, "x"); }), 3);
+    EXPECT_EQ(code([]() -> int { throw Error(ErrorCode::PeerLost, "x", 2); }), 4);
+    EXPECT_EQ(code([]() -> int { throw std::bad_alloc(); }), 3);
+    EXPECT_EQ(code([]() -> int { throw std::runtime_error("x"); }), 1);
+    const Result result =
+        run(train_with({}), []() -> int { throw Error(ErrorCode::DeviceLost, "the device went"); });
+    EXPECT_EQ(result.errors, "bellows: the device went\n");
+}
+
+TEST_F(CommandLine, HelpHasExamples) {
+    for (const char* command : {"train", "generate", "info"}) {
+        const Result result = run({command, "--help"});
+        EXPECT_EQ(result.code, 0);
+        EXPECT_NE(result.out.find("Examples:\n  bellows " + std::string(command)),
+                  std::string::npos)
+            << result.out;
+        EXPECT_NE(result.out.find("Exit codes"), std::string::npos);
+    }
+    const Result help = run({"--help"});
+    EXPECT_NE(help.out.find("train"), std::string::npos);
+    EXPECT_EQ(help.out.find("selftest"), std::string::npos) << "what is not there is not offered";
+    expect_refused(run({"selftest"}), "selftest");
+}
+
+TEST_F(CommandLine, InfoCountsParameters) {
+    const Result text = run({"info", "--model", "v3-671b"});
+    EXPECT_EQ(text.code, 0);
+    EXPECT_NE(text.out.find("671026419200"), std::string::npos) << text.out;
+    const Result json = run({"info", "--json", "--model", "v3-671b"});
+    EXPECT_NE(json.out.find("\"parameters\": 671026419200"), std::string::npos) << json.out;
+    expect_refused(run({"info", "--model", "v4"}), "v4");
+    expect_refused(run({"info"}), "--model");
+}
+
+TEST_F(CommandLine, ResumeTakesTheCheckpointsConfiguration) {
+    RunConfig config = load_run_config("tiny");
+    config.train.data = {data};
+    config.train.seed = 42;
+    config.train.lr = 0.25;
+    write_checkpoint(10, to_toml(config));
+    const std::string old = (folder.path() / "old").string();
+    const Result result = run({"train", "--resume", old, "--steps", "20"});
+    ASSERT_EQ(result.code, 0) << result.errors;
+    EXPECT_EQ(result.train->resume, folder.path() / "old" / "checkpoints" / "step-10");
+    EXPECT_EQ(result.train->out, folder.path() / "old");
+    EXPECT_EQ(result.train->config.train.seed, 42u);
+    EXPECT_EQ(result.train->config.train.lr, 0.25);
+    EXPECT_EQ(result.train->config.train.steps, 20u);
+    const std::string other = (folder.path() / "other").string();
+    const Result moved = run({"train", "--resume", old, "--steps", "20", "--out", other});
+    ASSERT_EQ(moved.code, 0) << moved.errors;
+    EXPECT_EQ(moved.train->out, other);
+
+    expect_refused(run({"train", "--resume", old, "--steps", "10"}), "10 steps");
+    expect_refused(run({"train", "--resume", old + "x", "--steps", "20"}), "no checkpoint");
+    expect_refused(run({"train", "--resume", old, "--config", "v2-lite", "--steps", "20"}),
+                   "another shape");
+    expect_refused(run({"train", "--config", "tiny", "--data", data, "--out", old}),
+                   "already holds a run");
+}
+
+TEST_F(CommandLine, DamagedCheckpointsAreRefused) {
+    RunConfig config = load_run_config("tiny");
+    config.train.data = {data};
+    const fs::path checkpoint = write_checkpoint(10, to_toml(config));
+    const std::string good = content_of(checkpoint / "model.safetensors");
+    const std::vector<std::string> resume = {"train", "--resume", (folder.path() / "old").string(),
+                                             "--steps", "20"};
+    const auto write = [&](const std::string& content) {
+        folder.write("old/checkpoints/step-10/model.safetensors", content);
+    };
+    write(good.substr(0, good.size() - 1));
+    expect_refused(run(resume), "model.safetensors");
+    std::string bad = good;
+    bad.back() = 'x'; // tensor data: only its sum tells
+    write(bad);
+    expect_refused(run(resume), "check sum");
+    write(good);
+    EXPECT_EQ(run(resume).code, 0);
+}
+
+TEST_F(CommandLine, GenerateOpensTheNewestCheckpoint) {
+    RunConfig config = load_run_config("tiny");
+    config.train.data = {data};
+    write_checkpoint(9, to_toml(config));
+    write_checkpoint(10, to_toml(config));
+    const std::string old = (folder.path() / "old").string();
+    const Result result = run({"generate", "--checkpoint", old, "--prompt", "Hello, ", "--tokens",
+                               "50", "--temperature", "0", "--seed", "3"});
+    ASSERT_EQ(result.code, 0) << result.errors;
+    EXPECT_EQ(result.generate->checkpoint.filename(), "step-10");
+    EXPECT_EQ(result.generate->prompt, "Hello, ");
+    EXPECT_EQ(result.generate->tokens, 50u);
+    EXPECT_EQ(result.generate->temperature, 0);
+    EXPECT_EQ(result.generate->seed, 3u);
+    EXPECT_TRUE(result.generate->config.model == config.model);
+    expect_refused(run({"generate", "--checkpoint", old, "--prompt", "x"}), "--tokens");
+    expect_refused(run({"generate", "--checkpoint", data, "--prompt", "x", "--tokens", "5"}),
+                   "no checkpoint");
+    expect_refused(run({"generate", "--checkpoint", old, "--prompt", "x", "--tokens", "0"}),
+                   "--tokens");
+}
+
+TEST_F(CommandLine, RanksAreStartedAndTheirLossIsNamed) {
+    const fs::path out = folder.path() / "run";
+    const Result good = run(train_with({"--ranks", "2"}));
+    EXPECT_EQ(good.code, 0) << good.errors;
+    EXPECT_FALSE(good.train) << "the launching process does not train";
+    EXPECT_EQ(content_of(out.string() + ".rank-0"), "2");
+    EXPECT_EQ(content_of(out.string() + ".rank-1"), "2");
+    EXPECT_NE(content_of(out / "config.toml").find("dp = 2"), std::string::npos);
+    const Result lost = run(train_with({"--ranks", "2", "--seed", "666"}));
+    EXPECT_EQ(lost.code, 4);
+    EXPECT_NE(lost.errors.find("lost rank 1 (process"), std::string::npos) << lost.errors;
+}
+
+TEST_F(CommandLine, UnderMpirunTheNumbersMustAgree) {
+    ::setenv("OMPI_COMM_WORLD_SIZE", "4", 1);
+    ::setenv("OMPI_COMM_WORLD_RANK", "0", 1);
+    EXPECT_EQ(run(train_with({})).train.value().layout, (RunLayout{1, 4, 4}));
+    expect_refused(run(train_with({"--ranks", "2"})), "started 4");
+    ::setenv("OMPI_COMM_WORLD_RANK", "3", 1);
+    const Result quiet = run(train_with({"--ranks", "2"}));
+    EXPECT_EQ(quiet.code, 2);
+    EXPECT_EQ(quiet.errors, "") << "one line from all ranks together";
+    ::unsetenv("OMPI_COMM_WORLD_SIZE");
+    ::unsetenv("OMPI_COMM_WORLD_RANK");
+}
+
+int main(int argc, char** argv) {
+    if (std::getenv("BELLOWS_LAUNCH_FOLDER") != nullptr) {
+        Commands commands;
+        commands.train = train_as_rank;
+        return run_command_line(argc, argv, commands);
+    }
+    testing::InitGoogleTest(&argc, argv);
+    return RUN_ALL_TESTS();
+}

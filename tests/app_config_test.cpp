@@ -1,0 +1,154 @@
+// SPDX-License-Identifier: MIT
+#include "app/presets.hpp"
+#include "app/train_config.hpp"
+
+#include "app_test_util.hpp"
+
+#include <cmath>
+
+using namespace bellows;
+namespace fs = std::filesystem;
+
+namespace {
+
+TrainConfig parse(const std::string& text) {
+    return parse_train_config(text, "run.toml", "/base");
+}
+
+RunConfig with(std::uint64_t pp, std::uint64_t dp, std::uint64_t ep, std::uint64_t batch = 16,
+               std::uint64_t micro_batches = 1) {
+    RunConfig config = load_run_config("tiny");
+    config.train.pp = pp;
+    config.train.dp = dp;
+    config.train.ep = ep;
+    config.train.batch = batch;
+    config.train.micro_batches = micro_batches;
+    return config;
+}
+
+} // namespace
+
+TEST(TrainConfig, ReadsAndWritesEveryKey) {
+    TrainConfig config;
+    config.data = {"/a b", "/c\"d"};
+    config.tokenizer = "/x.model";
+    config.holdout = 0.05;
+    config.steps = 1234567890123;
+    config.seed = 77;
+    config.lr = 3e-4;
+    config.lr_min = 1e-5;
+    config.adam_eps = 1e-30;
+    config.weight_decay = 0;
+    config.precision = "bf16";
+    config.device = "0,1";
+    config.pp = 2;
+    config.checkpoint_every = 10;
+    const std::string text = to_toml(config);
+    EXPECT_EQ(parse(text), config) << text;
+    EXPECT_EQ(to_toml(parse(text)), text);
+    EXPECT_EQ(parse(""), TrainConfig{});
+    EXPECT_EQ(parse("[train]\nlr = 1\n").lr, 1.0) << "whole numbers serve as real ones";
+}
+
+TEST(TrainConfig, PathsStartFromTheFile) {
+    const TrainConfig config =
+        parse("[train]\ndata = [\"text\", \"/abs\", \"../up\"]\ntokenizer = \"t.model\"");
+    EXPECT_EQ(config.data, (std::vector<std::string>{"/base/text", "/abs", "/up"}));
+    EXPECT_EQ(config.tokenizer, "/base/t.model");
+    EXPECT_EQ(parse("[train]\ndata = \"one\"").data, (std::vector<std::string>{"/base/one"}));
+}
+
+TEST(TrainConfig, RefusesUnknownKeysAndWrongKinds) {
+    EXPECT_BELLOWS_ERROR(parse("[train]\nseq = 3\nstesp = 3"), InvalidArgument,
+                         "run.toml:3: unknown key \"stesp\"");
+    EXPECT_BELLOWS_ERROR(parse("[train]\nstesp = 3"), InvalidArgument, "'steps'");
+    EXPECT_BELLOWS_ERROR(parse("[train]\n\"a\\nb\" = 3"), InvalidArgument, "\\x0a");
+    EXPECT_BELLOWS_ERROR(parse("train = 3"), InvalidArgument, "table");
+    EXPECT_BELLOWS_ERROR(parse("[train]\nsteps = 3.5"), InvalidArgument, "whole number");
+    EXPECT_BELLOWS_ERROR(parse("[train]\nsteps = -1"), InvalidArgument, "steps");
+    EXPECT_BELLOWS_ERROR(parse("[train]\nlr = \"fast\""), InvalidArgument, "number");
+    EXPECT_BELLOWS_ERROR(parse("[train]\ntokenizer = 1"), InvalidArgument, "quotes");
+    EXPECT_BELLOWS_ERROR(parse("[train]\ndata = [1]"), InvalidArgument, "data");
+    EXPECT_BELLOWS_ERROR(parse("[train"), InvalidArgument, "run.toml:1: ");
+}
+
+TEST(TrainConfig, ValuesOutOfRangeNameTheirKey) {
+    const auto check = [](const std::string& line) { validate(parse("[train]\n" + line)); };
+    EXPECT_NO_THROW(check(""));
+    for (const char* line :
+         {"steps = 0", "batch = 0", "micro_batches = 0", "seq = 0", "lr = -1.0", "lr = nan",
+          "lr = inf", "beta1 = 1.0", "beta2 = 1.0", "adam_eps = 0.0", "weight_decay = -0.1",
+          "clip_norm = -1.0", "precision = \"f16\"", "device = \"tpu\"", "device = \"\"", "pp = 0",
+          "holdout = 1.0", "keep_checkpoints = 0", "lr_min = 1.0"}) {
+        const std::string key(line, std::string_view(line).find(' '));
+        EXPECT_BELLOWS_ERROR((check(line), 0), InvalidArgument, key);
+    }
+    EXPECT_BELLOWS_ERROR((check("warmup_steps = 5\ndecay_steps = 5"), 0), InvalidArgument,
+                         "decay_steps");
+}
+
+TEST(TrainConfig, Devices) {
+    EXPECT_EQ(parse_devices("gpu"), (std::vector<std::string>{"gpu"}));
+    EXPECT_EQ(parse_devices("0,1,cpu").size(), 3u);
+    EXPECT_EQ(parse_devices("f81d4fae-7dec-11d0-a765-00a0c91e6bf6").size(), 1u);
+    for (const char* bad : {"", ",", "0,", ",0", "-1", "99999", "GPU", "0 1", "f81d4fae-7dec"}) {
+        EXPECT_BELLOWS_ERROR(parse_devices(bad), InvalidArgument, "device");
+    }
+}
+
+TEST(TrainConfig, LearningRateWarmsUpAndDecaysWhateverTheEnd) {
+    TrainConfig config;
+    config.lr = 1;
+    EXPECT_EQ(learning_rate(config, 1), 1);
+    EXPECT_EQ(learning_rate(config, 100000), 1);
+    config.warmup_steps = 10;
+    config.decay_steps = 110;
+    config.lr_min = 0.1;
+    EXPECT_DOUBLE_EQ(learning_rate(config, 1), 0.1);
+    EXPECT_DOUBLE_EQ(learning_rate(config, 10), 1);
+    EXPECT_DOUBLE_EQ(learning_rate(config, 60), 0.55);
+    EXPECT_DOUBLE_EQ(learning_rate(config, 110), 0.1);
+    EXPECT_DOUBLE_EQ(learning_rate(config, 5000), 0.1);
+    TrainConfig longer = config;
+    longer.steps = 2 * config.steps;
+    EXPECT_EQ(learning_rate(config, 37), learning_rate(longer, 37)) << "a resume may add steps";
+}
+
+TEST(RunConfig, EveryPresetLoads) {
+    ASSERT_GE(presets().size(), 3u);
+    for (const Preset& preset : presets()) {
+        const RunConfig config = load_run_config(std::string(preset.name));
+        EXPECT_NO_THROW(validate(config.train));
+        const RunConfig again = parse_run_config(to_toml(config), "again", "/");
+        EXPECT_TRUE(again.model == config.model);
+        EXPECT_TRUE(again.train == config.train) << to_toml(config);
+    }
+}
+
+TEST(RunConfig, FilesAndWhatIsNeither) {
+    TemporaryFolder folder;
+    const std::string text = std::string(presets()[0].text) + "\n[train]\ndata = [\"x\"]\n";
+    const fs::path file = folder.write("my.toml", text);
+    EXPECT_EQ(load_run_config(file.string()).train.data.back(), (folder.path() / "x").string());
+    EXPECT_BELLOWS_ERROR(load_run_config("tinny"), InvalidArgument, "tiny");
+    EXPECT_BELLOWS_ERROR(load_run_config(folder.path().string()), Io, "regular file");
+    folder.write("extra.toml", text + "[other]\nx = 1\n");
+    EXPECT_BELLOWS_ERROR(load_run_config((folder.path() / "extra.toml").string()), InvalidArgument,
+                         "other");
+}
+
+TEST(Layout, RanksFactorAndDefaultsFollow) {
+    EXPECT_EQ(resolve_layout(with(1, 0, 0), 1), (RunLayout{1, 1, 1}));
+    EXPECT_EQ(resolve_layout(with(1, 0, 0), 4), (RunLayout{1, 4, 4}));
+    EXPECT_EQ(resolve_layout(with(2, 0, 0), 4), (RunLayout{2, 2, 2}));
+    EXPECT_EQ(resolve_layout(with(1, 2, 1), 2), (RunLayout{1, 2, 1}));
+    EXPECT_BELLOWS_ERROR(resolve_layout(with(3, 0, 0), 4), InvalidArgument, "3 stages");
+    EXPECT_BELLOWS_ERROR(resolve_layout(with(2, 4, 0), 4), InvalidArgument, "8 ranks, not 4");
+    EXPECT_BELLOWS_ERROR(resolve_layout(with(1, 4, 3), 4), InvalidArgument, "ep = 3");
+    EXPECT_BELLOWS_ERROR(resolve_layout(with(8, 0, 0), 8), InvalidArgument, "layers");
+    EXPECT_BELLOWS_ERROR(resolve_layout(with(1, 0, 0), 0), InvalidArgument, "ranks = 0");
+    EXPECT_BELLOWS_ERROR(resolve_layout(with(1, 0, 0), 1ull << 60), InvalidArgument, "ranks");
+    EXPECT_BELLOWS_ERROR(resolve_layout(with(1, 0, 0, 16), 3), InvalidArgument, "multiple of 3");
+    EXPECT_BELLOWS_ERROR(resolve_layout(with(1, 0, 0, 16, 5), 2), InvalidArgument,
+                         "multiple of 10");
+}
