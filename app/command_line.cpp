@@ -128,10 +128,10 @@ int train(const TrainFlags& flags, int argc, const char* const* argv, const Comm
     const TrainOptions options = resolve_train(flags);
     if (options.ranks() > 1 && !is_started_by_mpi()) {
         check_training_input(options);
-        LaunchOptions launch;
+        LauncherOptions launch;
         launch.ranks = static_cast<int>(options.ranks());
         launch.arguments = arguments_of(argc, argv);
-        const LaunchResult result = launch_ranks(launch);
+        const LauncherResult result = run_ranks(launch);
         if (!result.message.empty()) {
             std::fprintf(stderr, "bellows: %s\n", result.message.c_str());
         }

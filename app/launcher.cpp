@@ -137,7 +137,7 @@ void note_losses(Ending& ending, const std::vector<RankReport>& reports) {
 }
 
 /// One round of the watch: turns faults and signals into requests, later into force.
-void drive_ending(Ending& ending, const LaunchOptions& options, const MpirunProcess& mpirun,
+void drive_ending(Ending& ending, const LauncherOptions& options, const MpirunProcess& mpirun,
                   const std::vector<RankReport>& reports) {
     const Clock::time_point now = Clock::now();
     note_losses(ending, reports);
@@ -170,7 +170,7 @@ std::string describe_losses(const Ending& ending, const std::vector<RankReport>&
     return out;
 }
 
-LaunchResult judge(const std::vector<RankReport>& reports, const Ending& ending, int mpirun_code) {
+LauncherResult judge(const std::vector<RankReport>& reports, const Ending& ending, int mpirun_code) {
     if (ending.signal) {
         return {128 + *ending.signal, "ended by signal " + std::to_string(*ending.signal)};
     }
@@ -213,7 +213,7 @@ bool is_started_by_mpi() {
     return ranks_from_environment().value_or(1) > 1;
 }
 
-LaunchResult launch_ranks(const LaunchOptions& options) {
+LauncherResult run_ranks(const LauncherOptions& options) {
     if (options.ranks < 1) {
         throw Error(ErrorCode::InvalidArgument,
                     "cannot start " + std::to_string(options.ranks) + " ranks");

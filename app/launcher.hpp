@@ -20,7 +20,7 @@ bool is_started_by_mpi();
 /// The number of ranks that the launcher's environment tells, if it does.
 std::optional<int> ranks_from_environment();
 
-struct LaunchOptions {
+struct LauncherOptions {
     int ranks = 1;
     std::filesystem::path program;      ///< what every rank executes; empty: this program
     std::vector<std::string> arguments; ///< without the program's name
@@ -32,7 +32,7 @@ struct LaunchOptions {
     std::chrono::milliseconds kill_after{4'000};
 };
 
-struct LaunchResult {
+struct LauncherResult {
     int exit_code = 0;   ///< as ranks see it (0 … 4), or 128 + the signal that we were ended with
     std::string message; ///< one line if a rank was lost or mpirun failed, else empty
 };
@@ -41,10 +41,10 @@ struct LaunchResult {
 /// and the message names it. Else the first failing rank's code, 4 only if no rank has another.
 /// Throws Error{InvalidArgument} for ranks < 1, Error{Unsupported} if there is no mpirun,
 /// Error{Io}.
-LaunchResult launch_ranks(const LaunchOptions& options);
+LauncherResult run_ranks(const LauncherOptions& options);
 
 /// In a rank's main(): tells a launcher, if there is one, that this rank lives and how it ended.
-/// Does nothing in a process that launch_ranks() did not start.
+/// Does nothing in a process that run_ranks() did not start.
 class LaunchedRank {
 public:
     LaunchedRank();

@@ -1,7 +1,11 @@
 // SPDX-License-Identifier: MIT
 // The program `bellows`: which subcommands there are.
-#include "app/commands.hpp"
+#include "app/run.hpp"
 
 int main(int argc, char** argv) {
-    return bellows::run_command_line(argc, argv, bellows::Commands{});
+    bellows::Commands commands;
+    commands.train = bellows::run_train;
+    commands.generate = bellows::run_generate;
+    commands.info = bellows::run_info;
+    return bellows::run_command_line(argc, argv, commands);
 }

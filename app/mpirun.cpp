@@ -83,7 +83,7 @@ std::vector<char*> pointers(std::vector<std::string>& texts) {
 
 } // namespace
 
-std::vector<std::string> mpirun_command(const LaunchOptions& options,
+std::vector<std::string> mpirun_command(const LauncherOptions& options,
                                         const std::filesystem::path& program) {
     std::vector<std::string> command = {"mpirun", "--allow-run-as-root", "--oversubscribe",
                                         "--bind-to", "none", "--enable-recovery", "--mca",
@@ -95,7 +95,7 @@ std::vector<std::string> mpirun_command(const LaunchOptions& options,
     return command;
 }
 
-MpirunProcess::MpirunProcess(const LaunchOptions& options, const std::filesystem::path& folder,
+MpirunProcess::MpirunProcess(const LauncherOptions& options, const std::filesystem::path& folder,
                              const sigset_t& signals) {
     std::error_code error;
     const std::filesystem::path program =

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT
 #pragma once
 
-// The mpirun process behind launch_ranks(): its command line, its standard error, its end.
+// The mpirun process behind run_ranks(): its command line, its standard error, its end.
 
 #include "app/file_io.hpp"
 #include "app/launcher.hpp"
@@ -18,14 +18,14 @@ namespace bellows {
 
 /// mpirun and its arguments for ranks of this host: started as root too, more ranks than cores,
 /// waiting ranks yield their core, a lost rank does not end the others.
-std::vector<std::string> mpirun_command(const LaunchOptions& options,
+std::vector<std::string> mpirun_command(const LauncherOptions& options,
                                         const std::filesystem::path& program);
 
 class MpirunProcess {
 public:
     /// Starts it in a process group of its own, with `signals` unblocked as given and the launch
     /// folder in its environment. Throws Error{Unsupported} if there is no mpirun.
-    MpirunProcess(const LaunchOptions& options, const std::filesystem::path& folder,
+    MpirunProcess(const LauncherOptions& options, const std::filesystem::path& folder,
                   const sigset_t& signals);
     MpirunProcess(const MpirunProcess&) = delete;
     MpirunProcess& operator=(const MpirunProcess&) = delete;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// launch_ranks() with this very program as its ranks: main() takes a role if it is given one.
+// run_ranks() with this very program as its ranks: main() takes a role if it is given one.
 #include "app/launcher.hpp"
 
 #include "app_test_util.hpp"
@@ -58,13 +58,13 @@ int as_rank(const std::string& role, const std::string& argument) {
     return code;
 }
 
-LaunchResult launch(int ranks, const std::string& role, const std::string& argument = "-") {
-    LaunchOptions options;
+LauncherResult launch(int ranks, const std::string& role, const std::string& argument = "-") {
+    LauncherOptions options;
     options.ranks = ranks;
     options.arguments = {"--as-rank", role, argument};
     options.grace = 2s;
     options.kill_after = 1s;
-    return launch_ranks(options);
+    return run_ranks(options);
 }
 
 double seconds_since(std::chrono::steady_clock::time_point start) {
@@ -75,7 +75,7 @@ double seconds_since(std::chrono::steady_clock::time_point start) {
 
 TEST(Launcher, StartsEveryRankOnce) {
     TemporaryFolder folder;
-    const LaunchResult result = launch(3, "write", folder.path().string());
+    const LauncherResult result = launch(3, "write", folder.path().string());
     EXPECT_EQ(result.exit_code, 0);
     EXPECT_EQ(result.message, "");
     for (const char* rank : {"0", "1", "2"}) {
@@ -96,7 +96,7 @@ TEST(Launcher, TheFirstFailingRankGivesTheCode) {
 
 TEST(Launcher, AKilledRankIsNamed) {
     const auto start = std::chrono::steady_clock::now();
-    const LaunchResult result = launch(3, "killed");
+    const LauncherResult result = launch(3, "killed");
     EXPECT_EQ(result.exit_code, 4);
     EXPECT_NE(result.message.find("rank 1 (process "), std::string::npos) << result.message;
     EXPECT_EQ(result.message.find("rank 0"), std::string::npos) << result.message;
@@ -106,7 +106,7 @@ TEST(Launcher, AKilledRankIsNamed) {
 
 TEST(Launcher, RanksThatHangAfterALossAreEnded) {
     const auto start = std::chrono::steady_clock::now();
-    const LaunchResult result = launch(3, "killed-and-stuck");
+    const LauncherResult result = launch(3, "killed-and-stuck");
     EXPECT_EQ(result.exit_code, 4);
     EXPECT_NE(result.message.find("rank 1"), std::string::npos) << result.message;
     EXPECT_EQ(result.message.find("rank 0"), std::string::npos) << "we ended it, it was not lost";
@@ -116,7 +116,7 @@ TEST(Launcher, RanksThatHangAfterALossAreEnded) {
 TEST(Launcher, ASignalEndsAllRanks) {
     for (const char* role : {"signal", "signal-and-deaf"}) {
         const auto start = std::chrono::steady_clock::now();
-        const LaunchResult result = launch(2, role, std::to_string(::getpid()));
+        const LauncherResult result = launch(2, role, std::to_string(::getpid()));
         EXPECT_EQ(result.exit_code, 128 + SIGTERM);
         EXPECT_LT(seconds_since(start), 15);
     }
@@ -132,31 +132,31 @@ TEST(Launcher, PassesErrorsOnWithoutInternalOnes) {
 }
 
 TEST(Launcher, RanksThatNeverBeginAreEnded) {
-    LaunchOptions options;
+    LauncherOptions options;
     options.ranks = 2;
     options.program = "/bin/sleep";
     options.arguments = {"60"};
     options.start_limit = 1s;
     options.kill_after = 1s;
     const auto start = std::chrono::steady_clock::now();
-    const LaunchResult result = launch_ranks(options);
+    const LauncherResult result = run_ranks(options);
     EXPECT_EQ(result.exit_code, 3);
     EXPECT_NE(result.message.find("mpirun did not start"), std::string::npos) << result.message;
     EXPECT_LT(seconds_since(start), 15);
 }
 
 TEST(Launcher, RefusesWhatItCannotStart) {
-    LaunchOptions options;
+    LauncherOptions options;
     options.ranks = 0;
-    EXPECT_BELLOWS_ERROR(launch_ranks(options), InvalidArgument, "0 ranks");
+    EXPECT_BELLOWS_ERROR(run_ranks(options), InvalidArgument, "0 ranks");
     options.ranks = 2;
     options.program = "/no/such/program";
-    EXPECT_BELLOWS_ERROR(launch_ranks(options), Io, "/no/such/program");
+    EXPECT_BELLOWS_ERROR(run_ranks(options), Io, "/no/such/program");
 
     const std::string path = std::getenv("PATH");
     options.program.clear();
     ::setenv("PATH", "/nowhere", 1);
-    EXPECT_BELLOWS_ERROR(launch_ranks(options), Unsupported, "mpirun");
+    EXPECT_BELLOWS_ERROR(run_ranks(options), Unsupported, "mpirun");
     ::setenv("PATH", path.c_str(), 1);
 }
 

@@ -1,0 +1,19 @@
+// SPDX-License-Identifier: MIT
+#pragma once
+
+// The bodies of the subcommands: each runs on this rank and returns an exit code or throws.
+
+#include "app/commands.hpp"
+
+#include <string>
+
+namespace bellows {
+
+int run_train(const TrainOptions& options);
+int run_generate(const GenerateOptions& options);
+int run_info(const InfoOptions& options);
+
+/// The prompt and what the model writes after it. One rank, on a device of its own.
+std::string generate_text(const GenerateOptions& options);
+
+} // namespace bellows

@@ -1,0 +1,29 @@
+// SPDX-License-Identifier: MIT
+#pragma once
+
+// A Trainer's state to and from checkpoints: f32 weights under their own names in "model" shards,
+// AdamW's moments as NAME.adam_m and NAME.adam_v in "optimizer" shards.
+
+#include "app/checkpoint.hpp"
+#include "app/commands.hpp"
+#include "app/trainer.hpp"
+
+#include <bellows/comm/world.hpp>
+
+#include <cstdint>
+#include <filesystem>
+
+namespace bellows {
+
+/// Collective. Each rank writes what it stands for, rank 0 commits and removes older ones. Throws
+/// Error{Io} on every rank if any could not write; earlier checkpoints stay.
+std::filesystem::path save_checkpoint(const TrainOptions& options, Trainer& trainer, World& world,
+                                      std::uint64_t steps_done, std::uint64_t keep);
+
+/// Reads what this rank needs, from a checkpoint of any layout.
+void load_checkpoint(const Checkpoint& checkpoint, Trainer& trainer);
+
+/// The weights alone.
+void load_weights(const Checkpoint& checkpoint, ParameterStore& parameters);
+
+} // namespace bellows

@@ -1,0 +1,108 @@
+// SPDX-License-Identifier: MIT
+// The body of `bellows info`: devices, features, limits, and which variant of each kernel runs.
+#include "app/run.hpp"
+
+#include <bellows/engine/device.hpp>
+#include <bellows/engine/error.hpp>
+#include <bellows/kernels/kernels.hpp>
+
+#include <nlohmann/json.hpp>
+
+#include <cstdio>
+#include <string>
+
+namespace bellows {
+
+namespace {
+
+using Json = nlohmann::json;
+
+Json json_of(const DeviceInfo& info) {
+    return {{"index", info.index},
+            {"name", info.name},
+            {"driver", info.driver},
+            {"uuid", info.uuid},
+            {"vulkan", info.api_version},
+            {"cpu", info.is_cpu},
+            {"memory_bytes", info.memory_bytes},
+            {"subgroup_size", info.subgroup_size},
+            {"shared_memory_bytes", info.shared_memory_bytes},
+            {"max_workgroup_invocations", info.max_workgroup_invocations},
+            {"features", info.features},
+            {"cooperative_matrices", info.cooperative_matrices},
+            {"lacks", info.unmet_requirements}};
+}
+
+/// Kernel variants that this device and build run, and why not the others.
+Json kernels_of(const Device& device) {
+    Json all = Json::object();
+    for (const KernelInfo* kernel : kernels::all()) {
+        Json variants = Json::object();
+        for (std::uint32_t i = 0; i < kernel->variants.size(); ++i) {
+            const std::string reason = device.why_not(*kernel, i);
+            variants[std::string(kernel->variants[i].name)] =
+                reason.empty() ? Json("runs") : Json(reason);
+        }
+        all[std::string(kernel->name)] = variants;
+    }
+    return all;
+}
+
+void print_text(const Json& report) {
+    for (const Json& device : report["devices"]) {
+        std::printf("device %s: %s\n", device["index"].dump().c_str(),
+                    device["name"].get<std::string>().c_str());
+        for (const auto& [key, value] : device.items()) {
+            if (key == "index" || key == "name" || key == "kernels")
+                continue;
+            const std::string text = value.is_string() ? value.get<std::string>() : value.dump();
+            if (text != "[]")
+                std::printf("  %-26s %s\n", key.c_str(), text.c_str());
+        }
+        if (!device.contains("kernels"))
+            continue;
+        std::uint64_t running = 0, others = 0;
+        for (const auto& [kernel, variants] : device["kernels"].items())
+            for (const auto& [variant, state] : variants.items()) {
+                if (state == "runs") {
+                    ++running;
+                    continue;
+                }
+                ++others;
+                std::printf("  not %s.%s: %s\n", kernel.c_str(), variant.c_str(),
+                            state.get<std::string>().c_str());
+            }
+        std::printf("  %-26s %llu run, %llu do not\n", "kernel variants",
+                    static_cast<unsigned long long>(running),
+                    static_cast<unsigned long long>(others));
+    }
+}
+
+} // namespace
+
+int run_info(const InfoOptions& options) {
+    Json report{{"devices", Json::array()}};
+    bool serves = false;
+    for (const DeviceInfo& info : list_devices()) {
+        Json entry = json_of(info);
+        if (info.unmet_requirements.empty()) {
+            serves = true;
+            DeviceOptions device_options;
+            device_options.select = std::to_string(info.index);
+            const auto device = Device::create(device_options);
+            entry["queues"] = device->describe_queues();
+            entry["kernels"] = kernels_of(*device);
+        }
+        report["devices"].push_back(entry);
+    }
+    if (options.json)
+        std::printf("%s\n", report.dump(2).c_str());
+    else
+        print_text(report);
+    if (!serves)
+        throw Error(ErrorCode::Unsupported, "no Vulkan device serves; mesa-vulkan-drivers has one "
+                                            "for the CPU");
+    return 0;
+}
+
+} // namespace bellows

@@ -1,0 +1,216 @@
+// SPDX-License-Identifier: MIT
+// The body of `bellows train` on one rank.
+#include "app/run.hpp"
+
+#include "app/loss_plot.hpp"
+#include "app/metrics.hpp"
+#include "app/file_io.hpp"
+#include "app/run_checkpoint.hpp"
+#include "app/run_device.hpp"
+#include "app/trace_file.hpp"
+#include "app/trainer.hpp"
+
+#include <bellows/comm/launch.hpp>
+#include <bellows/engine/error.hpp>
+
+#include <chrono>
+#include <cstdio>
+#include <optional>
+#include <string>
+#include <utility>
+
+namespace bellows {
+
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+/// Steps at the end of a run that the trace shows.
+constexpr std::uint64_t kTracedSteps = 2;
+
+double seconds_since(Clock::time_point start) {
+    return std::chrono::duration<double>(Clock::now() - start).count();
+}
+
+World make_world() {
+    if (!is_launched())
+        return World::single();
+    int argc = 0;
+    char** argv = nullptr;
+    return World::init(argc, argv);
+}
+
+/// One run of this rank.
+class TrainRun {
+public:
+    TrainRun(const TrainOptions& options, World& world);
+    int run();
+
+private:
+    bool leads() const { return world_.rank() == 0; }
+    void one_step(std::uint64_t step);
+    void checkpoint(std::uint64_t steps_done);
+    void finish();
+    void report(const std::string& title, std::uint64_t done, std::uint64_t total);
+
+    const TrainOptions& options_;
+    const TrainConfig& train_;
+    World& world_;
+    Tokenizer tokenizer_;
+    Corpus corpus_;
+    BatchSource batches_;
+    std::optional<ProgressReporter> progress_;
+    std::unique_ptr<Device> device_;
+    std::optional<Trainer> trainer_;
+    std::optional<MetricsLog> log_;
+    std::uint64_t first_step_ = 0;
+    std::filesystem::path last_checkpoint_;
+    bool saved_last_ = false;
+};
+
+TrainRun::TrainRun(const TrainOptions& options, World& world)
+    : options_(options), train_(options.config.train), world_(world),
+      tokenizer_(Tokenizer::from_name(train_.tokenizer)),
+      corpus_(read_training_text(options.config, tokenizer_)),
+      batches_(corpus_, split_corpus(corpus_, train_.holdout).train,
+               {train_.seed, train_.batch, train_.seq}) {
+    if (leads()) {
+        if (!options.resume)
+            prepare_output(options);
+        progress_.emplace(stdout, train_.steps, ProgressReporter::detect(stdout));
+    }
+    DeviceOptions device_options = run_device_options(train_.device, world_.local_rank());
+    device_options.trace = true;
+    device_options.on_pipeline_compiled = [this](const std::string&, std::uint32_t count) {
+        report("compiling shaders", count, 0);
+    };
+    device_ = Device::create(device_options);
+    trainer_.emplace(*device_, world_, options.config, options.layout);
+    if (options.resume) {
+        const Checkpoint checkpoint = Checkpoint::open(*options.resume);
+        load_checkpoint(checkpoint, *trainer_);
+        first_step_ = checkpoint.state().step;
+        last_checkpoint_ = checkpoint.folder();
+    }
+    if (leads())
+        log_.emplace(options.out / "metrics.jsonl", first_step_);
+}
+
+void TrainRun::report(const std::string& title, std::uint64_t done, std::uint64_t total) {
+    if (progress_)
+        progress_->phase(title, done, total);
+}
+
+void TrainRun::one_step(std::uint64_t step) {
+    const auto start = Clock::now();
+    const StepResult result = trainer_->step(
+        step, [this](std::uint64_t at, std::uint64_t index, std::span<std::uint32_t> tokens) {
+            batches_.sequence(at, index, tokens);
+        });
+    if (!leads())
+        return;
+    StepMetrics metrics;
+    metrics.step = step + 1;
+    metrics.loss = result.loss;
+    metrics.grad_norm = result.grad_norm;
+    metrics.lr = learning_rate(train_, step + 1);
+    metrics.seconds = seconds_since(start);
+    const double tokens = static_cast<double>(train_.batch * train_.seq);
+    metrics.tokens_per_s = tokens / metrics.seconds;
+    metrics.model_flops_per_s =
+        metrics.tokens_per_s * training_flops_per_token(options_.config.model, train_.seq);
+    metrics.bytes_exchanged = result.bytes_exchanged;
+    metrics.seconds_waited = result.seconds_waited;
+    log_->add(metrics);
+    progress_->step(metrics);
+}
+
+void TrainRun::checkpoint(std::uint64_t steps_done) {
+    try {
+        last_checkpoint_ =
+            save_checkpoint(options_, *trainer_, world_, steps_done, train_.keep_checkpoints);
+        saved_last_ = true;
+    } catch (const Error& error) {
+        if (error.code() != ErrorCode::Io)
+            throw;
+        saved_last_ = false;
+        if (progress_)
+            progress_->note("warning: no checkpoint at step " + std::to_string(steps_done) + ": " +
+                            error.message());
+    }
+}
+
+void TrainRun::finish() {
+    device_->wait_idle();
+    device_->save_pipeline_cache();
+    write_trace(options_.out / "trace.json", *device_, world_);
+    if (!leads())
+        return;
+    progress_->finish();
+    std::vector<LossPoint> points;
+    for (const StepMetrics& step : log_->steps())
+        points.push_back({step.step, step.loss / corpus_.bytes_per_token()});
+    LossPlotOptions plot;
+    plot.title = "Training loss of " + options_.config_name;
+    plot.subtitle = std::to_string(options_.ranks()) + " ranks: pp " +
+                    std::to_string(options_.layout.pp) + ", dp " +
+                    std::to_string(options_.layout.dp) + ", ep " +
+                    std::to_string(options_.layout.ep) + ", " + train_.precision + " on " +
+                    device_->info().name;
+    write_file_durably(options_.out / "loss.svg", loss_plot_svg(points, plot));
+    RunSummary summary = summarize(log_->steps());
+    summary.bytes_per_token = corpus_.bytes_per_token();
+    summary.loss_picture = options_.out / "loss.svg";
+    summary.trace = options_.out / "trace.json";
+    summary.checkpoint = last_checkpoint_;
+    if (saved_last_) {
+        GenerateOptions generate;
+        generate.checkpoint = last_checkpoint_;
+        generate.config = options_.config;
+        generate.prompt = "The ";
+        generate.tokens = 240;
+        generate.temperature = 0.7;
+        summary.sample = generate_text(generate);
+    }
+    std::fputs(format_summary(summary).c_str(), stdout);
+    std::fflush(stdout);
+}
+
+int TrainRun::run() {
+    for (std::uint64_t step = first_step_; step < train_.steps; ++step) {
+        if (step + kTracedSteps == train_.steps)
+            device_->take_trace(); // drops what came before
+        else if (step % 16 == 0 && step + kTracedSteps < train_.steps)
+            device_->take_trace();
+        one_step(step);
+        const bool last = step + 1 == train_.steps;
+        if (last || (train_.checkpoint_every > 0 && (step + 1) % train_.checkpoint_every == 0))
+            checkpoint(step + 1);
+    }
+    finish();
+    return 0;
+}
+
+} // namespace
+
+int run_train(const TrainOptions& options) {
+    World world = make_world();
+    if (static_cast<std::uint64_t>(world.size()) != options.ranks())
+        throw Error(ErrorCode::InvalidArgument,
+                    "the layout wants " + std::to_string(options.ranks()) + " ranks, there are " +
+                        std::to_string(world.size()));
+    int code = 0;
+    try {
+        TrainRun run(options, world);
+        code = run.run();
+    } catch (const Error& error) {
+        world.control().abort(error);
+        if (const auto cause = world.control().failure())
+            throw Error(*cause); // what really happened, on every rank
+        throw;
+    }
+    world.close();
+    return code;
+}
+
+} // namespace bellows

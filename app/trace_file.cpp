@@ -1,0 +1,62 @@
+// SPDX-License-Identifier: MIT
+#include "app/trace_file.hpp"
+
+#include "app/file_io.hpp"
+
+#include <bellows/comm/host_collectives.hpp>
+
+#include <nlohmann/json.hpp>
+
+#include <cstring>
+#include <map>
+#include <string>
+
+namespace bellows {
+
+namespace {
+
+using Json = nlohmann::json;
+
+Json name_event(const char* what, int pid, int tid, const std::string& name) {
+    return {{"ph", "M"}, {"name", what}, {"pid", pid}, {"tid", tid}, {"args", {{"name", name}}}};
+}
+
+/// This rank's part, events separated by commas.
+std::string events_of_rank(Device& device, int rank) {
+    std::map<std::string, int> lanes;
+    std::string text = name_event("process_name", rank, 0, "rank " + std::to_string(rank)).dump();
+    for (const TraceEvent& event : device.take_trace()) {
+        const auto [lane, added] = lanes.emplace(event.lane, static_cast<int>(lanes.size()) + 1);
+        if (added)
+            text += ",\n" + name_event("thread_name", rank, lane->second, event.lane).dump();
+        const Json json = {{"ph", "X"},
+                           {"name", event.name},
+                           {"cat", event.category},
+                           {"pid", rank},
+                           {"tid", lane->second},
+                           {"ts", static_cast<double>(event.begin_ns) / 1000.0},
+                           {"dur", static_cast<double>(event.end_ns - event.begin_ns) / 1000.0},
+                           {"args", {{"node", event.category}}}};
+        text += ",\n" + json.dump();
+    }
+    return text;
+}
+
+} // namespace
+
+void write_trace(const std::filesystem::path& path, Device& device, World& world) {
+    HostCollectives everyone(world, Group::all(world.size()));
+    const std::string mine = events_of_rank(device, world.rank());
+    const auto parts = everyone.all_gather(std::as_bytes(std::span(mine)));
+    if (world.rank() != 0)
+        return;
+    std::string text = "{\"displayTimeUnit\": \"ms\", \"traceEvents\": [\n";
+    for (std::size_t rank = 0; rank < parts.size(); ++rank) {
+        text += rank == 0 ? "" : ",\n";
+        text.append(reinterpret_cast<const char*>(parts[rank].data()), parts[rank].size());
+    }
+    text += "\n]}\n";
+    write_file_durably(path, text);
+}
+
+} // namespace bellows

@@ -1,0 +1,17 @@
+// SPDX-License-Identifier: MIT
+#pragma once
+
+// The trace of a run: one Chrome/Perfetto JSON with every rank (pid) and each of its queues and
+// host lanes (tid).
+
+#include <bellows/comm/world.hpp>
+#include <bellows/engine/device.hpp>
+
+#include <filesystem>
+
+namespace bellows {
+
+/// Collective: takes the device's events; rank 0 writes those of all ranks. Throws Error{Io}.
+void write_trace(const std::filesystem::path& path, Device& device, World& world);
+
+} // namespace bellows
