@@ -52,7 +52,7 @@ public:
     Vector layer_backward(std::size_t index, const Vector& dy, const LayerForward& f,
                           Parameters& g) const {
         const std::string prefix = layer_prefix(index);
-        const Vector dffn = config_.is_moe(index) ? moe_backward_(dy, f, prefix + "mlp.", g)
+        const Vector dffn = config_.is_moe(index) ? experts_backward(dy, f, prefix + "mlp.", g)
                                                   : dense_backward(dy, f, prefix + "mlp.", g);
         Vector dmiddle =
             norm_backward(dffn, f.middle, f.norm2, prefix + "post_attention_layernorm.weight", g);
@@ -109,8 +109,8 @@ private:
                                      batch_.batch, batch_.batch, config_.balance_loss_alpha);
     }
 
-    Vector moe_backward_(const Vector& dy, const LayerForward& f, const std::string& prefix,
-                         Parameters& g) const {
+    Vector experts_backward(const Vector& dy, const LayerForward& f, const std::string& prefix,
+                            Parameters& g) const {
         const MoeWeights weights = moe_weights(config_, p_, prefix);
         std::vector<Vector> dscores;
         if (!f.balance.dscores.empty())
