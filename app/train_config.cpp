@@ -2,9 +2,9 @@
 #include "app/train_config.hpp"
 
 #include "app/file_io.hpp"
-#include "app/presets.hpp"
 
 #include <bellows/engine/error.hpp>
+#include <bellows/model/presets.hpp>
 
 #include <toml++/toml.h>
 
@@ -234,11 +234,11 @@ RunConfig parse_run_config(std::string_view text, std::string_view source, const
 RunConfig load_run_config(const std::string& name) {
     constexpr std::uint64_t kLargestConfig = std::uint64_t{1} << 20;
     std::string names;
-    for (const Preset& preset : presets()) {
-        if (preset.name == name) {
-            return parse_run_config(preset.text, "preset " + name, fs::current_path());
+    for (const std::string& preset : preset_names()) {
+        if (preset == name) {
+            return parse_run_config(preset_text(name), "preset " + name, fs::current_path());
         }
-        names += (names.empty() ? "" : ", ") + std::string(preset.name);
+        names += (names.empty() ? "" : ", ") + preset;
     }
     const fs::path file(name);
     std::error_code error;

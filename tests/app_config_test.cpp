@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-#include "app/presets.hpp"
+
 #include "app/train_config.hpp"
 
 #include "app_test_util.hpp"
@@ -115,9 +115,9 @@ TEST(TrainConfig, LearningRateWarmsUpAndDecaysWhateverTheEnd) {
 }
 
 TEST(RunConfig, EveryPresetLoads) {
-    ASSERT_GE(presets().size(), 3u);
-    for (const Preset& preset : presets()) {
-        const RunConfig config = load_run_config(std::string(preset.name));
+    ASSERT_GE(preset_names().size(), 3u);
+    for (const std::string& preset : preset_names()) {
+        const RunConfig config = load_run_config(preset);
         EXPECT_NO_THROW(validate(config.train));
         const RunConfig again = parse_run_config(to_toml(config), "again", "/");
         EXPECT_TRUE(again.model == config.model);
@@ -127,7 +127,7 @@ TEST(RunConfig, EveryPresetLoads) {
 
 TEST(RunConfig, FilesAndWhatIsNeither) {
     TemporaryFolder folder;
-    const std::string text = std::string(presets()[0].text) + "\n[train]\ndata = [\"x\"]\n";
+    const std::string text = std::string(preset_text("tiny")) + "\n[train]\ndata = [\"x\"]\n";
     const fs::path file = folder.write("my.toml", text);
     EXPECT_EQ(load_run_config(file.string()).train.data.back(), (folder.path() / "x").string());
     EXPECT_BELLOWS_ERROR(load_run_config("tinny"), InvalidArgument, "tiny");

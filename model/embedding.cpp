@@ -1,0 +1,42 @@
+// SPDX-License-Identifier: MIT
+#include "recorded_slot.hpp"
+
+#include <bellows/engine/ops.hpp>
+#include <bellows/model/embedding.hpp>
+
+namespace bellows {
+
+namespace {
+
+constexpr const char* kTable = "model.embed_tokens.weight";
+
+class EmbeddingSlot final : public RecordedSlot {
+public:
+    EmbeddingSlot(const ParameterStore& parameters, Scratch& scratch, const EmbeddingSlotDesc& desc)
+        : RecordedSlot(parameters.device(), scratch, desc.name) {
+        const Parameter& table = parameters.at(kTable);
+        record(NodeKind::Forward, "EMBED(F)", [&](Recording& r, Scratch::Frame&) {
+            ops::embedding_forward(r, desc.tokens, table.compute, desc.x);
+        });
+        if (!desc.dx.buffer)
+            return;
+        record(NodeKind::WeightGradient, "EMBED(W)", [&](Recording& r, Scratch::Frame& frame) {
+            const std::uint64_t tokens = desc.tokens.extent[0];
+            ops::embedding_wgrad(r, desc.tokens, desc.dx, table.gradient, true,
+                                 frame.bytes(ops::embedding_wgrad_workspace_bytes(tokens)));
+        });
+    }
+};
+
+} // namespace
+
+Embedding::Embedding(ParameterStore& parameters, Scratch& scratch)
+    : parameters_(&parameters), scratch_(&scratch) {
+    parameters.at(kTable); // throws early
+}
+
+std::unique_ptr<LayerSlot> Embedding::create_slot(const EmbeddingSlotDesc& desc) const {
+    return std::make_unique<EmbeddingSlot>(*parameters_, *scratch_, desc);
+}
+
+} // namespace bellows

@@ -1,0 +1,127 @@
+// SPDX-License-Identifier: MIT
+#include "recorded_slot.hpp"
+
+#include <bellows/engine/gemm.hpp>
+#include <bellows/engine/ops.hpp>
+#include <bellows/model/head.hpp>
+
+#include <algorithm>
+
+namespace bellows {
+
+struct Head::Impl {
+    ParameterStore& parameters;
+    Scratch& scratch;
+    std::uint64_t hidden, vocabulary;
+    float eps;
+    const Parameter &gain, &matrix;
+};
+
+namespace {
+
+/// Rows whose f32 logits stand in scratch at a time where the kept gradient is narrower.
+constexpr std::uint64_t kChunkRows = 1024;
+
+class HeadSlot final : public RecordedSlot {
+public:
+    HeadSlot(const Head::Impl& layer, const HeadSlotDesc& desc);
+
+private:
+    using Frame = Scratch::Frame;
+
+    void forward(Recording& r, Frame& scratch) const;
+    void input_gradient(Recording& r, Frame& scratch) const;
+    void weight_gradient(Recording& r, Frame& scratch) const;
+
+    const Head::Impl& layer_;
+    HeadSlotDesc t_;
+    std::uint64_t tokens_;
+    TensorView norm_, inv_rms_;
+    TensorView d_logits_;
+    TensorView d_norm_;
+};
+
+HeadSlot::HeadSlot(const Head::Impl& layer, const HeadSlotDesc& desc)
+    : RecordedSlot(layer.parameters.device(), layer.scratch, desc.name), layer_(layer), t_(desc),
+      tokens_(desc.x.extent[0]) {
+    const DType act = layer_.parameters.activation();
+    norm_ = keep("norm", act, {tokens_, layer_.hidden});
+    inv_rms_ = keep("inverse rms", DType::F32, {tokens_});
+    d_logits_ = keep("logit gradient", act, {tokens_, layer_.vocabulary});
+    d_norm_ = keep("norm gradient", act, {tokens_, layer_.hidden}, MemoryCategory::DeferredWgrad);
+
+    record(NodeKind::Forward, "HEAD(F)",
+           [&](Recording& r, Frame& scratch) { forward(r, scratch); });
+    record(NodeKind::InputGradient, "HEAD(B)",
+           [&](Recording& r, Frame& scratch) { input_gradient(r, scratch); });
+    record(NodeKind::WeightGradient, "HEAD(W)",
+           [&](Recording& r, Frame& scratch) { weight_gradient(r, scratch); });
+}
+
+void HeadSlot::forward(Recording& r, Frame& scratch) const {
+    ops::rmsnorm_forward(r, t_.x, layer_.gain.weight, norm_, inv_rms_, layer_.eps);
+    const TensorView losses = scratch.tensor(DType::F32, {tokens_});
+    const bool in_place = d_logits_.dtype == DType::F32;
+    const std::uint64_t step = in_place ? tokens_ : std::min(tokens_, kChunkRows);
+    const TensorView chunk =
+        in_place ? d_logits_ : scratch.tensor(DType::F32, {step, layer_.vocabulary});
+    for (std::uint64_t first = 0; first < tokens_; first += step) {
+        const std::uint64_t rows = std::min(step, tokens_ - first);
+        const TensorView logits = chunk.rows(0, rows);
+        ops::gemm_nt(r, norm_.rows(first, rows), layer_.matrix.compute, logits);
+        ops::cross_entropy(r, logits, t_.targets.rows(first, rows), losses.rows(first, rows),
+                           logits, t_.scale);
+        if (!in_place)
+            ops::cast(r, logits, d_logits_.rows(first, rows));
+    }
+    ops::sum_pairs(r, losses, t_.loss, scratch.bytes(ops::sum_pairs_workspace_bytes(tokens_)));
+}
+
+void HeadSlot::input_gradient(Recording& r, Frame&) const {
+    ops::gemm_nn(r, d_logits_, layer_.matrix.compute, d_norm_);
+    ops::rmsnorm_dgrad(r, d_norm_, t_.x, layer_.gain.weight, inv_rms_, t_.dx, false);
+}
+
+void HeadSlot::weight_gradient(Recording& r, Frame& scratch) const {
+    ops::gemm_tn(r, d_logits_, norm_, layer_.matrix.gradient, true);
+    ops::rmsnorm_wgrad(r, d_norm_, t_.x, inv_rms_, layer_.gain.gradient, true,
+                       scratch.bytes(ops::rmsnorm_wgrad_workspace_bytes(tokens_, layer_.hidden)));
+}
+
+class LogitsSlot final : public RecordedSlot {
+public:
+    LogitsSlot(const Head::Impl& layer, const std::string& name, const TensorView& x,
+               const TensorView& logits)
+        : RecordedSlot(layer.parameters.device(), layer.scratch, name) {
+        record(NodeKind::Forward, "HEAD(F)", [&](Recording& r, Scratch::Frame& scratch) {
+            const std::uint64_t rows = x.extent[0];
+            const TensorView norm =
+                scratch.tensor(layer.parameters.activation(), {rows, layer.hidden});
+            const TensorView inv_rms = scratch.tensor(DType::F32, {rows});
+            ops::rmsnorm_forward(r, x, layer.gain.weight, norm, inv_rms, layer.eps);
+            ops::gemm_nt(r, norm, layer.matrix.compute, logits);
+        });
+    }
+};
+
+} // namespace
+
+Head::Head(const ModelConfig& config, ParameterStore& parameters, Scratch& scratch)
+    : impl_(new Impl{
+          parameters, scratch, config.hidden, config.vocabulary,
+          static_cast<float>(config.norm_eps), parameters.at("model.norm.weight"),
+          parameters.at(config.tied_embeddings ? "model.embed_tokens.weight" : "lm_head.weight")}) {
+}
+
+Head::~Head() = default;
+
+std::unique_ptr<LayerSlot> Head::create_slot(const HeadSlotDesc& desc) const {
+    return std::make_unique<HeadSlot>(*impl_, desc);
+}
+
+std::unique_ptr<LayerSlot> Head::create_logits_slot(const std::string& name, const TensorView& x,
+                                                    const TensorView& logits) const {
+    return std::make_unique<LogitsSlot>(*impl_, name, x, logits);
+}
+
+} // namespace bellows

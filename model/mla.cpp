@@ -1,0 +1,249 @@
+// SPDX-License-Identifier: MIT
+#include "recorded_slot.hpp"
+
+#include <bellows/engine/attention.hpp>
+#include <bellows/engine/gemm.hpp>
+#include <bellows/engine/ops.hpp>
+#include <bellows/model/mla.hpp>
+
+#include <span>
+#include <string>
+
+namespace bellows {
+
+struct MlaAttention::Impl {
+    const ModelConfig config;
+    ParameterStore& parameters;
+    Scratch& scratch;
+    TensorView positions;
+    std::string prefix; ///< "model.layers.3."
+
+    bool low_rank_queries() const noexcept { return config.q_lora_rank > 0; }
+    const Parameter& parameter(const char* name) const { return parameters.at(prefix + name); }
+    const Parameter& projection(const char* name) const {
+        return parameters.at(prefix + "self_attn." + name + ".weight");
+    }
+};
+
+namespace {
+
+class MlaSlot final : public RecordedSlot {
+public:
+    MlaSlot(const MlaAttention::Impl& layer, const SlotDesc& desc);
+
+private:
+    using Frame = Scratch::Frame;
+
+    void forward(Recording& r, Frame& scratch) const;
+    void queries(Recording& r) const;
+    void keys_and_values(Recording& r) const;
+    void input_gradient(Recording& r, Frame& scratch) const;
+    void attention_gradient(Recording& r, Frame& scratch) const;
+    void keys_and_values_gradient(Recording& r) const;
+    void queries_gradient(Recording& r) const;
+    void weight_gradient(Recording& r, Frame& scratch) const;
+    void gain_gradient(Recording& r, Frame& scratch, const TensorView& dy, const TensorView& x,
+                       const TensorView& inv_rms, const Parameter& gain) const;
+
+    /// The part of every head without position, and the rotated one.
+    TensorView nope(const TensorView& heads) const {
+        return ops::slice(heads, 2, 0, c_.qk_nope_head_dim);
+    }
+    TensorView rope(const TensorView& heads) const {
+        return ops::slice(heads, 2, c_.qk_nope_head_dim, c_.qk_rope_head_dim);
+    }
+    TensorView values() const { return ops::slice(kv_up_, 2, c_.qk_nope_head_dim, c_.v_head_dim); }
+    /// The latent's columns of a [tokens, kv_lora_rank + rope] tensor, and the shared key part's.
+    TensorView latent(const TensorView& kv) const { return ops::slice(kv, 1, 0, c_.kv_lora_rank); }
+    TensorView key_rope(const TensorView& kv) const {
+        return ops::slice(kv, 1, c_.kv_lora_rank, c_.qk_rope_head_dim);
+    }
+    TensorView flat(const TensorView& heads) const {
+        return heads.reshaped({tokens_, heads.extent[1] * heads.extent[2]});
+    }
+    ops::AttentionOptions attention_options() const {
+        return {seq_, static_cast<float>(c_.attention_scale())};
+    }
+    float eps() const { return static_cast<float>(c_.norm_eps); }
+
+    const MlaAttention::Impl& layer_;
+    const ModelConfig& c_;
+    DType act_;
+    std::uint64_t tokens_, seq_;
+    LayerTensors t_;
+    // Kept from ATTN(F). From ATTN(B) on, q_ and kv_up_ hold their own gradients.
+    TensorView norm_, inv_rms_;
+    TensorView q_latent_, q_norm_, q_inv_rms_; ///< low-rank queries only
+    TensorView q_;                             ///< [tokens, heads, nope | rope], rotated
+    TensorView kv_;                            ///< [tokens, latent | key rope], the latter rotated
+    TensorView kv_norm_, kv_inv_rms_;
+    TensorView kv_up_; ///< [tokens, heads, nope | value]
+    TensorView o_;     ///< [tokens, heads, value]
+    TensorView lse_;
+    // Kept from ATTN(B).
+    TensorView d_norm_, d_q_latent_, d_q_norm_, d_kv_, d_kv_norm_;
+};
+
+MlaSlot::MlaSlot(const MlaAttention::Impl& layer, const SlotDesc& desc)
+    : RecordedSlot(layer.parameters.device(), layer.scratch, desc.name), layer_(layer),
+      c_(layer.config), act_(layer.parameters.activation()), tokens_(desc.tokens), seq_(desc.seq),
+      t_(desc.tensors) {
+    constexpr auto kDeferred = MemoryCategory::DeferredWgrad;
+    const std::uint64_t kv_size = c_.kv_lora_rank + c_.qk_rope_head_dim;
+    norm_ = keep("norm", act_, {tokens_, c_.hidden});
+    inv_rms_ = keep("inverse rms", DType::F32, {tokens_});
+    d_norm_ = keep("norm gradient", act_, {tokens_, c_.hidden}, kDeferred);
+    if (layer_.low_rank_queries()) {
+        q_latent_ = keep("query latent", act_, {tokens_, c_.q_lora_rank});
+        q_norm_ = keep("query norm", act_, {tokens_, c_.q_lora_rank});
+        q_inv_rms_ = keep("query inverse rms", DType::F32, {tokens_});
+        d_q_latent_ = keep("query latent gradient", act_, {tokens_, c_.q_lora_rank}, kDeferred);
+        d_q_norm_ = keep("query norm gradient", act_, {tokens_, c_.q_lora_rank}, kDeferred);
+    }
+    q_ = keep("queries", act_, {tokens_, c_.heads, c_.qk_head_dim()});
+    kv_ = keep("key-value latent", act_, {tokens_, kv_size});
+    kv_norm_ = keep("key-value norm", act_, {tokens_, c_.kv_lora_rank});
+    kv_inv_rms_ = keep("key-value inverse rms", DType::F32, {tokens_});
+    d_kv_ = keep("key-value latent gradient", act_, {tokens_, kv_size}, kDeferred);
+    d_kv_norm_ = keep("key-value norm gradient", act_, {tokens_, c_.kv_lora_rank}, kDeferred);
+    kv_up_ =
+        keep("keys and values", act_, {tokens_, c_.heads, c_.qk_nope_head_dim + c_.v_head_dim});
+    o_ = keep("attention", act_, {tokens_, c_.heads, c_.v_head_dim});
+    lse_ = keep("attention log-sum", DType::F32, {tokens_, c_.heads});
+
+    record(NodeKind::Forward, "ATTN(F)",
+           [&](Recording& r, Frame& scratch) { forward(r, scratch); });
+    record(NodeKind::InputGradient, "ATTN(B)",
+           [&](Recording& r, Frame& scratch) { input_gradient(r, scratch); });
+    record(NodeKind::WeightGradient, "ATTN(W)",
+           [&](Recording& r, Frame& scratch) { weight_gradient(r, scratch); });
+}
+
+void MlaSlot::forward(Recording& r, Frame& scratch) const {
+    ops::rmsnorm_forward(r, t_.x, layer_.parameter("input_layernorm.weight").weight, norm_,
+                         inv_rms_, eps());
+    queries(r);
+    keys_and_values(r);
+    // Gathered for the kernel and again in ATTN(B): a copy is cheaper than to keep them till then.
+    const TensorView keys = scratch.tensor(act_, {tokens_, c_.heads, c_.qk_head_dim()});
+    ops::mla_keys_forward(r, kv_up_, key_rope(kv_), keys);
+    ops::attention_forward(r, q_, keys, values(), o_, lse_, attention_options());
+    ops::copy(r, t_.x, t_.y);
+    ops::gemm_nt(r, flat(o_), layer_.projection("o_proj").compute, t_.y, true);
+}
+
+void MlaSlot::queries(Recording& r) const {
+    if (layer_.low_rank_queries()) {
+        ops::gemm_nt(r, norm_, layer_.projection("q_a_proj").compute, q_latent_);
+        ops::rmsnorm_forward(r, q_latent_, layer_.projection("q_a_layernorm").weight, q_norm_,
+                             q_inv_rms_, eps());
+        ops::gemm_nt(r, q_norm_, layer_.projection("q_b_proj").compute, flat(q_));
+    } else {
+        ops::gemm_nt(r, norm_, layer_.projection("q_proj").compute, flat(q_));
+    }
+    ops::rope_forward(r, rope(q_), layer_.positions, rope(q_), seq_);
+}
+
+void MlaSlot::keys_and_values(Recording& r) const {
+    ops::gemm_nt(r, norm_, layer_.projection("kv_a_proj_with_mqa").compute, kv_);
+    ops::rope_forward(r, key_rope(kv_), layer_.positions, key_rope(kv_), seq_);
+    ops::rmsnorm_forward(r, latent(kv_), layer_.projection("kv_a_layernorm").weight, kv_norm_,
+                         kv_inv_rms_, eps());
+    ops::gemm_nt(r, kv_norm_, layer_.projection("kv_b_proj").compute, flat(kv_up_));
+}
+
+void MlaSlot::input_gradient(Recording& r, Frame& scratch) const {
+    attention_gradient(r, scratch);
+    queries_gradient(r);
+    keys_and_values_gradient(r);
+    ops::copy(r, t_.dy, t_.dx);
+    ops::rmsnorm_dgrad(r, d_norm_, t_.x, layer_.parameter("input_layernorm.weight").weight,
+                       inv_rms_, t_.dx, true);
+}
+
+/// Leaves the gradients of q_ and kv_up_ in their places, that of the rotated key part in d_kv_.
+void MlaSlot::attention_gradient(Recording& r, Frame& scratch) const {
+    const std::uint64_t qk = c_.qk_head_dim();
+    const TensorView d_o = scratch.tensor(act_, {tokens_, c_.heads, c_.v_head_dim});
+    const TensorView keys = scratch.tensor(act_, {tokens_, c_.heads, qk});
+    const ops::AttentionGradients d{.dq = scratch.tensor(act_, {tokens_, c_.heads, qk}),
+                                    .dk = scratch.tensor(act_, {tokens_, c_.heads, qk}),
+                                    .dv = scratch.tensor(act_, {tokens_, c_.heads, c_.v_head_dim})};
+    ops::gemm_nn(r, t_.dy, layer_.projection("o_proj").compute, flat(d_o));
+    ops::mla_keys_forward(r, kv_up_, key_rope(kv_), keys);
+    ops::attention_dgrad(r, d_o, q_, keys, values(), o_, lse_, d, attention_options(),
+                         scratch.bytes(ops::attention_dgrad_workspace_bytes(tokens_, c_.heads)));
+    ops::copy(r, nope(d.dq), nope(q_));
+    ops::rope_dgrad(r, rope(d.dq), layer_.positions, rope(q_), seq_);
+    ops::copy(r, d.dv, values());
+    ops::mla_keys_dgrad(r, d.dk, kv_up_, key_rope(d_kv_));
+    ops::rope_dgrad(r, key_rope(d_kv_), layer_.positions, key_rope(d_kv_), seq_);
+}
+
+void MlaSlot::queries_gradient(Recording& r) const {
+    if (!layer_.low_rank_queries()) {
+        ops::gemm_nn(r, flat(q_), layer_.projection("q_proj").compute, d_norm_);
+        return;
+    }
+    ops::gemm_nn(r, flat(q_), layer_.projection("q_b_proj").compute, d_q_norm_);
+    ops::rmsnorm_dgrad(r, d_q_norm_, q_latent_, layer_.projection("q_a_layernorm").weight,
+                       q_inv_rms_, d_q_latent_, false);
+    ops::gemm_nn(r, d_q_latent_, layer_.projection("q_a_proj").compute, d_norm_);
+}
+
+void MlaSlot::keys_and_values_gradient(Recording& r) const {
+    ops::gemm_nn(r, flat(kv_up_), layer_.projection("kv_b_proj").compute, d_kv_norm_);
+    ops::rmsnorm_dgrad(r, d_kv_norm_, latent(kv_), layer_.projection("kv_a_layernorm").weight,
+                       kv_inv_rms_, latent(d_kv_), false);
+    ops::gemm_nn(r, d_kv_, layer_.projection("kv_a_proj_with_mqa").compute, d_norm_, true);
+}
+
+void MlaSlot::weight_gradient(Recording& r, Frame& scratch) const {
+    ops::gemm_tn(r, t_.dy, flat(o_), layer_.projection("o_proj").gradient, true);
+    ops::gemm_tn(r, flat(kv_up_), kv_norm_, layer_.projection("kv_b_proj").gradient, true);
+    ops::gemm_tn(r, d_kv_, norm_, layer_.projection("kv_a_proj_with_mqa").gradient, true);
+    gain_gradient(r, scratch, d_kv_norm_, latent(kv_), kv_inv_rms_,
+                  layer_.projection("kv_a_layernorm"));
+    if (layer_.low_rank_queries()) {
+        ops::gemm_tn(r, flat(q_), q_norm_, layer_.projection("q_b_proj").gradient, true);
+        ops::gemm_tn(r, d_q_latent_, norm_, layer_.projection("q_a_proj").gradient, true);
+        gain_gradient(r, scratch, d_q_norm_, q_latent_, q_inv_rms_,
+                      layer_.projection("q_a_layernorm"));
+    } else {
+        ops::gemm_tn(r, flat(q_), norm_, layer_.projection("q_proj").gradient, true);
+    }
+    gain_gradient(r, scratch, d_norm_, t_.x, inv_rms_, layer_.parameter("input_layernorm.weight"));
+}
+
+void MlaSlot::gain_gradient(Recording& r, Frame& scratch, const TensorView& dy, const TensorView& x,
+                            const TensorView& inv_rms, const Parameter& gain) const {
+    const std::uint64_t bytes = ops::rmsnorm_wgrad_workspace_bytes(tokens_, gain.info.size());
+    ops::rmsnorm_wgrad(r, dy, x, inv_rms, gain.gradient, true, scratch.bytes(bytes));
+}
+
+} // namespace
+
+RopeTable::RopeTable(Device& device, const ModelConfig& config, std::uint64_t positions) {
+    const std::uint64_t rope = config.qk_rope_head_dim;
+    const std::vector<float> table = ops::rope_table(positions, rope, config.rope_theta);
+    buffer_ = Buffer(device, {.name = "rotary table",
+                              .bytes = table.size() * sizeof(float),
+                              .category = MemoryCategory::Weights});
+    view_ = buffer_.tensor(DType::F32, {positions, rope / 2, 2});
+    device.upload(buffer_.view(), std::span<const float>(table));
+}
+
+MlaAttention::MlaAttention(const ModelConfig& config, std::uint64_t layer,
+                           ParameterStore& parameters, const RopeTable& positions, Scratch& scratch)
+    : impl_(new Impl{config, parameters, scratch, positions.view(),
+                     "model.layers." + std::to_string(layer) + "."}) {
+    impl_->parameter("input_layernorm.weight"); // throws early
+}
+
+MlaAttention::~MlaAttention() = default;
+
+std::unique_ptr<LayerSlot> MlaAttention::create_slot(const SlotDesc& desc) {
+    return std::make_unique<MlaSlot>(*impl_, desc);
+}
+
+} // namespace bellows

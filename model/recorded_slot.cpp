@@ -1,0 +1,31 @@
+// SPDX-License-Identifier: MIT
+#include "recorded_slot.hpp"
+
+#include <algorithm>
+#include <utility>
+
+namespace bellows {
+
+TensorView RecordedSlot::keep(const char* what, DType dtype,
+                              std::initializer_list<std::uint64_t> extents,
+                              MemoryCategory category) {
+    std::uint64_t bytes = size_of(dtype);
+    for (const std::uint64_t extent : extents)
+        bytes *= extent;
+    buffers_.emplace_back(device_, BufferDesc{.name = name_ + " " + what,
+                                              .bytes = std::max<std::uint64_t>(bytes, 16),
+                                              .category = category});
+    return buffers_.back().tensor(dtype, extents);
+}
+
+void RecordedSlot::record(NodeKind kind, const char* name,
+                          const std::function<void(Recording&, Scratch::Frame&)>& work) {
+    Recording recording(device_, QueueRole::Compute, name_ + " " + name);
+    recording.label(name);
+    Scratch::Frame frame = scratch_.begin();
+    work(recording, frame);
+    scratch_.reserve(frame.bytes());
+    add_recording(kind, name, std::move(recording));
+}
+
+} // namespace bellows

@@ -1,0 +1,37 @@
+// SPDX-License-Identifier: MIT
+#pragma once
+
+// What the slots of layers that run on one device share: every node is one recording, tensors that
+// live from node to node belong to the slot, all else stands in the stage's scratch. Used by the
+// layers' own .cpp files.
+
+#include <bellows/model/node.hpp>
+#include <bellows/model/scratch.hpp>
+
+#include <functional>
+#include <initializer_list>
+#include <string>
+#include <vector>
+
+namespace bellows {
+
+class RecordedSlot : public LayerSlot {
+protected:
+    RecordedSlot(Device& device, Scratch& scratch, std::string name)
+        : device_(device), scratch_(scratch), name_(std::move(name)) {}
+
+    /// A tensor of this slot.
+    TensorView keep(const char* what, DType dtype, std::initializer_list<std::uint64_t> extents,
+                    MemoryCategory category = MemoryCategory::Activations);
+    /// Records `work` as the node `name`.
+    void record(NodeKind kind, const char* name,
+                const std::function<void(Recording&, Scratch::Frame&)>& work);
+
+private:
+    Device& device_;
+    Scratch& scratch_;
+    std::string name_;
+    std::vector<Buffer> buffers_;
+};
+
+} // namespace bellows
