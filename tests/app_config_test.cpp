@@ -127,7 +127,7 @@ TEST(RunConfig, EveryPresetLoads) {
 
 TEST(RunConfig, FilesAndWhatIsNeither) {
     TemporaryFolder folder;
-    const std::string text = std::string(preset_text("tiny")) + "\n[train]\ndata = [\"x\"]\n";
+    const std::string text = std::string(preset_text("v2-lite")) + "\n[train]\ndata = [\"x\"]\n";
     const fs::path file = folder.write("my.toml", text);
     EXPECT_EQ(load_run_config(file.string()).train.data.back(), (folder.path() / "x").string());
     EXPECT_BELLOWS_ERROR(load_run_config("tinny"), InvalidArgument, "tiny");
