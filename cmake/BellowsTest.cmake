@@ -3,8 +3,7 @@
 #
 #   bellows_test(NAME <target> SOURCES a.cpp... LIBS bellows::engine...
 #                [GPU] [TIMEOUT seconds] [ARGS ...] [ENVIRONMENT A=b...] [LABELS ...])
-#   bellows_mpi_test(... RANKS 1 2 3 4 ...)     one source holds BELLOWS_MPI_TEST_MAIN
-#                                               (tests/support/mpi_test.hpp)
+#   bellows_mpi_test(... RANKS 1 2 3 4 ...)     main() comes from tests/support/mpi_main.cpp
 #
 # GPU: the program uses a Vulkan device; it is registered once per driver of BELLOWS_TEST_DRIVERS,
 # as <target>.<driver>. With RANKS, once per number of ranks, as <target>[.<driver>].ranks<N>.
