@@ -5,8 +5,8 @@
 //   grad_k[j] = scale * sum over i >= j of p_ij * (dp_ij - delta_i) * q[i]
 // q, k, v, lse, layouts, constants and dispatch: attention_forward.comp, except that an invocation
 // owns per_invocation keys (4 for a CPU with qk_dim + v_dim <= 96, else 1) and queries ascend.
-// grad_o   [tokens, heads, v_dim], grad_k [tokens, heads, qk_dim], grad_v [tokens, heads, v_dim]; grad_k and grad_v are
-//        overwritten
+// grad_o, grad_v  [tokens, heads, v_dim], grad_k [tokens, heads, qk_dim] in the variant's type;
+//        grad_k and grad_v are overwritten
 // delta  [tokens, heads] f32 from attention_delta.comp
 #version 460
 #extension GL_GOOGLE_include_directive : require
@@ -20,35 +20,34 @@
 
 layout(local_size_x_id = 0) in;
 
-#define PADDED_QK PADDED(qk_dim)
-#define PADDED_V PADDED(v_dim)
 
 void main() {
-    uint head = gl_WorkGroupID.y;
+    uint head = gl_WorkGroupID.y / parts;
+    uint part = gl_WorkGroupID.y % parts;
     uint sequence = gl_WorkGroupID.z;
     HeadView q = head_view(uvec2(push.operands.q), sequence, push.seq, head, push.q_token,
                            push.q_head, qk_dim);
     HeadView k = head_view(uvec2(push.operands.k), sequence, push.seq, head, push.k_token,
                            push.k_head, qk_dim);
-    HeadView v =
-        head_view(uvec2(push.operands.v), sequence, push.seq, head, push.v_token, push.v_head, v_dim);
-    HeadView grad_o = head_view(uvec2(push.operands.grad_o), sequence, push.seq, head, push.grad_o_token,
-                              push.grad_o_head, v_dim);
+    HeadView v = head_view(uvec2(push.operands.v), sequence, push.seq, head, push.v_token,
+                           push.v_head, v_dim);
+    HeadView grad_o = head_view(uvec2(push.operands.grad_o), sequence, push.seq, head,
+                                push.grad_o_token, push.grad_o_head, v_dim);
 
     uint last = push.seq - 1u;
     uint tile = local_size * per_invocation;
     uint key[per_invocation];
     uint row[per_invocation]; // clamped: keys beyond the sequence are computed, never stored
-    float sum_k[PADDED_QK * per_invocation];
-    float sum_v[PADDED_V * per_invocation];
+    float sum_k[PART(qk_dim) * per_invocation];
+    float sum_v[PART(v_dim) * per_invocation];
     [[unroll]] for (uint c = 0u; c < per_invocation; ++c) {
         key[c] = gl_WorkGroupID.x * tile + gl_LocalInvocationIndex * per_invocation + c;
         row[c] = min(key[c], last);
     }
-    [[unroll]] for (uint i = 0u; i < PADDED_QK * per_invocation; ++i) {
+    [[unroll]] for (uint i = 0u; i < PART(qk_dim) * per_invocation; ++i) {
         sum_k[i] = 0.0;
     }
-    [[unroll]] for (uint i = 0u; i < PADDED_V * per_invocation; ++i) {
+    [[unroll]] for (uint i = 0u; i < PART(v_dim) * per_invocation; ++i) {
         sum_v[i] = 0.0;
     }
 
@@ -72,15 +71,15 @@ void main() {
                 ds[i] = p[i] * (ds[i] - delta);
             }
         }
-        OUTER_BLOCK(grad_o, first, last, PADDED_V, p, sum_v)
-        OUTER_BLOCK(q, first, last, PADDED_QK, ds, sum_k)
+        OUTER_BLOCK(grad_o, first, last, part * PART(v_dim), v_dim, p, sum_v)
+        OUTER_BLOCK(q, first, last, part * PART(qk_dim), qk_dim, ds, sum_k)
         first += kBlock;
     } while (first <= last);
 
-    HeadView grad_k = head_view(uvec2(push.operands.grad_k), sequence, push.seq, head, push.grad_k_token,
-                            push.grad_k_head, qk_dim);
-    HeadView grad_v = head_view(uvec2(push.operands.grad_v), sequence, push.seq, head, push.grad_v_token,
-                            push.grad_v_head, v_dim);
-    STORE_COLUMNS(grad_k, PADDED_QK, key, push.seq, push.scale, sum_k)
-    STORE_COLUMNS(grad_v, PADDED_V, key, push.seq, 1.0, sum_v)
+    HeadView grad_k = head_view(uvec2(push.operands.grad_k), sequence, push.seq, head,
+                                push.grad_k_token, push.grad_k_head, qk_dim);
+    HeadView grad_v = head_view(uvec2(push.operands.grad_v), sequence, push.seq, head,
+                                push.grad_v_token, push.grad_v_head, v_dim);
+    STORE_COLUMNS(grad_k, part * PART(qk_dim), qk_dim, key, push.seq, push.scale, sum_k)
+    STORE_COLUMNS(grad_v, part * PART(v_dim), v_dim, key, push.seq, 1.0, sum_v)
 }

@@ -4,7 +4,8 @@
 //   grad_q[i] = scale * sum over j <= i of p_ij * (dp_ij - delta_i) * k[j]
 // q, k, v, lse, layouts, constants, dispatch and order: attention_forward.comp. per_invocation
 // counts queries: 4 for a CPU (qk_dim <= 64), 1 for a GPU.
-// grad_o   [tokens, heads, v_dim], grad_q [tokens, heads, qk_dim] in the variant's type; grad_q is overwritten
+// grad_o   [tokens, heads, v_dim], grad_q [tokens, heads, qk_dim] in the variant's type; grad_q is
+//          overwritten
 // delta  [tokens, heads] f32 from attention_delta.comp
 #version 460
 #extension GL_GOOGLE_include_directive : require
@@ -18,19 +19,19 @@
 
 layout(local_size_x_id = 0) in;
 
-#define PADDED_DIM PADDED(qk_dim)
 
 void main() {
-    uint head = gl_WorkGroupID.y;
+    uint head = gl_WorkGroupID.y / parts;
+    uint part = gl_WorkGroupID.y % parts;
     uint sequence = gl_WorkGroupID.z;
     HeadView q = head_view(uvec2(push.operands.q), sequence, push.seq, head, push.q_token,
                            push.q_head, qk_dim);
     HeadView k = head_view(uvec2(push.operands.k), sequence, push.seq, head, push.k_token,
                            push.k_head, qk_dim);
-    HeadView v =
-        head_view(uvec2(push.operands.v), sequence, push.seq, head, push.v_token, push.v_head, v_dim);
-    HeadView grad_o = head_view(uvec2(push.operands.grad_o), sequence, push.seq, head, push.grad_o_token,
-                              push.grad_o_head, v_dim);
+    HeadView v = head_view(uvec2(push.operands.v), sequence, push.seq, head, push.v_token,
+                           push.v_head, v_dim);
+    HeadView grad_o = head_view(uvec2(push.operands.grad_o), sequence, push.seq, head,
+                                push.grad_o_token, push.grad_o_head, v_dim);
 
     uint last = push.seq - 1u;
     uint tile = local_size * per_invocation;
@@ -38,7 +39,7 @@ void main() {
     uint row[per_invocation]; // clamped: queries beyond the sequence are computed, never stored
     float lse[per_invocation];
     float delta[per_invocation];
-    float sum[PADDED_DIM * per_invocation];
+    float sum[PART(qk_dim) * per_invocation];
     [[unroll]] for (uint c = 0u; c < per_invocation; ++c) {
         query[c] = gl_WorkGroupID.x * tile + gl_LocalInvocationIndex * per_invocation + c;
         row[c] = min(query[c], last);
@@ -46,7 +47,7 @@ void main() {
         lse[c] = push.operands.lse.v[index] * kLog2E;
         delta[c] = push.operands.delta.v[index];
     }
-    [[unroll]] for (uint i = 0u; i < PADDED_DIM * per_invocation; ++i) {
+    [[unroll]] for (uint i = 0u; i < PART(qk_dim) * per_invocation; ++i) {
         sum[i] = 0.0;
     }
 
@@ -65,11 +66,11 @@ void main() {
                 block[i] = p * (dp[i] - delta[c]);
             }
         }
-        OUTER_BLOCK(k, first, last, PADDED_DIM, block, sum)
+        OUTER_BLOCK(k, first, last, part * PART(qk_dim), qk_dim, block, sum)
         first += kBlock;
     } while (first < end);
 
-    HeadView grad_q = head_view(uvec2(push.operands.grad_q), sequence, push.seq, head, push.grad_q_token,
-                            push.grad_q_head, qk_dim);
-    STORE_COLUMNS(grad_q, PADDED_DIM, query, push.seq, push.scale, sum)
+    HeadView grad_q = head_view(uvec2(push.operands.grad_q), sequence, push.seq, head,
+                                push.grad_q_token, push.grad_q_head, qk_dim);
+    STORE_COLUMNS(grad_q, part * PART(qk_dim), qk_dim, query, push.seq, push.scale, sum)
 }

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: MIT
-// First step of attention's backward pass: delta[t][h] = sum over d of o[t][h][d] * grad_o[t][h][d].
+// First step of attention's backward pass:
+//   delta[t][h] = sum over d of o[t][h][d] * grad_o[t][h][d]
 //
 // o, grad_o  [tokens, heads, v_dim] f32 or bf16 (variant), strides as in attention_forward.comp
 // delta      [tokens, heads] f32, dense
@@ -15,6 +16,7 @@
 
 const uint share_rows = 0u;
 const uint per_invocation = 1u;
+const uint parts = 1u;
 #include "include/attention_tile.glsl"
 
 layout(local_size_x = 64) in;
@@ -26,10 +28,10 @@ void main() {
     }
     uint token = index / push.heads;
     uint head = index % push.heads;
-    HeadView o = head_view(uvec2(push.operands.o), token, 1u, head, push.o_token,
-                                  push.o_head, v_dim);
+    HeadView o = head_view(uvec2(push.operands.o), token, 1u, head, push.o_token, push.o_head,
+                           v_dim);
     HeadView grad_o = head_view(uvec2(push.operands.grad_o), token, 1u, head, push.grad_o_token,
-                                   push.grad_o_head, v_dim);
+                                push.grad_o_head, v_dim);
     float sum = 0.0;
     uint d = 0u;
     do {

@@ -10,14 +10,17 @@
 //       has even strides. o may not overlap an input.
 // lse   [tokens, heads] f32, dense: natural logarithm, for the backward passes
 // Constants  local_size      invocations per workgroup: 8 for a CPU, 32 or 64 for a GPU
-//            aligned         1 if qk_dim, v_dim and all strides are multiples of 4 and tensors start
-//                            at a multiple of four elements' bytes. 0 serves everything, same bits.
+//            aligned         1 if qk_dim, v_dim and all strides are multiples of 4 and tensors
+//                            start at a multiple of four elements' bytes. 0 serves everything, same
+//                            bits.
 //            share_rows      1: eight invocations load keys together and pass them round; needs
 //                            local_size = 8 and a subgroup size of 8. Faster on lavapipe before
 //                            Mesa 26, slower from there on. Same bits.
 //            per_invocation  queries per invocation: 4 for a CPU (v_dim <= 64), 1 for a GPU
 //            qk_dim, v_dim   head sizes, at least 1
-// Dispatch   x = ceil(seq / (local_size * per_invocation)), y = heads, z = sequences.
+//            parts           split of the outputs among workgroups, same bits: ceil(outputs / 80);
+//                            outputs: v_dim, in backward_q qk_dim, in backward_kv qk_dim + v_dim
+// Dispatch   x = ceil(seq / (local_size * per_invocation)), y = heads * parts, z = sequences.
 // Order      keys ascend in blocks of 8, so a row's bits depend on nothing but its own q and the
 //            keys and values up to it. No shared memory.
 #version 460
@@ -32,17 +35,17 @@
 
 layout(local_size_x_id = 0) in;
 
-#define PADDED_DIM PADDED(v_dim)
 
 void main() {
-    uint head = gl_WorkGroupID.y;
+    uint head = gl_WorkGroupID.y / parts;
+    uint part = gl_WorkGroupID.y % parts;
     uint sequence = gl_WorkGroupID.z;
     HeadView q = head_view(uvec2(push.operands.q), sequence, push.seq, head, push.q_token,
                            push.q_head, qk_dim);
     HeadView k = head_view(uvec2(push.operands.k), sequence, push.seq, head, push.k_token,
                            push.k_head, qk_dim);
-    HeadView v =
-        head_view(uvec2(push.operands.v), sequence, push.seq, head, push.v_token, push.v_head, v_dim);
+    HeadView v = head_view(uvec2(push.operands.v), sequence, push.seq, head, push.v_token,
+                           push.v_head, v_dim);
 
     uint last = push.seq - 1u;
     uint tile = local_size * per_invocation;
@@ -50,14 +53,14 @@ void main() {
     uint row[per_invocation]; // clamped: queries beyond the sequence are computed, never stored
     float top[per_invocation];
     float total[per_invocation];
-    float sum[PADDED_DIM * per_invocation];
+    float sum[PART(v_dim) * per_invocation];
     [[unroll]] for (uint c = 0u; c < per_invocation; ++c) {
         query[c] = gl_WorkGroupID.x * tile + gl_LocalInvocationIndex * per_invocation + c;
         row[c] = min(query[c], last);
         top[c] = kLowest;
         total[c] = 0.0;
     }
-    [[unroll]] for (uint i = 0u; i < PADDED_DIM * per_invocation; ++i) {
+    [[unroll]] for (uint i = 0u; i < PART(v_dim) * per_invocation; ++i) {
         sum[i] = 0.0;
     }
 
@@ -81,26 +84,26 @@ void main() {
                 block[i] = exp2(block[i] - new_top);
                 total[c] += block[i];
             }
-            [[unroll]] for (uint d = 0u; d < PADDED_DIM; ++d) {
+            [[unroll]] for (uint d = 0u; d < PART(v_dim); ++d) {
                 sum[d * per_invocation + c] *= correction;
             }
             top[c] = new_top;
         }
-        OUTER_BLOCK(v, first, last, PADDED_DIM, block, sum)
+        OUTER_BLOCK(v, first, last, part * PART(v_dim), v_dim, block, sum)
         first += kBlock;
     } while (first < end);
 
-    HeadView o = head_view(uvec2(push.operands.o), sequence, push.seq, head,
-                                  push.o_token, push.o_head, v_dim);
+    HeadView o = head_view(uvec2(push.operands.o), sequence, push.seq, head, push.o_token,
+                           push.o_head, v_dim);
     [[unroll]] for (uint c = 0u; c < per_invocation; ++c) {
         float inverse = 1.0 / total[c];
-        [[unroll]] for (uint d = 0u; d < PADDED_DIM; ++d) {
+        [[unroll]] for (uint d = 0u; d < PART(v_dim); ++d) {
             sum[d * per_invocation + c] *= inverse;
         }
-        if (query[c] < push.seq) {
+        if (part == 0u && query[c] < push.seq) {
             uint token = sequence * push.seq + query[c];
             push.operands.lse.v[token * push.heads + head] = (top[c] + log2(total[c])) * kLn2;
         }
     }
-    STORE_COLUMNS(o, PADDED_DIM, query, push.seq, 1.0, sum)
+    STORE_COLUMNS(o, part * PART(v_dim), v_dim, query, push.seq, 1.0, sum)
 }

@@ -5,7 +5,7 @@
 // tiles          per tile two uints: group, first row. Tile t of group g starts at
 //                group_offsets[g] + t * tile_rows; groups and rows ascend, empty groups have none.
 //                Room for floor(most rows / tile_rows) + groups tiles.
-// arguments      four grids of three uints, for indirect dispatch: (number of tiles, columns<i>, 1).
+// arguments      four grids of three uints for indirect dispatch: (number of tiles, columns<i>, 1).
 //                columns<i> is what the caller needs as y for its i-th shape, ceil(n / 32).
 // tile_rows      rows_per_tile * local_size / 8 of the GEMM that will read the list
 // Dispatch       x = ceil(groups / 64). No shared memory.

@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: MIT
 // The two products that causal attention is made of, without a score matrix in memory. An
-// invocation owns `per_invocation` columns (queries, or keys in the key pass) of one head; a block of
-// kBlock rows (keys, or queries) is the same for a whole workgroup, so its loads are uniform:
+// invocation owns `per_invocation` columns (queries, or keys in the key pass) of one head; a block
+// of kBlock rows (keys, or queries) is the same for a whole workgroup, so its loads are uniform:
 //   dot_block    block[b][c]  = sum over d of row_b[d] * column_c[d]     (d ascending)
 //   outer_block  sum[d][c]   += row_b[d] * weight[b][c]                  (b ascending)
 // No shared memory, no barrier. Storage is f32, or bf16 with STORAGE_BF16 = 1.
-// The kernel declares the constants: local_size, aligned, share_rows, per_invocation.
+// The kernel declares the constants: local_size, aligned, share_rows, per_invocation, parts.
 #ifndef BELLOWS_ATTENTION_TILE_GLSL
 #define BELLOWS_ATTENTION_TILE_GLSL
 
@@ -28,7 +28,7 @@ float load1(uvec2 base, uint index) {
 void store4(uvec2 base, uint index, vec4 x) {
     WriteUvec2(base).v[index >> 2] = bf16_pack(x);
 }
-// The first `count` (1..4) of four elements, index even; a fourth or second left out stays as it was.
+// The first `count` (1..4) of four elements, index even; the rest stays as it was.
 void store_part(uvec2 base, uint index, vec4 x, uint count) {
     uvec2 packed = bf16_pack(x);
     uint word = index >> 1;
@@ -138,11 +138,16 @@ void load_rows(HeadView view, uint first, uint last, uint d, out vec4 rows[kBloc
         } while (d_ < rows_of.dim);                                                                \
     }
 
-// `sum` is an array of [padded dim][per_invocation].
-#define OUTER_BLOCK(rows_of, first, last, padded_dim, weight, sum)                                 \
-    [[unroll]] for (uint d_ = 0u; d_ < padded_dim; d_ += 4u) {                                     \
+// An invocation sums one of `parts` parts of a head's outputs, begin .. begin + PART(dim) - 1, and
+// the workgroups of the other parts compute the same weights again: wide heads would need more
+// registers than there are. What lies beyond dim repeats the last quad and is never stored.
+#define PART(dim) ((dim + 4u * parts - 1u) / (4u * parts) * 4u)
+
+// `sum` is an array of [PART(dim)][per_invocation].
+#define OUTER_BLOCK(rows_of, first, last, begin, dim_, weight, sum)                                \
+    [[unroll]] for (uint d_ = 0u; d_ < PART(dim_); d_ += 4u) {                                     \
         vec4 rows_[kBlock];                                                                        \
-        load_rows(rows_of, first, last, d_, rows_);                                                \
+        load_rows(rows_of, first, last, min(begin + d_, (dim_ - 1u) / 4u * 4u), rows_);            \
         [[unroll]] for (uint b_ = 0u; b_ < kBlock; ++b_) {                                         \
             [[unroll]] for (uint e_ = 0u; e_ < 4u; ++e_) {                                         \
                 [[unroll]] for (uint c_ = 0u; c_ < per_invocation; ++c_) {                         \
@@ -154,19 +159,19 @@ void load_rows(HeadView view, uint first, uint last, uint d, out vec4 rows[kBloc
     }
 
 // Stores factor * sum for the columns below `tokens`.
-#define STORE_COLUMNS(view, padded_dim, column, tokens, factor, sum)                               \
+#define STORE_COLUMNS(view, begin, dim_, column, tokens, factor, sum)                              \
     [[unroll]] for (uint c_ = 0u; c_ < per_invocation; ++c_) {                                     \
         if (column[c_] < tokens) {                                                                 \
-            [[unroll]] for (uint d_ = 0u; d_ < padded_dim; d_ += 4u) {                             \
+            [[unroll]] for (uint d_ = 0u; d_ < PART(dim_); d_ += 4u) {                             \
                 vec4 x_;                                                                           \
                 [[unroll]] for (uint e_ = 0u; e_ < 4u; ++e_) {                                     \
                     x_[e_] = factor * sum[(d_ + e_) * per_invocation + c_];                        \
                 }                                                                                  \
-                store_quad(view, column[c_], d_, x_);                                              \
+                if (begin + d_ < dim_) {                                                           \
+                    store_quad(view, column[c_], begin + d_, x_);                                  \
+                }                                                                                  \
             }                                                                                      \
         }                                                                                          \
     }
-
-#define PADDED(dim) ((dim + 3u) / 4u * 4u)
 
 #endif

@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: MIT
-// The register tile of a portable GEMM: one invocation computes rows_per_tile x 4 elements of D, eight
-// neighbouring invocations a tile of rows_per_tile x 32. They share their rows of A, so those loads are
-// uniform over a subgroup of 8; no shared memory, no barrier. Each element is one chain of f32 fused
-// multiply-adds in ascending k, whatever the path: all tiles and paths give the same bits.
+// The register tile of a portable GEMM: one invocation computes rows_per_tile x 4 elements of D,
+// eight neighbouring invocations a tile of rows_per_tile x 32. They share their rows of A, so those
+// loads are uniform over a subgroup of 8; no shared memory, no barrier. Each element is one chain
+// of f32 fused multiply-adds in ascending k: all tiles and paths give the same bits. The kernel
+// declares the constants aligned, rows_per_tile and share_a.
 //
 // GEMM_FORM: 0 nt  A[M,K] B[N,K]   1 nn  A[M,K] B[K,N]   2 tn  A[K,M] B[K,N]
 #ifndef BELLOWS_GEMM_TILE_GLSL
@@ -37,8 +38,8 @@ uint clamp_column(GemmTile t, uint c) {
 // Loops test at their end: some drivers run a load at a uniform address once more after a loop has
 // been left at its top, and would read beyond the matrix.
 //
-// Four steps of k. With share_a the eight invocations load different parts of A's tile and pass them
-// round: drivers that load a uniform address once per invocation then do an eighth of the work.
+// Four steps of k. With share_a the eight invocations load different parts of A's tile and pass
+// them round: drivers that load a uniform address once per invocation do an eighth of the work.
 #if GEMM_FORM == 2
 // Part p of the four rows k .. k+3 of A's tile: k + p / (rows_per_tile / 4), columns 4 * (p % ...).
 #define A_PARTS (rows_per_tile / 4u)
@@ -147,8 +148,8 @@ void gemm_accumulate_general(GemmTile t, inout vec4 sum[rows_per_tile]) {
     } while (k < t.k_end);
 }
 
-void gemm_store(GemmTile t, uvec2 d, uint ldd, vec4 sum[rows_per_tile], float alpha, bool accumulate,
-                bool whole) {
+void gemm_store(GemmTile t, uvec2 d, uint ldd, vec4 sum[rows_per_tile], float alpha,
+                bool accumulate, bool whole) {
     FOR_ROWS(i) {
         uint row = t.m0 + uint(i);
         if (row < t.rows && t.n0 < t.columns) {

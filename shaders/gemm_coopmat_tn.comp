@@ -1,0 +1,13 @@
+// SPDX-License-Identifier: MIT
+// Dense GEMM on matrix units, D = alpha * transpose(A) * B (+ D); the rest: gemm_coopmat_nt.comp.
+#version 460
+#extension GL_GOOGLE_include_directive : require
+#include "include/coopmat.glsl"
+#define GEMM_FORM 2
+#include "include/gemm_operands.glsl"
+
+#include "gemm_coopmat_tn.kernel.glsl"
+
+#include "include/gemm_coopmat.glsl"
+
+#include "include/gemm_coopmat_dense.glsl"

@@ -1,0 +1,11 @@
+// SPDX-License-Identifier: MIT
+// What a kernel on matrix units asks of the compiler.
+#extension GL_KHR_cooperative_matrix : require
+#extension GL_KHR_memory_scope_semantics : require
+#extension GL_KHR_shader_subgroup_basic : require
+#pragma use_vulkan_memory_model
+#if MATRIX_BF16
+#extension GL_EXT_bfloat16 : require
+#else
+#extension GL_EXT_shader_explicit_arithmetic_types_float16 : require
+#endif
