@@ -43,8 +43,13 @@ phase() {
     if "$@" >"$log_folder/$name.log" 2>&1; then
         echo "done ($(($(date +%s) - phase_started)) s)"
     else
-        echo "FAILED ($(($(date +%s) - phase_started)) s); the end of $log_folder/$name.log:"
-        tail -n 40 "$log_folder/$name.log"
+        echo "FAILED ($(($(date +%s) - phase_started)) s); from $log_folder/$name.log:"
+        # Ninja goes on to finish what runs, so the cause is not at the end.
+        if grep -q '^FAILED: ' "$log_folder/$name.log"; then
+            sed -n '/^FAILED: /,$p' "$log_folder/$name.log" | cut -c1-2000 | head -n 40
+        else
+            tail -n 40 "$log_folder/$name.log"
+        fi
         finish 1 "$goal FAILED at: $text"
     fi
 }
