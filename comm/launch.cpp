@@ -66,6 +66,7 @@ std::vector<std::pair<std::string, std::string>> mpirun_environment() {
         {"OMPI_MCA_rmaps_base_oversubscribe", "1"},
         {"PRTE_MCA_rmaps_default_mapping_policy", ":oversubscribe"},
         {"OMPI_MCA_mpi_yield_when_idle", "1"},
+        {"OMPI_MCA_btl_tcp_if_include", "lo"},
         {"OMPI_MCA_btl_vader_single_copy_mechanism", "none"},
         {"OMPI_MCA_btl_base_warn_component_unused", "0"},
     };

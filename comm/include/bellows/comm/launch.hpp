@@ -49,8 +49,8 @@ LaunchResult launch_ranks(const LaunchOptions& options);
 std::vector<std::string> mpirun_arguments(int ranks);
 
 /// Environment for mpirun, for OpenMPI 4 and 5: allowed to root, more ranks than cores, waits that
-/// give the core away, ranks not bound to one core, no memory access across processes (containers
-/// forbid it). Variables that the user has set stay as they are.
+/// give the core away, TCP over loopback only, no memory access across processes (containers forbid
+/// it). Variables that the user has set stay as they are.
 std::vector<std::pair<std::string, std::string>> mpirun_environment();
 
 /// Whether mpirun or srun started this process as one of several ranks or as the only one.
