@@ -2,9 +2,9 @@
 // The workgroup tile of a GEMM on matrix units (GL_KHR_cooperative_matrix). A workgroup of
 // warps_m x warps_n subgroups computes block_m x block_n elements of D; each subgroup has
 // fragments_m x fragments_n matrices of mma_m x mma_n. Per block_k of the sum the workgroup
-// converts its parts of A and B to the matrix element type (f16, or bf16 with MATRIX_BF16 = 1) in shared
-// memory, while the loads of the next block are under way. Sums are f32. What lies beyond the
-// matrices is staged as 0.
+// converts its parts of A and B to the matrix element type (f16, or bf16 with MATRIX_BF16 = 1) in
+// shared memory, while the loads of the next block are under way. Sums are f32. What lies beyond
+// the matrices is staged as 0.
 //
 // GEMM_FORM and the storage types are those of gemm_tile.glsl. The kernel declares the constants
 // local_size, aligned, mma_m, mma_n, mma_k, fragments_m, fragments_n, warps_m, warps_n, block_k.
