@@ -6,8 +6,8 @@
 //
 // q, k  [tokens, heads, qk_dim]    v, o  [tokens, heads, v_dim]    f32 or bf16 (variant)
 //       element (t, h, d) at t * <x>_token + h * <x>_head + d, strides counted in elements; a
-//       sequence spans less than 2^32 elements. Tensors start at a multiple of 4 bytes; bf16 o
-//       has even strides. o may not overlap an input.
+//       sequence spans less than 2^32 elements. o starts at a multiple of 4 bytes, and if it is bf16
+//       its strides are even (the backward passes ask the same of gradients); o overlaps no input.
 // lse   [tokens, heads] f32, dense: natural logarithm, for the backward passes
 // Constants  local_size      invocations per workgroup: 8 for a CPU, 32 or 64 for a GPU
 //            aligned         1 if qk_dim, v_dim and all strides are multiples of 4 and tensors

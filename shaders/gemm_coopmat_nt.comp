@@ -9,7 +9,7 @@
 // Constants  a row that the device enumerates (f16 or bf16 -> f32, subgroup scope) as mma_m, mma_n,
 //            mma_k, all multiples of 8; local_size = subgroup size * warps_m * warps_n; block_k a
 //            multiple of mma_k; block_m = mma_m * fragments_m * warps_m, block_n likewise;
-//            block_m * block_k / 4 and block_n * block_k / 4 are multiples of local_size.
+//            block_m * block_k / 8 and block_n * block_k / 8 are multiples of local_size.
 //            Defaults are for 16x16x16 and subgroups of 32. For 8x8x8 and subgroups of 8 as on
 //            lavapipe: local_size 32, fragments 2 x 2, warps 2 x 2, block_k 16.
 // Dispatch   x = ceil(m / block_m), y = ceil(n / block_n), z = batches.

@@ -8,9 +8,9 @@
 //   b        nt: rows n, columns k.       nn, tn: rows k, columns n.  f32 or bf16, ldb
 //   d        rows m, columns n.                                       f32 or bf16, ldd
 //   One matrix spans less than 2^32 elements; strides are below 2^32 too, their product with the
-//   batch index is not limited. a, b and d start at multiples of 4 bytes. D may not overlap A or B.
-//   If D is bf16, ldd and stride_d are even. What stands between columns n and ldd is neither used
-//   nor changed. k = 0 gives 0 (or leaves D when accumulating).
+//   batch index is not limited. D starts at a multiple of 4 bytes and may not overlap A or B; if it
+//   is bf16, ldd and stride_d are even. What stands between columns n and ldd is neither used nor
+//   changed. k = 0 gives 0 (or leaves D when accumulating).
 // Variants   <type of a>_<type of b>_<type of d>;
 //            index = 4 * (a is bf16) + 2 * (b is bf16) + (d is bf16).
 // Constants  local_size     invocations per workgroup, a multiple of 8 (8 for a CPU, 64 for a GPU)

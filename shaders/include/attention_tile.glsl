@@ -22,8 +22,7 @@ vec4 load4(uvec2 base, uint index) {
     return bf16_unpack(ReadUvec2(base).v[index >> 2]);
 }
 float load1(uvec2 base, uint index) {
-    uint packed = ReadUint(base).v[index >> 1];
-    return uintBitsToFloat((index & 1u) != 0u ? packed & 0xFFFF0000u : packed << 16);
+    return bf16_load(base, index);
 }
 void store4(uvec2 base, uint index, vec4 x) {
     WriteUvec2(base).v[index >> 2] = bf16_pack(x);

@@ -2,9 +2,9 @@
 // The workgroup tile of a GEMM on matrix units (GL_KHR_cooperative_matrix). A workgroup of
 // warps_m x warps_n subgroups computes block_m x block_n elements of D; each subgroup has
 // fragments_m x fragments_n matrices of mma_m x mma_n. Per block_k of the sum the workgroup
-// converts its parts of A and B to the matrix element type (f16, or bf16 with MATRIX_BF16 = 1) in shared
-// memory, while the loads of the next block are under way. Sums are f32. What lies beyond the
-// matrices is staged as 0.
+// converts its parts of A and B to the matrix element type (f16, or bf16 with MATRIX_BF16 = 1) in
+// shared memory, while the loads of the next block are under way. Sums are f32. What lies beyond
+// the matrices is staged as 0.
 //
 // GEMM_FORM and the storage types are those of gemm_tile.glsl. The kernel declares the constants
 // local_size, aligned, mma_m, mma_n, mma_k, fragments_m, fragments_n, warps_m, warps_n, block_k.
@@ -39,11 +39,11 @@
 #define B_LAYOUT gl_CooperativeMatrixLayoutRowMajor
 #endif
 
-// Two elements to a word.
-#define A_STRIDE ((A_COLUMNS + PADDING) / 2u)
-#define B_STRIDE ((B_COLUMNS + PADDING) / 2u)
-shared uint a_stage[A_ROWS * A_STRIDE];
-shared uint b_stage[B_ROWS * B_STRIDE];
+// Eight elements to a uvec4.
+#define A_STRIDE ((A_COLUMNS + PADDING) / 8u)
+#define B_STRIDE ((B_COLUMNS + PADDING) / 8u)
+shared uvec4 a_stage[A_ROWS * A_STRIDE];
+shared uvec4 b_stage[B_ROWS * B_STRIDE];
 shared float d_stage[warps_m * warps_n * mma_m * mma_n];
 
 #if MATRIX_BF16
@@ -101,57 +101,59 @@ struct CoopmatTile {
 LOAD_QUAD(load_quad_a, MATRIX_A4, load_a)
 LOAD_QUAD(load_quad_b, MATRIX_B4, load_b)
 
-#define A_QUADS (A_ROWS * A_COLUMNS / 4u / local_size)
-#define B_QUADS (B_ROWS * B_COLUMNS / 4u / local_size)
-uvec2 a_next[A_QUADS];
-uvec2 b_next[B_QUADS];
+#define A_OCTETS (A_ROWS * A_COLUMNS / 8u / local_size)
+#define B_OCTETS (B_ROWS * B_COLUMNS / 8u / local_size)
+uvec4 a_next[A_OCTETS];
+uvec4 b_next[B_OCTETS];
 
 void fetch(CoopmatTile t, uint k) {
-    [[unroll]] for (uint i = 0u; i < A_QUADS; ++i) {
-        uint quad = i * local_size + gl_LocalInvocationIndex;
-        uint row = quad / (A_COLUMNS / 4u), column = quad % (A_COLUMNS / 4u) * 4u;
 #if GEMM_FORM == 2
-        a_next[i] = load_quad_a(t.a, k + row, t.m0 + column, t.k_end, t.rows, t.lda);
+    uint a_row = k, a_column = t.m0, a_rows = t.k_end, a_columns = t.rows;
 #else
-        a_next[i] = load_quad_a(t.a, t.m0 + row, k + column, t.rows, t.k_end, t.lda);
+    uint a_row = t.m0, a_column = k, a_rows = t.rows, a_columns = t.k_end;
 #endif
+    [[unroll]] for (uint i = 0u; i < A_OCTETS; ++i) {
+        uint octet = i * local_size + gl_LocalInvocationIndex;
+        uint row = a_row + octet / (A_COLUMNS / 8u);
+        uint column = a_column + octet % (A_COLUMNS / 8u) * 8u;
+        a_next[i].xy = load_quad_a(t.a, row, column, a_rows, a_columns, t.lda);
+        a_next[i].zw = load_quad_a(t.a, row, column + 4u, a_rows, a_columns, t.lda);
     }
-    [[unroll]] for (uint i = 0u; i < B_QUADS; ++i) {
-        uint quad = i * local_size + gl_LocalInvocationIndex;
-        uint row = quad / (B_COLUMNS / 4u), column = quad % (B_COLUMNS / 4u) * 4u;
 #if GEMM_FORM == 0
-        b_next[i] = load_quad_b(t.b, t.n0 + row, k + column, t.columns, t.k_end, t.ldb);
+    uint b_row = t.n0, b_column = k, b_rows = t.columns, b_columns = t.k_end;
 #else
-        b_next[i] = load_quad_b(t.b, k + row, t.n0 + column, t.k_end, t.columns, t.ldb);
+    uint b_row = k, b_column = t.n0, b_rows = t.k_end, b_columns = t.columns;
 #endif
+    [[unroll]] for (uint i = 0u; i < B_OCTETS; ++i) {
+        uint octet = i * local_size + gl_LocalInvocationIndex;
+        uint row = b_row + octet / (B_COLUMNS / 8u);
+        uint column = b_column + octet % (B_COLUMNS / 8u) * 8u;
+        b_next[i].xy = load_quad_b(t.b, row, column, b_rows, b_columns, t.ldb);
+        b_next[i].zw = load_quad_b(t.b, row, column + 4u, b_rows, b_columns, t.ldb);
     }
 }
 
 void stage() {
-    [[unroll]] for (uint i = 0u; i < A_QUADS; ++i) {
-        uint quad = i * local_size + gl_LocalInvocationIndex;
-        uint word = quad / (A_COLUMNS / 4u) * A_STRIDE + quad % (A_COLUMNS / 4u) * 2u;
-        a_stage[word] = a_next[i].x;
-        a_stage[word + 1u] = a_next[i].y;
+    [[unroll]] for (uint i = 0u; i < A_OCTETS; ++i) {
+        uint octet = i * local_size + gl_LocalInvocationIndex;
+        a_stage[octet / (A_COLUMNS / 8u) * A_STRIDE + octet % (A_COLUMNS / 8u)] = a_next[i];
     }
-    [[unroll]] for (uint i = 0u; i < B_QUADS; ++i) {
-        uint quad = i * local_size + gl_LocalInvocationIndex;
-        uint word = quad / (B_COLUMNS / 4u) * B_STRIDE + quad % (B_COLUMNS / 4u) * 2u;
-        b_stage[word] = b_next[i].x;
-        b_stage[word + 1u] = b_next[i].y;
+    [[unroll]] for (uint i = 0u; i < B_OCTETS; ++i) {
+        uint octet = i * local_size + gl_LocalInvocationIndex;
+        b_stage[octet / (B_COLUMNS / 8u) * B_STRIDE + octet % (B_COLUMNS / 8u)] = b_next[i];
     }
 }
 
-// First staged word of the fragment at (row or column `index`, k).
+// Where the fragment at (row or column, k) starts in the staged block.
 #if GEMM_FORM == 2
-#define A_WORD(m, k) ((k) * A_STRIDE + (m) / 2u)
+#define A_START(m, k) ((k) * A_STRIDE + (m) / 8u)
 #else
-#define A_WORD(m, k) ((m) * A_STRIDE + (k) / 2u)
+#define A_START(m, k) ((m) * A_STRIDE + (k) / 8u)
 #endif
 #if GEMM_FORM == 0
-#define B_WORD(n, k) ((n) * B_STRIDE + (k) / 2u)
+#define B_START(n, k) ((n) * B_STRIDE + (k) / 8u)
 #else
-#define B_WORD(n, k) ((k) * B_STRIDE + (n) / 2u)
+#define B_START(n, k) ((k) * B_STRIDE + (n) / 8u)
 #endif
 
 // All invocations of the workgroup call it together.
@@ -177,12 +179,13 @@ void gemm_coopmat(CoopmatTile t, uvec2 d, uint ldd, float alpha, bool accumulate
             [[unroll]] for (uint step = 0u; step < block_k; step += mma_k) {
                 coopmat<MATRIX_TYPE, gl_ScopeSubgroup, mma_m, mma_k, gl_MatrixUseA> a[fragments_m];
                 [[unroll]] for (uint i = 0u; i < fragments_m; ++i) {
-                    uint word = A_WORD(warp_m + i * mma_m, step);
-                    coopMatLoad(a[i], a_stage, word, A_STRIDE, A_LAYOUT);
+                    uint start = A_START(warp_m + i * mma_m, step);
+                    coopMatLoad(a[i], a_stage, start, A_STRIDE, A_LAYOUT);
                 }
                 [[unroll]] for (uint j = 0u; j < fragments_n; ++j) {
                     coopmat<MATRIX_TYPE, gl_ScopeSubgroup, mma_k, mma_n, gl_MatrixUseB> b;
-                    coopMatLoad(b, b_stage, B_WORD(warp_n + j * mma_n, step), B_STRIDE, B_LAYOUT);
+                    uint start = B_START(warp_n + j * mma_n, step);
+                    coopMatLoad(b, b_stage, start, B_STRIDE, B_LAYOUT);
                     [[unroll]] for (uint i = 0u; i < fragments_m; ++i) {
                         sum[j * fragments_m + i] = coopMatMulAdd(a[i], b, sum[j * fragments_m + i]);
                     }

@@ -14,8 +14,7 @@ vec4 load_a4(uvec2 base, uint index) {
     return bf16_unpack(ReadUvec2(base).v[index >> 2]);
 }
 float load_a(uvec2 base, uint index) {
-    uint packed = ReadUint(base).v[index >> 1];
-    return uintBitsToFloat((index & 1u) != 0u ? packed & 0xFFFF0000u : packed << 16);
+    return bf16_load(base, index);
 }
 #else
 #define A_ELEMENT float
@@ -35,8 +34,7 @@ vec4 load_b4(uvec2 base, uint index) {
     return bf16_unpack(ReadUvec2(base).v[index >> 2]);
 }
 float load_b(uvec2 base, uint index) {
-    uint packed = ReadUint(base).v[index >> 1];
-    return uintBitsToFloat((index & 1u) != 0u ? packed & 0xFFFF0000u : packed << 16);
+    return bf16_load(base, index);
 }
 #else
 #define B_ELEMENT float

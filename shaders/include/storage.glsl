@@ -51,6 +51,13 @@ float bf16_high(uint packed) {
     return uintBitsToFloat(packed & 0xFFFF0000u);
 }
 
+// Element `index` of bf16 storage that starts at any multiple of 2 bytes.
+float bf16_load(uvec2 base, uint index) {
+    index += (base.x >> 1) & 1u;
+    uint packed = ReadUint(uvec2(base.x & ~3u, base.y)).v[index >> 1];
+    return uintBitsToFloat((index & 1u) != 0u ? packed & 0xFFFF0000u : packed << 16);
+}
+
 vec4 bf16_unpack(uvec2 packed) {
     return vec4(bf16_low(packed.x), bf16_high(packed.x), bf16_low(packed.y), bf16_high(packed.y));
 }
