@@ -175,6 +175,17 @@ FlatPlan plan_flat(const Recording& recording, std::uint64_t items, std::uint64_
     return plan;
 }
 
+RunPlan plan_runs(const Recording& recording, std::uint64_t elements) {
+    RunPlan plan;
+    if (!recording.device().info().is_cpu) {
+        plan.local_size = 128;
+        plan.run = 4;
+    }
+    const std::uint64_t groups = div_up(div_up(elements, 4), plan.local_size * plan.run);
+    plan.groups.x = static_cast<std::uint32_t>(std::clamp<std::uint64_t>(groups, 1, kMaxGroups));
+    return plan;
+}
+
 FlatPlan plan_exact(const Recording& recording, std::uint64_t items) {
     FlatPlan plan;
     plan.local_size = recording.device().info().is_cpu ? 8 : 64;

@@ -87,11 +87,15 @@ struct FlatPlan {
     Groups groups;
 };
 
-/// Groups of four elements that one invocation of an element-wise kernel handles on CPU drivers.
-constexpr std::uint64_t kPerInvocation = 16;
-
 /// Grid-stride kernels: `items` shared out with about `per_invocation` each.
 FlatPlan plan_flat(const Recording& recording, std::uint64_t items, std::uint64_t per_invocation);
+/// Kernels of shaders/include/flat.glsl over `elements` / 4 groups of four.
+struct RunPlan {
+    std::uint32_t local_size = 8;
+    std::uint32_t run = 16;
+    Groups groups;
+};
+RunPlan plan_runs(const Recording& recording, std::uint64_t elements);
 /// One invocation per item, no loop over items in the kernel. Throws when that needs too many.
 FlatPlan plan_exact(const Recording& recording, std::uint64_t items);
 

@@ -25,7 +25,7 @@ void add(Recording& recording, const TensorView& a, const TensorView& b, const T
     if (elements == 0) {
         return;
     }
-    const FlatPlan plan = plan_flat(recording, div_up(elements, 4), kPerInvocation);
+    const RunPlan plan = plan_runs(recording, elements);
     const BufferView a_memory = arguments.memory("the first operand", a);
     recording.dispatch(kernels::ScaleAdd{.variant = storage_variant<kernels::ScaleAdd>(a.dtype),
                                          .constants = {.local_size = plan.local_size},
@@ -54,11 +54,11 @@ void cast(Recording& recording, const TensorView& x, const TensorView& y) {
     if (elements == 0) {
         return;
     }
-    const FlatPlan plan = plan_flat(recording, div_up(elements, 4), kPerInvocation);
+    const RunPlan plan = plan_runs(recording, elements);
     using Variant = kernels::Cast::Variant;
     recording.dispatch(
         kernels::Cast{.variant = y.dtype == DType::BF16 ? Variant::f32_bf16 : Variant::bf16_f32,
-                      .constants = {.local_size = plan.local_size},
+                      .constants = {.local_size = plan.local_size, .run = plan.run},
                       .x = arguments.memory("x", x),
                       .y = arguments.memory("y", y),
                       .count4 = arguments.u32("elements / 4", elements / 4),

@@ -142,7 +142,7 @@ void adamw(Recording& recording, const TensorView& weight, const TensorView& gra
     if (elements == 0) {
         return;
     }
-    const FlatPlan plan = plan_flat(recording, div_up(elements, 4), kPerInvocation);
+    const RunPlan plan = plan_runs(recording, elements);
     const BufferView m_memory = arguments.memory("m", m);
     const BufferView scalars_memory = arguments.memory("scalars", scalars, 1);
     recording.dispatch(

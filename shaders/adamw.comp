@@ -5,14 +5,13 @@
 //   weight, gradient [count] f32; m, v [count] f32 or bf16; weight_copy [count] bf16, optional
 //   scalars [3] f32: lr, bias1 = 1 / (1 - beta1^t), bias2 = 1 / (1 - beta2^t)
 //   clip [1] f32, used if has_clip
-// Dispatch: one invocation per group of four, grid-stride. No shared memory.
+// Dispatch: see include/flat.glsl. No shared memory.
 #version 460
 #extension GL_GOOGLE_include_directive : require
 #include "include/activation.glsl"
 #include "include/tail.glsl"
 #include "adamw.kernel.glsl"
-
-layout(local_size_x_id = 0) in;
+#include "include/flat.glsl"
 
 struct State {
     vec4 weight, m, v;
@@ -34,8 +33,7 @@ void main() {
     if (push.has_clip != 0u) {
         clip = push.operands.clip.v[0];
     }
-    uint step = gl_NumWorkGroups.x * local_size;
-    for (uint i = gl_GlobalInvocationID.x; i < push.count4; i += step) {
+    FOR_FLAT(i, push.count4) {
         State s;
         s.weight = push.operands.weight.v[i];
         s.m = load4(push.operands.m.v[i]);
@@ -47,7 +45,7 @@ void main() {
         if (push.has_copy != 0u) {
             push.operands.weight_copy.v[i] = bf16_pack(s.weight);
         }
-    }
+    } END_FLAT
     if (push.tail != 0u && gl_GlobalInvocationID.x == 0u) {
         uint i = push.count4;
         State s;

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT
 // y = x in the other storage: f32 -> bf16 (round to nearest even) or bf16 -> f32 (exact).
 //   x, y [count]
-// Dispatch: one invocation per group of four, grid-stride. No shared memory.
+// Dispatch: see include/flat.glsl. No shared memory.
 #version 460
 #extension GL_GOOGLE_include_directive : require
 #include "include/storage.glsl"
@@ -14,18 +14,16 @@
 #define Y4 vec4
 #endif
 #include "cast.kernel.glsl"
-
-layout(local_size_x_id = 0) in;
+#include "include/flat.glsl"
 
 void main() {
-    uint step = gl_NumWorkGroups.x * local_size;
-    for (uint i = gl_GlobalInvocationID.x; i < push.count4; i += step) {
+    FOR_FLAT(i, push.count4) {
 #if TO_BF16
         push.operands.y.v[i] = bf16_pack(push.operands.x.v[i]);
 #else
         push.operands.y.v[i] = bf16_unpack(push.operands.x.v[i]);
 #endif
-    }
+    } END_FLAT
     if (push.tail != 0u && gl_GlobalInvocationID.x == 0u) {
         uvec2 x = uvec2(push.operands.x);
         uvec2 y = uvec2(push.operands.y);
