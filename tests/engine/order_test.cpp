@@ -261,14 +261,14 @@ std::vector<std::uint32_t> run_random_program(const DeviceOptions& options, std:
 }
 
 TEST(EngineOrder, SerialOverlapAndShuffleGiveTheSameBits) {
-    for (std::uint64_t seed = 1; seed <= 6; ++seed) {
+    for (std::uint64_t seed = 1; seed <= 3; ++seed) {
         DeviceOptions options = test_options();
         options.sync = SyncMode::Serial;
         const auto serial = run_random_program(options, seed);
         options.sync = SyncMode::Overlap;
         EXPECT_EQ(run_random_program(options, seed), serial) << "overlap, seed " << seed;
         options.sync = SyncMode::Shuffle;
-        for (options.shuffle_seed = 1; options.shuffle_seed <= 3; ++options.shuffle_seed)
+        for (options.shuffle_seed = 1; options.shuffle_seed <= 2; ++options.shuffle_seed)
             EXPECT_EQ(run_random_program(options, seed), serial)
                 << "shuffle " << options.shuffle_seed << ", seed " << seed;
     }
