@@ -63,7 +63,7 @@ function(bellows_probe_extension result extension)
     string(SUBSTRING "${key}" 0 12 key)
     set(variable BELLOWS_GLSL_${key}_${extension})
     if(NOT DEFINED ${variable})
-        set(base "${CMAKE_BINARY_DIR}/CMakeFiles/bellows_probe/${extension}")
+        set(base "${PROJECT_BINARY_DIR}/CMakeFiles/bellows_probe/${extension}")
         file(WRITE "${base}.comp" "#version 460\n#extension ${extension} : require\n"
             "layout(local_size_x = 1) in;\nvoid main() {}\n")
         bellows_glslc_command(command "${base}.comp" "${base}.spv" "")
@@ -81,7 +81,7 @@ endfunction()
 
 # --- the generator --------------------------------------------------------------------------------
 find_package(nlohmann_json REQUIRED)
-add_subdirectory("${CMAKE_CURRENT_LIST_DIR}/shader_bank" "${CMAKE_BINARY_DIR}/shader_bank")
+add_subdirectory("${CMAKE_CURRENT_LIST_DIR}/shader_bank" "${PROJECT_BINARY_DIR}/shader_bank")
 
 # One custom command per variant; appends to the caller's `spirv_files` and `unbuilt`.
 function(bellows_compile_variant kernel variant_json source)
