@@ -13,7 +13,7 @@
 //            Defaults are for 16x16x16 and subgroups of 32. For 8x8x8 and subgroups of 8 as on
 //            lavapipe: local_size 32, fragments 2 x 2, warps 2 x 2, block_k 16.
 // Dispatch   x = ceil(m / block_m), y = ceil(n / block_n), z = batches.
-// Shared     see gemm_coopmat.glsl; 28 KiB by default.
+// Shared     see gemm_coopmat.glsl, 38 KiB by default; the caller keeps within the device's limit.
 // Order      k ascends in steps of mma_k; inside a step it is the device's. Bits of an element do
 //            not depend on m, n or the batch.
 #version 460
