@@ -4,9 +4,9 @@
 #include "app/commands.hpp"
 #include "app/exit_code.hpp"
 #include "app/file_io.hpp"
-#include "app/launch_folder.hpp"
-#include "app/launcher.hpp"
+#include "app/metrics.hpp"
 
+#include <bellows/comm/launch.hpp>
 #include <bellows/engine/error.hpp>
 
 #include <CLI/CLI.hpp>
@@ -16,7 +16,9 @@
 #include <cstdio>
 #include <cstdlib>
 #include <exception>
+#include <filesystem>
 #include <new>
+#include <thread>
 
 namespace bellows {
 
@@ -109,36 +111,41 @@ void add_generate(CLI::App& app, GenerateFlags& flags) {
     app.footer(std::string(kGenerateExamples) + kExitCodes);
 }
 
+/// In the environment of ranks whose launching process has checked their input.
+constexpr const char* kCheckedVariable = "BELLOWS_INPUT_CHECKED";
+
 bool is_first_rank() {
-    for (const char* name : {"OMPI_COMM_WORLD_RANK", "PMI_RANK", "PMIX_RANK", "SLURM_PROCID"}) {
-        if (const char* rank = std::getenv(name)) {
-            return !is_started_by_mpi() || std::string_view(rank) == "0";
-        }
-    }
-    return true;
+    return !is_launched() || launched_rank() <= 0;
 }
 
-/// The arguments after the program's name, for the ranks that we start.
-std::vector<std::string> arguments_of(int argc, const char* const* argv) {
-    return {argv + 1, argv + argc};
+/// Starts this very command once per rank. Ranks tell of their own errors; here we tell what no
+/// rank could.
+int start_ranks(int ranks, int argc, const char* const* argv) {
+    ::setenv(kCheckedVariable, "1", 1);
+    ::setenv(kTerminalVariable, ProgressReporter::terminal_of(stdout).c_str(), 1);
+    // The ranks share the cores: a software Vulkan driver of each must not take all of them.
+    const unsigned cores = std::max(std::thread::hardware_concurrency(), 1u);
+    const unsigned threads = std::max(cores / static_cast<unsigned>(ranks), 1u);
+    ::setenv("LP_NUM_THREADS", std::to_string(threads).c_str(), 0);
+    LaunchOptions launch;
+    launch.ranks = ranks;
+    launch.command = {std::filesystem::read_symlink("/proc/self/exe").string()};
+    launch.command.insert(launch.command.end(), argv + 1, argv + argc);
+    const LaunchResult result = launch_ranks(launch);
+    if (result.rank < 0 && !result.reason.empty()) {
+        std::fprintf(stderr, "bellows: %s\n", result.reason.c_str());
+    }
+    return result.exit_code;
 }
 
 int train(const TrainFlags& flags, int argc, const char* const* argv, const Commands& commands,
           bool& input_is_good) {
     const TrainOptions options = resolve_train(flags);
-    if (options.ranks() > 1 && !is_started_by_mpi()) {
+    if (is_first_rank() && std::getenv(kCheckedVariable) == nullptr) {
         check_training_input(options);
-        LauncherOptions launch;
-        launch.ranks = static_cast<int>(options.ranks());
-        launch.arguments = arguments_of(argc, argv);
-        const LauncherResult result = run_ranks(launch);
-        if (!result.message.empty()) {
-            std::fprintf(stderr, "bellows: %s\n", result.message.c_str());
-        }
-        return result.exit_code;
     }
-    if (is_first_rank() && std::getenv(kLaunchFolderVariable) == nullptr) {
-        check_training_input(options); // a launcher of ours has done it
+    if (options.ranks() > 1 && !is_launched()) {
+        return start_ranks(static_cast<int>(options.ranks()), argc, argv);
     }
     input_is_good = true;
     return commands.train(options);
@@ -235,27 +242,26 @@ int run_command_line(int argc, const char* const* argv, const Commands& commands
     int code = kExitGood;
     std::string message;
     try {
-        LaunchedRank launched;
-        try {
-            code = run_subcommand(argc, argv, commands, input_is_good);
-        } catch (const Error& error) {
-            code = exit_code_of(error.code());
-            message = error.message();
-        } catch (const std::bad_alloc&) {
-            code = exit_code_of(ErrorCode::OutOfMemory);
-            message = "out of host memory";
-        } catch (const std::exception& error) {
-            code = kExitWrongResult;
-            message = std::string("internal error: ") + error.what();
-        }
-        if (!message.empty() && (input_is_good || is_first_rank())) {
-            std::fflush(stdout);
-            std::fprintf(stderr, "bellows: %s\n", message.c_str());
-        }
-        launched.finish(code);
-    } catch (const Error& error) { // the launcher's folder is not there
-        std::fprintf(stderr, "bellows: %s\n", error.message().c_str());
-        return exit_code_of(error.code());
+        code = run_subcommand(argc, argv, commands, input_is_good);
+    } catch (const Error& error) {
+        code = exit_code_of(error.code());
+        message = error.message();
+    } catch (const std::bad_alloc&) {
+        code = exit_code_of(ErrorCode::OutOfMemory);
+        message = "out of host memory";
+    } catch (const std::exception& error) {
+        code = kExitWrongResult;
+        message = std::string("internal error: ") + error.what();
+    }
+    std::fflush(stdout);
+    if (!message.empty() && input_is_good && is_launched()) {
+        message = "rank " + std::to_string(launched_rank()) + ": " + message;
+    }
+    if (!message.empty() && (input_is_good || is_first_rank())) {
+        std::fprintf(stderr, "bellows: %s\n", message.c_str());
+    }
+    if (is_launched()) {
+        report_exit(launched_rank(), code, message);
     }
     return code;
 }

@@ -3,14 +3,15 @@
 #include "app/commands.hpp"
 #include "app/exit_code.hpp"
 #include "app/file_io.hpp"
-#include "app/launcher.hpp"
 #include "app/metrics.hpp"
 
+#include <bellows/comm/launch.hpp>
 #include <bellows/engine/error.hpp>
 #include <bellows/model/parameters.hpp>
 
 #include <nlohmann/json.hpp>
 
+#include <algorithm>
 #include <cstdio>
 #include <system_error>
 
@@ -64,20 +65,20 @@ void forget_layout(TrainConfig& train, const TrainFlags& flags) {
 }
 
 std::uint64_t number_of_ranks(const TrainFlags& flags, std::uint64_t otherwise) {
-    if (!is_started_by_mpi()) {
+    if (!is_launched()) {
         return flags.ranks.value_or(otherwise);
     }
-    const std::optional<int> started = ranks_from_environment();
-    if (started && flags.ranks && *flags.ranks != static_cast<std::uint64_t>(*started)) {
+    const auto started = static_cast<std::uint64_t>(std::max(launched_size(), 0));
+    if (started > 0 && flags.ranks && *flags.ranks != started) {
         throw Error(ErrorCode::InvalidArgument,
                     "--ranks " + std::to_string(*flags.ranks) + ", but mpirun or srun started " +
-                        std::to_string(*started) + "; leave --ranks out");
+                        std::to_string(started) + "; leave --ranks out");
     }
-    if (!started && !flags.ranks) {
+    if (started == 0 && !flags.ranks) {
         throw Error(ErrorCode::InvalidArgument,
                     "this MPI launcher does not say how many ranks it started; give --ranks");
     }
-    return started ? static_cast<std::uint64_t>(*started) : *flags.ranks;
+    return started > 0 ? started : *flags.ranks;
 }
 
 void check_resumable(const Checkpoint& checkpoint, const TrainOptions& options) {

@@ -58,6 +58,8 @@ std::string format_duration(double seconds);
 /// 24117248 → "23.0 MiB".
 std::string format_bytes(std::uint64_t bytes);
 
+inline constexpr const char* kTerminalVariable = "BELLOWS_TERMINAL";
+
 /// Tells a person how far the run is: one line that is rewritten in place on a terminal, else a
 /// plain line now and then.
 class ProgressReporter {
@@ -70,9 +72,11 @@ public:
         std::function<double()> clock;
     };
     /// Whether `stream` is a terminal, and how wide. A rank that was started by the launcher has a
-    /// pseudo-terminal whatever the launcher's own output is, so BELLOWS_TERMINAL ("0", or its
-    /// columns) has the last word.
+    /// pseudo-terminal whatever the launcher's own output is, so kTerminalVariable has the last
+    /// word.
     static Options detect(std::FILE* stream);
+    /// What the launcher puts into kTerminalVariable: the terminal's columns, "0" if it is none.
+    static std::string terminal_of(std::FILE* stream);
 
     /// The stream stays the caller's.
     ProgressReporter(std::FILE* stream, std::uint64_t total_steps, Options options);

@@ -2,12 +2,13 @@
 // ProgressReporter, declared in metrics.hpp.
 #include "app/metrics.hpp"
 
+#include <bellows/comm/launch.hpp>
+
 #include <algorithm>
 #include <array>
 #include <charconv>
 #include <chrono>
 #include <cstdlib>
-#include <cstring>
 #include <utility>
 
 #include <sys/ioctl.h>
@@ -26,23 +27,25 @@ double steady_seconds() {
 
 } // namespace
 
-ProgressReporter::Options ProgressReporter::detect(std::FILE* stream) {
-    Options options;
-    if (const char* told = std::getenv("BELLOWS_TERMINAL")) {
-        unsigned columns = 0;
-        std::from_chars(told, told + std::strlen(told), columns);
-        options.terminal = columns > 0;
-        options.columns = std::max(columns, 20u);
-        return options;
-    }
-    // Under a launcher of others the stream is a pipe or a pseudo-terminal; neither tells.
-    const bool launched =
-        std::getenv("OMPI_COMM_WORLD_RANK") || std::getenv("PMI_RANK") || std::getenv("PMIX_RANK");
+std::string ProgressReporter::terminal_of(std::FILE* stream) {
     winsize size{};
-    options.terminal = !launched && ::isatty(::fileno(stream)) == 1;
-    if (options.terminal && ::ioctl(::fileno(stream), TIOCGWINSZ, &size) == 0 && size.ws_col > 0) {
-        options.columns = std::max<unsigned>(size.ws_col, 20);
+    if (::isatty(::fileno(stream)) != 1) {
+        return "0";
     }
+    const bool known = ::ioctl(::fileno(stream), TIOCGWINSZ, &size) == 0 && size.ws_col > 0;
+    return std::to_string(known ? size.ws_col : 80);
+}
+
+ProgressReporter::Options ProgressReporter::detect(std::FILE* stream) {
+    constexpr unsigned kFewestColumns = 20;
+    // Under a launcher of others the stream is a pipe or a pseudo-terminal; neither tells.
+    const char* told = std::getenv(kTerminalVariable);
+    const std::string terminal = told != nullptr ? told : is_launched() ? "0" : terminal_of(stream);
+    unsigned columns = 0;
+    std::from_chars(terminal.data(), terminal.data() + terminal.size(), columns);
+    Options options;
+    options.terminal = columns > 0;
+    options.columns = std::max(columns, kFewestColumns);
     return options;
 }
 
