@@ -1,0 +1,293 @@
+// SPDX-License-Identifier: MIT
+#include "collectives_impl.hpp"
+#include "words.hpp"
+
+#include <bellows/engine/error.hpp>
+
+#include <algorithm>
+#include <numeric>
+#include <utility>
+
+namespace bellows {
+
+using Clock = std::chrono::steady_clock;
+
+// ---- The job -----------------------------------------------------------------------------------
+
+CollectiveJob::CollectiveJob(std::shared_ptr<CollectiveContext> context,
+                             std::shared_ptr<std::vector<StagingSlot>> slots, std::string name,
+                             CollectiveTensors tensors, std::vector<ChunkPlan> plans)
+    : context_(std::move(context)), slots_(std::move(slots)), name_(std::move(name)),
+      tensors_(tensors), plans_(std::move(plans)), sequence_(context_->transport.next_sequence()),
+      chunks_(slots_->size()) {
+}
+
+void CollectiveJob::start_chunks() {
+    for (std::size_t slot = 0; slot < chunks_.size() && next_ < plans_.size(); ++slot)
+        if (!chunks_[slot]) {
+            chunks_[slot] = std::make_unique<ChunkTransfer>(*context_, (*slots_)[slot], tensors_,
+                                                            plans_[next_], sequence_, next_);
+            ++next_;
+        }
+}
+
+void CollectiveJob::finish(ChunkTransfer& chunk) {
+    stats_.bytes_sent += chunk.stats().bytes_sent;
+    stats_.bytes_received += chunk.stats().bytes_received;
+    stats_.messages_sent += chunk.stats().messages_sent;
+    events_of_ended_ += chunk.num_events();
+}
+
+/// Counts the time in which only the network could go on, and ends a wait that takes too long.
+void CollectiveJob::watch(std::uint64_t num_events) {
+    const auto now = Clock::now();
+    const ChunkTransfer* waiting = nullptr;
+    bool only_network = true;
+    for (const auto& chunk : chunks_) {
+        if (!chunk)
+            continue;
+        if (chunk->waits_for_network())
+            waiting = waiting ? waiting : chunk.get();
+        else
+            only_network = false;
+    }
+    const bool waits = waiting != nullptr && only_network && last_step_ != TimeOfDay{};
+    if (waits)
+        stats_.seconds_waited += std::chrono::duration<double>(now - last_step_).count();
+    if (!waits || num_events != last_events_)
+        last_progress_ = now;
+    last_step_ = now;
+    last_events_ = num_events;
+    if (waiting != nullptr && now - last_progress_ > context_->options.timeout)
+        throw timeout_error(
+            context_->transport, waiting->transfers(), name_ + ": " + waiting->phase_name(),
+            std::chrono::duration_cast<std::chrono::milliseconds>(now - last_progress_));
+}
+
+Progress CollectiveJob::step(LaneContext& lane) {
+    context_->transport.progress();
+    std::uint64_t num_events = 0;
+    bool any = false;
+    for (bool again = true; again;) {
+        again = false;
+        any = false;
+        start_chunks();
+        num_events = 0;
+        for (auto& chunk : chunks_) {
+            if (!chunk)
+                continue;
+            if (chunk->step(lane)) {
+                finish(*chunk);
+                chunk.reset();
+                again = true;
+            } else {
+                num_events += chunk->num_events();
+                any = true;
+            }
+        }
+    }
+    watch(events_of_ended_ + num_events);
+    if (any)
+        return Progress::Again;
+    const std::scoped_lock lock(context_->stats_mutex);
+    CollectivesStats& all = context_->stats;
+    ++all.collectives;
+    all.bytes_sent += stats_.bytes_sent;
+    all.bytes_received += stats_.bytes_received;
+    all.messages_sent += stats_.messages_sent;
+    all.seconds_waited += stats_.seconds_waited;
+    return Progress::Done;
+}
+
+// ---- The interface -----------------------------------------------------------------------------
+
+namespace {
+
+struct CollectiveLane {
+    Lane lane;
+    std::shared_ptr<std::vector<StagingSlot>> slots;
+};
+
+std::string describe(const TensorView& tensor) {
+    std::string text = std::string(to_string(tensor.dtype)) + " [";
+    for (std::uint32_t i = 0; i < tensor.rank; ++i)
+        text += (i == 0 ? "" : ", ") + std::to_string(tensor.extent[i]);
+    return text + (tensor.is_contiguous() ? "]" : "], not contiguous");
+}
+
+} // namespace
+
+struct Collectives::Impl {
+    std::shared_ptr<CollectiveContext> context;
+    ControlPlane::Subscription on_failure;
+    std::vector<CollectiveLane> lanes;
+    std::size_t next_lane = 0;
+
+    void require(bool good, const char* what, const std::string& message) const {
+        if (!good)
+            throw Error(ErrorCode::InvalidArgument,
+                        context->options.name + " " + what + ": " + message);
+    }
+    PlanLimits limits() const noexcept {
+        return {context->members(), context->self(), context->options.chunk_bytes,
+                context->options.small_bytes};
+    }
+    void check(const char* what, const char* name, const TensorView& tensor, bool f32) const;
+    std::vector<ByteRange> shares(const char* what, const TensorView& whole, const TensorView& mine,
+                                  std::span<const std::uint64_t> counts) const;
+    TimePoint post(const char* what, const CollectiveTensors& tensors, bool writes_source,
+                   std::vector<ChunkPlan> plans);
+};
+
+void Collectives::Impl::check(const char* what, const char* name, const TensorView& tensor,
+                              bool f32) const {
+    const bool fits = tensor.is_contiguous() && (!f32 || tensor.dtype == DType::F32) &&
+                      (tensor.num_elements() == 0 || tensor.buffer.bytes >= tensor.num_bytes());
+    require(fits, what,
+            std::string(name) + " is " + describe(tensor) + ", wanted is a contiguous " +
+                (f32 ? "f32 " : "") + "tensor with its memory");
+    require(!f32 || tensor.buffer.offset % 4 == 0, what,
+            std::string(name) + " begins at byte " + std::to_string(tensor.buffer.offset) +
+                ", not at a multiple of 4");
+}
+
+/// Bytes of each member's share of `whole`; `mine` must have this member's size.
+std::vector<ByteRange> Collectives::Impl::shares(const char* what, const TensorView& whole,
+                                                 const TensorView& mine,
+                                                 std::span<const std::uint64_t> counts) const {
+    const std::uint64_t members = context->members(), elements = whole.num_elements();
+    require(counts.empty() || counts.size() == members, what,
+            std::to_string(counts.size()) + " counts for a group of " + std::to_string(members));
+    require(mine.dtype == whole.dtype, what,
+            "the share is " + describe(mine) + " of a whole " + describe(whole));
+    std::vector<ByteRange> shares;
+    std::uint64_t first = 0;
+    for (std::uint64_t member = 0; member < members; ++member) {
+        const std::uint64_t count =
+            counts.empty() ? share_of(elements, members, member).count : counts[member];
+        require(count <= elements - first, what, "the counts are more than the tensor's elements");
+        shares.push_back({first * size_of(whole.dtype), (first + count) * size_of(whole.dtype)});
+        first += count;
+    }
+    require(first == elements, what,
+            "the counts sum to " + std::to_string(first) + ", the tensor is " + describe(whole));
+    require(mine.num_bytes() == shares[context->self()].size(), what,
+            "this rank's share is " + describe(mine) + ", its count is " +
+                std::to_string(shares[context->self()].size() / size_of(whole.dtype)));
+    return shares;
+}
+
+TimePoint Collectives::Impl::post(const char* what, const CollectiveTensors& tensors,
+                                  bool writes_source, std::vector<ChunkPlan> plans) {
+    CollectiveLane& at = lanes[next_lane++ % lanes.size()];
+    LaneJob job;
+    job.name = context->options.name + " " + what;
+    const BufferView source = words_around(tensors.source, 0, tensors.source.bytes);
+    const BufferView target = words_around(tensors.target, 0, tensors.target.bytes);
+    if (source && !writes_source)
+        job.accesses.push_back({source, Access::Read});
+    if (target)
+        job.accesses.push_back({target, Access::ReadWrite});
+    auto work =
+        std::make_shared<CollectiveJob>(context, at.slots, job.name, tensors, std::move(plans));
+    job.step = [work](LaneContext& lane) { return work->step(lane); };
+    job.timeout = std::chrono::hours{24}; // CollectiveJob::watch has the limit that counts
+    return at.lane.post(std::move(job));
+}
+
+Collectives::Collectives(Device& device, World& world, Transport& transport, HostThread& thread,
+                         Group group, CollectivesOptions options)
+    : impl_(std::make_unique<Impl>()) {
+    const int position = group.index_of(world.rank());
+    impl_->context.reset(new CollectiveContext{
+        device, transport, std::move(group), position, std::move(options), {}, {}});
+    const CollectiveContext& c = *impl_->context;
+    impl_->require(position >= 0, "set-up",
+                   "rank " + std::to_string(world.rank()) + " is not in the group");
+    impl_->require(c.group.ranks().back() < world.size(), "set-up",
+                   "rank " + std::to_string(c.group.ranks().back()) + " is beyond the world's " +
+                       std::to_string(world.size()));
+    impl_->require(c.options.chunk_bytes >= 16 && c.options.chunk_bytes <= 1u << 30, "set-up",
+                   "chunk_bytes is " + std::to_string(c.options.chunk_bytes) +
+                       ", it must be 16 to 2^30");
+    impl_->require(c.options.small_bytes <= 1u << 30, "set-up", "small_bytes is over 2^30");
+    impl_->require(c.options.chunks_in_flight >= 1 && c.options.chunks_in_flight <= 16, "set-up",
+                   "chunks_in_flight must be 1 to 16");
+    impl_->require(c.options.collectives_in_flight >= 1 && c.options.collectives_in_flight <= 64,
+                   "set-up", "collectives_in_flight must be 1 to 64");
+    for (std::uint32_t i = 0; i < c.options.collectives_in_flight; ++i)
+        impl_->lanes.push_back(
+            {thread.add_lane(c.options.name + " " + std::to_string(i)),
+             std::make_shared<std::vector<StagingSlot>>(c.options.chunks_in_flight)});
+    impl_->on_failure = world.control().on_failure(
+        [target = &device](const Error& error) { target->abort(error); });
+}
+
+Collectives::~Collectives() = default;
+
+const Group& Collectives::group() const noexcept {
+    return impl_->context->group;
+}
+
+int Collectives::position() const noexcept {
+    return impl_->context->position;
+}
+
+TimePoint Collectives::all_reduce(const TensorView& x) {
+    impl_->check("ALL_REDUCE", "x", x, true);
+    const BufferView bytes = x.num_bytes() ? x.buffer.sub(0, x.num_bytes()) : BufferView{};
+    return impl_->post("ALL_REDUCE", {bytes, bytes, true}, true,
+                       plan_all_reduce(impl_->limits(), x.num_elements()));
+}
+
+TimePoint Collectives::reduce_scatter(const TensorView& x, const TensorView& mine,
+                                      std::span<const std::uint64_t> counts) {
+    impl_->check("REDUCE_SCATTER", "x", x, true);
+    impl_->check("REDUCE_SCATTER", "mine", mine, true);
+    const auto shares = impl_->shares("REDUCE_SCATTER", x, mine, counts);
+    return impl_->post("REDUCE_SCATTER",
+                       {x.num_bytes() ? x.buffer.sub(0, x.num_bytes()) : BufferView{},
+                        mine.num_bytes() ? mine.buffer.sub(0, mine.num_bytes()) : BufferView{},
+                        true},
+                       false, plan_reduce_scatter(impl_->limits(), shares));
+}
+
+TimePoint Collectives::all_gather(const TensorView& mine, const TensorView& all,
+                                  std::span<const std::uint64_t> counts) {
+    impl_->check("ALL_GATHER", "mine", mine, false);
+    impl_->check("ALL_GATHER", "all", all, false);
+    impl_->require(all.buffer.offset % kWordBytes == 0, "ALL_GATHER",
+                   "the whole must begin at a multiple of 4 bytes");
+    const auto shares = impl_->shares("ALL_GATHER", all, mine, counts);
+    const std::uint64_t own_at = all.buffer.offset + shares[impl_->context->self()].begin;
+    const bool in_place =
+        mine.buffer.resource == all.buffer.resource && mine.buffer.offset == own_at;
+    return impl_->post("ALL_GATHER",
+                       {mine.num_bytes() ? mine.buffer.sub(0, mine.num_bytes()) : BufferView{},
+                        all.num_bytes() ? all.buffer.sub(0, all.num_bytes()) : BufferView{},
+                        in_place},
+                       false, plan_all_gather(impl_->limits(), shares));
+}
+
+TimePoint Collectives::broadcast(int root, const TensorView& x) {
+    impl_->check("BROADCAST", "x", x, false);
+    impl_->require(root >= 0 && root < group().size(), "BROADCAST",
+                   "member " + std::to_string(root) + " of a group of " +
+                       std::to_string(group().size()) + " does not exist");
+    impl_->require(x.buffer.offset % kWordBytes == 0, "BROADCAST",
+                   "the tensor must begin at a multiple of 4 bytes");
+    // A gathering to which only the root brings something.
+    std::vector<ByteRange> shares;
+    for (int member = 0; member < group().size(); ++member)
+        shares.push_back({member <= root ? 0 : x.num_bytes(), member < root ? 0 : x.num_bytes()});
+    const BufferView bytes = x.num_bytes() ? x.buffer.sub(0, x.num_bytes()) : BufferView{};
+    return impl_->post("BROADCAST", {bytes, bytes, true}, true,
+                       plan_all_gather(impl_->limits(), shares));
+}
+
+CollectivesStats Collectives::stats() const {
+    const std::scoped_lock lock(impl_->context->stats_mutex);
+    return impl_->context->stats;
+}
+
+} // namespace bellows

@@ -1,0 +1,358 @@
+// SPDX-License-Identifier: MIT
+// A chunk's way: out of the device, to the members that sum it, through the sum, to everyone, back
+// into the device; a chunk skips what its plan does not ask for.
+
+#include "collectives_impl.hpp"
+#include "words.hpp"
+
+#include <bellows/engine/error.hpp>
+#include <bellows/kernels/kernels.hpp>
+
+#include <algorithm>
+#include <cstring>
+#include <utility>
+
+namespace bellows {
+
+namespace {
+
+std::uint64_t round_up_16(std::uint64_t value) {
+    return (value + 15) / 16 * 16;
+}
+
+void reserve(Device& device, Buffer& buffer, std::uint64_t bytes, const std::string& name) {
+    if (bytes > 0 && buffer.size() < bytes)
+        buffer = Buffer(device, {.name = name,
+                                 .bytes = bytes,
+                                 .kind = MemoryKind::Readback,
+                                 .category = MemoryCategory::Communication});
+}
+
+} // namespace
+
+ChunkTransfer::ChunkTransfer(CollectiveContext& context, StagingSlot& slot,
+                             const CollectiveTensors& tensors, const ChunkPlan& plan,
+                             std::uint64_t sequence, std::uint64_t index)
+    : context_(context), slot_(slot), tensors_(tensors), plan_(plan), sequence_(sequence),
+      first_stream_(static_cast<std::uint32_t>(2 * index % Tag::kStreams)) {
+}
+
+const char* ChunkTransfer::phase_name() const noexcept {
+    return phase_ == Phase::Scatter ? "parts to sum" : "gathering";
+}
+
+bool ChunkTransfer::replicated() const noexcept {
+    return plan_.pieces.empty() && plan_.parts.size() > 1 &&
+           plan_.parts[0].begin == plan_.parts[1].begin && !plan_.parts[0].empty();
+}
+
+/// Whether gathered bytes go from the host into the target.
+bool ChunkTransfer::fills_target() const noexcept {
+    for (std::uint64_t member = 0; member < plan_.pieces.size(); ++member)
+        if (!plan_.pieces[member].empty() && (member != context_.self() || !tensors_.own_in_place))
+            return true;
+    return false;
+}
+
+std::uint64_t ChunkTransfer::in_image(std::uint64_t target_byte) const noexcept {
+    return target_byte - image_.begin;
+}
+
+/// Decides where everything stands in the slot and makes room for it.
+void ChunkTransfer::lay_out() {
+    std::uint64_t image_bytes = 0, incoming_bytes = 0;
+    if (!plan_.parts.empty()) {
+        out_at_.resize(context_.members());
+        for (std::uint64_t member = 0; member < context_.members(); ++member) {
+            if (member == context_.self())
+                continue;
+            out_at_[member] = replicated() ? 0 : image_bytes;
+            image_bytes = round_up_16(out_at_[member] + plan_.parts[member].size());
+        }
+        incoming_stride_ = round_up_16(plan_.parts[context_.self()].size());
+        incoming_bytes = (context_.members() - 1) * incoming_stride_;
+    }
+    if (!plan_.pieces.empty()) {
+        image_ = {plan_.pieces.front().begin, plan_.pieces.back().end};
+        image_bytes = std::max(image_bytes, round_up_16(image_.size()) + 16);
+        if (plan_.parts.empty()) {
+            edge_at_ = round_up_16(plan_.pieces[context_.self()].size() + 8);
+            incoming_bytes = edge_at_ + 4;
+        }
+    }
+    reserve(context_.device, slot_.image, image_bytes, context_.options.name + " image");
+    reserve(context_.device, slot_.incoming, incoming_bytes, context_.options.name + " incoming");
+}
+
+// ---- Work of the device ----------------------------------------------------------------------
+
+void ChunkTransfer::record_out(Recording& recording) {
+    if (!plan_.parts.empty()) {
+        record_scatter_out(recording);
+        return;
+    }
+    record_own_piece(recording);
+    // Bytes behind the target that share its last word.
+    if (fills_target() && image_.end % kWordBytes != 0)
+        recording.copy(words_around(tensors_.target, image_.end - image_.end % kWordBytes,
+                                    image_.end % kWordBytes),
+                       slot_.incoming.view().sub(edge_at_, kWordBytes));
+}
+
+void ChunkTransfer::record_scatter_out(Recording& recording) const {
+    if (replicated()) {
+        const ByteRange& all = plan_.parts[0];
+        recording.copy(tensors_.source.sub(all.begin, all.size()),
+                       slot_.image.view().sub(0, all.size()));
+        return;
+    }
+    // Neighbours in both places travel in one copy.
+    std::uint64_t from = 0, to = 0, bytes = 0;
+    const auto flush = [&] {
+        if (bytes > 0)
+            recording.copy(tensors_.source.sub(from, bytes), slot_.image.view().sub(to, bytes));
+        bytes = 0;
+    };
+    for (std::uint64_t member = 0; member < context_.members(); ++member) {
+        const ByteRange& part = plan_.parts[member];
+        if (member == context_.self() || part.empty())
+            continue;
+        if (part.begin != from + bytes || out_at_[member] != to + bytes) {
+            flush();
+            from = part.begin;
+            to = out_at_[member];
+        }
+        bytes += part.size();
+    }
+    flush();
+}
+
+void ChunkTransfer::record_own_piece(Recording& recording) {
+    const ByteRange& piece = plan_.pieces[context_.self()];
+    if (piece.empty())
+        return;
+    const BufferView words = words_around(tensors_.source, plan_.take_from, piece.size());
+    const std::uint64_t lead = tensors_.source.offset + plan_.take_from - words.offset;
+    const std::uint64_t at = in_image(piece.begin);
+    if (at % kWordBytes == lead) {
+        recording.copy(words, slot_.image.view().sub(at - lead, words.bytes));
+    } else {
+        bounce_lead_ = lead;
+        recording.copy(words, slot_.incoming.view().sub(0, words.bytes));
+    }
+}
+
+void ChunkTransfer::record_sum(Recording& recording) const {
+    const ByteRange& part = plan_.parts[context_.self()];
+    const bool image = !plan_.pieces.empty();
+    const std::uint64_t image_at = image ? in_image(part.begin) : 0;
+    const BufferView own = tensors_.source.sub(part.begin, part.size());
+    const BufferView sum = tensors_.target.sub(plan_.sum_at, part.size());
+    const bool aligned = own.offset % 16 == 0 && sum.offset % 16 == 0 && image_at % 16 == 0;
+    const std::uint64_t in_fours = aligned ? part.size() / 16 * 16 : 0;
+    const bool cpu = context_.device.info().is_cpu;
+    const std::uint64_t staged_bytes = (context_.members() - 1) * incoming_stride_;
+    const auto dispatch = [&](std::uint64_t first, std::uint64_t bytes, std::uint64_t element) {
+        if (bytes == 0)
+            return;
+        using Variant = kernels::SumRanks::Variant;
+        const std::uint64_t local = cpu ? 8 : 128, per_group = cpu ? local * 16 : local;
+        const std::uint64_t count = bytes / element;
+        const BufferView sum_part = sum.sub(first, bytes);
+        recording.dispatch(
+            kernels::SumRanks{
+                .variant = element == 16 ? Variant::vec4 : Variant::scalar,
+                .constants = {.local_size = static_cast<std::uint32_t>(local)},
+                .own = own.sub(first, bytes),
+                .staged = staged_bytes > 0 ? slot_.incoming.view().sub(first, staged_bytes - first)
+                                           : own.sub(first, bytes),
+                .sum = sum_part,
+                .image = image ? slot_.image.view().sub(image_at + first, bytes) : sum_part,
+                .count = static_cast<std::uint32_t>(count),
+                .stride = static_cast<std::uint32_t>(incoming_stride_ / element),
+                .members = static_cast<std::uint32_t>(context_.members()),
+                .self = static_cast<std::uint32_t>(context_.self()),
+                .has_image = image ? 1u : 0u},
+            {static_cast<std::uint32_t>(
+                 std::clamp<std::uint64_t>((count + per_group - 1) / per_group, 1, 16384)),
+             1, 1});
+    };
+    dispatch(0, in_fours, 16);
+    dispatch(in_fours, part.size() - in_fours, 4);
+}
+
+void ChunkTransfer::record_in(Recording& recording) const {
+    const auto copy = [&](std::uint64_t begin, std::uint64_t end) {
+        if (begin == end)
+            return;
+        const BufferView words = words_around(tensors_.target, begin, end - begin);
+        recording.copy(slot_.image.view().sub(in_image(begin), words.bytes), words);
+    };
+    const ByteRange& own = plan_.pieces[context_.self()];
+    const bool whole_words = own.begin % kWordBytes == 0 && own.end % kWordBytes == 0;
+    if (tensors_.own_in_place && whole_words && !own.empty()) {
+        copy(image_.begin, own.begin);
+        copy(own.end, image_.end);
+    } else {
+        copy(image_.begin, image_.end);
+    }
+}
+
+// ---- Messages --------------------------------------------------------------------------------
+
+void ChunkTransfer::post(std::uint64_t member, std::uint32_t stream, std::span<std::byte> bytes,
+                         Direction direction) {
+    if (bytes.empty())
+        return;
+    const int peer = context_.group.rank_at(static_cast<int>(member));
+    const Tag tag{sequence_, first_stream_ + stream};
+    if (direction == Direction::Receive) {
+        transfers_.push_back(context_.transport.post_recv(peer, tag, bytes));
+        stats_.bytes_received += bytes.size();
+    } else {
+        transfers_.push_back(context_.transport.post_send(peer, tag, bytes));
+        stats_.bytes_sent += bytes.size();
+        ++stats_.messages_sent;
+    }
+}
+
+void ChunkTransfer::post_scatter() {
+    const auto image = slot_.image.mapped_as<std::byte>();
+    const auto incoming = slot_.incoming.mapped_as<std::byte>();
+    const std::uint64_t self = context_.self(), own_bytes = plan_.parts[self].size();
+    for (std::uint64_t member = 0, row = 0; member < context_.members(); ++member) {
+        if (member == self)
+            continue;
+        if (own_bytes > 0)
+            post(member, 0, incoming.subspan(row * incoming_stride_, own_bytes),
+                 Direction::Receive);
+        if (!plan_.parts[member].empty())
+            post(member, 0, image.subspan(out_at_[member], plan_.parts[member].size()),
+                 Direction::Send);
+        ++row;
+    }
+}
+
+void ChunkTransfer::post_gather() {
+    const auto image = slot_.image.mapped_as<std::byte>();
+    const std::uint64_t self = context_.self();
+    const auto of = [&](std::uint64_t member) {
+        const ByteRange& piece = plan_.pieces[member];
+        return piece.empty() ? std::span<std::byte>{}
+                             : image.subspan(in_image(piece.begin), piece.size());
+    };
+    for (std::uint64_t member = 0; member < context_.members(); ++member) {
+        if (member == self)
+            continue;
+        post(member, 1, of(member), Direction::Receive);
+        post(member, 1, of(self), Direction::Send);
+    }
+}
+
+bool ChunkTransfer::all_done() {
+    bool done = true;
+    for (Transfer& transfer : transfers_) {
+        if (transfer.done())
+            continue;
+        if (transfer.test())
+            ++num_events_;
+        else
+            done = false;
+    }
+    if (done)
+        transfers_.clear();
+    return done;
+}
+
+// ---- Phases ----------------------------------------------------------------------------------
+
+void ChunkTransfer::submit(LaneContext& lane, std::unique_ptr<Recording> recording) {
+    submitted_ = recording->num_operations() > 0 ? lane.submit(*recording) : TimePoint{};
+    recordings_.push_back(std::move(recording));
+}
+
+void ChunkTransfer::after_out() {
+    if (!plan_.parts.empty()) {
+        post_scatter();
+        phase_ = Phase::Scatter;
+        return;
+    }
+    if (bounce_lead_) {
+        const ByteRange& piece = plan_.pieces[context_.self()];
+        std::memcpy(slot_.image.mapped_as<std::byte>().data() + in_image(piece.begin),
+                    slot_.incoming.mapped_as<std::byte>().data() + *bounce_lead_, piece.size());
+    }
+    post_gather();
+    phase_ = Phase::Gather;
+}
+
+/// One phase further if that is possible now.
+bool ChunkTransfer::advance(LaneContext& lane) {
+    const auto recording = [&](QueueRole role, const char* what) {
+        return std::make_unique<Recording>(context_.device, role,
+                                           context_.options.name + " " + what);
+    };
+    switch (phase_) {
+    case Phase::Start: {
+        lay_out();
+        auto out = recording(QueueRole::TransferOut, "out");
+        record_out(*out);
+        submit(lane, std::move(out));
+        phase_ = Phase::Out;
+        return true;
+    }
+    case Phase::Out:
+        if (!submitted_.reached())
+            return false;
+        after_out();
+        return true;
+    case Phase::Scatter: {
+        if (!all_done())
+            return false;
+        auto sum = recording(QueueRole::AsyncCompute, "sum");
+        if (!plan_.parts[context_.self()].empty())
+            record_sum(*sum);
+        submit(lane, std::move(sum));
+        phase_ = Phase::Sum;
+        return true;
+    }
+    case Phase::Sum:
+        if (!submitted_.reached())
+            return false;
+        if (!plan_.pieces.empty())
+            post_gather();
+        phase_ = plan_.pieces.empty() ? Phase::Done : Phase::Gather;
+        return true;
+    case Phase::Gather: {
+        if (!all_done())
+            return false;
+        auto in = recording(QueueRole::TransferIn, "in");
+        if (fills_target()) {
+            if (const std::uint64_t tail = image_.end % kWordBytes; tail != 0)
+                std::memcpy(slot_.image.mapped_as<std::byte>().data() + in_image(image_.end),
+                            slot_.incoming.mapped_as<std::byte>().data() + edge_at_ + tail,
+                            kWordBytes - tail);
+            record_in(*in);
+        }
+        submit(lane, std::move(in));
+        phase_ = Phase::In;
+        return true;
+    }
+    case Phase::In:
+        if (!submitted_.reached())
+            return false;
+        phase_ = Phase::Done;
+        return true;
+    case Phase::Done:
+        return false;
+    }
+    return false;
+}
+
+bool ChunkTransfer::step(LaneContext& lane) {
+    while (advance(lane))
+        ++num_events_;
+    return phase_ == Phase::Done;
+}
+
+} // namespace bellows

@@ -1,0 +1,131 @@
+// SPDX-License-Identifier: MIT
+#pragma once
+
+// The inside of the collectives: a lane job that takes a tensor through the network chunk by chunk.
+// Each chunk has a slot of staging memory in which the device and the network meet.
+
+#include "collectives_plan.hpp"
+
+#include <bellows/comm/collectives.hpp>
+#include <bellows/engine/recording.hpp>
+
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <string>
+#include <vector>
+
+namespace bellows {
+
+/// What the jobs of one Collectives share; lives as long as the last of them.
+struct CollectiveContext {
+    Device& device;
+    Transport& transport;
+    Group group;
+    int position = 0;
+    CollectivesOptions options;
+    std::mutex stats_mutex;
+    CollectivesStats stats;
+
+    std::uint64_t members() const noexcept { return static_cast<std::uint64_t>(group.size()); }
+    std::uint64_t self() const noexcept { return static_cast<std::uint64_t>(position); }
+};
+
+/// Mapped memory of a chunk, grown by the lane. `image` holds what is sent to be summed, then the
+/// gathered bytes as they stand in the target; `incoming` what arrives to be summed.
+struct StagingSlot {
+    Buffer image, incoming;
+};
+
+struct CollectiveTensors {
+    BufferView source, target;
+    bool own_in_place = false; ///< this member's gathered piece already stands in the target
+};
+
+/// One chunk under way; used by the lane's thread only.
+class ChunkTransfer {
+public:
+    ChunkTransfer(CollectiveContext& context, StagingSlot& slot, const CollectiveTensors& tensors,
+                  const ChunkPlan& plan, std::uint64_t sequence, std::uint64_t index);
+
+    /// Does what can be done now; true when the chunk has ended. Never blocks.
+    bool step(LaneContext& lane);
+    bool waits_for_network() const noexcept {
+        return phase_ == Phase::Scatter || phase_ == Phase::Gather;
+    }
+    /// Rises with every message that is done and every phase.
+    std::uint64_t num_events() const noexcept { return num_events_; }
+    std::span<const Transfer> transfers() const noexcept { return transfers_; }
+    const char* phase_name() const noexcept;
+    const CollectivesStats& stats() const noexcept { return stats_; }
+
+private:
+    enum class Phase : std::uint8_t { Start, Out, Scatter, Sum, Gather, In, Done };
+
+    bool replicated() const noexcept;
+    bool fills_target() const noexcept;
+    std::uint64_t in_image(std::uint64_t target_byte) const noexcept;
+    void lay_out();
+    void record_out(Recording& recording);
+    void record_scatter_out(Recording& recording) const;
+    void record_own_piece(Recording& recording);
+    void record_sum(Recording& recording) const;
+    void record_in(Recording& recording) const;
+    bool advance(LaneContext& lane);
+    void submit(LaneContext& lane, std::unique_ptr<Recording> recording);
+    void after_out();
+    void post_scatter();
+    void post_gather();
+    void post(std::uint64_t member, std::uint32_t stream, std::span<std::byte> bytes,
+              Direction direction);
+    bool all_done();
+
+    CollectiveContext& context_;
+    StagingSlot& slot_;
+    const CollectiveTensors& tensors_;
+    const ChunkPlan& plan_;
+    std::uint64_t sequence_;
+    std::uint32_t first_stream_;
+    Phase phase_ = Phase::Start;
+    std::vector<std::uint64_t> out_at_; ///< per member: its part in the slot's image
+    std::uint64_t incoming_stride_ = 0;
+    ByteRange image_;                          ///< of the target
+    std::optional<std::uint64_t> bounce_lead_; ///< own piece in `incoming`, from this byte on
+    std::uint64_t edge_at_ = 0;                ///< in `incoming`: the target's last word as it was
+    std::vector<Transfer> transfers_;
+    std::vector<std::unique_ptr<Recording>> recordings_;
+    TimePoint submitted_;
+    std::uint64_t num_events_ = 0;
+    CollectivesStats stats_;
+};
+
+/// The job of one collective.
+class CollectiveJob {
+public:
+    CollectiveJob(std::shared_ptr<CollectiveContext> context,
+                  std::shared_ptr<std::vector<StagingSlot>> slots, std::string name,
+                  CollectiveTensors tensors, std::vector<ChunkPlan> plans);
+
+    Progress step(LaneContext& lane);
+
+private:
+    using TimeOfDay = std::chrono::steady_clock::time_point;
+
+    void start_chunks();
+    void watch(std::uint64_t num_events);
+    void finish(ChunkTransfer& chunk);
+
+    std::shared_ptr<CollectiveContext> context_;
+    std::shared_ptr<std::vector<StagingSlot>> slots_; // outlives the recordings of the chunks
+    std::string name_;
+    CollectiveTensors tensors_;
+    std::vector<ChunkPlan> plans_;
+    std::uint64_t sequence_;
+    std::size_t next_ = 0;
+    std::vector<std::unique_ptr<ChunkTransfer>> chunks_; ///< per slot
+    TimeOfDay last_step_, last_progress_;
+    std::uint64_t events_of_ended_ = 0, last_events_ = 0;
+    CollectivesStats stats_;
+};
+
+} // namespace bellows

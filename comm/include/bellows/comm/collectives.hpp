@@ -1,0 +1,90 @@
+// SPDX-License-Identifier: MIT
+#pragma once
+
+// Collectives on device tensors over a group of ranks: all-reduce, reduce-scatter, all-gather,
+// broadcast. Every sum is taken in f32 on the device in ascending rank order, (x0 + x1) + x2 ...,
+// so all ranks get the same bits in every run, for every chunk size and transport. The calls only
+// hand work in; each returns the time point of its result and never waits for the network.
+//
+// All ranks of the group make the same calls in the same order with the same counts. The caller
+// opens the Transport (open_transport is collective over the whole world) and gives it to one
+// Collectives, or to several users that draw from it in one order on all ranks that meet there:
+// groups whose ranks make calls independently of each other need a transport each. One thread at a
+// time calls a Collectives.
+
+#include <bellows/comm/message.hpp>
+#include <bellows/comm/topology.hpp>
+#include <bellows/engine/device.hpp>
+#include <bellows/engine/lane.hpp>
+
+#include <chrono>
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <string>
+
+namespace bellows {
+
+/// The same on every rank of the group, except the name.
+struct CollectivesOptions {
+    std::string name = "collectives";           ///< shown in errors and the trace
+    std::uint64_t chunk_bytes = 4u << 20;       ///< tensors travel in chunks of about this size
+    std::uint32_t chunks_in_flight = 2;         ///< of one collective, at most 16
+    std::uint32_t collectives_in_flight = 2;    ///< each has staging of its own
+    std::uint64_t small_bytes = 16u << 10;      ///< up to here sums travel in one message to all
+    std::chrono::milliseconds timeout{120'000}; ///< without any progress of the network
+};
+
+struct CollectivesStats {
+    std::uint64_t collectives = 0; ///< ended ones
+    std::uint64_t bytes_sent = 0;  ///< to other ranks
+    std::uint64_t bytes_received = 0;
+    std::uint64_t messages_sent = 0;
+    double seconds_waited = 0; ///< of all collectives: with nothing to do but wait for the network
+};
+
+/// One member's part of a tensor that is shared out over the group.
+struct Share {
+    std::uint64_t first = 0, count = 0;
+};
+/// Contiguous shares in the order of the members, the first count % members one element larger.
+Share share_of(std::uint64_t count, std::uint64_t members, std::uint64_t member) noexcept;
+
+class Collectives {
+public:
+    /// Not collective. `thread` runs the lanes. device, world, transport and thread must outlive
+    /// it. Throws Error{InvalidArgument} unless the group holds this rank and lies in the world.
+    Collectives(Device& device, World& world, Transport& transport, HostThread& thread, Group group,
+                CollectivesOptions options = {});
+    /// What was handed in still runs.
+    ~Collectives();
+
+    const Group& group() const noexcept;
+    /// This rank's position in the group.
+    int position() const noexcept;
+
+    /// x (any shape, f32, contiguous) becomes the sum of all ranks' x.
+    TimePoint all_reduce(const TensorView& x);
+    /// mine: [share of x's elements] f32 becomes the sum over all ranks of that part of x (any
+    /// shape, f32, contiguous). x is left as it is; mine may be this rank's part of x.
+    /// counts: elements of each member's share, in order; empty: share_of().
+    TimePoint reduce_scatter(const TensorView& x, const TensorView& mine,
+                             std::span<const std::uint64_t> counts = {});
+    /// all becomes the concatenation of the ranks' `mine`, any dtype, contiguous. mine: [share of
+    /// all's elements], may be this rank's part of `all`. counts: as above. `all` begins at a
+    /// multiple of 4 bytes, and the memory behind its last byte up to the next such multiple exists
+    /// (it is kept).
+    TimePoint all_gather(const TensorView& mine, const TensorView& all,
+                         std::span<const std::uint64_t> counts = {});
+    /// x (any dtype, contiguous, as all_gather's `all`) of member `root` goes to all.
+    TimePoint broadcast(int root, const TensorView& x);
+
+    CollectivesStats stats() const;
+
+    struct Impl;
+
+private:
+    std::unique_ptr<Impl> impl_;
+};
+
+} // namespace bellows

@@ -1,0 +1,331 @@
+// SPDX-License-Identifier: MIT
+#include "pipe_wire.hpp"
+#include "words.hpp"
+
+#include <bellows/comm/pipe.hpp>
+#include <bellows/engine/error.hpp>
+#include <bellows/engine/recording.hpp>
+
+#include <cstring>
+#include <deque>
+#include <map>
+#include <utility>
+
+namespace bellows {
+
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+/// What the jobs of a pipe share; lives as long as the last of them.
+struct Context {
+    Context(Device& owner, Transport& transport, PipeOptions chosen)
+        : device(owner), options(std::move(chosen)), rank(transport.rank()),
+          wire(transport, [target = &owner](const Error& error) { target->abort(error); }) {}
+
+    Device& device;
+    PipeOptions options;
+    int rank = 0;
+    std::mutex stats_mutex;
+    PipeStats stats;
+    PipeWire wire;
+
+    std::string name(const char* what, int peer) const {
+        return options.name + " " + what + " " + std::to_string(peer);
+    }
+    void make_staging(PipeMessage& message, const std::string& staging_name) {
+        if (message.bytes > 0)
+            message.staging =
+                Buffer(device, {.name = staging_name,
+                                .bytes = (message.bytes + kWordBytes - 1) / kWordBytes * kWordBytes,
+                                .kind = MemoryKind::Readback,
+                                .category = MemoryCategory::Communication});
+    }
+};
+
+/// The messages of an edge that were asked for and have not been taken, oldest first. Only the
+/// first few have memory and may arrive.
+class Arrivals {
+public:
+    explicit Arrivals(std::shared_ptr<Context> context) : context_(std::move(context)) {}
+
+    void expect(PipeMessagePtr message) {
+        const std::scoped_lock lock(mutex_);
+        waiting_.push_back(std::move(message));
+        admit();
+    }
+    /// The oldest has been taken.
+    void take() {
+        const std::scoped_lock lock(mutex_);
+        waiting_.pop_front();
+        admit();
+    }
+
+private:
+    void admit() {
+        const std::size_t most =
+            std::min<std::size_t>(waiting_.size(), context_->options.receives_ahead);
+        for (std::size_t i = 0; i < most; ++i) {
+            PipeMessagePtr& message = waiting_[i];
+            if (message->state.load() != PipeMessage::State::New)
+                continue;
+            context_->make_staging(*message, context_->name("from", message->peer));
+            context_->wire.post(message);
+        }
+    }
+
+    std::shared_ptr<Context> context_;
+    std::mutex mutex_;
+    std::deque<PipeMessagePtr> waiting_;
+};
+
+/// Copies a ready tensor to the host and hands it to the wire.
+class SendJob {
+public:
+    SendJob(std::shared_ptr<Context> context, PipeMessagePtr message, BufferView x)
+        : context_(std::move(context)), message_(std::move(message)), x_(x) {}
+
+    Progress step(LaneContext& lane) {
+        if (!message_->staging && message_->bytes > 0) {
+            const std::string name = context_->name("to", message_->peer);
+            // Only whole words can be copied: where x begins inside one, the message is moved down.
+            words_ = words_around(x_, 0, message_->bytes);
+            message_->staging =
+                Buffer(context_->device, {.name = name,
+                                          .bytes = words_.bytes,
+                                          .kind = MemoryKind::Readback,
+                                          .category = MemoryCategory::Communication});
+            copy_ = std::make_unique<Recording>(context_->device, QueueRole::TransferOut, name);
+            copy_->copy(words_, message_->staging.view());
+            copied_ = lane.submit(*copy_);
+        }
+        if (!copied_.reached())
+            return Progress::Again;
+        if (const std::uint64_t lead = message_->bytes > 0 ? x_.offset - words_.offset : 0) {
+            auto* data = message_->staging.mapped_as<std::byte>().data();
+            std::memmove(data, data + lead, message_->bytes);
+        }
+        context_->wire.post(message_);
+        const std::scoped_lock lock(context_->stats_mutex);
+        ++context_->stats.messages_sent;
+        context_->stats.bytes_sent += message_->bytes;
+        return Progress::Done;
+    }
+
+private:
+    std::shared_ptr<Context> context_;
+    PipeMessagePtr message_;
+    BufferView x_, words_;
+    std::unique_ptr<Recording> copy_; // gone before the staging that it names
+    TimePoint copied_;
+};
+
+/// Waits for a message and copies it into its tensor.
+class ReceiveJob {
+public:
+    ReceiveJob(std::shared_ptr<Context> context, std::shared_ptr<Arrivals> arrivals,
+               PipeMessagePtr message, BufferView x)
+        : context_(std::move(context)), arrivals_(std::move(arrivals)),
+          message_(std::move(message)), x_(x), tail_(message_->bytes % kWordBytes) {}
+
+    Progress step(LaneContext& lane) {
+        if (began_ == Clock::time_point{}) {
+            began_ = Clock::now();
+            keep_tail(lane);
+        }
+        if (!arrived() || !tail_copied_.reached())
+            return Progress::Again;
+        finish(lane);
+        return Progress::Done;
+    }
+
+private:
+    bool arrived() const {
+        const auto state = message_->state.load(std::memory_order_acquire);
+        if (state == PipeMessage::State::Done)
+            return true;
+        if (state == PipeMessage::State::Failed)
+            throw Error(*message_->error);
+        const auto waited = Clock::now() - began_;
+        if (waited > context_->options.timeout)
+            throw Error(ErrorCode::Timeout,
+                        context_->options.name + ": rank " + std::to_string(context_->rank) +
+                            " waited " + std::to_string(waited / std::chrono::milliseconds(1)) +
+                            " ms for message " + std::to_string(message_->tag.sequence) + " of " +
+                            std::to_string(message_->bytes) + " bytes from rank " +
+                            std::to_string(message_->peer),
+                        message_->peer);
+        return false;
+    }
+
+    BufferView last_word() const { return words_around(x_, message_->bytes - tail_, tail_); }
+
+    /// What stands behind the tensor in its last word is to stay.
+    void keep_tail(LaneContext& lane) {
+        if (tail_ == 0)
+            return;
+        tail_word_ = Buffer(context_->device, {.name = context_->options.name + " last word",
+                                               .bytes = kWordBytes,
+                                               .kind = MemoryKind::Readback,
+                                               .category = MemoryCategory::Communication});
+        tail_copy_ = std::make_unique<Recording>(context_->device, QueueRole::TransferOut,
+                                                 context_->options.name + " last word");
+        tail_copy_->copy(last_word(), tail_word_.view());
+        tail_copied_ = lane.submit(*tail_copy_);
+    }
+
+    void finish(LaneContext& lane) {
+        const double waited = std::chrono::duration<double>(Clock::now() - began_).count();
+        if (message_->bytes > 0) {
+            if (tail_ > 0)
+                std::memcpy(message_->staging.mapped_as<std::byte>().data() + message_->bytes,
+                            tail_word_.mapped_as<std::byte>().data() + tail_, kWordBytes - tail_);
+            copy_ = std::make_unique<Recording>(context_->device, QueueRole::TransferIn,
+                                                context_->name("from", message_->peer));
+            copy_->copy(message_->staging.view(), words_around(x_, 0, message_->bytes));
+            lane.submit(*copy_);
+        }
+        arrivals_->take();
+        const std::scoped_lock lock(context_->stats_mutex);
+        ++context_->stats.messages_received;
+        context_->stats.bytes_received += message_->bytes;
+        context_->stats.seconds_waited += waited;
+    }
+
+    std::shared_ptr<Context> context_;
+    std::shared_ptr<Arrivals> arrivals_;
+    PipeMessagePtr message_;
+    BufferView x_;
+    std::uint64_t tail_ = 0; ///< bytes in the last word if it is not whole
+    Buffer tail_word_;
+    std::unique_ptr<Recording> tail_copy_, copy_; // gone before the memory that they name
+    TimePoint tail_copied_;
+    Clock::time_point began_{};
+};
+
+struct Edge {
+    Lane lane;
+    std::shared_ptr<Arrivals> arrivals; ///< of a receiving edge
+    std::uint64_t next = 0;             ///< message
+    TimePoint last;
+};
+
+} // namespace
+
+struct Pipe::Impl {
+    std::shared_ptr<Context> context;
+    HostThread& thread;
+    int world_size = 0;
+    ControlPlane::Subscription on_failure;
+    std::map<int, Edge> out, in;
+
+    Edge& edge(Direction direction, int peer);
+    void check(const char* what, int peer, const TensorView& x) const;
+    template <class Job>
+    TimePoint post(Edge& edge, std::string name, const BufferView& x, Access access,
+                   std::shared_ptr<Job> work);
+};
+
+Edge& Pipe::Impl::edge(Direction direction, int peer) {
+    const bool sends = direction == Direction::Send;
+    auto& edges = sends ? out : in;
+    const auto found = edges.find(peer);
+    if (found != edges.end())
+        return found->second;
+    Edge made{thread.add_lane(context->name(sends ? "to" : "from", peer)),
+              sends ? nullptr : std::make_shared<Arrivals>(context),
+              0,
+              {}};
+    return edges.emplace(peer, std::move(made)).first->second;
+}
+
+void Pipe::Impl::check(const char* what, int peer, const TensorView& x) const {
+    const std::string name = context->name(what, peer);
+    if (peer < 0 || peer >= world_size)
+        throw Error(ErrorCode::InvalidArgument,
+                    name + ": there are " + std::to_string(world_size) + " ranks");
+    if (!x.is_contiguous() || (x.num_bytes() > 0 && x.buffer.bytes < x.num_bytes()))
+        throw Error(ErrorCode::InvalidArgument,
+                    name + ": the tensor must be contiguous and have its memory");
+}
+
+template <class Job>
+TimePoint Pipe::Impl::post(Edge& edge, std::string name, const BufferView& x, Access access,
+                           std::shared_ptr<Job> work) {
+    LaneJob job;
+    job.name = std::move(name);
+    if (const BufferView words = words_around(x, 0, x.bytes))
+        job.accesses.push_back({words, access});
+    job.step = [work = std::move(work)](LaneContext& lane) { return work->step(lane); };
+    job.timeout = context->options.timeout + std::chrono::hours{1}; // the job's own comes first
+    edge.last = edge.lane.post(std::move(job));
+    return edge.last;
+}
+
+Pipe::Pipe(Device& device, World& world, Transport& transport, HostThread& thread,
+           PipeOptions options)
+    : impl_(new Impl{nullptr, thread, world.size(), {}, {}, {}}) {
+    if (options.receives_ahead == 0)
+        throw Error(ErrorCode::InvalidArgument, options.name + ": receives_ahead is 0");
+    impl_->context = std::make_shared<Context>(device, transport, std::move(options));
+    impl_->on_failure = world.control().on_failure(
+        [target = &device](const Error& error) { target->abort(error); });
+}
+
+Pipe::~Pipe() {
+    constexpr std::chrono::seconds kMost{10};
+    const auto deadline = Clock::now() + kMost;
+    const auto left = [&] {
+        return std::max(
+            std::chrono::milliseconds{0},
+            std::chrono::duration_cast<std::chrono::milliseconds>(deadline - Clock::now()));
+    };
+    for (auto& [peer, edge] : impl_->out) {
+        try {
+            edge.last.wait(left());
+        } catch (const Error&) {
+            // Whoever waits for the send itself gets the error.
+        }
+    }
+    impl_->context->wire.stop(left());
+}
+
+TimePoint Pipe::send(int peer, const TensorView& x) {
+    impl_->check("to", peer, x);
+    Edge& edge = impl_->edge(Direction::Send, peer);
+    const BufferView bytes = x.num_bytes() > 0 ? x.buffer.sub(0, x.num_bytes()) : BufferView{};
+    auto message = std::make_shared<PipeMessage>();
+    message->direction = Direction::Send;
+    message->peer = peer;
+    message->tag = {edge.next++, 0};
+    message->bytes = bytes.bytes;
+    return impl_->post(edge, impl_->context->name("SEND to", peer), bytes, Access::Read,
+                       std::make_shared<SendJob>(impl_->context, std::move(message), bytes));
+}
+
+TimePoint Pipe::recv(int peer, const TensorView& x) {
+    impl_->check("from", peer, x);
+    if (x.buffer.offset % kWordBytes != 0)
+        throw Error(ErrorCode::InvalidArgument,
+                    impl_->context->name("from", peer) + ": the tensor begins at byte " +
+                        std::to_string(x.buffer.offset) + ", not at a multiple of 4");
+    Edge& edge = impl_->edge(Direction::Receive, peer);
+    const BufferView bytes = x.num_bytes() > 0 ? x.buffer.sub(0, x.num_bytes()) : BufferView{};
+    auto message = std::make_shared<PipeMessage>();
+    message->direction = Direction::Receive;
+    message->peer = peer;
+    message->tag = {edge.next++, 0};
+    message->bytes = bytes.bytes;
+    edge.arrivals->expect(message);
+    return impl_->post(
+        edge, impl_->context->name("RECV from", peer), bytes,
+        bytes.bytes % kWordBytes == 0 ? Access::Write : Access::ReadWrite,
+        std::make_shared<ReceiveJob>(impl_->context, edge.arrivals, std::move(message), bytes));
+}
+
+PipeStats Pipe::stats() const {
+    const std::scoped_lock lock(impl_->context->stats_mutex);
+    return impl_->context->stats;
+}
+
+} // namespace bellows

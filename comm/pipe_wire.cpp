@@ -1,0 +1,122 @@
+// SPDX-License-Identifier: MIT
+#include "pipe_wire.hpp"
+
+#include <bellows/engine/error.hpp>
+
+#include <algorithm>
+#include <string>
+#include <utility>
+
+namespace bellows {
+
+using Clock = std::chrono::steady_clock;
+
+PipeWire::PipeWire(Transport& transport, std::function<void(const Error&)> on_error)
+    : transport_(transport), on_error_(std::move(on_error)), thread_([this] { run(); }) {
+}
+
+PipeWire::~PipeWire() {
+    stop(std::chrono::milliseconds{0});
+}
+
+void PipeWire::post(PipeMessagePtr message) {
+    const std::scoped_lock lock(mutex_);
+    if (stopping_)
+        throw Error(ErrorCode::Aborted, "a message to or from rank " +
+                                            std::to_string(message->peer) +
+                                            " was given up: its pipe is gone");
+    message->state = PipeMessage::State::Posted;
+    inbox_.push_back(std::move(message));
+    wake_.notify_one();
+}
+
+void PipeWire::stop(std::chrono::milliseconds timeout) noexcept {
+    {
+        const std::scoped_lock lock(mutex_);
+        if (!stopping_)
+            stop_at_ = Clock::now() + timeout;
+        stopping_ = true;
+        wake_.notify_one();
+    }
+    if (thread_.joinable())
+        thread_.join();
+}
+
+void PipeWire::fail(PipeMessage& message, const Error& error) {
+    message.error = error;
+    message.state.store(PipeMessage::State::Failed, std::memory_order_release);
+    on_error_(error);
+}
+
+void PipeWire::begin(PipeMessage& message) {
+    const auto bytes = message.bytes == 0
+                           ? std::span<std::byte>{}
+                           : message.staging.mapped_as<std::byte>().first(message.bytes);
+    try {
+        message.transfer = message.direction == Direction::Send
+                               ? transport_.post_send(message.peer, message.tag, bytes)
+                               : transport_.post_recv(message.peer, message.tag, bytes);
+    } catch (const Error& error) {
+        fail(message, error);
+    }
+}
+
+/// True when the message needs no more attention.
+bool PipeWire::look_after(PipeMessage& message) {
+    if (message.state.load() == PipeMessage::State::Failed)
+        return true;
+    try {
+        if (!message.transfer.test())
+            return false;
+        message.state.store(PipeMessage::State::Done, std::memory_order_release);
+    } catch (const Error& error) {
+        message.transfer.cancel();
+        fail(message, error);
+    }
+    return true;
+}
+
+bool PipeWire::sends_left() const {
+    return std::any_of(active_.begin(), active_.end(), [](const PipeMessagePtr& message) {
+        return message->direction == Direction::Send;
+    });
+}
+
+void PipeWire::run() {
+    std::uint32_t idle_rounds = 0;
+    std::unique_lock lock(mutex_);
+    for (;;) {
+        std::vector<PipeMessagePtr> fresh;
+        fresh.swap(inbox_);
+        const bool stopping = stopping_;
+        lock.unlock();
+        for (PipeMessagePtr& message : fresh) {
+            begin(*message);
+            active_.push_back(std::move(message));
+        }
+        const std::size_t ended = std::erase_if(
+            active_, [this](const PipeMessagePtr& message) { return look_after(*message); });
+        idle_rounds = ended > 0 || !fresh.empty() ? 0 : idle_rounds + 1;
+        lock.lock();
+        if (stopping && inbox_.empty() && (!sends_left() || Clock::now() > stop_at_))
+            break;
+        if (!inbox_.empty())
+            continue;
+        if (active_.empty()) {
+            wake_.wait(lock, [this] { return stopping_ || !inbox_.empty(); });
+        } else if (idle_rounds < 8) {
+            lock.unlock();
+            std::this_thread::yield();
+            lock.lock();
+        } else {
+            // Short naps leave the cores to those who work.
+            wake_.wait_for(lock, std::chrono::microseconds(idle_rounds < 200 ? 50 : 250));
+        }
+    }
+    lock.unlock();
+    for (const PipeMessagePtr& message : active_)
+        message->transfer.cancel();
+    active_.clear();
+}
+
+} // namespace bellows

@@ -1,0 +1,65 @@
+// SPDX-License-Identifier: MIT
+#pragma once
+
+// The thread that moves a pipe's messages: it alone uses the transport. Messages are posted from
+// any thread, are moved in any order, and tell by an atomic state when they are done.
+
+#include <bellows/comm/message.hpp>
+#include <bellows/engine/memory.hpp>
+
+#include <atomic>
+#include <condition_variable>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <thread>
+#include <vector>
+
+namespace bellows {
+
+struct PipeMessage {
+    enum class State : std::uint8_t { New, Posted, Done, Failed };
+
+    Direction direction = Direction::Send;
+    int peer = -1;
+    Tag tag;
+    std::uint64_t bytes = 0;
+    Buffer staging; ///< whole words; set before the message is posted
+    std::atomic<State> state{State::New};
+    std::optional<Error> error; ///< set before state becomes Failed
+    Transfer transfer;          ///< the wire's thread only; gone before the staging
+};
+
+using PipeMessagePtr = std::shared_ptr<PipeMessage>;
+
+class PipeWire {
+public:
+    /// on_error: called on the wire's thread with what a transfer threw.
+    PipeWire(Transport& transport, std::function<void(const Error&)> on_error);
+    ~PipeWire();
+
+    /// Any thread. Throws Error{Aborted} after stop().
+    void post(PipeMessagePtr message);
+    /// Waits up to `timeout` for the sends, cancels the rest, ends the thread. Once.
+    void stop(std::chrono::milliseconds timeout) noexcept;
+
+private:
+    void run();
+    void begin(PipeMessage& message);
+    bool look_after(PipeMessage& message);
+    void fail(PipeMessage& message, const Error& error);
+    bool sends_left() const;
+
+    Transport& transport_;
+    std::function<void(const Error&)> on_error_;
+    std::mutex mutex_;
+    std::condition_variable wake_;
+    std::vector<PipeMessagePtr> inbox_;
+    bool stopping_ = false;
+    std::chrono::steady_clock::time_point stop_at_{};
+    std::vector<PipeMessagePtr> active_; ///< the wire's thread only
+    std::thread thread_;
+};
+
+} // namespace bellows
