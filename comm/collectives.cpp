@@ -188,8 +188,8 @@ TimePoint Collectives::Impl::post(const char* what, const CollectiveTensors& ten
         job.accesses.push_back({source, Access::Read});
     if (target)
         job.accesses.push_back({target, Access::ReadWrite});
-    auto work = std::make_shared<CollectiveJob>(context, at.slots, job.name, tensors,
-                                                std::move(plans));
+    auto work =
+        std::make_shared<CollectiveJob>(context, at.slots, job.name, tensors, std::move(plans));
     job.step = [work](LaneContext& lane) { return work->step(lane); };
     job.timeout = std::chrono::hours{24}; // CollectiveJob::watch has the limit that counts
     return at.lane.post(std::move(job));
@@ -205,8 +205,8 @@ Collectives::Collectives(Device& device, World& world, Transport& transport, Hos
     impl_->require(position >= 0, "set-up",
                    "rank " + std::to_string(world.rank()) + " is not in the group");
     impl_->require(c.group.ranks().back() < world.size(), "set-up",
-                   "rank " + std::to_string(c.group.ranks().back()) +
-                       " is beyond the world's " + std::to_string(world.size()));
+                   "rank " + std::to_string(c.group.ranks().back()) + " is beyond the world's " +
+                       std::to_string(world.size()));
     impl_->require(c.options.chunk_bytes >= 16 && c.options.chunk_bytes <= 1u << 30, "set-up",
                    "chunk_bytes is " + std::to_string(c.options.chunk_bytes) +
                        ", it must be 16 to 2^30");
@@ -279,8 +279,7 @@ TimePoint Collectives::broadcast(int root, const TensorView& x) {
     // A gathering to which only the root brings something.
     std::vector<ByteRange> shares;
     for (int member = 0; member < group().size(); ++member)
-        shares.push_back(
-            {member <= root ? 0 : x.num_bytes(), member < root ? 0 : x.num_bytes()});
+        shares.push_back({member <= root ? 0 : x.num_bytes(), member < root ? 0 : x.num_bytes()});
     const BufferView bytes = x.num_bytes() ? x.buffer.sub(0, x.num_bytes()) : BufferView{};
     return impl_->post("BROADCAST", {bytes, bytes, true}, true,
                        plan_all_gather(impl_->limits(), shares));

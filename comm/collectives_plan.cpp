@@ -43,8 +43,8 @@ std::vector<ChunkPlan> plan_all_reduce(const PlanLimits& limits, std::uint64_t e
         const std::uint64_t part = round_up((end - begin + limits.members - 1) / limits.members);
         ChunkPlan chunk;
         for (std::uint64_t member = 0; member < limits.members; ++member)
-            chunk.parts.push_back({std::min(begin + member * part, end),
-                                   std::min(begin + (member + 1) * part, end)});
+            chunk.parts.push_back(
+                {std::min(begin + member * part, end), std::min(begin + (member + 1) * part, end)});
         chunk.pieces = chunk.parts;
         chunk.sum_at = chunk.take_from = chunk.parts[limits.self].begin;
         chunks.push_back(std::move(chunk));

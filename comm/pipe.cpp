@@ -35,11 +35,11 @@ struct Context {
     }
     void make_staging(PipeMessage& message, const std::string& staging_name) {
         if (message.bytes > 0)
-            message.staging = Buffer(
-                device, {.name = staging_name,
-                         .bytes = (message.bytes + kWordBytes - 1) / kWordBytes * kWordBytes,
-                         .kind = MemoryKind::Readback,
-                         .category = MemoryCategory::Communication});
+            message.staging =
+                Buffer(device, {.name = staging_name,
+                                .bytes = (message.bytes + kWordBytes - 1) / kWordBytes * kWordBytes,
+                                .kind = MemoryKind::Readback,
+                                .category = MemoryCategory::Communication});
     }
 };
 
@@ -90,10 +90,11 @@ public:
             const std::string name = context_->name("to", message_->peer);
             // Only whole words can be copied: where x begins inside one, the message is moved down.
             words_ = words_around(x_, 0, message_->bytes);
-            message_->staging = Buffer(context_->device, {.name = name,
-                                                          .bytes = words_.bytes,
-                                                          .kind = MemoryKind::Readback,
-                                                          .category = MemoryCategory::Communication});
+            message_->staging =
+                Buffer(context_->device, {.name = name,
+                                          .bytes = words_.bytes,
+                                          .kind = MemoryKind::Readback,
+                                          .category = MemoryCategory::Communication});
             copy_ = std::make_unique<Recording>(context_->device, QueueRole::TransferOut, name);
             copy_->copy(words_, message_->staging.view());
             copied_ = lane.submit(*copy_);
@@ -149,8 +150,7 @@ private:
         if (waited > context_->options.timeout)
             throw Error(ErrorCode::Timeout,
                         context_->options.name + ": rank " + std::to_string(context_->rank) +
-                            " waited " +
-                            std::to_string(waited / std::chrono::milliseconds(1)) +
+                            " waited " + std::to_string(waited / std::chrono::milliseconds(1)) +
                             " ms for message " + std::to_string(message_->tag.sequence) + " of " +
                             std::to_string(message_->bytes) + " bytes from rank " +
                             std::to_string(message_->peer),
@@ -158,9 +158,7 @@ private:
         return false;
     }
 
-    BufferView last_word() const {
-        return words_around(x_, message_->bytes - tail_, tail_);
-    }
+    BufferView last_word() const { return words_around(x_, message_->bytes - tail_, tail_); }
 
     /// What stands behind the tensor in its last word is to stay.
     void keep_tail(LaneContext& lane) {
@@ -235,7 +233,9 @@ Edge& Pipe::Impl::edge(Direction direction, int peer) {
     if (found != edges.end())
         return found->second;
     Edge made{thread.add_lane(context->name(sends ? "to" : "from", peer)),
-              sends ? nullptr : std::make_shared<Arrivals>(context), 0, {}};
+              sends ? nullptr : std::make_shared<Arrivals>(context),
+              0,
+              {}};
     return edges.emplace(peer, std::move(made)).first->second;
 }
 
@@ -276,9 +276,9 @@ Pipe::~Pipe() {
     constexpr std::chrono::seconds kMost{10};
     const auto deadline = Clock::now() + kMost;
     const auto left = [&] {
-        return std::max(std::chrono::milliseconds{0},
-                        std::chrono::duration_cast<std::chrono::milliseconds>(deadline -
-                                                                              Clock::now()));
+        return std::max(
+            std::chrono::milliseconds{0},
+            std::chrono::duration_cast<std::chrono::milliseconds>(deadline - Clock::now()));
     };
     for (auto& [peer, edge] : impl_->out) {
         try {
