@@ -2,9 +2,9 @@
 // The body of `bellows train` on one rank.
 #include "app/run.hpp"
 
+#include "app/file_io.hpp"
 #include "app/loss_plot.hpp"
 #include "app/metrics.hpp"
-#include "app/file_io.hpp"
 #include "app/run_checkpoint.hpp"
 #include "app/run_device.hpp"
 #include "app/trace_file.hpp"

@@ -210,8 +210,8 @@ private:
     Progress wait_for_records() {
         if (!all_done())
             return Progress::Again;
-        exchange_.nanoseconds_waited += static_cast<std::uint64_t>(
-            std::chrono::nanoseconds(Clock::now() - posted_).count());
+        exchange_.nanoseconds_waited +=
+            static_cast<std::uint64_t>(std::chrono::nanoseconds(Clock::now() - posted_).count());
         transfers_.clear();
         return Progress::Done;
     }

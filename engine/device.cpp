@@ -377,11 +377,10 @@ void Device::wait_idle(std::chrono::milliseconds timeout) {
         if (impl_->pump->idle() && impl_->num_lane_jobs == 0)
             break;
         if (Clock::now() > deadline)
-            throw Error(ErrorCode::Timeout, "waited " + std::to_string(timeout.count()) +
-                                                " ms for the device; " +
-                                                impl_->pump->describe_pending() + "; " +
-                                                std::to_string(impl_->num_lane_jobs) +
-                                                " lane jobs have not ended");
+            throw Error(ErrorCode::Timeout,
+                        "waited " + std::to_string(timeout.count()) + " ms for the device; " +
+                            impl_->pump->describe_pending() + "; " +
+                            std::to_string(impl_->num_lane_jobs) + " lane jobs have not ended");
         impl_->changed.wait_for(lock, std::chrono::microseconds(200));
     }
     impl_->throw_if_failed();

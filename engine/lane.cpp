@@ -128,8 +128,7 @@ namespace {
 HappensBefore::Operation checked_accesses(const LaneJob& job, bool late) {
     HappensBefore::Operation operation{job.name.c_str(), false, {}};
     for (const DeclaredAccess& access : job.accesses) {
-        if (!access.view || !access.view.resource->bound ||
-            access.view.resource->declared != late)
+        if (!access.view || !access.view.resource->bound || access.view.resource->declared != late)
             continue;
         const auto& memory = access.view.resource->allocation;
         const detail::Range range = detail::range_of(access.view);

@@ -33,7 +33,9 @@ struct Case {
     std::uint64_t (*tokens)(int rank, std::size_t micro_batch);
 };
 
-void PrintTo(const Case& c, std::ostream* out) { *out << c.name; }
+void PrintTo(const Case& c, std::ostream* out) {
+    *out << c.name;
+}
 
 ModelConfig config_of(const Case& c) {
     ModelConfig config;
