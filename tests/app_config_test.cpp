@@ -4,6 +4,8 @@
 
 #include "app_test_util.hpp"
 
+#include <bellows/model/presets.hpp>
+
 #include <cmath>
 
 using namespace bellows;
