@@ -52,6 +52,8 @@ private:
     void checkpoint(std::uint64_t steps_done);
     void finish();
     void report(const std::string& title, std::uint64_t done, std::uint64_t total);
+    template <class Write>
+    void warn_if_not_written(Write write);
 
     const TrainOptions& options_;
     const TrainConfig& train_;
@@ -66,6 +68,7 @@ private:
     std::uint64_t first_step_ = 0;
     std::filesystem::path last_checkpoint_;
     bool saved_last_ = false;
+    bool warned_ = false; // that a file other than a checkpoint cannot be written
 };
 
 TrainRun::TrainRun(const TrainOptions& options, World& world)
@@ -74,17 +77,16 @@ TrainRun::TrainRun(const TrainOptions& options, World& world)
       corpus_(read_training_text(options.config, tokenizer_)),
       batches_(corpus_, split_corpus(corpus_, train_.holdout).train,
                {train_.seed, train_.batch, train_.seq}) {
-    if (leads()) {
-        if (!options.resume)
-            prepare_output(options);
+    if (leads())
         progress_.emplace(stdout, train_.steps, ProgressReporter::detect(stdout));
-    }
     DeviceOptions device_options = run_device_options(train_.device, world_.local_rank());
     device_options.trace = true;
     device_options.on_pipeline_compiled = [this](const std::string&, std::uint32_t count) {
         report("compiling shaders", count, 0);
     };
     device_ = Device::create(device_options);
+    if (leads())
+        prepare_output(options); // nothing is written before a device serves
     trainer_.emplace(*device_, world_, options.config, options.layout);
     if (options.resume) {
         const Checkpoint checkpoint = Checkpoint::open(*options.resume);
@@ -99,6 +101,19 @@ TrainRun::TrainRun(const TrainOptions& options, World& world)
 void TrainRun::report(const std::string& title, std::uint64_t done, std::uint64_t total) {
     if (progress_)
         progress_->phase(title, done, total);
+}
+
+/// A full disk does not end a run: the first such failure of rank 0 becomes a warning.
+template <class Write>
+void TrainRun::warn_if_not_written(Write write) {
+    try {
+        write();
+    } catch (const Error& error) {
+        if (error.code() != ErrorCode::Io || !progress_)
+            throw;
+        if (!std::exchange(warned_, true))
+            progress_->note("warning: " + error.message());
+    }
 }
 
 void TrainRun::one_step(std::uint64_t step) {
@@ -121,7 +136,7 @@ void TrainRun::one_step(std::uint64_t step) {
         metrics.tokens_per_s * training_flops_per_token(options_.config.model, train_.seq);
     metrics.bytes_exchanged = result.bytes_exchanged;
     metrics.seconds_waited = result.seconds_waited;
-    log_->add(metrics);
+    warn_if_not_written([&] { log_->add(metrics); });
     progress_->step(metrics);
 }
 
@@ -143,7 +158,7 @@ void TrainRun::checkpoint(std::uint64_t steps_done) {
 void TrainRun::finish() {
     device_->wait_idle();
     device_->save_pipeline_cache();
-    write_trace(options_.out / "trace.json", *device_, world_);
+    warn_if_not_written([&] { write_trace(options_.out / "trace.json", *device_, world_); });
     if (!leads())
         return;
     progress_->finish();
@@ -157,7 +172,8 @@ void TrainRun::finish() {
                     std::to_string(options_.layout.dp) + ", ep " +
                     std::to_string(options_.layout.ep) + ", " + train_.precision + " on " +
                     device_->info().name;
-    write_file_durably(options_.out / "loss.svg", loss_plot_svg(points, plot));
+    warn_if_not_written(
+        [&] { write_file_durably(options_.out / "loss.svg", loss_plot_svg(points, plot)); });
     RunSummary summary = summarize(log_->steps());
     summary.bytes_per_token = corpus_.bytes_per_token();
     summary.loss_picture = options_.out / "loss.svg";

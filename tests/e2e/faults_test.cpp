@@ -1,0 +1,182 @@
+// SPDX-License-Identifier: MIT
+// A rank that is killed, a command that is told to end, a disk that is full for a while.
+#include "e2e/runs.hpp"
+
+#include "app/checkpoint.hpp"
+
+#include <csignal>
+#include <ostream>
+
+#include <sys/resource.h>
+
+using namespace bellows::e2e;
+namespace fs = std::filesystem;
+
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+struct Victim {
+    const char* name;
+    Flags flags;
+    int rank;
+};
+
+std::ostream& operator<<(std::ostream& out, const Victim& victim) {
+    return out << victim.name;
+}
+
+std::size_t lines_of(const fs::path& run) {
+    const std::string text = bellows::content_of(run / "metrics.jsonl");
+    return static_cast<std::size_t>(std::count(text.begin(), text.end(), '\n'));
+}
+
+bool no_temporary_below(const fs::path& run) {
+    for (const auto& entry : fs::directory_iterator(run / "checkpoints"))
+        if (entry.path().filename().string().front() == '.')
+            return false;
+    return true;
+}
+
+class KilledRank : public testing::TestWithParam<Victim> {};
+
+} // namespace
+
+TEST_P(KilledRank, EndsTheCommandAndIsNamed) {
+    const Workspace workspace;
+    Flags flags = GetParam().flags;
+    flags.insert(flags.end(), {"--steps", "100000", "--checkpoint-every", "2"});
+    const fs::path run = workspace.path() / "run";
+    Command command = workspace.start(workspace.train_arguments("run", flags));
+    ASSERT_TRUE(wait_until(command, [&] { return lines_of(run) >= 3; })) << command.errors();
+    const pid_t victim = command.rank_process(GetParam().rank);
+    ASSERT_GT(victim, 0);
+    const auto killed = Clock::now();
+    ASSERT_EQ(::kill(victim, SIGKILL), 0);
+    const Finished finished = command.wait(std::chrono::seconds(60));
+    const double seconds = std::chrono::duration<double>(Clock::now() - killed).count();
+    EXPECT_EQ(finished.exit_code, 4) << finished.errors;
+    EXPECT_LT(seconds, 30.0);
+    const std::string name = "rank " + std::to_string(GetParam().rank);
+    // A survivor saw it as an error of its own and said so before it ended.
+    EXPECT_NE(finished.errors.find(name + " (pid " + std::to_string(victim)), std::string::npos)
+        << finished.errors;
+    // What was saved serves: the run goes on as if nothing had been.
+    const bellows::Checkpoint saved = bellows::Checkpoint::open(run);
+    EXPECT_NO_THROW(saved.verify());
+    const std::string steps = std::to_string(saved.state().step + 2);
+    const Finished resumed =
+        workspace.bellows({"train", "--resume", run.string(), "--steps", steps});
+    EXPECT_EQ(resumed.exit_code, 0) << resumed.errors;
+    EXPECT_EQ(std::to_string(steps_of(run).back().step), steps);
+    EXPECT_TRUE(no_temporary_below(run));
+}
+
+INSTANTIATE_TEST_SUITE_P(Of, KilledRank,
+                         testing::Values(Victim{"first_of_2", {"--ranks", "2"}, 0},
+                                         Victim{
+                                             "last_of_2_stages",
+                                             {"--ranks", "4", "--pp", "2", "--micro-batches", "2"},
+                                             3}),
+                         [](const auto& victim) { return std::string(victim.param.name); });
+
+TEST(Signal, EndsEveryRank) {
+    const Workspace workspace;
+    const fs::path run = workspace.path() / "run";
+    Command command =
+        workspace.start(workspace.train_arguments("run", {"--ranks", "2", "--steps", "100000"}));
+    ASSERT_TRUE(wait_until(command, [&] { return lines_of(run) >= 1; })) << command.errors();
+    ASSERT_EQ(::kill(command.process(), SIGTERM), 0);
+    const Finished finished = command.wait(std::chrono::seconds(30));
+    EXPECT_EQ(finished.exit_code, 128 + SIGTERM) << finished.errors;
+}
+
+namespace {
+
+constexpr const char* kWarning = "warning: no checkpoint at step";
+
+/// From now on the process can write no file beyond `bytes`: what a full disk looks like to it.
+void limit_files(pid_t process, rlim_t bytes) {
+    rlimit limit{};
+    ASSERT_EQ(::prlimit(process, RLIMIT_FSIZE, nullptr, &limit), 0);
+    limit.rlim_cur = bytes;
+    ASSERT_EQ(::prlimit(process, RLIMIT_FSIZE, &limit, nullptr), 0);
+}
+
+struct FullDisk {
+    const char* name;
+    Flags flags;
+    int rank; ///< whose disk it is; -1: a command without ranks
+};
+
+std::ostream& operator<<(std::ostream& out, const FullDisk& disk) {
+    return out << disk.name;
+}
+
+class FullDiskAtACheckpoint : public testing::TestWithParam<FullDisk> {};
+
+} // namespace
+
+// Full to the end: rank 0 can write nothing more. The run ends well, and what was saved serves.
+TEST(FullDisk, ToTheEndLeavesThePreviousCheckpoint) {
+    const Workspace workspace;
+    const fs::path run = workspace.path() / "run";
+    Command command = workspace.start(workspace.train_arguments(
+        "run", {"--ranks", "2", "--steps", "45", "--checkpoint-every", "10"}));
+    ASSERT_TRUE(wait_until(command, [&] { return bellows::latest_checkpoint(run).has_value(); }))
+        << command.errors();
+    const pid_t writer = command.rank_process(0);
+    ASSERT_GT(writer, 0);
+    limit_files(writer, 1);
+    const Finished finished = command.wait();
+    EXPECT_EQ(finished.exit_code, 0) << finished.errors;
+    EXPECT_NE(finished.out.find(kWarning), std::string::npos) << finished.out;
+    EXPECT_NE(finished.out.find("metrics.jsonl"), std::string::npos) << finished.out;
+    const bellows::Checkpoint previous = bellows::Checkpoint::open(run);
+    EXPECT_LT(previous.state().step, 45u);
+    EXPECT_NO_THROW(previous.verify());
+    const Finished resumed =
+        workspace.bellows({"train", "--resume", run.string(), "--steps", "47"});
+    ASSERT_EQ(resumed.exit_code, 0) << resumed.errors;
+    const auto steps = printed_steps(run);
+    const auto whole = printed_steps(workspace.train("whole", {"--ranks", "2", "--steps", "47"}));
+    // Lines that found no room before the checkpoint are missing; those after it are all there.
+    const std::size_t again = 47 - previous.state().step;
+    ASSERT_GE(steps.size(), again);
+    for (std::size_t i = 1; i <= again; ++i)
+        EXPECT_EQ(steps[steps.size() - i], whole[whole.size() - i]);
+}
+
+TEST_P(FullDiskAtACheckpoint, IsAWarningAndTheRunGoesOn) {
+    constexpr rlim_t kTooSmallForAShard = 60'000; // metrics.jsonl stays below that
+    const Workspace workspace;
+    Flags flags = GetParam().flags;
+    flags.insert(flags.end(), {"--steps", "120", "--checkpoint-every", "10"});
+    const fs::path run = workspace.path() / "run";
+    Command command = workspace.start(workspace.train_arguments("run", flags));
+    const auto saved = [&] { return bellows::latest_checkpoint(run).has_value(); };
+    ASSERT_TRUE(wait_until(command, saved)) << command.errors();
+    const pid_t writer =
+        GetParam().rank < 0 ? command.process() : command.rank_process(GetParam().rank);
+    ASSERT_GT(writer, 0);
+    limit_files(writer, kTooSmallForAShard);
+    const auto warned = [&] { return command.out().find(kWarning) != std::string::npos; };
+    ASSERT_TRUE(wait_until(command, warned)) << command.out() << command.errors();
+    // The previous one is there while the disk is still full.
+    ::kill(writer, SIGSTOP);
+    const auto previous = bellows::latest_checkpoint(run);
+    ASSERT_TRUE(previous.has_value());
+    EXPECT_NO_THROW(bellows::Checkpoint::open(*previous).verify()) << *previous;
+    limit_files(writer, RLIM_INFINITY);
+    ::kill(writer, SIGCONT);
+    const Finished finished = command.wait();
+    EXPECT_EQ(finished.exit_code, 0) << finished.errors;
+    EXPECT_EQ(lines_of(run), 120u);
+    EXPECT_EQ(bellows::Checkpoint::open(run).state().step, 120u) << "the disk had room again";
+    EXPECT_TRUE(no_temporary_below(run));
+}
+
+INSTANTIATE_TEST_SUITE_P(Of, FullDiskAtACheckpoint,
+                         testing::Values(FullDisk{"the_only_rank", {"--ranks", "1"}, -1},
+                                         FullDisk{"the_second_of_2", {"--ranks", "2"}, 1}),
+                         [](const auto& disk) { return std::string(disk.param.name); });

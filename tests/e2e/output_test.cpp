@@ -1,0 +1,135 @@
+// SPDX-License-Identifier: MIT
+// What a run leaves in --out and on standard output, and the text that a checkpoint writes.
+#include "e2e/runs.hpp"
+
+#include <nlohmann/json.hpp>
+
+#include <memory>
+#include <set>
+
+using namespace bellows::e2e;
+namespace fs = std::filesystem;
+
+namespace {
+
+/// One run on two ranks that all tests look at.
+class Output : public testing::Test {
+protected:
+    static void SetUpTestSuite() {
+        workspace_ = std::make_unique<Workspace>();
+        finished_ = workspace_->bellows(
+            workspace_->train_arguments("run", {"--ranks", "2", "--steps", "4"}));
+        run_ = workspace_->path() / "run";
+    }
+    static void TearDownTestSuite() { workspace_.reset(); }
+    void SetUp() override { ASSERT_EQ(finished_.exit_code, 0) << finished_.errors; }
+
+    static std::string generate(const fs::path& checkpoint, const Flags& flags) {
+        Flags arguments = {"generate", "--checkpoint", checkpoint.string(),
+                           "--prompt", "the bel",      "--tokens",
+                           "40"};
+        arguments.insert(arguments.end(), flags.begin(), flags.end());
+        const Finished finished = workspace_->bellows(arguments);
+        EXPECT_EQ(finished.exit_code, 0) << finished.errors;
+        EXPECT_EQ(finished.errors, "");
+        return finished.out;
+    }
+
+    static std::unique_ptr<Workspace> workspace_;
+    static Finished finished_;
+    static fs::path run_;
+};
+
+std::unique_ptr<Workspace> Output::workspace_;
+Finished Output::finished_;
+fs::path Output::run_;
+
+} // namespace
+
+TEST_F(Output, TheFolderHoldsWhatTheSummaryNames) {
+    EXPECT_EQ(finished_.errors, "");
+    for (const char* file : {"loss.svg", "trace.json", "checkpoints/step-4"}) {
+        EXPECT_TRUE(fs::exists(run_ / file)) << file;
+        EXPECT_NE(finished_.out.find((run_ / file).string()), std::string::npos) << finished_.out;
+    }
+    EXPECT_NE(finished_.out.find("tokens/s"), std::string::npos) << finished_.out;
+    EXPECT_EQ(finished_.out.find("PMIX"), std::string::npos) << finished_.out;
+    const std::string picture = bellows::content_of(run_ / "loss.svg");
+    EXPECT_EQ(picture.rfind("<svg", 0), 0u);
+    EXPECT_NE(picture.find("</svg>"), std::string::npos);
+    EXPECT_NE(picture.find("2 ranks"), std::string::npos);
+    // The configuration as run starts the same run again.
+    const fs::path again = workspace_->path() / "again";
+    const Finished finished =
+        workspace_->bellows({"train", "--config", (run_ / "config.toml").string(), "--out",
+                             again.string(), "--ranks", "2"});
+    ASSERT_EQ(finished.exit_code, 0) << finished.errors;
+    EXPECT_EQ(printed_steps(again), printed_steps(run_));
+}
+
+TEST_F(Output, EveryStepHasItsFigures) {
+    std::istringstream lines(bellows::content_of(run_ / "metrics.jsonl"));
+    std::string line;
+    std::uint64_t step = 0;
+    while (std::getline(lines, line)) {
+        const auto json = nlohmann::json::parse(line);
+        EXPECT_EQ(json.at("step").get<std::uint64_t>(), ++step);
+        for (const char* key : {"loss", "grad_norm", "lr", "tokens_per_s", "seconds",
+                                "model_flops_per_s", "bytes_exchanged"})
+            EXPECT_GT(json.at(key).get<double>(), 0.0) << key << " in " << line;
+        EXPECT_GE(json.at("seconds_waited").get<double>(), 0.0) << line;
+    }
+    EXPECT_EQ(step, 4u);
+}
+
+TEST_F(Output, TheTraceShowsEveryRank) {
+    const auto trace = nlohmann::json::parse(bellows::content_of(run_ / "trace.json"));
+    std::map<int, std::size_t> work; // by rank
+    std::set<std::pair<int, std::string>> named;
+    for (const auto& event : trace.at("traceEvents")) {
+        const int rank = event.at("pid").get<int>();
+        if (event.at("ph") == "M" && event.at("name") == "process_name")
+            named.emplace(rank, event.at("args").at("name").get<std::string>());
+        if (event.at("ph") != "X")
+            continue;
+        ++work[rank];
+        ASSERT_GE(event.at("dur").get<double>(), 0.0) << event;
+        ASSERT_GT(event.at("ts").get<double>(), 0.0) << event;
+        ASSERT_FALSE(event.at("name").get<std::string>().empty());
+    }
+    EXPECT_EQ(named, (std::set<std::pair<int, std::string>>{{0, "rank 0"}, {1, "rank 1"}}));
+    ASSERT_EQ(work.size(), 2u);
+    for (const auto& [rank, events] : work)
+        EXPECT_GT(events, 50u) << "rank " << rank;
+}
+
+TEST_F(Output, GenerateFollowsItsSeed) {
+    const Flags seed_1 = {"--temperature", "1", "--seed", "1"};
+    const std::string text = generate(run_, seed_1);
+    EXPECT_EQ(text.rfind("the bel", 0), 0u) << text;
+    EXPECT_GT(text.size(), std::string("the bel").size() + 20) << text;
+    EXPECT_EQ(generate(run_ / "checkpoints" / "step-4", seed_1), text);
+    EXPECT_NE(generate(run_, {"--temperature", "1", "--seed", "2"}), text);
+    EXPECT_EQ(generate(run_, {"--temperature", "0", "--seed", "1"}),
+              generate(run_, {"--temperature", "0", "--seed", "2"}));
+}
+
+TEST_F(Output, UnderMpirunItJoins) {
+    Flags command = {mpirun(), "-n", "2", program()};
+    const Flags train = workspace_->train_arguments("joined", {"--steps", "4"});
+    command.insert(command.end(), train.begin(), train.end());
+    const Environment environment = {{"OMPI_ALLOW_RUN_AS_ROOT", "1"},
+                                     {"OMPI_ALLOW_RUN_AS_ROOT_CONFIRM", "1"},
+                                     {"PRTE_ALLOW_RUN_AS_ROOT", "1"},
+                                     {"PRTE_ALLOW_RUN_AS_ROOT_CONFIRM", "1"},
+                                     {"OMPI_MCA_rmaps_base_oversubscribe", "1"},
+                                     {"OMPI_MCA_hwloc_base_binding_policy", "none"},
+                                     {"PRTE_MCA_hwloc_default_binding_policy", "none"},
+                                     {"OMPI_MCA_mpi_yield_when_idle", "1"},
+                                     {"PRTE_MCA_rmaps_default_mapping_policy", ":oversubscribe"},
+                                     {"OMPI_MCA_btl_vader_single_copy_mechanism", "none"}};
+    const Finished finished = workspace_->run(command, environment);
+    ASSERT_EQ(finished.exit_code, 0) << finished.errors;
+    EXPECT_EQ(printed_steps(workspace_->path() / "joined"), printed_steps(run_));
+    EXPECT_TRUE(same_tensors(workspace_->path() / "joined", run_));
+}
