@@ -11,6 +11,7 @@ bellows_test(NAME app_command_line_test SOURCES app_command_line_test.cpp LIBS b
 
 # The reference implementation of safetensors, where there is one: -DBELLOWS_TEST_PYTHON= names a
 # Python that has it.
+find_program(BELLOWS_TEST_PYTHON NAMES python3 PATHS "${BELLOWS_TOOLCHAIN}/bin" NO_DEFAULT_PATH)
 find_program(BELLOWS_TEST_PYTHON NAMES python3 DOC "Python with safetensors and numpy, for a test")
 if(BELLOWS_TEST_PYTHON)
     execute_process(COMMAND "${BELLOWS_TEST_PYTHON}" -c "import safetensors.numpy"

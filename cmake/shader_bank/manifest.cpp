@@ -68,8 +68,9 @@ Kernel read_kernel(const json& object) {
     const std::string where = "kernel '" + kernel.name + "'";
     check_identifier(where, kernel.name);
     check_keys(where, object,
-               {"name", "source", "operands", "push", "constants", "variants", "doc"});
+               {"name", "source", "operands", "push", "constants", "variants", "fallback", "doc"});
     kernel.source = object.at("source").get<std::string>();
+    kernel.fallback = object.value("fallback", std::string());
 
     std::set<std::string> members;
     const auto add_member = [&](const std::string& name) {
@@ -125,6 +126,26 @@ Kernel read_kernel(const json& object) {
     return kernel;
 }
 
+bool is_portable(const Kernel& kernel) {
+    return std::any_of(kernel.variants.begin(), kernel.variants.end(),
+                       [](const Variant& variant) { return variant.features.empty(); });
+}
+
+// Every device can compute what a kernel computes: by a variant of it or by another kernel.
+void check_fallbacks(const std::vector<Kernel>& kernels) {
+    for (const Kernel& kernel : kernels) {
+        const bool served = is_portable(kernel) ||
+                            std::any_of(kernels.begin(), kernels.end(), [&](const Kernel& other) {
+                                return other.name == kernel.fallback && is_portable(other);
+                            });
+        if (!served)
+            throw std::runtime_error(
+                "kernel '" + kernel.name +
+                "': every variant needs a device feature, so \"fallback\" must "
+                "name a kernel that needs none and computes the same");
+    }
+}
+
 } // namespace
 
 std::vector<Kernel> read_manifest(const std::filesystem::path& file) {
@@ -138,6 +159,7 @@ std::vector<Kernel> read_manifest(const std::filesystem::path& file) {
             if (!names.insert(kernels.back().name).second)
                 throw std::runtime_error("two kernels '" + kernels.back().name + "'");
         }
+        check_fallbacks(kernels);
         return kernels;
     } catch (const std::exception& error) {
         throw std::runtime_error(file.string() + ": " + error.what());

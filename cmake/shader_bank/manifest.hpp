@@ -36,8 +36,9 @@ struct Variant {
 };
 
 struct Kernel {
-    std::string name;   ///< snake_case
-    std::string source; ///< file in shaders/
+    std::string name;     ///< snake_case
+    std::string source;   ///< file in shaders/
+    std::string fallback; ///< kernel that serves where no variant does; "" if one always does
     std::vector<Operand> operands;
     std::vector<PushField> push;
     std::vector<Constant> constants;
