@@ -9,6 +9,9 @@ namespace bellows::ops {
 
 namespace {
 
+/// Registers hold that many sums; wider heads are split among workgroups.
+constexpr std::uint64_t kOutputsPerPart = 80;
+
 struct Shape {
     std::uint64_t tokens, heads, qk_dim, v_dim;
 };
@@ -56,22 +59,46 @@ Shape check_shape(const Arguments& arguments, const TensorView& q, const TensorV
 
 /// local_size, columns per invocation and grid of one kernel.
 struct AttentionPlan {
-    std::uint32_t local_size, per_invocation, share_rows;
+    std::uint32_t local_size, per_invocation, share_rows, parts;
     Groups groups;
 };
 
+/// outputs: elements of a row that an invocation of the kernel sums up.
 AttentionPlan plan(const Recording& recording, const Arguments& arguments, const Shape& shape,
-                   const AttentionOptions& options, bool small_heads, bool aligned) {
+                   const AttentionOptions& options, std::uint64_t outputs, bool small,
+                   bool aligned) {
     const DeviceInfo& info = recording.device().info();
     AttentionPlan p{};
     p.local_size = info.is_cpu ? 8 : 32;
-    p.per_invocation = info.is_cpu && small_heads ? 4 : 1;
+    p.per_invocation = info.is_cpu && small ? 4 : 1;
     p.share_rows = aligned && shares_loads(info) ? 1 : 0;
+    p.parts = static_cast<std::uint32_t>(div_up(outputs, kOutputsPerPart));
     p.groups = {arguments.u32("blocks", div_up(options.seq, p.local_size * p.per_invocation)),
-                arguments.u32("heads", shape.heads),
+                arguments.u32("heads", shape.heads * p.parts),
                 arguments.u32("sequences", shape.tokens / options.seq)};
     return p;
 }
+
+/// The constants that the three large kernels share.
+template <class K>
+typename K::Constants constants(const AttentionPlan& p, const Shape& shape, bool aligned) {
+    return {.local_size = p.local_size,
+            .aligned = aligned ? 1u : 0u,
+            .share_rows = p.share_rows,
+            .per_invocation = p.per_invocation,
+            .qk_dim = static_cast<std::uint32_t>(shape.qk_dim),
+            .v_dim = static_cast<std::uint32_t>(shape.v_dim),
+            .parts = p.parts};
+}
+
+/// What attention_dgrad's kernels read, checked.
+struct BackwardInputs {
+    DType dtype;
+    Shape shape;
+    Heads q, k, v, o, d_o;
+    BufferView lse, delta;
+    bool aligned;
+};
 
 } // namespace
 
@@ -89,15 +116,12 @@ void attention_forward(Recording& recording, const TensorView& q, const TensorVi
         return;
     }
     const bool aligned = hq.aligned && hk.aligned && hv.aligned && ho.aligned;
-    const AttentionPlan p = plan(recording, arguments, shape, options, shape.v_dim <= 64, aligned);
+    const AttentionPlan p =
+        plan(recording, arguments, shape, options, shape.v_dim, shape.v_dim <= 64, aligned);
     recording.dispatch(
         kernels::AttentionForward{.variant = storage_variant<kernels::AttentionForward>(q.dtype),
-                                  .constants = {.local_size = p.local_size,
-                                                .aligned = aligned ? 1u : 0u,
-                                                .share_rows = p.share_rows,
-                                                .per_invocation = p.per_invocation,
-                                                .qk_dim = arguments.u32("qk_dim", shape.qk_dim),
-                                                .v_dim = arguments.u32("v_dim", shape.v_dim)},
+                                  .constants =
+                                      constants<kernels::AttentionForward>(p, shape, aligned),
                                   .q = hq.memory,
                                   .k = hk.memory,
                                   .v = hv.memory,
@@ -117,6 +141,83 @@ void attention_forward(Recording& recording, const TensorView& q, const TensorVi
         p.groups);
 }
 
+namespace {
+
+void record_delta(Recording& recording, const Arguments& arguments, const BackwardInputs& in) {
+    const std::uint64_t rows = in.shape.tokens * in.shape.heads;
+    recording.dispatch(
+        kernels::AttentionDelta{.variant = storage_variant<kernels::AttentionDelta>(in.dtype),
+                                .constants = {.aligned = in.o.aligned && in.d_o.aligned ? 1u : 0u,
+                                              .v_dim = static_cast<std::uint32_t>(in.shape.v_dim)},
+                                .o = in.o.memory,
+                                .grad_o = in.d_o.memory,
+                                .delta = in.delta,
+                                .tokens = arguments.u32("tokens", in.shape.tokens),
+                                .heads = arguments.u32("heads", in.shape.heads),
+                                .o_token = in.o.token,
+                                .o_head = in.o.head,
+                                .grad_o_token = in.d_o.token,
+                                .grad_o_head = in.d_o.head},
+        {arguments.u32("blocks", div_up(rows, 64))});
+}
+
+/// The operands and strides that both gradient kernels have in common.
+template <class K>
+K backward_kernel(const BackwardInputs& in, const AttentionOptions& options) {
+    K kernel;
+    kernel.variant = storage_variant<K>(in.dtype);
+    kernel.q = in.q.memory;
+    kernel.k = in.k.memory;
+    kernel.v = in.v.memory;
+    kernel.grad_o = in.d_o.memory;
+    kernel.lse = in.lse;
+    kernel.delta = in.delta;
+    kernel.seq = static_cast<std::uint32_t>(options.seq);
+    kernel.heads = static_cast<std::uint32_t>(in.shape.heads);
+    kernel.q_token = in.q.token;
+    kernel.q_head = in.q.head;
+    kernel.k_token = in.k.token;
+    kernel.k_head = in.k.head;
+    kernel.v_token = in.v.token;
+    kernel.v_head = in.v.head;
+    kernel.grad_o_token = in.d_o.token;
+    kernel.grad_o_head = in.d_o.head;
+    kernel.scale = options.scale;
+    return kernel;
+}
+
+void record_dq(Recording& recording, const Arguments& arguments, const BackwardInputs& in,
+               const Heads& dq, const AttentionOptions& options) {
+    const bool aligned = in.aligned && dq.aligned;
+    const AttentionPlan p = plan(recording, arguments, in.shape, options, in.shape.qk_dim,
+                                 in.shape.qk_dim <= 64, aligned);
+    auto kernel = backward_kernel<kernels::AttentionBackwardQ>(in, options);
+    kernel.constants = constants<kernels::AttentionBackwardQ>(p, in.shape, aligned);
+    kernel.grad_q = dq.memory;
+    kernel.grad_q_token = dq.token;
+    kernel.grad_q_head = dq.head;
+    recording.dispatch(kernel, p.groups);
+}
+
+void record_dkv(Recording& recording, const Arguments& arguments, const BackwardInputs& in,
+                const Heads& dk, const Heads& dv, const AttentionOptions& options) {
+    const bool aligned = in.aligned && dk.aligned && dv.aligned;
+    const std::uint64_t outputs = in.shape.qk_dim + in.shape.v_dim;
+    const AttentionPlan p =
+        plan(recording, arguments, in.shape, options, outputs, outputs <= 96, aligned);
+    auto kernel = backward_kernel<kernels::AttentionBackwardKv>(in, options);
+    kernel.constants = constants<kernels::AttentionBackwardKv>(p, in.shape, aligned);
+    kernel.grad_k = dk.memory;
+    kernel.grad_v = dv.memory;
+    kernel.grad_k_token = dk.token;
+    kernel.grad_k_head = dk.head;
+    kernel.grad_v_token = dv.token;
+    kernel.grad_v_head = dv.head;
+    recording.dispatch(kernel, p.groups);
+}
+
+} // namespace
+
 std::uint64_t attention_dgrad_workspace_bytes(std::uint64_t tokens, std::uint64_t heads) {
     return 4 * tokens * heads;
 }
@@ -126,114 +227,33 @@ void attention_dgrad(Recording& recording, const TensorView& d_o, const TensorVi
                      const TensorView& lse, const AttentionGradients& gradients,
                      const AttentionOptions& options, BufferView workspace) {
     const Arguments arguments("attention_dgrad");
-    const Shape shape = check_shape(arguments, q, v, options);
-    const Heads hq = heads(arguments, "q", q, q.dtype, shape, shape.qk_dim);
-    const Heads hk = heads(arguments, "k", k, q.dtype, shape, shape.qk_dim);
-    const Heads hv = heads(arguments, "v", v, q.dtype, shape, shape.v_dim);
-    const Heads ho = heads(arguments, "o", o, q.dtype, shape, shape.v_dim);
-    const Heads hdo = heads(arguments, "d_o", d_o, q.dtype, shape, shape.v_dim);
-    const Heads hdq = heads(arguments, "dq", gradients.dq, q.dtype, shape, shape.qk_dim);
-    const Heads hdk = heads(arguments, "dk", gradients.dk, q.dtype, shape, shape.qk_dim);
-    const Heads hdv = heads(arguments, "dv", gradients.dv, q.dtype, shape, shape.v_dim);
-    arguments.tensor("lse", lse, DType::F32, {shape.tokens, shape.heads});
-    const std::uint64_t delta_bytes = attention_dgrad_workspace_bytes(shape.tokens, shape.heads);
+    BackwardInputs in{};
+    in.dtype = q.dtype;
+    in.shape = check_shape(arguments, q, v, options);
+    const auto part = [&](const char* name, const TensorView& view, std::uint64_t size) {
+        return heads(arguments, name, view, q.dtype, in.shape, size);
+    };
+    in.q = part("q", q, in.shape.qk_dim);
+    in.k = part("k", k, in.shape.qk_dim);
+    in.v = part("v", v, in.shape.v_dim);
+    in.o = part("o", o, in.shape.v_dim);
+    in.d_o = part("d_o", d_o, in.shape.v_dim);
+    in.aligned = in.q.aligned && in.k.aligned && in.v.aligned && in.d_o.aligned;
+    const Heads dq = part("dq", gradients.dq, in.shape.qk_dim);
+    const Heads dk = part("dk", gradients.dk, in.shape.qk_dim);
+    const Heads dv = part("dv", gradients.dv, in.shape.v_dim);
+    arguments.tensor("lse", lse, DType::F32, {in.shape.tokens, in.shape.heads});
+    const std::uint64_t delta_bytes =
+        attention_dgrad_workspace_bytes(in.shape.tokens, in.shape.heads);
     arguments.workspace(workspace, delta_bytes);
-    if (shape.tokens == 0 || shape.heads == 0) {
+    if (in.shape.tokens == 0 || in.shape.heads == 0) {
         return;
     }
-    const BufferView delta = workspace.sub(0, delta_bytes);
-    const BufferView lse_memory = arguments.memory("lse", lse, 1);
-    const auto qk_dim = arguments.u32("qk_dim", shape.qk_dim);
-    const auto v_dim = arguments.u32("v_dim", shape.v_dim);
-    const auto num_heads = arguments.u32("heads", shape.heads);
-    const auto seq = arguments.u32("seq", options.seq);
-    const bool inputs_aligned = hq.aligned && hk.aligned && hv.aligned && hdo.aligned;
-    const bool q_aligned = inputs_aligned && hdq.aligned;
-    const bool kv_aligned = inputs_aligned && hdk.aligned && hdv.aligned;
-
-    recording.dispatch(
-        kernels::AttentionDelta{
-            .variant = storage_variant<kernels::AttentionDelta>(q.dtype),
-            .constants = {.aligned = ho.aligned && hdo.aligned ? 1u : 0u, .v_dim = v_dim},
-            .o = ho.memory,
-            .grad_o = hdo.memory,
-            .delta = delta,
-            .tokens = arguments.u32("tokens", shape.tokens),
-            .heads = num_heads,
-            .o_token = ho.token,
-            .o_head = ho.head,
-            .grad_o_token = hdo.token,
-            .grad_o_head = hdo.head},
-        {arguments.u32("blocks", div_up(shape.tokens * shape.heads, 64))});
-
-    const AttentionPlan pq =
-        plan(recording, arguments, shape, options, shape.qk_dim <= 64, q_aligned);
-    recording.dispatch(
-        kernels::AttentionBackwardQ{.variant =
-                                        storage_variant<kernels::AttentionBackwardQ>(q.dtype),
-                                    .constants = {.local_size = pq.local_size,
-                                                  .aligned = q_aligned ? 1u : 0u,
-                                                  .share_rows = pq.share_rows,
-                                                  .per_invocation = pq.per_invocation,
-                                                  .qk_dim = qk_dim,
-                                                  .v_dim = v_dim},
-                                    .q = hq.memory,
-                                    .k = hk.memory,
-                                    .v = hv.memory,
-                                    .grad_o = hdo.memory,
-                                    .lse = lse_memory,
-                                    .delta = delta,
-                                    .grad_q = hdq.memory,
-                                    .seq = seq,
-                                    .heads = num_heads,
-                                    .q_token = hq.token,
-                                    .q_head = hq.head,
-                                    .k_token = hk.token,
-                                    .k_head = hk.head,
-                                    .v_token = hv.token,
-                                    .v_head = hv.head,
-                                    .grad_o_token = hdo.token,
-                                    .grad_o_head = hdo.head,
-                                    .grad_q_token = hdq.token,
-                                    .grad_q_head = hdq.head,
-                                    .scale = options.scale},
-        pq.groups);
-
-    const AttentionPlan pk =
-        plan(recording, arguments, shape, options, shape.qk_dim + shape.v_dim <= 96, kv_aligned);
-    recording.dispatch(
-        kernels::AttentionBackwardKv{.variant =
-                                         storage_variant<kernels::AttentionBackwardKv>(q.dtype),
-                                     .constants = {.local_size = pk.local_size,
-                                                   .aligned = kv_aligned ? 1u : 0u,
-                                                   .share_rows = pk.share_rows,
-                                                   .per_invocation = pk.per_invocation,
-                                                   .qk_dim = qk_dim,
-                                                   .v_dim = v_dim},
-                                     .q = hq.memory,
-                                     .k = hk.memory,
-                                     .v = hv.memory,
-                                     .grad_o = hdo.memory,
-                                     .lse = lse_memory,
-                                     .delta = delta,
-                                     .grad_k = hdk.memory,
-                                     .grad_v = hdv.memory,
-                                     .seq = seq,
-                                     .heads = num_heads,
-                                     .q_token = hq.token,
-                                     .q_head = hq.head,
-                                     .k_token = hk.token,
-                                     .k_head = hk.head,
-                                     .v_token = hv.token,
-                                     .v_head = hv.head,
-                                     .grad_o_token = hdo.token,
-                                     .grad_o_head = hdo.head,
-                                     .grad_k_token = hdk.token,
-                                     .grad_k_head = hdk.head,
-                                     .grad_v_token = hdv.token,
-                                     .grad_v_head = hdv.head,
-                                     .scale = options.scale},
-        pk.groups);
+    in.lse = arguments.memory("lse", lse, 1);
+    in.delta = workspace.sub(0, delta_bytes);
+    record_delta(recording, arguments, in);
+    record_dq(recording, arguments, in, dq, options);
+    record_dkv(recording, arguments, in, dk, dv, options);
 }
 
 } // namespace bellows::ops

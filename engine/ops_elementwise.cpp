@@ -27,17 +27,18 @@ void add(Recording& recording, const TensorView& a, const TensorView& b, const T
     }
     const RunPlan plan = plan_runs(recording, elements);
     const BufferView a_memory = arguments.memory("the first operand", a);
-    recording.dispatch(kernels::ScaleAdd{.variant = storage_variant<kernels::ScaleAdd>(a.dtype),
-                                         .constants = {.local_size = plan.local_size},
-                                         .a = a_memory,
-                                         .b = arguments.memory_or("b", b, a_memory),
-                                         .y = arguments.memory("y", y),
-                                         .count4 = arguments.u32("elements / 4", elements / 4),
-                                         .tail = static_cast<std::uint32_t>(elements % 4),
-                                         .has_b = b.buffer ? 1u : 0u,
-                                         .alpha = alpha,
-                                         .beta = beta},
-                       plan.groups);
+    recording.dispatch(
+        kernels::ScaleAdd{.variant = storage_variant<kernels::ScaleAdd>(a.dtype),
+                          .constants = {.local_size = plan.local_size, .run = plan.run},
+                          .a = a_memory,
+                          .b = arguments.memory_or("b", b, a_memory),
+                          .y = arguments.memory("y", y),
+                          .count4 = arguments.u32("elements / 4", elements / 4),
+                          .tail = static_cast<std::uint32_t>(elements % 4),
+                          .has_b = b.buffer ? 1u : 0u,
+                          .alpha = alpha,
+                          .beta = beta},
+        plan.groups);
 }
 
 void cast(Recording& recording, const TensorView& x, const TensorView& y) {

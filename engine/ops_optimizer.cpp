@@ -147,7 +147,7 @@ void adamw(Recording& recording, const TensorView& weight, const TensorView& gra
     const BufferView scalars_memory = arguments.memory("scalars", scalars, 1);
     recording.dispatch(
         kernels::Adamw{.variant = storage_variant<kernels::Adamw>(m.dtype),
-                       .constants = {.local_size = plan.local_size},
+                       .constants = {.local_size = plan.local_size, .run = plan.run},
                        .weight = arguments.memory("weight", weight),
                        .gradient = arguments.memory("gradient", gradient),
                        .m = m_memory,

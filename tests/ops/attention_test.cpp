@@ -28,10 +28,10 @@ const AttentionCase kAttentionCases[] = {
     {"parts", 1, 7, 2, 12, 20, 4, DType::F32},
     {"odd_sizes", 2, 10, 2, 5, 3, 1, DType::F32},
     {"tiny_model", 1, 100, 2, 48, 32, 0, DType::F32},
-    {"wide_heads", 1, 37, 2, 96, 64, 0, DType::F32},
+    {"v3_heads", 1, 37, 2, 192, 128, 0, DType::F32},
     {"odd_bf16", 2, 33, 3, 16, 8, 0, DType::BF16},
     {"parts_bf16", 1, 19, 2, 6, 10, 2, DType::BF16},
-    {"wide_heads_bf16", 1, 37, 2, 72, 64, 8, DType::BF16},
+    {"wide_heads_bf16", 1, 37, 2, 72, 96, 8, DType::BF16},
 };
 
 class OpsAttention : public testing::OpTest, public ::testing::WithParamInterface<AttentionCase> {
