@@ -157,7 +157,7 @@ TEST_F(CommandLine, BadInputIsRefusedWithOneLine) {
     expect_refused(run({}), "subcommand");
     expect_refused(run({"fly"}), "fly");
     expect_refused(run({"train"}), "--config");
-    expect_refused(run({"train", "--config", "tiny"}), "--data");
+    expect_refused(run({"train", "--config", "v2-lite"}), "--data");
     expect_refused(run({"train", "--config", "tiny", "--data", data}), "--out");
     expect_refused(run({"train", "--config", "tiny", "--data", "--out", out}), "--out");
     expect_refused(run(train_with({"--fast"})), "--fast");
