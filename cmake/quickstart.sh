@@ -4,7 +4,7 @@
 # From a fresh clone to a result, on Debian 12, Debian 13 or Ubuntu 24.04 (root or sudo):
 #
 #   cmake/quickstart.sh train [OPTIONS of bellows train]   trains the demo model on 4 ranks
-#   cmake/quickstart.sh test  [quick]                      builds and runs the tests
+#   cmake/quickstart.sh test  [sanitize]                   builds and runs the tests
 #   cmake/quickstart.sh bench [FILTER]                     runs the benchmarks named bench_*FILTER*
 #
 # Installs packages, makes the private toolchain folder, builds. May be run again: then it does only
@@ -152,7 +152,7 @@ run_ctest() { # PRESET CTEST-OPTIONS...
 run_test() {
     build release -DBELLOWS_TESTS=ON -DBELLOWS_BENCH=ON
     run_ctest release
-    if [ "${1:-}" != quick ]; then
+    if [ "${1:-}" = sanitize ]; then
         # The sanitizers slow everything down by a factor: one driver, and not what starts whole
         # runs of the program.
         build asan -DBELLOWS_BENCH=OFF

@@ -40,8 +40,10 @@ void require(bool good, const std::string& recording, const char* operation, con
                     std::string(operation) + " in " + recording + ": " + reason);
 }
 
+/// A destroyed buffer keeps its memory while work that was handed in before may use it; such work
+/// (a lane job) may still record.
 void require_alive(const BufferView& view, const std::string& recording, const char* operation) {
-    if (view && !view.resource->alive)
+    if (view && !view.resource->alive && !view.resource->bound)
         throw Error(ErrorCode::InvalidArgument, std::string(operation) + " in " + recording +
                                                     " names buffer " + view.resource->name +
                                                     ", which has been destroyed");
