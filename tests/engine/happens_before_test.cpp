@@ -10,8 +10,10 @@
 
 #include <array>
 #include <atomic>
+#include <chrono>
 #include <optional>
 #include <string>
+#include <thread>
 
 namespace bellows {
 namespace {
@@ -86,19 +88,23 @@ void lane_and_batch(Device& device) {
     Recording fill(device, QueueRole::Compute, "fill"), use(device, QueueRole::Compute, "use");
     fill.fill(buffers.a.view(), 1);
     use.copy(buffers.a.view(), buffers.b.view());
-    std::atomic<bool> open{false};
-    lane.post({.name = "job",
-               .waits = {},
-               .accesses = {{buffers.a.view(), Access::Write}},
-               .step = [&](LaneContext& context) {
-                   if (!open)
-                       return Progress::Again;
-                   context.submit(fill);
-                   return Progress::Done;
-               }});
+    std::atomic<bool> begun{false}, open{false};
+    const TimePoint filled = lane.post({.name = "job",
+                                        .waits = {},
+                                        .accesses = {{buffers.a.view(), Access::Write}},
+                                        .step = [&](LaneContext& context) {
+                                            begun = true;
+                                            if (!open)
+                                                return Progress::Again;
+                                            context.submit(fill);
+                                            return Progress::Done;
+                                        }});
+    for (int i = 0; i < 5000 && !begun; ++i) // the checker has seen the job's write by then
+        std::this_thread::sleep_for(std::chrono::milliseconds(1));
     const TimePoint used = device.submit(use);
     open = true;
     used.wait();
+    filled.wait();
 }
 
 void release_in_use(Device& device) {
