@@ -320,6 +320,21 @@ TEST(Collectives, TwentyRunsGiveTheSameBits) {
     }
 }
 
+TEST(Collectives, TensorsMayBeDestroyedRightAfterTheCall) {
+    const auto ranks = everyone();
+    Rig rig(small_chunks(), test_options(), Group::all(world().size()), 4);
+    constexpr std::uint64_t kCount = 9001;
+    Tensor kept(*rig.device, kCount);
+    {
+        Tensor x(*rig.device, values_of(world().rank(), kCount));
+        Recording keep(*rig.device, QueueRole::Compute, "keep");
+        keep.copy(x.view().buffer, kept.view().buffer);
+        rig.collectives->all_reduce(x.view());
+        rig.device->submit(keep);
+    }
+    ALL_RANKS_TRUE(same_bits(kept.values(), sum_of(ranks, kCount)));
+}
+
 TEST(Collectives, WrongArgumentsAreRefusedBeforeAnythingHappens) {
     Rig rig;
     Tensor x(*rig.device, 64), halves(*rig.device, 64, DType::BF16), one(*rig.device, 1000);
