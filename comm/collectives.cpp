@@ -18,20 +18,16 @@ CollectiveJob::CollectiveJob(std::shared_ptr<CollectiveContext> context,
                              std::shared_ptr<std::vector<StagingSlot>> slots, std::string name,
                              CollectiveTensors tensors, std::vector<ChunkPlan> plans)
     : context_(std::move(context)), slots_(std::move(slots)), name_(std::move(name)),
-      tensors_(tensors), plans_(std::move(plans)), sequence_(context_->transport.next_sequence()),
-      chunks_(slots_->size()) {
+      tensors_(tensors), plans_(std::move(plans)) {
+    const std::uint64_t sequence = context_->transport.next_sequence();
+    for (std::size_t i = 0; i < plans_.size(); ++i)
+        chunks_.push_back(std::make_unique<ChunkTransfer>(*context_, (*slots_)[i % slots_->size()],
+                                                          tensors_, plans_[i], sequence, i));
+    next_.resize(slots_->size());
+    std::iota(next_.begin(), next_.end(), std::size_t{0});
 }
 
-void CollectiveJob::start_chunks() {
-    for (std::size_t slot = 0; slot < chunks_.size() && next_ < plans_.size(); ++slot)
-        if (!chunks_[slot]) {
-            chunks_[slot] = std::make_unique<ChunkTransfer>(*context_, (*slots_)[slot], tensors_,
-                                                            plans_[next_], sequence_, next_);
-            ++next_;
-        }
-}
-
-void CollectiveJob::finish(ChunkTransfer& chunk) {
+void CollectiveJob::finish(const ChunkTransfer& chunk) {
     stats_.bytes_sent += chunk.stats().bytes_sent;
     stats_.bytes_received += chunk.stats().bytes_received;
     stats_.messages_sent += chunk.stats().messages_sent;
@@ -43,11 +39,11 @@ void CollectiveJob::watch(std::uint64_t num_events) {
     const auto now = Clock::now();
     const ChunkTransfer* waiting = nullptr;
     bool only_network = true;
-    for (const auto& chunk : chunks_) {
-        if (!chunk)
+    for (const std::size_t at : next_) {
+        if (at >= chunks_.size())
             continue;
-        if (chunk->waits_for_network())
-            waiting = waiting ? waiting : chunk.get();
+        if (chunks_[at]->waits_for_network())
+            waiting = waiting ? waiting : chunks_[at].get();
         else
             only_network = false;
     }
@@ -64,28 +60,27 @@ void CollectiveJob::watch(std::uint64_t num_events) {
             std::chrono::duration_cast<std::chrono::milliseconds>(now - last_progress_));
 }
 
+/// Whether the slot has work left after all that could be done now.
+bool CollectiveJob::step_slot(std::size_t slot, LaneContext& lane) {
+    for (; next_[slot] < chunks_.size(); next_[slot] += next_.size()) {
+        ChunkTransfer& chunk = *chunks_[next_[slot]];
+        if (!chunk.step(lane))
+            return true;
+        finish(chunk);
+        chunks_[next_[slot]].reset();
+    }
+    return false;
+}
+
 Progress CollectiveJob::step(LaneContext& lane) {
     context_->transport.progress();
-    std::uint64_t num_events = 0;
     bool any = false;
-    for (bool again = true; again;) {
-        again = false;
-        any = false;
-        start_chunks();
-        num_events = 0;
-        for (auto& chunk : chunks_) {
-            if (!chunk)
-                continue;
-            if (chunk->step(lane)) {
-                finish(*chunk);
-                chunk.reset();
-                again = true;
-            } else {
-                num_events += chunk->num_events();
-                any = true;
-            }
+    std::uint64_t num_events = 0;
+    for (std::size_t slot = 0; slot < next_.size(); ++slot)
+        if (step_slot(slot, lane)) {
+            any = true;
+            num_events += chunks_[next_[slot]]->num_events();
         }
-    }
     watch(events_of_ended_ + num_events);
     if (any)
         return Progress::Again;
@@ -107,6 +102,22 @@ struct CollectiveLane {
     Lane lane;
     std::shared_ptr<std::vector<StagingSlot>> slots;
 };
+
+CollectiveLane make_lane(HostThread& thread, const CollectiveContext& context,
+                         std::uint32_t index) {
+    const std::string name = context.options.name + " " + std::to_string(index);
+    auto slots = std::make_shared<std::vector<StagingSlot>>(context.options.chunks_in_flight);
+    const auto declare = [&](const char* what) {
+        return Buffer::declare(context.device, {.name = name + what,
+                                                .kind = MemoryKind::Readback,
+                                                .category = MemoryCategory::Communication});
+    };
+    for (StagingSlot& slot : *slots) {
+        slot.image = declare(" image");
+        slot.incoming = declare(" incoming");
+    }
+    return {thread.add_lane(name), std::move(slots)};
+}
 
 std::string describe(const TensorView& tensor) {
     std::string text = std::string(to_string(tensor.dtype)) + " [";
@@ -216,9 +227,7 @@ Collectives::Collectives(Device& device, World& world, Transport& transport, Hos
     impl_->require(c.options.collectives_in_flight >= 1 && c.options.collectives_in_flight <= 64,
                    "set-up", "collectives_in_flight must be 1 to 64");
     for (std::uint32_t i = 0; i < c.options.collectives_in_flight; ++i)
-        impl_->lanes.push_back(
-            {thread.add_lane(c.options.name + " " + std::to_string(i)),
-             std::make_shared<std::vector<StagingSlot>>(c.options.chunks_in_flight)});
+        impl_->lanes.push_back(make_lane(thread, c, i));
     impl_->on_failure = world.control().on_failure(
         [target = &device](const Error& error) { target->abort(error); });
 }

@@ -20,12 +20,9 @@ std::uint64_t round_up_16(std::uint64_t value) {
     return (value + 15) / 16 * 16;
 }
 
-void reserve(Device& device, Buffer& buffer, std::uint64_t bytes, const std::string& name) {
-    if (bytes > 0 && buffer.size() < bytes)
-        buffer = Buffer(device, {.name = name,
-                                 .bytes = bytes,
-                                 .kind = MemoryKind::Readback,
-                                 .category = MemoryCategory::Communication});
+void reserve(Buffer& buffer, std::uint64_t bytes) {
+    if (bytes > 0 && (!buffer.bound() || buffer.size() < bytes))
+        buffer.bind(bytes);
 }
 
 } // namespace
@@ -34,7 +31,12 @@ ChunkTransfer::ChunkTransfer(CollectiveContext& context, StagingSlot& slot,
                              const CollectiveTensors& tensors, const ChunkPlan& plan,
                              std::uint64_t sequence, std::uint64_t index)
     : context_(context), slot_(slot), tensors_(tensors), plan_(plan), sequence_(sequence),
-      first_stream_(static_cast<std::uint32_t>(2 * index % Tag::kStreams)) {
+      first_stream_(static_cast<std::uint32_t>(2 * index % Tag::kStreams)),
+      out_(context.device, QueueRole::TransferOut, context.options.name + " out"),
+      sum_(context.device, QueueRole::AsyncCompute, context.options.name + " sum"),
+      in_(context.device, QueueRole::TransferIn, context.options.name + " in") {
+    lay_out();
+    record();
 }
 
 const char* ChunkTransfer::phase_name() const noexcept {
@@ -58,59 +60,65 @@ std::uint64_t ChunkTransfer::in_image(std::uint64_t target_byte) const noexcept 
     return target_byte - image_.begin;
 }
 
-/// Decides where everything stands in the slot and makes room for it.
+/// Decides where everything stands in the slot.
 void ChunkTransfer::lay_out() {
-    std::uint64_t image_bytes = 0, incoming_bytes = 0;
     if (!plan_.parts.empty()) {
         out_at_.resize(context_.members());
         for (std::uint64_t member = 0; member < context_.members(); ++member) {
             if (member == context_.self())
                 continue;
-            out_at_[member] = replicated() ? 0 : image_bytes;
-            image_bytes = round_up_16(out_at_[member] + plan_.parts[member].size());
+            out_at_[member] = replicated() ? 0 : image_bytes_;
+            image_bytes_ = round_up_16(out_at_[member] + plan_.parts[member].size());
         }
         incoming_stride_ = round_up_16(plan_.parts[context_.self()].size());
-        incoming_bytes = (context_.members() - 1) * incoming_stride_;
+        incoming_bytes_ = (context_.members() - 1) * incoming_stride_;
     }
     if (!plan_.pieces.empty()) {
         image_ = {plan_.pieces.front().begin, plan_.pieces.back().end};
-        image_bytes = std::max(image_bytes, round_up_16(image_.size()) + 16);
+        image_bytes_ = std::max(image_bytes_, round_up_16(image_.size()) + 16);
         if (plan_.parts.empty()) {
             edge_at_ = round_up_16(plan_.pieces[context_.self()].size() + 8);
-            incoming_bytes = edge_at_ + 4;
+            incoming_bytes_ = edge_at_ + 4;
         }
     }
-    reserve(context_.device, slot_.image, image_bytes, context_.options.name + " image");
-    reserve(context_.device, slot_.incoming, incoming_bytes, context_.options.name + " incoming");
+}
+
+/// Called when nothing uses the slot.
+void ChunkTransfer::reserve_staging() {
+    reserve(slot_.image, image_bytes_);
+    reserve(slot_.incoming, incoming_bytes_);
 }
 
 // ---- Work of the device ----------------------------------------------------------------------
 
-void ChunkTransfer::record_out(Recording& recording) {
+void ChunkTransfer::record() {
     if (!plan_.parts.empty()) {
-        record_scatter_out(recording);
-        return;
+        record_scatter_out();
+        if (!plan_.parts[context_.self()].empty())
+            record_sum();
+    } else {
+        record_own_piece();
+        // Bytes behind the target that share its last word.
+        if (const std::uint64_t tail = image_.end % kWordBytes; fills_target() && tail != 0)
+            out_.copy(words_around(tensors_.target, image_.end - tail, tail),
+                      slot_.incoming.view().sub(edge_at_, kWordBytes));
     }
-    record_own_piece(recording);
-    // Bytes behind the target that share its last word.
-    if (fills_target() && image_.end % kWordBytes != 0)
-        recording.copy(words_around(tensors_.target, image_.end - image_.end % kWordBytes,
-                                    image_.end % kWordBytes),
-                       slot_.incoming.view().sub(edge_at_, kWordBytes));
+    if (fills_target())
+        record_in();
 }
 
-void ChunkTransfer::record_scatter_out(Recording& recording) const {
+void ChunkTransfer::record_scatter_out() {
     if (replicated()) {
         const ByteRange& all = plan_.parts[0];
-        recording.copy(tensors_.source.sub(all.begin, all.size()),
-                       slot_.image.view().sub(0, all.size()));
+        out_.copy(tensors_.source.sub(all.begin, all.size()),
+                  slot_.image.view().sub(0, all.size()));
         return;
     }
     // Neighbours in both places travel in one copy.
     std::uint64_t from = 0, to = 0, bytes = 0;
     const auto flush = [&] {
         if (bytes > 0)
-            recording.copy(tensors_.source.sub(from, bytes), slot_.image.view().sub(to, bytes));
+            out_.copy(tensors_.source.sub(from, bytes), slot_.image.view().sub(to, bytes));
         bytes = 0;
     };
     for (std::uint64_t member = 0; member < context_.members(); ++member) {
@@ -127,7 +135,7 @@ void ChunkTransfer::record_scatter_out(Recording& recording) const {
     flush();
 }
 
-void ChunkTransfer::record_own_piece(Recording& recording) {
+void ChunkTransfer::record_own_piece() {
     const ByteRange& piece = plan_.pieces[context_.self()];
     if (piece.empty())
         return;
@@ -135,14 +143,14 @@ void ChunkTransfer::record_own_piece(Recording& recording) {
     const std::uint64_t lead = tensors_.source.offset + plan_.take_from - words.offset;
     const std::uint64_t at = in_image(piece.begin);
     if (at % kWordBytes == lead) {
-        recording.copy(words, slot_.image.view().sub(at - lead, words.bytes));
+        out_.copy(words, slot_.image.view().sub(at - lead, words.bytes));
     } else {
         bounce_lead_ = lead;
-        recording.copy(words, slot_.incoming.view().sub(0, words.bytes));
+        out_.copy(words, slot_.incoming.view().sub(0, words.bytes));
     }
 }
 
-void ChunkTransfer::record_sum(Recording& recording) const {
+void ChunkTransfer::record_sum() {
     const ByteRange& part = plan_.parts[context_.self()];
     const bool image = !plan_.pieces.empty();
     const std::uint64_t image_at = image ? in_image(part.begin) : 0;
@@ -159,7 +167,7 @@ void ChunkTransfer::record_sum(Recording& recording) const {
         const std::uint64_t local = cpu ? 8 : 128, per_group = cpu ? local * 16 : local;
         const std::uint64_t count = bytes / element;
         const BufferView sum_part = sum.sub(first, bytes);
-        recording.dispatch(
+        sum_.dispatch(
             kernels::SumRanks{
                 .variant = element == 16 ? Variant::vec4 : Variant::scalar,
                 .constants = {.local_size = static_cast<std::uint32_t>(local)},
@@ -181,12 +189,12 @@ void ChunkTransfer::record_sum(Recording& recording) const {
     dispatch(in_fours, part.size() - in_fours, 4);
 }
 
-void ChunkTransfer::record_in(Recording& recording) const {
+void ChunkTransfer::record_in() {
     const auto copy = [&](std::uint64_t begin, std::uint64_t end) {
         if (begin == end)
             return;
         const BufferView words = words_around(tensors_.target, begin, end - begin);
-        recording.copy(slot_.image.view().sub(in_image(begin), words.bytes), words);
+        in_.copy(slot_.image.view().sub(in_image(begin), words.bytes), words);
     };
     const ByteRange& own = plan_.pieces[context_.self()];
     const bool whole_words = own.begin % kWordBytes == 0 && own.end % kWordBytes == 0;
@@ -266,9 +274,8 @@ bool ChunkTransfer::all_done() {
 
 // ---- Phases ----------------------------------------------------------------------------------
 
-void ChunkTransfer::submit(LaneContext& lane, std::unique_ptr<Recording> recording) {
-    submitted_ = recording->num_operations() > 0 ? lane.submit(*recording) : TimePoint{};
-    recordings_.push_back(std::move(recording));
+void ChunkTransfer::submit(LaneContext& lane, Recording& recording) {
+    submitted_ = recording.num_operations() > 0 ? lane.submit(recording) : TimePoint{};
 }
 
 void ChunkTransfer::after_out() {
@@ -288,34 +295,23 @@ void ChunkTransfer::after_out() {
 
 /// One phase further if that is possible now.
 bool ChunkTransfer::advance(LaneContext& lane) {
-    const auto recording = [&](QueueRole role, const char* what) {
-        return std::make_unique<Recording>(context_.device, role,
-                                           context_.options.name + " " + what);
-    };
     switch (phase_) {
-    case Phase::Start: {
-        lay_out();
-        auto out = recording(QueueRole::TransferOut, "out");
-        record_out(*out);
-        submit(lane, std::move(out));
+    case Phase::Start:
+        reserve_staging();
+        submit(lane, out_);
         phase_ = Phase::Out;
         return true;
-    }
     case Phase::Out:
         if (!submitted_.reached())
             return false;
         after_out();
         return true;
-    case Phase::Scatter: {
+    case Phase::Scatter:
         if (!all_done())
             return false;
-        auto sum = recording(QueueRole::AsyncCompute, "sum");
-        if (!plan_.parts[context_.self()].empty())
-            record_sum(*sum);
-        submit(lane, std::move(sum));
+        submit(lane, sum_);
         phase_ = Phase::Sum;
         return true;
-    }
     case Phase::Sum:
         if (!submitted_.reached())
             return false;
@@ -323,21 +319,16 @@ bool ChunkTransfer::advance(LaneContext& lane) {
             post_gather();
         phase_ = plan_.pieces.empty() ? Phase::Done : Phase::Gather;
         return true;
-    case Phase::Gather: {
+    case Phase::Gather:
         if (!all_done())
             return false;
-        auto in = recording(QueueRole::TransferIn, "in");
-        if (fills_target()) {
-            if (const std::uint64_t tail = image_.end % kWordBytes; tail != 0)
-                std::memcpy(slot_.image.mapped_as<std::byte>().data() + in_image(image_.end),
-                            slot_.incoming.mapped_as<std::byte>().data() + edge_at_ + tail,
-                            kWordBytes - tail);
-            record_in(*in);
-        }
-        submit(lane, std::move(in));
+        if (const std::uint64_t tail = image_.end % kWordBytes; fills_target() && tail != 0)
+            std::memcpy(slot_.image.mapped_as<std::byte>().data() + in_image(image_.end),
+                        slot_.incoming.mapped_as<std::byte>().data() + edge_at_ + tail,
+                        kWordBytes - tail);
+        submit(lane, in_);
         phase_ = Phase::In;
         return true;
-    }
     case Phase::In:
         if (!submitted_.reached())
             return false;

@@ -31,8 +31,9 @@ struct CollectiveContext {
     std::uint64_t self() const noexcept { return static_cast<std::uint64_t>(position); }
 };
 
-/// Mapped memory of a chunk, grown by the lane. `image` holds what is sent to be summed, then the
-/// gathered bytes as they stand in the target; `incoming` what arrives to be summed.
+/// Mapped memory of a chunk, declared and grown by the lane. `image` holds what is sent to be
+/// summed, then the gathered bytes as they stand in the target; `incoming` what arrives to be
+/// summed.
 struct StagingSlot {
     Buffer image, incoming;
 };
@@ -42,7 +43,8 @@ struct CollectiveTensors {
     bool own_in_place = false; ///< this member's gathered piece already stands in the target
 };
 
-/// One chunk under way; used by the lane's thread only.
+/// One chunk of a collective. It records its device work when it is made, while the caller's
+/// tensors are sure to be there; the rest happens on the lane's thread.
 class ChunkTransfer {
 public:
     ChunkTransfer(CollectiveContext& context, StagingSlot& slot, const CollectiveTensors& tensors,
@@ -66,13 +68,14 @@ private:
     bool fills_target() const noexcept;
     std::uint64_t in_image(std::uint64_t target_byte) const noexcept;
     void lay_out();
-    void record_out(Recording& recording);
-    void record_scatter_out(Recording& recording) const;
-    void record_own_piece(Recording& recording);
-    void record_sum(Recording& recording) const;
-    void record_in(Recording& recording) const;
+    void record();
+    void record_scatter_out();
+    void record_own_piece();
+    void record_sum();
+    void record_in();
+    void reserve_staging();
     bool advance(LaneContext& lane);
-    void submit(LaneContext& lane, std::unique_ptr<Recording> recording);
+    void submit(LaneContext& lane, Recording& recording);
     void after_out();
     void post_scatter();
     void post_gather();
@@ -88,12 +91,13 @@ private:
     std::uint32_t first_stream_;
     Phase phase_ = Phase::Start;
     std::vector<std::uint64_t> out_at_; ///< per member: its part in the slot's image
+    std::uint64_t image_bytes_ = 0, incoming_bytes_ = 0;
     std::uint64_t incoming_stride_ = 0;
     ByteRange image_;                          ///< of the target
     std::optional<std::uint64_t> bounce_lead_; ///< own piece in `incoming`, from this byte on
     std::uint64_t edge_at_ = 0;                ///< in `incoming`: the target's last word as it was
     std::vector<Transfer> transfers_;
-    std::vector<std::unique_ptr<Recording>> recordings_;
+    Recording out_, sum_, in_;
     TimePoint submitted_;
     std::uint64_t num_events_ = 0;
     CollectivesStats stats_;
@@ -111,18 +115,17 @@ public:
 private:
     using TimeOfDay = std::chrono::steady_clock::time_point;
 
-    void start_chunks();
     void watch(std::uint64_t num_events);
-    void finish(ChunkTransfer& chunk);
+    void finish(const ChunkTransfer& chunk);
+    bool step_slot(std::size_t slot, LaneContext& lane);
 
     std::shared_ptr<CollectiveContext> context_;
     std::shared_ptr<std::vector<StagingSlot>> slots_; // outlives the recordings of the chunks
     std::string name_;
     CollectiveTensors tensors_;
     std::vector<ChunkPlan> plans_;
-    std::uint64_t sequence_;
-    std::size_t next_ = 0;
-    std::vector<std::unique_ptr<ChunkTransfer>> chunks_; ///< per slot
+    std::vector<std::unique_ptr<ChunkTransfer>> chunks_; ///< chunk i in slot i % slots
+    std::vector<std::size_t> next_;                      ///< per slot: the chunk that it is at
     TimeOfDay last_step_, last_progress_;
     std::uint64_t events_of_ended_ = 0, last_events_ = 0;
     CollectivesStats stats_;

@@ -33,13 +33,10 @@ struct Context {
     std::string name(const char* what, int peer) const {
         return options.name + " " + what + " " + std::to_string(peer);
     }
-    void make_staging(PipeMessage& message, const std::string& staging_name) {
-        if (message.bytes > 0)
-            message.staging =
-                Buffer(device, {.name = staging_name,
-                                .bytes = (message.bytes + kWordBytes - 1) / kWordBytes * kWordBytes,
-                                .kind = MemoryKind::Readback,
-                                .category = MemoryCategory::Communication});
+    Buffer declare(const char* what, int peer) const {
+        return Buffer::declare(device, {.name = name(what, peer),
+                                        .kind = MemoryKind::Readback,
+                                        .category = MemoryCategory::Communication});
     }
 };
 
@@ -69,7 +66,8 @@ private:
             PipeMessagePtr& message = waiting_[i];
             if (message->state.load() != PipeMessage::State::New)
                 continue;
-            context_->make_staging(*message, context_->name("from", message->peer));
+            if (message->bytes > 0)
+                message->staging.bind(whole_words(message->bytes));
             context_->wire.post(message);
         }
     }
@@ -79,31 +77,36 @@ private:
     std::deque<PipeMessagePtr> waiting_;
 };
 
+// The jobs record their copies when they are made, while the caller's tensor is sure to be there;
+// the staging memory that the recordings name is bound when it is needed.
+
 /// Copies a ready tensor to the host and hands it to the wire.
 class SendJob {
 public:
-    SendJob(std::shared_ptr<Context> context, PipeMessagePtr message, BufferView x)
-        : context_(std::move(context)), message_(std::move(message)), x_(x) {}
+    SendJob(std::shared_ptr<Context> context, PipeMessagePtr message, const BufferView& x)
+        : context_(std::move(context)), message_(std::move(message)) {
+        if (message_->bytes == 0)
+            return;
+        // Only whole words can be copied: where x begins inside one, the message is moved down.
+        const BufferView words = words_around(x, 0, message_->bytes);
+        lead_ = x.offset - words.offset;
+        bytes_ = words.bytes;
+        message_->staging = context_->declare("to", message_->peer);
+        copy_ = std::make_unique<Recording>(context_->device, QueueRole::TransferOut,
+                                            context_->name("to", message_->peer));
+        copy_->copy(words, message_->staging.view().sub(0, words.bytes));
+    }
 
     Progress step(LaneContext& lane) {
-        if (!message_->staging && message_->bytes > 0) {
-            const std::string name = context_->name("to", message_->peer);
-            // Only whole words can be copied: where x begins inside one, the message is moved down.
-            words_ = words_around(x_, 0, message_->bytes);
-            message_->staging =
-                Buffer(context_->device, {.name = name,
-                                          .bytes = words_.bytes,
-                                          .kind = MemoryKind::Readback,
-                                          .category = MemoryCategory::Communication});
-            copy_ = std::make_unique<Recording>(context_->device, QueueRole::TransferOut, name);
-            copy_->copy(words_, message_->staging.view());
+        if (bytes_ > 0 && !message_->staging.bound()) {
+            message_->staging.bind(bytes_);
             copied_ = lane.submit(*copy_);
         }
         if (!copied_.reached())
             return Progress::Again;
-        if (const std::uint64_t lead = message_->bytes > 0 ? x_.offset - words_.offset : 0) {
+        if (lead_ > 0) {
             auto* data = message_->staging.mapped_as<std::byte>().data();
-            std::memmove(data, data + lead, message_->bytes);
+            std::memmove(data, data + lead_, message_->bytes);
         }
         context_->wire.post(message_);
         const std::scoped_lock lock(context_->stats_mutex);
@@ -115,7 +118,7 @@ public:
 private:
     std::shared_ptr<Context> context_;
     PipeMessagePtr message_;
-    BufferView x_, words_;
+    std::uint64_t lead_ = 0, bytes_ = 0;
     std::unique_ptr<Recording> copy_; // gone before the staging that it names
     TimePoint copied_;
 };
@@ -124,14 +127,32 @@ private:
 class ReceiveJob {
 public:
     ReceiveJob(std::shared_ptr<Context> context, std::shared_ptr<Arrivals> arrivals,
-               PipeMessagePtr message, BufferView x)
+               PipeMessagePtr message, const BufferView& x)
         : context_(std::move(context)), arrivals_(std::move(arrivals)),
-          message_(std::move(message)), x_(x), tail_(message_->bytes % kWordBytes) {}
+          message_(std::move(message)), tail_(message_->bytes % kWordBytes) {
+        if (message_->bytes == 0)
+            return;
+        const std::string name = context_->name("from", message_->peer);
+        const BufferView words = words_around(x, 0, message_->bytes);
+        message_->staging = context_->declare("from", message_->peer);
+        copy_ = std::make_unique<Recording>(context_->device, QueueRole::TransferIn, name);
+        copy_->copy(message_->staging.view().sub(0, words.bytes), words);
+        if (tail_ == 0)
+            return;
+        tail_word_ = Buffer(context_->device, {.name = name + ", last word",
+                                               .bytes = kWordBytes,
+                                               .kind = MemoryKind::Readback,
+                                               .category = MemoryCategory::Communication});
+        copy_tail_ = std::make_unique<Recording>(context_->device, QueueRole::TransferOut,
+                                                 name + ", last word");
+        copy_tail_->copy(words.sub(words.bytes - kWordBytes, kWordBytes), tail_word_.view());
+    }
 
     Progress step(LaneContext& lane) {
         if (began_ == Clock::time_point{}) {
             began_ = Clock::now();
-            keep_tail(lane);
+            if (copy_tail_) // what stands behind the tensor in its last word is to stay
+                tail_copied_ = lane.submit(*copy_tail_);
         }
         if (!arrived() || !tail_copied_.reached())
             return Progress::Again;
@@ -158,33 +179,13 @@ private:
         return false;
     }
 
-    BufferView last_word() const { return words_around(x_, message_->bytes - tail_, tail_); }
-
-    /// What stands behind the tensor in its last word is to stay.
-    void keep_tail(LaneContext& lane) {
-        if (tail_ == 0)
-            return;
-        tail_word_ = Buffer(context_->device, {.name = context_->options.name + " last word",
-                                               .bytes = kWordBytes,
-                                               .kind = MemoryKind::Readback,
-                                               .category = MemoryCategory::Communication});
-        tail_copy_ = std::make_unique<Recording>(context_->device, QueueRole::TransferOut,
-                                                 context_->options.name + " last word");
-        tail_copy_->copy(last_word(), tail_word_.view());
-        tail_copied_ = lane.submit(*tail_copy_);
-    }
-
     void finish(LaneContext& lane) {
         const double waited = std::chrono::duration<double>(Clock::now() - began_).count();
-        if (message_->bytes > 0) {
-            if (tail_ > 0)
-                std::memcpy(message_->staging.mapped_as<std::byte>().data() + message_->bytes,
-                            tail_word_.mapped_as<std::byte>().data() + tail_, kWordBytes - tail_);
-            copy_ = std::make_unique<Recording>(context_->device, QueueRole::TransferIn,
-                                                context_->name("from", message_->peer));
-            copy_->copy(message_->staging.view(), words_around(x_, 0, message_->bytes));
+        if (copy_tail_)
+            std::memcpy(message_->staging.mapped_as<std::byte>().data() + message_->bytes,
+                        tail_word_.mapped_as<std::byte>().data() + tail_, kWordBytes - tail_);
+        if (copy_)
             lane.submit(*copy_);
-        }
         arrivals_->take();
         const std::scoped_lock lock(context_->stats_mutex);
         ++context_->stats.messages_received;
@@ -195,10 +196,9 @@ private:
     std::shared_ptr<Context> context_;
     std::shared_ptr<Arrivals> arrivals_;
     PipeMessagePtr message_;
-    BufferView x_;
     std::uint64_t tail_ = 0; ///< bytes in the last word if it is not whole
     Buffer tail_word_;
-    std::unique_ptr<Recording> tail_copy_, copy_; // gone before the memory that they name
+    std::unique_ptr<Recording> copy_tail_, copy_; // gone before the memory that they name
     TimePoint tail_copied_;
     Clock::time_point began_{};
 };
@@ -297,10 +297,12 @@ TimePoint Pipe::send(int peer, const TensorView& x) {
     auto message = std::make_shared<PipeMessage>();
     message->direction = Direction::Send;
     message->peer = peer;
-    message->tag = {edge.next++, 0};
+    message->tag = {edge.next, 0};
     message->bytes = bytes.bytes;
+    auto job = std::make_shared<SendJob>(impl_->context, std::move(message), bytes);
+    ++edge.next;
     return impl_->post(edge, impl_->context->name("SEND to", peer), bytes, Access::Read,
-                       std::make_shared<SendJob>(impl_->context, std::move(message), bytes));
+                       std::move(job));
 }
 
 TimePoint Pipe::recv(int peer, const TensorView& x) {
@@ -314,13 +316,14 @@ TimePoint Pipe::recv(int peer, const TensorView& x) {
     auto message = std::make_shared<PipeMessage>();
     message->direction = Direction::Receive;
     message->peer = peer;
-    message->tag = {edge.next++, 0};
+    message->tag = {edge.next, 0};
     message->bytes = bytes.bytes;
-    edge.arrivals->expect(message);
-    return impl_->post(
-        edge, impl_->context->name("RECV from", peer), bytes,
-        bytes.bytes % kWordBytes == 0 ? Access::Write : Access::ReadWrite,
-        std::make_shared<ReceiveJob>(impl_->context, edge.arrivals, std::move(message), bytes));
+    auto job = std::make_shared<ReceiveJob>(impl_->context, edge.arrivals, message, bytes);
+    ++edge.next;
+    edge.arrivals->expect(std::move(message));
+    return impl_->post(edge, impl_->context->name("RECV from", peer), bytes,
+                       bytes.bytes % kWordBytes == 0 ? Access::Write : Access::ReadWrite,
+                       std::move(job));
 }
 
 PipeStats Pipe::stats() const {

@@ -114,8 +114,15 @@ void PipeWire::run() {
         }
     }
     lock.unlock();
-    for (const PipeMessagePtr& message : active_)
+    for (const PipeMessagePtr& message : active_) {
         message->transfer.cancel();
+        if (message->state.load() == PipeMessage::State::Posted) {
+            message->error = Error(ErrorCode::Aborted, "a message to or from rank " +
+                                                           std::to_string(message->peer) +
+                                                           " was given up: its pipe is gone");
+            message->state.store(PipeMessage::State::Failed, std::memory_order_release);
+        }
+    }
     active_.clear();
 }
 

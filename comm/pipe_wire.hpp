@@ -25,7 +25,7 @@ struct PipeMessage {
     int peer = -1;
     Tag tag;
     std::uint64_t bytes = 0;
-    Buffer staging; ///< whole words; set before the message is posted
+    Buffer staging; ///< whole words; bound before the message is posted
     std::atomic<State> state{State::New};
     std::optional<Error> error; ///< set before state becomes Failed
     Transfer transfer;          ///< the wire's thread only; gone before the staging

@@ -12,14 +12,17 @@ namespace bellows {
 
 inline constexpr std::uint64_t kWordBytes = 4;
 
+inline std::uint64_t whole_words(std::uint64_t bytes) noexcept {
+    return (bytes + kWordBytes - 1) / kWordBytes * kWordBytes;
+}
+
 /// The whole words that hold bytes [first, first + bytes) of a view; nothing of an empty one.
 inline BufferView words_around(const BufferView& view, std::uint64_t first,
                                std::uint64_t bytes) noexcept {
     if (!view || bytes == 0)
         return {};
     const std::uint64_t begin = (view.offset + first) / kWordBytes * kWordBytes;
-    const std::uint64_t end =
-        (view.offset + first + bytes + kWordBytes - 1) / kWordBytes * kWordBytes;
+    const std::uint64_t end = whole_words(view.offset + first + bytes);
     return {view.resource, begin, end - begin};
 }
 
