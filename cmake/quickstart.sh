@@ -128,7 +128,7 @@ with_new_lavapipe() {
 
 # --- goals ----------------------------------------------------------------------------------------
 run_train() {
-    build release -DBELLOWS_TESTS=OFF -DBELLOWS_BENCH=OFF
+    build release -DBELLOWS_TESTS=OFF -DBELLOWS_BENCH=OFF -DBELLOWS_WERROR=OFF
     run=runs/demo-$(date +%Y%m%d-%H%M%S)
     mkdir -p runs
     echo "Training the demo model on 4 ranks; the run's folder is $run"
@@ -144,13 +144,13 @@ run_train() {
 run_ctest() { # PRESET CTEST-OPTIONS...
     preset=$1
     shift
-    ctest --test-dir "build/$preset" --parallel "$jobs" --output-on-failure --no-tests=error \
+    ctest --test-dir "build/$preset" --parallel "$jobs" --output-on-failure --no-tests=error --timeout 600 \
         --output-log "$log_folder/ctest-$preset.log" "$@" ||
         finish 1 "test FAILED in preset $preset (build/log/ctest-$preset.log)"
 }
 
 run_test() {
-    build release -DBELLOWS_TESTS=ON -DBELLOWS_BENCH=ON
+    build release -DBELLOWS_TESTS=ON -DBELLOWS_BENCH=ON -DBELLOWS_WERROR=ON
     run_ctest release
     if [ "${1:-}" = sanitize ]; then
         # The sanitizers slow everything down by a factor: one driver, and not what starts whole
@@ -162,7 +162,7 @@ run_test() {
 }
 
 run_bench() {
-    build release -DBELLOWS_BENCH=ON
+    build release -DBELLOWS_BENCH=ON -DBELLOWS_WERROR=OFF
     found=no
     for program in build/release/bin-new/bench_*"${1:-}"*; do
         [ -x "$program" ] || continue

@@ -63,7 +63,10 @@ public:
                    << "_info; }\n";
     }
 
+    /// Throws what was found wrong with all kernels.
     void write() {
+        if (!errors_.empty())
+            throw std::runtime_error(errors_);
         assembly_ << "    .section .note.GNU-stack,\"\",%progbits\n";
         std::ostringstream source;
         source << "// SPDX-License-Identifier: MIT\n// Generated from shaders/manifest.json.\n"
@@ -98,7 +101,11 @@ private:
         }
         const std::filesystem::path file = output_ / "spirv" / (id + ".spv");
         const std::vector<std::uint32_t> words = read_spirv(file);
-        check_accesses(kernel, variant.name, words);
+        try {
+            check_accesses(kernel, variant.name, words);
+        } catch (const std::exception& error) {
+            errors_ += std::string(errors_.empty() ? "" : "\n") + error.what();
+        }
         declarations_ << "extern const std::uint32_t " << symbol << "[" << words.size() << "];\n";
         assembly_ << "    .balign 16\n    .globl " << symbol << "\n    .hidden " << symbol
                   << "\n    .type " << symbol << ", %object\n    .size " << symbol << ", "
@@ -110,6 +117,7 @@ private:
 
     std::filesystem::path output_;
     std::map<std::string, std::string> unbuilt_;
+    std::string errors_;
     std::ostringstream assembly_, declarations_, tables_, list_, functions_;
 };
 

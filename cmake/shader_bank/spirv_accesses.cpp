@@ -1,14 +1,17 @@
 // SPDX-License-Identifier: MIT
 
 // Reads just enough SPIR-V to find the operand block behind the push constants and the access
-// decorations of its operands, and compares them with the manifest.
+// decorations of its operands, and compares them, and the accesses that the code really makes, with
+// the manifest.
 
 #include "manifest.hpp"
+#include "spirv_flow.hpp"
 
 #include <map>
 #include <set>
 #include <span>
 #include <stdexcept>
+#include <string_view>
 #include <utility>
 
 namespace shader_bank {
@@ -18,7 +21,7 @@ using Id = std::uint32_t;
 
 constexpr std::uint32_t kMagic = 0x07230203;
 constexpr std::uint32_t kOpTypeStruct = 30, kOpTypePointer = 32, kOpVariable = 59,
-                        kOpMemberDecorate = 72, kOpFunction = 54;
+                        kOpMemberDecorate = 72;
 constexpr std::uint32_t kStoragePushConstant = 9, kStoragePhysicalBuffer = 5349;
 constexpr std::uint32_t kNonWritable = 24, kNonReadable = 25;
 
@@ -43,8 +46,6 @@ Module read_module(std::span<const std::uint32_t> words) {
         if (size == 0 || at + size > words.size())
             throw std::runtime_error("SPIR-V breaks off inside an instruction");
         const auto operands = words.subspan(at + 1, size - 1);
-        if (op == kOpFunction)
-            break; // types and decorations all stand before the first function
         if (op == kOpTypeStruct)
             module.structs[operands[0]].assign(operands.begin() + 1, operands.end());
         else if (op == kOpTypePointer)
@@ -63,13 +64,14 @@ Module read_module(std::span<const std::uint32_t> words) {
 // The struct that `pointer_type` points to, with its id.
 const std::pair<const Id, std::vector<Id>>& pointed_struct(const Module& module, Id pointer_type,
                                                            std::uint32_t storage,
-                                                           const std::string& what) {
+                                                           std::string_view what) {
     const auto pointer = module.pointers.find(pointer_type);
     if (pointer == module.pointers.end() || pointer->second.storage != storage)
-        throw std::runtime_error(what + " is no pointer of the expected storage class");
+        throw std::runtime_error(std::string(what) +
+                                 " is no pointer of the expected storage class");
     const auto found = module.structs.find(pointer->second.pointee);
     if (found == module.structs.end())
-        throw std::runtime_error(what + " does not point to a block");
+        throw std::runtime_error(std::string(what) + " does not point to a block");
     return *found;
 }
 
@@ -93,10 +95,12 @@ void check_accesses(const Kernel& kernel, const std::string& variant,
         if (block.second.size() != kernel.operands.size())
             throw std::runtime_error("the operand block has " +
                                      std::to_string(block.second.size()) + " members");
+        const Accesses accesses = trace_accesses(spirv, block.first, kernel.operands.size());
         for (std::size_t i = 0; i < kernel.operands.size(); ++i) {
             const Operand& operand = kernel.operands[i];
-            const auto& type = pointed_struct(module, block.second[i], kStoragePhysicalBuffer,
-                                              "operand '" + operand.name + "'");
+            const std::string what = "operand '" + operand.name + "'";
+            const auto& type =
+                pointed_struct(module, block.second[i], kStoragePhysicalBuffer, what);
             const bool may_write = !module.non_writable.contains({type.first, 0});
             const bool may_read = !module.non_readable.contains({type.first, 0});
             if (may_write && operand.access == Access::Read)
@@ -105,6 +109,12 @@ void check_accesses(const Kernel& kernel, const std::string& variant,
             if (may_read && operand.access == Access::Write)
                 throw std::runtime_error("operand '" + operand.name +
                                          "' is declared write but lacks NonReadable");
+            if ((accesses.written >> i & 1) != 0 && operand.access == Access::Read)
+                throw std::runtime_error("operand '" + operand.name +
+                                         "' is declared read, and a store can reach it");
+            if ((accesses.read >> i & 1) != 0 && operand.access == Access::Write)
+                throw std::runtime_error("operand '" + operand.name +
+                                         "' is declared write, and a load can reach it");
         }
     } catch (const std::exception& error) {
         throw std::runtime_error(where + error.what());
