@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT
 #include "e2e/command.hpp"
 
-#include "app_test_util.hpp"
+#include "support/temporary_folder.hpp"
 
 #include <atomic>
 #include <charconv>

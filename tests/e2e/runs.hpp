@@ -4,8 +4,8 @@
 // Training runs of a very small model in a folder of their own, and what the tests look at
 // afterwards: losses, checkpoints, the files of a folder.
 
-#include "app_test_util.hpp"
 #include "e2e/command.hpp"
+#include "support/temporary_folder.hpp"
 
 #include <cstdint>
 #include <filesystem>

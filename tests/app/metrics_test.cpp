@@ -2,7 +2,7 @@
 #include "app/loss_plot.hpp"
 #include "app/metrics.hpp"
 
-#include "app_test_util.hpp"
+#include "support/temporary_folder.hpp"
 
 #include <nlohmann/json.hpp>
 

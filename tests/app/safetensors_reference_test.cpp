@@ -3,7 +3,7 @@
 // found a Python with it (BELLOWS_TEST_PYTHON); BELLOWS_TEST_SCRIPT is the Python side.
 #include "app/safetensors.hpp"
 
-#include "app_test_util.hpp"
+#include "support/temporary_folder.hpp"
 
 #include <cstdlib>
 #include <vector>

@@ -5,7 +5,7 @@
 #include "app/commands.hpp"
 #include "app/exit_code.hpp"
 
-#include "app_test_util.hpp"
+#include "support/temporary_folder.hpp"
 
 #include <algorithm>
 #include <csignal>

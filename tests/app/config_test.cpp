@@ -2,7 +2,7 @@
 
 #include "app/train_config.hpp"
 
-#include "app_test_util.hpp"
+#include "support/temporary_folder.hpp"
 
 #include <bellows/model/presets.hpp>
 

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT
 #include "app/data.hpp"
 
-#include "app_test_util.hpp"
+#include "support/temporary_folder.hpp"
 
 #include <sentencepiece_trainer.h>
 

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT
 #include "app/safetensors.hpp"
 
-#include "app_test_util.hpp"
+#include "support/temporary_folder.hpp"
 
 #include <bit>
 #include <csignal>
