@@ -269,10 +269,11 @@ double Trainer::Impl::gather_loss() {
     // Ranks ascend with d, so the parts are in the global order of the batch.
     double sum = 0;
     for (const auto& part : everyone.all_gather(std::as_bytes(mine))) {
-        std::vector<double> values(part.size() / sizeof(double));
-        std::memcpy(values.data(), part.data(), part.size());
-        for (const double value : values)
+        for (std::size_t at = 0; at < part.size(); at += sizeof(double)) {
+            double value = 0;
+            std::memcpy(&value, part.data() + at, sizeof value);
             sum += value;
+        }
     }
     return sum / static_cast<double>(config.train.batch * config.train.seq);
 }
