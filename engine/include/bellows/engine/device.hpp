@@ -52,12 +52,13 @@ enum class SyncMode : std::uint8_t {
     Shuffle, ///< a random legal order (DeviceOptions::shuffle_seed)
 };
 
-/// Seeded mistakes for the tests of the happens-before checker; each index counts from the
-/// device's creation, -1 is off.
+/// Seeded mistakes for the tests of the happens-before checker and of errors; each index counts
+/// from the device's creation, -1 is off.
 struct FaultInjection {
     std::int64_t drop_barrier = -1;      ///< leave out this derived barrier inside recordings
     std::int64_t drop_wait = -1;         ///< leave out this derived wait between submissions
     std::int64_t release_too_early = -1; ///< reuse this released memory without waiting
+    std::int64_t lose_device = -1;       ///< the driver calls the device lost at this submission
 };
 
 struct DeviceOptions {
