@@ -173,10 +173,7 @@ float select_experts(uint token, uint row, uint selected_groups) {
         float best = kLowest;
         int best_id = -1;
         FOR_COUNTED(g, 0u, num_groups) {
-            if ((selected_groups >> g & 1u) == 0u) {
-                continue;
-            }
-            uint end = (g + 1u) * size;
+            uint end = (selected_groups >> g & 1u) != 0u ? (g + 1u) * size : 0u;
             FOR_COUNTED(e, g * size + column_first(), end) {
                 float score = selection_score(row, e);
                 bool after_last = score < last || (score == last && int(e) > last_id);

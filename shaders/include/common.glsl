@@ -16,7 +16,8 @@
 // runs the body of a loop that tests at its head (`for`, `while`) once more with an empty mask, and
 // does not mask such loads: it would read element `end`, which may lie behind the last page, and
 // read it even when the loop has nothing to do. A test at the end, behind a guard, is safe; so is a
-// load at an address of the invocation's own, and any store. `continue` goes to the test.
+// load at an address of the invocation's own, and any store. No `continue` in such a body: with one,
+// the compiler moves the test to the head of the loop again.
 #define FOR_COUNTED(k, first, end)                                                                 \
     {                                                                                              \
         uint k = (first);                                                                          \
