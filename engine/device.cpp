@@ -457,14 +457,17 @@ DeviceOptions DeviceOptions::from_environment(DeviceOptions base) {
         base.select = device;
     if (const char* text = std::getenv("BELLOWS_SYNC")) {
         const std::string mode = text;
+        const std::string seed = mode.size() > 8 ? mode.substr(8) : "";
+        const bool seeded = mode.rfind("shuffle:", 0) == 0 && !seed.empty() && seed.size() < 20 &&
+                            seed.find_first_not_of("0123456789") == std::string::npos;
         if (mode == "serial") {
             base.sync = SyncMode::Serial;
         } else if (mode == "overlap" || mode.empty()) {
             base.sync = SyncMode::Overlap;
-        } else if (mode.rfind("shuffle", 0) == 0) {
+        } else if (mode == "shuffle" || seeded) {
             base.sync = SyncMode::Shuffle;
-            if (mode.size() > 8 && mode[7] == ':')
-                base.shuffle_seed = std::strtoull(mode.c_str() + 8, nullptr, 10);
+            if (seeded)
+                base.shuffle_seed = std::stoull(seed);
         } else {
             throw Error(ErrorCode::InvalidArgument,
                         "BELLOWS_SYNC must be serial, overlap or shuffle[:seed], not \"" + mode +

@@ -62,6 +62,14 @@ TEST(EngineLifecycle, TwoHundredDevicesOneAfterAnotherLeaveNothingBehind) {
     EXPECT_LE(after.maps, before.maps + 20); // the heap may grow a little
 }
 
+TEST(EngineLifecycle, DriversStayLoadedBetweenDevices) {
+    // Some drivers can be loaded only a few dozen times in a process.
+    auto device = Device::create(test_options());
+    const std::int64_t libraries = footprint().libraries;
+    device.reset();
+    EXPECT_EQ(footprint().libraries, libraries);
+}
+
 TEST(EngineLifecycle, ListingDevicesLeavesNothingBehind) {
     const auto first = list_devices();
     const Footprint before = footprint();

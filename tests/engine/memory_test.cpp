@@ -3,8 +3,11 @@
 
 #include "support/test_device.hpp"
 
+#include <bellows/engine/arena.hpp>
+
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <string>
 #include <vector>
 
@@ -82,12 +85,47 @@ TEST(EngineMemory, OutOfMemoryNamesTheLargestPartAndAWayOut) {
     EXPECT_TRUE(small.bound());
 }
 
-TEST(EngineMemory, TheLargestPartIsWhatIsHeldWhenLittleMoreWasAskedFor) {
-    // A device that has no more is imitated by asking for more than its heap in pieces would take
-    // too long here; a large category that is held must win over a small request.
-    const auto device = make_device();
-    const MemoryReport now = device->memory_report();
-    MemoryReport full = now;
+TEST(EngineMemory, FramesOfAnArenaShareItsBytesOneAfterAnother) {
+    const auto device = make_device(); // the happens-before checker is on
+    Arena arena(*device, "micro-batch", MemoryCategory::Activations);
+    const Buffer results(*device, {.name = "results", .bytes = 2 * 4000});
+    std::vector<Recording> recordings;
+    std::uint64_t most = 0;
+    for (std::uint32_t i = 0; i < 2; ++i) {
+        Arena::Frame frame = arena.begin();
+        const TensorView first = frame.tensor(DType::F32, {10 + i});
+        const TensorView second = frame.tensor(DType::U32, {1000});
+        EXPECT_EQ(first.buffer.offset, 0u);
+        EXPECT_EQ(second.buffer.offset, 256u);
+        Recording& recording = recordings.emplace_back(*device, QueueRole::Compute, "frame");
+        recording.fill(first.buffer, 100);
+        recording.fill(second.buffer, i + 1);
+        recording.copy(second.buffer, results.view().sub(i * 4000, 4000));
+        most = std::max(most, frame.bytes());
+    }
+    EXPECT_EQ(most, 256u + 4096u);
+    EXPECT_EQ(arena.size(), 0u);
+    arena.reserve(most);
+    EXPECT_GE(arena.size(), most);
+    EXPECT_EQ(device->memory_report().of(MemoryCategory::Activations).num_buffers, 1u);
+    for (int round = 0; round < 3; ++round) {
+        for (Recording& recording : recordings)
+            device->submit(recording);
+        if (round == 1)
+            arena.reserve(10 * most); // grows after the work that is under way
+        arena.reserve(1);             // never shrinks
+        const auto words = testing::read_back<std::uint32_t>(*device, results.view());
+        EXPECT_EQ(words, [] {
+            std::vector<std::uint32_t> expected(2000, 1);
+            std::fill(expected.begin() + 1000, expected.end(), 2);
+            return expected;
+        }());
+    }
+    EXPECT_GE(arena.size(), 10 * most);
+}
+
+TEST(EngineMemory, AReportNamesItsPartsLargestFirst) {
+    MemoryReport full;
     full.categories[static_cast<std::size_t>(MemoryCategory::Weights)] = {1 << 20, 1 << 20, 3};
     full.categories[static_cast<std::size_t>(MemoryCategory::DeferredWgrad)] = {5 << 20, 5 << 20,
                                                                                 9};

@@ -70,7 +70,9 @@ struct DeviceOptions {
     bool poison_freed_memory = false;  ///< fills released and new memory with NaN patterns
     bool validation = false;           ///< Khronos validation layer; messages fail the device
     bool trace = false;
-    std::string pipeline_cache_file; ///< "" keeps compiled pipelines in memory only
+    /// Compiled pipelines are kept in this file, with a key of device and driver added to its name;
+    /// "" keeps them in memory only. A file that is damaged or cannot be written is no error.
+    std::string pipeline_cache_file;
     /// Called after each first use of a kernel; num_compiled counts from 1.
     std::function<void(const std::string& kernel, std::uint32_t num_compiled)> on_pipeline_compiled;
     FaultInjection faults;
