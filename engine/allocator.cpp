@@ -8,35 +8,32 @@
 #include <cstring>
 #include <string>
 
-namespace bellows {
-
-const char* to_string(MemoryCategory category) noexcept {
-    switch (category) {
-    case MemoryCategory::Weights:
-        return "weights";
-    case MemoryCategory::Gradients:
-        return "gradients";
-    case MemoryCategory::Optimizer:
-        return "optimiser";
-    case MemoryCategory::Activations:
-        return "activations";
-    case MemoryCategory::DeferredWgrad:
-        return "deferred weight gradients";
-    case MemoryCategory::Communication:
-        return "communication";
-    case MemoryCategory::Scratch:
-        return "scratch";
-    }
-    return "unknown";
-}
-
-} // namespace bellows
-
 namespace bellows::detail {
 
 namespace {
 
 constexpr std::uint64_t kMinCapacity = 256;
+
+/// What makes memory of a category smaller.
+const char* way_out(MemoryCategory category) {
+    switch (category) {
+    case MemoryCategory::Weights:
+    case MemoryCategory::Gradients:
+        return "spread the model over more ranks (expert or pipeline parallel), or store it in "
+               "bf16";
+    case MemoryCategory::Optimizer:
+        return "keep its moments in bf16, or spread the model over more ranks";
+    case MemoryCategory::Activations:
+    case MemoryCategory::DeferredWgrad:
+        return "make micro-batches smaller (more of them, or shorter sequences), or have fewer in "
+               "flight";
+    case MemoryCategory::Communication:
+        return "make micro-batches smaller, so that an exchange carries fewer tokens";
+    case MemoryCategory::Scratch:
+        return "make micro-batches smaller: workspaces grow with their tokens";
+    }
+    return "ask for less";
+}
 
 /// Sizes are rounded up to one of eight steps per power of two, so that released buffers serve
 /// requests of about their size; at most 1/8 is lost.
@@ -61,6 +58,12 @@ Allocator::Allocator(Device::Impl& device) : device_(device) {
     info.vulkanApiVersion = VK_API_VERSION_1_3;
     check(vmaCreateAllocator(&info, &vma_), "creating the memory allocator");
     report_.device_bytes = device.info.memory_bytes;
+    const VkPhysicalDeviceMemoryProperties* memory = nullptr;
+    vmaGetMemoryProperties(vma_, &memory);
+    for (std::uint32_t i = 0; i < memory->memoryHeapCount; ++i)
+        if ((memory->memoryHeaps[i].flags & VK_MEMORY_HEAP_DEVICE_LOCAL_BIT) &&
+            memory->memoryHeaps[i].size == report_.device_bytes)
+            heap_ = i;
 }
 
 Allocator::~Allocator() {
@@ -71,13 +74,17 @@ Allocator::~Allocator() {
     vmaDestroyAllocator(vma_);
 }
 
-Allocation Allocator::allocate(std::uint64_t bytes, MemoryKind kind, const std::string& name) {
-    const std::uint64_t capacity = capacity_for(bytes);
+Allocation Allocator::allocate(const BufferDesc& desc) {
+    constexpr std::uint64_t kMostBytes = std::uint64_t{1} << 60; // rounding up stays in 64 bits
+    if (desc.bytes > kMostBytes)
+        fail_out_of_memory(desc, VK_ERROR_OUT_OF_DEVICE_MEMORY);
+    const MemoryKind kind = desc.kind;
+    const std::uint64_t capacity = capacity_for(desc.bytes);
     if (const auto found = pool_.find({kind, capacity}); found != pool_.end()) {
         Allocation reused = found->second;
         pool_.erase(found);
         pool_bytes_ -= reused.capacity;
-        reused.bytes = bytes;
+        reused.bytes = desc.bytes;
         return reused;
     }
     VkBufferCreateInfo buffer{};
@@ -115,17 +122,13 @@ Allocation Allocator::allocate(std::uint64_t bytes, MemoryKind kind, const std::
         status = vmaCreateBuffer(vma_, &buffer, &info, &result.buffer, &result.memory, &mapped);
     }
     if (status != VK_SUCCESS)
-        throw Error(ErrorCode::OutOfMemory,
-                    "no memory for " + name + " of " + std::to_string(bytes) +
-                        " bytes: " + std::to_string(report_.bytes) + " of the device's " +
-                        std::to_string(report_.device_bytes) + " bytes are in use (" +
-                        result_name(status) + ")",
-                    -1, status);
+        fail_out_of_memory(desc, status);
+    held_bytes_ += capacity;
     VkBufferDeviceAddressInfo address{};
     address.sType = VK_STRUCTURE_TYPE_BUFFER_DEVICE_ADDRESS_INFO;
     address.buffer = result.buffer;
     result.address = device_.vk.vkGetBufferDeviceAddress(device_.device, &address);
-    result.bytes = bytes;
+    result.bytes = desc.bytes;
     result.capacity = capacity;
     result.kind = kind;
     result.mapped = kind == MemoryKind::Device ? nullptr : mapped.pMappedData;
@@ -134,8 +137,10 @@ Allocation Allocator::allocate(std::uint64_t bytes, MemoryKind kind, const std::
 }
 
 void Allocator::free(Allocation& allocation) {
-    if (allocation.memory != nullptr)
+    if (allocation.memory != nullptr) {
         vmaDestroyBuffer(vma_, allocation.buffer, allocation.memory);
+        held_bytes_ -= allocation.capacity;
+    }
     allocation = {};
 }
 
@@ -202,7 +207,10 @@ void Allocator::bind_in_order(Resource& resource, std::uint64_t bytes) {
     if (resource.bound)
         release(resource);
     collect();
-    resource.allocation = allocate(bytes, resource.kind, resource.name);
+    resource.allocation = allocate({.name = resource.name,
+                                    .bytes = bytes,
+                                    .kind = resource.kind,
+                                    .category = resource.category});
     resource.bound = true;
     ++resource.epoch;
     count(resource, true);
@@ -295,7 +303,43 @@ void Allocator::trim() {
 }
 
 MemoryReport Allocator::report() const {
-    return report_;
+    MemoryReport report = report_;
+    report.held_bytes = report.used_bytes = held_bytes_;
+    report.pooled_bytes = pool_bytes_;
+    report.budget_bytes = report.device_bytes;
+    report.has_budget = device_.has_memory_budget;
+    if (report.has_budget) {
+        VkPhysicalDeviceMemoryBudgetPropertiesEXT budget{};
+        budget.sType = VK_STRUCTURE_TYPE_PHYSICAL_DEVICE_MEMORY_BUDGET_PROPERTIES_EXT;
+        VkPhysicalDeviceMemoryProperties2 properties{};
+        properties.sType = VK_STRUCTURE_TYPE_PHYSICAL_DEVICE_MEMORY_PROPERTIES_2;
+        properties.pNext = &budget;
+        device_.vki.vkGetPhysicalDeviceMemoryProperties2(device_.physical_device, &properties);
+        report.budget_bytes = budget.heapBudget[heap_];
+        report.used_bytes = budget.heapUsage[heap_];
+    }
+    return report;
+}
+
+void Allocator::fail_out_of_memory(const BufferDesc& wanted, VkResult status) const {
+    const MemoryReport now = report();
+    std::string text = "no memory for " + wanted.name + " (" + to_string(wanted.category) +
+                       ") of " + in_units(wanted.bytes) + ": Bellows holds " +
+                       in_units(now.held_bytes) + " and the device has " +
+                       in_units(now.device_bytes);
+    if (now.has_budget)
+        text += ", of which the driver grants this process " + in_units(now.budget_bytes) + " (" +
+                in_units(now.used_bytes) + " used)";
+    text += std::string(" (") + result_name(status) + ").";
+    MemoryCategory to_shrink = wanted.category;
+    if (now.bytes > 0) {
+        text += " In use: " + now.describe() + ".";
+        if (now.of(now.largest()).bytes > wanted.bytes)
+            to_shrink = now.largest();
+    }
+    text += std::string(" The largest part is ") + to_string(to_shrink) + "; " +
+            way_out(to_shrink) + ".";
+    throw Error(ErrorCode::OutOfMemory, text, -1, status);
 }
 
 } // namespace bellows::detail

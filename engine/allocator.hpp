@@ -16,6 +16,9 @@
 
 namespace bellows::detail {
 
+/// "3.10 GiB", "512 bytes".
+std::string in_units(std::uint64_t bytes);
+
 class Allocator {
 public:
     explicit Allocator(Device::Impl& device);
@@ -35,6 +38,7 @@ public:
     void collect();
     /// Gives pooled memory back to the driver.
     void trim();
+    /// Asks the driver for its budget, too.
     MemoryReport report() const;
     VmaAllocator vma() const noexcept { return vma_; }
 
@@ -49,10 +53,11 @@ private:
     void doom(Resource& resource, bool destroy);
     void release(Resource& resource);
     void retire(Resource& resource);
-    Allocation allocate(std::uint64_t bytes, MemoryKind kind, const std::string& name);
+    Allocation allocate(const BufferDesc& desc);
     void free(Allocation& allocation);
     void poison(const Allocation& allocation);
     void count(const Resource& resource, bool add);
+    [[noreturn]] void fail_out_of_memory(const BufferDesc& wanted, VkResult status) const;
 
     Device::Impl& device_;
     VmaAllocator vma_ = nullptr;
@@ -61,6 +66,8 @@ private:
     std::vector<Doomed> doomed_;
     std::multimap<std::pair<MemoryKind, std::uint64_t>, Allocation> pool_;
     std::uint64_t pool_bytes_ = 0;
+    std::uint64_t held_bytes_ = 0;
+    std::uint32_t heap_ = 0; ///< the largest device-local one
     MemoryReport report_;
 };
 

@@ -42,8 +42,8 @@ TicketPtr Device::Impl::new_ticket(std::string name) {
 void Device::Impl::throw_if_failed() const {
     if (failure)
         throw Error(*failure);
-    if (!validation_messages.empty())
-        throw Error(ErrorCode::Internal, "validation: " + validation_messages.front());
+    if (const std::string message = validation.first(); !message.empty())
+        throw Error(ErrorCode::Internal, "validation: " + message);
 }
 
 void Device::Impl::set_failure(const Error& error) {
@@ -57,9 +57,8 @@ namespace {
 VKAPI_ATTR VkBool32 VKAPI_CALL
 on_validation_message(VkDebugUtilsMessageSeverityFlagBitsEXT, VkDebugUtilsMessageTypeFlagsEXT,
                       const VkDebugUtilsMessengerCallbackDataEXT* data, void* user) {
-    // Called from inside Vulkan calls, with or without the mutex: only the list is touched, and
-    // messages are rare and fatal, so a lost race costs at most a second message.
-    static_cast<std::vector<std::string>*>(user)->push_back(data->pMessage);
+    // Called from inside Vulkan calls, with or without the device's mutex.
+    static_cast<Device::Impl*>(user)->validation.add(data->pMessage);
     return VK_FALSE;
 }
 
@@ -70,7 +69,7 @@ void create_messenger(Device::Impl& impl) {
                            VK_DEBUG_UTILS_MESSAGE_SEVERITY_ERROR_BIT_EXT;
     info.messageType = VK_DEBUG_UTILS_MESSAGE_TYPE_VALIDATION_BIT_EXT;
     info.pfnUserCallback = on_validation_message;
-    info.pUserData = &impl.validation_messages;
+    info.pUserData = &impl;
     check(impl.vki.vkCreateDebugUtilsMessengerEXT(impl.instance, &info, nullptr, &impl.messenger),
           "creating the validation messenger");
 }
@@ -155,7 +154,7 @@ void create_vulkan_device(Device::Impl& impl, detail::PhysicalDevice& physical) 
     info.ppEnabledExtensionNames = physical.extensions.data();
     check(impl.vki.vkCreateDevice(physical.handle, &info, nullptr, &impl.device),
           "creating a device on " + physical.info.name);
-    volk::volkLoadDeviceTable(&impl.vk, impl.device);
+    detail::load_device_functions(impl.vk, impl.device, impl.vki.vkGetDeviceProcAddr);
     for (const auto& slot : slots) {
         auto queue = std::make_unique<Device::Impl::Queue>();
         impl.vk.vkGetDeviceQueue(impl.device, slot.family, slot.index, &queue->handle);
@@ -226,16 +225,18 @@ std::unique_ptr<Device> Device::create(DeviceOptions options) {
     std::unique_ptr<Device> device(new Device());
     Impl& impl = *device->impl_;
     impl.options = std::move(options);
-    detail::InstanceHandle instance = detail::create_instance(impl.options.validation);
-    impl.instance = instance.instance;
-    impl.vki = instance.vki;
-    impl.get_instance_proc = volk::vkGetInstanceProcAddr;
+    impl.own_instance =
+        impl.options.validation ? detail::Instance::with_validation() : detail::Instance::shared();
+    impl.instance = impl.own_instance->handle();
+    impl.vki = impl.own_instance->functions();
+    impl.get_instance_proc = detail::system_loader();
     if (impl.options.validation)
         create_messenger(impl);
     detail::PhysicalDevice physical =
-        detail::choose(detail::inspect_all(instance), impl.options.select);
+        detail::choose(detail::inspect_all(*impl.own_instance), impl.options.select);
     impl.physical_device = physical.handle;
     impl.info = physical.info;
+    impl.has_memory_budget = physical.has_memory_budget;
     create_vulkan_device(impl, physical);
     furnish(impl);
     return device;
@@ -252,18 +253,16 @@ std::unique_ptr<Device> Device::adopt(const ExternalDevice& external, DeviceOpti
     impl.options = std::move(options);
     impl.lock_queues = external.lock_queues;
     impl.unlock_queues = external.unlock_queues;
-    if (external.get_instance_proc != nullptr)
-        volk::volkInitializeCustom(external.get_instance_proc);
-    else
-        check(volk::volkInitialize(), "loading Vulkan");
-    impl.get_instance_proc = volk::vkGetInstanceProcAddr;
+    impl.get_instance_proc = external.get_instance_proc != nullptr ? external.get_instance_proc
+                                                                   : detail::system_loader();
     impl.instance = external.instance;
     impl.physical_device = external.physical_device;
     impl.device = external.device;
-    volk::volkLoadInstanceTable(&impl.vki, impl.instance);
-    volk::volkLoadDeviceTable(&impl.vk, impl.device);
+    detail::load_instance_functions(impl.vki, impl.instance, impl.get_instance_proc);
+    detail::load_device_functions(impl.vk, impl.device, impl.vki.vkGetDeviceProcAddr);
     detail::PhysicalDevice physical = detail::inspect(impl.vki, impl.physical_device, 0);
     impl.info = physical.info;
+    impl.has_memory_budget = physical.has_memory_budget;
     std::array<std::uint32_t, 4> of_role{};
     for (const ExternalQueue& queue : external.queues) {
         auto same = std::find_if(impl.queues.begin(), impl.queues.end(),
@@ -315,8 +314,6 @@ Device::~Device() {
     }
     if (impl.messenger != VK_NULL_HANDLE)
         impl.vki.vkDestroyDebugUtilsMessengerEXT(impl.instance, impl.messenger, nullptr);
-    if (impl.owns_device && impl.instance != VK_NULL_HANDLE)
-        impl.vki.vkDestroyInstance(impl.instance, nullptr);
 }
 
 const DeviceInfo& Device::info() const noexcept {
@@ -460,14 +457,17 @@ DeviceOptions DeviceOptions::from_environment(DeviceOptions base) {
         base.select = device;
     if (const char* text = std::getenv("BELLOWS_SYNC")) {
         const std::string mode = text;
+        const std::string seed = mode.size() > 8 ? mode.substr(8) : "";
+        const bool seeded = mode.rfind("shuffle:", 0) == 0 && !seed.empty() && seed.size() < 20 &&
+                            seed.find_first_not_of("0123456789") == std::string::npos;
         if (mode == "serial") {
             base.sync = SyncMode::Serial;
         } else if (mode == "overlap" || mode.empty()) {
             base.sync = SyncMode::Overlap;
-        } else if (mode.rfind("shuffle", 0) == 0) {
+        } else if (mode == "shuffle" || seeded) {
             base.sync = SyncMode::Shuffle;
-            if (mode.size() > 8 && mode[7] == ':')
-                base.shuffle_seed = std::strtoull(mode.c_str() + 8, nullptr, 10);
+            if (seeded)
+                base.shuffle_seed = std::stoull(seed);
         } else {
             throw Error(ErrorCode::InvalidArgument,
                         "BELLOWS_SYNC must be serial, overlap or shuffle[:seed], not \"" + mode +

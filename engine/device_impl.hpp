@@ -6,6 +6,7 @@
 
 #include "allocator.hpp"
 #include "happens_before.hpp"
+#include "instance.hpp"
 #include "kernel_cache.hpp"
 #include "pump.hpp"
 #include "resource.hpp"
@@ -16,6 +17,7 @@
 #include <bellows/engine/device.hpp>
 
 #include <array>
+#include <atomic>
 #include <condition_variable>
 #include <functional>
 #include <map>
@@ -35,11 +37,13 @@ struct Device::Impl {
     volk::VolkInstanceTable vki{};
     volk::VolkDeviceTable vk{};
     PFN_vkGetInstanceProcAddr get_instance_proc = nullptr;
+    std::shared_ptr<const detail::Instance> own_instance; ///< null for an adopted device
     VkInstance instance = VK_NULL_HANDLE;
     VkPhysicalDevice physical_device = VK_NULL_HANDLE;
     VkDevice device = VK_NULL_HANDLE;
     VkDebugUtilsMessengerEXT messenger = VK_NULL_HANDLE;
     bool owns_device = true;
+    bool has_memory_budget = false;
     std::function<void()> lock_queues, unlock_queues;
 
     /// Distinct VkQueues; each role names one of them.
@@ -48,6 +52,7 @@ struct Device::Impl {
         std::uint32_t family = 0;
         std::uint32_t timestamp_bits = 0;
         detail::Timeline timeline;
+        std::string last_reached; ///< the newest batch known to have ended
         VkCommandPool barrier_pool = VK_NULL_HANDLE;
         VkCommandBuffer full_barrier = VK_NULL_HANDLE; ///< orders everything before and after
     };
@@ -60,7 +65,25 @@ struct Device::Impl {
     std::condition_variable changed; ///< some ticket left Held, or became final
     std::optional<Error> failure;    ///< the first; later submissions throw it
     std::uint64_t num_lane_jobs = 0; ///< posted and not ended
-    std::vector<std::string> validation_messages;
+    /// Messages of the validation layer, which come from any thread.
+    struct Validation {
+        std::mutex mutex;
+        std::vector<std::string> messages;
+        std::atomic<bool> any{false};
+
+        void add(const char* message) {
+            const std::scoped_lock lock(mutex);
+            messages.emplace_back(message);
+            any = true;
+        }
+        std::string first() {
+            if (!any)
+                return "";
+            const std::scoped_lock lock(mutex);
+            return messages.front();
+        }
+    };
+    mutable Validation validation;
 
     std::unique_ptr<detail::Allocator> allocator;
     std::unique_ptr<detail::KernelCache> kernels;
@@ -68,6 +91,7 @@ struct Device::Impl {
     std::unique_ptr<detail::Trace> trace;
     std::unique_ptr<detail::Pump> pump;
     std::atomic<std::int64_t> num_barriers{0}, num_waits{0}, num_releases{0}; ///< for faults
+    std::atomic<std::int64_t> num_submissions{0};
 
     std::uint32_t queue_index(QueueRole role) const noexcept {
         return queue_of_role[static_cast<std::size_t>(role)];

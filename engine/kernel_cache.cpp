@@ -3,15 +3,58 @@
 
 #include "device_impl.hpp"
 
+#include <unistd.h>
+
 #include <cstdio>
 #include <filesystem>
 #include <fstream>
 #include <iterator>
 #include <string>
+#include <string_view>
 
 namespace bellows::detail {
 
-KernelCache::KernelCache(Device::Impl& device) : device_(device) {
+namespace {
+
+/// Stands before the driver's data in the file. Drivers check little of what they are given, so a
+/// truncated or changed file must not reach them.
+struct FileHeader {
+    char magic[8] = {'b', 'e', 'l', 'l', 'o', 'w', 's', '1'};
+    std::uint64_t bytes = 0;
+    std::uint64_t checksum = 0; ///< of the data
+
+    bool operator==(const FileHeader&) const = default;
+};
+
+/// FNV-1a.
+std::uint64_t checksum(std::string_view data) {
+    std::uint64_t sum = 0xcbf29ce484222325u;
+    for (const char byte : data)
+        sum = (sum ^ static_cast<unsigned char>(byte)) * 0x100000001b3u;
+    return sum;
+}
+
+FileHeader header_of(const std::vector<char>& data) {
+    FileHeader header;
+    header.bytes = data.size();
+    header.checksum = checksum({data.data(), data.size()});
+    return header;
+}
+
+/// One file per device and driver: they would overwrite each other's.
+std::string cache_path(const DeviceOptions& options, const DeviceInfo& info) {
+    if (options.pipeline_cache_file.empty())
+        return "";
+    char key[17];
+    std::snprintf(key, sizeof key, "%016llx",
+                  static_cast<unsigned long long>(checksum(info.uuid + info.name + info.driver)));
+    return options.pipeline_cache_file + "." + key;
+}
+
+} // namespace
+
+KernelCache::KernelCache(Device::Impl& device)
+    : device_(device), path_(cache_path(device.options, device.info)) {
     VkPushConstantRange range{VK_SHADER_STAGE_COMPUTE_BIT, 0, kPushConstantBytes};
     VkPipelineLayoutCreateInfo info{};
     info.sType = VK_STRUCTURE_TYPE_PIPELINE_LAYOUT_CREATE_INFO;
@@ -29,12 +72,19 @@ KernelCache::~KernelCache() {
     device_.vk.vkDestroyPipelineLayout(device_.device, layout_, nullptr);
 }
 
+std::vector<char> KernelCache::kept() const {
+    if (path_.empty())
+        return {};
+    std::ifstream file(path_, std::ios::binary);
+    FileHeader header;
+    if (!file.read(reinterpret_cast<char*>(&header), sizeof header))
+        return {};
+    std::vector<char> data{std::istreambuf_iterator<char>(file), {}};
+    return header == header_of(data) ? data : std::vector<char>{};
+}
+
 void KernelCache::load() {
-    std::vector<char> data;
-    if (!device_.options.pipeline_cache_file.empty()) {
-        std::ifstream file(device_.options.pipeline_cache_file, std::ios::binary);
-        data.assign(std::istreambuf_iterator<char>(file), {});
-    }
+    const std::vector<char> data = kept();
     VkPipelineCacheCreateInfo info{};
     info.sType = VK_STRUCTURE_TYPE_PIPELINE_CACHE_CREATE_INFO;
     info.initialDataSize = data.size(); // the driver refuses what is not its own
@@ -49,8 +99,7 @@ void KernelCache::load() {
 
 void KernelCache::save() {
     const std::scoped_lock lock(mutex_);
-    const std::string& path = device_.options.pipeline_cache_file;
-    if (path.empty() || !changed_)
+    if (path_.empty() || !changed_)
         return;
     std::size_t size = 0;
     check(device_.vk.vkGetPipelineCacheData(device_.device, cache_, &size, nullptr),
@@ -59,19 +108,22 @@ void KernelCache::save() {
     check(device_.vk.vkGetPipelineCacheData(device_.device, cache_, &size, data.data()),
           "reading the pipeline cache");
     std::error_code ignored;
-    std::filesystem::create_directories(std::filesystem::path(path).parent_path(), ignored);
+    std::filesystem::create_directories(std::filesystem::path(path_).parent_path(), ignored);
     // Written aside and renamed, as several ranks share the file.
-    const std::string temporary =
-        path + "." + std::to_string(reinterpret_cast<std::uintptr_t>(this)) + ".new";
+    const std::string temporary = path_ + "." + std::to_string(getpid()) + "." +
+                                  std::to_string(reinterpret_cast<std::uintptr_t>(this)) + ".new";
     {
+        data.resize(size); // it may have become less between the calls
+        const FileHeader header = header_of(data);
         std::ofstream file(temporary, std::ios::binary);
+        file.write(reinterpret_cast<const char*>(&header), sizeof header);
         file.write(data.data(), static_cast<std::streamsize>(size));
         if (!file.flush()) {
             std::filesystem::remove(temporary, ignored);
             return; // a cache that cannot be kept is no error
         }
     }
-    std::filesystem::rename(temporary, path, ignored);
+    std::filesystem::rename(temporary, path_, ignored);
     changed_ = false;
 }
 

@@ -40,6 +40,8 @@ private:
     };
     VkPipeline compile(const KernelInfo& kernel, const KernelVariant& variant,
                        std::span<const std::uint32_t> constants);
+    /// What an earlier run kept, empty where there is none or it is not whole or not this device's.
+    std::vector<char> kept() const;
     void load();
 
     Device::Impl& device_;
@@ -48,6 +50,7 @@ private:
     mutable std::mutex mutex_;
     std::map<Key, VkPipeline> pipelines_;
     bool changed_ = false;
+    std::string path_; ///< "": in memory only
 };
 
 } // namespace bellows::detail

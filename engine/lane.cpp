@@ -184,7 +184,10 @@ void HostThread::Impl::end(Lane::Impl& lane, Lane::Impl::Pending& job) {
     info.sType = VK_STRUCTURE_TYPE_SEMAPHORE_SIGNAL_INFO;
     info.semaphore = lane.timeline.semaphore;
     info.value = job.ticket->value;
-    detail::check(impl.vk.vkSignalSemaphore(impl.device, &info), "signalling " + lane.name);
+    const VkResult result = impl.vk.vkSignalSemaphore(impl.device, &info);
+    if (result == VK_ERROR_DEVICE_LOST)
+        throw impl.pump->lose_device(result, "signalling " + lane.name);
+    detail::check(result, "signalling " + lane.name);
     impl.pump->finish(job.ticket, Ticket::State::Reached, nullptr);
     finished = std::move(job);
     lane.jobs.pop_front();

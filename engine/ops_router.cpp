@@ -11,6 +11,8 @@ namespace bellows::ops {
 namespace {
 
 constexpr std::uint32_t kMaxRouterGroups = 32;
+/// Experts whose scores a workgroup keeps in shared memory; more take one invocation per token.
+constexpr std::uint64_t kMaxSharedExperts = 4096;
 
 void check_options(const Arguments& arguments, const RouterOptions& options, std::uint64_t experts,
                    std::uint64_t top_k) {
@@ -29,6 +31,19 @@ void check_options(const Arguments& arguments, const RouterOptions& options, std
     arguments.require(top_k >= 1 && top_k <= eligible, "top_k is " + std::to_string(top_k) +
                                                            " of " + std::to_string(eligible) +
                                                            " experts that can be chosen");
+}
+
+/// A GPU has far more invocations than tokens: a workgroup takes one. The grid of plan_rows()
+/// suits; its width follows the experts, one to four for each invocation of the usual models.
+RowPlan plan_router(const Recording& recording, std::uint64_t tokens, std::uint64_t experts) {
+    RowPlan plan = plan_rows(recording, tokens, experts, RowWork::Reduction);
+    if (plan.row_per_workgroup != 0) {
+        plan.local_size = experts > 64 ? 64 : 32;
+        if (experts > kMaxSharedExperts) {
+            plan.row_per_workgroup = 0;
+        }
+    }
+    return plan;
 }
 
 } // namespace
@@ -52,10 +67,13 @@ void router_forward(Recording& recording, const TensorView& logits, const Tensor
     if (tokens == 0) {
         return;
     }
-    const FlatPlan plan = plan_flat(recording, tokens, 1);
+    const RowPlan plan = plan_router(recording, tokens, experts);
+    const std::uint64_t shared = plan.row_per_workgroup != 0 ? experts : 1;
     const BufferView logits_memory = arguments.memory("logits", logits, 1);
     recording.dispatch(
-        kernels::RouterForward{.constants = {.local_size = plan.local_size},
+        kernels::RouterForward{.constants = {.local_size = plan.local_size,
+                                             .row_per_workgroup = plan.row_per_workgroup,
+                                             .shared_experts = arguments.u32("experts", shared)},
                                .logits = logits_memory,
                                .bias = arguments.memory_or("bias", bias, logits_memory, 1),
                                .scores = arguments.memory("scores", scores, 1),
@@ -91,10 +109,11 @@ void router_dgrad(Recording& recording, const TensorView& d_topk_weights,
     if (tokens == 0) {
         return;
     }
-    const FlatPlan plan = plan_flat(recording, tokens, 1);
+    const RowPlan plan = plan_router(recording, tokens, experts);
     recording.dispatch(
         kernels::RouterDgrad{
-            .constants = {.local_size = plan.local_size},
+            .constants = {.local_size = plan.local_size,
+                          .row_per_workgroup = plan.row_per_workgroup},
             .d_topk_weights = arguments.memory("d_topk_weights", d_topk_weights, 1),
             .topk_ids = arguments.memory("topk_ids", topk_ids, 1),
             .scores = arguments.memory("scores", scores, 1),

@@ -94,6 +94,23 @@ void list_cooperative_matrices(const volk::VolkInstanceTable& vki, PhysicalDevic
     }
 }
 
+/// True when the driver reads its own clock and the host's steady clock at one moment.
+bool reads_both_clocks(const volk::VolkInstanceTable& vki, VkPhysicalDevice handle) {
+    const auto list = vki.vkGetPhysicalDeviceCalibrateableTimeDomainsKHR != nullptr
+                          ? vki.vkGetPhysicalDeviceCalibrateableTimeDomainsKHR
+                          : vki.vkGetPhysicalDeviceCalibrateableTimeDomainsEXT;
+    std::uint32_t count = 0;
+    if (list == nullptr || list(handle, &count, nullptr) != VK_SUCCESS)
+        return false;
+    std::vector<VkTimeDomainKHR> domains(count);
+    if (list(handle, &count, domains.data()) != VK_SUCCESS)
+        return false;
+    const auto has = [&](VkTimeDomainKHR domain) {
+        return std::find(domains.begin(), domains.end(), domain) != domains.end();
+    };
+    return has(VK_TIME_DOMAIN_DEVICE_KHR) && has(VK_TIME_DOMAIN_CLOCK_MONOTONIC_KHR);
+}
+
 void describe(const volk::VolkInstanceTable& vki, PhysicalDevice& device) {
     VkPhysicalDeviceDriverProperties driver{};
     driver.sType = VK_STRUCTURE_TYPE_PHYSICAL_DEVICE_DRIVER_PROPERTIES;
@@ -210,6 +227,16 @@ PhysicalDevice inspect(const volk::VolkInstanceTable& vki, VkPhysicalDevice hand
     offer(has.v13.subgroupSizeControl, want.v13.subgroupSizeControl, "subgroup_size_control");
     want.v13.computeFullSubgroups = has.v13.computeFullSubgroups;
 
+    // Needed by nothing that computes: the trace and the memory report are better with them.
+    device.has_memory_budget = extensions.count(VK_EXT_MEMORY_BUDGET_EXTENSION_NAME) != 0;
+    for (const char* extension :
+         {VK_KHR_CALIBRATED_TIMESTAMPS_EXTENSION_NAME, VK_EXT_CALIBRATED_TIMESTAMPS_EXTENSION_NAME})
+        if (extensions.count(extension) != 0 && reads_both_clocks(vki, handle)) {
+            device.extensions.push_back(extension);
+            info.features.push_back("calibrated_timestamps");
+            break;
+        }
+
     void** enable_tail = &want.v13.pNext;
     const auto enable = [&](const char* extension, auto& feature) {
         device.extensions.push_back(extension);
@@ -241,48 +268,17 @@ PhysicalDevice inspect(const volk::VolkInstanceTable& vki, VkPhysicalDevice hand
     return device;
 }
 
-InstanceHandle create_instance(bool validation) {
-    if (volk::volkInitialize() != VK_SUCCESS)
-        throw Error(ErrorCode::Unsupported,
-                    "there is no Vulkan loader (libvulkan.so.1); install libvulkan1");
-    VkApplicationInfo application{};
-    application.sType = VK_STRUCTURE_TYPE_APPLICATION_INFO;
-    application.pApplicationName = "bellows";
-    application.apiVersion = VK_API_VERSION_1_3;
-    VkInstanceCreateInfo info{};
-    info.sType = VK_STRUCTURE_TYPE_INSTANCE_CREATE_INFO;
-    info.pApplicationInfo = &application;
-    const char* layer = "VK_LAYER_KHRONOS_validation";
-    const char* extension = VK_EXT_DEBUG_UTILS_EXTENSION_NAME;
-    if (validation) {
-        info.enabledLayerCount = 1;
-        info.ppEnabledLayerNames = &layer;
-        info.enabledExtensionCount = 1;
-        info.ppEnabledExtensionNames = &extension;
-    }
-    InstanceHandle handle;
-    const VkResult result = volk::vkCreateInstance(&info, nullptr, &handle.instance);
-    if (result == VK_ERROR_LAYER_NOT_PRESENT)
-        throw Error(ErrorCode::Unsupported, "the Khronos validation layer is not installed "
-                                            "(package vulkan-validationlayers)");
-    if (result == VK_ERROR_INCOMPATIBLE_DRIVER)
-        throw Error(ErrorCode::Unsupported,
-                    "no Vulkan driver is installed; mesa-vulkan-drivers has one for the CPU");
-    check(result, "creating a Vulkan instance");
-    volk::volkLoadInstanceTable(&handle.vki, handle.instance);
-    return handle;
-}
-
-std::vector<PhysicalDevice> inspect_all(const InstanceHandle& instance) {
+std::vector<PhysicalDevice> inspect_all(const Instance& instance) {
     std::uint32_t count = 0;
-    check(instance.vki.vkEnumeratePhysicalDevices(instance.instance, &count, nullptr),
+    const volk::VolkInstanceTable& vki = instance.functions();
+    check(vki.vkEnumeratePhysicalDevices(instance.handle(), &count, nullptr),
           "listing Vulkan devices");
     std::vector<VkPhysicalDevice> handles(count);
-    check(instance.vki.vkEnumeratePhysicalDevices(instance.instance, &count, handles.data()),
+    check(vki.vkEnumeratePhysicalDevices(instance.handle(), &count, handles.data()),
           "listing Vulkan devices");
     std::vector<PhysicalDevice> devices;
     for (std::uint32_t i = 0; i < count; ++i)
-        devices.push_back(inspect(instance.vki, handles[i], i));
+        devices.push_back(inspect(vki, handles[i], i));
     return devices;
 }
 
@@ -333,11 +329,9 @@ PhysicalDevice choose(std::vector<PhysicalDevice> devices, const std::string& se
 namespace bellows {
 
 std::vector<DeviceInfo> list_devices() {
-    const detail::InstanceHandle instance = detail::create_instance(false);
     std::vector<DeviceInfo> list;
-    for (auto& device : detail::inspect_all(instance))
+    for (auto& device : detail::inspect_all(*detail::Instance::shared()))
         list.push_back(std::move(device.info));
-    instance.vki.vkDestroyInstance(instance.instance, nullptr);
     return list;
 }
 

@@ -3,6 +3,7 @@
 
 // Looking at physical devices: what they are, what they have, what Bellows lacks on them.
 
+#include "instance.hpp"
 #include "vulkan.hpp"
 
 #include <bellows/engine/device.hpp>
@@ -34,18 +35,13 @@ struct PhysicalDevice {
     std::unique_ptr<FeatureChain> enable; ///< to create a VkDevice with
     std::vector<const char*> extensions;
     std::vector<VkQueueFamilyProperties> queue_families;
+    bool has_memory_budget = false; ///< VK_EXT_memory_budget, which need not be enabled
 };
 
 PhysicalDevice inspect(const volk::VolkInstanceTable& vki, VkPhysicalDevice handle,
                        std::uint32_t index);
 
-/// An instance with the validation layer where asked for. Throws Error{Unsupported}.
-struct InstanceHandle {
-    VkInstance instance = VK_NULL_HANDLE;
-    volk::VolkInstanceTable vki{};
-};
-InstanceHandle create_instance(bool validation);
-std::vector<PhysicalDevice> inspect_all(const InstanceHandle& instance);
+std::vector<PhysicalDevice> inspect_all(const Instance& instance);
 
 /// The device that `select` names (DeviceOptions::select). Throws Error{Unsupported} listing what
 /// there is and why it does not serve.

@@ -127,28 +127,76 @@ void Pump::collect() {
         std::uint64_t value = 0;
         const VkResult result = device_.vk.vkGetSemaphoreCounterValue(
             device_.device, queue->timeline.semaphore, &value);
-        const bool lost = result != VK_SUCCESS || value == ~std::uint64_t{0};
+        if (result != VK_SUCCESS || value == ~std::uint64_t{0}) { // the value of a lost device
+            lose_device(result == VK_SUCCESS ? VK_ERROR_DEVICE_LOST : result, "reading a timeline");
+            return;
+        }
         for (std::size_t i = 0; i < in_flight_.size();) {
             Batch& batch = in_flight_[i];
-            if (batch.ticket->timeline != &queue->timeline) {
+            if (batch.ticket->timeline != &queue->timeline || batch.ticket->value > value) {
                 ++i;
-            } else if (lost) {
-                const Error error(ErrorCode::DeviceLost,
-                                  "the device was lost while " + batch.ticket->name + " ran", -1,
-                                  result);
-                finish(batch.ticket, Ticket::State::Failed, &error);
-                in_flight_.erase(in_flight_.begin() + static_cast<std::ptrdiff_t>(i));
-            } else if (batch.ticket->value <= value) {
-                if (device_.trace)
-                    device_.trace->read_queries(*batch.recording, batch.queue);
-                finish(batch.ticket, Ticket::State::Reached, nullptr);
-                in_flight_.erase(in_flight_.begin() + static_cast<std::ptrdiff_t>(i));
-            } else {
-                ++i;
+                continue;
             }
+            if (device_.trace)
+                device_.trace->batch_done(*batch.recording, batch.queue, batch.submitted_ns);
+            queue->last_reached = batch.ticket->name;
+            finish(batch.ticket, Ticket::State::Reached, nullptr);
+            in_flight_.erase(in_flight_.begin() + static_cast<std::ptrdiff_t>(i));
         }
     }
     device_.allocator->collect();
+}
+
+Error Pump::lose_device(VkResult result, const std::string& what) {
+    if (device_.failure && device_.failure->code() == ErrorCode::DeviceLost && in_flight_.empty())
+        return *device_.failure;
+    const Error error(ErrorCode::DeviceLost,
+                      "the device " + device_.info.name + " was lost (" + result_name(result) +
+                          " while " + what + ")" + breadcrumbs() +
+                          ". What was in flight first is the likely cause: BELLOWS_SYNC=serial "
+                          "narrows it down, BELLOWS_VALIDATION=1 checks how it is used",
+                      -1, result);
+    std::deque<Batch> gone;
+    gone.swap(in_flight_);
+    for (const Batch& batch : gone)
+        finish(batch.ticket, Ticket::State::Failed, &error);
+    fail_held(error);
+    return error;
+}
+
+std::string Pump::breadcrumbs() const {
+    constexpr std::size_t kMostBatches = 4, kMostOperations = 6;
+    std::string text;
+    for (std::uint32_t index = 0; index < device_.queues.size(); ++index) {
+        const Device::Impl::Queue& queue = *device_.queues[index];
+        text += "; queue " + std::to_string(index) + ": " +
+                (queue.last_reached.empty() ? "no batch had ended"
+                                            : "the last batch to end was " + queue.last_reached) +
+                ", in flight: ";
+        std::size_t count = 0;
+        for (const Batch& batch : in_flight_) {
+            if (batch.queue != index)
+                continue;
+            if (++count > kMostBatches)
+                continue;
+            text += (count > 1 ? ", " : "") + batch.ticket->name + " (value " +
+                    std::to_string(batch.ticket->value);
+            // The operations of the oldest are what the device was at.
+            const auto& operations = batch.recording->operations;
+            for (std::size_t i = 0; count == 1 && i < operations.size(); ++i)
+                text += i == kMostOperations ? ", ..."
+                        : i > kMostOperations
+                            ? ""
+                            : (i == 0 ? ": " : ", ") + std::string(operations[i].name);
+            text += ")";
+        }
+        if (count > kMostBatches)
+            text += " and " + std::to_string(count - kMostBatches) + " more";
+        text += count == 0 ? "nothing" : "";
+    }
+    if (!held_.empty())
+        text += "; " + std::to_string(held_.size()) + " batches were held back";
+    return text;
 }
 
 void Pump::fail_held(const Error& error) {
@@ -275,9 +323,14 @@ void Pump::submit_now(Batch& batch) {
 
         if (device_.lock_queues)
             device_.lock_queues();
-        const VkResult result = device_.vk.vkQueueSubmit2(queue.handle, 1, &submit, VK_NULL_HANDLE);
+        batch.submitted_ns = Trace::now_ns();
+        VkResult result = VK_ERROR_DEVICE_LOST;
+        if (device_.num_submissions++ != device_.options.faults.lose_device)
+            result = device_.vk.vkQueueSubmit2(queue.handle, 1, &submit, VK_NULL_HANDLE);
         if (device_.unlock_queues)
             device_.unlock_queues();
+        if (result == VK_ERROR_DEVICE_LOST)
+            throw lose_device(result, "submitting " + recording.name);
         check(result, "submitting " + recording.name);
 
         queue.timeline.last_value = signal.value;

@@ -22,7 +22,8 @@ struct Batch {
     std::vector<TicketPtr> waits;
     std::uint32_t queue = 0;
     bool inside_lane_job = false;
-    VectorClock base_clock; ///< what the submitting lane job knew
+    VectorClock base_clock;        ///< what the submitting lane job knew
+    std::int64_t submitted_ns = 0; ///< host clock, when handed to the queue
 };
 
 class Pump {
@@ -46,11 +47,15 @@ public:
     bool idle() const noexcept { return held_.empty() && ready_.empty() && in_flight_.empty(); }
     std::string describe_pending() const;
     void finish(const TicketPtr& ticket, Ticket::State state, const Error* error);
+    /// The device is gone, as `result` of `what` says: fails everything that is in flight or held
+    /// with an Error that says, for each queue, what had ended and what had not. Returns it.
+    Error lose_device(VkResult result, const std::string& what);
 
 private:
     bool is_ready(const Batch& batch) const;
     const Error* failed_wait(const Batch& batch) const;
     void submit_now(Batch& batch);
+    std::string breadcrumbs() const;
     void add_serial_wait(const TicketPtr& ticket, std::vector<TicketPtr>& waits);
 
     Device::Impl& device_;

@@ -76,10 +76,16 @@ void TimePoint::wait(std::chrono::milliseconds timeout) const {
             info.semaphoreCount = 1;
             info.pSemaphores = &semaphore;
             info.pValues = &value;
-            device.vk.vkWaitSemaphores(
+            const VkResult result = device.vk.vkWaitSemaphores(
                 device.device, &info,
                 static_cast<std::uint64_t>(
                     std::chrono::duration_cast<std::chrono::nanoseconds>(slice).count()));
+            if (result == VK_ERROR_DEVICE_LOST) {
+                lock.lock();
+                throw device.pump->lose_device(result, "waiting for " + ticket_->name);
+            }
+            if (result != VK_TIMEOUT)
+                detail::check(result, "waiting for " + ticket_->name);
         } else if (ticket_->state.load() == Ticket::State::Held) {
             device.changed.wait_for(lock, slice);
         }

@@ -8,7 +8,6 @@
 
 namespace bellows {
 
-using detail::check;
 using detail::Ticket;
 
 struct RequiredFeatures::Impl {
@@ -18,12 +17,9 @@ struct RequiredFeatures::Impl {
 RequiredFeatures::RequiredFeatures(VkInstance instance, VkPhysicalDevice physical_device,
                                    PFN_vkGetInstanceProcAddr get_instance_proc)
     : impl_(std::make_unique<Impl>()) {
-    if (get_instance_proc != nullptr)
-        volk::volkInitializeCustom(get_instance_proc);
-    else
-        check(volk::volkInitialize(), "loading Vulkan");
     volk::VolkInstanceTable vki{};
-    volk::volkLoadInstanceTable(&vki, instance);
+    detail::load_instance_functions(
+        vki, instance, get_instance_proc != nullptr ? get_instance_proc : detail::system_loader());
     impl_->physical = detail::inspect(vki, physical_device, 0);
 }
 

@@ -157,7 +157,7 @@ void MoeSlot::record_router() {
     Recording r = recording("ROUTER(F)");
     const float eps = static_cast<float>(layer_.config.norm_eps);
     ops::rmsnorm_forward(r, desc_.tensors.x,
-                         layer_.parameter("post_attention_layernorm.weight").compute, norm_,
+                         layer_.parameter("post_attention_layernorm.weight").weight, norm_,
                          inv_rms_, eps);
     ops::gemm_nt(r, norm_, layer_.parameter("mlp.gate.weight").compute, logits_);
     const TensorView bias = layer_.config.router_bias
@@ -233,7 +233,7 @@ void MoeSlot::record_router_gradient() {
     ops::gemm_nn(r, d_logits_, layer_.parameter("mlp.gate.weight").compute, d_norm_, true);
     ops::copy(r, desc_.tensors.dy, desc_.tensors.dx);
     ops::rmsnorm_dgrad(r, d_norm_, desc_.tensors.x,
-                       layer_.parameter("post_attention_layernorm.weight").compute, inv_rms_,
+                       layer_.parameter("post_attention_layernorm.weight").weight, inv_rms_,
                        desc_.tensors.dx, true);
     add_recording(NodeKind::InputGradient, "ROUTER(B)", std::move(r));
 }

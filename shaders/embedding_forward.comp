@@ -17,11 +17,11 @@ void main() {
             FOR_COLUMNS(c, push.columns4) {
                 push.operands.embedded.v[to + c] = S4(0);
             } NEXT_COLUMN(c, push.columns4);
-            continue;
+        } else {
+            uint from = id * push.columns4;
+            FOR_COLUMNS(c, push.columns4) {
+                push.operands.embedded.v[to + c] = store4(load4(push.operands.table.v[from + c]));
+            } NEXT_COLUMN(c, push.columns4);
         }
-        uint from = id * push.columns4;
-        FOR_COLUMNS(c, push.columns4) {
-            push.operands.embedded.v[to + c] = store4(load4(push.operands.table.v[from + c]));
-        } NEXT_COLUMN(c, push.columns4);
     } NEXT_ROW(token, push.tokens);
 }

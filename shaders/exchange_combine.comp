@@ -21,14 +21,19 @@ int destination(uint slot) {
 
 float returned_scalar(uint first, uint k) {
     int rank = destination(first + k);
-    for (uint j = 0u; j <= k && rank >= 0; ++j) {
+    int found = -1;
+    FOR_COUNTED(j, 0u, k + 1u) {
         int row = push.operands.slot_to_row.v[first + j];
-        if (row >= 0 && destination(first + j) == rank) {
-            return uintBitsToFloat(
-                push.operands.words.v[uint(row) * push.record_words + push.hidden_words + k]);
+        if (found < 0 && row >= 0 && destination(first + j) == rank) {
+            found = row;
         }
+    } NEXT_COUNTED(j, k + 1u, 1u);
+    float returned = 0.0;
+    if (rank >= 0 && found >= 0) {
+        returned = uintBitsToFloat(
+            push.operands.words.v[uint(found) * push.record_words + push.hidden_words + k]);
     }
-    return 0.0;
+    return returned;
 }
 
 void main() {

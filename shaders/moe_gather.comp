@@ -22,18 +22,18 @@ void main() {
             FOR_COLUMNS(c, push.columns4) {
                 push.operands.out_rows.v[to + c] = S4(0);
             } NEXT_COLUMN(c, push.columns4);
-            continue;
-        }
-        uint from = uint(slot) / push.top_k * push.columns4;
-        if (push.has_weights == 0u) {
+        } else if (push.has_weights == 0u) {
+            uint from = uint(slot) / push.top_k * push.columns4;
             FOR_COLUMNS(c, push.columns4) {
                 push.operands.out_rows.v[to + c] = push.operands.x.v[from + c];
             } NEXT_COLUMN(c, push.columns4);
-            continue;
+        } else {
+            uint from = uint(slot) / push.top_k * push.columns4;
+            float weight = push.operands.weights.v[slot];
+            FOR_COLUMNS(c, push.columns4) {
+                push.operands.out_rows.v[to + c] =
+                    store4(weight * load4(push.operands.x.v[from + c]));
+            } NEXT_COLUMN(c, push.columns4);
         }
-        float weight = push.operands.weights.v[slot];
-        FOR_COLUMNS(c, push.columns4) {
-            push.operands.out_rows.v[to + c] = store4(weight * load4(push.operands.x.v[from + c]));
-        } NEXT_COLUMN(c, push.columns4);
     } NEXT_ROW(row, rows);
 }

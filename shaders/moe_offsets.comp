@@ -16,11 +16,8 @@ void main() {
         return;
     }
     uint sum = 0u;
-    if (expert > 0u) {
-        uint e = 0u;
-        do {
-            sum += div_up(push.operands.counts.v[e], push.alignment) * push.alignment;
-        } while (++e < expert); // at the end: see include/rows.glsl
-    }
+    FOR_COUNTED(e, 0u, expert) {
+        sum += div_up(push.operands.counts.v[e], push.alignment) * push.alignment;
+    } NEXT_COUNTED(e, expert, 1u);
     push.operands.offsets.v[expert] = sum;
 }

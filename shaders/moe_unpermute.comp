@@ -24,13 +24,9 @@ void main() {
                     sum[j] = load4(push.operands.out_tokens.v[to + c]);
                 }
             }
-            uint k = 0u;
-            do {
+            FOR_COUNTED(k, 0u, push.top_k) {
                 uint slot = token * push.top_k + k;
                 int row = push.operands.slot_to_row.v[slot];
-                if (row < 0) {
-                    continue;
-                }
                 float weight = 1.0;
                 if (push.has_weights != 0u) {
                     weight = push.operands.weights.v[slot];
@@ -38,11 +34,11 @@ void main() {
                 uint from = uint(row) * push.columns4;
                 [[unroll]] for (uint j = 0u; j < 4u; ++j) {
                     uint c = first + j * step;
-                    if (c < push.columns4) {
+                    if (row >= 0 && c < push.columns4) {
                         sum[j] += weight * load4(push.operands.rows.v[from + c]);
                     }
                 }
-            } while (++k < push.top_k);
+            } NEXT_COUNTED(k, push.top_k, 1u);
             [[unroll]] for (uint j = 0u; j < 4u; ++j) {
                 uint c = first + j * step;
                 if (c < push.columns4) {

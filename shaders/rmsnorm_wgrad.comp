@@ -20,10 +20,10 @@ void main() {
     }
     uint end = min(first + push.chunk_rows, push.rows);
     vec4 sum = vec4(0);
-    for (uint row = first; row < end; ++row) {
+    FOR_COUNTED(row, first, end) {
         vec4 dy = load4(push.operands.dy.v[row * push.dy_stride4 + column]);
         vec4 x = load4(push.operands.x.v[row * push.x_stride4 + column]);
         sum += dy * (x * push.operands.inv_rms.v[row]);
-    }
+    } NEXT_COUNTED(row, end, 1u);
     push.operands.partials.v[chunk * push.columns4 + column] = sum;
 }

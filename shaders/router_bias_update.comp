@@ -16,10 +16,9 @@ void main() {
         return;
     }
     uint total = 0u;
-    uint e = 0u;
-    do {
+    FOR_COUNTED(e, 0u, push.experts) {
         total += push.operands.counts.v[e];
-    } while (++e < push.experts); // at the end: see include/rows.glsl
+    } NEXT_COUNTED(e, push.experts, 1u);
     uint high, low;
     umulExtended(push.operands.counts.v[expert], push.experts, high, low);
     float direction = high > 0u || low > total ? -1.0 : (low < total ? 1.0 : 0.0);

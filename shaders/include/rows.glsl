@@ -9,6 +9,8 @@
 #ifndef BELLOWS_ROWS_GLSL
 #define BELLOWS_ROWS_GLSL
 
+#include "common.glsl"
+
 layout(local_size_x_id = 0) in;
 
 shared float row_scratch[local_size];
@@ -27,24 +29,10 @@ uint column_step() {
     return row_per_workgroup != 0u ? local_size : 1u;
 }
 // Loops over rows and columns: FOR_ROWS(row, rows) { … } NEXT_ROW(row, rows); and alike for columns.
-// They test at the end because Mesa 26's lavapipe runs the loads at uniform addresses of a `for`
-// body once more, behind the last row, when the loop has already ended.
-#define FOR_ROWS(row, rows)                                                                        \
-    {                                                                                              \
-        uint row = row_first();                                                                    \
-        if (row < (rows))                                                                          \
-            do
-#define NEXT_ROW(row, rows)                                                                        \
-    while ((row += row_step()) < (rows));                                                          \
-    }
-#define FOR_COLUMNS(column, columns)                                                               \
-    {                                                                                              \
-        uint column = column_first();                                                              \
-        if (column < (columns))                                                                    \
-            do
-#define NEXT_COLUMN(column, columns)                                                               \
-    while ((column += column_step()) < (columns));                                                 \
-    }
+#define FOR_ROWS(row, rows) FOR_COUNTED(row, row_first(), rows)
+#define NEXT_ROW(row, rows) NEXT_COUNTED(row, rows, row_step())
+#define FOR_COLUMNS(column, columns) FOR_COUNTED(column, column_first(), columns)
+#define NEXT_COLUMN(column, columns) NEXT_COUNTED(column, columns, column_step())
 
 // True for the one invocation that writes a row's scalars.
 bool row_leader() {

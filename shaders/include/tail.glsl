@@ -9,9 +9,9 @@
 
 vec4 load_tail_f32(uvec2 base, uint index, uint count) {
     vec4 x = vec4(0);
-    for (uint c = 0u; c < count; ++c) {
+    FOR_COUNTED(c, 0u, count) {
         x[c] = ReadFloat(base).v[4u * index + c];
-    }
+    } NEXT_COUNTED(c, count, 1u);
     return x;
 }
 
@@ -35,11 +35,12 @@ vec4 load_tail_bf16(uvec2 base, uint index, uint count) {
 
 void store_tail_bf16(uvec2 base, uint index, uint count, vec4 x) {
     uvec2 packed = bf16_pack(x);
-    for (uint word = 0u; word < (count + 1u) / 2u; ++word) {
+    uint words = (count + 1u) / 2u;
+    FOR_COUNTED(word, 0u, words) {
         uint kept = 2u * word + 1u < count ? 0u : 0xFFFF0000u;
         uint old = WriteUint(base).v[2u * index + word];
         WriteUint(base).v[2u * index + word] = (old & kept) | (packed[word] & ~kept);
-    }
+    } NEXT_COUNTED(word, words, 1u);
 }
 
 #if STORAGE_BF16

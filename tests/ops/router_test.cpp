@@ -4,6 +4,8 @@
 #include "reference/router.hpp"
 #include "support/op_test.hpp"
 
+#include <bellows/kernels/kernels.hpp>
+
 #include <cmath>
 
 namespace bellows {
@@ -110,6 +112,77 @@ TEST_P(OpsRouter, ForwardAndGradientMatchTheReference) {
     if (!(c.normalise && c.top_k == 1)) { // there it is 0 but for rounding
         EXPECT_LE(test::calc_diff(read(d_logits), expected_gradient), 1e-9);
     }
+}
+
+/// The kernels have two forms, of which the ops take one per device; this runs both.
+TEST_P(OpsRouter, BothFormsOfTheKernelsAgree) {
+    const RouterCase c = GetParam();
+    const OpTensor logits =
+        tensor(DType::F32, {c.tokens, c.experts}, test::random_f32(c.tokens * c.experts, 4, -4, 4));
+    const OpTensor bias =
+        tensor(DType::F32, {c.experts}, test::random_f32(c.experts, 5, -0.1, 0.1));
+    const OpTensor d_weights =
+        tensor(DType::F32, {c.tokens, c.top_k}, test::random_f32(c.tokens * c.top_k, 6));
+    std::vector<float> weights[2], d_logits[2];
+    std::vector<std::int32_t> ids[2];
+    for (const std::uint32_t by_workgroup : {0u, 1u}) {
+        const OpTensor scores = result(DType::F32, {c.tokens, c.experts});
+        const OpTensor ids_t = result(DType::I32, {c.tokens, c.top_k});
+        const OpTensor weights_t = result(DType::F32, {c.tokens, c.top_k});
+        const OpTensor d_logits_t = result(DType::F32, {c.tokens, c.experts});
+        const auto word = [](std::uint64_t value) { return static_cast<std::uint32_t>(value); };
+        const std::uint32_t softmax = c.softmax ? 1 : 0, normalise = c.normalise ? 1 : 0;
+        run([&](Recording& recording) {
+            recording.dispatch(
+                kernels::RouterForward{
+                    .constants = {.local_size = 32,
+                                  .row_per_workgroup = by_workgroup,
+                                  .shared_experts = by_workgroup != 0 ? word(c.experts) : 1},
+                    .logits = logits.view.buffer,
+                    .bias = bias.view.buffer,
+                    .scores = scores.view.buffer,
+                    .topk_ids = ids_t.view.buffer,
+                    .topk_weights = weights_t.view.buffer,
+                    .tokens = word(c.tokens),
+                    .experts = word(c.experts),
+                    .top_k = word(c.top_k),
+                    .groups = c.groups,
+                    .group_top_k = c.group_top_k,
+                    .group_score_top = 2,
+                    .use_softmax = softmax,
+                    .normalise = normalise,
+                    .has_bias = 1,
+                    .route_scale = static_cast<float>(c.scale)},
+                {.x = 5}); // fewer workgroups than tokens: they loop
+            recording.dispatch(
+                kernels::RouterDgrad{
+                    .constants = {.local_size = 32, .row_per_workgroup = by_workgroup},
+                    .d_topk_weights = d_weights.view.buffer,
+                    .topk_ids = ids_t.view.buffer,
+                    .scores = scores.view.buffer,
+                    .d_logits = d_logits_t.view.buffer,
+                    .tokens = word(c.tokens),
+                    .experts = word(c.experts),
+                    .top_k = word(c.top_k),
+                    .use_softmax = softmax,
+                    .normalise = normalise,
+                    .route_scale = static_cast<float>(c.scale)},
+                {.x = 5});
+        });
+        ids[by_workgroup] = read<std::int32_t>(ids_t);
+        weights[by_workgroup] = read(weights_t);
+        d_logits[by_workgroup] = read(d_logits_t);
+    }
+    EXPECT_EQ(ids[0], ids[1]);
+    if (!c.softmax) { // whose sum has another order
+        EXPECT_EQ(weights[0], weights[1]);
+        EXPECT_EQ(d_logits[0], d_logits[1]);
+    }
+    const double ulps = 8 + static_cast<double>(c.experts);
+    EXPECT_TRUE(elements_match(weights[1], to_double(weights[0]), {c.tokens, c.top_k},
+                               storage_bound(DType::F32, 2 * ulps)));
+    EXPECT_TRUE(elements_match(d_logits[1], to_double(d_logits[0]), {c.tokens, c.experts},
+                               storage_bound(DType::F32, 2 * ulps, 2 * c.scale)));
 }
 
 INSTANTIATE_TEST_SUITE_P(Table, OpsRouter, ::testing::ValuesIn(kRouterCases),

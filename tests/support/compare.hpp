@@ -133,7 +133,7 @@ inline std::uint64_t ulp_distance(float a, float b) {
 }
 
 inline constexpr double kF32Epsilon = 0x1p-24; ///< unit roundoff: half an ulp of 1
-inline constexpr double kBf16Epsilon = 0x1p-9; ///< likewise
+inline constexpr double kBf16Epsilon = 0x1p-8; ///< likewise, of 8 significant bits
 
 /// |error| <= absolute + relative * |expected|.
 inline auto within(double absolute, double relative) {

@@ -52,12 +52,13 @@ enum class SyncMode : std::uint8_t {
     Shuffle, ///< a random legal order (DeviceOptions::shuffle_seed)
 };
 
-/// Seeded mistakes for the tests of the happens-before checker; each index counts from the
-/// device's creation, -1 is off.
+/// Seeded mistakes for the tests of the happens-before checker and of errors; each index counts
+/// from the device's creation, -1 is off.
 struct FaultInjection {
     std::int64_t drop_barrier = -1;      ///< leave out this derived barrier inside recordings
     std::int64_t drop_wait = -1;         ///< leave out this derived wait between submissions
     std::int64_t release_too_early = -1; ///< reuse this released memory without waiting
+    std::int64_t lose_device = -1;       ///< the driver calls the device lost at this submission
 };
 
 struct DeviceOptions {
@@ -69,7 +70,9 @@ struct DeviceOptions {
     bool poison_freed_memory = false;  ///< fills released and new memory with NaN patterns
     bool validation = false;           ///< Khronos validation layer; messages fail the device
     bool trace = false;
-    std::string pipeline_cache_file; ///< "" keeps compiled pipelines in memory only
+    /// Compiled pipelines are kept in this file, with a key of device and driver added to its name;
+    /// "" keeps them in memory only. A file that is damaged or cannot be written is no error.
+    std::string pipeline_cache_file;
     /// Called after each first use of a kernel; num_compiled counts from 1.
     std::function<void(const std::string& kernel, std::uint32_t num_compiled)> on_pipeline_compiled;
     FaultInjection faults;

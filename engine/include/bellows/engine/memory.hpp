@@ -46,7 +46,8 @@ struct BufferDesc {
 class Buffer {
 public:
     Buffer() = default;
-    /// Allocates at once. Throws Error{OutOfMemory} with the sizes.
+    /// Allocates at once. Throws Error{OutOfMemory} with the sizes, the largest category and what
+    /// can be done about it.
     Buffer(Device& device, BufferDesc desc);
     /// Declares a buffer whose memory is bound later; desc.bytes is ignored.
     static Buffer declare(Device& device, BufferDesc desc);
@@ -81,6 +82,7 @@ private:
     Resource* resource_ = nullptr;
 };
 
+/// Sizes as asked for; what rounding and the pool of released buffers add is in held_bytes.
 struct MemoryReport {
     struct Line {
         std::uint64_t bytes = 0;
@@ -90,7 +92,24 @@ struct MemoryReport {
     std::array<Line, kNumMemoryCategories> categories{};
     std::uint64_t bytes = 0;
     std::uint64_t peak_bytes = 0;
+    std::uint64_t held_bytes = 0;   ///< what the device has given to Bellows, all heaps
+    std::uint64_t pooled_bytes = 0; ///< of them, released and kept for the next request
     std::uint64_t device_bytes = 0; ///< size of the largest device-local heap
+    /// What the driver lets this process have of that heap at present, and what the process has of
+    /// it by the driver's account (VK_EXT_memory_budget). Where it does not say: the heap's size
+    /// and what Bellows holds.
+    std::uint64_t budget_bytes = 0;
+    std::uint64_t used_bytes = 0;
+    bool has_budget = false; ///< the driver does say
+
+    const Line& of(MemoryCategory category) const noexcept {
+        return categories[static_cast<std::size_t>(category)];
+    }
+    /// The one with most bytes.
+    MemoryCategory largest() const noexcept;
+    /// "activations 3.10 GiB in 40 buffers, weights 1.20 GiB in 12 buffers, …", largest first,
+    /// empty categories left out.
+    std::string describe() const;
 };
 
 } // namespace bellows

@@ -2,7 +2,8 @@
 #pragma once
 
 // What ran when: device work by timestamps, host lanes by the clock, both in nanoseconds of the
-// host's steady clock, so that ranks of one machine share a time axis.
+// host's steady clock, so that ranks of one machine share a time axis. Device times are exact where
+// DeviceInfo::features has "calibrated_timestamps", else good to about a submission's latency.
 
 #include <cstdint>
 #include <string>

@@ -1,0 +1,173 @@
+// SPDX-License-Identifier: MIT
+// A program's own Vulkan objects with Bellows: device, queue lock, buffers and timelines in both
+// directions; and what an Error says when such a device is lost.
+
+#include "support/own_vulkan.hpp"
+
+#include <bellows/engine/lane.hpp>
+
+#include <gtest/gtest.h>
+
+#include <array>
+#include <numeric>
+#include <string>
+#include <vector>
+
+namespace bellows {
+namespace {
+
+using testing::make_device;
+using testing::OwnVulkan;
+using testing::read_back;
+using testing::test_options;
+
+std::vector<std::uint32_t> ascending(std::uint64_t count) {
+    std::vector<std::uint32_t> values(count);
+    std::iota(values.begin(), values.end(), 3u);
+    return values;
+}
+
+TEST(EngineInterop, AnAdoptedDeviceComputesOnTheCallersBuffer) {
+    OwnVulkan own;
+    const VkBuffer handle = own.buffer(4096);
+    const auto device = Device::adopt(own.external(), test_options());
+    {
+        const Buffer wrapped = wrap_buffer(*device, handle, 4096, "the caller's");
+        EXPECT_EQ(wrapped.size(), 4096u);
+        const VulkanRange range = vulkan_range(wrapped.view().sub(256, 64));
+        EXPECT_EQ(range.buffer, handle);
+        EXPECT_EQ(range.offset, 256u);
+        EXPECT_EQ(range.bytes, 64u);
+        const auto values = ascending(1024);
+        device->upload(wrapped.view(), std::span<const std::uint32_t>(values));
+        const Buffer copy(*device, {.name = "copy", .bytes = 4096});
+        Recording recording(*device, QueueRole::TransferOut, "copy"); // a role that was not given
+        recording.copy(wrapped.view(), copy.view());
+        device->submit(recording).wait();
+        EXPECT_EQ(read_back<std::uint32_t>(*device, copy.view()), values);
+    }
+    EXPECT_FALSE(device->distinct_queues(QueueRole::Compute, QueueRole::TransferOut));
+}
+
+TEST(EngineInterop, AForeignLoaderDoesNotDisturbOtherDevices) {
+    // Whatever `adopt` was given last, each device keeps its own functions.
+    const auto before = make_device();
+    OwnVulkan own;
+    const auto adopted = Device::adopt(own.external(), test_options());
+    const auto after = make_device();
+    for (Device* device : {before.get(), adopted.get(), after.get()}) {
+        const Buffer buffer(*device, {.name = "values", .bytes = 400});
+        const auto values = ascending(100);
+        device->upload(buffer.view(), std::span<const std::uint32_t>(values));
+        EXPECT_EQ(read_back<std::uint32_t>(*device, buffer.view()), values);
+    }
+}
+
+TEST(EngineInterop, QueuesAreUsedOnlyUnderTheCallersLock) {
+    OwnVulkan own;
+    ExternalDevice external = own.external();
+    int depth = 0, rounds = 0;
+    external.lock_queues = [&] { EXPECT_EQ(depth++, 0); };
+    external.unlock_queues = [&] {
+        EXPECT_EQ(--depth, 0);
+        ++rounds;
+    };
+    const auto device = Device::adopt(external, test_options());
+    const Buffer buffer(*device, {.name = "values", .bytes = 64});
+    Recording recording(*device, QueueRole::Compute, "fill");
+    recording.fill(buffer.view(), 5);
+    for (int i = 0; i < 3; ++i)
+        device->submit(recording).wait();
+    EXPECT_EQ(depth, 0);
+    EXPECT_EQ(rounds, 3);
+}
+
+TEST(EngineInterop, TimelinesGoInAndOut) {
+    OwnVulkan own;
+    const VkSemaphore semaphore = own.timeline();
+    {
+        const auto device = Device::adopt(own.external(), test_options());
+        const Buffer buffer(*device, {.name = "values", .bytes = 64});
+        Recording recording(*device, QueueRole::Compute, "fill");
+        recording.fill(buffer.view(), 5);
+        const TimePoint signalled = wrap_timeline(*device, semaphore, 7);
+        EXPECT_EQ(signalled.state(), TimePoint::State::Pending);
+        const TimePoint filled = device->submit(recording, std::array{signalled});
+        const VulkanTimePoint out = vulkan_time_point(filled);
+        EXPECT_NE(out.semaphore, semaphore);
+        std::uint64_t value = ~std::uint64_t{0};
+        const auto read = own.call<PFN_vkGetSemaphoreCounterValue>("vkGetSemaphoreCounterValue");
+        ASSERT_EQ(read(own.device, out.semaphore, &value), VK_SUCCESS);
+        EXPECT_LT(value, out.value); // the device waits for the caller
+        EXPECT_FALSE(filled.reached());
+        own.signal(semaphore, 7);
+        filled.wait(std::chrono::seconds(20));
+        EXPECT_TRUE(signalled.reached());
+        ASSERT_EQ(read(own.device, out.semaphore, &value), VK_SUCCESS);
+        EXPECT_GE(value, out.value);
+    }
+    own.destroy(semaphore);
+}
+
+TEST(EngineInterop, RequiredFeaturesAreAllThatADeviceNeeds) {
+    OwnVulkan own; // made with them
+    const RequiredFeatures wanted(own.instance, own.physical_device, own.get);
+    EXPECT_TRUE(wanted.unmet().empty());
+    EXPECT_EQ(wanted.features()->sType, VK_STRUCTURE_TYPE_PHYSICAL_DEVICE_FEATURES_2);
+    const auto adopted = Device::adopt(own.external(), {});
+    const auto created = make_device();
+    if (adopted->info().uuid == created->info().uuid) {
+        EXPECT_EQ(adopted->info().features, created->info().features);
+    }
+}
+
+TEST(EngineInterop, ALostDeviceNamesWhatHadEndedAndWhatHadNot) {
+    OwnVulkan own;
+    const VkSemaphore semaphore = own.timeline();
+    DeviceOptions options = test_options();
+    options.sync = SyncMode::Overlap; // the order of submissions counts here
+    options.faults.lose_device = 3;
+    {
+        const auto device = Device::adopt(own.external(), options);
+        const Buffer a(*device, {.name = "a", .bytes = 64}), b(*device, {.name = "b", .bytes = 64});
+        Recording first(*device, QueueRole::Compute, "ATTN(F) of layer 1");
+        first.fill(a.view(), 1);
+        Recording second(*device, QueueRole::Compute, "MLP(F) of layer 1");
+        second.fill(a.view(), 2);
+        second.copy(a.view(), b.view());
+        Recording third(*device, QueueRole::Compute, "ATTN(F) of layer 2");
+        third.fill(b.view(), 3);
+        Recording fourth(*device, QueueRole::Compute, "MLP(F) of layer 2");
+        fourth.fill(a.view(), 4);
+        device->submit(first).wait();
+        // What waits for the caller's timeline is surely in flight when the device is lost.
+        const TimePoint pending =
+            device->submit(second, std::array{wrap_timeline(*device, semaphore, 1)});
+        const TimePoint behind = device->submit(third);
+        std::string message;
+        try {
+            device->submit(fourth);
+            ADD_FAILURE() << "the device was not lost";
+        } catch (const Error& error) {
+            EXPECT_EQ(error.code(), ErrorCode::DeviceLost);
+            EXPECT_EQ(error.detail(), VK_ERROR_DEVICE_LOST);
+            message = error.message();
+        }
+        for (const char* part :
+             {"submitting MLP(F) of layer 2", "last batch to end was ATTN(F) of layer 1",
+              "in flight: MLP(F) of layer 1 (value 2: fill, copy), ATTN(F) of layer 2 (value 3)"})
+            EXPECT_NE(message.find(part), std::string::npos) << message;
+        for (const TimePoint& point : {pending, behind}) {
+            EXPECT_EQ(point.state(), TimePoint::State::Failed);
+            EXPECT_THROW(point.wait(), Error);
+        }
+        EXPECT_THROW(device->submit(first), Error);
+        // The device is not really gone: let it end before its objects are destroyed.
+        own.signal(semaphore, 1);
+        own.call<PFN_vkDeviceWaitIdle>("vkDeviceWaitIdle")(own.device);
+    }
+    own.destroy(semaphore);
+}
+
+} // namespace
+} // namespace bellows

@@ -1,0 +1,138 @@
+// SPDX-License-Identifier: MIT
+// The memory report, and what an Error says when memory runs out.
+
+#include "support/test_device.hpp"
+
+#include <bellows/engine/arena.hpp>
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <string>
+#include <vector>
+
+namespace bellows {
+namespace {
+
+using testing::make_device;
+using testing::test_options;
+
+constexpr MemoryCategory kAll[] = {MemoryCategory::Weights,       MemoryCategory::Gradients,
+                                   MemoryCategory::Optimizer,     MemoryCategory::Activations,
+                                   MemoryCategory::DeferredWgrad, MemoryCategory::Communication,
+                                   MemoryCategory::Scratch};
+static_assert(std::size(kAll) == kNumMemoryCategories);
+
+TEST(EngineMemory, TheReportCountsEveryCategory) {
+    const auto device = make_device();
+    const MemoryReport empty = device->memory_report();
+    EXPECT_EQ(empty.bytes, 0u);
+    EXPECT_GT(empty.device_bytes, 0u);
+    EXPECT_GT(empty.budget_bytes, 0u);
+    EXPECT_EQ(empty.describe(), "nothing");
+
+    std::vector<Buffer> buffers;
+    for (std::size_t i = 0; i < kNumMemoryCategories; ++i)
+        buffers.emplace_back(
+            *device,
+            BufferDesc{.name = to_string(kAll[i]), .bytes = 1000 * (i + 1), .category = kAll[i]});
+    MemoryReport report = device->memory_report();
+    for (std::size_t i = 0; i < kNumMemoryCategories; ++i) {
+        EXPECT_EQ(report.of(kAll[i]).bytes, 1000 * (i + 1)) << to_string(kAll[i]);
+        EXPECT_EQ(report.of(kAll[i]).num_buffers, 1u);
+    }
+    EXPECT_EQ(report.bytes, 28'000u);
+    EXPECT_GE(report.held_bytes, report.bytes);
+    EXPECT_LE(report.held_bytes, report.bytes * 5 / 4 + 256 * kNumMemoryCategories);
+    EXPECT_EQ(report.largest(), MemoryCategory::Scratch);
+    EXPECT_EQ(report.describe().find("scratch 6.84 KiB in 1 buffer, communication 5.86 KiB"), 0u)
+        << report.describe();
+
+    buffers[2] = Buffer(
+        *device, {.name = "larger", .bytes = 100'000, .category = MemoryCategory::Optimizer});
+    buffers.erase(buffers.begin() + 3);
+    report = device->memory_report();
+    EXPECT_EQ(report.largest(), MemoryCategory::Optimizer);
+    EXPECT_EQ(report.of(MemoryCategory::Activations).num_buffers, 0u);
+    EXPECT_EQ(report.of(MemoryCategory::Activations).peak_bytes, 4000u);
+    EXPECT_GE(report.pooled_bytes, 7000u) << "released memory is kept for the next request";
+    buffers.clear();
+    EXPECT_EQ(device->memory_report().bytes, 0u);
+    EXPECT_GE(device->memory_report().peak_bytes, 121'000u);
+}
+
+TEST(EngineMemory, OutOfMemoryNamesTheLargestPartAndAWayOut) {
+    const auto device = make_device();
+    const Buffer weights(
+        *device, {.name = "weights", .bytes = 3 << 20, .category = MemoryCategory::Weights});
+    // More than any machine has; the second and third would wrap if sizes were rounded carelessly.
+    for (const std::uint64_t bytes :
+         {std::uint64_t{1} << 50, ~std::uint64_t{0}, ~std::uint64_t{0} - 4096})
+        try {
+            const Buffer buffer(
+                *device,
+                {.name = "layer 3 keys", .bytes = bytes, .category = MemoryCategory::Activations});
+            ADD_FAILURE() << "got " << bytes << " bytes";
+        } catch (const Error& error) {
+            EXPECT_EQ(error.code(), ErrorCode::OutOfMemory);
+            for (const char* part : {"layer 3 keys (activations)", "weights 3.00 MiB in 1 buffer",
+                                     "The largest part is activations; make micro-batches smaller"})
+                EXPECT_NE(error.message().find(part), std::string::npos) << error.message();
+        }
+    // Nothing was changed.
+    EXPECT_EQ(device->memory_report().of(MemoryCategory::Activations).num_buffers, 0u);
+    const Buffer small(*device, {.name = "small", .bytes = 64});
+    EXPECT_TRUE(small.bound());
+}
+
+TEST(EngineMemory, FramesOfAnArenaShareItsBytesOneAfterAnother) {
+    const auto device = make_device(); // the happens-before checker is on
+    Arena arena(*device, "micro-batch", MemoryCategory::Activations);
+    const Buffer results(*device, {.name = "results", .bytes = 2 * 4000});
+    std::vector<Recording> recordings;
+    std::uint64_t most = 0;
+    for (std::uint32_t i = 0; i < 2; ++i) {
+        Arena::Frame frame = arena.begin();
+        const TensorView first = frame.tensor(DType::F32, {10 + i});
+        const TensorView second = frame.tensor(DType::U32, {1000});
+        EXPECT_EQ(first.buffer.offset, 0u);
+        EXPECT_EQ(second.buffer.offset, 256u);
+        Recording& recording = recordings.emplace_back(*device, QueueRole::Compute, "frame");
+        recording.fill(first.buffer, 100);
+        recording.fill(second.buffer, i + 1);
+        recording.copy(second.buffer, results.view().sub(i * 4000, 4000));
+        most = std::max(most, frame.bytes());
+    }
+    EXPECT_EQ(most, 256u + 4096u);
+    EXPECT_EQ(arena.size(), 0u);
+    arena.reserve(most);
+    EXPECT_GE(arena.size(), most);
+    EXPECT_EQ(device->memory_report().of(MemoryCategory::Activations).num_buffers, 1u);
+    for (int round = 0; round < 3; ++round) {
+        for (Recording& recording : recordings)
+            device->submit(recording);
+        if (round == 1)
+            arena.reserve(10 * most); // grows after the work that is under way
+        arena.reserve(1);             // never shrinks
+        const auto words = testing::read_back<std::uint32_t>(*device, results.view());
+        EXPECT_EQ(words, [] {
+            std::vector<std::uint32_t> expected(2000, 1);
+            std::fill(expected.begin() + 1000, expected.end(), 2);
+            return expected;
+        }());
+    }
+    EXPECT_GE(arena.size(), 10 * most);
+}
+
+TEST(EngineMemory, AReportNamesItsPartsLargestFirst) {
+    MemoryReport full;
+    full.categories[static_cast<std::size_t>(MemoryCategory::Weights)] = {1 << 20, 1 << 20, 3};
+    full.categories[static_cast<std::size_t>(MemoryCategory::DeferredWgrad)] = {5 << 20, 5 << 20,
+                                                                                9};
+    EXPECT_EQ(full.largest(), MemoryCategory::DeferredWgrad);
+    EXPECT_EQ(full.describe(),
+              "deferred weight gradients 5.00 MiB in 9 buffers, weights 1.00 MiB in 3 buffers");
+}
+
+} // namespace
+} // namespace bellows

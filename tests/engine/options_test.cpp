@@ -1,0 +1,133 @@
+// SPDX-License-Identifier: MIT
+// What a device is told: the environment's choices, and the file of compiled pipelines, which may
+// hold anything.
+
+#include "support/temporary_folder.hpp"
+#include "support/test_device.hpp"
+
+#include <bellows/engine/ops.hpp>
+
+#include <gtest/gtest.h>
+
+#include <cstdlib>
+#include <filesystem>
+#include <fstream>
+#include <iterator>
+#include <string>
+#include <vector>
+
+namespace bellows {
+namespace {
+
+using testing::test_options;
+
+/// Sets a variable for a scope.
+class Variable {
+public:
+    Variable(const char* name, const char* value) : name_(name) {
+        if (const char* old = std::getenv(name))
+            old_ = old;
+        else
+            was_set_ = false;
+        ::setenv(name, value, 1);
+    }
+    ~Variable() {
+        if (was_set_)
+            ::setenv(name_, old_.c_str(), 1);
+        else
+            ::unsetenv(name_);
+    }
+    Variable(const Variable&) = delete;
+    Variable& operator=(const Variable&) = delete;
+
+private:
+    const char* name_;
+    std::string old_;
+    bool was_set_ = true;
+};
+
+TEST(EngineOptions, TheEnvironmentChoosesTheOrderOfWork) {
+    const auto sync = [](const char* text) {
+        const Variable variable("BELLOWS_SYNC", text);
+        return DeviceOptions::from_environment({});
+    };
+    EXPECT_EQ(sync("serial").sync, SyncMode::Serial);
+    EXPECT_EQ(sync("overlap").sync, SyncMode::Overlap);
+    EXPECT_EQ(sync("shuffle").sync, SyncMode::Shuffle);
+    EXPECT_EQ(sync("shuffle:77").sync, SyncMode::Shuffle);
+    EXPECT_EQ(sync("shuffle:77").shuffle_seed, 77u);
+    EXPECT_THROW(sync("sideways"), Error);
+    EXPECT_THROW(sync("shuffled"), Error);
+    EXPECT_THROW(sync("shuffle:"), Error);
+    EXPECT_THROW(sync("shuffle:7x"), Error);
+    const Variable check("BELLOWS_CHECK", "yes");
+    EXPECT_THROW(DeviceOptions::from_environment({}), Error);
+}
+
+TEST(EngineOptions, ADeviceThatIsNotThereIsNamedWithThoseThatAre) {
+    DeviceOptions options;
+    options.select = "99";
+    try {
+        const auto device = Device::create(options);
+        FAIL() << "device 99";
+    } catch (const Error& error) {
+        EXPECT_EQ(error.code(), ErrorCode::Unsupported);
+        EXPECT_NE(error.message().find("\"99\""), std::string::npos);
+        EXPECT_NE(error.message().find(list_devices().at(0).name), std::string::npos);
+    }
+}
+
+std::vector<std::filesystem::path> files_in(const std::filesystem::path& folder) {
+    std::vector<std::filesystem::path> files;
+    for (const auto& entry : std::filesystem::directory_iterator(folder))
+        files.push_back(entry.path());
+    return files;
+}
+
+void compute(const std::string& cache) {
+    DeviceOptions options = test_options();
+    options.pipeline_cache_file = cache;
+    std::uint32_t compiled = 0;
+    options.on_pipeline_compiled = [&](const std::string&, std::uint32_t count) {
+        compiled = count;
+    };
+    const auto device = Device::create(options);
+    const Buffer buffer(*device, {.name = "values", .bytes = 400});
+    const std::vector<float> ones(100, 1.0f);
+    device->upload(buffer.view(), std::span<const float>(ones));
+    Recording recording(*device, QueueRole::Compute, "scale");
+    const TensorView x = buffer.tensor(DType::F32, {100});
+    ops::scale(recording, x, x, 3.0f);
+    device->submit(recording).wait();
+    EXPECT_EQ(testing::read_back<float>(*device, buffer.view()), std::vector<float>(100, 3.0f));
+    EXPECT_EQ(compiled, 1u);
+}
+
+TEST(EngineOptions, CompiledPipelinesAreKeptAndDamagedFilesAreNot) {
+    const TemporaryFolder folder;
+    const std::string cache = (folder.path() / "deeper" / "pipelines").string();
+    compute(cache);
+    const auto files = files_in(folder.path() / "deeper");
+    ASSERT_EQ(files.size(), 1u) << "one file, no temporary one";
+    EXPECT_EQ(files[0].filename().string().rfind("pipelines.", 0), 0u);
+    std::ifstream in(files[0], std::ios::binary);
+    const std::string good{std::istreambuf_iterator<char>(in), {}};
+    EXPECT_GT(good.size(), 24u); // more than our header
+    compute(cache);
+
+    std::string flipped = good;
+    flipped[good.size() / 2] = static_cast<char>(flipped[good.size() / 2] ^ 0x10);
+    for (const std::string& damaged :
+         {std::string(), good.substr(0, 20), good.substr(0, good.size() - 1), flipped,
+          good + "more", std::string(5000, '\xff')}) {
+        std::ofstream(files[0], std::ios::binary | std::ios::trunc) << damaged;
+        compute(cache); // right, and the file is whole again
+        std::ifstream again(files[0], std::ios::binary);
+        const std::string now{std::istreambuf_iterator<char>(again), {}};
+        EXPECT_EQ(now.substr(0, 8), "bellows1");
+        EXPECT_NE(now, damaged);
+    }
+}
+
+} // namespace
+} // namespace bellows

@@ -1,0 +1,135 @@
+// SPDX-License-Identifier: MIT
+// The trace: every operation of every queue role and every lane job, on one clock.
+
+#include "engine/clock_map.hpp"
+#include "support/compare.hpp"
+#include "support/test_device.hpp"
+
+#include <bellows/engine/lane.hpp>
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <array>
+#include <chrono>
+#include <thread>
+#include <vector>
+
+namespace bellows {
+namespace {
+
+using testing::make_device;
+using testing::test_options;
+
+std::int64_t now_ns() {
+    return std::chrono::steady_clock::now().time_since_epoch() / std::chrono::nanoseconds(1);
+}
+
+std::unique_ptr<Device> tracing_device() {
+    DeviceOptions options = test_options();
+    options.trace = true;
+    return make_device(options);
+}
+
+std::vector<TraceEvent> named(const std::vector<TraceEvent>& events, const std::string& category) {
+    std::vector<TraceEvent> found;
+    std::copy_if(events.begin(), events.end(), std::back_inserter(found),
+                 [&](const TraceEvent& event) { return event.category == category; });
+    return found;
+}
+
+TEST(EngineTrace, EveryRoleShowsItsOperationsBetweenHandInAndEnd) {
+    const auto device = tracing_device();
+    const Buffer a(*device, {.name = "a", .bytes = 1 << 20}),
+        b(*device, {.name = "b", .bytes = 1 << 20});
+    // Without calibrated timestamps the offset is an estimate from within the batches' brackets.
+    const std::int64_t slack = device->has_feature("calibrated_timestamps") ? 200'000 : 5'000'000;
+    for (const QueueRole role : {QueueRole::Compute, QueueRole::TransferIn, QueueRole::TransferOut,
+                                 QueueRole::AsyncCompute}) {
+        Recording recording(*device, role, "of the role");
+        recording.label("copies");
+        recording.fill(a.view(), 3);
+        recording.copy(a.view(), b.view());
+        for (int round = 0; round < 3; ++round) {
+            const std::int64_t before = now_ns();
+            device->submit(recording).wait();
+            const std::int64_t after = now_ns();
+            const std::vector<TraceEvent> all = device->take_trace();
+            // One event per operation, or one per batch on a queue without timestamps.
+            const bool per_operation = all.size() == 2;
+            ASSERT_TRUE(per_operation || all.size() == 1)
+                << all.size() << " on " << to_string(role);
+            if (per_operation) {
+                EXPECT_EQ(named(all, "copies").size(), 2u);
+                EXPECT_EQ(all[0].name, "fill");
+                EXPECT_EQ(all[1].name, "copy");
+                EXPECT_LE(all[0].begin_ns, all[1].end_ns);
+            }
+            for (const TraceEvent& event : all) {
+                EXPECT_FALSE(event.lane.empty());
+                EXPECT_LE(event.begin_ns, event.end_ns);
+                EXPECT_GE(event.begin_ns, before - slack) << to_string(role);
+                EXPECT_LE(event.end_ns, after + slack) << to_string(role);
+            }
+        }
+    }
+    EXPECT_TRUE(device->take_trace().empty());
+}
+
+TEST(EngineTrace, LaneJobsShareTheClockOfTheQueues) {
+    const auto device = tracing_device();
+    HostThread thread(*device, "host");
+    Lane lane = thread.add_lane("exchange");
+    const Buffer a(*device, {.name = "a", .bytes = 1 << 16});
+    Recording recording(*device, QueueRole::Compute, "produce");
+    recording.fill(a.view(), 3);
+    const TimePoint produced = device->submit(recording);
+    lane.post({.name = "send",
+               .waits = {produced},
+               .accesses = {{a.view(), Access::Read}},
+               .step =
+                   [](LaneContext&) {
+                       std::this_thread::sleep_for(std::chrono::milliseconds(20));
+                       return Progress::Done;
+                   }})
+        .wait();
+    const auto events = device->take_trace();
+    const auto sent = std::find_if(events.begin(), events.end(),
+                                   [](const TraceEvent& event) { return event.name == "send"; });
+    ASSERT_NE(sent, events.end());
+    EXPECT_EQ(sent->lane, "exchange");
+    EXPECT_GE(sent->end_ns - sent->begin_ns, 19'000'000);
+    const auto filled = named(events, "produce");
+    ASSERT_EQ(filled.size(), 1u);
+    EXPECT_LE(filled[0].end_ns, sent->begin_ns + 5'000'000);
+}
+
+TEST(EngineTrace, TheOffsetOfClocksLiesWithinEveryBracket) {
+    // A device clock that is 123,456,789 ns behind; batches begin up to 1 ms after they were handed
+    // in and are seen up to 5 ms after their end.
+    constexpr std::int64_t kOffset = 123'456'789;
+    detail::ClockMap clock;
+    EXPECT_FALSE(clock.known());
+    test::Random random(5);
+    std::int64_t host = 1'000'000'000, last_error = std::int64_t{1} << 40;
+    for (int batch = 0; batch < 200; ++batch) {
+        const std::int64_t submitted = host;
+        const std::int64_t begin =
+            submitted + 1000 + static_cast<std::int64_t>(random.below(1'000'000));
+        const std::int64_t end = begin + 50'000;
+        const std::int64_t observed =
+            end + 1000 + static_cast<std::int64_t>(random.below(5'000'000));
+        clock.bracket(begin - kOffset, end - kOffset, submitted, observed);
+        host = observed;
+        ASSERT_TRUE(clock.known());
+        const std::int64_t error = std::abs(clock.offset_ns() - kOffset);
+        EXPECT_LE(error, 2'500'000);
+        last_error = error;
+    }
+    EXPECT_LE(last_error, 50'000);
+    clock.read_together(1000, 1000 + kOffset);
+    EXPECT_EQ(clock.offset_ns(), kOffset);
+}
+
+} // namespace
+} // namespace bellows

@@ -1,0 +1,267 @@
+// SPDX-License-Identifier: MIT
+// Ops touch nothing behind their tensors: every operand ends at a page that may not be touched. On
+// a CPU driver a kernel that does ends the program (lavapipe of Mesa 26 runs the loads of some
+// loops once more than the loop, see shaders/include/common.glsl); on a GPU the tests only run the
+// ops. Numbers are the op tables' business.
+
+#include "support/compare.hpp"
+#include "support/own_vulkan.hpp"
+
+#include <bellows/engine/attention.hpp>
+#include <bellows/engine/ops.hpp>
+#include <bellows/kernels/kernels.hpp>
+
+#include <gtest/gtest.h>
+
+#include <deque>
+#include <functional>
+#include <initializer_list>
+#include <span>
+#include <vector>
+
+namespace bellows {
+namespace {
+
+class GuardPages : public ::testing::Test {
+protected:
+    GuardPages() : device_(Device::adopt(own_.external(), testing::test_options())) {}
+
+    BufferView bytes(std::uint64_t size) {
+        const auto guarded = own_.guarded(std::max<std::uint64_t>(size, 16));
+        const std::uint64_t whole = guarded.offset + std::max<std::uint64_t>(size, 16);
+        buffers_.push_back(wrap_buffer(*device_, guarded.buffer, whole, "guarded"));
+        return buffers_.back().view().sub(guarded.offset, size);
+    }
+
+    /// Random values of [-1, 1) in f32 and bf16, of [0, below) in integers.
+    TensorView tensor(DType dtype, std::initializer_list<std::uint64_t> extents,
+                      std::uint64_t below = 1) {
+        std::uint64_t elements = 1;
+        for (const std::uint64_t extent : extents)
+            elements *= extent;
+        const BufferView memory = bytes(elements * size_of(dtype));
+        test::Random random(++seed_);
+        std::vector<std::byte> values(memory.bytes);
+        for (std::uint64_t i = 0; i < elements; ++i) {
+            const auto number = static_cast<float>(random.uniform(-1, 1));
+            const auto integer = static_cast<std::uint32_t>(random.below(below));
+            const std::uint16_t half = test::bf16_bits(number);
+            std::byte* to = values.data() + i * size_of(dtype);
+            if (dtype == DType::F32)
+                std::memcpy(to, &number, 4);
+            else if (dtype == DType::BF16)
+                std::memcpy(to, &half, 2);
+            else
+                std::memcpy(to, &integer, 4);
+        }
+        device_->upload(memory, std::span<const std::byte>(values));
+        return TensorView::contiguous(memory, dtype, extents);
+    }
+
+    void run(const std::function<void(Recording&)>& record) {
+        Recording recording(*device_, QueueRole::Compute, "guarded");
+        record(recording);
+        device_->submit(recording).wait();
+    }
+
+    testing::OwnVulkan own_;
+    std::unique_ptr<Device> device_;
+    std::deque<Buffer> buffers_;
+    std::uint64_t seed_ = 0;
+};
+
+TEST_F(GuardPages, MemoryBehindATensorIsReallyGuarded) {
+    if (!own_.is_cpu)
+        return; // a GPU does not fault like a CPU
+    const auto guarded = own_.guarded(64);
+    guarded.bytes[63] = std::byte{1};
+    EXPECT_DEATH(guarded.bytes[64] = std::byte{1}, "");
+}
+
+TEST_F(GuardPages, Router) {
+    for (const std::uint64_t tokens : {1u, 37u})
+        for (const std::uint64_t experts : {8u, 64u, 256u}) {
+            const TensorView logits = tensor(DType::F32, {tokens, experts});
+            const TensorView bias = tensor(DType::F32, {experts});
+            const TensorView scores = tensor(DType::F32, {tokens, experts});
+            const TensorView ids = tensor(DType::I32, {tokens, 4});
+            const TensorView weights = tensor(DType::F32, {tokens, 4});
+            const TensorView counts = tensor(DType::U32, {experts});
+            for (const std::uint32_t groups : {1u, 4u})
+                run([&](Recording& r) {
+                    const ops::RouterOptions options{
+                        .score = groups == 1 ? ops::RouterOptions::Score::Softmax
+                                             : ops::RouterOptions::Score::Sigmoid,
+                        .groups = groups,
+                        .group_top_k = groups == 1 ? 1u : 2u};
+                    ops::router_forward(r, logits, bias, scores, ids, weights, options);
+                    ops::router_dgrad(r, weights, ids, scores, logits, options);
+                    ops::expert_counts(r, ids, counts, false);
+                    ops::router_bias_update(r, counts, bias, 0.1f);
+                });
+        }
+}
+
+TEST_F(GuardPages, MoePermutation) {
+    for (const std::uint64_t tokens : {1u, 5u, 70u})
+        for (const DType act : {DType::F32, DType::BF16}) {
+            const std::uint64_t experts = 8, top_k = 2, columns = 64;
+            const std::uint64_t capacity = ops::moe_capacity(tokens, top_k, experts, 4);
+            const TensorView ids = tensor(DType::I32, {tokens, top_k}, experts + 1);
+            const ops::MoeLayout layout{.counts = tensor(DType::U32, {experts}),
+                                        .offsets = tensor(DType::U32, {experts + 1}),
+                                        .row_to_slot = tensor(DType::I32, {capacity}),
+                                        .slot_to_row = tensor(DType::I32, {tokens, top_k}),
+                                        .alignment = 4};
+            const BufferView workspace =
+                bytes(ops::moe_layout_workspace_bytes(tokens, top_k, experts));
+            const TensorView x = tensor(act, {tokens, columns});
+            const TensorView weights = tensor(DType::F32, {tokens, top_k});
+            const TensorView rows = tensor(act, {capacity, columns});
+            const TensorView values = tensor(DType::F32, {capacity});
+            run([&](Recording& r) {
+                ops::moe_layout(r, ids, layout, workspace);
+                ops::moe_gather(r, x, layout, weights, rows);
+                ops::moe_unpermute(r, rows, layout, weights, x, true);
+                ops::moe_weights_dgrad(r, rows, layout, x, weights);
+                ops::moe_scalars_to_rows(r, weights, layout, values);
+                ops::moe_scalars_to_slots(r, values, layout, weights);
+            });
+        }
+}
+
+TEST_F(GuardPages, ReturnedScalarsOfACombine) {
+    const std::uint32_t tokens = 5, top_k = 3, columns = 64, experts = 6;
+    const std::uint32_t record_words = columns + 2 * 4; // hidden, ids, weights, padded
+    const BufferView records = bytes(std::uint64_t{tokens} * record_words * 4);
+    const TensorView ids = tensor(DType::I32, {tokens, top_k}, experts);
+    const TensorView rows = tensor(DType::I32, {tokens, top_k}, tokens);
+    const TensorView out = tensor(DType::F32, {tokens, columns});
+    const TensorView scalars = tensor(DType::F32, {tokens, top_k});
+    for (const std::uint32_t by_workgroup : {0u, 1u})
+        run([&](Recording& r) {
+            r.fill(records, 0);
+            r.dispatch(kernels::ExchangeCombine{.variant = kernels::ExchangeCombine::Variant::f32,
+                                                .constants = {.local_size = 8,
+                                                              .row_per_workgroup = by_workgroup},
+                                                .records = records,
+                                                .words = records,
+                                                .slot_to_row = rows.buffer,
+                                                .topk_ids = ids.buffer,
+                                                .out_tokens = out.buffer,
+                                                .scalars = scalars.buffer,
+                                                .tokens = tokens,
+                                                .columns4 = columns / 4,
+                                                .top_k = top_k,
+                                                .record4 = record_words / 4,
+                                                .record_words = record_words,
+                                                .hidden_words = columns,
+                                                .experts = experts,
+                                                .ranks = 2,
+                                                .has_scalars = 1,
+                                                .accumulate = 0},
+                       {.x = tokens});
+        });
+}
+
+TEST_F(GuardPages, NormsAndSwiglu) {
+    for (const std::uint64_t rows : {1u, 3u, 130u})
+        for (const DType act : {DType::F32, DType::BF16}) {
+            const std::uint64_t columns = 32;
+            const TensorView x = tensor(act, {rows, columns}), y = tensor(act, {rows, columns});
+            const TensorView gain = tensor(DType::F32, {columns});
+            const TensorView inv_rms = tensor(DType::F32, {rows});
+            const TensorView d_gain = tensor(DType::F32, {columns});
+            const BufferView workspace = bytes(ops::rmsnorm_wgrad_workspace_bytes(rows, columns));
+            const TensorView gate_up = tensor(act, {rows, 2 * columns});
+            const TensorView weight = tensor(DType::F32, {rows});
+            const TensorView d_weight = tensor(DType::F32, {rows});
+            const TensorView none = tensor(DType::U32, {1}); // 0 rows
+            run([&](Recording& r) {
+                ops::rmsnorm_forward(r, x, gain, y, inv_rms, 1e-6f);
+                ops::rmsnorm_wgrad(r, y, x, inv_rms, d_gain, true, workspace);
+                ops::rmsnorm_dgrad(r, y, x, gain, inv_rms, y, false);
+                ops::swiglu_forward(r, gate_up, weight, y);
+                ops::swiglu_dgrad(r, y, gate_up, weight, gate_up, d_weight);
+                ops::swiglu_forward(r, gate_up.with_row_count(none.buffer), weight, y);
+                ops::swiglu_dgrad(r, y, gate_up.with_row_count(none.buffer), weight, gate_up,
+                                  d_weight);
+            });
+        }
+}
+
+TEST_F(GuardPages, AttentionAndRotation) {
+    for (const std::uint64_t seq : {1u, 9u, 40u})
+        for (const DType act : {DType::F32, DType::BF16}) {
+            const std::uint64_t tokens = 2 * seq, heads = 2, qk = 48, value = 32, rope = 16;
+            const TensorView q = tensor(act, {tokens, heads, qk}),
+                             k = tensor(act, {tokens, heads, qk});
+            const TensorView v = tensor(act, {tokens, heads, value});
+            const TensorView o = tensor(act, {tokens, heads, value});
+            const TensorView lse = tensor(DType::F32, {tokens, heads});
+            const ops::AttentionGradients d{.dq = tensor(act, {tokens, heads, qk}),
+                                            .dk = tensor(act, {tokens, heads, qk}),
+                                            .dv = tensor(act, {tokens, heads, value})};
+            const BufferView workspace = bytes(ops::attention_dgrad_workspace_bytes(tokens, heads));
+            const TensorView table = tensor(DType::F32, {seq, rope / 2, 2});
+            const TensorView up = tensor(act, {tokens, heads, qk - rope});
+            const TensorView k_rope = tensor(act, {tokens, rope});
+            run([&](Recording& r) {
+                const ops::AttentionOptions options{.seq = seq, .scale = 0.125f};
+                ops::attention_forward(r, q, k, v, o, lse, options);
+                ops::attention_dgrad(r, o, q, k, v, o, lse, d, options, workspace);
+                ops::rope_forward(r, k_rope, table, k_rope, seq);
+                ops::rope_dgrad(r, k_rope, table, k_rope, seq);
+                ops::mla_keys_forward(r, up, k_rope, k);
+                ops::mla_keys_dgrad(r, k, up, k_rope);
+                ops::copy(r, q, k, true);
+            });
+        }
+}
+
+TEST_F(GuardPages, EmbeddingAndLoss) {
+    for (const std::uint64_t tokens : {1u, 6u, 90u}) {
+        const std::uint64_t vocab = 12, columns = 64;
+        const std::uint64_t aligned = (tokens + 3) / 4 * 4; // ids are read by four
+        const TensorView ids = tensor(DType::U32, {aligned}, vocab).rows(0, tokens);
+        const TensorView table = tensor(DType::F32, {vocab, columns});
+        const TensorView d_table = tensor(DType::F32, {vocab, columns});
+        const TensorView embedded = tensor(DType::F32, {tokens, columns});
+        const BufferView workspace =
+            bytes((ops::embedding_wgrad_workspace_bytes(tokens) + 15) / 16 * 16);
+        const TensorView logits = tensor(DType::F32, {tokens, vocab});
+        const TensorView targets = tensor(DType::U32, {tokens}, vocab);
+        const TensorView loss = tensor(DType::F32, {tokens});
+        run([&](Recording& r) {
+            ops::embedding_forward(r, ids, table, embedded);
+            ops::embedding_wgrad(r, ids, embedded, d_table, false, workspace);
+            ops::cross_entropy(r, logits, targets, loss, logits, 0.5f);
+        });
+    }
+}
+
+TEST_F(GuardPages, OptimiserAndReductions) {
+    for (const std::uint64_t count : {4u, 4096u, 4100u, 20'000u}) {
+        const TensorView weight = tensor(DType::F32, {count}),
+                         gradient = tensor(DType::F32, {count});
+        const TensorView m = tensor(DType::BF16, {count}), v = tensor(DType::F32, {count});
+        const TensorView v16 = tensor(DType::BF16, {count}), copy = tensor(DType::BF16, {count});
+        const TensorView scalars = tensor(DType::F32, {3}), clip = tensor(DType::F32, {2});
+        const TensorView partials = tensor(DType::F32, {ops::num_partials(count)});
+        const BufferView workspace =
+            bytes(ops::sum_pairs_workspace_bytes(ops::num_partials(count)));
+        run([&](Recording& r) {
+            ops::sum_squares_partials(r, gradient, partials);
+            ops::sum_pairs(r, partials, clip, workspace);
+            ops::clip_coefficient(r, clip, clip, 1.0f);
+            ops::adamw(r, weight, gradient, m, v16, copy, scalars, clip, {});
+            ops::adamw(r, weight, gradient, v, weight, {}, scalars, {}, {});
+            ops::cast(r, weight, copy);
+            ops::add(r, m, v16, copy);
+            ops::scale(r, weight, v, 2);
+        });
+    }
+}
+
+} // namespace
+} // namespace bellows
