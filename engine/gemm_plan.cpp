@@ -43,6 +43,7 @@ constexpr Cut kWide[] = {
     {64, 64, 2, 2, 32, 1}, // the same, 20 KiB
     {64, 32, 2, 4, 32, 1}, // 128 x 128, 20 KiB
     {64, 32, 2, 4, 64, 1}, // 128 x 128, 36 KiB
+    {32, 64, 4, 4, 32, 1}, // 128 x 256 by 16 subgroups, 30 KiB
     {32, 32, 2, 2, 32, 2}, // 64 x 64, 20 KiB
 };
 /// Subgroups of 8, as a CPU has them.

@@ -33,6 +33,8 @@ struct PhysicalDevice {
     DeviceInfo info;
     std::unique_ptr<FeatureChain> enable; ///< to create a VkDevice with
     std::vector<const char*> extensions;
+    bool may_require_subgroup_size = false; ///< of compute pipelines
+    bool one_subgroup_size = false;         ///< the smallest is the largest
     std::vector<VkQueueFamilyProperties> queue_families;
 };
 

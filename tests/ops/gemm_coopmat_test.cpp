@@ -93,6 +93,15 @@ TEST_F(OpsGemmClass, ProductsOfF32TensorsAreTheSameInEveryClass) {
     }
 }
 
+/// Two by four subgroups of two by two matrices each, whatever the device's own tiles are.
+GemmTile many_subgroups(const GemmClass& c) {
+    GemmTile tile;
+    tile.shape = c.shape;
+    tile.fragments_m = tile.fragments_n = 2;
+    tile.block_k = 32;
+    return tile;
+}
+
 TEST_F(OpsGemmClass, EveryTileOfMatrixUnitsGivesTheSameBits) {
     struct Shape {
         std::uint64_t m, n, k;
@@ -105,8 +114,9 @@ TEST_F(OpsGemmClass, EveryTileOfMatrixUnitsGivesTheSameBits) {
             for (const Shape& s : {Shape{200, 264, 104}, Shape{67, 45, 37}}) {
                 use_gemm_class(device(), c.name);
                 const auto expected = product(form, DType::BF16, s.m, s.n, s.k);
-                const auto tiles = gemm_tiles(device().info(), c, form);
+                auto tiles = gemm_tiles(device().info(), c, form);
                 EXPECT_GE(tiles.size(), 2u);
+                tiles.push_back(many_subgroups(c));
                 for (const GemmTile& tile : tiles) {
                     force_gemm_tile(device(), form, tile);
                     EXPECT_EQ(product(form, DType::BF16, s.m, s.n, s.k), expected)

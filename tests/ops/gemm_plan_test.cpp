@@ -42,7 +42,7 @@ private:
         case 22: // OpTypeFloat
             sizes_[w[0]] = w[1] / 8;
             break;
-        case 23: // OpTypeVector
+        case 23:                       // OpTypeVector
             if (sizes_.contains(w[1])) // not so for vectors of booleans
                 sizes_[w[0]] = sizes_.at(w[1]) * w[2];
             break;

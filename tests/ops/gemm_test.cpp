@@ -334,6 +334,46 @@ TEST_F(OpsGemm, AGroupsRowsHaveTheBitsOfTheDenseProduct) {
     }
 }
 
+TEST_F(OpsGemm, GroupedProductsAccumulate) {
+    const std::vector<std::uint32_t> offsets = {0, 21, 21, 60};
+    const std::uint64_t groups = 3, rows = 60, n = 40, k = 24;
+    for (const GemmClass& c : classes()) {
+        SCOPED_TRACE(c.name);
+        use_gemm_class(device(), c.name);
+        const OpTensor x = tensor(DType::BF16, {rows, k}, random(DType::BF16, rows * k, 1));
+        const OpTensor dy = tensor(DType::BF16, {rows, n}, random(DType::BF16, rows * n, 2));
+        const OpTensor w =
+            tensor(DType::BF16, {groups, n, k}, random(DType::BF16, groups * n * k, 3));
+        const OpTensor offsets_t = tensor(DType::U32, {groups + 1}, offsets);
+        const OpTensor y = result(DType::F32, {rows, n}), dx = result(DType::F32, {rows, k}),
+                       dw = result(DType::F32, {groups, n, k});
+        const Buffer scratch = workspace(ops::group_tiles_bytes(device(), rows, groups));
+        const auto products = [&](bool accumulate) {
+            run([&](Recording& recording) {
+                const auto tiles =
+                    ops::make_group_tiles(recording, offsets_t, rows, {n, k, 0, 0}, scratch.view());
+                ops::grouped_gemm_nt(recording, x, w, y, tiles, accumulate);
+                ops::grouped_gemm_nn(recording, dy, w, dx, tiles, accumulate);
+                ops::grouped_gemm_tn(recording, dy, x, dw, offsets_t, accumulate);
+            });
+        };
+        products(false);
+        std::vector<std::vector<float>> once = {read(y), read(dx), read(dw)};
+        for (std::uint64_t i = 0; i < n * k; ++i) {
+            ASSERT_EQ(once[2][n * k + i], 0.0f) << "the gradient of a group without rows, at " << i;
+        }
+        products(true);
+        for (auto& values : once) {
+            for (float& value : values) {
+                value *= 2; // exact
+            }
+        }
+        EXPECT_EQ(read(y), once[0]);
+        EXPECT_EQ(read(dx), once[1]);
+        EXPECT_EQ(read(dw), once[2]);
+    }
+}
+
 TEST_F(OpsGemm, SaysWhatDoesNotFit) {
     const OpTensor a = result(DType::F32, {4, 8}), b = result(DType::F32, {4, 9});
     const OpTensor d = result(DType::F32, {4, 4});
