@@ -214,6 +214,7 @@ void furnish(Device::Impl& impl) {
     impl.allocator = std::make_unique<detail::Allocator>(impl);
     impl.kernels = std::make_unique<detail::KernelCache>(impl);
     impl.pump = std::make_unique<detail::Pump>(impl);
+    detail::choose_gemm_class(impl, impl.options.gemm_class);
 }
 
 } // namespace
@@ -455,6 +456,8 @@ DeviceOptions DeviceOptions::from_environment(DeviceOptions base) {
     flag("BELLOWS_VALIDATION", base.validation);
     if (const char* device = std::getenv("BELLOWS_DEVICE"))
         base.select = device;
+    if (const char* gemm_class = std::getenv("BELLOWS_GEMM_CLASS"))
+        base.gemm_class = gemm_class;
     if (const char* text = std::getenv("BELLOWS_SYNC")) {
         const std::string mode = text;
         const std::string seed = mode.size() > 8 ? mode.substr(8) : "";

@@ -5,6 +5,7 @@
 // pipelines and encoding command buffers happen outside it.
 
 #include "allocator.hpp"
+#include "gemm_choice.hpp"
 #include "happens_before.hpp"
 #include "instance.hpp"
 #include "kernel_cache.hpp"
@@ -90,6 +91,7 @@ struct Device::Impl {
     std::unique_ptr<HappensBefore> checker;
     std::unique_ptr<detail::Trace> trace;
     std::unique_ptr<detail::Pump> pump;
+    detail::GemmChoice gemm;
     std::atomic<std::int64_t> num_barriers{0}, num_waits{0}, num_releases{0}; ///< for faults
     std::atomic<std::int64_t> num_submissions{0};
 

@@ -5,6 +5,7 @@
 
 #include <unistd.h>
 
+#include <algorithm>
 #include <cstdio>
 #include <filesystem>
 #include <fstream>
@@ -183,6 +184,16 @@ VkPipeline KernelCache::compile(const KernelInfo& kernel, const KernelVariant& v
     info.stage.pName = "main";
     info.stage.pSpecializationInfo = &specialization;
     info.layout = layout_;
+    VkPipelineShaderStageRequiredSubgroupSizeCreateInfo subgroup_size{};
+    subgroup_size.sType =
+        VK_STRUCTURE_TYPE_PIPELINE_SHADER_STAGE_REQUIRED_SUBGROUP_SIZE_CREATE_INFO;
+    subgroup_size.requiredSubgroupSize = device_.info.subgroup_size;
+    const bool fixed = std::find(variant.features.begin(), variant.features.end(),
+                                 "fixed_subgroup_size") != variant.features.end();
+    if (fixed && device_.self.has_feature("required_subgroup_size")) {
+        info.stage.flags = VK_PIPELINE_SHADER_STAGE_CREATE_REQUIRE_FULL_SUBGROUPS_BIT;
+        info.stage.pNext = &subgroup_size;
+    }
     VkPipeline pipeline = VK_NULL_HANDLE;
     const VkResult result =
         device_.vk.vkCreateComputePipelines(device_.device, cache_, 1, &info, nullptr, &pipeline);

@@ -117,9 +117,12 @@ void describe(const volk::VolkInstanceTable& vki, PhysicalDevice& device) {
     VkPhysicalDeviceIDProperties id{};
     id.sType = VK_STRUCTURE_TYPE_PHYSICAL_DEVICE_ID_PROPERTIES;
     id.pNext = &driver;
+    VkPhysicalDeviceSubgroupSizeControlProperties sizes{};
+    sizes.sType = VK_STRUCTURE_TYPE_PHYSICAL_DEVICE_SUBGROUP_SIZE_CONTROL_PROPERTIES;
+    sizes.pNext = &id;
     VkPhysicalDeviceSubgroupProperties subgroup{};
     subgroup.sType = VK_STRUCTURE_TYPE_PHYSICAL_DEVICE_SUBGROUP_PROPERTIES;
-    subgroup.pNext = &id;
+    subgroup.pNext = &sizes;
     VkPhysicalDeviceProperties2 properties{};
     properties.sType = VK_STRUCTURE_TYPE_PHYSICAL_DEVICE_PROPERTIES_2;
     properties.pNext = &subgroup;
@@ -133,6 +136,9 @@ void describe(const volk::VolkInstanceTable& vki, PhysicalDevice& device) {
     info.api_version = version_string(p.apiVersion);
     info.is_cpu = p.deviceType == VK_PHYSICAL_DEVICE_TYPE_CPU;
     info.subgroup_size = subgroup.subgroupSize;
+    device.may_require_subgroup_size =
+        (sizes.requiredSubgroupSizeStages & VK_SHADER_STAGE_COMPUTE_BIT) != 0;
+    device.one_subgroup_size = sizes.minSubgroupSize == sizes.maxSubgroupSize;
     info.shared_memory_bytes = p.limits.maxComputeSharedMemorySize;
     info.max_workgroup_invocations = p.limits.maxComputeWorkGroupInvocations;
     std::copy_n(p.limits.maxComputeWorkGroupCount, 3, info.max_workgroup_count.begin());
@@ -226,6 +232,13 @@ PhysicalDevice inspect(const volk::VolkInstanceTable& vki, VkPhysicalDevice hand
     want.v12.vulkanMemoryModelDeviceScope = has.v12.vulkanMemoryModelDeviceScope;
     offer(has.v13.subgroupSizeControl, want.v13.subgroupSizeControl, "subgroup_size_control");
     want.v13.computeFullSubgroups = has.v13.computeFullSubgroups;
+    const bool may_require = has.v13.subgroupSizeControl && has.v13.computeFullSubgroups &&
+                             device.may_require_subgroup_size;
+    if (may_require)
+        info.features.push_back("required_subgroup_size");
+    // For kernels that count on every subgroup being full and of DeviceInfo::subgroup_size.
+    if (may_require || device.one_subgroup_size)
+        info.features.push_back("fixed_subgroup_size");
 
     // Needed by nothing that computes: the trace and the memory report are better with them.
     device.has_memory_budget = extensions.count(VK_EXT_MEMORY_BUDGET_EXTENSION_NAME) != 0;

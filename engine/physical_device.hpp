@@ -34,6 +34,8 @@ struct PhysicalDevice {
     DeviceInfo info;
     std::unique_ptr<FeatureChain> enable; ///< to create a VkDevice with
     std::vector<const char*> extensions;
+    bool may_require_subgroup_size = false; ///< of compute pipelines
+    bool one_subgroup_size = false;         ///< the smallest is the largest
     std::vector<VkQueueFamilyProperties> queue_families;
     bool has_memory_budget = false; ///< VK_EXT_memory_budget, which need not be enabled
 };

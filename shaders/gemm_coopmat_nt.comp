@@ -1,21 +1,28 @@
 // SPDX-License-Identifier: MIT
-// Dense GEMM on matrix units, D = alpha * A * transpose(B) (+ D); also gemm_coopmat_nn, _tn.
-// Operands, push fields and limits: gemm_nt.comp.
+// Dense GEMM of bf16 operands on matrix units, D = alpha * A * transpose(B) (+ D); gemm_coopmat_nn
+// and gemm_coopmat_tn share this contract. Operands, push fields and limits: gemm_nt.comp.
 //
-// Variants   <matrix element>_<type of a>_<type of b>_<type of d>. Operands are rounded to the
-//            matrix element type as they are loaded: exact for bf16 storage in bf16 matrices and,
-//            within 2^-14 .. 65504, in f16 matrices; f32 storage loses bits. Each matrix element
-//            type is a numeric class of its own.
-// Constants  a row that the device enumerates (f16 or bf16 -> f32, subgroup scope) as mma_m, mma_n,
-//            mma_k, all multiples of 8; local_size = subgroup size * warps_m * warps_n; block_k a
-//            multiple of mma_k; block_m = mma_m * fragments_m * warps_m, block_n likewise;
-//            block_m * block_k / 8 and block_n * block_k / 8 are multiples of local_size.
-//            Defaults are for 16x16x16 and subgroups of 32. For 8x8x8 and subgroups of 8 as on
-//            lavapipe: local_size 32, fragments 2 x 2, warps 2 x 2, block_k 16.
-// Dispatch   x = ceil(m / block_m), y = ceil(n / block_n), z = batches.
-// Shared     see gemm_coopmat.glsl, 38 KiB by default; the caller keeps within the device's limit.
+// Variants   <matrix element>_<type of d>. bf16 operands are what bf16 matrices take. As f16 they
+//            are exact within 2^-14 .. 65504 only: overflow becomes infinite, so nothing chooses
+//            these variants by itself. Each matrix element type and depth is a numeric class.
+// Constants  mma_m, mma_n, mma_k   a row that the device enumerates (subgroup scope, f32 sums), all
+//                       multiples of 8
+//            fragments_*, warps_*  matrices per subgroup and subgroups along m and n
+//            local_size  subgroup size * warps_m * warps_n
+//            block_k     depth staged at once, a multiple of mma_k
+//            stages      staged blocks: 1, or 2 to read one while the other is written
+//            turn        1: where memory has k as its rows (b of nn and tn, a of tn), turn the block
+//                        while staging it; 0: the matrix units' loads do
+//            band        rows of tiles that run together
+//            aligned     1 if a, b start at multiples of 16 bytes, d at four elements' bytes, and n,
+//                        every leading dimension and stride, and for nt and nn k, for tn m, are
+//                        multiples of 8. 0 serves everything, slower, same bits.
+//            A block's octets, BLOCK_M * block_k / 8 and BLOCK_N * block_k / 8, are multiples of
+//            local_size, or of twice that where they are turned. bellows::GemmTile has them all.
+// Dispatch   x = ceil(m / BLOCK_M), y = ceil(n / BLOCK_N), z = batches.
+// Shared     see gemm_coopmat.glsl; the caller keeps within the device's limit.
 // Order      k ascends in steps of mma_k; inside a step it is the device's. Bits of an element do
-//            not depend on m, n or the batch.
+//            not depend on m, n, the batch or any constant but mma_k.
 #version 460
 #extension GL_GOOGLE_include_directive : require
 #include "include/coopmat.glsl"

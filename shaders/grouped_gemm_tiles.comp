@@ -5,9 +5,11 @@
 // tiles          per tile two uints: group, first row. Tile t of group g starts at
 //                group_offsets[g] + t * tile_rows; groups and rows ascend, empty groups have none.
 //                Room for floor(most rows / tile_rows) + groups tiles.
-// arguments      four grids of three uints for indirect dispatch: (number of tiles, columns<i>, 1).
-//                columns<i> is what the caller needs as y for its i-th shape, ceil(n / 32).
-// tile_rows      rows_per_tile * local_size / 8 of the GEMM that will read the list
+// arguments      two times four grids of three uints for indirect dispatch: (number of tiles,
+//                columns<i>, 1), then (number of tiles, ceil(columns<i> / wide), 1). columns<i> is
+//                what the caller needs as y for its i-th shape, ceil(n / 32); wide is the width of
+//                the tiles of other kernels over the same list, in units of 32.
+// tile_rows      rows of the tiles of the GEMM that will read the list
 // Dispatch       x = ceil(groups / 64). No shared memory.
 #version 460
 #extension GL_GOOGLE_include_directive : require
@@ -52,6 +54,9 @@ void main() {
             push.operands.arguments.v[3u * i] = first + count;
             push.operands.arguments.v[3u * i + 1u] = columns[i];
             push.operands.arguments.v[3u * i + 2u] = 1u;
+            push.operands.arguments.v[3u * i + 12u] = first + count;
+            push.operands.arguments.v[3u * i + 13u] = div_up(columns[i], push.wide);
+            push.operands.arguments.v[3u * i + 14u] = 1u;
         }
     }
 }

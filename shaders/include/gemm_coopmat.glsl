@@ -1,61 +1,61 @@
 // SPDX-License-Identifier: MIT
-// The workgroup tile of a GEMM on matrix units (GL_KHR_cooperative_matrix). A workgroup of
-// warps_m x warps_n subgroups computes block_m x block_n elements of D; each subgroup has
-// fragments_m x fragments_n matrices of mma_m x mma_n. Per block_k of the sum the workgroup
-// converts its parts of A and B to the matrix element type (f16, or bf16 with MATRIX_BF16 = 1) in
-// shared memory, while the loads of the next block are under way. Sums are f32. What lies beyond
-// the matrices is staged as 0.
+// The workgroup tile of a GEMM of bf16 operands on matrix units (GL_KHR_cooperative_matrix). A
+// workgroup of warps_m x warps_n subgroups computes BLOCK_M x BLOCK_N elements of D; each subgroup
+// has fragments_m x fragments_n matrices of mma_m x mma_n. Per block_k of the sum the workgroup
+// copies its parts of A and B to shared memory (as they are, or as f16 with MATRIX_BF16 = 0), while
+// the loads of the next block are under way. Sums are f32, in ascending steps of mma_k from k_begin:
+// the same bits whatever the other constants. What lies beyond k_end counts as 0.
 //
-// GEMM_FORM and the storage types are those of gemm_tile.glsl. The kernel declares the constants
-// local_size, aligned, mma_m, mma_n, mma_k, fragments_m, fragments_n, warps_m, warps_n, block_k.
-// Shared memory: 2 * (block_m + block_n) * (block_k + 8) bytes or, what is transposed,
-// 2 * (block_m + 8) * block_k, plus 4 * mma_m * mma_n bytes per subgroup.
+// GEMM_FORM: 0 nt  A[M,K] B[N,K]   1 nn  A[M,K] B[K,N]   2 tn  A[K,M] B[K,N]
+// Constants of the kernel: see gemm_coopmat_nt.comp.
+// Shared memory: bellows::GemmTile::shared_bytes counts a_stage and b_stage below.
 #ifndef BELLOWS_GEMM_COOPMAT_GLSL
 #define BELLOWS_GEMM_COOPMAT_GLSL
 
 #include "gemm_operands.glsl"
 
+layout(buffer_reference, scalar, buffer_reference_align = 16) readonly buffer ReadUvec4 {
+    uvec4 v[];
+};
+
 #define BLOCK_M (mma_m * fragments_m * warps_m)
 #define BLOCK_N (mma_n * fragments_n * warps_n)
 #define PADDING 8u // elements between staged rows, against bank conflicts
 
-// Stored rows and columns of a staged block, columns contiguous.
-#if GEMM_FORM == 2
-#define A_ROWS block_k
-#define A_COLUMNS BLOCK_M
-#define A_LAYOUT gl_CooperativeMatrixLayoutColumnMajor
+// An operand's block is staged as rows of block_k elements, or, where memory has k as its rows and
+// `turn` is 0, as memory has it: block_k rows.
+#define A_BY_K (GEMM_FORM == 2)
+#define B_BY_K (GEMM_FORM != 0)
+#if A_BY_K
+#define A_ROWS (turn != 0u ? BLOCK_M : block_k)
+#define A_COLUMNS (turn != 0u ? block_k : BLOCK_M)
 #else
 #define A_ROWS BLOCK_M
 #define A_COLUMNS block_k
-#define A_LAYOUT gl_CooperativeMatrixLayoutRowMajor
 #endif
-#if GEMM_FORM == 0
+#if B_BY_K
+#define B_ROWS (turn != 0u ? BLOCK_N : block_k)
+#define B_COLUMNS (turn != 0u ? block_k : BLOCK_N)
+#else
 #define B_ROWS BLOCK_N
 #define B_COLUMNS block_k
-#define B_LAYOUT gl_CooperativeMatrixLayoutColumnMajor
-#else
-#define B_ROWS block_k
-#define B_COLUMNS BLOCK_N
-#define B_LAYOUT gl_CooperativeMatrixLayoutRowMajor
 #endif
 
-// Eight elements to a uvec4.
+// Eight elements to a uvec4. After the sum a_stage passes D from the matrices to memory, four
+// floats to a uvec4.
 #define A_STRIDE ((A_COLUMNS + PADDING) / 8u)
 #define B_STRIDE ((B_COLUMNS + PADDING) / 8u)
-shared uvec4 a_stage[A_ROWS * A_STRIDE];
-shared uvec4 b_stage[B_ROWS * B_STRIDE];
-shared float d_stage[warps_m * warps_n * mma_m * mma_n];
+#define A_STAGE (A_ROWS * A_STRIDE)
+#define B_STAGE (B_ROWS * B_STRIDE)
+#define D_PART (mma_m * mma_n / 4u)
+#define D_STAGE (warps_m * warps_n * D_PART)
+shared uvec4 a_stage[stages * A_STAGE > D_STAGE ? stages * A_STAGE : D_STAGE];
+shared uvec4 b_stage[stages * B_STAGE];
 
 #if MATRIX_BF16
 #define MATRIX_TYPE bfloat16_t
-uvec2 matrix_pack(vec4 x) {
-    return bf16_pack(x);
-}
 #else
 #define MATRIX_TYPE float16_t
-uvec2 matrix_pack(vec4 x) {
-    return uvec2(packHalf2x16(x.xy), packHalf2x16(x.zw));
-}
 #endif
 
 struct CoopmatTile {
@@ -71,154 +71,203 @@ struct CoopmatTile {
     uint k_end;
 };
 
-// Four neighbours as they are staged; bf16 storage goes into bf16 matrices as it is.
-#if MATRIX_BF16 && A_BF16
-#define MATRIX_A4(base, index) ReadUvec2(base).v[(index) >> 2]
-#else
-#define MATRIX_A4(base, index) matrix_pack(load_a4(base, index))
-#endif
-#if MATRIX_BF16 && B_BF16
-#define MATRIX_B4(base, index) ReadUvec2(base).v[(index) >> 2]
-#else
-#define MATRIX_B4(base, index) matrix_pack(load_b4(base, index))
-#endif
-
-// Four neighbours of a stored row of A or B in the matrix type, 0 beyond `rows` and `columns`.
-#define LOAD_QUAD(name, MATRIX_4, load1)                                                           \
-    uvec2 name(uvec2 base, uint row, uint column, uint rows, uint columns, uint ld) {              \
-        uint start = min(row, rows - 1u) * ld;                                                     \
-        if (aligned != 0u) {                                                                       \
-            uvec2 quad = MATRIX_4(base, start + min(column, columns - 4u));                        \
-            return row < rows && column < columns ? quad : uvec2(0);                               \
-        }                                                                                          \
-        vec4 x;                                                                                    \
-        [[unroll]] for (uint e = 0u; e < 4u; ++e) {                                                \
-            float value = load1(base, start + min(column + e, columns - 1u));                      \
-            x[e] = row < rows && column + e < columns ? value : 0.0;                               \
-        }                                                                                          \
-        return matrix_pack(x);                                                                     \
+// Eight neighbours in memory of an operand whose element (x, k) stands at x * ld + k or, by_k, at
+// k * ld + x, in the matrix type. x beyond the extent gives some other row or column (its products
+// are not stored), k beyond k_end gives 0. whole: no k of the block is beyond.
+uvec4 load_octet(uvec2 base, uint ld, bool by_k, uint x, uint extent, uint k, uint k_end,
+                 bool whole) {
+    uvec4 codes;
+    if (aligned != 0u) {
+        uint row = min(x, by_k ? extent - 8u : extent - 1u);
+        uint depth = whole ? k : min(k, by_k ? k_end - 1u : k_end - 8u);
+        uint index = by_k ? depth * ld + row : row * ld + depth;
+        codes = ReadUvec4(base).v[index >> 3];
+        if (!whole && k >= k_end) {
+            codes = uvec4(0);
+        }
+    } else {
+        [[unroll]] for (uint e = 0u; e < 4u; ++e) {
+            vec2 pair;
+            [[unroll]] for (uint odd = 0u; odd < 2u; ++odd) {
+                uint ahead = 2u * e + odd;
+                uint row = min(by_k ? x + ahead : x, extent - 1u);
+                uint depth = by_k ? k : k + ahead;
+                uint clamped = min(depth, k_end - 1u);
+                float value = bf16_load(base, by_k ? clamped * ld + row : row * ld + clamped);
+                pair[odd] = depth < k_end ? value : 0.0;
+            }
+            codes[e] = floatBitsToUint(pair.x) >> 16 | (floatBitsToUint(pair.y) & 0xFFFF0000u);
+        }
     }
-LOAD_QUAD(load_quad_a, MATRIX_A4, load_a)
-LOAD_QUAD(load_quad_b, MATRIX_B4, load_b)
+#if !MATRIX_BF16
+    [[unroll]] for (uint e = 0u; e < 4u; ++e) {
+        codes[e] = packHalf2x16(vec2(bf16_low(codes[e]), bf16_high(codes[e])));
+    }
+#endif
+    return codes;
+}
 
-#define A_OCTETS (A_ROWS * A_COLUMNS / 8u / local_size)
-#define B_OCTETS (B_ROWS * B_COLUMNS / 8u / local_size)
+// What an invocation carries of the next block, eight elements each.
+#define A_OCTETS (BLOCK_M * block_k / 8u / local_size)
+#define B_OCTETS (BLOCK_N * block_k / 8u / local_size)
 uvec4 a_next[A_OCTETS];
 uvec4 b_next[B_OCTETS];
 
+// Octets that are staged as memory has them: `item` counts along the rows of memory. Octets that
+// are turned come in pairs of neighbouring k, `item` counting the pairs with k fastest.
+#define FETCH(name, next, octets, BY_K, block, base, ld, first, extent)                            \
+    void name(CoopmatTile t, uint k, bool whole) {                                                 \
+        [[unroll]] for (uint i = 0u; i < octets; ++i) {                                            \
+            uint x, depth;                                                                         \
+            if (BY_K && turn != 0u) {                                                              \
+                uint item = i / 2u * local_size + gl_LocalInvocationIndex;                         \
+                x = item / (block_k / 2u) * 8u;                                                    \
+                depth = item % (block_k / 2u) * 2u + i % 2u;                                       \
+            } else {                                                                               \
+                uint item = i * local_size + gl_LocalInvocationIndex;                              \
+                x = BY_K ? item % (block / 8u) * 8u : item / (block_k / 8u);                       \
+                depth = BY_K ? item / (block / 8u) : item % (block_k / 8u) * 8u;                   \
+            }                                                                                      \
+            next[i] = load_octet(base, ld, BY_K, first + x, extent, k + depth, t.k_end, whole);    \
+        }                                                                                          \
+    }
+FETCH(fetch_a, a_next, A_OCTETS, A_BY_K, BLOCK_M, t.a, t.lda, t.m0, t.rows)
+FETCH(fetch_b, b_next, B_OCTETS, B_BY_K, BLOCK_N, t.b, t.ldb, t.n0, t.columns)
+
 void fetch(CoopmatTile t, uint k) {
-#if GEMM_FORM == 2
-    uint a_row = k, a_column = t.m0, a_rows = t.k_end, a_columns = t.rows;
-#else
-    uint a_row = t.m0, a_column = k, a_rows = t.rows, a_columns = t.k_end;
-#endif
-    [[unroll]] for (uint i = 0u; i < A_OCTETS; ++i) {
-        uint octet = i * local_size + gl_LocalInvocationIndex;
-        uint row = a_row + octet / (A_COLUMNS / 8u);
-        uint column = a_column + octet % (A_COLUMNS / 8u) * 8u;
-        a_next[i].xy = load_quad_a(t.a, row, column, a_rows, a_columns, t.lda);
-        a_next[i].zw = load_quad_a(t.a, row, column + 4u, a_rows, a_columns, t.lda);
-    }
-#if GEMM_FORM == 0
-    uint b_row = t.n0, b_column = k, b_rows = t.columns, b_columns = t.k_end;
-#else
-    uint b_row = k, b_column = t.n0, b_rows = t.k_end, b_columns = t.columns;
-#endif
-    [[unroll]] for (uint i = 0u; i < B_OCTETS; ++i) {
-        uint octet = i * local_size + gl_LocalInvocationIndex;
-        uint row = b_row + octet / (B_COLUMNS / 8u);
-        uint column = b_column + octet % (B_COLUMNS / 8u) * 8u;
-        b_next[i].xy = load_quad_b(t.b, row, column, b_rows, b_columns, t.ldb);
-        b_next[i].zw = load_quad_b(t.b, row, column + 4u, b_rows, b_columns, t.ldb);
+    if (k + block_k <= t.k_end) {
+        fetch_a(t, k, true);
+        fetch_b(t, k, true);
+    } else {
+        fetch_a(t, k, false);
+        fetch_b(t, k, false);
     }
 }
 
-void stage() {
-    [[unroll]] for (uint i = 0u; i < A_OCTETS; ++i) {
-        uint octet = i * local_size + gl_LocalInvocationIndex;
-        a_stage[octet / (A_COLUMNS / 8u) * A_STRIDE + octet % (A_COLUMNS / 8u)] = a_next[i];
+#define STAGE(name, next, octets, BY_K, columns, stage, stride)                                    \
+    void name(uint start) {                                                                        \
+        if (BY_K && turn != 0u) {                                                                  \
+            [[unroll]] for (uint i = 0u; i < octets / 2u; ++i) {                                   \
+                uint item = i * local_size + gl_LocalInvocationIndex;                              \
+                uint pair = item % (block_k / 2u);                                                 \
+                uint at = start + item / (block_k / 2u) * 8u * stride + pair / 4u;                 \
+                uvec4 low = next[2u * i], high = next[2u * i + 1u];                                \
+                [[unroll]] for (uint e = 0u; e < 4u; ++e) {                                        \
+                    stage[at + 2u * e * stride][pair % 4u] = (low[e] & 0xFFFFu) | high[e] << 16;   \
+                    stage[at + (2u * e + 1u) * stride][pair % 4u] =                                \
+                        low[e] >> 16 | (high[e] & 0xFFFF0000u);                                    \
+                }                                                                                  \
+            }                                                                                      \
+        } else {                                                                                   \
+            [[unroll]] for (uint i = 0u; i < octets; ++i) {                                        \
+                uint item = i * local_size + gl_LocalInvocationIndex;                              \
+                stage[start + item / (columns / 8u) * stride + item % (columns / 8u)] = next[i];   \
+            }                                                                                      \
+        }                                                                                          \
     }
-    [[unroll]] for (uint i = 0u; i < B_OCTETS; ++i) {
-        uint octet = i * local_size + gl_LocalInvocationIndex;
-        b_stage[octet / (B_COLUMNS / 8u) * B_STRIDE + octet % (B_COLUMNS / 8u)] = b_next[i];
+STAGE(stage_a, a_next, A_OCTETS, A_BY_K, A_COLUMNS, a_stage, A_STRIDE)
+STAGE(stage_b, b_next, B_OCTETS, B_BY_K, B_COLUMNS, b_stage, B_STRIDE)
+
+#define ACCUMULATOR coopmat<float, gl_ScopeSubgroup, mma_m, mma_n, gl_MatrixUseAccumulator>
+ACCUMULATOR sums[fragments_m * fragments_n];
+
+// One staged block, from a_start and b_start on.
+void multiply(uint a_start, uint b_start, uint warp_m, uint warp_n) {
+    [[unroll]] for (uint k = 0u; k < block_k; k += mma_k) {
+        coopmat<MATRIX_TYPE, gl_ScopeSubgroup, mma_m, mma_k, gl_MatrixUseA> a[fragments_m];
+        [[unroll]] for (uint i = 0u; i < fragments_m; ++i) {
+            uint m = warp_m + i * mma_m;
+            if (A_BY_K && turn == 0u) {
+                coopMatLoad(a[i], a_stage, a_start + k * A_STRIDE + m / 8u, A_STRIDE,
+                            gl_CooperativeMatrixLayoutColumnMajor);
+            } else {
+                coopMatLoad(a[i], a_stage, a_start + m * A_STRIDE + k / 8u, A_STRIDE,
+                            gl_CooperativeMatrixLayoutRowMajor);
+            }
+        }
+        [[unroll]] for (uint j = 0u; j < fragments_n; ++j) {
+            coopmat<MATRIX_TYPE, gl_ScopeSubgroup, mma_k, mma_n, gl_MatrixUseB> b;
+            uint n = warp_n + j * mma_n;
+            if (B_BY_K && turn == 0u) {
+                coopMatLoad(b, b_stage, b_start + k * B_STRIDE + n / 8u, B_STRIDE,
+                            gl_CooperativeMatrixLayoutRowMajor);
+            } else {
+                coopMatLoad(b, b_stage, b_start + n * B_STRIDE + k / 8u, B_STRIDE,
+                            gl_CooperativeMatrixLayoutColumnMajor);
+            }
+            [[unroll]] for (uint i = 0u; i < fragments_m; ++i) {
+                sums[j * fragments_m + i] = coopMatMulAdd(a[i], b, sums[j * fragments_m + i]);
+            }
+        }
     }
 }
 
-// Where the fragment at (row or column, k) starts in the staged block.
-#if GEMM_FORM == 2
-#define A_START(m, k) ((k) * A_STRIDE + (m) / 8u)
-#else
-#define A_START(m, k) ((m) * A_STRIDE + (k) / 8u)
-#endif
-#if GEMM_FORM == 0
-#define B_START(n, k) ((n) * B_STRIDE + (k) / 8u)
-#else
-#define B_START(n, k) ((k) * B_STRIDE + (n) / 8u)
-#endif
+void subgroup_shared_barrier() {
+    controlBarrier(gl_ScopeSubgroup, gl_ScopeSubgroup, gl_StorageSemanticsShared,
+                   gl_SemanticsAcquireRelease);
+}
 
-// All invocations of the workgroup call it together.
-void gemm_coopmat(CoopmatTile t, uvec2 d, uint ldd, float alpha, bool accumulate) {
-    uint warp_m = gl_SubgroupID % warps_m * fragments_m * mma_m;
-    uint warp_n = gl_SubgroupID / warps_m * fragments_n * mma_n;
-    coopmat<float, gl_ScopeSubgroup, mma_m, mma_n, gl_MatrixUseAccumulator>
-        sum[fragments_m * fragments_n];
+// Each subgroup passes its matrices one by one through its own part of a_stage.
+void store_sums(CoopmatTile t, uint warp_m, uint warp_n, uvec2 d, uint ldd, float alpha,
+                bool accumulate) {
+    uint part = gl_SubgroupID * D_PART;
     [[unroll]] for (uint i = 0u; i < fragments_m * fragments_n; ++i) {
-        sum[i] = coopmat<float, gl_ScopeSubgroup, mma_m, mma_n, gl_MatrixUseAccumulator>(0.0);
-    }
-    if (t.k_begin < t.k_end) {
-        uint k = t.k_begin;
-        fetch(t, k);
-        do {
-            barrier(); // the previous block has been read
-            stage();
-            barrier();
-            k += block_k;
-            if (k < t.k_end) {
-                fetch(t, k);
-            }
-            [[unroll]] for (uint step = 0u; step < block_k; step += mma_k) {
-                coopmat<MATRIX_TYPE, gl_ScopeSubgroup, mma_m, mma_k, gl_MatrixUseA> a[fragments_m];
-                [[unroll]] for (uint i = 0u; i < fragments_m; ++i) {
-                    uint start = A_START(warp_m + i * mma_m, step);
-                    coopMatLoad(a[i], a_stage, start, A_STRIDE, A_LAYOUT);
-                }
-                [[unroll]] for (uint j = 0u; j < fragments_n; ++j) {
-                    coopmat<MATRIX_TYPE, gl_ScopeSubgroup, mma_k, mma_n, gl_MatrixUseB> b;
-                    uint start = B_START(warp_n + j * mma_n, step);
-                    coopMatLoad(b, b_stage, start, B_STRIDE, B_LAYOUT);
-                    [[unroll]] for (uint i = 0u; i < fragments_m; ++i) {
-                        sum[j * fragments_m + i] = coopMatMulAdd(a[i], b, sum[j * fragments_m + i]);
-                    }
-                }
-            }
-        } while (k < t.k_end);
-    }
-
-    // Each subgroup passes its matrices one by one through its own part of d_stage.
-    uint part = gl_SubgroupID * mma_m * mma_n;
-    [[unroll]] for (uint i = 0u; i < fragments_m * fragments_n; ++i) {
-        barrier();
-        coopMatStore(sum[i], d_stage, part, mma_n, gl_CooperativeMatrixLayoutRowMajor);
-        barrier();
+        subgroup_shared_barrier();
+        coopMatStore(sums[i], a_stage, part, mma_n / 4u, gl_CooperativeMatrixLayoutRowMajor);
+        subgroup_shared_barrier();
         uint first_row = t.m0 + warp_m + i % fragments_m * mma_m;
         uint first_column = t.n0 + warp_n + i / fragments_m * mma_n;
-        for (uint quad = gl_SubgroupInvocationID; quad < mma_m * mma_n / 4u;
-             quad += gl_SubgroupSize) {
+        for (uint quad = gl_SubgroupInvocationID; quad < D_PART; quad += gl_SubgroupSize) {
             uint row = first_row + quad / (mma_n / 4u);
             uint column = first_column + quad % (mma_n / 4u) * 4u;
             if (row < t.rows && column < t.columns) {
-                uint word = part + quad * 4u;
-                vec4 x = vec4(d_stage[word], d_stage[word + 1u], d_stage[word + 2u],
-                              d_stage[word + 3u]);
+                vec4 x = uintBitsToFloat(a_stage[part + quad]);
                 if (aligned != 0u) {
                     store_d4(d, row * ldd + column, x, alpha, accumulate);
                 } else {
-                    uint count = min(t.columns - column, 4u);
-                    store_d_part(d, row * ldd + column, x, count, alpha, accumulate);
+                    store_d_part(d, row * ldd + column, x, min(t.columns - column, 4u), alpha,
+                                 accumulate);
                 }
             }
         }
     }
+}
+
+// All invocations of the workgroup call it together. With two stages a block is staged while the
+// other is being read: one barrier per block.
+void gemm_coopmat(CoopmatTile t, uvec2 d, uint ldd, float alpha, bool accumulate) {
+    uint warp_m = gl_SubgroupID % warps_m * fragments_m * mma_m;
+    uint warp_n = gl_SubgroupID / warps_m * fragments_n * mma_n;
+    [[unroll]] for (uint i = 0u; i < fragments_m * fragments_n; ++i) {
+        sums[i] = ACCUMULATOR(0.0);
+    }
+    if (t.k_begin < t.k_end) {
+        uint k = t.k_begin, now = 0u;
+        bool more;
+        fetch(t, k);
+        stage_a(0u);
+        stage_b(0u);
+        do {
+            barrier();
+            k += block_k;
+            more = k < t.k_end;
+            if (more) {
+                fetch(t, k);
+            }
+            multiply(now * A_STAGE, now * B_STAGE, warp_m, warp_n);
+            if (stages == 1u) {
+                barrier();
+            } else {
+                now = 1u - now;
+            }
+            if (more) {
+                stage_a(now * A_STAGE);
+                stage_b(now * B_STAGE);
+            }
+        } while (more);
+        barrier();
+    }
+    store_sums(t, warp_m, warp_n, d, ldd, alpha, accumulate);
 }
 
 #endif

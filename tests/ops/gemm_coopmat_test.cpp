@@ -1,116 +1,150 @@
 // SPDX-License-Identifier: MIT
-// The cooperative-matrix GEMM kernels on every device that enumerates a matrix row they serve,
-// against f64 products of the operands as the matrix units see them. A device without such a row
-// must say so.
+// Numeric classes of products: which one a device takes and why not the others, that tiles of
+// matrix units do not show in the bits, that f32 tensors never see matrix units.
 
-#include "support/compare.hpp"
-#include "support/test_device.hpp"
+#include "reference/gemm.hpp"
+#include "support/op_test.hpp"
 
-#include <bellows/kernels/kernels.hpp>
-
-#include <gtest/gtest.h>
+#include <bellows/engine/gemm.hpp>
 
 #include <algorithm>
-#include <cmath>
-#include <optional>
 
 namespace bellows {
 namespace {
 
-/// A matrix row of the device, f16 operands and f32 sums, and the tile it is used with.
-struct MatrixRow {
-    std::uint32_t size = 16; ///< m = n = k
-    kernels::GemmCoopmatNt::Constants constants;
+using testing::OpTensor;
+
+class OpsGemmClass : public testing::OpTest {
+protected:
+    void TearDown() override { use_gemm_class(device(), ""); }
+
+    static void gemm(Recording& recording, GemmForm form, const TensorView& a, const TensorView& b,
+                     const TensorView& d) {
+        const auto op = form == GemmForm::NT   ? ops::gemm_nt
+                        : form == GemmForm::NN ? ops::gemm_nn
+                                               : ops::gemm_tn;
+        op(recording, a, b, d, false, 1.0f);
+    }
+
+    /// D of reproducible operands as it is computed now.
+    static std::vector<float> product(GemmForm form, DType dtype, std::uint64_t m, std::uint64_t n,
+                                      std::uint64_t k) {
+        const bool tn = form == GemmForm::TN, nt = form == GemmForm::NT;
+        const OpTensor a = tensor(dtype, {tn ? k : m, tn ? m : k}, random(dtype, m * k, 1));
+        const OpTensor b = tensor(dtype, {nt ? n : k, nt ? k : n}, random(dtype, n * k, 2));
+        const OpTensor d = result(DType::F32, {m, n});
+        run([&](Recording& recording) { gemm(recording, form, a, b, d); });
+        return read(d);
+    }
 };
 
-std::optional<MatrixRow> matrix_row(const Device& device) {
-    MatrixRow row;
-    if (device.has_feature("coopmat_f16_f32_16x16x16") && device.info().subgroup_size == 32)
-        return row;
-    if (!device.has_feature("coopmat_f16_f32_8x8x8") || device.info().subgroup_size != 8)
-        return std::nullopt;
-    row.size = 8;
-    row.constants.local_size = 32;
-    row.constants.mma_m = row.constants.mma_n = row.constants.mma_k = 8;
-    row.constants.fragments_m = row.constants.fragments_n = 2;
-    row.constants.warps_m = row.constants.warps_n = 2;
-    row.constants.block_k = 16;
-    return row;
+TEST_F(OpsGemmClass, TheDevicesOwnComesFirstAndEveryOtherSaysWhyNot) {
+    const std::vector<GemmClass> classes = gemm_classes(device());
+    ASSERT_EQ(classes.size(), 3u);
+    EXPECT_EQ(classes[0].name, gemm_class(device()).name);
+    EXPECT_EQ(classes[0].why_not, "");
+    const bool has_matrices = !device().info().cooperative_matrices.empty();
+    for (const GemmClass& c : classes) {
+        if (c.units == GemmClass::Units::None) {
+            EXPECT_EQ(c.name, "f32-sequential");
+            EXPECT_EQ(c.why_not, "");
+            continue;
+        }
+        if (!has_matrices) {
+            EXPECT_NE(c.why_not, "") << c.name;
+        }
+        if (c.why_not.empty()) {
+            use_gemm_class(device(), c.name);
+            EXPECT_EQ(gemm_class(device()).name, c.name);
+            continue;
+        }
+        try {
+            use_gemm_class(device(), c.name);
+            ADD_FAILURE() << c.name << " was taken";
+        } catch (const Error& error) {
+            EXPECT_EQ(error.code(), ErrorCode::Unsupported);
+            EXPECT_NE(std::string(error.what()).find(c.why_not), std::string::npos) << error.what();
+        }
+    }
+    // f16 loses bits of bf16: nothing takes it by itself.
+    use_gemm_class(device(), "");
+    EXPECT_NE(gemm_class(device()).units, GemmClass::Units::F16);
+    EXPECT_THROW(use_gemm_class(device(), "fastest"), Error);
+    EXPECT_EQ(gemm_class(device()).name, classes[0].name);
 }
 
-struct Shape {
-    std::uint64_t m, n, k;
-};
+TEST_F(OpsGemmClass, CanBeForcedWhenTheDeviceIsMade) {
+    DeviceOptions options = testing::test_options();
+    options.gemm_class = "f32-sequential";
+    EXPECT_EQ(gemm_class(*testing::make_device(options)).name, "f32-sequential");
+    options.gemm_class = "f64-by-hand";
+    EXPECT_THROW(testing::make_device(options), Error);
+}
 
-template <class Kernel>
-void check(Device& device, const MatrixRow& row, const Shape& s, bool a_rows_are_k,
-           bool b_rows_are_k) {
-    // Small multiples of 1/8 are exact in f16.
-    const auto exact = [](std::uint64_t count, std::uint64_t seed) {
-        std::vector<float> values = test::random_f32(count, seed);
-        for (float& value : values)
-            value = std::round(value * 8) / 8;
-        return values;
+TEST_F(OpsGemmClass, ProductsOfF32TensorsAreTheSameInEveryClass) {
+    use_gemm_class(device(), "f32-sequential");
+    const auto expected = product(GemmForm::NT, DType::F32, 40, 48, 96);
+    for (const GemmClass& c : gemm_classes(device())) {
+        if (!c.why_not.empty()) {
+            continue;
+        }
+        use_gemm_class(device(), c.name);
+        EXPECT_EQ(product(GemmForm::NT, DType::F32, 40, 48, 96), expected) << c.name;
+    }
+}
+
+/// Two by four subgroups of two by two matrices each, whatever the device's own tiles are.
+GemmTile many_subgroups(const GemmClass& c) {
+    GemmTile tile;
+    tile.shape = c.shape;
+    tile.fragments_m = tile.fragments_n = 2;
+    tile.block_k = 32;
+    return tile;
+}
+
+TEST_F(OpsGemmClass, EveryTileOfMatrixUnitsGivesTheSameBits) {
+    struct Shape {
+        std::uint64_t m, n, k;
     };
-    const auto a = exact(s.m * s.k, 1), b = exact(s.n * s.k, 2);
-    Buffer device_a(device, {.name = "a", .bytes = a.size() * 4});
-    Buffer device_b(device, {.name = "b", .bytes = b.size() * 4});
-    Buffer device_d(device, {.name = "d", .bytes = s.m * s.n * 4});
-    device.upload(device_a.view(), std::span<const float>(a));
-    device.upload(device_b.view(), std::span<const float>(b));
-
-    Kernel kernel;
-    kernel.variant = Kernel::Variant::f16_f32_f32_f32;
-    const auto& c = row.constants;
-    const std::uint32_t aligned = s.m % 8 == 0 && s.n % 8 == 0 && s.k % 8 == 0 ? 1 : 0;
-    kernel.constants = {c.local_size,  aligned,       c.mma_m,   c.mma_n,   c.mma_k,
-                        c.fragments_m, c.fragments_n, c.warps_m, c.warps_n, c.block_k};
-    kernel.a = device_a.view();
-    kernel.b = device_b.view();
-    kernel.d = device_d.view();
-    kernel.m = static_cast<std::uint32_t>(s.m);
-    kernel.n = static_cast<std::uint32_t>(s.n);
-    kernel.k = static_cast<std::uint32_t>(s.k);
-    kernel.lda = static_cast<std::uint32_t>(a_rows_are_k ? s.m : s.k);
-    kernel.ldb = static_cast<std::uint32_t>(b_rows_are_k ? s.n : s.k);
-    kernel.ldd = static_cast<std::uint32_t>(s.n);
-    kernel.alpha = 1;
-    const std::uint64_t block_m = c.mma_m * c.fragments_m * c.warps_m;
-    const std::uint64_t block_n = c.mma_n * c.fragments_n * c.warps_n;
-    Recording recording(device, QueueRole::Compute, "gemm");
-    recording.dispatch(kernel, {static_cast<std::uint32_t>((s.m + block_m - 1) / block_m),
-                                static_cast<std::uint32_t>((s.n + block_n - 1) / block_n), 1});
-    device.submit(recording).wait();
-
-    std::vector<double> expected(s.m * s.n), absolute(s.m * s.n);
-    for (std::uint64_t i = 0; i < s.m; ++i)
-        for (std::uint64_t j = 0; j < s.n; ++j)
-            for (std::uint64_t l = 0; l < s.k; ++l) {
-                const double product =
-                    static_cast<double>(a[a_rows_are_k ? l * s.m + i : i * s.k + l]) *
-                    static_cast<double>(b[b_rows_are_k ? l * s.n + j : j * s.k + l]);
-                expected[i * s.n + j] += product;
-                absolute[i * s.n + j] += std::abs(product);
+    for (const GemmClass& c : gemm_classes(device())) {
+        if (c.units == GemmClass::Units::None || !c.why_not.empty()) {
+            continue;
+        }
+        for (const GemmForm form : {GemmForm::NT, GemmForm::NN, GemmForm::TN}) {
+            for (const Shape& s : {Shape{200, 264, 104}, Shape{67, 45, 37}}) {
+                use_gemm_class(device(), c.name);
+                const auto expected = product(form, DType::BF16, s.m, s.n, s.k);
+                auto tiles = gemm_tiles(device().info(), c, form);
+                EXPECT_GE(tiles.size(), 2u);
+                tiles.push_back(many_subgroups(c));
+                for (const GemmTile& tile : tiles) {
+                    force_gemm_tile(device(), form, tile);
+                    EXPECT_EQ(product(form, DType::BF16, s.m, s.n, s.k), expected)
+                        << c.name << ", form " << static_cast<int>(form) << ", " << tile.describe()
+                        << ", " << s.m << " x " << s.n << " x " << s.k;
+                }
             }
-    const auto d = testing::read_back<float>(device, device_d.view());
-    EXPECT_TRUE(test::elements_match(d, expected, {s.m, s.n}, test::sum_bound(s.k, absolute)))
-        << s.m << " x " << s.n << " x " << s.k;
+        }
+    }
 }
 
-TEST(GemmCoopmat, MatchesF64OrSaysThatTheDeviceHasNoSuchMatrices) {
-    const auto device = testing::make_device();
-    const auto row = matrix_row(*device);
-    if (!row) {
-        EXPECT_NE(device->why_not(kernels::GemmCoopmatNt::info(), 0), "");
-        EXPECT_TRUE(device->info().cooperative_matrices.empty());
-        return;
+TEST_F(OpsGemmClass, AWorkListOfAnotherWidthIsRefused) {
+    const auto classes = gemm_classes(device());
+    const auto units = std::find_if(classes.begin(), classes.end(), [](const GemmClass& c) {
+        return c.units != GemmClass::Units::None && c.why_not.empty();
+    });
+    const OpTensor x = result(DType::BF16, {8, 16}), w = result(DType::BF16, {1, 24, 16}),
+                   y = result(DType::BF16, {8, 24});
+    const OpTensor offsets = tensor(DType::U32, {2}, std::vector<std::uint32_t>{0, 8});
+    const Buffer scratch = workspace(ops::group_tiles_bytes(device(), 8, 1));
+    Recording recording(device(), QueueRole::Compute, "refused");
+    if (units != classes.end()) {
+        use_gemm_class(device(), units->name);
     }
-    for (const Shape& shape : {Shape{64, 64, 64}, Shape{33, 47, 29}, Shape{1, 200, 130},
-                               Shape{130, 8, 257}, Shape{256, 320, 96}}) {
-        check<kernels::GemmCoopmatNt>(*device, *row, shape, false, false);
-        check<kernels::GemmCoopmatNn>(*device, *row, shape, false, true);
-        check<kernels::GemmCoopmatTn>(*device, *row, shape, true, true);
-    }
+    ops::GroupTiles tiles =
+        ops::make_group_tiles(recording, offsets, 8, {24, 0, 0, 0}, scratch.view());
+    tiles.width_on_units += 1;
+    EXPECT_THROW(ops::grouped_gemm_nt(recording, x, w, y, tiles), Error);
 }
 
 } // namespace

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT
 // Dense and grouped matrix products against the f64 reference: every storage, odd sizes, tails,
-// row gaps, batches, accumulation, empty groups.
+// row gaps, batches, accumulation, empty groups, in every numeric class that the device has. (The
+// operands' values are exact in f16 or so small that it does not show.)
 
 #include "reference/gemm.hpp"
 #include "support/op_test.hpp"
@@ -53,8 +54,44 @@ std::vector<GemmCase> gemm_cases() {
     return cases;
 }
 
+/// What a class with matrix units adds: rows in groups of eight, enough tiles to be cut large.
+const GemmShape kUnitsShapes[] = {
+    {3, 24, 40, 32, 8},
+    {0, 48, 32, 24, 0},
+    {0, 328, 320, 40, 8},
+    {0, 321, 317, 33, 1},
+};
+
+std::vector<GemmCase> units_cases() {
+    std::vector<GemmCase> cases;
+    for (const Form form : {Form::Nt, Form::Nn, Form::Tn}) {
+        for (const DType d : {DType::F32, DType::BF16}) {
+            for (const GemmShape& shape : kShapes) {
+                cases.push_back({form, shape, DType::BF16, DType::BF16, d, cases.size() % 3 == 1});
+            }
+            for (const GemmShape& shape : kUnitsShapes) {
+                cases.push_back({form, shape, DType::BF16, DType::BF16, d, cases.size() % 3 == 1});
+            }
+        }
+    }
+    return cases;
+}
+
 class OpsGemm : public testing::OpTest {
 protected:
+    void TearDown() override { use_gemm_class(device(), ""); }
+
+    /// All classes of this device, its own first.
+    static std::vector<GemmClass> classes() {
+        std::vector<GemmClass> usable;
+        for (const GemmClass& c : gemm_classes(device())) {
+            if (c.why_not.empty()) {
+                usable.push_back(c);
+            }
+        }
+        return usable;
+    }
+
     /// [batch,] rows, columns of rows that are `gap` longer (an even number for bf16).
     static OpTensor matrix(DType dtype, std::uint64_t batch, std::uint64_t rows,
                            std::uint64_t columns, std::uint64_t gap) {
@@ -78,11 +115,9 @@ protected:
             elements_match(actual, expected, shape, test::sum_bound(k + 2, magnitudes, epsilon)));
         EXPECT_LE(test::calc_diff(actual, expected), storage == DType::BF16 ? 1.5e-5 : 1e-9);
     }
-};
 
-TEST_F(OpsGemm, AllFormsShapesAndStoragesMatchTheReference) {
-    std::uint64_t seed = 1;
-    for (const GemmCase& c : gemm_cases()) {
+    /// One product against the reference; draws its operands from `seed` on.
+    static void check(const GemmCase& c, std::uint64_t& seed) {
         const auto [batch, m, n, k, gap] = c.shape;
         const std::uint64_t batches = batch == 0 ? 1 : batch;
         const bool a_by_k = c.form == Form::Tn, b_by_n = c.form == Form::Nt;
@@ -143,22 +178,40 @@ TEST_F(OpsGemm, AllFormsShapesAndStoragesMatchTheReference) {
                 ASSERT_TRUE(testing::untouched(all[i])) << "column " << i % ld << " of D";
             }
         }
-        if (HasFailure()) {
-            return;
+    }
+};
+
+TEST_F(OpsGemm, AllFormsShapesAndStoragesMatchTheReference) {
+    std::uint64_t seed = 1;
+    for (const GemmClass& c : classes()) {
+        SCOPED_TRACE(c.name);
+        use_gemm_class(device(), c.name);
+        const bool units = c.units != GemmClass::Units::None;
+        for (const GemmCase& one : units ? units_cases() : gemm_cases()) {
+            check(one, seed);
+            if (HasFailure()) {
+                return;
+            }
         }
     }
 }
 
 TEST_F(OpsGemm, ARowsBitsDoNotDependOnTheOthers) {
-    const std::uint64_t m = 100, n = 44, k = 72;
-    const OpTensor a = tensor(DType::F32, {m, k}, random(DType::F32, m * k, 1));
-    const OpTensor b = tensor(DType::F32, {n, k}, random(DType::F32, n * k, 2));
-    const OpTensor all = result(DType::F32, {m, n}), one = result(DType::F32, {1, n});
-    run([&](Recording& recording) {
-        ops::gemm_nt(recording, a, b, all);
-        ops::gemm_nt(recording, a.view.rows(57, 1), b, one);
-    });
-    EXPECT_EQ(read(all.view.rows(57, 1)), read(one));
+    const std::uint64_t m = 330, n = 312, k = 72;
+    for (const GemmClass& c : classes()) {
+        for (const DType dtype : {DType::F32, DType::BF16}) {
+            SCOPED_TRACE(c.name + " " + to_string(dtype));
+            use_gemm_class(device(), c.name);
+            const OpTensor a = tensor(dtype, {m, k}, random(dtype, m * k, 1));
+            const OpTensor b = tensor(dtype, {n, k}, random(dtype, n * k, 2));
+            const OpTensor all = result(DType::F32, {m, n}), one = result(DType::F32, {1, n});
+            run([&](Recording& recording) {
+                ops::gemm_nt(recording, a, b, all);
+                ops::gemm_nt(recording, a.view.rows(57, 1), b, one);
+            });
+            EXPECT_EQ(read(all.view.rows(57, 1)), read(one));
+        }
+    }
 }
 
 TEST_F(OpsGemm, GroupsMatchTheReference) {
@@ -173,70 +226,151 @@ TEST_F(OpsGemm, GroupsMatchTheReference) {
         {{5, 0, 33, 1, 0, 64}, 36, 20, DType::F32, DType::F32},
         {{17, 100, 0, 3}, 13, 9, DType::F32, DType::F32},
         {{0, 16, 48, 7}, 64, 40, DType::BF16, DType::BF16},
+        {{17, 100, 0, 3}, 14, 10, DType::BF16, DType::BF16},
+        {{1, 0, 130, 40, 0}, 136, 72, DType::BF16, DType::BF16},
         {{5, 0, 33, 1, 0, 64}, 36, 20, DType::BF16, DType::F32},
     };
-    for (const Case& c : cases) {
-        const std::uint64_t groups = c.rows.size(), capacity = 256;
-        SCOPED_TRACE(std::to_string(groups) + " groups, n " + std::to_string(c.n));
-        std::vector<std::uint32_t> offsets(groups + 1, 0);
-        for (std::size_t g = 0; g < groups; ++g) {
-            offsets[g + 1] = offsets[g] + c.rows[g];
+    for (const GemmClass& gemm_class : classes()) {
+        use_gemm_class(device(), gemm_class.name);
+        for (const Case& c : cases) {
+            if (gemm_class.units != GemmClass::Units::None && c.weight != DType::BF16) {
+                continue;
+            }
+            const std::uint64_t groups = c.rows.size(), capacity = 256;
+            SCOPED_TRACE(gemm_class.name + " " + std::to_string(groups) + " groups, n " +
+                         std::to_string(c.n));
+            std::vector<std::uint32_t> offsets(groups + 1, 0);
+            for (std::size_t g = 0; g < groups; ++g) {
+                offsets[g + 1] = offsets[g] + c.rows[g];
+            }
+            const std::uint64_t rows = offsets.back();
+            const auto head = [&](std::vector<float> values, std::uint64_t columns) {
+                values.resize(rows * columns);
+                return values;
+            };
+            // What stands behind the rows is NaN and must neither be used nor change.
+            const OpTensor x = result(c.act, {capacity, c.k}), dy = result(c.act, {capacity, c.n});
+            const auto x_values = random(c.act, rows * c.k, 1),
+                       dy_values = random(c.act, rows * c.n, 2);
+            const auto w_values = random(c.weight, groups * c.n * c.k, 3);
+            write(x.view.rows(0, rows), x_values);
+            write(dy.view.rows(0, rows), dy_values);
+            const OpTensor w = tensor(c.weight, {groups, c.n, c.k}, w_values);
+            const OpTensor offsets_t = tensor(DType::U32, {groups + 1}, offsets);
+            const OpTensor y = result(c.act, {capacity, c.n}), dx = result(c.act, {capacity, c.k});
+            const OpTensor dw = result(DType::F32, {groups, c.n, c.k});
+            const Buffer scratch = workspace(ops::group_tiles_bytes(device(), capacity, groups));
+            run([&](Recording& recording) {
+                const ops::GroupTiles tiles = ops::make_group_tiles(
+                    recording, offsets_t, capacity, {c.n, c.k, 0, 0}, scratch.view());
+                ops::grouped_gemm_nt(recording, x, w, y, tiles);
+                ops::grouped_gemm_nn(recording, dy, w, dx, tiles);
+                ops::grouped_gemm_tn(recording, dy, x, dw, offsets_t);
+            });
+            Vector expected_y, expected_dx, expected_dw;
+            for (std::size_t g = 0; g < groups; ++g) {
+                const auto part = [](const std::vector<float>& values, std::uint64_t first,
+                                     std::uint64_t count) {
+                    const Vector all = to_double(values);
+                    const auto begin = all.begin() + static_cast<std::ptrdiff_t>(first);
+                    return Vector(begin, begin + static_cast<std::ptrdiff_t>(count));
+                };
+                const Vector xg = part(x_values, offsets[g] * c.k, c.rows[g] * c.k);
+                const Vector dyg = part(dy_values, offsets[g] * c.n, c.rows[g] * c.n);
+                const Vector wg = part(w_values, g * c.n * c.k, c.n * c.k);
+                const auto append = [](Vector& to, const Vector& from) {
+                    to.insert(to.end(), from.begin(), from.end());
+                };
+                append(expected_y, reference::gemm_nt(xg, wg, c.rows[g], c.n, c.k));
+                append(expected_dx, reference::gemm_nn(dyg, wg, c.rows[g], c.k, c.n));
+                append(expected_dw, reference::gemm_tn(dyg, xg, c.n, c.k, c.rows[g]));
+            }
+            const auto bound = [&](std::uint64_t terms, DType dtype) {
+                const auto number = static_cast<double>(terms);
+                return testing::storage_bound(dtype, number, number);
+            };
+            EXPECT_TRUE(
+                elements_match(head(read(y), c.n), expected_y, {rows, c.n}, bound(c.k, c.act)));
+            EXPECT_TRUE(
+                elements_match(head(read(dx), c.k), expected_dx, {rows, c.k}, bound(c.n, c.act)));
+            EXPECT_TRUE(elements_match(read(dw), expected_dw, {groups, c.n, c.k},
+                                       bound(rows + 1, DType::F32)));
+            const auto all = read(y);
+            for (std::size_t i = rows * c.n; i < all.size(); ++i) {
+                ASSERT_TRUE(testing::untouched(all[i])) << i;
+            }
         }
-        const std::uint64_t rows = offsets.back();
-        const auto head = [&](std::vector<float> values, std::uint64_t columns) {
-            values.resize(rows * columns);
-            return values;
-        };
-        // What stands behind the rows is NaN and must neither be used nor change.
-        const OpTensor x = result(c.act, {capacity, c.k}), dy = result(c.act, {capacity, c.n});
-        const auto x_values = random(c.act, rows * c.k, 1),
-                   dy_values = random(c.act, rows * c.n, 2);
-        const auto w_values = random(c.weight, groups * c.n * c.k, 3);
-        write(x.view.rows(0, rows), x_values);
-        write(dy.view.rows(0, rows), dy_values);
-        const OpTensor w = tensor(c.weight, {groups, c.n, c.k}, w_values);
+    }
+}
+
+TEST_F(OpsGemm, AGroupsRowsHaveTheBitsOfTheDenseProduct) {
+    const std::vector<std::uint32_t> offsets = {0, 37, 37, 180, 200};
+    const std::uint64_t groups = 4, rows = 200, n = 152, k = 88;
+    for (const GemmClass& c : classes()) {
+        SCOPED_TRACE(c.name);
+        use_gemm_class(device(), c.name);
+        const OpTensor x = tensor(DType::BF16, {rows, k}, random(DType::BF16, rows * k, 1));
+        const OpTensor w =
+            tensor(DType::BF16, {groups, n, k}, random(DType::BF16, groups * n * k, 2));
         const OpTensor offsets_t = tensor(DType::U32, {groups + 1}, offsets);
-        const OpTensor y = result(c.act, {capacity, c.n}), dx = result(c.act, {capacity, c.k});
-        const OpTensor dw = result(DType::F32, {groups, c.n, c.k});
-        const Buffer scratch = workspace(ops::group_tiles_bytes(device(), capacity, groups));
+        const OpTensor grouped = result(DType::F32, {rows, n}),
+                       dense = result(DType::F32, {rows, n});
+        const Buffer scratch = workspace(ops::group_tiles_bytes(device(), rows, groups));
         run([&](Recording& recording) {
-            const ops::GroupTiles tiles = ops::make_group_tiles(recording, offsets_t, capacity,
-                                                                {c.n, c.k, 0, 0}, scratch.view());
-            ops::grouped_gemm_nt(recording, x, w, y, tiles);
-            ops::grouped_gemm_nn(recording, dy, w, dx, tiles);
-            ops::grouped_gemm_tn(recording, dy, x, dw, offsets_t);
+            const ops::GroupTiles tiles =
+                ops::make_group_tiles(recording, offsets_t, rows, {n, 0, 0, 0}, scratch.view());
+            ops::grouped_gemm_nt(recording, x, w, grouped, tiles);
+            for (std::uint64_t g = 0; g < groups; ++g) {
+                const std::uint64_t count = offsets[g + 1] - offsets[g];
+                TensorView weight = ops::slice(w.view, 0, g, 1);
+                weight.rank = 2;
+                weight.extent = {n, k, 0, 0};
+                weight.stride = {k, 1, 0, 0};
+                ops::gemm_nt(recording, x.view.rows(offsets[g], count), weight,
+                             dense.view.rows(offsets[g], count));
+            }
         });
-        Vector expected_y, expected_dx, expected_dw;
-        for (std::size_t g = 0; g < groups; ++g) {
-            const auto part = [](const std::vector<float>& values, std::uint64_t first,
-                                 std::uint64_t count) {
-                const Vector all = to_double(values);
-                const auto begin = all.begin() + static_cast<std::ptrdiff_t>(first);
-                return Vector(begin, begin + static_cast<std::ptrdiff_t>(count));
-            };
-            const Vector xg = part(x_values, offsets[g] * c.k, c.rows[g] * c.k);
-            const Vector dyg = part(dy_values, offsets[g] * c.n, c.rows[g] * c.n);
-            const Vector wg = part(w_values, g * c.n * c.k, c.n * c.k);
-            const auto append = [](Vector& to, const Vector& from) {
-                to.insert(to.end(), from.begin(), from.end());
-            };
-            append(expected_y, reference::gemm_nt(xg, wg, c.rows[g], c.n, c.k));
-            append(expected_dx, reference::gemm_nn(dyg, wg, c.rows[g], c.k, c.n));
-            append(expected_dw, reference::gemm_tn(dyg, xg, c.n, c.k, c.rows[g]));
-        }
-        const auto bound = [&](std::uint64_t terms, DType dtype) {
-            const auto number = static_cast<double>(terms);
-            return testing::storage_bound(dtype, number, number);
+        EXPECT_EQ(read(grouped), read(dense));
+    }
+}
+
+TEST_F(OpsGemm, GroupedProductsAccumulate) {
+    const std::vector<std::uint32_t> offsets = {0, 21, 21, 60};
+    const std::uint64_t groups = 3, rows = 60, n = 40, k = 24;
+    for (const GemmClass& c : classes()) {
+        SCOPED_TRACE(c.name);
+        use_gemm_class(device(), c.name);
+        const OpTensor x = tensor(DType::BF16, {rows, k}, random(DType::BF16, rows * k, 1));
+        const OpTensor dy = tensor(DType::BF16, {rows, n}, random(DType::BF16, rows * n, 2));
+        const OpTensor w =
+            tensor(DType::BF16, {groups, n, k}, random(DType::BF16, groups * n * k, 3));
+        const OpTensor offsets_t = tensor(DType::U32, {groups + 1}, offsets);
+        const OpTensor y = result(DType::F32, {rows, n}), dx = result(DType::F32, {rows, k}),
+                       dw = result(DType::F32, {groups, n, k});
+        const Buffer scratch = workspace(ops::group_tiles_bytes(device(), rows, groups));
+        const auto products = [&](bool accumulate) {
+            run([&](Recording& recording) {
+                const auto tiles =
+                    ops::make_group_tiles(recording, offsets_t, rows, {n, k, 0, 0}, scratch.view());
+                ops::grouped_gemm_nt(recording, x, w, y, tiles, accumulate);
+                ops::grouped_gemm_nn(recording, dy, w, dx, tiles, accumulate);
+                ops::grouped_gemm_tn(recording, dy, x, dw, offsets_t, accumulate);
+            });
         };
-        EXPECT_TRUE(elements_match(head(read(y), c.n), expected_y, {rows, c.n}, bound(c.k, c.act)));
-        EXPECT_TRUE(
-            elements_match(head(read(dx), c.k), expected_dx, {rows, c.k}, bound(c.n, c.act)));
-        EXPECT_TRUE(
-            elements_match(read(dw), expected_dw, {groups, c.n, c.k}, bound(rows + 1, DType::F32)));
-        const auto all = read(y);
-        for (std::size_t i = rows * c.n; i < all.size(); ++i) {
-            ASSERT_TRUE(testing::untouched(all[i])) << i;
+        products(false);
+        std::vector<std::vector<float>> once = {read(y), read(dx), read(dw)};
+        for (std::uint64_t i = 0; i < n * k; ++i) {
+            ASSERT_EQ(once[2][n * k + i], 0.0f) << "the gradient of a group without rows, at " << i;
         }
+        products(true);
+        for (auto& values : once) {
+            for (float& value : values) {
+                value *= 2; // exact
+            }
+        }
+        EXPECT_EQ(read(y), once[0]);
+        EXPECT_EQ(read(dx), once[1]);
+        EXPECT_EQ(read(dw), once[2]);
     }
 }
 
@@ -246,6 +380,9 @@ TEST_F(OpsGemm, SaysWhatDoesNotFit) {
     Recording recording(device(), QueueRole::Compute, "refused");
     EXPECT_THROW(ops::gemm_nt(recording, a, b, d), Error);
     EXPECT_THROW(ops::gemm_nn(recording, a, a, d), Error);
+    // Rows of bf16 results that begin in the middle of a word cannot be written.
+    const OpTensor odd = result(DType::BF16, {4, 9});
+    EXPECT_THROW(ops::gemm_nn(recording, d, b, odd), Error);
     EXPECT_EQ(recording.num_operations(), 0u);
 }
 

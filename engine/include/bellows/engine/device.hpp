@@ -73,12 +73,16 @@ struct DeviceOptions {
     /// Compiled pipelines are kept in this file, with a key of device and driver added to its name;
     /// "" keeps them in memory only. A file that is damaged or cannot be written is no error.
     std::string pipeline_cache_file;
+    /// Numeric class of products of bf16 tensors (gemm_plan.hpp): "" for the best that the device
+    /// takes by itself, or a name. Device::create throws Error{Unsupported} when it lacks that.
+    std::string gemm_class;
     /// Called after each first use of a kernel; num_compiled counts from 1.
     std::function<void(const std::string& kernel, std::uint32_t num_compiled)> on_pipeline_compiled;
     FaultInjection faults;
 
     /// `base` with BELLOWS_SYNC=serial|overlap|shuffle[:seed], BELLOWS_CHECK=0|1,
-    /// BELLOWS_VALIDATION=0|1 and BELLOWS_DEVICE applied. Throws Error{InvalidArgument}.
+    /// BELLOWS_VALIDATION=0|1, BELLOWS_DEVICE and BELLOWS_GEMM_CLASS applied. Throws
+    /// Error{InvalidArgument}.
     static DeviceOptions from_environment(DeviceOptions base);
 };
 

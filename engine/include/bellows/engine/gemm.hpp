@@ -3,12 +3,15 @@
 
 // Matrix products, D = alpha * A * B (+ D). nt, nn, tn say which operand is read transposed, as in
 // DeepGEMM: nt takes A [M, K] and B [N, K]; nn B [K, N]; tn A [K, M] and B [K, N]. Storage f32 or
-// bf16 for each operand, f32 sums in ascending k: an element's bits do not depend on M, N, the
-// batch or the tile. Rows may be any distance apart (strides of the views); the last stride is 1.
-// accumulate: false overwrites D, true adds to it. All throw Error{InvalidArgument} with the shapes
-// when they do not fit together. The thread that owns the recording calls.
+// bf16 for each operand, sums f32 in ascending k. Where A and B are bf16, the device's numeric
+// class (gemm_plan.hpp) says whether matrix units compute the product; all else is f32 arithmetic.
+// Either way an element's bits do not depend on M, N, the batch, the group or the tile. Rows may be
+// any distance apart (strides of the views); the last stride is 1. accumulate: false overwrites D,
+// true adds to it. All throw Error{InvalidArgument} with the shapes when they do not fit together.
+// The thread that owns the recording calls.
 
 #include <bellows/engine/device.hpp>
+#include <bellows/engine/gemm_plan.hpp>
 #include <bellows/engine/recording.hpp>
 #include <bellows/engine/tensor.hpp>
 
@@ -17,7 +20,8 @@
 
 namespace bellows::ops {
 
-/// a: [M, K] or [batch, M, K]; b: [N, K]; d: [M, N]; batched alike. D overlaps neither A nor B.
+/// a: [M, K] or [batch, M, K]; b: [N, K]; d: [M, N]; batched alike. D overlaps neither A nor B; its
+/// rows begin at multiples of 4 bytes.
 void gemm_nt(Recording& recording, const TensorView& a, const TensorView& b, const TensorView& d,
              bool accumulate = false, float alpha = 1);
 /// a: [M, K], b: [K, N].
@@ -37,6 +41,7 @@ struct GroupTiles {
     BufferView tiles;
     BufferView arguments;
     std::uint32_t tile_rows = 0;
+    std::uint32_t width_on_units = 1;
     std::array<std::uint64_t, kMaxShapes> columns{}; ///< N of the products; 0: unused
 };
 

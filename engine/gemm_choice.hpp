@@ -1,0 +1,35 @@
+// SPDX-License-Identifier: MIT
+#pragma once
+
+// What a device remembers of how it computes products: the class that was chosen and its tiles.
+
+#include <bellows/engine/device.hpp>
+#include <bellows/engine/gemm_plan.hpp>
+
+#include <array>
+#include <string_view>
+#include <vector>
+
+namespace bellows::detail {
+
+struct GemmChoice {
+    GemmClass gemm_class;
+    std::array<std::vector<GemmTile>, 3> tiles; ///< by GemmForm; empty without matrix units
+    std::array<GemmTile, 3> group_tile;         ///< of grouped products; NT's and NN's cover alike
+
+    const std::vector<GemmTile>& of(GemmForm form) const {
+        return tiles[static_cast<std::size_t>(form)];
+    }
+    const GemmTile& grouped(GemmForm form) const {
+        return group_tile[static_cast<std::size_t>(form)];
+    }
+};
+
+/// Sets impl.gemm; name "" for what the device takes by itself. Throws as use_gemm_class.
+void choose_gemm_class(Device::Impl& impl, std::string_view name);
+
+/// Rows of a tile of grouped products on this device, the same for all kernels and classes, so
+/// that one list of tiles serves them.
+std::uint32_t group_tile_rows(const DeviceInfo& info) noexcept;
+
+} // namespace bellows::detail

@@ -1,0 +1,103 @@
+// SPDX-License-Identifier: MIT
+#pragma once
+
+// What dense and grouped products share: operands as the kernels want them, and the filling of the
+// two kinds of kernels, those of f32 arithmetic (GemmPlan) and those on matrix units (GemmTile).
+
+#include "device_impl.hpp"
+#include "ops_check.hpp"
+
+#include <bellows/engine/gemm.hpp>
+#include <bellows/kernels/kernels.hpp>
+
+#include <algorithm>
+
+namespace bellows::ops {
+
+inline constexpr std::uint64_t kTileColumns = 32;
+
+/// How the tiles of a product are cut on this device (shaders/gemm_nt.comp).
+struct GemmPlan {
+    std::uint32_t local_size = 8;
+    std::uint32_t rows_per_tile = 32;
+    bool may_share_a = false;
+
+    std::uint32_t tile_rows() const { return rows_per_tile * local_size / 8; }
+};
+
+GemmPlan plan_gemm(const Device& device, std::uint64_t rows);
+/// Tiles are detail::group_tile_rows high.
+GemmPlan plan_grouped_gemm(const Device& device);
+
+/// One matrix operand as the kernels want it.
+struct Matrix {
+    std::uint64_t batch = 1, rows = 0, columns = 0, ld = 0, batch_stride = 0;
+    BufferView memory;
+    bool bf16 = false;
+    bool aligned = false;  ///< rows by groups of four elements
+    bool aligned8 = false; ///< rows by groups of eight
+};
+
+Matrix matrix(const Arguments& arguments, const char* name, const TensorView& view);
+/// The same for D, whose bf16 rows are written by words.
+Matrix result_matrix(const Arguments& arguments, const TensorView& view);
+
+/// Whether matrix units compute the product.
+bool on_matrix_units(const Device& device, const Matrix& a, const Matrix& b);
+
+template <class K>
+K fill_operands(const Arguments& arguments, const Matrix& a, const Matrix& b, const Matrix& d,
+                bool accumulate, float alpha) {
+    K kernel;
+    kernel.a = a.memory;
+    kernel.b = b.memory;
+    kernel.d = d.memory;
+    kernel.lda = arguments.u32("lda", a.ld);
+    kernel.ldb = arguments.u32("ldb", b.ld);
+    kernel.ldd = arguments.u32("ldd", d.ld);
+    kernel.accumulate = accumulate ? 1 : 0;
+    kernel.alpha = alpha;
+    return kernel;
+}
+
+template <class K>
+K fill_gemm(const Arguments& arguments, const GemmPlan& plan, const Matrix& a, const Matrix& b,
+            const Matrix& d, bool accumulate, float alpha) {
+    K kernel = fill_operands<K>(arguments, a, b, d, accumulate, alpha);
+    const bool aligned = a.aligned && b.aligned && d.aligned;
+    kernel.variant =
+        static_cast<typename K::Variant>((a.bf16 ? 4 : 0) + (b.bf16 ? 2 : 0) + (d.bf16 ? 1 : 0));
+    kernel.constants.local_size = plan.local_size;
+    kernel.constants.aligned = aligned ? 1 : 0;
+    kernel.constants.rows_per_tile = plan.rows_per_tile;
+    kernel.constants.share_a =
+        plan.may_share_a && aligned && plan.local_size == 8 && plan.rows_per_tile % 8 == 0;
+    return kernel;
+}
+
+template <class K>
+K fill_units_gemm(const Arguments& arguments, const Device& device, const GemmTile& tile,
+                  const Matrix& a, const Matrix& b, const Matrix& d, bool accumulate, float alpha) {
+    using Variant = typename K::Variant;
+    K kernel = fill_operands<K>(arguments, a, b, d, accumulate, alpha);
+    if (device.impl().gemm.gemm_class.units == GemmClass::Units::BF16)
+        kernel.variant = d.bf16 ? Variant::bf16_bf16 : Variant::bf16_f32;
+    else
+        kernel.variant = d.bf16 ? Variant::f16_bf16 : Variant::f16_f32;
+    auto& c = kernel.constants;
+    c.local_size = tile.local_size(device.info());
+    c.aligned = a.aligned8 && b.aligned8 && d.aligned ? 1 : 0;
+    c.mma_m = tile.shape.m;
+    c.mma_n = tile.shape.n;
+    c.mma_k = tile.shape.k;
+    c.fragments_m = tile.fragments_m;
+    c.fragments_n = tile.fragments_n;
+    c.warps_m = tile.warps_m;
+    c.warps_n = tile.warps_n;
+    c.block_k = tile.block_k;
+    c.stages = tile.stages;
+    c.turn = tile.turn;
+    return kernel;
+}
+
+} // namespace bellows::ops

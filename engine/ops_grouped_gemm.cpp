@@ -1,0 +1,164 @@
+// SPDX-License-Identifier: MIT
+#include "ops_gemm.hpp"
+
+#include <algorithm>
+
+namespace bellows::ops {
+
+namespace {
+
+/// Grids for the f32 kernels, then for those on matrix units (shaders/grouped_gemm_tiles.comp).
+constexpr std::uint64_t kGridBytes = 12;
+constexpr std::uint64_t kArgumentBytes = 2 * GroupTiles::kMaxShapes * kGridBytes;
+
+std::uint64_t tiles_capacity(std::uint64_t max_rows, std::uint64_t groups,
+                             std::uint32_t tile_rows) {
+    return max_rows / tile_rows + groups;
+}
+
+std::uint64_t check_offsets(const Arguments& arguments, const TensorView& offsets) {
+    arguments.rank("offsets", offsets, 1);
+    arguments.require(offsets.extent[0] >= 2, "offsets need at least two entries");
+    arguments.tensor("offsets", offsets, DType::U32, {offsets.extent[0]});
+    return offsets.extent[0] - 1;
+}
+
+/// Columns of the tiles of kernels on matrix units, in units of kTileColumns; 1 without them.
+std::uint32_t width_on_units(const Device& device, GemmForm form) {
+    if (device.impl().gemm.of(form).empty())
+        return 1;
+    return static_cast<std::uint32_t>(device.impl().gemm.grouped(form).columns() / kTileColumns);
+}
+
+template <class K>
+void dispatch_rows(Recording& recording, const Arguments& arguments, K kernel, const Matrix& b,
+                   std::uint64_t n, std::uint64_t k, const GroupTiles& tiles, std::uint64_t grid) {
+    kernel.group_offsets = tiles.offsets.buffer;
+    kernel.tiles = tiles.tiles;
+    kernel.n = arguments.u32("N", n);
+    kernel.k = arguments.u32("K", k);
+    kernel.stride_b = arguments.u32("stride of B", b.batch_stride);
+    recording.dispatch_indirect(kernel, tiles.arguments.sub(grid * kGridBytes, kGridBytes));
+}
+
+template <class Scalar, class Units>
+void grouped_rows(Recording& recording, const Arguments& arguments, const TensorView& a,
+                  const TensorView& b, const TensorView& d, GemmForm form, const GroupTiles& tiles,
+                  bool accumulate, float alpha) {
+    const Matrix ma = matrix(arguments, "a", a), mb = matrix(arguments, "b", b),
+                 md = result_matrix(arguments, d);
+    const std::uint64_t groups = tiles.offsets.extent[0] - 1;
+    const bool nt = form == GemmForm::NT;
+    const std::uint64_t n = nt ? mb.rows : mb.columns, k = nt ? mb.columns : mb.rows;
+    arguments.require(a.rank == 2 && d.rank == 2 && b.rank == 3 && mb.batch == groups &&
+                          ma.columns == k && md.columns == n && ma.rows == md.rows,
+                      "the shapes do not fit " + std::to_string(groups) + " groups: a " +
+                          describe(a) + ", b " + describe(b) + ", d " + describe(d));
+    const auto shape = std::find(tiles.columns.begin(), tiles.columns.end(), n);
+    arguments.require(shape != tiles.columns.end(),
+                      "the work list was not made for N = " + std::to_string(n));
+    const Device& device = recording.device();
+    arguments.require(tiles.tile_rows == detail::group_tile_rows(device.info()) &&
+                          tiles.width_on_units == width_on_units(device, form),
+                      "the work list was made for another device or numeric class");
+    const auto grid = static_cast<std::uint64_t>(shape - tiles.columns.begin());
+    if (on_matrix_units(device, ma, mb)) {
+        const GemmTile& tile = device.impl().gemm.grouped(form);
+        dispatch_rows(
+            recording, arguments,
+            fill_units_gemm<Units>(arguments, device, tile, ma, mb, md, accumulate, alpha), mb, n,
+            k, tiles, GroupTiles::kMaxShapes + grid);
+        return;
+    }
+    dispatch_rows(
+        recording, arguments,
+        fill_gemm<Scalar>(arguments, plan_grouped_gemm(device), ma, mb, md, accumulate, alpha), mb,
+        n, k, tiles, grid);
+}
+
+} // namespace
+
+std::uint64_t group_tiles_bytes(const Device& device, std::uint64_t max_rows,
+                                std::uint64_t groups) {
+    const std::uint32_t tile_rows = detail::group_tile_rows(device.info());
+    return kArgumentBytes + tiles_capacity(max_rows, groups, tile_rows) * 8;
+}
+
+GroupTiles make_group_tiles(Recording& recording, const TensorView& offsets, std::uint64_t max_rows,
+                            std::array<std::uint64_t, GroupTiles::kMaxShapes> columns,
+                            BufferView memory) {
+    const Arguments arguments("make_group_tiles");
+    const std::uint64_t groups = check_offsets(arguments, offsets);
+    arguments.workspace(memory, group_tiles_bytes(recording.device(), max_rows, groups));
+    GroupTiles tiles;
+    tiles.tile_rows = detail::group_tile_rows(recording.device().info());
+    tiles.width_on_units = width_on_units(recording.device(), GemmForm::NT);
+    tiles.offsets = offsets;
+    tiles.arguments = memory.sub(0, kArgumentBytes);
+    tiles.tiles = memory.sub(kArgumentBytes, tiles_capacity(max_rows, groups, tiles.tile_rows) * 8);
+    tiles.columns = columns;
+    const auto grid = [&](std::size_t i) {
+        return arguments.u32("N", div_up(columns[i], kTileColumns));
+    };
+    kernels::GroupedGemmTiles kernel;
+    kernel.group_offsets = offsets.buffer;
+    kernel.tiles = tiles.tiles;
+    kernel.arguments = tiles.arguments;
+    kernel.groups = arguments.u32("groups", groups);
+    kernel.tile_rows = tiles.tile_rows;
+    kernel.wide = tiles.width_on_units;
+    kernel.columns0 = grid(0);
+    kernel.columns1 = grid(1);
+    kernel.columns2 = grid(2);
+    kernel.columns3 = grid(3);
+    recording.dispatch(kernel, {arguments.u32("groups", div_up(groups, 64))});
+    return tiles;
+}
+
+void grouped_gemm_nt(Recording& recording, const TensorView& a, const TensorView& b,
+                     const TensorView& d, const GroupTiles& tiles, bool accumulate, float alpha) {
+    grouped_rows<kernels::GroupedGemmNt, kernels::GroupedGemmCoopmatNt>(
+        recording, Arguments("grouped_gemm_nt"), a, b, d, GemmForm::NT, tiles, accumulate, alpha);
+}
+
+void grouped_gemm_nn(Recording& recording, const TensorView& a, const TensorView& b,
+                     const TensorView& d, const GroupTiles& tiles, bool accumulate, float alpha) {
+    grouped_rows<kernels::GroupedGemmNn, kernels::GroupedGemmCoopmatNn>(
+        recording, Arguments("grouped_gemm_nn"), a, b, d, GemmForm::NN, tiles, accumulate, alpha);
+}
+
+void grouped_gemm_tn(Recording& recording, const TensorView& a, const TensorView& b,
+                     const TensorView& d, const TensorView& offsets, bool accumulate, float alpha) {
+    const Arguments arguments("grouped_gemm_tn");
+    const std::uint64_t groups = check_offsets(arguments, offsets);
+    const Matrix ma = matrix(arguments, "a", a), mb = matrix(arguments, "b", b),
+                 md = result_matrix(arguments, d);
+    arguments.require(a.rank == 2 && b.rank == 2 && d.rank == 3 && md.batch == groups &&
+                          ma.rows == mb.rows && md.rows == ma.columns && md.columns == mb.columns,
+                      "the shapes do not fit " + std::to_string(groups) + " groups: a " +
+                          describe(a) + ", b " + describe(b) + ", d " + describe(d));
+    if (md.rows == 0 || md.columns == 0)
+        return;
+    const auto dispatch = [&](auto kernel, std::uint64_t tile_rows, std::uint64_t tile_columns) {
+        kernel.group_offsets = offsets.buffer;
+        kernel.m = arguments.u32("M", md.rows);
+        kernel.n = arguments.u32("N", md.columns);
+        kernel.stride_d = arguments.u32("stride of D", md.batch_stride);
+        recording.dispatch(kernel, {arguments.u32("tiles", div_up(md.rows, tile_rows)),
+                                    arguments.u32("tiles", div_up(md.columns, tile_columns)),
+                                    arguments.u32("groups", groups)});
+    };
+    const Device& device = recording.device();
+    if (on_matrix_units(device, ma, mb)) {
+        const GemmTile& tile = device.impl().gemm.grouped(GemmForm::TN);
+        dispatch(fill_units_gemm<kernels::GroupedGemmCoopmatTn>(arguments, device, tile, ma, mb, md,
+                                                                accumulate, alpha),
+                 tile.rows(), tile.columns());
+        return;
+    }
+    const GemmPlan plan = plan_gemm(device, md.rows);
+    dispatch(fill_gemm<kernels::GroupedGemmTn>(arguments, plan, ma, mb, md, accumulate, alpha),
+             plan.tile_rows(), kTileColumns);
+}
+
+} // namespace bellows::ops

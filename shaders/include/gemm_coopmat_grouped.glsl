@@ -1,0 +1,19 @@
+// SPDX-License-Identifier: MIT
+// main() of the GEMMs grouped over rows on matrix units; see grouped_gemm_coopmat_nt.comp.
+layout(local_size_x_id = 0) in;
+
+void main() {
+    uint group = push.operands.tiles.v[2u * gl_WorkGroupID.x];
+    CoopmatTile t;
+    t.m0 = push.operands.tiles.v[2u * gl_WorkGroupID.x + 1u];
+    t.n0 = gl_WorkGroupID.y * BLOCK_N;
+    t.rows = push.operands.group_offsets.v[group + 1u];
+    t.columns = push.n;
+    t.a = uvec2(push.operands.a);
+    t.b = address_add(uvec2(push.operands.b), group, push.stride_b, B_LOG2_BYTES);
+    t.lda = push.lda;
+    t.ldb = push.ldb;
+    t.k_begin = 0u;
+    t.k_end = push.k;
+    gemm_coopmat(t, uvec2(push.operands.d), push.ldd, push.alpha, push.accumulate != 0u);
+}
