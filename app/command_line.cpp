@@ -5,6 +5,8 @@
 #include "app/exit_code.hpp"
 #include "app/file_io.hpp"
 #include "app/metrics.hpp"
+#include "app/run_device.hpp"
+#include "app/version.hpp"
 
 #include <bellows/comm/launch.hpp>
 #include <bellows/engine/error.hpp>
@@ -23,8 +25,6 @@
 namespace bellows {
 
 namespace {
-
-constexpr const char* kVersion = "0.1.0";
 
 constexpr const char* kTrainExamples = R"(
 Examples:
@@ -45,6 +45,17 @@ Examples:
   bellows info --model tiny
   bellows info --model my.toml)";
 
+constexpr const char* kSelftestExamples = R"(
+Checks every codec and op against f64 arithmetic on the host, the expert exchange on one rank and on
+two, and that a small training run gives the same bits however its work is ordered. error/bound is
+the largest error in units of what rounding allows; above 1 is wrong. Under mpirun or srun, exchange
+and training are checked among the ranks that are there.
+
+Examples:
+  bellows selftest
+  bellows selftest --device gpu --json selftest.json
+  mpirun -n 4 bellows selftest)";
+
 constexpr const char* kExitCodes =
     "\nExit codes: 0 good, 1 wrong result, 2 bad input or usage, 3 no device that serves, "
     "4 a peer was lost.";
@@ -55,6 +66,22 @@ std::string check_count(const std::string& text) {
     const bool digits = !text.empty() && text.size() <= kMostDigits &&
                         text.find_first_not_of("0123456789") == std::string::npos;
     return digits ? "" : "must be a whole number of at least 0, not " + in_quotes(text);
+}
+
+/// "list" prints the devices instead of running; a name that none can have is refused with them.
+void add_device(CLI::App& app, std::optional<std::string>& device, const std::string& what) {
+    const auto take = [&device](const std::string& text) {
+        if (text == "list")
+            throw CLI::CallForVersion(device_table(), 0);
+        try {
+            (void)parse_devices(text);
+        } catch (const Error& error) {
+            throw Error(error.code(), error.message() + "; devices here: " + device_names());
+        }
+        device = text;
+    };
+    app.add_option_function<std::string>("--device", take, what)
+        ->type_name("INDEX|UUID|gpu|cpu|list");
 }
 
 CLI::Option* add_count(CLI::App& app, const char* flag, std::optional<std::uint64_t>& value,
@@ -88,10 +115,9 @@ void add_train(CLI::App& app, TrainFlags& flags) {
     app.add_option("--lr", flags.lr, "learning rate");
     add_count(app, "--seed", flags.seed, "of the weights and of the order of the data");
     app.add_option("--precision", flags.precision, "f32 or bf16")->type_name("f32|bf16");
-    app.add_option("--device", flags.device,
-                   "gpu, cpu, an index or a UUID; several with commas between: the ranks of a "
-                   "host take them in turn")
-        ->type_name("INDEX|UUID|gpu|cpu|LIST");
+    add_device(app, flags.device,
+               "gpu, cpu, an index or a UUID; several with commas between: the ranks of a host "
+               "take them in turn; list: show them and end (default: the configuration's, cpu)");
     add_count(app, "--checkpoint-every", flags.checkpoint_every,
               "steps between checkpoints (default: only at the end)");
     app.footer(std::string(kTrainExamples) + kExitCodes);
@@ -108,6 +134,12 @@ void add_generate(CLI::App& app, GenerateFlags& flags) {
                    "0: always the likeliest token (default 0.8)")
         ->check(CLI::Range(0.0, 100.0));
     add_count(app, "--seed", flags.seed, "of the draws (default 1)");
+    app.add_option("--data", flags.data,
+                   "say on standard error which share of the written words stands in these files "
+                   "and folders")
+        ->type_name("PATH")
+        ->expected(1, -1);
+    add_device(app, flags.device, "where to run (default: as the run was); list: show the devices");
     app.footer(std::string(kGenerateExamples) + kExitCodes);
 }
 
@@ -118,8 +150,37 @@ bool is_first_rank() {
     return !is_launched() || launched_rank() <= 0;
 }
 
-/// Starts this very command once per rank. Ranks tell of their own errors; here we tell what no
-/// rank could.
+/// Whether it is this process that tells a person of an error. Where our launcher started the
+/// ranks, it tells. Else the first rank does as long as the ranks only read their input, which is
+/// the same for all; and then the rank that the error is about, or for a lost one the first other.
+bool tells(const Error& error, bool input_is_good) {
+    if (has_launcher()) {
+        return false;
+    }
+    if (!is_launched() || !input_is_good) {
+        return is_first_rank();
+    }
+    const int rank = launched_rank();
+    const bool lost = error.code() == ErrorCode::PeerLost || error.code() == ErrorCode::Timeout;
+    const bool about_this = error.rank() < 0 || error.rank() == rank;
+    return about_this || (lost && rank == (error.rank() == 0 ? 1 : 0));
+}
+
+/// One line; with this rank in front unless it names one already.
+std::string line_of(const Error& error, bool input_is_good) {
+    std::string text = error.message();
+    for (std::size_t at = text.find('\n'); at != std::string::npos; at = text.find('\n', at)) {
+        const std::size_t end = std::min(text.find_first_not_of(" \n", at), text.size());
+        const bool opens = at > 0 && text[at - 1] == ':';
+        text.replace(at, end - at, end == text.size() ? "" : opens ? " " : "; ");
+    }
+    const bool named = text.starts_with("rank ");
+    return is_launched() && input_is_good && !named
+               ? "rank " + std::to_string(launched_rank()) + ": " + text
+               : text;
+}
+
+/// Starts this very command once per rank, and tells what ended the first that failed.
 int start_ranks(int ranks, int argc, const char* const* argv) {
     ::setenv(kCheckedVariable, "1", 1);
     ::setenv(kTerminalVariable, ProgressReporter::terminal_of(stdout).c_str(), 1);
@@ -132,8 +193,12 @@ int start_ranks(int ranks, int argc, const char* const* argv) {
     launch.command = {std::filesystem::read_symlink("/proc/self/exe").string()};
     launch.command.insert(launch.command.end(), argv + 1, argv + argc);
     const LaunchResult result = launch_ranks(launch);
-    if (result.rank < 0 && !result.reason.empty()) {
-        std::fprintf(stderr, "bellows: %s\n", result.reason.c_str());
+    if (result.exit_code != 0) {
+        const std::string reason = !result.reason.empty()
+                                       ? result.reason
+                                       : "rank " + std::to_string(result.rank) +
+                                             " ended with code " + std::to_string(result.exit_code);
+        std::fprintf(stderr, "bellows: %s\n", reason.c_str());
     }
     return result.exit_code;
 }
@@ -161,6 +226,7 @@ struct CommandLine {
     CLI::App* generate = nullptr;
     InfoFlags info_flags;
     SelftestOptions selftest_options;
+    std::optional<std::string> selftest_device;
     TrainFlags train_flags;
     GenerateFlags generate_flags;
 
@@ -175,12 +241,15 @@ struct CommandLine {
             ->type_name("PRESET|FILE")
             ->required(!commands.info);
         info->add_flag("--json", info_flags.json, "as JSON");
+        add_device(*info, info_flags.device, "this device alone; list: a line per device");
         info->footer(std::string(kInfoExamples) + kExitCodes);
         if (commands.selftest) {
             selftest = app.add_subcommand("selftest", "check this device in under two minutes");
             selftest->add_option("--json", selftest_options.json, "write the report there as well")
                 ->type_name("FILE");
-            selftest->footer(kExitCodes);
+            add_device(*selftest, selftest_device,
+                       "the device to check (default: the best); list: show the devices");
+            selftest->footer(std::string(kSelftestExamples) + kExitCodes);
         }
         if (commands.train) {
             train = app.add_subcommand("train", "train a model on text");
@@ -220,10 +289,13 @@ int run_subcommand(int argc, const char* const* argv, const Commands& commands,
                     std::string(error.what()) + "; `" + command + " --help` lists the flags");
     }
     if (line.chosen(line.info)) {
-        return line.info_flags.model ? print_model_info(line.info_flags)
-                                     : commands.info(InfoOptions{line.info_flags.json});
+        return line.info_flags.model
+                   ? print_model_info(line.info_flags)
+                   : commands.info({line.info_flags.json, line.info_flags.device.value_or("")});
     }
     if (line.chosen(line.selftest)) {
+        input_is_good = true;
+        line.selftest_options.device = line.selftest_device.value_or(kAnyDevice);
         return commands.selftest(line.selftest_options);
     }
     if (line.chosen(line.generate)) {
@@ -240,25 +312,24 @@ int run_command_line(int argc, const char* const* argv, const Commands& commands
     std::signal(SIGPIPE, SIG_IGN);
     bool input_is_good = false; // from then on, every rank speaks for itself
     int code = kExitGood;
-    std::string message;
+    std::optional<Error> failure;
     try {
         code = run_subcommand(argc, argv, commands, input_is_good);
     } catch (const Error& error) {
-        code = exit_code_of(error.code());
-        message = error.message();
+        failure = error;
     } catch (const std::bad_alloc&) {
-        code = exit_code_of(ErrorCode::OutOfMemory);
-        message = "out of host memory";
+        failure.emplace(ErrorCode::OutOfMemory, "out of host memory");
     } catch (const std::exception& error) {
-        code = kExitWrongResult;
-        message = std::string("internal error: ") + error.what();
+        failure.emplace(ErrorCode::Internal, std::string("internal error: ") + error.what());
     }
     std::fflush(stdout);
-    if (!message.empty() && input_is_good && is_launched()) {
-        message = "rank " + std::to_string(launched_rank()) + ": " + message;
-    }
-    if (!message.empty() && (input_is_good || is_first_rank())) {
-        std::fprintf(stderr, "bellows: %s\n", message.c_str());
+    std::string message;
+    if (failure) {
+        code = exit_code_of(failure->code());
+        message = line_of(*failure, input_is_good);
+        if (tells(*failure, input_is_good)) {
+            std::fprintf(stderr, "bellows: %s\n", message.c_str());
+        }
     }
     if (is_launched()) {
         report_exit(launched_rank(), code, message);

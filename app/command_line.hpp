@@ -28,13 +28,15 @@ struct TrainFlags {
 struct GenerateFlags {
     std::filesystem::path checkpoint;
     std::string prompt;
+    std::vector<std::string> data;
+    std::optional<std::string> device;
     std::optional<std::uint64_t> tokens;
     std::optional<double> temperature;
     std::optional<std::uint64_t> seed;
 };
 
 struct InfoFlags {
-    std::optional<std::string> model;
+    std::optional<std::string> model, device;
     bool json = false;
 };
 

@@ -202,6 +202,8 @@ GenerateOptions resolve_generate(const GenerateFlags& flags) {
     }
     override_with(options.temperature, flags.temperature);
     override_with(options.seed, flags.seed);
+    override_with(options.config.train.device, flags.device);
+    options.known_text = flags.data;
     return options;
 }
 

@@ -36,14 +36,17 @@ struct GenerateOptions {
     std::uint64_t tokens = 200;
     double temperature = 0.8;
     std::uint64_t seed = 1;
+    std::vector<std::string> known_text; ///< say how many of the words stand there; empty: do not
 };
 
 struct InfoOptions {
     bool json = false;
+    std::string device; ///< this one alone (see DeviceOptions::select); "": all
 };
 
 struct SelftestOptions {
     std::optional<std::filesystem::path> json; ///< write the report there, too
+    std::string device = "any";                ///< see parse_devices(); "any": the best one
 };
 
 /// Each returns an exit code or throws bellows::Error.

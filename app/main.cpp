@@ -7,5 +7,6 @@ int main(int argc, char** argv) {
     commands.train = bellows::run_train;
     commands.generate = bellows::run_generate;
     commands.info = bellows::run_info;
+    commands.selftest = bellows::run_selftest;
     return bellows::run_command_line(argc, argv, commands);
 }

@@ -12,6 +12,7 @@ namespace bellows {
 int run_train(const TrainOptions& options);
 int run_generate(const GenerateOptions& options);
 int run_info(const InfoOptions& options);
+int run_selftest(const SelftestOptions& options);
 
 /// The prompt and what the model writes after it. One rank, on a device of its own.
 std::string generate_text(const GenerateOptions& options);

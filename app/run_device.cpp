@@ -5,6 +5,9 @@
 
 #include <cstdlib>
 #include <filesystem>
+#include <iomanip>
+#include <sstream>
+#include <vector>
 
 namespace bellows {
 
@@ -22,12 +25,50 @@ std::string pipeline_cache_file(const std::string& device) {
     return folder / "bellows" / ("pipelines-" + (device.empty() ? "any" : device) + ".bin");
 }
 
+std::string kind_of(const DeviceInfo& info) {
+    return info.is_cpu ? "cpu" : "gpu";
+}
+
 } // namespace
 
+std::string device_table() {
+    std::ostringstream out;
+    const auto line = [&](const std::string& index, const std::string& kind,
+                          const std::string& uuid, const std::string& name,
+                          const std::string& driver) {
+        out << std::left << std::setw(7) << index << std::setw(6) << kind << std::setw(34) << uuid
+            << std::setw(40) << name << driver << "\n";
+    };
+    line("index", "kind", "UUID", "name", "driver");
+    const std::vector<DeviceInfo> devices = list_devices();
+    for (const DeviceInfo& info : devices) {
+        std::string lacks;
+        for (const std::string& unmet : info.unmet_requirements)
+            lacks += (lacks.empty() ? " (cannot serve, it lacks " : ", ") + unmet;
+        line(std::to_string(info.index), kind_of(info), info.uuid, info.name,
+             info.driver + (lacks.empty() ? "" : lacks + ")"));
+    }
+    if (devices.empty())
+        out << "there is no Vulkan device; mesa-vulkan-drivers has one for the CPU\n";
+    std::string text = out.str();
+    text.pop_back();
+    return text;
+}
+
+std::string device_names() {
+    std::string text;
+    for (const DeviceInfo& info : list_devices())
+        text += (text.empty() ? "" : ", ") + std::to_string(info.index) + " (" + kind_of(info) +
+                ", " + info.name + ")";
+    return text.empty() ? "none" : text;
+}
+
 DeviceOptions run_device_options(const std::string& devices, int local_rank) {
-    const std::vector<std::string> list = parse_devices(devices);
     DeviceOptions options;
-    options.select = list[static_cast<std::size_t>(local_rank) % list.size()];
+    if (devices != kAnyDevice) {
+        const std::vector<std::string> list = parse_devices(devices);
+        options.select = list[static_cast<std::size_t>(local_rank) % list.size()];
+    }
     options.pipeline_cache_file = pipeline_cache_file(options.select);
     return DeviceOptions::from_environment(options);
 }

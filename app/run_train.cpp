@@ -7,10 +7,10 @@
 #include "app/metrics.hpp"
 #include "app/run_checkpoint.hpp"
 #include "app/run_device.hpp"
+#include "app/run_world.hpp"
 #include "app/trace_file.hpp"
 #include "app/trainer.hpp"
 
-#include <bellows/comm/launch.hpp>
 #include <bellows/engine/error.hpp>
 
 #include <chrono>
@@ -30,14 +30,6 @@ constexpr std::uint64_t kTracedSteps = 2;
 
 double seconds_since(Clock::time_point start) {
     return std::chrono::duration<double>(Clock::now() - start).count();
-}
-
-World make_world() {
-    if (!is_launched())
-        return World::single();
-    int argc = 0;
-    char** argv = nullptr;
-    return World::init(argc, argv);
 }
 
 /// One run of this rank.
@@ -210,23 +202,14 @@ int TrainRun::run() {
 } // namespace
 
 int run_train(const TrainOptions& options) {
-    World world = make_world();
-    if (static_cast<std::uint64_t>(world.size()) != options.ranks())
-        throw Error(ErrorCode::InvalidArgument,
-                    "the layout wants " + std::to_string(options.ranks()) + " ranks, there are " +
-                        std::to_string(world.size()));
-    int code = 0;
-    try {
+    return in_world([&](World& world) {
+        if (static_cast<std::uint64_t>(world.size()) != options.ranks())
+            throw Error(ErrorCode::InvalidArgument,
+                        "the layout wants " + std::to_string(options.ranks()) +
+                            " ranks, there are " + std::to_string(world.size()));
         TrainRun run(options, world);
-        code = run.run();
-    } catch (const Error& error) {
-        world.control().abort(error);
-        if (const auto cause = world.control().failure())
-            throw Error(*cause); // what really happened, on every rank
-        throw;
-    }
-    world.close();
-    return code;
+        return run.run();
+    });
 }
 
 } // namespace bellows

@@ -88,6 +88,10 @@ bool is_launched() noexcept {
     return std::getenv("SLURM_PROCID") && std::getenv("SLURM_STEP_ID") && launched_size() > 0;
 }
 
+bool has_launcher() noexcept {
+    return std::getenv(kLaunchSocket) != nullptr;
+}
+
 void report_exit(int rank, int exit_code, std::string_view reason) noexcept {
     send_report(rank, std::max(exit_code, 0), reason);
 }

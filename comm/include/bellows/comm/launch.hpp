@@ -60,6 +60,8 @@ bool is_launched() noexcept;
 int launched_rank() noexcept;
 int launched_size() noexcept;
 
+/// Whether launch_ranks() started this process, which then learns of its end from report_exit().
+bool has_launcher() noexcept;
 /// Tells launch_ranks() in the parent, if there is one, how this rank ends; the last thing to do.
 void report_exit(int rank, int exit_code, std::string_view reason = {}) noexcept;
 /// Tells it that this rank has its World (World::init() does).

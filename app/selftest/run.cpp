@@ -1,0 +1,218 @@
+// SPDX-License-Identifier: MIT
+// The body of `bellows selftest`: the ops on one device in this process, exchange and training on
+// one rank here and on two ranks that it starts itself. Under mpirun or srun it checks exchange and
+// training among the ranks that are there.
+#include "app/run.hpp"
+
+#include "app/exit_code.hpp"
+#include "app/file_io.hpp"
+#include "app/metrics.hpp"
+#include "app/mpi_info.hpp"
+#include "app/run_device.hpp"
+#include "app/run_world.hpp"
+#include "app/selftest/rows.hpp"
+#include "app/selftest/suite.hpp"
+#include "app/version.hpp"
+
+#include <bellows/comm/launch.hpp>
+#include <bellows/engine/error.hpp>
+
+#include <nlohmann/json.hpp>
+
+#include <algorithm>
+#include <chrono>
+#include <cstdlib>
+#include <thread>
+
+#include <unistd.h>
+
+namespace bellows {
+
+namespace {
+
+using namespace selftest;
+using Clock = std::chrono::steady_clock;
+
+/// In the environment of ranks that a self-test started: the file that takes their rows.
+constexpr const char* kReportVariable = "BELLOWS_SELFTEST_REPORT";
+/// Names a row whose first comparison is spoilt: a test of the self-test.
+constexpr const char* kFaultVariable = "BELLOWS_SELFTEST_FAULT";
+constexpr int kRanks = 2;
+
+std::string environment(const char* name) {
+    const char* value = std::getenv(name);
+    return value == nullptr ? "" : value;
+}
+
+DeviceOptions device_options(const SelftestOptions& options, int local_rank) {
+    DeviceOptions device = run_device_options(options.device, local_rank);
+    device.check_happens_before = true;
+    device.poison_freed_memory = true;
+    return device;
+}
+
+std::vector<OpCheck> op_checks() {
+    std::vector<OpCheck> checks;
+    add_codec_checks(checks);
+    add_gemm_checks(checks);
+    add_grouped_gemm_checks(checks);
+    add_layer_checks(checks);
+    add_attention_checks(checks);
+    add_moe_checks(checks);
+    add_flat_checks(checks);
+    return checks;
+}
+
+/// Exchange and training on two ranks of this device, started as a run's ranks are.
+std::vector<Row> rows_of_two_ranks(const SelftestOptions& options) {
+    const std::filesystem::path file = std::filesystem::temp_directory_path() /
+                                       ("bellows-selftest-" + std::to_string(::getpid()) + ".json");
+    Row failed;
+    failed.group = "exchange";
+    failed.what = "two ranks";
+    failed.verdict = Verdict::Wrong;
+    std::vector<Row> rows;
+    try {
+        ::setenv(kReportVariable, file.c_str(), 1);
+        const unsigned cores = std::max(std::thread::hardware_concurrency(), 1u);
+        ::setenv("LP_NUM_THREADS", std::to_string(std::max(cores / kRanks, 1u)).c_str(), 0);
+        LaunchOptions launch;
+        launch.ranks = kRanks;
+        launch.command = {std::filesystem::read_symlink("/proc/self/exe").string(), "selftest"};
+        if (options.device != kAnyDevice)
+            launch.command.insert(launch.command.end(), {"--device", options.device});
+        const LaunchResult result = launch_ranks(launch);
+        if (result.exit_code == 0)
+            rows = rows_from_json(read_file(file, 1 << 20));
+        else
+            failed.note = result.reason + " (exit code " + std::to_string(result.exit_code) + ")";
+    } catch (const Error& error) {
+        failed.note = error.message();
+        if (error.code() == ErrorCode::Unsupported || error.code() == ErrorCode::Mpi)
+            failed.verdict = Verdict::Skipped; // no MPI that starts ranks
+    }
+    ::unsetenv(kReportVariable);
+    std::error_code ignored;
+    std::filesystem::remove(file, ignored);
+    if (rows.empty())
+        rows.push_back(failed);
+    return rows;
+}
+
+/// On every rank under a launcher.
+std::vector<Row> rows_among(World& world, const SelftestOptions& options,
+                            const std::string& fault) {
+    const DeviceOptions device = device_options(options, world.local_rank());
+    std::vector<Row> rows = check_exchange(world, device, fault);
+    for (Row& row : check_training(world, device, fault))
+        rows.push_back(std::move(row));
+    return rows;
+}
+
+void add_all(Table& table, const std::vector<Row>& rows) {
+    for (const Row& row : rows)
+        table.add(row);
+}
+
+void run_here(Table& table, const SelftestOptions& options, const std::string& fault) {
+    const std::vector<OpCheck> checks = op_checks();
+    const std::size_t total = checks.size() + 2;
+    {
+        const auto device = Device::create(device_options(options, 0));
+        const OpRig rig(*device);
+        for (std::size_t i = 0; i < checks.size(); ++i) {
+            table.begin(checks[i].what, i + 1, total);
+            table.add(run_row(checks[i].group, checks[i].what, fault,
+                              [&](Check& check) { checks[i].body(check, rig); }));
+        }
+    }
+    table.begin("exchange and training, 1 rank", total - 1, total);
+    World world = World::single();
+    add_all(table, rows_among(world, options, fault));
+    table.begin("exchange and training, 2 ranks", total, total);
+    add_all(table, rows_of_two_ranks(options));
+}
+
+nlohmann::ordered_json report_of(const Table& table, const DeviceInfo& device, const MpiInfo& mpi,
+                                 double seconds) {
+    return {{"bellows", kVersion},
+            {"result", table.good() ? "good" : "wrong"},
+            {"seconds", seconds},
+            {"device",
+             {{"name", device.name},
+              {"driver", device.driver},
+              {"vulkan", device.api_version},
+              {"uuid", device.uuid},
+              {"kind", device.is_cpu ? "cpu" : "gpu"},
+              {"features", device.features},
+              {"cooperative_matrices", device.cooperative_matrices}}},
+            {"mpi",
+             {{"library", mpi.library},
+              {"standard", mpi.standard},
+              {"thread_level", mpi.thread_level}}},
+            {"rows", nlohmann::ordered_json::parse(rows_to_json(table.rows()))}};
+}
+
+void print_versions(const DeviceInfo& device, const MpiInfo& mpi) {
+    std::printf("bellows %s on %s\n", kVersion, device.name.c_str());
+    std::printf("  driver  %s, Vulkan %s\n", device.driver.c_str(), device.api_version.c_str());
+    std::printf("  MPI     %s; thread level: %s\n", mpi.library.c_str(), mpi.thread_level.c_str());
+}
+
+int finish(Table& table, const SelftestOptions& options, const DeviceInfo& device,
+           const MpiInfo& mpi, double seconds) {
+    table.finish();
+    const auto wrong = std::count_if(table.rows().begin(), table.rows().end(),
+                                     [](const Row& row) { return row.verdict == Verdict::Wrong; });
+    const auto skipped =
+        std::count_if(table.rows().begin(), table.rows().end(),
+                      [](const Row& row) { return row.verdict == Verdict::Skipped; });
+    print_versions(device, mpi);
+    std::string verdict = wrong == 0 ? "selftest good" : "selftest WRONG";
+    verdict += ": " + std::to_string(table.rows().size()) + " rows, " + std::to_string(wrong) +
+               " wrong, " + std::to_string(skipped) + " skipped";
+    std::printf("%s, %.0f s\n", verdict.c_str(), seconds);
+    if (options.json)
+        write_file_durably(
+            *options.json,
+            report_of(table, device, mpi, seconds)
+                    .dump(2, ' ', false, nlohmann::ordered_json::error_handler_t::replace) +
+                "\n");
+    return wrong == 0 ? kExitGood : kExitWrongResult;
+}
+
+} // namespace
+
+int run_selftest(const SelftestOptions& options) {
+    const auto start = Clock::now();
+    const std::string fault = environment(kFaultVariable), report = environment(kReportVariable);
+    const MpiInfo mpi = mpi_info(); // before Vulkan has threads
+    const auto seconds = [&] {
+        return std::chrono::duration<double>(Clock::now() - start).count();
+    };
+    if (!is_launched()) {
+        const DeviceInfo info = Device::create(device_options(options, 0))->info();
+        Table table(stdout);
+        run_here(table, options, fault);
+        return finish(table, options, info, mpi, seconds());
+    }
+    return in_world([&](World& world) {
+        const DeviceInfo info = Device::create(device_options(options, world.local_rank()))->info();
+        const std::vector<Row> rows = rows_among(world, options, fault);
+        int code = kExitGood;
+        if (world.rank() == 0 && !report.empty()) {
+            write_file_durably(report, rows_to_json(rows));
+        } else if (world.rank() == 0) {
+            Table table(stdout);
+            add_all(table, rows);
+            code = finish(table, options, info, mpi, seconds());
+        } else if (report.empty() && std::any_of(rows.begin(), rows.end(), [](const Row& row) {
+                       return row.verdict == Verdict::Wrong;
+                   })) {
+            code = kExitWrongResult;
+        }
+        return code;
+    });
+}
+
+} // namespace bellows
