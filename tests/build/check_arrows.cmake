@@ -39,7 +39,7 @@ foreach(folder IN LISTS folders)
                 set(why "leaves its folder")
             elseif(included MATCHES "^([a-z0-9]+)/" AND CMAKE_MATCH_1 IN_LIST folders
                 AND NOT CMAKE_MATCH_1 STREQUAL folder
-                AND NOT "${folder}/${CMAKE_MATCH_1}" STREQUAL "app/reference")
+                AND NOT (folder STREQUAL "app" AND CMAKE_MATCH_1 STREQUAL "reference"))
                 set(why "private header of ${CMAKE_MATCH_1}")
             elseif(included MATCHES "^(${third_party})")
                 if(file MATCHES "^pipeline/schedule/")
