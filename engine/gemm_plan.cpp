@@ -49,7 +49,7 @@ constexpr Cut kWide[] = {
 /// Subgroups of 8, as a CPU has them.
 constexpr Cut kNarrow[] = {
     {16, 16, 2, 1, 16, 2},
-    {8, 16, 2, 2, 32, 1},
+    {8, 16, 2, 2, 16, 1},
 };
 
 std::optional<GemmTile> tile_of(const Cut& cut, const MatrixShape& shape, bool turned) {
