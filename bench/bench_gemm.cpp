@@ -328,7 +328,7 @@ void register_all(Program& program, const Options& options) {
                 if (options.tiles && dtype == DType::BF16)
                     for (const GemmTile& tile : gemm_tiles(program.device.info(), c, form))
                         if (shape.groups == 0 || form == GemmForm::TN ||
-                            tile.rows() == gemm_tiles(program.device.info(), c, form)[0].rows())
+                            tile.rows() == group_tile_rows(program.device.info()))
                             tiles.push_back(tile);
                 for (const auto& tile : tiles) {
                     const std::string name = (shape.groups == 0 ? "gemm_" : "grouped_gemm_") +

@@ -28,8 +28,4 @@ struct GemmChoice {
 /// Sets impl.gemm; name "" for what the device takes by itself. Throws as use_gemm_class.
 void choose_gemm_class(Device::Impl& impl, std::string_view name);
 
-/// Rows of a tile of grouped products on this device, the same for all kernels and classes, so
-/// that one list of tiles serves them.
-std::uint32_t group_tile_rows(const DeviceInfo& info) noexcept;
-
 } // namespace bellows::detail

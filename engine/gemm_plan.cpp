@@ -33,23 +33,24 @@ struct Cut {
     std::uint32_t warp_rows, warp_columns, warps_m, warps_n, block_k, stages;
 };
 
-// The first that fits is used for large products, the last for small ones.
+// The first that fits is used for the largest products, smaller ones for smaller products. 64 x 64
+// elements per subgroup load least from workgroup memory for what they multiply.
 constexpr Cut kWide[] = {
-    {64, 32, 2, 4, 32, 2}, // 128 x 128, 40 KiB
     {64, 64, 2, 4, 32, 1}, // 128 x 256, 30 KiB
     {64, 64, 2, 4, 16, 2}, // 128 x 256, 36 KiB
     {64, 64, 4, 2, 32, 1}, // 256 x 128, 30 KiB
-    {64, 64, 2, 2, 32, 2}, // 128 x 128 by 4 subgroups
-    {64, 64, 2, 2, 32, 1}, // the same, 20 KiB
-    {64, 32, 2, 4, 32, 1}, // 128 x 128, 20 KiB
-    {64, 32, 2, 4, 64, 1}, // 128 x 128, 36 KiB
     {32, 64, 4, 4, 32, 1}, // 128 x 256 by 16 subgroups, 30 KiB
+    {64, 64, 2, 2, 32, 2}, // 128 x 128 by 4 subgroups, 40 KiB
+    {64, 64, 2, 2, 32, 1}, // the same, 20 KiB
+    {64, 32, 2, 4, 32, 2}, // 128 x 128 by 8, 40 KiB
+    {64, 32, 2, 4, 32, 1}, // the same, 20 KiB
+    {64, 32, 2, 4, 64, 1}, // the same, deeper, 36 KiB
     {32, 32, 2, 2, 32, 2}, // 64 x 64, 20 KiB
 };
 /// Subgroups of 8, as a CPU has them.
 constexpr Cut kNarrow[] = {
     {16, 16, 2, 1, 16, 2},
-    {8, 16, 2, 2, 32, 1},
+    {8, 16, 2, 2, 16, 1},
 };
 
 std::optional<GemmTile> tile_of(const Cut& cut, const MatrixShape& shape, bool turned) {
@@ -104,7 +105,7 @@ std::optional<detail::GemmChoice> tiles_for(const DeviceInfo& info, const GemmCl
         return std::nullopt;
     for (const GemmTile& a : nt)
         for (const GemmTile& b : nn)
-            if (a.rows() == detail::group_tile_rows(info) && a.rows() == b.rows() &&
+            if (a.rows() == group_tile_rows(info) && a.rows() == b.rows() &&
                 a.columns() == b.columns() && a.columns() % 32 == 0) {
                 choice.group_tile = {a, b, tn.front()};
                 return choice;
@@ -222,8 +223,12 @@ void force_gemm_tile(Device& device, GemmForm form, const GemmTile& tile) {
                         ": " + (reason.empty() ? "no matrix units are in use" : reason));
     const auto index = static_cast<std::size_t>(form);
     choice.tiles[index] = {tile};
-    if (form == GemmForm::TN || tile.rows() == detail::group_tile_rows(device.info()))
+    if (form == GemmForm::TN || tile.rows() == group_tile_rows(device.info()))
         choice.group_tile[index] = tile;
+}
+
+std::uint32_t group_tile_rows(const DeviceInfo& info) noexcept {
+    return info.is_cpu ? 16 : 128;
 }
 
 namespace detail {
@@ -245,10 +250,6 @@ void choose_gemm_class(Device::Impl& impl, std::string_view name) {
         impl.gemm = GemmChoice{*chosen, {}, {}};
     else
         impl.gemm = tiles_for(impl.info, *chosen).value();
-}
-
-std::uint32_t group_tile_rows(const DeviceInfo& info) noexcept {
-    return info.is_cpu ? 16 : 128;
 }
 
 } // namespace detail

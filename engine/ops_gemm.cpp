@@ -39,7 +39,7 @@ GemmPlan plan_grouped_gemm(const Device& device) {
     const DeviceInfo& info = device.info();
     GemmPlan plan;
     plan.rows_per_tile = info.is_cpu ? 16 : 8;
-    plan.local_size = detail::group_tile_rows(info) * 8 / plan.rows_per_tile;
+    plan.local_size = group_tile_rows(info) * 8 / plan.rows_per_tile;
     plan.may_share_a = may_share_a(info);
     return plan;
 }
@@ -91,17 +91,22 @@ struct Sizes {
     std::uint64_t m = 0, n = 0, k = 0;
 };
 
-/// Large tiles while there are enough of them to fill a device, else small ones.
+/// The first tile while there are enough of them to fill a device, else the next smaller ones.
 const GemmTile& choose_tile(const std::vector<GemmTile>& tiles, const Sizes& sizes,
                             std::uint64_t batches) {
     constexpr std::uint64_t kEnough = 96;
-    const GemmTile& large = tiles.front();
-    if (div_up(sizes.m, large.rows()) * div_up(sizes.n, large.columns()) * batches >= kEnough)
-        return large;
-    const GemmTile& last = tiles.back();
-    return *std::find_if(tiles.begin(), tiles.end(), [&](const GemmTile& tile) {
-        return tile.rows() == last.rows() && tile.columns() == last.columns();
-    });
+    const auto area = [](const GemmTile& tile) { return tile.rows() * tile.columns(); };
+    const GemmTile* tile = &tiles.front();
+    while (div_up(sizes.m, tile->rows()) * div_up(sizes.n, tile->columns()) * batches < kEnough) {
+        const GemmTile* smaller = nullptr;
+        for (const GemmTile& other : tiles)
+            if (area(other) < area(*tile) && (smaller == nullptr || area(other) > area(*smaller)))
+                smaller = &other;
+        if (smaller == nullptr)
+            break;
+        tile = smaller;
+    }
+    return *tile;
 }
 
 template <class K>

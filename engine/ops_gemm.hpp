@@ -26,7 +26,7 @@ struct GemmPlan {
 };
 
 GemmPlan plan_gemm(const Device& device, std::uint64_t rows);
-/// Tiles are detail::group_tile_rows high.
+/// Tiles are group_tile_rows high.
 GemmPlan plan_grouped_gemm(const Device& device);
 
 /// One matrix operand as the kernels want it.

@@ -58,7 +58,7 @@ void grouped_rows(Recording& recording, const Arguments& arguments, const Tensor
     arguments.require(shape != tiles.columns.end(),
                       "the work list was not made for N = " + std::to_string(n));
     const Device& device = recording.device();
-    arguments.require(tiles.tile_rows == detail::group_tile_rows(device.info()) &&
+    arguments.require(tiles.tile_rows == group_tile_rows(device.info()) &&
                           tiles.width_on_units == width_on_units(device, form),
                       "the work list was made for another device or numeric class");
     const auto grid = static_cast<std::uint64_t>(shape - tiles.columns.begin());
@@ -80,7 +80,7 @@ void grouped_rows(Recording& recording, const Arguments& arguments, const Tensor
 
 std::uint64_t group_tiles_bytes(const Device& device, std::uint64_t max_rows,
                                 std::uint64_t groups) {
-    const std::uint32_t tile_rows = detail::group_tile_rows(device.info());
+    const std::uint32_t tile_rows = group_tile_rows(device.info());
     return kArgumentBytes + tiles_capacity(max_rows, groups, tile_rows) * 8;
 }
 
@@ -91,7 +91,7 @@ GroupTiles make_group_tiles(Recording& recording, const TensorView& offsets, std
     const std::uint64_t groups = check_offsets(arguments, offsets);
     arguments.workspace(memory, group_tiles_bytes(recording.device(), max_rows, groups));
     GroupTiles tiles;
-    tiles.tile_rows = detail::group_tile_rows(recording.device().info());
+    tiles.tile_rows = group_tile_rows(recording.device().info());
     tiles.width_on_units = width_on_units(recording.device(), GemmForm::NT);
     tiles.offsets = offsets;
     tiles.arguments = memory.sub(0, kArgumentBytes);

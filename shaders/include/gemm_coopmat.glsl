@@ -72,39 +72,38 @@ struct CoopmatTile {
 };
 
 // Eight neighbours in memory of an operand whose element (x, k) stands at x * ld + k or, by_k, at
-// k * ld + x, in the matrix type. x beyond the extent gives some other row or column (its products
-// are not stored), k beyond k_end gives 0. whole: no k of the block is beyond.
-uvec4 load_octet(uvec2 base, uint ld, bool by_k, uint x, uint extent, uint k, uint k_end,
-                 bool whole) {
-    uvec4 codes;
+// k * ld + x. Nothing is done with what is loaded, so that nobody waits for it yet: x beyond the
+// extent gives some other row or column (its products are not stored), k beyond k_end some other k
+// (see trim) unless the elements come one by one; they are 0 then.
+uvec4 load_octet(uvec2 base, uint ld, bool by_k, uint x, uint extent, uint k, uint k_end) {
     if (aligned != 0u) {
         uint row = min(x, by_k ? extent - 8u : extent - 1u);
-        uint depth = whole ? k : min(k, by_k ? k_end - 1u : k_end - 8u);
-        uint index = by_k ? depth * ld + row : row * ld + depth;
-        codes = ReadUvec4(base).v[index >> 3];
-        if (!whole && k >= k_end) {
-            codes = uvec4(0);
-        }
-    } else {
-        [[unroll]] for (uint e = 0u; e < 4u; ++e) {
-            vec2 pair;
-            [[unroll]] for (uint odd = 0u; odd < 2u; ++odd) {
-                uint ahead = 2u * e + odd;
-                uint row = min(by_k ? x + ahead : x, extent - 1u);
-                uint depth = by_k ? k : k + ahead;
-                uint clamped = min(depth, k_end - 1u);
-                float value = bf16_load(base, by_k ? clamped * ld + row : row * ld + clamped);
-                pair[odd] = depth < k_end ? value : 0.0;
-            }
-            codes[e] = floatBitsToUint(pair.x) >> 16 | (floatBitsToUint(pair.y) & 0xFFFF0000u);
-        }
+        uint depth = min(k, by_k ? k_end - 1u : k_end - 8u);
+        return ReadUvec4(base).v[(by_k ? depth * ld + row : row * ld + depth) >> 3];
     }
-#if !MATRIX_BF16
+    uvec4 codes;
     [[unroll]] for (uint e = 0u; e < 4u; ++e) {
-        codes[e] = packHalf2x16(vec2(bf16_low(codes[e]), bf16_high(codes[e])));
+        vec2 pair;
+        [[unroll]] for (uint odd = 0u; odd < 2u; ++odd) {
+            uint ahead = 2u * e + odd;
+            uint row = min(by_k ? x + ahead : x, extent - 1u);
+            uint depth = by_k ? k : k + ahead;
+            uint clamped = min(depth, k_end - 1u);
+            float value = bf16_load(base, by_k ? clamped * ld + row : row * ld + clamped);
+            pair[odd] = depth < k_end ? value : 0.0;
+        }
+        codes[e] = floatBitsToUint(pair.x) >> 16 | (floatBitsToUint(pair.y) & 0xFFFF0000u);
     }
-#endif
     return codes;
+}
+
+// bf16 codes, two to a word, in the matrix type.
+uint matrix_codes(uint codes) {
+#if MATRIX_BF16
+    return codes;
+#else
+    return packHalf2x16(vec2(bf16_low(codes), bf16_high(codes)));
+#endif
 }
 
 // What an invocation carries of the next block, eight elements each.
@@ -113,38 +112,45 @@ uvec4 load_octet(uvec2 base, uint ld, bool by_k, uint x, uint extent, uint k, ui
 uvec4 a_next[A_OCTETS];
 uvec4 b_next[B_OCTETS];
 
-// Octets that are staged as memory has them: `item` counts along the rows of memory. Octets that
-// are turned come in pairs of neighbouring k, `item` counting the pairs with k fastest.
-#define FETCH(name, next, octets, BY_K, block, base, ld, first, extent)                            \
-    void name(CoopmatTile t, uint k, bool whole) {                                                 \
-        [[unroll]] for (uint i = 0u; i < octets; ++i) {                                            \
-            uint x, depth;                                                                         \
-            if (BY_K && turn != 0u) {                                                              \
-                uint item = i / 2u * local_size + gl_LocalInvocationIndex;                         \
-                x = item / (block_k / 2u) * 8u;                                                    \
-                depth = item % (block_k / 2u) * 2u + i % 2u;                                       \
-            } else {                                                                               \
-                uint item = i * local_size + gl_LocalInvocationIndex;                              \
-                x = BY_K ? item % (block / 8u) * 8u : item / (block_k / 8u);                       \
-                depth = BY_K ? item / (block / 8u) : item % (block_k / 8u) * 8u;                   \
-            }                                                                                      \
-            next[i] = load_octet(base, ld, BY_K, first + x, extent, k + depth, t.k_end, whole);    \
-        }                                                                                          \
+// Where an invocation's i-th octet starts in a block, as (row or column of D, k). Octets that are
+// staged as memory has them count along the rows of memory; those that are turned come in pairs of
+// neighbouring k, the pairs counting with k fastest.
+uvec2 octet_start(bool by_k, uint block, uint i) {
+    if (by_k && turn != 0u) {
+        uint item = i / 2u * local_size + gl_LocalInvocationIndex;
+        return uvec2(item / (block_k / 2u) * 8u, item % (block_k / 2u) * 2u + i % 2u);
     }
-FETCH(fetch_a, a_next, A_OCTETS, A_BY_K, BLOCK_M, t.a, t.lda, t.m0, t.rows)
-FETCH(fetch_b, b_next, B_OCTETS, B_BY_K, BLOCK_N, t.b, t.ldb, t.n0, t.columns)
+    uint item = i * local_size + gl_LocalInvocationIndex;
+    return by_k ? uvec2(item % (block / 8u) * 8u, item / (block / 8u))
+                : uvec2(item / (block_k / 8u), item % (block_k / 8u) * 8u);
+}
 
 void fetch(CoopmatTile t, uint k) {
-    if (k + block_k <= t.k_end) {
-        fetch_a(t, k, true);
-        fetch_b(t, k, true);
-    } else {
-        fetch_a(t, k, false);
-        fetch_b(t, k, false);
+    [[unroll]] for (uint i = 0u; i < A_OCTETS; ++i) {
+        uvec2 at = octet_start(A_BY_K, BLOCK_M, i);
+        a_next[i] = load_octet(t.a, t.lda, A_BY_K, t.m0 + at.x, t.rows, k + at.y, t.k_end);
+    }
+    [[unroll]] for (uint i = 0u; i < B_OCTETS; ++i) {
+        uvec2 at = octet_start(B_BY_K, BLOCK_N, i);
+        b_next[i] = load_octet(t.b, t.ldb, B_BY_K, t.n0 + at.x, t.columns, k + at.y, t.k_end);
     }
 }
 
-#define STAGE(name, next, octets, BY_K, columns, stage, stride)                                    \
+// Clears what lies beyond k_end in a last block of less than block_k.
+void trim(CoopmatTile t, uint k) {
+    [[unroll]] for (uint i = 0u; i < A_OCTETS; ++i) {
+        if (k + octet_start(A_BY_K, BLOCK_M, i).y >= t.k_end) {
+            a_next[i] = uvec4(0);
+        }
+    }
+    [[unroll]] for (uint i = 0u; i < B_OCTETS; ++i) {
+        if (k + octet_start(B_BY_K, BLOCK_N, i).y >= t.k_end) {
+            b_next[i] = uvec4(0);
+        }
+    }
+}
+
+#define STAGE(name, next, octets, BY_K, columns, to, stride)                                       \
     void name(uint start) {                                                                        \
         if (BY_K && turn != 0u) {                                                                  \
             [[unroll]] for (uint i = 0u; i < octets / 2u; ++i) {                                   \
@@ -153,26 +159,39 @@ void fetch(CoopmatTile t, uint k) {
                 uint at = start + item / (block_k / 2u) * 8u * stride + pair / 4u;                 \
                 uvec4 low = next[2u * i], high = next[2u * i + 1u];                                \
                 [[unroll]] for (uint e = 0u; e < 4u; ++e) {                                        \
-                    stage[at + 2u * e * stride][pair % 4u] = (low[e] & 0xFFFFu) | high[e] << 16;   \
-                    stage[at + (2u * e + 1u) * stride][pair % 4u] =                                \
-                        low[e] >> 16 | (high[e] & 0xFFFF0000u);                                    \
+                    to[at + 2u * e * stride][pair % 4u] =                                          \
+                        matrix_codes((low[e] & 0xFFFFu) | high[e] << 16);                          \
+                    to[at + (2u * e + 1u) * stride][pair % 4u] =                                   \
+                        matrix_codes(low[e] >> 16 | (high[e] & 0xFFFF0000u));                      \
                 }                                                                                  \
             }                                                                                      \
         } else {                                                                                   \
             [[unroll]] for (uint i = 0u; i < octets; ++i) {                                        \
                 uint item = i * local_size + gl_LocalInvocationIndex;                              \
-                stage[start + item / (columns / 8u) * stride + item % (columns / 8u)] = next[i];   \
+                uvec4 x = next[i];                                                                 \
+                to[start + item / (columns / 8u) * stride + item % (columns / 8u)] =               \
+                    uvec4(matrix_codes(x.x), matrix_codes(x.y), matrix_codes(x.z),                 \
+                          matrix_codes(x.w));                                                      \
             }                                                                                      \
         }                                                                                          \
     }
 STAGE(stage_a, a_next, A_OCTETS, A_BY_K, A_COLUMNS, a_stage, A_STRIDE)
 STAGE(stage_b, b_next, B_OCTETS, B_BY_K, B_COLUMNS, b_stage, B_STRIDE)
 
+// Puts the fetched block, which starts at k, where stage number `to` is.
+void stage(CoopmatTile t, uint k, uint to) {
+    if (aligned != 0u && t.k_end - k < block_k) {
+        trim(t, k);
+    }
+    stage_a(to * A_STAGE);
+    stage_b(to * B_STAGE);
+}
+
 #define ACCUMULATOR coopmat<float, gl_ScopeSubgroup, mma_m, mma_n, gl_MatrixUseAccumulator>
 ACCUMULATOR sums[fragments_m * fragments_n];
 
-// One staged block, from a_start and b_start on.
-void multiply(uint a_start, uint b_start, uint warp_m, uint warp_n) {
+void multiply(uint from, uint warp_m, uint warp_n) {
+    uint a_start = from * A_STAGE, b_start = from * B_STAGE;
     [[unroll]] for (uint k = 0u; k < block_k; k += mma_k) {
         coopmat<MATRIX_TYPE, gl_ScopeSubgroup, mma_m, mma_k, gl_MatrixUseA> a[fragments_m];
         [[unroll]] for (uint i = 0u; i < fragments_m; ++i) {
@@ -243,28 +262,24 @@ void gemm_coopmat(CoopmatTile t, uvec2 d, uint ldd, float alpha, bool accumulate
     }
     if (t.k_begin < t.k_end) {
         uint k = t.k_begin, now = 0u;
-        bool more;
         fetch(t, k);
-        stage_a(0u);
-        stage_b(0u);
-        do {
-            barrier();
-            k += block_k;
-            more = k < t.k_end;
-            if (more) {
-                fetch(t, k);
-            }
-            multiply(now * A_STAGE, now * B_STAGE, warp_m, warp_n);
-            if (stages == 1u) {
+        stage(t, k, now);
+        if (t.k_end - k > block_k) {
+            do {
                 barrier();
-            } else {
-                now = 1u - now;
-            }
-            if (more) {
-                stage_a(now * A_STAGE);
-                stage_b(now * B_STAGE);
-            }
-        } while (more);
+                k += block_k;
+                fetch(t, k);
+                multiply(now, warp_m, warp_n);
+                if (stages == 1u) {
+                    barrier();
+                } else {
+                    now = 1u - now;
+                }
+                stage(t, k, now);
+            } while (t.k_end - k > block_k);
+        }
+        barrier();
+        multiply(now, warp_m, warp_n);
         barrier();
     }
     store_sums(t, warp_m, warp_n, d, ldd, alpha, accumulate);

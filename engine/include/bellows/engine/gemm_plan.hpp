@@ -62,10 +62,14 @@ struct GemmTile {
     std::string describe() const;
 };
 
-/// Tiles that this device can run for `form`, the fastest for large products first; empty when the
-/// class has no matrix units.
+/// Tiles that this device can run for `form`; empty when the class has no matrix units. Large
+/// products take the first, smaller ones the first of the smaller ones.
 std::vector<GemmTile> gemm_tiles(const DeviceInfo& info, const GemmClass& gemm_class,
                                  GemmForm form);
+
+/// Rows of a tile of grouped products on this device, the same for all kernels and classes, so
+/// that one work list serves them.
+std::uint32_t group_tile_rows(const DeviceInfo& info) noexcept;
 
 /// All classes, the one that a device takes by itself first, with why it lacks the others.
 std::vector<GemmClass> gemm_classes(const Device& device);
