@@ -321,6 +321,26 @@ MemoryReport Allocator::report() const {
     return report;
 }
 
+void Allocator::require(const MemorySizes& bytes) const {
+    MemoryReport wanted;
+    for (std::size_t i = 0; i < bytes.size(); ++i) {
+        wanted.categories[i].bytes = bytes[i];
+        const bool overflows = wanted.bytes + bytes[i] < wanted.bytes;
+        wanted.bytes = overflows ? ~std::uint64_t{0} : wanted.bytes + bytes[i];
+    }
+    const MemoryReport now = report();
+    const std::uint64_t used = now.used_bytes - std::min(now.used_bytes, now.pooled_bytes);
+    const std::uint64_t free = now.budget_bytes - std::min(now.budget_bytes, used);
+    if (wanted.bytes <= free)
+        return;
+    const MemoryCategory largest = wanted.largest();
+    throw Error(ErrorCode::OutOfMemory, "this needs about " + in_units(wanted.bytes) +
+                                            " of device memory (" + wanted.describe() + "), but " +
+                                            in_units(free) + " of " + in_units(now.budget_bytes) +
+                                            " are free. The largest part is " + to_string(largest) +
+                                            "; " + way_out(largest) + ".");
+}
+
 void Allocator::fail_out_of_memory(const BufferDesc& wanted, VkResult status) const {
     const MemoryReport now = report();
     std::string text = "no memory for " + wanted.name + " (" + to_string(wanted.category) +

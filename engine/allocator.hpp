@@ -40,6 +40,8 @@ public:
     void trim();
     /// Asks the driver for its budget, too.
     MemoryReport report() const;
+    /// Throws Error{OutOfMemory} when so much more does not fit.
+    void require(const MemorySizes& bytes) const;
     VmaAllocator vma() const noexcept { return vma_; }
 
 private:

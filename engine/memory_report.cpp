@@ -62,12 +62,14 @@ std::string MemoryReport::describe() const {
     std::string text;
     for (const std::size_t i : order) {
         const Line& line = categories[i];
-        if (line.num_buffers == 0)
+        if (line.num_buffers == 0 && line.bytes == 0)
             continue;
-        text += (text.empty() ? "" : ", ") +
-                std::string(to_string(static_cast<MemoryCategory>(i))) + " " +
-                detail::in_units(line.bytes) + " in " + std::to_string(line.num_buffers) +
-                (line.num_buffers == 1 ? " buffer" : " buffers");
+        text += text.empty() ? "" : ", ";
+        text += to_string(static_cast<MemoryCategory>(i));
+        text += " " + detail::in_units(line.bytes);
+        if (line.num_buffers > 0) // an estimate has none
+            text += " in " + std::to_string(line.num_buffers) +
+                    (line.num_buffers == 1 ? " buffer" : " buffers");
     }
     return text.empty() ? "nothing" : text;
 }

@@ -94,21 +94,29 @@ void list_cooperative_matrices(const volk::VolkInstanceTable& vki, PhysicalDevic
     }
 }
 
-/// True when the driver reads its own clock and the host's steady clock at one moment.
-bool reads_both_clocks(const volk::VolkInstanceTable& vki, VkPhysicalDevice handle) {
-    const auto list = vki.vkGetPhysicalDeviceCalibrateableTimeDomainsKHR != nullptr
-                          ? vki.vkGetPhysicalDeviceCalibrateableTimeDomainsKHR
-                          : vki.vkGetPhysicalDeviceCalibrateableTimeDomainsEXT;
+/// The extension by which the driver reads its own clock and the host's steady clock at one moment,
+/// or null. Loaders may abort when a function is called for a device without its extension.
+const char* clock_extension(const volk::VolkInstanceTable& vki, VkPhysicalDevice handle,
+                            const std::set<std::string>& extensions) {
+    const char* extension = VK_KHR_CALIBRATED_TIMESTAMPS_EXTENSION_NAME;
+    auto list = vki.vkGetPhysicalDeviceCalibrateableTimeDomainsKHR;
+    if (extensions.count(extension) == 0) {
+        extension = VK_EXT_CALIBRATED_TIMESTAMPS_EXTENSION_NAME;
+        list = vki.vkGetPhysicalDeviceCalibrateableTimeDomainsEXT;
+        if (extensions.count(extension) == 0)
+            return nullptr;
+    }
     std::uint32_t count = 0;
     if (list == nullptr || list(handle, &count, nullptr) != VK_SUCCESS)
-        return false;
+        return nullptr;
     std::vector<VkTimeDomainKHR> domains(count);
     if (list(handle, &count, domains.data()) != VK_SUCCESS)
-        return false;
+        return nullptr;
     const auto has = [&](VkTimeDomainKHR domain) {
         return std::find(domains.begin(), domains.end(), domain) != domains.end();
     };
-    return has(VK_TIME_DOMAIN_DEVICE_KHR) && has(VK_TIME_DOMAIN_CLOCK_MONOTONIC_KHR);
+    const bool both = has(VK_TIME_DOMAIN_DEVICE_KHR) && has(VK_TIME_DOMAIN_CLOCK_MONOTONIC_KHR);
+    return both ? extension : nullptr;
 }
 
 void describe(const volk::VolkInstanceTable& vki, PhysicalDevice& device) {
@@ -242,13 +250,10 @@ PhysicalDevice inspect(const volk::VolkInstanceTable& vki, VkPhysicalDevice hand
 
     // Needed by nothing that computes: the trace and the memory report are better with them.
     device.has_memory_budget = extensions.count(VK_EXT_MEMORY_BUDGET_EXTENSION_NAME) != 0;
-    for (const char* extension :
-         {VK_KHR_CALIBRATED_TIMESTAMPS_EXTENSION_NAME, VK_EXT_CALIBRATED_TIMESTAMPS_EXTENSION_NAME})
-        if (extensions.count(extension) != 0 && reads_both_clocks(vki, handle)) {
-            device.extensions.push_back(extension);
-            info.features.push_back("calibrated_timestamps");
-            break;
-        }
+    if (const char* extension = clock_extension(vki, handle, extensions)) {
+        device.extensions.push_back(extension);
+        info.features.push_back("calibrated_timestamps");
+    }
 
     void** enable_tail = &want.v13.pNext;
     const auto enable = [&](const char* extension, auto& feature) {

@@ -85,6 +85,28 @@ TEST(EngineMemory, OutOfMemoryNamesTheLargestPartAndAWayOut) {
     EXPECT_TRUE(small.bound());
 }
 
+TEST(EngineMemory, AnEstimateThatDoesNotFitIsRefusedBeforeTheFirstStep) {
+    const auto device = make_device();
+    const std::uint64_t free = device->memory_report().budget_bytes;
+    MemorySizes bytes{};
+    bytes[static_cast<std::size_t>(MemoryCategory::Weights)] = free / 16;
+    bytes[static_cast<std::size_t>(MemoryCategory::Optimizer)] = free / 8;
+    EXPECT_NO_THROW(device->require_memory(bytes));
+    for (const std::uint64_t optimizer : {2 * free, ~std::uint64_t{0}}) {
+        bytes[static_cast<std::size_t>(MemoryCategory::Optimizer)] = optimizer;
+        try {
+            device->require_memory(bytes);
+            ADD_FAILURE() << "it fits";
+        } catch (const Error& error) {
+            EXPECT_EQ(error.code(), ErrorCode::OutOfMemory);
+            EXPECT_NE(error.message().find("The largest part is optimiser; keep its moments"),
+                      std::string::npos)
+                << error.message();
+        }
+    }
+    EXPECT_EQ(device->memory_report().bytes, 0u); // nothing was allocated
+}
+
 TEST(EngineMemory, FramesOfAnArenaShareItsBytesOneAfterAnother) {
     const auto device = make_device(); // the happens-before checker is on
     Arena arena(*device, "micro-batch", MemoryCategory::Activations);

@@ -29,6 +29,8 @@ enum class MemoryCategory : std::uint8_t {
 };
 inline constexpr std::size_t kNumMemoryCategories = 7;
 const char* to_string(MemoryCategory category) noexcept;
+/// Bytes by category.
+using MemorySizes = std::array<std::uint64_t, kNumMemoryCategories>;
 
 enum class MemoryKind : std::uint8_t {
     Device,   ///< fastest for the device; not mapped
