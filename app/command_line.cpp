@@ -33,7 +33,13 @@ Examples:
   mpirun -n 8 bellows train --config my.toml --data corpus/ --steps 1000 --pp 2 --out runs/a
 
 The configuration has a [model] and a [train] table; flags override it, and config.toml in the
-run's folder says what the run used.)";
+run's folder says what the run used.
+
+The run's folder gets metrics.jsonl with a line per step: step, loss (nats per token), grad_norm
+(before clipping), lr, tokens_per_s, seconds, model_flops_per_s, bytes_exchanged (sent by all ranks
+together) and seconds_waited (for other ranks: what exchange, reductions, pipes and host collectives
+of a rank did nothing but wait, added up, mean over the ranks; they run side by side, so the sum may
+exceed `seconds`). Also loss.svg, trace.json (opens in Perfetto) and checkpoints/step-N.)";
 
 constexpr const char* kGenerateExamples = R"(
 Examples:
@@ -42,6 +48,8 @@ Examples:
 
 constexpr const char* kInfoExamples = R"(
 Examples:
+  bellows info
+  bellows info --json --device 0
   bellows info --model tiny
   bellows info --model my.toml)";
 

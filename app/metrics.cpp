@@ -198,6 +198,7 @@ std::string format_summary(const RunSummary& summary) {
     line("loss at the start  ", loss(summary.first_loss));
     line("loss at the end    ", loss(summary.last_loss));
     line("speed              ", format_count(summary.tokens_per_s) + " tokens/s");
+    line("memory (rank 0)    ", summary.memory);
     line("loss picture       ", summary.loss_picture.string());
     line("trace (Perfetto)   ", summary.trace.string());
     line("checkpoint         ", summary.checkpoint.string());
@@ -206,6 +207,9 @@ std::string format_summary(const RunSummary& summary) {
         std::istringstream text(summary.sample);
         for (std::string part; std::getline(text, part);) {
             out << "    | " << part << "\n";
+        }
+        if (summary.words.words > 0) {
+            out << "  " << format_word_check(summary.words) << "\n";
         }
     }
     return out.str();

@@ -5,6 +5,7 @@
 // the summary at the end. Rank 0 only, one thread.
 
 #include "app/file_io.hpp"
+#include "app/sampling.hpp"
 
 #include <cstdint>
 #include <cstdio>
@@ -84,7 +85,7 @@ public:
     ProgressReporter(const ProgressReporter&) = delete;
     ProgressReporter& operator=(const ProgressReporter&) = delete;
 
-    /// Work before the first step, e.g. phase("compiling shaders", 12, 80).
+    /// Work before the first step, e.g. phase("reading", 12, 80); total 0: nobody knows it.
     void phase(std::string_view what, std::uint64_t done, std::uint64_t total);
     void step(const StepMetrics& metrics);
     /// A line that stays, e.g. a warning.
@@ -113,7 +114,9 @@ struct RunSummary {
     std::filesystem::path loss_picture; ///< empty paths and texts are left out
     std::filesystem::path trace;
     std::filesystem::path checkpoint;
+    std::string memory; ///< the most that was in use, by category
     std::string sample;
+    WordCheck words; ///< of the sample that stand in the training text
 };
 
 /// Losses and speed from the steps of a run: last_loss is the mean of the last tenth, at most 20

@@ -77,8 +77,8 @@ void ProgressReporter::show(const std::string& line, bool always) {
 }
 
 void ProgressReporter::phase(std::string_view what, std::uint64_t done, std::uint64_t total) {
-    show(std::string(what) + " " + std::to_string(done) + "/" + std::to_string(total),
-         done == total);
+    const std::string of_all = total > 0 ? "/" + std::to_string(total) : "";
+    show(std::string(what) + " " + std::to_string(done) + of_all, done == total);
 }
 
 void ProgressReporter::step(const StepMetrics& metrics) {

@@ -4,8 +4,10 @@
 // The bodies of the subcommands: each runs on this rank and returns an exit code or throws.
 
 #include "app/commands.hpp"
+#include "app/sampling.hpp"
 
 #include <string>
+#include <vector>
 
 namespace bellows {
 
@@ -16,5 +18,8 @@ int run_selftest(const SelftestOptions& options);
 
 /// The prompt and what the model writes after it. One rank, on a device of its own.
 std::string generate_text(const GenerateOptions& options);
+
+/// The different words of text files and folders, as Corpus::read() takes them.
+WordSet words_of_text(const std::vector<std::string>& paths);
 
 } // namespace bellows

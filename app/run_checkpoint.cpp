@@ -3,6 +3,7 @@
 
 #include <bellows/engine/error.hpp>
 
+#include <algorithm>
 #include <chrono>
 #include <optional>
 #include <string>
@@ -16,6 +17,23 @@ constexpr auto kTimeout = std::chrono::minutes(5);
 
 std::string moment_name(const Parameter& parameter, bool second) {
     return parameter.info.name + (second ? ".adam_v" : ".adam_m");
+}
+
+/// The ranks that stand for a parameter, ascending: they write a shard each.
+std::vector<std::uint64_t> writing_ranks(const ModelConfig& model, const RunLayout& layout) {
+    std::vector<std::uint64_t> ranks;
+    for (std::uint64_t stage = 0; stage < layout.pp; ++stage)
+        for (std::uint64_t d = 0; d < layout.dp; ++d) {
+            const auto held =
+                parameters_of_stage(model, stage, layout.pp, d % layout.ep, layout.ep);
+            const bool writes =
+                std::any_of(held.begin(), held.end(), [&](const ParameterInfo& info) {
+                    return Trainer::stands_for(info, layout, d);
+                });
+            if (writes)
+                ranks.push_back(stage * layout.dp + d);
+        }
+    return ranks;
 }
 
 std::vector<const Parameter*> parameters_to_write(Trainer& trainer) {
@@ -83,9 +101,10 @@ std::vector<float> read_tensor(const Checkpoint& checkpoint, const char* base,
 std::filesystem::path save_checkpoint(const TrainOptions& options, Trainer& trainer, World& world,
                                       std::uint64_t steps_done, std::uint64_t keep) {
     const bool leads = world.rank() == 0;
-    const auto ranks = static_cast<std::uint64_t>(world.size());
-    const auto index = static_cast<std::uint64_t>(world.rank());
-    const bool writes = !parameters_to_write(trainer).empty();
+    const std::vector<std::uint64_t> writers = writing_ranks(options.config.model, options.layout);
+    const auto place =
+        std::find(writers.begin(), writers.end(), static_cast<std::uint64_t>(world.rank()));
+    const auto index = static_cast<std::uint64_t>(place - writers.begin());
     const auto agree = [&](std::optional<Error> mine, const char* what) {
         if (const auto worst = world.control().agree(mine, kTimeout, what)) {
             if (leads)
@@ -99,10 +118,10 @@ std::filesystem::path save_checkpoint(const TrainOptions& options, Trainer& trai
           }),
           "beginning a checkpoint");
     agree(attempt([&] {
-              if (writes)
+              if (place != writers.end())
                   write_shards(checkpoint_temporary(options.out, steps_done), trainer,
-                               shard_name("model", index, ranks),
-                               shard_name("optimizer", index, ranks));
+                               shard_name("model", index, writers.size()),
+                               shard_name("optimizer", index, writers.size()));
           }),
           "writing a checkpoint");
     std::filesystem::path folder;
@@ -117,13 +136,9 @@ std::filesystem::path save_checkpoint(const TrainOptions& options, Trainer& trai
               state.layout = options.layout;
               state.config_hash = hash_of_config(to_toml(options.config.model));
               std::vector<std::string> shards;
-              for (std::uint64_t r = 0; r < ranks; ++r)
-                  for (const char* base : {"model", "optimizer"}) {
-                      const std::string name = shard_name(base, r, ranks);
-                      const auto path = checkpoint_temporary(options.out, steps_done) / name;
-                      if (std::filesystem::exists(path))
-                          shards.push_back(name);
-                  }
+              for (const char* base : {"model", "optimizer"})
+                  for (std::uint64_t i = 0; i < writers.size(); ++i)
+                      shards.push_back(shard_name(base, i, writers.size()));
               folder = commit_checkpoint(options.out, state, shards,
                                          {{"config.toml", options.config_text()}});
               prune_checkpoints(options.out, keep);

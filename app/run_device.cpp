@@ -3,8 +3,10 @@
 
 #include "app/train_config.hpp"
 
+#include <algorithm>
 #include <cstdlib>
 #include <filesystem>
+#include <fstream>
 #include <iomanip>
 #include <sstream>
 #include <vector>
@@ -71,6 +73,26 @@ DeviceOptions run_device_options(const std::string& devices, int local_rank) {
     }
     options.pipeline_cache_file = pipeline_cache_file(options.select);
     return DeviceOptions::from_environment(options);
+}
+
+std::uint64_t ranks_per_device(const std::string& devices, int local_ranks) {
+    std::vector<std::string> list = parse_devices(devices);
+    std::sort(list.begin(), list.end());
+    const auto different =
+        static_cast<std::uint64_t>(std::unique(list.begin(), list.end()) - list.begin());
+    const auto ranks = static_cast<std::uint64_t>(std::max(local_ranks, 1));
+    return (ranks + different - 1) / different;
+}
+
+std::uint64_t available_memory(const Device& device) {
+    const std::uint64_t heap = device.info().memory_bytes;
+    if (!device.info().is_cpu)
+        return heap;
+    std::ifstream meminfo("/proc/meminfo");
+    for (std::string key, rest; meminfo >> key && std::getline(meminfo, rest);)
+        if (key == "MemAvailable:")
+            return std::min<std::uint64_t>(heap, std::strtoull(rest.c_str(), nullptr, 10) * 1024);
+    return heap;
 }
 
 } // namespace bellows

@@ -5,6 +5,7 @@
 
 #include <bellows/engine/device.hpp>
 
+#include <cstdint>
 #include <string>
 
 namespace bellows {
@@ -21,5 +22,12 @@ std::string device_names();
 /// Compiled pipelines are kept in the user's cache folder. The environment's BELLOWS_* settings
 /// apply.
 DeviceOptions run_device_options(const std::string& devices, int local_rank);
+
+/// How many of `local_ranks` ranks of a host share the device of one of them.
+std::uint64_t ranks_per_device(const std::string& devices, int local_ranks);
+
+/// What ranks on the device may take in all: its largest heap, or on a CPU what the system has
+/// available if that is less.
+std::uint64_t available_memory(const Device& device);
 
 } // namespace bellows

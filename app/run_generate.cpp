@@ -91,8 +91,28 @@ std::string generate_text(const GenerateOptions& options) {
     return tokenizer.decode(text);
 }
 
+WordSet words_of_text(const std::vector<std::string>& paths) {
+    const Tokenizer bytes = Tokenizer::from_name("bytes");
+    const std::vector<std::filesystem::path> list(paths.begin(), paths.end());
+    const Corpus corpus = Corpus::read(list, bytes);
+    std::vector<std::uint32_t> tokens(corpus.num_tokens());
+    corpus.copy(0, tokens);
+    return WordSet(bytes.decode(tokens));
+}
+
 int run_generate(const GenerateOptions& options) {
-    std::printf("%s\n", generate_text(options).c_str());
+    std::optional<WordSet> known;
+    if (!options.known_text.empty())
+        known = words_of_text(options.known_text); // a bad path shows before the work
+    const std::string text = generate_text(options);
+    std::printf("%s\n", text.c_str());
+    std::fflush(stdout);
+    if (known) // what the model wrote, not what it was given
+        std::fprintf(stderr, "%s\n",
+                     format_word_check(check_words(std::string_view(text).substr(std::min(
+                                                       options.prompt.size(), text.size())),
+                                                   *known))
+                         .c_str());
     return 0;
 }
 

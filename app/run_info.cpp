@@ -2,20 +2,36 @@
 // The body of `bellows info`: devices, features, limits, and which variant of each kernel runs.
 #include "app/run.hpp"
 
+#include "app/mpi_info.hpp"
+#include "app/run_device.hpp"
+#include "app/train_config.hpp"
+#include "app/version.hpp"
+
 #include <bellows/engine/device.hpp>
 #include <bellows/engine/error.hpp>
 #include <bellows/kernels/kernels.hpp>
 
 #include <nlohmann/json.hpp>
 
+#include <algorithm>
 #include <cstdio>
 #include <string>
+#include <vector>
 
 namespace bellows {
 
 namespace {
 
 using Json = nlohmann::json;
+
+bool is_selected(const DeviceInfo& info, const std::string& devices) {
+    const std::vector<std::string> names = parse_devices(devices);
+    return std::any_of(names.begin(), names.end(), [&](std::string name) {
+        std::erase(name, '-');
+        return name == (info.is_cpu ? "cpu" : "gpu") || name == std::to_string(info.index) ||
+               name == info.uuid;
+    });
+}
 
 Json json_of(const DeviceInfo& info) {
     return {{"index", info.index},
@@ -49,6 +65,11 @@ Json kernels_of(const Device& device) {
 }
 
 void print_text(const Json& report) {
+    std::printf("bellows %s\n", report["bellows"].get<std::string>().c_str());
+    std::printf("MPI: %s\n", report["mpi"]["library"].get<std::string>().c_str());
+    std::printf("  %-26s %s\n", "standard", report["mpi"]["standard"].get<std::string>().c_str());
+    std::printf("  %-26s %s\n", "thread level",
+                report["mpi"]["thread_level"].get<std::string>().c_str());
     for (const Json& device : report["devices"]) {
         std::printf("device %s: %s\n", device["index"].dump().c_str(),
                     device["name"].get<std::string>().c_str());
@@ -81,9 +102,17 @@ void print_text(const Json& report) {
 } // namespace
 
 int run_info(const InfoOptions& options) {
-    Json report{{"devices", Json::array()}};
+    const MpiInfo mpi = mpi_info(); // before Vulkan has threads
+    Json report{{"bellows", kVersion},
+                {"mpi",
+                 {{"library", mpi.library},
+                  {"standard", mpi.standard},
+                  {"thread_level", mpi.thread_level}}},
+                {"devices", Json::array()}};
     bool serves = false;
     for (const DeviceInfo& info : list_devices()) {
+        if (!options.device.empty() && !is_selected(info, options.device))
+            continue;
         Json entry = json_of(info);
         if (info.unmet_requirements.empty()) {
             serves = true;
@@ -100,8 +129,11 @@ int run_info(const InfoOptions& options) {
     else
         print_text(report);
     if (!serves)
-        throw Error(ErrorCode::Unsupported, "no Vulkan device serves; mesa-vulkan-drivers has one "
-                                            "for the CPU");
+        throw Error(ErrorCode::Unsupported,
+                    options.device.empty()
+                        ? "no Vulkan device serves; mesa-vulkan-drivers has one for the CPU"
+                        : "no Vulkan device serves as \"" + options.device +
+                              "\"; devices here: " + device_names());
     return 0;
 }
 

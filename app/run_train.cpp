@@ -4,15 +4,18 @@
 
 #include "app/file_io.hpp"
 #include "app/loss_plot.hpp"
+#include "app/memory_estimate.hpp"
 #include "app/metrics.hpp"
 #include "app/run_checkpoint.hpp"
 #include "app/run_device.hpp"
 #include "app/run_world.hpp"
+#include "app/sampling.hpp"
 #include "app/trace_file.hpp"
 #include "app/trainer.hpp"
 
 #include <bellows/engine/error.hpp>
 
+#include <array>
 #include <chrono>
 #include <cstdio>
 #include <optional>
@@ -28,6 +31,9 @@ using Clock = std::chrono::steady_clock;
 /// Steps at the end of a run that the trace shows.
 constexpr std::uint64_t kTracedSteps = 2;
 
+/// Seconds of compiling that go by without a word.
+constexpr double kSilentCompilation = 2;
+
 double seconds_since(Clock::time_point start) {
     return std::chrono::duration<double>(Clock::now() - start).count();
 }
@@ -39,6 +45,7 @@ public:
     int run();
 
 private:
+    void check_memory();
     bool leads() const { return world_.rank() == 0; }
     void one_step(std::uint64_t step);
     void checkpoint(std::uint64_t steps_done);
@@ -73,10 +80,15 @@ TrainRun::TrainRun(const TrainOptions& options, World& world)
         progress_.emplace(stdout, train_.steps, ProgressReporter::detect(stdout));
     DeviceOptions device_options = run_device_options(train_.device, world_.local_rank());
     device_options.trace = true;
-    device_options.on_pipeline_compiled = [this](const std::string&, std::uint32_t count) {
-        report("compiling shaders", count, 0);
+    // Drivers that find them in a cache are through before anybody would want to know. How many
+    // there will be shows only as the work is recorded.
+    device_options.on_pipeline_compiled = [this, start = Clock::now()](const std::string&,
+                                                                       std::uint32_t count) {
+        if (seconds_since(start) > kSilentCompilation)
+            report("compiling shaders", count, 0);
     };
     device_ = Device::create(device_options);
+    check_memory();
     if (leads())
         prepare_output(options); // nothing is written before a device serves
     trainer_.emplace(*device_, world_, options.config, options.layout);
@@ -88,6 +100,19 @@ TrainRun::TrainRun(const TrainOptions& options, World& world)
     }
     if (leads())
         log_.emplace(options.out / "metrics.jsonl", first_step_);
+}
+
+/// Every rank works out all of them, so that all refuse alike.
+void TrainRun::check_memory() {
+    const std::uint64_t sharing = ranks_per_device(train_.device, world_.local_size());
+    const std::uint64_t available = available_memory(*device_);
+    for (std::uint64_t stage = 0; stage < options_.layout.pp; ++stage) {
+        const MemoryEstimate estimate = estimate_memory(options_.config, options_.layout, stage);
+        require_memory(estimate, available, sharing, device_->info().name);
+        if (progress_ && stage == 0)
+            progress_->note("memory of rank 0, estimated " + describe_memory(estimate.bytes) +
+                            " (of " + format_bytes(available / sharing) + ")");
+    }
 }
 
 void TrainRun::report(const std::string& title, std::uint64_t done, std::uint64_t total) {
@@ -171,6 +196,11 @@ void TrainRun::finish() {
     summary.loss_picture = options_.out / "loss.svg";
     summary.trace = options_.out / "trace.json";
     summary.checkpoint = last_checkpoint_;
+    std::array<std::uint64_t, kNumMemoryCategories> peaks{};
+    const MemoryReport memory = device_->memory_report();
+    for (std::size_t i = 0; i < peaks.size(); ++i)
+        peaks[i] = memory.categories[i].peak_bytes;
+    summary.memory = describe_memory(peaks);
     if (saved_last_) {
         GenerateOptions generate;
         generate.checkpoint = last_checkpoint_;
@@ -179,6 +209,7 @@ void TrainRun::finish() {
         generate.tokens = 240;
         generate.temperature = 0.7;
         summary.sample = generate_text(generate);
+        summary.words = check_words(summary.sample, words_of_text(train_.data));
     }
     std::fputs(format_summary(summary).c_str(), stdout);
     std::fflush(stdout);

@@ -9,9 +9,11 @@
 
 #include <algorithm>
 #include <array>
+#include <chrono>
 #include <cmath>
 #include <cstring>
 #include <numeric>
+#include <tuple>
 #include <utility>
 
 namespace bellows {
@@ -55,8 +57,11 @@ struct Trainer::Impl {
     void reduce_gradients();
     void record_loads();
     void update_router_biases();
-    double gather_loss();
+    std::pair<double, double> gather_loss_and_waiting();
     std::uint64_t bytes_sent() const;
+    double seconds_waited() const;
+    template <class Call>
+    void wait_for_others(Call call);
 
     Device& device;
     World& world;
@@ -85,6 +90,8 @@ struct Trainer::Impl {
     Buffer host_loads, summed_loads;
     std::unique_ptr<Recording> collect_loads, update_biases;
     std::uint64_t last_bytes = 0;
+    double host_seconds = 0; ///< waited in collectives of the host
+    double last_waited = 0;
 };
 
 namespace {
@@ -263,19 +270,38 @@ void Trainer::Impl::reduce_gradients() {
         dense->all_reduce(flat.rows(0, replicated));
 }
 
-double Trainer::Impl::gather_loss() {
+/// Whoever comes early to a collective waits in it.
+template <class Call>
+void Trainer::Impl::wait_for_others(Call call) {
+    const auto start = std::chrono::steady_clock::now();
+    call();
+    if (world.size() > 1)
+        host_seconds +=
+            std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+}
+
+/// The mean loss per token, and the mean over the ranks of what they waited since the last call.
+std::pair<double, double> Trainer::Impl::gather_loss_and_waiting() {
     last_loss.wait();
-    const std::span<const double> mine(losses.data(), stage->last() ? losses.size() : 0);
+    std::vector<double> mine;
+    if (stage->last())
+        mine = losses;
+    const double waited = seconds_waited();
+    mine.push_back(waited - std::exchange(last_waited, waited));
+    std::vector<HostCollectives::Bytes> parts;
+    wait_for_others([&] { parts = everyone.all_gather(std::as_bytes(std::span(mine))); });
     // Ranks ascend with d, so the parts are in the global order of the batch.
-    double sum = 0;
-    for (const auto& part : everyone.all_gather(std::as_bytes(mine))) {
-        for (std::size_t at = 0; at < part.size(); at += sizeof(double)) {
-            double value = 0;
-            std::memcpy(&value, part.data() + at, sizeof value);
+    double sum = 0, waiting = 0;
+    for (const auto& part : parts) {
+        std::vector<double> values(part.size() / sizeof(double));
+        std::memcpy(values.data(), part.data(), part.size());
+        waiting += values.back();
+        values.pop_back();
+        for (const double value : values)
             sum += value;
-        }
     }
-    return sum / static_cast<double>(config.train.batch * config.train.seq);
+    return {sum / static_cast<double>(config.train.batch * config.train.seq),
+            waiting / static_cast<double>(parts.size())};
 }
 
 // ---- Balance of the experts -----------------------------------------------------------------
@@ -316,7 +342,7 @@ void Trainer::Impl::update_router_biases() {
     device.submit(*collect_loads).wait();
     const auto mine = host_loads.mapped_as<const std::uint32_t>();
     std::vector<std::int64_t> sums(mine.begin(), mine.end());
-    stage_peers.all_reduce_sum(std::span<std::int64_t>(sums));
+    wait_for_others([&] { stage_peers.all_reduce_sum(std::span<std::int64_t>(sums)); });
     const auto out = summed_loads.mapped_as<std::uint32_t>();
     for (std::size_t i = 0; i < sums.size(); ++i)
         out[i] = static_cast<std::uint32_t>(sums[i]);
@@ -326,6 +352,12 @@ void Trainer::Impl::update_router_biases() {
 std::uint64_t Trainer::Impl::bytes_sent() const {
     return dense->stats().bytes_sent + replicas->stats().bytes_sent +
            (exchange ? exchange->stats().bytes_sent : 0) + (pipe ? pipe->stats().bytes_sent : 0);
+}
+
+double Trainer::Impl::seconds_waited() const {
+    return host_seconds + dense->stats().seconds_waited + replicas->stats().seconds_waited +
+           (exchange ? exchange->stats().seconds_waited : 0) +
+           (pipe ? pipe->stats().seconds_waited : 0);
 }
 
 Trainer::Trainer(Device& device, World& world, const RunConfig& config, const RunLayout& layout)
@@ -344,7 +376,12 @@ Optimizer& Trainer::optimizer() noexcept {
 }
 
 bool Trainer::stands_for(const ParameterInfo& info) const noexcept {
-    return info.kind == ParameterKind::Expert ? impl_->d < impl_->layout.ep : impl_->d == 0;
+    return stands_for(info, impl_->layout, impl_->d);
+}
+
+bool Trainer::stands_for(const ParameterInfo& info, const RunLayout& layout,
+                         std::uint64_t d) noexcept {
+    return info.kind == ParameterKind::Expert ? d < layout.ep : d == 0;
 }
 
 StepResult Trainer::step(std::uint64_t step, const SequenceSource& source) {
@@ -353,12 +390,12 @@ StepResult Trainer::step(std::uint64_t step, const SequenceSource& source) {
     t.run_schedule(step, source);
     t.reduce_gradients();
     // What all ranks have to agree on: the norm of the whole gradient, and the loss.
-    std::array<double, 3> sums{t.optimizer->local_squares(), 0, 0};
+    std::array<double, 2> sums{t.optimizer->local_squares(), 0};
     const std::uint64_t bytes = t.bytes_sent();
     sums[1] = static_cast<double>(bytes - std::exchange(t.last_bytes, bytes));
-    t.everyone.all_reduce_sum(std::span<double>(sums));
+    t.wait_for_others([&] { t.everyone.all_reduce_sum(std::span<double>(sums)); });
     StepResult result;
-    result.loss = t.gather_loss();
+    std::tie(result.loss, result.seconds_waited) = t.gather_loss_and_waiting();
     result.grad_norm = std::sqrt(sums[0]);
     result.bytes_exchanged = static_cast<std::uint64_t>(sums[1]);
     const double limit = t.config.train.clip_norm;

@@ -27,7 +27,9 @@ struct StepResult {
     double loss = 0;                   ///< nats per token, mean over the global batch
     double grad_norm = 0;              ///< of the whole gradient, before clipping
     std::uint64_t bytes_exchanged = 0; ///< sent by all ranks together in this step
-    double seconds_waited = 0;         ///< for others, mean over the ranks
+    /// For others, mean over the ranks: what the exchange, the reductions, the pipes and the host's
+    /// own collectives had nothing to do but wait, added up (they run side by side).
+    double seconds_waited = 0;
 };
 
 /// Fills tokens [seq + 1] of sequence `index` (of the global batch) of `step` (from 0).
@@ -49,6 +51,9 @@ public:
     Optimizer& optimizer() noexcept;
     /// Whether this rank is the one that stands for a parameter among those that hold a copy.
     bool stands_for(const ParameterInfo& info) const noexcept;
+    /// The same for any rank, by its place d in its stage's data parallelism.
+    static bool stands_for(const ParameterInfo& info, const RunLayout& layout,
+                           std::uint64_t d) noexcept;
 
     struct Impl;
 

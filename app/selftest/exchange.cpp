@@ -107,7 +107,8 @@ public:
     }
 
     void check_arrived(Check& check) const {
-        check.exact("offsets", rig_.read<std::uint64_t>(handle_->expert_offsets()), starts_);
+        if (exchange_.num_local_experts() > 0)
+            check.exact("offsets", rig_.read<std::uint64_t>(handle_->expert_offsets()), starts_);
         std::vector<float> expected;
         for (const Origin& row : origins_)
             expected.push_back(inputs_[row.rank].weights[row.token * c_.top_k + row.k]);
@@ -290,6 +291,7 @@ void check_case(Check& check, const Case& c, World& world, Device& device, Trans
     both(&Flight::dispatch_backward);
     for (const Flight* flight : {&first, &second})
         flight->check_returned(check);
+    device.wait_idle(); // the last sends may still be on their way
 }
 
 } // namespace
@@ -300,13 +302,14 @@ std::vector<Row> check_exchange(World& world, const DeviceOptions& options,
     const auto device = Device::create(options);
     std::vector<Row> rows;
     for (const DType dtype : {DType::F32, DType::BF16})
-        rows.push_back(run_row("exchange",
-                               name_with_ranks(with_storage("dispatch and combine", dtype), world),
-                               fault, [&](Check& check) {
-                                   for (const Case& c : kCases)
-                                       if (c.dtype == dtype)
-                                           check_case(check, c, world, *device, *transport);
-                               }));
+        rows.push_back(run_row(
+            "exchange", name_with_ranks(with_storage("dispatch and combine", dtype), world), fault,
+            [&](Check& check) {
+                for (const Case& c : kCases)
+                    if (c.dtype == dtype)
+                        check_case(check, c, world, *device, *transport);
+            },
+            world.size() > 1));
     return worst_of_ranks(world, std::move(rows));
 }
 

@@ -78,6 +78,8 @@ public:
             throw Error(ErrorCode::InvalidArgument,
                         std::to_string(values.size()) + " values for a tensor of " +
                             std::to_string(view.num_elements()) + " elements");
+        if (values.empty())
+            return;
         std::vector<std::byte> padded((span_elements(view) * size_of(view.dtype) + 3) / 4 * 4);
         device_.download(words(view, padded.size()), std::span<std::byte>(padded));
         each_element(view, [&](std::uint64_t index, std::uint64_t at) {
@@ -89,9 +91,11 @@ public:
     /// In row-major order of the view's extents, whatever its strides.
     template <class T = float>
     std::vector<T> read(const TensorView& view) const {
+        std::vector<T> values(view.num_elements());
+        if (values.empty())
+            return values;
         std::vector<std::byte> bytes((span_elements(view) * size_of(view.dtype) + 3) / 4 * 4);
         device_.download(words(view, bytes.size()), std::span<std::byte>(bytes));
-        std::vector<T> values(view.num_elements());
         each_element(view, [&](std::uint64_t index, std::uint64_t at) {
             values[index] = decode<T>(view.dtype, bytes.data() + at * size_of(view.dtype));
         });

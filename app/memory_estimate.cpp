@@ -1,0 +1,192 @@
+// SPDX-License-Identifier: MIT
+#include "app/memory_estimate.hpp"
+
+#include "app/metrics.hpp"
+
+#include <bellows/comm/collectives.hpp>
+#include <bellows/engine/error.hpp>
+#include <bellows/engine/ops.hpp>
+#include <bellows/model/stage.hpp>
+#include <bellows/pipeline/schedule.hpp>
+
+#include <algorithm>
+#include <numeric>
+
+namespace bellows {
+
+namespace {
+
+constexpr std::uint64_t kF32 = 4;
+
+/// The sizes that everything is made of.
+struct Sizes {
+    Sizes(const RunConfig& run, const RunLayout& layout)
+        : model(run.model), act(run.train.precision == "bf16" ? 2 : 4),
+          tokens(run.train.batch * run.train.seq /
+                 std::max<std::uint64_t>(std::uint64_t{layout.dp} * run.train.micro_batches, 1)),
+          ep(layout.ep), local_experts((model.routed_experts + ep - 1) / ep),
+          // The ranks of an exchange send each other all their tokens' slots.
+          rows(std::min(tokens * model.top_k * 5 / 4,
+                        ops::moe_capacity(tokens * ep, model.top_k,
+                                          std::max<std::uint64_t>(local_experts, 1), 1))) {}
+
+    const ModelConfig& model;
+    std::uint64_t act;    ///< bytes of an activation
+    std::uint64_t tokens; ///< of a rank's micro-batch
+    std::uint64_t ep, local_experts;
+    std::uint64_t rows; ///< of a rank's experts in one micro-batch
+};
+
+void add_attention(MemoryEstimate& e, const Sizes& s) {
+    const ModelConfig& m = s.model;
+    const std::uint64_t kv = m.kv_lora_rank + m.qk_rope_head_dim;
+    const std::uint64_t kept = m.hidden + 2 * m.q_lora_rank + m.heads * m.qk_head_dim() + kv +
+                               m.kv_lora_rank + m.heads * (m.qk_nope_head_dim + 2 * m.v_head_dim);
+    e.of(MemoryCategory::Activations) += s.tokens * (kept * s.act + (3 + m.heads) * kF32);
+    e.of(MemoryCategory::DeferredWgrad) +=
+        s.tokens * (m.hidden + 2 * m.q_lora_rank + kv + m.kv_lora_rank) * s.act;
+}
+
+void add_dense(MemoryEstimate& e, const Sizes& s) {
+    e.of(MemoryCategory::Activations) +=
+        s.tokens * ((s.model.hidden + 3 * s.model.dense_ffn) * s.act + kF32);
+    e.of(MemoryCategory::DeferredWgrad) += s.tokens * s.model.hidden * s.act;
+}
+
+/// Buffers of an exchange's handle (comm/expert_exchange.cpp).
+std::uint64_t handle_bytes(const Sizes& s) {
+    const ModelConfig& m = s.model;
+    const std::uint64_t record = m.hidden * s.act + m.top_k * 8 + 16;
+    const std::uint64_t sent = s.tokens * std::min(m.top_k, s.ep);
+    const std::uint64_t slots = s.tokens * m.top_k, arriving = slots * s.ep;
+    const std::uint64_t capacity =
+        ops::moe_capacity(s.tokens * s.ep, m.top_k, std::max<std::uint64_t>(s.local_experts, 1), 1);
+    return 2 * sent * record + 2 * std::min(sent * 5 / 4, s.tokens * s.ep) * record +
+           (2 * slots + 4 * arriving + 2 * capacity + slots) * 4 +
+           ops::moe_layout_workspace_bytes(s.tokens * s.ep, m.top_k,
+                                           std::max<std::uint64_t>(s.local_experts, 1));
+}
+
+void add_experts(MemoryEstimate& e, const Sizes& s) {
+    const ModelConfig& m = s.model;
+    e.of(MemoryCategory::Activations) += s.tokens * ((m.hidden + 3 * m.shared_ffn()) * s.act +
+                                                     (1 + m.routed_experts + 2 * m.top_k) * kF32) +
+                                         s.rows * (2 * m.hidden + 3 * m.moe_ffn) * s.act;
+    e.of(MemoryCategory::DeferredWgrad) += s.tokens * (m.routed_experts * kF32 + m.hidden * s.act);
+    e.of(MemoryCategory::Scratch) +=
+        s.tokens * ((m.routed_experts + m.top_k) * kF32 + m.shared_ffn() * s.act) +
+        s.rows * ((m.moe_ffn + m.hidden) * s.act + kF32) +
+        ops::rmsnorm_wgrad_workspace_bytes(s.tokens, m.hidden);
+    e.of(MemoryCategory::Communication) += handle_bytes(s);
+}
+
+/// What layers use one after another.
+std::uint64_t scratch_bytes(const Sizes& s) {
+    const ModelConfig& m = s.model;
+    const std::uint64_t attention =
+        m.heads * (3 * m.qk_head_dim() + 2 * m.v_head_dim + m.qk_nope_head_dim + m.v_head_dim) +
+        m.heads * m.qk_head_dim();
+    return s.tokens * std::max(attention, m.dense_ffn) * s.act +
+           ops::rmsnorm_wgrad_workspace_bytes(s.tokens, m.hidden);
+}
+
+void add_parameters(MemoryEstimate& e, const RunConfig& run, const RunLayout& layout,
+                    std::uint64_t stage, const Sizes& s) {
+    std::uint64_t elements = 0;
+    for (const ParameterInfo& info : parameters_of_stage(run.model, stage, layout.pp, 0, layout.ep))
+        elements += (info.size() + 15) / 16 * 16;
+    e.of(MemoryCategory::Weights) +=
+        elements * (s.act == 2 ? kF32 + 2 : kF32) + run.train.seq * s.model.qk_rope_head_dim * kF32;
+    e.of(MemoryCategory::Gradients) += elements * kF32;
+    e.of(MemoryCategory::Optimizer) += elements * 2 * kF32;
+}
+
+/// Staging of the two reductions and of the pipes.
+std::uint64_t network_bytes(const Sizes& s, const RunLayout& layout, std::uint64_t gradients) {
+    const CollectivesOptions options;
+    std::uint64_t bytes = 0;
+    for (const std::uint64_t members : {std::uint64_t{layout.dp}, layout.dp / s.ep})
+        if (members > 1)
+            bytes += 2 * std::min<std::uint64_t>(gradients, options.chunk_bytes *
+                                                                options.chunks_in_flight *
+                                                                options.collectives_in_flight);
+    if (layout.pp > 1)
+        bytes += 8 * s.tokens * s.model.hidden * s.act;
+    return bytes;
+}
+
+} // namespace
+
+std::uint64_t MemoryEstimate::total() const noexcept {
+    return std::accumulate(bytes.begin(), bytes.end(), std::uint64_t{0});
+}
+
+MemoryCategory MemoryEstimate::largest() const noexcept {
+    return static_cast<MemoryCategory>(std::max_element(bytes.begin(), bytes.end()) -
+                                       bytes.begin());
+}
+
+MemoryEstimate estimate_memory(const RunConfig& run, const RunLayout& layout, std::uint64_t stage) {
+    const Sizes s(run, layout);
+    const ModelConfig& m = run.model;
+    const LayerRange range = layers_of_stage(m, stage, layout.pp);
+    MemoryEstimate slot; // of one micro-batch in flight
+    for (std::uint64_t layer = range.first; layer < range.end; ++layer) {
+        add_attention(slot, s);
+        m.is_moe(layer) ? add_experts(slot, s) : add_dense(slot, s);
+    }
+    const std::uint64_t stream = s.tokens * m.hidden * s.act;
+    const std::uint64_t streams = 2 * (range.end - range.first) + 1;
+    slot.of(MemoryCategory::Activations) += streams * stream + 2 * s.tokens * kF32;
+    slot.of(MemoryCategory::DeferredWgrad) += streams * stream;
+    if (stage + 1 == layout.pp) {
+        slot.of(MemoryCategory::Activations) += stream + s.tokens * (m.vocabulary * s.act + kF32);
+        slot.of(MemoryCategory::DeferredWgrad) += stream;
+    }
+    MemoryEstimate all;
+    const std::uint64_t slots =
+        one_f_one_b(layout.pp, run.train.micro_batches).peak_in_flight(stage);
+    for (std::size_t i = 0; i < all.bytes.size(); ++i)
+        all.bytes[i] = slots * slot.bytes[i];
+    add_parameters(all, run, layout, stage, s);
+    all.of(MemoryCategory::Scratch) += scratch_bytes(s);
+    all.of(MemoryCategory::Communication) +=
+        network_bytes(s, layout, all.of(MemoryCategory::Gradients));
+    return all;
+}
+
+std::string describe_memory(const std::array<std::uint64_t, kNumMemoryCategories>& bytes) {
+    std::array<std::size_t, kNumMemoryCategories> order{};
+    std::iota(order.begin(), order.end(), std::size_t{0});
+    std::stable_sort(order.begin(), order.end(),
+                     [&](std::size_t a, std::size_t b) { return bytes[a] > bytes[b]; });
+    std::string text = format_bytes(std::accumulate(bytes.begin(), bytes.end(), std::uint64_t{0}));
+    const char* between = ": ";
+    for (const std::size_t i : order)
+        if (bytes[i] > 0) {
+            text += between + std::string(to_string(static_cast<MemoryCategory>(i))) + " " +
+                    format_bytes(bytes[i]);
+            between = ", ";
+        }
+    return text;
+}
+
+void require_memory(const MemoryEstimate& estimate, std::uint64_t device_bytes,
+                    std::uint64_t sharing, const std::string& device) {
+    const std::uint64_t room = device_bytes / std::max<std::uint64_t>(sharing, 1);
+    if (estimate.total() <= room)
+        return;
+    const MemoryCategory largest = estimate.largest();
+    const bool parameters = largest == MemoryCategory::Weights ||
+                            largest == MemoryCategory::Gradients ||
+                            largest == MemoryCategory::Optimizer;
+    throw Error(ErrorCode::InvalidArgument,
+                "the run needs " + describe_memory(estimate.bytes) + " on each rank, but " +
+                    device + " has " + format_bytes(device_bytes) +
+                    (sharing > 1 ? " for " + std::to_string(sharing) + " ranks" : "") +
+                    "; most goes into " + to_string(largest) + ": " +
+                    (parameters ? "take a smaller model, or more devices with --pp or --ep"
+                                : "lower --batch or --seq, or raise --micro-batches"));
+}
+
+} // namespace bellows

@@ -1,0 +1,41 @@
+// SPDX-License-Identifier: MIT
+#pragma once
+
+// How much device memory a rank of a training run will take, worked out from the configuration
+// before anything is allocated, so that a run that cannot fit is refused at once. Pure functions.
+
+#include "app/checkpoint.hpp"
+#include "app/train_config.hpp"
+
+#include <bellows/engine/memory.hpp>
+
+#include <array>
+#include <cstdint>
+#include <string>
+
+namespace bellows {
+
+struct MemoryEstimate {
+    std::array<std::uint64_t, kNumMemoryCategories> bytes{};
+
+    std::uint64_t& of(MemoryCategory category) noexcept {
+        return bytes[static_cast<std::size_t>(category)];
+    }
+    std::uint64_t total() const noexcept;
+    MemoryCategory largest() const noexcept;
+};
+
+/// Of the rank of a stage that holds most. Rows at the experts are counted for a router that sends
+/// a rank a quarter more than its even share; what a badly balanced one sends comes on top.
+MemoryEstimate estimate_memory(const RunConfig& config, const RunLayout& layout,
+                               std::uint64_t stage);
+
+/// "12.3 MiB: optimizer 4.0 MiB, weights 2.0 MiB, ...", largest first, without empty categories.
+std::string describe_memory(const std::array<std::uint64_t, kNumMemoryCategories>& bytes);
+
+/// Throws Error{InvalidArgument} if one of `sharing` ranks on a device of `device_bytes` finds no
+/// room for the estimate; names the largest category and what would make it smaller.
+void require_memory(const MemoryEstimate& estimate, std::uint64_t device_bytes,
+                    std::uint64_t sharing, const std::string& device);
+
+} // namespace bellows

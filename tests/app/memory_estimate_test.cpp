@@ -1,0 +1,77 @@
+// SPDX-License-Identifier: MIT
+// The estimate of a run's memory against what a trainer really allocates, and its refusal.
+#include "app/memory_estimate.hpp"
+#include "app/trainer.hpp"
+#include "support/test_device.hpp"
+
+#include <bellows/engine/error.hpp>
+
+#include <gtest/gtest.h>
+
+namespace bellows {
+namespace {
+
+MemoryReport report_of(const RunConfig& run, const RunLayout& layout) {
+    const auto device = testing::make_device();
+    World world = World::single();
+    Trainer trainer(*device, world, run, layout);
+    trainer.step(0, [](std::uint64_t, std::uint64_t index, std::span<std::uint32_t> tokens) {
+        for (std::size_t i = 0; i < tokens.size(); ++i)
+            tokens[i] = static_cast<std::uint32_t>((index * 37 + i * i) % 250);
+    });
+    device->wait_idle();
+    return device->memory_report();
+}
+
+TEST(MemoryEstimate, IsNearWhatATrainerAllocates) {
+    for (const char* precision : {"f32", "bf16"})
+        for (const std::uint64_t micro_batches : {1u, 4u}) {
+            RunConfig run = load_run_config("tiny");
+            run.train.precision = precision;
+            run.train.micro_batches = micro_batches;
+            const RunLayout layout;
+            MemoryEstimate estimate = estimate_memory(run, layout, 0);
+            const MemoryReport report = report_of(run, layout);
+            SCOPED_TRACE(std::string(precision) + ", estimated " + describe_memory(estimate.bytes));
+            for (std::size_t i = 0; i < kNumMemoryCategories; ++i) {
+                const auto actual = static_cast<double>(report.categories[i].peak_bytes);
+                const auto expected = static_cast<double>(estimate.bytes[i]);
+                // Small parts may be off by more; a MiB does not decide whether a run fits.
+                EXPECT_NEAR(expected, actual, 0.25 * actual + (1 << 20))
+                    << to_string(static_cast<MemoryCategory>(i));
+            }
+            EXPECT_NEAR(static_cast<double>(estimate.total()),
+                        static_cast<double>(report.peak_bytes),
+                        0.2 * static_cast<double>(report.peak_bytes));
+        }
+}
+
+TEST(MemoryEstimate, EveryShareOfALargeModelIsSmaller) {
+    RunConfig run = load_run_config("v3-671b");
+    run.train.batch = 128;
+    run.train.seq = 4096;
+    run.train.precision = "bf16";
+    const MemoryEstimate whole = estimate_memory(run, {}, 0);
+    EXPECT_GT(whole.total(), std::uint64_t{671} * 18 * 1'000'000'000);
+    EXPECT_LT(estimate_memory(run, {.pp = 1, .dp = 8, .ep = 8}, 0).total(), whole.total() / 4);
+    EXPECT_LT(estimate_memory(run, {.pp = 16, .dp = 1, .ep = 1}, 0).total(), whole.total() / 8);
+}
+
+TEST(MemoryEstimate, RefusesWithTheLargestCategory) {
+    MemoryEstimate estimate;
+    estimate.of(MemoryCategory::Weights) = 100;
+    estimate.of(MemoryCategory::Activations) = 1000;
+    EXPECT_NO_THROW(require_memory(estimate, 2200, 2, "a device"));
+    try {
+        require_memory(estimate, 2199, 2, "a device");
+        FAIL() << "1100 bytes twice in 2199";
+    } catch (const Error& error) {
+        EXPECT_EQ(error.code(), ErrorCode::InvalidArgument);
+        EXPECT_NE(error.message().find("most goes into activations"), std::string::npos)
+            << error.message();
+        EXPECT_NE(error.message().find("for 2 ranks"), std::string::npos) << error.message();
+    }
+}
+
+} // namespace
+} // namespace bellows
