@@ -34,7 +34,7 @@ struct CheckpointState {
     std::uint64_t tokens_seen = 0;
     RunLayout layout;
     std::string config_hash;                    ///< hash_of_config() of the run's configuration
-    std::map<std::string, std::string> kernels; ///< kernel name → variant chosen
+    std::map<std::string, std::string> kernels; ///< choices that decide bits: gemm → its class
     std::map<std::string, std::string> notes;   ///< anything else that a resume wants back
 };
 

@@ -9,6 +9,7 @@
 
 #include <bellows/engine/device.hpp>
 #include <bellows/engine/error.hpp>
+#include <bellows/engine/gemm_plan.hpp>
 #include <bellows/kernels/kernels.hpp>
 
 #include <nlohmann/json.hpp>
@@ -64,6 +65,17 @@ Json kernels_of(const Device& device) {
     return all;
 }
 
+/// Numeric classes of products of bf16 tensors, the one that the device takes by itself first.
+Json gemm_classes_of(const Device& device) {
+    Json all = Json::array();
+    for (const GemmClass& gemm : gemm_classes(device))
+        all.push_back({{"name", gemm.name},
+                       {"state", gemm.name == gemm_class(device).name ? "chosen"
+                                 : gemm.why_not.empty()               ? "runs when named"
+                                                                      : gemm.why_not}});
+    return all;
+}
+
 void print_text(const Json& report) {
     std::printf("bellows %s\n", report["bellows"].get<std::string>().c_str());
     std::printf("MPI: %s\n", report["mpi"]["library"].get<std::string>().c_str());
@@ -74,7 +86,7 @@ void print_text(const Json& report) {
         std::printf("device %s: %s\n", device["index"].dump().c_str(),
                     device["name"].get<std::string>().c_str());
         for (const auto& [key, value] : device.items()) {
-            if (key == "index" || key == "name" || key == "kernels")
+            if (key == "index" || key == "name" || key == "kernels" || key == "bf16_products")
                 continue;
             const std::string text = value.is_string() ? value.get<std::string>() : value.dump();
             if (text != "[]")
@@ -82,6 +94,10 @@ void print_text(const Json& report) {
         }
         if (!device.contains("kernels"))
             continue;
+        for (const Json& gemm : device["bf16_products"])
+            std::printf("  %-26s %s: %s\n", "bf16 products",
+                        gemm["name"].get<std::string>().c_str(),
+                        gemm["state"].get<std::string>().c_str());
         std::uint64_t running = 0, others = 0;
         for (const auto& [kernel, variants] : device["kernels"].items())
             for (const auto& [variant, state] : variants.items()) {
@@ -121,6 +137,7 @@ int run_info(const InfoOptions& options) {
             const auto device = Device::create(device_options);
             entry["queues"] = device->describe_queues();
             entry["kernels"] = kernels_of(*device);
+            entry["bf16_products"] = gemm_classes_of(*device);
         }
         report["devices"].push_back(entry);
     }

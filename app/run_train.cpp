@@ -18,6 +18,7 @@
 #include <array>
 #include <chrono>
 #include <cstdio>
+#include <cstdlib>
 #include <optional>
 #include <string>
 #include <utility>
@@ -36,6 +37,16 @@ constexpr double kSilentCompilation = 2;
 
 double seconds_since(Clock::time_point start) {
     return std::chrono::duration<double>(Clock::now() - start).count();
+}
+
+/// Products keep the numeric class that a run began with, so that resuming is exact, unless the
+/// user names another; "" where neither says.
+std::string gemm_class_of(const Checkpoint& checkpoint) {
+    if (const char* named = std::getenv("BELLOWS_GEMM_CLASS"); named != nullptr && *named != 0)
+        return named;
+    const auto& kernels = checkpoint.state().kernels;
+    const auto gemm = kernels.find("gemm");
+    return gemm == kernels.end() ? "" : gemm->second;
 }
 
 /// One run of this rank.
@@ -91,12 +102,15 @@ TrainRun::TrainRun(const TrainOptions& options, World& world)
     check_memory();
     if (leads())
         prepare_output(options); // nothing is written before a device serves
-    trainer_.emplace(*device_, world_, options.config, options.layout);
-    if (options.resume) {
-        const Checkpoint checkpoint = Checkpoint::open(*options.resume);
-        load_checkpoint(checkpoint, *trainer_);
-        first_step_ = checkpoint.state().step;
-        last_checkpoint_ = checkpoint.folder();
+    std::optional<Checkpoint> before;
+    if (options.resume)
+        before.emplace(Checkpoint::open(*options.resume));
+    trainer_.emplace(*device_, world_, options.config, options.layout,
+                     before ? gemm_class_of(*before) : "");
+    if (before) {
+        load_checkpoint(*before, *trainer_);
+        first_step_ = before->state().step;
+        last_checkpoint_ = before->folder();
     }
     if (leads())
         log_.emplace(options.out / "metrics.jsonl", first_step_);

@@ -5,6 +5,7 @@
 
 #include <bellows/comm/message.hpp>
 #include <bellows/engine/error.hpp>
+#include <bellows/engine/gemm_plan.hpp>
 #include <bellows/engine/ops.hpp>
 
 #include <algorithm>
@@ -44,7 +45,8 @@ Group replica_group(const RunLayout& layout, std::uint64_t stage, std::uint64_t 
 } // namespace
 
 struct Trainer::Impl {
-    Impl(Device& d, World& w, const RunConfig& c, const RunLayout& l);
+    Impl(Device& d, World& w, const RunConfig& c, const RunLayout& l,
+         const std::string& gemm_class);
 
     void run_schedule(std::uint64_t step, const SequenceSource& source);
     void forward(std::uint64_t step, std::uint64_t micro_batch, std::uint64_t slot,
@@ -57,6 +59,7 @@ struct Trainer::Impl {
     void reduce_gradients();
     void record_loads();
     void update_router_biases();
+    void agree_on_kernels(const std::string& wanted_gemm_class);
     std::pair<double, double> gather_loss_and_waiting();
     std::uint64_t bytes_sent() const;
     double seconds_waited() const;
@@ -112,7 +115,8 @@ DType activation_type(const RunConfig& config) {
 
 } // namespace
 
-Trainer::Impl::Impl(Device& dev, World& w, const RunConfig& c, const RunLayout& l)
+Trainer::Impl::Impl(Device& dev, World& w, const RunConfig& c, const RunLayout& l,
+                    const std::string& gemm_class)
     : device(dev), world(w), config(c), layout(l),
       stage_index(static_cast<std::uint64_t>(w.rank()) / l.dp),
       d(static_cast<std::uint64_t>(w.rank()) % l.dp),
@@ -124,6 +128,7 @@ Trainer::Impl::Impl(Device& dev, World& w, const RunConfig& c, const RunLayout& 
       schedule(one_f_one_b(l.pp, c.train.micro_batches)),
       parameters(dev, parameters_of_stage(c.model, stage_index, l.pp, d % l.ep, l.ep),
                  activation_type(c)) {
+    agree_on_kernels(gemm_class);
     if (config.model.tied_embeddings && layout.pp > 1)
         throw Error(ErrorCode::InvalidArgument,
                     "tied_embeddings needs pp = 1: the table would live on two stages");
@@ -304,6 +309,19 @@ std::pair<double, double> Trainer::Impl::gather_loss_and_waiting() {
             waiting / static_cast<double>(parts.size())};
 }
 
+/// Rank 0's choice serves all: ranks that round differently would drift apart. Before anything is
+/// recorded.
+void Trainer::Impl::agree_on_kernels(const std::string& wanted_gemm_class) {
+    if (activation_type(config) != DType::BF16)
+        return;
+    std::string name = wanted_gemm_class.empty() ? gemm_class(device).name : wanted_gemm_class;
+    const auto bytes = std::as_bytes(std::span(name));
+    HostCollectives::Bytes chosen(bytes.begin(), bytes.end());
+    everyone.broadcast(0, chosen);
+    name.assign(reinterpret_cast<const char*>(chosen.data()), chosen.size());
+    use_gemm_class(device, name);
+}
+
 // ---- Balance of the experts -----------------------------------------------------------------
 
 void Trainer::Impl::record_loads() {
@@ -360,8 +378,9 @@ double Trainer::Impl::seconds_waited() const {
            (pipe ? pipe->stats().seconds_waited : 0);
 }
 
-Trainer::Trainer(Device& device, World& world, const RunConfig& config, const RunLayout& layout)
-    : impl_(std::make_unique<Impl>(device, world, config, layout)) {
+Trainer::Trainer(Device& device, World& world, const RunConfig& config, const RunLayout& layout,
+                 const std::string& gemm_class)
+    : impl_(std::make_unique<Impl>(device, world, config, layout, gemm_class)) {
 }
 Trainer::~Trainer() = default;
 
@@ -370,6 +389,11 @@ Stage& Trainer::stage() noexcept {
 }
 ParameterStore& Trainer::parameters() noexcept {
     return impl_->parameters;
+}
+std::map<std::string, std::string> Trainer::chosen_kernels() const {
+    if (activation_type(impl_->config) != DType::BF16)
+        return {};
+    return {{"gemm", gemm_class(impl_->device).name}};
 }
 Optimizer& Trainer::optimizer() noexcept {
     return *impl_->optimizer;

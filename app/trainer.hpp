@@ -16,6 +16,7 @@
 
 #include <cstdint>
 #include <functional>
+#include <map>
 #include <memory>
 #include <span>
 #include <string>
@@ -38,8 +39,12 @@ using SequenceSource =
 
 class Trainer {
 public:
-    /// Collective. Throws Error{InvalidArgument} naming what does not fit together.
-    Trainer(Device& device, World& world, const RunConfig& config, const RunLayout& layout);
+    /// Collective. gemm_class: numeric class of products of bf16 tensors (engine's gemm_plan.hpp)
+    /// on all ranks, "" for the one that rank 0's device takes by itself. Throws
+    /// Error{InvalidArgument} naming what does not fit together, Error{Unsupported} when a rank's
+    /// device lacks the class.
+    Trainer(Device& device, World& world, const RunConfig& config, const RunLayout& layout,
+            const std::string& gemm_class = "");
     ~Trainer();
 
     /// Collective: runs step `step` (from 0) on the batch of `source`. Ends when the weights have
@@ -48,6 +53,9 @@ public:
 
     Stage& stage() noexcept;
     ParameterStore& parameters() noexcept;
+    /// Kernels that were chosen and that decide the bits of this run, by the name of their choice:
+    /// what a checkpoint keeps. Empty where there was no choice.
+    std::map<std::string, std::string> chosen_kernels() const;
     Optimizer& optimizer() noexcept;
     /// Whether this rank is the one that stands for a parameter among those that hold a copy.
     bool stands_for(const ParameterInfo& info) const noexcept;

@@ -36,7 +36,7 @@ void send_report(int rank, int exit_code, std::string_view reason) noexcept {
         return;
     address.sun_family = AF_UNIX;
     std::memcpy(address.sun_path + 1, name, std::strlen(name));
-    const LaunchReport report{rank, exit_code};
+    const LaunchReport report{rank, exit_code, ::getpid()};
     std::array<char, sizeof report + kMaxReason> message{};
     const std::size_t length = std::min(reason.size(), kMaxReason);
     std::memcpy(message.data(), &report, sizeof report);

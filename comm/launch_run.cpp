@@ -17,6 +17,7 @@
 #include <map>
 #include <optional>
 #include <poll.h>
+#include <sys/pidfd.h>
 #include <sys/prctl.h>
 #include <sys/signalfd.h>
 #include <sys/socket.h>
@@ -129,6 +130,7 @@ public:
         relay_.take(errors_.read.get());
         relay_.finish();
         read_reports();
+        kill_leftovers();
         return judge(status);
     }
 
@@ -171,7 +173,9 @@ private:
     void take_report(const LaunchReport& report, std::string_view reason) {
         if (report.rank < 0 || report.rank >= options_.ranks)
             return;
-        started_[report.rank] = true;
+        const auto [rank, first] = started_.try_emplace(report.rank);
+        if (first)
+            rank->second = FileDescriptor(::pidfd_open(report.pid, 0));
         if (report.exit_code == kStarted)
             return;
         exit_codes_[report.rank] = report.exit_code;
@@ -203,6 +207,13 @@ private:
         killed_ = true;
         kill_by_.emplace(kKillAfterTerm);
         ::kill(mpirun_, SIGTERM);
+    }
+
+    // OpenMPI 5 ends without the ranks that are stopped.
+    void kill_leftovers() {
+        for (const auto& [rank, process] : started_)
+            if (process)
+                ::pidfd_send_signal(process.get(), SIGKILL, nullptr, 0);
     }
 
     template <typename T>
@@ -244,7 +255,7 @@ private:
     Pipe errors_;
     StderrRelay relay_;
     pid_t mpirun_ = -1;
-    std::map<int, bool> started_;
+    std::map<int, FileDescriptor> started_; // their processes
     std::map<int, int> exit_codes_;
     std::optional<LaunchResult> first_failure_;
     std::optional<Deadline> end_by_, kill_by_;
