@@ -75,9 +75,13 @@ void add_experts(MemoryEstimate& e, const Sizes& s) {
     e.of(MemoryCategory::DeferredWgrad) += s.tokens * (m.routed_experts * kF32 + m.hidden * s.act);
     e.of(MemoryCategory::Scratch) +=
         s.tokens * ((m.routed_experts + m.top_k) * kF32 + m.shared_ffn() * s.act) +
-        s.rows * ((m.moe_ffn + m.hidden) * s.act + kF32) +
         ops::rmsnorm_wgrad_workspace_bytes(s.tokens, m.hidden);
     e.of(MemoryCategory::Communication) += handle_bytes(s);
+}
+
+/// Scratch rows of an MoE layer, bound with the first step.
+std::uint64_t scratch_row_bytes(const Sizes& s) {
+    return s.rows * ((s.model.moe_ffn + s.model.hidden) * s.act + kF32);
 }
 
 /// What layers use one after another.
@@ -130,10 +134,12 @@ MemoryEstimate estimate_memory(const RunConfig& run, const RunLayout& layout, st
     const Sizes s(run, layout);
     const ModelConfig& m = run.model;
     const LayerRange range = layers_of_stage(m, stage, layout.pp);
+    std::uint64_t moe_layers = 0;
     MemoryEstimate slot; // of one micro-batch in flight
     for (std::uint64_t layer = range.first; layer < range.end; ++layer) {
         add_attention(slot, s);
         m.is_moe(layer) ? add_experts(slot, s) : add_dense(slot, s);
+        moe_layers += m.is_moe(layer) ? 1 : 0;
     }
     const std::uint64_t stream = s.tokens * m.hidden * s.act;
     const std::uint64_t streams = 2 * (range.end - range.first) + 1;
@@ -149,7 +155,10 @@ MemoryEstimate estimate_memory(const RunConfig& run, const RunLayout& layout, st
     for (std::size_t i = 0; i < all.bytes.size(); ++i)
         all.bytes[i] = slots * slot.bytes[i];
     add_parameters(all, run, layout, stage, s);
-    all.of(MemoryCategory::Scratch) += scratch_bytes(s);
+    // The weights' first values pass through a buffer of their size before there are rows.
+    all.of(MemoryCategory::Scratch) +=
+        scratch_bytes(s) +
+        std::max(slots * moe_layers * scratch_row_bytes(s), all.of(MemoryCategory::Gradients));
     all.of(MemoryCategory::Communication) +=
         network_bytes(s, layout, all.of(MemoryCategory::Gradients));
     return all;

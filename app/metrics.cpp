@@ -209,7 +209,7 @@ std::string format_summary(const RunSummary& summary) {
             out << "    | " << part << "\n";
         }
         if (summary.words.words > 0) {
-            out << "  " << format_word_check(summary.words) << "\n";
+            out << "  " << format_word_check(summary.words, "the training text") << "\n";
         }
     }
     return out.str();

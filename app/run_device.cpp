@@ -91,7 +91,7 @@ std::uint64_t available_memory(const Device& device) {
     std::ifstream meminfo("/proc/meminfo");
     for (std::string key, rest; meminfo >> key && std::getline(meminfo, rest);)
         if (key == "MemAvailable:")
-            return std::min<std::uint64_t>(heap, std::strtoull(rest.c_str(), nullptr, 10) * 1024);
+            return std::strtoull(rest.c_str(), nullptr, 10) * 1024;
     return heap;
 }
 

@@ -26,8 +26,8 @@ DeviceOptions run_device_options(const std::string& devices, int local_rank);
 /// How many of `local_ranks` ranks of a host share the device of one of them.
 std::uint64_t ranks_per_device(const std::string& devices, int local_ranks);
 
-/// What ranks on the device may take in all: its largest heap, or on a CPU what the system has
-/// available if that is less.
+/// What ranks on the device may take in all: its largest heap, or on a CPU, whose drivers make the
+/// heap up, what the system has available.
 std::uint64_t available_memory(const Device& device);
 
 } // namespace bellows

@@ -111,7 +111,8 @@ int run_generate(const GenerateOptions& options) {
         std::fprintf(stderr, "%s\n",
                      format_word_check(check_words(std::string_view(text).substr(std::min(
                                                        options.prompt.size(), text.size())),
-                                                   *known))
+                                                   *known),
+                                       "the given text")
                          .c_str());
     return 0;
 }

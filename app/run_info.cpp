@@ -16,6 +16,7 @@
 
 #include <algorithm>
 #include <cstdio>
+#include <map>
 #include <string>
 #include <vector>
 
@@ -99,16 +100,21 @@ void print_text(const Json& report) {
                         gemm["name"].get<std::string>().c_str(),
                         gemm["state"].get<std::string>().c_str());
         std::uint64_t running = 0, others = 0;
-        for (const auto& [kernel, variants] : device["kernels"].items())
+        for (const auto& [kernel, variants] : device["kernels"].items()) {
+            std::map<std::string, std::string> by_reason;
             for (const auto& [variant, state] : variants.items()) {
                 if (state == "runs") {
                     ++running;
                     continue;
                 }
                 ++others;
-                std::printf("  not %s.%s: %s\n", kernel.c_str(), variant.c_str(),
-                            state.get<std::string>().c_str());
+                std::string& names = by_reason[state.get<std::string>()];
+                names += (names.empty() ? "" : ", ") + variant;
             }
+            for (const auto& [reason, names] : by_reason)
+                std::printf("  %s does not run as %s: %s\n", kernel.c_str(), names.c_str(),
+                            reason.c_str());
+        }
         std::printf("  %-26s %llu run, %llu do not\n", "kernel variants",
                     static_cast<unsigned long long>(running),
                     static_cast<unsigned long long>(others));

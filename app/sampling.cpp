@@ -97,10 +97,10 @@ WordCheck check_words(std::string_view text, const WordSet& known) {
     return check;
 }
 
-std::string format_word_check(const WordCheck& check) {
+std::string format_word_check(const WordCheck& check, std::string_view where) {
     const auto percent = std::lround(100 * check.share());
     return std::to_string(percent) + " % of " + std::to_string(check.words) +
-           (check.words == 1 ? " word" : " words") + " stand in the text";
+           (check.words == 1 ? " word" : " words") + " stand in " + std::string(where);
 }
 
 } // namespace bellows

@@ -47,7 +47,7 @@ struct WordCheck {
 /// off and does not count.
 WordCheck check_words(std::string_view text, const WordSet& known);
 
-/// "71 % of 45 words stand in the text".
-std::string format_word_check(const WordCheck& check);
+/// "71 % of 45 words stand in the training text" for `where` "the training text".
+std::string format_word_check(const WordCheck& check, std::string_view where);
 
 } // namespace bellows

@@ -61,6 +61,9 @@ TEST_P(KilledRank, EndsTheCommandAndIsNamed) {
     // A survivor saw it as an error of its own and said so before it ended.
     EXPECT_NE(finished.errors.find(name + " (pid " + std::to_string(victim)), std::string::npos)
         << finished.errors;
+    const auto first = finished.errors.find("bellows: ");
+    EXPECT_EQ(finished.errors.find("bellows: ", first + 1), std::string::npos)
+        << "told more than once: " << finished.errors;
     // What was saved serves: the run goes on as if nothing had been.
     const bellows::Checkpoint saved = bellows::Checkpoint::open(run);
     EXPECT_NO_THROW(saved.verify());

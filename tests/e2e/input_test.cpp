@@ -61,7 +61,12 @@ INSTANTIATE_TEST_SUITE_P(
                     BadRun{"unknown_flag", "--frobnicate", {"--frobnicate", "3"}},
                     BadRun{"flag_without_number", "--lr", {"--lr", "fast"}},
                     BadRun{"precision", "f64", {"--precision", "f64"}},
-                    BadRun{"device", "frob", {"--device", "frob"}}),
+                    BadRun{"device", "devices here: 0 (", {"--device", "frob"}},
+                    BadRun{"too_large",
+                           "most goes into optimiser",
+                           {"--ranks", "2"},
+                           "moe_ffn = 32\nrouted_experts = 4",
+                           "moe_ffn = 1048576\nrouted_experts = 64"}),
     [](const auto& run) { return std::string(run.param.name); });
 
 TEST(Input, OtherCommandLines) {
@@ -85,8 +90,7 @@ TEST(Input, NoDeviceIsCodeThree) {
     EXPECT_FALSE(fs::exists(workspace.path() / "run"));
     const Finished two = workspace.bellows(
         workspace.train_arguments("run", {"--steps", "2", "--ranks", "2"}), no_driver);
-    EXPECT_EQ(two.exit_code, 3) << two.errors;
-    EXPECT_NE(two.errors.find("no Vulkan driver"), std::string::npos) << two.errors;
+    expect_one_line(two, 3, "no Vulkan driver");
     EXPECT_FALSE(fs::exists(workspace.path() / "run"));
     // A good configuration, but a device that is not there.
     const Finished seventh =
