@@ -17,10 +17,10 @@
 #include <map>
 #include <optional>
 #include <poll.h>
-#include <sys/pidfd.h>
 #include <sys/prctl.h>
 #include <sys/signalfd.h>
 #include <sys/socket.h>
+#include <sys/syscall.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -175,7 +175,8 @@ private:
             return;
         const auto [rank, first] = started_.try_emplace(report.rank);
         if (first)
-            rank->second = FileDescriptor(::pidfd_open(report.pid, 0));
+            rank->second =
+                FileDescriptor(static_cast<int>(::syscall(SYS_pidfd_open, report.pid, 0)));
         if (report.exit_code == kStarted)
             return;
         exit_codes_[report.rank] = report.exit_code;
@@ -213,7 +214,7 @@ private:
     void kill_leftovers() {
         for (const auto& [rank, process] : started_)
             if (process)
-                ::pidfd_send_signal(process.get(), SIGKILL, nullptr, 0);
+                ::syscall(SYS_pidfd_send_signal, process.get(), SIGKILL, nullptr, 0);
     }
 
     template <typename T>
