@@ -37,9 +37,10 @@ foreach(folder IN LISTS folders)
                 endif()
             elseif(included MATCHES "\\.\\./" )
                 set(why "leaves its folder")
+            elseif(folder STREQUAL "app" AND included MATCHES "^reference/")
+                # the truth of the self-test, which has no public headers
             elseif(included MATCHES "^([a-z0-9]+)/" AND CMAKE_MATCH_1 IN_LIST folders
-                AND NOT CMAKE_MATCH_1 STREQUAL folder
-                AND NOT "${folder}/${CMAKE_MATCH_1}" STREQUAL "app/reference")
+                AND NOT CMAKE_MATCH_1 STREQUAL folder)
                 set(why "private header of ${CMAKE_MATCH_1}")
             elseif(included MATCHES "^(${third_party})")
                 if(file MATCHES "^pipeline/schedule/")
