@@ -33,7 +33,7 @@ Examples:
   mpirun -n 8 bellows train --config my.toml --data corpus/ --steps 1000 --pp 2 --out runs/a
 
 The configuration has a [model] and a [train] table; flags override it, and config.toml in the
-run's folder says what the run used.
+run's folder says what the run used. A run whose estimated memory does not fit is refused.
 
 The run's folder gets metrics.jsonl with a line per step: step, loss (nats per token), grad_norm
 (before clipping), lr, tokens_per_s, seconds, model_flops_per_s, bytes_exchanged (sent by all ranks
@@ -65,7 +65,7 @@ Examples:
   mpirun -n 4 bellows selftest)";
 
 constexpr const char* kExitCodes =
-    "\nExit codes: 0 good, 1 wrong result, 2 bad input or usage, 3 no device that serves, "
+    "\n\nExit codes: 0 good, 1 wrong result, 2 bad input or usage, 3 no device that serves, "
     "4 a peer was lost.";
 
 /// CLI11 would wrap "-4" around to a huge number.
@@ -107,7 +107,8 @@ void add_train(CLI::App& app, TrainFlags& flags) {
               "processes to train on; started here unless mpirun or "
               "srun started this one (default 1)");
     add_count(app, "--steps", flags.steps, "steps in total, resumed ones included");
-    app.add_option("--out", flags.out, "folder of the run (--resume: where it is resumed)");
+    app.add_option("--out", flags.out, "folder of the run (--resume: where it is resumed)")
+        ->type_name("DIR");
     app.add_option("--resume", flags.resume,
                    "a run's folder (its newest checkpoint) or one "
                    "checkpoint")
@@ -116,16 +117,17 @@ void add_train(CLI::App& app, TrainFlags& flags) {
     add_count(app, "--ep", flags.ep,
               "ranks that share one set of experts, a divisor of dp "
               "(default: dp)");
-    add_count(app, "--pp", flags.pp, "pipeline stages");
+    add_count(app, "--pp", flags.pp, "pipeline stages (default 1)");
     add_count(app, "--batch", flags.batch, "sequences per step, over all ranks");
     add_count(app, "--micro-batches", flags.micro_batches, "per data-parallel rank");
     add_count(app, "--seq", flags.seq, "tokens per sequence");
     app.add_option("--lr", flags.lr, "learning rate");
     add_count(app, "--seed", flags.seed, "of the weights and of the order of the data");
-    app.add_option("--precision", flags.precision, "f32 or bf16")->type_name("f32|bf16");
+    app.add_option("--precision", flags.precision, "how activations are stored")
+        ->type_name("f32|bf16");
     add_device(app, flags.device,
                "gpu, cpu, an index or a UUID; several with commas between: the ranks of a host "
-               "take them in turn; list: show them and end (default: the configuration's, cpu)");
+               "take them in turn; list: show them and end (default: as configured, or else cpu)");
     add_count(app, "--checkpoint-every", flags.checkpoint_every,
               "steps between checkpoints (default: only at the end)");
     app.footer(std::string(kTrainExamples) + kExitCodes);
