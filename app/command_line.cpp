@@ -89,7 +89,7 @@ void add_device(CLI::App& app, std::optional<std::string>& device, const std::st
         device = text;
     };
     app.add_option_function<std::string>("--device", take, what)
-        ->type_name("INDEX|UUID|gpu|cpu|list");
+        ->type_name("INDEX|UUID|any|gpu|cpu|list");
 }
 
 CLI::Option* add_count(CLI::App& app, const char* flag, std::optional<std::uint64_t>& value,
@@ -125,9 +125,12 @@ void add_train(CLI::App& app, TrainFlags& flags) {
     add_count(app, "--seed", flags.seed, "of the weights and of the order of the data");
     app.add_option("--precision", flags.precision, "how activations are stored")
         ->type_name("f32|bf16");
-    add_device(app, flags.device,
-               "gpu, cpu, an index or a UUID; several with commas between: the ranks of a host "
-               "take them in turn; list: show them and end (default: as configured, or else cpu)");
+    add_device(
+        app, flags.device,
+        "any, gpu, cpu, an index or a UUID; several with commas between: the ranks of a host "
+        "take them in turn; list: show them and end (default: as configured, or else any: the one "
+        "that "
+        "BELLOWS_DEVICE names, or the best)");
     add_count(app, "--checkpoint-every", flags.checkpoint_every,
               "steps between checkpoints (default: only at the end)");
     app.footer(std::string(kTrainExamples) + kExitCodes);

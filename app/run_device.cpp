@@ -66,13 +66,13 @@ std::string device_names() {
 }
 
 DeviceOptions run_device_options(const std::string& devices, int local_rank) {
-    DeviceOptions options;
-    if (devices != kAnyDevice) {
-        const std::vector<std::string> list = parse_devices(devices);
-        options.select = list[static_cast<std::size_t>(local_rank) % list.size()];
-    }
+    DeviceOptions options = DeviceOptions::from_environment({});
+    const std::vector<std::string> list = parse_devices(devices);
+    const std::string& device = list[static_cast<std::size_t>(local_rank) % list.size()];
+    if (device != kAnyDevice) // what the command says goes before BELLOWS_DEVICE
+        options.select = device;
     options.pipeline_cache_file = pipeline_cache_file(options.select);
-    return DeviceOptions::from_environment(options);
+    return options;
 }
 
 std::uint64_t ranks_per_device(const std::string& devices, int local_ranks) {
@@ -85,14 +85,14 @@ std::uint64_t ranks_per_device(const std::string& devices, int local_ranks) {
 }
 
 std::uint64_t available_memory(const Device& device) {
-    const std::uint64_t heap = device.info().memory_bytes;
+    const MemoryReport report = device.memory_report();
     if (!device.info().is_cpu)
-        return heap;
+        return report.budget_bytes;
     std::ifstream meminfo("/proc/meminfo");
     for (std::string key, rest; meminfo >> key && std::getline(meminfo, rest);)
         if (key == "MemAvailable:")
             return std::strtoull(rest.c_str(), nullptr, 10) * 1024;
-    return heap;
+    return report.budget_bytes;
 }
 
 } // namespace bellows

@@ -10,15 +10,13 @@
 
 namespace bellows {
 
-inline constexpr const char* kAnyDevice = "any";
-
 /// The devices of this machine, a line each under a line of titles: index, kind, UUID, name,
 /// driver. Throws Error{Unsupported} where there is no Vulkan loader.
 std::string device_table();
 /// The same in one line, for errors: "0 (gpu, NVIDIA H200), 1 (cpu, llvmpipe)".
 std::string device_names();
 
-/// devices: see parse_devices(), or kAnyDevice for the best one; ranks of a host take them in turn.
+/// devices: see parse_devices(); ranks of a host take them in turn.
 /// Compiled pipelines are kept in the user's cache folder. The environment's BELLOWS_* settings
 /// apply.
 DeviceOptions run_device_options(const std::string& devices, int local_rank);

@@ -305,8 +305,9 @@ std::vector<std::string> parse_devices(std::string_view text) {
     while (std::getline(items, item, ',')) {
         const bool index = !item.empty() && item.size() <= 4 &&
                            item.find_first_not_of("0123456789") == std::string::npos;
-        if (!index && item != "gpu" && item != "cpu" && !is_uuid(item)) {
-            refuse("device " + in_quotes(item) + " is not \"gpu\", \"cpu\", an index or a UUID");
+        if (!index && item != "gpu" && item != "cpu" && item != kAnyDevice && !is_uuid(item)) {
+            refuse("device " + in_quotes(item) +
+                   " is not \"any\", \"gpu\", \"cpu\", an index or a UUID");
         }
         devices.push_back(item);
     }

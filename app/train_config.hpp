@@ -39,7 +39,7 @@ struct TrainConfig {
     double clip_norm = 1; ///< of the whole gradient; 0: no clipping
 
     std::string precision = "f32"; ///< storage of activations: "f32" or "bf16"
-    std::string device = "cpu";    ///< see parse_devices()
+    std::string device = "any";    ///< see parse_devices()
     std::uint64_t pp = 1;
     std::uint64_t dp = 0;               ///< 0: ranks / pp
     std::uint64_t ep = 0;               ///< 0: dp
@@ -83,8 +83,11 @@ RunLayout resolve_layout(const RunConfig& config, std::uint64_t ranks);
 /// that a run can be resumed to a later end.
 double learning_rate(const TrainConfig& config, std::uint64_t step);
 
-/// "gpu", "cpu", an index, a UUID, or several of these with commas between: ranks of a host take
-/// them in turn. Throws Error{InvalidArgument}.
+/// The best device, or the one that BELLOWS_DEVICE names.
+inline constexpr const char* kAnyDevice = "any";
+
+/// "any", "gpu", "cpu", an index, a UUID, or several of these with commas between: ranks of a host
+/// take them in turn. Throws Error{InvalidArgument}.
 std::vector<std::string> parse_devices(std::string_view text);
 
 } // namespace bellows

@@ -134,6 +134,10 @@ run_train() {
     run=runs/demo-$(date +%Y%m%d-%H%M%S)
     mkdir -p runs
     echo "Training the demo model on 4 ranks; the run's folder is $run"
+    case " $* " in
+    *" --device"*) ;;
+    *) set -- --device cpu "$@" ;;
+    esac
     status=0
     with_new_lavapipe bellows train --config tiny --data /usr/share/common-licenses --ranks 4 \
         --out "$run" "$@" || status=$?

@@ -95,8 +95,10 @@ public:
 
 private:
     static void pass(std::string_view line) {
-        if (line.find("PMIX ERROR: BAD-PARAM in file") != std::string_view::npos)
-            return;
+        for (const char* noise :
+             {"PMIX ERROR: BAD-PARAM in file", "PMIX ERROR: PMIX_ERR_BAD_PARAM"})
+            if (line.find(noise) != std::string_view::npos)
+                return;
         while (!line.empty()) {
             const ssize_t written = ::write(STDERR_FILENO, line.data(), line.size());
             if (written < 0 && errno != EINTR)

@@ -33,18 +33,20 @@ struct Cut {
     std::uint32_t warp_rows, warp_columns, warps_m, warps_n, block_k, stages;
 };
 
-// The first that fits is used for the largest products, smaller ones for smaller products. 64 x 64
-// elements per subgroup load least from workgroup memory for what they multiply.
+// The first that fits is used for the largest products, smaller ones for smaller products. The
+// order is that of 4096 x 4096 x 4096 on an H200 (bench/README.md): few subgroups with 64 x 64
+// elements each, one stage, so that several workgroups share a processor and hide each other's
+// loads.
 constexpr Cut kWide[] = {
+    {64, 64, 2, 2, 32, 1}, // 128 x 128 by 4 subgroups, 20 KiB
     {64, 64, 2, 4, 32, 1}, // 128 x 256, 30 KiB
-    {64, 64, 2, 4, 16, 2}, // 128 x 256, 36 KiB
     {64, 64, 4, 2, 32, 1}, // 256 x 128, 30 KiB
-    {32, 64, 4, 4, 32, 1}, // 128 x 256 by 16 subgroups, 30 KiB
-    {64, 64, 2, 2, 32, 2}, // 128 x 128 by 4 subgroups, 40 KiB
-    {64, 64, 2, 2, 32, 1}, // the same, 20 KiB
+    {64, 32, 2, 4, 64, 1}, // 128 x 128 by 8, deeper, 36 KiB
+    {32, 64, 4, 4, 32, 1}, // 128 x 256 by 16, 30 KiB
+    {64, 64, 2, 2, 32, 2}, // 128 x 128 by 4, 40 KiB
     {64, 32, 2, 4, 32, 2}, // 128 x 128 by 8, 40 KiB
     {64, 32, 2, 4, 32, 1}, // the same, 20 KiB
-    {64, 32, 2, 4, 64, 1}, // the same, deeper, 36 KiB
+    {64, 64, 2, 4, 16, 2}, // 128 x 256, 36 KiB
     {32, 32, 2, 2, 32, 2}, // 64 x 64, 20 KiB
 };
 /// Subgroups of 8, as a CPU has them.
@@ -183,7 +185,7 @@ std::vector<GemmTile> gemm_tiles(const DeviceInfo& info, const GemmClass& gemm_c
         return tiles;
     const auto add = [&](const auto& cuts) {
         for (const Cut& cut : cuts)
-            for (const bool turned : {true, false}) {
+            for (const bool turned : {false, true}) {
                 if (turned && form == GemmForm::NT)
                     continue; // nothing to turn
                 const auto tile = tile_of(cut, gemm_class.shape, turned);

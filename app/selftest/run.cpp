@@ -12,6 +12,7 @@
 #include "app/run_world.hpp"
 #include "app/selftest/rows.hpp"
 #include "app/selftest/suite.hpp"
+#include "app/train_config.hpp"
 #include "app/version.hpp"
 
 #include <bellows/comm/launch.hpp>
