@@ -62,6 +62,10 @@ std::string thread_level() {
     pollfd entry{ends[0], POLLIN, 0};
     const bool told = child > 0 && ::poll(&entry, 1, kLimitMs) == 1 &&
                       ::read(ends[0], &level, sizeof level) == sizeof level;
+    // The end of the pipe is the child's: MPI has been put in order.
+    char more = 0;
+    while (told && ::poll(&entry, 1, kLimitMs) == 1 && ::read(ends[0], &more, 1) > 0)
+        ;
     ::close(ends[0]);
     if (child > 0) {
         ::kill(child, SIGKILL);

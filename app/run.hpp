@@ -4,6 +4,7 @@
 // The bodies of the subcommands: each runs on this rank and returns an exit code or throws.
 
 #include "app/commands.hpp"
+#include "app/data.hpp"
 #include "app/sampling.hpp"
 
 #include <string>
@@ -19,7 +20,7 @@ int run_selftest(const SelftestOptions& options);
 /// The prompt and what the model writes after it. One rank, on a device of its own.
 std::string generate_text(const GenerateOptions& options);
 
-/// The different words of text files and folders, as Corpus::read() takes them.
-WordSet words_of_text(const std::vector<std::string>& paths);
+/// The different words of a text, of its first 64 Mi tokens if it is longer.
+WordSet words_of(const Corpus& corpus, const Tokenizer& tokenizer);
 
 } // namespace bellows

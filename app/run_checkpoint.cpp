@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <cstdlib>
 #include <optional>
 #include <string>
 #include <vector>
@@ -142,10 +143,19 @@ std::filesystem::path save_checkpoint(const TrainOptions& options, Trainer& trai
                       shards.push_back(shard_name(base, i, writers.size()));
               folder = commit_checkpoint(options.out, state, shards,
                                          {{"config.toml", options.config_text()}});
-              prune_checkpoints(options.out, keep);
           }),
           "committing a checkpoint");
+    if (leads)
+        prune_checkpoints(options.out, keep);
     return folder;
+}
+
+std::string gemm_class_of(const Checkpoint& checkpoint) {
+    if (const char* named = std::getenv("BELLOWS_GEMM_CLASS"); named != nullptr && *named != 0)
+        return named;
+    const auto& kernels = checkpoint.state().kernels;
+    const auto gemm = kernels.find("gemm");
+    return gemm == kernels.end() ? "" : gemm->second;
 }
 
 void load_weights(const Checkpoint& checkpoint, ParameterStore& parameters) {

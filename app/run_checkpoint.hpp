@@ -12,6 +12,7 @@
 
 #include <cstdint>
 #include <filesystem>
+#include <string>
 
 namespace bellows {
 
@@ -19,6 +20,10 @@ namespace bellows {
 /// Error{Io} on every rank if any could not write; earlier checkpoints stay.
 std::filesystem::path save_checkpoint(const TrainOptions& options, Trainer& trainer, World& world,
                                       std::uint64_t steps_done, std::uint64_t keep);
+
+/// The numeric class of the products of bf16 tensors that the run had, so that they keep their
+/// bits, unless BELLOWS_GEMM_CLASS names another; "" where neither says.
+std::string gemm_class_of(const Checkpoint& checkpoint);
 
 /// Reads what this rank needs, from a checkpoint of any layout.
 void load_checkpoint(const Checkpoint& checkpoint, Trainer& trainer);

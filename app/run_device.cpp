@@ -3,12 +3,17 @@
 
 #include "app/train_config.hpp"
 
+#include <bellows/comm/host_collectives.hpp>
+
 #include <algorithm>
+#include <array>
 #include <cstdlib>
 #include <filesystem>
 #include <fstream>
 #include <iomanip>
+#include <span>
 #include <sstream>
+#include <unistd.h>
 #include <vector>
 
 namespace bellows {
@@ -59,9 +64,13 @@ std::string device_table() {
 
 std::string device_names() {
     std::string text;
-    for (const DeviceInfo& info : list_devices())
-        text += (text.empty() ? "" : ", ") + std::to_string(info.index) + " (" + kind_of(info) +
-                ", " + info.name + ")";
+    try {
+        for (const DeviceInfo& info : list_devices())
+            text += (text.empty() ? "" : ", ") + std::to_string(info.index) + " (" + kind_of(info) +
+                    ", " + info.name + ")";
+    } catch (const Error&) {
+        return "none"; // no loader: this is for the error that came first
+    }
     return text.empty() ? "none" : text;
 }
 
@@ -75,14 +84,7 @@ DeviceOptions run_device_options(const std::string& devices, int local_rank) {
     return options;
 }
 
-std::uint64_t ranks_per_device(const std::string& devices, int local_ranks) {
-    std::vector<std::string> list = parse_devices(devices);
-    std::sort(list.begin(), list.end());
-    const auto different =
-        static_cast<std::uint64_t>(std::unique(list.begin(), list.end()) - list.begin());
-    const auto ranks = static_cast<std::uint64_t>(std::max(local_ranks, 1));
-    return (ranks + different - 1) / different;
-}
+namespace {
 
 std::uint64_t available_memory(const Device& device) {
     const MemoryReport report = device.memory_report();
@@ -93,6 +95,39 @@ std::uint64_t available_memory(const Device& device) {
         if (key == "MemAvailable:")
             return std::strtoull(rest.c_str(), nullptr, 10) * 1024;
     return report.budget_bytes;
+}
+
+/// Of the memory that the device's ranks share: a CPU device has the host's.
+std::string memory_key(const DeviceInfo& info) {
+    std::array<char, 256> host{};
+    ::gethostname(host.data(), host.size() - 1);
+    return std::string(host.data()) + " " + (info.is_cpu ? "cpu" : info.uuid);
+}
+
+} // namespace
+
+std::vector<DeviceShare> device_shares(const Device& device, World& world) {
+    const std::string mine = std::to_string(available_memory(device)) + "\n" +
+                             memory_key(device.info()) + "\n" + device.info().name;
+    HostCollectives everyone(world, Group::all(world.size()));
+    std::vector<DeviceShare> shares;
+    std::vector<std::string> keys;
+    for (const auto& bytes : everyone.all_gather(std::as_bytes(std::span(mine)))) {
+        std::istringstream text(
+            std::string(reinterpret_cast<const char*>(bytes.data()), bytes.size()));
+        DeviceShare& share = shares.emplace_back();
+        text >> share.available >> std::ws;
+        std::getline(text, keys.emplace_back());
+        std::getline(text, share.name);
+    }
+    std::vector<DeviceShare> result = shares;
+    for (std::size_t i = 0; i < shares.size(); ++i)
+        for (std::size_t j = 0; j < shares.size(); ++j)
+            if (keys[i] == keys[j]) {
+                ++result[i].ranks;
+                result[i].available = std::min(result[i].available, shares[j].available);
+            }
+    return result;
 }
 
 } // namespace bellows

@@ -3,10 +3,12 @@
 
 // How a rank opens its device.
 
+#include <bellows/comm/world.hpp>
 #include <bellows/engine/device.hpp>
 
 #include <cstdint>
 #include <string>
+#include <vector>
 
 namespace bellows {
 
@@ -21,11 +23,15 @@ std::string device_names();
 /// apply.
 DeviceOptions run_device_options(const std::string& devices, int local_rank);
 
-/// How many of `local_ranks` ranks of a host share the device of one of them.
-std::uint64_t ranks_per_device(const std::string& devices, int local_ranks);
+/// A rank's device and who else is on it.
+struct DeviceShare {
+    std::string name;
+    std::uint64_t ranks = 0;     ///< of the run, on this device
+    std::uint64_t available = 0; ///< bytes that all of them may take together
+};
 
-/// What ranks on the device may take in all: its largest heap, or on a CPU, whose drivers make the
-/// heap up, what the system has available.
-std::uint64_t available_memory(const Device& device);
+/// Collective; by rank, the same on all. Available is the device's budget, or on a CPU, whose
+/// drivers make it up, what the system has.
+std::vector<DeviceShare> device_shares(const Device& device, World& world);
 
 } // namespace bellows

@@ -9,6 +9,7 @@
 
 #include <bellows/comm/message.hpp>
 #include <bellows/engine/error.hpp>
+#include <bellows/engine/gemm_plan.hpp>
 #include <bellows/model/stage.hpp>
 
 #include <algorithm>
@@ -46,7 +47,10 @@ Writer::Writer(const GenerateOptions& options)
     const DType act = config_.train.precision == "bf16" ? DType::BF16 : DType::F32;
     thread_.emplace(*device_, "exchange");
     parameters_.emplace(*device_, parameters_of_stage(config_.model, 0, 1, 0, 1), act);
-    load_weights(Checkpoint::open(options.checkpoint), *parameters_);
+    const Checkpoint checkpoint = Checkpoint::open(options.checkpoint);
+    if (act == DType::BF16)
+        use_gemm_class(*device_, gemm_class_of(checkpoint));
+    load_weights(checkpoint, *parameters_);
     if (config_.model.moe_layers() > 0)
         exchange_.emplace(*device_, world_, *transport_, *thread_,
                           ExchangeConfig{.name = "experts",
@@ -91,19 +95,26 @@ std::string generate_text(const GenerateOptions& options) {
     return tokenizer.decode(text);
 }
 
-WordSet words_of_text(const std::vector<std::string>& paths) {
-    const Tokenizer bytes = Tokenizer::from_name("bytes");
-    const std::vector<std::filesystem::path> list(paths.begin(), paths.end());
-    const Corpus corpus = Corpus::read(list, bytes);
-    std::vector<std::uint32_t> tokens(corpus.num_tokens());
-    corpus.copy(0, tokens);
-    return WordSet(bytes.decode(tokens));
+WordSet words_of(const Corpus& corpus, const Tokenizer& tokenizer) {
+    constexpr std::uint64_t kPart = 1 << 20; // a word at the seam becomes two
+    WordSet words;
+    const std::uint64_t end = std::min(corpus.num_tokens(), 64 * kPart);
+    for (std::uint64_t first = 0; first < end; first += kPart) {
+        std::vector<std::uint32_t> tokens(std::min(kPart, end - first));
+        corpus.copy(first, tokens);
+        words.add(tokenizer.decode(tokens));
+    }
+    return words;
 }
 
 int run_generate(const GenerateOptions& options) {
     std::optional<WordSet> known;
-    if (!options.known_text.empty())
-        known = words_of_text(options.known_text); // a bad path shows before the work
+    if (!options.known_text.empty()) { // a bad path shows before the work
+        const Tokenizer bytes = Tokenizer::from_name("bytes");
+        const std::vector<std::filesystem::path> paths(options.known_text.begin(),
+                                                       options.known_text.end());
+        known = words_of(Corpus::read(paths, bytes), bytes);
+    }
     const std::string text = generate_text(options);
     std::printf("%s\n", text.c_str());
     std::fflush(stdout);

@@ -30,8 +30,8 @@ bool is_selected(const DeviceInfo& info, const std::string& devices) {
     const std::vector<std::string> names = parse_devices(devices);
     return std::any_of(names.begin(), names.end(), [&](std::string name) {
         std::erase(name, '-');
-        return name == (info.is_cpu ? "cpu" : "gpu") || name == std::to_string(info.index) ||
-               name == info.uuid;
+        return name == kAnyDevice || name == (info.is_cpu ? "cpu" : "gpu") ||
+               name == std::to_string(info.index) || name == info.uuid;
     });
 }
 
@@ -138,7 +138,7 @@ int run_info(const InfoOptions& options) {
         Json entry = json_of(info);
         if (info.unmet_requirements.empty()) {
             serves = true;
-            DeviceOptions device_options;
+            DeviceOptions device_options = DeviceOptions::from_environment({});
             device_options.select = std::to_string(info.index);
             const auto device = Device::create(device_options);
             entry["queues"] = device->describe_queues();

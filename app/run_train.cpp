@@ -18,7 +18,6 @@
 #include <array>
 #include <chrono>
 #include <cstdio>
-#include <cstdlib>
 #include <optional>
 #include <string>
 #include <utility>
@@ -39,21 +38,20 @@ double seconds_since(Clock::time_point start) {
     return std::chrono::duration<double>(Clock::now() - start).count();
 }
 
-/// Products keep the numeric class that a run began with, so that resuming is exact, unless the
-/// user names another; "" where neither says.
-std::string gemm_class_of(const Checkpoint& checkpoint) {
-    if (const char* named = std::getenv("BELLOWS_GEMM_CLASS"); named != nullptr && *named != 0)
-        return named;
-    const auto& kernels = checkpoint.state().kernels;
-    const auto gemm = kernels.find("gemm");
-    return gemm == kernels.end() ? "" : gemm->second;
-}
+/// What rank 0 has after a run.
+struct Results {
+    RunSummary summary;
+    Tokenizer tokenizer;
+    Corpus corpus;
+    std::filesystem::path checkpoint; ///< "" when the last one could not be written
+};
 
 /// One run of this rank.
 class TrainRun {
 public:
     TrainRun(const TrainOptions& options, World& world);
-    int run();
+    /// Results on rank 0.
+    std::optional<Results> run();
 
 private:
     void check_memory();
@@ -77,6 +75,7 @@ private:
     std::optional<MetricsLog> log_;
     std::uint64_t first_step_ = 0;
     std::filesystem::path last_checkpoint_;
+    std::optional<Results> results_;
     bool saved_last_ = false;
     bool warned_ = false; // that a file other than a checkpoint cannot be written
 };
@@ -116,16 +115,17 @@ TrainRun::TrainRun(const TrainOptions& options, World& world)
         log_.emplace(options.out / "metrics.jsonl", first_step_);
 }
 
-/// Every rank works out all of them, so that all refuse alike.
+/// Every rank works this out for all of them from the same figures, taken before any has allocated
+/// much: all refuse alike.
 void TrainRun::check_memory() {
-    const std::uint64_t sharing = ranks_per_device(train_.device, world_.local_size());
-    const std::uint64_t available = available_memory(*device_);
-    for (std::uint64_t stage = 0; stage < options_.layout.pp; ++stage) {
+    const std::vector<DeviceShare> shares = device_shares(*device_, world_);
+    for (std::size_t rank = 0; rank < shares.size(); ++rank) {
+        const std::uint64_t stage = rank / options_.layout.dp;
         const MemoryEstimate estimate = estimate_memory(options_.config, options_.layout, stage);
-        require_memory(estimate, available, sharing, device_->info().name);
-        if (progress_ && stage == 0)
+        require_memory(estimate, shares[rank].available, shares[rank].ranks, shares[rank].name);
+        if (progress_ && rank == 0)
             progress_->note("memory of rank 0, estimated " + describe_memory(estimate.bytes) +
-                            " (of " + format_bytes(available / sharing) + ")");
+                            " (of " + format_bytes(shares[0].available / shares[0].ranks) + ")");
     }
 }
 
@@ -215,21 +215,11 @@ void TrainRun::finish() {
     for (std::size_t i = 0; i < peaks.size(); ++i)
         peaks[i] = memory.categories[i].peak_bytes;
     summary.memory = describe_memory(peaks);
-    if (saved_last_) {
-        GenerateOptions generate;
-        generate.checkpoint = last_checkpoint_;
-        generate.config = options_.config;
-        generate.prompt = "The ";
-        generate.tokens = 240;
-        generate.temperature = 0.7;
-        summary.sample = generate_text(generate);
-        summary.words = check_words(summary.sample, words_of_text(train_.data));
-    }
-    std::fputs(format_summary(summary).c_str(), stdout);
-    std::fflush(stdout);
+    results_.emplace(Results{std::move(summary), std::move(tokenizer_), std::move(corpus_),
+                             saved_last_ ? last_checkpoint_ : std::filesystem::path()});
 }
 
-int TrainRun::run() {
+std::optional<Results> TrainRun::run() {
     for (std::uint64_t step = first_step_; step < train_.steps; ++step) {
         if (step + kTracedSteps == train_.steps)
             device_->take_trace(); // drops what came before
@@ -241,20 +231,47 @@ int TrainRun::run() {
             checkpoint(step + 1);
     }
     finish();
-    return 0;
+    return std::move(results_);
+}
+
+/// Text of the finished model. It is no part of the run, which is good without it.
+void add_sample(const TrainOptions& options, Results& results) {
+    try {
+        GenerateOptions generate;
+        generate.checkpoint = results.checkpoint;
+        generate.config = options.config;
+        generate.prompt = "The ";
+        generate.tokens = 240;
+        generate.temperature = 0.7;
+        results.summary.sample = generate_text(generate);
+        results.summary.words =
+            check_words(results.summary.sample, words_of(results.corpus, results.tokenizer));
+    } catch (const std::exception& error) {
+        std::fprintf(stderr, "warning: no sample: %s\n", error.what());
+    }
 }
 
 } // namespace
 
 int run_train(const TrainOptions& options) {
-    return in_world([&](World& world) {
+    std::optional<Results> results;
+    const int code = in_world([&](World& world) {
         if (static_cast<std::uint64_t>(world.size()) != options.ranks())
             throw Error(ErrorCode::InvalidArgument,
                         "the layout wants " + std::to_string(options.ranks()) +
                             " ranks, there are " + std::to_string(world.size()));
         TrainRun run(options, world);
-        return run.run();
+        results = run.run();
+        return 0;
     });
+    // However long this takes, the other ranks have been let go.
+    if (results) {
+        if (!results->checkpoint.empty())
+            add_sample(options, *results);
+        std::fputs(format_summary(results->summary).c_str(), stdout);
+        std::fflush(stdout);
+    }
+    return code;
 }
 
 } // namespace bellows

@@ -76,7 +76,7 @@ std::uint32_t sample_token(std::span<const float> logits, const SamplingParams& 
     return likeliest; // rounding left a rest
 }
 
-WordSet::WordSet(std::string_view text) {
+void WordSet::add(std::string_view text) {
     for_each_word(text, [&](const std::string& word, bool) { words_.insert(word); });
 }
 

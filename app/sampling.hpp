@@ -27,7 +27,9 @@ std::uint32_t sample_token(std::span<const float> logits, const SamplingParams& 
 /// case.
 class WordSet {
 public:
-    explicit WordSet(std::string_view text);
+    WordSet() = default;
+    explicit WordSet(std::string_view text) { add(text); }
+    void add(std::string_view text);
     bool contains(std::string_view word) const;
     std::uint64_t size() const noexcept { return words_.size(); }
 

@@ -11,6 +11,7 @@
 #include <cstring>
 #include <fcntl.h>
 #include <sys/socket.h>
+#include <sys/time.h>
 #include <sys/un.h>
 #include <unistd.h>
 
@@ -36,7 +37,7 @@ void send_report(int rank, int exit_code, std::string_view reason) noexcept {
         return;
     address.sun_family = AF_UNIX;
     std::memcpy(address.sun_path + 1, name, std::strlen(name));
-    const LaunchReport report{rank, exit_code, ::getpid()};
+    const LaunchReport report{rank, exit_code};
     std::array<char, sizeof report + kMaxReason> message{};
     const std::size_t length = std::min(reason.size(), kMaxReason);
     std::memcpy(message.data(), &report, sizeof report);
@@ -44,8 +45,11 @@ void send_report(int rank, int exit_code, std::string_view reason) noexcept {
     const int socket = ::socket(AF_UNIX, SOCK_DGRAM | SOCK_CLOEXEC, 0);
     if (socket < 0)
         return;
-    // Without waiting: a launcher that does not read is no reason to hang at the end.
-    ::sendto(socket, message.data(), sizeof report + length, MSG_DONTWAIT | MSG_NOSIGNAL,
+    // Many ranks at once may fill the launcher's queue; one that does not read is no reason to
+    // hang.
+    const timeval patience{1, 0};
+    ::setsockopt(socket, SOL_SOCKET, SO_SNDTIMEO, &patience, sizeof patience);
+    ::sendto(socket, message.data(), sizeof report + length, MSG_NOSIGNAL,
              reinterpret_cast<const sockaddr*>(&address),
              static_cast<socklen_t>(offsetof(sockaddr_un, sun_path) + 1 + std::strlen(name)));
     ::close(socket);

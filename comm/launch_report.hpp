@@ -15,7 +15,6 @@ constexpr std::size_t kMaxReason = 4096;
 struct LaunchReport {
     std::int32_t rank;
     std::int32_t exit_code; ///< kStarted: not an end
-    std::int32_t pid;
     // the reason's text follows
 };
 

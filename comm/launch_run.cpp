@@ -162,23 +162,24 @@ private:
             std::array<char, kMaxReason> reason;
         } message;
         for (;;) {
+            pid_t sender = 0;
             const std::int64_t size = net::receive_datagram(
-                reports_.get(), std::as_writable_bytes(std::span(&message, 1)));
+                reports_.get(), std::as_writable_bytes(std::span(&message, 1)), sender);
             if (size < 0)
                 return;
             if (size >= static_cast<std::int64_t>(sizeof message.head))
-                take_report(message.head, {message.reason.data(),
-                                           static_cast<std::size_t>(size) - sizeof message.head});
+                take_report(
+                    message.head, sender,
+                    {message.reason.data(), static_cast<std::size_t>(size) - sizeof message.head});
         }
     }
 
-    void take_report(const LaunchReport& report, std::string_view reason) {
+    void take_report(const LaunchReport& report, pid_t sender, std::string_view reason) {
         if (report.rank < 0 || report.rank >= options_.ranks)
             return;
         const auto [rank, first] = started_.try_emplace(report.rank);
         if (first)
-            rank->second =
-                FileDescriptor(static_cast<int>(::syscall(SYS_pidfd_open, report.pid, 0)));
+            rank->second = FileDescriptor(static_cast<int>(::syscall(SYS_pidfd_open, sender, 0)));
         if (report.exit_code == kStarted)
             return;
         exit_codes_[report.rank] = report.exit_code;

@@ -206,7 +206,7 @@ FileDescriptor bind_datagrams(const std::string& name) {
     return socket;
 }
 
-std::int64_t receive_datagram(int socket, std::span<std::byte> bytes) {
+std::int64_t receive_datagram(int socket, std::span<std::byte> bytes, pid_t& sender) {
     for (;;) {
         iovec part{bytes.data(), bytes.size()};
         alignas(cmsghdr) std::array<char, CMSG_SPACE(sizeof(ucred))> buffer;
@@ -223,6 +223,7 @@ std::int64_t receive_datagram(int socket, std::span<std::byte> bytes) {
             continue;
         ucred credentials{};
         std::memcpy(&credentials, CMSG_DATA(item), sizeof credentials);
+        sender = credentials.pid;
         if (credentials.uid == ::geteuid())
             return got;
     }

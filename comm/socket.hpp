@@ -37,8 +37,9 @@ bool write_exact(int socket, std::span<const std::byte> bytes, const Deadline& d
 
 /// A datagram socket that takes messages of this user's processes only.
 FileDescriptor bind_datagrams(const std::string& name);
-/// Bytes of the next message that was sent by this user; -1 if none waits.
-std::int64_t receive_datagram(int socket, std::span<std::byte> bytes);
+/// Bytes of the next message that was sent by this user; -1 if none waits. sender: as the kernel
+/// says, 0 if that process is out of sight.
+std::int64_t receive_datagram(int socket, std::span<std::byte> bytes, pid_t& sender);
 
 struct PeerCredentials {
     std::int64_t pid = 0;
