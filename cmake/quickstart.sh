@@ -62,7 +62,7 @@ packages="g++ make cmake ninja-build patchelf ccache ca-certificates git
  nlohmann-json3-dev libcli11-dev libtomlplusplus-dev libspdlog-dev libsentencepiece-dev zlib1g-dev
  libgtest-dev libbenchmark-dev"
 # The distribution's own glslc is the old compiler that the portable build is tested with.
-[ "$goal" != test ] || packages="$packages clang-format-19 glslc python3-venv"
+[ "$goal" != test ] || packages="$packages clang-format-19 glslc"
 
 as_root() {
     if [ "$(id -u)" -eq 0 ]; then
@@ -155,18 +155,7 @@ run_ctest() { # PRESET CTEST-OPTIONS...
         finish 1 "test FAILED in preset $preset (build/log/ctest-$preset.log)"
 }
 
-# The reference library of the checkpoint format, for one test; without a package index that test
-# is left out, and configuring says so.
-reference_safetensors() {
-    python=build/toolchain/python
-    [ -x $python/bin/python3 ] || python3 -m venv $python
-    $python/bin/python3 -c 'import safetensors.numpy' 2>/dev/null ||
-        $python/bin/python3 -m pip install --quiet safetensors numpy
-}
-
 run_test() {
-    reference_safetensors >"$log_folder/safetensors.log" 2>&1 ||
-        echo "No safetensors from Python's package index: one test is left out ($log_folder/safetensors.log)"
     build release -DBELLOWS_TESTS=ON -DBELLOWS_BENCH=ON
     run_ctest release
     if [ "${1:-}" != quick ]; then
