@@ -10,6 +10,7 @@
 #include <bellows/pipeline/schedule.hpp>
 
 #include <algorithm>
+#include <array>
 #include <numeric>
 
 namespace bellows {
@@ -164,7 +165,7 @@ MemoryEstimate estimate_memory(const RunConfig& run, const RunLayout& layout, st
     return all;
 }
 
-std::string describe_memory(const std::array<std::uint64_t, kNumMemoryCategories>& bytes) {
+std::string describe_memory(const MemorySizes& bytes) {
     std::array<std::size_t, kNumMemoryCategories> order{};
     std::iota(order.begin(), order.end(), std::size_t{0});
     std::stable_sort(order.begin(), order.end(),

@@ -9,14 +9,13 @@
 
 #include <bellows/engine/memory.hpp>
 
-#include <array>
 #include <cstdint>
 #include <string>
 
 namespace bellows {
 
 struct MemoryEstimate {
-    std::array<std::uint64_t, kNumMemoryCategories> bytes{};
+    MemorySizes bytes{};
 
     std::uint64_t& of(MemoryCategory category) noexcept {
         return bytes[static_cast<std::size_t>(category)];
@@ -31,7 +30,7 @@ MemoryEstimate estimate_memory(const RunConfig& config, const RunLayout& layout,
                                std::uint64_t stage);
 
 /// "12.3 MiB: optimizer 4.0 MiB, weights 2.0 MiB, ...", largest first, without empty categories.
-std::string describe_memory(const std::array<std::uint64_t, kNumMemoryCategories>& bytes);
+std::string describe_memory(const MemorySizes& bytes);
 
 /// Throws Error{InvalidArgument} if one of `sharing` ranks on a device of `device_bytes` finds no
 /// room for the estimate; names the largest category and what would make it smaller.

@@ -5,7 +5,6 @@
 
 #include <algorithm>
 #include <chrono>
-#include <cstdlib>
 #include <optional>
 #include <string>
 #include <vector>
@@ -150,9 +149,9 @@ std::filesystem::path save_checkpoint(const TrainOptions& options, Trainer& trai
     return folder;
 }
 
-std::string gemm_class_of(const Checkpoint& checkpoint) {
-    if (const char* named = std::getenv("BELLOWS_GEMM_CLASS"); named != nullptr && *named != 0)
-        return named;
+std::string gemm_class_of(const Checkpoint& checkpoint, const DeviceOptions& options) {
+    if (!options.gemm_class.empty())
+        return options.gemm_class;
     const auto& kernels = checkpoint.state().kernels;
     const auto gemm = kernels.find("gemm");
     return gemm == kernels.end() ? "" : gemm->second;

@@ -22,8 +22,8 @@ std::filesystem::path save_checkpoint(const TrainOptions& options, Trainer& trai
                                       std::uint64_t steps_done, std::uint64_t keep);
 
 /// The numeric class of the products of bf16 tensors that the run had, so that they keep their
-/// bits, unless BELLOWS_GEMM_CLASS names another; "" where neither says.
-std::string gemm_class_of(const Checkpoint& checkpoint);
+/// bits, unless the options name another; "" where neither says.
+std::string gemm_class_of(const Checkpoint& checkpoint, const DeviceOptions& options);
 
 /// Reads what this rank needs, from a checkpoint of any layout.
 void load_checkpoint(const Checkpoint& checkpoint, Trainer& trainer);

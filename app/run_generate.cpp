@@ -49,7 +49,7 @@ Writer::Writer(const GenerateOptions& options)
     parameters_.emplace(*device_, parameters_of_stage(config_.model, 0, 1, 0, 1), act);
     const Checkpoint checkpoint = Checkpoint::open(options.checkpoint);
     if (act == DType::BF16)
-        use_gemm_class(*device_, gemm_class_of(checkpoint));
+        use_gemm_class(*device_, gemm_class_of(checkpoint, device_->options()));
     load_weights(checkpoint, *parameters_);
     if (config_.model.moe_layers() > 0)
         exchange_.emplace(*device_, world_, *transport_, *thread_,

@@ -15,7 +15,6 @@
 
 #include <bellows/engine/error.hpp>
 
-#include <array>
 #include <chrono>
 #include <cstdio>
 #include <optional>
@@ -105,7 +104,7 @@ TrainRun::TrainRun(const TrainOptions& options, World& world)
     if (options.resume)
         before.emplace(Checkpoint::open(*options.resume));
     trainer_.emplace(*device_, world_, options.config, options.layout,
-                     before ? gemm_class_of(*before) : "");
+                     before ? gemm_class_of(*before, device_->options()) : "");
     if (before) {
         load_checkpoint(*before, *trainer_);
         first_step_ = before->state().step;
@@ -210,7 +209,7 @@ void TrainRun::finish() {
     summary.loss_picture = options_.out / "loss.svg";
     summary.trace = options_.out / "trace.json";
     summary.checkpoint = last_checkpoint_;
-    std::array<std::uint64_t, kNumMemoryCategories> peaks{};
+    MemorySizes peaks{};
     const MemoryReport memory = device_->memory_report();
     for (std::size_t i = 0; i < peaks.size(); ++i)
         peaks[i] = memory.categories[i].peak_bytes;

@@ -25,6 +25,22 @@ struct GemmChoice {
     }
 };
 
+/// A tile as the constants of a kernel on matrix units.
+template <class Constants>
+void set_tile(Constants& constants, const GemmTile& tile, const DeviceInfo& info) {
+    constants.local_size = tile.local_size(info);
+    constants.mma_m = tile.shape.m;
+    constants.mma_n = tile.shape.n;
+    constants.mma_k = tile.shape.k;
+    constants.fragments_m = tile.fragments_m;
+    constants.fragments_n = tile.fragments_n;
+    constants.warps_m = tile.warps_m;
+    constants.warps_n = tile.warps_n;
+    constants.block_k = tile.block_k;
+    constants.stages = tile.stages;
+    constants.turn = tile.turn;
+}
+
 /// Sets impl.gemm; name "" for what the device takes by itself. Throws as use_gemm_class.
 void choose_gemm_class(Device::Impl& impl, std::string_view name);
 

@@ -2,24 +2,8 @@
 #include "ops_gemm.hpp"
 
 #include <algorithm>
-#include <cstdlib>
 
 namespace bellows::ops {
-
-namespace {
-
-/// Mesa's major version of a llvmpipe device, 0 elsewhere.
-int mesa_major(const DeviceInfo& info) {
-    const std::size_t at = info.driver.find("Mesa ");
-    return info.is_cpu && at != std::string::npos ? std::atoi(info.driver.c_str() + at + 5) : 0;
-}
-
-bool may_share_a(const DeviceInfo& info) {
-    const int mesa = mesa_major(info);
-    return mesa > 0 && mesa < 26 && info.subgroup_size == 8;
-}
-
-} // namespace
 
 GemmPlan plan_gemm(const Device& device, std::uint64_t rows) {
     const DeviceInfo& info = device.info();
@@ -31,7 +15,7 @@ GemmPlan plan_gemm(const Device& device, std::uint64_t rows) {
     }
     while (plan.rows_per_tile > 8 && rows <= plan.rows_per_tile / 2)
         plan.rows_per_tile /= 2;
-    plan.may_share_a = may_share_a(info);
+    plan.may_share_a = shares_loads(info);
     return plan;
 }
 
@@ -40,7 +24,7 @@ GemmPlan plan_grouped_gemm(const Device& device) {
     GemmPlan plan;
     plan.rows_per_tile = info.is_cpu ? 16 : 8;
     plan.local_size = group_tile_rows(info) * 8 / plan.rows_per_tile;
-    plan.may_share_a = may_share_a(info);
+    plan.may_share_a = shares_loads(info);
     return plan;
 }
 

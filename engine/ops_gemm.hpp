@@ -84,19 +84,8 @@ K fill_units_gemm(const Arguments& arguments, const Device& device, const GemmTi
         kernel.variant = d.bf16 ? Variant::bf16_bf16 : Variant::bf16_f32;
     else
         kernel.variant = d.bf16 ? Variant::f16_bf16 : Variant::f16_f32;
-    auto& c = kernel.constants;
-    c.local_size = tile.local_size(device.info());
-    c.aligned = a.aligned8 && b.aligned8 && d.aligned ? 1 : 0;
-    c.mma_m = tile.shape.m;
-    c.mma_n = tile.shape.n;
-    c.mma_k = tile.shape.k;
-    c.fragments_m = tile.fragments_m;
-    c.fragments_n = tile.fragments_n;
-    c.warps_m = tile.warps_m;
-    c.warps_n = tile.warps_n;
-    c.block_k = tile.block_k;
-    c.stages = tile.stages;
-    c.turn = tile.turn;
+    detail::set_tile(kernel.constants, tile, device.info());
+    kernel.constants.aligned = a.aligned8 && b.aligned8 && d.aligned ? 1 : 0;
     return kernel;
 }
 

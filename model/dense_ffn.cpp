@@ -9,7 +9,7 @@ namespace bellows {
 
 struct DenseFfn::Impl {
     ParameterStore& parameters;
-    Scratch& scratch;
+    Arena& scratch;
     std::uint64_t hidden, ffn;
     float eps;
     const Parameter &gain, &gate_up, &down;
@@ -23,8 +23,8 @@ public:
 
 private:
     void forward(Recording& r) const;
-    void input_gradient(Recording& r, Scratch::Frame& scratch) const;
-    void weight_gradient(Recording& r, Scratch::Frame& scratch) const;
+    void input_gradient(Recording& r, Arena::Frame& scratch) const;
+    void weight_gradient(Recording& r, Arena::Frame& scratch) const;
 
     const DenseFfn::Impl& layer_;
     std::uint64_t tokens_;
@@ -45,11 +45,11 @@ DenseSlot::DenseSlot(const DenseFfn::Impl& layer, const SlotDesc& desc)
     inner_ = keep("inner", act, {tokens_, layer_.ffn});
     d_norm_ = keep("norm gradient", act, {tokens_, layer_.hidden}, MemoryCategory::DeferredWgrad);
 
-    record(NodeKind::Forward, "MLP(F)", [&](Recording& r, Scratch::Frame&) { forward(r); });
+    record(NodeKind::Forward, "MLP(F)", [&](Recording& r, Arena::Frame&) { forward(r); });
     record(NodeKind::InputGradient, "MLP(B)",
-           [&](Recording& r, Scratch::Frame& scratch) { input_gradient(r, scratch); });
+           [&](Recording& r, Arena::Frame& scratch) { input_gradient(r, scratch); });
     record(NodeKind::WeightGradient, "MLP(W)",
-           [&](Recording& r, Scratch::Frame& scratch) { weight_gradient(r, scratch); });
+           [&](Recording& r, Arena::Frame& scratch) { weight_gradient(r, scratch); });
 }
 
 void DenseSlot::forward(Recording& r) const {
@@ -60,7 +60,7 @@ void DenseSlot::forward(Recording& r) const {
     ops::gemm_nt(r, inner_, layer_.down.compute, t_.y, true);
 }
 
-void DenseSlot::input_gradient(Recording& r, Scratch::Frame& scratch) const {
+void DenseSlot::input_gradient(Recording& r, Arena::Frame& scratch) const {
     const TensorView d_inner = scratch.tensor(inner_.dtype, {tokens_, layer_.ffn});
     ops::gemm_nn(r, t_.dy, layer_.down.compute, d_inner);
     ops::swiglu_dgrad(r, d_inner, gate_up_, {}, gate_up_, {});
@@ -69,7 +69,7 @@ void DenseSlot::input_gradient(Recording& r, Scratch::Frame& scratch) const {
     ops::rmsnorm_dgrad(r, d_norm_, t_.x, layer_.gain.weight, inv_rms_, t_.dx, true);
 }
 
-void DenseSlot::weight_gradient(Recording& r, Scratch::Frame& scratch) const {
+void DenseSlot::weight_gradient(Recording& r, Arena::Frame& scratch) const {
     ops::gemm_tn(r, t_.dy, inner_, layer_.down.gradient, true);
     ops::gemm_tn(r, gate_up_, norm_, layer_.gate_up.gradient, true);
     ops::rmsnorm_wgrad(r, d_norm_, t_.x, inv_rms_, layer_.gain.gradient, true,
@@ -79,7 +79,7 @@ void DenseSlot::weight_gradient(Recording& r, Scratch::Frame& scratch) const {
 } // namespace
 
 DenseFfn::DenseFfn(const ModelConfig& config, std::uint64_t layer, ParameterStore& parameters,
-                   Scratch& scratch) {
+                   Arena& scratch) {
     const std::string prefix = "model.layers." + std::to_string(layer) + ".";
     impl_.reset(new Impl{parameters, scratch, config.hidden, config.dense_ffn,
                          static_cast<float>(config.norm_eps),

@@ -12,15 +12,15 @@ constexpr const char* kTable = "model.embed_tokens.weight";
 
 class EmbeddingSlot final : public RecordedSlot {
 public:
-    EmbeddingSlot(const ParameterStore& parameters, Scratch& scratch, const EmbeddingSlotDesc& desc)
+    EmbeddingSlot(const ParameterStore& parameters, Arena& scratch, const EmbeddingSlotDesc& desc)
         : RecordedSlot(parameters.device(), scratch, desc.name) {
         const Parameter& table = parameters.at(kTable);
-        record(NodeKind::Forward, "EMBED(F)", [&](Recording& r, Scratch::Frame&) {
+        record(NodeKind::Forward, "EMBED(F)", [&](Recording& r, Arena::Frame&) {
             ops::embedding_forward(r, desc.tokens, table.compute, desc.x);
         });
         if (!desc.dx.buffer)
             return;
-        record(NodeKind::WeightGradient, "EMBED(W)", [&](Recording& r, Scratch::Frame& frame) {
+        record(NodeKind::WeightGradient, "EMBED(W)", [&](Recording& r, Arena::Frame& frame) {
             const std::uint64_t tokens = desc.tokens.extent[0];
             ops::embedding_wgrad(r, desc.tokens, desc.dx, table.gradient, true,
                                  frame.bytes(ops::embedding_wgrad_workspace_bytes(tokens)));
@@ -30,7 +30,7 @@ public:
 
 } // namespace
 
-Embedding::Embedding(ParameterStore& parameters, Scratch& scratch)
+Embedding::Embedding(ParameterStore& parameters, Arena& scratch)
     : parameters_(&parameters), scratch_(&scratch) {
     parameters.at(kTable); // throws early
 }

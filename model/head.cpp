@@ -11,7 +11,7 @@ namespace bellows {
 
 struct Head::Impl {
     ParameterStore& parameters;
-    Scratch& scratch;
+    Arena& scratch;
     std::uint64_t hidden, vocabulary;
     float eps;
     const Parameter &gain, &matrix;
@@ -27,7 +27,7 @@ public:
     HeadSlot(const Head::Impl& layer, const HeadSlotDesc& desc);
 
 private:
-    using Frame = Scratch::Frame;
+    using Frame = Arena::Frame;
 
     void forward(Recording& r, Frame& scratch) const;
     void input_gradient(Recording& r, Frame& scratch) const;
@@ -93,7 +93,7 @@ public:
     LogitsSlot(const Head::Impl& layer, const std::string& name, const TensorView& x,
                const TensorView& logits)
         : RecordedSlot(layer.parameters.device(), layer.scratch, name) {
-        record(NodeKind::Forward, "HEAD(F)", [&](Recording& r, Scratch::Frame& scratch) {
+        record(NodeKind::Forward, "HEAD(F)", [&](Recording& r, Arena::Frame& scratch) {
             const std::uint64_t rows = x.extent[0];
             const TensorView norm =
                 scratch.tensor(layer.parameters.activation(), {rows, layer.hidden});
@@ -106,7 +106,7 @@ public:
 
 } // namespace
 
-Head::Head(const ModelConfig& config, ParameterStore& parameters, Scratch& scratch)
+Head::Head(const ModelConfig& config, ParameterStore& parameters, Arena& scratch)
     : impl_(new Impl{
           parameters, scratch, config.hidden, config.vocabulary,
           static_cast<float>(config.norm_eps), parameters.at("model.norm.weight"),

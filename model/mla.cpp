@@ -14,7 +14,7 @@ namespace bellows {
 struct MlaAttention::Impl {
     const ModelConfig config;
     ParameterStore& parameters;
-    Scratch& scratch;
+    Arena& scratch;
     TensorView positions;
     std::string prefix; ///< "model.layers.3."
 
@@ -32,7 +32,7 @@ public:
     MlaSlot(const MlaAttention::Impl& layer, const SlotDesc& desc);
 
 private:
-    using Frame = Scratch::Frame;
+    using Frame = Arena::Frame;
 
     void forward(Recording& r, Frame& scratch) const;
     void queries(Recording& r) const;
@@ -234,7 +234,7 @@ RopeTable::RopeTable(Device& device, const ModelConfig& config, std::uint64_t po
 }
 
 MlaAttention::MlaAttention(const ModelConfig& config, std::uint64_t layer,
-                           ParameterStore& parameters, const RopeTable& positions, Scratch& scratch)
+                           ParameterStore& parameters, const RopeTable& positions, Arena& scratch)
     : impl_(new Impl{config, parameters, scratch, positions.view(),
                      "model.layers." + std::to_string(layer) + "."}) {
     impl_->parameter("input_layernorm.weight"); // throws early

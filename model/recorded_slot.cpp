@@ -19,10 +19,10 @@ TensorView RecordedSlot::keep(const char* what, DType dtype,
 }
 
 void RecordedSlot::record(NodeKind kind, const char* name,
-                          const std::function<void(Recording&, Scratch::Frame&)>& work) {
+                          const std::function<void(Recording&, Arena::Frame&)>& work) {
     Recording recording(device_, QueueRole::Compute, name_ + " " + name);
     recording.label(name);
-    Scratch::Frame frame = scratch_.begin();
+    Arena::Frame frame = scratch_.begin();
     work(recording, frame);
     scratch_.reserve(frame.bytes());
     add_recording(kind, name, std::move(recording));

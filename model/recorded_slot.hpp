@@ -5,8 +5,8 @@
 // live from node to node belong to the slot, all else stands in the stage's scratch. Used by the
 // layers' own .cpp files.
 
+#include <bellows/engine/arena.hpp>
 #include <bellows/model/node.hpp>
-#include <bellows/model/scratch.hpp>
 
 #include <functional>
 #include <initializer_list>
@@ -17,7 +17,7 @@ namespace bellows {
 
 class RecordedSlot : public LayerSlot {
 protected:
-    RecordedSlot(Device& device, Scratch& scratch, std::string name)
+    RecordedSlot(Device& device, Arena& scratch, std::string name)
         : device_(device), scratch_(scratch), name_(std::move(name)) {}
 
     /// A tensor of this slot.
@@ -25,11 +25,11 @@ protected:
                     MemoryCategory category = MemoryCategory::Activations);
     /// Records `work` as the node `name`.
     void record(NodeKind kind, const char* name,
-                const std::function<void(Recording&, Scratch::Frame&)>& work);
+                const std::function<void(Recording&, Arena::Frame&)>& work);
 
 private:
     Device& device_;
-    Scratch& scratch_;
+    Arena& scratch_;
     std::string name_;
     std::vector<Buffer> buffers_;
 };

@@ -67,7 +67,7 @@ struct Stage::Impl {
     ExpertExchange* exchange;
     LayerRange range;
     std::uint64_t tokens;
-    Scratch scratch;
+    Arena scratch;
     RopeTable positions;
     std::vector<std::unique_ptr<Layer>> owned; ///< attention and dense FFNs
     std::vector<std::unique_ptr<MoeFfn>> experts;

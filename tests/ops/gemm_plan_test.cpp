@@ -2,6 +2,8 @@
 // The host's formula for the workgroup memory of kernels on matrix units against the declarations
 // in their SPIR-V, evaluated for the constants of every tile. No device is needed.
 
+#include "../../engine/gemm_choice.hpp"
+
 #include <bellows/engine/device.hpp>
 #include <bellows/engine/gemm_plan.hpp>
 #include <bellows/kernels/kernels.hpp>
@@ -120,18 +122,7 @@ private:
 template <class Kernel>
 Kernel with_tile(const GemmTile& tile, const DeviceInfo& info) {
     Kernel kernel;
-    auto& c = kernel.constants;
-    c.local_size = tile.local_size(info);
-    c.mma_m = tile.shape.m;
-    c.mma_n = tile.shape.n;
-    c.mma_k = tile.shape.k;
-    c.fragments_m = tile.fragments_m;
-    c.fragments_n = tile.fragments_n;
-    c.warps_m = tile.warps_m;
-    c.warps_n = tile.warps_n;
-    c.block_k = tile.block_k;
-    c.stages = tile.stages;
-    c.turn = tile.turn;
+    detail::set_tile(kernel.constants, tile, info);
     return kernel;
 }
 

@@ -9,10 +9,10 @@
 #include "support/model_parameters.hpp"
 #include "support/test_device.hpp"
 
+#include <bellows/engine/arena.hpp>
 #include <bellows/model/mla.hpp>
 #include <bellows/model/node.hpp>
 #include <bellows/model/parameter_store.hpp>
-#include <bellows/model/scratch.hpp>
 
 #include <gtest/gtest.h>
 
@@ -175,7 +175,7 @@ struct Rig {
     DType dtype;
     std::unique_ptr<Device> device;
     ParameterStore store;
-    Scratch scratch;
+    Arena scratch;
     RopeTable positions;
     std::vector<Buffer> buffers;
 };

@@ -4,10 +4,10 @@
 // The first layer of a model: x = table[token]. Nodes: EMBED(F), EMBED(W); EMBED(W) adds to
 // ParameterStore's gradient of the table. One thread at a time.
 
+#include <bellows/engine/arena.hpp>
 #include <bellows/model/config.hpp>
 #include <bellows/model/node.hpp>
 #include <bellows/model/parameter_store.hpp>
-#include <bellows/model/scratch.hpp>
 
 #include <memory>
 #include <string>
@@ -25,13 +25,13 @@ struct EmbeddingSlotDesc {
 class Embedding final {
 public:
     /// All must outlive it and its slots.
-    Embedding(ParameterStore& parameters, Scratch& scratch);
+    Embedding(ParameterStore& parameters, Arena& scratch);
 
     std::unique_ptr<LayerSlot> create_slot(const EmbeddingSlotDesc& desc) const;
 
 private:
     ParameterStore* parameters_;
-    Scratch* scratch_;
+    Arena* scratch_;
 };
 
 } // namespace bellows

@@ -6,6 +6,7 @@
 // It hands nodes in when told to; the schedule decides when. One thread at a time.
 
 #include <bellows/comm/expert_exchange.hpp>
+#include <bellows/engine/arena.hpp>
 #include <bellows/model/config.hpp>
 #include <bellows/model/embedding.hpp>
 #include <bellows/model/head.hpp>
@@ -13,7 +14,6 @@
 #include <bellows/model/moe_ffn.hpp>
 #include <bellows/model/node.hpp>
 #include <bellows/model/parameter_store.hpp>
-#include <bellows/model/scratch.hpp>
 
 #include <cstdint>
 #include <memory>
