@@ -23,6 +23,7 @@
 #include <algorithm>
 #include <chrono>
 #include <cstdlib>
+#include <memory>
 #include <thread>
 
 #include <unistd.h>
@@ -115,21 +116,45 @@ void add_all(Table& table, const std::vector<Row>& rows) {
         table.add(row);
 }
 
+/// The ops, each row on the device of the row before unless that one went wrong: a device may be
+/// lost after it.
+void run_ops(Table& table, const SelftestOptions& options, const std::string& fault,
+             const std::vector<OpCheck>& checks, std::size_t total) {
+    std::unique_ptr<Device> device;
+    for (std::size_t i = 0; i < checks.size(); ++i) {
+        table.begin(checks[i].what, i + 1, total);
+        const Row row = run_row(checks[i].group, checks[i].what, fault, [&](Check& check) {
+            if (!device)
+                device = Device::create(device_options(options, 0));
+            checks[i].body(check, OpRig(*device));
+        });
+        table.add(row);
+        if (row.verdict == Verdict::Wrong)
+            device.reset();
+    }
+}
+
+/// Exchange and training on one rank, in this process.
+std::vector<Row> rows_of_one_rank(const SelftestOptions& options, const std::string& fault) {
+    try {
+        World world = World::single();
+        return rows_among(world, options, fault);
+    } catch (const Error& error) {
+        Row failed;
+        failed.group = "exchange";
+        failed.what = "one rank";
+        failed.verdict = Verdict::Wrong;
+        failed.note = std::string(to_string(error.code())) + ": " + error.message();
+        return {failed};
+    }
+}
+
 void run_here(Table& table, const SelftestOptions& options, const std::string& fault) {
     const std::vector<OpCheck> checks = op_checks();
     const std::size_t total = checks.size() + 2;
-    {
-        const auto device = Device::create(device_options(options, 0));
-        const OpRig rig(*device);
-        for (std::size_t i = 0; i < checks.size(); ++i) {
-            table.begin(checks[i].what, i + 1, total);
-            table.add(run_row(checks[i].group, checks[i].what, fault,
-                              [&](Check& check) { checks[i].body(check, rig); }));
-        }
-    }
+    run_ops(table, options, fault, checks, total);
     table.begin("exchange and training, 1 rank", total - 1, total);
-    World world = World::single();
-    add_all(table, rows_among(world, options, fault));
+    add_all(table, rows_of_one_rank(options, fault));
     table.begin("exchange and training, 2 ranks", total, total);
     add_all(table, rows_of_two_ranks(options));
 }

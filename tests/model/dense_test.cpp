@@ -4,6 +4,7 @@
 
 #include "support/layer_rig.hpp"
 
+#include <bellows/engine/gemm_plan.hpp>
 #include <bellows/model/dense_ffn.hpp>
 #include <bellows/model/embedding.hpp>
 #include <bellows/model/head.hpp>
@@ -105,10 +106,8 @@ reference::Batch batch_for(const Case& c) {
     return batch;
 }
 
-class WholeModel : public ::testing::TestWithParam<Case> {};
-
-TEST_P(WholeModel, LossAndGradientsMatchTheReference) {
-    const Case& c = GetParam();
+/// Loss, logits and every gradient of two micro-batches.
+void expect_reference(const Case& c, const DeviceOptions& options) {
     const reference::Batch batch = batch_for(c);
     const Parameters p = values_for(c.model(), c.dtype);
     const auto forward = reference::model_forward(c.model(), p, batch);
@@ -118,7 +117,7 @@ TEST_P(WholeModel, LossAndGradientsMatchTheReference) {
     const Tolerance tolerance(c.dtype, 2 * c.model().layers);
     const float scale = 1 / static_cast<float>(targets);
 
-    DenseModel model(c, testing::test_options());
+    DenseModel model(c, options);
     std::vector<ModelSlots> micro_batches;
     for (std::size_t m = 0; m < kMicroBatches; ++m)
         micro_batches.push_back(model.slots(batch, m, scale));
@@ -146,6 +145,24 @@ TEST_P(WholeModel, LossAndGradientsMatchTheReference) {
     for (const Parameter& parameter : model.rig.store.all())
         expect_close(model.rig.store.download_gradient(parameter.info.name),
                      expected.parameters.at(parameter.info.name), tolerance, parameter.info.name);
+}
+
+class WholeModel : public ::testing::TestWithParam<Case> {};
+
+TEST_P(WholeModel, LossAndGradientsMatchTheReference) {
+    expect_reference(GetParam(), testing::test_options());
+}
+
+TEST(WholeModelByClass, EveryNumericClassOfTheDeviceMatchesTheReference) {
+    const Case c{"tied_bf16", wide_config, DType::BF16, 1, 33, true};
+    for (const GemmClass& numerics : gemm_classes(*testing::make_device())) {
+        if (!numerics.why_not.empty())
+            continue;
+        SCOPED_TRACE(numerics.name);
+        DeviceOptions options = testing::test_options();
+        options.gemm_class = numerics.name;
+        expect_reference(c, options);
+    }
 }
 
 INSTANTIATE_TEST_SUITE_P(Cases, WholeModel,

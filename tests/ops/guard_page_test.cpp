@@ -8,6 +8,7 @@
 #include "support/own_vulkan.hpp"
 
 #include <bellows/engine/attention.hpp>
+#include <bellows/engine/gemm.hpp>
 #include <bellows/engine/ops.hpp>
 #include <bellows/kernels/kernels.hpp>
 
@@ -76,6 +77,59 @@ TEST_F(GuardPages, MemoryBehindATensorIsReallyGuarded) {
     const auto guarded = own_.guarded(64);
     guarded.bytes[63] = std::byte{1};
     EXPECT_DEATH(guarded.bytes[64] = std::byte{1}, "");
+}
+
+TEST_F(GuardPages, Products) {
+    struct Shape {
+        std::uint64_t m, n, k;
+    };
+    for (const Shape& s : {Shape{33, 48, 72}, Shape{40, 48, 37}, Shape{136, 45, 40}})
+        for (const DType act : {DType::F32, DType::BF16}) {
+            const std::uint64_t batch = 2;
+            const TensorView a = tensor(act, {batch, s.m, s.k}),
+                             at = tensor(act, {batch, s.k, s.m});
+            const TensorView b = tensor(act, {batch, s.n, s.k}),
+                             bt = tensor(act, {batch, s.k, s.n});
+            const TensorView d = tensor(DType::F32, {batch, s.m, s.n});
+            for (const GemmClass& numerics : gemm_classes(*device_)) {
+                if (!numerics.why_not.empty())
+                    continue;
+                use_gemm_class(*device_, numerics.name);
+                run([&](Recording& r) {
+                    for (const bool accumulate : {false, true}) {
+                        ops::gemm_nt(r, a, b, d, accumulate);
+                        ops::gemm_nn(r, a, bt, d, accumulate);
+                        ops::gemm_tn(r, at, bt, d, accumulate);
+                    }
+                });
+            }
+        }
+}
+
+TEST_F(GuardPages, GroupedProducts) {
+    const std::vector<std::uint32_t> starts = {0, 5, 5, 72, 73};
+    const std::uint64_t groups = starts.size() - 1, rows = starts.back();
+    const TensorView offsets = tensor(DType::U32, {groups + 1});
+    device_->upload(offsets.buffer, std::as_bytes(std::span(starts)));
+    for (const std::uint64_t n : {48u, 200u})
+        for (const DType act : {DType::F32, DType::BF16}) {
+            const std::uint64_t k = 56;
+            const TensorView x = tensor(act, {rows, k}), y = tensor(act, {rows, n});
+            const TensorView w = tensor(act, {groups, n, k}), wt = tensor(act, {groups, k, n});
+            const TensorView dw = tensor(DType::F32, {groups, n, k});
+            const BufferView list = bytes(ops::group_tiles_bytes(*device_, rows, groups));
+            for (const GemmClass& numerics : gemm_classes(*device_)) {
+                if (!numerics.why_not.empty())
+                    continue;
+                use_gemm_class(*device_, numerics.name);
+                run([&](Recording& r) {
+                    const auto tiles = ops::make_group_tiles(r, offsets, rows, {n, 0, 0, 0}, list);
+                    ops::grouped_gemm_nt(r, x, w, y, tiles);
+                    ops::grouped_gemm_nn(r, x, wt, y, tiles);
+                    ops::grouped_gemm_tn(r, y, x, dw, offsets, true);
+                });
+            }
+        }
 }
 
 TEST_F(GuardPages, Router) {
