@@ -24,7 +24,7 @@ function(bellows_target_defaults target)
     # GCC 12 sees overlaps in std::string concatenation that are not there: -Wno-restrict. What other
     # releases' optimisers believe to see in the standard library warns, and is no error.
     target_compile_options(${target} PRIVATE $<$<COMPILE_LANGUAGE:CXX>:
-        -Wall -Wextra -Wpedantic -Wshadow -Wno-restrict
+        -Wall -Wextra -Wpedantic -Wshadow $<$<CXX_COMPILER_ID:GNU>:-Wno-restrict>
         $<$<BOOL:${BELLOWS_WERROR}>:-Werror -Wno-error=array-bounds>
         $<$<AND:$<BOOL:${BELLOWS_WERROR}>,$<CXX_COMPILER_ID:GNU>>:-Wno-error=stringop-overflow
             -Wno-error=stringop-overread -Wno-error=maybe-uninitialized

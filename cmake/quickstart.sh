@@ -6,7 +6,8 @@
 #   cmake/quickstart.sh train [OPTIONS of bellows train]   trains the demo model on 4 ranks
 #   cmake/quickstart.sh test  [quick]                      builds and runs the tests; quick: without
 #                                                          the sanitizers and the portable build
-#   cmake/quickstart.sh bench [FILTER]                     runs the benchmarks named bench_*FILTER*
+#   cmake/quickstart.sh bench [NAME] [OPTIONS of bench_*]  runs the benchmarks named bench_*NAME*, by
+#                                                          default all, on the CPU
 #
 # Installs packages, makes the private toolchain folder, builds. May be run again: then it does only
 # what is missing. Details stand in build/log/.
@@ -169,16 +170,31 @@ run_test() {
     finish 0 "test succeeded"
 }
 
+# One table for all programs.
 run_bench() {
+    name=
+    case ${1:-} in
+    '' | -*) ;;
+    *)
+        name=$1
+        shift
+        ;;
+    esac
     build release -DBELLOWS_BENCH=ON -DBELLOWS_WERROR=OFF
-    found=no
-    for program in build/release/bin-new/bench_*"${1:-}"*; do
+    case " $* " in
+    *" --device"*) ;;
+    *) set -- --device cpu "$@" ;;
+    esac
+    columns=
+    for program in build/release/bin-new/bench_*"$name"*; do
         [ -x "$program" ] || continue
-        found=yes
-        with_new_lavapipe "$(basename "$program")" ||
-            finish 1 "bench FAILED in $(basename "$program")"
+        status=0
+        with_new_lavapipe "$(basename "$program")" $columns "$@" || status=$?
+        [ "$status" -eq 0 ] ||
+            finish "$status" "bench FAILED in $(basename "$program") with exit code $status"
+        columns=--no-columns
     done
-    [ "$found" = yes ] || finish 2 "bench FAILED: no benchmark matches '${1:-}'"
+    [ -n "$columns" ] || finish 2 "bench FAILED: no benchmark matches '$name'"
     finish 0 "bench succeeded"
 }
 

@@ -88,7 +88,7 @@ float score_group(uint row, uint group, uint size) {
         second = score > first ? first : max(second, score);
         first = max(first, score);
     } NEXT_COUNTED(e, end, 1u);
-    return push.group_score_top > 1u ? first + second : first;
+    return push.group_score_top > 1u && size > 1u ? first + second : first;
 }
 
 float group_score(uint group) {

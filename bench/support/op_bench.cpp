@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-#include "op_bench.hpp"
+#include "support/op_bench.hpp"
 
 #include <algorithm>
 #include <bit>

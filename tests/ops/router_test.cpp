@@ -32,6 +32,7 @@ const RouterCase kRouterCases[] = {
     {"v2_groups", 65, 40, 6, 8, 3, true, false, false, 16},
     {"v3", 100, 256, 8, 8, 4, false, true, true, 2.5},
     {"groups_of_one", 9, 12, 4, 12, 5, true, true, false, 1},
+    {"sigmoid_groups_of_one", 9, 12, 4, 12, 5, false, true, true, 1},
     {"softmax_normalised", 50, 31, 4, 1, 1, true, true, true, 1},
 };
 

@@ -1,0 +1,63 @@
+// SPDX-License-Identifier: MIT
+#pragma once
+
+// What every benchmark program shares: options, one table of results, and exit codes: 0 all right,
+// 1 a result was wrong, 2 bad usage, 3 no device that serves. The thread of main() owns all of it.
+
+#include <bellows/engine/device.hpp>
+
+#include <benchmark/benchmark.h>
+
+#include <functional>
+#include <optional>
+#include <string>
+#include <vector>
+
+namespace bellows::bench {
+
+/// A command line from which a program takes its own options.
+class Arguments {
+public:
+    Arguments(int argc, char** argv) : words_(argv, argv + argc) {}
+
+    /// Whether the option was there.
+    bool flag(const std::string& name);
+    /// The word after the last `name`. Throws Error{InvalidArgument} when there is none.
+    std::optional<std::string> value(const std::string& name);
+    /// Splits a value at commas.
+    static std::vector<std::string> split(const std::string& text);
+
+    /// What nobody took; the program's name is the first.
+    std::vector<std::string>& rest() { return words_; }
+
+private:
+    std::vector<std::string> words_;
+};
+
+class Program {
+public:
+    virtual ~Program() = default;
+    /// main().
+    int run(int argc, char** argv);
+
+protected:
+    /// What it times and its own options.
+    virtual std::string help() const = 0;
+    virtual void take(Arguments&) {}
+    virtual void configure(DeviceOptions&) const {}
+    /// Makes what all benchmarks use and adds them; the device outlives them.
+    virtual void add(Device& device) = 0;
+    /// Drops what add() and the benchmarks made on the device.
+    virtual void finish() {}
+
+    static void add_benchmark(const std::string& name, std::function<void(benchmark::State&)> body);
+
+    /// A line above the table and in the JSON.
+    void add_context(const std::string& key, const std::string& value);
+
+private:
+    int run_on_device(Arguments& arguments);
+    std::vector<std::string> context_;
+};
+
+} // namespace bellows::bench

@@ -1,0 +1,103 @@
+// SPDX-License-Identifier: MIT
+// Benchmark programs refuse what they do not know, and a wrong result is a failed row and exit
+// code 1, not a time.
+
+#include "support/op_bench.hpp"
+#include "support/program.hpp"
+#include "support/temporary_folder.hpp"
+
+#include <gtest/gtest.h>
+
+#include <fstream>
+#include <sstream>
+
+namespace bellows::bench {
+namespace {
+
+/// Times the tripling of four numbers, and checks it against `factor`.
+Workload tripling(OpData& data, double factor) {
+    const TensorView x = data.values({4}, {1, 2, 3, 4}), y = data.empty(DType::F32, {4});
+    return {[=](Recording& r) { ops::scale(r, x, y, 3); },
+            [=, &data] { return compare("y", 3, data.read(y)[3], factor * 4, 1e-6); }, 32, 4};
+}
+
+class Tripling : public Program {
+    std::string help() const override { return "triples\n"; }
+    void add(Device& device) override {
+        for (const double factor : {3.0, 4.0})
+            add_benchmark(factor == 3 ? "right" : "wrong",
+                          [&device, factor](benchmark::State& state) {
+                              OpData data(device);
+                              run_workload(state, data, tripling(data, factor));
+                          });
+        add_benchmark("impossible", [](benchmark::State&) {
+            throw Error(ErrorCode::Unsupported, "not on this device");
+        });
+    }
+};
+
+struct Outcome {
+    int code;
+    std::string out, err;
+};
+
+Outcome run(std::vector<std::string> words) {
+    words.insert(words.begin(), "bench_tripling");
+    std::vector<char*> argv;
+    for (std::string& word : words)
+        argv.push_back(word.data());
+    ::testing::internal::CaptureStdout();
+    ::testing::internal::CaptureStderr();
+    const int code = Tripling().run(static_cast<int>(argv.size()), argv.data());
+    return {code, ::testing::internal::GetCapturedStdout(),
+            ::testing::internal::GetCapturedStderr()};
+}
+
+bool has(const std::string& text, const std::string& part) {
+    return text.find(part) != std::string::npos;
+}
+
+TEST(BenchProgram, ARightResultIsTimed) {
+    const Outcome outcome = run({"--filter", "right", "--seconds", "0.001"});
+    EXPECT_EQ(outcome.code, 0) << outcome.err;
+    EXPECT_TRUE(has(outcome.out, "GFLOPS")) << outcome.out;
+    EXPECT_TRUE(has(outcome.out, "right ")) << outcome.out;
+    EXPECT_FALSE(has(outcome.out, "FAILED")) << outcome.out;
+}
+
+TEST(BenchProgram, AWrongResultFails) {
+    const Outcome outcome = run({"--filter", "right|wrong", "--seconds", "0.001"});
+    EXPECT_EQ(outcome.code, 1);
+    EXPECT_TRUE(has(outcome.out, "FAILED: wrong result: y[3] is 12")) << outcome.out;
+    EXPECT_TRUE(has(outcome.out, "right ")) << outcome.out;
+}
+
+TEST(BenchProgram, AnErrorFailsItsRowAlone) {
+    const Outcome outcome = run({"--filter", "right|impossible", "--seconds", "0.001"});
+    EXPECT_EQ(outcome.code, 1);
+    EXPECT_TRUE(has(outcome.out, "not on this device")) << outcome.out;
+    EXPECT_TRUE(has(outcome.out, "right ")) << outcome.out;
+}
+
+TEST(BenchProgram, UnknownOptionsAndNamesAreRefused) {
+    EXPECT_EQ(run({"--filter", "right", "--fast"}).code, 2);
+    EXPECT_EQ(run({"--filter", "nothing of this name"}).code, 2);
+    EXPECT_EQ(run({"--seconds"}).code, 2);
+    EXPECT_EQ(run({"--device", "no such device"}).code, 3);
+    const Outcome help = run({"--help"});
+    EXPECT_EQ(help.code, 0);
+    EXPECT_TRUE(has(help.out, "triples") && has(help.out, "--json")) << help.out;
+}
+
+TEST(BenchProgram, ResultsInJson) {
+    const TemporaryFolder folder;
+    const std::string file = folder.path() / "results.json";
+    EXPECT_EQ(run({"--filter", "right", "--seconds", "0.001", "--json", file}).code, 0);
+    std::ostringstream text;
+    text << std::ifstream(file).rdbuf();
+    EXPECT_TRUE(has(text.str(), "\"device\"")) << text.str();
+    EXPECT_TRUE(has(text.str(), "\"name\": \"right/manual_time\"")) << text.str();
+}
+
+} // namespace
+} // namespace bellows::bench
