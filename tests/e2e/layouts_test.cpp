@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT
 // The same global batch and seed on several layouts of ranks: the same losses, but for the order in
-// which f32 sums are formed; and twice the same layout: the same bits. BELLOWS_E2E_STEPS changes the
-// length of the runs: builds with sanitizers cannot afford it.
+// which f32 sums are formed; and twice the same layout: the same bits. BELLOWS_E2E_STEPS changes
+// the length of the runs: builds with sanitizers cannot afford it.
 #include "e2e/runs.hpp"
 
 #include <cmath>
