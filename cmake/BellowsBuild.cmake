@@ -26,6 +26,7 @@ function(bellows_target_defaults target)
     target_compile_options(${target} PRIVATE $<$<COMPILE_LANGUAGE:CXX>:
         -Wall -Wextra -Wpedantic -Wshadow $<$<CXX_COMPILER_ID:GNU>:-Wno-restrict>
         $<$<BOOL:${BELLOWS_WERROR}>:-Werror -Wno-error=array-bounds>
+        $<$<AND:$<BOOL:${BELLOWS_WERROR}>,$<CXX_COMPILER_ID:Clang>>:-Wno-error=deprecated-declarations>
         $<$<AND:$<BOOL:${BELLOWS_WERROR}>,$<CXX_COMPILER_ID:GNU>>:-Wno-error=stringop-overflow
             -Wno-error=stringop-overread -Wno-error=maybe-uninitialized
             -Wno-error=free-nonheap-object>>)

@@ -62,8 +62,8 @@ packages="g++ make cmake ninja-build patchelf ccache ca-certificates git
  libopenmpi-dev openmpi-bin openssh-client
  nlohmann-json3-dev libcli11-dev libtomlplusplus-dev libspdlog-dev libsentencepiece-dev zlib1g-dev
  libgtest-dev libbenchmark-dev"
-# The distribution's own glslc is the old compiler that the portable build is tested with.
-[ "$goal" != test ] || packages="$packages clang-format-19 glslc"
+# The portable build is tested with the distribution's own glslc, which is old, and with Clang.
+[ "$goal" != test ] || packages="$packages clang-format-19 clang-19 glslc"
 
 as_root() {
     if [ "$(id -u)" -eq 0 ]; then
@@ -163,8 +163,9 @@ run_test() {
         # One driver is enough here.
         build asan -DBELLOWS_BENCH=OFF
         run_ctest asan --label-exclude 'no-sanitizer|lavapipe-new'
-        # An old shader compiler, no MPI: portable variants only.
-        build portable -DBELLOWS_GLSLC="$(command -v glslc)" -DBELLOWS_BENCH=OFF
+        # An old shader compiler, so portable variants only; no MPI; Clang.
+        build portable -DBELLOWS_GLSLC="$(command -v glslc)" -DBELLOWS_BENCH=OFF \
+            -DCMAKE_CXX_COMPILER=clang++-19
         run_ctest portable --label-exclude 'no-sanitizer|lavapipe-new'
     fi
     finish 0 "test succeeded"

@@ -212,10 +212,10 @@ void add_gemm_checks(std::vector<OpCheck>& checks) {
         {{"gemm nt", Form::Nt}, {"gemm nn", Form::Nn}, {"gemm tn", Form::Tn}}};
     for (const DType dtype : {DType::F32, DType::BF16})
         for (const auto& [name, form] : kForms)
-            checks.push_back(
-                {"ops", with_storage(name, dtype), [dtype, form](Check& check, const OpRig& rig) {
-                     check_form(check, rig, form, dtype);
-                 }});
+            checks.push_back({"ops", with_storage(name, dtype),
+                              [dtype, how = form](Check& check, const OpRig& rig) {
+                                  check_form(check, rig, how, dtype);
+                              }});
 }
 
 void add_grouped_gemm_checks(std::vector<OpCheck>& checks) {
