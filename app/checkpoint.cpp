@@ -231,6 +231,13 @@ std::optional<fs::path> latest_checkpoint(const fs::path& run) {
     return found.empty() ? std::nullopt : std::optional(found.front().second);
 }
 
+std::optional<fs::path> run_of_checkpoint(const fs::path& folder) {
+    const fs::path checkpoints = folder.parent_path();
+    return step_of(folder) && checkpoints == checkpoints_of(checkpoints.parent_path())
+               ? std::optional(checkpoints.parent_path())
+               : std::nullopt;
+}
+
 void prune_checkpoints(const fs::path& run, std::uint64_t keep) {
     const auto found = complete_checkpoints(checkpoints_of(run));
     for (std::size_t i = keep; i < found.size(); ++i) {
@@ -247,9 +254,8 @@ void prune_checkpoints(const fs::path& run, std::uint64_t keep) {
 Checkpoint Checkpoint::open(const fs::path& path) {
     Checkpoint checkpoint;
     std::error_code error;
-    if (fs::exists(path / kStateFile, error)) {
-        checkpoint.folder_ = path;
-    } else {
+    fs::path folder = path;
+    if (!fs::exists(path / kStateFile, error)) {
         auto found = complete_checkpoints(checkpoints_of(path));
         if (found.empty()) {
             found = complete_checkpoints(path);
@@ -259,8 +265,12 @@ Checkpoint Checkpoint::open(const fs::path& path) {
                         "no checkpoint in " + in_quotes(path.string()) +
                             "; give a run's folder or one of its checkpoints/step-N");
         }
-        checkpoint.folder_ = found.front().second;
+        folder = found.front().second;
     }
+    // Its parents say which run it belongs to, however it was named: run/checkpoints/step-1/, a
+    // link.
+    checkpoint.folder_ = fs::canonical(folder, error);
+    check_io(error, "read", folder);
     checkpoint.read_state();
     checkpoint.open_shards();
     return checkpoint;

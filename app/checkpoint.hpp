@@ -73,6 +73,10 @@ void abandon_checkpoint(const std::filesystem::path& run, std::uint64_t step) no
 /// The newest complete checkpoint of a run, if it has any. Throws Error{Io}.
 std::optional<std::filesystem::path> latest_checkpoint(const std::filesystem::path& run);
 
+/// The run that a checkpoint's folder is part of: R of R/checkpoints/step-N. Nothing for a copy
+/// that stands elsewhere or has another name.
+std::optional<std::filesystem::path> run_of_checkpoint(const std::filesystem::path& folder);
+
 /// Rank 0: deletes all but the `keep` newest checkpoints, and stale temporaries. Throws Error{Io}.
 void prune_checkpoints(const std::filesystem::path& run, std::uint64_t keep);
 
@@ -85,6 +89,7 @@ public:
     /// Error{Corrupt} if anything does not fit its size or check sum.
     static Checkpoint open(const std::filesystem::path& path);
 
+    /// Absolute, without links.
     const std::filesystem::path& folder() const noexcept { return folder_; }
     const CheckpointState& state() const noexcept { return state_; }
     /// A file added by commit_checkpoint. Throws Error{Corrupt} if it does not fit its check sum,

@@ -99,6 +99,13 @@ void check_resumable(const Checkpoint& checkpoint, const TrainOptions& options) 
     }
 }
 
+/// Whether the run goes on in the folder that it is resumed from.
+bool resumes_in_place(const TrainOptions& options) {
+    std::error_code error;
+    const auto run = options.resume ? run_of_checkpoint(*options.resume) : std::nullopt;
+    return run && fs::equivalent(*run, options.out, error);
+}
+
 } // namespace
 
 TrainOptions resolve_train(const TrainFlags& flags) {
@@ -137,8 +144,14 @@ TrainOptions resolve_train(const TrainFlags& flags) {
     if (flags.out) {
         options.out = fs::absolute(*flags.out).lexically_normal();
     } else if (checkpoint) {
-        // run/checkpoints/step-N
-        options.out = fs::absolute(checkpoint->folder()).parent_path().parent_path();
+        const auto run = run_of_checkpoint(checkpoint->folder());
+        if (!run) {
+            throw Error(
+                ErrorCode::InvalidArgument,
+                "the checkpoint " + in_quotes(checkpoint->folder().string()) +
+                    " is no run's checkpoints/step-N; give --out with a folder for the run");
+        }
+        options.out = *run;
     } else {
         throw Error(ErrorCode::InvalidArgument, "give --out with a folder for the run");
     }
@@ -171,10 +184,7 @@ void check_training_input(const TrainOptions& options) {
         throw Error(ErrorCode::InvalidArgument,
                     "--out " + in_quotes(options.out.string()) + " is not a folder");
     }
-    const bool resumes_here =
-        options.resume && latest_checkpoint(options.out) &&
-        fs::equivalent(options.resume->parent_path(), options.out / "checkpoints", error);
-    if (latest_checkpoint(options.out) && !resumes_here) {
+    if (latest_checkpoint(options.out) && !resumes_in_place(options)) {
         throw Error(ErrorCode::InvalidArgument,
                     "--out " + in_quotes(options.out.string()) +
                         " already holds a run; go on with --resume, or take another folder");

@@ -23,14 +23,14 @@ struct TrainOptions {
     RunConfig config;
     RunLayout layout;
     std::filesystem::path out;
-    std::optional<std::filesystem::path> resume; ///< the step-N folder
+    std::optional<std::filesystem::path> resume; ///< Checkpoint::folder()
     /// What config.toml in --out says: the run as it is, flags included.
     std::string config_text() const { return to_toml(config); }
     std::uint64_t ranks() const { return std::uint64_t{layout.pp} * layout.dp; }
 };
 
 struct GenerateOptions {
-    std::filesystem::path checkpoint; ///< the step-N folder
+    std::filesystem::path checkpoint; ///< Checkpoint::folder()
     RunConfig config;                 ///< of the run that wrote it
     std::string prompt;
     std::uint64_t tokens = 200;

@@ -110,6 +110,22 @@ TEST(Checkpoint, ARunMeansItsNewestCompleteOne) {
     EXPECT_EQ(Checkpoint::open(run.path()).state().step, 100u);
 }
 
+TEST(Checkpoint, IsFoundAndNamedAlikeHoweverItIsTyped) {
+    TemporaryFolder run;
+    const fs::path folder = fs::canonical(write_checkpoint(run.path(), 10));
+    const fs::path link = run.path() / "link";
+    fs::create_symlink(folder, link);
+    for (const fs::path& path :
+         {fs::path(folder.string() + "/"), folder / ".", fs::relative(folder), link,
+          run.path() / "", run.path() / "checkpoints" / ""}) {
+        const Checkpoint checkpoint = Checkpoint::open(path);
+        EXPECT_EQ(checkpoint.folder(), folder) << path;
+        EXPECT_EQ(run_of_checkpoint(checkpoint.folder()), fs::canonical(run.path())) << path;
+    }
+    EXPECT_EQ(run_of_checkpoint(run.path() / "checkpoints" / "step-10.old"), std::nullopt);
+    EXPECT_EQ(run_of_checkpoint(run.path() / "step-10"), std::nullopt);
+}
+
 TEST(Checkpoint, BeginRemovesStaleTemporaries) {
     TemporaryFolder run;
     run.write("checkpoints/.step-5.tmp/model.safetensors", "half");

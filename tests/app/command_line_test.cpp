@@ -270,6 +270,33 @@ TEST_F(CommandLine, ResumeTakesTheCheckpointsConfiguration) {
                    "already holds a run");
 }
 
+// A shell completes the folder's name with a slash.
+TEST_F(CommandLine, ResumeFindsTheRunHoweverTheCheckpointIsTyped) {
+    RunConfig config = load_run_config("tiny");
+    config.train.data = {data};
+    const fs::path checkpoint = write_checkpoint(10, to_toml(config));
+    const std::string old = (folder.path() / "old").string();
+    for (const std::string& typed :
+         {checkpoint.string() + "/", checkpoint.string() + "/.", old + "/"}) {
+        for (const bool with_out : {false, true}) {
+            std::vector<std::string> arguments = {"train", "--resume", typed, "--steps", "20"};
+            if (with_out) {
+                arguments.insert(arguments.end(), {"--out", old});
+            }
+            const Result result = run(arguments);
+            ASSERT_EQ(result.code, 0) << typed << result.errors;
+            EXPECT_EQ(result.train->out, folder.path() / "old") << typed;
+        }
+    }
+    // A copy belongs to no run.
+    const fs::path copy = folder.path() / "copy" / "model";
+    fs::create_directories(copy.parent_path());
+    fs::copy(checkpoint, copy, fs::copy_options::recursive);
+    expect_refused(run({"train", "--resume", copy.string(), "--steps", "20"}), "give --out");
+    const std::string other = (folder.path() / "other").string();
+    EXPECT_EQ(run({"train", "--resume", copy.string(), "--steps", "20", "--out", other}).code, 0);
+}
+
 TEST_F(CommandLine, DamagedCheckpointsAreRefused) {
     RunConfig config = load_run_config("tiny");
     config.train.data = {data};
