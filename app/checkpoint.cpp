@@ -25,6 +25,7 @@ namespace {
 
 constexpr std::string_view kStepPrefix = "step-";
 constexpr std::string_view kTemporaryPrefix = ".step-";
+constexpr const char* kMetricsFile = "metrics.jsonl";
 constexpr std::string_view kShardEnding = ".safetensors";
 
 fs::path checkpoints_of(const fs::path& run) {
@@ -236,6 +237,32 @@ std::optional<fs::path> run_of_checkpoint(const fs::path& folder) {
     return step_of(folder) && checkpoints == checkpoints_of(checkpoints.parent_path())
                ? std::optional(checkpoints.parent_path())
                : std::nullopt;
+}
+
+std::vector<fs::path> set_aside_newer_checkpoints(const fs::path& run, std::uint64_t step) {
+    std::vector<fs::path> renamed;
+    std::error_code error;
+    for (const auto& [number, folder] : complete_checkpoints(checkpoints_of(run))) {
+        if (number <= step) {
+            break;
+        }
+        fs::path name = folder;
+        name += ".abandoned";
+        for (int again = 2; fs::exists(fs::symlink_status(name, error)); ++again) {
+            name = folder;
+            name += ".abandoned-" + std::to_string(again);
+        }
+        const fs::path metrics = run / kMetricsFile;
+        if (renamed.empty() && fs::exists(metrics, error)) {
+            fs::copy_file(metrics, folder / kMetricsFile, fs::copy_options::overwrite_existing,
+                          error);
+            check_io(error, "copy", metrics);
+        }
+        fs::rename(folder, name, error);
+        check_io(error, "rename", folder);
+        renamed.push_back(name);
+    }
+    return renamed;
 }
 
 void prune_checkpoints(const fs::path& run, std::uint64_t keep) {

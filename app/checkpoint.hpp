@@ -77,6 +77,12 @@ std::optional<std::filesystem::path> latest_checkpoint(const std::filesystem::pa
 /// that stands elsewhere or has another name.
 std::optional<std::filesystem::path> run_of_checkpoint(const std::filesystem::path& folder);
 
+/// Rank 0, before a run goes on from step `step`: renames its newer checkpoints to
+/// step-N.abandoned, so that they are neither taken for the newest nor pruned, and puts a copy of
+/// metrics.jsonl into the newest of them. Returns the new names, newest first. Throws Error{Io}.
+std::vector<std::filesystem::path> set_aside_newer_checkpoints(const std::filesystem::path& run,
+                                                               std::uint64_t step);
+
 /// Rank 0: deletes all but the `keep` newest checkpoints, and stale temporaries. Throws Error{Io}.
 void prune_checkpoints(const std::filesystem::path& run, std::uint64_t keep);
 

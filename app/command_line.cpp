@@ -30,10 +30,14 @@ constexpr const char* kTrainExamples = R"(
 Examples:
   bellows train --config tiny --data /usr/share/common-licenses --ranks 4 --steps 400 --out runs/demo
   bellows train --resume runs/demo --steps 800
+  bellows train --resume runs/demo/checkpoints/step-200 --steps 800
   mpirun -n 8 bellows train --config my.toml --data corpus/ --steps 1000 --pp 2 --out runs/a
 
 The configuration has a [model] and a [train] table; flags override it, and config.toml in the
 run's folder says what the run used. A run whose estimated memory does not fit is refused.
+
+A run that goes on from another than its newest checkpoint keeps the newer ones as
+checkpoints/step-N.abandoned, unless --out names another folder.
 
 The run's folder gets metrics.jsonl with a line per step: step, loss (nats per token), grad_norm
 (before clipping), lr, tokens_per_s, seconds, model_flops_per_s, bytes_exchanged (sent by all ranks

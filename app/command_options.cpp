@@ -191,13 +191,19 @@ void check_training_input(const TrainOptions& options) {
     }
 }
 
-void prepare_output(const TrainOptions& options) {
+std::vector<fs::path> prepare_output(const TrainOptions& options) {
+    std::vector<fs::path> set_aside;
+    if (resumes_in_place(options)) {
+        const std::uint64_t step = Checkpoint::open(*options.resume).state().step;
+        set_aside = set_aside_newer_checkpoints(options.out, step);
+    }
     std::error_code error;
     fs::create_directories(options.out, error);
     if (error) {
         throw Error(ErrorCode::Io, errno_message("create", options.out, error.value()));
     }
     write_file_durably(options.out / kConfigFile, options.config_text());
+    return set_aside;
 }
 
 GenerateOptions resolve_generate(const GenerateFlags& flags) {

@@ -13,6 +13,7 @@
 #include <functional>
 #include <optional>
 #include <string>
+#include <vector>
 
 namespace bellows {
 
@@ -57,9 +58,10 @@ struct Commands {
     std::function<int(const SelftestOptions&)> selftest;
 };
 
-/// Rank 0, before the first step: makes the run's folder and writes config.toml. Throws
-/// Error{InvalidArgument} if a fresh run would mix with an older one there, Error{Io}.
-void prepare_output(const TrainOptions& options);
+/// Rank 0, before the first step: makes the run's folder and writes config.toml. Where the run goes
+/// on in place from another than its newest checkpoint, returns the newer ones, which it has set
+/// aside. Throws Error{Io}.
+std::vector<std::filesystem::path> prepare_output(const TrainOptions& options);
 
 /// The text of a training run as its configuration says. Throws like Corpus::read() and
 /// BatchSource, and Error{InvalidArgument} if the tokenizer has more ids than the model.

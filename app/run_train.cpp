@@ -98,8 +98,10 @@ TrainRun::TrainRun(const TrainOptions& options, World& world)
     };
     device_ = Device::create(device_options);
     check_memory();
-    if (leads())
-        prepare_output(options); // nothing is written before a device serves
+    if (leads()) // nothing is written before a device serves
+        for (const std::filesystem::path& newer : prepare_output(options))
+            progress_->note("newer than the checkpoint that the run goes on from, kept as " +
+                            newer.string());
     std::optional<Checkpoint> before;
     if (options.resume)
         before.emplace(Checkpoint::open(*options.resume));

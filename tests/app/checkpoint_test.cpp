@@ -156,6 +156,38 @@ TEST(Checkpoint, PruneKeepsTheNewest) {
     EXPECT_TRUE(fs::exists(run.path() / "checkpoints" / "step-20"));
 }
 
+TEST(Checkpoint, NewerOnesAreSetAsideWhole) {
+    TemporaryFolder run;
+    const fs::path checkpoints = run.path() / "checkpoints";
+    for (const std::uint64_t step : {5, 10, 15}) {
+        write_checkpoint(run.path(), step, static_cast<float>(step));
+    }
+    run.write("metrics.jsonl", "lines\n");
+    EXPECT_TRUE(set_aside_newer_checkpoints(run.path(), 15).empty());
+    EXPECT_EQ(entries(checkpoints), 3u);
+    EXPECT_EQ(set_aside_newer_checkpoints(run.path(), 5),
+              (std::vector<fs::path>{checkpoints / "step-15.abandoned",
+                                     checkpoints / "step-10.abandoned"}));
+    EXPECT_EQ(latest_checkpoint(run.path()), checkpoints / "step-5");
+    EXPECT_EQ(content_of(checkpoints / "step-15.abandoned" / "metrics.jsonl"), "lines\n");
+    // The other branch's checkpoints have the same numbers; neither pruning nor another going back
+    // touches what was set aside first.
+    write_checkpoint(run.path(), 10, 70);
+    EXPECT_EQ(set_aside_newer_checkpoints(run.path(), 5),
+              (std::vector<fs::path>{checkpoints / "step-10.abandoned-2"}));
+    write_checkpoint(run.path(), 10, 71);
+    prune_checkpoints(run.path(), 1);
+    EXPECT_FALSE(fs::exists(checkpoints / "step-5"));
+    for (const auto& [name, value] : {std::pair("step-10", 71.0f),
+                                      {"step-10.abandoned", 10.0f},
+                                      {"step-10.abandoned-2", 70.0f},
+                                      {"step-15.abandoned", 15.0f}}) {
+        const Checkpoint checkpoint = Checkpoint::open(checkpoints / name);
+        EXPECT_NO_THROW(checkpoint.verify()) << name;
+        EXPECT_EQ(first_value(checkpoint), value) << name;
+    }
+}
+
 TEST(Checkpoint, CommitRefusesMissingOrUnfinishedShards) {
     TemporaryFolder run;
     write_checkpoint(run.path(), 1);
