@@ -158,13 +158,16 @@ TrainOptions resolve_train(const TrainFlags& flags) {
     return options;
 }
 
-Corpus read_training_text(const RunConfig& config, const Tokenizer& tokenizer) {
-    if (tokenizer.vocabulary() > config.model.vocabulary) {
-        throw Error(ErrorCode::InvalidArgument, "the tokenizer has " +
-                                                    std::to_string(tokenizer.vocabulary()) +
-                                                    " ids, the model a vocabulary of " +
-                                                    std::to_string(config.model.vocabulary));
+void check_vocabulary(const ModelConfig& model, const Tokenizer& tokenizer) {
+    if (tokenizer.vocabulary() > model.vocabulary) {
+        throw Error(ErrorCode::InvalidArgument,
+                    "the tokenizer has " + std::to_string(tokenizer.vocabulary()) +
+                        " ids, the model a vocabulary of " + std::to_string(model.vocabulary));
     }
+}
+
+Corpus read_training_text(const RunConfig& config, const Tokenizer& tokenizer) {
+    check_vocabulary(config.model, tokenizer);
     const std::vector<fs::path> paths(config.train.data.begin(), config.train.data.end());
     return Corpus::read(paths, tokenizer);
 }

@@ -63,8 +63,11 @@ struct Commands {
 /// aside. Throws Error{Io}.
 std::vector<std::filesystem::path> prepare_output(const TrainOptions& options);
 
+/// Throws Error{InvalidArgument} if the tokenizer has more ids than the model.
+void check_vocabulary(const ModelConfig& model, const Tokenizer& tokenizer);
+
 /// The text of a training run as its configuration says. Throws like Corpus::read() and
-/// BatchSource, and Error{InvalidArgument} if the tokenizer has more ids than the model.
+/// BatchSource, and check_vocabulary().
 Corpus read_training_text(const RunConfig& config, const Tokenizer& tokenizer);
 
 /// main(): reads the arguments, checks all input, starts the ranks if asked to, runs the

@@ -85,13 +85,18 @@ std::vector<float> Writer::next(std::span<const std::uint32_t> text) {
 
 std::string generate_text(const GenerateOptions& options) {
     const Tokenizer tokenizer = Tokenizer::from_name(options.config.train.tokenizer);
+    check_vocabulary(options.config.model, tokenizer);
     std::vector<std::uint32_t> text = tokenizer.encode(options.prompt);
     if (text.empty())
         text.push_back(tokenizer.end_of_document());
     Writer writer(options);
     const SamplingParams sampling{options.temperature, options.seed};
-    for (std::uint64_t i = 0; i < options.tokens; ++i)
-        text.push_back(sample_token(writer.next(text), sampling, text.size()));
+    for (std::uint64_t i = 0; i < options.tokens; ++i) {
+        // The model's vocabulary may be larger: it is a multiple of 8.
+        std::vector<float> logits = writer.next(text);
+        logits.resize(tokenizer.vocabulary());
+        text.push_back(sample_token(logits, sampling, text.size()));
+    }
     return tokenizer.decode(text);
 }
 
