@@ -250,7 +250,11 @@ struct CommandLine {
     explicit CommandLine(const Commands& commands) {
         app.set_version_flag("--version", kVersion);
         app.require_subcommand(1);
-        app.footer("\n`bellows COMMAND --help` says more, with examples.");
+        // Scripts with flags of their own let "$@" follow; subcommands inherit this.
+        app.option_defaults()->take_last();
+        app.footer(
+            "\n`bellows COMMAND --help` says more, with examples. Of a flag that is given twice "
+            "the last one counts; --data collects.");
         info = app.add_subcommand("info", commands.info ? "devices, or the size of a model"
                                                         : "the size of a model");
         info->add_option("--model", info_flags.model,
