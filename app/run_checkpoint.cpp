@@ -99,7 +99,7 @@ std::vector<float> read_tensor(const Checkpoint& checkpoint, const char* base,
 } // namespace
 
 std::filesystem::path save_checkpoint(const TrainOptions& options, Trainer& trainer, World& world,
-                                      std::uint64_t steps_done, std::uint64_t keep) {
+                                      std::uint64_t steps_done) {
     const bool leads = world.rank() == 0;
     const std::vector<std::uint64_t> writers = writing_ranks(options.config.model, options.layout);
     const auto place =
@@ -144,8 +144,6 @@ std::filesystem::path save_checkpoint(const TrainOptions& options, Trainer& trai
                                          {{"config.toml", options.config_text()}});
           }),
           "committing a checkpoint");
-    if (leads)
-        prune_checkpoints(options.out, keep);
     return folder;
 }
 

@@ -16,10 +16,10 @@
 
 namespace bellows {
 
-/// Collective. Each rank writes what it stands for, rank 0 commits and removes older ones. Throws
-/// Error{Io} on every rank if any could not write; earlier checkpoints stay.
+/// Collective. Each rank writes what it stands for, rank 0 commits. Throws Error{Io} on every rank
+/// if any could not write; earlier checkpoints stay. The folder, on rank 0.
 std::filesystem::path save_checkpoint(const TrainOptions& options, Trainer& trainer, World& world,
-                                      std::uint64_t steps_done, std::uint64_t keep);
+                                      std::uint64_t steps_done);
 
 /// The numeric class of the products of bf16 tensors that the run had, so that they keep their
 /// bits, unless the options name another; "" where neither says.

@@ -57,6 +57,7 @@ private:
     bool leads() const { return world_.rank() == 0; }
     void one_step(std::uint64_t step);
     void checkpoint(std::uint64_t steps_done);
+    void remove_older_checkpoints();
     void finish();
     void report(const std::string& title, std::uint64_t done, std::uint64_t total);
     template <class Write>
@@ -174,8 +175,7 @@ void TrainRun::one_step(std::uint64_t step) {
 
 void TrainRun::checkpoint(std::uint64_t steps_done) {
     try {
-        last_checkpoint_ =
-            save_checkpoint(options_, *trainer_, world_, steps_done, train_.keep_checkpoints);
+        last_checkpoint_ = save_checkpoint(options_, *trainer_, world_, steps_done);
         saved_last_ = true;
     } catch (const Error& error) {
         if (error.code() != ErrorCode::Io)
@@ -184,6 +184,20 @@ void TrainRun::checkpoint(std::uint64_t steps_done) {
         if (progress_)
             progress_->note("warning: no checkpoint at step " + std::to_string(steps_done) + ": " +
                             error.message());
+        return;
+    }
+    if (leads())
+        remove_older_checkpoints();
+}
+
+/// They take room, which is worth a warning; the next checkpoint tries again.
+void TrainRun::remove_older_checkpoints() {
+    try {
+        prune_checkpoints(options_.out, train_.keep_checkpoints);
+    } catch (const Error& error) {
+        if (error.code() != ErrorCode::Io)
+            throw;
+        progress_->note("warning: older checkpoints could not be removed: " + error.message());
     }
 }
 
