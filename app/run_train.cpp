@@ -98,6 +98,7 @@ TrainRun::TrainRun(const TrainOptions& options, World& world)
             report("compiling shaders", count, 0);
     };
     device_ = Device::create(device_options);
+    world_.control().barrier(kDiskPatience, "reading the text");
     check_memory();
     if (leads()) // nothing is written before a device serves
         for (const std::filesystem::path& newer : prepare_output(options))
@@ -109,7 +110,7 @@ TrainRun::TrainRun(const TrainOptions& options, World& world)
     trainer_.emplace(*device_, world_, options.config, options.layout,
                      before ? gemm_class_of(*before, device_->options()) : "");
     if (before) {
-        load_checkpoint(*before, *trainer_);
+        load_checkpoint(*before, *trainer_, world_);
         first_step_ = before->state().step;
         last_checkpoint_ = before->folder();
     }
