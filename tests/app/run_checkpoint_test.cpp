@@ -2,6 +2,7 @@
 // Checkpoints of a trainer on two ranks whose disks differ in speed, or of which one fails.
 #include "app/run_checkpoint.hpp"
 
+#include "small_run.hpp"
 #include "support/mpi_test.hpp"
 #include "support/temporary_folder.hpp"
 #include "support/test_device.hpp"
@@ -18,32 +19,6 @@ namespace {
 
 using testing::world;
 using Clock = std::chrono::steady_clock;
-
-RunConfig small_run() {
-    RunConfig run;
-    ModelConfig& m = run.model;
-    m.vocabulary = 64;
-    m.hidden = 32;
-    m.layers = 2;
-    m.dense_layers = 1;
-    m.heads = 2;
-    m.kv_lora_rank = 16;
-    m.qk_nope_head_dim = 8;
-    m.qk_rope_head_dim = 8;
-    m.v_head_dim = 8;
-    m.dense_ffn = 32;
-    m.moe_ffn = 16;
-    m.routed_experts = 4;
-    m.top_k = 2;
-    run.train.batch = 4;
-    run.train.seq = 8;
-    return run;
-}
-
-void fill_sequence(std::uint64_t step, std::uint64_t index, std::span<std::uint32_t> tokens) {
-    for (std::size_t i = 0; i < tokens.size(); ++i)
-        tokens[i] = static_cast<std::uint32_t>((step + index * 7 + i * i) % 64);
-}
 
 /// A trainer on this rank, and a folder that all ranks share.
 class RunCheckpoint : public ::testing::Test {
