@@ -149,17 +149,6 @@ std::string format_duration(double seconds) {
     return text.data();
 }
 
-std::string format_bytes(std::uint64_t bytes) {
-    constexpr std::array<const char*, 6> kUnits = {" B", " KiB", " MiB", " GiB", " TiB", " PiB"};
-    auto value = static_cast<double>(bytes);
-    std::size_t unit = 0;
-    while (value >= 1024 && unit + 1 < kUnits.size()) {
-        value /= 1024;
-        ++unit;
-    }
-    return printed(unit == 0 ? "%.0f" : "%.1f", value) + kUnits[unit];
-}
-
 RunSummary summarize(const std::vector<StepMetrics>& steps) {
     RunSummary summary;
     if (steps.empty()) {

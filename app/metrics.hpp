@@ -56,8 +56,6 @@ private:
 std::string format_count(double value);
 /// 75 → "1:15", 3675 → "1:01:15".
 std::string format_duration(double seconds);
-/// 24117248 → "23.0 MiB".
-std::string format_bytes(std::uint64_t bytes);
 
 inline constexpr const char* kTerminalVariable = "BELLOWS_TERMINAL";
 

@@ -226,11 +226,7 @@ void TrainRun::finish() {
     summary.loss_picture = options_.out / "loss.svg";
     summary.trace = options_.out / "trace.json";
     summary.checkpoint = last_checkpoint_;
-    MemorySizes peaks{};
-    const MemoryReport memory = device_->memory_report();
-    for (std::size_t i = 0; i < peaks.size(); ++i)
-        peaks[i] = memory.categories[i].peak_bytes;
-    summary.memory = describe_memory(peaks);
+    summary.memory = describe_memory(device_->memory_report().peaks());
     results_.emplace(Results{std::move(summary), std::move(tokenizer_), std::move(corpus_),
                              saved_last_ ? last_checkpoint_ : std::filesystem::path()});
 }
