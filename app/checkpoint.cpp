@@ -144,10 +144,6 @@ std::string base_of(const std::string& file) {
 
 } // namespace
 
-std::string hash_of_config(std::string_view config_text) {
-    return hex32(crc32_of(config_text.data(), config_text.size()));
-}
-
 std::string shard_name(std::string_view base, std::uint64_t index, std::uint64_t count) {
     constexpr std::uint64_t kMostShards = 99999;
     if (index >= count || count > kMostShards) {

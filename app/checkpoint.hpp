@@ -31,11 +31,8 @@ struct RunLayout {
 struct CheckpointState {
     std::uint64_t step = 0; ///< steps done
     std::uint64_t seed = 0;
-    std::uint64_t tokens_seen = 0;
     RunLayout layout;
-    std::string config_hash;                    ///< hash_of_config() of the run's configuration
     std::map<std::string, std::string> kernels; ///< choices that decide bits: gemm → its class
-    std::map<std::string, std::string> notes;   ///< anything else that a resume wants back
 };
 
 /// What state.json says about another file.
@@ -43,9 +40,6 @@ struct CheckpointFile {
     std::uint64_t bytes = 0;
     std::uint32_t checksum = 0; ///< CRC-32 of a shard's header, of any other file's content
 };
-
-/// Eight hex digits that change with the text.
-std::string hash_of_config(std::string_view config_text);
 
 /// "model.safetensors" for one shard, else "model-00002-of-00004.safetensors" for index 1.
 std::string shard_name(std::string_view base, std::uint64_t index, std::uint64_t count);

@@ -139,11 +139,8 @@ std::filesystem::path save_checkpoint(const TrainOptions& options, Trainer& trai
               CheckpointState state;
               state.step = steps_done;
               state.seed = options.config.train.seed;
-              state.tokens_seen =
-                  steps_done * options.config.train.batch * options.config.train.seq;
               state.layout = options.layout;
               state.kernels = trainer.chosen_kernels();
-              state.config_hash = hash_of_config(to_toml(options.config.model));
               std::vector<std::string> shards;
               for (const char* base : {"model", "optimizer"})
                   for (std::uint64_t i = 0; i < writers.size(); ++i)
