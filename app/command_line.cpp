@@ -4,7 +4,7 @@
 #include "app/commands.hpp"
 #include "app/exit_code.hpp"
 #include "app/file_io.hpp"
-#include "app/metrics.hpp"
+#include "app/progress.hpp"
 #include "app/run_device.hpp"
 #include "app/version.hpp"
 

@@ -3,7 +3,7 @@
 #include "app/commands.hpp"
 #include "app/exit_code.hpp"
 #include "app/file_io.hpp"
-#include "app/metrics.hpp"
+#include "app/units.hpp"
 
 #include <bellows/comm/launch.hpp>
 #include <bellows/engine/error.hpp>

@@ -6,10 +6,11 @@
 #include "app/loss_plot.hpp"
 #include "app/memory_estimate.hpp"
 #include "app/metrics.hpp"
+#include "app/progress.hpp"
 #include "app/run_checkpoint.hpp"
 #include "app/run_device.hpp"
 #include "app/run_world.hpp"
-#include "app/sampling.hpp"
+#include "app/summary.hpp"
 #include "app/trace_file.hpp"
 #include "app/trainer.hpp"
 

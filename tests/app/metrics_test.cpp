@@ -1,6 +1,9 @@
 // SPDX-License-Identifier: MIT
 #include "app/loss_plot.hpp"
 #include "app/metrics.hpp"
+#include "app/progress.hpp"
+#include "app/summary.hpp"
+#include "app/units.hpp"
 
 #include "support/temporary_folder.hpp"
 
