@@ -25,6 +25,7 @@ namespace {
 
 constexpr std::string_view kStepPrefix = "step-";
 constexpr std::string_view kTemporaryPrefix = ".step-";
+constexpr const char* kMetricsFile = "metrics.jsonl";
 constexpr std::string_view kShardEnding = ".safetensors";
 
 fs::path checkpoints_of(const fs::path& run) {
@@ -143,10 +144,6 @@ std::string base_of(const std::string& file) {
 
 } // namespace
 
-std::string hash_of_config(std::string_view config_text) {
-    return hex32(crc32_of(config_text.data(), config_text.size()));
-}
-
 std::string shard_name(std::string_view base, std::uint64_t index, std::uint64_t count) {
     constexpr std::uint64_t kMostShards = 99999;
     if (index >= count || count > kMostShards) {
@@ -231,6 +228,39 @@ std::optional<fs::path> latest_checkpoint(const fs::path& run) {
     return found.empty() ? std::nullopt : std::optional(found.front().second);
 }
 
+std::optional<fs::path> run_of_checkpoint(const fs::path& folder) {
+    const fs::path checkpoints = folder.parent_path();
+    return step_of(folder) && checkpoints == checkpoints_of(checkpoints.parent_path())
+               ? std::optional(checkpoints.parent_path())
+               : std::nullopt;
+}
+
+std::vector<fs::path> set_aside_newer_checkpoints(const fs::path& run, std::uint64_t step) {
+    std::vector<fs::path> renamed;
+    std::error_code error;
+    for (const auto& [number, folder] : complete_checkpoints(checkpoints_of(run))) {
+        if (number <= step) {
+            break;
+        }
+        fs::path name = folder;
+        name += ".abandoned";
+        for (int again = 2; fs::exists(fs::symlink_status(name, error)); ++again) {
+            name = folder;
+            name += ".abandoned-" + std::to_string(again);
+        }
+        const fs::path metrics = run / kMetricsFile;
+        if (renamed.empty() && fs::exists(metrics, error)) {
+            fs::copy_file(metrics, folder / kMetricsFile, fs::copy_options::overwrite_existing,
+                          error);
+            check_io(error, "copy", metrics);
+        }
+        fs::rename(folder, name, error);
+        check_io(error, "rename", folder);
+        renamed.push_back(name);
+    }
+    return renamed;
+}
+
 void prune_checkpoints(const fs::path& run, std::uint64_t keep) {
     const auto found = complete_checkpoints(checkpoints_of(run));
     for (std::size_t i = keep; i < found.size(); ++i) {
@@ -247,9 +277,8 @@ void prune_checkpoints(const fs::path& run, std::uint64_t keep) {
 Checkpoint Checkpoint::open(const fs::path& path) {
     Checkpoint checkpoint;
     std::error_code error;
-    if (fs::exists(path / kStateFile, error)) {
-        checkpoint.folder_ = path;
-    } else {
+    fs::path folder = path;
+    if (!fs::exists(path / kStateFile, error)) {
         auto found = complete_checkpoints(checkpoints_of(path));
         if (found.empty()) {
             found = complete_checkpoints(path);
@@ -259,8 +288,12 @@ Checkpoint Checkpoint::open(const fs::path& path) {
                         "no checkpoint in " + in_quotes(path.string()) +
                             "; give a run's folder or one of its checkpoints/step-N");
         }
-        checkpoint.folder_ = found.front().second;
+        folder = found.front().second;
     }
+    // Its parents say which run it belongs to, however it was named: run/checkpoints/step-1/, a
+    // link.
+    checkpoint.folder_ = fs::canonical(folder, error);
+    check_io(error, "read", folder);
     checkpoint.read_state();
     checkpoint.open_shards();
     return checkpoint;

@@ -31,11 +31,8 @@ struct RunLayout {
 struct CheckpointState {
     std::uint64_t step = 0; ///< steps done
     std::uint64_t seed = 0;
-    std::uint64_t tokens_seen = 0;
     RunLayout layout;
-    std::string config_hash;                    ///< hash_of_config() of the run's configuration
     std::map<std::string, std::string> kernels; ///< choices that decide bits: gemm → its class
-    std::map<std::string, std::string> notes;   ///< anything else that a resume wants back
 };
 
 /// What state.json says about another file.
@@ -43,9 +40,6 @@ struct CheckpointFile {
     std::uint64_t bytes = 0;
     std::uint32_t checksum = 0; ///< CRC-32 of a shard's header, of any other file's content
 };
-
-/// Eight hex digits that change with the text.
-std::string hash_of_config(std::string_view config_text);
 
 /// "model.safetensors" for one shard, else "model-00002-of-00004.safetensors" for index 1.
 std::string shard_name(std::string_view base, std::uint64_t index, std::uint64_t count);
@@ -73,6 +67,16 @@ void abandon_checkpoint(const std::filesystem::path& run, std::uint64_t step) no
 /// The newest complete checkpoint of a run, if it has any. Throws Error{Io}.
 std::optional<std::filesystem::path> latest_checkpoint(const std::filesystem::path& run);
 
+/// The run that a checkpoint's folder is part of: R of R/checkpoints/step-N. Nothing for a copy
+/// that stands elsewhere or has another name.
+std::optional<std::filesystem::path> run_of_checkpoint(const std::filesystem::path& folder);
+
+/// Rank 0, before a run goes on from step `step`: renames its newer checkpoints to
+/// step-N.abandoned, so that they are neither taken for the newest nor pruned, and puts a copy of
+/// metrics.jsonl into the newest of them. Returns the new names, newest first. Throws Error{Io}.
+std::vector<std::filesystem::path> set_aside_newer_checkpoints(const std::filesystem::path& run,
+                                                               std::uint64_t step);
+
 /// Rank 0: deletes all but the `keep` newest checkpoints, and stale temporaries. Throws Error{Io}.
 void prune_checkpoints(const std::filesystem::path& run, std::uint64_t keep);
 
@@ -85,6 +89,7 @@ public:
     /// Error{Corrupt} if anything does not fit its size or check sum.
     static Checkpoint open(const std::filesystem::path& path);
 
+    /// Absolute, without links.
     const std::filesystem::path& folder() const noexcept { return folder_; }
     const CheckpointState& state() const noexcept { return state_; }
     /// A file added by commit_checkpoint. Throws Error{Corrupt} if it does not fit its check sum,

@@ -69,13 +69,10 @@ CheckpointState from_json(const Json& json, std::map<std::string, CheckpointFile
     CheckpointState state;
     state.step = number(json, "step", kAny);
     state.seed = number(json, "seed", kAny);
-    state.tokens_seen = number(json, "tokens_seen", kAny);
     const Json& layout = json.at("layout");
     state.layout = {small_number(layout, "pp"), small_number(layout, "dp"),
                     small_number(layout, "ep")};
-    state.config_hash = json.at("config_hash").get<std::string>();
     state.kernels = json.at("kernels").get<std::map<std::string, std::string>>();
-    state.notes = json.at("notes").get<std::map<std::string, std::string>>();
     for (const auto& [name, file] : json.at("files").items()) {
         if (!is_plain_name(name)) {
             throw Error(ErrorCode::Corrupt, "it names the file " + in_quotes(name));
@@ -93,11 +90,8 @@ std::string format_checkpoint_state(const CheckpointState& state,
         {"format", kFormat},
         {"step", state.step},
         {"seed", state.seed},
-        {"tokens_seen", state.tokens_seen},
         {"layout", {{"pp", state.layout.pp}, {"dp", state.layout.dp}, {"ep", state.layout.ep}}},
-        {"config_hash", state.config_hash},
         {"kernels", state.kernels},
-        {"notes", state.notes},
         {"files", Json::object()}};
     for (const auto& [name, file] : files) {
         if (!is_plain_name(name)) {

@@ -4,7 +4,7 @@
 #include "app/commands.hpp"
 #include "app/exit_code.hpp"
 #include "app/file_io.hpp"
-#include "app/metrics.hpp"
+#include "app/progress.hpp"
 #include "app/run_device.hpp"
 #include "app/version.hpp"
 
@@ -30,10 +30,14 @@ constexpr const char* kTrainExamples = R"(
 Examples:
   bellows train --config tiny --data /usr/share/common-licenses --ranks 4 --steps 400 --out runs/demo
   bellows train --resume runs/demo --steps 800
+  bellows train --resume runs/demo/checkpoints/step-200 --steps 800
   mpirun -n 8 bellows train --config my.toml --data corpus/ --steps 1000 --pp 2 --out runs/a
 
 The configuration has a [model] and a [train] table; flags override it, and config.toml in the
 run's folder says what the run used. A run whose estimated memory does not fit is refused.
+
+A run that goes on from another than its newest checkpoint keeps the newer ones as
+checkpoints/step-N.abandoned, unless --out names another folder.
 
 The run's folder gets metrics.jsonl with a line per step: step, loss (nats per token), grad_norm
 (before clipping), lr, tokens_per_s, seconds, model_flops_per_s, bytes_exchanged (sent by all ranks
@@ -246,7 +250,11 @@ struct CommandLine {
     explicit CommandLine(const Commands& commands) {
         app.set_version_flag("--version", kVersion);
         app.require_subcommand(1);
-        app.footer("\n`bellows COMMAND --help` says more, with examples.");
+        // Scripts with flags of their own let "$@" follow; subcommands inherit this.
+        app.option_defaults()->take_last();
+        app.footer(
+            "\n`bellows COMMAND --help` says more, with examples. Of a flag that is given twice "
+            "the last one counts; --data collects.");
         info = app.add_subcommand("info", commands.info ? "devices, or the size of a model"
                                                         : "the size of a model");
         info->add_option("--model", info_flags.model,

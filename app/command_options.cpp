@@ -3,7 +3,7 @@
 #include "app/commands.hpp"
 #include "app/exit_code.hpp"
 #include "app/file_io.hpp"
-#include "app/metrics.hpp"
+#include "app/units.hpp"
 
 #include <bellows/comm/launch.hpp>
 #include <bellows/engine/error.hpp>
@@ -99,6 +99,13 @@ void check_resumable(const Checkpoint& checkpoint, const TrainOptions& options) 
     }
 }
 
+/// Whether the run goes on in the folder that it is resumed from.
+bool resumes_in_place(const TrainOptions& options) {
+    std::error_code error;
+    const auto run = options.resume ? run_of_checkpoint(*options.resume) : std::nullopt;
+    return run && fs::equivalent(*run, options.out, error);
+}
+
 } // namespace
 
 TrainOptions resolve_train(const TrainFlags& flags) {
@@ -137,21 +144,30 @@ TrainOptions resolve_train(const TrainFlags& flags) {
     if (flags.out) {
         options.out = fs::absolute(*flags.out).lexically_normal();
     } else if (checkpoint) {
-        // run/checkpoints/step-N
-        options.out = fs::absolute(checkpoint->folder()).parent_path().parent_path();
+        const auto run = run_of_checkpoint(checkpoint->folder());
+        if (!run) {
+            throw Error(
+                ErrorCode::InvalidArgument,
+                "the checkpoint " + in_quotes(checkpoint->folder().string()) +
+                    " is no run's checkpoints/step-N; give --out with a folder for the run");
+        }
+        options.out = *run;
     } else {
         throw Error(ErrorCode::InvalidArgument, "give --out with a folder for the run");
     }
     return options;
 }
 
-Corpus read_training_text(const RunConfig& config, const Tokenizer& tokenizer) {
-    if (tokenizer.vocabulary() > config.model.vocabulary) {
-        throw Error(ErrorCode::InvalidArgument, "the tokenizer has " +
-                                                    std::to_string(tokenizer.vocabulary()) +
-                                                    " ids, the model a vocabulary of " +
-                                                    std::to_string(config.model.vocabulary));
+void check_vocabulary(const ModelConfig& model, const Tokenizer& tokenizer) {
+    if (tokenizer.vocabulary() > model.vocabulary) {
+        throw Error(ErrorCode::InvalidArgument,
+                    "the tokenizer has " + std::to_string(tokenizer.vocabulary()) +
+                        " ids, the model a vocabulary of " + std::to_string(model.vocabulary));
     }
+}
+
+Corpus read_training_text(const RunConfig& config, const Tokenizer& tokenizer) {
+    check_vocabulary(config.model, tokenizer);
     const std::vector<fs::path> paths(config.train.data.begin(), config.train.data.end());
     return Corpus::read(paths, tokenizer);
 }
@@ -171,23 +187,26 @@ void check_training_input(const TrainOptions& options) {
         throw Error(ErrorCode::InvalidArgument,
                     "--out " + in_quotes(options.out.string()) + " is not a folder");
     }
-    const bool resumes_here =
-        options.resume && latest_checkpoint(options.out) &&
-        fs::equivalent(options.resume->parent_path(), options.out / "checkpoints", error);
-    if (latest_checkpoint(options.out) && !resumes_here) {
+    if (latest_checkpoint(options.out) && !resumes_in_place(options)) {
         throw Error(ErrorCode::InvalidArgument,
                     "--out " + in_quotes(options.out.string()) +
                         " already holds a run; go on with --resume, or take another folder");
     }
 }
 
-void prepare_output(const TrainOptions& options) {
+std::vector<fs::path> prepare_output(const TrainOptions& options) {
+    std::vector<fs::path> set_aside;
+    if (resumes_in_place(options)) {
+        const std::uint64_t step = Checkpoint::open(*options.resume).state().step;
+        set_aside = set_aside_newer_checkpoints(options.out, step);
+    }
     std::error_code error;
     fs::create_directories(options.out, error);
     if (error) {
         throw Error(ErrorCode::Io, errno_message("create", options.out, error.value()));
     }
     write_file_durably(options.out / kConfigFile, options.config_text());
+    return set_aside;
 }
 
 GenerateOptions resolve_generate(const GenerateFlags& flags) {

@@ -13,6 +13,7 @@
 #include <functional>
 #include <optional>
 #include <string>
+#include <vector>
 
 namespace bellows {
 
@@ -23,14 +24,14 @@ struct TrainOptions {
     RunConfig config;
     RunLayout layout;
     std::filesystem::path out;
-    std::optional<std::filesystem::path> resume; ///< the step-N folder
+    std::optional<std::filesystem::path> resume; ///< Checkpoint::folder()
     /// What config.toml in --out says: the run as it is, flags included.
     std::string config_text() const { return to_toml(config); }
     std::uint64_t ranks() const { return std::uint64_t{layout.pp} * layout.dp; }
 };
 
 struct GenerateOptions {
-    std::filesystem::path checkpoint; ///< the step-N folder
+    std::filesystem::path checkpoint; ///< Checkpoint::folder()
     RunConfig config;                 ///< of the run that wrote it
     std::string prompt;
     std::uint64_t tokens = 200;
@@ -57,12 +58,16 @@ struct Commands {
     std::function<int(const SelftestOptions&)> selftest;
 };
 
-/// Rank 0, before the first step: makes the run's folder and writes config.toml. Throws
-/// Error{InvalidArgument} if a fresh run would mix with an older one there, Error{Io}.
-void prepare_output(const TrainOptions& options);
+/// Rank 0, before the first step: makes the run's folder and writes config.toml. Where the run goes
+/// on in place from another than its newest checkpoint, returns the newer ones, which it has set
+/// aside. Throws Error{Io}.
+std::vector<std::filesystem::path> prepare_output(const TrainOptions& options);
+
+/// Throws Error{InvalidArgument} if the tokenizer has more ids than the model.
+void check_vocabulary(const ModelConfig& model, const Tokenizer& tokenizer);
 
 /// The text of a training run as its configuration says. Throws like Corpus::read() and
-/// BatchSource, and Error{InvalidArgument} if the tokenizer has more ids than the model.
+/// BatchSource, and check_vocabulary().
 Corpus read_training_text(const RunConfig& config, const Tokenizer& tokenizer);
 
 /// main(): reads the arguments, checks all input, starts the ranks if asked to, runs the

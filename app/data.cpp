@@ -166,10 +166,6 @@ double Corpus::bytes_per_token() const noexcept {
     return static_cast<double>(num_text_bytes_) / static_cast<double>(num_tokens());
 }
 
-std::uint32_t Corpus::checksum() const noexcept {
-    return crc32_of(tokens_.data(), tokens_.size());
-}
-
 void Corpus::copy(std::uint64_t first, std::span<std::uint32_t> out) const {
     if (first > num_tokens() || out.size() > num_tokens() - first) {
         throw Error(ErrorCode::InvalidArgument,

@@ -42,8 +42,6 @@ public:
     /// Text bytes per token: turns nats per token into nats per byte.
     double bytes_per_token() const noexcept;
     const std::vector<SkippedFile>& skipped() const noexcept { return skipped_; }
-    /// CRC-32 of all tokens: two runs that agree on it trained on the same text.
-    std::uint32_t checksum() const noexcept;
 
     /// Tokens [first, first + out.size()), which must lie inside the corpus.
     void copy(std::uint64_t first, std::span<std::uint32_t> out) const;

@@ -1,8 +1,6 @@
 // SPDX-License-Identifier: MIT
 #include "app/memory_estimate.hpp"
 
-#include "app/metrics.hpp"
-
 #include <bellows/comm/collectives.hpp>
 #include <bellows/engine/error.hpp>
 #include <bellows/engine/ops.hpp>
@@ -10,7 +8,6 @@
 #include <bellows/pipeline/schedule.hpp>
 
 #include <algorithm>
-#include <array>
 #include <numeric>
 
 namespace bellows {
@@ -163,22 +160,6 @@ MemoryEstimate estimate_memory(const RunConfig& run, const RunLayout& layout, st
     all.of(MemoryCategory::Communication) +=
         network_bytes(s, layout, all.of(MemoryCategory::Gradients));
     return all;
-}
-
-std::string describe_memory(const MemorySizes& bytes) {
-    std::array<std::size_t, kNumMemoryCategories> order{};
-    std::iota(order.begin(), order.end(), std::size_t{0});
-    std::stable_sort(order.begin(), order.end(),
-                     [&](std::size_t a, std::size_t b) { return bytes[a] > bytes[b]; });
-    std::string text = format_bytes(std::accumulate(bytes.begin(), bytes.end(), std::uint64_t{0}));
-    const char* between = ": ";
-    for (const std::size_t i : order)
-        if (bytes[i] > 0) {
-            text += between + std::string(to_string(static_cast<MemoryCategory>(i))) + " " +
-                    format_bytes(bytes[i]);
-            between = ", ";
-        }
-    return text;
 }
 
 void require_memory(const MemoryEstimate& estimate, std::uint64_t device_bytes,

@@ -29,9 +29,6 @@ struct MemoryEstimate {
 MemoryEstimate estimate_memory(const RunConfig& config, const RunLayout& layout,
                                std::uint64_t stage);
 
-/// "12.3 MiB: optimizer 4.0 MiB, weights 2.0 MiB, ...", largest first, without empty categories.
-std::string describe_memory(const MemorySizes& bytes);
-
 /// Throws Error{InvalidArgument} if one of `sharing` ranks on a device of `device_bytes` finds no
 /// room for the estimate; names the largest category and what would make it smaller.
 void require_memory(const MemoryEstimate& estimate, std::uint64_t device_bytes,

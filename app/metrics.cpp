@@ -5,13 +5,11 @@
 
 #include <nlohmann/json.hpp>
 
-#include <algorithm>
-#include <array>
 #include <cerrno>
-#include <cmath>
 #include <limits>
 #include <optional>
 #include <sstream>
+#include <string_view>
 #include <utility>
 
 #include <fcntl.h>
@@ -24,12 +22,6 @@ namespace {
 using Json = nlohmann::json;
 
 constexpr std::uint64_t kLargestMetrics = std::uint64_t{1} << 32;
-
-std::string printed(const char* format, double value) {
-    std::array<char, 64> text{};
-    std::snprintf(text.data(), text.size(), format, value);
-    return text.data();
-}
 
 double real(const Json& json, const char* key) {
     const Json& value = json.at(key);
@@ -110,109 +102,6 @@ void MetricsLog::add(const StepMetrics& metrics) {
     steps_.push_back(metrics);
     const std::string line = format_metrics(metrics) + "\n";
     write_all(file_.get(), line.data(), line.size(), path_);
-}
-
-std::string format_count(double value) {
-    constexpr std::string_view kSuffixes = " kMGTP";
-    std::size_t suffix = 0;
-    while (std::abs(value) >= 999.5 && suffix + 1 < kSuffixes.size()) {
-        value /= 1000;
-        ++suffix;
-    }
-    const double size = std::abs(value);
-    const bool whole = suffix == 0 && value == std::floor(value);
-    std::string text = printed(whole || size >= 99.95 ? "%.0f"
-                               : size >= 9.995        ? "%.1f"
-                                                      : "%.2f",
-                               value);
-    if (suffix > 0) {
-        text += kSuffixes[suffix];
-    }
-    return text;
-}
-
-std::string format_duration(double seconds) {
-    constexpr double kLongest = 1e9;
-    const auto whole = static_cast<std::uint64_t>(
-        std::isfinite(seconds) ? std::clamp(std::round(seconds), 0.0, kLongest) : kLongest);
-    std::array<char, 64> text{};
-    if (whole >= 3600) {
-        std::snprintf(text.data(), text.size(), "%llu:%02llu:%02llu",
-                      static_cast<unsigned long long>(whole / 3600),
-                      static_cast<unsigned long long>(whole / 60 % 60),
-                      static_cast<unsigned long long>(whole % 60));
-    } else {
-        std::snprintf(text.data(), text.size(), "%llu:%02llu",
-                      static_cast<unsigned long long>(whole / 60),
-                      static_cast<unsigned long long>(whole % 60));
-    }
-    return text.data();
-}
-
-std::string format_bytes(std::uint64_t bytes) {
-    constexpr std::array<const char*, 6> kUnits = {" B", " KiB", " MiB", " GiB", " TiB", " PiB"};
-    auto value = static_cast<double>(bytes);
-    std::size_t unit = 0;
-    while (value >= 1024 && unit + 1 < kUnits.size()) {
-        value /= 1024;
-        ++unit;
-    }
-    return printed(unit == 0 ? "%.0f" : "%.1f", value) + kUnits[unit];
-}
-
-RunSummary summarize(const std::vector<StepMetrics>& steps) {
-    RunSummary summary;
-    if (steps.empty()) {
-        return summary;
-    }
-    summary.first_loss = steps.front().loss;
-    summary.steps = steps.back().step;
-    const std::size_t tail = std::clamp<std::size_t>(steps.size() / 10, 1, 20);
-    for (std::size_t i = steps.size() - tail; i < steps.size(); ++i) {
-        summary.last_loss += steps[i].loss / static_cast<double>(tail);
-    }
-    double tokens = 0;
-    double seconds = 0;
-    for (std::size_t i = 0; i < steps.size(); ++i) {
-        summary.seconds += steps[i].seconds;
-        if (i > 0 || steps.size() == 1) {
-            tokens += steps[i].tokens_per_s * steps[i].seconds;
-            seconds += steps[i].seconds;
-        }
-    }
-    summary.tokens_per_s = seconds > 0 ? tokens / seconds : 0;
-    return summary;
-}
-
-std::string format_summary(const RunSummary& summary) {
-    std::ostringstream out;
-    const auto line = [&](const char* what, const std::string& value) {
-        if (!value.empty()) {
-            out << "  " << what << value << "\n";
-        }
-    };
-    const auto loss = [&](double nats_per_token) {
-        return printed("%.4f nats per byte", nats_per_token / summary.bytes_per_token);
-    };
-    out << "trained " << summary.steps << " steps in " << format_duration(summary.seconds) << "\n";
-    line("loss at the start  ", loss(summary.first_loss));
-    line("loss at the end    ", loss(summary.last_loss));
-    line("speed              ", format_count(summary.tokens_per_s) + " tokens/s");
-    line("memory (rank 0)    ", summary.memory);
-    line("loss picture       ", summary.loss_picture.string());
-    line("trace (Perfetto)   ", summary.trace.string());
-    line("checkpoint         ", summary.checkpoint.string());
-    if (!summary.sample.empty()) {
-        out << "  sample:\n";
-        std::istringstream text(summary.sample);
-        for (std::string part; std::getline(text, part);) {
-            out << "    | " << part << "\n";
-        }
-        if (summary.words.words > 0) {
-            out << "  " << format_word_check(summary.words, "the training text") << "\n";
-        }
-    }
-    return out.str();
 }
 
 } // namespace bellows

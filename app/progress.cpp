@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT
-// ProgressReporter, declared in metrics.hpp.
-#include "app/metrics.hpp"
+#include "app/progress.hpp"
+
+#include "app/units.hpp"
 
 #include <bellows/comm/launch.hpp>
 

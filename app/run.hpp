@@ -5,7 +5,7 @@
 
 #include "app/commands.hpp"
 #include "app/data.hpp"
-#include "app/sampling.hpp"
+#include "app/words.hpp"
 
 #include <string>
 #include <vector>

@@ -4,7 +4,6 @@
 #include <bellows/engine/error.hpp>
 
 #include <algorithm>
-#include <chrono>
 #include <optional>
 #include <string>
 #include <vector>
@@ -12,8 +11,6 @@
 namespace bellows {
 
 namespace {
-
-constexpr auto kTimeout = std::chrono::minutes(5);
 
 std::string moment_name(const Parameter& parameter, bool second) {
     return parameter.info.name + (second ? ".adam_v" : ".adam_m");
@@ -96,17 +93,28 @@ std::vector<float> read_tensor(const Checkpoint& checkpoint, const char* base,
     return values;
 }
 
+void load_moments(const Checkpoint& checkpoint, Trainer& trainer) {
+    for (const Parameter& parameter : trainer.parameters().all()) {
+        if (!parameter.info.trainable())
+            continue;
+        for (const bool second : {false, true})
+            trainer.optimizer().upload(parameter, second,
+                                       read_tensor(checkpoint, "optimizer",
+                                                   moment_name(parameter, second), parameter.info));
+    }
+}
+
 } // namespace
 
 std::filesystem::path save_checkpoint(const TrainOptions& options, Trainer& trainer, World& world,
-                                      std::uint64_t steps_done, std::uint64_t keep) {
+                                      std::uint64_t steps_done) {
     const bool leads = world.rank() == 0;
     const std::vector<std::uint64_t> writers = writing_ranks(options.config.model, options.layout);
     const auto place =
         std::find(writers.begin(), writers.end(), static_cast<std::uint64_t>(world.rank()));
     const auto index = static_cast<std::uint64_t>(place - writers.begin());
     const auto agree = [&](std::optional<Error> mine, const char* what) {
-        if (const auto worst = world.control().agree(mine, kTimeout, what)) {
+        if (const auto worst = world.control().agree(mine, kDiskPatience, what)) {
             if (leads)
                 abandon_checkpoint(options.out, steps_done);
             throw Error(*worst);
@@ -131,11 +139,8 @@ std::filesystem::path save_checkpoint(const TrainOptions& options, Trainer& trai
               CheckpointState state;
               state.step = steps_done;
               state.seed = options.config.train.seed;
-              state.tokens_seen =
-                  steps_done * options.config.train.batch * options.config.train.seq;
               state.layout = options.layout;
               state.kernels = trainer.chosen_kernels();
-              state.config_hash = hash_of_config(to_toml(options.config.model));
               std::vector<std::string> shards;
               for (const char* base : {"model", "optimizer"})
                   for (std::uint64_t i = 0; i < writers.size(); ++i)
@@ -144,8 +149,6 @@ std::filesystem::path save_checkpoint(const TrainOptions& options, Trainer& trai
                                          {{"config.toml", options.config_text()}});
           }),
           "committing a checkpoint");
-    if (leads)
-        prune_checkpoints(options.out, keep);
     return folder;
 }
 
@@ -163,16 +166,13 @@ void load_weights(const Checkpoint& checkpoint, ParameterStore& parameters) {
                           read_tensor(checkpoint, "model", parameter.info.name, parameter.info));
 }
 
-void load_checkpoint(const Checkpoint& checkpoint, Trainer& trainer) {
-    load_weights(checkpoint, trainer.parameters());
-    for (const Parameter& parameter : trainer.parameters().all()) {
-        if (!parameter.info.trainable())
-            continue;
-        for (const bool second : {false, true})
-            trainer.optimizer().upload(parameter, second,
-                                       read_tensor(checkpoint, "optimizer",
-                                                   moment_name(parameter, second), parameter.info));
-    }
+void load_checkpoint(const Checkpoint& checkpoint, Trainer& trainer, World& world) {
+    const std::optional<Error> mine = attempt([&] {
+        load_weights(checkpoint, trainer.parameters());
+        load_moments(checkpoint, trainer);
+    });
+    if (const auto worst = world.control().agree(mine, kDiskPatience, "reading a checkpoint"))
+        throw Error(*worst);
 }
 
 } // namespace bellows

@@ -10,23 +10,30 @@
 
 #include <bellows/comm/world.hpp>
 
+#include <chrono>
 #include <cstdint>
 #include <filesystem>
 #include <string>
 
 namespace bellows {
 
-/// Collective. Each rank writes what it stands for, rank 0 commits and removes older ones. Throws
-/// Error{Io} on every rank if any could not write; earlier checkpoints stay.
+/// How long ranks wait for each other's disks. A rank that has died or stands still ends the wait
+/// long before.
+inline constexpr std::chrono::hours kDiskPatience{24};
+
+/// Collective. Each rank writes what it stands for, rank 0 commits. Throws Error{Io} on every rank
+/// if any could not write; earlier checkpoints stay. The folder, on rank 0.
 std::filesystem::path save_checkpoint(const TrainOptions& options, Trainer& trainer, World& world,
-                                      std::uint64_t steps_done, std::uint64_t keep);
+                                      std::uint64_t steps_done);
 
 /// The numeric class of the products of bf16 tensors that the run had, so that they keep their
 /// bits, unless the options name another; "" where neither says.
 std::string gemm_class_of(const Checkpoint& checkpoint, const DeviceOptions& options);
 
-/// Reads what this rank needs, from a checkpoint of any layout.
-void load_checkpoint(const Checkpoint& checkpoint, Trainer& trainer);
+/// Collective: reads what this rank needs, from a checkpoint of any layout, and waits for the other
+/// ranks, so that no exchange with a slower one runs out of time. Throws on every rank if any could
+/// not read.
+void load_checkpoint(const Checkpoint& checkpoint, Trainer& trainer, World& world);
 
 /// The weights alone.
 void load_weights(const Checkpoint& checkpoint, ParameterStore& parameters);

@@ -6,10 +6,11 @@
 #include "app/loss_plot.hpp"
 #include "app/memory_estimate.hpp"
 #include "app/metrics.hpp"
+#include "app/progress.hpp"
 #include "app/run_checkpoint.hpp"
 #include "app/run_device.hpp"
 #include "app/run_world.hpp"
-#include "app/sampling.hpp"
+#include "app/summary.hpp"
 #include "app/trace_file.hpp"
 #include "app/trainer.hpp"
 
@@ -57,6 +58,7 @@ private:
     bool leads() const { return world_.rank() == 0; }
     void one_step(std::uint64_t step);
     void checkpoint(std::uint64_t steps_done);
+    void remove_older_checkpoints();
     void finish();
     void report(const std::string& title, std::uint64_t done, std::uint64_t total);
     template <class Write>
@@ -97,16 +99,19 @@ TrainRun::TrainRun(const TrainOptions& options, World& world)
             report("compiling shaders", count, 0);
     };
     device_ = Device::create(device_options);
+    world_.control().barrier(kDiskPatience, "reading the text");
     check_memory();
-    if (leads())
-        prepare_output(options); // nothing is written before a device serves
+    if (leads()) // nothing is written before a device serves
+        for (const std::filesystem::path& newer : prepare_output(options))
+            progress_->note("newer than the checkpoint that the run goes on from, kept as " +
+                            newer.string());
     std::optional<Checkpoint> before;
     if (options.resume)
         before.emplace(Checkpoint::open(*options.resume));
     trainer_.emplace(*device_, world_, options.config, options.layout,
                      before ? gemm_class_of(*before, device_->options()) : "");
     if (before) {
-        load_checkpoint(*before, *trainer_);
+        load_checkpoint(*before, *trainer_, world_);
         first_step_ = before->state().step;
         last_checkpoint_ = before->folder();
     }
@@ -172,8 +177,7 @@ void TrainRun::one_step(std::uint64_t step) {
 
 void TrainRun::checkpoint(std::uint64_t steps_done) {
     try {
-        last_checkpoint_ =
-            save_checkpoint(options_, *trainer_, world_, steps_done, train_.keep_checkpoints);
+        last_checkpoint_ = save_checkpoint(options_, *trainer_, world_, steps_done);
         saved_last_ = true;
     } catch (const Error& error) {
         if (error.code() != ErrorCode::Io)
@@ -182,6 +186,20 @@ void TrainRun::checkpoint(std::uint64_t steps_done) {
         if (progress_)
             progress_->note("warning: no checkpoint at step " + std::to_string(steps_done) + ": " +
                             error.message());
+        return;
+    }
+    if (leads())
+        remove_older_checkpoints();
+}
+
+/// They take room, which is worth a warning; the next checkpoint tries again.
+void TrainRun::remove_older_checkpoints() {
+    try {
+        prune_checkpoints(options_.out, train_.keep_checkpoints);
+    } catch (const Error& error) {
+        if (error.code() != ErrorCode::Io)
+            throw;
+        progress_->note("warning: older checkpoints could not be removed: " + error.message());
     }
 }
 
@@ -209,11 +227,7 @@ void TrainRun::finish() {
     summary.loss_picture = options_.out / "loss.svg";
     summary.trace = options_.out / "trace.json";
     summary.checkpoint = last_checkpoint_;
-    MemorySizes peaks{};
-    const MemoryReport memory = device_->memory_report();
-    for (std::size_t i = 0; i < peaks.size(); ++i)
-        peaks[i] = memory.categories[i].peak_bytes;
-    summary.memory = describe_memory(peaks);
+    summary.memory = describe_memory(device_->memory_report().peaks());
     results_.emplace(Results{std::move(summary), std::move(tokenizer_), std::move(corpus_),
                              saved_last_ ? last_checkpoint_ : std::filesystem::path()});
 }

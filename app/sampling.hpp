@@ -1,14 +1,11 @@
 // SPDX-License-Identifier: MIT
 #pragma once
 
-// Choosing the next token from logits, and a plain measure of what came out. Pure functions, any
-// thread; the same arguments give the same token on every machine.
+// Choosing the next token from logits. A pure function, any thread; the same arguments give the
+// same token on every machine.
 
 #include <cstdint>
-#include <set>
 #include <span>
-#include <string>
-#include <string_view>
 
 namespace bellows {
 
@@ -22,34 +19,5 @@ struct SamplingParams {
 /// the temperature is negative or not finite.
 std::uint32_t sample_token(std::span<const float> logits, const SamplingParams& params,
                            std::uint64_t position);
-
-/// The different words of a text: runs of letters (ASCII, and all bytes from 0x80 on), in lower
-/// case.
-class WordSet {
-public:
-    WordSet() = default;
-    explicit WordSet(std::string_view text) { add(text); }
-    void add(std::string_view text);
-    bool contains(std::string_view word) const;
-    std::uint64_t size() const noexcept { return words_.size(); }
-
-private:
-    std::set<std::string, std::less<>> words_;
-};
-
-struct WordCheck {
-    std::uint64_t words = 0;
-    std::uint64_t known = 0;
-    double share() const noexcept {
-        return words == 0 ? 0 : static_cast<double>(known) / static_cast<double>(words);
-    }
-};
-
-/// How many words of `text` stand in the set. A word that runs to the very end may have been cut
-/// off and does not count.
-WordCheck check_words(std::string_view text, const WordSet& known);
-
-/// "71 % of 45 words stand in the training text" for `where` "the training text".
-std::string format_word_check(const WordCheck& check, std::string_view where);
 
 } // namespace bellows

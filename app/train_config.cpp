@@ -85,10 +85,14 @@ void assign(std::uint64_t& out, const toml::node& node, const std::string& where
 }
 
 void assign(double& out, const toml::node& node, const std::string& where) {
-    if (!node.is_number()) {
+    // Not node.value<double>(), which is empty for whole numbers that no double equals.
+    if (const auto* real = node.as_floating_point()) {
+        out = real->get();
+    } else if (const auto* whole = node.as_integer()) {
+        out = static_cast<double>(whole->get());
+    } else {
         refuse(where + " must be a number");
     }
-    out = *node.value<double>();
 }
 
 void assign(std::string& out, const toml::node& node, const std::string& where) {

@@ -19,10 +19,9 @@ const char* way_out(MemoryCategory category) {
     switch (category) {
     case MemoryCategory::Weights:
     case MemoryCategory::Gradients:
-        return "spread the model over more ranks (expert or pipeline parallel), or store it in "
-               "bf16";
     case MemoryCategory::Optimizer:
-        return "keep its moments in bf16, or spread the model over more ranks";
+        return "take a smaller model, or spread it over more devices (expert or pipeline "
+               "parallel)";
     case MemoryCategory::Activations:
     case MemoryCategory::DeferredWgrad:
         return "make micro-batches smaller (more of them, or shorter sequences), or have fewer in "
@@ -321,39 +320,19 @@ MemoryReport Allocator::report() const {
     return report;
 }
 
-void Allocator::require(const MemorySizes& bytes) const {
-    MemoryReport wanted;
-    for (std::size_t i = 0; i < bytes.size(); ++i) {
-        wanted.categories[i].bytes = bytes[i];
-        const bool overflows = wanted.bytes + bytes[i] < wanted.bytes;
-        wanted.bytes = overflows ? ~std::uint64_t{0} : wanted.bytes + bytes[i];
-    }
-    const MemoryReport now = report();
-    const std::uint64_t used = now.used_bytes - std::min(now.used_bytes, now.pooled_bytes);
-    const std::uint64_t free = now.budget_bytes - std::min(now.budget_bytes, used);
-    if (wanted.bytes <= free)
-        return;
-    const MemoryCategory largest = wanted.largest();
-    throw Error(ErrorCode::OutOfMemory, "this needs about " + in_units(wanted.bytes) +
-                                            " of device memory (" + wanted.describe() + "), but " +
-                                            in_units(free) + " of " + in_units(now.budget_bytes) +
-                                            " are free. The largest part is " + to_string(largest) +
-                                            "; " + way_out(largest) + ".");
-}
-
 void Allocator::fail_out_of_memory(const BufferDesc& wanted, VkResult status) const {
     const MemoryReport now = report();
     std::string text = "no memory for " + wanted.name + " (" + to_string(wanted.category) +
-                       ") of " + in_units(wanted.bytes) + ": Bellows holds " +
-                       in_units(now.held_bytes) + " and the device has " +
-                       in_units(now.device_bytes);
+                       ") of " + format_bytes(wanted.bytes) + ": Bellows holds " +
+                       format_bytes(now.held_bytes) + " and the device has " +
+                       format_bytes(now.device_bytes);
     if (now.has_budget)
-        text += ", of which the driver grants this process " + in_units(now.budget_bytes) + " (" +
-                in_units(now.used_bytes) + " used)";
+        text += ", of which the driver grants this process " + format_bytes(now.budget_bytes) +
+                " (" + format_bytes(now.used_bytes) + " used)";
     text += std::string(" (") + result_name(status) + ").";
     MemoryCategory to_shrink = wanted.category;
     if (now.bytes > 0) {
-        text += " In use: " + now.describe() + ".";
+        text += " In use are " + describe_memory(now.sizes()) + ".";
         if (now.of(now.largest()).bytes > wanted.bytes)
             to_shrink = now.largest();
     }

@@ -16,9 +16,6 @@
 
 namespace bellows::detail {
 
-/// "3.10 GiB", "512 bytes".
-std::string in_units(std::uint64_t bytes);
-
 class Allocator {
 public:
     explicit Allocator(Device::Impl& device);
@@ -40,8 +37,6 @@ public:
     void trim();
     /// Asks the driver for its budget, too.
     MemoryReport report() const;
-    /// Throws Error{OutOfMemory} when so much more does not fit.
-    void require(const MemorySizes& bytes) const;
     VmaAllocator vma() const noexcept { return vma_; }
 
 private:

@@ -425,11 +425,6 @@ MemoryReport Device::memory_report() const {
     return impl_->allocator->report();
 }
 
-void Device::require_memory(const MemorySizes& bytes) const {
-    const std::scoped_lock lock(impl_->mutex);
-    impl_->allocator->require(bytes);
-}
-
 void Device::save_pipeline_cache() {
     impl_->kernels->save();
 }

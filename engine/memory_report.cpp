@@ -1,30 +1,39 @@
 // SPDX-License-Identifier: MIT
-#include "allocator.hpp"
-
 #include <bellows/engine/memory.hpp>
 
 #include <algorithm>
+#include <array>
 #include <cstdio>
 #include <numeric>
 
 namespace bellows {
 
-namespace detail {
-
-std::string in_units(std::uint64_t bytes) {
-    static constexpr const char* kUnits[] = {"KiB", "MiB", "GiB", "TiB"};
-    if (bytes < 1024)
-        return std::to_string(bytes) + " bytes";
-    double value = static_cast<double>(bytes) / 1024;
+std::string format_bytes(std::uint64_t bytes) {
+    constexpr std::array<const char*, 6> kUnits = {" B", " KiB", " MiB", " GiB", " TiB", " PiB"};
+    auto value = static_cast<double>(bytes);
     std::size_t unit = 0;
-    for (; value >= 1024 && unit + 1 < std::size(kUnits); ++unit)
+    for (; value >= 1024 && unit + 1 < kUnits.size(); ++unit)
         value /= 1024;
-    char text[32];
-    std::snprintf(text, sizeof text, "%.2f %s", value, kUnits[unit]);
-    return text;
+    std::array<char, 32> text{};
+    std::snprintf(text.data(), text.size(), unit == 0 ? "%.0f%s" : "%.1f%s", value, kUnits[unit]);
+    return text.data();
 }
 
-} // namespace detail
+std::string describe_memory(const MemorySizes& bytes) {
+    std::array<std::size_t, kNumMemoryCategories> order{};
+    std::iota(order.begin(), order.end(), std::size_t{0});
+    std::stable_sort(order.begin(), order.end(),
+                     [&](std::size_t a, std::size_t b) { return bytes[a] > bytes[b]; });
+    std::string text = format_bytes(std::accumulate(bytes.begin(), bytes.end(), std::uint64_t{0}));
+    const char* between = ": ";
+    for (const std::size_t i : order)
+        if (bytes[i] > 0) {
+            text += between + std::string(to_string(static_cast<MemoryCategory>(i))) + " " +
+                    format_bytes(bytes[i]);
+            between = ", ";
+        }
+    return text;
+}
 
 const char* to_string(MemoryCategory category) noexcept {
     switch (category) {
@@ -53,25 +62,18 @@ MemoryCategory MemoryReport::largest() const noexcept {
     return static_cast<MemoryCategory>(found - categories.begin());
 }
 
-std::string MemoryReport::describe() const {
-    std::array<std::size_t, kNumMemoryCategories> order{};
-    std::iota(order.begin(), order.end(), std::size_t{0});
-    std::stable_sort(order.begin(), order.end(), [this](std::size_t a, std::size_t b) {
-        return categories[a].bytes > categories[b].bytes;
-    });
-    std::string text;
-    for (const std::size_t i : order) {
-        const Line& line = categories[i];
-        if (line.num_buffers == 0 && line.bytes == 0)
-            continue;
-        text += text.empty() ? "" : ", ";
-        text += to_string(static_cast<MemoryCategory>(i));
-        text += " " + detail::in_units(line.bytes);
-        if (line.num_buffers > 0) // an estimate has none
-            text += " in " + std::to_string(line.num_buffers) +
-                    (line.num_buffers == 1 ? " buffer" : " buffers");
-    }
-    return text.empty() ? "nothing" : text;
+MemorySizes MemoryReport::sizes() const noexcept {
+    MemorySizes sizes{};
+    for (std::size_t i = 0; i < sizes.size(); ++i)
+        sizes[i] = categories[i].bytes;
+    return sizes;
+}
+
+MemorySizes MemoryReport::peaks() const noexcept {
+    MemorySizes peaks{};
+    for (std::size_t i = 0; i < peaks.size(); ++i)
+        peaks[i] = categories[i].peak_bytes;
+    return peaks;
 }
 
 } // namespace bellows

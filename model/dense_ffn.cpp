@@ -43,9 +43,10 @@ DenseSlot::DenseSlot(const DenseFfn::Impl& layer, const SlotDesc& desc)
     inv_rms_ = keep("inverse rms", DType::F32, {tokens_});
     gate_up_ = keep("gate and up", act, {tokens_, 2 * layer_.ffn});
     inner_ = keep("inner", act, {tokens_, layer_.ffn});
-    d_norm_ = keep("norm gradient", act, {tokens_, layer_.hidden}, MemoryCategory::DeferredWgrad);
-
     record(NodeKind::Forward, "MLP(F)", [&](Recording& r, Arena::Frame&) { forward(r); });
+    if (!t_.training())
+        return;
+    d_norm_ = keep("norm gradient", act, {tokens_, layer_.hidden}, MemoryCategory::DeferredWgrad);
     record(NodeKind::InputGradient, "MLP(B)",
            [&](Recording& r, Arena::Frame& scratch) { input_gradient(r, scratch); });
     record(NodeKind::WeightGradient, "MLP(W)",

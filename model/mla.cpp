@@ -88,24 +88,18 @@ MlaSlot::MlaSlot(const MlaAttention::Impl& layer, const SlotDesc& desc)
     : RecordedSlot(layer.parameters.device(), layer.scratch, desc.name), layer_(layer),
       c_(layer.config), act_(layer.parameters.activation()), tokens_(desc.tokens), seq_(desc.seq),
       t_(desc.tensors) {
-    constexpr auto kDeferred = MemoryCategory::DeferredWgrad;
     const std::uint64_t kv_size = c_.kv_lora_rank + c_.qk_rope_head_dim;
     norm_ = keep("norm", act_, {tokens_, c_.hidden});
     inv_rms_ = keep("inverse rms", DType::F32, {tokens_});
-    d_norm_ = keep("norm gradient", act_, {tokens_, c_.hidden}, kDeferred);
     if (layer_.low_rank_queries()) {
         q_latent_ = keep("query latent", act_, {tokens_, c_.q_lora_rank});
         q_norm_ = keep("query norm", act_, {tokens_, c_.q_lora_rank});
         q_inv_rms_ = keep("query inverse rms", DType::F32, {tokens_});
-        d_q_latent_ = keep("query latent gradient", act_, {tokens_, c_.q_lora_rank}, kDeferred);
-        d_q_norm_ = keep("query norm gradient", act_, {tokens_, c_.q_lora_rank}, kDeferred);
     }
     q_ = keep("queries", act_, {tokens_, c_.heads, c_.qk_head_dim()});
     kv_ = keep("key-value latent", act_, {tokens_, kv_size});
     kv_norm_ = keep("key-value norm", act_, {tokens_, c_.kv_lora_rank});
     kv_inv_rms_ = keep("key-value inverse rms", DType::F32, {tokens_});
-    d_kv_ = keep("key-value latent gradient", act_, {tokens_, kv_size}, kDeferred);
-    d_kv_norm_ = keep("key-value norm gradient", act_, {tokens_, c_.kv_lora_rank}, kDeferred);
     kv_up_ =
         keep("keys and values", act_, {tokens_, c_.heads, c_.qk_nope_head_dim + c_.v_head_dim});
     o_ = keep("attention", act_, {tokens_, c_.heads, c_.v_head_dim});
@@ -113,6 +107,16 @@ MlaSlot::MlaSlot(const MlaAttention::Impl& layer, const SlotDesc& desc)
 
     record(NodeKind::Forward, "ATTN(F)",
            [&](Recording& r, Frame& scratch) { forward(r, scratch); });
+    if (!t_.training())
+        return;
+    constexpr auto kDeferred = MemoryCategory::DeferredWgrad;
+    d_norm_ = keep("norm gradient", act_, {tokens_, c_.hidden}, kDeferred);
+    if (layer_.low_rank_queries()) {
+        d_q_latent_ = keep("query latent gradient", act_, {tokens_, c_.q_lora_rank}, kDeferred);
+        d_q_norm_ = keep("query norm gradient", act_, {tokens_, c_.q_lora_rank}, kDeferred);
+    }
+    d_kv_ = keep("key-value latent gradient", act_, {tokens_, kv_size}, kDeferred);
+    d_kv_norm_ = keep("key-value norm gradient", act_, {tokens_, c_.kv_lora_rank}, kDeferred);
     record(NodeKind::InputGradient, "ATTN(B)",
            [&](Recording& r, Frame& scratch) { input_gradient(r, scratch); });
     record(NodeKind::WeightGradient, "ATTN(W)",

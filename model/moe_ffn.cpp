@@ -43,7 +43,9 @@ public:
 private:
     TensorView make(const char* what, DType dtype, std::initializer_list<std::uint64_t> extents,
                     MemoryCategory category = MemoryCategory::Activations);
+    BufferView workspace(const char* what, std::uint64_t bytes);
     Recording recording(const char* what) const;
+    void make_gradients();
     void add_exchange(NodeKind kind, const char* name, std::function<TimePoint()> submit);
 
     void record_router();
@@ -80,35 +82,17 @@ MoeSlot::MoeSlot(MoeFfn::Impl& layer, const SlotDesc& desc)
     scores_ = make("router scores", DType::F32, {tokens, experts});
     ids_ = make("expert ids", DType::I32, {tokens, c.top_k});
     weights_ = make("expert weights", DType::F32, {tokens, c.top_k});
-    d_weights_ =
-        make("expert weight gradients", DType::F32, {tokens, c.top_k}, MemoryCategory::Scratch);
-    d_logits_ = make("router logit gradients", DType::F32, {tokens, experts},
-                     MemoryCategory::DeferredWgrad);
-    d_norm_ = make("norm gradients", act_, {tokens, c.hidden}, MemoryCategory::DeferredWgrad);
     if (has_shared_) {
         shared_gate_up_ = make("shared gate and up", act_, {tokens, 2 * c.shared_ffn()});
         shared_hidden_ = make("shared hidden", act_, {tokens, c.shared_ffn()});
-        d_shared_hidden_ = make("shared hidden gradients", act_, {tokens, c.shared_ffn()},
-                                MemoryCategory::Scratch);
     }
     handle_ = layer_.exchange.create_handle(desc_.name);
     gate_up_ = handle_->add_row_tensor("gate and up", act_, 2 * c.moe_ffn);
     hidden_ = handle_->add_row_tensor("hidden", act_, c.moe_ffn);
-    d_hidden_ =
-        handle_->add_row_tensor("hidden gradients", act_, c.moe_ffn, MemoryCategory::Scratch);
     results_ = handle_->add_row_tensor("results", act_, c.hidden, MemoryCategory::Scratch);
-    d_row_weights_ =
-        handle_->add_row_tensor("row weight gradients", DType::F32, 1, MemoryCategory::Scratch)
-            .reshaped({handle_->capacity()});
-    const auto raw = [&](const char* what, std::uint64_t bytes) {
-        return make(what, DType::U8, {std::max<std::uint64_t>(bytes, 16)}, MemoryCategory::Scratch)
-            .buffer;
-    };
-    gain_workspace_ =
-        raw("gain gradient workspace", ops::rmsnorm_wgrad_workspace_bytes(tokens, c.hidden));
     if (has_experts_)
-        tiles_memory_ = raw("expert tiles",
-                            ops::group_tiles_bytes(layer_.parameters.device(), handle_->capacity(),
+        tiles_memory_ = workspace(
+            "expert tiles", ops::group_tiles_bytes(layer_.parameters.device(), handle_->capacity(),
                                                    layer_.exchange.num_local_experts()));
 
     record_router();
@@ -119,6 +103,9 @@ MoeSlot::MoeSlot(MoeFfn::Impl& layer, const SlotDesc& desc)
     add_exchange(NodeKind::Forward, "COMBINE(F)", [this] {
         return layer_.exchange.combine(*handle_, results_, desc_.tensors.y, true);
     });
+    if (!desc_.tensors.training())
+        return;
+    make_gradients();
     add_exchange(NodeKind::InputGradient, "DISPATCH(B)",
                  [this] { return layer_.exchange.combine_backward(*handle_, desc_.tensors.dy); });
     record_shared_gradient();
@@ -141,6 +128,32 @@ TensorView MoeSlot::make(const char* what, DType dtype,
                                                .bytes = std::max<std::uint64_t>(bytes, 16),
                                                .category = category}));
     return buffers_.back()->tensor(dtype, extents);
+}
+
+BufferView MoeSlot::workspace(const char* what, std::uint64_t bytes) {
+    return make(what, DType::U8, {std::max<std::uint64_t>(bytes, 16)}, MemoryCategory::Scratch)
+        .buffer;
+}
+
+/// What the backward nodes need beside what the forward ones keep.
+void MoeSlot::make_gradients() {
+    const ModelConfig& c = layer_.config;
+    const std::uint64_t tokens = desc_.tokens;
+    d_weights_ =
+        make("expert weight gradients", DType::F32, {tokens, c.top_k}, MemoryCategory::Scratch);
+    d_logits_ = make("router logit gradients", DType::F32, {tokens, c.routed_experts},
+                     MemoryCategory::DeferredWgrad);
+    d_norm_ = make("norm gradients", act_, {tokens, c.hidden}, MemoryCategory::DeferredWgrad);
+    if (has_shared_)
+        d_shared_hidden_ = make("shared hidden gradients", act_, {tokens, c.shared_ffn()},
+                                MemoryCategory::Scratch);
+    d_hidden_ =
+        handle_->add_row_tensor("hidden gradients", act_, c.moe_ffn, MemoryCategory::Scratch);
+    d_row_weights_ =
+        handle_->add_row_tensor("row weight gradients", DType::F32, 1, MemoryCategory::Scratch)
+            .reshaped({handle_->capacity()});
+    gain_workspace_ =
+        workspace("gain gradient workspace", ops::rmsnorm_wgrad_workspace_bytes(tokens, c.hidden));
 }
 
 Recording MoeSlot::recording(const char* what) const {

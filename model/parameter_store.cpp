@@ -47,7 +47,8 @@ TensorView view_of(const Buffer& flat, DType dtype, std::uint64_t first,
 
 } // namespace
 
-ParameterStore::ParameterStore(Device& device, std::vector<ParameterInfo> mine, DType activation)
+ParameterStore::ParameterStore(Device& device, std::vector<ParameterInfo> mine, DType activation,
+                               bool training)
     : device_(&device), activation_(activation) {
     const auto key = [](const ParameterInfo& info) {
         const bool expert = info.kind == ParameterKind::Expert;
@@ -80,9 +81,10 @@ ParameterStore::ParameterStore(Device& device, std::vector<ParameterInfo> mine, 
     const std::uint64_t elements = std::max<std::uint64_t>(num_elements_, kAlignment);
     weights_ = Buffer(
         device, {.name = "weights", .bytes = elements * 4, .category = MemoryCategory::Weights});
-    gradients_ =
-        Buffer(device,
-               {.name = "gradients", .bytes = elements * 4, .category = MemoryCategory::Gradients});
+    if (training)
+        gradients_ = Buffer(
+            device,
+            {.name = "gradients", .bytes = elements * 4, .category = MemoryCategory::Gradients});
     if (activation_ == DType::BF16)
         compute_ = Buffer(
             device,
@@ -94,9 +96,11 @@ ParameterStore::ParameterStore(Device& device, std::vector<ParameterInfo> mine, 
         parameter.compute = compute_
                                 ? view_of(compute_, DType::BF16, parameter.first, info.shape, size)
                                 : parameter.weight;
-        if (info.trainable())
+        if (training && info.trainable())
             parameter.gradient = view_of(gradients_, DType::F32, parameter.first, info.shape, size);
     }
+    if (!training)
+        return;
     clear_ = std::make_unique<Recording>(device, QueueRole::Compute, "clear gradients");
     clear_->fill(gradients_.view(), 0);
 }
@@ -127,7 +131,8 @@ Parameter ParameterStore::experts(std::uint64_t layer, const std::string& matrix
     };
     all.weight = widen(weights_, DType::F32);
     all.compute = compute_ ? widen(compute_, DType::BF16) : all.weight;
-    all.gradient = widen(gradients_, DType::F32);
+    if (gradients_)
+        all.gradient = widen(gradients_, DType::F32);
     return all;
 }
 
@@ -140,7 +145,7 @@ TensorView ParameterStore::flat_compute() const {
 }
 
 TensorView ParameterStore::flat_gradients() const {
-    return gradients_.tensor(DType::F32, {num_elements_});
+    return gradients_ ? gradients_.tensor(DType::F32, {num_elements_}) : TensorView{};
 }
 
 void ParameterStore::initialise(std::uint64_t seed) {
@@ -156,7 +161,8 @@ void ParameterStore::initialise(std::uint64_t seed) {
         ops::cast(cast, flat_weights(), flat_compute());
         device_->submit(cast).wait();
     }
-    clear_gradients().wait();
+    if (training())
+        clear_gradients().wait();
 }
 
 void ParameterStore::upload(const std::string& name, std::span<const float> values) {
@@ -178,12 +184,17 @@ std::vector<float> ParameterStore::download(const std::string& name) const {
 
 std::vector<float> ParameterStore::download_gradient(const std::string& name) const {
     const Parameter& parameter = at(name);
+    if (!parameter.gradient.buffer)
+        throw Error(ErrorCode::InvalidArgument, name + " has no gradient: it is not trained");
     std::vector<float> values(parameter.info.size());
     device_->download(parameter.gradient.buffer, std::span<float>(values));
     return values;
 }
 
 TimePoint ParameterStore::clear_gradients() {
+    if (!clear_)
+        throw Error(ErrorCode::InvalidArgument,
+                    "these weights have no gradients; make the store for training");
     return device_->submit(*clear_);
 }
 

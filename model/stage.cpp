@@ -81,6 +81,9 @@ struct Stage::Impl {
 Stage::Impl::Impl(const StageDesc& d, ParameterStore& p, ExpertExchange* e)
     : desc(d), parameters(p), exchange(e), range(layers_of_stage(d.config, d.stage, d.num_stages)),
       tokens(d.sequences * d.seq), scratch(p.device()), positions(p.device(), d.config, d.seq) {
+    if (desc.training && !parameters.training())
+        throw Error(ErrorCode::InvalidArgument,
+                    "a stage cannot train weights that have no gradients");
     make_layers();
     if (desc.stage == 0)
         embedding = std::make_unique<Embedding>(parameters, scratch);
@@ -159,9 +162,11 @@ std::unique_ptr<Stage::Impl::Slot> Stage::Impl::make_slot(std::uint64_t index) {
         slot->streams.emplace_back(device, BufferDesc{.name = name + " residual stream",
                                                       .bytes = bytes,
                                                       .category = MemoryCategory::Activations});
-        slot->gradients.emplace_back(device, BufferDesc{.name = name + " gradient stream",
-                                                        .bytes = bytes,
-                                                        .category = MemoryCategory::DeferredWgrad});
+        if (desc.training)
+            slot->gradients.emplace_back(device,
+                                         BufferDesc{.name = name + " gradient stream",
+                                                    .bytes = bytes,
+                                                    .category = MemoryCategory::DeferredWgrad});
     }
     for (std::size_t i = 0; i < layers.size(); ++i) {
         SlotDesc layer;
@@ -170,8 +175,10 @@ std::unique_ptr<Stage::Impl::Slot> Stage::Impl::make_slot(std::uint64_t index) {
         layer.seq = desc.seq;
         layer.tensors.x = hidden(slot->streams[i]);
         layer.tensors.y = hidden(slot->streams[i + 1]);
-        layer.tensors.dy = hidden(slot->gradients[i + 1]);
-        layer.tensors.dx = hidden(slot->gradients[i]);
+        if (desc.training) {
+            layer.tensors.dy = hidden(slot->gradients[i + 1]);
+            layer.tensors.dx = hidden(slot->gradients[i]);
+        }
         slot->parts.push_back(layers[i]->create_slot(layer));
     }
     add_ends(*slot, name);

@@ -29,11 +29,6 @@ struct Row {
     double seconds = 0;
 };
 
-/// Thrown by a check that this device or build cannot run; the row becomes Skipped.
-struct Skip {
-    std::string why;
-};
-
 class Check {
 public:
     /// fault: one number of the first comparison is changed before it is looked at, which must

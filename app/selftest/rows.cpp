@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT
 #include "app/selftest/rows.hpp"
 
-#include "app/metrics.hpp"
+#include "app/progress.hpp"
 
 #include <bellows/comm/host_collectives.hpp>
 #include <bellows/engine/error.hpp>

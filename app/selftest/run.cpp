@@ -6,7 +6,6 @@
 
 #include "app/exit_code.hpp"
 #include "app/file_io.hpp"
-#include "app/metrics.hpp"
 #include "app/mpi_info.hpp"
 #include "app/run_device.hpp"
 #include "app/run_world.hpp"

@@ -152,6 +152,37 @@ TEST_F(CommandLine, FlagsOverrideTheConfiguration) {
     EXPECT_TRUE(again.train == train);
 }
 
+// What a script gives by itself can be followed by what its user wants.
+TEST_F(CommandLine, TheLastOfRepeatedFlagsCounts) {
+    const std::string more = folder.write("more/text.txt", "more").string();
+    const std::string other = (folder.path() / "other").string();
+    const Result result = run(
+        {"train", "--config", "none.toml", "--out",       "/none", "--ranks",     "3",   "--device",
+         "gpu",   "--lr",     "1",         "--data",      data,    "--precision", "f32", "--config",
+         "tiny",  "--out",    other,       "--ranks",     "1",     "--device",    "cpu", "--lr",
+         "0.5",   "--data",   more,        "--precision", "bf16"});
+    ASSERT_EQ(result.code, 0) << result.errors;
+    ASSERT_TRUE(result.train);
+    EXPECT_EQ(result.train->config_name, "tiny");
+    EXPECT_EQ(result.train->out, other);
+    EXPECT_EQ(result.train->ranks(), 1u);
+    const TrainConfig& train = result.train->config.train;
+    EXPECT_EQ(train.device, "cpu");
+    EXPECT_EQ(train.lr, 0.5);
+    EXPECT_EQ(train.precision, "bf16");
+    EXPECT_EQ(train.data, (std::vector<std::string>{data, more})) << "data collects";
+    RunConfig config = load_run_config("tiny");
+    write_checkpoint(10, to_toml(config));
+    const std::string old = (folder.path() / "old").string();
+    const Result text =
+        run({"generate", "--prompt", "a", "--tokens", "1", "--checkpoint", "/none", "--checkpoint",
+             old, "--prompt", "b", "--tokens", "2", "--temperature", "1", "--temperature", "0"});
+    ASSERT_EQ(text.code, 0) << text.errors;
+    EXPECT_EQ(text.generate->prompt, "b");
+    EXPECT_EQ(text.generate->tokens, 2u);
+    EXPECT_EQ(text.generate->temperature, 0);
+}
+
 TEST_F(CommandLine, BadInputIsRefusedWithOneLine) {
     const std::string out = (folder.path() / "run").string();
     expect_refused(run({}), "subcommand");
@@ -167,7 +198,7 @@ TEST_F(CommandLine, BadInputIsRefusedWithOneLine) {
     expect_refused(run(train_with({"--seed", "9223372036854775808"})),
                    "seed = 9223372036854775808");
     expect_refused(run(train_with({"--seed", "99999999999999999999999"})), "--seed");
-    expect_refused(run(train_with({"--config", "none.toml"})), "--config");
+    expect_refused(run(train_with({"--config", "none.toml"})), "none.toml");
     expect_refused(run(train_with({"--ranks", "3"})), "multiple of 3");
     expect_refused(run(train_with({"--ranks", "4", "--dp", "3"})), "3 ranks, not 4");
     expect_refused(run(train_with({"--ranks", "4", "--pp", "3"})), "stages");
@@ -268,6 +299,33 @@ TEST_F(CommandLine, ResumeTakesTheCheckpointsConfiguration) {
                    "another shape");
     expect_refused(run({"train", "--config", "tiny", "--data", data, "--out", old}),
                    "already holds a run");
+}
+
+// A shell completes the folder's name with a slash.
+TEST_F(CommandLine, ResumeFindsTheRunHoweverTheCheckpointIsTyped) {
+    RunConfig config = load_run_config("tiny");
+    config.train.data = {data};
+    const fs::path checkpoint = write_checkpoint(10, to_toml(config));
+    const std::string old = (folder.path() / "old").string();
+    for (const std::string& typed :
+         {checkpoint.string() + "/", checkpoint.string() + "/.", old + "/"}) {
+        for (const bool with_out : {false, true}) {
+            std::vector<std::string> arguments = {"train", "--resume", typed, "--steps", "20"};
+            if (with_out) {
+                arguments.insert(arguments.end(), {"--out", old});
+            }
+            const Result result = run(arguments);
+            ASSERT_EQ(result.code, 0) << typed << result.errors;
+            EXPECT_EQ(result.train->out, folder.path() / "old") << typed;
+        }
+    }
+    // A copy belongs to no run.
+    const fs::path copy = folder.path() / "copy" / "model";
+    fs::create_directories(copy.parent_path());
+    fs::copy(checkpoint, copy, fs::copy_options::recursive);
+    expect_refused(run({"train", "--resume", copy.string(), "--steps", "20"}), "give --out");
+    const std::string other = (folder.path() / "other").string();
+    EXPECT_EQ(run({"train", "--resume", copy.string(), "--steps", "20", "--out", other}).code, 0);
 }
 
 TEST_F(CommandLine, DamagedCheckpointsAreRefused) {

@@ -85,6 +85,10 @@ TEST(TrainConfig, ValuesOutOfRangeNameTheirKey) {
         const std::string key(line, std::string_view(line).find(' '));
         EXPECT_BELLOWS_ERROR((check(line), 0), InvalidArgument, key);
     }
+    // Whole numbers that no double equals.
+    EXPECT_BELLOWS_ERROR((check("lr = 9007199254740993"), 0), InvalidArgument, "lr = 9.0072e+15");
+    EXPECT_BELLOWS_ERROR((check("beta1 = -9223372036854775807"), 0), InvalidArgument, "beta1");
+    EXPECT_EQ(parse("[train]\nclip_norm = 9007199254740993").clip_norm, 9007199254740992.0);
     EXPECT_BELLOWS_ERROR((check("warmup_steps = 5\ndecay_steps = 5"), 0), InvalidArgument,
                          "decay_steps");
 }

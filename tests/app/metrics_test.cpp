@@ -1,6 +1,9 @@
 // SPDX-License-Identifier: MIT
 #include "app/loss_plot.hpp"
 #include "app/metrics.hpp"
+#include "app/progress.hpp"
+#include "app/summary.hpp"
+#include "app/units.hpp"
 
 #include "support/temporary_folder.hpp"
 
@@ -121,8 +124,6 @@ TEST(Metrics, NumbersForPeople) {
     EXPECT_EQ(format_duration(75.4), "1:15");
     EXPECT_EQ(format_duration(3675), "1:01:15");
     EXPECT_NO_THROW(format_duration(std::numeric_limits<double>::infinity()));
-    EXPECT_EQ(format_bytes(512), "512 B");
-    EXPECT_EQ(format_bytes(23 << 20), "23.0 MiB");
 }
 
 TEST(Progress, PlainLinesComeNowAndThen) {

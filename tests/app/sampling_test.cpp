@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: MIT
 #include "app/sampling.hpp"
+#include "app/words.hpp"
 
 #include "support/temporary_folder.hpp"
 

@@ -150,6 +150,32 @@ TEST(FullDisk, ToTheEndLeavesThePreviousCheckpoint) {
         EXPECT_EQ(steps[steps.size() - i], whole[whole.size() - i]);
 }
 
+// The new checkpoint is there; that an old one stays is another matter, and the next one mends it.
+TEST(OlderCheckpoints, ThatCannotBeRemovedAreAWarningOfTheirOwn) {
+    constexpr const char* kStays = "warning: older checkpoints could not be removed";
+    const Workspace workspace;
+    const fs::path run = workspace.path() / "run";
+    Command command = workspace.start(workspace.train_arguments(
+        "run", {"--ranks", "1", "--steps", "300", "--checkpoint-every", "1"}));
+    const auto warned = [&] {
+        // The name under which a checkpoint is removed: a folder cannot take that of a file.
+        const auto newest = bellows::latest_checkpoint(run);
+        if (newest)
+            for (const auto& entry : fs::directory_iterator(newest->parent_path()))
+                if (entry.path().filename().string().starts_with("step-"))
+                    std::ofstream(entry.path().parent_path() /
+                                  ("." + entry.path().filename().string() + ".tmp"));
+        return command.out().find(kStays) != std::string::npos;
+    };
+    ASSERT_TRUE(wait_until(command, warned)) << command.out() << command.errors();
+    const Finished finished = command.wait();
+    EXPECT_EQ(finished.exit_code, 0) << finished.errors;
+    EXPECT_EQ(finished.out.find(kWarning), std::string::npos) << finished.out;
+    EXPECT_EQ(bellows::Checkpoint::open(run).state().step, 300u);
+    EXPECT_EQ(std::distance(fs::directory_iterator(run / "checkpoints"), {}), 2)
+        << "the checkpoints after the warning removed them";
+}
+
 TEST_P(FullDiskAtACheckpoint, IsAWarningAndTheRunGoesOn) {
     constexpr rlim_t kTooSmallForAShard = 60'000; // metrics.jsonl stays below that
     const Workspace workspace;

@@ -114,6 +114,19 @@ TEST_F(Output, GenerateFollowsItsSeed) {
               generate(run_, {"--temperature", "0", "--seed", "2"}));
 }
 
+// An untrained model gives all its ids about the same weight: of 40 draws among 1024 ids some would
+// be none of the 256 that the tokenizer has.
+TEST_F(Output, GenerateWritesWhatTheTokenizerHas) {
+    Flags arguments = workspace_->train_arguments("wide", {"--steps", "1"});
+    arguments.at(2) = workspace_->edited_config("vocabulary = 256", "vocabulary = 1024").string();
+    const Finished finished = workspace_->bellows(arguments);
+    ASSERT_EQ(finished.exit_code, 0) << finished.errors;
+    EXPECT_EQ(finished.errors, "") << "train's own sample";
+    EXPECT_NE(finished.out.find("sample:"), std::string::npos) << finished.out;
+    const std::string text = generate(workspace_->path() / "wide", {"--temperature", "1"});
+    EXPECT_GT(text.size(), std::string("the bel").size() + 20) << text;
+}
+
 TEST_F(Output, SaysHowManyOfItsWordsAreKnown) {
     EXPECT_NE(finished_.out.find("words stand in the training text"), std::string::npos)
         << finished_.out;

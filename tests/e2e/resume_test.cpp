@@ -51,6 +51,31 @@ INSTANTIATE_TEST_SUITE_P(
                     Layout{"pp2", {"--ranks", "2", "--pp", "2", "--micro-batches", "2"}}),
     [](const auto& layout) { return std::string(layout.param.name); });
 
+// Going back in place: the branch that is left stays whole, the new one is the run from now on.
+TEST(ResumeFromAnOlderCheckpoint, KeepsTheNewerOnesAside) {
+    const Workspace workspace;
+    const fs::path run =
+        workspace.train("run", {"--ranks", "2", "--steps", "6", "--checkpoint-every", "3"});
+    const fs::path checkpoints = run / "checkpoints", whole = workspace.path() / "whole";
+    fs::copy(run, whole, fs::copy_options::recursive);
+    const Finished resumed =
+        workspace.bellows({"train", "--resume", (checkpoints / "step-3").string() + "/", "--lr",
+                           "1e-4", "--steps", "5"});
+    ASSERT_EQ(resumed.exit_code, 0) << resumed.errors;
+    const fs::path aside = checkpoints / "step-6.abandoned";
+    EXPECT_NE(resumed.out.find("kept as " + aside.string()), std::string::npos) << resumed.out;
+    EXPECT_TRUE(same_tensors(aside, whole));
+    EXPECT_EQ(bellows::content_of(aside / "metrics.jsonl"),
+              bellows::content_of(whole / "metrics.jsonl"));
+    EXPECT_TRUE(fs::exists(checkpoints / "step-5")) << "the new work was pruned as the older";
+    EXPECT_EQ(steps_of(run).size(), 5u);
+    // And on from the run's folder: from step 5, not from what was left.
+    const Finished on = workspace.bellows({"train", "--resume", run.string(), "--steps", "6"});
+    ASSERT_EQ(on.exit_code, 0) << on.errors;
+    EXPECT_FALSE(same_tensors(run, whole)) << "that is the branch of the higher learning rate";
+    EXPECT_TRUE(same_tensors(aside, whole));
+}
+
 // A checkpoint says nothing about who computes: fewer ranks go on where more stopped.
 TEST(ResumeElsewhere, AnotherLayoutGoesOnFromTheSameState) {
     const Workspace workspace;

@@ -129,10 +129,6 @@ public:
     }
 
     MemoryReport memory_report() const;
-    /// For an estimate before the first step: throws Error{OutOfMemory} that names the largest
-    /// category and a way out when `bytes` of each category are more than what the device's budget
-    /// leaves beside what is in use.
-    void require_memory(const MemorySizes& bytes) const;
     /// Writes compiled pipelines to options().pipeline_cache_file; called by the destructor too.
     void save_pipeline_cache();
     /// Accesses that the happens-before checker has proved ordered; 0 when it is off.

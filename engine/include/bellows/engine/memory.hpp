@@ -32,6 +32,11 @@ const char* to_string(MemoryCategory category) noexcept;
 /// Bytes by category.
 using MemorySizes = std::array<std::uint64_t, kNumMemoryCategories>;
 
+/// 24117248 → "23.0 MiB", 512 → "512 B".
+std::string format_bytes(std::uint64_t bytes);
+/// "12.3 MiB: optimiser 8.0 MiB, weights 4.3 MiB", largest first, without empty categories.
+std::string describe_memory(const MemorySizes& bytes);
+
 enum class MemoryKind : std::uint8_t {
     Device,   ///< fastest for the device; not mapped
     Upload,   ///< mapped, written by the host in order, read by the device
@@ -109,9 +114,9 @@ struct MemoryReport {
     }
     /// The one with most bytes.
     MemoryCategory largest() const noexcept;
-    /// "activations 3.10 GiB in 40 buffers, weights 1.20 GiB in 12 buffers, …", largest first,
-    /// empty categories left out.
-    std::string describe() const;
+    /// Bytes, and the most that they were.
+    MemorySizes sizes() const noexcept;
+    MemorySizes peaks() const noexcept;
 };
 
 } // namespace bellows

@@ -35,8 +35,9 @@ struct Node {
 struct LayerTensors {
     TensorView x;  ///< what enters
     TensorView y;  ///< what leaves
-    TensorView dy; ///< gradient of y
+    TensorView dy; ///< gradient of y; left out: forward nodes alone, and nothing kept for others
     TensorView dx; ///< gradient of x, written by the input-gradient nodes
+    bool training() const noexcept { return static_cast<bool>(dy.buffer); }
 };
 
 class LayerSlot {

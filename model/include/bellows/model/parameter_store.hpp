@@ -23,7 +23,7 @@ struct Parameter {
     std::uint64_t first = 0; ///< element in the flat buffers, a multiple of 16
     TensorView weight;       ///< f32 master
     TensorView compute;      ///< what kernels read: bf16 copy, or the master itself
-    TensorView gradient;     ///< f32; of untrained parameters: empty
+    TensorView gradient;     ///< f32; of untrained parameters, or without training: empty
 };
 
 /// A run of parameters in the flat buffers.
@@ -37,10 +37,13 @@ class ParameterStore {
 public:
     /// mine: this rank's part of parameters(config), in that order. The experts of one layer and
     /// one matrix are stored side by side in ascending order.
-    ParameterStore(Device& device, std::vector<ParameterInfo> mine, DType activation);
+    /// training: false for weights alone; gradients are empty views then.
+    ParameterStore(Device& device, std::vector<ParameterInfo> mine, DType activation,
+                   bool training = true);
 
     Device& device() const noexcept { return *device_; }
     DType activation() const noexcept { return activation_; }
+    bool training() const noexcept { return static_cast<bool>(gradients_); }
     bool has(const std::string& name) const noexcept { return by_name_.count(name) != 0; }
     /// Throws Error{InvalidArgument} naming the parameter that this rank does not have.
     const Parameter& at(const std::string& name) const;
@@ -55,7 +58,7 @@ public:
     std::uint64_t num_elements() const noexcept { return num_elements_; }
     TensorView flat_weights() const;   ///< [num_elements] f32
     TensorView flat_compute() const;   ///< [num_elements] bf16; empty view when f32
-    TensorView flat_gradients() const; ///< [num_elements] f32
+    TensorView flat_gradients() const; ///< [num_elements] f32; empty view without training
 
     /// Sets every parameter to initial_values(info, seed), gradients to zero. Waits.
     void initialise(std::uint64_t seed);
@@ -63,7 +66,8 @@ public:
     void upload(const std::string& name, std::span<const float> values);
     std::vector<float> download(const std::string& name) const;
     std::vector<float> download_gradient(const std::string& name) const;
-    /// Sets all gradients to zero: the first use of a step.
+    /// Sets all gradients to zero: the first use of a step. Throws Error{InvalidArgument} without
+    /// training, as download_gradient() does.
     TimePoint clear_gradients();
 
 private:

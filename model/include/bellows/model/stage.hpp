@@ -41,12 +41,13 @@ struct StageDesc {
     std::uint64_t seq = 1;
     std::uint64_t num_slots = 1; ///< micro-batches in flight
     float loss_scale = 1;        ///< 1 / tokens of the global batch
-    bool training = true;        ///< false: forward to logits only
+    bool training = true;        ///< false: forward nodes to logits only, nothing for gradients
 };
 
 class Stage {
 public:
     /// exchange: of the rank's expert-parallel group; may be null where no layer has experts.
+    /// Throws Error{InvalidArgument} when that lacks, or gradients to train with.
     Stage(const StageDesc& desc, ParameterStore& parameters, ExpertExchange* exchange);
     ~Stage();
 

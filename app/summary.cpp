@@ -1,0 +1,71 @@
+// SPDX-License-Identifier: MIT
+#include "app/summary.hpp"
+
+#include "app/units.hpp"
+
+#include <algorithm>
+#include <array>
+#include <cstdio>
+#include <sstream>
+
+namespace bellows {
+
+RunSummary summarize(const std::vector<StepMetrics>& steps) {
+    RunSummary summary;
+    if (steps.empty()) {
+        return summary;
+    }
+    summary.first_loss = steps.front().loss;
+    summary.steps = steps.back().step;
+    const std::size_t tail = std::clamp<std::size_t>(steps.size() / 10, 1, 20);
+    for (std::size_t i = steps.size() - tail; i < steps.size(); ++i) {
+        summary.last_loss += steps[i].loss / static_cast<double>(tail);
+    }
+    double tokens = 0;
+    double seconds = 0;
+    for (std::size_t i = 0; i < steps.size(); ++i) {
+        summary.seconds += steps[i].seconds;
+        if (i > 0 || steps.size() == 1) {
+            tokens += steps[i].tokens_per_s * steps[i].seconds;
+            seconds += steps[i].seconds;
+        }
+    }
+    summary.tokens_per_s = seconds > 0 ? tokens / seconds : 0;
+    return summary;
+}
+
+std::string format_summary(const RunSummary& summary) {
+    std::ostringstream out;
+    const auto line = [&](const char* what, const std::string& value) {
+        if (!value.empty()) {
+            out << "  " << what << value << "\n";
+        }
+    };
+    const auto loss = [&](double nats_per_token) {
+        std::array<char, 64> text{};
+        std::snprintf(text.data(), text.size(), "%.4f nats per byte",
+                      nats_per_token / summary.bytes_per_token);
+        return std::string(text.data());
+    };
+    out << "trained " << summary.steps << " steps in " << format_duration(summary.seconds) << "\n";
+    line("loss at the start  ", loss(summary.first_loss));
+    line("loss at the end    ", loss(summary.last_loss));
+    line("speed              ", format_count(summary.tokens_per_s) + " tokens/s");
+    line("memory (rank 0)    ", summary.memory);
+    line("loss picture       ", summary.loss_picture.string());
+    line("trace (Perfetto)   ", summary.trace.string());
+    line("checkpoint         ", summary.checkpoint.string());
+    if (!summary.sample.empty()) {
+        out << "  sample:\n";
+        std::istringstream text(summary.sample);
+        for (std::string part; std::getline(text, part);) {
+            out << "    | " << part << "\n";
+        }
+        if (summary.words.words > 0) {
+            out << "  " << format_word_check(summary.words, "the training text") << "\n";
+        }
+    }
+    return out.str();
+}
+
+} // namespace bellows

@@ -1,0 +1,37 @@
+// SPDX-License-Identifier: MIT
+#pragma once
+
+// What a run says at its end. Pure functions, any thread.
+
+#include "app/metrics.hpp"
+#include "app/words.hpp"
+
+#include <cstdint>
+#include <filesystem>
+#include <string>
+#include <vector>
+
+namespace bellows {
+
+struct RunSummary {
+    double first_loss = 0; ///< first step of the run, resumed part included
+    double last_loss = 0;  ///< mean of the last steps
+    std::uint64_t steps = 0;
+    double seconds = 0;
+    double tokens_per_s = 0;
+    double bytes_per_token = 1;
+    std::filesystem::path loss_picture; ///< empty paths and texts are left out
+    std::filesystem::path trace;
+    std::filesystem::path checkpoint;
+    std::string memory; ///< the most that was in use, by category
+    std::string sample;
+    WordCheck words; ///< of the sample that stand in the training text
+};
+
+/// Losses and speed from the steps of a run: last_loss is the mean of the last tenth, at most 20
+/// steps; the speed leaves out the first step, which also compiles, if there are more.
+RunSummary summarize(const std::vector<StepMetrics>& steps);
+/// Several lines, the last with a line break.
+std::string format_summary(const RunSummary& summary);
+
+} // namespace bellows

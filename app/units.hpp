@@ -1,0 +1,15 @@
+// SPDX-License-Identifier: MIT
+#pragma once
+
+// Numbers for people. Pure functions, any thread. Bytes: format_bytes() of engine/memory.hpp.
+
+#include <string>
+
+namespace bellows {
+
+/// 1234567 → "1.23M"; three digits and a suffix of k, M, G, T, P.
+std::string format_count(double value);
+/// 75 → "1:15", 3675 → "1:01:15".
+std::string format_duration(double seconds);
+
+} // namespace bellows

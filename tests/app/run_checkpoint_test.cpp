@@ -1,0 +1,97 @@
+// SPDX-License-Identifier: MIT
+// Checkpoints of a trainer on two ranks whose disks differ in speed, or of which one fails.
+#include "app/run_checkpoint.hpp"
+
+#include "small_run.hpp"
+#include "support/mpi_test.hpp"
+#include "support/temporary_folder.hpp"
+#include "support/test_device.hpp"
+
+#include <bellows/comm/host_collectives.hpp>
+
+#include <chrono>
+#include <cmath>
+#include <optional>
+#include <thread>
+
+namespace bellows {
+namespace {
+
+using testing::world;
+using Clock = std::chrono::steady_clock;
+
+/// A trainer on this rank, and a folder that all ranks share.
+class RunCheckpoint : public ::testing::Test {
+protected:
+    RunCheckpoint() {
+        const auto ranks = static_cast<std::uint32_t>(world().size());
+        options_.config = small_run();
+        options_.layout = {1, ranks, ranks};
+        HostCollectives everyone(world(), Group::all(world().size()));
+        HostCollectives::Bytes name;
+        if (world().rank() == 0) {
+            folder_.emplace();
+            const std::string path = folder_->path().string();
+            const auto bytes = std::as_bytes(std::span(path));
+            name.assign(bytes.begin(), bytes.end());
+        }
+        everyone.broadcast(0, name);
+        options_.out.assign(std::string(reinterpret_cast<const char*>(name.data()), name.size()));
+        trainer_.emplace(*device_, world(), options_.config, options_.layout);
+        trainer_->step(0, fill_sequence);
+        device_->wait_idle();
+    }
+    ~RunCheckpoint() override {
+        trainer_.reset();
+        world().control().barrier(std::chrono::seconds(60)); // before the folder goes
+    }
+
+    std::filesystem::path checkpoint_folder() const {
+        return options_.out / "checkpoints" / "step-1";
+    }
+
+    std::unique_ptr<Device> device_ = testing::make_device();
+    std::optional<TemporaryFolder> folder_; ///< rank 0's
+    TrainOptions options_;
+    std::optional<Trainer> trainer_;
+};
+
+// Whoever has read its part waits for the others: the first exchange after it has a minute.
+TEST_F(RunCheckpoint, RanksLeaveTheReadingTogether) {
+    constexpr std::chrono::milliseconds kSlower{1500};
+    save_checkpoint(options_, *trainer_, world(), 1);
+    const Checkpoint checkpoint = Checkpoint::open(checkpoint_folder());
+    world().control().barrier(std::chrono::seconds(60));
+    const auto start = Clock::now();
+    if (world().rank() == 1)
+        std::this_thread::sleep_for(kSlower);
+    load_checkpoint(checkpoint, *trainer_, world());
+    EXPECT_GE(Clock::now() - start, kSlower - std::chrono::milliseconds(100));
+    EXPECT_TRUE(std::isfinite(trainer_->step(1, fill_sequence).loss));
+    device_->wait_idle();
+}
+
+TEST_F(RunCheckpoint, WhatOneRankCannotReadFailsOnAll) {
+    save_checkpoint(options_, *trainer_, world(), 1);
+    const Checkpoint checkpoint = Checkpoint::open(checkpoint_folder());
+    world().control().barrier(std::chrono::seconds(60));
+    // Rank 1 reads the second shard alone; its last byte belongs to a tensor of that rank.
+    const std::filesystem::path shard = checkpoint_folder() / shard_name("optimizer", 1, 2);
+    if (world().rank() == 0) {
+        std::string content = content_of(shard);
+        content.back() = static_cast<char>(content.back() ^ 1);
+        std::ofstream(shard, std::ios::binary) << content;
+    }
+    world().control().barrier(std::chrono::seconds(60));
+    try {
+        load_checkpoint(checkpoint, *trainer_, world());
+        ADD_FAILURE() << "rank " << world().rank() << " went on";
+    } catch (const Error& error) {
+        EXPECT_EQ(error.code(), ErrorCode::Corrupt) << error.message();
+        EXPECT_NE(error.message().find(shard.string()), std::string::npos) << error.message();
+        EXPECT_EQ(error.rank(), 1) << error.message();
+    }
+}
+
+} // namespace
+} // namespace bellows
