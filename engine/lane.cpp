@@ -53,6 +53,7 @@ struct Lane::Impl {
         std::vector<TicketPtr> waits;
         std::optional<LaneContext::Impl> context; ///< set when it has begun
         Clock::time_point not_before, deadline, began;
+        std::optional<Clock::time_point> waits_for_caller_since;
         bool delayed = false;
         bool stepped_to_end = false;
     };
@@ -72,6 +73,7 @@ struct HostThread::Impl {
     void run();
     bool poll(Lane::Impl& lane);
     bool begin(Lane::Impl& lane, Lane::Impl::Pending& job);
+    bool waits_reached(Lane::Impl& lane, Lane::Impl::Pending& job);
     void end(Lane::Impl& lane, Lane::Impl::Pending& job);
     void fail(Lane::Impl& lane, Lane::Impl::Pending& job, const Error& error);
     Clock::duration random_delay();
@@ -141,17 +143,42 @@ HappensBefore::Operation checked_accesses(const LaneJob& job, bool late) {
 
 } // namespace
 
+/// Work of ours that the job waits for ends by limits of its own, a timeline of the caller only by
+/// this job's limit.
+bool HostThread::Impl::waits_reached(Lane::Impl& lane, Lane::Impl::Pending& job) {
+    Device::Impl& impl = device.impl();
+    const Ticket* of_caller = nullptr;
+    for (const TicketPtr& wait : job.waits) {
+        if (wait->is_external() && !wait->final_state())
+            impl.pump->poll_external(wait);
+        const Ticket::State state = wait->state.load();
+        if (state == Ticket::State::Failed)
+            throw Error(*wait->error);
+        if (state == Ticket::State::Reached)
+            continue;
+        if (!wait->is_external())
+            return false;
+        of_caller = wait.get();
+    }
+    if (of_caller == nullptr)
+        return true;
+    const auto now = Clock::now();
+    if (!job.waits_for_caller_since)
+        job.waits_for_caller_since = now;
+    if (now - *job.waits_for_caller_since > job.job.timeout)
+        throw Error(ErrorCode::Timeout,
+                    job.job.name + " on " + lane.name + " has not begun: it waited more than " +
+                        std::to_string(job.job.timeout.count()) + " ms for " + of_caller->name +
+                        " to reach " + std::to_string(of_caller->value));
+    return false;
+}
+
 bool HostThread::Impl::begin(Lane::Impl& lane, Lane::Impl::Pending& job) {
     Device::Impl& impl = device.impl();
     const std::scoped_lock lock(impl.mutex);
     impl.pump->advance(true);
-    for (const TicketPtr& wait : job.waits) {
-        const Ticket::State state = wait->state.load();
-        if (state == Ticket::State::Failed)
-            throw Error(*wait->error);
-        if (state != Ticket::State::Reached)
-            return false;
-    }
+    if (!waits_reached(lane, job))
+        return false;
     impl.throw_if_failed();
     if (!job.delayed) {
         job.delayed = true;

@@ -147,6 +147,19 @@ void Pump::collect() {
     device_.allocator->collect();
 }
 
+void Pump::poll_external(const TicketPtr& ticket) {
+    std::uint64_t value = 0;
+    const VkResult result =
+        device_.vk.vkGetSemaphoreCounterValue(device_.device, ticket->timeline->semaphore, &value);
+    if (result != VK_SUCCESS || value == ~std::uint64_t{0}) { // the value of a lost device
+        const Error error = lose_device(result == VK_SUCCESS ? VK_ERROR_DEVICE_LOST : result,
+                                        "reading " + ticket->name);
+        finish(ticket, Ticket::State::Failed, &error);
+    } else if (value >= ticket->value) {
+        finish(ticket, Ticket::State::Reached, nullptr);
+    }
+}
+
 Error Pump::lose_device(VkResult result, const std::string& what) {
     if (device_.failure && device_.failure->code() == ErrorCode::DeviceLost && in_flight_.empty())
         return *device_.failure;

@@ -9,8 +9,12 @@
 #include <gtest/gtest.h>
 
 #include <array>
+#include <atomic>
+#include <chrono>
 #include <numeric>
 #include <string>
+#include <string_view>
+#include <thread>
 #include <vector>
 
 namespace bellows {
@@ -121,6 +125,73 @@ TEST(EngineInterop, RequiredFeaturesAreAllThatADeviceNeeds) {
     if (adopted->info().uuid == created->info().uuid) {
         EXPECT_EQ(adopted->info().features, created->info().features);
     }
+}
+
+TEST(EngineInterop, ALaneJobWaitsForTheCallersTimeline) {
+    OwnVulkan own;
+    const VkSemaphore semaphore = own.timeline();
+    {
+        const auto device = Device::adopt(own.external(), test_options());
+        HostThread thread(*device, "host");
+        Lane lane = thread.add_lane("lane");
+        std::atomic<bool> began{false};
+        const TimePoint done = lane.post({.name = "job",
+                                          .waits = {wrap_timeline(*device, semaphore, 3)},
+                                          .accesses = {},
+                                          .step =
+                                              [&](LaneContext&) {
+                                                  began = true;
+                                                  return Progress::Done;
+                                              },
+                                          .timeout = std::chrono::seconds(20)});
+        own.signal(semaphore, 2);
+        EXPECT_THROW(done.wait(std::chrono::milliseconds(50)), Error);
+        EXPECT_FALSE(began);
+        own.signal(semaphore, 3);
+        done.wait(std::chrono::seconds(20));
+        EXPECT_TRUE(began);
+    }
+    own.destroy(semaphore);
+}
+
+TEST(EngineInterop, ALaneJobDoesNotWaitForTheCallersTimelineForEver) {
+    OwnVulkan own;
+    const VkSemaphore semaphore = own.timeline();
+    {
+        const auto device = Device::adopt(own.external(), test_options());
+        HostThread thread(*device, "host");
+        Lane lane = thread.add_lane("lane");
+        // Its own step takes longer than the limit of the next one, which does not count that.
+        const TimePoint before =
+            lane.post({.name = "before",
+                       .waits = {},
+                       .accesses = {},
+                       .step =
+                           [&](LaneContext&) {
+                               std::this_thread::sleep_for(std::chrono::milliseconds(300));
+                               return Progress::Done;
+                           },
+                       .timeout = std::chrono::seconds(20)});
+        const auto posted = std::chrono::steady_clock::now();
+        const TimePoint never = lane.post({.name = "job",
+                                           .waits = {before, wrap_timeline(*device, semaphore, 3)},
+                                           .accesses = {},
+                                           .step = [](LaneContext&) { return Progress::Done; },
+                                           .timeout = std::chrono::milliseconds(200)});
+        try {
+            never.wait(std::chrono::seconds(20));
+            ADD_FAILURE() << "it began before the caller's timeline was reached";
+        } catch (const Error& error) {
+            EXPECT_EQ(error.code(), ErrorCode::Timeout);
+            EXPECT_NE(error.message().find("job on lane has not begun: it waited more than 200 ms "
+                                           "for a timeline of the caller to reach 3"),
+                      std::string::npos)
+                << error.message();
+        }
+        EXPECT_GE(std::chrono::steady_clock::now() - posted, std::chrono::milliseconds(450));
+        EXPECT_TRUE(before.reached());
+    }
+    own.destroy(semaphore);
 }
 
 TEST(EngineInterop, ALostDeviceNamesWhatHadEndedAndWhatHadNot) {

@@ -45,7 +45,9 @@ private:
 
 struct LaneJob {
     std::string name;
-    std::vector<TimePoint> waits;         ///< beside those that the accesses imply
+    /// Beside those that the accesses imply. Timelines of the caller (wrap_timeline) hold the job
+    /// back for no longer than `timeout`: then it fails with Error{Timeout}.
+    std::vector<TimePoint> waits;
     std::vector<DeclaredAccess> accesses; ///< device memory that the job (or work it submits) uses
     /// Called on the HostThread once all waits have been reached, until it says Done. What it
     /// throws fails the job's time point and everything that depends on it.
