@@ -127,6 +127,57 @@ TEST(EngineInterop, RequiredFeaturesAreAllThatADeviceNeeds) {
     }
 }
 
+/// A loader whose devices lack two features that Bellows needs.
+struct Lacking {
+    static inline PFN_vkGetInstanceProcAddr real = nullptr;
+    static inline PFN_vkGetPhysicalDeviceFeatures2 real_features = nullptr;
+
+    static VKAPI_ATTR void VKAPI_CALL features(VkPhysicalDevice device,
+                                               VkPhysicalDeviceFeatures2* out) {
+        real_features(device, out);
+        for (auto* next = static_cast<VkBaseOutStructure*>(out->pNext); next != nullptr;
+             next = next->pNext) {
+            if (next->sType != VK_STRUCTURE_TYPE_PHYSICAL_DEVICE_VULKAN_1_2_FEATURES)
+                continue;
+            auto* v12 = reinterpret_cast<VkPhysicalDeviceVulkan12Features*>(next);
+            v12->timelineSemaphore = v12->scalarBlockLayout = VK_FALSE;
+        }
+    }
+    static VKAPI_ATTR PFN_vkVoidFunction VKAPI_CALL get(VkInstance instance, const char* name) {
+        if (std::string_view(name) != "vkGetPhysicalDeviceFeatures2")
+            return real(instance, name);
+        real_features = reinterpret_cast<PFN_vkGetPhysicalDeviceFeatures2>(real(instance, name));
+        return reinterpret_cast<PFN_vkVoidFunction>(&features);
+    }
+};
+
+TEST(EngineInterop, ADeviceThatLacksWhatIsNeededIsRefusedByName) {
+    OwnVulkan own;
+    Lacking::real = own.get;
+    const RequiredFeatures wanted(own.instance, own.physical_device, Lacking::get);
+    EXPECT_EQ(wanted.unmet(), (std::vector<std::string>{"timelineSemaphore", "scalarBlockLayout"}));
+    ExternalDevice external = own.external();
+    external.get_instance_proc = Lacking::get;
+    try {
+        Device::adopt(external, test_options());
+        FAIL() << "it was adopted";
+    } catch (const Error& error) {
+        EXPECT_EQ(error.code(), ErrorCode::Unsupported);
+        EXPECT_NE(error.message().find("lacks timelineSemaphore, scalarBlockLayout"),
+                  std::string::npos)
+            << error.message();
+    }
+    external = own.external();
+    external.queues.front().family = 1000;
+    try {
+        Device::adopt(external, test_options());
+        FAIL() << "a queue family that the device does not have was taken";
+    } catch (const Error& error) {
+        EXPECT_EQ(error.code(), ErrorCode::InvalidArgument);
+        EXPECT_NE(error.message().find("family 1000"), std::string::npos) << error.message();
+    }
+}
+
 TEST(EngineInterop, ALaneJobWaitsForTheCallersTimeline) {
     OwnVulkan own;
     const VkSemaphore semaphore = own.timeline();

@@ -91,7 +91,9 @@ struct ExternalDevice;
 class Device {
 public:
     static std::unique_ptr<Device> create(DeviceOptions options);
-    /// Uses an existing device (vulkan_interop.hpp); it is not destroyed by Bellows.
+    /// Uses an existing device (vulkan_interop.hpp); it is not destroyed by Bellows. Throws
+    /// Error{Unsupported} that names what its physical device lacks of RequiredFeatures,
+    /// Error{InvalidArgument} for queues that cannot serve their roles.
     static std::unique_ptr<Device> adopt(const ExternalDevice& external, DeviceOptions options);
     ~Device();
     Device(const Device&) = delete;
