@@ -300,6 +300,11 @@ void Pump::submit_now(Batch& batch) {
                 add(inner);
         }
 
+        // Memory may have been bound since the waits were derived.
+        for (const auto& use : recording.uses)
+            if (use.view && use.view.resource->allocation.poisoned != nullptr)
+                add(use.view.resource->allocation.poisoned);
+
         if (device_.checker) {
             std::vector<HappensBefore::Operation> operations;
             for (const auto& op : recording.operations)
