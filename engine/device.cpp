@@ -459,6 +459,13 @@ std::uint64_t Device::num_checked_accesses() const {
     return impl_->checker ? impl_->checker->num_checked() : 0;
 }
 
+void Device::add_to_trace(TraceEvent event) {
+    if (!impl_->trace) // made with the device
+        return;
+    const std::scoped_lock lock(impl_->mutex);
+    impl_->trace->add_beside(std::move(event));
+}
+
 std::vector<TraceEvent> Device::take_trace() {
     const std::scoped_lock lock(impl_->mutex);
     if (!impl_->trace)

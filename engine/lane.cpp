@@ -19,8 +19,18 @@ using Clock = std::chrono::steady_clock;
 
 struct LaneContext::Impl {
     Device* device = nullptr;
-    detail::VectorClock known;
-    std::vector<TicketPtr> inner;
+    const std::string* lane = nullptr;
+    std::string job{};
+    detail::VectorClock known{};
+    std::vector<TicketPtr> inner{};
+    std::string phase{}; ///< "" before the job has named one
+    std::int64_t phase_began_ns = 0;
+
+    /// Needs the mutex.
+    void end_phase(std::int64_t now_ns) {
+        if (!phase.empty() && device->impl().trace)
+            device->impl().trace->add({*lane, phase, job, phase_began_ns, now_ns});
+    }
 };
 
 TimePoint LaneContext::submit(Recording& recording, std::span<const TimePoint> waits) {
@@ -44,6 +54,17 @@ void LaneContext::bind(Buffer& buffer, std::uint64_t bytes) {
     Device::Impl& device = impl_.device->impl();
     const std::scoped_lock lock(device.mutex);
     device.allocator->bind_in_order(*buffer.view().resource, bytes);
+}
+
+void LaneContext::phase(std::string_view what) {
+    Device::Impl& device = impl_.device->impl();
+    if (!device.trace || what == impl_.phase)
+        return;
+    const std::int64_t now_ns = detail::Trace::now_ns();
+    const std::scoped_lock lock(device.mutex);
+    impl_.end_phase(now_ns);
+    impl_.phase = what;
+    impl_.phase_began_ns = now_ns;
 }
 
 struct Lane::Impl {
@@ -186,7 +207,8 @@ bool HostThread::Impl::begin(Lane::Impl& lane, Lane::Impl::Pending& job) {
     }
     if (Clock::now() < job.not_before)
         return false;
-    job.context.emplace(LaneContext::Impl{&device, {}, {}});
+    job.context.emplace(
+        LaneContext::Impl{.device = &device, .lane = &lane.name, .job = job.job.name});
     if (impl.checker) {
         const HappensBefore::Operation operation = checked_accesses(job.job, false);
         job.context->known = impl.checker->begin_job(lane.actor, job.waits, operation);
@@ -203,10 +225,12 @@ void HostThread::Impl::end(Lane::Impl& lane, Lane::Impl::Pending& job) {
     job.ticket->inner = std::move(job.context->inner);
     if (impl.checker)
         impl.checker->end_job(lane.actor, *job.ticket, checked_accesses(job.job, true));
-    if (impl.trace)
+    if (impl.trace) {
+        const std::int64_t now_ns = detail::Trace::now_ns();
+        job.context->end_phase(now_ns);
         impl.trace->add({lane.name, job.job.name, "lane",
-                         job.began.time_since_epoch() / std::chrono::nanoseconds(1),
-                         Clock::now().time_since_epoch() / std::chrono::nanoseconds(1)});
+                         job.began.time_since_epoch() / std::chrono::nanoseconds(1), now_ns});
+    }
     VkSemaphoreSignalInfo info{};
     info.sType = VK_STRUCTURE_TYPE_SEMAPHORE_SIGNAL_INFO;
     info.semaphore = lane.timeline.semaphore;

@@ -139,6 +139,10 @@ public:
     void save_pipeline_cache();
     /// Accesses that the happens-before checker has proved ordered; 0 when it is off.
     std::uint64_t num_checked_accesses() const;
+    /// Adds what the caller has timed itself, a message or a wait, on the host's steady clock;
+    /// nothing without options().trace. Events of one lane that overlap are shown on further lanes
+    /// "<lane> (2)", ...
+    void add_to_trace(TraceEvent event);
     /// Chrome trace events recorded so far (trace.hpp); empty unless options().trace.
     std::vector<TraceEvent> take_trace();
 
