@@ -474,6 +474,14 @@ std::vector<TraceEvent> Device::take_trace() {
     return impl_->trace->take();
 }
 
+bool DeviceOptions::checks_by_default() noexcept {
+#ifdef NDEBUG
+    return false;
+#else
+    return true;
+#endif
+}
+
 DeviceOptions DeviceOptions::from_environment(DeviceOptions base) {
     const auto flag = [](const char* name, bool& value) {
         const char* text = std::getenv(name);
