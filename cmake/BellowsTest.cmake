@@ -7,6 +7,8 @@
 #
 # GPU: the program uses a Vulkan device; it is registered once per driver of BELLOWS_TEST_DRIVERS,
 # as <target>.<driver>. With RANKS, once per number of ranks, as <target>[.<driver>].ranks<N>.
+# All of these, of MPI tests those of two ranks, run once more under the Khronos validation layer, as
+# validation.<test>: any message fails them. Not so programs with the label e2e or validation.
 
 set(BELLOWS_TEST_DRIVERS "system;new" CACHE STRING
     "Vulkan drivers of GPU tests: system (the distribution's lavapipe), new (the toolchain folder's), \
@@ -32,6 +34,10 @@ function(bellows_copy_for_new_lavapipe target)
             "${CMAKE_BINARY_DIR}/bin-new/$<TARGET_FILE_NAME:${target}>"
         VERBATIM)
 endfunction()
+
+# Messages fail the device; those of a device's end can only be read from the layer's output.
+set(bellows_validation BELLOWS_VALIDATION=1
+    "VK_LAYER_SETTINGS_PATH=${PROJECT_SOURCE_DIR}/tests/validation/vk_layer_settings.txt")
 
 function(bellows_test_program arg_NAME)
     add_executable(${arg_NAME} ${arg_SOURCES})
@@ -80,6 +86,15 @@ function(bellows_register_test name processors command)
         set_tests_properties(${test} PROPERTIES TIMEOUT ${arg_TIMEOUT}
             PROCESSORS ${processors} LABELS "${labels}" ENVIRONMENT "${environment}"
             WORKING_DIRECTORY "${CMAKE_BINARY_DIR}")
+        if(driver MATCHES "^(system|new)$" AND name MATCHES "^(\\.ranks2)?$"
+                AND NOT labels MATCHES "e2e|validation")
+            add_test(NAME validation.${test} COMMAND ${command} ${program} ${arg_ARGS})
+            set_tests_properties(validation.${test} PROPERTIES TIMEOUT ${arg_TIMEOUT}
+                PROCESSORS ${processors} LABELS "${labels};no-sanitizer;validation"
+                ENVIRONMENT "${environment};${bellows_validation}"
+                FAIL_REGULAR_EXPRESSION "VUID-;Validation (Error|Warning|Performance)"
+                WORKING_DIRECTORY "${CMAKE_BINARY_DIR}")
+        endif()
     endforeach()
 endfunction()
 
