@@ -13,7 +13,16 @@
 set(BELLOWS_TEST_DRIVERS "system;new" CACHE STRING
     "Vulkan drivers of GPU tests: system (the distribution's lavapipe), new (the toolchain folder's), \
 gpu (what the machine offers)")
-set(BELLOWS_TEST_TIMEOUT 300 CACHE STRING "Seconds that a test may take unless it says otherwise")
+set(BELLOWS_TEST_PATIENCE 1 CACHE STRING "Whole factor on the tests' time limits, for slow machines")
+
+# Seconds that a test may take, by area: about four times what the longest of the area takes on two
+# cores, so that a hang is found soon. Tests of the command have limits of their own, of 150 s for
+# each command, which say more.
+set(bellows_time_limit 60)
+set(bellows_time_limit_comm 80)
+set(bellows_time_limit_e2e 280)
+set(bellows_time_limit_model 100)
+set(bellows_time_limit_ops 100) # with the old shader compiler; else 25
 
 file(GLOB BELLOWS_SYSTEM_LAVAPIPE "/usr/share/vulkan/icd.d/lvp_icd*.json")
 
@@ -101,9 +110,13 @@ endfunction()
 macro(bellows_parse_test)
     cmake_parse_arguments(PARSE_ARGV 0 arg "GPU" "NAME;TIMEOUT"
         "SOURCES;LIBS;RANKS;ARGS;ENVIRONMENT;LABELS")
-    if(NOT arg_TIMEOUT)
-        set(arg_TIMEOUT ${BELLOWS_TEST_TIMEOUT})
+    get_filename_component(area "${CMAKE_CURRENT_SOURCE_DIR}" NAME)
+    if(NOT arg_TIMEOUT AND DEFINED bellows_time_limit_${area})
+        set(arg_TIMEOUT ${bellows_time_limit_${area}})
+    elseif(NOT arg_TIMEOUT)
+        set(arg_TIMEOUT ${bellows_time_limit})
     endif()
+    math(EXPR arg_TIMEOUT "${arg_TIMEOUT} * ${BELLOWS_TEST_PATIENCE}")
     if(BELLOWS_SANITIZE)
         math(EXPR arg_TIMEOUT "${arg_TIMEOUT} * 4")
     endif()
