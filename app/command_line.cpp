@@ -43,7 +43,8 @@ The run's folder gets metrics.jsonl with a line per step: step, loss (nats per t
 (before clipping), lr, tokens_per_s, seconds, model_flops_per_s, bytes_exchanged (sent by all ranks
 together) and seconds_waited (for other ranks: what exchange, reductions, pipes and host collectives
 of a rank did nothing but wait, added up, mean over the ranks; they run side by side, so the sum may
-exceed `seconds`). Also loss.svg, trace.json (opens in Perfetto) and checkpoints/step-N.)";
+exceed `seconds`). Also loss.svg, trace.json (the last two steps of all ranks; opens in Perfetto)
+and checkpoints/step-N.)";
 
 constexpr const char* kGenerateExamples = R"(
 Examples:

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: MIT
 #pragma once
 
-// The trace of a run: one Chrome/Perfetto JSON with every rank (pid) and each of its queues and
-// host lanes (tid).
+// The trace of a run: one Chrome/Perfetto JSON with every rank (pid) and each of its queues, host
+// lanes and message lanes (tid). `train` keeps the last two steps of a run.
 
 #include <bellows/comm/world.hpp>
 #include <bellows/engine/device.hpp>

@@ -7,11 +7,22 @@
 #
 # GPU: the program uses a Vulkan device; it is registered once per driver of BELLOWS_TEST_DRIVERS,
 # as <target>.<driver>. With RANKS, once per number of ranks, as <target>[.<driver>].ranks<N>.
+# All of these, of MPI tests those of two ranks, run once more under the Khronos validation layer, as
+# validation.<test>: any message fails them. Not so programs with the label e2e or validation.
 
 set(BELLOWS_TEST_DRIVERS "system;new" CACHE STRING
     "Vulkan drivers of GPU tests: system (the distribution's lavapipe), new (the toolchain folder's), \
 gpu (what the machine offers)")
-set(BELLOWS_TEST_TIMEOUT 300 CACHE STRING "Seconds that a test may take unless it says otherwise")
+set(BELLOWS_TEST_PATIENCE 1 CACHE STRING "Whole factor on the tests' time limits, for slow machines")
+
+# Seconds that a test may take, by area: about four times what the longest of the area takes on two
+# cores, so that a hang is found soon. Tests of the command have limits of their own, of 150 s for
+# each command, which say more.
+set(bellows_time_limit 60)
+set(bellows_time_limit_comm 80)
+set(bellows_time_limit_e2e 280)
+set(bellows_time_limit_model 100)
+set(bellows_time_limit_ops 100) # with the old shader compiler; else 25
 
 file(GLOB BELLOWS_SYSTEM_LAVAPIPE "/usr/share/vulkan/icd.d/lvp_icd*.json")
 
@@ -32,6 +43,10 @@ function(bellows_copy_for_new_lavapipe target)
             "${CMAKE_BINARY_DIR}/bin-new/$<TARGET_FILE_NAME:${target}>"
         VERBATIM)
 endfunction()
+
+# Messages fail the device; those of a device's end can only be read from the layer's output.
+set(bellows_validation BELLOWS_VALIDATION=1
+    "VK_LAYER_SETTINGS_PATH=${PROJECT_SOURCE_DIR}/tests/validation/vk_layer_settings.txt")
 
 function(bellows_test_program arg_NAME)
     add_executable(${arg_NAME} ${arg_SOURCES})
@@ -80,15 +95,28 @@ function(bellows_register_test name processors command)
         set_tests_properties(${test} PROPERTIES TIMEOUT ${arg_TIMEOUT}
             PROCESSORS ${processors} LABELS "${labels}" ENVIRONMENT "${environment}"
             WORKING_DIRECTORY "${CMAKE_BINARY_DIR}")
+        if(driver MATCHES "^(system|new)$" AND name MATCHES "^(\\.ranks2)?$"
+                AND NOT labels MATCHES "e2e|validation")
+            add_test(NAME validation.${test} COMMAND ${command} ${program} ${arg_ARGS})
+            set_tests_properties(validation.${test} PROPERTIES TIMEOUT ${arg_TIMEOUT}
+                PROCESSORS ${processors} LABELS "${labels};no-sanitizer;validation"
+                ENVIRONMENT "${environment};${bellows_validation}"
+                FAIL_REGULAR_EXPRESSION "VUID-;Validation (Error|Warning|Performance)"
+                WORKING_DIRECTORY "${CMAKE_BINARY_DIR}")
+        endif()
     endforeach()
 endfunction()
 
 macro(bellows_parse_test)
     cmake_parse_arguments(PARSE_ARGV 0 arg "GPU" "NAME;TIMEOUT"
         "SOURCES;LIBS;RANKS;ARGS;ENVIRONMENT;LABELS")
-    if(NOT arg_TIMEOUT)
-        set(arg_TIMEOUT ${BELLOWS_TEST_TIMEOUT})
+    get_filename_component(area "${CMAKE_CURRENT_SOURCE_DIR}" NAME)
+    if(NOT arg_TIMEOUT AND DEFINED bellows_time_limit_${area})
+        set(arg_TIMEOUT ${bellows_time_limit_${area}})
+    elseif(NOT arg_TIMEOUT)
+        set(arg_TIMEOUT ${bellows_time_limit})
     endif()
+    math(EXPR arg_TIMEOUT "${arg_TIMEOUT} * ${BELLOWS_TEST_PATIENCE}")
     if(BELLOWS_SANITIZE)
         math(EXPR arg_TIMEOUT "${arg_TIMEOUT} * 4")
     endif()

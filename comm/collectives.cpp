@@ -78,6 +78,8 @@ Progress CollectiveJob::step(LaneContext& lane) {
     std::uint64_t num_events = 0;
     for (std::size_t slot = 0; slot < next_.size(); ++slot)
         if (step_slot(slot, lane)) {
+            if (!any) // what the first of the chunks under way is at
+                lane.phase(chunks_[next_[slot]]->phase_name());
             any = true;
             num_events += chunks_[next_[slot]]->num_events();
         }

@@ -3,6 +3,7 @@
 // into the device; a chunk skips what its plan does not ask for.
 
 #include "collectives_impl.hpp"
+#include "trace_transfer.hpp"
 #include "words.hpp"
 
 #include <bellows/engine/error.hpp>
@@ -40,7 +41,16 @@ ChunkTransfer::ChunkTransfer(CollectiveContext& context, StagingSlot& slot,
 }
 
 const char* ChunkTransfer::phase_name() const noexcept {
-    return phase_ == Phase::Scatter ? "parts to sum" : "gathering";
+    switch (phase_) {
+    case Phase::Scatter:
+        return "parts to sum";
+    case Phase::Gather:
+        return "gathering";
+    case Phase::Sum:
+        return "sum";
+    default:
+        return phase_ == Phase::In ? "copy to the device" : "copy from the device";
+    }
 }
 
 bool ChunkTransfer::replicated() const noexcept {
@@ -262,10 +272,12 @@ bool ChunkTransfer::all_done() {
     for (Transfer& transfer : transfers_) {
         if (transfer.done())
             continue;
-        if (transfer.test())
+        if (transfer.test()) {
             ++num_events_;
-        else
+            trace_transfer(context_.device, context_.options.name, transfer);
+        } else {
             done = false;
+        }
     }
     if (done)
         transfers_.clear();

@@ -3,6 +3,7 @@
 // a list of stages; each is asked until it is done.
 
 #include "exchange_impl.hpp"
+#include "trace_transfer.hpp"
 
 #include <bellows/engine/error.hpp>
 
@@ -61,6 +62,7 @@ public:
             if (stages_[stage_](context) == Progress::Again)
                 return Progress::Again;
             ++stage_;
+            context.phase(phase_);
         }
         return Progress::Done;
     }
@@ -80,7 +82,10 @@ private:
         exchange_.transport.progress();
         bool done = true;
         for (Transfer& transfer : transfers_)
-            done &= transfer.done() || transfer.test();
+            if (transfer.done() || !transfer.test())
+                done &= transfer.done();
+            else
+                trace_transfer(exchange_.device, exchange_.config.name, transfer);
         return done;
     }
 
@@ -167,6 +172,7 @@ private:
                                                name_ + " out");
             out_->copy(device_out().view().sub(0, bytes), handle_.staging_out.view().sub(0, bytes));
             copied_ = context.submit(*out_);
+            context.phase(phase_);
         }
         return copied_.reached() ? Progress::Done : Progress::Again;
     }

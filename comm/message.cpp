@@ -19,6 +19,7 @@ Transfer& Transfer::operator=(Transfer&& other) noexcept {
         tag_ = other.tag_;
         expected_bytes_ = other.expected_bytes_;
         seen_bytes_ = other.seen_bytes_;
+        posted_ = other.posted_;
         state_ = std::move(other.state_);
     }
     return *this;

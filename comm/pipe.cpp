@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: MIT
 #include "pipe_wire.hpp"
+#include "trace_transfer.hpp"
 #include "words.hpp"
 
 #include <bellows/comm/pipe.hpp>
@@ -21,7 +22,11 @@ using Clock = std::chrono::steady_clock;
 struct Context {
     Context(Device& owner, Transport& transport, PipeOptions chosen)
         : device(owner), options(std::move(chosen)), rank(transport.rank()),
-          wire(transport, [target = &owner](const Error& error) { target->abort(error); }) {}
+          wire(
+              transport, [target = &owner](const Error& error) { target->abort(error); },
+              [this](const PipeMessage& message) {
+                  trace_transfer(device, options.name, message.transfer);
+              }) {}
 
     Device& device;
     PipeOptions options;
@@ -101,6 +106,7 @@ public:
         if (bytes_ > 0 && !message_->staging.bound()) {
             message_->staging.bind(bytes_);
             copied_ = lane.submit(*copy_);
+            lane.phase("copy from the device");
         }
         if (!copied_.reached())
             return Progress::Again;
@@ -151,6 +157,7 @@ public:
     Progress step(LaneContext& lane) {
         if (began_ == Clock::time_point{}) {
             began_ = Clock::now();
+            lane.phase("waits for the message");
             if (copy_tail_) // what stands behind the tensor in its last word is to stay
                 tail_copied_ = lane.submit(*copy_tail_);
         }
@@ -180,6 +187,7 @@ private:
     }
 
     void finish(LaneContext& lane) {
+        lane.phase("copy to the device");
         const double waited = std::chrono::duration<double>(Clock::now() - began_).count();
         if (copy_tail_)
             std::memcpy(message_->staging.mapped_as<std::byte>().data() + message_->bytes,

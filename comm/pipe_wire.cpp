@@ -11,8 +11,10 @@ namespace bellows {
 
 using Clock = std::chrono::steady_clock;
 
-PipeWire::PipeWire(Transport& transport, std::function<void(const Error&)> on_error)
-    : transport_(transport), on_error_(std::move(on_error)), thread_([this] { run(); }) {
+PipeWire::PipeWire(Transport& transport, std::function<void(const Error&)> on_error,
+                   std::function<void(const PipeMessage&)> on_done)
+    : transport_(transport), on_error_(std::move(on_error)), on_done_(std::move(on_done)),
+      thread_([this] { run(); }) {
 }
 
 PipeWire::~PipeWire() {
@@ -68,6 +70,7 @@ bool PipeWire::look_after(PipeMessage& message) {
     try {
         if (!message.transfer.test())
             return false;
+        on_done_(message);
         message.state.store(PipeMessage::State::Done, std::memory_order_release);
     } catch (const Error& error) {
         message.transfer.cancel();

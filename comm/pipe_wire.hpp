@@ -35,8 +35,10 @@ using PipeMessagePtr = std::shared_ptr<PipeMessage>;
 
 class PipeWire {
 public:
-    /// on_error: called on the wire's thread with what a transfer threw.
-    PipeWire(Transport& transport, std::function<void(const Error&)> on_error);
+    /// Both are called on the wire's thread. on_error: with what a transfer threw. on_done: with a
+    /// message that has been moved.
+    PipeWire(Transport& transport, std::function<void(const Error&)> on_error,
+             std::function<void(const PipeMessage&)> on_done);
     ~PipeWire();
 
     /// Any thread. Throws Error{Aborted} after stop().
@@ -53,6 +55,7 @@ private:
 
     Transport& transport_;
     std::function<void(const Error&)> on_error_;
+    std::function<void(const PipeMessage&)> on_done_;
     std::mutex mutex_;
     std::condition_variable wake_;
     std::vector<PipeMessagePtr> inbox_;

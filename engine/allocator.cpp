@@ -7,6 +7,7 @@
 #include <bit>
 #include <cstring>
 #include <string>
+#include <utility>
 
 namespace bellows::detail {
 
@@ -56,6 +57,16 @@ Allocator::Allocator(Device::Impl& device) : device_(device) {
     info.pVulkanFunctions = &functions;
     info.vulkanApiVersion = VK_API_VERSION_1_3;
     check(vmaCreateAllocator(&info, &vma_), "creating the memory allocator");
+    if (device.options.poison_freed_memory)
+        poisoner_ = std::make_unique<Poisoner>(device);
+    VkPhysicalDeviceVulkan13Properties v13{};
+    v13.sType = VK_STRUCTURE_TYPE_PHYSICAL_DEVICE_VULKAN_1_3_PROPERTIES;
+    VkPhysicalDeviceProperties2 properties{};
+    properties.sType = VK_STRUCTURE_TYPE_PHYSICAL_DEVICE_PROPERTIES_2;
+    properties.pNext = &v13;
+    device.vki.vkGetPhysicalDeviceProperties2(device.physical_device, &properties);
+    constexpr std::uint64_t kMostBytes = std::uint64_t{1} << 60; // rounding up stays in 64 bits
+    most_bytes_ = std::min<std::uint64_t>(kMostBytes, v13.maxBufferSize) / 256 * 256;
     report_.device_bytes = device.info.memory_bytes;
     const VkPhysicalDeviceMemoryProperties* memory = nullptr;
     vmaGetMemoryProperties(vma_, &memory);
@@ -66,6 +77,7 @@ Allocator::Allocator(Device::Impl& device) : device_(device) {
 }
 
 Allocator::~Allocator() {
+    poisoner_.reset(); // ends what still writes
     trim();
     for (Resource& resource : resources_)
         if (resource.bound)
@@ -74,11 +86,10 @@ Allocator::~Allocator() {
 }
 
 Allocation Allocator::allocate(const BufferDesc& desc) {
-    constexpr std::uint64_t kMostBytes = std::uint64_t{1} << 60; // rounding up stays in 64 bits
-    if (desc.bytes > kMostBytes)
+    if (desc.bytes > most_bytes_)
         fail_out_of_memory(desc, VK_ERROR_OUT_OF_DEVICE_MEMORY);
     const MemoryKind kind = desc.kind;
-    const std::uint64_t capacity = capacity_for(desc.bytes);
+    const std::uint64_t capacity = std::min(capacity_for(desc.bytes), most_bytes_);
     if (const auto found = pool_.find({kind, capacity}); found != pool_.end()) {
         Allocation reused = found->second;
         pool_.erase(found);
@@ -99,9 +110,6 @@ Allocation Allocator::allocate(const BufferDesc& desc) {
     }
     VmaAllocationCreateInfo info{};
     info.usage = VMA_MEMORY_USAGE_AUTO_PREFER_DEVICE;
-    if (device_.options.poison_freed_memory) // mapped while poisoned, where that is possible
-        info.flags = VMA_ALLOCATION_CREATE_HOST_ACCESS_RANDOM_BIT |
-                     VMA_ALLOCATION_CREATE_HOST_ACCESS_ALLOW_TRANSFER_INSTEAD_BIT;
     if (kind == MemoryKind::Upload)
         info.flags = VMA_ALLOCATION_CREATE_HOST_ACCESS_SEQUENTIAL_WRITE_BIT |
                      VMA_ALLOCATION_CREATE_MAPPED_BIT;
@@ -143,19 +151,14 @@ void Allocator::free(Allocation& allocation) {
     allocation = {};
 }
 
-void Allocator::poison(const Allocation& allocation) {
-    if (!device_.options.poison_freed_memory || allocation.memory == nullptr)
+void Allocator::poison(Allocation& allocation) {
+    if (!poisoner_ || allocation.memory == nullptr)
         return;
-    VkMemoryPropertyFlags flags = 0;
-    vmaGetAllocationMemoryProperties(vma_, allocation.memory, &flags);
-    if ((flags & VK_MEMORY_PROPERTY_HOST_VISIBLE_BIT) == 0)
+    if (allocation.mapped == nullptr) {
+        allocation.poisoned = poisoner_->fill(allocation.buffer);
         return;
-    void* data = nullptr;
-    if (vmaMapMemory(vma_, allocation.memory, &data) != VK_SUCCESS)
-        return;
-    std::memset(data, 0xff, allocation.capacity); // NaN as f32 and bf16, a huge count as u32
-    vmaFlushAllocation(vma_, allocation.memory, 0, VK_WHOLE_SIZE);
-    vmaUnmapMemory(vma_, allocation.memory);
+    }
+    std::memset(allocation.mapped, Poisoner::kWord & 0xff, allocation.capacity);
 }
 
 void Allocator::count(const Resource& resource, bool add) {
@@ -271,8 +274,7 @@ void Allocator::release(Resource& resource) {
     count(resource, false);
     resource.bound = false;
     ++resource.epoch;
-    const Allocation allocation = resource.allocation;
-    resource.allocation = {};
+    Allocation allocation = std::exchange(resource.allocation, {});
     if (device_.checker && !device_.failure) {
         try {
             device_.checker->released(allocation.address, allocation.address + allocation.capacity,
@@ -295,10 +297,17 @@ void Allocator::retire(Resource& resource) {
 }
 
 void Allocator::trim() {
-    for (auto& [key, allocation] : pool_)
-        free(allocation);
-    pool_.clear();
-    pool_bytes_ = 0;
+    if (poisoner_)
+        poisoner_->collect();
+    for (auto at = pool_.begin(); at != pool_.end();) {
+        if (at->second.poisoned != nullptr && !at->second.poisoned->final_state()) {
+            ++at;
+            continue;
+        }
+        pool_bytes_ -= at->second.capacity;
+        free(at->second);
+        at = pool_.erase(at);
+    }
 }
 
 MemoryReport Allocator::report() const {
@@ -330,6 +339,8 @@ void Allocator::fail_out_of_memory(const BufferDesc& wanted, VkResult status) co
         text += ", of which the driver grants this process " + format_bytes(now.budget_bytes) +
                 " (" + format_bytes(now.used_bytes) + " used)";
     text += std::string(" (") + result_name(status) + ").";
+    if (wanted.bytes > most_bytes_)
+        text += " One buffer may have at most " + format_bytes(most_bytes_) + " there.";
     MemoryCategory to_shrink = wanted.category;
     if (now.bytes > 0) {
         text += " In use are " + describe_memory(now.sizes()) + ".";

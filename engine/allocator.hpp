@@ -2,9 +2,10 @@
 #pragma once
 
 // Memory blocks behind resources: VMA for the blocks, a pool of released buffers that are used
-// again once the work that used them has been reached, poisoning for tests, and the sums of the
-// memory report. All members need Device::Impl::mutex.
+// again once the work that used them has been reached, poisoning (poison.hpp) for tests, and the
+// sums of the memory report. All members need Device::Impl::mutex.
 
+#include "poison.hpp"
 #include "resource.hpp"
 
 #include <bellows/engine/device.hpp>
@@ -33,7 +34,7 @@ public:
     void destroy_resource(Resource& resource);
     /// Carries out what had to wait for pending users.
     void collect();
-    /// Gives pooled memory back to the driver.
+    /// Gives pooled memory back to the driver, except what is being poisoned.
     void trim();
     /// Asks the driver for its budget, too.
     MemoryReport report() const;
@@ -52,19 +53,21 @@ private:
     void retire(Resource& resource);
     Allocation allocate(const BufferDesc& desc);
     void free(Allocation& allocation);
-    void poison(const Allocation& allocation);
+    void poison(Allocation& allocation);
     void count(const Resource& resource, bool add);
     [[noreturn]] void fail_out_of_memory(const BufferDesc& wanted, VkResult status) const;
 
     Device::Impl& device_;
     VmaAllocator vma_ = nullptr;
+    std::unique_ptr<Poisoner> poisoner_; ///< where DeviceOptions::poison_freed_memory
     std::deque<Resource> resources_;
     std::vector<Resource*> dead_;
     std::vector<Doomed> doomed_;
     std::multimap<std::pair<MemoryKind, std::uint64_t>, Allocation> pool_;
     std::uint64_t pool_bytes_ = 0;
     std::uint64_t held_bytes_ = 0;
-    std::uint32_t heap_ = 0; ///< the largest device-local one
+    std::uint64_t most_bytes_ = 0; ///< of one buffer
+    std::uint32_t heap_ = 0;       ///< the largest device-local one
     MemoryReport report_;
 };
 

@@ -243,6 +243,24 @@ std::unique_ptr<Device> Device::create(DeviceOptions options) {
     return device;
 }
 
+namespace {
+
+void require_family(const ExternalQueue& queue,
+                    const std::vector<VkQueueFamilyProperties>& families) {
+    const auto refuse = [&](const std::string& why) {
+        throw Error(ErrorCode::InvalidArgument, std::string("the adopted queue for ") +
+                                                    to_string(queue.role) + " is of family " +
+                                                    std::to_string(queue.family) + ", " + why);
+    };
+    if (queue.family >= families.size())
+        refuse("but the device has " + std::to_string(families.size()) + " families");
+    const bool computes = (families[queue.family].queueFlags & VK_QUEUE_COMPUTE_BIT) != 0;
+    if ((queue.role == QueueRole::Compute || queue.role == QueueRole::AsyncCompute) && !computes)
+        refuse("which does not compute");
+}
+
+} // namespace
+
 std::unique_ptr<Device> Device::adopt(const ExternalDevice& external, DeviceOptions options) {
     if (external.instance == VK_NULL_HANDLE || external.device == VK_NULL_HANDLE ||
         external.queues.empty() || external.queues.front().queue == VK_NULL_HANDLE)
@@ -264,8 +282,10 @@ std::unique_ptr<Device> Device::adopt(const ExternalDevice& external, DeviceOpti
     detail::PhysicalDevice physical = detail::inspect(impl.vki, impl.physical_device, 0);
     impl.info = physical.info;
     impl.has_memory_budget = physical.has_memory_budget;
+    detail::require_serves(impl.info);
     std::array<std::uint32_t, 4> of_role{};
     for (const ExternalQueue& queue : external.queues) {
+        require_family(queue, physical.queue_families);
         auto same = std::find_if(impl.queues.begin(), impl.queues.end(),
                                  [&](const auto& q) { return q->handle == queue.queue; });
         const auto index = static_cast<std::uint32_t>(same - impl.queues.begin());
@@ -434,12 +454,27 @@ std::uint64_t Device::num_checked_accesses() const {
     return impl_->checker ? impl_->checker->num_checked() : 0;
 }
 
+void Device::add_to_trace(TraceEvent event) {
+    if (!impl_->trace) // made with the device
+        return;
+    const std::scoped_lock lock(impl_->mutex);
+    impl_->trace->add_beside(std::move(event));
+}
+
 std::vector<TraceEvent> Device::take_trace() {
     const std::scoped_lock lock(impl_->mutex);
     if (!impl_->trace)
         return {};
     impl_->pump->collect();
     return impl_->trace->take();
+}
+
+bool DeviceOptions::checks_by_default() noexcept {
+#ifdef NDEBUG
+    return false;
+#else
+    return true;
+#endif
 }
 
 DeviceOptions DeviceOptions::from_environment(DeviceOptions base) {

@@ -19,8 +19,18 @@ using Clock = std::chrono::steady_clock;
 
 struct LaneContext::Impl {
     Device* device = nullptr;
-    detail::VectorClock known;
-    std::vector<TicketPtr> inner;
+    const std::string* lane = nullptr;
+    std::string job{};
+    detail::VectorClock known{};
+    std::vector<TicketPtr> inner{};
+    std::string phase{}; ///< "" before the job has named one
+    std::int64_t phase_began_ns = 0;
+
+    /// Needs the mutex.
+    void end_phase(std::int64_t now_ns) {
+        if (!phase.empty() && device->impl().trace)
+            device->impl().trace->add({*lane, phase, job, phase_began_ns, now_ns});
+    }
 };
 
 TimePoint LaneContext::submit(Recording& recording, std::span<const TimePoint> waits) {
@@ -46,6 +56,17 @@ void LaneContext::bind(Buffer& buffer, std::uint64_t bytes) {
     device.allocator->bind_in_order(*buffer.view().resource, bytes);
 }
 
+void LaneContext::phase(std::string_view what) {
+    Device::Impl& device = impl_.device->impl();
+    if (!device.trace || what == impl_.phase)
+        return;
+    const std::int64_t now_ns = detail::Trace::now_ns();
+    const std::scoped_lock lock(device.mutex);
+    impl_.end_phase(now_ns);
+    impl_.phase = what;
+    impl_.phase_began_ns = now_ns;
+}
+
 struct Lane::Impl {
     struct Pending {
         LaneJob job;
@@ -53,6 +74,7 @@ struct Lane::Impl {
         std::vector<TicketPtr> waits;
         std::optional<LaneContext::Impl> context; ///< set when it has begun
         Clock::time_point not_before, deadline, began;
+        std::optional<Clock::time_point> waits_for_caller_since;
         bool delayed = false;
         bool stepped_to_end = false;
     };
@@ -72,6 +94,7 @@ struct HostThread::Impl {
     void run();
     bool poll(Lane::Impl& lane);
     bool begin(Lane::Impl& lane, Lane::Impl::Pending& job);
+    bool waits_reached(Lane::Impl& lane, Lane::Impl::Pending& job);
     void end(Lane::Impl& lane, Lane::Impl::Pending& job);
     void fail(Lane::Impl& lane, Lane::Impl::Pending& job, const Error& error);
     Clock::duration random_delay();
@@ -141,17 +164,42 @@ HappensBefore::Operation checked_accesses(const LaneJob& job, bool late) {
 
 } // namespace
 
+/// Work of ours that the job waits for ends by limits of its own, a timeline of the caller only by
+/// this job's limit.
+bool HostThread::Impl::waits_reached(Lane::Impl& lane, Lane::Impl::Pending& job) {
+    Device::Impl& impl = device.impl();
+    const Ticket* of_caller = nullptr;
+    for (const TicketPtr& wait : job.waits) {
+        if (wait->is_external() && !wait->final_state())
+            impl.pump->poll_external(wait);
+        const Ticket::State state = wait->state.load();
+        if (state == Ticket::State::Failed)
+            throw Error(*wait->error);
+        if (state == Ticket::State::Reached)
+            continue;
+        if (!wait->is_external())
+            return false;
+        of_caller = wait.get();
+    }
+    if (of_caller == nullptr)
+        return true;
+    const auto now = Clock::now();
+    if (!job.waits_for_caller_since)
+        job.waits_for_caller_since = now;
+    if (now - *job.waits_for_caller_since > job.job.timeout)
+        throw Error(ErrorCode::Timeout,
+                    job.job.name + " on " + lane.name + " has not begun: it waited more than " +
+                        std::to_string(job.job.timeout.count()) + " ms for " + of_caller->name +
+                        " to reach " + std::to_string(of_caller->value));
+    return false;
+}
+
 bool HostThread::Impl::begin(Lane::Impl& lane, Lane::Impl::Pending& job) {
     Device::Impl& impl = device.impl();
     const std::scoped_lock lock(impl.mutex);
     impl.pump->advance(true);
-    for (const TicketPtr& wait : job.waits) {
-        const Ticket::State state = wait->state.load();
-        if (state == Ticket::State::Failed)
-            throw Error(*wait->error);
-        if (state != Ticket::State::Reached)
-            return false;
-    }
+    if (!waits_reached(lane, job))
+        return false;
     impl.throw_if_failed();
     if (!job.delayed) {
         job.delayed = true;
@@ -159,7 +207,8 @@ bool HostThread::Impl::begin(Lane::Impl& lane, Lane::Impl::Pending& job) {
     }
     if (Clock::now() < job.not_before)
         return false;
-    job.context.emplace(LaneContext::Impl{&device, {}, {}});
+    job.context.emplace(
+        LaneContext::Impl{.device = &device, .lane = &lane.name, .job = job.job.name});
     if (impl.checker) {
         const HappensBefore::Operation operation = checked_accesses(job.job, false);
         job.context->known = impl.checker->begin_job(lane.actor, job.waits, operation);
@@ -176,10 +225,12 @@ void HostThread::Impl::end(Lane::Impl& lane, Lane::Impl::Pending& job) {
     job.ticket->inner = std::move(job.context->inner);
     if (impl.checker)
         impl.checker->end_job(lane.actor, *job.ticket, checked_accesses(job.job, true));
-    if (impl.trace)
+    if (impl.trace) {
+        const std::int64_t now_ns = detail::Trace::now_ns();
+        job.context->end_phase(now_ns);
         impl.trace->add({lane.name, job.job.name, "lane",
-                         job.began.time_since_epoch() / std::chrono::nanoseconds(1),
-                         Clock::now().time_since_epoch() / std::chrono::nanoseconds(1)});
+                         job.began.time_since_epoch() / std::chrono::nanoseconds(1), now_ns});
+    }
     VkSemaphoreSignalInfo info{};
     info.sType = VK_STRUCTURE_TYPE_SEMAPHORE_SIGNAL_INFO;
     info.semaphore = lane.timeline.semaphore;

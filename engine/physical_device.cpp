@@ -342,6 +342,16 @@ PhysicalDevice choose(std::vector<PhysicalDevice> devices, const std::string& se
     return std::move(*best);
 }
 
+void require_serves(const DeviceInfo& info) {
+    std::string lacks;
+    for (const std::string& unmet : info.unmet_requirements)
+        lacks += (lacks.empty() ? "" : ", ") + unmet;
+    if (!lacks.empty())
+        throw Error(ErrorCode::Unsupported, info.name + " (" + info.driver + ") lacks " + lacks +
+                                                ": Bellows cannot use it; choose a device for "
+                                                "which RequiredFeatures::unmet() is empty");
+}
+
 } // namespace bellows::detail
 
 namespace bellows {

@@ -45,6 +45,9 @@ PhysicalDevice inspect(const volk::VolkInstanceTable& vki, VkPhysicalDevice hand
 
 std::vector<PhysicalDevice> inspect_all(const Instance& instance);
 
+/// Throws Error{Unsupported} that names what the device lacks.
+void require_serves(const DeviceInfo& info);
+
 /// The device that `select` names (DeviceOptions::select). Throws Error{Unsupported} listing what
 /// there is and why it does not serve.
 PhysicalDevice choose(std::vector<PhysicalDevice> devices, const std::string& select);

@@ -147,6 +147,19 @@ void Pump::collect() {
     device_.allocator->collect();
 }
 
+void Pump::poll_external(const TicketPtr& ticket) {
+    std::uint64_t value = 0;
+    const VkResult result =
+        device_.vk.vkGetSemaphoreCounterValue(device_.device, ticket->timeline->semaphore, &value);
+    if (result != VK_SUCCESS || value == ~std::uint64_t{0}) { // the value of a lost device
+        const Error error = lose_device(result == VK_SUCCESS ? VK_ERROR_DEVICE_LOST : result,
+                                        "reading " + ticket->name);
+        finish(ticket, Ticket::State::Failed, &error);
+    } else if (value >= ticket->value) {
+        finish(ticket, Ticket::State::Reached, nullptr);
+    }
+}
+
 Error Pump::lose_device(VkResult result, const std::string& what) {
     if (device_.failure && device_.failure->code() == ErrorCode::DeviceLost && in_flight_.empty())
         return *device_.failure;
@@ -286,6 +299,11 @@ void Pump::submit_now(Batch& batch) {
             for (const TicketPtr& inner : wait->inner)
                 add(inner);
         }
+
+        // Memory may have been bound since the waits were derived.
+        for (const auto& use : recording.uses)
+            if (use.view && use.view.resource->allocation.poisoned != nullptr)
+                add(use.view.resource->allocation.poisoned);
 
         if (device_.checker) {
             std::vector<HappensBefore::Operation> operations;

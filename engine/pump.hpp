@@ -42,6 +42,8 @@ public:
     void advance(bool flush = false);
     /// Marks finished submissions as reached.
     void collect();
+    /// An external timeline is in nobody's books: asks it whether `ticket` has been reached.
+    void poll_external(const TicketPtr& ticket);
     /// Fails every batch that is held.
     void fail_held(const Error& error);
     bool idle() const noexcept { return held_.empty() && ready_.empty() && in_flight_.empty(); }

@@ -26,6 +26,7 @@ struct Allocation {
     std::uint64_t capacity = 0; ///< as allocated; reused for requests of the same capacity
     void* mapped = nullptr;
     MemoryKind kind = MemoryKind::Device;
+    TicketPtr poisoned; ///< the fill that its users come after; null where there is none
 };
 
 /// A half-open byte range.

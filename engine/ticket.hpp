@@ -52,6 +52,7 @@ struct Ticket {
     /// Work that a lane job submitted: those who wait for the job need its writes too.
     std::vector<std::shared_ptr<Ticket>> inner;
 
+    bool is_external() const noexcept { return timeline != nullptr && timeline->external; }
     bool final_state() const noexcept {
         const State now = state.load(std::memory_order_acquire);
         return now == State::Reached || now == State::Failed;

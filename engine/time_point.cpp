@@ -14,28 +14,14 @@ using Clock = std::chrono::steady_clock;
 TimePoint::TimePoint(std::shared_ptr<Ticket> ticket) noexcept : ticket_(std::move(ticket)) {
 }
 
-namespace {
-
-/// An external timeline is not in the pump's books: ask it.
-void poll_external(Device::Impl& device, Ticket& ticket) {
-    std::uint64_t value = 0;
-    detail::check(
-        device.vk.vkGetSemaphoreCounterValue(device.device, ticket.timeline->semaphore, &value),
-        "reading a timeline");
-    if (value >= ticket.value)
-        ticket.state.store(Ticket::State::Reached);
-}
-
-} // namespace
-
 TimePoint::State TimePoint::state() const {
     if (ticket_ == nullptr)
         return State::Reached;
     if (!ticket_->final_state() && ticket_->device != nullptr) {
         Device::Impl& device = ticket_->device->impl();
         const std::scoped_lock lock(device.mutex);
-        if (ticket_->timeline != nullptr && ticket_->timeline->external)
-            poll_external(device, *ticket_);
+        if (ticket_->is_external())
+            device.pump->poll_external(ticket_);
         else
             device.pump->advance(true);
     }

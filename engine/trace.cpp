@@ -4,7 +4,10 @@
 #include "device_impl.hpp"
 #include "recording_impl.hpp"
 
+#include <algorithm>
 #include <chrono>
+#include <map>
+#include <string>
 #include <utility>
 #include <vector>
 
@@ -119,8 +122,32 @@ void Trace::add(TraceEvent event) {
     events_.push_back(std::move(event));
 }
 
+void Trace::add_beside(TraceEvent event) {
+    beside_.push_back(std::move(event));
+}
+
+void Trace::spread_over_lanes() {
+    std::stable_sort(beside_.begin(), beside_.end(), [](const TraceEvent& a, const TraceEvent& b) {
+        return a.begin_ns < b.begin_ns;
+    });
+    std::map<std::string, std::vector<std::int64_t>> free_at; // per name: when each lane is free
+    for (TraceEvent& event : beside_) {
+        std::vector<std::int64_t>& ends = free_at[event.lane];
+        auto lane = std::find_if(ends.begin(), ends.end(),
+                                 [&](std::int64_t end) { return end <= event.begin_ns; });
+        if (lane == ends.end())
+            lane = ends.insert(ends.end(), 0);
+        *lane = event.end_ns;
+        if (lane != ends.begin())
+            event.lane += " (" + std::to_string(lane - ends.begin() + 1) + ")";
+        events_.push_back(std::move(event));
+    }
+    beside_.clear();
+}
+
 std::vector<TraceEvent> Trace::take() {
     place_events();
+    spread_over_lanes();
     return std::exchange(events_, {});
 }
 

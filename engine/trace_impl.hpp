@@ -27,6 +27,8 @@ public:
     void batch_done(const Recording::Impl& recording, std::uint32_t queue,
                     std::int64_t submitted_ns);
     void add(TraceEvent event);
+    /// An event that others of its lane may overlap: take() finds lanes for them.
+    void add_beside(TraceEvent event);
     std::vector<TraceEvent> take();
     /// The host's steady clock, which is CLOCK_MONOTONIC.
     static std::int64_t now_ns();
@@ -41,12 +43,14 @@ private:
     std::string queue_lane(std::uint32_t queue) const;
     /// Moves events from device to host time.
     void place_events();
+    /// Moves each event of beside_ to the first of its lanes that is free.
+    void spread_over_lanes();
 
     Device::Impl& device_;
     PFN_vkGetCalibratedTimestampsKHR read_clocks_ = nullptr;
     ClockMap clock_;
     std::int64_t calibrated_at_ns_ = 0;
-    std::vector<TraceEvent> events_;
+    std::vector<TraceEvent> events_, beside_;
     std::vector<std::size_t> in_device_time_; ///< indices of events not yet placed
 };
 

@@ -41,6 +41,7 @@ std::vector<std::string> environment_of(const fs::path& scratch, const std::stri
     }
     all["TMPDIR"] = scratch.string();
     all["XDG_CACHE_HOME"] = BELLOWS_CACHE_FOLDER; // not the user's
+    all.emplace("BELLOWS_CHECK", "1");            // happens-before checker
     for (const auto& [name, value] : over)
         all[name] = value;
     std::vector<std::string> out = {mark};

@@ -4,8 +4,11 @@
 
 #include <nlohmann/json.hpp>
 
+#include <map>
 #include <memory>
 #include <set>
+#include <string>
+#include <utility>
 
 using namespace bellows::e2e;
 namespace fs = std::filesystem;
@@ -85,13 +88,17 @@ TEST_F(Output, EveryStepHasItsFigures) {
 TEST_F(Output, TheTraceShowsEveryRank) {
     const auto trace = nlohmann::json::parse(bellows::content_of(run_ / "trace.json"));
     std::map<int, std::size_t> work; // by rank
-    std::set<std::pair<int, std::string>> named;
+    std::set<std::pair<int, std::string>> named, lanes;
+    std::map<int, std::set<std::string>> shown;
     for (const auto& event : trace.at("traceEvents")) {
         const int rank = event.at("pid").get<int>();
         if (event.at("ph") == "M" && event.at("name") == "process_name")
             named.emplace(rank, event.at("args").at("name").get<std::string>());
+        if (event.at("ph") == "M" && event.at("name") == "thread_name")
+            lanes.emplace(rank, event.at("args").at("name").get<std::string>());
         if (event.at("ph") != "X")
             continue;
+        shown[rank].insert(event.at("name").get<std::string>());
         ++work[rank];
         ASSERT_GE(event.at("dur").get<double>(), 0.0) << event;
         ASSERT_GT(event.at("ts").get<double>(), 0.0) << event;
@@ -101,6 +108,15 @@ TEST_F(Output, TheTraceShowsEveryRank) {
     ASSERT_EQ(work.size(), 2u);
     for (const auto& [rank, events] : work)
         EXPECT_GT(events, 50u) << "rank " << rank;
+    // The waits of exchanges and collectives, and the messages, which have a lane per peer.
+    for (const int rank : {0, 1}) {
+        for (const char* what : {"counts", "records", "parts to sum", "gathering"})
+            EXPECT_TRUE(shown[rank].contains(what)) << what << ", rank " << rank;
+        for (const std::string owner : {"experts", "gradients"})
+            for (const std::string direction : {" to ", " from "})
+                EXPECT_TRUE(lanes.contains({rank, owner + direction + std::to_string(1 - rank)}))
+                    << owner << direction << 1 - rank;
+    }
 }
 
 TEST_F(Output, GenerateFollowsItsSeed) {

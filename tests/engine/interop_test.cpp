@@ -9,8 +9,12 @@
 #include <gtest/gtest.h>
 
 #include <array>
+#include <atomic>
+#include <chrono>
 #include <numeric>
 #include <string>
+#include <string_view>
+#include <thread>
 #include <vector>
 
 namespace bellows {
@@ -74,12 +78,13 @@ TEST(EngineInterop, QueuesAreUsedOnlyUnderTheCallersLock) {
     };
     const auto device = Device::adopt(external, test_options());
     const Buffer buffer(*device, {.name = "values", .bytes = 64});
+    EXPECT_EQ(rounds, 1); // it has been poisoned
     Recording recording(*device, QueueRole::Compute, "fill");
     recording.fill(buffer.view(), 5);
     for (int i = 0; i < 3; ++i)
         device->submit(recording).wait();
     EXPECT_EQ(depth, 0);
-    EXPECT_EQ(rounds, 3);
+    EXPECT_EQ(rounds, 4);
 }
 
 TEST(EngineInterop, TimelinesGoInAndOut) {
@@ -121,6 +126,124 @@ TEST(EngineInterop, RequiredFeaturesAreAllThatADeviceNeeds) {
     if (adopted->info().uuid == created->info().uuid) {
         EXPECT_EQ(adopted->info().features, created->info().features);
     }
+}
+
+/// A loader whose devices lack two features that Bellows needs.
+struct Lacking {
+    static inline PFN_vkGetInstanceProcAddr real = nullptr;
+    static inline PFN_vkGetPhysicalDeviceFeatures2 real_features = nullptr;
+
+    static VKAPI_ATTR void VKAPI_CALL features(VkPhysicalDevice device,
+                                               VkPhysicalDeviceFeatures2* out) {
+        real_features(device, out);
+        for (auto* next = static_cast<VkBaseOutStructure*>(out->pNext); next != nullptr;
+             next = next->pNext) {
+            if (next->sType != VK_STRUCTURE_TYPE_PHYSICAL_DEVICE_VULKAN_1_2_FEATURES)
+                continue;
+            auto* v12 = reinterpret_cast<VkPhysicalDeviceVulkan12Features*>(next);
+            v12->timelineSemaphore = v12->scalarBlockLayout = VK_FALSE;
+        }
+    }
+    static VKAPI_ATTR PFN_vkVoidFunction VKAPI_CALL get(VkInstance instance, const char* name) {
+        if (std::string_view(name) != "vkGetPhysicalDeviceFeatures2")
+            return real(instance, name);
+        real_features = reinterpret_cast<PFN_vkGetPhysicalDeviceFeatures2>(real(instance, name));
+        return reinterpret_cast<PFN_vkVoidFunction>(&features);
+    }
+};
+
+TEST(EngineInterop, ADeviceThatLacksWhatIsNeededIsRefusedByName) {
+    OwnVulkan own;
+    Lacking::real = own.get;
+    const RequiredFeatures wanted(own.instance, own.physical_device, Lacking::get);
+    EXPECT_EQ(wanted.unmet(), (std::vector<std::string>{"timelineSemaphore", "scalarBlockLayout"}));
+    ExternalDevice external = own.external();
+    external.get_instance_proc = Lacking::get;
+    try {
+        Device::adopt(external, test_options());
+        FAIL() << "it was adopted";
+    } catch (const Error& error) {
+        EXPECT_EQ(error.code(), ErrorCode::Unsupported);
+        EXPECT_NE(error.message().find("lacks timelineSemaphore, scalarBlockLayout"),
+                  std::string::npos)
+            << error.message();
+    }
+    external = own.external();
+    external.queues.front().family = 1000;
+    try {
+        Device::adopt(external, test_options());
+        FAIL() << "a queue family that the device does not have was taken";
+    } catch (const Error& error) {
+        EXPECT_EQ(error.code(), ErrorCode::InvalidArgument);
+        EXPECT_NE(error.message().find("family 1000"), std::string::npos) << error.message();
+    }
+}
+
+TEST(EngineInterop, ALaneJobWaitsForTheCallersTimeline) {
+    OwnVulkan own;
+    const VkSemaphore semaphore = own.timeline();
+    {
+        const auto device = Device::adopt(own.external(), test_options());
+        HostThread thread(*device, "host");
+        Lane lane = thread.add_lane("lane");
+        std::atomic<bool> began{false};
+        const TimePoint done = lane.post({.name = "job",
+                                          .waits = {wrap_timeline(*device, semaphore, 3)},
+                                          .accesses = {},
+                                          .step =
+                                              [&](LaneContext&) {
+                                                  began = true;
+                                                  return Progress::Done;
+                                              },
+                                          .timeout = std::chrono::seconds(20)});
+        own.signal(semaphore, 2);
+        EXPECT_THROW(done.wait(std::chrono::milliseconds(50)), Error);
+        EXPECT_FALSE(began);
+        own.signal(semaphore, 3);
+        done.wait(std::chrono::seconds(20));
+        EXPECT_TRUE(began);
+    }
+    own.destroy(semaphore);
+}
+
+TEST(EngineInterop, ALaneJobDoesNotWaitForTheCallersTimelineForEver) {
+    OwnVulkan own;
+    const VkSemaphore semaphore = own.timeline();
+    {
+        const auto device = Device::adopt(own.external(), test_options());
+        HostThread thread(*device, "host");
+        Lane lane = thread.add_lane("lane");
+        // Its own step takes longer than the limit of the next one, which does not count that.
+        const TimePoint before =
+            lane.post({.name = "before",
+                       .waits = {},
+                       .accesses = {},
+                       .step =
+                           [&](LaneContext&) {
+                               std::this_thread::sleep_for(std::chrono::milliseconds(300));
+                               return Progress::Done;
+                           },
+                       .timeout = std::chrono::seconds(20)});
+        const auto posted = std::chrono::steady_clock::now();
+        const TimePoint never = lane.post({.name = "job",
+                                           .waits = {before, wrap_timeline(*device, semaphore, 3)},
+                                           .accesses = {},
+                                           .step = [](LaneContext&) { return Progress::Done; },
+                                           .timeout = std::chrono::milliseconds(200)});
+        try {
+            never.wait(std::chrono::seconds(20));
+            ADD_FAILURE() << "it began before the caller's timeline was reached";
+        } catch (const Error& error) {
+            EXPECT_EQ(error.code(), ErrorCode::Timeout);
+            EXPECT_NE(error.message().find("job on lane has not begun: it waited more than 200 ms "
+                                           "for a timeline of the caller to reach 3"),
+                      std::string::npos)
+                << error.message();
+        }
+        EXPECT_GE(std::chrono::steady_clock::now() - posted, std::chrono::milliseconds(450));
+        EXPECT_TRUE(before.reached());
+    }
+    own.destroy(semaphore);
 }
 
 TEST(EngineInterop, ALostDeviceNamesWhatHadEndedAndWhatHadNot) {

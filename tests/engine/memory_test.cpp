@@ -1,9 +1,11 @@
 // SPDX-License-Identifier: MIT
-// The memory report, and what an Error says when memory runs out.
+// The memory report, what an Error says when memory runs out, arenas, and poisoning.
 
 #include "support/test_device.hpp"
 
 #include <bellows/engine/arena.hpp>
+#include <bellows/engine/lane.hpp>
+#include <bellows/engine/vulkan_interop.hpp>
 
 #include <gtest/gtest.h>
 
@@ -77,6 +79,7 @@ TEST(EngineMemory, OutOfMemoryNamesTheLargestPartAndAWayOut) {
             EXPECT_EQ(error.code(), ErrorCode::OutOfMemory);
             for (const char* part :
                  {"layer 3 keys (activations)", "In use are 3.0 MiB: weights 3.0 MiB.",
+                  "One buffer may have at most ",
                   "The largest part is activations; make micro-batches smaller"})
                 EXPECT_NE(error.message().find(part), std::string::npos) << error.message();
         }
@@ -123,6 +126,60 @@ TEST(EngineMemory, FramesOfAnArenaShareItsBytesOneAfterAnother) {
         }());
     }
     EXPECT_GE(arena.size(), 10 * most);
+}
+
+TEST(EngineMemory, NewAndReleasedMemoryIsPoisoned) {
+    const std::vector<std::uint32_t> poison(1024, 0xffff'ffff);
+    for (const MemoryKind kind : {MemoryKind::Device, MemoryKind::Upload, MemoryKind::Readback}) {
+        const auto device = make_device();
+        const BufferDesc desc{.name = "buffer", .bytes = 4096, .kind = kind};
+        VkBuffer last = VK_NULL_HANDLE;
+        for (int round = 0; round < 3; ++round) { // the same memory again
+            const Buffer buffer(*device, desc);
+            const VkBuffer now = vulkan_range(buffer.view()).buffer;
+            EXPECT_TRUE(round == 0 || now == last);
+            last = now;
+            if (kind == MemoryKind::Device) {
+                EXPECT_EQ(testing::read_back<std::uint32_t>(*device, buffer.view()), poison);
+            } else {
+                const auto words = buffer.mapped_as<const std::uint32_t>();
+                EXPECT_TRUE(std::equal(words.begin(), words.end(), poison.begin(), poison.end()));
+            }
+            Recording fill(*device, QueueRole::Compute, "fill");
+            fill.fill(buffer.view(), 5);
+            device->submit(fill).wait();
+        }
+    }
+}
+
+TEST(EngineMemory, PoisonComesBeforeTheFirstUseOnAnyQueue) {
+    // Also where memory is bound after the work that uses it was handed in.
+    const auto device = make_device();
+    HostThread thread(*device, "host");
+    Lane lane = thread.add_lane("lane");
+    constexpr std::uint64_t kBytes = 1 << 20;
+    const Buffer result(*device, {.name = "result", .bytes = kBytes});
+    for (const QueueRole role : {QueueRole::Compute, QueueRole::TransferIn, QueueRole::TransferOut})
+        for (std::uint32_t round = 1; round <= 8; ++round) {
+            Buffer late = Buffer::declare(*device, {.name = "late"});
+            Recording inside(*device, role, "inside");
+            inside.fill(late.view().sub(0, kBytes / 2), round);
+            Recording after(*device, role, "after");
+            after.fill(late.view().sub(kBytes / 2, kBytes / 2), round);
+            after.copy(late.view().sub(0, kBytes), result.view());
+            lane.post({.name = "bind",
+                       .waits = {},
+                       .accesses = {{late.view(), Access::Write}},
+                       .step = [&](LaneContext& context) {
+                           context.bind(late, kBytes);
+                           context.submit(inside);
+                           return Progress::Done;
+                       }});
+            device->submit(after).wait();
+            EXPECT_EQ(testing::read_back<std::uint32_t>(*device, result.view()),
+                      std::vector<std::uint32_t>(kBytes / 4, round))
+                << to_string(role);
+        }
 }
 
 TEST(EngineMemory, SizesAreToldLargestFirst) {

@@ -46,6 +46,22 @@ private:
     bool was_set_ = true;
 };
 
+// What the presets dev, asan and tsan promise, seen through a device.
+TEST(EngineOptions, TheCheckerIsOnByDefaultWhereAssertionsAre) {
+#ifdef NDEBUG
+    constexpr bool kAssertions = false;
+#else
+    constexpr bool kAssertions = true;
+#endif
+    const auto device = Device::create({});
+    EXPECT_EQ(device->options().check_happens_before, kAssertions);
+    const Buffer buffer(*device, {.name = "buffer", .bytes = 64});
+    Recording fill(*device, QueueRole::Compute, "fill");
+    fill.fill(buffer.view(), 1);
+    device->submit(fill).wait();
+    EXPECT_EQ(device->num_checked_accesses() > 0, kAssertions);
+}
+
 TEST(EngineOptions, TheEnvironmentChoosesTheOrderOfWork) {
     const auto sync = [](const char* text) {
         const Variable variable("BELLOWS_SYNC", text);

@@ -12,7 +12,9 @@
 #include <algorithm>
 #include <array>
 #include <chrono>
+#include <string>
 #include <thread>
+#include <utility>
 #include <vector>
 
 namespace bellows {
@@ -102,6 +104,70 @@ TEST(EngineTrace, LaneJobsShareTheClockOfTheQueues) {
     const auto filled = named(events, "produce");
     ASSERT_EQ(filled.size(), 1u);
     EXPECT_LE(filled[0].end_ns, sent->begin_ns + 5'000'000);
+}
+
+TEST(EngineTrace, AJobShowsWhatItWaitsForAndWhatItDoes) {
+    const auto device = tracing_device();
+    HostThread thread(*device, "host");
+    Lane lane = thread.add_lane("exchange");
+    constexpr auto kWait = std::chrono::milliseconds(15);
+    auto began = std::chrono::steady_clock::time_point{};
+    const auto step = [&](LaneContext& context) {
+        const auto now = std::chrono::steady_clock::now();
+        if (began == std::chrono::steady_clock::time_point{})
+            began = now;
+        if (now - began < kWait) {
+            context.phase("waits for counts"); // asked again and again: one event
+            return Progress::Again;
+        }
+        context.phase("moves records");
+        std::this_thread::sleep_for(kWait);
+        return Progress::Done;
+    };
+    lane.post({.name = "DISPATCH(F)", .waits = {}, .accesses = {}, .step = step}).wait();
+    lane.post({.name = "COMBINE(F)",
+               .waits = {},
+               .accesses = {},
+               .step = [](LaneContext&) { return Progress::Done; }})
+        .wait();
+    const auto events = device->take_trace();
+    ASSERT_EQ(events.size(), 4u);
+    const auto phases = named(events, "DISPATCH(F)"), jobs = named(events, "lane");
+    ASSERT_EQ(phases.size(), 2u);
+    ASSERT_EQ(jobs.size(), 2u);
+    EXPECT_EQ(phases[0].name, "waits for counts");
+    EXPECT_EQ(phases[1].name, "moves records");
+    EXPECT_EQ(jobs[0].name, "DISPATCH(F)");
+    EXPECT_EQ(phases[0].end_ns, phases[1].begin_ns);
+    EXPECT_GE(phases[0].begin_ns, jobs[0].begin_ns);
+    EXPECT_EQ(phases[1].end_ns, jobs[0].end_ns);
+    for (const TraceEvent& phase : phases) {
+        EXPECT_EQ(phase.lane, "exchange");
+        EXPECT_GE(phase.end_ns - phase.begin_ns, 14'000'000) << phase.name;
+    }
+}
+
+TEST(EngineTrace, MessagesThatOverlapGetLanesOfTheirOwn) {
+    const auto device = tracing_device();
+    // Handed in as they end.
+    device->add_to_trace({"from 1", "a", "m", 100, 200});
+    device->add_to_trace({"from 2", "b", "m", 150, 250});
+    device->add_to_trace({"from 1", "c", "m", 150, 300});
+    device->add_to_trace({"from 1", "d", "m", 50, 400});
+    device->add_to_trace({"from 1", "e", "m", 200, 500});
+    std::vector<std::pair<std::string, std::string>> lanes;
+    for (const TraceEvent& event : device->take_trace())
+        lanes.emplace_back(event.name, event.lane);
+    std::sort(lanes.begin(), lanes.end());
+    EXPECT_EQ(lanes, (std::vector<std::pair<std::string, std::string>>{{"a", "from 1 (2)"},
+                                                                       {"b", "from 2"},
+                                                                       {"c", "from 1 (3)"},
+                                                                       {"d", "from 1"},
+                                                                       {"e", "from 1 (2)"}}));
+    EXPECT_TRUE(device->take_trace().empty());
+    const auto silent = make_device();
+    silent->add_to_trace({"from 1", "a", "m", 100, 200});
+    EXPECT_TRUE(silent->take_trace().empty());
 }
 
 TEST(EngineTrace, TheOffsetOfClocksLiesWithinEveryBracket) {

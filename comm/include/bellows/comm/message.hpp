@@ -64,6 +64,7 @@ public:
     int peer() const noexcept { return peer_; }
     Tag tag() const noexcept { return tag_; }
     std::uint64_t expected_bytes() const noexcept { return expected_bytes_; }
+    std::chrono::steady_clock::time_point posted() const noexcept { return posted_; }
     /// Bytes known to have moved so far, in whole chunks.
     std::uint64_t seen_bytes() const noexcept {
         return state_ ? state_->seen_bytes() : seen_bytes_;
@@ -75,6 +76,7 @@ private:
     Tag tag_;
     std::uint64_t expected_bytes_ = 0;
     std::uint64_t seen_bytes_ = 0;
+    std::chrono::steady_clock::time_point posted_ = std::chrono::steady_clock::now();
     std::unique_ptr<State> state_; ///< null when done
 };
 

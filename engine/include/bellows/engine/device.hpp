@@ -66,9 +66,11 @@ struct DeviceOptions {
     std::string select;
     SyncMode sync = SyncMode::Overlap;
     std::uint64_t shuffle_seed = 1;
-    bool check_happens_before = false; ///< throws Error{Internal} at submission of a race
-    bool poison_freed_memory = false;  ///< fills released and new memory with NaN patterns
-    bool validation = false;           ///< Khronos validation layer; messages fail the device
+    /// Throws Error{Internal} at submission of a race.
+    bool check_happens_before = checks_by_default();
+    /// Fills released and new memory of every kind with 0xff: NaN as f32 and bf16, a huge count.
+    bool poison_freed_memory = false;
+    bool validation = false; ///< Khronos validation layer; messages fail the device
     bool trace = false;
     /// Compiled pipelines are kept in this file, with a key of device and driver added to its name;
     /// "" keeps them in memory only. A file that is damaged or cannot be written is no error.
@@ -80,6 +82,8 @@ struct DeviceOptions {
     std::function<void(const std::string& kernel, std::uint32_t num_compiled)> on_pipeline_compiled;
     FaultInjection faults;
 
+    /// True when the engine was built with assertions (preset dev and the sanitizers').
+    static bool checks_by_default() noexcept;
     /// `base` with BELLOWS_SYNC=serial|overlap|shuffle[:seed], BELLOWS_CHECK=0|1,
     /// BELLOWS_VALIDATION=0|1, BELLOWS_DEVICE and BELLOWS_GEMM_CLASS applied. Throws
     /// Error{InvalidArgument}.
@@ -91,7 +95,9 @@ struct ExternalDevice;
 class Device {
 public:
     static std::unique_ptr<Device> create(DeviceOptions options);
-    /// Uses an existing device (vulkan_interop.hpp); it is not destroyed by Bellows.
+    /// Uses an existing device (vulkan_interop.hpp); it is not destroyed by Bellows. Throws
+    /// Error{Unsupported} that names what its physical device lacks of RequiredFeatures,
+    /// Error{InvalidArgument} for queues that cannot serve their roles.
     static std::unique_ptr<Device> adopt(const ExternalDevice& external, DeviceOptions options);
     ~Device();
     Device(const Device&) = delete;
@@ -133,6 +139,10 @@ public:
     void save_pipeline_cache();
     /// Accesses that the happens-before checker has proved ordered; 0 when it is off.
     std::uint64_t num_checked_accesses() const;
+    /// Adds what the caller has timed itself, a message or a wait, on the host's steady clock;
+    /// nothing without options().trace. Events of one lane that overlap are shown on further lanes
+    /// "<lane> (2)", ...
+    void add_to_trace(TraceEvent event);
     /// Chrome trace events recorded so far (trace.hpp); empty unless options().trace.
     std::vector<TraceEvent> take_trace();
 

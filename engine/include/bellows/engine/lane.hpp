@@ -14,6 +14,7 @@
 #include <memory>
 #include <span>
 #include <string>
+#include <string_view>
 #include <vector>
 
 namespace bellows {
@@ -35,6 +36,9 @@ public:
     /// Binds a declared buffer for the work that comes after this job. The job must have declared
     /// a write to the whole buffer, so that all earlier users have finished.
     void bind(Buffer& buffer, std::uint64_t bytes);
+    /// For the trace: what the job does from now on, e.g. "waits for counts", until the next call
+    /// that says something else or the job's end. Cheap; nothing without DeviceOptions::trace.
+    void phase(std::string_view what);
 
     struct Impl;
     explicit LaneContext(Impl& impl) noexcept : impl_(impl) {}
@@ -45,7 +49,9 @@ private:
 
 struct LaneJob {
     std::string name;
-    std::vector<TimePoint> waits;         ///< beside those that the accesses imply
+    /// Beside those that the accesses imply. Timelines of the caller (wrap_timeline) hold the job
+    /// back for no longer than `timeout`: then it fails with Error{Timeout}.
+    std::vector<TimePoint> waits;
     std::vector<DeclaredAccess> accesses; ///< device memory that the job (or work it submits) uses
     /// Called on the HostThread once all waits have been reached, until it says Done. What it
     /// throws fails the job's time point and everything that depends on it.

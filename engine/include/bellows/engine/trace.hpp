@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: MIT
 #pragma once
 
-// What ran when: device work by timestamps, host lanes by the clock, both in nanoseconds of the
+// What ran when: device work by timestamps, host lanes (each job, within it what it says that it
+// does, and the messages that it moves) by the clock, both in nanoseconds of the
 // host's steady clock, so that ranks of one machine share a time axis. Device times are exact where
 // DeviceInfo::features has "calibrated_timestamps", else good to about a submission's latency.
 
@@ -12,8 +13,8 @@ namespace bellows {
 
 struct TraceEvent {
     std::string lane;     ///< a queue or a host lane, e.g. "compute", "exchange"
-    std::string name;     ///< kernel or job
-    std::string category; ///< the recording's label, e.g. "ATTN(F).m3"
+    std::string name;     ///< kernel, job, a job's phase, or a message
+    std::string category; ///< the recording's label, e.g. "ATTN(F).m3"; a phase's job
     std::int64_t begin_ns = 0;
     std::int64_t end_ns = 0;
 };
