@@ -20,6 +20,7 @@ constexpr std::uint64_t kF32 = 4;
 struct Sizes {
     Sizes(const RunConfig& run, const RunLayout& layout)
         : model(run.model), act(run.train.precision == "bf16" ? 2 : 4),
+          seq(std::max<std::uint64_t>(run.train.seq, 1)),
           tokens(run.train.batch * run.train.seq /
                  std::max<std::uint64_t>(std::uint64_t{layout.dp} * run.train.micro_batches, 1)),
           ep(layout.ep), local_experts((model.routed_experts + ep - 1) / ep),
@@ -30,6 +31,7 @@ struct Sizes {
 
     const ModelConfig& model;
     std::uint64_t act;    ///< bytes of an activation
+    std::uint64_t seq;    ///< tokens of a sequence
     std::uint64_t tokens; ///< of a rank's micro-batch
     std::uint64_t ep, local_experts;
     std::uint64_t rows; ///< of a rank's experts in one micro-batch
@@ -73,6 +75,7 @@ void add_experts(MemoryEstimate& e, const Sizes& s) {
     e.of(MemoryCategory::DeferredWgrad) += s.tokens * (m.routed_experts * kF32 + m.hidden * s.act);
     e.of(MemoryCategory::Scratch) +=
         s.tokens * ((m.routed_experts + m.top_k) * kF32 + m.shared_ffn() * s.act) +
+        (m.balance_loss_alpha > 0 ? s.tokens / s.seq * m.routed_experts * kF32 : 0) +
         ops::rmsnorm_wgrad_workspace_bytes(s.tokens, m.hidden);
     e.of(MemoryCategory::Communication) += handle_bytes(s);
 }

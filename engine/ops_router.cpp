@@ -46,6 +46,18 @@ RowPlan plan_router(const Recording& recording, std::uint64_t tokens, std::uint6
     return plan;
 }
 
+/// Counts of equal runs of tokens; returns how many runs there are.
+std::uint64_t check_runs(const Arguments& arguments, const TensorView& counts, std::uint64_t tokens,
+                         std::uint64_t experts) {
+    arguments.rank("counts", counts, 2);
+    const std::uint64_t runs = counts.extent[0];
+    arguments.require(runs > 0 && tokens % runs == 0, std::to_string(tokens) + " tokens in " +
+                                                          std::to_string(runs) +
+                                                          " sequences of equal length");
+    arguments.tensor("counts", counts, DType::U32, {runs, experts});
+    return runs;
+}
+
 } // namespace
 
 void router_forward(Recording& recording, const TensorView& logits, const TensorView& bias,
@@ -95,7 +107,7 @@ void router_forward(Recording& recording, const TensorView& logits, const Tensor
 
 void router_dgrad(Recording& recording, const TensorView& d_topk_weights,
                   const TensorView& topk_ids, const TensorView& scores, const TensorView& d_logits,
-                  const RouterOptions& options) {
+                  const RouterOptions& options, const RouterBalance& balance) {
     const Arguments arguments("router_dgrad");
     arguments.rank("scores", scores, 2);
     arguments.rank("topk_ids", topk_ids, 2);
@@ -106,24 +118,32 @@ void router_dgrad(Recording& recording, const TensorView& d_topk_weights,
     arguments.tensor("topk_ids", topk_ids, DType::I32, {tokens, top_k});
     arguments.tensor("scores", scores, DType::F32, {tokens, experts});
     arguments.tensor("d_logits", d_logits, DType::F32, {tokens, experts});
+    const bool balanced = balance.weight != 0;
     if (tokens == 0) {
         return;
     }
+    const std::uint64_t sequences =
+        balanced ? check_runs(arguments, balance.counts, tokens, experts) : 1;
     const RowPlan plan = plan_router(recording, tokens, experts);
+    const BufferView scores_memory = arguments.memory("scores", scores, 1);
     recording.dispatch(
         kernels::RouterDgrad{
             .constants = {.local_size = plan.local_size,
-                          .row_per_workgroup = plan.row_per_workgroup},
+                          .row_per_workgroup = plan.row_per_workgroup,
+                          .balance = balanced ? 1u : 0u},
             .d_topk_weights = arguments.memory("d_topk_weights", d_topk_weights, 1),
             .topk_ids = arguments.memory("topk_ids", topk_ids, 1),
-            .scores = arguments.memory("scores", scores, 1),
+            .scores = scores_memory,
+            .counts = balanced ? arguments.memory("counts", balance.counts, 1) : scores_memory,
             .d_logits = arguments.memory("d_logits", d_logits, 1),
             .tokens = arguments.u32("tokens", tokens),
             .experts = arguments.u32("experts", experts),
             .top_k = arguments.u32("top_k", top_k),
             .use_softmax = options.score == RouterOptions::Score::Softmax ? 1u : 0u,
             .normalise = options.normalise ? 1u : 0u,
-            .route_scale = options.route_scale},
+            .route_scale = options.route_scale,
+            .run_tokens = arguments.u32("tokens of a sequence", tokens / sequences),
+            .balance_weight = balance.weight},
         plan.groups);
 }
 
@@ -131,9 +151,15 @@ void expert_counts(Recording& recording, const TensorView& topk_ids, const Tenso
                    bool accumulate) {
     const Arguments arguments("expert_counts");
     arguments.rank("topk_ids", topk_ids, 2);
-    arguments.rank("counts", counts, 1);
     arguments.tensor("topk_ids", topk_ids, DType::I32, {topk_ids.extent[0], topk_ids.extent[1]});
-    arguments.tensor("counts", counts, DType::U32, {counts.extent[0]});
+    std::uint64_t sequences = 1, experts = counts.extent[0];
+    if (counts.rank == 2) {
+        experts = counts.extent[1];
+        sequences = check_runs(arguments, counts, topk_ids.extent[0], experts);
+    } else {
+        arguments.rank("counts", counts, 1);
+        arguments.tensor("counts", counts, DType::U32, {experts});
+    }
     const BufferView counts_memory = arguments.memory("counts", counts, 1);
     if (!accumulate) {
         recording.fill(counts_memory, 0);
@@ -143,12 +169,14 @@ void expert_counts(Recording& recording, const TensorView& topk_ids, const Tenso
         return;
     }
     const FlatPlan plan = plan_flat(recording, slots, 16);
-    recording.dispatch(kernels::ExpertCounts{.constants = {.local_size = plan.local_size},
-                                             .topk_ids = arguments.memory("topk_ids", topk_ids, 1),
-                                             .counts = counts_memory,
-                                             .slots = arguments.u32("slots", slots),
-                                             .experts = arguments.u32("experts", counts.extent[0])},
-                       plan.groups);
+    recording.dispatch(
+        kernels::ExpertCounts{.constants = {.local_size = plan.local_size},
+                              .topk_ids = arguments.memory("topk_ids", topk_ids, 1),
+                              .counts = counts_memory,
+                              .slots = arguments.u32("slots", slots),
+                              .run_slots = arguments.u32("run_slots", slots / sequences),
+                              .experts = arguments.u32("experts", experts)},
+        plan.groups);
 }
 
 void router_bias_update(Recording& recording, const TensorView& counts, const TensorView& bias,

@@ -1,4 +1,5 @@
 // SPDX-License-Identifier: MIT
+#include <bellows/engine/error.hpp>
 #include <bellows/engine/gemm.hpp>
 #include <bellows/engine/ops.hpp>
 #include <bellows/model/moe_ffn.hpp>
@@ -64,6 +65,7 @@ private:
     std::unique_ptr<ExchangeHandle> handle_;
 
     TensorView norm_, inv_rms_, logits_, scores_, ids_, weights_, d_weights_, d_logits_, d_norm_;
+    TensorView sequence_counts_; ///< [sequences, experts] u32; empty without a balance loss
     TensorView shared_gate_up_, shared_hidden_, d_shared_hidden_;
     TensorView gate_up_, hidden_, d_hidden_, results_, d_row_weights_;
     BufferView gain_workspace_, tiles_memory_;
@@ -82,6 +84,23 @@ MoeSlot::MoeSlot(MoeFfn::Impl& layer, const SlotDesc& desc)
     scores_ = make("router scores", DType::F32, {tokens, experts});
     ids_ = make("expert ids", DType::I32, {tokens, c.top_k});
     weights_ = make("expert weights", DType::F32, {tokens, c.top_k});
+<<<<<<< HEAD
+=======
+    d_weights_ =
+        make("expert weight gradients", DType::F32, {tokens, c.top_k}, MemoryCategory::Scratch);
+    d_logits_ = make("router logit gradients", DType::F32, {tokens, experts},
+                     MemoryCategory::DeferredWgrad);
+    d_norm_ = make("norm gradients", act_, {tokens, c.hidden}, MemoryCategory::DeferredWgrad);
+    if (c.balance_loss_alpha > 0 && tokens > 0) {
+        if (desc_.seq == 0 || tokens % desc_.seq != 0)
+            throw Error(ErrorCode::InvalidArgument, desc_.name + ": " + std::to_string(tokens) +
+                                                        " tokens are no whole sequences of " +
+                                                        std::to_string(desc_.seq) +
+                                                        ", which the balance loss counts");
+        sequence_counts_ = make("expert counts of sequences", DType::U32,
+                                {tokens / desc_.seq, experts}, MemoryCategory::Scratch);
+    }
+>>>>>>> w-model
     if (has_shared_) {
         shared_gate_up_ = make("shared gate and up", act_, {tokens, 2 * c.shared_ffn()});
         shared_hidden_ = make("shared hidden", act_, {tokens, c.shared_ffn()});
@@ -242,7 +261,16 @@ void MoeSlot::record_experts_gradient() {
 
 void MoeSlot::record_router_gradient() {
     Recording r = recording("ROUTER(B)");
-    ops::router_dgrad(r, d_weights_, ids_, scores_, d_logits_, layer_.router_options());
+    ops::RouterBalance balance;
+    if (sequence_counts_.buffer) {
+        const ModelConfig& c = layer_.config;
+        ops::expert_counts(r, ids_, sequence_counts_, false);
+        balance.counts = sequence_counts_;
+        balance.weight = static_cast<float>(
+            c.balance_loss_alpha * static_cast<double>(c.routed_experts) /
+            static_cast<double>(c.top_k * desc_.seq) * static_cast<double>(desc_.loss_scale));
+    }
+    ops::router_dgrad(r, d_weights_, ids_, scores_, d_logits_, layer_.router_options(), balance);
     ops::gemm_nn(r, d_logits_, layer_.parameter("mlp.gate.weight").compute, d_norm_, true);
     ops::copy(r, desc_.tensors.dy, desc_.tensors.dx);
     ops::rmsnorm_dgrad(r, d_norm_, desc_.tensors.x,

@@ -173,6 +173,7 @@ std::unique_ptr<Stage::Impl::Slot> Stage::Impl::make_slot(std::uint64_t index) {
         layer.name = name + " layer " + std::to_string(range.first + i / 2);
         layer.tokens = tokens;
         layer.seq = desc.seq;
+        layer.loss_scale = desc.loss_scale;
         layer.tensors.x = hidden(slot->streams[i]);
         layer.tensors.y = hidden(slot->streams[i + 1]);
         if (desc.training) {

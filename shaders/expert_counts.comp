@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT
-// counts[e] += number of slots with topk_ids == e. Integer sums: the order of the atomics is
-// invisible. Ids outside 0..experts-1 are not counted.
-//   topk_ids [slots] i32, counts [experts] u32
+// counts[r, e] += number of slots of run r with topk_ids == e; a run is `run_slots` slots. Integer
+// sums: the order of the atomics is invisible. Ids outside 0..experts-1 are not counted.
+//   topk_ids [slots] i32, counts [runs, experts] u32
 // Dispatch: one invocation per 16 slots, grid-stride. No shared memory.
 #version 460
 #extension GL_GOOGLE_include_directive : require
@@ -15,7 +15,7 @@ void main() {
     for (uint slot = gl_GlobalInvocationID.x; slot < push.slots; slot += step) {
         uint expert = uint(push.operands.topk_ids.v[slot]);
         if (expert < push.experts) {
-            atomicAdd(push.operands.counts.v[expert], 1u);
+            atomicAdd(push.operands.counts.v[slot / push.run_slots * push.experts + expert], 1u);
         }
     }
 }

@@ -2,10 +2,14 @@
 // Gradient of the router's weights with respect to its logits (the selection itself has none).
 // With D = sum of the chosen scores (or 1): ds_k = scale / D * (dw_k - sum_j dw_j s_j / D), then
 // through the sigmoid, dl = ds s (1 - s), or the softmax, dl = s (ds - sum_j ds_j s_j).
+// With the constant `balance`, ds_e grows by the gradient of balance_weight * sum_e c_e s_e / S, where
+// S = sum_e s_e and c are the counts of the token's run of run_tokens tokens: balance_weight / S *
+// (c_e - sum_j c_j s_j / S). Its dot product with s is 0, so the softmax passes it on as it is.
 //   d_topk_weights [tokens, top_k] f32, topk_ids [tokens, top_k] i32, scores [tokens, experts] f32
-//   d_logits [tokens, experts] f32
-// Dispatch: see include/rows.glsl; a row is a token, its columns the experts. No shared memory: the
-// invocations of a workgroup sum over the few chosen experts each for itself.
+//   counts [runs, experts] u32, d_logits [tokens, experts] f32
+// Dispatch: see include/rows.glsl; a row is a token, its columns the experts. The invocations of a
+// workgroup sum over the few chosen experts each for itself; shared memory, 4 * local_size bytes,
+// serves the balance alone.
 #version 460
 #extension GL_GOOGLE_include_directive : require
 #include "include/common.glsl"
@@ -16,10 +20,43 @@ float chosen_score(uint row, uint slot) {
     return push.operands.scores.v[row + uint(push.operands.topk_ids.v[slot])];
 }
 
+// What the balance adds to ds: factor * (c_e - mean).
+struct Balance {
+    uint first; // of the run's counts
+    float factor;
+    float mean;
+};
+
+Balance balance_of(uint token, uint row) {
+    Balance of = Balance(0u, 0.0, 0.0);
+    if (balance != 0u) {
+        of.first = token / push.run_tokens * push.experts;
+        float total = 0.0;
+        float weighted = 0.0;
+        FOR_COLUMNS(e, push.experts) {
+            float score = push.operands.scores.v[row + e];
+            total += score;
+            weighted += score * float(push.operands.counts.v[of.first + e]);
+        } NEXT_COLUMN(e, push.experts);
+        total = row_sum(total) + 1e-20;
+        of.mean = row_sum(weighted) / total;
+        of.factor = push.balance_weight / total;
+    }
+    return of;
+}
+
+float balance_gradient(Balance of, uint expert) {
+    if (balance == 0u) {
+        return 0.0;
+    }
+    return of.factor * (float(push.operands.counts.v[of.first + expert]) - of.mean);
+}
+
 void main() {
     FOR_ROWS(token, push.tokens) {
         uint row = token * push.experts;
         uint first_slot = token * push.top_k;
+        Balance of = balance_of(token, row);
         float sum = 0.0;
         float dot_scores = 0.0;
         FOR_COUNTED(k, 0u, push.top_k) {
@@ -35,6 +72,11 @@ void main() {
 
         FOR_COLUMNS(e, push.experts) {
             float rest = push.use_softmax != 0u ? -inner * push.operands.scores.v[row + e] : 0.0;
+            if (balance != 0u) {
+                float score = push.operands.scores.v[row + e];
+                rest += balance_gradient(of, e) * score *
+                        (push.use_softmax != 0u ? 1.0 : 1.0 - score);
+            }
             push.operands.d_logits.v[row + e] = rest;
         } NEXT_COLUMN(e, push.experts);
         FOR_COUNTED(k, 0u, push.top_k) {
@@ -42,6 +84,9 @@ void main() {
             uint expert = uint(push.operands.topk_ids.v[slot]);
             float score = push.operands.scores.v[row + expert];
             float d_score = factor * (push.operands.d_topk_weights.v[slot] - shift);
+            if (balance != 0u) {
+                d_score += balance_gradient(of, expert);
+            }
             float d_logit = push.use_softmax != 0u ? score * (d_score - inner)
                                                    : d_score * score * (1.0 - score);
             // Whoever wrote the rest of this expert writes over it.

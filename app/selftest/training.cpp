@@ -36,6 +36,7 @@ RunConfig small_run(DType dtype, std::uint64_t data_parallel) {
     m.shared_experts = 1;
     m.top_k = 2;
     m.bias_update_rate = 0.01;
+    m.balance_loss_alpha = 0.1;
     m.init_std = 0.15;
     run.train.micro_batches = 2;
     run.train.batch = 4 * data_parallel;

@@ -5,7 +5,9 @@ cmake_minimum_required(VERSION 3.25)
 #     headers;
 #   * public headers name no third-party library, except Vulkan's types in engine and MPI's in
 #     files named *_interop.hpp;
-#   * pipeline/schedule is pure data: no Vulkan, no MPI, no other folder but the error type.
+#   * pipeline/schedule and its header are pure data: no Vulkan, no MPI, no other folder but the
+#     error type.
+# A rule that no file falls under has lost its files, and is a fault too.
 
 set(may_use_engine engine)
 set(may_use_fp8 engine fp8)
@@ -17,12 +19,22 @@ set(may_use_app engine fp8 comm pipeline model app)
 set(folders engine fp8 comm pipeline model reference app)
 set(third_party "nlohmann|CLI|toml|spdlog|volk|vk_mem_alloc|sentencepiece|vulkan/|mpi\\.h")
 
+set(pure_data "^pipeline/(schedule/|include/bellows/pipeline/schedule\\.hpp$)")
+
 set(num_files 0)
+set(num_pure_data 0)
+set(num_public 0)
 set(violations "")
 foreach(folder IN LISTS folders)
     file(GLOB_RECURSE files RELATIVE "${ROOT}" "${ROOT}/${folder}/*.cpp" "${ROOT}/${folder}/*.hpp")
     foreach(file IN LISTS files)
         math(EXPR num_files "${num_files} + 1")
+        if(file MATCHES "${pure_data}")
+            math(EXPR num_pure_data "${num_pure_data} + 1")
+        endif()
+        if(file MATCHES "/include/")
+            math(EXPR num_public "${num_public} + 1")
+        endif()
         file(STRINGS "${ROOT}/${file}" lines REGEX "^[ \t]*#[ \t]*include")
         foreach(line IN LISTS lines)
             string(REGEX REPLACE "^[^<\"]*[<\"]([^>\"]*).*" "\\1" included "${line}")
@@ -32,7 +44,7 @@ foreach(folder IN LISTS folders)
                 set(target "${CMAKE_MATCH_1}")
                 if(NOT target STREQUAL "kernels" AND NOT target IN_LIST may_use_${folder})
                     set(why "${folder} may not use ${target}")
-                elseif(file MATCHES "^pipeline/schedule/" AND NOT target STREQUAL "pipeline"
+                elseif(file MATCHES "${pure_data}" AND NOT target STREQUAL "pipeline"
                     AND NOT included STREQUAL "bellows/engine/error.hpp")
                     set(why "pipeline/schedule is pure data")
                 endif()
@@ -42,7 +54,7 @@ foreach(folder IN LISTS folders)
                 AND NOT "${folder}/${first}" STREQUAL "app/reference")
                 set(why "private header of ${first}")
             elseif(included MATCHES "^(${third_party})")
-                if(file MATCHES "^pipeline/schedule/")
+                if(file MATCHES "${pure_data}")
                     set(why "pipeline/schedule is pure data")
                 elseif(file MATCHES "/include/" AND NOT file MATCHES "_interop\\.hpp$")
                     set(why "third-party header in a public header")
@@ -57,6 +69,11 @@ endforeach()
 if(num_files EQUAL 0)
     message(FATAL_ERROR "no sources below '${ROOT}'")
 endif()
+foreach(rule pure_data public)
+    if(num_${rule} EQUAL 0)
+        string(APPEND violations "  no file falls under the rule ${rule}\n")
+    endif()
+endforeach()
 if(violations)
     message(FATAL_ERROR "includes against the arrows:\n${violations}")
 endif()

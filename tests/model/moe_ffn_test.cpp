@@ -31,6 +31,9 @@ struct Case {
     std::uint32_t alignment;
     /// Tokens of a rank in a micro-batch.
     std::uint64_t (*tokens)(int rank, std::size_t micro_batch);
+    /// Of the balance loss; large, so that it shows beside the gradient of a random dy.
+    double alpha = 0;
+    std::uint64_t sequences = 1; ///< of a rank's micro-batch
 };
 
 void PrintTo(const Case& c, std::ostream* out) {
@@ -54,6 +57,7 @@ ModelConfig config_of(const Case& c) {
     config.top_k = c.top_k;
     config.router_bias = true;
     config.init_std = 0.2;
+    config.balance_loss_alpha = c.alpha;
     return config;
 }
 
@@ -167,7 +171,8 @@ Results run_layer(const Case& c, const DeviceOptions& options, Transport& transp
                                                          tokens * config.hidden * 4, 16)});
             return tensor(buffers.back(), c.dtype, tokens, config.hidden);
         };
-        SlotDesc desc{"slot " + std::to_string(m), tokens, tokens, {}};
+        SlotDesc desc{"slot " + std::to_string(m), tokens, tokens / c.sequences, {}};
+        desc.loss_scale = 1 / static_cast<float>(std::max<std::uint64_t>(tokens, 1));
         desc.tensors = {make("x"), make("y"), make("dy"), make("dx")};
         if (tokens > 0) {
             upload(*device, desc.tensors.x,
@@ -252,7 +257,12 @@ Expected expect_layer(const Case& c) {
         }
         const MoeShape shape = moe_shape(config);
         const MoeForward forward = moe_forward(n, weights, shape, partition);
-        const MoeGrads grads = moe_backward(dy, n, forward, weights, shape, partition);
+        std::vector<Vector> dscores;
+        for (std::size_t r = 0; c.alpha > 0 && r < ranks; ++r)
+            dscores.push_back(balance_loss(forward.tokens[r].scores, forward.tokens[r].experts,
+                                           shape.router, c.sequences, c.sequences, c.alpha)
+                                  .dscores);
+        const MoeGrads grads = moe_backward(dy, n, forward, weights, shape, partition, dscores);
         expected.y.emplace_back();
         expected.dx.emplace_back();
         for (std::size_t r = 0; r < ranks; ++r) {
@@ -317,6 +327,16 @@ void check_against_reference(const Case& c, const Results& results) {
     }
 }
 
+/// That a layer without the balance loss would be found out.
+void check_that_balance_shows(const Case& c) {
+    Case without = c;
+    without.alpha = 0;
+    const std::string gate = "model.layers.0.mlp.gate.weight";
+    EXPECT_GT(test::calc_diff(test::to_float(expect_layer(without).gradients.at(gate)),
+                              expect_layer(c).gradients.at(gate)),
+              1e-2);
+}
+
 class MoeFfnAcrossRanks : public ::testing::TestWithParam<Case> {};
 
 TEST_P(MoeFfnAcrossRanks, MatchesTheReferenceInEveryOrder) {
@@ -326,6 +346,8 @@ TEST_P(MoeFfnAcrossRanks, MatchesTheReferenceInEveryOrder) {
     options.sync = SyncMode::Overlap;
     const Results overlap = run_layer(c, options, *transport);
     check_against_reference(c, overlap);
+    if (c.alpha > 0)
+        check_that_balance_shows(c);
     options.sync = SyncMode::Serial;
     ALL_RANKS_TRUE(run_layer(c, options, *transport) == overlap);
     options.sync = SyncMode::Shuffle;
@@ -350,7 +372,15 @@ INSTANTIATE_TEST_SUITE_P(
                       Case{"fewer_experts_than_ranks", 3, 2, 0, DType::F32, 8,
                            [](int, std::size_t m) -> std::uint64_t { return 20 + m; }},
                       Case{"bf16", 8, 2, 1, DType::BF16, 16,
-                           [](int, std::size_t) -> std::uint64_t { return 40; }}),
+                           [](int, std::size_t) -> std::uint64_t { return 40; }},
+                      Case{"balance_loss", 7, 3, 1, DType::F32, 1,
+                           [](int rank, std::size_t m) -> std::uint64_t {
+                               return rank == 1 ? 0
+                                                : 3 * (7 + static_cast<std::uint64_t>(rank) + m);
+                           },
+                           300, 3},
+                      Case{"balance_loss_bf16", 8, 2, 1, DType::BF16, 16,
+                           [](int, std::size_t) -> std::uint64_t { return 40; }, 300, 4}),
     [](const auto& test) { return std::string(test.param.name); });
 
 } // namespace

@@ -151,6 +151,10 @@ TEST_F(GuardPages, Router) {
                     ops::router_forward(r, logits, bias, scores, ids, weights, options);
                     ops::router_dgrad(r, weights, ids, scores, logits, options);
                     ops::expert_counts(r, ids, counts, false);
+                    const TensorView runs =
+                        TensorView::contiguous(counts.buffer, DType::U32, {1, experts});
+                    ops::expert_counts(r, ids, runs, false);
+                    ops::router_dgrad(r, weights, ids, scores, logits, options, {runs, 0.5f});
                     ops::router_bias_update(r, counts, bias, 0.1f);
                 });
         }

@@ -56,6 +56,7 @@ protected:
                 .normalize = c.normalise,
                 .scale = c.scale};
     }
+    void compare_forms(const RouterCase& c, std::uint32_t balance);
 };
 
 TEST_P(OpsRouter, ForwardAndGradientMatchTheReference) {
@@ -115,9 +116,84 @@ TEST_P(OpsRouter, ForwardAndGradientMatchTheReference) {
     }
 }
 
-/// The kernels have two forms, of which the ops take one per device; this runs both.
-TEST_P(OpsRouter, BothFormsOfTheKernelsAgree) {
+/// Runs of equal length that the case's tokens make: more than one where they can.
+std::uint64_t sequences_of(const RouterCase& c) {
+    for (std::uint64_t divisor = 2; divisor < c.tokens; ++divisor)
+        if (c.tokens % divisor == 0)
+            return divisor;
+    return 1;
+}
+
+TEST_P(OpsRouter, BalanceLossAddsItsGradient) {
     const RouterCase c = GetParam();
+    const std::uint64_t sequences = sequences_of(c), length = c.tokens / sequences;
+    const auto logits = test::random_f32(c.tokens * c.experts, 1, -4, 4);
+    const auto d_weights = test::random_f32(c.tokens * c.top_k, 3);
+    const OpTensor logits_t = tensor(DType::F32, {c.tokens, c.experts}, logits);
+    const OpTensor d_weights_t = tensor(DType::F32, {c.tokens, c.top_k}, d_weights);
+    const OpTensor scores = result(DType::F32, {c.tokens, c.experts});
+    const OpTensor ids = result(DType::I32, {c.tokens, c.top_k});
+    const OpTensor weights = result(DType::F32, {c.tokens, c.top_k});
+    const OpTensor counts = result(DType::U32, {sequences, c.experts});
+    const OpTensor d_logits = result(DType::F32, {c.tokens, c.experts});
+    const OpTensor without = result(DType::F32, {c.tokens, c.experts});
+    const OpTensor plain = result(DType::F32, {c.tokens, c.experts});
+    // Of the size of the gradient that comes through the weights.
+    const double alpha = 2.0 * static_cast<double>(c.tokens);
+    const double weight =
+        alpha * static_cast<double>(c.experts) / static_cast<double>(c.top_k * length * c.tokens);
+    run([&](Recording& recording) {
+        ops::router_forward(recording, logits_t, {}, scores, ids, weights, options(c));
+        ops::expert_counts(recording, ids, counts, false);
+        ops::router_dgrad(recording, d_weights_t, ids, scores, d_logits, options(c),
+                          {counts, static_cast<float>(weight)});
+        ops::router_dgrad(recording, d_weights_t, ids, scores, without, options(c), {counts, 0});
+        ops::router_dgrad(recording, d_weights_t, ids, scores, plain, options(c));
+    });
+    EXPECT_EQ(read(without), read(plain)) << "a weight of 0 is no balance loss";
+
+    const reference::RouterShape shape = this->shape(c);
+    const auto chosen = read<std::int32_t>(ids);
+    const auto expected_scores = reference::router_scores(to_double(logits), shape);
+    const auto actual_counts = read<std::uint64_t>(counts);
+    for (std::uint64_t s = 0; s < sequences; ++s) {
+        const auto of_sequence = std::span(chosen).subspan(s * length * c.top_k, length * c.top_k);
+        const auto expected_counts = reference::count_experts(of_sequence, c.experts);
+        for (std::uint64_t e = 0; e < c.experts; ++e)
+            ASSERT_EQ(actual_counts[s * c.experts + e], expected_counts[e])
+                << "sequence " << s << " expert " << e;
+    }
+    const auto balance =
+        reference::balance_loss(expected_scores, chosen, shape, sequences, sequences, alpha);
+    const auto expected = reference::router_input_grad(to_double(d_weights), balance.dscores,
+                                                       expected_scores, chosen, shape);
+    double largest = c.scale * (c.normalise ? 2 : 1);
+    for (const double value : balance.dscores)
+        largest = std::max(largest, std::abs(value));
+    const double ulps = 8 + static_cast<double>(c.experts);
+    EXPECT_TRUE(elements_match(read(d_logits), expected, {c.tokens, c.experts},
+                               storage_bound(DType::F32, 4 * ulps, largest)));
+    if (c.top_k == c.experts) { // all are loaded alike: nothing to balance
+        EXPECT_LE(test::calc_diff(read(d_logits), to_double(read(plain))), 1e-9);
+        return;
+    }
+    EXPECT_LE(test::calc_diff(read(d_logits), expected), 1e-9);
+    EXPECT_GT(test::calc_diff(read(plain), expected), 1e-3) << "the balance must show";
+}
+
+/// The kernels have two forms, of which the ops take one per device; this runs both, with and
+/// without the balance loss.
+TEST_P(OpsRouter, BothFormsOfTheKernelsAgree) {
+    for (const std::uint32_t balance : {0u, 1u})
+        compare_forms(GetParam(), balance);
+}
+
+void OpsRouter::compare_forms(const RouterCase& c, std::uint32_t balance) {
+    const std::uint64_t sequences = sequences_of(c);
+    std::vector<std::uint32_t> loads(sequences * c.experts);
+    for (std::size_t i = 0; i < loads.size(); ++i)
+        loads[i] = static_cast<std::uint32_t>(i * 7 % 11);
+    const OpTensor counts = tensor(DType::U32, {sequences, c.experts}, loads);
     const OpTensor logits =
         tensor(DType::F32, {c.tokens, c.experts}, test::random_f32(c.tokens * c.experts, 4, -4, 4));
     const OpTensor bias =
@@ -155,20 +231,23 @@ TEST_P(OpsRouter, BothFormsOfTheKernelsAgree) {
                     .has_bias = 1,
                     .route_scale = static_cast<float>(c.scale)},
                 {.x = 5}); // fewer workgroups than tokens: they loop
-            recording.dispatch(
-                kernels::RouterDgrad{
-                    .constants = {.local_size = 32, .row_per_workgroup = by_workgroup},
-                    .d_topk_weights = d_weights.view.buffer,
-                    .topk_ids = ids_t.view.buffer,
-                    .scores = scores.view.buffer,
-                    .d_logits = d_logits_t.view.buffer,
-                    .tokens = word(c.tokens),
-                    .experts = word(c.experts),
-                    .top_k = word(c.top_k),
-                    .use_softmax = softmax,
-                    .normalise = normalise,
-                    .route_scale = static_cast<float>(c.scale)},
-                {.x = 5});
+            recording.dispatch(kernels::RouterDgrad{.constants = {.local_size = 32,
+                                                                  .row_per_workgroup = by_workgroup,
+                                                                  .balance = balance},
+                                                    .d_topk_weights = d_weights.view.buffer,
+                                                    .topk_ids = ids_t.view.buffer,
+                                                    .scores = scores.view.buffer,
+                                                    .counts = counts.view.buffer,
+                                                    .d_logits = d_logits_t.view.buffer,
+                                                    .tokens = word(c.tokens),
+                                                    .experts = word(c.experts),
+                                                    .top_k = word(c.top_k),
+                                                    .use_softmax = softmax,
+                                                    .normalise = normalise,
+                                                    .route_scale = static_cast<float>(c.scale),
+                                                    .run_tokens = word(c.tokens / sequences),
+                                                    .balance_weight = 0.25f},
+                               {.x = 5});
         });
         ids[by_workgroup] = read<std::int32_t>(ids_t);
         weights[by_workgroup] = read(weights_t);
@@ -177,13 +256,15 @@ TEST_P(OpsRouter, BothFormsOfTheKernelsAgree) {
     EXPECT_EQ(ids[0], ids[1]);
     if (!c.softmax) { // whose sum has another order
         EXPECT_EQ(weights[0], weights[1]);
-        EXPECT_EQ(d_logits[0], d_logits[1]);
+        if (balance == 0) { // likewise
+            EXPECT_EQ(d_logits[0], d_logits[1]);
+        }
     }
     const double ulps = 8 + static_cast<double>(c.experts);
     EXPECT_TRUE(elements_match(weights[1], to_double(weights[0]), {c.tokens, c.top_k},
                                storage_bound(DType::F32, 2 * ulps)));
     EXPECT_TRUE(elements_match(d_logits[1], to_double(d_logits[0]), {c.tokens, c.experts},
-                               storage_bound(DType::F32, 2 * ulps, 2 * c.scale)));
+                               storage_bound(DType::F32, 2 * ulps, 2 * c.scale + balance * 3)));
 }
 
 INSTANTIATE_TEST_SUITE_P(Table, OpsRouter, ::testing::ValuesIn(kRouterCases),
@@ -238,6 +319,13 @@ TEST_F(OpsRouterRules, SaysWhatDoesNotFit) {
         EXPECT_EQ(error.code(), ErrorCode::InvalidArgument);
         EXPECT_NE(error.message().find("top_k is 7 of 6"), std::string::npos) << error.message();
     }
+    const OpTensor one = result(DType::I32, {3, 1});
+    EXPECT_THROW(ops::expert_counts(recording, one, result(DType::U32, {2, 6}), true), Error)
+        << "3 tokens in 2 sequences";
+    EXPECT_THROW(ops::router_dgrad(recording, result(DType::F32, {3, 1}), one, logits, logits, {},
+                                   {result(DType::U32, {3, 5}), 1}),
+                 Error)
+        << "5 counts of 6 experts";
     EXPECT_EQ(recording.num_operations(), 0u);
 }
 

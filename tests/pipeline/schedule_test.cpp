@@ -5,6 +5,8 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <sstream>
+#include <string>
 
 namespace bellows {
 namespace {
@@ -24,22 +26,79 @@ TEST(Schedule, IsVerifiedForAllSizes) {
         }
 }
 
-TEST(Schedule, TheVerifierFindsBrokenOnes) {
+/// The reverse of to_text(): stages end with ';', "X7" is an op of no known kind.
+Schedule parse(std::uint64_t micro_batches, const std::string& text) {
+    Schedule schedule{0, micro_batches, {}};
+    std::istringstream stages(text);
+    for (std::string stage; std::getline(stages, stage, ';'); ++schedule.num_stages) {
+        schedule.stages.emplace_back();
+        std::istringstream ops(stage);
+        for (std::string op; ops >> op;)
+            schedule.stages.back().push_back(
+                {static_cast<OpKind>(std::string("FBW...X").find(op[0])),
+                 std::stoull(op.substr(1))});
+    }
+    return schedule;
+}
+
+void expect_refused(const Schedule& schedule, const std::string& part) {
+    try {
+        verify(schedule);
+        ADD_FAILURE() << "accepted, expected: " << part;
+    } catch (const Error& error) {
+        EXPECT_EQ(error.code(), ErrorCode::InvalidArgument);
+        EXPECT_NE(error.message().find(part), std::string::npos) << error.message();
+    }
+}
+
+TEST(Schedule, TheVerifierTakesWhatIsNotOurs) {
+    // Forwards and gradients in another order than ours, on both stages alike.
+    EXPECT_NO_THROW(verify(parse(2, "F1 F0 B1 B0 W0 W1;F1 F0 B1 B0 W0 W1")));
+    EXPECT_NO_THROW(verify(parse(3, "F0 B0 F1 B1 W0 W1 F2 B2 W2")));
+}
+
+TEST(Schedule, TheVerifierRefusesSizesAndRangesBeforeItUsesThem) {
+    expect_refused({0, 0, {}}, "at least one stage and one micro-batch");
+    expect_refused({1, 0, {{}}}, "at least one stage and one micro-batch");
+    expect_refused({3, 1, one_f_one_b(2, 1).stages}, "ops for 2 stages, not for 3");
+    expect_refused({1, 1, one_f_one_b(2, 1).stages}, "ops for 2 stages, not for 1");
+    const std::uint64_t many = std::uint64_t{1} << 63; // three times as many wrap around to as many
+    expect_refused({1, many, {{}}}, "stage 0 has 0 ops");
+    expect_refused(parse(2, "F0 B0 W0 F1 B1"), "stage 0 has 5 ops, not three for each of 2");
+    expect_refused(parse(2, "F0 B0 W0 F2 B1 W1"), "stage 0, F2: there are micro-batches 0 to 1");
+    expect_refused(parse(1, "F0 B18446744073709551615 W0"), "micro-batches 0 to 0");
+    expect_refused(parse(1, "F0 B0 X0"), "stage 0, ?0: no kind of op has the number 6");
+    EXPECT_THROW(one_f_one_b(2, 2).peak_in_flight(2), Error);
+    EXPECT_EQ(parse(1, "W0 F0 B0").peak_in_flight(0), 1u);
+    EXPECT_THROW(one_f_one_b(0, 1), Error);
+    EXPECT_THROW(one_f_one_b(1, 0), Error);
+}
+
+TEST(Schedule, TheVerifierFindsBrokenOrders) {
     Schedule lost = one_f_one_b(2, 2);
     lost.stages[0].pop_back();
-    EXPECT_THROW(verify(lost), Error);
+    expect_refused(lost, "stage 0 has 5 ops");
+    expect_refused(parse(2, "F0 F0 B0 W0 B1 W1"), "stage 0, F0: runs twice");
+    expect_refused(parse(1, "F0 B0 W0;B0 F0 W0"), "waits for an op that never runs before it");
+    expect_refused(parse(1, "F0 W0 B0"), "stage 0, W0: waits for an op");
+    // Each stage waits for the other.
+    expect_refused(parse(2, "F0 B0 W0 F1 B1 W1;F0 F1 B0 W0 B1 W1"), "waits for an op");
+    expect_refused(parse(2, "F0 F1 B1 W1 B0 W0"), "W1: weight gradients must be summed");
+}
 
-    Schedule swapped = one_f_one_b(2, 2);
-    std::swap(swapped.stages[1][0], swapped.stages[1][1]); // B0 before F0
-    EXPECT_THROW(verify(swapped), Error);
+TEST(Schedule, TheVerifierFindsMessagesInTheWrongOrder) {
+    // Every op finds what it needs; but the edges are FIFOs.
+    expect_refused(parse(2, "F0 F1 B0 W0 B1 W1;F1 F0 B0 W0 B1 W1"),
+                   "stage 1, F1: takes message 0 of stage 0, which is that of F0");
+    expect_refused(parse(2, "F0 F1 B0 W0 B1 W1;F0 F1 B1 B0 W0 W1"),
+                   "stage 0, B0: takes message 0 of stage 1, which is that of B1");
+}
 
-    Schedule crossed = one_f_one_b(1, 2); // sums in descending order
-    crossed.stages[0] = {{OpKind::Forward, 0},       {OpKind::Forward, 1},
-                         {OpKind::InputGradient, 1}, {OpKind::WeightGradient, 1},
-                         {OpKind::InputGradient, 0}, {OpKind::WeightGradient, 0}};
-    EXPECT_THROW(verify(crossed), Error);
-
-    EXPECT_THROW(one_f_one_b(0, 1), Error);
+TEST(Schedule, TheVerifierFindsASlotThatIsTakenTwice) {
+    // Two micro-batches in flight at most, but 0 and 2 meet in slot 0.
+    const Schedule schedule = parse(3, "F0 F2 B0 W0 F1 B1 W1 B2 W2");
+    EXPECT_EQ(schedule.peak_in_flight(0), 2u);
+    expect_refused(schedule, "stage 0, F2: needs slot 0 of 2, which still holds micro-batch 0");
 }
 
 } // namespace

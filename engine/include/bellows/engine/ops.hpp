@@ -52,13 +52,23 @@ void router_forward(Recording& recording, const TensorView& logits, const Tensor
                     const TensorView& scores, const TensorView& topk_ids,
                     const TensorView& topk_weights, const RouterOptions& options);
 
+/// DeepSeek-V3's sequence-wise balance loss (its paper, section 2.1.2), as far as the gradient
+/// goes: weight * sum over tokens and experts of counts[sequence of the token, e] * s_e / sum_j
+/// s_j, the counts being constants. With weight = alpha * experts / (top_k * seq) / tokens of the
+/// batch it is alpha * sum_e f_e P_e, averaged over the batch's sequences.
+struct RouterBalance {
+    TensorView counts; ///< [sequences, experts] u32 (expert_counts); sequences divides tokens
+    float weight = 0;  ///< 0: no balance loss, counts are not read
+};
+
 /// d_topk_weights: [tokens, top_k] f32; d_logits (out): [tokens, experts] f32.
 void router_dgrad(Recording& recording, const TensorView& d_topk_weights,
                   const TensorView& topk_ids, const TensorView& scores, const TensorView& d_logits,
-                  const RouterOptions& options);
+                  const RouterOptions& options, const RouterBalance& balance = {});
 
-/// counts: [experts] u32, the number of slots that chose each expert. topk_ids: [tokens, top_k]
-/// i32; other values than 0..experts-1 are not counted.
+/// counts: [experts] u32, the number of slots that chose each expert; or [sequences, experts], of
+/// each of so many equal runs of tokens. topk_ids: [tokens, top_k] i32; other values than
+/// 0..experts-1 are not counted.
 void expert_counts(Recording& recording, const TensorView& topk_ids, const TensorView& counts,
                    bool accumulate);
 

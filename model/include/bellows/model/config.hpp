@@ -48,7 +48,9 @@ struct ModelConfig {
     double route_scale = 1;      ///< and multiplied by this
     bool router_bias = true;     ///< a bias per expert that takes part in the choice only
     double bias_update_rate = 0.001;
-    double balance_loss_alpha = 0; ///< weight of the sequence-wise balance loss
+    /// Weight of the sequence-wise balance loss: its gradient is added in the router's; reported
+    /// losses stay the cross-entropy alone.
+    double balance_loss_alpha = 0;
 
     double norm_eps = 1e-6;
     bool tied_embeddings = false; ///< the output head is the embedding table

@@ -7,7 +7,10 @@
 //   forward:         ROUTER(F) DISPATCH(F) SHARED(F) MLP(F) COMBINE(F)
 //   input gradient:  DISPATCH(B) SHARED(B) MLP(B) COMBINE(B) ROUTER(B)
 //   weight gradient: MLP(W) SHARED(W)
-// Weight gradients accumulate onto ParameterStore's gradients.
+// Weight gradients accumulate onto ParameterStore's gradients. With balance_loss_alpha > 0
+// ROUTER(B) adds the gradient of DeepSeek-V3's sequence-wise balance loss (reference/router.hpp has
+// the formula), each slot's `seq` tokens being a sequence; its value is no part of any reported
+// loss.
 
 #include <bellows/comm/expert_exchange.hpp>
 #include <bellows/model/config.hpp>
@@ -26,6 +29,8 @@ public:
            ExpertExchange& exchange);
     ~MoeFfn() override;
 
+    /// Throws Error{InvalidArgument} when there is a balance loss and the tokens are not whole
+    /// sequences.
     std::unique_ptr<LayerSlot> create_slot(const SlotDesc& desc) override;
 
     /// Slots of this rank's tokens that chose each expert since the last clear: [routed_experts]

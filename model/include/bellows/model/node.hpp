@@ -64,8 +64,9 @@ private:
 struct SlotDesc {
     std::string name;         ///< e.g. "layer 3 slot 1", for errors, memory and the trace
     std::uint64_t tokens = 0; ///< of the micro-batch: sequences * seq
-    std::uint64_t seq = 0;
+    std::uint64_t seq = 0;    ///< of a sequence; divides tokens
     LayerTensors tensors;
+    float loss_scale = 1; ///< what the loss of a token is multiplied with: 1 / tokens of the batch
 };
 
 class Layer {

@@ -27,7 +27,8 @@ struct Schedule {
     std::uint64_t num_micro_batches = 0;
     std::vector<std::vector<ScheduleOp>> stages; ///< ops of each stage
 
-    /// Micro-batches whose activations a stage holds at once.
+    /// Micro-batches whose activations a stage holds at once, from forward to weight gradient:
+    /// micro-batch m is kept in slot m % peak_in_flight. Throws Error{InvalidArgument}.
     std::uint64_t peak_in_flight(std::uint64_t stage) const;
 };
 
@@ -36,11 +37,14 @@ struct Schedule {
 /// Throws Error{InvalidArgument} when there is no stage or no micro-batch.
 Schedule one_f_one_b(std::uint64_t num_stages, std::uint64_t num_micro_batches);
 
-/// Checks that every micro-batch has each op once, in dependency order, weight gradients in
-/// ascending order of micro-batches, and that the stages can wait for each other without deadlock.
-/// Throws Error{Internal} that names the op.
+/// Checks any schedule, whoever made it: sizes and ranges; every micro-batch has each op once, in
+/// dependency order, without deadlock; neighbours send and take messages in one order, the edges
+/// between them being FIFOs; weight gradients come in ascending order of micro-batches; and no slot
+/// is taken while it is held. Throws Error{InvalidArgument} that names the stage and the op.
 void verify(const Schedule& schedule);
 
+/// "F0".
+std::string to_text(const ScheduleOp& op);
 /// "F0 F1 B0 W0 …", one line per stage.
 std::string to_text(const Schedule& schedule);
 
