@@ -84,23 +84,6 @@ MoeSlot::MoeSlot(MoeFfn::Impl& layer, const SlotDesc& desc)
     scores_ = make("router scores", DType::F32, {tokens, experts});
     ids_ = make("expert ids", DType::I32, {tokens, c.top_k});
     weights_ = make("expert weights", DType::F32, {tokens, c.top_k});
-<<<<<<< HEAD
-=======
-    d_weights_ =
-        make("expert weight gradients", DType::F32, {tokens, c.top_k}, MemoryCategory::Scratch);
-    d_logits_ = make("router logit gradients", DType::F32, {tokens, experts},
-                     MemoryCategory::DeferredWgrad);
-    d_norm_ = make("norm gradients", act_, {tokens, c.hidden}, MemoryCategory::DeferredWgrad);
-    if (c.balance_loss_alpha > 0 && tokens > 0) {
-        if (desc_.seq == 0 || tokens % desc_.seq != 0)
-            throw Error(ErrorCode::InvalidArgument, desc_.name + ": " + std::to_string(tokens) +
-                                                        " tokens are no whole sequences of " +
-                                                        std::to_string(desc_.seq) +
-                                                        ", which the balance loss counts");
-        sequence_counts_ = make("expert counts of sequences", DType::U32,
-                                {tokens / desc_.seq, experts}, MemoryCategory::Scratch);
-    }
->>>>>>> w-model
     if (has_shared_) {
         shared_gate_up_ = make("shared gate and up", act_, {tokens, 2 * c.shared_ffn()});
         shared_hidden_ = make("shared hidden", act_, {tokens, c.shared_ffn()});
@@ -163,6 +146,15 @@ void MoeSlot::make_gradients() {
     d_logits_ = make("router logit gradients", DType::F32, {tokens, c.routed_experts},
                      MemoryCategory::DeferredWgrad);
     d_norm_ = make("norm gradients", act_, {tokens, c.hidden}, MemoryCategory::DeferredWgrad);
+    if (c.balance_loss_alpha > 0 && tokens > 0) {
+        if (desc_.seq == 0 || tokens % desc_.seq != 0)
+            throw Error(ErrorCode::InvalidArgument, desc_.name + ": " + std::to_string(tokens) +
+                                                        " tokens are no whole sequences of " +
+                                                        std::to_string(desc_.seq) +
+                                                        ", which the balance loss counts");
+        sequence_counts_ = make("expert counts of sequences", DType::U32,
+                                {tokens / desc_.seq, c.routed_experts}, MemoryCategory::Scratch);
+    }
     if (has_shared_)
         d_shared_hidden_ = make("shared hidden gradients", act_, {tokens, c.shared_ffn()},
                                 MemoryCategory::Scratch);
