@@ -191,12 +191,13 @@ std::string describe(const Corpus& corpus) {
     std::string text = std::to_string(corpus.num_documents()) +
                        (corpus.num_documents() == 1 ? " document, " : " documents, ") +
                        format_bytes(corpus.num_text_bytes());
-    const char* between = "; skipped ";
+    std::string reasons;
     for (const auto& [reason, count] : skipped) {
-        text += between + std::to_string(count) + " " + reason;
-        between = ", ";
+        reasons += (reasons.empty() ? "" : ", ") + reason + " " + std::to_string(count);
     }
-    return text;
+    return reasons.empty() ? text
+                           : text + "; skipped " + std::to_string(corpus.skipped().size()) + " (" +
+                                 reasons + ")";
 }
 
 DataSplit split_corpus(const Corpus& corpus, double holdout_fraction) {

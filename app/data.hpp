@@ -58,7 +58,7 @@ private:
     std::vector<SkippedFile> skipped_;
 };
 
-/// "5 documents, 1.2 MiB; skipped 3 binary, 1 hidden".
+/// "5 documents, 1.2 MiB; skipped 4 (binary 3, hidden 1)".
 std::string describe(const Corpus& corpus);
 
 /// Tokens [first, first + count) of a corpus.
