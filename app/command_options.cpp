@@ -176,8 +176,15 @@ void check_training_input(const TrainOptions& options) {
     const TrainConfig& train = options.config.train;
     const Tokenizer tokenizer = Tokenizer::from_name(train.tokenizer);
     const Corpus corpus = read_training_text(options.config, tokenizer);
-    const BatchSource source(corpus, split_corpus(corpus, train.holdout).train,
-                             {train.seed, train.batch, train.seq});
+    const DataSplit split = split_corpus(corpus, train.holdout);
+    const BatchSource source(corpus, split.train, {train.seed, train.batch, train.seq});
+    if (train.holdout > 0 && split.holdout.count <= train.seq) {
+        throw Error(ErrorCode::InvalidArgument,
+                    "holdout = " + std::to_string(train.holdout) + " keeps " +
+                        std::to_string(split.holdout.count) +
+                        " tokens out of training, fewer than one sequence of " +
+                        std::to_string(train.seq) + " + 1; raise it, or set it to 0");
+    }
     if (options.resume) {
         Checkpoint::open(*options.resume).verify();
     }

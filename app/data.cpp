@@ -5,9 +5,11 @@
 #include "app/mix.hpp"
 
 #include <bellows/engine/error.hpp>
+#include <bellows/engine/memory.hpp>
 
 #include <algorithm>
 #include <limits>
+#include <map>
 #include <set>
 #include <system_error>
 
@@ -179,6 +181,23 @@ void Corpus::copy(std::uint64_t first, std::span<std::uint32_t> out) const {
             token |= static_cast<std::uint32_t>(*at++) << (8 * byte);
         }
     }
+}
+
+std::string describe(const Corpus& corpus) {
+    std::map<std::string, std::uint64_t> skipped;
+    for (const SkippedFile& file : corpus.skipped()) {
+        ++skipped[file.reason];
+    }
+    std::string text = std::to_string(corpus.num_documents()) +
+                       (corpus.num_documents() == 1 ? " document, " : " documents, ") +
+                       format_bytes(corpus.num_text_bytes());
+    std::string reasons;
+    for (const auto& [reason, count] : skipped) {
+        reasons += (reasons.empty() ? "" : ", ") + reason + " " + std::to_string(count);
+    }
+    return reasons.empty() ? text
+                           : text + "; skipped " + std::to_string(corpus.skipped().size()) + " (" +
+                                 reasons + ")";
 }
 
 DataSplit split_corpus(const Corpus& corpus, double holdout_fraction) {

@@ -58,6 +58,9 @@ private:
     std::vector<SkippedFile> skipped_;
 };
 
+/// "5 documents, 1.2 MiB; skipped 4 (binary 3, hidden 1)".
+std::string describe(const Corpus& corpus);
+
 /// Tokens [first, first + count) of a corpus.
 struct TokenRange {
     std::uint64_t first = 0;

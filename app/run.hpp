@@ -5,6 +5,7 @@
 
 #include "app/commands.hpp"
 #include "app/data.hpp"
+#include "app/language_model.hpp"
 #include "app/words.hpp"
 
 #include <string>
@@ -17,8 +18,9 @@ int run_generate(const GenerateOptions& options);
 int run_info(const InfoOptions& options);
 int run_selftest(const SelftestOptions& options);
 
-/// The prompt and what the model writes after it. One rank, on a device of its own.
-std::string generate_text(const GenerateOptions& options);
+/// The prompt and what the model writes after it. The tokenizer's ids must be the model's.
+std::string generate_text(LanguageModel& model, const Tokenizer& tokenizer,
+                          const GenerateOptions& options);
 
 /// The different words of a text, of its first 64 Mi tokens if it is longer.
 WordSet words_of(const Corpus& corpus, const Tokenizer& tokenizer);

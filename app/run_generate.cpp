@@ -3,7 +3,6 @@
 // `seq` tokens of the text.
 #include "app/run.hpp"
 
-#include "app/language_model.hpp"
 #include "app/run_device.hpp"
 #include "app/sampling.hpp"
 
@@ -14,14 +13,11 @@
 
 namespace bellows {
 
-std::string generate_text(const GenerateOptions& options) {
-    const Tokenizer tokenizer = Tokenizer::from_name(options.config.train.tokenizer);
-    check_vocabulary(options.config.model, tokenizer);
+std::string generate_text(LanguageModel& model, const Tokenizer& tokenizer,
+                          const GenerateOptions& options) {
     std::vector<std::uint32_t> text = tokenizer.encode(options.prompt);
     if (text.empty())
         text.push_back(tokenizer.end_of_document());
-    LanguageModel model(run_device_options(options.config.train.device, 0), options.checkpoint,
-                        options.config);
     const SamplingParams sampling{options.temperature, options.seed};
     for (std::uint64_t i = 0; i < options.tokens; ++i) {
         // The model's vocabulary may be larger: it is a multiple of 8.
@@ -52,7 +48,11 @@ int run_generate(const GenerateOptions& options) {
                                                        options.known_text.end());
         known = words_of(Corpus::read(paths, bytes), bytes);
     }
-    const std::string text = generate_text(options);
+    const Tokenizer tokenizer = Tokenizer::from_name(options.config.train.tokenizer);
+    check_vocabulary(options.config.model, tokenizer);
+    LanguageModel model(run_device_options(options.config.train.device, 0), options.checkpoint,
+                        options.config);
+    const std::string text = generate_text(model, tokenizer, options);
     std::printf("%s\n", text.c_str());
     std::fflush(stdout);
     if (known) // what the model wrote, not what it was given

@@ -3,6 +3,7 @@
 #include "app/run.hpp"
 
 #include "app/file_io.hpp"
+#include "app/language_model.hpp"
 #include "app/loss_plot.hpp"
 #include "app/memory_estimate.hpp"
 #include "app/metrics.hpp"
@@ -16,11 +17,13 @@
 
 #include <bellows/engine/error.hpp>
 
+#include <algorithm>
 #include <chrono>
 #include <cstdio>
 #include <optional>
 #include <string>
 #include <utility>
+#include <vector>
 
 namespace bellows {
 
@@ -87,8 +90,10 @@ TrainRun::TrainRun(const TrainOptions& options, World& world)
       corpus_(read_training_text(options.config, tokenizer_)),
       batches_(corpus_, split_corpus(corpus_, train_.holdout).train,
                {train_.seed, train_.batch, train_.seq}) {
-    if (leads())
+    if (leads()) {
         progress_.emplace(stdout, train_.steps, ProgressReporter::detect(stdout));
+        progress_->note("text: " + describe(corpus_));
+    }
     DeviceOptions device_options = run_device_options(train_.device, world_.local_rank());
     device_options.trace = true;
     // Drivers that find them in a cache are through before anybody would want to know. How many
@@ -247,20 +252,41 @@ std::optional<Results> TrainRun::run() {
     return std::move(results_);
 }
 
-/// Text of the finished model. It is no part of the run, which is good without it.
-void add_sample(const TrainOptions& options, Results& results) {
+/// Of the text that `holdout` keeps out of training: of its first sequences, nats per token.
+std::optional<double> held_out_loss(LanguageModel& model, const TrainConfig& train,
+                                    const Corpus& corpus) {
+    constexpr std::uint64_t kMostSequences = 64;
+    const TokenRange held_out = split_corpus(corpus, train.holdout).holdout;
+    if (held_out.count == 0)
+        return std::nullopt;
+    const BatchSource lines(corpus, held_out, {train.seed, 1, train.seq});
+    const std::uint64_t count = std::min(kMostSequences, lines.sequences_per_epoch());
+    std::vector<std::uint32_t> line(train.seq + 1);
+    double sum = 0;
+    for (std::uint64_t i = 0; i < count; ++i) {
+        lines.sequence(i, 0, line);
+        sum += model.loss(line);
+    }
+    return sum / static_cast<double>(count);
+}
+
+/// Held-out loss and text of the finished model. They are no part of the run, which is good without
+/// them.
+void try_model(const TrainOptions& options, Results& results) {
     try {
+        const TrainConfig& train = options.config.train;
+        LanguageModel model(run_device_options(train.device, 0), results.checkpoint,
+                            options.config);
+        results.summary.held_out_loss = held_out_loss(model, train, results.corpus);
         GenerateOptions generate;
-        generate.checkpoint = results.checkpoint;
-        generate.config = options.config;
         generate.prompt = "The ";
         generate.tokens = 240;
         generate.temperature = 0.7;
-        results.summary.sample = generate_text(generate);
+        results.summary.sample = generate_text(model, results.tokenizer, generate);
         results.summary.words =
             check_words(results.summary.sample, words_of(results.corpus, results.tokenizer));
     } catch (const std::exception& error) {
-        std::fprintf(stderr, "warning: no sample: %s\n", error.what());
+        std::fprintf(stderr, "warning: the finished model was not tried: %s\n", error.what());
     }
 }
 
@@ -280,7 +306,7 @@ int run_train(const TrainOptions& options) {
     // However long this takes, the other ranks have been let go.
     if (results) {
         if (!results->checkpoint.empty())
-            add_sample(options, *results);
+            try_model(options, *results);
         std::fputs(format_summary(results->summary).c_str(), stdout);
         std::fflush(stdout);
     }

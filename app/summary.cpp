@@ -50,6 +50,7 @@ std::string format_summary(const RunSummary& summary) {
     out << "trained " << summary.steps << " steps in " << format_duration(summary.seconds) << "\n";
     line("loss at the start  ", loss(summary.first_loss));
     line("loss at the end    ", loss(summary.last_loss));
+    line("held-out loss      ", summary.held_out_loss ? loss(*summary.held_out_loss) : "");
     line("speed              ", format_count(summary.tokens_per_s) + " tokens/s");
     line("memory (rank 0)    ", summary.memory);
     line("loss picture       ", summary.loss_picture.string());

@@ -8,14 +8,16 @@
 
 #include <cstdint>
 #include <filesystem>
+#include <optional>
 #include <string>
 #include <vector>
 
 namespace bellows {
 
 struct RunSummary {
-    double first_loss = 0; ///< first step of the run, resumed part included
-    double last_loss = 0;  ///< mean of the last steps
+    double first_loss = 0;               ///< first step of the run, resumed part included
+    double last_loss = 0;                ///< mean of the last steps
+    std::optional<double> held_out_loss; ///< of text kept out of training
     std::uint64_t steps = 0;
     double seconds = 0;
     double tokens_per_s = 0;

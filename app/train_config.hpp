@@ -20,7 +20,7 @@ namespace bellows {
 struct TrainConfig {
     std::vector<std::string> data;   ///< text files and folders
     std::string tokenizer = "bytes"; ///< or the path of a sentencepiece model
-    double holdout = 0;              ///< share of the tokens kept out of training
+    double holdout = 0;              ///< share of the tokens, at the end, kept for a last check
 
     std::uint64_t steps = 100;       ///< in total, resumed ones included
     std::uint64_t batch = 16;        ///< sequences per step, over all ranks

@@ -1,7 +1,10 @@
 // SPDX-License-Identifier: MIT
 #include "app/checkpoint.hpp"
+#include "app/file_io.hpp"
 
 #include "support/temporary_folder.hpp"
+
+#include <nlohmann/json.hpp>
 
 #include <csignal>
 
@@ -268,6 +271,21 @@ TEST(Checkpoint, AnyDamageIsRefused) {
         run.write("checkpoints/step-1/" + name, good);
         ASSERT_NO_THROW(open_all());
     }
+}
+
+// Checkpoints of earlier versions have keys that nobody reads any more.
+TEST(Checkpoint, MoreKeysInTheStateAreNoDamage) {
+    TemporaryFolder run;
+    const fs::path folder = write_checkpoint(run.path(), 1);
+    auto json = nlohmann::json::parse(content_of(folder / "state.json"));
+    json["notes"]["loss"] = "2.5";
+    json["checksum"] = hex32(0);
+    const std::string text = json.dump();
+    run.write("checkpoints/step-1/state.json", json.dump(2));
+    EXPECT_BELLOWS_ERROR(Checkpoint::open(folder), Corrupt, "check sum");
+    json["checksum"] = hex32(crc32_of(text.data(), text.size()));
+    run.write("checkpoints/step-1/state.json", json.dump(2));
+    EXPECT_NO_THROW(Checkpoint::open(folder).verify());
 }
 
 TEST(Checkpoint, StateCannotLeadOutOfTheFolder) {

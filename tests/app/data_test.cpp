@@ -115,6 +115,11 @@ TEST(Corpus, ReadsFoldersSortedAndSkipsWhatIsNoText) {
                                                         {"link.txt", "symbolic link"},
                                                         {"pipe", "not a regular file"}};
     EXPECT_EQ(skipped, reasons);
+    folder.write("d.bin", std::string(1, '\0'));
+    EXPECT_EQ(describe(read({folder.path()})),
+              "3 documents, 6 B; skipped 6 (binary 2, empty 1, hidden 1, not a regular file 1, "
+              "symbolic link 1)");
+    EXPECT_EQ(describe(read({folder.path() / "b.txt"})), "1 document, 2 B");
 }
 
 TEST(Corpus, ReadsAFileOnceHoweverItIsReached) {

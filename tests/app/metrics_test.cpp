@@ -203,6 +203,11 @@ TEST(Summary, SaysWhatTheRunDid) {
     EXPECT_NE(text.find("out/trace.json"), std::string::npos) << text;
     EXPECT_NE(text.find("    | two\n"), std::string::npos) << text;
     EXPECT_EQ(text.find("checkpoint"), std::string::npos) << text;
+    EXPECT_EQ(text.find("held-out"), std::string::npos) << text;
+    summary.bytes_per_token = 2;
+    summary.held_out_loss = 3;
+    EXPECT_NE(format_summary(summary).find("held-out loss      1.5000 nats per byte\n"),
+              std::string::npos);
     EXPECT_EQ(summarize({}).steps, 0u);
 }
 

@@ -143,6 +143,25 @@ TEST_F(Output, GenerateWritesWhatTheTokenizerHas) {
     EXPECT_GT(text.size(), std::string("the bel").size() + 20) << text;
 }
 
+TEST_F(Output, TheLossOnHeldOutTextIsTold) {
+    constexpr const char* kLine = "held-out loss ";
+    EXPECT_EQ(finished_.out.find(kLine), std::string::npos) << "nothing was held out";
+    Flags arguments = workspace_->train_arguments("held-out", {"--ranks", "2", "--steps", "30"});
+    arguments.at(2) = workspace_->edited_config("lr = 3e-3", "lr = 3e-3\nholdout = 0.1").string();
+    const Finished finished = workspace_->bellows(arguments);
+    ASSERT_EQ(finished.exit_code, 0) << finished.errors;
+    const std::size_t at = finished.out.find(kLine);
+    ASSERT_NE(at, std::string::npos) << finished.out;
+    // Text of the same kind: near the loss of the last step, far from that of the first.
+    const double loss = std::stod(finished.out.substr(at + std::string(kLine).size()));
+    const auto steps = steps_of(workspace_->path() / "held-out");
+    EXPECT_NEAR(loss, steps.back().loss, 0.1 * steps.back().loss);
+    EXPECT_LT(loss, 0.8 * steps.front().loss);
+    // Too little text for a sequence.
+    arguments.at(2) = workspace_->edited_config("lr = 3e-3", "lr = 3e-3\nholdout = 0.001").string();
+    expect_one_line(workspace_->bellows(arguments), 2, "20 tokens out of training");
+}
+
 TEST_F(Output, SaysHowManyOfItsWordsAreKnown) {
     EXPECT_NE(finished_.out.find("words stand in the training text"), std::string::npos)
         << finished_.out;
@@ -155,7 +174,8 @@ TEST_F(Output, SaysHowManyOfItsWordsAreKnown) {
     EXPECT_EQ(finished.out.find("stand in"), std::string::npos) << finished.out;
 }
 
-TEST_F(Output, SaysWhatMemoryItTook) {
+TEST_F(Output, SaysWhatItReadAndWhatMemoryItTook) {
+    EXPECT_NE(finished_.out.find("text: 1 document, 19."), std::string::npos) << finished_.out;
     EXPECT_NE(finished_.out.find("memory of rank 0, estimated"), std::string::npos)
         << finished_.out;
     EXPECT_NE(finished_.out.find("memory (rank 0) "), std::string::npos) << finished_.out;
