@@ -20,7 +20,7 @@ inline void trace_transfer(Device& device, const std::string& owner, const Trans
     };
     const bool sends = transfer.direction() == Direction::Send;
     device.add_to_trace(
-        {owner + (sends ? " to " : " from ") + std::to_string(transfer.peer()),
+        {owner + (sends ? " messages to " : " messages from ") + std::to_string(transfer.peer()),
          (sends ? "send " : "receive ") + std::to_string(transfer.expected_bytes()) + " bytes",
          owner, ns(transfer.posted()), ns(std::chrono::steady_clock::now())});
 }

@@ -75,6 +75,8 @@ struct Lane::Impl {
         std::optional<LaneContext::Impl> context; ///< set when it has begun
         Clock::time_point not_before, deadline, began;
         std::optional<Clock::time_point> waits_for_caller_since;
+        std::string waits_for; ///< for the trace: what was not there at the first look
+        std::int64_t waits_since_ns = 0;
         bool delayed = false;
         bool stepped_to_end = false;
     };
@@ -177,6 +179,10 @@ bool HostThread::Impl::waits_reached(Lane::Impl& lane, Lane::Impl::Pending& job)
             throw Error(*wait->error);
         if (state == Ticket::State::Reached)
             continue;
+        if (impl.trace && job.waits_for.empty()) {
+            job.waits_for = wait->name;
+            job.waits_since_ns = detail::Trace::now_ns();
+        }
         if (!wait->is_external())
             return false;
         of_caller = wait.get();
@@ -215,6 +221,9 @@ bool HostThread::Impl::begin(Lane::Impl& lane, Lane::Impl::Pending& job) {
     }
     job.began = Clock::now();
     job.deadline = job.began + job.job.timeout;
+    if (!job.waits_for.empty())
+        impl.trace->add({lane.name, "waits for " + job.waits_for, job.job.name, job.waits_since_ns,
+                         job.began.time_since_epoch() / std::chrono::nanoseconds(1)});
     return true;
 }
 

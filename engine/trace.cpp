@@ -8,6 +8,7 @@
 #include <chrono>
 #include <map>
 #include <string>
+#include <tuple>
 #include <utility>
 #include <vector>
 
@@ -127,8 +128,8 @@ void Trace::add_beside(TraceEvent event) {
 }
 
 void Trace::spread_over_lanes() {
-    std::stable_sort(beside_.begin(), beside_.end(), [](const TraceEvent& a, const TraceEvent& b) {
-        return a.begin_ns < b.begin_ns;
+    std::sort(beside_.begin(), beside_.end(), [](const TraceEvent& a, const TraceEvent& b) {
+        return std::tie(a.begin_ns, a.end_ns) < std::tie(b.begin_ns, b.end_ns);
     });
     std::map<std::string, std::vector<std::int64_t>> free_at; // per name: when each lane is free
     for (TraceEvent& event : beside_) {

@@ -113,7 +113,7 @@ TEST_F(Output, TheTraceShowsEveryRank) {
         for (const char* what : {"counts", "records", "parts to sum", "gathering"})
             EXPECT_TRUE(shown[rank].contains(what)) << what << ", rank " << rank;
         for (const std::string owner : {"experts", "gradients"})
-            for (const std::string direction : {" to ", " from "})
+            for (const std::string direction : {" messages to ", " messages from "})
                 EXPECT_TRUE(lanes.contains({rank, owner + direction + std::to_string(1 - rank)}))
                     << owner << direction << 1 - rank;
     }

@@ -11,6 +11,7 @@
 
 #include <algorithm>
 #include <array>
+#include <atomic>
 #include <chrono>
 #include <string>
 #include <thread>
@@ -145,6 +146,34 @@ TEST(EngineTrace, AJobShowsWhatItWaitsForAndWhatItDoes) {
         EXPECT_EQ(phase.lane, "exchange");
         EXPECT_GE(phase.end_ns - phase.begin_ns, 14'000'000) << phase.name;
     }
+}
+
+TEST(EngineTrace, ALaneShowsWhatItsNextJobWaitsFor) {
+    const auto device = tracing_device();
+    HostThread gates(*device, "gates"), thread(*device, "host");
+    Lane gate_lane = gates.add_lane("gates"), lane = thread.add_lane("exchange");
+    std::atomic<bool> open{false};
+    const TimePoint gate =
+        gate_lane.post({.name = "gate", .waits = {}, .accesses = {}, .step = [&](LaneContext&) {
+                            return open ? Progress::Done : Progress::Again;
+                        }});
+    const TimePoint sent =
+        lane.post({.name = "send", .waits = {gate}, .accesses = {}, .step = [](LaneContext&) {
+                       return Progress::Done;
+                   }});
+    std::this_thread::sleep_for(std::chrono::milliseconds(30));
+    open = true;
+    sent.wait();
+    const auto events = device->take_trace();
+    const auto waits = named(events, "send");
+    ASSERT_EQ(waits.size(), 1u);
+    EXPECT_EQ(waits[0].lane, "exchange");
+    EXPECT_EQ(waits[0].name, "waits for gate");
+    EXPECT_GE(waits[0].end_ns - waits[0].begin_ns, 10'000'000);
+    const auto job = std::find_if(events.begin(), events.end(),
+                                  [](const TraceEvent& event) { return event.name == "send"; });
+    ASSERT_NE(job, events.end());
+    EXPECT_EQ(job->begin_ns, waits[0].end_ns);
 }
 
 TEST(EngineTrace, MessagesThatOverlapGetLanesOfTheirOwn) {

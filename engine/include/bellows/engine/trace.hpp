@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: MIT
 #pragma once
 
-// What ran when: device work by timestamps, host lanes (each job, within it what it says that it
-// does, and the messages that it moves) by the clock, both in nanoseconds of the
+// What ran when: device work by timestamps, host lanes by the clock (each job, what its lane waited
+// for before it, what it says that it does, the messages that it moves), both in nanoseconds of the
 // host's steady clock, so that ranks of one machine share a time axis. Device times are exact where
 // DeviceInfo::features has "calibrated_timestamps", else good to about a submission's latency.
 
