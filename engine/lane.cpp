@@ -256,6 +256,8 @@ void HostThread::Impl::end(Lane::Impl& lane, Lane::Impl::Pending& job) {
 }
 
 void HostThread::Impl::fail(Lane::Impl& lane, Lane::Impl::Pending& job, const Error& error) {
+    if (job.job.on_failure)
+        job.job.on_failure(error);
     Device::Impl& impl = device.impl();
     Lane::Impl::Pending finished;
     const std::scoped_lock lock(impl.mutex);

@@ -19,11 +19,20 @@ void Pump::add_serial_wait(const TicketPtr& ticket, std::vector<TicketPtr>& wait
     last_ = ticket;
 }
 
+/// Every edge that accesses imply goes through here, so that a seeded fault can take any of them.
+void Pump::add_derived_waits(std::vector<TicketPtr> derived, std::vector<TicketPtr>& waits) {
+    for (TicketPtr& wait : derived)
+        if (device_.num_waits++ != device_.options.faults.drop_wait)
+            waits.push_back(std::move(wait));
+}
+
 void Pump::order_lane_job(const TicketPtr& ticket, std::vector<TicketPtr>& waits,
                           std::span<const std::pair<BufferView, Access>> accesses) {
+    std::vector<TicketPtr> derived;
     for (const auto& [view, access] : accesses)
         if (view)
-            view.resource->access(range_of(view), access, ticket, waits);
+            view.resource->access(range_of(view), access, ticket, derived);
+    add_derived_waits(std::move(derived), waits);
     add_serial_wait(ticket, waits);
     std::erase_if(waits, [](const TicketPtr& wait) {
         return wait->state.load() == Ticket::State::Reached && wait->lane && wait->inner.empty();
@@ -44,11 +53,7 @@ TicketPtr Pump::submit(Recording::Impl& recording, std::vector<TicketPtr> waits,
         std::vector<TicketPtr> derived;
         for (const auto& use : recording.accesses())
             use.view.resource->access(range_of(use.view), use.access, batch.ticket, derived);
-        for (TicketPtr& wait : derived) {
-            if (device_.num_waits++ == device_.options.faults.drop_wait)
-                continue;
-            waits.push_back(std::move(wait));
-        }
+        add_derived_waits(std::move(derived), waits);
         add_serial_wait(batch.ticket, waits);
     }
     batch.waits = std::move(waits);

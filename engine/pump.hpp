@@ -59,6 +59,7 @@ private:
     void submit_now(Batch& batch);
     std::string breadcrumbs() const;
     void add_serial_wait(const TicketPtr& ticket, std::vector<TicketPtr>& waits);
+    void add_derived_waits(std::vector<TicketPtr> derived, std::vector<TicketPtr>& waits);
 
     Device::Impl& device_;
     std::deque<Batch> held_;

@@ -107,6 +107,48 @@ void lane_and_batch(Device& device) {
     filled.wait();
 }
 
+/// The job reads what a batch that is on its way writes.
+void batch_and_lane(Device& device) {
+    Buffers buffers(device);
+    HostThread thread(device, "host");
+    Lane lane = thread.add_lane("lane");
+    Recording fill(device, QueueRole::Compute, "fills a");
+    fill.fill(buffers.a.view(), 1);
+    device.submit(fill);
+    lane.post({.name = "reader",
+               .waits = {},
+               .accesses = {{buffers.a.view(), Access::Read}},
+               .step = [](LaneContext&) { return Progress::Done; }})
+        .wait();
+}
+
+/// The job writes what a batch that is still held is going to read.
+void held_batch_and_lane(Device& device) {
+    Buffers buffers(device);
+    HostThread thread(device, "host");
+    Lane gates = thread.add_lane("gates"), lane = thread.add_lane("lane");
+    Recording gated(device, QueueRole::Compute, "reads a");
+    gated.copy(buffers.a.view(), buffers.b.view());
+    std::atomic<bool> open{false}, written{false};
+    const TimePoint gate =
+        gates.post({.name = "gate", .waits = {}, .accesses = {}, .step = [&](LaneContext&) {
+                        return open ? Progress::Done : Progress::Again;
+                    }});
+    const std::array<TimePoint, 1> waits{gate};
+    device.submit(gated, waits);
+    lane.post({.name = "writer",
+               .waits = {},
+               .accesses = {{buffers.a.view(), Access::Write}},
+               .step = [&](LaneContext&) {
+                   written = true;
+                   return Progress::Done;
+               }});
+    for (int i = 0; i < 50 && !written; ++i) // in order, it cannot have begun
+        std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    open = true;
+    device.wait_idle();
+}
+
 void release_in_use(Device& device) {
     Buffer kept(device, {.name = "kept", .bytes = 4096});
     Recording use(device, QueueRole::Compute, "use");
@@ -128,6 +170,8 @@ TEST(HappensBefore, SaysNothingWhereNothingIsMissing) {
               std::nullopt);
     EXPECT_EQ(verdict({}, write_after_read), std::nullopt);
     EXPECT_EQ(verdict({}, lane_and_batch), std::nullopt);
+    EXPECT_EQ(verdict({}, batch_and_lane), std::nullopt);
+    EXPECT_EQ(verdict({}, held_batch_and_lane), std::nullopt);
     EXPECT_EQ(verdict({}, release_in_use), std::nullopt);
 }
 
@@ -162,6 +206,11 @@ TEST(HappensBefore, FindsAWriteThatOvertakesARead) {
 
 TEST(HappensBefore, FindsABatchThatOvertakesALaneJob) {
     expect_race(verdict({.drop_wait = 0}, lane_and_batch), "race");
+}
+
+TEST(HappensBefore, FindsALaneJobThatOvertakesABatch) {
+    expect_race(verdict({.drop_wait = 0}, batch_and_lane), "race: reader on lane reads");
+    expect_race(verdict({.drop_wait = 0}, held_batch_and_lane), "that writer on lane wrote");
 }
 
 TEST(HappensBefore, FindsMemoryThatIsReleasedTooEarly) {

@@ -56,7 +56,7 @@ enum class SyncMode : std::uint8_t {
 /// from the device's creation, -1 is off.
 struct FaultInjection {
     std::int64_t drop_barrier = -1;      ///< leave out this derived barrier inside recordings
-    std::int64_t drop_wait = -1;         ///< leave out this derived wait between submissions
+    std::int64_t drop_wait = -1;         ///< leave out this derived wait of a batch or lane job
     std::int64_t release_too_early = -1; ///< reuse this released memory without waiting
     std::int64_t lose_device = -1;       ///< the driver calls the device lost at this submission
 };

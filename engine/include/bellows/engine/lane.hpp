@@ -56,6 +56,10 @@ struct LaneJob {
     /// Called on the HostThread once all waits have been reached, until it says Done. What it
     /// throws fails the job's time point and everything that depends on it.
     std::function<Progress(LaneContext&)> step;
+    /// Called on the HostThread when the job fails: its step, one of its waits, its time limit, or
+    /// the device. Before anybody sees the failed time point, so that others can be told the cause
+    /// first. Not called for jobs given up with their thread. Must not throw or block.
+    std::function<void(const Error&)> on_failure = nullptr;
     std::chrono::milliseconds timeout = TimePoint::kDefaultTimeout; ///< from its first step on
 };
 
