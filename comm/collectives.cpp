@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: MIT
 #include "collectives_impl.hpp"
+#include "fail_together.hpp"
 #include "words.hpp"
 
 #include <bellows/engine/error.hpp>
@@ -73,6 +74,47 @@ bool CollectiveJob::step_slot(std::size_t slot, LaneContext& lane) {
 }
 
 Progress CollectiveJob::step(LaneContext& lane) {
+    ControlPlane& control = context_->transport.control();
+    if (!began_) {
+        began_ = true;
+        activity_ = control.begin_activity([this] { return describe(); });
+    }
+    try {
+        const std::scoped_lock lock(mutex_);
+        return advance(lane);
+    } catch (const Error& error) {
+        if (control.failed())
+            throw control.with_activities(error);
+        if (error.code() == ErrorCode::Timeout)
+            throw;
+        throw Error(error.code(),
+                    "rank " + std::to_string(control.rank()) + ": " + describe() + ": " +
+                        error.message(),
+                    error.rank(), error.detail());
+    }
+}
+
+/// Any thread.
+std::string CollectiveJob::describe() const {
+    const std::scoped_lock lock(mutex_);
+    const ChunkTransfer* at = nullptr;
+    std::size_t open = 0;
+    for (const std::size_t next : next_)
+        for (std::size_t i = next; i < chunks_.size(); i += next_.size()) {
+            ++open;
+            if (i == next &&
+                (at == nullptr || (chunks_[i]->waits_for_network() && !at->waits_for_network())))
+                at = chunks_[i].get();
+        }
+    std::string text = "'" + name_ + (at ? std::string(": ") + at->phase_name() : "") + "', " +
+                       std::to_string(chunks_.size() - open) + " of " +
+                       std::to_string(chunks_.size()) + " chunks done";
+    if (at != nullptr && at->waits_for_network())
+        text += ", " + describe_transfers(at->transfers());
+    return text;
+}
+
+Progress CollectiveJob::advance(LaneContext& lane) {
     context_->transport.progress();
     bool any = false;
     std::uint64_t num_events = 0;
@@ -150,6 +192,11 @@ struct Collectives::Impl {
                                   std::span<const std::uint64_t> counts) const;
     TimePoint post(const char* what, const CollectiveTensors& tensors, bool writes_source,
                    std::vector<ChunkPlan> plans);
+    /// What a rank refuses or cannot do, all ranks hear of.
+    template <class Call>
+    TimePoint together(const Call& call) const {
+        return fail_together(context->transport.control(), context->members(), call);
+    }
 };
 
 void Collectives::Impl::check(const char* what, const char* name, const TensorView& tensor,
@@ -203,6 +250,7 @@ TimePoint Collectives::Impl::post(const char* what, const CollectiveTensors& ten
         job.accesses.push_back({target, Access::ReadWrite});
     auto work =
         std::make_shared<CollectiveJob>(context, at.slots, job.name, tensors, std::move(plans));
+    job.on_failure = tell_all(context->transport.control());
     job.step = [work](LaneContext& lane) { return work->step(lane); };
     job.timeout = std::chrono::hours{24}; // CollectiveJob::watch has the limit that counts
     return at.lane.post(std::move(job));
@@ -231,7 +279,9 @@ Collectives::Collectives(Device& device, World& world, Transport& transport, Hos
     for (std::uint32_t i = 0; i < c.options.collectives_in_flight; ++i)
         impl_->lanes.push_back(make_lane(thread, c, i));
     impl_->on_failure = world.control().on_failure(
-        [target = &device](const Error& error) { target->abort(error); });
+        [target = &device, &control = world.control()](const Error& error) {
+            target->abort(control.with_activities(error));
+        });
 }
 
 Collectives::~Collectives() = default;
@@ -245,55 +295,64 @@ int Collectives::position() const noexcept {
 }
 
 TimePoint Collectives::all_reduce(const TensorView& x) {
-    impl_->check("ALL_REDUCE", "x", x, true);
-    const BufferView bytes = x.num_bytes() ? x.buffer.sub(0, x.num_bytes()) : BufferView{};
-    return impl_->post("ALL_REDUCE", {bytes, bytes, true}, true,
-                       plan_all_reduce(impl_->limits(), x.num_elements()));
+    return impl_->together([&] {
+        impl_->check("ALL_REDUCE", "x", x, true);
+        const BufferView bytes = x.num_bytes() ? x.buffer.sub(0, x.num_bytes()) : BufferView{};
+        return impl_->post("ALL_REDUCE", {bytes, bytes, true}, true,
+                           plan_all_reduce(impl_->limits(), x.num_elements()));
+    });
 }
 
 TimePoint Collectives::reduce_scatter(const TensorView& x, const TensorView& mine,
                                       std::span<const std::uint64_t> counts) {
-    impl_->check("REDUCE_SCATTER", "x", x, true);
-    impl_->check("REDUCE_SCATTER", "mine", mine, true);
-    const auto shares = impl_->shares("REDUCE_SCATTER", x, mine, counts);
-    return impl_->post("REDUCE_SCATTER",
-                       {x.num_bytes() ? x.buffer.sub(0, x.num_bytes()) : BufferView{},
-                        mine.num_bytes() ? mine.buffer.sub(0, mine.num_bytes()) : BufferView{},
-                        true},
-                       false, plan_reduce_scatter(impl_->limits(), shares));
+    return impl_->together([&] {
+        impl_->check("REDUCE_SCATTER", "x", x, true);
+        impl_->check("REDUCE_SCATTER", "mine", mine, true);
+        const auto shares = impl_->shares("REDUCE_SCATTER", x, mine, counts);
+        return impl_->post("REDUCE_SCATTER",
+                           {x.num_bytes() ? x.buffer.sub(0, x.num_bytes()) : BufferView{},
+                            mine.num_bytes() ? mine.buffer.sub(0, mine.num_bytes()) : BufferView{},
+                            true},
+                           false, plan_reduce_scatter(impl_->limits(), shares));
+    });
 }
 
 TimePoint Collectives::all_gather(const TensorView& mine, const TensorView& all,
                                   std::span<const std::uint64_t> counts) {
-    impl_->check("ALL_GATHER", "mine", mine, false);
-    impl_->check("ALL_GATHER", "all", all, false);
-    impl_->require(all.buffer.offset % kWordBytes == 0, "ALL_GATHER",
-                   "the whole must begin at a multiple of 4 bytes");
-    const auto shares = impl_->shares("ALL_GATHER", all, mine, counts);
-    const std::uint64_t own_at = all.buffer.offset + shares[impl_->context->self()].begin;
-    const bool in_place =
-        mine.buffer.resource == all.buffer.resource && mine.buffer.offset == own_at;
-    return impl_->post("ALL_GATHER",
-                       {mine.num_bytes() ? mine.buffer.sub(0, mine.num_bytes()) : BufferView{},
-                        all.num_bytes() ? all.buffer.sub(0, all.num_bytes()) : BufferView{},
-                        in_place},
-                       false, plan_all_gather(impl_->limits(), shares));
+    return impl_->together([&] {
+        impl_->check("ALL_GATHER", "mine", mine, false);
+        impl_->check("ALL_GATHER", "all", all, false);
+        impl_->require(all.buffer.offset % kWordBytes == 0, "ALL_GATHER",
+                       "the whole must begin at a multiple of 4 bytes");
+        const auto shares = impl_->shares("ALL_GATHER", all, mine, counts);
+        const std::uint64_t own_at = all.buffer.offset + shares[impl_->context->self()].begin;
+        const bool in_place =
+            mine.buffer.resource == all.buffer.resource && mine.buffer.offset == own_at;
+        return impl_->post("ALL_GATHER",
+                           {mine.num_bytes() ? mine.buffer.sub(0, mine.num_bytes()) : BufferView{},
+                            all.num_bytes() ? all.buffer.sub(0, all.num_bytes()) : BufferView{},
+                            in_place},
+                           false, plan_all_gather(impl_->limits(), shares));
+    });
 }
 
 TimePoint Collectives::broadcast(int root, const TensorView& x) {
-    impl_->check("BROADCAST", "x", x, false);
-    impl_->require(root >= 0 && root < group().size(), "BROADCAST",
-                   "member " + std::to_string(root) + " of a group of " +
-                       std::to_string(group().size()) + " does not exist");
-    impl_->require(x.buffer.offset % kWordBytes == 0, "BROADCAST",
-                   "the tensor must begin at a multiple of 4 bytes");
-    // A gathering to which only the root brings something.
-    std::vector<ByteRange> shares;
-    for (int member = 0; member < group().size(); ++member)
-        shares.push_back({member <= root ? 0 : x.num_bytes(), member < root ? 0 : x.num_bytes()});
-    const BufferView bytes = x.num_bytes() ? x.buffer.sub(0, x.num_bytes()) : BufferView{};
-    return impl_->post("BROADCAST", {bytes, bytes, true}, true,
-                       plan_all_gather(impl_->limits(), shares));
+    return impl_->together([&] {
+        impl_->check("BROADCAST", "x", x, false);
+        impl_->require(root >= 0 && root < group().size(), "BROADCAST",
+                       "member " + std::to_string(root) + " of a group of " +
+                           std::to_string(group().size()) + " does not exist");
+        impl_->require(x.buffer.offset % kWordBytes == 0, "BROADCAST",
+                       "the tensor must begin at a multiple of 4 bytes");
+        // A gathering to which only the root brings something.
+        std::vector<ByteRange> shares;
+        for (int member = 0; member < group().size(); ++member)
+            shares.push_back(
+                {member <= root ? 0 : x.num_bytes(), member < root ? 0 : x.num_bytes()});
+        const BufferView bytes = x.num_bytes() ? x.buffer.sub(0, x.num_bytes()) : BufferView{};
+        return impl_->post("BROADCAST", {bytes, bytes, true}, true,
+                           plan_all_gather(impl_->limits(), shares));
+    });
 }
 
 CollectivesStats Collectives::stats() const {

@@ -42,15 +42,21 @@ ChunkTransfer::ChunkTransfer(CollectiveContext& context, StagingSlot& slot,
 
 const char* ChunkTransfer::phase_name() const noexcept {
     switch (phase_) {
+    case Phase::Start:
+        return "staging memory";
+    case Phase::Out:
+        return "copy from the device";
     case Phase::Scatter:
         return "parts to sum";
-    case Phase::Gather:
-        return "gathering";
     case Phase::Sum:
         return "sum";
-    default:
-        return phase_ == Phase::In ? "copy to the device" : "copy from the device";
+    case Phase::Gather:
+        return "gathering";
+    case Phase::In:
+    case Phase::Done:
+        return "copy to the device";
     }
+    return "";
 }
 
 bool ChunkTransfer::replicated() const noexcept {

@@ -115,6 +115,8 @@ public:
 private:
     using TimeOfDay = std::chrono::steady_clock::time_point;
 
+    Progress advance(LaneContext& lane);
+    std::string describe() const;
     void watch(std::uint64_t num_events);
     void finish(const ChunkTransfer& chunk);
     bool step_slot(std::size_t slot, LaneContext& lane);
@@ -129,6 +131,9 @@ private:
     TimeOfDay last_step_, last_progress_;
     std::uint64_t events_of_ended_ = 0, last_events_ = 0;
     CollectivesStats stats_;
+    mutable std::mutex mutex_; ///< of what describe() reads; held by steps
+    bool began_ = false;
+    ControlPlane::Activity activity_; // last: it calls describe()
 };
 
 } // namespace bellows

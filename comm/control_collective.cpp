@@ -5,6 +5,7 @@
 // throw.
 
 #include "control_plane_impl.hpp"
+#include "fail_together.hpp"
 
 namespace bellows {
 namespace {
@@ -67,6 +68,9 @@ std::optional<Error> ControlPlane::agree(const std::optional<Error>& mine, Milli
         try {
             return decode(impl_->receive(0, answer_tag, timeout + kAnswerGrace).bytes, 0);
         } catch (const Error& error) {
+            if (failed())
+                throw meanwhile(error, rank(),
+                                "'" + std::string(name) + "', waiting for rank 0's answer");
             if (error.code() != ErrorCode::Timeout || error.rank() != 0)
                 throw;
             throw Error(ErrorCode::Timeout,
@@ -80,10 +84,12 @@ std::optional<Error> ControlPlane::agree(const std::optional<Error>& mine, Milli
     const Deadline deadline(timeout);
     std::vector<int> missing;
     std::optional<Error> broken;
+    int came = 1;
     for (int peer = 1; peer < size(); ++peer) {
         try {
             own = worse(std::move(own),
                         decode(impl_->receive(peer, tag, deadline.remaining()).bytes, peer));
+            ++came;
         } catch (const Error& error) {
             if (error.code() == ErrorCode::Timeout && !failed())
                 missing.push_back(peer);
@@ -103,6 +109,10 @@ std::optional<Error> ControlPlane::agree(const std::optional<Error>& mine, Milli
             broken = worse(std::move(broken), error);
         }
     }
+    if (broken && failed())
+        throw meanwhile(*broken, rank(),
+                        "'" + std::string(name) + "', " + std::to_string(came) + " of " +
+                            std::to_string(size()) + " ranks had come");
     if (broken)
         throw *broken;
     return own;

@@ -2,6 +2,7 @@
 #include <bellows/comm/control_plane.hpp>
 
 #include "control_plane_impl.hpp"
+#include "fail_together.hpp"
 #include "socket.hpp"
 
 #include <algorithm>
@@ -257,8 +258,21 @@ void ControlPlane::send(int to, std::uint64_t tag, std::span<const std::byte> by
     impl_->send(to, tag, bytes, {});
 }
 
+ControlPlane::Impl::Message ControlPlane::Impl::receive_or_tell(int from, std::uint64_t tag,
+                                                                Milliseconds timeout) {
+    try {
+        return receive(from, tag, timeout);
+    } catch (const Error& error) {
+        if (!has_failed.load())
+            throw;
+        throw meanwhile(error, rank,
+                        "a wait for a control message (tag " + std::to_string(tag) + ") of rank " +
+                            std::to_string(from));
+    }
+}
+
 std::vector<std::byte> ControlPlane::recv(int from, std::uint64_t tag, Milliseconds timeout) {
-    return impl_->receive(from, tag, timeout).bytes;
+    return impl_->receive_or_tell(from, tag, timeout).bytes;
 }
 
 bool ControlPlane::can_pass_fds(int peer) const {
@@ -281,7 +295,7 @@ void ControlPlane::send_fd(int to, std::uint64_t tag, int fd) {
 }
 
 FileDescriptor ControlPlane::recv_fd(int from, std::uint64_t tag, Milliseconds timeout) {
-    Impl::Message message = impl_->receive(from, tag, timeout);
+    Impl::Message message = impl_->receive_or_tell(from, tag, timeout);
     if (!message.fd)
         throw Error(ErrorCode::Corrupt,
                     "rank " + std::to_string(from) + " sent a message with tag " +

@@ -47,6 +47,8 @@ struct ControlPlane::Impl {
     void abort(const Error& error);
     void send(int to, std::uint64_t tag, std::span<const std::byte> bytes, FileDescriptor fd);
     Message receive(int from, std::uint64_t tag, Milliseconds timeout);
+    /// receive(), whose failure of the job says what was waited for.
+    Message receive_or_tell(int from, std::uint64_t tag, Milliseconds timeout);
     void leave() noexcept;
     void wake() noexcept;
 
@@ -84,6 +86,10 @@ struct ControlPlane::Impl {
     std::recursive_mutex callback_mutex;
     std::map<std::uint64_t, Callback> callbacks;
     std::uint64_t next_callback = 1;
+
+    mutable std::mutex activity_mutex; ///< held while describing; nothing is locked under it here
+    std::map<std::uint64_t, std::function<std::string()>> activities;
+    std::uint64_t next_activity = 1;
 
     std::mutex collective_mutex;
     std::uint64_t collective_sequence = 0;

@@ -2,6 +2,7 @@
 #include <bellows/comm/message.hpp>
 
 #include "deadline.hpp"
+#include "fail_together.hpp"
 
 namespace bellows {
 
@@ -62,7 +63,9 @@ void Transport::require(int peer, Tag tag) const {
     control_->throw_if_failed();
 }
 
-void wait_all(Transport& transport, std::span<Transfer> transfers, std::string_view phase,
+namespace {
+
+void poll_all(Transport& transport, std::span<Transfer> transfers, std::string_view phase,
               std::chrono::milliseconds timeout) {
     const Deadline deadline(timeout);
     Backoff backoff;
@@ -80,26 +83,52 @@ void wait_all(Transport& transport, std::span<Transfer> transfers, std::string_v
     }
 }
 
-Error timeout_error(const Transport& transport, std::span<const Transfer> transfers,
-                    std::string_view phase, std::chrono::milliseconds waited) {
-    std::string text = "rank " + std::to_string(transport.rank()) + " waited " +
-                       std::to_string(waited.count()) + " ms in '" + std::string(phase) + "'";
-    int first_peer = -1;
+} // namespace
+
+void wait_all(Transport& transport, std::span<Transfer> transfers, std::string_view phase,
+              std::chrono::milliseconds timeout) {
+    try {
+        poll_all(transport, transfers, phase, timeout);
+    } catch (const Error& error) {
+        if (!transport.control().failed())
+            throw;
+        throw meanwhile(error, transport.rank(),
+                        "'" + std::string(phase) + "', " + describe_transfers(transfers));
+    }
+}
+
+std::string describe_transfers(std::span<const Transfer> transfers) {
+    constexpr std::size_t kMost = 8;
+    std::size_t open = 0;
+    std::string text;
     for (const Transfer& transfer : transfers) {
-        if (transfer.done())
+        if (transfer.done() || ++open > kMost)
             continue;
-        const bool receives = transfer.direction() == Direction::Receive;
-        text += first_peer < 0 ? ": " : "; ";
-        text += receives ? "from rank " : "to rank ";
+        text += open == 1 ? ": " : "; ";
+        text += transfer.direction() == Direction::Receive ? "from rank " : "to rank ";
         text += std::to_string(transfer.peer()) + " expected " +
                 std::to_string(transfer.expected_bytes()) + " bytes, saw " +
                 std::to_string(transfer.seen_bytes()) + " (exchange " +
                 std::to_string(transfer.tag().sequence) + ", stream " +
                 std::to_string(transfer.tag().stream) + ")";
-        if (first_peer < 0)
-            first_peer = transfer.peer();
     }
-    return Error(ErrorCode::Timeout, text, first_peer);
+    if (open > kMost)
+        text += "; and " + std::to_string(open - kMost) + " more";
+    return std::to_string(transfers.size() - open) + " of " + std::to_string(transfers.size()) +
+           " messages done" + text;
+}
+
+Error timeout_error(const Transport& transport, std::span<const Transfer> transfers,
+                    std::string_view phase, std::chrono::milliseconds waited) {
+    int first_peer = -1;
+    for (const Transfer& transfer : transfers)
+        if (!transfer.done() && first_peer < 0)
+            first_peer = transfer.peer();
+    return Error(ErrorCode::Timeout,
+                 "rank " + std::to_string(transport.rank()) + " waited " +
+                     std::to_string(waited.count()) + " ms in '" + std::string(phase) + "', " +
+                     describe_transfers(transfers),
+                 first_peer);
 }
 
 } // namespace bellows

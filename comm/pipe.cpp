@@ -1,4 +1,5 @@
 // SPDX-License-Identifier: MIT
+#include "fail_together.hpp"
 #include "pipe_wire.hpp"
 #include "trace_transfer.hpp"
 #include "words.hpp"
@@ -22,8 +23,14 @@ using Clock = std::chrono::steady_clock;
 struct Context {
     Context(Device& owner, Transport& transport, PipeOptions chosen)
         : device(owner), options(std::move(chosen)), rank(transport.rank()),
+          control(transport.control()),
           wire(
-              transport, [target = &owner](const Error& error) { target->abort(error); },
+              transport,
+              [this](const Error& error) {
+                  if (auto tell = tell_all(control))
+                      tell(error);
+                  device.abort(control.with_activities(error));
+              },
               [this](const PipeMessage& message) {
                   trace_transfer(device, options.name, message.transfer);
               }) {}
@@ -31,9 +38,10 @@ struct Context {
     Device& device;
     PipeOptions options;
     int rank = 0;
+    ControlPlane& control;
     std::mutex stats_mutex;
     PipeStats stats;
-    PipeWire wire;
+    PipeWire wire; // last: its thread uses the others
 
     std::string name(const char* what, int peer) const {
         return options.name + " " + what + " " + std::to_string(peer);
@@ -158,16 +166,32 @@ public:
         if (began_ == Clock::time_point{}) {
             began_ = Clock::now();
             lane.phase("waits for the message");
+            activity_ = context_->control.begin_activity([this] { return describe(); });
             if (copy_tail_) // what stands behind the tensor in its last word is to stay
                 tail_copied_ = lane.submit(*copy_tail_);
         }
-        if (!arrived() || !tail_copied_.reached())
-            return Progress::Again;
-        finish(lane);
-        return Progress::Done;
+        try {
+            if (!arrived() || !tail_copied_.reached())
+                return Progress::Again;
+            finish(lane);
+            return Progress::Done;
+        } catch (const Error& error) {
+            if (!context_->control.failed())
+                throw;
+            throw context_->control.with_activities(error);
+        }
     }
 
 private:
+    /// Any thread.
+    std::string describe() const {
+        const bool there = message_->state.load() == PipeMessage::State::Done;
+        return "'" + context_->name("RECV from", message_->peer) + "', message " +
+               std::to_string(message_->tag.sequence) + " of " + std::to_string(message_->bytes) +
+               " bytes from rank " + std::to_string(message_->peer) +
+               (there ? " is there" : " has not arrived");
+    }
+
     bool arrived() const {
         const auto state = message_->state.load(std::memory_order_acquire);
         if (state == PipeMessage::State::Done)
@@ -209,6 +233,7 @@ private:
     std::unique_ptr<Recording> copy_tail_, copy_; // gone before the memory that they name
     TimePoint tail_copied_;
     Clock::time_point began_{};
+    ControlPlane::Activity activity_; // last: it calls describe()
 };
 
 struct Edge {
@@ -227,6 +252,7 @@ struct Pipe::Impl {
     ControlPlane::Subscription on_failure;
     std::map<int, Edge> out, in;
 
+    std::uint64_t members() const noexcept { return static_cast<std::uint64_t>(world_size); }
     Edge& edge(Direction direction, int peer);
     void check(const char* what, int peer, const TensorView& x) const;
     template <class Job>
@@ -265,6 +291,7 @@ TimePoint Pipe::Impl::post(Edge& edge, std::string name, const BufferView& x, Ac
     if (const BufferView words = words_around(x, 0, x.bytes))
         job.accesses.push_back({words, access});
     job.step = [work = std::move(work)](LaneContext& lane) { return work->step(lane); };
+    job.on_failure = tell_all(context->control);
     job.timeout = context->options.timeout + std::chrono::hours{1}; // the job's own comes first
     edge.last = edge.lane.post(std::move(job));
     return edge.last;
@@ -277,7 +304,9 @@ Pipe::Pipe(Device& device, World& world, Transport& transport, HostThread& threa
         throw Error(ErrorCode::InvalidArgument, options.name + ": receives_ahead is 0");
     impl_->context = std::make_shared<Context>(device, transport, std::move(options));
     impl_->on_failure = world.control().on_failure(
-        [target = &device](const Error& error) { target->abort(error); });
+        [target = &device, &control = world.control()](const Error& error) {
+            target->abort(control.with_activities(error));
+        });
 }
 
 Pipe::~Pipe() {
@@ -299,39 +328,43 @@ Pipe::~Pipe() {
 }
 
 TimePoint Pipe::send(int peer, const TensorView& x) {
-    impl_->check("to", peer, x);
-    Edge& edge = impl_->edge(Direction::Send, peer);
-    const BufferView bytes = x.num_bytes() > 0 ? x.buffer.sub(0, x.num_bytes()) : BufferView{};
-    auto message = std::make_shared<PipeMessage>();
-    message->direction = Direction::Send;
-    message->peer = peer;
-    message->tag = {edge.next, 0};
-    message->bytes = bytes.bytes;
-    auto job = std::make_shared<SendJob>(impl_->context, std::move(message), bytes);
-    ++edge.next;
-    return impl_->post(edge, impl_->context->name("SEND to", peer), bytes, Access::Read,
-                       std::move(job));
+    return fail_together(impl_->context->control, impl_->members(), [&] {
+        impl_->check("to", peer, x);
+        Edge& edge = impl_->edge(Direction::Send, peer);
+        const BufferView bytes = x.num_bytes() > 0 ? x.buffer.sub(0, x.num_bytes()) : BufferView{};
+        auto message = std::make_shared<PipeMessage>();
+        message->direction = Direction::Send;
+        message->peer = peer;
+        message->tag = {edge.next, 0};
+        message->bytes = bytes.bytes;
+        auto job = std::make_shared<SendJob>(impl_->context, std::move(message), bytes);
+        ++edge.next;
+        return impl_->post(edge, impl_->context->name("SEND to", peer), bytes, Access::Read,
+                           std::move(job));
+    });
 }
 
 TimePoint Pipe::recv(int peer, const TensorView& x) {
-    impl_->check("from", peer, x);
-    if (x.buffer.offset % kWordBytes != 0)
-        throw Error(ErrorCode::InvalidArgument,
-                    impl_->context->name("from", peer) + ": the tensor begins at byte " +
-                        std::to_string(x.buffer.offset) + ", not at a multiple of 4");
-    Edge& edge = impl_->edge(Direction::Receive, peer);
-    const BufferView bytes = x.num_bytes() > 0 ? x.buffer.sub(0, x.num_bytes()) : BufferView{};
-    auto message = std::make_shared<PipeMessage>();
-    message->direction = Direction::Receive;
-    message->peer = peer;
-    message->tag = {edge.next, 0};
-    message->bytes = bytes.bytes;
-    auto job = std::make_shared<ReceiveJob>(impl_->context, edge.arrivals, message, bytes);
-    ++edge.next;
-    edge.arrivals->expect(std::move(message));
-    return impl_->post(edge, impl_->context->name("RECV from", peer), bytes,
-                       bytes.bytes % kWordBytes == 0 ? Access::Write : Access::ReadWrite,
-                       std::move(job));
+    return fail_together(impl_->context->control, impl_->members(), [&] {
+        impl_->check("from", peer, x);
+        if (x.buffer.offset % kWordBytes != 0)
+            throw Error(ErrorCode::InvalidArgument,
+                        impl_->context->name("from", peer) + ": the tensor begins at byte " +
+                            std::to_string(x.buffer.offset) + ", not at a multiple of 4");
+        Edge& edge = impl_->edge(Direction::Receive, peer);
+        const BufferView bytes = x.num_bytes() > 0 ? x.buffer.sub(0, x.num_bytes()) : BufferView{};
+        auto message = std::make_shared<PipeMessage>();
+        message->direction = Direction::Receive;
+        message->peer = peer;
+        message->tag = {edge.next, 0};
+        message->bytes = bytes.bytes;
+        auto job = std::make_shared<ReceiveJob>(impl_->context, edge.arrivals, message, bytes);
+        ++edge.next;
+        edge.arrivals->expect(std::move(message));
+        return impl_->post(edge, impl_->context->name("RECV from", peer), bytes,
+                           bytes.bytes % kWordBytes == 0 ? Access::Write : Access::ReadWrite,
+                           std::move(job));
+    });
 }
 
 PipeStats Pipe::stats() const {

@@ -8,6 +8,7 @@
 #include "support/test_device.hpp"
 
 #include <bellows/comm/collectives.hpp>
+#include <bellows/comm/mpi_interop.hpp>
 
 #include <algorithm>
 #include <bit>
@@ -91,14 +92,15 @@ CollectivesOptions small_chunks() {
 struct Rig {
     explicit Rig(CollectivesOptions options = small_chunks(),
                  const DeviceOptions& device_options = test_options(),
-                 Group group = Group::all(world().size()), std::uint64_t delay_seed = 0)
-        : device(make_device(device_options)), transport(open_transport(world())),
+                 Group group = Group::all(world().size()), std::uint64_t delay_seed = 0,
+                 World& in = world())
+        : device(make_device(device_options)), transport(open_transport(in)),
           thread(std::make_unique<HostThread>(*device, "network")) {
         if (delay_seed != 0)
             thread->delay_jobs(std::chrono::microseconds(2000),
                                delay_seed * 31 + static_cast<std::uint64_t>(world().rank()));
         if (group.contains(world().rank()))
-            collectives = std::make_unique<Collectives>(*device, world(), *transport, *thread,
+            collectives = std::make_unique<Collectives>(*device, in, *transport, *thread,
                                                         std::move(group), std::move(options));
     }
     std::unique_ptr<Device> device;
@@ -335,26 +337,50 @@ TEST(Collectives, TensorsMayBeDestroyedRightAfterTheCall) {
     ALL_RANKS_TRUE(same_bits(kept.values(), sum_of(ranks, kCount)));
 }
 
+/// Whether a call on 64 floats and halves is refused; with more than one rank that ends the job for
+/// all, with one nothing has happened and work goes on.
+template <class Call>
+bool refused(const Call& call) {
+    World inner = join_world(MPI_COMM_WORLD);
+    Rig rig(small_chunks(), test_options(), Group::all(inner.size()), 0, inner);
+    Tensor x(*rig.device, 64), halves(*rig.device, 64, DType::BF16);
+    bool good = false;
+    try {
+        call(rig, x.view(), halves.view());
+    } catch (const Error& error) {
+        good = error.code() == ErrorCode::InvalidArgument;
+    }
+    const auto failure = inner.control().failure();
+    if (inner.size() > 1)
+        return good && failure && failure->code() == ErrorCode::InvalidArgument;
+    rig.collectives->all_reduce(x.view()).wait();
+    return good && !failure;
+}
+
 TEST(Collectives, WrongArgumentsAreRefusedBeforeAnythingHappens) {
-    Rig rig;
-    Tensor x(*rig.device, 64), halves(*rig.device, 64, DType::BF16), one(*rig.device, 1000);
     const std::vector<std::uint64_t> counts(static_cast<std::size_t>(world().size()), 1000);
-    const auto refused = [](auto call) {
-        try {
-            call();
-        } catch (const Error& error) {
-            return error.code() == ErrorCode::InvalidArgument;
-        }
-        return false;
-    };
-    ALL_RANKS_TRUE(refused([&] { rig.collectives->all_reduce(halves.view()); }));
-    ALL_RANKS_TRUE(refused([&] { rig.collectives->all_gather(one.view(), x.view(), counts); }));
-    ALL_RANKS_TRUE(refused([&] { rig.collectives->all_gather(halves.view(), x.view()); }));
-    ALL_RANKS_TRUE(refused([&] { rig.collectives->broadcast(world().size(), x.view()); }));
-    ALL_RANKS_TRUE(refused([&] {
-        Rig other(small_chunks(), test_options(), Group({world().rank(), world().size()}));
+    ALL_RANKS_TRUE(refused([](Rig& rig, const TensorView&, const TensorView& halves) {
+        rig.collectives->all_reduce(halves);
     }));
-    rig.collectives->all_reduce(one.view()).wait(); // and work goes on
+    ALL_RANKS_TRUE(refused([&](Rig& rig, const TensorView& x, const TensorView&) {
+        rig.collectives->all_gather(x, x, counts);
+    }));
+    ALL_RANKS_TRUE(refused([](Rig& rig, const TensorView& x, const TensorView& halves) {
+        rig.collectives->all_gather(halves, x);
+    }));
+    ALL_RANKS_TRUE(refused([](Rig& rig, const TensorView& x, const TensorView&) {
+        rig.collectives->broadcast(world().size(), x);
+    }));
+    ALL_RANKS_TRUE(refused([](Rig& rig, const TensorView&, const TensorView&) {
+        rig.collectives->broadcast(-1, {});
+    }));
+    bool outside = false; // not collective: nobody else hears of it
+    try {
+        Rig other(small_chunks(), test_options(), Group({world().rank(), world().size()}));
+    } catch (const Error& error) {
+        outside = error.code() == ErrorCode::InvalidArgument;
+    }
+    ALL_RANKS_TRUE(outside && !world().control().failed());
 }
 
 } // namespace

@@ -5,6 +5,8 @@
 // in. Each survivor writes down what it saw; the launcher must return the exit code that a user
 // would see.
 
+#include "launched.hpp"
+
 #include <bellows/comm/host_collectives.hpp>
 #include <bellows/comm/launch.hpp>
 
@@ -32,7 +34,8 @@ namespace bellows {
 namespace {
 
 using namespace std::chrono_literals;
-using SteadyClock = std::chrono::steady_clock;
+using testing::Seen;
+using testing::SteadyClock;
 
 std::string own_path() {
     return std::filesystem::read_symlink("/proc/self/exe").string();
@@ -110,11 +113,7 @@ int run_rank(int argc, char** argv) {
     } catch (const Error& error) {
         exit_code = exit_code_of(error);
         reason = error.message();
-        const auto waited =
-            std::chrono::duration_cast<std::chrono::milliseconds>(SteadyClock::now() - start);
-        std::ofstream(folder + "/rank" + std::to_string(rank))
-            << to_string(error.code()) << ' ' << error.rank() << ' ' << waited.count() << ' '
-            << error.message() << '\n';
+        testing::write_seen(folder, rank, error, start);
     } catch (const std::exception& error) {
         exit_code = 1;
         reason = error.what();
@@ -125,13 +124,6 @@ int run_rank(int argc, char** argv) {
 
 // --- the tests -----------------------------------------------------------------------------------
 
-struct Seen {
-    std::string code;
-    int rank = -2;
-    long milliseconds = -1;
-    std::string message;
-};
-
 // A process that has ended may stay as a zombie until its new parent looks.
 bool is_alive(pid_t pid) {
     std::ifstream file("/proc/" + std::to_string(pid) + "/stat");
@@ -140,35 +132,8 @@ bool is_alive(pid_t pid) {
     return file && state != "Z" && state != "X";
 }
 
-class Faults : public ::testing::Test {
+class Faults : public testing::Launched {
 protected:
-    void SetUp() override {
-        std::string name =
-            (std::filesystem::temp_directory_path() / "bellows-fault-XXXXXX").string();
-        ASSERT_NE(::mkdtemp(name.data()), nullptr);
-        folder_ = name;
-    }
-    void TearDown() override { std::filesystem::remove_all(folder_); }
-
-    LaunchResult launch(int ranks, const std::string& phase, const std::string& fault) {
-        LaunchOptions options;
-        options.ranks = ranks;
-        options.command = {own_path(), "--rank", phase, fault, folder_};
-        options.grace = 3s;
-        const auto start = SteadyClock::now();
-        const LaunchResult result = launch_ranks(options);
-        took_ = SteadyClock::now() - start;
-        return result;
-    }
-
-    Seen seen(int rank) const {
-        Seen result;
-        std::ifstream file(folder_ + "/rank" + std::to_string(rank));
-        file >> result.code >> result.rank >> result.milliseconds;
-        std::getline(file >> std::ws, result.message);
-        return result;
-    }
-
     void expect_survivors_lost_rank_1(int ranks, long within_ms, const std::string& word) {
         for (int rank = 0; rank < ranks; ++rank) {
             if (rank == 1)
@@ -181,10 +146,41 @@ protected:
             EXPECT_NE(one.message.find(word), std::string::npos) << one.message;
         }
     }
-
-    std::string folder_;
-    SteadyClock::duration took_{};
 };
+
+class KilledWhile : public Faults, public ::testing::WithParamInterface<const char*> {
+protected:
+    void expect_what_went_on(const std::string& phase) const;
+};
+
+/// Every survivor says what it was in the middle of, and how far that was.
+void KilledWhile::expect_what_went_on(const std::string& phase) const {
+    for (const int rank : {0, 2, 3}) {
+        const Seen one = seen(rank);
+        EXPECT_TRUE(one.says("; meanwhile rank " + std::to_string(rank) + " was in "))
+            << one.message;
+        if (phase == "receive") {
+            EXPECT_TRUE(one.says("'receive', 0 of 1 messages done: from rank 1 expected 8388608 "
+                                 "bytes, saw 0"))
+                << one.message;
+        } else if (phase == "send") {
+            EXPECT_TRUE(one.says("'send', 0 of 1 messages done: to rank 1 expected 8388608 bytes"))
+                << one.message;
+        } else if (phase == "barrier") {
+            EXPECT_TRUE(one.says(rank == 0 ? "'barrier', 3 of 4 ranks had come"
+                                           : "'barrier', waiting for rank 0's answer"))
+                << one.message;
+        } else if (phase == "message") {
+            EXPECT_TRUE(one.says("a wait for a control message (tag 1) of rank 1")) << one.message;
+        } else {
+            EXPECT_TRUE(one.says(rank == 0 ? "'gather: sizes', 2 of 3 messages done: from rank 1 "
+                                             "expected 8 bytes, saw 0"
+                                           : "'all-reduce: status', 0 of 1 messages done: from "
+                                             "rank 0 expected 1 bytes, saw 0"))
+                << one.message;
+        }
+    }
+}
 
 TEST_F(Faults, AGoodRunReturnsZero) {
     const LaunchResult result = launch(3, "none", "none");
@@ -192,14 +188,13 @@ TEST_F(Faults, AGoodRunReturnsZero) {
     EXPECT_FALSE(result.killed);
 }
 
-class KilledWhile : public Faults, public ::testing::WithParamInterface<const char*> {};
-
 TEST_P(KilledWhile, TheOthersHearOfItAtOnce) {
     const LaunchResult result = launch(4, GetParam(), "kill");
     EXPECT_EQ(result.exit_code, 4) << result.reason;
     EXPECT_NE(result.reason.find("rank 1"), std::string::npos) << result.reason;
     EXPECT_FALSE(result.killed) << "every survivor must end by itself";
     expect_survivors_lost_rank_1(4, 5000, "died");
+    expect_what_went_on(GetParam());
     EXPECT_LT(took_, 30s);
 }
 
@@ -241,7 +236,8 @@ TEST_F(Faults, AnAbortBringsItsReasonToAll) {
     EXPECT_EQ(result.exit_code, 2);
     for (int rank = 0; rank < 3; ++rank) {
         EXPECT_EQ(seen(rank).code, "InvalidArgument");
-        EXPECT_EQ(seen(rank).message, "rank 1: hidden size 7 does not divide");
+        EXPECT_EQ(seen(rank).message.rfind("rank 1: hidden size 7 does not divide", 0), 0u)
+            << seen(rank).message;
     }
 }
 

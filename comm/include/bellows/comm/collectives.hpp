@@ -6,7 +6,10 @@
 // so all ranks get the same bits in every run, for every chunk size and transport. The calls only
 // hand work in; each returns the time point of its result and never waits for the network.
 //
-// All ranks of the group make the same calls in the same order with the same counts. The caller
+// All ranks of the group make the same calls in the same order with the same counts. A call that
+// fails on one rank (a refused argument, no memory, a time limit) ends the job: every rank of the
+// world throws that error with the rank, the phase and the counts, at its next wait or call. Only
+// in a group of one a refused call changes nothing. The caller
 // opens the Transport (open_transport is collective over the whole world) and gives it to one
 // Collectives, or to several users that draw from it in one order on all ranks that meet there:
 // groups whose ranks make calls independently of each other need a transport each. One thread at a

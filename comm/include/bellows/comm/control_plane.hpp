@@ -85,6 +85,29 @@ public:
     /// It must not block and must not throw. The subscription must not outlive the control plane.
     [[nodiscard]] Subscription on_failure(std::function<void(const Error&)> callback);
 
+    /// Something that this rank is in the middle of, for as long as it lives.
+    class Activity {
+    public:
+        Activity() noexcept = default;
+        Activity(Activity&& other) noexcept;
+        Activity& operator=(Activity&& other) noexcept;
+        ~Activity();
+        /// Waits until a running description has returned.
+        void end() noexcept;
+
+    private:
+        friend class ControlPlane;
+        ControlPlane* owner_ = nullptr;
+        std::uint64_t id_ = 0;
+    };
+    /// describe: what goes on and how far it is, e.g. "'experts DISPATCH(F): records', ...". Called
+    /// from any thread, by with_activities(); it must be quick and must neither call the control
+    /// plane nor throw. The activity must not outlive the control plane.
+    [[nodiscard]] Activity begin_activity(std::function<std::string()> describe);
+    /// error, and behind it what this rank is in the middle of, oldest first; for errors that come
+    /// from elsewhere, which cannot know it. An error that says it already comes back unchanged.
+    Error with_activities(const Error& error) const;
+
     /// Queues a message and returns; to may be this rank. Messages between two ranks with one tag
     /// arrive in order. tag < 2^63. Throws failure(), or Error{PeerLost} if the peer has left.
     void send(int to, std::uint64_t tag, std::span<const std::byte> bytes);

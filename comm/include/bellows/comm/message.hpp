@@ -126,10 +126,15 @@ struct TransportOptions {
 /// must outlive it. Throws Error{Timeout}, Error{Mpi}, the job's failure.
 std::unique_ptr<Transport> open_transport(World& world, const TransportOptions& options = {});
 
-/// Polls until all are done. After timeout throws timeout_error(); throws what test() throws. The
-/// transfers that are not done stay posted: cancel or keep them.
+/// Polls until all are done. After timeout throws timeout_error(); throws what test() throws, the
+/// job's failure with the phase and describe_transfers(). The transfers that are not done stay
+/// posted: cancel or keep them.
 void wait_all(Transport& transport, std::span<Transfer> transfers, std::string_view phase,
               std::chrono::milliseconds timeout);
+
+/// How many of the messages are done, and of the others (the first eight) the peer with expected
+/// and seen bytes.
+std::string describe_transfers(std::span<const Transfer> transfers);
 
 /// Error{Timeout} that names who waits for whom in which phase, with expected and seen bytes; its
 /// rank() is the first peer that is waited for.

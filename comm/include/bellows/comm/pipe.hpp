@@ -9,6 +9,10 @@
 // in any order of edges; in SyncMode::Serial, which runs one thing after the other, the order of
 // posting must be one that buffered sends and blocking receives can run.
 //
+// A message that fails on one rank (a refused argument, no memory, a time limit) ends the job:
+// every rank of the world throws that error at its next wait or call. In a world of one rank a
+// refused call changes nothing.
+//
 // The caller opens a Transport for each Pipe (open_transport is collective over the whole world),
 // hands it over and uses it for nothing else: the pipe moves its messages on a thread of its own,
 // so that a peer gets them whatever this rank's lanes wait for. One thread at a time calls a Pipe.
