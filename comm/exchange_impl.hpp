@@ -6,8 +6,9 @@
 // record per received row back. A leg is a batch that packs, a lane job that moves bytes, a batch
 // that unpacks.
 
-#include <bellows/comm/expert_exchange.hpp>
+#include "exchange_grid.hpp"
 
+#include <bellows/comm/expert_exchange.hpp>
 #include <bellows/engine/recording.hpp>
 
 #include <atomic>
@@ -17,14 +18,16 @@
 
 namespace bellows {
 
+/// Lives as long as the last handle or lane job that needs it.
 struct ExpertExchange::Impl {
     Device& device;
     World& world;
     Transport& transport;
     HostThread& thread;
     ExchangeConfig config;
-    ControlPlane::Subscription on_failure;
-    int position = 0; ///< of this rank in the group
+    ControlPlane::Subscription on_failure; ///< given up with the ExpertExchange itself
+    int position = 0;                      ///< of this rank in the group
+    std::uint32_t workgroups = 0;          ///< most of the calls that follow; 0: as many as serve
     /// Counted by the lanes, read by anybody.
     std::atomic<std::uint64_t> exchanges{0}, bytes_sent{0}, bytes_received{0}, messages_sent{0},
         nanoseconds_waited{0};
@@ -40,6 +43,9 @@ struct ExpertExchange::Impl {
     std::uint64_t most_received() const noexcept;
     /// Host memory serves as device memory (CPU drivers): no staging.
     bool zero_copy() const noexcept { return device.info().is_cpu; }
+    template <class Call>
+    auto together(const ExchangeHandle& handle, const Call& call);
+    ExchangeGrid grid() const noexcept { return {device.info().is_cpu, workgroups}; }
 };
 
 /// Recordings of one kind, kept for the tensors they were made with.
@@ -47,19 +53,23 @@ class RecordingCache {
 public:
     Recording* find(const std::vector<BufferView>& key);
     Recording& keep(std::vector<BufferView> key, std::unique_ptr<Recording> recording);
+    void clear() { kept_.clear(); }
 
 private:
     std::vector<std::pair<std::vector<BufferView>, std::unique_ptr<Recording>>> kept_;
 };
 
+/// Lives until the handle is gone and its last lane job has ended: after a failure a job may take
+/// its last step when everybody who waited for it has long been told.
 struct ExchangeHandle::Impl {
-    Impl(ExpertExchange::Impl& exchange, std::string name);
+    Impl(std::shared_ptr<ExpertExchange::Impl> exchange, std::string name);
 
     struct RowTensor {
         std::unique_ptr<Buffer> buffer;
         std::uint64_t row_bytes = 0;
     };
 
+    std::shared_ptr<ExpertExchange::Impl> owner;
     ExpertExchange::Impl& exchange;
     std::string name;
     Lane lane;
@@ -87,16 +97,31 @@ struct ExchangeHandle::Impl {
 
     TensorView topk_ids; ///< of the running dispatch
     std::uint64_t tokens = 0;
-    bool dispatched = false;
+    bool dispatched = false; ///< row tensors can be added no more
+    bool filled = false;     ///< a dispatch was handed in, both halves of it
+    bool half_open = false;  ///< a hook waits to be called
     RecordingCache pack_dispatch, pack_backward, unpack_dispatch, unpack_backward;
     RecordingCache reduce_forward, reduce_backward, finish_forward, finish_backward;
 
     ops::MoeLayout send_layout(std::uint64_t num_tokens) const;
     ops::MoeLayout receive_layout() const;
+    TensorView row_tensor(std::size_t index) const;
+    /// Waits, as recordings do, for what still runs.
+    void drop_recordings();
 };
 
-/// The lane job of a leg. learn: the sizes are exchanged first, and the row tensors bound.
-LaneJob make_outbound_job(ExchangeHandle::Impl& handle, std::string name, bool learn);
-LaneJob make_inbound_job(ExchangeHandle::Impl& handle, std::string name);
+using ExchangeHandlePtr = std::shared_ptr<ExchangeHandle::Impl>;
+
+/// Closed, a leg sends but does not receive.
+struct ReceiveGate {
+    std::atomic<bool> open{false};
+};
+
+/// The lane job of a leg. learn: the sizes are exchanged first, and the row tensors bound. gate:
+/// null for a leg that receives at once.
+LaneJob make_outbound_job(const ExchangeHandlePtr& handle, std::string name, bool learn,
+                          std::shared_ptr<ReceiveGate> gate = nullptr);
+LaneJob make_inbound_job(const ExchangeHandlePtr& handle, std::string name,
+                         std::shared_ptr<ReceiveGate> gate = nullptr);
 
 } // namespace bellows

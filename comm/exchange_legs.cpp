@@ -3,6 +3,7 @@
 // after. Each recording is made once per handle and set of tensors, and replayed.
 
 #include "exchange_impl.hpp"
+#include "fail_together.hpp"
 
 #include <bellows/engine/error.hpp>
 #include <bellows/kernels/kernels.hpp>
@@ -19,7 +20,7 @@ using Handle = ExchangeHandle::Impl;
 /// What the kernels of a leg have in common.
 struct Shape {
     explicit Shape(const Handle& handle)
-        : cpu(handle.exchange.device.info().is_cpu), bf16(config(handle).dtype == DType::BF16),
+        : grid(handle.exchange.grid()), bf16(config(handle).dtype == DType::BF16),
           columns4(u32(config(handle).hidden / 4)), top_k(u32(config(handle).top_k)),
           record4(u32(handle.exchange.record_bytes() / (bf16 ? 8 : 16))),
           record_words(u32(handle.exchange.record_bytes() / 4)),
@@ -29,25 +30,13 @@ struct Shape {
     static const ExchangeConfig& config(const Handle& handle) { return handle.exchange.config; }
     static std::uint32_t u32(std::uint64_t value) { return static_cast<std::uint32_t>(value); }
 
-    /// Kernels that go by rows (shaders/include/rows.glsl): a workgroup per row on GPUs, an
-    /// invocation per row on CPUs; grids are bounded, the kernels stride.
-    std::uint32_t row_local_size() const { return cpu ? 8 : 64; }
-    std::uint32_t row_per_workgroup() const { return cpu ? 0 : 1; }
-    Groups row_groups(std::uint64_t rows) const {
-        const std::uint64_t wanted = cpu ? (rows + 7) / 8 : rows;
-        return {u32(std::clamp<std::uint64_t>(wanted, 1, cpu ? 64 : 16384)), 1, 1};
-    }
-    std::uint32_t flat_local_size() const { return cpu ? 8 : 64; }
-    Groups flat_groups(std::uint64_t items) const {
-        const std::uint64_t wanted = (items + flat_local_size() - 1) / flat_local_size();
-        return {u32(std::clamp<std::uint64_t>(wanted, 1, cpu ? 64 : 4096)), 1, 1};
-    }
     template <class K>
     typename K::Variant variant() const {
         return bf16 ? K::Variant::bf16 : K::Variant::f32;
     }
 
-    bool cpu, bf16;
+    ExchangeGrid grid;
+    bool bf16;
     std::uint32_t columns4, top_k, record4, record_words, hidden_words, experts, ranks;
 };
 
@@ -67,64 +56,66 @@ void pack_records(Recording& recording, const Handle& handle, const TensorView& 
     const Shape shape(handle);
     const ops::MoeLayout layout = handle.send_layout(x.extent[0]);
     recording.dispatch(
-        kernels::ExchangePack{.variant = shape.variant<kernels::ExchangePack>(),
-                              .constants = {shape.row_local_size(), shape.row_per_workgroup()},
-                              .x = x.buffer,
-                              .topk_ids = ids.buffer,
-                              .topk_weights = routing ? weights.buffer : ids.buffer,
-                              .row_to_slot = layout.row_to_slot.buffer,
-                              .row_count = layout.row_count(),
-                              .records = handle.send_records.view(),
-                              .words = handle.send_records.view(),
-                              .rows = Shape::u32(handle.exchange.most_sent()),
-                              .columns4 = shape.columns4,
-                              .top_k = shape.top_k,
-                              .record4 = shape.record4,
-                              .record_words = shape.record_words,
-                              .hidden_words = shape.hidden_words,
-                              .experts = shape.experts,
-                              .ranks = shape.ranks,
-                              .has_routing = routing ? 1u : 0u},
-        shape.row_groups(x.extent[0] * std::min<std::uint64_t>(shape.top_k, shape.ranks)));
+        kernels::ExchangePack{
+            .variant = shape.variant<kernels::ExchangePack>(),
+            .constants = {shape.grid.local_size(), shape.grid.row_per_workgroup()},
+            .x = x.buffer,
+            .topk_ids = ids.buffer,
+            .topk_weights = routing ? weights.buffer : ids.buffer,
+            .row_to_slot = layout.row_to_slot.buffer,
+            .row_count = layout.row_count(),
+            .records = handle.send_records.view(),
+            .words = handle.send_records.view(),
+            .rows = Shape::u32(handle.exchange.most_sent()),
+            .columns4 = shape.columns4,
+            .top_k = shape.top_k,
+            .record4 = shape.record4,
+            .record_words = shape.record_words,
+            .hidden_words = shape.hidden_words,
+            .experts = shape.experts,
+            .ranks = shape.ranks,
+            .has_routing = routing ? 1u : 0u},
+        shape.grid.rows(x.extent[0] * std::min<std::uint64_t>(shape.top_k, shape.ranks)));
 }
 
 void gather_rows(Recording& recording, const Handle& handle, const TensorView& rows) {
     const Shape shape(handle);
     const ops::MoeLayout layout = handle.receive_layout();
-    recording.dispatch(
-        kernels::ExchangeGather{.variant = shape.variant<kernels::ExchangeGather>(),
-                                .constants = {shape.row_local_size(), shape.row_per_workgroup()},
-                                .records = handle.received.view(),
-                                .row_to_slot = layout.row_to_slot.buffer,
-                                .row_count = layout.row_count(),
-                                .out_rows = rows.buffer,
-                                .rows = Shape::u32(handle.capacity),
-                                .columns4 = shape.columns4,
-                                .top_k = shape.top_k,
-                                .record4 = shape.record4},
-        shape.row_groups(handle.capacity));
+    recording.dispatch(kernels::ExchangeGather{.variant = shape.variant<kernels::ExchangeGather>(),
+                                               .constants = {shape.grid.local_size(),
+                                                             shape.grid.row_per_workgroup()},
+                                               .records = handle.received.view(),
+                                               .row_to_slot = layout.row_to_slot.buffer,
+                                               .row_count = layout.row_count(),
+                                               .out_rows = rows.buffer,
+                                               .rows = Shape::u32(handle.capacity),
+                                               .columns4 = shape.columns4,
+                                               .top_k = shape.top_k,
+                                               .record4 = shape.record4},
+                       shape.grid.rows(handle.capacity));
 }
 
 void reduce_rows(Recording& recording, const Handle& handle, const TensorView& rows, bool scalars) {
     const Shape shape(handle);
     const ops::MoeLayout layout = handle.receive_layout();
     recording.dispatch(
-        kernels::ExchangeReduce{.variant = shape.variant<kernels::ExchangeReduce>(),
-                                .constants = {shape.row_local_size(), shape.row_per_workgroup()},
-                                .rows = rows.buffer,
-                                .slot_to_row = layout.slot_to_row.buffer,
-                                .slot_scalars = handle.slot_scalars.view(),
-                                .record_count = handle.record_count.view(),
-                                .records = handle.returned.view(),
-                                .words = handle.returned.view(),
-                                .num_records = Shape::u32(handle.exchange.most_received()),
-                                .columns4 = shape.columns4,
-                                .top_k = shape.top_k,
-                                .record4 = shape.record4,
-                                .record_words = shape.record_words,
-                                .hidden_words = shape.hidden_words,
-                                .has_scalars = scalars ? 1u : 0u},
-        shape.row_groups(handle.exchange.most_received()));
+        kernels::ExchangeReduce{
+            .variant = shape.variant<kernels::ExchangeReduce>(),
+            .constants = {shape.grid.local_size(), shape.grid.row_per_workgroup()},
+            .rows = rows.buffer,
+            .slot_to_row = layout.slot_to_row.buffer,
+            .slot_scalars = handle.slot_scalars.view(),
+            .record_count = handle.record_count.view(),
+            .records = handle.returned.view(),
+            .words = handle.returned.view(),
+            .num_records = Shape::u32(handle.exchange.most_received()),
+            .columns4 = shape.columns4,
+            .top_k = shape.top_k,
+            .record4 = shape.record4,
+            .record_words = shape.record_words,
+            .hidden_words = shape.hidden_words,
+            .has_scalars = scalars ? 1u : 0u},
+        shape.grid.rows(handle.exchange.most_received()));
 }
 
 void combine_records(Recording& recording, const Handle& handle, const TensorView& out,
@@ -132,32 +123,33 @@ void combine_records(Recording& recording, const Handle& handle, const TensorVie
     const Shape shape(handle);
     const ops::MoeLayout layout = handle.send_layout(out.extent[0]);
     recording.dispatch(
-        kernels::ExchangeCombine{.variant = shape.variant<kernels::ExchangeCombine>(),
-                                 .constants = {shape.row_local_size(), shape.row_per_workgroup()},
-                                 .records = handle.back_records.view(),
-                                 .words = handle.back_records.view(),
-                                 .slot_to_row = layout.slot_to_row.buffer,
-                                 .topk_ids = handle.topk_ids.buffer,
-                                 .out_tokens = out.buffer,
-                                 .scalars =
-                                     scalars.buffer ? scalars.buffer : handle.slot_scalars.view(),
-                                 .tokens = Shape::u32(out.extent[0]),
-                                 .columns4 = shape.columns4,
-                                 .top_k = shape.top_k,
-                                 .record4 = shape.record4,
-                                 .record_words = shape.record_words,
-                                 .hidden_words = shape.hidden_words,
-                                 .experts = shape.experts,
-                                 .ranks = shape.ranks,
-                                 .has_scalars = scalars.buffer ? 1u : 0u,
-                                 .accumulate = accumulate ? 1u : 0u},
-        shape.row_groups(out.extent[0]));
+        kernels::ExchangeCombine{
+            .variant = shape.variant<kernels::ExchangeCombine>(),
+            .constants = {shape.grid.local_size(), shape.grid.row_per_workgroup()},
+            .records = handle.back_records.view(),
+            .words = handle.back_records.view(),
+            .slot_to_row = layout.slot_to_row.buffer,
+            .topk_ids = handle.topk_ids.buffer,
+            .out_tokens = out.buffer,
+            .scalars = scalars.buffer ? scalars.buffer : handle.slot_scalars.view(),
+            .tokens = Shape::u32(out.extent[0]),
+            .columns4 = shape.columns4,
+            .top_k = shape.top_k,
+            .record4 = shape.record4,
+            .record_words = shape.record_words,
+            .hidden_words = shape.hidden_words,
+            .experts = shape.experts,
+            .ranks = shape.ranks,
+            .has_scalars = scalars.buffer ? 1u : 0u,
+            .accumulate = accumulate ? 1u : 0u},
+        shape.grid.rows(out.extent[0]));
 }
 
 /// The recording for these tensors, made by `record` at the first call.
 template <class Record>
 Recording& cached(RecordingCache& cache, const Handle& handle, const char* what,
                   std::vector<BufferView> key, Record record) {
+    key.push_back({nullptr, handle.exchange.workgroups, 0});
     if (Recording* found = cache.find(key))
         return *found;
     auto made = std::make_unique<Recording>(handle.exchange.device, QueueRole::Compute,
@@ -178,14 +170,14 @@ void record_dispatch_pack(Recording& recording, const Handle& handle, const Tens
     recording.label("DISPATCH");
     if (tokens > 0)
         recording.dispatch(
-            kernels::ExchangeRoute{.constants = {.local_size = shape.flat_local_size()},
+            kernels::ExchangeRoute{.constants = {.local_size = shape.grid.local_size()},
                                    .topk_ids = ids.buffer,
                                    .rank_ids = rank_ids.buffer,
                                    .tokens = Shape::u32(tokens),
                                    .top_k = shape.top_k,
                                    .experts = shape.experts,
                                    .ranks = shape.ranks},
-            shape.flat_groups(tokens));
+            shape.grid.items(tokens));
     ops::moe_layout(recording, rank_ids, layout, handle.workspace.view());
     if (tokens > 0)
         ops::expert_counts(recording, ids, loads, false);
@@ -207,7 +199,7 @@ void record_dispatch_unpack(Recording& recording, const Handle& handle, const Te
     const TensorView weights = handle.slot_weights.tensor(DType::F32, {most, top_k});
     const ops::MoeLayout layout = handle.receive_layout();
     recording.label("DISPATCH");
-    recording.dispatch(kernels::ExchangeUnpack{.constants = {.local_size = shape.flat_local_size()},
+    recording.dispatch(kernels::ExchangeUnpack{.constants = {.local_size = shape.grid.local_size()},
                                                .words = handle.received.view(),
                                                .record_count = handle.record_count.view(),
                                                .topk_ids = ids.buffer,
@@ -216,108 +208,241 @@ void record_dispatch_unpack(Recording& recording, const Handle& handle, const Te
                                                .top_k = shape.top_k,
                                                .record_words = shape.record_words,
                                                .hidden_words = shape.hidden_words},
-                       shape.flat_groups(most));
+                       shape.grid.items(most));
     ops::moe_layout(recording, ids, layout, handle.workspace.view());
     ops::moe_scalars_to_rows(recording, weights, layout,
                              handle.weights_of_rows.tensor(DType::F32, {handle.capacity}));
     gather_rows(recording, handle, rows);
 }
 
-} // namespace
+void require(bool good, const Handle& handle, const std::string& message) {
+    if (!good)
+        throw Error(ErrorCode::InvalidArgument, handle.name + ": " + message);
+}
 
-TimePoint ExpertExchange::dispatch(ExchangeHandle& handle, const TensorView& x,
-                                   const TensorView& topk_ids, const TensorView& topk_weights) {
-    Handle& h = *handle.impl_;
-    const ExchangeConfig& c = impl_->config;
+/// Every call but a dispatch needs what a dispatch has left.
+void require_filled(const Handle& handle) {
+    require(!handle.half_open, handle, "the hook of its last call has not been called yet");
+    require(handle.filled, handle, "there was no dispatch, or its hook was given up");
+}
+
+// The halves of the forward legs: what sends, and what takes the result in.
+
+void begin_dispatch(const ExchangeHandlePtr& handle, const TensorView& x,
+                    const TensorView& topk_ids, const TensorView& topk_weights,
+                    std::shared_ptr<ReceiveGate> gate) {
+    Handle& h = *handle;
+    const ExchangeConfig& c = h.exchange.config;
+    require(!h.half_open, h, "the hook of its last call has not been called yet");
     const std::uint64_t tokens = x.extent[0];
-    if (tokens > c.max_tokens)
-        throw Error(ErrorCode::InvalidArgument, h.name + ": " + std::to_string(tokens) +
-                                                    " tokens, max_tokens is " +
-                                                    std::to_string(c.max_tokens));
+    require(tokens <= c.max_tokens, h,
+            std::to_string(tokens) + " tokens, but max_tokens is " + std::to_string(c.max_tokens) +
+                ": a dispatch is not cut into pieces, so set ExchangeConfig::max_tokens on every "
+                "rank to the most that any of them hands in");
     check_tensor(h, "x", x, c.dtype, tokens, c.hidden);
     check_tensor(h, "topk_ids", topk_ids, DType::I32, tokens, c.top_k);
     check_tensor(h, "topk_weights", topk_weights, DType::F32, tokens, c.top_k);
     h.topk_ids = topk_ids;
     h.tokens = tokens;
     h.dispatched = true;
-    impl_->device.submit(cached(h.pack_dispatch, h, "pack",
-                                {x.buffer, topk_ids.buffer, topk_weights.buffer},
-                                [&](Recording& recording) {
-                                    record_dispatch_pack(recording, h, x, topk_ids, topk_weights);
-                                }));
-    h.lane.post(make_outbound_job(h, h.name + " DISPATCH(F)", true));
-    return impl_->device.submit(
-        cached(h.unpack_dispatch, h, "unpack", {},
-               [&](Recording& recording) { record_dispatch_unpack(recording, h, handle.rows()); }));
+    h.filled = false;
+    h.exchange.device.submit(
+        cached(h.pack_dispatch, h, "pack", {x.buffer, topk_ids.buffer, topk_weights.buffer},
+               [&](Recording& recording) {
+                   record_dispatch_pack(recording, h, x, topk_ids, topk_weights);
+               }));
+    h.lane.post(make_outbound_job(handle, h.name + " DISPATCH(F)", true, std::move(gate)));
 }
 
-TimePoint ExpertExchange::combine(ExchangeHandle& handle, const TensorView& results,
-                                  const TensorView& out, bool accumulate) {
-    Handle& h = *handle.impl_;
-    check_tensor(h, "results", results, impl_->config.dtype, h.capacity, impl_->config.hidden);
-    check_tensor(h, "out", out, impl_->config.dtype, h.tokens, impl_->config.hidden);
-    impl_->device.submit(
+TimePoint end_dispatch(Handle& h) {
+    const TimePoint point = h.exchange.device.submit(
+        cached(h.unpack_dispatch, h, "unpack", {}, [&](Recording& recording) {
+            record_dispatch_unpack(recording, h, h.row_tensor(0));
+        }));
+    h.filled = true;
+    return point;
+}
+
+void begin_combine(const ExchangeHandlePtr& handle, const TensorView& results,
+                   const TensorView& out, std::shared_ptr<ReceiveGate> gate) {
+    Handle& h = *handle;
+    const ExchangeConfig& c = h.exchange.config;
+    require_filled(h);
+    check_tensor(h, "results", results, c.dtype, h.capacity, c.hidden);
+    check_tensor(h, "out", out, c.dtype, h.tokens, c.hidden);
+    h.exchange.device.submit(
         cached(h.reduce_forward, h, "reduce", {results.buffer}, [&](Recording& recording) {
             recording.label("COMBINE");
             reduce_rows(recording, h, results, false);
         }));
-    h.lane.post(make_inbound_job(h, h.name + " COMBINE(F)"));
-    return impl_->device.submit(cached(h.finish_forward, h, accumulate ? "sum onto" : "sum",
-                                       {out.buffer, h.topk_ids.buffer, {nullptr, accumulate, 0}},
-                                       [&](Recording& recording) {
-                                           recording.label("COMBINE");
-                                           if (out.extent[0] > 0)
-                                               combine_records(recording, h, out, accumulate, {});
-                                       }));
+    h.lane.post(make_inbound_job(handle, h.name + " COMBINE(F)", std::move(gate)));
+}
+
+TimePoint end_combine(Handle& h, const TensorView& out, bool accumulate) {
+    return h.exchange.device.submit(cached(
+        h.finish_forward, h, accumulate ? "sum onto" : "sum",
+        {out.buffer, h.topk_ids.buffer, {nullptr, accumulate, 0}}, [&](Recording& recording) {
+            recording.label("COMBINE");
+            if (out.extent[0] > 0)
+                combine_records(recording, h, out, accumulate, {});
+        }));
+}
+
+void combine_backward_leg(const ExchangeHandlePtr& handle, const TensorView& d_out) {
+    Handle& h = *handle;
+    require_filled(h);
+    check_tensor(h, "d_out", d_out, h.exchange.config.dtype, h.tokens, h.exchange.config.hidden);
+    h.exchange.device.submit(cached(h.pack_backward, h, "pack gradients",
+                                    {d_out.buffer, h.topk_ids.buffer}, [&](Recording& recording) {
+                                        recording.label("DISPATCH(B)");
+                                        if (d_out.extent[0] > 0)
+                                            pack_records(recording, h, d_out, h.topk_ids, {},
+                                                         false);
+                                    }));
+    h.lane.post(make_outbound_job(handle, h.name + " DISPATCH(B)", false));
+}
+
+} // namespace
+
+// ---- Calls -----------------------------------------------------------------------------------
+
+/// The calls' common frame: what a rank refuses or cannot do, all ranks hear of.
+template <class Call>
+auto ExpertExchange::Impl::together(const ExchangeHandle& handle, const Call& call) {
+    return fail_together(world.control(), group_size(), [&] {
+        const ExchangeHandlePtr& pointer = handle.impl_;
+        require(&pointer->exchange == this, *pointer,
+                "the handle belongs to another exchange than " + config.name);
+        return call(pointer);
+    });
+}
+
+TimePoint ExpertExchange::dispatch(ExchangeHandle& handle, const TensorView& x,
+                                   const TensorView& topk_ids, const TensorView& topk_weights) {
+    return impl_->together(handle, [&](const ExchangeHandlePtr& h) {
+        begin_dispatch(h, x, topk_ids, topk_weights, nullptr);
+        return end_dispatch(*h);
+    });
+}
+
+TimePoint ExpertExchange::combine(ExchangeHandle& handle, const TensorView& results,
+                                  const TensorView& out, bool accumulate) {
+    return impl_->together(handle, [&](const ExchangeHandlePtr& h) {
+        begin_combine(h, results, out, nullptr);
+        return end_combine(*h, out, accumulate);
+    });
 }
 
 TimePoint ExpertExchange::combine_backward(ExchangeHandle& handle, const TensorView& d_out) {
-    Handle& h = *handle.impl_;
-    check_tensor(h, "d_out", d_out, impl_->config.dtype, h.tokens, impl_->config.hidden);
-    impl_->device.submit(cached(h.pack_backward, h, "pack gradients",
-                                {d_out.buffer, h.topk_ids.buffer}, [&](Recording& recording) {
-                                    recording.label("DISPATCH(B)");
-                                    if (d_out.extent[0] > 0)
-                                        pack_records(recording, h, d_out, h.topk_ids, {}, false);
-                                }));
-    h.lane.post(make_outbound_job(h, h.name + " DISPATCH(B)", false));
-    return impl_->device.submit(
-        cached(h.unpack_backward, h, "unpack gradients", {}, [&](Recording& recording) {
-            recording.label("DISPATCH(B)");
-            gather_rows(recording, h, handle.d_results());
-        }));
+    return impl_->together(handle, [&](const ExchangeHandlePtr& pointer) {
+        combine_backward_leg(pointer, d_out);
+        Handle& h = *pointer;
+        return impl_->device.submit(
+            cached(h.unpack_backward, h, "unpack gradients", {}, [&](Recording& recording) {
+                recording.label("DISPATCH(B)");
+                gather_rows(recording, h, h.row_tensor(1));
+            }));
+    });
 }
 
 TimePoint ExpertExchange::dispatch_backward(ExchangeHandle& handle, const TensorView& d_rows,
                                             const TensorView& d_row_weights, const TensorView& d_x,
                                             bool accumulate, const TensorView& d_topk_weights) {
-    Handle& h = *handle.impl_;
-    const ExchangeConfig& c = impl_->config;
-    const bool scalars = static_cast<bool>(d_row_weights.buffer);
-    check_tensor(h, "d_rows", d_rows, c.dtype, h.capacity, c.hidden);
-    check_tensor(h, "d_x", d_x, c.dtype, h.tokens, c.hidden);
-    if (scalars)
-        check_tensor(h, "d_topk_weights", d_topk_weights, DType::F32, h.tokens, c.top_k);
-    impl_->device.submit(
-        cached(h.reduce_backward, h, "reduce gradients", {d_rows.buffer, d_row_weights.buffer},
-               [&](Recording& recording) {
-                   recording.label("COMBINE(B)");
-                   if (scalars)
-                       ops::moe_scalars_to_slots(
-                           recording, d_row_weights, h.receive_layout(),
-                           h.slot_scalars.tensor(DType::F32, {impl_->most_received(), c.top_k}));
-                   reduce_rows(recording, h, d_rows, scalars);
-               }));
-    h.lane.post(make_inbound_job(h, h.name + " COMBINE(B)"));
-    return impl_->device.submit(
-        cached(h.finish_backward, h, "sum gradients",
-               {d_x.buffer, d_topk_weights.buffer, h.topk_ids.buffer, {nullptr, accumulate, 0}},
-               [&](Recording& recording) {
-                   recording.label("COMBINE(B)");
-                   if (d_x.extent[0] > 0)
-                       combine_records(recording, h, d_x, accumulate,
-                                       scalars ? d_topk_weights : TensorView{});
-               }));
+    return impl_->together(handle, [&](const ExchangeHandlePtr& pointer) {
+        Handle& h = *pointer;
+        const ExchangeConfig& c = impl_->config;
+        const bool scalars = static_cast<bool>(d_row_weights.buffer);
+        require_filled(h);
+        check_tensor(h, "d_rows", d_rows, c.dtype, h.capacity, c.hidden);
+        check_tensor(h, "d_x", d_x, c.dtype, h.tokens, c.hidden);
+        if (scalars)
+            check_tensor(h, "d_topk_weights", d_topk_weights, DType::F32, h.tokens, c.top_k);
+        impl_->device.submit(cached(
+            h.reduce_backward, h, "reduce gradients", {d_rows.buffer, d_row_weights.buffer},
+            [&](Recording& recording) {
+                recording.label("COMBINE(B)");
+                if (scalars)
+                    ops::moe_scalars_to_slots(
+                        recording, d_row_weights, h.receive_layout(),
+                        h.slot_scalars.tensor(DType::F32, {impl_->most_received(), c.top_k}));
+                reduce_rows(recording, h, d_rows, scalars);
+            }));
+        h.lane.post(make_inbound_job(pointer, h.name + " COMBINE(B)"));
+        return impl_->device.submit(
+            cached(h.finish_backward, h, "sum gradients",
+                   {d_x.buffer, d_topk_weights.buffer, h.topk_ids.buffer, {nullptr, accumulate, 0}},
+                   [&](Recording& recording) {
+                       recording.label("COMBINE(B)");
+                       if (d_x.extent[0] > 0)
+                           combine_records(recording, h, d_x, accumulate,
+                                           scalars ? d_topk_weights : TensorView{});
+                   }));
+    });
+}
+
+// ---- The hook form ----------------------------------------------------------------------------
+
+struct ExchangeHook::Impl {
+    ExchangeHandlePtr handle;
+    std::shared_ptr<ReceiveGate> gate;
+    std::function<TimePoint()> finish;
+
+    Impl(ExchangeHandlePtr of, std::shared_ptr<ReceiveGate> closed, std::function<TimePoint()> end)
+        : handle(std::move(of)), gate(std::move(closed)), finish(std::move(end)) {
+        handle->half_open = true;
+    }
+    ~Impl() { open(); }
+    void open() noexcept {
+        handle->half_open = false;
+        gate->open = true;
+    }
+};
+
+namespace {
+
+/// In serial mode nothing that is handed in between the halves could run: it is open at once.
+std::shared_ptr<ReceiveGate> make_gate(const Device& device) {
+    auto gate = std::make_shared<ReceiveGate>();
+    gate->open = device.options().sync == SyncMode::Serial;
+    return gate;
+}
+
+} // namespace
+
+ExchangeHook ExpertExchange::dispatch_send(ExchangeHandle& handle, const TensorView& x,
+                                           const TensorView& topk_ids,
+                                           const TensorView& topk_weights) {
+    return impl_->together(handle, [&](const ExchangeHandlePtr& h) {
+        auto gate = make_gate(impl_->device);
+        begin_dispatch(h, x, topk_ids, topk_weights, gate);
+        return ExchangeHook(std::make_unique<ExchangeHook::Impl>(h, std::move(gate),
+                                                                 [h] { return end_dispatch(*h); }));
+    });
+}
+
+ExchangeHook ExpertExchange::combine_send(ExchangeHandle& handle, const TensorView& results,
+                                          const TensorView& out, bool accumulate) {
+    return impl_->together(handle, [&](const ExchangeHandlePtr& h) {
+        auto gate = make_gate(impl_->device);
+        begin_combine(h, results, out, gate);
+        return ExchangeHook(std::make_unique<ExchangeHook::Impl>(
+            h, std::move(gate), [h, out, accumulate] { return end_combine(*h, out, accumulate); }));
+    });
+}
+
+ExchangeHook::ExchangeHook(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {
+}
+ExchangeHook::ExchangeHook(ExchangeHook&&) noexcept = default;
+ExchangeHook& ExchangeHook::operator=(ExchangeHook&&) noexcept = default;
+ExchangeHook::~ExchangeHook() = default;
+
+TimePoint ExchangeHook::operator()() {
+    if (!impl_)
+        throw Error(ErrorCode::InvalidArgument, "the hook of an exchange is called once");
+    const std::unique_ptr<Impl> impl = std::move(impl_);
+    impl->open();
+    const ExpertExchange::Impl& exchange = impl->handle->exchange;
+    return fail_together(exchange.world.control(), exchange.group_size(), impl->finish);
 }
 
 } // namespace bellows

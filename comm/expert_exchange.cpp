@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: MIT
 #include "exchange_impl.hpp"
+#include "fail_together.hpp"
 
 #include <bellows/engine/error.hpp>
 #include <bellows/kernels/kernels.hpp>
@@ -30,6 +31,23 @@ std::vector<int> group_of(const World& world, const ExchangeConfig& config) {
                 "the group's ranks must ascend and lie within the world's " +
                     std::to_string(world.size()));
     return ranks;
+}
+
+/// What the interface foresees and this version does not do.
+void require_supported(const ExchangeConfig& c) {
+    const auto as_tokens = [&](const char* field, const std::optional<DType>& wire) {
+        if (wire && *wire != c.dtype)
+            throw Error(ErrorCode::Unsupported,
+                        c.name + ": " + field + " is " + to_string(*wire) + ", but " +
+                            to_string(c.dtype) +
+                            " tokens and their sums travel as they are so far: leave it unset");
+    };
+    as_tokens("token_wire", c.token_wire);
+    as_tokens("sum_wire", c.sum_wire);
+    if (c.sums != ExchangeSums::Ranked)
+        throw Error(ErrorCode::Unsupported,
+                    c.name + ": exact sums (a tree over the expert ids, the same for every layout "
+                             "of ranks) do not exist yet: leave sums at Ranked");
 }
 
 } // namespace
@@ -66,7 +84,9 @@ ExpertExchange::ExpertExchange(Device& device, World& world, Transport& transpor
                      .transport = transport,
                      .thread = thread,
                      .config = std::move(config),
-                     .on_failure = {}}) {
+                     .on_failure = {},
+                     .position = 0,
+                     .workgroups = 0}) {
     ExchangeConfig& c = impl_->config;
     c.ranks = group_of(world, c);
     const auto self = std::find(c.ranks.begin(), c.ranks.end(), world.rank());
@@ -82,13 +102,23 @@ ExpertExchange::ExpertExchange(Device& device, World& world, Transport& transpor
     require(c.alignment > 0, c.name, "alignment is 0");
     require(c.dtype == DType::F32 || c.dtype == DType::BF16, c.name,
             std::string("tokens travel as f32 or bf16, not ") + to_string(c.dtype));
+    require_supported(c);
+    impl_->workgroups = c.workgroups;
     require(impl_->most_received() * c.top_k <= 0x7FFFFFFF, c.name,
             "more than 2^31 - 1 slots may arrive at once: lower max_tokens");
     impl_->on_failure = world.control().on_failure(
-        [target = &device](const Error& error) { target->abort(error); });
+        [target = &device, &control = world.control()](const Error& error) {
+            target->abort(control.with_activities(error));
+        });
 }
 
-ExpertExchange::~ExpertExchange() = default;
+ExpertExchange::~ExpertExchange() {
+    impl_->on_failure.reset();
+}
+
+void ExpertExchange::set_workgroups(std::uint32_t most) noexcept {
+    impl_->workgroups = most;
+}
 
 const ExchangeConfig& ExpertExchange::config() const noexcept {
     return impl_->config;
@@ -115,7 +145,7 @@ ExchangeStats ExpertExchange::stats() const noexcept {
 }
 
 std::unique_ptr<ExchangeHandle> ExpertExchange::create_handle(std::string name) {
-    auto impl = std::make_unique<ExchangeHandle::Impl>(*impl_, std::move(name));
+    auto impl = std::make_shared<ExchangeHandle::Impl>(impl_, std::move(name));
     return std::unique_ptr<ExchangeHandle>(new ExchangeHandle(std::move(impl)));
 }
 
@@ -136,8 +166,9 @@ Recording& RecordingCache::keep(std::vector<BufferView> key, std::unique_ptr<Rec
     return *kept_.back().second;
 }
 
-ExchangeHandle::Impl::Impl(ExpertExchange::Impl& owner, std::string handle_name)
-    : exchange(owner), name(std::move(handle_name)), lane(owner.thread.add_lane(name)) {
+ExchangeHandle::Impl::Impl(std::shared_ptr<ExpertExchange::Impl> of, std::string handle_name)
+    : owner(std::move(of)), exchange(*owner), name(std::move(handle_name)),
+      lane(exchange.thread.add_lane(name)) {
     const ExchangeConfig& c = exchange.config;
     const std::uint64_t ranks = exchange.group_size();
     const std::uint64_t local = exchange.experts_of(static_cast<std::uint64_t>(exchange.position));
@@ -207,13 +238,29 @@ ops::MoeLayout ExchangeHandle::Impl::receive_layout() const {
             .alignment = exchange.config.alignment};
 }
 
-ExchangeHandle::ExchangeHandle(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {
+TensorView ExchangeHandle::Impl::row_tensor(std::size_t index) const {
+    return row_tensors[index]
+        .buffer->tensor(exchange.config.dtype, {capacity, exchange.config.hidden})
+        .with_row_count(receive_layout().row_count());
+}
+
+void ExchangeHandle::Impl::drop_recordings() {
+    for (RecordingCache* cache :
+         {&pack_dispatch, &pack_backward, &unpack_dispatch, &unpack_backward, &reduce_forward,
+          &reduce_backward, &finish_forward, &finish_backward})
+        cache->clear();
+}
+
+ExchangeHandle::ExchangeHandle(std::shared_ptr<Impl> impl) : impl_(std::move(impl)) {
     const ExchangeConfig& c = impl_->exchange.config;
     add_row_tensor("rows", c.dtype, c.hidden, MemoryCategory::Activations);
     add_row_tensor("result gradients", c.dtype, c.hidden, MemoryCategory::Activations);
 }
 
-ExchangeHandle::~ExchangeHandle() = default;
+// The recordings end on this thread, which may wait; the lane's jobs keep the rest.
+ExchangeHandle::~ExchangeHandle() {
+    impl_->drop_recordings();
+}
 
 TensorView ExchangeHandle::add_row_tensor(std::string name, DType dtype, std::uint64_t columns,
                                           MemoryCategory category) {
@@ -229,17 +276,11 @@ TensorView ExchangeHandle::add_row_tensor(std::string name, DType dtype, std::ui
 }
 
 TensorView ExchangeHandle::rows() const {
-    const ExchangeConfig& c = impl_->exchange.config;
-    return impl_->row_tensors[0]
-        .buffer->tensor(c.dtype, {impl_->capacity, c.hidden})
-        .with_row_count(impl_->receive_layout().row_count());
+    return impl_->row_tensor(0);
 }
 
 TensorView ExchangeHandle::d_results() const {
-    const ExchangeConfig& c = impl_->exchange.config;
-    return impl_->row_tensors[1]
-        .buffer->tensor(c.dtype, {impl_->capacity, c.hidden})
-        .with_row_count(impl_->receive_layout().row_count());
+    return impl_->row_tensor(1);
 }
 
 TensorView ExchangeHandle::row_weights() const {

@@ -3,6 +3,7 @@
 // The parts of comm/ that need no second rank: topology and groups, the keyed hash against its
 // published vectors, and a control plane and transport of one rank.
 
+#include "../../comm/exchange_grid.hpp"
 #include "../../comm/siphash.hpp"
 
 #include <bellows/comm/host_collectives.hpp>
@@ -214,6 +215,21 @@ TEST(SingleTransport, TellsSizesApartAndTimesOut) {
               ErrorCode::InvalidArgument);
     EXPECT_EQ(error_of([&] { transport->post_send(0, {0, Tag::kStreams}, buffer); }).code(),
               ErrorCode::InvalidArgument);
+}
+
+TEST(ExchangeGrid, StaysWithinTheBoundOnWorkgroups) {
+    for (const bool cpu : {false, true})
+        for (const std::uint64_t count : {0u, 1u, 7u, 8u, 1000u, 1'000'000u}) {
+            const ExchangeGrid free{cpu, 0};
+            for (const std::uint32_t most : {1u, 3u, 1u << 30}) {
+                const ExchangeGrid bounded{cpu, most};
+                EXPECT_EQ(bounded.rows(count).x, std::min(most, free.rows(count).x));
+                EXPECT_EQ(bounded.items(count).x, std::min(most, free.items(count).x));
+            }
+        }
+    EXPECT_EQ((ExchangeGrid{false, 0}.rows(1000).x), 1000u);
+    EXPECT_EQ((ExchangeGrid{false, 24}.rows(1000).x), 24u);
+    EXPECT_EQ((ExchangeGrid{true, 2}.items(1000).x), 2u);
 }
 
 TEST(SingleCollectives, AreIdentities) {

@@ -12,6 +12,12 @@
 //
 // The calls only hand work in; they return the time point of their result and never wait for the
 // network. One thread at a time calls an exchange and its handles.
+//
+// A call that fails on one rank fails on all: whatever a rank refuses (an argument, too many
+// tokens) or cannot do (memory for what arrives) ends the job through the control plane, and every
+// rank of the world throws that error, with the rank, the phase and the counts, at its next wait or
+// call. Only in a group of one a refused call changes nothing. Bytes travel through the Transport
+// that the caller opened; nothing has to be called to keep them moving.
 
 #include <bellows/comm/message.hpp>
 #include <bellows/comm/world.hpp>
@@ -22,10 +28,22 @@
 #include <chrono>
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
 namespace bellows {
+
+/// How the results of a token's experts are summed on their way back.
+enum class ExchangeSums : std::uint8_t {
+    /// In f32 on each rank over its experts in ascending slot, rounded to sum_wire, then in f32
+    /// over the ranks in the order of the token's slots. The bits depend on which experts share a
+    /// rank.
+    Ranked,
+    /// As f32 along a binary tree over the global expert id: the same bits in every layout of
+    /// aligned power-of-two ranges of experts. Error{Unsupported} in this version.
+    Exact,
+};
 
 struct ExchangeConfig {
     std::string name = "exchange"; ///< shown in errors and the trace
@@ -34,8 +52,17 @@ struct ExchangeConfig {
     std::uint64_t top_k = 0;       ///< at most 64
     std::uint64_t hidden = 0;      ///< multiple of 8
     std::uint64_t max_tokens = 0;  ///< most tokens that any rank of the group hands in
-    DType dtype = DType::F32;      ///< of tokens, on the device and on the wire: F32 or BF16
+    DType dtype = DType::F32;      ///< of tokens and results on the device: F32 or BF16
     std::uint32_t alignment = 1;   ///< each expert's rows begin at a multiple of it
+    /// In which type tokens travel to the experts; unset: dtype. Another than dtype is
+    /// Error{Unsupported} in this version.
+    std::optional<DType> token_wire{};
+    /// In which type partial sums travel back; unset: dtype. Likewise.
+    std::optional<DType> sum_wire{};
+    ExchangeSums sums = ExchangeSums::Ranked;
+    /// Most workgroups of a kernel that packs or unpacks rows; 0: as many as serve. The bits do not
+    /// depend on it. The small kernels that lay rows out are not bounded.
+    std::uint32_t workgroups = 0;
     std::chrono::milliseconds timeout{60'000}; ///< of one exchange, once it has begun
 };
 
@@ -53,6 +80,8 @@ class ExpertExchange;
 
 class ExchangeHandle {
 public:
+    /// Waits for the device work of its calls (not for the network: what is still under way keeps
+    /// its memory).
     ~ExchangeHandle();
     ExchangeHandle(const ExchangeHandle&) = delete;
     ExchangeHandle& operator=(const ExchangeHandle&) = delete;
@@ -81,14 +110,37 @@ public:
 
 private:
     friend class ExpertExchange;
-    explicit ExchangeHandle(std::unique_ptr<Impl> impl);
+    explicit ExchangeHandle(std::shared_ptr<Impl> impl);
+    std::shared_ptr<Impl> impl_;
+};
+
+/// The second half of a call in the hook form: called once, it begins to receive. Until then the
+/// exchange holds no posted receive, no workgroup and no queue for it, and its time limit does not
+/// run; its own sends go on. Dropped without being called, it receives all the same, so that other
+/// ranks are not held up, but the result is lost. The handle must outlive the call.
+class [[nodiscard]] ExchangeHook {
+public:
+    ExchangeHook(ExchangeHook&&) noexcept;
+    ExchangeHook& operator=(ExchangeHook&&) noexcept;
+    ~ExchangeHook();
+
+    /// The time point of the result; in the order of work the result is written here. Throws
+    /// Error{InvalidArgument} at a second call.
+    TimePoint operator()();
+
+    struct Impl;
+
+private:
+    friend class ExpertExchange;
+    explicit ExchangeHook(std::unique_ptr<Impl> impl);
     std::unique_ptr<Impl> impl_;
 };
 
 class ExpertExchange {
 public:
     /// Not collective. `thread` runs the exchange's lanes. The world, transport, thread and device
-    /// must outlive it. Throws Error{InvalidArgument} naming the value that does not fit.
+    /// must outlive it and what was handed in. Throws Error{InvalidArgument} naming the value that
+    /// does not fit, Error{Unsupported} for an option that this version does not have.
     ExpertExchange(Device& device, World& world, Transport& transport, HostThread& thread,
                    ExchangeConfig config);
     ~ExpertExchange();
@@ -99,6 +151,9 @@ public:
     /// Position in the group of the rank that owns an expert.
     int owner(std::uint64_t expert) const noexcept;
 
+    /// ExchangeConfig::workgroups for the calls that follow; ranks may differ.
+    void set_workgroups(std::uint32_t most) noexcept;
+
     /// Summed over all its handles, living or not. What runs right now may be missing.
     ExchangeStats stats() const noexcept;
 
@@ -106,8 +161,9 @@ public:
     std::unique_ptr<ExchangeHandle> create_handle(std::string name);
 
     /// x: [tokens, hidden], topk_ids: [tokens, top_k] i32 of global experts (-1: none),
-    /// topk_weights: [tokens, top_k] f32; tokens <= max_tokens, may be 0 and differ between ranks.
-    /// Fills the handle's rows, weights and offsets. Collective.
+    /// topk_weights: [tokens, top_k] f32; tokens may be 0 and differ between ranks. More than
+    /// max_tokens is Error{InvalidArgument}: a dispatch is not cut into pieces. Fills the handle's
+    /// rows, weights and offsets. Collective.
     TimePoint dispatch(ExchangeHandle& handle, const TensorView& x, const TensorView& topk_ids,
                        const TensorView& topk_weights);
     /// out[t] (+)= the sum of the results of the token's rows. results: [capacity, hidden], as
@@ -115,6 +171,13 @@ public:
     /// Collective.
     TimePoint combine(ExchangeHandle& handle, const TensorView& results, const TensorView& out,
                       bool accumulate = false);
+    /// The same calls, sending only: what they return receives when it is called, and until then no
+    /// other call may use the handle. Ranks need not use the same form. In SyncMode::Serial the
+    /// bytes are received at once.
+    ExchangeHook dispatch_send(ExchangeHandle& handle, const TensorView& x,
+                               const TensorView& topk_ids, const TensorView& topk_weights);
+    ExchangeHook combine_send(ExchangeHandle& handle, const TensorView& results,
+                              const TensorView& out, bool accumulate = false);
     /// The gradient of combine: d_out: [tokens, hidden] to the handle's d_results(). Collective.
     TimePoint combine_backward(ExchangeHandle& handle, const TensorView& d_out);
     /// The gradient of dispatch: d_rows: [capacity, hidden], d_row_weights: [capacity] f32
@@ -127,7 +190,7 @@ public:
     struct Impl;
 
 private:
-    std::unique_ptr<Impl> impl_;
+    std::shared_ptr<Impl> impl_;
 };
 
 } // namespace bellows

@@ -1,0 +1,270 @@
+// SPDX-License-Identifier: MIT
+
+// A collective call on device tensors that fails on one rank fails on all, with the same code, in
+// seconds and not after the time limits of those who wait: this program launches itself through
+// mpirun, rank 1 hands in nonsense, runs out of memory or dies, and the others are in the middle of
+// the call.
+
+#include "launched.hpp"
+#include "support/test_device.hpp"
+
+#include <bellows/comm/collectives.hpp>
+#include <bellows/comm/expert_exchange.hpp>
+#include <bellows/comm/pipe.hpp>
+
+#include <algorithm>
+#include <csignal>
+#include <ostream>
+#include <thread>
+
+#ifdef __SANITIZE_ADDRESS__
+// Ranks here end without MPI_Finalize, as survivors must, and keep what MPI holds.
+extern "C" const char* __asan_default_options() {
+    return "detect_leaks=0";
+}
+#endif
+
+namespace bellows {
+namespace {
+
+using namespace std::chrono_literals;
+using testing::Seen;
+using testing::SteadyClock;
+
+constexpr int kCulprit = 1;
+
+// --- the ranks -----------------------------------------------------------------------------------
+
+/// What a rank works with; the world outlives it.
+struct Rig {
+    explicit Rig(World& in)
+        : world(in), device(testing::make_device()), transport(open_transport(in)),
+          thread(*device, "network") {}
+
+    bool culprit() const { return world.rank() == kCulprit; }
+    TensorView tensor(DType dtype, std::uint64_t rows, std::uint64_t columns) {
+        buffers.push_back(std::make_unique<Buffer>(
+            *device, BufferDesc{.name = "tensor",
+                                .bytes = std::max<std::uint64_t>(rows * columns * 4, 16)}));
+        Recording clear(*device, QueueRole::Compute, "clear");
+        clear.fill(buffers.back()->view(), 0);
+        device->submit(clear).wait();
+        return buffers.back()->tensor(dtype, {rows, columns});
+    }
+
+    World& world;
+    std::unique_ptr<Device> device;
+    std::unique_ptr<Transport> transport;
+    HostThread thread;
+    std::vector<std::unique_ptr<Buffer>> buffers;
+};
+
+/// All ranks begin; rank 1 when the others are well inside their call.
+SteadyClock::time_point begin(Rig& rig) {
+    rig.world.control().barrier(60s);
+    const auto start = SteadyClock::now();
+    if (rig.culprit())
+        std::this_thread::sleep_for(300ms);
+    return start;
+}
+
+/// A dispatch that works, so that the others are in the middle of the next one in no time.
+void compile(Rig& rig) {
+    ExpertExchange exchange(*rig.device, rig.world, *rig.transport, rig.thread,
+                            {.num_experts = 8, .top_k = 2, .hidden = 8, .max_tokens = 4});
+    const auto handle = exchange.create_handle("first");
+    exchange
+        .dispatch(*handle, rig.tensor(DType::F32, 4, 8), rig.tensor(DType::I32, 4, 2),
+                  rig.tensor(DType::F32, 4, 2))
+        .wait(60s);
+    rig.device->wait_idle();
+}
+
+void run_exchange(Rig& rig, const std::string& fault, SteadyClock::time_point& start) {
+    constexpr std::uint64_t kTokens = 64, kHidden = 4096;
+    const std::uint64_t most = fault == "counts" && rig.culprit() ? 8 : kTokens;
+    ExpertExchange exchange(*rig.device, rig.world, *rig.transport, rig.thread,
+                            {.num_experts = 8, .top_k = 2, .hidden = kHidden, .max_tokens = most});
+    const auto handle = exchange.create_handle("batch");
+    if (fault == "memory" && rig.culprit())
+        handle->add_row_tensor("huge", DType::F32, std::uint64_t{1} << 50);
+    std::uint64_t tokens = kTokens;
+    if (fault == "counts" && rig.culprit())
+        tokens = 0;
+    if (fault == "tokens" && rig.culprit())
+        tokens = kTokens + 1;
+    const TensorView x = rig.tensor(DType::F32, tokens,
+                                    fault == "argument" && rig.culprit() ? kHidden + 8 : kHidden);
+    const TensorView ids = rig.tensor(DType::I32, tokens, 2);
+    const TensorView weights = rig.tensor(DType::F32, tokens, 2);
+    std::vector<std::int32_t> chosen;
+    for (std::uint64_t t = 0; t < tokens; ++t)
+        for (const std::int32_t expert : {2, 4}) // of ranks 0 and 1
+            chosen.push_back(expert);
+    if (tokens > 0)
+        rig.device->upload(ids.buffer.sub(0, chosen.size() * 4),
+                           std::span<const std::int32_t>(chosen));
+    compile(rig);
+    start = begin(rig);
+    if (fault == "kill" && rig.culprit())
+        ::raise(SIGKILL);
+    if (fault == "kill in records" && rig.culprit()) {
+        const ExchangeHook never = exchange.dispatch_send(*handle, x, ids, weights);
+        std::this_thread::sleep_for(500ms);
+        ::raise(SIGKILL);
+    }
+    exchange.dispatch(*handle, x, ids, weights).wait(60s);
+    // A rank whose own part is done hears of it at its next wait.
+    exchange.combine(*handle, handle->rows(), x).wait(60s);
+}
+
+void run_all_reduce(Rig& rig, const std::string& fault, SteadyClock::time_point& start) {
+    CollectivesOptions options;
+    options.timeout =
+        std::chrono::milliseconds(fault == "time limit" && rig.world.rank() == 0 ? 1000 : 60'000);
+    Collectives collectives(*rig.device, rig.world, *rig.transport, rig.thread,
+                            Group::all(rig.world.size()), options);
+    const TensorView x =
+        rig.tensor(fault == "argument" && rig.culprit() ? DType::BF16 : DType::F32, 512, 64);
+    collectives.all_reduce(rig.tensor(DType::F32, 512, 64)).wait(60s);
+    start = begin(rig);
+    if (fault == "kill" && rig.culprit())
+        ::raise(SIGKILL);
+    if (fault == "device" && rig.culprit())
+        rig.device->abort(Error(ErrorCode::DeviceLost, "the device is gone"));
+    if (fault == "time limit" && rig.culprit())
+        rig.world.control().recv(0, 1, 60s); // never comes to the call
+    collectives.all_reduce(x).wait(60s);
+}
+
+void run_pipe(Rig& rig, const std::string& fault, SteadyClock::time_point& start) {
+    PipeOptions options;
+    options.timeout =
+        std::chrono::milliseconds(fault == "time limit" && rig.world.rank() == 0 ? 1000 : 60'000);
+    Pipe pipe(*rig.device, rig.world, *rig.transport, rig.thread, options);
+    const TensorView x = rig.tensor(DType::F32, 4, 64);
+    start = begin(rig);
+    if (!rig.culprit())
+        pipe.recv(kCulprit, x).wait(60s);
+    if (fault == "kill")
+        ::raise(SIGKILL);
+    if (fault == "argument") {
+        TensorView strided = x;
+        strided.extent[1] = 4;
+        pipe.send(0, strided);
+    }
+    rig.world.control().recv(0, 1, 60s);
+}
+
+int run_rank(int argc, char** argv) {
+    const std::string phase = argv[2], fault = argv[3], folder = argv[4];
+    int rank = -1, exit_code = 0;
+    std::string reason;
+    auto start = SteadyClock::now();
+    try {
+        World world = World::init(argc, argv);
+        rank = world.rank();
+        try {
+            Rig rig(world);
+            if (phase == "exchange")
+                run_exchange(rig, fault, start);
+            else if (phase == "all_reduce")
+                run_all_reduce(rig, fault, start);
+            else
+                run_pipe(rig, fault, start);
+        } catch (const Error& error) {
+            testing::write_seen(folder, rank, error, start);
+            exit_code = error.code() == ErrorCode::PeerLost ? 4 : 1;
+            reason = error.message();
+        }
+        world.close();
+    } catch (const std::exception& error) {
+        exit_code = exit_code == 0 ? 1 : exit_code;
+    }
+    report_exit(rank, exit_code, reason);
+    return exit_code;
+}
+
+// --- the tests -----------------------------------------------------------------------------------
+
+struct Case {
+    const char* phase;
+    const char* fault;
+    const char* code;
+    const char* origin; ///< what rank 1 (or who else it was) says of it
+    const char* middle; ///< what rank 0 says of its own part; "": it was the one
+};
+
+void PrintTo(const Case& c, std::ostream* out) {
+    *out << c.phase << ", " << c.fault;
+}
+
+const Case kCases[] = {
+    {"exchange", "argument", "InvalidArgument", "rank 1: batch: x must be a contiguous f32",
+     "'batch DISPATCH(F): counts' (exchange 1), 2 of 3 messages done: from rank 1 expected"},
+    {"exchange", "tokens", "InvalidArgument", "rank 1: batch: 65 tokens, but max_tokens is 64",
+     "'batch DISPATCH(F): counts'"},
+    {"exchange", "memory", "OutOfMemory",
+     "rank 1: 'batch DISPATCH(F): memory for 192 tokens, 192 rows' (exchange 1)", "'batch "},
+    {"exchange", "counts", "InvalidArgument",
+     "rank 1: 'batch DISPATCH(F): counts' (exchange 1), 3 of 3 messages done out: rank 0 sends 64 "
+     "rows, max_tokens is 8 here",
+     "'batch "},
+    {"exchange", "kill", "PeerLost", "rank 1 (pid ",
+     "'batch DISPATCH(F): counts' (exchange 1), 2 of 3 messages done: from rank 1 expected"},
+    {"exchange", "kill in records", "PeerLost", "rank 1 (pid ",
+     "to rank 1 expected 1049600 bytes, saw 0"},
+    {"all_reduce", "argument", "InvalidArgument", "rank 1: collectives ALL_REDUCE: x is bf16",
+     "'collectives ALL_REDUCE: parts to sum', 0 of 1 chunks done, "},
+    {"all_reduce", "device", "DeviceLost", "rank 1: the device is gone",
+     "'collectives ALL_REDUCE: parts to sum', 0 of 1 chunks done, "},
+    {"all_reduce", "time limit", "Timeout", "rank 0 waited 1", ""},
+    {"all_reduce", "kill", "PeerLost", "rank 1 (pid ", "from rank 1 expected"},
+    {"pipe", "argument", "InvalidArgument", "rank 1: pipe to 0: the tensor must be contiguous",
+     "'pipe RECV from 1', message 0 of 1024 bytes from rank 1 has not arrived"},
+    {"pipe", "time limit", "Timeout", "message 0 of 1024 bytes from rank 1", ""},
+    {"pipe", "kill", "PeerLost", "rank 1 (pid ",
+     "'pipe RECV from 1', message 0 of 1024 bytes from rank 1 has not arrived"},
+};
+
+class FailingTogether : public testing::Launched, public ::testing::WithParamInterface<Case> {};
+
+TEST_P(FailingTogether, EveryRankGetsTheSameErrorInSeconds) {
+    constexpr int kRanks = 3;
+    const Case& c = GetParam();
+    const std::string fault = c.fault;
+    const LaunchResult result = launch(kRanks, c.phase, fault);
+    EXPECT_NE(result.exit_code, 0);
+    EXPECT_FALSE(result.killed) << "every rank must end by itself";
+    EXPECT_LT(took_, 40s);
+    for (int rank = 0; rank < kRanks; ++rank) {
+        if (rank == kCulprit && fault.rfind("kill", 0) == 0)
+            continue;
+        const Seen one = seen(rank);
+        EXPECT_EQ(one.code, c.code) << "rank " << rank << ": " << one.message;
+        EXPECT_LT(one.milliseconds, 15'000) << "rank " << rank << ": " << one.message;
+        const std::string origin = c.origin;
+        const bool itself = origin.rfind("rank 1: ", 0) == 0 && rank == kCulprit;
+        EXPECT_TRUE(one.says(itself ? origin.substr(8) : origin)) << one.message;
+    }
+    EXPECT_TRUE(seen(0).says(c.middle)) << seen(0).message;
+    if (*c.middle != '\0') {
+        EXPECT_TRUE(seen(0).says("; meanwhile rank 0 was in ")) << seen(0).message;
+    }
+}
+
+INSTANTIATE_TEST_SUITE_P(Cases, FailingTogether, ::testing::ValuesIn(kCases), [](const auto& one) {
+    std::string name = std::string(one.param.phase) + "_" + one.param.fault;
+    std::replace(name.begin(), name.end(), ' ', '_');
+    return name;
+});
+
+} // namespace
+} // namespace bellows
+
+int main(int argc, char** argv) {
+    if (argc == 5 && std::string(argv[1]) == "--rank")
+        return bellows::run_rank(argc, argv);
+    ::testing::InitGoogleTest(&argc, argv);
+    return RUN_ALL_TESTS();
+}
