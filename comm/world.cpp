@@ -109,6 +109,10 @@ MPI_Comm communicator(const World& world) noexcept {
     return world.impl().mpi ? world.impl().mpi->communicator() : MPI_COMM_NULL;
 }
 
+std::unique_lock<std::recursive_mutex> lock_mpi(const World& world) {
+    return world.impl().mpi ? world.impl().mpi->lock() : std::unique_lock<std::recursive_mutex>();
+}
+
 World::World(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {
 }
 World::World(World&&) noexcept = default;

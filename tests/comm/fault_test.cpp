@@ -9,6 +9,7 @@
 
 #include <bellows/comm/host_collectives.hpp>
 #include <bellows/comm/launch.hpp>
+#include <bellows/comm/mpi_interop.hpp>
 
 #include <gtest/gtest.h>
 
@@ -84,8 +85,53 @@ void wait_for_the_culprit(const std::string& phase, World& world, Transport& tra
     }
 }
 
+/// A program that has started MPI itself with a level below MPI_THREAD_MULTIPLE. What is wrong, or
+/// nothing.
+std::string run_own_mpi(int argc, char** argv, int level) {
+    int given = MPI_THREAD_SINGLE;
+    MPI_Init_thread(&argc, &argv, level, &given);
+    std::string wrong;
+    if (given != level)
+        wrong = "MPI gives thread level " + std::to_string(given);
+    try {
+        World world = join_world(MPI_COMM_WORLD);
+        if (level < MPI_THREAD_SERIALIZED)
+            wrong = "a level below MPI_THREAD_SERIALIZED was taken";
+        if (!lock_mpi(world).owns_lock())
+            wrong = "MPI is not locked";
+        HostCollectives collectives(world, Group::all(world.size()), 60s);
+        std::vector<double> sums(300);
+        std::thread bellows([&] {
+            for (double& sum : sums)
+                sum = collectives.all_reduce_sum(1.0);
+        });
+        for (int i = 0; i < 300; ++i) { // the caller's own traffic beside it
+            int mine = i, all = 0;
+            const auto lock = lock_mpi(world);
+            MPI_Allreduce(&mine, &all, 1, MPI_INT, MPI_SUM, MPI_COMM_WORLD);
+            if (all != i * world.size())
+                wrong = "a sum of the caller's is " + std::to_string(all);
+        }
+        bellows.join();
+        for (const double sum : sums)
+            if (sum != world.size())
+                wrong = "a sum is " + std::to_string(sum);
+    } catch (const Error& error) {
+        if (error.code() != ErrorCode::Unsupported || level >= MPI_THREAD_SERIALIZED)
+            wrong = error.message();
+    }
+    MPI_Finalize();
+    return wrong;
+}
+
 int run_rank(int argc, char** argv) {
     const std::string phase = argv[2], fault = argv[3], folder = argv[4];
+    if (phase == "own mpi") {
+        const std::string wrong = run_own_mpi(
+            argc, argv, fault == "serialized" ? MPI_THREAD_SERIALIZED : MPI_THREAD_FUNNELED);
+        report_exit(launched_rank(), wrong.empty() ? 0 : 1, wrong);
+        return wrong.empty() ? 0 : 1;
+    }
     if (fault == "usage" && launched_rank() == 1) {
         report_exit(1, 2, "unknown option");
         return 2;
@@ -147,6 +193,16 @@ protected:
         }
     }
 };
+
+TEST_F(Faults, ACallerMaySerializeItsOwnMpiCallsWithOurs) {
+    const LaunchResult result = launch(3, "own mpi", "serialized");
+    EXPECT_EQ(result.exit_code, 0) << result.reason;
+}
+
+TEST_F(Faults, LessThanSerializedIsRefused) {
+    const LaunchResult result = launch(2, "own mpi", "funneled");
+    EXPECT_EQ(result.exit_code, 0) << result.reason;
+}
 
 class KilledWhile : public Faults, public ::testing::WithParamInterface<const char*> {
 protected:

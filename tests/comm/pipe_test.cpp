@@ -244,6 +244,7 @@ bool refused(const Call& call) {
     World inner = join_world(MPI_COMM_WORLD);
     Rig rig(test_options(), 0, {}, inner);
     Buffer buffer = rig.buffer(64);
+    world().control().barrier(std::chrono::seconds(30)); // nobody is ended while it prepares
     bool good = false;
     try {
         call(*rig.pipe, buffer);
