@@ -80,8 +80,8 @@ class ExpertExchange;
 
 class ExchangeHandle {
 public:
-    /// Waits for the device work of its calls (not for the network: what is still under way keeps
-    /// its memory).
+    /// Waits for the results of its calls, which have time limits; not after a failure. What a lane
+    /// still has under way keeps the memory that it needs.
     ~ExchangeHandle();
     ExchangeHandle(const ExchangeHandle&) = delete;
     ExchangeHandle& operator=(const ExchangeHandle&) = delete;
