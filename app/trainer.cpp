@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT
 #include "app/trainer.hpp"
 
+#include "app/gradient_reduction.hpp"
 #include "app/optimizer.hpp"
 
 #include <bellows/comm/message.hpp>
@@ -56,7 +57,7 @@ struct Trainer::Impl {
                    const SequenceSource& source);
     void post_loss(std::uint64_t micro_batch, std::uint64_t slot);
     void submit_all(std::uint64_t slot, NodeKind kind);
-    void reduce_gradients();
+    void last_weight_gradients(std::uint64_t slot);
     void record_loads();
     void update_router_biases();
     void agree_on_kernels(const std::string& wanted_gemm_class);
@@ -84,6 +85,7 @@ struct Trainer::Impl {
     std::unique_ptr<ExpertExchange> exchange;
     std::unique_ptr<Stage> stage;
     std::unique_ptr<Collectives> dense, replicas;
+    std::unique_ptr<GradientReduction> reduction;
     std::unique_ptr<Pipe> pipe;
     std::unique_ptr<Optimizer> optimizer;
     std::vector<double> losses; ///< of this rank's micro-batches; written by the host lane
@@ -163,6 +165,9 @@ Trainer::Impl::Impl(Device& dev, World& w, const RunConfig& c, const RunLayout& 
     replicas = std::make_unique<Collectives>(device, world, *replica_transport, thread,
                                              replica_group(layout, stage_index, d),
                                              CollectivesOptions{.name = "expert gradients"});
+    reduction = std::make_unique<GradientReduction>(
+        parameters, gradient_buckets(gradient_ranges(parameters, *stage), kGradientBucketBytes),
+        *dense, *replicas);
     if (layout.pp > 1)
         pipe = std::make_unique<Pipe>(device, world, *pipe_transport, thread);
     OptimizerOptions options;
@@ -256,23 +261,22 @@ void Trainer::Impl::run_schedule(std::uint64_t step, const SequenceSource& sourc
             input_gradient(slot);
             break;
         case OpKind::WeightGradient:
-            submit_all(slot, NodeKind::WeightGradient);
+            if (op.micro_batch + 1 == schedule.num_micro_batches)
+                last_weight_gradients(slot);
+            else
+                submit_all(slot, NodeKind::WeightGradient);
             break;
         }
     }
 }
 
-void Trainer::Impl::reduce_gradients() {
-    const TensorView flat = parameters.flat_gradients();
-    std::uint64_t replicated = 0;
-    for (const ParameterRange& range : parameters.ranges()) {
-        if (!range.expert)
-            replicated = range.first + range.count;
-        else if (replicas->group().size() > 1)
-            replicas->all_reduce(flat.rows(range.first, range.count));
+/// Those of the last micro-batch: from here on nothing is added to a gradient but other ranks'.
+void Trainer::Impl::last_weight_gradients(std::uint64_t slot) {
+    const auto& nodes = stage->nodes(slot, NodeKind::WeightGradient);
+    for (std::size_t i = 0; i < nodes.size(); ++i) {
+        nodes[i]->submit();
+        reduction->node_handed_in(i);
     }
-    if (dense->group().size() > 1 && replicated > 0)
-        dense->all_reduce(flat.rows(0, replicated));
 }
 
 /// Whoever comes early to a collective waits in it.
@@ -412,7 +416,6 @@ StepResult Trainer::step(std::uint64_t step, const SequenceSource& source) {
     Impl& t = *impl_;
     t.parameters.clear_gradients();
     t.run_schedule(step, source);
-    t.reduce_gradients();
     // What all ranks have to agree on: the norm of the whole gradient, and the loss.
     std::array<double, 2> sums{t.optimizer->local_squares(), 0};
     const std::uint64_t bytes = t.bytes_sent();
