@@ -13,6 +13,7 @@ enum ExitCode : int {
     kExitBadInput = 2,    ///< usage, configuration, data or checkpoint
     kExitNoDevice = 3,    ///< no device (or MPI) that serves, or one that failed
     kExitPeerLost = 4,
+    kExitTimeout = 5, ///< a limit on waiting ran out, though no rank was lost
 };
 
 constexpr int exit_code_of(ErrorCode code) noexcept {
@@ -26,8 +27,9 @@ constexpr int exit_code_of(ErrorCode code) noexcept {
     case ErrorCode::DeviceLost:
     case ErrorCode::Vulkan:
         return kExitNoDevice;
-    case ErrorCode::Mpi:
     case ErrorCode::Timeout:
+        return kExitTimeout;
+    case ErrorCode::Mpi:
     case ErrorCode::PeerLost:
     case ErrorCode::Aborted:
         return kExitPeerLost;

@@ -13,8 +13,6 @@ namespace bellows {
 
 namespace {
 
-constexpr auto kTimeout = std::chrono::minutes(5);
-
 std::string moment_name(const Parameter& parameter, bool second) {
     return parameter.info.name + (second ? ".adam_v" : ".adam_m");
 }
@@ -106,7 +104,8 @@ std::filesystem::path save_checkpoint(const TrainOptions& options, Trainer& trai
         std::find(writers.begin(), writers.end(), static_cast<std::uint64_t>(world.rank()));
     const auto index = static_cast<std::uint64_t>(place - writers.begin());
     const auto agree = [&](std::optional<Error> mine, const char* what) {
-        if (const auto worst = world.control().agree(mine, kTimeout, what)) {
+        if (const auto worst =
+                world.control().agree(mine, wait_limit(options.config.train), what)) {
             if (leads)
                 abandon_checkpoint(options.out, steps_done);
             throw Error(*worst);

@@ -74,7 +74,7 @@ std::vector<float> Writer::next(std::span<const std::uint32_t> text) {
     std::copy(text.end() - static_cast<std::ptrdiff_t>(used), text.end(), tokens.begin());
     for (const Node* node : stage_->nodes(0, NodeKind::Forward))
         node->submit();
-    device_->wait_idle();
+    device_->wait_idle(wait_limit(config_.train));
     const auto logits = stage_->logits_buffer(0).mapped_as<const float>();
     const std::uint64_t vocabulary = config_.model.vocabulary;
     const auto row = logits.subspan((used - 1) * vocabulary, vocabulary);

@@ -45,6 +45,7 @@ TEST(TrainConfig, ReadsAndWritesEveryKey) {
     config.device = "0,1";
     config.pp = 2;
     config.checkpoint_every = 10;
+    config.step_timeout = 12.5;
     const std::string text = to_toml(config);
     EXPECT_EQ(parse(text), config) << text;
     EXPECT_EQ(to_toml(parse(text)), text);
@@ -85,6 +86,7 @@ TEST(TrainConfig, ValuesOutOfRangeNameTheirKey) {
         const std::string key(line, std::string_view(line).find(' '));
         EXPECT_BELLOWS_ERROR((check(line), 0), InvalidArgument, key);
     }
+    EXPECT_BELLOWS_ERROR((check("step_timeout = 0.0"), 0), InvalidArgument, "step_timeout");
     EXPECT_BELLOWS_ERROR((check("warmup_steps = 5\ndecay_steps = 5"), 0), InvalidArgument,
                          "decay_steps");
 }
