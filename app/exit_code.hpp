@@ -11,7 +11,7 @@ enum ExitCode : int {
     kExitGood = 0,
     kExitWrongResult = 1, ///< a check failed, or a bug
     kExitBadInput = 2,    ///< usage, configuration, data or checkpoint
-    kExitNoDevice = 3,    ///< no device (or MPI) that serves, or one that failed
+    kExitNoDevice = 3,    ///< no device (or MPI) that serves, one that failed or did not end in time
     kExitPeerLost = 4,
 };
 
@@ -25,9 +25,9 @@ constexpr int exit_code_of(ErrorCode code) noexcept {
     case ErrorCode::OutOfMemory:
     case ErrorCode::DeviceLost:
     case ErrorCode::Vulkan:
+    case ErrorCode::Timeout: // no rank was lost: heartbeats would have said so
         return kExitNoDevice;
     case ErrorCode::Mpi:
-    case ErrorCode::Timeout:
     case ErrorCode::PeerLost:
     case ErrorCode::Aborted:
         return kExitPeerLost;

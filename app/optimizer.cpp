@@ -100,13 +100,13 @@ void Optimizer::record_update() {
 double Optimizer::local_squares() {
     if (!norm_)
         return 0;
-    parameters_.device().submit(*norm_).wait();
+    parameters_.device().submit(*norm_).wait(options_.timeout);
     const auto pair = host_sum_.mapped_as<const float>();
     return static_cast<double>(pair[0]) + static_cast<double>(pair[1]);
 }
 
 TimePoint Optimizer::update(std::uint64_t step, double lr, double clip) {
-    last_update_.wait(); // it reads the scalars
+    last_update_.wait(options_.timeout); // it reads the scalars
     const auto scalars = ops::adamw_scalars(options_.adamw, lr, step);
     std::copy(scalars.begin(), scalars.end(), scalars_.mapped_as<float>().begin());
     clip_.mapped_as<float>()[0] = static_cast<float>(clip);

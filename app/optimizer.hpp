@@ -7,6 +7,7 @@
 #include <bellows/engine/ops.hpp>
 #include <bellows/model/parameter_store.hpp>
 
+#include <chrono>
 #include <cstdint>
 #include <memory>
 
@@ -16,13 +17,16 @@ struct OptimizerOptions {
     ops::AdamwOptions adamw;
     bool count_replicated = true; ///< this rank stands for its copy of what several ranks hold
     bool count_experts = true;    ///< likewise for its routed experts
+    /// Of each wait for the device; a step's whole work comes before the norm.
+    std::chrono::milliseconds timeout = TimePoint::kDefaultTimeout;
 };
 
 class Optimizer {
 public:
     Optimizer(ParameterStore& parameters, const OptimizerOptions& options);
 
-    /// Sum of the squares of the gradients that this rank stands for. Waits for them.
+    /// Sum of the squares of the gradients that this rank stands for. Waits for them; throws
+    /// Error{Timeout} after options.timeout.
     double local_squares();
     /// Hands step `step` (from 1 on) in: gradients times `clip`, then AdamW with rate `lr`.
     TimePoint update(std::uint64_t step, double lr, double clip);

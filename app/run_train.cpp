@@ -21,6 +21,7 @@
 #include <chrono>
 #include <cstdio>
 #include <optional>
+#include <sstream>
 #include <string>
 #include <utility>
 #include <vector>
@@ -181,6 +182,8 @@ void TrainRun::one_step(std::uint64_t step) {
 }
 
 void TrainRun::checkpoint(std::uint64_t steps_done) {
+    device_->wait_idle(
+        wait_limit(train_)); // for the update, however slow; downloads wait less long
     try {
         last_checkpoint_ = save_checkpoint(options_, *trainer_, world_, steps_done);
         saved_last_ = true;
@@ -209,7 +212,7 @@ void TrainRun::remove_older_checkpoints() {
 }
 
 void TrainRun::finish() {
-    device_->wait_idle();
+    device_->wait_idle(wait_limit(train_));
     device_->save_pipeline_cache();
     warn_if_not_written([&] { write_trace(options_.out / "trace.json", *device_, world_); });
     if (!leads())
@@ -290,11 +293,21 @@ void try_model(const TrainOptions& options, Results& results) {
     }
 }
 
-} // namespace
+/// What to do about a wait that has run out, wherever on whichever rank. The message may name all
+/// the work that was pending: its beginning says enough.
+Error with_way_out(const Error& error, const TrainConfig& config) {
+    constexpr std::size_t kMostDetail = 400;
+    std::string detail = error.message();
+    if (detail.size() > kMostDetail)
+        detail = detail.substr(0, detail.rfind(' ', kMostDetail)) + " ...";
+    std::ostringstream text;
+    text << "no rank was lost; where the work is only slow, raise step_timeout in [train], now "
+         << config.step_timeout << " seconds: " << detail;
+    return Error(error.code(), text.str(), error.rank(), error.detail());
+}
 
-int run_train(const TrainOptions& options) {
-    std::optional<Results> results;
-    const int code = in_world([&](World& world) {
+int run_in_world(const TrainOptions& options, std::optional<Results>& results) {
+    return in_world([&](World& world) {
         if (static_cast<std::uint64_t>(world.size()) != options.ranks())
             throw Error(ErrorCode::InvalidArgument,
                         "the layout wants " + std::to_string(options.ranks()) +
@@ -303,6 +316,20 @@ int run_train(const TrainOptions& options) {
         results = run.run();
         return 0;
     });
+}
+
+} // namespace
+
+int run_train(const TrainOptions& options) {
+    std::optional<Results> results;
+    int code = 0;
+    try {
+        code = run_in_world(options, results);
+    } catch (const Error& error) {
+        if (error.code() == ErrorCode::Timeout)
+            throw with_way_out(error, options.config.train);
+        throw;
+    }
     // However long this takes, the other ranks have been let go.
     if (results) {
         if (!results->checkpoint.empty())

@@ -51,6 +51,7 @@ void for_each_field(Config& c, Visit&& visit) {
     visit("ep", c.ep, 0, 1 << 20);
     visit("checkpoint_every", c.checkpoint_every, 0, kAny);
     visit("keep_checkpoints", c.keep_checkpoints, 1, kAny);
+    visit("step_timeout", c.step_timeout, 0.001, 1e9);
 }
 
 [[noreturn]] void refuse(const std::string& message) {
@@ -287,6 +288,10 @@ RunLayout resolve_layout(const RunConfig& config, std::uint64_t ranks) {
     }
     return {static_cast<std::uint32_t>(train.pp), static_cast<std::uint32_t>(dp),
             static_cast<std::uint32_t>(ep)};
+}
+
+std::chrono::milliseconds wait_limit(const TrainConfig& config) noexcept {
+    return std::chrono::milliseconds(static_cast<std::int64_t>(config.step_timeout * 1000));
 }
 
 double learning_rate(const TrainConfig& config, std::uint64_t step) {

@@ -8,6 +8,7 @@
 
 #include <bellows/model/config.hpp>
 
+#include <chrono>
 #include <cstdint>
 #include <filesystem>
 #include <string>
@@ -45,9 +46,15 @@ struct TrainConfig {
     std::uint64_t ep = 0;               ///< 0: dp
     std::uint64_t checkpoint_every = 0; ///< steps; 0: at the end only
     std::uint64_t keep_checkpoints = 2;
+    /// Seconds that a rank waits at most for its device, or for a peer that lives but does not
+    /// come. Peers that die or stop are noticed in seconds, whatever this is.
+    double step_timeout = 3600;
 
     bool operator==(const TrainConfig&) const = default;
 };
+
+/// step_timeout as what waits take.
+std::chrono::milliseconds wait_limit(const TrainConfig& config) noexcept;
 
 /// Checks every number against its range. Throws Error{InvalidArgument} that names the key.
 void validate(const TrainConfig& config);

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT
 #include "app/trainer.hpp"
 
+#include "app/gradient_reduction.hpp"
 #include "app/optimizer.hpp"
 
 #include <bellows/comm/message.hpp>
@@ -15,6 +16,7 @@
 #include <cstring>
 #include <numeric>
 #include <tuple>
+#include <unordered_map>
 #include <utility>
 
 namespace bellows {
@@ -48,6 +50,7 @@ struct Trainer::Impl {
     Impl(Device& d, World& w, const RunConfig& c, const RunLayout& l,
          const std::string& gemm_class);
 
+    StepResult run_step(std::uint64_t step, const SequenceSource& source);
     void run_schedule(std::uint64_t step, const SequenceSource& source);
     void forward(std::uint64_t step, std::uint64_t micro_batch, std::uint64_t slot,
                  const SequenceSource& source);
@@ -55,8 +58,9 @@ struct Trainer::Impl {
     void post_data(std::uint64_t step, std::uint64_t micro_batch, std::uint64_t slot,
                    const SequenceSource& source);
     void post_loss(std::uint64_t micro_batch, std::uint64_t slot);
+    void submit(const Node& node);
     void submit_all(std::uint64_t slot, NodeKind kind);
-    void reduce_gradients();
+    void last_weight_gradients(std::uint64_t slot);
     void record_loads();
     void update_router_biases();
     void agree_on_kernels(const std::string& wanted_gemm_class);
@@ -70,7 +74,8 @@ struct Trainer::Impl {
     World& world;
     RunConfig config;
     RunLayout layout;
-    std::uint64_t stage_index, d; ///< this rank's place
+    std::chrono::milliseconds limit; ///< of every wait
+    std::uint64_t stage_index, d;    ///< this rank's place
     ControlPlane::Subscription on_failure;
 
     // Opened in the same order on every rank.
@@ -84,8 +89,10 @@ struct Trainer::Impl {
     std::unique_ptr<ExpertExchange> exchange;
     std::unique_ptr<Stage> stage;
     std::unique_ptr<Collectives> dense, replicas;
+    std::unique_ptr<GradientReduction> reduction;
     std::unique_ptr<Pipe> pipe;
     std::unique_ptr<Optimizer> optimizer;
+    std::unordered_map<const Node*, TimePoint> last_runs;
     std::vector<double> losses; ///< of this rank's micro-batches; written by the host lane
     TimePoint last_loss;
 
@@ -117,13 +124,13 @@ DType activation_type(const RunConfig& config) {
 
 Trainer::Impl::Impl(Device& dev, World& w, const RunConfig& c, const RunLayout& l,
                     const std::string& gemm_class)
-    : device(dev), world(w), config(c), layout(l),
+    : device(dev), world(w), config(c), layout(l), limit(wait_limit(c.train)),
       stage_index(static_cast<std::uint64_t>(w.rank()) / l.dp),
       d(static_cast<std::uint64_t>(w.rank()) % l.dp),
       on_failure(w.control().on_failure([&dev](const Error& error) { dev.abort(error); })),
       exchange_transport(open_transport(w)), dense_transport(open_transport(w)),
       replica_transport(open_transport(w)), pipe_transport(open_transport(w)),
-      everyone(w, Group::all(w.size())), stage_peers(w, dp_group(l, stage_index)),
+      everyone(w, Group::all(w.size()), limit), stage_peers(w, dp_group(l, stage_index), limit),
       thread(dev, "network"), host_lane(thread.add_lane("host")),
       schedule(one_f_one_b(l.pp, c.train.micro_batches)),
       parameters(dev, parameters_of_stage(c.model, stage_index, l.pp, d % l.ep, l.ep),
@@ -145,7 +152,8 @@ Trainer::Impl::Impl(Device& dev, World& w, const RunConfig& c, const RunLayout& 
                            .top_k = config.model.top_k,
                            .hidden = config.model.hidden,
                            .max_tokens = tokens,
-                           .dtype = activation_type(config)});
+                           .dtype = activation_type(config),
+                           .timeout = limit});
     }
     StageDesc desc;
     desc.config = config.model;
@@ -157,14 +165,18 @@ Trainer::Impl::Impl(Device& dev, World& w, const RunConfig& c, const RunLayout& 
     desc.loss_scale =
         static_cast<float>(1.0 / static_cast<double>(config.train.batch * config.train.seq));
     stage = std::make_unique<Stage>(desc, parameters, exchange.get());
-    dense = std::make_unique<Collectives>(device, world, *dense_transport, thread,
-                                          dp_group(layout, stage_index),
-                                          CollectivesOptions{.name = "gradients"});
-    replicas = std::make_unique<Collectives>(device, world, *replica_transport, thread,
-                                             replica_group(layout, stage_index, d),
-                                             CollectivesOptions{.name = "expert gradients"});
+    dense = std::make_unique<Collectives>(
+        device, world, *dense_transport, thread, dp_group(layout, stage_index),
+        CollectivesOptions{.name = "gradients", .timeout = limit});
+    replicas = std::make_unique<Collectives>(
+        device, world, *replica_transport, thread, replica_group(layout, stage_index, d),
+        CollectivesOptions{.name = "expert gradients", .timeout = limit});
+    reduction = std::make_unique<GradientReduction>(
+        parameters, gradient_buckets(gradient_ranges(parameters, *stage), kGradientBucketBytes),
+        *dense, *replicas);
     if (layout.pp > 1)
-        pipe = std::make_unique<Pipe>(device, world, *pipe_transport, thread);
+        pipe = std::make_unique<Pipe>(device, world, *pipe_transport, thread,
+                                      PipeOptions{.timeout = limit});
     OptimizerOptions options;
     options.adamw.beta1 = static_cast<float>(config.train.beta1);
     options.adamw.beta2 = static_cast<float>(config.train.beta2);
@@ -172,6 +184,7 @@ Trainer::Impl::Impl(Device& dev, World& w, const RunConfig& c, const RunLayout& 
     options.adamw.weight_decay = static_cast<float>(config.train.weight_decay);
     options.count_replicated = d == 0;
     options.count_experts = d < layout.ep;
+    options.timeout = limit;
     optimizer = std::make_unique<Optimizer>(parameters, options);
     losses.resize(config.train.micro_batches);
     parameters.initialise(config.train.seed);
@@ -180,9 +193,16 @@ Trainer::Impl::Impl(Device& dev, World& w, const RunConfig& c, const RunLayout& 
 
 // ---- A step ---------------------------------------------------------------------------------
 
+/// A recording is never pending twice: the device would wait for its last run too, but not as long.
+void Trainer::Impl::submit(const Node& node) {
+    TimePoint& last = last_runs[&node];
+    last.wait(limit);
+    last = node.submit();
+}
+
 void Trainer::Impl::submit_all(std::uint64_t slot, NodeKind kind) {
     for (const Node* node : stage->nodes(slot, kind))
-        node->submit();
+        submit(*node);
 }
 
 void Trainer::Impl::post_data(std::uint64_t step, std::uint64_t micro_batch, std::uint64_t slot,
@@ -256,23 +276,22 @@ void Trainer::Impl::run_schedule(std::uint64_t step, const SequenceSource& sourc
             input_gradient(slot);
             break;
         case OpKind::WeightGradient:
-            submit_all(slot, NodeKind::WeightGradient);
+            if (op.micro_batch + 1 == schedule.num_micro_batches)
+                last_weight_gradients(slot);
+            else
+                submit_all(slot, NodeKind::WeightGradient);
             break;
         }
     }
 }
 
-void Trainer::Impl::reduce_gradients() {
-    const TensorView flat = parameters.flat_gradients();
-    std::uint64_t replicated = 0;
-    for (const ParameterRange& range : parameters.ranges()) {
-        if (!range.expert)
-            replicated = range.first + range.count;
-        else if (replicas->group().size() > 1)
-            replicas->all_reduce(flat.rows(range.first, range.count));
+/// Those of the last micro-batch: from here on nothing is added to a gradient but other ranks'.
+void Trainer::Impl::last_weight_gradients(std::uint64_t slot) {
+    const auto& nodes = stage->nodes(slot, NodeKind::WeightGradient);
+    for (std::size_t i = 0; i < nodes.size(); ++i) {
+        submit(*nodes[i]);
+        reduction->node_handed_in(i);
     }
-    if (dense->group().size() > 1 && replicated > 0)
-        dense->all_reduce(flat.rows(0, replicated));
 }
 
 /// Whoever comes early to a collective waits in it.
@@ -287,7 +306,7 @@ void Trainer::Impl::wait_for_others(Call call) {
 
 /// The mean loss per token, and the mean over the ranks of what they waited since the last call.
 std::pair<double, double> Trainer::Impl::gather_loss_and_waiting() {
-    last_loss.wait();
+    last_loss.wait(limit);
     std::vector<double> mine;
     if (stage->last())
         mine = losses;
@@ -357,7 +376,7 @@ void Trainer::Impl::record_loads() {
 void Trainer::Impl::update_router_biases() {
     if (!collect_loads)
         return;
-    device.submit(*collect_loads).wait();
+    device.submit(*collect_loads).wait(limit);
     const auto mine = host_loads.mapped_as<const std::uint32_t>();
     std::vector<std::int64_t> sums(mine.begin(), mine.end());
     wait_for_others([&] { stage_peers.all_reduce_sum(std::span<std::int64_t>(sums)); });
@@ -382,7 +401,13 @@ Trainer::Trainer(Device& device, World& world, const RunConfig& config, const Ru
                  const std::string& gemm_class)
     : impl_(std::make_unique<Impl>(device, world, config, layout, gemm_class)) {
 }
-Trainer::~Trainer() = default;
+Trainer::~Trainer() {
+    try { // jobs and recordings use what goes now
+        impl_->device.wait_idle(std::chrono::seconds(10));
+    } catch (const Error&) {
+        // Whoever waits for the work learns of it; here it only has to be over.
+    }
+}
 
 Stage& Trainer::stage() noexcept {
     return *impl_->stage;
@@ -409,23 +434,33 @@ bool Trainer::stands_for(const ParameterInfo& info, const RunLayout& layout,
 }
 
 StepResult Trainer::step(std::uint64_t step, const SequenceSource& source) {
-    Impl& t = *impl_;
-    t.parameters.clear_gradients();
-    t.run_schedule(step, source);
-    t.reduce_gradients();
+    try {
+        return impl_->run_step(step, source);
+    } catch (const Error& error) {
+        impl_->device.abort(error); // half a step is of no use; what is left of it must not go on
+        throw;
+    } catch (const std::exception& error) {
+        impl_->device.abort(Error(ErrorCode::Internal, error.what()));
+        throw;
+    }
+}
+
+StepResult Trainer::Impl::run_step(std::uint64_t step, const SequenceSource& source) {
+    parameters.clear_gradients();
+    run_schedule(step, source);
     // What all ranks have to agree on: the norm of the whole gradient, and the loss.
-    std::array<double, 2> sums{t.optimizer->local_squares(), 0};
-    const std::uint64_t bytes = t.bytes_sent();
-    sums[1] = static_cast<double>(bytes - std::exchange(t.last_bytes, bytes));
-    t.wait_for_others([&] { t.everyone.all_reduce_sum(std::span<double>(sums)); });
+    std::array<double, 2> sums{optimizer->local_squares(), 0};
+    const std::uint64_t bytes = bytes_sent();
+    sums[1] = static_cast<double>(bytes - std::exchange(last_bytes, bytes));
+    wait_for_others([&] { everyone.all_reduce_sum(std::span<double>(sums)); });
     StepResult result;
-    std::tie(result.loss, result.seconds_waited) = t.gather_loss_and_waiting();
+    std::tie(result.loss, result.seconds_waited) = gather_loss_and_waiting();
     result.grad_norm = std::sqrt(sums[0]);
     result.bytes_exchanged = static_cast<std::uint64_t>(sums[1]);
-    const double limit = t.config.train.clip_norm;
-    const double clip = limit > 0 && result.grad_norm > limit ? limit / result.grad_norm : 1.0;
-    t.optimizer->update(step + 1, learning_rate(t.config.train, step + 1), clip);
-    t.update_router_biases();
+    const double most = config.train.clip_norm;
+    const double clip = most > 0 && result.grad_norm > most ? most / result.grad_norm : 1.0;
+    optimizer->update(step + 1, learning_rate(config.train, step + 1), clip);
+    update_router_biases();
     return result;
 }
 

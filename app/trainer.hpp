@@ -48,7 +48,9 @@ public:
     ~Trainer();
 
     /// Collective: runs step `step` (from 0) on the batch of `source`. Ends when the weights have
-    /// been updated on the device's order of work.
+    /// been updated on the device's order of work. However slow a rank is, the others wait for it
+    /// as long as it lives, up to config.train.step_timeout in each wait; then Error{Timeout}.
+    /// What it throws ends the device's work too (Device::abort).
     StepResult step(std::uint64_t step, const SequenceSource& source);
 
     Stage& stage() noexcept;

@@ -298,11 +298,4 @@ std::uint64_t ExchangeHandle::capacity() const {
     return impl_->capacity;
 }
 
-void ExchangeHandle::release_rows() {
-    for (auto& tensor : impl_->row_tensors)
-        tensor.buffer->unbind();
-    impl_->received.unbind();
-    impl_->returned.unbind();
-}
-
 } // namespace bellows

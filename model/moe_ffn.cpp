@@ -174,7 +174,7 @@ Recording MoeSlot::recording(const char* what) const {
 }
 
 void MoeSlot::add_exchange(NodeKind kind, const char* name, std::function<TimePoint()> submit) {
-    add_node({name, kind, NodeResource::Exchange, std::move(submit)});
+    add_node({name, kind, std::move(submit)});
 }
 
 void MoeSlot::record_router() {

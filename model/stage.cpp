@@ -52,6 +52,7 @@ struct Stage::Impl {
         std::vector<Buffer> gradients;
         std::vector<std::unique_ptr<LayerSlot>> parts; ///< in the order of the forward pass
         std::array<std::vector<const Node*>, 3> nodes;
+        std::vector<std::size_t> last_weight_gradient; ///< of each part, in nodes
     };
 
     Impl(const StageDesc& d, ParameterStore& p, ExpertExchange* e);
@@ -189,9 +190,12 @@ std::unique_ptr<Stage::Impl::Slot> Stage::Impl::make_slot(std::uint64_t index) {
     };
     for (const auto& part : slot->parts)
         collect(NodeKind::Forward, *part);
-    for (auto part = slot->parts.rbegin(); part != slot->parts.rend(); ++part) {
-        collect(NodeKind::InputGradient, **part);
-        collect(NodeKind::WeightGradient, **part);
+    slot->last_weight_gradient.resize(slot->parts.size());
+    for (std::size_t part = slot->parts.size(); part-- > 0;) {
+        collect(NodeKind::InputGradient, *slot->parts[part]);
+        collect(NodeKind::WeightGradient, *slot->parts[part]);
+        const auto& nodes = slot->nodes[static_cast<std::size_t>(NodeKind::WeightGradient)];
+        slot->last_weight_gradient[part] = nodes.empty() ? 0 : nodes.size() - 1;
     }
     return slot;
 }
@@ -213,6 +217,14 @@ std::uint64_t Stage::tokens() const noexcept {
 
 const std::vector<const Node*>& Stage::nodes(std::uint64_t slot, NodeKind kind) const {
     return impl_->slots.at(slot)->nodes[static_cast<std::size_t>(kind)];
+}
+
+std::size_t Stage::gradient_ready_after(const ParameterInfo& info) const {
+    const std::vector<std::size_t>& last = impl_->slots.front()->last_weight_gradient;
+    const std::size_t ahead = first() ? 1 : 0; // the embedding's part
+    if (info.layer >= 0) // attention, the first of the layer's two parts, is the last to go back
+        return last.at(ahead + 2 * (static_cast<std::uint64_t>(info.layer) - impl_->range.first));
+    return info.kind == ParameterKind::Embedding && first() ? last.front() : last.back();
 }
 
 Buffer& Stage::token_buffer(std::uint64_t slot) {

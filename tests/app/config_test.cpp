@@ -45,6 +45,7 @@ TEST(TrainConfig, ReadsAndWritesEveryKey) {
     config.device = "0,1";
     config.pp = 2;
     config.checkpoint_every = 10;
+    config.step_timeout = 12.5;
     const std::string text = to_toml(config);
     EXPECT_EQ(parse(text), config) << text;
     EXPECT_EQ(to_toml(parse(text)), text);
@@ -89,6 +90,7 @@ TEST(TrainConfig, ValuesOutOfRangeNameTheirKey) {
     EXPECT_BELLOWS_ERROR((check("lr = 9007199254740993"), 0), InvalidArgument, "lr = 9.0072e+15");
     EXPECT_BELLOWS_ERROR((check("beta1 = -9223372036854775807"), 0), InvalidArgument, "beta1");
     EXPECT_EQ(parse("[train]\nclip_norm = 9007199254740993").clip_norm, 9007199254740992.0);
+    EXPECT_BELLOWS_ERROR((check("step_timeout = 0.0"), 0), InvalidArgument, "step_timeout");
     EXPECT_BELLOWS_ERROR((check("warmup_steps = 5\ndecay_steps = 5"), 0), InvalidArgument,
                          "decay_steps");
 }

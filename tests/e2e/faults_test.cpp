@@ -4,6 +4,7 @@
 
 #include "app/checkpoint.hpp"
 
+#include <algorithm>
 #include <csignal>
 #include <ostream>
 
@@ -82,6 +83,20 @@ INSTANTIATE_TEST_SUITE_P(Of, KilledRank,
                                              {"--ranks", "4", "--pp", "2", "--micro-batches", "2"},
                                              3}),
                          [](const auto& victim) { return std::string(victim.param.name); });
+
+// Slow is not lost: a wait that takes longer than its limit says so, and what to do.
+TEST(SlowStep, IsNotALostPeer) {
+    const Workspace workspace;
+    const fs::path config =
+        workspace.edited_config("batch = 8", "step_timeout = 0.002\nbatch = 256");
+    for (const char* ranks : {"1", "2"}) {
+        Flags arguments = workspace.train_arguments("slow", {"--ranks", ranks, "--steps", "1"});
+        std::replace(arguments.begin(), arguments.end(), workspace.config().string(),
+                     config.string());
+        expect_one_line(workspace.bellows(arguments), 3,
+                        "raise step_timeout in [train], now 0.002 seconds");
+    }
+}
 
 TEST(Signal, EndsEveryRank) {
     const Workspace workspace;

@@ -103,9 +103,6 @@ public:
     TensorView add_row_tensor(std::string name, DType dtype, std::uint64_t columns,
                               MemoryCategory category = MemoryCategory::Activations);
 
-    /// Gives the memory of the row tensors back when the work handed in so far is done.
-    void release_rows();
-
     struct Impl;
 
 private:

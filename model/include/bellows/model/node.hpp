@@ -20,13 +20,9 @@ namespace bellows {
 
 enum class NodeKind : std::uint8_t { Forward, InputGradient, WeightGradient };
 
-/// What a node keeps busy.
-enum class NodeResource : std::uint8_t { Compute, Exchange, Pipe };
-
 struct Node {
     std::string name; ///< e.g. "ATTN(F)", "DISPATCH(B)", "MLP(W)"
     NodeKind kind = NodeKind::Forward;
-    NodeResource resource = NodeResource::Compute;
     std::function<TimePoint()> submit; ///< hands the node's work in; never waits for the network
 };
 

@@ -57,6 +57,9 @@ public:
 
     /// Nodes of a slot in the order of a plain run.
     const std::vector<const Node*>& nodes(std::uint64_t slot, NodeKind kind) const;
+    /// Which of the weight-gradient nodes (an index into nodes()) is the last that adds to the
+    /// gradient of a parameter of this stage; the same for all slots.
+    std::size_t gradient_ready_after(const ParameterInfo& info) const;
 
     /// [tokens] u32, written by the host: what enters the first stage, what the last one predicts.
     Buffer& token_buffer(std::uint64_t slot);

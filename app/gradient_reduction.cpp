@@ -1,0 +1,69 @@
+// SPDX-License-Identifier: MIT
+#include "app/gradient_reduction.hpp"
+
+#include <algorithm>
+#include <utility>
+
+namespace bellows {
+
+std::vector<GradientRange> gradient_ranges(const ParameterStore& parameters, const Stage& stage) {
+    std::vector<GradientRange> ranges;
+    const std::vector<Parameter>& all = parameters.all();
+    for (std::size_t i = 0; i < all.size(); ++i) {
+        if (!all[i].info.trainable())
+            continue;
+        const std::uint64_t end =
+            i + 1 < all.size() ? all[i + 1].first : parameters.num_elements(); // with the padding
+        ranges.push_back({all[i].first, end - all[i].first,
+                          all[i].info.kind == ParameterKind::Expert,
+                          stage.gradient_ready_after(all[i].info)});
+    }
+    return ranges;
+}
+
+std::vector<GradientRange> gradient_buckets(std::span<const GradientRange> ranges,
+                                            std::uint64_t least_bytes) {
+    std::vector<GradientRange> buckets;
+    // The backward pass ends with the first layer: gradients are ready from the end on.
+    for (std::size_t i = ranges.size(); i-- > 0;) {
+        const GradientRange& range = ranges[i];
+        if (!buckets.empty()) {
+            GradientRange& last = buckets.back();
+            const bool neighbours =
+                range.first + range.count == last.first && range.expert == last.expert;
+            const bool full = last.count * sizeof(float) >= least_bytes;
+            // Not what is ready earlier, which would wait for the bucket.
+            if (neighbours && (range.ready_after == last.ready_after ||
+                               (range.ready_after > last.ready_after && !full))) {
+                last = {range.first, range.count + last.count, last.expert, range.ready_after};
+                continue;
+            }
+        }
+        buckets.push_back(range);
+    }
+    std::stable_sort(buckets.begin(), buckets.end(),
+                     [](const GradientRange& a, const GradientRange& b) {
+                         return a.ready_after < b.ready_after;
+                     });
+    return buckets;
+}
+
+GradientReduction::GradientReduction(const ParameterStore& parameters,
+                                     std::vector<GradientRange> buckets, Collectives& dense,
+                                     Collectives& replicas)
+    : flat_(parameters.flat_gradients()), buckets_(std::move(buckets)), dense_(dense),
+      replicas_(replicas) {
+}
+
+void GradientReduction::node_handed_in(std::size_t index) {
+    if (index == 0)
+        next_ = 0;
+    for (; next_ < buckets_.size() && buckets_[next_].ready_after <= index; ++next_) {
+        const GradientRange& bucket = buckets_[next_];
+        Collectives& ranks = bucket.expert ? replicas_ : dense_;
+        if (ranks.group().size() > 1)
+            ranks.all_reduce(flat_.rows(bucket.first, bucket.count));
+    }
+}
+
+} // namespace bellows

@@ -1,0 +1,57 @@
+// SPDX-License-Identifier: MIT
+#pragma once
+
+// The data-parallel sums of a step's gradients, begun as the gradients become ready: while the last
+// micro-batch's weight-gradient nodes are being handed in, every bucket of parameters follows the
+// node that completes it. Owned by the trainer; all ranks of a stage hand in the same nodes, so all
+// post the same sums in the same order. What is summed with what does not depend on the buckets.
+
+#include <bellows/comm/collectives.hpp>
+#include <bellows/model/parameter_store.hpp>
+#include <bellows/model/stage.hpp>
+
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <vector>
+
+namespace bellows {
+
+/// A run of a ParameterStore's flat gradients.
+struct GradientRange {
+    std::uint64_t first = 0, count = 0; ///< elements
+    bool expert = false;                ///< summed over the replicas of this rank's experts only
+    std::size_t ready_after = 0;        ///< the stage's weight-gradient node that completes it
+    bool operator==(const GradientRange&) const = default;
+};
+
+/// Where a bucket is large enough to be sent on its own. Smaller ones cost more messages than their
+/// earlier start saves: with 4 ranks on lavapipe "tiny" is as fast as with one sum per step.
+constexpr std::uint64_t kGradientBucketBytes = 4 << 20;
+
+/// The ranges of all trained parameters, in flat order.
+std::vector<GradientRange> gradient_ranges(const ParameterStore& parameters, const Stage& stage);
+
+/// Joins neighbours into buckets of at least `least_bytes`, in the order in which they are ready.
+/// What one node completes is never divided. ranges: in flat order, not overlapping.
+std::vector<GradientRange> gradient_buckets(std::span<const GradientRange> ranges,
+                                            std::uint64_t least_bytes);
+
+class GradientReduction {
+public:
+    /// All must outlive it. dense: the ranks of the stage; replicas: those with the same experts.
+    GradientReduction(const ParameterStore& parameters, std::vector<GradientRange> buckets,
+                      Collectives& dense, Collectives& replicas);
+
+    /// The last micro-batch's weight-gradient node `index` has been handed in; ascending from 0.
+    void node_handed_in(std::size_t index);
+
+private:
+    TensorView flat_;
+    std::vector<GradientRange> buckets_;
+    Collectives& dense_;
+    Collectives& replicas_;
+    std::size_t next_ = 0;
+};
+
+} // namespace bellows
