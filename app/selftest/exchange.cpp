@@ -14,6 +14,8 @@ namespace bellows::selftest {
 
 namespace {
 
+using namespace checks;
+
 struct Case {
     const char* name;
     std::uint64_t experts, top_k, hidden;

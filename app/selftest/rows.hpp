@@ -4,7 +4,7 @@
 // Rows of the self-test on their way: from ranks to one, to the starting process, to a person and
 // to a file. JSON is the form between processes and of `--json`.
 
-#include "app/selftest/check.hpp"
+#include "checks/check.hpp"
 
 #include <bellows/comm/world.hpp>
 
@@ -14,6 +14,9 @@
 #include <vector>
 
 namespace bellows::selftest {
+
+using checks::Row;
+using checks::Verdict;
 
 /// "NAME, 2 ranks".
 std::string name_with_ranks(const std::string& name, const World& world);

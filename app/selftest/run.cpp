@@ -31,6 +31,7 @@ namespace bellows {
 
 namespace {
 
+using namespace checks;
 using namespace selftest;
 using Clock = std::chrono::steady_clock;
 
@@ -50,18 +51,6 @@ DeviceOptions device_options(const SelftestOptions& options, int local_rank) {
     device.check_happens_before = true;
     device.poison_freed_memory = true;
     return device;
-}
-
-std::vector<OpCheck> op_checks() {
-    std::vector<OpCheck> checks;
-    add_codec_checks(checks);
-    add_gemm_checks(checks);
-    add_grouped_gemm_checks(checks);
-    add_layer_checks(checks);
-    add_attention_checks(checks);
-    add_moe_checks(checks);
-    add_flat_checks(checks);
-    return checks;
 }
 
 /// Exchange and training on two ranks of this device, started as a run's ranks are.
@@ -149,7 +138,7 @@ std::vector<Row> rows_of_one_rank(const SelftestOptions& options, const std::str
 }
 
 void run_here(Table& table, const SelftestOptions& options, const std::string& fault) {
-    const std::vector<OpCheck> checks = op_checks();
+    const std::vector<OpCheck> checks = op_checks(Depth::Quick);
     const std::size_t total = checks.size() + 2;
     run_ops(table, options, fault, checks, total);
     table.begin("exchange and training, 1 rank", total - 1, total);

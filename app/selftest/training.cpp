@@ -15,6 +15,8 @@ namespace bellows::selftest {
 
 namespace {
 
+using namespace checks;
+
 constexpr std::uint64_t kSteps = 2;
 
 RunConfig small_run(DType dtype, std::uint64_t data_parallel) {

@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: MIT
 #include "support/op_bench.hpp"
 
+#include "checks/op_rig.hpp"
+
 #include <algorithm>
 #include <bit>
 #include <chrono>
@@ -8,18 +10,6 @@
 namespace bellows::bench {
 
 namespace {
-
-std::uint64_t next(std::uint64_t& state) { // splitmix64
-    std::uint64_t x = (state += 0x9e3779b97f4a7c15u);
-    x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9u;
-    x = (x ^ (x >> 27)) * 0x94d049bb133111ebu;
-    return x ^ (x >> 31);
-}
-
-std::uint32_t bf16_code(float value) {
-    const auto bits = std::bit_cast<std::uint32_t>(value);
-    return (bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16;
-}
 
 double seconds_of(Device& device, Recording& recording) {
     const auto begin = std::chrono::steady_clock::now();
@@ -54,10 +44,9 @@ TensorView OpData::random(DType dtype, std::initializer_list<std::uint64_t> exte
     const bool bf16 = dtype == DType::BF16;
     std::vector<std::uint32_t> words(bf16 ? (count + 1) / 2 : count, 0);
     for (std::uint64_t i = 0; i < count; ++i) {
-        const float unit = static_cast<float>(next(state_) >> 40) * 0x1p-24f;
-        const float value = low + (high - low) * unit;
+        const auto value = static_cast<float>(random_.uniform(low, high));
         if (bf16) {
-            words[i / 2] |= bf16_code(value) << (16 * (i % 2));
+            words[i / 2] |= std::uint32_t{reference::bf16_bits(value)} << (16 * (i % 2));
         } else {
             words[i] = std::bit_cast<std::uint32_t>(value);
         }
@@ -71,7 +60,7 @@ TensorView OpData::indices(DType dtype, std::initializer_list<std::uint64_t> ext
     const TensorView view = empty(dtype, extents);
     std::vector<std::uint32_t> words(view.num_elements());
     for (std::uint32_t& word : words) {
-        word = static_cast<std::uint32_t>(next(state_) % below);
+        word = static_cast<std::uint32_t>(random_.below(below));
     }
     upload(view, words);
     return view;
@@ -85,28 +74,7 @@ TensorView OpData::values(std::initializer_list<std::uint64_t> extents,
 }
 
 std::vector<double> OpData::read(const TensorView& view) const {
-    const std::uint64_t count = view.num_elements();
-    const bool bf16 = view.dtype == DType::BF16;
-    std::vector<std::uint32_t> words(bf16 ? (count + 1) / 2 : count);
-    device_.download(BufferView{view.buffer.resource, view.buffer.offset, words.size() * 4},
-                     std::span<std::uint32_t>(words));
-    std::vector<double> values(count);
-    for (std::uint64_t i = 0; i < count; ++i) {
-        switch (view.dtype) {
-        case DType::BF16:
-            values[i] = std::bit_cast<float>((words[i / 2] >> (16 * (i % 2))) << 16);
-            break;
-        case DType::F32:
-            values[i] = std::bit_cast<float>(words[i]);
-            break;
-        case DType::I32:
-            values[i] = static_cast<std::int32_t>(words[i]);
-            break;
-        default:
-            values[i] = words[i];
-        }
-    }
-    return values;
+    return checks::OpRig(device_).read<double>(view);
 }
 
 std::string compare(const char* what, std::uint64_t at, double actual, double expected,

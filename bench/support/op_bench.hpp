@@ -4,6 +4,8 @@
 // Benchmarks of recorded work: check the result once, then time a recording that repeats it often
 // enough to hide the submission. Times are the host's around submit and wait, per repetition.
 
+#include "reference/compare.hpp"
+
 #include <bellows/engine/device.hpp>
 #include <bellows/engine/ops.hpp>
 
@@ -41,7 +43,7 @@ private:
     void upload(const TensorView& view, const std::vector<std::uint32_t>& words);
     Device& device_;
     std::deque<Buffer> buffers_;
-    std::uint64_t state_ = 1;
+    reference::Random random_{1};
 };
 
 struct Workload {

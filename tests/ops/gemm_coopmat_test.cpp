@@ -2,7 +2,6 @@
 // Numeric classes of products: which one a device takes and why not the others, that tiles of
 // matrix units do not show in the bits, that f32 tensors never see matrix units.
 
-#include "reference/gemm.hpp"
 #include "support/op_test.hpp"
 
 #include <bellows/engine/gemm.hpp>

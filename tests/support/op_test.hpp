@@ -3,7 +3,7 @@
 
 // What the tests of the dense ops share: one device per test suite and an OpRig on it.
 
-#include "app/selftest/op_rig.hpp"
+#include "checks/op_rig.hpp"
 #include "support/compare.hpp"
 #include "support/test_device.hpp"
 
@@ -17,10 +17,11 @@
 
 namespace bellows::testing {
 
-using bellows::kUntouched;
-using bellows::OpTensor;
-using bellows::storage_bound;
-using bellows::untouched;
+using checks::kUntouched;
+using checks::OpRig;
+using checks::OpTensor;
+using checks::storage_bound;
+using checks::untouched;
 
 class OpTest : public ::testing::Test {
 protected:

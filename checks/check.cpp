@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT
-#include "app/selftest/check.hpp"
+#include "checks/check.hpp"
 
-#include "app/selftest/op_rig.hpp"
+#include "checks/op_rig.hpp"
 
 #include <bellows/engine/error.hpp>
 
@@ -10,7 +10,7 @@
 #include <limits>
 #include <utility>
 
-namespace bellows::selftest {
+namespace bellows::checks {
 
 const char* to_string(Verdict verdict) noexcept {
     switch (verdict) {
@@ -45,12 +45,12 @@ void Check::that(const char* part, bool holds, const std::string& otherwise) {
     take(part, good, good ? 0 : std::numeric_limits<double>::infinity(), otherwise);
 }
 
-void Check::untouched_from(const char* part, const std::vector<float>& values, std::size_t first) {
-    std::size_t i = first;
-    while (i < values.size() && untouched(values[i]))
-        ++i;
-    that(part, i >= values.size(),
-         "element " + std::to_string(i) + " behind the tensor was written");
+void Check::untouched(const char* part, const std::vector<float>& around) {
+    const auto written = std::find_if_not(around.begin(), around.end(),
+                                          [](float value) { return checks::untouched(value); });
+    that(part, written == around.end(),
+         "element " + std::to_string(written - around.begin()) + " of " +
+             std::to_string(around.size()) + " around the result was written");
 }
 
 Row run_row(std::string group, std::string what, const std::string& fault,
@@ -88,4 +88,4 @@ Row run_row(std::string group, std::string what, const std::string& fault,
     return row;
 }
 
-} // namespace bellows::selftest
+} // namespace bellows::checks

@@ -21,7 +21,7 @@
 #include <string>
 #include <vector>
 
-namespace bellows {
+namespace bellows::checks {
 
 /// A buffer and the tensor in it.
 struct OpTensor {
@@ -63,6 +63,14 @@ public:
         return tensor;
     }
 
+    /// The same, of which the tensor is the first `size` of the last dimension.
+    OpTensor head(DType dtype, std::initializer_list<std::uint64_t> extents,
+                  std::uint64_t size) const {
+        OpTensor tensor = result(dtype, extents);
+        tensor.view.extent[tensor.view.rank - 1] = size;
+        return tensor;
+    }
+
     /// f32, bf16, i32 or u32 from as many numbers as it has elements.
     template <class T>
     OpTensor tensor(DType dtype, std::initializer_list<std::uint64_t> extents,
@@ -100,6 +108,25 @@ public:
             values[index] = decode<T>(view.dtype, bytes.data() + at * size_of(view.dtype));
         });
         return values;
+    }
+
+    /// All elements of the tensor's buffer that `part` of it does not address.
+    std::vector<float> outside(const OpTensor& tensor, const TensorView& part) const {
+        const BufferView all = tensor.buffer.view();
+        std::vector<std::byte> bytes(all.bytes);
+        device_.download(all, std::span<std::byte>(bytes));
+        const std::uint64_t size = size_of(part.dtype);
+        const std::uint64_t first = (part.buffer.offset - all.offset) / size;
+        std::vector<bool> addressed(bytes.size() / size);
+        each_element(part, [&](std::uint64_t, std::uint64_t at) { addressed[first + at] = true; });
+        std::vector<float> values;
+        for (std::uint64_t i = 0; i < addressed.size(); ++i)
+            if (!addressed[i])
+                values.push_back(decode<float>(part.dtype, bytes.data() + i * size));
+        return values;
+    }
+    std::vector<float> outside(const OpTensor& tensor) const {
+        return outside(tensor, tensor.view);
     }
 
     Buffer workspace(std::uint64_t bytes) const {
@@ -183,4 +210,4 @@ inline auto storage_bound(DType dtype, double ulps, double magnitude = 0) {
                              storage + ulps * reference::kF32Epsilon);
 }
 
-} // namespace bellows
+} // namespace bellows::checks

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: MIT
 #pragma once
 
-// The result of one row of `bellows selftest`: comparisons are collected, the worst is kept, and
-// what is wrong is told once. A plain value of one thread; ranks send theirs as JSON.
+// The result of one check, a row of `bellows selftest`: comparisons are collected, the worst is
+// kept, and what is wrong is told once. A plain value of one thread; ranks send theirs as JSON.
 
 #include "reference/compare.hpp"
 
@@ -13,7 +13,7 @@
 #include <utility>
 #include <vector>
 
-namespace bellows::selftest {
+namespace bellows::checks {
 
 enum class Verdict : std::uint8_t { Ok, Wrong, Skipped };
 const char* to_string(Verdict verdict) noexcept;
@@ -62,8 +62,8 @@ public:
     void number(const char* part, double value, double expected, double bound);
     /// A claim without numbers.
     void that(const char* part, bool holds, const std::string& otherwise);
-    /// None of `values` from `first` on was written.
-    void untouched_from(const char* part, const std::vector<float>& values, std::size_t first);
+    /// None of what stands around a result (OpRig::outside) was written.
+    void untouched(const char* part, const std::vector<float>& around);
 
 private:
     bool spoils(std::size_t elements) { return elements > 0 && std::exchange(fault_, false); }
@@ -80,4 +80,4 @@ private:
 Row run_row(std::string group, std::string what, const std::string& fault,
             const std::function<void(Check&)>& body, bool collective = false);
 
-} // namespace bellows::selftest
+} // namespace bellows::checks
