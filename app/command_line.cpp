@@ -71,7 +71,7 @@ Examples:
 
 constexpr const char* kExitCodes =
     "\n\nExit codes: 0 good, 1 wrong result, 2 bad input or usage, 3 no device that serves, "
-    "4 a peer was lost, 5 a time limit ran out.";
+    "4 a peer was lost.";
 
 /// CLI11 would wrap "-4" around to a huge number.
 std::string check_count(const std::string& text) {

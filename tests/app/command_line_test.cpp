@@ -123,7 +123,7 @@ TEST(ExitCodes, FollowFromTheError) {
     EXPECT_EQ(exit_code_of(ErrorCode::Unsupported), 3);
     EXPECT_EQ(exit_code_of(ErrorCode::DeviceLost), 3);
     EXPECT_EQ(exit_code_of(ErrorCode::PeerLost), 4);
-    EXPECT_EQ(exit_code_of(ErrorCode::Timeout), 5) << "heartbeats say who is lost";
+    EXPECT_EQ(exit_code_of(ErrorCode::Timeout), 3) << "heartbeats say who is lost";
     EXPECT_EQ(exit_code_of(ErrorCode::Internal), 1);
 }
 
