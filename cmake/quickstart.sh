@@ -132,16 +132,24 @@ with_new_lavapipe() {
 # --- goals ----------------------------------------------------------------------------------------
 run_train() {
     build release -DBELLOWS_TESTS=OFF -DBELLOWS_BENCH=OFF -DBELLOWS_WERROR=OFF
-    run=runs/demo-$(date +%Y%m%d-%H%M%S)
-    mkdir -p runs
-    echo "Training the demo model on 4 ranks; the run's folder is $run"
+    echo "Training the demo model"
+    case " $* " in
+    *" --out"* | *" --resume"*) ;;
+    *)
+        mkdir -p runs
+        set -- --out "runs/demo-$(date +%Y%m%d-%H%M%S)" "$@"
+        ;;
+    esac
     case " $* " in
     *" --device"*) ;;
     *) set -- --device cpu "$@" ;;
     esac
+    case " $* " in
+    *" --data"* | *" --resume"*) ;;
+    *) set -- --data /usr/share/common-licenses "$@" ;;
+    esac
     status=0
-    with_new_lavapipe bellows train --config tiny --data /usr/share/common-licenses --ranks 4 \
-        --out "$run" "$@" || status=$?
+    with_new_lavapipe bellows train --config tiny --ranks 4 "$@" || status=$?
     [ "$status" -eq 0 ] || finish "$status" "train FAILED with exit code $status"
     finish 0 "train succeeded"
 }

@@ -17,6 +17,7 @@
 #include <map>
 #include <optional>
 #include <poll.h>
+#include <set>
 #include <sys/prctl.h>
 #include <sys/signalfd.h>
 #include <sys/socket.h>
@@ -149,7 +150,11 @@ private:
         if (entries[1].revents & POLLHUP) // mpirun is about to end
             std::this_thread::sleep_for(Milliseconds{5});
         relay_.take(errors_.read.get());
+        const std::vector<int> ended = ended_processes(); // before their last reports are read
         read_reports();
+        for (const int rank : ended)
+            if (!exit_codes_.contains(rank))
+                take_silence(rank);
         if (const int number = signals_.take()) {
             signal_ = number;
             end_ranks();
@@ -187,6 +192,23 @@ private:
             first_failure_ = LaunchResult{report.exit_code, report.rank, std::string(reason)};
         const bool all_ended = exit_codes_.size() == static_cast<std::size_t>(options_.ranks);
         if ((first_failure_ || all_ended) && !end_by_)
+            end_by_.emplace(options_.grace);
+    }
+
+    std::vector<int> ended_processes() const {
+        std::vector<int> ranks;
+        for (const auto& [rank, process] : started_) {
+            pollfd entry{process.get(), POLLIN, 0};
+            if (process && !exit_codes_.contains(rank) && ::poll(&entry, 1, 0) == 1)
+                ranks.push_back(rank);
+        }
+        return ranks;
+    }
+
+    /// A process has ended without a report. The others may know more; they have the grace to tell.
+    void take_silence(int rank) {
+        silent_.insert(rank);
+        if (!end_by_)
             end_by_.emplace(options_.grace);
     }
 
@@ -242,6 +264,9 @@ private:
                             std::to_string(exit_status(status)) +
                             " before any rank had started; its own message says why",
                         -1, exit_status(status));
+        else if (!silent_.empty())
+            result = {kPeerLostExit, *silent_.begin(),
+                      "rank " + std::to_string(*silent_.begin()) + " ended without saying why"};
         else if (!all_ended)
             result = {kPeerLostExit, -1, missing(exit_codes_) + " ended without saying why"};
         result.killed = killed_;
@@ -261,6 +286,7 @@ private:
     pid_t mpirun_ = -1;
     std::map<int, FileDescriptor> started_; // their processes
     std::map<int, int> exit_codes_;
+    std::set<int> silent_; // ended without a report
     std::optional<LaunchResult> first_failure_;
     std::optional<Deadline> end_by_, kill_by_;
     int signal_ = 0;

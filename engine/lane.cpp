@@ -94,7 +94,7 @@ struct HostThread::Impl {
         : device(owner), name(std::move(thread_name)) {}
 
     void run();
-    bool poll(Lane::Impl& lane);
+    bool poll(Lane::Impl& lane, Lane::Impl::Pending& job);
     bool begin(Lane::Impl& lane, Lane::Impl::Pending& job);
     bool waits_reached(Lane::Impl& lane, Lane::Impl::Pending& job);
     void end(Lane::Impl& lane, Lane::Impl::Pending& job);
@@ -122,13 +122,14 @@ void HostThread::Impl::run() {
     std::unique_lock lock(device.impl().mutex);
     while (!stop) {
         bool busy = false, progressed = false;
-        const auto all = lanes; // lanes may be added meanwhile
-        for (const auto& lane : all) {
-            if (lane->jobs.empty())
+        for (std::size_t i = 0; i < lanes.size(); ++i) { // lanes come and go meanwhile
+            if (lanes[i]->jobs.empty())
                 continue;
             busy = true;
+            const auto lane = lanes[i];
+            Lane::Impl::Pending& job = lane->jobs.front(); // only this thread removes jobs
             lock.unlock();
-            progressed |= poll(*lane);
+            progressed |= poll(*lane, job);
             lock.lock();
         }
         if (progressed) {
@@ -269,8 +270,7 @@ void HostThread::Impl::fail(Lane::Impl& lane, Lane::Impl::Pending& job, const Er
 }
 
 /// One look at the lane's first job; true when something happened.
-bool HostThread::Impl::poll(Lane::Impl& lane) {
-    Lane::Impl::Pending& job = lane.jobs.front(); // only this thread removes jobs
+bool HostThread::Impl::poll(Lane::Impl& lane, Lane::Impl::Pending& job) {
     try {
         if (!job.context)
             return begin(lane, job);

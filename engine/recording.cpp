@@ -59,8 +59,13 @@ Recording::Impl::~Impl() {
     if (last_run != nullptr && !last_run->final_state()) {
         try {
             TimePoint(last_run).wait();
-        } catch (const Error&) {
-            // Reported to whoever waits for the run; here it only has to be over.
+        } catch (const Error& error) {
+            // Failures are reported to whoever waits for the run; here it only has to be over. What
+            // does not end is given up for all, so that no other recording waits for it again.
+            if (error.code() == ErrorCode::Timeout) {
+                const std::scoped_lock lock(impl.mutex);
+                impl.pump->lose_device(VK_TIMEOUT, "destroying " + name + ", which does not end");
+            }
         }
     }
     if (queries != VK_NULL_HANDLE)

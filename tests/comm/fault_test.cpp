@@ -55,6 +55,9 @@ int exit_code_of(const Error& error) {
     }
 }
 
+/// This process dies when it leaves MPI.
+bool dies_last = false;
+
 void misbehave(const std::string& fault, World& world) {
     if (fault == "kill")
         ::raise(SIGKILL);
@@ -136,6 +139,7 @@ int run_rank(int argc, char** argv) {
         report_exit(1, 2, "unknown option");
         return 2;
     }
+    dies_last = fault == "die last" && launched_rank() == 1;
     int rank = -1, exit_code = 0;
     std::string reason;
     SteadyClock::time_point start;
@@ -147,7 +151,7 @@ int run_rank(int argc, char** argv) {
         const int culprit = world.size() > 1 ? 1 : 0;
         world.control().barrier(60s);
         start = SteadyClock::now();
-        if (fault != "none") {
+        if (fault != "none" && fault != "die last") {
             if (rank == culprit) {
                 std::ofstream(folder + "/culprit") << ::getpid();
                 std::this_thread::sleep_for(100ms); // the others are well inside their waits
@@ -305,6 +309,14 @@ TEST_F(Faults, ARankThatNeverJoinsDoesNotHangTheOthers) {
     EXPECT_LT(took_, 30s);
 }
 
+// The control plane has been left by then: only the launcher can see it.
+TEST_F(Faults, ARankThatDiesOnItsWayOutIsLost) {
+    const LaunchResult result = launch(3, "none", "die last");
+    EXPECT_EQ(result.exit_code, 4) << result.reason;
+    EXPECT_NE(result.reason.find("rank 1 "), std::string::npos) << result.reason;
+    EXPECT_LT(took_, 30s);
+}
+
 TEST_F(Faults, EveryRankKilledIsALoss) {
     const LaunchResult result = launch(1, "message", "kill");
     EXPECT_EQ(result.exit_code, 4);
@@ -347,6 +359,13 @@ TEST(Launch, ThisProcessWasNotLaunched) {
 
 } // namespace
 } // namespace bellows
+
+/// In place of the library's, which it calls.
+extern "C" int MPI_Finalize() {
+    if (bellows::dies_last)
+        ::raise(SIGKILL);
+    return PMPI_Finalize();
+}
 
 int main(int argc, char** argv) {
     if (argc == 5 && std::string(argv[1]) == "--rank")
