@@ -25,8 +25,8 @@ struct GradientRange {
     bool operator==(const GradientRange&) const = default;
 };
 
-/// Where a bucket is large enough to be sent on its own. Smaller ones cost more messages than their
-/// earlier start saves: with 4 ranks on lavapipe "tiny" is as fast as with one sum per step.
+/// Where a bucket is large enough to be sent on its own: a chunk of a collective. With 4 ranks on
+/// lavapipe a step of "tiny" then takes the processor time that one sum after the step took.
 constexpr std::uint64_t kGradientBucketBytes = 4 << 20;
 
 /// The ranges of all trained parameters, in flat order.

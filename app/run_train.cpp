@@ -182,8 +182,7 @@ void TrainRun::one_step(std::uint64_t step) {
 }
 
 void TrainRun::checkpoint(std::uint64_t steps_done) {
-    device_->wait_idle(
-        wait_limit(train_)); // for the update, however slow; downloads wait less long
+    device_->wait_idle(wait_limit(train_)); // downloads would not wait as long for the update
     try {
         last_checkpoint_ = save_checkpoint(options_, *trainer_, world_, steps_done);
         saved_last_ = true;
