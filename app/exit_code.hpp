@@ -11,7 +11,7 @@ enum ExitCode : int {
     kExitGood = 0,
     kExitWrongResult = 1, ///< a check failed, or a bug
     kExitBadInput = 2,    ///< usage, configuration, data or checkpoint
-    kExitNoDevice = 3,    ///< no device (or MPI) that serves, one that failed or did not end in time
+    kExitNoDevice = 3, ///< no device (or MPI) that serves, one that failed or did not end in time
     kExitPeerLost = 4,
 };
 

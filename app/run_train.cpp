@@ -179,6 +179,9 @@ void TrainRun::one_step(std::uint64_t step) {
     metrics.seconds_waited = result.seconds_waited;
     warn_if_not_written([&] { log_->add(metrics); });
     progress_->step(metrics);
+    if (!result.updated)
+        progress_->note("warning: step " + std::to_string(step + 1) +
+                        ": the gradient is not finite, the weights stay as they are");
 }
 
 void TrainRun::checkpoint(std::uint64_t steps_done) {

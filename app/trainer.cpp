@@ -13,6 +13,7 @@
 #include <array>
 #include <chrono>
 #include <cmath>
+#include <cstdio>
 #include <cstring>
 #include <numeric>
 #include <tuple>
@@ -28,6 +29,9 @@ Group dp_group(const RunLayout& layout, std::uint64_t stage) {
     std::iota(ranks.begin(), ranks.end(), static_cast<int>(stage * layout.dp));
     return Group(std::move(ranks));
 }
+
+/// Steps in a row that may be left out because their gradient was not finite.
+constexpr std::uint64_t kMostLeftOut = 10;
 
 /// The ranks that share a layer's experts, and those that hold copies of this rank's experts.
 Group ep_group(const RunLayout& layout, std::uint64_t stage, std::uint64_t d) {
@@ -63,6 +67,7 @@ struct Trainer::Impl {
     void last_weight_gradients(std::uint64_t slot);
     void record_loads();
     void update_router_biases();
+    void count_left_out(std::uint64_t step, const StepResult& result);
     void agree_on_kernels(const std::string& wanted_gemm_class);
     std::pair<double, double> gather_loss_and_waiting();
     std::uint64_t bytes_sent() const;
@@ -100,7 +105,8 @@ struct Trainer::Impl {
     Buffer host_loads, summed_loads;
     std::unique_ptr<Recording> collect_loads, update_biases;
     std::uint64_t last_bytes = 0;
-    double host_seconds = 0; ///< waited in collectives of the host
+    std::uint64_t steps_left_out = 0; ///< in a row, for gradients that were not finite
+    double host_seconds = 0;          ///< waited in collectives of the host
     double last_waited = 0;
 };
 
@@ -459,9 +465,25 @@ StepResult Trainer::Impl::run_step(std::uint64_t step, const SequenceSource& sou
     result.bytes_exchanged = static_cast<std::uint64_t>(sums[1]);
     const double most = config.train.clip_norm;
     const double clip = most > 0 && result.grad_norm > most ? most / result.grad_norm : 1.0;
-    optimizer->update(step + 1, learning_rate(config.train, step + 1), clip);
-    update_router_biases();
+    result.updated = std::isfinite(result.grad_norm); // the same on all ranks
+    if (result.updated) {
+        optimizer->update(step + 1, learning_rate(config.train, step + 1), clip);
+        update_router_biases();
+    }
+    count_left_out(step, result);
     return result;
+}
+
+void Trainer::Impl::count_left_out(std::uint64_t step, const StepResult& result) {
+    steps_left_out = result.updated ? 0 : steps_left_out + 1;
+    if (steps_left_out < kMostLeftOut)
+        return;
+    char loss[32];
+    std::snprintf(loss, sizeof loss, "%g", result.loss);
+    throw Error(ErrorCode::Internal,
+                "the gradient of step " + std::to_string(step + 1) + " and of the " +
+                    std::to_string(kMostLeftOut - 1) + " steps before is not finite (loss " + loss +
+                    "); go on from an earlier checkpoint with a lower lr or a smaller clip_norm");
 }
 
 } // namespace bellows

@@ -25,8 +25,10 @@
 namespace bellows {
 
 struct StepResult {
-    double loss = 0;                   ///< nats per token, mean over the global batch
-    double grad_norm = 0;              ///< of the whole gradient, before clipping
+    double loss = 0;      ///< nats per token, mean over the global batch
+    double grad_norm = 0; ///< of the whole gradient, before clipping
+    bool updated =
+        true; ///< false: the gradient was not finite, so the weights were left as they are
     std::uint64_t bytes_exchanged = 0; ///< sent by all ranks together in this step
     /// For others, mean over the ranks: what the exchange, the reductions, the pipes and the host's
     /// own collectives had nothing to do but wait, added up (they run side by side).

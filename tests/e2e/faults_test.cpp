@@ -98,6 +98,21 @@ TEST(SlowStep, IsNotALostPeer) {
     }
 }
 
+// With weight decay this rate makes the weights a hundred times larger in every step.
+TEST(Divergence, EndsTheRunAndKeepsItsLastWeights) {
+    const Workspace workspace;
+    const fs::path config = workspace.edited_config("lr = 3e-3", "lr = 1000.0");
+    Flags arguments = workspace.train_arguments("diverged", {"--ranks", "1", "--steps", "60"});
+    std::replace(arguments.begin(), arguments.end(), workspace.config().string(), config.string());
+    const Finished finished = workspace.bellows(arguments);
+    EXPECT_EQ(finished.exit_code, 1) << finished.errors;
+    EXPECT_NE(finished.errors.find("steps before is not finite"), std::string::npos)
+        << finished.errors;
+    EXPECT_NE((finished.out + finished.errors).find("the weights stay as they are"),
+              std::string::npos)
+        << finished.out << finished.errors;
+}
+
 TEST(Signal, EndsEveryRank) {
     const Workspace workspace;
     const fs::path run = workspace.path() / "run";
