@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: MIT
 #pragma once
 
-// Benchmarks of recorded work: check the result once, then time a recording that repeats it often
-// enough to hide the submission. Times are the host's around submit and wait, per repetition.
+// Benchmarks of recorded work: check the result once, run until the clocks are up, then time a
+// recording that repeats it often enough to hide the submission. The time is the median of the
+// host's around submit and wait, per repetition.
 
 #include "reference/compare.hpp"
 

@@ -6,6 +6,7 @@
 #include <bellows/engine/error.hpp>
 
 #include <algorithm>
+#include <cstdlib>
 #include <iostream>
 #include <memory>
 
@@ -25,7 +26,21 @@ constexpr const char* kCommonHelp = R"(
 Each result is checked before it is timed; a wrong one is a failed row and exit code 1.
 )";
 
+double least = 0.5;
+
+double positive(const std::string& text) {
+    char* end = nullptr;
+    const double value = std::strtod(text.c_str(), &end);
+    if (end == text.c_str() || *end != 0 || !(value > 0))
+        throw Error(ErrorCode::InvalidArgument, "--seconds " + text + " is no time; see --help");
+    return value;
+}
+
 } // namespace
+
+double least_seconds() noexcept {
+    return least;
+}
 
 bool Arguments::flag(const std::string& name) {
     const auto kept = std::remove(words_.begin() + 1, words_.end(), name);
@@ -66,6 +81,7 @@ void Program::add_benchmark(const std::string& name, std::function<void(benchmar
                                      }
                                  })
         ->UseManualTime()
+        ->Iterations(1) // which times as long as least_seconds() says
         ->Unit(benchmark::kMicrosecond);
 }
 
@@ -85,7 +101,7 @@ int Program::run_on_device(Arguments& arguments) {
     if (const auto filter = arguments.value("--filter"))
         words.push_back("--benchmark_filter=" + *filter);
     if (const auto seconds = arguments.value("--seconds"))
-        words.push_back("--benchmark_min_time=" + *seconds);
+        least = positive(*seconds);
     const auto json = arguments.value("--json");
     if (json)
         words.insert(words.end(), {"--benchmark_out=" + *json, "--benchmark_out_format=json"});

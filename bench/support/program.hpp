@@ -15,6 +15,9 @@
 
 namespace bellows::bench {
 
+/// How long each benchmark is timed at least: --seconds.
+double least_seconds() noexcept;
+
 /// A command line from which a program takes its own options.
 class Arguments {
 public:

@@ -36,7 +36,7 @@ std::string number(const benchmark::UserCounters& counters, const char* name, do
 
 std::string name_of(const benchmark::BenchmarkReporter::Run& run) {
     std::string name = run.benchmark_name();
-    const std::string suffix = "/manual_time";
+    const std::string suffix = "/iterations:1/manual_time";
     const std::size_t at = name.find(suffix);
     return at == std::string::npos ? name : name.erase(at, suffix.size());
 }

@@ -83,6 +83,7 @@ TEST(BenchProgram, UnknownOptionsAndNamesAreRefused) {
     EXPECT_EQ(run({"--filter", "right", "--fast"}).code, 2);
     EXPECT_EQ(run({"--filter", "nothing of this name"}).code, 2);
     EXPECT_EQ(run({"--seconds"}).code, 2);
+    EXPECT_EQ(run({"--seconds", "soon"}).code, 2);
     EXPECT_EQ(run({"--device", "no such device"}).code, 3);
     const Outcome help = run({"--help"});
     EXPECT_EQ(help.code, 0);
@@ -96,7 +97,7 @@ TEST(BenchProgram, ResultsInJson) {
     std::ostringstream text;
     text << std::ifstream(file).rdbuf();
     EXPECT_TRUE(has(text.str(), "\"device\"")) << text.str();
-    EXPECT_TRUE(has(text.str(), "\"name\": \"right/manual_time\"")) << text.str();
+    EXPECT_TRUE(has(text.str(), "\"name\": \"right/iterations:1/manual_time\"")) << text.str();
 }
 
 } // namespace
