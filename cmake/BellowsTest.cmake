@@ -144,7 +144,8 @@ function(bellows_mpi_test)
         return()
     endif()
     bellows_parse_test()
-    list(APPEND arg_SOURCES "${PROJECT_SOURCE_DIR}/tests/support/mpi_main.cpp")
+    list(APPEND arg_SOURCES "${PROJECT_SOURCE_DIR}/tests/support/mpi_main.cpp"
+        "${PROJECT_SOURCE_DIR}/tests/support/mpi_leaks.cpp")
     bellows_test_program(${arg_NAME} GTest::gtest MPI::MPI_C bellows_comm)
     list(APPEND arg_LABELS mpi)
     # Root, more ranks than cores, idle ranks that yield, no binding of all ranks to one core: for

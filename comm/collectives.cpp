@@ -278,10 +278,7 @@ Collectives::Collectives(Device& device, World& world, Transport& transport, Hos
                    "set-up", "collectives_in_flight must be 1 to 64");
     for (std::uint32_t i = 0; i < c.options.collectives_in_flight; ++i)
         impl_->lanes.push_back(make_lane(thread, c, i));
-    impl_->on_failure = world.control().on_failure(
-        [target = &device, &control = world.control()](const Error& error) {
-            target->abort(control.with_activities(error));
-        });
+    impl_->on_failure = abort_on_failure(world.control(), device);
 }
 
 Collectives::~Collectives() = default;

@@ -22,6 +22,11 @@ std::function<void(const Error&)> tell_all(ControlPlane& control) {
     return [&control](const Error& error) { control.abort(error); };
 }
 
+ControlPlane::Subscription abort_on_failure(ControlPlane& control, Device& device) {
+    return control.on_failure(
+        [&control, &device](const Error& error) { device.abort(control.with_activities(error)); });
+}
+
 ControlPlane::Activity::Activity(Activity&& other) noexcept
     : owner_(std::exchange(other.owner_, nullptr)), id_(other.id_) {
 }

@@ -106,10 +106,7 @@ ExpertExchange::ExpertExchange(Device& device, World& world, Transport& transpor
     impl_->workgroups = c.workgroups;
     require(impl_->most_received() * c.top_k <= 0x7FFFFFFF, c.name,
             "more than 2^31 - 1 slots may arrive at once: lower max_tokens");
-    impl_->on_failure = world.control().on_failure(
-        [target = &device, &control = world.control()](const Error& error) {
-            target->abort(control.with_activities(error));
-        });
+    impl_->on_failure = abort_on_failure(world.control(), device);
 }
 
 ExpertExchange::~ExpertExchange() {

@@ -7,6 +7,7 @@
 // elsewhere says what this rank was in the middle of.
 
 #include <bellows/comm/control_plane.hpp>
+#include <bellows/engine/device.hpp>
 
 #include <functional>
 #include <new>
@@ -34,6 +35,10 @@ auto fail_together(ControlPlane& control, std::uint64_t members, const Call& cal
 
 /// For LaneJob::on_failure: the job's error becomes every rank's. control must outlive it.
 std::function<void(const Error&)> tell_all(ControlPlane& control);
+
+/// The job's failure ends the device's work, with what this rank was in the middle of; for as long
+/// as the subscription lives. Both must outlive it.
+[[nodiscard]] ControlPlane::Subscription abort_on_failure(ControlPlane& control, Device& device);
 
 /// error, and behind it what this rank was doing when it came; unchanged if it says that already.
 Error meanwhile(const Error& error, int rank, const std::string& doing);

@@ -303,10 +303,7 @@ Pipe::Pipe(Device& device, World& world, Transport& transport, HostThread& threa
     if (options.receives_ahead == 0)
         throw Error(ErrorCode::InvalidArgument, options.name + ": receives_ahead is 0");
     impl_->context = std::make_shared<Context>(device, transport, std::move(options));
-    impl_->on_failure = world.control().on_failure(
-        [target = &device, &control = world.control()](const Error& error) {
-            target->abort(control.with_activities(error));
-        });
+    impl_->on_failure = abort_on_failure(world.control(), device);
 }
 
 Pipe::~Pipe() {

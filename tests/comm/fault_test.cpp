@@ -24,13 +24,6 @@
 #include <thread>
 #include <unistd.h>
 
-#ifdef __SANITIZE_ADDRESS__
-// Ranks here end without MPI_Finalize, as survivors must, and keep what MPI holds.
-extern "C" const char* __asan_default_options() {
-    return "detect_leaks=0";
-}
-#endif
-
 namespace bellows {
 namespace {
 

@@ -6,14 +6,6 @@
 
 #include <cstdio>
 
-#ifdef __SANITIZE_ADDRESS__
-// MPI unloads modules, after which their leaks cannot be told from ours by name; leaks are looked
-// for by the tests of one rank.
-extern "C" const char* __asan_default_options() {
-    return "detect_leaks=0";
-}
-#endif
-
 namespace bellows::testing {
 namespace {
 
