@@ -55,4 +55,25 @@ inline std::vector<float> critical_values(fp8::Format format) {
     return values;
 }
 
+/// Largest magnitudes of blocks at which a scale's rounding turns, and both ends of the range.
+inline std::vector<float> critical_maxima() {
+    std::vector<float> values = {0,
+                                 -0.0f,
+                                 1e-4f,
+                                 std::nextafter(1e-4f, 0.0f),
+                                 std::nextafter(1e-4f, 1.0f),
+                                 std::numeric_limits<float>::max(),
+                                 std::numeric_limits<float>::infinity(),
+                                 std::numeric_limits<float>::denorm_min(),
+                                 std::nanf("")};
+    for (int exponent = -20; exponent <= 127; ++exponent)
+        for (const double mantissa : {1.0, 1.25, 1.5, 1.75, 1.99}) {
+            const auto bits =
+                std::bit_cast<std::uint32_t>(static_cast<float>(std::ldexp(mantissa, exponent)));
+            for (std::uint32_t offset = 0; offset < 3; ++offset)
+                values.push_back(std::bit_cast<float>(bits + offset - 1));
+        }
+    return values;
+}
+
 } // namespace bellows::test

@@ -97,29 +97,10 @@ TEST(Fp8Format, Ue8m0) {
     EXPECT_EQ(fp8::encode_ue8m0(std::nanf("")), 0xFF);
 }
 
-std::vector<float> critical_maxima() {
-    std::vector<float> values = {0,
-                                 -0.0f,
-                                 1e-4f,
-                                 std::nextafter(1e-4f, 0.0f),
-                                 std::nextafter(1e-4f, 1.0f),
-                                 std::numeric_limits<float>::max(),
-                                 std::numeric_limits<float>::infinity(),
-                                 std::numeric_limits<float>::denorm_min(),
-                                 std::nanf("")};
-    for (int exponent = -20; exponent <= 127; ++exponent)
-        for (const double mantissa : {1.0, 1.25, 1.5, 1.75, 1.99}) {
-            const auto bits = bits_of(static_cast<float>(std::ldexp(mantissa, exponent)));
-            for (std::uint32_t offset = 0; offset < 3; ++offset)
-                values.push_back(std::bit_cast<float>(bits + offset - 1));
-        }
-    return values;
-}
-
 TEST(Fp8Scale, IsThePrescribedOne) {
     for (const Format format : kFormats)
         for (const ScaleRule rule : {ScaleRule::PowerOfTwo, ScaleRule::F32})
-            for (const float amax : critical_maxima()) {
+            for (const float amax : test::critical_maxima()) {
                 const float expected = reference::fp8_block_scale(reference_format(format),
                                                                   reference_rule(rule), amax);
                 const float actual = fp8::block_scale(format, rule, amax);
@@ -138,7 +119,7 @@ TEST(Fp8Scale, IsThePrescribedOne) {
 
 TEST(Fp8Scale, LetsTheLargestValueFit) {
     for (const Format format : kFormats)
-        for (const float amax : critical_maxima()) {
+        for (const float amax : test::critical_maxima()) {
             if (!(amax >= 1e-4f) || amax > 2e38f) // smaller: the floor; larger: saturates
                 continue;
             const double scale = fp8::block_scale(format, ScaleRule::PowerOfTwo, amax);

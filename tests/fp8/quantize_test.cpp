@@ -57,6 +57,25 @@ TEST_F(Fp8Quantize, EveryRecipe) {
         }
 }
 
+TEST_F(Fp8Quantize, ScalesWhereTheirRoundingTurns) {
+    const std::vector<float> maxima = test::critical_maxima();
+    HostMatrix x{1, maxima.size(), 16, std::vector<float>(16 * maxima.size())};
+    for (std::size_t row = 0; row < maxima.size(); ++row) {
+        x.at(row, 3) = -maxima[row];
+        x.at(row, 4) = maxima[row] / 3;
+    }
+    const Tensor in = upload(DType::F32, x, 0);
+    for (const Format format : kFormats)
+        for (const ScaleRule rule : {ScaleRule::PowerOfTwo, ScaleRule::F32})
+            for (const FormName& form : kForms) {
+                const Recipe recipe{Blocks::Rows128, format, rule};
+                Case c = make_case(recipe, 1, x.rows, x.columns);
+                expect(c, x, x.rows);
+                run([&](Recording& r) { fp8::quantize(r, in.view, c.quantized, form.form); });
+                expect_equal(c, describe(recipe) + " " + form.name);
+            }
+}
+
 TEST_F(Fp8Quantize, EveryNumberOfColumns) {
     std::uint64_t seed = 100;
     for (const Blocks blocks :
