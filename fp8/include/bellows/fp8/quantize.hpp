@@ -1,0 +1,58 @@
+// SPDX-License-Identifier: MIT
+#pragma once
+
+// Quantisation on the device: each function checks its tensors and records one dispatch (PerTensor:
+// three). Nothing runs before the recording is submitted. The thread that owns the recording calls
+// them.
+//
+// Common to all. Matrices are [rows, columns], or [batch, rows, columns] where "batch" is said, f32
+// or bf16, strided: the last stride is 1, row and batch strides are multiples of 8 elements, memory
+// begins at a multiple of 16 bytes. Any number of rows and columns; the elements between the last
+// column and the next multiple of 8 belong to the row: they are not used, and unspecified in
+// results. Codes and scales have the shapes of recipe.hpp. Where a row_count is named, only that
+// many rows exist; the others are neither read nor written, and quantise as zero where a block
+// holds such rows too. Results have the same bits on every device, and do not depend on what else
+// is quantised. Every function throws Error{InvalidArgument} with names and shapes when tensors do
+// not fit together or the recipe does not fit the op.
+
+#include <bellows/engine/recording.hpp>
+#include <bellows/fp8/recipe.hpp>
+
+#include <cstdint>
+
+namespace bellows::fp8 {
+
+/// How a kernel shares out its work; the results are the same.
+enum class Form : std::uint8_t {
+    Device,  ///< what suits the device
+    Lanes,   ///< many invocations per block, shared memory: GPUs
+    Streams, ///< few invocations, no barrier within a row: CPU drivers
+};
+
+/// codes = x in the codes' format without a scale: nearest, ties to even, saturating; NaN is 0x7F.
+/// x: f32, codes: f8, both contiguous with the same number of elements, a multiple of 4.
+void encode(Recording& recording, const TensorView& x, const TensorView& codes);
+/// y = the values of codes, exact. codes: f8, y: f32, as above.
+void decode(Recording& recording, const TensorView& codes, const TensorView& y);
+
+/// Any recipe; batch. x.row_count is honoured (without batch). quantized.group_offsets is honoured.
+/// PerTensor takes one scale for the whole batch.
+void quantize(Recording& recording, const TensorView& x, const Quantized& quantized,
+              Form form = Form::Device);
+
+/// The same x as Rows128 and as Columns128 from one pass over memory; both of the same format and
+/// scale rule. x.row_count and columns.group_offsets are honoured.
+void quantize_rows_and_columns(Recording& recording, const TensorView& x, const Quantized& rows,
+                               const Quantized& columns, Form form = Form::Device);
+
+/// columns = the values of rows (Rows128) quantised anew as Columns128, for a weight's gradient.
+/// The formats may differ, the scale rule may too. rows.codes.row_count and columns.group_offsets
+/// are honoured.
+void requantize(Recording& recording, const Quantized& rows, const Quantized& columns,
+                Form form = Form::Device);
+
+/// y = code * scale; batch. Any recipe. y: f32, or bf16 rounded to nearest even, which is exact for
+/// power-of-two scales. quantized.codes.row_count and .group_offsets are honoured.
+void dequantize(Recording& recording, const Quantized& quantized, const TensorView& y);
+
+} // namespace bellows::fp8

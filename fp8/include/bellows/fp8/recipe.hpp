@@ -1,0 +1,122 @@
+// SPDX-License-Identifier: MIT
+#pragma once
+
+// How a tensor is quantised: which blocks share a scale, how the scale follows from a block, and
+// the shapes and strides of codes and scales. Plain values, any thread.
+//
+// value = code * scale; code = encode(x * inverse_scale(scale)).
+
+#include <bellows/engine/tensor.hpp>
+#include <bellows/fp8/format.hpp>
+
+#include <array>
+#include <cstdint>
+#include <initializer_list>
+#include <string>
+
+namespace bellows::fp8 {
+
+enum class Blocks : std::uint8_t {
+    Rows128,    ///< 1 x 128 along columns: activations, gradients
+    Columns128, ///< 128 x 1 along rows: operands of a weight's gradient, whose sum goes over rows
+    Blocks128,  ///< 128 x 128: weights; survives transposition
+    PerTensor,  ///< one scale for all, from the tensor itself
+    MX32,       ///< 1 x 32 along columns, UE8M0 scales
+};
+
+enum class ScaleRule : std::uint8_t {
+    PowerOfTwo, ///< code * scale is exact in bf16
+    F32,        ///< the block's largest value becomes the largest code
+};
+
+const char* to_string(Blocks blocks) noexcept;
+const char* to_string(ScaleRule rule) noexcept;
+
+struct Recipe {
+    Blocks blocks = Blocks::Rows128;
+    Format format = Format::E4M3;
+    ScaleRule rule = ScaleRule::PowerOfTwo; ///< MX32: PowerOfTwo
+
+    bool operator==(const Recipe&) const = default;
+};
+
+/// "e4m3 1x128, power-of-two scales".
+std::string describe(const Recipe& recipe);
+
+/// The scale of a block whose largest |x| is amax, the same bits as on any device:
+///   amax NaN (a NaN anywhere in the block): NaN; all codes of the block are then kNanCode.
+///   Otherwise a = min(max(amax, 1e-4), largest f32). An infinity in the block thus counts as the
+///   largest f32 and is encoded as the largest code, as is all that exceeds it.
+///   PowerOfTwo: the least 2^e >= a / largest(format), with e at most 119 for E4M3 and 112 for E5M2
+///   (the floor of a keeps it above -23 and -30), so that every code * scale, the least subnormal
+///   and the largest included, is a normal bf16. Beyond 448 * 2^119 values saturate.
+///   F32: fl(a * c), c = fl(1 / 448) = 0x3B124925 or fl(1 / 57344) = 0x37924925.
+float block_scale(Format format, ScaleRule rule, float amax) noexcept;
+
+/// PowerOfTwo: 1 / scale, exact. F32: r of
+///   r = f32 of the bits 0x7EF311C7 - bits(scale);  four times: r = fl(r * fl(2 - fl(scale * r)))
+/// each operation rounded to nearest even; within 2^-23 of 1 / scale. No division, whose rounding
+/// Vulkan leaves open, and no fused multiply-add, which a device may round twice. scale > 0 or NaN,
+/// which stays NaN.
+float inverse_scale(ScaleRule rule, float scale) noexcept;
+
+/// Codes and scales of one tensor. Both are rank 2, or rank 3 with a batch (experts) first.
+///   codes: [(batch,) rows, columns] f8; row stride a multiple of 16 codes. What stands between
+///   `columns` and the next multiple of 16 is written as 0. Begins at a multiple of 16 bytes.
+///   scales, row-major:
+///     Rows128     [(batch,) rows, ceil(columns / 128)] f32
+///     Columns128  [(batch,) ceil(rows / 128), columns] f32, row stride a multiple of 8
+///     Blocks128   [(batch,) ceil(rows / 128), ceil(columns / 128)] f32
+///     PerTensor   [1] f32
+///     MX32        [(batch,) rows, ceil(columns / 32)] u8 (UE8M0), row stride a multiple of 4
+///   group_offsets (Columns128 only, optional): [groups + 1] u32 on the device, ascending. Blocks
+///   begin anew at each group's first row, group_offsets[g]; rows from group_offsets[groups] on
+///   are absent. Scales are then [rows / 128 + groups, columns]: block j of group g has scale row
+///   group_offsets[g] / 128 + g + j (rounded down), a place that no other block has.
+/// codes.row_count is honoured where ops say so.
+struct Quantized {
+    TensorView codes;
+    TensorView scales;
+    Recipe recipe;
+    TensorView group_offsets;
+};
+
+/// Extents and strides (in elements) of a rank 1, 2 or 3 tensor; unused entries are 0.
+struct Shape {
+    std::uint32_t rank = 0;
+    std::array<std::uint64_t, TensorView::kMaxRank> extent{};
+    std::array<std::uint64_t, TensorView::kMaxRank> stride{};
+
+    /// From the first element to the end of the last row's padding.
+    std::uint64_t num_elements() const noexcept;
+};
+
+/// Row stride round_up(columns, 16). extents: {rows, columns} or {batch, rows, columns}.
+Shape codes_shape(std::initializer_list<std::uint64_t> extents);
+/// groups: of Quantized::group_offsets, 0 without. Throws Error{InvalidArgument} if the recipe has
+/// no such form.
+Shape scales_shape(const Recipe& recipe, std::initializer_list<std::uint64_t> extents,
+                   std::uint64_t groups = 0);
+constexpr DType scales_dtype(const Recipe& recipe) noexcept {
+    return recipe.blocks == Blocks::MX32 ? DType::U8 : DType::F32;
+}
+
+/// Bytes of codes and scales, each rounded up to 16.
+std::uint64_t codes_bytes(std::initializer_list<std::uint64_t> extents);
+std::uint64_t scales_bytes(const Recipe& recipe, std::initializer_list<std::uint64_t> extents,
+                           std::uint64_t groups = 0);
+/// Their sum.
+std::uint64_t quantized_bytes(const Recipe& recipe, std::initializer_list<std::uint64_t> extents,
+                              std::uint64_t groups = 0);
+
+/// Views of the shapes above: codes in `codes`, scales in `scales`, or one behind the other in
+/// `memory`. group_offsets: [groups + 1] u32 or left out. Throws Error{InvalidArgument} when the
+/// memory is too small.
+Quantized make_quantized(BufferView codes, BufferView scales, const Recipe& recipe,
+                         std::initializer_list<std::uint64_t> extents,
+                         const TensorView& group_offsets = {});
+Quantized make_quantized(BufferView memory, const Recipe& recipe,
+                         std::initializer_list<std::uint64_t> extents,
+                         const TensorView& group_offsets = {});
+
+} // namespace bellows::fp8

@@ -1,0 +1,70 @@
+// SPDX-License-Identifier: MIT
+#pragma once
+
+// What the fp8 ops share: checks of matrices, codes and scales, and their strides as kernels want
+// them. All throw Error{InvalidArgument}.
+
+#include <bellows/engine/error.hpp>
+#include <bellows/fp8/recipe.hpp>
+
+#include <cstdint>
+#include <string>
+
+namespace bellows::fp8 {
+
+constexpr std::uint64_t div_up(std::uint64_t value, std::uint64_t divisor) {
+    return (value + divisor - 1) / divisor;
+}
+
+/// Workgroups that every device can start along an axis.
+inline constexpr std::uint64_t kMaxGroups = 65535;
+
+/// A matrix or a batch of them: sizes as kernels want them.
+struct Matrix {
+    BufferView memory; ///< to the end of the last row's padding
+    std::uint64_t batch = 1, rows = 0, columns = 0;
+    std::uint32_t stride8 = 0, batch8 = 0; ///< in eights of elements
+
+    bool empty() const noexcept { return batch == 0 || rows == 0 || columns == 0; }
+};
+
+/// Scales by the recipe; strides in elements, for MX32 the batch stride in words.
+struct Scales {
+    BufferView memory;
+    std::uint32_t stride = 0, batch = 0;
+};
+
+class Operands {
+public:
+    explicit Operands(const char* op) : op_(op) {}
+
+    [[noreturn]] void fail(const std::string& message) const;
+    void require(bool condition, const std::string& message) const {
+        if (!condition)
+            fail(message);
+    }
+    std::uint32_t u32(const char* what, std::uint64_t value) const;
+
+    /// f32 or bf16, rank 2 (3 where `batched`), strided.
+    Matrix activation(const char* name, const TensorView& view, bool batched) const;
+    /// The codes of `quantized`, of these extents.
+    Matrix codes(const char* name, const Quantized& quantized, const Matrix& like) const;
+    /// The codes of `quantized`, whose own extents count.
+    Matrix codes(const char* name, const Quantized& quantized, bool batched) const;
+    Scales scales(const char* name, const Quantized& quantized, const Matrix& codes) const;
+    /// Groups of `quantized`; 0 without offsets.
+    std::uint32_t groups(const Quantized& quantized) const;
+    /// The offsets, or `otherwise`.
+    BufferView group_offsets_or(const Quantized& quantized, BufferView otherwise) const;
+    BufferView row_count_or(const TensorView& view, BufferView otherwise) const;
+    /// A grid axis.
+    std::uint32_t grid(const char* what, std::uint64_t groups) const;
+
+private:
+    Matrix matrix(const char* name, const TensorView& view, std::uint64_t padding) const;
+    const char* op_;
+};
+
+std::string describe(const TensorView& view);
+
+} // namespace bellows::fp8

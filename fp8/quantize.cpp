@@ -1,0 +1,367 @@
+// SPDX-License-Identifier: MIT
+#include "operands.hpp"
+
+#include <bellows/engine/device.hpp>
+#include <bellows/fp8/quantize.hpp>
+#include <bellows/kernels/kernels.hpp>
+
+#include <algorithm>
+
+namespace bellows::fp8 {
+
+namespace {
+
+bool streams(const Recording& recording, Form form) {
+    return form == Form::Device ? recording.device().info().is_cpu : form == Form::Streams;
+}
+
+std::uint32_t constant(Format format) {
+    return format == Format::E4M3 ? 0 : 1;
+}
+std::uint32_t constant(ScaleRule rule) {
+    return rule == ScaleRule::PowerOfTwo ? 0 : 1;
+}
+std::uint32_t codes_groups(const Matrix& m) {
+    return static_cast<std::uint32_t>(2 * div_up(m.columns, 16));
+}
+
+/// Sizes of a grid whose workgroups take lanes_x eights of columns side by side.
+struct LanePlan {
+    std::uint32_t local_size = 8;
+    std::uint32_t lanes_x = 8;
+};
+
+/// Of 16, 32, 64 and 128 lanes the number that leaves fewest idle, the largest of equals.
+LanePlan plan_lanes(bool cpu, std::uint64_t eights) {
+    if (cpu)
+        return {};
+    LanePlan plan{128, 16};
+    std::uint64_t least = ~std::uint64_t{0};
+    for (const std::uint32_t lanes : {128u, 64u, 32u, 16u}) {
+        const std::uint64_t width = div_up(eights, lanes) * lanes;
+        if (width < least) {
+            least = width;
+            plan.lanes_x = lanes;
+        }
+    }
+    return plan;
+}
+
+std::uint32_t clamp_groups(std::uint64_t groups) {
+    return static_cast<std::uint32_t>(std::clamp<std::uint64_t>(groups, 1, kMaxGroups));
+}
+
+void quantize_rows(Recording& recording, const Operands& operands, const TensorView& x,
+                   const Matrix& mx, const Quantized& q, const Matrix& mc, const Scales& s,
+                   bool streamed) {
+    using K = kernels::Fp8QuantizeRows;
+    const bool is_mx = q.recipe.blocks == Blocks::MX32;
+    const LanePlan plan = plan_lanes(streamed, codes_groups(mc));
+    const std::uint64_t blocks = div_up(mx.columns, 128);
+    Groups groups;
+    if (streamed) {
+        groups.x = clamp_groups(
+            div_up(operands.u32("the number of blocks", mx.rows * blocks), plan.local_size));
+    } else {
+        groups.x = clamp_groups(div_up(mx.rows, 4 * plan.local_size / plan.lanes_x));
+        groups.y = operands.grid("columns", div_up(codes_groups(mc), plan.lanes_x));
+    }
+    groups.z = operands.grid("the batch", mx.batch);
+    recording.dispatch(K{.variant = x.dtype == DType::BF16 ? K::Variant::bf16 : K::Variant::f32,
+                         .constants = {.local_size = plan.local_size,
+                                       .lanes = streamed ? 1u : 16u,
+                                       .lanes_x = plan.lanes_x,
+                                       .format = constant(q.recipe.format),
+                                       .rule = constant(q.recipe.rule),
+                                       .mx = is_mx ? 1u : 0u},
+                         .x = mx.memory,
+                         .row_count = operands.row_count_or(x, mx.memory),
+                         .codes = mc.memory,
+                         .scales = s.memory,
+                         .rows = operands.u32("rows", mx.rows),
+                         .columns = operands.u32("columns", mx.columns),
+                         .codes_groups = codes_groups(mc),
+                         .x_stride8 = mx.stride8,
+                         .x_batch8 = mx.batch8,
+                         .codes_stride8 = mc.stride8,
+                         .codes_batch8 = mc.batch8,
+                         .scales_stride = is_mx ? s.stride / 4 : s.stride,
+                         .scales_batch = s.batch,
+                         .has_row_count = x.row_count ? 1u : 0u},
+                       groups);
+}
+
+/// What quantize_tiles writes beside columns, and what it reads when that is FP8.
+struct TileExtras {
+    const Quantized* rows_out = nullptr;
+    const Quantized* rows_in = nullptr;
+};
+
+void quantize_tiles(Recording& recording, const Operands& operands, const TensorView& x,
+                    const Matrix& mx, const Quantized& q, const TileExtras& extras, bool streamed) {
+    using K = kernels::Fp8QuantizeTiles;
+    const Matrix mc = operands.codes("codes", q, mx);
+    const Scales s = operands.scales("scales", q, mc);
+    const std::uint32_t group_count = operands.groups(q);
+    if (mx.empty())
+        return;
+    const std::uint64_t row_tiles =
+        group_count != 0 ? mx.rows / 128 + group_count : div_up(mx.rows, 128);
+    K kernel{.variant = extras.rows_in != nullptr
+                            ? K::Variant::fp8
+                            : (x.dtype == DType::BF16 ? K::Variant::bf16 : K::Variant::f32),
+             .constants = {.local_size = streamed ? 8u : 256u,
+                           .lanes_x = streamed ? 8u : 16u,
+                           .format = constant(q.recipe.format),
+                           .rule = constant(q.recipe.rule),
+                           .blocks = q.recipe.blocks == Blocks::Blocks128 ? 1u : 0u},
+             .x = mx.memory,
+             .x_scales = mx.memory,
+             .row_count = operands.row_count_or(x, mx.memory),
+             .group_offsets = operands.group_offsets_or(q, mx.memory),
+             .codes = mc.memory,
+             .scales = s.memory,
+             .row_codes = mc.memory,
+             .row_scales = s.memory,
+             .rows = operands.u32("rows", mx.rows),
+             .columns = operands.u32("columns", mx.columns),
+             .codes_groups = codes_groups(mc),
+             .row_tiles = operands.u32("row tiles", row_tiles),
+             .groups = group_count,
+             .x_stride8 = mx.stride8,
+             .x_batch8 = mx.batch8,
+             .codes_stride8 = mc.stride8,
+             .codes_batch8 = mc.batch8,
+             .scales_stride = s.stride,
+             .scales_batch = s.batch,
+             .has_row_count = x.row_count ? 1u : 0u};
+    if (extras.rows_out != nullptr) {
+        const Matrix row_codes = operands.codes("the rows' codes", *extras.rows_out, mx);
+        const Scales row_scales = operands.scales("the rows' scales", *extras.rows_out, row_codes);
+        kernel.constants.also_rows = 1;
+        kernel.row_codes = row_codes.memory;
+        kernel.row_scales = row_scales.memory;
+        kernel.row_codes_stride8 = row_codes.stride8;
+        kernel.row_scales_stride = row_scales.stride;
+    }
+    if (extras.rows_in != nullptr) {
+        const Scales x_scales = operands.scales("the rows' scales", *extras.rows_in, mx);
+        kernel.constants.input_format = constant(extras.rows_in->recipe.format);
+        kernel.x_scales = x_scales.memory;
+        kernel.x_scales_stride = x_scales.stride;
+    }
+    recording.dispatch(kernel, {operands.grid("columns", div_up(mx.columns, 128)),
+                                clamp_groups(row_tiles), operands.grid("the batch", mx.batch)});
+}
+
+void quantize_tensor(Recording& recording, const Operands& operands, const TensorView& x,
+                     const Matrix& mx, const Quantized& q, const Matrix& mc, const Scales& s,
+                     bool streamed) {
+    const LanePlan plan = plan_lanes(streamed, codes_groups(mc));
+    const std::uint32_t step_rows = plan.local_size / plan.lanes_x;
+    const std::uint64_t row_blocks = div_up(mx.rows, 4 * step_rows);
+    const Groups groups{clamp_groups(row_blocks),
+                        operands.grid("columns", div_up(codes_groups(mc), plan.lanes_x)),
+                        operands.grid("the batch", mx.batch)};
+    const bool bf16 = x.dtype == DType::BF16;
+    const BufferView row_count = operands.row_count_or(x, mx.memory);
+    recording.fill(s.memory, 0);
+    using Amax = kernels::Fp8Amax;
+    recording.dispatch(Amax{.variant = bf16 ? Amax::Variant::bf16 : Amax::Variant::f32,
+                            .constants = {.local_size = plan.local_size, .lanes_x = plan.lanes_x},
+                            .x = mx.memory,
+                            .row_count = row_count,
+                            .amax = s.memory,
+                            .rows = operands.u32("rows", mx.rows),
+                            .columns = operands.u32("columns", mx.columns),
+                            .x_stride8 = mx.stride8,
+                            .x_batch8 = mx.batch8,
+                            .has_row_count = x.row_count ? 1u : 0u},
+                       groups);
+    recording.dispatch(kernels::Fp8TensorScale{.constants = {.format = constant(q.recipe.format),
+                                                             .rule = constant(q.recipe.rule)},
+                                               .scale = s.memory},
+                       {});
+    using K = kernels::Fp8QuantizeTensor;
+    recording.dispatch(K{.variant = bf16 ? K::Variant::bf16 : K::Variant::f32,
+                         .constants = {.local_size = plan.local_size,
+                                       .lanes_x = plan.lanes_x,
+                                       .format = constant(q.recipe.format),
+                                       .rule = constant(q.recipe.rule)},
+                         .x = mx.memory,
+                         .scale = s.memory,
+                         .row_count = row_count,
+                         .codes = mc.memory,
+                         .rows = operands.u32("rows", mx.rows),
+                         .columns = operands.u32("columns", mx.columns),
+                         .codes_groups = codes_groups(mc),
+                         .x_stride8 = mx.stride8,
+                         .x_batch8 = mx.batch8,
+                         .codes_stride8 = mc.stride8,
+                         .codes_batch8 = mc.batch8,
+                         .has_row_count = x.row_count ? 1u : 0u},
+                       groups);
+}
+
+void require_blocks(const Operands& operands, const char* name, const Quantized& q, Blocks blocks) {
+    operands.require(q.recipe.blocks == blocks, std::string(name) + " have the recipe " +
+                                                    describe(q.recipe) + ", wanted are " +
+                                                    to_string(blocks) + " blocks");
+}
+
+/// x and codes of encode and decode, in groups of four.
+std::uint32_t check_flat(const Operands& operands, const TensorView& values,
+                         const TensorView& codes) {
+    const auto say = [&] { return "x is " + describe(values) + ", codes are " + describe(codes); };
+    const std::uint64_t count = values.num_elements();
+    operands.require(values.dtype == DType::F32 &&
+                         (codes.dtype == DType::F8E4M3 || codes.dtype == DType::F8E5M2),
+                     say() + ", wanted are f32 and f8");
+    operands.require(values.is_contiguous() && codes.is_contiguous() &&
+                         codes.num_elements() == count && count % 4 == 0,
+                     say() + ", wanted are equally many elements, a multiple of 4, contiguous");
+    operands.require(count == 0 || (values.buffer && codes.buffer &&
+                                    values.buffer.offset % 16 == 0 && codes.buffer.offset % 4 == 0),
+                     say() + ", wanted is memory at multiples of 16 and 4 bytes");
+    return operands.u32("a quarter of the elements", count / 4);
+}
+
+struct FlatPlan {
+    std::uint32_t local_size, run;
+    Groups groups;
+};
+
+FlatPlan plan_flat(const Recording& recording, std::uint32_t count4) {
+    const bool cpu = recording.device().info().is_cpu;
+    FlatPlan plan{cpu ? 8u : 128u, cpu ? 16u : 4u, {}};
+    plan.groups.x = clamp_groups(div_up(count4, plan.local_size * plan.run));
+    return plan;
+}
+
+} // namespace
+
+void encode(Recording& recording, const TensorView& x, const TensorView& codes) {
+    const Operands operands("fp8::encode");
+    const std::uint32_t count4 = check_flat(operands, x, codes);
+    if (count4 == 0)
+        return;
+    const FlatPlan plan = plan_flat(recording, count4);
+    recording.dispatch(kernels::Fp8Encode{.constants = {plan.local_size, plan.run,
+                                                        codes.dtype == DType::F8E4M3 ? 0u : 1u},
+                                          .x = x.buffer.sub(0, x.num_bytes()),
+                                          .codes = codes.buffer.sub(0, codes.num_bytes()),
+                                          .count4 = count4},
+                       plan.groups);
+}
+
+void decode(Recording& recording, const TensorView& codes, const TensorView& y) {
+    const Operands operands("fp8::decode");
+    const std::uint32_t count4 = check_flat(operands, y, codes);
+    if (count4 == 0)
+        return;
+    const FlatPlan plan = plan_flat(recording, count4);
+    recording.dispatch(kernels::Fp8Decode{.constants = {plan.local_size, plan.run,
+                                                        codes.dtype == DType::F8E4M3 ? 0u : 1u},
+                                          .codes = codes.buffer.sub(0, codes.num_bytes()),
+                                          .y = y.buffer.sub(0, y.num_bytes()),
+                                          .count4 = count4},
+                       plan.groups);
+}
+
+void quantize(Recording& recording, const TensorView& x, const Quantized& quantized, Form form) {
+    const Operands operands("fp8::quantize");
+    const Matrix mx = operands.activation("x", x, true);
+    const Matrix mc = operands.codes("codes", quantized, mx);
+    const Scales s = operands.scales("scales", quantized, mc);
+    operands.require(x.rank == quantized.codes.rank,
+                     "x is " + describe(x) + ", codes are " + describe(quantized.codes));
+    if (mx.empty())
+        return;
+    const bool streamed = streams(recording, form);
+    switch (quantized.recipe.blocks) {
+    case Blocks::Rows128:
+    case Blocks::MX32:
+        quantize_rows(recording, operands, x, mx, quantized, mc, s, streamed);
+        break;
+    case Blocks::Columns128:
+    case Blocks::Blocks128:
+        quantize_tiles(recording, operands, x, mx, quantized, {}, streamed);
+        break;
+    case Blocks::PerTensor:
+        quantize_tensor(recording, operands, x, mx, quantized, mc, s, streamed);
+        break;
+    }
+}
+
+void quantize_rows_and_columns(Recording& recording, const TensorView& x, const Quantized& rows,
+                               const Quantized& columns, Form form) {
+    const Operands operands("fp8::quantize_rows_and_columns");
+    require_blocks(operands, "rows", rows, Blocks::Rows128);
+    require_blocks(operands, "columns", columns, Blocks::Columns128);
+    operands.require(rows.recipe.format == columns.recipe.format &&
+                         rows.recipe.rule == columns.recipe.rule,
+                     "rows are " + describe(rows.recipe) + ", columns are " +
+                         describe(columns.recipe) + "; format and scale rule must be the same");
+    const Matrix mx = operands.activation("x", x, false);
+    quantize_tiles(recording, operands, x, mx, columns, {.rows_out = &rows},
+                   streams(recording, form));
+}
+
+void requantize(Recording& recording, const Quantized& rows, const Quantized& columns, Form form) {
+    const Operands operands("fp8::requantize");
+    require_blocks(operands, "rows", rows, Blocks::Rows128);
+    require_blocks(operands, "columns", columns, Blocks::Columns128);
+    const Matrix mx = operands.codes("the rows' codes", rows, false);
+    quantize_tiles(recording, operands, rows.codes, mx, columns, {.rows_in = &rows},
+                   streams(recording, form));
+}
+
+void dequantize(Recording& recording, const Quantized& quantized, const TensorView& y) {
+    const Operands operands("fp8::dequantize");
+    const Matrix my = operands.activation("y", y, true);
+    const Matrix mc = operands.codes("codes", quantized, my);
+    const Scales s = operands.scales("scales", quantized, mc);
+    const std::uint32_t group_count = operands.groups(quantized);
+    operands.require(y.rank == quantized.codes.rank,
+                     "y is " + describe(y) + ", codes are " + describe(quantized.codes));
+    if (mc.empty())
+        return;
+    using K = kernels::Fp8Dequantize;
+    const Recipe& recipe = quantized.recipe;
+    const bool cpu = recording.device().info().is_cpu;
+    const std::uint64_t eights = div_up(mc.columns, 8);
+    const LanePlan plan = plan_lanes(cpu, eights);
+    const std::uint32_t step_rows = plan.local_size / plan.lanes_x;
+    const bool columns = recipe.blocks == Blocks::Columns128;
+    const std::uint32_t steps = columns ? 32 / step_rows : (cpu ? 8 : 1);
+    const std::uint64_t row_tiles =
+        group_count != 0 ? mc.rows / 128 + group_count : div_up(mc.rows, steps * 4 * step_rows);
+    recording.dispatch(K{.variant = y.dtype == DType::BF16 ? K::Variant::bf16 : K::Variant::f32,
+                         .constants = {.local_size = plan.local_size,
+                                       .lanes_x = plan.lanes_x,
+                                       .steps = steps,
+                                       .format = constant(recipe.format),
+                                       .blocks_form = static_cast<std::uint32_t>(recipe.blocks),
+                                       .exact = recipe.rule == ScaleRule::PowerOfTwo ? 1u : 0u},
+                         .codes = mc.memory,
+                         .scales = s.memory,
+                         .row_count = operands.row_count_or(quantized.codes, mc.memory),
+                         .group_offsets = operands.group_offsets_or(quantized, mc.memory),
+                         .y = my.memory,
+                         .rows = operands.u32("rows", mc.rows),
+                         .columns = operands.u32("columns", mc.columns),
+                         .row_tiles = operands.u32("row tiles", row_tiles),
+                         .groups = group_count,
+                         .codes_stride8 = mc.stride8,
+                         .codes_batch8 = mc.batch8,
+                         .scales_stride = s.stride,
+                         .scales_batch = s.batch,
+                         .y_stride8 = my.stride8,
+                         .y_batch8 = my.batch8,
+                         .has_row_count = quantized.codes.row_count ? 1u : 0u},
+                       {clamp_groups(row_tiles),
+                        operands.grid("columns", div_up(eights, plan.lanes_x)),
+                        operands.grid("the batch", mc.batch)});
+}
+
+} // namespace bellows::fp8

@@ -1,0 +1,166 @@
+// SPDX-License-Identifier: MIT
+// Rows to E4M3 or E5M2, each block of a row (128 columns, or 32 for MX) with a scale of its own:
+// fp8/recipe.hpp, Rows128 and MX32. One pass over memory.
+//   x       [batch, rows, columns] f32 or bf16
+//   codes   [batch, rows, columns] bytes
+//   scales  [batch, rows, blocks] f32, or bytes for MX, four to a word
+//   row_count [1] u32: rows that are there; the others are neither read nor written
+// Strides in eights of elements, those of scales in words. Row strides of x and codes reach beyond
+// the last column to a multiple of 8, and of 16.
+// Forms: lanes 16: sixteen invocations per 128 columns, lanes_x (a multiple of 16) of them side by
+//   side, the others on the next rows; four blocks of rows at a time, their loads first. lanes 1: an
+//   invocation per 128 columns (CPU drivers: no barrier), x is read once more from the cache.
+// Dispatch (grid-stride in x): x = row blocks of 4 * local_size / lanes_x rows, y = ceil(eights of
+//   codes / lanes_x), z = batch; or x = ceil(rows * ceil(columns / 128) / local_size), y = 1.
+// Shared memory: 16 * local_size bytes.
+#version 460
+#extension GL_GOOGLE_include_directive : require
+#include "include/fp8_eight.glsl"
+#include "fp8_quantize_rows.kernel.glsl"
+
+layout(local_size_x_id = 0) in;
+
+const uint kSteps = 4u;
+shared uvec4 most[kSteps * local_size / 4u];
+
+uvec2 x_base, codes_base, scales_base;
+
+Raw8 load(uint row, uint group) {
+    return load8(x_base, row * push.x_stride8 + group, group, push.columns);
+}
+
+void store(uint row, uint group, Raw8 raw, float inverse) {
+    uvec2 codes = encode_block8(format, unpack8(raw), inverse);
+    WriteUvec2(codes_base).v[row * push.codes_stride8 + group] =
+        keep_present(codes, present(group, push.columns));
+}
+
+// The exponent byte of an MX scale.
+uint mx_code(float scale) {
+    return (floatBitsToUint(scale) >> 23) & 0xFFu;
+}
+
+// Byte i of the scales' word `block`, 0 where a row has no such block.
+uint mx_byte(uint block, uint i, float scale) {
+    return 128u * block + 32u * i < push.columns ? mx_code(scale) << (8u * i) : 0u;
+}
+
+void store_scale(uint row, uint block, uint word) {
+    WriteUint(scales_base).v[row * push.scales_stride + block] = word;
+}
+
+// The largest magnitude of the four invocations from `lane` on, at step `step_index`.
+uint quad_max(uint step_index, uint lane) {
+    return max4(most[(step_index * local_size + lane) / 4u]);
+}
+
+float scale_of(uint amax) {
+    return fp8_scale(format, rule, amax);
+}
+
+void finish_step(uint i, uint row, uint group, Raw8 raw, bool row_is_there) {
+    uint lane = gl_LocalInvocationIndex, first = lane & ~15u;
+    uvec4 quads = uvec4(quad_max(i, first), quad_max(i, first + 4u), quad_max(i, first + 8u),
+                        quad_max(i, first + 12u));
+    if (!row_is_there) {
+        return;
+    }
+    uint block = group / 16u;
+    bool leader = lane == first && 128u * block < push.columns;
+    float inverse;
+    if (mx != 0u) {
+        inverse = fp8_inverse(rule, scale_of(quads[(lane / 4u) & 3u]));
+        if (leader) {
+            uint word = 0u;
+            [[unroll]] for (uint q = 0u; q < 4u; ++q) {
+                word |= mx_byte(block, q, scale_of(quads[q]));
+            }
+            store_scale(row, block, word);
+        }
+    } else {
+        float scale = scale_of(max4(quads));
+        inverse = fp8_inverse(rule, scale);
+        if (leader) {
+            store_scale(row, block, floatBitsToUint(scale));
+        }
+    }
+    if (group < push.codes_groups) {
+        store(row, group, raw, inverse);
+    }
+}
+
+void quantize_by_lanes(uint rows) {
+    uint lane = gl_LocalInvocationIndex;
+    uint rows_per_step = local_size / lanes_x;
+    uint group = gl_WorkGroupID.y * lanes_x + lane % lanes_x;
+    uint tile_rows = kSteps * rows_per_step;
+    for (uint first = gl_WorkGroupID.x * tile_rows; first < rows;
+         first += gl_NumWorkGroups.x * tile_rows) {
+        Raw8 raw[kSteps];
+        [[unroll]] for (uint i = 0u; i < kSteps; ++i) {
+            uint row = first + i * rows_per_step + lane / lanes_x;
+            raw[i] = kNothing8;
+            if (row < rows) {
+                raw[i] = load(row, group);
+            }
+        }
+        [[unroll]] for (uint i = 0u; i < kSteps; ++i) {
+            most[(i * local_size + lane) / 4u][lane % 4u] = raw_magnitude8(raw[i]);
+        }
+        barrier();
+        [[unroll]] for (uint i = 0u; i < kSteps; ++i) {
+            uint row = first + i * rows_per_step + lane / lanes_x;
+            finish_step(i, row, group, raw[i], row < rows);
+        }
+        barrier();
+    }
+}
+
+// Columns [8 * first, 8 * end) as one block; returns its scale.
+float quantize_block(uint row, uint first, uint end) {
+    uint amax = 0u;
+    for (uint group = first; group < end; ++group) {
+        amax = max(amax, raw_magnitude8(load(row, group)));
+    }
+    float scale = scale_of(amax);
+    float inverse = fp8_inverse(rule, scale);
+    uint stored_end = min(end, push.codes_groups);
+    for (uint group = first; group < stored_end; ++group) {
+        store(row, group, load(row, group), inverse);
+    }
+    return scale;
+}
+
+void quantize_by_blocks(uint rows) {
+    uint blocks = div_up(push.columns, 128u);
+    for (uint item = gl_GlobalInvocationID.x; item < rows * blocks;
+         item += gl_NumWorkGroups.x * local_size) {
+        uint row = item / blocks, block = item % blocks, group = 16u * block;
+        if (mx == 0u) {
+            store_scale(row, block, floatBitsToUint(quantize_block(row, group, group + 16u)));
+        } else {
+            uint word = 0u;
+            for (uint q = 0u; q < 4u; ++q) {
+                uint first = group + 4u * q;
+                word |= mx_byte(block, q, quantize_block(row, first, first + 4u));
+            }
+            store_scale(row, block, word);
+        }
+    }
+}
+
+void main() {
+    uint rows = push.rows;
+    if (push.has_row_count != 0u) {
+        rows = min(rows, push.operands.row_count.v[0]);
+    }
+    uint batch = gl_WorkGroupID.z;
+    x_base = address_add(uvec2(push.operands.x), batch, push.x_batch8, X_LOG2_BYTES);
+    codes_base = address_add(uvec2(push.operands.codes), batch, push.codes_batch8, 3u);
+    scales_base = address_add(uvec2(push.operands.scales), batch, push.scales_batch, 2u);
+    if (lanes == 1u) {
+        quantize_by_blocks(rows);
+    } else {
+        quantize_by_lanes(rows);
+    }
+}

@@ -1,0 +1,105 @@
+// SPDX-License-Identifier: MIT
+// E4M3 and E5M2, four codes to a uint, the first in the low byte; scales of blocks. The bits are
+// those of fp8/format.hpp and fp8/recipe.hpp. `format` is a specialisation constant everywhere:
+// FP8_E4M3 or FP8_E5M2. No value that is not zero is ever an f32 subnormal, because drivers may
+// flush those.
+#ifndef BELLOWS_FP8_GLSL
+#define BELLOWS_FP8_GLSL
+
+#include "storage.glsl"
+
+const uint FP8_E4M3 = 0u;
+const uint FP8_E5M2 = 1u;
+
+const uint FP8_POWER_OF_TWO = 0u;
+const uint FP8_F32 = 1u;
+
+const uint FP8_INFINITY = 0x7F800000u;
+const uint FP8_NAN = 0x7FC00000u;
+const uint FP8_NAN_CODES = 0x7F7F7F7Fu;
+
+vec4 fp8_decode4(uint format, uint codes) {
+    uvec4 shifted = uvec4(codes, codes >> 8, codes >> 16, codes >> 24);
+    uvec4 magnitude = shifted & 0x7Fu;
+    uvec4 bits;
+    precise vec4 small; // the least normal value is added to a subnormal one by its exponent bits
+    if (format == FP8_E4M3) {
+        small = uintBitsToFloat((magnitude << 20) | 0x3C800000u) - vec4(0.015625);
+        bits = mix((magnitude << 20) + 0x3C000000u, floatBitsToUint(small),
+                   lessThan(magnitude, uvec4(8u)));
+        bits = mix(bits, uvec4(FP8_NAN), equal(magnitude, uvec4(0x7Fu)));
+    } else {
+        small = uintBitsToFloat((magnitude << 21) | 0x38800000u) - vec4(0.00006103515625);
+        bits = mix((magnitude << 21) + 0x38000000u, floatBitsToUint(small),
+                   lessThan(magnitude, uvec4(4u)));
+        bits = mix(bits, uvec4(FP8_INFINITY), equal(magnitude, uvec4(0x7Cu)));
+        bits = mix(bits, uvec4(FP8_NAN), greaterThan(magnitude, uvec4(0x7Cu)));
+    }
+    return uintBitsToFloat(bits | ((shifted & 0x80u) << 24));
+}
+
+uint fp8_pack(uvec4 codes) {
+    return (codes.x | (codes.y << 8)) | ((codes.z << 16) | (codes.w << 24));
+}
+
+// Codes of x, which is not NaN (a NaN would be taken for the largest value). Adding 2^20 times the
+// power of two below |x| (2^21 times for E5M2) rounds |x| to the format's precision: the low bits
+// of the sum count units in the last place, 8 to 16 of them (4 to 8), less for subnormals.
+uvec4 fp8_code4(uint format, vec4 x) {
+    uint first = format == FP8_E4M3 ? 0x3C800000u : 0x38800000u;
+    uint most = format == FP8_E4M3 ? 0x43E00000u : 0x47600000u;
+    uint up = format == FP8_E4M3 ? 20u : 21u;
+    uvec4 bits = floatBitsToUint(x);
+    uvec4 magnitude = min(bits & 0x7FFFFFFFu, uvec4(most));
+    uvec4 power = max(magnitude & FP8_INFINITY, uvec4(first));
+    uvec4 magic = power + (up << 23);
+    precise vec4 sum = uintBitsToFloat(magnitude) + uintBitsToFloat(magic);
+    uvec4 code = (floatBitsToUint(sum) - magic) + ((power - first) >> up);
+    return code | ((bits >> 24) & 0x80u);
+}
+
+uint fp8_encode_finite4(uint format, vec4 x) {
+    return fp8_pack(fp8_code4(format, x));
+}
+
+// The same with NaN kept, as the code 0x7F.
+uint fp8_encode4(uint format, vec4 x) {
+    uvec4 magnitude = floatBitsToUint(x) & 0x7FFFFFFFu;
+    return fp8_pack(mix(fp8_code4(format, x), uvec4(0x7Fu),
+                        greaterThan(magnitude, uvec4(FP8_INFINITY))));
+}
+
+// The scale of a block by the bits of its largest |x|: recipe.hpp, block_scale().
+float fp8_scale(uint format, uint rule, uint amax) {
+    if (amax > FP8_INFINITY) {
+        return uintBitsToFloat(FP8_NAN);
+    }
+    uint limited = clamp(amax, 0x38D1B717u, 0x7F7FFFFFu); // 1e-4, the largest f32
+    if (rule == FP8_POWER_OF_TWO) {
+        uint down = format == FP8_E4M3 ? 8u : 15u;
+        return uintBitsToFloat(min(((limited + 0x1FFFFFu) >> 23) - down, 254u - down) << 23);
+    }
+    precise float scale =
+        uintBitsToFloat(limited) * uintBitsToFloat(format == FP8_E4M3 ? 0x3B124925u : 0x37924925u);
+    return scale;
+}
+
+// recipe.hpp, inverse_scale().
+float fp8_inverse(uint rule, float scale) {
+    uint bits = floatBitsToUint(scale);
+    if ((bits & 0x7FFFFFFFu) > FP8_INFINITY) {
+        return scale;
+    }
+    if (rule == FP8_POWER_OF_TWO) {
+        return uintBitsToFloat(0x7F000000u - bits);
+    }
+    precise float inverse = uintBitsToFloat(0x7EF311C7u - bits);
+    [[unroll]] for (int i = 0; i < 4; ++i) {
+        precise float product = scale * inverse;
+        precise float correction = 2.0 - product;
+        inverse = inverse * correction;
+    }
+    return inverse;
+}
+
+#endif

@@ -1,0 +1,125 @@
+// SPDX-License-Identifier: MIT
+// The FP8 ops touch nothing behind their tensors: every operand ends at a page that may not be
+// touched, and rows beyond a count are not even there. On a CPU driver a kernel that does ends the
+// program; on a GPU the test only runs the ops. Numbers are the other tests' business.
+
+#include "support/compare.hpp"
+#include "support/own_vulkan.hpp"
+
+#include <bellows/fp8/quantize.hpp>
+
+#include <deque>
+#include <functional>
+
+namespace bellows {
+namespace {
+
+using fp8::Blocks;
+using fp8::Quantized;
+using fp8::Recipe;
+
+class Fp8GuardPages : public ::testing::Test {
+protected:
+    Fp8GuardPages() : device_(Device::adopt(own_.external(), testing::test_options())) {}
+
+    /// Random bytes below 0x3F: small positive codes, finite f32 and bf16.
+    /// The view claims `beyond` more bytes, which are the guard page's.
+    BufferView bytes(std::uint64_t size, std::uint64_t beyond = 0) {
+        const auto guarded = own_.guarded((size + 15) / 16 * 16);
+        test::Random random(++seed_);
+        for (std::uint64_t i = 0; i < size; ++i)
+            guarded.bytes[i] = static_cast<std::byte>(random.below(0x3F));
+        const std::uint64_t whole = guarded.offset + (size + 15) / 16 * 16 + beyond;
+        buffers_.push_back(wrap_buffer(*device_, guarded.buffer, whole, "guarded"));
+        return buffers_.back().view().sub(guarded.offset, size + beyond);
+    }
+
+    TensorView words(const std::vector<std::uint32_t>& values) {
+        const BufferView memory = bytes(4 * values.size());
+        device_->upload(memory, std::span<const std::uint32_t>(values));
+        return TensorView::contiguous(memory, DType::U32, {values.size()});
+    }
+
+    void run(const std::function<void(Recording&)>& record) {
+        Recording recording(*device_, QueueRole::Compute, "guarded");
+        record(recording);
+        device_->submit(recording).wait();
+    }
+
+    testing::OwnVulkan own_;
+    std::unique_ptr<Device> device_;
+    std::deque<Buffer> buffers_;
+    std::uint64_t seed_ = 0;
+};
+
+TEST_F(Fp8GuardPages, EveryRecipe) {
+    for (const Blocks blocks :
+         {Blocks::Rows128, Blocks::Columns128, Blocks::Blocks128, Blocks::PerTensor, Blocks::MX32})
+        for (const auto& [rows, columns] : {std::pair<std::uint64_t, std::uint64_t>{1, 16},
+                                            {3, 144},
+                                            {128, 64},
+                                            {131, 272},
+                                            {300, 48}})
+            for (const DType dtype : {DType::F32, DType::BF16}) {
+                const Recipe recipe{.blocks = blocks};
+                const TensorView x = TensorView::contiguous(bytes(rows * columns * size_of(dtype)),
+                                                            dtype, {rows, columns});
+                const Quantized q = fp8::make_quantized(
+                    bytes(rows * columns), bytes(fp8::scales_bytes(recipe, {rows, columns})),
+                    recipe, {rows, columns});
+                for (const fp8::Form form : {fp8::Form::Lanes, fp8::Form::Streams})
+                    run([&](Recording& r) { fp8::quantize(r, x, q, form); });
+                run([&](Recording& r) { fp8::dequantize(r, q, x); });
+            }
+}
+
+TEST_F(Fp8GuardPages, AbsentRows) {
+    const std::uint64_t columns = 144, more = 40;
+    for (const Blocks blocks :
+         {Blocks::Rows128, Blocks::Columns128, Blocks::Blocks128, Blocks::PerTensor, Blocks::MX32})
+        for (const std::uint64_t rows : {1u, 7u, 128u, 131u}) {
+            const Recipe recipe{.blocks = blocks};
+            const TensorView count = words({static_cast<std::uint32_t>(rows)});
+            const std::uint64_t capacity = rows + more;
+            TensorView x = TensorView::contiguous(bytes(rows * columns * 2, more * columns * 2),
+                                                  DType::BF16, {capacity, columns});
+            x = x.with_row_count(count.buffer);
+            const std::uint64_t scales = fp8::scales_bytes(recipe, {capacity, columns});
+            const std::uint64_t there = fp8::scales_bytes(recipe, {rows, columns});
+            Quantized q =
+                fp8::make_quantized(bytes(rows * columns, more * columns),
+                                    bytes(there, scales - there), recipe, {capacity, columns});
+            q.codes.row_count = count.buffer;
+            for (const fp8::Form form : {fp8::Form::Lanes, fp8::Form::Streams})
+                run([&](Recording& r) { fp8::quantize(r, x, q, form); });
+            run([&](Recording& r) { fp8::dequantize(r, q, x); });
+        }
+}
+
+TEST_F(Fp8GuardPages, GroupsOfRows) {
+    const std::uint64_t rows = 300, columns = 144;
+    for (const std::vector<std::uint32_t>& starts : {std::vector<std::uint32_t>{0, 300},
+                                                     {0, 5, 5, 133, 134, 300},
+                                                     {0, 0, 128, 256, 300, 300}}) {
+        const TensorView offsets = words(starts);
+        const Recipe by_row{}, by_column{.blocks = Blocks::Columns128};
+        const TensorView x =
+            TensorView::contiguous(bytes(rows * columns * 2), DType::BF16, {rows, columns});
+        const Quantized of_rows = fp8::make_quantized(
+            bytes(rows * columns), bytes(fp8::scales_bytes(by_row, {rows, columns})), by_row,
+            {rows, columns});
+        const Quantized of_columns = fp8::make_quantized(
+            bytes(rows * columns),
+            bytes(fp8::scales_bytes(by_column, {rows, columns}, starts.size() - 1)), by_column,
+            {rows, columns}, offsets);
+        for (const fp8::Form form : {fp8::Form::Lanes, fp8::Form::Streams})
+            run([&](Recording& r) {
+                fp8::quantize_rows_and_columns(r, x, of_rows, of_columns, form);
+                fp8::requantize(r, of_rows, of_columns, form);
+            });
+        run([&](Recording& r) { fp8::dequantize(r, of_columns, x); });
+    }
+}
+
+} // namespace
+} // namespace bellows
