@@ -18,9 +18,6 @@
 #define INPUT_FP8 0
 #endif
 
-layout(buffer_reference, scalar, buffer_reference_align = 16) readonly buffer ReadUvec4 {
-    uvec4 v[];
-};
 layout(buffer_reference, scalar, buffer_reference_align = 16) buffer WriteUvec4 {
     uvec4 v[];
 };

@@ -14,10 +14,6 @@
 
 #include "gemm_operands.glsl"
 
-layout(buffer_reference, scalar, buffer_reference_align = 16) readonly buffer ReadUvec4 {
-    uvec4 v[];
-};
-
 #define BLOCK_M (mma_m * fragments_m * warps_m)
 #define BLOCK_N (mma_n * fragments_n * warps_n)
 #define PADDING 8u // elements between staged rows, against bank conflicts

@@ -18,6 +18,9 @@ layout(buffer_reference, scalar, buffer_reference_align = 4) readonly buffer Rea
 layout(buffer_reference, scalar, buffer_reference_align = 8) readonly buffer ReadUvec2 {
     uvec2 v[];
 };
+layout(buffer_reference, scalar, buffer_reference_align = 16) readonly buffer ReadUvec4 {
+    uvec4 v[];
+};
 layout(buffer_reference, scalar, buffer_reference_align = 16) readonly buffer ReadVec4 {
     vec4 v[];
 };
