@@ -16,11 +16,18 @@ std::uint64_t tiles_capacity(std::uint64_t max_rows, std::uint64_t groups,
     return max_rows / tile_rows + groups;
 }
 
-std::uint64_t check_offsets(const Arguments& arguments, const TensorView& offsets) {
-    arguments.rank("offsets", offsets, 1);
-    arguments.require(offsets.extent[0] >= 2, "offsets need at least two entries");
-    arguments.tensor("offsets", offsets, DType::U32, {offsets.extent[0]});
-    return offsets.extent[0] - 1;
+/// The number of groups.
+std::uint64_t check_ranges(const Arguments& arguments, const GroupRanges& rows) {
+    arguments.rank("the groups' begins", rows.begins, 1);
+    const std::uint64_t groups = rows.begins.extent[0];
+    arguments.require(groups >= 1, "there must be at least one group");
+    arguments.tensor("the groups' begins", rows.begins, DType::U32, {groups});
+    arguments.tensor("the groups' ends", rows.ends, DType::U32, {groups});
+    return groups;
+}
+
+BufferView memory_of(const TensorView& view) {
+    return view.buffer.sub(0, view.num_bytes());
 }
 
 /// Columns of the tiles of kernels on matrix units, in units of kTileColumns; 1 without them.
@@ -33,7 +40,7 @@ std::uint32_t width_on_units(const Device& device, GemmForm form) {
 template <class K>
 void dispatch_rows(Recording& recording, const Arguments& arguments, K kernel, const Matrix& b,
                    std::uint64_t n, std::uint64_t k, const GroupTiles& tiles, std::uint64_t grid) {
-    kernel.group_offsets = tiles.offsets.buffer;
+    kernel.group_ends = memory_of(tiles.rows.ends);
     kernel.tiles = tiles.tiles;
     kernel.n = arguments.u32("N", n);
     kernel.k = arguments.u32("K", k);
@@ -47,7 +54,7 @@ void grouped_rows(Recording& recording, const Arguments& arguments, const Tensor
                   bool accumulate, float alpha) {
     const Matrix ma = matrix(arguments, "a", a), mb = matrix(arguments, "b", b),
                  md = result_matrix(arguments, d);
-    const std::uint64_t groups = tiles.offsets.extent[0] - 1;
+    const std::uint64_t groups = tiles.rows.ends.extent[0];
     const bool nt = form == GemmForm::NT;
     const std::uint64_t n = nt ? mb.rows : mb.columns, k = nt ? mb.columns : mb.rows;
     arguments.require(a.rank == 2 && d.rank == 2 && b.rank == 3 && mb.batch == groups &&
@@ -78,22 +85,31 @@ void grouped_rows(Recording& recording, const Arguments& arguments, const Tensor
 
 } // namespace
 
+GroupRanges group_ranges(const TensorView& offsets) {
+    const Arguments arguments("group_ranges");
+    arguments.rank("offsets", offsets, 1);
+    arguments.require(offsets.extent[0] >= 2, "offsets need at least two entries");
+    arguments.tensor("offsets", offsets, DType::U32, {offsets.extent[0]});
+    const std::uint64_t groups = offsets.extent[0] - 1;
+    return {offsets.rows(0, groups), offsets.rows(1, groups)};
+}
+
 std::uint64_t group_tiles_bytes(const Device& device, std::uint64_t max_rows,
                                 std::uint64_t groups) {
     const std::uint32_t tile_rows = group_tile_rows(device.info());
     return kArgumentBytes + tiles_capacity(max_rows, groups, tile_rows) * 8;
 }
 
-GroupTiles make_group_tiles(Recording& recording, const TensorView& offsets, std::uint64_t max_rows,
+GroupTiles make_group_tiles(Recording& recording, const GroupRanges& rows, std::uint64_t max_rows,
                             std::array<std::uint64_t, GroupTiles::kMaxShapes> columns,
                             BufferView memory) {
     const Arguments arguments("make_group_tiles");
-    const std::uint64_t groups = check_offsets(arguments, offsets);
+    const std::uint64_t groups = check_ranges(arguments, rows);
     arguments.workspace(memory, group_tiles_bytes(recording.device(), max_rows, groups));
     GroupTiles tiles;
     tiles.tile_rows = group_tile_rows(recording.device().info());
     tiles.width_on_units = width_on_units(recording.device(), GemmForm::NT);
-    tiles.offsets = offsets;
+    tiles.rows = rows;
     tiles.arguments = memory.sub(0, kArgumentBytes);
     tiles.tiles = memory.sub(kArgumentBytes, tiles_capacity(max_rows, groups, tiles.tile_rows) * 8);
     tiles.columns = columns;
@@ -101,7 +117,8 @@ GroupTiles make_group_tiles(Recording& recording, const TensorView& offsets, std
         return arguments.u32("N", div_up(columns[i], kTileColumns));
     };
     kernels::GroupedGemmTiles kernel;
-    kernel.group_offsets = offsets.buffer;
+    kernel.group_begins = memory_of(rows.begins);
+    kernel.group_ends = memory_of(rows.ends);
     kernel.tiles = tiles.tiles;
     kernel.arguments = tiles.arguments;
     kernel.groups = arguments.u32("groups", groups);
@@ -113,6 +130,12 @@ GroupTiles make_group_tiles(Recording& recording, const TensorView& offsets, std
     kernel.columns3 = grid(3);
     recording.dispatch(kernel, {arguments.u32("groups", div_up(groups, 64))});
     return tiles;
+}
+
+GroupTiles make_group_tiles(Recording& recording, const TensorView& offsets, std::uint64_t max_rows,
+                            std::array<std::uint64_t, GroupTiles::kMaxShapes> columns,
+                            BufferView memory) {
+    return make_group_tiles(recording, group_ranges(offsets), max_rows, columns, memory);
 }
 
 void grouped_gemm_nt(Recording& recording, const TensorView& a, const TensorView& b,
@@ -128,9 +151,9 @@ void grouped_gemm_nn(Recording& recording, const TensorView& a, const TensorView
 }
 
 void grouped_gemm_tn(Recording& recording, const TensorView& a, const TensorView& b,
-                     const TensorView& d, const TensorView& offsets, bool accumulate, float alpha) {
+                     const TensorView& d, const GroupRanges& rows, bool accumulate, float alpha) {
     const Arguments arguments("grouped_gemm_tn");
-    const std::uint64_t groups = check_offsets(arguments, offsets);
+    const std::uint64_t groups = check_ranges(arguments, rows);
     const Matrix ma = matrix(arguments, "a", a), mb = matrix(arguments, "b", b),
                  md = result_matrix(arguments, d);
     arguments.require(a.rank == 2 && b.rank == 2 && d.rank == 3 && md.batch == groups &&
@@ -140,7 +163,8 @@ void grouped_gemm_tn(Recording& recording, const TensorView& a, const TensorView
     if (md.rows == 0 || md.columns == 0)
         return;
     const auto dispatch = [&](auto kernel, std::uint64_t tile_rows, std::uint64_t tile_columns) {
-        kernel.group_offsets = offsets.buffer;
+        kernel.group_begins = memory_of(rows.begins);
+        kernel.group_ends = memory_of(rows.ends);
         kernel.m = arguments.u32("M", md.rows);
         kernel.n = arguments.u32("N", md.columns);
         kernel.stride_d = arguments.u32("stride of D", md.batch_stride);
@@ -159,6 +183,11 @@ void grouped_gemm_tn(Recording& recording, const TensorView& a, const TensorView
     const GemmPlan plan = plan_gemm(device, md.rows);
     dispatch(fill_gemm<kernels::GroupedGemmTn>(arguments, plan, ma, mb, md, accumulate, alpha),
              plan.tile_rows(), kTileColumns);
+}
+
+void grouped_gemm_tn(Recording& recording, const TensorView& a, const TensorView& b,
+                     const TensorView& d, const TensorView& offsets, bool accumulate, float alpha) {
+    grouped_gemm_tn(recording, a, b, d, group_ranges(offsets), accumulate, alpha);
 }
 
 } // namespace bellows::ops

@@ -46,6 +46,14 @@ std::uint32_t Operands::grid(const char* what, std::uint64_t groups) const {
     return static_cast<std::uint32_t>(groups);
 }
 
+void Operands::workspace(BufferView workspace, std::uint64_t bytes) const {
+    require(workspace.bytes >= bytes, "the workspace has " + std::to_string(workspace.bytes) +
+                                          " bytes, wanted are " + std::to_string(bytes));
+    require(workspace.offset % 16 == 0, "the workspace begins at byte " +
+                                            std::to_string(workspace.offset) +
+                                            " of its buffer, not at a multiple of 16");
+}
+
 /// Row strides are multiples of `padding` elements and rows reach to one.
 Matrix Operands::matrix(const char* name, const TensorView& view, std::uint64_t padding) const {
     const auto say = [&] { return std::string(name) + " is " + describe(view); };

@@ -57,6 +57,8 @@ public:
     /// The offsets, or `otherwise`.
     BufferView group_offsets_or(const Quantized& quantized, BufferView otherwise) const;
     BufferView row_count_or(const TensorView& view, BufferView otherwise) const;
+    /// At least so many bytes, from a multiple of 16 on.
+    void workspace(BufferView workspace, std::uint64_t bytes) const;
     /// A grid axis.
     std::uint32_t grid(const char* what, std::uint64_t groups) const;
 

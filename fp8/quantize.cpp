@@ -1,11 +1,10 @@
 // SPDX-License-Identifier: MIT
+#include "launch.hpp"
 #include "operands.hpp"
 
 #include <bellows/engine/device.hpp>
 #include <bellows/fp8/quantize.hpp>
 #include <bellows/kernels/kernels.hpp>
-
-#include <algorithm>
 
 namespace bellows::fp8 {
 
@@ -15,40 +14,8 @@ bool streams(const Recording& recording, Form form) {
     return form == Form::Device ? recording.device().info().is_cpu : form == Form::Streams;
 }
 
-std::uint32_t constant(Format format) {
-    return format == Format::E4M3 ? 0 : 1;
-}
-std::uint32_t constant(ScaleRule rule) {
-    return rule == ScaleRule::PowerOfTwo ? 0 : 1;
-}
 std::uint32_t codes_groups(const Matrix& m) {
     return static_cast<std::uint32_t>(2 * div_up(m.columns, 16));
-}
-
-/// Sizes of a grid whose workgroups take lanes_x eights of columns side by side.
-struct LanePlan {
-    std::uint32_t local_size = 8;
-    std::uint32_t lanes_x = 8;
-};
-
-/// Of 16, 32, 64 and 128 lanes the number that leaves fewest idle, the largest of equals.
-LanePlan plan_lanes(bool cpu, std::uint64_t eights) {
-    if (cpu)
-        return {};
-    LanePlan plan{128, 16};
-    std::uint64_t least = ~std::uint64_t{0};
-    for (const std::uint32_t lanes : {128u, 64u, 32u, 16u}) {
-        const std::uint64_t width = div_up(eights, lanes) * lanes;
-        if (width < least) {
-            least = width;
-            plan.lanes_x = lanes;
-        }
-    }
-    return plan;
-}
-
-std::uint32_t clamp_groups(std::uint64_t groups) {
-    return static_cast<std::uint32_t>(std::clamp<std::uint64_t>(groups, 1, kMaxGroups));
 }
 
 void quantize_rows(Recording& recording, const Operands& operands, const TensorView& x,
@@ -314,54 +281,6 @@ void requantize(Recording& recording, const Quantized& rows, const Quantized& co
     const Matrix mx = operands.codes("the rows' codes", rows, false);
     quantize_tiles(recording, operands, rows.codes, mx, columns, {.rows_in = &rows},
                    streams(recording, form));
-}
-
-void dequantize(Recording& recording, const Quantized& quantized, const TensorView& y) {
-    const Operands operands("fp8::dequantize");
-    const Matrix my = operands.activation("y", y, true);
-    const Matrix mc = operands.codes("codes", quantized, my);
-    const Scales s = operands.scales("scales", quantized, mc);
-    const std::uint32_t group_count = operands.groups(quantized);
-    operands.require(y.rank == quantized.codes.rank,
-                     "y is " + describe(y) + ", codes are " + describe(quantized.codes));
-    if (mc.empty())
-        return;
-    using K = kernels::Fp8Dequantize;
-    const Recipe& recipe = quantized.recipe;
-    const bool cpu = recording.device().info().is_cpu;
-    const std::uint64_t eights = div_up(mc.columns, 8);
-    const LanePlan plan = plan_lanes(cpu, eights);
-    const std::uint32_t step_rows = plan.local_size / plan.lanes_x;
-    const bool columns = recipe.blocks == Blocks::Columns128;
-    const std::uint32_t steps = columns ? 32 / step_rows : (cpu ? 8 : 1);
-    const std::uint64_t row_tiles =
-        group_count != 0 ? mc.rows / 128 + group_count : div_up(mc.rows, steps * 4 * step_rows);
-    recording.dispatch(K{.variant = y.dtype == DType::BF16 ? K::Variant::bf16 : K::Variant::f32,
-                         .constants = {.local_size = plan.local_size,
-                                       .lanes_x = plan.lanes_x,
-                                       .steps = steps,
-                                       .format = constant(recipe.format),
-                                       .blocks_form = static_cast<std::uint32_t>(recipe.blocks),
-                                       .exact = recipe.rule == ScaleRule::PowerOfTwo ? 1u : 0u},
-                         .codes = mc.memory,
-                         .scales = s.memory,
-                         .row_count = operands.row_count_or(quantized.codes, mc.memory),
-                         .group_offsets = operands.group_offsets_or(quantized, mc.memory),
-                         .y = my.memory,
-                         .rows = operands.u32("rows", mc.rows),
-                         .columns = operands.u32("columns", mc.columns),
-                         .row_tiles = operands.u32("row tiles", row_tiles),
-                         .groups = group_count,
-                         .codes_stride8 = mc.stride8,
-                         .codes_batch8 = mc.batch8,
-                         .scales_stride = s.stride,
-                         .scales_batch = s.batch,
-                         .y_stride8 = my.stride8,
-                         .y_batch8 = my.batch8,
-                         .has_row_count = quantized.codes.row_count ? 1u : 0u},
-                       {clamp_groups(row_tiles),
-                        operands.grid("columns", div_up(eights, plan.lanes_x)),
-                        operands.grid("the batch", mc.batch)});
 }
 
 } // namespace bellows::fp8

@@ -6,10 +6,13 @@
 //   y       [batch, rows, columns] of the variant's storage
 //   row_count [1] u32: rows that are there; group_offsets [groups + 1] u32 if groups > 0 (blocks_form
 //   1): include/fp8_groups.glsl. Other rows are neither read nor written.
+//   tiles   with `listed`: a work list of grouped_gemm_tiles.comp, whose tiles have row_tiles rows
+//           each, up to group_offsets[group], which are then the groups' ends; batch = 1
 // Strides in eights of elements, those of scales in words (f32) or bytes (UE8M0). Rows of y end in
 // unspecified values up to a multiple of 8; rows of codes are read up to one.
-// Dispatch: x = tiles of rows, of 128 for Columns128 (its scales' rows), else of steps * 4 * local_size /
-// lanes_x (grid-stride), y = ceil(columns / (8 * lanes_x)), z = batch. No shared memory.
+// Dispatch: x = tiles of rows, of 128 for Columns128 (its scales' rows), else of steps * 4 * local_size
+// / lanes_x (grid-stride), y = ceil(columns / (8 * lanes_x)), z = batch; with `listed` indirect, x =
+// number of tiles, which are no higher than that, any y. No shared memory.
 #version 460
 #extension GL_GOOGLE_include_directive : require
 #include "include/fp8_eight.glsl"
@@ -109,6 +112,19 @@ void dequantize_rows(uint first, uint end, uint group, vec4 column_low, vec4 col
     }
 }
 
+// The columns of a tile of the list.
+void dequantize_listed() {
+    uint first = push.operands.tiles.v[2u * gl_WorkGroupID.x + 1u];
+    uint end = push.operands.group_offsets.v[push.operands.tiles.v[2u * gl_WorkGroupID.x]];
+    end = min(first + push.row_tiles, end);
+    uint lane = gl_LocalInvocationIndex % lanes_x;
+    FOR_COUNTED(group, gl_WorkGroupID.y * lanes_x, div_up(push.columns, 8u)) {
+        if (8u * (group + lane) < push.columns) {
+            dequantize_rows(first, end, group + lane, vec4(0), vec4(0));
+        }
+    } NEXT_COUNTED(group, div_up(push.columns, 8u), gl_NumWorkGroups.y * lanes_x);
+}
+
 void main() {
     uint rows = push.rows;
     if (push.has_row_count != 0u) {
@@ -119,6 +135,10 @@ void main() {
     y_base = address_add(uvec2(push.operands.y), batch, push.y_batch8, Y_LOG2_BYTES);
     scales_base = address_add(uvec2(push.operands.scales), batch, push.scales_batch, 2u);
     scales_stride = push.scales_stride;
+    if (listed != 0u) {
+        dequantize_listed();
+        return;
+    }
     uint group = gl_WorkGroupID.y * lanes_x + gl_LocalInvocationIndex % lanes_x;
     if (8u * group >= push.columns) {
         return;

@@ -17,8 +17,8 @@ layout(local_size_x_id = 0) in;
 void main() {
     uint group = gl_WorkGroupID.z;
     CoopmatTile t;
-    t.k_begin = push.operands.group_offsets.v[group];
-    t.k_end = push.operands.group_offsets.v[group + 1u];
+    t.k_begin = push.operands.group_begins.v[group];
+    t.k_end = push.operands.group_ends.v[group];
     if (t.k_begin == t.k_end && push.accumulate != 0u) {
         return;
     }

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: MIT
 // Grouped GEMM over rows: every row of A belongs to a group, every group has its own B.
 //   D[r][n] = alpha * sum over k of A[r][k] * B[g][n][k]  (+ D[r][n] when `accumulate`)
-//   for g in groups, group_offsets[g] <= r < group_offsets[g + 1]; no other row is read or written.
+//   for g in groups, group_begins[g] <= r < group_ends[g]; no other row is read or written.
 // (y = x * transpose(W_g); grouped_gemm_nn reads B as [g][k][n]: dx = dy * W_g.)
 //
-// group_offsets, tiles  as grouped_gemm_tiles.comp leaves them, for this kernel's tile height
+// group_ends, tiles  as grouped_gemm_tiles.comp takes and leaves them, for this kernel's tile height
 // a          [rows, k] rows lda elements apart.    f32 or bf16
 // b          [groups, n, k] (nn: [groups, k, n]), groups stride_b and rows ldb elements apart
 // d          [rows, n] rows ldd elements apart.    f32 or bf16

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: MIT
 // The work list of a grouped GEMM, made on the device from row counts that the host does not know.
 //
-// group_offsets  uint[groups + 1], ascending: group g owns rows group_offsets[g] .. [g + 1]
+// group_begins, group_ends  uint[groups] each: group g owns rows group_begins[g] .. group_ends[g]
 // tiles          per tile two uints: group, first row. Tile t of group g starts at
-//                group_offsets[g] + t * tile_rows; groups and rows ascend, empty groups have none.
-//                Room for floor(most rows / tile_rows) + groups tiles.
+//                group_begins[g] + t * tile_rows; groups and their rows ascend, empty groups have
+//                none. Room for floor(most rows / tile_rows) + groups tiles.
 // arguments      two times four grids of three uints for indirect dispatch: (number of tiles,
 //                columns<i>, 1), then (number of tiles, ceil(columns<i> / wide), 1). columns<i> is
 //                what the caller needs as y for its i-th shape, ceil(n / 32); wide is the width of
@@ -20,8 +20,8 @@
 layout(local_size_x = 64) in;
 
 uint tiles_of(uint group) {
-    uint rows = push.operands.group_offsets.v[group + 1u] - push.operands.group_offsets.v[group];
-    return div_up(rows, push.tile_rows);
+    uint begin = push.operands.group_begins.v[group];
+    return div_up(max(push.operands.group_ends.v[group], begin) - begin, push.tile_rows);
 }
 
 void main() {
@@ -38,7 +38,7 @@ void main() {
         } while (before < group);
     }
     uint count = tiles_of(group);
-    uint row = push.operands.group_offsets.v[group];
+    uint row = push.operands.group_begins.v[group];
     if (count > 0u) {
         uint tile = first;
         do {

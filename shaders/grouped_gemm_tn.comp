@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: MIT
 // Grouped GEMM whose sum runs over the rows of a group (a weight's gradient, dW_g = dy^T x):
 //   D[g][m][n] = alpha * sum over r of A[r][m] * B[r][n]  (+ D[g][m][n] when `accumulate`)
-//   for group_offsets[g] <= r < group_offsets[g + 1]; no other row is read. An empty group leaves
+//   for group_begins[g] <= r < group_ends[g]; no other row is read. An empty group leaves
 //   D[g] untouched when accumulating and is zero otherwise.
 //
-// group_offsets  uint[groups + 1], ascending
+// group_begins, group_ends  uint[groups] each, begins <= ends
 // a          [rows, m] rows lda elements apart.    f32 or bf16
 // b          [rows, n] rows ldb elements apart.    f32 or bf16
 // d          [groups, m, n] groups stride_d and rows ldd elements apart.    f32 or bf16
@@ -27,8 +27,8 @@ void main() {
     uint row_group = local_size == 8u ? 0u : gl_LocalInvocationIndex / 8u;
     GemmTile t;
     t.m0 = (gl_WorkGroupID.x * (local_size / 8u) + row_group) * rows_per_tile;
-    t.k_begin = push.operands.group_offsets.v[group];
-    t.k_end = push.operands.group_offsets.v[group + 1u];
+    t.k_begin = push.operands.group_begins.v[group];
+    t.k_end = push.operands.group_ends.v[group];
     bool nothing = t.k_begin == t.k_end && push.accumulate != 0u;
     if (t.m0 >= push.m || nothing) {
         return;

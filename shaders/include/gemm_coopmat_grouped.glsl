@@ -7,7 +7,7 @@ void main() {
     CoopmatTile t;
     t.m0 = push.operands.tiles.v[2u * gl_WorkGroupID.x + 1u];
     t.n0 = gl_WorkGroupID.y * BLOCK_N;
-    t.rows = push.operands.group_offsets.v[group + 1u];
+    t.rows = push.operands.group_ends.v[group];
     t.columns = push.n;
     t.a = uvec2(push.operands.a);
     t.b = address_add(uvec2(push.operands.b), group, push.stride_b, B_LOG2_BYTES);

@@ -7,7 +7,7 @@ void main() {
     uint row_group = local_size == 8u ? 0u : gl_LocalInvocationIndex / 8u;
     GemmTile t;
     t.m0 = push.operands.tiles.v[2u * gl_WorkGroupID.x + 1u] + row_group * rows_per_tile;
-    t.rows = push.operands.group_offsets.v[group + 1u];
+    t.rows = push.operands.group_ends.v[group];
     if (t.m0 >= t.rows) {
         return;
     }

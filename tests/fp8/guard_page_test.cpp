@@ -6,6 +6,7 @@
 #include "support/compare.hpp"
 #include "support/own_vulkan.hpp"
 
+#include <bellows/fp8/gemm.hpp>
 #include <bellows/fp8/quantize.hpp>
 
 #include <deque>
@@ -119,6 +120,78 @@ TEST_F(Fp8GuardPages, GroupsOfRows) {
             });
         run([&](Recording& r) { fp8::dequantize(r, of_columns, x); });
     }
+}
+
+/// Rows behind the last group, or its count, are not even there.
+TEST_F(Fp8GuardPages, GroupedProducts) {
+    const std::vector<std::uint32_t> starts = {0, 5, 5, 72, 73};
+    const std::uint64_t groups = starts.size() - 1, rows = starts.back(), more = 40;
+    const TensorView offsets = words(starts);
+    for (const Blocks blocks : {Blocks::Rows128, Blocks::PerTensor, Blocks::MX32})
+        for (const auto& [n, k] : {std::pair<std::uint64_t, std::uint64_t>{48, 144}, {40, 272}}) {
+            const Recipe recipe{.blocks = blocks}, weights{.blocks = Blocks::Blocks128};
+            const std::uint64_t scales = fp8::scales_bytes(recipe, {rows + more, k});
+            const std::uint64_t there = fp8::scales_bytes(recipe, {rows, k});
+            const Quantized a = fp8::make_quantized(
+                bytes(rows * k, more * k), bytes(there, scales - there), recipe, {rows + more, k});
+            const Quantized b = fp8::make_quantized(
+                bytes(groups * n * k), bytes(fp8::scales_bytes(weights, {groups, n, k})), weights,
+                {groups, n, k});
+            const TensorView d = TensorView::contiguous(bytes(rows * n * 2, more * n * 2),
+                                                        DType::BF16, {rows + more, n});
+            const auto layout = fp8::GroupLayout::prefix_sums(offsets, rows + more);
+            const BufferView list = bytes(fp8::grouped_rows_bytes(*device_, layout)),
+                             scratch = bytes(fp8::gemm_workspace_bytes(*device_, a, b));
+            run([&](Recording& r) {
+                const auto grouped = fp8::make_grouped_rows(r, layout, {n, 0, 0, 0}, list);
+                fp8::m_grouped_gemm_nt_contiguous(r, a, b, d, grouped, false, scratch);
+            });
+        }
+}
+
+TEST_F(Fp8GuardPages, MaskedProducts) {
+    const std::uint64_t groups = 3, max_m = 40, last = 3, n = 48, k = 144;
+    const std::uint64_t rows = (groups - 1) * max_m + last, more = max_m - last;
+    const TensorView counts = words({7, 0, static_cast<std::uint32_t>(last)});
+    const Recipe recipe{}, weights{.blocks = Blocks::Blocks128};
+    const std::uint64_t scales = fp8::scales_bytes(recipe, {groups, max_m, k});
+    const std::uint64_t there = fp8::scales_bytes(recipe, {rows, k});
+    const Quantized a = fp8::make_quantized(bytes(rows * k, more * k), bytes(there, scales - there),
+                                            recipe, {groups, max_m, k});
+    const Quantized b = fp8::make_quantized(bytes(groups * n * k),
+                                            bytes(fp8::scales_bytes(weights, {groups, n, k})),
+                                            weights, {groups, n, k});
+    const TensorView d =
+        TensorView::contiguous(bytes(rows * n * 4, more * n * 4), DType::F32, {groups, max_m, n});
+    const auto layout = fp8::GroupLayout::masked(counts, max_m);
+    const BufferView list = bytes(fp8::grouped_rows_bytes(*device_, layout)),
+                     scratch = bytes(fp8::gemm_workspace_bytes(*device_, a, b));
+    run([&](Recording& r) {
+        const auto grouped = fp8::make_grouped_rows(r, layout, {n, 0, 0, 0}, list);
+        fp8::m_grouped_gemm_nt_masked(r, a, b, d, grouped, false, scratch);
+    });
+}
+
+TEST_F(Fp8GuardPages, WeightGradients) {
+    const std::vector<std::uint32_t> starts = {0, 5, 5, 133, 134};
+    const std::uint64_t groups = starts.size() - 1, rows = starts.back(), m = 48, n = 144;
+    const TensorView offsets = words(starts);
+    const Recipe recipe{.blocks = Blocks::Columns128};
+    const auto operand = [&](std::uint64_t columns) {
+        return fp8::make_quantized(bytes(rows * columns),
+                                   bytes(fp8::scales_bytes(recipe, {rows, columns}, groups)),
+                                   recipe, {rows, columns}, offsets);
+    };
+    const Quantized a = operand(m), b = operand(n);
+    const TensorView d =
+        TensorView::contiguous(bytes(groups * m * n * 4), DType::F32, {groups, m, n});
+    const auto layout = fp8::GroupLayout::prefix_sums(offsets, rows);
+    const BufferView list = bytes(fp8::grouped_rows_bytes(*device_, layout)),
+                     scratch = bytes(fp8::gemm_workspace_bytes(*device_, a, b));
+    run([&](Recording& r) {
+        const auto grouped = fp8::make_grouped_rows(r, layout, {}, list);
+        fp8::k_grouped_gemm_tn(r, a, b, d, grouped, true, scratch);
+    });
 }
 
 } // namespace

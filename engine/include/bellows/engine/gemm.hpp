@@ -31,13 +31,20 @@ void gemm_nn(Recording& recording, const TensorView& a, const TensorView& b, con
 void gemm_tn(Recording& recording, const TensorView& a, const TensorView& b, const TensorView& d,
              bool accumulate = false, float alpha = 1);
 
-/// The work list of grouped products over rows that the host cannot count: rows offsets[g] ..
-/// offsets[g + 1] belong to group g. One list serves all products over the same offsets whose
-/// number of output columns it was made for.
+/// Rows begins[g] .. ends[g] belong to group g: [groups] u32 on the device, begins[g] <= ends[g].
+/// What lies between groups belongs to none.
+struct GroupRanges {
+    TensorView begins, ends;
+};
+/// Groups side by side: offsets is [groups + 1] u32, ascending, ends[g] = begins[g + 1].
+GroupRanges group_ranges(const TensorView& offsets);
+
+/// The work list of grouped products over rows that the host cannot count. One list serves all
+/// products over the same rows whose number of output columns it was made for.
 struct GroupTiles {
     static constexpr std::size_t kMaxShapes = 4;
 
-    TensorView offsets; ///< [groups + 1] u32
+    GroupRanges rows;
     BufferView tiles;
     BufferView arguments;
     std::uint32_t tile_rows = 0;
@@ -47,7 +54,10 @@ struct GroupTiles {
 
 /// Device memory that a work list takes.
 std::uint64_t group_tiles_bytes(const Device& device, std::uint64_t max_rows, std::uint64_t groups);
-/// Records the making of the list in `memory`; max_rows bounds offsets[groups].
+/// Records the making of the list in `memory`; max_rows bounds the rows of all groups together.
+GroupTiles make_group_tiles(Recording& recording, const GroupRanges& rows, std::uint64_t max_rows,
+                            std::array<std::uint64_t, GroupTiles::kMaxShapes> columns,
+                            BufferView memory);
 GroupTiles make_group_tiles(Recording& recording, const TensorView& offsets, std::uint64_t max_rows,
                             std::array<std::uint64_t, GroupTiles::kMaxShapes> columns,
                             BufferView memory);
@@ -62,8 +72,11 @@ void grouped_gemm_nn(Recording& recording, const TensorView& a, const TensorView
                      const TensorView& d, const GroupTiles& tiles, bool accumulate = false,
                      float alpha = 1);
 /// D[g] = alpha * transpose(A of g) * B of g, summed over the group's rows: the weight gradient.
-/// a: [rows, M], b: [rows, N], d: [groups, M, N], offsets: [groups + 1] u32. An empty group leaves
-/// D[g] when accumulating and clears it otherwise.
+/// a: [rows, M], b: [rows, N], d: [groups, M, N]. An empty group leaves D[g] when accumulating and
+/// clears it otherwise.
+void grouped_gemm_tn(Recording& recording, const TensorView& a, const TensorView& b,
+                     const TensorView& d, const GroupRanges& rows, bool accumulate = false,
+                     float alpha = 1);
 void grouped_gemm_tn(Recording& recording, const TensorView& a, const TensorView& b,
                      const TensorView& d, const TensorView& offsets, bool accumulate = false,
                      float alpha = 1);

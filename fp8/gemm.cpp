@@ -1,0 +1,310 @@
+// SPDX-License-Identifier: MIT
+#include <bellows/fp8/gemm.hpp>
+
+#include "dequantize.hpp"
+#include "operands.hpp"
+
+#include <bellows/fp8/quantize.hpp>
+
+namespace bellows::fp8 {
+
+namespace {
+
+constexpr std::uint64_t round_up(std::uint64_t value, std::uint64_t multiple) {
+    return div_up(value, multiple) * multiple;
+}
+
+/// A product whose operands fit together.
+struct Product {
+    GemmForm form;
+    Operand a, b;
+    TensorView d;
+    const GroupedRows* rows; ///< null: dense
+    bool accumulate;
+};
+
+// --- Checks
+
+struct Extents {
+    std::uint64_t batch = 1, rows = 0, columns = 0;
+};
+
+Extents extents_of(const TensorView& view) {
+    return {view.rank == 3 ? view.extent[0] : 1, view.extent[view.rank - 2],
+            view.extent[view.rank - 1]};
+}
+
+/// Checks of one op's arguments, with what all of them are in every message about shapes.
+class Check {
+public:
+    Check(const char* op, const Product& p) : operands_(op), p_(p) {}
+
+    void require(bool condition, const std::string& message) const {
+        operands_.require(condition, message);
+    }
+    void fits(bool condition, const std::string& message) const {
+        require(condition,
+                message + ": a is " + describe(p_.a) + ", b is " + describe(p_.b) + ", d is " +
+                    describe(p_.d) +
+                    (p_.rows == nullptr ? "" : ", rows are " + describe(p_.rows->layout)));
+    }
+
+    void storage_and_ranks(std::uint32_t a, std::uint32_t b, std::uint32_t d) const {
+        fits(p_.a.values.rank == a && p_.b.values.rank == b && p_.d.rank == d,
+             "wanted are " + std::to_string(a) + ", " + std::to_string(b) + " and " +
+                 std::to_string(d) + " dimensions");
+        require(p_.d.dtype == DType::F32 || (p_.d.dtype == DType::BF16 && !p_.accumulate),
+                "d is " + describe(p_.d) + ", wanted is f32" +
+                    (p_.accumulate ? ", to which alone products are added" : " or bf16"));
+        operand("a", p_.a, p_.form == GemmForm::TN);
+        operand("b", p_.b, p_.form != GemmForm::NT);
+    }
+
+private:
+    void operand(const char* name, const Operand& o, bool k_along_rows) const {
+        const auto say = [&] { return std::string(name) + " is " + describe(o); };
+        if (!o.quantized) {
+            require(o.values.dtype == DType::F32 || o.values.dtype == DType::BF16,
+                    say() + ", wanted is a quantised tensor, f32 or bf16");
+            return;
+        }
+        const Quantized& q = *o.quantized;
+        const Matrix codes = operands_.codes((std::string(name) + "'s codes").c_str(), q, true);
+        operands_.scales((std::string(name) + "'s scales").c_str(), q, codes);
+        const Blocks wrong = k_along_rows ? Blocks::Rows128 : Blocks::Columns128;
+        require(q.recipe.blocks != wrong && !(k_along_rows && q.recipe.blocks == Blocks::MX32),
+                say() + ", whose scales differ from one k to the next, as k runs along its " +
+                    (k_along_rows
+                         ? "rows; quantise it in 128x1 or 128x128 blocks (requantize makes "
+                           "128x1 of 1x128)"
+                         : "columns; quantise it in 1x128 or 128x128 blocks"));
+        if (q.recipe.blocks != Blocks::Columns128)
+            return;
+        const bool has_offsets = static_cast<bool>(q.group_offsets.buffer);
+        const bool grouped = p_.form == GemmForm::TN && p_.rows != nullptr;
+        require(has_offsets == grouped,
+                say() + (grouped ? " without group_offsets, but blocks must begin anew at each "
+                                   "group's first row; quantise it with the layout's prefix sums"
+                                 : " with group_offsets, which belong into k_grouped_gemm_tn"));
+        if (!grouped)
+            return;
+        const GroupLayout& layout = p_.rows->layout;
+        const BufferView mine = q.group_offsets.buffer, theirs = layout.values.buffer;
+        require(layout.form == GroupLayout::Form::PrefixSums && mine.resource == theirs.resource &&
+                    mine.offset == theirs.offset &&
+                    q.group_offsets.extent[0] == layout.values.extent[0],
+                say() + ", whose group_offsets are not the prefix sums of the layout, " +
+                    describe(layout) + "; its blocks would straddle groups");
+    }
+
+    Operands operands_;
+    const Product& p_;
+};
+
+/// Dense, and grouped products but for the groups.
+void check_sizes(const Check& check, const Product& p) {
+    const Extents a = extents_of(p.a.values), b = extents_of(p.b.values), d = extents_of(p.d);
+    const bool tn = p.form == GemmForm::TN, nt = p.form == GemmForm::NT;
+    const std::uint64_t m = tn ? a.columns : a.rows, n = nt ? b.rows : b.columns;
+    check.fits((tn ? a.rows : a.columns) == (nt ? b.columns : b.rows), "K differs");
+    check.fits(d.rows == m && d.columns == n,
+               "d must be " + std::to_string(m) + " x " + std::to_string(n));
+}
+
+void check_groups(const Check& check, const Product& p, const TensorView& by_group) {
+    const GroupLayout& layout = p.rows->layout;
+    check.fits(by_group.extent[0] == layout.groups,
+               "the layout has " + std::to_string(layout.groups) + " groups");
+    check.fits(extents_of(p.a.values).rows == layout.rows,
+               "the layout was made for " + std::to_string(layout.rows) + " rows");
+}
+
+// --- Decoding
+
+/// What holds every code * scale without rounding, for power-of-two scales.
+DType decoded_dtype(const Quantized& q) {
+    return q.recipe.rule == ScaleRule::PowerOfTwo ? DType::BF16 : DType::F32;
+}
+
+/// Memory of the decoded operand, whose rows are padded to eights of elements; 0 for others.
+std::uint64_t decoded_bytes(const Operand& o) {
+    if (!o.quantized)
+        return 0;
+    const Extents e = extents_of(o.values);
+    return round_up(
+        e.batch * e.rows * round_up(e.columns, 8) * size_of(decoded_dtype(*o.quantized)), 256);
+}
+
+/// Records the decoding of the rows of groups, of all without groups.
+TensorView decode(Recording& recording, const Operand& o, BufferView memory,
+                  const ops::GroupTiles* groups) {
+    if (!o.quantized)
+        return o.values;
+    const Quantized& q = *o.quantized;
+    TensorView y = o.values;
+    const Extents e = extents_of(y);
+    y.buffer = memory;
+    y.dtype = decoded_dtype(q);
+    y.stride[y.rank - 1] = 1;
+    y.stride[y.rank - 2] = round_up(e.columns, 8);
+    if (y.rank == 3)
+        y.stride[0] = e.rows * y.stride[1];
+    if (groups != nullptr && q.recipe.blocks != Blocks::Columns128)
+        dequantize_groups(recording, q, y, *groups);
+    else
+        dequantize(recording, q, y);
+    return y;
+}
+
+// --- The product
+
+/// The one place that chooses how a product is computed: operands are decoded ahead of it.
+void record(Recording& recording, const char* op, const Product& p, BufferView workspace) {
+    const std::uint64_t a_bytes = decoded_bytes(p.a), b_bytes = decoded_bytes(p.b);
+    Operands(op).workspace(workspace, a_bytes + b_bytes);
+    const ops::GroupTiles* tiles = p.rows == nullptr ? nullptr : &p.rows->tiles;
+    const bool tn = p.form == GemmForm::TN;
+    const TensorView a = decode(recording, p.a, workspace.sub(0, a_bytes), tiles);
+    const TensorView b = decode(recording, p.b, workspace.sub(a_bytes, b_bytes),
+                                tn ? tiles : nullptr); // weights have groups of their own
+    if (tiles == nullptr) {
+        const auto gemm = tn ? ops::gemm_tn : p.form == GemmForm::NT ? ops::gemm_nt : ops::gemm_nn;
+        gemm(recording, a, b, p.d, p.accumulate, 1.0f);
+    } else if (tn) {
+        ops::grouped_gemm_tn(recording, a, b, p.d, tiles->rows, p.accumulate);
+    } else {
+        const auto gemm = p.form == GemmForm::NT ? ops::grouped_gemm_nt : ops::grouped_gemm_nn;
+        gemm(recording, a, b, p.d, *tiles, p.accumulate, 1.0f);
+    }
+}
+
+/// Row counts of views are not looked at.
+Operand without_row_count(Operand o) {
+    o.values.row_count = {};
+    if (o.quantized)
+        o.quantized->codes.row_count = {};
+    return o;
+}
+
+void dense(Recording& recording, const char* op, GemmForm form, const Operand& a, const Operand& b,
+           const TensorView& d, bool accumulate, BufferView workspace) {
+    const Product p{form, without_row_count(a), without_row_count(b), d, nullptr, accumulate};
+    const Check check(op, p);
+    check.fits(d.rank == 2 || d.rank == 3, "wanted are 2 or 3 dimensions");
+    check.storage_and_ranks(d.rank, d.rank, d.rank);
+    check_sizes(check, p);
+    const std::uint64_t batch = extents_of(d).batch;
+    check.fits(extents_of(a.values).batch == batch && extents_of(b.values).batch == batch,
+               "the batches differ");
+    record(recording, op, p, workspace);
+}
+
+void m_grouped(Recording& recording, const char* op, GemmForm form, const Operand& a,
+               const Operand& b, const TensorView& d, const GroupedRows& rows, bool accumulate,
+               BufferView workspace) {
+    const Product p{form, without_row_count(a), without_row_count(b), d, &rows, accumulate};
+    const Check check(op, p);
+    check.storage_and_ranks(2, 3, 2);
+    check_sizes(check, p);
+    check_groups(check, p, b.values);
+    record(recording, op, p, workspace);
+}
+
+/// [groups, max_m, columns] as [groups * max_m, columns].
+TensorView flat(const Check& check, const char* name, const TensorView& view) {
+    check.require(view.extent[0] <= 1 || view.stride[0] == view.extent[1] * view.stride[1],
+                  std::string(name) + " " + describe(view) +
+                      ": its groups must follow each other without a gap");
+    TensorView result = view;
+    result.rank = 2;
+    result.extent = {view.extent[0] * view.extent[1], view.extent[2]};
+    result.stride = {view.stride[1], view.stride[2]};
+    return result;
+}
+
+Operand flat(const Check& check, const Operand& o) {
+    if (!o.quantized)
+        return flat(check, "a is", o.values);
+    Quantized q = *o.quantized;
+    check.require(q.recipe.blocks != Blocks::Blocks128 || q.codes.extent[1] % 128 == 0,
+                  "a is " + describe(o) +
+                      "; with 128x128 blocks max_m must be a multiple of 128, else quantise it in "
+                      "1x128 blocks");
+    q.codes = flat(check, "a's codes are", q.codes);
+    if (q.scales.rank == 3)
+        q.scales = flat(check, "a's scales are", q.scales);
+    return q;
+}
+
+} // namespace
+
+std::string describe(const Operand& operand) {
+    if (!operand.quantized)
+        return describe(operand.values);
+    std::string text = describe(operand.quantized->recipe) + " ";
+    const std::string shape = describe(operand.values);
+    return text + shape.substr(shape.find('['));
+}
+
+std::uint64_t gemm_workspace_bytes(const Device&, const Operand& a, const Operand& b) {
+    return decoded_bytes(a) + decoded_bytes(b);
+}
+
+void gemm_nt(Recording& recording, const Operand& a, const Operand& b, const TensorView& d,
+             bool accumulate, BufferView workspace) {
+    dense(recording, "fp8::gemm_nt", GemmForm::NT, a, b, d, accumulate, workspace);
+}
+
+void gemm_nn(Recording& recording, const Operand& a, const Operand& b, const TensorView& d,
+             bool accumulate, BufferView workspace) {
+    dense(recording, "fp8::gemm_nn", GemmForm::NN, a, b, d, accumulate, workspace);
+}
+
+void gemm_tn(Recording& recording, const Operand& a, const Operand& b, const TensorView& d,
+             bool accumulate, BufferView workspace) {
+    dense(recording, "fp8::gemm_tn", GemmForm::TN, a, b, d, accumulate, workspace);
+}
+
+void m_grouped_gemm_nt_contiguous(Recording& recording, const Operand& a, const Operand& b,
+                                  const TensorView& d, const GroupedRows& rows, bool accumulate,
+                                  BufferView workspace) {
+    m_grouped(recording, "fp8::m_grouped_gemm_nt_contiguous", GemmForm::NT, a, b, d, rows,
+              accumulate, workspace);
+}
+
+void m_grouped_gemm_nn_contiguous(Recording& recording, const Operand& a, const Operand& b,
+                                  const TensorView& d, const GroupedRows& rows, bool accumulate,
+                                  BufferView workspace) {
+    m_grouped(recording, "fp8::m_grouped_gemm_nn_contiguous", GemmForm::NN, a, b, d, rows,
+              accumulate, workspace);
+}
+
+void m_grouped_gemm_nt_masked(Recording& recording, const Operand& a, const Operand& b,
+                              const TensorView& d, const GroupedRows& rows, bool accumulate,
+                              BufferView workspace) {
+    constexpr const char* kOp = "fp8::m_grouped_gemm_nt_masked";
+    const Product p{GemmForm::NT, without_row_count(a), without_row_count(b), d, &rows, accumulate};
+    const Check check(kOp, p);
+    check.storage_and_ranks(3, 3, 3);
+    check.fits(rows.layout.form == GroupLayout::Form::Masked &&
+                   rows.layout.spacing == a.values.extent[1] && d.extent[0] == a.values.extent[0] &&
+                   rows.layout.groups == a.values.extent[0] && rows.layout.spacing == d.extent[1],
+               "wanted is a masked layout of as many groups and rows of each as a and d have");
+    m_grouped(recording, kOp, GemmForm::NT, flat(check, p.a), p.b, flat(check, "d is", d), rows,
+              accumulate, workspace);
+}
+
+void k_grouped_gemm_tn(Recording& recording, const Operand& a, const Operand& b,
+                       const TensorView& d, const GroupedRows& rows, bool accumulate,
+                       BufferView workspace) {
+    constexpr const char* kOp = "fp8::k_grouped_gemm_tn";
+    const Product p{GemmForm::TN, without_row_count(a), without_row_count(b), d, &rows, accumulate};
+    const Check check(kOp, p);
+    check.storage_and_ranks(2, 2, 3);
+    check.require(d.dtype == DType::F32, "d is " + describe(d) + ", wanted is f32");
+    check_sizes(check, p);
+    check_groups(check, p, d);
+    record(recording, kOp, p, workspace);
+}
+
+} // namespace bellows::fp8

@@ -1,0 +1,135 @@
+// SPDX-License-Identifier: MIT
+#include <bellows/fp8/groups.hpp>
+
+#include "launch.hpp"
+#include "operands.hpp"
+
+#include <bellows/kernels/kernels.hpp>
+
+#include <algorithm>
+
+namespace bellows::fp8 {
+
+namespace {
+
+using Form = GroupLayout::Form;
+
+const char* name_of(Form form) {
+    switch (form) {
+    case Form::PrefixSums:
+        return "prefix sums";
+    case Form::AlignedEnds:
+        return "aligned ends";
+    case Form::RowGroups:
+        return "groups of rows";
+    case Form::Masked:
+        break;
+    }
+    return "masked";
+}
+
+GroupLayout layout_of(Form form, const TensorView& values, std::uint64_t groups, std::uint64_t rows,
+                      std::uint64_t spacing) {
+    const Operands operands("fp8::GroupLayout");
+    const bool word = values.dtype == DType::U32 || values.dtype == DType::I32;
+    operands.require(values.rank == 1 && word && values.is_contiguous() &&
+                         values.buffer.offset % 4 == 0 &&
+                         (form != Form::RowGroups || values.dtype == DType::I32) &&
+                         (form != Form::PrefixSums || values.dtype == DType::U32),
+                     std::string(name_of(form)) + " are " + describe(values) +
+                         ", wanted is a contiguous vector at a multiple of 4 bytes, " +
+                         (form == Form::RowGroups    ? "i32 [rows]"
+                          : form == Form::PrefixSums ? "u32 [groups + 1]"
+                                                     : "u32 or i32 [groups]"));
+    operands.require(groups >= 1, std::string(name_of(form)) + " are " + describe(values) +
+                                      ", there must be at least one group");
+    operands.u32("groups", groups);
+    operands.u32("rows", rows);
+    return {form, values, groups, rows, spacing};
+}
+
+std::uint64_t round_up(std::uint64_t value, std::uint64_t multiple) {
+    return div_up(value, multiple) * multiple;
+}
+
+/// Begins and ends that prefix sums have already.
+std::uint64_t ranges_bytes(const GroupLayout& layout) {
+    return layout.form == Form::PrefixSums ? 0 : 2 * round_up(4 * layout.groups, 256);
+}
+
+ops::GroupRanges make_ranges(Recording& recording, const Operands& operands,
+                             const GroupLayout& layout, BufferView memory) {
+    if (layout.form == Form::PrefixSums)
+        return ops::group_ranges(layout.values);
+    const std::uint64_t half = memory.bytes / 2;
+    const ops::GroupRanges ranges = {
+        TensorView::contiguous(memory.sub(0, half), DType::U32, {layout.groups}),
+        TensorView::contiguous(memory.sub(half, half), DType::U32, {layout.groups})};
+    const bool by_rows = layout.form == Form::RowGroups;
+    if (by_rows)
+        recording.fill(memory, 0);
+    const std::uint64_t items = by_rows ? layout.rows : layout.groups;
+    if (items == 0)
+        return ranges;
+    kernels::GroupRanges kernel{.constants = {.form = by_rows                       ? 2u
+                                                      : layout.form == Form::Masked ? 1u
+                                                                                    : 0u},
+                                .source = layout.values.buffer.sub(0, layout.values.num_bytes()),
+                                .begins = ranges.begins.buffer,
+                                .ends = ranges.ends.buffer,
+                                .groups = operands.u32("groups", layout.groups),
+                                .rows = operands.u32("rows", layout.rows),
+                                .spacing = operands.u32("the spacing of groups", layout.spacing)};
+    recording.dispatch(kernel, {clamp_groups(div_up(items, kernel.constants.local_size))});
+    return ranges;
+}
+
+} // namespace
+
+GroupLayout GroupLayout::prefix_sums(const TensorView& offsets, std::uint64_t rows) {
+    const std::uint64_t entries = offsets.extent[0];
+    return layout_of(Form::PrefixSums, offsets, entries == 0 ? 0 : entries - 1, rows, 0);
+}
+
+GroupLayout GroupLayout::aligned_ends(const TensorView& ends, std::uint64_t alignment,
+                                      std::uint64_t rows) {
+    Operands("fp8::GroupLayout").require(alignment >= 1, "the alignment of groups is 0 rows");
+    return layout_of(Form::AlignedEnds, ends, ends.extent[0], rows, alignment);
+}
+
+GroupLayout GroupLayout::row_groups(const TensorView& ids, std::uint64_t groups) {
+    return layout_of(Form::RowGroups, ids, groups, ids.extent[0], 0);
+}
+
+GroupLayout GroupLayout::masked(const TensorView& counts, std::uint64_t max_rows) {
+    return layout_of(Form::Masked, counts, counts.extent[0], counts.extent[0] * max_rows, max_rows);
+}
+
+std::string describe(const GroupLayout& layout) {
+    return std::to_string(layout.groups) + " groups in " + std::to_string(layout.rows) + " rows (" +
+           name_of(layout.form) + ")";
+}
+
+std::uint32_t m_alignment(const Device& device) noexcept {
+    return group_tile_rows(device.info());
+}
+
+std::uint64_t grouped_rows_bytes(const Device& device, const GroupLayout& layout) {
+    return ranges_bytes(layout) + ops::group_tiles_bytes(device, layout.rows, layout.groups);
+}
+
+GroupedRows make_grouped_rows(Recording& recording, const GroupLayout& layout,
+                              const std::array<std::uint64_t, ops::GroupTiles::kMaxShapes>& columns,
+                              BufferView memory) {
+    const Operands operands("fp8::make_grouped_rows");
+    const std::uint64_t bytes = grouped_rows_bytes(recording.device(), layout);
+    operands.workspace(memory, bytes);
+    const std::uint64_t first = ranges_bytes(layout);
+    const ops::GroupRanges ranges = make_ranges(recording, operands, layout, memory.sub(0, first));
+    auto shapes = columns;
+    shapes[0] = std::max<std::uint64_t>(shapes[0], 1); // the rows' own grid, see dequantize_groups
+    return {layout, ops::make_group_tiles(recording, ranges, layout.rows, shapes,
+                                          memory.sub(first, bytes - first))};
+}
+
+} // namespace bellows::fp8

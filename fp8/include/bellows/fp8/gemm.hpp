@@ -1,0 +1,87 @@
+// SPDX-License-Identifier: MIT
+#pragma once
+
+// Matrix products D = A * B (+ D) whose operands are fp8 with the scales of a recipe, bf16 or f32,
+// in any pairing; names and shapes as DeepGEMM's (its C is D before, `accumulate`). nt reads B as
+// [N, K], nn as [K, N], tn A as [K, M]. The thread that owns the recording calls; nothing runs
+// before it is submitted.
+//
+// Numbers. Every product sums in f32 in an order that depends on neither M, N, the group nor its
+// rows, so the same operands give the same bits from run to run. An fp8 operand stands for its
+// values code * scale:
+//   power-of-two scales   exact in bf16; by a bf16 operand or another of this kind, the product has
+//                         the device's numeric class (gemm_plan.hpp), on matrix units if it has any
+//   f32 scales            rounded once to f32; the product is f32 arithmetic ("f32-sequential"), as
+//                         it is wherever an operand is f32
+// A block with a NaN is NaN, and makes NaN the rows (of A) or columns (of B) of D that it meets; no
+// other. D is f32, or bf16 rounded to nearest even; accumulate adds to an f32 D.
+//
+// Recipes. Scales must be the same along blocks of k: where k runs along columns (A of nt and nn, B
+// of nt) that is Rows128, MX32, Blocks128 or PerTensor; where it runs along rows (B of nn, both of
+// tn) Columns128, Blocks128 or PerTensor (quantize_rows_and_columns and requantize give those).
+//
+// Any M, N, K, K = 0 too. Shapes and strides of fp8 operands as recipe.hpp and quantize.hpp say,
+// those of bf16 and f32 as engine/gemm.hpp does: the last stride is 1, rows of D begin at multiples
+// of 4 bytes. Row counts of views (TensorView::row_count) are not looked at: layouts of groups say
+// which rows exist. `workspace`: gemm_workspace_bytes at a multiple of 16 bytes, whose contents
+// need not outlive the product. Every function throws Error{InvalidArgument} with the operands'
+// shapes when they do not fit together, and says what would.
+
+#include <bellows/engine/recording.hpp>
+#include <bellows/fp8/groups.hpp>
+#include <bellows/fp8/recipe.hpp>
+
+#include <cstdint>
+#include <optional>
+#include <string>
+
+namespace bellows::fp8 {
+
+/// A matrix or a batch of them: fp8 codes with scales, or bf16 or f32 values.
+struct Operand {
+    Operand(const TensorView& tensor) : values(tensor) {}
+    Operand(const Quantized& q) : values(q.codes), quantized(q) {}
+
+    TensorView values; ///< the codes, if quantised
+    std::optional<Quantized> quantized;
+};
+
+/// "bf16 [5, 128]", "e4m3 1x128, power-of-two scales [5, 128]".
+std::string describe(const Operand& operand);
+
+/// Device memory that any product of these operands takes as its workspace.
+std::uint64_t gemm_workspace_bytes(const Device& device, const Operand& a, const Operand& b);
+
+/// a: [M, K] or [batch, M, K]; b: [N, K]; d: [M, N]; batched alike. D overlaps neither.
+void gemm_nt(Recording& recording, const Operand& a, const Operand& b, const TensorView& d,
+             bool accumulate, BufferView workspace);
+/// a: [M, K], b: [K, N].
+void gemm_nn(Recording& recording, const Operand& a, const Operand& b, const TensorView& d,
+             bool accumulate, BufferView workspace);
+/// a: [K, M], b: [K, N].
+void gemm_tn(Recording& recording, const Operand& a, const Operand& b, const TensorView& d,
+             bool accumulate, BufferView workspace);
+
+/// The forward product of experts: d[r] = a[r] * transpose(b[g]) for the rows r of each group g.
+/// a: [rows, K], b: [groups, N, K], d: [rows, N]. Other rows are neither read nor written.
+void m_grouped_gemm_nt_contiguous(Recording& recording, const Operand& a, const Operand& b,
+                                  const TensorView& d, const GroupedRows& rows, bool accumulate,
+                                  BufferView workspace);
+/// The input gradient from the same weights: d[r] = a[r] * b[g]. a: [rows, K], b: [groups, K, N].
+void m_grouped_gemm_nn_contiguous(Recording& recording, const Operand& a, const Operand& b,
+                                  const TensorView& d, const GroupedRows& rows, bool accumulate,
+                                  BufferView workspace);
+/// Decoding: a: [groups, max_m, K], d: [groups, max_m, N], groups without gaps in between, so many
+/// rows of each as rows.layout, a GroupLayout::masked of max_m, counts; b: [groups, N, K].
+void m_grouped_gemm_nt_masked(Recording& recording, const Operand& a, const Operand& b,
+                              const TensorView& d, const GroupedRows& rows, bool accumulate,
+                              BufferView workspace);
+
+/// The weight gradient: d[g] = transpose(a) * b summed over the rows of group g. a: [rows, M], b:
+/// [rows, N], d: [groups, M, N] f32. An empty group leaves d[g] when accumulating and clears it
+/// otherwise. Columns128 operands need group_offsets, the same tensor as a layout of prefix sums.
+void k_grouped_gemm_tn(Recording& recording, const Operand& a, const Operand& b,
+                       const TensorView& d, const GroupedRows& rows, bool accumulate,
+                       BufferView workspace);
+
+} // namespace bellows::fp8

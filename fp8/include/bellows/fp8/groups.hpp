@@ -1,0 +1,66 @@
+// SPDX-License-Identifier: MIT
+#pragma once
+
+// Which rows of an activation belong to which group (expert), told by the device in one of four
+// ways, and the work list that grouped products need. The host never learns a count. The thread
+// that owns the recording calls.
+
+#include <bellows/engine/device.hpp>
+#include <bellows/engine/gemm.hpp>
+#include <bellows/engine/recording.hpp>
+
+#include <array>
+#include <cstdint>
+#include <string>
+
+namespace bellows::fp8 {
+
+/// Rows that belong to no group (padding) are neither read nor written by grouped products.
+struct GroupLayout {
+    enum class Form : std::uint8_t {
+        PrefixSums,  ///< group g: rows values[g] .. values[g + 1]; values u32 [groups + 1]
+        AlignedEnds, ///< group g ends before values[g] and begins at the next multiple of `spacing`
+                     ///< rows after values[g - 1], the first at 0; DeepGEMM's "psum" layout
+        RowGroups,   ///< values i32 [rows], each row's group, -1: padding; rows of a group stand
+                     ///< together; DeepGEMM's contiguous layout
+        Masked,      ///< group g: the first values[g] of rows g * spacing .. (g + 1) * spacing
+    };
+
+    Form form = Form::PrefixSums;
+    TensorView values;
+    std::uint64_t groups = 0;
+    std::uint64_t rows = 0;    ///< of the tensors, padding included
+    std::uint64_t spacing = 0; ///< AlignedEnds, Masked
+
+    /// offsets: u32 [groups + 1], ascending, none above `rows`.
+    static GroupLayout prefix_sums(const TensorView& offsets, std::uint64_t rows);
+    /// ends: u32 or i32 [groups].
+    static GroupLayout aligned_ends(const TensorView& ends, std::uint64_t alignment,
+                                    std::uint64_t rows);
+    /// ids: i32 [rows].
+    static GroupLayout row_groups(const TensorView& ids, std::uint64_t groups);
+    /// counts: u32 or i32 [groups]; more than max_rows count as max_rows.
+    static GroupLayout masked(const TensorView& counts, std::uint64_t max_rows);
+};
+
+/// "4 groups in 512 rows (aligned ends)".
+std::string describe(const GroupLayout& layout);
+
+/// A layout's work list, made once for all products over these rows.
+struct GroupedRows {
+    GroupLayout layout;
+    ops::GroupTiles tiles;
+};
+
+/// Any first row of a group works; products are fastest where it is a multiple of this.
+std::uint32_t m_alignment(const Device& device) noexcept;
+
+/// Device memory that make_grouped_rows takes.
+std::uint64_t grouped_rows_bytes(const Device& device, const GroupLayout& layout);
+/// Records the making of the work list in `memory`. columns: the N of the m_grouped products that
+/// will use it; 0: unused. Throws Error{InvalidArgument}.
+GroupedRows make_grouped_rows(Recording& recording, const GroupLayout& layout,
+                              const std::array<std::uint64_t, ops::GroupTiles::kMaxShapes>& columns,
+                              BufferView memory);
+
+} // namespace bellows::fp8

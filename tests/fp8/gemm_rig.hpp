@@ -1,0 +1,183 @@
+// SPDX-License-Identifier: MIT
+#pragma once
+
+// What the tests of fp8 products share: operands of every kind with the values that they stand for,
+// poison in rows that do not exist, and the comparison of a product with f64.
+
+#include "checks/product_bound.hpp"
+#include "support/op_test.hpp"
+
+#include <bellows/fp8/gemm.hpp>
+#include <bellows/fp8/quantize.hpp>
+
+#include <optional>
+#include <string>
+#include <vector>
+
+namespace bellows::testing {
+
+using fp8::Blocks;
+using fp8::Format;
+using fp8::GroupedRows;
+using fp8::GroupLayout;
+using fp8::Operand;
+using fp8::Quantized;
+using fp8::Recipe;
+using fp8::ScaleRule;
+
+/// How an operand is stored.
+struct Kind {
+    std::optional<Recipe> recipe;
+    DType dtype = DType::F32; ///< without a recipe
+
+    std::string name() const { return recipe ? describe(*recipe) : to_string(dtype); }
+};
+
+inline const Kind kF32Kind{{}, DType::F32}, kBf16Kind{{}, DType::BF16};
+inline Kind kind(Blocks blocks, Format format = Format::E4M3,
+                 ScaleRule rule = ScaleRule::PowerOfTwo) {
+    return {Recipe{blocks, format, rule}};
+}
+
+/// What an operand can be whose k runs along columns, or along rows; activations' own kinds first.
+inline std::vector<Kind> kinds(bool k_along_rows) {
+    const Blocks own = k_along_rows ? Blocks::Columns128 : Blocks::Rows128;
+    std::vector<Kind> all = {kind(own),
+                             kind(own, Format::E5M2, ScaleRule::F32),
+                             kind(Blocks::Blocks128),
+                             kind(Blocks::Blocks128, Format::E4M3, ScaleRule::F32),
+                             kind(Blocks::PerTensor, Format::E5M2),
+                             kBf16Kind,
+                             kF32Kind};
+    if (!k_along_rows)
+        all.push_back(kind(Blocks::MX32));
+    return all;
+}
+
+/// An operand on the device; `values` are what it stands for, also where `operand` is poisoned.
+struct Input {
+    std::vector<Buffer> buffers;
+    std::optional<Operand> operand;
+    std::vector<double> values;
+};
+
+class Fp8GemmTest : public OpTest {
+protected:
+    /// present: rows of a matrix that exist; the others hold NaN. offsets: of Columns128 blocks.
+    static Input input(const Kind& kind, const std::vector<std::uint64_t>& extents,
+                       const std::vector<float>& x, const TensorView& offsets = {},
+                       const std::vector<bool>& present = {}) {
+        const std::uint64_t columns = extents.back(),
+                            rows = x.size() / std::max<std::uint64_t>(columns, 1);
+        const DType dtype = kind.recipe ? DType::F32 : kind.dtype;
+        std::vector<float> poisoned = x;
+        for (std::size_t row = 0; row < present.size() && !kind.recipe; ++row)
+            if (!present[row])
+                std::fill_n(poisoned.begin() + static_cast<std::ptrdiff_t>(row * columns), columns,
+                            std::nanf(""));
+        Input in;
+        OpTensor tensor = padded(dtype, extents, 8);
+        write(tensor.view, poisoned);
+        if (!kind.recipe) {
+            in.operand = tensor.view;
+            in.values = reference::to_double(x);
+            in.buffers.push_back(std::move(tensor.buffer));
+            return in;
+        }
+        const Quantized q = allocate(in, *kind.recipe, extents, offsets);
+        const OpTensor decoded = padded(DType::F32, extents, 8);
+        run([&](Recording& r) {
+            fp8::quantize(r, tensor, q);
+            fp8::dequantize(r, q, decoded);
+        });
+        in.values = reference::to_double(read(decoded.view));
+        poison(q, rows, present);
+        in.operand = q;
+        return in;
+    }
+    /// Of random values, exact in the storage.
+    static Input input(const Kind& kind, const std::vector<std::uint64_t>& extents,
+                       std::uint64_t seed, const TensorView& offsets = {},
+                       const std::vector<bool>& present = {}) {
+        std::uint64_t count = 1;
+        for (const std::uint64_t extent : extents)
+            count *= extent;
+        return input(kind, extents, random(kind.recipe ? DType::F32 : kind.dtype, count, seed),
+                     offsets, present);
+    }
+
+    /// D, whose rows are longer than its columns.
+    static OpTensor padded(DType dtype, const std::vector<std::uint64_t>& extents,
+                           std::uint64_t multiple = 2) {
+        const std::uint64_t columns = extents.back();
+        const std::uint64_t ld = (columns + multiple) / multiple * multiple;
+        return extents.size() == 2 ? rig().head(dtype, {extents[0], ld}, columns)
+                                   : rig().head(dtype, {extents[0], extents[1], ld}, columns);
+    }
+
+    static Buffer workspace_for(const Operand& a, const Operand& b) {
+        return workspace(fp8::gemm_workspace_bytes(device(), a, b));
+    }
+
+    /// DESIGN §3's two gates. terms: of each sum.
+    static void expect_product(const std::vector<float>& actual,
+                               const std::vector<double>& expected,
+                               const std::vector<double>& magnitudes,
+                               const std::vector<std::uint64_t>& shape, std::uint64_t terms,
+                               DType storage) {
+        EXPECT_LE(reference::calc_diff(actual, expected), storage == DType::BF16 ? 5e-6 : 1e-9);
+        const auto comparison = reference::compare_elements(
+            actual, expected, shape, checks::product_bound(terms, magnitudes, storage));
+        EXPECT_TRUE(comparison.good) << comparison.text;
+    }
+
+    static void expect_untouched(const std::vector<float>& values, const char* what) {
+        std::uint64_t touched = 0;
+        for (const float value : values)
+            touched += untouched(value) ? 0 : 1;
+        EXPECT_EQ(touched, 0u) << what;
+    }
+
+    /// The message of the Error{InvalidArgument} that `record` throws must have all `words`.
+    static void expect_refused(const std::function<void(Recording&)>& record,
+                               const std::vector<std::string>& words) {
+        Recording recording(device(), QueueRole::Compute, "refused");
+        try {
+            record(recording);
+            ADD_FAILURE() << "not refused: " << words.front();
+        } catch (const Error& error) {
+            EXPECT_EQ(error.code(), ErrorCode::InvalidArgument) << error.what();
+            for (const std::string& word : words)
+                EXPECT_NE(std::string(error.what()).find(word), std::string::npos)
+                    << "\"" << word << "\" is not in: " << error.what();
+        }
+        EXPECT_EQ(recording.num_operations(), 0u);
+    }
+
+private:
+    static Quantized allocate(Input& in, const Recipe& recipe, const std::vector<std::uint64_t>& e,
+                              const TensorView& offsets) {
+        const bool columns = recipe.blocks == Blocks::Columns128;
+        const std::uint64_t groups = columns && offsets.buffer ? offsets.extent[0] - 1 : 0;
+        const auto make = [&](std::initializer_list<std::uint64_t> extents) {
+            in.buffers.push_back(workspace(fp8::quantized_bytes(recipe, extents, groups)));
+            return fp8::make_quantized(in.buffers.back().view(), recipe, extents,
+                                       columns ? offsets : TensorView{});
+        };
+        return e.size() == 2 ? make({e[0], e[1]}) : make({e[0], e[1], e[2]});
+    }
+
+    static void poison(const Quantized& q, std::uint64_t rows, const std::vector<bool>& present) {
+        if (present.empty() || q.codes.buffer.bytes == 0)
+            return;
+        const std::uint64_t stride = q.codes.stride[q.codes.rank - 2];
+        auto codes = read_back<std::uint8_t>(device(), q.codes.buffer);
+        for (std::uint64_t row = 0; row < rows; ++row)
+            if (!present[row])
+                std::fill_n(codes.begin() + static_cast<std::ptrdiff_t>(row * stride), stride,
+                            fp8::kNanCode);
+        device().upload(q.codes.buffer, std::span<const std::uint8_t>(codes));
+    }
+};
+
+} // namespace bellows::testing

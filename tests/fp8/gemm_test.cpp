@@ -1,0 +1,235 @@
+// SPDX-License-Identifier: MIT
+// Dense products of fp8 operands against f64 products of the same dequantised operands.
+
+#include "fp8/gemm_rig.hpp"
+
+#include <cmath>
+#include <limits>
+#include <numbers>
+
+namespace bellows {
+namespace {
+
+using namespace testing;
+
+class Fp8Gemm : public Fp8GemmTest {
+protected:
+    struct Shape {
+        std::uint64_t m, n, k, batch = 0; ///< batch 0: two dimensions
+    };
+
+    static std::vector<std::uint64_t> extents(std::uint64_t batch, std::uint64_t rows,
+                                              std::uint64_t columns) {
+        return batch == 0 ? std::vector<std::uint64_t>{rows, columns}
+                          : std::vector<std::uint64_t>{batch, rows, columns};
+    }
+    static Input make_a(GemmForm form, const Kind& kind, const Shape& s) {
+        return form == GemmForm::TN ? input(kind, extents(s.batch, s.k, s.m), s.m + 1)
+                                    : input(kind, extents(s.batch, s.m, s.k), s.m + 1);
+    }
+    static Input make_b(GemmForm form, const Kind& kind, const Shape& s) {
+        return form == GemmForm::NT ? input(kind, extents(s.batch, s.n, s.k), s.n + 2)
+                                    : input(kind, extents(s.batch, s.k, s.n), s.n + 2);
+    }
+
+    static void record(Recording& r, GemmForm form, const Input& a, const Input& b,
+                       const TensorView& d, bool accumulate, const Buffer& scratch) {
+        const auto gemm = form == GemmForm::NT   ? fp8::gemm_nt
+                          : form == GemmForm::NN ? fp8::gemm_nn
+                                                 : fp8::gemm_tn;
+        gemm(r, *a.operand, *b.operand, d, accumulate, scratch.view());
+    }
+
+    static std::vector<double> product(GemmForm form, const std::vector<double>& a,
+                                       const std::vector<double>& b, const Shape& s) {
+        std::vector<double> all;
+        const std::uint64_t batches = std::max<std::uint64_t>(s.batch, 1);
+        for (std::uint64_t i = 0; i < batches; ++i) {
+            const auto at = reference::View(a).subspan(i * s.m * s.k, s.m * s.k);
+            const auto bt = reference::View(b).subspan(i * s.n * s.k, s.n * s.k);
+            const auto d = form == GemmForm::NT   ? reference::gemm_nt(at, bt, s.m, s.n, s.k)
+                           : form == GemmForm::NN ? reference::gemm_nn(at, bt, s.m, s.n, s.k)
+                                                  : reference::gemm_tn(at, bt, s.m, s.n, s.k);
+            all.insert(all.end(), d.begin(), d.end());
+        }
+        return all;
+    }
+
+    static void check(GemmForm form, const Input& a, const Input& b, const Shape& s, DType storage,
+                      bool accumulate = false) {
+        const OpTensor d = padded(storage, extents(s.batch, s.m, s.n));
+        const auto before = random(storage, d.view.num_elements(), 3);
+        if (accumulate)
+            write(d.view, before);
+        const Buffer scratch = workspace_for(*a.operand, *b.operand);
+        run([&](Recording& r) { record(r, form, a, b, d, accumulate, scratch); });
+        auto expected = product(form, a.values, b.values, s);
+        auto magnitudes =
+            product(form, reference::absolute(a.values), reference::absolute(b.values), s);
+        if (accumulate) {
+            reference::accumulate(expected, reference::to_double(before));
+            reference::accumulate(magnitudes, reference::absolute(reference::to_double(before)));
+        }
+        expect_product(read(d.view), expected, magnitudes, {s.m, s.n}, s.k, storage);
+        expect_untouched(rig().outside(d), "between D's rows");
+    }
+};
+
+constexpr GemmForm kForms[] = {GemmForm::NT, GemmForm::NN, GemmForm::TN};
+const char* const kFormNames[] = {"nt", "nn", "tn"};
+
+TEST_F(Fp8Gemm, EveryPairOfOperands) {
+    const Shape s{33, 40, 200};
+    for (const GemmForm form : kForms) {
+        std::vector<Input> as, bs;
+        const auto a_kinds = kinds(form == GemmForm::TN), b_kinds = kinds(form != GemmForm::NT);
+        for (const Kind& kind : a_kinds)
+            as.push_back(make_a(form, kind, s));
+        for (const Kind& kind : b_kinds)
+            bs.push_back(make_b(form, kind, s));
+        for (std::size_t i = 0; i < as.size(); ++i)
+            for (std::size_t j = 0; j < bs.size(); ++j) {
+                SCOPED_TRACE(std::string(kFormNames[static_cast<int>(form)]) + " " +
+                             a_kinds[i].name() + " by " + b_kinds[j].name());
+                check(form, as[i], bs[j], s, (i + j) % 2 == 0 ? DType::F32 : DType::BF16);
+            }
+    }
+}
+
+TEST_F(Fp8Gemm, EverySize) {
+    for (const GemmForm form : kForms)
+        for (const std::uint64_t k : {0u, 1u, 127u, 128u, 129u, 200u})
+            for (const auto& [m, n] :
+                 {std::pair<std::uint64_t, std::uint64_t>{1, 1}, {1, 34}, {17, 2}, {130, 129}})
+                for (const DType storage : {DType::F32, DType::BF16}) {
+                    const Shape s{m, n, k};
+                    SCOPED_TRACE(std::string(kFormNames[static_cast<int>(form)]) + " " +
+                                 std::to_string(m) + " x " + std::to_string(n) + " x " +
+                                 std::to_string(k) + " to " + to_string(storage));
+                    check(form, make_a(form, kinds(form == GemmForm::TN)[0], s),
+                          make_b(form, kind(Blocks::Blocks128), s), s, storage);
+                }
+}
+
+TEST_F(Fp8Gemm, Batches) {
+    const Shape s{9, 136, 130, 3};
+    for (const GemmForm form : kForms) {
+        SCOPED_TRACE(kFormNames[static_cast<int>(form)]);
+        check(form, make_a(form, kinds(form == GemmForm::TN)[0], s),
+              make_b(form, kind(Blocks::Blocks128), s), s, DType::F32);
+    }
+}
+
+TEST_F(Fp8Gemm, AddsToD) {
+    for (const GemmForm form : kForms)
+        for (const std::uint64_t k : {0u, 129u}) {
+            const Shape s{20, 33, k};
+            SCOPED_TRACE(kFormNames[static_cast<int>(form)]);
+            check(form, make_a(form, kinds(form == GemmForm::TN)[0], s), make_b(form, kBf16Kind, s),
+                  s, DType::F32, true);
+        }
+}
+
+TEST_F(Fp8Gemm, GivesTheSameBitsAgain) {
+    const Shape s{70, 72, 264};
+    for (const ScaleRule rule : {ScaleRule::PowerOfTwo, ScaleRule::F32}) {
+        const Input a = make_a(GemmForm::NT, kind(Blocks::Rows128, Format::E4M3, rule), s);
+        const Input b = make_b(GemmForm::NT, kind(Blocks::Blocks128, Format::E4M3, rule), s);
+        const OpTensor d = padded(DType::F32, {s.m, s.n});
+        const Buffer scratch = workspace_for(*a.operand, *b.operand);
+        std::vector<float> first;
+        for (int repetition = 0; repetition < 5; ++repetition) {
+            run([&](Recording& r) { record(r, GemmForm::NT, a, b, d, false, scratch); });
+            const auto values = read(d.view);
+            if (repetition == 0)
+                first = values;
+            EXPECT_EQ(values, first);
+        }
+    }
+}
+
+/// DeepGEMM's own test: normal operands, the product of what they were before quantisation.
+TEST_F(Fp8Gemm, NormalOperandsPassDeepGemmsGate) {
+    const Shape s{64, 128, 512};
+    const auto normal = [](std::uint64_t count, std::uint64_t seed) {
+        reference::Random source(seed);
+        std::vector<float> values(count);
+        for (float& value : values)
+            value = reference::round_to_bf16(
+                static_cast<float>(std::sqrt(-2 * std::log(1 - source.unit())) *
+                                   std::cos(2 * std::numbers::pi * source.unit())));
+        return values;
+    };
+    const auto x = normal(s.m * s.k, 1), w = normal(s.n * s.k, 2);
+    for (const ScaleRule rule : {ScaleRule::PowerOfTwo, ScaleRule::F32}) {
+        const Input a = input(kind(Blocks::Rows128, Format::E4M3, rule), {s.m, s.k}, x);
+        const Input b = input(kind(Blocks::Blocks128, Format::E4M3, rule), {s.n, s.k}, w);
+        const OpTensor d = padded(DType::BF16, {s.m, s.n});
+        const Buffer scratch = workspace_for(*a.operand, *b.operand);
+        run([&](Recording& r) { record(r, GemmForm::NT, a, b, d, false, scratch); });
+        EXPECT_LT(reference::calc_diff(read(d.view), product(GemmForm::NT, reference::to_double(x),
+                                                             reference::to_double(w), s)),
+                  1e-3);
+    }
+}
+
+TEST_F(Fp8Gemm, ANaNMeetsItsRowsAndColumnsAlone) {
+    const Shape s{20, 264, 200};
+    const float nan = std::numeric_limits<float>::quiet_NaN();
+    auto x = random(DType::F32, s.m * s.k, 1), w = random(DType::F32, s.n * s.k, 2);
+    x[7 * s.k + 150] = nan;
+    w[130 * s.k + 5] = nan; // its block has rows 128 .. 255 of B
+    const float infinity = std::numeric_limits<float>::infinity();
+    x[9 * s.k] = infinity; // counts as the largest value: finite
+    const Input a = input(kind(Blocks::Rows128), {s.m, s.k}, x);
+    const Input b = input(kind(Blocks::Blocks128), {s.n, s.k}, w);
+    const OpTensor d = padded(DType::F32, {s.m, s.n});
+    const Buffer scratch = workspace_for(*a.operand, *b.operand);
+    run([&](Recording& r) { record(r, GemmForm::NT, a, b, d, false, scratch); });
+    const auto values = read(d.view);
+    for (std::uint64_t m = 0; m < s.m; ++m)
+        for (std::uint64_t n = 0; n < s.n; ++n)
+            ASSERT_EQ(std::isnan(values[m * s.n + n]), m == 7 || (n >= 128 && n < 256))
+                << m << ", " << n << ": " << values[m * s.n + n];
+}
+
+TEST_F(Fp8Gemm, SaysWhatDoesNotFit) {
+    const Shape s{16, 24, 200};
+    const Input a = make_a(GemmForm::NT, kind(Blocks::Rows128), s);
+    const Input b = make_b(GemmForm::NT, kind(Blocks::Blocks128), s);
+    const OpTensor d = padded(DType::BF16, {s.m, s.n});
+    const Buffer scratch = workspace_for(*a.operand, *b.operand);
+    const auto refused = [&](const Operand& x, const Operand& y, const TensorView& z,
+                             const std::vector<std::string>& words, bool accumulate = false) {
+        expect_refused([&](Recording& r) { fp8::gemm_nt(r, x, y, z, accumulate, scratch.view()); },
+                       words);
+    };
+    const Input columns = input(kind(Blocks::Columns128), {s.m, s.k}, 1);
+    refused(*columns.operand, *b.operand, d,
+            {"fp8::gemm_nt", "a is e4m3 128x1", "[16, 200]", "1x128 or 128x128"});
+    const Input longer = input(kind(Blocks::Blocks128), {s.n, s.k + 1}, 1);
+    refused(*a.operand, *longer.operand, d,
+            {"K differs", "e4m3 1x128, power-of-two scales [16, 200]", "[24, 201]"});
+    refused(*a.operand, *b.operand, padded(DType::F32, {s.m, s.n + 1}).view,
+            {"d must be 16 x 24", "f32 [16, 25]"});
+    refused(*a.operand, *b.operand, padded(DType::U32, {s.m, s.n}).view, {"f32 or bf16"});
+    refused(*a.operand, *b.operand, d, {"to which alone"}, true);
+    const Input cube = input(kind(Blocks::Blocks128), {2, s.n, s.k}, 1);
+    refused(*a.operand, *cube.operand, d, {"wanted are 2, 2 and 2 dimensions", "[2, 24, 200]"});
+    Quantized wrong = *a.operand->quantized;
+    wrong.scales.extent[1] = 1;
+    refused(wrong, *b.operand, d, {"a's scales are f32 [16, 1]", "wanted are f32 [16, 2]"});
+    refused(result(DType::U32, {s.m, s.k}).view, *b.operand, d, {"a is u32", "quantised tensor"});
+    expect_refused(
+        [&](Recording& r) {
+            fp8::gemm_nt(r, *a.operand, *b.operand, d, false, scratch.view().sub(0, 64));
+        },
+        {"workspace has 64 bytes", std::to_string(scratch.size())});
+    const Input rows = input(kind(Blocks::Rows128), {s.k, s.n}, 1);
+    expect_refused(
+        [&](Recording& r) { fp8::gemm_nn(r, *a.operand, *rows.operand, d, false, scratch.view()); },
+        {"fp8::gemm_nn", "b is e4m3 1x128", "requantize"});
+}
+
+} // namespace
+} // namespace bellows
