@@ -3,8 +3,11 @@
 
 #include "dequantize.hpp"
 #include "operands.hpp"
+#include "packed.hpp"
 
 #include <bellows/fp8/quantize.hpp>
+
+#include <algorithm>
 
 namespace bellows::fp8 {
 
@@ -14,25 +17,7 @@ constexpr std::uint64_t round_up(std::uint64_t value, std::uint64_t multiple) {
     return div_up(value, multiple) * multiple;
 }
 
-/// A product whose operands fit together.
-struct Product {
-    GemmForm form;
-    Operand a, b;
-    TensorView d;
-    const GroupedRows* rows; ///< null: dense
-    bool accumulate;
-};
-
 // --- Checks
-
-struct Extents {
-    std::uint64_t batch = 1, rows = 0, columns = 0;
-};
-
-Extents extents_of(const TensorView& view) {
-    return {view.rank == 3 ? view.extent[0] : 1, view.extent[view.rank - 2],
-            view.extent[view.rank - 1]};
-}
 
 /// Checks of one op's arguments, with what all of them are in every message about shapes.
 class Check {
@@ -158,10 +143,9 @@ TensorView decode(Recording& recording, const Operand& o, BufferView memory,
 
 // --- The product
 
-/// The one place that chooses how a product is computed: operands are decoded ahead of it.
-void record(Recording& recording, const char* op, const Product& p, BufferView workspace) {
+/// Operands are decoded ahead of a product of bf16 or f32 tensors.
+void record_decoded(Recording& recording, const Product& p, BufferView workspace) {
     const std::uint64_t a_bytes = decoded_bytes(p.a), b_bytes = decoded_bytes(p.b);
-    Operands(op).workspace(workspace, a_bytes + b_bytes);
     const ops::GroupTiles* tiles = p.rows == nullptr ? nullptr : &p.rows->tiles;
     const bool tn = p.form == GemmForm::TN;
     const TensorView a = decode(recording, p.a, workspace.sub(0, a_bytes), tiles);
@@ -178,6 +162,22 @@ void record(Recording& recording, const char* op, const Product& p, BufferView w
     }
 }
 
+/// The one place that chooses how a product is computed.
+void record(Recording& recording, const char* op, const Product& p, BufferView workspace,
+            Variant variant) {
+    const Operands operands(op);
+    operands.workspace(workspace, gemm_workspace_bytes(recording.device(), p.a, p.b));
+    const std::string reason =
+        variant == Variant::Decoded ? "" : why_not_packed(recording.device(), p);
+    operands.require(variant != Variant::Packed || reason.empty(),
+                     "the packed variant does not serve: " + reason);
+    if (variant == Variant::Packed ||
+        (variant == Variant::Device && reason.empty() && better_packed(recording.device(), p)))
+        record_packed(recording, op, p, workspace);
+    else
+        record_decoded(recording, p, workspace);
+}
+
 /// Row counts of views are not looked at.
 Operand without_row_count(Operand o) {
     o.values.row_count = {};
@@ -187,7 +187,7 @@ Operand without_row_count(Operand o) {
 }
 
 void dense(Recording& recording, const char* op, GemmForm form, const Operand& a, const Operand& b,
-           const TensorView& d, bool accumulate, BufferView workspace) {
+           const TensorView& d, bool accumulate, BufferView workspace, Variant variant) {
     const Product p{form, without_row_count(a), without_row_count(b), d, nullptr, accumulate};
     const Check check(op, p);
     check.fits(d.rank == 2 || d.rank == 3, "wanted are 2 or 3 dimensions");
@@ -196,18 +196,18 @@ void dense(Recording& recording, const char* op, GemmForm form, const Operand& a
     const std::uint64_t batch = extents_of(d).batch;
     check.fits(extents_of(a.values).batch == batch && extents_of(b.values).batch == batch,
                "the batches differ");
-    record(recording, op, p, workspace);
+    record(recording, op, p, workspace, variant);
 }
 
 void m_grouped(Recording& recording, const char* op, GemmForm form, const Operand& a,
                const Operand& b, const TensorView& d, const GroupedRows& rows, bool accumulate,
-               BufferView workspace) {
+               BufferView workspace, Variant variant) {
     const Product p{form, without_row_count(a), without_row_count(b), d, &rows, accumulate};
     const Check check(op, p);
     check.storage_and_ranks(2, 3, 2);
     check_sizes(check, p);
     check_groups(check, p, b.values);
-    record(recording, op, p, workspace);
+    record(recording, op, p, workspace, variant);
 }
 
 /// [groups, max_m, columns] as [groups * max_m, columns].
@@ -246,42 +246,46 @@ std::string describe(const Operand& operand) {
     return text + shape.substr(shape.find('['));
 }
 
+std::string why_not(const Device& device, Variant variant) {
+    return variant == Variant::Packed ? why_not_packed(device) : "";
+}
+
 std::uint64_t gemm_workspace_bytes(const Device&, const Operand& a, const Operand& b) {
-    return decoded_bytes(a) + decoded_bytes(b);
+    return std::max(decoded_bytes(a) + decoded_bytes(b), packed_bytes(a, b));
 }
 
 void gemm_nt(Recording& recording, const Operand& a, const Operand& b, const TensorView& d,
-             bool accumulate, BufferView workspace) {
-    dense(recording, "fp8::gemm_nt", GemmForm::NT, a, b, d, accumulate, workspace);
+             bool accumulate, BufferView workspace, Variant variant) {
+    dense(recording, "fp8::gemm_nt", GemmForm::NT, a, b, d, accumulate, workspace, variant);
 }
 
 void gemm_nn(Recording& recording, const Operand& a, const Operand& b, const TensorView& d,
-             bool accumulate, BufferView workspace) {
-    dense(recording, "fp8::gemm_nn", GemmForm::NN, a, b, d, accumulate, workspace);
+             bool accumulate, BufferView workspace, Variant variant) {
+    dense(recording, "fp8::gemm_nn", GemmForm::NN, a, b, d, accumulate, workspace, variant);
 }
 
 void gemm_tn(Recording& recording, const Operand& a, const Operand& b, const TensorView& d,
-             bool accumulate, BufferView workspace) {
-    dense(recording, "fp8::gemm_tn", GemmForm::TN, a, b, d, accumulate, workspace);
+             bool accumulate, BufferView workspace, Variant variant) {
+    dense(recording, "fp8::gemm_tn", GemmForm::TN, a, b, d, accumulate, workspace, variant);
 }
 
 void m_grouped_gemm_nt_contiguous(Recording& recording, const Operand& a, const Operand& b,
                                   const TensorView& d, const GroupedRows& rows, bool accumulate,
-                                  BufferView workspace) {
+                                  BufferView workspace, Variant variant) {
     m_grouped(recording, "fp8::m_grouped_gemm_nt_contiguous", GemmForm::NT, a, b, d, rows,
-              accumulate, workspace);
+              accumulate, workspace, variant);
 }
 
 void m_grouped_gemm_nn_contiguous(Recording& recording, const Operand& a, const Operand& b,
                                   const TensorView& d, const GroupedRows& rows, bool accumulate,
-                                  BufferView workspace) {
+                                  BufferView workspace, Variant variant) {
     m_grouped(recording, "fp8::m_grouped_gemm_nn_contiguous", GemmForm::NN, a, b, d, rows,
-              accumulate, workspace);
+              accumulate, workspace, variant);
 }
 
 void m_grouped_gemm_nt_masked(Recording& recording, const Operand& a, const Operand& b,
                               const TensorView& d, const GroupedRows& rows, bool accumulate,
-                              BufferView workspace) {
+                              BufferView workspace, Variant variant) {
     constexpr const char* kOp = "fp8::m_grouped_gemm_nt_masked";
     const Product p{GemmForm::NT, without_row_count(a), without_row_count(b), d, &rows, accumulate};
     const Check check(kOp, p);
@@ -291,12 +295,12 @@ void m_grouped_gemm_nt_masked(Recording& recording, const Operand& a, const Oper
                    rows.layout.groups == a.values.extent[0] && rows.layout.spacing == d.extent[1],
                "wanted is a masked layout of as many groups and rows of each as a and d have");
     m_grouped(recording, kOp, GemmForm::NT, flat(check, p.a), p.b, flat(check, "d is", d), rows,
-              accumulate, workspace);
+              accumulate, workspace, variant);
 }
 
 void k_grouped_gemm_tn(Recording& recording, const Operand& a, const Operand& b,
                        const TensorView& d, const GroupedRows& rows, bool accumulate,
-                       BufferView workspace) {
+                       BufferView workspace, Variant variant) {
     constexpr const char* kOp = "fp8::k_grouped_gemm_tn";
     const Product p{GemmForm::TN, without_row_count(a), without_row_count(b), d, &rows, accumulate};
     const Check check(kOp, p);
@@ -304,7 +308,7 @@ void k_grouped_gemm_tn(Recording& recording, const Operand& a, const Operand& b,
     check.require(d.dtype == DType::F32, "d is " + describe(d) + ", wanted is f32");
     check_sizes(check, p);
     check_groups(check, p, d);
-    record(recording, kOp, p, workspace);
+    record(recording, kOp, p, workspace, variant);
 }
 
 } // namespace bellows::fp8

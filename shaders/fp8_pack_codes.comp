@@ -36,7 +36,7 @@ void main() {
         }
         uint group = push.operands.list.v[2u * tile];
         x0 = push.operands.list.v[2u * tile + 1u];
-        end = push.operands.group_ends.v[group + push.ends_first];
+        end = push.operands.ends.v[group];
     } else {
         x0 = tile % push.batch_tiles * 128u;
         end = push.extent;

@@ -32,7 +32,7 @@ void main() {
         }
         uint group = push.operands.list.v[2u * tile];
         x = push.operands.list.v[2u * tile + 1u] + lane;
-        end = push.operands.group_ends.v[group + push.ends_first];
+        end = push.operands.ends.v[group];
     } else {
         x = tile % push.batch_tiles * 128u + lane;
         end = push.extent;

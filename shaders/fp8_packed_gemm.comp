@@ -7,18 +7,20 @@
 // make of a sum is applied once, at the end. Where scales of a tile differ by more than f16 can hold
 // (2^22) the workgroup takes a slow loop of f32 arithmetic instead.
 //
-// rows    (by_sum 0) tile t of A (tiles[2t]: group, tiles[2t + 1]: first row of D, rows end at
-//         group_ends[group + ends_first]) times the group's tiles of B, over all blocks.
-// sums    (by_sum 1) D[g] = sum over the blocks of group g, which begin at group_offsets[g] / 128 + g
-//         (group_offsets is group_ends); an empty group leaves D[g] when accumulating, else clears it.
+// rows    (by_sum 0) tile t of A times the tiles of B of its group, over all blocks. from_list: the
+//         group is tiles[2t], its rows of D go from tiles[2t + 1] to ends[group]; otherwise t counts
+//         the tiles of a batch of m rows each.
+// sums    (by_sum 1) D[g] = sum over the blocks of group g, which begin at begins[g] / 128 + g and
+//         hold rows up to ends[g]; an empty group leaves D[g] when accumulating and clears it else.
 // Constants  local_size   subgroup size * warps_m * warps_n; 128
 //            mma_*        a row that the device enumerates: f16, f32 sums, subgroup scope
 //            fragments_*, warps_*   mma * fragments * warps = 128 along m and n
 //            scaled_b     1: every column of B has its own scales; 0: a block of B has one
 //            aligned      1: d and its rows begin at multiples of four elements, n is a multiple of 4
 //            band         rows of tiles that run together
-// Dispatch   rows: x = tiles of A (indirect), y = ceil(n / 128). sums: x = ceil(m / 128), y =
-//            ceil(n / 128), z = groups. Shared 20 KiB: two workgroups share a processor that has 48.
+// Dispatch   x = tiles of A (indirect with from_list), of one batch entry or group without; y =
+//            ceil(n / 128); z = batch or groups. Shared 20 KiB: two workgroups share a processor
+//            that has 48.
 // Order      k in steps of mma_k, inside which it is the device's. An element's bits depend on its row
 //            of A and its column of B alone.
 #version 460
@@ -284,8 +286,8 @@ void main() {
     uint row0, row_end, a_unit = m_tile, b_unit, b_tile = n_tile, begin = 0u;
     if (by_sum != 0u) {
         uint g = gl_WorkGroupID.z;
-        uint k = push.operands.group_ends.v[g];
-        uint rows = push.operands.group_ends.v[g + 1u] - k;
+        uint k = push.operands.begins.v[g];
+        uint rows = push.operands.ends.v[g] - k;
         if (rows == 0u && push.accumulate != 0u) {
             return;
         }
@@ -297,9 +299,18 @@ void main() {
         b_unit = g * gl_NumWorkGroups.y + n_tile;
         d = address_add(d, g, push.stride_d, D_LOG2_BYTES);
     } else {
-        uint g = push.operands.tiles.v[2u * m_tile];
-        row0 = push.operands.tiles.v[2u * m_tile + 1u];
-        row_end = push.operands.group_ends.v[g + push.ends_first];
+        uint g = gl_WorkGroupID.z;
+        row0 = m_tile * TILE;
+        row_end = push.m;
+        if (push.from_list != 0u) {
+            g = push.operands.tiles.v[2u * m_tile];
+            row0 = push.operands.tiles.v[2u * m_tile + 1u];
+            row_end = push.operands.ends.v[g];
+        } else {
+            m_tile += g * gl_NumWorkGroups.x;
+            a_unit = m_tile;
+            d = address_add(d, g, push.stride_d, D_LOG2_BYTES);
+        }
         t.blocks = push.blocks;
         b_tile += g * gl_NumWorkGroups.y;
         b_unit = b_tile;

@@ -63,6 +63,11 @@ struct Input {
 
 class Fp8GemmTest : public OpTest {
 protected:
+    void TearDown() override { variant_ = fp8::Variant::Device; }
+
+    /// Of the products that the checks record.
+    inline static fp8::Variant variant_ = fp8::Variant::Device;
+
     /// present: rows of a matrix that exist; the others hold NaN. offsets: of Columns128 blocks.
     static Input input(const Kind& kind, const std::vector<std::uint64_t>& extents,
                        const std::vector<float>& x, const TensorView& offsets = {},

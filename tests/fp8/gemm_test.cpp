@@ -37,7 +37,7 @@ protected:
         const auto gemm = form == GemmForm::NT   ? fp8::gemm_nt
                           : form == GemmForm::NN ? fp8::gemm_nn
                                                  : fp8::gemm_tn;
-        gemm(r, *a.operand, *b.operand, d, accumulate, scratch.view());
+        gemm(r, *a.operand, *b.operand, d, accumulate, scratch.view(), variant_);
     }
 
     static std::vector<double> product(GemmForm form, const std::vector<double>& a,
@@ -191,6 +191,63 @@ TEST_F(Fp8Gemm, ANaNMeetsItsRowsAndColumnsAlone) {
         for (std::uint64_t n = 0; n < s.n; ++n)
             ASSERT_EQ(std::isnan(values[m * s.n + n]), m == 7 || (n >= 128 && n < 256))
                 << m << ", " << n << ": " << values[m * s.n + n];
+}
+
+/// Operands whose rows' scales differ by so many powers of two along k, block by block.
+std::vector<float> steep(std::uint64_t rows, std::uint64_t columns, int spread, bool by_row,
+                         std::uint64_t seed) {
+    test::Random random(seed);
+    std::vector<float> x(rows * columns);
+    for (std::uint64_t i = 0; i < x.size(); ++i) {
+        const std::uint64_t k = by_row ? i / columns : i % columns;
+        const int down = static_cast<int>((k / 128 * 7 + i % 3) % 3) * spread / 2;
+        x[i] = static_cast<float>(std::ldexp(random.uniform(-1, 1), -down));
+    }
+    return x;
+}
+
+TEST_F(Fp8Gemm, PackedOperandsOnMatrixUnits) {
+    const std::string reason = fp8::why_not(device(), fp8::Variant::Packed);
+    variant_ = fp8::Variant::Packed;
+    if (!reason.empty()) {
+        const Shape s{8, 8, 128};
+        const Input a = make_a(GemmForm::NT, kind(Blocks::Rows128), s),
+                    b = make_b(GemmForm::NT, kind(Blocks::Blocks128), s);
+        const OpTensor d = padded(DType::F32, {s.m, s.n});
+        const Buffer scratch = workspace_for(*a.operand, *b.operand);
+        expect_refused([&](Recording& r) { record(r, GemmForm::NT, a, b, d, false, scratch); },
+                       {"packed", reason});
+        return;
+    }
+    for (const GemmForm form : kForms) {
+        const bool tn = form == GemmForm::TN;
+        const Kind own_a = kind(tn ? Blocks::Columns128 : Blocks::Rows128);
+        const Kind own_b = kind(form == GemmForm::NT ? Blocks::Rows128 : Blocks::Columns128);
+        for (const Shape& s :
+             {Shape{1, 1, 1}, {130, 129, 200}, {257, 36, 513}, {17, 130, 128}, {70, 66, 129, 3}})
+            for (const bool blocks : {true, false}) {
+                SCOPED_TRACE(std::string(kFormNames[static_cast<int>(form)]) + " " +
+                             std::to_string(s.m) + " x " + std::to_string(s.n) + " x " +
+                             std::to_string(s.k) + (blocks ? ", 128x128" : ""));
+                const Input a = make_a(form, own_a, s),
+                            b = make_b(form, blocks ? kind(Blocks::Blocks128) : own_b, s);
+                check(form, a, b, s, DType::F32);
+                check(form, a, b, s, DType::BF16);
+                check(form, a, b, s, DType::F32, true);
+            }
+        // 2^22 is what f16 holds; beyond, the slow loop must serve.
+        const Shape s{40, 24, 520};
+        for (const int spread : {8, 20, 21, 22, 23, 24, 60})
+            for (const bool blocks : {true, false}) {
+                SCOPED_TRACE(std::string(kFormNames[static_cast<int>(form)]) + ", scales over 2^" +
+                             std::to_string(spread));
+                const Input a = input(own_a, tn ? extents(0, s.k, s.m) : extents(0, s.m, s.k),
+                                      tn ? steep(s.k, s.m, spread, true, 5)
+                                         : steep(s.m, s.k, spread, false, 5));
+                const Input b = make_b(form, blocks ? kind(Blocks::Blocks128) : own_b, s);
+                check(form, a, b, s, DType::F32);
+            }
+    }
 }
 
 TEST_F(Fp8Gemm, SaysWhatDoesNotFit) {

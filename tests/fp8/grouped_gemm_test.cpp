@@ -160,7 +160,7 @@ protected:
             const auto gemm = masked ? fp8::m_grouped_gemm_nt_masked
                               : nt   ? fp8::m_grouped_gemm_nt_contiguous
                                      : fp8::m_grouped_gemm_nn_contiguous;
-            gemm(r, *a.operand, *b.operand, d, rows, accumulate, scratch.view());
+            gemm(r, *a.operand, *b.operand, d, rows, accumulate, scratch.view(), variant_);
         });
         auto expected = m_product(nt, groups, a.values, b.values, n, k);
         auto magnitudes = m_product(nt, groups, reference::absolute(a.values),
@@ -209,7 +209,8 @@ protected:
         const Buffer list = list_for(groups), scratch = workspace_for(*a.operand, *b.operand);
         run([&](Recording& r) {
             const GroupedRows rows = fp8::make_grouped_rows(r, groups.layout, {}, list.view());
-            fp8::k_grouped_gemm_tn(r, *a.operand, *b.operand, d, rows, accumulate, scratch.view());
+            fp8::k_grouped_gemm_tn(r, *a.operand, *b.operand, d, rows, accumulate, scratch.view(),
+                                   variant_);
         });
         auto expected = k_product(groups, a.values, b.values, m, n);
         auto magnitudes =
@@ -304,6 +305,31 @@ TEST_F(Fp8GroupedGemm, WeightGradientsOfEveryPairOfOperands) {
         check_k(c, kBf16Kind, kind(Blocks::PerTensor), 24, 40, false);
 }
 
+TEST_F(Fp8GroupedGemm, PackedOperandsOnMatrixUnits) {
+    if (!fp8::why_not(device(), fp8::Variant::Packed).empty())
+        return; // fp8_gemm_test checks what is said then
+    variant_ = fp8::Variant::Packed;
+    const std::vector<std::vector<std::uint32_t>> groups = {
+        kMixed, {1}, {0, 0}, {127, 128, 129}, {0, 300, 0}};
+    for (const auto& counts : groups)
+        for (const auto& [m, n] :
+             {std::pair<std::uint64_t, std::uint64_t>{40, 72}, {33, 17}, {1, 130}})
+            for (const bool accumulate : {false, true})
+                check_k({LayoutForm::PrefixSums, counts}, kind(Blocks::Columns128),
+                        kind(Blocks::Columns128), m, n, accumulate);
+    if (fp8::m_alignment(device()) != 128)
+        return; // a CPU's work lists have smaller tiles
+    for (const Case& c : layouts())
+        for (const bool nt : {true, false}) {
+            if (c.form == LayoutForm::Masked && !nt)
+                continue;
+            check_m(nt, c, kind(Blocks::Rows128), kind(Blocks::Blocks128), 36, 200, DType::BF16);
+            check_m(nt, c, kind(Blocks::Rows128), kind(Blocks::Blocks128), 130, 136, DType::F32);
+        }
+    check_m(true, {LayoutForm::RowGroups, {3, 0, 318}, 2}, kind(Blocks::Rows128),
+            kind(Blocks::Rows128), 40, 136, DType::F32, true);
+}
+
 TEST_F(Fp8GroupedGemm, GivesTheSameBitsAgain) {
     const Groups groups = make_groups({LayoutForm::PrefixSums, kMixed});
     const std::uint64_t n = 72, k = 264, count = kMixed.size();
@@ -365,7 +391,11 @@ TEST_F(Fp8GroupedGemm, SaysWhatDoesNotFit) {
     const auto rows = fp8::make_grouped_rows(made, groups.layout, {n, 0, 0, 0}, list.view());
     const auto refused = [&](auto op, const Operand& x, const Operand& y, const TensorView& z,
                              const std::vector<std::string>& words) {
-        expect_refused([&](Recording& r) { op(r, x, y, z, rows, false, scratch.view()); }, words);
+        expect_refused(
+            [&](Recording& r) {
+                op(r, x, y, z, rows, false, scratch.view(), fp8::Variant::Device);
+            },
+            words);
     };
     const auto nt = fp8::m_grouped_gemm_nt_contiguous;
     refused(nt, *a.operand, *three.operand, d,

@@ -49,39 +49,49 @@ struct Operand {
 /// "bf16 [5, 128]", "e4m3 1x128, power-of-two scales [5, 128]".
 std::string describe(const Operand& operand);
 
+/// Ways to compute a product, each with its own bits.
+enum class Variant : std::uint8_t {
+    Device,  ///< what suits the device and the sizes
+    Decoded, ///< operands decoded ahead to bf16 or f32, then the engine's products
+    Packed,  ///< e4m3 operands with power-of-two scales along k, on matrix units of f16
+};
+
+/// "" when the device and this build have the variant, else why not.
+std::string why_not(const Device& device, Variant variant);
+
 /// Device memory that any product of these operands takes as its workspace.
 std::uint64_t gemm_workspace_bytes(const Device& device, const Operand& a, const Operand& b);
 
 /// a: [M, K] or [batch, M, K]; b: [N, K]; d: [M, N]; batched alike. D overlaps neither.
 void gemm_nt(Recording& recording, const Operand& a, const Operand& b, const TensorView& d,
-             bool accumulate, BufferView workspace);
+             bool accumulate, BufferView workspace, Variant variant = Variant::Device);
 /// a: [M, K], b: [K, N].
 void gemm_nn(Recording& recording, const Operand& a, const Operand& b, const TensorView& d,
-             bool accumulate, BufferView workspace);
+             bool accumulate, BufferView workspace, Variant variant = Variant::Device);
 /// a: [K, M], b: [K, N].
 void gemm_tn(Recording& recording, const Operand& a, const Operand& b, const TensorView& d,
-             bool accumulate, BufferView workspace);
+             bool accumulate, BufferView workspace, Variant variant = Variant::Device);
 
 /// The forward product of experts: d[r] = a[r] * transpose(b[g]) for the rows r of each group g.
 /// a: [rows, K], b: [groups, N, K], d: [rows, N]. Other rows are neither read nor written.
 void m_grouped_gemm_nt_contiguous(Recording& recording, const Operand& a, const Operand& b,
                                   const TensorView& d, const GroupedRows& rows, bool accumulate,
-                                  BufferView workspace);
+                                  BufferView workspace, Variant variant = Variant::Device);
 /// The input gradient from the same weights: d[r] = a[r] * b[g]. a: [rows, K], b: [groups, K, N].
 void m_grouped_gemm_nn_contiguous(Recording& recording, const Operand& a, const Operand& b,
                                   const TensorView& d, const GroupedRows& rows, bool accumulate,
-                                  BufferView workspace);
+                                  BufferView workspace, Variant variant = Variant::Device);
 /// Decoding: a: [groups, max_m, K], d: [groups, max_m, N], groups without gaps in between, so many
 /// rows of each as rows.layout, a GroupLayout::masked of max_m, counts; b: [groups, N, K].
 void m_grouped_gemm_nt_masked(Recording& recording, const Operand& a, const Operand& b,
                               const TensorView& d, const GroupedRows& rows, bool accumulate,
-                              BufferView workspace);
+                              BufferView workspace, Variant variant = Variant::Device);
 
 /// The weight gradient: d[g] = transpose(a) * b summed over the rows of group g. a: [rows, M], b:
 /// [rows, N], d: [groups, M, N] f32. An empty group leaves d[g] when accumulating and clears it
 /// otherwise. Columns128 operands need group_offsets, the same tensor as a layout of prefix sums.
 void k_grouped_gemm_tn(Recording& recording, const Operand& a, const Operand& b,
                        const TensorView& d, const GroupedRows& rows, bool accumulate,
-                       BufferView workspace);
+                       BufferView workspace, Variant variant = Variant::Device);
 
 } // namespace bellows::fp8

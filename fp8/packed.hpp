@@ -1,0 +1,26 @@
+// SPDX-License-Identifier: MIT
+#pragma once
+
+// Products of two E4M3 operands with power-of-two scales on matrix units: both are packed into
+// tiles (shaders/include/fp8_packed.glsl) in the order in which the product reads them, then one
+// kernel serves every form. Packing reads and writes each code once.
+
+#include "product.hpp"
+
+#include <string>
+
+namespace bellows::fp8 {
+
+/// "" when the device can compute any product so, else what it lacks.
+std::string why_not_packed(const Device& device);
+/// "" when `product` can be computed so, else what is against it.
+std::string why_not_packed(const Device& device, const Product& product);
+/// Whether it is also the faster way.
+bool better_packed(const Device& device, const Product& product);
+/// Device memory that packing the operands of any product takes at most.
+std::uint64_t packed_bytes(const Operand& a, const Operand& b);
+/// workspace: packed_bytes, at a multiple of 16 bytes.
+void record_packed(Recording& recording, const char* op, const Product& product,
+                   BufferView workspace);
+
+} // namespace bellows::fp8

@@ -1,0 +1,28 @@
+// SPDX-License-Identifier: MIT
+#pragma once
+
+// A product whose operands have been found to fit together: what gemm.cpp checks and the ways of
+// computing it take.
+
+#include <bellows/fp8/gemm.hpp>
+
+namespace bellows::fp8 {
+
+struct Product {
+    GemmForm form;
+    Operand a, b;
+    TensorView d;
+    const GroupedRows* rows; ///< null: dense
+    bool accumulate;
+};
+
+struct Extents {
+    std::uint64_t batch = 1, rows = 0, columns = 0;
+};
+
+inline Extents extents_of(const TensorView& view) {
+    return {view.rank == 3 ? view.extent[0] : 1, view.extent[view.rank - 2],
+            view.extent[view.rank - 1]};
+}
+
+} // namespace bellows::fp8
