@@ -1,0 +1,90 @@
+// SPDX-License-Identifier: MIT
+#pragma once
+
+// What bench_grouped_gemm times: the operands of one grouped product, its recording and the check
+// of samples of its result against f64.
+
+#include "grouped_gemm/operand.hpp"
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+namespace bellows::bench {
+
+enum class GroupedLayout : std::uint8_t {
+    Contiguous, ///< A [rows, K], B [groups, N, K], D [rows, N]
+    Dgrad,      ///< the same weights: A [rows, N], D [rows, K]
+    Masked,     ///< A [groups, max_m, K], D [groups, max_m, N]
+    K,          ///< A [rows, N], B [rows, K], added to D [groups, N, K] f32
+};
+const char* name_of(GroupedLayout layout);
+
+/// m: rows of a group on average; each has 0.7 to 1.3 times as many, as routers give them.
+struct GroupedShape {
+    std::uint64_t groups = 0, m = 0, n = 0, k = 0;
+};
+/// "8x4096x4096x7168"
+std::string name_of(const GroupedShape& shape);
+
+struct GroupedCase {
+    GroupedLayout layout = GroupedLayout::Contiguous;
+    GroupedShape shape;
+    OperandStorage a, b;
+    DType d = DType::BF16; ///< but for K
+};
+
+class GroupedProduct {
+public:
+    GroupedProduct(Device& device, const GroupedCase& c);
+
+    OpData& data() { return data_; }
+    Workload workload();
+
+private:
+    void make_groups();
+    void make_operands();
+    void record(Recording& recording) const;
+    std::string check_samples() const;
+
+    const GroupedCase case_;
+    OpData data_;
+    std::vector<std::uint64_t> begins_, ends_;
+    std::uint64_t rows_ = 0; ///< padding included
+    fp8::GroupLayout groups_;
+    fp8::Operand a_ = TensorView{}, b_ = TensorView{};
+    TensorView d_;
+    BufferView list_, workspace_;
+};
+
+/// ggml's MUL_MAT_ID: every token's row times the matrices of top_k experts, from ids to results in
+/// the order of ids: groups found, rows gathered (and quantised), multiplied, put back.
+struct MulMatIdShape {
+    std::uint64_t tokens = 0, experts = 0, top_k = 0, n = 0, k = 0;
+};
+/// "512x128x8x768x2048"
+std::string name_of(const MulMatIdShape& shape);
+
+class MulMatId {
+public:
+    MulMatId(Device& device, const MulMatIdShape& shape, const OperandStorage& a,
+             const OperandStorage& b);
+
+    OpData& data() { return data_; }
+    Workload workload();
+
+private:
+    void choose();
+    void record(Recording& recording) const;
+    std::string check_samples() const;
+
+    const MulMatIdShape shape_;
+    OpData data_;
+    std::vector<std::int32_t> chosen_; ///< expert of each slot
+    TensorView ids_, x_, rows_, products_, results_;
+    ops::MoeLayout layout_, slots_; ///< by token, and with each slot as a token of its own
+    fp8::Operand a_ = TensorView{}, b_ = TensorView{};
+    BufferView layout_workspace_, list_, workspace_;
+};
+
+} // namespace bellows::bench
