@@ -32,6 +32,7 @@ memory that operands and workspace take.
                              N x K; "none" for none
   --a fp8|bf16|f32 --b ...   storage of operands (default: fp8 by fp8, and bf16 by bf16)
   --scales pow2|f32          of fp8 operands (default pow2)
+  --variant NAME             device (default: what suits it), decoded or packed; see fp8/gemm.hpp
   --d bf16|f32               storage of results (default bf16; f32 for k and ids)
 )";
 
@@ -129,7 +130,7 @@ class BenchGroupedGemm : public Program {
         const bool cpu = device.info().is_cpu;
         for (const auto& [layout, shape] : chosen(cpu))
             for (const Pair& pair : pairs_)
-                add_product(device, {layout, shape, pair.a, pair.b, d_});
+                add_product(device, {layout, shape, pair.a, pair.b, d_, variant_});
         for (const MulMatIdShape& shape : ids_.value_or(usual_ids(cpu)))
             for (const Pair& pair : pairs_)
                 add_ids(device, shape, pair);
@@ -164,6 +165,13 @@ class BenchGroupedGemm : public Program {
         if (d != "bf16" && d != "f32")
             refuse("--d: \"" + d + "\" is no storage");
         d_ = d == "f32" ? DType::F32 : DType::BF16;
+        const std::string variant = arguments.value("--variant").value_or("device");
+        if (variant == "decoded")
+            variant_ = fp8::Variant::Decoded;
+        else if (variant == "packed")
+            variant_ = fp8::Variant::Packed;
+        else if (variant != "device")
+            refuse("--variant: \"" + variant + "\" is none");
     }
 
     /// The usual shapes of the layouts, or the given shapes in each.
@@ -223,6 +231,7 @@ class BenchGroupedGemm : public Program {
     std::optional<std::vector<MulMatIdShape>> ids_;
     std::vector<Pair> pairs_;
     DType d_ = DType::BF16;
+    fp8::Variant variant_ = fp8::Variant::Device;
     Ceiling copy_, fma_, matrix_;
 };
 

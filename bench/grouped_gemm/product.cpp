@@ -101,13 +101,15 @@ void GroupedProduct::record(Recording& r) const {
     const auto rows = fp8::make_grouped_rows(r, groups_, {n, 0, 0, 0}, list_);
     switch (case_.layout) {
     case GroupedLayout::Contiguous:
-        return fp8::m_grouped_gemm_nt_contiguous(r, a_, b_, d_, rows, false, workspace_);
+        return fp8::m_grouped_gemm_nt_contiguous(r, a_, b_, d_, rows, false, workspace_,
+                                                 case_.variant);
     case GroupedLayout::Dgrad:
-        return fp8::m_grouped_gemm_nn_contiguous(r, a_, b_, d_, rows, false, workspace_);
+        return fp8::m_grouped_gemm_nn_contiguous(r, a_, b_, d_, rows, false, workspace_,
+                                                 case_.variant);
     case GroupedLayout::Masked:
-        return fp8::m_grouped_gemm_nt_masked(r, a_, b_, d_, rows, false, workspace_);
+        return fp8::m_grouped_gemm_nt_masked(r, a_, b_, d_, rows, false, workspace_, case_.variant);
     case GroupedLayout::K:
-        return fp8::k_grouped_gemm_tn(r, a_, b_, d_, rows, true, workspace_);
+        return fp8::k_grouped_gemm_tn(r, a_, b_, d_, rows, true, workspace_, case_.variant);
     }
 }
 

@@ -32,6 +32,7 @@ struct GroupedCase {
     GroupedShape shape;
     OperandStorage a, b;
     DType d = DType::BF16; ///< but for K
+    fp8::Variant variant = fp8::Variant::Device;
 };
 
 class GroupedProduct {
