@@ -210,8 +210,7 @@ std::uint64_t packed_bytes(const Operand& a, const Operand& b) {
             return 0;
         const Extents e = extents_of(o->values);
         const std::uint64_t down = div_up(e.rows, kTile), across = div_up(e.columns, kTile);
-        const std::uint64_t places =
-            e.batch > 1 ? e.batch * down * across : (down + groups) * across;
+        const std::uint64_t places = (e.batch * down + groups) * across;
         bytes += places * (kBlockBytes + kVectorBytes) +
                  (e.batch * down + groups + groups * across + across) * (kVectorBytes + 4) + 512;
     }
