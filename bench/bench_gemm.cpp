@@ -9,7 +9,6 @@
 
 #include <bellows/engine/error.hpp>
 
-#include <cstdio>
 #include <memory>
 #include <optional>
 
@@ -33,22 +32,15 @@ of the same run: of the matrix units where the product's class uses them, else o
     throw Error(ErrorCode::InvalidArgument, what + "; see bench_gemm --help");
 }
 
-std::vector<Shape> shapes_of(const std::string& text, bool grouped) {
+std::optional<std::vector<Shape>> shapes_of(Arguments& arguments, const std::string& name,
+                                            const std::string& form) {
+    const auto lists = arguments.sizes(name, form);
+    if (!lists)
+        return std::nullopt;
     std::vector<Shape> shapes;
-    if (text == "none")
-        return shapes;
-    for (const std::string& part : Arguments::split(text)) {
-        unsigned long long v[4] = {};
-        int used = -1;
-        const int count =
-            grouped
-                ? std::sscanf(part.c_str(), "%llux%llux%llux%llu%n", v, v + 1, v + 2, v + 3, &used)
-                : std::sscanf(part.c_str(), "%llux%llux%llu%n", v + 1, v + 2, v + 3, &used);
-        const bool zero = (grouped && v[0] == 0) || v[1] == 0 || v[2] == 0 || v[3] == 0;
-        if (count != (grouped ? 4 : 3) || used != static_cast<int>(part.size()) || zero)
-            refuse("\"" + part + "\" is no " + (grouped ? "GxRxNxK" : "MxNxK"));
-        shapes.push_back({v[0], v[1], v[2], v[3]});
-    }
+    for (const auto& v : *lists)
+        shapes.push_back(v.size() == 3 ? Shape{0, v[0], v[1], v[2]}
+                                       : Shape{v[0], v[1], v[2], v[3]});
     return shapes;
 }
 
@@ -57,13 +49,6 @@ GemmForm form_of(const std::string& text) {
         if (text == name_of(form))
             return form;
     refuse("\"" + text + "\" is no form");
-}
-
-DType storage_of(const std::string& text) {
-    for (const DType dtype : {DType::F32, DType::BF16})
-        if (text == to_string(dtype))
-            return dtype;
-    refuse("\"" + text + "\" is no storage");
 }
 
 std::string short_name(const GemmTile& t) {
@@ -80,20 +65,14 @@ public:
     void take(Arguments& arguments) override {
         tiles_ = arguments.flag("--tiles");
         class_ = arguments.value("--class").value_or("");
-        if (const auto text = arguments.value("--shapes"))
-            dense_ = shapes_of(*text, false);
-        if (const auto text = arguments.value("--groups"))
-            grouped_ = shapes_of(*text, true);
+        dense_ = shapes_of(arguments, "--shapes", "MxNxK");
+        grouped_ = shapes_of(arguments, "--groups", "GxRxNxK");
         if (const auto text = arguments.value("--forms")) {
             forms_.clear();
             for (const std::string& form : Arguments::split(*text))
                 forms_.push_back(form_of(form));
         }
-        if (const auto text = arguments.value("--storage")) {
-            storage_.clear();
-            for (const std::string& dtype : Arguments::split(*text))
-                storage_.push_back(storage_of(dtype));
-        }
+        storage_ = arguments.storage("--storage");
     }
 
     void configure(DeviceOptions& options) const override {
@@ -121,13 +100,8 @@ public:
 
 private:
     void add_peaks(Device& device) {
-        fma_peak_ = fma_peak(device);
-        // A CPU's matrix products run on its FMA units; the loop there is only checked, compilers
-        // take the products out of it.
-        matrix_peak_ = matrix_peak(device) * (device.info().is_cpu ? 0 : 1);
-        add_context("fma_peak_gflops", std::to_string(fma_peak_));
-        if (matrix_peak_ > 0)
-            add_context("matrix_peak_gflops", std::to_string(matrix_peak_));
+        fma_ = measure(device, fma_peak);
+        matrix_ = measure(device, matrix_peak);
         add_context("class of bf16 products", gemm_class(device).name);
         for (const GemmClass& c : gemm_classes(device))
             if (!c.why_not.empty())
@@ -162,12 +136,10 @@ private:
     }
 
     void time(benchmark::State& state, Product& product) const {
-        run_workload(state, product.data(), product.workload());
-        const bool units = product.dtype == DType::BF16 && matrix_peak_ > 0;
+        const bool units = product.dtype == DType::BF16 && matrix_.rate > 0;
+        run_workload(state, product.data(), product.workload(), units ? matrix_ : fma_);
         state.SetLabel(product.dtype == DType::BF16 ? gemm_class(product.data().device()).name
                                                     : "f32-sequential");
-        state.counters[units ? "of_matrix_peak" : "of_fma_peak"] =
-            static_cast<double>(state.counters["GFLOPS"]) / (units ? matrix_peak_ : fma_peak_);
     }
 
     /// Tiles of NT and NN must be equally wide where a work list serves both; here one product uses
@@ -195,10 +167,10 @@ private:
 
     std::optional<std::vector<Shape>> dense_, grouped_;
     std::vector<GemmForm> forms_ = {GemmForm::NT, GemmForm::NN, GemmForm::TN};
-    std::vector<DType> storage_ = {DType::F32, DType::BF16};
+    std::vector<DType> storage_;
     std::string class_;
     bool tiles_ = false;
-    double fma_peak_ = 0, matrix_peak_ = 0;
+    Ceiling fma_, matrix_;
     std::unique_ptr<Product> last_;
 };
 

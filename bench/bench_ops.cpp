@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT
-// Every dense op but GEMM: checks samples of its result against f64, then times it. Sizes are those
-// of one layer of the demo model on CPU drivers, of v2-lite elsewhere. `--help` lists the options.
+// Every dense op but GEMM and the permutation of tokens: checks samples of its result against f64,
+// then times it. Sizes are those of one layer of the demo model on CPU drivers, of v2-lite
+// elsewhere. `--help` lists the options.
 
 #include "ops/workloads.hpp"
 #include "support/program.hpp"
@@ -20,12 +21,6 @@ constexpr Entry kEntries[] = {
     {"router_dgrad", router, 1, false},
     {"expert_counts", router, 2, false},
     {"router_bias_update", router, 3, false},
-    {"moe_layout", moe, 0, false},
-    {"moe_gather", moe, 1, true},
-    {"moe_unpermute", moe, 2, true},
-    {"moe_weights_dgrad", moe, 3, true},
-    {"moe_scalars_to_rows", moe, 4, false},
-    {"moe_scalars_to_slots", moe, 5, false},
     {"swiglu_forward", swiglu, 0, true},
     {"swiglu_dgrad", swiglu, 1, true},
     {"rmsnorm_forward", rmsnorm, 0, true},
@@ -59,22 +54,30 @@ Sizes sizes_for(const Device& device) {
 class BenchOps : public Program {
 public:
     std::string help() const override {
-        return "bench_ops: every dense op but the products, forward and backward.\n"
-               "GB/s counts each tensor once, read or written.\n";
+        return "bench_ops: every dense op but the products and the permutation of tokens, forward\n"
+               "and backward. GB/s counts each tensor once, read or written; \"of peak\" is the "
+               "share\n"
+               "of a copy loop of the same run, for attention of an FMA loop.\n";
     }
 
     void add(Device& device) override {
         const Sizes sizes = sizes_for(device);
+        copy_ = measure(device, copy_peak);
+        fma_ = measure(device, fma_peak);
         for (const Entry& entry : kEntries)
             for (const DType dtype : {DType::F32, DType::BF16})
                 if (dtype == DType::F32 || entry.by_storage)
-                    add_benchmark(std::string(entry.name) + "/" + to_string(dtype),
-                                  [&device, sizes, entry, dtype](benchmark::State& state) {
-                                      OpData data(device);
-                                      run_workload(state, data,
-                                                   entry.make(data, sizes, dtype, entry.part));
-                                  });
+                    add_benchmark(
+                        std::string(entry.name) + "/" + to_string(dtype),
+                        [this, &device, sizes, entry, dtype](benchmark::State& state) {
+                            OpData data(device);
+                            const Workload work = entry.make(data, sizes, dtype, entry.part);
+                            run_workload(state, data, work, work.flops > 0 ? fma_ : copy_);
+                        });
     }
+
+private:
+    Ceiling copy_, fma_;
 };
 
 } // namespace

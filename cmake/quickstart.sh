@@ -7,7 +7,9 @@
 #   cmake/quickstart.sh test  [quick]                      builds and runs the tests; quick: without
 #                                                          the sanitizers and the portable build
 #   cmake/quickstart.sh bench [NAME] [OPTIONS of bench_*]  runs the benchmarks named bench_*NAME*, by
-#                                                          default all, on the CPU
+#                                                          default all, on the CPU; --json FOLDER:
+#                                                          results for bench/compare.py, by default
+#                                                          in build/bench
 #
 # Installs packages, makes the private toolchain folder, builds. May be run again: then it does only
 # what is missing. Details stand in build/log/.
@@ -21,7 +23,7 @@ goal=${1:-}
 case $goal in
 train | test | bench) shift ;;
 *)
-    sed -n '4,12s/^# \{0,1\}//p' "$0" >&2
+    sed -n '4,15s/^# \{0,1\}//p' "$0" >&2
     exit 2
     ;;
 esac
@@ -176,7 +178,7 @@ run_test() {
     finish 0 "test succeeded"
 }
 
-# One table for all programs.
+# One table for all programs, and a file of each in one folder.
 run_bench() {
     name=
     case ${1:-} in
@@ -186,18 +188,37 @@ run_bench() {
         shift
         ;;
     esac
+    results=build/bench
+    words=$#
+    while [ "$words" -gt 0 ]; do
+        word=$1
+        shift
+        words=$((words - 1))
+        if [ "$word" = --json ]; then
+            [ "$words" -gt 0 ] || finish 2 "bench FAILED: --json needs a folder"
+            results=$1
+            shift
+            words=$((words - 1))
+        else
+            set -- "$@" "$word"
+        fi
+    done
+    mkdir -p "$results" || finish 2 "bench FAILED: --json $results is no folder"
     build release -DBELLOWS_BENCH=ON -DBELLOWS_WERROR=OFF
     columns=
     for program in build/release/bin-new/bench_*"$name"*; do
         [ -x "$program" ] || continue
+        program=$(basename "$program")
+        case $program in *_test) continue ;; esac
         status=0
-        with_new_lavapipe "$(basename "$program")" $columns --device cpu "$@" || status=$?
+        with_new_lavapipe "$program" $columns --device cpu --json "$results/$program.json" "$@" ||
+            status=$?
         [ "$status" -eq 0 ] ||
-            finish "$status" "bench FAILED in $(basename "$program") with exit code $status"
+            finish "$status" "bench FAILED in $program with exit code $status"
         columns=--no-columns
     done
     [ -n "$columns" ] || finish 2 "bench FAILED: no benchmark matches '$name'"
-    finish 0 "bench succeeded"
+    finish 0 "bench succeeded; compare with another run: bench/compare.py $results OTHER"
 }
 
 "run_$goal" "$@"

@@ -102,7 +102,26 @@ std::string compare(const char* what, std::uint64_t at, double actual, double ex
            ", expected " + std::to_string(expected);
 }
 
-void run_workload(benchmark::State& state, OpData& data, const Workload& workload) {
+double time_recorded(Device& device, const std::function<void(Recording&)>& record, double least) {
+    Recording once(device, QueueRole::Compute, "once");
+    record(once);
+    device.submit(once).wait(); // compiles
+    const double estimate = warm_seconds(device, once);
+    const auto repetitions =
+        static_cast<std::uint64_t>(std::clamp(0.02 / std::max(estimate, 1e-6), 1.0, 200.0));
+    Recording many(device, QueueRole::Compute, "bench");
+    for (std::uint64_t i = 0; i < repetitions; ++i)
+        record(many);
+    std::vector<double> times;
+    for (double total = 0; total < least || times.size() < 3; total += times.back())
+        times.push_back(seconds_of(device, many));
+    const auto median = times.begin() + static_cast<std::ptrdiff_t>(times.size() / 2);
+    std::nth_element(times.begin(), median, times.end());
+    return *median / static_cast<double>(repetitions);
+}
+
+void run_workload(benchmark::State& state, OpData& data, const Workload& workload,
+                  const Ceiling& ceiling) {
     Device& device = data.device();
     Recording once(device, QueueRole::Compute, "check");
     workload.record(once);
@@ -111,25 +130,15 @@ void run_workload(benchmark::State& state, OpData& data, const Workload& workloa
         state.SkipWithError(("wrong result: " + wrong).c_str());
         return;
     }
-    const double estimate = warm_seconds(device, once);
-    const auto repetitions =
-        static_cast<std::uint64_t>(std::clamp(0.02 / std::max(estimate, 1e-6), 1.0, 200.0));
-    Recording many(device, QueueRole::Compute, "bench");
-    for (std::uint64_t i = 0; i < repetitions; ++i) {
-        workload.record(many);
-    }
     for (auto _ : state) {
-        std::vector<double> times;
-        for (double total = 0; total < least_seconds() || times.size() < 3; total += times.back())
-            times.push_back(seconds_of(device, many));
-        std::nth_element(times.begin(),
-                         times.begin() + static_cast<std::ptrdiff_t>(times.size() / 2),
-                         times.end());
-        const double seconds = times[times.size() / 2] / static_cast<double>(repetitions);
+        const double seconds = time_recorded(device, workload.record);
         state.SetIterationTime(seconds);
         state.counters["GB/s"] = 1e-9 * workload.bytes / seconds;
         if (workload.flops > 0)
             state.counters["GFLOPS"] = 1e-9 * workload.flops / seconds;
+        if (ceiling.rate > 0)
+            state.counters["of_" + ceiling.name + "_peak"] =
+                static_cast<double>(state.counters[ceiling.unit]) / ceiling.rate;
     }
 }
 

@@ -6,6 +6,8 @@
 // host's around submit and wait, per repetition.
 
 #include "reference/compare.hpp"
+#include "support/peaks.hpp"
+#include "support/program.hpp"
 
 #include <bellows/engine/device.hpp>
 #include <bellows/engine/ops.hpp>
@@ -15,6 +17,7 @@
 #include <cmath>
 #include <deque>
 #include <functional>
+#include <initializer_list>
 #include <span>
 #include <string>
 #include <vector>
@@ -50,7 +53,7 @@ private:
 struct Workload {
     std::function<void(Recording&)> record;
     std::function<std::string()> verify; ///< "" or what is wrong
-    double bytes = 0;                    ///< read and written, each tensor once
+    double bytes = 0;                    ///< each byte of each tensor once
     double flops = 0;
 };
 
@@ -58,6 +61,31 @@ struct Workload {
 std::string compare(const char* what, std::uint64_t at, double actual, double expected,
                     double tolerance, double scale = 1);
 
-void run_workload(benchmark::State& state, OpData& data, const Workload& workload);
+/// What f32 arithmetic and one rounding to the storage leave, relative.
+inline double tolerance(DType dtype) {
+    return dtype == DType::BF16 ? 8e-3 : 1e-4;
+}
+
+/// Of all elements of the tensors.
+inline double bytes_of(std::initializer_list<TensorView> views) {
+    double bytes = 0;
+    for (const TensorView& view : views)
+        bytes += static_cast<double>(view.num_bytes());
+    return bytes;
+}
+
+/// First, middle and last of `count`.
+inline std::vector<std::uint64_t> samples(std::uint64_t count) {
+    return {0, count / 2, count - 1};
+}
+
+/// Seconds of what `record` records, as the head of this file says; times for `least` seconds.
+double time_recorded(Device& device, const std::function<void(Recording&)>& record,
+                     double least = least_seconds());
+
+/// Checks, then times for least_seconds() and sets the rates, with the share of the ceiling if it
+/// has a rate. A wrong result fails the benchmark.
+void run_workload(benchmark::State& state, OpData& data, const Workload& workload,
+                  const Ceiling& ceiling = {});
 
 } // namespace bellows::bench

@@ -1,11 +1,16 @@
 // SPDX-License-Identifier: MIT
 #include "support/program.hpp"
 
+#include "support/clock.hpp"
 #include "support/table.hpp"
+
+#include "app/version.hpp"
 
 #include <bellows/engine/error.hpp>
 
 #include <algorithm>
+#include <charconv>
+#include <cstdio>
 #include <cstdlib>
 #include <iostream>
 #include <memory>
@@ -61,21 +66,57 @@ std::optional<std::string> Arguments::value(const std::string& name) {
     return found;
 }
 
-std::vector<std::string> Arguments::split(const std::string& text) {
+std::vector<std::string> Arguments::split(const std::string& text, char separator) {
     std::vector<std::string> parts;
     for (std::size_t at = 0; at <= text.size();) {
-        const std::size_t comma = std::min(text.find(',', at), text.size());
-        parts.push_back(text.substr(at, comma - at));
-        at = comma + 1;
+        const std::size_t end = std::min(text.find(separator, at), text.size());
+        parts.push_back(text.substr(at, end - at));
+        at = end + 1;
     }
     return parts;
 }
 
+std::optional<std::vector<std::vector<std::uint64_t>>> Arguments::sizes(const std::string& name,
+                                                                        const std::string& form) {
+    const auto text = value(name);
+    if (!text)
+        return std::nullopt;
+    std::vector<std::vector<std::uint64_t>> lists;
+    for (const std::string& part : *text == "none" ? std::vector<std::string>() : split(*text)) {
+        std::vector<std::uint64_t> numbers;
+        for (const std::string& word : split(part, 'x')) {
+            std::uint64_t number = 0;
+            const char* end = word.data() + word.size();
+            if (const auto read = std::from_chars(word.data(), end, number);
+                read.ec == std::errc() && read.ptr == end && number > 0)
+                numbers.push_back(number);
+        }
+        if (split(part, 'x').size() != numbers.size() || numbers.size() != split(form, 'x').size())
+            throw Error(ErrorCode::InvalidArgument,
+                        name + ": \"" + part + "\" is no " + form + "; see --help");
+        lists.push_back(std::move(numbers));
+    }
+    return lists;
+}
+
+std::vector<DType> Arguments::storage(const std::string& name) {
+    std::vector<DType> chosen;
+    for (const std::string& text : split(value(name).value_or("f32,bf16"))) {
+        if (text != to_string(DType::F32) && text != to_string(DType::BF16))
+            throw Error(ErrorCode::InvalidArgument,
+                        name + ": \"" + text + "\" is no storage; see --help");
+        chosen.push_back(text == to_string(DType::F32) ? DType::F32 : DType::BF16);
+    }
+    return chosen;
+}
+
 void Program::add_benchmark(const std::string& name, std::function<void(benchmark::State&)> body) {
     benchmark::RegisterBenchmark(name.c_str(),
-                                 [body = std::move(body)](benchmark::State& state) {
+                                 [this, body = std::move(body)](benchmark::State& state) {
                                      try {
                                          body(state);
+                                         if (const auto mhz = clock_mhz(device_->info()))
+                                             state.counters["MHz"] = *mhz;
                                      } catch (const Error& error) {
                                          state.SkipWithError(error.what());
                                      }
@@ -90,13 +131,37 @@ void Program::add_context(const std::string& key, const std::string& value) {
     context_.push_back(key + ": " + value);
 }
 
+Ceiling Program::measure(Device& device, Ceiling (*peak)(Device&)) {
+    if (list_)
+        return {};
+    const Ceiling ceiling = peak(device);
+    if (ceiling.rate > 0) {
+        char text[64];
+        std::snprintf(text, sizeof text, "%.2f %s", ceiling.rate, ceiling.unit.c_str());
+        add_context(ceiling.name + "_peak", text);
+    }
+    return ceiling;
+}
+
+/// What a reader of the JSON needs to compare it with another; the table shows the device, unless
+/// it goes on another program's.
+void Program::add_device_context(const DeviceInfo& info, bool columns) {
+    if (columns)
+        context_.push_back("device: " + info.name + ", " + info.driver);
+    benchmark::AddCustomContext("device", info.name);
+    benchmark::AddCustomContext("driver", info.driver);
+    benchmark::AddCustomContext("vulkan", info.api_version);
+    benchmark::AddCustomContext("bellows", kVersion);
+    benchmark::AddCustomContext("compiler", __VERSION__);
+}
+
 int Program::run_on_device(Arguments& arguments) {
     DeviceOptions options = DeviceOptions::from_environment({});
     if (const auto device = arguments.value("--device"))
         options.select = *device;
     const bool columns = !arguments.flag("--no-columns");
     Table table(context_, columns);
-    const bool list = arguments.flag("--list");
+    list_ = arguments.flag("--list");
     std::vector<std::string> words = {arguments.rest()[0]};
     if (const auto filter = arguments.value("--filter"))
         words.push_back("--benchmark_filter=" + *filter);
@@ -105,7 +170,7 @@ int Program::run_on_device(Arguments& arguments) {
     const auto json = arguments.value("--json");
     if (json)
         words.insert(words.end(), {"--benchmark_out=" + *json, "--benchmark_out_format=json"});
-    if (list)
+    if (list_)
         words.push_back("--benchmark_list_tests=true");
     take(arguments);
     if (arguments.rest().size() > 1)
@@ -120,11 +185,8 @@ int Program::run_on_device(Arguments& arguments) {
     benchmark::Initialize(&count, pointers.data());
 
     const std::unique_ptr<Device> device = Device::create(options);
-    const std::string name = device->info().name + ", " + device->info().driver;
-    if (columns)
-        add_context("device", name);
-    else
-        benchmark::AddCustomContext("device", name);
+    device_ = device.get();
+    add_device_context(device->info(), columns);
     add(*device);
     const std::size_t ran = benchmark::RunSpecifiedBenchmarks(&table);
     benchmark::ClearRegisteredBenchmarks(); // they refer to the device

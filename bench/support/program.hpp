@@ -4,6 +4,8 @@
 // What every benchmark program shares: options, one table of results, and exit codes: 0 all right,
 // 1 a result was wrong, 2 bad usage, 3 no device that serves. The thread of main() owns all of it.
 
+#include "support/peaks.hpp"
+
 #include <bellows/engine/device.hpp>
 
 #include <benchmark/benchmark.h>
@@ -27,8 +29,14 @@ public:
     bool flag(const std::string& name);
     /// The word after the last `name`. Throws Error{InvalidArgument} when there is none.
     std::optional<std::string> value(const std::string& name);
-    /// Splits a value at commas.
-    static std::vector<std::string> split(const std::string& text);
+    /// Splits a value.
+    static std::vector<std::string> split(const std::string& text, char at = ',');
+    /// The value "4096x7168x256x8,..." of `name` as lists of as many positive numbers as `form`
+    /// ("TxHxExK") has; none for "none". Throws Error{InvalidArgument} for anything else.
+    std::optional<std::vector<std::vector<std::uint64_t>>> sizes(const std::string& name,
+                                                                 const std::string& form);
+    /// The value "f32,bf16" of `name`; both without it.
+    std::vector<DType> storage(const std::string& name);
 
     /// What nobody took; the program's name is the first.
     std::vector<std::string>& rest() { return words_; }
@@ -53,14 +61,23 @@ protected:
     /// Drops what add() and the benchmarks made on the device.
     virtual void finish() {}
 
-    static void add_benchmark(const std::string& name, std::function<void(benchmark::State&)> body);
+    /// Its row gets the counter "MHz", too, where the device's clock can be read.
+    void add_benchmark(const std::string& name, std::function<void(benchmark::State&)> body);
 
     /// A line above the table and in the JSON.
     void add_context(const std::string& key, const std::string& value);
 
+    /// A ceiling for run_workload, e.g. measure(device, copy_peak), which the context shows as
+    /// "copy_peak". Nothing is measured for --list.
+    Ceiling measure(Device& device, Ceiling (*peak)(Device&));
+
 private:
     int run_on_device(Arguments& arguments);
+    void add_device_context(const DeviceInfo& info, bool columns);
+
     std::vector<std::string> context_;
+    const Device* device_ = nullptr; ///< while run() runs
+    bool list_ = false;
 };
 
 } // namespace bellows::bench

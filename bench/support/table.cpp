@@ -34,6 +34,18 @@ std::string number(const benchmark::UserCounters& counters, const char* name, do
     return text;
 }
 
+/// "85.3 % copy" of the counter "of_copy_peak".
+std::string share_of_peak(const benchmark::UserCounters& counters) {
+    const std::string begin = "of_", end = "_peak";
+    for (const auto& [name, share] : counters) {
+        if (!name.starts_with(begin) || !name.ends_with(end))
+            continue;
+        const std::string peak = name.substr(begin.size(), name.size() - begin.size() - end.size());
+        return number(counters, name.c_str(), 100, "%.1f %% ") + peak;
+    }
+    return "";
+}
+
 std::string name_of(const benchmark::BenchmarkReporter::Run& run) {
     std::string name = run.benchmark_name();
     const std::string suffix = "/iterations:1/manual_time";
@@ -47,7 +59,7 @@ bool Table::ReportContext(const Context&) {
     for (const std::string& line : context_)
         std::printf("%s\n", line.c_str());
     if (columns_)
-        std::printf("%-48s %12s %9s %9s %8s\n", "benchmark", "us", "GB/s", "GFLOPS", "of peak");
+        std::printf("%-48s %12s %9s %9s %14s\n", "benchmark", "us", "GB/s", "GFLOPS", "of peak");
     return true;
 }
 
@@ -58,13 +70,10 @@ void Table::ReportRuns(const std::vector<Run>& runs) {
             std::printf("%-48s FAILED: %s\n", name_of(run).c_str(), why_failed(run).c_str());
             continue;
         }
-        std::string share = number(run.counters, "of_matrix_peak", 100, "%.1f %%");
-        if (share.empty())
-            share = number(run.counters, "of_fma_peak", 100, "%.1f %%");
-        std::printf("%-48s %12.2f %9s %9s %8s  %s\n", name_of(run).c_str(),
+        std::printf("%-48s %12.2f %9s %9s %14s  %s\n", name_of(run).c_str(),
                     run.GetAdjustedRealTime(), number(run.counters, "GB/s", 1, "%.2f").c_str(),
-                    number(run.counters, "GFLOPS", 1, "%.1f").c_str(), share.c_str(),
-                    run.report_label.c_str());
+                    number(run.counters, "GFLOPS", 1, "%.1f").c_str(),
+                    share_of_peak(run.counters).c_str(), run.report_label.c_str());
     }
     std::fflush(stdout);
 }

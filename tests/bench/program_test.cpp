@@ -24,16 +24,18 @@ Workload tripling(OpData& data, double factor) {
 class Tripling : public Program {
     std::string help() const override { return "triples\n"; }
     void add(Device& device) override {
+        ceiling_ = measure(device, [](Device&) { return Ceiling{"trial", "GB/s", 1e-9}; });
         for (const double factor : {3.0, 4.0})
             add_benchmark(factor == 3 ? "right" : "wrong",
-                          [&device, factor](benchmark::State& state) {
+                          [this, &device, factor](benchmark::State& state) {
                               OpData data(device);
-                              run_workload(state, data, tripling(data, factor));
+                              run_workload(state, data, tripling(data, factor), ceiling_);
                           });
         add_benchmark("impossible", [](benchmark::State&) {
             throw Error(ErrorCode::Unsupported, "not on this device");
         });
     }
+    Ceiling ceiling_;
 };
 
 struct Outcome {
@@ -62,6 +64,8 @@ TEST(BenchProgram, ARightResultIsTimed) {
     EXPECT_EQ(outcome.code, 0) << outcome.err;
     EXPECT_TRUE(has(outcome.out, "GFLOPS")) << outcome.out;
     EXPECT_TRUE(has(outcome.out, "right ")) << outcome.out;
+    EXPECT_TRUE(has(outcome.out, "trial_peak: ")) << outcome.out;
+    EXPECT_TRUE(has(outcome.out, " % trial")) << outcome.out;
     EXPECT_FALSE(has(outcome.out, "FAILED")) << outcome.out;
 }
 
@@ -90,13 +94,34 @@ TEST(BenchProgram, UnknownOptionsAndNamesAreRefused) {
     EXPECT_TRUE(has(help.out, "triples") && has(help.out, "--json")) << help.out;
 }
 
+TEST(BenchProgram, ShapesAndStorage) {
+    const char* words[] = {"bench", "--shapes",  "2x30,400x5", "--none",
+                           "none",  "--storage", "bf16"};
+    Arguments arguments(7, const_cast<char**>(words));
+    using Lists = std::vector<std::vector<std::uint64_t>>;
+    EXPECT_EQ(arguments.sizes("--shapes", "MxN"), (Lists{{2, 30}, {400, 5}}));
+    EXPECT_EQ(arguments.sizes("--none", "MxN"), Lists{});
+    EXPECT_EQ(arguments.sizes("--absent", "MxN"), std::nullopt);
+    EXPECT_EQ(arguments.storage("--storage"), std::vector{DType::BF16});
+    EXPECT_EQ(arguments.storage("--storage"), (std::vector{DType::F32, DType::BF16}));
+    EXPECT_EQ(arguments.rest().size(), 1u);
+    for (const char* wrong : {"2", "2x3x4", "2x", "x2", "", "2x0", "2x-3", "2x3,", "2x3 ", "axb"}) {
+        const char* line[] = {"bench", "--shapes", wrong, "--storage", wrong};
+        Arguments refused(5, const_cast<char**>(line));
+        EXPECT_THROW(refused.sizes("--shapes", "MxN"), Error) << wrong;
+        EXPECT_THROW(refused.storage("--storage"), Error) << wrong;
+    }
+}
+
 TEST(BenchProgram, ResultsInJson) {
     const TemporaryFolder folder;
     const std::string file = folder.path() / "results.json";
     EXPECT_EQ(run({"--filter", "right", "--seconds", "0.001", "--json", file}).code, 0);
     std::ostringstream text;
     text << std::ifstream(file).rdbuf();
-    EXPECT_TRUE(has(text.str(), "\"device\"")) << text.str();
+    for (const char* key : {"device", "driver", "vulkan", "bellows", "compiler", "trial_peak",
+                            "GB/s", "GFLOPS", "of_trial_peak"})
+        EXPECT_TRUE(has(text.str(), "\"" + std::string(key) + "\": ")) << key << text.str();
     EXPECT_TRUE(has(text.str(), "\"name\": \"right/iterations:1/manual_time\"")) << text.str();
 }
 

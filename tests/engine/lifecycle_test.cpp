@@ -59,7 +59,8 @@ TEST(EngineLifecycle, TwoHundredDevicesOneAfterAnotherLeaveNothingBehind) {
     EXPECT_EQ(after.files, before.files);
     EXPECT_EQ(after.threads, before.threads);
     EXPECT_EQ(after.libraries, before.libraries);
-    EXPECT_LE(after.maps, before.maps + 20); // the heap may grow a little
+    // The heap may grow (a sanitizer's does so by itself); one mapping per device would be 200.
+    EXPECT_LE(after.maps, before.maps + 100);
 }
 
 TEST(EngineLifecycle, DriversStayLoadedBetweenDevices) {
