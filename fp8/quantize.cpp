@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: MIT
+#include "forms.hpp"
 #include "operands.hpp"
 
-#include <bellows/engine/device.hpp>
-#include <bellows/fp8/quantize.hpp>
 #include <bellows/kernels/kernels.hpp>
 
 #include <algorithm>
@@ -11,16 +10,6 @@ namespace bellows::fp8 {
 
 namespace {
 
-bool streams(const Recording& recording, Form form) {
-    return form == Form::Device ? recording.device().info().is_cpu : form == Form::Streams;
-}
-
-std::uint32_t constant(Format format) {
-    return format == Format::E4M3 ? 0 : 1;
-}
-std::uint32_t constant(ScaleRule rule) {
-    return rule == ScaleRule::PowerOfTwo ? 0 : 1;
-}
 std::uint32_t codes_groups(const Matrix& m) {
     return static_cast<std::uint32_t>(2 * div_up(m.columns, 16));
 }
@@ -45,10 +34,6 @@ LanePlan plan_lanes(bool cpu, std::uint64_t eights) {
         }
     }
     return plan;
-}
-
-std::uint32_t clamp_groups(std::uint64_t groups) {
-    return static_cast<std::uint32_t>(std::clamp<std::uint64_t>(groups, 1, kMaxGroups));
 }
 
 void quantize_rows(Recording& recording, const Operands& operands, const TensorView& x,
@@ -203,12 +188,6 @@ void quantize_tensor(Recording& recording, const Operands& operands, const Tenso
                        groups);
 }
 
-void require_blocks(const Operands& operands, const char* name, const Quantized& q, Blocks blocks) {
-    operands.require(q.recipe.blocks == blocks, std::string(name) + " have the recipe " +
-                                                    describe(q.recipe) + ", wanted are " +
-                                                    to_string(blocks) + " blocks");
-}
-
 /// x and codes of encode and decode, in groups of four.
 std::uint32_t check_flat(const Operands& operands, const TensorView& values,
                          const TensorView& codes) {
@@ -296,8 +275,8 @@ void quantize(Recording& recording, const TensorView& x, const Quantized& quanti
 void quantize_rows_and_columns(Recording& recording, const TensorView& x, const Quantized& rows,
                                const Quantized& columns, Form form) {
     const Operands operands("fp8::quantize_rows_and_columns");
-    require_blocks(operands, "rows", rows, Blocks::Rows128);
-    require_blocks(operands, "columns", columns, Blocks::Columns128);
+    operands.require_blocks("rows", rows, Blocks::Rows128);
+    operands.require_blocks("columns", columns, Blocks::Columns128);
     operands.require(rows.recipe.format == columns.recipe.format &&
                          rows.recipe.rule == columns.recipe.rule,
                      "rows are " + describe(rows.recipe) + ", columns are " +
@@ -309,8 +288,8 @@ void quantize_rows_and_columns(Recording& recording, const TensorView& x, const 
 
 void requantize(Recording& recording, const Quantized& rows, const Quantized& columns, Form form) {
     const Operands operands("fp8::requantize");
-    require_blocks(operands, "rows", rows, Blocks::Rows128);
-    require_blocks(operands, "columns", columns, Blocks::Columns128);
+    operands.require_blocks("rows", rows, Blocks::Rows128);
+    operands.require_blocks("columns", columns, Blocks::Columns128);
     const Matrix mx = operands.codes("the rows' codes", rows, false);
     quantize_tiles(recording, operands, rows.codes, mx, columns, {.rows_in = &rows},
                    streams(recording, form));
