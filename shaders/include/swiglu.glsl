@@ -6,10 +6,22 @@
 #ifndef BELLOWS_SWIGLU_GLSL
 #define BELLOWS_SWIGLU_GLSL
 
-#include "math.glsl"
+// 1 / (1 + e^-x), correct to a few ulp above -87, where it stays. The device's exp2 is given the
+// argument's rounding error as a factor; math.glsl's exp, which has the same bits on every driver,
+// would cost more arithmetic than a GPU has time for while it reads gate and up.
+vec4 logistic(vec4 x) {
+    const float high = -1.44269502, low = -1.92596299e-8; // -log2(e) in two parts
+    precise vec4 limited = clamp(x, vec4(-87.0), vec4(87.0));
+    precise vec4 exponent = limited * high;
+    precise vec4 error = fma(limited, vec4(high), -exponent) + limited * low;
+    precise vec4 power = exp2(exponent);
+    precise vec4 corrected = fma(power, error * 0.693147181, power);
+    precise vec4 result = vec4(1.0) / (vec4(1.0) + corrected);
+    return result;
+}
 
 vec4 swiglu4(vec4 gate, vec4 up, float weight) {
-    precise vec4 hidden = gate * sigmoid(gate) * up;
+    precise vec4 hidden = gate * logistic(gate) * up;
     precise vec4 weighted = weight * hidden;
     return weighted;
 }
@@ -21,7 +33,7 @@ struct SwigluGradient {
 };
 
 SwigluGradient swiglu_gradient4(vec4 gate, vec4 up, vec4 d_out, float weight) {
-    precise vec4 s = sigmoid(gate);
+    precise vec4 s = logistic(gate);
     precise vec4 silu = gate * s;
     precise vec4 d = weight * d_out;
     precise vec4 d_weight = d_out * (silu * up);
