@@ -5,9 +5,16 @@
 
 #include "operands.hpp"
 
+#include <bellows/engine/device.hpp>
+#include <bellows/fp8/quantize.hpp>
+
 #include <algorithm>
 
 namespace bellows::fp8 {
+
+inline bool streams(const Recording& recording, Form form) {
+    return form == Form::Device ? recording.device().info().is_cpu : form == Form::Streams;
+}
 
 inline std::uint32_t constant(Format format) {
     return format == Format::E4M3 ? 0 : 1;

@@ -195,6 +195,30 @@ Scales Operands::scales(const char* name, const Quantized& quantized, const Matr
     return s;
 }
 
+BufferView Operands::vector(const char* name, const TensorView& view, DType dtype,
+                            std::uint64_t elements, std::uint64_t alignment) const {
+    require(view.dtype == dtype && view.rank == 1 && view.extent[0] == elements &&
+                view.is_contiguous(),
+            std::string(name) + " is " + describe(view) + ", wanted is " + to_string(dtype) + " [" +
+                std::to_string(elements) + "]");
+    require(static_cast<bool>(view.buffer), std::string(name) + " has no memory");
+    require(view.buffer.offset % alignment == 0,
+            std::string(name) + " begins at byte " + std::to_string(view.buffer.offset) +
+                " of its buffer, not at a multiple of " + std::to_string(alignment));
+    return view.buffer.sub(0, view.num_bytes());
+}
+
+std::uint32_t Operands::stride4(const Matrix& m) const {
+    u32("a matrix's size in groups of 4", 2 * m.rows * m.stride8);
+    return 2 * m.stride8;
+}
+
+void Operands::require_blocks(const char* name, const Quantized& quantized, Blocks blocks) const {
+    require(quantized.recipe.blocks == blocks, std::string(name) + " have the recipe " +
+                                                   describe(quantized.recipe) + ", wanted are " +
+                                                   to_string(blocks) + " blocks");
+}
+
 BufferView Operands::row_count_or(const TensorView& view, BufferView otherwise) const {
     if (!view.row_count)
         return otherwise;

@@ -21,7 +21,7 @@ inline constexpr std::uint64_t kMaxGroups = 65535;
 
 /// A matrix or a batch of them: sizes as kernels want them.
 struct Matrix {
-    BufferView memory; ///< to the end of the last row's padding
+    BufferView memory = {}; ///< to the end of the last row's padding
     std::uint64_t batch = 1, rows = 0, columns = 0;
     std::uint32_t stride8 = 0, batch8 = 0; ///< in eights of elements
 
@@ -59,6 +59,12 @@ public:
     BufferView row_count_or(const TensorView& view, BufferView otherwise) const;
     /// At least so many bytes, from a multiple of 16 on.
     void workspace(BufferView workspace, std::uint64_t bytes) const;
+    /// A contiguous vector whose memory begins at a multiple of `alignment` bytes.
+    BufferView vector(const char* name, const TensorView& view, DType dtype, std::uint64_t elements,
+                      std::uint64_t alignment = 4) const;
+    /// A row stride in fours of elements, for kernels that go by those.
+    std::uint32_t stride4(const Matrix& m) const;
+    void require_blocks(const char* name, const Quantized& quantized, Blocks blocks) const;
     /// A grid axis.
     std::uint32_t grid(const char* what, std::uint64_t groups) const;
 

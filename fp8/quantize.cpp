@@ -2,17 +2,11 @@
 #include "launch.hpp"
 #include "operands.hpp"
 
-#include <bellows/engine/device.hpp>
-#include <bellows/fp8/quantize.hpp>
 #include <bellows/kernels/kernels.hpp>
 
 namespace bellows::fp8 {
 
 namespace {
-
-bool streams(const Recording& recording, Form form) {
-    return form == Form::Device ? recording.device().info().is_cpu : form == Form::Streams;
-}
 
 std::uint32_t codes_groups(const Matrix& m) {
     return static_cast<std::uint32_t>(2 * div_up(m.columns, 16));
@@ -170,12 +164,6 @@ void quantize_tensor(Recording& recording, const Operands& operands, const Tenso
                        groups);
 }
 
-void require_blocks(const Operands& operands, const char* name, const Quantized& q, Blocks blocks) {
-    operands.require(q.recipe.blocks == blocks, std::string(name) + " have the recipe " +
-                                                    describe(q.recipe) + ", wanted are " +
-                                                    to_string(blocks) + " blocks");
-}
-
 /// x and codes of encode and decode, in groups of four.
 std::uint32_t check_flat(const Operands& operands, const TensorView& values,
                          const TensorView& codes) {
@@ -263,8 +251,8 @@ void quantize(Recording& recording, const TensorView& x, const Quantized& quanti
 void quantize_rows_and_columns(Recording& recording, const TensorView& x, const Quantized& rows,
                                const Quantized& columns, Form form) {
     const Operands operands("fp8::quantize_rows_and_columns");
-    require_blocks(operands, "rows", rows, Blocks::Rows128);
-    require_blocks(operands, "columns", columns, Blocks::Columns128);
+    operands.require_blocks("rows", rows, Blocks::Rows128);
+    operands.require_blocks("columns", columns, Blocks::Columns128);
     operands.require(rows.recipe.format == columns.recipe.format &&
                          rows.recipe.rule == columns.recipe.rule,
                      "rows are " + describe(rows.recipe) + ", columns are " +
@@ -276,8 +264,8 @@ void quantize_rows_and_columns(Recording& recording, const TensorView& x, const 
 
 void requantize(Recording& recording, const Quantized& rows, const Quantized& columns, Form form) {
     const Operands operands("fp8::requantize");
-    require_blocks(operands, "rows", rows, Blocks::Rows128);
-    require_blocks(operands, "columns", columns, Blocks::Columns128);
+    operands.require_blocks("rows", rows, Blocks::Rows128);
+    operands.require_blocks("columns", columns, Blocks::Columns128);
     const Matrix mx = operands.codes("the rows' codes", rows, false);
     quantize_tiles(recording, operands, rows.codes, mx, columns, {.rows_in = &rows},
                    streams(recording, form));

@@ -6,6 +6,7 @@
 #extension GL_GOOGLE_include_directive : require
 #include "include/activation.glsl"
 #include "include/gain.glsl"
+#include "include/rmsnorm.glsl"
 #include "rmsnorm_forward.kernel.glsl"
 #include "include/rows.glsl"
 
@@ -15,16 +16,15 @@ void main() {
         vec4 squares = vec4(0);
         FOR_COLUMNS(c, push.columns4) {
             vec4 x = load4(push.operands.x.v[x_at + c]);
-            squares += x * x;
+            squares = add_squares(squares, x);
         } NEXT_COLUMN(c, push.columns4);
-        float mean = row_sum(sum4(squares)) / float(4u * push.columns4);
-        float inv_rms = 1.0 / sqrt(mean + push.eps);
+        float inv_rms = rms_inverse(row_sum(sum4(squares)), push.columns4, push.eps);
         if (row_leader()) {
             push.operands.inv_rms.v[row] = inv_rms;
         }
         FOR_COLUMNS(c, push.columns4) {
             vec4 x = load4(push.operands.x.v[x_at + c]);
-            vec4 y = x * inv_rms * load4(push.operands.gain.v[c]);
+            vec4 y = rms_scaled(x, inv_rms, load4(push.operands.gain.v[c]));
             push.operands.y.v[row * push.y_stride4 + c] = store4(y);
         } NEXT_COLUMN(c, push.columns4);
     } NEXT_ROW(row, push.rows);

@@ -1,14 +1,12 @@
 // SPDX-License-Identifier: MIT
-// Gradients of out = silu(gate) * up * row_weight. With s = sigmoid(gate), d = d_out * row_weight:
-// d_up = d * gate * s, d_gate = d * up * s * (1 + gate * (1 - s)),
-// d_row_weight = sum over columns of d_out * silu(gate) * up.
+// Gradients of out = silu(gate) * up * row_weight: include/swiglu.glsl.
 //   d_out [rows, ffn], gate_up and d_gate_up [rows, 2 * ffn] of the variant's storage;
 //   row_weight, d_row_weight [rows] f32, used if has_row_weight; row_count [1] u32
 // Dispatch: see include/rows.glsl.
 #version 460
 #extension GL_GOOGLE_include_directive : require
 #include "include/activation.glsl"
-#include "include/math.glsl"
+#include "include/swiglu.glsl"
 #include "swiglu_dgrad.kernel.glsl"
 #include "include/rows.glsl"
 
@@ -29,13 +27,10 @@ void main() {
             vec4 gate = load4(push.operands.gate_up.v[gate_at + c]);
             vec4 up = load4(push.operands.gate_up.v[up_at + c]);
             vec4 d_out = load4(push.operands.d_out.v[row * push.ffn4 + c]);
-            vec4 s = sigmoid(gate);
-            vec4 silu = gate * s;
-            vec4 d = weight * d_out;
-            d_weight += d_out * (silu * up);
-            vec4 d_gate = d * up * s * (vec4(1.0) + gate * (vec4(1.0) - s));
-            push.operands.d_gate_up.v[gate_at + c] = store4(d_gate);
-            push.operands.d_gate_up.v[up_at + c] = store4(d * silu);
+            SwigluGradient gradient = swiglu_gradient4(gate, up, d_out, weight);
+            d_weight = add_terms(d_weight, gradient.d_weight);
+            push.operands.d_gate_up.v[gate_at + c] = store4(gradient.d_gate);
+            push.operands.d_gate_up.v[up_at + c] = store4(gradient.d_up);
         } NEXT_COLUMN(c, push.ffn4);
         if (push.has_row_weight != 0u) {
             float sum = row_sum(sum4(d_weight));

@@ -6,7 +6,7 @@
 #version 460
 #extension GL_GOOGLE_include_directive : require
 #include "include/activation.glsl"
-#include "include/math.glsl"
+#include "include/swiglu.glsl"
 #include "swiglu_forward.kernel.glsl"
 #include "include/rows.glsl"
 
@@ -25,8 +25,7 @@ void main() {
         FOR_COLUMNS(c, push.ffn4) {
             vec4 gate = load4(push.operands.gate_up.v[gate_at + c]);
             vec4 up = load4(push.operands.gate_up.v[up_at + c]);
-            vec4 hidden = gate * sigmoid(gate) * up;
-            push.operands.hidden.v[row * push.ffn4 + c] = store4(weight * hidden);
+            push.operands.hidden.v[row * push.ffn4 + c] = store4(swiglu4(gate, up, weight));
         } NEXT_COLUMN(c, push.ffn4);
     } NEXT_ROW(row, rows);
 }

@@ -44,18 +44,17 @@ uint fp8_pack(uvec4 codes) {
 
 // Codes of x, which is not NaN (a NaN would be taken for the largest value). Adding 2^20 times the
 // power of two below |x| (2^21 times for E5M2) rounds |x| to the format's precision: the low bits
-// of the sum count units in the last place, 8 to 16 of them (4 to 8), less for subnormals.
+// of the sum count units in the last place, 8 to 16 of them (4 to 8), less for subnormals. To these
+// the power's exponent is added; above a code's seven bits stands what does not belong to it.
 uvec4 fp8_code4(uint format, vec4 x) {
     uint first = format == FP8_E4M3 ? 0x3C800000u : 0x38800000u;
-    uint most = format == FP8_E4M3 ? 0x43E00000u : 0x47600000u;
+    float most = format == FP8_E4M3 ? 448.0 : 57344.0;
     uint up = format == FP8_E4M3 ? 20u : 21u;
-    uvec4 bits = floatBitsToUint(x);
-    uvec4 magnitude = min(bits & 0x7FFFFFFFu, uvec4(most));
-    uvec4 power = max(magnitude & FP8_INFINITY, uvec4(first));
-    uvec4 magic = power + (up << 23);
-    precise vec4 sum = uintBitsToFloat(magnitude) + uintBitsToFloat(magic);
-    uvec4 code = (floatBitsToUint(sum) - magic) + ((power - first) >> up);
-    return code | ((bits >> 24) & 0x80u);
+    vec4 magnitude = min(abs(x), vec4(most));
+    uvec4 power = max(floatBitsToUint(magnitude) & FP8_INFINITY, uvec4(first));
+    precise vec4 sum = magnitude + uintBitsToFloat(power + (up << 23));
+    uvec4 code = floatBitsToUint(sum) + (power >> up) - (first >> up);
+    return (code & 0x7Fu) | ((floatBitsToUint(x) >> 24) & 0x80u);
 }
 
 uint fp8_encode_finite4(uint format, vec4 x) {

@@ -6,6 +6,7 @@
 #include "support/compare.hpp"
 #include "support/own_vulkan.hpp"
 
+#include <bellows/fp8/fused.hpp>
 #include <bellows/fp8/gemm.hpp>
 #include <bellows/fp8/quantize.hpp>
 
@@ -39,6 +40,26 @@ protected:
         const BufferView memory = bytes(4 * values.size());
         device_->upload(memory, std::span<const std::uint32_t>(values));
         return TensorView::contiguous(memory, DType::U32, {values.size()});
+    }
+
+    /// Of `capacity` rows, those from `rows` on behind the guard.
+    TensorView matrix(DType dtype, std::uint64_t rows, std::uint64_t capacity,
+                      std::uint64_t columns) {
+        const std::uint64_t row_bytes = columns * size_of(dtype);
+        return TensorView::contiguous(bytes(rows * row_bytes, (capacity - rows) * row_bytes), dtype,
+                                      {capacity, columns});
+    }
+    TensorView vector(std::uint64_t elements, std::uint64_t capacity) {
+        return TensorView::contiguous(bytes(4 * elements, 4 * (capacity - elements)), DType::F32,
+                                      {capacity});
+    }
+    Quantized quantized(std::uint64_t rows, std::uint64_t capacity, std::uint64_t columns) {
+        const Recipe recipe{};
+        const std::uint64_t there = 4 * rows * ((columns + 127) / 128),
+                            scales = fp8::scales_bytes(recipe, {capacity, columns});
+        return fp8::make_quantized(bytes(rows * columns, (capacity - rows) * columns),
+                                   bytes(there, std::max(scales, there) - there), recipe,
+                                   {capacity, columns});
     }
 
     void run(const std::function<void(Recording&)>& record) {
@@ -192,6 +213,55 @@ TEST_F(Fp8GuardPages, WeightGradients) {
         const auto grouped = fp8::make_grouped_rows(r, layout, {}, list);
         fp8::k_grouped_gemm_tn(r, a, b, d, grouped, true, scratch);
     });
+}
+
+TEST_F(Fp8GuardPages, Rmsnorm) {
+    for (const std::uint64_t more : {0u, 40u})
+        for (const auto& [rows, columns] :
+             {std::pair<std::uint64_t, std::uint64_t>{4, 16}, {4, 144}, {12, 528}, {4, 8704}})
+            for (const DType dtype : {DType::F32, DType::BF16})
+                for (const fp8::Form form : {fp8::Form::Lanes, fp8::Form::Streams}) {
+                    const std::uint64_t capacity = rows + more;
+                    const TensorView count = words({static_cast<std::uint32_t>(rows)}),
+                                     x = matrix(dtype, rows, capacity, columns)
+                                             .with_row_count(count.buffer),
+                                     y = matrix(dtype, rows, capacity, columns),
+                                     gain = vector(columns, columns),
+                                     inv_rms = vector(rows, capacity);
+                    const Quantized q = quantized(rows, capacity, columns);
+                    run([&](Recording& r) {
+                        fp8::rmsnorm(r, x, gain, q, inv_rms, 1e-6f, y, form);
+                    });
+                }
+}
+
+TEST_F(Fp8GuardPages, Swiglu) {
+    for (const std::uint64_t more : {0u, 40u})
+        for (const auto& [rows, ffn] :
+             {std::pair<std::uint64_t, std::uint64_t>{4, 128}, {12, 640}, {4, 2048}})
+            for (const DType dtype : {DType::F32, DType::BF16})
+                for (const fp8::Form form : {fp8::Form::Lanes, fp8::Form::Streams}) {
+                    const std::uint64_t capacity = rows + more;
+                    const TensorView count = words({static_cast<std::uint32_t>(rows)}),
+                                     gate_up = matrix(dtype, rows, capacity, 2 * ffn)
+                                                   .with_row_count(count.buffer),
+                                     d_hidden = matrix(dtype, rows, capacity, ffn),
+                                     weight = vector(rows, capacity);
+                    const fp8::SwigluGradients to{.quantized = quantized(rows, capacity, 2 * ffn),
+                                                  .stored = matrix(dtype, rows, capacity, 2 * ffn),
+                                                  .d_row_weight = vector(rows, capacity)};
+                    Quantized codes = quantized(rows, capacity, 2 * ffn);
+                    codes.codes.row_count = count.buffer;
+                    const Quantized hidden = quantized(rows, capacity, ffn);
+                    run([&](Recording& r) { fp8::swiglu(r, gate_up, weight, hidden, form); });
+                    run([&](Recording& r) { fp8::swiglu(r, codes, weight, hidden, form); });
+                    run([&](Recording& r) {
+                        fp8::swiglu_dgrad(r, d_hidden, gate_up, weight, to, form);
+                    });
+                    run([&](Recording& r) {
+                        fp8::swiglu_dgrad(r, d_hidden, codes, weight, to, form);
+                    });
+                }
 }
 
 } // namespace

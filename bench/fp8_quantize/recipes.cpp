@@ -1,0 +1,123 @@
+// SPDX-License-Identifier: MIT
+#include "fp8_quantize/workloads.hpp"
+
+#include <algorithm>
+
+namespace bellows::bench {
+
+namespace {
+
+using fp8::Blocks;
+using fp8::Quantized;
+using fp8::Recipe;
+
+double largest_of(const OpData& data, const TensorView& x) {
+    double most = 0; // repeated() has drawn no more rows than these
+    const std::uint64_t columns = x.extent[x.rank - 1], rows = x.num_elements() / columns;
+    for (const double value : rows_of(data, x)(0, std::min<std::uint64_t>(rows, 256)))
+        most = std::max(most, std::abs(value));
+    return most;
+}
+
+Workload quantize(OpData& data, const QuantizeShape& shape, const Recipe& recipe, DType act) {
+    const TensorView x = repeated(data, act, shape);
+    const Quantized q = empty_codes(data, recipe, shape);
+    return {[=](Recording& r) { fp8::quantize(r, x, q); },
+            [=, &data] {
+                const bool whole = recipe.blocks == Blocks::PerTensor;
+                return check_quantized(data, q, rows_of(data, x), whole ? largest_of(data, x) : 0);
+            },
+            bytes_of({x}) + bytes_of(q), 0};
+}
+
+Recipe columns_like(const Recipe& rows) {
+    return {Blocks::Columns128, rows.format, rows.rule};
+}
+
+Workload rows_and_columns(OpData& data, const QuantizeShape& shape, const Recipe& recipe,
+                          DType act) {
+    const TensorView x = repeated(data, act, shape);
+    const Quantized rows = empty_codes(data, recipe, shape),
+                    columns = empty_codes(data, columns_like(recipe), shape);
+    return {[=](Recording& r) { fp8::quantize_rows_and_columns(r, x, rows, columns); },
+            [=, &data] {
+                const Rows expected = rows_of(data, x);
+                const std::string wrong = check_quantized(data, rows, expected);
+                return wrong.empty() ? check_quantized(data, columns, expected) : wrong;
+            },
+            bytes_of({x}) + bytes_of(rows) + bytes_of(columns), 0};
+}
+
+Workload requantize(OpData& data, const QuantizeShape& shape, const Recipe& recipe) {
+    const Quantized rows = quantized(data, recipe, shape),
+                    columns = empty_codes(data, columns_like(recipe), shape);
+    return {[=](Recording& r) { fp8::requantize(r, rows, columns); },
+            [=, &data] { return check_quantized(data, columns, rows_of(data, rows)); },
+            bytes_of(rows) + bytes_of(columns), 0};
+}
+
+Workload dequantize(OpData& data, const QuantizeShape& shape, const Recipe& recipe, DType act) {
+    const Quantized q = quantized(data, recipe, shape);
+    const TensorView y = shape.batch == 1
+                             ? data.empty(act, {shape.rows, shape.columns})
+                             : data.empty(act, {shape.batch, shape.rows, shape.columns});
+    const auto verify = [=, &data]() -> std::string {
+        const double rounding = act == DType::BF16 ? 0x1p-8 : 1e-7;
+        for (const std::uint64_t row : samples(shape.all_rows())) {
+            const auto actual = rows_of(data, y)(row, 1), expected = rows_of(data, q)(row, 1);
+            for (std::uint64_t c = 0; c < shape.columns; ++c)
+                if (const std::string wrong =
+                        compare("y", row * shape.columns + c, actual[c], expected[c], rounding, 0);
+                    !wrong.empty())
+                    return wrong;
+        }
+        return "";
+    };
+    return {[=](Recording& r) { fp8::dequantize(r, q, y); }, verify, bytes_of({y}) + bytes_of(q),
+            0};
+}
+
+} // namespace
+
+std::string name_of(const QuantizeShape& s) {
+    return (s.batch == 1 ? "" : std::to_string(s.batch) + "x") + std::to_string(s.rows) + "x" +
+           std::to_string(s.columns);
+}
+
+std::vector<QuantizeOp> quantize_ops(const QuantizeShape& shape, fp8::Format format,
+                                     fp8::ScaleRule rule, const std::vector<DType>& storage) {
+    std::vector<QuantizeOp> ops;
+    const auto add = [&](const std::string& name, auto make, auto... arguments) {
+        ops.push_back({name, [=](OpData& data) { return make(data, shape, arguments...); }});
+    };
+    const std::vector<Blocks> all =
+        shape.batch == 1
+            ? std::vector{Blocks::Rows128, Blocks::Columns128, Blocks::PerTensor, Blocks::MX32}
+            : std::vector{Blocks::Blocks128};
+    for (const Blocks blocks : all)
+        for (const DType act : storage) {
+            if (blocks == Blocks::MX32 && rule == fp8::ScaleRule::F32)
+                continue;
+            std::string name = std::string(to_string(blocks)) + "/" + to_string(act);
+            std::replace(name.begin(), name.end(), ' ', '_');
+            const Recipe recipe{blocks, format, rule};
+            add("quantize/" + name, quantize, recipe, act);
+            add("dequantize/" + name, dequantize, recipe, act);
+        }
+    if (shape.batch != 1)
+        return ops;
+    const Recipe recipe{Blocks::Rows128, format, rule};
+    add("requantize", requantize, recipe);
+    for (const DType act : storage) {
+        const std::string name = std::string("/") + to_string(act);
+        add("rows_and_columns" + name, rows_and_columns, recipe, act);
+        add("rmsnorm" + name, rmsnorm_quantized, recipe, act);
+        add("swiglu" + name, swiglu_quantized, recipe, act, false);
+        add("swiglu_dgrad" + name, swiglu_dgrad_quantized, recipe, act, false);
+        add("swiglu_dgrad_of_codes" + name, swiglu_dgrad_quantized, recipe, act, true);
+    }
+    add("swiglu_of_codes", swiglu_quantized, recipe, DType::F32, true);
+    return ops;
+}
+
+} // namespace bellows::bench

@@ -1,0 +1,353 @@
+// SPDX-License-Identifier: MIT
+#include "launch.hpp"
+#include "operands.hpp"
+
+#include <bellows/fp8/fused.hpp>
+#include <bellows/kernels/kernels.hpp>
+
+namespace bellows::fp8 {
+
+namespace {
+
+/// Fours of elements of a scale's block.
+constexpr std::uint64_t kBlockFours = 32;
+
+/// Sizes of the kernels with shaders/include/fp8_row_blocks.glsl. Sums over a row have the order of
+/// the engine's ops: its rule gives a row to an invocation on CPU drivers, else to a workgroup of
+/// so many.
+struct RowPlan {
+    std::uint32_t local_size = 8;
+    std::uint32_t row_per_workgroup = 0;
+    std::uint32_t kept = 2; ///< the least that the kernels' shared memory allows with local_size 8
+    bool whole = false;     ///< kept * local_size fours are all of a row's
+    Groups groups;
+};
+
+/// A workgroup takes rows of up to `most` fours per invocation whole, others in parts of
+/// `part` or less.
+RowPlan plan_rows(bool streamed, std::uint64_t rows, std::uint64_t fours, std::uint64_t most,
+                  std::uint64_t part) {
+    RowPlan plan;
+    if (streamed) {
+        plan.groups.x = clamp_groups(div_up(rows, plan.local_size));
+        return plan;
+    }
+    plan.local_size = fours >= 96 ? 128 : (fours >= 48 ? 64 : 32);
+    plan.row_per_workgroup = 1;
+    const std::uint64_t steps = div_up(fours, plan.local_size);
+    plan.whole = steps <= most;
+    plan.kept = static_cast<std::uint32_t>(plan.whole ? steps : div_up(steps, div_up(steps, part)));
+    plan.groups.x = clamp_groups(rows);
+    return plan;
+}
+
+/// The same for rows without sums, which may be shared out.
+RowPlan plan_parts(bool streamed, std::uint64_t rows, std::uint64_t fours, std::uint64_t part) {
+    RowPlan plan = plan_rows(streamed, rows, fours, part, part);
+    if (!streamed)
+        plan.groups.y = clamp_groups(div_up(fours, plan.kept * plan.local_size));
+    else if (rows < 64)
+        plan.groups.y = clamp_groups(div_up(fours, kBlockFours));
+    return plan;
+}
+
+/// Fours of a row of codes with its padding.
+std::uint32_t codes_fours(const Matrix& m) {
+    return static_cast<std::uint32_t>(4 * div_up(m.columns, 16));
+}
+
+void require_fours(const Operands& operands, const char* what, std::uint64_t columns) {
+    operands.require(columns % 4 == 0, std::string(what) + " is " + std::to_string(columns) +
+                                           ", not a multiple of 4");
+}
+
+/// Codes and scales that a kernel writes.
+struct Result {
+    Matrix codes;
+    Scales scales;
+};
+
+Result result(const Operands& operands, const char* codes, const char* scales,
+              const Quantized& quantized, const Matrix& like) {
+    operands.require_blocks(codes, quantized, Blocks::Rows128);
+    operands.require(quantized.codes.rank == 2, std::string(codes) + " are " +
+                                                    describe(quantized.codes) +
+                                                    ", wanted are 2 dimensions");
+    Result r;
+    r.codes = operands.codes(codes, quantized, like);
+    r.scales = operands.scales(scales, quantized, r.codes);
+    return r;
+}
+
+/// A matrix of these sizes and of `dtype`.
+Matrix plain(const Operands& operands, const char* name, const TensorView& view, DType dtype,
+             std::uint64_t rows, std::uint64_t columns) {
+    operands.require(view.dtype == dtype && view.rank == 2 && view.extent[0] == rows &&
+                         view.extent[1] == columns,
+                     std::string(name) + " is " + describe(view) + ", wanted is " +
+                         to_string(dtype) + " [" + std::to_string(rows) + ", " +
+                         std::to_string(columns) + "]");
+    return operands.activation(name, view, false);
+}
+
+/// Gate and up as a kernel reads them.
+struct GateUp {
+    Matrix m;
+    const Quantized* quantized = nullptr; ///< or f32 or bf16
+    Scales scales;
+    DType dtype = DType::F32;
+    BufferView row_count;
+
+    std::uint64_t ffn() const { return m.columns / 2; }
+    std::uint32_t input_format() const {
+        return quantized == nullptr ? 0 : constant(quantized->recipe.format);
+    }
+};
+
+GateUp gate_up_of(const Operands& operands, const TensorView& view) {
+    GateUp g;
+    g.m = operands.activation("gate_up", view, false);
+    g.dtype = view.dtype;
+    g.row_count = view.row_count;
+    return g;
+}
+
+GateUp gate_up_of(const Operands& operands, const Quantized& quantized) {
+    operands.require_blocks("gate_up's codes", quantized, Blocks::Rows128);
+    GateUp g;
+    g.m = operands.codes("gate_up's codes", quantized, false);
+    g.quantized = &quantized;
+    g.scales = operands.scales("gate_up's scales", quantized, g.m);
+    g.dtype = quantized.codes.dtype;
+    g.row_count = quantized.codes.row_count;
+    return g;
+}
+
+void check_ffn(const Operands& operands, const GateUp& gate_up, std::uint64_t ffn) {
+    operands.require(gate_up.m.columns == 2 * ffn,
+                     "gate_up has " + std::to_string(gate_up.m.columns) +
+                         " columns, wanted are 2 x " + std::to_string(ffn));
+    require_fours(operands, "ffn", ffn);
+}
+
+/// row_weight or d_row_weight; `otherwise` where it is left out.
+BufferView weights_or(const Operands& operands, const char* name, const TensorView& view,
+                      std::uint64_t rows, BufferView otherwise) {
+    return view.buffer ? operands.vector(name, view, DType::F32, rows) : otherwise;
+}
+
+BufferView row_count_or(const Operands& operands, BufferView row_count, BufferView otherwise) {
+    TensorView counted;
+    counted.row_count = row_count;
+    return operands.row_count_or(counted, otherwise);
+}
+
+void record_swiglu(Recording& recording, const Operands& operands, const GateUp& gate_up,
+                   const TensorView& row_weight, const Quantized& hidden, Form form) {
+    operands.require(hidden.codes.rank == 2,
+                     "hidden's codes are " + describe(hidden.codes) + ", wanted are 2 dimensions");
+    check_ffn(operands, gate_up, hidden.codes.extent[1]);
+    const Matrix& m = gate_up.m;
+    const std::uint64_t ffn = gate_up.ffn();
+    const Result to = result(operands, "hidden's codes", "hidden's scales", hidden,
+                             Matrix{.rows = m.rows, .columns = ffn});
+    if (m.empty())
+        return;
+    using K = kernels::Fp8Swiglu;
+    const RowPlan plan = plan_parts(streams(recording, form), m.rows, ffn / 4, 4);
+    recording.dispatch(
+        K{.variant = gate_up.quantized != nullptr
+                         ? K::Variant::fp8
+                         : (gate_up.dtype == DType::BF16 ? K::Variant::bf16 : K::Variant::f32),
+          .constants = {.local_size = plan.local_size,
+                        .row_per_workgroup = plan.row_per_workgroup,
+                        .kept = plan.kept,
+                        .format = constant(hidden.recipe.format),
+                        .rule = constant(hidden.recipe.rule),
+                        .input_format = gate_up.input_format()},
+          .gate_up = m.memory,
+          .gate_up_scales = gate_up.quantized != nullptr ? gate_up.scales.memory : m.memory,
+          .row_weight = weights_or(operands, "row_weight", row_weight, m.rows, m.memory),
+          .row_count = row_count_or(operands, gate_up.row_count, m.memory),
+          .codes = to.codes.memory,
+          .scales = to.scales.memory,
+          .rows = operands.u32("rows", m.rows),
+          .ffn4 = operands.u32("ffn", ffn / 4),
+          .codes4 = codes_fours(to.codes),
+          .gate_up_stride4 = operands.stride4(m),
+          .gate_up_scales_stride = gate_up.scales.stride,
+          .codes_stride4 = operands.stride4(to.codes),
+          .scales_stride = to.scales.stride,
+          .has_row_weight = row_weight.buffer ? 1u : 0u,
+          .has_row_count = gate_up.row_count ? 1u : 0u},
+        plan.groups);
+}
+
+kernels::Fp8SwigluDgrad::Variant dgrad_variant(const GateUp& gate_up, DType dtype) {
+    using Variant = kernels::Fp8SwigluDgrad::Variant;
+    if (gate_up.quantized != nullptr)
+        return dtype == DType::BF16 ? Variant::fp8_bf16 : Variant::fp8_f32;
+    return dtype == DType::BF16 ? Variant::bf16 : Variant::f32;
+}
+
+/// Where the kernel writes, checked; operands that it does not use name memory that it does.
+struct Gradients {
+    Matrix stored;
+    Result quantized;
+    BufferView d_row_weight;
+};
+
+Gradients gradients(const Operands& operands, const SwigluGradients& to, const GateUp& gate_up,
+                    DType dtype) {
+    const Matrix& m = gate_up.m;
+    const bool quantizes = static_cast<bool>(to.quantized.codes.buffer);
+    operands.require(quantizes || to.stored.buffer,
+                     "neither codes nor a tensor for the gradients are given");
+    Gradients g;
+    if (quantizes) {
+        operands.require(gate_up.ffn() % 128 == 0,
+                         "ffn is " + std::to_string(gate_up.ffn()) +
+                             ", not a multiple of 128: a block would hold gate and up");
+        g.quantized = result(operands, "the gradients' codes", "the gradients' scales",
+                             to.quantized, Matrix{.rows = m.rows, .columns = m.columns});
+    }
+    if (to.stored.buffer)
+        g.stored = plain(operands, "the stored gradient", to.stored, dtype, m.rows, m.columns);
+    if (!quantizes) {
+        g.quantized.codes.memory = g.stored.memory;
+        g.quantized.scales.memory = g.stored.memory;
+    } else if (!to.stored.buffer) {
+        g.stored.memory = g.quantized.codes.memory;
+    }
+    g.d_row_weight = weights_or(operands, "d_row_weight", to.d_row_weight, m.rows, g.stored.memory);
+    return g;
+}
+
+void record_dgrad(Recording& recording, const Operands& operands, const TensorView& d_hidden,
+                  const GateUp& gate_up, const TensorView& row_weight, const SwigluGradients& to,
+                  Form form) {
+    const Matrix d = operands.activation("d_hidden", d_hidden, false);
+    check_ffn(operands, gate_up, d.columns);
+    const Matrix& m = gate_up.m;
+    operands.require(d.rows == m.rows, "d_hidden has " + std::to_string(d.rows) +
+                                           " rows, gate_up " + std::to_string(m.rows));
+    operands.require(gate_up.quantized != nullptr || gate_up.dtype == d_hidden.dtype,
+                     std::string("d_hidden is ") + to_string(d_hidden.dtype) + ", gate_up " +
+                         to_string(gate_up.dtype));
+    const bool weighted = static_cast<bool>(row_weight.buffer);
+    operands.require(weighted == static_cast<bool>(to.d_row_weight.buffer),
+                     "row_weight and d_row_weight must both be given or both be left out");
+    const Gradients g = gradients(operands, to, gate_up, d_hidden.dtype);
+    if (m.empty())
+        return;
+    const bool streamed = streams(recording, form);
+    const std::uint64_t ffn4 = gate_up.ffn() / 4;
+    const RowPlan plan =
+        weighted ? plan_rows(streamed, m.rows, ffn4, 4, 4) : plan_parts(streamed, m.rows, ffn4, 4);
+    recording.dispatch(
+        kernels::Fp8SwigluDgrad{
+            .variant = dgrad_variant(gate_up, d_hidden.dtype),
+            .constants = {.local_size = plan.local_size,
+                          .row_per_workgroup = plan.row_per_workgroup,
+                          .kept = plan.kept,
+                          .format = constant(to.quantized.recipe.format),
+                          .rule = constant(to.quantized.recipe.rule),
+                          .input_format = gate_up.input_format(),
+                          .quantized = to.quantized.codes.buffer ? 1u : 0u,
+                          .stored = to.stored.buffer ? 1u : 0u},
+            .d_out = d.memory,
+            .gate_up = m.memory,
+            .gate_up_scales = gate_up.quantized != nullptr ? gate_up.scales.memory : m.memory,
+            .row_weight = weights_or(operands, "row_weight", row_weight, m.rows, m.memory),
+            .row_count = row_count_or(operands, gate_up.row_count, m.memory),
+            .d_gate_up = g.stored.memory,
+            .codes = g.quantized.codes.memory,
+            .scales = g.quantized.scales.memory,
+            .d_row_weight = g.d_row_weight,
+            .rows = operands.u32("rows", m.rows),
+            .ffn4 = operands.u32("ffn", ffn4),
+            .d_out_stride4 = operands.stride4(d),
+            .gate_up_stride4 = operands.stride4(m),
+            .gate_up_scales_stride = gate_up.scales.stride,
+            .d_gate_up_stride4 = operands.stride4(g.stored),
+            .codes_stride4 = operands.stride4(g.quantized.codes),
+            .scales_stride = g.quantized.scales.stride,
+            .has_row_weight = weighted ? 1u : 0u,
+            .has_row_count = gate_up.row_count ? 1u : 0u},
+        plan.groups);
+}
+
+} // namespace
+
+void rmsnorm(Recording& recording, const TensorView& x, const TensorView& gain,
+             const Quantized& quantized, const TensorView& inv_rms, float eps, const TensorView& y,
+             Form form) {
+    const Operands operands("fp8::rmsnorm");
+    const Matrix m = operands.activation("x", x, false);
+    operands.require(m.columns > 0, "there are no columns");
+    require_fours(operands, "the number of columns", m.columns);
+    const bool bf16 = x.dtype == DType::BF16;
+    const bool gain_bf16 = bf16 && gain.dtype == DType::BF16;
+    const BufferView gain_memory =
+        operands.vector("gain", gain, gain_bf16 ? DType::BF16 : DType::F32, m.columns, 16);
+    const Result to = result(operands, "codes", "scales", quantized, m);
+    if (m.empty())
+        return;
+    const Matrix my = y.buffer ? plain(operands, "y", y, x.dtype, m.rows, m.columns) : Matrix{};
+    using K = kernels::Fp8Rmsnorm;
+    const RowPlan plan = plan_rows(streams(recording, form), m.rows, m.columns / 4, 16, 8);
+    recording.dispatch(K{.variant = gain_bf16 ? K::Variant::bf16_bf16
+                                              : (bf16 ? K::Variant::bf16 : K::Variant::f32),
+                         .constants = {.local_size = plan.local_size,
+                                       .row_per_workgroup = plan.row_per_workgroup,
+                                       .kept = plan.kept,
+                                       .format = constant(quantized.recipe.format),
+                                       .rule = constant(quantized.recipe.rule),
+                                       .whole = plan.whole ? 1u : 0u,
+                                       .store_y = y.buffer ? 1u : 0u},
+                         .x = m.memory,
+                         .gain = gain_memory,
+                         .row_count = operands.row_count_or(x, m.memory),
+                         .y = y.buffer ? my.memory : to.codes.memory,
+                         .inv_rms = operands.vector("inv_rms", inv_rms, DType::F32, m.rows),
+                         .codes = to.codes.memory,
+                         .scales = to.scales.memory,
+                         .rows = operands.u32("rows", m.rows),
+                         .columns4 = operands.u32("columns", m.columns / 4),
+                         .codes4 = codes_fours(to.codes),
+                         .x_stride4 = operands.stride4(m),
+                         .y_stride4 = operands.stride4(my),
+                         .codes_stride4 = operands.stride4(to.codes),
+                         .scales_stride = to.scales.stride,
+                         .has_row_count = x.row_count ? 1u : 0u,
+                         .eps = eps},
+                       plan.groups);
+}
+
+void swiglu(Recording& recording, const TensorView& gate_up, const TensorView& row_weight,
+            const Quantized& hidden, Form form) {
+    const Operands operands("fp8::swiglu");
+    record_swiglu(recording, operands, gate_up_of(operands, gate_up), row_weight, hidden, form);
+}
+
+void swiglu(Recording& recording, const Quantized& gate_up, const TensorView& row_weight,
+            const Quantized& hidden, Form form) {
+    const Operands operands("fp8::swiglu");
+    record_swiglu(recording, operands, gate_up_of(operands, gate_up), row_weight, hidden, form);
+}
+
+void swiglu_dgrad(Recording& recording, const TensorView& d_hidden, const TensorView& gate_up,
+                  const TensorView& row_weight, const SwigluGradients& to, Form form) {
+    const Operands operands("fp8::swiglu_dgrad");
+    record_dgrad(recording, operands, d_hidden, gate_up_of(operands, gate_up), row_weight, to,
+                 form);
+}
+
+void swiglu_dgrad(Recording& recording, const TensorView& d_hidden, const Quantized& gate_up,
+                  const TensorView& row_weight, const SwigluGradients& to, Form form) {
+    const Operands operands("fp8::swiglu_dgrad");
+    record_dgrad(recording, operands, d_hidden, gate_up_of(operands, gate_up), row_weight, to,
+                 form);
+}
+
+} // namespace bellows::fp8

@@ -1,0 +1,109 @@
+// SPDX-License-Identifier: MIT
+// SwiGLU (include/swiglu.glsl) to E4M3 or E5M2 with a scale per 128 columns: fp8/recipe.hpp, Rows128.
+// One pass over memory.
+//   gate_up   [rows, 2 * ffn]: gate in the first ffn columns, up in the others; f32, bf16 or bytes
+//   gate_up_scales [rows, ceil(2 * ffn / 128)] f32, variant fp8 only
+//   row_weight [rows] f32, used if has_row_weight; row_count [1] u32: rows that are there, the others
+//   are neither read nor written
+//   codes     [rows, ffn] bytes, zeros up to codes4 fours; scales [rows, ceil(ffn / 128)] f32
+// Strides in fours of elements, those of scales in words.
+// Dispatch: x as include/rows.glsl says, y = chunks of a row (grid-stride): kept * local_size fours
+// for a workgroup per row, a block of 128 columns for an invocation per row, which reads it again
+// from the cache. Shared memory: include/fp8_row_blocks.glsl.
+#version 460
+#extension GL_GOOGLE_include_directive : require
+#include "include/fp8_four.glsl"
+#include "include/swiglu.glsl"
+#include "fp8_swiglu.kernel.glsl"
+#define ROW_SETS 1u
+#include "include/fp8_row_blocks.glsl"
+
+Raw4 read(uint row, uint c) {
+    return READ4(push.operands.gate_up, row, push.gate_up_stride4, push.operands.gate_up_scales,
+                 push.gate_up_scales_stride, c);
+}
+
+vec4 hidden(Raw4 gate, Raw4 up, float weight) {
+    return swiglu4(VALUE4(gate), VALUE4(up), weight);
+}
+
+void store(uint row, uint c, vec4 y, Block block) {
+    push.operands.codes.v[row * push.codes_stride4 + c] = encode_block4(y, block);
+}
+
+void store_scale(uint row, uint c, Block block) {
+    push.operands.scales.v[row * push.scales_stride + c / kBlockFours] = block.scale;
+}
+
+void store_zeros(uint row, uint c) {
+    push.operands.codes.v[row * push.codes_stride4 + c] = 0u;
+}
+
+void chunk_by_workgroup(uint row, uint first, float weight) {
+    Raw4 gate[kept], up[kept];
+    [[unroll]] for (uint k = 0u; k < kept; ++k) {
+        uint c = first + k * local_size + gl_LocalInvocationIndex;
+        gate[k] = kNothing4;
+        up[k] = kNothing4;
+        if (c < push.ffn4) {
+            gate[k] = read(row, c);
+            up[k] = read(row, push.ffn4 + c);
+        }
+    }
+    vec4 y[kept];
+    [[unroll]] for (uint k = 0u; k < kept; ++k) {
+        uint c = first + k * local_size + gl_LocalInvocationIndex;
+        y[k] = c < push.ffn4 ? hidden(gate[k], up[k], weight) : vec4(0);
+        note_four(k, y[k]);
+    }
+    fold_blocks();
+    [[unroll]] for (uint k = 0u; k < kept; ++k) {
+        uint c = first + k * local_size + gl_LocalInvocationIndex;
+        if (c < push.ffn4) {
+            Block block = folded_block(k);
+            store(row, c, y[k], block);
+            if (c % kBlockFours == 0u) {
+                store_scale(row, c, block);
+            }
+        } else if (c < push.codes4) {
+            store_zeros(row, c);
+        }
+    }
+}
+
+void block_by_invocation(uint row, uint first, float weight) {
+    uint end = min(first + kBlockFours, push.ffn4), most = 0u;
+    FOR_COUNTED(c, first, end) {
+        most = max(most, magnitude4(hidden(read(row, c), read(row, push.ffn4 + c), weight)));
+    } NEXT_COUNTED(c, end, 1u);
+    Block block = block_of(most);
+    store_scale(row, first, block);
+    FOR_COUNTED(c, first, end) {
+        store(row, c, hidden(read(row, c), read(row, push.ffn4 + c), weight), block);
+    } NEXT_COUNTED(c, end, 1u);
+    if (end == push.ffn4) {
+        for (uint c = end; c < push.codes4; ++c) {
+            store_zeros(row, c);
+        }
+    }
+}
+
+void main() {
+    uint rows = push.rows;
+    if (push.has_row_count != 0u) {
+        rows = min(rows, push.operands.row_count.v[0]);
+    }
+    FOR_ROWS(row, rows) {
+        float weight = 1.0;
+        if (push.has_row_weight != 0u) {
+            weight = push.operands.row_weight.v[row];
+        }
+        FOR_COUNTED(first, kChunk * gl_WorkGroupID.y, push.ffn4) {
+            if (row_per_workgroup != 0u) {
+                chunk_by_workgroup(row, first, weight);
+            } else {
+                block_by_invocation(row, first, weight);
+            }
+        } NEXT_COUNTED(first, push.ffn4, kChunk * gl_NumWorkGroups.y);
+    } NEXT_ROW(row, rows);
+}
