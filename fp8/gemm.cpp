@@ -13,10 +13,6 @@ namespace bellows::fp8 {
 
 namespace {
 
-constexpr std::uint64_t round_up(std::uint64_t value, std::uint64_t multiple) {
-    return div_up(value, multiple) * multiple;
-}
-
 // --- Checks
 
 /// Checks of one op's arguments, with what all of them are in every message about shapes.

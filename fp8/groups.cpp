@@ -48,10 +48,6 @@ GroupLayout layout_of(Form form, const TensorView& values, std::uint64_t groups,
     return {form, values, groups, rows, spacing};
 }
 
-std::uint64_t round_up(std::uint64_t value, std::uint64_t multiple) {
-    return div_up(value, multiple) * multiple;
-}
-
 /// Begins and ends that prefix sums have already.
 std::uint64_t ranges_bytes(const GroupLayout& layout) {
     return layout.form == Form::PrefixSums ? 0 : 2 * round_up(4 * layout.groups, 256);

@@ -15,10 +15,6 @@ std::string list(const std::uint64_t* values, std::size_t count) {
     return text + "]";
 }
 
-constexpr std::uint64_t round_up(std::uint64_t value, std::uint64_t multiple) {
-    return div_up(value, multiple) * multiple;
-}
-
 } // namespace
 
 std::string describe(const TensorView& view) {

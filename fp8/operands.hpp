@@ -15,6 +15,9 @@ namespace bellows::fp8 {
 constexpr std::uint64_t div_up(std::uint64_t value, std::uint64_t divisor) {
     return (value + divisor - 1) / divisor;
 }
+constexpr std::uint64_t round_up(std::uint64_t value, std::uint64_t multiple) {
+    return div_up(value, multiple) * multiple;
+}
 
 /// Workgroups that every device can start along an axis.
 inline constexpr std::uint64_t kMaxGroups = 65535;

@@ -18,10 +18,6 @@ constexpr std::uint64_t kLocalSize = 128;
 constexpr std::uint64_t kBlockBytes = kTile * kTile;
 constexpr std::uint64_t kVectorBytes = kTile * 4;
 
-constexpr std::uint64_t round_up(std::uint64_t value, std::uint64_t multiple) {
-    return div_up(value, multiple) * multiple;
-}
-
 std::uint64_t groups_of(const Product& p) {
     return p.rows == nullptr ? 0 : p.rows->layout.groups;
 }

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT
 #include <bellows/fp8/recipe.hpp>
 
-#include <bellows/engine/error.hpp>
+#include "operands.hpp"
 
 #include <algorithm>
 #include <bit>
@@ -12,13 +12,6 @@ namespace {
 
 constexpr std::uint32_t kInfinity = 0x7F800000u;
 constexpr std::uint32_t kFloor = 0x38D1B717u; // 1e-4
-
-constexpr std::uint64_t div_up(std::uint64_t value, std::uint64_t divisor) {
-    return (value + divisor - 1) / divisor;
-}
-constexpr std::uint64_t round_up(std::uint64_t value, std::uint64_t multiple) {
-    return div_up(value, multiple) * multiple;
-}
 
 /// Row-major with this row stride.
 Shape padded(std::initializer_list<std::uint64_t> extents, std::uint64_t row_stride) {
