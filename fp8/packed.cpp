@@ -96,8 +96,10 @@ Packed pack(Recording& recording, const Operands& operands, const Source& source
     packed.peaks = take(c.units * kVectorBytes);
     packed.spread = take(round_up(4 * c.units, 256));
 
+    operands.u32("the number of packed chunks", c.tiles * c.blocks * (kBlockBytes / 16));
     const Extents e = extents_of(source.q.codes);
     const Matrix codes = operands.codes("codes", source.q, true);
+    operands.u32("the number of words of codes", codes.memory.bytes / 4);
     const Scales scales = operands.scales("scales", source.q, codes);
     const bool blocks128 = source.q.recipe.blocks == Blocks::Blocks128;
     const BufferView nothing = codes.memory;

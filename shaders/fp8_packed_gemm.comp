@@ -160,7 +160,8 @@ void multiply(uint warp_m, uint warp_n) {
 }
 
 // Loads run one step ahead of what is staged, which is one step ahead of what is multiplied. The
-// last step is fetched and staged once more than it is needed.
+// last step is fetched and staged once more than it is needed. Two steps at a time, because there
+// are two sets of loads.
 void sum_up(Tile t, uint warp_m, uint warp_n) {
     Peaks peaks;
     [[unroll]] for (uint i = 0u; i < CHUNKS; ++i) {
@@ -174,21 +175,25 @@ void sum_up(Tile t, uint warp_m, uint warp_n) {
     take_scales(peaks);
     stage(0u);
     fetch(1u, t, 1u);
-    uint block = 0u;
+    fetch_scales(t, min(1u, t.blocks - 1u));
+    uint step = 1u;
     do {
-        fetch_scales(t, min(block + 1u, t.blocks - 1u));
-        [[unroll]] for (uint s = 1u; s <= 4u; ++s) {
-            barrier();
-            fetch((s + 1u) % 2u, t, min(block * 4u + s + 1u, last));
-            multiply(warp_m, warp_n);
-            barrier();
-            if (s == 4u) {
-                take_scales(peaks);
-            }
-            stage(s % 2u);
+        barrier();
+        fetch(0u, t, min(step + 1u, last));
+        multiply(warp_m, warp_n);
+        barrier();
+        stage(1u);
+        barrier();
+        fetch(1u, t, min(step + 2u, last));
+        multiply(warp_m, warp_n);
+        barrier();
+        if (step % 4u == 3u) { // the next step begins a block
+            take_scales(peaks);
+            fetch_scales(t, min(step / 4u + 2u, t.blocks - 1u));
         }
-        ++block;
-    } while (block < t.blocks);
+        stage(0u);
+        step += 2u;
+    } while (step <= last);
 }
 
 // value * 2^exponent, where no step of it leaves the range unless the result does.

@@ -219,12 +219,15 @@ TEST_F(Fp8Gemm, PackedOperandsOnMatrixUnits) {
                        {"packed", reason});
         return;
     }
-    // Tiles are 128 x 128 whatever the sizes: a CPU takes seconds for each.
+    // A CPU's compiler takes half a minute for a kernel: there, one of them, for an odd N, 128x128
+    // blocks and f32, must do.
     const bool cpu = device().info().is_cpu;
     const std::vector<Shape> shapes =
-        cpu ? std::vector<Shape>{{129, 36, 200}, {7, 6, 129, 2}}
+        cpu ? std::vector<Shape>{{129, 37, 200}, {7, 5, 129, 2}}
             : std::vector<Shape>{
                   {1, 1, 1}, {130, 129, 200}, {257, 36, 513}, {17, 130, 128}, {70, 66, 129, 3}};
+    const std::vector<bool> blocks_or_rows =
+        cpu ? std::vector<bool>{true} : std::vector<bool>{true, false};
     const std::vector<int> spreads =
         cpu ? std::vector<int>{22, 24} : std::vector<int>{8, 20, 21, 22, 23, 24, 60};
     for (const GemmForm form : kForms) {
@@ -232,19 +235,20 @@ TEST_F(Fp8Gemm, PackedOperandsOnMatrixUnits) {
         const Kind own_a = kind(tn ? Blocks::Columns128 : Blocks::Rows128);
         const Kind own_b = kind(form == GemmForm::NT ? Blocks::Rows128 : Blocks::Columns128);
         for (const Shape& s : shapes)
-            for (const bool blocks : {true, false}) {
+            for (const bool blocks : blocks_or_rows) {
                 SCOPED_TRACE(std::string(kFormNames[static_cast<int>(form)]) + " " +
                              std::to_string(s.m) + " x " + std::to_string(s.n) + " x " +
                              std::to_string(s.k) + (blocks ? ", 128x128" : ""));
                 const Input a = make_a(form, own_a, s),
                             b = make_b(form, blocks ? kind(Blocks::Blocks128) : own_b, s);
                 check(form, a, b, s, DType::F32, blocks);
-                check(form, a, b, s, DType::BF16);
+                if (!cpu)
+                    check(form, a, b, s, DType::BF16);
             }
         // 2^22 is what f16 holds; beyond, the slow loop must serve.
         const Shape s{cpu ? 3u : 40u, cpu ? 5u : 24u, 520};
         for (const int spread : spreads)
-            for (const bool blocks : {true, false}) {
+            for (const bool blocks : blocks_or_rows) {
                 SCOPED_TRACE(std::string(kFormNames[static_cast<int>(form)]) + ", scales over 2^" +
                              std::to_string(spread));
                 const Input a = input(own_a, tn ? extents(0, s.k, s.m) : extents(0, s.m, s.k),

@@ -309,17 +309,19 @@ TEST_F(Fp8GroupedGemm, PackedOperandsOnMatrixUnits) {
     if (!fp8::why_not(device(), fp8::Variant::Packed).empty())
         return; // fp8_gemm_test checks what is said then
     variant_ = fp8::Variant::Packed;
-    const bool cpu = device().info().is_cpu; // takes seconds for each tile
+    const bool cpu = device().info().is_cpu; // whose compiler takes half a minute for a kernel
     const std::vector<std::vector<std::uint32_t>> groups =
         cpu ? std::vector<std::vector<std::uint32_t>>{{5, 0, 130}}
             : std::vector<std::vector<std::uint32_t>>{
                   kMixed, {1}, {0, 0}, {127, 128, 129}, {0, 300, 0}};
+    const std::vector<std::pair<std::uint64_t, std::uint64_t>> sizes = {
+        {33, 17}, {40, 72}, {1, 130}};
     for (const auto& counts : groups)
-        for (const auto& [m, n] :
-             {std::pair<std::uint64_t, std::uint64_t>{40, 72}, {33, 17}, {1, 130}})
+        for (const auto& [m, n] : sizes)
             for (const bool accumulate : {false, true})
-                check_k({LayoutForm::PrefixSums, counts}, kind(Blocks::Columns128),
-                        kind(Blocks::Columns128), m, n, accumulate);
+                if (!cpu || n % 2 == 1)
+                    check_k({LayoutForm::PrefixSums, counts}, kind(Blocks::Columns128),
+                            kind(Blocks::Columns128), m, n, accumulate);
     if (fp8::m_alignment(device()) != 128)
         return; // a CPU's work lists have smaller tiles
     for (const Case& c : layouts())

@@ -11,6 +11,8 @@
 // values code * scale:
 //   power-of-two scales   exact in bf16; by a bf16 operand or another of this kind, the product has
 //                         the device's numeric class (gemm_plan.hpp), on matrix units if it has any
+//                         or, for two e4m3 operands with scales of 128 along k, that of
+//                         Variant::Packed: f16 matrices, exact for codes and scales, f32 sums
 //   f32 scales            rounded once to f32; the product is f32 arithmetic ("f32-sequential"), as
 //                         it is wherever an operand is f32
 // A block with a NaN is NaN, and makes NaN the rows (of A) or columns (of B) of D that it meets; no
