@@ -128,8 +128,9 @@ void add_train(CLI::App& app, TrainFlags& flags) {
     add_count(app, "--seq", flags.seq, "tokens per sequence");
     app.add_option("--lr", flags.lr, "learning rate");
     add_count(app, "--seed", flags.seed, "of the weights and of the order of the data");
-    app.add_option("--precision", flags.precision, "how activations are stored")
-        ->type_name("f32|bf16");
+    app.add_option("--precision", flags.precision,
+                   "how activations are stored; fp8: with FP8 linear layers")
+        ->type_name("f32|bf16|fp8");
     add_device(
         app, flags.device,
         "any, gpu, cpu, an index or a UUID; several with commas between: the ranks of a host "

@@ -40,7 +40,7 @@ LanguageModel::Impl::Impl(const DeviceOptions& device_options,
     : config(run), world(World::single()), device(Device::create(device_options)),
       transport(open_transport(world)), thread(*device, "exchange"),
       parameters(*device, parameters_of_stage(config.model, 0, 1, 0, 1),
-                 config.train.precision == "bf16" ? DType::BF16 : DType::F32, false) {
+                 activation_type(config.train), false, linear_precision(config.train)) {
     const DType act = parameters.activation();
     const Checkpoint checkpoint = Checkpoint::open(checkpoint_folder);
     if (act == DType::BF16)

@@ -19,7 +19,7 @@ constexpr std::uint64_t kF32 = 4;
 /// The sizes that everything is made of.
 struct Sizes {
     Sizes(const RunConfig& run, const RunLayout& layout)
-        : model(run.model), act(run.train.precision == "bf16" ? 2 : 4),
+        : model(run.model), act(size_of(activation_type(run.train))),
           seq(std::max<std::uint64_t>(run.train.seq, 1)),
           tokens(run.train.batch * run.train.seq /
                  std::max<std::uint64_t>(std::uint64_t{layout.dp} * run.train.micro_batches, 1)),

@@ -163,8 +163,9 @@ void validate(const TrainConfig& config) {
             }
         }
     });
-    if (config.precision != "f32" && config.precision != "bf16") {
-        refuse("precision = " + in_quotes(config.precision) + " must be \"f32\" or \"bf16\"");
+    if (config.precision != "f32" && config.precision != "bf16" && config.precision != "fp8") {
+        refuse("precision = " + in_quotes(config.precision) +
+               " must be \"f32\", \"bf16\" or \"fp8\"");
     }
     if (config.lr_min > config.lr) {
         refuse("lr_min = " + printed(config.lr_min) +
@@ -288,6 +289,14 @@ RunLayout resolve_layout(const RunConfig& config, std::uint64_t ranks) {
     }
     return {static_cast<std::uint32_t>(train.pp), static_cast<std::uint32_t>(dp),
             static_cast<std::uint32_t>(ep)};
+}
+
+DType activation_type(const TrainConfig& config) noexcept {
+    return config.precision == "f32" ? DType::F32 : DType::BF16;
+}
+
+LinearPrecision linear_precision(const TrainConfig& config) noexcept {
+    return config.precision == "fp8" ? LinearPrecision::Fp8 : LinearPrecision::AsActivations;
 }
 
 std::chrono::milliseconds wait_limit(const TrainConfig& config) noexcept {

@@ -7,6 +7,7 @@
 #include "app/checkpoint.hpp"
 
 #include <bellows/model/config.hpp>
+#include <bellows/model/parameter_store.hpp>
 
 #include <chrono>
 #include <cstdint>
@@ -39,8 +40,10 @@ struct TrainConfig {
     double weight_decay = 0.1;
     double clip_norm = 1; ///< of the whole gradient; 0: no clipping
 
-    std::string precision = "f32"; ///< storage of activations: "f32" or "bf16"
-    std::string device = "any";    ///< see parse_devices()
+    /// Storage of activations: "f32" or "bf16"; "fp8": bf16, and FP8 in the linear layers of
+    /// attention, FFNs and experts.
+    std::string precision = "f32";
+    std::string device = "any"; ///< see parse_devices()
     std::uint64_t pp = 1;
     std::uint64_t dp = 0;               ///< 0: ranks / pp
     std::uint64_t ep = 0;               ///< 0: dp
@@ -52,6 +55,9 @@ struct TrainConfig {
 
     bool operator==(const TrainConfig&) const = default;
 };
+
+DType activation_type(const TrainConfig& config) noexcept;
+LinearPrecision linear_precision(const TrainConfig& config) noexcept;
 
 /// step_timeout as what waits take.
 std::chrono::milliseconds wait_limit(const TrainConfig& config) noexcept;

@@ -122,10 +122,6 @@ std::uint64_t sequences_per_micro_batch(const RunConfig& config, const RunLayout
     return config.train.batch / parts;
 }
 
-DType activation_type(const RunConfig& config) {
-    return config.train.precision == "bf16" ? DType::BF16 : DType::F32;
-}
-
 } // namespace
 
 Trainer::Impl::Impl(Device& dev, World& w, const RunConfig& c, const RunLayout& l,
@@ -140,7 +136,7 @@ Trainer::Impl::Impl(Device& dev, World& w, const RunConfig& c, const RunLayout& 
       thread(dev, "network"), host_lane(thread.add_lane("host")),
       schedule(one_f_one_b(l.pp, c.train.micro_batches)),
       parameters(dev, parameters_of_stage(c.model, stage_index, l.pp, d % l.ep, l.ep),
-                 activation_type(c)) {
+                 activation_type(c.train), true, linear_precision(c.train)) {
     agree_on_kernels(gemm_class);
     if (config.model.tied_embeddings && layout.pp > 1)
         throw Error(ErrorCode::InvalidArgument,
@@ -158,7 +154,7 @@ Trainer::Impl::Impl(Device& dev, World& w, const RunConfig& c, const RunLayout& 
                            .top_k = config.model.top_k,
                            .hidden = config.model.hidden,
                            .max_tokens = tokens,
-                           .dtype = activation_type(config),
+                           .dtype = activation_type(config.train),
                            .timeout = limit});
     }
     StageDesc desc;
@@ -337,7 +333,7 @@ std::pair<double, double> Trainer::Impl::gather_loss_and_waiting() {
 /// Rank 0's choice serves all: ranks that round differently would drift apart. Before anything is
 /// recorded.
 void Trainer::Impl::agree_on_kernels(const std::string& wanted_gemm_class) {
-    if (activation_type(config) != DType::BF16)
+    if (activation_type(config.train) != DType::BF16)
         return;
     std::string name = wanted_gemm_class.empty() ? gemm_class(device).name : wanted_gemm_class;
     const auto bytes = std::as_bytes(std::span(name));
@@ -422,7 +418,7 @@ ParameterStore& Trainer::parameters() noexcept {
     return impl_->parameters;
 }
 std::map<std::string, std::string> Trainer::chosen_kernels() const {
-    if (activation_type(impl_->config) != DType::BF16)
+    if (activation_type(impl_->config.train) != DType::BF16)
         return {};
     return {{"gemm", gemm_class(impl_->device).name}};
 }

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: MIT
 #include "recorded_slot.hpp"
 
-#include <bellows/engine/gemm.hpp>
 #include <bellows/engine/ops.hpp>
 #include <bellows/model/dense_ffn.hpp>
 
@@ -12,7 +11,8 @@ struct DenseFfn::Impl {
     Arena& scratch;
     std::uint64_t hidden, ffn;
     float eps;
-    const Parameter &gain, &gate_up, &down;
+    const Parameter& gain;
+    Linear gate_up, down;
 };
 
 namespace {
@@ -22,16 +22,17 @@ public:
     DenseSlot(const DenseFfn::Impl& layer, const SlotDesc& desc);
 
 private:
-    void forward(Recording& r) const;
+    void forward(Recording& r, Arena::Frame& scratch) const;
     void input_gradient(Recording& r, Arena::Frame& scratch) const;
     void weight_gradient(Recording& r, Arena::Frame& scratch) const;
 
     const DenseFfn::Impl& layer_;
     std::uint64_t tokens_;
     LayerTensors t_;
-    TensorView norm_, inv_rms_;
+    LinearRows norm_;
+    TensorView inv_rms_;
     TensorView gate_up_; ///< from MLP(B) on: its gradient
-    TensorView inner_;   ///< what enters the down projection
+    LinearRows inner_;   ///< what enters the down projection
     TensorView d_norm_;
 };
 
@@ -39,11 +40,12 @@ DenseSlot::DenseSlot(const DenseFfn::Impl& layer, const SlotDesc& desc)
     : RecordedSlot(layer.parameters.device(), layer.scratch, desc.name), layer_(layer),
       tokens_(desc.tokens), t_(desc.tensors) {
     const DType act = layer_.parameters.activation();
-    norm_ = keep("norm", act, {tokens_, layer_.hidden});
+    norm_ = keep_rows("norm", layer_.parameters, tokens_, layer_.hidden);
     inv_rms_ = keep("inverse rms", DType::F32, {tokens_});
     gate_up_ = keep("gate and up", act, {tokens_, 2 * layer_.ffn});
-    inner_ = keep("inner", act, {tokens_, layer_.ffn});
-    record(NodeKind::Forward, "MLP(F)", [&](Recording& r, Arena::Frame&) { forward(r); });
+    inner_ = keep_rows("inner", layer_.parameters, tokens_, layer_.ffn);
+    record(NodeKind::Forward, "MLP(F)",
+           [&](Recording& r, Arena::Frame& scratch) { forward(r, scratch); });
     if (!t_.training())
         return;
     d_norm_ = keep("norm gradient", act, {tokens_, layer_.hidden}, MemoryCategory::DeferredWgrad);
@@ -53,26 +55,26 @@ DenseSlot::DenseSlot(const DenseFfn::Impl& layer, const SlotDesc& desc)
            [&](Recording& r, Arena::Frame& scratch) { weight_gradient(r, scratch); });
 }
 
-void DenseSlot::forward(Recording& r) const {
-    ops::rmsnorm_forward(r, t_.x, layer_.gain.weight, norm_, inv_rms_, layer_.eps);
-    ops::gemm_nt(r, norm_, layer_.gate_up.compute, gate_up_);
-    ops::swiglu_forward(r, gate_up_, {}, inner_);
+void DenseSlot::forward(Recording& r, Arena::Frame& scratch) const {
+    normalise(r, t_.x, layer_.gain.weight, norm_, inv_rms_, layer_.eps);
+    layer_.gate_up.forward(r, scratch, norm_, gate_up_);
+    swiglu(r, gate_up_, {}, inner_);
     ops::copy(r, t_.x, t_.y);
-    ops::gemm_nt(r, inner_, layer_.down.compute, t_.y, true);
+    layer_.down.forward(r, scratch, inner_, t_.y, true);
 }
 
 void DenseSlot::input_gradient(Recording& r, Arena::Frame& scratch) const {
-    const TensorView d_inner = scratch.tensor(inner_.dtype, {tokens_, layer_.ffn});
-    ops::gemm_nn(r, t_.dy, layer_.down.compute, d_inner);
+    const TensorView d_inner = scratch.tensor(gate_up_.dtype, {tokens_, layer_.ffn});
+    layer_.down.input_gradient(r, scratch, t_.dy, d_inner);
     ops::swiglu_dgrad(r, d_inner, gate_up_, {}, gate_up_, {});
-    ops::gemm_nn(r, gate_up_, layer_.gate_up.compute, d_norm_);
+    layer_.gate_up.input_gradient(r, scratch, gate_up_, d_norm_);
     ops::copy(r, t_.dy, t_.dx);
     ops::rmsnorm_dgrad(r, d_norm_, t_.x, layer_.gain.weight, inv_rms_, t_.dx, true);
 }
 
 void DenseSlot::weight_gradient(Recording& r, Arena::Frame& scratch) const {
-    ops::gemm_tn(r, t_.dy, inner_, layer_.down.gradient, true);
-    ops::gemm_tn(r, gate_up_, norm_, layer_.gate_up.gradient, true);
+    layer_.down.weight_gradient(r, scratch, t_.dy, inner_);
+    layer_.gate_up.weight_gradient(r, scratch, gate_up_, norm_);
     ops::rmsnorm_wgrad(r, d_norm_, t_.x, inv_rms_, layer_.gain.gradient, true,
                        scratch.bytes(ops::rmsnorm_wgrad_workspace_bytes(tokens_, layer_.hidden)));
 }
@@ -85,8 +87,8 @@ DenseFfn::DenseFfn(const ModelConfig& config, std::uint64_t layer, ParameterStor
     impl_.reset(new Impl{parameters, scratch, config.hidden, config.dense_ffn,
                          static_cast<float>(config.norm_eps),
                          parameters.at(prefix + "post_attention_layernorm.weight"),
-                         parameters.at(prefix + "mlp.gate_up_proj.weight"),
-                         parameters.at(prefix + "mlp.down_proj.weight")});
+                         Linear(parameters.at(prefix + "mlp.gate_up_proj.weight")),
+                         Linear(parameters.at(prefix + "mlp.down_proj.weight"))});
 }
 
 DenseFfn::~DenseFfn() = default;

@@ -2,7 +2,6 @@
 #include "recorded_slot.hpp"
 
 #include <bellows/engine/attention.hpp>
-#include <bellows/engine/gemm.hpp>
 #include <bellows/engine/ops.hpp>
 #include <bellows/model/mla.hpp>
 
@@ -23,6 +22,7 @@ struct MlaAttention::Impl {
     const Parameter& projection(const char* name) const {
         return parameters.at(prefix + "self_attn." + name + ".weight");
     }
+    Linear linear(const char* name) const { return Linear(projection(name)); }
 };
 
 namespace {
@@ -35,12 +35,12 @@ private:
     using Frame = Arena::Frame;
 
     void forward(Recording& r, Frame& scratch) const;
-    void queries(Recording& r) const;
-    void keys_and_values(Recording& r) const;
+    void queries(Recording& r, Frame& scratch) const;
+    void keys_and_values(Recording& r, Frame& scratch) const;
     void input_gradient(Recording& r, Frame& scratch) const;
     void attention_gradient(Recording& r, Frame& scratch) const;
-    void keys_and_values_gradient(Recording& r) const;
-    void queries_gradient(Recording& r) const;
+    void keys_and_values_gradient(Recording& r, Frame& scratch) const;
+    void queries_gradient(Recording& r, Frame& scratch) const;
     void weight_gradient(Recording& r, Frame& scratch) const;
     void gain_gradient(Recording& r, Frame& scratch, const TensorView& dy, const TensorView& x,
                        const TensorView& inv_rms, const Parameter& gain) const;
@@ -72,13 +72,13 @@ private:
     std::uint64_t tokens_, seq_;
     LayerTensors t_;
     // Kept from ATTN(F). From ATTN(B) on, q_ and kv_up_ hold their own gradients.
-    TensorView norm_, inv_rms_;
-    TensorView q_latent_, q_norm_, q_inv_rms_; ///< low-rank queries only
-    TensorView q_;                             ///< [tokens, heads, nope | rope], rotated
-    TensorView kv_;                            ///< [tokens, latent | key rope], the latter rotated
-    TensorView kv_norm_, kv_inv_rms_;
-    TensorView kv_up_; ///< [tokens, heads, nope | value]
-    TensorView o_;     ///< [tokens, heads, value]
+    LinearRows norm_, q_norm_, kv_norm_; ///< queries': if they are low-rank
+    TensorView inv_rms_, q_inv_rms_, kv_inv_rms_;
+    TensorView q_latent_; ///< low-rank queries only
+    TensorView q_;        ///< [tokens, heads, nope | rope], rotated
+    TensorView kv_;       ///< [tokens, latent | key rope], the latter rotated
+    TensorView kv_up_;    ///< [tokens, heads, nope | value]
+    TensorView o_;        ///< [tokens, heads, value]
     TensorView lse_;
     // Kept from ATTN(B).
     TensorView d_norm_, d_q_latent_, d_q_norm_, d_kv_, d_kv_norm_;
@@ -89,16 +89,16 @@ MlaSlot::MlaSlot(const MlaAttention::Impl& layer, const SlotDesc& desc)
       c_(layer.config), act_(layer.parameters.activation()), tokens_(desc.tokens), seq_(desc.seq),
       t_(desc.tensors) {
     const std::uint64_t kv_size = c_.kv_lora_rank + c_.qk_rope_head_dim;
-    norm_ = keep("norm", act_, {tokens_, c_.hidden});
+    norm_ = keep_rows("norm", layer_.parameters, tokens_, c_.hidden);
     inv_rms_ = keep("inverse rms", DType::F32, {tokens_});
     if (layer_.low_rank_queries()) {
         q_latent_ = keep("query latent", act_, {tokens_, c_.q_lora_rank});
-        q_norm_ = keep("query norm", act_, {tokens_, c_.q_lora_rank});
+        q_norm_ = keep_rows("query norm", layer_.parameters, tokens_, c_.q_lora_rank);
         q_inv_rms_ = keep("query inverse rms", DType::F32, {tokens_});
     }
     q_ = keep("queries", act_, {tokens_, c_.heads, c_.qk_head_dim()});
     kv_ = keep("key-value latent", act_, {tokens_, kv_size});
-    kv_norm_ = keep("key-value norm", act_, {tokens_, c_.kv_lora_rank});
+    kv_norm_ = keep_rows("key-value norm", layer_.parameters, tokens_, c_.kv_lora_rank);
     kv_inv_rms_ = keep("key-value inverse rms", DType::F32, {tokens_});
     kv_up_ =
         keep("keys and values", act_, {tokens_, c_.heads, c_.qk_nope_head_dim + c_.v_head_dim});
@@ -124,42 +124,41 @@ MlaSlot::MlaSlot(const MlaAttention::Impl& layer, const SlotDesc& desc)
 }
 
 void MlaSlot::forward(Recording& r, Frame& scratch) const {
-    ops::rmsnorm_forward(r, t_.x, layer_.parameter("input_layernorm.weight").weight, norm_,
-                         inv_rms_, eps());
-    queries(r);
-    keys_and_values(r);
+    normalise(r, t_.x, layer_.parameter("input_layernorm.weight").weight, norm_, inv_rms_, eps());
+    queries(r, scratch);
+    keys_and_values(r, scratch);
     // Gathered for the kernel and again in ATTN(B): a copy is cheaper than to keep them till then.
     const TensorView keys = scratch.tensor(act_, {tokens_, c_.heads, c_.qk_head_dim()});
     ops::mla_keys_forward(r, kv_up_, key_rope(kv_), keys);
     ops::attention_forward(r, q_, keys, values(), o_, lse_, attention_options());
     ops::copy(r, t_.x, t_.y);
-    ops::gemm_nt(r, flat(o_), layer_.projection("o_proj").compute, t_.y, true);
+    layer_.linear("o_proj").forward(r, scratch, flat(o_), t_.y, true);
 }
 
-void MlaSlot::queries(Recording& r) const {
+void MlaSlot::queries(Recording& r, Frame& scratch) const {
     if (layer_.low_rank_queries()) {
-        ops::gemm_nt(r, norm_, layer_.projection("q_a_proj").compute, q_latent_);
-        ops::rmsnorm_forward(r, q_latent_, layer_.projection("q_a_layernorm").weight, q_norm_,
-                             q_inv_rms_, eps());
-        ops::gemm_nt(r, q_norm_, layer_.projection("q_b_proj").compute, flat(q_));
+        layer_.linear("q_a_proj").forward(r, scratch, norm_, q_latent_);
+        normalise(r, q_latent_, layer_.projection("q_a_layernorm").weight, q_norm_, q_inv_rms_,
+                  eps());
+        layer_.linear("q_b_proj").forward(r, scratch, q_norm_, flat(q_));
     } else {
-        ops::gemm_nt(r, norm_, layer_.projection("q_proj").compute, flat(q_));
+        layer_.linear("q_proj").forward(r, scratch, norm_, flat(q_));
     }
     ops::rope_forward(r, rope(q_), layer_.positions, rope(q_), seq_);
 }
 
-void MlaSlot::keys_and_values(Recording& r) const {
-    ops::gemm_nt(r, norm_, layer_.projection("kv_a_proj_with_mqa").compute, kv_);
+void MlaSlot::keys_and_values(Recording& r, Frame& scratch) const {
+    layer_.linear("kv_a_proj_with_mqa").forward(r, scratch, norm_, kv_);
     ops::rope_forward(r, key_rope(kv_), layer_.positions, key_rope(kv_), seq_);
-    ops::rmsnorm_forward(r, latent(kv_), layer_.projection("kv_a_layernorm").weight, kv_norm_,
-                         kv_inv_rms_, eps());
-    ops::gemm_nt(r, kv_norm_, layer_.projection("kv_b_proj").compute, flat(kv_up_));
+    normalise(r, latent(kv_), layer_.projection("kv_a_layernorm").weight, kv_norm_, kv_inv_rms_,
+              eps());
+    layer_.linear("kv_b_proj").forward(r, scratch, kv_norm_, flat(kv_up_));
 }
 
 void MlaSlot::input_gradient(Recording& r, Frame& scratch) const {
     attention_gradient(r, scratch);
-    queries_gradient(r);
-    keys_and_values_gradient(r);
+    queries_gradient(r, scratch);
+    keys_and_values_gradient(r, scratch);
     ops::copy(r, t_.dy, t_.dx);
     ops::rmsnorm_dgrad(r, d_norm_, t_.x, layer_.parameter("input_layernorm.weight").weight,
                        inv_rms_, t_.dx, true);
@@ -173,7 +172,7 @@ void MlaSlot::attention_gradient(Recording& r, Frame& scratch) const {
     const ops::AttentionGradients d{.dq = scratch.tensor(act_, {tokens_, c_.heads, qk}),
                                     .dk = scratch.tensor(act_, {tokens_, c_.heads, qk}),
                                     .dv = scratch.tensor(act_, {tokens_, c_.heads, c_.v_head_dim})};
-    ops::gemm_nn(r, t_.dy, layer_.projection("o_proj").compute, flat(d_o));
+    layer_.linear("o_proj").input_gradient(r, scratch, t_.dy, flat(d_o));
     ops::mla_keys_forward(r, kv_up_, key_rope(kv_), keys);
     ops::attention_dgrad(r, d_o, q_, keys, values(), o_, lse_, d, attention_options(),
                          scratch.bytes(ops::attention_dgrad_workspace_bytes(tokens_, c_.heads)));
@@ -184,37 +183,37 @@ void MlaSlot::attention_gradient(Recording& r, Frame& scratch) const {
     ops::rope_dgrad(r, key_rope(d_kv_), layer_.positions, key_rope(d_kv_), seq_);
 }
 
-void MlaSlot::queries_gradient(Recording& r) const {
+void MlaSlot::queries_gradient(Recording& r, Frame& scratch) const {
     if (!layer_.low_rank_queries()) {
-        ops::gemm_nn(r, flat(q_), layer_.projection("q_proj").compute, d_norm_);
+        layer_.linear("q_proj").input_gradient(r, scratch, flat(q_), d_norm_);
         return;
     }
-    ops::gemm_nn(r, flat(q_), layer_.projection("q_b_proj").compute, d_q_norm_);
+    layer_.linear("q_b_proj").input_gradient(r, scratch, flat(q_), d_q_norm_);
     ops::rmsnorm_dgrad(r, d_q_norm_, q_latent_, layer_.projection("q_a_layernorm").weight,
                        q_inv_rms_, d_q_latent_, false);
-    ops::gemm_nn(r, d_q_latent_, layer_.projection("q_a_proj").compute, d_norm_);
+    layer_.linear("q_a_proj").input_gradient(r, scratch, d_q_latent_, d_norm_);
 }
 
-void MlaSlot::keys_and_values_gradient(Recording& r) const {
-    ops::gemm_nn(r, flat(kv_up_), layer_.projection("kv_b_proj").compute, d_kv_norm_);
+void MlaSlot::keys_and_values_gradient(Recording& r, Frame& scratch) const {
+    layer_.linear("kv_b_proj").input_gradient(r, scratch, flat(kv_up_), d_kv_norm_);
     ops::rmsnorm_dgrad(r, d_kv_norm_, latent(kv_), layer_.projection("kv_a_layernorm").weight,
                        kv_inv_rms_, latent(d_kv_), false);
-    ops::gemm_nn(r, d_kv_, layer_.projection("kv_a_proj_with_mqa").compute, d_norm_, true);
+    layer_.linear("kv_a_proj_with_mqa").input_gradient(r, scratch, d_kv_, d_norm_, true);
 }
 
 void MlaSlot::weight_gradient(Recording& r, Frame& scratch) const {
-    ops::gemm_tn(r, t_.dy, flat(o_), layer_.projection("o_proj").gradient, true);
-    ops::gemm_tn(r, flat(kv_up_), kv_norm_, layer_.projection("kv_b_proj").gradient, true);
-    ops::gemm_tn(r, d_kv_, norm_, layer_.projection("kv_a_proj_with_mqa").gradient, true);
+    layer_.linear("o_proj").weight_gradient(r, scratch, t_.dy, flat(o_));
+    layer_.linear("kv_b_proj").weight_gradient(r, scratch, flat(kv_up_), kv_norm_);
+    layer_.linear("kv_a_proj_with_mqa").weight_gradient(r, scratch, d_kv_, norm_);
     gain_gradient(r, scratch, d_kv_norm_, latent(kv_), kv_inv_rms_,
                   layer_.projection("kv_a_layernorm"));
     if (layer_.low_rank_queries()) {
-        ops::gemm_tn(r, flat(q_), q_norm_, layer_.projection("q_b_proj").gradient, true);
-        ops::gemm_tn(r, d_q_latent_, norm_, layer_.projection("q_a_proj").gradient, true);
+        layer_.linear("q_b_proj").weight_gradient(r, scratch, flat(q_), q_norm_);
+        layer_.linear("q_a_proj").weight_gradient(r, scratch, d_q_latent_, norm_);
         gain_gradient(r, scratch, d_q_norm_, q_latent_, q_inv_rms_,
                       layer_.projection("q_a_layernorm"));
     } else {
-        ops::gemm_tn(r, flat(q_), norm_, layer_.projection("q_proj").gradient, true);
+        layer_.linear("q_proj").weight_gradient(r, scratch, flat(q_), norm_);
     }
     gain_gradient(r, scratch, d_norm_, t_.x, inv_rms_, layer_.parameter("input_layernorm.weight"));
 }

@@ -1,10 +1,14 @@
 // SPDX-License-Identifier: MIT
+#include "linear.hpp"
+
 #include <bellows/engine/error.hpp>
 #include <bellows/engine/gemm.hpp>
 #include <bellows/engine/ops.hpp>
 #include <bellows/model/moe_ffn.hpp>
 
 #include <algorithm>
+#include <functional>
+#include <optional>
 #include <utility>
 
 namespace bellows {
@@ -15,9 +19,17 @@ struct MoeFfn::Impl {
     ParameterStore& parameters;
     ExpertExchange& exchange;
     Buffer loads; ///< [routed_experts] u32
+    std::optional<Arena> own_scratch;
+    Arena* scratch;
 
     const Parameter& parameter(const std::string& name) const {
         return parameters.at("model.layers." + std::to_string(layer) + "." + name);
+    }
+    Linear shared(const char* name) const {
+        return Linear(parameter("mlp.shared_experts." + std::string(name) + ".weight"));
+    }
+    ExpertLinear experts(const char* name) const {
+        return ExpertLinear(parameters.experts(layer, name));
     }
     ops::RouterOptions router_options() const;
 };
@@ -45,17 +57,21 @@ private:
     TensorView make(const char* what, DType dtype, std::initializer_list<std::uint64_t> extents,
                     MemoryCategory category = MemoryCategory::Activations);
     BufferView workspace(const char* what, std::uint64_t bytes);
-    Recording recording(const char* what) const;
+    void record(NodeKind kind, const char* name,
+                const std::function<void(Recording&, Arena::Frame&)>& work);
+    LinearRows keep_tokens(const char* what, std::uint64_t columns);
+    LinearRows keep_expert_rows(const std::string& what, std::uint64_t columns);
     void make_gradients();
     void add_exchange(NodeKind kind, const char* name, std::function<TimePoint()> submit);
 
-    void record_router();
-    void record_shared();
-    void record_experts();
-    void record_shared_gradient();
-    void record_experts_gradient();
-    void record_router_gradient();
-    void record_weight_gradients();
+    void router(Recording& r) const;
+    void shared(Recording& r, Arena::Frame& scratch) const;
+    void experts(Recording& r, Arena::Frame& scratch);
+    void shared_gradient(Recording& r, Arena::Frame& scratch) const;
+    void experts_gradient(Recording& r, Arena::Frame& scratch) const;
+    void router_gradient(Recording& r) const;
+    void experts_weight_gradient(Recording& r, Arena::Frame& scratch) const;
+    void other_weight_gradients(Recording& r, Arena::Frame& scratch) const;
 
     MoeFfn::Impl& layer_;
     SlotDesc desc_;
@@ -66,10 +82,11 @@ private:
 
     TensorView norm_, inv_rms_, logits_, scores_, ids_, weights_, d_weights_, d_logits_, d_norm_;
     TensorView sequence_counts_; ///< [sequences, experts] u32; empty without a balance loss
-    TensorView shared_gate_up_, shared_hidden_, d_shared_hidden_;
-    TensorView gate_up_, hidden_, d_hidden_, results_, d_row_weights_;
+    TensorView shared_gate_up_, d_shared_hidden_;
+    LinearRows shared_hidden_, hidden_; ///< what enters the down projections
+    TensorView gate_up_, d_hidden_, results_, d_row_weights_;
     BufferView gain_workspace_, tiles_memory_;
-    ops::GroupTiles tiles_;
+    fp8::GroupedRows rows_; ///< the received ones by expert
 };
 
 MoeSlot::MoeSlot(MoeFfn::Impl& layer, const SlotDesc& desc)
@@ -86,22 +103,25 @@ MoeSlot::MoeSlot(MoeFfn::Impl& layer, const SlotDesc& desc)
     weights_ = make("expert weights", DType::F32, {tokens, c.top_k});
     if (has_shared_) {
         shared_gate_up_ = make("shared gate and up", act_, {tokens, 2 * c.shared_ffn()});
-        shared_hidden_ = make("shared hidden", act_, {tokens, c.shared_ffn()});
+        shared_hidden_ = keep_tokens("shared hidden", c.shared_ffn());
     }
     handle_ = layer_.exchange.create_handle(desc_.name);
     gate_up_ = handle_->add_row_tensor("gate and up", act_, 2 * c.moe_ffn);
-    hidden_ = handle_->add_row_tensor("hidden", act_, c.moe_ffn);
+    hidden_ = keep_expert_rows("hidden", c.moe_ffn);
     results_ = handle_->add_row_tensor("results", act_, c.hidden, MemoryCategory::Scratch);
     if (has_experts_)
         tiles_memory_ = workspace(
             "expert tiles", ops::group_tiles_bytes(layer_.parameters.device(), handle_->capacity(),
                                                    layer_.exchange.num_local_experts()));
 
-    record_router();
+    const auto node = [this](auto member) {
+        return [this, member](Recording& r, Arena::Frame& scratch) { (this->*member)(r, scratch); };
+    };
+    record(NodeKind::Forward, "ROUTER(F)", [&](Recording& r, Arena::Frame&) { router(r); });
     add_exchange(NodeKind::Forward, "DISPATCH(F)",
                  [this] { return layer_.exchange.dispatch(*handle_, norm_, ids_, weights_); });
-    record_shared();
-    record_experts();
+    record(NodeKind::Forward, "SHARED(F)", node(&MoeSlot::shared));
+    record(NodeKind::Forward, "MLP(F)", node(&MoeSlot::experts));
     add_exchange(NodeKind::Forward, "COMBINE(F)", [this] {
         return layer_.exchange.combine(*handle_, results_, desc_.tensors.y, true);
     });
@@ -110,14 +130,16 @@ MoeSlot::MoeSlot(MoeFfn::Impl& layer, const SlotDesc& desc)
     make_gradients();
     add_exchange(NodeKind::InputGradient, "DISPATCH(B)",
                  [this] { return layer_.exchange.combine_backward(*handle_, desc_.tensors.dy); });
-    record_shared_gradient();
-    record_experts_gradient();
+    record(NodeKind::InputGradient, "SHARED(B)", node(&MoeSlot::shared_gradient));
+    record(NodeKind::InputGradient, "MLP(B)", node(&MoeSlot::experts_gradient));
     add_exchange(NodeKind::InputGradient, "COMBINE(B)", [this] {
         return layer_.exchange.dispatch_backward(*handle_, results_, d_row_weights_, d_norm_,
                                                  has_shared_, d_weights_);
     });
-    record_router_gradient();
-    record_weight_gradients();
+    record(NodeKind::InputGradient, "ROUTER(B)",
+           [&](Recording& r, Arena::Frame&) { router_gradient(r); });
+    record(NodeKind::WeightGradient, "MLP(W)", node(&MoeSlot::experts_weight_gradient));
+    record(NodeKind::WeightGradient, "SHARED(W)", node(&MoeSlot::other_weight_gradients));
 }
 
 TensorView MoeSlot::make(const char* what, DType dtype,
@@ -167,18 +189,44 @@ void MoeSlot::make_gradients() {
         workspace("gain gradient workspace", ops::rmsnorm_wgrad_workspace_bytes(tokens, c.hidden));
 }
 
-Recording MoeSlot::recording(const char* what) const {
-    Recording made(layer_.parameters.device(), QueueRole::Compute, desc_.name + " " + what);
-    made.label(what);
-    return made;
+LinearRows MoeSlot::keep_tokens(const char* what, std::uint64_t columns) {
+    const std::uint64_t tokens = desc_.tokens;
+    if (layer_.parameters.linear_precision() != LinearPrecision::Fp8)
+        return make(what, act_, {tokens, columns});
+    const std::uint64_t bytes = fp8::quantized_bytes(kRowsRecipe, {tokens, columns});
+    return fp8::make_quantized(make(what, DType::U8, {bytes}).buffer, kRowsRecipe,
+                               {tokens, columns});
+}
+
+LinearRows MoeSlot::keep_expert_rows(const std::string& what, std::uint64_t columns) {
+    if (layer_.parameters.linear_precision() != LinearPrecision::Fp8)
+        return handle_->add_row_tensor(what, act_, columns);
+    const std::uint64_t pitch = fp8::codes_shape({1, columns}).stride[0];
+    fp8::Quantized q;
+    q.recipe = kRowsRecipe;
+    q.codes = handle_->add_row_tensor(what, fp8::dtype_of(kRowsRecipe.format), pitch);
+    q.codes.extent[1] = columns;
+    q.scales = handle_->add_row_tensor(what + " scales", DType::F32,
+                                       fp8::scales_shape(kRowsRecipe, {1, columns}).extent[1]);
+    return q;
+}
+
+void MoeSlot::record(NodeKind kind, const char* name,
+                     const std::function<void(Recording&, Arena::Frame&)>& work) {
+    Recording made(layer_.parameters.device(), QueueRole::Compute, desc_.name + " " + name);
+    made.label(name);
+    Arena::Frame frame = layer_.scratch->begin();
+    work(made, frame);
+    if (frame.bytes() > 0)
+        layer_.scratch->reserve(frame.bytes());
+    add_recording(kind, name, std::move(made));
 }
 
 void MoeSlot::add_exchange(NodeKind kind, const char* name, std::function<TimePoint()> submit) {
     add_node({name, kind, std::move(submit)});
 }
 
-void MoeSlot::record_router() {
-    Recording r = recording("ROUTER(F)");
+void MoeSlot::router(Recording& r) const {
     const float eps = static_cast<float>(layer_.config.norm_eps);
     ops::rmsnorm_forward(r, desc_.tensors.x,
                          layer_.parameter("post_attention_layernorm.weight").weight, norm_,
@@ -190,69 +238,46 @@ void MoeSlot::record_router() {
     ops::router_forward(r, logits_, bias, scores_, ids_, weights_, layer_.router_options());
     ops::expert_counts(r, ids_, layer_.loads.tensor(DType::U32, {layer_.config.routed_experts}),
                        true);
-    add_recording(NodeKind::Forward, "ROUTER(F)", std::move(r));
 }
 
-void MoeSlot::record_shared() {
-    Recording r = recording("SHARED(F)");
+void MoeSlot::shared(Recording& r, Arena::Frame& scratch) const {
     ops::copy(r, desc_.tensors.x, desc_.tensors.y);
-    if (has_shared_) {
-        ops::gemm_nt(r, norm_, layer_.parameter("mlp.shared_experts.gate_up_proj.weight").compute,
-                     shared_gate_up_);
-        ops::swiglu_forward(r, shared_gate_up_, {}, shared_hidden_);
-        ops::gemm_nt(r, shared_hidden_,
-                     layer_.parameter("mlp.shared_experts.down_proj.weight").compute,
-                     desc_.tensors.y, true);
-    }
-    add_recording(NodeKind::Forward, "SHARED(F)", std::move(r));
+    if (!has_shared_)
+        return;
+    layer_.shared("gate_up_proj").forward(r, scratch, norm_, shared_gate_up_);
+    swiglu(r, shared_gate_up_, {}, shared_hidden_);
+    layer_.shared("down_proj").forward(r, scratch, shared_hidden_, desc_.tensors.y, true);
 }
 
-void MoeSlot::record_experts() {
-    Recording r = recording("MLP(F)");
-    if (has_experts_) {
-        const ModelConfig& c = layer_.config;
-        tiles_ = ops::make_group_tiles(r, handle_->expert_offsets(), handle_->capacity(),
-                                       {2 * c.moe_ffn, c.hidden, c.moe_ffn, 0}, tiles_memory_);
-        ops::grouped_gemm_nt(r, handle_->rows(),
-                             layer_.parameters.experts(layer_.layer, "gate_up_proj").compute,
-                             gate_up_, tiles_);
-        ops::swiglu_forward(r, gate_up_, handle_->row_weights(), hidden_);
-        ops::grouped_gemm_nt(r, hidden_,
-                             layer_.parameters.experts(layer_.layer, "down_proj").compute, results_,
-                             tiles_);
-    }
-    add_recording(NodeKind::Forward, "MLP(F)", std::move(r));
+void MoeSlot::experts(Recording& r, Arena::Frame& scratch) {
+    if (!has_experts_)
+        return;
+    const ModelConfig& c = layer_.config;
+    rows_.layout = fp8::GroupLayout::prefix_sums(handle_->expert_offsets(), handle_->capacity());
+    rows_.tiles = ops::make_group_tiles(r, handle_->expert_offsets(), handle_->capacity(),
+                                        {2 * c.moe_ffn, c.hidden, c.moe_ffn, 0}, tiles_memory_);
+    layer_.experts("gate_up_proj").forward(r, scratch, handle_->rows(), gate_up_, rows_);
+    swiglu(r, gate_up_, handle_->row_weights(), hidden_);
+    layer_.experts("down_proj").forward(r, scratch, hidden_, results_, rows_);
 }
 
-void MoeSlot::record_shared_gradient() {
-    Recording r = recording("SHARED(B)");
-    if (has_shared_) {
-        ops::gemm_nn(r, desc_.tensors.dy,
-                     layer_.parameter("mlp.shared_experts.down_proj.weight").compute,
-                     d_shared_hidden_);
-        ops::swiglu_dgrad(r, d_shared_hidden_, shared_gate_up_, {}, shared_gate_up_, {});
-        ops::gemm_nn(r, shared_gate_up_,
-                     layer_.parameter("mlp.shared_experts.gate_up_proj.weight").compute, d_norm_);
-    }
-    add_recording(NodeKind::InputGradient, "SHARED(B)", std::move(r));
+void MoeSlot::shared_gradient(Recording& r, Arena::Frame& scratch) const {
+    if (!has_shared_)
+        return;
+    layer_.shared("down_proj").input_gradient(r, scratch, desc_.tensors.dy, d_shared_hidden_);
+    ops::swiglu_dgrad(r, d_shared_hidden_, shared_gate_up_, {}, shared_gate_up_, {});
+    layer_.shared("gate_up_proj").input_gradient(r, scratch, shared_gate_up_, d_norm_);
 }
 
-void MoeSlot::record_experts_gradient() {
-    Recording r = recording("MLP(B)");
-    if (has_experts_) {
-        ops::grouped_gemm_nn(r, handle_->d_results(),
-                             layer_.parameters.experts(layer_.layer, "down_proj").compute,
-                             d_hidden_, tiles_);
-        ops::swiglu_dgrad(r, d_hidden_, gate_up_, handle_->row_weights(), gate_up_, d_row_weights_);
-        ops::grouped_gemm_nn(r, gate_up_,
-                             layer_.parameters.experts(layer_.layer, "gate_up_proj").compute,
-                             results_, tiles_);
-    }
-    add_recording(NodeKind::InputGradient, "MLP(B)", std::move(r));
+void MoeSlot::experts_gradient(Recording& r, Arena::Frame& scratch) const {
+    if (!has_experts_)
+        return;
+    layer_.experts("down_proj").input_gradient(r, scratch, handle_->d_results(), d_hidden_, rows_);
+    ops::swiglu_dgrad(r, d_hidden_, gate_up_, handle_->row_weights(), gate_up_, d_row_weights_);
+    layer_.experts("gate_up_proj").input_gradient(r, scratch, gate_up_, results_, rows_);
 }
 
-void MoeSlot::record_router_gradient() {
-    Recording r = recording("ROUTER(B)");
+void MoeSlot::router_gradient(Recording& r) const {
     ops::RouterBalance balance;
     if (sequence_counts_.buffer) {
         const ModelConfig& c = layer_.config;
@@ -268,40 +293,33 @@ void MoeSlot::record_router_gradient() {
     ops::rmsnorm_dgrad(r, d_norm_, desc_.tensors.x,
                        layer_.parameter("post_attention_layernorm.weight").weight, inv_rms_,
                        desc_.tensors.dx, true);
-    add_recording(NodeKind::InputGradient, "ROUTER(B)", std::move(r));
 }
 
-void MoeSlot::record_weight_gradients() {
-    Recording experts = recording("MLP(W)");
-    if (has_experts_) {
-        ops::grouped_gemm_tn(experts, handle_->d_results(), hidden_,
-                             layer_.parameters.experts(layer_.layer, "down_proj").gradient,
-                             handle_->expert_offsets(), true);
-        ops::grouped_gemm_tn(experts, gate_up_, handle_->rows(),
-                             layer_.parameters.experts(layer_.layer, "gate_up_proj").gradient,
-                             handle_->expert_offsets(), true);
-    }
-    add_recording(NodeKind::WeightGradient, "MLP(W)", std::move(experts));
+void MoeSlot::experts_weight_gradient(Recording& r, Arena::Frame& scratch) const {
+    if (!has_experts_)
+        return;
+    layer_.experts("down_proj").weight_gradient(r, scratch, handle_->d_results(), hidden_, rows_);
+    layer_.experts("gate_up_proj").weight_gradient(r, scratch, gate_up_, handle_->rows(), rows_);
+}
 
-    Recording rest = recording("SHARED(W)");
+void MoeSlot::other_weight_gradients(Recording& r, Arena::Frame& scratch) const {
     if (has_shared_) {
-        ops::gemm_tn(rest, desc_.tensors.dy, shared_hidden_,
-                     layer_.parameter("mlp.shared_experts.down_proj.weight").gradient, true);
-        ops::gemm_tn(rest, shared_gate_up_, norm_,
-                     layer_.parameter("mlp.shared_experts.gate_up_proj.weight").gradient, true);
+        layer_.shared("down_proj").weight_gradient(r, scratch, desc_.tensors.dy, shared_hidden_);
+        layer_.shared("gate_up_proj").weight_gradient(r, scratch, shared_gate_up_, norm_);
     }
-    ops::gemm_tn(rest, d_logits_, norm_, layer_.parameter("mlp.gate.weight").gradient, true);
-    ops::rmsnorm_wgrad(rest, d_norm_, desc_.tensors.x, inv_rms_,
+    ops::gemm_tn(r, d_logits_, norm_, layer_.parameter("mlp.gate.weight").gradient, true);
+    ops::rmsnorm_wgrad(r, d_norm_, desc_.tensors.x, inv_rms_,
                        layer_.parameter("post_attention_layernorm.weight").gradient, true,
                        gain_workspace_);
-    add_recording(NodeKind::WeightGradient, "SHARED(W)", std::move(rest));
 }
 
 } // namespace
 
 MoeFfn::MoeFfn(const ModelConfig& config, std::uint64_t layer, ParameterStore& parameters,
-               ExpertExchange& exchange)
-    : impl_(new Impl{config, layer, parameters, exchange, {}}) {
+               ExpertExchange& exchange, Arena* scratch)
+    : impl_(new Impl{config, layer, parameters, exchange, {}, {}, scratch}) {
+    if (scratch == nullptr)
+        impl_->scratch = &impl_->own_scratch.emplace(parameters.device());
     impl_->loads = Buffer(parameters.device(), {.name = "expert loads",
                                                 .bytes = config.routed_experts * 4,
                                                 .category = MemoryCategory::Scratch});

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT
 #include <bellows/engine/error.hpp>
 #include <bellows/engine/ops.hpp>
+#include <bellows/fp8/quantize.hpp>
 #include <bellows/model/parameter_store.hpp>
 
 #include <algorithm>
@@ -45,11 +46,19 @@ TensorView view_of(const Buffer& flat, DType dtype, std::uint64_t first,
     }
 }
 
+constexpr fp8::Recipe kWeightsRecipe{fp8::Blocks::Blocks128, fp8::Format::E4M3,
+                                     fp8::ScaleRule::PowerOfTwo};
+
+bool is_linear(const ParameterInfo& info) {
+    return info.kind == ParameterKind::Attention || info.kind == ParameterKind::Ffn ||
+           info.kind == ParameterKind::Expert;
+}
+
 } // namespace
 
 ParameterStore::ParameterStore(Device& device, std::vector<ParameterInfo> mine, DType activation,
-                               bool training)
-    : device_(&device), activation_(activation) {
+                               bool training, LinearPrecision linear)
+    : device_(&device), activation_(activation), linear_(linear) {
     const auto key = [](const ParameterInfo& info) {
         const bool expert = info.kind == ParameterKind::Expert;
         // Experts of one layer and matrix side by side; all else keeps its order.
@@ -99,10 +108,47 @@ ParameterStore::ParameterStore(Device& device, std::vector<ParameterInfo> mine, 
         if (training && info.trainable())
             parameter.gradient = view_of(gradients_, DType::F32, parameter.first, info.shape, size);
     }
+    make_quantized();
     if (!training)
         return;
     clear_ = std::make_unique<Recording>(device, QueueRole::Compute, "clear gradients");
     clear_->fill(gradients_.view(), 0);
+}
+
+void ParameterStore::make_quantized() {
+    if (linear_ != LinearPrecision::Fp8)
+        return;
+    std::uint64_t codes = 0, scales = 0;
+    const auto each = [&](const auto& visit) {
+        for (Parameter& parameter : parameters_) {
+            if (!is_linear(parameter.info))
+                continue;
+            const std::uint64_t out = parameter.info.shape[0], in = parameter.info.shape[1];
+            visit(parameter, out, in);
+            codes += fp8::codes_bytes({out, in});
+            scales += fp8::scales_bytes(kWeightsRecipe, {out, in});
+        }
+    };
+    each([](const Parameter& parameter, std::uint64_t out, std::uint64_t in) {
+        if (out % 8 != 0 || in % 8 != 0)
+            throw Error(ErrorCode::InvalidArgument,
+                        parameter.info.name + " is " + std::to_string(out) + " x " +
+                            std::to_string(in) +
+                            "; FP8 needs multiples of 8: take other sizes, bf16 or f32");
+    });
+    codes_ = Buffer(*device_, {.name = "fp8 weights",
+                               .bytes = std::max<std::uint64_t>(codes, 16),
+                               .category = MemoryCategory::Weights});
+    scales_ = Buffer(*device_, {.name = "fp8 weights' scales",
+                                .bytes = std::max<std::uint64_t>(scales, 16),
+                                .category = MemoryCategory::Weights});
+    codes = scales = 0;
+    each([&](Parameter& parameter, std::uint64_t out, std::uint64_t in) {
+        parameter.quantized = fp8::make_quantized(
+            codes_.view().sub(codes, fp8::codes_bytes({out, in})),
+            scales_.view().sub(scales, fp8::scales_bytes(kWeightsRecipe, {out, in})),
+            kWeightsRecipe, {out, in});
+    });
 }
 
 const Parameter& ParameterStore::at(const std::string& name) const {
@@ -133,7 +179,39 @@ Parameter ParameterStore::experts(std::uint64_t layer, const std::string& matrix
     all.compute = compute_ ? widen(compute_, DType::BF16) : all.weight;
     if (gradients_)
         all.gradient = widen(gradients_, DType::F32);
+    if (all.quantized) { // each expert's part is as large
+        const auto batch = [&](TensorView view, std::uint64_t bytes) {
+            view.buffer.bytes = bytes * found.size();
+            view.rank = 3;
+            view.extent = {found.size(), view.extent[0], view.extent[1]};
+            view.stride = {bytes / size_of(view.dtype), view.stride[0], 1};
+            return view;
+        };
+        all.quantized->codes = batch(all.quantized->codes, fp8::codes_bytes({out, in}));
+        all.quantized->scales =
+            batch(all.quantized->scales, fp8::scales_bytes(kWeightsRecipe, {out, in}));
+    }
     return all;
+}
+
+void ParameterStore::quantize(Recording& recording) const {
+    std::int64_t layer = -1;
+    std::string matrix;
+    for (const Parameter& parameter : parameters_) {
+        if (!parameter.quantized)
+            continue;
+        if (parameter.info.kind != ParameterKind::Expert) {
+            fp8::quantize(recording, parameter.weight, *parameter.quantized);
+            continue;
+        }
+        // The experts of a layer and matrix stand side by side: all at once.
+        if (parameter.info.layer == layer && matrix_of(parameter.info) == matrix)
+            continue;
+        layer = parameter.info.layer;
+        matrix = matrix_of(parameter.info);
+        const Parameter all = experts(static_cast<std::uint64_t>(layer), matrix);
+        fp8::quantize(recording, all.weight, *all.quantized);
+    }
 }
 
 TensorView ParameterStore::flat_weights() const {
@@ -156,9 +234,11 @@ void ParameterStore::initialise(std::uint64_t seed) {
                   flat.begin() + static_cast<std::ptrdiff_t>(parameter.first));
     }
     device_->upload(flat_weights().buffer, std::span<const float>(flat));
-    if (compute_) {
+    if (compute_ || codes_) {
         Recording cast(*device_, QueueRole::Compute, "cast weights");
-        ops::cast(cast, flat_weights(), flat_compute());
+        if (compute_)
+            ops::cast(cast, flat_weights(), flat_compute());
+        quantize(cast);
         device_->submit(cast).wait();
     }
     if (training())
@@ -168,9 +248,12 @@ void ParameterStore::initialise(std::uint64_t seed) {
 void ParameterStore::upload(const std::string& name, std::span<const float> values) {
     const Parameter& parameter = at(name);
     device_->upload(parameter.weight.buffer, values);
-    if (compute_) {
+    if (compute_ || parameter.quantized) {
         Recording cast(*device_, QueueRole::Compute, "cast " + name);
-        ops::cast(cast, parameter.weight, parameter.compute);
+        if (compute_)
+            ops::cast(cast, parameter.weight, parameter.compute);
+        if (parameter.quantized)
+            fp8::quantize(cast, parameter.weight, *parameter.quantized);
         device_->submit(cast).wait();
     }
 }

@@ -18,6 +18,14 @@ TensorView RecordedSlot::keep(const char* what, DType dtype,
     return buffers_.back().tensor(dtype, extents);
 }
 
+LinearRows RecordedSlot::keep_rows(const char* what, const ParameterStore& parameters,
+                                   std::uint64_t rows, std::uint64_t columns) {
+    if (parameters.linear_precision() != LinearPrecision::Fp8)
+        return keep(what, parameters.activation(), {rows, columns});
+    const std::uint64_t bytes = fp8::quantized_bytes(kRowsRecipe, {rows, columns});
+    return fp8::make_quantized(keep(what, DType::U8, {bytes}).buffer, kRowsRecipe, {rows, columns});
+}
+
 void RecordedSlot::record(NodeKind kind, const char* name,
                           const std::function<void(Recording&, Arena::Frame&)>& work) {
     Recording recording(device_, QueueRole::Compute, name_ + " " + name);

@@ -5,6 +5,8 @@
 // live from node to node belong to the slot, all else stands in the stage's scratch. Used by the
 // layers' own .cpp files.
 
+#include "linear.hpp"
+
 #include <bellows/engine/arena.hpp>
 #include <bellows/model/node.hpp>
 
@@ -23,6 +25,10 @@ protected:
     /// A tensor of this slot.
     TensorView keep(const char* what, DType dtype, std::initializer_list<std::uint64_t> extents,
                     MemoryCategory category = MemoryCategory::Activations);
+    /// What enters linear layers and is kept for their weight gradients: FP8 rows where these
+    /// compute in FP8.
+    LinearRows keep_rows(const char* what, const ParameterStore& parameters, std::uint64_t rows,
+                         std::uint64_t columns);
     /// Records `work` as the node `name`.
     void record(NodeKind kind, const char* name,
                 const std::function<void(Recording&, Arena::Frame&)>& work);

@@ -107,7 +107,8 @@ void Stage::Impl::make_layers() {
         if (exchange == nullptr)
             throw Error(ErrorCode::InvalidArgument,
                         "layer " + std::to_string(layer) + " has experts but no exchange");
-        experts.push_back(std::make_unique<MoeFfn>(desc.config, layer, parameters, *exchange));
+        experts.push_back(
+            std::make_unique<MoeFfn>(desc.config, layer, parameters, *exchange, &scratch));
         expert_layers.push_back(layer);
         layers.push_back(experts.back().get());
     }

@@ -145,13 +145,13 @@ void check_layer(Kind kind, const Case& c) {
     const Results results = run_layer(kind, c, "F0 F1 B0 B1 W0 W1");
     const Expected expected = expect_layer(kind, c);
     for (std::size_t m = 0; m < kMicroBatches; ++m) {
-        expect_close(results.y[m], expected.y[m], {c.dtype, 1}, "y of " + std::to_string(m));
-        expect_close(results.dx[m], expected.dx[m], {c.dtype, 1}, "dx of " + std::to_string(m));
+        expect_close(results.y[m], expected.y[m], {c, 1}, "y of " + std::to_string(m));
+        expect_close(results.dx[m], expected.dx[m], {c, 1}, "dx of " + std::to_string(m));
     }
     for (const auto& [name, gradient] : results.gradients) {
         const auto found = expected.gradients.find(name);
         if (found != expected.gradients.end())
-            expect_close(gradient, found->second, {c.dtype, 1}, name);
+            expect_close(gradient, found->second, {c, 1}, name);
         else
             EXPECT_TRUE(std::all_of(gradient.begin(), gradient.end(),
                                     [](float value) { return value == 0; }))
@@ -169,21 +169,27 @@ TEST_P(SubLayer, DenseFfnMatchesTheReference) {
     check_layer(Kind::Ffn, GetParam());
 }
 
-INSTANTIATE_TEST_SUITE_P(Cases, SubLayer,
-                         ::testing::Values(Case{"small_f32", small_config, DType::F32, 3, 7},
-                                           Case{"small_bf16", small_config, DType::BF16, 3, 7},
-                                           Case{"wide_f32", wide_config, DType::F32, 2, 45},
-                                           Case{"wide_bf16", wide_config, DType::BF16, 2, 45},
-                                           Case{"one_token_f32", small_config, DType::F32, 1, 1},
-                                           Case{"sequences_of_one_bf16", wide_config, DType::BF16,
-                                                5, 1}),
-                         name_of);
+INSTANTIATE_TEST_SUITE_P(
+    Cases, SubLayer,
+    ::testing::Values(
+        Case{"small_f32", small_config, DType::F32, 3, 7},
+        Case{"small_bf16", small_config, DType::BF16, 3, 7},
+        Case{"wide_f32", wide_config, DType::F32, 2, 45},
+        Case{"wide_bf16", wide_config, DType::BF16, 2, 45},
+        Case{"one_token_f32", small_config, DType::F32, 1, 1},
+        Case{"sequences_of_one_bf16", wide_config, DType::BF16, 5, 1},
+        Case{"small_fp8", small_config, DType::BF16, 3, 7, false, LinearPrecision::Fp8},
+        Case{"wide_fp8", wide_config, DType::BF16, 2, 45, false, LinearPrecision::Fp8},
+        Case{"fp8_with_f32", wide_config, DType::F32, 2, 45, false, LinearPrecision::Fp8}),
+    name_of);
 
 class SubLayerOrder : public ::testing::TestWithParam<Kind> {};
 
 TEST_P(SubLayerOrder, WeightGradientsMayBeDeferred) {
-    for (const DType dtype : {DType::F32, DType::BF16}) {
-        const Case c{"order", small_config, dtype, 2, 9};
+    for (const auto& [dtype, linear] : {std::pair(DType::F32, LinearPrecision::AsActivations),
+                                        std::pair(DType::BF16, LinearPrecision::AsActivations),
+                                        std::pair(DType::BF16, LinearPrecision::Fp8)}) {
+        const Case c{"order", small_config, dtype, 2, 9, false, linear};
         const Results plain = run_layer(GetParam(), c, "F0 B0 W0 F1 B1 W1");
         EXPECT_EQ(run_layer(GetParam(), c, "F0 B0 F1 W0 B1 W1"), plain);
         EXPECT_EQ(run_layer(GetParam(), c, "F0 F1 B0 B1 W0 W1"), plain);
@@ -194,15 +200,17 @@ TEST_P(SubLayerOrder, WeightGradientsMayBeDeferred) {
 }
 
 TEST_P(SubLayerOrder, EveryLegalOrderGivesTheSameBits) {
-    const Case c{"order", small_config, DType::F32, 2, 9};
-    DeviceOptions options = testing::test_options();
-    options.sync = SyncMode::Overlap;
-    const Results overlap = run_layer(GetParam(), c, "F0 F1 B0 W0 B1 W1", options);
-    options.sync = SyncMode::Serial;
-    EXPECT_EQ(run_layer(GetParam(), c, "F0 F1 B0 W0 B1 W1", options), overlap);
-    options.sync = SyncMode::Shuffle;
-    for (options.shuffle_seed = 1; options.shuffle_seed <= 3; ++options.shuffle_seed)
+    for (const LinearPrecision linear : {LinearPrecision::AsActivations, LinearPrecision::Fp8}) {
+        const Case c{"order", small_config, DType::F32, 2, 9, false, linear};
+        DeviceOptions options = testing::test_options();
+        options.sync = SyncMode::Overlap;
+        const Results overlap = run_layer(GetParam(), c, "F0 F1 B0 W0 B1 W1", options);
+        options.sync = SyncMode::Serial;
         EXPECT_EQ(run_layer(GetParam(), c, "F0 F1 B0 W0 B1 W1", options), overlap);
+        options.sync = SyncMode::Shuffle;
+        for (options.shuffle_seed = 1; options.shuffle_seed <= 3; ++options.shuffle_seed)
+            EXPECT_EQ(run_layer(GetParam(), c, "F0 F1 B0 W0 B1 W1", options), overlap);
+    }
 }
 
 std::string kind_name(const ::testing::TestParamInfo<Kind>& info) {

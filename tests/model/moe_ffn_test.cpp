@@ -34,6 +34,7 @@ struct Case {
     /// Of the balance loss; large, so that it shows beside the gradient of a random dy.
     double alpha = 0;
     std::uint64_t sequences = 1; ///< of a rank's micro-batch
+    LinearPrecision linear = LinearPrecision::AsActivations;
 };
 
 void PrintTo(const Case& c, std::ostream* out) {
@@ -154,7 +155,8 @@ Results run_layer(const Case& c, const DeviceOptions& options, Transport& transp
                              .max_tokens = most,
                              .dtype = c.dtype,
                              .alignment = c.alignment});
-    ParameterStore store(*device, parameters_of_rank(config, partition, rank), c.dtype);
+    ParameterStore store(*device, parameters_of_rank(config, partition, rank), c.dtype, true,
+                         c.linear);
     store.initialise(1);
     for (const Parameter& parameter : store.all())
         store.upload(parameter.info.name, values_for(parameter.info, c.dtype));
@@ -293,19 +295,22 @@ Expected expect_layer(const Case& c) {
 }
 
 /// f32: a few hundred roundings of 2^-24 each. bf16: every stored intermediate is rounded to 2^-9,
-/// and gradients are sums of such with cancellation.
-double tolerance(DType dtype) {
-    return dtype == DType::F32 ? 2e-11 : 3e-4;
+/// and gradients are sums of such with cancellation. FP8: what enters a product is rounded by up to
+/// 2^-4.
+double tolerance(const Case& c) {
+    return c.linear == LinearPrecision::Fp8 ? 2e-2 : c.dtype == DType::F32 ? 2e-11 : 3e-4;
 }
 
-void expect_close(const std::vector<float>& actual, const reference::Vector& expected, DType dtype,
-                  const std::string& what) {
+void expect_close(const std::vector<float>& actual, const reference::Vector& expected,
+                  const Case& c, const std::string& what) {
     ASSERT_EQ(actual.size(), expected.size()) << what;
-    EXPECT_LE(test::calc_diff(actual, expected), tolerance(dtype)) << what;
+    EXPECT_LE(test::calc_diff(actual, expected), tolerance(c)) << what;
     double largest = 1e-6;
     for (const double value : expected)
         largest = std::max(largest, std::abs(value));
-    const double bound = dtype == DType::F32 ? 2e-5 : 0.05; // of the largest: one wrong row shows
+    const double bound = c.linear == LinearPrecision::Fp8 ? 0.3
+                         : c.dtype == DType::F32          ? 2e-5
+                                                 : 0.05; // of the largest: one wrong row shows
     EXPECT_TRUE(test::elements_match(actual, expected, {}, test::within(bound * largest, 0)))
         << what;
 }
@@ -314,8 +319,8 @@ void check_against_reference(const Case& c, const Results& results) {
     const Expected expected = expect_layer(c);
     const auto rank = static_cast<std::size_t>(world().rank());
     for (std::size_t m = 0; m < kMicroBatches; ++m) {
-        expect_close(results.y[m], expected.y[m][rank], c.dtype, "y " + std::to_string(m));
-        expect_close(results.dx[m], expected.dx[m][rank], c.dtype, "dx " + std::to_string(m));
+        expect_close(results.y[m], expected.y[m][rank], c, "y " + std::to_string(m));
+        expect_close(results.dx[m], expected.dx[m][rank], c, "dx " + std::to_string(m));
     }
     HostCollectives collectives(world(), Group::all(world().size()));
     for (const auto& [name, gradient] : results.gradients) {
@@ -323,7 +328,7 @@ void check_against_reference(const Case& c, const Results& results) {
         std::vector<double> sum(gradient.begin(), gradient.end());
         if (!expert) // every rank has its tokens' part
             collectives.all_reduce_sum(std::span<double>(sum));
-        expect_close(test::to_float(sum), expected.gradients.at(name), c.dtype, name);
+        expect_close(test::to_float(sum), expected.gradients.at(name), c, name);
     }
 }
 
@@ -363,24 +368,30 @@ TEST_P(MoeFfnAcrossRanks, MatchesTheReferenceInEveryOrder) {
 
 INSTANTIATE_TEST_SUITE_P(
     Cases, MoeFfnAcrossRanks,
-    ::testing::Values(Case{"even", 8, 2, 1, DType::F32, 1,
-                           [](int, std::size_t) -> std::uint64_t { return 32; }},
-                      Case{"uneven_with_an_empty_rank", 7, 3, 1, DType::F32, 1,
-                           [](int rank, std::size_t m) -> std::uint64_t {
-                               return rank == 1 ? 0 : 13 + static_cast<std::uint64_t>(rank) * 8 + m;
-                           }},
-                      Case{"fewer_experts_than_ranks", 3, 2, 0, DType::F32, 8,
-                           [](int, std::size_t m) -> std::uint64_t { return 20 + m; }},
-                      Case{"bf16", 8, 2, 1, DType::BF16, 16,
-                           [](int, std::size_t) -> std::uint64_t { return 40; }},
-                      Case{"balance_loss", 7, 3, 1, DType::F32, 1,
-                           [](int rank, std::size_t m) -> std::uint64_t {
-                               return rank == 1 ? 0
-                                                : 3 * (7 + static_cast<std::uint64_t>(rank) + m);
-                           },
-                           300, 3},
-                      Case{"balance_loss_bf16", 8, 2, 1, DType::BF16, 16,
-                           [](int, std::size_t) -> std::uint64_t { return 40; }, 300, 4}),
+    ::testing::Values(
+        Case{"even", 8, 2, 1, DType::F32, 1, [](int, std::size_t) -> std::uint64_t { return 32; }},
+        Case{"uneven_with_an_empty_rank", 7, 3, 1, DType::F32, 1,
+             [](int rank, std::size_t m) -> std::uint64_t {
+                 return rank == 1 ? 0 : 13 + static_cast<std::uint64_t>(rank) * 8 + m;
+             }},
+        Case{"fewer_experts_than_ranks", 3, 2, 0, DType::F32, 8,
+             [](int, std::size_t m) -> std::uint64_t { return 20 + m; }},
+        Case{"bf16", 8, 2, 1, DType::BF16, 16,
+             [](int, std::size_t) -> std::uint64_t { return 40; }},
+        Case{"balance_loss", 7, 3, 1, DType::F32, 1,
+             [](int rank, std::size_t m) -> std::uint64_t {
+                 return rank == 1 ? 0 : 3 * (7 + static_cast<std::uint64_t>(rank) + m);
+             },
+             300, 3},
+        Case{"balance_loss_bf16", 8, 2, 1, DType::BF16, 16,
+             [](int, std::size_t) -> std::uint64_t { return 40; }, 300, 4},
+        Case{"fp8", 8, 2, 1, DType::BF16, 1, [](int, std::size_t) -> std::uint64_t { return 40; },
+             0, 1, LinearPrecision::Fp8},
+        Case{"fp8_uneven_with_an_empty_rank", 7, 3, 1, DType::BF16, 16,
+             [](int rank, std::size_t m) -> std::uint64_t {
+                 return rank == 1 ? 0 : 13 + static_cast<std::uint64_t>(rank) * 8 + m;
+             },
+             0, 1, LinearPrecision::Fp8}),
     [](const auto& test) { return std::string(test.param.name); });
 
 } // namespace

@@ -64,6 +64,7 @@ struct Case {
     DType dtype;
     std::size_t batch, seq; ///< of a micro-batch
     bool tied = false;
+    LinearPrecision linear = LinearPrecision::AsActivations;
 
     ModelConfig model() const {
         ModelConfig c = config();
@@ -85,8 +86,14 @@ inline std::string name_of(const ::testing::TestParamInfo<Case>& info) {
 /// sub-layers in a row: errors are independent, so their squares add up. f32: some hundred
 /// roundings of 2^-24, at most 1e-6 of the norm; ten times the worst seen. bf16: each of the ten
 /// tensors of a sub-layer is rounded by up to 2^-9, gradients cancel; two to three times the worst
-/// seen.
+/// seen. FP8: what enters a product is rounded by up to 2^-4, 2.6 % on average.
 struct Tolerance {
+    Tolerance(const Case& c, std::size_t sub_layers) : Tolerance(c.dtype, sub_layers) {
+        if (c.linear != LinearPrecision::Fp8)
+            return;
+        diff = 1e-2 * static_cast<double>(sub_layers);
+        element = 0.25 * std::sqrt(static_cast<double>(sub_layers));
+    }
     Tolerance(DType dtype, std::size_t sub_layers)
         : diff((dtype == DType::F32 ? 2e-12 : 1e-4) * static_cast<double>(sub_layers)),
           element((dtype == DType::F32 ? 3e-6 : 0.025) *
@@ -132,7 +139,7 @@ inline reference::Parameters values_for(const ModelConfig& config, DType dtype) 
 struct Rig {
     Rig(const Case& c, const DeviceOptions& options)
         : config(c.model()), dtype(c.dtype), device(testing::make_device(options)),
-          store(*device, parameters(config), dtype), scratch(*device),
+          store(*device, parameters(config), dtype, true, c.linear), scratch(*device),
           positions(*device, config, c.seq) {
         store.initialise(1);
         for (const auto& [name, values] : values_for(config, dtype))

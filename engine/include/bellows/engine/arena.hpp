@@ -9,6 +9,7 @@
 #include <bellows/engine/device.hpp>
 #include <bellows/engine/tensor.hpp>
 
+#include <algorithm>
 #include <cstdint>
 #include <initializer_list>
 #include <string>
@@ -28,13 +29,19 @@ public:
         TensorView tensor(DType dtype, std::initializer_list<std::uint64_t> extents);
         /// An op's workspace; 0 bytes give an empty one.
         BufferView bytes(std::uint64_t size);
-        std::uint64_t bytes() const noexcept { return used_; }
+        std::uint64_t bytes() const noexcept { return std::max(used_, most_); }
+
+        /// A frame that begins where this one stands. What this one hands out after cover(part)
+        /// shares its bytes: for a step's own workspace.
+        Frame nested() const { return Frame(all_, used_); }
+        /// bytes() reaches to the end of `part`.
+        void cover(const Frame& part) noexcept { most_ = std::max(most_, part.bytes()); }
 
     private:
         friend class Arena;
-        explicit Frame(BufferView all) : all_(all) {}
+        explicit Frame(BufferView all, std::uint64_t used = 0) : all_(all), used_(used) {}
         BufferView all_;
-        std::uint64_t used_ = 0;
+        std::uint64_t used_, most_ = 0;
     };
     Frame begin() const { return Frame(memory_.view()); }
 

@@ -13,6 +13,7 @@
 // loss.
 
 #include <bellows/comm/expert_exchange.hpp>
+#include <bellows/engine/arena.hpp>
 #include <bellows/model/config.hpp>
 #include <bellows/model/node.hpp>
 #include <bellows/model/parameter_store.hpp>
@@ -25,8 +26,9 @@ namespace bellows {
 class MoeFfn final : public Layer {
 public:
     /// All must outlive it. max_tokens: of a micro-batch on any rank of the exchange's group.
+    /// scratch: shared with other layers, or its own if left out.
     MoeFfn(const ModelConfig& config, std::uint64_t layer, ParameterStore& parameters,
-           ExpertExchange& exchange);
+           ExpertExchange& exchange, Arena* scratch = nullptr);
     ~MoeFfn() override;
 
     /// Throws Error{InvalidArgument} when there is a balance loss and the tokens are not whole

@@ -2,21 +2,27 @@
 #pragma once
 
 // The parameters of one rank on the device: f32 master weights and f32 gradients in one flat buffer
-// each, a copy of the weights in the activations' type where that is bf16. Parameters that are
+// each, a copy of the weights in the activations' type where that is bf16, and FP8 copies of the
+// matrices of linear layers where those compute in FP8. Parameters that are
 // reduced and updated alike stand side by side, so that collectives and the optimiser work on a few
 // long ranges. One thread at a time.
 
 #include <bellows/engine/device.hpp>
+#include <bellows/fp8/recipe.hpp>
 #include <bellows/model/parameters.hpp>
 
 #include <cstdint>
 #include <map>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
 #include <vector>
 
 namespace bellows {
+
+/// How the linear layers of attention, FFNs and experts compute.
+enum class LinearPrecision : std::uint8_t { AsActivations, Fp8 };
 
 struct Parameter {
     ParameterInfo info;
@@ -24,6 +30,8 @@ struct Parameter {
     TensorView weight;       ///< f32 master
     TensorView compute;      ///< what kernels read: bf16 copy, or the master itself
     TensorView gradient;     ///< f32; of untrained parameters, or without training: empty
+    /// The master in 128 x 128 blocks, of linear layers that compute in FP8.
+    std::optional<fp8::Quantized> quantized{};
 };
 
 /// A run of parameters in the flat buffers.
@@ -37,12 +45,14 @@ class ParameterStore {
 public:
     /// mine: this rank's part of parameters(config), in that order. The experts of one layer and
     /// one matrix are stored side by side in ascending order.
-    /// training: false for weights alone; gradients are empty views then.
+    /// training: false for weights alone; gradients are empty views then. Throws
+    /// Error{InvalidArgument} when FP8 is wanted for a matrix whose sides are no multiples of 8.
     ParameterStore(Device& device, std::vector<ParameterInfo> mine, DType activation,
-                   bool training = true);
+                   bool training = true, LinearPrecision linear = LinearPrecision::AsActivations);
 
     Device& device() const noexcept { return *device_; }
     DType activation() const noexcept { return activation_; }
+    LinearPrecision linear_precision() const noexcept { return linear_; }
     bool training() const noexcept { return static_cast<bool>(gradients_); }
     bool has(const std::string& name) const noexcept { return by_name_.count(name) != 0; }
     /// Throws Error{InvalidArgument} naming the parameter that this rank does not have.
@@ -62,7 +72,9 @@ public:
 
     /// Sets every parameter to initial_values(info, seed), gradients to zero. Waits.
     void initialise(std::uint64_t seed);
-    /// Host copies of one parameter's master weight; the bf16 copy follows. They wait.
+    /// Records the making of the FP8 copies from the master weights, after these have changed.
+    void quantize(Recording& recording) const;
+    /// Host copies of one parameter's master weight; the other copies follow. They wait.
     void upload(const std::string& name, std::span<const float> values);
     std::vector<float> download(const std::string& name) const;
     std::vector<float> download_gradient(const std::string& name) const;
@@ -71,13 +83,17 @@ public:
     TimePoint clear_gradients();
 
 private:
+    void make_quantized();
+
     Device* device_;
     DType activation_;
+    LinearPrecision linear_;
     std::vector<Parameter> parameters_;
     std::map<std::string, std::size_t> by_name_;
     std::vector<ParameterRange> ranges_;
     std::uint64_t num_elements_ = 0;
     Buffer weights_, compute_, gradients_;
+    Buffer codes_, scales_; ///< of the FP8 copies, in the order of parameters_
     std::unique_ptr<Recording> clear_;
 };
 

@@ -1,0 +1,164 @@
+// SPDX-License-Identifier: MIT
+#include "linear.hpp"
+
+#include <bellows/engine/ops.hpp>
+#include <bellows/fp8/fused.hpp>
+#include <bellows/fp8/gemm.hpp>
+#include <bellows/fp8/quantize.hpp>
+
+namespace bellows {
+
+namespace {
+
+/// Its bits follow from the device's numeric class of bf16 products, which a run's ranks agree on
+/// and checkpoints keep, and not from the number of rows.
+constexpr fp8::Variant kVariant = fp8::Variant::Decoded;
+
+constexpr fp8::Recipe kColumnsRecipe{fp8::Blocks::Columns128, fp8::Format::E4M3,
+                                     fp8::ScaleRule::PowerOfTwo};
+
+/// In blocks along the features, for forward products and input gradients.
+fp8::Quantized along_features(Recording& r, Arena::Frame& scratch, const LinearRows& x) {
+    if (x.codes)
+        return *x.codes;
+    const std::uint64_t rows = x.values.extent[0], columns = x.values.extent[1];
+    const fp8::Quantized q =
+        fp8::make_quantized(scratch.bytes(fp8::quantized_bytes(kRowsRecipe, {rows, columns})),
+                            kRowsRecipe, {rows, columns});
+    fp8::quantize(r, x.values, q);
+    return q;
+}
+
+/// In blocks along the rows, for weight gradients. group_offsets: of experts' rows.
+fp8::Quantized along_rows(Recording& r, Arena::Frame& scratch, const LinearRows& x,
+                          const TensorView& group_offsets = {}) {
+    const TensorView& shape = x.codes ? x.codes->codes : x.values;
+    const std::uint64_t rows = shape.extent[0], columns = shape.extent[1];
+    const std::uint64_t groups = group_offsets.buffer ? group_offsets.extent[0] - 1 : 0;
+    const fp8::Quantized q = fp8::make_quantized(
+        scratch.bytes(fp8::quantized_bytes(kColumnsRecipe, {rows, columns}, groups)),
+        kColumnsRecipe, {rows, columns}, group_offsets);
+    if (x.values.buffer)
+        fp8::quantize(r, x.values, q);
+    else
+        fp8::requantize(r, *x.codes, q);
+    return q;
+}
+
+BufferView workspace_for(Recording& r, Arena::Frame& scratch, const fp8::Operand& a,
+                         const fp8::Operand& b) {
+    return scratch.bytes(fp8::gemm_workspace_bytes(r.device(), a, b));
+}
+
+using DenseProduct = decltype(fp8::gemm_nt);
+
+/// FP8 products add to f32 tensors alone: a bf16 one is widened first, so that it is rounded once.
+void dense_product(Recording& r, Arena::Frame& scratch, DenseProduct& product,
+                   const fp8::Quantized& a, const fp8::Quantized& weight, const TensorView& d,
+                   bool accumulate) {
+    const BufferView workspace = workspace_for(r, scratch, a, weight);
+    if (!accumulate || d.dtype == DType::F32) {
+        product(r, a, weight, d, accumulate, workspace, kVariant);
+        return;
+    }
+    const TensorView sum = scratch.tensor(DType::F32, {d.extent[0], d.extent[1]});
+    ops::cast(r, d, sum);
+    product(r, a, weight, sum, true, workspace, kVariant);
+    ops::cast(r, sum, d);
+}
+
+} // namespace
+
+void normalise(Recording& r, const TensorView& x, const TensorView& gain, const LinearRows& y,
+               const TensorView& inv_rms, float eps) {
+    if (y.codes)
+        fp8::rmsnorm(r, x, gain, *y.codes, inv_rms, eps, y.values);
+    else
+        ops::rmsnorm_forward(r, x, gain, y.values, inv_rms, eps);
+}
+
+void swiglu(Recording& r, const TensorView& gate_up, const TensorView& row_weight,
+            const LinearRows& hidden) {
+    if (hidden.codes)
+        fp8::swiglu(r, gate_up, row_weight, *hidden.codes);
+    else
+        ops::swiglu_forward(r, gate_up, row_weight, hidden.values);
+}
+
+void Linear::forward(Recording& r, Arena::Frame& scratch, const LinearRows& x, const TensorView& y,
+                     bool accumulate) const {
+    if (!weight_.quantized) {
+        ops::gemm_nt(r, x.values, weight_.compute, y, accumulate);
+        return;
+    }
+    Arena::Frame work = scratch.nested();
+    dense_product(r, work, fp8::gemm_nt, along_features(r, work, x), *weight_.quantized, y,
+                  accumulate);
+    scratch.cover(work);
+}
+
+void Linear::input_gradient(Recording& r, Arena::Frame& scratch, const LinearRows& dy,
+                            const TensorView& dx, bool accumulate) const {
+    if (!weight_.quantized) {
+        ops::gemm_nn(r, dy.values, weight_.compute, dx, accumulate);
+        return;
+    }
+    Arena::Frame work = scratch.nested();
+    dense_product(r, work, fp8::gemm_nn, along_features(r, work, dy), *weight_.quantized, dx,
+                  accumulate);
+    scratch.cover(work);
+}
+
+void Linear::weight_gradient(Recording& r, Arena::Frame& scratch, const LinearRows& dy,
+                             const LinearRows& x) const {
+    if (!weight_.quantized) {
+        ops::gemm_tn(r, dy.values, x.values, weight_.gradient, true);
+        return;
+    }
+    Arena::Frame work = scratch.nested();
+    const fp8::Quantized a = along_rows(r, work, dy), b = along_rows(r, work, x);
+    fp8::gemm_tn(r, a, b, weight_.gradient, true, workspace_for(r, work, a, b), kVariant);
+    scratch.cover(work);
+}
+
+void ExpertLinear::forward(Recording& r, Arena::Frame& scratch, const LinearRows& x,
+                           const TensorView& y, const fp8::GroupedRows& rows) const {
+    if (!weights_.quantized) {
+        ops::grouped_gemm_nt(r, x.values, weights_.compute, y, rows.tiles);
+        return;
+    }
+    Arena::Frame work = scratch.nested();
+    const fp8::Quantized a = along_features(r, work, x), &b = *weights_.quantized;
+    fp8::m_grouped_gemm_nt_contiguous(r, a, b, y, rows, false, workspace_for(r, work, a, b),
+                                      kVariant);
+    scratch.cover(work);
+}
+
+void ExpertLinear::input_gradient(Recording& r, Arena::Frame& scratch, const LinearRows& dy,
+                                  const TensorView& dx, const fp8::GroupedRows& rows) const {
+    if (!weights_.quantized) {
+        ops::grouped_gemm_nn(r, dy.values, weights_.compute, dx, rows.tiles);
+        return;
+    }
+    Arena::Frame work = scratch.nested();
+    const fp8::Quantized a = along_features(r, work, dy), &b = *weights_.quantized;
+    fp8::m_grouped_gemm_nn_contiguous(r, a, b, dx, rows, false, workspace_for(r, work, a, b),
+                                      kVariant);
+    scratch.cover(work);
+}
+
+void ExpertLinear::weight_gradient(Recording& r, Arena::Frame& scratch, const LinearRows& dy,
+                                   const LinearRows& x, const fp8::GroupedRows& rows) const {
+    const TensorView& offsets = rows.layout.values;
+    if (!weights_.quantized) {
+        ops::grouped_gemm_tn(r, dy.values, x.values, weights_.gradient, offsets, true);
+        return;
+    }
+    Arena::Frame work = scratch.nested();
+    const fp8::Quantized a = along_rows(r, work, dy, offsets), b = along_rows(r, work, x, offsets);
+    fp8::k_grouped_gemm_tn(r, a, b, weights_.gradient, rows, true, workspace_for(r, work, a, b),
+                           kVariant);
+    scratch.cover(work);
+}
+
+} // namespace bellows
