@@ -91,7 +91,7 @@ struct Tolerance {
     Tolerance(const Case& c, std::size_t sub_layers) : Tolerance(c.dtype, sub_layers) {
         if (c.linear != LinearPrecision::Fp8)
             return;
-        diff = 1e-2 * static_cast<double>(sub_layers);
+        diff = 2e-2 * static_cast<double>(sub_layers);
         element = 0.25 * std::sqrt(static_cast<double>(sub_layers));
     }
     Tolerance(DType dtype, std::size_t sub_layers)
