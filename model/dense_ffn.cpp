@@ -31,8 +31,7 @@ private:
     LayerTensors t_;
     LinearRows norm_;
     TensorView inv_rms_;
-    TensorView gate_up_; ///< from MLP(B) on: its gradient
-    LinearRows inner_;   ///< what enters the down projection
+    KeptSwiglu swiglu_;
     TensorView d_norm_;
 };
 
@@ -42,8 +41,7 @@ DenseSlot::DenseSlot(const DenseFfn::Impl& layer, const SlotDesc& desc)
     const DType act = layer_.parameters.activation();
     norm_ = keep_rows("norm", layer_.parameters, tokens_, layer_.hidden);
     inv_rms_ = keep("inverse rms", DType::F32, {tokens_});
-    gate_up_ = keep("gate and up", act, {tokens_, 2 * layer_.ffn});
-    inner_ = keep_rows("inner", layer_.parameters, tokens_, layer_.ffn);
+    swiglu_ = keep_swiglu(layer_.parameters, tokens_, layer_.ffn, t_.training());
     record(NodeKind::Forward, "MLP(F)",
            [&](Recording& r, Arena::Frame& scratch) { forward(r, scratch); });
     if (!t_.training())
@@ -57,24 +55,25 @@ DenseSlot::DenseSlot(const DenseFfn::Impl& layer, const SlotDesc& desc)
 
 void DenseSlot::forward(Recording& r, Arena::Frame& scratch) const {
     normalise(r, t_.x, layer_.gain.weight, norm_, inv_rms_, layer_.eps);
-    layer_.gate_up.forward(r, scratch, norm_, gate_up_);
-    swiglu(r, gate_up_, {}, inner_);
+    const TensorView gate_up = swiglu_.input(scratch);
+    layer_.gate_up.forward(r, scratch, norm_, gate_up);
+    const LinearRows inner = swiglu_.forward(r, scratch, gate_up, {});
     ops::copy(r, t_.x, t_.y);
-    layer_.down.forward(r, scratch, inner_, t_.y, true);
+    layer_.down.forward(r, scratch, inner, t_.y, true);
 }
 
 void DenseSlot::input_gradient(Recording& r, Arena::Frame& scratch) const {
-    const TensorView d_inner = scratch.tensor(gate_up_.dtype, {tokens_, layer_.ffn});
+    const TensorView d_inner = scratch.tensor(d_norm_.dtype, {tokens_, layer_.ffn});
     layer_.down.input_gradient(r, scratch, t_.dy, d_inner);
-    ops::swiglu_dgrad(r, d_inner, gate_up_, {}, gate_up_, {});
-    layer_.gate_up.input_gradient(r, scratch, gate_up_, d_norm_);
+    const LinearRows d_gate_up = swiglu_.input_gradient(r, scratch, d_inner, {}, {});
+    layer_.gate_up.input_gradient(r, scratch, d_gate_up, d_norm_);
     ops::copy(r, t_.dy, t_.dx);
     ops::rmsnorm_dgrad(r, d_norm_, t_.x, layer_.gain.weight, inv_rms_, t_.dx, true);
 }
 
 void DenseSlot::weight_gradient(Recording& r, Arena::Frame& scratch) const {
-    layer_.down.weight_gradient(r, scratch, t_.dy, inner_);
-    layer_.gate_up.weight_gradient(r, scratch, gate_up_, norm_);
+    layer_.down.weight_gradient(r, scratch, t_.dy, swiglu_.output_again(r, scratch, {}));
+    layer_.gate_up.weight_gradient(r, scratch, swiglu_.gradient_again(), norm_);
     ops::rmsnorm_wgrad(r, d_norm_, t_.x, inv_rms_, layer_.gain.gradient, true,
                        scratch.bytes(ops::rmsnorm_wgrad_workspace_bytes(tokens_, layer_.hidden)));
 }

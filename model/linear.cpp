@@ -14,9 +14,6 @@ namespace {
 /// and checkpoints keep, and not from the number of rows.
 constexpr fp8::Variant kVariant = fp8::Variant::Decoded;
 
-constexpr fp8::Recipe kColumnsRecipe{fp8::Blocks::Columns128, fp8::Format::E4M3,
-                                     fp8::ScaleRule::PowerOfTwo};
-
 /// In blocks along the features, for forward products and input gradients.
 fp8::Quantized along_features(Recording& r, Arena::Frame& scratch, const LinearRows& x) {
     if (x.codes)
@@ -32,6 +29,8 @@ fp8::Quantized along_features(Recording& r, Arena::Frame& scratch, const LinearR
 /// In blocks along the rows, for weight gradients. group_offsets: of experts' rows.
 fp8::Quantized along_rows(Recording& r, Arena::Frame& scratch, const LinearRows& x,
                           const TensorView& group_offsets = {}) {
+    if (x.columns)
+        return *x.columns;
     const TensorView& shape = x.codes ? x.codes->codes : x.values;
     const std::uint64_t rows = shape.extent[0], columns = shape.extent[1];
     const std::uint64_t groups = group_offsets.buffer ? group_offsets.extent[0] - 1 : 0;
@@ -69,20 +68,26 @@ void dense_product(Recording& r, Arena::Frame& scratch, DenseProduct& product,
 
 } // namespace
 
+fp8::Quantized rows_in(Arena::Frame& scratch, std::uint64_t rows, std::uint64_t columns) {
+    return fp8::make_quantized(scratch.bytes(fp8::quantized_bytes(kRowsRecipe, {rows, columns})),
+                               kRowsRecipe, {rows, columns});
+}
+
+LinearRows quantise_gradient(Recording& r, Arena::Frame& scratch, const TensorView& values,
+                             const fp8::Quantized& columns) {
+    LinearRows gradient;
+    gradient.codes = rows_in(scratch, values.extent[0], values.extent[1]);
+    gradient.columns = columns;
+    fp8::quantize_rows_and_columns(r, values, *gradient.codes, columns);
+    return gradient;
+}
+
 void normalise(Recording& r, const TensorView& x, const TensorView& gain, const LinearRows& y,
                const TensorView& inv_rms, float eps) {
     if (y.codes)
         fp8::rmsnorm(r, x, gain, *y.codes, inv_rms, eps, y.values);
     else
         ops::rmsnorm_forward(r, x, gain, y.values, inv_rms, eps);
-}
-
-void swiglu(Recording& r, const TensorView& gate_up, const TensorView& row_weight,
-            const LinearRows& hidden) {
-    if (hidden.codes)
-        fp8::swiglu(r, gate_up, row_weight, *hidden.codes);
-    else
-        ops::swiglu_forward(r, gate_up, row_weight, hidden.values);
 }
 
 void Linear::forward(Recording& r, Arena::Frame& scratch, const LinearRows& x, const TensorView& y,

@@ -18,27 +18,33 @@
 
 namespace bellows {
 
-/// [rows, features] in the activations' type, as FP8 rows, or both, of which `values` are without
-/// memory if left out. What is kept as FP8 rows alone is what weight gradients read.
+/// [rows, features] in any of three forms; `values` without memory are left out. A product takes
+/// the form that it needs, or makes it from `values`, or else from `codes`.
 struct LinearRows {
     LinearRows() = default;
     LinearRows(const TensorView& tensor) : values(tensor) {}
     LinearRows(const fp8::Quantized& quantized) : codes(quantized) {}
 
-    TensorView values;
-    std::optional<fp8::Quantized> codes;
+    TensorView values;                     ///< in the activations' type
+    std::optional<fp8::Quantized> codes;   ///< for forward products and input gradients
+    std::optional<fp8::Quantized> columns; ///< for weight gradients
 };
 
-/// The recipe of FP8 rows.
+/// The recipes of `codes` and of `columns`.
 inline constexpr fp8::Recipe kRowsRecipe{fp8::Blocks::Rows128, fp8::Format::E4M3,
                                          fp8::ScaleRule::PowerOfTwo};
+inline constexpr fp8::Recipe kColumnsRecipe{fp8::Blocks::Columns128, fp8::Format::E4M3,
+                                            fp8::ScaleRule::PowerOfTwo};
+
+/// FP8 rows that live within a node.
+fp8::Quantized rows_in(Arena::Frame& scratch, std::uint64_t rows, std::uint64_t columns);
+/// A gradient that enters FP8 products now, and a weight gradient later: `columns` are kept.
+LinearRows quantise_gradient(Recording& recording, Arena::Frame& scratch, const TensorView& values,
+                             const fp8::Quantized& columns);
 
 /// y = RMSNorm(x), in the form that y has. inv_rms: [rows] f32, written.
 void normalise(Recording& recording, const TensorView& x, const TensorView& gain,
                const LinearRows& y, const TensorView& inv_rms, float eps);
-/// hidden = silu(gate) * up (* row_weight), in the form that hidden has.
-void swiglu(Recording& recording, const TensorView& gate_up, const TensorView& row_weight,
-            const LinearRows& hidden);
 
 /// One matrix [out, in] with all rows. accumulate adds to what the tensor holds.
 class Linear {

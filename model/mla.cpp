@@ -34,10 +34,13 @@ public:
 private:
     using Frame = Arena::Frame;
 
-    void forward(Recording& r, Frame& scratch) const;
+    void forward(Recording& r, Frame& scratch);
+    void place_heads(Frame& scratch);
     void queries(Recording& r, Frame& scratch) const;
+    void up_queries(Recording& r, Frame& scratch) const;
     void keys_and_values(Recording& r, Frame& scratch) const;
-    void input_gradient(Recording& r, Frame& scratch) const;
+    void up_keys_and_values(Recording& r, Frame& scratch) const;
+    void input_gradient(Recording& r, Frame& scratch);
     void attention_gradient(Recording& r, Frame& scratch) const;
     void keys_and_values_gradient(Recording& r, Frame& scratch) const;
     void queries_gradient(Recording& r, Frame& scratch) const;
@@ -64,6 +67,7 @@ private:
     ops::AttentionOptions attention_options() const {
         return {seq_, static_cast<float>(c_.attention_scale())};
     }
+    bool fp8() const { return layer_.parameters.linear_precision() == LinearPrecision::Fp8; }
     float eps() const { return static_cast<float>(c_.norm_eps); }
 
     const MlaAttention::Impl& layer_;
@@ -71,7 +75,8 @@ private:
     DType act_;
     std::uint64_t tokens_, seq_;
     LayerTensors t_;
-    // Kept from ATTN(F). From ATTN(B) on, q_ and kv_up_ hold their own gradients.
+    // Kept from ATTN(F). From ATTN(B) on, q_ and kv_up_ hold their own gradients. In FP8 both live
+    // within a node: ATTN(B) computes them again from the latents' norms.
     LinearRows norm_, q_norm_, kv_norm_; ///< queries': if they are low-rank
     TensorView inv_rms_, q_inv_rms_, kv_inv_rms_;
     TensorView q_latent_; ///< low-rank queries only
@@ -82,6 +87,7 @@ private:
     TensorView lse_;
     // Kept from ATTN(B).
     TensorView d_norm_, d_q_latent_, d_q_norm_, d_kv_, d_kv_norm_;
+    LinearRows d_q_, d_kv_up_; ///< in FP8 set anew by each node that needs them
 };
 
 MlaSlot::MlaSlot(const MlaAttention::Impl& layer, const SlotDesc& desc)
@@ -96,12 +102,14 @@ MlaSlot::MlaSlot(const MlaAttention::Impl& layer, const SlotDesc& desc)
         q_norm_ = keep_rows("query norm", layer_.parameters, tokens_, c_.q_lora_rank);
         q_inv_rms_ = keep("query inverse rms", DType::F32, {tokens_});
     }
-    q_ = keep("queries", act_, {tokens_, c_.heads, c_.qk_head_dim()});
+    if (!fp8())
+        q_ = keep("queries", act_, {tokens_, c_.heads, c_.qk_head_dim()});
     kv_ = keep("key-value latent", act_, {tokens_, kv_size});
     kv_norm_ = keep_rows("key-value norm", layer_.parameters, tokens_, c_.kv_lora_rank);
     kv_inv_rms_ = keep("key-value inverse rms", DType::F32, {tokens_});
-    kv_up_ =
-        keep("keys and values", act_, {tokens_, c_.heads, c_.qk_nope_head_dim + c_.v_head_dim});
+    if (!fp8())
+        kv_up_ =
+            keep("keys and values", act_, {tokens_, c_.heads, c_.qk_nope_head_dim + c_.v_head_dim});
     o_ = keep("attention", act_, {tokens_, c_.heads, c_.v_head_dim});
     lse_ = keep("attention log-sum", DType::F32, {tokens_, c_.heads});
 
@@ -117,13 +125,30 @@ MlaSlot::MlaSlot(const MlaAttention::Impl& layer, const SlotDesc& desc)
     }
     d_kv_ = keep("key-value latent gradient", act_, {tokens_, kv_size}, kDeferred);
     d_kv_norm_ = keep("key-value norm gradient", act_, {tokens_, c_.kv_lora_rank}, kDeferred);
+    if (fp8()) {
+        d_q_.columns = keep_gradient("query gradient", tokens_, c_.heads * c_.qk_head_dim());
+        d_kv_up_.columns = keep_gradient("key and value gradient", tokens_,
+                                         c_.heads * (c_.qk_nope_head_dim + c_.v_head_dim));
+    } else {
+        d_q_ = flat(q_);
+        d_kv_up_ = flat(kv_up_);
+    }
     record(NodeKind::InputGradient, "ATTN(B)",
            [&](Recording& r, Frame& scratch) { input_gradient(r, scratch); });
     record(NodeKind::WeightGradient, "ATTN(W)",
            [&](Recording& r, Frame& scratch) { weight_gradient(r, scratch); });
 }
 
-void MlaSlot::forward(Recording& r, Frame& scratch) const {
+/// The queries, keys and values of a node where they are not kept.
+void MlaSlot::place_heads(Frame& scratch) {
+    if (!fp8())
+        return;
+    q_ = scratch.tensor(act_, {tokens_, c_.heads, c_.qk_head_dim()});
+    kv_up_ = scratch.tensor(act_, {tokens_, c_.heads, c_.qk_nope_head_dim + c_.v_head_dim});
+}
+
+void MlaSlot::forward(Recording& r, Frame& scratch) {
+    place_heads(scratch);
     normalise(r, t_.x, layer_.parameter("input_layernorm.weight").weight, norm_, inv_rms_, eps());
     queries(r, scratch);
     keys_and_values(r, scratch);
@@ -140,10 +165,15 @@ void MlaSlot::queries(Recording& r, Frame& scratch) const {
         layer_.linear("q_a_proj").forward(r, scratch, norm_, q_latent_);
         normalise(r, q_latent_, layer_.projection("q_a_layernorm").weight, q_norm_, q_inv_rms_,
                   eps());
-        layer_.linear("q_b_proj").forward(r, scratch, q_norm_, flat(q_));
-    } else {
-        layer_.linear("q_proj").forward(r, scratch, norm_, flat(q_));
     }
+    up_queries(r, scratch);
+}
+
+void MlaSlot::up_queries(Recording& r, Frame& scratch) const {
+    if (layer_.low_rank_queries())
+        layer_.linear("q_b_proj").forward(r, scratch, q_norm_, flat(q_));
+    else
+        layer_.linear("q_proj").forward(r, scratch, norm_, flat(q_));
     ops::rope_forward(r, rope(q_), layer_.positions, rope(q_), seq_);
 }
 
@@ -152,11 +182,24 @@ void MlaSlot::keys_and_values(Recording& r, Frame& scratch) const {
     ops::rope_forward(r, key_rope(kv_), layer_.positions, key_rope(kv_), seq_);
     normalise(r, latent(kv_), layer_.projection("kv_a_layernorm").weight, kv_norm_, kv_inv_rms_,
               eps());
+    up_keys_and_values(r, scratch);
+}
+
+void MlaSlot::up_keys_and_values(Recording& r, Frame& scratch) const {
     layer_.linear("kv_b_proj").forward(r, scratch, kv_norm_, flat(kv_up_));
 }
 
-void MlaSlot::input_gradient(Recording& r, Frame& scratch) const {
+void MlaSlot::input_gradient(Recording& r, Frame& scratch) {
+    place_heads(scratch);
+    if (fp8()) {
+        up_queries(r, scratch);
+        up_keys_and_values(r, scratch);
+    }
     attention_gradient(r, scratch);
+    if (fp8()) {
+        d_q_ = quantise_gradient(r, scratch, flat(q_), *d_q_.columns);
+        d_kv_up_ = quantise_gradient(r, scratch, flat(kv_up_), *d_kv_up_.columns);
+    }
     queries_gradient(r, scratch);
     keys_and_values_gradient(r, scratch);
     ops::copy(r, t_.dy, t_.dx);
@@ -185,17 +228,17 @@ void MlaSlot::attention_gradient(Recording& r, Frame& scratch) const {
 
 void MlaSlot::queries_gradient(Recording& r, Frame& scratch) const {
     if (!layer_.low_rank_queries()) {
-        layer_.linear("q_proj").input_gradient(r, scratch, flat(q_), d_norm_);
+        layer_.linear("q_proj").input_gradient(r, scratch, d_q_, d_norm_);
         return;
     }
-    layer_.linear("q_b_proj").input_gradient(r, scratch, flat(q_), d_q_norm_);
+    layer_.linear("q_b_proj").input_gradient(r, scratch, d_q_, d_q_norm_);
     ops::rmsnorm_dgrad(r, d_q_norm_, q_latent_, layer_.projection("q_a_layernorm").weight,
                        q_inv_rms_, d_q_latent_, false);
     layer_.linear("q_a_proj").input_gradient(r, scratch, d_q_latent_, d_norm_);
 }
 
 void MlaSlot::keys_and_values_gradient(Recording& r, Frame& scratch) const {
-    layer_.linear("kv_b_proj").input_gradient(r, scratch, flat(kv_up_), d_kv_norm_);
+    layer_.linear("kv_b_proj").input_gradient(r, scratch, d_kv_up_, d_kv_norm_);
     ops::rmsnorm_dgrad(r, d_kv_norm_, latent(kv_), layer_.projection("kv_a_layernorm").weight,
                        kv_inv_rms_, latent(d_kv_), false);
     layer_.linear("kv_a_proj_with_mqa").input_gradient(r, scratch, d_kv_, d_norm_, true);
@@ -203,17 +246,17 @@ void MlaSlot::keys_and_values_gradient(Recording& r, Frame& scratch) const {
 
 void MlaSlot::weight_gradient(Recording& r, Frame& scratch) const {
     layer_.linear("o_proj").weight_gradient(r, scratch, t_.dy, flat(o_));
-    layer_.linear("kv_b_proj").weight_gradient(r, scratch, flat(kv_up_), kv_norm_);
+    layer_.linear("kv_b_proj").weight_gradient(r, scratch, d_kv_up_, kv_norm_);
     layer_.linear("kv_a_proj_with_mqa").weight_gradient(r, scratch, d_kv_, norm_);
     gain_gradient(r, scratch, d_kv_norm_, latent(kv_), kv_inv_rms_,
                   layer_.projection("kv_a_layernorm"));
     if (layer_.low_rank_queries()) {
-        layer_.linear("q_b_proj").weight_gradient(r, scratch, flat(q_), q_norm_);
+        layer_.linear("q_b_proj").weight_gradient(r, scratch, d_q_, q_norm_);
         layer_.linear("q_a_proj").weight_gradient(r, scratch, d_q_latent_, norm_);
         gain_gradient(r, scratch, d_q_norm_, q_latent_, q_inv_rms_,
                       layer_.projection("q_a_layernorm"));
     } else {
-        layer_.linear("q_proj").weight_gradient(r, scratch, flat(q_), norm_);
+        layer_.linear("q_proj").weight_gradient(r, scratch, d_q_, norm_);
     }
     gain_gradient(r, scratch, d_norm_, t_.x, inv_rms_, layer_.parameter("input_layernorm.weight"));
 }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-#include "linear.hpp"
+#include "kept_swiglu.hpp"
 
 #include <bellows/engine/error.hpp>
 #include <bellows/engine/gemm.hpp>
@@ -59,8 +59,13 @@ private:
     BufferView workspace(const char* what, std::uint64_t bytes);
     void record(NodeKind kind, const char* name,
                 const std::function<void(Recording&, Arena::Frame&)>& work);
-    LinearRows keep_tokens(const char* what, std::uint64_t columns);
-    LinearRows keep_expert_rows(const std::string& what, std::uint64_t columns);
+    bool fp8() const noexcept {
+        return layer_.parameters.linear_precision() == LinearPrecision::Fp8;
+    }
+    fp8::Quantized make_quantized(const char* what, const fp8::Recipe& recipe,
+                                  std::uint64_t columns, MemoryCategory category);
+    KeptSwiglu keep_shared();
+    KeptSwiglu keep_experts();
     void make_gradients();
     void add_exchange(NodeKind kind, const char* name, std::function<TimePoint()> submit);
 
@@ -82,9 +87,9 @@ private:
 
     TensorView norm_, inv_rms_, logits_, scores_, ids_, weights_, d_weights_, d_logits_, d_norm_;
     TensorView sequence_counts_; ///< [sequences, experts] u32; empty without a balance loss
-    TensorView shared_gate_up_, d_shared_hidden_;
-    LinearRows shared_hidden_, hidden_; ///< what enters the down projections
-    TensorView gate_up_, d_hidden_, results_, d_row_weights_;
+    KeptSwiglu shared_swiglu_, swiglu_;
+    TensorView d_shared_hidden_;
+    TensorView d_hidden_, results_, d_row_weights_;
     BufferView gain_workspace_, tiles_memory_;
     fp8::GroupedRows rows_; ///< the received ones by expert
 };
@@ -101,13 +106,10 @@ MoeSlot::MoeSlot(MoeFfn::Impl& layer, const SlotDesc& desc)
     scores_ = make("router scores", DType::F32, {tokens, experts});
     ids_ = make("expert ids", DType::I32, {tokens, c.top_k});
     weights_ = make("expert weights", DType::F32, {tokens, c.top_k});
-    if (has_shared_) {
-        shared_gate_up_ = make("shared gate and up", act_, {tokens, 2 * c.shared_ffn()});
-        shared_hidden_ = keep_tokens("shared hidden", c.shared_ffn());
-    }
+    if (has_shared_)
+        shared_swiglu_ = keep_shared();
     handle_ = layer_.exchange.create_handle(desc_.name);
-    gate_up_ = handle_->add_row_tensor("gate and up", act_, 2 * c.moe_ffn);
-    hidden_ = keep_expert_rows("hidden", c.moe_ffn);
+    swiglu_ = keep_experts();
     results_ = handle_->add_row_tensor("results", act_, c.hidden, MemoryCategory::Scratch);
     if (has_experts_)
         tiles_memory_ = workspace(
@@ -189,26 +191,55 @@ void MoeSlot::make_gradients() {
         workspace("gain gradient workspace", ops::rmsnorm_wgrad_workspace_bytes(tokens, c.hidden));
 }
 
-LinearRows MoeSlot::keep_tokens(const char* what, std::uint64_t columns) {
-    const std::uint64_t tokens = desc_.tokens;
-    if (layer_.parameters.linear_precision() != LinearPrecision::Fp8)
-        return make(what, act_, {tokens, columns});
-    const std::uint64_t bytes = fp8::quantized_bytes(kRowsRecipe, {tokens, columns});
-    return fp8::make_quantized(make(what, DType::U8, {bytes}).buffer, kRowsRecipe,
-                               {tokens, columns});
+/// Of this rank's tokens.
+fp8::Quantized MoeSlot::make_quantized(const char* what, const fp8::Recipe& recipe,
+                                       std::uint64_t columns, MemoryCategory category) {
+    const std::uint64_t bytes = fp8::quantized_bytes(recipe, {desc_.tokens, columns});
+    return fp8::make_quantized(make(what, DType::U8, {bytes}, category).buffer, recipe,
+                               {desc_.tokens, columns});
 }
 
-LinearRows MoeSlot::keep_expert_rows(const std::string& what, std::uint64_t columns) {
-    if (layer_.parameters.linear_precision() != LinearPrecision::Fp8)
-        return handle_->add_row_tensor(what, act_, columns);
-    const std::uint64_t pitch = fp8::codes_shape({1, columns}).stride[0];
-    fp8::Quantized q;
-    q.recipe = kRowsRecipe;
-    q.codes = handle_->add_row_tensor(what, fp8::dtype_of(kRowsRecipe.format), pitch);
-    q.codes.extent[1] = columns;
-    q.scales = handle_->add_row_tensor(what + " scales", DType::F32,
-                                       fp8::scales_shape(kRowsRecipe, {1, columns}).extent[1]);
-    return q;
+KeptSwiglu MoeSlot::keep_shared() {
+    const std::uint64_t tokens = desc_.tokens, ffn = layer_.config.shared_ffn();
+    if (!fp8())
+        return {make("shared gate and up", act_, {tokens, 2 * ffn}),
+                make("shared hidden", act_, {tokens, ffn})};
+    KeptSwiglu kept(act_, make_quantized("shared gate and up", kRowsRecipe, 2 * ffn,
+                                         MemoryCategory::Activations));
+    if (desc_.tensors.training())
+        kept.keep_gradient(make_quantized("shared gate and up gradient", kColumnsRecipe, 2 * ffn,
+                                          MemoryCategory::DeferredWgrad));
+    return kept;
+}
+
+/// Codes have memory for the rows that arrive, as have the scales of rows; those of columns for
+/// all that could.
+KeptSwiglu MoeSlot::keep_experts() {
+    const std::uint64_t ffn = layer_.config.moe_ffn, capacity = handle_->capacity();
+    if (!fp8()) {
+        const TensorView gate_up = handle_->add_row_tensor("gate and up", act_, 2 * ffn);
+        return {gate_up, handle_->add_row_tensor("hidden", act_, ffn)};
+    }
+    const std::uint64_t pitch = fp8::codes_shape({1, 2 * ffn}).stride[0];
+    const DType code = fp8::dtype_of(kRowsRecipe.format);
+    fp8::Quantized rows;
+    rows.recipe = kRowsRecipe;
+    rows.codes = handle_->add_row_tensor("gate and up", code, pitch);
+    rows.codes.extent[1] = 2 * ffn;
+    rows.scales = handle_->add_row_tensor("gate and up scales", DType::F32,
+                                          fp8::scales_shape(kRowsRecipe, {1, 2 * ffn}).extent[1]);
+    KeptSwiglu kept(act_, rows);
+    if (!desc_.tensors.training() || !has_experts_)
+        return kept;
+    const std::uint64_t scales =
+        fp8::scales_bytes(kColumnsRecipe, {capacity, 2 * ffn}, layer_.exchange.num_local_experts());
+    kept.keep_gradient(fp8::make_quantized(
+        handle_->add_row_tensor("gate and up gradient", code, pitch, MemoryCategory::DeferredWgrad)
+            .buffer,
+        make("gate and up gradient scales", DType::U8, {scales}, MemoryCategory::DeferredWgrad)
+            .buffer,
+        kColumnsRecipe, {capacity, 2 * ffn}, handle_->expert_offsets()));
+    return kept;
 }
 
 void MoeSlot::record(NodeKind kind, const char* name,
@@ -244,9 +275,10 @@ void MoeSlot::shared(Recording& r, Arena::Frame& scratch) const {
     ops::copy(r, desc_.tensors.x, desc_.tensors.y);
     if (!has_shared_)
         return;
-    layer_.shared("gate_up_proj").forward(r, scratch, norm_, shared_gate_up_);
-    swiglu(r, shared_gate_up_, {}, shared_hidden_);
-    layer_.shared("down_proj").forward(r, scratch, shared_hidden_, desc_.tensors.y, true);
+    const TensorView gate_up = shared_swiglu_.input(scratch);
+    layer_.shared("gate_up_proj").forward(r, scratch, norm_, gate_up);
+    const LinearRows hidden = shared_swiglu_.forward(r, scratch, gate_up, {});
+    layer_.shared("down_proj").forward(r, scratch, hidden, desc_.tensors.y, true);
 }
 
 void MoeSlot::experts(Recording& r, Arena::Frame& scratch) {
@@ -256,25 +288,28 @@ void MoeSlot::experts(Recording& r, Arena::Frame& scratch) {
     rows_.layout = fp8::GroupLayout::prefix_sums(handle_->expert_offsets(), handle_->capacity());
     rows_.tiles = ops::make_group_tiles(r, handle_->expert_offsets(), handle_->capacity(),
                                         {2 * c.moe_ffn, c.hidden, c.moe_ffn, 0}, tiles_memory_);
-    layer_.experts("gate_up_proj").forward(r, scratch, handle_->rows(), gate_up_, rows_);
-    swiglu(r, gate_up_, handle_->row_weights(), hidden_);
-    layer_.experts("down_proj").forward(r, scratch, hidden_, results_, rows_);
+    const TensorView gate_up = swiglu_.input(scratch);
+    layer_.experts("gate_up_proj").forward(r, scratch, handle_->rows(), gate_up, rows_);
+    const LinearRows hidden = swiglu_.forward(r, scratch, gate_up, handle_->row_weights());
+    layer_.experts("down_proj").forward(r, scratch, hidden, results_, rows_);
 }
 
 void MoeSlot::shared_gradient(Recording& r, Arena::Frame& scratch) const {
     if (!has_shared_)
         return;
     layer_.shared("down_proj").input_gradient(r, scratch, desc_.tensors.dy, d_shared_hidden_);
-    ops::swiglu_dgrad(r, d_shared_hidden_, shared_gate_up_, {}, shared_gate_up_, {});
-    layer_.shared("gate_up_proj").input_gradient(r, scratch, shared_gate_up_, d_norm_);
+    const LinearRows d_gate_up =
+        shared_swiglu_.input_gradient(r, scratch, d_shared_hidden_, {}, {});
+    layer_.shared("gate_up_proj").input_gradient(r, scratch, d_gate_up, d_norm_);
 }
 
 void MoeSlot::experts_gradient(Recording& r, Arena::Frame& scratch) const {
     if (!has_experts_)
         return;
     layer_.experts("down_proj").input_gradient(r, scratch, handle_->d_results(), d_hidden_, rows_);
-    ops::swiglu_dgrad(r, d_hidden_, gate_up_, handle_->row_weights(), gate_up_, d_row_weights_);
-    layer_.experts("gate_up_proj").input_gradient(r, scratch, gate_up_, results_, rows_);
+    const LinearRows d_gate_up =
+        swiglu_.input_gradient(r, scratch, d_hidden_, handle_->row_weights(), d_row_weights_);
+    layer_.experts("gate_up_proj").input_gradient(r, scratch, d_gate_up, results_, rows_);
 }
 
 void MoeSlot::router_gradient(Recording& r) const {
@@ -298,14 +333,20 @@ void MoeSlot::router_gradient(Recording& r) const {
 void MoeSlot::experts_weight_gradient(Recording& r, Arena::Frame& scratch) const {
     if (!has_experts_)
         return;
-    layer_.experts("down_proj").weight_gradient(r, scratch, handle_->d_results(), hidden_, rows_);
-    layer_.experts("gate_up_proj").weight_gradient(r, scratch, gate_up_, handle_->rows(), rows_);
+    layer_.experts("down_proj")
+        .weight_gradient(r, scratch, handle_->d_results(),
+                         swiglu_.output_again(r, scratch, handle_->row_weights()), rows_);
+    layer_.experts("gate_up_proj")
+        .weight_gradient(r, scratch, swiglu_.gradient_again(), handle_->rows(), rows_);
 }
 
 void MoeSlot::other_weight_gradients(Recording& r, Arena::Frame& scratch) const {
     if (has_shared_) {
-        layer_.shared("down_proj").weight_gradient(r, scratch, desc_.tensors.dy, shared_hidden_);
-        layer_.shared("gate_up_proj").weight_gradient(r, scratch, shared_gate_up_, norm_);
+        layer_.shared("down_proj")
+            .weight_gradient(r, scratch, desc_.tensors.dy,
+                             shared_swiglu_.output_again(r, scratch, {}));
+        layer_.shared("gate_up_proj")
+            .weight_gradient(r, scratch, shared_swiglu_.gradient_again(), norm_);
     }
     ops::gemm_tn(r, d_logits_, norm_, layer_.parameter("mlp.gate.weight").gradient, true);
     ops::rmsnorm_wgrad(r, d_norm_, desc_.tensors.x, inv_rms_,

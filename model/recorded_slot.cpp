@@ -26,6 +26,24 @@ LinearRows RecordedSlot::keep_rows(const char* what, const ParameterStore& param
     return fp8::make_quantized(keep(what, DType::U8, {bytes}).buffer, kRowsRecipe, {rows, columns});
 }
 
+fp8::Quantized RecordedSlot::keep_gradient(const char* what, std::uint64_t rows,
+                                           std::uint64_t columns) {
+    const std::uint64_t bytes = fp8::quantized_bytes(kColumnsRecipe, {rows, columns});
+    return fp8::make_quantized(keep(what, DType::U8, {bytes}, MemoryCategory::DeferredWgrad).buffer,
+                               kColumnsRecipe, {rows, columns});
+}
+
+KeptSwiglu RecordedSlot::keep_swiglu(const ParameterStore& parameters, std::uint64_t rows,
+                                     std::uint64_t ffn, bool training) {
+    const DType act = parameters.activation();
+    if (parameters.linear_precision() != LinearPrecision::Fp8)
+        return {keep("gate and up", act, {rows, 2 * ffn}), keep("inner", act, {rows, ffn})};
+    KeptSwiglu kept(act, *keep_rows("gate and up", parameters, rows, 2 * ffn).codes);
+    if (training)
+        kept.keep_gradient(keep_gradient("gate and up gradient", rows, 2 * ffn));
+    return kept;
+}
+
 void RecordedSlot::record(NodeKind kind, const char* name,
                           const std::function<void(Recording&, Arena::Frame&)>& work) {
     Recording recording(device_, QueueRole::Compute, name_ + " " + name);

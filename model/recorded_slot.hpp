@@ -5,7 +5,7 @@
 // live from node to node belong to the slot, all else stands in the stage's scratch. Used by the
 // layers' own .cpp files.
 
-#include "linear.hpp"
+#include "kept_swiglu.hpp"
 
 #include <bellows/engine/arena.hpp>
 #include <bellows/model/node.hpp>
@@ -29,6 +29,10 @@ protected:
     /// compute in FP8.
     LinearRows keep_rows(const char* what, const ParameterStore& parameters, std::uint64_t rows,
                          std::uint64_t columns);
+    /// A gradient in 128 x 1 blocks, kept from the input-gradient node to the weight-gradient one.
+    fp8::Quantized keep_gradient(const char* what, std::uint64_t rows, std::uint64_t columns);
+    KeptSwiglu keep_swiglu(const ParameterStore& parameters, std::uint64_t rows, std::uint64_t ffn,
+                           bool training);
     /// Records `work` as the node `name`.
     void record(NodeKind kind, const char* name,
                 const std::function<void(Recording&, Arena::Frame&)>& work);

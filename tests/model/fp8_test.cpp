@@ -95,9 +95,11 @@ FfnResults ffn_by_hand(const Case& c, const Vector& x, const Vector& dy, bool fp
     results.y = gemm_nt(inner, down, rows, hidden, ffn);
     add_to(results.y, x);
 
-    results.down = gemm_tn(tokens(dy), tokens(inner), hidden, ffn, rows);
+    const Vector kept = features(up); // the backward pass goes on from here
+    const Vector again = features(swiglu_forward(kept, {}, rows, ffn));
+    results.down = gemm_tn(tokens(dy), tokens(again), hidden, ffn, rows);
     const Vector d_inner = stored(gemm_nn(features(dy), down, rows, ffn, hidden));
-    const Vector d_up = stored(swiglu_input_grad(d_inner, up, {}, rows, ffn).dx);
+    const Vector d_up = stored(swiglu_input_grad(d_inner, kept, {}, rows, ffn).dx);
     results.gate_up = gemm_tn(tokens(d_up), tokens(n), 2 * ffn, hidden, rows);
     const Vector dn = stored(gemm_nn(features(d_up), gate_up, rows, hidden, 2 * ffn));
     results.dx = rmsnorm_input_grad(dn, x, gain, norm.inv_rms, rows, hidden);
