@@ -20,6 +20,7 @@ constexpr std::uint64_t kF32 = 4;
 struct Sizes {
     Sizes(const RunConfig& run, const RunLayout& layout)
         : model(run.model), act(size_of(activation_type(run.train))),
+          fp8(linear_precision(run.train) == LinearPrecision::Fp8),
           seq(std::max<std::uint64_t>(run.train.seq, 1)),
           tokens(run.train.batch * run.train.seq /
                  std::max<std::uint64_t>(std::uint64_t{layout.dp} * run.train.micro_batches, 1)),
@@ -31,26 +32,51 @@ struct Sizes {
 
     const ModelConfig& model;
     std::uint64_t act;    ///< bytes of an activation
+    bool fp8;             ///< linear layers compute in FP8
     std::uint64_t seq;    ///< tokens of a sequence
     std::uint64_t tokens; ///< of a rank's micro-batch
     std::uint64_t ep, local_experts;
     std::uint64_t rows; ///< of a rank's experts in one micro-batch
 };
 
+/// Codes and scales of a row in 1 x 128 blocks, and of about as many values in 128 x 1 blocks.
+std::uint64_t quantized_row(std::uint64_t columns) {
+    return columns + (columns + 127) / 128 * kF32;
+}
+
+/// What enters a linear layer and is kept.
+std::uint64_t kept_row(const Sizes& s, std::uint64_t columns) {
+    return s.fp8 ? quantized_row(columns) : columns * s.act;
+}
+
+/// A SwiGLU's input and output, or its input in FP8 and then that one's gradient.
+std::uint64_t swiglu_row(const Sizes& s, std::uint64_t ffn) {
+    return s.fp8 ? quantized_row(2 * ffn) : 3 * ffn * s.act;
+}
+std::uint64_t swiglu_gradient_row(const Sizes& s, std::uint64_t ffn) {
+    return s.fp8 ? quantized_row(2 * ffn) : 0;
+}
+
 void add_attention(MemoryEstimate& e, const Sizes& s) {
     const ModelConfig& m = s.model;
     const std::uint64_t kv = m.kv_lora_rank + m.qk_rope_head_dim;
-    const std::uint64_t kept = m.hidden + 2 * m.q_lora_rank + m.heads * m.qk_head_dim() + kv +
-                               m.kv_lora_rank + m.heads * (m.qk_nope_head_dim + 2 * m.v_head_dim);
-    e.of(MemoryCategory::Activations) += s.tokens * (kept * s.act + (3 + m.heads) * kF32);
+    const std::uint64_t queries = m.heads * m.qk_head_dim();
+    const std::uint64_t keys_and_values = m.heads * (m.qk_nope_head_dim + m.v_head_dim);
+    e.of(MemoryCategory::Activations) +=
+        s.tokens *
+        (kept_row(s, m.hidden) + kept_row(s, m.q_lora_rank) + kept_row(s, m.kv_lora_rank) +
+         (m.q_lora_rank + kv + m.heads * m.v_head_dim) * s.act +
+         (s.fp8 ? 0 : (queries + keys_and_values) * s.act) + (3 + m.heads) * kF32);
     e.of(MemoryCategory::DeferredWgrad) +=
-        s.tokens * (m.hidden + 2 * m.q_lora_rank + kv + m.kv_lora_rank) * s.act;
+        s.tokens * ((m.hidden + 2 * m.q_lora_rank + kv + m.kv_lora_rank) * s.act +
+                    (s.fp8 ? quantized_row(queries) + quantized_row(keys_and_values) : 0));
 }
 
 void add_dense(MemoryEstimate& e, const Sizes& s) {
     e.of(MemoryCategory::Activations) +=
-        s.tokens * ((s.model.hidden + 3 * s.model.dense_ffn) * s.act + kF32);
-    e.of(MemoryCategory::DeferredWgrad) += s.tokens * s.model.hidden * s.act;
+        s.tokens * (kept_row(s, s.model.hidden) + swiglu_row(s, s.model.dense_ffn) + kF32);
+    e.of(MemoryCategory::DeferredWgrad) +=
+        s.tokens * (s.model.hidden * s.act + swiglu_gradient_row(s, s.model.dense_ffn));
 }
 
 /// Buffers of an exchange's handle (comm/expert_exchange.cpp).
@@ -69,10 +95,13 @@ std::uint64_t handle_bytes(const Sizes& s) {
 
 void add_experts(MemoryEstimate& e, const Sizes& s) {
     const ModelConfig& m = s.model;
-    e.of(MemoryCategory::Activations) += s.tokens * ((m.hidden + 3 * m.shared_ffn()) * s.act +
-                                                     (1 + m.routed_experts + 2 * m.top_k) * kF32) +
-                                         s.rows * (2 * m.hidden + 3 * m.moe_ffn) * s.act;
-    e.of(MemoryCategory::DeferredWgrad) += s.tokens * (m.routed_experts * kF32 + m.hidden * s.act);
+    e.of(MemoryCategory::Activations) +=
+        s.tokens * (m.hidden * s.act + swiglu_row(s, m.shared_ffn()) +
+                    (1 + m.routed_experts + 2 * m.top_k) * kF32) +
+        s.rows * (2 * m.hidden * s.act + swiglu_row(s, m.moe_ffn));
+    e.of(MemoryCategory::DeferredWgrad) += s.tokens * (m.routed_experts * kF32 + m.hidden * s.act +
+                                                       swiglu_gradient_row(s, m.shared_ffn())) +
+                                           s.rows * swiglu_gradient_row(s, m.moe_ffn);
     e.of(MemoryCategory::Scratch) +=
         s.tokens * ((m.routed_experts + m.top_k) * kF32 + m.shared_ffn() * s.act) +
         (m.balance_loss_alpha > 0 ? s.tokens / s.seq * m.routed_experts * kF32 : 0) +
@@ -85,13 +114,38 @@ std::uint64_t scratch_row_bytes(const Sizes& s) {
     return s.rows * ((s.model.moe_ffn + s.model.hidden) * s.act + kF32);
 }
 
+/// An FFN's input gradient in FP8: a SwiGLU's input gradient in both forms, a product's operands
+/// decoded. `rows` are as many as could come.
+std::uint64_t fp8_ffn_bytes(const Sizes& s, std::uint64_t rows, std::uint64_t ffn,
+                            std::uint64_t matrices) {
+    return rows * (2 * ffn * s.act + quantized_row(2 * ffn) + 2 * ffn * 2) +
+           matrices * 2 * ffn * s.model.hidden * 2;
+}
+
+/// What layers use one after another in FP8.
+std::uint64_t fp8_scratch_bytes(const Sizes& s) {
+    const ModelConfig& m = s.model;
+    const std::uint64_t queries = m.heads * m.qk_head_dim();
+    const std::uint64_t keys_and_values = m.heads * (m.qk_nope_head_dim + m.v_head_dim);
+    const std::uint64_t attention =
+        s.tokens *
+        ((4 * queries + 2 * m.heads * m.v_head_dim + 2 * queries + keys_and_values) * s.act +
+         quantized_row(queries) + quantized_row(keys_and_values));
+    const std::uint64_t capacity =
+        ops::moe_capacity(s.tokens * s.ep, m.top_k, std::max<std::uint64_t>(s.local_experts, 1), 1);
+    return std::max({attention, fp8_ffn_bytes(s, s.tokens, m.dense_ffn, 1),
+                     fp8_ffn_bytes(s, s.tokens, m.shared_ffn(), 1),
+                     fp8_ffn_bytes(s, capacity, m.moe_ffn, s.local_experts)});
+}
+
 /// What layers use one after another.
 std::uint64_t scratch_bytes(const Sizes& s) {
     const ModelConfig& m = s.model;
     const std::uint64_t attention =
         m.heads * (3 * m.qk_head_dim() + 2 * m.v_head_dim + m.qk_nope_head_dim + m.v_head_dim) +
         m.heads * m.qk_head_dim();
-    return s.tokens * std::max(attention, m.dense_ffn) * s.act +
+    return std::max(s.fp8 ? fp8_scratch_bytes(s) : 0,
+                    s.tokens * std::max(attention, m.dense_ffn) * s.act) +
            ops::rmsnorm_wgrad_workspace_bytes(s.tokens, m.hidden);
 }
 
@@ -100,8 +154,8 @@ void add_parameters(MemoryEstimate& e, const RunConfig& run, const RunLayout& la
     std::uint64_t elements = 0;
     for (const ParameterInfo& info : parameters_of_stage(run.model, stage, layout.pp, 0, layout.ep))
         elements += (info.size() + 15) / 16 * 16;
-    e.of(MemoryCategory::Weights) +=
-        elements * (s.act == 2 ? kF32 + 2 : kF32) + run.train.seq * s.model.qk_rope_head_dim * kF32;
+    e.of(MemoryCategory::Weights) += elements * (kF32 + (s.act == 2 ? 2 : 0) + (s.fp8 ? 1 : 0)) +
+                                     run.train.seq * s.model.qk_rope_head_dim * kF32;
     e.of(MemoryCategory::Gradients) += elements * kF32;
     e.of(MemoryCategory::Optimizer) += elements * 2 * kF32;
 }

@@ -49,7 +49,7 @@ double loss_of_step(LanguageModel& model, std::uint64_t step, const TrainConfig&
 }
 
 TEST(LanguageModel, HasTheTrainersLossAndNoGradients) {
-    for (const char* precision : {"f32", "bf16"}) {
+    for (const char* precision : {"f32", "bf16", "fp8"}) {
         SCOPED_TRACE(precision);
         Trained run;
         train(run, precision);

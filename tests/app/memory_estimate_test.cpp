@@ -8,6 +8,9 @@
 
 #include <gtest/gtest.h>
 
+#include <string>
+#include <utility>
+
 namespace bellows {
 namespace {
 
@@ -24,7 +27,7 @@ MemoryReport report_of(const RunConfig& run, const RunLayout& layout) {
 }
 
 TEST(MemoryEstimate, IsNearWhatATrainerAllocates) {
-    for (const char* precision : {"f32", "bf16"})
+    for (const char* precision : {"f32", "bf16", "fp8"})
         for (const std::uint64_t micro_batches : {1u, 4u}) {
             RunConfig run = load_run_config("tiny");
             run.train.precision = precision;
@@ -44,6 +47,25 @@ TEST(MemoryEstimate, IsNearWhatATrainerAllocates) {
                         static_cast<double>(report.peak_bytes),
                         0.2 * static_cast<double>(report.peak_bytes));
         }
+}
+
+TEST(MemoryEstimate, Fp8KeepsLessForTheBackwardPass) {
+    RunConfig run = load_run_config("tiny");
+    const auto kept = [&](const char* precision) {
+        run.train.precision = precision;
+        const MemoryReport report = report_of(run, {});
+        const auto bytes = [&](MemoryCategory category) {
+            return static_cast<double>(report.of(category).bytes);
+        };
+        return std::pair(bytes(MemoryCategory::Activations),
+                         bytes(MemoryCategory::Activations) + bytes(MemoryCategory::DeferredWgrad));
+    };
+    const auto [bf16, bf16_and_deferred] = kept("bf16");
+    const auto [fp8, fp8_and_deferred] = kept("fp8");
+    RecordProperty("activations_ratio", std::to_string(fp8 / bf16));
+    RecordProperty("with_deferred_ratio", std::to_string(fp8_and_deferred / bf16_and_deferred));
+    EXPECT_LE(fp8, 0.65 * bf16);
+    EXPECT_LT(fp8_and_deferred, bf16_and_deferred) << "what W nodes wait for included";
 }
 
 TEST(MemoryEstimate, EveryShareOfALargeModelIsSmaller) {
