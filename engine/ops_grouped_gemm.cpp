@@ -39,13 +39,13 @@ std::uint32_t width_on_units(const Device& device, GemmForm form) {
 
 template <class K>
 void dispatch_rows(Recording& recording, const Arguments& arguments, K kernel, const Matrix& b,
-                   std::uint64_t n, std::uint64_t k, const GroupTiles& tiles, std::uint64_t grid) {
+                   std::uint64_t n, std::uint64_t k, const GroupTiles& tiles, BufferView grid) {
     kernel.group_ends = memory_of(tiles.rows.ends);
     kernel.tiles = tiles.tiles;
     kernel.n = arguments.u32("N", n);
     kernel.k = arguments.u32("K", k);
     kernel.stride_b = arguments.u32("stride of B", b.batch_stride);
-    recording.dispatch_indirect(kernel, tiles.arguments.sub(grid * kGridBytes, kGridBytes));
+    recording.dispatch_indirect(kernel, grid);
 }
 
 template <class Scalar, class Units>
@@ -61,20 +61,20 @@ void grouped_rows(Recording& recording, const Arguments& arguments, const Tensor
                           ma.columns == k && md.columns == n && ma.rows == md.rows,
                       "the shapes do not fit " + std::to_string(groups) + " groups: a " +
                           describe(a) + ", b " + describe(b) + ", d " + describe(d));
-    const auto shape = std::find(tiles.columns.begin(), tiles.columns.end(), n);
-    arguments.require(shape != tiles.columns.end(),
-                      "the work list was not made for N = " + std::to_string(n));
     const Device& device = recording.device();
+    const bool on_units = on_matrix_units(device, ma, mb);
+    const BufferView grid = tiles.grid(n, on_units);
+    arguments.require(static_cast<bool>(grid),
+                      "the work list was not made for N = " + std::to_string(n));
     arguments.require(tiles.tile_rows == group_tile_rows(device.info()) &&
                           tiles.width_on_units == width_on_units(device, form),
                       "the work list was made for another device or numeric class");
-    const auto grid = static_cast<std::uint64_t>(shape - tiles.columns.begin());
-    if (on_matrix_units(device, ma, mb)) {
+    if (on_units) {
         const GemmTile& tile = device.impl().gemm.grouped(form);
         dispatch_rows(
             recording, arguments,
             fill_units_gemm<Units>(arguments, device, tile, ma, mb, md, accumulate, alpha), mb, n,
-            k, tiles, GroupTiles::kMaxShapes + grid);
+            k, tiles, grid);
         return;
     }
     dispatch_rows(
@@ -84,6 +84,14 @@ void grouped_rows(Recording& recording, const Arguments& arguments, const Tensor
 }
 
 } // namespace
+
+BufferView GroupTiles::grid(std::uint64_t n, bool on_units) const {
+    const auto shape = std::find(columns.begin(), columns.end(), n);
+    if (shape == columns.end())
+        return {};
+    const auto index = static_cast<std::uint64_t>(shape - columns.begin());
+    return arguments.sub(((on_units ? kMaxShapes : 0) + index) * kGridBytes, kGridBytes);
+}
 
 GroupRanges group_ranges(const TensorView& offsets) {
     const Arguments arguments("group_ranges");

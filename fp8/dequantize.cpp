@@ -87,7 +87,7 @@ void dequantize_groups(Recording& recording, const Quantized& quantized, const T
     kernel.row_tiles = groups.tile_rows;
     kernel.tiles = groups.tiles;
     kernel.group_offsets = groups.rows.ends.buffer;
-    recording.dispatch_indirect(kernel, groups.arguments.sub(0, 12));
+    recording.dispatch_indirect(kernel, groups.grid(groups.columns[0], false));
 }
 
 } // namespace bellows::fp8

@@ -54,7 +54,6 @@ struct Source {
     bool by_k = false;                     ///< memory has k as its rows
     const ops::GroupTiles* list = nullptr; ///< tiles of rows of groups
     const GroupLayout* sums = nullptr;     ///< the sum goes over the rows of these groups
-    std::uint64_t capacity = 0;            ///< rows that tiles of `list` hold at most
 };
 
 struct Packed {
@@ -70,7 +69,7 @@ Counts counts_of(const Source& s) {
     const Extents e = extents_of(s.q.codes);
     const std::uint64_t x = s.by_k ? e.columns : e.rows, k = s.by_k ? e.rows : e.columns;
     Counts c{div_up(x, kTile), 0, div_up(k, kTile), 0};
-    c.tiles = s.list == nullptr ? e.batch * c.batch_tiles : s.capacity;
+    c.tiles = s.list == nullptr ? e.batch * c.batch_tiles : s.list->capacity();
     c.units = c.tiles;
     if (s.sums != nullptr) {
         c.blocks = k / kTile + s.sums->groups;
@@ -225,10 +224,7 @@ void record_packed(Recording& recording, const char* op, const Product& p, Buffe
     const ops::GroupTiles* list = grouped && !tn ? &p.rows->tiles : nullptr;
     const GroupLayout* sums = grouped && tn ? &p.rows->layout : nullptr;
     BufferView memory = workspace;
-    Source a_source{*p.a.quantized, tn, list, sums};
-    if (list != nullptr)
-        a_source.capacity = p.rows->layout.rows / kTile + p.rows->layout.groups;
-    const Packed a = pack(recording, operands, a_source, memory);
+    const Packed a = pack(recording, operands, {*p.a.quantized, tn, list, sums}, memory);
     const Packed b =
         pack(recording, operands, {*p.b.quantized, p.form != GemmForm::NT, nullptr, sums}, memory);
 
@@ -281,13 +277,10 @@ void record_packed(Recording& recording, const char* op, const Product& p, Buffe
                             operands.grid("tiles", n_tiles), operands.grid("groups", d.batch)});
         return;
     }
-    const auto shape = std::find(list->columns.begin(), list->columns.end(), d.columns);
-    operands.require(shape != list->columns.end(),
+    const BufferView grid = list->grid(d.columns, true);
+    operands.require(static_cast<bool>(grid),
                      "the work list was not made for N = " + std::to_string(d.columns));
-    constexpr std::uint64_t kGridBytes = 12;
-    const std::uint64_t grid =
-        ops::GroupTiles::kMaxShapes + static_cast<std::uint64_t>(shape - list->columns.begin());
-    recording.dispatch_indirect(kernel, list->arguments.sub(grid * kGridBytes, kGridBytes));
+    recording.dispatch_indirect(kernel, grid);
 }
 
 } // namespace bellows::fp8

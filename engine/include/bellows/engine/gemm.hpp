@@ -50,6 +50,12 @@ struct GroupTiles {
     std::uint32_t tile_rows = 0;
     std::uint32_t width_on_units = 1;
     std::array<std::uint64_t, kMaxShapes> columns{}; ///< N of the products; 0: unused
+
+    /// Tiles for which there is room.
+    std::uint64_t capacity() const noexcept { return tiles.bytes / 8; }
+    /// The grid of indirect dispatches for N columns, tiles by ceil(N / 32), or on matrix units by
+    /// the tiles of width_on_units; no memory if the list was not made for N.
+    BufferView grid(std::uint64_t n, bool on_units) const;
 };
 
 /// Device memory that a work list takes.
