@@ -96,18 +96,6 @@ protected:
             [](test::Random& random) { return static_cast<float>(random.below(31)) - 15; }, seed);
     }
 
-    template <class F>
-    static void refuses(F&& record, const std::string& part) {
-        Recording recording(device(), QueueRole::Compute, "refused");
-        try {
-            record(recording);
-            ADD_FAILURE() << "accepted; expected: " << part;
-        } catch (const Error& error) {
-            EXPECT_EQ(error.code(), ErrorCode::InvalidArgument);
-            EXPECT_NE(error.message().find(part), std::string::npos) << error.message();
-        }
-    }
-
 private:
     static bool same(const std::uint8_t* a, const std::uint8_t* e, DType dtype) {
         if (std::memcmp(a, e, size_of(dtype)) == 0)

@@ -34,18 +34,6 @@ protected:
                 return;
         }
     }
-
-    template <class F>
-    static void refuses(F&& record, const std::string& part) {
-        Recording recording(device(), QueueRole::Compute, "refused");
-        try {
-            record(recording);
-            ADD_FAILURE() << "accepted; expected: " << part;
-        } catch (const Error& error) {
-            EXPECT_EQ(error.code(), ErrorCode::InvalidArgument);
-            EXPECT_NE(error.message().find(part), std::string::npos) << error.message();
-        }
-    }
 };
 
 TEST_F(Fp8Quantize, EveryRecipe) {

@@ -250,6 +250,19 @@ protected:
         compare("scales", bytes(c.scales), c.expected_scales, size_of(c.quantized.scales.dtype));
     }
 
+    /// The Error{InvalidArgument} that `record` throws must have `part` in its message.
+    template <class F>
+    static void refuses(F&& record, const std::string& part) {
+        Recording recording(device(), QueueRole::Compute, "refused");
+        try {
+            record(recording);
+            ADD_FAILURE() << "accepted; expected: " << part;
+        } catch (const Error& error) {
+            EXPECT_EQ(error.code(), ErrorCode::InvalidArgument);
+            EXPECT_NE(error.message().find(part), std::string::npos) << error.message();
+        }
+    }
+
 private:
     static bool same(const std::vector<std::uint8_t>& actual,
                      const std::vector<std::uint8_t>& expected, std::uint64_t i,
