@@ -19,9 +19,7 @@ fp8::Quantized along_features(Recording& r, Arena::Frame& scratch, const LinearR
     if (x.codes)
         return *x.codes;
     const std::uint64_t rows = x.values.extent[0], columns = x.values.extent[1];
-    const fp8::Quantized q =
-        fp8::make_quantized(scratch.bytes(fp8::quantized_bytes(kRowsRecipe, {rows, columns})),
-                            kRowsRecipe, {rows, columns});
+    const fp8::Quantized q = rows_in(scratch, rows, columns);
     fp8::quantize(r, x.values, q);
     return q;
 }
@@ -49,21 +47,34 @@ BufferView workspace_for(Recording& r, Arena::Frame& scratch, const fp8::Operand
     return scratch.bytes(fp8::gemm_workspace_bytes(r.device(), a, b));
 }
 
-using DenseProduct = decltype(fp8::gemm_nt);
-
-/// FP8 products add to f32 tensors alone: a bf16 one is widened first, so that it is rounded once.
-void dense_product(Recording& r, Arena::Frame& scratch, DenseProduct& product,
-                   const fp8::Quantized& a, const fp8::Quantized& weight, const TensorView& d,
+/// d = x by `weight` (+ d). FP8 products add to f32 tensors alone: a bf16 one is widened first, so
+/// that it is rounded once.
+void dense_product(Recording& r, Arena::Frame& scratch, decltype(fp8::gemm_nt)& product,
+                   const LinearRows& x, const fp8::Quantized& weight, const TensorView& d,
                    bool accumulate) {
-    const BufferView workspace = workspace_for(r, scratch, a, weight);
+    Arena::Frame work = scratch.nested();
+    const fp8::Quantized a = along_features(r, work, x);
+    const BufferView workspace = workspace_for(r, work, a, weight);
     if (!accumulate || d.dtype == DType::F32) {
         product(r, a, weight, d, accumulate, workspace, kVariant);
-        return;
+    } else {
+        const TensorView sum = work.tensor(DType::F32, {d.extent[0], d.extent[1]});
+        ops::cast(r, d, sum);
+        product(r, a, weight, sum, true, workspace, kVariant);
+        ops::cast(r, sum, d);
     }
-    const TensorView sum = scratch.tensor(DType::F32, {d.extent[0], d.extent[1]});
-    ops::cast(r, d, sum);
-    product(r, a, weight, sum, true, workspace, kVariant);
-    ops::cast(r, sum, d);
+    scratch.cover(work);
+}
+
+/// d = x by the weights of each row's expert.
+void expert_product(Recording& r, Arena::Frame& scratch,
+                    decltype(fp8::m_grouped_gemm_nt_contiguous)& product, const LinearRows& x,
+                    const fp8::Quantized& weights, const TensorView& d,
+                    const fp8::GroupedRows& rows) {
+    Arena::Frame work = scratch.nested();
+    const fp8::Quantized a = along_features(r, work, x);
+    product(r, a, weights, d, rows, false, workspace_for(r, work, a, weights), kVariant);
+    scratch.cover(work);
 }
 
 } // namespace
@@ -92,26 +103,18 @@ void normalise(Recording& r, const TensorView& x, const TensorView& gain, const 
 
 void Linear::forward(Recording& r, Arena::Frame& scratch, const LinearRows& x, const TensorView& y,
                      bool accumulate) const {
-    if (!weight_.quantized) {
+    if (weight_.quantized)
+        dense_product(r, scratch, fp8::gemm_nt, x, *weight_.quantized, y, accumulate);
+    else
         ops::gemm_nt(r, x.values, weight_.compute, y, accumulate);
-        return;
-    }
-    Arena::Frame work = scratch.nested();
-    dense_product(r, work, fp8::gemm_nt, along_features(r, work, x), *weight_.quantized, y,
-                  accumulate);
-    scratch.cover(work);
 }
 
 void Linear::input_gradient(Recording& r, Arena::Frame& scratch, const LinearRows& dy,
                             const TensorView& dx, bool accumulate) const {
-    if (!weight_.quantized) {
+    if (weight_.quantized)
+        dense_product(r, scratch, fp8::gemm_nn, dy, *weight_.quantized, dx, accumulate);
+    else
         ops::gemm_nn(r, dy.values, weight_.compute, dx, accumulate);
-        return;
-    }
-    Arena::Frame work = scratch.nested();
-    dense_product(r, work, fp8::gemm_nn, along_features(r, work, dy), *weight_.quantized, dx,
-                  accumulate);
-    scratch.cover(work);
 }
 
 void Linear::weight_gradient(Recording& r, Arena::Frame& scratch, const LinearRows& dy,
@@ -128,28 +131,20 @@ void Linear::weight_gradient(Recording& r, Arena::Frame& scratch, const LinearRo
 
 void ExpertLinear::forward(Recording& r, Arena::Frame& scratch, const LinearRows& x,
                            const TensorView& y, const fp8::GroupedRows& rows) const {
-    if (!weights_.quantized) {
+    if (weights_.quantized)
+        expert_product(r, scratch, fp8::m_grouped_gemm_nt_contiguous, x, *weights_.quantized, y,
+                       rows);
+    else
         ops::grouped_gemm_nt(r, x.values, weights_.compute, y, rows.tiles);
-        return;
-    }
-    Arena::Frame work = scratch.nested();
-    const fp8::Quantized a = along_features(r, work, x), &b = *weights_.quantized;
-    fp8::m_grouped_gemm_nt_contiguous(r, a, b, y, rows, false, workspace_for(r, work, a, b),
-                                      kVariant);
-    scratch.cover(work);
 }
 
 void ExpertLinear::input_gradient(Recording& r, Arena::Frame& scratch, const LinearRows& dy,
                                   const TensorView& dx, const fp8::GroupedRows& rows) const {
-    if (!weights_.quantized) {
+    if (weights_.quantized)
+        expert_product(r, scratch, fp8::m_grouped_gemm_nn_contiguous, dy, *weights_.quantized, dx,
+                       rows);
+    else
         ops::grouped_gemm_nn(r, dy.values, weights_.compute, dx, rows.tiles);
-        return;
-    }
-    Arena::Frame work = scratch.nested();
-    const fp8::Quantized a = along_features(r, work, dy), &b = *weights_.quantized;
-    fp8::m_grouped_gemm_nn_contiguous(r, a, b, dx, rows, false, workspace_for(r, work, a, b),
-                                      kVariant);
-    scratch.cover(work);
 }
 
 void ExpertLinear::weight_gradient(Recording& r, Arena::Frame& scratch, const LinearRows& dy,
