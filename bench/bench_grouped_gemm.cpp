@@ -32,7 +32,9 @@ memory that operands and workspace take.
                              N x K; "none" for none
   --a fp8|bf16|f32 --b ...   storage of operands (default: fp8 by fp8, and bf16 by bf16)
   --scales pow2|f32          of fp8 operands (default pow2)
-  --variant NAME             device (default: what suits it), decoded or packed; see fp8/gemm.hpp
+  --variant NAME             device (default: what suits it), decoded, packed or streamed; see fp8/gemm.hpp
+  --stream MxNxWxKxA         tile of streamed products on matrix units: M x N matrices per subgroup, W
+                             subgroups along N, steps of K k, loads A steps ahead
   --d bf16|f32               storage of results (default bf16; f32 for k and ids)
 )";
 
@@ -127,6 +129,8 @@ class BenchGroupedGemm : public Program {
         fma_ = measure(device, fma_peak);
         matrix_ = measure(device, matrix_peak);
         add_context("class of bf16 products", gemm_class(device).name);
+        if (stream_)
+            force_stream_tile(device, *stream_);
         const bool cpu = device.info().is_cpu;
         for (const auto& [layout, shape] : chosen(cpu))
             for (const Pair& pair : pairs_)
@@ -165,11 +169,18 @@ class BenchGroupedGemm : public Program {
         if (d != "bf16" && d != "f32")
             refuse("--d: \"" + d + "\" is no storage");
         d_ = d == "f32" ? DType::F32 : DType::BF16;
+        if (const auto tiles = arguments.sizes("--stream", "MxNxWxKxA")) {
+            const auto& v = tiles->at(0);
+            const auto at = [&](std::size_t i) { return static_cast<std::uint32_t>(v[i]); };
+            stream_ = StreamTile{at(0), at(1), at(2), at(3), at(4)};
+        }
         const std::string variant = arguments.value("--variant").value_or("device");
         if (variant == "decoded")
             variant_ = fp8::Variant::Decoded;
         else if (variant == "packed")
             variant_ = fp8::Variant::Packed;
+        else if (variant == "streamed")
+            variant_ = fp8::Variant::Streamed;
         else if (variant != "device")
             refuse("--variant: \"" + variant + "\" is none");
     }
@@ -232,6 +243,7 @@ class BenchGroupedGemm : public Program {
     std::vector<Pair> pairs_;
     DType d_ = DType::BF16;
     fp8::Variant variant_ = fp8::Variant::Device;
+    std::optional<StreamTile> stream_;
     Ceiling copy_, fma_, matrix_;
 };
 
