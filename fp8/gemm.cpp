@@ -4,6 +4,7 @@
 #include "dequantize.hpp"
 #include "operands.hpp"
 #include "packed.hpp"
+#include "streamed.hpp"
 
 #include <bellows/fp8/quantize.hpp>
 
@@ -163,12 +164,22 @@ void record(Recording& recording, const char* op, const Product& p, BufferView w
             Variant variant) {
     const Operands operands(op);
     operands.workspace(workspace, gemm_workspace_bytes(recording.device(), p.a, p.b));
-    const std::string reason =
-        variant == Variant::Decoded ? "" : why_not_packed(recording.device(), p);
-    operands.require(variant != Variant::Packed || reason.empty(),
-                     "the packed variant does not serve: " + reason);
-    if (variant == Variant::Packed ||
-        (variant == Variant::Device && reason.empty() && better_packed(recording.device(), p)))
+    const Device& device = recording.device();
+    const auto take = [&](Variant which, const char* name, const auto& why_not,
+                          const auto& better) {
+        if (variant != which && (variant != Variant::Device || !better(device, p)))
+            return false;
+        const std::string reason = why_not(device, p);
+        operands.require(variant != which || reason.empty(),
+                         std::string("the ") + name + " variant does not serve: " + reason);
+        return reason.empty();
+    };
+    const auto why_packed = [](const Device& on, const Product& x) {
+        return why_not_packed(on, x);
+    };
+    if (take(Variant::Streamed, "streamed", why_not_streamed, better_streamed))
+        record_streamed(recording, op, p);
+    else if (take(Variant::Packed, "packed", why_packed, better_packed))
         record_packed(recording, op, p, workspace);
     else
         record_decoded(recording, p, workspace);

@@ -53,9 +53,10 @@ std::string describe(const Operand& operand);
 
 /// Ways to compute a product, each with its own bits.
 enum class Variant : std::uint8_t {
-    Device,  ///< what suits the device and the sizes
-    Decoded, ///< operands decoded ahead to bf16 or f32, then the engine's products
-    Packed,  ///< e4m3 operands with power-of-two scales along k, on matrix units of f16
+    Device,   ///< what suits the device and the sizes
+    Decoded,  ///< operands decoded ahead to bf16 or f32, then the engine's products
+    Packed,   ///< e4m3 operands with power-of-two scales along k, on matrix units of f16
+    Streamed, ///< few rows: e4m3 weights read once, as they stand in memory (nt)
 };
 
 /// "" when the device and this build have the variant, else why not.
