@@ -30,7 +30,8 @@ memory that operands and workspace take.
                              (default: all, each at DeepGEMM's shapes; less on CPUs)
   --ids TxExUxNxK,...        ggml's MUL_MAT_ID from ids to results: T tokens, each by U of E experts
                              N x K; "none" for none
-  --a fp8|bf16|f32 --b ...   storage of operands (default: fp8 by fp8, and bf16 by bf16)
+  --a fp8|bf16|f32 --b ...   storage of operands (default: fp8 by fp8, and bf16 by bf16); b may be
+                             prepacked: fp8 weights packed once, before the clock starts
   --scales pow2|f32          of fp8 operands (default pow2)
   --variant NAME             device (default: what suits it), decoded, packed or streamed; see fp8/gemm.hpp
   --stream MxNxWxKxA,...     tiles of streamed products on matrix units: M x N matrices per subgroup, W

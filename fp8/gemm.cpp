@@ -177,7 +177,9 @@ void record(Recording& recording, const char* op, const Product& p, BufferView w
     const auto why_packed = [](const Device& on, const Product& x) {
         return why_not_packed(on, x);
     };
-    if (take(Variant::Streamed, "streamed", why_not_streamed, better_streamed))
+    if (variant == Variant::Device && p.b.prepacked && why_not_packed(device, p).empty())
+        record_packed(recording, op, p, workspace);
+    else if (take(Variant::Streamed, "streamed", why_not_streamed, better_streamed))
         record_streamed(recording, op, p);
     else if (take(Variant::Packed, "packed", why_packed, better_packed))
         record_packed(recording, op, p, workspace);
@@ -185,8 +187,10 @@ void record(Recording& recording, const char* op, const Product& p, BufferView w
         record_decoded(recording, p, workspace);
 }
 
-/// Row counts of views are not looked at.
-Operand without_row_count(Operand o) {
+/// Row counts of views are not looked at. What was packed for another form is of no use.
+Operand without_row_count(Operand o, std::optional<GemmForm> form = std::nullopt) {
+    if (o.prepacked && o.prepacked->form != form)
+        o.prepacked.reset();
     o.values.row_count = {};
     if (o.quantized)
         o.quantized->codes.row_count = {};
@@ -195,7 +199,7 @@ Operand without_row_count(Operand o) {
 
 void dense(Recording& recording, const char* op, GemmForm form, const Operand& a, const Operand& b,
            const TensorView& d, bool accumulate, BufferView workspace, Variant variant) {
-    const Product p{form, without_row_count(a), without_row_count(b), d, nullptr, accumulate};
+    const Product p{form, without_row_count(a), without_row_count(b, form), d, nullptr, accumulate};
     const Check check(op, p);
     check.fits(d.rank == 2 || d.rank == 3, "wanted are 2 or 3 dimensions");
     check.storage_and_ranks(d.rank, d.rank, d.rank);
@@ -209,7 +213,7 @@ void dense(Recording& recording, const char* op, GemmForm form, const Operand& a
 void m_grouped(Recording& recording, const char* op, GemmForm form, const Operand& a,
                const Operand& b, const TensorView& d, const GroupedRows& rows, bool accumulate,
                BufferView workspace, Variant variant) {
-    const Product p{form, without_row_count(a), without_row_count(b), d, &rows, accumulate};
+    const Product p{form, without_row_count(a), without_row_count(b, form), d, &rows, accumulate};
     const Check check(op, p);
     check.storage_and_ranks(2, 3, 2);
     check_sizes(check, p);
@@ -294,7 +298,9 @@ void m_grouped_gemm_nt_masked(Recording& recording, const Operand& a, const Oper
                               const TensorView& d, const GroupedRows& rows, bool accumulate,
                               BufferView workspace, Variant variant) {
     constexpr const char* kOp = "fp8::m_grouped_gemm_nt_masked";
-    const Product p{GemmForm::NT, without_row_count(a), without_row_count(b), d, &rows, accumulate};
+    const Product p{
+        GemmForm::NT, without_row_count(a), without_row_count(b, GemmForm::NT), d, &rows,
+        accumulate};
     const Check check(kOp, p);
     check.storage_and_ranks(3, 3, 3);
     check.fits(rows.layout.form == GroupLayout::Form::Masked &&

@@ -2,6 +2,7 @@
 #include "packed.hpp"
 
 #include "operands.hpp"
+#include "pack.hpp"
 
 #include <bellows/engine/gemm_plan.hpp>
 #include <bellows/engine/matrix_images.hpp>
@@ -16,161 +17,82 @@ namespace {
 
 constexpr std::uint64_t kTile = 128; // along m, n and the sum
 constexpr std::uint64_t kLocalSize = 128;
-constexpr std::uint64_t kVectorBytes = kTile * 4;
-constexpr std::uint64_t kMostFactorBytes = kTile * 32 * 2; // of a block: 32 is the deepest matrix
 
 std::uint64_t groups_of(const Product& p) {
     return p.rows == nullptr ? 0 : p.rows->layout.groups;
 }
 
-// --- The kernel's cut
+// --- The kernel's cut: constants of shaders/fp8_packed_gemm.comp
 
 struct Cut {
-    MatrixShape shape;
-    std::uint32_t subgroup = 0;
-    std::uint32_t warps_m = 0, warps_n = 0;
+    MatrixUnits units;
+    std::uint32_t fragments_m = 0, fragments_n = 0;
+    std::uint32_t warps_m = 1, warps_n = 1, warps_k = 1;
+    std::uint32_t together = 0;
 };
 
-std::optional<Cut> cut_for(const Device& device) {
-    const std::uint32_t size = device.info().subgroup_size;
-    for (const GemmClass& c : gemm_classes(device)) {
-        if (c.units != GemmClass::Units::F16 || !c.why_not.empty() || size == 0 ||
-            kLocalSize % size != 0)
-            continue;
-        Cut cut{c.shape, size};
-        for (cut.warps_m = cut.warps_n = 1; cut.warps_m * cut.warps_n * size < kLocalSize;)
-            (cut.warps_m <= cut.warps_n ? cut.warps_m : cut.warps_n) *= 2;
-        if (cut.warps_m * cut.warps_n * size == kLocalSize &&
-            kTile % (cut.warps_m * c.shape.m) == 0 && kTile % (cut.warps_n * c.shape.n) == 0 &&
-            32 % c.shape.k == 0 && 32 % c.shape.m == 0 && 32 % c.shape.n == 0)
+std::uint32_t subgroups(const MatrixUnits& units) {
+    return static_cast<std::uint32_t>(kLocalSize) / units.subgroup;
+}
+std::uint32_t matrices(std::uint32_t side) {
+    return static_cast<std::uint32_t>(kTile) / side;
+}
+
+/// Whether the kernel's head comment is kept.
+bool serves(const Cut& cut) {
+    const MatrixShape& shape = cut.units.shape;
+    const std::uint32_t quads = cut.together * shape.n / 4;
+    const std::uint32_t sharers = cut.units.subgroup * cut.warps_k;
+    return cut.warps_m * cut.warps_n * cut.warps_k == subgroups(cut.units) &&
+           cut.fragments_n * cut.warps_n == matrices(shape.n) && cut.fragments_m > 0 &&
+           matrices(shape.m) % (cut.fragments_m * cut.warps_m) == 0 && sharers % quads == 0 &&
+           shape.m * quads % sharers == 0;
+}
+
+/// Flat tiles for few rows: each of B's codes is loaded once, and the subgroups share the sum over
+/// k, so that many loads are on their way.
+std::optional<Cut> flat_cut(const MatrixUnits& units, std::uint64_t rows) {
+    Cut cut{units};
+    const std::uint32_t height = rows <= 16 ? 16 : rows <= 32 ? 32 : 64;
+    cut.fragments_m = std::max(1u, height / units.shape.m);
+    for (cut.warps_n = height == 16 ? 1 : 2; cut.warps_n <= subgroups(units); cut.warps_n *= 2) {
+        cut.warps_k = subgroups(units) / cut.warps_n;
+        cut.fragments_n = matrices(units.shape.n) / cut.warps_n;
+        cut.together = std::min(cut.fragments_n, 2u);
+        if (serves(cut))
             return cut;
     }
     return std::nullopt;
 }
 
-// --- Packing
-
-enum class Side : std::uint8_t { A, B };
-
-/// Where an operand's tiles come from.
-struct Source {
-    const Quantized& q;
-    Side side;
-    bool by_k = false;                     ///< memory has k as its rows
-    const ops::GroupTiles* list = nullptr; ///< tiles of rows of groups
-    const GroupLayout* sums = nullptr;     ///< the sum goes over the rows of these groups
-};
-
-struct Packed {
-    BufferView image, factors, scales, peaks, spread;
-    std::uint64_t blocks = 0;
-};
-
-struct Counts {
-    std::uint64_t batch_tiles, tiles, blocks, units;
-};
-
-Counts counts_of(const Source& s) {
-    const Extents e = extents_of(s.q.codes);
-    const std::uint64_t x = s.by_k ? e.columns : e.rows, k = s.by_k ? e.rows : e.columns;
-    Counts c{div_up(x, kTile), 0, div_up(k, kTile), 0};
-    c.tiles = s.list == nullptr ? e.batch * c.batch_tiles : s.list->capacity();
-    c.units = c.tiles;
-    if (s.sums != nullptr) {
-        c.blocks = k / kTile + s.sums->groups;
-        c.units = c.tiles * s.sums->groups;
-    }
-    return c;
+/// Squares of sums for many rows.
+std::optional<Cut> square_cut(const MatrixUnits& units) {
+    Cut cut{units};
+    while (cut.warps_m * cut.warps_n < subgroups(units))
+        (cut.warps_m <= cut.warps_n ? cut.warps_m : cut.warps_n) *= 2;
+    cut.fragments_m = matrices(units.shape.m) / cut.warps_m;
+    cut.fragments_n = matrices(units.shape.n) / cut.warps_n;
+    cut.together = std::min(cut.fragments_n, 2u);
+    return serves(cut) ? std::optional(cut) : std::nullopt;
 }
 
-/// Of A an f16 per code, of B the code.
-std::uint64_t block_bytes(Side side) {
-    return kTile * kTile * (side == Side::A ? 2 : 1);
+std::optional<Cut> cut_for(const Device& device, std::uint64_t rows) {
+    const std::optional<MatrixUnits> units = units_for_images(device);
+    if (!units)
+        return std::nullopt;
+    std::optional<Cut> cut;
+    if (rows <= kFewRows)
+        cut = flat_cut(*units, rows);
+    return cut ? cut : square_cut(*units);
 }
 
-bool own_scales(const Quantized& q) {
-    return q.recipe.blocks != Blocks::Blocks128;
-}
-
-/// Takes its memory from the front of `memory`.
-Packed pack(Recording& recording, const Operands& operands, const Source& source, const Cut& cut,
-            BufferView& memory) {
-    const Counts c = counts_of(source);
-    const auto take = [&](std::uint64_t bytes) {
-        const BufferView part = memory.sub(0, bytes);
-        memory = memory.sub(bytes, memory.bytes - bytes);
-        return part;
-    };
-    Packed packed;
-    packed.blocks = c.blocks;
-    packed.image = take(c.tiles * c.blocks * block_bytes(source.side));
-    packed.factors = packed.image;
-    if (source.side == Side::B && own_scales(source.q))
-        packed.factors = take(c.tiles * c.blocks * kTile * cut.shape.k * 2);
-    packed.scales = take(c.tiles * c.blocks * kVectorBytes);
-    packed.peaks = take(c.units * kVectorBytes);
-    packed.spread = take(round_up(4 * c.units, 256));
-
-    operands.u32("sixteens of packed bytes", c.tiles * c.blocks * block_bytes(source.side) / 16);
-    const Extents e = extents_of(source.q.codes);
-    const Matrix codes = operands.codes("codes", source.q, true);
-    operands.u32("the number of words of codes", codes.memory.bytes / 4);
-    const Scales scales = operands.scales("scales", source.q, codes);
-    const bool blocks128 = source.q.recipe.blocks == Blocks::Blocks128;
-    const BufferView nothing = codes.memory;
-    const BufferView count = source.list ? source.list->arguments.sub(0, 4) : nothing;
-    const BufferView list = source.list ? source.list->tiles : nothing;
-    const BufferView ends = source.list ? source.list->rows.ends.buffer : nothing;
-    const BufferView offsets = source.sums ? source.sums->values.buffer : nothing;
-    const std::uint32_t groups = source.sums ? operands.u32("groups", source.sums->groups) : 0;
-    const auto extent = operands.u32("rows", source.by_k ? e.columns : e.rows);
-    const auto batch_tiles = operands.u32("tiles", c.batch_tiles);
-    recording.dispatch(kernels::Fp8PackScales{.tile_count = count,
-                                              .list = list,
-                                              .ends = ends,
-                                              .group_offsets = offsets,
-                                              .source = scales.memory,
-                                              .scales = packed.scales,
-                                              .peaks = packed.peaks,
-                                              .spread = packed.spread,
-                                              .from_list = source.list ? 1u : 0u,
-                                              .extent = extent,
-                                              .batch_tiles = batch_tiles,
-                                              .batch_stride = scales.batch,
-                                              .blocks = operands.u32("blocks", c.blocks),
-                                              .groups = groups,
-                                              .x_shift = blocks128 ? 7u : 0u,
-                                              .stride_x = source.by_k ? 1u : scales.stride,
-                                              .stride_block = source.by_k ? scales.stride : 1u},
-                       {operands.u32("tiles", c.tiles), 1, std::max(groups, 1u)});
-    using K = kernels::Fp8PackOperand;
-    recording.dispatch(K{.variant = source.side == Side::A ? K::Variant::a : K::Variant::b,
-                         .constants = {.local_size = kLocalSize,
-                                       .subgroup = cut.subgroup,
-                                       .mma_m = cut.shape.m,
-                                       .mma_n = cut.shape.n,
-                                       .mma_k = cut.shape.k,
-                                       .by_k = source.by_k ? 1u : 0u,
-                                       .own_scales = own_scales(source.q) ? 1u : 0u},
-                         .tile_count = count,
-                         .list = list,
-                         .ends = ends,
-                         .group_offsets = offsets,
-                         .source = codes.memory,
-                         .peaks = packed.peaks,
-                         .spread = packed.spread,
-                         .scales = packed.scales,
-                         .image = packed.image,
-                         .factors = packed.factors,
-                         .from_list = source.list ? 1u : 0u,
-                         .extent = extent,
-                         .batch_tiles = batch_tiles,
-                         .batch_stride16 = codes.batch8 / 2,
-                         .ld16 = codes.stride8 / 2,
-                         .k = operands.u32("k", source.by_k ? e.rows : e.columns),
-                         .groups = groups},
-                       {operands.u32("blocks", c.blocks), operands.grid("tiles", c.tiles), 1});
-    return packed;
+/// The largest number of groups that either operand may be cut into.
+std::uint64_t most_groups(const Operand& a, const Operand& b) {
+    std::uint64_t groups = std::max<std::uint64_t>(extents_of(b.values).batch, 1);
+    for (const Operand* o : {&a, &b})
+        if (o->quantized && o->quantized->group_offsets.buffer)
+            groups = std::max(groups, o->quantized->group_offsets.extent[0] - 1);
+    return groups;
 }
 
 } // namespace
@@ -181,10 +103,10 @@ std::string why_not_packed(const Device& device) {
         device.why_not(K::info(), static_cast<std::uint32_t>(K::Variant::f16_f32));
     if (!lacking.empty())
         return lacking;
-    const std::optional<Cut> cut = cut_for(device);
+    const std::optional<Cut> cut = cut_for(device, kTile);
     if (!cut)
         return "the device has no subgroup matrices of f16 that tiles of 128 x 128 can be cut into";
-    return why_no_matrix_images(device, cut->shape);
+    return why_no_matrix_images(device, cut->units.shape);
 }
 
 std::string why_not_packed(const Device& device, const Product& p) {
@@ -224,24 +146,42 @@ bool better_packed(const Device& device, const Product& p) {
 }
 
 std::uint64_t packed_bytes(const Operand& a, const Operand& b) {
-    std::uint64_t groups = std::max<std::uint64_t>(extents_of(b.values).batch, 1);
-    for (const Operand* o : {&a, &b})
-        if (o->quantized && o->quantized->group_offsets.buffer)
-            groups = std::max(groups, o->quantized->group_offsets.extent[0] - 1);
-    std::uint64_t bytes = 0;
-    for (const Operand* o : {&a, &b}) {
-        if (!o->quantized)
-            return 0;
-        const Side side = o == &a ? Side::A : Side::B;
-        const Extents e = extents_of(o->values);
-        const std::uint64_t down = div_up(e.rows, kTile), across = div_up(e.columns, kTile);
-        const std::uint64_t places = (e.batch * down + groups) * across;
-        bytes += places * (block_bytes(side) + kVectorBytes) +
-                 (e.batch * down + groups + groups * across + across) * (kVectorBytes + 4) + 512;
-        if (side == Side::B && own_scales(*o->quantized))
-            bytes += places * kMostFactorBytes;
-    }
-    return bytes;
+    if (!a.quantized || !b.quantized)
+        return 0;
+    const std::uint64_t groups = most_groups(a, b);
+    return packed_bytes(*a.quantized, Side::A, groups) +
+           (b.prepacked ? 0 : packed_bytes(*b.quantized, Side::B, groups));
+}
+
+std::uint64_t prepacked_bytes(const Device& device, const Quantized& b) {
+    return why_not_packed(device).empty()
+               ? packed_bytes(b, Side::B, std::max<std::uint64_t>(extents_of(b.codes).batch, 1))
+               : 0;
+}
+
+Operand prepack(Recording& recording, const Quantized& b, GemmForm form, BufferView memory) {
+    const Operands operands("prepack");
+    const Device& device = recording.device();
+    operands.require(form != GemmForm::TN, "operands of tn change from product to product");
+    const Blocks wrong = form == GemmForm::NT ? Blocks::Columns128 : Blocks::Rows128;
+    operands.require(
+        b.recipe.format == Format::E4M3 && b.recipe.rule == ScaleRule::PowerOfTwo &&
+            (b.recipe.blocks == Blocks::Blocks128 ||
+             ((b.recipe.blocks == Blocks::Rows128 || b.recipe.blocks == Blocks::Columns128) &&
+              b.recipe.blocks != wrong)),
+        "b is " + describe(Operand(b)) +
+            ", wanted is e4m3 with power-of-two scales of 128 along k");
+    const std::uint64_t bytes = prepacked_bytes(device, b);
+    operands.require(bytes != 0, why_not_packed(device));
+    operands.workspace(memory, bytes);
+    Operand result(b);
+    result.prepacked = Prepacked{memory, form};
+    if (extents_of(b.codes).rows == 0 || extents_of(b.codes).columns == 0)
+        return result;
+    const MatrixUnits units = units_for_images(device).value();
+    const Source source{b, Side::B, form == GemmForm::NN};
+    pack(recording, operands, units, source, place(units, source, memory));
+    return result;
 }
 
 void record_packed(Recording& recording, const char* op, const Product& p, BufferView workspace) {
@@ -253,13 +193,18 @@ void record_packed(Recording& recording, const char* op, const Product& p, Buffe
     const bool tn = p.form == GemmForm::TN, grouped = p.rows != nullptr;
     const ops::GroupTiles* list = grouped && !tn ? &p.rows->tiles : nullptr;
     const GroupLayout* sums = grouped && tn ? &p.rows->layout : nullptr;
-    const Cut cut = cut_for(device).value();
-    BufferView memory = workspace;
-    const Packed a =
-        pack(recording, operands, {*p.a.quantized, Side::A, tn, list, sums}, cut, memory);
-    const Packed b =
-        pack(recording, operands, {*p.b.quantized, Side::B, p.form != GemmForm::NT, nullptr, sums},
-             cut, memory);
+    const Cut cut = cut_for(device, tn ? kTile : expected_rows(p)).value();
+    const MatrixUnits& units = cut.units;
+    const Source of_a{*p.a.quantized, Side::A, tn, list, sums};
+    const Source of_b{*p.b.quantized, Side::B, p.form != GemmForm::NT, nullptr, sums};
+    BufferView memory = p.b.prepacked ? p.b.prepacked->memory : workspace;
+    const Packed b = place(units, of_b, memory);
+    if (p.b.prepacked)
+        memory = workspace;
+    else
+        pack(recording, operands, units, of_b, b);
+    const Packed a = place(units, of_a, memory);
+    pack(recording, operands, units, of_a, a);
 
     const bool bf16 = p.d.dtype == DType::BF16;
     const std::uint64_t ld = p.d.stride[p.d.rank - 2];
@@ -268,43 +213,44 @@ void record_packed(Recording& recording, const char* op, const Product& p, Buffe
                          p.d.buffer.offset % (4 * size_of(p.d.dtype)) == 0;
     using K = kernels::Fp8PackedGemm;
     const BufferView nothing = a.image;
-    const K kernel{.variant = bf16 ? K::Variant::f16_bf16 : K::Variant::f16_f32,
-                   .constants = {.local_size = kLocalSize,
-                                 .subgroup = cut.subgroup,
-                                 .mma_m = cut.shape.m,
-                                 .mma_n = cut.shape.n,
-                                 .mma_k = cut.shape.k,
-                                 .fragments_m = static_cast<std::uint32_t>(
-                                     kTile / (cut.warps_m * cut.shape.m)),
-                                 .fragments_n = static_cast<std::uint32_t>(
-                                     kTile / (cut.warps_n * cut.shape.n)),
-                                 .warps_m = cut.warps_m,
-                                 .warps_n = cut.warps_n,
-                                 .own_scales = own_scales(*p.b.quantized) ? 1u : 0u,
-                                 .by_sum = sums != nullptr ? 1u : 0u,
-                                 .aligned = aligned ? 1u : 0u,
-                                 // lavapipe compiles long loops for a minute
-                                 .at_once = device.info().is_cpu ? 1u : 4u},
-                   .tiles = list != nullptr ? list->tiles : nothing,
-                   .begins = sums != nullptr ? p.rows->tiles.rows.begins.buffer : nothing,
-                   .ends = grouped ? p.rows->tiles.rows.ends.buffer : nothing,
-                   .a_image = a.image,
-                   .a_scales = a.scales,
-                   .a_peaks = a.peaks,
-                   .a_spread = a.spread,
-                   .b_image = b.image,
-                   .b_factors = b.factors,
-                   .b_scales = b.scales,
-                   .b_peaks = b.peaks,
-                   .b_spread = b.spread,
-                   .d = p.d.buffer,
-                   .m = operands.u32("M", d.rows),
-                   .n = operands.u32("N", d.columns),
-                   .blocks = operands.u32("blocks", a.blocks),
-                   .ldd = operands.u32("the stride of d", ld),
-                   .stride_d = operands.u32("the stride of d", stride_d),
-                   .from_list = list != nullptr ? 1u : 0u,
-                   .accumulate = p.accumulate ? 1u : 0u};
+    const K kernel{
+        .variant = bf16 ? K::Variant::f16_bf16 : K::Variant::f16_f32,
+        .constants = {.local_size = units.subgroup * cut.warps_m * cut.warps_n * cut.warps_k,
+                      .subgroup = units.subgroup,
+                      .mma_m = units.shape.m,
+                      .mma_n = units.shape.n,
+                      .mma_k = units.shape.k,
+                      .fragments_m = cut.fragments_m,
+                      .fragments_n = cut.fragments_n,
+                      .warps_m = cut.warps_m,
+                      .warps_n = cut.warps_n,
+                      .warps_k = cut.warps_k,
+                      .together = cut.together,
+                      .own_scales = own_scales(*p.b.quantized) ? 1u : 0u,
+                      .by_sum = sums != nullptr ? 1u : 0u,
+                      .aligned = aligned ? 1u : 0u,
+                      // lavapipe compiles long loops for a minute
+                      .at_once = device.info().is_cpu ? 1u : 4u},
+        .tiles = list != nullptr ? list->tiles : nothing,
+        .begins = sums != nullptr ? p.rows->tiles.rows.begins.buffer : nothing,
+        .ends = grouped ? p.rows->tiles.rows.ends.buffer : nothing,
+        .a_image = a.image,
+        .a_scales = a.scales,
+        .a_peaks = a.peaks,
+        .a_spread = a.spread,
+        .b_image = b.image,
+        .b_factors = b.factors,
+        .b_scales = b.scales,
+        .b_peaks = b.peaks,
+        .b_spread = b.spread,
+        .d = p.d.buffer,
+        .m = operands.u32("M", d.rows),
+        .n = operands.u32("N", d.columns),
+        .blocks = operands.u32("blocks", a.blocks),
+        .ldd = operands.u32("the stride of d", ld),
+        .stride_d = operands.u32("the stride of d", stride_d),
+        .from_list = list != nullptr ? 1u : 0u,
+        .accumulate = p.accumulate ? 1u : 0u};
     const std::uint64_t n_tiles = div_up(d.columns, kTile);
     if (list == nullptr) {
         recording.dispatch(kernel,

@@ -13,22 +13,8 @@ namespace bellows::fp8 {
 
 namespace {
 
-constexpr std::uint64_t kFewRows = 64;     // of a group, on average
 constexpr std::uint64_t kGridColumns = 32; // of a step of a work list's grid
 constexpr std::uint64_t kScaleColumns = 128;
-
-/// Rows of a group on average, as far as the host can tell.
-std::uint64_t expected_rows(const Product& p) {
-    const Extents d = extents_of(p.d);
-    if (p.rows == nullptr)
-        return d.rows;
-    const GroupLayout& layout = p.rows->layout;
-    if (layout.expected_rows != 0)
-        return layout.expected_rows;
-    if (layout.form == GroupLayout::Form::Masked) // made for decoding
-        return std::min(layout.spacing, kFewRows);
-    return div_up(d.rows, std::max<std::uint64_t>(layout.groups, 1));
-}
 
 // --- The kernel on matrix units
 

@@ -225,6 +225,9 @@ void main() {
             const uint MATRICES = ROWS / MMA_X;
             for (uint j = gl_SubgroupID; j < 4u * MATRICES; j += local_size / subgroup) {
                 uint step = j / MATRICES, matrix = j % MATRICES;
+                if (OPERAND_B == 0 && x0 + part * ROWS + matrix * MMA_X >= end) {
+                    continue; // rows of D that nobody asks for
+                }
                 save(matrix * MMA_X * PITCH + step * 4u, mma_k / 8u, place, step,
                      part * MATRICES + matrix);
             }

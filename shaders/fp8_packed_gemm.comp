@@ -11,18 +11,24 @@
 //         the tiles of a batch of m rows each.
 // sums    (by_sum 1) D[g] = sum over the blocks of group g, which begin at begins[g] / 128 + g and
 //         hold rows up to ends[g]; an empty group leaves D[g] when accumulating and clears it else.
-// Constants  local_size   subgroup * warps_m * warps_n; 128
+// Constants  local_size   subgroup * warps_m * warps_n * warps_k
 //            mma_*        a row that the device enumerates: f16, f32 sums, subgroup scope
-//            fragments_*, warps_*   mma * fragments * warps = 128 along m and n
+//            fragments_*, warps_*   mma * fragments * warps = 128 along n, a divisor of 128 along m,
+//                         where the workgroup takes one part of its tile after another while there
+//                         are rows; blocks of k go around among warps_k subgroups
+//            together     matrices of a row that pass through workgroup memory together: a divisor of
+//                         fragments_n; subgroup * warps_k is a multiple of together * mma_n / 4 and
+//                         divides that times mma_m
 //            own_scales   1: every column of B has its own scales; 0: a block of B has one
 //            aligned      1: d and its rows begin at multiples of four elements, n is a multiple of 4
 //            at_once      steps that are written out one after another: a divisor of 4
 //            band         rows of tiles that run together
 // Dispatch   x = tiles of A (indirect with from_list), of one batch entry or group without; y =
-//            ceil(n / 128); z = batch or groups. Shared 18 KiB: two workgroups share a processor
-//            that has 48.
-// Order      k in steps of mma_k, inside which it is the device's. An element's bits depend on its row
-//            of A and its column of B alone, but where the slow loop runs.
+//            ceil(n / 128); z = batch or groups. Shared at most 18 KiB: two workgroups share a
+//            processor that has 48.
+// Order      k in steps of mma_k, inside which it is the device's, of each warps_k-th block; then the
+//            sums of the subgroups in turn. An element's bits depend on its row of A and its column
+//            of B alone, but where the slow loop runs.
 #version 460
 #extension GL_GOOGLE_include_directive : require
 #define MATRIX_BF16 0
@@ -45,12 +51,13 @@ layout(local_size_x_id = 0) in;
 #define MATRIX_B coopmat<float16_t, gl_ScopeSubgroup, mma_k, mma_n, gl_MatrixUseB>
 #define ACCUMULATOR coopmat<float, gl_ScopeSubgroup, mma_m, mma_n, gl_MatrixUseAccumulator>
 
-// A row of a subgroup's matrices of D, in units of 16 bytes, and padding.
-#define QUADS (fragments_n * mma_n / 4u)
+// Matrices of D that a subgroup stores together, in units of 16 bytes, and padding.
+#define QUADS (together * mma_n / 4u)
 #define PITCH (QUADS + 1u)
 #define PART (mma_m * PITCH)
-shared uvec4 staged[warps_m * warps_n * PART];
-shared int row_exponents[TILE];
+#define MOST_PART (PART > mma_m * mma_n / 4u ? PART : mma_m * mma_n / 4u)
+#define WARPS (warps_m * warps_n)
+shared uvec4 staged[WARPS * warps_k * MOST_PART];
 
 struct Tile {
     uint a;       // first unit of A's and B's images and of B's factors
@@ -63,9 +70,23 @@ struct Tile {
     uint blocks;  // of 128 k
 };
 
+struct Place {
+    uvec2 d;
+    uint row0; // of D
+    uint row_end;
+    uint column0;
+    uint first_m; // the subgroup's first matrix along m in the tile; each warps_m-th is its own
+    uint warp_n;  // its first column
+    uint warp_k;
+};
+
 ACCUMULATOR sums[fragments_m * fragments_n];
-uvec4 a_image[PARTS_A]; // of a step
+uvec4 a_image[PARTS_A]; // of this step and the next
 uvec4 b_image[PARTS_B];
+uvec4 a_next[PARTS_A];
+uvec4 b_next[PARTS_B];
+AImageOperand a_memory; // whose addresses stand in memory, too
+BImageOperand b_memory;
 uvec4 factors[FACTORS]; // of this block and the next
 uvec4 next_factors[FACTORS];
 
@@ -135,28 +156,63 @@ void multiply_step() {
     }
 }
 
-void multiply(Tile t) {
-    // The operands' addresses stand in memory: read once.
-    AImageOperand a_memory = push.operands.a_image;
-    BImageOperand b_memory = push.operands.b_image;
-    fetch_factors(t, 0u);
-    for (uint block = 0u; block < t.blocks; ++block) {
-        [[unroll]] for (uint i = 0u; i < FACTORS; ++i) {
-            factors[i] = next_factors[i];
+// A's unit u of the subgroup's i-th matrix of a step.
+uint unit_a(uint i, uint u) {
+    return (i * warps_m * UNITS_A + u) * subgroup;
+}
+
+void fetch(Tile t, uint step) {
+    [[unroll]] for (uint i = 0u; i < fragments_m; ++i) {
+        [[unroll]] for (uint u = 0u; u < UNITS_A; ++u) {
+            a_next[i * UNITS_A + u] = a_memory.v[t.a + step * (A_BLOCK / 4u) + unit_a(i, u)];
         }
-        fetch_factors(t, min(block + 1u, t.blocks - 1u));
-        for (uint first = 0u; first < 4u; first += at_once) {
-            [[unroll]] for (uint part = 0u; part < at_once; ++part) {
-                uint step = block * 4u + first + part;
-                [[unroll]] for (uint i = 0u; i < PARTS_A; ++i) {
-                    a_image[i] = a_memory.v[t.a + step * (A_BLOCK / 4u) + i * subgroup];
-                }
-                [[unroll]] for (uint i = 0u; i < PARTS_B; ++i) {
-                    b_image[i] = b_memory.v[t.b + step * (B_BLOCK / 4u) + i * subgroup];
-                }
-                multiply_step();
+    }
+    [[unroll]] for (uint i = 0u; i < PARTS_B; ++i) {
+        b_next[i] = b_memory.v[t.b + step * (B_BLOCK / 4u) + i * subgroup];
+    }
+}
+
+void fetch_first(Tile t, Place p) {
+    a_memory = push.operands.a_image;
+    b_memory = push.operands.b_image;
+    uint first = min(p.warp_k, t.blocks - 1u);
+    fetch_factors(t, first);
+    fetch(t, first * 4u);
+}
+
+// Loads run a step ahead of what is multiplied, into the next block.
+void multiply_block(Tile t, uint block, uint next) {
+    [[unroll]] for (uint i = 0u; i < FACTORS; ++i) {
+        factors[i] = next_factors[i];
+    }
+    fetch_factors(t, next);
+    for (uint first = 0u; first < 4u; first += at_once) {
+        [[unroll]] for (uint part = 0u; part < at_once; ++part) {
+            [[unroll]] for (uint i = 0u; i < PARTS_A; ++i) {
+                a_image[i] = a_next[i];
             }
+            [[unroll]] for (uint i = 0u; i < PARTS_B; ++i) {
+                b_image[i] = b_next[i];
+            }
+            uint step = first + part;
+            fetch(t, step < 3u ? block * 4u + step + 1u : next * 4u);
+            multiply_step();
         }
+    }
+}
+
+// After fetch_first. Two blocks at a time, because where a loop begins anew nothing overlaps; the
+// last step is loaded once more than needed.
+void multiply(Tile t, Place p) {
+    uint last = t.blocks - 1u, block = p.warp_k;
+    if (at_once == 4u) {
+        for (; block + warps_k < t.blocks; block += 2u * warps_k) {
+            multiply_block(t, block, block + warps_k);
+            multiply_block(t, block + warps_k, min(block + 2u * warps_k, last));
+        }
+    }
+    for (; block < t.blocks; block += warps_k) {
+        multiply_block(t, block, min(block + warps_k, last));
     }
 }
 
@@ -186,40 +242,60 @@ void subgroup_shared_barrier() {
                    gl_SemanticsAcquireRelease);
 }
 
-struct Place {
-    uvec2 d;
-    uint row0; // of D
-    uint row_end;
-    uint column0;
-    uint warp_m; // first row and column of the subgroup in the tile
-    uint warp_n;
-};
-
-// Each subgroup passes its matrices, a row of them at a time, through its own part of `staged`.
-void store_sums(Tile t, Place p) {
-    for (uint row = gl_LocalInvocationIndex; row < TILE; row += local_size) {
-        row_exponents[row] = exponent_of(push.operands.a_peaks.v[t.a_peak + row]) - 14;
+// Among the subgroups that share matrices of D.
+void sharers_barrier() {
+    if (warps_k > 1u) {
+        barrier();
+    } else {
+        subgroup_shared_barrier();
     }
-    barrier();
-    uint part = gl_SubgroupID * PART;
-    [[unroll]] for (uint i = 0u; i < fragments_m; ++i) {
-        subgroup_shared_barrier();
-        [[unroll]] for (uint j = 0u; j < fragments_n; ++j) {
-            coopMatStore(sums[j * fragments_m + i], staged, part + j * (mma_n / 4u), PITCH,
-                         gl_CooperativeMatrixLayoutRowMajor);
+}
+
+// A lane's share of matrices that are stored together: columns are the same in every row.
+#define LANE_STORES (mma_m * QUADS / (subgroup * warps_k))
+#define COLUMNS (fragments_n / together)
+
+// Each subgroup passes its matrices, some of a row at a time, through its own part of `staged`;
+// those of several subgroups along k are added up in turn.
+void store_sums(Tile t, Place p) {
+    uint warp = gl_SubgroupID % WARPS, part = gl_SubgroupID * MOST_PART;
+    uint lane = p.warp_k * subgroup + gl_SubgroupInvocationID;
+    uint first_column = p.warp_n + lane % QUADS * 4u;
+    ivec4 of_column[COLUMNS];
+    [[unroll]] for (uint j = 0u; j < COLUMNS; ++j) {
+        [[unroll]] for (uint e = 0u; e < 4u; ++e) {
+            uint x = own_scales != 0u ? first_column + j * together * mma_n + e : 0u;
+            of_column[j][e] = exponent_of(push.operands.b_peaks.v[t.b_peak + x]) - 14;
         }
-        subgroup_shared_barrier();
-        for (uint quad = gl_SubgroupInvocationID; quad < mma_m * QUADS; quad += subgroup) {
-            uint row = p.warp_m + i * mma_m + quad / QUADS;
-            uint column = p.warp_n + quad % QUADS * 4u;
-            if (p.row0 + row < p.row_end && p.column0 + column < push.n) {
-                vec4 x = uintBitsToFloat(staged[part + quad / QUADS * PITCH + quad % QUADS]);
-                [[unroll]] for (uint e = 0u; e < 4u; ++e) {
-                    uint of_column = own_scales != 0u ? column + e : 0u;
-                    uint peak = push.operands.b_peaks.v[t.b_peak + of_column];
-                    x[e] = raised(x[e], row_exponents[row] + exponent_of(peak));
+    }
+    [[unroll]] for (uint i = 0u; i < fragments_m; ++i) {
+        uint first_row = (p.first_m + i * warps_m) * mma_m + lane / QUADS;
+        const uint ROW_STEP = subgroup * warps_k / QUADS;
+        int of_row[LANE_STORES];
+        [[unroll]] for (uint s = 0u; s < LANE_STORES; ++s) {
+            of_row[s] = exponent_of(push.operands.a_peaks.v[t.a_peak + first_row + s * ROW_STEP]);
+        }
+        [[unroll]] for (uint j = 0u; j < COLUMNS; ++j) {
+            uint column = first_column + j * together * mma_n;
+            sharers_barrier();
+            [[unroll]] for (uint e = 0u; e < together; ++e) {
+                coopMatStore(sums[(j * together + e) * fragments_m + i], staged,
+                             part + e * (mma_n / 4u), PITCH, gl_CooperativeMatrixLayoutRowMajor);
+            }
+            sharers_barrier();
+            [[unroll]] for (uint s = 0u; s < LANE_STORES; ++s) {
+                uint row = first_row + s * ROW_STEP;
+                if (p.row0 + row < p.row_end && p.column0 + column < push.n) {
+                    uint at = (lane / QUADS + s * ROW_STEP) * PITCH + lane % QUADS;
+                    vec4 x = uintBitsToFloat(staged[warp * MOST_PART + at]);
+                    [[unroll]] for (uint k = 1u; k < warps_k; ++k) {
+                        x += uintBitsToFloat(staged[(k * WARPS + warp) * MOST_PART + at]);
+                    }
+                    [[unroll]] for (uint e = 0u; e < 4u; ++e) {
+                        x[e] = raised(x[e], of_row[s] + of_column[j][e]);
+                    }
+                    store(p.d, p.row0 + row, p.column0 + column, x);
                 }
-                store(p.d, p.row0 + row, p.column0 + column, x);
             }
         }
     }
@@ -233,7 +309,7 @@ ACCUMULATOR sum_of_block(Tile t, uint i, uint j, uint block) {
     for (uint step = block * 4u; step < block * 4u + 4u; ++step) {
         [[unroll]] for (uint u = 0u; u < UNITS_A; ++u) {
             a_image[u] = push.operands.a_image.v[t.a + step * (A_BLOCK / 4u) +
-                                                 (i * UNITS_A + u) * subgroup];
+                                                 unit_a(i, u)];
         }
         [[unroll]] for (uint u = 0u; u < UNITS_B; ++u) {
             b_image[u] = push.operands.b_image.v[t.b + step * (B_BLOCK / 4u) +
@@ -247,11 +323,11 @@ ACCUMULATOR sum_of_block(Tile t, uint i, uint j, uint block) {
 }
 
 void store_slowly(Tile t, Place p, bool a_is_scaled) {
-    uint part = gl_SubgroupID * PART;
+    uint part = gl_SubgroupID * MOST_PART;
     [[unroll]] for (uint f = 0u; f < FACTORS; ++f) {
         factors[f] = uvec4(0x3C003C00u); // ones: sums are scaled instead
     }
-    for (uint ij = 0u; ij < fragments_m * fragments_n; ++ij) {
+    for (uint ij = p.warp_k; ij < fragments_m * fragments_n; ij += warps_k) {
         uint i = ij % fragments_m, j = ij / fragments_m;
         vec4 sum[LANE_QUADS];
         [[unroll]] for (uint q = 0u; q < LANE_QUADS; ++q) {
@@ -264,7 +340,7 @@ void store_slowly(Tile t, Place p, bool a_is_scaled) {
             subgroup_shared_barrier();
             [[unroll]] for (uint q = 0u; q < LANE_QUADS; ++q) {
                 uint quad = q * subgroup + gl_SubgroupInvocationID;
-                uint row = p.warp_m + i * mma_m + quad / (mma_n / 4u);
+                uint row = (p.first_m + i * warps_m) * mma_m + quad / (mma_n / 4u);
                 uint column = p.warp_n + j * mma_n + quad % (mma_n / 4u) * 4u;
                 uint a = a_is_scaled ? push.operands.a_peaks.v[t.a_peak + row]
                                      : push.operands.a_scales.v[t.a_scale + block * TILE + row];
@@ -278,7 +354,7 @@ void store_slowly(Tile t, Place p, bool a_is_scaled) {
         }
         [[unroll]] for (uint q = 0u; q < LANE_QUADS; ++q) {
             uint quad = q * subgroup + gl_SubgroupInvocationID;
-            uint row = p.warp_m + i * mma_m + quad / (mma_n / 4u);
+            uint row = (p.first_m + i * warps_m) * mma_m + quad / (mma_n / 4u);
             uint column = p.warp_n + j * mma_n + quad % (mma_n / 4u) * 4u;
             if (p.row0 + row < p.row_end && p.column0 + column < push.n) {
                 store(p.d, p.row0 + row, p.column0 + column, sum[q]);
@@ -331,14 +407,12 @@ void main() {
         b_tile += g * gl_NumWorkGroups.y;
         b_unit = b_tile;
     }
-    uint matrix_m = gl_SubgroupID % warps_m * fragments_m;
-    uint matrix_n = gl_SubgroupID / warps_m * fragments_n;
-    p.warp_m = matrix_m * mma_m;
+    uint warp = gl_SubgroupID % WARPS, matrix_n = warp / warps_m * fragments_n;
+    p.warp_k = gl_SubgroupID / WARPS;
     p.warp_n = matrix_n * mma_n;
     uint a_block = m_tile * push.blocks + begin, b_block = b_tile * push.blocks + begin;
     t.a_scale = a_block * TILE;
     t.b_scale = b_block * TILE;
-    t.a = a_block * A_BLOCK + matrix_m * UNITS_A * subgroup + gl_SubgroupInvocationID;
     t.b = b_block * B_BLOCK + matrix_n * UNITS_B * subgroup + gl_SubgroupInvocationID;
     t.factors = (b_block * (TILE / mma_n) + matrix_n) * (ELEMENTS_B / 8u) * subgroup +
                 gl_SubgroupInvocationID;
@@ -346,13 +420,21 @@ void main() {
     t.b_peak = b_unit * TILE;
 
     bool wide_a = push.operands.a_spread.v[a_unit] > SPREAD;
-    if (t.blocks == 0u || wide_a || push.operands.b_spread.v[b_unit] > SPREAD) {
-        store_slowly(t, p, !wide_a);
-        return;
+    bool slowly = t.blocks == 0u || wide_a || push.operands.b_spread.v[b_unit] > SPREAD;
+    const uint MATRICES = fragments_m * warps_m;
+    uint with_rows = (min(p.row_end - p.row0, TILE) + mma_m - 1u) / mma_m;
+    for (uint m = 0u; m < with_rows; m += MATRICES) {
+        p.first_m = m + warp % warps_m;
+        t.a = a_block * A_BLOCK + p.first_m * UNITS_A * subgroup + gl_SubgroupInvocationID;
+        if (slowly) {
+            store_slowly(t, p, !wide_a);
+            continue;
+        }
+        [[unroll]] for (uint i = 0u; i < fragments_m * fragments_n; ++i) {
+            sums[i] = ACCUMULATOR(0.0);
+        }
+        fetch_first(t, p);
+        multiply(t, p);
+        store_sums(t, p);
     }
-    [[unroll]] for (uint i = 0u; i < fragments_m * fragments_n; ++i) {
-        sums[i] = ACCUMULATOR(0.0);
-    }
-    multiply(t);
-    store_sums(t, p);
 }

@@ -23,7 +23,9 @@ MulMatId::MulMatId(Device& device, const MulMatIdShape& s, const OperandStorage&
     rows_ = data_.empty(act, {slots, s.k});
     products_ = data_.empty(DType::F32, {slots, s.n});
     results_ = data_.empty(DType::F32, {slots, s.n});
-    b_ = random_operand(data_, b, fp8::Blocks::Blocks128, {s.experts, s.n, s.k}, 3);
+    b_ = prepacked(data_, b,
+                   random_operand(data_, b, fp8::Blocks::Blocks128, {s.experts, s.n, s.k}, 3),
+                   GemmForm::NT);
     a_ = rows_;
     if (a.fp8) {
         const fp8::Recipe recipe{.rule = a.rule};

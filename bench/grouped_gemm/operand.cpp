@@ -26,6 +26,8 @@ constexpr std::uint64_t kDrawnWords = 4194301;
 std::optional<OperandStorage> storage_of(const std::string& word, fp8::ScaleRule rule) {
     if (word == "fp8")
         return OperandStorage{true, DType::BF16, rule};
+    if (word == "prepacked")
+        return OperandStorage{.rule = rule, .prepacked = true};
     if (word == "bf16" || word == "f32")
         return OperandStorage{false, word == "f32" ? DType::F32 : DType::BF16, rule};
     return std::nullopt;
@@ -34,7 +36,9 @@ std::optional<OperandStorage> storage_of(const std::string& word, fp8::ScaleRule
 std::string name_of(const OperandStorage& storage) {
     if (!storage.fp8)
         return to_string(storage.dtype);
-    return storage.rule == fp8::ScaleRule::F32 ? "fp8_f32" : "fp8";
+    return storage.rule == fp8::ScaleRule::F32 ? "fp8_f32"
+           : storage.prepacked                 ? "prepacked"
+                                               : "fp8";
 }
 
 TensorView random_tensor(OpData& data, DType dtype, std::initializer_list<std::uint64_t> extents,
@@ -72,6 +76,18 @@ fp8::Operand random_operand(OpData& data, const OperandStorage& storage, fp8::Bl
     fp8::quantize(recording, x, q);
     data.device().submit(recording).wait();
     return q;
+}
+
+fp8::Operand prepacked(OpData& data, const OperandStorage& storage, const fp8::Operand& b,
+                       GemmForm form) {
+    if (!storage.prepacked)
+        return b;
+    Recording recording(data.device(), QueueRole::Compute, "prepack");
+    fp8::Operand result =
+        fp8::prepack(recording, *b.quantized, form,
+                     data.bytes(fp8::prepacked_bytes(data.device(), *b.quantized)));
+    data.device().submit(recording).wait();
+    return result;
 }
 
 double operand_bytes(const fp8::Operand& operand, std::uint64_t batch, std::uint64_t rows) {

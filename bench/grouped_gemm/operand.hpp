@@ -20,6 +20,7 @@ struct OperandStorage {
     bool fp8 = true;
     DType dtype = DType::BF16; ///< where it is not fp8
     fp8::ScaleRule rule = fp8::ScaleRule::PowerOfTwo;
+    bool prepacked = false; ///< fp8 weights that are packed before the clock starts
 
     /// bf16 holds every value exactly: matrix units may multiply it.
     bool fits_bf16() const {
@@ -27,7 +28,7 @@ struct OperandStorage {
     }
     bool operator==(const OperandStorage&) const = default;
 };
-/// "fp8", "bf16", "f32"; nothing for other words.
+/// "fp8", "prepacked", "bf16", "f32"; nothing for other words.
 std::optional<OperandStorage> storage_of(const std::string& word, fp8::ScaleRule rule);
 std::string name_of(const OperandStorage& storage);
 
@@ -37,6 +38,10 @@ TensorView random_tensor(OpData& data, DType dtype, std::initializer_list<std::u
 fp8::Operand random_operand(OpData& data, const OperandStorage& storage, fp8::Blocks blocks,
                             std::initializer_list<std::uint64_t> extents, std::uint64_t seed,
                             const TensorView& group_offsets = {});
+
+/// `b` packed for products of `form`, where its storage says so.
+fp8::Operand prepacked(OpData& data, const OperandStorage& storage, const fp8::Operand& b,
+                       GemmForm form);
 
 /// Bytes of codes or values and of scales, of so many rows of each of `batch` matrices.
 double operand_bytes(const fp8::Operand& operand, std::uint64_t batch, std::uint64_t rows);

@@ -88,7 +88,9 @@ void GroupedProduct::make_operands() {
         break;
     }
     if (case_.layout != GroupedLayout::K)
-        b_ = random_operand(data_, case_.b, Blocks::Blocks128, {s.groups, s.n, s.k}, 3);
+        b_ = prepacked(data_, case_.b,
+                       random_operand(data_, case_.b, Blocks::Blocks128, {s.groups, s.n, s.k}, 3),
+                       case_.layout == GroupedLayout::Dgrad ? GemmForm::NN : GemmForm::NT);
     Device& device = data_.device();
     list_ = data_.bytes(fp8::grouped_rows_bytes(device, groups_));
     workspace_ = data_.bytes(fp8::gemm_workspace_bytes(device, a_, b_));

@@ -206,6 +206,46 @@ std::vector<float> steep(std::uint64_t rows, std::uint64_t columns, int spread, 
     return x;
 }
 
+TEST_F(Fp8Gemm, PrepackedWeights) {
+    if (!fp8::why_not(device(), fp8::Variant::Packed).empty()) {
+        const Shape s{8, 8, 128};
+        const Input b = make_b(GemmForm::NT, kind(Blocks::Blocks128), s);
+        EXPECT_EQ(fp8::prepacked_bytes(device(), *b.operand->quantized), 0u);
+        expect_refused(
+            [&](Recording& r) { fp8::prepack(r, *b.operand->quantized, GemmForm::NT, {}); },
+            {"prepack"});
+        return;
+    }
+    const bool cpu = device().info().is_cpu; // whose compiler takes its time
+    variant_ = fp8::Variant::Device;         // which prefers them
+    std::vector<Shape> shapes = {{7, 37, 300}, {129, 37, 300}, {3, 130, 129, 2}};
+    if (!cpu)
+        shapes.insert(shapes.end(),
+                      {{16, 72, 900}, {20, 129, 1200}, {33, 40, 520}, {64, 256, 260}});
+    for (const GemmForm form : {GemmForm::NT, GemmForm::NN})
+        for (const bool own_scales : {false, true})
+            for (const Shape& s : shapes) {
+                if (cpu && (own_scales || (form == GemmForm::NN && s.m > 7)))
+                    continue;
+                SCOPED_TRACE(std::string(kFormNames[static_cast<int>(form)]) + " " +
+                             std::to_string(s.m) + " x " + std::to_string(s.n) + " x " +
+                             std::to_string(s.k) + (own_scales ? "" : ", 128x128"));
+                const Blocks own = form == GemmForm::NT ? Blocks::Rows128 : Blocks::Columns128;
+                const Input a = make_a(form, kind(Blocks::Rows128), s);
+                Input b = make_b(form, kind(own_scales ? own : Blocks::Blocks128), s);
+                const fp8::Quantized codes = *b.operand->quantized;
+                b.buffers.push_back(workspace(fp8::prepacked_bytes(device(), codes)));
+                run([&](Recording& r) {
+                    b.operand = fp8::prepack(r, codes, form, b.buffers.back().view());
+                });
+                // Once packed the codes are not read again.
+                const std::vector<std::uint8_t> nans(codes.codes.buffer.bytes, fp8::kNanCode);
+                device().upload(codes.codes.buffer, std::span<const std::uint8_t>(nans));
+                check(form, a, b, s, DType::F32);
+                check(form, a, b, s, DType::F32, true);
+            }
+}
+
 TEST_F(Fp8Gemm, PackedOperandsOnMatrixUnits) {
     const std::string reason = fp8::why_not(device(), fp8::Variant::Packed);
     variant_ = fp8::Variant::Packed;

@@ -29,6 +29,7 @@
 // need not outlive the product. Every function throws Error{InvalidArgument} with the operands'
 // shapes when they do not fit together, and says what would.
 
+#include <bellows/engine/gemm_plan.hpp>
 #include <bellows/engine/recording.hpp>
 #include <bellows/fp8/groups.hpp>
 #include <bellows/fp8/recipe.hpp>
@@ -39,6 +40,12 @@
 
 namespace bellows::fp8 {
 
+/// What prepack() made of an operand.
+struct Prepacked {
+    BufferView memory;
+    GemmForm form;
+};
+
 /// A matrix or a batch of them: fp8 codes with scales, or bf16 or f32 values.
 struct Operand {
     Operand(const TensorView& tensor) : values(tensor) {}
@@ -46,6 +53,7 @@ struct Operand {
 
     TensorView values; ///< the codes, if quantised
     std::optional<Quantized> quantized;
+    std::optional<Prepacked> prepacked; ///< of b alone: see prepack()
 };
 
 /// "bf16 [5, 128]", "e4m3 1x128, power-of-two scales [5, 128]".
@@ -61,6 +69,17 @@ enum class Variant : std::uint8_t {
 
 /// "" when the device and this build have the variant, else why not.
 std::string why_not(const Device& device, Variant variant);
+
+/// Device memory that prepack takes, about that of the codes; 0 when the device lacks
+/// Variant::Packed.
+std::uint64_t prepacked_bytes(const Device& device, const Quantized& b);
+/// Records the packing of weights, once for all products of `form` (NT or NN, dense or grouped)
+/// that read the result as their b before the codes change: Variant::Packed then packs a alone, and
+/// with few rows streams the weights at the rate of memory. b: [N, K] or [groups, N, K] for NT, [K,
+/// N] or [groups, K, N] for NN; e4m3 with power-of-two scales of 128 along k. `memory`:
+/// prepacked_bytes at a multiple of 16 bytes, which the result refers to. Other variants read b's
+/// codes as ever.
+Operand prepack(Recording& recording, const Quantized& b, GemmForm form, BufferView memory);
 
 /// Device memory that any product of these operands takes as its workspace.
 std::uint64_t gemm_workspace_bytes(const Device& device, const Operand& a, const Operand& b);

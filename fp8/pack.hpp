@@ -1,0 +1,55 @@
+// SPDX-License-Identifier: MIT
+#pragma once
+
+// Operands of packed products as images of the registers that matrices are loaded into:
+// shaders/include/fp8_packed.glsl.
+
+#include "operands.hpp"
+#include "product.hpp"
+
+#include <bellows/engine/gemm_plan.hpp>
+#include <bellows/fp8/groups.hpp>
+
+#include <optional>
+
+namespace bellows::fp8 {
+
+/// Of which matrices images are made.
+struct MatrixUnits {
+    MatrixShape shape;
+    std::uint32_t subgroup = 0;
+};
+
+/// Nothing when the device has no subgroup matrices of f16 that fit a step of 32 x 32.
+std::optional<MatrixUnits> units_for_images(const Device& device);
+
+enum class Side : std::uint8_t { A, B };
+
+/// Where an operand's tiles come from.
+struct Source {
+    const Quantized& q;
+    Side side;
+    bool by_k = false;                     ///< memory has k as its rows
+    const ops::GroupTiles* list = nullptr; ///< tiles of rows of groups
+    const GroupLayout* sums = nullptr;     ///< the sum goes over the rows of these groups
+};
+
+struct Packed {
+    BufferView image, factors, scales, peaks, spread;
+    std::uint64_t blocks = 0;
+};
+
+/// False: the blocks of 128 x 128 have one scale each.
+bool own_scales(const Quantized& q);
+
+/// At most; `groups` of either operand.
+std::uint64_t packed_bytes(const Quantized& q, Side side, std::uint64_t groups);
+
+/// Where pack() puts what it packs, from the front of `memory` on, which it shortens.
+Packed place(const MatrixUnits& units, const Source& source, BufferView& memory);
+
+/// Records the packing into packed = place(...).
+void pack(Recording& recording, const Operands& operands, const MatrixUnits& units,
+          const Source& source, const Packed& packed);
+
+} // namespace bellows::fp8
