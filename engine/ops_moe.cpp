@@ -157,21 +157,28 @@ void moe_gather(Recording& recording, const TensorView& x, const MoeLayout& layo
     if (sizes.tokens == 0 || columns == 0) {
         return;
     }
-    const RowPlan plan = plan_rows(recording, sizes.capacity, columns / 4, RowWork::Elementwise);
+    const std::uint32_t wide = fours_at_once({x, rows});
+    const std::uint64_t units = columns / 4 / wide;
+    RowPlan plan = plan_rows(recording, sizes.tokens, units, RowWork::Elementwise);
+    // Behind the tokens the rows, which may be padding.
+    const std::uint64_t rows_each = plan.row_per_workgroup != 0 ? plan.local_size : 1;
+    const std::uint64_t items = sizes.tokens + div_up(sizes.capacity, rows_each);
+    plan.groups.x = row_groups(plan, arguments.u32("tokens and rows", items));
     const BufferView row_to_slot = arguments.memory("row_to_slot", layout.row_to_slot, 1);
     recording.dispatch(
         kernels::MoeGather{.variant = storage_variant<kernels::MoeGather>(x.dtype),
-                           .constants = {plan.local_size, plan.row_per_workgroup},
+                           .constants = {plan.local_size, plan.row_per_workgroup, wide},
                            .x = arguments.memory("x", x),
                            .row_to_slot = row_to_slot,
+                           .slot_to_row = arguments.memory("slot_to_row", layout.slot_to_row, 1),
                            .weights = arguments.memory_or("weights", weights, row_to_slot, 1),
                            .row_count = layout.row_count(),
                            .out_rows = arguments.memory("rows", rows),
                            .rows = arguments.u32("rows", sizes.capacity),
-                           .columns4 = arguments.groups_of_4("columns", columns),
+                           .tokens = arguments.u32("tokens", sizes.tokens),
+                           .units = arguments.groups_of_4("columns", columns) / wide,
                            .top_k = arguments.u32("top_k", sizes.top_k),
-                           .has_weights = weights.buffer ? 1u : 0u,
-                           .has_row_count = 1},
+                           .has_weights = weights.buffer ? 1u : 0u},
         plan.groups);
 }
 
