@@ -3,85 +3,56 @@
 // slot_to_row[slot]; zeros in the rows below row_count where row_to_slot is -1 (padding).
 //   x [tokens, columns], out [rows, columns] of the variant's storage, row_to_slot [rows] i32,
 //   slot_to_row and weights [tokens, top_k] i32 and f32, row_count [1] u32
-// A token is read once and written to all its rows. Dispatch: include/rows.glsl over items: each
-// token, then the rows, local_size of them to an item of a workgroup, to look for padding.
-// Shared memory: 4 * local_size bytes, beside that of include/rows.glsl.
+// spread_by_source 1: a token is read once and written to all its rows. Items: each token, then the
+//   rows, local_size of them to an item of a workgroup, to look for padding.
+// spread_by_source 0: rows one after the other (CPU drivers, which write better so). Items: rows.
+// Dispatch: include/rows.glsl over items. Shared memory: include/row_spread.glsl.
 #version 460
 #extension GL_GOOGLE_include_directive : require
 #include "include/activation.glsl"
 #include "moe_gather.kernel.glsl"
-#include "include/row_units.glsl"
 #include "include/rows.glsl"
+#define SPREAD_WEIGHTED
+#define SPREAD_CLEARS
+#include "include/row_spread.glsl"
 
-const uint kAtOnce = 4u;
-
-shared uint absent[local_size];
-
-void spread(uvec2 x, uvec2 rows, uint token) {
-    uint step = column_step(), from = token * push.units;
-    for (uint first = column_first(); first < push.units; first += kAtOnce * step) {
-        Unit units[kAtOnce];
-        [[unroll]] for (uint j = 0u; j < kAtOnce; ++j) {
-            units[j] = kNothing;
-            if (first + j * step < push.units) {
-                units[j] = read_unit(x, from + first + j * step);
-            }
+void by_tokens(uvec2 x, uvec2 rows, uint count) {
+    uint items = push.tokens + div_up(push.rows, kClearedRows);
+    FOR_ROWS(item, items) {
+        if (item < push.tokens) {
+            spread(x, item * push.units, rows, push.units, item);
+        } else {
+            clear_padding(rows, item - push.tokens, count);
         }
-        FOR_COUNTED(k, 0u, push.top_k) {
-            uint slot = token * push.top_k + k;
-            int row = push.operands.slot_to_row.v[slot];
-            float weight = 1.0;
-            if (push.has_weights != 0u) {
-                weight = push.operands.weights.v[slot];
-            }
-            uint to = uint(row) * push.units;
-            [[unroll]] for (uint j = 0u; j < kAtOnce; ++j) {
-                uint c = first + j * step;
-                if (row >= 0 && c < push.units) {
-                    Unit unit = units[j];
-                    if (push.has_weights != 0u) {
-                        Elements e = elements(unit);
-                        unit = rounded(Elements(weight * e.low, weight * e.high));
-                    }
-                    write_unit(rows, to + c, unit);
-                }
-            }
-        } NEXT_COUNTED(k, push.top_k, 1u);
-    }
+    } NEXT_ROW(item, items);
 }
 
-void clear(uvec2 rows, uint row) {
-    FOR_COLUMNS(c, push.units) {
-        write_unit(rows, row * push.units + c, kNothing);
-    } NEXT_COLUMN(c, push.units);
-}
-
-bool is_padding(uint row, uint count) {
-    return row < count && push.operands.row_to_slot.v[row] < 0;
+void by_rows(uvec2 x, uvec2 rows, uint count) {
+    FOR_ROWS(row, count) {
+        int slot = push.operands.row_to_slot.v[row];
+        uint from = uint(slot) / push.top_k * push.units, to = row * push.units;
+        if (slot < 0) {
+            clear_row(rows, row);
+        } else if (push.has_weights == 0u) {
+            FOR_COLUMNS(c, push.units) {
+                write_unit(rows, to + c, read_unit(x, from + c));
+            } NEXT_COLUMN(c, push.units);
+        } else {
+            float weight = push.operands.weights.v[slot];
+            FOR_COLUMNS(c, push.units) {
+                Elements e = elements(read_unit(x, from + c));
+                write_unit(rows, to + c, rounded(Elements(weight * e.low, weight * e.high)));
+            } NEXT_COLUMN(c, push.units);
+        }
+    } NEXT_ROW(row, count);
 }
 
 void main() {
     uvec2 x = uvec2(push.operands.x), rows = uvec2(push.operands.out_rows);
     uint count = min(push.rows, push.operands.row_count.v[0]);
-    uint each = row_per_workgroup != 0u ? local_size : 1u;
-    FOR_ROWS(item, push.tokens + div_up(push.rows, each)) {
-        if (item < push.tokens) {
-            spread(x, rows, item);
-        } else if (row_per_workgroup == 0u) {
-            if (is_padding(item - push.tokens, count)) {
-                clear(rows, item - push.tokens);
-            }
-        } else {
-            uint first = (item - push.tokens) * local_size;
-            absent[gl_LocalInvocationIndex] =
-                is_padding(first + gl_LocalInvocationIndex, count) ? 1u : 0u;
-            barrier();
-            for (uint i = 0u; i < local_size; ++i) {
-                if (absent[i] != 0u) {
-                    clear(rows, first + i);
-                }
-            }
-            barrier();
-        }
-    } NEXT_ROW(item, push.tokens + div_up(push.rows, each));
+    if (spread_by_source != 0u) {
+        by_tokens(x, rows, count);
+    } else {
+        by_rows(x, rows, count);
+    }
 }

@@ -18,24 +18,22 @@ const uint FP8_INFINITY = 0x7F800000u;
 const uint FP8_NAN = 0x7FC00000u;
 const uint FP8_NAN_CODES = 0x7F7F7F7Fu;
 
+// A code's bits at the place of an f32's give `big`, right but for subnormal codes, for which 2 * big
+// minus the least normal value is, which is larger otherwise; both are exact.
 vec4 fp8_decode4(uint format, uint codes) {
-    uvec4 shifted = uvec4(codes, codes >> 8, codes >> 16, codes >> 24);
-    uvec4 magnitude = shifted & 0x7Fu;
-    uvec4 bits;
-    precise vec4 small; // the least normal value is added to a subnormal one by its exponent bits
-    if (format == FP8_E4M3) {
-        small = uintBitsToFloat((magnitude << 20) | 0x3C800000u) - vec4(0.015625);
-        bits = mix((magnitude << 20) + 0x3C000000u, floatBitsToUint(small),
-                   lessThan(magnitude, uvec4(8u)));
-        bits = mix(bits, uvec4(FP8_NAN), equal(magnitude, uvec4(0x7Fu)));
+    bool e4m3 = format == FP8_E4M3;
+    uvec4 top = uvec4(codes << 24, codes << 16, codes << 8, codes);
+    uvec4 magnitude = (top & 0x7F000000u) >> (e4m3 ? 4u : 3u);
+    precise vec4 big = uintBitsToFloat(magnitude + (e4m3 ? 0x3C000000u : 0x38000000u));
+    precise vec4 small = big * 2.0 - (e4m3 ? 0.015625 : 0.00006103515625);
+    uvec4 bits = floatBitsToUint(min(big, small));
+    if (e4m3) {
+        bits = mix(bits, uvec4(FP8_NAN), equal(magnitude, uvec4(0x07F00000u)));
     } else {
-        small = uintBitsToFloat((magnitude << 21) | 0x38800000u) - vec4(0.00006103515625);
-        bits = mix((magnitude << 21) + 0x38000000u, floatBitsToUint(small),
-                   lessThan(magnitude, uvec4(4u)));
-        bits = mix(bits, uvec4(FP8_INFINITY), equal(magnitude, uvec4(0x7Cu)));
-        bits = mix(bits, uvec4(FP8_NAN), greaterThan(magnitude, uvec4(0x7Cu)));
+        bits = mix(bits, uvec4(FP8_INFINITY), equal(magnitude, uvec4(0x0F800000u)));
+        bits = mix(bits, uvec4(FP8_NAN), greaterThan(magnitude, uvec4(0x0F800000u)));
     }
-    return uintBitsToFloat(bits | ((shifted & 0x80u) << 24));
+    return uintBitsToFloat(bits | (top & 0x80000000u));
 }
 
 // What values are multiplied by before they are coded: their exponents then count from 0 where
@@ -61,8 +59,8 @@ uint fp8_code_lifted4(uint format, vec4 magnitude, uvec4 signs) {
 
 // Codes of x, saturating, where x is not NaN (a NaN is taken for the largest value or for 0).
 uint fp8_encode_finite4(uint format, vec4 x) {
-    float most = format == FP8_E4M3 ? 448.0 : 57344.0;
-    return fp8_code_lifted4(format, min(abs(x), vec4(most)) * fp8_lift(format), floatBitsToUint(x));
+    float lift = fp8_lift(format), most = format == FP8_E4M3 ? 448.0 : 57344.0;
+    return fp8_code_lifted4(format, min(abs(x * lift), vec4(most * lift)), floatBitsToUint(x));
 }
 
 // The same with NaN kept, as the code 0x7F.
@@ -92,7 +90,10 @@ uint fp8_encode_fitting4(uint format, vec4 x, vec4 inverse) {
 // Codes of x in any block.
 uint fp8_encode_any4(uint format, vec4 x, float inverse) {
     bool poisoned = (floatBitsToUint(inverse) & 0x7FFFFFFFu) > FP8_INFINITY;
-    return poisoned ? FP8_NAN_CODES : fp8_encode_finite4(format, x * inverse);
+    float lift = fp8_lift(format), most = format == FP8_E4M3 ? 448.0 : 57344.0;
+    vec4 magnitude = min(abs(x * (inverse * lift)), vec4(most * lift));
+    uint codes = fp8_code_lifted4(format, magnitude, floatBitsToUint(x));
+    return poisoned ? FP8_NAN_CODES : codes;
 }
 
 // The scale of a block by the bits of its largest |x|: recipe.hpp, block_scale().
