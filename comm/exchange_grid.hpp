@@ -19,6 +19,8 @@ struct ExchangeGrid {
     std::uint32_t local_size() const noexcept { return cpu ? 8 : 64; }
     /// A workgroup per row on GPUs, an invocation per row on CPUs.
     std::uint32_t row_per_workgroup() const noexcept { return cpu ? 0 : 1; }
+    /// Row by row on CPUs, which write better in order.
+    std::uint32_t spread_by_source() const noexcept { return cpu ? 0 : 1; }
     Groups rows(std::uint64_t count) const noexcept {
         return bounded(cpu ? (count + local_size() - 1) / local_size() : count, cpu ? 64 : 16384);
     }

@@ -17,12 +17,13 @@ namespace {
 
 using Handle = ExchangeHandle::Impl;
 
-/// What the kernels of a leg have in common.
+/// What the kernels of a leg have in common; `tensor` is what they read or write beside records.
 struct Shape {
-    explicit Shape(const Handle& handle)
+    explicit Shape(const Handle& handle, BufferView tensor = {})
         : grid(handle.exchange.grid()), bf16(config(handle).dtype == DType::BF16),
-          columns4(u32(config(handle).hidden / 4)), top_k(u32(config(handle).top_k)),
-          record4(u32(handle.exchange.record_bytes() / (bf16 ? 8 : 16))),
+          wide(bf16 && config(handle).hidden % 8 == 0 && tensor.offset % 16 == 0 ? 2 : 1),
+          units(u32(config(handle).hidden / 4 / wide)), top_k(u32(config(handle).top_k)),
+          record_units(u32(handle.exchange.record_bytes() / (bf16 ? 8 : 16) / wide)),
           record_words(u32(handle.exchange.record_bytes() / 4)),
           hidden_words(u32(handle.exchange.hidden_bytes() / 4)),
           experts(u32(config(handle).num_experts)), ranks(u32(handle.exchange.group_size())) {}
@@ -37,7 +38,7 @@ struct Shape {
 
     ExchangeGrid grid;
     bool bf16;
-    std::uint32_t columns4, top_k, record4, record_words, hidden_words, experts, ranks;
+    std::uint32_t wide, units, top_k, record_units, record_words, hidden_words, experts, ranks;
 };
 
 void check_tensor(const Handle& handle, const char* what, const TensorView& tensor, DType dtype,
@@ -53,55 +54,62 @@ void check_tensor(const Handle& handle, const char* what, const TensorView& tens
 
 void pack_records(Recording& recording, const Handle& handle, const TensorView& x,
                   const TensorView& ids, const TensorView& weights, bool routing) {
-    const Shape shape(handle);
+    const Shape shape(handle, x.buffer);
     const ops::MoeLayout layout = handle.send_layout(x.extent[0]);
     recording.dispatch(
-        kernels::ExchangePack{
-            .variant = shape.variant<kernels::ExchangePack>(),
-            .constants = {shape.grid.local_size(), shape.grid.row_per_workgroup()},
-            .x = x.buffer,
-            .topk_ids = ids.buffer,
-            .topk_weights = routing ? weights.buffer : ids.buffer,
-            .row_to_slot = layout.row_to_slot.buffer,
-            .row_count = layout.row_count(),
-            .records = handle.send_records.view(),
-            .words = handle.send_records.view(),
-            .rows = Shape::u32(handle.exchange.most_sent()),
-            .columns4 = shape.columns4,
-            .top_k = shape.top_k,
-            .record4 = shape.record4,
-            .record_words = shape.record_words,
-            .hidden_words = shape.hidden_words,
-            .experts = shape.experts,
-            .ranks = shape.ranks,
-            .has_routing = routing ? 1u : 0u},
+        kernels::ExchangePack{.variant = shape.variant<kernels::ExchangePack>(),
+                              .constants = {shape.grid.local_size(), shape.grid.row_per_workgroup(),
+                                            shape.wide, shape.grid.spread_by_source()},
+                              .x = x.buffer,
+                              .topk_ids = ids.buffer,
+                              .topk_weights = routing ? weights.buffer : ids.buffer,
+                              .row_to_slot = layout.row_to_slot.buffer,
+                              .slot_to_row = layout.slot_to_row.buffer,
+                              .row_count = layout.row_count(),
+                              .records = handle.send_records.view(),
+                              .words = handle.send_records.view(),
+                              .rows = Shape::u32(handle.exchange.most_sent()),
+                              .tokens = Shape::u32(x.extent[0]),
+                              .units = shape.units,
+                              .top_k = shape.top_k,
+                              .record_units = shape.record_units,
+                              .record_words = shape.record_words,
+                              .hidden_words = shape.hidden_words,
+                              .experts = shape.experts,
+                              .ranks = shape.ranks,
+                              .has_routing = routing ? 1u : 0u},
         shape.grid.rows(x.extent[0] * std::min<std::uint64_t>(shape.top_k, shape.ranks)));
 }
 
 void gather_rows(Recording& recording, const Handle& handle, const TensorView& rows) {
-    const Shape shape(handle);
+    const Shape shape(handle, rows.buffer);
     const ops::MoeLayout layout = handle.receive_layout();
-    recording.dispatch(kernels::ExchangeGather{.variant = shape.variant<kernels::ExchangeGather>(),
-                                               .constants = {shape.grid.local_size(),
-                                                             shape.grid.row_per_workgroup()},
-                                               .records = handle.received.view(),
-                                               .row_to_slot = layout.row_to_slot.buffer,
-                                               .row_count = layout.row_count(),
-                                               .out_rows = rows.buffer,
-                                               .rows = Shape::u32(handle.capacity),
-                                               .columns4 = shape.columns4,
-                                               .top_k = shape.top_k,
-                                               .record4 = shape.record4},
-                       shape.grid.rows(handle.capacity));
+    recording.dispatch(
+        kernels::ExchangeGather{.variant = shape.variant<kernels::ExchangeGather>(),
+                                .constants = {shape.grid.local_size(),
+                                              shape.grid.row_per_workgroup(), shape.wide,
+                                              shape.grid.spread_by_source()},
+                                .records = handle.received.view(),
+                                .row_to_slot = layout.row_to_slot.buffer,
+                                .slot_to_row = layout.slot_to_row.buffer,
+                                .row_count = layout.row_count(),
+                                .record_count = handle.record_count.view(),
+                                .out_rows = rows.buffer,
+                                .rows = Shape::u32(handle.capacity),
+                                .num_records = Shape::u32(handle.exchange.most_received()),
+                                .units = shape.units,
+                                .top_k = shape.top_k,
+                                .record_units = shape.record_units},
+        shape.grid.rows(handle.capacity));
 }
 
 void reduce_rows(Recording& recording, const Handle& handle, const TensorView& rows, bool scalars) {
-    const Shape shape(handle);
+    const Shape shape(handle, rows.buffer);
     const ops::MoeLayout layout = handle.receive_layout();
     recording.dispatch(
         kernels::ExchangeReduce{
             .variant = shape.variant<kernels::ExchangeReduce>(),
-            .constants = {shape.grid.local_size(), shape.grid.row_per_workgroup()},
+            .constants = {shape.grid.local_size(), shape.grid.row_per_workgroup(), shape.wide},
             .rows = rows.buffer,
             .slot_to_row = layout.slot_to_row.buffer,
             .slot_scalars = handle.slot_scalars.view(),
@@ -109,9 +117,9 @@ void reduce_rows(Recording& recording, const Handle& handle, const TensorView& r
             .records = handle.returned.view(),
             .words = handle.returned.view(),
             .num_records = Shape::u32(handle.exchange.most_received()),
-            .columns4 = shape.columns4,
+            .units = shape.units,
             .top_k = shape.top_k,
-            .record4 = shape.record4,
+            .record_units = shape.record_units,
             .record_words = shape.record_words,
             .hidden_words = shape.hidden_words,
             .has_scalars = scalars ? 1u : 0u},
@@ -120,12 +128,12 @@ void reduce_rows(Recording& recording, const Handle& handle, const TensorView& r
 
 void combine_records(Recording& recording, const Handle& handle, const TensorView& out,
                      bool accumulate, const TensorView& scalars) {
-    const Shape shape(handle);
+    const Shape shape(handle, out.buffer);
     const ops::MoeLayout layout = handle.send_layout(out.extent[0]);
     recording.dispatch(
         kernels::ExchangeCombine{
             .variant = shape.variant<kernels::ExchangeCombine>(),
-            .constants = {shape.grid.local_size(), shape.grid.row_per_workgroup()},
+            .constants = {shape.grid.local_size(), shape.grid.row_per_workgroup(), shape.wide},
             .records = handle.back_records.view(),
             .words = handle.back_records.view(),
             .slot_to_row = layout.slot_to_row.buffer,
@@ -133,9 +141,9 @@ void combine_records(Recording& recording, const Handle& handle, const TensorVie
             .out_tokens = out.buffer,
             .scalars = scalars.buffer ? scalars.buffer : handle.slot_scalars.view(),
             .tokens = Shape::u32(out.extent[0]),
-            .columns4 = shape.columns4,
+            .units = shape.units,
             .top_k = shape.top_k,
-            .record4 = shape.record4,
+            .record_units = shape.record_units,
             .record_words = shape.record_words,
             .hidden_words = shape.hidden_words,
             .experts = shape.experts,

@@ -160,9 +160,21 @@ RowPlan plan_rows(const Recording& recording, std::uint64_t rows, std::uint64_t 
         plan.local_size = columns4 >= 96 ? 128 : (columns4 >= 48 ? 64 : 32);
         plan.row_per_workgroup = 1;
     }
-    const std::uint64_t groups = plan.row_per_workgroup != 0 ? rows : div_up(rows, plan.local_size);
-    plan.groups.x = static_cast<std::uint32_t>(std::clamp<std::uint64_t>(groups, 1, kMaxGroups));
+    plan.groups.x = row_groups(plan, rows);
     return plan;
+}
+
+std::uint32_t row_groups(const RowPlan& plan, std::uint64_t rows) {
+    const std::uint64_t groups = plan.row_per_workgroup != 0 ? rows : div_up(rows, plan.local_size);
+    return static_cast<std::uint32_t>(std::clamp<std::uint64_t>(groups, 1, kMaxGroups));
+}
+
+std::uint32_t fours_at_once(std::initializer_list<TensorView> views) {
+    for (const TensorView& view : views)
+        if (view.dtype != DType::BF16 || view.extent[view.rank - 1] % 8 != 0 ||
+            view.buffer.offset % 16 != 0)
+            return 1;
+    return 2;
 }
 
 FlatPlan plan_flat(const Recording& recording, std::uint64_t items, std::uint64_t per_invocation) {

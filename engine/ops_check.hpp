@@ -81,6 +81,10 @@ struct RowPlan {
 
 RowPlan plan_rows(const Recording& recording, std::uint64_t rows, std::uint64_t columns4,
                   RowWork work);
+/// Workgroups of such a plan for so many rows.
+std::uint32_t row_groups(const RowPlan& plan, std::uint64_t rows);
+/// Constant `wide` of kernels with shaders/include/row_units.glsl, for contiguous tensors.
+std::uint32_t fours_at_once(std::initializer_list<TensorView> views);
 
 struct FlatPlan {
     std::uint32_t local_size = 8;

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT
 #include "ops_check.hpp"
 
+#include <bellows/engine/device.hpp>
 #include <bellows/engine/ops.hpp>
 #include <bellows/kernels/kernels.hpp>
 
@@ -157,21 +158,30 @@ void moe_gather(Recording& recording, const TensorView& x, const MoeLayout& layo
     if (sizes.tokens == 0 || columns == 0) {
         return;
     }
-    const RowPlan plan = plan_rows(recording, sizes.capacity, columns / 4, RowWork::Elementwise);
+    const std::uint32_t wide = fours_at_once({x, rows});
+    const std::uint64_t units = columns / 4 / wide;
+    RowPlan plan = plan_rows(recording, sizes.capacity, units, RowWork::Elementwise);
+    const bool by_token = !recording.device().info().is_cpu;
+    if (by_token) { // behind the tokens the rows, which may be padding
+        const std::uint64_t items = sizes.tokens + div_up(sizes.capacity, plan.local_size);
+        plan.groups.x = row_groups(plan, arguments.u32("tokens and rows", items));
+    }
     const BufferView row_to_slot = arguments.memory("row_to_slot", layout.row_to_slot, 1);
     recording.dispatch(
-        kernels::MoeGather{.variant = storage_variant<kernels::MoeGather>(x.dtype),
-                           .constants = {plan.local_size, plan.row_per_workgroup},
-                           .x = arguments.memory("x", x),
-                           .row_to_slot = row_to_slot,
-                           .weights = arguments.memory_or("weights", weights, row_to_slot, 1),
-                           .row_count = layout.row_count(),
-                           .out_rows = arguments.memory("rows", rows),
-                           .rows = arguments.u32("rows", sizes.capacity),
-                           .columns4 = arguments.groups_of_4("columns", columns),
-                           .top_k = arguments.u32("top_k", sizes.top_k),
-                           .has_weights = weights.buffer ? 1u : 0u,
-                           .has_row_count = 1},
+        kernels::MoeGather{
+            .variant = storage_variant<kernels::MoeGather>(x.dtype),
+            .constants = {plan.local_size, plan.row_per_workgroup, wide, by_token ? 1u : 0u},
+            .x = arguments.memory("x", x),
+            .row_to_slot = row_to_slot,
+            .slot_to_row = arguments.memory("slot_to_row", layout.slot_to_row, 1),
+            .weights = arguments.memory_or("weights", weights, row_to_slot, 1),
+            .row_count = layout.row_count(),
+            .out_rows = arguments.memory("rows", rows),
+            .rows = arguments.u32("rows", sizes.capacity),
+            .tokens = arguments.u32("tokens", sizes.tokens),
+            .units = arguments.groups_of_4("columns", columns) / wide,
+            .top_k = arguments.u32("top_k", sizes.top_k),
+            .has_weights = weights.buffer ? 1u : 0u},
         plan.groups);
 }
 
@@ -184,17 +194,19 @@ void moe_unpermute(Recording& recording, const TensorView& rows, const MoeLayout
     if (sizes.tokens == 0 || columns == 0) {
         return;
     }
-    const RowPlan plan = plan_rows(recording, sizes.tokens, columns / 4, RowWork::Elementwise);
+    const std::uint32_t wide = fours_at_once({x, rows});
+    const RowPlan plan =
+        plan_rows(recording, sizes.tokens, columns / 4 / wide, RowWork::Elementwise);
     const BufferView slot_to_row = arguments.memory("slot_to_row", layout.slot_to_row, 1);
     recording.dispatch(
         kernels::MoeUnpermute{.variant = storage_variant<kernels::MoeUnpermute>(x.dtype),
-                              .constants = {plan.local_size, plan.row_per_workgroup},
+                              .constants = {plan.local_size, plan.row_per_workgroup, wide},
                               .rows = arguments.memory("rows", rows),
                               .slot_to_row = slot_to_row,
                               .weights = arguments.memory_or("weights", weights, slot_to_row, 1),
                               .out_tokens = arguments.memory("x", x),
                               .tokens = arguments.u32("tokens", sizes.tokens),
-                              .columns4 = arguments.groups_of_4("columns", columns),
+                              .units = arguments.groups_of_4("columns", columns) / wide,
                               .top_k = arguments.u32("top_k", sizes.top_k),
                               .has_weights = weights.buffer ? 1u : 0u,
                               .accumulate = accumulate ? 1u : 0u},

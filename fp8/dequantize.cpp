@@ -13,16 +13,22 @@ namespace {
 
 using Kernel = kernels::Fp8Dequantize;
 
+/// Columns of an invocation: GPUs want what neighbours write side by side.
+std::uint32_t unit_of(const Recording& recording, const TensorView& y) {
+    return recording.device().info().is_cpu || y.dtype == DType::BF16 ? 8 : 4;
+}
+
 /// What both grids share. Rows and groups, if there are any, are the caller's.
 Kernel fill(const Operands& operands, const Quantized& q, const Matrix& codes, const TensorView& y,
-            const Matrix& my, const LanePlan& plan) {
+            const Matrix& my, const LanePlan& plan, std::uint32_t unit) {
     const Scales s = operands.scales("scales", q, codes);
     return {.variant = y.dtype == DType::BF16 ? Kernel::Variant::bf16 : Kernel::Variant::f32,
             .constants = {.local_size = plan.local_size,
                           .lanes_x = plan.lanes_x,
                           .format = constant(q.recipe.format),
                           .blocks_form = static_cast<std::uint32_t>(q.recipe.blocks),
-                          .exact = q.recipe.rule == ScaleRule::PowerOfTwo ? 1u : 0u},
+                          .exact = q.recipe.rule == ScaleRule::PowerOfTwo ? 1u : 0u,
+                          .unit = unit},
             .codes = codes.memory,
             .scales = s.memory,
             .row_count = codes.memory,
@@ -52,9 +58,10 @@ void dequantize(Recording& recording, const Quantized& quantized, const TensorVi
     if (mc.empty())
         return;
     const bool cpu = recording.device().info().is_cpu;
-    const std::uint64_t eights = div_up(mc.columns, 8);
-    const LanePlan plan = plan_lanes(cpu, eights);
-    Kernel kernel = fill(operands, quantized, mc, y, my, plan);
+    const std::uint32_t unit = unit_of(recording, y);
+    const std::uint64_t units = div_up(mc.columns, unit);
+    const LanePlan plan = plan_lanes(cpu, units);
+    Kernel kernel = fill(operands, quantized, mc, y, my, plan, unit);
     const bool columns = quantized.recipe.blocks == Blocks::Columns128;
     const std::uint32_t steps = columns ? 32 / plan.step_rows() : (cpu ? 8 : 1);
     const std::uint64_t row_tiles =
@@ -66,7 +73,7 @@ void dequantize(Recording& recording, const Quantized& quantized, const TensorVi
     kernel.row_count = operands.row_count_or(quantized.codes, mc.memory);
     kernel.has_row_count = quantized.codes.row_count ? 1 : 0;
     recording.dispatch(kernel, {clamp_groups(row_tiles),
-                                operands.grid("columns", div_up(eights, plan.lanes_x)),
+                                operands.grid("columns", div_up(units, plan.lanes_x)),
                                 operands.grid("the batch", mc.batch)});
 }
 
@@ -79,8 +86,9 @@ void dequantize_groups(Recording& recording, const Quantized& quantized, const T
                      "128x1 blocks follow their own group_offsets");
     if (mc.empty())
         return;
-    const LanePlan plan = plan_lanes(recording.device().info().is_cpu, div_up(mc.columns, 8));
-    Kernel kernel = fill(operands, quantized, mc, y, my, plan);
+    const std::uint32_t unit = unit_of(recording, y);
+    const LanePlan plan = plan_lanes(recording.device().info().is_cpu, div_up(mc.columns, unit));
+    Kernel kernel = fill(operands, quantized, mc, y, my, plan, unit);
     kernel.constants.listed = 1;
     kernel.constants.steps =
         static_cast<std::uint32_t>(div_up(groups.tile_rows, 4 * plan.step_rows()));

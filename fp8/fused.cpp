@@ -20,6 +20,7 @@ struct RowPlan {
     std::uint32_t row_per_workgroup = 0;
     std::uint32_t kept = 2; ///< the least that the kernels' shared memory allows with local_size 8
     bool whole = false;     ///< kept * local_size fours are all of a row's
+    std::uint32_t wide = 1; ///< fours that an invocation takes side by side
     Groups groups;
 };
 
@@ -41,14 +42,35 @@ RowPlan plan_rows(bool streamed, std::uint64_t rows, std::uint64_t fours, std::u
     return plan;
 }
 
-/// The same for rows without sums, which may be shared out.
-RowPlan plan_parts(bool streamed, std::uint64_t rows, std::uint64_t fours, std::uint64_t part) {
+/// The same for rows without sums, which may be shared out; a workgroup's invocations take up to
+/// `part` times `wide` fours, so that few idle.
+RowPlan plan_parts(bool streamed, std::uint64_t rows, std::uint64_t fours, std::uint32_t part,
+                   std::uint32_t wide) {
     RowPlan plan = plan_rows(streamed, rows, fours, part, part);
-    if (!streamed)
-        plan.groups.y = clamp_groups(div_up(fours, plan.kept * plan.local_size));
-    else if (rows < 64)
-        plan.groups.y = clamp_groups(div_up(fours, kBlockFours));
+    if (streamed) {
+        if (rows < 64)
+            plan.groups.y = clamp_groups(div_up(fours, kBlockFours));
+        return plan;
+    }
+    plan.wide = fours % wide == 0 ? wide : 1;
+    std::uint64_t least = ~std::uint64_t{0};
+    for (const std::uint32_t local_size : {128u, 64u})
+        for (std::uint32_t kept = part; 2 * kept >= part && kept > 0; --kept) {
+            const std::uint64_t chunk = std::uint64_t{local_size} * kept * plan.wide;
+            const std::uint64_t parts = div_up(fours, chunk);
+            if (parts * chunk < least) {
+                least = parts * chunk;
+                plan.local_size = local_size;
+                plan.kept = kept;
+                plan.groups.y = clamp_groups(parts);
+            }
+        }
     return plan;
+}
+
+/// Fours in 16 bytes.
+std::uint32_t fours_in_16_bytes(DType dtype) {
+    return static_cast<std::uint32_t>(4 / size_of(dtype));
 }
 
 /// Fours of a row of codes with its padding.
@@ -154,7 +176,9 @@ void record_swiglu(Recording& recording, const Operands& operands, const GateUp&
     if (m.empty())
         return;
     using K = kernels::Fp8Swiglu;
-    const RowPlan plan = plan_parts(streams(recording, form), m.rows, ffn / 4, 4);
+    const std::uint32_t wide = fours_in_16_bytes(gate_up.dtype);
+    const RowPlan plan =
+        plan_parts(streams(recording, form), m.rows, ffn / 4, wide == 4 ? 2 : 4, wide);
     recording.dispatch(
         K{.variant = gate_up.quantized != nullptr
                          ? K::Variant::fp8
@@ -162,6 +186,7 @@ void record_swiglu(Recording& recording, const Operands& operands, const GateUp&
           .constants = {.local_size = plan.local_size,
                         .row_per_workgroup = plan.row_per_workgroup,
                         .kept = plan.kept,
+                        .wide = plan.wide,
                         .format = constant(hidden.recipe.format),
                         .rule = constant(hidden.recipe.rule),
                         .input_format = gate_up.input_format()},
@@ -242,8 +267,8 @@ void record_dgrad(Recording& recording, const Operands& operands, const TensorVi
         return;
     const bool streamed = streams(recording, form);
     const std::uint64_t ffn4 = gate_up.ffn() / 4;
-    const RowPlan plan =
-        weighted ? plan_rows(streamed, m.rows, ffn4, 4, 4) : plan_parts(streamed, m.rows, ffn4, 4);
+    const RowPlan plan = weighted ? plan_rows(streamed, m.rows, ffn4, 4, 4)
+                                  : plan_parts(streamed, m.rows, ffn4, 4, 1);
     recording.dispatch(
         kernels::Fp8SwigluDgrad{
             .variant = dgrad_variant(gate_up, d_hidden.dtype),

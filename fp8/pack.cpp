@@ -97,11 +97,15 @@ void pack(Recording& recording, const Operands& operands, const MatrixUnits& uni
     const std::uint32_t groups = source.sums ? operands.u32("groups", source.sums->groups) : 0;
     const auto extent = operands.u32("rows", source.by_k ? e.columns : e.rows);
     const auto batch_tiles = operands.u32("tiles", c.batch_tiles);
-    recording.dispatch(kernels::Fp8PackScales{.tile_count = count,
+    const auto k = operands.u32("k", source.by_k ? e.rows : e.columns);
+    const std::uint32_t by_k = source.by_k ? 1 : 0;
+    recording.dispatch(kernels::Fp8PackScales{.constants = {.by_k = by_k},
+                                              .tile_count = count,
                                               .list = list,
                                               .ends = ends,
                                               .group_offsets = offsets,
                                               .source = scales.memory,
+                                              .codes = codes.memory,
                                               .scales = packed.scales,
                                               .peaks = packed.peaks,
                                               .spread = packed.spread,
@@ -113,7 +117,10 @@ void pack(Recording& recording, const Operands& operands, const MatrixUnits& uni
                                               .groups = groups,
                                               .x_shift = blocks128 ? 7u : 0u,
                                               .stride_x = source.by_k ? 1u : scales.stride,
-                                              .stride_block = source.by_k ? scales.stride : 1u},
+                                              .stride_block = source.by_k ? scales.stride : 1u,
+                                              .batch_stride16 = codes.batch8 / 2,
+                                              .ld16 = codes.stride8 / 2,
+                                              .k = k},
                        {operands.u32("tiles", c.tiles), 1, std::max(groups, 1u)});
     using K = kernels::Fp8PackOperand;
     recording.dispatch(K{.variant = source.side == Side::A ? K::Variant::a : K::Variant::b,
@@ -122,7 +129,7 @@ void pack(Recording& recording, const Operands& operands, const MatrixUnits& uni
                                        .mma_m = units.shape.m,
                                        .mma_n = units.shape.n,
                                        .mma_k = units.shape.k,
-                                       .by_k = source.by_k ? 1u : 0u,
+                                       .by_k = by_k,
                                        .own_scales = own_scales(source.q) ? 1u : 0u},
                          .tile_count = count,
                          .list = list,
@@ -139,7 +146,7 @@ void pack(Recording& recording, const Operands& operands, const MatrixUnits& uni
                          .batch_tiles = batch_tiles,
                          .batch_stride16 = codes.batch8 / 2,
                          .ld16 = codes.stride8 / 2,
-                         .k = operands.u32("k", source.by_k ? e.rows : e.columns),
+                         .k = k,
                          .groups = groups},
                        {operands.u32("blocks", c.blocks), operands.grid("tiles", c.tiles), 1});
 }

@@ -17,7 +17,10 @@ void quantize_rows(Recording& recording, const Operands& operands, const TensorV
                    bool streamed) {
     using K = kernels::Fp8QuantizeRows;
     const bool is_mx = q.recipe.blocks == Blocks::MX32;
-    const LanePlan plan = plan_lanes(streamed, codes_groups(mc));
+    // An invocation of a row loads 32 bytes at a time.
+    const std::uint32_t eights = streamed || x.dtype == DType::F32 ? 1 : 2;
+    const std::uint64_t lanes = codes_groups(mc) / eights;
+    const LanePlan plan = plan_lanes(streamed, lanes);
     const std::uint64_t blocks = div_up(mx.columns, 128);
     Groups groups;
     if (streamed) {
@@ -25,12 +28,12 @@ void quantize_rows(Recording& recording, const Operands& operands, const TensorV
             div_up(operands.u32("the number of blocks", mx.rows * blocks), plan.local_size));
     } else {
         groups.x = clamp_groups(div_up(mx.rows, 4 * plan.local_size / plan.lanes_x));
-        groups.y = operands.grid("columns", div_up(codes_groups(mc), plan.lanes_x));
+        groups.y = operands.grid("columns", div_up(lanes, plan.lanes_x));
     }
     groups.z = operands.grid("the batch", mx.batch);
     recording.dispatch(K{.variant = x.dtype == DType::BF16 ? K::Variant::bf16 : K::Variant::f32,
                          .constants = {.local_size = plan.local_size,
-                                       .lanes = streamed ? 1u : 16u,
+                                       .lanes = streamed ? 1u : 16u / eights,
                                        .lanes_x = plan.lanes_x,
                                        .format = constant(q.recipe.format),
                                        .rule = constant(q.recipe.rule),
@@ -68,11 +71,13 @@ void quantize_tiles(Recording& recording, const Operands& operands, const Tensor
         return;
     const std::uint64_t row_tiles =
         group_count != 0 ? mx.rows / 128 + group_count : div_up(mx.rows, 128);
+    const bool narrow = q.recipe.blocks == Blocks::Columns128 && extras.rows_out == nullptr;
+    const std::uint32_t lanes_x = streamed || narrow ? 8 : 16;
     K kernel{.variant = extras.rows_in != nullptr
                             ? K::Variant::fp8
                             : (x.dtype == DType::BF16 ? K::Variant::bf16 : K::Variant::f32),
-             .constants = {.local_size = streamed ? 8u : 256u,
-                           .lanes_x = streamed ? 8u : 16u,
+             .constants = {.local_size = streamed ? 8u : 16 * lanes_x,
+                           .lanes_x = lanes_x,
                            .format = constant(q.recipe.format),
                            .rule = constant(q.recipe.rule),
                            .blocks = q.recipe.blocks == Blocks::Blocks128 ? 1u : 0u},
@@ -111,7 +116,8 @@ void quantize_tiles(Recording& recording, const Operands& operands, const Tensor
         kernel.x_scales = x_scales.memory;
         kernel.x_scales_stride = x_scales.stride;
     }
-    recording.dispatch(kernel, {operands.grid("columns", div_up(mx.columns, 128)),
+    const std::uint64_t tile_columns = streamed ? 128 : 8 * lanes_x;
+    recording.dispatch(kernel, {operands.grid("columns", div_up(mx.columns, tile_columns)),
                                 clamp_groups(row_tiles), operands.grid("the batch", mx.batch)});
 }
 

@@ -11,6 +11,7 @@
 #include "include/exchange.glsl"
 #include "exchange_combine.kernel.glsl"
 #include "include/rows.glsl"
+#include "include/row_sums.glsl"
 
 int destination(uint slot) {
     int expert = push.operands.topk_ids.v[slot];
@@ -37,27 +38,24 @@ float returned_scalar(uint first, uint k) {
 }
 
 void main() {
+    uvec2 records = uvec2(push.operands.records), tokens = uvec2(push.operands.out_tokens);
+    uint step = column_step();
     FOR_ROWS(token, push.tokens) {
-        uint slot = token * push.top_k;
-        FOR_COLUMNS(c, push.columns4) {
-            vec4 sum = vec4(0);
-            if (push.accumulate != 0u) {
-                sum = load4(push.operands.out_tokens.v[token * push.columns4 + c]);
-            }
-            uint k = 0u;
-            do {
+        uint slot = token * push.top_k, to = token * push.units;
+        for (uint first = column_first(); first < push.units; first += kAtOnce * step) {
+            Sums sums = first_sums(push.accumulate != 0u, tokens, to, first, step, push.units);
+            FOR_COUNTED(k, 0u, push.top_k) {
                 int row = push.operands.slot_to_row.v[slot + k];
                 if (row >= 0) {
-                    sum += load4(push.operands.records.v[uint(row) * push.record4 + c]);
+                    add_row(sums, records, uint(row) * push.record_units, first, step, push.units,
+                            1.0);
                 }
-            } while (++k < push.top_k);
-            push.operands.out_tokens.v[token * push.columns4 + c] = store4(sum);
-        } NEXT_COLUMN(c, push.columns4);
-        if (push.has_scalars != 0u && row_leader()) {
-            uint k = 0u;
-            do {
-                push.operands.scalars.v[slot + k] = returned_scalar(slot, k);
-            } while (++k < push.top_k);
+            } NEXT_COUNTED(k, push.top_k, 1u);
+            store_sums(sums, tokens, to, first, step, push.units);
+        }
+        for (uint k = column_first(); push.has_scalars != 0u && k < push.top_k;
+             k += column_step()) {
+            push.operands.scalars.v[slot + k] = returned_scalar(slot, k);
         }
     } NEXT_ROW(token, push.tokens);
 }

@@ -2,41 +2,69 @@
 // Records for the wire, grouped by destination rank: row r holds the token of slot row_to_slot[r],
 // and (has_routing) which of that rank's experts it goes to, with the routing weights.
 //   x [tokens, columns] of the variant's storage, topk_ids [tokens, top_k] i32, topk_weights
-//   [tokens, top_k] f32, row_to_slot [rows] i32, row_count [1] u32; records and words are
-//   the same memory, seen as groups of four elements and as words (include/exchange.glsl)
-// Dispatch: see include/rows.glsl; a row is a record.
+//   [tokens, top_k] f32, row_to_slot [rows] and slot_to_row [tokens, top_k] i32, row_count [1] u32;
+//   records and words are the same memory, seen as units and as words (include/exchange.glsl)
+// spread_by_source 1: a token is read once and written to all its records; items: tokens. 0: records
+// one after the other (CPU drivers, which write better so); items: records.
+// Dispatch: include/rows.glsl over items.
 #version 460
 #extension GL_GOOGLE_include_directive : require
 #include "include/activation.glsl"
 #include "include/exchange.glsl"
 #include "exchange_pack.kernel.glsl"
 #include "include/rows.glsl"
+#include "include/row_spread.glsl"
 
-void main() {
-    uint rows = min(push.rows, push.operands.row_count.v[0]);
+// The routing part of the record in `row`, that of `slot`.
+void store_routing(uint row, uint slot) {
+    uint token = slot / push.top_k;
+    int mine = push.operands.topk_ids.v[slot];
+    uint rank = rank_of_expert(uint(mine), push.experts, push.ranks);
+    int first = int(first_expert(rank, push.experts, push.ranks));
+    int end = int(first_expert(rank + 1u, push.experts, push.ranks));
+    uint to = row * push.record_words + push.hidden_words;
+    uint k = 0u;
+    do {
+        int expert = push.operands.topk_ids.v[token * push.top_k + k];
+        bool here = expert >= first && expert < end;
+        push.operands.words.v[to + k] = here ? uint(expert - first) : 0xFFFFFFFFu;
+        push.operands.words.v[to + push.top_k + k] =
+            here ? floatBitsToUint(push.operands.topk_weights.v[token * push.top_k + k]) : 0u;
+    } while (++k < push.top_k);
+}
+
+void by_tokens(uvec2 x, uvec2 records) {
+    FOR_ROWS(token, push.tokens) {
+        spread(x, token * push.units, records, push.record_units, token);
+        for (uint k = column_first(); push.has_routing != 0u && k < push.top_k;
+             k += column_step()) {
+            uint slot = token * push.top_k + k;
+            int row = push.operands.slot_to_row.v[slot];
+            if (row >= 0) {
+                store_routing(uint(row), slot);
+            }
+        }
+    } NEXT_ROW(token, push.tokens);
+}
+
+void by_rows(uvec2 x, uvec2 records, uint rows) {
     FOR_ROWS(row, rows) {
         uint slot = uint(push.operands.row_to_slot.v[row]);
-        uint token = slot / push.top_k;
-        FOR_COLUMNS(c, push.columns4) {
-            push.operands.records.v[row * push.record4 + c] =
-                push.operands.x.v[token * push.columns4 + c];
-        } NEXT_COLUMN(c, push.columns4);
+        uint from = slot / push.top_k * push.units;
+        FOR_COLUMNS(c, push.units) {
+            write_unit(records, row * push.record_units + c, read_unit(x, from + c));
+        } NEXT_COLUMN(c, push.units);
         if (push.has_routing != 0u && row_leader()) {
-            int mine = push.operands.topk_ids.v[slot];
-            uint rank = rank_of_expert(uint(mine), push.experts, push.ranks);
-            int first = int(first_expert(rank, push.experts, push.ranks));
-            int end = int(first_expert(rank + 1u, push.experts, push.ranks));
-            uint to = row * push.record_words + push.hidden_words;
-            uint k = 0u;
-            do {
-                int expert = push.operands.topk_ids.v[token * push.top_k + k];
-                bool here = expert >= first && expert < end;
-                push.operands.words.v[to + k] = here ? uint(expert - first) : 0xFFFFFFFFu;
-                push.operands.words.v[to + push.top_k + k] =
-                    here ? floatBitsToUint(
-                               push.operands.topk_weights.v[token * push.top_k + k])
-                         : 0u;
-            } while (++k < push.top_k);
+            store_routing(row, slot);
         }
     } NEXT_ROW(row, rows);
+}
+
+void main() {
+    uvec2 x = uvec2(push.operands.x), records = uvec2(push.operands.records);
+    if (spread_by_source != 0u) {
+        by_tokens(x, records);
+    } else {
+        by_rows(x, records, min(push.rows, push.operands.row_count.v[0]));
+    }
 }

@@ -9,27 +9,29 @@
 #include "include/activation.glsl"
 #include "exchange_reduce.kernel.glsl"
 #include "include/rows.glsl"
+#include "include/row_sums.glsl"
 
 void main() {
+    uvec2 rows = uvec2(push.operands.rows), to = uvec2(push.operands.records);
+    uint step = column_step();
     uint records = min(push.num_records, push.operands.record_count.v[0]);
     FOR_ROWS(record, records) {
         uint slot = record * push.top_k;
-        FOR_COLUMNS(c, push.columns4) {
-            vec4 sum = vec4(0);
-            uint k = 0u;
-            do {
+        for (uint first = column_first(); first < push.units; first += kAtOnce * step) {
+            Sums sums = first_sums(false, rows, 0u, first, step, push.units);
+            FOR_COUNTED(k, 0u, push.top_k) {
                 int row = push.operands.slot_to_row.v[slot + k];
                 if (row >= 0) {
-                    sum += load4(push.operands.rows.v[uint(row) * push.columns4 + c]);
+                    add_row(sums, rows, uint(row) * push.units, first, step, push.units, 1.0);
                 }
-            } while (++k < push.top_k);
-            push.operands.records.v[record * push.record4 + c] = store4(sum);
-        } NEXT_COLUMN(c, push.columns4);
+            } NEXT_COUNTED(k, push.top_k, 1u);
+            store_sums(sums, to, record * push.record_units, first, step, push.units);
+        }
         if (push.has_scalars != 0u && row_leader()) {
-            uint to = record * push.record_words + push.hidden_words;
+            uint word = record * push.record_words + push.hidden_words;
             uint k = 0u;
             do {
-                push.operands.words.v[to + k] =
+                push.operands.words.v[word + k] =
                     floatBitsToUint(push.operands.slot_scalars.v[slot + k]);
             } while (++k < push.top_k);
         }

@@ -10,8 +10,10 @@
 //           each, up to group_offsets[group], which are then the groups' ends; batch = 1
 // Strides in eights of elements, those of scales in words (f32) or bytes (UE8M0). Rows of y end in
 // unspecified values up to a multiple of 8; rows of codes are read up to one.
+// An invocation takes `unit` neighbouring columns: 8, or 4 where y is f32, so that what neighbours
+// write lies side by side; CPU drivers take 8.
 // Dispatch: x = tiles of rows, of 128 for Columns128 (its scales' rows), else of steps * 4 * local_size
-// / lanes_x (grid-stride), y = ceil(columns / (8 * lanes_x)), z = batch; with `listed` indirect, x =
+// / lanes_x (grid-stride), y = ceil(columns / (unit * lanes_x)), z = batch; with `listed` indirect, x =
 // number of tiles, which are no higher than that, any y. No shared memory.
 #version 460
 #extension GL_GOOGLE_include_directive : require
@@ -40,21 +42,24 @@ uvec2 pack_exact(vec4 x) {
     return uvec2((bits.x >> 16) | (bits.y & 0xFFFF0000u), (bits.z >> 16) | (bits.w & 0xFFFF0000u));
 }
 
+// Columns from unit * group on; with a unit of 4, x.low.
 void store(uint row, uint group, Eight x) {
-    uint at = row * push.y_stride8 + group;
+    uint at = row * (8u / unit) * push.y_stride8 + group;
 #if STORAGE_BF16
     uvec4 packed = exact != 0u ? uvec4(pack_exact(x.low), pack_exact(x.high))
                                : uvec4(bf16_pack(x.low), bf16_pack(x.high));
     WriteUvec4(y_base).v[at] = packed;
 #else
-    WriteVec4(y_base).v[2u * at] = x.low;
-    WriteVec4(y_base).v[2u * at + 1u] = x.high;
+    WriteVec4(y_base).v[unit / 4u * at] = x.low;
+    if (unit == 8u) {
+        WriteVec4(y_base).v[2u * at + 1u] = x.high;
+    }
 #endif
 }
 
 // 2^(code - 127) as a normal f32 factor and one that takes it to 2^-127.
 vec2 mx_scale(uint row, uint group) {
-    uint at = row * scales_stride + group / 4u;
+    uint at = row * scales_stride + group / (32u / unit);
     uint code = (ReadUint(scales_base).v[at / 4u] >> (8u * (at % 4u))) & 0xFFu;
     uint bits = code == 0xFFu ? FP8_NAN : max(code, 1u) << 23;
     return vec2(uintBitsToFloat(bits), code == 0u ? 0.5 : 1.0);
@@ -75,15 +80,21 @@ Eight scale_eight(uint row, uint group, Eight x) {
     }
     uint at = 0u;
     if (blocks_form == kRows128) {
-        at = row * scales_stride + group / 16u;
+        at = row * scales_stride + group / (128u / unit);
     } else if (blocks_form == kBlocks128) {
-        at = row / 128u * scales_stride + group / 16u;
+        at = row / 128u * scales_stride + group / (128u / unit);
     }
     return scaled(x, scale_at(at));
 }
 
 Eight decode8(uvec2 codes) {
-    return Eight(fp8_decode4(format, codes.x), fp8_decode4(format, codes.y));
+    return Eight(fp8_decode4(format, codes.x),
+                 unit == 8u ? fp8_decode4(format, codes.y) : vec4(0));
+}
+
+uvec2 read_codes(uint row, uint group) {
+    uint at = row * (8u / unit) * push.codes_stride8 + group;
+    return unit == 8u ? ReadUvec2(codes_base).v[at] : uvec2(ReadUint(codes_base).v[at], 0u);
 }
 
 // The rows first + i * step_rows + lane / lanes_x < end of i < steps * kSteps.
@@ -95,7 +106,7 @@ void dequantize_rows(uint first, uint end, uint group, vec4 column_low, vec4 col
             uint row = mine + (n * kSteps + i) * step_rows;
             raw[i] = uvec2(0);
             if (row < end) {
-                raw[i] = ReadUvec2(codes_base).v[row * push.codes_stride8 + group];
+                raw[i] = read_codes(row, group);
             }
         }
         [[unroll]] for (uint i = 0u; i < kSteps; ++i) {
@@ -118,11 +129,11 @@ void dequantize_listed() {
     uint end = push.operands.group_offsets.v[push.operands.tiles.v[2u * gl_WorkGroupID.x]];
     end = min(first + push.row_tiles, end);
     uint lane = gl_LocalInvocationIndex % lanes_x;
-    FOR_COUNTED(group, gl_WorkGroupID.y * lanes_x, div_up(push.columns, 8u)) {
-        if (8u * (group + lane) < push.columns) {
+    FOR_COUNTED(group, gl_WorkGroupID.y * lanes_x, div_up(push.columns, unit)) {
+        if (unit * (group + lane) < push.columns) {
             dequantize_rows(first, end, group + lane, vec4(0), vec4(0));
         }
-    } NEXT_COUNTED(group, div_up(push.columns, 8u), gl_NumWorkGroups.y * lanes_x);
+    } NEXT_COUNTED(group, div_up(push.columns, unit), gl_NumWorkGroups.y * lanes_x);
 }
 
 void main() {
@@ -140,7 +151,7 @@ void main() {
         return;
     }
     uint group = gl_WorkGroupID.y * lanes_x + gl_LocalInvocationIndex % lanes_x;
-    if (8u * group >= push.columns) {
+    if (unit * group >= push.columns) {
         return;
     }
     uint tile_rows = blocks_form == kColumns128 ? 128u : steps * kSteps * step_rows;
@@ -152,9 +163,11 @@ void main() {
                 part = grouped_tile(uvec2(push.operands.group_offsets), push.groups, tile, rows);
             }
             if (part.first < part.end) {
-                uint at = (tile * scales_stride + 8u * group) / 4u;
+                uint at = (tile * scales_stride + unit * group) / 4u;
                 low = ReadVec4(scales_base).v[at];
-                high = ReadVec4(scales_base).v[at + 1u];
+                if (unit == 8u) {
+                    high = ReadVec4(scales_base).v[at + 1u];
+                }
             }
         }
         dequantize_rows(part.first, part.end, group, low, high);

@@ -7,11 +7,12 @@
 //   row_count [1] u32: rows that are there; the others are neither read nor written
 // Strides in eights of elements, those of scales in words. Row strides of x and codes reach beyond
 // the last column to a multiple of 8, and of 16.
-// Forms: lanes 16: sixteen invocations per 128 columns, lanes_x (a multiple of 16) of them side by
+// Forms: lanes 16 or 8: so many invocations per 128 columns, lanes_x (a multiple of them) side by
 //   side, the others on the next rows; four blocks of rows at a time, their loads first. lanes 1: an
 //   invocation per 128 columns (CPU drivers: no barrier), x is read once more from the cache.
 // Dispatch (grid-stride in x): x = row blocks of 4 * local_size / lanes_x rows, y = ceil(eights of
-//   codes / lanes_x), z = batch; or x = ceil(rows * ceil(columns / 128) / local_size), y = 1.
+//   codes * lanes / (16 * lanes_x)), z = batch; or x = ceil(rows * ceil(columns / 128) / local_size),
+//   y = 1.
 // Shared memory: 16 * local_size bytes.
 #version 460
 #extension GL_GOOGLE_include_directive : require
@@ -21,6 +22,7 @@
 layout(local_size_x_id = 0) in;
 
 const uint kSteps = 4u;
+const uint kEights = lanes == 8u ? 2u : 1u; // of an invocation of a row
 shared uvec4 most[kSteps * local_size / 4u];
 
 uvec2 x_base, codes_base, scales_base;
@@ -29,10 +31,9 @@ Raw8 load(uint row, uint group) {
     return load8(x_base, row * push.x_stride8 + group, group, push.columns);
 }
 
-void store(uint row, uint group, Raw8 raw, float inverse) {
-    uvec2 codes = encode_block8(format, unpack8(raw), inverse);
-    WriteUvec2(codes_base).v[row * push.codes_stride8 + group] =
-        keep_present(codes, present(group, push.columns));
+uvec2 coded(uint group, Raw8 raw, float inverse) {
+    return keep_present(encode_block8(format, unpack8(raw), inverse, lanes != 1u),
+                        present(group, push.columns));
 }
 
 // The exponent byte of an MX scale.
@@ -49,19 +50,23 @@ void store_scale(uint row, uint block, uint word) {
     WriteUint(scales_base).v[row * push.scales_stride + block] = word;
 }
 
-// The largest magnitude of the four invocations from `lane` on, at step `step_index`.
-uint quad_max(uint step_index, uint lane) {
-    return max4(most[(step_index * local_size + lane) / 4u]);
+// The largest magnitudes of the quarters of a block whose first invocation is `first`.
+uvec4 quarters(uint step_index, uint first) {
+    uint at = (step_index * local_size + first) / 4u;
+    if (lanes == 8u) {
+        uvec4 low = most[at], high = most[at + 1u];
+        return uvec4(max(low.xz, low.yw), max(high.xz, high.yw));
+    }
+    return uvec4(max4(most[at]), max4(most[at + 1u]), max4(most[at + 2u]), max4(most[at + 3u]));
 }
 
 float scale_of(uint amax) {
     return fp8_scale(format, rule, amax);
 }
 
-void finish_step(uint i, uint row, uint group, Raw8 raw, bool row_is_there) {
-    uint lane = gl_LocalInvocationIndex, first = lane & ~15u;
-    uvec4 quads = uvec4(quad_max(i, first), quad_max(i, first + 4u), quad_max(i, first + 8u),
-                        quad_max(i, first + 12u));
+void finish_step(uint i, uint row, uint group, Raw8 raw[kEights], bool row_is_there) {
+    uint lane = gl_LocalInvocationIndex, first = lane / lanes * lanes;
+    uvec4 quarter = quarters(i, first);
     if (!row_is_there) {
         return;
     }
@@ -69,43 +74,57 @@ void finish_step(uint i, uint row, uint group, Raw8 raw, bool row_is_there) {
     bool leader = lane == first && 128u * block < push.columns;
     float inverse;
     if (mx != 0u) {
-        inverse = fp8_inverse(rule, scale_of(quads[(lane / 4u) & 3u]));
+        inverse = fp8_inverse(rule, scale_of(quarter[(lane - first) * 4u / lanes]));
         if (leader) {
             uint word = 0u;
             [[unroll]] for (uint q = 0u; q < 4u; ++q) {
-                word |= mx_byte(block, q, scale_of(quads[q]));
+                word |= mx_byte(block, q, scale_of(quarter[q]));
             }
             store_scale(row, block, word);
         }
     } else {
-        float scale = scale_of(max4(quads));
+        float scale = scale_of(max4(quarter));
         inverse = fp8_inverse(rule, scale);
         if (leader) {
             store_scale(row, block, floatBitsToUint(scale));
         }
     }
-    if (group < push.codes_groups) {
-        store(row, group, raw, inverse);
+    if (group >= push.codes_groups) {
+        return;
+    }
+    uint at = row * push.codes_stride8 + group;
+    uvec2 codes = coded(group, raw[0], inverse);
+    if (kEights == 2u) {
+        uvec2 next = coded(group + 1u, raw[kEights - 1u], inverse);
+        WriteUvec4(codes_base).v[at / 2u] = uvec4(codes, next);
+    } else {
+        WriteUvec2(codes_base).v[at] = codes;
     }
 }
 
 void quantize_by_lanes(uint rows) {
     uint lane = gl_LocalInvocationIndex;
     uint rows_per_step = local_size / lanes_x;
-    uint group = gl_WorkGroupID.y * lanes_x + lane % lanes_x;
+    uint group = (gl_WorkGroupID.y * lanes_x + lane % lanes_x) * kEights;
     uint tile_rows = kSteps * rows_per_step;
     for (uint first = gl_WorkGroupID.x * tile_rows; first < rows;
          first += gl_NumWorkGroups.x * tile_rows) {
-        Raw8 raw[kSteps];
+        Raw8 raw[kSteps][kEights];
         [[unroll]] for (uint i = 0u; i < kSteps; ++i) {
             uint row = first + i * rows_per_step + lane / lanes_x;
-            raw[i] = kNothing8;
-            if (row < rows) {
-                raw[i] = load(row, group);
+            [[unroll]] for (uint e = 0u; e < kEights; ++e) {
+                raw[i][e] = kNothing8;
+                if (row < rows) {
+                    raw[i][e] = load(row, group + e);
+                }
             }
         }
         [[unroll]] for (uint i = 0u; i < kSteps; ++i) {
-            most[(i * local_size + lane) / 4u][lane % 4u] = raw_magnitude8(raw[i]);
+            uint mine = raw_magnitude8(raw[i][0]);
+            if (kEights == 2u) {
+                mine = max(mine, raw_magnitude8(raw[i][kEights - 1u]));
+            }
+            most[(i * local_size + lane) / 4u][lane % 4u] = mine;
         }
         barrier();
         [[unroll]] for (uint i = 0u; i < kSteps; ++i) {
@@ -126,7 +145,8 @@ float quantize_block(uint row, uint first, uint end) {
     float inverse = fp8_inverse(rule, scale);
     uint stored_end = min(end, push.codes_groups);
     for (uint group = first; group < stored_end; ++group) {
-        store(row, group, load(row, group), inverse);
+        WriteUvec2(codes_base).v[row * push.codes_stride8 + group] =
+            coded(group, load(row, group), inverse);
     }
     return scale;
 }

@@ -33,7 +33,7 @@ void main() {
             uint row = flat_row(first, i);
             if (row < rows && group < push.codes_groups) {
                 WriteUvec2(codes).v[row * push.codes_stride8 + group] =
-                    keep_present(encode_block8(format, unpack8(raw[i]), inverse),
+                    keep_present(encode_block8(format, unpack8(raw[i]), inverse, local_size > 8u),
                                  present(group, push.columns));
             }
         }

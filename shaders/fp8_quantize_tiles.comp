@@ -12,10 +12,11 @@
 //   group_offsets [groups + 1] u32, if groups > 0: include/fp8_groups.glsl
 // Absent rows count as zero and are neither read nor written; a tile without rows leaves its scales
 // alone. Strides in eights of elements, those of scales in words.
-// Forms: lanes_x = 16 and local_size = 256: each invocation keeps 8 rows x 8 columns. lanes_x = 8
-//   and local_size = 8 (CPU drivers): 128 rows x 16 columns each, x read again from the cache.
+// Forms: local_size = 16 * lanes_x: each invocation keeps 8 rows x 8 columns of a tile of 128 rows;
+//   lanes_x = 16, or 8 in mode columns without also_rows: tiles of 64 columns. lanes_x = local_size =
+//   8 (CPU drivers): 128 rows x 16 columns each, x read again from the cache.
 // Dispatch: x = column tiles, y = row tiles (grid-stride), z = batch.
-// Shared memory: 1 KiB + 64 * local_size + 512 * lanes_x + 4 * local_size bytes, 26 KiB.
+// Shared memory: 1 KiB; 8.5 KiB more if also_rows, 1 KiB more for blocks.
 #version 460
 #extension GL_GOOGLE_include_directive : require
 #include "include/fp8_eight.glsl"
@@ -27,16 +28,20 @@ layout(local_size_x_id = 0) in;
 const uint kKept = 8u;
 const uint lanes_y = local_size / lanes_x;
 const bool streamed = lanes_y == 1u;
+const uint tile_groups = streamed ? 16u : lanes_x; // eights of columns of a tile
+const uint row_pitch = lanes_x + 1u; // odd: rows one below the other are in different banks
 
-shared uvec4 column_most[32u * lanes_y];
-shared uint row_most[128u * lanes_x];
-shared uint lane_most[local_size];
+shared uint column_most[128];
 shared vec4 column_factor[32];
+shared uint row_most[also_rows != 0u ? 128u * row_pitch : 1u];
 shared float row_factor[128];
+shared uvec4 lane_most[blocks != 0u ? local_size / 4u + 4u : 1u];
 
 uvec2 x_base, codes_base, scales_base;
 uint lane_x, lane_y;
-uvec4 low_most, high_most; // of this invocation's eight columns
+// The largest magnitudes of this invocation's eight columns; of bf16 those of even and odd columns,
+// shifted up by a bit, with what does not matter below.
+uvec4 low_most, high_most;
 
 Eight values(uint row, uint group, Raw8 raw) {
 #if INPUT_FP8
@@ -55,30 +60,54 @@ Raw8 load(uint row, uint group) {
     return load8(x_base, row * push.x_stride8 + group, group, push.columns);
 }
 
-void note(uint i, bool first_time, Eight x) {
+void note(uint i, bool first_time, uint row, uint group, Raw8 raw) {
+#if INPUT_BF16
+    uvec4 low = raw << 17, high = raw << 1;
+#else
+    Eight x = values(row, group, raw);
     uvec4 low = magnitude4(x.low), high = magnitude4(x.high);
+#endif
     low_most = max(low_most, low);
     high_most = max(high_most, high);
     if (also_rows != 0u) {
-        uint most = max4(max(low, high)), at = i * lanes_x + lane_x;
+        uint most = max4(max(low, high)), at = i * row_pitch + lane_x;
         row_most[at] = first_time ? most : max(row_most[at], most);
     }
 }
 
+// The magnitude that one of the above stands for.
+uint magnitude_of(uint most) {
+#if INPUT_BF16
+    return (most >> 1) & 0x7FFF0000u;
+#else
+    return most;
+#endif
+}
+
+uint column_magnitude(uint i) {
+#if INPUT_BF16
+    return magnitude_of(i % 2u == 0u ? low_most[i / 2u] : high_most[i / 2u]);
+#else
+    return i < 4u ? low_most[i] : high_most[i - 4u];
+#endif
+}
+
 void finish_columns(uint tile_group) {
-    column_most[32u * lane_y + 2u * tile_group] = low_most;
-    column_most[32u * lane_y + 2u * tile_group + 1u] = high_most;
+    [[unroll]] for (uint i = 0u; i < 8u; ++i) {
+        uint column = 8u * tile_group + i;
+        if (streamed) {
+            column_most[column] = column_magnitude(i);
+        } else {
+            atomicMax(column_most[column], column_magnitude(i));
+        }
+    }
 }
 
 void scale_columns(uint tile) {
-    for (uint c = gl_LocalInvocationIndex; c < 128u; c += local_size) {
-        uint most = 0u;
-        for (uint y = 0u; y < lanes_y; ++y) {
-            most = max(most, column_most[32u * y + c / 4u][c % 4u]);
-        }
-        float scale = fp8_scale(format, rule, most);
+    for (uint c = gl_LocalInvocationIndex; c < 8u * tile_groups; c += local_size) {
+        float scale = fp8_scale(format, rule, column_most[c]);
         column_factor[c / 4u][c % 4u] = fp8_inverse(rule, scale);
-        uint column = 128u * gl_WorkGroupID.x + c;
+        uint column = 8u * tile_groups * gl_WorkGroupID.x + c;
         if (column < push.columns) {
             WriteUint(scales_base).v[tile * push.scales_stride + column] = floatBitsToUint(scale);
         }
@@ -89,59 +118,94 @@ void scale_rows(TileRows rows) {
     for (uint r = gl_LocalInvocationIndex; r < rows.end - rows.first; r += local_size) {
         uint most = 0u;
         for (uint x = 0u; x < lanes_x; ++x) {
-            most = max(most, row_most[r * lanes_x + x]);
+            most = max(most, row_most[r * row_pitch + x]);
         }
-        float scale = fp8_scale(format, rule, most);
+        float scale = fp8_scale(format, rule, magnitude_of(most));
         row_factor[r] = fp8_inverse(rule, scale);
         push.operands.row_scales
             .v[(rows.first + r) * push.row_scales_stride + gl_WorkGroupID.x] = scale;
     }
 }
 
-// All invocations call it, between two barriers of the caller's.
-void scale_block(uint tile, uint mine) {
-    uint lane = gl_LocalInvocationIndex;
-    lane_most[lane] = mine;
+// All invocations call it, between two barriers of the caller's: a sixteenth of them folds sixteen
+// maxima each, then each folds those (CPU drivers: there are eight).
+void scale_block(uint tile) {
+    uint lane = gl_LocalInvocationIndex, most = 0u;
+    uint mine = magnitude_of(max4(max(low_most, high_most)));
+    lane_most[lane / 4u][lane % 4u] = mine;
     barrier();
-    for (uint width = local_size / 2u; width > 0u; width /= 2u) {
-        if (lane < width) {
-            lane_most[lane] = max(lane_most[lane], lane_most[lane + width]);
+    if (streamed) {
+        most = max4(max(lane_most[0], lane_most[1]));
+    } else {
+        uint at = local_size / 4u + lane / 4u;
+        if (lane < local_size / 16u) {
+            uvec4 folded = max(max(lane_most[4u * lane], lane_most[4u * lane + 1u]),
+                               max(lane_most[4u * lane + 2u], lane_most[4u * lane + 3u]));
+            lane_most[at][lane % 4u] = max4(folded);
         }
         barrier();
+        uvec4 folded = lane_most[local_size / 4u];
+        for (uint i = 1u; i < local_size / 64u; ++i) {
+            folded = max(folded, lane_most[local_size / 4u + i]);
+        }
+        most = max4(folded);
     }
     if (lane == 0u) {
-        float scale = fp8_scale(format, rule, lane_most[0]);
+        float scale = fp8_scale(format, rule, most);
         row_factor[0] = fp8_inverse(rule, scale);
         WriteUint(scales_base).v[tile * push.scales_stride + gl_WorkGroupID.x] =
             floatBitsToUint(scale);
     }
 }
 
-void store(uint i, uint row, uint tile_group, Raw8 raw) {
-    uint group = 16u * gl_WorkGroupID.x + tile_group;
+// Inverse scales of eight columns, and whether they all fit: fp8_block_fits.
+struct Columns {
+    vec4 low;
+    vec4 high;
+    bool fit;
+};
+
+Columns columns_of(uint tile_group) {
+    Columns c = Columns(vec4(0), vec4(0), false);
+    if (blocks == 0u) {
+        c.low = column_factor[2u * tile_group];
+        c.high = column_factor[2u * tile_group + 1u];
+        c.fit = true;
+        [[unroll]] for (uint i = 0u; i < 4u; ++i) {
+            c.fit = c.fit && fp8_block_fits(format, c.low[i]) && fp8_block_fits(format, c.high[i]);
+        }
+    }
+    return c;
+}
+
+uvec2 encode_columns(Eight x, Columns c) {
+    if (!streamed && c.fit) {
+        return uvec2(fp8_encode_fitting4(format, x.low, c.low),
+                     fp8_encode_fitting4(format, x.high, c.high));
+    }
+    return uvec2(fp8_encode4(format, x.low * c.low), fp8_encode4(format, x.high * c.high));
+}
+
+void store(uint i, uint row, uint tile_group, Raw8 raw, Columns columns) {
+    uint group = tile_groups * gl_WorkGroupID.x + tile_group;
     if (group >= push.codes_groups) {
         return;
     }
     uint count = present(group, push.columns);
     Eight x = values(row, group, raw);
-    uvec2 codes;
-    if (blocks != 0u) {
-        codes = encode_block8(format, x, row_factor[0]);
-    } else {
-        codes = uvec2(fp8_encode4(format, x.low * column_factor[2u * tile_group]),
-                      fp8_encode4(format, x.high * column_factor[2u * tile_group + 1u]));
-    }
+    uvec2 codes = blocks != 0u ? encode_block8(format, x, row_factor[0], !streamed)
+                               : encode_columns(x, columns);
     WriteUvec2(codes_base).v[row * push.codes_stride8 + group] = keep_present(codes, count);
     if (also_rows != 0u) {
-        codes = encode_block8(format, x, row_factor[i]);
+        codes = encode_block8(format, x, row_factor[i], !streamed);
         push.operands.row_codes.v[row * push.row_codes_stride8 + group] =
             keep_present(codes, count);
     }
 }
 
-void scales(uint tile, TileRows rows, uint mine) {
+void scales(uint tile, TileRows rows) {
     if (blocks != 0u) {
-        scale_block(tile, mine);
+        scale_block(tile);
     } else {
         scale_columns(tile);
         if (also_rows != 0u) {
@@ -151,7 +215,10 @@ void scales(uint tile, TileRows rows, uint mine) {
 }
 
 void tile_in_registers(uint tile, TileRows rows) {
-    uint group = 16u * gl_WorkGroupID.x + lane_x;
+    uint group = tile_groups * gl_WorkGroupID.x + lane_x;
+    if (gl_LocalInvocationIndex < 8u * tile_groups) {
+        column_most[gl_LocalInvocationIndex] = 0u;
+    }
     Raw8 raw[kKept];
     [[unroll]] for (uint k = 0u; k < kKept; ++k) {
         uint row = rows.first + k * lanes_y + lane_y;
@@ -160,48 +227,57 @@ void tile_in_registers(uint tile, TileRows rows) {
             raw[k] = load(row, group);
         }
     }
+    barrier();
     low_most = uvec4(0);
     high_most = uvec4(0);
     [[unroll]] for (uint k = 0u; k < kKept; ++k) {
         uint i = k * lanes_y + lane_y;
         if (rows.first + i < rows.end) {
-            note(i, true, values(rows.first + i, group, raw[k]));
+            note(i, true, rows.first + i, group, raw[k]);
         }
     }
-    finish_columns(lane_x);
+    if (blocks == 0u) {
+        finish_columns(lane_x);
+    }
     barrier();
-    scales(tile, rows, max4(max(low_most, high_most)));
+    scales(tile, rows);
     barrier();
+    Columns columns = columns_of(lane_x);
     [[unroll]] for (uint k = 0u; k < kKept; ++k) {
         uint i = k * lanes_y + lane_y;
         if (rows.first + i < rows.end) {
-            store(i, rows.first + i, lane_x, raw[k]);
+            store(i, rows.first + i, lane_x, raw[k], columns);
         }
     }
     barrier();
 }
 
 void tile_streamed(uint tile, TileRows rows) {
-    uint count = rows.end - rows.first, most = 0u;
+    uint count = rows.end - rows.first;
+    uvec4 most_low = uvec4(0), most_high = uvec4(0);
     for (uint part = 0u; part < 2u; ++part) {
         uint group = 16u * gl_WorkGroupID.x + 8u * part + lane_x;
         low_most = uvec4(0);
         high_most = uvec4(0);
         FOR_COUNTED(i, 0u, count) {
             uint row = rows.first + i;
-            note(i, part == 0u, values(row, group, load(row, group)));
+            note(i, part == 0u, row, group, load(row, group));
         } NEXT_COUNTED(i, count, 1u);
         finish_columns(8u * part + lane_x);
-        most = max(most, max4(max(low_most, high_most)));
+        most_low = max(most_low, low_most);
+        most_high = max(most_high, high_most);
     }
+    low_most = most_low;
+    high_most = most_high;
     barrier();
-    scales(tile, rows, most);
+    scales(tile, rows);
     barrier();
     for (uint part = 0u; part < 2u; ++part) {
         uint tile_group = 8u * part + lane_x, group = 16u * gl_WorkGroupID.x + tile_group;
+        Columns columns = columns_of(tile_group);
         FOR_COUNTED(i, 0u, count) {
             uint row = rows.first + i;
-            store(i, row, tile_group, load(row, group));
+            store(i, row, tile_group, load(row, group), columns);
         } NEXT_COUNTED(i, count, 1u);
     }
     barrier();

@@ -16,6 +16,7 @@
 #include "include/rmsnorm.glsl"
 #include "fp8_rmsnorm.kernel.glsl"
 #define ROW_SETS 1u
+const uint wide = 1u;
 #include "include/fp8_row_blocks.glsl"
 
 vec4 normalised(S4 x, uint c, float inv_rms) {
@@ -88,7 +89,7 @@ void row_by_workgroup(uint row) {
                 }
                 y[k] = normalised(x[k], c, inv_rms);
             }
-            note_four(k, y[k]);
+            note_most(k, magnitude4(y[k]));
         }
         fold_blocks();
         [[unroll]] for (uint k = 0u; k < kept; ++k) {

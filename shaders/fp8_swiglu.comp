@@ -7,9 +7,10 @@
 //   are neither read nor written
 //   codes     [rows, ffn] bytes, zeros up to codes4 fours; scales [rows, ceil(ffn / 128)] f32
 // Strides in fours of elements, those of scales in words.
-// Dispatch: x as include/rows.glsl says, y = chunks of a row (grid-stride): kept * local_size fours
-// for a workgroup per row, a block of 128 columns for an invocation per row, which reads it again
-// from the cache. Shared memory: include/fp8_row_blocks.glsl.
+// Dispatch: x as include/rows.glsl says, y = chunks of a row (grid-stride): kept * local_size * wide
+// fours for a workgroup per row, a block of 128 columns for an invocation per row, which reads it
+// again from the cache. ffn is a multiple of 4 * wide; 16-byte loads: wide is 1 for f32, 2 for bf16,
+// 4 for bytes, or 1. Shared memory: include/fp8_row_blocks.glsl.
 #version 460
 #extension GL_GOOGLE_include_directive : require
 #include "include/fp8_four.glsl"
@@ -39,34 +40,79 @@ void store_zeros(uint row, uint c) {
     push.operands.codes.v[row * push.codes_stride4 + c] = 0u;
 }
 
+// The `wide` fours from c on.
+void read_wide(uint row, uint c, out Raw4 raw[wide]) {
+#if INPUT_FP8
+    if (wide == 4u) {
+        uvec4 codes = ReadUvec4(uvec2(push.operands.gate_up)).v[(row * push.gate_up_stride4 + c) / 4u];
+        float scale = push.operands.gate_up_scales.v[row * push.gate_up_scales_stride + c / 32u];
+        [[unroll]] for (uint w = 0u; w < wide; ++w) {
+            raw[w] = Raw4(codes[w], scale);
+        }
+        return;
+    }
+#elif STORAGE_BF16
+    if (wide == 2u) {
+        uvec4 both = ReadUvec4(uvec2(push.operands.gate_up)).v[(row * push.gate_up_stride4 + c) / 2u];
+        raw[0] = both.xy;
+        raw[wide - 1u] = both.zw;
+        return;
+    }
+#endif
+    [[unroll]] for (uint w = 0u; w < wide; ++w) {
+        raw[w] = read(row, c + w);
+    }
+}
+
+void store_wide(uint row, uint c, uint codes[wide]) {
+    uint at = row * push.codes_stride4 + c;
+    if (wide == 4u) {
+        WriteUvec4(uvec2(push.operands.codes)).v[at / 4u] =
+            uvec4(codes[0], codes[wide / 4u], codes[wide / 2u], codes[wide - 1u]);
+    } else if (wide == 2u) {
+        WriteUvec2(uvec2(push.operands.codes)).v[at / 2u] = uvec2(codes[0], codes[wide - 1u]);
+    } else {
+        push.operands.codes.v[at] = codes[0];
+    }
+}
+
 void chunk_by_workgroup(uint row, uint first, float weight) {
-    Raw4 gate[kept], up[kept];
+    Raw4 gate[kept][wide], up[kept][wide];
     [[unroll]] for (uint k = 0u; k < kept; ++k) {
-        uint c = first + k * local_size + gl_LocalInvocationIndex;
-        gate[k] = kNothing4;
-        up[k] = kNothing4;
+        uint c = first + (k * local_size + gl_LocalInvocationIndex) * wide;
         if (c < push.ffn4) {
-            gate[k] = read(row, c);
-            up[k] = read(row, push.ffn4 + c);
+            read_wide(row, c, gate[k]);
+            read_wide(row, push.ffn4 + c, up[k]);
         }
     }
-    vec4 y[kept];
+    vec4 y[kept][wide];
     [[unroll]] for (uint k = 0u; k < kept; ++k) {
-        uint c = first + k * local_size + gl_LocalInvocationIndex;
-        y[k] = c < push.ffn4 ? hidden(gate[k], up[k], weight) : vec4(0);
-        note_four(k, y[k]);
+        uint c = first + (k * local_size + gl_LocalInvocationIndex) * wide, most = 0u;
+        if (c < push.ffn4) {
+            [[unroll]] for (uint w = 0u; w < wide; ++w) {
+                y[k][w] = hidden(gate[k][w], up[k][w], weight);
+                most = max(most, magnitude4(y[k][w]));
+            }
+        }
+        note_most(k, most);
     }
     fold_blocks();
     [[unroll]] for (uint k = 0u; k < kept; ++k) {
-        uint c = first + k * local_size + gl_LocalInvocationIndex;
+        uint c = first + (k * local_size + gl_LocalInvocationIndex) * wide;
         if (c < push.ffn4) {
             Block block = folded_block(k);
-            store(row, c, y[k], block);
+            uint codes[wide];
+            [[unroll]] for (uint w = 0u; w < wide; ++w) {
+                codes[w] = encode_block4(y[k][w], block);
+            }
+            store_wide(row, c, codes);
             if (c % kBlockFours == 0u) {
                 store_scale(row, c, block);
             }
         } else if (c < push.codes4) {
-            store_zeros(row, c);
+            [[unroll]] for (uint w = 0u; w < wide; ++w) {
+                store_zeros(row, c + w);
+            }
         }
     }
 }

@@ -17,6 +17,7 @@
 #include "include/swiglu.glsl"
 #include "fp8_swiglu_dgrad.kernel.glsl"
 #define ROW_SETS 2u
+const uint wide = 1u;
 #include "include/fp8_row_blocks.glsl"
 
 Raw4 read(uint row, uint c) {
@@ -73,8 +74,8 @@ vec4 chunk_by_workgroup(uint row, uint first, float weight, vec4 d_weight) {
             store(row, push.ffn4 + c, g.d_up);
         }
         if (quantized != 0u) {
-            note_four(k, d_gate[k]);
-            note_four(kept + k, d_up[k]);
+            note_most(k, magnitude4(d_gate[k]));
+            note_most(kept + k, magnitude4(d_up[k]));
         }
     }
     if (quantized != 0u) {

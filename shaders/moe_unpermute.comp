@@ -9,21 +9,15 @@
 #include "include/activation.glsl"
 #include "moe_unpermute.kernel.glsl"
 #include "include/rows.glsl"
+#include "include/row_sums.glsl"
 
 void main() {
+    uvec2 rows = uvec2(push.operands.rows), tokens = uvec2(push.operands.out_tokens);
     uint step = column_step();
     FOR_ROWS(token, push.tokens) {
-        uint to = token * push.columns4;
-        // Four groups of columns at a time share the loads of the map.
-        for (uint first = column_first(); first < push.columns4; first += 4u * step) {
-            vec4 sum[4];
-            [[unroll]] for (uint j = 0u; j < 4u; ++j) {
-                uint c = first + j * step;
-                sum[j] = vec4(0);
-                if (push.accumulate != 0u && c < push.columns4) {
-                    sum[j] = load4(push.operands.out_tokens.v[to + c]);
-                }
-            }
+        uint to = token * push.units;
+        for (uint first = column_first(); first < push.units; first += kAtOnce * step) {
+            Sums sums = first_sums(push.accumulate != 0u, tokens, to, first, step, push.units);
             FOR_COUNTED(k, 0u, push.top_k) {
                 uint slot = token * push.top_k + k;
                 int row = push.operands.slot_to_row.v[slot];
@@ -31,20 +25,11 @@ void main() {
                 if (push.has_weights != 0u) {
                     weight = push.operands.weights.v[slot];
                 }
-                uint from = uint(row) * push.columns4;
-                [[unroll]] for (uint j = 0u; j < 4u; ++j) {
-                    uint c = first + j * step;
-                    if (row >= 0 && c < push.columns4) {
-                        sum[j] += weight * load4(push.operands.rows.v[from + c]);
-                    }
+                if (row >= 0) {
+                    add_row(sums, rows, uint(row) * push.units, first, step, push.units, weight);
                 }
             } NEXT_COUNTED(k, push.top_k, 1u);
-            [[unroll]] for (uint j = 0u; j < 4u; ++j) {
-                uint c = first + j * step;
-                if (c < push.columns4) {
-                    push.operands.out_tokens.v[to + c] = store4(sum[j]);
-                }
-            }
+            store_sums(sums, tokens, to, first, step, push.units);
         }
     } NEXT_ROW(token, push.tokens);
 }

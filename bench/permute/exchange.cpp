@@ -39,7 +39,13 @@ struct Exchange : Permutation {
     }
     template <class K>
     decltype(K::constants) by_rows() const {
-        return {grid.local_size(), grid.row_per_workgroup()};
+        return {grid.local_size(), grid.row_per_workgroup(), wide};
+    }
+    template <class K>
+    decltype(K::constants) spreading() const {
+        auto constants = by_rows<K>();
+        constants.spread_by_source = grid.spread_by_source();
+        return constants;
     }
     static std::uint32_t u32(std::uint64_t value) { return static_cast<std::uint32_t>(value); }
 
@@ -67,6 +73,7 @@ struct Exchange : Permutation {
     double routing_bytes() const { return static_cast<double>(num_records * 8 * shape.top_k); }
 
     ExchangeGrid grid;
+    std::uint32_t wide; ///< fours of elements that kernels move at once
     std::uint64_t local_experts, hidden_bytes, record_bytes, most_records, num_records = 0;
     TensorView rank_ids;
     ops::MoeLayout sent, received;
@@ -77,7 +84,7 @@ struct Exchange : Permutation {
 };
 
 Exchange::Exchange(const Permutation& p)
-    : Permutation(p), grid{data.device().info().is_cpu, 0},
+    : Permutation(p), grid{data.device().info().is_cpu, 0}, wide(p.act == DType::BF16 ? 2 : 1),
       local_experts(shape.experts / kExchangeRanks), hidden_bytes(shape.hidden * size_of(act)),
       record_bytes((hidden_bytes + 8 * shape.top_k + 15) / 16 * 16),
       most_records(shape.tokens * std::min(shape.top_k, kExchangeRanks)),
@@ -113,18 +120,20 @@ void Exchange::route(Recording& r) const {
 
 void Exchange::pack(Recording& r, BufferView into) const {
     r.dispatch(kernels::ExchangePack{.variant = variant<kernels::ExchangePack>(),
-                                     .constants = by_rows<kernels::ExchangePack>(),
+                                     .constants = spreading<kernels::ExchangePack>(),
                                      .x = x.buffer,
                                      .topk_ids = ids.buffer,
                                      .topk_weights = weights.buffer,
                                      .row_to_slot = sent.row_to_slot.buffer,
+                                     .slot_to_row = sent.slot_to_row.buffer,
                                      .row_count = sent.row_count(),
                                      .records = into,
                                      .words = into,
                                      .rows = u32(most_records),
-                                     .columns4 = u32(shape.hidden / 4),
+                                     .tokens = u32(shape.tokens),
+                                     .units = u32(shape.hidden / 4 / wide),
                                      .top_k = u32(shape.top_k),
-                                     .record4 = u32(record_bytes / (4 * size_of(act))),
+                                     .record_units = u32(record_bytes / (4 * size_of(act)) / wide),
                                      .record_words = u32(record_bytes / 4),
                                      .hidden_words = u32(hidden_bytes / 4),
                                      .experts = u32(shape.experts),
@@ -147,58 +156,64 @@ void Exchange::unpack(Recording& r, const TensorView& to_ids, const TensorView& 
 }
 
 void Exchange::gather(Recording& r, const TensorView& into) const {
-    r.dispatch(kernels::ExchangeGather{.variant = variant<kernels::ExchangeGather>(),
-                                       .constants = by_rows<kernels::ExchangeGather>(),
-                                       .records = records,
-                                       .row_to_slot = received.row_to_slot.buffer,
-                                       .row_count = received.row_count(),
-                                       .out_rows = into.buffer,
-                                       .rows = u32(into.extent[0]),
-                                       .columns4 = u32(shape.hidden / 4),
-                                       .top_k = u32(shape.top_k),
-                                       .record4 = u32(record_bytes / (4 * size_of(act)))},
-               grid.rows(into.extent[0]));
+    r.dispatch(
+        kernels::ExchangeGather{.variant = variant<kernels::ExchangeGather>(),
+                                .constants = spreading<kernels::ExchangeGather>(),
+                                .records = records,
+                                .row_to_slot = received.row_to_slot.buffer,
+                                .slot_to_row = received.slot_to_row.buffer,
+                                .row_count = received.row_count(),
+                                .record_count = sent.row_count(),
+                                .out_rows = into.buffer,
+                                .rows = u32(into.extent[0]),
+                                .num_records = u32(most_records),
+                                .units = u32(shape.hidden / 4 / wide),
+                                .top_k = u32(shape.top_k),
+                                .record_units = u32(record_bytes / (4 * size_of(act)) / wide)},
+        grid.rows(into.extent[0]));
 }
 
 void Exchange::reduce(Recording& r, BufferView into) const {
-    r.dispatch(kernels::ExchangeReduce{.variant = variant<kernels::ExchangeReduce>(),
-                                       .constants = by_rows<kernels::ExchangeReduce>(),
-                                       .rows = rows.buffer,
-                                       .slot_to_row = received.slot_to_row.buffer,
-                                       .slot_scalars = record_weights.buffer,
-                                       .record_count = sent.row_count(),
-                                       .records = into,
-                                       .words = into,
-                                       .num_records = u32(most_records),
-                                       .columns4 = u32(shape.hidden / 4),
-                                       .top_k = u32(shape.top_k),
-                                       .record4 = u32(record_bytes / (4 * size_of(act))),
-                                       .record_words = u32(record_bytes / 4),
-                                       .hidden_words = u32(hidden_bytes / 4),
-                                       .has_scalars = 1},
-               grid.rows(most_records));
+    r.dispatch(
+        kernels::ExchangeReduce{.variant = variant<kernels::ExchangeReduce>(),
+                                .constants = by_rows<kernels::ExchangeReduce>(),
+                                .rows = rows.buffer,
+                                .slot_to_row = received.slot_to_row.buffer,
+                                .slot_scalars = record_weights.buffer,
+                                .record_count = sent.row_count(),
+                                .records = into,
+                                .words = into,
+                                .num_records = u32(most_records),
+                                .units = u32(shape.hidden / 4 / wide),
+                                .top_k = u32(shape.top_k),
+                                .record_units = u32(record_bytes / (4 * size_of(act)) / wide),
+                                .record_words = u32(record_bytes / 4),
+                                .hidden_words = u32(hidden_bytes / 4),
+                                .has_scalars = 1},
+        grid.rows(most_records));
 }
 
 void Exchange::combine(Recording& r, const TensorView& into, const TensorView& scalars) const {
-    r.dispatch(kernels::ExchangeCombine{.variant = variant<kernels::ExchangeCombine>(),
-                                        .constants = by_rows<kernels::ExchangeCombine>(),
-                                        .records = returned,
-                                        .words = returned,
-                                        .slot_to_row = sent.slot_to_row.buffer,
-                                        .topk_ids = ids.buffer,
-                                        .out_tokens = into.buffer,
-                                        .scalars = scalars.buffer,
-                                        .tokens = u32(shape.tokens),
-                                        .columns4 = u32(shape.hidden / 4),
-                                        .top_k = u32(shape.top_k),
-                                        .record4 = u32(record_bytes / (4 * size_of(act))),
-                                        .record_words = u32(record_bytes / 4),
-                                        .hidden_words = u32(hidden_bytes / 4),
-                                        .experts = u32(shape.experts),
-                                        .ranks = u32(kExchangeRanks),
-                                        .has_scalars = 1,
-                                        .accumulate = 0},
-               grid.rows(shape.tokens));
+    r.dispatch(
+        kernels::ExchangeCombine{.variant = variant<kernels::ExchangeCombine>(),
+                                 .constants = by_rows<kernels::ExchangeCombine>(),
+                                 .records = returned,
+                                 .words = returned,
+                                 .slot_to_row = sent.slot_to_row.buffer,
+                                 .topk_ids = ids.buffer,
+                                 .out_tokens = into.buffer,
+                                 .scalars = scalars.buffer,
+                                 .tokens = u32(shape.tokens),
+                                 .units = u32(shape.hidden / 4 / wide),
+                                 .top_k = u32(shape.top_k),
+                                 .record_units = u32(record_bytes / (4 * size_of(act)) / wide),
+                                 .record_words = u32(record_bytes / 4),
+                                 .hidden_words = u32(hidden_bytes / 4),
+                                 .experts = u32(shape.experts),
+                                 .ranks = u32(kExchangeRanks),
+                                 .has_scalars = 1,
+                                 .accumulate = 0},
+        grid.rows(shape.tokens));
 }
 
 std::vector<std::uint64_t> Exchange::sampled_slots() const {

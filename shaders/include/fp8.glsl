@@ -18,54 +18,82 @@ const uint FP8_INFINITY = 0x7F800000u;
 const uint FP8_NAN = 0x7FC00000u;
 const uint FP8_NAN_CODES = 0x7F7F7F7Fu;
 
+// A code's bits at the place of an f32's give `big`, right but for subnormal codes, for which 2 * big
+// minus the least normal value is, which is larger otherwise; both are exact.
 vec4 fp8_decode4(uint format, uint codes) {
-    uvec4 shifted = uvec4(codes, codes >> 8, codes >> 16, codes >> 24);
-    uvec4 magnitude = shifted & 0x7Fu;
-    uvec4 bits;
-    precise vec4 small; // the least normal value is added to a subnormal one by its exponent bits
-    if (format == FP8_E4M3) {
-        small = uintBitsToFloat((magnitude << 20) | 0x3C800000u) - vec4(0.015625);
-        bits = mix((magnitude << 20) + 0x3C000000u, floatBitsToUint(small),
-                   lessThan(magnitude, uvec4(8u)));
-        bits = mix(bits, uvec4(FP8_NAN), equal(magnitude, uvec4(0x7Fu)));
+    bool e4m3 = format == FP8_E4M3;
+    uvec4 top = uvec4(codes << 24, codes << 16, codes << 8, codes);
+    uvec4 magnitude = (top & 0x7F000000u) >> (e4m3 ? 4u : 3u);
+    precise vec4 big = uintBitsToFloat(magnitude + (e4m3 ? 0x3C000000u : 0x38000000u));
+    precise vec4 small = big * 2.0 - (e4m3 ? 0.015625 : 0.00006103515625);
+    uvec4 bits = floatBitsToUint(min(big, small));
+    if (e4m3) {
+        bits = mix(bits, uvec4(FP8_NAN), equal(magnitude, uvec4(0x07F00000u)));
     } else {
-        small = uintBitsToFloat((magnitude << 21) | 0x38800000u) - vec4(0.00006103515625);
-        bits = mix((magnitude << 21) + 0x38000000u, floatBitsToUint(small),
-                   lessThan(magnitude, uvec4(4u)));
-        bits = mix(bits, uvec4(FP8_INFINITY), equal(magnitude, uvec4(0x7Cu)));
-        bits = mix(bits, uvec4(FP8_NAN), greaterThan(magnitude, uvec4(0x7Cu)));
+        bits = mix(bits, uvec4(FP8_INFINITY), equal(magnitude, uvec4(0x0F800000u)));
+        bits = mix(bits, uvec4(FP8_NAN), greaterThan(magnitude, uvec4(0x0F800000u)));
     }
-    return uintBitsToFloat(bits | ((shifted & 0x80u) << 24));
+    return uintBitsToFloat(bits | (top & 0x80000000u));
 }
 
-uint fp8_pack(uvec4 codes) {
-    return (codes.x | (codes.y << 8)) | ((codes.z << 16) | (codes.w << 24));
+// What values are multiplied by before they are coded: their exponents then count from 0 where
+// fp8_code_lifted4 takes them, and a block's inverse scale can hold the factor.
+float fp8_lift(uint format) {
+    return uintBitsToFloat(format == FP8_E4M3 ? 0x49000000u : 0x5C800000u); // 2^19, 2^58
 }
 
-// Codes of x, which is not NaN (a NaN would be taken for the largest value). Adding 2^20 times the
-// power of two below |x| (2^21 times for E5M2) rounds |x| to the format's precision: the low bits
-// of the sum count units in the last place, 8 to 16 of them (4 to 8), less for subnormals. To these
-// the power's exponent is added; above a code's seven bits stands what does not belong to it.
-uvec4 fp8_code4(uint format, vec4 x) {
-    uint first = format == FP8_E4M3 ? 0x3C800000u : 0x38800000u;
-    float most = format == FP8_E4M3 ? 448.0 : 57344.0;
-    uint up = format == FP8_E4M3 ? 20u : 21u;
-    vec4 magnitude = min(abs(x), vec4(most));
-    uvec4 power = max(floatBitsToUint(magnitude) & FP8_INFINITY, uvec4(first));
-    precise vec4 sum = magnitude + uintBitsToFloat(power + (up << 23));
-    uvec4 code = floatBitsToUint(sum) + (power >> up) - (first >> up);
-    return (code & 0x7Fu) | ((floatBitsToUint(x) >> 24) & 0x80u);
+// Codes of |x| with the signs of `signs`, x lifted, at most the format's largest value and not NaN.
+// Adding 2^20 times the power of two below |x| (2^21 times for E5M2; exact, so fused or not) rounds
+// |x| to the format's precision: the low bits of the sum count units in the last place, 8 to 16 of
+// them (4 to 8), less for subnormals. The product moves them to the top byte and adds the sum's
+// exponent, of which only the bits above that of the least normal value remain.
+uint fp8_code_lifted4(uint format, vec4 magnitude, uvec4 signs) {
+    bool e4m3 = format == FP8_E4M3;
+    uvec4 power = max(floatBitsToUint(magnitude) & FP8_INFINITY,
+                      uvec4(e4m3 ? 0x46000000u : 0x55800000u));
+    precise vec4 sum = fma(uintBitsToFloat(power), vec4(e4m3 ? 1048576.0 : 2097152.0), magnitude);
+    uvec4 code = floatBitsToUint(sum) * (e4m3 ? 0x01000010u : 0x01000008u) + (signs & 0x80000000u);
+    return ((code.x >> 24) | ((code.y >> 16) & 0xFF00u)) |
+           (((code.z >> 8) & 0xFF0000u) | (code.w & 0xFF000000u));
 }
 
+// Codes of x, saturating, where x is not NaN (a NaN is taken for the largest value or for 0).
 uint fp8_encode_finite4(uint format, vec4 x) {
-    return fp8_pack(fp8_code4(format, x));
+    float lift = fp8_lift(format), most = format == FP8_E4M3 ? 448.0 : 57344.0;
+    return fp8_code_lifted4(format, min(abs(x * lift), vec4(most * lift)), floatBitsToUint(x));
 }
 
 // The same with NaN kept, as the code 0x7F.
 uint fp8_encode4(uint format, vec4 x) {
-    uvec4 magnitude = floatBitsToUint(x) & 0x7FFFFFFFu;
-    return fp8_pack(mix(fp8_code4(format, x), uvec4(0x7Fu),
-                        greaterThan(magnitude, uvec4(FP8_INFINITY))));
+    uvec4 nan = mix(uvec4(0u), uvec4(0x7Fu),
+                    greaterThan(floatBitsToUint(x) & 0x7FFFFFFFu, uvec4(FP8_INFINITY)));
+    uint nans = (nan.x | (nan.y << 8)) | ((nan.z << 16) | (nan.w << 24));
+    uint codes = fp8_encode_finite4(format, x);
+    return (codes & ~(nans | (nans << 1))) | nans;
+}
+
+// Whether a block with this inverse scale holds neither a NaN nor anything that is above the
+// format's largest value when scaled: only infinities, or nearly, are.
+bool fp8_block_fits(uint format, float inverse) {
+    return inverse > uintBitsToFloat(format == FP8_E4M3 ? 0x04800000u : 0x08000000u);
+}
+
+// Codes of x in a block that fits.
+uint fp8_encode_fitting4(uint format, vec4 x, float inverse) {
+    return fp8_code_lifted4(format, abs(x * (inverse * fp8_lift(format))), floatBitsToUint(x));
+}
+
+uint fp8_encode_fitting4(uint format, vec4 x, vec4 inverse) {
+    return fp8_code_lifted4(format, abs(x * (inverse * fp8_lift(format))), floatBitsToUint(x));
+}
+
+// Codes of x in any block.
+uint fp8_encode_any4(uint format, vec4 x, float inverse) {
+    bool poisoned = (floatBitsToUint(inverse) & 0x7FFFFFFFu) > FP8_INFINITY;
+    float lift = fp8_lift(format), most = format == FP8_E4M3 ? 448.0 : 57344.0;
+    vec4 magnitude = min(abs(x * (inverse * lift)), vec4(most * lift));
+    uint codes = fp8_code_lifted4(format, magnitude, floatBitsToUint(x));
+    return poisoned ? FP8_NAN_CODES : codes;
 }
 
 // The scale of a block by the bits of its largest |x|: recipe.hpp, block_scale().

@@ -18,10 +18,6 @@
 #define INPUT_FP8 0
 #endif
 
-layout(buffer_reference, scalar, buffer_reference_align = 16) buffer WriteUvec4 {
-    uvec4 v[];
-};
-
 struct Eight {
     vec4 low;
     vec4 high;
@@ -58,15 +54,15 @@ Eight scaled(Eight x, float factor) {
     return Eight(x.low * factor, x.high * factor);
 }
 
-uvec2 encode_finite8(uint format, Eight x) {
-    return uvec2(fp8_encode_finite4(format, x.low), fp8_encode_finite4(format, x.high));
-}
-
-// Codes of a block with this inverse scale; NaN where that is NaN.
-uvec2 encode_block8(uint format, Eight x, float inverse) {
-    bool poisoned = (floatBitsToUint(inverse) & 0x7FFFFFFFu) > FP8_INFINITY;
-    uvec2 codes = encode_finite8(format, scaled(x, inverse));
-    return poisoned ? uvec2(FP8_NAN_CODES) : codes;
+// Codes of elements of a block. `branches`: a branch costs less than what it skips, as on GPUs; CPU
+// drivers take both sides.
+uvec2 encode_block8(uint format, Eight x, float inverse, bool branches) {
+    if (branches && fp8_block_fits(format, inverse)) {
+        return uvec2(fp8_encode_fitting4(format, x.low, inverse),
+                     fp8_encode_fitting4(format, x.high, inverse));
+    }
+    return uvec2(fp8_encode_any4(format, x.low, inverse),
+                 fp8_encode_any4(format, x.high, inverse));
 }
 
 #if INPUT_BF16

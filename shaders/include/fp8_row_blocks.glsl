@@ -1,10 +1,12 @@
 // SPDX-License-Identifier: MIT
 // Rows128 blocks (fp8/recipe.hpp) of rows that a kernel computes, shared out as include/rows.glsl
-// says: to an invocation, or to a workgroup whose invocations hold up to `kept` fours of elements
-// each at once, local_size apart; local_size is then a multiple of 32, the fours of a block.
+// says: to an invocation, or to a workgroup whose invocations hold up to `kept` times `wide`
+// neighbouring fours of elements each at once, local_size * wide apart; local_size is then a
+// multiple of 32 / wide, the invocations of a block.
 // ROW_SETS (1 or 2): how many results are quantised side by side.
-// The kernel declares the constants local_size, row_per_workgroup, kept, format, rule.
-// Shared memory: 5 * ROW_SETS * kept * local_size bytes, beside that of include/rows.glsl.
+// The kernel declares the constants local_size, row_per_workgroup, kept, wide, format, rule.
+// Shared memory: about (4 + wide / 4) * ROW_SETS * kept * local_size bytes, beside that of
+// include/rows.glsl.
 #ifndef BELLOWS_FP8_ROW_BLOCKS_GLSL
 #define BELLOWS_FP8_ROW_BLOCKS_GLSL
 
@@ -12,10 +14,12 @@
 #include "rows.glsl"
 
 const uint kBlockFours = 32u;
+const uint kBlockLanes = kBlockFours / wide;
 const uint kSlots = ROW_SETS * kept * local_size;
+const uint kBlocks = kSlots / kBlockLanes;
 
-shared uvec4 four_most[kSlots / 4u];
-shared uvec4 quad_most[kSlots / 16u];
+shared uvec4 lane_most[kSlots / 4u];
+shared float block_scale[kBlocks + 1u], block_inverse[kBlocks + 1u];
 
 uint most4(uvec4 x) {
     return max(max(x.x, x.y), max(x.z, x.w));
@@ -35,33 +39,41 @@ Block block_of(uint most) {
     return Block(scale, fp8_inverse(rule, scale));
 }
 
-// Codes of four elements of a block; NaN where its scale is.
 uint encode_block4(vec4 x, Block block) {
-    bool poisoned = (floatBitsToUint(block.inverse) & 0x7FFFFFFFu) > FP8_INFINITY;
-    return poisoned ? FP8_NAN_CODES : fp8_encode_finite4(format, x * block.inverse);
+    if (row_per_workgroup != 0u && fp8_block_fits(format, block.inverse)) {
+        return fp8_encode_fitting4(format, x, block.inverse);
+    }
+    return fp8_encode_any4(format, x, block.inverse);
 }
 
-// The workgroup's way: each invocation notes all its fours, absent ones as 0, by `k` = set * kept +
-// step; all call fold_blocks(); then each asks for the blocks in which its fours stand.
-void note_four(uint k, vec4 x) {
+// The workgroup's way: each invocation notes the largest magnitude of its fours, absent ones as 0,
+// by `k` = set * kept + step; all call fold_blocks(); then each asks for the blocks in which its
+// fours stand.
+void note_most(uint k, uint most) {
     uint at = k * local_size + gl_LocalInvocationIndex;
-    four_most[at / 4u][at % 4u] = magnitude4(x);
+    lane_most[at / 4u][at % 4u] = most;
 }
 
 void fold_blocks() {
     barrier();
-    for (uint at = gl_LocalInvocationIndex; at < kSlots / 4u; at += local_size) {
-        quad_most[at / 4u][at % 4u] = most4(four_most[at]);
+    for (uint b = gl_LocalInvocationIndex; b < kBlocks; b += local_size) {
+        uvec4 most = uvec4(0);
+        [[unroll]] for (uint i = 0u; i < kBlockLanes / 4u; ++i) {
+            most = max(most, lane_most[b * (kBlockLanes / 4u) + i]);
+        }
+        Block block = block_of(most4(most));
+        block_scale[b] = block.scale;
+        block_inverse[b] = block.inverse;
     }
     barrier();
 }
 
 Block folded_block(uint k) {
-    uint at = (k * local_size + gl_LocalInvocationIndex) / kBlockFours * 2u;
-    return block_of(most4(max(quad_most[at], quad_most[at + 1u])));
+    uint b = (k * local_size + gl_LocalInvocationIndex) / kBlockLanes;
+    return Block(block_scale[b], block_inverse[b]);
 }
 
 // Chunks of a row's fours, as many as a workgroup, or an invocation's block, takes at once.
-const uint kChunk = row_per_workgroup != 0u ? kept * local_size : kBlockFours;
+const uint kChunk = row_per_workgroup != 0u ? kept * local_size * wide : kBlockFours;
 
 #endif

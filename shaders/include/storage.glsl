@@ -33,6 +33,9 @@ layout(buffer_reference, scalar, buffer_reference_align = 4) buffer WriteUint {
 layout(buffer_reference, scalar, buffer_reference_align = 8) buffer WriteUvec2 {
     uvec2 v[];
 };
+layout(buffer_reference, scalar, buffer_reference_align = 16) buffer WriteUvec4 {
+    uvec4 v[];
+};
 layout(buffer_reference, scalar, buffer_reference_align = 16) buffer WriteVec4 {
     vec4 v[];
 };

@@ -1,7 +1,11 @@
 // SPDX-License-Identifier: MIT
-// The placement of rows by expert: refusals.
+// The placement of rows by expert: refusals, and the forms of the kernel that gathers.
 
 #include "support/op_test.hpp"
+
+#include <bellows/kernels/kernels.hpp>
+
+#include <bit>
 
 namespace bellows {
 namespace {
@@ -28,6 +32,77 @@ TEST_F(OpsMoe, TooSmallACapacityIsRefused) {
     layout.row_to_slot = row_to_slot.view;
     ops::moe_layout(recording, ids, layout, scratch.view());
     EXPECT_GT(recording.num_operations(), 0u);
+}
+
+std::vector<std::uint32_t> bits(const std::vector<float>& values) {
+    std::vector<std::uint32_t> words;
+    for (const float value : values)
+        words.push_back(std::bit_cast<std::uint32_t>(value));
+    return words;
+}
+
+/// Constants of MoeGather.
+struct Form {
+    std::uint32_t local_size, row_per_workgroup, wide, by_token;
+};
+
+/// All that the form writes: rows of tokens, padding, and what stays as it was behind them.
+TEST_F(OpsMoe, EveryFormGathersTheSame) {
+    const std::uint64_t tokens = 75, top_k = 3, experts = 7, columns = 72;
+    const std::uint64_t capacity = ops::moe_capacity(tokens, top_k, experts, 8);
+    std::vector<std::int64_t> chosen;
+    for (std::uint64_t slot = 0; slot < tokens * top_k; ++slot)
+        chosen.push_back(slot % 5 == 0 ? -1 : static_cast<std::int64_t>((slot * slot) % experts));
+    const OpTensor ids = tensor(DType::I32, {tokens, top_k}, chosen);
+    const OpTensor weights =
+        tensor(DType::F32, {tokens, top_k}, random(DType::F32, tokens * top_k, 2, 0.1, 1));
+    const OpTensor counts = result(DType::U32, {experts}),
+                   offsets = result(DType::U32, {experts + 1}),
+                   row_to_slot = result(DType::I32, {capacity}),
+                   slot_to_row = result(DType::I32, {tokens, top_k});
+    const Buffer scratch = workspace(ops::moe_layout_workspace_bytes(tokens, top_k, experts));
+    const ops::MoeLayout layout{counts, offsets, row_to_slot, slot_to_row, 8};
+    run([&](Recording& r) { ops::moe_layout(r, ids, layout, scratch.view()); });
+    for (const DType dtype : {DType::F32, DType::BF16})
+        for (const bool weighted : {false, true}) {
+            const OpTensor x = tensor(dtype, {tokens, columns}, random(dtype, tokens * columns, 1));
+            const auto gathered = [&](const Form& form) {
+                const OpTensor rows = result(dtype, {capacity, columns});
+                using K = kernels::MoeGather;
+                run([&](Recording& r) {
+                    r.dispatch(
+                        K{.variant = dtype == DType::BF16 ? K::Variant::bf16 : K::Variant::f32,
+                          .constants = {form.local_size, form.row_per_workgroup, form.wide,
+                                        form.by_token},
+                          .x = x.view.buffer,
+                          .row_to_slot = layout.row_to_slot.buffer,
+                          .slot_to_row = layout.slot_to_row.buffer,
+                          .weights = weights.view.buffer,
+                          .row_count = layout.row_count(),
+                          .out_rows = rows.view.buffer,
+                          .rows = static_cast<std::uint32_t>(capacity),
+                          .tokens = static_cast<std::uint32_t>(tokens),
+                          .units = static_cast<std::uint32_t>(columns / 4 / form.wide),
+                          .top_k = static_cast<std::uint32_t>(top_k),
+                          .has_weights = weighted ? 1u : 0u},
+                        {11});
+                });
+                return bits(read(rows));
+            };
+            const OpTensor expected = result(dtype, {capacity, columns});
+            run([&](Recording& r) {
+                ops::moe_gather(r, x, layout, weighted ? weights.view : TensorView{}, expected);
+            });
+            for (const Form& form : {Form{8, 0, 1, 0}, Form{8, 0, 1, 1}, Form{8, 1, 1, 1},
+                                     Form{32, 1, 1, 0}, Form{32, 1, 1, 1}, Form{64, 1, 2, 1}}) {
+                if (form.wide == 2 && dtype == DType::F32)
+                    continue;
+                SCOPED_TRACE(std::string(to_string(dtype)) + (weighted ? ", weighted, " : ", ") +
+                             std::to_string(form.local_size) + " invocations" +
+                             (form.by_token != 0 ? ", by token" : ""));
+                EXPECT_EQ(gathered(form), bits(read(expected)));
+            }
+        }
 }
 
 } // namespace

@@ -1,0 +1,51 @@
+// SPDX-License-Identifier: MIT
+// Units of a row of f32 or bf16 (STORAGE_BF16): 16 bytes. Rows of bf16 that are no multiple of 16
+// bytes long take units of 8. The kernel declares the constant wide: fours of elements in a unit.
+#ifndef BELLOWS_ROW_UNITS_GLSL
+#define BELLOWS_ROW_UNITS_GLSL
+
+#include "storage.glsl"
+
+// The elements of a unit; high is 0 where there are four.
+struct Elements {
+    vec4 low;
+    vec4 high;
+};
+
+#if STORAGE_BF16
+#define Unit uvec4
+Unit read_unit(uvec2 base, uint at) {
+    return wide == 2u ? ReadUvec4(base).v[at] : uvec4(ReadUvec2(base).v[at], 0u, 0u);
+}
+void write_unit(uvec2 base, uint at, Unit unit) {
+    if (wide == 2u) {
+        WriteUvec4(base).v[at] = unit;
+    } else {
+        WriteUvec2(base).v[at] = unit.xy;
+    }
+}
+Elements elements(Unit unit) {
+    return Elements(bf16_unpack(unit.xy), wide == 2u ? bf16_unpack(unit.zw) : vec4(0));
+}
+Unit rounded(Elements x) {
+    return uvec4(bf16_pack(x.low), wide == 2u ? bf16_pack(x.high) : uvec2(0));
+}
+#else
+#define Unit vec4
+Unit read_unit(uvec2 base, uint at) {
+    return ReadVec4(base).v[at];
+}
+void write_unit(uvec2 base, uint at, Unit unit) {
+    WriteVec4(base).v[at] = unit;
+}
+Elements elements(Unit unit) {
+    return Elements(unit, vec4(0));
+}
+Unit rounded(Elements x) {
+    return x.low;
+}
+#endif
+
+const Unit kNothing = Unit(0);
+
+#endif
