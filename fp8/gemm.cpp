@@ -5,6 +5,7 @@
 #include "operands.hpp"
 #include "packed.hpp"
 
+#include <bellows/engine/gemm_plan.hpp>
 #include <bellows/fp8/quantize.hpp>
 
 #include <algorithm>
@@ -158,17 +159,17 @@ void record_decoded(Recording& recording, const Product& p, BufferView workspace
     }
 }
 
-/// The one place that chooses how a product is computed.
 void record(Recording& recording, const char* op, const Product& p, BufferView workspace,
             Variant variant) {
     const Operands operands(op);
-    operands.workspace(workspace, gemm_workspace_bytes(recording.device(), p.a, p.b));
-    const std::string reason =
-        variant == Variant::Decoded ? "" : why_not_packed(recording.device(), p);
-    operands.require(variant != Variant::Packed || reason.empty(),
-                     "the packed variant does not serve: " + reason);
-    if (variant == Variant::Packed ||
-        (variant == Variant::Device && reason.empty() && better_packed(recording.device(), p)))
+    const Device& device = recording.device();
+    operands.workspace(workspace, gemm_workspace_bytes(device, p.a, p.b, variant));
+    if (variant == Variant::Device)
+        variant = usual_variant(device, p);
+    const std::string reason = why_not(device, p, variant);
+    operands.require(reason.empty(), std::string("the ") + to_string(variant) +
+                                         " variant does not serve: " + reason);
+    if (variant == Variant::Packed)
         record_packed(recording, op, p, workspace);
     else
         record_decoded(recording, p, workspace);
@@ -242,12 +243,46 @@ std::string describe(const Operand& operand) {
     return text + shape.substr(shape.find('['));
 }
 
+const char* to_string(Variant variant) noexcept {
+    static constexpr const char* kNames[] = {"device", "decoded", "packed"};
+    return kNames[static_cast<std::size_t>(variant)];
+}
+
 std::string why_not(const Device& device, Variant variant) {
     return variant == Variant::Packed ? why_not_packed(device) : "";
 }
 
-std::uint64_t gemm_workspace_bytes(const Device&, const Operand& a, const Operand& b) {
-    return std::max(decoded_bytes(a) + decoded_bytes(b), packed_bytes(a, b));
+std::string why_not(const Device& device, const Product& p, Variant variant) {
+    return variant == Variant::Packed ? why_not_packed(device, p) : "";
+}
+
+Variant usual_variant(const Device& device, const Product& p) {
+    return why_not(device, p, Variant::Packed).empty() && better_packed(device, p)
+               ? Variant::Packed
+               : Variant::Decoded;
+}
+
+std::string numeric_class(const Device& device, const Product& p, Variant variant) {
+    if (variant == Variant::Packed)
+        return packed_class(device);
+    const auto bf16 = [](const Operand& o) {
+        return (o.quantized ? decoded_dtype(*o.quantized) : o.values.dtype) == DType::BF16;
+    };
+    return bf16(p.a) && bf16(p.b) ? gemm_class(device).name : GemmClass{}.name;
+}
+
+std::uint64_t gemm_workspace_bytes(const Device&, const Operand& a, const Operand& b,
+                                   Variant variant) {
+    const std::uint64_t decoded = decoded_bytes(a) + decoded_bytes(b);
+    switch (variant) {
+    case Variant::Decoded:
+        return decoded;
+    case Variant::Packed:
+        return packed_bytes(a, b);
+    case Variant::Device:
+        break;
+    }
+    return std::max(decoded, packed_bytes(a, b));
 }
 
 void gemm_nt(Recording& recording, const Operand& a, const Operand& b, const TensorView& d,

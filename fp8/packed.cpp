@@ -183,6 +183,11 @@ std::string why_not_packed(const Device& device, const Product& p) {
     return "";
 }
 
+std::string packed_class(const Device& device) {
+    const auto cut = cut_for(device);
+    return cut ? "packed-f16-k" + std::to_string(cut->shape.k) : "packed-f16";
+}
+
 bool better_packed(const Device& device, const Product& p) {
     if (device.info().is_cpu || gemm_class(device).units == GemmClass::Units::None)
         return false;

@@ -6,6 +6,8 @@
 
 #include <bellows/fp8/gemm.hpp>
 
+#include <string>
+
 namespace bellows::fp8 {
 
 struct Product {
@@ -24,5 +26,12 @@ inline Extents extents_of(const TensorView& view) {
     return {view.rank == 3 ? view.extent[0] : 1, view.extent[view.rank - 2],
             view.extent[view.rank - 1]};
 }
+
+/// "" when the variant can compute the product, else what is against it.
+std::string why_not(const Device& device, const Product& product, Variant variant);
+/// What Variant::Device takes.
+Variant usual_variant(const Device& device, const Product& product);
+/// Two variants of the same class give the same bits.
+std::string numeric_class(const Device& device, const Product& product, Variant variant);
 
 } // namespace bellows::fp8
