@@ -10,6 +10,7 @@
 #include "app/progress.hpp"
 #include "app/run_checkpoint.hpp"
 #include "app/run_device.hpp"
+#include "app/run_kernels.hpp"
 #include "app/run_world.hpp"
 #include "app/summary.hpp"
 #include "app/trace_file.hpp"
@@ -114,8 +115,12 @@ TrainRun::TrainRun(const TrainOptions& options, World& world)
     std::optional<Checkpoint> before;
     if (options.resume)
         before.emplace(Checkpoint::open(*options.resume));
-    trainer_.emplace(*device_, world_, options.config, options.layout,
-                     before ? gemm_class_of(*before, device_->options()) : "");
+    const KernelChoice kernels = choose_kernels(*device_, options.config, before, leads(),
+                                                [this](std::uint64_t done, std::uint64_t total) {
+                                                    report("measuring FP8 products", done, total);
+                                                });
+    world_.control().barrier(kDiskPatience, "measuring FP8 products");
+    trainer_.emplace(*device_, world_, options.config, options.layout, kernels);
     if (before) {
         load_checkpoint(*before, *trainer_, world_);
         first_step_ = before->state().step;
