@@ -32,7 +32,9 @@ memory that operands and workspace take.
                              N x K; "none" for none
   --a fp8|bf16|f32 --b ...   storage of operands (default: fp8 by fp8, and bf16 by bf16)
   --scales pow2|f32          of fp8 operands (default pow2)
-  --variant NAME             device (default: what suits it), decoded or packed; see fp8/gemm.hpp
+  --variant NAME             device (default: what suits it), decoded, packed or streamed; see fp8/gemm.hpp
+  --stream MxNxWxKxA,...     tiles of streamed products on matrix units: M x N matrices per subgroup, W
+                             subgroups along N, steps of K k, loads A steps ahead
   --d bf16|f32               storage of results (default bf16; f32 for k and ids)
 )";
 
@@ -130,10 +132,12 @@ class BenchGroupedGemm : public Program {
         const bool cpu = device.info().is_cpu;
         for (const auto& [layout, shape] : chosen(cpu))
             for (const Pair& pair : pairs_)
-                add_product(device, {layout, shape, pair.a, pair.b, d_, variant_});
+                for (const auto& tile : tiles_)
+                    add_product(device, {layout, shape, pair.a, pair.b, d_, variant_}, tile);
         for (const MulMatIdShape& shape : ids_.value_or(usual_ids(cpu)))
             for (const Pair& pair : pairs_)
-                add_ids(device, shape, pair);
+                for (const auto& tile : tiles_)
+                    add_ids(device, shape, pair, tile);
     }
 
     static GroupedLayout layout_of(const std::string& word) {
@@ -165,11 +169,20 @@ class BenchGroupedGemm : public Program {
         if (d != "bf16" && d != "f32")
             refuse("--d: \"" + d + "\" is no storage");
         d_ = d == "f32" ? DType::F32 : DType::BF16;
+        if (const auto tiles = arguments.sizes("--stream", "MxNxWxKxA")) {
+            tiles_.clear();
+            for (const auto& v : *tiles) {
+                const auto at = [&](std::size_t i) { return static_cast<std::uint32_t>(v[i]); };
+                tiles_.push_back(StreamTile{at(0), at(1), at(2), at(3), at(4)});
+            }
+        }
         const std::string variant = arguments.value("--variant").value_or("device");
         if (variant == "decoded")
             variant_ = fp8::Variant::Decoded;
         else if (variant == "packed")
             variant_ = fp8::Variant::Packed;
+        else if (variant == "streamed")
+            variant_ = fp8::Variant::Streamed;
         else if (variant != "device")
             refuse("--variant: \"" + variant + "\" is none");
     }
@@ -196,19 +209,35 @@ class BenchGroupedGemm : public Program {
         return result;
     }
 
-    void add_product(Device& device, const GroupedCase& c) {
+    using Tile = std::optional<StreamTile>;
+
+    static std::string suffix(const Tile& tile) {
+        if (!tile)
+            return "";
+        std::string text;
+        for (const std::uint32_t part :
+             {tile->fragments_m, tile->fragments_n, tile->warps, tile->step_k, tile->ahead})
+            text += (text.empty() ? "/" : "x") + std::to_string(part);
+        return text;
+    }
+
+    void add_product(Device& device, const GroupedCase& c, const Tile& tile) {
         add_benchmark(std::string(name_of(c.layout)) + "/" + name_of(c.shape) + "/" + name_of(c.a) +
-                          "x" + name_of(c.b),
-                      [this, &device, c](benchmark::State& state) {
+                          "x" + name_of(c.b) + suffix(tile),
+                      [this, &device, c, tile](benchmark::State& state) {
+                          if (tile)
+                              force_stream_tile(device, *tile);
                           GroupedProduct product(device, c);
                           time(state, product.data(), product.workload(), {c.a, c.b});
                       });
     }
 
-    void add_ids(Device& device, const MulMatIdShape& shape, const Pair& pair) {
+    void add_ids(Device& device, const MulMatIdShape& shape, const Pair& pair, const Tile& tile) {
         add_benchmark("mul_mat_id/" + name_of(shape) + "/" + name_of(pair.a) + "x" +
-                          name_of(pair.b),
-                      [this, &device, shape, pair](benchmark::State& state) {
+                          name_of(pair.b) + suffix(tile),
+                      [this, &device, shape, pair, tile](benchmark::State& state) {
+                          if (tile)
+                              force_stream_tile(device, *tile);
                           MulMatId product(device, shape, pair.a, pair.b);
                           time(state, product.data(), product.workload(), pair);
                       });
@@ -232,6 +261,7 @@ class BenchGroupedGemm : public Program {
     std::vector<Pair> pairs_;
     DType d_ = DType::BF16;
     fp8::Variant variant_ = fp8::Variant::Device;
+    std::vector<Tile> tiles_ = {std::nullopt};
     Ceiling copy_, fma_, matrix_;
 };
 

@@ -59,21 +59,18 @@ std::uint8_t size_of_groups(std::uint64_t rows) {
 }
 
 /// Nothing for products that are not chosen for.
-std::optional<ProductKind> kind_of(const Product& p, std::uint64_t expected_rows) {
-    const Extents d = extents_of(p.d), a = extents_of(p.a.values);
+std::optional<ProductKind> kind_of(const Product& p) {
+    const Extents d = extents_of(p.d);
     const bool tn = p.form == GemmForm::TN;
     const auto pair = pair_of(p.a, p.b);
     if (!pair || d.columns < kLeastColumns || (tn && d.rows < kLeastColumns))
         return std::nullopt;
     const bool masked = p.rows != nullptr && p.rows->layout.form == GroupLayout::Form::Masked;
-    const std::uint64_t groups =
-        p.rows == nullptr ? 1 : std::max<std::uint64_t>(p.rows->layout.groups, 1);
-    const std::uint64_t rows = masked ? p.rows->layout.spacing : a.rows / groups;
     return ProductKind{p.form,
                        masked              ? Grouping::Masked
                        : p.rows != nullptr ? Grouping::Grouped
                                            : Grouping::Dense,
-                       *pair, size_of_groups(expected_rows != 0 ? expected_rows : rows)};
+                       *pair, size_of_groups(expected_rows(p))};
 }
 
 Variant variant_of(std::string_view name) {
@@ -163,10 +160,9 @@ Variant Choice::at(const ProductKind& kind) const {
 }
 
 Variant Choice::variant(const Device& device, GemmForm form, const Operand& a, const Operand& b,
-                        const TensorView& d, const GroupedRows* rows,
-                        std::uint64_t expected_rows) const {
+                        const TensorView& d, const GroupedRows* rows) const {
     const Product p = product_of(form, a, b, d, rows);
-    const auto kind = kind_of(p, expected_rows);
+    const auto kind = kind_of(p);
     Variant wanted = kind ? at(*kind) : otherwise_;
     if (wanted == Variant::Device)
         wanted = usual_variant(device, p);

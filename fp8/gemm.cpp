@@ -4,6 +4,7 @@
 #include "dequantize.hpp"
 #include "operands.hpp"
 #include "packed.hpp"
+#include "streamed.hpp"
 
 #include <bellows/engine/gemm_plan.hpp>
 #include <bellows/fp8/quantize.hpp>
@@ -169,10 +170,14 @@ void record(Recording& recording, const char* op, const Product& p, BufferView w
     const std::string reason = why_not(device, p, variant);
     operands.require(reason.empty(), std::string("the ") + to_string(variant) +
                                          " variant does not serve: " + reason);
-    if (variant == Variant::Packed)
-        record_packed(recording, op, p, workspace);
-    else
-        record_decoded(recording, p, workspace);
+    switch (variant) {
+    case Variant::Packed:
+        return record_packed(recording, op, p, workspace);
+    case Variant::Streamed:
+        return record_streamed(recording, op, p);
+    default:
+        return record_decoded(recording, p, workspace);
+    }
 }
 
 /// Row counts of views are not looked at.
@@ -244,7 +249,7 @@ std::string describe(const Operand& operand) {
 }
 
 const char* to_string(Variant variant) noexcept {
-    static constexpr const char* kNames[] = {"device", "decoded", "packed"};
+    static constexpr const char* kNames[] = {"device", "decoded", "packed", "streamed"};
     return kNames[static_cast<std::size_t>(variant)];
 }
 
@@ -253,18 +258,24 @@ std::string why_not(const Device& device, Variant variant) {
 }
 
 std::string why_not(const Device& device, const Product& p, Variant variant) {
-    return variant == Variant::Packed ? why_not_packed(device, p) : "";
+    return variant == Variant::Packed     ? why_not_packed(device, p)
+           : variant == Variant::Streamed ? why_not_streamed(device, p)
+                                          : "";
 }
 
 Variant usual_variant(const Device& device, const Product& p) {
-    return why_not(device, p, Variant::Packed).empty() && better_packed(device, p)
-               ? Variant::Packed
-               : Variant::Decoded;
+    if (better_streamed(device, p) && why_not_streamed(device, p).empty())
+        return Variant::Streamed;
+    if (better_packed(device, p) && why_not_packed(device, p).empty())
+        return Variant::Packed;
+    return Variant::Decoded;
 }
 
 std::string numeric_class(const Device& device, const Product& p, Variant variant) {
     if (variant == Variant::Packed)
         return packed_class(device);
+    if (variant == Variant::Streamed)
+        return streamed_class(device, p);
     const auto bf16 = [](const Operand& o) {
         return (o.quantized ? decoded_dtype(*o.quantized) : o.values.dtype) == DType::BF16;
     };
@@ -279,6 +290,8 @@ std::uint64_t gemm_workspace_bytes(const Device&, const Operand& a, const Operan
         return decoded;
     case Variant::Packed:
         return packed_bytes(a, b);
+    case Variant::Streamed:
+        return 0;
     case Variant::Device:
         break;
     }

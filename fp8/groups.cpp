@@ -45,7 +45,7 @@ GroupLayout layout_of(Form form, const TensorView& values, std::uint64_t groups,
                                       ", there must be at least one group");
     operands.u32("groups", groups);
     operands.u32("rows", rows);
-    return {form, values, groups, rows, spacing};
+    return {form, values, groups, rows, spacing, 0};
 }
 
 /// Begins and ends that prefix sums have already.

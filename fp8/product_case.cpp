@@ -91,8 +91,9 @@ void ProductCase::make_rows() {
         layout_words_.push_back(static_cast<std::uint32_t>(masked ? rows : g * rows));
     layout_values_ = TensorView::contiguous(declare(layout_words_.size() * 4), DType::U32,
                                             {layout_words_.size()});
-    const GroupLayout layout = masked ? GroupLayout::masked(layout_values_, round_up(2 * rows, 128))
-                                      : GroupLayout::prefix_sums(layout_values_, groups * rows);
+    GroupLayout layout = masked ? GroupLayout::masked(layout_values_, round_up(2 * rows, 128))
+                                : GroupLayout::prefix_sums(layout_values_, groups * rows);
+    layout.expected_rows = rows;
     rows_ = make_grouped_rows(make_list_, layout, {facts_.n, 0, 0, 0},
                               declare(grouped_rows_bytes(device_, layout)));
 }

@@ -44,16 +44,10 @@ struct Way {
     BufferView workspace;
 };
 
-struct Experts {
-    const fp8::GroupedRows* rows = nullptr; ///< null: dense
-    std::uint64_t expected_rows = 0;
-};
-
 Way way_of(Recording& r, Arena::Frame& scratch, const fp8::Choice& products, GemmForm form,
            const fp8::Operand& a, const fp8::Operand& b, const TensorView& d,
-           const Experts& experts = {}) {
-    const fp8::Variant variant =
-        products.variant(r.device(), form, a, b, d, experts.rows, experts.expected_rows);
+           const fp8::GroupedRows* rows = nullptr) {
+    const fp8::Variant variant = products.variant(r.device(), form, a, b, d, rows);
     return {variant, scratch.bytes(fp8::gemm_workspace_bytes(r.device(), a, b, variant))};
 }
 
@@ -80,13 +74,13 @@ void dense_product(Recording& r, Arena::Frame& scratch, const fp8::Choice& produ
 /// d = x by the weights of each row's expert, nt or nn.
 void expert_product(Recording& r, Arena::Frame& scratch, const fp8::Choice& products, GemmForm form,
                     const LinearRows& x, const fp8::Quantized& weights, const TensorView& d,
-                    const Experts& experts) {
+                    const fp8::GroupedRows& rows) {
     Arena::Frame work = scratch.nested();
     const fp8::Quantized a = along_features(r, work, x);
     const auto product = form == GemmForm::NT ? fp8::m_grouped_gemm_nt_contiguous
                                               : fp8::m_grouped_gemm_nn_contiguous;
-    const auto [variant, workspace] = way_of(r, work, products, form, a, weights, d, experts);
-    product(r, a, weights, d, *experts.rows, false, workspace, variant);
+    const auto [variant, workspace] = way_of(r, work, products, form, a, weights, d, &rows);
+    product(r, a, weights, d, rows, false, workspace, variant);
     scratch.cover(work);
 }
 
@@ -147,8 +141,7 @@ void Linear::weight_gradient(Recording& r, Arena::Frame& scratch, const LinearRo
 void ExpertLinear::forward(Recording& r, Arena::Frame& scratch, const LinearRows& x,
                            const TensorView& y, const fp8::GroupedRows& rows) const {
     if (weights_.quantized)
-        expert_product(r, scratch, products_, GemmForm::NT, x, *weights_.quantized, y,
-                       {&rows, expected_rows_});
+        expert_product(r, scratch, products_, GemmForm::NT, x, *weights_.quantized, y, rows);
     else
         ops::grouped_gemm_nt(r, x.values, weights_.compute, y, rows.tiles);
 }
@@ -156,8 +149,7 @@ void ExpertLinear::forward(Recording& r, Arena::Frame& scratch, const LinearRows
 void ExpertLinear::input_gradient(Recording& r, Arena::Frame& scratch, const LinearRows& dy,
                                   const TensorView& dx, const fp8::GroupedRows& rows) const {
     if (weights_.quantized)
-        expert_product(r, scratch, products_, GemmForm::NN, dy, *weights_.quantized, dx,
-                       {&rows, expected_rows_});
+        expert_product(r, scratch, products_, GemmForm::NN, dy, *weights_.quantized, dx, rows);
     else
         ops::grouped_gemm_nn(r, dy.values, weights_.compute, dx, rows.tiles);
 }
@@ -172,7 +164,7 @@ void ExpertLinear::weight_gradient(Recording& r, Arena::Frame& scratch, const Li
     Arena::Frame work = scratch.nested();
     const fp8::Quantized a = along_rows(r, work, dy, offsets), b = along_rows(r, work, x, offsets);
     const auto [variant, workspace] =
-        way_of(r, work, products_, GemmForm::TN, a, b, weights_.gradient, {&rows, expected_rows_});
+        way_of(r, work, products_, GemmForm::TN, a, b, weights_.gradient, &rows);
     fp8::k_grouped_gemm_tn(r, a, b, weights_.gradient, rows, true, workspace, variant);
     scratch.cover(work);
 }

@@ -74,9 +74,8 @@ private:
 /// `rows` lays them out as prefix sums.
 class ExpertLinear {
 public:
-    /// expected_rows: of an expert, on average.
-    ExpertLinear(const Parameter& weights, const fp8::Choice& products, std::uint64_t expected_rows)
-        : weights_(weights), products_(products), expected_rows_(expected_rows) {}
+    ExpertLinear(const Parameter& weights, const fp8::Choice& products)
+        : weights_(weights), products_(products) {}
 
     void forward(Recording& recording, Arena::Frame& scratch, const LinearRows& x,
                  const TensorView& y, const fp8::GroupedRows& rows) const;
@@ -88,7 +87,6 @@ public:
 private:
     Parameter weights_;
     fp8::Choice products_;
-    std::uint64_t expected_rows_;
 };
 
 } // namespace bellows

@@ -29,11 +29,8 @@ struct MoeFfn::Impl {
         return Linear(parameter("mlp.shared_experts." + std::string(name) + ".weight"),
                       parameters.products());
     }
-    /// tokens: of each rank.
-    ExpertLinear experts(const char* name, std::uint64_t tokens) const {
-        return ExpertLinear(parameters.experts(layer, name), parameters.products(),
-                            tokens * config.top_k /
-                                std::max<std::uint64_t>(exchange.num_local_experts(), 1));
+    ExpertLinear experts(const char* name) const {
+        return ExpertLinear(parameters.experts(layer, name), parameters.products());
     }
     ops::RouterOptions router_options() const;
 };
@@ -68,7 +65,6 @@ private:
     }
     fp8::Quantized make_quantized(const char* what, const fp8::Recipe& recipe,
                                   std::uint64_t columns, MemoryCategory category);
-    ExpertLinear matrices(const char* name) const { return layer_.experts(name, desc_.tokens); }
     KeptSwiglu keep_shared();
     KeptSwiglu keep_experts();
     void make_gradients();
@@ -291,12 +287,14 @@ void MoeSlot::experts(Recording& r, Arena::Frame& scratch) {
         return;
     const ModelConfig& c = layer_.config;
     rows_.layout = fp8::GroupLayout::prefix_sums(handle_->expert_offsets(), handle_->capacity());
+    rows_.layout.expected_rows = // all ranks have as many tokens
+        desc_.tokens * c.top_k / layer_.exchange.num_local_experts();
     rows_.tiles = ops::make_group_tiles(r, handle_->expert_offsets(), handle_->capacity(),
                                         {2 * c.moe_ffn, c.hidden, c.moe_ffn, 0}, tiles_memory_);
     const TensorView gate_up = swiglu_.input(scratch);
-    matrices("gate_up_proj").forward(r, scratch, handle_->rows(), gate_up, rows_);
+    layer_.experts("gate_up_proj").forward(r, scratch, handle_->rows(), gate_up, rows_);
     const LinearRows hidden = swiglu_.forward(r, scratch, gate_up, handle_->row_weights());
-    matrices("down_proj").forward(r, scratch, hidden, results_, rows_);
+    layer_.experts("down_proj").forward(r, scratch, hidden, results_, rows_);
 }
 
 void MoeSlot::shared_gradient(Recording& r, Arena::Frame& scratch) const {
@@ -311,10 +309,10 @@ void MoeSlot::shared_gradient(Recording& r, Arena::Frame& scratch) const {
 void MoeSlot::experts_gradient(Recording& r, Arena::Frame& scratch) const {
     if (!has_experts_)
         return;
-    matrices("down_proj").input_gradient(r, scratch, handle_->d_results(), d_hidden_, rows_);
+    layer_.experts("down_proj").input_gradient(r, scratch, handle_->d_results(), d_hidden_, rows_);
     const LinearRows d_gate_up =
         swiglu_.input_gradient(r, scratch, d_hidden_, handle_->row_weights(), d_row_weights_);
-    matrices("gate_up_proj").input_gradient(r, scratch, d_gate_up, results_, rows_);
+    layer_.experts("gate_up_proj").input_gradient(r, scratch, d_gate_up, results_, rows_);
 }
 
 void MoeSlot::router_gradient(Recording& r) const {
@@ -338,10 +336,10 @@ void MoeSlot::router_gradient(Recording& r) const {
 void MoeSlot::experts_weight_gradient(Recording& r, Arena::Frame& scratch) const {
     if (!has_experts_)
         return;
-    matrices("down_proj")
+    layer_.experts("down_proj")
         .weight_gradient(r, scratch, handle_->d_results(),
                          swiglu_.output_again(r, scratch, handle_->row_weights()), rows_);
-    matrices("gate_up_proj")
+    layer_.experts("gate_up_proj")
         .weight_gradient(r, scratch, swiglu_.gradient_again(), handle_->rows(), rows_);
 }
 

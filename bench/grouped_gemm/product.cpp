@@ -63,6 +63,7 @@ void GroupedProduct::make_groups() {
         groups_ = fp8::GroupLayout::aligned_ends(words(data_, ends_), spacing, at);
     }
     rows_ = groups_.rows;
+    groups_.expected_rows = s.m;
 }
 
 void GroupedProduct::make_operands() {

@@ -40,8 +40,8 @@ TEST_F(InfoKernels, ShowsTheChoiceAndKeepsIt) {
     ASSERT_EQ(first.exit_code, 0) << first.errors;
     EXPECT_NE(first.errors.find("measuring FP8 products 45/45"), std::string::npos) << first.errors;
     EXPECT_LT(first.seconds, 60);
-    for (const char* part : {"device 0: ", "bf16 products: ", "decoded", "packed", "8x256x256",
-                             "tn: transposed A times B", "*", " us ", "FLOPS", "B/s"})
+    for (const char* part : {"device 0: ", "bf16 products: ", "decoded", "packed", "streamed",
+                             "8x256x256", "tn: transposed A times B", "*", " us ", "FLOPS", "B/s"})
         EXPECT_NE(first.out.find(part), std::string::npos) << part << " in " << first.out;
     EXPECT_NE(first.out.find(kept().string()), std::string::npos) << first.out;
     const std::string text = bellows::content_of(kept());

@@ -35,11 +35,10 @@ TensorView product(std::initializer_list<std::uint64_t> extents) {
 class Fp8Choice : public Fp8GemmTest {
 protected:
     /// What a dense product of [rows, 256] and [columns, 256] takes.
-    static Variant taken(const Choice& choice, std::uint64_t rows, std::uint64_t columns,
-                         std::uint64_t expected_rows = 0) {
+    static Variant taken(const Choice& choice, std::uint64_t rows, std::uint64_t columns) {
         return choice.variant(device(), GemmForm::NT, unbound({}, {rows, 256}),
                               unbound({Blocks::Blocks128}, {columns, 256}),
-                              product({rows, columns}), nullptr, expected_rows);
+                              product({rows, columns}));
     }
 };
 
@@ -110,7 +109,6 @@ TEST_F(Fp8Choice, ProductsTakeWhatTheTableSaysIfTheyCan) {
     EXPECT_EQ(taken(choice, 511, 128), wanted);
     EXPECT_EQ(taken(choice, 127, 256), Variant::Decoded) << "fewer rows";
     EXPECT_EQ(taken(choice, 512, 256), Variant::Decoded) << "more rows";
-    EXPECT_EQ(taken(choice, 9000, 256, 200), wanted) << "as many rows as expected count";
     EXPECT_EQ(taken(choice, 256, 120), Variant::Decoded) << "few columns";
     const TensorView bf16 = product({256, 256});
     EXPECT_EQ(choice.variant(device(), GemmForm::NT, bf16, unbound({Blocks::Blocks128}, {256, 256}),
@@ -124,6 +122,31 @@ TEST_F(Fp8Choice, ProductsTakeWhatTheTableSaysIfTheyCan) {
               Variant::Decoded);
     EXPECT_NE(taken(Choice(), 256, 256), Variant::Device);
     EXPECT_EQ(taken(Choice(Variant::Decoded), 1 << 20, 1 << 10), Variant::Decoded);
+}
+
+TEST_F(Fp8Choice, GroupsHaveAsManyRowsAsIsExpected) {
+    Choice choice(Variant::Decoded);
+    for (const char* name : {"nt.grouped.fp8.32", "nt.masked.fp8.127"})
+        choice.set(*fp8::product_kind(name), Variant::Streamed);
+    const TensorView offsets = TensorView::contiguous(BufferView{nullptr, 0, 64}, DType::U32, {5});
+    const TensorView counts = TensorView::contiguous(BufferView{nullptr, 0, 64}, DType::U32, {4});
+    const auto taken_with = [&](GroupLayout layout, std::uint64_t expected) {
+        layout.expected_rows = expected;
+        const fp8::GroupedRows rows{layout, {}};
+        const bool masked = layout.form == GroupLayout::Form::Masked;
+        return choice.variant(device(), GemmForm::NT,
+                              masked ? unbound({}, {4, 1024, 256}) : unbound({}, {4096, 256}),
+                              unbound({Blocks::Blocks128}, {4, 512, 256}),
+                              masked ? product({4, 1024, 512}) : product({4096, 512}), &rows);
+    };
+    const GroupLayout grouped = GroupLayout::prefix_sums(offsets, 4096),
+                      masked = GroupLayout::masked(counts, 1024);
+    EXPECT_EQ(taken_with(grouped, 20), Variant::Streamed);
+    EXPECT_EQ(taken_with(grouped, 8), Variant::Decoded);
+    EXPECT_EQ(taken_with(grouped, 0), Variant::Decoded) << "1024 each";
+    EXPECT_EQ(taken_with(masked, 100), Variant::Streamed);
+    EXPECT_EQ(taken_with(masked, 0), Variant::Streamed) << "made for few";
+    EXPECT_EQ(taken_with(masked, 1024), Variant::Decoded);
 }
 
 TEST_F(Fp8Choice, WorkspacesSufficeForTheirVariant) {

@@ -63,10 +63,41 @@ struct Input {
 
 class Fp8GemmTest : public OpTest {
 protected:
-    void TearDown() override { variant_ = fp8::Variant::Device; }
+    void TearDown() override {
+        variant_ = fp8::Variant::Device;
+        use_gemm_class(device(), gemm_class(device()).name); // no tile is forced any more
+    }
 
     /// Of the products that the checks record.
     inline static fp8::Variant variant_ = fp8::Variant::Device;
+
+    /// Sends streamed products to matrix units, those of CPUs with the smallest tile; false when
+    /// the device has none.
+    static bool stream_on_units() {
+        if (!fp8::why_not(device(), fp8::Variant::Packed).empty())
+            return false;
+        if (device().info().is_cpu)
+            force_stream_tile(device(), {1, 1, 4, 64, 2});
+        return true;
+    }
+    /// Whether streamed products serve these operands.
+    static bool streams(const Kind& a, const Kind& b) {
+        const auto by_128 = [](const Kind& kind) {
+            return kind.recipe && kind.recipe->format == Format::E4M3 &&
+                   (kind.recipe->blocks == Blocks::Rows128 ||
+                    kind.recipe->blocks == Blocks::Blocks128);
+        };
+        const auto fits_bf16 = [](const Kind& kind) {
+            return kind.recipe ? kind.recipe->rule == ScaleRule::PowerOfTwo
+                               : kind.dtype == DType::BF16;
+        };
+        const bool sequential = gemm_class(device()).units == GemmClass::Units::None;
+        const bool on_units = a.recipe && b.recipe && b.recipe->blocks == Blocks::Blocks128 &&
+                              fp8::why_not(device(), fp8::Variant::Packed).empty() &&
+                              !device().info().is_cpu;
+        return by_128(b) && (by_128(a) || !a.recipe) &&
+               (on_units || sequential || !fits_bf16(a) || !fits_bf16(b));
+    }
 
     /// present: rows of a matrix that exist; the others hold NaN. offsets: of Columns128 blocks.
     static Input input(const Kind& kind, const std::vector<std::uint64_t>& extents,

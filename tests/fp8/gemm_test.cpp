@@ -260,6 +260,136 @@ TEST_F(Fp8Gemm, PackedOperandsOnMatrixUnits) {
     }
 }
 
+TEST_F(Fp8Gemm, StreamedWeights) {
+    variant_ = fp8::Variant::Streamed;
+    const std::vector<Shape> shapes = {{1, 1, 1},      {3, 34, 129}, {4, 36, 200},
+                                       {17, 130, 513}, {70, 65, 16}, {5, 136, 129, 3}};
+    const auto kinds = {kind(Blocks::Rows128),
+                        kind(Blocks::Blocks128),
+                        kind(Blocks::Rows128, Format::E4M3, ScaleRule::F32),
+                        kind(Blocks::Blocks128, Format::E4M3, ScaleRule::F32),
+                        kBf16Kind,
+                        kF32Kind};
+    std::size_t served = 0;
+    for (const Kind& a_kind : kinds)
+        for (const Kind& b_kind : kinds) {
+            if (!streams(a_kind, b_kind))
+                continue;
+            ++served;
+            for (const Shape& s : shapes) {
+                SCOPED_TRACE(a_kind.name() + " by " + b_kind.name() + ", " + std::to_string(s.m) +
+                             " x " + std::to_string(s.n) + " x " + std::to_string(s.k));
+                const Input a = make_a(GemmForm::NT, a_kind, s),
+                            b = make_b(GemmForm::NT, b_kind, s);
+                check(GemmForm::NT, a, b, s, DType::BF16);
+                check(GemmForm::NT, a, b, s, DType::F32, true);
+            }
+        }
+    EXPECT_GE(served, 12u);
+}
+
+TEST_F(Fp8Gemm, StreamedWeightsOnMatrixUnits) {
+    if (!stream_on_units())
+        return;
+    variant_ = fp8::Variant::Streamed;
+    const bool cpu = device().info().is_cpu;
+    const std::vector<Shape> shapes =
+        cpu ? std::vector<Shape>{{9, 36, 200}, {1, 132, 128, 2}}
+            : std::vector<Shape>{{1, 1, 1},      {16, 64, 128},  {17, 130, 513}, {33, 36, 200},
+                                 {64, 260, 640}, {100, 129, 64}, {5, 68, 129, 3}};
+    for (const Kind& own : {kind(Blocks::Rows128), kind(Blocks::Blocks128)})
+        for (const Shape& s : shapes) {
+            SCOPED_TRACE(own.name() + ", " + std::to_string(s.m) + " x " + std::to_string(s.n) +
+                         " x " + std::to_string(s.k));
+            const Input a = make_a(GemmForm::NT, own, s),
+                        b = make_b(GemmForm::NT, kind(Blocks::Blocks128), s);
+            check(GemmForm::NT, a, b, s, DType::F32, true);
+            if (!cpu)
+                check(GemmForm::NT, a, b, s, DType::BF16);
+        }
+    // Beyond 2^22, which f16 holds, rows must be computed in another way.
+    const Shape s{cpu ? 3u : 40u, cpu ? 8u : 24u, 520};
+    for (const int spread : {8, 20, 22, 24, 60}) {
+        SCOPED_TRACE("scales over 2^" + std::to_string(spread));
+        const Input a =
+            input(kind(Blocks::Rows128), extents(0, s.m, s.k), steep(s.m, s.k, spread, false, 5));
+        check(GemmForm::NT, a, make_b(GemmForm::NT, kind(Blocks::Blocks128), s), s, DType::F32);
+    }
+}
+
+/// The code of an element, whose scale stays what it is.
+void put_code(Device& device, const Operand& operand, std::uint64_t row, std::uint64_t column,
+              std::uint8_t code) {
+    const TensorView& codes = operand.quantized->codes;
+    auto bytes = read_back<std::uint8_t>(device, codes.buffer);
+    bytes[row * codes.stride[0] + column] = code;
+    device.upload(codes.buffer, std::span<const std::uint8_t>(bytes));
+}
+
+TEST_F(Fp8Gemm, StreamedNaNsMeetTheirRowsAndColumnsAlone) {
+    variant_ = fp8::Variant::Streamed;
+    const Shape s{12, 264, 200};
+    const float nan = std::numeric_limits<float>::quiet_NaN();
+    for (const bool units : {false, true}) {
+        if (units && !stream_on_units())
+            continue;
+        auto x = random(DType::F32, s.m * s.k, 1), w = random(DType::F32, s.n * s.k, 2);
+        x[7 * s.k + 150] = nan;
+        w[130 * s.k + 5] = nan;
+        const Input a = input(kind(Blocks::Rows128), {s.m, s.k}, x),
+                    b = input(kind(Blocks::Blocks128), {s.n, s.k}, w);
+        put_code(device(), *a.operand, 9, 199, 0xFF);
+        put_code(device(), *b.operand, 3, 17, 0x7F);
+        put_code(device(), *b.operand, 263, 130, 0xFF);
+        const OpTensor d = padded(DType::F32, {s.m, s.n});
+        const Buffer scratch = workspace_for(*a.operand, *b.operand);
+        run([&](Recording& r) { record(r, GemmForm::NT, a, b, d, false, scratch); });
+        const auto values = read(d.view);
+        for (std::uint64_t m = 0; m < s.m; ++m)
+            for (std::uint64_t n = 0; n < s.n; ++n)
+                ASSERT_EQ(std::isnan(values[m * s.n + n]),
+                          m == 7 || m == 9 || (n >= 128 && n < 256) || n == 3 || n == 263)
+                    << m << ", " << n << ": " << values[m * s.n + n];
+    }
+}
+
+/// An element's bits depend on its row and column alone: not on the other rows, nor on the tile.
+TEST_F(Fp8Gemm, StreamedRowsHaveTheSameBitsAmongOthers) {
+    variant_ = fp8::Variant::Streamed;
+    const Shape s{37, 64, 400};
+    for (const bool units : {false, true}) {
+        if (units && !stream_on_units())
+            continue;
+        const Input a = make_a(GemmForm::NT, kind(Blocks::Rows128), s),
+                    b = make_b(GemmForm::NT, kind(Blocks::Blocks128), s);
+        const Buffer scratch = workspace_for(*a.operand, *b.operand);
+        const auto bits = [&](std::uint64_t first, std::uint64_t rows) {
+            Quantized part = *a.operand->quantized;
+            part.codes = part.codes.rows(first, rows);
+            part.scales = part.scales.rows(first, rows);
+            const OpTensor d = padded(DType::F32, {rows, s.n});
+            run([&](Recording& r) {
+                fp8::gemm_nt(r, part, *b.operand, d, false, scratch.view(), variant_);
+            });
+            return read(d.view);
+        };
+        const auto all = bits(0, s.m);
+        if (units && device().info().is_cpu)
+            force_stream_tile(device(), {2, 1, 4, 128, 1});
+        for (const std::uint64_t row : {0u, 16u, 36u}) {
+            const auto one = bits(row, 1);
+            EXPECT_TRUE(std::equal(one.begin(), one.end(),
+                                   all.begin() + static_cast<std::ptrdiff_t>(row * s.n)))
+                << "row " << row << (units ? " on matrix units" : "");
+        }
+        if (!units && gemm_class(device()).units == GemmClass::Units::None) {
+            variant_ = fp8::Variant::Decoded; // "f32-sequential" both
+            EXPECT_EQ(bits(0, s.m), all);
+            variant_ = fp8::Variant::Streamed;
+        }
+    }
+}
+
 TEST_F(Fp8Gemm, SaysWhatDoesNotFit) {
     const Shape s{16, 24, 200};
     const Input a = make_a(GemmForm::NT, kind(Blocks::Rows128), s);

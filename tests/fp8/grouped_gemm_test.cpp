@@ -335,6 +335,31 @@ TEST_F(Fp8GroupedGemm, PackedOperandsOnMatrixUnits) {
             kind(Blocks::Rows128), 40, 136, DType::F32, true);
 }
 
+TEST_F(Fp8GroupedGemm, StreamedWeights) {
+    variant_ = fp8::Variant::Streamed;
+    for (const Case& c : layouts()) {
+        check_m(true, c, kind(Blocks::Rows128), kind(Blocks::Blocks128), 36, 200, DType::BF16);
+        check_m(true, c, kind(Blocks::Rows128), kind(Blocks::Blocks128), 130, 136, DType::F32,
+                true);
+    }
+    for (const Case& c :
+         {Case{LayoutForm::RowGroups, {3, 0, 18}, 2}, Case{LayoutForm::Masked, {3, 0, 18}, 20}})
+        for (const Kind& a : {kBf16Kind, kF32Kind})
+            if (streams(a, kind(Blocks::Blocks128)))
+                check_m(true, c, a, kind(Blocks::Blocks128), 40, 137, DType::BF16);
+}
+
+TEST_F(Fp8GroupedGemm, StreamedWeightsOnMatrixUnits) {
+    if (!stream_on_units())
+        return;
+    variant_ = fp8::Variant::Streamed;
+    for (const Case& c : layouts()) {
+        check_m(true, c, kind(Blocks::Rows128), kind(Blocks::Blocks128), 36, 200, DType::F32);
+        if (!device().info().is_cpu)
+            check_m(true, c, kind(Blocks::Rows128), kind(Blocks::Blocks128), 130, 136, DType::BF16);
+    }
+}
+
 TEST_F(Fp8GroupedGemm, GivesTheSameBitsAgain) {
     const Groups groups = make_groups({LayoutForm::PrefixSums, kMixed});
     const std::uint64_t n = 72, k = 264, count = kMixed.size();

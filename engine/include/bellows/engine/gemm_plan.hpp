@@ -5,6 +5,7 @@
 // tiles into which kernels on matrix units cut a product. Plain values.
 
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -62,6 +63,15 @@ struct GemmTile {
     std::string describe() const;
 };
 
+/// The tile of a workgroup of products that stream fp8 weights past few rows (fp8/gemm.hpp):
+/// constants of shaders/fp8_stream_gemm.comp.
+struct StreamTile {
+    std::uint32_t fragments_m = 1, fragments_n = 1; ///< matrices per subgroup
+    std::uint32_t warps = 4;
+    std::uint32_t step_k = 128;
+    std::uint32_t ahead = 2;
+};
+
 /// Tiles that this device can run for `form`; empty when the class has no matrix units. Large
 /// products take the first, smaller ones the first of the smaller ones.
 std::vector<GemmTile> gemm_tiles(const DeviceInfo& info, const GemmClass& gemm_class,
@@ -84,5 +94,10 @@ void use_gemm_class(Device& device, std::string_view name);
 /// grouped ones where it is as high as theirs (work lists want the same width for NT and NN). Bits
 /// stay the same. use_gemm_class undoes it. Throws Error{Unsupported}.
 void force_gemm_tile(Device& device, GemmForm form, const GemmTile& tile);
+/// For benchmarks and tests: from now on streamed products on matrix units have this tile, on CPUs
+/// too, which otherwise do without matrices; products that it does not fit are not streamed.
+void force_stream_tile(Device& device, const StreamTile& tile);
+/// What force_stream_tile set, until use_gemm_class undid it.
+const std::optional<StreamTile>& forced_stream_tile(const Device& device);
 
 } // namespace bellows

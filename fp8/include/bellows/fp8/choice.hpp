@@ -62,11 +62,9 @@ public:
 
     /// The variant that the product takes, never Device: the table's, or where that one cannot
     /// compute it, and where N (of tn, M or N) is below 128, Variant::Decoded. Arguments as those
-    /// of gemm.hpp's products; none needs memory yet. expected_rows: how many rows a group has, as
-    /// far as that is known; 0: as many as the tensors can hold.
+    /// of gemm.hpp's products; none needs memory yet. Groups have GroupLayout::expected_rows.
     Variant variant(const Device& device, GemmForm form, const Operand& a, const Operand& b,
-                    const TensorView& d, const GroupedRows* rows = nullptr,
-                    std::uint64_t expected_rows = 0) const;
+                    const TensorView& d, const GroupedRows* rows = nullptr) const;
 
     bool operator==(const Choice&) const = default;
 

@@ -54,13 +54,14 @@ std::string describe(const Operand& operand);
 
 /// Ways to compute a product, each with its own bits.
 enum class Variant : std::uint8_t {
-    Device,  ///< what suits the device and the sizes
-    Decoded, ///< operands decoded ahead to bf16 or f32, then the engine's products
-    Packed,  ///< e4m3 operands with power-of-two scales along k, on matrix units of f16
+    Device,   ///< what suits the device and the sizes
+    Decoded,  ///< operands decoded ahead to bf16 or f32, then the engine's products
+    Packed,   ///< e4m3 operands with power-of-two scales along k, on matrix units of f16
+    Streamed, ///< few rows: e4m3 weights read once, as they stand in memory (nt)
 };
 
 /// All but Device.
-inline constexpr std::array kVariants = {Variant::Decoded, Variant::Packed};
+inline constexpr std::array kVariants = {Variant::Decoded, Variant::Packed, Variant::Streamed};
 
 /// "decoded"
 const char* to_string(Variant variant) noexcept;

@@ -31,6 +31,9 @@ struct GroupLayout {
     std::uint64_t groups = 0;
     std::uint64_t rows = 0;    ///< of the tensors, padding included
     std::uint64_t spacing = 0; ///< AlignedEnds, Masked
+    /// Rows of a group on average, if the host can tell: a hint for speed alone, 0 without. Masked
+    /// groups are otherwise expected to have few (64 at most), others their share of the rows.
+    std::uint64_t expected_rows = 0;
 
     /// offsets: u32 [groups + 1], ascending, none above `rows`.
     static GroupLayout prefix_sums(const TensorView& offsets, std::uint64_t rows);
