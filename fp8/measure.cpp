@@ -66,10 +66,13 @@ public:
                 double& least = turn.result->seconds;
                 least = least == 0 ? net : std::min(least, net);
             }
-            if (seconds_since(start) > (cpu_ ? 0.03 : 0.1))
+            if (round > 0 && seconds_since(start) > (cpu_ ? 0.03 : 0.1))
                 break;
         }
     }
+
+    /// Seconds of first runs.
+    double compiling() const noexcept { return compiling_; }
 
 private:
     static constexpr int kRounds = 4;
@@ -77,7 +80,7 @@ private:
     Turn prepare(ProductCase& product, VariantTime& v) {
         Recording once(device_, QueueRole::Compute, "a product to be timed");
         product.record(once, v.variant, 0);
-        seconds_of(device_, once); // compiles
+        compiling_ += seconds_of(device_, once);
         warm_up(once);
         const double estimate = std::max(seconds_of(device_, once) - submission_, 1e-6);
         const double target = cpu_ ? 4e-3 : 1.5e-3;
@@ -103,6 +106,7 @@ private:
     bool cpu_;
     bool warm_ = false;
     double submission_;
+    double compiling_ = 0;
 };
 
 } // namespace
@@ -112,12 +116,15 @@ std::vector<Measurement> measure(Device& device, const MeasureOptions& options) 
     const double limit = options.limit > 0 ? options.limit : cpu ? 20 : 3;
     const auto start = Clock::now();
     std::optional<Stopwatch> stopwatch;
+    const auto spent = [&] {
+        return seconds_since(start) - (stopwatch ? stopwatch->compiling() : 0);
+    };
     std::vector<Measurement> all;
     const auto& kinds = product_kinds();
     for (const ProductKind& kind : kinds) {
         ProductCase product(device, kind);
         Measurement& measurement = all.emplace_back(product.facts());
-        if (options.timed != Timed::None && seconds_since(start) < limit) {
+        if (options.timed != Timed::None && spent() < limit) {
             try {
                 product.allocate();
                 if (!stopwatch)

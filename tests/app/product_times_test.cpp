@@ -116,6 +116,7 @@ TEST_F(ProductTimesTest, TheTableFitsATerminal) {
     times.measured = "2026-11-21 20:10:05 UTC";
     times.products = fp8::measure(*device_, {.timed = fp8::Timed::None});
     fp8::Measurement& m = times.products.front();
+    m.usual = fp8::Variant::Decoded;
     m.variants = {{fp8::Variant::Decoded, "f32-sequential", "", 99999.94e-6},
                   {fp8::Variant::Packed, "packed-f16-k16", "", 1e-6},
                   {fp8::Variant::Packed, "f32-sequential", "it is Monday", 0}};
