@@ -92,6 +92,12 @@ struct Device::Impl {
     std::unique_ptr<detail::Trace> trace;
     std::unique_ptr<detail::Pump> pump;
     detail::GemmChoice gemm;
+    /// What the checks of matrix_images.hpp found, by m, n, k.
+    struct MatrixImages {
+        std::mutex mutex;
+        std::map<std::array<std::uint32_t, 3>, std::string> why_not;
+    };
+    MatrixImages matrix_images;
     std::atomic<std::int64_t> num_barriers{0}, num_waits{0}, num_releases{0}; ///< for faults
     std::atomic<std::int64_t> num_submissions{0};
 

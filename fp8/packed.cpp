@@ -4,6 +4,7 @@
 #include "operands.hpp"
 
 #include <bellows/engine/gemm_plan.hpp>
+#include <bellows/engine/matrix_images.hpp>
 #include <bellows/kernels/kernels.hpp>
 
 #include <algorithm>
@@ -15,8 +16,8 @@ namespace {
 
 constexpr std::uint64_t kTile = 128; // along m, n and the sum
 constexpr std::uint64_t kLocalSize = 128;
-constexpr std::uint64_t kBlockBytes = kTile * kTile;
 constexpr std::uint64_t kVectorBytes = kTile * 4;
+constexpr std::uint64_t kMostFactorBytes = kTile * 32 * 2; // of a block: 32 is the deepest matrix
 
 std::uint64_t groups_of(const Product& p) {
     return p.rows == nullptr ? 0 : p.rows->layout.groups;
@@ -26,6 +27,7 @@ std::uint64_t groups_of(const Product& p) {
 
 struct Cut {
     MatrixShape shape;
+    std::uint32_t subgroup = 0;
     std::uint32_t warps_m = 0, warps_n = 0;
 };
 
@@ -35,12 +37,12 @@ std::optional<Cut> cut_for(const Device& device) {
         if (c.units != GemmClass::Units::F16 || !c.why_not.empty() || size == 0 ||
             kLocalSize % size != 0)
             continue;
-        Cut cut{c.shape};
+        Cut cut{c.shape, size};
         for (cut.warps_m = cut.warps_n = 1; cut.warps_m * cut.warps_n * size < kLocalSize;)
             (cut.warps_m <= cut.warps_n ? cut.warps_m : cut.warps_n) *= 2;
         if (cut.warps_m * cut.warps_n * size == kLocalSize &&
             kTile % (cut.warps_m * c.shape.m) == 0 && kTile % (cut.warps_n * c.shape.n) == 0 &&
-            32 % c.shape.k == 0)
+            32 % c.shape.k == 0 && 32 % c.shape.m == 0 && 32 % c.shape.n == 0)
             return cut;
     }
     return std::nullopt;
@@ -48,17 +50,20 @@ std::optional<Cut> cut_for(const Device& device) {
 
 // --- Packing
 
+enum class Side : std::uint8_t { A, B };
+
 /// Where an operand's tiles come from.
 struct Source {
     const Quantized& q;
+    Side side;
     bool by_k = false;                     ///< memory has k as its rows
     const ops::GroupTiles* list = nullptr; ///< tiles of rows of groups
     const GroupLayout* sums = nullptr;     ///< the sum goes over the rows of these groups
 };
 
 struct Packed {
-    BufferView codes, scales, peaks, spread;
-    std::uint64_t tiles = 0, blocks = 0;
+    BufferView image, factors, scales, peaks, spread;
+    std::uint64_t blocks = 0;
 };
 
 struct Counts {
@@ -78,8 +83,17 @@ Counts counts_of(const Source& s) {
     return c;
 }
 
+/// Of A an f16 per code, of B the code.
+std::uint64_t block_bytes(Side side) {
+    return kTile * kTile * (side == Side::A ? 2 : 1);
+}
+
+bool own_scales(const Quantized& q) {
+    return q.recipe.blocks != Blocks::Blocks128;
+}
+
 /// Takes its memory from the front of `memory`.
-Packed pack(Recording& recording, const Operands& operands, const Source& source,
+Packed pack(Recording& recording, const Operands& operands, const Source& source, const Cut& cut,
             BufferView& memory) {
     const Counts c = counts_of(source);
     const auto take = [&](std::uint64_t bytes) {
@@ -88,14 +102,16 @@ Packed pack(Recording& recording, const Operands& operands, const Source& source
         return part;
     };
     Packed packed;
-    packed.tiles = c.tiles;
     packed.blocks = c.blocks;
-    packed.codes = take(c.tiles * c.blocks * kBlockBytes);
+    packed.image = take(c.tiles * c.blocks * block_bytes(source.side));
+    packed.factors = packed.image;
+    if (source.side == Side::B && own_scales(source.q))
+        packed.factors = take(c.tiles * c.blocks * kTile * cut.shape.k * 2);
     packed.scales = take(c.tiles * c.blocks * kVectorBytes);
     packed.peaks = take(c.units * kVectorBytes);
     packed.spread = take(round_up(4 * c.units, 256));
 
-    operands.u32("the number of packed chunks", c.tiles * c.blocks * (kBlockBytes / 16));
+    operands.u32("sixteens of packed bytes", c.tiles * c.blocks * block_bytes(source.side) / 16);
     const Extents e = extents_of(source.q.codes);
     const Matrix codes = operands.codes("codes", source.q, true);
     operands.u32("the number of words of codes", codes.memory.bytes / 4);
@@ -127,23 +143,33 @@ Packed pack(Recording& recording, const Operands& operands, const Source& source
                                               .stride_x = source.by_k ? 1u : scales.stride,
                                               .stride_block = source.by_k ? scales.stride : 1u},
                        {operands.u32("tiles", c.tiles), 1, std::max(groups, 1u)});
-    recording.dispatch(
-        kernels::Fp8PackCodes{.constants = {.by_k = source.by_k ? 1u : 0u},
-                              .tile_count = count,
-                              .list = list,
-                              .ends = ends,
-                              .group_offsets = offsets,
-                              .source = codes.memory,
-                              .codes = packed.codes,
-                              .scales = packed.scales,
-                              .from_list = source.list ? 1u : 0u,
-                              .extent = extent,
-                              .batch_tiles = batch_tiles,
-                              .batch_stride16 = codes.batch8 / 2,
-                              .ld16 = codes.stride8 / 2,
-                              .k = operands.u32("k", source.by_k ? e.rows : e.columns),
-                              .groups = groups},
-        {operands.u32("blocks", c.blocks), operands.grid("tiles", c.tiles), 1});
+    using K = kernels::Fp8PackOperand;
+    recording.dispatch(K{.variant = source.side == Side::A ? K::Variant::a : K::Variant::b,
+                         .constants = {.local_size = kLocalSize,
+                                       .subgroup = cut.subgroup,
+                                       .mma_m = cut.shape.m,
+                                       .mma_n = cut.shape.n,
+                                       .mma_k = cut.shape.k,
+                                       .by_k = source.by_k ? 1u : 0u,
+                                       .own_scales = own_scales(source.q) ? 1u : 0u},
+                         .tile_count = count,
+                         .list = list,
+                         .ends = ends,
+                         .group_offsets = offsets,
+                         .source = codes.memory,
+                         .peaks = packed.peaks,
+                         .spread = packed.spread,
+                         .scales = packed.scales,
+                         .image = packed.image,
+                         .factors = packed.factors,
+                         .from_list = source.list ? 1u : 0u,
+                         .extent = extent,
+                         .batch_tiles = batch_tiles,
+                         .batch_stride16 = codes.batch8 / 2,
+                         .ld16 = codes.stride8 / 2,
+                         .k = operands.u32("k", source.by_k ? e.rows : e.columns),
+                         .groups = groups},
+                       {operands.u32("blocks", c.blocks), operands.grid("tiles", c.tiles), 1});
     return packed;
 }
 
@@ -155,9 +181,10 @@ std::string why_not_packed(const Device& device) {
         device.why_not(K::info(), static_cast<std::uint32_t>(K::Variant::f16_f32));
     if (!lacking.empty())
         return lacking;
-    if (!cut_for(device))
+    const std::optional<Cut> cut = cut_for(device);
+    if (!cut)
         return "the device has no subgroup matrices of f16 that tiles of 128 x 128 can be cut into";
-    return "";
+    return why_no_matrix_images(device, cut->shape);
 }
 
 std::string why_not_packed(const Device& device, const Product& p) {
@@ -210,11 +237,14 @@ std::uint64_t packed_bytes(const Operand& a, const Operand& b) {
     for (const Operand* o : {&a, &b}) {
         if (!o->quantized)
             return 0;
+        const Side side = o == &a ? Side::A : Side::B;
         const Extents e = extents_of(o->values);
         const std::uint64_t down = div_up(e.rows, kTile), across = div_up(e.columns, kTile);
         const std::uint64_t places = (e.batch * down + groups) * across;
-        bytes += places * (kBlockBytes + kVectorBytes) +
+        bytes += places * (block_bytes(side) + kVectorBytes) +
                  (e.batch * down + groups + groups * across + across) * (kVectorBytes + 4) + 512;
+        if (side == Side::B && own_scales(*o->quantized))
+            bytes += places * kMostFactorBytes;
     }
     return bytes;
 }
@@ -228,22 +258,24 @@ void record_packed(Recording& recording, const char* op, const Product& p, Buffe
     const bool tn = p.form == GemmForm::TN, grouped = p.rows != nullptr;
     const ops::GroupTiles* list = grouped && !tn ? &p.rows->tiles : nullptr;
     const GroupLayout* sums = grouped && tn ? &p.rows->layout : nullptr;
-    BufferView memory = workspace;
-    const Packed a = pack(recording, operands, {*p.a.quantized, tn, list, sums}, memory);
-    const Packed b =
-        pack(recording, operands, {*p.b.quantized, p.form != GemmForm::NT, nullptr, sums}, memory);
-
     const Cut cut = cut_for(device).value();
-    const bool scaled_b = p.b.quantized->recipe.blocks != Blocks::Blocks128;
+    BufferView memory = workspace;
+    const Packed a =
+        pack(recording, operands, {*p.a.quantized, Side::A, tn, list, sums}, cut, memory);
+    const Packed b =
+        pack(recording, operands, {*p.b.quantized, Side::B, p.form != GemmForm::NT, nullptr, sums},
+             cut, memory);
+
     const bool bf16 = p.d.dtype == DType::BF16;
     const std::uint64_t ld = p.d.stride[p.d.rank - 2];
     const std::uint64_t stride_d = p.d.rank == 3 ? p.d.stride[0] : 0;
     const bool aligned = d.columns % 4 == 0 && ld % 4 == 0 && stride_d % 4 == 0 &&
                          p.d.buffer.offset % (4 * size_of(p.d.dtype)) == 0;
     using K = kernels::Fp8PackedGemm;
-    const BufferView nothing = a.codes;
+    const BufferView nothing = a.image;
     const K kernel{.variant = bf16 ? K::Variant::f16_bf16 : K::Variant::f16_f32,
                    .constants = {.local_size = kLocalSize,
+                                 .subgroup = cut.subgroup,
                                  .mma_m = cut.shape.m,
                                  .mma_n = cut.shape.n,
                                  .mma_k = cut.shape.k,
@@ -253,17 +285,20 @@ void record_packed(Recording& recording, const char* op, const Product& p, Buffe
                                      kTile / (cut.warps_n * cut.shape.n)),
                                  .warps_m = cut.warps_m,
                                  .warps_n = cut.warps_n,
-                                 .scaled_b = scaled_b ? 1u : 0u,
+                                 .own_scales = own_scales(*p.b.quantized) ? 1u : 0u,
                                  .by_sum = sums != nullptr ? 1u : 0u,
-                                 .aligned = aligned ? 1u : 0u},
+                                 .aligned = aligned ? 1u : 0u,
+                                 // lavapipe compiles long loops for a minute
+                                 .at_once = device.info().is_cpu ? 1u : 4u},
                    .tiles = list != nullptr ? list->tiles : nothing,
                    .begins = sums != nullptr ? p.rows->tiles.rows.begins.buffer : nothing,
                    .ends = grouped ? p.rows->tiles.rows.ends.buffer : nothing,
-                   .a_codes = a.codes,
+                   .a_image = a.image,
                    .a_scales = a.scales,
                    .a_peaks = a.peaks,
                    .a_spread = a.spread,
-                   .b_codes = b.codes,
+                   .b_image = b.image,
+                   .b_factors = b.factors,
                    .b_scales = b.scales,
                    .b_peaks = b.peaks,
                    .b_spread = b.spread,

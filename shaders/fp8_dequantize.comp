@@ -145,7 +145,7 @@ void main() {
     }
     uint tile_rows = blocks_form == kColumns128 ? 128u : steps * kSteps * step_rows;
     FOR_COUNTED(tile, gl_WorkGroupID.x, push.row_tiles) {
-        TileRows part = TileRows(tile * tile_rows, min((tile + 1u) * tile_rows, rows));
+        TileRows part = TileRows(tile * tile_rows, min((tile + 1u) * tile_rows, rows), 0u);
         vec4 low = vec4(0), high = vec4(0);
         if (blocks_form == kColumns128) {
             if (push.groups != 0u) {

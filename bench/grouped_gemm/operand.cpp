@@ -3,6 +3,7 @@
 
 #include <bellows/fp8/quantize.hpp>
 
+#include <algorithm>
 #include <array>
 #include <bit>
 #include <cstring>
@@ -16,6 +17,9 @@ std::array<float, 2> two_values(std::uint64_t bits) {
     return {static_cast<float>(static_cast<std::int32_t>(bits)) * 0x1p-31f,
             static_cast<float>(static_cast<std::int32_t>(bits >> 32)) * 0x1p-31f};
 }
+
+/// So many words are drawn and then repeated: a prime, so that neither rows nor tiles repeat.
+constexpr std::uint64_t kDrawnWords = 4194301;
 
 } // namespace
 
@@ -36,21 +40,20 @@ std::string name_of(const OperandStorage& storage) {
 TensorView random_tensor(OpData& data, DType dtype, std::initializer_list<std::uint64_t> extents,
                          std::uint64_t seed) {
     const TensorView view = data.empty(dtype, extents);
-    const std::uint64_t count = view.num_elements();
+    const std::uint64_t count = view.num_bytes() / 4;
+    std::vector<std::uint32_t> words(count);
     reference::Random random(seed);
-    std::vector<std::uint32_t> words(view.num_bytes() / 4);
-    for (std::uint64_t i = 0; i < count; i += 2) {
+    const std::uint64_t drawn = std::min<std::uint64_t>(count, kDrawnWords);
+    for (std::uint64_t i = 0; i < drawn; ++i) {
         const auto [first, second] = two_values(random.bits());
-        if (dtype == DType::BF16) {
-            words[i / 2] = reference::bf16_bits(first) | std::uint32_t{reference::bf16_bits(second)}
-                                                             << 16;
-        } else {
-            words[i] = std::bit_cast<std::uint32_t>(first);
-            words[i + 1] = std::bit_cast<std::uint32_t>(second);
-        }
+        words[i] = dtype == DType::BF16 ? reference::bf16_bits(first) |
+                                              std::uint32_t{reference::bf16_bits(second)} << 16
+                                        : std::bit_cast<std::uint32_t>(first);
     }
-    data.device().upload(view.buffer.sub(0, words.size() * 4),
-                         std::span<const std::uint32_t>(words));
+    for (std::uint64_t i = drawn; i < count; i += drawn)
+        std::copy_n(words.begin(), std::min(drawn, count - i),
+                    words.begin() + static_cast<std::ptrdiff_t>(i));
+    data.device().upload(view.buffer.sub(0, count * 4), std::span<const std::uint32_t>(words));
     return view;
 }
 

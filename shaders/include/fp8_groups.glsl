@@ -7,11 +7,12 @@
 
 struct TileRows {
     uint first;
-    uint end; // <= first: the tile has no rows
+    uint end;   // <= first: the tile has no rows
+    uint group; // whose rows they are
 };
 
 TileRows plain_tile(uint tile, uint rows) {
-    return TileRows(128u * tile, min(128u * tile + 128u, rows));
+    return TileRows(128u * tile, min(128u * tile + 128u, rows), 0u);
 }
 
 // offsets: [groups + 1], ascending; groups >= 1.
@@ -29,10 +30,10 @@ TileRows grouped_tile(uvec2 offsets, uint groups, uint tile, uint rows) {
     uint end = min(ReadUint(offsets).v[low + 1u], rows);
     uint first_tile = begin / 128u + low;
     if (tile < first_tile) {
-        return TileRows(0u, 0u);
+        return TileRows(0u, 0u, low);
     }
     uint first = begin + 128u * (tile - first_tile);
-    return TileRows(first, min(first + 128u, end));
+    return TileRows(first, min(first + 128u, end), low);
 }
 
 #endif

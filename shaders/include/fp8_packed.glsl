@@ -1,29 +1,42 @@
 // SPDX-License-Identifier: MIT
 // Packed FP8 operands of a product: tiles of 128 rows (or columns, whatever is not summed over; x
-// below) by 128 of the sum's depth k, zeros where there is nothing.
+// below) by 128 of the sum's depth k, zeros where there is nothing, as the very registers that
+// matrices of the device's units have when they are loaded: a matrix is stored element by element as
+// each invocation of a subgroup finds it (cooperative matrices leave open which that are), and
+// restored so. The host has made sure that this works (matrix_images.hpp).
 //
-// codes   uvec4[tiles][blocks][4][256]: per tile and block of 128 k four steps of 32 k; per step 256
-//         chunks of 16 codes (16 neighbours in k of one x), in the order in which a workgroup of the
-//         product takes them: neighbours to neighbours, while what eight of them write to workgroup
-//         memory, two units of 16 bytes each in rows of 80, falls on different banks.
-// scales  uint[tiles][blocks][128], f32 bits of each x's scale in the block; NaN also where a code is
-// peaks   uint[units][128], the largest of those over the sum; spread uint[units], the most powers of
-//         two by which a scale of the tile falls below its x's peak
+// A      f16, scaled: code * 2^(7 - distance), where distance says by how many powers of two the
+//        block's scale lies below the peak of its x; 0 where the tile's spread exceeds SPREAD.
+//        uvec4[tiles][blocks][4 steps][128 / mma_m][32 / mma_k][elements / 8][subgroup size]
+// B      codes, the f16 code * 2^-8 of which take few instructions: of each four elements the first
+//        two stand as they are in f16, the others in the bits that these leave free.
+//        uvec4[tiles][blocks][4][128 / mma_n][32 / mma_k * elements / 16][subgroup size]
+// factors of B, if its columns have scales of their own: 2^(15 - distance) in f16, element by element
+//        as a matrix. uvec4[tiles][blocks][128 / mma_n][elements / 8][subgroup size]
+// scales uint[tiles][blocks][128], f32 bits of each x's scale in the block; NaN also where a code is
+// peaks  uint[units][128], the largest of those over the sum; spread uint[units], the most powers of
+//        two by which a scale of the tile falls below its x's peak
 #ifndef BELLOWS_FP8_PACKED_GLSL
 #define BELLOWS_FP8_PACKED_GLSL
 
-const uint PACKED_STEP = 256u;   // chunks in a step
-const uint PACKED_BLOCK = 1024u; // and in a block
+const uint TILE = 128u;
+const uint SPREAD = 22u; // powers of two that f16 holds below the first code's
+const uint INFINITY_BITS = 0x7F800000u;
+const uint NAN_BITS = 0x7FC00000u;
 
-// The chunk of a step that holds k = 16 * part .. of x (< 128).
-uint packed_chunk(uint x, uint part) {
-    return (x >> 4) * 32u | (x & 8u) << 1 | (x & 2u) << 2 | (x & 4u) | (x & 1u) << 1 | part;
-}
+// units of 16 bytes in a block of 128 k
+const uint A_BLOCK = 2048u;
+const uint B_BLOCK = 1024u;
 
-// The inverse for x; the part is chunk % 2.
-uint packed_x(uint chunk) {
-    return (chunk >> 5) * 16u | (chunk & 16u) >> 1 | (chunk & 8u) >> 2 | (chunk & 4u) |
-           (chunk & 2u) >> 1;
+#define ELEMENTS_A (mma_m * mma_k / subgroup)
+#define ELEMENTS_B (mma_n * mma_k / subgroup)
+#define DEPTHS (32u / mma_k) // matrices of a step along k
+
+// 2^(15 - distance), twice as f16; NaN for a NaN scale.
+uint packed_factor(uint peak, uint scale) {
+    uint code = (30u - min((peak - scale) >> 23, 30u)) << 10;
+    code = scale > INFINITY_BITS ? 0x7E00u : code;
+    return code | code << 16;
 }
 
 #endif

@@ -1,0 +1,250 @@
+// SPDX-License-Identifier: MIT
+// Packs an operand for fp8_packed_gemm: include/fp8_packed.glsl. Runs after fp8_pack_scales, whose
+// list, ends, batch and groups it shares. A code that is NaN makes NaN its block: of A by itself, of
+// B by the block's scale.
+//
+// source  codes, rows of a multiple of 16 bytes that end in zeros. by_k 0: memory has x as its rows,
+//         (x, k) at x * ld + k. by_k 1: memory has k as its rows, (x, k) at k * ld + x.
+// Constants  local_size   128; subgroup: the subgroup size
+//            mma_*        as the product's
+//            own_scales   (B) 1: columns have scales of their own, hence factors; 0: a block has one
+// Dispatch x = blocks (of all groups), y = tiles. Shared 10 KiB.
+#version 460
+#extension GL_GOOGLE_include_directive : require
+#define MATRIX_BF16 0
+#include "include/coopmat.glsl"
+#include "include/fp8_groups.glsl"
+#include "include/fp8_packed.glsl"
+
+#include "fp8_pack_operand.kernel.glsl"
+
+layout(local_size_x_id = 0) in;
+
+const uint ROWS = 32u;   // of memory, staged at a time
+const uint PITCH = 17u;  // units of 16 bytes from one to the next: 128 f16 and padding
+const uint CHUNKS = 8u;  // of 16 codes, per invocation
+const uint IN_ROW = 8u;
+
+shared uvec4 stage[ROWS * PITCH];
+shared uint factors[TILE];
+shared uint nans[TILE];
+
+bool has_nan(uvec4 codes) {
+    uvec4 t = ((codes & 0x7F7F7F7Fu) + 0x01010101u) & 0x80808080u;
+    return (t.x | t.y | t.z | t.w) != 0u;
+}
+
+bool is_nan(uvec4 codes, uint i) {
+    return (codes[i / 4u] >> i % 4u * 8u & 0x7Fu) == 0x7Fu;
+}
+
+// Four codes as f16 times 2^-8.
+uvec2 halves(uint codes) {
+    uint even = codes << 8 & 0x80008000u | codes << 7 & 0x3F803F80u;
+    uint odd = codes & 0x80008000u | codes >> 1 & 0x3F803F80u;
+    return uvec2(even & 0xFFFFu | odd << 16, even >> 16 | odd & 0xFFFF0000u);
+}
+
+#if OPERAND_B
+#define MATRIX coopmat<float16_t, gl_ScopeSubgroup, mma_k, mma_n, gl_MatrixUseB>
+#define MMA_X mma_n
+#define ELEMENTS ELEMENTS_B
+#define LAYOUT_BY_X gl_CooperativeMatrixLayoutColumnMajor
+#define LAYOUT_BY_K gl_CooperativeMatrixLayoutRowMajor
+#else
+#define MATRIX coopmat<float16_t, gl_ScopeSubgroup, mma_m, mma_k, gl_MatrixUseA>
+#define MMA_X mma_m
+#define ELEMENTS ELEMENTS_A
+#define LAYOUT_BY_X gl_CooperativeMatrixLayoutRowMajor
+#define LAYOUT_BY_K gl_CooperativeMatrixLayoutColumnMajor
+#endif
+
+MATRIX load(uint at) {
+    MATRIX m;
+    if (by_k != 0u) {
+        coopMatLoad(m, stage, at, PITCH, LAYOUT_BY_K);
+    } else {
+        coopMatLoad(m, stage, at, PITCH, LAYOUT_BY_X);
+    }
+    return m;
+}
+
+uint pair_of(MATRIX m, uint i) {
+    return packFloat2x16(f16vec2(m[2u * i], m[2u * i + 1u]));
+}
+
+// The matrices of one step of one group of MMA_X, which stand from `at` on in `stage`.
+void save(uint at, uint along_k, uint place, uint step, uint matrix) {
+    uint to = (place * 4u + step) * (TILE / MMA_X) + matrix;
+#if OPERAND_B
+    uint words[DEPTHS * ELEMENTS / 4u];
+    [[unroll]] for (uint depth = 0u; depth < DEPTHS; ++depth) {
+        MATRIX m = load(at + depth * along_k);
+        [[unroll]] for (uint i = 0u; i < ELEMENTS / 4u; ++i) {
+            uint second = pair_of(m, 2u * i + 1u);
+            words[depth * (ELEMENTS / 4u) + i] = pair_of(m, 2u * i) | second >> 7 & 0x007F007Fu |
+                                                 second >> 1 & 0x40004000u;
+        }
+    }
+    const uint UNITS = DEPTHS * ELEMENTS / 16u;
+    [[unroll]] for (uint u = 0u; u < UNITS; ++u) {
+        push.operands.image.v[(to * UNITS + u) * subgroup + gl_SubgroupInvocationID] =
+            uvec4(words[4u * u], words[4u * u + 1u], words[4u * u + 2u], words[4u * u + 3u]);
+    }
+#else
+    const uint UNITS = ELEMENTS / 8u;
+    [[unroll]] for (uint depth = 0u; depth < DEPTHS; ++depth) {
+        MATRIX m = load(at + depth * along_k);
+        [[unroll]] for (uint u = 0u; u < UNITS; ++u) {
+            push.operands.image.v[((to * DEPTHS + depth) * UNITS + u) * subgroup +
+                                  gl_SubgroupInvocationID] =
+                uvec4(pair_of(m, 4u * u), pair_of(m, 4u * u + 1u), pair_of(m, 4u * u + 2u),
+                      pair_of(m, 4u * u + 3u));
+        }
+    }
+#endif
+}
+
+#if OPERAND_B
+void save_factors(uint place) {
+    if (gl_LocalInvocationIndex < TILE / 8u) {
+        uvec4 eight;
+        [[unroll]] for (uint i = 0u; i < 4u; ++i) {
+            uint x = gl_LocalInvocationIndex * 8u + 2u * i;
+            eight[i] = factors[x] & 0xFFFFu | factors[x + 1u] << 16;
+        }
+        for (uint k = 0u; k < mma_k; ++k) {
+            stage[k * PITCH + gl_LocalInvocationIndex] = eight;
+        }
+    }
+    barrier();
+    for (uint j = gl_SubgroupID; j < TILE / mma_n; j += local_size / subgroup) {
+        MATRIX m;
+        coopMatLoad(m, stage, j * mma_n / 8u, PITCH, gl_CooperativeMatrixLayoutRowMajor);
+        [[unroll]] for (uint u = 0u; u < ELEMENTS / 8u; ++u) {
+            push.operands.factors.v[((place * (TILE / mma_n) + j) * (ELEMENTS / 8u) + u) * subgroup +
+                                    gl_SubgroupInvocationID] =
+                uvec4(pair_of(m, 4u * u), pair_of(m, 4u * u + 1u), pair_of(m, 4u * u + 2u),
+                      pair_of(m, 4u * u + 3u));
+        }
+    }
+}
+#endif
+
+uint times(uint pair, uint factor) {
+    return packFloat2x16(unpackFloat2x16(pair) * unpackFloat2x16(factor));
+}
+
+// Eight codes of the chunk of a row, from code 8 * part on.
+uvec4 staged(uvec4 codes, uint part, uint row, uint chunk, bool any_nan) {
+    uvec4 y = uvec4(halves(codes[part * 2u]), halves(codes[part * 2u + 1u]));
+#if !OPERAND_B
+    [[unroll]] for (uint i = 0u; i < 4u; ++i) {
+        if (any_nan) {
+            y[i] |= is_nan(codes, part * 8u + 2u * i) ? 0x7E00u : 0u;
+            y[i] |= is_nan(codes, part * 8u + 2u * i + 1u) ? 0x7E000000u : 0u;
+        }
+        uint x = by_k != 0u ? chunk * 16u + part * 8u + 2u * i : row;
+        uint factor = by_k != 0u ? factors[x] & 0xFFFFu | factors[x + 1u] << 16 : factors[x];
+        y[i] = times(y[i], factor);
+    }
+#endif
+    return y;
+}
+
+void mark(uvec4 codes, uint row, uint chunk) {
+    for (uint i = 0u; i < 16u; ++i) {
+        if (is_nan(codes, i)) {
+            nans[by_k != 0u ? chunk * 16u + i : row] = 1u;
+        }
+    }
+}
+
+void main() {
+    uint block = gl_WorkGroupID.x, tile = gl_WorkGroupID.y;
+    uint x0, end, unit = tile;
+    uvec2 source = uvec2(push.operands.source);
+    if (push.from_list != 0u) {
+        if (tile >= push.operands.tile_count.v[0]) {
+            return;
+        }
+        uint group = push.operands.list.v[2u * tile];
+        x0 = push.operands.list.v[2u * tile + 1u];
+        end = push.operands.ends.v[group];
+    } else {
+        x0 = tile % push.batch_tiles * TILE;
+        end = push.extent;
+        source = address_add(source, tile / push.batch_tiles, push.batch_stride16, 4u);
+    }
+    TileRows depth = plain_tile(block, push.k);
+    if (push.groups > 0u) {
+        depth = grouped_tile(uvec2(push.operands.group_offsets), push.groups, block, push.k);
+        unit += depth.group * gl_NumWorkGroups.y;
+    }
+    if (depth.end <= depth.first) {
+        return;
+    }
+    uint lane = gl_LocalInvocationIndex, chunk = lane % IN_ROW;
+    uvec4 codes[CHUNKS];
+    [[unroll]] for (uint i = 0u; i < CHUNKS; ++i) {
+        uint row = i * (TILE / CHUNKS) + lane / IN_ROW;
+        uint x = x0 + (by_k != 0u ? chunk * 16u : row);
+        uint k = depth.first + (by_k != 0u ? row : chunk * 16u);
+        codes[i] = uvec4(0);
+        if (x < end && k < depth.end) {
+            codes[i] = ReadUvec4(source).v[by_k != 0u ? k * push.ld16 + x / 16u
+                                                      : x * push.ld16 + k / 16u];
+        }
+    }
+    uint place = tile * gl_NumWorkGroups.x + block;
+    uint peak = push.operands.peaks.v[unit * TILE + lane];
+    uint scale = push.operands.scales.v[place * TILE + lane];
+    bool wide = push.operands.spread.v[unit] > SPREAD;
+    factors[lane] = packed_factor(peak, wide && scale <= INFINITY_BITS ? peak : scale);
+    nans[lane] = 0u;
+    barrier();
+    [[unroll]] for (uint part = 0u; part < TILE / ROWS; ++part) {
+        [[unroll]] for (uint i = 0u; i < CHUNKS * ROWS / TILE; ++i) {
+            uvec4 c = codes[part * (CHUNKS * ROWS / TILE) + i];
+            uint row = i * (TILE / CHUNKS) + lane / IN_ROW, to = row * PITCH + chunk * 2u;
+            bool any_nan = has_nan(c);
+            stage[to] = staged(c, 0u, part * ROWS + row, chunk, any_nan);
+            stage[to + 1u] = staged(c, 1u, part * ROWS + row, chunk, any_nan);
+#if OPERAND_B
+            if (any_nan) {
+                mark(c, part * ROWS + row, chunk);
+            }
+#endif
+        }
+        barrier();
+        if (by_k != 0u) {
+            for (uint j = gl_SubgroupID; j < TILE / MMA_X; j += local_size / subgroup) {
+                save(j * MMA_X / 8u, mma_k * PITCH, place, part, j);
+            }
+        } else {
+            const uint MATRICES = ROWS / MMA_X;
+            for (uint j = gl_SubgroupID; j < 4u * MATRICES; j += local_size / subgroup) {
+                uint step = j / MATRICES, matrix = j % MATRICES;
+                save(matrix * MMA_X * PITCH + step * 4u, mma_k / 8u, place, step,
+                     part * MATRICES + matrix);
+            }
+        }
+        barrier();
+    }
+#if OPERAND_B
+    bool bad = nans[lane] != 0u;
+    if (own_scales == 0u) {
+        for (uint x = 0u; x < TILE; ++x) {
+            bad = bad || nans[x] != 0u;
+        }
+    }
+    if (bad) {
+        push.operands.scales.v[place * TILE + lane] = NAN_BITS;
+        factors[lane] = 0x7E007E00u;
+    }
+    if (own_scales != 0u) {
+        barrier();
+        save_factors(place);
+    }
+#endif
+}
