@@ -1,14 +1,14 @@
 // SPDX-License-Identifier: MIT
 #include "app/checkpoint_state.hpp"
 
+#include "app/checked_json.hpp"
 #include "app/file_io.hpp"
 
 #include <bellows/engine/error.hpp>
 
-#include <nlohmann/json.hpp>
-
 #include <cstdint>
 #include <limits>
+#include <utility>
 
 namespace bellows {
 
@@ -18,17 +18,6 @@ using Json = nlohmann::json;
 
 constexpr std::uint64_t kFormat = 1;
 constexpr std::uint64_t kLargestState = std::uint64_t{16} << 20;
-
-std::string dump(const Json& json, int indent) {
-    return json.dump(indent, ' ', false, Json::error_handler_t::replace);
-}
-
-/// Over the text with the sum's own value as zeros.
-std::uint32_t checksum_of(Json json) {
-    json["checksum"] = hex32(0);
-    const std::string text = dump(json, -1);
-    return crc32_of(text.data(), text.size());
-}
 
 std::uint64_t number(const Json& json, const char* key, std::uint64_t most) {
     const Json& value = json.at(key);
@@ -40,15 +29,6 @@ std::uint64_t number(const Json& json, const char* key, std::uint64_t most) {
 
 std::uint32_t small_number(const Json& json, const char* key) {
     return static_cast<std::uint32_t>(number(json, key, std::numeric_limits<std::uint32_t>::max()));
-}
-
-/// Refuses text nested deeper than ours: writing it out again would use the stack.
-bool limit_depth(int depth, Json::parse_event_t, Json&) {
-    constexpr int kDeepest = 8;
-    if (depth > kDeepest) {
-        throw Error(ErrorCode::Corrupt, "it is nested too deeply");
-    }
-    return true;
 }
 
 /// A name that stays inside the checkpoint's folder.
@@ -63,9 +43,7 @@ CheckpointState from_json(const Json& json, std::map<std::string, CheckpointFile
         throw Error(ErrorCode::Corrupt, "format is " + json.at("format").dump() +
                                             ", this program reads " + std::to_string(kFormat));
     }
-    if (json.at("checksum").get<std::string>() != hex32(checksum_of(json))) {
-        throw Error(ErrorCode::Corrupt, "it does not fit its check sum");
-    }
+    require_checksum(json);
     CheckpointState state;
     state.step = number(json, "step", kAny);
     state.seed = number(json, "seed", kAny);
@@ -100,8 +78,7 @@ std::string format_checkpoint_state(const CheckpointState& state,
         }
         json["files"][name] = {{"bytes", file.bytes}, {"crc32", file.checksum}};
     }
-    json["checksum"] = hex32(checksum_of(json));
-    return dump(json, 2) + "\n";
+    return format_checked(std::move(json));
 }
 
 CheckpointState parse_checkpoint_state(const std::filesystem::path& path,
@@ -109,7 +86,7 @@ CheckpointState parse_checkpoint_state(const std::filesystem::path& path,
     const std::string text = read_file(path, kLargestState);
     const std::string file = in_quotes(path.string());
     try {
-        return from_json(Json::parse(text, limit_depth), files);
+        return from_json(parse_shallow(text), files);
     } catch (const Json::exception&) {
         throw Error(ErrorCode::Corrupt, file + " is not the state of a checkpoint: a value is "
                                                "missing or of the wrong kind");

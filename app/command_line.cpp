@@ -55,8 +55,14 @@ constexpr const char* kInfoExamples = R"(
 Examples:
   bellows info
   bellows info --json --device 0
+  bellows info --kernels --device gpu
   bellows info --model tiny
-  bellows info --model my.toml)";
+  bellows info --model my.toml
+
+--kernels times each way of computing FP8 products that a device has, at sizes of decoding and of
+training; that takes seconds once, and is kept in the user's cache folder. Runs take the fastest
+variant whose bits are those of the usual one, and their checkpoints keep the choice; with
+BELLOWS_FP8_VARIANTS=measured they take the fastest, with =decoded one that every device has.)";
 
 constexpr const char* kSelftestExamples = R"(
 Checks every codec and op against f64 arithmetic on the host, the expert exchange on one rank and on
@@ -264,6 +270,11 @@ struct CommandLine {
             ->type_name("PRESET|FILE")
             ->required(!commands.info);
         info->add_flag("--json", info_flags.json, "as JSON");
+        if (commands.info) {
+            info->add_flag("--kernels", info_flags.kernels,
+                           "how each kind of FP8 product is computed, and how fast; measured once");
+            info->add_flag("--retune", info_flags.retune, "with --kernels: measure again");
+        }
         add_device(*info, info_flags.device, "this device alone; list: a line per device");
         info->footer(std::string(kInfoExamples) + kExitCodes);
         if (commands.selftest) {
@@ -312,9 +323,8 @@ int run_subcommand(int argc, const char* const* argv, const Commands& commands,
                     std::string(error.what()) + "; `" + command + " --help` lists the flags");
     }
     if (line.chosen(line.info)) {
-        return line.info_flags.model
-                   ? print_model_info(line.info_flags)
-                   : commands.info({line.info_flags.json, line.info_flags.device.value_or("")});
+        return line.info_flags.model ? print_model_info(line.info_flags)
+                                     : commands.info(resolve_info(line.info_flags));
     }
     if (line.chosen(line.selftest)) {
         input_is_good = true;

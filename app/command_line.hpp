@@ -37,7 +37,7 @@ struct GenerateFlags {
 
 struct InfoFlags {
     std::optional<std::string> model, device;
-    bool json = false;
+    bool json = false, kernels = false, retune = false;
 };
 
 /// Configuration, then flags over it, then the checks that need no data. A resumed run takes the
@@ -51,6 +51,9 @@ void check_training_input(const TrainOptions& options);
 
 /// Opens the checkpoint and takes the run's configuration from it.
 GenerateOptions resolve_generate(const GenerateFlags& flags);
+
+/// Throws Error{InvalidArgument} for flags that do not go together.
+InfoOptions resolve_info(const InfoFlags& flags);
 
 /// `bellows info --model`: parameters in total and per token, on standard output.
 int print_model_info(const InfoFlags& flags);

@@ -233,6 +233,13 @@ GenerateOptions resolve_generate(const GenerateFlags& flags) {
     return options;
 }
 
+InfoOptions resolve_info(const InfoFlags& flags) {
+    if (flags.retune && !flags.kernels) {
+        throw Error(ErrorCode::InvalidArgument, "--retune goes with --kernels");
+    }
+    return {flags.json, flags.device.value_or(""), flags.kernels, flags.retune};
+}
+
 int print_model_info(const InfoFlags& flags) {
     const ModelConfig model = load_run_config(*flags.model).model;
     const ParameterCount count = count_parameters(model);

@@ -42,7 +42,9 @@ struct GenerateOptions {
 
 struct InfoOptions {
     bool json = false;
-    std::string device; ///< this one alone (see DeviceOptions::select); "": all
+    std::string device;   ///< this one alone (see DeviceOptions::select); "": all
+    bool kernels = false; ///< how FP8 products are computed and how fast, measured once
+    bool retune = false;  ///< measured again
 };
 
 struct SelftestOptions {

@@ -2,6 +2,7 @@
 #include "app/language_model.hpp"
 
 #include "app/run_checkpoint.hpp"
+#include "app/run_kernels.hpp"
 
 #include <bellows/comm/message.hpp>
 #include <bellows/engine/error.hpp>
@@ -44,7 +45,8 @@ LanguageModel::Impl::Impl(const DeviceOptions& device_options,
     const DType act = parameters.activation();
     const Checkpoint checkpoint = Checkpoint::open(checkpoint_folder);
     if (act == DType::BF16)
-        use_gemm_class(*device, gemm_class_of(checkpoint, device->options()));
+        use_gemm_class(*device, kept_kernels(checkpoint, device->options()).chosen["gemm"]);
+    parameters.use_products(products_of(checkpoint, *device));
     load_weights(checkpoint, parameters);
     if (config.model.moe_layers() > 0)
         exchange.emplace(*device, world, *transport, thread,

@@ -18,9 +18,9 @@ constexpr std::uint64_t kF32 = 4;
 
 /// The sizes that everything is made of.
 struct Sizes {
-    Sizes(const RunConfig& run, const RunLayout& layout)
+    Sizes(const RunConfig& run, const RunLayout& layout, bool on_tiles)
         : model(run.model), act(size_of(activation_type(run.train))),
-          fp8(linear_precision(run.train) == LinearPrecision::Fp8),
+          fp8(linear_precision(run.train) == LinearPrecision::Fp8), tiles(on_tiles),
           seq(std::max<std::uint64_t>(run.train.seq, 1)),
           tokens(run.train.batch * run.train.seq /
                  std::max<std::uint64_t>(std::uint64_t{layout.dp} * run.train.micro_batches, 1)),
@@ -33,6 +33,7 @@ struct Sizes {
     const ModelConfig& model;
     std::uint64_t act;    ///< bytes of an activation
     bool fp8;             ///< linear layers compute in FP8
+    bool tiles;           ///< FP8 products may pack their operands into tiles
     std::uint64_t seq;    ///< tokens of a sequence
     std::uint64_t tokens; ///< of a rank's micro-batch
     std::uint64_t ep, local_experts;
@@ -114,12 +115,17 @@ std::uint64_t scratch_row_bytes(const Sizes& s) {
     return s.rows * ((s.model.moe_ffn + s.model.hidden) * s.act + kF32);
 }
 
-/// An FFN's input gradient in FP8: a SwiGLU's input gradient in both forms, a product's operands
-/// decoded. `rows` are as many as could come.
+/// An FFN in FP8: its input gradient, which has a SwiGLU's in both forms, or a weight gradient, for
+/// which its input is quantised anew; with a product's operands decoded to bf16, or packed, which
+/// takes no more but for the rows that fill up tiles of 128 of each matrix. `rows` are as many as
+/// could come.
 std::uint64_t fp8_ffn_bytes(const Sizes& s, std::uint64_t rows, std::uint64_t ffn,
                             std::uint64_t matrices) {
-    return rows * (2 * ffn * s.act + quantized_row(2 * ffn) + 2 * ffn * 2) +
-           matrices * 2 * ffn * s.model.hidden * 2;
+    const std::uint64_t filled = rows + (s.tiles ? 128 * matrices : 0);
+    const std::uint64_t hidden = s.model.hidden;
+    return std::max(rows * (2 * ffn * s.act + quantized_row(2 * ffn)) + filled * 2 * ffn * 2 +
+                        matrices * 2 * ffn * hidden * 2,
+                    rows * quantized_row(hidden) + filled * (2 * ffn + hidden) * 2);
 }
 
 /// What layers use one after another in FP8.
@@ -185,8 +191,9 @@ MemoryCategory MemoryEstimate::largest() const noexcept {
                                        bytes.begin());
 }
 
-MemoryEstimate estimate_memory(const RunConfig& run, const RunLayout& layout, std::uint64_t stage) {
-    const Sizes s(run, layout);
+MemoryEstimate estimate_memory(const RunConfig& run, const RunLayout& layout, std::uint64_t stage,
+                               bool tiles) {
+    const Sizes s(run, layout, tiles);
     const ModelConfig& m = run.model;
     const LayerRange range = layers_of_stage(m, stage, layout.pp);
     std::uint64_t moe_layers = 0;

@@ -25,9 +25,10 @@ struct MemoryEstimate {
 };
 
 /// Of the rank of a stage that holds most. Rows at the experts are counted for a router that sends
-/// a rank a quarter more than its even share; what a badly balanced one sends comes on top.
+/// a rank a quarter more than its even share; what a badly balanced one sends comes on top. tiles:
+/// whether FP8 products may pack their operands into tiles (fp8::Variant::Packed).
 MemoryEstimate estimate_memory(const RunConfig& config, const RunLayout& layout,
-                               std::uint64_t stage);
+                               std::uint64_t stage, bool tiles = false);
 
 /// Throws Error{InvalidArgument} if one of `sharing` ranks on a device of `device_bytes` finds no
 /// room for the estimate; names the largest category and what would make it smaller.

@@ -152,12 +152,11 @@ std::filesystem::path save_checkpoint(const TrainOptions& options, Trainer& trai
     return folder;
 }
 
-std::string gemm_class_of(const Checkpoint& checkpoint, const DeviceOptions& options) {
+KernelChoice kept_kernels(const Checkpoint& checkpoint, const DeviceOptions& options) {
+    KernelChoice kernels{checkpoint.state().kernels, true};
     if (!options.gemm_class.empty())
-        return options.gemm_class;
-    const auto& kernels = checkpoint.state().kernels;
-    const auto gemm = kernels.find("gemm");
-    return gemm == kernels.end() ? "" : gemm->second;
+        kernels.chosen["gemm"] = options.gemm_class;
+    return kernels;
 }
 
 void load_weights(const Checkpoint& checkpoint, ParameterStore& parameters) {

@@ -26,9 +26,9 @@ inline constexpr std::chrono::hours kDiskPatience{24};
 std::filesystem::path save_checkpoint(const TrainOptions& options, Trainer& trainer, World& world,
                                       std::uint64_t steps_done);
 
-/// The numeric class of the products of bf16 tensors that the run had, so that they keep their
-/// bits, unless the options name another; "" where neither says.
-std::string gemm_class_of(const Checkpoint& checkpoint, const DeviceOptions& options);
+/// How the run computed products, so that they keep their bits, unless the options name another
+/// class of bf16 products.
+KernelChoice kept_kernels(const Checkpoint& checkpoint, const DeviceOptions& options);
 
 /// Collective: reads what this rank needs, from a checkpoint of any layout, and waits for the other
 /// ranks, so that no exchange with a slower one runs out of time. Throws on every rank if any could

@@ -3,6 +3,8 @@
 #include "app/run.hpp"
 
 #include "app/mpi_info.hpp"
+#include "app/product_times.hpp"
+#include "app/progress.hpp"
 #include "app/run_device.hpp"
 #include "app/train_config.hpp"
 #include "app/version.hpp"
@@ -121,6 +123,25 @@ void print_text(const Json& report) {
     }
 }
 
+/// Kept ones, or else measured now.
+ProductTimes product_times(Device& device, bool again) {
+    if (!again)
+        if (auto times = kept_product_times(device))
+            return std::move(*times);
+    ProgressReporter progress(stderr, 0, ProgressReporter::detect(stderr));
+    return measure_product_times(device, [&](std::uint64_t done, std::uint64_t total) {
+        progress.phase("measuring FP8 products", done, total);
+    });
+}
+
+void print_product_times(const Device& device, const ProductTimes& times) {
+    std::printf("device %u: %s\n", device.info().index, device.info().name.c_str());
+    for (const Json& gemm : gemm_classes_of(device))
+        std::printf("bf16 products: %s: %s\n", gemm["name"].get<std::string>().c_str(),
+                    gemm["state"].get<std::string>().c_str());
+    std::printf("%s\n", format_product_times(times).c_str());
+}
+
 } // namespace
 
 int run_info(const InfoOptions& options) {
@@ -138,18 +159,24 @@ int run_info(const InfoOptions& options) {
         Json entry = json_of(info);
         if (info.unmet_requirements.empty()) {
             serves = true;
-            DeviceOptions device_options = DeviceOptions::from_environment({});
+            DeviceOptions device_options = run_device_options(kAnyDevice, 0);
             device_options.select = std::to_string(info.index);
             const auto device = Device::create(device_options);
             entry["queues"] = device->describe_queues();
             entry["kernels"] = kernels_of(*device);
             entry["bf16_products"] = gemm_classes_of(*device);
+            if (options.kernels) {
+                const ProductTimes times = product_times(*device, options.retune);
+                entry["fp8_products"] = json_of(times);
+                if (!options.json)
+                    print_product_times(*device, times);
+            }
         }
         report["devices"].push_back(entry);
     }
     if (options.json)
         std::printf("%s\n", report.dump(2).c_str());
-    else
+    else if (!options.kernels)
         print_text(report);
     if (!serves)
         throw Error(ErrorCode::Unsupported,

@@ -10,6 +10,7 @@
 #include "app/progress.hpp"
 #include "app/run_checkpoint.hpp"
 #include "app/run_device.hpp"
+#include "app/run_kernels.hpp"
 #include "app/run_world.hpp"
 #include "app/summary.hpp"
 #include "app/trace_file.hpp"
@@ -114,8 +115,12 @@ TrainRun::TrainRun(const TrainOptions& options, World& world)
     std::optional<Checkpoint> before;
     if (options.resume)
         before.emplace(Checkpoint::open(*options.resume));
-    trainer_.emplace(*device_, world_, options.config, options.layout,
-                     before ? gemm_class_of(*before, device_->options()) : "");
+    const KernelChoice kernels = choose_kernels(*device_, options.config, before, leads(),
+                                                [this](std::uint64_t done, std::uint64_t total) {
+                                                    report("measuring FP8 products", done, total);
+                                                });
+    world_.control().barrier(kDiskPatience, "measuring FP8 products");
+    trainer_.emplace(*device_, world_, options.config, options.layout, kernels);
     if (before) {
         load_checkpoint(*before, *trainer_, world_);
         first_step_ = before->state().step;
@@ -131,7 +136,8 @@ void TrainRun::check_memory() {
     const std::vector<DeviceShare> shares = device_shares(*device_, world_);
     for (std::size_t rank = 0; rank < shares.size(); ++rank) {
         const std::uint64_t stage = rank / options_.layout.dp;
-        const MemoryEstimate estimate = estimate_memory(options_.config, options_.layout, stage);
+        const MemoryEstimate estimate =
+            estimate_memory(options_.config, options_.layout, stage, !device_->info().is_cpu);
         require_memory(estimate, shares[rank].available, shares[rank].ranks, shares[rank].name);
         if (progress_ && rank == 0)
             progress_->note("memory of rank 0, estimated " + describe_memory(estimate.bytes) +

@@ -51,8 +51,7 @@ Group replica_group(const RunLayout& layout, std::uint64_t stage, std::uint64_t 
 } // namespace
 
 struct Trainer::Impl {
-    Impl(Device& d, World& w, const RunConfig& c, const RunLayout& l,
-         const std::string& gemm_class);
+    Impl(Device& d, World& w, const RunConfig& c, const RunLayout& l, const KernelChoice& kernels);
 
     StepResult run_step(std::uint64_t step, const SequenceSource& source);
     void run_schedule(std::uint64_t step, const SequenceSource& source);
@@ -68,7 +67,9 @@ struct Trainer::Impl {
     void record_loads();
     void update_router_biases();
     void count_left_out(std::uint64_t step, const StepResult& result);
-    void agree_on_kernels(const std::string& wanted_gemm_class);
+    void agree_on_kernels(const KernelChoice& wanted);
+    void agree_on_products(const KernelChoice& wanted);
+    std::string of_rank_0(std::string text);
     std::pair<double, double> gather_loss_and_waiting();
     std::uint64_t bytes_sent() const;
     double seconds_waited() const;
@@ -125,7 +126,7 @@ std::uint64_t sequences_per_micro_batch(const RunConfig& config, const RunLayout
 } // namespace
 
 Trainer::Impl::Impl(Device& dev, World& w, const RunConfig& c, const RunLayout& l,
-                    const std::string& gemm_class)
+                    const KernelChoice& kernels)
     : device(dev), world(w), config(c), layout(l), limit(wait_limit(c.train)),
       stage_index(static_cast<std::uint64_t>(w.rank()) / l.dp),
       d(static_cast<std::uint64_t>(w.rank()) % l.dp),
@@ -137,7 +138,7 @@ Trainer::Impl::Impl(Device& dev, World& w, const RunConfig& c, const RunLayout& 
       schedule(one_f_one_b(l.pp, c.train.micro_batches)),
       parameters(dev, parameters_of_stage(c.model, stage_index, l.pp, d % l.ep, l.ep),
                  activation_type(c.train), true, linear_precision(c.train)) {
-    agree_on_kernels(gemm_class);
+    agree_on_kernels(kernels);
     if (config.model.tied_embeddings && layout.pp > 1)
         throw Error(ErrorCode::InvalidArgument,
                     "tied_embeddings needs pp = 1: the table would live on two stages");
@@ -330,17 +331,54 @@ std::pair<double, double> Trainer::Impl::gather_loss_and_waiting() {
             waiting / static_cast<double>(parts.size())};
 }
 
+std::string Trainer::Impl::of_rank_0(std::string text) {
+    HostCollectives::Bytes bytes;
+    const auto mine = std::as_bytes(std::span(text));
+    bytes.assign(mine.begin(), mine.end());
+    everyone.broadcast(0, bytes);
+    text.assign(reinterpret_cast<const char*>(bytes.data()), bytes.size());
+    return text;
+}
+
 /// Rank 0's choice serves all: ranks that round differently would drift apart. Before anything is
 /// recorded.
-void Trainer::Impl::agree_on_kernels(const std::string& wanted_gemm_class) {
+void Trainer::Impl::agree_on_kernels(const KernelChoice& wanted) {
     if (activation_type(config.train) != DType::BF16)
         return;
-    std::string name = wanted_gemm_class.empty() ? gemm_class(device).name : wanted_gemm_class;
-    const auto bytes = std::as_bytes(std::span(name));
-    HostCollectives::Bytes chosen(bytes.begin(), bytes.end());
-    everyone.broadcast(0, chosen);
-    name.assign(reinterpret_cast<const char*>(chosen.data()), chosen.size());
-    use_gemm_class(device, name);
+    const auto gemm = wanted.chosen.find("gemm");
+    const bool open = gemm == wanted.chosen.end() || gemm->second.empty();
+    use_gemm_class(device, of_rank_0(open ? gemm_class(device).name : gemm->second));
+    if (linear_precision(config.train) == LinearPrecision::Fp8)
+        agree_on_products(wanted);
+}
+
+void Trainer::Impl::agree_on_products(const KernelChoice& wanted) {
+    const auto fp8 = wanted.chosen.find("fp8");
+    std::string text;
+    if (world.rank() == 0 && fp8 != wanted.chosen.end())
+        text = fp8->second;
+    else if (world.rank() == 0)
+        text = describe(device, fp8::choose(fp8::measure(device, {.timed = fp8::Timed::None}),
+                                            fp8::Bits::Usual));
+    text = of_rank_0(text);
+    fp8::Choice choice(fp8::Variant::Decoded);
+    std::string lacks;
+    try {
+        choice = fp8::parse_choice(device, text);
+    } catch (const Error& error) {
+        lacks = error.message();
+    }
+    const auto all = everyone.all_gather(std::as_bytes(std::span(lacks)));
+    const auto lacking =
+        std::find_if(all.begin(), all.end(), [](const auto& reason) { return !reason.empty(); });
+    if (lacking != all.end() && wanted.binding)
+        throw Error(
+            ErrorCode::Unsupported,
+            std::string(reinterpret_cast<const char*>(lacking->data()), lacking->size()) +
+                "; this run's products must be, so take devices like those that it had, or set "
+                "BELLOWS_FP8_VARIANTS=decoded, which gives other bits",
+            static_cast<int>(lacking - all.begin()));
+    parameters.use_products(lacking == all.end() ? choice : fp8::Choice(fp8::Variant::Decoded));
 }
 
 // ---- Balance of the experts -----------------------------------------------------------------
@@ -400,8 +438,8 @@ double Trainer::Impl::seconds_waited() const {
 }
 
 Trainer::Trainer(Device& device, World& world, const RunConfig& config, const RunLayout& layout,
-                 const std::string& gemm_class)
-    : impl_(std::make_unique<Impl>(device, world, config, layout, gemm_class)) {
+                 const KernelChoice& kernels)
+    : impl_(std::make_unique<Impl>(device, world, config, layout, kernels)) {
 }
 Trainer::~Trainer() {
     try { // jobs and recordings use what goes now
@@ -420,7 +458,10 @@ ParameterStore& Trainer::parameters() noexcept {
 std::map<std::string, std::string> Trainer::chosen_kernels() const {
     if (activation_type(impl_->config.train) != DType::BF16)
         return {};
-    return {{"gemm", gemm_class(impl_->device).name}};
+    std::map<std::string, std::string> chosen = {{"gemm", gemm_class(impl_->device).name}};
+    if (linear_precision(impl_->config.train) == LinearPrecision::Fp8)
+        chosen["fp8"] = describe(impl_->device, impl_->parameters.products());
+    return chosen;
 }
 Optimizer& Trainer::optimizer() noexcept {
     return *impl_->optimizer;

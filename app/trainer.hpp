@@ -39,14 +39,23 @@ struct StepResult {
 using SequenceSource =
     std::function<void(std::uint64_t step, std::uint64_t index, std::span<std::uint32_t> tokens)>;
 
+/// Kernels that decide the bits of a run, by the name of their choice:
+///   gemm   numeric class of products of bf16 tensors (engine's gemm_plan.hpp)
+///   fp8    variants of FP8 products (fp8's choice.hpp), where linear layers compute in FP8
+struct KernelChoice {
+    std::map<std::string, std::string> chosen;
+    /// Of a run that goes on, or asked for: no rank may choose otherwise.
+    bool binding = false;
+};
+
 class Trainer {
 public:
-    /// Collective. gemm_class: numeric class of products of bf16 tensors (engine's gemm_plan.hpp)
-    /// on all ranks, "" for the one that rank 0's device takes by itself. Throws
-    /// Error{InvalidArgument} naming what does not fit together, Error{Unsupported} when a rank's
-    /// device lacks the class.
+    /// Collective. kernels: rank 0's count for all; what they leave open is as rank 0's device
+    /// takes it by itself. Throws Error{InvalidArgument} naming what does not fit together,
+    /// Error{Unsupported} when a rank's device lacks the class of bf16 products, or variants of FP8
+    /// products that are binding. Where one lacks others, all decode (fp8::Variant::Decoded).
     Trainer(Device& device, World& world, const RunConfig& config, const RunLayout& layout,
-            const std::string& gemm_class = "");
+            const KernelChoice& kernels = {});
     ~Trainer();
 
     /// Collective: runs step `step` (from 0) on the batch of `source`. Ends when the weights have
@@ -57,8 +66,7 @@ public:
 
     Stage& stage() noexcept;
     ParameterStore& parameters() noexcept;
-    /// Kernels that were chosen and that decide the bits of this run, by the name of their choice:
-    /// what a checkpoint keeps. Empty where there was no choice.
+    /// KernelChoice::chosen on all ranks: what a checkpoint keeps. Empty where there was no choice.
     std::map<std::string, std::string> chosen_kernels() const;
     Optimizer& optimizer() noexcept;
     /// Whether this rank is the one that stands for a parameter among those that hold a copy.

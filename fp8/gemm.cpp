@@ -6,6 +6,7 @@
 #include "packed.hpp"
 #include "streamed.hpp"
 
+#include <bellows/engine/gemm_plan.hpp>
 #include <bellows/fp8/quantize.hpp>
 
 #include <algorithm>
@@ -159,32 +160,24 @@ void record_decoded(Recording& recording, const Product& p, BufferView workspace
     }
 }
 
-/// The one place that chooses how a product is computed.
 void record(Recording& recording, const char* op, const Product& p, BufferView workspace,
             Variant variant) {
     const Operands operands(op);
-    operands.workspace(workspace, gemm_workspace_bytes(recording.device(), p.a, p.b));
     const Device& device = recording.device();
-    const auto take = [&](Variant which, const char* name, const auto& why_not,
-                          const auto& better) {
-        if (variant != which && (variant != Variant::Device || !better(device, p)))
-            return false;
-        const std::string reason = why_not(device, p);
-        operands.require(variant != which || reason.empty(),
-                         std::string("the ") + name + " variant does not serve: " + reason);
-        return reason.empty();
-    };
-    const auto why_packed = [](const Device& on, const Product& x) {
-        return why_not_packed(on, x);
-    };
-    if (variant == Variant::Device && p.b.prepacked && why_not_packed(device, p).empty())
-        record_packed(recording, op, p, workspace);
-    else if (take(Variant::Streamed, "streamed", why_not_streamed, better_streamed))
-        record_streamed(recording, op, p);
-    else if (take(Variant::Packed, "packed", why_packed, better_packed))
-        record_packed(recording, op, p, workspace);
-    else
-        record_decoded(recording, p, workspace);
+    operands.workspace(workspace, gemm_workspace_bytes(device, p.a, p.b, variant));
+    if (variant == Variant::Device)
+        variant = usual_variant(device, p);
+    const std::string reason = why_not(device, p, variant);
+    operands.require(reason.empty(), std::string("the ") + to_string(variant) +
+                                         " variant does not serve: " + reason);
+    switch (variant) {
+    case Variant::Packed:
+        return record_packed(recording, op, p, workspace);
+    case Variant::Streamed:
+        return record_streamed(recording, op, p);
+    default:
+        return record_decoded(recording, p, workspace);
+    }
 }
 
 /// Row counts of views are not looked at. What was packed for another form is of no use.
@@ -257,12 +250,56 @@ std::string describe(const Operand& operand) {
     return text + shape.substr(shape.find('['));
 }
 
+const char* to_string(Variant variant) noexcept {
+    static constexpr const char* kNames[] = {"device", "decoded", "packed", "streamed"};
+    return kNames[static_cast<std::size_t>(variant)];
+}
+
 std::string why_not(const Device& device, Variant variant) {
     return variant == Variant::Packed ? why_not_packed(device) : "";
 }
 
-std::uint64_t gemm_workspace_bytes(const Device&, const Operand& a, const Operand& b) {
-    return std::max(decoded_bytes(a) + decoded_bytes(b), packed_bytes(a, b));
+std::string why_not(const Device& device, const Product& p, Variant variant) {
+    return variant == Variant::Packed     ? why_not_packed(device, p)
+           : variant == Variant::Streamed ? why_not_streamed(device, p)
+                                          : "";
+}
+
+Variant usual_variant(const Device& device, const Product& p) {
+    if (p.b.prepacked && why_not_packed(device, p).empty())
+        return Variant::Packed;
+    if (better_streamed(device, p) && why_not_streamed(device, p).empty())
+        return Variant::Streamed;
+    if (better_packed(device, p) && why_not_packed(device, p).empty())
+        return Variant::Packed;
+    return Variant::Decoded;
+}
+
+std::string numeric_class(const Device& device, const Product& p, Variant variant) {
+    if (variant == Variant::Packed)
+        return packed_class(device);
+    if (variant == Variant::Streamed)
+        return streamed_class(device, p);
+    const auto bf16 = [](const Operand& o) {
+        return (o.quantized ? decoded_dtype(*o.quantized) : o.values.dtype) == DType::BF16;
+    };
+    return bf16(p.a) && bf16(p.b) ? gemm_class(device).name : GemmClass{}.name;
+}
+
+std::uint64_t gemm_workspace_bytes(const Device&, const Operand& a, const Operand& b,
+                                   Variant variant) {
+    const std::uint64_t decoded = decoded_bytes(a) + decoded_bytes(b);
+    switch (variant) {
+    case Variant::Decoded:
+        return decoded;
+    case Variant::Packed:
+        return packed_bytes(a, b);
+    case Variant::Streamed:
+        return 0;
+    case Variant::Device:
+        break;
+    }
+    return std::max(decoded, packed_bytes(a, b));
 }
 
 void gemm_nt(Recording& recording, const Operand& a, const Operand& b, const TensorView& d,

@@ -132,6 +132,11 @@ std::string why_not_packed(const Device& device, const Product& p) {
     return "";
 }
 
+std::string packed_class(const Device& device) {
+    const auto cut = cut_for(device);
+    return cut ? "packed-f16-k" + std::to_string(cut->shape.k) : "packed-f16";
+}
+
 bool better_packed(const Device& device, const Product& p) {
     if (device.info().is_cpu || gemm_class(device).units == GemmClass::Units::None)
         return false;
@@ -150,7 +155,7 @@ std::uint64_t packed_bytes(const Operand& a, const Operand& b) {
         return 0;
     const std::uint64_t groups = most_groups(a, b);
     return packed_bytes(*a.quantized, Side::A, groups) +
-           (b.prepacked ? 0 : packed_bytes(*b.quantized, Side::B, groups));
+           packed_bytes(*b.quantized, Side::B, groups);
 }
 
 std::uint64_t prepacked_bytes(const Device& device, const Quantized& b) {

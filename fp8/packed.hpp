@@ -15,6 +15,9 @@ namespace bellows::fp8 {
 std::string why_not_packed(const Device& device);
 /// "" when `product` can be computed so, else what is against it.
 std::string why_not_packed(const Device& device, const Product& product);
+/// The numeric class of products computed so: "packed-f16-k16", after the depth of a matrix
+/// product.
+std::string packed_class(const Device& device);
 /// Whether it is also the faster way.
 bool better_packed(const Device& device, const Product& product);
 /// Device memory that packing the operands of any product takes at most.

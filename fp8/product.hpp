@@ -9,6 +9,7 @@
 #include <bellows/fp8/gemm.hpp>
 
 #include <algorithm>
+#include <string>
 
 namespace bellows::fp8 {
 
@@ -29,20 +30,28 @@ inline Extents extents_of(const TensorView& view) {
             view.extent[view.rank - 1]};
 }
 
-/// Groups of so many rows are few: they are for kernels that stream weights.
-constexpr std::uint64_t kFewRows = 64;
+/// Of a group, on average, is "few".
+inline constexpr std::uint64_t kFewRows = 64;
 
-/// Rows of a group on average, as far as the host can tell.
+/// Rows of a group of activations on average, as far as the host can tell.
 inline std::uint64_t expected_rows(const Product& p) {
-    const Extents d = extents_of(p.d);
+    const std::uint64_t rows = extents_of(p.a.values).rows;
     if (p.rows == nullptr)
-        return d.rows;
+        return rows;
     const GroupLayout& layout = p.rows->layout;
     if (layout.expected_rows != 0)
         return layout.expected_rows;
     if (layout.form == GroupLayout::Form::Masked) // made for decoding
         return std::min(layout.spacing, kFewRows);
-    return div_up(d.rows, std::max<std::uint64_t>(layout.groups, 1));
+    const std::uint64_t groups = std::max<std::uint64_t>(layout.groups, 1);
+    return (rows + groups - 1) / groups;
 }
+
+/// "" when the variant can compute the product, else what is against it.
+std::string why_not(const Device& device, const Product& product, Variant variant);
+/// What Variant::Device takes.
+Variant usual_variant(const Device& device, const Product& product);
+/// Two variants of the same class give the same bits.
+std::string numeric_class(const Device& device, const Product& product, Variant variant);
 
 } // namespace bellows::fp8

@@ -275,6 +275,12 @@ std::string why_not_streamed(const Device& device, const Product& p) {
     return units.empty() || sequential(device, p) ? "" : units;
 }
 
+std::string streamed_class(const Device& device, const Product& p) {
+    const auto cut =
+        why_not_units(device, p).empty() ? cut_for(device, expected_rows(p)) : std::nullopt;
+    return cut ? "streamed-f16-k" + std::to_string(cut->shape.k) : GemmClass{}.name;
+}
+
 bool better_streamed(const Device&, const Product& p) {
     return expected_rows(p) <= kFewRows;
 }

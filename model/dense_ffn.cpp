@@ -83,11 +83,11 @@ void DenseSlot::weight_gradient(Recording& r, Arena::Frame& scratch) const {
 DenseFfn::DenseFfn(const ModelConfig& config, std::uint64_t layer, ParameterStore& parameters,
                    Arena& scratch) {
     const std::string prefix = "model.layers." + std::to_string(layer) + ".";
-    impl_.reset(new Impl{parameters, scratch, config.hidden, config.dense_ffn,
-                         static_cast<float>(config.norm_eps),
-                         parameters.at(prefix + "post_attention_layernorm.weight"),
-                         Linear(parameters.at(prefix + "mlp.gate_up_proj.weight")),
-                         Linear(parameters.at(prefix + "mlp.down_proj.weight"))});
+    impl_.reset(new Impl{
+        parameters, scratch, config.hidden, config.dense_ffn, static_cast<float>(config.norm_eps),
+        parameters.at(prefix + "post_attention_layernorm.weight"),
+        Linear(parameters.at(prefix + "mlp.gate_up_proj.weight"), parameters.products()),
+        Linear(parameters.at(prefix + "mlp.down_proj.weight"), parameters.products())});
 }
 
 DenseFfn::~DenseFfn() = default;

@@ -10,10 +10,6 @@ namespace bellows {
 
 namespace {
 
-/// Its bits follow from the device's numeric class of bf16 products, which a run's ranks agree on
-/// and checkpoints keep, and not from the number of rows.
-constexpr fp8::Variant kVariant = fp8::Variant::Decoded;
-
 /// In blocks along the features, for forward products and input gradients.
 fp8::Quantized along_features(Recording& r, Arena::Frame& scratch, const LinearRows& x) {
     if (x.codes)
@@ -42,38 +38,49 @@ fp8::Quantized along_rows(Recording& r, Arena::Frame& scratch, const LinearRows&
     return q;
 }
 
-BufferView workspace_for(Recording& r, Arena::Frame& scratch, const fp8::Operand& a,
-                         const fp8::Operand& b) {
-    return scratch.bytes(fp8::gemm_workspace_bytes(r.device(), a, b));
+/// How a product is computed, and the memory that it takes so.
+struct Way {
+    fp8::Variant variant;
+    BufferView workspace;
+};
+
+Way way_of(Recording& r, Arena::Frame& scratch, const fp8::Choice& products, GemmForm form,
+           const fp8::Operand& a, const fp8::Operand& b, const TensorView& d,
+           const fp8::GroupedRows* rows = nullptr) {
+    const fp8::Variant variant = products.variant(r.device(), form, a, b, d, rows);
+    return {variant, scratch.bytes(fp8::gemm_workspace_bytes(r.device(), a, b, variant))};
 }
 
-/// d = x by `weight` (+ d). FP8 products add to f32 tensors alone: a bf16 one is widened first, so
-/// that it is rounded once.
-void dense_product(Recording& r, Arena::Frame& scratch, decltype(fp8::gemm_nt)& product,
+/// d = x by `weight` (+ d), nt or nn. FP8 products add to f32 tensors alone: a bf16 one is widened
+/// first, so that it is rounded once.
+void dense_product(Recording& r, Arena::Frame& scratch, const fp8::Choice& products, GemmForm form,
                    const LinearRows& x, const fp8::Quantized& weight, const TensorView& d,
                    bool accumulate) {
     Arena::Frame work = scratch.nested();
     const fp8::Quantized a = along_features(r, work, x);
-    const BufferView workspace = workspace_for(r, work, a, weight);
+    const auto product = form == GemmForm::NT ? fp8::gemm_nt : fp8::gemm_nn;
+    const auto [variant, workspace] = way_of(r, work, products, form, a, weight, d);
     if (!accumulate || d.dtype == DType::F32) {
-        product(r, a, weight, d, accumulate, workspace, kVariant);
+        product(r, a, weight, d, accumulate, workspace, variant);
     } else {
         const TensorView sum = work.tensor(DType::F32, {d.extent[0], d.extent[1]});
         ops::cast(r, d, sum);
-        product(r, a, weight, sum, true, workspace, kVariant);
+        product(r, a, weight, sum, true, workspace, variant);
         ops::cast(r, sum, d);
     }
     scratch.cover(work);
 }
 
-/// d = x by the weights of each row's expert.
-void expert_product(Recording& r, Arena::Frame& scratch,
-                    decltype(fp8::m_grouped_gemm_nt_contiguous)& product, const LinearRows& x,
-                    const fp8::Quantized& weights, const TensorView& d,
+/// d = x by the weights of each row's expert, nt or nn.
+void expert_product(Recording& r, Arena::Frame& scratch, const fp8::Choice& products, GemmForm form,
+                    const LinearRows& x, const fp8::Quantized& weights, const TensorView& d,
                     const fp8::GroupedRows& rows) {
     Arena::Frame work = scratch.nested();
     const fp8::Quantized a = along_features(r, work, x);
-    product(r, a, weights, d, rows, false, workspace_for(r, work, a, weights), kVariant);
+    const auto product = form == GemmForm::NT ? fp8::m_grouped_gemm_nt_contiguous
+                                              : fp8::m_grouped_gemm_nn_contiguous;
+    const auto [variant, workspace] = way_of(r, work, products, form, a, weights, d, &rows);
+    product(r, a, weights, d, rows, false, workspace, variant);
     scratch.cover(work);
 }
 
@@ -104,7 +111,7 @@ void normalise(Recording& r, const TensorView& x, const TensorView& gain, const 
 void Linear::forward(Recording& r, Arena::Frame& scratch, const LinearRows& x, const TensorView& y,
                      bool accumulate) const {
     if (weight_.quantized)
-        dense_product(r, scratch, fp8::gemm_nt, x, *weight_.quantized, y, accumulate);
+        dense_product(r, scratch, products_, GemmForm::NT, x, *weight_.quantized, y, accumulate);
     else
         ops::gemm_nt(r, x.values, weight_.compute, y, accumulate);
 }
@@ -112,7 +119,7 @@ void Linear::forward(Recording& r, Arena::Frame& scratch, const LinearRows& x, c
 void Linear::input_gradient(Recording& r, Arena::Frame& scratch, const LinearRows& dy,
                             const TensorView& dx, bool accumulate) const {
     if (weight_.quantized)
-        dense_product(r, scratch, fp8::gemm_nn, dy, *weight_.quantized, dx, accumulate);
+        dense_product(r, scratch, products_, GemmForm::NN, dy, *weight_.quantized, dx, accumulate);
     else
         ops::gemm_nn(r, dy.values, weight_.compute, dx, accumulate);
 }
@@ -125,15 +132,16 @@ void Linear::weight_gradient(Recording& r, Arena::Frame& scratch, const LinearRo
     }
     Arena::Frame work = scratch.nested();
     const fp8::Quantized a = along_rows(r, work, dy), b = along_rows(r, work, x);
-    fp8::gemm_tn(r, a, b, weight_.gradient, true, workspace_for(r, work, a, b), kVariant);
+    const auto [variant, workspace] =
+        way_of(r, work, products_, GemmForm::TN, a, b, weight_.gradient);
+    fp8::gemm_tn(r, a, b, weight_.gradient, true, workspace, variant);
     scratch.cover(work);
 }
 
 void ExpertLinear::forward(Recording& r, Arena::Frame& scratch, const LinearRows& x,
                            const TensorView& y, const fp8::GroupedRows& rows) const {
     if (weights_.quantized)
-        expert_product(r, scratch, fp8::m_grouped_gemm_nt_contiguous, x, *weights_.quantized, y,
-                       rows);
+        expert_product(r, scratch, products_, GemmForm::NT, x, *weights_.quantized, y, rows);
     else
         ops::grouped_gemm_nt(r, x.values, weights_.compute, y, rows.tiles);
 }
@@ -141,8 +149,7 @@ void ExpertLinear::forward(Recording& r, Arena::Frame& scratch, const LinearRows
 void ExpertLinear::input_gradient(Recording& r, Arena::Frame& scratch, const LinearRows& dy,
                                   const TensorView& dx, const fp8::GroupedRows& rows) const {
     if (weights_.quantized)
-        expert_product(r, scratch, fp8::m_grouped_gemm_nn_contiguous, dy, *weights_.quantized, dx,
-                       rows);
+        expert_product(r, scratch, products_, GemmForm::NN, dy, *weights_.quantized, dx, rows);
     else
         ops::grouped_gemm_nn(r, dy.values, weights_.compute, dx, rows.tiles);
 }
@@ -156,8 +163,9 @@ void ExpertLinear::weight_gradient(Recording& r, Arena::Frame& scratch, const Li
     }
     Arena::Frame work = scratch.nested();
     const fp8::Quantized a = along_rows(r, work, dy, offsets), b = along_rows(r, work, x, offsets);
-    fp8::k_grouped_gemm_tn(r, a, b, weights_.gradient, rows, true, workspace_for(r, work, a, b),
-                           kVariant);
+    const auto [variant, workspace] =
+        way_of(r, work, products_, GemmForm::TN, a, b, weights_.gradient, &rows);
+    fp8::k_grouped_gemm_tn(r, a, b, weights_.gradient, rows, true, workspace, variant);
     scratch.cover(work);
 }
 

@@ -5,11 +5,14 @@
 // leaves them. In f32 and bf16 they are the engine's products. In FP8 they follow DeepSeek-V3
 // (arXiv 2412.19437, 3.3): weights in 128 x 128 blocks, activations and gradients in 1 x 128 blocks
 // for the forward product and the input gradient, both operands of a weight gradient in 128 x 1
-// blocks; all E4M3 with power-of-two scales; sums f32. Used by the layers' own .cpp files, which
-// record nodes with them; products take what they need from the node's scratch.
+// blocks; all E4M3 with power-of-two scales; sums f32. Which variant computes a product, and with
+// it the bits, the run's table says, whose ranks agree on it and whose checkpoints keep it. Used by
+// the layers' own .cpp files, which record nodes with them; products take what they need from the
+// node's scratch.
 
 #include <bellows/engine/arena.hpp>
 #include <bellows/engine/gemm.hpp>
+#include <bellows/fp8/choice.hpp>
 #include <bellows/fp8/groups.hpp>
 #include <bellows/fp8/recipe.hpp>
 #include <bellows/model/parameter_store.hpp>
@@ -49,7 +52,8 @@ void normalise(Recording& recording, const TensorView& x, const TensorView& gain
 /// One matrix [out, in] with all rows. accumulate adds to what the tensor holds.
 class Linear {
 public:
-    explicit Linear(const Parameter& weight) : weight_(weight) {}
+    Linear(const Parameter& weight, const fp8::Choice& products)
+        : weight_(weight), products_(products) {}
 
     /// x: [rows, in], y: [rows, out].
     void forward(Recording& recording, Arena::Frame& scratch, const LinearRows& x,
@@ -63,13 +67,15 @@ public:
 
 private:
     Parameter weight_;
+    fp8::Choice products_;
 };
 
 /// The matrices [experts, out, in] of a rank's experts, each with its own rows of the tensors.
 /// `rows` lays them out as prefix sums.
 class ExpertLinear {
 public:
-    explicit ExpertLinear(const Parameter& weights) : weights_(weights) {}
+    ExpertLinear(const Parameter& weights, const fp8::Choice& products)
+        : weights_(weights), products_(products) {}
 
     void forward(Recording& recording, Arena::Frame& scratch, const LinearRows& x,
                  const TensorView& y, const fp8::GroupedRows& rows) const;
@@ -80,6 +86,7 @@ public:
 
 private:
     Parameter weights_;
+    fp8::Choice products_;
 };
 
 } // namespace bellows

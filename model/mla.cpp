@@ -22,7 +22,9 @@ struct MlaAttention::Impl {
     const Parameter& projection(const char* name) const {
         return parameters.at(prefix + "self_attn." + name + ".weight");
     }
-    Linear linear(const char* name) const { return Linear(projection(name)); }
+    Linear linear(const char* name) const {
+        return Linear(projection(name), parameters.products());
+    }
 };
 
 namespace {

@@ -26,10 +26,11 @@ struct MoeFfn::Impl {
         return parameters.at("model.layers." + std::to_string(layer) + "." + name);
     }
     Linear shared(const char* name) const {
-        return Linear(parameter("mlp.shared_experts." + std::string(name) + ".weight"));
+        return Linear(parameter("mlp.shared_experts." + std::string(name) + ".weight"),
+                      parameters.products());
     }
     ExpertLinear experts(const char* name) const {
-        return ExpertLinear(parameters.experts(layer, name));
+        return ExpertLinear(parameters.experts(layer, name), parameters.products());
     }
     ops::RouterOptions router_options() const;
 };
@@ -286,6 +287,8 @@ void MoeSlot::experts(Recording& r, Arena::Frame& scratch) {
         return;
     const ModelConfig& c = layer_.config;
     rows_.layout = fp8::GroupLayout::prefix_sums(handle_->expert_offsets(), handle_->capacity());
+    rows_.layout.expected_rows = // all ranks have as many tokens
+        desc_.tokens * c.top_k / layer_.exchange.num_local_experts();
     rows_.tiles = ops::make_group_tiles(r, handle_->expert_offsets(), handle_->capacity(),
                                         {2 * c.moe_ffn, c.hidden, c.moe_ffn, 0}, tiles_memory_);
     const TensorView gate_up = swiglu_.input(scratch);

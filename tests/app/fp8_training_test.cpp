@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
 // Training with FP8 linear layers: the loss goes the way of bf16's, and a run repeats and resumes
-// bit by bit.
+// bit by bit, also where it computes products otherwise than the device usually does.
 #include "app/run_checkpoint.hpp"
 #include "app/trainer.hpp"
 
@@ -11,6 +11,7 @@
 #include <algorithm>
 #include <cmath>
 #include <filesystem>
+#include <map>
 #include <string>
 #include <vector>
 
@@ -80,6 +81,96 @@ TEST(Fp8Training, ARunRepeatsAndResumesBitByBit) {
     for (std::uint64_t step = 2; step < 4; ++step)
         EXPECT_EQ(trainer.step(step, fill_sequence).loss, whole[step]) << "step " << step;
     device->wait_idle();
+}
+
+/// Matrices of 128 and more columns, which products on tiles are for, and 64 tokens.
+RunConfig wide_run() {
+    RunConfig run = run_with("fp8");
+    run.model.hidden = 128;
+    run.model.dense_ffn = 128;
+    run.train.seq = 16;
+    return run;
+}
+
+constexpr std::uint64_t kWideSteps = 3;
+
+struct Outcome {
+    std::vector<float> moments; ///< of a matrix's gradient at the end
+    std::map<std::string, std::string> kernels;
+    std::filesystem::path saved; ///< after the first step
+};
+
+/// AdamW's, which show the gradients' last bits.
+std::vector<float> moments_of(Trainer& trainer) {
+    return trainer.optimizer().download(
+        trainer.parameters().at("model.layers.0.mlp.gate_up_proj.weight"), false);
+}
+
+Outcome run_of(Device& device, const KernelChoice& kernels, const std::filesystem::path& folder) {
+    World world = World::single();
+    TrainOptions options;
+    options.config = wide_run();
+    options.out = folder;
+    Trainer trainer(device, world, options.config, options.layout, kernels);
+    Outcome outcome;
+    for (std::uint64_t step = 0; step < kWideSteps; ++step) {
+        trainer.step(step, fill_sequence);
+        device.wait_idle();
+        if (step == 0)
+            outcome.saved = save_checkpoint(options, trainer, world, 1);
+    }
+    outcome.moments = moments_of(trainer);
+    outcome.kernels = trainer.chosen_kernels();
+    return outcome;
+}
+
+TEST(Fp8Training, TheChoiceOfProductsStaysWithTheRun) {
+    TemporaryFolder usual_folder, other_folder;
+    const auto device = testing::make_device();
+    const Outcome usual = run_of(*device, {}, usual_folder.path());
+    EXPECT_EQ(usual.kernels.at("fp8"),
+              describe(*device, fp8::choose(fp8::measure(*device, {.timed = fp8::Timed::None}),
+                                            fp8::Bits::Usual)));
+    // Weight gradients on matrix units, where that is not usual.
+    fp8::Choice choice(fp8::Variant::Decoded);
+    choice.set(*fp8::product_kind("tn.dense.fp8.127"), fp8::Variant::Packed);
+    const std::string text = describe(*device, choice);
+    const bool packs = fp8::why_not(*device, fp8::Variant::Packed).empty();
+    const Outcome other = run_of(*device, {{{"fp8", text}}, false}, other_folder.path());
+    EXPECT_EQ(other.kernels.at("fp8"), packs ? text : "decoded");
+    const fp8::ProductKind kind = *fp8::product_kind("tn.dense.fp8.127");
+    if (fp8::parse_choice(*device, usual.kernels.at("fp8")).at(kind) == fp8::Variant::Decoded) {
+        EXPECT_EQ(other.moments != usual.moments, packs) << "nothing was computed otherwise";
+    }
+
+    // Goes on with its own choice, whatever is usual.
+    const Checkpoint checkpoint = Checkpoint::open(other.saved);
+    const KernelChoice kept = kept_kernels(checkpoint, device->options());
+    EXPECT_TRUE(kept.binding);
+    EXPECT_EQ(kept.chosen, other.kernels);
+    World world = World::single();
+    {
+        Trainer trainer(*device, world, wide_run(), {}, kept);
+        load_checkpoint(checkpoint, trainer, world);
+        for (std::uint64_t step = 1; step < kWideSteps; ++step)
+            trainer.step(step, fill_sequence);
+        device->wait_idle();
+        EXPECT_EQ(moments_of(trainer), other.moments);
+    }
+    // What the device lacks is not replaced then.
+    const std::string elsewhere = "decoded; packed [packed-f16-k99]: tn.dense.fp8.127";
+    EXPECT_EQ(Trainer(*device, world, wide_run(), {}, {{{"fp8", elsewhere}}, false})
+                  .chosen_kernels()
+                  .at("fp8"),
+              "decoded");
+    try {
+        Trainer(*device, world, wide_run(), {}, {{{"fp8", elsewhere}}, true});
+        ADD_FAILURE() << "computed otherwise";
+    } catch (const Error& error) {
+        EXPECT_EQ(error.code(), ErrorCode::Unsupported);
+        for (const char* part : {"packed-f16-k99", "BELLOWS_FP8_VARIANTS=decoded"})
+            EXPECT_NE(error.message().find(part), std::string::npos) << error.message();
+    }
 }
 
 } // namespace

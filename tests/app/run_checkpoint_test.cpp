@@ -93,5 +93,39 @@ TEST_F(RunCheckpoint, WhatOneRankCannotReadFailsOnAll) {
     }
 }
 
+/// What each rank's trainer takes when rank 0 is told `mine` and the others `others`.
+std::string products_taken(Device& device, const std::string& mine, const std::string& others,
+                           bool binding = false) {
+    RunConfig config = small_run();
+    config.train.precision = "fp8";
+    const auto ranks = static_cast<std::uint32_t>(world().size());
+    Trainer trainer(device, world(), config, {1, ranks, ranks},
+                    {{{"fp8", world().rank() == 0 ? mine : others}}, binding});
+    EXPECT_TRUE(std::isfinite(trainer.step(0, fill_sequence).loss));
+    device.wait_idle();
+    return trainer.chosen_kernels().at("fp8");
+}
+
+TEST(ChoiceOfProducts, RankZeroChoosesForAll) {
+    const auto device = testing::make_device();
+    fp8::Choice choice(fp8::Variant::Decoded);
+    choice.set(*fp8::product_kind("nt.dense.fp8.127"), fp8::Variant::Packed);
+    const std::string text = describe(*device, choice);
+    const bool packs = fp8::why_not(*device, fp8::Variant::Packed).empty();
+    EXPECT_EQ(products_taken(*device, text, "decoded"), packs ? text : "decoded");
+    EXPECT_EQ(products_taken(*device, "decoded", text), "decoded");
+    EXPECT_EQ(products_taken(*device, "decoded", "no choice at all", true), "decoded");
+    const std::string elsewhere = "decoded; packed [packed-f16-k99]: nt.dense.fp8.127";
+    EXPECT_EQ(products_taken(*device, elsewhere, "decoded"), "decoded");
+    try {
+        products_taken(*device, elsewhere, "decoded", true);
+        ADD_FAILURE() << "rank " << world().rank() << " went on";
+    } catch (const Error& error) {
+        EXPECT_EQ(error.code(), ErrorCode::Unsupported) << error.message();
+        EXPECT_NE(error.message().find("packed-f16-k99"), std::string::npos) << error.message();
+    }
+    world().control().barrier(std::chrono::seconds(60));
+}
+
 } // namespace
 } // namespace bellows

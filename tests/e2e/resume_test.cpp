@@ -2,6 +2,8 @@
 // A run that stops and is resumed ends with the bits of one that did not stop.
 #include "e2e/runs.hpp"
 
+#include <nlohmann/json.hpp>
+
 #include <cmath>
 #include <ostream>
 
@@ -48,8 +50,33 @@ TEST_P(Resume, EqualsARunWithoutAStop) {
 INSTANTIATE_TEST_SUITE_P(
     OfRanks, Resume,
     testing::Values(Layout{"ranks1", {"--ranks", "1"}}, Layout{"dp2_ep2", {"--ranks", "2"}},
+                    Layout{"dp2_fp8", {"--ranks", "2", "--precision", "fp8"}},
                     Layout{"pp2", {"--ranks", "2", "--pp", "2", "--micro-batches", "2"}}),
     [](const auto& layout) { return std::string(layout.param.name); });
+
+// The checkpoint says how FP8 products were computed; a variable can say otherwise.
+TEST(ResumeOfFp8, KeepsHowProductsAreComputed) {
+    const Workspace workspace;
+    const Flags one_step = {"--ranks", "2", "--precision", "fp8", "--steps", "1"};
+    const auto choice_of = [](const fs::path& run, const char* step) {
+        const auto state =
+            nlohmann::json::parse(bellows::content_of(run / "checkpoints" / step / "state.json"));
+        return state.at("kernels").at("fp8").get<std::string>();
+    };
+    const fs::path run = workspace.train("run", one_step);
+    const std::string usual = choice_of(run, "step-1");
+    EXPECT_EQ(usual.rfind("decoded", 0), 0u) << usual;
+    constexpr const char* kVariable = "BELLOWS_FP8_VARIANTS";
+    EXPECT_EQ(choice_of(workspace.train("decoded", one_step, {{kVariable, "decoded"}}), "step-1"),
+              "decoded");
+    expect_one_line(
+        workspace.bellows(workspace.train_arguments("bad", one_step), {{kVariable, "folded"}}), 3,
+        "folded");
+    const Flags go_on = {"train", "--resume", run.string(), "--steps", "2"};
+    const Finished resumed = workspace.bellows(go_on);
+    ASSERT_EQ(resumed.exit_code, 0) << resumed.errors;
+    EXPECT_EQ(choice_of(run, "step-2"), usual);
+}
 
 // Going back in place: the branch that is left stays whole, the new one is the run from now on.
 TEST(ResumeFromAnOlderCheckpoint, KeepsTheNewerOnesAside) {

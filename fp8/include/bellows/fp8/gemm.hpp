@@ -34,6 +34,7 @@
 #include <bellows/fp8/groups.hpp>
 #include <bellows/fp8/recipe.hpp>
 
+#include <array>
 #include <cstdint>
 #include <optional>
 #include <string>
@@ -67,6 +68,12 @@ enum class Variant : std::uint8_t {
     Streamed, ///< few rows: e4m3 weights read once, as they stand in memory (nt)
 };
 
+/// All but Device.
+inline constexpr std::array kVariants = {Variant::Decoded, Variant::Packed, Variant::Streamed};
+
+/// "decoded"
+const char* to_string(Variant variant) noexcept;
+
 /// "" when the device and this build have the variant, else why not.
 std::string why_not(const Device& device, Variant variant);
 
@@ -81,8 +88,10 @@ std::uint64_t prepacked_bytes(const Device& device, const Quantized& b);
 /// codes as ever.
 Operand prepack(Recording& recording, const Quantized& b, GemmForm form, BufferView memory);
 
-/// Device memory that any product of these operands takes as its workspace.
-std::uint64_t gemm_workspace_bytes(const Device& device, const Operand& a, const Operand& b);
+/// Device memory that any product of these operands takes as its workspace; Device: in whichever
+/// variant.
+std::uint64_t gemm_workspace_bytes(const Device& device, const Operand& a, const Operand& b,
+                                   Variant variant = Variant::Device);
 
 /// a: [M, K] or [batch, M, K]; b: [N, K]; d: [M, N]; batched alike. D overlaps neither.
 void gemm_nt(Recording& recording, const Operand& a, const Operand& b, const TensorView& d,

@@ -8,6 +8,7 @@
 // long ranges. One thread at a time.
 
 #include <bellows/engine/device.hpp>
+#include <bellows/fp8/choice.hpp>
 #include <bellows/fp8/recipe.hpp>
 #include <bellows/model/parameters.hpp>
 
@@ -53,6 +54,10 @@ public:
     Device& device() const noexcept { return *device_; }
     DType activation() const noexcept { return activation_; }
     LinearPrecision linear_precision() const noexcept { return linear_; }
+    /// How layers that are made from now on compute their FP8 products; at first Decoded. The same
+    /// on all ranks.
+    void use_products(const fp8::Choice& choice) { products_ = choice; }
+    const fp8::Choice& products() const noexcept { return products_; }
     bool training() const noexcept { return static_cast<bool>(gradients_); }
     bool has(const std::string& name) const noexcept { return by_name_.count(name) != 0; }
     /// Throws Error{InvalidArgument} naming the parameter that this rank does not have.
@@ -88,6 +93,7 @@ private:
     Device* device_;
     DType activation_;
     LinearPrecision linear_;
+    fp8::Choice products_{fp8::Variant::Decoded};
     std::vector<Parameter> parameters_;
     std::map<std::string, std::size_t> by_name_;
     std::vector<ParameterRange> ranges_;

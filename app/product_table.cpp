@@ -1,0 +1,127 @@
+// SPDX-License-Identifier: MIT
+#include "app/product_times.hpp"
+
+#include "app/units.hpp"
+
+#include <bellows/engine/gemm_plan.hpp>
+
+#include <algorithm>
+#include <array>
+#include <cstdio>
+
+namespace bellows {
+
+namespace {
+
+/// Up to so many rows memory bounds a product rather than arithmetic.
+constexpr std::uint64_t kBoundByMemory = 127;
+
+constexpr const char* kTitle[] = {"nt: A times transposed B", "nn: A times B",
+                                  "tn: transposed A times B"};
+constexpr const char* kGrouping[] = {"", ", rows in groups", ", groups in blocks (masked)"};
+constexpr const char* kPair[] = {"fp8 x fp8", "fp8 x fp8, f32 scales", "bf16 x fp8"};
+
+/// Reasons by letter, in the order in which they come up.
+class Notes {
+public:
+    std::string letter(const std::string& reason) {
+        const auto found = std::find(reasons_.begin(), reasons_.end(), reason);
+        const auto index = static_cast<std::size_t>(found - reasons_.begin());
+        if (found == reasons_.end())
+            reasons_.push_back(reason);
+        return index < 26 ? std::string(1, static_cast<char>('a' + index))
+                          : std::to_string(index + 1);
+    }
+    std::string text() {
+        std::string text;
+        for (const std::string& reason : std::vector<std::string>(reasons_))
+            text += "  (" + letter(reason) + ") " + reason + "\n";
+        return text;
+    }
+
+private:
+    std::vector<std::string> reasons_;
+};
+
+std::string padded(const std::string& text, std::size_t width) {
+    return text + std::string(width - std::min(width, text.size()), ' ');
+}
+
+std::string rows_of(const fp8::ProductKind& kind) {
+    const auto& most = fp8::ProductKind::kMostRows;
+    return kind.rows + 1u == most.size() ? "more" : "up to " + std::to_string(most.at(kind.rows));
+}
+
+/// "23.1 GFLOPS"
+std::string with_unit(double value, const char* unit) {
+    std::string text = format_count(value);
+    const std::size_t digits = text.find_first_not_of("0123456789.");
+    text.insert(std::min(digits, text.size()), " ");
+    return text + unit;
+}
+
+std::string rate_of(const fp8::Measurement& m, double seconds) {
+    return fp8::ProductKind::kMostRows.at(m.kind.rows) <= kBoundByMemory
+               ? with_unit(m.bytes() / seconds, "B/s")
+               : with_unit(m.flops() / seconds, "FLOPS");
+}
+
+/// "*   12.3 us    812 GB/s", "(a)".
+std::string cell_of(const fp8::Measurement& m, const fp8::VariantTime& v, Notes& notes) {
+    if (!v.why_not.empty())
+        return "    (" + notes.letter(v.why_not) + ")";
+    const bool chosen = v.variant == fp8::fastest(m, fp8::Bits::Usual);
+    const bool fastest = v.variant == fp8::fastest(m, fp8::Bits::Any);
+    const char* mark = chosen ? "*" : fastest ? "+" : " ";
+    if (v.seconds <= 0)
+        return std::string(mark) + "   not timed";
+    std::array<char, 64> text{};
+    std::snprintf(text.data(), text.size(), "%s%7.1f us %11s", mark, v.seconds * 1e6,
+                  rate_of(m, v.seconds).c_str());
+    return text.data();
+}
+
+std::string line_of(const fp8::Measurement& m, Notes& notes) {
+    const bool tn = m.kind.form == GemmForm::TN;
+    const std::string rows = std::to_string(m.rows), n = std::to_string(m.n),
+                      k = std::to_string(m.k);
+    std::string line = "  " + padded(rows_of(m.kind), 10) +
+                       padded((m.groups > 1 ? std::to_string(m.groups) + "x" : "") +
+                                  (tn ? n + "x" + k + "x" + rows : rows + "x" + n + "x" + k),
+                              17);
+    for (const fp8::VariantTime& v : m.variants)
+        line += padded(cell_of(m, v, notes), 24);
+    return line.erase(line.find_last_not_of(' ') + 1) + "\n";
+}
+
+std::string title_of(const fp8::Measurement& m) {
+    std::string line = std::string("\n") + kTitle[static_cast<std::size_t>(m.kind.form)] +
+                       kGrouping[static_cast<std::size_t>(m.kind.grouping)] + "; " +
+                       kPair[static_cast<std::size_t>(m.kind.pair)] + "\n  " + padded("rows", 10) +
+                       padded(m.groups > 1 ? "groups x MxNxK" : "MxNxK", 17);
+    for (const fp8::VariantTime& v : m.variants)
+        line += padded(std::string("   ") + fp8::to_string(v.variant), 24);
+    return line.erase(line.find_last_not_of(' ') + 1) + "\n";
+}
+
+} // namespace
+
+std::string format_product_times(const ProductTimes& times) {
+    std::string text = "FP8 products, measured " + times.measured +
+                       (times.file.empty() ? "" : ", kept in\n  " + times.file.string()) + "\n" +
+                       "* what a run takes: the fastest of the usual numeric class.  + faster, "
+                       "with other bits.\n";
+    Notes notes;
+    const fp8::Measurement* last = nullptr;
+    for (const fp8::Measurement& m : times.products) {
+        if (last == nullptr || last->kind.form != m.kind.form ||
+            last->kind.grouping != m.kind.grouping || last->kind.pair != m.kind.pair)
+            text += title_of(m);
+        text += line_of(m, notes);
+        last = &m;
+    }
+    const std::string reasons = notes.text();
+    return text + (reasons.empty() ? "" : "\nnot possible:\n" + reasons);
+}
+
+} // namespace bellows

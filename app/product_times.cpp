@@ -1,0 +1,200 @@
+// SPDX-License-Identifier: MIT
+#include "app/product_times.hpp"
+
+#include "app/checked_json.hpp"
+#include "app/file_io.hpp"
+#include "app/version.hpp"
+
+#include <bellows/engine/error.hpp>
+#include <bellows/engine/gemm_plan.hpp>
+#include <bellows/kernels/kernels.hpp>
+
+#include <cmath>
+#include <ctime>
+#include <system_error>
+#include <utility>
+
+#include <unistd.h>
+
+namespace bellows {
+
+namespace {
+
+namespace fs = std::filesystem;
+using Json = nlohmann::json;
+
+constexpr std::uint64_t kFormat = 1;
+constexpr std::uint64_t kLargestFile = std::uint64_t{4} << 20;
+
+/// Of what the shaders were compiled to.
+std::string build_of_kernels() {
+    std::uint32_t sum = 0;
+    const auto add = [&](std::string_view text) { sum = crc32_of(text.data(), text.size(), sum); };
+    for (const KernelInfo* kernel : kernels::all()) {
+        add(kernel->name);
+        for (const KernelVariant& variant : kernel->variants) {
+            add(variant.name);
+            sum = crc32_of(variant.spirv.data(), variant.spirv.size_bytes(), sum);
+        }
+    }
+    return hex32(sum);
+}
+
+/// What times depend on, as the file says it.
+Json key_of(const Device& device) {
+    const DeviceInfo& info = device.info();
+    return {{"format", kFormat},
+            {"bellows", kVersion},
+            {"kernels", build_of_kernels()},
+            {"device", {{"name", info.name}, {"driver", info.driver}, {"uuid", info.uuid}}},
+            {"bf16_products", gemm_class(device).name}};
+}
+
+std::string now() {
+    const std::time_t seconds = std::time(nullptr);
+    std::tm parts{};
+    ::gmtime_r(&seconds, &parts);
+    char text[32];
+    std::strftime(text, sizeof text, "%Y-%m-%d %H:%M:%S UTC", &parts);
+    return text;
+}
+
+std::uint64_t nanoseconds(const fp8::VariantTime& v) {
+    return static_cast<std::uint64_t>(std::llround(v.seconds * 1e9));
+}
+
+Json json_of(const fp8::Measurement& m) {
+    Json variants = Json::object();
+    for (const fp8::VariantTime& v : m.variants) {
+        Json& entry = variants[fp8::to_string(v.variant)];
+        entry["class"] = v.numeric_class;
+        if (!v.why_not.empty())
+            entry["why_not"] = v.why_not;
+        else if (v.seconds > 0)
+            entry["ns"] = nanoseconds(v);
+    }
+    return {{"kind", fp8::to_string(m.kind)},
+            {"groups", m.groups},
+            {"rows", m.rows},
+            {"n", m.n},
+            {"k", m.k},
+            {"usual", fp8::to_string(m.usual)},
+            {"variants", variants}};
+}
+
+/// Takes the times of a product from what json_of() wrote; false where that is another product.
+bool take_times(fp8::Measurement& m, const Json& json) {
+    if (json.at("kind") != fp8::to_string(m.kind) || json.at("groups") != m.groups ||
+        json.at("rows") != m.rows || json.at("n") != m.n || json.at("k") != m.k ||
+        json.at("variants").size() != m.variants.size())
+        return false;
+    for (fp8::VariantTime& v : m.variants) {
+        const Json& entry = json.at("variants").at(fp8::to_string(v.variant));
+        if (entry.contains("why_not") == v.why_not.empty())
+            return false;
+        if (!entry.contains("ns"))
+            continue;
+        const Json& ns = entry.at("ns");
+        if (!ns.is_number_unsigned() || ns == 0)
+            return false;
+        v.seconds = static_cast<double>(ns.get<std::uint64_t>()) * 1e-9;
+    }
+    return true;
+}
+
+std::optional<ProductTimes> from_json(Device& device, const Json& json) {
+    require_checksum(json);
+    const Json key = key_of(device);
+    for (const auto& [name, value] : key.items())
+        if (json.at(name) != value)
+            return std::nullopt;
+    ProductTimes times;
+    times.measured = json.at("measured").get<std::string>();
+    times.products = fp8::measure(device, {.timed = fp8::Timed::None});
+    const Json& products = json.at("products");
+    if (products.size() != times.products.size())
+        return std::nullopt;
+    for (std::size_t i = 0; i < products.size(); ++i)
+        if (!take_times(times.products[i], products.at(i)))
+            return std::nullopt;
+    return times;
+}
+
+/// Written aside and renamed, as several processes may share the file.
+void keep(const Device& device, const ProductTimes& times) {
+    Json json = key_of(device);
+    json["measured"] = times.measured;
+    json["products"] = Json::array();
+    for (const fp8::Measurement& m : times.products)
+        json["products"].push_back(json_of(m));
+    std::error_code ignored;
+    fs::create_directories(times.file.parent_path(), ignored);
+    const fs::path temporary = times.file.string() + "." + std::to_string(::getpid()) + ".new";
+    try {
+        write_file_durably(temporary, format_checked(std::move(json)));
+        fs::rename(temporary, times.file);
+    } catch (const std::exception&) { // times that cannot be kept are measured again
+        fs::remove(temporary, ignored);
+    }
+}
+
+} // namespace
+
+fs::path product_times_file(const Device& device) {
+    const fs::path cache = device.options().pipeline_cache_file;
+    if (cache.empty())
+        return {};
+    const DeviceInfo& info = device.info();
+    const std::string key = info.uuid + info.name + info.driver + gemm_class(device).name;
+    return cache.parent_path() /
+           ("fp8-products." + hex32(crc32_of(key.data(), key.size())) + ".json");
+}
+
+std::optional<ProductTimes> kept_product_times(Device& device) {
+    const fs::path file = product_times_file(device);
+    if (file.empty())
+        return std::nullopt;
+    try {
+        auto times = from_json(device, parse_shallow(read_file(file, kLargestFile)));
+        if (times)
+            times->file = file;
+        return times;
+    } catch (const Json::exception&) {
+        return std::nullopt;
+    } catch (const Error& error) {
+        if (error.code() != ErrorCode::Io && error.code() != ErrorCode::Corrupt)
+            throw;
+        return std::nullopt;
+    }
+}
+
+ProductTimes
+measure_product_times(Device& device,
+                      std::function<void(std::uint64_t done, std::uint64_t total)> on_progress) {
+    ProductTimes times;
+    const auto timed = device.info().is_cpu ? fp8::Timed::Usual : fp8::Timed::All;
+    times.products = fp8::measure(device, {.timed = timed, .on_progress = std::move(on_progress)});
+    for (fp8::Measurement& m : times.products) // as they will be read
+        for (fp8::VariantTime& v : m.variants)
+            v.seconds = static_cast<double>(nanoseconds(v)) * 1e-9;
+    times.measured = now();
+    times.file = product_times_file(device);
+    device.save_pipeline_cache();
+    if (!times.file.empty())
+        keep(device, times);
+    return times;
+}
+
+Json json_of(const ProductTimes& times) {
+    Json json{
+        {"measured", times.measured}, {"file", times.file.string()}, {"products", Json::array()}};
+    for (const fp8::Measurement& m : times.products) {
+        Json entry = json_of(m);
+        entry["chosen"] = fp8::to_string(fp8::fastest(m, fp8::Bits::Usual));
+        entry["fastest"] = fp8::to_string(fp8::fastest(m, fp8::Bits::Any));
+        json["products"].push_back(std::move(entry));
+    }
+    return json;
+}
+
+} // namespace bellows

@@ -1,0 +1,247 @@
+// SPDX-License-Identifier: MIT
+#include <bellows/fp8/choice.hpp>
+
+#include "operands.hpp"
+#include "product.hpp"
+#include "product_case.hpp"
+
+#include <bellows/engine/error.hpp>
+
+#include <algorithm>
+
+namespace bellows::fp8 {
+
+namespace {
+
+constexpr const char* kForms[] = {"nt", "nn", "tn"};
+constexpr const char* kGroupings[] = {"dense", "grouped", "masked"};
+constexpr const char* kPairs[] = {"fp8", "fp8_f32", "bf16_fp8"};
+
+/// Below, tiles of units are mostly empty, and measurements at usual sizes say little.
+constexpr std::uint64_t kLeastColumns = 128;
+/// By how much clocks waver.
+constexpr double kMargin = 1.03;
+
+std::vector<ProductKind> make_kinds() {
+    std::vector<ProductKind> kinds;
+    const auto add = [&](GemmForm form, Grouping grouping, Pair pair, std::uint8_t first,
+                         std::uint8_t end) {
+        for (std::uint8_t rows = first; rows < end; ++rows)
+            kinds.push_back({form, grouping, pair, rows});
+    };
+    constexpr auto kAll = static_cast<std::uint8_t>(ProductKind::kMostRows.size());
+    for (const Grouping grouping : {Grouping::Dense, Grouping::Grouped, Grouping::Masked})
+        add(GemmForm::NT, grouping, Pair::Fp8, 0, kAll);
+    // Gradients are of training, which has many rows.
+    for (const GemmForm form : {GemmForm::NN, GemmForm::TN})
+        for (const Grouping grouping : {Grouping::Dense, Grouping::Grouped})
+            add(form, grouping, Pair::Fp8, 2, kAll);
+    // Decoding has few.
+    for (const Pair pair : {Pair::Fp8F32, Pair::Bf16Fp8})
+        for (const Grouping grouping : {Grouping::Dense, Grouping::Grouped, Grouping::Masked})
+            add(GemmForm::NT, grouping, pair, 0, 3);
+    return kinds;
+}
+
+std::optional<Pair> pair_of(const Operand& a, const Operand& b) {
+    if (!b.quantized)
+        return std::nullopt;
+    const auto f32 = [](const Operand& o) { return o.quantized->recipe.rule == ScaleRule::F32; };
+    if (a.quantized)
+        return f32(a) || f32(b) ? Pair::Fp8F32 : Pair::Fp8;
+    return a.values.dtype == DType::BF16 && !f32(b) ? std::optional(Pair::Bf16Fp8) : std::nullopt;
+}
+
+std::uint8_t size_of_groups(std::uint64_t rows) {
+    const auto& most = ProductKind::kMostRows;
+    return static_cast<std::uint8_t>(std::lower_bound(most.begin(), most.end(), rows) -
+                                     most.begin());
+}
+
+/// Nothing for products that are not chosen for.
+std::optional<ProductKind> kind_of(const Product& p) {
+    const Extents d = extents_of(p.d);
+    const bool tn = p.form == GemmForm::TN;
+    const auto pair = pair_of(p.a, p.b);
+    if (!pair || d.columns < kLeastColumns || (tn && d.rows < kLeastColumns))
+        return std::nullopt;
+    const bool masked = p.rows != nullptr && p.rows->layout.form == GroupLayout::Form::Masked;
+    return ProductKind{p.form,
+                       masked              ? Grouping::Masked
+                       : p.rows != nullptr ? Grouping::Grouped
+                                           : Grouping::Dense,
+                       *pair, size_of_groups(expected_rows(p))};
+}
+
+Variant variant_of(std::string_view name) {
+    if (name == to_string(Variant::Device))
+        return Variant::Device;
+    for (const Variant variant : kVariants)
+        if (name == to_string(variant))
+            return variant;
+    throw Error(ErrorCode::Unsupported,
+                "this version has no way of computing FP8 products called \"" + std::string(name) +
+                    "\"");
+}
+
+const VariantTime* find(const Measurement& m, Variant variant) {
+    const auto found = std::find_if(m.variants.begin(), m.variants.end(),
+                                    [&](const VariantTime& v) { return v.variant == variant; });
+    return found == m.variants.end() ? nullptr : &*found;
+}
+
+/// `text` up to the separator, which goes with it; all of it where there is none.
+std::string_view take(std::string_view& text, std::string_view separator) {
+    const std::size_t end = std::min(text.find(separator), text.size());
+    const std::string_view part = text.substr(0, end);
+    text.remove_prefix(std::min(end + separator.size(), text.size()));
+    return part;
+}
+
+[[noreturn]] void fail_corrupt(std::string_view text) {
+    throw Error(ErrorCode::Corrupt,
+                "\"" + std::string(text.substr(0, 80)) + "\" says nothing about FP8 products");
+}
+
+void require_class(const VariantTime& v, std::string_view kind, std::string_view wanted) {
+    const std::string what = "FP8 products " + std::string(kind) + " cannot be computed as \"" +
+                             to_string(v.variant) + "\" of numeric class " + std::string(wanted);
+    if (!v.why_not.empty())
+        throw Error(ErrorCode::Unsupported, what + ": " + v.why_not);
+    if (v.numeric_class != wanted)
+        throw Error(ErrorCode::Unsupported, what + ": here it has " + v.numeric_class);
+}
+
+} // namespace
+
+const std::vector<ProductKind>& product_kinds() {
+    static const std::vector<ProductKind> kinds = make_kinds();
+    return kinds;
+}
+
+std::string to_string(const ProductKind& kind) {
+    const auto word = [](const auto& names, auto value) {
+        return std::string(names[static_cast<std::size_t>(value)]) + ".";
+    };
+    return word(kForms, kind.form) + word(kGroupings, kind.grouping) + word(kPairs, kind.pair) +
+           (kind.rows + 1u == ProductKind::kMostRows.size()
+                ? "more"
+                : std::to_string(ProductKind::kMostRows.at(kind.rows)));
+}
+
+std::optional<ProductKind> product_kind(std::string_view name) {
+    for (const ProductKind& kind : product_kinds())
+        if (to_string(kind) == name)
+            return kind;
+    return std::nullopt;
+}
+
+// --- The table
+
+Choice::Choice(Variant otherwise) : otherwise_(otherwise) {
+    table_.fill(Variant::Device);
+}
+
+std::size_t Choice::place_of(const ProductKind& kind) {
+    return ((static_cast<std::size_t>(kind.form) * 3 + static_cast<std::size_t>(kind.grouping)) *
+                3 +
+            static_cast<std::size_t>(kind.pair)) *
+               ProductKind::kMostRows.size() +
+           kind.rows;
+}
+
+void Choice::set(const ProductKind& kind, Variant variant) {
+    table_.at(place_of(kind)) = variant == otherwise_ ? Variant::Device : variant;
+}
+
+Variant Choice::at(const ProductKind& kind) const {
+    const Variant entry = table_.at(place_of(kind));
+    return entry == Variant::Device ? otherwise_ : entry;
+}
+
+Variant Choice::variant(const Device& device, GemmForm form, const Operand& a, const Operand& b,
+                        const TensorView& d, const GroupedRows* rows) const {
+    const Product p = product_of(form, a, b, d, rows);
+    const auto kind = kind_of(p);
+    Variant wanted = kind ? at(*kind) : otherwise_;
+    if (wanted == Variant::Device)
+        wanted = usual_variant(device, p);
+    return kind && why_not(device, p, wanted).empty() ? wanted : Variant::Decoded;
+}
+
+std::string describe(Device& device, const Choice& choice) {
+    std::string text = to_string(choice.otherwise());
+    for (const Variant variant : kVariants) {
+        std::string kinds, numerics;
+        for (const ProductKind& kind : product_kinds()) {
+            if (variant == choice.otherwise() || choice.at(kind) != variant)
+                continue;
+            kinds += " " + to_string(kind);
+            if (numerics.empty())
+                numerics = find(ProductCase(device, kind).facts(), variant)->numeric_class;
+        }
+        if (!kinds.empty())
+            text += std::string("; ") + to_string(variant) + " [" + numerics + "]:" + kinds;
+    }
+    return text;
+}
+
+Choice parse_choice(Device& device, std::string_view text) {
+    const std::string_view whole = text;
+    Choice choice(variant_of(take(text, "; ")));
+    while (!text.empty()) {
+        std::string_view part = take(text, "; ");
+        const Variant variant = variant_of(take(part, " ["));
+        const std::string_view numerics = take(part, "]: ");
+        if (part.empty())
+            fail_corrupt(whole);
+        while (!part.empty()) {
+            const std::string_view name = take(part, " ");
+            const auto kind = product_kind(name);
+            if (!kind)
+                fail_corrupt(whole);
+            const ProductCase product(device, *kind);
+            require_class(*find(product.facts(), variant), name, numerics);
+            choice.set(*kind, variant);
+        }
+    }
+    return choice;
+}
+
+// --- Choosing
+
+double Measurement::flops() const {
+    return 2 * static_cast<double>(groups * rows) * static_cast<double>(n) * static_cast<double>(k);
+}
+
+double Measurement::bytes() const {
+    const double a = static_cast<double>(groups * rows),
+                 weights = static_cast<double>(groups * n * k);
+    if (kind.form == GemmForm::TN)
+        return a * static_cast<double>(n + k) + 4 * 2 * weights;
+    return a * static_cast<double>(k) * (kind.pair == Pair::Bf16Fp8 ? 2 : 1) + weights +
+           2 * a * static_cast<double>(n);
+}
+
+Variant fastest(const Measurement& m, Bits bits) {
+    const VariantTime* usual = find(m, m.usual);
+    if (usual == nullptr || !(usual->seconds > 0))
+        return m.usual;
+    const VariantTime* best = usual;
+    for (const VariantTime& v : m.variants) {
+        const bool may = bits == Bits::Any || v.numeric_class == usual->numeric_class;
+        const double margin = best == usual ? kMargin : 1;
+        if (may && v.why_not.empty() && v.seconds > 0 && v.seconds * margin < best->seconds)
+            best = &v;
+    }
+    return best->variant;
+}
+
+Choice choose(const std::vector<Measurement>& measurements, Bits bits) {
+    Choice choice(Variant::Decoded);
+    for (const Measurement& m : measurements)
+        choice.set(m.kind, fastest(m, bits));
+    return choice;
+}
+
+} // namespace bellows::fp8

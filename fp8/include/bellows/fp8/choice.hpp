@@ -1,0 +1,136 @@
+// SPDX-License-Identifier: MIT
+#pragma once
+
+// Which variant (gemm.hpp) computes which product: kinds of products, a table from kinds to
+// variants, and the measurement that a table is chosen from. Whoever records products holds the
+// table and asks it for each, once for the workspace and the product. Variants of another numeric
+// class give other bits: ranks that work on one model must use the same table, and a run that is
+// to repeat keeps it. Plain values, but for measure() and what takes a device: the thread that
+// records.
+
+#include <bellows/fp8/gemm.hpp>
+
+#include <array>
+#include <cstdint>
+#include <functional>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+namespace bellows::fp8 {
+
+/// What the rows of a product belong to.
+enum class Grouping : std::uint8_t { Dense, Grouped, Masked };
+
+/// The operands.
+enum class Pair : std::uint8_t {
+    Fp8,     ///< fp8 by fp8, power-of-two scales
+    Fp8F32,  ///< fp8 by fp8, at least one with f32 scales
+    Bf16Fp8, ///< bf16 by fp8 with power-of-two scales
+};
+
+/// Products that are computed alike.
+struct ProductKind {
+    /// Most rows of activations in a group: those of A and D, of tn those that are summed over.
+    static constexpr std::array<std::uint64_t, 5> kMostRows = {8, 32, 127, 511, ~std::uint64_t{0}};
+
+    GemmForm form = GemmForm::NT;
+    Grouping grouping = Grouping::Dense;
+    Pair pair = Pair::Fp8;
+    std::uint8_t rows = 0; ///< the first of kMostRows that is not exceeded
+
+    bool operator==(const ProductKind&) const = default;
+};
+
+/// The kinds that can be chosen for, each once.
+const std::vector<ProductKind>& product_kinds();
+/// "nt.grouped.fp8.511"; of the last kMostRows "nt.grouped.fp8.more".
+std::string to_string(const ProductKind& kind);
+/// The kind of that name among product_kinds().
+std::optional<ProductKind> product_kind(std::string_view name);
+
+/// A table from kinds to variants.
+class Choice {
+public:
+    /// otherwise: for products without an entry; Variant::Device goes by the sizes.
+    explicit Choice(Variant otherwise = Variant::Device);
+
+    void set(const ProductKind& kind, Variant variant);
+    Variant at(const ProductKind& kind) const;
+    Variant otherwise() const noexcept { return otherwise_; }
+
+    /// The variant that the product takes, never Device: the table's, or where that one cannot
+    /// compute it, and where N (of tn, M or N) is below 128, Variant::Decoded. Arguments as those
+    /// of gemm.hpp's products; none needs memory yet. Groups have GroupLayout::expected_rows.
+    Variant variant(const Device& device, GemmForm form, const Operand& a, const Operand& b,
+                    const TensorView& d, const GroupedRows* rows = nullptr) const;
+
+    bool operator==(const Choice&) const = default;
+
+private:
+    static constexpr std::size_t kPlaces = 3 * 3 * 3 * ProductKind::kMostRows.size();
+    static std::size_t place_of(const ProductKind& kind);
+
+    Variant otherwise_;
+    std::array<Variant, kPlaces> table_{}; ///< Device: no entry
+};
+
+/// In a line, with the numeric class of each variant on this device: "decoded", or
+/// "decoded; packed [packed-f16-k16]: nt.dense.fp8.511 nt.dense.fp8.more".
+std::string describe(Device& device, const Choice& choice);
+/// The choice that describe() wrote, maybe for another device. Throws Error{Unsupported} when this
+/// device lacks a variant or has it in another numeric class, Error{Corrupt} when it is no such
+/// text.
+Choice parse_choice(Device& device, std::string_view text);
+
+/// A variant at a product of some kind.
+struct VariantTime {
+    Variant variant = Variant::Decoded;
+    std::string numeric_class;
+    std::string why_not; ///< "" when it can compute it
+    double seconds = 0;  ///< 0: not timed
+};
+
+/// The variants at one product of a kind.
+struct Measurement {
+    ProductKind kind;
+    std::uint64_t groups = 1, rows = 0, n = 0, k = 0; ///< rows of each group; of tn D is [n, k]
+    Variant usual = Variant::Decoded;                 ///< what Variant::Device takes
+    std::vector<VariantTime> variants;                ///< all of kVariants
+
+    double flops() const;
+    double bytes() const; ///< each operand once
+};
+
+enum class Bits : std::uint8_t {
+    Usual, ///< those of the numeric class of Measurement::usual: no clock decides them
+    Any,
+};
+
+/// The fastest variant; the usual one unless another is faster by more than clocks waver.
+Variant fastest(const Measurement& measurement, Bits bits);
+/// A table of the fastest variants; Decoded otherwise.
+Choice choose(const std::vector<Measurement>& measurements, Bits bits);
+
+/// Which variants are timed.
+enum class Timed : std::uint8_t {
+    None,  ///< only what is usual, and why not the others: the device does not work
+    Usual, ///< those of the numeric class of the usual one
+    All,
+};
+
+struct MeasureOptions {
+    /// CPU drivers take seconds to compile kernels for matrix units that they only emulate.
+    Timed timed = Timed::All;
+    /// Seconds after which further kinds are not timed, without those of compiling kernels; 0: 3 of
+    /// a GPU, 20 of a CPU.
+    double limit = 0;
+    std::function<void(std::uint64_t done, std::uint64_t total)> on_progress{};
+};
+
+/// Every kind at a product of usual size, a few hundred MiB on a GPU for a while. A kind for which
+/// memory lacks is not timed. Waits.
+std::vector<Measurement> measure(Device& device, const MeasureOptions& options = {});
+
+} // namespace bellows::fp8

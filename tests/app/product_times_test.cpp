@@ -1,0 +1,136 @@
+// SPDX-License-Identifier: MIT
+// Times of FP8 products are kept in a file and read again; what is damaged or another's is not.
+#include "app/checked_json.hpp"
+#include "app/file_io.hpp"
+#include "app/product_times.hpp"
+
+#include "support/temporary_folder.hpp"
+#include "support/test_device.hpp"
+
+#include <bellows/engine/gemm_plan.hpp>
+
+#include <gtest/gtest.h>
+
+#include <filesystem>
+#include <functional>
+#include <memory>
+#include <string>
+#include <utility>
+
+namespace bellows {
+namespace {
+
+namespace fs = std::filesystem;
+using Json = nlohmann::json;
+
+class ProductTimesTest : public ::testing::Test {
+protected:
+    void SetUp() override {
+        DeviceOptions options;
+        options.pipeline_cache_file = folder_.path() / "cache" / "pipelines.bin";
+        device_ = testing::make_device(options);
+        file_ = product_times_file(*device_);
+    }
+
+    TemporaryFolder folder_;
+    std::unique_ptr<Device> device_;
+    fs::path file_;
+};
+
+TEST_F(ProductTimesTest, AreKeptAndReadAgain) {
+    EXPECT_EQ(file_.parent_path(), folder_.path() / "cache");
+    EXPECT_FALSE(kept_product_times(*device_));
+    std::uint64_t told = 0;
+    const ProductTimes measured =
+        measure_product_times(*device_, [&](std::uint64_t, std::uint64_t) { ++told; });
+    EXPECT_EQ(told, fp8::product_kinds().size());
+    EXPECT_EQ(measured.file, file_);
+    const auto kept = kept_product_times(*device_);
+    ASSERT_TRUE(kept);
+    EXPECT_EQ(kept->measured, measured.measured);
+    EXPECT_EQ(kept->file, file_);
+    EXPECT_EQ(json_of(*kept), json_of(measured));
+    EXPECT_EQ(format_product_times(*kept), format_product_times(measured));
+    for (const auto& entry : fs::directory_iterator(file_.parent_path()))
+        EXPECT_NE(entry.path().extension(), ".new") << entry.path();
+
+    // Damaged: every byte in turn would be slow; some places, and cut short.
+    const std::string whole = read_file(file_, 1 << 20);
+    const auto kept_from = [&](const std::string& text) {
+        write_file_durably(file_, text);
+        return kept_product_times(*device_).has_value();
+    };
+    ASSERT_TRUE(kept_from(whole));
+    for (std::size_t at = 0; at + 1 < whole.size(); at += 97) {
+        std::string damaged = whole;
+        damaged[at] = static_cast<char>(damaged[at] ^ 1);
+        EXPECT_FALSE(kept_from(damaged)) << "byte " << at;
+        EXPECT_FALSE(kept_from(whole.substr(0, at))) << "cut to " << at;
+    }
+    EXPECT_FALSE(kept_from(std::string(100000, '[')));
+
+    // Whole, but of another device, driver, version, build of kernels, numeric class or product.
+    const auto kept_with = [&](const std::function<void(Json&)>& change) {
+        Json json = Json::parse(whole);
+        change(json);
+        return kept_from(format_checked(json));
+    };
+    EXPECT_TRUE(kept_with([](Json&) {}));
+    const std::pair<const char*, std::function<void(Json&)>> others[] = {
+        {"format", [](Json& j) { j["format"] = 0; }},
+        {"version", [](Json& j) { j["bellows"] = "0.0.1"; }},
+        {"kernels", [](Json& j) { j["kernels"] = "00000000"; }},
+        {"class", [](Json& j) { j["bf16_products"] = "coopmat-bf16-k16"; }},
+        {"uuid", [](Json& j) { j["device"]["uuid"] = std::string(32, '0'); }},
+        {"driver", [](Json& j) { j["device"]["driver"] = "another 1.0"; }},
+        {"name", [](Json& j) { j["device"]["name"] = "another"; }},
+        {"fewer products", [](Json& j) { j["products"].erase(0); }},
+        {"another kind", [](Json& j) { j["products"][0]["kind"] = "nt"; }},
+        {"other sizes", [](Json& j) { j["products"][0]["rows"] = 9; }},
+        {"no variants", [](Json& j) { j["products"][0]["variants"] = Json::object(); }},
+        {"no time", [](Json& j) { j["products"][0]["variants"]["decoded"]["ns"] = -1; }},
+        {"zero", [](Json& j) { j["products"][0]["variants"]["decoded"]["ns"] = 0; }},
+        {"words", [](Json& j) { j["products"][0]["variants"]["decoded"]["ns"] = "fast"; }},
+        {"a reason",
+         [](Json& j) { j["products"][0]["variants"]["decoded"]["why_not"] = "it is Monday"; }},
+        {"no date", [](Json& j) { j.erase("measured"); }},
+    };
+    for (const auto& [what, change] : others)
+        EXPECT_FALSE(kept_with(change)) << what;
+}
+
+TEST_F(ProductTimesTest, AClassOfBf16ProductsHasItsOwnFile) {
+    for (const GemmClass& c : gemm_classes(*device_)) {
+        if (!c.why_not.empty() || c.name == gemm_class(*device_).name)
+            continue;
+        use_gemm_class(*device_, c.name);
+        EXPECT_NE(product_times_file(*device_), file_) << c.name;
+        use_gemm_class(*device_, "");
+    }
+    EXPECT_EQ(product_times_file(*device_), file_);
+    EXPECT_EQ(product_times_file(*testing::make_device()), "") << "there is no folder";
+}
+
+TEST_F(ProductTimesTest, TheTableFitsATerminal) {
+    ProductTimes times;
+    times.measured = "2026-11-21 20:10:05 UTC";
+    times.products = fp8::measure(*device_, {.timed = fp8::Timed::None});
+    fp8::Measurement& m = times.products.front();
+    m.usual = fp8::Variant::Decoded;
+    m.variants = {{fp8::Variant::Decoded, "f32-sequential", "", 99999.94e-6},
+                  {fp8::Variant::Packed, "packed-f16-k16", "", 1e-6},
+                  {fp8::Variant::Packed, "f32-sequential", "it is Monday", 0}};
+    const std::string text = format_product_times(times);
+    EXPECT_NE(text.find("*99999.9 us"), std::string::npos) << text;
+    EXPECT_NE(text.find("+    1.0 us"), std::string::npos) << text;
+    EXPECT_NE(text.find("(a) it is Monday"), std::string::npos) << text;
+    EXPECT_NE(text.find("not timed"), std::string::npos) << text;
+    for (std::size_t at = 0, end = 0; at < text.size(); at = end + 1) {
+        end = std::min(text.find('\n', at), text.size());
+        EXPECT_LE(end - at, 100u) << text.substr(at, end - at);
+        EXPECT_TRUE(end == at || text[end - 1] != ' ') << text.substr(at, end - at);
+    }
+}
+
+} // namespace
+} // namespace bellows
