@@ -277,7 +277,7 @@ Variant usual_variant(const Device& device, const Product& p) {
 
 std::string numeric_class(const Device& device, const Product& p, Variant variant) {
     if (variant == Variant::Packed)
-        return packed_class(device);
+        return packed_class(device, p);
     if (variant == Variant::Streamed)
         return streamed_class(device, p);
     const auto bf16 = [](const Operand& o) {

@@ -86,6 +86,11 @@ std::optional<Cut> cut_for(const Device& device, std::uint64_t rows) {
     return cut ? cut : square_cut(*units);
 }
 
+/// What decides the cut.
+std::uint64_t rows_of(const Product& p) {
+    return p.form == GemmForm::TN ? kTile : expected_rows(p);
+}
+
 /// The largest number of groups that either operand may be cut into.
 std::uint64_t most_groups(const Operand& a, const Operand& b) {
     std::uint64_t groups = std::max<std::uint64_t>(extents_of(b.values).batch, 1);
@@ -132,9 +137,12 @@ std::string why_not_packed(const Device& device, const Product& p) {
     return "";
 }
 
-std::string packed_class(const Device& device) {
-    const auto cut = cut_for(device);
-    return cut ? "packed-f16-k" + std::to_string(cut->shape.k) : "packed-f16";
+std::string packed_class(const Device& device, const Product& p) {
+    const std::optional<Cut> cut = cut_for(device, rows_of(p));
+    if (!cut)
+        return "packed-f16";
+    const std::string name = "packed-f16-k" + std::to_string(cut->units.shape.k);
+    return cut->warps_k == 1 ? name : name + "-in-" + std::to_string(cut->warps_k);
 }
 
 bool better_packed(const Device& device, const Product& p) {
@@ -198,7 +206,7 @@ void record_packed(Recording& recording, const char* op, const Product& p, Buffe
     const bool tn = p.form == GemmForm::TN, grouped = p.rows != nullptr;
     const ops::GroupTiles* list = grouped && !tn ? &p.rows->tiles : nullptr;
     const GroupLayout* sums = grouped && tn ? &p.rows->layout : nullptr;
-    const Cut cut = cut_for(device, tn ? kTile : expected_rows(p)).value();
+    const Cut cut = cut_for(device, rows_of(p)).value();
     const MatrixUnits& units = cut.units;
     const Source of_a{*p.a.quantized, Side::A, tn, list, sums};
     const Source of_b{*p.b.quantized, Side::B, p.form != GemmForm::NT, nullptr, sums};

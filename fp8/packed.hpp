@@ -17,7 +17,7 @@ std::string why_not_packed(const Device& device);
 std::string why_not_packed(const Device& device, const Product& product);
 /// The numeric class of products computed so: "packed-f16-k16", after the depth of a matrix
 /// product.
-std::string packed_class(const Device& device);
+std::string packed_class(const Device& device, const Product& product);
 /// Whether it is also the faster way.
 bool better_packed(const Device& device, const Product& product);
 /// Device memory that packing the operands of any product takes at most.
