@@ -239,7 +239,7 @@ class BenchGroupedGemm : public Program {
                       [this, &device, shape, pair, tile](benchmark::State& state) {
                           if (tile)
                               force_stream_tile(device, *tile);
-                          MulMatId product(device, shape, pair.a, pair.b);
+                          MulMatId product(device, shape, pair.a, pair.b, variant_);
                           time(state, product.data(), product.workload(), pair);
                       });
     }

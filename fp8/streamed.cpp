@@ -2,6 +2,7 @@
 #include "streamed.hpp"
 
 #include "operands.hpp"
+#include "slots.hpp"
 
 #include <bellows/engine/gemm_plan.hpp>
 #include <bellows/kernels/kernels.hpp>
@@ -142,6 +143,13 @@ void fill(K& kernel, const Operands& operands, const Product& p) {
                                    : 0;
     kernel.from_list = p.rows != nullptr ? 1 : 0;
     kernel.accumulate = p.accumulate ? 1 : 0;
+    kernel.slots = nothing;
+    if (by_slots(p)) {
+        kernel.slots = p.rows->slots.buffer;
+        kernel.slots_per_a_row = p.rows->slots_per_a_row;
+        kernel.constants.a_by_slot = p.rows->slots_per_a_row != 0 ? 1 : 0;
+        kernel.constants.d_by_slot = p.rows->d_by_slot ? 1 : 0;
+    }
 }
 
 template <class K>

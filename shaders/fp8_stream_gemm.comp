@@ -6,6 +6,8 @@
 // a_codes [rows, k], a_scales: f32 bits, one per 128 k of each row (a_shift 0) or 128 rows (7)
 // b_codes [groups or batch, n, k], b_scales one per 128 x 128
 // d       [rows, n]; all row-major with the strides of `push`: codes' in sixteens
+// a_by_slot, d_by_slot  row r of a group stands in row slots[r] / slots_per_a_row of A, and slots[r]
+//            of D (nowhere if that is -1)
 // from_list  the group of tile t is tiles[2t], its rows go from tiles[2t + 1] to ends[group], at most
 //            tile_rows of them; otherwise z is the batch, x counts tiles of BLOCK_M rows of m
 //
@@ -80,6 +82,7 @@ uvec4 b_next[ahead][B_CHUNKS];
 uint a_scale[ahead][A_CHUNKS];
 uint b_scale[ahead];
 uint b_nan[B_CHUNKS];
+uint a_rows[A_CHUNKS]; // where the chunks' rows stand
 
 uint a_chunk(uint i) {
     return i * local_size + gl_LocalInvocationIndex;
@@ -88,14 +91,16 @@ uint b_chunk(uint i) {
     return i * LANES + gl_SubgroupInvocationID;
 }
 uint a_row(Tile t, uint row) {
-    return t.row0 + min(row, t.rows - 1u);
+    uint r = t.row0 + min(row, t.rows - 1u);
+    return a_by_slot != 0u ? uint(max(push.operands.slots.v[r], 0)) / push.slots_per_a_row : r;
 }
 uint warp_column() {
     return gl_SubgroupID * WARP_N;
 }
 
+// row: as a_row says
 uint scale_of_a(Tile t, uint row, uint block) {
-    return ReadUint(t.a_scales).v[(a_row(t, row) >> push.a_shift) * push.a_scale_ld + block];
+    return ReadUint(t.a_scales).v[(row >> push.a_shift) * push.a_scale_ld + block];
 }
 uint scale_of_b(Tile t, uint block) {
     return ReadUint(t.b_scales).v[t.column0 / 128u * push.b_scale_ld + block];
@@ -111,10 +116,9 @@ void fetch(uint set, Tile t, uint step) {
     }
     uint block = min(step * step_k, push.k - 1u) / 128u;
     [[unroll]] for (uint i = 0u; i < A_CHUNKS; ++i) {
-        uint row = min(a_chunk(i) / ROW_CHUNKS, BLOCK_M - 1u);
         uint at = min(step * ROW_CHUNKS + a_chunk(i) % ROW_CHUNKS, last);
-        a_next[set][i] = ReadUvec4(t.a).v[a_row(t, row) * push.lda16 + at];
-        a_scale[set][i] = scale_of_a(t, row, block);
+        a_next[set][i] = ReadUvec4(t.a).v[a_rows[i] * push.lda16 + at];
+        a_scale[set][i] = scale_of_a(t, a_rows[i], block);
     }
     b_scale[set] = scale_of_b(t, block);
 }
@@ -157,7 +161,7 @@ uint exponent_of(uint scale_a, uint scale_b) {
     return (scale_a >> 23) + (scale_b >> 23);
 }
 
-void stage(uint set, uint step) {
+void stage(Tile t, uint set, uint step) {
     [[unroll]] for (uint i = 0u; i < A_CHUNKS; ++i) {
         uint chunk = a_chunk(i);
         uint row = chunk / ROW_CHUNKS, part = chunk % ROW_CHUNKS;
@@ -166,7 +170,7 @@ void stage(uint set, uint step) {
             uint below = peaks[row] - exponent_of(a_scale[set][i], b_scale[set]);
             bool nan = is_nan(a_scale[set][i]) || is_nan(b_scale[set]) ||
                        (nan_bits(codes) & 0x80808080u) != 0u;
-            if (!nan && below > SPREAD) {
+            if (!nan && below > SPREAD && row < t.rows) {
                 atomicOr(slow_rows[row / 32u], 1u << row % 32u);
             }
             uint factor = nan ? 0x7E00u : 30u - min(below, 29u) << 10;
@@ -249,7 +253,7 @@ void find_peaks(Tile t) {
         uint of_a[8], of_b[8];
         [[unroll]] for (uint i = 0u; i < 8u; ++i) {
             uint block = min((item + i * local_size) / BLOCK_M, blocks - 1u);
-            of_a[i] = scale_of_a(t, (item + i * local_size) % BLOCK_M, block);
+            of_a[i] = scale_of_a(t, a_row(t, (item + i * local_size) % BLOCK_M), block);
             of_b[i] = scale_of_b(t, block);
         }
         [[unroll]] for (uint i = 0u; i < 8u; ++i) {
@@ -264,6 +268,9 @@ void find_peaks(Tile t) {
 
 void sum_up(Tile t) {
     uint steps = (push.k + step_k - 1u) / step_k;
+    [[unroll]] for (uint i = 0u; i < A_CHUNKS; ++i) {
+        a_rows[i] = a_row(t, min(a_chunk(i) / ROW_CHUNKS, BLOCK_M - 1u));
+    }
     [[unroll]] for (uint set = 0u; set < ahead; ++set) {
         fetch(set, t, set);
     }
@@ -272,7 +279,7 @@ void sum_up(Tile t) {
     do {
         // What is staged behind the last step has zeros for A.
         [[unroll]] for (uint set = 0u; set < ahead; ++set) {
-            stage(set, step + set);
+            stage(t, set, step + set);
             barrier();
             if (step + set + ahead < steps) {
                 fetch(set, t, step + set + ahead);
@@ -299,7 +306,14 @@ float raised(float value, int exponent) {
 }
 
 void store(Tile t, uint row, uint column, vec4 x) {
-    uint at = (t.row0 + row) * push.ldd + t.column0 + column;
+    uint to = t.row0 + row;
+    if (d_by_slot != 0u) {
+        to = uint(push.operands.slots.v[to]);
+        if (int(to) < 0) {
+            return;
+        }
+    }
+    uint at = to * push.ldd + t.column0 + column;
     if (aligned != 0u) {
         store_d4(t.d, at, x, 1.0, push.accumulate != 0u);
     } else {
@@ -346,11 +360,14 @@ void store_sums(Tile t) {
 float slow_sum(Tile t, uint row, uint column) {
     float sum = 0.0;
     uint last = (push.k - 1u) / 16u, at = 0u;
+    row = a_row(t, row);
     do {
-        uvec4 a = present(ReadUvec4(t.a).v[a_row(t, row) * push.lda16 + at], at);
-        uvec4 b = present(ReadUvec4(t.b).v[(t.column0 + column) * push.ldb16 + at], at);
-        float of_a = uintBitsToFloat(scale_of_a(t, row, at / 8u));
-        float of_b = uintBitsToFloat(scale_of_b(t, at / 8u));
+        // In bounds even where a loop's body is run with an empty mask: common.glsl.
+        uint to = min(at, last);
+        uvec4 a = present(ReadUvec4(t.a).v[row * push.lda16 + to], at);
+        uvec4 b = present(ReadUvec4(t.b).v[(t.column0 + column) * push.ldb16 + to], at);
+        float of_a = uintBitsToFloat(scale_of_a(t, row, to / 8u));
+        float of_b = uintBitsToFloat(scale_of_b(t, to / 8u));
         for (uint q = 0u; q < 4u; ++q) {
             vec4 left = fp8_decode4(FP8_E4M3, a[q]) * of_a;
             vec4 right = fp8_decode4(FP8_E4M3, b[q]) * of_b;
@@ -363,7 +380,7 @@ float slow_sum(Tile t, uint row, uint column) {
 }
 
 void store_slow_rows(Tile t) {
-    for (uint row = 0u; row < t.rows; ++row) {
+    for (uint row = 0u; row < BLOCK_M; ++row) { // only rows that exist are slow
         if (is_slow(row)) {
             for (uint quad = gl_LocalInvocationIndex; quad < BLOCK_N / 4u; quad += local_size) {
                 vec4 x = vec4(0);
@@ -399,7 +416,11 @@ void main() {
     }
     t.b = address_add(uvec2(push.operands.b_codes), g, push.b_batch16, 4u);
     t.b_scales = address_add(uvec2(push.operands.b_scales), g, push.b_scale_batch, 2u);
-    for (t.row0 = row0; t.row0 < end; t.row0 += BLOCK_M) {
+    if (row0 >= end) {
+        return;
+    }
+    t.row0 = row0;
+    do { // a test at the loop's head would read once more than it should: common.glsl
         t.rows = min(end - t.row0, BLOCK_M);
         [[unroll]] for (uint i = 0u; i < B_CHUNKS; ++i) {
             b_nan[i] = 0u;
@@ -412,5 +433,6 @@ void main() {
         store_sums(t);
         store_slow_rows(t);
         barrier();
-    }
+        t.row0 += BLOCK_M;
+    } while (t.row0 < end);
 }
