@@ -179,10 +179,9 @@ void record(Recording& recording, const char* op, const Product& p, BufferView w
             Variant variant) {
     const Operands operands(op);
     const Device& device = recording.device();
-    operands.workspace(workspace,
-                       by_slots(p)
-                           ? gemm_workspace_bytes(device, p.a, p.b, p.rows->layout.rows, variant)
-                           : gemm_workspace_bytes(device, p.a, p.b, variant));
+    operands.workspace(workspace, by_slots(p) ? gemm_workspace_bytes(device, p.a, p.b,
+                                                                     p.rows->layout.rows, variant)
+                                              : gemm_workspace_bytes(device, p.a, p.b, variant));
     if (variant == Variant::Device)
         variant = usual_variant(device, p);
     const std::string reason = why_not(device, p, variant);

@@ -169,11 +169,11 @@ TEST_F(Fp8BySlots, EveryVariant) {
 }
 
 TEST_F(Fp8BySlots, StreamedOnMatrixUnits) {
-    if (!stream_on_units())
-        return;
     variant_ = fp8::Variant::Streamed;
-    for (const Routing& c : {kRoutings[1], kRoutings[2]})
-        check(c, kind(Blocks::Rows128), kind(Blocks::Blocks128), 40, 136, DType::F32);
+    for (const bool direct : {false, true})
+        if (stream_on_units(direct))
+            for (const Routing& c : {kRoutings[1], kRoutings[2]})
+                check(c, kind(Blocks::Rows128), kind(Blocks::Blocks128), 40, 136, DType::F32);
 }
 
 TEST_F(Fp8BySlots, RefusesWhatDoesNotFit) {

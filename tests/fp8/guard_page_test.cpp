@@ -197,8 +197,6 @@ TEST_F(Fp8GuardPages, MaskedProducts) {
 /// Streamed on matrix units, where the device has any; and tokens and slots that are just there.
 TEST_F(Fp8GuardPages, StreamedProducts) {
     const bool units = fp8::why_not(*device_, fp8::Variant::Packed).empty();
-    if (units && device_->info().is_cpu)
-        force_stream_tile(*device_, {1, 1, 4, 64, 2});
     const std::uint64_t tokens = 5, top_k = 2, experts = 3, slots = tokens * top_k;
     const Recipe recipe{}, weights{.blocks = Blocks::Blocks128};
     for (const auto& [n, k] : {std::pair<std::uint64_t, std::uint64_t>{48, 144}, {40, 272}}) {
@@ -223,7 +221,7 @@ TEST_F(Fp8GuardPages, StreamedProducts) {
                              *device_, fp8::GroupLayout::prefix_sums(layout.offsets, slots))),
                          more = bytes(ops::moe_layout_workspace_bytes(tokens, top_k, experts)),
                          scratch = bytes(fp8::gemm_workspace_bytes(*device_, a, b, slots));
-        for (const auto variant : {fp8::Variant::Streamed, fp8::Variant::Decoded})
+        const auto by_slots = [&](fp8::Variant variant) {
             run([&](Recording& r) {
                 auto rows = fp8::make_grouped_rows(
                     r, TensorView::contiguous(chosen, DType::I32, {tokens, top_k}), layout, more,
@@ -232,14 +230,22 @@ TEST_F(Fp8GuardPages, StreamedProducts) {
                 rows.d_by_slot = true;
                 fp8::m_grouped_gemm_nt_contiguous(r, a, b, d, rows, false, scratch, variant);
             });
+        };
         const TensorView one = TensorView::contiguous(d.buffer, DType::F32, {tokens, n});
         Quantized matrix = b;
         matrix.codes = TensorView::contiguous(b.codes.buffer, b.codes.dtype, {n, k});
         matrix.scales = TensorView::contiguous(b.scales.buffer, DType::F32,
                                                {b.scales.extent[1], b.scales.extent[2]});
-        run([&](Recording& r) {
-            fp8::gemm_nt(r, a, matrix, one, false, scratch, fp8::Variant::Streamed);
-        });
+        by_slots(fp8::Variant::Decoded);
+        for (const bool direct : {false, true}) {
+            if (units && device_->info().is_cpu)
+                force_stream_tile(*device_, direct ? StreamTile{1, 4, 1, 128, 1, 2}
+                                                   : StreamTile{1, 1, 4, 64, 2});
+            by_slots(fp8::Variant::Streamed);
+            run([&](Recording& r) {
+                fp8::gemm_nt(r, a, matrix, one, false, scratch, fp8::Variant::Streamed);
+            });
+        }
     }
 }
 
