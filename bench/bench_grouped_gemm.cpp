@@ -8,6 +8,7 @@
 #include "support/program.hpp"
 
 #include <bellows/engine/error.hpp>
+#include <bellows/engine/matrix_images.hpp>
 
 #include <algorithm>
 #include <array>
@@ -34,8 +35,9 @@ memory that operands and workspace take.
                              prepacked: fp8 weights packed once, before the clock starts
   --scales pow2|f32          of fp8 operands (default pow2)
   --variant NAME             device (default: what suits it), decoded, packed or streamed; see fp8/gemm.hpp
-  --stream MxNxWxKxA,...     tiles of streamed products on matrix units: M x N matrices per subgroup, W
-                             subgroups along N, steps of K k, loads A steps ahead
+  --stream MxNxWxKxA,...     tiles of streamed products on matrix units, through workgroup memory: M x N
+                             matrices per subgroup, W subgroups along N, steps of K k, loads A steps ahead
+  --direct MxNxWxKxAxS,...   the same straight to registers, S subgroups along K
   --d bf16|f32               storage of results (default bf16; f32 for k and ids)
 )";
 
@@ -130,6 +132,10 @@ class BenchGroupedGemm : public Program {
         fma_ = measure(device, fma_peak);
         matrix_ = measure(device, matrix_peak);
         add_context("class of bf16 products", gemm_class(device).name);
+        for (const GemmClass& c : gemm_classes(device))
+            if (c.units == GemmClass::Units::F16 && c.why_not.empty())
+                add_context("registers of f16 matrices",
+                            matrix_slots(device, c.shape) ? "regular" : "irregular");
         const bool cpu = device.info().is_cpu;
         for (const auto& [layout, shape] : chosen(cpu))
             for (const Pair& pair : pairs_)
@@ -170,13 +176,8 @@ class BenchGroupedGemm : public Program {
         if (d != "bf16" && d != "f32")
             refuse("--d: \"" + d + "\" is no storage");
         d_ = d == "f32" ? DType::F32 : DType::BF16;
-        if (const auto tiles = arguments.sizes("--stream", "MxNxWxKxA")) {
-            tiles_.clear();
-            for (const auto& v : *tiles) {
-                const auto at = [&](std::size_t i) { return static_cast<std::uint32_t>(v[i]); };
-                tiles_.push_back(StreamTile{at(0), at(1), at(2), at(3), at(4)});
-            }
-        }
+        take_tiles(arguments, "--stream", "MxNxWxKxA");
+        take_tiles(arguments, "--direct", "MxNxWxKxAxS");
         const std::string variant = arguments.value("--variant").value_or("device");
         if (variant == "decoded")
             variant_ = fp8::Variant::Decoded;
@@ -186,6 +187,20 @@ class BenchGroupedGemm : public Program {
             variant_ = fp8::Variant::Streamed;
         else if (variant != "device")
             refuse("--variant: \"" + variant + "\" is none");
+    }
+
+    void take_tiles(Arguments& arguments, const char* name, const char* form) {
+        const auto tiles = arguments.sizes(name, form);
+        if (!tiles)
+            return;
+        if (!tiles_[0])
+            tiles_.clear();
+        for (const auto& v : *tiles) {
+            const auto at = [&](std::size_t i) {
+                return i < v.size() ? static_cast<std::uint32_t>(v[i]) : 0;
+            };
+            tiles_.push_back(StreamTile{at(0), at(1), at(2), at(3), at(4), at(5)});
+        }
     }
 
     /// The usual shapes of the layouts, or the given shapes in each.
@@ -215,10 +230,12 @@ class BenchGroupedGemm : public Program {
     static std::string suffix(const Tile& tile) {
         if (!tile)
             return "";
+        const std::array parts{tile->fragments_m, tile->fragments_n, tile->warps,
+                               tile->step_k,      tile->ahead,       tile->split_k};
         std::string text;
-        for (const std::uint32_t part :
-             {tile->fragments_m, tile->fragments_n, tile->warps, tile->step_k, tile->ahead})
-            text += (text.empty() ? "/" : "x") + std::to_string(part);
+        for (const std::uint32_t part : parts)
+            if (part != 0)
+                text += (text.empty() ? "/" : "x") + std::to_string(part);
         return text;
     }
 
@@ -239,7 +256,7 @@ class BenchGroupedGemm : public Program {
                       [this, &device, shape, pair, tile](benchmark::State& state) {
                           if (tile)
                               force_stream_tile(device, *tile);
-                          MulMatId product(device, shape, pair.a, pair.b);
+                          MulMatId product(device, shape, pair.a, pair.b, variant_);
                           time(state, product.data(), product.workload(), pair);
                       });
     }

@@ -28,6 +28,8 @@ constexpr auto kMoeCases = std::to_array<MoeCase>({
     {300, 6, 8, 40, 16, 25},
     {11, 2, 64, 12, 128, 50},
     {6, 2, 4, 8, 16, 100},
+    {40, 3, 301, 8, 4, 10},
+    {1500, 3, 130, 4, 1, 5}, // more slots than a workgroup places
     {4500, 4, 5, 4, 8, 10},
     {300, 2, 8, 36, 16, 0, Depth::Full},
     {9000, 4, 5, 4, 8, 10, Depth::Full},

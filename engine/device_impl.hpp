@@ -16,6 +16,7 @@
 #include "vulkan.hpp"
 
 #include <bellows/engine/device.hpp>
+#include <bellows/engine/matrix_images.hpp>
 
 #include <array>
 #include <atomic>
@@ -96,6 +97,7 @@ struct Device::Impl {
     struct MatrixImages {
         std::mutex mutex;
         std::map<std::array<std::uint32_t, 3>, std::string> why_not;
+        std::map<std::array<std::uint32_t, 3>, std::optional<MatrixSlots>> slots;
     };
     MatrixImages matrix_images;
     std::atomic<std::int64_t> num_barriers{0}, num_waits{0}, num_releases{0}; ///< for faults

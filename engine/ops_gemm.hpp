@@ -89,4 +89,26 @@ K fill_units_gemm(const Arguments& arguments, const Device& device, const GemmTi
     return kernel;
 }
 
+/// A work list in `memory`, to be written by a kernel that fill_group_tiles has prepared.
+GroupTiles plan_group_tiles(const Arguments& arguments, const Device& device,
+                            const GroupRanges& rows, std::uint64_t max_rows,
+                            const std::array<std::uint64_t, GroupTiles::kMaxShapes>& columns,
+                            BufferView memory);
+
+/// For kernels of shaders/include/group_tiles.glsl.
+template <class K>
+void fill_group_tiles(K& kernel, const GroupTiles& list) {
+    const auto grid = [&](std::size_t i) {
+        return static_cast<std::uint32_t>(div_up(list.columns[i], kTileColumns));
+    };
+    kernel.tiles = list.tiles;
+    kernel.arguments = list.arguments;
+    kernel.tile_rows = list.tile_rows;
+    kernel.wide = list.width_on_units;
+    kernel.columns0 = grid(0);
+    kernel.columns1 = grid(1);
+    kernel.columns2 = grid(2);
+    kernel.columns3 = grid(3);
+}
+
 } // namespace bellows::ops

@@ -108,34 +108,36 @@ std::uint64_t group_tiles_bytes(const Device& device, std::uint64_t max_rows,
     return kArgumentBytes + tiles_capacity(max_rows, groups, tile_rows) * 8;
 }
 
-GroupTiles make_group_tiles(Recording& recording, const GroupRanges& rows, std::uint64_t max_rows,
-                            std::array<std::uint64_t, GroupTiles::kMaxShapes> columns,
+GroupTiles plan_group_tiles(const Arguments& arguments, const Device& device,
+                            const GroupRanges& rows, std::uint64_t max_rows,
+                            const std::array<std::uint64_t, GroupTiles::kMaxShapes>& columns,
                             BufferView memory) {
-    const Arguments arguments("make_group_tiles");
     const std::uint64_t groups = check_ranges(arguments, rows);
-    arguments.workspace(memory, group_tiles_bytes(recording.device(), max_rows, groups));
+    arguments.workspace(memory, group_tiles_bytes(device, max_rows, groups));
+    for (const std::uint64_t n : columns)
+        arguments.u32("N", n);
     GroupTiles tiles;
-    tiles.tile_rows = group_tile_rows(recording.device().info());
-    tiles.width_on_units = width_on_units(recording.device(), GemmForm::NT);
+    tiles.tile_rows = group_tile_rows(device.info());
+    tiles.width_on_units = width_on_units(device, GemmForm::NT);
     tiles.rows = rows;
     tiles.arguments = memory.sub(0, kArgumentBytes);
     tiles.tiles = memory.sub(kArgumentBytes, tiles_capacity(max_rows, groups, tiles.tile_rows) * 8);
     tiles.columns = columns;
-    const auto grid = [&](std::size_t i) {
-        return arguments.u32("N", div_up(columns[i], kTileColumns));
-    };
+    return tiles;
+}
+
+GroupTiles make_group_tiles(Recording& recording, const GroupRanges& rows, std::uint64_t max_rows,
+                            std::array<std::uint64_t, GroupTiles::kMaxShapes> columns,
+                            BufferView memory) {
+    const Arguments arguments("make_group_tiles");
+    const GroupTiles tiles =
+        plan_group_tiles(arguments, recording.device(), rows, max_rows, columns, memory);
+    const std::uint64_t groups = rows.begins.extent[0];
     kernels::GroupedGemmTiles kernel;
+    fill_group_tiles(kernel, tiles);
     kernel.group_begins = memory_of(rows.begins);
     kernel.group_ends = memory_of(rows.ends);
-    kernel.tiles = tiles.tiles;
-    kernel.arguments = tiles.arguments;
     kernel.groups = arguments.u32("groups", groups);
-    kernel.tile_rows = tiles.tile_rows;
-    kernel.wide = tiles.width_on_units;
-    kernel.columns0 = grid(0);
-    kernel.columns1 = grid(1);
-    kernel.columns2 = grid(2);
-    kernel.columns3 = grid(3);
     recording.dispatch(kernel, {arguments.u32("groups", div_up(groups, 64))});
     return tiles;
 }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-#include "ops_check.hpp"
+#include "ops_gemm.hpp"
 
 #include <bellows/engine/device.hpp>
 #include <bellows/engine/ops.hpp>
@@ -11,9 +11,15 @@ namespace bellows::ops {
 
 namespace {
 
-/// Slots that one invocation counts and places in order; a block has a counter per expert.
+constexpr std::uint64_t kOneBlock = 4096;    // slots that one workgroup places by itself
+constexpr std::uint64_t kBlockSlots = 1024;  // of a workgroup otherwise
+constexpr std::uint64_t kMostBlocks = 256;   // whose counts every workgroup adds up
+constexpr std::uint64_t kCountable = 0xFFFF; // by half a word
+
 std::uint64_t slots_per_block(std::uint64_t slots) {
-    return std::max<std::uint64_t>(64, div_up(slots, 512));
+    if (slots <= kOneBlock)
+        return std::max<std::uint64_t>(slots, 1);
+    return std::max(kBlockSlots, div_up(slots, kMostBlocks));
 }
 
 struct LayoutSizes {
@@ -82,71 +88,90 @@ std::uint64_t moe_layout_workspace_bytes(std::uint64_t tokens, std::uint64_t top
     return std::max<std::uint64_t>(1, div_up(slots, slots_per_block(slots))) * experts * 4;
 }
 
-void moe_layout(Recording& recording, const TensorView& topk_ids, const MoeLayout& layout,
-                BufferView workspace) {
-    const Arguments arguments("moe_layout");
+namespace {
+
+/// Runs of a block's slots: as many as have room for their counters, four slots each at least.
+std::uint32_t plan_parts(const Arguments& arguments, const DeviceInfo& info, std::uint64_t pairs,
+                         std::uint64_t block_slots, std::uint32_t local_size) {
+    const auto bytes = [&](std::uint64_t parts) {
+        return 4 * pairs * (parts + 1) + 8 * pairs + std::uint64_t{8} * local_size;
+    };
+    std::uint32_t parts = 1;
+    while (2 * parts <= local_size && parts * 4 < block_slots &&
+           bytes(2 * parts) <= std::min<std::uint64_t>(info.shared_memory_bytes, 40960))
+        parts *= 2;
+    arguments.require(bytes(parts) <= info.shared_memory_bytes,
+                      std::to_string(2 * pairs) +
+                          " experts are more than the device has workgroup memory to count");
+    return parts;
+}
+
+void place(Recording& recording, const Arguments& arguments, const TensorView& topk_ids,
+           const MoeLayout& layout, BufferView workspace, const GroupTiles* list) {
     const LayoutSizes sizes = check_layout(arguments, layout);
     arguments.tensor("topk_ids", topk_ids, DType::I32, {sizes.tokens, sizes.top_k});
     arguments.workspace(workspace,
                         moe_layout_workspace_bytes(sizes.tokens, sizes.top_k, sizes.experts));
     const std::uint64_t slots = sizes.tokens * sizes.top_k;
+    const std::uint64_t block_slots = slots_per_block(slots);
+    arguments.require(block_slots <= kCountable,
+                      "more than " + std::to_string(kCountable * kMostBlocks) + " slots");
+    const std::uint64_t blocks = std::max<std::uint64_t>(div_up(slots, block_slots), 1);
+    const DeviceInfo& info = recording.device().info();
+    using K = kernels::MoeLayout;
+    K kernel;
+    kernel.constants.local_size = info.is_cpu ? 32 : std::min(info.max_workgroup_invocations, 256u);
+    kernel.constants.pairs = arguments.u32("experts", div_up(sizes.experts, 2));
+    kernel.constants.parts = plan_parts(arguments, info, kernel.constants.pairs, block_slots,
+                                        kernel.constants.local_size);
     const BufferView counts = arguments.memory("counts", layout.counts, 1);
-    const BufferView offsets = arguments.memory("offsets", layout.offsets, 1);
-    if (slots == 0) {
-        recording.fill(counts, 0);
-        recording.fill(offsets, 0);
-        return;
+    const BufferView row_to_slot =
+        sizes.capacity == 0 ? counts : arguments.memory("row_to_slot", layout.row_to_slot, 1);
+    kernel.topk_ids = slots == 0 ? counts : arguments.memory("topk_ids", topk_ids, 1);
+    kernel.token_count = arguments.row_count_or(topk_ids, kernel.topk_ids);
+    kernel.block_counts = blocks > 1 ? workspace.sub(0, blocks * sizes.experts * 4) : counts;
+    kernel.counts = counts;
+    kernel.offsets = arguments.memory("offsets", layout.offsets, 1);
+    kernel.row_to_slot = row_to_slot;
+    kernel.slot_to_row =
+        slots == 0 ? row_to_slot : arguments.memory("slot_to_row", layout.slot_to_row, 1);
+    kernel.tiles = kernel.arguments = counts;
+    if (list != nullptr)
+        fill_group_tiles(kernel, *list);
+    kernel.slots = arguments.u32("slots", slots);
+    kernel.top_k = arguments.u32("top_k", sizes.top_k);
+    kernel.experts = arguments.u32("experts", sizes.experts);
+    kernel.alignment = layout.alignment;
+    kernel.capacity = arguments.u32("rows", sizes.capacity);
+    kernel.block_slots = arguments.u32("slots", block_slots);
+    kernel.has_token_count = topk_ids.row_count ? 1 : 0;
+    kernel.has_list = list != nullptr ? 1 : 0;
+    const Groups groups{arguments.u32("slots", blocks)};
+    if (blocks > 1) {
+        kernel.variant = K::Variant::count;
+        recording.dispatch(kernel, groups);
     }
-    const std::uint32_t block_slots = arguments.u32("slots", slots_per_block(slots));
-    const std::uint64_t blocks = div_up(slots, block_slots);
-    const std::uint32_t experts = arguments.u32("experts", sizes.experts);
-    const std::uint32_t top_k = arguments.u32("top_k", sizes.top_k);
-    const BufferView ids = arguments.memory("topk_ids", topk_ids, 1);
-    const BufferView token_count = arguments.row_count_or(topk_ids, ids);
-    const BufferView block_counts = workspace.sub(0, blocks * sizes.experts * 4);
-    const BufferView row_to_slot = arguments.memory("row_to_slot", layout.row_to_slot, 1);
-    const std::uint32_t has_token_count = topk_ids.row_count ? 1u : 0u;
-    const FlatPlan by_block = plan_exact(recording, blocks);
-    const FlatPlan by_expert = plan_exact(recording, sizes.experts);
-    const FlatPlan by_offset = plan_exact(recording, sizes.experts + 1);
+    kernel.variant = K::Variant::place;
+    recording.dispatch(kernel, groups);
+}
 
-    recording.fill(row_to_slot, 0xFFFFFFFFu);
-    recording.dispatch(kernels::MoeCount{.constants = {.local_size = by_block.local_size},
-                                         .topk_ids = ids,
-                                         .token_count = token_count,
-                                         .block_counts = block_counts,
-                                         .slots = static_cast<std::uint32_t>(slots),
-                                         .top_k = top_k,
-                                         .experts = experts,
-                                         .block_slots = block_slots,
-                                         .has_token_count = has_token_count},
-                       by_block.groups);
-    recording.dispatch(kernels::MoePrefix{.constants = {.local_size = by_expert.local_size},
-                                          .block_counts = block_counts,
-                                          .counts = counts,
-                                          .blocks = static_cast<std::uint32_t>(blocks),
-                                          .experts = experts},
-                       by_expert.groups);
-    recording.dispatch(kernels::MoeOffsets{.constants = {.local_size = by_offset.local_size},
-                                           .counts = counts,
-                                           .offsets = offsets,
-                                           .experts = experts,
-                                           .alignment = layout.alignment},
-                       by_offset.groups);
-    recording.dispatch(
-        kernels::MoePlace{.constants = {.local_size = by_block.local_size},
-                          .topk_ids = ids,
-                          .token_count = token_count,
-                          .block_counts = block_counts,
-                          .offsets = offsets,
-                          .row_to_slot = row_to_slot,
-                          .slot_to_row = arguments.memory("slot_to_row", layout.slot_to_row, 1),
-                          .slots = static_cast<std::uint32_t>(slots),
-                          .top_k = top_k,
-                          .experts = experts,
-                          .block_slots = block_slots,
-                          .has_token_count = has_token_count},
-        by_block.groups);
+} // namespace
+
+void moe_layout(Recording& recording, const TensorView& topk_ids, const MoeLayout& layout,
+                BufferView workspace) {
+    place(recording, Arguments("moe_layout"), topk_ids, layout, workspace, nullptr);
+}
+
+GroupTiles moe_layout(Recording& recording, const TensorView& topk_ids, const MoeLayout& layout,
+                      BufferView workspace,
+                      const std::array<std::uint64_t, GroupTiles::kMaxShapes>& columns,
+                      BufferView memory) {
+    const Arguments arguments("moe_layout");
+    const GroupTiles list =
+        plan_group_tiles(arguments, recording.device(), group_ranges(layout.offsets),
+                         layout.row_to_slot.extent[0], columns, memory);
+    place(recording, arguments, topk_ids, layout, workspace, &list);
+    return list;
 }
 
 void moe_gather(Recording& recording, const TensorView& x, const MoeLayout& layout,

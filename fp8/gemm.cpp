@@ -4,6 +4,7 @@
 #include "dequantize.hpp"
 #include "operands.hpp"
 #include "packed.hpp"
+#include "slots.hpp"
 #include "streamed.hpp"
 
 #include <bellows/engine/gemm_plan.hpp>
@@ -90,7 +91,7 @@ void check_sizes(const Check& check, const Product& p) {
     const bool tn = p.form == GemmForm::TN, nt = p.form == GemmForm::NT;
     const std::uint64_t m = tn ? a.columns : a.rows, n = nt ? b.rows : b.columns;
     check.fits((tn ? a.rows : a.columns) == (nt ? b.columns : b.rows), "K differs");
-    check.fits(d.rows == m && d.columns == n,
+    check.fits(d.columns == n && (d.rows == m || by_slots(p)),
                "d must be " + std::to_string(m) + " x " + std::to_string(n));
 }
 
@@ -98,8 +99,22 @@ void check_groups(const Check& check, const Product& p, const TensorView& by_gro
     const GroupLayout& layout = p.rows->layout;
     check.fits(by_group.extent[0] == layout.groups,
                "the layout has " + std::to_string(layout.groups) + " groups");
-    check.fits(extents_of(p.a.values).rows == layout.rows,
-               "the layout was made for " + std::to_string(layout.rows) + " rows");
+    const GroupedRows& rows = *p.rows;
+    check.fits(
+        (rows.slots_per_a_row != 0 || extents_of(p.a.values).rows == layout.rows) &&
+            (p.form == GemmForm::TN || rows.d_by_slot || extents_of(p.d).rows == layout.rows),
+        "the layout was made for " + std::to_string(layout.rows) + " rows");
+    if (!by_slots(p))
+        return;
+    check.fits(p.form != GemmForm::TN && layout.form != GroupLayout::Form::Masked,
+               "only m_grouped contiguous products take rows by slots");
+    const TensorView& slots = rows.slots;
+    check.require(slots.dtype == DType::I32 && slots.rank == 1 && slots.is_contiguous() &&
+                      slots.buffer && slots.extent[0] == layout.rows,
+                  "slots are " + describe(slots) + ", wanted is a contiguous i32 [" +
+                      std::to_string(layout.rows) + "]");
+    const std::string reason = why_not_copied(p);
+    check.require(reason.empty(), "a is " + describe(p.a) + ": " + reason);
 }
 
 // --- Decoding
@@ -164,20 +179,32 @@ void record(Recording& recording, const char* op, const Product& p, BufferView w
             Variant variant) {
     const Operands operands(op);
     const Device& device = recording.device();
-    operands.workspace(workspace, gemm_workspace_bytes(device, p.a, p.b, variant));
+    operands.workspace(workspace, by_slots(p) ? gemm_workspace_bytes(device, p.a, p.b,
+                                                                     p.rows->layout.rows, variant)
+                                              : gemm_workspace_bytes(device, p.a, p.b, variant));
     if (variant == Variant::Device)
         variant = usual_variant(device, p);
     const std::string reason = why_not(device, p, variant);
     operands.require(reason.empty(), std::string("the ") + to_string(variant) +
                                          " variant does not serve: " + reason);
-    switch (variant) {
-    case Variant::Packed:
-        return record_packed(recording, op, p, workspace);
-    case Variant::Streamed:
-        return record_streamed(recording, op, p);
-    default:
-        return record_decoded(recording, p, workspace);
+    if (variant == Variant::Streamed) {
+        record_streamed(recording, op, p);
+        return;
     }
+    const auto record_rows = [&](const Product& x, BufferView memory) {
+        if (variant == Variant::Packed)
+            record_packed(recording, op, x, memory);
+        else
+            record_decoded(recording, x, memory);
+    };
+    if (!by_slots(p)) {
+        record_rows(p, workspace);
+        return;
+    }
+    const std::uint64_t bytes = copies_bytes(p.a, p.b, p.rows->layout.rows);
+    const InGroups ordered(recording, op, p, workspace.sub(0, bytes));
+    record_rows(ordered.product(), workspace.sub(bytes, workspace.bytes - bytes));
+    ordered.put_back(recording);
 }
 
 /// Row counts of views are not looked at. What was packed for another form is of no use.
@@ -300,6 +327,12 @@ std::uint64_t gemm_workspace_bytes(const Device&, const Operand& a, const Operan
         break;
     }
     return std::max(decoded, packed_bytes(a, b));
+}
+
+std::uint64_t gemm_workspace_bytes(const Device& device, const Operand& a, const Operand& b,
+                                   std::uint64_t rows, Variant variant) {
+    const std::uint64_t copies = variant == Variant::Streamed ? 0 : copies_bytes(a, b, rows);
+    return copies + gemm_workspace_bytes(device, with_rows(a, rows), b, variant);
 }
 
 void gemm_nt(Recording& recording, const Operand& a, const Operand& b, const TensorView& d,

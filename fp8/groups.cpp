@@ -80,6 +80,14 @@ ops::GroupRanges make_ranges(Recording& recording, const Operands& operands,
     return ranges;
 }
 
+using Columns = std::array<std::uint64_t, ops::GroupTiles::kMaxShapes>;
+
+/// With the rows' own grid, see dequantize_groups.
+Columns with_rows(Columns columns) {
+    columns[0] = std::max<std::uint64_t>(columns[0], 1);
+    return columns;
+}
+
 } // namespace
 
 GroupLayout GroupLayout::prefix_sums(const TensorView& offsets, std::uint64_t rows) {
@@ -122,10 +130,21 @@ GroupedRows make_grouped_rows(Recording& recording, const GroupLayout& layout,
     operands.workspace(memory, bytes);
     const std::uint64_t first = ranges_bytes(layout);
     const ops::GroupRanges ranges = make_ranges(recording, operands, layout, memory.sub(0, first));
-    auto shapes = columns;
-    shapes[0] = std::max<std::uint64_t>(shapes[0], 1); // the rows' own grid, see dequantize_groups
-    return {layout, ops::make_group_tiles(recording, ranges, layout.rows, shapes,
+    return {layout, ops::make_group_tiles(recording, ranges, layout.rows, with_rows(columns),
                                           memory.sub(first, bytes - first))};
+}
+
+GroupedRows make_grouped_rows(Recording& recording, const TensorView& topk_ids,
+                              const ops::MoeLayout& layout, BufferView workspace,
+                              const std::array<std::uint64_t, ops::GroupTiles::kMaxShapes>& columns,
+                              BufferView memory) {
+    auto groups = GroupLayout::prefix_sums(layout.offsets, layout.row_to_slot.extent[0]);
+    groups.expected_rows = div_up(topk_ids.extent[0] * topk_ids.extent[1], groups.groups);
+    Operands("fp8::make_grouped_rows")
+        .workspace(memory, grouped_rows_bytes(recording.device(), groups));
+    return {groups,
+            ops::moe_layout(recording, topk_ids, layout, workspace, with_rows(columns), memory),
+            layout.row_to_slot};
 }
 
 } // namespace bellows::fp8

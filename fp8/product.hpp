@@ -35,16 +35,15 @@ inline constexpr std::uint64_t kFewRows = 64;
 
 /// Rows of a group of activations on average, as far as the host can tell.
 inline std::uint64_t expected_rows(const Product& p) {
-    const std::uint64_t rows = extents_of(p.a.values).rows;
     if (p.rows == nullptr)
-        return rows;
+        return extents_of(p.a.values).rows;
     const GroupLayout& layout = p.rows->layout;
     if (layout.expected_rows != 0)
         return layout.expected_rows;
     if (layout.form == GroupLayout::Form::Masked) // made for decoding
         return std::min(layout.spacing, kFewRows);
     const std::uint64_t groups = std::max<std::uint64_t>(layout.groups, 1);
-    return (rows + groups - 1) / groups;
+    return (layout.rows + groups - 1) / groups;
 }
 
 /// "" when the variant can compute the product, else what is against it.

@@ -2,8 +2,10 @@
 #include "streamed.hpp"
 
 #include "operands.hpp"
+#include "slots.hpp"
 
 #include <bellows/engine/gemm_plan.hpp>
+#include <bellows/engine/matrix_images.hpp>
 #include <bellows/kernels/kernels.hpp>
 
 #include <algorithm>
@@ -16,36 +18,73 @@ namespace {
 constexpr std::uint64_t kGridColumns = 32; // of a step of a work list's grid
 constexpr std::uint64_t kScaleColumns = 128;
 
-// --- The kernel on matrix units
+// --- The kernels on matrix units
+
+constexpr std::uint32_t kSplitK = 4; // sums are added in this order, whatever the rows
 
 struct Cut {
     MatrixShape shape;
     StreamTile tile;
+    MatrixSlots slots; ///< if the tile has split_k
 
+    bool direct() const { return tile.split_k != 0; }
     std::uint32_t rows() const { return shape.m * tile.fragments_m; }
     std::uint32_t columns() const { return shape.n * tile.fragments_n * tile.warps; }
+    std::uint32_t subgroups() const { return tile.warps * std::max(tile.split_k, 1u); }
 };
 
-/// What shaders/fp8_stream_gemm.comp declares, with some room for its words.
+/// What the kernels' shaders declare, with some room for their words.
 std::uint64_t shared_bytes(const Cut& c) {
+    const std::uint64_t matrices = std::uint64_t{4} * c.subgroups() * c.shape.m * c.shape.n;
+    if (c.direct())
+        return std::max<std::uint64_t>(matrices, std::uint64_t{2} * std::max(c.shape.m, c.shape.n) *
+                                                     c.shape.k) +
+               4 * c.rows() + 64;
     const std::uint64_t a =
-        std::max<std::uint64_t>(std::uint64_t{16} * c.rows() * (c.tile.step_k / 8 + 1),
-                                std::uint64_t{4} * c.tile.warps * c.shape.m * c.shape.n);
+        std::max<std::uint64_t>(std::uint64_t{16} * c.rows() * (c.tile.step_k / 8 + 1), matrices);
     return a + std::uint64_t{16} * c.columns() * (c.tile.step_k / 16 + 1) + 4 * c.rows() + 64;
 }
 
 bool fits(const DeviceInfo& info, const Cut& c) {
-    const std::uint64_t local_size = std::uint64_t{info.subgroup_size} * c.tile.warps;
+    const std::uint64_t local_size = std::uint64_t{info.subgroup_size} * c.subgroups();
+    if (c.columns() == 0 || kScaleColumns % c.columns() != 0 || c.columns() % kGridColumns != 0 ||
+        c.rows() > local_size || c.tile.ahead == 0 || local_size > info.max_workgroup_invocations ||
+        shared_bytes(c) > info.shared_memory_bytes)
+        return false;
+    if (c.direct()) {
+        const std::uint32_t segment = 16 * c.shape.k / c.slots.per_k;
+        return c.tile.step_k != 0 && c.tile.step_k % segment == 0 && 128 % c.tile.step_k == 0;
+    }
     const std::uint64_t chunks = std::uint64_t{c.shape.n} * c.tile.fragments_n * c.tile.step_k / 16;
-    return kScaleColumns % c.columns() == 0 && c.columns() % kGridColumns == 0 &&
-           (c.tile.step_k == 32 || c.tile.step_k == 64 || c.tile.step_k == 128) &&
+    return (c.tile.step_k == 32 || c.tile.step_k == 64 || c.tile.step_k == 128) &&
            16 % c.shape.k == 0 && chunks % info.subgroup_size == 0 &&
-           c.shape.k * c.shape.n % (2 * info.subgroup_size) == 0 && c.rows() <= local_size &&
-           local_size <= info.max_workgroup_invocations &&
-           shared_bytes(c) <= info.shared_memory_bytes;
+           c.shape.k * c.shape.n % (2 * info.subgroup_size) == 0;
 }
 
-/// For so many rows of a group; nothing when the device has no such matrices.
+/// For so many rows of a group, as few as the device does well with.
+StreamTile tile_for(const MatrixShape& shape, std::uint64_t rows, bool direct) {
+    const auto fragments = [](std::uint64_t extent, std::uint32_t side) {
+        return static_cast<std::uint32_t>(std::max<std::uint64_t>(extent / side, 1));
+    };
+    if (direct) {
+        // More rows are read again by every workgroup, side by side by its subgroups.
+        const std::uint64_t height = rows <= 12 ? 16 : rows <= 26 ? 32 : rows <= 44 ? 48 : 64;
+        return {.fragments_m = fragments(height, shape.m),
+                .fragments_n = fragments(kGridColumns, shape.n),
+                .warps = height > 48 ? 2u : 1u,
+                .step_k = height > 16 ? 64u : 128u,
+                .ahead = height > 48 ? 1u : 2u,
+                .split_k = kSplitK};
+    }
+    const std::uint64_t height = rows <= 12 ? 16 : rows <= 24 ? 32 : rows <= 48 ? 64 : 96;
+    return {.fragments_m = fragments(height, shape.m),
+            .fragments_n = fragments(height > 32 ? 32 : 16, shape.n),
+            .warps = 4,
+            .step_k = height > 16 ? 64u : 128u,
+            .ahead = 2};
+}
+
+/// Nothing when the device has no such matrices.
 std::optional<Cut> cut_for(const Device& device, std::uint64_t rows) {
     const DeviceInfo& info = device.info();
     if (info.subgroup_size == 0)
@@ -53,22 +92,15 @@ std::optional<Cut> cut_for(const Device& device, std::uint64_t rows) {
     for (const GemmClass& c : gemm_classes(device)) {
         if (c.units != GemmClass::Units::F16 || !c.why_not.empty())
             continue;
-        Cut cut{c.shape, {}};
-        if (const auto forced = forced_stream_tile(device)) {
-            cut.tile = *forced;
-            return fits(info, cut) ? std::optional(cut) : std::nullopt;
-        }
-        const auto fragments = [&](std::uint64_t extent, std::uint32_t side) {
-            return static_cast<std::uint32_t>(std::max<std::uint64_t>(extent / side, 1));
-        };
-        const std::uint64_t height = rows <= 12 ? 16 : rows <= 24 ? 32 : rows <= 48 ? 64 : 96;
-        for (const std::uint64_t m : {height, std::uint64_t{16}}) {
-            cut.tile.fragments_m = fragments(m, c.shape.m);
-            cut.tile.fragments_n = fragments(m > 32 ? 32 : 16, c.shape.n);
-            cut.tile.warps = 4;
-            cut.tile.step_k = m > 16 ? 64 : 128;
-            cut.tile.ahead = 2;
-            if (fits(info, cut))
+        const auto forced = forced_stream_tile(device);
+        const auto slots = !forced || forced->split_k != 0 ? matrix_slots(device, c.shape)
+                                                           : std::optional<MatrixSlots>();
+        for (const bool direct : {true, false}) {
+            if (direct ? !slots : forced && forced->split_k != 0)
+                continue;
+            const Cut cut{c.shape, forced ? *forced : tile_for(c.shape, rows, direct),
+                          slots.value_or(MatrixSlots{})};
+            if (cut.direct() == direct && fits(info, cut))
                 return cut;
         }
     }
@@ -142,6 +174,13 @@ void fill(K& kernel, const Operands& operands, const Product& p) {
                                    : 0;
     kernel.from_list = p.rows != nullptr ? 1 : 0;
     kernel.accumulate = p.accumulate ? 1 : 0;
+    kernel.slots = nothing;
+    if (by_slots(p)) {
+        kernel.slots = p.rows->slots.buffer;
+        kernel.slots_per_a_row = p.rows->slots_per_a_row;
+        kernel.constants.a_by_slot = p.rows->slots_per_a_row != 0 ? 1 : 0;
+        kernel.constants.d_by_slot = p.rows->d_by_slot ? 1 : 0;
+    }
 }
 
 template <class K>
@@ -159,21 +198,17 @@ void dispatch(Recording& recording, const Operands& operands, const Product& p, 
     recording.dispatch_indirect(kernel, grid);
 }
 
-void record_on_units(Recording& recording, const Operands& operands, const Product& p) {
-    const Device& device = recording.device();
-    const Cut cut = cut_for(device, expected_rows(p)).value();
-    using K = kernels::Fp8StreamGemm;
-    K kernel;
+template <class K>
+void record_with(Recording& recording, const Operands& operands, const Product& p, const Cut& cut,
+                 K kernel) {
     kernel.variant = p.d.dtype == DType::BF16 ? K::Variant::f16_bf16 : K::Variant::f16_f32;
-    kernel.constants = {.local_size = device.info().subgroup_size * cut.tile.warps,
-                        .mma_m = cut.shape.m,
-                        .mma_n = cut.shape.n,
-                        .mma_k = cut.shape.k,
-                        .fragments_m = cut.tile.fragments_m,
-                        .fragments_n = cut.tile.fragments_n,
-                        .warps = cut.tile.warps,
-                        .step_k = cut.tile.step_k,
-                        .ahead = cut.tile.ahead};
+    kernel.constants.local_size = recording.device().info().subgroup_size * cut.subgroups();
+    kernel.constants.mma_m = cut.shape.m;
+    kernel.constants.mma_n = cut.shape.n;
+    kernel.constants.mma_k = cut.shape.k;
+    kernel.constants.fragments_m = cut.tile.fragments_m;
+    kernel.constants.fragments_n = cut.tile.fragments_n;
+    kernel.constants.ahead = cut.tile.ahead;
     fill(kernel, operands, p);
     const Source a(operands, "a", *p.a.quantized);
     operands.u32("the number of words of a", 2 * a.codes.rows * a.codes.stride8);
@@ -194,6 +229,26 @@ void record_on_units(Recording& recording, const Operands& operands, const Produ
     const bool wide = list.width_on_units * kGridColumns == cut.columns();
     kernel.constants.unit = wide ? cut.columns() : static_cast<std::uint32_t>(kGridColumns);
     dispatch(recording, operands, p, kernel, 0, list.grid(kernel.n, wide), 0);
+}
+
+void record_on_units(Recording& recording, const Operands& operands, const Product& p) {
+    const Cut cut = cut_for(recording.device(), expected_rows(p)).value();
+    if (!cut.direct()) {
+        kernels::Fp8StreamGemm kernel;
+        kernel.constants.warps = cut.tile.warps;
+        kernel.constants.step_k = cut.tile.step_k;
+        record_with(recording, operands, p, cut, kernel);
+        return;
+    }
+    kernels::Fp8DirectGemm kernel;
+    kernel.constants.warps_n = cut.tile.warps;
+    kernel.constants.warps_k = cut.tile.split_k;
+    kernel.constants.per_k = cut.slots.per_k;
+    kernel.constants.order_a = cut.slots.order_a;
+    kernel.constants.order_b = cut.slots.order_b;
+    kernel.constants.k_stride = cut.slots.k_stride;
+    kernel.constants.segments = cut.tile.step_k / (16 * cut.shape.k / cut.slots.per_k);
+    record_with(recording, operands, p, cut, kernel);
 }
 
 // --- The kernel of f32 arithmetic
@@ -278,7 +333,11 @@ std::string why_not_streamed(const Device& device, const Product& p) {
 std::string streamed_class(const Device& device, const Product& p) {
     const auto cut =
         why_not_units(device, p).empty() ? cut_for(device, expected_rows(p)) : std::nullopt;
-    return cut ? "streamed-f16-k" + std::to_string(cut->shape.k) : GemmClass{}.name;
+    if (!cut)
+        return GemmClass{}.name;
+    return (cut->direct() ? "streamed-split" + std::to_string(cut->tile.split_k) + "-f16-k"
+                          : std::string("streamed-f16-k")) +
+           std::to_string(cut->shape.k);
 }
 
 bool better_streamed(const Device&, const Product& p) {

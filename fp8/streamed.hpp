@@ -13,7 +13,8 @@ namespace bellows::fp8 {
 
 /// "" when `product` can be computed so, else what is against it.
 std::string why_not_streamed(const Device& device, const Product& product);
-/// The numeric class of `product` computed so: "streamed-f16-k16" on matrix units, after the depth
+/// The numeric class of `product` computed so: "streamed-split4-f16-k16" on matrix units, after the
+/// subgroups that share k (left out: through workgroup memory) and the depth
 /// of a matrix product, or "f32-sequential".
 std::string streamed_class(const Device& device, const Product& product);
 /// Whether it is also the faster way.

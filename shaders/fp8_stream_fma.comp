@@ -7,6 +7,8 @@
 //         else bf16 or f32, lda elements from row to row
 // b       codes [groups or batch, n, k], b_scales one f32 per 128 x 128 (b_shift 7) or 1 x 128 (0)
 // d       [rows, n]
+// a_by_slot, d_by_slot  row r of a group stands in row slots[r] / slots_per_a_row of A, and slots[r]
+//            of D (nowhere if that is -1)
 // from_list  the group of tile t is tiles[2t], its rows go from tiles[2t + 1] to ends[group], at most
 //            tile_rows of them; otherwise z is the batch, x counts tiles of tile_rows rows of m
 //
@@ -44,7 +46,8 @@ struct Tile {
 };
 
 uint a_row(Tile t, uint row) {
-    return min(t.row0 + row, t.end - 1u);
+    uint r = min(t.row0 + row, t.end - 1u);
+    return a_by_slot != 0u ? uint(max(push.operands.slots.v[r], 0)) / push.slots_per_a_row : r;
 }
 
 // Sixteen codes from k = 16 * at, those from push.k on as 0.
@@ -77,6 +80,7 @@ uint nan_bits(uvec4 codes) {
 }
 
 vec4 sums[rows];
+uint a_rows[rows]; // where they stand
 
 // Four k of row i of A, from 4 * q of the sixteen that are being summed.
 #if A_FP8
@@ -86,18 +90,20 @@ vec4 a_four[MINE];
 float a_scale[MINE];
 uint a_nan[MINE];
 
-uint my_row(Tile t, uint i) {
-    return a_row(t, share_a != 0u ? min(8u * i + gl_LocalInvocationIndex, rows - 1u) : i);
+void find_rows(Tile t) {
+    [[unroll]] for (uint i = 0u; i < MINE; ++i) {
+        a_rows[i] = a_row(t, share_a != 0u ? min(8u * i + gl_LocalInvocationIndex, rows - 1u) : i);
+    }
 }
 void fetch_scales(Tile t, uint block) {
     [[unroll]] for (uint i = 0u; i < MINE; ++i) {
         a_scale[i] = 0.5 * ReadFloat(t.a_scales)
-                               .v[(my_row(t, i) >> push.a_shift) * push.a_scale_ld + block];
+                               .v[(a_rows[i] >> push.a_shift) * push.a_scale_ld + block];
     }
 }
 void fetch_a(Tile t, uint at) {
     [[unroll]] for (uint i = 0u; i < MINE; ++i) {
-        a_codes[i] = present(ReadUvec4(t.a).v[my_row(t, i) * push.lda + at], at);
+        a_codes[i] = present(ReadUvec4(t.a).v[a_rows[i] * push.lda + at], at);
         a_nan[i] |= nan_bits(a_codes[i]);
     }
 }
@@ -114,12 +120,17 @@ bool is_nan_row(uint i) {
     return (bits & 0x80808080u) != 0u;
 }
 #else
+void find_rows(Tile t) {
+    [[unroll]] for (uint i = 0u; i < rows; ++i) {
+        a_rows[i] = a_row(t, i);
+    }
+}
 void fetch_scales(Tile t, uint block) {
 }
 void fetch_a(Tile t, uint at) {}
 void decode_a(uint q) {}
 vec4 a_at(Tile t, uint i, uint k) {
-    uint first = a_row(t, i) * push.lda;
+    uint first = a_rows[i] * push.lda;
     if (aligned_a != 0u && k + 4u <= push.k) {
         return load_a4(t.a, first + k);
     }
@@ -184,7 +195,12 @@ void store_sums(Tile t) {
     [[unroll]] for (uint i = 0u; i < rows; ++i) {
         bool nan_row = is_nan_row(i);
         uint row = t.row0 + i;
-        if (row < t.end && t.column0 < push.n) {
+        bool there = row < t.end && t.column0 < push.n;
+        if (d_by_slot != 0u && there) {
+            row = uint(push.operands.slots.v[row]);
+            there = int(row) >= 0;
+        }
+        if (there) {
             [[unroll]] for (uint c = 0u; c < 4u; ++c) {
                 if (nan_row || (b_nan[c] & 0x80808080u) != 0u) {
                     sums[i][c] = uintBitsToFloat(FP8_NAN);
@@ -235,6 +251,7 @@ void main() {
             [[unroll]] for (uint c = 0u; c < 4u; ++c) {
                 b_nan[c] = 0u;
             }
+            find_rows(t);
             sum_up(t);
             store_sums(t);
             t.row0 += local_size / 8u * rows;

@@ -6,6 +6,8 @@
 // a_codes [rows, k], a_scales: f32 bits, one per 128 k of each row (a_shift 0) or 128 rows (7)
 // b_codes [groups or batch, n, k], b_scales one per 128 x 128
 // d       [rows, n]; all row-major with the strides of `push`: codes' in sixteens
+// a_by_slot, d_by_slot  row r of a group stands in row slots[r] / slots_per_a_row of A, and slots[r]
+//            of D (nowhere if that is -1)
 // from_list  the group of tile t is tiles[2t], its rows go from tiles[2t + 1] to ends[group], at most
 //            tile_rows of them; otherwise z is the batch, x counts tiles of BLOCK_M rows of m
 //
@@ -42,9 +44,6 @@
 
 layout(local_size_x_id = 0) in;
 
-const uint SPREAD = 22u; // powers of two that f16 holds below the first code's
-const uint INFINITY_BITS = 0x7F800000u;
-
 #define LANES (local_size / warps)
 #define BLOCK_M (mma_m * fragments_m)
 #define WARP_N (mma_n * fragments_n)
@@ -57,20 +56,8 @@ const uint INFINITY_BITS = 0x7F800000u;
 #define PARTS (warps * PART)
 shared uvec4 a_stage[PARTS > BLOCK_M * A_ROW ? PARTS : BLOCK_M * A_ROW];
 shared uvec4 b_stage[BLOCK_N * B_ROW];
-shared uint peaks[BLOCK_M];
-shared uint slow_rows[(BLOCK_M + 31u) / 32u];
-shared uint nan_columns[(BLOCK_N + 31u) / 32u];
 
-struct Tile {
-    uvec2 a;        // addresses, of the batch entry or group
-    uvec2 b;
-    uvec2 a_scales;
-    uvec2 b_scales;
-    uvec2 d;
-    uint row0;
-    uint rows;      // of the tile, that exist
-    uint column0;
-};
+#include "include/fp8_stream.glsl"
 
 // Chunks of 16 codes of a step that an invocation carries.
 #define A_CHUNKS ((BLOCK_M * ROW_CHUNKS + local_size - 1u) / local_size)
@@ -80,6 +67,7 @@ uvec4 b_next[ahead][B_CHUNKS];
 uint a_scale[ahead][A_CHUNKS];
 uint b_scale[ahead];
 uint b_nan[B_CHUNKS];
+uint a_rows[A_CHUNKS]; // where the chunks' rows stand
 
 uint a_chunk(uint i) {
     return i * local_size + gl_LocalInvocationIndex;
@@ -87,18 +75,8 @@ uint a_chunk(uint i) {
 uint b_chunk(uint i) {
     return i * LANES + gl_SubgroupInvocationID;
 }
-uint a_row(Tile t, uint row) {
-    return t.row0 + min(row, t.rows - 1u);
-}
 uint warp_column() {
     return gl_SubgroupID * WARP_N;
-}
-
-uint scale_of_a(Tile t, uint row, uint block) {
-    return ReadUint(t.a_scales).v[(a_row(t, row) >> push.a_shift) * push.a_scale_ld + block];
-}
-uint scale_of_b(Tile t, uint block) {
-    return ReadUint(t.b_scales).v[t.column0 / 128u * push.b_scale_ld + block];
 }
 
 void fetch(uint set, Tile t, uint step) {
@@ -111,53 +89,14 @@ void fetch(uint set, Tile t, uint step) {
     }
     uint block = min(step * step_k, push.k - 1u) / 128u;
     [[unroll]] for (uint i = 0u; i < A_CHUNKS; ++i) {
-        uint row = min(a_chunk(i) / ROW_CHUNKS, BLOCK_M - 1u);
         uint at = min(step * ROW_CHUNKS + a_chunk(i) % ROW_CHUNKS, last);
-        a_next[set][i] = ReadUvec4(t.a).v[a_row(t, row) * push.lda16 + at];
-        a_scale[set][i] = scale_of_a(t, row, block);
+        a_next[set][i] = ReadUvec4(t.a).v[a_rows[i] * push.lda16 + at];
+        a_scale[set][i] = scale_of_a(t, a_rows[i], block);
     }
     b_scale[set] = scale_of_b(t, block);
 }
 
-// Four codes as f16 times 2^-8: the first and third, then the second and fourth.
-uvec2 halves(uint codes) {
-    return uvec2((codes << 8 & 0x80008000u) | (codes << 7 & 0x3F803F80u),
-                 (codes & 0x80008000u) | (codes >> 1 & 0x3F803F80u));
-}
-
-// Bits 7, 15, 23 and 31 say which codes are NaN.
-uint nan_bits(uint codes) {
-    return (codes & 0x7F7F7F7Fu) + 0x01010101u;
-}
-uint nan_bits(uvec4 codes) {
-    return nan_bits(codes.x) | nan_bits(codes.y) | nan_bits(codes.z) | nan_bits(codes.w);
-}
-
-uint times(uint pair, uint factor) {
-    return packFloat2x16(unpackFloat2x16(pair) * unpackFloat2x16(factor));
-}
-
-// Sixteen codes from k = 16 * at, those from push.k on as 0.
-uvec4 present(uvec4 codes, uint at) {
-    if (16u * at + 16u > push.k) {
-        [[unroll]] for (uint e = 0u; e < 4u; ++e) {
-            uint first = 16u * at + 4u * e;
-            uint count = push.k > first ? min(push.k - first, 4u) : 0u;
-            codes[e] &= count == 4u ? 0xFFFFFFFFu : (1u << 8u * count) - 1u;
-        }
-    }
-    return codes;
-}
-
-bool is_nan(uint scale) {
-    return scale > INFINITY_BITS;
-}
-// Of the product of two scales, from 0 to 508.
-uint exponent_of(uint scale_a, uint scale_b) {
-    return (scale_a >> 23) + (scale_b >> 23);
-}
-
-void stage(uint set, uint step) {
+void stage(Tile t, uint set, uint step) {
     [[unroll]] for (uint i = 0u; i < A_CHUNKS; ++i) {
         uint chunk = a_chunk(i);
         uint row = chunk / ROW_CHUNKS, part = chunk % ROW_CHUNKS;
@@ -166,7 +105,7 @@ void stage(uint set, uint step) {
             uint below = peaks[row] - exponent_of(a_scale[set][i], b_scale[set]);
             bool nan = is_nan(a_scale[set][i]) || is_nan(b_scale[set]) ||
                        (nan_bits(codes) & 0x80808080u) != 0u;
-            if (!nan && below > SPREAD) {
+            if (!nan && below > SPREAD && row < t.rows) {
                 atomicOr(slow_rows[row / 32u], 1u << row % 32u);
             }
             uint factor = nan ? 0x7E00u : 30u - min(below, 29u) << 10;
@@ -230,40 +169,11 @@ void multiply() {
     }
 }
 
-// peaks[row]: the largest exponent_of over the blocks.
-void find_peaks(Tile t) {
-    uint lane = gl_LocalInvocationIndex;
-    if (lane < BLOCK_M) {
-        peaks[lane] = 0u;
-    }
-    if (lane < (BLOCK_M + 31u) / 32u) {
-        slow_rows[lane] = 0u;
-    }
-    if (lane < (BLOCK_N + 31u) / 32u) {
-        nan_columns[lane] = 0u;
-    }
-    barrier();
-    uint blocks = (push.k + 127u) / 128u;
-    uint item = lane;
-    do {
-        uint of_a[8], of_b[8];
-        [[unroll]] for (uint i = 0u; i < 8u; ++i) {
-            uint block = min((item + i * local_size) / BLOCK_M, blocks - 1u);
-            of_a[i] = scale_of_a(t, (item + i * local_size) % BLOCK_M, block);
-            of_b[i] = scale_of_b(t, block);
-        }
-        [[unroll]] for (uint i = 0u; i < 8u; ++i) {
-            if (!is_nan(of_a[i]) && !is_nan(of_b[i])) {
-                atomicMax(peaks[(item + i * local_size) % BLOCK_M], exponent_of(of_a[i], of_b[i]));
-            }
-        }
-        item += 8u * local_size;
-    } while (item < BLOCK_M * blocks);
-    barrier();
-}
-
 void sum_up(Tile t) {
     uint steps = (push.k + step_k - 1u) / step_k;
+    [[unroll]] for (uint i = 0u; i < A_CHUNKS; ++i) {
+        a_rows[i] = a_row(t, min(a_chunk(i) / ROW_CHUNKS, BLOCK_M - 1u));
+    }
     [[unroll]] for (uint set = 0u; set < ahead; ++set) {
         fetch(set, t, set);
     }
@@ -272,7 +182,7 @@ void sum_up(Tile t) {
     do {
         // What is staged behind the last step has zeros for A.
         [[unroll]] for (uint set = 0u; set < ahead; ++set) {
-            stage(set, step + set);
+            stage(t, set, step + set);
             barrier();
             if (step + set + ahead < steps) {
                 fetch(set, t, step + set + ahead);
@@ -290,30 +200,9 @@ void sum_up(Tile t) {
     }
 }
 
-// value * 2^exponent, where no step of it leaves the range unless the result does.
-float raised(float value, int exponent) {
-    int some = exponent >> 1;
-    precise float x = value * uintBitsToFloat(uint(127 + some) << 23);
-    x = x * uintBitsToFloat(uint(127 + exponent - some) << 23);
-    return x;
-}
-
-void store(Tile t, uint row, uint column, vec4 x) {
-    uint at = (t.row0 + row) * push.ldd + t.column0 + column;
-    if (aligned != 0u) {
-        store_d4(t.d, at, x, 1.0, push.accumulate != 0u);
-    } else {
-        store_d_part(t.d, at, x, min(push.n - t.column0 - column, 4u), 1.0, push.accumulate != 0u);
-    }
-}
-
 void subgroup_shared_barrier() {
     controlBarrier(gl_ScopeSubgroup, gl_ScopeSubgroup, gl_StorageSemanticsShared,
                    gl_SemanticsAcquireRelease);
-}
-
-bool is_slow(uint row) {
-    return (slow_rows[row / 32u] >> row % 32u & 1u) != 0u;
 }
 
 // Each subgroup passes its matrices one by one through its own part of a_stage.
@@ -327,79 +216,18 @@ void store_sums(Tile t) {
         for (uint quad = gl_SubgroupInvocationID; quad < PART; quad += LANES) {
             uint row = m + quad / (mma_n / 4u);
             uint column = n + quad % (mma_n / 4u) * 4u;
-            if (row < t.rows && t.column0 + column < push.n && !is_slow(row)) {
-                vec4 x = uintBitsToFloat(a_stage[part + quad]);
-                uint nan = nan_columns[column / 32u] >> column % 32u;
-                [[unroll]] for (uint e = 0u; e < 4u; ++e) {
-                    x[e] = raised(x[e], int(peaks[row]) - 253);
-                    if ((nan >> e & 1u) != 0u) {
-                        x[e] = uintBitsToFloat(FP8_NAN);
-                    }
-                }
-                store(t, row, column, x);
-            }
-        }
-    }
-}
-
-// One element of a slow row.
-float slow_sum(Tile t, uint row, uint column) {
-    float sum = 0.0;
-    uint last = (push.k - 1u) / 16u, at = 0u;
-    do {
-        uvec4 a = present(ReadUvec4(t.a).v[a_row(t, row) * push.lda16 + at], at);
-        uvec4 b = present(ReadUvec4(t.b).v[(t.column0 + column) * push.ldb16 + at], at);
-        float of_a = uintBitsToFloat(scale_of_a(t, row, at / 8u));
-        float of_b = uintBitsToFloat(scale_of_b(t, at / 8u));
-        for (uint q = 0u; q < 4u; ++q) {
-            vec4 left = fp8_decode4(FP8_E4M3, a[q]) * of_a;
-            vec4 right = fp8_decode4(FP8_E4M3, b[q]) * of_b;
-            for (uint c = 0u; c < 4u; ++c) {
-                sum = fma(left[c], right[c], sum);
-            }
-        }
-    } while (++at <= last);
-    return sum;
-}
-
-void store_slow_rows(Tile t) {
-    for (uint row = 0u; row < t.rows; ++row) {
-        if (is_slow(row)) {
-            for (uint quad = gl_LocalInvocationIndex; quad < BLOCK_N / 4u; quad += local_size) {
-                vec4 x = vec4(0);
-                for (uint e = 0u; e < 4u && t.column0 + 4u * quad + e < push.n; ++e) {
-                    x[e] = slow_sum(t, row, 4u * quad + e);
-                }
-                if (t.column0 + 4u * quad < push.n) {
-                    store(t, row, 4u * quad, x);
-                }
-            }
+            store_sum(t, row, column, uintBitsToFloat(a_stage[part + quad]));
         }
     }
 }
 
 void main() {
-    Tile t;
-    t.column0 = gl_WorkGroupID.y * unit;
-    if (t.column0 % BLOCK_N != 0u || t.column0 >= push.n) {
+    Tile t = tile_of_workgroup();
+    if (t.rows == 0u) {
         return;
     }
-    uint g = gl_WorkGroupID.z, row0 = gl_WorkGroupID.x * BLOCK_M, end = min(row0 + BLOCK_M, push.m);
-    t.a = uvec2(push.operands.a_codes);
-    t.a_scales = uvec2(push.operands.a_scales);
-    t.d = uvec2(push.operands.d);
-    if (push.from_list != 0u) {
-        g = push.operands.tiles.v[2u * gl_WorkGroupID.x];
-        row0 = push.operands.tiles.v[2u * gl_WorkGroupID.x + 1u];
-        end = min(row0 + push.tile_rows, push.operands.ends.v[g]);
-    } else {
-        t.a = address_add(t.a, g, push.a_batch16, 4u);
-        t.a_scales = address_add(t.a_scales, g, push.a_scale_batch, 2u);
-        t.d = address_add(t.d, g, push.stride_d, D_LOG2_BYTES);
-    }
-    t.b = address_add(uvec2(push.operands.b_codes), g, push.b_batch16, 4u);
-    t.b_scales = address_add(uvec2(push.operands.b_scales), g, push.b_scale_batch, 2u);
-    for (t.row0 = row0; t.row0 < end; t.row0 += BLOCK_M) {
+    uint end = t.row0 + t.rows;
+    do { // a test at the loop's head would read once more than it should: common.glsl
         t.rows = min(end - t.row0, BLOCK_M);
         [[unroll]] for (uint i = 0u; i < B_CHUNKS; ++i) {
             b_nan[i] = 0u;
@@ -412,5 +240,6 @@ void main() {
         store_sums(t);
         store_slow_rows(t);
         barrier();
-    }
+        t.row0 += BLOCK_M;
+    } while (t.row0 < end);
 }

@@ -16,6 +16,7 @@
 #include "include/common.glsl"
 
 #include "grouped_gemm_tiles.kernel.glsl"
+#include "include/group_tiles.glsl"
 
 layout(local_size_x = 64) in;
 
@@ -39,24 +40,8 @@ void main() {
     }
     uint count = tiles_of(group);
     uint row = push.operands.group_begins.v[group];
-    if (count > 0u) {
-        uint tile = first;
-        do {
-            push.operands.tiles.v[2u * tile] = group;
-            push.operands.tiles.v[2u * tile + 1u] = row;
-            row += push.tile_rows;
-            ++tile;
-        } while (tile < first + count);
-    }
+    write_group_tiles(group, row, first, count);
     if (group + 1u == push.groups) {
-        uint columns[4] = {push.columns0, push.columns1, push.columns2, push.columns3};
-        [[unroll]] for (uint i = 0u; i < 4u; ++i) {
-            push.operands.arguments.v[3u * i] = first + count;
-            push.operands.arguments.v[3u * i + 1u] = columns[i];
-            push.operands.arguments.v[3u * i + 2u] = 1u;
-            push.operands.arguments.v[3u * i + 12u] = first + count;
-            push.operands.arguments.v[3u * i + 13u] = div_up(columns[i], push.wide);
-            push.operands.arguments.v[3u * i + 14u] = 1u;
-        }
+        write_grids(first + count);
     }
 }

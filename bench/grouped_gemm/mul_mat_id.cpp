@@ -14,35 +14,31 @@ std::string name_of(const MulMatIdShape& s) {
 }
 
 MulMatId::MulMatId(Device& device, const MulMatIdShape& s, const OperandStorage& a,
-                   const OperandStorage& b)
-    : shape_(s), data_(device) {
+                   const OperandStorage& b, fp8::Variant variant)
+    : shape_(s), variant_(variant), data_(device) {
     choose();
     const std::uint64_t slots = s.tokens * s.top_k;
     const DType act = a.fp8 ? DType::F32 : a.dtype; // ggml's activations are f32
     x_ = random_tensor(data_, act, {s.tokens, s.k}, 2);
-    rows_ = data_.empty(act, {slots, s.k});
-    products_ = data_.empty(DType::F32, {slots, s.n});
     results_ = data_.empty(DType::F32, {slots, s.n});
     b_ = prepacked(data_, b,
                    random_operand(data_, b, fp8::Blocks::Blocks128, {s.experts, s.n, s.k}, 3),
                    GemmForm::NT);
-    a_ = rows_;
+    a_ = x_;
     if (a.fp8) {
         const fp8::Recipe recipe{.rule = a.rule};
-        a_ = fp8::make_quantized(data_.bytes(fp8::quantized_bytes(recipe, {slots, s.k})), recipe,
-                                 {slots, s.k});
+        a_ = fp8::make_quantized(data_.bytes(fp8::quantized_bytes(recipe, {s.tokens, s.k})), recipe,
+                                 {s.tokens, s.k});
     }
     layout_ = {.counts = data_.empty(DType::U32, {s.experts}),
                .offsets = data_.empty(DType::U32, {s.experts + 1}),
                .row_to_slot = data_.empty(DType::I32, {slots}),
                .slot_to_row = data_.empty(DType::I32, {s.tokens, s.top_k}),
                .alignment = 1};
-    slots_ = layout_;
-    slots_.slot_to_row = layout_.slot_to_row.reshaped({slots, 1});
     layout_workspace_ = data_.bytes(ops::moe_layout_workspace_bytes(s.tokens, s.top_k, s.experts));
     const auto groups = fp8::GroupLayout::prefix_sums(layout_.offsets, slots);
     list_ = data_.bytes(fp8::grouped_rows_bytes(device, groups));
-    workspace_ = data_.bytes(fp8::gemm_workspace_bytes(device, a_, b_));
+    workspace_ = data_.bytes(fp8::gemm_workspace_bytes(device, a_, b_, slots));
 }
 
 /// Different experts for each token, all equally likely.
@@ -61,22 +57,20 @@ void MulMatId::choose() {
                           std::span<const std::int32_t>(chosen_));
 }
 
+/// Tokens are quantised once, while their slots are placed.
 void MulMatId::record(Recording& r) const {
-    const std::uint64_t slots = shape_.tokens * shape_.top_k;
-    ops::moe_layout(r, ids_, layout_, layout_workspace_);
-    ops::moe_gather(r, x_, layout_, {}, rows_);
     if (a_.quantized)
-        fp8::quantize(r, rows_, *a_.quantized);
-    const auto groups = fp8::GroupLayout::prefix_sums(layout_.offsets, slots);
-    const auto rows = fp8::make_grouped_rows(r, groups, {shape_.n, 0, 0, 0}, list_);
-    fp8::m_grouped_gemm_nt_contiguous(r, a_, b_, products_, rows, false, workspace_);
-    ops::moe_unpermute(r, products_, slots_, {}, results_, false);
+        fp8::quantize(r, x_, *a_.quantized);
+    auto rows =
+        fp8::make_grouped_rows(r, ids_, layout_, layout_workspace_, {shape_.n, 0, 0, 0}, list_);
+    rows.slots_per_a_row = static_cast<std::uint32_t>(shape_.top_k);
+    rows.d_by_slot = true;
+    fp8::m_grouped_gemm_nt_contiguous(r, a_, b_, results_, rows, false, workspace_, variant_);
 }
 
 std::string MulMatId::check_samples() const {
     Device& device = data_.device();
     const HostOperand a(device, a_), b(device, b_), results(device, results_);
-    const std::vector<double> row_of_slot = data_.read(layout_.slot_to_row);
     const std::uint64_t slots = shape_.tokens * shape_.top_k;
     reference::Random random(7);
     for (int sample = 0; sample < 100; ++sample) {
@@ -85,10 +79,9 @@ std::string MulMatId::check_samples() const {
         };
         const std::uint64_t slot = pick(slots), column = pick(shape_.n);
         const auto expert = static_cast<std::uint64_t>(chosen_[slot]);
-        const auto row = static_cast<std::uint64_t>(row_of_slot[slot]);
         double sum = 0;
         for (std::uint64_t l = 0; l < shape_.k; ++l)
-            sum += a.at(0, row, l) * b.at(expert, column, l);
+            sum += a.at(0, slot / shape_.top_k, l) * b.at(expert, column, l);
         const std::string what = "result of slot " + std::to_string(slot);
         const std::string wrong =
             compare(what.c_str(), column, results.at(0, slot, column), sum, tolerance(DType::F32));

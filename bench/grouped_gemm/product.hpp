@@ -59,7 +59,7 @@ private:
 };
 
 /// ggml's MUL_MAT_ID: every token's row times the matrices of top_k experts, from ids to results in
-/// the order of ids: groups found, rows gathered (and quantised), multiplied, put back.
+/// the order of ids: groups found, rows quantised, gathered, multiplied, put back.
 struct MulMatIdShape {
     std::uint64_t tokens = 0, experts = 0, top_k = 0, n = 0, k = 0;
 };
@@ -69,7 +69,7 @@ std::string name_of(const MulMatIdShape& shape);
 class MulMatId {
 public:
     MulMatId(Device& device, const MulMatIdShape& shape, const OperandStorage& a,
-             const OperandStorage& b);
+             const OperandStorage& b, fp8::Variant variant);
 
     OpData& data() { return data_; }
     Workload workload();
@@ -80,10 +80,11 @@ private:
     std::string check_samples() const;
 
     const MulMatIdShape shape_;
+    const fp8::Variant variant_;
     OpData data_;
     std::vector<std::int32_t> chosen_; ///< expert of each slot
-    TensorView ids_, x_, rows_, products_, results_;
-    ops::MoeLayout layout_, slots_; ///< by token, and with each slot as a token of its own
+    TensorView ids_, x_, results_;
+    ops::MoeLayout layout_;
     fp8::Operand a_ = TensorView{}, b_ = TensorView{};
     BufferView layout_workspace_, list_, workspace_;
 };

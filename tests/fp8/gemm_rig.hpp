@@ -71,13 +71,17 @@ protected:
     /// Of the products that the checks record.
     inline static fp8::Variant variant_ = fp8::Variant::Device;
 
-    /// Sends streamed products to matrix units, those of CPUs with the smallest tile; false when
-    /// the device has none.
-    static bool stream_on_units() {
+    /// Sends streamed products to matrix units, through workgroup memory or straight to registers,
+    /// on CPUs in the smallest tile; false when the device cannot.
+    static bool stream_on_units(bool direct) {
         if (!fp8::why_not(device(), fp8::Variant::Packed).empty())
             return false;
-        if (device().info().is_cpu)
-            force_stream_tile(device(), {1, 1, 4, 64, 2});
+        const bool cpu = device().info().is_cpu;
+        use_gemm_class(device(), gemm_class(device()).name);
+        if (!direct)
+            force_stream_tile(device(), {1, 1, 4, cpu ? 64u : 128u, 2});
+        else if (cpu)
+            force_stream_tile(device(), {1, 4, 1, 128, 2, 2});
         return true;
     }
     /// Whether streamed products serve these operands.

@@ -329,33 +329,40 @@ TEST_F(Fp8Gemm, StreamedWeights) {
 }
 
 TEST_F(Fp8Gemm, StreamedWeightsOnMatrixUnits) {
-    if (!stream_on_units())
-        return;
     variant_ = fp8::Variant::Streamed;
     const bool cpu = device().info().is_cpu;
     const std::vector<Shape> shapes =
-        cpu ? std::vector<Shape>{{9, 36, 200}, {1, 132, 128, 2}}
+        cpu ? std::vector<Shape>{{9, 36, 200}, {1, 132, 128, 2}, {3, 8, 521}}
             : std::vector<Shape>{{1, 1, 1},      {16, 64, 128},  {17, 130, 513}, {33, 36, 200},
                                  {64, 260, 640}, {100, 129, 64}, {5, 68, 129, 3}};
-    for (const Kind& own : {kind(Blocks::Rows128), kind(Blocks::Blocks128)})
-        for (const Shape& s : shapes) {
-            SCOPED_TRACE(own.name() + ", " + std::to_string(s.m) + " x " + std::to_string(s.n) +
-                         " x " + std::to_string(s.k));
-            const Input a = make_a(GemmForm::NT, own, s),
-                        b = make_b(GemmForm::NT, kind(Blocks::Blocks128), s);
-            check(GemmForm::NT, a, b, s, DType::F32, true);
-            if (!cpu)
-                check(GemmForm::NT, a, b, s, DType::BF16);
+    for (const bool direct : {false, true}) {
+        if (!stream_on_units(direct))
+            continue;
+        SCOPED_TRACE(direct ? "straight to registers" : "through workgroup memory");
+        for (const Kind& own : {kind(Blocks::Rows128), kind(Blocks::Blocks128)})
+            for (const Shape& s : shapes) {
+                SCOPED_TRACE(own.name() + ", " + std::to_string(s.m) + " x " + std::to_string(s.n) +
+                             " x " + std::to_string(s.k));
+                const Input a = make_a(GemmForm::NT, own, s),
+                            b = make_b(GemmForm::NT, kind(Blocks::Blocks128), s);
+                check(GemmForm::NT, a, b, s, DType::F32, true);
+                if (!cpu)
+                    check(GemmForm::NT, a, b, s, DType::BF16);
+            }
+        // Beyond 2^22, which f16 holds, rows must be computed in another way.
+        const Shape s{cpu ? 3u : 40u, cpu ? 8u : 24u, 520};
+        for (const int spread : {8, 20, 22, 24, 60}) {
+            SCOPED_TRACE("scales over 2^" + std::to_string(spread));
+            const Input a = input(kind(Blocks::Rows128), extents(0, s.m, s.k),
+                                  steep(s.m, s.k, spread, false, 5));
+            check(GemmForm::NT, a, make_b(GemmForm::NT, kind(Blocks::Blocks128), s), s, DType::F32);
         }
-    // Beyond 2^22, which f16 holds, rows must be computed in another way.
-    const Shape s{cpu ? 3u : 40u, cpu ? 8u : 24u, 520};
-    for (const int spread : {8, 20, 22, 24, 60}) {
-        SCOPED_TRACE("scales over 2^" + std::to_string(spread));
-        const Input a =
-            input(kind(Blocks::Rows128), extents(0, s.m, s.k), steep(s.m, s.k, spread, false, 5));
-        check(GemmForm::NT, a, make_b(GemmForm::NT, kind(Blocks::Blocks128), s), s, DType::F32);
     }
 }
+
+/// The ways of streaming on this device: f32 arithmetic, and the two of matrix units.
+enum class Way : std::uint8_t { Fma, Staged, Direct };
+constexpr Way kWays[] = {Way::Fma, Way::Staged, Way::Direct};
 
 /// The code of an element, whose scale stays what it is.
 void put_code(Device& device, const Operand& operand, std::uint64_t row, std::uint64_t column,
@@ -370,8 +377,9 @@ TEST_F(Fp8Gemm, StreamedNaNsMeetTheirRowsAndColumnsAlone) {
     variant_ = fp8::Variant::Streamed;
     const Shape s{12, 264, 200};
     const float nan = std::numeric_limits<float>::quiet_NaN();
-    for (const bool units : {false, true}) {
-        if (units && !stream_on_units())
+    for (const Way way : kWays) {
+        const bool units = way != Way::Fma;
+        if (units && !stream_on_units(way == Way::Direct))
             continue;
         auto x = random(DType::F32, s.m * s.k, 1), w = random(DType::F32, s.n * s.k, 2);
         x[7 * s.k + 150] = nan;
@@ -397,8 +405,9 @@ TEST_F(Fp8Gemm, StreamedNaNsMeetTheirRowsAndColumnsAlone) {
 TEST_F(Fp8Gemm, StreamedRowsHaveTheSameBitsAmongOthers) {
     variant_ = fp8::Variant::Streamed;
     const Shape s{37, 64, 400};
-    for (const bool units : {false, true}) {
-        if (units && !stream_on_units())
+    for (const Way way : kWays) {
+        const bool units = way != Way::Fma;
+        if (units && !stream_on_units(way == Way::Direct))
             continue;
         const Input a = make_a(GemmForm::NT, kind(Blocks::Rows128), s),
                     b = make_b(GemmForm::NT, kind(Blocks::Blocks128), s);
@@ -415,7 +424,8 @@ TEST_F(Fp8Gemm, StreamedRowsHaveTheSameBitsAmongOthers) {
         };
         const auto all = bits(0, s.m);
         if (units && device().info().is_cpu)
-            force_stream_tile(device(), {2, 1, 4, 128, 1});
+            force_stream_tile(device(), way == Way::Direct ? StreamTile{2, 2, 2, 128, 1, 2}
+                                                           : StreamTile{2, 1, 4, 128, 1});
         for (const std::uint64_t row : {0u, 16u, 36u}) {
             const auto one = bits(row, 1);
             EXPECT_TRUE(std::equal(one.begin(), one.end(),

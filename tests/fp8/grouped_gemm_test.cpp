@@ -350,13 +350,16 @@ TEST_F(Fp8GroupedGemm, StreamedWeights) {
 }
 
 TEST_F(Fp8GroupedGemm, StreamedWeightsOnMatrixUnits) {
-    if (!stream_on_units())
-        return;
     variant_ = fp8::Variant::Streamed;
-    for (const Case& c : layouts()) {
-        check_m(true, c, kind(Blocks::Rows128), kind(Blocks::Blocks128), 36, 200, DType::F32);
-        if (!device().info().is_cpu)
-            check_m(true, c, kind(Blocks::Rows128), kind(Blocks::Blocks128), 130, 136, DType::BF16);
+    for (const bool direct : {false, true}) {
+        if (!stream_on_units(direct))
+            continue;
+        for (const Case& c : layouts()) {
+            check_m(true, c, kind(Blocks::Rows128), kind(Blocks::Blocks128), 36, 200, DType::F32);
+            if (!device().info().is_cpu)
+                check_m(true, c, kind(Blocks::Rows128), kind(Blocks::Blocks128), 130, 136,
+                        DType::BF16);
+        }
     }
 }
 

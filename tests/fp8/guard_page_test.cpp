@@ -6,6 +6,7 @@
 #include "support/compare.hpp"
 #include "support/own_vulkan.hpp"
 
+#include <bellows/engine/gemm_plan.hpp>
 #include <bellows/fp8/fused.hpp>
 #include <bellows/fp8/gemm.hpp>
 #include <bellows/fp8/quantize.hpp>
@@ -191,6 +192,61 @@ TEST_F(Fp8GuardPages, MaskedProducts) {
         const auto grouped = fp8::make_grouped_rows(r, layout, {n, 0, 0, 0}, list);
         fp8::m_grouped_gemm_nt_masked(r, a, b, d, grouped, false, scratch);
     });
+}
+
+/// Streamed on matrix units, where the device has any; and tokens and slots that are just there.
+TEST_F(Fp8GuardPages, StreamedProducts) {
+    const bool units = fp8::why_not(*device_, fp8::Variant::Packed).empty();
+    const std::uint64_t tokens = 5, top_k = 2, experts = 3, slots = tokens * top_k;
+    const Recipe recipe{}, weights{.blocks = Blocks::Blocks128};
+    for (const auto& [n, k] : {std::pair<std::uint64_t, std::uint64_t>{48, 144}, {40, 272}}) {
+        const Quantized a = fp8::make_quantized(
+            bytes(tokens * k), bytes(fp8::scales_bytes(recipe, {tokens, k})), recipe, {tokens, k});
+        const Quantized b = fp8::make_quantized(bytes(experts * n * k),
+                                                bytes(fp8::scales_bytes(weights, {experts, n, k})),
+                                                weights, {experts, n, k});
+        const TensorView d = TensorView::contiguous(bytes(slots * n * 4), DType::F32, {slots, n});
+        const BufferView chosen = bytes(4 * slots);
+        const std::vector<std::int32_t> ids = {0, 2, 2, 0, -1, 2, 0, 2, 2, 0};
+        device_->upload(chosen, std::span<const std::int32_t>(ids));
+        const auto map = [&](std::uint64_t count, DType dtype) {
+            return TensorView::contiguous(bytes(4 * count), dtype, {count});
+        };
+        const ops::MoeLayout layout{.counts = map(experts, DType::U32),
+                                    .offsets = map(experts + 1, DType::U32),
+                                    .row_to_slot = map(slots, DType::I32),
+                                    .slot_to_row = map(slots, DType::I32).reshaped({tokens, top_k}),
+                                    .alignment = 1};
+        const BufferView list = bytes(fp8::grouped_rows_bytes(
+                             *device_, fp8::GroupLayout::prefix_sums(layout.offsets, slots))),
+                         more = bytes(ops::moe_layout_workspace_bytes(tokens, top_k, experts)),
+                         scratch = bytes(fp8::gemm_workspace_bytes(*device_, a, b, slots));
+        const auto by_slots = [&](fp8::Variant variant) {
+            run([&](Recording& r) {
+                auto rows = fp8::make_grouped_rows(
+                    r, TensorView::contiguous(chosen, DType::I32, {tokens, top_k}), layout, more,
+                    {n, 0, 0, 0}, list);
+                rows.slots_per_a_row = top_k;
+                rows.d_by_slot = true;
+                fp8::m_grouped_gemm_nt_contiguous(r, a, b, d, rows, false, scratch, variant);
+            });
+        };
+        const TensorView one = TensorView::contiguous(d.buffer, DType::F32, {tokens, n});
+        Quantized matrix = b;
+        matrix.codes = TensorView::contiguous(b.codes.buffer, b.codes.dtype, {n, k});
+        matrix.scales = TensorView::contiguous(b.scales.buffer, DType::F32,
+                                               {b.scales.extent[1], b.scales.extent[2]});
+        by_slots(fp8::Variant::Decoded);
+        for (const bool direct : {false, true}) {
+            if (units && device_->info().is_cpu)
+                force_stream_tile(*device_, direct ? StreamTile{1, 4, 1, 128, 1, 2}
+                                                   : StreamTile{1, 1, 4, 64, 2});
+            by_slots(fp8::Variant::Streamed);
+            run([&](Recording& r) {
+                fp8::gemm_nt(r, a, matrix, one, false, scratch, fp8::Variant::Streamed);
+            });
+        }
+    }
 }
 
 TEST_F(Fp8GuardPages, WeightGradients) {

@@ -17,6 +17,7 @@
 //
 // "accumulate": false overwrites the result, true adds to it.
 
+#include <bellows/engine/gemm.hpp>
 #include <bellows/engine/recording.hpp>
 #include <bellows/engine/tensor.hpp>
 
@@ -99,9 +100,17 @@ std::uint64_t moe_layout_workspace_bytes(std::uint64_t tokens, std::uint64_t top
 
 /// Fills `layout` from topk_ids: [tokens, top_k] i32 of local experts, -1 (or anything outside
 /// 0..experts-1) for "not here"; topk_ids.row_count is honoured. No sort, no atomics. capacity >=
-/// moe_capacity(...).
+/// moe_capacity(...). One dispatch for up to 4096 slots, two for more; Error{InvalidArgument} for
+/// more experts than a workgroup can count (some thousands).
 void moe_layout(Recording& recording, const TensorView& topk_ids, const MoeLayout& layout,
                 BufferView workspace);
+/// Makes the work list of grouped products over these rows too, in the same dispatches: what
+/// make_group_tiles(layout.offsets) would make in `memory`, of group_tiles_bytes(device, capacity,
+/// experts) bytes. Rows of padding are their expert's.
+GroupTiles moe_layout(Recording& recording, const TensorView& topk_ids, const MoeLayout& layout,
+                      BufferView workspace,
+                      const std::array<std::uint64_t, GroupTiles::kMaxShapes>& columns,
+                      BufferView memory);
 
 /// rows[r] = x[token of r] (* weights[slot of r]); 0 in padding rows.
 /// x: [tokens, columns] act, weights: [tokens, top_k] f32 (optional), rows: [capacity, columns]

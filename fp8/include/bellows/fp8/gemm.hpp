@@ -92,6 +92,10 @@ Operand prepack(Recording& recording, const Quantized& b, GemmForm form, BufferV
 /// variant.
 std::uint64_t gemm_workspace_bytes(const Device& device, const Operand& a, const Operand& b,
                                    Variant variant = Variant::Device);
+/// The same for m_grouped contiguous products whose operands stand by slots (GroupedRows::slots),
+/// of a layout of so many rows.
+std::uint64_t gemm_workspace_bytes(const Device& device, const Operand& a, const Operand& b,
+                                   std::uint64_t rows, Variant variant = Variant::Device);
 
 /// a: [M, K] or [batch, M, K]; b: [N, K]; d: [M, N]; batched alike. D overlaps neither.
 void gemm_nt(Recording& recording, const Operand& a, const Operand& b, const TensorView& d,
@@ -104,7 +108,9 @@ void gemm_tn(Recording& recording, const Operand& a, const Operand& b, const Ten
              bool accumulate, BufferView workspace, Variant variant = Variant::Device);
 
 /// The forward product of experts: d[r] = a[r] * transpose(b[g]) for the rows r of each group g.
-/// a: [rows, K], b: [groups, N, K], d: [rows, N]. Other rows are neither read nor written.
+/// a: [rows, K], b: [groups, N, K], d: [rows, N]. Other rows are neither read nor written. With
+/// rows.slots a and d may have their rows in other places, and another number of them: what the
+/// layout's slots say must exist. No copy is made of them by Variant::Streamed.
 void m_grouped_gemm_nt_contiguous(Recording& recording, const Operand& a, const Operand& b,
                                   const TensorView& d, const GroupedRows& rows, bool accumulate,
                                   BufferView workspace, Variant variant = Variant::Device);

@@ -7,6 +7,7 @@
 
 #include <bellows/engine/device.hpp>
 #include <bellows/engine/gemm.hpp>
+#include <bellows/engine/ops.hpp>
 #include <bellows/engine/recording.hpp>
 
 #include <array>
@@ -49,10 +50,18 @@ struct GroupLayout {
 /// "4 groups in 512 rows (aligned ends)".
 std::string describe(const GroupLayout& layout);
 
-/// A layout's work list, made once for all products over these rows.
+/// A layout's work list, made once for all products over these rows; and, for m_grouped contiguous
+/// products alone, where their rows stand if not in the layout's order.
 struct GroupedRows {
     GroupLayout layout;
     ops::GroupTiles tiles;
+    /// i32 [layout.rows]: the slot (token * top_k + k) of each row of a group, no two alike; -1:
+    /// padding, of which D gets no row, or an unspecified one where D is not by slot.
+    TensorView slots = {};
+    /// Not 0: the row of A is slots[r] / slots_per_a_row, as many as there are tokens.
+    std::uint32_t slots_per_a_row = 0;
+    /// The row of D is slots[r].
+    bool d_by_slot = false;
 };
 
 /// Any first row of a group works; products are fastest where it is a multiple of this.
@@ -63,6 +72,14 @@ std::uint64_t grouped_rows_bytes(const Device& device, const GroupLayout& layout
 /// Records the making of the work list in `memory`. columns: the N of the m_grouped products that
 /// will use it; 0: unused. Throws Error{InvalidArgument}.
 GroupedRows make_grouped_rows(Recording& recording, const GroupLayout& layout,
+                              const std::array<std::uint64_t, ops::GroupTiles::kMaxShapes>& columns,
+                              BufferView memory);
+
+/// Records ops::moe_layout of topk_ids and the making of the work list of its rows, together.
+/// memory: grouped_rows_bytes of prefix sums of layout.row_to_slot's rows. The result has
+/// layout.row_to_slot as its slots, which take no effect unless the caller asks for it.
+GroupedRows make_grouped_rows(Recording& recording, const TensorView& topk_ids,
+                              const ops::MoeLayout& layout, BufferView workspace,
                               const std::array<std::uint64_t, ops::GroupTiles::kMaxShapes>& columns,
                               BufferView memory);
 

@@ -1,0 +1,232 @@
+// SPDX-License-Identifier: MIT
+// The placement of (token, k) slots in rows grouped by expert: a counting sort in the order (expert,
+// slot), each expert's rows beginning at a multiple of `alignment`; and, if wanted, the work list of
+// products over these groups (grouped_gemm_tiles.comp).
+//   topk_ids [slots] i32, -1 or any id outside 0..experts-1: not here
+//   token_count [1] u32, used if has_token_count: slots of later tokens are not here either
+//   block_counts [blocks, experts] u32: slots of block b that go to expert e. COUNT writes them;
+//           unused when there is but one block
+//   counts [experts] u32, offsets [experts + 1] u32: rows of each expert without padding, its first
+//           row; the last offset is the number of rows in all
+//   row_to_slot [capacity] i32, -1 in rows of padding and behind the last; slot_to_row [slots] i32,
+//           -1 for "not here"
+// A workgroup has a block of block_slots slots, in `parts` equal runs, each of which an invocation
+// counts and places one slot after another with a counter of its own for each expert: order needs no
+// atomics, nor subgroups of any size.
+// Constants  local_size  at least parts
+//            parts       runs of a block
+//            pairs       ceil(experts / 2): counters are halves of a word
+// Dispatch   x = blocks: with one the placing variant alone, with more COUNT before it.
+//            Shared: 4 * pairs * (parts + 1) + 8 * pairs + 8 * local_size bytes.
+#version 460
+#extension GL_GOOGLE_include_directive : require
+#include "include/common.glsl"
+#include "moe_layout.kernel.glsl"
+#include "include/group_tiles.glsl"
+
+layout(local_size_x_id = 0) in;
+
+#define PITCH (parts + 1u)
+const uint AT_ONCE = 8u; // loads that do not wait for each other
+
+shared uint counters[pairs * PITCH];
+shared uint starts[2u * pairs]; // row of the block's first slot of an expert
+shared uvec2 sums[local_size];
+
+uint lane = gl_LocalInvocationIndex;
+uint first_slot, end_slot, present_end; // of the block; slots from present_end on are not here
+
+// The load is in bounds even for slots that do not exist: see common.glsl.
+uint expert_of(uint slot) {
+    uint expert = uint(push.operands.topk_ids.v[min(slot, max(push.slots, 1u) - 1u)]);
+    return slot < present_end ? expert : 0xFFFFFFFFu;
+}
+uint counter_of(uint expert) {
+    return expert / 2u * PITCH + lane;
+}
+
+void count_slots() {
+    for (uint i = lane; i < pairs * PITCH; i += local_size) {
+        counters[i] = 0u;
+    }
+    barrier();
+    uint run = div_up(push.block_slots, parts);
+    if (lane < parts) {
+        uint first = 0u;
+        do { // a test at the loop's head would read once more than it should: common.glsl
+            uint experts[AT_ONCE];
+            [[unroll]] for (uint i = 0u; i < AT_ONCE; ++i) {
+                uint slot = first_slot + lane * run + first + i;
+                uint expert = expert_of(slot);
+                experts[i] = first + i < run ? expert : 0xFFFFFFFFu;
+            }
+            [[unroll]] for (uint i = 0u; i < AT_ONCE; ++i) {
+                if (experts[i] < push.experts) {
+                    counters[counter_of(experts[i])] += 1u << experts[i] % 2u * 16u;
+                }
+            }
+            first += AT_ONCE;
+        } while (first < run);
+    }
+    barrier();
+    // Of each run those of the runs before it, behind the last those of all.
+    for (uint pair = lane; pair < pairs; pair += local_size) {
+        uint sum = 0u;
+        for (uint first = 0u; first < PITCH; first += AT_ONCE) {
+            uint part[AT_ONCE];
+            [[unroll]] for (uint i = 0u; i < AT_ONCE; ++i) {
+                part[i] = counters[pair * PITCH + min(first + i, parts)];
+            }
+            [[unroll]] for (uint i = 0u; i < AT_ONCE; ++i) {
+                if (first + i <= parts) {
+                    counters[pair * PITCH + first + i] = sum;
+                }
+                sum += part[i];
+            }
+        }
+    }
+    barrier();
+}
+
+uint count_in_block(uint expert) {
+    return counters[expert / 2u * PITCH + parts] >> expert % 2u * 16u & 0xFFFFu;
+}
+
+#if COUNT
+
+void main() {
+    first_slot = gl_WorkGroupID.x * push.block_slots;
+    end_slot = min(first_slot + push.block_slots, push.slots);
+    present_end = end_slot;
+    if (push.has_token_count != 0u) {
+        present_end = min(end_slot, push.operands.token_count.v[0] * push.top_k);
+    }
+    count_slots();
+    for (uint expert = lane; expert < push.experts; expert += local_size) {
+        push.operands.block_counts.v[gl_WorkGroupID.x * push.experts + expert] =
+            count_in_block(expert);
+    }
+}
+
+#else
+
+// Slots of an expert in the blocks before this one, and in all.
+uvec2 count_of(uint expert) {
+    if (gl_NumWorkGroups.x == 1u) {
+        return uvec2(0u, count_in_block(expert));
+    }
+    uvec2 sum = uvec2(0u);
+    uint first = 0u;
+    do {
+        [[unroll]] for (uint i = 0u; i < AT_ONCE; ++i) {
+            uint block = min(first + i, gl_NumWorkGroups.x - 1u);
+            uint count = push.operands.block_counts.v[block * push.experts + expert];
+            count = first + i < gl_NumWorkGroups.x ? count : 0u;
+            sum += uvec2(block < gl_WorkGroupID.x ? count : 0u, count);
+        }
+        first += AT_ONCE;
+    } while (first < gl_NumWorkGroups.x);
+    return sum;
+}
+
+// sums[lane] = those of all invocations up to it.
+void add_up() {
+    for (uint reach = 1u; reach < local_size; reach *= 2u) {
+        barrier();
+        uvec2 other = sums[lane - min(lane, reach)];
+        other = lane >= reach ? other : uvec2(0u);
+        barrier();
+        sums[lane] += other;
+    }
+    barrier();
+}
+
+// Finds where experts begin and, in the first block, tells; returns the number of rows.
+uint place_experts() {
+    uvec2 before = uvec2(0u); // rows and tiles
+    uint first = 0u;
+    do {
+        uint expert = first + lane;
+        bool there = expert < push.experts;
+        uvec2 count = uvec2(0u);
+        if (there) {
+            count = count_of(expert);
+        }
+        uint rows = div_up(count.y, push.alignment) * push.alignment;
+        uint tiles = push.has_list != 0u ? div_up(rows, push.tile_rows) : 0u;
+        sums[lane] = uvec2(rows, tiles);
+        add_up();
+        uvec2 begin = before + sums[lane] - uvec2(rows, tiles);
+        before += sums[local_size - 1u];
+        barrier();
+        if (there) {
+            starts[expert] = begin.x + count.x;
+            if (gl_WorkGroupID.x == 0u) {
+                push.operands.counts.v[expert] = count.y;
+                push.operands.offsets.v[expert] = begin.x;
+                for (uint row = count.y; row < rows; ++row) {
+                    push.operands.row_to_slot.v[begin.x + row] = -1;
+                }
+                write_group_tiles(expert, begin.x, begin.y, tiles);
+            }
+        }
+        first += local_size;
+    } while (first < push.experts);
+    if (gl_GlobalInvocationID.x == 0u) {
+        push.operands.offsets.v[push.experts] = before.x;
+        if (push.has_list != 0u) {
+            write_grids(before.y);
+        }
+    }
+    return before.x;
+}
+
+void place_slots() {
+    uint run = div_up(push.block_slots, parts);
+    if (lane >= parts) {
+        return;
+    }
+    uint first = 0u;
+    do {
+        uint experts[AT_ONCE];
+        [[unroll]] for (uint i = 0u; i < AT_ONCE; ++i) {
+            uint slot = first_slot + lane * run + first + i;
+            uint expert = expert_of(slot);
+            experts[i] = first + i < run ? expert : 0xFFFFFFFFu;
+        }
+        [[unroll]] for (uint i = 0u; i < AT_ONCE; ++i) {
+            uint slot = first_slot + lane * run + first + i;
+            int row = -1;
+            if (experts[i] < push.experts) {
+                uint at = counter_of(experts[i]), shift = experts[i] % 2u * 16u;
+                uint counter = counters[at];
+                counters[at] = counter + (1u << shift);
+                row = int(starts[experts[i]] + (counter >> shift & 0xFFFFu));
+                push.operands.row_to_slot.v[row] = int(slot);
+            }
+            if (first + i < run && slot < end_slot) {
+                push.operands.slot_to_row.v[slot] = row;
+            }
+        }
+        first += AT_ONCE;
+    } while (first < run);
+}
+
+void main() {
+    first_slot = gl_WorkGroupID.x * push.block_slots;
+    end_slot = min(first_slot + push.block_slots, push.slots);
+    present_end = end_slot;
+    if (push.has_token_count != 0u) {
+        present_end = min(end_slot, push.operands.token_count.v[0] * push.top_k);
+    }
+    count_slots();
+    uint rows = place_experts();
+    barrier();
+    place_slots();
+    for (uint row = rows + gl_GlobalInvocationID.x; row < push.capacity;
+         row += gl_NumWorkGroups.x * local_size) {
+        push.operands.row_to_slot.v[row] = -1;
+    }
+}
+
+#endif
