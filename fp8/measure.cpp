@@ -112,8 +112,8 @@ private:
 } // namespace
 
 std::vector<Measurement> measure(Device& device, const MeasureOptions& options) {
-    const bool cpu = device.info().is_cpu;
-    const double limit = options.limit > 0 ? options.limit : cpu ? 20 : 3;
+    constexpr double kUsualLimit = 20; // seconds
+    const double limit = options.limit > 0 ? options.limit : kUsualLimit;
     const auto start = Clock::now();
     std::optional<Stopwatch> stopwatch;
     const auto spent = [&] {

@@ -20,7 +20,8 @@ constexpr std::uint64_t kScaleColumns = 128;
 
 // --- The kernels on matrix units
 
-constexpr std::uint32_t kSplitK = 4; // sums are added in this order, whatever the rows
+constexpr std::uint64_t kDirectRows = 16; // more of them want workgroup memory, measured on an H200
+constexpr std::uint32_t kSplitK = 4;      // sums are added in this order, whatever the rows
 
 struct Cut {
     MatrixShape shape;
@@ -66,16 +67,13 @@ StreamTile tile_for(const MatrixShape& shape, std::uint64_t rows, bool direct) {
     const auto fragments = [](std::uint64_t extent, std::uint32_t side) {
         return static_cast<std::uint32_t>(std::max<std::uint64_t>(extent / side, 1));
     };
-    if (direct) {
-        // More rows are read again by every workgroup, side by side by its subgroups.
-        const std::uint64_t height = rows <= 12 ? 16 : rows <= 26 ? 32 : rows <= 44 ? 48 : 64;
-        return {.fragments_m = fragments(height, shape.m),
-                .fragments_n = fragments(kGridColumns, shape.n),
-                .warps = height > 48 ? 2u : 1u,
-                .step_k = height > 16 ? 64u : 128u,
-                .ahead = height > 48 ? 1u : 2u,
+    if (direct)
+        return {.fragments_m = fragments(kDirectRows, shape.m),
+                .fragments_n = fragments(2 * kGridColumns, shape.n),
+                .warps = 1,
+                .step_k = 128,
+                .ahead = 1,
                 .split_k = kSplitK};
-    }
     const std::uint64_t height = rows <= 12 ? 16 : rows <= 24 ? 32 : rows <= 48 ? 64 : 96;
     return {.fragments_m = fragments(height, shape.m),
             .fragments_n = fragments(height > 32 ? 32 : 16, shape.n),
@@ -93,8 +91,9 @@ std::optional<Cut> cut_for(const Device& device, std::uint64_t rows) {
         if (c.units != GemmClass::Units::F16 || !c.why_not.empty())
             continue;
         const auto forced = forced_stream_tile(device);
-        const auto slots = !forced || forced->split_k != 0 ? matrix_slots(device, c.shape)
-                                                           : std::optional<MatrixSlots>();
+        const bool few = rows <= kDirectRows;
+        const auto slots = (forced ? forced->split_k != 0 : few) ? matrix_slots(device, c.shape)
+                                                                 : std::optional<MatrixSlots>();
         for (const bool direct : {true, false}) {
             if (direct ? !slots : forced && forced->split_k != 0)
                 continue;

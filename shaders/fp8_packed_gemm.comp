@@ -87,7 +87,7 @@ uvec4 a_next[PARTS_A];
 uvec4 b_next[PARTS_B];
 AImageOperand a_memory; // whose addresses stand in memory, too
 BImageOperand b_memory;
-uvec4 factors[FACTORS]; // of this block and the next
+uvec4 factors[FACTORS]; // of this block and, where there is one, of the next
 uvec4 next_factors[FACTORS];
 
 MATRIX_A matrix_a(uint i, uint depth) {
@@ -182,10 +182,16 @@ void fetch_first(Tile t, Place p) {
 
 // Loads run a step ahead of what is multiplied, into the next block.
 void multiply_block(Tile t, uint block, uint next) {
+    // Many factors would take the registers that loads ahead need.
+    if (own_scales != 0u) {
+        fetch_factors(t, block);
+    }
     [[unroll]] for (uint i = 0u; i < FACTORS; ++i) {
         factors[i] = next_factors[i];
     }
-    fetch_factors(t, next);
+    if (own_scales == 0u) {
+        fetch_factors(t, next);
+    }
     for (uint first = 0u; first < 4u; first += at_once) {
         [[unroll]] for (uint part = 0u; part < at_once; ++part) {
             [[unroll]] for (uint i = 0u; i < PARTS_A; ++i) {

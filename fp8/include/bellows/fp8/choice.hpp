@@ -123,8 +123,7 @@ enum class Timed : std::uint8_t {
 struct MeasureOptions {
     /// CPU drivers take seconds to compile kernels for matrix units that they only emulate.
     Timed timed = Timed::All;
-    /// Seconds after which further kinds are not timed, without those of compiling kernels; 0: 3 of
-    /// a GPU, 20 of a CPU.
+    /// Seconds after which further kinds are not timed, without those of compiling kernels; 0: 20.
     double limit = 0;
     std::function<void(std::uint64_t done, std::uint64_t total)> on_progress{};
 };

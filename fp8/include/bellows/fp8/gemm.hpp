@@ -6,8 +6,9 @@
 // [N, K], nn as [K, N], tn A as [K, M]. The thread that owns the recording calls; nothing runs
 // before it is submitted.
 //
-// Numbers. Every product sums in f32 in an order that depends on neither M, N, the group nor its
-// rows, so the same operands give the same bits from run to run. An fp8 operand stands for its
+// Numbers. Every product sums in f32 in an order that depends on the variant alone, in Packed and
+// Streamed also on how many rows are expected (GroupLayout::expected_rows), not on M, N, the group
+// or its rows: the same operands give the same bits from run to run. An fp8 operand stands for its
 // values code * scale:
 //   power-of-two scales   exact in bf16; by a bf16 operand or another of this kind, the product has
 //                         the device's numeric class (gemm_plan.hpp), on matrix units if it has any
