@@ -76,7 +76,7 @@ StreamTile tile_for(const MatrixShape& shape, std::uint64_t rows, bool direct) {
                 .split_k = kSplitK};
     const std::uint64_t height = rows <= 12 ? 16 : rows <= 24 ? 32 : rows <= 48 ? 64 : 96;
     return {.fragments_m = fragments(height, shape.m),
-            .fragments_n = fragments(height > 32 ? 32 : 16, shape.n),
+            .fragments_n = fragments(height > 16 ? 32 : 16, shape.n),
             .warps = 4,
             .step_k = height > 16 ? 64u : 128u,
             .ahead = 2};
