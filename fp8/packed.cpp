@@ -176,14 +176,11 @@ Operand prepack(Recording& recording, const Quantized& b, GemmForm form, BufferV
     const Operands operands("prepack");
     const Device& device = recording.device();
     operands.require(form != GemmForm::TN, "operands of tn change from product to product");
-    const Blocks wrong = form == GemmForm::NT ? Blocks::Columns128 : Blocks::Rows128;
-    operands.require(
-        b.recipe.format == Format::E4M3 && b.recipe.rule == ScaleRule::PowerOfTwo &&
-            (b.recipe.blocks == Blocks::Blocks128 ||
-             ((b.recipe.blocks == Blocks::Rows128 || b.recipe.blocks == Blocks::Columns128) &&
-              b.recipe.blocks != wrong)),
-        "b is " + describe(Operand(b)) +
-            ", wanted is e4m3 with power-of-two scales of 128 along k");
+    const Blocks own = form == GemmForm::NT ? Blocks::Rows128 : Blocks::Columns128;
+    operands.require(b.recipe.format == Format::E4M3 && b.recipe.rule == ScaleRule::PowerOfTwo &&
+                         (b.recipe.blocks == Blocks::Blocks128 || b.recipe.blocks == own),
+                     "b is " + describe(Operand(b)) +
+                         ", wanted is e4m3 with power-of-two scales of 128 along k");
     const std::uint64_t bytes = prepacked_bytes(device, b);
     operands.require(bytes != 0, why_not_packed(device));
     operands.workspace(memory, bytes);

@@ -153,7 +153,7 @@ uint factor_of(Tile t, uint set, uint i) {
         atomicOr(slow_rows[row / 32u], 1u << row % 32u);
     }
     [[unroll]] for (uint s = 0u; s < segments; ++s) {
-        nan = nan || (nan_bits(a_next[set][i * segments + s]) & 0x80808080u) != 0u;
+        nan = nan || (fp8_e4m3_nan_bits(a_next[set][i * segments + s]) & 0x80808080u) != 0u;
     }
     uint factor = nan ? 0x7E00u : 30u - min(below, 29u) << 10;
     return factor | factor << 16;
@@ -188,7 +188,7 @@ void multiply(Tile t, uint set, uint step) {
         factors[i] = factor_of(t, set, i);
     }
     [[unroll]] for (uint i = 0u; i < LOADS_B * segments; ++i) {
-        b_nan[i / segments] |= nan_bits(b_next[set][i]);
+        b_nan[i / segments] |= fp8_e4m3_nan_bits(b_next[set][i]);
     }
     [[unroll]] for (uint s = 0u; s < segments; ++s) {
         [[unroll]] for (uint part = 0u; part < 16u / per_k; ++part) {

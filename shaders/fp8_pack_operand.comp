@@ -27,22 +27,19 @@ const uint IN_ROW = 8u;
 
 shared uvec4 stage[ROWS * PITCH];
 shared uint factors[TILE];
-shared uint nans[TILE];
+shared uint nans[TILE]; // which x, or the first alone of a block with one scale
 
 bool has_nan(uvec4 codes) {
-    uvec4 t = ((codes & 0x7F7F7F7Fu) + 0x01010101u) & 0x80808080u;
-    return (t.x | t.y | t.z | t.w) != 0u;
+    return (fp8_e4m3_nan_bits(codes) & 0x80808080u) != 0u;
 }
 
 bool is_nan(uvec4 codes, uint i) {
     return (codes[i / 4u] >> i % 4u * 8u & 0x7Fu) == 0x7Fu;
 }
 
-// Four codes as f16 times 2^-8.
-uvec2 halves(uint codes) {
-    uint even = codes << 8 & 0x80008000u | codes << 7 & 0x3F803F80u;
-    uint odd = codes & 0x80008000u | codes >> 1 & 0x3F803F80u;
-    return uvec2(even & 0xFFFFu | odd << 16, even >> 16 | odd & 0xFFFF0000u);
+// Halves in the order of the codes.
+uvec2 in_order(uvec2 pairs) {
+    return uvec2(pairs.x & 0xFFFFu | pairs.y << 16, pairs.x >> 16 | pairs.y & 0xFFFF0000u);
 }
 
 #if OPERAND_B
@@ -131,13 +128,9 @@ void save_factors(uint place) {
 }
 #endif
 
-uint times(uint pair, uint factor) {
-    return packFloat2x16(unpackFloat2x16(pair) * unpackFloat2x16(factor));
-}
-
 // Eight codes of the chunk of a row, from code 8 * part on.
 uvec4 staged(uvec4 codes, uint part, uint row, uint chunk, bool any_nan) {
-    uvec4 y = uvec4(halves(codes[part * 2u]), halves(codes[part * 2u + 1u]));
+    uvec4 y = uvec4(in_order(halves(codes[part * 2u])), in_order(halves(codes[part * 2u + 1u])));
 #if !OPERAND_B
     [[unroll]] for (uint i = 0u; i < 4u; ++i) {
         if (any_nan) {
@@ -155,7 +148,7 @@ uvec4 staged(uvec4 codes, uint part, uint row, uint chunk, bool any_nan) {
 void mark(uvec4 codes, uint row, uint chunk) {
     for (uint i = 0u; i < 16u; ++i) {
         if (is_nan(codes, i)) {
-            nans[by_k != 0u ? chunk * 16u + i : row] = 1u;
+            nans[own_scales == 0u ? 0u : by_k != 0u ? chunk * 16u + i : row] = 1u;
         }
     }
 }
@@ -200,7 +193,7 @@ void main() {
     uint peak = push.operands.peaks.v[unit * TILE + lane];
     uint scale = push.operands.scales.v[place * TILE + lane];
     bool wide = push.operands.spread.v[unit] > SPREAD;
-    factors[lane] = packed_factor(peak, wide && scale <= INFINITY_BITS ? peak : scale);
+    factors[lane] = packed_factor(peak, wide && scale <= FP8_INFINITY ? peak : scale);
     nans[lane] = 0u;
     barrier();
     [[unroll]] for (uint part = 0u; part < TILE / ROWS; ++part) {
@@ -235,14 +228,8 @@ void main() {
         barrier();
     }
 #if OPERAND_B
-    bool bad = nans[lane] != 0u;
-    if (own_scales == 0u) {
-        for (uint x = 0u; x < TILE; ++x) {
-            bad = bad || nans[x] != 0u;
-        }
-    }
-    if (bad) {
-        push.operands.scales.v[place * TILE + lane] = NAN_BITS;
+    if (nans[own_scales == 0u ? 0u : lane] != 0u) {
+        push.operands.scales.v[place * TILE + lane] = FP8_NAN;
         factors[lane] = 0x7E007E00u;
     }
     if (own_scales != 0u) {

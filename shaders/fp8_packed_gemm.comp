@@ -55,9 +55,8 @@ layout(local_size_x_id = 0) in;
 #define QUADS (together * mma_n / 4u)
 #define PITCH (QUADS + 1u)
 #define PART (mma_m * PITCH)
-#define MOST_PART (PART > mma_m * mma_n / 4u ? PART : mma_m * mma_n / 4u)
 #define WARPS (warps_m * warps_n)
-shared uvec4 staged[WARPS * warps_k * MOST_PART];
+shared uvec4 staged[WARPS * warps_k * PART];
 
 struct Tile {
     uint a;       // first unit of A's and B's images and of B's factors
@@ -103,8 +102,8 @@ MATRIX_A matrix_a(uint i, uint depth) {
     return m;
 }
 
-// The first and the second two codes of a word as f16 times 2^-8.
-uvec2 halves(uint word) {
+// The first and the second two codes of a packed word as f16 times 2^-8.
+uvec2 packed_halves(uint word) {
     return uvec2(word & 0xBF80BF80u, word << 7 & 0x3F803F80u | word << 1 & 0x80008000u);
 }
 
@@ -116,7 +115,7 @@ MATRIX_B matrix_b(uint j, uint depth) {
     MATRIX_B m;
     [[unroll]] for (uint w = 0u; w < ELEMENTS_B / 4u; ++w) {
         uint word = depth * (ELEMENTS_B / 4u) + w;
-        uvec2 y = halves(b_image[j * UNITS_B + word / 4u][word % 4u]);
+        uvec2 y = packed_halves(b_image[j * UNITS_B + word / 4u][word % 4u]);
         uint at = own_scales != 0u ? j * (ELEMENTS_B / 8u) + w / 2u : 0u;
         uint first = own_scales != 0u ? w % 2u * 2u : 0u, second = own_scales != 0u ? first + 1u : 0u;
         f16vec2 two = scaled(y.x, factors[at][first]);
@@ -264,7 +263,7 @@ void sharers_barrier() {
 // Each subgroup passes its matrices, some of a row at a time, through its own part of `staged`;
 // those of several subgroups along k are added up in turn.
 void store_sums(Tile t, Place p) {
-    uint warp = gl_SubgroupID % WARPS, part = gl_SubgroupID * MOST_PART;
+    uint warp = gl_SubgroupID % WARPS, part = gl_SubgroupID * PART;
     uint lane = p.warp_k * subgroup + gl_SubgroupInvocationID;
     uint first_column = p.warp_n + lane % QUADS * 4u;
     ivec4 of_column[COLUMNS];
@@ -293,9 +292,9 @@ void store_sums(Tile t, Place p) {
                 uint row = first_row + s * ROW_STEP;
                 if (p.row0 + row < p.row_end && p.column0 + column < push.n) {
                     uint at = (lane / QUADS + s * ROW_STEP) * PITCH + lane % QUADS;
-                    vec4 x = uintBitsToFloat(staged[warp * MOST_PART + at]);
+                    vec4 x = uintBitsToFloat(staged[warp * PART + at]);
                     [[unroll]] for (uint k = 1u; k < warps_k; ++k) {
-                        x += uintBitsToFloat(staged[(k * WARPS + warp) * MOST_PART + at]);
+                        x += uintBitsToFloat(staged[(k * WARPS + warp) * PART + at]);
                     }
                     [[unroll]] for (uint e = 0u; e < 4u; ++e) {
                         x[e] = raised(x[e], of_row[s] + of_column[j][e]);
@@ -329,7 +328,7 @@ ACCUMULATOR sum_of_block(Tile t, uint i, uint j, uint block) {
 }
 
 void store_slowly(Tile t, Place p, bool a_is_scaled) {
-    uint part = gl_SubgroupID * MOST_PART;
+    uint part = gl_SubgroupID * PART;
     [[unroll]] for (uint f = 0u; f < FACTORS; ++f) {
         factors[f] = uvec4(0x3C003C00u); // ones: sums are scaled instead
     }
@@ -354,7 +353,7 @@ void store_slowly(Tile t, Place p, bool a_is_scaled) {
                 [[unroll]] for (uint e = 0u; e < 4u; ++e) {
                     uint b = push.operands.b_scales.v[t.b_scale + block * TILE + column + e];
                     float y = raised(x[e], exponent_of(a) + exponent_of(b) + 1);
-                    sum[q][e] += max(a, b) > INFINITY_BITS ? uintBitsToFloat(NAN_BITS) : y;
+                    sum[q][e] += max(a, b) > FP8_INFINITY ? uintBitsToFloat(FP8_NAN) : y;
                 }
             }
         }

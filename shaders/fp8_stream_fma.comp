@@ -73,12 +73,6 @@ vec4 twice(uint codes) {
     return uintBitsToFloat(floatBitsToUint(min(u, small)) | sign);
 }
 
-// Bits 7, 15, 23 and 31 say which codes are NaN.
-uint nan_bits(uvec4 codes) {
-    uvec4 bits = (codes & 0x7F7F7F7Fu) + 0x01010101u;
-    return (bits.x | bits.y) | (bits.z | bits.w);
-}
-
 vec4 sums[rows];
 uint a_rows[rows]; // where they stand
 
@@ -104,7 +98,7 @@ void fetch_scales(Tile t, uint block) {
 void fetch_a(Tile t, uint at) {
     [[unroll]] for (uint i = 0u; i < MINE; ++i) {
         a_codes[i] = present(ReadUvec4(t.a).v[a_rows[i] * push.lda + at], at);
-        a_nan[i] |= nan_bits(a_codes[i]);
+        a_nan[i] |= fp8_e4m3_nan_bits(a_codes[i]);
     }
 }
 void decode_a(uint q) {
@@ -156,7 +150,7 @@ void sum_sixteen(Tile t, uint at, vec4 b_scale) {
     uvec4 b_codes[4];
     [[unroll]] for (uint c = 0u; c < 4u; ++c) {
         b_codes[c] = present(ReadUvec4(t.b).v[b_column(t, c) * push.ldb16 + at], at);
-        b_nan[c] |= nan_bits(b_codes[c]);
+        b_nan[c] |= fp8_e4m3_nan_bits(b_codes[c]);
     }
     fetch_a(t, at);
     [[unroll]] for (uint q = 0u; q < 4u; ++q) {

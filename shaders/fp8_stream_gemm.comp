@@ -104,7 +104,7 @@ void stage(Tile t, uint set, uint step) {
             uvec4 codes = present(a_next[set][i], step * ROW_CHUNKS + part);
             uint below = peaks[row] - exponent_of(a_scale[set][i], b_scale[set]);
             bool nan = is_nan(a_scale[set][i]) || is_nan(b_scale[set]) ||
-                       (nan_bits(codes) & 0x80808080u) != 0u;
+                       (fp8_e4m3_nan_bits(codes) & 0x80808080u) != 0u;
             if (!nan && below > SPREAD && row < t.rows) {
                 atomicOr(slow_rows[row / 32u], 1u << row % 32u);
             }
@@ -128,7 +128,7 @@ void stage(Tile t, uint set, uint step) {
         if (tail) {
             codes = present(codes, step * ROW_CHUNKS + chunk % ROW_CHUNKS);
         }
-        b_nan[i] |= nan_bits(codes);
+        b_nan[i] |= fp8_e4m3_nan_bits(codes);
         b_stage[(warp_column() + chunk / ROW_CHUNKS) * B_ROW + chunk % ROW_CHUNKS] = codes;
     }
 }

@@ -18,6 +18,15 @@ const uint FP8_INFINITY = 0x7F800000u;
 const uint FP8_NAN = 0x7FC00000u;
 const uint FP8_NAN_CODES = 0x7F7F7F7Fu;
 
+// Bits 7, 15, 23 and 31 say which codes of E4M3 are NaN.
+uint fp8_e4m3_nan_bits(uint codes) {
+    return (codes & 0x7F7F7F7Fu) + 0x01010101u;
+}
+uint fp8_e4m3_nan_bits(uvec4 codes) {
+    return fp8_e4m3_nan_bits(codes.x) | fp8_e4m3_nan_bits(codes.y) | fp8_e4m3_nan_bits(codes.z) |
+           fp8_e4m3_nan_bits(codes.w);
+}
+
 // A code's bits at the place of an f32's give `big`, right but for subnormal codes, for which 2 * big
 // minus the least normal value is, which is larger otherwise; both are exact.
 vec4 fp8_decode4(uint format, uint codes) {

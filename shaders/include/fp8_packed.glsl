@@ -19,10 +19,10 @@
 #ifndef BELLOWS_FP8_PACKED_GLSL
 #define BELLOWS_FP8_PACKED_GLSL
 
+#include "fp8.glsl"
+#include "fp8_f16.glsl"
+
 const uint TILE = 128u;
-const uint SPREAD = 22u; // powers of two that f16 holds below the first code's
-const uint INFINITY_BITS = 0x7F800000u;
-const uint NAN_BITS = 0x7FC00000u;
 
 // units of 16 bytes in a block of 128 k
 const uint A_BLOCK = 2048u;
@@ -35,7 +35,7 @@ const uint B_BLOCK = 1024u;
 // 2^(15 - distance), twice as f16; NaN for a NaN scale.
 uint packed_factor(uint peak, uint scale) {
     uint code = (30u - min((peak - scale) >> 23, 30u)) << 10;
-    code = scale > INFINITY_BITS ? 0x7E00u : code;
+    code = scale > FP8_INFINITY ? 0x7E00u : code;
     return code | code << 16;
 }
 

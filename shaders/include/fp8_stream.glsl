@@ -10,8 +10,8 @@
 #ifndef BELLOWS_FP8_STREAM_GLSL
 #define BELLOWS_FP8_STREAM_GLSL
 
-const uint SPREAD = 22u; // powers of two that f16 holds below the first code's
-const uint INFINITY_BITS = 0x7F800000u;
+#include "fp8.glsl"
+#include "fp8_f16.glsl"
 
 shared uint peaks[BLOCK_M];
 shared uint slow_rows[(BLOCK_M + 31u) / 32u];
@@ -69,24 +69,6 @@ uint scale_of_b(Tile t, uint block) {
     return ReadUint(t.b_scales).v[t.column0 / 128u * push.b_scale_ld + block];
 }
 
-// Four codes as f16 times 2^-8: the first and third, then the second and fourth.
-uvec2 halves(uint codes) {
-    return uvec2((codes << 8 & 0x80008000u) | (codes << 7 & 0x3F803F80u),
-                 (codes & 0x80008000u) | (codes >> 1 & 0x3F803F80u));
-}
-
-// Bits 7, 15, 23 and 31 say which codes are NaN.
-uint nan_bits(uint codes) {
-    return (codes & 0x7F7F7F7Fu) + 0x01010101u;
-}
-uint nan_bits(uvec4 codes) {
-    return nan_bits(codes.x) | nan_bits(codes.y) | nan_bits(codes.z) | nan_bits(codes.w);
-}
-
-uint times(uint pair, uint factor) {
-    return packFloat2x16(unpackFloat2x16(pair) * unpackFloat2x16(factor));
-}
-
 // Sixteen codes from k = 16 * at, those from push.k on as 0.
 uvec4 present(uvec4 codes, uint at) {
     if (16u * at + 16u > push.k) {
@@ -100,7 +82,7 @@ uvec4 present(uvec4 codes, uint at) {
 }
 
 bool is_nan(uint scale) {
-    return scale > INFINITY_BITS;
+    return scale > FP8_INFINITY;
 }
 // Of the product of two scales, from 0 to 508.
 uint exponent_of(uint scale_a, uint scale_b) {
