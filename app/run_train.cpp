@@ -121,6 +121,9 @@ TrainRun::TrainRun(const TrainOptions& options, World& world)
                                                 });
     world_.control().barrier(kDiskPatience, "measuring FP8 products");
     trainer_.emplace(*device_, world_, options.config, options.layout, kernels);
+    if (progress_ && !trainer_->why_decoded().empty())
+        progress_->note("warning: operands of FP8 products are decoded ahead, as " +
+                        trainer_->why_decoded());
     if (before) {
         load_checkpoint(*before, *trainer_, world_);
         first_step_ = before->state().step;

@@ -92,6 +92,7 @@ struct Trainer::Impl {
     Lane host_lane;
     Schedule schedule;
     ParameterStore parameters;
+    std::string why_decoded; ///< all FP8 products; empty where they are not
     std::unique_ptr<ExpertExchange> exchange;
     std::unique_ptr<Stage> stage;
     std::unique_ptr<Collectives> dense, replicas;
@@ -378,7 +379,11 @@ void Trainer::Impl::agree_on_products(const KernelChoice& wanted) {
                 "; this run's products must be, so take devices like those that it had, or set "
                 "BELLOWS_FP8_VARIANTS=decoded, which gives other bits",
             static_cast<int>(lacking - all.begin()));
-    parameters.use_products(lacking == all.end() ? choice : fp8::Choice(fp8::Variant::Decoded));
+    if (lacking != all.end()) {
+        why_decoded = {reinterpret_cast<const char*>(lacking->data()), lacking->size()};
+        choice = fp8::Choice(fp8::Variant::Decoded);
+    }
+    parameters.use_products(choice);
 }
 
 // ---- Balance of the experts -----------------------------------------------------------------
@@ -455,6 +460,10 @@ Stage& Trainer::stage() noexcept {
 ParameterStore& Trainer::parameters() noexcept {
     return impl_->parameters;
 }
+const std::string& Trainer::why_decoded() const noexcept {
+    return impl_->why_decoded;
+}
+
 std::map<std::string, std::string> Trainer::chosen_kernels() const {
     if (activation_type(impl_->config.train) != DType::BF16)
         return {};

@@ -68,6 +68,8 @@ public:
     ParameterStore& parameters() noexcept;
     /// KernelChoice::chosen on all ranks: what a checkpoint keeps. Empty where there was no choice.
     std::map<std::string, std::string> chosen_kernels() const;
+    /// What a rank lacks of rank 0's choice of FP8 products, for which all decode; "" as a rule.
+    const std::string& why_decoded() const noexcept;
     Optimizer& optimizer() noexcept;
     /// Whether this rank is the one that stands for a parameter among those that hold a copy.
     bool stands_for(const ParameterInfo& info) const noexcept;

@@ -37,7 +37,8 @@ memory that operands and workspace take.
   --variant NAME             device (default: what suits it), decoded, packed or streamed; see fp8/gemm.hpp
   --stream MxNxWxKxA,...     tiles of streamed products on matrix units, through workgroup memory: M x N
                              matrices per subgroup, W subgroups along N, steps of K k, loads A steps ahead
-  --direct MxNxWxKxAxS,...   the same straight to registers, S subgroups along K
+  --direct MxNxWxAxS,...     the same straight to registers, S subgroups along K, loads A blocks of 128 k
+                             ahead
   --d bf16|f32               storage of results (default bf16; f32 for k and ids)
 )";
 
@@ -177,7 +178,7 @@ class BenchGroupedGemm : public Program {
             refuse("--d: \"" + d + "\" is no storage");
         d_ = d == "f32" ? DType::F32 : DType::BF16;
         take_tiles(arguments, "--stream", "MxNxWxKxA");
-        take_tiles(arguments, "--direct", "MxNxWxKxAxS");
+        take_tiles(arguments, "--direct", "MxNxWxAxS");
         const std::string variant = arguments.value("--variant").value_or("device");
         if (variant == "decoded")
             variant_ = fp8::Variant::Decoded;
@@ -199,7 +200,9 @@ class BenchGroupedGemm : public Program {
             const auto at = [&](std::size_t i) {
                 return i < v.size() ? static_cast<std::uint32_t>(v[i]) : 0;
             };
-            tiles_.push_back(StreamTile{at(0), at(1), at(2), at(3), at(4), at(5)});
+            const bool direct = std::string_view(name) == "--direct";
+            tiles_.push_back(direct ? StreamTile{at(0), at(1), at(2), 0, at(3), at(4)}
+                                    : StreamTile{at(0), at(1), at(2), at(3), at(4)});
         }
     }
 

@@ -6,6 +6,7 @@
 // that runs beside it.
 
 #include <bellows/engine/recording.hpp>
+#include <bellows/engine/spread_plan.hpp>
 
 #include <algorithm>
 #include <cstdint>
@@ -22,14 +23,32 @@ struct ExchangeGrid {
     /// Row by row on CPUs, which write better in order.
     std::uint32_t spread_by_source() const noexcept { return cpu ? 0 : 1; }
     Groups rows(std::uint64_t count) const noexcept {
-        return bounded(cpu ? (count + local_size() - 1) / local_size() : count, cpu ? 64 : 16384);
+        return bounded(cpu ? per_invocation(count) : count, cpu ? 64 : 16384);
+    }
+    /// Of a row that kernels spread.
+    SpreadPlan spread(std::uint64_t units) const noexcept {
+        return cpu || workgroups > 0 ? SpreadPlan{4, 1, 8} : plan_spread(units, local_size());
+    }
+    /// For kernels that spread `sources` rows, or (CPUs) write `count` rows one after the other.
+    Groups sources(std::uint64_t sources, std::uint64_t count, std::uint64_t units) const noexcept {
+        Groups groups = rows(cpu ? count : sources);
+        groups.y = spread(units).parts;
+        return groups;
+    }
+    /// The same where besides an invocation looks at each of `count` rows, for those that none of
+    /// the `records` is for.
+    Groups gathers(std::uint64_t records, std::uint64_t count, std::uint64_t units) const noexcept {
+        return sources(records + per_invocation(count), count, units);
     }
     /// For kernels with an invocation per item.
     Groups items(std::uint64_t count) const noexcept {
-        return bounded((count + local_size() - 1) / local_size(), cpu ? 64 : 4096);
+        return bounded(per_invocation(count), cpu ? 64 : 4096);
     }
 
 private:
+    std::uint64_t per_invocation(std::uint64_t count) const noexcept {
+        return (count + local_size() - 1) / local_size();
+    }
     Groups bounded(std::uint64_t wanted, std::uint64_t most) const noexcept {
         if (workgroups > 0)
             most = std::min<std::uint64_t>(most, workgroups);

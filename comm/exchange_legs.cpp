@@ -59,7 +59,8 @@ void pack_records(Recording& recording, const Handle& handle, const TensorView& 
     recording.dispatch(
         kernels::ExchangePack{.variant = shape.variant<kernels::ExchangePack>(),
                               .constants = {shape.grid.local_size(), shape.grid.row_per_workgroup(),
-                                            shape.wide, shape.grid.spread_by_source()},
+                                            shape.wide, shape.grid.spread_by_source(),
+                                            shape.grid.spread(shape.units).at_once},
                               .x = x.buffer,
                               .topk_ids = ids.buffer,
                               .topk_weights = routing ? weights.buffer : ids.buffer,
@@ -78,29 +79,31 @@ void pack_records(Recording& recording, const Handle& handle, const TensorView& 
                               .experts = shape.experts,
                               .ranks = shape.ranks,
                               .has_routing = routing ? 1u : 0u},
-        shape.grid.rows(x.extent[0] * std::min<std::uint64_t>(shape.top_k, shape.ranks)));
+        shape.grid.sources(x.extent[0],
+                           x.extent[0] * std::min<std::uint64_t>(shape.top_k, shape.ranks),
+                           shape.units));
 }
 
 void gather_rows(Recording& recording, const Handle& handle, const TensorView& rows) {
     const Shape shape(handle, rows.buffer);
     const ops::MoeLayout layout = handle.receive_layout();
     recording.dispatch(
-        kernels::ExchangeGather{.variant = shape.variant<kernels::ExchangeGather>(),
-                                .constants = {shape.grid.local_size(),
-                                              shape.grid.row_per_workgroup(), shape.wide,
-                                              shape.grid.spread_by_source()},
-                                .records = handle.received.view(),
-                                .row_to_slot = layout.row_to_slot.buffer,
-                                .slot_to_row = layout.slot_to_row.buffer,
-                                .row_count = layout.row_count(),
-                                .record_count = handle.record_count.view(),
-                                .out_rows = rows.buffer,
-                                .rows = Shape::u32(handle.capacity),
-                                .num_records = Shape::u32(handle.exchange.most_received()),
-                                .units = shape.units,
-                                .top_k = shape.top_k,
-                                .record_units = shape.record_units},
-        shape.grid.rows(handle.capacity));
+        kernels::ExchangeGather{
+            .variant = shape.variant<kernels::ExchangeGather>(),
+            .constants = {shape.grid.local_size(), shape.grid.row_per_workgroup(), shape.wide,
+                          shape.grid.spread_by_source(), shape.grid.spread(shape.units).at_once},
+            .records = handle.received.view(),
+            .row_to_slot = layout.row_to_slot.buffer,
+            .slot_to_row = layout.slot_to_row.buffer,
+            .row_count = layout.row_count(),
+            .record_count = handle.record_count.view(),
+            .out_rows = rows.buffer,
+            .rows = Shape::u32(handle.capacity),
+            .num_records = Shape::u32(handle.exchange.most_received()),
+            .units = shape.units,
+            .top_k = shape.top_k,
+            .record_units = shape.record_units},
+        shape.grid.gathers(handle.exchange.most_received(), handle.capacity, shape.units));
 }
 
 void reduce_rows(Recording& recording, const Handle& handle, const TensorView& rows, bool scalars) {

@@ -77,14 +77,8 @@ const char* name_of(GemmClass::Units units) {
 
 /// The largest matrices of the device that the kernels serve.
 std::optional<MatrixShape> matrix_shape(const DeviceInfo& info, GemmClass::Units units) {
-    const std::string prefix = std::string("coopmat_") + name_of(units) + "_f32_";
     std::optional<MatrixShape> best;
-    for (const std::string& feature : info.features) {
-        MatrixShape s;
-        if (feature.rfind(prefix, 0) != 0 ||
-            std::sscanf(feature.c_str() + prefix.size(), "%ux%ux%u", &s.m, &s.n, &s.k) != 3 ||
-            s.m == 0 || s.n == 0 || s.k == 0 || s.m % 8 != 0 || s.n % 8 != 0 || s.k % 8 != 0)
-            continue;
+    for (const MatrixShape& s : matrix_shapes(info, units)) {
         const auto size = [](const MatrixShape& x) { return std::uint64_t{x.m} * x.n * x.k; };
         if (!best || size(s) > size(*best))
             best = s;
@@ -176,6 +170,19 @@ std::string GemmTile::describe() const {
            std::to_string(block_k) + ", " + std::to_string(stages) +
            (stages == 1 ? " stage, " : " stages, ") + std::to_string(warps_m) + "x" +
            std::to_string(warps_n) + " subgroups" + (turn != 0 ? ", turned" : "");
+}
+
+std::vector<MatrixShape> matrix_shapes(const DeviceInfo& info, GemmClass::Units units) {
+    const std::string prefix = std::string("coopmat_") + name_of(units) + "_f32_";
+    std::vector<MatrixShape> shapes;
+    for (const std::string& feature : info.features) {
+        MatrixShape s;
+        if (feature.rfind(prefix, 0) == 0 &&
+            std::sscanf(feature.c_str() + prefix.size(), "%ux%ux%u", &s.m, &s.n, &s.k) == 3 &&
+            s.m != 0 && s.n != 0 && s.k != 0 && s.m % 8 == 0 && s.n % 8 == 0 && s.k % 8 == 0)
+            shapes.push_back(s);
+    }
+    return shapes;
 }
 
 std::vector<GemmTile> gemm_tiles(const DeviceInfo& info, const GemmClass& gemm_class,

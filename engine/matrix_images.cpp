@@ -35,6 +35,19 @@ std::uint16_t half(int value) {
     return static_cast<std::uint16_t>((value < 0 ? 0x8000 : 0) | (exponent + 14) << 10 | fraction);
 }
 
+/// Of the matrices of a_value and b_value.
+bool is_product(const MatrixShape& shape, const std::vector<float>& d) {
+    for (std::uint32_t row = 0; row < shape.m; ++row)
+        for (std::uint32_t column = 0; column < shape.n; ++column) {
+            int sum = 0;
+            for (std::uint32_t k = 0; k < shape.k; ++k)
+                sum += a_value(row, k) * b_value(k, column);
+            if (d[row * shape.n + column] != static_cast<float>(sum))
+                return false;
+        }
+    return true;
+}
+
 std::string check(Device& device, const MatrixShape& shape) {
     const std::string lacking = device.why_not(Kernel::info(), 0);
     if (!lacking.empty())
@@ -69,93 +82,148 @@ std::string check(Device& device, const MatrixShape& shape) {
     recording.dispatch(kernel, {});
     device.submit(recording);
     device.download(d_memory.view(), std::span<float>(d));
-    for (std::uint32_t row = 0; row < shape.m; ++row)
-        for (std::uint32_t column = 0; column < shape.n; ++column) {
-            int sum = 0;
-            for (std::uint32_t k = 0; k < shape.k; ++k)
-                sum += a_value(row, k) * b_value(k, column);
-            if (d[row * shape.n + column] != static_cast<float>(sum))
-                return "matrices that invocations save and restore element by element are not the "
-                       "same afterwards";
-        }
-    return "";
+    return is_product(shape, d) ? ""
+                                : "matrices that invocations save and restore element by element "
+                                  "are not the same afterwards";
 }
 
 // --- Slots
 
-struct Held {
-    std::uint32_t x, k;
+using Probe = kernels::MatrixSlots;
+constexpr std::uint32_t kMostElements = 8;
+
+/// Of A, B and their product: the number of each element that each invocation holds.
+struct Numbers {
+    std::uint32_t size = 0; ///< invocations
+    std::array<std::uint32_t, 3> each{};
+    std::vector<std::uint32_t> all;
+
+    std::uint32_t& at(std::uint32_t use, std::uint32_t lane, std::uint32_t e) {
+        return all[(use * size + lane) * kMostElements + e];
+    }
+    std::uint32_t at(std::uint32_t use, std::uint32_t lane, std::uint32_t e) const {
+        return all[(use * size + lane) * kMostElements + e];
+    }
 };
 
-/// What each invocation holds of A, then of B.
-std::array<std::vector<Held>, 2> held(Device& device, const MatrixShape& shape,
-                                      std::uint32_t size) {
-    const std::uint64_t a_count = shape.m * shape.k, b_count = shape.n * shape.k;
-    std::vector<std::uint16_t> numbers;
-    for (std::uint64_t i = 0; i < std::max(a_count, b_count); ++i)
-        numbers.push_back(half(static_cast<int>(i)));
-    const Buffer source(device, {"numbers of elements", 2 * numbers.size()});
-    const Buffer image(device, {"images of matrices", 2 * (a_count + b_count)});
-    device.upload(source.view(), std::span<const std::uint16_t>(numbers));
-    Recording recording(device, QueueRole::Compute, "slots of matrices");
-    recording.dispatch(
-        Kernel{
-            .constants = {.local_size = size, .mma_m = shape.m, .mma_n = shape.n, .mma_k = shape.k},
-            .a = source.view(),
-            .b = source.view(),
-            .image = image.view(),
-            .d = image.view()},
-        {});
+void run(Device& device, const MatrixShape& shape, Numbers& numbers, std::vector<float>* d) {
+    const Buffer memory(device, {"elements of matrices", 4 * numbers.all.size()});
+    const Buffer d_memory(device, {"matrix D", std::uint64_t{4} * shape.m * shape.n});
+    device.upload(memory.view(), std::span<const std::uint32_t>(numbers.all));
+    Recording recording(device, QueueRole::Compute, "elements of matrices");
+    recording.dispatch(Probe{.constants = {.local_size = numbers.size,
+                                           .mma_m = shape.m,
+                                           .mma_n = shape.n,
+                                           .mma_k = shape.k,
+                                           .restore = d != nullptr ? 1u : 0u},
+                             .numbers = memory.view(),
+                             .d = d_memory.view()},
+                       {});
     device.submit(recording);
-    std::vector<std::uint16_t> found(a_count + b_count);
-    device.download(image.view(), std::span<std::uint16_t>(found));
-    std::array<std::vector<Held>, 2> result;
-    for (std::size_t which = 0; which < 2; ++which) {
-        const std::uint64_t count = which == 0 ? a_count : b_count, each = count / size;
-        for (std::uint64_t i = 0; i < count; ++i) {
-            const std::uint64_t lane = i / each, e = i % each;
-            const std::uint16_t code =
-                found[(which == 0 ? 0 : a_count) + (e / 8 * size + lane) * 8 + e % 8];
-            const auto number = static_cast<std::uint32_t>(
-                code == 0 ? 0 : std::ldexp(1024 + (code & 1023), (code >> 10) - 25));
-            result[which].push_back({number / shape.k, number % shape.k});
-        }
-    }
-    return result;
+    if (d != nullptr)
+        device.download(d_memory.view(), std::span<float>(*d));
+    else
+        device.download(memory.view(), std::span<std::uint32_t>(numbers.all));
 }
 
-/// Of one operand: the order, and the k of a slot of each invocation.
+/// Nothing when invocations hold no equal shares of few elements.
+std::optional<Numbers> numbers_of(Device& device, const MatrixShape& shape) {
+    constexpr std::uint32_t kNone = ~std::uint32_t{0};
+    Numbers result;
+    result.size = device.info().subgroup_size;
+    const std::array<std::uint32_t, 3> counts{shape.m * shape.k, shape.n * shape.k,
+                                              shape.m * shape.n};
+    if (result.size == 0 || (result.size & (result.size - 1)) != 0 ||
+        std::max(counts[0], counts[1]) > 2048) // what f16 counts to
+        return std::nullopt;
+    for (std::size_t use = 0; use < 3; ++use) {
+        result.each[use] = counts[use] / result.size;
+        if (counts[use] % result.size != 0 || result.each[use] == 0 ||
+            result.each[use] > kMostElements || counts[use] % 8 != 0)
+            return std::nullopt;
+    }
+    result.all.assign(std::size_t{3} * result.size * kMostElements, kNone);
+    run(device, shape, result, nullptr);
+    return result.at(0, 0, 0) == kNone ? std::nullopt : std::optional(std::move(result));
+}
+
+/// Whether matrices whose elements are set as `numbers` says have the right product.
+bool keeps_elements(Device& device, const MatrixShape& shape, const Numbers& numbers) {
+    Numbers bits = numbers;
+    for (std::uint32_t lane = 0; lane < numbers.size; ++lane)
+        for (std::uint32_t use = 0; use < 2; ++use)
+            for (std::uint32_t e = 0; e < numbers.each[use]; ++e) {
+                const std::uint32_t number = numbers.at(use, lane, e);
+                const std::uint32_t x = number / shape.k, k = number % shape.k;
+                bits.at(use, lane, e) = half(use == 0 ? a_value(x, k) : b_value(k, x));
+            }
+    std::vector<float> d(std::size_t{shape.m} * shape.n, NAN);
+    run(device, shape, bits, &d);
+    return is_product(shape, d);
+}
+
+/// Four bits for each bit of an invocation's number: what they add to f(0). Nothing when they do
+/// not.
+template <class F>
+std::optional<std::uint32_t> lane_weights(std::uint32_t size, const F& f) {
+    std::uint32_t weights = 0, shift = 0;
+    for (std::uint32_t lane = 1; lane < size; lane *= 2, shift += 4) {
+        const std::uint32_t weight = f(lane) - f(0);
+        if (weight > 15 || shift > 24)
+            return std::nullopt;
+        weights |= weight << shift;
+    }
+    for (std::uint32_t lane = 0; lane < size; ++lane) {
+        std::uint32_t sum = f(0);
+        for (std::uint32_t bit = 0; lane >> bit != 0; ++bit)
+            sum += (lane >> bit & 1) * (weights >> 4 * bit & 15);
+        if (f(lane) != sum)
+            return std::nullopt;
+    }
+    return weights;
+}
+
+/// Of one operand: its slots, and the k of a slot of each invocation.
 struct Regular {
-    std::uint32_t per_k = 0, order = 0;
+    std::uint32_t per_k = 0;
+    MatrixSlots::Operand slots;
     std::vector<std::vector<std::uint32_t>> k;
 };
 
-std::optional<Regular> regular(const std::vector<Held>& all, std::uint32_t size) {
-    const std::size_t each = all.size() / size;
-    if (each == 0 || each > 8)
-        return std::nullopt;
-    std::map<std::uint32_t, std::map<std::uint32_t, std::size_t>> slots; // x, k, element
-    for (std::size_t e = 0; e < each; ++e)
-        slots[all[e].x][all[e].k] = e;
+std::optional<Regular> regular(const Numbers& numbers, std::uint32_t use, std::uint32_t depth) {
+    const std::uint32_t each = numbers.each[use];
+    const auto x_of = [&](std::uint32_t lane, std::uint32_t e) {
+        return numbers.at(use, lane, e) / depth;
+    };
+    std::map<std::uint32_t, std::map<std::uint32_t, std::uint32_t>> slots; // x, k, element
+    for (std::uint32_t e = 0; e < each; ++e)
+        slots[x_of(0, e)][numbers.at(use, 0, e) % depth] = e;
     Regular result;
-    std::vector<std::size_t> element_at;
-    for (const auto& [x, slot] : slots)
+    std::vector<std::uint32_t> element_at;
+    for (const auto& [x, slot] : slots) {
+        if (x > 15 || slot.size() * slots.size() != each)
+            return std::nullopt;
+        result.slots.slot |= x << 4 * (element_at.size() / slot.size());
         for (const auto& [k, e] : slot) {
-            result.order |= static_cast<std::uint32_t>(element_at.size()) << 4 * e;
+            result.slots.place |= static_cast<std::uint32_t>(element_at.size()) << 4 * e;
             element_at.push_back(e);
         }
-    if (element_at.size() != each || each % slots.size() != 0)
+    }
+    result.per_k = each / static_cast<std::uint32_t>(slots.size());
+    const auto weights =
+        lane_weights(numbers.size, [&](std::uint32_t lane) { return x_of(lane, element_at[0]); });
+    if (!weights)
         return std::nullopt;
-    result.per_k = static_cast<std::uint32_t>(each / slots.size());
-    for (std::size_t lane = 0; lane < size; ++lane) {
-        const Held* mine = all.data() + lane * each;
+    result.slots.lane = *weights;
+    for (std::uint32_t lane = 0; lane < numbers.size; ++lane) {
         std::vector<std::uint32_t> k;
-        for (std::size_t place = 0; place < each; ++place) {
-            const Held& h = mine[element_at[place]];
+        for (std::uint32_t place = 0; place < each; ++place) {
+            const std::uint32_t e = element_at[place];
+            const std::uint32_t mine = numbers.at(use, lane, e) % depth;
             if (place < result.per_k)
-                k.push_back(h.k);
-            if (h.k != k[place % result.per_k] ||
-                h.x != mine[element_at[place / result.per_k * result.per_k]].x)
+                k.push_back(mine);
+            if (mine != k[place % result.per_k] ||
+                x_of(lane, e) - x_of(0, e) != x_of(lane, element_at[0]) - x_of(0, element_at[0]))
                 return std::nullopt;
         }
         result.k.push_back(std::move(k));
@@ -163,12 +231,38 @@ std::optional<Regular> regular(const std::vector<Held>& all, std::uint32_t size)
     return result;
 }
 
+/// The columns of the product that an invocation holds.
+bool add_sums(MatrixSlots& slots, const Numbers& numbers, std::uint32_t columns) {
+    const auto column = [&](std::uint32_t lane, std::uint32_t e) {
+        return numbers.at(2, lane, e) % columns;
+    };
+    std::map<std::uint32_t, std::uint32_t> order; // column, slot
+    for (std::uint32_t e = 0; e < numbers.each[2]; ++e)
+        order[column(0, e)] = 0;
+    for (auto& [x, slot] : order) {
+        slot = slots.sum_slots++;
+        if (x > 15)
+            return false;
+        slots.sum.slot |= x << 4 * slot;
+    }
+    for (std::uint32_t e = 0; e < numbers.each[2]; ++e) {
+        slots.sum.place |= order[column(0, e)] << 4 * e;
+        const auto weights =
+            lane_weights(numbers.size, [&](std::uint32_t lane) { return column(lane, e); });
+        if (!weights || (e > 0 && *weights != slots.sum.lane))
+            return false;
+        slots.sum.lane = *weights;
+    }
+    return true;
+}
+
 std::optional<MatrixSlots> find_slots(Device& device, const MatrixShape& shape) {
-    const std::uint32_t size = device.info().subgroup_size;
-    if (std::max(shape.m, shape.n) * shape.k > 2048) // what f16 counts to
+    if (!device.why_not(Probe::info(), 0).empty())
         return std::nullopt;
-    const auto both = held(device, shape, size);
-    const auto a = regular(both[0], size), b = regular(both[1], size);
+    const auto numbers = numbers_of(device, shape);
+    if (!numbers)
+        return std::nullopt;
+    const auto a = regular(*numbers, 0, shape.k), b = regular(*numbers, 1, shape.k);
     if (!a || !b || a->per_k != b->per_k || 16 % a->per_k != 0)
         return std::nullopt;
     std::map<std::uint32_t, std::vector<std::uint32_t>> sets; // by their first k
@@ -176,23 +270,30 @@ std::optional<MatrixSlots> find_slots(Device& device, const MatrixShape& shape) 
         for (const auto& k : operand->k)
             if (sets.emplace(k[0], k).first->second != k)
                 return std::nullopt;
-    if (sets.size() != shape.k / a->per_k || sets.begin()->first != 0)
+    if (sets.size() != shape.k / a->per_k)
         return std::nullopt;
-    const std::uint32_t stride = sets.size() == 1 ? 1 : std::next(sets.begin())->first;
-    std::uint32_t expected = 0;
-    for (const auto& [first, k] : sets) {
-        if (first != expected)
+    MatrixSlots result;
+    result.per_k = a->per_k;
+    result.a = a->slots;
+    result.b = b->slots;
+    for (const auto& [operand, slots] : {std::pair{&*a, &result.a}, {&*b, &result.b}}) {
+        const auto number = [&](std::uint32_t lane) {
+            return static_cast<std::uint32_t>(
+                std::distance(sets.begin(), sets.find(operand->k[lane][0])));
+        };
+        const auto weights = lane_weights(numbers->size, number);
+        if (!weights || number(0) != 0)
             return std::nullopt;
-        expected += stride;
+        slots->chunk = *weights;
     }
-    return MatrixSlots{a->per_k, stride, a->order, b->order};
+    if (!add_sums(result, *numbers, shape.n) || !keeps_elements(device, shape, *numbers))
+        return std::nullopt;
+    return result;
 }
 
 } // namespace
 
 std::optional<MatrixSlots> matrix_slots(const Device& device, const MatrixShape& shape) {
-    if (!why_no_matrix_images(device, shape).empty())
-        return std::nullopt;
     Device::Impl::MatrixImages& memory = device.impl().matrix_images;
     const std::scoped_lock lock(memory.mutex);
     const std::array<std::uint32_t, 3> key{shape.m, shape.n, shape.k};

@@ -83,6 +83,17 @@ void grouped_rows(Recording& recording, const Arguments& arguments, const Tensor
         n, k, tiles, grid);
 }
 
+/// Records the making of a list over tiles.rows by `kernel`, which has the rest.
+template <class K>
+void list_groups(Recording& recording, const Arguments& arguments, K kernel,
+                 const GroupTiles& tiles) {
+    fill_group_tiles(kernel, tiles);
+    kernel.group_begins = memory_of(tiles.rows.begins);
+    kernel.group_ends = memory_of(tiles.rows.ends);
+    kernel.groups = arguments.u32("groups", tiles.rows.begins.extent[0]);
+    recording.dispatch(kernel, {1});
+}
+
 } // namespace
 
 BufferView GroupTiles::grid(std::uint64_t n, bool on_units) const {
@@ -132,13 +143,28 @@ GroupTiles make_group_tiles(Recording& recording, const GroupRanges& rows, std::
     const Arguments arguments("make_group_tiles");
     const GroupTiles tiles =
         plan_group_tiles(arguments, recording.device(), rows, max_rows, columns, memory);
+    list_groups(recording, arguments, kernels::GroupedGemmTiles{}, tiles);
+    return tiles;
+}
+
+GroupTiles make_group_tiles(Recording& recording, const GroupSource& source,
+                            const GroupRanges& rows, std::uint64_t max_rows,
+                            std::array<std::uint64_t, GroupTiles::kMaxShapes> columns,
+                            BufferView memory) {
+    const Arguments arguments("make_group_tiles");
+    const GroupTiles tiles =
+        plan_group_tiles(arguments, recording.device(), rows, max_rows, columns, memory);
     const std::uint64_t groups = rows.begins.extent[0];
-    kernels::GroupedGemmTiles kernel;
-    fill_group_tiles(kernel, tiles);
-    kernel.group_begins = memory_of(rows.begins);
-    kernel.group_ends = memory_of(rows.ends);
-    kernel.groups = arguments.u32("groups", groups);
-    recording.dispatch(kernel, {arguments.u32("groups", div_up(groups, 64))});
+    arguments.require(source.values.rank == 1 && source.values.extent[0] == groups &&
+                          source.values.is_contiguous() && size_of(source.values.dtype) == 4,
+                      "the source is " + describe(source.values) +
+                          ", wanted is a word for each of " + std::to_string(groups) + " groups");
+    kernels::GroupRangesTiles kernel;
+    kernel.constants.by_count = source.counts ? 1 : 0;
+    kernel.source = memory_of(source.values);
+    kernel.rows = arguments.u32("rows", max_rows);
+    kernel.spacing = arguments.u32("the spacing of groups", source.spacing);
+    list_groups(recording, arguments, kernel, tiles);
     return tiles;
 }
 

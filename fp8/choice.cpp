@@ -8,6 +8,7 @@
 #include <bellows/engine/error.hpp>
 
 #include <algorithm>
+#include <map>
 
 namespace bellows::fp8 {
 
@@ -172,16 +173,13 @@ Variant Choice::variant(const Device& device, GemmForm form, const Operand& a, c
 std::string describe(Device& device, const Choice& choice) {
     std::string text = to_string(choice.otherwise());
     for (const Variant variant : kVariants) {
-        std::string kinds, numerics;
-        for (const ProductKind& kind : product_kinds()) {
-            if (variant == choice.otherwise() || choice.at(kind) != variant)
-                continue;
-            kinds += " " + to_string(kind);
-            if (numerics.empty())
-                numerics = find(ProductCase(device, kind).facts(), variant)->numeric_class;
-        }
-        if (!kinds.empty())
-            text += std::string("; ") + to_string(variant) + " [" + numerics + "]:" + kinds;
+        std::map<std::string, std::string> kinds; // of a numeric class
+        for (const ProductKind& kind : product_kinds())
+            if (variant != choice.otherwise() && choice.at(kind) == variant)
+                kinds[find(ProductCase(device, kind).facts(), variant)->numeric_class] +=
+                    " " + to_string(kind);
+        for (const auto& [numerics, names] : kinds)
+            text += std::string("; ") + to_string(variant) + " [" + numerics + "]:" + names;
     }
     return text;
 }

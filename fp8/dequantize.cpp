@@ -14,8 +14,8 @@ namespace {
 using Kernel = kernels::Fp8Dequantize;
 
 /// Columns of an invocation: GPUs want what neighbours write side by side.
-std::uint32_t unit_of(const Recording& recording, const TensorView& y) {
-    return recording.device().info().is_cpu || y.dtype == DType::BF16 ? 8 : 4;
+std::uint32_t unit_of(bool streamed, const TensorView& y) {
+    return streamed || y.dtype == DType::BF16 ? 8 : 4;
 }
 
 /// What both grids share. Rows and groups, if there are any, are the caller's.
@@ -47,7 +47,7 @@ Kernel fill(const Operands& operands, const Quantized& q, const Matrix& codes, c
 
 } // namespace
 
-void dequantize(Recording& recording, const Quantized& quantized, const TensorView& y) {
+void dequantize(Recording& recording, const Quantized& quantized, const TensorView& y, Form form) {
     const Operands operands("fp8::dequantize");
     const Matrix my = operands.activation("y", y, true);
     const Matrix mc = operands.codes("codes", quantized, my);
@@ -57,13 +57,13 @@ void dequantize(Recording& recording, const Quantized& quantized, const TensorVi
                      "y is " + describe(y) + ", codes are " + describe(quantized.codes));
     if (mc.empty())
         return;
-    const bool cpu = recording.device().info().is_cpu;
-    const std::uint32_t unit = unit_of(recording, y);
+    const bool streamed = streams(recording, form);
+    const std::uint32_t unit = unit_of(streamed, y);
     const std::uint64_t units = div_up(mc.columns, unit);
-    const LanePlan plan = plan_lanes(cpu, units);
+    const LanePlan plan = plan_lanes(streamed, units);
     Kernel kernel = fill(operands, quantized, mc, y, my, plan, unit);
     const bool columns = quantized.recipe.blocks == Blocks::Columns128;
-    const std::uint32_t steps = columns ? 32 / plan.step_rows() : (cpu ? 8 : 1);
+    const std::uint32_t steps = columns ? 32 / plan.step_rows() : (streamed ? 8 : 1);
     const std::uint64_t row_tiles =
         groups != 0 ? mc.rows / 128 + groups : div_up(mc.rows, steps * 4 * plan.step_rows());
     kernel.constants.steps = steps;
@@ -86,8 +86,9 @@ void dequantize_groups(Recording& recording, const Quantized& quantized, const T
                      "128x1 blocks follow their own group_offsets");
     if (mc.empty())
         return;
-    const std::uint32_t unit = unit_of(recording, y);
-    const LanePlan plan = plan_lanes(recording.device().info().is_cpu, div_up(mc.columns, unit));
+    const bool streamed = streams(recording, Form::Device);
+    const std::uint32_t unit = unit_of(streamed, y);
+    const LanePlan plan = plan_lanes(streamed, div_up(mc.columns, unit));
     Kernel kernel = fill(operands, quantized, mc, y, my, plan, unit);
     kernel.constants.listed = 1;
     kernel.constants.steps =

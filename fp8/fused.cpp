@@ -24,10 +24,10 @@ struct RowPlan {
     Groups groups;
 };
 
-/// A workgroup takes rows of up to `most` fours per invocation whole, others in parts of
+/// A workgroup's invocations take rows of up to `most` times `wide` fours whole, others in parts of
 /// `part` or less.
 RowPlan plan_rows(bool streamed, std::uint64_t rows, std::uint64_t fours, std::uint64_t most,
-                  std::uint64_t part) {
+                  std::uint64_t part, std::uint32_t wide) {
     RowPlan plan;
     if (streamed) {
         plan.groups.x = clamp_groups(div_up(rows, plan.local_size));
@@ -36,6 +36,8 @@ RowPlan plan_rows(bool streamed, std::uint64_t rows, std::uint64_t fours, std::u
     plan.local_size = fours >= 96 ? 128 : (fours >= 48 ? 64 : 32);
     plan.row_per_workgroup = 1;
     const std::uint64_t steps = div_up(fours, plan.local_size);
+    plan.wide = fours % wide == 0 ? wide : 1;
+    plan.local_size /= plan.wide;
     plan.whole = steps <= most;
     plan.kept = static_cast<std::uint32_t>(plan.whole ? steps : div_up(steps, div_up(steps, part)));
     plan.groups.x = clamp_groups(rows);
@@ -46,7 +48,7 @@ RowPlan plan_rows(bool streamed, std::uint64_t rows, std::uint64_t fours, std::u
 /// `part` times `wide` fours, so that few idle.
 RowPlan plan_parts(bool streamed, std::uint64_t rows, std::uint64_t fours, std::uint32_t part,
                    std::uint32_t wide) {
-    RowPlan plan = plan_rows(streamed, rows, fours, part, part);
+    RowPlan plan = plan_rows(streamed, rows, fours, part, part, 1);
     if (streamed) {
         if (rows < 64)
             plan.groups.y = clamp_groups(div_up(fours, kBlockFours));
@@ -267,14 +269,16 @@ void record_dgrad(Recording& recording, const Operands& operands, const TensorVi
         return;
     const bool streamed = streams(recording, form);
     const std::uint64_t ffn4 = gate_up.ffn() / 4;
-    const RowPlan plan = weighted ? plan_rows(streamed, m.rows, ffn4, 4, 4)
-                                  : plan_parts(streamed, m.rows, ffn4, 4, 1);
+    const std::uint32_t wide = fours_in_16_bytes(d_hidden.dtype), part = 4 / wide;
+    const RowPlan plan = weighted ? plan_rows(streamed, m.rows, ffn4, part, part, wide)
+                                  : plan_parts(streamed, m.rows, ffn4, part, wide);
     recording.dispatch(
         kernels::Fp8SwigluDgrad{
             .variant = dgrad_variant(gate_up, d_hidden.dtype),
             .constants = {.local_size = plan.local_size,
                           .row_per_workgroup = plan.row_per_workgroup,
                           .kept = plan.kept,
+                          .wide = plan.wide,
                           .format = constant(to.quantized.recipe.format),
                           .rule = constant(to.quantized.recipe.rule),
                           .input_format = gate_up.input_format(),
@@ -320,12 +324,16 @@ void rmsnorm(Recording& recording, const TensorView& x, const TensorView& gain,
         return;
     const Matrix my = y.buffer ? plain(operands, "y", y, x.dtype, m.rows, m.columns) : Matrix{};
     using K = kernels::Fp8Rmsnorm;
-    const RowPlan plan = plan_rows(streams(recording, form), m.rows, m.columns / 4, 16, 8);
+    // Rows of f32 stay in registers; with those of bf16, whose arithmetic weighs more, parts that
+    // are read once more from the cache leave registers to more workgroups.
+    const RowPlan plan = plan_rows(streams(recording, form), m.rows, m.columns / 4, bf16 ? 4 : 16,
+                                   bf16 ? 4 : 8, fours_in_16_bytes(x.dtype));
     recording.dispatch(K{.variant = gain_bf16 ? K::Variant::bf16_bf16
                                               : (bf16 ? K::Variant::bf16 : K::Variant::f32),
                          .constants = {.local_size = plan.local_size,
                                        .row_per_workgroup = plan.row_per_workgroup,
                                        .kept = plan.kept,
+                                       .wide = plan.wide,
                                        .format = constant(quantized.recipe.format),
                                        .rule = constant(quantized.recipe.rule),
                                        .whole = plan.whole ? 1u : 0u,

@@ -2,6 +2,7 @@
 #include <bellows/fp8/gemm.hpp>
 
 #include "dequantize.hpp"
+#include "listed.hpp"
 #include "operands.hpp"
 #include "packed.hpp"
 #include "slots.hpp"
@@ -100,6 +101,18 @@ void check_groups(const Check& check, const Product& p, const TensorView& by_gro
     check.fits(by_group.extent[0] == layout.groups,
                "the layout has " + std::to_string(layout.groups) + " groups");
     const GroupedRows& rows = *p.rows;
+    check.require(p.form != GemmForm::TN || rows.listed(),
+                  "rows without a work list are for m_grouped products; take make_grouped_rows");
+    if (layout.form == GroupLayout::Form::Ids) {
+        const std::uint64_t each = std::max(rows.slots_per_a_row, 1u);
+        check.fits(extents_of(p.a.values).rows * each == layout.rows &&
+                       extents_of(p.d).rows == layout.rows,
+                   "wanted are " + std::to_string(layout.rows) + " rows of d, and of a one for " +
+                       std::to_string(each) + " of them");
+        const std::string reason = why_not_copied(p);
+        check.require(reason.empty(), "a is " + describe(p.a) + ": " + reason);
+        return;
+    }
     check.fits(
         (rows.slots_per_a_row != 0 || extents_of(p.a.values).rows == layout.rows) &&
             (p.form == GemmForm::TN || rows.d_by_slot || extents_of(p.d).rows == layout.rows),
@@ -175,15 +188,24 @@ void record_decoded(Recording& recording, const Product& p, BufferView workspace
     }
 }
 
-void record(Recording& recording, const char* op, const Product& p, BufferView workspace,
+void record(Recording& recording, const char* op, Product p, BufferView workspace,
             Variant variant) {
     const Operands operands(op);
     const Device& device = recording.device();
-    operands.workspace(workspace, by_slots(p) ? gemm_workspace_bytes(device, p.a, p.b,
-                                                                     p.rows->layout.rows, variant)
-                                              : gemm_workspace_bytes(device, p.a, p.b, variant));
+    operands.workspace(workspace, p.rows != nullptr
+                                      ? gemm_workspace_bytes(device, p.a, p.b, *p.rows, variant)
+                                      : gemm_workspace_bytes(device, p.a, p.b, variant));
     if (variant == Variant::Device)
         variant = usual_variant(device, p);
+    GroupedRows with_list;
+    if (p.rows != nullptr && !p.rows->listed() &&
+        !(variant == Variant::Streamed && reads_layout(device, p))) {
+        const GroupLayout& layout = p.rows->layout;
+        const std::uint64_t bytes = listing_bytes(device, layout.rows, layout.groups);
+        with_list = listed(recording, *p.rows, extents_of(p.d).columns, workspace.sub(0, bytes));
+        workspace = workspace.sub(bytes, workspace.bytes - bytes);
+        p.rows = &with_list;
+    }
     const std::string reason = why_not(device, p, variant);
     operands.require(reason.empty(), std::string("the ") + to_string(variant) +
                                          " variant does not serve: " + reason);
@@ -191,19 +213,17 @@ void record(Recording& recording, const char* op, const Product& p, BufferView w
         record_streamed(recording, op, p);
         return;
     }
-    const auto record_rows = [&](const Product& x, BufferView memory) {
-        if (variant == Variant::Packed)
-            record_packed(recording, op, x, memory);
-        else
-            record_decoded(recording, x, memory);
-    };
+    if (variant == Variant::Packed) {
+        record_packed(recording, op, p, workspace);
+        return;
+    }
     if (!by_slots(p)) {
-        record_rows(p, workspace);
+        record_decoded(recording, p, workspace);
         return;
     }
     const std::uint64_t bytes = copies_bytes(p.a, p.b, p.rows->layout.rows);
     const InGroups ordered(recording, op, p, workspace.sub(0, bytes));
-    record_rows(ordered.product(), workspace.sub(bytes, workspace.bytes - bytes));
+    record_decoded(recording, ordered.product(), workspace.sub(bytes, workspace.bytes - bytes));
     ordered.put_back(recording);
 }
 
@@ -293,7 +313,12 @@ std::string why_not(const Device& device, const Product& p, Variant variant) {
 }
 
 Variant usual_variant(const Device& device, const Product& p) {
-    if (p.b.prepacked && why_not_packed(device, p).empty())
+    // One dispatch from ids to results outweighs prepacked weights, which need A packed and a work
+    // list beforehand: measured on an H200, equal at this many.
+    constexpr std::uint64_t kRowsOfOneDispatch = 8;
+    const bool at_once =
+        by_slots(p) && expected_rows(p) <= kRowsOfOneDispatch && reads_layout(device, p);
+    if (p.b.prepacked && !at_once && why_not_packed(device, p).empty())
         return Variant::Packed;
     if (better_streamed(device, p) && why_not_streamed(device, p).empty())
         return Variant::Streamed;
@@ -331,8 +356,18 @@ std::uint64_t gemm_workspace_bytes(const Device&, const Operand& a, const Operan
 
 std::uint64_t gemm_workspace_bytes(const Device& device, const Operand& a, const Operand& b,
                                    std::uint64_t rows, Variant variant) {
-    const std::uint64_t copies = variant == Variant::Streamed ? 0 : copies_bytes(a, b, rows);
+    const std::uint64_t copies =
+        variant == Variant::Decoded || variant == Variant::Device ? copies_bytes(a, b, rows) : 0;
     return copies + gemm_workspace_bytes(device, with_rows(a, rows), b, variant);
+}
+
+std::uint64_t gemm_workspace_bytes(const Device& device, const Operand& a, const Operand& b,
+                                   const GroupedRows& rows, Variant variant) {
+    const Product p{GemmForm::NT, a, b, {}, &rows, false};
+    const GroupLayout& layout = rows.layout;
+    return (rows.listed() ? 0 : listing_bytes(device, layout.rows, layout.groups)) +
+           (by_slots(p) ? gemm_workspace_bytes(device, a, b, layout.rows, variant)
+                        : gemm_workspace_bytes(device, a, b, variant));
 }
 
 void gemm_nt(Recording& recording, const Operand& a, const Operand& b, const TensorView& d,

@@ -57,6 +57,7 @@ public:
         for (VariantTime& v : measurement.variants)
             if (v.why_not.empty() && (which == Timed::All || v.numeric_class == usual_class))
                 all.push_back(prepare(product, v));
+        warm_up(all);
         const auto start = Clock::now();
         for (int round = 0; round < kRounds; ++round) {
             for (Turn& turn : all) {
@@ -81,7 +82,6 @@ private:
         Recording once(device_, QueueRole::Compute, "a product to be timed");
         product.record(once, v.variant, 0);
         compiling_ += seconds_of(device_, once);
-        warm_up(once);
         const double estimate = std::max(seconds_of(device_, once) - submission_, 1e-6);
         const double target = cpu_ ? 4e-3 : 1.5e-3;
         const auto repetitions =
@@ -92,19 +92,18 @@ private:
         return turn;
     }
 
-    /// An idle GPU's clocks take a while to rise.
-    void warm_up(Recording& recording) {
-        constexpr double kWarm = 0.3; // seconds
-        if (cpu_ || warm_)
+    /// Clocks of a GPU that waited while pipelines were compiled take a while to rise.
+    void warm_up(std::vector<Turn>& turns) {
+        constexpr double kWarm = 0.1; // seconds
+        if (cpu_ || turns.empty())
             return;
-        warm_ = true;
         for (const auto start = Clock::now(); seconds_since(start) < kWarm;)
-            seconds_of(device_, recording);
+            for (Turn& turn : turns)
+                seconds_of(device_, turn.recording);
     }
 
     Device& device_;
     bool cpu_;
-    bool warm_ = false;
     double submission_;
     double compiling_ = 0;
 };

@@ -19,6 +19,11 @@ constexpr std::uint64_t round_up(std::uint64_t value, std::uint64_t multiple) {
     return div_up(value, multiple) * multiple;
 }
 
+/// Rows that a scale of blocks along the columns stands for, as a shift.
+inline std::uint32_t scale_shift(const Quantized& q) {
+    return q.recipe.blocks == Blocks::Blocks128 ? 7 : 0;
+}
+
 /// Workgroups that every device can start along an axis.
 inline constexpr std::uint64_t kMaxGroups = 65535;
 

@@ -14,6 +14,10 @@ constexpr std::uint64_t kLocalSize = 128;
 constexpr std::uint64_t kVectorBytes = kTile * 4;
 constexpr std::uint64_t kMostFactorBytes = kTile * 32 * 2; // of a block: 32 is the deepest matrix
 
+constexpr std::uint64_t kBlocksAtOnce = 4; // of shaders/fp8_pack_rows.comp
+constexpr std::uint32_t kSpreadRows = 32;  // of A's rows with a spread of their own
+constexpr std::uint64_t kSpreads = kTile / kSpreadRows;
+
 struct Counts {
     std::uint64_t batch_tiles, tiles, blocks, units;
 };
@@ -22,7 +26,7 @@ Counts counts_of(const Source& s) {
     const Extents e = extents_of(s.q.codes);
     const std::uint64_t x = s.by_k ? e.columns : e.rows, k = s.by_k ? e.rows : e.columns;
     Counts c{div_up(x, kTile), 0, div_up(k, kTile), 0};
-    c.tiles = s.list == nullptr ? e.batch * c.batch_tiles : s.list->capacity();
+    c.tiles = s.rows == nullptr ? e.batch * c.batch_tiles : s.rows->tiles.capacity();
     c.units = c.tiles;
     if (s.sums != nullptr) {
         c.blocks = k / kTile + s.sums->groups;
@@ -58,7 +62,8 @@ std::uint64_t packed_bytes(const Quantized& q, Side side, std::uint64_t groups) 
     const std::uint64_t places = (e.batch * down + groups) * across;
     const std::uint64_t factors = side == Side::B && own_scales(q) ? kMostFactorBytes : 0;
     return places * (block_bytes(side) + kVectorBytes + factors) +
-           (e.batch * down + groups + groups * across + across) * (kVectorBytes + 4) + 512;
+           (e.batch * down + groups + groups * across + across) * (kVectorBytes + 4 * kSpreads) +
+           512;
 }
 
 Packed place(const MatrixUnits& units, const Source& source, BufferView& memory) {
@@ -76,52 +81,101 @@ Packed place(const MatrixUnits& units, const Source& source, BufferView& memory)
         packed.factors = take(c.tiles * c.blocks * kTile * units.shape.k * 2);
     packed.scales = take(c.tiles * c.blocks * kVectorBytes);
     packed.peaks = take(c.units * kVectorBytes);
-    packed.spread = take(round_up(4 * c.units, 256));
+    packed.spread = take(round_up(4 * kSpreads * c.units, 256));
     return packed;
 }
 
-void pack(Recording& recording, const Operands& operands, const MatrixUnits& units,
-          const Source& source, const Packed& packed) {
-    const Counts c = counts_of(source);
-    operands.u32("sixteens of packed bytes", c.tiles * c.blocks * block_bytes(source.side) / 16);
-    const Extents e = extents_of(source.q.codes);
-    const Matrix codes = operands.codes("codes", source.q, true);
-    operands.u32("the number of words of codes", codes.memory.bytes / 4);
-    const Scales scales = operands.scales("scales", source.q, codes);
-    const bool blocks128 = source.q.recipe.blocks == Blocks::Blocks128;
-    const BufferView nothing = codes.memory;
-    const BufferView count = source.list ? source.list->arguments.sub(0, 4) : nothing;
-    const BufferView list = source.list ? source.list->tiles : nothing;
-    const BufferView ends = source.list ? source.list->rows.ends.buffer : nothing;
+namespace {
+
+/// What is packed, as both ways of packing take it.
+struct Packing {
+    const Source& source;
+    const Packed& packed;
+    Counts counts;
+    Extents extents;
+    Matrix codes;
+    Scales scales;
+    std::uint32_t extent, batch_tiles, k, blocks;
+
+    Packing(const Operands& operands, const Source& from, const Packed& to)
+        : source(from), packed(to), counts(counts_of(from)), extents(extents_of(from.q.codes)),
+          codes(operands.codes("codes", from.q, true)),
+          scales(operands.scales("scales", from.q, codes)),
+          extent(operands.u32("rows", from.by_k ? extents.columns : extents.rows)),
+          batch_tiles(operands.u32("tiles", counts.batch_tiles)),
+          k(operands.u32("k", from.by_k ? extents.rows : extents.columns)),
+          blocks(operands.u32("blocks", counts.blocks)) {
+        operands.u32("sixteens of packed bytes",
+                     counts.tiles * counts.blocks * block_bytes(from.side) / 16);
+        operands.u32("the number of words of codes", codes.memory.bytes / 4);
+    }
+};
+
+/// Of A whose sum runs along its rows.
+void pack_rows(Recording& recording, const Operands& operands, const MatrixUnits& units,
+               const Packing& p) {
+    const GroupedRows* rows = p.source.rows;
+    const BufferView nothing = p.codes.memory;
+    const bool by_slots = rows != nullptr && rows->slots_per_a_row != 0;
+    recording.dispatch(
+        kernels::Fp8PackRows{.constants = {.local_size = kLocalSize,
+                                           .subgroup = units.subgroup,
+                                           .mma_m = units.shape.m,
+                                           .mma_k = units.shape.k},
+                             .tile_count =
+                                 rows != nullptr ? rows->tiles.arguments.sub(0, 4) : nothing,
+                             .list = rows != nullptr ? rows->tiles.tiles : nothing,
+                             .ends = rows != nullptr ? rows->tiles.rows.ends.buffer : nothing,
+                             .slots = by_slots ? rows->slots.buffer : nothing,
+                             .source = p.codes.memory,
+                             .source_scales = p.scales.memory,
+                             .peaks = p.packed.peaks,
+                             .spread = p.packed.spread,
+                             .scales = p.packed.scales,
+                             .image = p.packed.image,
+                             .from_list = rows != nullptr ? 1u : 0u,
+                             .slots_per_row = by_slots ? rows->slots_per_a_row : 0u,
+                             .extent = p.extent,
+                             .batch_tiles = p.batch_tiles,
+                             .batch_stride16 = p.codes.batch8 / 2,
+                             .batch_stride = p.scales.batch,
+                             .ld16 = p.codes.stride8 / 2,
+                             .stride_x = p.scales.stride,
+                             .x_shift = scale_shift(p.source.q),
+                             .k = p.k,
+                             .blocks = p.blocks},
+        {operands.u32("blocks", div_up(p.counts.blocks, kBlocksAtOnce)),
+         operands.grid("tiles", p.counts.tiles), static_cast<std::uint32_t>(kSpreads)});
+}
+
+/// Of the others: first scales, then codes.
+void pack_tiles(Recording& recording, const Operands& operands, const MatrixUnits& units,
+                const Packing& p) {
+    const Source& source = p.source;
+    const Packed& packed = p.packed;
+    const BufferView nothing = p.codes.memory;
     const BufferView offsets = source.sums ? source.sums->values.buffer : nothing;
     const std::uint32_t groups = source.sums ? operands.u32("groups", source.sums->groups) : 0;
-    const auto extent = operands.u32("rows", source.by_k ? e.columns : e.rows);
-    const auto batch_tiles = operands.u32("tiles", c.batch_tiles);
-    const auto k = operands.u32("k", source.by_k ? e.rows : e.columns);
     const std::uint32_t by_k = source.by_k ? 1 : 0;
     recording.dispatch(kernels::Fp8PackScales{.constants = {.by_k = by_k},
-                                              .tile_count = count,
-                                              .list = list,
-                                              .ends = ends,
                                               .group_offsets = offsets,
-                                              .source = scales.memory,
-                                              .codes = codes.memory,
+                                              .source = p.scales.memory,
+                                              .codes = p.codes.memory,
                                               .scales = packed.scales,
                                               .peaks = packed.peaks,
                                               .spread = packed.spread,
-                                              .from_list = source.list ? 1u : 0u,
-                                              .extent = extent,
-                                              .batch_tiles = batch_tiles,
-                                              .batch_stride = scales.batch,
-                                              .blocks = operands.u32("blocks", c.blocks),
+                                              .extent = p.extent,
+                                              .batch_tiles = p.batch_tiles,
+                                              .batch_stride = p.scales.batch,
+                                              .blocks = p.blocks,
                                               .groups = groups,
-                                              .x_shift = blocks128 ? 7u : 0u,
-                                              .stride_x = source.by_k ? 1u : scales.stride,
-                                              .stride_block = source.by_k ? scales.stride : 1u,
-                                              .batch_stride16 = codes.batch8 / 2,
-                                              .ld16 = codes.stride8 / 2,
-                                              .k = k},
-                       {operands.u32("tiles", c.tiles), 1, std::max(groups, 1u)});
+                                              .x_shift = scale_shift(p.source.q),
+                                              .stride_x = source.by_k ? 1u : p.scales.stride,
+                                              .stride_block = source.by_k ? p.scales.stride : 1u,
+                                              .batch_stride16 = p.codes.batch8 / 2,
+                                              .ld16 = p.codes.stride8 / 2,
+                                              .k = p.k},
+                       {operands.u32("tiles", p.counts.tiles), 1, std::max(groups, 1u)});
     using K = kernels::Fp8PackOperand;
     recording.dispatch(K{.variant = source.side == Side::A ? K::Variant::a : K::Variant::b,
                          .constants = {.local_size = kLocalSize,
@@ -131,24 +185,31 @@ void pack(Recording& recording, const Operands& operands, const MatrixUnits& uni
                                        .mma_k = units.shape.k,
                                        .by_k = by_k,
                                        .own_scales = own_scales(source.q) ? 1u : 0u},
-                         .tile_count = count,
-                         .list = list,
-                         .ends = ends,
                          .group_offsets = offsets,
-                         .source = codes.memory,
+                         .source = p.codes.memory,
                          .peaks = packed.peaks,
                          .spread = packed.spread,
                          .scales = packed.scales,
                          .image = packed.image,
                          .factors = packed.factors,
-                         .from_list = source.list ? 1u : 0u,
-                         .extent = extent,
-                         .batch_tiles = batch_tiles,
-                         .batch_stride16 = codes.batch8 / 2,
-                         .ld16 = codes.stride8 / 2,
-                         .k = k,
+                         .extent = p.extent,
+                         .batch_tiles = p.batch_tiles,
+                         .batch_stride16 = p.codes.batch8 / 2,
+                         .ld16 = p.codes.stride8 / 2,
+                         .k = p.k,
                          .groups = groups},
-                       {operands.u32("blocks", c.blocks), operands.grid("tiles", c.tiles), 1});
+                       {p.blocks, operands.grid("tiles", p.counts.tiles), 1});
+}
+
+} // namespace
+
+void pack(Recording& recording, const Operands& operands, const MatrixUnits& units,
+          const Source& source, const Packed& packed) {
+    const Packing p(operands, source, packed);
+    if (source.side == Side::A && !source.by_k)
+        pack_rows(recording, operands, units, p);
+    else
+        pack_tiles(recording, operands, units, p);
 }
 
 } // namespace bellows::fp8

@@ -29,9 +29,9 @@ enum class Side : std::uint8_t { A, B };
 struct Source {
     const Quantized& q;
     Side side;
-    bool by_k = false;                     ///< memory has k as its rows
-    const ops::GroupTiles* list = nullptr; ///< tiles of rows of groups
-    const GroupLayout* sums = nullptr;     ///< the sum goes over the rows of these groups
+    bool by_k = false;                 ///< memory has k as its rows
+    const GroupedRows* rows = nullptr; ///< tiles of rows of groups, by slots if they say so
+    const GroupLayout* sums = nullptr; ///< the sum goes over the rows of these groups
 };
 
 struct Packed {

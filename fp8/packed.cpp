@@ -29,6 +29,8 @@ struct Cut {
     std::uint32_t fragments_m = 0, fragments_n = 0;
     std::uint32_t warps_m = 1, warps_n = 1, warps_k = 1;
     std::uint32_t together = 0;
+    std::uint32_t b_ahead = 1;
+    bool exact = false;
 };
 
 std::uint32_t subgroups(const MatrixUnits& units) {
@@ -45,18 +47,34 @@ bool serves(const Cut& cut) {
     const std::uint32_t sharers = cut.units.subgroup * cut.warps_k;
     return cut.warps_m * cut.warps_n * cut.warps_k == subgroups(cut.units) &&
            cut.fragments_n * cut.warps_n == matrices(shape.n) && cut.fragments_m > 0 &&
-           matrices(shape.m) % (cut.fragments_m * cut.warps_m) == 0 && sharers % quads == 0 &&
-           shape.m * quads % sharers == 0;
+           (cut.exact ? cut.warps_m == 1 && cut.warps_k == 1 && cut.fragments_m <= 4
+                      : matrices(shape.m) % (cut.fragments_m * cut.warps_m) == 0) &&
+           sharers % quads == 0 && shape.m * quads % sharers == 0;
 }
 
-/// Flat tiles for few rows: each of B's codes is loaded once, and the subgroups share the sum over
-/// k, so that many loads are on their way.
-std::optional<Cut> flat_cut(const MatrixUnits& units, std::uint64_t rows) {
+/// How tiles for few rows are cut, for groups of up to so many on average; a group with more rows
+/// than the tile is high reads its weights again. On an H200 these won.
+struct FlatTile {
+    std::uint64_t rows;
+    std::uint32_t height, b_ahead;
+    std::uint32_t split_from; ///< 0: subgroups share the columns; else the sum over k, and so many
+                              ///< or more of them the columns
+};
+constexpr FlatTile kFlatTiles[] = {
+    {10, 16, 1, 1}, // each code of B is loaded once, many at a time
+    {24, 32, 2, 0},
+    {kFewRows, 64, 1, 2},
+};
+
+std::optional<Cut> flat_cut(const MatrixUnits& units, const FlatTile& tile) {
     Cut cut{units};
-    const std::uint32_t height = rows <= 16 ? 16 : rows <= 32 ? 32 : 64;
-    cut.fragments_m = std::max(1u, height / units.shape.m);
-    for (cut.warps_n = height == 16 ? 1 : 2; cut.warps_n <= subgroups(units); cut.warps_n *= 2) {
-        cut.warps_k = subgroups(units) / cut.warps_n;
+    const std::uint32_t warps = subgroups(units);
+    cut.b_ahead = tile.b_ahead;
+    cut.fragments_m = std::max(1u, tile.height / units.shape.m);
+    cut.exact = tile.split_from == 0;
+    for (cut.warps_n = cut.exact ? warps : tile.split_from; cut.warps_n <= warps;
+         cut.warps_n *= 2) {
+        cut.warps_k = warps / cut.warps_n;
         cut.fragments_n = matrices(units.shape.n) / cut.warps_n;
         cut.together = std::min(cut.fragments_n, 2u);
         if (serves(cut))
@@ -81,8 +99,10 @@ std::optional<Cut> cut_for(const Device& device, std::uint64_t rows) {
     if (!units)
         return std::nullopt;
     std::optional<Cut> cut;
-    if (rows <= kFewRows)
-        cut = flat_cut(*units, rows);
+    const auto* flat = std::find_if(std::begin(kFlatTiles), std::end(kFlatTiles),
+                                    [&](const FlatTile& tile) { return rows <= tile.rows; });
+    if (flat != std::end(kFlatTiles))
+        cut = flat_cut(*units, *flat);
     return cut ? cut : square_cut(*units);
 }
 
@@ -131,7 +151,10 @@ std::string why_not_packed(const Device& device, const Product& p) {
         return "scales of 128x128 may straddle groups";
     if (std::string lacking = why_not_packed(device); !lacking.empty())
         return lacking;
-    if (p.form != GemmForm::TN && p.rows != nullptr &&
+    if (p.form != GemmForm::TN && p.rows != nullptr && !p.rows->listed() &&
+        group_tile_rows(device.info()) != kTile)
+        return "the device's work lists have no tiles of 128 rows";
+    if (p.form != GemmForm::TN && p.rows != nullptr && p.rows->listed() &&
         (p.rows->tiles.tile_rows != kTile || p.rows->tiles.width_on_units * 32 != kTile))
         return "the device's work lists have no tiles of 128 x 128";
     return "";
@@ -201,11 +224,11 @@ void record_packed(Recording& recording, const char* op, const Product& p, Buffe
         return;
     const Device& device = recording.device();
     const bool tn = p.form == GemmForm::TN, grouped = p.rows != nullptr;
-    const ops::GroupTiles* list = grouped && !tn ? &p.rows->tiles : nullptr;
+    const GroupedRows* rows = grouped && !tn ? p.rows : nullptr;
     const GroupLayout* sums = grouped && tn ? &p.rows->layout : nullptr;
     const Cut cut = cut_for(device, rows_of(p)).value();
     const MatrixUnits& units = cut.units;
-    const Source of_a{*p.a.quantized, Side::A, tn, list, sums};
+    const Source of_a{*p.a.quantized, Side::A, tn, rows, sums};
     const Source of_b{*p.b.quantized, Side::B, p.form != GemmForm::NT, nullptr, sums};
     BufferView memory = p.b.prepacked ? p.b.prepacked->memory : workspace;
     const Packed b = place(units, of_b, memory);
@@ -216,6 +239,7 @@ void record_packed(Recording& recording, const char* op, const Product& p, Buffe
     const Packed a = place(units, of_a, memory);
     pack(recording, operands, units, of_a, a);
 
+    const bool d_by_slot = rows != nullptr && rows->d_by_slot;
     const bool bf16 = p.d.dtype == DType::BF16;
     const std::uint64_t ld = p.d.stride[p.d.rank - 2];
     const std::uint64_t stride_d = p.d.rank == 3 ? p.d.stride[0] : 0;
@@ -236,12 +260,16 @@ void record_packed(Recording& recording, const char* op, const Product& p, Buffe
                       .warps_n = cut.warps_n,
                       .warps_k = cut.warps_k,
                       .together = cut.together,
+                      .exact = cut.exact ? 1u : 0u,
+                      .b_ahead = cut.b_ahead,
                       .own_scales = own_scales(*p.b.quantized) ? 1u : 0u,
                       .by_sum = sums != nullptr ? 1u : 0u,
+                      .by_rows = tn ? 0u : 1u,
+                      .d_by_slot = d_by_slot ? 1u : 0u,
                       .aligned = aligned ? 1u : 0u,
                       // lavapipe compiles long loops for a minute
                       .at_once = device.info().is_cpu ? 1u : 4u},
-        .tiles = list != nullptr ? list->tiles : nothing,
+        .tiles = rows != nullptr ? rows->tiles.tiles : nothing,
         .begins = sums != nullptr ? p.rows->tiles.rows.begins.buffer : nothing,
         .ends = grouped ? p.rows->tiles.rows.ends.buffer : nothing,
         .a_image = a.image,
@@ -253,22 +281,23 @@ void record_packed(Recording& recording, const char* op, const Product& p, Buffe
         .b_scales = b.scales,
         .b_peaks = b.peaks,
         .b_spread = b.spread,
+        .slots = d_by_slot ? rows->slots.buffer : nothing,
         .d = p.d.buffer,
         .m = operands.u32("M", d.rows),
         .n = operands.u32("N", d.columns),
         .blocks = operands.u32("blocks", a.blocks),
         .ldd = operands.u32("the stride of d", ld),
         .stride_d = operands.u32("the stride of d", stride_d),
-        .from_list = list != nullptr ? 1u : 0u,
+        .from_list = rows != nullptr ? 1u : 0u,
         .accumulate = p.accumulate ? 1u : 0u};
     const std::uint64_t n_tiles = div_up(d.columns, kTile);
-    if (list == nullptr) {
+    if (rows == nullptr) {
         recording.dispatch(kernel,
                            {operands.u32("tiles", div_up(d.rows, kTile)),
                             operands.grid("tiles", n_tiles), operands.grid("groups", d.batch)});
         return;
     }
-    const BufferView grid = list->grid(d.columns, true);
+    const BufferView grid = rows->tiles.grid(d.columns, true);
     operands.require(static_cast<bool>(grid),
                      "the work list was not made for N = " + std::to_string(d.columns));
     recording.dispatch_indirect(kernel, grid);

@@ -27,7 +27,7 @@ void quantize_rows(Recording& recording, const Operands& operands, const TensorV
         groups.x = clamp_groups(
             div_up(operands.u32("the number of blocks", mx.rows * blocks), plan.local_size));
     } else {
-        groups.x = clamp_groups(div_up(mx.rows, 4 * plan.local_size / plan.lanes_x));
+        groups.x = clamp_groups(div_up(mx.rows, 4 * plan.step_rows()));
         groups.y = operands.grid("columns", div_up(lanes, plan.lanes_x));
     }
     groups.z = operands.grid("the batch", mx.batch);

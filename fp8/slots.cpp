@@ -81,7 +81,8 @@ TensorView copy_of(const TensorView& like, std::uint64_t rows, BufferView& memor
 } // namespace
 
 bool by_slots(const Product& p) {
-    return p.rows != nullptr && (p.rows->slots_per_a_row != 0 || p.rows->d_by_slot);
+    return p.rows != nullptr && (p.rows->slots_per_a_row != 0 || p.rows->d_by_slot ||
+                                 p.rows->layout.form == GroupLayout::Form::Ids);
 }
 
 std::string why_not_copied(const Product& p) {

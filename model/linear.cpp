@@ -100,6 +100,12 @@ LinearRows quantise_gradient(Recording& r, Arena::Frame& scratch, const TensorVi
     return gradient;
 }
 
+LinearRows with_columns(Recording& r, Arena::Frame& scratch, LinearRows x) {
+    if (x.codes)
+        x.columns = along_rows(r, scratch, x);
+    return x;
+}
+
 void normalise(Recording& r, const TensorView& x, const TensorView& gain, const LinearRows& y,
                const TensorView& inv_rms, float eps) {
     if (y.codes)

@@ -44,6 +44,9 @@ fp8::Quantized rows_in(Arena::Frame& scratch, std::uint64_t rows, std::uint64_t 
 /// A gradient that enters FP8 products now, and a weight gradient later: `columns` are kept.
 LinearRows quantise_gradient(Recording& recording, Arena::Frame& scratch, const TensorView& values,
                              const fp8::Quantized& columns);
+/// x with `columns`, which live within a node: for one whose weight gradients read x more than
+/// once. As it is where it has no codes.
+LinearRows with_columns(Recording& recording, Arena::Frame& scratch, LinearRows x);
 
 /// y = RMSNorm(x), in the form that y has. inv_rms: [rows] f32, written.
 void normalise(Recording& recording, const TensorView& x, const TensorView& gain,

@@ -247,18 +247,19 @@ void MlaSlot::keys_and_values_gradient(Recording& r, Frame& scratch) const {
 }
 
 void MlaSlot::weight_gradient(Recording& r, Frame& scratch) const {
+    const LinearRows norm = with_columns(r, scratch, norm_); // of both latents' weights
     layer_.linear("o_proj").weight_gradient(r, scratch, t_.dy, flat(o_));
     layer_.linear("kv_b_proj").weight_gradient(r, scratch, d_kv_up_, kv_norm_);
-    layer_.linear("kv_a_proj_with_mqa").weight_gradient(r, scratch, d_kv_, norm_);
+    layer_.linear("kv_a_proj_with_mqa").weight_gradient(r, scratch, d_kv_, norm);
     gain_gradient(r, scratch, d_kv_norm_, latent(kv_), kv_inv_rms_,
                   layer_.projection("kv_a_layernorm"));
     if (layer_.low_rank_queries()) {
         layer_.linear("q_b_proj").weight_gradient(r, scratch, d_q_, q_norm_);
-        layer_.linear("q_a_proj").weight_gradient(r, scratch, d_q_latent_, norm_);
+        layer_.linear("q_a_proj").weight_gradient(r, scratch, d_q_latent_, norm);
         gain_gradient(r, scratch, d_q_norm_, q_latent_, q_inv_rms_,
                       layer_.projection("q_a_layernorm"));
     } else {
-        layer_.linear("q_proj").weight_gradient(r, scratch, d_q_, norm_);
+        layer_.linear("q_proj").weight_gradient(r, scratch, d_q_, norm);
     }
     gain_gradient(r, scratch, d_norm_, t_.x, inv_rms_, layer_.parameter("input_layernorm.weight"));
 }

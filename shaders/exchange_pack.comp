@@ -15,33 +15,34 @@
 #include "include/rows.glsl"
 #include "include/row_spread.glsl"
 
-// The routing part of the record in `row`, that of `slot`.
-void store_routing(uint row, uint slot) {
-    uint token = slot / push.top_k;
-    int mine = push.operands.topk_ids.v[slot];
-    uint rank = rank_of_expert(uint(mine), push.experts, push.ranks);
-    int first = int(first_expert(rank, push.experts, push.ranks));
-    int end = int(first_expert(rank + 1u, push.experts, push.ranks));
-    uint to = row * push.record_words + push.hidden_words;
-    uint k = 0u;
-    do {
-        int expert = push.operands.topk_ids.v[token * push.top_k + k];
-        bool here = expert >= first && expert < end;
-        push.operands.words.v[to + k] = here ? uint(expert - first) : 0xFFFFFFFFu;
-        push.operands.words.v[to + push.top_k + k] =
-            here ? floatBitsToUint(push.operands.topk_weights.v[token * push.top_k + k]) : 0u;
-    } while (++k < push.top_k);
+// The experts [x, y) of the rank that owns the slot's.
+ivec2 experts_of(uint slot) {
+    uint rank =
+        rank_of_expert(uint(push.operands.topk_ids.v[slot]), push.experts, push.ranks);
+    return ivec2(first_expert(rank, push.experts, push.ranks),
+                 first_expert(rank + 1u, push.experts, push.ranks));
+}
+
+// Choice k of a token in the record of `row`, which goes to the owner of `experts`.
+void store_routing(uint row, ivec2 experts, uint token, uint k) {
+    int expert = push.operands.topk_ids.v[token * push.top_k + k];
+    bool here = expert >= experts.x && expert < experts.y;
+    uint to = row * push.record_words + push.hidden_words + k;
+    push.operands.words.v[to] = here ? uint(expert - experts.x) : 0xFFFFFFFFu;
+    push.operands.words.v[to + push.top_k] =
+        here ? floatBitsToUint(push.operands.topk_weights.v[token * push.top_k + k]) : 0u;
 }
 
 void by_tokens(uvec2 x, uvec2 records) {
     FOR_ROWS(token, push.tokens) {
         spread(x, token * push.units, records, push.record_units, token);
-        for (uint k = column_first(); push.has_routing != 0u && k < push.top_k;
-             k += column_step()) {
-            uint slot = token * push.top_k + k;
-            int row = push.operands.slot_to_row.v[slot];
-            if (row >= 0) {
-                store_routing(uint(row), slot);
+        if (push.has_routing != 0u && gl_WorkGroupID.y == 0u) {
+            for (uint i = column_first(); i < push.top_k * push.top_k; i += column_step()) {
+                uint slot = token * push.top_k + i / push.top_k;
+                int row = push.operands.slot_to_row.v[slot];
+                if (row >= 0) {
+                    store_routing(uint(row), experts_of(slot), token, i % push.top_k);
+                }
             }
         }
     } NEXT_ROW(token, push.tokens);
@@ -55,7 +56,11 @@ void by_rows(uvec2 x, uvec2 records, uint rows) {
             write_unit(records, row * push.record_units + c, read_unit(x, from + c));
         } NEXT_COLUMN(c, push.units);
         if (push.has_routing != 0u && row_leader()) {
-            store_routing(row, slot);
+            ivec2 experts = experts_of(slot);
+            uint k = 0u;
+            do {
+                store_routing(row, experts, slot / push.top_k, k);
+            } while (++k < push.top_k);
         }
     } NEXT_ROW(row, rows);
 }

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT
-// Packs an operand for fp8_packed_gemm: include/fp8_packed.glsl. Runs after fp8_pack_scales, whose
-// list, ends, batch and groups it shares. A code that is NaN makes NaN its block: of A by itself, of
-// B by the block's scale.
+// Packs B, or an A whose sum runs along its columns (by_k), for fp8_packed_gemm:
+// include/fp8_packed.glsl. Runs after fp8_pack_scales, whose batch and groups it shares. A code that
+// is NaN makes NaN its block: of A by itself, of B by the block's scale.
 //
 // source  codes, rows of a multiple of 16 bytes that end in zeros. by_k 0: memory has x as its rows,
 //         (x, k) at x * ld + k. by_k 1: memory has k as its rows, (x, k) at k * ld + x.
@@ -14,7 +14,7 @@
 #define MATRIX_BF16 0
 #include "include/coopmat.glsl"
 #include "include/fp8_groups.glsl"
-#include "include/fp8_packed.glsl"
+#include "include/fp8_pack.glsl"
 
 #include "fp8_pack_operand.kernel.glsl"
 
@@ -28,19 +28,6 @@ const uint IN_ROW = 8u;
 shared uvec4 stage[ROWS * PITCH];
 shared uint factors[TILE];
 shared uint nans[TILE]; // which x, or the first alone of a block with one scale
-
-bool has_nan(uvec4 codes) {
-    return (fp8_e4m3_nan_bits(codes) & 0x80808080u) != 0u;
-}
-
-bool is_nan(uvec4 codes, uint i) {
-    return (codes[i / 4u] >> i % 4u * 8u & 0x7Fu) == 0x7Fu;
-}
-
-// Halves in the order of the codes.
-uvec2 in_order(uvec2 pairs) {
-    return uvec2(pairs.x & 0xFFFFu | pairs.y << 16, pairs.x >> 16 | pairs.y & 0xFFFF0000u);
-}
 
 #if OPERAND_B
 #define MATRIX coopmat<float16_t, gl_ScopeSubgroup, mma_k, mma_n, gl_MatrixUseB>
@@ -128,18 +115,16 @@ void save_factors(uint place) {
 }
 #endif
 
-// Eight codes of the chunk of a row, from code 8 * part on.
-uvec4 staged(uvec4 codes, uint part, uint row, uint chunk, bool any_nan) {
-    uvec4 y = uvec4(in_order(halves(codes[part * 2u])), in_order(halves(codes[part * 2u + 1u])));
+// Eight codes of a chunk, from code 8 * part on.
+uvec4 staged(uvec4 codes, uint part, uint chunk, bool any_nan) {
+    uvec4 y = eight_halves(codes, part);
 #if !OPERAND_B
     [[unroll]] for (uint i = 0u; i < 4u; ++i) {
         if (any_nan) {
-            y[i] |= is_nan(codes, part * 8u + 2u * i) ? 0x7E00u : 0u;
-            y[i] |= is_nan(codes, part * 8u + 2u * i + 1u) ? 0x7E000000u : 0u;
+            y[i] = with_nans(y[i], codes, part * 8u + 2u * i);
         }
-        uint x = by_k != 0u ? chunk * 16u + part * 8u + 2u * i : row;
-        uint factor = by_k != 0u ? factors[x] & 0xFFFFu | factors[x + 1u] << 16 : factors[x];
-        y[i] = times(y[i], factor);
+        uint x = chunk * 16u + part * 8u + 2u * i;
+        y[i] = times(y[i], factors[x] & 0xFFFFu | factors[x + 1u] << 16);
     }
 #endif
     return y;
@@ -155,20 +140,9 @@ void mark(uvec4 codes, uint row, uint chunk) {
 
 void main() {
     uint block = gl_WorkGroupID.x, tile = gl_WorkGroupID.y;
-    uint x0, end, unit = tile;
-    uvec2 source = uvec2(push.operands.source);
-    if (push.from_list != 0u) {
-        if (tile >= push.operands.tile_count.v[0]) {
-            return;
-        }
-        uint group = push.operands.list.v[2u * tile];
-        x0 = push.operands.list.v[2u * tile + 1u];
-        end = push.operands.ends.v[group];
-    } else {
-        x0 = tile % push.batch_tiles * TILE;
-        end = push.extent;
-        source = address_add(source, tile / push.batch_tiles, push.batch_stride16, 4u);
-    }
+    uint x0 = tile % push.batch_tiles * TILE, end = push.extent, unit = tile;
+    uvec2 source = address_add(uvec2(push.operands.source), tile / push.batch_tiles,
+                               push.batch_stride16, 4u);
     TileRows depth = plain_tile(block, push.k);
     if (push.groups > 0u) {
         depth = grouped_tile(uvec2(push.operands.group_offsets), push.groups, block, push.k);
@@ -201,8 +175,8 @@ void main() {
             uvec4 c = codes[part * (CHUNKS * ROWS / TILE) + i];
             uint row = i * (TILE / CHUNKS) + lane / IN_ROW, to = row * PITCH + chunk * 2u;
             bool any_nan = has_nan(c);
-            stage[to] = staged(c, 0u, part * ROWS + row, chunk, any_nan);
-            stage[to + 1u] = staged(c, 1u, part * ROWS + row, chunk, any_nan);
+            stage[to] = staged(c, 0u, chunk, any_nan);
+            stage[to + 1u] = staged(c, 1u, chunk, any_nan);
 #if OPERAND_B
             if (any_nan) {
                 mark(c, part * ROWS + row, chunk);
@@ -218,9 +192,6 @@ void main() {
             const uint MATRICES = ROWS / MMA_X;
             for (uint j = gl_SubgroupID; j < 4u * MATRICES; j += local_size / subgroup) {
                 uint step = j / MATRICES, matrix = j % MATRICES;
-                if (OPERAND_B == 0 && x0 + part * ROWS + matrix * MMA_X >= end) {
-                    continue; // rows of D that nobody asks for
-                }
                 save(matrix * MMA_X * PITCH + step * 4u, mma_k / 8u, place, step,
                      part * MATRICES + matrix);
             }

@@ -1,9 +1,7 @@
 // SPDX-License-Identifier: MIT
 // Scales of a packed operand, their peaks and spread: include/fp8_packed.glsl. Power-of-two scales.
 //
-// list    of tiles (group, first x) and their number, if from_list; tile t then has x from list's
-//         first to ends[group]. Otherwise x goes over a batch: tile t is the (t % batch_tiles)-th of
-//         batch entry t / batch_tiles.
+// tiles   tile t is the (t % batch_tiles)-th of batch entry t / batch_tiles
 // source  the scale of (x, block) stands at (x >> x_shift) * stride_x + block * stride_block, plus
 //         batch entry * batch_stride; x_shift 7: a tile has one scale per block
 // codes   as fp8_pack_operand's source, of k along the sum: of blocks whose scales lie far below the
@@ -83,25 +81,13 @@ uint far_zeros(uint b, uint scale[AT_ONCE], uint peak) {
 }
 
 void main() {
-    uint tile = gl_WorkGroupID.x, end, at = 0u;
+    uint tile = gl_WorkGroupID.x, entry = tile / push.batch_tiles;
+    uint end = push.extent, at = entry * push.batch_stride;
     lane = gl_LocalInvocationIndex;
-    codes = uvec2(push.operands.codes);
+    codes = address_add(uvec2(push.operands.codes), entry, push.batch_stride16, 4u);
     first_k = 0u;
     end_k = push.k;
-    if (push.from_list != 0u) {
-        if (tile >= push.operands.tile_count.v[0]) {
-            return;
-        }
-        uint group = push.operands.list.v[2u * tile];
-        x = push.operands.list.v[2u * tile + 1u] + lane;
-        end = push.operands.ends.v[group];
-    } else {
-        uint entry = tile / push.batch_tiles;
-        x = tile % push.batch_tiles * 128u + lane;
-        end = push.extent;
-        at = entry * push.batch_stride;
-        codes = address_add(codes, entry, push.batch_stride16, 4u);
-    }
+    x = tile % push.batch_tiles * 128u + lane;
     uint first = 0u, count = push.blocks;
     if (push.groups > 0u) {
         uint g = gl_WorkGroupID.z;

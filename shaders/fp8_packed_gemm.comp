@@ -7,8 +7,8 @@
 // workgroup takes a slow loop that scales the sum of each block.
 //
 // rows    (by_sum 0) tile t of A times the tiles of B of its group, over all blocks. from_list: the
-//         group is tiles[2t], its rows of D go from tiles[2t + 1] to ends[group]; otherwise t counts
-//         the tiles of a batch of m rows each.
+//         group is tiles[2t], its rows of D go from tiles[2t + 1] to ends[group], row r to row
+//         slots[r] with d_by_slot (-1: nowhere); otherwise t counts the tiles of a batch of m rows each.
 // sums    (by_sum 1) D[g] = sum over the blocks of group g, which begin at begins[g] / 128 + g and
 //         hold rows up to ends[g]; an empty group leaves D[g] when accumulating and clears it else.
 // Constants  local_size   subgroup * warps_m * warps_n * warps_k
@@ -19,7 +19,12 @@
 //            together     matrices of a row that pass through workgroup memory together: a divisor of
 //                         fragments_n; subgroup * warps_k is a multiple of together * mma_n / 4 and
 //                         divides that times mma_m
+//            exact        1: matrices without rows are left out; warps_m and warps_k are 1, fragments_m
+//                         is at most 4 and need not divide what a tile has
+//            b_ahead      steps by which loads of B run ahead, at most 4; those of A by one
 //            own_scales   1: every column of B has its own scales; 0: a block of B has one
+//            by_rows      1: A was packed by fp8_pack_rows
+//            d_by_slot    1: rows of D are slots
 //            aligned      1: d and its rows begin at multiples of four elements, n is a multiple of 4
 //            at_once      steps that are written out one after another: a divisor of 4
 //            band         rows of tiles that run together
@@ -75,15 +80,16 @@ struct Place {
     uint row_end;
     uint column0;
     uint first_m; // the subgroup's first matrix along m in the tile; each warps_m-th is its own
-    uint warp_n;  // its first column
+    uint own_m;   // with exact: how many of its matrices have rows
+    uint warp_n;  // its first column in a tile of B
     uint warp_k;
 };
 
 ACCUMULATOR sums[fragments_m * fragments_n];
-uvec4 a_image[PARTS_A]; // of this step and the next
+uvec4 a_image[PARTS_A]; // of this step and those ahead
 uvec4 b_image[PARTS_B];
 uvec4 a_next[PARTS_A];
-uvec4 b_next[PARTS_B];
+uvec4 b_next[b_ahead * PARTS_B];
 AImageOperand a_memory; // whose addresses stand in memory, too
 BImageOperand b_memory;
 uvec4 factors[FACTORS]; // of this block and, where there is one, of the next
@@ -140,84 +146,48 @@ void fetch_factors(Tile t, uint block) {
     }
 }
 
-void multiply_step() {
-    [[unroll]] for (uint depth = 0u; depth < DEPTHS; ++depth) {
-        MATRIX_A a[fragments_m];
-        [[unroll]] for (uint i = 0u; i < fragments_m; ++i) {
-            a[i] = matrix_a(i, depth);
-        }
-        [[unroll]] for (uint j = 0u; j < fragments_n; ++j) {
-            MATRIX_B b = matrix_b(j, depth);
-            [[unroll]] for (uint i = 0u; i < fragments_m; ++i) {
-                sums[j * fragments_m + i] = coopMatMulAdd(a[i], b, sums[j * fragments_m + i]);
-            }
-        }
-    }
-}
-
 // A's unit u of the subgroup's i-th matrix of a step.
 uint unit_a(uint i, uint u) {
     return (i * warps_m * UNITS_A + u) * subgroup;
 }
 
-void fetch(Tile t, uint step) {
-    [[unroll]] for (uint i = 0u; i < fragments_m; ++i) {
-        [[unroll]] for (uint u = 0u; u < UNITS_A; ++u) {
-            a_next[i * UNITS_A + u] = a_memory.v[t.a + step * (A_BLOCK / 4u) + unit_a(i, u)];
-        }
-    }
+void fetch_b(Tile t, uint set, uint step) {
     [[unroll]] for (uint i = 0u; i < PARTS_B; ++i) {
-        b_next[i] = b_memory.v[t.b + step * (B_BLOCK / 4u) + i * subgroup];
+        b_next[set * PARTS_B + i] = b_memory.v[t.b + step * (B_BLOCK / 4u) + i * subgroup];
     }
 }
 
-void fetch_first(Tile t, Place p) {
-    a_memory = push.operands.a_image;
-    b_memory = push.operands.b_image;
-    uint first = min(p.warp_k, t.blocks - 1u);
-    fetch_factors(t, first);
-    fetch(t, first * 4u);
-}
+#define OWN fragments_m
+#define LOOP(name) name
+#include "include/fp8_packed_loop.glsl"
+#undef OWN
+#undef LOOP
+#define OWN (fragments_m - 1u)
+#define LOOP(name) name##_less_1
+#include "include/fp8_packed_loop.glsl"
+#undef OWN
+#undef LOOP
+#define OWN (fragments_m - 2u)
+#define LOOP(name) name##_less_2
+#include "include/fp8_packed_loop.glsl"
+#undef OWN
+#undef LOOP
+#define OWN (fragments_m - 3u)
+#define LOOP(name) name##_less_3
+#include "include/fp8_packed_loop.glsl"
+#undef OWN
+#undef LOOP
 
-// Loads run a step ahead of what is multiplied, into the next block.
-void multiply_block(Tile t, uint block, uint next) {
-    // Many factors would take the registers that loads ahead need.
-    if (own_scales != 0u) {
-        fetch_factors(t, block);
-    }
-    [[unroll]] for (uint i = 0u; i < FACTORS; ++i) {
-        factors[i] = next_factors[i];
-    }
-    if (own_scales == 0u) {
-        fetch_factors(t, next);
-    }
-    for (uint first = 0u; first < 4u; first += at_once) {
-        [[unroll]] for (uint part = 0u; part < at_once; ++part) {
-            [[unroll]] for (uint i = 0u; i < PARTS_A; ++i) {
-                a_image[i] = a_next[i];
-            }
-            [[unroll]] for (uint i = 0u; i < PARTS_B; ++i) {
-                b_image[i] = b_next[i];
-            }
-            uint step = first + part;
-            fetch(t, step < 3u ? block * 4u + step + 1u : next * 4u);
-            multiply_step();
-        }
-    }
-}
-
-// After fetch_first. Two blocks at a time, because where a loop begins anew nothing overlaps; the
-// last step is loaded once more than needed.
-void multiply(Tile t, Place p) {
-    uint last = t.blocks - 1u, block = p.warp_k;
-    if (at_once == 4u) {
-        for (; block + warps_k < t.blocks; block += 2u * warps_k) {
-            multiply_block(t, block, block + warps_k);
-            multiply_block(t, block + warps_k, min(block + 2u * warps_k, last));
-        }
-    }
-    for (; block < t.blocks; block += warps_k) {
-        multiply_block(t, block, min(block + warps_k, last));
+// Loops written out for each number of matrices, as branches inside of one would cost more.
+void multiply_own(Tile t, Place p) {
+    if (exact == 0u || p.own_m == fragments_m) {
+        multiply(t, p);
+    } else if (fragments_m > 1u && p.own_m + 1u == fragments_m) {
+        multiply_less_1(t, p);
+    } else if (fragments_m > 2u && p.own_m + 2u == fragments_m) {
+        multiply_less_2(t, p);
+    } else if (fragments_m > 3u && p.own_m + 3u == fragments_m) {
+        multiply_less_3(t, p);
     }
 }
 
@@ -231,6 +201,14 @@ float raised(float value, int exponent) {
 
 int exponent_of(uint scale) {
     return int(scale >> 23) - 127;
+}
+
+// The row of D that the tile's is, or -1.
+int row_of_d(Place p, uint row) {
+    if (p.row0 + row >= p.row_end) {
+        return -1;
+    }
+    return d_by_slot != 0u ? push.operands.slots.v[p.row0 + row] : int(p.row0 + row);
 }
 
 void store(uvec2 d, uint row, uint column, vec4 x) {
@@ -258,6 +236,7 @@ void sharers_barrier() {
 
 // A lane's share of matrices that are stored together: columns are the same in every row.
 #define LANE_STORES (mma_m * QUADS / (subgroup * warps_k))
+#define ROW_STEP (subgroup * warps_k / QUADS)
 #define COLUMNS (fragments_n / together)
 
 // Each subgroup passes its matrices, some of a row at a time, through its own part of `staged`;
@@ -274,10 +253,13 @@ void store_sums(Tile t, Place p) {
         }
     }
     [[unroll]] for (uint i = 0u; i < fragments_m; ++i) {
+        if (exact != 0u && i >= p.own_m) {
+            continue;
+        }
         uint first_row = (p.first_m + i * warps_m) * mma_m + lane / QUADS;
-        const uint ROW_STEP = subgroup * warps_k / QUADS;
-        int of_row[LANE_STORES];
+        int of_row[LANE_STORES], rows[LANE_STORES];
         [[unroll]] for (uint s = 0u; s < LANE_STORES; ++s) {
+            rows[s] = row_of_d(p, first_row + s * ROW_STEP);
             of_row[s] = exponent_of(push.operands.a_peaks.v[t.a_peak + first_row + s * ROW_STEP]);
         }
         [[unroll]] for (uint j = 0u; j < COLUMNS; ++j) {
@@ -289,8 +271,7 @@ void store_sums(Tile t, Place p) {
             }
             sharers_barrier();
             [[unroll]] for (uint s = 0u; s < LANE_STORES; ++s) {
-                uint row = first_row + s * ROW_STEP;
-                if (p.row0 + row < p.row_end && p.column0 + column < push.n) {
+                if (rows[s] >= 0 && p.column0 + column < push.n) {
                     uint at = (lane / QUADS + s * ROW_STEP) * PITCH + lane % QUADS;
                     vec4 x = uintBitsToFloat(staged[warp * PART + at]);
                     [[unroll]] for (uint k = 1u; k < warps_k; ++k) {
@@ -299,7 +280,7 @@ void store_sums(Tile t, Place p) {
                     [[unroll]] for (uint e = 0u; e < 4u; ++e) {
                         x[e] = raised(x[e], of_row[s] + of_column[j][e]);
                     }
-                    store(p.d, p.row0 + row, p.column0 + column, x);
+                    store(p.d, uint(rows[s]), p.column0 + column, x);
                 }
             }
         }
@@ -327,13 +308,16 @@ ACCUMULATOR sum_of_block(Tile t, uint i, uint j, uint block) {
     return sum;
 }
 
-void store_slowly(Tile t, Place p, bool a_is_scaled) {
+void store_slowly(Tile t, Place p, uint wide_parts) {
     uint part = gl_SubgroupID * PART;
     [[unroll]] for (uint f = 0u; f < FACTORS; ++f) {
         factors[f] = uvec4(0x3C003C00u); // ones: sums are scaled instead
     }
     for (uint ij = p.warp_k; ij < fragments_m * fragments_n; ij += warps_k) {
         uint i = ij % fragments_m, j = ij / fragments_m;
+        if (exact != 0u && i >= p.own_m) {
+            continue;
+        }
         vec4 sum[LANE_QUADS];
         [[unroll]] for (uint q = 0u; q < LANE_QUADS; ++q) {
             sum[q] = vec4(0);
@@ -347,8 +331,9 @@ void store_slowly(Tile t, Place p, bool a_is_scaled) {
                 uint quad = q * subgroup + gl_SubgroupInvocationID;
                 uint row = (p.first_m + i * warps_m) * mma_m + quad / (mma_n / 4u);
                 uint column = p.warp_n + j * mma_n + quad % (mma_n / 4u) * 4u;
-                uint a = a_is_scaled ? push.operands.a_peaks.v[t.a_peak + row]
-                                     : push.operands.a_scales.v[t.a_scale + block * TILE + row];
+                bool is_scaled = (wide_parts >> row / SPREAD_ROWS & 1u) == 0u;
+                uint a = is_scaled ? push.operands.a_peaks.v[t.a_peak + row]
+                                   : push.operands.a_scales.v[t.a_scale + block * TILE + row];
                 vec4 x = uintBitsToFloat(staged[part + quad]);
                 [[unroll]] for (uint e = 0u; e < 4u; ++e) {
                     uint b = push.operands.b_scales.v[t.b_scale + block * TILE + column + e];
@@ -361,25 +346,45 @@ void store_slowly(Tile t, Place p, bool a_is_scaled) {
             uint quad = q * subgroup + gl_SubgroupInvocationID;
             uint row = (p.first_m + i * warps_m) * mma_m + quad / (mma_n / 4u);
             uint column = p.warp_n + j * mma_n + quad % (mma_n / 4u) * 4u;
-            if (p.row0 + row < p.row_end && p.column0 + column < push.n) {
-                store(p.d, p.row0 + row, p.column0 + column, sum[q]);
+            int to = row_of_d(p, row);
+            if (to >= 0 && p.column0 + column < push.n) {
+                store(p.d, uint(to), p.column0 + column, sum[q]);
             }
         }
     }
 }
 
+// Bits of SPREAD_ROWS rows of A each whose scales f16 cannot hold.
+uint wide_parts(uint unit, uint rows) {
+    if (by_rows == 0u) {
+        return push.operands.a_spread.v[unit] > SPREAD ? 15u : 0u;
+    }
+    uint parts = 0u;
+    [[unroll]] for (uint part = 0u; part < TILE / SPREAD_ROWS; ++part) {
+        bool wide = part * SPREAD_ROWS < rows &&
+                    push.operands.a_spread.v[unit * (TILE / SPREAD_ROWS) + part] > SPREAD;
+        parts |= wide ? 1u << part : 0u;
+    }
+    return parts;
+}
+
 void main() {
     // Bands of `band` tiles along m, as in gemm_coopmat_dense.glsl.
+    uint b_tiles = gl_NumWorkGroups.y;
     uint index = gl_WorkGroupID.y * gl_NumWorkGroups.x + gl_WorkGroupID.x;
-    uint in_band = band * gl_NumWorkGroups.y;
+    uint in_band = band * b_tiles;
     uint first = index / in_band * band;
     uint height = min(band, gl_NumWorkGroups.x - first);
     uint m_tile = first + index % in_band % height, n_tile = index % in_band / height;
+
+    uint warp = gl_SubgroupID % WARPS, matrix_n = warp / warps_m * fragments_n;
 
     Tile t;
     Place p;
     p.d = uvec2(push.operands.d);
     p.column0 = n_tile * TILE;
+    p.warp_k = gl_SubgroupID / WARPS;
+    p.warp_n = matrix_n * mma_n;
     uint a_unit = m_tile, b_unit, b_tile = n_tile, begin = 0u;
     if (by_sum != 0u) {
         uint g = gl_WorkGroupID.z;
@@ -393,7 +398,7 @@ void main() {
         p.row0 = m_tile * TILE;
         p.row_end = push.m;
         a_unit += g * gl_NumWorkGroups.x;
-        b_unit = g * gl_NumWorkGroups.y + n_tile;
+        b_unit = g * b_tiles + n_tile;
         p.d = address_add(p.d, g, push.stride_d, D_LOG2_BYTES);
     } else {
         uint g = gl_WorkGroupID.z;
@@ -409,12 +414,9 @@ void main() {
             p.d = address_add(p.d, g, push.stride_d, D_LOG2_BYTES);
         }
         t.blocks = push.blocks;
-        b_tile += g * gl_NumWorkGroups.y;
+        b_tile += g * b_tiles;
         b_unit = b_tile;
     }
-    uint warp = gl_SubgroupID % WARPS, matrix_n = warp / warps_m * fragments_n;
-    p.warp_k = gl_SubgroupID / WARPS;
-    p.warp_n = matrix_n * mma_n;
     uint a_block = m_tile * push.blocks + begin, b_block = b_tile * push.blocks + begin;
     t.a_scale = a_block * TILE;
     t.b_scale = b_block * TILE;
@@ -423,23 +425,26 @@ void main() {
                 gl_SubgroupInvocationID;
     t.a_peak = a_unit * TILE;
     t.b_peak = b_unit * TILE;
+    a_memory = push.operands.a_image;
+    b_memory = push.operands.b_image;
 
-    bool wide_a = push.operands.a_spread.v[a_unit] > SPREAD;
-    bool slowly = t.blocks == 0u || wide_a || push.operands.b_spread.v[b_unit] > SPREAD;
+    p.row_end = min(p.row_end, p.row0 + TILE);
+    uint wide_a = wide_parts(a_unit, p.row_end - p.row0);
+    bool slowly = t.blocks == 0u || wide_a != 0u || push.operands.b_spread.v[b_unit] > SPREAD;
     const uint MATRICES = fragments_m * warps_m;
-    uint with_rows = (min(p.row_end - p.row0, TILE) + mma_m - 1u) / mma_m;
+    uint with_rows = (p.row_end - p.row0 + mma_m - 1u) / mma_m;
     for (uint m = 0u; m < with_rows; m += MATRICES) {
         p.first_m = m + warp % warps_m;
+        p.own_m = min(with_rows - m, fragments_m);
         t.a = a_block * A_BLOCK + p.first_m * UNITS_A * subgroup + gl_SubgroupInvocationID;
         if (slowly) {
-            store_slowly(t, p, !wide_a);
+            store_slowly(t, p, wide_a);
             continue;
         }
         [[unroll]] for (uint i = 0u; i < fragments_m * fragments_n; ++i) {
             sums[i] = ACCUMULATOR(0.0);
         }
-        fetch_first(t, p);
-        multiply(t, p);
+        multiply_own(t, p);
         store_sums(t, p);
     }
 }

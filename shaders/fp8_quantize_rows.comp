@@ -27,13 +27,13 @@ shared uvec4 most[kSteps * local_size / 4u];
 
 uvec2 x_base, codes_base, scales_base;
 
-Raw8 load(uint row, uint group) {
-    return load8(x_base, row * push.x_stride8 + group, group, push.columns);
+bool columns_end_within_codes() {
+    return push.columns % 16u != 0u;
 }
 
-uvec2 coded(uint group, Raw8 raw, float inverse) {
-    return keep_present(encode_block8(format, unpack8(raw), inverse, lanes != 1u),
-                        present(group, push.columns));
+uvec2 coded(uint group, Raw8 raw, float inverse, bool fits) {
+    uvec2 codes = encode_block8(format, unpack8(raw), inverse, fits);
+    return columns_end_within_codes() ? keep_present(codes, present(group, push.columns)) : codes;
 }
 
 // The exponent byte of an MX scale.
@@ -64,17 +64,13 @@ float scale_of(uint amax) {
     return fp8_scale(format, rule, amax);
 }
 
-void finish_step(uint i, uint row, uint group, Raw8 raw[kEights], bool row_is_there) {
+// The inverse scale of the block of this invocation's elements; its first one stores the scale.
+float finish_block(uint i, uint row, uint group, bool row_is_there) {
     uint lane = gl_LocalInvocationIndex, first = lane / lanes * lanes;
     uvec4 quarter = quarters(i, first);
-    if (!row_is_there) {
-        return;
-    }
     uint block = group / 16u;
-    bool leader = lane == first && 128u * block < push.columns;
-    float inverse;
+    bool leader = row_is_there && lane == first && 128u * block < push.columns;
     if (mx != 0u) {
-        inverse = fp8_inverse(rule, scale_of(quarter[(lane - first) * 4u / lanes]));
         if (leader) {
             uint word = 0u;
             [[unroll]] for (uint q = 0u; q < 4u; ++q) {
@@ -82,20 +78,22 @@ void finish_step(uint i, uint row, uint group, Raw8 raw[kEights], bool row_is_th
             }
             store_scale(row, block, word);
         }
-    } else {
-        float scale = scale_of(max4(quarter));
-        inverse = fp8_inverse(rule, scale);
-        if (leader) {
-            store_scale(row, block, floatBitsToUint(scale));
-        }
+        uint mine = (lane - first) * 4u / lanes; // selections: an index would go through memory
+        uvec2 pair = mine < 2u ? quarter.xy : quarter.zw;
+        return fp8_inverse(rule, scale_of(mine % 2u == 0u ? pair.x : pair.y));
     }
-    if (group >= push.codes_groups) {
-        return;
+    float scale = scale_of(max4(quarter));
+    if (leader) {
+        store_scale(row, block, floatBitsToUint(scale));
     }
+    return fp8_inverse(rule, scale);
+}
+
+void store_codes(uint row, uint group, Raw8 raw[kEights], float inverse, bool fits) {
     uint at = row * push.codes_stride8 + group;
-    uvec2 codes = coded(group, raw[0], inverse);
+    uvec2 codes = coded(group, raw[0], inverse, fits);
     if (kEights == 2u) {
-        uvec2 next = coded(group + 1u, raw[kEights - 1u], inverse);
+        uvec2 next = coded(group + 1u, raw[kEights - 1u], inverse, fits);
         WriteUvec4(codes_base).v[at / 2u] = uvec4(codes, next);
     } else {
         WriteUvec2(codes_base).v[at] = codes;
@@ -111,11 +109,15 @@ void quantize_by_lanes(uint rows) {
          first += gl_NumWorkGroups.x * tile_rows) {
         Raw8 raw[kSteps][kEights];
         [[unroll]] for (uint i = 0u; i < kSteps; ++i) {
-            uint row = first + i * rows_per_step + lane / lanes_x;
+            uint row = min(first + i * rows_per_step + lane / lanes_x, rows - 1u);
             [[unroll]] for (uint e = 0u; e < kEights; ++e) {
-                raw[i][e] = kNothing8;
-                if (row < rows) {
-                    raw[i][e] = load(row, group + e);
+                raw[i][e] = load8(x_base, row * push.x_stride8, group + e, push.columns);
+            }
+        }
+        if (rows_end_within_eights(push.columns)) {
+            [[unroll]] for (uint i = 0u; i < kSteps; ++i) {
+                [[unroll]] for (uint e = 0u; e < kEights; ++e) {
+                    raw[i][e] = clear8(raw[i][e], group + e, push.columns);
                 }
             }
         }
@@ -127,12 +129,36 @@ void quantize_by_lanes(uint rows) {
             most[(i * local_size + lane) / 4u][lane % 4u] = mine;
         }
         barrier();
+        float inverse[kSteps];
+        bool fits = true;
         [[unroll]] for (uint i = 0u; i < kSteps; ++i) {
             uint row = first + i * rows_per_step + lane / lanes_x;
-            finish_step(i, row, group, raw[i], row < rows);
+            inverse[i] = finish_block(i, row, group, row < rows);
+            fits = fits && fp8_block_fits(format, inverse[i]);
+        }
+        if (group < push.codes_groups) {
+            if (fits) {
+                [[unroll]] for (uint i = 0u; i < kSteps; ++i) {
+                    uint row = first + i * rows_per_step + lane / lanes_x;
+                    if (row < rows) {
+                        store_codes(row, group, raw[i], inverse[i], true);
+                    }
+                }
+            } else {
+                [[unroll]] for (uint i = 0u; i < kSteps; ++i) {
+                    uint row = first + i * rows_per_step + lane / lanes_x;
+                    if (row < rows) {
+                        store_codes(row, group, raw[i], inverse[i], false);
+                    }
+                }
+            }
         }
         barrier();
     }
+}
+
+Raw8 load(uint row, uint group) {
+    return load_clear8(x_base, row * push.x_stride8, group, push.columns);
 }
 
 // Columns [8 * first, 8 * end) as one block; returns its scale.
@@ -146,7 +172,7 @@ float quantize_block(uint row, uint first, uint end) {
     uint stored_end = min(end, push.codes_groups);
     for (uint group = first; group < stored_end; ++group) {
         WriteUvec2(codes_base).v[row * push.codes_stride8 + group] =
-            coded(group, load(row, group), inverse);
+            coded(group, load(row, group), inverse, false);
     }
     return scale;
 }

@@ -43,28 +43,40 @@ uint lane_x, lane_y;
 // shifted up by a bit, with what does not matter below.
 uvec4 low_most, high_most;
 
-Eight values(uint row, uint group, Raw8 raw) {
+// What a value of a row stands for is multiplied by, FP8 only.
+float factor_of(uint row, uint group) {
 #if INPUT_FP8
-    Eight x = Eight(fp8_decode4(input_format, raw.x), fp8_decode4(input_format, raw.y));
-    if (8u * group >= push.columns) {
-        return x;
+    uint block = min(group, (push.columns - 1u) / 8u) / 16u;
+    return push.operands.x_scales.v[row * push.x_scales_stride + block];
+#else
+    return 1.0;
+#endif
+}
+
+// `finite`: no code of E4M3 is NaN, which saves arithmetic.
+Eight values(Raw8 raw, float factor, bool finite) {
+#if INPUT_FP8
+    if (finite && input_format == FP8_E4M3) {
+        return scaled(Eight(fp8_decode_finite4(FP8_E4M3, raw.x),
+                            fp8_decode_finite4(FP8_E4M3, raw.y)),
+                      factor);
     }
-    uint block = row * push.x_scales_stride + group / 16u;
-    return scaled(x, push.operands.x_scales.v[block]);
+    return scaled(Eight(fp8_decode4(input_format, raw.x), fp8_decode4(input_format, raw.y)),
+                  factor);
 #else
     return unpack8(raw);
 #endif
 }
 
 Raw8 load(uint row, uint group) {
-    return load8(x_base, row * push.x_stride8 + group, group, push.columns);
+    return load_clear8(x_base, row * push.x_stride8, group, push.columns);
 }
 
-void note(uint i, bool first_time, uint row, uint group, Raw8 raw) {
+void note(uint i, bool first_time, Raw8 raw, float factor, bool finite) {
 #if INPUT_BF16
     uvec4 low = raw << 17, high = raw << 1;
 #else
-    Eight x = values(row, group, raw);
+    Eight x = values(raw, factor, finite);
     uvec4 low = magnitude4(x.low), high = magnitude4(x.high);
 #endif
     low_most = max(low_most, low);
@@ -178,28 +190,33 @@ Columns columns_of(uint tile_group) {
     return c;
 }
 
-uvec2 encode_columns(Eight x, Columns c) {
-    if (!streamed && c.fit) {
+uvec2 encode_columns(Eight x, Columns c, bool fit) {
+    if (fit) {
         return uvec2(fp8_encode_fitting4(format, x.low, c.low),
                      fp8_encode_fitting4(format, x.high, c.high));
     }
     return uvec2(fp8_encode4(format, x.low * c.low), fp8_encode4(format, x.high * c.high));
 }
 
-void store(uint i, uint row, uint tile_group, Raw8 raw, Columns columns) {
+uvec2 stored(uvec2 codes, uint group) {
+    return push.columns % 16u != 0u ? keep_present(codes, present(group, push.columns)) : codes;
+}
+
+// `fit`: all columns, or the block, fit.
+void store(uint i, uint row, uint tile_group, Raw8 raw, float factor, Columns columns, bool fit,
+           bool finite) {
     uint group = tile_groups * gl_WorkGroupID.x + tile_group;
     if (group >= push.codes_groups) {
         return;
     }
-    uint count = present(group, push.columns);
-    Eight x = values(row, group, raw);
-    uvec2 codes = blocks != 0u ? encode_block8(format, x, row_factor[0], !streamed)
-                               : encode_columns(x, columns);
-    WriteUvec2(codes_base).v[row * push.codes_stride8 + group] = keep_present(codes, count);
+    Eight x = values(raw, factor, finite);
+    uvec2 codes = blocks != 0u ? encode_block8(format, x, row_factor[0], fit)
+                               : encode_columns(x, columns, fit);
+    WriteUvec2(codes_base).v[row * push.codes_stride8 + group] = stored(codes, group);
     if (also_rows != 0u) {
-        codes = encode_block8(format, x, row_factor[i], !streamed);
-        push.operands.row_codes.v[row * push.row_codes_stride8 + group] =
-            keep_present(codes, count);
+        codes = encode_block8(format, x, row_factor[i],
+                              !streamed && fp8_block_fits(format, row_factor[i]));
+        push.operands.row_codes.v[row * push.row_codes_stride8 + group] = stored(codes, group);
     }
 }
 
@@ -214,27 +231,55 @@ void scales(uint tile, TileRows rows) {
     }
 }
 
+void note_kept(Raw8 raw[kKept], float factor[kKept], bool finite) {
+    [[unroll]] for (uint k = 0u; k < kKept; ++k) {
+        note(k * lanes_y + lane_y, true, raw[k], factor[k], finite);
+    }
+}
+
+// `usual`: finite values whose blocks fit.
+void store_kept(TileRows rows, Raw8 raw[kKept], float factor[kKept], Columns columns, bool usual) {
+    [[unroll]] for (uint k = 0u; k < kKept; ++k) {
+        uint i = k * lanes_y + lane_y;
+        if (rows.first + i < rows.end) {
+            store(i, rows.first + i, lane_x, raw[k], factor[k], columns, usual, usual);
+        }
+    }
+}
+
 void tile_in_registers(uint tile, TileRows rows) {
     uint group = tile_groups * gl_WorkGroupID.x + lane_x;
     if (gl_LocalInvocationIndex < 8u * tile_groups) {
         column_most[gl_LocalInvocationIndex] = 0u;
     }
+    // Absent rows take a row that is there, which changes no maximum.
     Raw8 raw[kKept];
+    float factor[kKept];
     [[unroll]] for (uint k = 0u; k < kKept; ++k) {
-        uint row = rows.first + k * lanes_y + lane_y;
-        raw[k] = kNothing8;
-        if (row < rows.end) {
-            raw[k] = load(row, group);
+        uint row = min(rows.first + k * lanes_y + lane_y, rows.end - 1u);
+        raw[k] = load8(x_base, row * push.x_stride8, group, push.columns);
+        factor[k] = factor_of(row, group);
+    }
+    if (rows_end_within_eights(push.columns)) {
+        [[unroll]] for (uint k = 0u; k < kKept; ++k) {
+            raw[k] = clear8(raw[k], group, push.columns);
         }
     }
     barrier();
+    bool finite = true;
+#if INPUT_FP8
+    uint nans = 0u;
+    [[unroll]] for (uint k = 0u; k < kKept; ++k) {
+        nans |= fp8_e4m3_nan_bits(raw[k].x) | fp8_e4m3_nan_bits(raw[k].y);
+    }
+    finite = (nans & 0x80808080u) == 0u;
+#endif
     low_most = uvec4(0);
     high_most = uvec4(0);
-    [[unroll]] for (uint k = 0u; k < kKept; ++k) {
-        uint i = k * lanes_y + lane_y;
-        if (rows.first + i < rows.end) {
-            note(i, true, rows.first + i, group, raw[k]);
-        }
+    if (finite) {
+        note_kept(raw, factor, true);
+    } else {
+        note_kept(raw, factor, false);
     }
     if (blocks == 0u) {
         finish_columns(lane_x);
@@ -243,11 +288,10 @@ void tile_in_registers(uint tile, TileRows rows) {
     scales(tile, rows);
     barrier();
     Columns columns = columns_of(lane_x);
-    [[unroll]] for (uint k = 0u; k < kKept; ++k) {
-        uint i = k * lanes_y + lane_y;
-        if (rows.first + i < rows.end) {
-            store(i, rows.first + i, lane_x, raw[k], columns);
-        }
+    if (finite && (blocks != 0u ? fp8_block_fits(format, row_factor[0]) : columns.fit)) {
+        store_kept(rows, raw, factor, columns, true);
+    } else {
+        store_kept(rows, raw, factor, columns, false);
     }
     barrier();
 }
@@ -261,7 +305,7 @@ void tile_streamed(uint tile, TileRows rows) {
         high_most = uvec4(0);
         FOR_COUNTED(i, 0u, count) {
             uint row = rows.first + i;
-            note(i, part == 0u, row, group, load(row, group));
+            note(i, part == 0u, load(row, group), factor_of(row, group), false);
         } NEXT_COUNTED(i, count, 1u);
         finish_columns(8u * part + lane_x);
         most_low = max(most_low, low_most);
@@ -277,7 +321,7 @@ void tile_streamed(uint tile, TileRows rows) {
         Columns columns = columns_of(tile_group);
         FOR_COUNTED(i, 0u, count) {
             uint row = rows.first + i;
-            store(i, row, tile_group, load(row, group), columns);
+            store(i, row, tile_group, load(row, group), factor_of(row, group), columns, false, false);
         } NEXT_COUNTED(i, count, 1u);
     }
     barrier();

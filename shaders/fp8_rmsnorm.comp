@@ -16,8 +16,10 @@
 #include "include/rmsnorm.glsl"
 #include "fp8_rmsnorm.kernel.glsl"
 #define ROW_SETS 1u
-const uint wide = 1u;
 #include "include/fp8_row_blocks.glsl"
+#include "include/fp8_wide.glsl"
+
+uvec2 x_base, codes_base;
 
 vec4 normalised(S4 x, uint c, float inv_rms) {
     return rms_scaled(load4(x), inv_rms, load4(push.operands.gain.v[c]));
@@ -28,7 +30,7 @@ S4 read(uint row, uint c) {
 }
 
 void store(uint row, uint c, vec4 y, Block block) {
-    push.operands.codes.v[row * push.codes_stride4 + c] = encode_block4(y, block);
+    push.operands.codes.v[row * push.codes_stride4 + c] = encode_block4(y, block, false);
     if (store_y != 0u) {
         push.operands.y.v[row * push.y_stride4 + c] = store4(y);
     }
@@ -42,73 +44,132 @@ void store_zeros(uint row, uint c) {
     push.operands.codes.v[row * push.codes_stride4 + c] = 0u;
 }
 
-float sum_of_squares(uint row) {
-    vec4 squares = vec4(0);
-    FOR_COLUMNS(c, push.columns4) {
-        squares = add_squares(squares, load4(read(row, c)));
-    } NEXT_COLUMN(c, push.columns4);
-    return sum4(squares);
-}
-
-float inverse_of(uint row, float squares) {
-    float inv_rms = rms_inverse(row_sum(squares), push.columns4, push.eps);
+float inverse_of(uint row, vec4 squares[wide]) {
+    float sums[wide];
+    [[unroll]] for (uint w = 0u; w < wide; ++w) {
+        sums[w] = sum4(squares[w]);
+    }
+    float inv_rms = rms_inverse(wide_row_sum(sums), push.columns4, push.eps);
     if (row_leader()) {
         push.operands.inv_rms.v[row] = inv_rms;
     }
     return inv_rms;
 }
 
-void row_by_workgroup(uint row) {
-    uint lane = gl_LocalInvocationIndex;
-    S4 x[kept];
-    float inv_rms;
-    if (whole != 0u) {
-        [[unroll]] for (uint k = 0u; k < kept; ++k) {
-            uint c = k * local_size + lane;
-            x[k] = S4(0);
-            if (c < push.columns4) {
-                x[k] = read(row, c);
-            }
-        }
-        vec4 squares = vec4(0);
-        [[unroll]] for (uint k = 0u; k < kept; ++k) {
-            squares = add_squares(squares, load4(x[k]));
-        }
-        inv_rms = inverse_of(row, sum4(squares));
-    } else {
-        inv_rms = inverse_of(row, sum_of_squares(row));
+uint column_of(uint first, uint k) {
+    return first + (k * local_size + gl_LocalInvocationIndex) * wide;
+}
+
+// Beyond a row's end its last elements are taken once more: their block's maximum stays.
+void read_chunk(uint row, uint first, out S4 x[kept][wide]) {
+    [[unroll]] for (uint k = 0u; k < kept; ++k) {
+        uint c = min(column_of(first, k), push.columns4 - wide);
+        read_wide(x_base, row * push.x_stride4 + c, x[k]);
     }
-    for (uint first = lane; first - lane < push.columns4; first += kChunk) {
-        vec4 y[kept];
-        [[unroll]] for (uint k = 0u; k < kept; ++k) {
-            uint c = first + k * local_size;
-            y[k] = vec4(0);
-            if (c < push.columns4) {
-                if (whole == 0u) {
-                    x[k] = read(row, c);
-                }
-                y[k] = normalised(x[k], c, inv_rms);
-            }
-            note_most(k, magnitude4(y[k]));
-        }
-        fold_blocks();
-        [[unroll]] for (uint k = 0u; k < kept; ++k) {
-            uint c = first + k * local_size;
-            if (c < push.columns4) {
-                Block block = folded_block(k);
-                store(row, c, y[k], block);
-                if (c % kBlockFours == 0u) {
-                    store_scale(row, c, block);
-                }
-            } else if (c < push.codes4) {
-                store_zeros(row, c);
-            }
+}
+
+void add_chunk(uint first, S4 x[kept][wide], inout vec4 squares[wide]) {
+    [[unroll]] for (uint k = 0u; k < kept; ++k) {
+        bool here = column_of(first, k) < push.columns4;
+        [[unroll]] for (uint w = 0u; w < wide; ++w) {
+            squares[w] = add_squares(squares[w], here ? load4(x[k][w]) : vec4(0));
         }
     }
 }
 
+void store_fours(uint row, uint c, S4 x[wide], float inv_rms, Block block, bool fits) {
+    uint codes[wide];
+    S4 rounded[wide];
+    [[unroll]] for (uint w = 0u; w < wide; ++w) {
+        vec4 y = normalised(x[w], c + w, inv_rms);
+        codes[w] = encode_block4(y, block, fits);
+        rounded[w] = store4(y);
+    }
+    write_codes(codes_base, row * push.codes_stride4 + c, codes);
+    if (store_y != 0u) {
+        write_wide(uvec2(push.operands.y), row * push.y_stride4 + c, rounded);
+    }
+    if (c % kBlockFours == 0u) {
+        store_scale(row, c, block);
+    }
+}
+
+void store_kept(uint row, uint first, S4 x[kept][wide], float inv_rms, Block block[kept],
+                bool fits) {
+    [[unroll]] for (uint k = 0u; k < kept; ++k) {
+        uint c = column_of(first, k);
+        if (c < push.columns4) {
+            store_fours(row, c, x[k], inv_rms, block[k], fits);
+        }
+    }
+}
+
+shared float kept_inverse;
+
+// What is normalised is computed twice, for the maxima and for the codes: in registers it would take
+// twice as many as x does. The factor comes back from shared memory, or else compilers keep it all.
+void quantize_chunk(uint row, uint first, S4 x[kept][wide]) {
+    float inv_rms = kept_inverse;
+    [[unroll]] for (uint k = 0u; k < kept; ++k) {
+        uint c = min(column_of(first, k), push.columns4 - wide), most = 0u;
+        [[unroll]] for (uint w = 0u; w < wide; ++w) {
+            most = max(most, magnitude4(normalised(x[k][w], c + w, inv_rms)));
+        }
+        note_most(k, most);
+    }
+    fold_blocks();
+    inv_rms = kept_inverse;
+    Block block[kept];
+    bool fits = true;
+    [[unroll]] for (uint k = 0u; k < kept; ++k) {
+        block[k] = folded_block(k);
+        fits = fits && fits_block(block[k]);
+    }
+    if (fits) {
+        store_kept(row, first, x, inv_rms, block, true);
+    } else {
+        store_kept(row, first, x, inv_rms, block, false);
+    }
+}
+
+void row_by_workgroup(uint row) {
+    for (uint c = push.columns4 + gl_LocalInvocationIndex; c < push.codes4; c += local_size) {
+        store_zeros(row, c);
+    }
+    S4 x[kept][wide];
+    vec4 squares[wide];
+    [[unroll]] for (uint w = 0u; w < wide; ++w) {
+        squares[w] = vec4(0);
+    }
+    for (uint first = 0u; first < push.columns4; first += kChunk) {
+        read_chunk(row, first, x);
+        add_chunk(first, x, squares);
+        if (whole != 0u) {
+            break;
+        }
+    }
+    float inv_rms = inverse_of(row, squares);
+    if (row_leader()) {
+        kept_inverse = inv_rms;
+    }
+    barrier();
+    if (whole != 0u) {
+        quantize_chunk(row, 0u, x);
+        return;
+    }
+    for (uint first = 0u; first < push.columns4; first += kChunk) {
+        read_chunk(row, first, x);
+        quantize_chunk(row, first, x);
+    }
+}
+
 void row_by_invocation(uint row) {
-    float inv_rms = inverse_of(row, sum_of_squares(row));
+    vec4 squares[wide];
+    squares[0] = vec4(0);
+    FOR_COLUMNS(c, push.columns4) {
+        squares[0] = add_squares(squares[0], load4(read(row, c)));
+    } NEXT_COLUMN(c, push.columns4);
+    float inv_rms = inverse_of(row, squares);
     FOR_COUNTED(first, 0u, push.columns4) {
         uint end = min(first + kBlockFours, push.columns4), most = 0u;
         FOR_COUNTED(c, first, end) {
@@ -130,6 +191,8 @@ void main() {
     if (push.has_row_count != 0u) {
         rows = min(rows, push.operands.row_count.v[0]);
     }
+    x_base = uvec2(push.operands.x);
+    codes_base = uvec2(push.operands.codes);
     FOR_ROWS(row, rows) {
         if (row_per_workgroup != 0u) {
             row_by_workgroup(row);

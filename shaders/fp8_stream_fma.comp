@@ -52,14 +52,7 @@ uint a_row(Tile t, uint row) {
 
 // Sixteen codes from k = 16 * at, those from push.k on as 0.
 uvec4 present(uvec4 codes, uint at) {
-    if (16u * at + 16u > push.k) {
-        [[unroll]] for (uint e = 0u; e < 4u; ++e) {
-            uint first = 16u * at + 4u * e;
-            uint count = push.k > first ? min(push.k - first, 4u) : 0u;
-            codes[e] &= count == 4u ? 0xFFFFFFFFu : (1u << 8u * count) - 1u;
-        }
-    }
-    return codes;
+    return 16u * at + 16u > push.k ? fp8_before(codes, 16u * at, push.k) : codes;
 }
 
 // Twice the values of four codes that are not NaN. Moved into an f32 whose exponent is one too high,

@@ -18,6 +18,9 @@
 #include "fp8_swiglu.kernel.glsl"
 #define ROW_SETS 1u
 #include "include/fp8_row_blocks.glsl"
+#include "include/fp8_wide.glsl"
+
+uvec2 gate_up_base, codes_base;
 
 Raw4 read(uint row, uint c) {
     return READ4(push.operands.gate_up, row, push.gate_up_stride4, push.operands.gate_up_scales,
@@ -29,7 +32,7 @@ vec4 hidden(Raw4 gate, Raw4 up, float weight) {
 }
 
 void store(uint row, uint c, vec4 y, Block block) {
-    push.operands.codes.v[row * push.codes_stride4 + c] = encode_block4(y, block);
+    push.operands.codes.v[row * push.codes_stride4 + c] = encode_block4(y, block, false);
 }
 
 void store_scale(uint row, uint c, Block block) {
@@ -41,79 +44,68 @@ void store_zeros(uint row, uint c) {
 }
 
 // The `wide` fours from c on.
-void read_wide(uint row, uint c, out Raw4 raw[wide]) {
+void read_fours(uint row, uint c, out Raw4 raw[wide]) {
+    uint at = row * push.gate_up_stride4 + c;
 #if INPUT_FP8
-    if (wide == 4u) {
-        uvec4 codes = ReadUvec4(uvec2(push.operands.gate_up)).v[(row * push.gate_up_stride4 + c) / 4u];
-        float scale = push.operands.gate_up_scales.v[row * push.gate_up_scales_stride + c / 32u];
-        [[unroll]] for (uint w = 0u; w < wide; ++w) {
-            raw[w] = Raw4(codes[w], scale);
-        }
-        return;
-    }
-#elif STORAGE_BF16
-    if (wide == 2u) {
-        uvec4 both = ReadUvec4(uvec2(push.operands.gate_up)).v[(row * push.gate_up_stride4 + c) / 2u];
-        raw[0] = both.xy;
-        raw[wide - 1u] = both.zw;
-        return;
-    }
-#endif
+    uint codes[wide];
+    read_codes(gate_up_base, at, codes);
+    float scale = push.operands.gate_up_scales.v[row * push.gate_up_scales_stride + c / 32u];
     [[unroll]] for (uint w = 0u; w < wide; ++w) {
-        raw[w] = read(row, c + w);
+        raw[w] = Raw4(codes[w], scale);
     }
+#else
+    read_wide(gate_up_base, at, raw);
+#endif
 }
 
-void store_wide(uint row, uint c, uint codes[wide]) {
-    uint at = row * push.codes_stride4 + c;
-    if (wide == 4u) {
-        WriteUvec4(uvec2(push.operands.codes)).v[at / 4u] =
-            uvec4(codes[0], codes[wide / 4u], codes[wide / 2u], codes[wide - 1u]);
-    } else if (wide == 2u) {
-        WriteUvec2(uvec2(push.operands.codes)).v[at / 2u] = uvec2(codes[0], codes[wide - 1u]);
-    } else {
-        push.operands.codes.v[at] = codes[0];
-    }
-}
-
-void chunk_by_workgroup(uint row, uint first, float weight) {
-    Raw4 gate[kept][wide], up[kept][wide];
+void store_kept(uint row, uint first, vec4 y[kept][wide], Block block[kept], bool fits) {
     [[unroll]] for (uint k = 0u; k < kept; ++k) {
         uint c = first + (k * local_size + gl_LocalInvocationIndex) * wide;
         if (c < push.ffn4) {
-            read_wide(row, c, gate[k]);
-            read_wide(row, push.ffn4 + c, up[k]);
-        }
-    }
-    vec4 y[kept][wide];
-    [[unroll]] for (uint k = 0u; k < kept; ++k) {
-        uint c = first + (k * local_size + gl_LocalInvocationIndex) * wide, most = 0u;
-        if (c < push.ffn4) {
-            [[unroll]] for (uint w = 0u; w < wide; ++w) {
-                y[k][w] = hidden(gate[k][w], up[k][w], weight);
-                most = max(most, magnitude4(y[k][w]));
-            }
-        }
-        note_most(k, most);
-    }
-    fold_blocks();
-    [[unroll]] for (uint k = 0u; k < kept; ++k) {
-        uint c = first + (k * local_size + gl_LocalInvocationIndex) * wide;
-        if (c < push.ffn4) {
-            Block block = folded_block(k);
             uint codes[wide];
             [[unroll]] for (uint w = 0u; w < wide; ++w) {
-                codes[w] = encode_block4(y[k][w], block);
+                codes[w] = encode_block4(y[k][w], block[k], fits);
             }
-            store_wide(row, c, codes);
+            write_codes(codes_base, row * push.codes_stride4 + c, codes);
             if (c % kBlockFours == 0u) {
-                store_scale(row, c, block);
+                store_scale(row, c, block[k]);
             }
         } else if (c < push.codes4) {
             [[unroll]] for (uint w = 0u; w < wide; ++w) {
                 store_zeros(row, c + w);
             }
         }
+    }
+}
+
+void chunk_by_workgroup(uint row, uint first, float weight) {
+    // Beyond a row's end its last elements are taken once more: their block's maximum stays.
+    Raw4 gate[kept][wide], up[kept][wide];
+    [[unroll]] for (uint k = 0u; k < kept; ++k) {
+        uint c = min(first + (k * local_size + gl_LocalInvocationIndex) * wide, push.ffn4 - wide);
+        read_fours(row, c, gate[k]);
+        read_fours(row, push.ffn4 + c, up[k]);
+    }
+    vec4 y[kept][wide];
+    [[unroll]] for (uint k = 0u; k < kept; ++k) {
+        uint most = 0u;
+        [[unroll]] for (uint w = 0u; w < wide; ++w) {
+            y[k][w] = hidden(gate[k][w], up[k][w], weight);
+            most = max(most, magnitude4(y[k][w]));
+        }
+        note_most(k, most);
+    }
+    fold_blocks();
+    Block block[kept];
+    bool fits = true;
+    [[unroll]] for (uint k = 0u; k < kept; ++k) {
+        block[k] = folded_block(k);
+        fits = fits && fits_block(block[k]);
+    }
+    if (fits) {
+        store_kept(row, first, y, block, true);
+    } else {
+        store_kept(row, first, y, block, false);
     }
 }
 
@@ -139,6 +131,8 @@ void main() {
     if (push.has_row_count != 0u) {
         rows = min(rows, push.operands.row_count.v[0]);
     }
+    gate_up_base = uvec2(push.operands.gate_up);
+    codes_base = uvec2(push.operands.codes);
     FOR_ROWS(row, rows) {
         float weight = 1.0;
         if (push.has_row_weight != 0u) {

@@ -10,38 +10,22 @@
 //                what the caller needs as y for its i-th shape, ceil(n / 32); wide is the width of
 //                the tiles of other kernels over the same list, in units of 32.
 // tile_rows      rows of the tiles of the GEMM that will read the list
-// Dispatch       x = ceil(groups / 64). No shared memory.
+// Dispatch       one workgroup. Shared 256 B.
 #version 460
 #extension GL_GOOGLE_include_directive : require
 #include "include/common.glsl"
 
 #include "grouped_gemm_tiles.kernel.glsl"
-#include "include/group_tiles.glsl"
 
-layout(local_size_x = 64) in;
+#define GROUP_TILES_LOCAL_SIZE 64
+layout(local_size_x = GROUP_TILES_LOCAL_SIZE) in;
 
-uint tiles_of(uint group) {
-    uint begin = push.operands.group_begins.v[group];
-    return div_up(max(push.operands.group_ends.v[group], begin) - begin, push.tile_rows);
+uvec2 rows_of_group(uint group) {
+    return uvec2(push.operands.group_begins.v[group], push.operands.group_ends.v[group]);
 }
 
+#include "include/group_tiles.glsl"
+
 void main() {
-    uint group = gl_GlobalInvocationID.x;
-    if (group >= push.groups) {
-        return;
-    }
-    uint first = 0u;
-    if (group > 0u) {
-        uint before = 0u;
-        do {
-            first += tiles_of(before);
-            ++before;
-        } while (before < group);
-    }
-    uint count = tiles_of(group);
-    uint row = push.operands.group_begins.v[group];
-    write_group_tiles(group, row, first, count);
-    if (group + 1u == push.groups) {
-        write_grids(first + count);
-    }
+    write_all_groups();
 }

@@ -30,15 +30,7 @@ MulMatId::MulMatId(Device& device, const MulMatIdShape& s, const OperandStorage&
         a_ = fp8::make_quantized(data_.bytes(fp8::quantized_bytes(recipe, {s.tokens, s.k})), recipe,
                                  {s.tokens, s.k});
     }
-    layout_ = {.counts = data_.empty(DType::U32, {s.experts}),
-               .offsets = data_.empty(DType::U32, {s.experts + 1}),
-               .row_to_slot = data_.empty(DType::I32, {slots}),
-               .slot_to_row = data_.empty(DType::I32, {s.tokens, s.top_k}),
-               .alignment = 1};
-    layout_workspace_ = data_.bytes(ops::moe_layout_workspace_bytes(s.tokens, s.top_k, s.experts));
-    const auto groups = fp8::GroupLayout::prefix_sums(layout_.offsets, slots);
-    list_ = data_.bytes(fp8::grouped_rows_bytes(device, groups));
-    workspace_ = data_.bytes(fp8::gemm_workspace_bytes(device, a_, b_, slots));
+    workspace_ = data_.bytes(fp8::gemm_workspace_bytes(device, a_, b_, rows(), variant_));
 }
 
 /// Different experts for each token, all equally likely.
@@ -57,15 +49,15 @@ void MulMatId::choose() {
                           std::span<const std::int32_t>(chosen_));
 }
 
-/// Tokens are quantised once, while their slots are placed.
+fp8::GroupedRows MulMatId::rows() const {
+    return fp8::unlisted_rows(fp8::GroupLayout::by_ids(ids_, shape_.experts));
+}
+
+/// Tokens are quantised once.
 void MulMatId::record(Recording& r) const {
     if (a_.quantized)
         fp8::quantize(r, x_, *a_.quantized);
-    auto rows =
-        fp8::make_grouped_rows(r, ids_, layout_, layout_workspace_, {shape_.n, 0, 0, 0}, list_);
-    rows.slots_per_a_row = static_cast<std::uint32_t>(shape_.top_k);
-    rows.d_by_slot = true;
-    fp8::m_grouped_gemm_nt_contiguous(r, a_, b_, results_, rows, false, workspace_, variant_);
+    fp8::m_grouped_gemm_nt_contiguous(r, a_, b_, results_, rows(), false, workspace_, variant_);
 }
 
 std::string MulMatId::check_samples() const {

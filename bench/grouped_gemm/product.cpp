@@ -93,7 +93,10 @@ void GroupedProduct::make_operands() {
                        case_.layout == GroupedLayout::Dgrad ? GemmForm::NN : GemmForm::NT);
     Device& device = data_.device();
     list_ = data_.bytes(fp8::grouped_rows_bytes(device, groups_));
-    workspace_ = data_.bytes(fp8::gemm_workspace_bytes(device, a_, b_));
+    workspace_ =
+        data_.bytes(case_.layout == GroupedLayout::Masked
+                        ? fp8::gemm_workspace_bytes(device, a_, b_, fp8::unlisted_rows(groups_))
+                        : fp8::gemm_workspace_bytes(device, a_, b_));
     Recording zero(device, QueueRole::Compute, "zero");
     zero.fill(d_.buffer.sub(0, d_.num_bytes()), 0);
     device.submit(zero).wait();
@@ -101,7 +104,9 @@ void GroupedProduct::make_operands() {
 
 void GroupedProduct::record(Recording& r) const {
     const std::uint64_t n = d_.extent[d_.rank - 1];
-    const auto rows = fp8::make_grouped_rows(r, groups_, {n, 0, 0, 0}, list_);
+    const auto rows = case_.layout == GroupedLayout::Masked
+                          ? fp8::unlisted_rows(groups_)
+                          : fp8::make_grouped_rows(r, groups_, {n, 0, 0, 0}, list_);
     switch (case_.layout) {
     case GroupedLayout::Contiguous:
         return fp8::m_grouped_gemm_nt_contiguous(r, a_, b_, d_, rows, false, workspace_,

@@ -76,6 +76,7 @@ public:
 
 private:
     void choose();
+    fp8::GroupedRows rows() const;
     void record(Recording& recording) const;
     std::string check_samples() const;
 
@@ -84,9 +85,8 @@ private:
     OpData data_;
     std::vector<std::int32_t> chosen_; ///< expert of each slot
     TensorView ids_, x_, results_;
-    ops::MoeLayout layout_;
     fp8::Operand a_ = TensorView{}, b_ = TensorView{};
-    BufferView layout_workspace_, list_, workspace_;
+    BufferView workspace_;
 };
 
 } // namespace bellows::bench

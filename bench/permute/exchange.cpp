@@ -45,8 +45,10 @@ struct Exchange : Permutation {
     decltype(K::constants) spreading() const {
         auto constants = by_rows<K>();
         constants.spread_by_source = grid.spread_by_source();
+        constants.at_once = grid.spread(units()).at_once;
         return constants;
     }
+    std::uint64_t units() const { return shape.hidden / 4 / wide; }
     static std::uint32_t u32(std::uint64_t value) { return static_cast<std::uint32_t>(value); }
 
     /// Where the record of the slot's token for the slot's rank stands.
@@ -139,7 +141,7 @@ void Exchange::pack(Recording& r, BufferView into) const {
                                      .experts = u32(shape.experts),
                                      .ranks = u32(kExchangeRanks),
                                      .has_routing = 1},
-               grid.rows(most_records));
+               grid.sources(shape.tokens, most_records, units()));
 }
 
 void Exchange::unpack(Recording& r, const TensorView& to_ids, const TensorView& to_weights) const {
@@ -170,7 +172,7 @@ void Exchange::gather(Recording& r, const TensorView& into) const {
                                 .units = u32(shape.hidden / 4 / wide),
                                 .top_k = u32(shape.top_k),
                                 .record_units = u32(record_bytes / (4 * size_of(act)) / wide)},
-        grid.rows(into.extent[0]));
+        grid.gathers(most_records, into.extent[0], units()));
 }
 
 void Exchange::reduce(Recording& r, BufferView into) const {

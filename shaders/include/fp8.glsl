@@ -28,19 +28,30 @@ uint fp8_e4m3_nan_bits(uvec4 codes) {
 }
 
 // A code's bits at the place of an f32's give `big`, right but for subnormal codes, for which 2 * big
-// minus the least normal value is, which is larger otherwise; both are exact.
-vec4 fp8_decode4(uint format, uint codes) {
+// minus the least normal value is, which is larger otherwise; both are exact. NaN and infinities
+// come out as the numbers that follow the largest.
+uvec4 fp8_decode_finite_bits4(uint format, uvec4 top) {
     bool e4m3 = format == FP8_E4M3;
-    uvec4 top = uvec4(codes << 24, codes << 16, codes << 8, codes);
     uvec4 magnitude = (top & 0x7F000000u) >> (e4m3 ? 4u : 3u);
     precise vec4 big = uintBitsToFloat(magnitude + (e4m3 ? 0x3C000000u : 0x38000000u));
-    precise vec4 small = big * 2.0 - (e4m3 ? 0.015625 : 0.00006103515625);
-    uvec4 bits = floatBitsToUint(min(big, small));
-    if (e4m3) {
-        bits = mix(bits, uvec4(FP8_NAN), equal(magnitude, uvec4(0x07F00000u)));
+    precise vec4 small = fma(big, vec4(2.0), vec4(e4m3 ? -0.015625 : -0.00006103515625));
+    return floatBitsToUint(min(big, small));
+}
+
+// Where no code is NaN or infinite.
+vec4 fp8_decode_finite4(uint format, uint codes) {
+    uvec4 top = uvec4(codes << 24, codes << 16, codes << 8, codes);
+    return uintBitsToFloat(fp8_decode_finite_bits4(format, top) | (top & 0x80000000u));
+}
+
+vec4 fp8_decode4(uint format, uint codes) {
+    uvec4 top = uvec4(codes << 24, codes << 16, codes << 8, codes);
+    uvec4 bits = fp8_decode_finite_bits4(format, top), magnitude = top & 0x7F000000u;
+    if (format == FP8_E4M3) {
+        bits = mix(bits, uvec4(FP8_NAN), equal(magnitude, uvec4(0x7F000000u)));
     } else {
-        bits = mix(bits, uvec4(FP8_INFINITY), equal(magnitude, uvec4(0x0F800000u)));
-        bits = mix(bits, uvec4(FP8_NAN), greaterThan(magnitude, uvec4(0x0F800000u)));
+        bits = mix(bits, uvec4(FP8_INFINITY), equal(magnitude, uvec4(0x7C000000u)));
+        bits = mix(bits, uvec4(FP8_NAN), greaterThan(magnitude, uvec4(0x7C000000u)));
     }
     return uintBitsToFloat(bits | (top & 0x80000000u));
 }
@@ -51,19 +62,20 @@ float fp8_lift(uint format) {
     return uintBitsToFloat(format == FP8_E4M3 ? 0x49000000u : 0x5C800000u); // 2^19, 2^58
 }
 
-// Codes of |x| with the signs of `signs`, x lifted, at most the format's largest value and not NaN.
+// Codes of |x| with the signs of `signs`, x lifted, |x| at most the format's largest value and not NaN.
 // Adding 2^20 times the power of two below |x| (2^21 times for E5M2; exact, so fused or not) rounds
 // |x| to the format's precision: the low bits of the sum count units in the last place, 8 to 16 of
 // them (4 to 8), less for subnormals. The product moves them to the top byte and adds the sum's
 // exponent, of which only the bits above that of the least normal value remain.
-uint fp8_code_lifted4(uint format, vec4 magnitude, uvec4 signs) {
+uint fp8_code_lifted4(uint format, vec4 x, uvec4 signs) {
     bool e4m3 = format == FP8_E4M3;
-    uvec4 power = max(floatBitsToUint(magnitude) & FP8_INFINITY,
+    uvec4 power = max(floatBitsToUint(x) & FP8_INFINITY,
                       uvec4(e4m3 ? 0x46000000u : 0x55800000u));
-    precise vec4 sum = fma(uintBitsToFloat(power), vec4(e4m3 ? 1048576.0 : 2097152.0), magnitude);
+    precise vec4 sum = fma(uintBitsToFloat(power), vec4(e4m3 ? 1048576.0 : 2097152.0), abs(x));
     uvec4 code = floatBitsToUint(sum) * (e4m3 ? 0x01000010u : 0x01000008u) + (signs & 0x80000000u);
-    return ((code.x >> 24) | ((code.y >> 16) & 0xFF00u)) |
-           (((code.z >> 8) & 0xFF0000u) | (code.w & 0xFF000000u));
+    uint high = (code.w >> 24 << 8) | (code.z >> 24); // shifts of two words
+    uint low = (high << 8) | (code.y >> 24);
+    return (low << 8) | (code.x >> 24);
 }
 
 // Codes of x, saturating, where x is not NaN (a NaN is taken for the largest value or for 0).
@@ -89,11 +101,11 @@ bool fp8_block_fits(uint format, float inverse) {
 
 // Codes of x in a block that fits.
 uint fp8_encode_fitting4(uint format, vec4 x, float inverse) {
-    return fp8_code_lifted4(format, abs(x * (inverse * fp8_lift(format))), floatBitsToUint(x));
+    return fp8_code_lifted4(format, x * (inverse * fp8_lift(format)), floatBitsToUint(x));
 }
 
 uint fp8_encode_fitting4(uint format, vec4 x, vec4 inverse) {
-    return fp8_code_lifted4(format, abs(x * (inverse * fp8_lift(format))), floatBitsToUint(x));
+    return fp8_code_lifted4(format, x * (inverse * fp8_lift(format)), floatBitsToUint(x));
 }
 
 // Codes of x in any block.
@@ -136,6 +148,16 @@ float fp8_inverse(uint rule, float scale) {
         inverse = inverse * correction;
     }
     return inverse;
+}
+
+// Sixteen codes of k from `first` on, those from `end` on as 0.
+uvec4 fp8_before(uvec4 codes, uint first, uint end) {
+    [[unroll]] for (uint e = 0u; e < 4u; ++e) {
+        uint begin = first + 4u * e;
+        uint count = end > begin ? min(end - begin, 4u) : 0u;
+        codes[e] &= count == 4u ? 0xFFFFFFFFu : (1u << 8u * count) - 1u;
+    }
+    return codes;
 }
 
 #endif

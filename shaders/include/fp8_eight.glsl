@@ -54,10 +54,9 @@ Eight scaled(Eight x, float factor) {
     return Eight(x.low * factor, x.high * factor);
 }
 
-// Codes of elements of a block. `branches`: a branch costs less than what it skips, as on GPUs; CPU
-// drivers take both sides.
-uvec2 encode_block8(uint format, Eight x, float inverse, bool branches) {
-    if (branches && fp8_block_fits(format, inverse)) {
+// Codes of elements of a block, of one that fits (fp8_block_fits) if `fits`.
+uvec2 encode_block8(uint format, Eight x, float inverse, bool fits) {
+    if (fits) {
         return uvec2(fp8_encode_fitting4(format, x.low, inverse),
                      fp8_encode_fitting4(format, x.high, inverse));
     }
@@ -122,18 +121,25 @@ Raw8 mask8(Raw8 raw, uint count) {
 #endif
 
 #if INPUT_BF16 || INPUT_F32 || INPUT_FP8
-// Elements from 8 * group on of a row of `columns`, 0 for those that are absent. `at`: where they
-// stand, in eights. Nothing is read when none is there.
-Raw8 load8(uvec2 base, uint at, uint group, uint columns) {
-    uint count = present(group, columns);
-    Raw8 raw = kNothing8;
-    if (count != 0u) {
-        raw = read8(base, at);
-        if (count < 8u) {
-            raw = mask8(raw, count);
-        }
-    }
-    return raw;
+// Eight `group` of the row that begins at `row_at` (in eights), or the row's last one where it has no
+// such: nothing branches, so loads follow one another, and a block's maximum stays what it is. Only
+// elements of a last eight that are absent want clear8 before they are used.
+Raw8 load8(uvec2 base, uint row_at, uint group, uint columns) {
+    return read8(base, row_at + min(group, (columns - 1u) / 8u));
+}
+
+bool rows_end_within_eights(uint columns) {
+    return columns % 8u != 0u;
+}
+
+// What load8 read, with absent elements set to 0.
+Raw8 clear8(Raw8 raw, uint group, uint columns) {
+    return mask8(raw, present(min(group, (columns - 1u) / 8u), columns));
+}
+
+Raw8 load_clear8(uvec2 base, uint row_at, uint group, uint columns) {
+    Raw8 raw = load8(base, row_at, group, columns);
+    return rows_end_within_eights(columns) ? clear8(raw, group, columns) : raw;
 }
 #endif
 

@@ -14,8 +14,10 @@
 // factors of B, if its columns have scales of their own: 2^(15 - distance) in f16, element by element
 //        as a matrix. uvec4[tiles][blocks][128 / mma_n][elements / 8][subgroup size]
 // scales uint[tiles][blocks][128], f32 bits of each x's scale in the block; NaN also where a code is
-// peaks  uint[units][128], the largest of those over the sum; spread uint[units], the most powers of
-//        two by which a scale of the tile falls below its x's peak
+// peaks  uint[units][128], the largest of those over the sum
+// spread uint[units], the most powers of two by which a scale of the tile falls below its x's peak; of
+//        A whose sum runs along its rows uint[units][4], of 32 rows each, and their scales and image are
+//        as their own spread says
 #ifndef BELLOWS_FP8_PACKED_GLSL
 #define BELLOWS_FP8_PACKED_GLSL
 
@@ -23,6 +25,7 @@
 #include "fp8_f16.glsl"
 
 const uint TILE = 128u;
+const uint SPREAD_ROWS = 32u;
 
 // units of 16 bytes in a block of 128 k
 const uint A_BLOCK = 2048u;

@@ -39,11 +39,14 @@ Block block_of(uint most) {
     return Block(scale, fp8_inverse(rule, scale));
 }
 
-uint encode_block4(vec4 x, Block block) {
-    if (row_per_workgroup != 0u && fp8_block_fits(format, block.inverse)) {
-        return fp8_encode_fitting4(format, x, block.inverse);
-    }
-    return fp8_encode_any4(format, x, block.inverse);
+bool fits_block(Block block) {
+    return fp8_block_fits(format, block.inverse);
+}
+
+// `fits`: the block is known to, which saves arithmetic.
+uint encode_block4(vec4 x, Block block, bool fits) {
+    return fits ? fp8_encode_fitting4(format, x, block.inverse)
+                : fp8_encode_any4(format, x, block.inverse);
 }
 
 // The workgroup's way: each invocation notes the largest magnitude of its fours, absent ones as 0,
@@ -71,6 +74,42 @@ void fold_blocks() {
 Block folded_block(uint k) {
     uint b = (k * local_size + gl_LocalInvocationIndex) / kBlockLanes;
     return Block(block_scale[b], block_inverse[b]);
+}
+
+// The sum over a row of what its invocations' `wide` columns of fours hold: with local_size * wide of
+// 32, 64 or 128 the order is that of rows.glsl's row_sum with so many invocations of one column each.
+shared float column_sums[row_per_workgroup != 0u ? local_size * wide : 1u];
+shared vec4 folded_sums[8];
+
+float wide_row_sum(float x[wide]) {
+    if (row_per_workgroup == 0u) {
+        return x[0];
+    }
+    const uint columns = local_size * wide;
+    uint lane = gl_LocalInvocationIndex;
+    [[unroll]] for (uint w = 0u; w < wide; ++w) {
+        column_sums[lane * wide + w] = x[w];
+    }
+    barrier();
+    for (uint i = lane; i < 32u; i += local_size) {
+        precise float sum = column_sums[i];
+        if (columns == 128u) {
+            precise float odd = column_sums[(i + 32u) % columns] + column_sums[(i + 96u) % columns];
+            sum = sum + column_sums[(i + 64u) % columns];
+            sum = sum + odd;
+        } else if (columns == 64u) {
+            sum = sum + column_sums[(i + 32u) % columns];
+        }
+        folded_sums[i / 4u][i % 4u] = sum;
+    }
+    barrier();
+    vec4 sums[4];
+    [[unroll]] for (uint i = 0u; i < 4u; ++i) {
+        sums[i] = folded_sums[i] + folded_sums[i + 4u];
+    }
+    vec4 four = (sums[0] + sums[2]) + (sums[1] + sums[3]);
+    vec2 two = four.xy + four.zw;
+    return two.x + two.y;
 }
 
 // Chunks of a row's fours, as many as a workgroup, or an invocation's block, takes at once.

@@ -71,14 +71,7 @@ uint scale_of_b(Tile t, uint block) {
 
 // Sixteen codes from k = 16 * at, those from push.k on as 0.
 uvec4 present(uvec4 codes, uint at) {
-    if (16u * at + 16u > push.k) {
-        [[unroll]] for (uint e = 0u; e < 4u; ++e) {
-            uint first = 16u * at + 4u * e;
-            uint count = push.k > first ? min(push.k - first, 4u) : 0u;
-            codes[e] &= count == 4u ? 0xFFFFFFFFu : (1u << 8u * count) - 1u;
-        }
-    }
-    return codes;
+    return 16u * at + 16u > push.k ? fp8_before(codes, 16u * at, push.k) : codes;
 }
 
 bool is_nan(uint scale) {

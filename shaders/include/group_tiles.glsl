@@ -30,4 +30,38 @@ void write_grids(uint tiles) {
     }
 }
 
+#ifdef GROUP_TILES_LOCAL_SIZE
+shared uint tiles_up_to[GROUP_TILES_LOCAL_SIZE];
+
+// The list of all groups, by one workgroup of GROUP_TILES_LOCAL_SIZE. Defined by the kernel:
+// uvec2 rows_of_group(uint group), begin and end.
+void write_all_groups() {
+    uint lane = gl_LocalInvocationIndex, tiles = 0u, base = 0u;
+    do {
+        uint group = base + lane, count = 0u;
+        uvec2 rows = uvec2(0u);
+        if (group < push.groups) {
+            rows = rows_of_group(group);
+            count = div_up(max(rows.y, rows.x) - rows.x, push.tile_rows);
+        }
+        uint sum = count;
+        tiles_up_to[lane] = sum;
+        barrier();
+        [[unroll]] for (uint reach = 1u; reach < GROUP_TILES_LOCAL_SIZE; reach *= 2u) {
+            sum += lane >= reach ? tiles_up_to[lane - reach] : 0u;
+            barrier();
+            tiles_up_to[lane] = sum;
+            barrier();
+        }
+        write_group_tiles(group, rows.x, tiles + sum - count, count);
+        tiles += tiles_up_to[GROUP_TILES_LOCAL_SIZE - 1u];
+        barrier();
+        base += GROUP_TILES_LOCAL_SIZE;
+    } while (base < push.groups);
+    if (lane == 0u) {
+        write_grids(tiles);
+    }
+}
+#endif
+
 #endif

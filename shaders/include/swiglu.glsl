@@ -13,9 +13,10 @@ vec4 logistic(vec4 x) {
     const float high = -1.44269502, low = -1.92596299e-8; // -log2(e) in two parts
     precise vec4 limited = clamp(x, vec4(-87.0), vec4(87.0));
     precise vec4 exponent = limited * high;
-    precise vec4 error = fma(limited, vec4(high), -exponent) + limited * low;
+    precise vec4 rest = fma(limited, vec4(-high), exponent); // what the product lacks, negated
+    precise vec4 error = fma(limited, vec4(-low), rest);
     precise vec4 power = exp2(exponent);
-    precise vec4 corrected = fma(power, error * 0.693147181, power);
+    precise vec4 corrected = fma(power, error * -0.693147181, power);
     precise vec4 result = vec4(1.0) / (vec4(1.0) + corrected);
     return result;
 }

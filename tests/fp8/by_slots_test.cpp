@@ -21,6 +21,7 @@ struct Routing {
 
 struct Places {
     bool a_by_slot, d_by_slot;
+    bool by_ids = false; ///< no layout is made: d is by slot, and a, if not by token
 };
 
 class Fp8BySlots : public Fp8GemmTest {
@@ -41,12 +42,12 @@ protected:
                      std::to_string(k) + ", " + std::to_string(c.tokens) + " tokens, top " +
                      std::to_string(c.top_k) + " of " + std::to_string(c.experts) + ", alignment " +
                      std::to_string(c.alignment) + (places.a_by_slot ? ", a by slot" : "") +
-                     (places.d_by_slot ? ", d by slot" : ""));
+                     (places.d_by_slot ? ", d by slot" : "") + (places.by_ids ? ", by ids" : ""));
         const auto ids = choose(c);
         const auto order = reference::make_permutation(ids, c.top_k, c.experts, c.alignment);
         const std::uint64_t slots = ids.size();
         const std::uint64_t capacity = ops::moe_capacity(c.tokens, c.top_k, c.experts, c.alignment);
-        const std::uint64_t a_rows = places.a_by_slot ? c.tokens : capacity;
+        const std::uint64_t a_rows = places.a_by_slot ? c.tokens : places.by_ids ? slots : capacity;
         const std::uint64_t d_rows = places.d_by_slot ? slots : capacity;
         const Input a = input(a_kind, {a_rows, k}, 1);
         const Input b = input(b_kind,
@@ -69,13 +70,20 @@ protected:
             workspace(ops::moe_layout_workspace_bytes(c.tokens, c.top_k, c.experts));
         const Buffer list = workspace(
             fp8::grouped_rows_bytes(device(), GroupLayout::prefix_sums(offsets.view, capacity)));
-        const Buffer scratch =
-            workspace(fp8::gemm_workspace_bytes(device(), *a.operand, *b.operand, capacity));
+        GroupedRows unlisted = fp8::unlisted_rows(GroupLayout::by_ids(ids_t, c.experts));
+        unlisted.slots_per_a_row = places.a_by_slot ? unlisted.slots_per_a_row : 1;
+        const Buffer scratch = workspace(
+            places.by_ids
+                ? fp8::gemm_workspace_bytes(device(), *a.operand, *b.operand, unlisted, variant_)
+                : fp8::gemm_workspace_bytes(device(), *a.operand, *b.operand, capacity));
         run([&](Recording& r) {
-            GroupedRows rows =
-                fp8::make_grouped_rows(r, ids_t, layout, more.view(), {n, 0, 0, 0}, list.view());
-            rows.slots_per_a_row = places.a_by_slot ? static_cast<std::uint32_t>(c.top_k) : 0;
-            rows.d_by_slot = places.d_by_slot;
+            GroupedRows rows = unlisted;
+            if (!places.by_ids) {
+                rows = fp8::make_grouped_rows(r, ids_t, layout, more.view(), {n, 0, 0, 0},
+                                              list.view());
+                rows.slots_per_a_row = places.a_by_slot ? static_cast<std::uint32_t>(c.top_k) : 0;
+                rows.d_by_slot = places.d_by_slot;
+            }
             const auto gemm =
                 nt ? fp8::m_grouped_gemm_nt_contiguous : fp8::m_grouped_gemm_nn_contiguous;
             gemm(r, *a.operand, *b.operand, d, rows, accumulate, scratch.view(), variant_);
@@ -89,7 +97,9 @@ protected:
             if (order.row_of_slot[slot] < 0)
                 continue;
             const auto row = static_cast<std::uint64_t>(order.row_of_slot[slot]);
-            const std::uint64_t from = places.a_by_slot ? slot / c.top_k : row;
+            const std::uint64_t from = places.a_by_slot ? slot / c.top_k
+                                       : places.by_ids  ? slot
+                                                        : row;
             const std::uint64_t to = places.d_by_slot ? slot : row;
             const auto expert = static_cast<std::uint64_t>(ids[slot]);
             const auto product = [&](const std::vector<double>& x, const std::vector<double>& y) {
@@ -116,6 +126,15 @@ protected:
         expect_untouched(others, "slots that are not here");
         expect_untouched(rig().outside(d), "between D's rows");
         expect_product(actual, expected, magnitudes, {d_rows, n}, k, storage);
+    }
+
+    /// Those that this device has.
+    static std::vector<fp8::Variant> variants() {
+        std::vector<fp8::Variant> all{fp8::Variant::Decoded, fp8::Variant::Streamed};
+        if (fp8::why_not(device(), fp8::Variant::Packed).empty() &&
+            fp8::m_alignment(device()) == 128)
+            all.push_back(fp8::Variant::Packed);
+        return all;
     }
 };
 
@@ -154,12 +173,7 @@ TEST_F(Fp8BySlots, EveryKindOfOperand) {
 }
 
 TEST_F(Fp8BySlots, EveryVariant) {
-    for (const auto variant :
-         {fp8::Variant::Decoded, fp8::Variant::Packed, fp8::Variant::Streamed}) {
-        const bool packed = variant == fp8::Variant::Packed;
-        if (packed &&
-            (!fp8::why_not(device(), variant).empty() || fp8::m_alignment(device()) != 128))
-            continue;
+    for (const auto variant : variants()) {
         variant_ = variant;
         for (const Routing& c : {kRoutings[1], kRoutings[2]}) {
             check(c, kind(Blocks::Rows128), kind(Blocks::Blocks128), 40, 136, DType::F32);
@@ -174,6 +188,99 @@ TEST_F(Fp8BySlots, StreamedOnMatrixUnits) {
         if (stream_on_units(direct))
             for (const Routing& c : {kRoutings[1], kRoutings[2]})
                 check(c, kind(Blocks::Rows128), kind(Blocks::Blocks128), 40, 136, DType::F32);
+}
+
+constexpr Places kByIds{true, true, true}, kByIdsWithoutTokens{false, true, true};
+
+TEST_F(Fp8BySlots, IdsWithoutALayout) {
+    for (const bool on_units : {false, true}) {
+        if (on_units && !stream_on_units(true))
+            continue;
+        for (const Routing& c : kRoutings) {
+            check(c, kind(Blocks::Rows128), kind(Blocks::Blocks128), 40, 136, DType::F32, kByIds);
+            check(c, kind(Blocks::Rows128), kind(Blocks::Blocks128), 33, 200, DType::BF16,
+                  kByIdsWithoutTokens);
+        }
+    }
+}
+
+TEST_F(Fp8BySlots, IdsInEveryVariant) {
+    for (const auto variant : variants()) {
+        variant_ = variant;
+        for (const Routing& c : {kRoutings[1], kRoutings[3]})
+            check(c, kind(Blocks::Rows128), kind(Blocks::Blocks128), 40, 136, DType::F32, kByIds);
+    }
+    variant_ = fp8::Variant::Device;
+    for (const bool nt : {true, false}) {
+        check(kRoutings[1], kBf16Kind, kind(Blocks::Blocks128), 40, 136, DType::BF16, kByIds, nt);
+        check(kRoutings[1], kBf16Kind, kBf16Kind, 40, 72, DType::F32, kByIds, nt);
+    }
+}
+
+/// Tokens behind the last that there is are as if they had no ids.
+TEST_F(Fp8BySlots, IdsOfTokensThatAreThere) {
+    const std::uint64_t tokens = 7, top_k = 3, experts = 2, n = 32, k = 128, there = 4;
+    const Input a = input(kind(Blocks::Rows128), {tokens, k}, 1),
+                b = input(kind(Blocks::Blocks128), {experts, n, k}, 2);
+    const auto ids = reference::random_indices(tokens * top_k, 11, experts);
+    const OpTensor ids_t = tensor(DType::I32, {tokens, top_k}, ids),
+                   count = tensor(DType::U32, {1}, std::vector<std::uint32_t>{there});
+    for (const bool on_units : {false, true}) {
+        if (on_units && !stream_on_units(true))
+            continue;
+        const OpTensor d = padded(DType::F32, {tokens * top_k, n});
+        const GroupedRows rows = fp8::unlisted_rows(
+            GroupLayout::by_ids(ids_t.view.with_row_count(count.view.buffer), experts));
+        const Buffer scratch =
+            workspace(fp8::gemm_workspace_bytes(device(), *a.operand, *b.operand, rows));
+        run([&](Recording& r) {
+            fp8::m_grouped_gemm_nt_contiguous(r, *a.operand, *b.operand, d, rows, false,
+                                              scratch.view());
+        });
+        const auto actual = read(d.view);
+        for (std::uint64_t slot = 0; slot < there * top_k; ++slot) {
+            const auto at = static_cast<std::uint64_t>(ids[slot]) * n * k;
+            const auto expected =
+                reference::gemm_nt(reference::View(a.values).subspan(slot / top_k * k, k),
+                                   reference::View(b.values).subspan(at, n * k), 1, n, k);
+            for (std::uint64_t i = 0; i < n; ++i)
+                ASSERT_NEAR(actual[slot * n + i], expected[i], 1e-4) << slot << ", " << i;
+        }
+        expect_untouched({actual.begin() + there * top_k * n, actual.end()}, "later tokens");
+    }
+}
+
+TEST_F(Fp8BySlots, RefusesIdsThatDoNotFit) {
+    const std::uint64_t tokens = 4, top_k = 2, experts = 3, n = 32, k = 128;
+    const Input a = input(kind(Blocks::Rows128), {tokens, k}, 1),
+                b = input(kind(Blocks::Blocks128), {experts, n, k}, 2);
+    const OpTensor ids = result(DType::I32, {tokens, top_k}),
+                   flat = result(DType::I32, {tokens * top_k});
+    const OpTensor d = padded(DType::F32, {tokens * top_k, n}),
+                   short_d = padded(DType::F32, {tokens, n});
+    const auto layout = GroupLayout::by_ids(ids.view, experts);
+    const GroupedRows rows = fp8::unlisted_rows(layout);
+    const std::uint64_t bytes = fp8::gemm_workspace_bytes(device(), *a.operand, *b.operand, rows);
+    const Buffer scratch = workspace(bytes);
+    const auto refused = [&](const OpTensor& to, const GroupedRows& r_rows, BufferView memory,
+                             const std::vector<std::string>& words) {
+        expect_refused(
+            [&](Recording& r) {
+                fp8::m_grouped_gemm_nt_contiguous(r, *a.operand, *b.operand, to, r_rows, false,
+                                                  memory);
+            },
+            words);
+    };
+    refused(short_d, rows, scratch.view(), {"8 rows of d", "one for 2", "(ids)"});
+    GroupedRows each = rows;
+    each.slots_per_a_row = 1;
+    refused(d, each, scratch.view(), {"8 rows of d", "one for 1"});
+    refused(d, rows, scratch.view().sub(0, 16), {"workspace has 16 bytes"});
+    expect_refused([&](Recording&) { GroupLayout::by_ids(flat.view, experts); },
+                   {"ids are i32 [8]", "[tokens, top_k]"});
+    expect_refused(
+        [&](Recording& r) { fp8::make_grouped_rows(r, layout, {n, 0, 0, 0}, scratch.view()); },
+        {"rows by ids stand anywhere", "unlisted_rows"});
 }
 
 TEST_F(Fp8BySlots, RefusesWhatDoesNotFit) {

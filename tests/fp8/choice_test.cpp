@@ -193,6 +193,18 @@ TEST_F(Fp8Choice, GoesThroughText) {
     expect_error("decoded; packed", ErrorCode::Corrupt, "nothing");
 }
 
+// A variant may have another numeric class for other kinds of products.
+TEST_F(Fp8Choice, AllThatIsPossibleGoesThroughText) {
+    for (const Variant variant : {Variant::Packed, Variant::Streamed}) {
+        Choice choice(Variant::Decoded);
+        for (const Measurement& m : fp8::measure(device(), {.timed = fp8::Timed::None}))
+            for (const fp8::VariantTime& v : m.variants)
+                if (v.variant == variant && v.why_not.empty())
+                    choice.set(m.kind, variant);
+        EXPECT_EQ(fp8::parse_choice(device(), describe(device(), choice)), choice);
+    }
+}
+
 TEST_F(Fp8Choice, MeasuresEveryKind) {
     const std::uint64_t before = device().memory_report().bytes;
     std::uint64_t told = 0;

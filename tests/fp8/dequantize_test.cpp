@@ -26,9 +26,12 @@ protected:
         device().upload(c.scales.buffer.view(), std::span<const std::uint8_t>(c.expected_scales));
         if (present < rows)
             c.quantized.codes.row_count = count.view();
-        const Tensor y = matrix(dtype, batch, rows, columns, 8 * (seed % 3));
-        run([&](Recording& r) { fp8::dequantize(r, c.quantized, y.view); });
-        compare(y, c, batch, present, starts);
+        for (const FormName& form : kForms) {
+            SCOPED_TRACE(form.name);
+            const Tensor y = matrix(dtype, batch, rows, columns, 8 * (seed % 3));
+            run([&](Recording& r) { fp8::dequantize(r, c.quantized, y.view, form.form); });
+            compare(y, c, batch, present, starts);
+        }
     }
 
     static void compare(const Tensor& y, const Case& c, std::uint64_t batch, std::uint64_t present,

@@ -81,7 +81,7 @@ protected:
         if (!direct)
             force_stream_tile(device(), {1, 1, 4, cpu ? 64u : 128u, 2});
         else if (cpu)
-            force_stream_tile(device(), {1, 4, 1, 128, 2, 2});
+            force_stream_tile(device(), {1, 1, 2, 0, 1, 2});
         return true;
     }
     /// Whether streamed products serve these operands.

@@ -40,6 +40,12 @@ struct Groups {
 class Fp8GroupedGemm : public Fp8GemmTest {
 protected:
     static constexpr std::uint64_t kBehind = 5; ///< rows behind the last group
+    inline static bool unlisted_ = false;       ///< products get no work list
+
+    void TearDown() override {
+        unlisted_ = false;
+        Fp8GemmTest::TearDown();
+    }
 
     static Groups make_groups(const Case& c) {
         Groups groups;
@@ -77,6 +83,9 @@ protected:
             break;
         case LayoutForm::Masked:
             words.assign(c.counts.begin(), c.counts.end());
+            break;
+        case LayoutForm::Ids: // by_slots_test.cpp
+            ADD_FAILURE() << "rows by ids have no begins";
             break;
         }
         const DType dtype = c.form == LayoutForm::PrefixSums ? DType::U32 : DType::I32;
@@ -153,10 +162,15 @@ protected:
                     start[i] = std::bit_cast<float>(checks::kUntouched);
             write(d.view, start);
         }
-        const Buffer list = list_for(groups), scratch = workspace_for(*a.operand, *b.operand);
+        const GroupedRows unlisted = fp8::unlisted_rows(groups.layout);
+        const Buffer list = list_for(groups),
+                     scratch = unlisted_ ? workspace(fp8::gemm_workspace_bytes(
+                                               device(), *a.operand, *b.operand, unlisted))
+                                         : workspace_for(*a.operand, *b.operand);
         run([&](Recording& r) {
             const GroupedRows rows =
-                fp8::make_grouped_rows(r, groups.layout, {n, 0, 0, 0}, list.view());
+                unlisted_ ? unlisted
+                          : fp8::make_grouped_rows(r, groups.layout, {n, 0, 0, 0}, list.view());
             const auto gemm = masked ? fp8::m_grouped_gemm_nt_masked
                               : nt   ? fp8::m_grouped_gemm_nt_contiguous
                                      : fp8::m_grouped_gemm_nn_contiguous;
@@ -251,6 +265,17 @@ TEST_F(Fp8GroupedGemm, EveryLayout) {
             check_m(false, c, kind(Blocks::Rows128), kind(Blocks::Blocks128), 200, 136,
                     DType::BF16);
     }
+}
+
+TEST_F(Fp8GroupedGemm, EveryLayoutWithoutAWorkList) {
+    unlisted_ = true;
+    for (const auto variant : {fp8::Variant::Device, fp8::Variant::Decoded})
+        for (const Case& c : layouts()) {
+            variant_ = variant;
+            check_m(true, c, kind(Blocks::Rows128), kind(Blocks::Blocks128), 40, 136, DType::F32);
+            if (c.form != LayoutForm::Masked)
+                check_m(false, c, kBf16Kind, kind(Blocks::Blocks128), 40, 136, DType::BF16);
+        }
 }
 
 TEST_F(Fp8GroupedGemm, EveryPairOfOperands) {
@@ -354,6 +379,7 @@ TEST_F(Fp8GroupedGemm, StreamedWeightsOnMatrixUnits) {
     for (const bool direct : {false, true}) {
         if (!stream_on_units(direct))
             continue;
+        unlisted_ = direct;
         for (const Case& c : layouts()) {
             check_m(true, c, kind(Blocks::Rows128), kind(Blocks::Blocks128), 36, 200, DType::F32);
             if (!device().info().is_cpu)

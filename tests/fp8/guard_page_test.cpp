@@ -4,15 +4,12 @@
 // program; on a GPU the test only runs the ops. Numbers are the other tests' business.
 
 #include "support/compare.hpp"
-#include "support/own_vulkan.hpp"
+#include "support/guard_pages.hpp"
 
 #include <bellows/engine/gemm_plan.hpp>
 #include <bellows/fp8/fused.hpp>
 #include <bellows/fp8/gemm.hpp>
 #include <bellows/fp8/quantize.hpp>
-
-#include <deque>
-#include <functional>
 
 namespace bellows {
 namespace {
@@ -21,20 +18,16 @@ using fp8::Blocks;
 using fp8::Quantized;
 using fp8::Recipe;
 
-class Fp8GuardPages : public ::testing::Test {
+class Fp8GuardPages : public testing::GuardPagesTest {
 protected:
-    Fp8GuardPages() : device_(Device::adopt(own_.external(), testing::test_options())) {}
-
     /// Random bytes below 0x3F: small positive codes, finite f32 and bf16.
     /// The view claims `beyond` more bytes, which are the guard page's.
     BufferView bytes(std::uint64_t size, std::uint64_t beyond = 0) {
-        const auto guarded = own_.guarded((size + 15) / 16 * 16);
+        const Guarded memory = guarded(size + beyond, (size + 15) / 16 * 16);
         test::Random random(++seed_);
         for (std::uint64_t i = 0; i < size; ++i)
-            guarded.bytes[i] = static_cast<std::byte>(random.below(0x3F));
-        const std::uint64_t whole = guarded.offset + (size + 15) / 16 * 16 + beyond;
-        buffers_.push_back(wrap_buffer(*device_, guarded.buffer, whole, "guarded"));
-        return buffers_.back().view().sub(guarded.offset, size + beyond);
+            memory.bytes[i] = static_cast<std::byte>(random.below(0x3F));
+        return memory.view;
     }
 
     TensorView words(const std::vector<std::uint32_t>& values) {
@@ -62,17 +55,6 @@ protected:
                                    bytes(there, std::max(scales, there) - there), recipe,
                                    {capacity, columns});
     }
-
-    void run(const std::function<void(Recording&)>& record) {
-        Recording recording(*device_, QueueRole::Compute, "guarded");
-        record(recording);
-        device_->submit(recording).wait();
-    }
-
-    testing::OwnVulkan own_;
-    std::unique_ptr<Device> device_;
-    std::deque<Buffer> buffers_;
-    std::uint64_t seed_ = 0;
 };
 
 TEST_F(Fp8GuardPages, EveryRecipe) {
@@ -231,6 +213,14 @@ TEST_F(Fp8GuardPages, StreamedProducts) {
                 fp8::m_grouped_gemm_nt_contiguous(r, a, b, d, rows, false, scratch, variant);
             });
         };
+        const TensorView topk = TensorView::contiguous(chosen, DType::I32, {tokens, top_k});
+        const auto rows = fp8::unlisted_rows(fp8::GroupLayout::by_ids(topk, experts));
+        const BufferView exact = bytes(fp8::gemm_workspace_bytes(*device_, a, b, rows));
+        const auto by_ids = [&] {
+            run([&](Recording& r) {
+                fp8::m_grouped_gemm_nt_contiguous(r, a, b, d, rows, false, exact);
+            });
+        };
         const TensorView one = TensorView::contiguous(d.buffer, DType::F32, {tokens, n});
         Quantized matrix = b;
         matrix.codes = TensorView::contiguous(b.codes.buffer, b.codes.dtype, {n, k});
@@ -239,9 +229,10 @@ TEST_F(Fp8GuardPages, StreamedProducts) {
         by_slots(fp8::Variant::Decoded);
         for (const bool direct : {false, true}) {
             if (units && device_->info().is_cpu)
-                force_stream_tile(*device_, direct ? StreamTile{1, 4, 1, 128, 1, 2}
+                force_stream_tile(*device_, direct ? StreamTile{1, 1, 2, 0, 1, 2}
                                                    : StreamTile{1, 1, 4, 64, 2});
             by_slots(fp8::Variant::Streamed);
+            by_ids();
             run([&](Recording& r) {
                 fp8::gemm_nt(r, a, matrix, one, false, scratch, fp8::Variant::Streamed);
             });

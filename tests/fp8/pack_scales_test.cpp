@@ -95,9 +95,6 @@ protected:
                                 peaks = result(DType::U32, {256}), spread = result(DType::U32, {2});
         run([&](Recording& r) {
             r.dispatch(kernels::Fp8PackScales{.constants = {.by_k = by_k ? 1u : 0u},
-                                              .tile_count = codes.view.buffer,
-                                              .list = codes.view.buffer,
-                                              .ends = codes.view.buffer,
                                               .group_offsets = codes.view.buffer,
                                               .source = scales.view.buffer,
                                               .codes = codes.view.buffer,

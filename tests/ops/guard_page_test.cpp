@@ -5,7 +5,7 @@
 // ops. Numbers are the op tables' business.
 
 #include "support/compare.hpp"
-#include "support/own_vulkan.hpp"
+#include "support/guard_pages.hpp"
 
 #include <bellows/engine/attention.hpp>
 #include <bellows/engine/gemm.hpp>
@@ -14,8 +14,6 @@
 
 #include <gtest/gtest.h>
 
-#include <deque>
-#include <functional>
 #include <initializer_list>
 #include <span>
 #include <vector>
@@ -23,15 +21,10 @@
 namespace bellows {
 namespace {
 
-class GuardPages : public ::testing::Test {
+class GuardPages : public testing::GuardPagesTest {
 protected:
-    GuardPages() : device_(Device::adopt(own_.external(), testing::test_options())) {}
-
     BufferView bytes(std::uint64_t size) {
-        const auto guarded = own_.guarded(std::max<std::uint64_t>(size, 16));
-        const std::uint64_t whole = guarded.offset + std::max<std::uint64_t>(size, 16);
-        buffers_.push_back(wrap_buffer(*device_, guarded.buffer, whole, "guarded"));
-        return buffers_.back().view().sub(guarded.offset, size);
+        return guarded(size, std::max<std::uint64_t>(size, 16)).view;
     }
 
     /// Random values of [-1, 1) in f32 and bf16, of [0, below) in integers.
@@ -58,17 +51,6 @@ protected:
         device_->upload(memory, std::span<const std::byte>(values));
         return TensorView::contiguous(memory, dtype, extents);
     }
-
-    void run(const std::function<void(Recording&)>& record) {
-        Recording recording(*device_, QueueRole::Compute, "guarded");
-        record(recording);
-        device_->submit(recording).wait();
-    }
-
-    testing::OwnVulkan own_;
-    std::unique_ptr<Device> device_;
-    std::deque<Buffer> buffers_;
-    std::uint64_t seed_ = 0;
 };
 
 TEST_F(GuardPages, MemoryBehindATensorIsReallyGuarded) {

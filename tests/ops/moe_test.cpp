@@ -43,7 +43,7 @@ std::vector<std::uint32_t> bits(const std::vector<float>& values) {
 
 /// Constants of MoeGather.
 struct Form {
-    std::uint32_t local_size, row_per_workgroup, wide, by_token;
+    std::uint32_t local_size, row_per_workgroup, wide, by_token, at_once = 4, parts = 1, slots = 8;
 };
 
 /// All that the form writes: rows of tokens, padding, and what stays as it was behind them.
@@ -73,7 +73,7 @@ TEST_F(OpsMoe, EveryFormGathersTheSame) {
                     r.dispatch(
                         K{.variant = dtype == DType::BF16 ? K::Variant::bf16 : K::Variant::f32,
                           .constants = {form.local_size, form.row_per_workgroup, form.wide,
-                                        form.by_token},
+                                        form.by_token, form.at_once, form.slots},
                           .x = x.view.buffer,
                           .row_to_slot = layout.row_to_slot.buffer,
                           .slot_to_row = layout.slot_to_row.buffer,
@@ -85,7 +85,7 @@ TEST_F(OpsMoe, EveryFormGathersTheSame) {
                           .units = static_cast<std::uint32_t>(columns / 4 / form.wide),
                           .top_k = static_cast<std::uint32_t>(top_k),
                           .has_weights = weighted ? 1u : 0u},
-                        {11});
+                        {11, form.parts});
                 });
                 return bits(read(rows));
             };
@@ -93,8 +93,10 @@ TEST_F(OpsMoe, EveryFormGathersTheSame) {
             run([&](Recording& r) {
                 ops::moe_gather(r, x, layout, weighted ? weights.view : TensorView{}, expected);
             });
-            for (const Form& form : {Form{8, 0, 1, 0}, Form{8, 0, 1, 1}, Form{8, 1, 1, 1},
-                                     Form{32, 1, 1, 0}, Form{32, 1, 1, 1}, Form{64, 1, 2, 1}}) {
+            for (const Form& form :
+                 {Form{8, 0, 1, 0}, Form{8, 0, 1, 1}, Form{8, 1, 1, 1}, Form{32, 1, 1, 0},
+                  Form{32, 1, 1, 1}, Form{64, 1, 2, 1}, Form{8, 1, 1, 1, 2, 3},
+                  Form{8, 1, 2, 1, 1, 2}, Form{8, 1, 1, 1, 4, 1, 1}, Form{8, 1, 1, 1, 4, 1, 2}}) {
                 if (form.wide == 2 && dtype == DType::F32)
                     continue;
                 SCOPED_TRACE(std::string(to_string(dtype)) + (weighted ? ", weighted, " : ", ") +

@@ -110,23 +110,24 @@ public:
     }
 
     /// A buffer whose last byte is the last one before memory that may not be touched, with its
-    /// bytes. On a CPU driver a kernel that reads beyond the buffer ends the program.
+    /// bytes. On a CPU driver a kernel that reads beyond the buffer ends the program. A view may
+    /// claim `beyond` more bytes: they belong to nothing else.
     struct Guarded {
         VkBuffer buffer = VK_NULL_HANDLE;
         std::uint64_t offset = 0; ///< of the wanted bytes; a multiple of 4 (16 where bytes are)
         std::byte* bytes = nullptr;
     };
-    Guarded guarded(std::uint64_t bytes) {
+    Guarded guarded(std::uint64_t bytes, std::uint64_t beyond = 0) {
         const auto page = static_cast<std::uint64_t>(sysconf(_SC_PAGESIZE));
         const std::uint64_t whole = (bytes + page - 1) / page * page;
         Block block{};
-        block.mapping_bytes = whole + page;
+        block.mapping_bytes = whole + (beyond + page - 1) / page * page + page;
         block.mapping = mmap(nullptr, block.mapping_bytes, PROT_READ | PROT_WRITE,
                              MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
         if (block.mapping == MAP_FAILED)
             throw Error(ErrorCode::OutOfMemory, "mmap");
         auto* base = static_cast<std::byte*>(block.mapping);
-        mprotect(base + whole, page, PROT_NONE);
+        mprotect(base + whole, block.mapping_bytes - whole, PROT_NONE);
         VkExternalMemoryBufferCreateInfo external_info{};
         external_info.sType = VK_STRUCTURE_TYPE_EXTERNAL_MEMORY_BUFFER_CREATE_INFO;
         external_info.handleTypes = VK_EXTERNAL_MEMORY_HANDLE_TYPE_HOST_ALLOCATION_BIT_EXT;

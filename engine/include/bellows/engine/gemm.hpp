@@ -68,6 +68,20 @@ GroupTiles make_group_tiles(Recording& recording, const TensorView& offsets, std
                             std::array<std::uint64_t, GroupTiles::kMaxShapes> columns,
                             BufferView memory);
 
+/// [groups] words on the device that say where groups stand. Ends: groups begin at multiples of
+/// `spacing` rows, the first at 0, the others at the first one not below the end before. Counts:
+/// group g begins at row g * spacing and has that many rows, `spacing` at most.
+struct GroupSource {
+    TensorView values;
+    std::uint64_t spacing = 1;
+    bool counts = false;
+};
+/// As above, and makes `rows`, none of them from max_rows on.
+GroupTiles make_group_tiles(Recording& recording, const GroupSource& source,
+                            const GroupRanges& rows, std::uint64_t max_rows,
+                            std::array<std::uint64_t, GroupTiles::kMaxShapes> columns,
+                            BufferView memory);
+
 /// D[r] = alpha * A[r] * transpose(B[g]) for the rows of each group. a: [rows, K], b: [groups, N,
 /// K], d: [rows, N]. Rows outside all groups are neither read nor written.
 void grouped_gemm_nt(Recording& recording, const TensorView& a, const TensorView& b,

@@ -64,14 +64,17 @@ struct GemmTile {
 };
 
 /// The tile of a workgroup of products that stream fp8 weights past few rows (fp8/gemm.hpp):
-/// constants of shaders/fp8_direct_gemm.comp, or of fp8_stream_gemm.comp without split_k.
+/// constants of shaders/fp8_few_gemm.comp, or of fp8_stream_gemm.comp without split_k.
 struct StreamTile {
     std::uint32_t fragments_m = 1, fragments_n = 1; ///< matrices per subgroup
     std::uint32_t warps = 4;                        ///< subgroups along n
-    std::uint32_t step_k = 128;
-    std::uint32_t ahead = 2;
+    std::uint32_t step_k = 128;                     ///< without split_k
+    std::uint32_t ahead = 2;                        ///< steps, or blocks of 128 k
     std::uint32_t split_k = 0; ///< subgroups along k, whose operands go straight to registers
 };
+
+/// Subgroup matrices of the device on units with f32 sums, whose sides are multiples of 8.
+std::vector<MatrixShape> matrix_shapes(const DeviceInfo& info, GemmClass::Units units);
 
 /// Tiles that this device can run for `form`; empty when the class has no matrix units. Large
 /// products take the first, smaller ones the first of the smaller ones.

@@ -21,15 +21,24 @@ class Device;
 /// the two kernels and waits for them; later ones remember. From any thread.
 std::string why_no_matrix_images(const Device& device, const MatrixShape& shape);
 
-/// Which elements an invocation holds, on devices where that is regular: per_k at a time ("slots")
-/// are of one row of A, or one column of B, and of the same k in all slots of both operands. Four
-/// bits of `order` for each of eight elements at most: slot * per_k + place in the slot. The
-/// smallest k of an invocation's slots is a multiple of k_stride, and says which k the others are.
+/// Which elements an invocation holds, on devices where that is regular and matrices that are set
+/// element by element have them: per_k of A at a time ("slots") are of one row, or of B of one
+/// column, and of the same k in all slots of both operands. Four bits of these words each say
+///   place  of an element: slot * per_k + place in the slot
+///   slot   of a slot: its row or column in invocation 0
+///   lane   of a bit of the invocation's number: what it adds to those
+///   chunk  of a bit of the invocation's number: what it adds to the number, in the order of their
+///          smallest k, of the set of k that the slots have
+/// The sum's columns alone matter: sum_slots of them, to which `place` and `slot` refer.
 struct MatrixSlots {
-    std::uint32_t per_k = 0, k_stride = 0;
-    std::uint32_t order_a = 0, order_b = 0;
+    struct Operand {
+        std::uint32_t place = 0, slot = 0, lane = 0, chunk = 0;
+    };
+    std::uint32_t per_k = 0;
+    Operand a, b, sum;
+    std::uint32_t sum_slots = 0;
 };
-/// Nothing when why_no_matrix_images says so or it is not as described. As why_no_matrix_images.
+/// Nothing when it is not as described. `shape` and the first call: as why_no_matrix_images.
 std::optional<MatrixSlots> matrix_slots(const Device& device, const MatrixShape& shape);
 
 } // namespace bellows

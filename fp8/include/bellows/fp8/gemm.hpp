@@ -98,6 +98,10 @@ std::uint64_t gemm_workspace_bytes(const Device& device, const Operand& a, const
 std::uint64_t gemm_workspace_bytes(const Device& device, const Operand& a, const Operand& b,
                                    std::uint64_t rows, Variant variant = Variant::Device);
 
+/// The same for m_grouped products over `rows`, which may have slots or lack a work list.
+std::uint64_t gemm_workspace_bytes(const Device& device, const Operand& a, const Operand& b,
+                                   const GroupedRows& rows, Variant variant = Variant::Device);
+
 /// a: [M, K] or [batch, M, K]; b: [N, K]; d: [M, N]; batched alike. D overlaps neither.
 void gemm_nt(Recording& recording, const Operand& a, const Operand& b, const TensorView& d,
              bool accumulate, BufferView workspace, Variant variant = Variant::Device);
@@ -111,7 +115,9 @@ void gemm_tn(Recording& recording, const Operand& a, const Operand& b, const Ten
 /// The forward product of experts: d[r] = a[r] * transpose(b[g]) for the rows r of each group g.
 /// a: [rows, K], b: [groups, N, K], d: [rows, N]. Other rows are neither read nor written. With
 /// rows.slots a and d may have their rows in other places, and another number of them: what the
-/// layout's slots say must exist. No copy is made of them by Variant::Streamed.
+/// layout's slots say must exist. No copy is made of them by Variant::Streamed. Of a layout by ids
+/// (GroupLayout::by_ids) a row of d is a slot, and a has one row for each slots_per_a_row of them:
+/// ggml's MUL_MAT_ID; rows of d whose ids are of no group are left as they are.
 void m_grouped_gemm_nt_contiguous(Recording& recording, const Operand& a, const Operand& b,
                                   const TensorView& d, const GroupedRows& rows, bool accumulate,
                                   BufferView workspace, Variant variant = Variant::Device);

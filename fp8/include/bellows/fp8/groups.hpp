@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT
 #pragma once
 
-// Which rows of an activation belong to which group (expert), told by the device in one of four
+// Which rows of an activation belong to which group (expert), told by the device in one of five
 // ways, and the work list that grouped products need. The host never learns a count. The thread
 // that owns the recording calls.
 
@@ -25,6 +25,8 @@ struct GroupLayout {
         RowGroups,   ///< values i32 [rows], each row's group, -1: padding; rows of a group stand
                      ///< together; DeepGEMM's contiguous layout
         Masked,      ///< group g: the first values[g] of rows g * spacing .. (g + 1) * spacing
+        Ids,         ///< values i32 [tokens, top_k], as a router gives them: the group of each row,
+             ///< row token * top_k + k; any other number: none. Rows of a group stand anywhere
     };
 
     Form form = Form::PrefixSums;
@@ -45,23 +47,29 @@ struct GroupLayout {
     static GroupLayout row_groups(const TensorView& ids, std::uint64_t groups);
     /// counts: u32 or i32 [groups]; more than max_rows count as max_rows.
     static GroupLayout masked(const TensorView& counts, std::uint64_t max_rows);
+    /// topk_ids: i32 [tokens, top_k]; those of tokens from its row_count on count as none.
+    static GroupLayout by_ids(const TensorView& topk_ids, std::uint64_t groups);
 };
 
 /// "4 groups in 512 rows (aligned ends)".
 std::string describe(const GroupLayout& layout);
 
-/// A layout's work list, made once for all products over these rows; and, for m_grouped contiguous
-/// products alone, where their rows stand if not in the layout's order.
+/// A layout's work list, made once for all products over these rows (make_grouped_rows), or none
+/// (unlisted_rows); and, for m_grouped contiguous products alone, where their rows stand if not in
+/// the layout's order.
 struct GroupedRows {
     GroupLayout layout;
     ops::GroupTiles tiles;
     /// i32 [layout.rows]: the slot (token * top_k + k) of each row of a group, no two alike; -1:
     /// padding, of which D gets no row, or an unspecified one where D is not by slot.
     TensorView slots = {};
-    /// Not 0: the row of A is slots[r] / slots_per_a_row, as many as there are tokens.
+    /// Not 0: the row of A is slots[r] / slots_per_a_row, as many as there are tokens; of a layout
+    /// by ids, whose rows are slots, r / slots_per_a_row.
     std::uint32_t slots_per_a_row = 0;
     /// The row of D is slots[r].
     bool d_by_slot = false;
+
+    bool listed() const noexcept { return static_cast<bool>(tiles.tiles); }
 };
 
 /// Any first row of a group works; products are fastest where it is a multiple of this.
@@ -74,6 +82,12 @@ std::uint64_t grouped_rows_bytes(const Device& device, const GroupLayout& layout
 GroupedRows make_grouped_rows(Recording& recording, const GroupLayout& layout,
                               const std::array<std::uint64_t, ops::GroupTiles::kMaxShapes>& columns,
                               BufferView memory);
+
+/// The rows of a layout without a work list: nothing is recorded. Products of few rows on matrix
+/// units (Variant::Streamed) read the layout itself, in one dispatch; others make the list they
+/// need in their workspace, each anew, and by_ids layouts the placement of rows too. Of a layout by
+/// ids the result has slots_per_a_row = top_k: a row of A for each token.
+GroupedRows unlisted_rows(const GroupLayout& layout);
 
 /// Records ops::moe_layout of topk_ids and the making of the work list of its rows, together.
 /// memory: grouped_rows_bytes of prefix sums of layout.row_to_slot's rows. The result has

@@ -53,6 +53,7 @@ void requantize(Recording& recording, const Quantized& rows, const Quantized& co
 
 /// y = code * scale; batch. Any recipe. y: f32, or bf16 rounded to nearest even, which is exact for
 /// power-of-two scales. quantized.codes.row_count and .group_offsets are honoured.
-void dequantize(Recording& recording, const Quantized& quantized, const TensorView& y);
+void dequantize(Recording& recording, const Quantized& quantized, const TensorView& y,
+                Form form = Form::Device);
 
 } // namespace bellows::fp8

@@ -1,0 +1,190 @@
+// SPDX-License-Identifier: MIT
+#include "few_rows.hpp"
+
+#include "stream_operands.hpp"
+
+#include <bellows/engine/gemm_plan.hpp>
+#include <bellows/engine/matrix_images.hpp>
+#include <bellows/kernels/kernels.hpp>
+
+#include <algorithm>
+#include <optional>
+
+namespace bellows::fp8 {
+
+namespace {
+
+using K = kernels::Fp8FewGemm;
+using Form = GroupLayout::Form;
+
+constexpr std::uint64_t kScaleColumns = 128;
+constexpr std::uint32_t kSplitK = 4; // sums are added in this order, whatever the rows
+
+struct Cut {
+    MatrixShape shape;
+    StreamTile tile;
+    MatrixSlots slots;
+
+    /// Of A at a time, and columns of D.
+    std::uint32_t rows() const { return shape.n * tile.fragments_m; }
+    std::uint32_t columns() const { return shape.m * tile.fragments_n * tile.warps; }
+    std::uint32_t subgroups() const { return tile.warps * tile.split_k; }
+};
+
+/// What the shader declares, with some room for its words.
+std::uint64_t shared_bytes(const Cut& c) {
+    const std::uint64_t pitch = c.shape.m * c.tile.fragments_n / 4 + 1;
+    return 16 * c.subgroups() * c.shape.n * pitch + std::uint64_t{4} * c.rows() * c.subgroups() +
+           64;
+}
+
+bool fits(const DeviceInfo& info, const Cut& c) {
+    const std::uint64_t local_size = std::uint64_t{info.subgroup_size} * c.subgroups();
+    return c.tile.split_k != 0 && c.columns() != 0 && kScaleColumns % c.columns() == 0 &&
+           c.rows() != 0 && c.tile.ahead != 0 && local_size <= info.max_workgroup_invocations &&
+           shared_bytes(c) <= info.shared_memory_bytes && 8 % (c.shape.k / c.slots.per_k) == 0;
+}
+
+/// Those of fewest columns, the largest of them.
+std::optional<MatrixShape> matrix_shape(const DeviceInfo& info) {
+    std::optional<MatrixShape> best;
+    for (const MatrixShape& s : matrix_shapes(info, GemmClass::Units::F16)) {
+        if (!best || s.n < best->n || (s.n == best->n && s.m * s.k > best->m * best->k))
+            best = s;
+    }
+    return best;
+}
+
+/// For so many rows of a group, as few as an H200 does well with.
+StreamTile tile_for(const MatrixShape& shape, std::uint64_t rows) {
+    const auto fragments = [](std::uint64_t extent, std::uint32_t side) {
+        return static_cast<std::uint32_t>(std::max<std::uint64_t>(div_up(extent, side), 1));
+    };
+    const std::uint64_t height = rows <= 5 ? 8 : rows <= 12 ? 16 : rows <= 20 ? 24 : 32;
+    return {.fragments_m = fragments(height, shape.n),
+            .fragments_n = fragments(height == 8 ? 32 : 64, shape.m),
+            .warps = 1,
+            .ahead = 1,
+            .split_k = kSplitK};
+}
+
+/// Nothing when the device has no such matrices.
+std::optional<Cut> cut_for(const Device& device, std::uint64_t rows) {
+    const auto shape = matrix_shape(device.info());
+    if (!shape)
+        return std::nullopt;
+    const auto slots = matrix_slots(device, *shape);
+    if (!slots)
+        return std::nullopt;
+    const auto& forced = forced_stream_tile(device);
+    const Cut cut{*shape, forced ? *forced : tile_for(*shape, rows), *slots};
+    return fits(device.info(), cut) ? std::optional(cut) : std::nullopt;
+}
+
+void set_cut(K::Constants& c, const DeviceInfo& info, const Cut& cut) {
+    c.local_size = info.subgroup_size * cut.subgroups();
+    c.mma_m = cut.shape.m;
+    c.mma_n = cut.shape.n;
+    c.mma_k = cut.shape.k;
+    c.fragments_m = cut.tile.fragments_m;
+    c.fragments_n = cut.tile.fragments_n;
+    c.warps_n = cut.tile.warps;
+    c.warps_k = cut.tile.split_k;
+    c.ahead = cut.tile.ahead;
+    c.per_k = cut.slots.per_k;
+    c.w_place = cut.slots.a.place;
+    c.w_slot = cut.slots.a.slot;
+    c.w_lane = cut.slots.a.lane;
+    c.w_chunk = cut.slots.a.chunk;
+    c.x_place = cut.slots.b.place;
+    c.x_slot = cut.slots.b.slot;
+    c.x_lane = cut.slots.b.lane;
+    c.x_chunk = cut.slots.b.chunk;
+    c.sum_place = cut.slots.sum.place;
+    c.sum_slot = cut.slots.sum.slot;
+    c.sum_lane = cut.slots.sum.lane;
+    c.sum_slots = cut.slots.sum_slots;
+}
+
+/// Where the rows of groups stand; returns how many groups, batches or ids the grid has.
+std::uint64_t set_rows(K& kernel, const Operands& operands, const Product& p) {
+    kernel.places = kernel.ends = kernel.b_codes;
+    if (p.rows == nullptr) {
+        kernel.constants.rows_from = 0;
+        return extents_of(p.d).batch;
+    }
+    const GroupLayout& layout = p.rows->layout;
+    kernel.groups = operands.u32("groups", layout.groups);
+    kernel.spacing = operands.u32("the spacing of groups", layout.spacing);
+    kernel.places = layout.values.buffer;
+    switch (layout.form) {
+    case Form::Ids: {
+        const bool few = layout.rows < layout.groups;
+        kernel.constants.rows_from = few ? 2 : 1;
+        kernel.m = operands.u32("ids", layout.rows);
+        kernel.constants.a_by_slot = kernel.constants.d_by_slot = 1;
+        kernel.slots_per_a_row = std::max(p.rows->slots_per_a_row, 1u);
+        kernel.spacing = 0;
+        if (layout.values.row_count) {
+            kernel.ends = layout.values.row_count;
+            kernel.spacing = operands.u32("top_k", layout.values.extent[1]);
+        }
+        return few ? layout.rows : layout.groups;
+    }
+    case Form::Masked:
+        kernel.constants.rows_from = 3;
+        break;
+    case Form::PrefixSums:
+        kernel.constants.rows_from = 4;
+        break;
+    case Form::AlignedEnds:
+        kernel.constants.rows_from = 5;
+        break;
+    case Form::RowGroups:
+        kernel.constants.rows_from = 6;
+        kernel.places = p.rows->tiles.rows.begins.buffer;
+        kernel.ends = p.rows->tiles.rows.ends.buffer;
+        break;
+    }
+    return layout.groups;
+}
+
+/// Turns that run side by side.
+std::uint64_t turns(const Product& p, std::uint32_t rows) {
+    const std::uint64_t most = p.rows == nullptr ? extents_of(p.d).rows : p.rows->layout.rows;
+    return std::min<std::uint64_t>(div_up(most, rows), div_up(expected_rows(p), rows));
+}
+
+} // namespace
+
+std::string why_not_few_rows(const Device& device, const Product& p) {
+    if (std::string lacking = why_not_on_units<K>(device, p); !lacking.empty())
+        return lacking;
+    if (p.rows != nullptr && p.rows->layout.form == Form::RowGroups && !p.rows->tiles.tiles)
+        return "groups of rows need a work list";
+    if (!cut_for(device, expected_rows(p)))
+        return "the device has no subgroup matrices of f16 that fit";
+    return "";
+}
+
+std::string few_rows_class(const Device& device, const Product& p) {
+    const Cut cut = cut_for(device, expected_rows(p)).value();
+    return "streamed-in-" + std::to_string(cut.tile.split_k) + "-f16-k" +
+           std::to_string(cut.shape.k);
+}
+
+void record_few_rows(Recording& recording, const char* op, const Product& p) {
+    const Operands operands(op);
+    const Cut cut = cut_for(recording.device(), expected_rows(p)).value();
+    K kernel;
+    kernel.variant = p.d.dtype == DType::BF16 ? K::Variant::f16_bf16 : K::Variant::f16_f32;
+    bind_others(kernel, operands, p);
+    bind_a(kernel, operands, *p.a.quantized, StreamA<K>{&K::a_codes, &K::lda16, &K::a_batch16});
+    set_cut(kernel.constants, recording.device().info(), cut);
+    const std::uint64_t groups = set_rows(kernel, operands, p);
+    recording.dispatch(kernel, {operands.u32("tiles", div_up(kernel.n, cut.columns())),
+                                operands.grid("groups", groups),
+                                operands.grid("rows", turns(p, cut.rows()))});
+}
+
+} // namespace bellows::fp8

@@ -1,0 +1,470 @@
+// SPDX-License-Identifier: MIT
+// D = A * transpose(B) (+ D) of E4M3 codes with power-of-two scales, for few rows of A in each group:
+// the codes of B are read once, as they stand in memory, straight into the registers of matrices on
+// units that take f16. B's columns are the rows of those matrices (use A), A's rows their columns
+// (use B), because devices have matrices of few columns.
+//
+// a_codes [rows, k], a_scales: f32 bits, one per 128 k of each row (a_shift 0) or 128 rows (7)
+// b_codes [groups or batch, n, k], b_scales one per 128 x 128
+// d       [rows, n]; all row-major with the strides of `push`: codes' in sixteens
+// rows_from says what `places` holds and which rows belong to group (or batch) g:
+//   0 BATCH   nothing; all `m` rows of batch g
+//   1 IDS     ids of groups, i32 [m]: rows r with places[r] == g; others are in no group, nor is any
+//             row from ends[0] * spacing on unless spacing is 0
+//   2 SLOT    the same, for fewer ids than groups: y counts ids, the first of each group has it
+//   3 MASKED  counts: rows from g * spacing on, places[g] of them, at most `spacing`
+//   4 PREFIX  sums: rows places[g] to places[g + 1]
+//   5 ENDS    rows from places[g - 1], rounded up to a multiple of `spacing`, to places[g]
+//   6 RANGES  rows places[g] to ends[g]
+// a_by_slot, d_by_slot  row r stands in row slot / slots_per_a_row of A, and `slot` of D (nowhere if
+//           that is -1), where slot is r with IDS and SLOT, slots[r] otherwise
+//
+// An invocation loads sixteen codes of a row at a time, which are the elements that it holds of
+// several matrices, one after another: which k these are does not matter as long as it is the same for
+// both operands. Moved to the bits of an f16, a code is its value times 2^-8, exactly. Products of a
+// block of 128 k are summed by the units, and the sum, times the block's two scales, is added to the
+// element's f32 sum.
+//
+// Constants  local_size   subgroup size * warps_n * warps_k
+//            mma_*        a row that the device enumerates: f16, f32 sums, subgroup scope
+//            fragments_m  BLOCK_M = mma_n * fragments_m rows of A at a time
+//            fragments_n, warps_n   BLOCK_N = mma_m * fragments_n * warps_n columns, divides 128
+//            warps_k      subgroups that share the blocks of k among them
+//            ahead        blocks of k by which loads run ahead
+//            *_lane, *_slot, *_place, *_chunk, per_k, sum_*   matrix_images.hpp
+//            aligned      1: d and its rows begin at multiples of four elements, n is a multiple of 4
+// Dispatch   x = ceil(n / BLOCK_N), y = groups, batches or ids; z = turns: BLOCK_M rows of a group
+//            each, of which a workgroup takes every z-th.
+//            Shared: 16 * warps_n * warps_k * mma_n * (mma_m * fragments_n / 4 + 1) + 4 * BLOCK_M *
+//            warps_n * warps_k bytes and a few words.
+// Order      blocks of 128 k go round to the warps_k subgroups, which add theirs up in their order;
+//            then the sums of subgroups are added in their order. Inside a block k goes as per_k says,
+//            inside a matrix it is the device's. An element's bits depend on its row of A, its column
+//            of B and warps_k alone.
+#version 460
+#extension GL_GOOGLE_include_directive : require
+#define MATRIX_BF16 0
+#include "include/coopmat.glsl"
+#define A_BF16 0
+#define B_BF16 0
+#include "include/gemm_operands.glsl"
+#include "include/fp8.glsl"
+#include "include/fp8_f16.glsl"
+
+#include "fp8_few_gemm.kernel.glsl"
+
+layout(local_size_x_id = 0) in;
+
+const uint BATCH = 0u, IDS = 1u, SLOT = 2u, MASKED = 3u, PREFIX = 4u, ENDS = 5u;
+
+#define WARPS (warps_n * warps_k)
+#define LANES (local_size / WARPS)
+#define BLOCK_M (mma_n * fragments_m)
+#define WARP_N (mma_m * fragments_n)
+#define BLOCK_N (WARP_N * warps_n)
+#define ELEMENTS_W (mma_m * mma_k / LANES)
+#define ELEMENTS_X (mma_n * mma_k / LANES)
+#define ELEMENTS (mma_m * mma_n / LANES)
+#define SLOTS_W (ELEMENTS_W / per_k)
+#define SLOTS_X (ELEMENTS_X / per_k)
+#define CHUNKS (mma_k / per_k)      // of sixteen codes of a row side by side in a segment
+#define SEGMENTS (8u / CHUNKS)      // of a block
+#define LOADS_W (fragments_n * SLOTS_W)
+#define LOADS_X (fragments_m * SLOTS_X)
+#define PITCH (WARP_N / 4u + 1u)
+#define FROM_IDS (rows_from == IDS || rows_from == SLOT)
+
+shared uvec4 staged[WARPS * mma_n * PITCH];
+shared uint listed[WARPS * BLOCK_M]; // slots of a turn's rows
+shared uint nan_rows[(BLOCK_M + 31u) / 32u];
+shared uint nan_columns[(BLOCK_N + 31u) / 32u];
+
+#define MATRIX_W coopmat<float16_t, gl_ScopeSubgroup, mma_m, mma_k, gl_MatrixUseA>
+#define MATRIX_X coopmat<float16_t, gl_ScopeSubgroup, mma_k, mma_n, gl_MatrixUseB>
+#define ACCUMULATOR coopmat<float, gl_ScopeSubgroup, mma_m, mma_n, gl_MatrixUseAccumulator>
+
+struct Tile {
+    uvec2 a; // addresses, of the batch entry or group
+    uvec2 b;
+    uvec2 a_scales;
+    uvec2 b_scales;
+    uvec2 d;
+    uint group;
+    uint head;    // its first slot, with FROM_IDS
+    uint row0;    // of the group
+    uint rows;    // of the group, its later ones are still to be found with FROM_IDS
+    uint first;   // of the turn's rows
+    uint column0;
+};
+
+ACCUMULATOR sums[fragments_n * fragments_m];
+uvec4 w_codes[ahead][LOADS_W * SEGMENTS];
+uvec4 x_codes[ahead][LOADS_X * SEGMENTS];
+uint x_scale[ahead][fragments_m * sum_slots];
+uint w_scale[ahead];
+uint w_nan[LOADS_W]; // bits as of fp8_e4m3_nan_bits
+uint x_nan[LOADS_X];
+uint x_at[LOADS_X];     // where rows stand, in sixteens of codes; those of scales
+uint scale_at[fragments_m * sum_slots];
+
+uint warp_n = gl_SubgroupID % warps_n, warp_k = gl_SubgroupID / warps_n;
+
+// What the bits of an invocation's number add up to, four bits each.
+uint of_lane(uint weights) {
+    uint sum = 0u;
+    [[unroll]] for (uint bit = 0u; bit < 7u; ++bit) {
+        uint weight = weights >> 4u * bit & 15u;
+        sum += weight == 0u ? 0u : (gl_SubgroupInvocationID >> bit & 1u) * weight;
+    }
+    return sum;
+}
+uint nibble(uint all, uint i) {
+    return all >> 4u * i & 15u;
+}
+
+// --- Rows
+
+void subgroup_shared_barrier() {
+    controlBarrier(gl_ScopeSubgroup, gl_ScopeSubgroup, gl_StorageSemanticsShared,
+                   gl_SemanticsAcquireRelease);
+}
+
+// Lists the slots of the group's rows from t.first on, and counts all of them: each subgroup for
+// itself.
+void list_rows(inout Tile t) {
+    const uint AT_ONCE = 4u;
+    uint found = 0u, first = 0u;
+    uint count = push.m;
+    if (push.spacing != 0u) {
+        count = min(push.operands.ends.v[0], count / push.spacing) * push.spacing;
+    }
+    t.head = count;
+    subgroup_shared_barrier();
+    do { // a test at the loop's head would read once more than it should: common.glsl
+        uint ids[AT_ONCE];
+        [[unroll]] for (uint i = 0u; i < AT_ONCE; ++i) {
+            uint slot = first + i * LANES + gl_SubgroupInvocationID;
+            ids[i] = push.operands.places.v[min(slot, push.m - 1u)];
+        }
+        [[unroll]] for (uint i = 0u; i < AT_ONCE; ++i) {
+            uint slot = first + i * LANES + gl_SubgroupInvocationID;
+            bool mine = slot < count && ids[i] == t.group;
+            uvec4 all = subgroupBallot(mine);
+            uint at = found + subgroupBallotExclusiveBitCount(all) - t.first;
+            if (mine && at < BLOCK_M) {
+                listed[gl_SubgroupID * BLOCK_M + at] = slot;
+            }
+            if (found == 0u && subgroupBallotBitCount(all) != 0u) {
+                t.head = first + i * LANES + subgroupBallotFindLSB(all);
+            }
+            found += subgroupBallotBitCount(all);
+        }
+        first += AT_ONCE * LANES;
+    } while (first < count);
+    subgroup_shared_barrier();
+    t.rows = found;
+}
+
+// That of this workgroup; its group has no rows when there is nothing to do.
+Tile tile_of_workgroup() {
+    Tile t;
+    uint g = gl_WorkGroupID.y;
+    t.column0 = gl_WorkGroupID.x * BLOCK_N;
+    t.first = gl_WorkGroupID.z * BLOCK_M;
+    t.row0 = 0u;
+    t.rows = 0u;
+    t.a = uvec2(push.operands.a_codes);
+    t.a_scales = uvec2(push.operands.a_scales);
+    t.d = uvec2(push.operands.d);
+    if (rows_from == BATCH) {
+        t.rows = push.m;
+        t.a = address_add(t.a, g, push.a_batch16, 4u);
+        t.a_scales = address_add(t.a_scales, g, push.a_scale_batch, 2u);
+        t.d = address_add(t.d, g, push.stride_d, D_LOG2_BYTES);
+    } else if (FROM_IDS) {
+        g = rows_from == SLOT ? push.operands.places.v[g] : g;
+        t.group = g;
+        if (g < push.groups) {
+            list_rows(t);
+            // Another workgroup has the group.
+            if (rows_from == SLOT && t.head != gl_WorkGroupID.y) {
+                t.rows = 0u;
+            }
+        }
+    } else {
+        uint end = push.operands.places.v[g + (rows_from == PREFIX ? 1u : 0u)];
+        if (rows_from == MASKED) {
+            t.row0 = g * push.spacing;
+            t.rows = min(end, push.spacing);
+        } else {
+            if (rows_from != ENDS) {
+                t.row0 = push.operands.places.v[g];
+                end = rows_from == PREFIX ? end : push.operands.ends.v[g];
+            } else if (g > 0u) {
+                t.row0 = div_up(push.operands.places.v[g - 1u], push.spacing) * push.spacing;
+            }
+            t.rows = max(end, t.row0) - t.row0;
+        }
+    }
+    t.group = g;
+    t.b = address_add(uvec2(push.operands.b_codes), g, push.b_batch16, 4u);
+    t.b_scales = address_add(uvec2(push.operands.b_scales), g, push.b_scale_batch, 2u);
+    return t;
+}
+
+// Of a row of the turn that exists.
+uint slot_of(Tile t, uint row) {
+    if (FROM_IDS) {
+        return listed[gl_SubgroupID * BLOCK_M + row];
+    }
+    uint r = t.row0 + t.first + row;
+    return a_by_slot != 0u || d_by_slot != 0u ? uint(push.operands.slots.v[r]) : r;
+}
+uint row_of_a(Tile t, uint row) {
+    row = min(row, t.rows - t.first - 1u);
+    if (a_by_slot == 0u) {
+        return t.row0 + t.first + row;
+    }
+    return uint(max(int(slot_of(t, row)), 0)) / push.slots_per_a_row;
+}
+
+// --- The sum
+
+// A block of k that exists.
+void fetch(uint set, Tile t, uint block) {
+    uint last = (push.k - 1u) / 16u;
+    uint chunk_w = of_lane(w_chunk), chunk_x = of_lane(x_chunk);
+    [[unroll]] for (uint i = 0u; i < LOADS_W; ++i) {
+        uint column = t.column0 + warp_n * WARP_N + i / SLOTS_W * mma_m +
+                      nibble(w_slot, i % SLOTS_W) + of_lane(w_lane);
+        uint row = min(column, push.n - 1u) * push.ldb16;
+        [[unroll]] for (uint s = 0u; s < SEGMENTS; ++s) {
+            uint at = block * 8u + s * CHUNKS + chunk_w;
+            w_codes[set][i * SEGMENTS + s] = ReadUvec4(t.b).v[row + min(at, last)];
+        }
+    }
+    [[unroll]] for (uint i = 0u; i < LOADS_X; ++i) {
+        uint row = i / SLOTS_X * mma_n + nibble(x_slot, i % SLOTS_X) + of_lane(x_lane);
+        [[unroll]] for (uint s = 0u; s < SEGMENTS; ++s) {
+            uint at = block * 8u + s * CHUNKS + chunk_x;
+            uvec4 codes = uvec4(0u);
+            if (t.first + row < t.rows && at <= last) {
+                codes = ReadUvec4(t.a).v[x_at[i] + at];
+            }
+            x_codes[set][i * SEGMENTS + s] = codes;
+        }
+    }
+    [[unroll]] for (uint i = 0u; i < fragments_m * sum_slots; ++i) {
+        x_scale[set][i] = ReadUint(t.a_scales).v[scale_at[i] + block];
+    }
+    w_scale[set] = ReadUint(t.b_scales).v[t.column0 / 128u * push.b_scale_ld + block];
+}
+
+// Code i of sixteen, which stand in another order for both operands alike, as f16 times 2^-8.
+float16_t code_at(uvec4 codes, uint i) {
+    uvec2 pairs = halves(codes[i / 4u]);
+    return unpackFloat2x16(i % 4u < 2u ? pairs.x : pairs.y)[i % 2u];
+}
+
+float power_of_two(int exponent) {
+    return uintBitsToFloat(uint(127 + exponent) << 23);
+}
+
+void multiply(uint set, uint block) {
+    if (block * 128u + 128u > push.k) {
+        uint chunk_w = of_lane(w_chunk), chunk_x = of_lane(x_chunk);
+        [[unroll]] for (uint s = 0u; s < SEGMENTS; ++s) {
+            uint at = block * 8u + s * CHUNKS;
+            [[unroll]] for (uint i = 0u; i < LOADS_W; ++i) {
+                w_codes[set][i * SEGMENTS + s] =
+                    fp8_before(w_codes[set][i * SEGMENTS + s], 16u * (at + chunk_w), push.k);
+            }
+            [[unroll]] for (uint i = 0u; i < LOADS_X; ++i) {
+                x_codes[set][i * SEGMENTS + s] =
+                    fp8_before(x_codes[set][i * SEGMENTS + s], 16u * (at + chunk_x), push.k);
+            }
+        }
+    }
+    ACCUMULATOR of_block[fragments_n * fragments_m];
+    [[unroll]] for (uint i = 0u; i < fragments_n * fragments_m; ++i) {
+        of_block[i] = ACCUMULATOR(0.0);
+    }
+    [[unroll]] for (uint s = 0u; s < SEGMENTS; ++s) {
+        [[unroll]] for (uint i = 0u; i < LOADS_W; ++i) {
+            w_nan[i] |= fp8_e4m3_nan_bits(w_codes[set][i * SEGMENTS + s]);
+        }
+        [[unroll]] for (uint i = 0u; i < LOADS_X; ++i) {
+            x_nan[i] |= fp8_e4m3_nan_bits(x_codes[set][i * SEGMENTS + s]);
+        }
+        [[unroll]] for (uint part = 0u; part < 16u / per_k; ++part) {
+            MATRIX_X x[fragments_m];
+            [[unroll]] for (uint m = 0u; m < fragments_m; ++m) {
+                [[unroll]] for (uint e = 0u; e < ELEMENTS_X; ++e) {
+                    uint place = nibble(x_place, e), i = m * SLOTS_X + place / per_k;
+                    x[m][e] =
+                        code_at(x_codes[set][i * SEGMENTS + s], part * per_k + place % per_k);
+                }
+            }
+            [[unroll]] for (uint n = 0u; n < fragments_n; ++n) {
+                MATRIX_W w;
+                [[unroll]] for (uint e = 0u; e < ELEMENTS_W; ++e) {
+                    uint place = nibble(w_place, e), i = n * SLOTS_W + place / per_k;
+                    w[e] = code_at(w_codes[set][i * SEGMENTS + s], part * per_k + place % per_k);
+                }
+                [[unroll]] for (uint m = 0u; m < fragments_m; ++m) {
+                    uint at = n * fragments_m + m;
+                    of_block[at] = coopMatMulAdd(w, x[m], of_block[at]);
+                }
+            }
+        }
+    }
+    // In two factors, so that none leaves the range unless the result does.
+    [[unroll]] for (uint m = 0u; m < fragments_m; ++m) {
+        float first[sum_slots], second[sum_slots];
+        [[unroll]] for (uint i = 0u; i < sum_slots; ++i) {
+            uint scale = x_scale[set][m * sum_slots + i];
+            int exponent = int((scale >> 23) + (w_scale[set] >> 23)) - 238;
+            int some = exponent >> 1;
+            first[i] = power_of_two(min(some, 127));
+            second[i] = power_of_two(min(exponent - some, 127));
+            if (max(scale, w_scale[set]) > FP8_INFINITY) {
+                first[i] = uintBitsToFloat(FP8_NAN);
+            }
+        }
+        [[unroll]] for (uint n = 0u; n < fragments_n; ++n) {
+            [[unroll]] for (uint e = 0u; e < ELEMENTS; ++e) {
+                uint at = n * fragments_m + m, i = nibble(sum_place, e);
+                precise float scaled = of_block[at][e] * first[i];
+                sums[at][e] = fma(scaled, second[i], sums[at][e]);
+            }
+        }
+    }
+}
+
+void sum_up(Tile t) {
+    uint blocks = (push.k + 127u) / 128u;
+    [[unroll]] for (uint i = 0u; i < LOADS_X; ++i) {
+        uint row = i / SLOTS_X * mma_n + nibble(x_slot, i % SLOTS_X) + of_lane(x_lane);
+        x_at[i] = row_of_a(t, row) * push.lda16;
+        x_nan[i] = 0u;
+    }
+    [[unroll]] for (uint i = 0u; i < fragments_m * sum_slots; ++i) {
+        uint row = i / sum_slots * mma_n + nibble(sum_slot, i % sum_slots) + of_lane(sum_lane);
+        scale_at[i] = (row_of_a(t, row) >> push.a_shift) * push.a_scale_ld;
+    }
+    [[unroll]] for (uint i = 0u; i < LOADS_W; ++i) {
+        w_nan[i] = 0u;
+    }
+    uint block = warp_k;
+    [[unroll]] for (uint set = 0u; set < ahead; ++set) {
+        if (block + set * warps_k < blocks) {
+            fetch(set, t, block + set * warps_k);
+        }
+    }
+    FOR_COUNTED(i, block, blocks) {
+        [[unroll]] for (uint set = 0u; set < ahead; ++set) {
+            uint this_block = i + set * warps_k, next = this_block + ahead * warps_k;
+            if (this_block < blocks) {
+                multiply(set, this_block);
+            }
+            if (next < blocks) {
+                fetch(set, t, next);
+            }
+        }
+    }
+    NEXT_COUNTED(i, blocks, ahead * warps_k)
+}
+
+void mark_nans(Tile t) {
+    [[unroll]] for (uint i = 0u; i < LOADS_W; ++i) {
+        if ((w_nan[i] & 0x80808080u) != 0u) {
+            uint column = warp_n * WARP_N + i / SLOTS_W * mma_m + nibble(w_slot, i % SLOTS_W) +
+                          of_lane(w_lane);
+            atomicOr(nan_columns[column / 32u], 1u << column % 32u);
+        }
+    }
+    [[unroll]] for (uint i = 0u; i < LOADS_X; ++i) {
+        if ((x_nan[i] & 0x80808080u) != 0u) {
+            uint row = i / SLOTS_X * mma_n + nibble(x_slot, i % SLOTS_X) + of_lane(x_lane);
+            atomicOr(nan_rows[row / 32u], 1u << row % 32u);
+        }
+    }
+}
+
+// --- Results
+
+void store(Tile t, uint row, uint column, vec4 x) {
+    uint to = t.row0 + t.first + row;
+    if (d_by_slot != 0u) {
+        to = slot_of(t, row);
+        if (int(to) < 0) {
+            return;
+        }
+    }
+    uint at = to * push.ldd + column;
+    if (aligned != 0u) {
+        store_d4(t.d, at, x, 1.0, push.accumulate != 0u);
+    } else {
+        store_d_part(t.d, at, x, min(push.n - column, 4u), 1.0, push.accumulate != 0u);
+    }
+}
+
+// All subgroups pass their matrices of mma_n rows; those of a column are added in their order.
+void store_sums(Tile t) {
+    [[unroll]] for (uint m = 0u; m < fragments_m; ++m) {
+        if (m > 0u) {
+            barrier();
+        }
+        [[unroll]] for (uint n = 0u; n < fragments_n; ++n) {
+            coopMatStore(sums[n * fragments_m + m], staged,
+                         gl_SubgroupID * mma_n * PITCH + n * (mma_m / 4u), PITCH,
+                         gl_CooperativeMatrixLayoutColumnMajor);
+        }
+        barrier();
+        for (uint i = gl_LocalInvocationIndex; i < mma_n * BLOCK_N / 4u; i += local_size) {
+            uint quad = i % (BLOCK_N / 4u), row = m * mma_n + i / (BLOCK_N / 4u);
+            uint column = 4u * quad;
+            if (t.first + row < t.rows && t.column0 + column < push.n) {
+                uint at = (quad / (WARP_N / 4u) * mma_n + i / (BLOCK_N / 4u)) * PITCH +
+                          quad % (WARP_N / 4u);
+                vec4 x = uintBitsToFloat(staged[at]);
+                [[unroll]] for (uint w = 1u; w < warps_k; ++w) {
+                    x += uintBitsToFloat(staged[w * warps_n * mma_n * PITCH + at]);
+                }
+                uint nan = nan_columns[column / 32u] >> column % 32u |
+                           (0u - (nan_rows[row / 32u] >> row % 32u & 1u));
+                [[unroll]] for (uint e = 0u; e < 4u; ++e) {
+                    x[e] = (nan >> e & 1u) != 0u ? uintBitsToFloat(FP8_NAN) : x[e];
+                }
+                store(t, row, t.column0 + column, x);
+            }
+        }
+    }
+}
+
+void main() {
+    Tile t = tile_of_workgroup();
+    if (t.first >= t.rows) {
+        return;
+    }
+    do { // a test at the loop's head would read once more than it should: common.glsl
+        for (uint i = gl_LocalInvocationIndex; i < (BLOCK_N + 31u) / 32u; i += local_size) {
+            nan_columns[i] = 0u;
+        }
+        for (uint i = gl_LocalInvocationIndex; i < (BLOCK_M + 31u) / 32u; i += local_size) {
+            nan_rows[i] = 0u;
+        }
+        [[unroll]] for (uint i = 0u; i < fragments_n * fragments_m; ++i) {
+            sums[i] = ACCUMULATOR(0.0);
+        }
+        barrier();
+        sum_up(t);
+        mark_nans(t);
+        store_sums(t);
+        barrier();
+        t.first += gl_NumWorkGroups.z * BLOCK_M;
+        if (FROM_IDS && t.first < t.rows) {
+            list_rows(t);
+        }
+    } while (t.first < t.rows);
+}

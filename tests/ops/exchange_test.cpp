@@ -1,0 +1,287 @@
+// SPDX-License-Identifier: MIT
+// The kernels of the expert exchange in every form that a device may choose: all of them write what
+// the form of CPU drivers writes, which the tests of the exchange itself compare with sums on the
+// host.
+
+#include "support/op_test.hpp"
+
+#include <bellows/kernels/kernels.hpp>
+
+#include <bit>
+
+namespace bellows {
+namespace {
+
+using testing::OpTensor;
+
+/// Constants of the kernels; a workgroup per row where local_size is not 8.
+struct Form {
+    std::uint32_t local_size, by_workgroup, wide, by_source = 0, at_once = 4, parts = 1;
+};
+
+constexpr Form kUsual{8, 0, 1};
+
+class OpsExchange : public testing::OpTest {
+protected:
+    static constexpr std::uint32_t kTokens = 45, kTopK = 3, kExperts = 7, kRanks = 3, kColumns = 72,
+                                   kLocalExperts = 3, kRecords = kTokens * kTopK,
+                                   kPresent = kRecords - 2;
+
+    void SetUp() override {
+        std::vector<std::int64_t> chosen;
+        for (std::uint32_t slot = 0; slot < kTokens * kTopK; ++slot)
+            chosen.push_back(slot % 5 == 0 ? -1
+                                           : static_cast<std::int64_t>((slot * slot) % kExperts));
+        ids_ = tensor(DType::I32, {kTokens, kTopK}, chosen);
+        weights_ = tensor(DType::F32, {kTokens, kTopK}, random(DType::F32, kRecords, 2, 0.1, 1));
+        const OpTensor rank_ids = result(DType::I32, {kTokens, kTopK});
+        run([&](Recording& r) {
+            r.dispatch(kernels::ExchangeRoute{.constants = {.local_size = 8},
+                                              .topk_ids = ids_.view.buffer,
+                                              .rank_ids = rank_ids.view.buffer,
+                                              .tokens = kTokens,
+                                              .top_k = kTopK,
+                                              .experts = kExperts,
+                                              .ranks = kRanks},
+                       {3});
+        });
+        sent_ = placed(rank_ids, kTokens, kRanks, 1, sent_tensors_);
+        std::vector<std::int64_t> received;
+        for (std::uint32_t slot = 0; slot < kRecords * kTopK; ++slot)
+            received.push_back(slot % 3 == 0 && slot / kTopK < kPresent
+                                   ? static_cast<std::int64_t>(slot / 3 % kLocalExperts)
+                                   : -1);
+        received_ = placed(tensor(DType::I32, {kRecords, kTopK}, received), kRecords, kLocalExperts,
+                           8, received_tensors_);
+        record_count_ = tensor(DType::U32, {1}, std::vector<std::int64_t>{kPresent});
+    }
+
+    /// The layout of `ids` and the tensors that hold it.
+    static ops::MoeLayout placed(const OpTensor& ids, std::uint64_t tokens, std::uint64_t experts,
+                                 std::uint32_t alignment, std::vector<OpTensor>& keep) {
+        const std::uint64_t capacity = ops::moe_capacity(tokens, kTopK, experts, alignment);
+        keep.clear();
+        keep.push_back(result(DType::U32, {experts}));
+        keep.push_back(result(DType::U32, {experts + 1}));
+        keep.push_back(result(DType::I32, {capacity}));
+        keep.push_back(result(DType::I32, {tokens, std::uint64_t{kTopK}}));
+        const ops::MoeLayout layout{keep[0], keep[1], keep[2], keep[3], alignment};
+        const Buffer scratch = workspace(ops::moe_layout_workspace_bytes(tokens, kTopK, experts));
+        run([&](Recording& r) { ops::moe_layout(r, ids, layout, scratch.view()); });
+        return layout;
+    }
+
+    template <class K>
+    static typename K::Variant variant(DType act) {
+        return act == DType::BF16 ? K::Variant::bf16 : K::Variant::f32;
+    }
+    template <class K>
+    static decltype(K::constants) rows_form(const Form& form) {
+        return {form.local_size, form.by_workgroup, form.wide};
+    }
+    template <class K>
+    static decltype(K::constants) spread_form(const Form& form) {
+        auto constants = rows_form<K>(form);
+        constants.spread_by_source = form.by_source;
+        constants.at_once = form.at_once;
+        return constants;
+    }
+
+    /// Words of a record of kColumns elements: hidden, ids, weights, padded to 16 bytes.
+    static std::uint32_t hidden_words(DType act) {
+        return static_cast<std::uint32_t>(kColumns * size_of(act) / 4);
+    }
+    static std::uint32_t record_words(DType act) {
+        return (hidden_words(act) + 2 * kTopK + 3) / 4 * 4;
+    }
+    static std::uint32_t units(const Form& form) { return kColumns / 4 / form.wide; }
+    static std::uint32_t record_units(DType act, const Form& form) {
+        return static_cast<std::uint32_t>(record_words(act) / size_of(act) / form.wide);
+    }
+    static OpTensor records(DType act) {
+        return result(DType::U32, {kRecords, std::uint64_t{record_words(act)}});
+    }
+
+    std::vector<std::uint32_t> packed(DType act, const Form& form, bool routing) const {
+        const OpTensor x = activations(act, kTokens, 1), to = records(act);
+        run([&](Recording& r) {
+            using K = kernels::ExchangePack;
+            r.dispatch(K{.variant = variant<K>(act),
+                         .constants = spread_form<K>(form),
+                         .x = x.view.buffer,
+                         .topk_ids = ids_.view.buffer,
+                         .topk_weights = weights_.view.buffer,
+                         .row_to_slot = sent_.row_to_slot.buffer,
+                         .slot_to_row = sent_.slot_to_row.buffer,
+                         .row_count = sent_.row_count(),
+                         .records = to.view.buffer,
+                         .words = to.view.buffer,
+                         .rows = kRecords,
+                         .tokens = kTokens,
+                         .units = units(form),
+                         .top_k = kTopK,
+                         .record_units = record_units(act, form),
+                         .record_words = record_words(act),
+                         .hidden_words = hidden_words(act),
+                         .experts = kExperts,
+                         .ranks = kRanks,
+                         .has_routing = routing ? 1u : 0u},
+                       {11, form.parts});
+        });
+        return read<std::uint32_t>(to);
+    }
+
+    std::vector<std::uint32_t> gathered(DType act, const Form& form) const {
+        const OpTensor from = filled_records(act);
+        const std::uint64_t capacity = received_.row_to_slot.extent[0];
+        const OpTensor rows = result(act, {capacity, std::uint64_t{kColumns}});
+        run([&](Recording& r) {
+            using K = kernels::ExchangeGather;
+            r.dispatch(K{.variant = variant<K>(act),
+                         .constants = spread_form<K>(form),
+                         .records = from.view.buffer,
+                         .row_to_slot = received_.row_to_slot.buffer,
+                         .slot_to_row = received_.slot_to_row.buffer,
+                         .row_count = received_.row_count(),
+                         .record_count = record_count_.view.buffer,
+                         .out_rows = rows.view.buffer,
+                         .rows = static_cast<std::uint32_t>(capacity),
+                         .num_records = kRecords,
+                         .units = units(form),
+                         .top_k = kTopK,
+                         .record_units = record_units(act, form)},
+                       {11, form.parts});
+        });
+        return bits(rows);
+    }
+
+    std::vector<std::uint32_t> reduced(DType act, const Form& form) const {
+        const OpTensor rows = activations(act, received_.row_to_slot.extent[0], 3),
+                       scalars = tensor(DType::F32, {kRecords, std::uint64_t{kTopK}},
+                                        random(DType::F32, kRecords * kTopK, 4)),
+                       to = records(act);
+        run([&](Recording& r) {
+            using K = kernels::ExchangeReduce;
+            r.dispatch(K{.variant = variant<K>(act),
+                         .constants = rows_form<K>(form),
+                         .rows = rows.view.buffer,
+                         .slot_to_row = received_.slot_to_row.buffer,
+                         .slot_scalars = scalars.view.buffer,
+                         .record_count = record_count_.view.buffer,
+                         .records = to.view.buffer,
+                         .words = to.view.buffer,
+                         .num_records = kRecords,
+                         .units = units(form),
+                         .top_k = kTopK,
+                         .record_units = record_units(act, form),
+                         .record_words = record_words(act),
+                         .hidden_words = hidden_words(act),
+                         .has_scalars = 1},
+                       {11});
+        });
+        return read<std::uint32_t>(to);
+    }
+
+    std::vector<std::uint32_t> combined(DType act, const Form& form, bool accumulate) const {
+        const OpTensor from = filled_records(act), out = activations(act, kTokens, 5),
+                       scalars = result(DType::F32, {kTokens, std::uint64_t{kTopK}});
+        run([&](Recording& r) {
+            using K = kernels::ExchangeCombine;
+            r.dispatch(K{.variant = variant<K>(act),
+                         .constants = rows_form<K>(form),
+                         .records = from.view.buffer,
+                         .words = from.view.buffer,
+                         .slot_to_row = sent_.slot_to_row.buffer,
+                         .topk_ids = ids_.view.buffer,
+                         .out_tokens = out.view.buffer,
+                         .scalars = scalars.view.buffer,
+                         .tokens = kTokens,
+                         .units = units(form),
+                         .top_k = kTopK,
+                         .record_units = record_units(act, form),
+                         .record_words = record_words(act),
+                         .hidden_words = hidden_words(act),
+                         .experts = kExperts,
+                         .ranks = kRanks,
+                         .has_scalars = 1,
+                         .accumulate = accumulate ? 1u : 0u},
+                       {11});
+        });
+        std::vector<std::uint32_t> all = bits(out);
+        for (const std::uint32_t word : bits(scalars))
+            all.push_back(word);
+        return all;
+    }
+
+    static OpTensor activations(DType act, std::uint64_t rows, std::uint64_t seed) {
+        return tensor(act, {rows, std::uint64_t{kColumns}}, random(act, rows * kColumns, seed));
+    }
+    /// Records whose every word is a small number in either storage.
+    static OpTensor filled_records(DType act) {
+        const std::uint64_t count = kRecords * record_words(act);
+        std::vector<std::int64_t> words;
+        for (std::uint64_t i = 0; i < count; ++i)
+            words.push_back(
+                static_cast<std::int64_t>(0x3F803F80u + (i * 2654435761u >> 8) % 0x400000u));
+        return tensor(DType::U32, {kRecords, std::uint64_t{record_words(act)}}, words);
+    }
+    static std::vector<std::uint32_t> bits(const TensorView& view) {
+        std::vector<std::uint32_t> words;
+        for (const float value : read(view))
+            words.push_back(std::bit_cast<std::uint32_t>(value));
+        return words;
+    }
+
+    /// Calls make(act, form) for the forms and compares; `spreads`: forms that go by sources, too.
+    template <class Make>
+    static void compare(bool spreads, const Make& make) {
+        for (const DType act : {DType::F32, DType::BF16}) {
+            const auto expected = make(act, kUsual);
+            std::vector<Form> forms = {{8, 1, 1}, {32, 1, 1}, {64, 1, 2}, {8, 0, 2}};
+            if (spreads)
+                forms.insert(forms.end(), {{8, 0, 1, 1},
+                                           {8, 1, 1, 1},
+                                           {8, 1, 1, 1, 1, 3},
+                                           {32, 1, 1, 1, 7, 1},
+                                           {64, 1, 2, 1, 4, 2},
+                                           {8, 1, 2, 1, 2, 2}});
+            for (const Form& form : forms) {
+                if (form.wide == 2 && act == DType::F32)
+                    continue;
+                SCOPED_TRACE(std::string(to_string(act)) + ", " + std::to_string(form.local_size) +
+                             " invocations" + (form.by_workgroup != 0 ? " per row, " : ", ") +
+                             (form.by_source != 0 ? "by source, " : "") + "at once " +
+                             std::to_string(form.at_once) + ", parts " +
+                             std::to_string(form.parts));
+                EXPECT_EQ(make(act, form), expected);
+            }
+        }
+    }
+
+private:
+    OpTensor ids_, weights_, record_count_;
+    ops::MoeLayout sent_, received_;
+    std::vector<OpTensor> sent_tensors_, received_tensors_;
+};
+
+TEST_F(OpsExchange, EveryFormPacksTheSame) {
+    for (const bool routing : {false, true})
+        compare(true, [&](DType act, const Form& form) { return packed(act, form, routing); });
+}
+
+TEST_F(OpsExchange, EveryFormGathersTheSame) {
+    compare(true, [&](DType act, const Form& form) { return gathered(act, form); });
+}
+
+TEST_F(OpsExchange, EveryFormReducesTheSame) {
+    compare(false, [&](DType act, const Form& form) { return reduced(act, form); });
+}
+
+TEST_F(OpsExchange, EveryFormCombinesTheSame) {
+    for (const bool accumulate : {false, true})
+        compare(false,
+                [&](DType act, const Form& form) { return combined(act, form, accumulate); });
+}
+
+} // namespace
+} // namespace bellows
