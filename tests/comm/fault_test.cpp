@@ -142,7 +142,7 @@ int run_rank(int argc, char** argv) {
         const auto transport = open_transport(world);
         HostCollectives collectives(world, Group::all(world.size()), 60s);
         const int culprit = world.size() > 1 ? 1 : 0;
-        world.control().barrier(60s);
+        testing::barrier_left_last_by(world, culprit);
         start = SteadyClock::now();
         if (fault != "none" && fault != "die last") {
             if (rank == culprit) {

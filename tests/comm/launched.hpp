@@ -5,11 +5,13 @@
 // <folder>`. Every rank that ends with an Error writes down what it saw; the test reads it.
 
 #include <bellows/comm/launch.hpp>
+#include <bellows/comm/world.hpp>
 #include <bellows/engine/error.hpp>
 
 #include <gtest/gtest.h>
 
 #include <chrono>
+#include <cstdint>
 #include <filesystem>
 #include <fstream>
 #include <string>
@@ -37,6 +39,21 @@ struct Seen {
 
     bool says(const std::string& part) const { return message.find(part) != std::string::npos; }
 };
+
+/// A barrier that the culprit leaves last: whatever it does then, it meets nobody who is still in
+/// it.
+inline void barrier_left_last_by(World& world, int culprit) {
+    constexpr std::uint32_t kTag = 999;
+    constexpr auto kLimit = std::chrono::seconds(60);
+    world.control().barrier(kLimit);
+    if (world.rank() != culprit) {
+        world.control().send(culprit, kTag, {});
+        return;
+    }
+    for (int rank = 0; rank < world.size(); ++rank)
+        if (rank != culprit)
+            world.control().recv(rank, kTag, kLimit);
+}
 
 class Launched : public ::testing::Test {
 protected:

@@ -218,6 +218,7 @@ TEST(Pipe, AReceiveThatNobodyServesNamesThePeerAndEndsTheJob) {
     Buffer in = rig.buffer(64);
     Error error(ErrorCode::Internal, "none");
     inner.control().barrier(std::chrono::seconds(30));
+    world().control().barrier(std::chrono::seconds(30)); // nobody is still in the barrier before
     // Only the last rank waits for a message; all of them hear that it does not come.
     if (inner.rank() == inner.size() - 1) {
         const TimePoint received = rig.pipe->recv(previous_rank(), as_tensor(in, 64));

@@ -135,6 +135,7 @@ TEST(Transport, AFailedJobEndsEveryWait) {
         const int previous = (inner.rank() + inner.size() - 1) % inner.size();
         Transfer receive = transport->post_recv(previous, {0, 0}, buffer);
         inner.control().barrier(30s);
+        world().control().barrier(30s); // nobody is still in the barrier before
         if (inner.rank() == inner.size() - 1)
             inner.control().abort(Error(ErrorCode::Io, "disk"));
         ErrorCode code = ErrorCode::Internal;

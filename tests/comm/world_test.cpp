@@ -133,6 +133,7 @@ TEST_P(Mesh, AbortReachesEveryone) {
     std::atomic<int> called{0};
     const auto subscription = mesh.control().on_failure([&](const Error&) { ++called; });
     mesh.control().barrier(30s);
+    world().control().barrier(30s); // nobody is still in the barrier before
     const int culprit = mesh.size() - 1;
     if (mesh.rank() == culprit)
         mesh.control().abort(Error(ErrorCode::DeviceLost, "the device is gone", -1, -4));
