@@ -57,7 +57,7 @@ SteadyClock::time_point begin(Rig& rig) {
     testing::barrier_left_last_by(rig.world, kCulprit);
     const auto start = SteadyClock::now();
     if (rig.culprit())
-        std::this_thread::sleep_for(300ms);
+        std::this_thread::sleep_for(1s);
     return start;
 }
 
