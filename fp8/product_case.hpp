@@ -23,12 +23,12 @@ class ProductCase {
 public:
     ProductCase(Device& device, const ProductKind& kind);
 
-    /// Kind, sizes, what is usual, and why not the others; nothing timed.
+    /// Kind, sizes, what is usual, why not the others, and their tiles; nothing timed.
     const Measurement& facts() const noexcept { return facts_; }
     /// Gives the operands memory and values. Throws Error{OutOfMemory}.
     void allocate();
     /// The repetition `index`; different ones read different weights, so that caches do not help.
-    void record(Recording& recording, Variant variant, std::uint64_t index) const;
+    void record(Recording& recording, const Way& way, std::uint64_t index) const;
 
 private:
     BufferView declare(std::uint64_t bytes);

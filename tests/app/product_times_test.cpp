@@ -77,11 +77,10 @@ TEST_F(ProductTimesTest, AreKeptAndReadAgain) {
     };
     EXPECT_TRUE(kept_with([](Json&) {}));
     const std::pair<const char*, std::function<void(Json&)>> others[] = {
-        {"format", [](Json& j) { j["format"] = 0; }},
+        {"format", [](Json& j) { j["format"] = 1; }},
         {"version", [](Json& j) { j["bellows"] = "0.0.1"; }},
         {"kernels", [](Json& j) { j["kernels"] = "00000000"; }},
         {"class", [](Json& j) { j["bf16_products"] = "coopmat-bf16-k16"; }},
-        {"uuid", [](Json& j) { j["device"]["uuid"] = std::string(32, '0'); }},
         {"driver", [](Json& j) { j["device"]["driver"] = "another 1.0"; }},
         {"name", [](Json& j) { j["device"]["name"] = "another"; }},
         {"fewer products", [](Json& j) { j["products"].erase(0); }},
@@ -93,10 +92,61 @@ TEST_F(ProductTimesTest, AreKeptAndReadAgain) {
         {"words", [](Json& j) { j["products"][0]["variants"]["decoded"]["ns"] = "fast"; }},
         {"a reason",
          [](Json& j) { j["products"][0]["variants"]["decoded"]["why_not"] = "it is Monday"; }},
+        {"another tile", [](Json& j) { j["products"][0]["variants"]["decoded"]["tile"] = "1x1"; }},
         {"no date", [](Json& j) { j.erase("measured"); }},
     };
     for (const auto& [what, change] : others)
         EXPECT_FALSE(kept_with(change)) << what;
+}
+
+// Tiles are not timed on CPUs: the file gets times that nobody took.
+TEST_F(ProductTimesTest, TilesAreReadAgain) {
+    const ProductTimes measured = measure_product_times(*device_, {});
+    Json json = Json::parse(read_file(file_, 1 << 20));
+    std::size_t with_tiles = 0;
+    for (std::size_t i = 0; i < measured.products.size(); ++i)
+        for (const fp8::VariantTime& v : measured.products[i].variants) {
+            Json& entry = json["products"][i]["variants"][fp8::to_string(v.variant)];
+            EXPECT_EQ(entry.contains("tile"), !v.tiles.empty());
+            EXPECT_FALSE(entry.contains("tiles")) << "a CPU's tiles were timed";
+            entry["tiles"]["of a later version"] = 1;
+            for (const fp8::TileTime& t : v.tiles)
+                entry["tiles"][t.name] = t.name == v.tiles.back().name ? 1000 : 2000;
+            with_tiles += v.tiles.size() > 1 ? 1 : 0;
+        }
+    EXPECT_EQ(with_tiles > 0, fp8::why_not(*device_, fp8::Variant::Packed).empty());
+    write_file_durably(file_, format_checked(json));
+    const auto kept = kept_product_times(*device_);
+    ASSERT_TRUE(kept) << "an unknown tile is no error";
+    fp8::Choice expected(fp8::Variant::Packed), taken = expected;
+    expected.take_tiles(kept->products);
+    take_kept_tiles(*device_, taken);
+    EXPECT_EQ(taken, expected);
+    EXPECT_EQ(taken == fp8::Choice(fp8::Variant::Packed), with_tiles == 0);
+    for (const fp8::Measurement& m : kept->products)
+        for (const fp8::VariantTime& v : m.variants) {
+            const fp8::TileTime* fastest = v.fastest();
+            ASSERT_EQ(fastest == nullptr, v.tiles.empty());
+            if (fastest != nullptr) {
+                EXPECT_EQ(fastest->name, v.tiles.back().name) << to_string(m.kind);
+            }
+        }
+    for (const Json& wrong : {Json(0), Json(-1), Json("fast")}) {
+        const fp8::VariantTime* v = nullptr;
+        for (const fp8::VariantTime& other : measured.products[0].variants)
+            if (!other.tiles.empty())
+                v = &other;
+        if (v == nullptr)
+            break;
+        Json damaged = json;
+        damaged["products"][0]["variants"][fp8::to_string(v->variant)]["tiles"]
+               [v->tiles.front().name] = wrong;
+        write_file_durably(file_, format_checked(damaged));
+        EXPECT_FALSE(kept_product_times(*device_)) << wrong;
+    }
+    fs::remove(file_);
+    take_kept_tiles(*device_, taken);
+    EXPECT_EQ(taken, expected) << "nothing is kept";
 }
 
 TEST_F(ProductTimesTest, AClassOfBf16ProductsHasItsOwnFile) {
@@ -120,9 +170,13 @@ TEST_F(ProductTimesTest, TheTableFitsATerminal) {
     m.variants = {{fp8::Variant::Decoded, "f32-sequential", "", 99999.94e-6},
                   {fp8::Variant::Packed, "packed-f16-k16", "", 1e-6},
                   {fp8::Variant::Packed, "f32-sequential", "it is Monday", 0}};
+    m.variants[1].tiles = {{{.fragments_m = 1}, "128x128", 3e-6},
+                           {{.fragments_m = 2}, "64x128 in 2, 4 ahead", 1e-6}};
     const std::string text = format_product_times(times);
     EXPECT_NE(text.find("*99999.9 us"), std::string::npos) << text;
     EXPECT_NE(text.find("+    1.0 us"), std::string::npos) << text;
+    EXPECT_NE(text.find("   64x128 in 2, 4 ahead\n"), std::string::npos) << text;
+    EXPECT_EQ(text.find("   128x128\n"), std::string::npos) << text;
     EXPECT_NE(text.find("(a) it is Monday"), std::string::npos) << text;
     EXPECT_NE(text.find("not timed"), std::string::npos) << text;
     for (std::size_t at = 0, end = 0; at < text.size(); at = end + 1) {
