@@ -181,10 +181,12 @@ Way Choice::way(const Device& device, GemmForm form, const Operand& a, const Ope
     const auto other = std::find_if(tiles_.begin(), tiles_.end(), [&](const OtherTile& o) {
         return o.kind == *kind && o.variant == wanted;
     });
-    if (other == tiles_.end() || !has_tile(device, p, wanted, other->tile) ||
-        tiles_of(device, p, wanted).front().tile != other->usual)
+    if (other == tiles_.end())
         return wanted;
-    return {wanted, other->tile};
+    const std::vector<NamedTile> tiles = tiles_of(device, p, wanted);
+    const bool serves =
+        !tiles.empty() && tiles.front().tile == other->usual && contains(tiles, other->tile);
+    return {wanted, serves ? other->tile : Tile{}};
 }
 
 std::string describe(Device& device, const Choice& choice) {

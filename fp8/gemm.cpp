@@ -210,8 +210,8 @@ void record(Recording& recording, const char* op, Product p, BufferView workspac
     const std::string reason = why_not(device, p, variant);
     operands.require(reason.empty(), std::string("the ") + to_string(variant) +
                                          " variant does not serve: " + reason);
-    operands.require(way.tile == Tile{} ||
-                         (variant == way.variant && has_tile(device, p, variant, way.tile)),
+    operands.require(way.tile == Tile{} || (variant == way.variant &&
+                                            contains(tiles_of(device, p, variant), way.tile)),
                      std::string("the tile is none that the ") + to_string(variant) +
                          " variant has for this product");
     if (variant == Variant::Streamed) {

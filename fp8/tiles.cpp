@@ -11,9 +11,7 @@
 namespace bellows::fp8 {
 
 void TileList::add(const Tile& tile, std::string name) {
-    const bool known = std::any_of(tiles_.begin(), tiles_.end(),
-                                   [&](const NamedTile& other) { return other.tile == tile; });
-    if (!known && tiles_.size() <= kMostOtherTiles)
+    if (!contains(tiles_, tile) && tiles_.size() <= kMostOtherTiles)
         tiles_.push_back({tile, std::move(name)});
 }
 
@@ -33,9 +31,8 @@ std::vector<NamedTile> tiles_of(const Device& device, const Product& p, Variant 
     return {};
 }
 
-bool has_tile(const Device& device, const Product& p, Variant variant, const Tile& tile) {
-    const std::vector<NamedTile> all = tiles_of(device, p, variant);
-    return std::any_of(all.begin(), all.end(),
+bool contains(const std::vector<NamedTile>& tiles, const Tile& tile) {
+    return std::any_of(tiles.begin(), tiles.end(),
                        [&](const NamedTile& other) { return other.tile == tile; });
 }
 

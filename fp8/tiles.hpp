@@ -9,13 +9,14 @@
 #include <bellows/fp8/tiles.hpp>
 
 #include <string>
+#include <utility>
 #include <vector>
 
 namespace bellows::fp8 {
 
 /// tiles() of a product; none where the variant cannot compute it.
 std::vector<NamedTile> tiles_of(const Device& device, const Product& product, Variant variant);
-bool has_tile(const Device& device, const Product& product, Variant variant, const Tile& tile);
+bool contains(const std::vector<NamedTile>& tiles, const Tile& tile);
 
 /// What NamedTile says of a tile of so many elements of D.
 std::string name_of(const Tile& tile, std::uint64_t rows, std::uint64_t columns);
