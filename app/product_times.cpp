@@ -70,8 +70,9 @@ void for_each_time(std::vector<fp8::Measurement>& products, Function function) {
     for (fp8::Measurement& m : products)
         for (fp8::VariantTime& v : m.variants) {
             function(v.seconds);
-            for (fp8::TileTime& t : v.tiles)
-                function(t.seconds);
+            for (fp8::TileTimes& times : v.tiles)
+                for (fp8::TileTime& t : times.tiles)
+                    function(t.seconds);
         }
 }
 
@@ -83,6 +84,14 @@ bool take_seconds(double& seconds, const Json& ns) {
     return true;
 }
 
+Json json_of(const fp8::TileTimes& times) {
+    Json ns = Json::object();
+    for (const fp8::TileTime& t : times.tiles)
+        if (t.seconds > 0)
+            ns[t.name] = nanoseconds(t.seconds);
+    return {{"rows", times.rows}, {"usual", times.tiles.front().name}, {"ns", ns}};
+}
+
 Json json_of(const fp8::Measurement& m) {
     Json variants = Json::object();
     for (const fp8::VariantTime& v : m.variants) {
@@ -92,12 +101,8 @@ Json json_of(const fp8::Measurement& m) {
             entry["why_not"] = v.why_not;
         else if (v.seconds > 0)
             entry["ns"] = nanoseconds(v.seconds);
-        if (v.tiles.empty())
-            continue;
-        entry["tile"] = v.tiles.front().name;
-        for (const fp8::TileTime& t : v.tiles)
-            if (t.seconds > 0)
-                entry["tiles"][t.name] = nanoseconds(t.seconds);
+        for (const fp8::TileTimes& times : v.tiles)
+            entry["tiles"].push_back(json_of(times));
     }
     return {{"kind", fp8::to_string(m.kind)},
             {"groups", m.groups},
@@ -108,15 +113,25 @@ Json json_of(const fp8::Measurement& m) {
             {"variants", variants}};
 }
 
-/// Those of tiles; a name that is none of this version's says nothing. False where another tile was
-/// the usual one.
-bool take_tiles(fp8::VariantTime& v, const Json& entry) {
-    if (entry.value("tile", "") != (v.tiles.empty() ? "" : v.tiles.front().name))
+/// A name that is none of this version's says nothing. False where another tile was the usual one.
+bool take_times(fp8::TileTimes& times, const Json& json) {
+    if (json.at("rows") != times.rows || json.at("usual") != times.tiles.front().name)
         return false;
-    const Json tiles = entry.value("tiles", Json::object());
-    return std::all_of(v.tiles.begin(), v.tiles.end(), [&](fp8::TileTime& t) {
-        return !tiles.contains(t.name) || take_seconds(t.seconds, tiles.at(t.name));
+    const Json& ns = json.at("ns");
+    return std::all_of(times.tiles.begin(), times.tiles.end(), [&](fp8::TileTime& t) {
+        return !ns.contains(t.name) || take_seconds(t.seconds, ns.at(t.name));
     });
+}
+
+bool take_times(fp8::VariantTime& v, const Json& entry) {
+    const Json tiles = entry.value("tiles", Json::array());
+    if (entry.contains("why_not") == v.why_not.empty() || tiles.size() != v.tiles.size() ||
+        (entry.contains("ns") && !take_seconds(v.seconds, entry.at("ns"))))
+        return false;
+    for (std::size_t i = 0; i < tiles.size(); ++i)
+        if (!take_times(v.tiles[i], tiles.at(i)))
+            return false;
+    return true;
 }
 
 /// Takes the times of a product from what json_of() wrote; false where that is another product.
@@ -125,13 +140,9 @@ bool take_times(fp8::Measurement& m, const Json& json) {
         json.at("rows") != m.rows || json.at("n") != m.n || json.at("k") != m.k ||
         json.at("variants").size() != m.variants.size())
         return false;
-    for (fp8::VariantTime& v : m.variants) {
-        const Json& entry = json.at("variants").at(fp8::to_string(v.variant));
-        if (entry.contains("why_not") == v.why_not.empty() || !take_tiles(v, entry) ||
-            (entry.contains("ns") && !take_seconds(v.seconds, entry.at("ns"))))
-            return false;
-    }
-    return true;
+    return std::all_of(m.variants.begin(), m.variants.end(), [&](fp8::VariantTime& v) {
+        return take_times(v, json.at("variants").at(fp8::to_string(v.variant)));
+    });
 }
 
 std::optional<ProductTimes> from_json(Device& device, const Json& json) {
@@ -230,8 +241,9 @@ Json json_of(const ProductTimes& times) {
         entry["chosen"] = fp8::to_string(fp8::fastest(m, fp8::Bits::Usual));
         entry["fastest"] = fp8::to_string(fp8::fastest(m, fp8::Bits::Any));
         for (const fp8::VariantTime& v : m.variants)
-            if (const fp8::TileTime* tile = v.fastest())
-                entry["variants"][fp8::to_string(v.variant)]["fastest_tile"] = tile->name;
+            for (std::size_t i = 0; i < v.tiles.size(); ++i)
+                entry["variants"][fp8::to_string(v.variant)]["tiles"][i]["fastest"] =
+                    v.tiles[i].fastest().name;
         json["products"].push_back(std::move(entry));
     }
     return json;

@@ -165,8 +165,9 @@ void Choice::take_tiles(const std::vector<Measurement>& measurements) {
     tiles_.clear();
     for (const Measurement& m : measurements)
         for (const VariantTime& v : m.variants)
-            if (const TileTime* best = v.fastest(); best != nullptr && best != &v.tiles.front())
-                tiles_.push_back({m.kind, v.variant, v.tiles.front().tile, best->tile});
+            for (const TileTimes& t : v.tiles)
+                if (t.fastest().tile != t.tiles.front().tile)
+                    tiles_.push_back({m.kind, v.variant, t.tiles.front().tile, t.fastest().tile});
 }
 
 Way Choice::way(const Device& device, GemmForm form, const Operand& a, const Operand& b,
@@ -178,15 +179,17 @@ Way Choice::way(const Device& device, GemmForm form, const Operand& a, const Ope
         wanted = usual_variant(device, p);
     if (!kind || !why_not(device, p, wanted).empty())
         return Variant::Decoded;
+    return {wanted, tile(*kind, wanted, tiles_of(device, p, wanted))};
+}
+
+/// Tile{} for the usual one.
+Tile Choice::tile(const ProductKind& kind, Variant variant,
+                  const std::vector<NamedTile>& possible) const {
     const auto other = std::find_if(tiles_.begin(), tiles_.end(), [&](const OtherTile& o) {
-        return o.kind == *kind && o.variant == wanted;
+        return o.kind == kind && o.variant == variant && !possible.empty() &&
+               o.usual == possible.front().tile;
     });
-    if (other == tiles_.end())
-        return wanted;
-    const std::vector<NamedTile> tiles = tiles_of(device, p, wanted);
-    const bool serves =
-        !tiles.empty() && tiles.front().tile == other->usual && contains(tiles, other->tile);
-    return {wanted, serves ? other->tile : Tile{}};
+    return other != tiles_.end() && contains(possible, other->tile) ? other->tile : Tile{};
 }
 
 std::string describe(Device& device, const Choice& choice) {
@@ -240,21 +243,20 @@ double Measurement::bytes() const {
            2 * a * static_cast<double>(n);
 }
 
-const TileTime* VariantTime::fastest() const {
-    if (tiles.empty())
-        return nullptr;
+const TileTime& TileTimes::fastest() const {
     const TileTime* best = &tiles.front();
     for (const TileTime& t : tiles) {
         const double margin = best == &tiles.front() ? kMargin : 1;
         if (t.seconds > 0 && t.seconds * margin < best->seconds)
             best = &t;
     }
-    return best;
+    return *best;
 }
 
 double VariantTime::least_seconds() const {
-    const TileTime* best = fastest();
-    return best == nullptr || best == &tiles.front() ? seconds : best->seconds;
+    if (tiles.empty() || &tiles.front().fastest() == &tiles.front().tiles.front())
+        return seconds;
+    return tiles.front().fastest().seconds;
 }
 
 Variant fastest(const Measurement& m, Bits bits) {

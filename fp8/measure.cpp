@@ -7,6 +7,8 @@
 
 #include <algorithm>
 #include <chrono>
+#include <functional>
+#include <map>
 
 namespace bellows::fp8 {
 
@@ -42,6 +44,11 @@ struct Turn {
     std::uint64_t repetitions;
 };
 
+struct TileTurn {
+    Variant variant;
+    TileTime* time;
+};
+
 class Stopwatch {
 public:
     explicit Stopwatch(Device& device)
@@ -60,13 +67,11 @@ public:
         run(turns);
     }
 
-    /// Of those the tiles.
-    void time_tiles(const ProductCase& product, Measurement& measurement) {
+    /// Of tiles.
+    void time(const ProductCase& product, const std::vector<TileTurn>& tiles) {
         std::vector<Turn> turns;
-        for (VariantTime& v : measurement.variants)
-            if (v.seconds > 0 && v.tiles.size() > 1)
-                for (TileTime& t : v.tiles)
-                    turns.push_back(prepare(product, {v.variant, t.tile}, t.seconds));
+        for (const TileTurn& t : tiles)
+            turns.push_back(prepare(product, {t.variant, t.time->tile}, t.time->seconds));
         run(turns);
     }
 
@@ -136,6 +141,40 @@ void try_to_time(ProductCase& product, Time time) {
     }
 }
 
+/// Kind, sizes and variants with their tiles; nothing timed.
+Measurement facts_of(Device& device, const ProductCase& usual) {
+    static constexpr std::uint64_t kRows[] = {64, 48, 24, 16, 12, 4};
+    Measurement m = usual.facts();
+    for (const std::uint64_t rows : kRows) {
+        if (rows >= m.rows || (m.kind.rows > 0 && rows <= ProductKind::kMostRows[m.kind.rows - 1u]))
+            continue;
+        const ProductCase fewer(device, m.kind, rows);
+        for (std::size_t i = 0; i < m.variants.size(); ++i)
+            for (const TileTimes& other : fewer.facts().variants[i].tiles) {
+                auto& known = m.variants[i].tiles;
+                if (std::none_of(known.begin(), known.end(), [&](const TileTimes& t) {
+                        return t.tiles.front().tile == other.tiles.front().tile;
+                    }))
+                    known.push_back(other);
+            }
+    }
+    return m;
+}
+
+/// By rows, most first.
+using TileTurns = std::map<std::uint64_t, std::vector<TileTurn>, std::greater<>>;
+
+/// Where there is something to choose.
+TileTurns tile_turns(Measurement& m) {
+    TileTurns turns;
+    for (VariantTime& v : m.variants)
+        for (TileTimes& t : v.tiles)
+            for (TileTime& time : t.tiles)
+                if (v.seconds > 0 && t.tiles.size() > 1)
+                    turns[t.rows].push_back({v.variant, &time});
+    return turns;
+}
+
 /// Experts' products first: what dense ones take has mostly been compiled then.
 std::vector<Measurement*> in_order_of_tiles(std::vector<Measurement>& all) {
     std::vector<Measurement*> order;
@@ -144,11 +183,6 @@ std::vector<Measurement*> in_order_of_tiles(std::vector<Measurement>& all) {
             if (m.kind.grouping == grouping)
                 order.push_back(&m);
     return order;
-}
-
-bool has_other_tiles(const Measurement& m) {
-    return std::any_of(m.variants.begin(), m.variants.end(),
-                       [](const VariantTime& v) { return v.seconds > 0 && v.tiles.size() > 1; });
 }
 
 } // namespace
@@ -173,16 +207,18 @@ std::vector<Measurement> measure(Device& device, const MeasureOptions& options) 
     std::vector<Measurement> all;
     for (const ProductKind& kind : kinds) {
         ProductCase product(device, kind);
-        Measurement& m = all.emplace_back(product.facts());
+        Measurement& m = all.emplace_back(facts_of(device, product));
         if (stopwatch && seconds_since(start) - stopwatch->compiling() < limit)
             try_to_time(product, [&] { stopwatch->time(product, m, options.timed); });
         tell();
     }
     start = Clock::now();
     for (Measurement* m : tiles ? in_order_of_tiles(all) : std::vector<Measurement*>{}) {
-        if (has_other_tiles(*m) && seconds_since(start) < tile_limit) {
-            ProductCase product(device, m->kind);
-            try_to_time(product, [&] { stopwatch->time_tiles(product, *m); });
+        for (const auto& [rows, turns] : tile_turns(*m)) {
+            if (seconds_since(start) >= tile_limit)
+                break;
+            ProductCase product(device, m->kind, rows);
+            try_to_time(product, [&] { stopwatch->time(product, turns); });
         }
         tell();
     }

@@ -65,12 +65,12 @@ Product product_of(GemmForm form, const Operand& a, const Operand& b, const Tens
     return p;
 }
 
-ProductCase::ProductCase(Device& device, const ProductKind& kind)
+ProductCase::ProductCase(Device& device, const ProductKind& kind, std::optional<std::uint64_t> rows)
     : device_(device), make_list_(device, QueueRole::Compute, "rows of a product to be timed") {
     const Sizes sizes = sizes_of(device.info(), kind.grouping);
     facts_.kind = kind;
     facts_.groups = sizes.groups;
-    facts_.rows = rows_of(device.info(), kind.rows);
+    facts_.rows = rows.value_or(rows_of(device.info(), kind.rows));
     facts_.n = sizes.n;
     facts_.k = sizes.k;
     if (kind.grouping != Grouping::Dense)
@@ -158,8 +158,11 @@ void ProductCase::find_variants() {
     for (const Variant variant : kVariants) {
         VariantTime& v = facts_.variants.emplace_back();
         v = {variant, numeric_class(device_, p, variant), why_not(device_, p, variant)};
+        std::vector<TileTime> tiles;
         for (const auto& [tile, name] : tiles_of(device_, p, variant))
-            v.tiles.push_back({tile, name});
+            tiles.push_back({tile, name});
+        if (!tiles.empty())
+            v.tiles.push_back({facts_.rows, std::move(tiles)});
     }
 }
 

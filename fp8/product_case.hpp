@@ -21,9 +21,11 @@ Product product_of(GemmForm form, const Operand& a, const Operand& b, const Tens
 
 class ProductCase {
 public:
-    ProductCase(Device& device, const ProductKind& kind);
+    /// rows: of each group, those of usual size or fewer of the kind.
+    ProductCase(Device& device, const ProductKind& kind, std::optional<std::uint64_t> rows = {});
 
-    /// Kind, sizes, what is usual, why not the others, and their tiles; nothing timed.
+    /// Kind, sizes, what is usual, why not the others, and tiles for so many rows; nothing
+    /// timed.
     const Measurement& facts() const noexcept { return facts_; }
     /// Gives the operands memory and values. Throws Error{OutOfMemory}.
     void allocate();

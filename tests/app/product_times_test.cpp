@@ -92,7 +92,8 @@ TEST_F(ProductTimesTest, AreKeptAndReadAgain) {
         {"words", [](Json& j) { j["products"][0]["variants"]["decoded"]["ns"] = "fast"; }},
         {"a reason",
          [](Json& j) { j["products"][0]["variants"]["decoded"]["why_not"] = "it is Monday"; }},
-        {"another tile", [](Json& j) { j["products"][0]["variants"]["decoded"]["tile"] = "1x1"; }},
+        {"a tile",
+         [](Json& j) { j["products"][0]["variants"]["decoded"]["tiles"].push_back(Json()); }},
         {"no date", [](Json& j) { j.erase("measured"); }},
     };
     for (const auto& [what, change] : others)
@@ -103,47 +104,53 @@ TEST_F(ProductTimesTest, AreKeptAndReadAgain) {
 TEST_F(ProductTimesTest, TilesAreReadAgain) {
     const ProductTimes measured = measure_product_times(*device_, {});
     Json json = Json::parse(read_file(file_, 1 << 20));
-    std::size_t with_tiles = 0;
+    Json* some = nullptr;
+    for (Json& product : json["products"])
+        for (Json& variant : product["variants"])
+            if (variant.contains("tiles"))
+                for (Json& times : variant["tiles"]) {
+                    EXPECT_EQ(times["ns"], Json::object()) << "a CPU's tiles were timed";
+                    some = &times;
+                }
+    EXPECT_EQ(some != nullptr, fp8::why_not(*device_, fp8::Variant::Packed).empty());
+    if (some == nullptr)
+        return;
     for (std::size_t i = 0; i < measured.products.size(); ++i)
-        for (const fp8::VariantTime& v : measured.products[i].variants) {
-            Json& entry = json["products"][i]["variants"][fp8::to_string(v.variant)];
-            EXPECT_EQ(entry.contains("tile"), !v.tiles.empty());
-            EXPECT_FALSE(entry.contains("tiles")) << "a CPU's tiles were timed";
-            entry["tiles"]["of a later version"] = 1;
-            for (const fp8::TileTime& t : v.tiles)
-                entry["tiles"][t.name] = t.name == v.tiles.back().name ? 1000 : 2000;
-            with_tiles += v.tiles.size() > 1 ? 1 : 0;
-        }
-    EXPECT_EQ(with_tiles > 0, fp8::why_not(*device_, fp8::Variant::Packed).empty());
+        for (const fp8::VariantTime& v : measured.products[i].variants)
+            for (std::size_t t = 0; t < v.tiles.size(); ++t) {
+                Json& ns =
+                    json["products"][i]["variants"][fp8::to_string(v.variant)]["tiles"][t]["ns"];
+                ns["of a later version"] = 1;
+                for (const fp8::TileTime& tile : v.tiles[t].tiles)
+                    ns[tile.name] = &tile == &v.tiles[t].tiles.back() ? 1000 : 2000;
+            }
     write_file_durably(file_, format_checked(json));
     const auto kept = kept_product_times(*device_);
     ASSERT_TRUE(kept) << "an unknown tile is no error";
-    fp8::Choice expected(fp8::Variant::Packed), taken = expected;
+    for (const fp8::Measurement& m : kept->products)
+        for (const fp8::VariantTime& v : m.variants)
+            for (const fp8::TileTimes& times : v.tiles)
+                EXPECT_EQ(times.fastest().name, times.tiles.back().name) << to_string(m.kind);
+    const fp8::Choice usual(fp8::Variant::Packed);
+    fp8::Choice expected = usual, taken = usual;
     expected.take_tiles(kept->products);
     take_kept_tiles(*device_, taken);
     EXPECT_EQ(taken, expected);
-    EXPECT_EQ(taken == fp8::Choice(fp8::Variant::Packed), with_tiles == 0);
-    for (const fp8::Measurement& m : kept->products)
-        for (const fp8::VariantTime& v : m.variants) {
-            const fp8::TileTime* fastest = v.fastest();
-            ASSERT_EQ(fastest == nullptr, v.tiles.empty());
-            if (fastest != nullptr) {
-                EXPECT_EQ(fastest->name, v.tiles.back().name) << to_string(m.kind);
-            }
-        }
-    for (const Json& wrong : {Json(0), Json(-1), Json("fast")}) {
-        const fp8::VariantTime* v = nullptr;
-        for (const fp8::VariantTime& other : measured.products[0].variants)
-            if (!other.tiles.empty())
-                v = &other;
-        if (v == nullptr)
-            break;
-        Json damaged = json;
-        damaged["products"][0]["variants"][fp8::to_string(v->variant)]["tiles"]
-               [v->tiles.front().name] = wrong;
-        write_file_durably(file_, format_checked(damaged));
-        EXPECT_FALSE(kept_product_times(*device_)) << wrong;
-    }
+    EXPECT_NE(taken, usual);
+
+    const auto kept_with = [&](const char* what, const Json& value) {
+        const Json before = *some;
+        (*some)[what] = value;
+        write_file_durably(file_, format_checked(json));
+        *some = before;
+        return kept_product_times(*device_).has_value();
+    };
+    const std::string name = (*some)["usual"].get<std::string>();
+    EXPECT_TRUE(kept_with("ns", {{name, 7}}));
+    for (const Json& wrong : {Json(0), Json(-1), Json("fast")})
+        EXPECT_FALSE(kept_with("ns", {{name, wrong}})) << wrong;
+    EXPECT_FALSE(kept_with("usual", "1x1")) << "another tile was the usual one";
+    EXPECT_FALSE(kept_with("rows", 3));
     fs::remove(file_);
     take_kept_tiles(*device_, taken);
     EXPECT_EQ(taken, expected) << "nothing is kept";
@@ -170,8 +177,9 @@ TEST_F(ProductTimesTest, TheTableFitsATerminal) {
     m.variants = {{fp8::Variant::Decoded, "f32-sequential", "", 99999.94e-6},
                   {fp8::Variant::Packed, "packed-f16-k16", "", 1e-6},
                   {fp8::Variant::Packed, "f32-sequential", "it is Monday", 0}};
-    m.variants[1].tiles = {{{.fragments_m = 1}, "128x128", 3e-6},
-                           {{.fragments_m = 2}, "64x128 in 2, 4 ahead", 1e-6}};
+    m.variants[1].tiles = {{96,
+                            {{{.fragments_m = 1}, "128x128", 3e-6},
+                             {{.fragments_m = 2}, "64x128 in 2, 4 ahead", 1e-6}}}};
     const std::string text = format_product_times(times);
     EXPECT_NE(text.find("*99999.9 us"), std::string::npos) << text;
     EXPECT_NE(text.find("+    1.0 us"), std::string::npos) << text;

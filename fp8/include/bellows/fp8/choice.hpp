@@ -63,8 +63,8 @@ public:
     Variant at(const ProductKind& kind) const;
     Variant otherwise() const noexcept { return otherwise_; }
 
-    /// From now on variants have the tiles that were fastest on this device, where they would have
-    /// the tile that a measured product of the kind usually has.
+    /// From now on variants have the tiles that were fastest on this device: each in the place of
+    /// the usual one that it was timed against, for products of that kind.
     void take_tiles(const std::vector<Measurement>& measurements);
 
     /// The variant that the product takes, never Device: the table's, or where that one cannot
@@ -86,6 +86,8 @@ private:
 
     static constexpr std::size_t kPlaces = 3 * 3 * 3 * ProductKind::kMostRows.size();
     static std::size_t place_of(const ProductKind& kind);
+    Tile tile(const ProductKind& kind, Variant variant,
+              const std::vector<NamedTile>& possible) const;
 
     Variant otherwise_;
     std::array<Variant, kPlaces> table_{}; ///< Device: no entry
@@ -107,19 +109,25 @@ struct TileTime {
     double seconds = 0; ///< 0: not timed
 };
 
+/// Tiles that were timed side by side, of which a variant usually takes the first.
+struct TileTimes {
+    std::uint64_t rows = 0;      ///< of each group
+    std::vector<TileTime> tiles; ///< tiles()
+
+    /// The usual one unless another is faster by more than clocks waver.
+    const TileTime& fastest() const;
+};
+
 /// A variant at a product of some kind.
 struct VariantTime {
     Variant variant = Variant::Decoded;
     std::string numeric_class;
     std::string why_not; ///< "" when it can compute it
     double seconds = 0;  ///< in the usual tile; 0: not timed
-    /// tiles(), the usual one first, all timed side by side
-    std::vector<TileTime> tiles{};
+    /// At Measurement::rows, then at fewer rows of the kind for which another tile is usual.
+    std::vector<TileTimes> tiles{};
 
-    /// The fastest tile; the usual one unless another is faster by more than clocks waver; null
-    /// without tiles.
-    const TileTime* fastest() const;
-    /// In that tile.
+    /// At Measurement::rows in the fastest tile.
     double least_seconds() const;
 };
 
