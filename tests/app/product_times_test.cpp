@@ -3,7 +3,11 @@
 #include "app/checked_json.hpp"
 #include "app/file_io.hpp"
 #include "app/product_times.hpp"
+#include "app/run_checkpoint.hpp"
+#include "app/run_kernels.hpp"
+#include "app/trainer.hpp"
 
+#include "small_run.hpp"
 #include "support/temporary_folder.hpp"
 #include "support/test_device.hpp"
 
@@ -30,6 +34,21 @@ protected:
         options.pipeline_cache_file = folder_.path() / "cache" / "pipelines.bin";
         device_ = testing::make_device(options);
         file_ = product_times_file(*device_);
+    }
+
+    /// Training, and a program that reads what was trained; the choice is "packed", and tiles.
+    void expect_runs_take(const fp8::Choice& packed) {
+        TrainOptions options;
+        options.config = small_run();
+        options.config.train.precision = "fp8";
+        options.out = folder_.path();
+        World world = World::single();
+        Trainer trainer(*device_, world, options.config, {}, {{{"fp8", "packed"}}, true});
+        EXPECT_EQ(trainer.parameters().products(), packed);
+        EXPECT_EQ(trainer.chosen_kernels().at("fp8"), "packed") << "a tile decides no bits";
+        const auto saved = save_checkpoint(options, trainer, world, 1);
+        device_->wait_idle();
+        EXPECT_EQ(products_of(Checkpoint::open(saved), *device_), packed);
     }
 
     TemporaryFolder folder_;
@@ -137,6 +156,7 @@ TEST_F(ProductTimesTest, TilesAreReadAgain) {
     take_kept_tiles(*device_, taken);
     EXPECT_EQ(taken, expected);
     EXPECT_NE(taken, usual);
+    expect_runs_take(expected);
 
     const auto kept_with = [&](const char* what, const Json& value) {
         const Json before = *some;

@@ -5,6 +5,7 @@
 #include <bellows/fp8/choice.hpp>
 #include <bellows/fp8/tiles.hpp>
 
+#include <bit>
 #include <set>
 
 namespace bellows {
@@ -120,6 +121,45 @@ TEST_F(Fp8Tiles, OfStreamedWeightsGiveTheSameBits) {
                      : std::vector<std::uint64_t>{17, 24, 31, 48, 64, 101};
         for (const std::uint64_t m : rows)
             expect_same_bits(Variant::Streamed, GemmForm::NT, {m, cpu ? 72u : 300u, 1300});
+    }
+}
+
+/// Groups of 3, 0, 19 and 1 rows, each in a block of its own.
+TEST_F(Fp8Tiles, OfGroupsGiveTheSameBits) {
+    const std::uint64_t groups = 4, most = 20, n = 72, k = 400;
+    const bool cpu = device().info().is_cpu;
+    std::vector<Variant> variants;
+    if (stream_on_units(true)) // on CPUs one kernel must do
+        variants.push_back(Variant::Streamed);
+    if (!variants.empty() && !cpu)
+        variants.push_back(Variant::Packed);
+    const Buffer counts = workspace(groups * 4);
+    const std::uint32_t rows_of_groups[] = {3, 0, 19, 1};
+    device().upload(counts.view(), std::span<const std::uint32_t>(rows_of_groups));
+    const fp8::GroupedRows rows = fp8::unlisted_rows(
+        GroupLayout::masked(TensorView::contiguous(counts.view(), DType::U32, {groups}), most));
+    const Input a = input(kind(Blocks::Rows128), {groups, most, k}, 1),
+                b = input(kind(Blocks::Blocks128), {groups, n, k}, 2);
+    const Buffer scratch =
+        workspace(fp8::gemm_workspace_bytes(device(), *a.operand, *b.operand, rows));
+    for (const Variant variant : variants) {
+        const auto bits = [&](const fp8::Tile& tile) {
+            const OpTensor d = padded(DType::F32, {groups, most, n});
+            run([&](Recording& r) {
+                fp8::m_grouped_gemm_nt_masked(r, *a.operand, *b.operand, d, rows, false,
+                                              scratch.view(), {variant, tile});
+            });
+            std::vector<std::uint32_t> all;
+            for (const float value : read(d.view))
+                all.push_back(std::bit_cast<std::uint32_t>(value)); // untouched ones, too
+            return all;
+        };
+        const auto usual = bits({});
+        const auto tiles = fp8::tiles(device(), variant, GemmForm::NT, *a.operand, *b.operand,
+                                      padded(DType::F32, {groups, most, n}).view, &rows);
+        EXPECT_GT(tiles.size(), 1u);
+        for (const NamedTile& t : tiles)
+            EXPECT_EQ(bits(t.tile), usual) << to_string(variant) << " " << t.name;
     }
 }
 
