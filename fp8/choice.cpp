@@ -179,6 +179,8 @@ Way Choice::way(const Device& device, GemmForm form, const Operand& a, const Ope
         wanted = usual_variant(device, p);
     if (!kind || !why_not(device, p, wanted).empty())
         return Variant::Decoded;
+    if (tiles_.empty())
+        return wanted;
     return {wanted, tile(*kind, wanted, tiles_of(device, p, wanted))};
 }
 

@@ -265,11 +265,11 @@ void record_packed(Recording& recording, const char* op, const Product& p, const
     const bool tn = p.form == GemmForm::TN, grouped = p.rows != nullptr;
     const GroupedRows* rows = grouped && !tn ? p.rows : nullptr;
     const GroupLayout* sums = grouped && tn ? &p.rows->layout : nullptr;
-    Cut cut = cut_for(device, rows_of(p)).value();
+    Cut whole = cut_for(device, rows_of(p)).value();
     if (tile != Tile{})
-        cut.tile = tile;
-    const Tile& t = cut.tile;
-    const MatrixUnits& units = cut.units;
+        whole.tile = tile;
+    const MatrixUnits& units = whole.units;
+    const Tile& cut = whole.tile;
     const Source of_a{*p.a.quantized, Side::A, tn, rows, sums};
     const Source of_b{*p.b.quantized, Side::B, p.form != GemmForm::NT, nullptr, sums};
     BufferView memory = p.b.prepacked ? p.b.prepacked->memory : workspace;
@@ -289,48 +289,49 @@ void record_packed(Recording& recording, const char* op, const Product& p, const
                          p.d.buffer.offset % (4 * size_of(p.d.dtype)) == 0;
     using K = kernels::Fp8PackedGemm;
     const BufferView nothing = a.image;
-    const K kernel{.variant = bf16 ? K::Variant::f16_bf16 : K::Variant::f16_f32,
-                   .constants = {.local_size = units.subgroup * t.warps_m * t.warps_n * t.warps_k,
-                                 .subgroup = units.subgroup,
-                                 .mma_m = units.shape.m,
-                                 .mma_n = units.shape.n,
-                                 .mma_k = units.shape.k,
-                                 .fragments_m = t.fragments_m,
-                                 .fragments_n = t.fragments_n,
-                                 .warps_m = t.warps_m,
-                                 .warps_n = t.warps_n,
-                                 .warps_k = t.warps_k,
-                                 .together = cut.together(),
-                                 .exact = t.exact ? 1u : 0u,
-                                 .b_ahead = t.ahead,
-                                 .own_scales = own_scales(*p.b.quantized) ? 1u : 0u,
-                                 .by_sum = sums != nullptr ? 1u : 0u,
-                                 .by_rows = tn ? 0u : 1u,
-                                 .d_by_slot = d_by_slot ? 1u : 0u,
-                                 .aligned = aligned ? 1u : 0u,
-                                 // lavapipe compiles long loops for a minute
-                                 .at_once = device.info().is_cpu ? 1u : 4u},
-                   .tiles = rows != nullptr ? rows->tiles.tiles : nothing,
-                   .begins = sums != nullptr ? p.rows->tiles.rows.begins.buffer : nothing,
-                   .ends = grouped ? p.rows->tiles.rows.ends.buffer : nothing,
-                   .a_image = a.image,
-                   .a_scales = a.scales,
-                   .a_peaks = a.peaks,
-                   .a_spread = a.spread,
-                   .b_image = b.image,
-                   .b_factors = b.factors,
-                   .b_scales = b.scales,
-                   .b_peaks = b.peaks,
-                   .b_spread = b.spread,
-                   .slots = d_by_slot ? rows->slots.buffer : nothing,
-                   .d = p.d.buffer,
-                   .m = operands.u32("M", d.rows),
-                   .n = operands.u32("N", d.columns),
-                   .blocks = operands.u32("blocks", a.blocks),
-                   .ldd = operands.u32("the stride of d", ld),
-                   .stride_d = operands.u32("the stride of d", stride_d),
-                   .from_list = rows != nullptr ? 1u : 0u,
-                   .accumulate = p.accumulate ? 1u : 0u};
+    const K kernel{
+        .variant = bf16 ? K::Variant::f16_bf16 : K::Variant::f16_f32,
+        .constants = {.local_size = units.subgroup * cut.warps_m * cut.warps_n * cut.warps_k,
+                      .subgroup = units.subgroup,
+                      .mma_m = units.shape.m,
+                      .mma_n = units.shape.n,
+                      .mma_k = units.shape.k,
+                      .fragments_m = cut.fragments_m,
+                      .fragments_n = cut.fragments_n,
+                      .warps_m = cut.warps_m,
+                      .warps_n = cut.warps_n,
+                      .warps_k = cut.warps_k,
+                      .together = whole.together(),
+                      .exact = cut.exact ? 1u : 0u,
+                      .b_ahead = cut.ahead,
+                      .own_scales = own_scales(*p.b.quantized) ? 1u : 0u,
+                      .by_sum = sums != nullptr ? 1u : 0u,
+                      .by_rows = tn ? 0u : 1u,
+                      .d_by_slot = d_by_slot ? 1u : 0u,
+                      .aligned = aligned ? 1u : 0u,
+                      // lavapipe compiles long loops for a minute
+                      .at_once = device.info().is_cpu ? 1u : 4u},
+        .tiles = rows != nullptr ? rows->tiles.tiles : nothing,
+        .begins = sums != nullptr ? p.rows->tiles.rows.begins.buffer : nothing,
+        .ends = grouped ? p.rows->tiles.rows.ends.buffer : nothing,
+        .a_image = a.image,
+        .a_scales = a.scales,
+        .a_peaks = a.peaks,
+        .a_spread = a.spread,
+        .b_image = b.image,
+        .b_factors = b.factors,
+        .b_scales = b.scales,
+        .b_peaks = b.peaks,
+        .b_spread = b.spread,
+        .slots = d_by_slot ? rows->slots.buffer : nothing,
+        .d = p.d.buffer,
+        .m = operands.u32("M", d.rows),
+        .n = operands.u32("N", d.columns),
+        .blocks = operands.u32("blocks", a.blocks),
+        .ldd = operands.u32("the stride of d", ld),
+        .stride_d = operands.u32("the stride of d", stride_d),
+        .from_list = rows != nullptr ? 1u : 0u,
+        .accumulate = p.accumulate ? 1u : 0u};
     const std::uint64_t n_tiles = div_up(d.columns, kTile);
     if (rows == nullptr) {
         recording.dispatch(kernel,
