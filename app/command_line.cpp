@@ -60,9 +60,11 @@ Examples:
   bellows info --model my.toml
 
 --kernels times each way of computing FP8 products that a device has, at sizes of decoding and of
-training; that takes seconds once, and is kept in the user's cache folder. Runs take the fastest
-variant whose bits are those of the usual one, and their checkpoints keep the choice; with
-BELLOWS_FP8_VARIANTS=measured they take the fastest, with =decoded one that every device has.)";
+training, and then in other tiles, which give the same bits; that takes up to a minute once, and is
+kept in the user's cache folder for all devices of one name. Runs take the fastest variant whose
+bits are those of the usual one, and their checkpoints keep the choice; with
+BELLOWS_FP8_VARIANTS=measured they take the fastest, with =decoded one that every device has. Tiles
+are not part of the choice: each device takes those that were fastest there.)";
 
 constexpr const char* kSelftestExamples = R"(
 Checks every codec and op against f64 arithmetic on the host, the expert exchange on one rank and on

@@ -76,9 +76,19 @@ std::string cell_of(const fp8::Measurement& m, const fp8::VariantTime& v, Notes&
     if (v.seconds <= 0)
         return std::string(mark) + "   not timed";
     std::array<char, 64> text{};
-    std::snprintf(text.data(), text.size(), "%s%7.1f us %11s", mark, v.seconds * 1e6,
-                  rate_of(m, v.seconds).c_str());
+    std::snprintf(text.data(), text.size(), "%s%7.1f us %11s", mark, v.least_seconds() * 1e6,
+                  rate_of(m, v.least_seconds()).c_str());
     return text.data();
+}
+
+/// The name of a tile that is not the usual one.
+std::string tile_of(const fp8::VariantTime& v) {
+    const bool usual = v.tiles.empty() || &v.tiles[0].fastest() == &v.tiles[0].tiles[0];
+    return usual ? "" : "   " + v.tiles[0].fastest().name;
+}
+
+std::string without_trailing(std::string line) {
+    return line.erase(line.find_last_not_of(' ') + 1);
 }
 
 std::string line_of(const fp8::Measurement& m, Notes& notes) {
@@ -89,9 +99,13 @@ std::string line_of(const fp8::Measurement& m, Notes& notes) {
                        padded((m.groups > 1 ? std::to_string(m.groups) + "x" : "") +
                                   (tn ? n + "x" + k + "x" + rows : rows + "x" + n + "x" + k),
                               17);
-    for (const fp8::VariantTime& v : m.variants)
+    std::string tiles(line.size(), ' ');
+    for (const fp8::VariantTime& v : m.variants) {
         line += padded(cell_of(m, v, notes), 24);
-    return line.erase(line.find_last_not_of(' ') + 1) + "\n";
+        tiles += padded(tile_of(v), 24);
+    }
+    tiles = without_trailing(tiles);
+    return without_trailing(line) + "\n" + (tiles.empty() ? "" : tiles + "\n");
 }
 
 std::string title_of(const fp8::Measurement& m) {
@@ -101,7 +115,7 @@ std::string title_of(const fp8::Measurement& m) {
                        padded(m.groups > 1 ? "groups x MxNxK" : "MxNxK", 17);
     for (const fp8::VariantTime& v : m.variants)
         line += padded(std::string("   ") + fp8::to_string(v.variant), 24);
-    return line.erase(line.find_last_not_of(' ') + 1) + "\n";
+    return without_trailing(line) + "\n";
 }
 
 } // namespace
@@ -110,7 +124,8 @@ std::string format_product_times(const ProductTimes& times) {
     std::string text = "FP8 products, measured " + times.measured +
                        (times.file.empty() ? "" : ", kept in\n  " + times.file.string()) + "\n" +
                        "* what a run takes: the fastest of the usual numeric class.  + faster, "
-                       "with other bits.\n";
+                       "with other bits.\n" +
+                       "Below a time the tile that was faster than the usual one.\n";
     Notes notes;
     const fp8::Measurement* last = nullptr;
     for (const fp8::Measurement& m : times.products) {

@@ -9,6 +9,7 @@
 #include <bellows/engine/gemm_plan.hpp>
 #include <bellows/kernels/kernels.hpp>
 
+#include <algorithm>
 #include <cmath>
 #include <ctime>
 #include <system_error>
@@ -23,7 +24,7 @@ namespace {
 namespace fs = std::filesystem;
 using Json = nlohmann::json;
 
-constexpr std::uint64_t kFormat = 1;
+constexpr std::uint64_t kFormat = 2; // with tiles
 constexpr std::uint64_t kLargestFile = std::uint64_t{4} << 20;
 
 /// Of what the shaders were compiled to.
@@ -40,13 +41,13 @@ std::string build_of_kernels() {
     return hex32(sum);
 }
 
-/// What times depend on, as the file says it.
+/// What times depend on, as the file says it: devices of one name share them.
 Json key_of(const Device& device) {
     const DeviceInfo& info = device.info();
     return {{"format", kFormat},
             {"bellows", kVersion},
             {"kernels", build_of_kernels()},
-            {"device", {{"name", info.name}, {"driver", info.driver}, {"uuid", info.uuid}}},
+            {"device", {{"name", info.name}, {"driver", info.driver}}},
             {"bf16_products", gemm_class(device).name}};
 }
 
@@ -59,8 +60,36 @@ std::string now() {
     return text;
 }
 
-std::uint64_t nanoseconds(const fp8::VariantTime& v) {
-    return static_cast<std::uint64_t>(std::llround(v.seconds * 1e9));
+std::uint64_t nanoseconds(double seconds) {
+    return static_cast<std::uint64_t>(std::llround(seconds * 1e9));
+}
+
+/// Every time in it.
+template <class Function>
+void for_each_time(std::vector<fp8::Measurement>& products, Function function) {
+    for (fp8::Measurement& m : products)
+        for (fp8::VariantTime& v : m.variants) {
+            function(v.seconds);
+            for (fp8::TileTimes& times : v.tiles)
+                for (fp8::TileTime& t : times.tiles)
+                    function(t.seconds);
+        }
+}
+
+/// From what nanoseconds() gave; false where that is no time.
+bool take_seconds(double& seconds, const Json& ns) {
+    if (!ns.is_number_unsigned() || ns == 0)
+        return false;
+    seconds = static_cast<double>(ns.get<std::uint64_t>()) * 1e-9;
+    return true;
+}
+
+Json json_of(const fp8::TileTimes& times) {
+    Json ns = Json::object();
+    for (const fp8::TileTime& t : times.tiles)
+        if (t.seconds > 0)
+            ns[t.name] = nanoseconds(t.seconds);
+    return {{"rows", times.rows}, {"usual", times.tiles.front().name}, {"ns", ns}};
 }
 
 Json json_of(const fp8::Measurement& m) {
@@ -71,7 +100,9 @@ Json json_of(const fp8::Measurement& m) {
         if (!v.why_not.empty())
             entry["why_not"] = v.why_not;
         else if (v.seconds > 0)
-            entry["ns"] = nanoseconds(v);
+            entry["ns"] = nanoseconds(v.seconds);
+        for (const fp8::TileTimes& times : v.tiles)
+            entry["tiles"].push_back(json_of(times));
     }
     return {{"kind", fp8::to_string(m.kind)},
             {"groups", m.groups},
@@ -82,24 +113,36 @@ Json json_of(const fp8::Measurement& m) {
             {"variants", variants}};
 }
 
+/// A name that is none of this version's says nothing. False where another tile was the usual one.
+bool take_times(fp8::TileTimes& times, const Json& json) {
+    if (json.at("rows") != times.rows || json.at("usual") != times.tiles.front().name)
+        return false;
+    const Json& ns = json.at("ns");
+    return std::all_of(times.tiles.begin(), times.tiles.end(), [&](fp8::TileTime& t) {
+        return !ns.contains(t.name) || take_seconds(t.seconds, ns.at(t.name));
+    });
+}
+
+bool take_times(fp8::VariantTime& v, const Json& entry) {
+    const Json tiles = entry.value("tiles", Json::array());
+    if (entry.contains("why_not") == v.why_not.empty() || tiles.size() != v.tiles.size() ||
+        (entry.contains("ns") && !take_seconds(v.seconds, entry.at("ns"))))
+        return false;
+    for (std::size_t i = 0; i < tiles.size(); ++i)
+        if (!take_times(v.tiles[i], tiles.at(i)))
+            return false;
+    return true;
+}
+
 /// Takes the times of a product from what json_of() wrote; false where that is another product.
 bool take_times(fp8::Measurement& m, const Json& json) {
     if (json.at("kind") != fp8::to_string(m.kind) || json.at("groups") != m.groups ||
         json.at("rows") != m.rows || json.at("n") != m.n || json.at("k") != m.k ||
         json.at("variants").size() != m.variants.size())
         return false;
-    for (fp8::VariantTime& v : m.variants) {
-        const Json& entry = json.at("variants").at(fp8::to_string(v.variant));
-        if (entry.contains("why_not") == v.why_not.empty())
-            return false;
-        if (!entry.contains("ns"))
-            continue;
-        const Json& ns = entry.at("ns");
-        if (!ns.is_number_unsigned() || ns == 0)
-            return false;
-        v.seconds = static_cast<double>(ns.get<std::uint64_t>()) * 1e-9;
-    }
-    return true;
+    return std::all_of(m.variants.begin(), m.variants.end(), [&](fp8::VariantTime& v) {
+        return take_times(v, json.at("variants").at(fp8::to_string(v.variant)));
+    });
 }
 
 std::optional<ProductTimes> from_json(Device& device, const Json& json) {
@@ -145,7 +188,7 @@ fs::path product_times_file(const Device& device) {
     if (cache.empty())
         return {};
     const DeviceInfo& info = device.info();
-    const std::string key = info.uuid + info.name + info.driver + gemm_class(device).name;
+    const std::string key = info.name + info.driver + gemm_class(device).name;
     return cache.parent_path() /
            ("fp8-products." + hex32(crc32_of(key.data(), key.size())) + ".json");
 }
@@ -172,17 +215,22 @@ ProductTimes
 measure_product_times(Device& device,
                       std::function<void(std::uint64_t done, std::uint64_t total)> on_progress) {
     ProductTimes times;
-    const auto timed = device.info().is_cpu ? fp8::Timed::Usual : fp8::Timed::All;
+    const auto timed = device.info().is_cpu ? fp8::Timed::Usual : fp8::Timed::Tiles;
     times.products = fp8::measure(device, {.timed = timed, .on_progress = std::move(on_progress)});
-    for (fp8::Measurement& m : times.products) // as they will be read
-        for (fp8::VariantTime& v : m.variants)
-            v.seconds = static_cast<double>(nanoseconds(v)) * 1e-9;
+    for_each_time(times.products, [](double& seconds) { // as they will be read
+        seconds = static_cast<double>(nanoseconds(seconds)) * 1e-9;
+    });
     times.measured = now();
     times.file = product_times_file(device);
     device.save_pipeline_cache();
     if (!times.file.empty())
         keep(device, times);
     return times;
+}
+
+void take_kept_tiles(Device& device, fp8::Choice& choice) {
+    if (const auto kept = kept_product_times(device))
+        choice.take_tiles(kept->products);
 }
 
 Json json_of(const ProductTimes& times) {
@@ -192,6 +240,10 @@ Json json_of(const ProductTimes& times) {
         Json entry = json_of(m);
         entry["chosen"] = fp8::to_string(fp8::fastest(m, fp8::Bits::Usual));
         entry["fastest"] = fp8::to_string(fp8::fastest(m, fp8::Bits::Any));
+        for (const fp8::VariantTime& v : m.variants)
+            for (std::size_t i = 0; i < v.tiles.size(); ++i)
+                entry["variants"][fp8::to_string(v.variant)]["tiles"][i]["fastest"] =
+                    v.tiles[i].fastest().name;
         json["products"].push_back(std::move(entry));
     }
     return json;

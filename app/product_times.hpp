@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: MIT
 #pragma once
 
-// How fast a device computes FP8 products in each way that it has (fp8/choice.hpp), measured once
-// and kept in the folder of the pipeline cache. The thread that records.
+// How fast a device computes FP8 products in each variant and tile that it has (fp8/choice.hpp),
+// measured once and kept in the folder of the pipeline cache. The thread that records.
 
 #include <bellows/engine/device.hpp>
 #include <bellows/fp8/choice.hpp>
@@ -24,7 +24,7 @@ struct ProductTimes {
     std::filesystem::path file; ///< where they are kept; "": nowhere
 };
 
-/// The file of this device, its driver and its class of bf16 products, beside
+/// The file of devices of this name, with this driver and class of bf16 products, beside
 /// DeviceOptions::pipeline_cache_file; "" without that.
 std::filesystem::path product_times_file(const Device& device);
 
@@ -36,6 +36,9 @@ std::optional<ProductTimes> kept_product_times(Device& device);
 ProductTimes
 measure_product_times(Device& device,
                       std::function<void(std::uint64_t done, std::uint64_t total)> on_progress);
+
+/// The tiles that were fastest on this device; the usual ones where nothing is kept.
+void take_kept_tiles(Device& device, fp8::Choice& choice);
 
 /// For a report: each product with its variants, what runs take and what would be fastest.
 nlohmann::json json_of(const ProductTimes& times);

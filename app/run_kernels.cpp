@@ -71,13 +71,15 @@ fp8::Choice products_of(const Checkpoint& checkpoint, Device& device) {
     if (const std::string wanted = wanted_variants();
         !wanted.empty() && wanted != "usual" && wanted != "measured")
         text = wanted;
+    fp8::Choice choice(fp8::Variant::Decoded);
     try {
-        return fp8::parse_choice(device, text);
+        choice = fp8::parse_choice(device, text);
     } catch (const Error& error) {
         if (error.code() != ErrorCode::Unsupported)
             throw;
-        return fp8::Choice(fp8::Variant::Decoded);
     }
+    take_kept_tiles(device, choice);
+    return choice;
 }
 
 } // namespace bellows

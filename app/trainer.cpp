@@ -3,6 +3,7 @@
 
 #include "app/gradient_reduction.hpp"
 #include "app/optimizer.hpp"
+#include "app/product_times.hpp"
 
 #include <bellows/comm/message.hpp>
 #include <bellows/engine/error.hpp>
@@ -383,6 +384,7 @@ void Trainer::Impl::agree_on_products(const KernelChoice& wanted) {
         why_decoded = {reinterpret_cast<const char*>(lacking->data()), lacking->size()};
         choice = fp8::Choice(fp8::Variant::Decoded);
     }
+    take_kept_tiles(device, choice);
     parameters.use_products(choice);
 }
 

@@ -35,6 +35,7 @@ memory that operands and workspace take.
                              prepacked: fp8 weights packed once, before the clock starts
   --scales pow2|f32          of fp8 operands (default pow2)
   --variant NAME             device (default: what suits it), decoded, packed or streamed; see fp8/gemm.hpp
+  --tiles                    times every tile of --variant packed or streamed, the usual one first
   --stream MxNxWxKxA,...     tiles of streamed products on matrix units, through workgroup memory: M x N
                              matrices per subgroup, W subgroups along N, steps of K k, loads A steps ahead
   --direct MxNxWxAxS,...     the same straight to registers, S subgroups along K, loads A blocks of 128 k
@@ -140,12 +141,10 @@ class BenchGroupedGemm : public Program {
         const bool cpu = device.info().is_cpu;
         for (const auto& [layout, shape] : chosen(cpu))
             for (const Pair& pair : pairs_)
-                for (const auto& tile : tiles_)
-                    add_product(device, {layout, shape, pair.a, pair.b, d_, variant_}, tile);
+                add_product(device, {layout, shape, pair.a, pair.b, d_, variant_});
         for (const MulMatIdShape& shape : ids_.value_or(usual_ids(cpu)))
             for (const Pair& pair : pairs_)
-                for (const auto& tile : tiles_)
-                    add_ids(device, shape, pair, tile);
+                add_ids(device, shape, pair);
     }
 
     static GroupedLayout layout_of(const std::string& word) {
@@ -188,6 +187,9 @@ class BenchGroupedGemm : public Program {
             variant_ = fp8::Variant::Streamed;
         else if (variant != "device")
             refuse("--variant: \"" + variant + "\" is none");
+        own_tiles_ = arguments.flag("--tiles");
+        if (own_tiles_ && (tiles_[0] || variant == "device" || variant == "decoded"))
+            refuse("--tiles goes with --variant packed or streamed, without --stream and --direct");
     }
 
     void take_tiles(Arguments& arguments, const char* name, const char* form) {
@@ -242,26 +244,43 @@ class BenchGroupedGemm : public Program {
         return text;
     }
 
-    void add_product(Device& device, const GroupedCase& c, const Tile& tile) {
-        add_benchmark(std::string(name_of(c.layout)) + "/" + name_of(c.shape) + "/" + name_of(c.a) +
-                          "x" + name_of(c.b) + suffix(tile),
-                      [this, &device, c, tile](benchmark::State& state) {
-                          if (tile)
-                              force_stream_tile(device, *tile);
-                          GroupedProduct product(device, c);
-                          time(state, product.data(), product.workload(), {c.a, c.b});
-                      });
+    void add_product(Device& device, const GroupedCase& c) {
+        const std::string name = std::string(name_of(c.layout)) + "/" + name_of(c.shape) + "/" +
+                                 name_of(c.a) + "x" + name_of(c.b);
+        add_ways(device, name, {c.a, c.b}, [&device, c](const fp8::Way& way) {
+            GroupedCase in_this_way = c;
+            in_this_way.way = way;
+            return GroupedProduct(device, in_this_way);
+        });
     }
 
-    void add_ids(Device& device, const MulMatIdShape& shape, const Pair& pair, const Tile& tile) {
-        add_benchmark("mul_mat_id/" + name_of(shape) + "/" + name_of(pair.a) + "x" +
-                          name_of(pair.b) + suffix(tile),
-                      [this, &device, shape, pair, tile](benchmark::State& state) {
-                          if (tile)
-                              force_stream_tile(device, *tile);
-                          MulMatId product(device, shape, pair.a, pair.b, variant_);
-                          time(state, product.data(), product.workload(), pair);
-                      });
+    void add_ids(Device& device, const MulMatIdShape& shape, const Pair& pair) {
+        const std::string name =
+            "mul_mat_id/" + name_of(shape) + "/" + name_of(pair.a) + "x" + name_of(pair.b);
+        add_ways(device, name, pair, [&device, shape, pair](const fp8::Way& way) {
+            return MulMatId(device, shape, pair.a, pair.b, way);
+        });
+    }
+
+    /// A row for each tile that is asked for, of the product that make(Way) returns.
+    template <class Make>
+    void add_ways(Device& device, const std::string& name, const Pair& pair, Make make) {
+        const auto own = own_tiles_ ? make(variant_).tiles() : std::vector<fp8::NamedTile>{};
+        for (const auto& [tile, tile_name] : own)
+            add_way(device, name + "/" + tile_name, pair, make, {variant_, tile}, std::nullopt);
+        for (const auto& forced : own.empty() ? tiles_ : std::vector<Tile>{})
+            add_way(device, name + suffix(forced), pair, make, variant_, forced);
+    }
+
+    template <class Make>
+    void add_way(Device& device, const std::string& name, const Pair& pair, Make make,
+                 const fp8::Way& way, const Tile& forced) {
+        add_benchmark(name, [this, &device, pair, make, way, forced](benchmark::State& state) {
+            if (forced)
+                force_stream_tile(device, *forced);
+            auto product = make(way);
+            time(state, product.data(), product.workload(), pair);
+        });
     }
 
     void time(benchmark::State& state, OpData& data, const Workload& workload,
@@ -282,7 +301,8 @@ class BenchGroupedGemm : public Program {
     std::vector<Pair> pairs_;
     DType d_ = DType::BF16;
     fp8::Variant variant_ = fp8::Variant::Device;
-    std::vector<Tile> tiles_ = {std::nullopt};
+    std::vector<Tile> tiles_ = {std::nullopt}; ///< forced
+    bool own_tiles_ = false;
     Ceiling copy_, fma_, matrix_;
 };
 

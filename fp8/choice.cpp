@@ -4,6 +4,7 @@
 #include "operands.hpp"
 #include "product.hpp"
 #include "product_case.hpp"
+#include "tiles.hpp"
 
 #include <bellows/engine/error.hpp>
 
@@ -160,14 +161,37 @@ Variant Choice::at(const ProductKind& kind) const {
     return entry == Variant::Device ? otherwise_ : entry;
 }
 
-Variant Choice::variant(const Device& device, GemmForm form, const Operand& a, const Operand& b,
-                        const TensorView& d, const GroupedRows* rows) const {
+void Choice::take_tiles(const std::vector<Measurement>& measurements) {
+    tiles_.clear();
+    for (const Measurement& m : measurements)
+        for (const VariantTime& v : m.variants)
+            for (const TileTimes& t : v.tiles)
+                if (t.fastest().tile != t.tiles.front().tile)
+                    tiles_.push_back({m.kind, v.variant, t.tiles.front().tile, t.fastest().tile});
+}
+
+Way Choice::way(const Device& device, GemmForm form, const Operand& a, const Operand& b,
+                const TensorView& d, const GroupedRows* rows) const {
     const Product p = product_of(form, a, b, d, rows);
     const auto kind = kind_of(p);
     Variant wanted = kind ? at(*kind) : otherwise_;
     if (wanted == Variant::Device)
         wanted = usual_variant(device, p);
-    return kind && why_not(device, p, wanted).empty() ? wanted : Variant::Decoded;
+    if (!kind || !why_not(device, p, wanted).empty())
+        return Variant::Decoded;
+    if (tiles_.empty())
+        return wanted;
+    return {wanted, tile(*kind, wanted, tiles_of(device, p, wanted))};
+}
+
+/// Tile{} for the usual one.
+Tile Choice::tile(const ProductKind& kind, Variant variant,
+                  const std::vector<NamedTile>& possible) const {
+    const auto other = std::find_if(tiles_.begin(), tiles_.end(), [&](const OtherTile& o) {
+        return o.kind == kind && o.variant == variant && !possible.empty() &&
+               o.usual == possible.front().tile;
+    });
+    return other != tiles_.end() && contains(possible, other->tile) ? other->tile : Tile{};
 }
 
 std::string describe(Device& device, const Choice& choice) {
@@ -221,6 +245,22 @@ double Measurement::bytes() const {
            2 * a * static_cast<double>(n);
 }
 
+const TileTime& TileTimes::fastest() const {
+    const TileTime* best = &tiles.front();
+    for (const TileTime& t : tiles) {
+        const double margin = best == &tiles.front() ? kMargin : 1;
+        if (t.seconds > 0 && t.seconds * margin < best->seconds)
+            best = &t;
+    }
+    return *best;
+}
+
+double VariantTime::least_seconds() const {
+    if (tiles.empty() || &tiles.front().fastest() == &tiles.front().tiles.front())
+        return seconds;
+    return tiles.front().fastest().seconds;
+}
+
 Variant fastest(const Measurement& m, Bits bits) {
     const VariantTime* usual = find(m, m.usual);
     if (usual == nullptr || !(usual->seconds > 0))
@@ -229,7 +269,8 @@ Variant fastest(const Measurement& m, Bits bits) {
     for (const VariantTime& v : m.variants) {
         const bool may = bits == Bits::Any || v.numeric_class == usual->numeric_class;
         const double margin = best == usual ? kMargin : 1;
-        if (may && v.why_not.empty() && v.seconds > 0 && v.seconds * margin < best->seconds)
+        if (may && v.why_not.empty() && v.seconds > 0 &&
+            v.least_seconds() * margin < best->least_seconds())
             best = &v;
     }
     return best->variant;
@@ -239,6 +280,7 @@ Choice choose(const std::vector<Measurement>& measurements, Bits bits) {
     Choice choice(Variant::Decoded);
     for (const Measurement& m : measurements)
         choice.set(m.kind, fastest(m, bits));
+    choice.take_tiles(measurements);
     return choice;
 }
 

@@ -45,6 +45,13 @@ bool fits(const DeviceInfo& info, const Cut& c) {
            shared_bytes(c) <= info.shared_memory_bytes && 8 % (c.shape.k / c.slots.per_k) == 0;
 }
 
+/// For sums, those of a block, and operands of the blocks ahead.
+std::uint64_t registers(const DeviceInfo& info, const Cut& c) {
+    const std::uint64_t columns = std::uint64_t{c.shape.m} * c.tile.fragments_n;
+    return (2 * c.rows() * columns + c.tile.ahead * (c.rows() + columns) * kScaleColumns / 4) /
+           info.subgroup_size;
+}
+
 /// Those of fewest columns, the largest of them.
 std::optional<MatrixShape> matrix_shape(const DeviceInfo& info) {
     std::optional<MatrixShape> best;
@@ -173,9 +180,19 @@ std::string few_rows_class(const Device& device, const Product& p) {
            std::to_string(cut.shape.k);
 }
 
-void record_few_rows(Recording& recording, const char* op, const Product& p) {
+std::vector<NamedTile> few_rows_tiles(const Device& device, const Product& p) {
+    return changed_tiles(
+        device.info(), cut_for(device, expected_rows(p)).value(),
+        {[](StreamTile& t) { t.ahead = 2; }, [](StreamTile& t) { t.fragments_n /= 2; },
+         [](StreamTile& t) { t.fragments_n /= 2, t.ahead = 2; },
+         [](StreamTile& t) { t.warps *= 2; }, [](StreamTile& t) { t.fragments_m /= 2; }});
+}
+
+void record_few_rows(Recording& recording, const char* op, const Product& p, const Tile& tile) {
     const Operands operands(op);
-    const Cut cut = cut_for(recording.device(), expected_rows(p)).value();
+    Cut cut = cut_for(recording.device(), expected_rows(p)).value();
+    if (tile != Tile{})
+        cut.tile = stream_tile(tile);
     K kernel;
     kernel.variant = p.d.dtype == DType::BF16 ? K::Variant::f16_bf16 : K::Variant::f16_f32;
     bind_others(kernel, operands, p);

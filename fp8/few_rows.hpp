@@ -4,9 +4,10 @@
 // Products of few rows with E4M3 weights on matrix units (shaders/fp8_few_gemm.comp): one dispatch
 // without workspace, from wherever a layout says which rows are whose; no work list.
 
-#include "product.hpp"
+#include "tiles.hpp"
 
 #include <string>
+#include <vector>
 
 namespace bellows::fp8 {
 
@@ -15,6 +16,10 @@ namespace bellows::fp8 {
 std::string why_not_few_rows(const Device& device, const Product& product);
 /// Its numeric class then.
 std::string few_rows_class(const Device& device, const Product& product);
-void record_few_rows(Recording& recording, const char* op, const Product& product);
+/// tiles_of; why_not_few_rows of the product is "".
+std::vector<NamedTile> few_rows_tiles(const Device& device, const Product& product);
+/// tile: one of few_rows_tiles, or Tile{} for the first.
+void record_few_rows(Recording& recording, const char* op, const Product& product,
+                     const Tile& tile);
 
 } // namespace bellows::fp8

@@ -7,6 +7,7 @@
 #include "packed.hpp"
 #include "slots.hpp"
 #include "streamed.hpp"
+#include "tiles.hpp"
 
 #include <bellows/engine/gemm_plan.hpp>
 #include <bellows/fp8/quantize.hpp>
@@ -188,10 +189,10 @@ void record_decoded(Recording& recording, const Product& p, BufferView workspace
     }
 }
 
-void record(Recording& recording, const char* op, Product p, BufferView workspace,
-            Variant variant) {
+void record(Recording& recording, const char* op, Product p, BufferView workspace, const Way& way) {
     const Operands operands(op);
     const Device& device = recording.device();
+    Variant variant = way.variant;
     operands.workspace(workspace, p.rows != nullptr
                                       ? gemm_workspace_bytes(device, p.a, p.b, *p.rows, variant)
                                       : gemm_workspace_bytes(device, p.a, p.b, variant));
@@ -209,12 +210,16 @@ void record(Recording& recording, const char* op, Product p, BufferView workspac
     const std::string reason = why_not(device, p, variant);
     operands.require(reason.empty(), std::string("the ") + to_string(variant) +
                                          " variant does not serve: " + reason);
+    operands.require(way.tile == Tile{} || (variant == way.variant &&
+                                            contains(tiles_of(device, p, variant), way.tile)),
+                     std::string("the tile is none that the ") + to_string(variant) +
+                         " variant has for this product");
     if (variant == Variant::Streamed) {
-        record_streamed(recording, op, p);
+        record_streamed(recording, op, p, way.tile);
         return;
     }
     if (variant == Variant::Packed) {
-        record_packed(recording, op, p, workspace);
+        record_packed(recording, op, p, way.tile, workspace);
         return;
     }
     if (!by_slots(p)) {
@@ -238,7 +243,7 @@ Operand without_row_count(Operand o, std::optional<GemmForm> form = std::nullopt
 }
 
 void dense(Recording& recording, const char* op, GemmForm form, const Operand& a, const Operand& b,
-           const TensorView& d, bool accumulate, BufferView workspace, Variant variant) {
+           const TensorView& d, bool accumulate, BufferView workspace, const Way& way) {
     const Product p{form, without_row_count(a), without_row_count(b, form), d, nullptr, accumulate};
     const Check check(op, p);
     check.fits(d.rank == 2 || d.rank == 3, "wanted are 2 or 3 dimensions");
@@ -247,18 +252,18 @@ void dense(Recording& recording, const char* op, GemmForm form, const Operand& a
     const std::uint64_t batch = extents_of(d).batch;
     check.fits(extents_of(a.values).batch == batch && extents_of(b.values).batch == batch,
                "the batches differ");
-    record(recording, op, p, workspace, variant);
+    record(recording, op, p, workspace, way);
 }
 
 void m_grouped(Recording& recording, const char* op, GemmForm form, const Operand& a,
                const Operand& b, const TensorView& d, const GroupedRows& rows, bool accumulate,
-               BufferView workspace, Variant variant) {
+               BufferView workspace, const Way& way) {
     const Product p{form, without_row_count(a), without_row_count(b, form), d, &rows, accumulate};
     const Check check(op, p);
     check.storage_and_ranks(2, 3, 2);
     check_sizes(check, p);
     check_groups(check, p, b.values);
-    record(recording, op, p, workspace, variant);
+    record(recording, op, p, workspace, way);
 }
 
 /// [groups, max_m, columns] as [groups * max_m, columns].
@@ -371,37 +376,37 @@ std::uint64_t gemm_workspace_bytes(const Device& device, const Operand& a, const
 }
 
 void gemm_nt(Recording& recording, const Operand& a, const Operand& b, const TensorView& d,
-             bool accumulate, BufferView workspace, Variant variant) {
-    dense(recording, "fp8::gemm_nt", GemmForm::NT, a, b, d, accumulate, workspace, variant);
+             bool accumulate, BufferView workspace, Way way) {
+    dense(recording, "fp8::gemm_nt", GemmForm::NT, a, b, d, accumulate, workspace, way);
 }
 
 void gemm_nn(Recording& recording, const Operand& a, const Operand& b, const TensorView& d,
-             bool accumulate, BufferView workspace, Variant variant) {
-    dense(recording, "fp8::gemm_nn", GemmForm::NN, a, b, d, accumulate, workspace, variant);
+             bool accumulate, BufferView workspace, Way way) {
+    dense(recording, "fp8::gemm_nn", GemmForm::NN, a, b, d, accumulate, workspace, way);
 }
 
 void gemm_tn(Recording& recording, const Operand& a, const Operand& b, const TensorView& d,
-             bool accumulate, BufferView workspace, Variant variant) {
-    dense(recording, "fp8::gemm_tn", GemmForm::TN, a, b, d, accumulate, workspace, variant);
+             bool accumulate, BufferView workspace, Way way) {
+    dense(recording, "fp8::gemm_tn", GemmForm::TN, a, b, d, accumulate, workspace, way);
 }
 
 void m_grouped_gemm_nt_contiguous(Recording& recording, const Operand& a, const Operand& b,
                                   const TensorView& d, const GroupedRows& rows, bool accumulate,
-                                  BufferView workspace, Variant variant) {
+                                  BufferView workspace, Way way) {
     m_grouped(recording, "fp8::m_grouped_gemm_nt_contiguous", GemmForm::NT, a, b, d, rows,
-              accumulate, workspace, variant);
+              accumulate, workspace, way);
 }
 
 void m_grouped_gemm_nn_contiguous(Recording& recording, const Operand& a, const Operand& b,
                                   const TensorView& d, const GroupedRows& rows, bool accumulate,
-                                  BufferView workspace, Variant variant) {
+                                  BufferView workspace, Way way) {
     m_grouped(recording, "fp8::m_grouped_gemm_nn_contiguous", GemmForm::NN, a, b, d, rows,
-              accumulate, workspace, variant);
+              accumulate, workspace, way);
 }
 
 void m_grouped_gemm_nt_masked(Recording& recording, const Operand& a, const Operand& b,
                               const TensorView& d, const GroupedRows& rows, bool accumulate,
-                              BufferView workspace, Variant variant) {
+                              BufferView workspace, Way way) {
     constexpr const char* kOp = "fp8::m_grouped_gemm_nt_masked";
     const Product p{
         GemmForm::NT, without_row_count(a), without_row_count(b, GemmForm::NT), d, &rows,
@@ -413,12 +418,12 @@ void m_grouped_gemm_nt_masked(Recording& recording, const Operand& a, const Oper
                    rows.layout.groups == a.values.extent[0] && rows.layout.spacing == d.extent[1],
                "wanted is a masked layout of as many groups and rows of each as a and d have");
     m_grouped(recording, kOp, GemmForm::NT, flat(check, p.a), p.b, flat(check, "d is", d), rows,
-              accumulate, workspace, variant);
+              accumulate, workspace, way);
 }
 
 void k_grouped_gemm_tn(Recording& recording, const Operand& a, const Operand& b,
                        const TensorView& d, const GroupedRows& rows, bool accumulate,
-                       BufferView workspace, Variant variant) {
+                       BufferView workspace, Way way) {
     constexpr const char* kOp = "fp8::k_grouped_gemm_tn";
     const Product p{GemmForm::TN, without_row_count(a), without_row_count(b), d, &rows, accumulate};
     const Check check(kOp, p);
@@ -426,7 +431,7 @@ void k_grouped_gemm_tn(Recording& recording, const Operand& a, const Operand& b,
     check.require(d.dtype == DType::F32, "d is " + describe(d) + ", wanted is f32");
     check_sizes(check, p);
     check_groups(check, p, d);
-    record(recording, kOp, p, workspace, variant);
+    record(recording, kOp, p, workspace, way);
 }
 
 } // namespace bellows::fp8

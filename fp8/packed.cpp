@@ -26,11 +26,11 @@ std::uint64_t groups_of(const Product& p) {
 
 struct Cut {
     MatrixUnits units;
-    std::uint32_t fragments_m = 0, fragments_n = 0;
-    std::uint32_t warps_m = 1, warps_n = 1, warps_k = 1;
-    std::uint32_t together = 0;
-    std::uint32_t b_ahead = 1;
-    bool exact = false;
+    Tile tile; ///< ahead: of B
+
+    /// Matrices of a row that are stored together.
+    std::uint32_t together() const { return std::min(tile.fragments_n, 2u); }
+    std::uint32_t rows() const { return units.shape.m * tile.fragments_m * tile.warps_m; }
 };
 
 std::uint32_t subgroups(const MatrixUnits& units) {
@@ -43,20 +43,33 @@ std::uint32_t matrices(std::uint32_t side) {
 /// Whether the kernel's head comment is kept.
 bool serves(const Cut& cut) {
     const MatrixShape& shape = cut.units.shape;
-    const std::uint32_t quads = cut.together * shape.n / 4;
-    const std::uint32_t sharers = cut.units.subgroup * cut.warps_k;
-    return cut.warps_m * cut.warps_n * cut.warps_k == subgroups(cut.units) &&
-           cut.fragments_n * cut.warps_n == matrices(shape.n) && cut.fragments_m > 0 &&
-           (cut.exact ? cut.warps_m == 1 && cut.warps_k == 1 && cut.fragments_m <= 4
-                      : matrices(shape.m) % (cut.fragments_m * cut.warps_m) == 0) &&
+    const Tile& t = cut.tile;
+    if (t.fragments_m == 0 || t.fragments_n == 0)
+        return false;
+    const std::uint32_t quads = cut.together() * shape.n / 4;
+    const std::uint32_t sharers = cut.units.subgroup * t.warps_k;
+    return t.warps_m * t.warps_n * t.warps_k == subgroups(cut.units) &&
+           t.fragments_n * t.warps_n == matrices(shape.n) &&
+           (t.exact ? t.warps_m == 1 && t.warps_k == 1 && t.fragments_m <= 4
+                    : matrices(shape.m) % (t.fragments_m * t.warps_m) == 0) &&
            sharers % quads == 0 && shape.m * quads % sharers == 0;
+}
+
+/// For sums, A of this step and the next, B of this step and those ahead.
+std::uint64_t registers(const Cut& cut) {
+    const MatrixShape& shape = cut.units.shape;
+    const Tile& t = cut.tile;
+    const std::uint64_t sums = std::uint64_t{t.fragments_m} * t.fragments_n * shape.m * shape.n;
+    const std::uint64_t a = std::uint64_t{16} * t.fragments_m * shape.m;
+    const std::uint64_t b = std::uint64_t{8} * t.fragments_n * shape.n;
+    return (sums + 2 * a + (1 + t.ahead) * b) / cut.units.subgroup;
 }
 
 /// How tiles for few rows are cut, for groups of up to so many on average; a group with more rows
 /// than the tile is high reads its weights again. On an H200 these won.
 struct FlatTile {
     std::uint64_t rows;
-    std::uint32_t height, b_ahead;
+    std::uint32_t height, ahead;
     std::uint32_t split_from; ///< 0: subgroups share the columns; else the sum over k, and so many
                               ///< or more of them the columns
 };
@@ -67,30 +80,31 @@ constexpr FlatTile kFlatTiles[] = {
 };
 
 std::optional<Cut> flat_cut(const MatrixUnits& units, const FlatTile& tile) {
-    Cut cut{units};
+    Cut cut{units, {}};
+    Tile& t = cut.tile;
     const std::uint32_t warps = subgroups(units);
-    cut.b_ahead = tile.b_ahead;
-    cut.fragments_m = std::max(1u, tile.height / units.shape.m);
-    cut.exact = tile.split_from == 0;
-    for (cut.warps_n = cut.exact ? warps : tile.split_from; cut.warps_n <= warps;
-         cut.warps_n *= 2) {
-        cut.warps_k = warps / cut.warps_n;
-        cut.fragments_n = matrices(units.shape.n) / cut.warps_n;
-        cut.together = std::min(cut.fragments_n, 2u);
+    t.ahead = tile.ahead;
+    t.fragments_m = std::max(1u, tile.height / units.shape.m);
+    t.exact = tile.split_from == 0;
+    for (t.warps_n = t.exact ? warps : tile.split_from; t.warps_n <= warps; t.warps_n *= 2) {
+        t.warps_k = warps / t.warps_n;
+        t.fragments_n = matrices(units.shape.n) / t.warps_n;
         if (serves(cut))
             return cut;
     }
     return std::nullopt;
 }
 
-/// Squares of sums for many rows.
-std::optional<Cut> square_cut(const MatrixUnits& units) {
-    Cut cut{units};
-    while (cut.warps_m * cut.warps_n < subgroups(units))
-        (cut.warps_m <= cut.warps_n ? cut.warps_m : cut.warps_n) *= 2;
-    cut.fragments_m = matrices(units.shape.m) / cut.warps_m;
-    cut.fragments_n = matrices(units.shape.n) / cut.warps_n;
-    cut.together = std::min(cut.fragments_n, 2u);
+/// Sums for many rows, shared out along both sides.
+std::optional<Cut> square_cut(const MatrixUnits& units, std::uint32_t height = kTile,
+                              std::uint32_t ahead = 1) {
+    Cut cut{units, {}};
+    Tile& t = cut.tile;
+    while (t.warps_m * t.warps_n < subgroups(units))
+        (t.warps_m <= t.warps_n ? t.warps_m : t.warps_n) *= 2;
+    t.fragments_m = height / units.shape.m / t.warps_m;
+    t.fragments_n = matrices(units.shape.n) / t.warps_n;
+    t.ahead = ahead;
     return serves(cut) ? std::optional(cut) : std::nullopt;
 }
 
@@ -104,6 +118,10 @@ std::optional<Cut> cut_for(const Device& device, std::uint64_t rows) {
     if (flat != std::end(kFlatTiles))
         cut = flat_cut(*units, *flat);
     return cut ? cut : square_cut(*units);
+}
+
+std::string name_of(const Cut& cut) {
+    return name_of(cut.tile, cut.rows(), kTile);
 }
 
 /// What decides the cut.
@@ -165,7 +183,27 @@ std::string packed_class(const Device& device, const Product& p) {
     if (!cut)
         return "packed-f16";
     const std::string name = "packed-f16-k" + std::to_string(cut->units.shape.k);
-    return cut->warps_k == 1 ? name : name + "-in-" + std::to_string(cut->warps_k);
+    const std::uint32_t parts = cut->tile.warps_k;
+    return parts == 1 ? name : name + "-in-" + std::to_string(parts);
+}
+
+std::vector<NamedTile> packed_tiles(const Device& device, const Product& p) {
+    const Cut usual = cut_for(device, rows_of(p)).value();
+    const std::uint32_t parts = usual.tile.warps_k;
+    TileList list(usual.tile, name_of(usual));
+    const auto add = [&](const std::optional<Cut>& cut) {
+        if (cut && cut->tile.warps_k == parts && registers(*cut) <= kMostRegisters)
+            list.add(cut->tile, name_of(*cut));
+    };
+    // Lower ones take fewer registers, and read B more often where there are more rows.
+    for (const std::uint32_t ahead : {1u, 2u, 4u})
+        for (const std::uint32_t height : {usual.rows(), usual.rows() / 2}) {
+            if (parts == 1)
+                add(square_cut(usual.units, height, ahead));
+            if (parts > 1 || p.form != GemmForm::TN) // of tn all rows exist
+                add(flat_cut(usual.units, {0, height, ahead, parts > 1 ? usual.tile.warps_n : 0}));
+        }
+    return list.take();
 }
 
 bool better_packed(const Device& device, const Product& p) {
@@ -217,7 +255,8 @@ Operand prepack(Recording& recording, const Quantized& b, GemmForm form, BufferV
     return result;
 }
 
-void record_packed(Recording& recording, const char* op, const Product& p, BufferView workspace) {
+void record_packed(Recording& recording, const char* op, const Product& p, const Tile& tile,
+                   BufferView workspace) {
     const Operands operands(op);
     const Extents d = extents_of(p.d);
     if (d.batch == 0 || d.rows == 0 || d.columns == 0)
@@ -226,8 +265,11 @@ void record_packed(Recording& recording, const char* op, const Product& p, Buffe
     const bool tn = p.form == GemmForm::TN, grouped = p.rows != nullptr;
     const GroupedRows* rows = grouped && !tn ? p.rows : nullptr;
     const GroupLayout* sums = grouped && tn ? &p.rows->layout : nullptr;
-    const Cut cut = cut_for(device, rows_of(p)).value();
-    const MatrixUnits& units = cut.units;
+    Cut whole = cut_for(device, rows_of(p)).value();
+    if (tile != Tile{})
+        whole.tile = tile;
+    const MatrixUnits& units = whole.units;
+    const Tile& cut = whole.tile;
     const Source of_a{*p.a.quantized, Side::A, tn, rows, sums};
     const Source of_b{*p.b.quantized, Side::B, p.form != GemmForm::NT, nullptr, sums};
     BufferView memory = p.b.prepacked ? p.b.prepacked->memory : workspace;
@@ -259,9 +301,9 @@ void record_packed(Recording& recording, const char* op, const Product& p, Buffe
                       .warps_m = cut.warps_m,
                       .warps_n = cut.warps_n,
                       .warps_k = cut.warps_k,
-                      .together = cut.together,
+                      .together = whole.together(),
                       .exact = cut.exact ? 1u : 0u,
-                      .b_ahead = cut.b_ahead,
+                      .b_ahead = cut.ahead,
                       .own_scales = own_scales(*p.b.quantized) ? 1u : 0u,
                       .by_sum = sums != nullptr ? 1u : 0u,
                       .by_rows = tn ? 0u : 1u,

@@ -5,9 +5,10 @@
 // tiles (shaders/include/fp8_packed.glsl) in the order in which the product reads them, then one
 // kernel serves every form. Packing reads and writes each code once.
 
-#include "product.hpp"
+#include "tiles.hpp"
 
 #include <string>
+#include <vector>
 
 namespace bellows::fp8 {
 
@@ -23,7 +24,10 @@ bool better_packed(const Device& device, const Product& product);
 /// Device memory that packing the operands of any product takes at most.
 std::uint64_t packed_bytes(const Operand& a, const Operand& b);
 /// workspace: packed_bytes, at a multiple of 16 bytes.
-void record_packed(Recording& recording, const char* op, const Product& product,
+/// tile: one of packed_tiles, or Tile{} for the first.
+void record_packed(Recording& recording, const char* op, const Product& product, const Tile& tile,
                    BufferView workspace);
+/// tiles_of; why_not_packed of the product is "".
+std::vector<NamedTile> packed_tiles(const Device& device, const Product& product);
 
 } // namespace bellows::fp8

@@ -2,6 +2,7 @@
 #include "product_case.hpp"
 
 #include "operands.hpp"
+#include "tiles.hpp"
 
 #include <algorithm>
 #include <random>
@@ -64,12 +65,12 @@ Product product_of(GemmForm form, const Operand& a, const Operand& b, const Tens
     return p;
 }
 
-ProductCase::ProductCase(Device& device, const ProductKind& kind)
+ProductCase::ProductCase(Device& device, const ProductKind& kind, std::optional<std::uint64_t> rows)
     : device_(device), make_list_(device, QueueRole::Compute, "rows of a product to be timed") {
     const Sizes sizes = sizes_of(device.info(), kind.grouping);
     facts_.kind = kind;
     facts_.groups = sizes.groups;
-    facts_.rows = rows_of(device.info(), kind.rows);
+    facts_.rows = rows.value_or(rows_of(device.info(), kind.rows));
     facts_.n = sizes.n;
     facts_.k = sizes.k;
     if (kind.grouping != Grouping::Dense)
@@ -154,9 +155,15 @@ void ProductCase::make_operands() {
 void ProductCase::find_variants() {
     const Product p = product_of(facts_.kind.form, a_, b_.front(), d_, rows_ ? &*rows_ : nullptr);
     facts_.usual = usual_variant(device_, p);
-    for (const Variant variant : kVariants)
-        facts_.variants.push_back(
-            {variant, numeric_class(device_, p, variant), why_not(device_, p, variant), 0});
+    for (const Variant variant : kVariants) {
+        VariantTime& v = facts_.variants.emplace_back();
+        v = {variant, numeric_class(device_, p, variant), why_not(device_, p, variant)};
+        std::vector<TileTime> tiles;
+        for (const auto& [tile, name] : tiles_of(device_, p, variant))
+            tiles.push_back({tile, name});
+        if (!tiles.empty())
+            v.tiles.push_back({facts_.rows, std::move(tiles)});
+    }
 }
 
 void ProductCase::allocate() {
@@ -190,20 +197,20 @@ void ProductCase::fill() {
     device_.submit(r).wait();
 }
 
-void ProductCase::record(Recording& r, Variant variant, std::uint64_t index) const {
+void ProductCase::record(Recording& r, const Way& way, std::uint64_t index) const {
     const Operand& b = b_[index % b_.size()];
     const bool tn = facts_.kind.form == GemmForm::TN, nt = facts_.kind.form == GemmForm::NT;
     switch (facts_.kind.grouping) {
     case Grouping::Dense:
-        (tn ? gemm_tn : nt ? gemm_nt : gemm_nn)(r, a_, b, d_, tn, workspace_, variant);
+        (tn ? gemm_tn : nt ? gemm_nt : gemm_nn)(r, a_, b, d_, tn, workspace_, way);
         break;
     case Grouping::Grouped:
         (tn   ? k_grouped_gemm_tn
          : nt ? m_grouped_gemm_nt_contiguous
-              : m_grouped_gemm_nn_contiguous)(r, a_, b, d_, *rows_, tn, workspace_, variant);
+              : m_grouped_gemm_nn_contiguous)(r, a_, b, d_, *rows_, tn, workspace_, way);
         break;
     case Grouping::Masked:
-        m_grouped_gemm_nt_masked(r, a_, b, d_, *rows_, false, workspace_, variant);
+        m_grouped_gemm_nt_masked(r, a_, b, d_, *rows_, false, workspace_, way);
         break;
     }
 }

@@ -21,14 +21,16 @@ Product product_of(GemmForm form, const Operand& a, const Operand& b, const Tens
 
 class ProductCase {
 public:
-    ProductCase(Device& device, const ProductKind& kind);
+    /// rows: of each group, those of usual size or fewer of the kind.
+    ProductCase(Device& device, const ProductKind& kind, std::optional<std::uint64_t> rows = {});
 
-    /// Kind, sizes, what is usual, and why not the others; nothing timed.
+    /// Kind, sizes, what is usual, why not the others, and tiles for so many rows; nothing
+    /// timed.
     const Measurement& facts() const noexcept { return facts_; }
     /// Gives the operands memory and values. Throws Error{OutOfMemory}.
     void allocate();
     /// The repetition `index`; different ones read different weights, so that caches do not help.
-    void record(Recording& recording, Variant variant, std::uint64_t index) const;
+    void record(Recording& recording, const Way& way, std::uint64_t index) const;
 
 private:
     BufferView declare(std::uint64_t bytes);

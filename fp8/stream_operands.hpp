@@ -5,12 +5,14 @@
 // strides in all of them.
 
 #include "operands.hpp"
-#include "product.hpp"
 #include "slots.hpp"
+#include "tiles.hpp"
 
 #include <bellows/engine/gemm_plan.hpp>
 
+#include <initializer_list>
 #include <string>
+#include <vector>
 
 namespace bellows::fp8 {
 
@@ -30,6 +32,36 @@ std::string why_not_on_units(const Device& device, const Product& p) {
     if (p.b.quantized->recipe.blocks != Blocks::Blocks128)
         return "matrix units take weights in 128x128 blocks";
     return "";
+}
+
+/// The tile of a streamed product as gemm.hpp has it, and back; split_k says which kernel it is of.
+inline Tile tile_of(const StreamTile& t) {
+    const bool direct = t.split_k != 0;
+    return {.fragments_m = t.fragments_m,
+            .fragments_n = t.fragments_n,
+            .warps_n = t.warps,
+            .warps_k = direct ? t.split_k : 1,
+            .step_k = direct ? 0 : t.step_k,
+            .ahead = t.ahead};
+}
+inline StreamTile stream_tile(const Tile& t) {
+    return {t.fragments_m, t.fragments_n, t.warps_n,
+            t.step_k,      t.ahead,       t.step_k == 0 ? t.warps_k : 0};
+}
+
+/// The tile of `usual` and those that `changes` make of it, where they fit.
+template <class Cut>
+std::vector<NamedTile> changed_tiles(const DeviceInfo& info, const Cut& usual,
+                                     std::initializer_list<void (*)(StreamTile&)> changes) {
+    const auto name = [](const Cut& c) { return name_of(tile_of(c.tile), c.rows(), c.columns()); };
+    TileList list(tile_of(usual.tile), name(usual));
+    for (const auto change : changes) {
+        Cut cut = usual;
+        change(cut.tile);
+        if (fits(info, cut) && registers(info, cut) <= kMostRegisters)
+            list.add(tile_of(cut.tile), name(cut));
+    }
+    return list.take();
 }
 
 /// Codes and scales of a quantised operand.

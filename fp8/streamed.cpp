@@ -41,13 +41,20 @@ std::uint64_t shared_bytes(const Cut& c) {
 bool fits(const DeviceInfo& info, const Cut& c) {
     const std::uint64_t local_size = std::uint64_t{info.subgroup_size} * c.tile.warps;
     if (c.tile.split_k != 0 || c.columns() == 0 || kScaleColumns % c.columns() != 0 ||
-        c.columns() % kGridColumns != 0 || c.rows() > local_size || c.tile.ahead == 0 ||
-        local_size > info.max_workgroup_invocations || shared_bytes(c) > info.shared_memory_bytes)
+        c.columns() % kGridColumns != 0 || c.rows() == 0 || c.rows() > local_size ||
+        c.tile.ahead == 0 || local_size > info.max_workgroup_invocations ||
+        shared_bytes(c) > info.shared_memory_bytes)
         return false;
     const std::uint64_t chunks = std::uint64_t{c.shape.n} * c.tile.fragments_n * c.tile.step_k / 16;
     return (c.tile.step_k == 32 || c.tile.step_k == 64 || c.tile.step_k == 128) &&
            16 % c.shape.k == 0 && chunks % info.subgroup_size == 0 &&
            c.shape.k * c.shape.n % (2 * info.subgroup_size) == 0;
+}
+
+/// For sums, and the codes of B on their way.
+std::uint64_t registers(const DeviceInfo& info, const Cut& c) {
+    const std::uint64_t columns = std::uint64_t{c.shape.n} * c.tile.fragments_n;
+    return (c.rows() * columns + c.tile.ahead * columns * c.tile.step_k / 4) / info.subgroup_size;
 }
 
 /// For so many rows of a group, as few as the device does well with.
@@ -110,9 +117,20 @@ void dispatch(Recording& recording, const Operands& operands, const Product& p, 
     recording.dispatch_indirect(kernel, grid);
 }
 
-void record_on_units(Recording& recording, const Operands& operands, const Product& p) {
+std::vector<NamedTile> tiles_on_units(const Device& device, const Product& p) {
+    return changed_tiles(
+        device.info(), cut_for(device, expected_rows(p)).value(),
+        {[](StreamTile& t) { t.step_k = t.step_k == 64 ? 128 : 64; },
+         [](StreamTile& t) { t.ahead = t.ahead == 1 ? 2 : 1; }, [](StreamTile& t) { t.ahead = 3; },
+         [](StreamTile& t) { t.fragments_n /= 2; }, [](StreamTile& t) { t.fragments_m /= 2; }});
+}
+
+void record_on_units(Recording& recording, const Operands& operands, const Product& p,
+                     const Tile& tile) {
     using K = kernels::Fp8StreamGemm;
-    const Cut cut = cut_for(recording.device(), expected_rows(p)).value();
+    Cut cut = cut_for(recording.device(), expected_rows(p)).value();
+    if (tile != Tile{})
+        cut.tile = stream_tile(tile);
     K kernel;
     kernel.variant = p.d.dtype == DType::BF16 ? K::Variant::f16_bf16 : K::Variant::f16_f32;
     kernel.constants.local_size = recording.device().info().subgroup_size * cut.tile.warps;
@@ -239,15 +257,21 @@ bool better_streamed(const Device&, const Product& p) {
     return expected_rows(p) <= kFewRows;
 }
 
-void record_streamed(Recording& recording, const char* op, const Product& p) {
+std::vector<NamedTile> streamed_tiles(const Device& device, const Product& p) {
+    if (why_not_few(device, p).empty())
+        return few_rows_tiles(device, p);
+    return why_not_units(device, p).empty() ? tiles_on_units(device, p) : std::vector<NamedTile>{};
+}
+
+void record_streamed(Recording& recording, const char* op, const Product& p, const Tile& tile) {
     const Operands operands(op);
     const Extents d = extents_of(p.d);
     if (d.batch == 0 || d.rows == 0 || d.columns == 0)
         return;
     if (why_not_few(recording.device(), p).empty())
-        record_few_rows(recording, op, p);
+        record_few_rows(recording, op, p, tile);
     else if (why_not_units(recording.device(), p).empty())
-        record_on_units(recording, operands, p);
+        record_on_units(recording, operands, p, tile);
     else
         record_fma(recording, operands, p);
 }

@@ -6,9 +6,10 @@
 // registers (few_rows.hpp) or, for more rows, through workgroup memory; and in f32 arithmetic
 // ("f32-sequential", what decoding ahead gives too) for those, bf16 and f32.
 
-#include "product.hpp"
+#include "tiles.hpp"
 
 #include <string>
+#include <vector>
 
 namespace bellows::fp8 {
 
@@ -22,6 +23,10 @@ std::string streamed_class(const Device& device, const Product& product);
 bool reads_layout(const Device& device, const Product& product);
 /// Whether it is also the faster way.
 bool better_streamed(const Device& device, const Product& product);
-void record_streamed(Recording& recording, const char* op, const Product& product);
+/// tiles_of; why_not_streamed of the product is "". None in f32 arithmetic.
+std::vector<NamedTile> streamed_tiles(const Device& device, const Product& product);
+/// tile: one of streamed_tiles, or Tile{} for the first.
+void record_streamed(Recording& recording, const char* op, const Product& product,
+                     const Tile& tile);
 
 } // namespace bellows::fp8

@@ -39,16 +39,16 @@ fp8::Quantized along_rows(Recording& r, Arena::Frame& scratch, const LinearRows&
 }
 
 /// How a product is computed, and the memory that it takes so.
-struct Way {
-    fp8::Variant variant;
+struct Means {
+    fp8::Way way;
     BufferView workspace;
 };
 
-Way way_of(Recording& r, Arena::Frame& scratch, const fp8::Choice& products, GemmForm form,
-           const fp8::Operand& a, const fp8::Operand& b, const TensorView& d,
-           const fp8::GroupedRows* rows = nullptr) {
-    const fp8::Variant variant = products.variant(r.device(), form, a, b, d, rows);
-    return {variant, scratch.bytes(fp8::gemm_workspace_bytes(r.device(), a, b, variant))};
+Means means_of(Recording& r, Arena::Frame& scratch, const fp8::Choice& products, GemmForm form,
+               const fp8::Operand& a, const fp8::Operand& b, const TensorView& d,
+               const fp8::GroupedRows* rows = nullptr) {
+    const fp8::Way way = products.way(r.device(), form, a, b, d, rows);
+    return {way, scratch.bytes(fp8::gemm_workspace_bytes(r.device(), a, b, way.variant))};
 }
 
 /// d = x by `weight` (+ d), nt or nn. FP8 products add to f32 tensors alone: a bf16 one is widened
@@ -59,13 +59,13 @@ void dense_product(Recording& r, Arena::Frame& scratch, const fp8::Choice& produ
     Arena::Frame work = scratch.nested();
     const fp8::Quantized a = along_features(r, work, x);
     const auto product = form == GemmForm::NT ? fp8::gemm_nt : fp8::gemm_nn;
-    const auto [variant, workspace] = way_of(r, work, products, form, a, weight, d);
+    const auto [way, workspace] = means_of(r, work, products, form, a, weight, d);
     if (!accumulate || d.dtype == DType::F32) {
-        product(r, a, weight, d, accumulate, workspace, variant);
+        product(r, a, weight, d, accumulate, workspace, way);
     } else {
         const TensorView sum = work.tensor(DType::F32, {d.extent[0], d.extent[1]});
         ops::cast(r, d, sum);
-        product(r, a, weight, sum, true, workspace, variant);
+        product(r, a, weight, sum, true, workspace, way);
         ops::cast(r, sum, d);
     }
     scratch.cover(work);
@@ -79,8 +79,8 @@ void expert_product(Recording& r, Arena::Frame& scratch, const fp8::Choice& prod
     const fp8::Quantized a = along_features(r, work, x);
     const auto product = form == GemmForm::NT ? fp8::m_grouped_gemm_nt_contiguous
                                               : fp8::m_grouped_gemm_nn_contiguous;
-    const auto [variant, workspace] = way_of(r, work, products, form, a, weights, d, &rows);
-    product(r, a, weights, d, rows, false, workspace, variant);
+    const auto [way, workspace] = means_of(r, work, products, form, a, weights, d, &rows);
+    product(r, a, weights, d, rows, false, workspace, way);
     scratch.cover(work);
 }
 
@@ -138,9 +138,9 @@ void Linear::weight_gradient(Recording& r, Arena::Frame& scratch, const LinearRo
     }
     Arena::Frame work = scratch.nested();
     const fp8::Quantized a = along_rows(r, work, dy), b = along_rows(r, work, x);
-    const auto [variant, workspace] =
-        way_of(r, work, products_, GemmForm::TN, a, b, weight_.gradient);
-    fp8::gemm_tn(r, a, b, weight_.gradient, true, workspace, variant);
+    const auto [way, workspace] =
+        means_of(r, work, products_, GemmForm::TN, a, b, weight_.gradient);
+    fp8::gemm_tn(r, a, b, weight_.gradient, true, workspace, way);
     scratch.cover(work);
 }
 
@@ -169,9 +169,9 @@ void ExpertLinear::weight_gradient(Recording& r, Arena::Frame& scratch, const Li
     }
     Arena::Frame work = scratch.nested();
     const fp8::Quantized a = along_rows(r, work, dy, offsets), b = along_rows(r, work, x, offsets);
-    const auto [variant, workspace] =
-        way_of(r, work, products_, GemmForm::TN, a, b, weights_.gradient, &rows);
-    fp8::k_grouped_gemm_tn(r, a, b, weights_.gradient, rows, true, workspace, variant);
+    const auto [way, workspace] =
+        means_of(r, work, products_, GemmForm::TN, a, b, weights_.gradient, &rows);
+    fp8::k_grouped_gemm_tn(r, a, b, weights_.gradient, rows, true, workspace, way);
     scratch.cover(work);
 }
 

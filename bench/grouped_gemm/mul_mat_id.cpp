@@ -14,8 +14,8 @@ std::string name_of(const MulMatIdShape& s) {
 }
 
 MulMatId::MulMatId(Device& device, const MulMatIdShape& s, const OperandStorage& a,
-                   const OperandStorage& b, fp8::Variant variant)
-    : shape_(s), variant_(variant), data_(device) {
+                   const OperandStorage& b, const fp8::Way& way)
+    : shape_(s), way_(way), data_(device) {
     choose();
     const std::uint64_t slots = s.tokens * s.top_k;
     const DType act = a.fp8 ? DType::F32 : a.dtype; // ggml's activations are f32
@@ -30,7 +30,7 @@ MulMatId::MulMatId(Device& device, const MulMatIdShape& s, const OperandStorage&
         a_ = fp8::make_quantized(data_.bytes(fp8::quantized_bytes(recipe, {s.tokens, s.k})), recipe,
                                  {s.tokens, s.k});
     }
-    workspace_ = data_.bytes(fp8::gemm_workspace_bytes(device, a_, b_, rows(), variant_));
+    workspace_ = data_.bytes(fp8::gemm_workspace_bytes(device, a_, b_, rows(), way_.variant));
 }
 
 /// Different experts for each token, all equally likely.
@@ -53,11 +53,16 @@ fp8::GroupedRows MulMatId::rows() const {
     return fp8::unlisted_rows(fp8::GroupLayout::by_ids(ids_, shape_.experts));
 }
 
+std::vector<fp8::NamedTile> MulMatId::tiles() const {
+    const fp8::GroupedRows groups = rows();
+    return fp8::tiles(data_.device(), way_.variant, GemmForm::NT, a_, b_, results_, &groups);
+}
+
 /// Tokens are quantised once.
 void MulMatId::record(Recording& r) const {
     if (a_.quantized)
         fp8::quantize(r, x_, *a_.quantized);
-    fp8::m_grouped_gemm_nt_contiguous(r, a_, b_, results_, rows(), false, workspace_, variant_);
+    fp8::m_grouped_gemm_nt_contiguous(r, a_, b_, results_, rows(), false, workspace_, way_);
 }
 
 std::string MulMatId::check_samples() const {

@@ -109,16 +109,22 @@ void GroupedProduct::record(Recording& r) const {
                           : fp8::make_grouped_rows(r, groups_, {n, 0, 0, 0}, list_);
     switch (case_.layout) {
     case GroupedLayout::Contiguous:
-        return fp8::m_grouped_gemm_nt_contiguous(r, a_, b_, d_, rows, false, workspace_,
-                                                 case_.variant);
+        return fp8::m_grouped_gemm_nt_contiguous(r, a_, b_, d_, rows, false, workspace_, case_.way);
     case GroupedLayout::Dgrad:
-        return fp8::m_grouped_gemm_nn_contiguous(r, a_, b_, d_, rows, false, workspace_,
-                                                 case_.variant);
+        return fp8::m_grouped_gemm_nn_contiguous(r, a_, b_, d_, rows, false, workspace_, case_.way);
     case GroupedLayout::Masked:
-        return fp8::m_grouped_gemm_nt_masked(r, a_, b_, d_, rows, false, workspace_, case_.variant);
+        return fp8::m_grouped_gemm_nt_masked(r, a_, b_, d_, rows, false, workspace_, case_.way);
     case GroupedLayout::K:
-        return fp8::k_grouped_gemm_tn(r, a_, b_, d_, rows, true, workspace_, case_.variant);
+        return fp8::k_grouped_gemm_tn(r, a_, b_, d_, rows, true, workspace_, case_.way);
     }
+}
+
+std::vector<fp8::NamedTile> GroupedProduct::tiles() const {
+    const GemmForm form = case_.layout == GroupedLayout::Dgrad ? GemmForm::NN
+                          : case_.layout == GroupedLayout::K   ? GemmForm::TN
+                                                               : GemmForm::NT;
+    const fp8::GroupedRows rows = fp8::unlisted_rows(groups_);
+    return fp8::tiles(data_.device(), case_.way.variant, form, a_, b_, d_, &rows);
 }
 
 /// First and last element of the first and last group, and others.

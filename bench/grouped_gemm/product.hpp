@@ -6,6 +6,8 @@
 
 #include "grouped_gemm/operand.hpp"
 
+#include <bellows/fp8/tiles.hpp>
+
 #include <cstdint>
 #include <string>
 #include <vector>
@@ -32,7 +34,7 @@ struct GroupedCase {
     GroupedShape shape;
     OperandStorage a, b;
     DType d = DType::BF16; ///< but for K
-    fp8::Variant variant = fp8::Variant::Device;
+    fp8::Way way{};
 };
 
 class GroupedProduct {
@@ -41,6 +43,8 @@ public:
 
     OpData& data() { return data_; }
     Workload workload();
+    /// In which the product can be computed by its variant.
+    std::vector<fp8::NamedTile> tiles() const;
 
 private:
     void make_groups();
@@ -69,10 +73,11 @@ std::string name_of(const MulMatIdShape& shape);
 class MulMatId {
 public:
     MulMatId(Device& device, const MulMatIdShape& shape, const OperandStorage& a,
-             const OperandStorage& b, fp8::Variant variant);
+             const OperandStorage& b, const fp8::Way& way);
 
     OpData& data() { return data_; }
     Workload workload();
+    std::vector<fp8::NamedTile> tiles() const;
 
 private:
     void choose();
@@ -81,7 +86,7 @@ private:
     std::string check_samples() const;
 
     const MulMatIdShape shape_;
-    const fp8::Variant variant_;
+    const fp8::Way way_;
     OpData data_;
     std::vector<std::int32_t> chosen_; ///< expert of each slot
     TensorView ids_, x_, results_;

@@ -3,7 +3,11 @@
 #include "app/checked_json.hpp"
 #include "app/file_io.hpp"
 #include "app/product_times.hpp"
+#include "app/run_checkpoint.hpp"
+#include "app/run_kernels.hpp"
+#include "app/trainer.hpp"
 
+#include "small_run.hpp"
 #include "support/temporary_folder.hpp"
 #include "support/test_device.hpp"
 
@@ -30,6 +34,21 @@ protected:
         options.pipeline_cache_file = folder_.path() / "cache" / "pipelines.bin";
         device_ = testing::make_device(options);
         file_ = product_times_file(*device_);
+    }
+
+    /// Training, and a program that reads what was trained; the choice is "packed", and tiles.
+    void expect_runs_take(const fp8::Choice& packed) {
+        TrainOptions options;
+        options.config = small_run();
+        options.config.train.precision = "fp8";
+        options.out = folder_.path();
+        World world = World::single();
+        Trainer trainer(*device_, world, options.config, {}, {{{"fp8", "packed"}}, true});
+        EXPECT_EQ(trainer.parameters().products(), packed);
+        EXPECT_EQ(trainer.chosen_kernels().at("fp8"), "packed") << "a tile decides no bits";
+        const auto saved = save_checkpoint(options, trainer, world, 1);
+        device_->wait_idle();
+        EXPECT_EQ(products_of(Checkpoint::open(saved), *device_), packed);
     }
 
     TemporaryFolder folder_;
@@ -77,11 +96,10 @@ TEST_F(ProductTimesTest, AreKeptAndReadAgain) {
     };
     EXPECT_TRUE(kept_with([](Json&) {}));
     const std::pair<const char*, std::function<void(Json&)>> others[] = {
-        {"format", [](Json& j) { j["format"] = 0; }},
+        {"format", [](Json& j) { j["format"] = 1; }},
         {"version", [](Json& j) { j["bellows"] = "0.0.1"; }},
         {"kernels", [](Json& j) { j["kernels"] = "00000000"; }},
         {"class", [](Json& j) { j["bf16_products"] = "coopmat-bf16-k16"; }},
-        {"uuid", [](Json& j) { j["device"]["uuid"] = std::string(32, '0'); }},
         {"driver", [](Json& j) { j["device"]["driver"] = "another 1.0"; }},
         {"name", [](Json& j) { j["device"]["name"] = "another"; }},
         {"fewer products", [](Json& j) { j["products"].erase(0); }},
@@ -93,10 +111,69 @@ TEST_F(ProductTimesTest, AreKeptAndReadAgain) {
         {"words", [](Json& j) { j["products"][0]["variants"]["decoded"]["ns"] = "fast"; }},
         {"a reason",
          [](Json& j) { j["products"][0]["variants"]["decoded"]["why_not"] = "it is Monday"; }},
+        {"a tile",
+         [](Json& j) { j["products"][0]["variants"]["decoded"]["tiles"].push_back(Json()); }},
         {"no date", [](Json& j) { j.erase("measured"); }},
     };
     for (const auto& [what, change] : others)
         EXPECT_FALSE(kept_with(change)) << what;
+}
+
+// Tiles are not timed on CPUs: the file gets times that nobody took.
+TEST_F(ProductTimesTest, TilesAreReadAgain) {
+    const ProductTimes measured = measure_product_times(*device_, {});
+    Json json = Json::parse(read_file(file_, 1 << 20));
+    Json* some = nullptr;
+    for (Json& product : json["products"])
+        for (Json& variant : product["variants"])
+            if (variant.contains("tiles"))
+                for (Json& times : variant["tiles"]) {
+                    EXPECT_EQ(times["ns"], Json::object()) << "a CPU's tiles were timed";
+                    some = &times;
+                }
+    EXPECT_EQ(some != nullptr, fp8::why_not(*device_, fp8::Variant::Packed).empty());
+    if (some == nullptr)
+        return;
+    for (std::size_t i = 0; i < measured.products.size(); ++i)
+        for (const fp8::VariantTime& v : measured.products[i].variants)
+            for (std::size_t t = 0; t < v.tiles.size(); ++t) {
+                Json& ns =
+                    json["products"][i]["variants"][fp8::to_string(v.variant)]["tiles"][t]["ns"];
+                ns["of a later version"] = 1;
+                for (const fp8::TileTime& tile : v.tiles[t].tiles)
+                    ns[tile.name] = &tile == &v.tiles[t].tiles.back() ? 1000 : 2000;
+            }
+    write_file_durably(file_, format_checked(json));
+    const auto kept = kept_product_times(*device_);
+    ASSERT_TRUE(kept) << "an unknown tile is no error";
+    for (const fp8::Measurement& m : kept->products)
+        for (const fp8::VariantTime& v : m.variants)
+            for (const fp8::TileTimes& times : v.tiles)
+                EXPECT_EQ(times.fastest().name, times.tiles.back().name) << to_string(m.kind);
+    const fp8::Choice usual(fp8::Variant::Packed);
+    fp8::Choice expected = usual, taken = usual;
+    expected.take_tiles(kept->products);
+    take_kept_tiles(*device_, taken);
+    EXPECT_EQ(taken, expected);
+    EXPECT_NE(taken, usual);
+    expect_runs_take(expected);
+
+    const auto kept_with = [&](const char* what, const Json& value) {
+        const Json before = *some;
+        (*some)[what] = value;
+        write_file_durably(file_, format_checked(json));
+        *some = before;
+        return kept_product_times(*device_).has_value();
+    };
+    const std::string name = (*some)["usual"].get<std::string>();
+    EXPECT_TRUE(kept_with("ns", {{name, 7}}));
+    for (const Json& wrong : {Json(0), Json(-1), Json("fast")})
+        EXPECT_FALSE(kept_with("ns", {{name, wrong}})) << wrong;
+    EXPECT_FALSE(kept_with("usual", "1x1")) << "another tile was the usual one";
+    EXPECT_FALSE(kept_with("rows", 3));
+    fs::remove(file_);
+    take_kept_tiles(*device_, taken);
+    EXPECT_EQ(taken, expected) << "nothing is kept";
 }
 
 TEST_F(ProductTimesTest, AClassOfBf16ProductsHasItsOwnFile) {
@@ -120,9 +197,14 @@ TEST_F(ProductTimesTest, TheTableFitsATerminal) {
     m.variants = {{fp8::Variant::Decoded, "f32-sequential", "", 99999.94e-6},
                   {fp8::Variant::Packed, "packed-f16-k16", "", 1e-6},
                   {fp8::Variant::Packed, "f32-sequential", "it is Monday", 0}};
+    m.variants[1].tiles = {{96,
+                            {{{.fragments_m = 1}, "128x128", 3e-6},
+                             {{.fragments_m = 2}, "64x128 in 2, 4 ahead", 1e-6}}}};
     const std::string text = format_product_times(times);
     EXPECT_NE(text.find("*99999.9 us"), std::string::npos) << text;
     EXPECT_NE(text.find("+    1.0 us"), std::string::npos) << text;
+    EXPECT_NE(text.find("   64x128 in 2, 4 ahead\n"), std::string::npos) << text;
+    EXPECT_EQ(text.find("   128x128\n"), std::string::npos) << text;
     EXPECT_NE(text.find("(a) it is Monday"), std::string::npos) << text;
     EXPECT_NE(text.find("not timed"), std::string::npos) << text;
     for (std::size_t at = 0, end = 0; at < text.size(); at = end + 1) {

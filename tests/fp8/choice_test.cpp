@@ -18,6 +18,7 @@ using fp8::Measurement;
 using fp8::ProductKind;
 using fp8::Variant;
 using fp8::VariantTime;
+using fp8::Way;
 
 const VariantTime& of(const Measurement& m, Variant variant) {
     return *std::find_if(m.variants.begin(), m.variants.end(),
@@ -36,9 +37,11 @@ class Fp8Choice : public Fp8GemmTest {
 protected:
     /// What a dense product of [rows, 256] and [columns, 256] takes.
     static Variant taken(const Choice& choice, std::uint64_t rows, std::uint64_t columns) {
-        return choice.variant(device(), GemmForm::NT, unbound({}, {rows, 256}),
-                              unbound({Blocks::Blocks128}, {columns, 256}),
-                              product({rows, columns}));
+        return way(choice, rows, columns).variant;
+    }
+    static Way way(const Choice& choice, std::uint64_t rows, std::uint64_t columns) {
+        return choice.way(device(), GemmForm::NT, unbound({}, {rows, 256}),
+                          unbound({Blocks::Blocks128}, {columns, 256}), product({rows, columns}));
     }
 };
 
@@ -89,6 +92,38 @@ TEST(Fp8ChoiceTable, TheFastestWinsWithinItsNumericClass) {
     EXPECT_EQ(choice.at(fp8::product_kinds()[1]), Variant::Decoded);
 }
 
+/// Names are of no account.
+VariantTime with_tiles(double seconds, const std::vector<double>& of_tiles) {
+    VariantTime v{Variant::Packed, "f32-sequential", "", seconds};
+    v.tiles.emplace_back();
+    for (std::uint32_t i = 0; i < of_tiles.size(); ++i)
+        v.tiles[0].tiles.push_back({{.fragments_m = i + 1}, "", of_tiles[i]});
+    return v;
+}
+
+TEST(Fp8ChoiceTable, TheFastestTileWinsByMoreThanClocksWaver) {
+    const auto fastest = [](const std::vector<double>& of_tiles) {
+        const VariantTime v = with_tiles(1, of_tiles);
+        return &v.tiles[0].fastest() - v.tiles[0].tiles.data();
+    };
+    EXPECT_EQ(fastest({2, 1.5, 1.4, 1.6}), 2);
+    EXPECT_EQ(fastest({2, 1.99, 3}), 0) << "clocks waver";
+    EXPECT_EQ(fastest({2, 0, 1.5}), 2) << "not timed";
+    EXPECT_EQ(fastest({0, 0, 0}), 0) << "not timed";
+    EXPECT_EQ(with_tiles(7, {2, 1.99}).least_seconds(), 7) << "that of the usual tile";
+    EXPECT_EQ(with_tiles(7, {2, 1}).least_seconds(), 1);
+}
+
+TEST(Fp8ChoiceTable, VariantsCompeteInTheirFastestTiles) {
+    Measurement m = measured(2, 3, "f32-sequential");
+    m.variants[1] = with_tiles(3, {3, 1, 1.5});
+    EXPECT_EQ(fp8::fastest(m, Bits::Usual), Variant::Packed);
+    m.variants[1] = with_tiles(3, {3, 1.99, 2.5});
+    EXPECT_EQ(fp8::fastest(m, Bits::Usual), Variant::Decoded) << "clocks waver";
+    m.variants[1].why_not = "it is not built";
+    EXPECT_EQ(fp8::fastest(m, Bits::Any), Variant::Decoded);
+}
+
 TEST(Fp8ChoiceTable, RatesCountEachOperandOnce) {
     Measurement m;
     m.kind = {GemmForm::NT, fp8::Grouping::Grouped, fp8::Pair::Bf16Fp8, 0};
@@ -111,14 +146,14 @@ TEST_F(Fp8Choice, ProductsTakeWhatTheTableSaysIfTheyCan) {
     EXPECT_EQ(taken(choice, 512, 256), Variant::Decoded) << "more rows";
     EXPECT_EQ(taken(choice, 256, 120), Variant::Decoded) << "few columns";
     const TensorView bf16 = product({256, 256});
-    EXPECT_EQ(choice.variant(device(), GemmForm::NT, bf16, unbound({Blocks::Blocks128}, {256, 256}),
-                             product({256, 256})),
+    EXPECT_EQ(choice.way(device(), GemmForm::NT, bf16, unbound({Blocks::Blocks128}, {256, 256}),
+                         product({256, 256})),
               Variant::Decoded)
         << "another pair";
     // Of those that cannot be computed so.
-    EXPECT_EQ(choice.variant(device(), GemmForm::NT,
-                             unbound({Blocks::Rows128, Format::E5M2}, {256, 256}),
-                             unbound({Blocks::Blocks128}, {256, 256}), product({256, 256})),
+    EXPECT_EQ(choice.way(device(), GemmForm::NT,
+                         unbound({Blocks::Rows128, Format::E5M2}, {256, 256}),
+                         unbound({Blocks::Blocks128}, {256, 256}), product({256, 256})),
               Variant::Decoded);
     EXPECT_NE(taken(Choice(), 256, 256), Variant::Device);
     EXPECT_EQ(taken(Choice(Variant::Decoded), 1 << 20, 1 << 10), Variant::Decoded);
@@ -134,10 +169,10 @@ TEST_F(Fp8Choice, GroupsHaveAsManyRowsAsIsExpected) {
         layout.expected_rows = expected;
         const fp8::GroupedRows rows{layout, {}};
         const bool masked = layout.form == GroupLayout::Form::Masked;
-        return choice.variant(device(), GemmForm::NT,
-                              masked ? unbound({}, {4, 1024, 256}) : unbound({}, {4096, 256}),
-                              unbound({Blocks::Blocks128}, {4, 512, 256}),
-                              masked ? product({4, 1024, 512}) : product({4096, 512}), &rows);
+        return choice.way(device(), GemmForm::NT,
+                          masked ? unbound({}, {4, 1024, 256}) : unbound({}, {4096, 256}),
+                          unbound({Blocks::Blocks128}, {4, 512, 256}),
+                          masked ? product({4, 1024, 512}) : product({4096, 512}), &rows);
     };
     const GroupLayout grouped = GroupLayout::prefix_sums(offsets, 4096),
                       masked = GroupLayout::masked(counts, 1024);
@@ -240,6 +275,66 @@ TEST_F(Fp8Choice, MeasuresEveryKind) {
     EXPECT_EQ(device().memory_report().bytes, before);
     const Choice choice = fp8::choose(all, Bits::Usual);
     EXPECT_EQ(fp8::parse_choice(device(), describe(device(), choice)), choice);
+}
+
+// What a kind was measured with says nothing about products that usually have another tile.
+TEST_F(Fp8Choice, AMeasuredTileTakesThePlaceOfTheUsualOne) {
+    const ProductKind kind = *fp8::product_kind("nt.dense.fp8.127");
+    auto all = fp8::measure(device(), {.timed = fp8::Timed::None, .kinds = {kind}});
+    ASSERT_EQ(all.size(), 1u);
+    const auto packed = std::find_if(all[0].variants.begin(), all[0].variants.end(),
+                                     [](auto& v) { return v.variant == Variant::Packed; });
+    if (!packed->why_not.empty()) {
+        EXPECT_TRUE(packed->tiles.empty());
+        return;
+    }
+    std::vector<fp8::TileTime>& tiles = packed->tiles.front().tiles;
+    ASSERT_GT(tiles.size(), 1u);
+    tiles[0].seconds = 2;
+    tiles[1].seconds = 1;
+    const Way best{Variant::Packed, tiles[1].tile};
+    Choice choice(Variant::Packed);
+    EXPECT_EQ(way(choice, all[0].rows, 256), Variant::Packed);
+    choice.take_tiles(all);
+    EXPECT_EQ(way(choice, all[0].rows, 256), best);
+    EXPECT_EQ(way(choice, 40, 256), Variant::Packed) << "another tile, the same kind";
+    EXPECT_EQ(way(choice, 256, 256), Variant::Packed) << "the same tile, another kind";
+    EXPECT_EQ(way(choice, all[0].rows, 64), Variant::Decoded);
+    EXPECT_EQ(describe(device(), choice), "packed") << "a tile decides no bits";
+    Choice decoded(Variant::Decoded);
+    decoded.take_tiles(all);
+    EXPECT_EQ(way(decoded, all[0].rows, 256), Variant::Decoded) << "a variant without that tile";
+    // Tiles of another device are none here.
+    tiles[1].tile.fragments_m = 77;
+    choice.take_tiles(all);
+    EXPECT_EQ(way(choice, all[0].rows, 256), Variant::Packed);
+}
+
+TEST_F(Fp8Choice, MeasuresTiles) {
+    const bool packs = fp8::why_not(device(), Variant::Packed).empty();
+    std::uint64_t told = 0;
+    const auto all =
+        fp8::measure(device(), {.limit = 600,
+                                .tile_limit = 600,
+                                .kinds = {*fp8::product_kind("nt.dense.fp8.8")},
+                                .on_progress = [&](std::uint64_t, std::uint64_t total) {
+                                    EXPECT_EQ(total, 2u);
+                                    ++told;
+                                }});
+    EXPECT_EQ(told, 2u);
+    const VariantTime& packed = of(all[0], Variant::Packed);
+    EXPECT_EQ(!packed.tiles.empty() && packed.tiles[0].tiles.size() > 1, packs);
+    for (const VariantTime& v : all[0].variants)
+        for (const fp8::TileTimes& times : v.tiles)
+            for (const fp8::TileTime& t : times.tiles)
+                EXPECT_EQ(t.seconds > 0, times.tiles.size() > 1)
+                    << to_string(v.variant) << " " << t.name;
+    const auto late = fp8::measure(
+        device(),
+        {.limit = 600, .tile_limit = 1e-9, .kinds = {*fp8::product_kind("nt.dense.fp8.8")}});
+    for (const fp8::TileTimes& times : of(late[0], Variant::Packed).tiles)
+        for (const fp8::TileTime& t : times.tiles)
+            EXPECT_EQ(t.seconds, 0) << "there was no time";
 }
 
 TEST_F(Fp8Choice, WithoutTimeTheUsualIsTaken) {

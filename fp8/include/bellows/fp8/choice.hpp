@@ -1,14 +1,15 @@
 // SPDX-License-Identifier: MIT
 #pragma once
 
-// Which variant (gemm.hpp) computes which product: kinds of products, a table from kinds to
-// variants, and the measurement that a table is chosen from. Whoever records products holds the
-// table and asks it for each, once for the workspace and the product. Variants of another numeric
-// class give other bits: ranks that work on one model must use the same table, and a run that is
-// to repeat keeps it. Plain values, but for measure() and what takes a device: the thread that
-// records.
+// Which variant (gemm.hpp) computes which product, and in which tile (tiles.hpp): kinds of
+// products, a table from kinds to both, and the measurement that a table is chosen from. Whoever
+// records products holds the table and asks it for each, once for the workspace and the product.
+// Variants of another numeric class give other bits: ranks that work on one model must use the same
+// ones, and a run that is to repeat keeps them. Tiles decide no bits, only time on the device where
+// they were measured: each device takes its own, and what a run keeps (describe) names none. Plain
+// values, but for measure() and what takes a device: the thread that records.
 
-#include <bellows/fp8/gemm.hpp>
+#include <bellows/fp8/tiles.hpp>
 
 #include <array>
 #include <cstdint>
@@ -50,7 +51,9 @@ std::string to_string(const ProductKind& kind);
 /// The kind of that name among product_kinds().
 std::optional<ProductKind> product_kind(std::string_view name);
 
-/// A table from kinds to variants.
+struct Measurement;
+
+/// A table from kinds to variants and their tiles.
 class Choice {
 public:
     /// otherwise: for products without an entry; Variant::Device goes by the sizes.
@@ -60,36 +63,72 @@ public:
     Variant at(const ProductKind& kind) const;
     Variant otherwise() const noexcept { return otherwise_; }
 
+    /// From now on variants have the tiles that were fastest on this device: each in the place of
+    /// the usual one that it was timed against, for products of that kind.
+    void take_tiles(const std::vector<Measurement>& measurements);
+
     /// The variant that the product takes, never Device: the table's, or where that one cannot
     /// compute it, and where N (of tn, M or N) is below 128, Variant::Decoded. Arguments as those
     /// of gemm.hpp's products; none needs memory yet. Groups have GroupLayout::expected_rows.
-    Variant variant(const Device& device, GemmForm form, const Operand& a, const Operand& b,
-                    const TensorView& d, const GroupedRows* rows = nullptr) const;
+    Way way(const Device& device, GemmForm form, const Operand& a, const Operand& b,
+            const TensorView& d, const GroupedRows* rows = nullptr) const;
 
     bool operator==(const Choice&) const = default;
 
 private:
+    struct OtherTile {
+        ProductKind kind;
+        Variant variant;
+        Tile usual, tile;
+
+        bool operator==(const OtherTile&) const = default;
+    };
+
     static constexpr std::size_t kPlaces = 3 * 3 * 3 * ProductKind::kMostRows.size();
     static std::size_t place_of(const ProductKind& kind);
+    Tile tile(const ProductKind& kind, Variant variant,
+              const std::vector<NamedTile>& possible) const;
 
     Variant otherwise_;
     std::array<Variant, kPlaces> table_{}; ///< Device: no entry
+    std::vector<OtherTile> tiles_;
 };
 
 /// In a line, with the numeric class of each variant on this device: "decoded", or
 /// "decoded; packed [packed-f16-k16]: nt.dense.fp8.511 nt.dense.fp8.more".
 std::string describe(Device& device, const Choice& choice);
-/// The choice that describe() wrote, maybe for another device. Throws Error{Unsupported} when this
-/// device lacks a variant or has it in another numeric class, Error{Corrupt} when it is no such
-/// text.
+/// The choice that describe() wrote, maybe for another device, in usual tiles. Throws
+/// Error{Unsupported} when this device lacks a variant or has it in another numeric class,
+/// Error{Corrupt} when it is no such text.
 Choice parse_choice(Device& device, std::string_view text);
+
+/// A tile of a variant at a product of some kind.
+struct TileTime {
+    Tile tile;
+    std::string name;
+    double seconds = 0; ///< 0: not timed
+};
+
+/// Tiles that were timed side by side, of which a variant usually takes the first.
+struct TileTimes {
+    std::uint64_t rows = 0;      ///< of each group
+    std::vector<TileTime> tiles; ///< tiles()
+
+    /// The usual one unless another is faster by more than clocks waver.
+    const TileTime& fastest() const;
+};
 
 /// A variant at a product of some kind.
 struct VariantTime {
     Variant variant = Variant::Decoded;
     std::string numeric_class;
     std::string why_not; ///< "" when it can compute it
-    double seconds = 0;  ///< 0: not timed
+    double seconds = 0;  ///< in the usual tile; 0: not timed
+    /// At Measurement::rows, then at fewer rows of the kind for which another tile is usual.
+    std::vector<TileTimes> tiles{};
+
+    /// At Measurement::rows in the fastest tile.
+    double least_seconds() const;
 };
 
 /// The variants at one product of a kind.
@@ -108,9 +147,10 @@ enum class Bits : std::uint8_t {
     Any,
 };
 
-/// The fastest variant; the usual one unless another is faster by more than clocks waver.
+/// The fastest variant, each in its fastest tile; the usual one unless another is faster by more
+/// than clocks waver.
 Variant fastest(const Measurement& measurement, Bits bits);
-/// A table of the fastest variants; Decoded otherwise.
+/// A table of the fastest variants in their fastest tiles; Decoded otherwise.
 Choice choose(const std::vector<Measurement>& measurements, Bits bits);
 
 /// Which variants are timed.
@@ -118,17 +158,23 @@ enum class Timed : std::uint8_t {
     None,  ///< only what is usual, and why not the others: the device does not work
     Usual, ///< those of the numeric class of the usual one
     All,
+    Tiles, ///< all, and then their tiles
 };
 
 struct MeasureOptions {
     /// CPU drivers take seconds to compile kernels for matrix units that they only emulate.
-    Timed timed = Timed::All;
+    Timed timed = Timed::Tiles;
     /// Seconds after which further kinds are not timed, without those of compiling kernels; 0: 20.
     double limit = 0;
+    /// Seconds after which tiles of further kinds are not timed, with those of compiling; 0: 30.
+    double tile_limit = 0;
+    /// Empty: product_kinds().
+    std::vector<ProductKind> kinds{};
+    /// total: kinds, twice where tiles are timed.
     std::function<void(std::uint64_t done, std::uint64_t total)> on_progress{};
 };
 
-/// Every kind at a product of usual size, a few hundred MiB on a GPU for a while. A kind for which
+/// Each kind at a product of usual size, a few hundred MiB on a GPU for a while. A kind for which
 /// memory lacks is not timed. Waits.
 std::vector<Measurement> measure(Device& device, const MeasureOptions& options = {});
 

@@ -75,6 +75,29 @@ inline constexpr std::array kVariants = {Variant::Decoded, Variant::Packed, Vari
 /// "decoded"
 const char* to_string(Variant variant) noexcept;
 
+/// How Packed or Streamed cuts a product for the matrix units: constants of its kernel. tiles.hpp
+/// has those that a product can take.
+struct Tile {
+    std::uint32_t fragments_m = 0, fragments_n = 0; ///< matrices of a subgroup; 0: the usual tile
+    std::uint32_t warps_m = 1, warps_n = 1;         ///< subgroups along m and n
+    std::uint32_t warps_k = 1;                      ///< those that share the sum
+    std::uint32_t step_k = 0;                       ///< where k passes through workgroup memory
+    std::uint32_t ahead = 1;                        ///< steps by which loads run ahead
+    bool exact = false;                             ///< matrices without rows are left out
+
+    bool operator==(const Tile&) const = default;
+};
+
+/// A variant, and in which tile: one of another product or device is refused.
+struct Way {
+    Way(Variant v = Variant::Device, const Tile& t = {}) : variant(v), tile(t) {}
+
+    Variant variant;
+    Tile tile;
+
+    bool operator==(const Way&) const = default;
+};
+
 /// "" when the device and this build have the variant, else why not.
 std::string why_not(const Device& device, Variant variant);
 
@@ -104,13 +127,13 @@ std::uint64_t gemm_workspace_bytes(const Device& device, const Operand& a, const
 
 /// a: [M, K] or [batch, M, K]; b: [N, K]; d: [M, N]; batched alike. D overlaps neither.
 void gemm_nt(Recording& recording, const Operand& a, const Operand& b, const TensorView& d,
-             bool accumulate, BufferView workspace, Variant variant = Variant::Device);
+             bool accumulate, BufferView workspace, Way way = {});
 /// a: [M, K], b: [K, N].
 void gemm_nn(Recording& recording, const Operand& a, const Operand& b, const TensorView& d,
-             bool accumulate, BufferView workspace, Variant variant = Variant::Device);
+             bool accumulate, BufferView workspace, Way way = {});
 /// a: [K, M], b: [K, N].
 void gemm_tn(Recording& recording, const Operand& a, const Operand& b, const TensorView& d,
-             bool accumulate, BufferView workspace, Variant variant = Variant::Device);
+             bool accumulate, BufferView workspace, Way way = {});
 
 /// The forward product of experts: d[r] = a[r] * transpose(b[g]) for the rows r of each group g.
 /// a: [rows, K], b: [groups, N, K], d: [rows, N]. Other rows are neither read nor written. With
@@ -120,22 +143,22 @@ void gemm_tn(Recording& recording, const Operand& a, const Operand& b, const Ten
 /// ggml's MUL_MAT_ID; rows of d whose ids are of no group are left as they are.
 void m_grouped_gemm_nt_contiguous(Recording& recording, const Operand& a, const Operand& b,
                                   const TensorView& d, const GroupedRows& rows, bool accumulate,
-                                  BufferView workspace, Variant variant = Variant::Device);
+                                  BufferView workspace, Way way = {});
 /// The input gradient from the same weights: d[r] = a[r] * b[g]. a: [rows, K], b: [groups, K, N].
 void m_grouped_gemm_nn_contiguous(Recording& recording, const Operand& a, const Operand& b,
                                   const TensorView& d, const GroupedRows& rows, bool accumulate,
-                                  BufferView workspace, Variant variant = Variant::Device);
+                                  BufferView workspace, Way way = {});
 /// Decoding: a: [groups, max_m, K], d: [groups, max_m, N], groups without gaps in between, so many
 /// rows of each as rows.layout, a GroupLayout::masked of max_m, counts; b: [groups, N, K].
 void m_grouped_gemm_nt_masked(Recording& recording, const Operand& a, const Operand& b,
                               const TensorView& d, const GroupedRows& rows, bool accumulate,
-                              BufferView workspace, Variant variant = Variant::Device);
+                              BufferView workspace, Way way = {});
 
 /// The weight gradient: d[g] = transpose(a) * b summed over the rows of group g. a: [rows, M], b:
 /// [rows, N], d: [groups, M, N] f32. An empty group leaves d[g] when accumulating and clears it
 /// otherwise. Columns128 operands need group_offsets, the same tensor as a layout of prefix sums.
 void k_grouped_gemm_tn(Recording& recording, const Operand& a, const Operand& b,
                        const TensorView& d, const GroupedRows& rows, bool accumulate,
-                       BufferView workspace, Variant variant = Variant::Device);
+                       BufferView workspace, Way way = {});
 
 } // namespace bellows::fp8

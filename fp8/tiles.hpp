@@ -1,0 +1,39 @@
+// SPDX-License-Identifier: MIT
+#pragma once
+
+// Lists of the tiles that a product can take, as packed.cpp, streamed.cpp and few_rows.cpp make
+// them.
+
+#include "product.hpp"
+
+#include <bellows/fp8/tiles.hpp>
+
+#include <string>
+#include <utility>
+#include <vector>
+
+namespace bellows::fp8 {
+
+/// tiles() of a product; none where the variant cannot compute it.
+std::vector<NamedTile> tiles_of(const Device& device, const Product& product, Variant variant);
+bool contains(const std::vector<NamedTile>& tiles, const Tile& tile);
+
+/// What NamedTile says of a tile of so many elements of D.
+std::string name_of(const Tile& tile, std::uint64_t rows, std::uint64_t columns);
+
+/// Tiles without repetition, up to as many as are worth timing.
+class TileList {
+public:
+    TileList(const Tile& usual, std::string name) : tiles_{{usual, std::move(name)}} {}
+
+    void add(const Tile& tile, std::string name);
+    std::vector<NamedTile> take() { return std::move(tiles_); }
+
+private:
+    std::vector<NamedTile> tiles_;
+};
+
+/// 32-bit registers of an invocation that a kernel can spend on matrices.
+inline constexpr std::uint64_t kMostRegisters = 224;
+
+} // namespace bellows::fp8

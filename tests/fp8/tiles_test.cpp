@@ -1,0 +1,184 @@
+// SPDX-License-Identifier: MIT
+// The tiles of FP8 products: which there are, and that every one of them gives the same bits.
+#include "fp8/gemm_rig.hpp"
+
+#include <bellows/fp8/choice.hpp>
+#include <bellows/fp8/tiles.hpp>
+
+#include <bit>
+#include <set>
+
+namespace bellows {
+namespace {
+
+using namespace testing;
+using fp8::NamedTile;
+using fp8::Variant;
+
+struct Shape {
+    std::uint64_t m, n, k;
+
+    std::string name() const {
+        return std::to_string(m) + " x " + std::to_string(n) + " x " + std::to_string(k);
+    }
+};
+
+class Fp8Tiles : public Fp8GemmTest {
+protected:
+    /// D of each tile that the product can take must have the bits of the usual one's.
+    static void expect_same_bits(Variant variant, GemmForm form, const Shape& s,
+                                 Blocks blocks = Blocks::Blocks128) {
+        SCOPED_TRACE(s.name());
+        const bool tn = form == GemmForm::TN;
+        const Input a = tn ? input(kind(Blocks::Columns128), {s.k, s.m}, 1)
+                           : input(kind(Blocks::Rows128), {s.m, s.k}, 1);
+        const Input b = tn                     ? input(kind(Blocks::Columns128), {s.k, s.n}, 2)
+                        : form == GemmForm::NT ? input(kind(blocks), {s.n, s.k}, 2)
+                                               : input(kind(blocks), {s.k, s.n}, 2);
+        const Buffer scratch = workspace_for(*a.operand, *b.operand);
+        const auto op = tn ? fp8::gemm_tn : form == GemmForm::NT ? fp8::gemm_nt : fp8::gemm_nn;
+        const auto all = fp8::tiles(device(), variant, form, *a.operand, *b.operand,
+                                    padded(DType::F32, {s.m, s.n}).view);
+        ASSERT_GT(all.size(), 1u);
+        std::vector<float> usual;
+        for (const NamedTile& t : all) {
+            const OpTensor d = padded(DType::F32, {s.m, s.n});
+            run([&](Recording& r) {
+                op(r, *a.operand, *b.operand, d, false, scratch.view(), {variant, t.tile});
+            });
+            const std::vector<float> values = read(d.view);
+            if (usual.empty()) {
+                usual = values;
+                run([&](Recording& r) {
+                    op(r, *a.operand, *b.operand, d, false, scratch.view(), variant);
+                });
+                EXPECT_EQ(read(d.view), usual) << t.name << " is not the usual one";
+            }
+            EXPECT_EQ(values, usual) << t.name;
+        }
+    }
+};
+
+void expect_names_of_their_own(const std::vector<NamedTile>& all) {
+    std::set<std::string> names;
+    EXPECT_LE(all.size(), fp8::kMostOtherTiles + 1);
+    for (const NamedTile& t : all) {
+        EXPECT_TRUE(names.insert(t.name).second) << t.name;
+        EXPECT_LE(t.name.size(), 21u) << t.name;
+        EXPECT_NE(t.tile, fp8::Tile{});
+    }
+}
+
+TEST_F(Fp8Tiles, HaveNamesOfTheirOwn) {
+    for (const fp8::Measurement& m : fp8::measure(device(), {.timed = fp8::Timed::None}))
+        for (const fp8::VariantTime& v : m.variants) {
+            SCOPED_TRACE(to_string(m.kind) + " " + to_string(v.variant));
+            std::set<std::string> usual;
+            for (const fp8::TileTimes& times : v.tiles) {
+                EXPECT_LE(times.rows, m.rows);
+                EXPECT_TRUE(usual.insert(times.tiles.front().name).second) << "timed twice";
+                std::vector<NamedTile> all;
+                for (const fp8::TileTime& t : times.tiles)
+                    all.push_back({t.tile, t.name});
+                expect_names_of_their_own(all);
+            }
+            const bool packed = v.variant == Variant::Packed && v.why_not.empty();
+            EXPECT_TRUE(!packed || v.tiles.at(0).rows == m.rows);
+            EXPECT_TRUE(!packed || m.kind.rows != 0 || v.tiles.at(0).tiles.size() > 1)
+                << "nothing to choose among";
+            EXPECT_TRUE(v.tiles.empty() || v.why_not.empty());
+            EXPECT_TRUE(v.tiles.empty() || v.variant != Variant::Decoded);
+        }
+}
+
+TEST_F(Fp8Tiles, OfPackedOperandsGiveTheSameBits) {
+    if (!fp8::why_not(device(), Variant::Packed).empty())
+        return;
+    // A CPU's compiler takes its time for each.
+    const bool cpu = device().info().is_cpu;
+    expect_same_bits(Variant::Packed, GemmForm::NT, {7, 37, 300});
+    expect_same_bits(Variant::Packed, GemmForm::TN, {130, 37, 200});
+    if (cpu)
+        return;
+    for (const Blocks blocks : {Blocks::Blocks128, Blocks::Rows128})
+        for (const std::uint64_t rows : {1u, 17u, 24u, 33u, 64u, 70u, 129u, 300u})
+            expect_same_bits(Variant::Packed, GemmForm::NT, {rows, 333, 1300}, blocks);
+    expect_same_bits(Variant::Packed, GemmForm::NN, {20, 136, 520});
+    expect_same_bits(Variant::Packed, GemmForm::NN, {200, 136, 520});
+}
+
+TEST_F(Fp8Tiles, OfStreamedWeightsGiveTheSameBits) {
+    const bool cpu = device().info().is_cpu;
+    for (const bool direct : {false, true}) {
+        if (!stream_on_units(direct))
+            return;
+        if (!cpu)
+            use_gemm_class(device(), gemm_class(device()).name); // by the number of rows
+        SCOPED_TRACE(direct ? "straight to registers" : "through workgroup memory");
+        const std::vector<std::uint64_t> rows =
+            cpu      ? std::vector<std::uint64_t>{19}
+            : direct ? std::vector<std::uint64_t>{1, 5, 11, 16}
+                     : std::vector<std::uint64_t>{17, 24, 31, 48, 64, 101};
+        for (const std::uint64_t m : rows)
+            expect_same_bits(Variant::Streamed, GemmForm::NT, {m, cpu ? 72u : 300u, 1300});
+    }
+}
+
+/// Groups of 3, 0, 19 and 1 rows, each in a block of its own.
+TEST_F(Fp8Tiles, OfGroupsGiveTheSameBits) {
+    const std::uint64_t groups = 4, most = 20, n = 72, k = 400;
+    const bool cpu = device().info().is_cpu;
+    std::vector<Variant> variants;
+    if (stream_on_units(true)) // on CPUs one kernel must do
+        variants.push_back(Variant::Streamed);
+    if (!variants.empty() && !cpu)
+        variants.push_back(Variant::Packed);
+    const Buffer counts = workspace(groups * 4);
+    const std::uint32_t rows_of_groups[] = {3, 0, 19, 1};
+    device().upload(counts.view(), std::span<const std::uint32_t>(rows_of_groups));
+    const fp8::GroupedRows rows = fp8::unlisted_rows(
+        GroupLayout::masked(TensorView::contiguous(counts.view(), DType::U32, {groups}), most));
+    const Input a = input(kind(Blocks::Rows128), {groups, most, k}, 1),
+                b = input(kind(Blocks::Blocks128), {groups, n, k}, 2);
+    const Buffer scratch =
+        workspace(fp8::gemm_workspace_bytes(device(), *a.operand, *b.operand, rows));
+    for (const Variant variant : variants) {
+        const auto bits = [&](const fp8::Tile& tile) {
+            const OpTensor d = padded(DType::F32, {groups, most, n});
+            run([&](Recording& r) {
+                fp8::m_grouped_gemm_nt_masked(r, *a.operand, *b.operand, d, rows, false,
+                                              scratch.view(), {variant, tile});
+            });
+            std::vector<std::uint32_t> all;
+            for (const float value : read(d.view))
+                all.push_back(std::bit_cast<std::uint32_t>(value)); // untouched ones, too
+            return all;
+        };
+        const auto usual = bits({});
+        const auto tiles = fp8::tiles(device(), variant, GemmForm::NT, *a.operand, *b.operand,
+                                      padded(DType::F32, {groups, most, n}).view, &rows);
+        EXPECT_GT(tiles.size(), 1u);
+        for (const NamedTile& t : tiles)
+            EXPECT_EQ(bits(t.tile), usual) << to_string(variant) << " " << t.name;
+    }
+}
+
+TEST_F(Fp8Tiles, OfAnotherProductAreRefused) {
+    const Shape s{8, 136, 256};
+    const Input a = input(kind(Blocks::Rows128), {s.m, s.k}, 1),
+                b = input(kind(Blocks::Blocks128), {s.n, s.k}, 2);
+    const OpTensor d = padded(DType::F32, {s.m, s.n});
+    const Buffer scratch = workspace_for(*a.operand, *b.operand);
+    EXPECT_TRUE(fp8::tiles(device(), Variant::Decoded, GemmForm::NT, *a.operand, *b.operand, d.view)
+                    .empty());
+    for (const Variant variant : {Variant::Decoded, Variant::Device, Variant::Streamed})
+        expect_refused(
+            [&](Recording& r) {
+                fp8::gemm_nt(r, *a.operand, *b.operand, d, false, scratch.view(),
+                             {variant, {.fragments_m = 77}});
+            },
+            {"the tile is none", variant == Variant::Device ? "variant" : to_string(variant)});
+}
+
+} // namespace
+} // namespace bellows
