@@ -30,6 +30,7 @@ struct Cut {
     std::uint32_t warps_m = 1, warps_n = 1, warps_k = 1;
     std::uint32_t together = 0;
     std::uint32_t b_ahead = 1;
+    std::uint32_t wide = 1;
     bool exact = false;
 };
 
@@ -45,8 +46,10 @@ bool serves(const Cut& cut) {
     const MatrixShape& shape = cut.units.shape;
     const std::uint32_t quads = cut.together * shape.n / 4;
     const std::uint32_t sharers = cut.units.subgroup * cut.warps_k;
-    return cut.warps_m * cut.warps_n * cut.warps_k == subgroups(cut.units) &&
-           cut.fragments_n * cut.warps_n == matrices(shape.n) && cut.fragments_m > 0 &&
+    return cut.warps_m * cut.warps_n * cut.warps_k == subgroups(cut.units) * cut.wide &&
+           cut.fragments_n * cut.warps_n == matrices(shape.n) * cut.wide &&
+           matrices(shape.n) % cut.fragments_n == 0 && (cut.wide == 1 || cut.warps_k == 1) &&
+           cut.fragments_m > 0 &&
            (cut.exact ? cut.warps_m == 1 && cut.warps_k == 1 && cut.fragments_m <= 4
                       : matrices(shape.m) % (cut.fragments_m * cut.warps_m) == 0) &&
            sharers % quads == 0 && shape.m * quads % sharers == 0;
@@ -261,6 +264,7 @@ void record_packed(Recording& recording, const char* op, const Product& p, Buffe
                       .warps_k = cut.warps_k,
                       .together = cut.together,
                       .exact = cut.exact ? 1u : 0u,
+                      .wide = cut.wide,
                       .b_ahead = cut.b_ahead,
                       .own_scales = own_scales(*p.b.quantized) ? 1u : 0u,
                       .by_sum = sums != nullptr ? 1u : 0u,
