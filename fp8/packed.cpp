@@ -31,6 +31,10 @@ struct Cut {
     /// Matrices of a row that are stored together.
     std::uint32_t together() const { return std::min(tile.fragments_n, 2u); }
     std::uint32_t rows() const { return units.shape.m * tile.fragments_m * tile.warps_m; }
+    std::uint32_t columns() const { return units.shape.n * tile.fragments_n * tile.warps_n; }
+    std::uint32_t subgroups() const { return tile.warps_m * tile.warps_n * tile.warps_k; }
+    /// Tiles of B side by side.
+    std::uint32_t wide() const { return columns() / static_cast<std::uint32_t>(kTile); }
 };
 
 std::uint32_t subgroups(const MatrixUnits& units) {
@@ -48,8 +52,10 @@ bool serves(const Cut& cut) {
         return false;
     const std::uint32_t quads = cut.together() * shape.n / 4;
     const std::uint32_t sharers = cut.units.subgroup * t.warps_k;
-    return t.warps_m * t.warps_n * t.warps_k == subgroups(cut.units) &&
-           t.fragments_n * t.warps_n == matrices(shape.n) &&
+    const std::uint32_t most = cut.wide() * subgroups(cut.units);
+    return (cut.subgroups() == subgroups(cut.units) || cut.subgroups() == most) &&
+           cut.columns() % kTile == 0 && matrices(shape.n) % t.fragments_n == 0 &&
+           (cut.wide() == 1 || (cut.wide() == 2 && t.warps_k == 1)) &&
            (t.exact ? t.warps_m == 1 && t.warps_k == 1 && t.fragments_m <= 4
                     : matrices(shape.m) % (t.fragments_m * t.warps_m) == 0) &&
            sharers % quads == 0 && shape.m * quads % sharers == 0;
@@ -65,6 +71,18 @@ std::uint64_t registers(const Cut& cut) {
     return (sums + 2 * a + (1 + t.ahead) * b) / cut.units.subgroup;
 }
 
+/// What the shader declares.
+std::uint64_t shared_bytes(const Cut& cut) {
+    const std::uint64_t quads = cut.together() * cut.units.shape.n / 4;
+    return 16 * cut.subgroups() * cut.units.shape.m * (quads + 1);
+}
+
+/// Whether a device that runs the usual tile runs this one well.
+bool fits(const DeviceInfo& info, const Cut& cut) {
+    return cut.subgroups() * cut.units.subgroup <= info.max_workgroup_invocations &&
+           shared_bytes(cut) <= info.shared_memory_bytes && registers(cut) <= kMostRegisters;
+}
+
 /// How tiles for few rows are cut, for groups of up to so many on average; a group with more rows
 /// than the tile is high reads its weights again. On an H200 these won.
 struct FlatTile {
@@ -72,6 +90,7 @@ struct FlatTile {
     std::uint32_t height, ahead;
     std::uint32_t split_from; ///< 0: subgroups share the columns; else the sum over k, and so many
                               ///< or more of them the columns
+    std::uint32_t wide = 1;
 };
 constexpr FlatTile kFlatTiles[] = {
     {10, 16, 1, 1}, // each code of B is loaded once, many at a time
@@ -88,7 +107,7 @@ std::optional<Cut> flat_cut(const MatrixUnits& units, const FlatTile& tile) {
     t.exact = tile.split_from == 0;
     for (t.warps_n = t.exact ? warps : tile.split_from; t.warps_n <= warps; t.warps_n *= 2) {
         t.warps_k = warps / t.warps_n;
-        t.fragments_n = matrices(units.shape.n) / t.warps_n;
+        t.fragments_n = tile.wide * matrices(units.shape.n) / t.warps_n;
         if (serves(cut))
             return cut;
     }
@@ -97,13 +116,14 @@ std::optional<Cut> flat_cut(const MatrixUnits& units, const FlatTile& tile) {
 
 /// Sums for many rows, shared out along both sides.
 std::optional<Cut> square_cut(const MatrixUnits& units, std::uint32_t height = kTile,
-                              std::uint32_t ahead = 1) {
+                              std::uint32_t ahead = 1, std::uint32_t wide = 1) {
     Cut cut{units, {}};
     Tile& t = cut.tile;
     while (t.warps_m * t.warps_n < subgroups(units))
         (t.warps_m <= t.warps_n ? t.warps_m : t.warps_n) *= 2;
     t.fragments_m = height / units.shape.m / t.warps_m;
     t.fragments_n = matrices(units.shape.n) / t.warps_n;
+    t.warps_n *= wide;
     t.ahead = ahead;
     return serves(cut) ? std::optional(cut) : std::nullopt;
 }
@@ -121,7 +141,7 @@ std::optional<Cut> cut_for(const Device& device, std::uint64_t rows) {
 }
 
 std::string name_of(const Cut& cut) {
-    return name_of(cut.tile, cut.rows(), kTile);
+    return name_of(cut.tile, cut.rows(), cut.columns());
 }
 
 /// What decides the cut.
@@ -192,9 +212,15 @@ std::vector<NamedTile> packed_tiles(const Device& device, const Product& p) {
     const std::uint32_t parts = usual.tile.warps_k;
     TileList list(usual.tile, name_of(usual));
     const auto add = [&](const std::optional<Cut>& cut) {
-        if (cut && cut->tile.warps_k == parts && registers(*cut) <= kMostRegisters)
+        if (cut && cut->tile.warps_k == parts && fits(device.info(), *cut))
             list.add(cut->tile, name_of(*cut));
     };
+    // Two tiles of B read A once, and its weights as often as one.
+    if (parts == 1) {
+        add(square_cut(usual.units, usual.rows(), usual.tile.ahead, 2));
+        if (p.form != GemmForm::TN)
+            add(flat_cut(usual.units, {0, std::min(usual.rows(), 64u), 1, 0, 2}));
+    }
     // Lower ones take fewer registers, and read B more often where there are more rows.
     for (const std::uint32_t ahead : {1u, 2u, 4u})
         for (const std::uint32_t height : {usual.rows(), usual.rows() / 2}) {
@@ -303,6 +329,7 @@ void record_packed(Recording& recording, const char* op, const Product& p, const
                       .warps_k = cut.warps_k,
                       .together = whole.together(),
                       .exact = cut.exact ? 1u : 0u,
+                      .wide = whole.wide(),
                       .b_ahead = cut.ahead,
                       .own_scales = own_scales(*p.b.quantized) ? 1u : 0u,
                       .by_sum = sums != nullptr ? 1u : 0u,

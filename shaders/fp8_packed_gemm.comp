@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
 // D = A * transpose(B) (+ D) of packed E4M3 operands (include/fp8_packed.glsl) on matrix units that
-// take f16. 128 x 128 elements of D per workgroup. Matrices go straight from memory to registers,
+// take f16. 128 x 128 * wide elements of D per workgroup. Matrices go straight from memory to registers,
 // without workgroup memory: those of A as they are, B's codes become f16 times 2^-8 by shifts, then
 // a power of two that says how far their block's scale lies below the peak. What the peaks make of a
 // sum is applied once, at the end. Where scales of a tile differ by more than f16 can hold the
@@ -13,8 +13,10 @@
 //         hold rows up to ends[g]; an empty group leaves D[g] when accumulating and clears it else.
 // Constants  local_size   subgroup * warps_m * warps_n * warps_k
 //            mma_*        a row that the device enumerates: f16, f32 sums, subgroup scope
-//            fragments_*, warps_*   mma * fragments * warps = 128 along n, a divisor of 128 along m,
-//                         where the workgroup takes one part of its tile after another while there
+//            wide         tiles of B side by side, whose subgroups share A's matrices through the
+//                         first-level cache; more than one only with warps_k 1
+//            fragments_*, warps_*   mma * fragments * warps = 128 * wide along n, a divisor of 128 along
+//                         m, where the workgroup takes one part of its tile after another while there
 //                         are rows; blocks of k go around among warps_k subgroups
 //            together     matrices of a row that pass through workgroup memory together: a divisor of
 //                         fragments_n; subgroup * warps_k is a multiple of together * mma_n / 4 and
@@ -29,8 +31,8 @@
 //            at_once      steps that are written out one after another: a divisor of 4
 //            band         rows of tiles that run together
 // Dispatch   x = tiles of A (indirect with from_list), of one batch entry or group without; y =
-//            ceil(n / 128); z = batch or groups. Shared at most 18 KiB: two workgroups share a
-//            processor that has 48.
+//            ceil(n / 128), whatever `wide` is; z = batch or groups. Shared at most 18 KiB: two
+//            workgroups share a processor that has 48.
 // Order      k in steps of mma_k, inside which it is the device's, of each warps_k-th block; then the
 //            sums of the subgroups in turn. An element's bits depend on its row of A and its column
 //            of B alone, but where the slow loop runs.
@@ -372,17 +374,23 @@ void main() {
     // Bands of `band` tiles along m, as in gemm_coopmat_dense.glsl.
     uint b_tiles = gl_NumWorkGroups.y;
     uint index = gl_WorkGroupID.y * gl_NumWorkGroups.x + gl_WorkGroupID.x;
-    uint in_band = band * b_tiles;
+    uint abreast = (b_tiles + wide - 1u) / wide, in_band = band * abreast;
+    if (index >= gl_NumWorkGroups.x * abreast) {
+        return;
+    }
     uint first = index / in_band * band;
     uint height = min(band, gl_NumWorkGroups.x - first);
-    uint m_tile = first + index % in_band % height, n_tile = index % in_band / height;
+    uint m_tile = first + index % in_band % height, n_tile = index % in_band / height * wide;
 
     uint warp = gl_SubgroupID % WARPS, matrix_n = warp / warps_m * fragments_n;
+    n_tile += matrix_n / (TILE / mma_n);
+    matrix_n %= TILE / mma_n;
 
     Tile t;
     Place p;
     p.d = uvec2(push.operands.d);
-    p.column0 = n_tile * TILE;
+    p.column0 = n_tile * TILE; // beyond n where there is no such tile of B
+    n_tile = min(n_tile, b_tiles - 1u);
     p.warp_k = gl_SubgroupID / WARPS;
     p.warp_n = matrix_n * mma_n;
     uint a_unit = m_tile, b_unit, b_tile = n_tile, begin = 0u;
