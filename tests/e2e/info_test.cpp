@@ -38,8 +38,13 @@ protected:
 TEST_F(InfoKernels, ShowsTheChoiceAndKeepsIt) {
     const Finished first = info({"--kernels"});
     ASSERT_EQ(first.exit_code, 0) << first.errors;
-    EXPECT_NE(first.errors.find("measuring FP8 products 45/45"), std::string::npos) << first.errors;
-    EXPECT_LT(first.seconds, 60);
+    const auto told = [&](const char* progress) {
+        return first.errors.find(progress) != std::string::npos;
+    };
+    EXPECT_TRUE(told("measuring FP8 products 45/45") || // and their tiles, but for CPUs
+                told("measuring FP8 products 90/90"))
+        << first.errors;
+    EXPECT_LT(first.seconds, 90);
     for (const char* part : {"device 0: ", "bf16 products: ", "decoded", "packed", "streamed",
                              "8x256x256", "tn: transposed A times B", "*", " us ", "FLOPS", "B/s"})
         EXPECT_NE(first.out.find(part), std::string::npos) << part << " in " << first.out;
