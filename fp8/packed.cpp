@@ -80,7 +80,8 @@ std::uint64_t shared_bytes(const Cut& cut) {
 /// Whether a device that runs the usual tile runs this one well.
 bool fits(const DeviceInfo& info, const Cut& cut) {
     return cut.subgroups() * cut.units.subgroup <= info.max_workgroup_invocations &&
-           shared_bytes(cut) <= info.shared_memory_bytes && registers(cut) <= kMostRegisters;
+           shared_bytes(cut) <= info.shared_memory_bytes &&
+           (info.is_cpu || registers(cut) <= kMostRegisters);
 }
 
 /// How tiles for few rows are cut, for groups of up to so many on average; a group with more rows

@@ -37,9 +37,11 @@ protected:
                                                : input(kind(blocks), {s.k, s.n}, 2);
         const Buffer scratch = workspace_for(*a.operand, *b.operand);
         const auto op = tn ? fp8::gemm_tn : form == GemmForm::NT ? fp8::gemm_nt : fp8::gemm_nn;
-        const auto all = fp8::tiles(device(), variant, form, *a.operand, *b.operand,
-                                    padded(DType::F32, {s.m, s.n}).view);
+        auto all = fp8::tiles(device(), variant, form, *a.operand, *b.operand,
+                              padded(DType::F32, {s.m, s.n}).view);
         ASSERT_GT(all.size(), 1u);
+        if (device().info().is_cpu) // whose compiler takes its time for each
+            all.resize(2);
         std::vector<float> usual;
         for (const NamedTile& t : all) {
             const OpTensor d = padded(DType::F32, {s.m, s.n});
@@ -94,7 +96,6 @@ TEST_F(Fp8Tiles, HaveNamesOfTheirOwn) {
 TEST_F(Fp8Tiles, OfPackedOperandsGiveTheSameBits) {
     if (!fp8::why_not(device(), Variant::Packed).empty())
         return;
-    // A CPU's compiler takes its time for each.
     const bool cpu = device().info().is_cpu;
     expect_same_bits(Variant::Packed, GemmForm::NT, {7, 37, 300});
     expect_same_bits(Variant::Packed, GemmForm::TN, {130, 260, 200});
