@@ -24,7 +24,6 @@
 #include "include/fp8_eight.glsl"
 #include "include/fp8_groups.glsl"
 #if INPUT_F16
-#extension GL_EXT_shader_explicit_arithmetic_types_float16 : require
 #include "include/fp8_pairs.glsl"
 #endif
 #include "fp8_quantize_tiles.kernel.glsl"

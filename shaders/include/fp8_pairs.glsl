@@ -1,8 +1,10 @@
 // SPDX-License-Identifier: MIT
 // E4M3 magnitudes as pairs of f16, four codes at a time: the first and third, and the second and
-// fourth. Needs f16 arithmetic. No value that decides a code is ever an f16 subnormal.
+// fourth; no code is NaN. Needs f16 arithmetic. No value that decides a code is ever an f16 subnormal.
 #ifndef BELLOWS_FP8_PAIRS_GLSL
 #define BELLOWS_FP8_PAIRS_GLSL
+
+#extension GL_EXT_shader_explicit_arithmetic_types_float16 : require
 
 // As fp8_decode_finite_bits4: a code's bits at the place of an f16's are right but for subnormal
 // codes, for which twice the number minus the least normal value is, which is larger otherwise.
@@ -15,6 +17,15 @@ f16vec2 fp8_decode_pair(uint bits) {
 void fp8_decode_pairs(uint codes, out f16vec2 even, out f16vec2 odd) {
     even = fp8_decode_pair((codes & 0x007F007Fu) * 128u + 0x20002000u);
     odd = fp8_decode_pair((codes >> 1 & 0x3F803F80u) + 0x20002000u);
+}
+
+// The same with signs, in order.
+vec4 fp8_decode_by_pairs(uint codes) {
+    f16vec2 even, odd;
+    fp8_decode_pairs(codes, even, odd);
+    even = unpackFloat2x16(packFloat2x16(even) | (codes << 8 & 0x80008000u));
+    odd = unpackFloat2x16(packFloat2x16(odd) | (codes & 0x80008000u));
+    return vec4(even.x, odd.x, even.y, odd.y);
 }
 
 // What stands for x in f16's bits as its code does in a byte, with 64 more: x itself where its code is
