@@ -80,6 +80,14 @@ std::uint32_t codes_fours(const Matrix& m) {
     return static_cast<std::uint32_t>(4 * div_up(m.columns, 16));
 }
 
+/// Steps of a row in parts, by all of which invocations note maxima in the kernels' shared memory,
+/// 0 where that is too much.
+std::uint32_t noted_steps(const RowPlan& plan, std::uint64_t fours) {
+    const std::uint64_t chunk = std::uint64_t{plan.local_size} * plan.kept * plan.wide;
+    const std::uint64_t steps = div_up(fours, chunk) * plan.kept;
+    return steps * plan.local_size <= 2048 ? static_cast<std::uint32_t>(steps) : 0;
+}
+
 void require_fours(const Operands& operands, const char* what, std::uint64_t columns) {
     operands.require(columns % 4 == 0, std::string(what) + " is " + std::to_string(columns) +
                                            ", not a multiple of 4");
@@ -349,8 +357,11 @@ void rmsnorm(Recording& recording, const TensorView& x, const TensorView& gain,
     using K = kernels::Fp8Rmsnorm;
     // Rows of f32 stay in registers; with those of bf16, whose arithmetic weighs more, parts that
     // are read once more from the cache leave registers to more workgroups.
-    const RowPlan plan = plan_rows(streams(recording, form), m.rows, m.columns / 4, bf16 ? 4 : 16,
-                                   bf16 ? 4 : 8, fours_in_16_bytes(x.dtype));
+    const bool streamed = streams(recording, form);
+    const RowPlan plan = plan_rows(streamed, m.rows, m.columns / 4, bf16 ? 4 : 16, bf16 ? 4 : 8,
+                                   fours_in_16_bytes(x.dtype));
+    const bool foreseen =
+        !streamed && !plan.whole && quantized.recipe.rule == ScaleRule::PowerOfTwo;
     recording.dispatch(K{.variant = gain_bf16 ? K::Variant::bf16_bf16
                                               : (bf16 ? K::Variant::bf16 : K::Variant::f32),
                          .constants = {.local_size = plan.local_size,
@@ -360,6 +371,7 @@ void rmsnorm(Recording& recording, const TensorView& x, const TensorView& gain,
                                        .format = constant(quantized.recipe.format),
                                        .rule = constant(quantized.recipe.rule),
                                        .whole = plan.whole ? 1u : 0u,
+                                       .steps = foreseen ? noted_steps(plan, m.columns / 4) : 0,
                                        .store_y = y.buffer ? 1u : 0u},
                          .x = m.memory,
                          .gain = gain_memory,
