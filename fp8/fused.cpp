@@ -356,12 +356,13 @@ void rmsnorm(Recording& recording, const TensorView& x, const TensorView& gain,
     const Matrix my = y.buffer ? plain(operands, "y", y, x.dtype, m.rows, m.columns) : Matrix{};
     using K = kernels::Fp8Rmsnorm;
     // Rows of f32 stay in registers; with those of bf16, whose arithmetic weighs more, parts that
-    // are read once more from the cache leave registers to more workgroups.
+    // are read once more from the cache leave registers to more workgroups. Maxima that are taken
+    // beside the sum need fewer.
     const bool streamed = streams(recording, form);
-    const RowPlan plan = plan_rows(streamed, m.rows, m.columns / 4, bf16 ? 4 : 16, bf16 ? 4 : 8,
-                                   fours_in_16_bytes(x.dtype));
-    const bool foreseen =
-        !streamed && !plan.whole && quantized.recipe.rule == ScaleRule::PowerOfTwo;
+    const bool power_of_two = quantized.recipe.rule == ScaleRule::PowerOfTwo;
+    const RowPlan plan = plan_rows(streamed, m.rows, m.columns / 4, bf16 ? 4 : 16,
+                                   bf16 && !power_of_two ? 4 : 8, fours_in_16_bytes(x.dtype));
+    const bool beside = !streamed && !plan.whole && power_of_two;
     recording.dispatch(K{.variant = gain_bf16 ? K::Variant::bf16_bf16
                                               : (bf16 ? K::Variant::bf16 : K::Variant::f32),
                          .constants = {.local_size = plan.local_size,
@@ -371,7 +372,7 @@ void rmsnorm(Recording& recording, const TensorView& x, const TensorView& gain,
                                        .format = constant(quantized.recipe.format),
                                        .rule = constant(quantized.recipe.rule),
                                        .whole = plan.whole ? 1u : 0u,
-                                       .steps = foreseen ? noted_steps(plan, m.columns / 4) : 0,
+                                       .steps = beside ? noted_steps(plan, m.columns / 4) : 0,
                                        .store_y = y.buffer ? 1u : 0u},
                          .x = m.memory,
                          .gain = gain_memory,
