@@ -95,7 +95,8 @@ void add_chunk(uint first, S4 x[kept][wide], inout vec4 squares[wide]) {
 
 // With power-of-two scales a block's inverse scale, lifted, may be multiplied to inv_rms beforehand:
 // |x| * inv_rms is below the root of the number of columns, so that nothing overflows, and a product
-// that underflows ends as 0 in any case.
+// that underflows ends as 0 in any case. Only with a gain above 2^93 would an x * inv_rms that is a
+// subnormal number, which drivers may flush, count at all.
 const bool kScalesFirst = rule == FP8_POWER_OF_TWO && store_y == 0u;
 
 float lifted_inverse(float inv_rms, Block block) {
