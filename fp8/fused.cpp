@@ -80,6 +80,14 @@ std::uint32_t codes_fours(const Matrix& m) {
     return static_cast<std::uint32_t>(4 * div_up(m.columns, 16));
 }
 
+/// Steps of a row in parts, by all of which invocations note maxima in the kernels' shared memory,
+/// 0 where that is too much.
+std::uint32_t noted_steps(const RowPlan& plan, std::uint64_t fours) {
+    const std::uint64_t chunk = std::uint64_t{plan.local_size} * plan.kept * plan.wide;
+    const std::uint64_t steps = div_up(fours, chunk) * plan.kept;
+    return steps * plan.local_size <= 2048 ? static_cast<std::uint32_t>(steps) : 0;
+}
+
 void require_fours(const Operands& operands, const char* what, std::uint64_t columns) {
     operands.require(columns % 4 == 0, std::string(what) + " is " + std::to_string(columns) +
                                            ", not a multiple of 4");
@@ -166,6 +174,25 @@ BufferView row_count_or(const Operands& operands, BufferView row_count, BufferVi
     return operands.row_count_or(counted, otherwise);
 }
 
+/// Whether gate and up are decoded in f16 arithmetic, by the kernel K's variant `in_f16`.
+template <class K>
+bool decodes_in_f16(const Recording& recording, const GateUp& gate_up, bool streamed,
+                    typename K::Variant in_f16) {
+    return !streamed && gate_up.quantized != nullptr &&
+           gate_up.quantized->recipe.format == Format::E4M3 &&
+           recording.device().why_not(K::info(), static_cast<std::uint32_t>(in_f16)).empty();
+}
+
+kernels::Fp8Swiglu::Variant swiglu_variant(const Recording& recording, const GateUp& gate_up,
+                                           bool streamed) {
+    using K = kernels::Fp8Swiglu;
+    using Variant = K::Variant;
+    if (gate_up.quantized == nullptr)
+        return gate_up.dtype == DType::BF16 ? Variant::bf16 : Variant::f32;
+    return decodes_in_f16<K>(recording, gate_up, streamed, Variant::fp8_f16) ? Variant::fp8_f16
+                                                                             : Variant::fp8;
+}
+
 void record_swiglu(Recording& recording, const Operands& operands, const GateUp& gate_up,
                    const TensorView& row_weight, const Quantized& hidden, Form form) {
     operands.require(hidden.codes.rank == 2,
@@ -179,12 +206,10 @@ void record_swiglu(Recording& recording, const Operands& operands, const GateUp&
         return;
     using K = kernels::Fp8Swiglu;
     const std::uint32_t wide = fours_in_16_bytes(gate_up.dtype);
-    const RowPlan plan =
-        plan_parts(streams(recording, form), m.rows, ffn / 4, wide == 4 ? 2 : 4, wide);
+    const bool streamed = streams(recording, form);
+    const RowPlan plan = plan_parts(streamed, m.rows, ffn / 4, wide == 4 ? 2 : 4, wide);
     recording.dispatch(
-        K{.variant = gate_up.quantized != nullptr
-                         ? K::Variant::fp8
-                         : (gate_up.dtype == DType::BF16 ? K::Variant::bf16 : K::Variant::f32),
+        K{.variant = swiglu_variant(recording, gate_up, streamed),
           .constants = {.local_size = plan.local_size,
                         .row_per_workgroup = plan.row_per_workgroup,
                         .kept = plan.kept,
@@ -210,11 +235,17 @@ void record_swiglu(Recording& recording, const Operands& operands, const GateUp&
         plan.groups);
 }
 
-kernels::Fp8SwigluDgrad::Variant dgrad_variant(const GateUp& gate_up, DType dtype) {
-    using Variant = kernels::Fp8SwigluDgrad::Variant;
-    if (gate_up.quantized != nullptr)
-        return dtype == DType::BF16 ? Variant::fp8_bf16 : Variant::fp8_f32;
-    return dtype == DType::BF16 ? Variant::bf16 : Variant::f32;
+kernels::Fp8SwigluDgrad::Variant dgrad_variant(const Recording& recording, const GateUp& gate_up,
+                                               DType dtype, bool streamed) {
+    using K = kernels::Fp8SwigluDgrad;
+    using Variant = K::Variant;
+    const bool bf16 = dtype == DType::BF16;
+    if (gate_up.quantized == nullptr)
+        return bf16 ? Variant::bf16 : Variant::f32;
+    const Variant in_f16 = bf16 ? Variant::fp8_f16_bf16 : Variant::fp8_f16_f32;
+    if (decodes_in_f16<K>(recording, gate_up, streamed, in_f16))
+        return in_f16;
+    return bf16 ? Variant::fp8_bf16 : Variant::fp8_f32;
 }
 
 /// Where the kernel writes, checked; operands that it does not use name memory that it does.
@@ -274,7 +305,7 @@ void record_dgrad(Recording& recording, const Operands& operands, const TensorVi
                                   : plan_parts(streamed, m.rows, ffn4, part, wide);
     recording.dispatch(
         kernels::Fp8SwigluDgrad{
-            .variant = dgrad_variant(gate_up, d_hidden.dtype),
+            .variant = dgrad_variant(recording, gate_up, d_hidden.dtype, streamed),
             .constants = {.local_size = plan.local_size,
                           .row_per_workgroup = plan.row_per_workgroup,
                           .kept = plan.kept,
@@ -325,9 +356,13 @@ void rmsnorm(Recording& recording, const TensorView& x, const TensorView& gain,
     const Matrix my = y.buffer ? plain(operands, "y", y, x.dtype, m.rows, m.columns) : Matrix{};
     using K = kernels::Fp8Rmsnorm;
     // Rows of f32 stay in registers; with those of bf16, whose arithmetic weighs more, parts that
-    // are read once more from the cache leave registers to more workgroups.
-    const RowPlan plan = plan_rows(streams(recording, form), m.rows, m.columns / 4, bf16 ? 4 : 16,
-                                   bf16 ? 4 : 8, fours_in_16_bytes(x.dtype));
+    // are read once more from the cache leave registers to more workgroups. Maxima that are taken
+    // beside the sum need fewer.
+    const bool streamed = streams(recording, form);
+    const bool power_of_two = quantized.recipe.rule == ScaleRule::PowerOfTwo;
+    const RowPlan plan = plan_rows(streamed, m.rows, m.columns / 4, bf16 ? 4 : 16,
+                                   bf16 && !power_of_two ? 4 : 8, fours_in_16_bytes(x.dtype));
+    const bool beside = !streamed && !plan.whole && power_of_two;
     recording.dispatch(K{.variant = gain_bf16 ? K::Variant::bf16_bf16
                                               : (bf16 ? K::Variant::bf16 : K::Variant::f32),
                          .constants = {.local_size = plan.local_size,
@@ -337,6 +372,7 @@ void rmsnorm(Recording& recording, const TensorView& x, const TensorView& gain,
                                        .format = constant(quantized.recipe.format),
                                        .rule = constant(quantized.recipe.rule),
                                        .whole = plan.whole ? 1u : 0u,
+                                       .steps = beside ? noted_steps(plan, m.columns / 4) : 0,
                                        .store_y = y.buffer ? 1u : 0u},
                          .x = m.memory,
                          .gain = gain_memory,

@@ -61,6 +61,27 @@ struct TileExtras {
     const Quantized* rows_in = nullptr;
 };
 
+/// Whether codes become codes in f16 arithmetic.
+bool requantizes_in_f16(const Device& device, const Recipe& rows, const Recipe& columns) {
+    using K = kernels::Fp8QuantizeTiles;
+    const auto exact = [](const Recipe& recipe) {
+        return recipe.format == Format::E4M3 && recipe.rule == ScaleRule::PowerOfTwo;
+    };
+    return exact(rows) && exact(columns) &&
+           device.why_not(K::info(), static_cast<std::uint32_t>(K::Variant::fp8_f16)).empty();
+}
+
+kernels::Fp8QuantizeTiles::Variant tiles_variant(const Recording& recording, const TensorView& x,
+                                                 const Quantized& q, const Quantized* rows_in,
+                                                 bool streamed) {
+    using Variant = kernels::Fp8QuantizeTiles::Variant;
+    if (rows_in == nullptr)
+        return x.dtype == DType::BF16 ? Variant::bf16 : Variant::f32;
+    return !streamed && requantizes_in_f16(recording.device(), rows_in->recipe, q.recipe)
+               ? Variant::fp8_f16
+               : Variant::fp8;
+}
+
 void quantize_tiles(Recording& recording, const Operands& operands, const TensorView& x,
                     const Matrix& mx, const Quantized& q, const TileExtras& extras, bool streamed) {
     using K = kernels::Fp8QuantizeTiles;
@@ -73,9 +94,7 @@ void quantize_tiles(Recording& recording, const Operands& operands, const Tensor
         group_count != 0 ? mx.rows / 128 + group_count : div_up(mx.rows, 128);
     const bool narrow = q.recipe.blocks == Blocks::Columns128 && extras.rows_out == nullptr;
     const std::uint32_t lanes_x = streamed || narrow ? 8 : 16;
-    K kernel{.variant = extras.rows_in != nullptr
-                            ? K::Variant::fp8
-                            : (x.dtype == DType::BF16 ? K::Variant::bf16 : K::Variant::f32),
+    K kernel{.variant = tiles_variant(recording, x, q, extras.rows_in, streamed),
              .constants = {.local_size = streamed ? 8u : 16 * lanes_x,
                            .lanes_x = lanes_x,
                            .format = constant(q.recipe.format),

@@ -1,9 +1,11 @@
 // SPDX-License-Identifier: MIT
 // Tiles of 128 x 128 to E4M3 or E5M2 with scales of blocks that span rows: fp8/recipe.hpp,
-// Columns128 and Blocks128; and Rows128 beside Columns128, from one pass over memory. Variant fp8
-// reads rows that were quantised as Rows128.
+// Columns128 and Blocks128; and Rows128 beside Columns128, from one pass over memory. Variants fp8 and
+// fp8_f16 read rows that were quantised as Rows128, the latter E4M3 with power-of-two scales, to be
+// E4M3 with power-of-two scales again, in f16 arithmetic where a tile's scales allow it; mode columns,
+// without also_rows, not in the CPU drivers' form.
 //   x            [batch, rows, columns] f32, bf16 or bytes (input_format)
-//   x_scales     [rows, ceil(columns / 128)] f32, variant fp8 only
+//   x_scales     [rows, ceil(columns / 128)] f32, variants fp8 and fp8_f16 only
 //   codes        [batch, rows, columns] bytes
 //   scales       mode columns: [batch, row tiles, columns] f32, blocks: [batch, row tiles, column
 //                tiles] f32
@@ -16,11 +18,14 @@
 //   lanes_x = 16, or 8 in mode columns without also_rows: tiles of 64 columns. lanes_x = local_size =
 //   8 (CPU drivers): 128 rows x 16 columns each, x read again from the cache.
 // Dispatch: x = column tiles, y = row tiles (grid-stride), z = batch.
-// Shared memory: 1 KiB; 8.5 KiB more if also_rows, 1 KiB more for blocks.
+// Shared memory: 1.5 KiB; 8.5 KiB more if also_rows, 1 KiB more for blocks.
 #version 460
 #extension GL_GOOGLE_include_directive : require
 #include "include/fp8_eight.glsl"
 #include "include/fp8_groups.glsl"
+#if INPUT_F16
+#include "include/fp8_pairs.glsl"
+#endif
 #include "fp8_quantize_tiles.kernel.glsl"
 
 layout(local_size_x_id = 0) in;
@@ -296,6 +301,128 @@ void tile_in_registers(uint tile, TileRows rows) {
     barrier();
 }
 
+#if INPUT_F16
+// The exponents of the scales of a tile's rows, row k * lanes_y + y at 8 y + k; ODD_SCALE for what is
+// no power of two.
+shared uvec4 row_exponents[32];
+const uint ODD_SCALE = 1024u;
+
+void note_exponents(TileRows rows) {
+    for (uint r = gl_LocalInvocationIndex; r < 128u; r += local_size) {
+        uint bits = floatBitsToUint(factor_of(min(rows.first + r, rows.end - 1u),
+                                              tile_groups * gl_WorkGroupID.x));
+        uint at = kKept * (r % lanes_y) + r / lanes_y;
+        row_exponents[at / 4u][at % 4u] = (bits & 0x807FFFFFu) == 0u ? bits >> 23 : ODD_SCALE;
+    }
+}
+
+// What follows for an invocation's part of a tile for which arithmetic in f16 is not exact.
+void note_again(TileRows rows, uint group) {
+    low_most = uvec4(0);
+    high_most = uvec4(0);
+    for (uint k = 0u; k < kKept; ++k) {
+        uint i = k * lanes_y + lane_y, row = min(rows.first + i, rows.end - 1u);
+        note(i, true, load(row, group), factor_of(row, group), false);
+    }
+    finish_columns(lane_x);
+}
+
+void store_again(TileRows rows, uint group, Columns columns) {
+    for (uint k = 0u; k < kKept; ++k) {
+        uint i = k * lanes_y + lane_y, row = rows.first + i;
+        if (row < rows.end) {
+            store(i, row, lane_x, load(row, group), factor_of(row, group), columns, false, false);
+        }
+    }
+}
+
+bool all_zero(uvec2 codes) {
+    return ((codes.x | codes.y) & 0x7F7F7F7Fu) == 0u;
+}
+
+// Values are held as f16 times 2^(7 - e), e the largest exponent of the scales of the invocation's
+// rows: at most 448 * 2^7, and not below f16's normal numbers for scales down to 2^(e - 12). Rows of
+// zeros may have any. A column's inverse scale times 2^(e - 7) must be a normal number, too.
+void tile_in_pairs(uint tile, TileRows rows) {
+    uint group = tile_groups * gl_WorkGroupID.x + lane_x;
+    if (gl_LocalInvocationIndex < 8u * tile_groups) {
+        column_most[gl_LocalInvocationIndex] = 0u;
+    }
+    uvec2 raw[kKept];
+    [[unroll]] for (uint k = 0u; k < kKept; ++k) {
+        uint row = min(rows.first + k * lanes_y + lane_y, rows.end - 1u);
+        raw[k] = load8(x_base, row * push.x_stride8, group, push.columns);
+    }
+    note_exponents(rows);
+    if (rows_end_within_eights(push.columns)) {
+        [[unroll]] for (uint k = 0u; k < kKept; ++k) {
+            raw[k] = clear8(raw[k], group, push.columns);
+        }
+    }
+    barrier();
+    uvec4 exponents[2] = {row_exponents[2u * lane_y], row_exponents[2u * lane_y + 1u]};
+    uint peak = max4(max(exponents[0], exponents[1]));
+    uvec4 least = min(exponents[0], exponents[1]);
+    uint nans = 0u;
+    [[unroll]] for (uint k = 0u; k < kKept; ++k) {
+        nans |= fp8_e4m3_nan_bits(raw[k].x) | fp8_e4m3_nan_bits(raw[k].y);
+    }
+    bool usual = (nans & 0x80808080u) == 0u && peak - 98u <= 246u - 98u; // 2^-29 to 2^119
+    if (usual && min(min(least.x, least.y), min(least.z, least.w)) + 12u < peak) {
+        [[unroll]] for (uint k = 0u; k < kKept; ++k) {
+            usual = usual && (exponents[k / 4u][k % 4u] + 12u >= peak || all_zero(raw[k]));
+        }
+    }
+    f16vec2 x[kKept][4], most[4];
+    [[unroll]] for (uint k = 0u; k < kKept; ++k) {
+        // 2^(7 - distance), twice as f16
+        int below = max(int(exponents[k / 4u][k % 4u]) - int(peak), -12);
+        f16vec2 factor = unpackFloat2x16(uint(below + 22) * 0x04000400u);
+        [[unroll]] for (uint h = 0u; h < 2u; ++h) {
+            f16vec2 even, odd;
+            fp8_decode_pairs(raw[k][h], even, odd);
+            x[k][2u * h] = even * factor;
+            x[k][2u * h + 1u] = odd * factor;
+        }
+        [[unroll]] for (uint q = 0u; q < 4u; ++q) {
+            most[q] = k == 0u ? x[0][q] : max(most[q], x[k][q]);
+        }
+    }
+    float unit = uintBitsToFloat((peak - 7u) << 23);
+    if (usual) {
+        [[unroll]] for (uint q = 0u; q < 4u; ++q) {
+            uint column = 8u * lane_x + q / 2u * 4u + q % 2u;
+            atomicMax(column_most[column], floatBitsToUint(float(most[q].x) * unit));
+            atomicMax(column_most[column + 2u], floatBitsToUint(float(most[q].y) * unit));
+        }
+    } else {
+        note_again(rows, group);
+    }
+    barrier();
+    scale_columns(tile);
+    barrier();
+    Columns columns = columns_of(lane_x);
+    vec4 low = columns.low * unit, high = columns.high * unit;
+    uvec4 beyond = max(floatBitsToUint(low) - 0x38800000u, floatBitsToUint(high) - 0x38800000u);
+    usual = usual && max4(beyond) <= 0x47000000u - 0x38800000u; // 2^-14 to 2^15
+    if (!usual) {
+        store_again(rows, group, columns);
+    } else if (group < push.codes_groups) {
+        f16vec2 inverse[4] = {f16vec2(low.xz), f16vec2(low.yw), f16vec2(high.xz), f16vec2(high.yw)};
+        [[unroll]] for (uint k = 0u; k < kKept; ++k) {
+            uint row = rows.first + k * lanes_y + lane_y;
+            if (row < rows.end) {
+                uvec2 codes = uvec2(fp8_encode_pairs(x[k][0] * inverse[0], x[k][1] * inverse[1]),
+                                    fp8_encode_pairs(x[k][2] * inverse[2], x[k][3] * inverse[3]));
+                codes += raw[k] & 0x80808080u;
+                WriteUvec2(codes_base).v[row * push.codes_stride8 + group] = stored(codes, group);
+            }
+        }
+    }
+    barrier();
+}
+#endif
+
 void tile_streamed(uint tile, TileRows rows) {
     uint count = rows.end - rows.first;
     uvec4 most_low = uvec4(0), most_high = uvec4(0);
@@ -345,11 +472,15 @@ void main() {
                 grouped_tile(uvec2(push.operands.group_offsets), push.groups, tile, rows);
         }
         if (tile_rows.first < tile_rows.end) {
+#if INPUT_F16
+            tile_in_pairs(tile, tile_rows);
+#else
             if (streamed) {
                 tile_streamed(tile, tile_rows);
             } else {
                 tile_in_registers(tile, tile_rows);
             }
+#endif
         }
     } NEXT_COUNTED(tile, push.row_tiles, gl_NumWorkGroups.y);
 }

@@ -7,7 +7,8 @@
 //   row_count [1] u32: rows that are there; the others are neither read nor written
 // Strides in fours of elements, those of scales in words.
 // Dispatch: see include/rows.glsl; sums over a row have the order of rmsnorm_forward's. With `whole`
-// a workgroup holds a row in registers, else x is read once more from the cache.
+// a workgroup holds a row in registers, else x is read once more from the cache. With `steps` the
+// blocks' maxima are taken beside the sum, as those of |x * gain|.
 // Shared memory: include/fp8_row_blocks.glsl, at most 10.5 KiB.
 #version 460
 #extension GL_GOOGLE_include_directive : require
@@ -16,6 +17,7 @@
 #include "include/rmsnorm.glsl"
 #include "fp8_rmsnorm.kernel.glsl"
 #define ROW_SETS 1u
+#define NOTED_STEPS (steps > kept ? steps : kept)
 #include "include/fp8_row_blocks.glsl"
 #include "include/fp8_wide.glsl"
 
@@ -68,22 +70,57 @@ void read_chunk(uint row, uint first, out S4 x[kept][wide]) {
     }
 }
 
+uint step_of(uint first, uint k) {
+    return first / (local_size * wide) + k;
+}
+
 void add_chunk(uint first, S4 x[kept][wide], inout vec4 squares[wide]) {
     [[unroll]] for (uint k = 0u; k < kept; ++k) {
-        bool here = column_of(first, k) < push.columns4;
+        uint c = column_of(first, k), most = 0u;
+        bool here = c < push.columns4;
         [[unroll]] for (uint w = 0u; w < wide; ++w) {
-            squares[w] = add_squares(squares[w], here ? load4(x[k][w]) : vec4(0));
+            vec4 own = load4(here ? x[k][w] : S4(0));
+            squares[w] = add_squares(squares[w], own);
+            if (steps != 0u) {
+                uint at = min(c, push.columns4 - wide) + w;
+                precise vec4 product = own * load4(push.operands.gain.v[at]);
+                most = max(most, magnitude4(product));
+            }
+        }
+        if (steps != 0u) {
+            note_most(step_of(first, k), most);
         }
     }
+}
+
+// With power-of-two scales a block's inverse scale, lifted, may be multiplied to inv_rms beforehand:
+// |x| * inv_rms is below the root of the number of columns, so that nothing overflows, and a product
+// that underflows ends as 0 in any case. Only with a gain above 2^93 would an x * inv_rms that is a
+// subnormal number, which drivers may flush, count at all.
+const bool kScalesFirst = rule == FP8_POWER_OF_TWO && store_y == 0u;
+
+float lifted_inverse(float inv_rms, Block block) {
+    return inv_rms * (block.inverse * fp8_lift(format));
+}
+
+bool fits_row(Block block, float inv_rms) {
+    uint bits = floatBitsToUint(lifted_inverse(inv_rms, block));
+    return fits_block(block) &&
+           (!kScalesFirst || bits - 0x0D800000u < 0x7B800000u - 0x0D800000u); // 2^-100 to 2^120
 }
 
 void store_fours(uint row, uint c, S4 x[wide], float inv_rms, Block block, bool fits) {
     uint codes[wide];
     S4 rounded[wide];
     [[unroll]] for (uint w = 0u; w < wide; ++w) {
-        vec4 y = normalised(x[w], c + w, inv_rms);
-        codes[w] = encode_block4(y, block, fits);
-        rounded[w] = store4(y);
+        if (kScalesFirst && fits) {
+            vec4 lifted = normalised(x[w], c + w, lifted_inverse(inv_rms, block));
+            codes[w] = fp8_code_lifted4(format, lifted, floatBitsToUint(lifted));
+        } else {
+            vec4 y = normalised(x[w], c + w, inv_rms);
+            codes[w] = encode_block4(y, block, fits);
+            rounded[w] = store4(y);
+        }
     }
     write_codes(codes_base, row * push.codes_stride4 + c, codes);
     if (store_y != 0u) {
@@ -104,6 +141,47 @@ void store_kept(uint row, uint first, S4 x[kept][wide], float inv_rms, Block blo
     }
 }
 
+// Stores a chunk whose blocks are folded, the first at step `at`.
+void store_chunk(uint row, uint first, uint at, S4 x[kept][wide], float inv_rms) {
+    Block block[kept];
+    bool fits = true;
+    [[unroll]] for (uint k = 0u; k < kept; ++k) {
+        block[k] = folded_block(at + k);
+        fits = fits && fits_row(block[k], inv_rms);
+    }
+    if (fits) {
+        store_kept(row, first, x, inv_rms, block, true);
+    } else {
+        store_kept(row, first, x, inv_rms, block, false);
+    }
+}
+
+// The largest magnitude of block b of a row.
+uint block_most(uint row, uint b, float inv_rms) {
+    uint most = 0u, end = min(kBlockFours * (b + 1u), push.columns4);
+    for (uint c = kBlockFours * b; c < end; ++c) {
+        most = max(most, magnitude4(normalised(read(row, c), c, inv_rms)));
+    }
+    return most;
+}
+
+// The scales of a row's blocks from the maxima of |x * gain|: times inv_rms these differ from what is
+// quantised by four roundings, 4 units in the last place at most. Where twice as many to either side
+// make another scale, or numbers are at the ends of f32's range, the block is looked at once more.
+void fold_row(uint row, float inv_rms) {
+    for (uint b = gl_LocalInvocationIndex; b < kBlocks; b += local_size) {
+        precise float estimate = uintBitsToFloat(folded_most(b)) * inv_rms;
+        uint most = floatBitsToUint(estimate);
+        bool usual = most < 0x7E000000u && inv_rms < uintBitsToFloat(0x71800000u); // 2^100
+        if (!usual ||
+            fp8_scale(format, rule, max(most, 8u) - 8u) != fp8_scale(format, rule, most + 8u)) {
+            most = block_most(row, b, inv_rms);
+        }
+        keep_block(b, most);
+    }
+    barrier();
+}
+
 shared float kept_inverse;
 
 // What is normalised is computed twice, for the maxima and for the codes: in registers it would take
@@ -118,18 +196,7 @@ void quantize_chunk(uint row, uint first, S4 x[kept][wide]) {
         note_most(k, most);
     }
     fold_blocks();
-    inv_rms = kept_inverse;
-    Block block[kept];
-    bool fits = true;
-    [[unroll]] for (uint k = 0u; k < kept; ++k) {
-        block[k] = folded_block(k);
-        fits = fits && fits_block(block[k]);
-    }
-    if (fits) {
-        store_kept(row, first, x, inv_rms, block, true);
-    } else {
-        store_kept(row, first, x, inv_rms, block, false);
-    }
+    store_chunk(row, first, 0u, x, kept_inverse);
 }
 
 void row_by_workgroup(uint row) {
@@ -149,6 +216,14 @@ void row_by_workgroup(uint row) {
         }
     }
     float inv_rms = inverse_of(row, squares);
+    if (steps != 0u) {
+        fold_row(row, inv_rms);
+        for (uint first = 0u; first < push.columns4; first += kChunk) {
+            read_chunk(row, first, x);
+            store_chunk(row, first, step_of(first, 0u), x, inv_rms);
+        }
+        return;
+    }
     if (row_leader()) {
         kept_inverse = inv_rms;
     }

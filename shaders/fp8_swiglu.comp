@@ -2,7 +2,7 @@
 // SwiGLU (include/swiglu.glsl) to E4M3 or E5M2 with a scale per 128 columns: fp8/recipe.hpp, Rows128.
 // One pass over memory.
 //   gate_up   [rows, 2 * ffn]: gate in the first ffn columns, up in the others; f32, bf16 or bytes
-//   gate_up_scales [rows, ceil(2 * ffn / 128)] f32, variant fp8 only
+//   gate_up_scales [rows, ceil(2 * ffn / 128)] f32, variants fp8 and fp8_f16 only
 //   row_weight [rows] f32, used if has_row_weight; row_count [1] u32: rows that are there, the others
 //   are neither read nor written
 //   codes     [rows, ffn] bytes, zeros up to codes4 fours; scales [rows, ceil(ffn / 128)] f32
@@ -88,9 +88,11 @@ void chunk_by_workgroup(uint row, uint first, float weight) {
     }
     vec4 y[kept][wide];
     [[unroll]] for (uint k = 0u; k < kept; ++k) {
+        vec4 gates[wide], ups[wide];
+        wide_values(gate[k], up[k], gates, ups);
         uint most = 0u;
         [[unroll]] for (uint w = 0u; w < wide; ++w) {
-            y[k][w] = hidden(gate[k][w], up[k][w], weight);
+            y[k][w] = swiglu4(gates[w], ups[w], weight);
             most = max(most, magnitude4(y[k][w]));
         }
         note_most(k, most);

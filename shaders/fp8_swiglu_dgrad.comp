@@ -116,8 +116,10 @@ void chunk_by_workgroup(uint row, uint first, float weight, inout vec4 d_weight[
     vec4 d_gate[kept][wide], d_up[kept][wide];
     [[unroll]] for (uint k = 0u; k < kept; ++k) {
         uint c = first + (k * local_size + gl_LocalInvocationIndex) * wide;
+        vec4 gates[wide], ups[wide];
+        wide_values(gate[k], up[k], gates, ups);
         [[unroll]] for (uint w = 0u; w < wide; ++w) {
-            SwigluGradient g = gradient(gate[k][w], up[k][w], d_out[k][w], weight);
+            SwigluGradient g = swiglu_gradient4(gates[w], ups[w], load4(d_out[k][w]), weight);
             d_gate[k][w] = g.d_gate;
             d_up[k][w] = g.d_up;
             if (c < push.ffn4) {

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT
 // Four consecutive elements of a row of f32, bf16 or FP8 with scales of 128 columns (Rows128), as the
-// variant's INPUT_FP8 or STORAGE_BF16 says. X4 is the operand's element. The kernel declares the
-// constant input_format.
+// variant's INPUT_FP8 or STORAGE_BF16 says. X4 is the operand's element. INPUT_F16: FP8 is decoded in
+// f16 arithmetic where it can be. The kernel declares the constant input_format.
 #ifndef BELLOWS_FP8_FOUR_GLSL
 #define BELLOWS_FP8_FOUR_GLSL
 
@@ -10,6 +10,10 @@
 
 #ifndef INPUT_FP8
 #define INPUT_FP8 0
+#endif
+
+#if INPUT_F16
+#include "fp8_pairs.glsl"
 #endif
 
 #if INPUT_FP8

@@ -3,9 +3,10 @@
 // says: to an invocation, or to a workgroup whose invocations hold up to `kept` times `wide`
 // neighbouring fours of elements each at once, local_size * wide apart; local_size is then a
 // multiple of 32 / wide, the invocations of a block.
-// ROW_SETS (1 or 2): how many results are quantised side by side.
+// ROW_SETS (1 or 2): how many results are quantised side by side. NOTED_STEPS, if not ROW_SETS * kept:
+// how many maxima an invocation notes before they are folded.
 // The kernel declares the constants local_size, row_per_workgroup, kept, wide, format, rule.
-// Shared memory: about (4 + wide / 4) * ROW_SETS * kept * local_size bytes, beside that of
+// Shared memory: about (4 + wide / 4) * NOTED_STEPS * local_size bytes, beside that of
 // include/rows.glsl.
 #ifndef BELLOWS_FP8_ROW_BLOCKS_GLSL
 #define BELLOWS_FP8_ROW_BLOCKS_GLSL
@@ -15,7 +16,10 @@
 
 const uint kBlockFours = 32u;
 const uint kBlockLanes = kBlockFours / wide;
-const uint kSlots = ROW_SETS * kept * local_size;
+#ifndef NOTED_STEPS
+#define NOTED_STEPS (ROW_SETS * kept)
+#endif
+const uint kSlots = NOTED_STEPS * local_size;
 const uint kBlocks = kSlots / kBlockLanes;
 
 shared uvec4 lane_most[kSlots / 4u];
@@ -57,16 +61,24 @@ void note_most(uint k, uint most) {
     lane_most[at / 4u][at % 4u] = most;
 }
 
+uint folded_most(uint b) {
+    uvec4 most = uvec4(0);
+    [[unroll]] for (uint i = 0u; i < kBlockLanes / 4u; ++i) {
+        most = max(most, lane_most[b * (kBlockLanes / 4u) + i]);
+    }
+    return most4(most);
+}
+
+void keep_block(uint b, uint most) {
+    Block block = block_of(most);
+    block_scale[b] = block.scale;
+    block_inverse[b] = block.inverse;
+}
+
 void fold_blocks() {
     barrier();
     for (uint b = gl_LocalInvocationIndex; b < kBlocks; b += local_size) {
-        uvec4 most = uvec4(0);
-        [[unroll]] for (uint i = 0u; i < kBlockLanes / 4u; ++i) {
-            most = max(most, lane_most[b * (kBlockLanes / 4u) + i]);
-        }
-        Block block = block_of(most4(most));
-        block_scale[b] = block.scale;
-        block_inverse[b] = block.inverse;
+        keep_block(b, folded_most(b));
     }
     barrier();
 }

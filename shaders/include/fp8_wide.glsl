@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT
 // `wide` neighbouring fours of elements at once, in loads and stores of up to 16 bytes: 1, 2 or 4 (4:
-// of bytes only). Offsets are in fours, multiples of `wide`. Included after fp8_four.glsl or
-// activation.glsl and the constant `wide`.
+// of bytes only). Offsets are in fours, multiples of `wide`. Included after fp8_four.glsl, whose values
+// it then has, too, or activation.glsl, and the constant `wide`.
 #ifndef BELLOWS_FP8_WIDE_GLSL
 #define BELLOWS_FP8_WIDE_GLSL
 
@@ -59,6 +59,35 @@ void read_codes(uvec2 base, uint at, out uint codes[wide]) {
         codes[0] = ReadUint(base).v[at];
     }
 }
+
+#ifdef VALUE4
+#if INPUT_F16
+bool no_nan(Raw4 a[wide], Raw4 b[wide]) {
+    uint nans = 0u;
+    [[unroll]] for (uint w = 0u; w < wide; ++w) {
+        nans |= fp8_e4m3_nan_bits(a[w].codes) | fp8_e4m3_nan_bits(b[w].codes);
+    }
+    return (nans & 0x80808080u) == 0u;
+}
+#endif
+
+// What a and b hold.
+void wide_values(Raw4 a[wide], Raw4 b[wide], out vec4 x[wide], out vec4 y[wide]) {
+#if INPUT_F16
+    if (input_format == FP8_E4M3 && no_nan(a, b)) {
+        [[unroll]] for (uint w = 0u; w < wide; ++w) {
+            x[w] = fp8_decode_by_pairs(a[w].codes) * a[w].scale;
+            y[w] = fp8_decode_by_pairs(b[w].codes) * b[w].scale;
+        }
+        return;
+    }
+#endif
+    [[unroll]] for (uint w = 0u; w < wide; ++w) {
+        x[w] = VALUE4(a[w]);
+        y[w] = VALUE4(b[w]);
+    }
+}
+#endif
 
 void write_codes(uvec2 base, uint at, uint codes[wide]) {
     if (wide == 4u) {

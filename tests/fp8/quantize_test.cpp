@@ -167,6 +167,48 @@ TEST_F(Fp8Quantize, RowsToColumns) {
                 }
 }
 
+// Rows and columns of all magnitudes beside one another, rows and columns of zeros, here and there
+// a NaN: with scales of rows as close to each other as f16 allows, and further apart.
+TEST_F(Fp8Quantize, RowsToColumnsWhateverTheScales) {
+    test::Random random(800);
+    const auto power = [&](std::uint64_t binades) {
+        return std::ldexp(1.0, -static_cast<int>(random.below(binades + 1)));
+    };
+    const std::uint64_t rows = 270, columns = 200;
+    for (const int top : {-20, 0, 3, 60, 126})
+        for (const std::uint64_t spread : {0u, 3u, 12u, 13u, 24u})
+            for (const bool nans : {false, true}) {
+                HostMatrix x{1, rows, columns, std::vector<float>(rows * columns)};
+                std::vector<double> of_column(columns);
+                for (double& factor : of_column)
+                    factor = random.below(9) == 0 ? 0.0 : power(spread);
+                for (std::uint64_t row = 0; row < rows; ++row) {
+                    const double of_row = random.below(7) == 0 ? 0.0 : power(spread);
+                    for (std::uint64_t column = 0; column < columns; ++column) {
+                        const double value = random.uniform(-1, 1) * power(18);
+                        x.at(row, column) =
+                            static_cast<float>(std::ldexp(of_row * of_column[column] * value, top));
+                    }
+                }
+                for (std::uint64_t n = 0; nans && n < 5; ++n)
+                    x.values[random.below(x.values.size())] = std::nanf("");
+                const Tensor in = upload(DType::F32, x, 0);
+                for (const FormName& form : kForms) {
+                    Case by_row = make_case({}, 1, rows, columns);
+                    expect(by_row, x, rows);
+                    Case by_column = make_case({.blocks = Blocks::Columns128}, 1, rows, columns);
+                    expect(by_column, {1, rows, columns, by_row.values}, rows);
+                    run([&](Recording& r) {
+                        fp8::quantize(r, in.view, by_row.quantized);
+                        fp8::requantize(r, by_row.quantized, by_column.quantized, form.form);
+                    });
+                    expect_equal(by_column, std::string(form.name) + ", below 2^" +
+                                                std::to_string(top) + ", over " +
+                                                std::to_string(spread) + " binades");
+                }
+            }
+}
+
 TEST_F(Fp8Quantize, SaysWhatDoesNotFit) {
     const std::uint64_t rows = 8, columns = 256;
     const Tensor x = matrix(DType::F32, 1, rows, columns, 0);

@@ -19,13 +19,14 @@ constexpr Kind kKinds[] = {
 class Fp8Rmsnorm : public Fp8Fused {
 protected:
     static void check(const Kind& kind, const Recipe& recipe, const Sizes& s, const HostMatrix& x,
-                      Form form, bool store_y) {
+                      Form form, bool store_y, std::vector<float> factors = {}) {
         const std::uint64_t rows = s.rows, columns = s.columns;
         SCOPED_TRACE(name(recipe, kind.act, 1, rows, columns, to_string(kind.gain)) + ", form " +
                      std::to_string(static_cast<int>(form)));
         const Tensor in = upload(kind.act, x, 8);
         const Tensor in_f32 = upload(DType::F32, rounded(x, kind.act), 8);
-        const auto factors = random(DType::BF16, columns, 3 * columns, -2, 2);
+        if (factors.empty())
+            factors = random(DType::BF16, columns, 3 * columns, -2, 2);
         const Tensor gain = vector(kind.gain, factors), gain_f32 = vector(DType::F32, factors);
         const Buffer count = words({static_cast<std::uint32_t>(s.present)});
 
@@ -89,6 +90,20 @@ TEST_F(Fp8Rmsnorm, BothForms) {
                 for (const ScaleRule rule : kRules)
                     check(kind, {.rule = rule}, {5, columns, 5}, integers(5, columns, columns),
                           form, columns % 8 == 0);
+}
+
+// Blocks whose largest value is where scales turn, give or take the last places.
+TEST_F(Fp8Rmsnorm, ScalesTurnAtTheExactMaximum) {
+    const std::uint64_t rows = 16, columns = 2056;
+    HostMatrix x{1, rows, columns, std::vector<float>(rows * columns)};
+    for (std::uint64_t row = 0; row < rows; ++row)
+        for (std::uint64_t column = 0; column < columns; ++column)
+            x.at(row, column) = static_cast<float>(129 + 3 * row) / (column % 2 != 0 ? 64 : -64);
+    for (const Kind& kind : kKinds)
+        for (const Format format : kFormats)
+            for (const bool store_y : {false, true})
+                check(kind, {.format = format}, {rows, columns, rows}, x, Form::Lanes, store_y,
+                      std::vector<float>(columns, 1.75f));
 }
 
 TEST_F(Fp8Rmsnorm, AbsentRowsAreLeftAlone) {
