@@ -13,6 +13,7 @@
 #include <algorithm>
 #include <array>
 #include <optional>
+#include <variant>
 
 namespace bellows::bench {
 namespace {
@@ -34,11 +35,15 @@ memory that operands and workspace take.
   --a fp8|bf16|f32 --b ...   storage of operands (default: fp8 by fp8, and bf16 by bf16); b may be
                              prepacked: fp8 weights packed once, before the clock starts
   --scales pow2|f32          of fp8 operands (default pow2)
-  --variant NAME             device (default: what suits it), decoded, packed or streamed; see fp8/gemm.hpp
+  --variant NAME             device (default: what suits it), decoded, packed, streamed or direct; see
+                             fp8/gemm.hpp
   --stream MxNxWxKxA,...     tiles of streamed products on matrix units, through workgroup memory: M x N
                              matrices per subgroup, W subgroups along N, steps of K k, loads A steps ahead
   --direct MxNxWxAxS,...     the same straight to registers, S subgroups along K, loads A blocks of 128 k
                              ahead
+  --tile MxNxVxWxDxB,...     tiles of --variant direct: M x N matrices per subgroup, V x W subgroups, D
+                             segments of k at a time, bands of B tiles
+  --tiles                    all of those that the device can run
   --d bf16|f32               storage of results (default bf16; f32 for k and ids)
 )";
 
@@ -138,6 +143,10 @@ class BenchGroupedGemm : public Program {
                 add_context("registers of f16 matrices",
                             matrix_slots(device, c.shape) ? "regular" : "irregular");
         const bool cpu = device.info().is_cpu;
+        if (all_direct_) {
+            const auto all = fp8::direct_tiles(device);
+            tiles_.assign(all.begin(), all.end());
+        }
         for (const auto& [layout, shape] : chosen(cpu))
             for (const Pair& pair : pairs_)
                 for (const auto& tile : tiles_)
@@ -179,30 +188,31 @@ class BenchGroupedGemm : public Program {
         d_ = d == "f32" ? DType::F32 : DType::BF16;
         take_tiles(arguments, "--stream", "MxNxWxKxA");
         take_tiles(arguments, "--direct", "MxNxWxAxS");
-        const std::string variant = arguments.value("--variant").value_or("device");
-        if (variant == "decoded")
-            variant_ = fp8::Variant::Decoded;
-        else if (variant == "packed")
-            variant_ = fp8::Variant::Packed;
-        else if (variant == "streamed")
-            variant_ = fp8::Variant::Streamed;
-        else if (variant != "device")
-            refuse("--variant: \"" + variant + "\" is none");
+        take_tiles(arguments, "--tile", "MxNxVxWxDxB");
+        all_direct_ = arguments.flag("--tiles");
+        const std::string name = arguments.value("--variant").value_or("device");
+        const auto variant = fp8::variant_of(name);
+        if (!variant)
+            refuse("--variant: \"" + name + "\" is none");
+        variant_ = *variant;
     }
 
     void take_tiles(Arguments& arguments, const char* name, const char* form) {
         const auto tiles = arguments.sizes(name, form);
         if (!tiles)
             return;
-        if (!tiles_[0])
+        if (std::holds_alternative<std::monostate>(tiles_[0]))
             tiles_.clear();
         for (const auto& v : *tiles) {
             const auto at = [&](std::size_t i) {
                 return i < v.size() ? static_cast<std::uint32_t>(v[i]) : 0;
             };
-            const bool direct = std::string_view(name) == "--direct";
-            tiles_.push_back(direct ? StreamTile{at(0), at(1), at(2), 0, at(3), at(4)}
-                                    : StreamTile{at(0), at(1), at(2), at(3), at(4)});
+            if (std::string_view(name) == "--tile")
+                tiles_.emplace_back(DirectTile{at(0), at(1), at(2), at(3), at(4), at(5)});
+            else if (std::string_view(name) == "--direct")
+                tiles_.emplace_back(StreamTile{at(0), at(1), at(2), 0, at(3), at(4)});
+            else
+                tiles_.emplace_back(StreamTile{at(0), at(1), at(2), at(3), at(4)});
         }
     }
 
@@ -228,13 +238,14 @@ class BenchGroupedGemm : public Program {
         return result;
     }
 
-    using Tile = std::optional<StreamTile>;
+    using Tile = std::variant<std::monostate, StreamTile, DirectTile>;
 
     static std::string suffix(const Tile& tile) {
-        if (!tile)
-            return "";
-        const std::array parts{tile->fragments_m, tile->fragments_n, tile->warps,
-                               tile->step_k,      tile->ahead,       tile->split_k};
+        std::array<std::uint32_t, 6> parts{};
+        if (const auto* t = std::get_if<StreamTile>(&tile))
+            parts = {t->fragments_m, t->fragments_n, t->warps, t->step_k, t->ahead, t->split_k};
+        else if (const auto* u = std::get_if<DirectTile>(&tile))
+            parts = {u->fragments_m, u->fragments_n, u->warps_m, u->warps_n, u->depth, u->band};
         std::string text;
         for (const std::uint32_t part : parts)
             if (part != 0)
@@ -242,12 +253,18 @@ class BenchGroupedGemm : public Program {
         return text;
     }
 
+    static void force(Device& device, const Tile& tile) {
+        if (const auto* t = std::get_if<StreamTile>(&tile))
+            force_stream_tile(device, *t);
+        else if (const auto* u = std::get_if<DirectTile>(&tile))
+            force_direct_tile(device, *u);
+    }
+
     void add_product(Device& device, const GroupedCase& c, const Tile& tile) {
         add_benchmark(std::string(name_of(c.layout)) + "/" + name_of(c.shape) + "/" + name_of(c.a) +
                           "x" + name_of(c.b) + suffix(tile),
                       [this, &device, c, tile](benchmark::State& state) {
-                          if (tile)
-                              force_stream_tile(device, *tile);
+                          force(device, tile);
                           GroupedProduct product(device, c);
                           time(state, product.data(), product.workload(), {c.a, c.b});
                       });
@@ -257,8 +274,7 @@ class BenchGroupedGemm : public Program {
         add_benchmark("mul_mat_id/" + name_of(shape) + "/" + name_of(pair.a) + "x" +
                           name_of(pair.b) + suffix(tile),
                       [this, &device, shape, pair, tile](benchmark::State& state) {
-                          if (tile)
-                              force_stream_tile(device, *tile);
+                          force(device, tile);
                           MulMatId product(device, shape, pair.a, pair.b, variant_);
                           time(state, product.data(), product.workload(), pair);
                       });
@@ -282,7 +298,8 @@ class BenchGroupedGemm : public Program {
     std::vector<Pair> pairs_;
     DType d_ = DType::BF16;
     fp8::Variant variant_ = fp8::Variant::Device;
-    std::vector<Tile> tiles_ = {std::nullopt};
+    std::vector<Tile> tiles_ = {std::monostate{}};
+    bool all_direct_ = false;
     Ceiling copy_, fma_, matrix_;
 };
 

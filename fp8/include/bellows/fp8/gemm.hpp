@@ -39,6 +39,8 @@
 #include <cstdint>
 #include <optional>
 #include <string>
+#include <string_view>
+#include <vector>
 
 namespace bellows::fp8 {
 
@@ -67,16 +69,24 @@ enum class Variant : std::uint8_t {
     Decoded,  ///< operands decoded ahead to bf16 or f32, then the engine's products
     Packed,   ///< e4m3 operands with power-of-two scales along k, on matrix units of f16
     Streamed, ///< few rows: e4m3 weights read once, as they stand in memory (nt)
+    Direct,   ///< bf16 by bf16 on matrix units, from memory to registers (nt); not by slots
 };
 
 /// All but Device.
-inline constexpr std::array kVariants = {Variant::Decoded, Variant::Packed, Variant::Streamed};
+inline constexpr std::array kVariants = {Variant::Decoded, Variant::Packed, Variant::Streamed,
+                                         Variant::Direct};
 
 /// "decoded"
 const char* to_string(Variant variant) noexcept;
+/// The variant of that name, Device too.
+std::optional<Variant> variant_of(std::string_view name);
 
 /// "" when the device and this build have the variant, else why not.
 std::string why_not(const Device& device, Variant variant);
+
+/// Tiles of Variant::Direct that the device can run, or the one that was forced; the first is used.
+/// All give the same bits.
+std::vector<DirectTile> direct_tiles(const Device& device);
 
 /// Device memory that prepack takes, about that of the codes; 0 when the device lacks
 /// Variant::Packed.
