@@ -41,8 +41,9 @@ memory that operands and workspace take.
                              matrices per subgroup, W subgroups along N, steps of K k, loads A steps ahead
   --direct MxNxWxAxS,...     the same straight to registers, S subgroups along K, loads A blocks of 128 k
                              ahead
-  --tile MxNxVxWxDxB,...     tiles of --variant direct: M x N matrices per subgroup, V x W subgroups, D
-                             segments of k at a time, bands of B tiles
+  --tile MxNxVxWxDxAxRxB,... tiles of --variant direct: M x N matrices per subgroup, V x W subgroups,
+                             stages of D segments of k, loads of A run A segments ahead, R stages in
+                             workgroup memory, bands of B tiles
   --tiles                    all of those that the device can run
   --d bf16|f32               storage of results (default bf16; f32 for k and ids)
 )";
@@ -188,7 +189,7 @@ class BenchGroupedGemm : public Program {
         d_ = d == "f32" ? DType::F32 : DType::BF16;
         take_tiles(arguments, "--stream", "MxNxWxKxA");
         take_tiles(arguments, "--direct", "MxNxWxAxS");
-        take_tiles(arguments, "--tile", "MxNxVxWxDxB");
+        take_tiles(arguments, "--tile", "MxNxVxWxDxAxRxB");
         all_direct_ = arguments.flag("--tiles");
         const std::string name = arguments.value("--variant").value_or("device");
         const auto variant = fp8::variant_of(name);
@@ -208,7 +209,8 @@ class BenchGroupedGemm : public Program {
                 return i < v.size() ? static_cast<std::uint32_t>(v[i]) : 0;
             };
             if (std::string_view(name) == "--tile")
-                tiles_.emplace_back(DirectTile{at(0), at(1), at(2), at(3), at(4), at(5)});
+                tiles_.emplace_back(
+                    DirectTile{at(0), at(1), at(2), at(3), at(4), at(5), at(6), at(7)});
             else if (std::string_view(name) == "--direct")
                 tiles_.emplace_back(StreamTile{at(0), at(1), at(2), 0, at(3), at(4)});
             else
@@ -241,11 +243,12 @@ class BenchGroupedGemm : public Program {
     using Tile = std::variant<std::monostate, StreamTile, DirectTile>;
 
     static std::string suffix(const Tile& tile) {
-        std::array<std::uint32_t, 6> parts{};
+        std::array<std::uint32_t, 8> parts{};
         if (const auto* t = std::get_if<StreamTile>(&tile))
             parts = {t->fragments_m, t->fragments_n, t->warps, t->step_k, t->ahead, t->split_k};
         else if (const auto* u = std::get_if<DirectTile>(&tile))
-            parts = {u->fragments_m, u->fragments_n, u->warps_m, u->warps_n, u->depth, u->band};
+            parts = {u->fragments_m, u->fragments_n, u->warps_m, u->warps_n,
+                     u->depth,       u->ahead,       u->ring,    u->band};
         std::string text;
         for (const std::uint32_t part : parts)
             if (part != 0)

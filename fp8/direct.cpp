@@ -20,7 +20,6 @@ using K = kernels::GemmDirectNt;
 using Units = GemmClass::Units;
 
 constexpr std::uint32_t kUnit = 8;         // elements that an invocation reads at a time
-constexpr std::uint32_t kRing = 3;         // stages in workgroup memory
 constexpr std::uint64_t kGridColumns = 32; // of a step of a work list's grid
 
 struct Cut {
@@ -31,29 +30,24 @@ struct Cut {
     std::uint32_t rows() const { return shape.m * tile.fragments_m * tile.warps_m; }
     std::uint32_t columns() const { return shape.n * tile.fragments_n * tile.warps_n; }
     std::uint32_t warps() const { return tile.warps_m * tile.warps_n; }
-    /// Side by side in a row, of a stage.
-    std::uint32_t row_units() const { return tile.depth * (shape.k / slots.per_k); }
+    /// Units of a row in a segment, in a stage.
+    std::uint32_t chunks() const { return shape.k / slots.per_k; }
+    std::uint32_t row_units() const { return tile.depth * chunks(); }
     std::uint32_t stage_units() const { return columns() * row_units(); }
 };
 
-/// Units of 16 bytes through which a subgroup passes so many matrices of a row at a time.
-std::uint64_t part_units(const Cut& c, std::uint32_t together) {
-    return std::uint64_t{c.shape.m} * (together * c.shape.n / 4 + 1);
-}
-
 /// What the shader declares.
-std::uint64_t shared_bytes(const Cut& c, std::uint32_t together) {
-    return 16 * std::max<std::uint64_t>(std::uint64_t{kRing} * c.stage_units(),
-                                        c.warps() * part_units(c, together));
+std::uint64_t shared_bytes(const Cut& c) {
+    return std::uint64_t{16} * c.tile.ring * c.stage_units();
 }
 
-/// As many as fit, 0: none.
+/// Matrices of a row that pass to D together: as many as go, 0: none.
 std::uint32_t together(const DeviceInfo& info, const Cut& c) {
     for (const std::uint32_t count : {4u, 2u, 1u}) {
         const std::uint32_t quads = count * c.shape.n / 4;
+        const std::uint64_t parts = std::uint64_t{16} * c.warps() * c.shape.m * (quads + 1);
         if (c.tile.fragments_n % count == 0 && info.subgroup_size % quads == 0 &&
-            c.shape.m * quads % info.subgroup_size == 0 &&
-            shared_bytes(c, count) <= info.shared_memory_bytes)
+            c.shape.m * quads % info.subgroup_size == 0 && parts <= shared_bytes(c))
             return count;
     }
     return 0;
@@ -61,26 +55,34 @@ std::uint32_t together(const DeviceInfo& info, const Cut& c) {
 
 /// Whether the kernel's head comment is kept.
 bool fits(const DeviceInfo& info, const Cut& c) {
+    const DirectTile& tile = c.tile;
     const std::uint64_t local_size = std::uint64_t{info.subgroup_size} * c.warps();
-    return c.tile.depth != 0 && c.rows() != 0 && c.columns() >= kGridColumns && c.tile.band != 0 &&
-           local_size <= info.max_workgroup_invocations && kUnit % c.slots.per_k == 0 &&
-           local_size % (2 * c.row_units()) == 0 && c.stage_units() % local_size == 0 &&
+    return (tile.depth == 1 || tile.depth == 2) && (tile.ahead == 1 || tile.ahead == 2) &&
+           (tile.ring == 2 || tile.ring == 3) && tile.band != 0 && c.rows() != 0 &&
+           c.columns() >= kGridColumns && local_size <= info.max_workgroup_invocations &&
+           kUnit % c.slots.per_k == 0 && local_size % (2 * c.row_units()) == 0 &&
+           c.stage_units() % local_size == 0 && shared_bytes(c) <= info.shared_memory_bytes &&
            together(info, c) != 0;
 }
 
 /// A tile in elements: what each subgroup computes, how many there are.
 struct Plan {
-    std::uint32_t warp_rows, warp_columns, warps_m, warps_n, depth;
+    std::uint32_t warp_rows, warp_columns, warps_m, warps_n, depth, ahead, ring;
 };
 
+// The first that fits is used. Not measured yet: bench_grouped_gemm --variant direct --tiles. Sums
+// of 64 x 64 or 32 x 128 and what is read ahead leave few of 255 registers: eight subgroups have a
+// processor for themselves, of four two fit, and one stores while the other multiplies. 256 x 128
+// takes three quarters of the reads from the device's cache that 128 x 128 takes.
 constexpr Plan kPlans[] = {
-    {64, 64, 4, 2, 1}, // 256 x 128 by 8 subgroups, 34 KiB: fewest loads, one on a processor
-    {64, 64, 2, 2,
-     1}, // 128 x 128 by 4, 24 KiB: two on a processor, one stores while one multiplies
-    {64, 64, 2, 4, 1},  // 128 x 256 by 8, 48 KiB
-    {32, 128, 8, 1, 1}, // 256 x 128 by 8, 34 KiB: A is read once, B by each subgroup
-    {64, 64, 4, 2, 2},  // 256 x 128 by 8, twice as deep, 48 KiB
-    {32, 128, 4, 1, 1}, // 128 x 128 by 4, 24 KiB
+    {64, 64, 4, 2, 1, 1, 3},  // 256 x 128 by 8 subgroups, 24 KiB
+    {64, 64, 4, 2, 1, 2, 3},  // the same, loads of A two segments ahead
+    {64, 64, 4, 2, 2, 1, 3},  // the same, one, half the barriers, 48 KiB
+    {64, 64, 2, 2, 1, 1, 3},  // 128 x 128 by 4, 24 KiB
+    {64, 64, 2, 2, 1, 1, 2},  // the same, 16 KiB
+    {64, 64, 2, 4, 1, 1, 3},  // 128 x 256 by 8, 48 KiB
+    {32, 128, 8, 1, 1, 2, 3}, // 256 x 128 by 8, 24 KiB: A is read once, B by each subgroup
+    {32, 128, 4, 1, 1, 2, 2}, // 128 x 128 by 4, 16 KiB
 };
 
 std::optional<Cut> cut_of(const DeviceInfo& info, const GemmClass& c, const MatrixSlots& slots,
@@ -93,7 +95,9 @@ std::optional<Cut> cut_of(const DeviceInfo& info, const GemmClass& c, const Matr
                    .fragments_n = plan.warp_columns / c.shape.n,
                    .warps_m = plan.warps_m,
                    .warps_n = plan.warps_n,
-                   .depth = plan.depth}};
+                   .depth = plan.depth,
+                   .ahead = plan.ahead,
+                   .ring = plan.ring}};
     return fits(info, cut) ? std::optional(cut) : std::nullopt;
 }
 
@@ -151,6 +155,8 @@ void set_cut(K::Constants& c, const DeviceInfo& info, const Cut& cut) {
     c.warps_m = cut.tile.warps_m;
     c.warps_n = cut.tile.warps_n;
     c.depth = cut.tile.depth;
+    c.ahead = cut.tile.ahead;
+    c.ring = cut.tile.ring;
     c.together = together(info, cut);
     c.per_k = cut.slots.per_k;
     c.a_place = cut.slots.a.place;
@@ -251,7 +257,7 @@ void record_direct(Recording& recording, const char* op, const Product& p) {
              .from_list = p.rows != nullptr ? 1u : 0u,
              .accumulate = p.accumulate ? 1u : 0u};
     set_cut(kernel.constants, device.info(), cut);
-    kernel.constants.tail = kernel.k % (kUnit * cut.row_units()) != 0 ? 1 : 0;
+    kernel.constants.tail = kernel.k % (2 * kUnit * cut.chunks()) != 0 ? 1 : 0;
     kernel.constants.aligned = to.aligned ? 1 : 0;
     if (p.rows == nullptr) {
         recording.dispatch(kernel, {operands.u32("tiles", div_up(d.rows, cut.rows())),

@@ -16,7 +16,7 @@ std::string why_not_direct(const Device& device);
 /// "" when `product` can be computed so, else what is against it.
 std::string why_not_direct(const Device& device, const Product& product);
 /// The numeric class of products computed so: "direct-bf16-k16", after the elements and the depth
-/// of a matrix product. As coopmat-bf16-k16 (gemm_plan.hpp), but k goes another way in each 32.
+/// of a matrix product. As coopmat-bf16-k16 (gemm_plan.hpp), but k goes another way in each 64.
 std::string direct_class(const Device& device);
 void record_direct(Recording& recording, const char* op, const Product& product);
 

@@ -5,10 +5,12 @@
 //
 // An invocation reads eight neighbouring k of a row of A or B at a time (a unit), which are the
 // elements that it holds of several matrices, one after another: which k these are does not matter as
-// long as it is the same for both operands. CHUNKS units side by side in a row are a segment, its
-// matrices STEPS. Loads run ahead of what is multiplied: those of A by a segment; those of B by a
-// stage, into registers, from where they go to one of RING stages in workgroup memory while the stage
-// before is multiplied, so that one barrier in its midst is enough.
+// long as it is the same for both operands. Of 2 * CHUNKS units side by side in a row every second one
+// is of one segment, the others of the next: the loads of the first bring whole lines to the cache,
+// where the others find them. A segment has STEPS matrices along k. Loads run ahead of what is multiplied: those of A by some segments; those of B by a
+// stage, into registers, from where they go to one of `ring` stages in workgroup memory while the
+// stage before is multiplied. One barrier for each stage is enough: with three stages in the midst of
+// a product, with two between products.
 //
 // from_list 1: tile t of the work list (grouped_gemm_tiles.comp) belongs to group tiles[2t] and begins
 //           at row tiles[2t + 1]; a workgroup takes the tiles that begin at multiples of BLOCK_M rows
@@ -20,21 +22,22 @@
 // Constants  local_size   subgroup size * warps_m * warps_n
 //            mma_*        a row that the device enumerates: subgroup scope, f32 sums
 //            fragments_*, warps_*   matrices per subgroup and subgroups along m and n
-//            depth        segments of a stage
+//            depth        segments of a stage, 1 or 2
+//            ahead        segments by which loads of A run ahead, 1 or 2
+//            ring         stages in workgroup memory, 2 or 3
 //            together     matrices of a row that pass through workgroup memory together on their way
 //                         to D: a divisor of fragments_n; the subgroup size is a multiple of together *
-//                         mma_n / 4 and divides that times mma_m
+//                         mma_n / 4 and divides that times mma_m; PART of all subgroups fits the ring
 //            per_k, a_*, b_*   matrix_images.hpp; per_k divides 8
 //            flip         1: bit 0 of a column of B comes from the invocation alone
-//            tail         0: k is a multiple of a stage's
+//            tail         0: k is a multiple of two segments'
 //            aligned      1: d and its rows begin at multiples of four elements, n is a multiple of 4
 //            band         tiles along m that run together
 //            local_size is a multiple of depth * CHUNKS and divides the units of a stage.
 // Dispatch   x = tiles of the list (indirect), or ceil(m / BLOCK_M); y: any, as long as there are
 //            x * ceil(n / BLOCK_N) workgroups; z = batches.
-//            Shared: 16 bytes for each unit of RING stages, or, if that is more, subgroups * mma_m *
-//            (together * mma_n / 4 + 1) of them.
-// Order      segments of k ascend, inside one k goes as per_k says, inside a matrix as the device
+//            Shared: ring * 16 * depth * BLOCK_N * CHUNKS bytes.
+// Order      segments of k ascend, inside them k goes as per_k says, inside a matrix as the device
 //            does it. An element's bits depend on its row of A and its column of B alone.
 #version 460
 #extension GL_GOOGLE_include_directive : require
@@ -76,17 +79,17 @@ layout(local_size_x_id = 0) in;
 // In units. A stage has its segments one after another, a segment its columns, of which every second
 // segment has neighbours in each other's place: so neither do those who write a column's units meet
 // in a bank, nor those who read neighbouring columns.
-const uint RING = 3u;
 #define SEGMENT (BLOCK_N * CHUNKS)
 #define STAGE (depth * SEGMENT)
 #define ROW (depth * CHUNKS)
 #define FILLS (STAGE / local_size)
 #define FILL_COLUMNS (local_size / ROW)
+#define AT_ONCE (ahead > depth ? ahead : depth) // segments that are written out one after another
 
 #define QUADS (together * mma_n / 4u)
 #define PITCH (QUADS + 1u)
 #define PART (mma_m * PITCH)
-shared uvec4 staged[RING * STAGE > WARPS * PART ? RING * STAGE : WARPS * PART];
+shared uvec4 staged[ring * STAGE];
 
 struct Tile {
     uvec2 a; // addresses, of the batch entry or group
@@ -99,12 +102,12 @@ struct Tile {
 };
 
 ACCUMULATOR sums[fragments_m * fragments_n];
-uvec4 a_next[UNITS_A]; // of the segment ahead
+uvec4 a_next[ahead * UNITS_A]; // of the segments ahead, in turns
 uvec4 b_next[SLOTS_B]; // of the matrices ahead
 uvec4 filling[FILLS];  // of the stage after the next
 uint a_at[UNITS_A];    // where rows begin
 uint fill_from[FILLS];
-uint a_chunk_of_lane, fill_chunk, fill_to;
+uint a_chunk_of_lane, fill_segment, fill_chunk, fill_to;
 uint b_at[2]; // in a stage, for even and odd segments
 
 // What the bits of an invocation's number add up to, four bits each.
@@ -130,11 +133,12 @@ MATRIX_TYPE element(uvec4 unit, uint i) {
 #endif
 }
 
-MATRIX_A matrix_a(uint i, uint step) {
+MATRIX_A matrix_a(uint set, uint i, uint step) {
     MATRIX_A m;
     [[unroll]] for (uint e = 0u; e < ELEMENTS_A; ++e) {
         uint place = nibble(a_place, e);
-        m[e] = element(a_next[i * SLOTS_A + place / per_k], step * per_k + place % per_k);
+        m[e] = element(a_next[set * UNITS_A + i * SLOTS_A + place / per_k],
+                       step * per_k + place % per_k);
     }
     return m;
 }
@@ -150,15 +154,20 @@ MATRIX_B matrix_b(uint step) {
 
 // --- Loads
 
-void fetch_a(Tile t, uint segment) {
-    uint at = min(segment * CHUNKS + a_chunk_of_lane, t.units - 1u);
+// In a row.
+uint unit_at(uint segment, uint chunk) {
+    return segment / 2u * (2u * CHUNKS) + 2u * chunk + segment % 2u;
+}
+
+void fetch_a(Tile t, uint set, uint segment) {
+    uint at = min(unit_at(segment, a_chunk_of_lane), t.units - 1u);
     [[unroll]] for (uint i = 0u; i < UNITS_A; ++i) {
-        a_next[i] = ReadUvec4(t.a).v[a_at[i] + at];
+        a_next[set * UNITS_A + i] = ReadUvec4(t.a).v[a_at[i] + at];
     }
 }
 
 void fetch_b(Tile t, uint stage) {
-    uint at = min(stage * ROW + fill_chunk, t.units - 1u);
+    uint at = min(unit_at(stage * depth + fill_segment, fill_chunk), t.units - 1u);
     [[unroll]] for (uint i = 0u; i < FILLS; ++i) {
         filling[i] = ReadUvec4(t.b).v[fill_from[i] + at];
     }
@@ -166,7 +175,8 @@ void fetch_b(Tile t, uint stage) {
 
 // What was fetched of `stage` goes to the stage in workgroup memory that begins at `to`.
 void put_b(Tile t, uint stage, uint to) {
-    bool present = tail == 0u || stage * ROW + fill_chunk < t.units;
+    uint at = unit_at(stage * depth + fill_segment, fill_chunk);
+    bool present = tail == 0u || at < t.units;
     [[unroll]] for (uint i = 0u; i < FILLS; ++i) {
         staged[to + fill_to + i * FILL_COLUMNS * CHUNKS] = present ? filling[i] : uvec4(0u);
     }
@@ -183,32 +193,33 @@ void take_b(uint from, uint segment, uint matrix) {
 // --- Products
 
 // Multiplies the stage that begins at `now` in workgroup memory; the one after it, which is being
-// put there meanwhile, begins at `next`.
-void multiply(Tile t, uint stage, uint now, uint next) {
+// put there meanwhile, begins at `next`. first: of its segments among AT_ONCE.
+void multiply(Tile t, uint stage, uint first, uint now, uint next) {
     [[unroll]] for (uint segment = 0u; segment < depth; ++segment) {
-        uint all = stage * depth + segment;
-        bool present = tail == 0u || all * CHUNKS + a_chunk_of_lane < t.units;
+        uint all = stage * depth + segment, set = (first + segment) % ahead;
+        bool present = tail == 0u || unit_at(all, a_chunk_of_lane) < t.units;
         [[unroll]] for (uint i = 0u; i < UNITS_A; ++i) {
-            a_next[i] = present ? a_next[i] : uvec4(0u);
+            uint at = set * UNITS_A + i;
+            a_next[at] = present ? a_next[at] : uvec4(0u);
         }
         MATRIX_A a[STEPS * fragments_m];
         [[unroll]] for (uint i = 0u; i < STEPS * fragments_m; ++i) {
-            a[i] = matrix_a(i % fragments_m, i / fragments_m);
+            a[i] = matrix_a(set, i % fragments_m, i / fragments_m);
         }
-        fetch_a(t, all + 1u);
+        fetch_a(t, set, all + ahead);
         [[unroll]] for (uint j = 0u; j < fragments_n; ++j) {
             MATRIX_B b[STEPS];
             [[unroll]] for (uint step = 0u; step < STEPS; ++step) {
                 b[step] = matrix_b(step);
             }
-            if (segment == depth - 1u && j == fragments_n / 2u) {
+            if (ring > 2u && segment == depth - 1u && j == fragments_n / 2u) {
                 barrier();
             }
             if (j + 1u < fragments_n) {
                 take_b(now, segment, j + 1u);
             } else if (segment + 1u < depth) {
                 take_b(now, segment + 1u, 0u);
-            } else {
+            } else if (ring > 2u) {
                 take_b(next, 0u, 0u);
             }
             [[unroll]] for (uint step = 0u; step < STEPS; ++step) {
@@ -222,20 +233,31 @@ void multiply(Tile t, uint stage, uint now, uint next) {
 }
 
 void sum_up(Tile t) {
-    uint stages = div_up(t.units, ROW), stage = 0u, now = 0u;
+    uint stages = div_up(t.units, 2u * CHUNKS) * 2u / depth, stage = 0u, now = 0u;
     fetch_b(t, 0u);
-    fetch_a(t, 0u);
+    [[unroll]] for (uint set = 0u; set < ahead; ++set) {
+        fetch_a(t, set, set);
+    }
     put_b(t, 0u, 0u);
     fetch_b(t, 1u);
-    barrier();
-    take_b(0u, 0u, 0u);
+    if (ring > 2u) {
+        barrier();
+        take_b(now, 0u, 0u);
+    }
     do {
-        uint next = now + STAGE == RING * STAGE ? 0u : now + STAGE;
-        put_b(t, stage + 1u, next);
-        fetch_b(t, stage + 2u);
-        multiply(t, stage, now, next);
-        now = next;
-    } while (++stage < stages);
+        [[unroll]] for (uint first = 0u; first < AT_ONCE; first += depth) {
+            uint next = now + STAGE == ring * STAGE ? 0u : now + STAGE;
+            if (ring == 2u) {
+                barrier();
+                take_b(now, 0u, 0u);
+            }
+            put_b(t, stage + 1u, next);
+            fetch_b(t, stage + 2u);
+            multiply(t, stage, first, now, next);
+            now = next;
+            ++stage;
+        }
+    } while (stage < stages);
 }
 
 // --- Results
@@ -329,10 +351,10 @@ void main() {
     [[unroll]] for (uint odd = 0u; odd < 2u; ++odd) {
         b_at[odd] = (warp_column + (of_lane(b_lane) ^ odd * flip)) * CHUNKS + of_lane(b_chunk);
     }
-    uint column = gl_LocalInvocationIndex / ROW, chunk = gl_LocalInvocationIndex % ROW;
-    fill_chunk = chunk;
-    fill_to = chunk / CHUNKS * SEGMENT + (column ^ chunk / CHUNKS % 2u * flip) * CHUNKS +
-              chunk % CHUNKS;
+    uint column = gl_LocalInvocationIndex / ROW, unit = gl_LocalInvocationIndex % ROW;
+    fill_segment = unit % depth;
+    fill_chunk = unit / depth;
+    fill_to = fill_segment * SEGMENT + (column ^ fill_segment * flip) * CHUNKS + fill_chunk;
     [[unroll]] for (uint i = 0u; i < FILLS; ++i) {
         fill_from[i] = min(t.column0 + column + i * FILL_COLUMNS, push.n - 1u) * push.ldb8;
     }

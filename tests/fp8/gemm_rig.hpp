@@ -86,7 +86,7 @@ protected:
         return true;
     }
     /// Sends products to Variant::Direct, in f16 where the device has no other units, and returns
-    /// its tiles, to be forced: on CPUs small ones, as high as two and as four of a work list. None
+    /// its tiles, to be forced: on CPUs small ones, as high as one and as two of a work list. None
     /// when the device has no matrix units.
     static std::vector<DirectTile> direct_on_units() {
         variant_ = fp8::Variant::Direct;
@@ -100,7 +100,7 @@ protected:
             return {};
         }
         if (device().info().is_cpu)
-            return {{1, 2, 2, 2, 1}, {1, 4, 4, 1, 2, 1}};
+            return {{2, 1, 1, 4, 1, 2, 2}, {1, 2, 4, 2, 2, 1, 3, 1}};
         return fp8::direct_tiles(device());
     }
     /// Whether streamed products serve these operands.

@@ -79,7 +79,9 @@ struct StreamTile {
 struct DirectTile {
     std::uint32_t fragments_m = 4, fragments_n = 4; ///< matrices per subgroup
     std::uint32_t warps_m = 2, warps_n = 2;
-    std::uint32_t depth = 1; ///< segments of k of a stage of B
+    std::uint32_t depth = 1; ///< segments of k of a stage of B, 1 or 2
+    std::uint32_t ahead = 1; ///< segments by which loads of A run ahead, 1 or 2
+    std::uint32_t ring = 3;  ///< stages in workgroup memory, 2 or 3
     std::uint32_t band = 8;
 
     bool operator==(const DirectTile&) const = default;
