@@ -140,11 +140,15 @@ class BenchGroupedGemm : public Program {
         matrix_ = measure(device, matrix_peak);
         add_context("class of bf16 products", gemm_class(device).name);
         for (const GemmClass& c : gemm_classes(device))
-            if (c.units == GemmClass::Units::F16 && c.why_not.empty())
-                add_context("registers of f16 matrices",
-                            matrix_slots(device, c.shape) ? "regular" : "irregular");
+            if (c.units != GemmClass::Units::None && c.why_not.empty())
+                add_context(std::string("registers of ") +
+                                (c.units == GemmClass::Units::F16 ? "f16" : "bf16") + " matrices",
+                            matrix_slots(device, c.shape, c.units) ? "regular" : "irregular");
         const bool cpu = device.info().is_cpu;
         if (all_direct_) {
+            const std::string reason = fp8::why_not(device, fp8::Variant::Direct);
+            if (!reason.empty())
+                refuse("--tiles: " + reason);
             const auto all = fp8::direct_tiles(device);
             tiles_.assign(all.begin(), all.end());
         }

@@ -77,11 +77,12 @@ struct Plan {
 constexpr Plan kPlans[] = {
     {64, 64, 4, 2, 1, 1, 3},  // 256 x 128 by 8 subgroups, 24 KiB
     {64, 64, 4, 2, 1, 2, 3},  // the same, loads of A two segments ahead
-    {64, 64, 4, 2, 2, 1, 3},  // the same, one, half the barriers, 48 KiB
+    {64, 64, 4, 2, 2, 2, 3},  // the same, half the barriers, 48 KiB
+    {64, 64, 2, 4, 1, 1, 3},  // 128 x 256 by 8, 48 KiB
+    {32, 128, 8, 1, 1, 1, 3}, // 256 x 128 by 8, 24 KiB: A is read once, B by each subgroup
+    {32, 128, 8, 1, 1, 2, 3}, // the same, loads of A two segments ahead
     {64, 64, 2, 2, 1, 1, 3},  // 128 x 128 by 4, 24 KiB
     {64, 64, 2, 2, 1, 1, 2},  // the same, 16 KiB
-    {64, 64, 2, 4, 1, 1, 3},  // 128 x 256 by 8, 48 KiB
-    {32, 128, 8, 1, 1, 2, 3}, // 256 x 128 by 8, 24 KiB: A is read once, B by each subgroup
     {32, 128, 4, 1, 1, 2, 2}, // 128 x 128 by 4, 16 KiB
 };
 

@@ -100,7 +100,7 @@ protected:
             return {};
         }
         if (device().info().is_cpu)
-            return {{2, 1, 1, 4, 1, 2, 2}, {1, 2, 4, 2, 2, 1, 3, 1}};
+            return {{1, 2, 2, 2, 1, 1, 3}, {2, 1, 2, 4, 1, 2, 2, 1}, {1, 1, 4, 4, 2, 1, 3, 1}};
         return fp8::direct_tiles(device());
     }
     /// Whether streamed products serve these operands.

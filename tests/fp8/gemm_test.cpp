@@ -443,23 +443,28 @@ TEST_F(Fp8Gemm, StreamedRowsHaveTheSameBitsAmongOthers) {
 
 TEST_F(Fp8Gemm, DirectProducts) {
     const bool cpu = device().info().is_cpu; // whose compiler takes half a minute for a kernel
+    int number = 0;
     for (const DirectTile& tile : direct_on_units()) {
         force_direct_tile(device(), tile);
-        for (const Shape& s : {Shape{1, 1, 8},
-                               {16, 32, 128},
+        for (const Shape& s : {Shape{16, 32, 128},
+                               {35, 66, 512},
+                               {1, 1, 8},
                                {17, 33, 136},
                                {70, 130, 200},
-                               {35, 66, 512},
                                {5, 40, 72, 3},
                                {260, 272, 1000}}) {
+            if (cpu && number > 0 && s.k % 128 == 0)
+                continue;
             SCOPED_TRACE(std::to_string(s.m) + " x " + std::to_string(s.n) + " x " +
-                         std::to_string(s.k) + ", depth " + std::to_string(tile.depth));
+                         std::to_string(s.k) + ", tile " + std::to_string(number));
             const Input a = make_a(GemmForm::NT, kBf16Kind, s),
                         b = make_b(GemmForm::NT, kBf16Kind, s);
-            if (!cpu || s.k % 128 != 0)
+            if (!cpu || number == 1)
                 check(GemmForm::NT, a, b, s, DType::BF16);
-            check(GemmForm::NT, a, b, s, DType::F32, true);
+            if (!cpu || number != 1)
+                check(GemmForm::NT, a, b, s, DType::F32, true);
         }
+        ++number;
     }
 }
 
@@ -475,10 +480,11 @@ TEST_F(Fp8Gemm, DirectProductsHaveTheSameBits) {
             run([&](Recording& r) { fp8::gemm_nt(r, rows, *b.operand, d, false, {}, variant_); });
             return read(d.view);
         };
-        if (all.empty())
+        if (all.empty()) {
             all = bits(0, padded(DType::F32, {s.m, s.n}));
+            EXPECT_EQ(bits(0, result(DType::F32, {s.m, s.n})), all) << "where rows are aligned";
+        }
         EXPECT_EQ(bits(0, padded(DType::F32, {s.m, s.n})), all);
-        EXPECT_EQ(bits(0, result(DType::F32, {s.m, s.n})), all) << "where rows are aligned";
         for (const std::uint64_t row : {0u, 16u, 36u}) {
             const auto one = bits(row, padded(DType::F32, {1, s.n}));
             EXPECT_TRUE(std::equal(one.begin(), one.end(),

@@ -395,7 +395,8 @@ TEST_F(Fp8GroupedGemm, DirectProducts) {
         for (const Case& c : layouts()) {
             unlisted_ = c.counts.size() == 3;
             check_m(true, c, kBf16Kind, kBf16Kind, 40, 72, DType::F32, true);
-            check_m(true, c, kBf16Kind, kBf16Kind, 130, 128, DType::BF16);
+            if (!device().info().is_cpu) // whose compiler takes half a minute for a kernel
+                check_m(true, c, kBf16Kind, kBf16Kind, 130, 128, DType::BF16);
         }
     }
 }

@@ -247,7 +247,7 @@ TEST_F(Fp8GuardPages, DirectProducts) {
     if (gemm_class(*device_).units == GemmClass::Units::None)
         return;
     if (device_->info().is_cpu)
-        force_direct_tile(*device_, {1, 2, 4, 2, 1, 1, 3, 1});
+        force_direct_tile(*device_, {1, 1, 4, 4, 2, 1, 3, 1});
     const std::vector<std::uint32_t> starts = {0, 5, 5, 72, 73};
     const std::uint64_t groups = starts.size() - 1, rows = starts.back(), more = 40;
     const TensorView offsets = words(starts);
