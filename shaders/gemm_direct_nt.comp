@@ -129,7 +129,7 @@ MATRIX_TYPE element(uvec4 unit, uint i) {
 #if MATRIX_BF16
     return uintBitsToBFloat16EXT(unpack16(pair))[i % 2u];
 #else
-    return unpackFloat2x16(packHalf2x16(vec2(bf16_low(pair), bf16_high(pair))))[i % 2u];
+    return float16_t(i % 2u == 0u ? bf16_low(pair) : bf16_high(pair));
 #endif
 }
 
