@@ -8,6 +8,7 @@
 #include <algorithm>
 #include <array>
 #include <cstdio>
+#include <vector>
 
 namespace bellows {
 
@@ -91,6 +92,13 @@ std::string without_trailing(std::string line) {
     return line.erase(line.find_last_not_of(' ') + 1);
 }
 
+/// Variants that take fp8 operands.
+std::vector<fp8::VariantTime> columns_of(const fp8::Measurement& m) {
+    std::vector<fp8::VariantTime> columns = m.variants;
+    std::erase_if(columns, [](const auto& v) { return v.variant == fp8::Variant::Direct; });
+    return columns;
+}
+
 std::string line_of(const fp8::Measurement& m, Notes& notes) {
     const bool tn = m.kind.form == GemmForm::TN;
     const std::string rows = std::to_string(m.rows), n = std::to_string(m.n),
@@ -100,7 +108,7 @@ std::string line_of(const fp8::Measurement& m, Notes& notes) {
                                   (tn ? n + "x" + k + "x" + rows : rows + "x" + n + "x" + k),
                               17);
     std::string tiles(line.size(), ' ');
-    for (const fp8::VariantTime& v : m.variants) {
+    for (const fp8::VariantTime& v : columns_of(m)) {
         line += padded(cell_of(m, v, notes), 24);
         tiles += padded(tile_of(v), 24);
     }
@@ -113,7 +121,7 @@ std::string title_of(const fp8::Measurement& m) {
                        kGrouping[static_cast<std::size_t>(m.kind.grouping)] + "; " +
                        kPair[static_cast<std::size_t>(m.kind.pair)] + "\n  " + padded("rows", 10) +
                        padded(m.groups > 1 ? "groups x MxNxK" : "MxNxK", 17);
-    for (const fp8::VariantTime& v : m.variants)
+    for (const fp8::VariantTime& v : columns_of(m))
         line += padded(std::string("   ") + fp8::to_string(v.variant), 24);
     return without_trailing(line) + "\n";
 }

@@ -13,6 +13,7 @@
 #include <algorithm>
 #include <array>
 #include <optional>
+#include <variant>
 
 namespace bellows::bench {
 namespace {
@@ -34,12 +35,18 @@ memory that operands and workspace take.
   --a fp8|bf16|f32 --b ...   storage of operands (default: fp8 by fp8, and bf16 by bf16); b may be
                              prepacked: fp8 weights packed once, before the clock starts
   --scales pow2|f32          of fp8 operands (default pow2)
-  --variant NAME             device (default: what suits it), decoded, packed or streamed; see fp8/gemm.hpp
-  --tiles                    times every tile of --variant packed or streamed, the usual one first
+  --variant NAME             device (default: what suits it), decoded, packed, streamed or direct; see
+                             fp8/gemm.hpp
+  --tiles                    times every tile of --variant packed, streamed or direct, the usual one
+                             first
   --stream MxNxWxKxA,...     tiles of streamed products on matrix units, through workgroup memory: M x N
                              matrices per subgroup, W subgroups along N, steps of K k, loads A steps ahead
   --direct MxNxWxAxS,...     the same straight to registers, S subgroups along K, loads A blocks of 128 k
                              ahead
+  --tile MxNxVxWxDxAxRxB,... tiles of --variant direct: M x N matrices per subgroup, V x W subgroups,
+                             stages of D segments of k, loads of A run A segments ahead, R stages in
+                             workgroup memory, bands of B tiles
+  --tiles                    all of those that the device can run
   --d bf16|f32               storage of results (default bf16; f32 for k and ids)
 )";
 
@@ -135,10 +142,18 @@ class BenchGroupedGemm : public Program {
         matrix_ = measure(device, matrix_peak);
         add_context("class of bf16 products", gemm_class(device).name);
         for (const GemmClass& c : gemm_classes(device))
-            if (c.units == GemmClass::Units::F16 && c.why_not.empty())
-                add_context("registers of f16 matrices",
-                            matrix_slots(device, c.shape) ? "regular" : "irregular");
+            if (c.units != GemmClass::Units::None && c.why_not.empty())
+                add_context(std::string("registers of ") +
+                                (c.units == GemmClass::Units::F16 ? "f16" : "bf16") + " matrices",
+                            matrix_slots(device, c.shape, c.units) ? "regular" : "irregular");
         const bool cpu = device.info().is_cpu;
+        if (all_tiles_ && variant_ == fp8::Variant::Direct) {
+            const std::string reason = fp8::why_not(device, fp8::Variant::Direct);
+            if (!reason.empty())
+                refuse("--tiles: " + reason);
+            const auto all = fp8::direct_tiles(device);
+            tiles_.assign(all.begin(), all.end());
+        }
         for (const auto& [layout, shape] : chosen(cpu))
             for (const Pair& pair : pairs_)
                 add_product(device, {layout, shape, pair.a, pair.b, d_, variant_});
@@ -178,33 +193,38 @@ class BenchGroupedGemm : public Program {
         d_ = d == "f32" ? DType::F32 : DType::BF16;
         take_tiles(arguments, "--stream", "MxNxWxKxA");
         take_tiles(arguments, "--direct", "MxNxWxAxS");
-        const std::string variant = arguments.value("--variant").value_or("device");
-        if (variant == "decoded")
-            variant_ = fp8::Variant::Decoded;
-        else if (variant == "packed")
-            variant_ = fp8::Variant::Packed;
-        else if (variant == "streamed")
-            variant_ = fp8::Variant::Streamed;
-        else if (variant != "device")
-            refuse("--variant: \"" + variant + "\" is none");
-        own_tiles_ = arguments.flag("--tiles");
-        if (own_tiles_ && (tiles_[0] || variant == "device" || variant == "decoded"))
-            refuse("--tiles goes with --variant packed or streamed, without --stream and --direct");
+        const std::string name = arguments.value("--variant").value_or("device");
+        const auto variant = fp8::variant_of(name);
+        if (!variant)
+            refuse("--variant: \"" + name + "\" is none");
+        variant_ = *variant;
+        take_tiles(arguments, "--tile", "MxNxVxWxDxAxRxB");
+        all_tiles_ = arguments.flag("--tiles");
+        const bool forced = !std::holds_alternative<std::monostate>(tiles_[0]);
+        if (all_tiles_ &&
+            (forced || variant_ == fp8::Variant::Device || variant_ == fp8::Variant::Decoded))
+            refuse("--tiles goes with --variant packed, streamed or direct, without --stream, "
+                   "--direct "
+                   "and --tile");
     }
 
     void take_tiles(Arguments& arguments, const char* name, const char* form) {
         const auto tiles = arguments.sizes(name, form);
         if (!tiles)
             return;
-        if (!tiles_[0])
+        if (std::holds_alternative<std::monostate>(tiles_[0]))
             tiles_.clear();
         for (const auto& v : *tiles) {
             const auto at = [&](std::size_t i) {
                 return i < v.size() ? static_cast<std::uint32_t>(v[i]) : 0;
             };
-            const bool direct = std::string_view(name) == "--direct";
-            tiles_.push_back(direct ? StreamTile{at(0), at(1), at(2), 0, at(3), at(4)}
-                                    : StreamTile{at(0), at(1), at(2), at(3), at(4)});
+            if (std::string_view(name) == "--tile")
+                tiles_.emplace_back(
+                    DirectTile{at(0), at(1), at(2), at(3), at(4), at(5), at(6), at(7)});
+            else if (std::string_view(name) == "--direct")
+                tiles_.emplace_back(StreamTile{at(0), at(1), at(2), 0, at(3), at(4)});
+            else
+                tiles_.emplace_back(StreamTile{at(0), at(1), at(2), at(3), at(4)});
         }
     }
 
@@ -230,18 +250,27 @@ class BenchGroupedGemm : public Program {
         return result;
     }
 
-    using Tile = std::optional<StreamTile>;
+    using Tile = std::variant<std::monostate, StreamTile, DirectTile>;
 
     static std::string suffix(const Tile& tile) {
-        if (!tile)
-            return "";
-        const std::array parts{tile->fragments_m, tile->fragments_n, tile->warps,
-                               tile->step_k,      tile->ahead,       tile->split_k};
+        std::array<std::uint32_t, 8> parts{};
+        if (const auto* t = std::get_if<StreamTile>(&tile))
+            parts = {t->fragments_m, t->fragments_n, t->warps, t->step_k, t->ahead, t->split_k};
+        else if (const auto* u = std::get_if<DirectTile>(&tile))
+            parts = {u->fragments_m, u->fragments_n, u->warps_m, u->warps_n,
+                     u->depth,       u->ahead,       u->ring,    u->band};
         std::string text;
         for (const std::uint32_t part : parts)
             if (part != 0)
                 text += (text.empty() ? "/" : "x") + std::to_string(part);
         return text;
+    }
+
+    static void force(Device& device, const Tile& tile) {
+        if (const auto* t = std::get_if<StreamTile>(&tile))
+            force_stream_tile(device, *t);
+        else if (const auto* u = std::get_if<DirectTile>(&tile))
+            force_direct_tile(device, *u);
     }
 
     void add_product(Device& device, const GroupedCase& c) {
@@ -265,9 +294,9 @@ class BenchGroupedGemm : public Program {
     /// A row for each tile that is asked for, of the product that make(Way) returns.
     template <class Make>
     void add_ways(Device& device, const std::string& name, const Pair& pair, Make make) {
-        const auto own = own_tiles_ ? make(variant_).tiles() : std::vector<fp8::NamedTile>{};
+        const auto own = all_tiles_ ? make(variant_).tiles() : std::vector<fp8::NamedTile>{};
         for (const auto& [tile, tile_name] : own)
-            add_way(device, name + "/" + tile_name, pair, make, {variant_, tile}, std::nullopt);
+            add_way(device, name + "/" + tile_name, pair, make, {variant_, tile}, std::monostate{});
         for (const auto& forced : own.empty() ? tiles_ : std::vector<Tile>{})
             add_way(device, name + suffix(forced), pair, make, variant_, forced);
     }
@@ -276,8 +305,7 @@ class BenchGroupedGemm : public Program {
     void add_way(Device& device, const std::string& name, const Pair& pair, Make make,
                  const fp8::Way& way, const Tile& forced) {
         add_benchmark(name, [this, &device, pair, make, way, forced](benchmark::State& state) {
-            if (forced)
-                force_stream_tile(device, *forced);
+            force(device, forced);
             auto product = make(way);
             time(state, product.data(), product.workload(), pair);
         });
@@ -301,8 +329,8 @@ class BenchGroupedGemm : public Program {
     std::vector<Pair> pairs_;
     DType d_ = DType::BF16;
     fp8::Variant variant_ = fp8::Variant::Device;
-    std::vector<Tile> tiles_ = {std::nullopt}; ///< forced
-    bool own_tiles_ = false;
+    std::vector<Tile> tiles_ = {std::monostate{}};
+    bool all_tiles_ = false;
     Ceiling copy_, fma_, matrix_;
 };
 

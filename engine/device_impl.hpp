@@ -97,7 +97,7 @@ struct Device::Impl {
     struct MatrixImages {
         std::mutex mutex;
         std::map<std::array<std::uint32_t, 3>, std::string> why_not;
-        std::map<std::array<std::uint32_t, 3>, std::optional<MatrixSlots>> slots;
+        std::map<std::array<std::uint32_t, 4>, std::optional<MatrixSlots>> slots;
     };
     MatrixImages matrix_images;
     std::atomic<std::int64_t> num_barriers{0}, num_waits{0}, num_releases{0}; ///< for faults

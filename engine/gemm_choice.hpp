@@ -18,6 +18,7 @@ struct GemmChoice {
     std::array<std::vector<GemmTile>, 3> tiles; ///< by GemmForm; empty without matrix units
     std::array<GemmTile, 3> group_tile;         ///< of grouped products; NT's and NN's cover alike
     std::optional<StreamTile> stream_tile;      ///< that was forced
+    std::optional<DirectTile> direct_tile;      ///< that was forced
 
     const std::vector<GemmTile>& of(GemmForm form) const {
         return tiles[static_cast<std::size_t>(form)];

@@ -6,6 +6,7 @@
 #include <bellows/kernels/kernels.hpp>
 
 #include <algorithm>
+#include <bit>
 #include <cmath>
 #include <iterator>
 #include <map>
@@ -33,6 +34,12 @@ std::uint16_t half(int value) {
     const double mantissa = std::frexp(std::abs(value), &exponent); // in [0.5, 1)
     const auto fraction = static_cast<std::uint16_t>(std::lround((mantissa * 2 - 1) * 1024));
     return static_cast<std::uint16_t>((value < 0 ? 0x8000 : 0) | (exponent + 14) << 10 | fraction);
+}
+
+/// bf16 of an integer up to 256 in magnitude.
+std::uint16_t bfloat(int value) {
+    return static_cast<std::uint16_t>(std::bit_cast<std::uint32_t>(static_cast<float>(value)) >>
+                                      16);
 }
 
 /// Of the matrices of a_value and b_value.
@@ -90,10 +97,16 @@ std::string check(Device& device, const MatrixShape& shape) {
 // --- Slots
 
 using Probe = kernels::MatrixSlots;
+using Units = GemmClass::Units;
 constexpr std::uint32_t kMostElements = 8;
+
+Probe::Variant variant_of(Units units) {
+    return units == Units::BF16 ? Probe::Variant::bf16 : Probe::Variant::f16;
+}
 
 /// Of A, B and their product: the number of each element that each invocation holds.
 struct Numbers {
+    Units units = Units::F16;
     std::uint32_t size = 0; ///< invocations
     std::array<std::uint32_t, 3> each{};
     std::vector<std::uint32_t> all;
@@ -111,7 +124,8 @@ void run(Device& device, const MatrixShape& shape, Numbers& numbers, std::vector
     const Buffer d_memory(device, {"matrix D", std::uint64_t{4} * shape.m * shape.n});
     device.upload(memory.view(), std::span<const std::uint32_t>(numbers.all));
     Recording recording(device, QueueRole::Compute, "elements of matrices");
-    recording.dispatch(Probe{.constants = {.local_size = numbers.size,
+    recording.dispatch(Probe{.variant = variant_of(numbers.units),
+                             .constants = {.local_size = numbers.size,
                                            .mma_m = shape.m,
                                            .mma_n = shape.n,
                                            .mma_k = shape.k,
@@ -127,14 +141,16 @@ void run(Device& device, const MatrixShape& shape, Numbers& numbers, std::vector
 }
 
 /// Nothing when invocations hold no equal shares of few elements.
-std::optional<Numbers> numbers_of(Device& device, const MatrixShape& shape) {
+std::optional<Numbers> numbers_of(Device& device, const MatrixShape& shape, Units units) {
     constexpr std::uint32_t kNone = ~std::uint32_t{0};
+    const std::uint32_t most = units == Units::BF16 ? 256 : 2048; // what elements count to
     Numbers result;
+    result.units = units;
     result.size = device.info().subgroup_size;
     const std::array<std::uint32_t, 3> counts{shape.m * shape.k, shape.n * shape.k,
                                               shape.m * shape.n};
     if (result.size == 0 || (result.size & (result.size - 1)) != 0 ||
-        std::max(counts[0], counts[1]) > 2048) // what f16 counts to
+        std::max(counts[0], counts[1]) > most)
         return std::nullopt;
     for (std::size_t use = 0; use < 3; ++use) {
         result.each[use] = counts[use] / result.size;
@@ -155,7 +171,8 @@ bool keeps_elements(Device& device, const MatrixShape& shape, const Numbers& num
             for (std::uint32_t e = 0; e < numbers.each[use]; ++e) {
                 const std::uint32_t number = numbers.at(use, lane, e);
                 const std::uint32_t x = number / shape.k, k = number % shape.k;
-                bits.at(use, lane, e) = half(use == 0 ? a_value(x, k) : b_value(k, x));
+                const int value = use == 0 ? a_value(x, k) : b_value(k, x);
+                bits.at(use, lane, e) = numbers.units == Units::BF16 ? bfloat(value) : half(value);
             }
     std::vector<float> d(std::size_t{shape.m} * shape.n, NAN);
     run(device, shape, bits, &d);
@@ -256,10 +273,10 @@ bool add_sums(MatrixSlots& slots, const Numbers& numbers, std::uint32_t columns)
     return true;
 }
 
-std::optional<MatrixSlots> find_slots(Device& device, const MatrixShape& shape) {
-    if (!device.why_not(Probe::info(), 0).empty())
+std::optional<MatrixSlots> find_slots(Device& device, const MatrixShape& shape, Units units) {
+    if (!device.why_not(Probe::info(), static_cast<std::uint32_t>(variant_of(units))).empty())
         return std::nullopt;
-    const auto numbers = numbers_of(device, shape);
+    const auto numbers = numbers_of(device, shape, units);
     if (!numbers)
         return std::nullopt;
     const auto a = regular(*numbers, 0, shape.k), b = regular(*numbers, 1, shape.k);
@@ -293,13 +310,15 @@ std::optional<MatrixSlots> find_slots(Device& device, const MatrixShape& shape) 
 
 } // namespace
 
-std::optional<MatrixSlots> matrix_slots(const Device& device, const MatrixShape& shape) {
+std::optional<MatrixSlots> matrix_slots(const Device& device, const MatrixShape& shape,
+                                        GemmClass::Units units) {
     Device::Impl::MatrixImages& memory = device.impl().matrix_images;
     const std::scoped_lock lock(memory.mutex);
-    const std::array<std::uint32_t, 3> key{shape.m, shape.n, shape.k};
+    const std::array<std::uint32_t, 4> key{shape.m, shape.n, shape.k,
+                                           static_cast<std::uint32_t>(units)};
     auto found = memory.slots.find(key);
     if (found == memory.slots.end())
-        found = memory.slots.emplace(key, find_slots(device.impl().self, shape)).first;
+        found = memory.slots.emplace(key, find_slots(device.impl().self, shape, units)).first;
     return found->second;
 }
 

@@ -75,12 +75,9 @@ std::optional<ProductKind> kind_of(const Product& p) {
                        *pair, size_of_groups(expected_rows(p))};
 }
 
-Variant variant_of(std::string_view name) {
-    if (name == to_string(Variant::Device))
-        return Variant::Device;
-    for (const Variant variant : kVariants)
-        if (name == to_string(variant))
-            return variant;
+Variant known_variant(std::string_view name) {
+    if (const auto variant = variant_of(name))
+        return *variant;
     throw Error(ErrorCode::Unsupported,
                 "this version has no way of computing FP8 products called \"" + std::string(name) +
                     "\"");
@@ -210,10 +207,10 @@ std::string describe(Device& device, const Choice& choice) {
 
 Choice parse_choice(Device& device, std::string_view text) {
     const std::string_view whole = text;
-    Choice choice(variant_of(take(text, "; ")));
+    Choice choice(known_variant(take(text, "; ")));
     while (!text.empty()) {
         std::string_view part = take(text, "; ");
-        const Variant variant = variant_of(take(part, " ["));
+        const Variant variant = known_variant(take(part, " ["));
         const std::string_view numerics = take(part, "]: ");
         if (part.empty())
             fail_corrupt(whole);

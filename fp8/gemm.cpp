@@ -2,6 +2,7 @@
 #include <bellows/fp8/gemm.hpp>
 
 #include "dequantize.hpp"
+#include "direct.hpp"
 #include "listed.hpp"
 #include "operands.hpp"
 #include "packed.hpp"
@@ -17,6 +18,10 @@
 namespace bellows::fp8 {
 
 namespace {
+
+/// In the order of Variant.
+constexpr std::array<std::string_view, kVariants.size() + 1> kVariantNames = {
+    "device", "decoded", "packed", "streamed", "direct"};
 
 // --- Checks
 
@@ -222,6 +227,10 @@ void record(Recording& recording, const char* op, Product p, BufferView workspac
         record_packed(recording, op, p, way.tile, workspace);
         return;
     }
+    if (variant == Variant::Direct) {
+        record_direct(recording, op, p);
+        return;
+    }
     if (!by_slots(p)) {
         record_decoded(recording, p, workspace);
         return;
@@ -303,17 +312,26 @@ std::string describe(const Operand& operand) {
 }
 
 const char* to_string(Variant variant) noexcept {
-    static constexpr const char* kNames[] = {"device", "decoded", "packed", "streamed"};
-    return kNames[static_cast<std::size_t>(variant)];
+    return kVariantNames[static_cast<std::size_t>(variant)].data();
+}
+
+std::optional<Variant> variant_of(std::string_view name) {
+    const auto found = std::find(kVariantNames.begin(), kVariantNames.end(), name);
+    return found == kVariantNames.end()
+               ? std::nullopt
+               : std::optional(static_cast<Variant>(found - kVariantNames.begin()));
 }
 
 std::string why_not(const Device& device, Variant variant) {
-    return variant == Variant::Packed ? why_not_packed(device) : "";
+    return variant == Variant::Packed   ? why_not_packed(device)
+           : variant == Variant::Direct ? why_not_direct(device)
+                                        : "";
 }
 
 std::string why_not(const Device& device, const Product& p, Variant variant) {
     return variant == Variant::Packed     ? why_not_packed(device, p)
            : variant == Variant::Streamed ? why_not_streamed(device, p)
+           : variant == Variant::Direct   ? why_not_direct(device, p)
                                           : "";
 }
 
@@ -337,6 +355,8 @@ std::string numeric_class(const Device& device, const Product& p, Variant varian
         return packed_class(device, p);
     if (variant == Variant::Streamed)
         return streamed_class(device, p);
+    if (variant == Variant::Direct)
+        return direct_class(device);
     const auto bf16 = [](const Operand& o) {
         return (o.quantized ? decoded_dtype(*o.quantized) : o.values.dtype) == DType::BF16;
     };
@@ -352,6 +372,7 @@ std::uint64_t gemm_workspace_bytes(const Device&, const Operand& a, const Operan
     case Variant::Packed:
         return packed_bytes(a, b);
     case Variant::Streamed:
+    case Variant::Direct:
         return 0;
     case Variant::Device:
         break;

@@ -123,6 +123,18 @@ Matrix Operands::codes(const char* name, const Quantized& quantized, const Matri
     return m;
 }
 
+Destination Operands::destination(const TensorView& d) const {
+    const std::uint64_t ld = d.stride[d.rank - 2], batch = d.rank == 3 ? d.stride[0] : 0,
+                        element = size_of(d.dtype);
+    u32("the number of elements of d", d.extent[d.rank - 2] * ld);
+    require(d.stride[d.rank - 1] == 1 && ld * element % 4 == 0 && batch * element % 4 == 0 &&
+                d.buffer.offset % 4 == 0,
+            "rows of d must begin at multiples of 4 bytes: " + describe(d));
+    return {u32("the stride of d", ld), u32("the stride of d", batch),
+            d.extent[d.rank - 1] % 4 == 0 && ld % 4 == 0 && batch % 4 == 0 &&
+                d.buffer.offset % (4 * element) == 0};
+}
+
 std::uint32_t Operands::groups(const Quantized& quantized) const {
     const TensorView& offsets = quantized.group_offsets;
     if (!offsets.buffer)

@@ -42,6 +42,12 @@ struct Scales {
     std::uint32_t stride = 0, batch = 0;
 };
 
+/// Where rows of D begin, in elements.
+struct Destination {
+    std::uint32_t ld = 0, batch = 0;
+    bool aligned = false; ///< at multiples of four elements, of which they have a multiple too
+};
+
 class Operands {
 public:
     explicit Operands(const char* op) : op_(op) {}
@@ -60,6 +66,8 @@ public:
     /// The codes of `quantized`, whose own extents count.
     Matrix codes(const char* name, const Quantized& quantized, bool batched) const;
     Scales scales(const char* name, const Quantized& quantized, const Matrix& codes) const;
+    /// Rows that begin at multiples of 4 bytes, with less than 2^32 elements of a matrix.
+    Destination destination(const TensorView& d) const;
     /// Groups of `quantized`; 0 without offsets.
     std::uint32_t groups(const Quantized& quantized) const;
     /// The offsets, or `otherwise`.

@@ -310,10 +310,7 @@ void record_packed(Recording& recording, const char* op, const Product& p, const
 
     const bool d_by_slot = rows != nullptr && rows->d_by_slot;
     const bool bf16 = p.d.dtype == DType::BF16;
-    const std::uint64_t ld = p.d.stride[p.d.rank - 2];
-    const std::uint64_t stride_d = p.d.rank == 3 ? p.d.stride[0] : 0;
-    const bool aligned = d.columns % 4 == 0 && ld % 4 == 0 && stride_d % 4 == 0 &&
-                         p.d.buffer.offset % (4 * size_of(p.d.dtype)) == 0;
+    const Destination to = operands.destination(p.d);
     using K = kernels::Fp8PackedGemm;
     const BufferView nothing = a.image;
     const K kernel{
@@ -336,7 +333,7 @@ void record_packed(Recording& recording, const char* op, const Product& p, const
                       .by_sum = sums != nullptr ? 1u : 0u,
                       .by_rows = tn ? 0u : 1u,
                       .d_by_slot = d_by_slot ? 1u : 0u,
-                      .aligned = aligned ? 1u : 0u,
+                      .aligned = to.aligned ? 1u : 0u,
                       // lavapipe compiles long loops for a minute
                       .at_once = device.info().is_cpu ? 1u : 4u},
         .tiles = rows != nullptr ? rows->tiles.tiles : nothing,
@@ -356,8 +353,8 @@ void record_packed(Recording& recording, const char* op, const Product& p, const
         .m = operands.u32("M", d.rows),
         .n = operands.u32("N", d.columns),
         .blocks = operands.u32("blocks", a.blocks),
-        .ldd = operands.u32("the stride of d", ld),
-        .stride_d = operands.u32("the stride of d", stride_d),
+        .ldd = to.ld,
+        .stride_d = to.batch,
         .from_list = rows != nullptr ? 1u : 0u,
         .accumulate = p.accumulate ? 1u : 0u};
     const std::uint64_t n_tiles = div_up(d.columns, kTile);

@@ -112,19 +112,10 @@ void bind_others(K& kernel, const Operands& operands, const Product& p) {
     kernel.b_batch16 = b.codes.batch8 / 2;
     kernel.b_scale_ld = b.scales.stride;
     kernel.b_scale_batch = b.scales.batch;
-    const std::uint64_t ld = p.d.stride[p.d.rank - 2];
-    const std::uint64_t stride_d = p.d.rank == 3 ? p.d.stride[0] : 0;
-    kernel.ldd = operands.u32("the stride of d", ld);
-    kernel.stride_d = operands.u32("the stride of d", stride_d);
-    operands.u32("the number of elements of d", d.rows * ld);
-    const std::uint64_t element = size_of(p.d.dtype);
-    operands.require(p.d.stride[p.d.rank - 1] == 1 && ld * element % 4 == 0 &&
-                         stride_d * element % 4 == 0 && p.d.buffer.offset % 4 == 0,
-                     "rows of d must begin at multiples of 4 bytes: " + describe(p.d));
-    kernel.constants.aligned = d.columns % 4 == 0 && ld % 4 == 0 && stride_d % 4 == 0 &&
-                                       p.d.buffer.offset % (4 * element) == 0
-                                   ? 1
-                                   : 0;
+    const Destination to = operands.destination(p.d);
+    kernel.ldd = to.ld;
+    kernel.stride_d = to.batch;
+    kernel.constants.aligned = to.aligned ? 1 : 0;
     kernel.accumulate = p.accumulate ? 1 : 0;
     kernel.slots = b.codes.memory;
     if (by_slots(p)) {

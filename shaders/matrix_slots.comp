@@ -5,12 +5,15 @@
 // restore 0: numbers[use][invocation][8] says which elements an invocation holds: of A and B row (or
 //         column) * mma_k + k, of their product row * mma_n + column. Nothing is stored when an
 //         invocation holds another number of elements than an equal share of eight at most.
-// restore 1: numbers are bits of f16 instead, of which A and B are made; d = A * B by rows.
+// restore 1: numbers are bits of elements instead, of which A and B are made; d = A * B by rows.
+// Variants   the element of A and B
 // Dispatch   one workgroup. Shared: A and B, or their product.
 #version 460
 #extension GL_GOOGLE_include_directive : require
-#define MATRIX_BF16 0
 #include "include/coopmat.glsl"
+#if MATRIX_BF16
+#extension GL_EXT_shader_explicit_arithmetic_types_int16 : require
+#endif
 #include "include/common.glsl"
 
 #include "matrix_slots.kernel.glsl"
@@ -28,14 +31,29 @@ shared uvec4 staged[A_UNITS + B_UNITS > D_UNITS ? A_UNITS + B_UNITS : D_UNITS];
 uint at(uint use, uint e) {
     return (use * local_size + gl_SubgroupInvocationID) * 8u + e;
 }
+#if MATRIX_BF16
+#define MATRIX_TYPE bfloat16_t
+// Two whole numbers up to 256 in a word.
+uint pair_of(uint first, uint second) {
+    return floatBitsToUint(float(first)) >> 16 | floatBitsToUint(float(second));
+}
+bfloat16_t restored(uint bits) {
+    return uintBitsToBFloat16EXT(unpack16(bits)).x;
+}
+#else
+#define MATRIX_TYPE float16_t
+uint pair_of(uint first, uint second) {
+    return packHalf2x16(vec2(first, second));
+}
 float16_t restored(uint bits) {
     return unpackFloat2x16(bits).x;
 }
+#endif
 
 void main() {
     uint lane = gl_SubgroupInvocationID;
-    coopmat<float16_t, gl_ScopeSubgroup, mma_m, mma_k, gl_MatrixUseA> a;
-    coopmat<float16_t, gl_ScopeSubgroup, mma_k, mma_n, gl_MatrixUseB> b;
+    coopmat<MATRIX_TYPE, gl_ScopeSubgroup, mma_m, mma_k, gl_MatrixUseA> a;
+    coopmat<MATRIX_TYPE, gl_ScopeSubgroup, mma_k, mma_n, gl_MatrixUseB> b;
     coopmat<float, gl_ScopeSubgroup, mma_m, mma_n, gl_MatrixUseAccumulator> d =
         coopmat<float, gl_ScopeSubgroup, mma_m, mma_n, gl_MatrixUseAccumulator>(0.0);
     if (a.length() != A_SHARE || b.length() != B_SHARE || d.length() != D_SHARE) {
@@ -45,8 +63,7 @@ void main() {
         for (uint i = lane; i < A_UNITS + B_UNITS; i += local_size) {
             uint first = 8u * (i < A_UNITS ? i : i - A_UNITS);
             [[unroll]] for (uint q = 0u; q < 4u; ++q) {
-                staged[i][q] = packFloat2x16(f16vec2(float16_t(first + 2u * q),
-                                                     float16_t(first + 2u * q + 1u)));
+                staged[i][q] = pair_of(first + 2u * q, first + 2u * q + 1u);
             }
         }
         barrier();
@@ -60,10 +77,10 @@ void main() {
         barrier();
         coopMatLoad(d, staged, 0u, mma_n / 4u, gl_CooperativeMatrixLayoutRowMajor);
         [[unroll]] for (uint e = 0u; e < A_SHARE; ++e) {
-            push.operands.numbers.v[at(0u, e)] = uint(a[e]);
+            push.operands.numbers.v[at(0u, e)] = uint(float(a[e]));
         }
         [[unroll]] for (uint e = 0u; e < B_SHARE; ++e) {
-            push.operands.numbers.v[at(1u, e)] = uint(b[e]);
+            push.operands.numbers.v[at(1u, e)] = uint(float(b[e]));
         }
         [[unroll]] for (uint e = 0u; e < D_SHARE; ++e) {
             push.operands.numbers.v[at(2u, e)] = uint(d[e]);

@@ -65,7 +65,8 @@ class Fp8GemmTest : public OpTest {
 protected:
     void TearDown() override {
         variant_ = fp8::Variant::Device;
-        use_gemm_class(device(), gemm_class(device()).name); // no tile is forced any more
+        use_gemm_class(device(), numerics_.value_or(gemm_class(device()).name)); // forces no tile
+        numerics_.reset();
     }
 
     /// Of the products that the checks record.
@@ -83,6 +84,24 @@ protected:
         else if (cpu)
             force_stream_tile(device(), {1, 1, 2, 0, 1, 2});
         return true;
+    }
+    /// Sends products to Variant::Direct, in f16 where the device has no other units, and returns
+    /// its tiles, to be forced: on CPUs small ones, as high as one and as two of a work list. None
+    /// when the device has no matrix units.
+    static std::vector<DirectTile> direct_on_units() {
+        variant_ = fp8::Variant::Direct;
+        numerics_ = gemm_class(device()).name;
+        if (gemm_class(device()).units == GemmClass::Units::None)
+            for (const GemmClass& c : gemm_classes(device()))
+                if (c.units != GemmClass::Units::None && c.why_not.empty())
+                    use_gemm_class(device(), c.name);
+        if (gemm_class(device()).units == GemmClass::Units::None) {
+            EXPECT_NE(fp8::why_not(device(), fp8::Variant::Direct), "");
+            return {};
+        }
+        if (device().info().is_cpu)
+            return {{1, 2, 2, 2, 1, 1, 3}, {2, 1, 2, 4, 1, 2, 2, 1}, {1, 1, 4, 4, 2, 1, 3, 1}};
+        return fp8::direct_tiles(device());
     }
     /// Whether streamed products serve these operands.
     static bool streams(const Kind& a, const Kind& b) {
@@ -195,6 +214,8 @@ protected:
     }
 
 private:
+    inline static std::optional<std::string> numerics_; ///< to be gone back to
+
     static Quantized allocate(Input& in, const Recipe& recipe, const std::vector<std::uint64_t>& e,
                               const TensorView& offsets) {
         const bool columns = recipe.blocks == Blocks::Columns128;

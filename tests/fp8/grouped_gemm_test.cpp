@@ -389,6 +389,18 @@ TEST_F(Fp8GroupedGemm, StreamedWeightsOnMatrixUnits) {
     }
 }
 
+TEST_F(Fp8GroupedGemm, DirectProducts) {
+    for (const DirectTile& tile : direct_on_units()) {
+        force_direct_tile(device(), tile);
+        for (const Case& c : layouts()) {
+            unlisted_ = c.counts.size() == 3;
+            check_m(true, c, kBf16Kind, kBf16Kind, 40, 72, DType::F32, true);
+            if (!device().info().is_cpu) // whose compiler takes half a minute for a kernel
+                check_m(true, c, kBf16Kind, kBf16Kind, 130, 128, DType::BF16);
+        }
+    }
+}
+
 TEST_F(Fp8GroupedGemm, GivesTheSameBitsAgain) {
     const Groups groups = make_groups({LayoutForm::PrefixSums, kMixed});
     const std::uint64_t n = 72, k = 264, count = kMixed.size();

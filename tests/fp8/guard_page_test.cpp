@@ -240,6 +240,35 @@ TEST_F(Fp8GuardPages, StreamedProducts) {
     }
 }
 
+TEST_F(Fp8GuardPages, DirectProducts) {
+    for (const GemmClass& c : gemm_classes(*device_))
+        if (c.units != GemmClass::Units::None && c.why_not.empty())
+            use_gemm_class(*device_, c.name);
+    if (gemm_class(*device_).units == GemmClass::Units::None)
+        return;
+    if (device_->info().is_cpu)
+        force_direct_tile(*device_, {1, 1, 4, 4, 2, 1, 3, 1});
+    const std::vector<std::uint32_t> starts = {0, 5, 5, 72, 73};
+    const std::uint64_t groups = starts.size() - 1, rows = starts.back(), more = 40;
+    const TensorView offsets = words(starts);
+    for (const auto& [n, k] : {std::pair<std::uint64_t, std::uint64_t>{48, 144}, {37, 8}}) {
+        const TensorView a = matrix(DType::BF16, rows, rows + more, k),
+                         d = matrix(DType::F32, rows, rows + more, n),
+                         b = TensorView::contiguous(bytes(groups * n * k * 2), DType::BF16,
+                                                    {groups, n, k});
+        const auto layout = fp8::GroupLayout::prefix_sums(offsets, rows + more);
+        const BufferView list = bytes(fp8::grouped_rows_bytes(*device_, layout));
+        const TensorView one_a = TensorView::contiguous(a.buffer, DType::BF16, {rows, k}),
+                         one_b = TensorView::contiguous(b.buffer, DType::BF16, {groups * n, k}),
+                         one_d = matrix(DType::BF16, rows, rows, groups * n);
+        run([&](Recording& r) {
+            const auto grouped = fp8::make_grouped_rows(r, layout, {n, 0, 0, 0}, list);
+            fp8::m_grouped_gemm_nt_contiguous(r, a, b, d, grouped, false, {}, fp8::Variant::Direct);
+            fp8::gemm_nt(r, one_a, one_b, one_d, false, {}, fp8::Variant::Direct);
+        });
+    }
+}
+
 TEST_F(Fp8GuardPages, WeightGradients) {
     const std::vector<std::uint32_t> starts = {0, 5, 5, 133, 134};
     const std::uint64_t groups = starts.size() - 1, rows = starts.back(), m = 48, n = 144;

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT
 #pragma once
 
-// Matrices of f16 as the registers that a subgroup loads them into. Which elements an invocation
+// Matrices as the registers that a subgroup loads them into. Which elements an invocation
 // holds is the device's own affair, but where it always holds the same ones, and an equal share of
 // them, a matrix can be saved and restored element by element: operands of which each invocation
 // reads its part in one piece need no workgroup memory.
@@ -38,7 +38,9 @@ struct MatrixSlots {
     Operand a, b, sum;
     std::uint32_t sum_slots = 0;
 };
-/// Nothing when it is not as described. `shape` and the first call: as why_no_matrix_images.
-std::optional<MatrixSlots> matrix_slots(const Device& device, const MatrixShape& shape);
+/// Of matrices of f16 or bf16; nothing when it is not as described. `shape` and the first call: as
+/// why_no_matrix_images.
+std::optional<MatrixSlots> matrix_slots(const Device& device, const MatrixShape& shape,
+                                        GemmClass::Units units = GemmClass::Units::F16);
 
 } // namespace bellows

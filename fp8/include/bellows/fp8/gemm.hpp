@@ -19,6 +19,11 @@
 // A block with a NaN is NaN, and makes NaN the rows (of A) or columns (of B) of D that it meets; no
 // other. D is f32, or bf16 rounded to nearest even; accumulate adds to an f32 D.
 //
+// Two bf16 operands have the device's numeric class, or in Variant::Direct, which is taken only
+// where it is named, "direct-bf16-k16": f32 sums on the same matrix units in ascending steps of 64
+// k, within which k goes another way. Bits of an element depend on its row of A and its column of B
+// alone.
+//
 // Recipes. Scales must be the same along blocks of k: where k runs along columns (A of nt and nn, B
 // of nt) that is Rows128, MX32, Blocks128 or PerTensor; where it runs along rows (B of nn, both of
 // tn) Columns128, Blocks128 or PerTensor (quantize_rows_and_columns and requantize give those).
@@ -39,6 +44,8 @@
 #include <cstdint>
 #include <optional>
 #include <string>
+#include <string_view>
+#include <vector>
 
 namespace bellows::fp8 {
 
@@ -67,13 +74,18 @@ enum class Variant : std::uint8_t {
     Decoded,  ///< operands decoded ahead to bf16 or f32, then the engine's products
     Packed,   ///< e4m3 operands with power-of-two scales along k, on matrix units of f16
     Streamed, ///< few rows: e4m3 weights read once, as they stand in memory (nt)
+    Direct,   ///< bf16 by bf16 on matrix units, from memory to registers (nt): rows at multiples of
+              ///< 16 bytes and of multiples of 8 elements, not by slots
 };
 
 /// All but Device.
-inline constexpr std::array kVariants = {Variant::Decoded, Variant::Packed, Variant::Streamed};
+inline constexpr std::array kVariants = {Variant::Decoded, Variant::Packed, Variant::Streamed,
+                                         Variant::Direct};
 
 /// "decoded"
 const char* to_string(Variant variant) noexcept;
+/// The variant of that name, Device too.
+std::optional<Variant> variant_of(std::string_view name);
 
 /// How Packed or Streamed cuts a product for the matrix units: constants of its kernel. tiles.hpp
 /// has those that a product can take.
@@ -100,6 +112,10 @@ struct Way {
 
 /// "" when the device and this build have the variant, else why not.
 std::string why_not(const Device& device, Variant variant);
+
+/// Tiles of Variant::Direct that the device can run, or the one that was forced; the first is used.
+/// All give the same bits.
+std::vector<DirectTile> direct_tiles(const Device& device);
 
 /// Device memory that prepack takes, about that of the codes; 0 when the device lacks
 /// Variant::Packed.
