@@ -6,7 +6,8 @@
 #   bench/gpu_figures.sh OUT [PART...]
 #
 # OUT gets a JSON file of each part, for bench/compare.py, and table.txt. Parts, by default all in
-# this order: contiguous gradients masked bf16 ids rates kernels peer. From the environment:
+# this order: contiguous gradients masked bf16 ids rates kernels peer. The part `tiles` times every
+# tile of every variant, for whoever looks for a better one. From the environment:
 #   BELLOWS_BIN      folder of bellows and bench_*, by default build/release/bin
 #   BELLOWS_DEVICE   by default gpu
 #   BENCH_SECONDS    least time of each row, by default 0.1
@@ -16,7 +17,7 @@ set -u
 
 cd "$(dirname "$0")/.."
 [ $# -gt 0 ] || {
-    sed -n '4,16s/^# \{0,1\}//p' "$0" >&2
+    sed -n '4,17s/^# \{0,1\}//p' "$0" >&2
     exit 2
 }
 out=$1
@@ -71,6 +72,18 @@ part_ids() {
     measure ids_prepacked bench_grouped_gemm --a fp8 --b prepacked --filter mul_mat_id
     measure ids_fp8 bench_grouped_gemm --a fp8 --b fp8 --filter mul_mat_id
 }
+part_tiles() {
+    set -- bench_grouped_gemm --ids none --tiles
+    measure tiles_direct "$@" --a bf16 --b bf16 --layout contiguous --variant direct \
+        --shape "$training"
+    measure tiles_packed "$@" --a fp8 --b prepacked --layout contiguous,dgrad --variant packed \
+        --shape "$training"
+    measure tiles_gradient "$@" --a fp8 --b fp8 --layout k --variant packed --shape "$training"
+    measure tiles_decoding_packed "$@" --a fp8 --b prepacked --layout masked --variant packed \
+        --shape "$decoding"
+    measure tiles_decoding_streamed "$@" --a fp8 --b fp8 --layout masked --variant streamed \
+        --shape "$decoding"
+}
 part_rates() {
     measure quantize bench_fp8_quantize
     measure permute bench_permute
@@ -90,7 +103,7 @@ part_peer() {
 
 for part; do
     case $part in
-    contiguous | gradients | masked | bf16 | ids | rates | kernels | peer) ;;
+    contiguous | gradients | masked | bf16 | ids | rates | kernels | peer | tiles) ;;
     *)
         echo "gpu_figures: there is no part '$part'" >&2
         exit 2

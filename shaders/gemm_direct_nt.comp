@@ -7,10 +7,10 @@
 // elements that it holds of several matrices, one after another: which k these are does not matter as
 // long as it is the same for both operands. Of 2 * CHUNKS units side by side in a row every second one
 // is of one segment, the others of the next: the loads of the first bring whole lines to the cache,
-// where the others find them. A segment has STEPS matrices along k. Loads run ahead of what is multiplied: those of A by some segments; those of B by a
-// stage, into registers, from where they go to one of `ring` stages in workgroup memory while the
-// stage before is multiplied. One barrier for each stage is enough: with three stages in the midst of
-// a product, with two between products.
+// where the others find them. A segment has STEPS matrices along k. Loads run ahead of what is
+// multiplied: those of A by some segments; those of B by a stage, into registers, from where they go
+// to one of `ring` stages in workgroup memory while the stage before is multiplied. One barrier for
+// each stage is enough: with three stages in the midst of a product, with two between products.
 //
 // from_list 1: tile t of the work list (grouped_gemm_tiles.comp) belongs to group tiles[2t] and begins
 //           at row tiles[2t + 1]; a workgroup takes the tiles that begin at multiples of BLOCK_M rows
