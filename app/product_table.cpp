@@ -84,8 +84,8 @@ std::string cell_of(const fp8::Measurement& m, const fp8::VariantTime& v, Notes&
 
 /// The name of a tile that is not the usual one.
 std::string tile_of(const fp8::VariantTime& v) {
-    const bool usual = v.tiles.empty() || &v.tiles[0].fastest() == &v.tiles[0].tiles[0];
-    return usual ? "" : "   " + v.tiles[0].fastest().name;
+    const fp8::TileTime* faster = v.tiles.empty() ? nullptr : v.tiles.front().faster();
+    return faster == nullptr ? "" : "   " + faster->name;
 }
 
 std::string without_trailing(std::string line) {

@@ -163,8 +163,8 @@ void Choice::take_tiles(const std::vector<Measurement>& measurements) {
     for (const Measurement& m : measurements)
         for (const VariantTime& v : m.variants)
             for (const TileTimes& t : v.tiles)
-                if (t.fastest().tile != t.tiles.front().tile)
-                    tiles_.push_back({m.kind, v.variant, t.tiles.front().tile, t.fastest().tile});
+                if (const TileTime* faster = t.faster())
+                    tiles_.push_back({m.kind, v.variant, t.tiles.front().tile, faster->tile});
 }
 
 Way Choice::way(const Device& device, GemmForm form, const Operand& a, const Operand& b,
@@ -242,20 +242,18 @@ double Measurement::bytes() const {
            2 * a * static_cast<double>(n);
 }
 
-const TileTime& TileTimes::fastest() const {
-    const TileTime* best = &tiles.front();
-    for (const TileTime& t : tiles) {
-        const double margin = best == &tiles.front() ? kMargin : 1;
-        if (t.seconds > 0 && t.seconds * margin < best->seconds)
+const TileTime* TileTimes::faster() const {
+    const TileTime* best = nullptr;
+    for (const TileTime& t : tiles)
+        if (t.seconds > 0 && (best != nullptr ? t.seconds < best->seconds
+                                              : t.seconds * kMargin < tiles.front().seconds))
             best = &t;
-    }
-    return *best;
+    return best;
 }
 
 double VariantTime::least_seconds() const {
-    if (tiles.empty() || &tiles.front().fastest() == &tiles.front().tiles.front())
-        return seconds;
-    return tiles.front().fastest().seconds;
+    const TileTime* faster = tiles.empty() ? nullptr : tiles.front().faster();
+    return faster == nullptr ? seconds : faster->seconds;
 }
 
 Variant fastest(const Measurement& m, Bits bits) {

@@ -102,9 +102,10 @@ VariantTime with_tiles(double seconds, const std::vector<double>& of_tiles) {
 }
 
 TEST(Fp8ChoiceTable, TheFastestTileWinsByMoreThanClocksWaver) {
-    const auto fastest = [](const std::vector<double>& of_tiles) {
+    const auto fastest = [](const std::vector<double>& of_tiles) -> std::ptrdiff_t {
         const VariantTime v = with_tiles(1, of_tiles);
-        return &v.tiles[0].fastest() - v.tiles[0].tiles.data();
+        const fp8::TileTime* faster = v.tiles[0].faster();
+        return faster == nullptr ? 0 : faster - v.tiles[0].tiles.data();
     };
     EXPECT_EQ(fastest({2, 1.5, 1.4, 1.6}), 2);
     EXPECT_EQ(fastest({2, 1.99, 3}), 0) << "clocks waver";

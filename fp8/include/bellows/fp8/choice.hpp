@@ -114,8 +114,8 @@ struct TileTimes {
     std::uint64_t rows = 0;      ///< of each group
     std::vector<TileTime> tiles; ///< tiles()
 
-    /// The usual one unless another is faster by more than clocks waver.
-    const TileTime& fastest() const;
+    /// The fastest of those that are faster than the usual one by more than clocks waver, or null.
+    const TileTime* faster() const;
 };
 
 /// A variant at a product of some kind.
