@@ -20,7 +20,7 @@ constexpr std::uint64_t kBoundByMemory = 127;
 constexpr const char* kTitle[] = {"nt: A times transposed B", "nn: A times B",
                                   "tn: transposed A times B"};
 constexpr const char* kGrouping[] = {"", ", rows in groups", ", groups in blocks (masked)"};
-constexpr const char* kPair[] = {"fp8 x fp8", "fp8 x fp8, f32 scales", "bf16 x fp8"};
+constexpr const char* kPair[] = {"fp8 x fp8", "fp8 x fp8, f32 scales", "bf16 x fp8", "bf16 x bf16"};
 
 /// Reasons by letter, in the order in which they come up.
 class Notes {
@@ -84,18 +84,21 @@ std::string cell_of(const fp8::Measurement& m, const fp8::VariantTime& v, Notes&
 
 /// The name of a tile that is not the usual one.
 std::string tile_of(const fp8::VariantTime& v) {
-    const bool usual = v.tiles.empty() || &v.tiles[0].fastest() == &v.tiles[0].tiles[0];
-    return usual ? "" : "   " + v.tiles[0].fastest().name;
+    const fp8::TileTime* faster = v.tiles.empty() ? nullptr : v.tiles.front().faster();
+    return faster == nullptr ? "" : "   " + faster->name;
 }
 
 std::string without_trailing(std::string line) {
     return line.erase(line.find_last_not_of(' ') + 1);
 }
 
-/// Variants that take fp8 operands.
+/// Variants that take such operands.
 std::vector<fp8::VariantTime> columns_of(const fp8::Measurement& m) {
+    const bool bf16 = m.kind.pair == fp8::Pair::Bf16;
     std::vector<fp8::VariantTime> columns = m.variants;
-    std::erase_if(columns, [](const auto& v) { return v.variant == fp8::Variant::Direct; });
+    std::erase_if(columns, [&](const auto& v) {
+        return v.variant != fp8::Variant::Decoded && (v.variant == fp8::Variant::Direct) != bf16;
+    });
     return columns;
 }
 

@@ -241,9 +241,11 @@ Json json_of(const ProductTimes& times) {
         entry["chosen"] = fp8::to_string(fp8::fastest(m, fp8::Bits::Usual));
         entry["fastest"] = fp8::to_string(fp8::fastest(m, fp8::Bits::Any));
         for (const fp8::VariantTime& v : m.variants)
-            for (std::size_t i = 0; i < v.tiles.size(); ++i)
+            for (std::size_t i = 0; i < v.tiles.size(); ++i) {
+                const fp8::TileTime* faster = v.tiles[i].faster();
                 entry["variants"][fp8::to_string(v.variant)]["tiles"][i]["fastest"] =
-                    v.tiles[i].fastest().name;
+                    (faster != nullptr ? *faster : v.tiles[i].tiles.front()).name;
+            }
         json["products"].push_back(std::move(entry));
     }
     return json;

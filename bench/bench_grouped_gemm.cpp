@@ -13,7 +13,6 @@
 #include <algorithm>
 #include <array>
 #include <optional>
-#include <variant>
 
 namespace bellows::bench {
 namespace {
@@ -39,14 +38,11 @@ memory that operands and workspace take.
                              fp8/gemm.hpp
   --tiles                    times every tile of --variant packed, streamed or direct, the usual one
                              first
-  --stream MxNxWxKxA,...     tiles of streamed products on matrix units, through workgroup memory: M x N
-                             matrices per subgroup, W subgroups along N, steps of K k, loads A steps ahead
-  --direct MxNxWxAxS,...     the same straight to registers, S subgroups along K, loads A blocks of 128 k
-                             ahead
-  --tile MxNxVxWxDxAxRxB,... tiles of --variant direct: M x N matrices per subgroup, V x W subgroups,
-                             stages of D segments of k, loads of A run A segments ahead, R stages in
-                             workgroup memory, bands of B tiles
-  --tiles                    all of those that the device can run
+  --tile MxNxVxWxPxKxSxAxE,... these tiles, of --tiles or not (fp8::Tile): M x N matrices per subgroup,
+                             V x W subgroups and P along k, steps of K k through workgroup memory, which
+                             holds S of them, loads A steps ahead, E 1: matrices without rows left out.
+                             packed MxNxVxWxPx0x1xAxE, direct MxNxVxWx1xKxSxAx0, streamed
+                             MxNx1xWx1xKx1xAx0 or, straight to registers, MxNx1xWxPx0x1xAx0
   --d bf16|f32               storage of results (default bf16; f32 for k and ids)
 )";
 
@@ -147,13 +143,6 @@ class BenchGroupedGemm : public Program {
                                 (c.units == GemmClass::Units::F16 ? "f16" : "bf16") + " matrices",
                             matrix_slots(device, c.shape, c.units) ? "regular" : "irregular");
         const bool cpu = device.info().is_cpu;
-        if (all_tiles_ && variant_ == fp8::Variant::Direct) {
-            const std::string reason = fp8::why_not(device, fp8::Variant::Direct);
-            if (!reason.empty())
-                refuse("--tiles: " + reason);
-            const auto all = fp8::direct_tiles(device);
-            tiles_.assign(all.begin(), all.end());
-        }
         for (const auto& [layout, shape] : chosen(cpu))
             for (const Pair& pair : pairs_)
                 add_product(device, {layout, shape, pair.a, pair.b, d_, variant_});
@@ -191,40 +180,30 @@ class BenchGroupedGemm : public Program {
         if (d != "bf16" && d != "f32")
             refuse("--d: \"" + d + "\" is no storage");
         d_ = d == "f32" ? DType::F32 : DType::BF16;
-        take_tiles(arguments, "--stream", "MxNxWxKxA");
-        take_tiles(arguments, "--direct", "MxNxWxAxS");
         const std::string name = arguments.value("--variant").value_or("device");
         const auto variant = fp8::variant_of(name);
         if (!variant)
             refuse("--variant: \"" + name + "\" is none");
         variant_ = *variant;
-        take_tiles(arguments, "--tile", "MxNxVxWxDxAxRxB");
-        all_tiles_ = arguments.flag("--tiles");
-        const bool forced = !std::holds_alternative<std::monostate>(tiles_[0]);
-        if (all_tiles_ &&
-            (forced || variant_ == fp8::Variant::Device || variant_ == fp8::Variant::Decoded))
-            refuse("--tiles goes with --variant packed, streamed or direct, without --stream, "
-                   "--direct "
-                   "and --tile");
+        take_tiles(arguments);
     }
 
-    void take_tiles(Arguments& arguments, const char* name, const char* form) {
-        const auto tiles = arguments.sizes(name, form);
-        if (!tiles)
-            return;
-        if (std::holds_alternative<std::monostate>(tiles_[0]))
-            tiles_.clear();
-        for (const auto& v : *tiles) {
-            const auto at = [&](std::size_t i) {
-                return i < v.size() ? static_cast<std::uint32_t>(v[i]) : 0;
-            };
-            if (std::string_view(name) == "--tile")
-                tiles_.emplace_back(
-                    DirectTile{at(0), at(1), at(2), at(3), at(4), at(5), at(6), at(7)});
-            else if (std::string_view(name) == "--direct")
-                tiles_.emplace_back(StreamTile{at(0), at(1), at(2), 0, at(3), at(4)});
-            else
-                tiles_.emplace_back(StreamTile{at(0), at(1), at(2), at(3), at(4)});
+    void take_tiles(Arguments& arguments) {
+        all_tiles_ = arguments.flag("--tiles");
+        const auto lists = arguments.sizes("--tile", "MxNxVxWxPxKxSxAxE", 0);
+        if ((all_tiles_ || lists) &&
+            (variant_ == fp8::Variant::Device || variant_ == fp8::Variant::Decoded))
+            refuse("--tiles and --tile go with --variant packed, streamed or direct");
+        if (all_tiles_ && lists)
+            refuse("--tiles and --tile do not go together");
+        for (const auto& list : lists.value_or(std::vector<std::vector<std::uint64_t>>{})) {
+            std::string name;
+            std::vector<std::uint32_t> v;
+            for (const std::uint64_t number : list) {
+                name += (name.empty() ? "" : "x") + std::to_string(number);
+                v.push_back(static_cast<std::uint32_t>(std::min<std::uint64_t>(number, ~0u)));
+            }
+            tiles_.push_back({{v[0], v[1], v[2], v[3], v[4], v[5], v[6], v[7], v[8] != 0}, name});
         }
     }
 
@@ -250,33 +229,10 @@ class BenchGroupedGemm : public Program {
         return result;
     }
 
-    using Tile = std::variant<std::monostate, StreamTile, DirectTile>;
-
-    static std::string suffix(const Tile& tile) {
-        std::array<std::uint32_t, 8> parts{};
-        if (const auto* t = std::get_if<StreamTile>(&tile))
-            parts = {t->fragments_m, t->fragments_n, t->warps, t->step_k, t->ahead, t->split_k};
-        else if (const auto* u = std::get_if<DirectTile>(&tile))
-            parts = {u->fragments_m, u->fragments_n, u->warps_m, u->warps_n,
-                     u->depth,       u->ahead,       u->ring,    u->band};
-        std::string text;
-        for (const std::uint32_t part : parts)
-            if (part != 0)
-                text += (text.empty() ? "/" : "x") + std::to_string(part);
-        return text;
-    }
-
-    static void force(Device& device, const Tile& tile) {
-        if (const auto* t = std::get_if<StreamTile>(&tile))
-            force_stream_tile(device, *t);
-        else if (const auto* u = std::get_if<DirectTile>(&tile))
-            force_direct_tile(device, *u);
-    }
-
     void add_product(Device& device, const GroupedCase& c) {
         const std::string name = std::string(name_of(c.layout)) + "/" + name_of(c.shape) + "/" +
                                  name_of(c.a) + "x" + name_of(c.b);
-        add_ways(device, name, {c.a, c.b}, [&device, c](const fp8::Way& way) {
+        add_ways(name, {c.a, c.b}, [&device, c](const fp8::Way& way) {
             GroupedCase in_this_way = c;
             in_this_way.way = way;
             return GroupedProduct(device, in_this_way);
@@ -286,26 +242,24 @@ class BenchGroupedGemm : public Program {
     void add_ids(Device& device, const MulMatIdShape& shape, const Pair& pair) {
         const std::string name =
             "mul_mat_id/" + name_of(shape) + "/" + name_of(pair.a) + "x" + name_of(pair.b);
-        add_ways(device, name, pair, [&device, shape, pair](const fp8::Way& way) {
+        add_ways(name, pair, [&device, shape, pair](const fp8::Way& way) {
             return MulMatId(device, shape, pair.a, pair.b, way);
         });
     }
 
     /// A row for each tile that is asked for, of the product that make(Way) returns.
     template <class Make>
-    void add_ways(Device& device, const std::string& name, const Pair& pair, Make make) {
-        const auto own = all_tiles_ ? make(variant_).tiles() : std::vector<fp8::NamedTile>{};
-        for (const auto& [tile, tile_name] : own)
-            add_way(device, name + "/" + tile_name, pair, make, {variant_, tile}, std::monostate{});
-        for (const auto& forced : own.empty() ? tiles_ : std::vector<Tile>{})
-            add_way(device, name + suffix(forced), pair, make, variant_, forced);
+    void add_ways(const std::string& name, const Pair& pair, Make make) {
+        const auto tiles = all_tiles_ ? make(variant_).tiles() : tiles_;
+        for (const auto& [tile, tile_name] : tiles)
+            add_way(name + "/" + tile_name, pair, make, {variant_, tile});
+        if (tiles.empty())
+            add_way(name, pair, make, variant_);
     }
 
     template <class Make>
-    void add_way(Device& device, const std::string& name, const Pair& pair, Make make,
-                 const fp8::Way& way, const Tile& forced) {
-        add_benchmark(name, [this, &device, pair, make, way, forced](benchmark::State& state) {
-            force(device, forced);
+    void add_way(const std::string& name, const Pair& pair, Make make, const fp8::Way& way) {
+        add_benchmark(name, [this, pair, make, way](benchmark::State& state) {
             auto product = make(way);
             time(state, product.data(), product.workload(), pair);
         });
@@ -329,7 +283,7 @@ class BenchGroupedGemm : public Program {
     std::vector<Pair> pairs_;
     DType d_ = DType::BF16;
     fp8::Variant variant_ = fp8::Variant::Device;
-    std::vector<Tile> tiles_ = {std::monostate{}};
+    std::vector<fp8::NamedTile> tiles_; ///< of --tile
     bool all_tiles_ = false;
     Ceiling copy_, fma_, matrix_;
 };

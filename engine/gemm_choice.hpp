@@ -7,7 +7,6 @@
 #include <bellows/engine/gemm_plan.hpp>
 
 #include <array>
-#include <optional>
 #include <string_view>
 #include <vector>
 
@@ -17,8 +16,6 @@ struct GemmChoice {
     GemmClass gemm_class;
     std::array<std::vector<GemmTile>, 3> tiles; ///< by GemmForm; empty without matrix units
     std::array<GemmTile, 3> group_tile;         ///< of grouped products; NT's and NN's cover alike
-    std::optional<StreamTile> stream_tile;      ///< that was forced
-    std::optional<DirectTile> direct_tile;      ///< that was forced
 
     const std::vector<GemmTile>& of(GemmForm form) const {
         return tiles[static_cast<std::size_t>(form)];

@@ -236,22 +236,6 @@ void force_gemm_tile(Device& device, GemmForm form, const GemmTile& tile) {
         choice.group_tile[index] = tile;
 }
 
-void force_stream_tile(Device& device, const StreamTile& tile) {
-    device.impl().gemm.stream_tile = tile;
-}
-
-const std::optional<StreamTile>& forced_stream_tile(const Device& device) {
-    return device.impl().gemm.stream_tile;
-}
-
-void force_direct_tile(Device& device, const DirectTile& tile) {
-    device.impl().gemm.direct_tile = tile;
-}
-
-const std::optional<DirectTile>& forced_direct_tile(const Device& device) {
-    return device.impl().gemm.direct_tile;
-}
-
 std::uint32_t group_tile_rows(const DeviceInfo& info) noexcept {
     return info.is_cpu ? 16 : 128;
 }
@@ -272,7 +256,7 @@ void choose_gemm_class(Device::Impl& impl, std::string_view name) {
         throw Error(ErrorCode::Unsupported, text);
     }
     if (chosen->units == GemmClass::Units::None)
-        impl.gemm = GemmChoice{*chosen, {}, {}, {}, {}};
+        impl.gemm = GemmChoice{*chosen, {}, {}};
     else
         impl.gemm = tiles_for(impl.info, *chosen).value();
 }

@@ -17,7 +17,7 @@ namespace {
 
 constexpr const char* kForms[] = {"nt", "nn", "tn"};
 constexpr const char* kGroupings[] = {"dense", "grouped", "masked"};
-constexpr const char* kPairs[] = {"fp8", "fp8_f32", "bf16_fp8"};
+constexpr const char* kPairs[] = {"fp8", "fp8_f32", "bf16_fp8", "bf16"};
 
 /// Below, tiles of units are mostly empty, and measurements at usual sizes say little.
 constexpr std::uint64_t kLeastColumns = 128;
@@ -42,16 +42,19 @@ std::vector<ProductKind> make_kinds() {
     for (const Pair pair : {Pair::Fp8F32, Pair::Bf16Fp8})
         for (const Grouping grouping : {Grouping::Dense, Grouping::Grouped, Grouping::Masked})
             add(GemmForm::NT, grouping, pair, 0, 3);
+    for (const Grouping grouping : {Grouping::Dense, Grouping::Grouped})
+        add(GemmForm::NT, grouping, Pair::Bf16, 3, kAll);
     return kinds;
 }
 
 std::optional<Pair> pair_of(const Operand& a, const Operand& b) {
+    const auto bf16 = [](const Operand& o) { return o.values.dtype == DType::BF16; };
     if (!b.quantized)
-        return std::nullopt;
+        return bf16(a) && bf16(b) ? std::optional(Pair::Bf16) : std::nullopt;
     const auto f32 = [](const Operand& o) { return o.quantized->recipe.rule == ScaleRule::F32; };
     if (a.quantized)
         return f32(a) || f32(b) ? Pair::Fp8F32 : Pair::Fp8;
-    return a.values.dtype == DType::BF16 && !f32(b) ? std::optional(Pair::Bf16Fp8) : std::nullopt;
+    return bf16(a) && !f32(b) ? std::optional(Pair::Bf16Fp8) : std::nullopt;
 }
 
 std::uint8_t size_of_groups(std::uint64_t rows) {
@@ -143,7 +146,7 @@ Choice::Choice(Variant otherwise) : otherwise_(otherwise) {
 
 std::size_t Choice::place_of(const ProductKind& kind) {
     return ((static_cast<std::size_t>(kind.form) * 3 + static_cast<std::size_t>(kind.grouping)) *
-                3 +
+                4 +
             static_cast<std::size_t>(kind.pair)) *
                ProductKind::kMostRows.size() +
            kind.rows;
@@ -163,8 +166,8 @@ void Choice::take_tiles(const std::vector<Measurement>& measurements) {
     for (const Measurement& m : measurements)
         for (const VariantTime& v : m.variants)
             for (const TileTimes& t : v.tiles)
-                if (t.fastest().tile != t.tiles.front().tile)
-                    tiles_.push_back({m.kind, v.variant, t.tiles.front().tile, t.fastest().tile});
+                if (const TileTime* faster = t.faster())
+                    tiles_.push_back({m.kind, v.variant, t.tiles.front().tile, faster->tile});
 }
 
 Way Choice::way(const Device& device, GemmForm form, const Operand& a, const Operand& b,
@@ -238,24 +241,24 @@ double Measurement::bytes() const {
                  weights = static_cast<double>(groups * n * k);
     if (kind.form == GemmForm::TN)
         return a * static_cast<double>(n + k) + 4 * 2 * weights;
-    return a * static_cast<double>(k) * (kind.pair == Pair::Bf16Fp8 ? 2 : 1) + weights +
+    const double a_bytes = kind.pair == Pair::Bf16Fp8 || kind.pair == Pair::Bf16 ? 2 : 1,
+                 weight_bytes = kind.pair == Pair::Bf16 ? 2 : 1;
+    return a_bytes * a * static_cast<double>(k) + weight_bytes * weights +
            2 * a * static_cast<double>(n);
 }
 
-const TileTime& TileTimes::fastest() const {
-    const TileTime* best = &tiles.front();
-    for (const TileTime& t : tiles) {
-        const double margin = best == &tiles.front() ? kMargin : 1;
-        if (t.seconds > 0 && t.seconds * margin < best->seconds)
+const TileTime* TileTimes::faster() const {
+    const TileTime* best = nullptr;
+    for (const TileTime& t : tiles)
+        if (t.seconds > 0 && (best != nullptr ? t.seconds < best->seconds
+                                              : t.seconds * kMargin < tiles.front().seconds))
             best = &t;
-    }
-    return *best;
+    return best;
 }
 
 double VariantTime::least_seconds() const {
-    if (tiles.empty() || &tiles.front().fastest() == &tiles.front().tiles.front())
-        return seconds;
-    return tiles.front().fastest().seconds;
+    const TileTime* faster = tiles.empty() ? nullptr : tiles.front().faster();
+    return faster == nullptr ? seconds : faster->seconds;
 }
 
 Variant fastest(const Measurement& m, Bits bits) {
@@ -276,7 +279,8 @@ Variant fastest(const Measurement& m, Bits bits) {
 Choice choose(const std::vector<Measurement>& measurements, Bits bits) {
     Choice choice(Variant::Decoded);
     for (const Measurement& m : measurements)
-        choice.set(m.kind, fastest(m, bits));
+        if (m.kind.pair != Pair::Bf16)
+            choice.set(m.kind, fastest(m, bits));
     choice.take_tiles(measurements);
     return choice;
 }

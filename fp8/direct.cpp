@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT
 #include "direct.hpp"
 
+#include "matrix_constants.hpp"
 #include "operands.hpp"
 #include "slots.hpp"
 
@@ -8,7 +9,7 @@
 #include <bellows/engine/matrix_images.hpp>
 #include <bellows/kernels/kernels.hpp>
 
-#include <algorithm>
+#include <iterator>
 #include <limits>
 #include <optional>
 
@@ -21,24 +22,27 @@ using Units = GemmClass::Units;
 
 constexpr std::uint32_t kUnit = 8;         // elements that an invocation reads at a time
 constexpr std::uint64_t kGridColumns = 32; // of a step of a work list's grid
+constexpr std::uint32_t kBand = 8;         // tiles along m that run together
 
 struct Cut {
     MatrixShape shape;
     MatrixSlots slots;
-    DirectTile tile;
+    Tile tile; ///< ahead: segments of A
 
     std::uint32_t rows() const { return shape.m * tile.fragments_m * tile.warps_m; }
     std::uint32_t columns() const { return shape.n * tile.fragments_n * tile.warps_n; }
     std::uint32_t warps() const { return tile.warps_m * tile.warps_n; }
     /// Units of a row in a segment, in a stage.
     std::uint32_t chunks() const { return shape.k / slots.per_k; }
-    std::uint32_t row_units() const { return tile.depth * chunks(); }
+    std::uint32_t row_units() const { return tile.step_k / kUnit; }
+    /// Segments of a stage.
+    std::uint32_t depth() const { return row_units() / chunks(); }
     std::uint32_t stage_units() const { return columns() * row_units(); }
 };
 
 /// What the shader declares.
 std::uint64_t shared_bytes(const Cut& c) {
-    return std::uint64_t{16} * c.tile.ring * c.stage_units();
+    return std::uint64_t{16} * c.tile.stages * c.stage_units();
 }
 
 /// Matrices of a row that pass to D together: as many as go, 0: none.
@@ -55,22 +59,23 @@ std::uint32_t together(const DeviceInfo& info, const Cut& c) {
 
 /// Whether the kernel's head comment is kept.
 bool fits(const DeviceInfo& info, const Cut& c) {
-    const DirectTile& tile = c.tile;
+    const Tile& t = c.tile;
+    const std::uint32_t segment = kUnit * c.chunks();
     const std::uint64_t local_size = std::uint64_t{info.subgroup_size} * c.warps();
-    return (tile.depth == 1 || tile.depth == 2) && (tile.ahead == 1 || tile.ahead == 2) &&
-           (tile.ring == 2 || tile.ring == 3) && tile.band != 0 && c.rows() != 0 &&
+    return (t.step_k == segment || t.step_k == 2 * segment) && (t.ahead == 1 || t.ahead == 2) &&
+           (t.stages == 2 || t.stages == 3) && t.warps_k == 1 && !t.exact && c.rows() != 0 &&
            c.columns() >= kGridColumns && local_size <= info.max_workgroup_invocations &&
            kUnit % c.slots.per_k == 0 && local_size % (2 * c.row_units()) == 0 &&
            c.stage_units() % local_size == 0 && shared_bytes(c) <= info.shared_memory_bytes &&
            together(info, c) != 0;
 }
 
-/// A tile in elements: what each subgroup computes, how many there are.
+/// A tile in elements and segments: what each subgroup computes, how many there are.
 struct Plan {
-    std::uint32_t warp_rows, warp_columns, warps_m, warps_n, depth, ahead, ring;
+    std::uint32_t warp_rows, warp_columns, warps_m, warps_n, depth, ahead, stages;
 };
 
-// The first that fits is used. Not measured yet: bench_grouped_gemm --variant direct --tiles. Sums
+// The first that fits is the usual one. Not measured yet: bench/gpu_figures.sh OUT tiles. Sums
 // of 64 x 64 or 32 x 128 and what is read ahead leave few of 255 registers: eight subgroups have a
 // processor for themselves, of four two fit, and one stores while the other multiplies. 256 x 128
 // takes three quarters of the reads from the device's cache that 128 x 128 takes.
@@ -86,42 +91,45 @@ constexpr Plan kPlans[] = {
     {32, 128, 4, 1, 1, 2, 2}, // 128 x 128 by 4, 16 KiB
 };
 
-std::optional<Cut> cut_of(const DeviceInfo& info, const GemmClass& c, const MatrixSlots& slots,
-                          const Plan& plan) {
-    if (plan.warp_rows % c.shape.m != 0 || plan.warp_columns % c.shape.n != 0)
+static_assert(std::size(kPlans) <= kMostOtherTiles + 1);
+
+std::optional<Tile> tile_of(const Plan& plan, const Cut& cut) {
+    if (plan.warp_rows % cut.shape.m != 0 || plan.warp_columns % cut.shape.n != 0)
         return std::nullopt;
-    const Cut cut{c.shape,
-                  slots,
-                  {.fragments_m = plan.warp_rows / c.shape.m,
-                   .fragments_n = plan.warp_columns / c.shape.n,
-                   .warps_m = plan.warps_m,
-                   .warps_n = plan.warps_n,
-                   .depth = plan.depth,
-                   .ahead = plan.ahead,
-                   .ring = plan.ring}};
-    return fits(info, cut) ? std::optional(cut) : std::nullopt;
+    return Tile{.fragments_m = plan.warp_rows / cut.shape.m,
+                .fragments_n = plan.warp_columns / cut.shape.n,
+                .warps_m = plan.warps_m,
+                .warps_n = plan.warps_n,
+                .step_k = plan.depth * kUnit * cut.chunks(),
+                .stages = plan.stages,
+                .ahead = plan.ahead};
 }
 
-/// All that the device can run; the first is used.
-std::vector<Cut> cuts(const Device& device) {
+/// All that the device can run and this library knows, the usual one first, or `named` alone.
+std::vector<Cut> cuts(const Device& device, const Tile& named = {}) {
     const GemmClass& c = gemm_class(device);
-    const DeviceInfo& info = device.info();
-    std::vector<Cut> result;
     const auto slots =
         c.units == Units::None ? std::nullopt : matrix_slots(device, c.shape, c.units);
+    std::vector<Cut> result;
     if (!slots)
         return result;
-    if (const auto& forced = forced_direct_tile(device)) {
-        const Cut cut{c.shape, *slots, *forced};
-        if (fits(info, cut))
+    Cut cut{c.shape, *slots, named};
+    if (named != Tile{}) {
+        if (fits(device.info(), cut))
             result.push_back(cut);
         return result;
     }
-    if (!info.is_cpu) // whose matrices are slower than its f32 arithmetic
-        for (const Plan& plan : kPlans)
-            if (const auto cut = cut_of(info, c, *slots, plan))
-                result.push_back(*cut);
+    for (const Plan& plan : kPlans)
+        if (const auto tile = tile_of(plan, cut))
+            if (cut.tile = *tile; fits(device.info(), cut))
+                result.push_back(cut);
     return result;
+}
+
+std::string name_of(const Cut& c) {
+    return name_of(c.tile, c.rows(), c.columns()) + ", " + std::to_string(c.tile.warps_m) + "x" +
+           std::to_string(c.tile.warps_n) + " subgroups, " + std::to_string(c.tile.stages) +
+           " stages";
 }
 
 K::Variant variant_for(const Device& device, DType d) {
@@ -147,55 +155,37 @@ std::string why_not_units(const char* name, const TensorView& view) {
 }
 
 void set_cut(K::Constants& c, const DeviceInfo& info, const Cut& cut) {
-    c.local_size = info.subgroup_size * cut.warps();
-    c.mma_m = cut.shape.m;
-    c.mma_n = cut.shape.n;
-    c.mma_k = cut.shape.k;
-    c.fragments_m = cut.tile.fragments_m;
-    c.fragments_n = cut.tile.fragments_n;
+    using C = K::Constants;
+    set_tile(c, info.subgroup_size, cut.shape, cut.tile);
+    set_slots(c, cut.slots, {&C::a_place, &C::a_slot, &C::a_lane, &C::a_chunk},
+              {&C::b_place, &C::b_slot, &C::b_lane, &C::b_chunk});
     c.warps_m = cut.tile.warps_m;
     c.warps_n = cut.tile.warps_n;
-    c.depth = cut.tile.depth;
+    c.depth = cut.depth();
     c.ahead = cut.tile.ahead;
-    c.ring = cut.tile.ring;
+    c.ring = cut.tile.stages;
     c.together = together(info, cut);
-    c.per_k = cut.slots.per_k;
-    c.a_place = cut.slots.a.place;
-    c.a_slot = cut.slots.a.slot;
-    c.a_lane = cut.slots.a.lane;
-    c.a_chunk = cut.slots.a.chunk;
-    c.b_place = cut.slots.b.place;
-    c.b_slot = cut.slots.b.slot;
-    c.b_lane = cut.slots.b.lane;
-    c.b_chunk = cut.slots.b.chunk;
     c.flip = (cut.slots.b.slot & 0x11111111u) == 0 ? 1 : 0;
-    c.band = cut.tile.band;
 }
 
 } // namespace
 
-std::vector<DirectTile> direct_tiles(const Device& device) {
-    std::vector<DirectTile> tiles;
-    for (const Cut& cut : cuts(device))
-        tiles.push_back(cut.tile);
-    return tiles;
-}
-
-std::string why_not_direct(const Device& device) {
+std::string why_not_direct(const Device& device, const Tile& tile) {
     if (gemm_class(device).units == Units::None)
         return "the products of bf16 tensors use no matrix units here";
     const std::string lacking =
         device.why_not(K::info(), static_cast<std::uint32_t>(variant_for(device, DType::F32)));
     if (!lacking.empty())
         return lacking;
-    if (cuts(device).empty())
-        return device.info().is_cpu && !forced_direct_tile(device)
-                   ? "a CPU's matrices are slower than its f32 arithmetic"
-                   : "no tile fits the device's matrices and its workgroup memory";
+    if (device.info().is_cpu && tile == Tile{})
+        return "a CPU's matrices are slower than its f32 arithmetic";
+    if (cuts(device, tile).empty())
+        return tile == Tile{} ? "no tile fits the device's matrices and its workgroup memory"
+                              : kNoSuchTile;
     return "";
 }
 
-std::string why_not_direct(const Device& device, const Product& p) {
+std::string why_not_direct(const Device& device, const Product& p, const Tile& tile) {
     if (p.form != GemmForm::NT)
         return "it takes weights whose k runs along columns (nt)";
     if (p.a.quantized || p.b.quantized || p.a.values.dtype != DType::BF16 ||
@@ -208,13 +198,13 @@ std::string why_not_direct(const Device& device, const Product& p) {
     for (const auto& [name, view] : {std::pair{"a", &p.a.values}, {"b", &p.b.values}})
         if (std::string lacking = why_not_units(name, *view); !lacking.empty())
             return lacking;
-    if (std::string lacking = why_not_direct(device); !lacking.empty())
+    if (std::string lacking = why_not_direct(device, tile); !lacking.empty())
         return lacking;
     if (p.rows == nullptr)
         return "";
     const std::uint32_t tile_rows =
         p.rows->listed() ? p.rows->tiles.tile_rows : group_tile_rows(device.info());
-    if (cuts(device).front().rows() % tile_rows != 0)
+    if (cuts(device, tile).front().rows() % tile_rows != 0)
         return "the device's work lists have tiles of " + std::to_string(tile_rows) + " rows";
     return "";
 }
@@ -227,13 +217,21 @@ std::string direct_class(const Device& device) {
                      std::to_string(c.shape.k);
 }
 
-void record_direct(Recording& recording, const char* op, const Product& p) {
+std::vector<NamedTile> direct_tiles(const Device& device, const Product& p) {
+    std::vector<NamedTile> tiles;
+    for (const Cut& cut : cuts(device))
+        if (why_not_direct(device, p, cut.tile).empty())
+            tiles.push_back({cut.tile, name_of(cut)});
+    return tiles;
+}
+
+void record_direct(Recording& recording, const char* op, const Product& p, const Tile& tile) {
     const Operands operands(op);
     const Extents d = extents_of(p.d);
     if (d.batch == 0 || d.rows == 0 || d.columns == 0)
         return;
     const Device& device = recording.device();
-    const Cut cut = cuts(device).front();
+    const Cut cut = cuts(device, tile).front();
     const auto units = [&](const char* what, const TensorView& view, std::uint32_t dimension) {
         return operands.u32(what, view.stride[dimension] / kUnit);
     };
@@ -260,6 +258,7 @@ void record_direct(Recording& recording, const char* op, const Product& p) {
     set_cut(kernel.constants, device.info(), cut);
     kernel.constants.tail = kernel.k % (2 * kUnit * cut.chunks()) != 0 ? 1 : 0;
     kernel.constants.aligned = to.aligned ? 1 : 0;
+    kernel.constants.band = kBand;
     if (p.rows == nullptr) {
         recording.dispatch(kernel, {operands.u32("tiles", div_up(d.rows, cut.rows())),
                                     operands.grid("tiles", div_up(d.columns, cut.columns())),
@@ -270,7 +269,7 @@ void record_direct(Recording& recording, const char* op, const Product& p) {
     kernel.tiles = list.tiles;
     kernel.begins = list.rows.begins.buffer;
     kernel.ends = list.rows.ends.buffer;
-    kernel.constants.band *= cut.rows() / list.tile_rows;
+    kernel.constants.band = kBand * cut.rows() / list.tile_rows;
     const BufferView grid =
         list.grid(d.columns, list.width_on_units * kGridColumns <= cut.columns());
     operands.require(static_cast<bool>(grid),

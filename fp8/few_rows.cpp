@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT
 #include "few_rows.hpp"
 
+#include "matrix_constants.hpp"
 #include "stream_operands.hpp"
 
 #include <bellows/engine/gemm_plan.hpp>
@@ -22,13 +23,13 @@ constexpr std::uint32_t kSplitK = 4; // sums are added in this order, whatever t
 
 struct Cut {
     MatrixShape shape;
-    StreamTile tile;
+    Tile tile; ///< ahead: blocks of 128 k
     MatrixSlots slots;
 
     /// Of A at a time, and columns of D.
     std::uint32_t rows() const { return shape.n * tile.fragments_m; }
-    std::uint32_t columns() const { return shape.m * tile.fragments_n * tile.warps; }
-    std::uint32_t subgroups() const { return tile.warps * tile.split_k; }
+    std::uint32_t columns() const { return shape.m * tile.fragments_n * tile.warps_n; }
+    std::uint32_t subgroups() const { return tile.warps_n * tile.warps_k; }
 };
 
 /// What the shader declares, with some room for its words.
@@ -40,9 +41,11 @@ std::uint64_t shared_bytes(const Cut& c) {
 
 bool fits(const DeviceInfo& info, const Cut& c) {
     const std::uint64_t local_size = std::uint64_t{info.subgroup_size} * c.subgroups();
-    return c.tile.split_k != 0 && c.columns() != 0 && kScaleColumns % c.columns() == 0 &&
-           c.rows() != 0 && c.tile.ahead != 0 && local_size <= info.max_workgroup_invocations &&
-           shared_bytes(c) <= info.shared_memory_bytes && 8 % (c.shape.k / c.slots.per_k) == 0;
+    const Tile& t = c.tile;
+    return t.warps_k != 0 && c.columns() != 0 && kScaleColumns % c.columns() == 0 &&
+           c.rows() != 0 && t.ahead != 0 && local_size <= info.max_workgroup_invocations &&
+           shared_bytes(c) <= info.shared_memory_bytes && 8 % (c.shape.k / c.slots.per_k) == 0 &&
+           t.warps_m == 1 && t.step_k == 0 && t.stages == 1 && !t.exact;
 }
 
 /// For sums, those of a block, and operands of the blocks ahead.
@@ -63,50 +66,36 @@ std::optional<MatrixShape> matrix_shape(const DeviceInfo& info) {
 }
 
 /// For so many rows of a group, as few as an H200 does well with.
-StreamTile tile_for(const MatrixShape& shape, std::uint64_t rows) {
+Tile tile_for(const MatrixShape& shape, std::uint64_t rows) {
     const auto fragments = [](std::uint64_t extent, std::uint32_t side) {
         return static_cast<std::uint32_t>(std::max<std::uint64_t>(div_up(extent, side), 1));
     };
     const std::uint64_t height = rows <= 5 ? 8 : rows <= 12 ? 16 : rows <= 20 ? 24 : 32;
     return {.fragments_m = fragments(height, shape.n),
             .fragments_n = fragments(height == 8 ? 32 : 64, shape.m),
-            .warps = 1,
-            .ahead = 1,
-            .split_k = kSplitK};
+            .warps_k = kSplitK};
 }
 
 /// Nothing when the device has no such matrices.
-std::optional<Cut> cut_for(const Device& device, std::uint64_t rows) {
+std::optional<Cut> cut_for(const Device& device, const Product& p, const Tile& tile = {}) {
     const auto shape = matrix_shape(device.info());
     if (!shape)
         return std::nullopt;
     const auto slots = matrix_slots(device, *shape);
     if (!slots)
         return std::nullopt;
-    const auto& forced = forced_stream_tile(device);
-    const Cut cut{*shape, forced ? *forced : tile_for(*shape, rows), *slots};
+    const Cut cut{*shape, tile != Tile{} ? tile : tile_for(*shape, expected_rows(p)), *slots};
     return fits(device.info(), cut) ? std::optional(cut) : std::nullopt;
 }
 
 void set_cut(K::Constants& c, const DeviceInfo& info, const Cut& cut) {
-    c.local_size = info.subgroup_size * cut.subgroups();
-    c.mma_m = cut.shape.m;
-    c.mma_n = cut.shape.n;
-    c.mma_k = cut.shape.k;
-    c.fragments_m = cut.tile.fragments_m;
-    c.fragments_n = cut.tile.fragments_n;
-    c.warps_n = cut.tile.warps;
-    c.warps_k = cut.tile.split_k;
+    using C = K::Constants;
+    set_tile(c, info.subgroup_size, cut.shape, cut.tile);
+    set_slots(c, cut.slots, {&C::w_place, &C::w_slot, &C::w_lane, &C::w_chunk},
+              {&C::x_place, &C::x_slot, &C::x_lane, &C::x_chunk});
+    c.warps_n = cut.tile.warps_n;
+    c.warps_k = cut.tile.warps_k;
     c.ahead = cut.tile.ahead;
-    c.per_k = cut.slots.per_k;
-    c.w_place = cut.slots.a.place;
-    c.w_slot = cut.slots.a.slot;
-    c.w_lane = cut.slots.a.lane;
-    c.w_chunk = cut.slots.a.chunk;
-    c.x_place = cut.slots.b.place;
-    c.x_slot = cut.slots.b.slot;
-    c.x_lane = cut.slots.b.lane;
-    c.x_chunk = cut.slots.b.chunk;
     c.sum_place = cut.slots.sum.place;
     c.sum_slot = cut.slots.sum.slot;
     c.sum_lane = cut.slots.sum.lane;
@@ -164,35 +153,32 @@ std::uint64_t turns(const Product& p, std::uint32_t rows) {
 
 } // namespace
 
-std::string why_not_few_rows(const Device& device, const Product& p) {
-    if (std::string lacking = why_not_on_units<K>(device, p); !lacking.empty())
+std::string why_not_few_rows(const Device& device, const Product& p, const Tile& tile) {
+    if (std::string lacking = why_not_on_units<K>(device, p, tile); !lacking.empty())
         return lacking;
     if (p.rows != nullptr && p.rows->layout.form == Form::RowGroups && !p.rows->tiles.tiles)
         return "groups of rows need a work list";
-    if (!cut_for(device, expected_rows(p)))
-        return "the device has no subgroup matrices of f16 that fit";
+    if (!cut_for(device, p, tile))
+        return no_cut(tile);
     return "";
 }
 
 std::string few_rows_class(const Device& device, const Product& p) {
-    const Cut cut = cut_for(device, expected_rows(p)).value();
-    return "streamed-in-" + std::to_string(cut.tile.split_k) + "-f16-k" +
+    const Cut cut = cut_for(device, p).value();
+    return "streamed-in-" + std::to_string(cut.tile.warps_k) + "-f16-k" +
            std::to_string(cut.shape.k);
 }
 
 std::vector<NamedTile> few_rows_tiles(const Device& device, const Product& p) {
-    return changed_tiles(
-        device.info(), cut_for(device, expected_rows(p)).value(),
-        {[](StreamTile& t) { t.ahead = 2; }, [](StreamTile& t) { t.fragments_n /= 2; },
-         [](StreamTile& t) { t.fragments_n /= 2, t.ahead = 2; },
-         [](StreamTile& t) { t.warps *= 2; }, [](StreamTile& t) { t.fragments_m /= 2; }});
+    return changed_tiles(device.info(), cut_for(device, p).value(),
+                         {[](Tile& t) { t.ahead = 2; }, [](Tile& t) { t.fragments_n /= 2; },
+                          [](Tile& t) { t.fragments_n /= 2, t.ahead = 2; },
+                          [](Tile& t) { t.warps_n *= 2; }, [](Tile& t) { t.fragments_m /= 2; }});
 }
 
 void record_few_rows(Recording& recording, const char* op, const Product& p, const Tile& tile) {
     const Operands operands(op);
-    Cut cut = cut_for(recording.device(), expected_rows(p)).value();
-    if (tile != Tile{})
-        cut.tile = stream_tile(tile);
+    const Cut cut = cut_for(recording.device(), p, tile).value();
     K kernel;
     kernel.variant = p.d.dtype == DType::BF16 ? K::Variant::f16_bf16 : K::Variant::f16_f32;
     bind_others(kernel, operands, p);

@@ -13,12 +13,12 @@ namespace bellows::fp8 {
 
 /// "" when `product`, which Variant::Streamed serves in f32 arithmetic, can be computed so, else
 /// what is against it.
-std::string why_not_few_rows(const Device& device, const Product& product);
+std::string why_not_few_rows(const Device& device, const Product& product, const Tile& tile = {});
 /// Its numeric class then.
 std::string few_rows_class(const Device& device, const Product& product);
 /// tiles_of; why_not_few_rows of the product is "".
 std::vector<NamedTile> few_rows_tiles(const Device& device, const Product& product);
-/// tile: one of few_rows_tiles, or Tile{} for the first.
+/// why_not_few_rows of the product in the tile is "".
 void record_few_rows(Recording& recording, const char* op, const Product& product,
                      const Tile& tile);
 

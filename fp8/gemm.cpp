@@ -136,6 +136,13 @@ void check_groups(const Check& check, const Product& p, const TensorView& by_gro
     check.require(reason.empty(), "a is " + describe(p.a) + ": " + reason);
 }
 
+/// Whether what a kernel takes of a device for such a tile is far from 2^32.
+bool plausible(const Tile& t) {
+    constexpr std::uint32_t kMost = 256;
+    return std::max({t.fragments_m, t.fragments_n, t.warps_m, t.warps_n, t.warps_k, t.step_k,
+                     t.stages, t.ahead}) <= kMost;
+}
+
 // --- Decoding
 
 /// What holds every code * scale without rounding, for power-of-two scales.
@@ -198,6 +205,8 @@ void record(Recording& recording, const char* op, Product p, BufferView workspac
     const Operands operands(op);
     const Device& device = recording.device();
     Variant variant = way.variant;
+    operands.require(variant != Variant::Device || way.tile == Tile{},
+                     "a tile goes with a variant that is named");
     operands.workspace(workspace, p.rows != nullptr
                                       ? gemm_workspace_bytes(device, p.a, p.b, *p.rows, variant)
                                       : gemm_workspace_bytes(device, p.a, p.b, variant));
@@ -205,20 +214,16 @@ void record(Recording& recording, const char* op, Product p, BufferView workspac
         variant = usual_variant(device, p);
     GroupedRows with_list;
     if (p.rows != nullptr && !p.rows->listed() &&
-        !(variant == Variant::Streamed && reads_layout(device, p))) {
+        !(variant == Variant::Streamed && reads_layout(device, p, way.tile))) {
         const GroupLayout& layout = p.rows->layout;
         const std::uint64_t bytes = listing_bytes(device, layout.rows, layout.groups);
         with_list = listed(recording, *p.rows, extents_of(p.d).columns, workspace.sub(0, bytes));
         workspace = workspace.sub(bytes, workspace.bytes - bytes);
         p.rows = &with_list;
     }
-    const std::string reason = why_not(device, p, variant);
+    const std::string reason = why_not(device, p, {variant, way.tile});
     operands.require(reason.empty(), std::string("the ") + to_string(variant) +
                                          " variant does not serve: " + reason);
-    operands.require(way.tile == Tile{} || (variant == way.variant &&
-                                            contains(tiles_of(device, p, variant), way.tile)),
-                     std::string("the tile is none that the ") + to_string(variant) +
-                         " variant has for this product");
     if (variant == Variant::Streamed) {
         record_streamed(recording, op, p, way.tile);
         return;
@@ -228,7 +233,7 @@ void record(Recording& recording, const char* op, Product p, BufferView workspac
         return;
     }
     if (variant == Variant::Direct) {
-        record_direct(recording, op, p);
+        record_direct(recording, op, p, way.tile);
         return;
     }
     if (!by_slots(p)) {
@@ -328,10 +333,14 @@ std::string why_not(const Device& device, Variant variant) {
                                         : "";
 }
 
-std::string why_not(const Device& device, const Product& p, Variant variant) {
-    return variant == Variant::Packed     ? why_not_packed(device, p)
-           : variant == Variant::Streamed ? why_not_streamed(device, p)
-           : variant == Variant::Direct   ? why_not_direct(device, p)
+std::string why_not(const Device& device, const Product& p, const Way& way) {
+    const auto& [variant, tile] = way;
+    if (!plausible(tile))
+        return kNoSuchTile;
+    return variant == Variant::Packed     ? why_not_packed(device, p, tile)
+           : variant == Variant::Streamed ? why_not_streamed(device, p, tile)
+           : variant == Variant::Direct   ? why_not_direct(device, p, tile)
+           : tile != Tile{}               ? "it has no tiles"
                                           : "";
 }
 

@@ -175,13 +175,15 @@ TileTurns tile_turns(Measurement& m) {
     return turns;
 }
 
-/// Experts' products first: what dense ones take has mostly been compiled then.
+/// Experts' products first: what dense ones take has mostly been compiled then. Last those of bf16,
+/// whose tiles are taken only where Direct is named.
 std::vector<Measurement*> in_order_of_tiles(std::vector<Measurement>& all) {
     std::vector<Measurement*> order;
-    for (const Grouping grouping : {Grouping::Grouped, Grouping::Masked, Grouping::Dense})
-        for (Measurement& m : all)
-            if (m.kind.grouping == grouping)
-                order.push_back(&m);
+    for (const bool bf16 : {false, true})
+        for (const Grouping grouping : {Grouping::Grouped, Grouping::Masked, Grouping::Dense})
+            for (Measurement& m : all)
+                if (m.kind.grouping == grouping && (m.kind.pair == Pair::Bf16) == bf16)
+                    order.push_back(&m);
     return order;
 }
 

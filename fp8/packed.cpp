@@ -48,7 +48,8 @@ std::uint32_t matrices(std::uint32_t side) {
 bool serves(const Cut& cut) {
     const MatrixShape& shape = cut.units.shape;
     const Tile& t = cut.tile;
-    if (t.fragments_m == 0 || t.fragments_n == 0)
+    if (t.fragments_m == 0 || t.fragments_n == 0 || t.step_k != 0 || t.stages != 1 ||
+        t.ahead == 0 || t.ahead > 4)
         return false;
     const std::uint32_t quads = cut.together() * shape.n / 4;
     const std::uint32_t sharers = cut.units.subgroup * t.warps_k;
@@ -77,11 +78,10 @@ std::uint64_t shared_bytes(const Cut& cut) {
     return 16 * cut.subgroups() * cut.units.shape.m * (quads + 1);
 }
 
-/// Whether a device that runs the usual tile runs this one well.
+/// Whether a device that runs the usual tile runs this one.
 bool fits(const DeviceInfo& info, const Cut& cut) {
     return cut.subgroups() * cut.units.subgroup <= info.max_workgroup_invocations &&
-           shared_bytes(cut) <= info.shared_memory_bytes &&
-           (info.is_cpu || registers(cut) <= kMostRegisters);
+           shared_bytes(cut) <= info.shared_memory_bytes;
 }
 
 /// How tiles for few rows are cut, for groups of up to so many on average; a group with more rows
@@ -173,7 +173,7 @@ std::string why_not_packed(const Device& device) {
     return why_no_matrix_images(device, cut->units.shape);
 }
 
-std::string why_not_packed(const Device& device, const Product& p) {
+std::string why_not_packed(const Device& device, const Product& p, const Tile& tile) {
     for (const Operand* o : {&p.a, &p.b}) {
         if (!o->quantized || o->quantized->recipe.format != Format::E4M3 ||
             o->quantized->recipe.rule != ScaleRule::PowerOfTwo)
@@ -196,6 +196,9 @@ std::string why_not_packed(const Device& device, const Product& p) {
     if (p.form != GemmForm::TN && p.rows != nullptr && p.rows->listed() &&
         (p.rows->tiles.tile_rows != kTile || p.rows->tiles.width_on_units * 32 != kTile))
         return "the device's work lists have no tiles of 128 x 128";
+    const Cut named{units_for_images(device).value(), tile};
+    if (tile != Tile{} && !(serves(named) && fits(device.info(), named)))
+        return kNoSuchTile;
     return "";
 }
 
@@ -213,7 +216,8 @@ std::vector<NamedTile> packed_tiles(const Device& device, const Product& p) {
     const std::uint32_t parts = usual.tile.warps_k;
     TileList list(usual.tile, name_of(usual));
     const auto add = [&](const std::optional<Cut>& cut) {
-        if (cut && cut->tile.warps_k == parts && fits(device.info(), *cut))
+        if (cut && cut->tile.warps_k == parts && fits(device.info(), *cut) &&
+            (device.info().is_cpu || registers(*cut) <= kMostRegisters))
             list.add(cut->tile, name_of(*cut));
     };
     // Two tiles of B read A once, and its weights as often as one.

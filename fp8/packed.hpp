@@ -15,7 +15,7 @@ namespace bellows::fp8 {
 /// "" when the device can compute any product so, else what it lacks.
 std::string why_not_packed(const Device& device);
 /// "" when `product` can be computed so, else what is against it.
-std::string why_not_packed(const Device& device, const Product& product);
+std::string why_not_packed(const Device& device, const Product& product, const Tile& tile = {});
 /// The numeric class of products computed so: "packed-f16-k16", after the depth of a matrix
 /// product.
 std::string packed_class(const Device& device, const Product& product);
@@ -24,7 +24,7 @@ bool better_packed(const Device& device, const Product& product);
 /// Device memory that packing the operands of any product takes at most.
 std::uint64_t packed_bytes(const Operand& a, const Operand& b);
 /// workspace: packed_bytes, at a multiple of 16 bytes.
-/// tile: one of packed_tiles, or Tile{} for the first.
+/// why_not_packed of the product in the tile is "".
 void record_packed(Recording& recording, const char* op, const Product& product, const Tile& tile,
                    BufferView workspace);
 /// tiles_of; why_not_packed of the product is "".

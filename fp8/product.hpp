@@ -46,8 +46,8 @@ inline std::uint64_t expected_rows(const Product& p) {
     return (layout.rows + groups - 1) / groups;
 }
 
-/// "" when the variant can compute the product, else what is against it.
-std::string why_not(const Device& device, const Product& product, Variant variant);
+/// "" when the product can be computed so, else what is against it.
+std::string why_not(const Device& device, const Product& product, const Way& way);
 /// What Variant::Device takes.
 Variant usual_variant(const Device& device, const Product& product);
 /// Two variants of the same class give the same bits.

@@ -120,7 +120,7 @@ Operand ProductCase::operand(bool quantized, Blocks blocks,
 void ProductCase::make_operands() {
     const auto& [kind, groups, each, n, k, usual, variants] = facts_;
     const std::uint64_t rows = groups * each;
-    const bool quantized = kind.pair != Pair::Bf16Fp8;
+    const bool bf16 = kind.pair == Pair::Bf16, quantized = !bf16 && kind.pair != Pair::Bf16Fp8;
     const auto d = [&](DType dtype, std::initializer_list<std::uint64_t> extents) {
         std::uint64_t bytes = size_of(dtype);
         for (const std::uint64_t extent : extents)
@@ -129,17 +129,17 @@ void ProductCase::make_operands() {
     };
     if (kind.form == GemmForm::TN) {
         a_ = operand(quantized, Blocks::Columns128, {rows, n});
-        b_ = {operand(true, Blocks::Columns128, {rows, k})};
+        b_ = {operand(!bf16, Blocks::Columns128, {rows, k})};
         d_ = rows_ ? d(DType::F32, {groups, n, k}) : d(DType::F32, {n, k});
     } else {
         const bool nt = kind.form == GemmForm::NT;
         const std::uint64_t weight_rows = nt ? n : k, weight_columns = nt ? k : n;
         const std::uint64_t copies =
-            device_.info().is_cpu ? 1 : div_up(kBeyondCaches, groups * n * k);
+            device_.info().is_cpu ? 1 : div_up(kBeyondCaches, groups * n * k * (bf16 ? 2u : 1u));
         for (std::uint64_t i = 0; i < copies; ++i)
             b_.push_back(
-                rows_ ? operand(true, Blocks::Blocks128, {groups, weight_rows, weight_columns})
-                      : operand(true, Blocks::Blocks128, {weight_rows, weight_columns}));
+                rows_ ? operand(!bf16, Blocks::Blocks128, {groups, weight_rows, weight_columns})
+                      : operand(!bf16, Blocks::Blocks128, {weight_rows, weight_columns}));
         if (kind.grouping == Grouping::Masked) {
             const std::uint64_t most = rows_->layout.spacing;
             a_ = operand(quantized, Blocks::Rows128, {groups, most, k});

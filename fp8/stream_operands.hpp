@@ -17,10 +17,10 @@
 namespace bellows::fp8 {
 
 /// "" when kernel K, which multiplies on matrix units of f16, takes the product's operands on this
-/// device, else what is against it.
+/// device, else what is against it. tile: the one that is named.
 template <class K>
-std::string why_not_on_units(const Device& device, const Product& p) {
-    if (device.info().is_cpu && !forced_stream_tile(device))
+std::string why_not_on_units(const Device& device, const Product& p, const Tile& tile) {
+    if (device.info().is_cpu && tile == Tile{})
         return "a CPU's matrices are slower than its f32 arithmetic";
     std::string lacking =
         device.why_not(K::info(), static_cast<std::uint32_t>(K::Variant::f16_f32));
@@ -34,32 +34,22 @@ std::string why_not_on_units(const Device& device, const Product& p) {
     return "";
 }
 
-/// The tile of a streamed product as gemm.hpp has it, and back; split_k says which kernel it is of.
-inline Tile tile_of(const StreamTile& t) {
-    const bool direct = t.split_k != 0;
-    return {.fragments_m = t.fragments_m,
-            .fragments_n = t.fragments_n,
-            .warps_n = t.warps,
-            .warps_k = direct ? t.split_k : 1,
-            .step_k = direct ? 0 : t.step_k,
-            .ahead = t.ahead};
-}
-inline StreamTile stream_tile(const Tile& t) {
-    return {t.fragments_m, t.fragments_n, t.warps_n,
-            t.step_k,      t.ahead,       t.step_k == 0 ? t.warps_k : 0};
+/// What is against matrix units where no cut fits.
+inline std::string no_cut(const Tile& tile) {
+    return tile == Tile{} ? "the device has no subgroup matrices of f16 that fit" : kNoSuchTile;
 }
 
 /// The tile of `usual` and those that `changes` make of it, where they fit.
 template <class Cut>
 std::vector<NamedTile> changed_tiles(const DeviceInfo& info, const Cut& usual,
-                                     std::initializer_list<void (*)(StreamTile&)> changes) {
-    const auto name = [](const Cut& c) { return name_of(tile_of(c.tile), c.rows(), c.columns()); };
-    TileList list(tile_of(usual.tile), name(usual));
+                                     std::initializer_list<void (*)(Tile&)> changes) {
+    const auto name = [](const Cut& c) { return name_of(c.tile, c.rows(), c.columns()); };
+    TileList list(usual.tile, name(usual));
     for (const auto change : changes) {
         Cut cut = usual;
         change(cut.tile);
         if (fits(info, cut) && registers(info, cut) <= kMostRegisters)
-            list.add(tile_of(cut.tile), name(cut));
+            list.add(cut.tile, name(cut));
     }
     return list.take();
 }

@@ -2,6 +2,7 @@
 #include "streamed.hpp"
 
 #include "few_rows.hpp"
+#include "matrix_constants.hpp"
 #include "operands.hpp"
 #include "stream_operands.hpp"
 
@@ -24,30 +25,31 @@ constexpr std::uint64_t kMostFewRows =
 
 struct Cut {
     MatrixShape shape;
-    StreamTile tile;
+    Tile tile;
 
     std::uint32_t rows() const { return shape.m * tile.fragments_m; }
-    std::uint32_t columns() const { return shape.n * tile.fragments_n * tile.warps; }
+    std::uint32_t columns() const { return shape.n * tile.fragments_n * tile.warps_n; }
 };
 
 /// What the shader declares, with some room for its words.
 std::uint64_t shared_bytes(const Cut& c) {
-    const std::uint64_t matrices = std::uint64_t{4} * c.tile.warps * c.shape.m * c.shape.n;
+    const std::uint64_t matrices = std::uint64_t{4} * c.tile.warps_n * c.shape.m * c.shape.n;
     const std::uint64_t a =
         std::max<std::uint64_t>(std::uint64_t{16} * c.rows() * (c.tile.step_k / 8 + 1), matrices);
     return a + std::uint64_t{16} * c.columns() * (c.tile.step_k / 16 + 1) + 4 * c.rows() + 64;
 }
 
 bool fits(const DeviceInfo& info, const Cut& c) {
-    const std::uint64_t local_size = std::uint64_t{info.subgroup_size} * c.tile.warps;
-    if (c.tile.split_k != 0 || c.columns() == 0 || kScaleColumns % c.columns() != 0 ||
-        c.columns() % kGridColumns != 0 || c.rows() == 0 || c.rows() > local_size ||
-        c.tile.ahead == 0 || local_size > info.max_workgroup_invocations ||
+    const Tile& t = c.tile;
+    const std::uint64_t local_size = std::uint64_t{info.subgroup_size} * t.warps_n;
+    if (t.warps_m != 1 || t.warps_k != 1 || t.stages != 1 || t.exact || c.columns() == 0 ||
+        kScaleColumns % c.columns() != 0 || c.columns() % kGridColumns != 0 || c.rows() == 0 ||
+        c.rows() > local_size || t.ahead == 0 || local_size > info.max_workgroup_invocations ||
         shared_bytes(c) > info.shared_memory_bytes)
         return false;
-    const std::uint64_t chunks = std::uint64_t{c.shape.n} * c.tile.fragments_n * c.tile.step_k / 16;
-    return (c.tile.step_k == 32 || c.tile.step_k == 64 || c.tile.step_k == 128) &&
-           16 % c.shape.k == 0 && chunks % info.subgroup_size == 0 &&
+    const std::uint64_t chunks = std::uint64_t{c.shape.n} * t.fragments_n * t.step_k / 16;
+    return (t.step_k == 32 || t.step_k == 64 || t.step_k == 128) && 16 % c.shape.k == 0 &&
+           chunks % info.subgroup_size == 0 &&
            c.shape.k * c.shape.n % (2 * info.subgroup_size) == 0;
 }
 
@@ -58,39 +60,39 @@ std::uint64_t registers(const DeviceInfo& info, const Cut& c) {
 }
 
 /// For so many rows of a group, as few as the device does well with.
-StreamTile tile_for(const MatrixShape& shape, std::uint64_t rows) {
+Tile tile_for(const MatrixShape& shape, std::uint64_t rows) {
     const auto fragments = [](std::uint64_t extent, std::uint32_t side) {
         return static_cast<std::uint32_t>(std::max<std::uint64_t>(extent / side, 1));
     };
     const std::uint64_t height = rows <= 12 ? 16 : rows <= 24 ? 32 : rows <= 48 ? 64 : 96;
     return {.fragments_m = fragments(height, shape.m),
             .fragments_n = fragments(height > 16 ? 32 : 16, shape.n),
-            .warps = 4,
+            .warps_n = 4,
             .step_k = height > 16 ? 64u : 128u,
             .ahead = 2};
 }
 
 /// Nothing when the device has no such matrices.
-std::optional<Cut> cut_for(const Device& device, std::uint64_t rows) {
+std::optional<Cut> cut_for(const Device& device, const Product& p, const Tile& tile = {}) {
     const DeviceInfo& info = device.info();
     if (info.subgroup_size == 0)
         return std::nullopt;
     for (const GemmClass& c : gemm_classes(device)) {
         if (c.units != GemmClass::Units::F16 || !c.why_not.empty())
             continue;
-        const auto forced = forced_stream_tile(device);
-        const Cut cut{c.shape, forced ? *forced : tile_for(c.shape, rows)};
+        const Cut cut{c.shape, tile != Tile{} ? tile : tile_for(c.shape, expected_rows(p))};
         if (fits(info, cut))
             return cut;
     }
     return std::nullopt;
 }
 
-std::string why_not_units(const Device& device, const Product& p) {
-    if (std::string lacking = why_not_on_units<kernels::Fp8StreamGemm>(device, p); !lacking.empty())
+std::string why_not_units(const Device& device, const Product& p, const Tile& tile = {}) {
+    if (std::string lacking = why_not_on_units<kernels::Fp8StreamGemm>(device, p, tile);
+        !lacking.empty())
         return lacking;
-    if (!cut_for(device, expected_rows(p)))
-        return "the device has no subgroup matrices of f16 that fit";
+    if (!cut_for(device, p, tile))
+        return no_cut(tile);
     return "";
 }
 
@@ -118,28 +120,21 @@ void dispatch(Recording& recording, const Operands& operands, const Product& p, 
 }
 
 std::vector<NamedTile> tiles_on_units(const Device& device, const Product& p) {
-    return changed_tiles(
-        device.info(), cut_for(device, expected_rows(p)).value(),
-        {[](StreamTile& t) { t.step_k = t.step_k == 64 ? 128 : 64; },
-         [](StreamTile& t) { t.ahead = t.ahead == 1 ? 2 : 1; }, [](StreamTile& t) { t.ahead = 3; },
-         [](StreamTile& t) { t.fragments_n /= 2; }, [](StreamTile& t) { t.fragments_m /= 2; }});
+    return changed_tiles(device.info(), cut_for(device, p).value(),
+                         {[](Tile& t) { t.step_k = t.step_k == 64 ? 128 : 64; },
+                          [](Tile& t) { t.ahead = t.ahead == 1 ? 2 : 1; },
+                          [](Tile& t) { t.ahead = 3; }, [](Tile& t) { t.fragments_n /= 2; },
+                          [](Tile& t) { t.fragments_m /= 2; }});
 }
 
 void record_on_units(Recording& recording, const Operands& operands, const Product& p,
                      const Tile& tile) {
     using K = kernels::Fp8StreamGemm;
-    Cut cut = cut_for(recording.device(), expected_rows(p)).value();
-    if (tile != Tile{})
-        cut.tile = stream_tile(tile);
+    const Cut cut = cut_for(recording.device(), p, tile).value();
     K kernel;
     kernel.variant = p.d.dtype == DType::BF16 ? K::Variant::f16_bf16 : K::Variant::f16_f32;
-    kernel.constants.local_size = recording.device().info().subgroup_size * cut.tile.warps;
-    kernel.constants.mma_m = cut.shape.m;
-    kernel.constants.mma_n = cut.shape.n;
-    kernel.constants.mma_k = cut.shape.k;
-    kernel.constants.fragments_m = cut.tile.fragments_m;
-    kernel.constants.fragments_n = cut.tile.fragments_n;
-    kernel.constants.warps = cut.tile.warps;
+    set_tile(kernel.constants, recording.device().info().subgroup_size, cut.shape, cut.tile);
+    kernel.constants.warps = cut.tile.warps_n;
     kernel.constants.step_k = cut.tile.step_k;
     kernel.constants.ahead = cut.tile.ahead;
     bind_others(kernel, operands, p);
@@ -211,17 +206,16 @@ bool sequential(const Device& device, const Product& p) {
 }
 
 /// "" when the kernel for few rows computes the product.
-std::string why_not_few(const Device& device, const Product& p) {
-    const auto& forced = forced_stream_tile(device);
-    if (forced ? forced->split_k == 0
-               : expected_rows(p) > kMostFewRows && why_not_units(device, p).empty())
+std::string why_not_few(const Device& device, const Product& p, const Tile& tile = {}) {
+    if (tile != Tile{} ? tile.step_k != 0
+                       : expected_rows(p) > kMostFewRows && why_not_units(device, p).empty())
         return "more rows than few";
-    return why_not_few_rows(device, p);
+    return why_not_few_rows(device, p, tile);
 }
 
 } // namespace
 
-std::string why_not_streamed(const Device& device, const Product& p) {
+std::string why_not_streamed(const Device& device, const Product& p, const Tile& tile) {
     if (p.form != GemmForm::NT)
         return "it takes weights whose k runs along columns (nt)";
     for (const Operand* o : {&p.a, &p.b}) {
@@ -235,10 +229,10 @@ std::string why_not_streamed(const Device& device, const Product& p) {
     }
     if (extents_of(p.a.values).columns == 0)
         return "it needs operands that are not empty";
-    if (why_not_few(device, p).empty())
+    if (why_not_few(device, p, tile).empty())
         return "";
-    const std::string units = why_not_units(device, p);
-    return units.empty() || sequential(device, p) ? "" : units;
+    const std::string units = why_not_units(device, p, tile);
+    return units.empty() || (tile == Tile{} && sequential(device, p)) ? "" : units;
 }
 
 std::string streamed_class(const Device& device, const Product& p) {
@@ -246,11 +240,11 @@ std::string streamed_class(const Device& device, const Product& p) {
         return few_rows_class(device, p);
     if (!why_not_units(device, p).empty())
         return GemmClass{}.name;
-    return "streamed-f16-k" + std::to_string(cut_for(device, expected_rows(p))->shape.k);
+    return "streamed-f16-k" + std::to_string(cut_for(device, p)->shape.k);
 }
 
-bool reads_layout(const Device& device, const Product& p) {
-    return why_not_few(device, p).empty();
+bool reads_layout(const Device& device, const Product& p, const Tile& tile) {
+    return why_not_few(device, p, tile).empty();
 }
 
 bool better_streamed(const Device&, const Product& p) {
@@ -268,9 +262,9 @@ void record_streamed(Recording& recording, const char* op, const Product& p, con
     const Extents d = extents_of(p.d);
     if (d.batch == 0 || d.rows == 0 || d.columns == 0)
         return;
-    if (why_not_few(recording.device(), p).empty())
+    if (why_not_few(recording.device(), p, tile).empty())
         record_few_rows(recording, op, p, tile);
-    else if (why_not_units(recording.device(), p).empty())
+    else if (why_not_units(recording.device(), p, tile).empty())
         record_on_units(recording, operands, p, tile);
     else
         record_fma(recording, operands, p);

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT
 #include "tiles.hpp"
 
+#include "direct.hpp"
 #include "packed.hpp"
 #include "product_case.hpp"
 #include "streamed.hpp"
@@ -11,7 +12,7 @@
 namespace bellows::fp8 {
 
 void TileList::add(const Tile& tile, std::string name) {
-    if (!contains(tiles_, tile) && tiles_.size() <= kMostOtherTiles)
+    if (!contains(tiles_, tile) && tiles_.size() < kMost)
         tiles_.push_back({tile, std::move(name)});
 }
 
@@ -28,6 +29,8 @@ std::vector<NamedTile> tiles_of(const Device& device, const Product& p, Variant 
         return packed_tiles(device, p);
     if (variant == Variant::Streamed && why_not_streamed(device, p).empty())
         return streamed_tiles(device, p);
+    if (variant == Variant::Direct && why_not_direct(device, p).empty())
+        return direct_tiles(device, p);
     return {};
 }
 

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: MIT
 #pragma once
 
-// Lists of the tiles that a product can take, as packed.cpp, streamed.cpp and few_rows.cpp make
-// them.
+// Lists of the tiles that a product can take, as packed.cpp, streamed.cpp, few_rows.cpp and
+// direct.cpp make them.
 
 #include "product.hpp"
 
@@ -18,6 +18,9 @@ namespace bellows::fp8 {
 std::vector<NamedTile> tiles_of(const Device& device, const Product& product, Variant variant);
 bool contains(const std::vector<NamedTile>& tiles, const Tile& tile);
 
+/// Why a variant does not serve in a tile that its kernels cannot run.
+inline constexpr const char* kNoSuchTile = "the tile is none that its kernels can run here";
+
 /// What NamedTile says of a tile of so many elements of D.
 std::string name_of(const Tile& tile, std::uint64_t rows, std::uint64_t columns);
 
@@ -30,6 +33,7 @@ public:
     std::vector<NamedTile> take() { return std::move(tiles_); }
 
 private:
+    static constexpr std::size_t kMost = 6;
     std::vector<NamedTile> tiles_;
 };
 

@@ -76,8 +76,8 @@ std::vector<std::string> Arguments::split(const std::string& text, char separato
     return parts;
 }
 
-std::optional<std::vector<std::vector<std::uint64_t>>> Arguments::sizes(const std::string& name,
-                                                                        const std::string& form) {
+std::optional<std::vector<std::vector<std::uint64_t>>>
+Arguments::sizes(const std::string& name, const std::string& form, std::uint64_t least) {
     const auto text = value(name);
     if (!text)
         return std::nullopt;
@@ -88,7 +88,7 @@ std::optional<std::vector<std::vector<std::uint64_t>>> Arguments::sizes(const st
             std::uint64_t number = 0;
             const char* end = word.data() + word.size();
             if (const auto read = std::from_chars(word.data(), end, number);
-                read.ec == std::errc() && read.ptr == end && number > 0)
+                read.ec == std::errc() && read.ptr == end && number >= least)
                 numbers.push_back(number);
         }
         if (split(part, 'x').size() != numbers.size() || numbers.size() != split(form, 'x').size())

@@ -31,10 +31,10 @@ public:
     std::optional<std::string> value(const std::string& name);
     /// Splits a value.
     static std::vector<std::string> split(const std::string& text, char at = ',');
-    /// The value "4096x7168x256x8,..." of `name` as lists of as many positive numbers as `form`
-    /// ("TxHxExK") has; none for "none". Throws Error{InvalidArgument} for anything else.
-    std::optional<std::vector<std::vector<std::uint64_t>>> sizes(const std::string& name,
-                                                                 const std::string& form);
+    /// The value "4096x7168x256x8,..." of `name` as lists of as many numbers of `least` or more as
+    /// `form` ("TxHxExK") has; none for "none". Throws Error{InvalidArgument} for anything else.
+    std::optional<std::vector<std::vector<std::uint64_t>>>
+    sizes(const std::string& name, const std::string& form, std::uint64_t least = 1);
     /// The value "f32,bf16" of `name`; both without it.
     std::vector<DType> storage(const std::string& name);
 

@@ -149,7 +149,8 @@ TEST_F(ProductTimesTest, TilesAreReadAgain) {
     for (const fp8::Measurement& m : kept->products)
         for (const fp8::VariantTime& v : m.variants)
             for (const fp8::TileTimes& times : v.tiles)
-                EXPECT_EQ(times.fastest().name, times.tiles.back().name) << to_string(m.kind);
+                EXPECT_EQ(times.faster(), times.tiles.size() > 1 ? &times.tiles.back() : nullptr)
+                    << to_string(m.kind);
     const fp8::Choice usual(fp8::Variant::Packed);
     fp8::Choice expected = usual, taken = usual;
     expected.take_tiles(kept->products);

@@ -95,11 +95,12 @@ TEST(BenchProgram, UnknownOptionsAndNamesAreRefused) {
 }
 
 TEST(BenchProgram, ShapesAndStorage) {
-    const char* words[] = {"bench", "--shapes",  "2x30,400x5", "--none",
-                           "none",  "--storage", "bf16"};
-    Arguments arguments(7, const_cast<char**>(words));
+    const char* words[] = {"bench",  "--shapes", "2x30,400x5", "--none", "none",
+                           "--zero", "2x0",      "--storage",  "bf16"};
+    Arguments arguments(9, const_cast<char**>(words));
     using Lists = std::vector<std::vector<std::uint64_t>>;
     EXPECT_EQ(arguments.sizes("--shapes", "MxN"), (Lists{{2, 30}, {400, 5}}));
+    EXPECT_EQ(arguments.sizes("--zero", "MxN", 0), (Lists{{2, 0}}));
     EXPECT_EQ(arguments.sizes("--none", "MxN"), Lists{});
     EXPECT_EQ(arguments.sizes("--absent", "MxN"), std::nullopt);
     EXPECT_EQ(arguments.storage("--storage"), std::vector{DType::BF16});

@@ -73,9 +73,9 @@ protected:
         GroupedRows unlisted = fp8::unlisted_rows(GroupLayout::by_ids(ids_t, c.experts));
         unlisted.slots_per_a_row = places.a_by_slot ? unlisted.slots_per_a_row : 1;
         const Buffer scratch = workspace(
-            places.by_ids
-                ? fp8::gemm_workspace_bytes(device(), *a.operand, *b.operand, unlisted, variant_)
-                : fp8::gemm_workspace_bytes(device(), *a.operand, *b.operand, capacity));
+            places.by_ids ? fp8::gemm_workspace_bytes(device(), *a.operand, *b.operand, unlisted,
+                                                      way_.variant)
+                          : fp8::gemm_workspace_bytes(device(), *a.operand, *b.operand, capacity));
         run([&](Recording& r) {
             GroupedRows rows = unlisted;
             if (!places.by_ids) {
@@ -86,7 +86,7 @@ protected:
             }
             const auto gemm =
                 nt ? fp8::m_grouped_gemm_nt_contiguous : fp8::m_grouped_gemm_nn_contiguous;
-            gemm(r, *a.operand, *b.operand, d, rows, accumulate, scratch.view(), variant_);
+            gemm(r, *a.operand, *b.operand, d, rows, accumulate, scratch.view(), way_);
         });
 
         const auto a_abs = reference::absolute(a.values), b_abs = reference::absolute(b.values);
@@ -157,7 +157,7 @@ TEST_F(Fp8BySlots, EveryRouting) {
 TEST_F(Fp8BySlots, EveryPlace) {
     for (const Places places : {Places{true, false}, {false, true}, {false, false}})
         for (const auto variant : {fp8::Variant::Device, fp8::Variant::Decoded}) {
-            variant_ = variant;
+            way_ = variant;
             check(kRoutings[1], kind(Blocks::Rows128), kind(Blocks::Blocks128), 36, 136, DType::F32,
                   places);
         }
@@ -174,7 +174,7 @@ TEST_F(Fp8BySlots, EveryKindOfOperand) {
 
 TEST_F(Fp8BySlots, EveryVariant) {
     for (const auto variant : variants()) {
-        variant_ = variant;
+        way_ = variant;
         for (const Routing& c : {kRoutings[1], kRoutings[2]}) {
             check(c, kind(Blocks::Rows128), kind(Blocks::Blocks128), 40, 136, DType::F32);
             check(c, kind(Blocks::Rows128), kind(Blocks::Blocks128), 33, 200, DType::BF16);
@@ -183,7 +183,7 @@ TEST_F(Fp8BySlots, EveryVariant) {
 }
 
 TEST_F(Fp8BySlots, StreamedOnMatrixUnits) {
-    variant_ = fp8::Variant::Streamed;
+    way_ = fp8::Variant::Streamed;
     for (const bool direct : {false, true})
         if (stream_on_units(direct))
             for (const Routing& c : {kRoutings[1], kRoutings[2]})
@@ -206,11 +206,11 @@ TEST_F(Fp8BySlots, IdsWithoutALayout) {
 
 TEST_F(Fp8BySlots, IdsInEveryVariant) {
     for (const auto variant : variants()) {
-        variant_ = variant;
+        way_ = variant;
         for (const Routing& c : {kRoutings[1], kRoutings[3]})
             check(c, kind(Blocks::Rows128), kind(Blocks::Blocks128), 40, 136, DType::F32, kByIds);
     }
-    variant_ = fp8::Variant::Device;
+    way_ = fp8::Variant::Device;
     for (const bool nt : {true, false}) {
         check(kRoutings[1], kBf16Kind, kind(Blocks::Blocks128), 40, 136, DType::BF16, kByIds, nt);
         check(kRoutings[1], kBf16Kind, kBf16Kind, 40, 72, DType::F32, kByIds, nt);
@@ -235,7 +235,7 @@ TEST_F(Fp8BySlots, IdsOfTokensThatAreThere) {
             workspace(fp8::gemm_workspace_bytes(device(), *a.operand, *b.operand, rows));
         run([&](Recording& r) {
             fp8::m_grouped_gemm_nt_contiguous(r, *a.operand, *b.operand, d, rows, false,
-                                              scratch.view());
+                                              scratch.view(), way_);
         });
         const auto actual = read(d.view);
         for (std::uint64_t slot = 0; slot < there * top_k; ++slot) {

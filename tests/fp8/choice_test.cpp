@@ -102,9 +102,10 @@ VariantTime with_tiles(double seconds, const std::vector<double>& of_tiles) {
 }
 
 TEST(Fp8ChoiceTable, TheFastestTileWinsByMoreThanClocksWaver) {
-    const auto fastest = [](const std::vector<double>& of_tiles) {
+    const auto fastest = [](const std::vector<double>& of_tiles) -> std::ptrdiff_t {
         const VariantTime v = with_tiles(1, of_tiles);
-        return &v.tiles[0].fastest() - v.tiles[0].tiles.data();
+        const fp8::TileTime* faster = v.tiles[0].faster();
+        return faster == nullptr ? 0 : faster - v.tiles[0].tiles.data();
     };
     EXPECT_EQ(fastest({2, 1.5, 1.4, 1.6}), 2);
     EXPECT_EQ(fastest({2, 1.99, 3}), 0) << "clocks waver";
@@ -124,12 +125,22 @@ TEST(Fp8ChoiceTable, VariantsCompeteInTheirFastestTiles) {
     EXPECT_EQ(fp8::fastest(m, Bits::Any), Variant::Decoded);
 }
 
+TEST(Fp8ChoiceTable, DirectIsTakenOnlyWhereItIsNamed) {
+    Measurement m = measured(2, 1);
+    m.kind = *fp8::product_kind("nt.grouped.bf16.more");
+    m.variants[1].variant = Variant::Direct;
+    EXPECT_EQ(fp8::fastest(m, Bits::Any), Variant::Direct);
+    EXPECT_EQ(fp8::choose({m}, Bits::Any).at(m.kind), Variant::Decoded);
+}
+
 TEST(Fp8ChoiceTable, RatesCountEachOperandOnce) {
     Measurement m;
     m.kind = {GemmForm::NT, fp8::Grouping::Grouped, fp8::Pair::Bf16Fp8, 0};
     m.groups = 2, m.rows = 8, m.n = 64, m.k = 32;
     EXPECT_EQ(m.flops(), 2.0 * 2 * 8 * 64 * 32);
     EXPECT_EQ(m.bytes(), 2 * (2.0 * 8 * 32 + 64 * 32 + 2 * 8 * 64));
+    m.kind.pair = fp8::Pair::Bf16;
+    EXPECT_EQ(m.bytes(), 2 * (2.0 * 8 * 32 + 2 * 64 * 32 + 2 * 8 * 64));
     m.kind = {GemmForm::TN, fp8::Grouping::Grouped, fp8::Pair::Fp8, 0};
     EXPECT_EQ(m.bytes(), 2 * (8.0 * 64 + 8 * 32 + 2 * 4 * 64 * 32)) << "D is read and written";
 }
@@ -150,6 +161,11 @@ TEST_F(Fp8Choice, ProductsTakeWhatTheTableSaysIfTheyCan) {
                          product({256, 256})),
               Variant::Decoded)
         << "another pair";
+    EXPECT_EQ(choice.way(device(), GemmForm::NT, bf16, bf16, product({256, 256})),
+              Variant::Decoded);
+    const bool direct = fp8::why_not(device(), Variant::Direct).empty();
+    EXPECT_EQ(Choice(Variant::Direct).way(device(), GemmForm::NT, bf16, bf16, product({256, 256})),
+              direct ? Variant::Direct : Variant::Decoded);
     // Of those that cannot be computed so.
     EXPECT_EQ(choice.way(device(), GemmForm::NT,
                          unbound({Blocks::Rows128, Format::E5M2}, {256, 256}),

@@ -7,8 +7,9 @@
 #include "checks/product_bound.hpp"
 #include "support/op_test.hpp"
 
-#include <bellows/fp8/gemm.hpp>
+#include <bellows/engine/matrix_images.hpp>
 #include <bellows/fp8/quantize.hpp>
+#include <bellows/fp8/tiles.hpp>
 
 #include <optional>
 #include <string>
@@ -64,32 +65,42 @@ struct Input {
 class Fp8GemmTest : public OpTest {
 protected:
     void TearDown() override {
-        variant_ = fp8::Variant::Device;
-        use_gemm_class(device(), numerics_.value_or(gemm_class(device()).name)); // forces no tile
+        way_ = {};
+        if (numerics_)
+            use_gemm_class(device(), *numerics_);
         numerics_.reset();
     }
 
     /// Of the products that the checks record.
-    inline static fp8::Variant variant_ = fp8::Variant::Device;
+    inline static fp8::Way way_{};
 
-    /// Sends streamed products to matrix units, through workgroup memory or straight to registers,
-    /// on CPUs in the smallest tile; false when the device cannot.
-    static bool stream_on_units(bool direct) {
+    /// Streaming on matrix units, through workgroup memory or straight to registers, in the
+    /// smallest tile where the kernel would not be taken by itself; nothing when the device cannot.
+    static std::optional<fp8::Way> streaming_on_units(bool direct) {
         if (!fp8::why_not(device(), fp8::Variant::Packed).empty())
-            return false;
+            return std::nullopt;
         const bool cpu = device().info().is_cpu;
-        use_gemm_class(device(), gemm_class(device()).name);
+        fp8::Way way = fp8::Variant::Streamed;
         if (!direct)
-            force_stream_tile(device(), {1, 1, 4, cpu ? 64u : 128u, 2});
+            way.tile = {.fragments_m = 1,
+                        .fragments_n = 1,
+                        .warps_n = 4,
+                        .step_k = cpu ? 64u : 128u,
+                        .ahead = 2};
         else if (cpu)
-            force_stream_tile(device(), {1, 1, 2, 0, 1, 2});
-        return true;
+            way.tile = {.fragments_m = 1, .fragments_n = 1, .warps_n = 2, .warps_k = 2};
+        return way;
     }
-    /// Sends products to Variant::Direct, in f16 where the device has no other units, and returns
-    /// its tiles, to be forced: on CPUs small ones, as high as one and as two of a work list. None
-    /// when the device has no matrix units.
-    static std::vector<DirectTile> direct_on_units() {
-        variant_ = fp8::Variant::Direct;
+    /// Makes way_ streaming_on_units(), if it can.
+    static bool stream_on_units(bool direct) {
+        const auto way = streaming_on_units(direct);
+        way_ = way.value_or(way_);
+        return way.has_value();
+    }
+    /// Of Variant::Direct, on f16 where the device has no other units, every tile: on CPUs small
+    /// ones, as high as one and as two of a work list. None when the device has no matrix units.
+    static std::vector<fp8::Way> direct_on_units() {
+        way_ = fp8::Variant::Direct;
         numerics_ = gemm_class(device()).name;
         if (gemm_class(device()).units == GemmClass::Units::None)
             for (const GemmClass& c : gemm_classes(device()))
@@ -99,9 +110,10 @@ protected:
             EXPECT_NE(fp8::why_not(device(), fp8::Variant::Direct), "");
             return {};
         }
-        if (device().info().is_cpu)
-            return {{1, 2, 2, 2, 1, 1, 3}, {2, 1, 2, 4, 1, 2, 2, 1}, {1, 1, 4, 4, 2, 1, 3, 1}};
-        return fp8::direct_tiles(device());
+        std::vector<fp8::Way> ways;
+        for (const auto& tile : device().info().is_cpu ? small_direct_tiles() : direct_tiles())
+            ways.emplace_back(fp8::Variant::Direct, tile);
+        return ways;
     }
     /// Whether streamed products serve these operands.
     static bool streams(const Kind& a, const Kind& b) {
@@ -215,6 +227,23 @@ protected:
 
 private:
     inline static std::optional<std::string> numerics_; ///< to be gone back to
+
+    static std::vector<fp8::Tile> direct_tiles() {
+        const auto bf16 = TensorView::contiguous({}, DType::BF16, {256, 256});
+        std::vector<fp8::Tile> tiles;
+        for (const auto& named :
+             fp8::tiles(device(), fp8::Variant::Direct, GemmForm::NT, bf16, bf16, bf16))
+            tiles.push_back(named.tile);
+        EXPECT_FALSE(tiles.empty());
+        return tiles;
+    }
+    static std::vector<fp8::Tile> small_direct_tiles() {
+        const GemmClass& c = gemm_class(device());
+        const auto slots = matrix_slots(device(), c.shape, c.units);
+        EXPECT_TRUE(slots);
+        const std::uint32_t k = slots ? 8 * c.shape.k / slots->per_k : 0; // of a segment
+        return {{1, 2, 2, 2, 1, k, 3, 1}, {2, 1, 2, 4, 1, k, 2, 2}, {1, 1, 4, 4, 1, 2 * k, 3, 1}};
+    }
 
     static Quantized allocate(Input& in, const Recipe& recipe, const std::vector<std::uint64_t>& e,
                               const TensorView& offsets) {

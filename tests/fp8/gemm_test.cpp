@@ -37,7 +37,7 @@ protected:
         const auto gemm = form == GemmForm::NT   ? fp8::gemm_nt
                           : form == GemmForm::NN ? fp8::gemm_nn
                                                  : fp8::gemm_tn;
-        gemm(r, *a.operand, *b.operand, d, accumulate, scratch.view(), variant_);
+        gemm(r, *a.operand, *b.operand, d, accumulate, scratch.view(), way_);
     }
 
     static std::vector<double> product(GemmForm form, const std::vector<double>& a,
@@ -221,7 +221,7 @@ TEST_F(Fp8Gemm, PrepackedWeights) {
         return;
     }
     const bool cpu = device().info().is_cpu; // whose compiler takes its time
-    variant_ = fp8::Variant::Device;         // which prefers them
+    way_ = fp8::Variant::Device;             // which prefers them
     std::vector<Shape> shapes = {{7, 37, 300}, {20, 140, 300}, {129, 37, 300}, {3, 130, 129, 2}};
     if (!cpu)
         shapes.insert(shapes.end(),
@@ -252,7 +252,7 @@ TEST_F(Fp8Gemm, PrepackedWeights) {
 
 TEST_F(Fp8Gemm, PackedOperandsOnMatrixUnits) {
     const std::string reason = fp8::why_not(device(), fp8::Variant::Packed);
-    variant_ = fp8::Variant::Packed;
+    way_ = fp8::Variant::Packed;
     if (!reason.empty()) {
         const Shape s{8, 8, 128};
         const Input a = make_a(GemmForm::NT, kind(Blocks::Rows128), s),
@@ -305,7 +305,7 @@ TEST_F(Fp8Gemm, PackedOperandsOnMatrixUnits) {
 }
 
 TEST_F(Fp8Gemm, StreamedWeights) {
-    variant_ = fp8::Variant::Streamed;
+    way_ = fp8::Variant::Streamed;
     const std::vector<Shape> shapes = {{1, 1, 1},      {3, 34, 129}, {4, 36, 200},
                                        {17, 130, 513}, {70, 65, 16}, {5, 136, 129, 3}};
     const auto kinds = {kind(Blocks::Rows128),
@@ -333,7 +333,7 @@ TEST_F(Fp8Gemm, StreamedWeights) {
 }
 
 TEST_F(Fp8Gemm, StreamedWeightsOnMatrixUnits) {
-    variant_ = fp8::Variant::Streamed;
+    way_ = fp8::Variant::Streamed;
     const bool cpu = device().info().is_cpu;
     const std::vector<Shape> shapes =
         cpu ? std::vector<Shape>{{9, 36, 200}, {1, 132, 128, 2}, {3, 8, 521}}
@@ -378,7 +378,7 @@ void put_code(Device& device, const Operand& operand, std::uint64_t row, std::ui
 }
 
 TEST_F(Fp8Gemm, StreamedNaNsMeetTheirRowsAndColumnsAlone) {
-    variant_ = fp8::Variant::Streamed;
+    way_ = fp8::Variant::Streamed;
     const Shape s{12, 264, 200};
     const float nan = std::numeric_limits<float>::quiet_NaN();
     for (const Way way : kWays) {
@@ -404,7 +404,7 @@ TEST_F(Fp8Gemm, StreamedNaNsMeetTheirRowsAndColumnsAlone) {
 
 /// An element's bits depend on its row and column alone: not on the other rows, nor on the tile.
 TEST_F(Fp8Gemm, StreamedRowsHaveTheSameBitsAmongOthers) {
-    variant_ = fp8::Variant::Streamed;
+    way_ = fp8::Variant::Streamed;
     const Shape s{37, 64, 400};
     for (const Way way : kWays) {
         const bool units = way != Way::Fma;
@@ -419,14 +419,16 @@ TEST_F(Fp8Gemm, StreamedRowsHaveTheSameBitsAmongOthers) {
             part.scales = part.scales.rows(first, rows);
             const OpTensor d = padded(DType::F32, {rows, s.n});
             run([&](Recording& r) {
-                fp8::gemm_nt(r, part, *b.operand, d, false, scratch.view(), variant_);
+                fp8::gemm_nt(r, part, *b.operand, d, false, scratch.view(), way_);
             });
             return read(d.view);
         };
         const auto all = bits(0, s.m);
         if (units && device().info().is_cpu)
-            force_stream_tile(device(), way == Way::Direct ? StreamTile{2, 2, 1, 0, 2, 2}
-                                                           : StreamTile{2, 1, 4, 128, 1});
+            way_.tile =
+                way == Way::Direct
+                    ? fp8::Tile{.fragments_m = 2, .fragments_n = 2, .warps_k = 2, .ahead = 2}
+                    : fp8::Tile{.fragments_m = 2, .fragments_n = 1, .warps_n = 4, .step_k = 128};
         for (const std::uint64_t row : {0u, 16u, 36u}) {
             const auto one = bits(row, 1);
             EXPECT_TRUE(std::equal(one.begin(), one.end(),
@@ -434,9 +436,9 @@ TEST_F(Fp8Gemm, StreamedRowsHaveTheSameBitsAmongOthers) {
                 << "row " << row << (units ? " on matrix units" : "");
         }
         if (!units && gemm_class(device()).units == GemmClass::Units::None) {
-            variant_ = fp8::Variant::Decoded; // "f32-sequential" both
+            way_ = fp8::Variant::Decoded; // "f32-sequential" both
             EXPECT_EQ(bits(0, s.m), all);
-            variant_ = fp8::Variant::Streamed;
+            way_ = fp8::Variant::Streamed;
         }
     }
 }
@@ -444,8 +446,8 @@ TEST_F(Fp8Gemm, StreamedRowsHaveTheSameBitsAmongOthers) {
 TEST_F(Fp8Gemm, DirectProducts) {
     const bool cpu = device().info().is_cpu; // whose compiler takes half a minute for a kernel
     int number = 0;
-    for (const DirectTile& tile : direct_on_units()) {
-        force_direct_tile(device(), tile);
+    for (const fp8::Way& way : direct_on_units()) {
+        way_ = way;
         for (const Shape& s : {Shape{16, 32, 128},
                                {35, 66, 512},
                                {1, 1, 8},
@@ -472,12 +474,12 @@ TEST_F(Fp8Gemm, DirectProducts) {
 TEST_F(Fp8Gemm, DirectProductsHaveTheSameBits) {
     const Shape s{37, 64, 328};
     std::vector<float> all;
-    for (const DirectTile& tile : direct_on_units()) {
-        force_direct_tile(device(), tile);
+    for (const fp8::Way& way : direct_on_units()) {
+        way_ = way;
         const Input a = make_a(GemmForm::NT, kBf16Kind, s), b = make_b(GemmForm::NT, kBf16Kind, s);
         const auto bits = [&](std::uint64_t first, const OpTensor& d) {
             const TensorView rows = a.operand->values.rows(first, d.view.extent[0]);
-            run([&](Recording& r) { fp8::gemm_nt(r, rows, *b.operand, d, false, {}, variant_); });
+            run([&](Recording& r) { fp8::gemm_nt(r, rows, *b.operand, d, false, {}, way_); });
             return read(d.view);
         };
         if (all.empty()) {
@@ -502,8 +504,8 @@ TEST_F(Fp8Gemm, DirectProductsOfInfinities) {
          w = random(DType::BF16, s.n * s.k, 2, 0.5, 1);
     x[3 * s.k + 135] = infinity;
     w[7 * s.k + 130] = infinity;
-    for (const DirectTile& tile : direct_on_units()) {
-        force_direct_tile(device(), tile);
+    for (const fp8::Way& way : direct_on_units()) {
+        way_ = way;
         const Input a = input(kBf16Kind, {s.m, s.k}, x), b = input(kBf16Kind, {s.n, s.k}, w);
         const OpTensor d = padded(DType::F32, {s.m, s.n});
         const Buffer scratch = workspace_for(*a.operand, *b.operand);
@@ -516,18 +518,17 @@ TEST_F(Fp8Gemm, DirectProductsOfInfinities) {
 }
 
 TEST_F(Fp8Gemm, DirectProductsSayWhatTheyDoNotServe) {
-    const auto tiles = direct_on_units();
-    if (tiles.empty())
+    const auto ways = direct_on_units();
+    if (ways.empty())
         return;
-    force_direct_tile(device(), tiles.front());
+    way_ = ways.front();
     const Shape s{16, 32, 64};
     const Input a = make_a(GemmForm::NT, kBf16Kind, s), b = make_b(GemmForm::NT, kBf16Kind, s);
     const OpTensor d = padded(DType::F32, {s.m, s.n});
     const auto refused = [&](const Operand& x, const Operand& y, const std::string& word) {
         const Buffer scratch = workspace_for(x, y);
-        expect_refused(
-            [&](Recording& r) { fp8::gemm_nt(r, x, y, d, false, scratch.view(), variant_); },
-            {"fp8::gemm_nt", "direct variant does not serve", word});
+        expect_refused([&](Recording& r) { fp8::gemm_nt(r, x, y, d, false, scratch.view(), way_); },
+                       {"fp8::gemm_nt", "direct variant does not serve", word});
     };
     refused(*make_a(GemmForm::NT, kind(Blocks::Rows128), s).operand, *b.operand, "bf16 operands");
     refused(*a.operand, *make_b(GemmForm::NT, kF32Kind, s).operand, "bf16 operands");
@@ -537,8 +538,8 @@ TEST_F(Fp8Gemm, DirectProductsSayWhatTheyDoNotServe) {
     TensorView shifted = b.operand->values;
     shifted.buffer = shifted.buffer.sub(2, shifted.buffer.bytes - 2);
     refused(*a.operand, shifted, "multiples of 16 bytes");
-    force_direct_tile(device(), {64, 64, 1, 1, 1});
-    refused(*a.operand, *b.operand, "no tile fits");
+    way_.tile.fragments_n = 64;
+    refused(*a.operand, *b.operand, "the tile is none");
 }
 
 TEST_F(Fp8Gemm, VariantsHaveNames) {

@@ -174,7 +174,7 @@ protected:
             const auto gemm = masked ? fp8::m_grouped_gemm_nt_masked
                               : nt   ? fp8::m_grouped_gemm_nt_contiguous
                                      : fp8::m_grouped_gemm_nn_contiguous;
-            gemm(r, *a.operand, *b.operand, d, rows, accumulate, scratch.view(), variant_);
+            gemm(r, *a.operand, *b.operand, d, rows, accumulate, scratch.view(), way_);
         });
         auto expected = m_product(nt, groups, a.values, b.values, n, k);
         auto magnitudes = m_product(nt, groups, reference::absolute(a.values),
@@ -224,7 +224,7 @@ protected:
         run([&](Recording& r) {
             const GroupedRows rows = fp8::make_grouped_rows(r, groups.layout, {}, list.view());
             fp8::k_grouped_gemm_tn(r, *a.operand, *b.operand, d, rows, accumulate, scratch.view(),
-                                   variant_);
+                                   way_);
         });
         auto expected = k_product(groups, a.values, b.values, m, n);
         auto magnitudes =
@@ -271,7 +271,7 @@ TEST_F(Fp8GroupedGemm, EveryLayoutWithoutAWorkList) {
     unlisted_ = true;
     for (const auto variant : {fp8::Variant::Device, fp8::Variant::Decoded})
         for (const Case& c : layouts()) {
-            variant_ = variant;
+            way_ = variant;
             check_m(true, c, kind(Blocks::Rows128), kind(Blocks::Blocks128), 40, 136, DType::F32);
             if (c.form != LayoutForm::Masked)
                 check_m(false, c, kBf16Kind, kind(Blocks::Blocks128), 40, 136, DType::BF16);
@@ -333,7 +333,7 @@ TEST_F(Fp8GroupedGemm, WeightGradientsOfEveryPairOfOperands) {
 TEST_F(Fp8GroupedGemm, PackedOperandsOnMatrixUnits) {
     if (!fp8::why_not(device(), fp8::Variant::Packed).empty())
         return; // fp8_gemm_test checks what is said then
-    variant_ = fp8::Variant::Packed;
+    way_ = fp8::Variant::Packed;
     const bool cpu = device().info().is_cpu; // whose compiler takes half a minute for a kernel
     const std::vector<std::vector<std::uint32_t>> groups =
         cpu ? std::vector<std::vector<std::uint32_t>>{{5, 0, 130}}
@@ -361,7 +361,7 @@ TEST_F(Fp8GroupedGemm, PackedOperandsOnMatrixUnits) {
 }
 
 TEST_F(Fp8GroupedGemm, StreamedWeights) {
-    variant_ = fp8::Variant::Streamed;
+    way_ = fp8::Variant::Streamed;
     for (const Case& c : layouts()) {
         check_m(true, c, kind(Blocks::Rows128), kind(Blocks::Blocks128), 36, 200, DType::BF16);
         check_m(true, c, kind(Blocks::Rows128), kind(Blocks::Blocks128), 130, 136, DType::F32,
@@ -375,7 +375,7 @@ TEST_F(Fp8GroupedGemm, StreamedWeights) {
 }
 
 TEST_F(Fp8GroupedGemm, StreamedWeightsOnMatrixUnits) {
-    variant_ = fp8::Variant::Streamed;
+    way_ = fp8::Variant::Streamed;
     for (const bool direct : {false, true}) {
         if (!stream_on_units(direct))
             continue;
@@ -390,8 +390,8 @@ TEST_F(Fp8GroupedGemm, StreamedWeightsOnMatrixUnits) {
 }
 
 TEST_F(Fp8GroupedGemm, DirectProducts) {
-    for (const DirectTile& tile : direct_on_units()) {
-        force_direct_tile(device(), tile);
+    for (const fp8::Way& way : direct_on_units()) {
+        way_ = way;
         for (const Case& c : layouts()) {
             unlisted_ = c.counts.size() == 3;
             check_m(true, c, kBf16Kind, kBf16Kind, 40, 72, DType::F32, true);

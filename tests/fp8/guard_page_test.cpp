@@ -7,6 +7,7 @@
 #include "support/guard_pages.hpp"
 
 #include <bellows/engine/gemm_plan.hpp>
+#include <bellows/engine/matrix_images.hpp>
 #include <bellows/fp8/fused.hpp>
 #include <bellows/fp8/gemm.hpp>
 #include <bellows/fp8/quantize.hpp>
@@ -203,22 +204,22 @@ TEST_F(Fp8GuardPages, StreamedProducts) {
                              *device_, fp8::GroupLayout::prefix_sums(layout.offsets, slots))),
                          more = bytes(ops::moe_layout_workspace_bytes(tokens, top_k, experts)),
                          scratch = bytes(fp8::gemm_workspace_bytes(*device_, a, b, slots));
-        const auto by_slots = [&](fp8::Variant variant) {
+        const auto by_slots = [&](const fp8::Way& way) {
             run([&](Recording& r) {
                 auto rows = fp8::make_grouped_rows(
                     r, TensorView::contiguous(chosen, DType::I32, {tokens, top_k}), layout, more,
                     {n, 0, 0, 0}, list);
                 rows.slots_per_a_row = top_k;
                 rows.d_by_slot = true;
-                fp8::m_grouped_gemm_nt_contiguous(r, a, b, d, rows, false, scratch, variant);
+                fp8::m_grouped_gemm_nt_contiguous(r, a, b, d, rows, false, scratch, way);
             });
         };
         const TensorView topk = TensorView::contiguous(chosen, DType::I32, {tokens, top_k});
         const auto rows = fp8::unlisted_rows(fp8::GroupLayout::by_ids(topk, experts));
         const BufferView exact = bytes(fp8::gemm_workspace_bytes(*device_, a, b, rows));
-        const auto by_ids = [&] {
+        const auto by_ids = [&](const fp8::Way& way) {
             run([&](Recording& r) {
-                fp8::m_grouped_gemm_nt_contiguous(r, a, b, d, rows, false, exact);
+                fp8::m_grouped_gemm_nt_contiguous(r, a, b, d, rows, false, exact, way);
             });
         };
         const TensorView one = TensorView::contiguous(d.buffer, DType::F32, {tokens, n});
@@ -228,14 +229,19 @@ TEST_F(Fp8GuardPages, StreamedProducts) {
                                                {b.scales.extent[1], b.scales.extent[2]});
         by_slots(fp8::Variant::Decoded);
         for (const bool direct : {false, true}) {
+            fp8::Way way = fp8::Variant::Streamed;
             if (units && device_->info().is_cpu)
-                force_stream_tile(*device_, direct ? StreamTile{1, 1, 2, 0, 1, 2}
-                                                   : StreamTile{1, 1, 4, 64, 2});
-            by_slots(fp8::Variant::Streamed);
-            by_ids();
-            run([&](Recording& r) {
-                fp8::gemm_nt(r, a, matrix, one, false, scratch, fp8::Variant::Streamed);
-            });
+                way.tile =
+                    direct
+                        ? fp8::Tile{.fragments_m = 1, .fragments_n = 1, .warps_n = 2, .warps_k = 2}
+                        : fp8::Tile{.fragments_m = 1,
+                                    .fragments_n = 1,
+                                    .warps_n = 4,
+                                    .step_k = 64,
+                                    .ahead = 2};
+            by_slots(way);
+            by_ids(way);
+            run([&](Recording& r) { fp8::gemm_nt(r, a, matrix, one, false, scratch, way); });
         }
     }
 }
@@ -246,8 +252,17 @@ TEST_F(Fp8GuardPages, DirectProducts) {
             use_gemm_class(*device_, c.name);
     if (gemm_class(*device_).units == GemmClass::Units::None)
         return;
-    if (device_->info().is_cpu)
-        force_direct_tile(*device_, {1, 1, 4, 4, 2, 1, 3, 1});
+    fp8::Way way = fp8::Variant::Direct;
+    if (device_->info().is_cpu) {
+        const GemmClass& c = gemm_class(*device_);
+        const std::uint32_t per_k = matrix_slots(*device_, c.shape, c.units).value().per_k;
+        way.tile = {.fragments_m = 1,
+                    .fragments_n = 1,
+                    .warps_m = 4,
+                    .warps_n = 4,
+                    .step_k = 16 * c.shape.k / per_k,
+                    .stages = 3};
+    }
     const std::vector<std::uint32_t> starts = {0, 5, 5, 72, 73};
     const std::uint64_t groups = starts.size() - 1, rows = starts.back(), more = 40;
     const TensorView offsets = words(starts);
@@ -263,8 +278,8 @@ TEST_F(Fp8GuardPages, DirectProducts) {
                          one_d = matrix(DType::BF16, rows, rows, groups * n);
         run([&](Recording& r) {
             const auto grouped = fp8::make_grouped_rows(r, layout, {n, 0, 0, 0}, list);
-            fp8::m_grouped_gemm_nt_contiguous(r, a, b, d, grouped, false, {}, fp8::Variant::Direct);
-            fp8::gemm_nt(r, one_a, one_b, one_d, false, {}, fp8::Variant::Direct);
+            fp8::m_grouped_gemm_nt_contiguous(r, a, b, d, grouped, false, {}, way);
+            fp8::gemm_nt(r, one_a, one_b, one_d, false, {}, way);
         });
     }
 }

@@ -13,6 +13,7 @@ namespace {
 
 using namespace testing;
 using fp8::NamedTile;
+using fp8::Tile;
 using fp8::Variant;
 
 struct Shape {
@@ -25,9 +26,11 @@ struct Shape {
 
 class Fp8Tiles : public Fp8GemmTest {
 protected:
-    /// D of each tile that the product can take must have the bits of the usual one's.
+    /// D of each tile that the product can take, or of those that are named, must have the bits of
+    /// the first one's, which is the usual one where none is named.
     static void expect_same_bits(Variant variant, GemmForm form, const Shape& s,
-                                 Blocks blocks = Blocks::Blocks128) {
+                                 Blocks blocks = Blocks::Blocks128,
+                                 const std::vector<NamedTile>& named = {}) {
         SCOPED_TRACE(s.name());
         const bool tn = form == GemmForm::TN;
         const Input a = tn ? input(kind(Blocks::Columns128), {s.k, s.m}, 1)
@@ -37,8 +40,10 @@ protected:
                                                : input(kind(blocks), {s.k, s.n}, 2);
         const Buffer scratch = workspace_for(*a.operand, *b.operand);
         const auto op = tn ? fp8::gemm_tn : form == GemmForm::NT ? fp8::gemm_nt : fp8::gemm_nn;
-        auto all = fp8::tiles(device(), variant, form, *a.operand, *b.operand,
-                              padded(DType::F32, {s.m, s.n}).view);
+        auto all = named;
+        if (named.empty())
+            all = fp8::tiles(device(), variant, form, *a.operand, *b.operand,
+                             padded(DType::F32, {s.m, s.n}).view);
         ASSERT_GT(all.size(), 1u);
         if (device().info().is_cpu) // whose compiler takes its time for each
             all.resize(2);
@@ -49,8 +54,9 @@ protected:
                 op(r, *a.operand, *b.operand, d, false, scratch.view(), {variant, t.tile});
             });
             const std::vector<float> values = read(d.view);
-            if (usual.empty()) {
+            if (usual.empty())
                 usual = values;
+            if (&t == all.data() && named.empty()) {
                 run([&](Recording& r) {
                     op(r, *a.operand, *b.operand, d, false, scratch.view(), variant);
                 });
@@ -59,15 +65,25 @@ protected:
             EXPECT_EQ(values, usual) << t.name;
         }
     }
+
+    /// Of streamed products on matrix units: on CPUs, where they have none, small ones.
+    static std::vector<NamedTile> small_stream_tiles(bool direct) {
+        const auto way = streaming_on_units(direct);
+        if (!way || !device().info().is_cpu)
+            return {};
+        Tile other = way->tile;
+        (direct ? other.ahead : other.step_k) *= 2;
+        return {{way->tile, "small"}, {other, "another"}};
+    }
 };
 
-void expect_names_of_their_own(const std::vector<NamedTile>& all) {
+void expect_names_of_their_own(const std::vector<NamedTile>& all, std::size_t longest) {
     std::set<std::string> names;
     EXPECT_LE(all.size(), fp8::kMostOtherTiles + 1);
     for (const NamedTile& t : all) {
         EXPECT_TRUE(names.insert(t.name).second) << t.name;
-        EXPECT_LE(t.name.size(), 21u) << t.name;
-        EXPECT_NE(t.tile, fp8::Tile{});
+        EXPECT_LE(t.name.size(), longest) << t.name;
+        EXPECT_NE(t.tile, Tile{});
     }
 }
 
@@ -82,7 +98,8 @@ TEST_F(Fp8Tiles, HaveNamesOfTheirOwn) {
                 std::vector<NamedTile> all;
                 for (const fp8::TileTime& t : times.tiles)
                     all.push_back({t.tile, t.name});
-                expect_names_of_their_own(all);
+                // Direct is the last column of its table.
+                expect_names_of_their_own(all, v.variant == Variant::Direct ? 44 : 21);
             }
             const bool packed = v.variant == Variant::Packed && v.why_not.empty();
             EXPECT_TRUE(!packed || v.tiles.at(0).rows == m.rows);
@@ -111,17 +128,16 @@ TEST_F(Fp8Tiles, OfPackedOperandsGiveTheSameBits) {
 TEST_F(Fp8Tiles, OfStreamedWeightsGiveTheSameBits) {
     const bool cpu = device().info().is_cpu;
     for (const bool direct : {false, true}) {
-        if (!stream_on_units(direct))
+        if (!streaming_on_units(direct))
             return;
-        if (!cpu)
-            use_gemm_class(device(), gemm_class(device()).name); // by the number of rows
         SCOPED_TRACE(direct ? "straight to registers" : "through workgroup memory");
         const std::vector<std::uint64_t> rows =
             cpu      ? std::vector<std::uint64_t>{19}
             : direct ? std::vector<std::uint64_t>{1, 5, 11, 16}
                      : std::vector<std::uint64_t>{17, 24, 31, 48, 64, 101};
         for (const std::uint64_t m : rows)
-            expect_same_bits(Variant::Streamed, GemmForm::NT, {m, cpu ? 72u : 300u, 1300});
+            expect_same_bits(Variant::Streamed, GemmForm::NT, {m, cpu ? 72u : 300u, 1300},
+                             Blocks::Blocks128, small_stream_tiles(direct));
     }
 }
 
@@ -130,7 +146,7 @@ TEST_F(Fp8Tiles, OfGroupsGiveTheSameBits) {
     const std::uint64_t groups = 4, most = 20, n = 72, k = 400;
     const bool cpu = device().info().is_cpu;
     std::vector<Variant> variants;
-    if (stream_on_units(true)) // on CPUs one kernel must do
+    if (streaming_on_units(true)) // on CPUs one kernel must do
         variants.push_back(Variant::Streamed);
     if (!variants.empty() && !cpu)
         variants.push_back(Variant::Packed);
@@ -144,7 +160,7 @@ TEST_F(Fp8Tiles, OfGroupsGiveTheSameBits) {
     const Buffer scratch =
         workspace(fp8::gemm_workspace_bytes(device(), *a.operand, *b.operand, rows));
     for (const Variant variant : variants) {
-        const auto bits = [&](const fp8::Tile& tile) {
+        const auto bits = [&](const Tile& tile) {
             const OpTensor d = padded(DType::F32, {groups, most, n});
             run([&](Recording& r) {
                 fp8::m_grouped_gemm_nt_masked(r, *a.operand, *b.operand, d, rows, false,
@@ -155,16 +171,17 @@ TEST_F(Fp8Tiles, OfGroupsGiveTheSameBits) {
                 all.push_back(std::bit_cast<std::uint32_t>(value)); // untouched ones, too
             return all;
         };
-        const auto usual = bits({});
-        const auto tiles = fp8::tiles(device(), variant, GemmForm::NT, *a.operand, *b.operand,
-                                      padded(DType::F32, {groups, most, n}).view, &rows);
+        const auto tiles = cpu ? small_stream_tiles(true)
+                               : fp8::tiles(device(), variant, GemmForm::NT, *a.operand, *b.operand,
+                                            padded(DType::F32, {groups, most, n}).view, &rows);
         EXPECT_GT(tiles.size(), 1u);
+        const auto usual = bits(cpu ? tiles.front().tile : Tile{});
         for (const NamedTile& t : tiles)
             EXPECT_EQ(bits(t.tile), usual) << to_string(variant) << " " << t.name;
     }
 }
 
-TEST_F(Fp8Tiles, OfAnotherProductAreRefused) {
+TEST_F(Fp8Tiles, GoWithAVariantThatHasSome) {
     const Shape s{8, 136, 256};
     const Input a = input(kind(Blocks::Rows128), {s.m, s.k}, 1),
                 b = input(kind(Blocks::Blocks128), {s.n, s.k}, 2);
@@ -172,13 +189,52 @@ TEST_F(Fp8Tiles, OfAnotherProductAreRefused) {
     const Buffer scratch = workspace_for(*a.operand, *b.operand);
     EXPECT_TRUE(fp8::tiles(device(), Variant::Decoded, GemmForm::NT, *a.operand, *b.operand, d.view)
                     .empty());
-    for (const Variant variant : {Variant::Decoded, Variant::Device, Variant::Streamed})
+    for (const Variant variant : {Variant::Decoded, Variant::Device})
         expect_refused(
             [&](Recording& r) {
                 fp8::gemm_nt(r, *a.operand, *b.operand, d, false, scratch.view(),
-                             {variant, {.fragments_m = 77}});
+                             {variant, {.fragments_m = 1}});
             },
-            {"the tile is none", variant == Variant::Device ? "variant" : to_string(variant)});
+            {variant == Variant::Device ? "a tile goes with a variant" : "it has no tiles"});
+}
+
+TEST_F(Fp8Tiles, ThatNoKernelCanRunAreRefused) {
+    const Shape s{8, 136, 256};
+    const Input a = input(kind(Blocks::Rows128), {s.m, s.k}, 1),
+                b = input(kind(Blocks::Blocks128), {s.n, s.k}, 2);
+    const Input x = input(kBf16Kind, {s.m, s.k}, 1), w = input(kBf16Kind, {s.n, s.k}, 2);
+    const OpTensor d = padded(DType::F32, {s.m, s.n});
+    const Buffer scratch = workspace_for(*a.operand, *b.operand);
+    if (!fp8::why_not(device(), Variant::Packed).empty())
+        return;
+    std::vector<fp8::Way> ways = direct_on_units();
+    if (!ways.empty())
+        ways.erase(ways.begin() + 1, ways.end());
+    const auto packed =
+        fp8::tiles(device(), Variant::Packed, GemmForm::NT, *a.operand, *b.operand, d.view);
+    ways.emplace_back(Variant::Packed, packed.at(0).tile);
+    ways.push_back(streaming_on_units(false).value());
+    if (device().info().is_cpu)
+        ways.push_back(streaming_on_units(true).value());
+    using Number = std::uint32_t Tile::*;
+    for (const fp8::Way& way : ways) {
+        const bool direct = way.variant == Variant::Direct;
+        const auto record = [&](const Tile& tile) {
+            return [&, tile](Recording& r) {
+                fp8::gemm_nt(r, *(direct ? x : a).operand, *(direct ? w : b).operand, d, false,
+                             scratch.view(), {way.variant, tile});
+            };
+        };
+        for (const Number number :
+             {&Tile::fragments_m, &Tile::fragments_n, &Tile::warps_m, &Tile::warps_n,
+              &Tile::warps_k, &Tile::step_k, &Tile::stages, &Tile::ahead})
+            for (const std::uint32_t wrong : {number == &Tile::step_k ? 77u : 0u, ~0u}) {
+                SCOPED_TRACE(to_string(way.variant));
+                Tile tile = way.tile;
+                tile.*number = wrong;
+                expect_refused(record(tile), {"the tile is none"});
+            }
+    }
 }
 
 } // namespace

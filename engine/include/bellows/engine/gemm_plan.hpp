@@ -5,7 +5,6 @@
 // tiles into which kernels on matrix units cut a product. Plain values.
 
 #include <cstdint>
-#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -63,30 +62,6 @@ struct GemmTile {
     std::string describe() const;
 };
 
-/// The tile of a workgroup of products that stream fp8 weights past few rows (fp8/gemm.hpp):
-/// constants of shaders/fp8_few_gemm.comp, or of fp8_stream_gemm.comp without split_k.
-struct StreamTile {
-    std::uint32_t fragments_m = 1, fragments_n = 1; ///< matrices per subgroup
-    std::uint32_t warps = 4;                        ///< subgroups along n
-    std::uint32_t step_k = 128;                     ///< without split_k
-    std::uint32_t ahead = 2;                        ///< steps, or blocks of 128 k
-    std::uint32_t split_k = 0; ///< subgroups along k, whose operands go straight to registers
-};
-
-/// The tile of a workgroup of products whose operands are read once and go straight to registers,
-/// those of A from memory (fp8/gemm.hpp, Variant::Direct): constants of
-/// shaders/gemm_direct_nt.comp.
-struct DirectTile {
-    std::uint32_t fragments_m = 4, fragments_n = 4; ///< matrices per subgroup
-    std::uint32_t warps_m = 2, warps_n = 2;
-    std::uint32_t depth = 1; ///< segments of k of a stage of B, 1 or 2
-    std::uint32_t ahead = 1; ///< segments by which loads of A run ahead, 1 or 2
-    std::uint32_t ring = 3;  ///< stages in workgroup memory, 2 or 3
-    std::uint32_t band = 8;
-
-    bool operator==(const DirectTile&) const = default;
-};
-
 /// Subgroup matrices of the device on units with f32 sums, whose sides are multiples of 8.
 std::vector<MatrixShape> matrix_shapes(const DeviceInfo& info, GemmClass::Units units);
 
@@ -112,13 +87,5 @@ void use_gemm_class(Device& device, std::string_view name);
 /// grouped ones where it is as high as theirs (work lists want the same width for NT and NN). Bits
 /// stay the same. use_gemm_class undoes it. Throws Error{Unsupported}.
 void force_gemm_tile(Device& device, GemmForm form, const GemmTile& tile);
-/// For benchmarks and tests: from now on streamed products on matrix units have this tile, on CPUs
-/// too, which otherwise do without matrices; products that it does not fit are not streamed.
-void force_stream_tile(Device& device, const StreamTile& tile);
-/// What force_stream_tile set, until use_gemm_class undid it.
-const std::optional<StreamTile>& forced_stream_tile(const Device& device);
-/// The same for direct products, which CPUs otherwise do not compute. Bits stay the same.
-void force_direct_tile(Device& device, const DirectTile& tile);
-const std::optional<DirectTile>& forced_direct_tile(const Device& device);
 
 } // namespace bellows

@@ -29,6 +29,7 @@ enum class Pair : std::uint8_t {
     Fp8,     ///< fp8 by fp8, power-of-two scales
     Fp8F32,  ///< fp8 by fp8, at least one with f32 scales
     Bf16Fp8, ///< bf16 by fp8 with power-of-two scales
+    Bf16,    ///< bf16 by bf16
 };
 
 /// Products that are computed alike.
@@ -84,7 +85,7 @@ private:
         bool operator==(const OtherTile&) const = default;
     };
 
-    static constexpr std::size_t kPlaces = 3 * 3 * 3 * ProductKind::kMostRows.size();
+    static constexpr std::size_t kPlaces = 3 * 3 * 4 * ProductKind::kMostRows.size();
     static std::size_t place_of(const ProductKind& kind);
     Tile tile(const ProductKind& kind, Variant variant,
               const std::vector<NamedTile>& possible) const;
@@ -114,8 +115,8 @@ struct TileTimes {
     std::uint64_t rows = 0;      ///< of each group
     std::vector<TileTime> tiles; ///< tiles()
 
-    /// The usual one unless another is faster by more than clocks waver.
-    const TileTime& fastest() const;
+    /// The fastest of those that are faster than the usual one by more than clocks waver, or null.
+    const TileTime* faster() const;
 };
 
 /// A variant at a product of some kind.
@@ -150,7 +151,8 @@ enum class Bits : std::uint8_t {
 /// The fastest variant, each in its fastest tile; the usual one unless another is faster by more
 /// than clocks waver.
 Variant fastest(const Measurement& measurement, Bits bits);
-/// A table of the fastest variants in their fastest tiles; Decoded otherwise.
+/// A table of the fastest variants in their fastest tiles; Decoded otherwise, and for two bf16
+/// operands, whose Variant::Direct is taken only where it is named.
 Choice choose(const std::vector<Measurement>& measurements, Bits bits);
 
 /// Which variants are timed.

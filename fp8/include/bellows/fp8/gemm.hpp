@@ -87,20 +87,23 @@ const char* to_string(Variant variant) noexcept;
 /// The variant of that name, Device too.
 std::optional<Variant> variant_of(std::string_view name);
 
-/// How Packed or Streamed cuts a product for the matrix units: constants of its kernel. tiles.hpp
-/// has those that a product can take.
+/// How Packed, Streamed or Direct cuts a product for the matrix units: constants of its kernel.
 struct Tile {
     std::uint32_t fragments_m = 0, fragments_n = 0; ///< matrices of a subgroup; 0: the usual tile
     std::uint32_t warps_m = 1, warps_n = 1;         ///< subgroups along m and n
     std::uint32_t warps_k = 1;                      ///< those that share the sum
     std::uint32_t step_k = 0;                       ///< where k passes through workgroup memory
-    std::uint32_t ahead = 1;                        ///< steps by which loads run ahead
-    bool exact = false;                             ///< matrices without rows are left out
+    std::uint32_t stages = 1;                       ///< steps that workgroup memory holds
+    std::uint32_t ahead = 1; ///< steps by which loads run ahead; of Direct, of A by segments
+    bool exact = false;      ///< matrices without rows are left out
 
     bool operator==(const Tile&) const = default;
 };
 
-/// A variant, and in which tile: one of another product or device is refused.
+/// A variant, and in which tile. Those of tiles() (tiles.hpp) give the bits of the usual one; any
+/// other that the variant's kernel can run is taken too, for benchmarks and tests: its warps_k and,
+/// of Streamed, whether it has a step_k decide bits. A tile that is named is taken on CPUs as well,
+/// where matrices are otherwise left alone.
 struct Way {
     Way(Variant v = Variant::Device, const Tile& t = {}) : variant(v), tile(t) {}
 
@@ -112,10 +115,6 @@ struct Way {
 
 /// "" when the device and this build have the variant, else why not.
 std::string why_not(const Device& device, Variant variant);
-
-/// Tiles of Variant::Direct that the device can run, or the one that was forced; the first is used.
-/// All give the same bits.
-std::vector<DirectTile> direct_tiles(const Device& device);
 
 /// Device memory that prepack takes, about that of the codes; 0 when the device lacks
 /// Variant::Packed.

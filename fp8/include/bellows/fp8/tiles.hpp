@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT
 #pragma once
 
-// The tiles in which a variant can compute a product. Each gives the same bits, so that which one
+// The tiles in which a variant computes a product well. Each gives the same bits, so that which one
 // is taken may differ from device to device and from run to run. Plain values.
 
 #include <bellows/fp8/gemm.hpp>
@@ -13,7 +13,7 @@ namespace bellows::fp8 {
 
 /// "64x128 in 2, 4 ahead": rows by columns of D, by the k of a step where that can differ; "exact"
 /// leaves out matrices without rows, "in 2" sums in two parts, and loads run 4 steps ahead instead
-/// of one.
+/// of one. Of Direct also subgroups and stages: "256x128x32, 4x2 subgroups, 3 stages".
 struct NamedTile {
     Tile tile;
     std::string name;
@@ -25,6 +25,6 @@ struct NamedTile {
 std::vector<NamedTile> tiles(const Device& device, Variant variant, GemmForm form, const Operand& a,
                              const Operand& b, const TensorView& d,
                              const GroupedRows* rows = nullptr);
-inline constexpr std::size_t kMostOtherTiles = 5;
+inline constexpr std::size_t kMostOtherTiles = 8;
 
 } // namespace bellows::fp8
