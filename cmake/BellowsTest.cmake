@@ -2,7 +2,7 @@
 # bellows_test, bellows_mpi_test: a GoogleTest program and its ctest entries.
 #
 #   bellows_test(NAME <target> SOURCES a.cpp... LIBS bellows::engine...
-#                [GPU] [TIMEOUT seconds] [ARGS ...] [ENVIRONMENT A=b...] [LABELS ...])
+#                [GPU] [TIMEOUT seconds] [COST seconds] [ARGS ...] [ENVIRONMENT A=b...] [LABELS ...])
 #   bellows_mpi_test(... RANKS 1 2 3 4 ...)     main() comes from tests/support/mpi_main.cpp
 #
 # GPU: the program uses a Vulkan device; it is registered once per driver of BELLOWS_TEST_DRIVERS,
@@ -26,7 +26,7 @@ set(bellows_time_limit_e2e 280)
 set(bellows_time_limit_model 100)
 set(bellows_time_limit_ops 100) # with the old shader compiler; else 25
 
-# What takes long begins first, so that no core is idle at the end: seconds, roughly, by area.
+# What takes long begins first, so that no core is idle at the end. Seconds, roughly, by area.
 set(bellows_cost 2)
 set(bellows_cost_comm 5)
 set(bellows_cost_e2e 40)
@@ -59,6 +59,7 @@ set(bellows_validation BELLOWS_VALIDATION=1
 function(bellows_test_program arg_NAME)
     add_executable(${arg_NAME} ${arg_SOURCES})
     bellows_target_defaults(${arg_NAME})
+    bellows_precompile(${arg_NAME} GTest::gtest)
     target_include_directories(${arg_NAME} PRIVATE "${PROJECT_SOURCE_DIR}/tests"
         "${PROJECT_SOURCE_DIR}")
     target_link_libraries(${arg_NAME} PRIVATE ${arg_LIBS} ${ARGN})
@@ -118,7 +119,7 @@ function(bellows_register_test name processors command)
 endfunction()
 
 macro(bellows_parse_test)
-    cmake_parse_arguments(PARSE_ARGV 0 arg "GPU" "NAME;TIMEOUT"
+    cmake_parse_arguments(PARSE_ARGV 0 arg "GPU" "NAME;TIMEOUT;COST"
         "SOURCES;LIBS;RANKS;ARGS;ENVIRONMENT;LABELS")
     get_filename_component(area "${CMAKE_CURRENT_SOURCE_DIR}" NAME)
     if(NOT arg_TIMEOUT AND DEFINED bellows_time_limit_${area})
@@ -126,9 +127,10 @@ macro(bellows_parse_test)
     elseif(NOT arg_TIMEOUT)
         set(arg_TIMEOUT ${bellows_time_limit})
     endif()
-    set(arg_COST ${bellows_cost})
-    if(DEFINED bellows_cost_${area})
+    if(NOT arg_COST AND DEFINED bellows_cost_${area})
         set(arg_COST ${bellows_cost_${area}})
+    elseif(NOT arg_COST)
+        set(arg_COST ${bellows_cost})
     endif()
     math(EXPR arg_TIMEOUT "${arg_TIMEOUT} * ${BELLOWS_TEST_PATIENCE}")
     if(BELLOWS_SANITIZE)
