@@ -178,6 +178,33 @@ void Recording::Impl::prepare() {
     encoded_epochs_ = epochs;
 }
 
+namespace {
+
+/// Stages of a recording's operations, and their accesses that a barrier orders.
+struct Scope {
+    VkPipelineStageFlags2 stages = 0;
+    VkAccessFlags2 reads = 0, writes = 0;
+
+    void add(Recording::Impl::Kind kind) {
+        using Kind = Recording::Impl::Kind;
+        if (kind == Kind::Copy || kind == Kind::Fill) {
+            stages |= VK_PIPELINE_STAGE_2_ALL_TRANSFER_BIT;
+            reads |= VK_ACCESS_2_TRANSFER_READ_BIT;
+            writes |= VK_ACCESS_2_TRANSFER_WRITE_BIT;
+            return;
+        }
+        stages |= VK_PIPELINE_STAGE_2_COMPUTE_SHADER_BIT;
+        reads |= VK_ACCESS_2_SHADER_STORAGE_READ_BIT;
+        writes |= VK_ACCESS_2_SHADER_STORAGE_WRITE_BIT;
+        if (kind == Kind::DispatchIndirect) {
+            stages |= VK_PIPELINE_STAGE_2_DRAW_INDIRECT_BIT;
+            reads |= VK_ACCESS_2_INDIRECT_COMMAND_READ_BIT;
+        }
+    }
+};
+
+} // namespace
+
 void Recording::Impl::encode() {
     if (pool_ == VK_NULL_HANDLE) {
         VkCommandPoolCreateInfo info{};
@@ -206,13 +233,20 @@ void Recording::Impl::encode() {
         if (queries != VK_NULL_HANDLE)
             impl.vk.vkResetQueryPool(impl.device, queries, 0, 2 * count);
     }
+    // A barrier orders all operations before it against all after it; `before` has those since the
+    // last one.
+    Scope all, before;
+    for (const Operation& operation : operations)
+        all.add(operation.kind);
     for (std::uint32_t i = 0; i < count; ++i) {
         if (operations[i].barrier_before) {
             VkMemoryBarrier2 barrier{};
             barrier.sType = VK_STRUCTURE_TYPE_MEMORY_BARRIER_2;
-            barrier.srcStageMask = barrier.dstStageMask = VK_PIPELINE_STAGE_2_ALL_COMMANDS_BIT;
-            barrier.srcAccessMask = VK_ACCESS_2_MEMORY_WRITE_BIT;
-            barrier.dstAccessMask = VK_ACCESS_2_MEMORY_READ_BIT | VK_ACCESS_2_MEMORY_WRITE_BIT;
+            barrier.srcStageMask = before.stages;
+            barrier.srcAccessMask = before.writes;
+            barrier.dstStageMask = all.stages;
+            barrier.dstAccessMask = all.reads | all.writes;
+            before = {};
             VkDependencyInfo dependency{};
             dependency.sType = VK_STRUCTURE_TYPE_DEPENDENCY_INFO;
             dependency.memoryBarrierCount = 1;
@@ -222,6 +256,7 @@ void Recording::Impl::encode() {
         if (queries != VK_NULL_HANDLE)
             impl.vk.vkCmdWriteTimestamp2(commands, VK_PIPELINE_STAGE_2_ALL_COMMANDS_BIT, queries,
                                          2 * i);
+        before.add(operations[i].kind);
         encode_operation(operations[i]);
         if (queries != VK_NULL_HANDLE)
             impl.vk.vkCmdWriteTimestamp2(commands, VK_PIPELINE_STAGE_2_ALL_COMMANDS_BIT, queries,
