@@ -220,6 +220,7 @@ uint slot_of(Tile t, uint row) {
     uint r = t.row0 + t.first + row;
     return a_by_slot != 0u || d_by_slot != 0u ? uint(push.operands.slots.v[r]) : r;
 }
+// Rows that do not exist are the last that does, and their sums go nowhere.
 uint row_of_a(Tile t, uint row) {
     row = min(row, t.rows - t.first - 1u);
     if (a_by_slot == 0u) {
@@ -244,14 +245,9 @@ void fetch(uint set, Tile t, uint block) {
         }
     }
     [[unroll]] for (uint i = 0u; i < LOADS_X; ++i) {
-        uint row = i / SLOTS_X * mma_n + nibble(x_slot, i % SLOTS_X) + of_lane(x_lane);
         [[unroll]] for (uint s = 0u; s < SEGMENTS; ++s) {
             uint at = block * 8u + s * CHUNKS + chunk_x;
-            uvec4 codes = uvec4(0u);
-            if (t.first + row < t.rows && at <= last) {
-                codes = ReadUvec4(t.a).v[x_at[i] + at];
-            }
-            x_codes[set][i * SEGMENTS + s] = codes;
+            x_codes[set][i * SEGMENTS + s] = ReadUvec4(t.a).v[x_at[i] + min(at, last)];
         }
     }
     [[unroll]] for (uint i = 0u; i < fragments_m * sum_slots; ++i) {
