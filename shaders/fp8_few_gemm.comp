@@ -72,6 +72,7 @@ const uint BATCH = 0u, IDS = 1u, SLOT = 2u, MASKED = 3u, PREFIX = 4u, ENDS = 5u;
 #define LOADS_W (fragments_n * SLOTS_W)
 #define LOADS_X (fragments_m * SLOTS_X)
 #define PITCH (WARP_N / 4u + 1u)
+#define BLOCKS div_up(push.k, 128u)
 #define FROM_IDS (rows_from == IDS || rows_from == SLOT)
 
 shared uvec4 staged[WARPS * mma_n * PITCH];
@@ -104,7 +105,8 @@ uint x_scale[ahead][fragments_m * sum_slots];
 uint w_scale[ahead];
 uint w_nan[LOADS_W]; // bits as of fp8_e4m3_nan_bits
 uint x_nan[LOADS_X];
-uint x_at[LOADS_X];     // where rows stand, in sixteens of codes; those of scales
+uint w_at[LOADS_W]; // where columns of B, rows of A and their scales stand, codes in sixteens
+uint x_at[LOADS_X];
 uint scale_at[fragments_m * sum_slots];
 
 uint warp_n = gl_SubgroupID % warps_n, warp_k = gl_SubgroupID / warps_n;
@@ -122,6 +124,30 @@ uint nibble(uint all, uint i) {
     return all >> 4u * i & 15u;
 }
 
+// --- Weights, of a block of k that exists
+
+void fetch_weights(uint set, Tile t, uint block) {
+    uint last = (push.k - 1u) / 16u;
+    [[unroll]] for (uint s = 0u; s < SEGMENTS; ++s) {
+        uint at = min(block * 8u + s * CHUNKS + of_lane(w_chunk), last);
+        [[unroll]] for (uint i = 0u; i < LOADS_W; ++i) {
+            w_codes[set][i * SEGMENTS + s] = ReadUvec4(t.b).v[w_at[i] + at];
+        }
+    }
+    w_scale[set] = ReadUint(t.b_scales).v[t.column0 / 128u * push.b_scale_ld + block];
+}
+
+// The first of a turn that has rows, whichever these are.
+void fetch_first_weights(inout Tile t) {
+    t.b = address_add(uvec2(push.operands.b_codes), t.group, push.b_batch16, 4u);
+    t.b_scales = address_add(uvec2(push.operands.b_scales), t.group, push.b_scale_batch, 2u);
+    [[unroll]] for (uint set = 0u; set < ahead; ++set) {
+        if (warp_k + set * warps_k < BLOCKS) {
+            fetch_weights(set, t, warp_k + set * warps_k);
+        }
+    }
+}
+
 // --- Rows
 
 void subgroup_shared_barrier() {
@@ -130,7 +156,7 @@ void subgroup_shared_barrier() {
 }
 
 // Lists the slots of the group's rows from t.first on, and counts all of them: each subgroup for
-// itself.
+// itself. The turn's first weights are on their way as soon as a row of it is found.
 void list_rows(inout Tile t) {
     const uint AT_ONCE = 4u;
     uint found = 0u, first = 0u;
@@ -139,9 +165,9 @@ void list_rows(inout Tile t) {
         count = min(push.operands.ends.v[0], count / push.spacing) * push.spacing;
     }
     t.head = count;
-    subgroup_shared_barrier();
+    bool mine_to_do = true;
     do { // a test at the loop's head would read once more than it should: common.glsl
-        uint ids[AT_ONCE];
+        uint ids[AT_ONCE], found_before = found;
         [[unroll]] for (uint i = 0u; i < AT_ONCE; ++i) {
             uint slot = first + i * LANES + gl_SubgroupInvocationID;
             ids[i] = push.operands.places.v[min(slot, push.m - 1u)];
@@ -159,10 +185,15 @@ void list_rows(inout Tile t) {
             }
             found += subgroupBallotBitCount(all);
         }
+        // With SLOT another workgroup may have the group, or the id be of none.
+        mine_to_do = rows_from != SLOT || (t.head == gl_WorkGroupID.y && t.group < push.groups);
+        if (mine_to_do && found_before <= t.first && t.first < found) {
+            fetch_first_weights(t);
+        }
         first += AT_ONCE * LANES;
     } while (first < count);
     subgroup_shared_barrier();
-    t.rows = found;
+    t.rows = mine_to_do ? found : 0u;
 }
 
 // That of this workgroup; its group has no rows when there is nothing to do.
@@ -171,26 +202,25 @@ Tile tile_of_workgroup() {
     uint g = gl_WorkGroupID.y;
     t.column0 = gl_WorkGroupID.x * BLOCK_N;
     t.first = gl_WorkGroupID.z * BLOCK_M;
+    t.group = g;
     t.row0 = 0u;
     t.rows = 0u;
     t.a = uvec2(push.operands.a_codes);
     t.a_scales = uvec2(push.operands.a_scales);
     t.d = uvec2(push.operands.d);
+    [[unroll]] for (uint i = 0u; i < LOADS_W; ++i) {
+        uint column = t.column0 + warp_n * WARP_N + i / SLOTS_W * mma_m +
+                      nibble(w_slot, i % SLOTS_W) + of_lane(w_lane);
+        w_at[i] = min(column, push.n - 1u) * push.ldb16;
+    }
     if (rows_from == BATCH) {
         t.rows = push.m;
         t.a = address_add(t.a, g, push.a_batch16, 4u);
         t.a_scales = address_add(t.a_scales, g, push.a_scale_batch, 2u);
         t.d = address_add(t.d, g, push.stride_d, D_LOG2_BYTES);
     } else if (FROM_IDS) {
-        g = rows_from == SLOT ? push.operands.places.v[g] : g;
-        t.group = g;
-        if (g < push.groups) {
-            list_rows(t);
-            // Another workgroup has the group.
-            if (rows_from == SLOT && t.head != gl_WorkGroupID.y) {
-                t.rows = 0u;
-            }
-        }
+        t.group = rows_from == SLOT ? push.operands.places.v[g] : g;
+        list_rows(t);
     } else {
         uint end = push.operands.places.v[g + (rows_from == PREFIX ? 1u : 0u)];
         if (rows_from == MASKED) {
@@ -206,9 +236,6 @@ Tile tile_of_workgroup() {
             t.rows = max(end, t.row0) - t.row0;
         }
     }
-    t.group = g;
-    t.b = address_add(uvec2(push.operands.b_codes), g, push.b_batch16, 4u);
-    t.b_scales = address_add(uvec2(push.operands.b_scales), g, push.b_scale_batch, 2u);
     return t;
 }
 
@@ -231,29 +258,18 @@ uint row_of_a(Tile t, uint row) {
 
 // --- The sum
 
-// A block of k that exists.
-void fetch(uint set, Tile t, uint block) {
+// Of a block of k that exists.
+void fetch_rows(uint set, Tile t, uint block) {
     uint last = (push.k - 1u) / 16u;
-    uint chunk_w = of_lane(w_chunk), chunk_x = of_lane(x_chunk);
-    [[unroll]] for (uint i = 0u; i < LOADS_W; ++i) {
-        uint column = t.column0 + warp_n * WARP_N + i / SLOTS_W * mma_m +
-                      nibble(w_slot, i % SLOTS_W) + of_lane(w_lane);
-        uint row = min(column, push.n - 1u) * push.ldb16;
-        [[unroll]] for (uint s = 0u; s < SEGMENTS; ++s) {
-            uint at = block * 8u + s * CHUNKS + chunk_w;
-            w_codes[set][i * SEGMENTS + s] = ReadUvec4(t.b).v[row + min(at, last)];
-        }
-    }
-    [[unroll]] for (uint i = 0u; i < LOADS_X; ++i) {
-        [[unroll]] for (uint s = 0u; s < SEGMENTS; ++s) {
-            uint at = block * 8u + s * CHUNKS + chunk_x;
-            x_codes[set][i * SEGMENTS + s] = ReadUvec4(t.a).v[x_at[i] + min(at, last)];
+    [[unroll]] for (uint s = 0u; s < SEGMENTS; ++s) {
+        uint at = min(block * 8u + s * CHUNKS + of_lane(x_chunk), last);
+        [[unroll]] for (uint i = 0u; i < LOADS_X; ++i) {
+            x_codes[set][i * SEGMENTS + s] = ReadUvec4(t.a).v[x_at[i] + at];
         }
     }
     [[unroll]] for (uint i = 0u; i < fragments_m * sum_slots; ++i) {
         x_scale[set][i] = ReadUint(t.a_scales).v[scale_at[i] + block];
     }
-    w_scale[set] = ReadUint(t.b_scales).v[t.column0 / 128u * push.b_scale_ld + block];
 }
 
 // Code i of sixteen, which stand in another order for both operands alike, as f16 times 2^-8.
@@ -338,7 +354,7 @@ void multiply(uint set, uint block) {
 }
 
 void sum_up(Tile t) {
-    uint blocks = (push.k + 127u) / 128u;
+    uint blocks = BLOCKS;
     [[unroll]] for (uint i = 0u; i < LOADS_X; ++i) {
         uint row = i / SLOTS_X * mma_n + nibble(x_slot, i % SLOTS_X) + of_lane(x_lane);
         x_at[i] = row_of_a(t, row) * push.lda16;
@@ -354,7 +370,7 @@ void sum_up(Tile t) {
     uint block = warp_k;
     [[unroll]] for (uint set = 0u; set < ahead; ++set) {
         if (block + set * warps_k < blocks) {
-            fetch(set, t, block + set * warps_k);
+            fetch_rows(set, t, block + set * warps_k);
         }
     }
     FOR_COUNTED(i, block, blocks) {
@@ -364,7 +380,8 @@ void sum_up(Tile t) {
                 multiply(set, this_block);
             }
             if (next < blocks) {
-                fetch(set, t, next);
+                fetch_weights(set, t, next);
+                fetch_rows(set, t, next);
             }
         }
     }
@@ -444,6 +461,9 @@ void main() {
         return;
     }
     do { // a test at the loop's head would read once more than it should: common.glsl
+        if (!FROM_IDS) { // list_rows has
+            fetch_first_weights(t);
+        }
         for (uint i = gl_LocalInvocationIndex; i < (BLOCK_N + 31u) / 32u; i += local_size) {
             nan_columns[i] = 0u;
         }
