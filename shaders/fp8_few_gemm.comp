@@ -69,6 +69,7 @@ const uint BATCH = 0u, IDS = 1u, SLOT = 2u, MASKED = 3u, PREFIX = 4u, ENDS = 5u;
 #define SLOTS_X (ELEMENTS_X / per_k)
 #define CHUNKS (mma_k / per_k)      // of sixteen codes of a row side by side in a segment
 #define SEGMENTS (8u / CHUNKS)      // of a block
+#define PARTS (16u / per_k)         // of those sixteen, a matrix each
 #define LOADS_W (fragments_n * SLOTS_W)
 #define LOADS_X (fragments_m * SLOTS_X)
 #define PITCH (WARP_N / 4u + 1u)
@@ -126,14 +127,17 @@ uint nibble(uint all, uint i) {
 
 // --- Weights, of a block of k that exists
 
-void fetch_weights(uint set, Tile t, uint block) {
-    uint last = (push.k - 1u) / 16u;
-    [[unroll]] for (uint s = 0u; s < SEGMENTS; ++s) {
-        uint at = min(block * 8u + s * CHUNKS + of_lane(w_chunk), last);
-        [[unroll]] for (uint i = 0u; i < LOADS_W; ++i) {
-            w_codes[set][i * SEGMENTS + s] = ReadUvec4(t.b).v[w_at[i] + at];
+// Those of the subgroup's n-th matrix, whole lines of memory.
+void fetch_weights(uint set, Tile t, uint block, uint n) {
+    [[unroll]] for (uint i = n * SLOTS_W; i < n * SLOTS_W + SLOTS_W; ++i) {
+        [[unroll]] for (uint s = 0u; s < SEGMENTS; ++s) {
+            uint at = block * 8u + s * CHUNKS + of_lane(w_chunk);
+            w_codes[set][i * SEGMENTS + s] =
+                ReadUvec4(t.b).v[w_at[i] + min(at, (push.k - 1u) / 16u)];
         }
     }
+}
+void fetch_weight_scale(uint set, Tile t, uint block) {
     w_scale[set] = ReadUint(t.b_scales).v[t.column0 / 128u * push.b_scale_ld + block];
 }
 
@@ -142,8 +146,12 @@ void fetch_first_weights(inout Tile t) {
     t.b = address_add(uvec2(push.operands.b_codes), t.group, push.b_batch16, 4u);
     t.b_scales = address_add(uvec2(push.operands.b_scales), t.group, push.b_scale_batch, 2u);
     [[unroll]] for (uint set = 0u; set < ahead; ++set) {
-        if (warp_k + set * warps_k < BLOCKS) {
-            fetch_weights(set, t, warp_k + set * warps_k);
+        uint block = warp_k + set * warps_k;
+        if (block < BLOCKS) {
+            [[unroll]] for (uint n = 0u; n < fragments_n; ++n) {
+                fetch_weights(set, t, block, n);
+            }
+            fetch_weight_scale(set, t, block);
         }
     }
 }
@@ -260,11 +268,11 @@ uint row_of_a(Tile t, uint row) {
 
 // Of a block of k that exists.
 void fetch_rows(uint set, Tile t, uint block) {
-    uint last = (push.k - 1u) / 16u;
-    [[unroll]] for (uint s = 0u; s < SEGMENTS; ++s) {
-        uint at = min(block * 8u + s * CHUNKS + of_lane(x_chunk), last);
-        [[unroll]] for (uint i = 0u; i < LOADS_X; ++i) {
-            x_codes[set][i * SEGMENTS + s] = ReadUvec4(t.a).v[x_at[i] + at];
+    [[unroll]] for (uint i = 0u; i < LOADS_X; ++i) {
+        [[unroll]] for (uint s = 0u; s < SEGMENTS; ++s) {
+            uint at = block * 8u + s * CHUNKS + of_lane(x_chunk);
+            x_codes[set][i * SEGMENTS + s] =
+                ReadUvec4(t.a).v[x_at[i] + min(at, (push.k - 1u) / 16u)];
         }
     }
     [[unroll]] for (uint i = 0u; i < fragments_m * sum_slots; ++i) {
@@ -282,71 +290,83 @@ float power_of_two(int exponent) {
     return uintBitsToFloat(uint(127 + exponent) << 23);
 }
 
-void multiply(uint set, uint block) {
-    if (block * 128u + 128u > push.k) {
-        uint chunk_w = of_lane(w_chunk), chunk_x = of_lane(x_chunk);
-        [[unroll]] for (uint s = 0u; s < SEGMENTS; ++s) {
-            uint at = block * 8u + s * CHUNKS;
-            [[unroll]] for (uint i = 0u; i < LOADS_W; ++i) {
-                w_codes[set][i * SEGMENTS + s] =
-                    fp8_before(w_codes[set][i * SEGMENTS + s], 16u * (at + chunk_w), push.k);
-            }
-            [[unroll]] for (uint i = 0u; i < LOADS_X; ++i) {
-                x_codes[set][i * SEGMENTS + s] =
-                    fp8_before(x_codes[set][i * SEGMENTS + s], 16u * (at + chunk_x), push.k);
-            }
-        }
-    }
-    ACCUMULATOR of_block[fragments_n * fragments_m];
-    [[unroll]] for (uint i = 0u; i < fragments_n * fragments_m; ++i) {
-        of_block[i] = ACCUMULATOR(0.0);
-    }
+// Codes of a block that ends behind k.
+void cut_off(uint set, uint block) {
+    uint chunk_w = of_lane(w_chunk), chunk_x = of_lane(x_chunk);
     [[unroll]] for (uint s = 0u; s < SEGMENTS; ++s) {
+        uint at = block * 8u + s * CHUNKS;
         [[unroll]] for (uint i = 0u; i < LOADS_W; ++i) {
-            w_nan[i] |= fp8_e4m3_nan_bits(w_codes[set][i * SEGMENTS + s]);
+            w_codes[set][i * SEGMENTS + s] =
+                fp8_before(w_codes[set][i * SEGMENTS + s], 16u * (at + chunk_w), push.k);
         }
         [[unroll]] for (uint i = 0u; i < LOADS_X; ++i) {
-            x_nan[i] |= fp8_e4m3_nan_bits(x_codes[set][i * SEGMENTS + s]);
+            x_codes[set][i * SEGMENTS + s] =
+                fp8_before(x_codes[set][i * SEGMENTS + s], 16u * (at + chunk_x), push.k);
         }
-        [[unroll]] for (uint part = 0u; part < 16u / per_k; ++part) {
-            MATRIX_X x[fragments_m];
-            [[unroll]] for (uint m = 0u; m < fragments_m; ++m) {
-                [[unroll]] for (uint e = 0u; e < ELEMENTS_X; ++e) {
-                    uint place = nibble(x_place, e), i = m * SLOTS_X + place / per_k;
-                    x[m][e] =
-                        code_at(x_codes[set][i * SEGMENTS + s], part * per_k + place % per_k);
-                }
-            }
-            [[unroll]] for (uint n = 0u; n < fragments_n; ++n) {
-                MATRIX_W w;
-                [[unroll]] for (uint e = 0u; e < ELEMENTS_W; ++e) {
-                    uint place = nibble(w_place, e), i = n * SLOTS_W + place / per_k;
-                    w[e] = code_at(w_codes[set][i * SEGMENTS + s], part * per_k + place % per_k);
-                }
-                [[unroll]] for (uint m = 0u; m < fragments_m; ++m) {
-                    uint at = n * fragments_m + m;
-                    of_block[at] = coopMatMulAdd(w, x[m], of_block[at]);
-                }
+    }
+}
+
+// Adds a block's products. Registers that are done with take block `next`, if there is one: A's
+// first, then the weights of one matrix after another.
+void multiply(uint set, Tile t, uint block, uint next) {
+    if (block * 128u + 128u > push.k) {
+        cut_off(set, block);
+    }
+    MATRIX_X x[SEGMENTS * PARTS * fragments_m];
+    [[unroll]] for (uint p = 0u; p < SEGMENTS * PARTS; ++p) {
+        [[unroll]] for (uint m = 0u; m < fragments_m; ++m) {
+            [[unroll]] for (uint e = 0u; e < ELEMENTS_X; ++e) {
+                uint place = nibble(x_place, e), i = m * SLOTS_X + place / per_k;
+                x[p * fragments_m + m][e] = code_at(x_codes[set][i * SEGMENTS + p / PARTS],
+                                                    p % PARTS * per_k + place % per_k);
             }
         }
     }
+    [[unroll]] for (uint i = 0u; i < LOADS_X * SEGMENTS; ++i) {
+        x_nan[i / SEGMENTS] |= fp8_e4m3_nan_bits(x_codes[set][i]);
+    }
     // In two factors, so that none leaves the range unless the result does.
-    [[unroll]] for (uint m = 0u; m < fragments_m; ++m) {
-        float first[sum_slots], second[sum_slots];
-        [[unroll]] for (uint i = 0u; i < sum_slots; ++i) {
-            uint scale = x_scale[set][m * sum_slots + i];
-            int exponent = int((scale >> 23) + (w_scale[set] >> 23)) - 238;
-            int some = exponent >> 1;
-            first[i] = power_of_two(min(some, 127));
-            second[i] = power_of_two(min(exponent - some, 127));
-            if (max(scale, w_scale[set]) > FP8_INFINITY) {
-                first[i] = uintBitsToFloat(FP8_NAN);
+    float first[fragments_m * sum_slots], second[fragments_m * sum_slots];
+    [[unroll]] for (uint i = 0u; i < fragments_m * sum_slots; ++i) {
+        uint scale = x_scale[set][i];
+        int exponent = int((scale >> 23) + (w_scale[set] >> 23)) - 238;
+        int some = exponent >> 1;
+        first[i] = power_of_two(min(some, 127));
+        second[i] = power_of_two(min(exponent - some, 127));
+        if (max(scale, w_scale[set]) > FP8_INFINITY) {
+            first[i] = uintBitsToFloat(FP8_NAN);
+        }
+    }
+    if (next < BLOCKS) {
+        fetch_rows(set, t, next);
+        fetch_weight_scale(set, t, next);
+    }
+    [[unroll]] for (uint n = 0u; n < fragments_n; ++n) {
+        ACCUMULATOR of_block[fragments_m];
+        [[unroll]] for (uint m = 0u; m < fragments_m; ++m) {
+            of_block[m] = ACCUMULATOR(0.0);
+        }
+        [[unroll]] for (uint p = 0u; p < SEGMENTS * PARTS; ++p) {
+            MATRIX_W w;
+            [[unroll]] for (uint e = 0u; e < ELEMENTS_W; ++e) {
+                uint place = nibble(w_place, e), i = n * SLOTS_W + place / per_k;
+                w[e] = code_at(w_codes[set][i * SEGMENTS + p / PARTS],
+                               p % PARTS * per_k + place % per_k);
+            }
+            [[unroll]] for (uint m = 0u; m < fragments_m; ++m) {
+                of_block[m] = coopMatMulAdd(w, x[p * fragments_m + m], of_block[m]);
             }
         }
-        [[unroll]] for (uint n = 0u; n < fragments_n; ++n) {
+        [[unroll]] for (uint i = n * SLOTS_W * SEGMENTS; i < (n + 1u) * SLOTS_W * SEGMENTS; ++i) {
+            w_nan[i / SEGMENTS] |= fp8_e4m3_nan_bits(w_codes[set][i]);
+        }
+        if (next < BLOCKS) {
+            fetch_weights(set, t, next, n);
+        }
+        [[unroll]] for (uint m = 0u; m < fragments_m; ++m) {
             [[unroll]] for (uint e = 0u; e < ELEMENTS; ++e) {
-                uint at = n * fragments_m + m, i = nibble(sum_place, e);
-                precise float scaled = of_block[at][e] * first[i];
+                uint at = n * fragments_m + m, i = m * sum_slots + nibble(sum_place, e);
+                precise float scaled = of_block[m][e] * first[i];
                 sums[at][e] = fma(scaled, second[i], sums[at][e]);
             }
         }
@@ -354,7 +374,6 @@ void multiply(uint set, uint block) {
 }
 
 void sum_up(Tile t) {
-    uint blocks = BLOCKS;
     [[unroll]] for (uint i = 0u; i < LOADS_X; ++i) {
         uint row = i / SLOTS_X * mma_n + nibble(x_slot, i % SLOTS_X) + of_lane(x_lane);
         x_at[i] = row_of_a(t, row) * push.lda16;
@@ -367,25 +386,20 @@ void sum_up(Tile t) {
     [[unroll]] for (uint i = 0u; i < LOADS_W; ++i) {
         w_nan[i] = 0u;
     }
-    uint block = warp_k;
     [[unroll]] for (uint set = 0u; set < ahead; ++set) {
-        if (block + set * warps_k < blocks) {
-            fetch_rows(set, t, block + set * warps_k);
+        if (warp_k + set * warps_k < BLOCKS) {
+            fetch_rows(set, t, warp_k + set * warps_k);
         }
     }
-    FOR_COUNTED(i, block, blocks) {
+    FOR_COUNTED(i, warp_k, BLOCKS) {
         [[unroll]] for (uint set = 0u; set < ahead; ++set) {
-            uint this_block = i + set * warps_k, next = this_block + ahead * warps_k;
-            if (this_block < blocks) {
-                multiply(set, this_block);
-            }
-            if (next < blocks) {
-                fetch_weights(set, t, next);
-                fetch_rows(set, t, next);
+            uint block = i + set * warps_k;
+            if (block < BLOCKS) {
+                multiply(set, t, block, block + ahead * warps_k);
             }
         }
     }
-    NEXT_COUNTED(i, blocks, ahead * warps_k)
+    NEXT_COUNTED(i, BLOCKS, ahead * warps_k)
 }
 
 void mark_nans(Tile t) {
