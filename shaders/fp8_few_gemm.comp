@@ -173,35 +173,42 @@ void list_rows(inout Tile t) {
         count = min(push.operands.ends.v[0], count / push.spacing) * push.spacing;
     }
     t.head = count;
-    bool mine_to_do = true;
+    bool ours = true;
     do { // a test at the loop's head would read once more than it should: common.glsl
         uint ids[AT_ONCE], found_before = found;
         [[unroll]] for (uint i = 0u; i < AT_ONCE; ++i) {
             uint slot = first + i * LANES + gl_SubgroupInvocationID;
             ids[i] = push.operands.places.v[min(slot, push.m - 1u)];
         }
+        bool mine[AT_ONCE];
+        uvec4 all[AT_ONCE];
         [[unroll]] for (uint i = 0u; i < AT_ONCE; ++i) {
             uint slot = first + i * LANES + gl_SubgroupInvocationID;
-            bool mine = slot < count && ids[i] == t.group;
-            uvec4 all = subgroupBallot(mine);
-            uint at = found + subgroupBallotExclusiveBitCount(all) - t.first;
-            if (mine && at < BLOCK_M) {
-                listed[gl_SubgroupID * BLOCK_M + at] = slot;
+            mine[i] = slot < count && ids[i] == t.group;
+            all[i] = subgroupBallot(mine[i]);
+            if (found == 0u && subgroupBallotBitCount(all[i]) != 0u) {
+                t.head = first + i * LANES + subgroupBallotFindLSB(all[i]);
             }
-            if (found == 0u && subgroupBallotBitCount(all) != 0u) {
-                t.head = first + i * LANES + subgroupBallotFindLSB(all);
-            }
-            found += subgroupBallotBitCount(all);
+            found += subgroupBallotBitCount(all[i]);
         }
         // With SLOT another workgroup may have the group, or the id be of none.
-        mine_to_do = rows_from != SLOT || (t.head == gl_WorkGroupID.y && t.group < push.groups);
-        if (mine_to_do && found_before <= t.first && t.first < found) {
+        ours = rows_from != SLOT || (t.head == gl_WorkGroupID.y && t.group < push.groups);
+        if (ours && found_before <= t.first && t.first < found) {
             fetch_first_weights(t);
+        }
+        uint next = found_before - t.first;
+        [[unroll]] for (uint i = 0u; i < AT_ONCE; ++i) {
+            uint at = next + subgroupBallotExclusiveBitCount(all[i]);
+            if (mine[i] && at < BLOCK_M) {
+                listed[gl_SubgroupID * BLOCK_M + at] =
+                    first + i * LANES + gl_SubgroupInvocationID;
+            }
+            next += subgroupBallotBitCount(all[i]);
         }
         first += AT_ONCE * LANES;
     } while (first < count);
     subgroup_shared_barrier();
-    t.rows = mine_to_do ? found : 0u;
+    t.rows = ours ? found : 0u;
 }
 
 // That of this workgroup; its group has no rows when there is nothing to do.
@@ -373,7 +380,8 @@ void multiply(uint set, Tile t, uint block, uint next) {
     }
 }
 
-void sum_up(Tile t) {
+// Finds the turn's rows, and loads their first codes.
+void fetch_first_rows(Tile t) {
     [[unroll]] for (uint i = 0u; i < LOADS_X; ++i) {
         uint row = i / SLOTS_X * mma_n + nibble(x_slot, i % SLOTS_X) + of_lane(x_lane);
         x_at[i] = row_of_a(t, row) * push.lda16;
@@ -390,6 +398,12 @@ void sum_up(Tile t) {
         if (warp_k + set * warps_k < BLOCKS) {
             fetch_rows(set, t, warp_k + set * warps_k);
         }
+    }
+}
+
+void sum_up(Tile t) {
+    [[unroll]] for (uint i = 0u; i < fragments_n * fragments_m; ++i) {
+        sums[i] = ACCUMULATOR(0.0);
     }
     FOR_COUNTED(i, warp_k, BLOCKS) {
         [[unroll]] for (uint set = 0u; set < ahead; ++set) {
@@ -478,23 +492,23 @@ void main() {
         if (!FROM_IDS) { // list_rows has
             fetch_first_weights(t);
         }
+        fetch_first_rows(t);
         for (uint i = gl_LocalInvocationIndex; i < (BLOCK_N + 31u) / 32u; i += local_size) {
             nan_columns[i] = 0u;
         }
         for (uint i = gl_LocalInvocationIndex; i < (BLOCK_M + 31u) / 32u; i += local_size) {
             nan_rows[i] = 0u;
         }
-        [[unroll]] for (uint i = 0u; i < fragments_n * fragments_m; ++i) {
-            sums[i] = ACCUMULATOR(0.0);
-        }
         barrier();
         sum_up(t);
         mark_nans(t);
         store_sums(t);
-        barrier();
         t.first += gl_NumWorkGroups.z * BLOCK_M;
-        if (FROM_IDS && t.first < t.rows) {
-            list_rows(t);
+        if (t.first < t.rows) {
+            barrier();
+            if (FROM_IDS) {
+                list_rows(t);
+            }
         }
     } while (t.first < t.rows);
 }
