@@ -453,6 +453,9 @@ void store(Tile t, uint row, uint column, vec4 x) {
 // All subgroups pass their matrices of mma_n rows; those of a column are added in their order.
 void store_sums(Tile t) {
     [[unroll]] for (uint m = 0u; m < fragments_m; ++m) {
+        if (t.first + m * mma_n >= t.rows) {
+            return;
+        }
         if (m > 0u) {
             barrier();
         }
