@@ -32,6 +32,7 @@
 //            warps_k      subgroups that share the blocks of k among them
 //            ahead        blocks of k by which loads run ahead
 //            *_lane, *_slot, *_place, *_chunk, per_k, sum_*   matrix_images.hpp
+//            whole        1: k is a multiple of 128
 //            aligned      1: d and its rows begin at multiples of four elements, n is a multiple of 4
 // Dispatch   x = ceil(n / BLOCK_N), y = groups, batches or ids; z = turns: BLOCK_M rows of a group
 //            each, of which a workgroup takes every z-th.
@@ -74,6 +75,7 @@ const uint BATCH = 0u, IDS = 1u, SLOT = 2u, MASKED = 3u, PREFIX = 4u, ENDS = 5u;
 #define LOADS_X (fragments_m * SLOTS_X)
 #define PITCH (WARP_N / 4u + 1u)
 #define BLOCKS div_up(push.k, 128u)
+#define A_EARLY (fragments_m <= 2u) // more rows leave no registers for it
 #define FROM_IDS (rows_from == IDS || rows_from == SLOT)
 
 shared uvec4 staged[WARPS * mma_n * PITCH];
@@ -125,20 +127,24 @@ uint nibble(uint all, uint i) {
     return all >> 4u * i & 15u;
 }
 
+// Sixteens of codes that exist.
+uint existing(uint at) {
+    return whole != 0u ? at : min(at, (push.k - 1u) / 16u);
+}
+
 // --- Weights, of a block of k that exists
 
-// Those of the subgroup's n-th matrix, whole lines of memory.
+// Those of the subgroup's n-th matrix, whole lines of memory; with the first the block's scale.
 void fetch_weights(uint set, Tile t, uint block, uint n) {
+    if (n == 0u) {
+        w_scale[set] = ReadUint(t.b_scales).v[t.column0 / 128u * push.b_scale_ld + block];
+    }
     [[unroll]] for (uint i = n * SLOTS_W; i < n * SLOTS_W + SLOTS_W; ++i) {
         [[unroll]] for (uint s = 0u; s < SEGMENTS; ++s) {
             uint at = block * 8u + s * CHUNKS + of_lane(w_chunk);
-            w_codes[set][i * SEGMENTS + s] =
-                ReadUvec4(t.b).v[w_at[i] + min(at, (push.k - 1u) / 16u)];
+            w_codes[set][i * SEGMENTS + s] = ReadUvec4(t.b).v[w_at[i] + existing(at)];
         }
     }
-}
-void fetch_weight_scale(uint set, Tile t, uint block) {
-    w_scale[set] = ReadUint(t.b_scales).v[t.column0 / 128u * push.b_scale_ld + block];
 }
 
 // The first of a turn that has rows, whichever these are.
@@ -151,7 +157,6 @@ void fetch_first_weights(inout Tile t) {
             [[unroll]] for (uint n = 0u; n < fragments_n; ++n) {
                 fetch_weights(set, t, block, n);
             }
-            fetch_weight_scale(set, t, block);
         }
     }
 }
@@ -278,8 +283,7 @@ void fetch_rows(uint set, Tile t, uint block) {
     [[unroll]] for (uint i = 0u; i < LOADS_X; ++i) {
         [[unroll]] for (uint s = 0u; s < SEGMENTS; ++s) {
             uint at = block * 8u + s * CHUNKS + of_lane(x_chunk);
-            x_codes[set][i * SEGMENTS + s] =
-                ReadUvec4(t.a).v[x_at[i] + min(at, (push.k - 1u) / 16u)];
+            x_codes[set][i * SEGMENTS + s] = ReadUvec4(t.a).v[x_at[i] + existing(at)];
         }
     }
     [[unroll]] for (uint i = 0u; i < fragments_m * sum_slots; ++i) {
@@ -313,10 +317,10 @@ void cut_off(uint set, uint block) {
     }
 }
 
-// Adds a block's products. Registers that are done with take block `next`, if there is one: A's
-// first, then the weights of one matrix after another.
+// Adds a block's products. Registers that are done with take block `next`, if there is one: A's,
+// and the weights of one matrix after another.
 void multiply(uint set, Tile t, uint block, uint next) {
-    if (block * 128u + 128u > push.k) {
+    if (whole == 0u && block * 128u + 128u > push.k) {
         cut_off(set, block);
     }
     MATRIX_X x[SEGMENTS * PARTS * fragments_m];
@@ -344,9 +348,8 @@ void multiply(uint set, Tile t, uint block, uint next) {
             first[i] = uintBitsToFloat(FP8_NAN);
         }
     }
-    if (next < BLOCKS) {
+    if (A_EARLY && next < BLOCKS) {
         fetch_rows(set, t, next);
-        fetch_weight_scale(set, t, next);
     }
     [[unroll]] for (uint n = 0u; n < fragments_n; ++n) {
         ACCUMULATOR of_block[fragments_m];
@@ -377,6 +380,9 @@ void multiply(uint set, Tile t, uint block, uint next) {
                 sums[at][e] = fma(scaled, second[i], sums[at][e]);
             }
         }
+    }
+    if (!A_EARLY && next < BLOCKS) {
+        fetch_rows(set, t, next);
     }
 }
 
