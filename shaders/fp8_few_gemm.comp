@@ -148,9 +148,9 @@ void fetch_weights(uint set, Tile t, uint block, uint n) {
 }
 
 // The first of a turn that has rows, whichever these are.
-void fetch_first_weights(inout Tile t) {
-    t.b = address_add(uvec2(push.operands.b_codes), t.group, push.b_batch16, 4u);
-    t.b_scales = address_add(uvec2(push.operands.b_scales), t.group, push.b_scale_batch, 2u);
+void fetch_first_weights(inout Tile t, uvec2 codes, uvec2 scales) {
+    t.b = address_add(codes, t.group, push.b_batch16, 4u);
+    t.b_scales = address_add(scales, t.group, push.b_scale_batch, 2u);
     [[unroll]] for (uint set = 0u; set < ahead; ++set) {
         uint block = warp_k + set * warps_k;
         if (block < BLOCKS) {
@@ -179,6 +179,8 @@ void list_rows(inout Tile t) {
     }
     t.head = count;
     bool ours = true;
+    uvec2 codes = uvec2(push.operands.b_codes); // read while the ids are on their way
+    uvec2 scales = uvec2(push.operands.b_scales);
     do { // a test at the loop's head would read once more than it should: common.glsl
         uint ids[AT_ONCE], found_before = found;
         [[unroll]] for (uint i = 0u; i < AT_ONCE; ++i) {
@@ -199,7 +201,7 @@ void list_rows(inout Tile t) {
         // With SLOT another workgroup may have the group, or the id be of none.
         ours = rows_from != SLOT || (t.head == gl_WorkGroupID.y && t.group < push.groups);
         if (ours && found_before <= t.first && t.first < found) {
-            fetch_first_weights(t);
+            fetch_first_weights(t, codes, scales);
         }
         uint next = found_before - t.first;
         [[unroll]] for (uint i = 0u; i < AT_ONCE; ++i) {
@@ -499,7 +501,7 @@ void main() {
     }
     do { // a test at the loop's head would read once more than it should: common.glsl
         if (!FROM_IDS) { // list_rows has
-            fetch_first_weights(t);
+            fetch_first_weights(t, uvec2(push.operands.b_codes), uvec2(push.operands.b_scales));
         }
         fetch_first_rows(t);
         for (uint i = gl_LocalInvocationIndex; i < (BLOCK_N + 31u) / 32u; i += local_size) {
