@@ -139,7 +139,8 @@ void fetch_weights(uint set, Tile t, uint block, uint n) {
     if (n == 0u) {
         w_scale[set] = ReadUint(t.b_scales).v[t.column0 / 128u * push.b_scale_ld + block];
     }
-    [[unroll]] for (uint i = n * SLOTS_W; i < n * SLOTS_W + SLOTS_W; ++i) {
+    [[unroll]] for (uint slot = 0u; slot < SLOTS_W; ++slot) {
+        uint i = n * SLOTS_W + slot;
         [[unroll]] for (uint s = 0u; s < SEGMENTS; ++s) {
             uint at = block * 8u + s * CHUNKS + of_lane(w_chunk);
             w_codes[set][i * SEGMENTS + s] = ReadUvec4(t.b).v[w_at[i] + existing(at)];
@@ -369,7 +370,8 @@ void multiply(uint set, Tile t, uint block, uint next) {
                 of_block[m] = coopMatMulAdd(w, x[p * fragments_m + m], of_block[m]);
             }
         }
-        [[unroll]] for (uint i = n * SLOTS_W * SEGMENTS; i < (n + 1u) * SLOTS_W * SEGMENTS; ++i) {
+        [[unroll]] for (uint l = 0u; l < SLOTS_W * SEGMENTS; ++l) {
+            uint i = n * SLOTS_W * SEGMENTS + l;
             w_nan[i / SEGMENTS] |= fp8_e4m3_nan_bits(w_codes[set][i]);
         }
         if (next < BLOCKS) {
@@ -424,7 +426,17 @@ void sum_up(Tile t) {
     NEXT_COUNTED(i, BLOCKS, ahead * warps_k)
 }
 
-void mark_nans(Tile t) {
+void mark_nans() {
+    uint any = 0u;
+    [[unroll]] for (uint i = 0u; i < LOADS_W; ++i) {
+        any |= w_nan[i];
+    }
+    [[unroll]] for (uint i = 0u; i < LOADS_X; ++i) {
+        any |= x_nan[i];
+    }
+    if ((any & 0x80808080u) == 0u) {
+        return;
+    }
     [[unroll]] for (uint i = 0u; i < LOADS_W; ++i) {
         if ((w_nan[i] & 0x80808080u) != 0u) {
             uint column = warp_n * WARP_N + i / SLOTS_W * mma_m + nibble(w_slot, i % SLOTS_W) +
@@ -512,7 +524,7 @@ void main() {
         }
         barrier();
         sum_up(t);
-        mark_nans(t);
+        mark_nans();
         store_sums(t);
         t.first += gl_NumWorkGroups.z * BLOCK_M;
         if (t.first < t.rows) {
