@@ -18,8 +18,8 @@ namespace {
 using K = kernels::Fp8FewGemm;
 using Form = GroupLayout::Form;
 
-constexpr std::uint64_t kScaleColumns = 128;
-constexpr std::uint32_t kSplitK = 4; // sums are added in this order, whatever the rows
+constexpr std::uint64_t kScaleBlock = 128; // of weights, along n and k
+constexpr std::uint32_t kSplitK = 4;       // sums are added in this order, whatever the rows
 
 struct Cut {
     MatrixShape shape;
@@ -42,16 +42,17 @@ std::uint64_t shared_bytes(const Cut& c) {
 bool fits(const DeviceInfo& info, const Cut& c) {
     const std::uint64_t local_size = std::uint64_t{info.subgroup_size} * c.subgroups();
     const Tile& t = c.tile;
-    return t.warps_k != 0 && c.columns() != 0 && kScaleColumns % c.columns() == 0 &&
-           c.rows() != 0 && t.ahead != 0 && local_size <= info.max_workgroup_invocations &&
+    return t.warps_k != 0 && c.columns() != 0 && kScaleBlock % c.columns() == 0 && c.rows() != 0 &&
+           t.ahead != 0 && local_size <= info.max_workgroup_invocations &&
            shared_bytes(c) <= info.shared_memory_bytes && 8 % (c.shape.k / c.slots.per_k) == 0 &&
            t.warps_m == 1 && t.step_k == 0 && t.stages == 1 && !t.exact;
 }
 
-/// For sums, those of a block, and operands of the blocks ahead.
+/// For sums, those of a block and a matrix, A in f16, and operands of the blocks ahead.
 std::uint64_t registers(const DeviceInfo& info, const Cut& c) {
     const std::uint64_t columns = std::uint64_t{c.shape.m} * c.tile.fragments_n;
-    return (2 * c.rows() * columns + c.tile.ahead * (c.rows() + columns) * kScaleColumns / 4) /
+    return (c.rows() * (columns + c.shape.m + kScaleBlock / 2) +
+            c.tile.ahead * (c.rows() + columns) * kScaleBlock / 4) /
            info.subgroup_size;
 }
 
@@ -184,6 +185,7 @@ void record_few_rows(Recording& recording, const char* op, const Product& p, con
     bind_others(kernel, operands, p);
     bind_a(kernel, operands, *p.a.quantized, StreamA<K>{&K::a_codes, &K::lda16, &K::a_batch16});
     set_cut(kernel.constants, recording.device().info(), cut);
+    kernel.constants.whole = kernel.k % kScaleBlock == 0 ? 1 : 0;
     const std::uint64_t groups = set_rows(kernel, operands, p);
     recording.dispatch(kernel, {operands.u32("tiles", div_up(kernel.n, cut.columns())),
                                 operands.grid("groups", groups),

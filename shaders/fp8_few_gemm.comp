@@ -32,6 +32,7 @@
 //            warps_k      subgroups that share the blocks of k among them
 //            ahead        blocks of k by which loads run ahead
 //            *_lane, *_slot, *_place, *_chunk, per_k, sum_*   matrix_images.hpp
+//            whole        1: k is a multiple of 128
 //            aligned      1: d and its rows begin at multiples of four elements, n is a multiple of 4
 // Dispatch   x = ceil(n / BLOCK_N), y = groups, batches or ids; z = turns: BLOCK_M rows of a group
 //            each, of which a workgroup takes every z-th.
@@ -69,9 +70,12 @@ const uint BATCH = 0u, IDS = 1u, SLOT = 2u, MASKED = 3u, PREFIX = 4u, ENDS = 5u;
 #define SLOTS_X (ELEMENTS_X / per_k)
 #define CHUNKS (mma_k / per_k)      // of sixteen codes of a row side by side in a segment
 #define SEGMENTS (8u / CHUNKS)      // of a block
+#define PARTS (16u / per_k)         // of those sixteen, a matrix each
 #define LOADS_W (fragments_n * SLOTS_W)
 #define LOADS_X (fragments_m * SLOTS_X)
 #define PITCH (WARP_N / 4u + 1u)
+#define BLOCKS div_up(push.k, 128u)
+#define A_EARLY (fragments_m <= 2u) // more rows leave no registers for it
 #define FROM_IDS (rows_from == IDS || rows_from == SLOT)
 
 shared uvec4 staged[WARPS * mma_n * PITCH];
@@ -104,7 +108,8 @@ uint x_scale[ahead][fragments_m * sum_slots];
 uint w_scale[ahead];
 uint w_nan[LOADS_W]; // bits as of fp8_e4m3_nan_bits
 uint x_nan[LOADS_X];
-uint x_at[LOADS_X];     // where rows stand, in sixteens of codes; those of scales
+uint w_at[LOADS_W]; // where columns of B, rows of A and their scales stand, codes in sixteens
+uint x_at[LOADS_X];
 uint scale_at[fragments_m * sum_slots];
 
 uint warp_n = gl_SubgroupID % warps_n, warp_k = gl_SubgroupID / warps_n;
@@ -122,6 +127,41 @@ uint nibble(uint all, uint i) {
     return all >> 4u * i & 15u;
 }
 
+// Sixteens of codes that exist.
+uint existing(uint at) {
+    return whole != 0u ? at : min(at, (push.k - 1u) / 16u);
+}
+
+// --- Weights, of a block of k that exists
+
+// Those of the subgroup's n-th matrix, whole lines of memory; with the first the block's scale.
+void fetch_weights(uint set, Tile t, uint block, uint n) {
+    if (n == 0u) {
+        w_scale[set] = ReadUint(t.b_scales).v[t.column0 / 128u * push.b_scale_ld + block];
+    }
+    [[unroll]] for (uint slot = 0u; slot < SLOTS_W; ++slot) {
+        uint i = n * SLOTS_W + slot;
+        [[unroll]] for (uint s = 0u; s < SEGMENTS; ++s) {
+            uint at = block * 8u + s * CHUNKS + of_lane(w_chunk);
+            w_codes[set][i * SEGMENTS + s] = ReadUvec4(t.b).v[w_at[i] + existing(at)];
+        }
+    }
+}
+
+// The first of a turn that has rows, whichever these are.
+void fetch_first_weights(inout Tile t, uvec2 codes, uvec2 scales) {
+    t.b = address_add(codes, t.group, push.b_batch16, 4u);
+    t.b_scales = address_add(scales, t.group, push.b_scale_batch, 2u);
+    [[unroll]] for (uint set = 0u; set < ahead; ++set) {
+        uint block = warp_k + set * warps_k;
+        if (block < BLOCKS) {
+            [[unroll]] for (uint n = 0u; n < fragments_n; ++n) {
+                fetch_weights(set, t, block, n);
+            }
+        }
+    }
+}
+
 // --- Rows
 
 void subgroup_shared_barrier() {
@@ -130,7 +170,7 @@ void subgroup_shared_barrier() {
 }
 
 // Lists the slots of the group's rows from t.first on, and counts all of them: each subgroup for
-// itself.
+// itself. The turn's first weights are on their way as soon as a row of it is found.
 void list_rows(inout Tile t) {
     const uint AT_ONCE = 4u;
     uint found = 0u, first = 0u;
@@ -139,30 +179,44 @@ void list_rows(inout Tile t) {
         count = min(push.operands.ends.v[0], count / push.spacing) * push.spacing;
     }
     t.head = count;
-    subgroup_shared_barrier();
+    bool ours = true;
+    uvec2 codes = uvec2(push.operands.b_codes); // read while the ids are on their way
+    uvec2 scales = uvec2(push.operands.b_scales);
     do { // a test at the loop's head would read once more than it should: common.glsl
-        uint ids[AT_ONCE];
+        uint ids[AT_ONCE], found_before = found;
         [[unroll]] for (uint i = 0u; i < AT_ONCE; ++i) {
             uint slot = first + i * LANES + gl_SubgroupInvocationID;
             ids[i] = push.operands.places.v[min(slot, push.m - 1u)];
         }
+        bool mine[AT_ONCE];
+        uvec4 all[AT_ONCE];
         [[unroll]] for (uint i = 0u; i < AT_ONCE; ++i) {
             uint slot = first + i * LANES + gl_SubgroupInvocationID;
-            bool mine = slot < count && ids[i] == t.group;
-            uvec4 all = subgroupBallot(mine);
-            uint at = found + subgroupBallotExclusiveBitCount(all) - t.first;
-            if (mine && at < BLOCK_M) {
-                listed[gl_SubgroupID * BLOCK_M + at] = slot;
+            mine[i] = slot < count && ids[i] == t.group;
+            all[i] = subgroupBallot(mine[i]);
+            if (found == 0u && subgroupBallotBitCount(all[i]) != 0u) {
+                t.head = first + i * LANES + subgroupBallotFindLSB(all[i]);
             }
-            if (found == 0u && subgroupBallotBitCount(all) != 0u) {
-                t.head = first + i * LANES + subgroupBallotFindLSB(all);
+            found += subgroupBallotBitCount(all[i]);
+        }
+        // With SLOT another workgroup may have the group, or the id be of none.
+        ours = rows_from != SLOT || (t.head == gl_WorkGroupID.y && t.group < push.groups);
+        if (ours && found_before <= t.first && t.first < found) {
+            fetch_first_weights(t, codes, scales);
+        }
+        uint next = found_before - t.first;
+        [[unroll]] for (uint i = 0u; i < AT_ONCE; ++i) {
+            uint at = next + subgroupBallotExclusiveBitCount(all[i]);
+            if (mine[i] && at < BLOCK_M) {
+                listed[gl_SubgroupID * BLOCK_M + at] =
+                    first + i * LANES + gl_SubgroupInvocationID;
             }
-            found += subgroupBallotBitCount(all);
+            next += subgroupBallotBitCount(all[i]);
         }
         first += AT_ONCE * LANES;
     } while (first < count);
     subgroup_shared_barrier();
-    t.rows = found;
+    t.rows = ours ? found : 0u;
 }
 
 // That of this workgroup; its group has no rows when there is nothing to do.
@@ -171,26 +225,25 @@ Tile tile_of_workgroup() {
     uint g = gl_WorkGroupID.y;
     t.column0 = gl_WorkGroupID.x * BLOCK_N;
     t.first = gl_WorkGroupID.z * BLOCK_M;
+    t.group = g;
     t.row0 = 0u;
     t.rows = 0u;
     t.a = uvec2(push.operands.a_codes);
     t.a_scales = uvec2(push.operands.a_scales);
     t.d = uvec2(push.operands.d);
+    [[unroll]] for (uint i = 0u; i < LOADS_W; ++i) {
+        uint column = t.column0 + warp_n * WARP_N + i / SLOTS_W * mma_m +
+                      nibble(w_slot, i % SLOTS_W) + of_lane(w_lane);
+        w_at[i] = min(column, push.n - 1u) * push.ldb16;
+    }
     if (rows_from == BATCH) {
         t.rows = push.m;
         t.a = address_add(t.a, g, push.a_batch16, 4u);
         t.a_scales = address_add(t.a_scales, g, push.a_scale_batch, 2u);
         t.d = address_add(t.d, g, push.stride_d, D_LOG2_BYTES);
     } else if (FROM_IDS) {
-        g = rows_from == SLOT ? push.operands.places.v[g] : g;
-        t.group = g;
-        if (g < push.groups) {
-            list_rows(t);
-            // Another workgroup has the group.
-            if (rows_from == SLOT && t.head != gl_WorkGroupID.y) {
-                t.rows = 0u;
-            }
-        }
+        t.group = rows_from == SLOT ? push.operands.places.v[g] : g;
+        list_rows(t);
     } else {
         uint end = push.operands.places.v[g + (rows_from == PREFIX ? 1u : 0u)];
         if (rows_from == MASKED) {
@@ -206,9 +259,6 @@ Tile tile_of_workgroup() {
             t.rows = max(end, t.row0) - t.row0;
         }
     }
-    t.group = g;
-    t.b = address_add(uvec2(push.operands.b_codes), g, push.b_batch16, 4u);
-    t.b_scales = address_add(uvec2(push.operands.b_scales), g, push.b_scale_batch, 2u);
     return t;
 }
 
@@ -220,6 +270,7 @@ uint slot_of(Tile t, uint row) {
     uint r = t.row0 + t.first + row;
     return a_by_slot != 0u || d_by_slot != 0u ? uint(push.operands.slots.v[r]) : r;
 }
+// Rows that do not exist are the last that does, and their sums go nowhere.
 uint row_of_a(Tile t, uint row) {
     row = min(row, t.rows - t.first - 1u);
     if (a_by_slot == 0u) {
@@ -230,34 +281,17 @@ uint row_of_a(Tile t, uint row) {
 
 // --- The sum
 
-// A block of k that exists.
-void fetch(uint set, Tile t, uint block) {
-    uint last = (push.k - 1u) / 16u;
-    uint chunk_w = of_lane(w_chunk), chunk_x = of_lane(x_chunk);
-    [[unroll]] for (uint i = 0u; i < LOADS_W; ++i) {
-        uint column = t.column0 + warp_n * WARP_N + i / SLOTS_W * mma_m +
-                      nibble(w_slot, i % SLOTS_W) + of_lane(w_lane);
-        uint row = min(column, push.n - 1u) * push.ldb16;
-        [[unroll]] for (uint s = 0u; s < SEGMENTS; ++s) {
-            uint at = block * 8u + s * CHUNKS + chunk_w;
-            w_codes[set][i * SEGMENTS + s] = ReadUvec4(t.b).v[row + min(at, last)];
-        }
-    }
+// Of a block of k that exists.
+void fetch_rows(uint set, Tile t, uint block) {
     [[unroll]] for (uint i = 0u; i < LOADS_X; ++i) {
-        uint row = i / SLOTS_X * mma_n + nibble(x_slot, i % SLOTS_X) + of_lane(x_lane);
         [[unroll]] for (uint s = 0u; s < SEGMENTS; ++s) {
-            uint at = block * 8u + s * CHUNKS + chunk_x;
-            uvec4 codes = uvec4(0u);
-            if (t.first + row < t.rows && at <= last) {
-                codes = ReadUvec4(t.a).v[x_at[i] + at];
-            }
-            x_codes[set][i * SEGMENTS + s] = codes;
+            uint at = block * 8u + s * CHUNKS + of_lane(x_chunk);
+            x_codes[set][i * SEGMENTS + s] = ReadUvec4(t.a).v[x_at[i] + existing(at)];
         }
     }
     [[unroll]] for (uint i = 0u; i < fragments_m * sum_slots; ++i) {
         x_scale[set][i] = ReadUint(t.a_scales).v[scale_at[i] + block];
     }
-    w_scale[set] = ReadUint(t.b_scales).v[t.column0 / 128u * push.b_scale_ld + block];
 }
 
 // Code i of sixteen, which stand in another order for both operands alike, as f16 times 2^-8.
@@ -270,79 +304,94 @@ float power_of_two(int exponent) {
     return uintBitsToFloat(uint(127 + exponent) << 23);
 }
 
-void multiply(uint set, uint block) {
-    if (block * 128u + 128u > push.k) {
-        uint chunk_w = of_lane(w_chunk), chunk_x = of_lane(x_chunk);
-        [[unroll]] for (uint s = 0u; s < SEGMENTS; ++s) {
-            uint at = block * 8u + s * CHUNKS;
-            [[unroll]] for (uint i = 0u; i < LOADS_W; ++i) {
-                w_codes[set][i * SEGMENTS + s] =
-                    fp8_before(w_codes[set][i * SEGMENTS + s], 16u * (at + chunk_w), push.k);
-            }
-            [[unroll]] for (uint i = 0u; i < LOADS_X; ++i) {
-                x_codes[set][i * SEGMENTS + s] =
-                    fp8_before(x_codes[set][i * SEGMENTS + s], 16u * (at + chunk_x), push.k);
-            }
-        }
-    }
-    ACCUMULATOR of_block[fragments_n * fragments_m];
-    [[unroll]] for (uint i = 0u; i < fragments_n * fragments_m; ++i) {
-        of_block[i] = ACCUMULATOR(0.0);
-    }
+// Codes of a block that ends behind k.
+void cut_off(uint set, uint block) {
+    uint chunk_w = of_lane(w_chunk), chunk_x = of_lane(x_chunk);
     [[unroll]] for (uint s = 0u; s < SEGMENTS; ++s) {
+        uint at = block * 8u + s * CHUNKS;
         [[unroll]] for (uint i = 0u; i < LOADS_W; ++i) {
-            w_nan[i] |= fp8_e4m3_nan_bits(w_codes[set][i * SEGMENTS + s]);
+            w_codes[set][i * SEGMENTS + s] =
+                fp8_before(w_codes[set][i * SEGMENTS + s], 16u * (at + chunk_w), push.k);
         }
         [[unroll]] for (uint i = 0u; i < LOADS_X; ++i) {
-            x_nan[i] |= fp8_e4m3_nan_bits(x_codes[set][i * SEGMENTS + s]);
-        }
-        [[unroll]] for (uint part = 0u; part < 16u / per_k; ++part) {
-            MATRIX_X x[fragments_m];
-            [[unroll]] for (uint m = 0u; m < fragments_m; ++m) {
-                [[unroll]] for (uint e = 0u; e < ELEMENTS_X; ++e) {
-                    uint place = nibble(x_place, e), i = m * SLOTS_X + place / per_k;
-                    x[m][e] =
-                        code_at(x_codes[set][i * SEGMENTS + s], part * per_k + place % per_k);
-                }
-            }
-            [[unroll]] for (uint n = 0u; n < fragments_n; ++n) {
-                MATRIX_W w;
-                [[unroll]] for (uint e = 0u; e < ELEMENTS_W; ++e) {
-                    uint place = nibble(w_place, e), i = n * SLOTS_W + place / per_k;
-                    w[e] = code_at(w_codes[set][i * SEGMENTS + s], part * per_k + place % per_k);
-                }
-                [[unroll]] for (uint m = 0u; m < fragments_m; ++m) {
-                    uint at = n * fragments_m + m;
-                    of_block[at] = coopMatMulAdd(w, x[m], of_block[at]);
-                }
-            }
-        }
-    }
-    // In two factors, so that none leaves the range unless the result does.
-    [[unroll]] for (uint m = 0u; m < fragments_m; ++m) {
-        float first[sum_slots], second[sum_slots];
-        [[unroll]] for (uint i = 0u; i < sum_slots; ++i) {
-            uint scale = x_scale[set][m * sum_slots + i];
-            int exponent = int((scale >> 23) + (w_scale[set] >> 23)) - 238;
-            int some = exponent >> 1;
-            first[i] = power_of_two(min(some, 127));
-            second[i] = power_of_two(min(exponent - some, 127));
-            if (max(scale, w_scale[set]) > FP8_INFINITY) {
-                first[i] = uintBitsToFloat(FP8_NAN);
-            }
-        }
-        [[unroll]] for (uint n = 0u; n < fragments_n; ++n) {
-            [[unroll]] for (uint e = 0u; e < ELEMENTS; ++e) {
-                uint at = n * fragments_m + m, i = nibble(sum_place, e);
-                precise float scaled = of_block[at][e] * first[i];
-                sums[at][e] = fma(scaled, second[i], sums[at][e]);
-            }
+            x_codes[set][i * SEGMENTS + s] =
+                fp8_before(x_codes[set][i * SEGMENTS + s], 16u * (at + chunk_x), push.k);
         }
     }
 }
 
-void sum_up(Tile t) {
-    uint blocks = (push.k + 127u) / 128u;
+// Adds a block's products. Registers that are done with take block `next`, if there is one: A's,
+// and the weights of one matrix after another.
+void multiply(uint set, Tile t, uint block, uint next) {
+    if (whole == 0u && block * 128u + 128u > push.k) {
+        cut_off(set, block);
+    }
+    MATRIX_X x[SEGMENTS * PARTS * fragments_m];
+    [[unroll]] for (uint p = 0u; p < SEGMENTS * PARTS; ++p) {
+        [[unroll]] for (uint m = 0u; m < fragments_m; ++m) {
+            [[unroll]] for (uint e = 0u; e < ELEMENTS_X; ++e) {
+                uint place = nibble(x_place, e), i = m * SLOTS_X + place / per_k;
+                x[p * fragments_m + m][e] = code_at(x_codes[set][i * SEGMENTS + p / PARTS],
+                                                    p % PARTS * per_k + place % per_k);
+            }
+        }
+    }
+    [[unroll]] for (uint i = 0u; i < LOADS_X * SEGMENTS; ++i) {
+        x_nan[i / SEGMENTS] |= fp8_e4m3_nan_bits(x_codes[set][i]);
+    }
+    // In two factors, so that none leaves the range unless the result does.
+    float first[fragments_m * sum_slots], second[fragments_m * sum_slots];
+    [[unroll]] for (uint i = 0u; i < fragments_m * sum_slots; ++i) {
+        uint scale = x_scale[set][i];
+        int exponent = int((scale >> 23) + (w_scale[set] >> 23)) - 238;
+        int some = exponent >> 1;
+        first[i] = power_of_two(min(some, 127));
+        second[i] = power_of_two(min(exponent - some, 127));
+        if (max(scale, w_scale[set]) > FP8_INFINITY) {
+            first[i] = uintBitsToFloat(FP8_NAN);
+        }
+    }
+    if (A_EARLY && next < BLOCKS) {
+        fetch_rows(set, t, next);
+    }
+    [[unroll]] for (uint n = 0u; n < fragments_n; ++n) {
+        ACCUMULATOR of_block[fragments_m];
+        [[unroll]] for (uint m = 0u; m < fragments_m; ++m) {
+            of_block[m] = ACCUMULATOR(0.0);
+        }
+        [[unroll]] for (uint p = 0u; p < SEGMENTS * PARTS; ++p) {
+            MATRIX_W w;
+            [[unroll]] for (uint e = 0u; e < ELEMENTS_W; ++e) {
+                uint place = nibble(w_place, e), i = n * SLOTS_W + place / per_k;
+                w[e] = code_at(w_codes[set][i * SEGMENTS + p / PARTS],
+                               p % PARTS * per_k + place % per_k);
+            }
+            [[unroll]] for (uint m = 0u; m < fragments_m; ++m) {
+                of_block[m] = coopMatMulAdd(w, x[p * fragments_m + m], of_block[m]);
+            }
+        }
+        [[unroll]] for (uint l = 0u; l < SLOTS_W * SEGMENTS; ++l) {
+            uint i = n * SLOTS_W * SEGMENTS + l;
+            w_nan[i / SEGMENTS] |= fp8_e4m3_nan_bits(w_codes[set][i]);
+        }
+        if (next < BLOCKS) {
+            fetch_weights(set, t, next, n);
+        }
+        [[unroll]] for (uint m = 0u; m < fragments_m; ++m) {
+            [[unroll]] for (uint e = 0u; e < ELEMENTS; ++e) {
+                uint at = n * fragments_m + m, i = m * sum_slots + nibble(sum_place, e);
+                precise float scaled = of_block[m][e] * first[i];
+                sums[at][e] = fma(scaled, second[i], sums[at][e]);
+            }
+        }
+    }
+    if (!A_EARLY && next < BLOCKS) {
+        fetch_rows(set, t, next);
+    }
+}
+
+// Finds the turn's rows, and loads their first codes.
+void fetch_first_rows(Tile t) {
     [[unroll]] for (uint i = 0u; i < LOADS_X; ++i) {
         uint row = i / SLOTS_X * mma_n + nibble(x_slot, i % SLOTS_X) + of_lane(x_lane);
         x_at[i] = row_of_a(t, row) * push.lda16;
@@ -355,27 +404,39 @@ void sum_up(Tile t) {
     [[unroll]] for (uint i = 0u; i < LOADS_W; ++i) {
         w_nan[i] = 0u;
     }
-    uint block = warp_k;
     [[unroll]] for (uint set = 0u; set < ahead; ++set) {
-        if (block + set * warps_k < blocks) {
-            fetch(set, t, block + set * warps_k);
+        if (warp_k + set * warps_k < BLOCKS) {
+            fetch_rows(set, t, warp_k + set * warps_k);
         }
     }
-    FOR_COUNTED(i, block, blocks) {
-        [[unroll]] for (uint set = 0u; set < ahead; ++set) {
-            uint this_block = i + set * warps_k, next = this_block + ahead * warps_k;
-            if (this_block < blocks) {
-                multiply(set, this_block);
-            }
-            if (next < blocks) {
-                fetch(set, t, next);
-            }
-        }
-    }
-    NEXT_COUNTED(i, blocks, ahead * warps_k)
 }
 
-void mark_nans(Tile t) {
+void sum_up(Tile t) {
+    [[unroll]] for (uint i = 0u; i < fragments_n * fragments_m; ++i) {
+        sums[i] = ACCUMULATOR(0.0);
+    }
+    FOR_COUNTED(i, warp_k, BLOCKS) {
+        [[unroll]] for (uint set = 0u; set < ahead; ++set) {
+            uint block = i + set * warps_k;
+            if (block < BLOCKS) {
+                multiply(set, t, block, block + ahead * warps_k);
+            }
+        }
+    }
+    NEXT_COUNTED(i, BLOCKS, ahead * warps_k)
+}
+
+void mark_nans() {
+    uint any = 0u;
+    [[unroll]] for (uint i = 0u; i < LOADS_W; ++i) {
+        any |= w_nan[i];
+    }
+    [[unroll]] for (uint i = 0u; i < LOADS_X; ++i) {
+        any |= x_nan[i];
+    }
+    if ((any & 0x80808080u) == 0u) {
+        return;
+    }
     [[unroll]] for (uint i = 0u; i < LOADS_W; ++i) {
         if ((w_nan[i] & 0x80808080u) != 0u) {
             uint column = warp_n * WARP_N + i / SLOTS_W * mma_m + nibble(w_slot, i % SLOTS_W) +
@@ -412,6 +473,9 @@ void store(Tile t, uint row, uint column, vec4 x) {
 // All subgroups pass their matrices of mma_n rows; those of a column are added in their order.
 void store_sums(Tile t) {
     [[unroll]] for (uint m = 0u; m < fragments_m; ++m) {
+        if (t.first + m * mma_n >= t.rows) {
+            return;
+        }
         if (m > 0u) {
             barrier();
         }
@@ -448,23 +512,26 @@ void main() {
         return;
     }
     do { // a test at the loop's head would read once more than it should: common.glsl
+        if (!FROM_IDS) { // list_rows has
+            fetch_first_weights(t, uvec2(push.operands.b_codes), uvec2(push.operands.b_scales));
+        }
+        fetch_first_rows(t);
         for (uint i = gl_LocalInvocationIndex; i < (BLOCK_N + 31u) / 32u; i += local_size) {
             nan_columns[i] = 0u;
         }
         for (uint i = gl_LocalInvocationIndex; i < (BLOCK_M + 31u) / 32u; i += local_size) {
             nan_rows[i] = 0u;
         }
-        [[unroll]] for (uint i = 0u; i < fragments_n * fragments_m; ++i) {
-            sums[i] = ACCUMULATOR(0.0);
-        }
         barrier();
         sum_up(t);
-        mark_nans(t);
+        mark_nans();
         store_sums(t);
-        barrier();
         t.first += gl_NumWorkGroups.z * BLOCK_M;
-        if (FROM_IDS && t.first < t.rows) {
-            list_rows(t);
+        if (t.first < t.rows) {
+            barrier();
+            if (FROM_IDS) {
+                list_rows(t);
+            }
         }
     } while (t.first < t.rows);
 }

@@ -18,9 +18,10 @@ const uint FP8_INFINITY = 0x7F800000u;
 const uint FP8_NAN = 0x7FC00000u;
 const uint FP8_NAN_CODES = 0x7F7F7F7Fu;
 
-// Bits 7, 15, 23 and 31 say which codes of E4M3 are NaN.
+// One of bits 7, 15, 23 and 31 is set if one of the codes of E4M3 is NaN, none otherwise: adding one
+// turns the top bit of the first NaN over, and carries to the next code from there on alone.
 uint fp8_e4m3_nan_bits(uint codes) {
-    return (codes & 0x7F7F7F7Fu) + 0x01010101u;
+    return (codes + 0x01010101u) ^ codes;
 }
 uint fp8_e4m3_nan_bits(uvec4 codes) {
     return fp8_e4m3_nan_bits(codes.x) | fp8_e4m3_nan_bits(codes.y) | fp8_e4m3_nan_bits(codes.z) |

@@ -427,7 +427,7 @@ TEST_F(Fp8Gemm, StreamedRowsHaveTheSameBitsAmongOthers) {
         if (units && device().info().is_cpu)
             way_.tile =
                 way == Way::Direct
-                    ? fp8::Tile{.fragments_m = 2, .fragments_n = 2, .warps_k = 2, .ahead = 2}
+                    ? fp8::Tile{.fragments_m = 3, .fragments_n = 2, .warps_k = 2}
                     : fp8::Tile{.fragments_m = 2, .fragments_n = 1, .warps_n = 4, .step_k = 128};
         for (const std::uint64_t row : {0u, 16u, 36u}) {
             const auto one = bits(row, 1);

@@ -182,7 +182,8 @@ TEST_F(Fp8GuardPages, StreamedProducts) {
     const bool units = fp8::why_not(*device_, fp8::Variant::Packed).empty();
     const std::uint64_t tokens = 5, top_k = 2, experts = 3, slots = tokens * top_k;
     const Recipe recipe{}, weights{.blocks = Blocks::Blocks128};
-    for (const auto& [n, k] : {std::pair<std::uint64_t, std::uint64_t>{48, 144}, {40, 272}}) {
+    for (const auto& [n, k] :
+         {std::pair<std::uint64_t, std::uint64_t>{48, 144}, {40, 272}, {40, 256}}) {
         const Quantized a = fp8::make_quantized(
             bytes(tokens * k), bytes(fp8::scales_bytes(recipe, {tokens, k})), recipe, {tokens, k});
         const Quantized b = fp8::make_quantized(bytes(experts * n * k),
