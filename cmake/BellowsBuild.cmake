@@ -38,7 +38,7 @@ function(bellows_target_defaults target)
 endfunction()
 
 # bellows_precompile(<target> [<library>...])
-# Half of the time of a build goes into headers that most sources include: those of the standard
+# A quarter of a build's time goes into headers that most sources include: those of the standard
 # library and, where the target is linked with them, of GoogleTest and nlohmann-json. Targets of one
 # kind and with the same libraries of these have them compiled once.
 function(bellows_precompile target)
