@@ -38,12 +38,6 @@ protected:
 TEST_F(InfoKernels, ShowsTheChoiceAndKeepsIt) {
     const Finished first = info({"--kernels"});
     ASSERT_EQ(first.exit_code, 0) << first.errors;
-    const auto told = [&](const char* progress) {
-        return first.errors.find(progress) != std::string::npos;
-    };
-    EXPECT_TRUE(told("measuring FP8 products 45/45") || // and their tiles, but for CPUs
-                told("measuring FP8 products 90/90"))
-        << first.errors;
     EXPECT_LT(first.seconds, 90);
     for (const char* part : {"device 0: ", "bf16 products: ", "decoded", "packed", "streamed",
                              "8x256x256", "tn: transposed A times B", "*", " us ", "FLOPS", "B/s"})
@@ -60,7 +54,13 @@ TEST_F(InfoKernels, ShowsTheChoiceAndKeepsIt) {
     ASSERT_EQ(json.exit_code, 0) << json.errors;
     const auto products =
         nlohmann::json::parse(json.out).at("devices").at(0).at("fp8_products").at("products");
-    ASSERT_EQ(products.size(), 45u);
+    ASSERT_GE(products.size(), 45u);
+    const auto told = [&](std::size_t count) {
+        const std::string all = std::to_string(count);
+        return first.errors.find("measuring FP8 products " + all + "/" + all) != std::string::npos;
+    };
+    EXPECT_TRUE(told(products.size()) || told(2 * products.size())) // and tiles, but for CPUs
+        << first.errors;
     for (const auto& product : products) {
         const auto& variants = product.at("variants");
         EXPECT_GT(variants.at("decoded").at("ns").get<double>(), 0) << product;
