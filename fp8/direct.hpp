@@ -16,6 +16,9 @@ namespace bellows::fp8 {
 std::string why_not_direct(const Device& device, const Tile& tile = {});
 /// "" when `product` can be computed so, else what is against it.
 std::string why_not_direct(const Device& device, const Product& product, const Tile& tile = {});
+/// Whether it beats the engine's products: many rows, on a GPU with units of bf16, whose range is
+/// all of bf16's. why_not_direct of the product is "".
+bool better_direct(const Device& device, const Product& product);
 /// The numeric class of products computed so: "direct-bf16-k16", after the elements and the depth
 /// of a matrix product. As coopmat-bf16-k16 (gemm_plan.hpp), but k goes another way in each 64.
 std::string direct_class(const Device& device);

@@ -356,6 +356,8 @@ Variant usual_variant(const Device& device, const Product& p) {
         return Variant::Streamed;
     if (better_packed(device, p) && why_not_packed(device, p).empty())
         return Variant::Packed;
+    if (why_not_direct(device, p).empty() && better_direct(device, p))
+        return Variant::Direct;
     return Variant::Decoded;
 }
 

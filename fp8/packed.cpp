@@ -57,7 +57,7 @@ bool serves(const Cut& cut) {
     return (cut.subgroups() == subgroups(cut.units) || cut.subgroups() == most) &&
            cut.columns() % kTile == 0 && matrices(shape.n) % t.fragments_n == 0 &&
            (cut.wide() == 1 || (cut.wide() == 2 && t.warps_k == 1)) &&
-           (t.exact ? t.warps_m == 1 && t.warps_k == 1 && t.fragments_m <= 4
+           (t.exact ? t.warps_k == 1 && t.fragments_m <= 4
                     : matrices(shape.m) % (t.fragments_m * t.warps_m) == 0) &&
            sharers % quads == 0 && shape.m * quads % sharers == 0;
 }
@@ -92,6 +92,7 @@ struct FlatTile {
     std::uint32_t split_from; ///< 0: subgroups share the columns; else the sum over k, and so many
                               ///< or more of them the columns
     std::uint32_t wide = 1;
+    bool exact = false; ///< with more registers, which is why none of the usual tiles is
 };
 constexpr FlatTile kFlatTiles[] = {
     {10, 16, 1, 1}, // each code of B is loaded once, many at a time
@@ -105,8 +106,9 @@ std::optional<Cut> flat_cut(const MatrixUnits& units, const FlatTile& tile) {
     const std::uint32_t warps = subgroups(units);
     t.ahead = tile.ahead;
     t.fragments_m = std::max(1u, tile.height / units.shape.m);
-    t.exact = tile.split_from == 0;
-    for (t.warps_n = t.exact ? warps : tile.split_from; t.warps_n <= warps; t.warps_n *= 2) {
+    t.exact = tile.exact;
+    for (t.warps_n = tile.split_from == 0 ? warps : tile.split_from; t.warps_n <= warps;
+         t.warps_n *= 2) {
         t.warps_k = warps / t.warps_n;
         t.fragments_n = tile.wide * matrices(units.shape.n) / t.warps_n;
         if (serves(cut))
@@ -224,7 +226,7 @@ std::vector<NamedTile> packed_tiles(const Device& device, const Product& p) {
     if (parts == 1) {
         add(square_cut(usual.units, usual.rows(), usual.tile.ahead, 2));
         if (p.form != GemmForm::TN)
-            add(flat_cut(usual.units, {0, std::min(usual.rows(), 64u), 1, 0, 2}));
+            add(flat_cut(usual.units, {0, std::min(usual.rows(), 64u), 1, 0, 2, true}));
     }
     // Lower ones take fewer registers, and read B more often where there are more rows.
     for (const std::uint32_t ahead : {1u, 2u, 4u})
@@ -232,7 +234,8 @@ std::vector<NamedTile> packed_tiles(const Device& device, const Product& p) {
             if (parts == 1)
                 add(square_cut(usual.units, height, ahead));
             if (parts > 1 || p.form != GemmForm::TN) // of tn all rows exist
-                add(flat_cut(usual.units, {0, height, ahead, parts > 1 ? usual.tile.warps_n : 0}));
+                add(flat_cut(usual.units, {0, height, ahead, parts > 1 ? usual.tile.warps_n : 0, 1,
+                                           parts == 1}));
         }
     return list.take();
 }

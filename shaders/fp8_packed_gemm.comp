@@ -21,8 +21,8 @@
 //            together     matrices of a row that pass through workgroup memory together: a divisor of
 //                         fragments_n; subgroup * warps_k is a multiple of together * mma_n / 4 and
 //                         divides that times mma_m
-//            exact        1: matrices without rows are left out; warps_m and warps_k are 1, fragments_m
-//                         is at most 4 and need not divide what a tile has
+//            exact        1: matrices without rows are left out; warps_k is 1, fragments_m is at most
+//                         4, and warps_m times it need not divide what a tile has
 //            b_ahead      steps by which loads of B run ahead, at most 4; those of A by one
 //            own_scales   1: every column of B has its own scales; 0: a block of B has one
 //            by_rows      1: A was packed by fp8_pack_rows
@@ -82,7 +82,7 @@ struct Place {
     uint row_end;
     uint column0;
     uint first_m; // the subgroup's first matrix along m in the tile; each warps_m-th is its own
-    uint own_m;   // with exact: how many of its matrices have rows
+    uint own_m;   // with exact: how many of its matrices have rows, the first ones
     uint warp_n;  // its first column in a tile of B
     uint warp_k;
 };
@@ -255,34 +255,34 @@ void store_sums(Tile t, Place p) {
         }
     }
     [[unroll]] for (uint i = 0u; i < fragments_m; ++i) {
-        if (exact != 0u && i >= p.own_m) {
-            continue;
-        }
-        uint first_row = (p.first_m + i * warps_m) * mma_m + lane / QUADS;
-        int of_row[LANE_STORES], rows[LANE_STORES];
-        [[unroll]] for (uint s = 0u; s < LANE_STORES; ++s) {
-            rows[s] = row_of_d(p, first_row + s * ROW_STEP);
-            of_row[s] = exponent_of(push.operands.a_peaks.v[t.a_peak + first_row + s * ROW_STEP]);
-        }
-        [[unroll]] for (uint j = 0u; j < COLUMNS; ++j) {
-            uint column = first_column + j * together * mma_n;
-            sharers_barrier();
-            [[unroll]] for (uint e = 0u; e < together; ++e) {
-                coopMatStore(sums[(j * together + e) * fragments_m + i], staged,
-                             part + e * (mma_n / 4u), PITCH, gl_CooperativeMatrixLayoutRowMajor);
-            }
-            sharers_barrier();
+        // Not `continue`: where a compiler leaves a loop as it is, its matrices stand in memory.
+        if (exact == 0u || i < p.own_m) {
+            uint first_row = (p.first_m + i * warps_m) * mma_m + lane / QUADS;
+            int of_row[LANE_STORES], rows[LANE_STORES];
             [[unroll]] for (uint s = 0u; s < LANE_STORES; ++s) {
-                if (rows[s] >= 0 && p.column0 + column < push.n) {
-                    uint at = (lane / QUADS + s * ROW_STEP) * PITCH + lane % QUADS;
-                    vec4 x = uintBitsToFloat(staged[warp * PART + at]);
-                    [[unroll]] for (uint k = 1u; k < warps_k; ++k) {
-                        x += uintBitsToFloat(staged[(k * WARPS + warp) * PART + at]);
+                rows[s] = row_of_d(p, first_row + s * ROW_STEP);
+                of_row[s] = exponent_of(push.operands.a_peaks.v[t.a_peak + first_row + s * ROW_STEP]);
+            }
+            [[unroll]] for (uint j = 0u; j < COLUMNS; ++j) {
+                uint column = first_column + j * together * mma_n;
+                sharers_barrier();
+                [[unroll]] for (uint e = 0u; e < together; ++e) {
+                    coopMatStore(sums[(j * together + e) * fragments_m + i], staged,
+                                 part + e * (mma_n / 4u), PITCH, gl_CooperativeMatrixLayoutRowMajor);
+                }
+                sharers_barrier();
+                [[unroll]] for (uint s = 0u; s < LANE_STORES; ++s) {
+                    if (rows[s] >= 0 && p.column0 + column < push.n) {
+                        uint at = (lane / QUADS + s * ROW_STEP) * PITCH + lane % QUADS;
+                        vec4 x = uintBitsToFloat(staged[warp * PART + at]);
+                        [[unroll]] for (uint k = 1u; k < warps_k; ++k) {
+                            x += uintBitsToFloat(staged[(k * WARPS + warp) * PART + at]);
+                        }
+                        [[unroll]] for (uint e = 0u; e < 4u; ++e) {
+                            x[e] = raised(x[e], of_row[s] + of_column[j][e]);
+                        }
+                        store(p.d, uint(rows[s]), p.column0 + column, x);
                     }
-                    [[unroll]] for (uint e = 0u; e < 4u; ++e) {
-                        x[e] = raised(x[e], of_row[s] + of_column[j][e]);
-                    }
-                    store(p.d, uint(rows[s]), p.column0 + column, x);
                 }
             }
         }
@@ -443,7 +443,7 @@ void main() {
     uint with_rows = (p.row_end - p.row0 + mma_m - 1u) / mma_m;
     for (uint m = 0u; m < with_rows; m += MATRICES) {
         p.first_m = m + warp % warps_m;
-        p.own_m = min(with_rows - m, fragments_m);
+        p.own_m = min((with_rows + warps_m - 1u - p.first_m) / warps_m, fragments_m);
         t.a = a_block * A_BLOCK + p.first_m * UNITS_A * subgroup + gl_SubgroupInvocationID;
         if (slowly) {
             store_slowly(t, p, wide_a);

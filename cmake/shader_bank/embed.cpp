@@ -99,10 +99,13 @@ private:
                  << "\"},\n";
             return line.str();
         }
-        const std::filesystem::path file = output_ / "spirv" / (id + ".spv");
+        // Accesses can be traced through optimized code only.
+        const std::filesystem::path optimized = output_ / "spirv" / (id + ".spv");
+        const std::filesystem::path file =
+            kernel.optimize ? optimized : output_ / "spirv" / (id + ".raw.spv");
         const std::vector<std::uint32_t> words = read_spirv(file);
         try {
-            check_accesses(kernel, variant.name, words);
+            check_accesses(kernel, variant.name, kernel.optimize ? words : read_spirv(optimized));
         } catch (const std::exception& error) {
             errors_ += std::string(errors_.empty() ? "" : "\n") + error.what();
         }

@@ -68,9 +68,11 @@ Kernel read_kernel(const json& object) {
     const std::string where = "kernel '" + kernel.name + "'";
     check_identifier(where, kernel.name);
     check_keys(where, object,
-               {"name", "source", "operands", "push", "constants", "variants", "fallback", "doc"});
+               {"name", "source", "operands", "push", "constants", "variants", "fallback",
+                "optimize", "doc"});
     kernel.source = object.at("source").get<std::string>();
     kernel.fallback = object.value("fallback", std::string());
+    kernel.optimize = object.value("optimize", true);
 
     std::set<std::string> members;
     const auto add_member = [&](const std::string& name) {

@@ -39,6 +39,7 @@ struct Kernel {
     std::string name;     ///< snake_case
     std::string source;   ///< file in shaders/
     std::string fallback; ///< kernel that serves where no variant does; "" if one always does
+    bool optimize = true; ///< false: embedded as the GLSL compiler leaves it
     std::vector<Operand> operands;
     std::vector<PushField> push;
     std::vector<Constant> constants;
@@ -56,7 +57,8 @@ void write_if_different(const std::filesystem::path& file, const std::string& co
 
 /// <output>/glsl/<kernel>.kernel.glsl and <output>/include/bellows/kernels/*.hpp
 void write_bindings(const std::vector<Kernel>& kernels, const std::filesystem::path& output);
-/// <output>/bank.cpp and bank.S from <output>/spirv/*.spv and <output>/unbuilt.txt
+/// <output>/bank.cpp and bank.S from <output>/spirv/*.spv, or *.raw.spv where a kernel is not to be
+/// optimized, and <output>/unbuilt.txt
 void write_bank(const std::vector<Kernel>& kernels, const std::filesystem::path& output);
 /// Throws when the SPIR-V does not keep the accesses that the manifest declares.
 void check_accesses(const Kernel& kernel, const std::string& variant,

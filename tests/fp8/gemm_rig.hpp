@@ -229,7 +229,8 @@ private:
     inline static std::optional<std::string> numerics_; ///< to be gone back to
 
     static std::vector<fp8::Tile> direct_tiles() {
-        const auto bf16 = TensorView::contiguous({}, DType::BF16, {256, 256});
+        const Buffer memory = workspace(256 * 256 * 2);
+        const auto bf16 = TensorView::contiguous(memory.view(), DType::BF16, {256, 256});
         std::vector<fp8::Tile> tiles;
         for (const auto& named :
              fp8::tiles(device(), fp8::Variant::Direct, GemmForm::NT, bf16, bf16, bf16))

@@ -23,9 +23,11 @@ protected:
     GuardPagesTest() : device_(Device::adopt(own_.external(), test_options())) {}
 
     /// A view of `size` bytes at the start of memory of `there` bytes, which the guard page
-    /// follows. The view may reach into it.
+    /// follows. The view may reach into it; on a GPU, which does not see guard pages but other
+    /// memory there, all of it is there.
     Guarded guarded(std::uint64_t size, std::uint64_t there) {
         const std::uint64_t claimed = std::max(size, there);
+        there = device_->info().is_cpu ? there : claimed;
         const auto memory = own_.guarded(there, claimed - there);
         buffers_.push_back(
             wrap_buffer(*device_, memory.buffer, memory.offset + claimed, "guarded"));

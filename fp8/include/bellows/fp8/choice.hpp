@@ -152,7 +152,7 @@ enum class Bits : std::uint8_t {
 /// than clocks waver.
 Variant fastest(const Measurement& measurement, Bits bits);
 /// A table of the fastest variants in their fastest tiles; Decoded otherwise, and for two bf16
-/// operands, whose Variant::Direct is taken only where it is named.
+/// operands, whose products in a run keep the device's numeric class.
 Choice choose(const std::vector<Measurement>& measurements, Bits bits);
 
 /// Which variants are timed.

@@ -19,10 +19,10 @@
 // A block with a NaN is NaN, and makes NaN the rows (of A) or columns (of B) of D that it meets; no
 // other. D is f32, or bf16 rounded to nearest even; accumulate adds to an f32 D.
 //
-// Two bf16 operands have the device's numeric class, or in Variant::Direct, which is taken only
-// where it is named, "direct-bf16-k16": f32 sums on the same matrix units in ascending steps of 64
-// k, within which k goes another way. Bits of an element depend on its row of A and its column of B
-// alone.
+// Two bf16 operands have the device's numeric class, or in Variant::Direct, which GPUs with matrix
+// units of bf16 take for groups of 256 rows or more on average (nt), "direct-bf16-k16": f32 sums on
+// the same matrix units in ascending steps of 64 k, within which k goes another way. Bits of an
+// element depend on its row of A and its column of B alone.
 //
 // Recipes. Scales must be the same along blocks of k: where k runs along columns (A of nt and nn, B
 // of nt) that is Rows128, MX32, Blocks128 or PerTensor; where it runs along rows (B of nn, both of
