@@ -19,7 +19,7 @@ namespace {
 constexpr std::uint64_t kGridColumns = 32; // of a step of a work list's grid
 constexpr std::uint64_t kScaleColumns = 128;
 constexpr std::uint64_t kMostFewRows =
-    16; // more of them want workgroup memory, measured on an H200
+    20; // more of them want workgroup memory, measured on an H200
 
 // --- The kernel on matrix units for more than a few rows
 
