@@ -6,8 +6,10 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <bit>
 #include <set>
+#include <span>
 #include <string>
 
 namespace bellows {
@@ -30,6 +32,22 @@ TEST(ShaderBank, EveryVariantIsEmbeddedOrSaysWhyNot) {
             EXPECT_EQ(variant.spirv[0], kSpirvMagic);
         }
     }
+}
+
+/// spirv-opt leaves one function.
+std::size_t functions(std::span<const std::uint32_t> spirv) {
+    constexpr std::uint32_t kOpFunction = 54, kHeaderWords = 5;
+    std::size_t count = 0;
+    for (std::size_t at = kHeaderWords; at < spirv.size(); at += std::max(spirv[at] >> 16, 1u))
+        count += (spirv[at] & 0xffff) == kOpFunction;
+    return count;
+}
+
+TEST(ShaderBank, KernelsAreOptimizedUnlessTheManifestSaysNo) {
+    for (const KernelVariant& variant : kernels::GemmNt::info().variants)
+        EXPECT_EQ(functions(variant.spirv), variant.spirv.empty() ? 0u : 1u) << variant.name;
+    for (const KernelVariant& variant : kernels::Fp8PackedGemm::info().variants)
+        EXPECT_TRUE(variant.spirv.empty() || functions(variant.spirv) > 1) << variant.name;
 }
 
 TEST(ShaderBank, NamesAreUnique) {
