@@ -70,9 +70,8 @@ std::optional<ProductKind> kind_of(const Product& p) {
     const auto pair = pair_of(p.a, p.b);
     if (!pair || d.columns < kLeastColumns || (tn && d.rows < kLeastColumns))
         return std::nullopt;
-    const bool masked = p.rows != nullptr && p.rows->layout.form == GroupLayout::Form::Masked;
     return ProductKind{p.form,
-                       masked              ? Grouping::Masked
+                       masked(p)           ? Grouping::Masked
                        : p.rows != nullptr ? Grouping::Grouped
                                            : Grouping::Dense,
                        *pair, size_of_groups(expected_rows(p))};

@@ -213,8 +213,7 @@ bool better_direct(const Device& device, const Product& p) {
     if (device.info().is_cpu || gemm_class(device).units != Units::BF16)
         return false;
     constexpr std::uint64_t kRows = 256, kColumns = 128; // of a tile
-    const bool masked = p.rows != nullptr && p.rows->layout.form == GroupLayout::Form::Masked;
-    return !masked && expected_rows(p) >= kRows && extents_of(p.d).columns >= kColumns;
+    return !masked(p) && expected_rows(p) >= kRows && extents_of(p.d).columns >= kColumns;
 }
 
 std::string direct_class(const Device& device) {

@@ -248,9 +248,7 @@ bool better_packed(const Device& device, const Product& p) {
     const std::uint64_t groups = std::max<std::uint64_t>(groups_of(p), 1);
     if (p.form == GemmForm::TN)
         return d.rows >= kTile && d.columns >= kTile;
-    const bool counts_are_near =
-        p.rows == nullptr || p.rows->layout.form != GroupLayout::Form::Masked;
-    return counts_are_near && d.rows >= kTile * groups && d.columns >= kTile;
+    return !masked(p) && d.rows >= kTile * groups && d.columns >= kTile;
 }
 
 std::uint64_t packed_bytes(const Operand& a, const Operand& b) {

@@ -30,6 +30,11 @@ inline Extents extents_of(const TensorView& view) {
             view.extent[view.rank - 1]};
 }
 
+/// Whether every group has a block of its own.
+inline bool masked(const Product& p) {
+    return p.rows != nullptr && p.rows->layout.form == GroupLayout::Form::Masked;
+}
+
 /// Of a group, on average, is "few".
 inline constexpr std::uint64_t kFewRows = 64;
 
@@ -40,7 +45,7 @@ inline std::uint64_t expected_rows(const Product& p) {
     const GroupLayout& layout = p.rows->layout;
     if (layout.expected_rows != 0)
         return layout.expected_rows;
-    if (layout.form == GroupLayout::Form::Masked) // made for decoding
+    if (masked(p)) // made for decoding
         return std::min(layout.spacing, kFewRows);
     const std::uint64_t groups = std::max<std::uint64_t>(layout.groups, 1);
     return (layout.rows + groups - 1) / groups;
