@@ -38,11 +38,11 @@ memory that operands and workspace take.
                              fp8/gemm.hpp
   --tiles                    times every tile of --variant packed, streamed or direct, the usual one
                              first
-  --tile MxNxVxWxPxKxSxAxE,... these tiles, of --tiles or not (fp8::Tile): M x N matrices per subgroup,
+  --tile MxNxVxWxPxKxSxA,... these tiles, of --tiles or not (fp8::Tile): M x N matrices per subgroup,
                              V x W subgroups and P along k, steps of K k through workgroup memory, which
-                             holds S of them, loads A steps ahead, E 1: matrices without rows left out.
-                             packed MxNxVxWxPx0x1xAxE, direct MxNxVxWx1xKxSxAx0, streamed
-                             MxNx1xWx1xKx1xAx0 or, straight to registers, MxNx1xWxPx0x1xAx0
+                             holds S of them, loads A steps ahead. packed MxNxVxWxPx0x1xA, direct
+                             MxNxVxWx1xKxSxA, streamed MxNx1xWx1xKx1xA or, straight to registers,
+                             MxNx1xWxPx0x1xA
   --d bf16|f32               storage of results (default bf16; f32 for k and ids)
 )";
 
@@ -190,7 +190,7 @@ class BenchGroupedGemm : public Program {
 
     void take_tiles(Arguments& arguments) {
         all_tiles_ = arguments.flag("--tiles");
-        const auto lists = arguments.sizes("--tile", "MxNxVxWxPxKxSxAxE", 0);
+        const auto lists = arguments.sizes("--tile", "MxNxVxWxPxKxSxA", 0);
         if ((all_tiles_ || lists) &&
             (variant_ == fp8::Variant::Device || variant_ == fp8::Variant::Decoded))
             refuse("--tiles and --tile go with --variant packed, streamed or direct");
@@ -203,7 +203,7 @@ class BenchGroupedGemm : public Program {
                 name += (name.empty() ? "" : "x") + std::to_string(number);
                 v.push_back(static_cast<std::uint32_t>(std::min<std::uint64_t>(number, ~0u)));
             }
-            tiles_.push_back({{v[0], v[1], v[2], v[3], v[4], v[5], v[6], v[7], v[8] != 0}, name});
+            tiles_.push_back({{v[0], v[1], v[2], v[3], v[4], v[5], v[6], v[7]}, name});
         }
     }
 

@@ -14,8 +14,8 @@ namespace {
 constexpr const char* kHelp =
     R"(bench_permute: tokens to their experts' rows and back, forward and backward: inside a rank (moe_*) and
 what the exchange of a group of 8 ranks does on the device (exchange_*), without sending. GB/s counts
-each tensor once, read or written, although gathers read a token once per expert; "of peak" is the share
-of a copy loop of the same run.
+each tensor once, read or written, although gathers read a token once per expert, and with the rows of
+padding that they clear; "of peak" is the share of a copy loop of the same run.
 
   --shapes TxHxExK,...       T tokens of H elements, each to K of E experts; E a multiple of 8
                              (default 4096x7168x256x8, DeepSeek-V3's, and 4096x2048x128x8; less on CPUs)

@@ -189,9 +189,13 @@ void moe_gather(Recording& recording, const TensorView& x, const MoeLayout& layo
     RowPlan plan = plan_rows(recording, sizes.capacity, units, RowWork::Elementwise);
     const bool by_token = !recording.device().info().is_cpu;
     SpreadPlan spread;
-    if (by_token) { // behind the tokens the rows, which may be padding
-        // Rows of bf16 want few rows written at a time, as measured on an H200.
-        spread = wide == 1 ? plan_spread(units, plan.local_size) : SpreadPlan{4, 1, 1};
+    if (by_token) {
+        spread = plan_spread(units, plan.local_size);
+        // Of bf16, short parts and a row after the other won on an H200.
+        constexpr std::uint32_t kUnits = 4;
+        if (wide == 2)
+            spread = {kUnits, arguments.u32("parts", div_up(units, kUnits * plan.local_size)), 1};
+        // Before the tokens the rows, which may be padding.
         const std::uint64_t items = sizes.tokens + div_up(sizes.capacity, plan.local_size);
         plan.groups.x = row_groups(plan, arguments.u32("tokens and rows", items));
         plan.groups.y = spread.parts;

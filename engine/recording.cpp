@@ -106,6 +106,34 @@ void Recording::Impl::add(Operation operation, std::span<const OperandUse> opera
     since_barrier_.insert(since_barrier_.end(), operation_uses.begin(), operation_uses.end());
     push_words.insert(push_words.end(), push.begin(), push.end());
     operations.push_back(operation);
+    if (operation.kind == Kind::DispatchIndirect)
+        order_grid();
+}
+
+/// Has the first barrier behind the last writer of the last operation's grid order that, too.
+/// Others do not: grids are read by a stage of their own, and waiting for it doubles what a barrier
+/// costs (4 us in place of 2 on an H200).
+void Recording::Impl::order_grid() {
+    const Operation& last = operations.back();
+    const BufferView& grid = uses[last.first_use + last.num_uses - 1].view;
+    const auto writes_grid = [&](const OperandUse& use) {
+        return use.view && writes(use.access) && use.view.resource == grid.resource &&
+               range_of(use.view).overlaps(range_of(grid));
+    };
+    std::size_t barrier = operations.size(); // the first behind what has been looked at
+    for (std::size_t i = operations.size(); i-- > 0;) {
+        const auto first = uses.begin() + operations[i].first_use;
+        if (i + 1 < operations.size() &&
+            std::any_of(first, first + operations[i].num_uses, writes_grid)) {
+            if (barrier < operations.size())
+                operations[barrier].barrier_to_grid = true;
+            return;
+        }
+        if (operations[i].barrier_to_grid)
+            return; // it orders what was written before
+        if (operations[i].barrier_before)
+            barrier = i;
+    }
 }
 
 const std::vector<Recording::Impl::OperandUse>& Recording::Impl::accesses() {
@@ -182,7 +210,7 @@ namespace {
 
 /// Stages of a recording's operations, and their accesses that a barrier orders.
 struct Scope {
-    VkPipelineStageFlags2 stages = 0;
+    VkPipelineStageFlags2 stages = 0, grid_stages = 0;
     VkAccessFlags2 reads = 0, writes = 0;
 
     void add(Recording::Impl::Kind kind) {
@@ -196,10 +224,8 @@ struct Scope {
         stages |= VK_PIPELINE_STAGE_2_COMPUTE_SHADER_BIT;
         reads |= VK_ACCESS_2_SHADER_STORAGE_READ_BIT;
         writes |= VK_ACCESS_2_SHADER_STORAGE_WRITE_BIT;
-        if (kind == Kind::DispatchIndirect) {
-            stages |= VK_PIPELINE_STAGE_2_DRAW_INDIRECT_BIT;
-            reads |= VK_ACCESS_2_INDIRECT_COMMAND_READ_BIT;
-        }
+        if (kind == Kind::DispatchIndirect)
+            grid_stages = VK_PIPELINE_STAGE_2_DRAW_INDIRECT_BIT;
     }
 };
 
@@ -242,10 +268,14 @@ void Recording::Impl::encode() {
         if (operations[i].barrier_before) {
             VkMemoryBarrier2 barrier{};
             barrier.sType = VK_STRUCTURE_TYPE_MEMORY_BARRIER_2;
-            barrier.srcStageMask = before.stages;
+            barrier.srcStageMask = before.stages | before.grid_stages;
             barrier.srcAccessMask = before.writes;
             barrier.dstStageMask = all.stages;
             barrier.dstAccessMask = all.reads | all.writes;
+            if (operations[i].barrier_to_grid) {
+                barrier.dstStageMask |= all.grid_stages;
+                barrier.dstAccessMask |= VK_ACCESS_2_INDIRECT_COMMAND_READ_BIT;
+            }
             before = {};
             VkDependencyInfo dependency{};
             dependency.sType = VK_STRUCTURE_TYPE_DEPENDENCY_INFO;

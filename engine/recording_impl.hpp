@@ -31,6 +31,7 @@ struct Recording::Impl {
         std::uint32_t first_push = 0, num_push = 0; ///< in `push_words`
         std::uint32_t label = 0;                    ///< in `labels`
         bool barrier_before = false;
+        bool barrier_to_grid = false; ///< that barrier orders grids of indirect dispatches, too
     };
 
     Impl(Device& device, QueueRole role, std::string name);
@@ -63,6 +64,7 @@ struct Recording::Impl {
 
 private:
     bool conflicts(std::span<const OperandUse> operation_uses) const;
+    void order_grid();
     void encode();
     void encode_operation(const Operation& operation);
     std::uint64_t handle_epochs() const;

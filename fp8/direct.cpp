@@ -63,7 +63,7 @@ bool fits(const DeviceInfo& info, const Cut& c) {
     const std::uint32_t segment = kUnit * c.chunks();
     const std::uint64_t local_size = std::uint64_t{info.subgroup_size} * c.warps();
     return (t.step_k == segment || t.step_k == 2 * segment) && (t.ahead == 1 || t.ahead == 2) &&
-           (t.stages == 2 || t.stages == 3) && t.warps_k == 1 && !t.exact && c.rows() != 0 &&
+           (t.stages == 2 || t.stages == 3) && t.warps_k == 1 && c.rows() != 0 &&
            c.columns() >= kGridColumns && local_size <= info.max_workgroup_invocations &&
            kUnit % c.slots.per_k == 0 && local_size % (2 * c.row_units()) == 0 &&
            c.stage_units() % local_size == 0 && shared_bytes(c) <= info.shared_memory_bytes &&

@@ -9,6 +9,7 @@
 #include <bellows/kernels/kernels.hpp>
 
 #include <algorithm>
+#include <bit>
 #include <optional>
 
 namespace bellows::fp8 {
@@ -19,7 +20,8 @@ using K = kernels::Fp8FewGemm;
 using Form = GroupLayout::Form;
 
 constexpr std::uint64_t kScaleBlock = 128; // of weights, along n and k
-constexpr std::uint32_t kSplitK = 4;       // sums are added in this order, whatever the rows
+constexpr std::uint64_t kMostIdsAtOnce = 16;
+constexpr std::uint32_t kSplitK = 4; // sums are added in this order, whatever the rows
 
 struct Cut {
     MatrixShape shape;
@@ -45,7 +47,7 @@ bool fits(const DeviceInfo& info, const Cut& c) {
     return t.warps_k != 0 && c.columns() != 0 && kScaleBlock % c.columns() == 0 && c.rows() != 0 &&
            t.ahead != 0 && local_size <= info.max_workgroup_invocations &&
            shared_bytes(c) <= info.shared_memory_bytes && 8 % (c.shape.k / c.slots.per_k) == 0 &&
-           t.warps_m == 1 && t.step_k == 0 && t.stages == 1 && !t.exact;
+           t.warps_m == 1 && t.step_k == 0 && t.stages == 1;
 }
 
 /// For sums, those of a block and a matrix, A in f16, and operands of the blocks ahead.
@@ -104,7 +106,8 @@ void set_cut(K::Constants& c, const DeviceInfo& info, const Cut& cut) {
 }
 
 /// Where the rows of groups stand; returns how many groups, batches or ids the grid has.
-std::uint64_t set_rows(K& kernel, const Operands& operands, const Product& p) {
+std::uint64_t set_rows(K& kernel, const Operands& operands, const Product& p,
+                       std::uint32_t subgroup_size) {
     kernel.places = kernel.ends = kernel.b_codes;
     if (p.rows == nullptr) {
         kernel.constants.rows_from = 0;
@@ -117,6 +120,9 @@ std::uint64_t set_rows(K& kernel, const Operands& operands, const Product& p) {
     switch (layout.form) {
     case Form::Ids: {
         const bool few = layout.rows < layout.groups;
+        const std::uint64_t reads = div_up(layout.rows, subgroup_size);
+        kernel.constants.ids_at_once = static_cast<std::uint32_t>(
+            std::clamp<std::uint64_t>(std::bit_ceil(reads), 1, kMostIdsAtOnce));
         kernel.constants.rows_from = few ? 2 : 1;
         kernel.m = operands.u32("ids", layout.rows);
         kernel.constants.a_by_slot = kernel.constants.d_by_slot = 1;
@@ -186,7 +192,8 @@ void record_few_rows(Recording& recording, const char* op, const Product& p, con
     bind_a(kernel, operands, *p.a.quantized, StreamA<K>{&K::a_codes, &K::lda16, &K::a_batch16});
     set_cut(kernel.constants, recording.device().info(), cut);
     kernel.constants.whole = kernel.k % kScaleBlock == 0 ? 1 : 0;
-    const std::uint64_t groups = set_rows(kernel, operands, p);
+    const std::uint64_t groups =
+        set_rows(kernel, operands, p, recording.device().info().subgroup_size);
     recording.dispatch(kernel, {operands.u32("tiles", div_up(kernel.n, cut.columns())),
                                 operands.grid("groups", groups),
                                 operands.grid("rows", turns(p, cut.rows()))});

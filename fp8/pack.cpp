@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT
 #include "pack.hpp"
 
+#include <bellows/engine/matrix_images.hpp>
 #include <bellows/kernels/kernels.hpp>
 
 #include <algorithm>
@@ -44,11 +45,20 @@ std::uint64_t block_bytes(Side side) {
 
 std::optional<MatrixUnits> units_for_images(const Device& device) {
     const std::uint32_t size = device.info().subgroup_size;
+    const auto units_of = [&](const MatrixShape& shape) {
+        MatrixUnits units{shape, size, shape.n * shape.k / size};
+        if (const auto slots = matrix_slots(device, shape)) {
+            units.b_slots /= slots->per_k;
+            for (std::uint32_t bit = 0; bit < 32; bit += 4)
+                units.b_slot |= (slots->b.place >> bit & 15) / slots->per_k << bit;
+        }
+        return units;
+    };
     for (const GemmClass& c : gemm_classes(device))
         if (c.units == GemmClass::Units::F16 && c.why_not.empty() && size != 0 &&
             kLocalSize % size == 0 && 32 % c.shape.k == 0 && 32 % c.shape.m == 0 &&
             32 % c.shape.n == 0)
-            return MatrixUnits{c.shape, size};
+            return units_of(c.shape);
     return std::nullopt;
 }
 
@@ -78,7 +88,8 @@ Packed place(const MatrixUnits& units, const Source& source, BufferView& memory)
     packed.image = take(c.tiles * c.blocks * block_bytes(source.side));
     packed.factors = packed.image;
     if (source.side == Side::B && own_scales(source.q))
-        packed.factors = take(c.tiles * c.blocks * kTile * units.shape.k * 2);
+        packed.factors = take(c.tiles * c.blocks * (kTile / units.shape.n) *
+                              div_up(units.b_slots, 2) * units.subgroup * 4);
     packed.scales = take(c.tiles * c.blocks * kVectorBytes);
     packed.peaks = take(c.units * kVectorBytes);
     packed.spread = take(round_up(4 * kSpreads * c.units, 256));
@@ -184,6 +195,8 @@ void pack_tiles(Recording& recording, const Operands& operands, const MatrixUnit
                                        .mma_n = units.shape.n,
                                        .mma_k = units.shape.k,
                                        .by_k = by_k,
+                                       .b_slots = units.b_slots,
+                                       .b_slot = units.b_slot,
                                        .own_scales = own_scales(source.q) ? 1u : 0u},
                          .group_offsets = offsets,
                          .source = p.codes.memory,

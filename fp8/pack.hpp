@@ -18,9 +18,13 @@ namespace bellows::fp8 {
 struct MatrixUnits {
     MatrixShape shape;
     std::uint32_t subgroup = 0;
+    /// Of B: how many columns an invocation has elements of, and of which of them each element is,
+    /// in four bits each. An element's own, where the device shows no pattern.
+    std::uint32_t b_slots = 0, b_slot = 0;
 };
 
-/// Nothing when the device has no subgroup matrices of f16 that fit a step of 32 x 32.
+/// Nothing when the device has no subgroup matrices of f16 that fit a step of 32 x 32. The first
+/// call runs a kernel and waits for it (matrix_slots).
 std::optional<MatrixUnits> units_for_images(const Device& device);
 
 enum class Side : std::uint8_t { A, B };

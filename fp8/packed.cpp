@@ -17,6 +17,7 @@ namespace {
 
 constexpr std::uint64_t kTile = 128; // along m, n and the sum
 constexpr std::uint64_t kLocalSize = 128;
+constexpr std::uint32_t kMostStores = 8; // UP_TO_8 of the kernel
 
 std::uint64_t groups_of(const Product& p) {
     return p.rows == nullptr ? 0 : p.rows->layout.groups;
@@ -57,8 +58,8 @@ bool serves(const Cut& cut) {
     return (cut.subgroups() == subgroups(cut.units) || cut.subgroups() == most) &&
            cut.columns() % kTile == 0 && matrices(shape.n) % t.fragments_n == 0 &&
            (cut.wide() == 1 || (cut.wide() == 2 && t.warps_k == 1)) &&
-           (t.exact ? t.warps_k == 1 && t.fragments_m <= 4
-                    : matrices(shape.m) % (t.fragments_m * t.warps_m) == 0) &&
+           matrices(shape.m) % (t.fragments_m * t.warps_m) == 0 &&
+           std::max(t.fragments_m, t.fragments_n / cut.together()) <= kMostStores &&
            sharers % quads == 0 && shape.m * quads % sharers == 0;
 }
 
@@ -92,7 +93,6 @@ struct FlatTile {
     std::uint32_t split_from; ///< 0: subgroups share the columns; else the sum over k, and so many
                               ///< or more of them the columns
     std::uint32_t wide = 1;
-    bool exact = false; ///< with more registers, which is why none of the usual tiles is
 };
 constexpr FlatTile kFlatTiles[] = {
     {10, 16, 1, 1}, // each code of B is loaded once, many at a time
@@ -106,7 +106,6 @@ std::optional<Cut> flat_cut(const MatrixUnits& units, const FlatTile& tile) {
     const std::uint32_t warps = subgroups(units);
     t.ahead = tile.ahead;
     t.fragments_m = std::max(1u, tile.height / units.shape.m);
-    t.exact = tile.exact;
     for (t.warps_n = tile.split_from == 0 ? warps : tile.split_from; t.warps_n <= warps;
          t.warps_n *= 2) {
         t.warps_k = warps / t.warps_n;
@@ -226,17 +225,13 @@ std::vector<NamedTile> packed_tiles(const Device& device, const Product& p) {
     if (parts == 1) {
         add(square_cut(usual.units, usual.rows(), usual.tile.ahead, 2));
         if (p.form != GemmForm::TN)
-            add(flat_cut(usual.units, {0, std::min(usual.rows(), 64u), 1, 0, 2, true}));
+            add(flat_cut(usual.units, {0, std::min(usual.rows(), 64u), 1, 0, 2}));
     }
     // Lower ones take fewer registers, and read B more often where there are more rows.
     for (const std::uint32_t ahead : {1u, 2u, 4u})
-        for (const std::uint32_t height : {usual.rows(), usual.rows() / 2}) {
-            if (parts == 1)
-                add(square_cut(usual.units, height, ahead));
-            if (parts > 1 || p.form != GemmForm::TN) // of tn all rows exist
-                add(flat_cut(usual.units, {0, height, ahead, parts > 1 ? usual.tile.warps_n : 0, 1,
-                                           parts == 1}));
-        }
+        for (const std::uint32_t height : {usual.rows(), usual.rows() / 2})
+            add(parts > 1 ? flat_cut(usual.units, {0, height, ahead, usual.tile.warps_n})
+                          : square_cut(usual.units, height, ahead));
     return list.take();
 }
 
@@ -331,9 +326,10 @@ void record_packed(Recording& recording, const char* op, const Product& p, const
                       .warps_n = cut.warps_n,
                       .warps_k = cut.warps_k,
                       .together = whole.together(),
-                      .exact = cut.exact ? 1u : 0u,
                       .wide = whole.wide(),
                       .b_ahead = cut.ahead,
+                      .b_slots = units.b_slots,
+                      .b_slot = units.b_slot,
                       .own_scales = own_scales(*p.b.quantized) ? 1u : 0u,
                       .by_sum = sums != nullptr ? 1u : 0u,
                       .by_rows = tn ? 0u : 1u,

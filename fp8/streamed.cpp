@@ -42,7 +42,7 @@ std::uint64_t shared_bytes(const Cut& c) {
 bool fits(const DeviceInfo& info, const Cut& c) {
     const Tile& t = c.tile;
     const std::uint64_t local_size = std::uint64_t{info.subgroup_size} * t.warps_n;
-    if (t.warps_m != 1 || t.warps_k != 1 || t.stages != 1 || t.exact || c.columns() == 0 ||
+    if (t.warps_m != 1 || t.warps_k != 1 || t.stages != 1 || c.columns() == 0 ||
         kScaleColumns % c.columns() != 0 || c.columns() % kGridColumns != 0 || c.rows() == 0 ||
         c.rows() > local_size || t.ahead == 0 || local_size > info.max_workgroup_invocations ||
         shared_bytes(c) > info.shared_memory_bytes)

@@ -12,14 +12,16 @@
 namespace bellows::fp8 {
 
 void TileList::add(const Tile& tile, std::string name) {
-    if (!contains(tiles_, tile) && tiles_.size() < kMost)
+    const bool known = std::any_of(tiles_.begin(), tiles_.end(), [&](const NamedTile& other) {
+        return other.tile == tile || other.name == name;
+    });
+    if (!known && tiles_.size() < kMost)
         tiles_.push_back({tile, std::move(name)});
 }
 
 std::string name_of(const Tile& tile, std::uint64_t rows, std::uint64_t columns) {
     return std::to_string(rows) + "x" + std::to_string(columns) +
            (tile.step_k != 0 ? "x" + std::to_string(tile.step_k) : "") +
-           (tile.exact ? " exact" : "") +
            (tile.warps_k > 1 ? " in " + std::to_string(tile.warps_k) : "") +
            (tile.ahead > 1 ? ", " + std::to_string(tile.ahead) + " ahead" : "");
 }

@@ -24,7 +24,7 @@ inline constexpr const char* kNoSuchTile = "the tile is none that its kernels ca
 /// What NamedTile says of a tile of so many elements of D.
 std::string name_of(const Tile& tile, std::uint64_t rows, std::uint64_t columns);
 
-/// Tiles without repetition, up to as many as are worth timing.
+/// Tiles and names without repetition, up to as many as are worth timing.
 class TileList {
 public:
     TileList(const Tile& usual, std::string name) : tiles_{{usual, std::move(name)}} {}

@@ -15,12 +15,13 @@
 
 void by_records(uvec2 records, uvec2 rows, uint count) {
     uint num_records = min(push.num_records, push.operands.record_count.v[0]);
-    uint items = num_records + div_up(count, kClearedRows);
+    uint clears = div_up(count, kClearedRows), items = clears + num_records;
     FOR_ROWS(item, items) {
-        if (item < num_records) {
-            spread(records, item * push.record_units, rows, push.units, item);
+        if (item < clears) {
+            clear_padding(rows, item, count);
         } else {
-            clear_padding(rows, item - num_records, count);
+            uint record = item - clears;
+            spread(records, record * push.record_units, rows, push.units, record);
         }
     } NEXT_ROW(item, items);
 }

@@ -32,6 +32,7 @@
 //            warps_k      subgroups that share the blocks of k among them
 //            ahead        blocks of k by which loads run ahead
 //            *_lane, *_slot, *_place, *_chunk, per_k, sum_*   matrix_images.hpp
+//            ids_at_once  ids of each invocation that are read together
 //            whole        1: k is a multiple of 128
 //            aligned      1: d and its rows begin at multiples of four elements, n is a multiple of 4
 // Dispatch   x = ceil(n / BLOCK_N), y = groups, batches or ids; z = turns: BLOCK_M rows of a group
@@ -172,7 +173,6 @@ void subgroup_shared_barrier() {
 // Lists the slots of the group's rows from t.first on, and counts all of them: each subgroup for
 // itself. The turn's first weights are on their way as soon as a row of it is found.
 void list_rows(inout Tile t) {
-    const uint AT_ONCE = 4u;
     uint found = 0u, first = 0u;
     uint count = push.m;
     if (push.spacing != 0u) {
@@ -183,14 +183,14 @@ void list_rows(inout Tile t) {
     uvec2 codes = uvec2(push.operands.b_codes); // read while the ids are on their way
     uvec2 scales = uvec2(push.operands.b_scales);
     do { // a test at the loop's head would read once more than it should: common.glsl
-        uint ids[AT_ONCE], found_before = found;
-        [[unroll]] for (uint i = 0u; i < AT_ONCE; ++i) {
+        uint ids[ids_at_once], found_before = found;
+        [[unroll]] for (uint i = 0u; i < ids_at_once; ++i) {
             uint slot = first + i * LANES + gl_SubgroupInvocationID;
             ids[i] = push.operands.places.v[min(slot, push.m - 1u)];
         }
-        bool mine[AT_ONCE];
-        uvec4 all[AT_ONCE];
-        [[unroll]] for (uint i = 0u; i < AT_ONCE; ++i) {
+        bool mine[ids_at_once];
+        uvec4 all[ids_at_once];
+        [[unroll]] for (uint i = 0u; i < ids_at_once; ++i) {
             uint slot = first + i * LANES + gl_SubgroupInvocationID;
             mine[i] = slot < count && ids[i] == t.group;
             all[i] = subgroupBallot(mine[i]);
@@ -205,7 +205,7 @@ void list_rows(inout Tile t) {
             fetch_first_weights(t, codes, scales);
         }
         uint next = found_before - t.first;
-        [[unroll]] for (uint i = 0u; i < AT_ONCE; ++i) {
+        [[unroll]] for (uint i = 0u; i < ids_at_once; ++i) {
             uint at = next + subgroupBallotExclusiveBitCount(all[i]);
             if (mine[i] && at < BLOCK_M) {
                 listed[gl_SubgroupID * BLOCK_M + at] =
@@ -213,7 +213,7 @@ void list_rows(inout Tile t) {
             }
             next += subgroupBallotBitCount(all[i]);
         }
-        first += AT_ONCE * LANES;
+        first += ids_at_once * LANES;
     } while (first < count);
     subgroup_shared_barrier();
     t.rows = ours ? found : 0u;

@@ -7,6 +7,7 @@
 //         (x, k) at x * ld + k. by_k 1: memory has k as its rows, (x, k) at k * ld + x.
 // Constants  local_size   128; subgroup: the subgroup size
 //            mma_*        as the product's
+//            b_slots, b_slot   as the product's
 //            own_scales   (B) 1: columns have scales of their own, hence factors; 0: a block has one
 // Dispatch x = blocks (of all groups), y = tiles. Shared 10 KiB.
 #version 460
@@ -105,11 +106,18 @@ void save_factors(uint place) {
     for (uint j = gl_SubgroupID; j < TILE / mma_n; j += local_size / subgroup) {
         MATRIX m;
         coopMatLoad(m, stage, j * mma_n / 8u, PITCH, gl_CooperativeMatrixLayoutRowMajor);
-        [[unroll]] for (uint u = 0u; u < ELEMENTS / 8u; ++u) {
-            push.operands.factors.v[((place * (TILE / mma_n) + j) * (ELEMENTS / 8u) + u) * subgroup +
-                                    gl_SubgroupInvocationID] =
-                uvec4(pair_of(m, 4u * u), pair_of(m, 4u * u + 1u), pair_of(m, 4u * u + 2u),
-                      pair_of(m, 4u * u + 3u));
+        uint words[FACTOR_WORDS];
+        [[unroll]] for (uint w = 0u; w < FACTOR_WORDS; ++w) {
+            words[w] = 0u;
+        }
+        [[unroll]] for (uint e = 0u; e < ELEMENTS; ++e) { // of elements of a slot the last
+            uint bit = COLUMN_SLOT(e) % 2u * 16u, word = COLUMN_SLOT(e) / 2u;
+            uint bits = pair_of(m, e / 2u) >> e % 2u * 16u & 0xFFFFu;
+            words[word] = words[word] & 0xFFFFu << 16u - bit | bits << bit;
+        }
+        [[unroll]] for (uint w = 0u; w < FACTOR_WORDS; ++w) {
+            push.operands.factors.v[((place * (TILE / mma_n) + j) * FACTOR_WORDS + w) * subgroup +
+                                    gl_SubgroupInvocationID] = words[w];
         }
     }
 }

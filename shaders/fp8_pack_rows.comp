@@ -157,11 +157,13 @@ void main() {
     codes = uvec2(push.operands.source);
     scales = uvec2(push.operands.source_scales);
     if (push.from_list != 0u) {
-        if (tile >= push.operands.tile_count.v[0]) {
+        // All of these at once: the list has room for every tile of the grid.
+        uint count = push.operands.tile_count.v[0], group = push.operands.list.v[2u * tile];
+        first_row = push.operands.list.v[2u * tile + 1u];
+        if (tile >= count) {
             return;
         }
-        first_row = push.operands.list.v[2u * tile + 1u];
-        end_row = push.operands.ends.v[push.operands.list.v[2u * tile]];
+        end_row = push.operands.ends.v[group];
     } else {
         uint entry = tile / push.batch_tiles;
         first_row = tile % push.batch_tiles * TILE;

@@ -21,10 +21,8 @@
 //            together     matrices of a row that pass through workgroup memory together: a divisor of
 //                         fragments_n; subgroup * warps_k is a multiple of together * mma_n / 4 and
 //                         divides that times mma_m
-//            exact        1: matrices without rows are left out; warps_k is 1, fragments_m is at most
-//                         4, and warps_m times it need not divide what a tile has
 //            b_ahead      steps by which loads of B run ahead, at most 4; those of A by one
-//            own_scales   1: every column of B has its own scales; 0: a block of B has one
+//            b_slots, b_slot, own_scales   include/fp8_packed.glsl; 1: every column of B has its own scales; 0: a block of B has one
 //            by_rows      1: A was packed by fp8_pack_rows
 //            d_by_slot    1: rows of D are slots
 //            aligned      1: d and its rows begin at multiples of four elements, n is a multiple of 4
@@ -51,7 +49,11 @@ layout(local_size_x_id = 0) in;
 
 #define UNITS_A (DEPTHS * ELEMENTS_A / 8u)  // of 16 bytes: a row of matrices of a step
 #define UNITS_B (DEPTHS * ELEMENTS_B / 16u)
-#define FACTORS (own_scales != 0u ? fragments_n * ELEMENTS_B / 8u : 1u)
+#define FACTORS (own_scales != 0u ? fragments_n * FACTOR_WORDS : 1u)
+#define FACTORS_AHEAD (FACTORS <= 4u) // more would take the registers that other loads ahead need
+// What the first step wants is loaded before anything that waits, which short sums gain by; factors
+// of columns, that is sums over rows, would lose a tenth to the registers that it takes.
+#define FIRST_EARLY (own_scales == 0u)
 #define PARTS_A (fragments_m * UNITS_A)
 #define PARTS_B (fragments_n * UNITS_B)
 #define MATRIX_A coopmat<float16_t, gl_ScopeSubgroup, mma_m, mma_k, gl_MatrixUseA>
@@ -66,7 +68,7 @@ layout(local_size_x_id = 0) in;
 shared uvec4 staged[WARPS * warps_k * PART];
 
 struct Tile {
-    uint a;       // first unit of A's and B's images and of B's factors
+    uint a;       // first unit of A's and B's images, first of B's factors
     uint b;
     uint factors;
     uint a_scale; // first of their scales, first of their peaks
@@ -82,7 +84,6 @@ struct Place {
     uint row_end;
     uint column0;
     uint first_m; // the subgroup's first matrix along m in the tile; each warps_m-th is its own
-    uint own_m;   // with exact: how many of its matrices have rows, the first ones
     uint warp_n;  // its first column in a tile of B
     uint warp_k;
 };
@@ -94,8 +95,8 @@ uvec4 a_next[PARTS_A];
 uvec4 b_next[b_ahead * PARTS_B];
 AImageOperand a_memory; // whose addresses stand in memory, too
 BImageOperand b_memory;
-uvec4 factors[FACTORS]; // of this block and, where there is one, of the next
-uvec4 next_factors[FACTORS];
+uint factors[FACTORS]; // of this block and, where they are few, of the next
+uint next_factors[FACTORS];
 
 MATRIX_A matrix_a(uint i, uint depth) {
     MATRIX_A m;
@@ -115,8 +116,17 @@ uvec2 packed_halves(uint word) {
     return uvec2(word & 0xBF80BF80u, word << 7 & 0x3F803F80u | word << 1 & 0x80008000u);
 }
 
-f16vec2 scaled(uint pair, uint factor) {
-    return unpackFloat2x16(pair) * unpackFloat2x16(factor);
+float16_t factor_of(uint j, uint slot) {
+    return unpackFloat2x16(factors[j * FACTOR_WORDS + slot / 2u])[slot % 2u];
+}
+
+// Elements e and e + 1 of matrix j, whose codes are packed_halves.
+f16vec2 scaled(uint pair, uint j, uint e) {
+    f16vec2 x = unpackFloat2x16(pair);
+    if (own_scales == 0u) {
+        return x * unpackFloat2x16(factors[0]);
+    }
+    return x * f16vec2(factor_of(j, COLUMN_SLOT(e)), factor_of(j, COLUMN_SLOT(e + 1u)));
 }
 
 MATRIX_B matrix_b(uint j, uint depth) {
@@ -124,12 +134,10 @@ MATRIX_B matrix_b(uint j, uint depth) {
     [[unroll]] for (uint w = 0u; w < ELEMENTS_B / 4u; ++w) {
         uint word = depth * (ELEMENTS_B / 4u) + w;
         uvec2 y = packed_halves(b_image[j * UNITS_B + word / 4u][word % 4u]);
-        uint at = own_scales != 0u ? j * (ELEMENTS_B / 8u) + w / 2u : 0u;
-        uint first = own_scales != 0u ? w % 2u * 2u : 0u, second = own_scales != 0u ? first + 1u : 0u;
-        f16vec2 two = scaled(y.x, factors[at][first]);
+        f16vec2 two = scaled(y.x, j, 4u * w);
         m[4u * w] = two.x;
         m[4u * w + 1u] = two.y;
-        two = scaled(y.y, factors[at][second]);
+        two = scaled(y.y, j, 4u * w + 2u);
         m[4u * w + 2u] = two.x;
         m[4u * w + 3u] = two.y;
     }
@@ -138,10 +146,10 @@ MATRIX_B matrix_b(uint j, uint depth) {
 
 void fetch_factors(Tile t, uint block) {
     if (own_scales == 0u) {
-        next_factors[0] = uvec4(packed_factor(push.operands.b_peaks.v[t.b_peak],
-                                         push.operands.b_scales.v[t.b_scale + block * TILE]));
+        next_factors[0] = packed_factor(push.operands.b_peaks.v[t.b_peak],
+                                        push.operands.b_scales.v[t.b_scale + block * TILE]);
     } else {
-        uint stride = TILE / mma_n * (ELEMENTS_B / 8u) * subgroup;
+        uint stride = TILE / mma_n * FACTOR_WORDS * subgroup;
         [[unroll]] for (uint i = 0u; i < FACTORS; ++i) {
             next_factors[i] = push.operands.b_factors.v[t.factors + block * stride + i * subgroup];
         }
@@ -159,37 +167,82 @@ void fetch_b(Tile t, uint set, uint step) {
     }
 }
 
-#define OWN fragments_m
-#define LOOP(name) name
-#include "include/fp8_packed_loop.glsl"
-#undef OWN
-#undef LOOP
-#define OWN (fragments_m - 1u)
-#define LOOP(name) name##_less_1
-#include "include/fp8_packed_loop.glsl"
-#undef OWN
-#undef LOOP
-#define OWN (fragments_m - 2u)
-#define LOOP(name) name##_less_2
-#include "include/fp8_packed_loop.glsl"
-#undef OWN
-#undef LOOP
-#define OWN (fragments_m - 3u)
-#define LOOP(name) name##_less_3
-#include "include/fp8_packed_loop.glsl"
-#undef OWN
-#undef LOOP
+void multiply_step() {
+    [[unroll]] for (uint depth = 0u; depth < DEPTHS; ++depth) {
+        MATRIX_A a[fragments_m];
+        [[unroll]] for (uint i = 0u; i < fragments_m; ++i) {
+            a[i] = matrix_a(i, depth);
+        }
+        [[unroll]] for (uint j = 0u; j < fragments_n; ++j) {
+            MATRIX_B b = matrix_b(j, depth);
+            [[unroll]] for (uint i = 0u; i < fragments_m; ++i) {
+                sums[j * fragments_m + i] = coopMatMulAdd(a[i], b, sums[j * fragments_m + i]);
+            }
+        }
+    }
+}
 
-// Loops written out for each number of matrices, as branches inside of one would cost more.
-void multiply_own(Tile t, Place p) {
-    if (exact == 0u || p.own_m == fragments_m) {
-        multiply(t, p);
-    } else if (fragments_m > 1u && p.own_m + 1u == fragments_m) {
-        multiply_less_1(t, p);
-    } else if (fragments_m > 2u && p.own_m + 2u == fragments_m) {
-        multiply_less_2(t, p);
-    } else if (fragments_m > 3u && p.own_m + 3u == fragments_m) {
-        multiply_less_3(t, p);
+void fetch_a(Tile t, uint step) {
+    [[unroll]] for (uint i = 0u; i < fragments_m; ++i) {
+        [[unroll]] for (uint u = 0u; u < UNITS_A; ++u) {
+            a_next[i * UNITS_A + u] = a_memory.v[t.a + step * (A_BLOCK / 4u) + unit_a(i, u)];
+        }
+    }
+}
+
+// Loads run ahead of what is multiplied, those of A by a step and those of B by b_ahead, into the
+// next block.
+void multiply_block(Tile t, uint block, uint next) {
+    if (!FACTORS_AHEAD) {
+        fetch_factors(t, block);
+    }
+    [[unroll]] for (uint i = 0u; i < FACTORS; ++i) {
+        factors[i] = next_factors[i];
+    }
+    if (FACTORS_AHEAD) {
+        fetch_factors(t, next);
+    }
+    for (uint first = 0u; first < 4u; first += at_once) {
+        [[unroll]] for (uint part = 0u; part < at_once; ++part) {
+            [[unroll]] for (uint i = 0u; i < PARTS_A; ++i) {
+                a_image[i] = a_next[i];
+            }
+            [[unroll]] for (uint i = 0u; i < PARTS_B; ++i) {
+                b_image[i] = b_next[i];
+            }
+            [[unroll]] for (uint i = PARTS_B; i < b_ahead * PARTS_B; ++i) {
+                b_next[i - PARTS_B] = b_next[i];
+            }
+            uint step = first + part, ahead = step + b_ahead;
+            fetch_a(t, step < 3u ? block * 4u + step + 1u : next * 4u);
+            fetch_b(t, b_ahead - 1u, ahead < 4u ? block * 4u + ahead : next * 4u + ahead - 4u);
+            multiply_step();
+        }
+    }
+}
+
+// What the first block wants; there is one.
+void fetch_first(Tile t, Place p) {
+    uint first = min(p.warp_k, t.blocks - 1u);
+    [[unroll]] for (uint s = 0u; s < b_ahead; ++s) {
+        fetch_b(t, s, first * 4u + s);
+    }
+    fetch_a(t, first * 4u);
+    fetch_factors(t, first);
+}
+
+// Two blocks at a time, because where a loop begins anew nothing overlaps; what the last steps load
+// ahead is not needed.
+void multiply(Tile t, Place p) {
+    uint last = t.blocks - 1u, block = p.warp_k;
+    if (at_once == 4u) {
+        for (; block + warps_k < t.blocks; block += 2u * warps_k) {
+            multiply_block(t, block, block + warps_k);
+            multiply_block(t, block + warps_k, min(block + 2u * warps_k, last));
+        }
+    }
+    for (; block < t.blocks; block += warps_k) {
+        multiply_block(t, block, min(block + warps_k, last));
     }
 }
 
@@ -213,12 +266,18 @@ int row_of_d(Place p, uint row) {
     return d_by_slot != 0u ? push.operands.slots.v[p.row0 + row] : int(p.row0 + row);
 }
 
-void store(uvec2 d, uint row, uint column, vec4 x) {
+// What D holds of row `row`, from `column` on, up to n.
+vec4 load(uvec2 d, uint row, uint column) {
+    uint at = row * push.ldd + column;
+    return aligned != 0u ? load_d4(d, at) : load_d_part(d, at, min(push.n - column, 4u));
+}
+
+void store(uvec2 d, uint row, uint column, vec4 x, bool accumulate) {
+    uint at = row * push.ldd + column;
     if (aligned != 0u) {
-        store_d4(d, row * push.ldd + column, x, 1.0, push.accumulate != 0u);
+        store_d4(d, at, x, 1.0, accumulate);
     } else {
-        store_d_part(d, row * push.ldd + column, x, min(push.n - column, 4u), 1.0,
-                     push.accumulate != 0u);
+        store_d_part(d, at, x, min(push.n - column, 4u), 1.0, accumulate);
     }
 }
 
@@ -241,52 +300,79 @@ void sharers_barrier() {
 #define ROW_STEP (subgroup * warps_k / QUADS)
 #define COLUMNS (fragments_n / together)
 
-// Each subgroup passes its matrices, some of a row at a time, through its own part of `staged`;
-// those of several subgroups along k are added up in turn.
-void store_sums(Tile t, Place p) {
-    uint warp = gl_SubgroupID % WARPS, part = gl_SubgroupID * PART;
+// Where they go, and by what powers of two they are to be multiplied.
+int to_row[LANE_STORES];
+int of_row[LANE_STORES];
+ivec4 of_column[COLUMNS];
+
+// Matrices of row i, those that are stored together for the j-th time. Each subgroup passes them
+// through its own part of `staged`; those of several subgroups along k are added up in turn.
+void store_matrices(Place p, uint i, uint j) {
+    uint warp = gl_SubgroupID % WARPS, lane = p.warp_k * subgroup + gl_SubgroupInvocationID;
+    uint column = p.column0 + p.warp_n + lane % QUADS * 4u + j * together * mma_n;
+    vec4 old[LANE_STORES]; // loaded before the stores that a load cannot pass
+    [[unroll]] for (uint s = 0u; s < LANE_STORES; ++s) {
+        if (push.accumulate != 0u && to_row[s] >= 0 && column < push.n) {
+            old[s] = load(p.d, uint(to_row[s]), column);
+        }
+    }
+    sharers_barrier();
+    [[unroll]] for (uint e = 0u; e < together; ++e) {
+        coopMatStore(sums[(j * together + e) * fragments_m + i], staged,
+                     gl_SubgroupID * PART + e * (mma_n / 4u), PITCH,
+                     gl_CooperativeMatrixLayoutRowMajor);
+    }
+    sharers_barrier();
+    [[unroll]] for (uint s = 0u; s < LANE_STORES; ++s) {
+        if (to_row[s] >= 0 && column < push.n) {
+            uint at = (lane / QUADS + s * ROW_STEP) * PITCH + lane % QUADS;
+            vec4 x = uintBitsToFloat(staged[warp * PART + at]);
+            [[unroll]] for (uint k = 1u; k < warps_k; ++k) {
+                x += uintBitsToFloat(staged[(k * WARPS + warp) * PART + at]);
+            }
+            [[unroll]] for (uint e = 0u; e < 4u; ++e) {
+                x[e] = raised(x[e], of_row[s] + of_column[j][e]);
+            }
+            if (push.accumulate != 0u) {
+                x += old[s];
+            }
+            store(p.d, uint(to_row[s]), column, x, false);
+        }
+    }
+}
+
+// Calls for each index instead of a loop: sums that are indexed by the counter of a loop that a
+// compiler finds too long to unroll stand in memory, at a tenth of the speed.
+#define UP_TO_8(CALL) CALL(0u) CALL(1u) CALL(2u) CALL(3u) CALL(4u) CALL(5u) CALL(6u) CALL(7u)
+
+void store_row(Tile t, Place p, uint i) {
     uint lane = p.warp_k * subgroup + gl_SubgroupInvocationID;
-    uint first_column = p.warp_n + lane % QUADS * 4u;
-    ivec4 of_column[COLUMNS];
+    uint first_row = (p.first_m + i * warps_m) * mma_m + lane / QUADS;
+    [[unroll]] for (uint s = 0u; s < LANE_STORES; ++s) {
+        to_row[s] = row_of_d(p, first_row + s * ROW_STEP);
+        of_row[s] = exponent_of(push.operands.a_peaks.v[t.a_peak + first_row + s * ROW_STEP]);
+    }
+#define STORE_MATRICES(j)          \
+    if (j < COLUMNS) {             \
+        store_matrices(p, i, j);   \
+    }
+    UP_TO_8(STORE_MATRICES)
+}
+
+void store_sums(Tile t, Place p) {
+    uint lane = p.warp_k * subgroup + gl_SubgroupInvocationID;
     [[unroll]] for (uint j = 0u; j < COLUMNS; ++j) {
         [[unroll]] for (uint e = 0u; e < 4u; ++e) {
-            uint x = own_scales != 0u ? first_column + j * together * mma_n + e : 0u;
-            of_column[j][e] = exponent_of(push.operands.b_peaks.v[t.b_peak + x]) - 14;
+            uint column = p.warp_n + lane % QUADS * 4u + j * together * mma_n + e;
+            of_column[j][e] = exponent_of(
+                push.operands.b_peaks.v[t.b_peak + (own_scales != 0u ? column : 0u)]) - 14;
         }
     }
-    [[unroll]] for (uint i = 0u; i < fragments_m; ++i) {
-        // Not `continue`: where a compiler leaves a loop as it is, its matrices stand in memory.
-        if (exact == 0u || i < p.own_m) {
-            uint first_row = (p.first_m + i * warps_m) * mma_m + lane / QUADS;
-            int of_row[LANE_STORES], rows[LANE_STORES];
-            [[unroll]] for (uint s = 0u; s < LANE_STORES; ++s) {
-                rows[s] = row_of_d(p, first_row + s * ROW_STEP);
-                of_row[s] = exponent_of(push.operands.a_peaks.v[t.a_peak + first_row + s * ROW_STEP]);
-            }
-            [[unroll]] for (uint j = 0u; j < COLUMNS; ++j) {
-                uint column = first_column + j * together * mma_n;
-                sharers_barrier();
-                [[unroll]] for (uint e = 0u; e < together; ++e) {
-                    coopMatStore(sums[(j * together + e) * fragments_m + i], staged,
-                                 part + e * (mma_n / 4u), PITCH, gl_CooperativeMatrixLayoutRowMajor);
-                }
-                sharers_barrier();
-                [[unroll]] for (uint s = 0u; s < LANE_STORES; ++s) {
-                    if (rows[s] >= 0 && p.column0 + column < push.n) {
-                        uint at = (lane / QUADS + s * ROW_STEP) * PITCH + lane % QUADS;
-                        vec4 x = uintBitsToFloat(staged[warp * PART + at]);
-                        [[unroll]] for (uint k = 1u; k < warps_k; ++k) {
-                            x += uintBitsToFloat(staged[(k * WARPS + warp) * PART + at]);
-                        }
-                        [[unroll]] for (uint e = 0u; e < 4u; ++e) {
-                            x[e] = raised(x[e], of_row[s] + of_column[j][e]);
-                        }
-                        store(p.d, uint(rows[s]), p.column0 + column, x);
-                    }
-                }
-            }
-        }
+#define STORE_ROW(i)               \
+    if (i < fragments_m) {         \
+        store_row(t, p, i);        \
     }
+    UP_TO_8(STORE_ROW)
 }
 
 // The slow loop, of one row of matrices after another.
@@ -313,13 +399,10 @@ ACCUMULATOR sum_of_block(Tile t, uint i, uint j, uint block) {
 void store_slowly(Tile t, Place p, uint wide_parts) {
     uint part = gl_SubgroupID * PART;
     [[unroll]] for (uint f = 0u; f < FACTORS; ++f) {
-        factors[f] = uvec4(0x3C003C00u); // ones: sums are scaled instead
+        factors[f] = 0x3C003C00u; // ones: sums are scaled instead
     }
     for (uint ij = p.warp_k; ij < fragments_m * fragments_n; ij += warps_k) {
         uint i = ij % fragments_m, j = ij / fragments_m;
-        if (exact != 0u && i >= p.own_m) {
-            continue;
-        }
         vec4 sum[LANE_QUADS];
         [[unroll]] for (uint q = 0u; q < LANE_QUADS; ++q) {
             sum[q] = vec4(0);
@@ -350,7 +433,7 @@ void store_slowly(Tile t, Place p, uint wide_parts) {
             uint column = p.warp_n + j * mma_n + quad % (mma_n / 4u) * 4u;
             int to = row_of_d(p, row);
             if (to >= 0 && p.column0 + column < push.n) {
-                store(p.d, uint(to), p.column0 + column, sum[q]);
+                store(p.d, uint(to), p.column0 + column, sum[q], push.accumulate != 0u);
             }
         }
     }
@@ -429,7 +512,7 @@ void main() {
     t.a_scale = a_block * TILE;
     t.b_scale = b_block * TILE;
     t.b = b_block * B_BLOCK + matrix_n * UNITS_B * subgroup + gl_SubgroupInvocationID;
-    t.factors = (b_block * (TILE / mma_n) + matrix_n) * (ELEMENTS_B / 8u) * subgroup +
+    t.factors = (b_block * (TILE / mma_n) + matrix_n) * FACTOR_WORDS * subgroup +
                 gl_SubgroupInvocationID;
     t.a_peak = a_unit * TILE;
     t.b_peak = b_unit * TILE;
@@ -437,22 +520,27 @@ void main() {
     b_memory = push.operands.b_image;
 
     p.row_end = min(p.row_end, p.row0 + TILE);
-    uint wide_a = wide_parts(a_unit, p.row_end - p.row0);
-    bool slowly = t.blocks == 0u || wide_a != 0u || push.operands.b_spread.v[b_unit] > SPREAD;
     const uint MATRICES = fragments_m * warps_m;
-    uint with_rows = (p.row_end - p.row0 + mma_m - 1u) / mma_m;
-    for (uint m = 0u; m < with_rows; m += MATRICES) {
+    uint m = 0u; // matrices of the tile that are done
+    do {
         p.first_m = m + warp % warps_m;
-        p.own_m = min((with_rows + warps_m - 1u - p.first_m) / warps_m, fragments_m);
+        m += MATRICES;
         t.a = a_block * A_BLOCK + p.first_m * UNITS_A * subgroup + gl_SubgroupInvocationID;
-        if (slowly) {
+        if (FIRST_EARLY && t.blocks != 0u) {
+            fetch_first(t, p);
+        }
+        uint wide_a = wide_parts(a_unit, p.row_end - p.row0);
+        if (t.blocks == 0u || wide_a != 0u || push.operands.b_spread.v[b_unit] > SPREAD) {
             store_slowly(t, p, wide_a);
             continue;
+        }
+        if (!FIRST_EARLY) {
+            fetch_first(t, p);
         }
         [[unroll]] for (uint i = 0u; i < fragments_m * fragments_n; ++i) {
             sums[i] = ACCUMULATOR(0.0);
         }
-        multiply_own(t, p);
+        multiply(t, p);
         store_sums(t, p);
-    }
+    } while (m * mma_m < p.row_end - p.row0);
 }

@@ -3,8 +3,8 @@
 // slot_to_row[slot]; zeros in the rows below row_count where row_to_slot is -1 (padding).
 //   x [tokens, columns], out [rows, columns] of the variant's storage, row_to_slot [rows] i32,
 //   slot_to_row and weights [tokens, top_k] i32 and f32, row_count [1] u32
-// spread_by_source 1: a token is read once and written to all its rows. Items: each token, then the
-//   rows, local_size of them to an item of a workgroup, to look for padding.
+// spread_by_source 1: a token is read once and written to all its rows. Items: the rows,
+//   local_size of them to an item of a workgroup, to look for padding, then each token.
 // spread_by_source 0: rows one after the other (CPU drivers, which write better so). Items: rows.
 // Dispatch: include/rows.glsl over items. Shared memory: include/row_spread.glsl.
 #version 460
@@ -17,12 +17,12 @@
 #include "include/row_spread.glsl"
 
 void by_tokens(uvec2 x, uvec2 rows, uint count) {
-    uint items = push.tokens + div_up(push.rows, kClearedRows);
+    uint clears = div_up(push.rows, kClearedRows), items = clears + push.tokens;
     FOR_ROWS(item, items) {
-        if (item < push.tokens) {
-            spread(x, item * push.units, rows, push.units, item);
+        if (item < clears) {
+            clear_padding(rows, item, count);
         } else {
-            clear_padding(rows, item - push.tokens, count);
+            spread(x, (item - clears) * push.units, rows, push.units, item - clears);
         }
     } NEXT_ROW(item, items);
 }

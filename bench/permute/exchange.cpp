@@ -295,8 +295,8 @@ Workload exchange_gather(const Permutation& p) {
                                  slot / e.shape.top_k);
         });
     };
-    return {[=](Recording& r) { e.gather(r, rows); }, verify, e.records_bytes() + e.slot_bytes(),
-            0};
+    return {[=](Recording& r) { e.gather(r, rows); }, verify,
+            e.records_bytes() + e.row_bytes(e.received), 0};
 }
 
 Workload exchange_reduce(const Permutation& p) {

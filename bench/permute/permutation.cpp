@@ -55,6 +55,23 @@ std::string check_layout(const Permutation& p, const ops::MoeLayout& layout) {
     return "";
 }
 
+/// The first row and the last that no slot has are zeros.
+std::string check_padding(const Placed& p, const TensorView& rows) {
+    const auto slot = p.data.read(p.rows_of.row_to_slot);
+    const auto count = static_cast<std::ptrdiff_t>(p.data.read(p.rows_of.offsets).back());
+    const auto end = slot.begin() + count, first = std::find(slot.begin(), end, -1.0);
+    if (first == end)
+        return "";
+    const auto last =
+        std::prev(std::find(std::make_reverse_iterator(end), slot.rend(), -1.0).base());
+    for (const auto& padding : {first, last})
+        if (std::string wrong = p.compare_row(
+                "padding", rows, static_cast<std::uint64_t>(padding - slot.begin()), 0, 0);
+            !wrong.empty())
+            return wrong;
+    return "";
+}
+
 Workload gather_rows(const Permutation& tokens, bool weighted) {
     const Placed p(tokens);
     const TensorView rows = p.make_rows(), weights = weighted ? p.weights : TensorView{};
@@ -67,10 +84,10 @@ Workload gather_rows(const Permutation& tokens, bool weighted) {
                                       weighted ? p.factors[slot] : 1, t);
                     !wrong.empty())
                     return wrong;
-        return "";
+        return check_padding(p, rows);
     };
     return {[=](Recording& r) { ops::moe_gather(r, p.x, p.rows_of, weights, rows); }, verify,
-            bytes_of({p.x, p.rows_of.row_to_slot, weights}) + p.slot_bytes(), 0};
+            bytes_of({p.x, p.rows_of.row_to_slot, weights}) + p.row_bytes(p.rows_of), 0};
 }
 
 /// Gathered and summed back, a token is itself times the sum of its weights.
@@ -192,6 +209,10 @@ Permutation::Permutation(OpData& d, const PermuteShape& s, DType a)
 
 double Permutation::slot_bytes() const {
     return static_cast<double>(shape.tokens * shape.top_k * shape.hidden * size_of(act));
+}
+
+double Permutation::row_bytes(const ops::MoeLayout& layout) const {
+    return data.read(layout.offsets).back() * static_cast<double>(shape.hidden * size_of(act));
 }
 
 ops::MoeLayout Permutation::layout(std::uint64_t tokens, std::uint64_t experts,

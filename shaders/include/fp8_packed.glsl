@@ -11,8 +11,9 @@
 // B      codes, the f16 code * 2^-8 of which take few instructions: of each four elements the first
 //        two stand as they are in f16, the others in the bits that these leave free.
 //        uvec4[tiles][blocks][4][128 / mma_n][32 / mma_k * elements / 16][subgroup size]
-// factors of B, if its columns have scales of their own: 2^(15 - distance) in f16, element by element
-//        as a matrix. uvec4[tiles][blocks][128 / mma_n][elements / 8][subgroup size]
+// factors of B, if its columns have scales of their own: 2^(15 - distance) in f16, of each of the b_slots
+//        columns of which an invocation holds elements, element e of column COLUMN_SLOT(e); two in a
+//        word. uint[tiles][blocks][128 / mma_n][FACTOR_WORDS][subgroup size]
 // scales uint[tiles][blocks][128], f32 bits of each x's scale in the block; NaN also where a code is
 // peaks  uint[units][128], the largest of those over the sum
 // spread uint[units], the most powers of two by which a scale of the tile falls below its x's peak; of
@@ -34,6 +35,9 @@ const uint B_BLOCK = 1024u;
 #define ELEMENTS_A (mma_m * mma_k / subgroup)
 #define ELEMENTS_B (mma_n * mma_k / subgroup)
 #define DEPTHS (32u / mma_k) // matrices of a step along k
+#define FACTOR_WORDS ((b_slots + 1u) / 2u)
+// Where invocations hold no pattern of columns, each element is taken for one.
+#define COLUMN_SLOT(e) (b_slots == ELEMENTS_B ? (e) : b_slot >> 4u * (e) & 15u)
 
 // 2^(15 - distance), twice as f16; NaN for a NaN scale.
 uint packed_factor(uint peak, uint scale) {

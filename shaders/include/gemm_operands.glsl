@@ -55,8 +55,17 @@ float gemm_result(float sum, float old, float alpha, bool accumulate) {
 #if D_BF16
 #define D_ELEMENT uint
 #define D_LOG2_BYTES 1u
+vec4 load_d4(uvec2 base, uint index) {
+    return bf16_unpack(WriteUvec2(base).v[index >> 2]);
+}
+// The first `count` (1..4) of four elements, then zeros; index is even.
+vec4 load_d_part(uvec2 base, uint index, uint count) {
+    uint low = WriteUint(base).v[index >> 1];
+    uint high = count > 2u ? WriteUint(base).v[(index >> 1) + 1u] : 0u;
+    return bf16_unpack(uvec2(low, high));
+}
 void store_d4(uvec2 base, uint index, vec4 sum, float alpha, bool accumulate) {
-    vec4 old = accumulate ? bf16_unpack(WriteUvec2(base).v[index >> 2]) : vec4(0);
+    vec4 old = accumulate ? load_d4(base, index) : vec4(0);
     [[unroll]] for (int c = 0; c < 4; ++c) {
         sum[c] = gemm_result(sum[c], old[c], alpha, accumulate);
     }
@@ -80,8 +89,21 @@ void store_d_part(uvec2 base, uint index, vec4 sum, uint count, float alpha, boo
 #else
 #define D_ELEMENT float
 #define D_LOG2_BYTES 2u
+vec4 load_d4(uvec2 base, uint index) {
+    return WriteVec4(base).v[index >> 2];
+}
+// The first `count` (1..4) of four elements, then zeros.
+vec4 load_d_part(uvec2 base, uint index, uint count) {
+    vec4 old = vec4(0);
+    [[unroll]] for (uint c = 0u; c < 4u; ++c) {
+        if (c < count) {
+            old[c] = WriteFloat(base).v[index + c];
+        }
+    }
+    return old;
+}
 void store_d4(uvec2 base, uint index, vec4 sum, float alpha, bool accumulate) {
-    vec4 old = accumulate ? WriteVec4(base).v[index >> 2] : vec4(0);
+    vec4 old = accumulate ? load_d4(base, index) : vec4(0);
     [[unroll]] for (int c = 0; c < 4; ++c) {
         sum[c] = gemm_result(sum[c], old[c], alpha, accumulate);
     }

@@ -95,7 +95,6 @@ struct Tile {
     std::uint32_t step_k = 0;                       ///< where k passes through workgroup memory
     std::uint32_t stages = 1;                       ///< steps that workgroup memory holds
     std::uint32_t ahead = 1; ///< steps by which loads run ahead; of Direct, of A by segments
-    bool exact = false;      ///< matrices without rows are left out
 
     bool operator==(const Tile&) const = default;
 };

@@ -11,9 +11,9 @@
 
 namespace bellows::fp8 {
 
-/// "64x128 in 2, 4 ahead": rows by columns of D, by the k of a step where that can differ; "exact"
-/// leaves out matrices without rows, "in 2" sums in two parts, and loads run 4 steps ahead instead
-/// of one. Of Direct also subgroups and stages: "256x128x32, 4x2 subgroups, 3 stages".
+/// "64x128 in 2, 4 ahead": rows by columns of D, by the k of a step where that can differ; "in 2"
+/// sums in two parts, and loads run 4 steps ahead instead of one. Of Direct also subgroups and
+/// stages: "256x128x32, 4x2 subgroups, 3 stages".
 struct NamedTile {
     Tile tile;
     std::string name;
