@@ -93,9 +93,11 @@ struct FlatTile {
     std::uint32_t split_from; ///< 0: subgroups share the columns; else the sum over k, and so many
                               ///< or more of them the columns
     std::uint32_t wide = 1;
+    std::uint64_t least_k = 0;
 };
 constexpr FlatTile kFlatTiles[] = {
-    {10, 16, 1, 1}, // each code of B is loaded once, many at a time
+    {10, 16, 1, 1},          // each code of B is loaded once, many at a time
+    {24, 32, 2, 0, 2, 4096}, // fewer workgroups, which have more to do
     {24, 32, 2, 0},
     {kFewRows, 64, 1, 2},
 };
@@ -130,25 +132,25 @@ std::optional<Cut> square_cut(const MatrixUnits& units, std::uint32_t height = k
     return serves(cut) ? std::optional(cut) : std::nullopt;
 }
 
-std::optional<Cut> cut_for(const Device& device, std::uint64_t rows) {
+std::optional<Cut> cut_for(const Device& device, std::uint64_t rows, std::uint64_t k = 0) {
     const std::optional<MatrixUnits> units = units_for_images(device);
     if (!units)
         return std::nullopt;
-    std::optional<Cut> cut;
-    const auto* flat = std::find_if(std::begin(kFlatTiles), std::end(kFlatTiles),
-                                    [&](const FlatTile& tile) { return rows <= tile.rows; });
-    if (flat != std::end(kFlatTiles))
-        cut = flat_cut(*units, *flat);
-    return cut ? cut : square_cut(*units);
+    for (const FlatTile& tile : kFlatTiles)
+        if (rows <= tile.rows && k >= tile.least_k)
+            if (const std::optional<Cut> cut = flat_cut(*units, tile))
+                return cut;
+    return square_cut(*units);
 }
 
 std::string name_of(const Cut& cut) {
     return name_of(cut.tile, cut.rows(), cut.columns());
 }
 
-/// What decides the cut.
-std::uint64_t rows_of(const Product& p) {
-    return p.form == GemmForm::TN ? kTile : expected_rows(p);
+std::optional<Cut> cut_for(const Device& device, const Product& p) {
+    return p.form == GemmForm::TN
+               ? cut_for(device, kTile)
+               : cut_for(device, expected_rows(p), extents_of(p.a.values).columns);
 }
 
 /// The largest number of groups that either operand may be cut into.
@@ -204,7 +206,7 @@ std::string why_not_packed(const Device& device, const Product& p, const Tile& t
 }
 
 std::string packed_class(const Device& device, const Product& p) {
-    const std::optional<Cut> cut = cut_for(device, rows_of(p));
+    const std::optional<Cut> cut = cut_for(device, p);
     if (!cut)
         return "packed-f16";
     const std::string name = "packed-f16-k" + std::to_string(cut->units.shape.k);
@@ -213,7 +215,7 @@ std::string packed_class(const Device& device, const Product& p) {
 }
 
 std::vector<NamedTile> packed_tiles(const Device& device, const Product& p) {
-    const Cut usual = cut_for(device, rows_of(p)).value();
+    const Cut usual = cut_for(device, p).value();
     const std::uint32_t parts = usual.tile.warps_k;
     TileList list(usual.tile, name_of(usual));
     const auto add = [&](const std::optional<Cut>& cut) {
@@ -225,7 +227,7 @@ std::vector<NamedTile> packed_tiles(const Device& device, const Product& p) {
     if (parts == 1) {
         add(square_cut(usual.units, usual.rows(), usual.tile.ahead, 2));
         if (p.form != GemmForm::TN)
-            add(flat_cut(usual.units, {0, std::min(usual.rows(), 64u), 1, 0, 2}));
+            add(flat_cut(usual.units, {0, std::min(usual.rows(), 64u), usual.tile.ahead, 0, 2}));
     }
     // Lower ones take fewer registers, and read B more often where there are more rows.
     for (const std::uint32_t ahead : {1u, 2u, 4u})
@@ -292,7 +294,7 @@ void record_packed(Recording& recording, const char* op, const Product& p, const
     const bool tn = p.form == GemmForm::TN, grouped = p.rows != nullptr;
     const GroupedRows* rows = grouped && !tn ? p.rows : nullptr;
     const GroupLayout* sums = grouped && tn ? &p.rows->layout : nullptr;
-    Cut whole = cut_for(device, rows_of(p)).value();
+    Cut whole = cut_for(device, p).value();
     if (tile != Tile{})
         whole.tile = tile;
     const MatrixUnits& units = whole.units;

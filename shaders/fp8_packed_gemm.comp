@@ -22,7 +22,8 @@
 //                         fragments_n; subgroup * warps_k is a multiple of together * mma_n / 4 and
 //                         divides that times mma_m
 //            b_ahead      steps by which loads of B run ahead, at most 4; those of A by one
-//            b_slots, b_slot, own_scales   include/fp8_packed.glsl; 1: every column of B has its own scales; 0: a block of B has one
+//            b_slots, b_slot   include/fp8_packed.glsl
+//            own_scales   1: every column of B has its own scales; 0: a block of B has one
 //            by_rows      1: A was packed by fp8_pack_rows
 //            d_by_slot    1: rows of D are slots
 //            aligned      1: d and its rows begin at multiples of four elements, n is a multiple of 4

@@ -5,6 +5,9 @@
 #include "support/test_device.hpp"
 
 #include <bellows/engine/lane.hpp>
+#include <bellows/kernels/kernels.hpp>
+
+#include "engine/recording_impl.hpp"
 
 #include <gtest/gtest.h>
 
@@ -48,6 +51,58 @@ TEST(EngineOrder, OperationsOfARecordingFollowOneAnother) {
     EXPECT_EQ(read_back<std::uint32_t>(*device, b.view()), std::vector<std::uint32_t>(1000, 7));
     EXPECT_EQ(read_back<std::uint32_t>(*device, a.view()), std::vector<std::uint32_t>(1000, 9));
     EXPECT_GT(device->num_checked_accesses(), 0u);
+}
+
+/// Writes `word` to all of `to` if the grid has workgroups.
+void fill_by_grid(Recording& recording, BufferView to, std::uint32_t word, BufferView grid) {
+    recording.dispatch_indirect(
+        kernels::FillWords{.destination = to,
+                           .num_words = static_cast<std::uint32_t>(to.bytes / 4),
+                           .value = word},
+        grid);
+}
+
+TEST(EngineOrder, GridsAreReadAsTheyWereWrittenLast) {
+    constexpr std::uint64_t kRounds = 40, kWords = 100;
+    auto device = make_device();
+    const Buffer grid = make_buffer(*device, "grid", 4);
+    const Buffer out = make_buffer(*device, "out", kRounds * kWords);
+    const Buffer other = make_buffer(*device, "other", kWords);
+    Recording recording(*device, QueueRole::Compute, "grids");
+    recording.fill(grid.view(), 1);
+    recording.fill(out.view(), 0);
+    for (std::uint64_t round = 0; round < kRounds; ++round) {
+        recording.fill(grid.view().sub(0, 4), round % 3 == 0 ? 1 : 0);
+        recording.fill(other.view(), 1);
+        recording.copy(other.view(), out.view().sub(round * kWords * 4, kWords * 4));
+        fill_by_grid(recording, out.view().sub(round * kWords * 4, kWords * 4), 2, grid.view());
+    }
+    device->submit(recording).wait();
+    const auto words = read_back<std::uint32_t>(*device, out.view());
+    for (std::uint64_t i = 0; i < words.size(); ++i)
+        ASSERT_EQ(words[i], i / kWords % 3 == 0 ? 2u : 1u) << "word " << i;
+}
+
+TEST(EngineOrder, OnlyBarriersBehindWritersOfGridsOrderGrids) {
+    auto device = make_device();
+    const Buffer grid = make_buffer(*device, "grid", 8), a = make_buffer(*device, "a", 8);
+    const BufferView early = grid.view().sub(0, 12), late = grid.view().sub(16, 12);
+    Recording recording(*device, QueueRole::Compute, "grids");
+    recording.fill(a.view(), 1);
+    recording.fill(a.view(), 2);                 // a barrier, nobody has written a grid
+    fill_by_grid(recording, a.view(), 3, early); // written elsewhere, or never
+    recording.fill(late, 1);
+    recording.fill(a.view(), 4); // the first barrier behind the fill of `late`
+    recording.fill(a.view(), 5);
+    fill_by_grid(recording, a.view(), 6, late);
+    fill_by_grid(recording, a.view(), 7, late);
+    std::vector<bool> barriers, to_grid;
+    for (const auto& operation : recording.impl().operations) {
+        barriers.push_back(operation.barrier_before);
+        to_grid.push_back(operation.barrier_to_grid);
+    }
+    EXPECT_EQ(barriers, (std::vector<bool>{false, true, true, false, true, true, true, true}));
+    EXPECT_EQ(to_grid, (std::vector<bool>{false, false, false, false, true, false, false, false}));
 }
 
 TEST(EngineOrder, UploadAndDownloadKeepEveryByte) {
