@@ -93,7 +93,7 @@ struct FlatTile {
     std::uint32_t split_from; ///< 0: subgroups share the columns; else the sum over k, and so many
                               ///< or more of them the columns
     std::uint32_t wide = 1;
-    std::uint64_t least_k = 0;
+    std::uint64_t least_k = 0; ///< shorter sums take the next that serves
 };
 constexpr FlatTile kFlatTiles[] = {
     {10, 16, 1, 1},          // each code of B is loaded once, many at a time

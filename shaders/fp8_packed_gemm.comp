@@ -52,8 +52,8 @@ layout(local_size_x_id = 0) in;
 #define UNITS_B (DEPTHS * ELEMENTS_B / 16u)
 #define FACTORS (own_scales != 0u ? fragments_n * FACTOR_WORDS : 1u)
 #define FACTORS_AHEAD (FACTORS <= 4u) // more would take the registers that other loads ahead need
-// What the first step wants is loaded before anything that waits, which short sums gain by; factors
-// of columns, that is sums over rows, would lose a tenth to the registers that it takes.
+// What the first step wants is loaded before anything that waits, which short sums gain by; with
+// factors of columns, as in sums over rows, the registers that this takes cost more than it gains.
 #define FIRST_EARLY (own_scales == 0u)
 #define PARTS_A (fragments_m * UNITS_A)
 #define PARTS_B (fragments_n * UNITS_B)

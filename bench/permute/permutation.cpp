@@ -58,8 +58,8 @@ std::string check_layout(const Permutation& p, const ops::MoeLayout& layout) {
 /// The first row and the last that no slot has are zeros.
 std::string check_padding(const Placed& p, const TensorView& rows) {
     const auto slot = p.data.read(p.rows_of.row_to_slot);
-    const auto count = static_cast<std::ptrdiff_t>(p.data.read(p.rows_of.offsets).back());
-    const auto end = slot.begin() + count, first = std::find(slot.begin(), end, -1.0);
+    const auto end = slot.begin() + static_cast<std::ptrdiff_t>(p.num_rows(p.rows_of)),
+               first = std::find(slot.begin(), end, -1.0);
     if (first == end)
         return "";
     const auto last =
@@ -211,8 +211,12 @@ double Permutation::slot_bytes() const {
     return static_cast<double>(shape.tokens * shape.top_k * shape.hidden * size_of(act));
 }
 
+std::uint64_t Permutation::num_rows(const ops::MoeLayout& layout) const {
+    return static_cast<std::uint64_t>(data.read(layout.offsets).back());
+}
+
 double Permutation::row_bytes(const ops::MoeLayout& layout) const {
-    return data.read(layout.offsets).back() * static_cast<double>(shape.hidden * size_of(act));
+    return static_cast<double>(num_rows(layout) * shape.hidden * size_of(act));
 }
 
 ops::MoeLayout Permutation::layout(std::uint64_t tokens, std::uint64_t experts,

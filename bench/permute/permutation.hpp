@@ -37,7 +37,8 @@ struct Permutation {
     std::vector<double> chosen, factors; ///< the elements of ids and weights
 
     double slot_bytes() const; ///< of a row for each slot
-    /// Of the layout's rows: of each slot, and of padding, which gathers clear.
+    /// Rows of the layout: of each slot, and of padding, which gathers clear.
+    std::uint64_t num_rows(const ops::MoeLayout& layout) const;
     double row_bytes(const ops::MoeLayout& layout) const;
     ops::MoeLayout layout(std::uint64_t tokens, std::uint64_t experts,
                           std::uint32_t alignment) const;
