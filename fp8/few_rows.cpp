@@ -75,7 +75,7 @@ Tile tile_for(const MatrixShape& shape, std::uint64_t rows) {
     };
     const std::uint64_t height = rows <= 5 ? 8 : rows <= 12 ? 16 : rows <= 20 ? 24 : 32;
     return {.fragments_m = fragments(height, shape.n),
-            .fragments_n = fragments(height == 8 ? 32 : 64, shape.m),
+            .fragments_n = fragments(rows <= 2 ? 32 : 64, shape.m),
             .warps_k = kSplitK};
 }
 

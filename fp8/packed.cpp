@@ -96,7 +96,7 @@ struct FlatTile {
     std::uint64_t least_k = 0; ///< shorter sums take the next that serves
 };
 constexpr FlatTile kFlatTiles[] = {
-    {10, 16, 1, 1},          // each code of B is loaded once, many at a time
+    {10, 16, 2, 2},          // each code of B is loaded once, early
     {24, 32, 2, 0, 2, 4096}, // fewer workgroups, which have more to do
     {24, 32, 2, 0},
     {kFewRows, 64, 1, 2},
