@@ -30,7 +30,8 @@ memory that operands and workspace take.
                              k           D[g] [N, K] += A [rows, N] B [rows, K], a weight's gradient
                              (default: all, each at DeepGEMM's shapes; less on CPUs)
   --ids TxExUxNxK,...        ggml's MUL_MAT_ID from ids to results: T tokens, each by U of E experts
-                             N x K; "none" for none
+                             N x K; "none" for none; without --shape and --layout nothing else is
+                             timed, as these leave out the ids
   --a fp8|bf16|f32 --b ...   storage of operands (default: fp8 by fp8, and bf16 by bf16); b may be
                              prepacked: fp8 weights packed once, before the clock starts
   --scales pow2|f32          of fp8 operands (default pow2)
@@ -120,6 +121,8 @@ class BenchGroupedGemm : public Program {
             ids_.emplace();
             for (const auto& v : *lists)
                 ids_->push_back({v[0], v[1], v[2], v[3], v[4]});
+            if (!ids_->empty() && !shapes_ && layouts_.empty())
+                shapes_.emplace(); // what is asked for, and no more
         } else if (shapes_ || !layouts_.empty()) {
             ids_.emplace();
         }
