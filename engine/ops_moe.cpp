@@ -12,7 +12,7 @@ namespace bellows::ops {
 
 namespace {
 
-constexpr std::uint64_t kOneBlock = 4096;    // slots that one workgroup places by itself
+constexpr std::uint64_t kOneBlock = 2048;    // slots that one workgroup places by itself
 constexpr std::uint64_t kBlockSlots = 1024;  // of a workgroup otherwise
 constexpr std::uint64_t kMostBlocks = 256;   // whose counts every workgroup adds up
 constexpr std::uint64_t kCountable = 0xFFFF; // by half a word

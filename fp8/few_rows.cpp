@@ -22,6 +22,7 @@ using Form = GroupLayout::Form;
 constexpr std::uint64_t kScaleBlock = 128; // of weights, along n and k
 constexpr std::uint64_t kMostIdsAtOnce = 16;
 constexpr std::uint32_t kSplitK = 4; // sums are added in this order, whatever the rows
+constexpr std::uint32_t kMostAhead = 4;
 
 struct Cut {
     MatrixShape shape;
@@ -45,7 +46,7 @@ bool fits(const DeviceInfo& info, const Cut& c) {
     const std::uint64_t local_size = std::uint64_t{info.subgroup_size} * c.subgroups();
     const Tile& t = c.tile;
     return t.warps_k != 0 && c.columns() != 0 && kScaleBlock % c.columns() == 0 && c.rows() != 0 &&
-           t.ahead != 0 && local_size <= info.max_workgroup_invocations &&
+           t.ahead != 0 && t.ahead <= kMostAhead && local_size <= info.max_workgroup_invocations &&
            shared_bytes(c) <= info.shared_memory_bytes && 8 % (c.shape.k / c.slots.per_k) == 0 &&
            t.warps_m == 1 && t.step_k == 0 && t.stages == 1;
 }
@@ -74,9 +75,11 @@ Tile tile_for(const MatrixShape& shape, std::uint64_t rows) {
         return static_cast<std::uint32_t>(std::max<std::uint64_t>(div_up(extent, side), 1));
     };
     const std::uint64_t height = rows <= 5 ? 8 : rows <= 12 ? 16 : rows <= 20 ? 24 : 32;
+    const bool few = rows <= 5; // leave registers for loads of two blocks
     return {.fragments_m = fragments(height, shape.n),
-            .fragments_n = fragments(rows <= 2 ? 32 : 64, shape.m),
-            .warps_k = kSplitK};
+            .fragments_n = fragments(few ? 32 : 64, shape.m),
+            .warps_k = kSplitK,
+            .ahead = few ? 2u : 1u};
 }
 
 /// Nothing when the device has no such matrices.
@@ -178,8 +181,10 @@ std::string few_rows_class(const Device& device, const Product& p) {
 
 std::vector<NamedTile> few_rows_tiles(const Device& device, const Product& p) {
     return changed_tiles(device.info(), cut_for(device, p).value(),
-                         {[](Tile& t) { t.ahead = 2; }, [](Tile& t) { t.fragments_n /= 2; },
+                         {[](Tile& t) { t.ahead = 3 - t.ahead; },
+                          [](Tile& t) { t.fragments_n /= 2; },
                           [](Tile& t) { t.fragments_n /= 2, t.ahead = 2; },
+                          [](Tile& t) { t.fragments_n *= 2, t.ahead = 1; },
                           [](Tile& t) { t.warps_n *= 2; }, [](Tile& t) { t.fragments_m /= 2; }});
 }
 

@@ -214,7 +214,8 @@ void record(Recording& recording, const char* op, Product p, BufferView workspac
         variant = usual_variant(device, p);
     GroupedRows with_list;
     if (p.rows != nullptr && !p.rows->listed() &&
-        !(variant == Variant::Streamed && reads_layout(device, p, way.tile))) {
+        !(variant == Variant::Streamed && streamed_reads_layout(device, p, way.tile)) &&
+        !(variant == Variant::Packed && packed_reads_layout(p))) {
         const GroupLayout& layout = p.rows->layout;
         const std::uint64_t bytes = listing_bytes(device, layout.rows, layout.groups);
         with_list = listed(recording, *p.rows, extents_of(p.d).columns, workspace.sub(0, bytes));
@@ -349,7 +350,7 @@ Variant usual_variant(const Device& device, const Product& p) {
     // list beforehand: measured on an H200, equal at this many.
     constexpr std::uint64_t kRowsOfOneDispatch = 8;
     const bool at_once =
-        by_slots(p) && expected_rows(p) <= kRowsOfOneDispatch && reads_layout(device, p);
+        by_slots(p) && expected_rows(p) <= kRowsOfOneDispatch && streamed_reads_layout(device, p);
     if (p.b.prepacked && !at_once && why_not_packed(device, p).empty())
         return Variant::Packed;
     if (better_streamed(device, p) && why_not_streamed(device, p).empty())

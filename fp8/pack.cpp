@@ -136,7 +136,9 @@ void pack_rows(Recording& recording, const Operands& operands, const MatrixUnits
                              .tile_count =
                                  rows != nullptr ? rows->tiles.arguments.sub(0, 4) : nothing,
                              .list = rows != nullptr ? rows->tiles.tiles : nothing,
-                             .ends = rows != nullptr ? rows->tiles.rows.ends.buffer : nothing,
+                             .ends = rows != nullptr   ? rows->tiles.rows.ends.buffer
+                                     : p.source.counts ? p.source.counts
+                                                       : nothing,
                              .slots = by_slots ? rows->slots.buffer : nothing,
                              .source = p.codes.memory,
                              .source_scales = p.scales.memory,
@@ -144,7 +146,7 @@ void pack_rows(Recording& recording, const Operands& operands, const MatrixUnits
                              .spread = p.packed.spread,
                              .scales = p.packed.scales,
                              .image = p.packed.image,
-                             .from_list = rows != nullptr ? 1u : 0u,
+                             .rows_from = static_cast<std::uint32_t>(p.source.rows_from()),
                              .slots_per_row = by_slots ? rows->slots_per_a_row : 0u,
                              .extent = p.extent,
                              .batch_tiles = p.batch_tiles,

@@ -29,6 +29,9 @@ std::optional<MatrixUnits> units_for_images(const Device& device);
 
 enum class Side : std::uint8_t { A, B };
 
+/// Where kernels find the rows of A that are there: ROWS_* of include/fp8_packed.glsl.
+enum class RowsFrom : std::uint32_t { Batch, List, Counts };
+
 /// Where an operand's tiles come from.
 struct Source {
     const Quantized& q;
@@ -36,6 +39,11 @@ struct Source {
     bool by_k = false;                 ///< memory has k as its rows
     const GroupedRows* rows = nullptr; ///< tiles of rows of groups, by slots if they say so
     const GroupLayout* sums = nullptr; ///< the sum goes over the rows of these groups
+    BufferView counts = {};            ///< rows of each batch entry that are there; else all are
+
+    RowsFrom rows_from() const noexcept {
+        return rows != nullptr ? RowsFrom::List : counts ? RowsFrom::Counts : RowsFrom::Batch;
+    }
 };
 
 struct Packed {

@@ -3,6 +3,7 @@
 
 #include "operands.hpp"
 #include "pack.hpp"
+#include "slots.hpp"
 
 #include <bellows/engine/gemm_plan.hpp>
 #include <bellows/engine/matrix_images.hpp>
@@ -194,7 +195,7 @@ std::string why_not_packed(const Device& device, const Product& p, const Tile& t
     if (std::string lacking = why_not_packed(device); !lacking.empty())
         return lacking;
     if (p.form != GemmForm::TN && p.rows != nullptr && !p.rows->listed() &&
-        group_tile_rows(device.info()) != kTile)
+        !packed_reads_layout(p) && group_tile_rows(device.info()) != kTile)
         return "the device's work lists have no tiles of 128 rows";
     if (p.form != GemmForm::TN && p.rows != nullptr && p.rows->listed() &&
         (p.rows->tiles.tile_rows != kTile || p.rows->tiles.width_on_units * 32 != kTile))
@@ -284,22 +285,56 @@ Operand prepack(Recording& recording, const Quantized& b, GemmForm form, BufferV
     return result;
 }
 
+bool packed_reads_layout(const Product& p) {
+    constexpr std::uint64_t kMostTiles = 8; // of a group, each a workgroup that may find no rows
+    return masked(p) && !p.rows->listed() && !by_slots(p) && p.rows->layout.groups <= kMaxGroups &&
+           div_up(p.rows->layout.spacing, kTile) <= kMostTiles;
+}
+
+namespace {
+
+/// [groups * rows, columns] as [groups, rows, columns].
+TensorView in_groups(const TensorView& view, std::uint64_t groups) {
+    TensorView result = view;
+    const std::uint64_t rows = view.extent[0] / groups;
+    result.rank = 3;
+    result.extent = {groups, rows, view.extent[1]};
+    result.stride = {rows * view.stride[0], view.stride[0], view.stride[1]};
+    return result;
+}
+
+Quantized in_groups(const Quantized& q, std::uint64_t groups) {
+    Quantized result = q;
+    result.codes = in_groups(q.codes, groups);
+    result.scales = in_groups(q.scales, groups);
+    return result;
+}
+
+} // namespace
+
 void record_packed(Recording& recording, const char* op, const Product& p, const Tile& tile,
                    BufferView workspace) {
     const Operands operands(op);
-    const Extents d = extents_of(p.d);
+    const bool counted = packed_reads_layout(p);
+    const std::uint64_t entries = counted ? p.rows->layout.groups : 1;
+    if (entries == 0)
+        return;
+    const TensorView d_view = counted ? in_groups(p.d, entries) : p.d;
+    const Extents d = extents_of(d_view);
     if (d.batch == 0 || d.rows == 0 || d.columns == 0)
         return;
     const Device& device = recording.device();
     const bool tn = p.form == GemmForm::TN, grouped = p.rows != nullptr;
-    const GroupedRows* rows = grouped && !tn ? p.rows : nullptr;
+    const GroupedRows* rows = grouped && !tn && !counted ? p.rows : nullptr;
     const GroupLayout* sums = grouped && tn ? &p.rows->layout : nullptr;
     Cut whole = cut_for(device, p).value();
     if (tile != Tile{})
         whole.tile = tile;
     const MatrixUnits& units = whole.units;
     const Tile& cut = whole.tile;
-    const Source of_a{*p.a.quantized, Side::A, tn, rows, sums};
+    const Quantized a_entries = counted ? in_groups(*p.a.quantized, entries) : *p.a.quantized;
+    const Source of_a{a_entries, Side::A, tn,
+                      rows,      sums,    counted ? p.rows->layout.values.buffer : BufferView{}};
     const Source of_b{*p.b.quantized, Side::B, p.form != GemmForm::NT, nullptr, sums};
     BufferView memory = p.b.prepacked ? p.b.prepacked->memory : workspace;
     const Packed b = place(units, of_b, memory);
@@ -312,7 +347,7 @@ void record_packed(Recording& recording, const char* op, const Product& p, const
 
     const bool d_by_slot = rows != nullptr && rows->d_by_slot;
     const bool bf16 = p.d.dtype == DType::BF16;
-    const Destination to = operands.destination(p.d);
+    const Destination to = operands.destination(d_view);
     using K = kernels::Fp8PackedGemm;
     const BufferView nothing = a.image;
     const K kernel{
@@ -341,7 +376,9 @@ void record_packed(Recording& recording, const char* op, const Product& p, const
                       .at_once = device.info().is_cpu ? 1u : 4u},
         .tiles = rows != nullptr ? rows->tiles.tiles : nothing,
         .begins = sums != nullptr ? p.rows->tiles.rows.begins.buffer : nothing,
-        .ends = grouped ? p.rows->tiles.rows.ends.buffer : nothing,
+        .ends = counted   ? of_a.counts
+                : grouped ? p.rows->tiles.rows.ends.buffer
+                          : nothing,
         .a_image = a.image,
         .a_scales = a.scales,
         .a_peaks = a.peaks,
@@ -358,7 +395,7 @@ void record_packed(Recording& recording, const char* op, const Product& p, const
         .blocks = operands.u32("blocks", a.blocks),
         .ldd = to.ld,
         .stride_d = to.batch,
-        .from_list = rows != nullptr ? 1u : 0u,
+        .rows_from = static_cast<std::uint32_t>(of_a.rows_from()),
         .accumulate = p.accumulate ? 1u : 0u};
     const std::uint64_t n_tiles = div_up(d.columns, kTile);
     if (rows == nullptr) {

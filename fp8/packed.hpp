@@ -21,6 +21,8 @@ std::string why_not_packed(const Device& device, const Product& product, const T
 std::string packed_class(const Device& device, const Product& product);
 /// Whether it is also the faster way.
 bool better_packed(const Device& device, const Product& product);
+/// Whether record_packed takes a product's rows from its layout, without a work list.
+bool packed_reads_layout(const Product& product);
 /// Device memory that packing the operands of any product takes at most.
 std::uint64_t packed_bytes(const Operand& a, const Operand& b);
 /// workspace: packed_bytes, at a multiple of 16 bytes.

@@ -243,7 +243,7 @@ std::string streamed_class(const Device& device, const Product& p) {
     return "streamed-f16-k" + std::to_string(cut_for(device, p)->shape.k);
 }
 
-bool reads_layout(const Device& device, const Product& p, const Tile& tile) {
+bool streamed_reads_layout(const Device& device, const Product& p, const Tile& tile) {
     return why_not_few(device, p, tile).empty();
 }
 

@@ -20,7 +20,7 @@ std::string why_not_streamed(const Device& device, const Product& product, const
 /// product, or "f32-sequential".
 std::string streamed_class(const Device& device, const Product& product);
 /// Whether no work list is read.
-bool reads_layout(const Device& device, const Product& product, const Tile& tile = {});
+bool streamed_reads_layout(const Device& device, const Product& product, const Tile& tile = {});
 /// Whether it is also the faster way.
 bool better_streamed(const Device& device, const Product& product);
 /// tiles_of; why_not_streamed of the product is "". None in f32 arithmetic.

@@ -30,7 +30,7 @@
 //            fragments_m  BLOCK_M = mma_n * fragments_m rows of A at a time
 //            fragments_n, warps_n   BLOCK_N = mma_m * fragments_n * warps_n columns, divides 128
 //            warps_k      subgroups that share the blocks of k among them
-//            ahead        blocks of k by which loads run ahead
+//            ahead        blocks of k by which loads run ahead, at most 4
 //            *_lane, *_slot, *_place, *_chunk, per_k, sum_*   matrix_images.hpp
 //            ids_at_once  ids of each invocation that are read together
 //            whole        1: k is a multiple of 128
@@ -411,17 +411,25 @@ void fetch_first_rows(Tile t) {
     }
 }
 
+// The block of `set` in the turn of the loop that begins at block `first`.
+void multiply_set(uint set, Tile t, uint first) {
+    uint block = first + set * warps_k;
+    if (set < ahead && block < BLOCKS) {
+        multiply(set, t, block, block + ahead * warps_k);
+    }
+}
+
+// A call per set in place of a loop, which drivers would find too long to unroll: the sets, indexed
+// by its counter, would stand in memory.
 void sum_up(Tile t) {
     [[unroll]] for (uint i = 0u; i < fragments_n * fragments_m; ++i) {
         sums[i] = ACCUMULATOR(0.0);
     }
     FOR_COUNTED(i, warp_k, BLOCKS) {
-        [[unroll]] for (uint set = 0u; set < ahead; ++set) {
-            uint block = i + set * warps_k;
-            if (block < BLOCKS) {
-                multiply(set, t, block, block + ahead * warps_k);
-            }
-        }
+        multiply_set(0u, t, i);
+        multiply_set(1u, t, i);
+        multiply_set(2u, t, i);
+        multiply_set(3u, t, i);
     }
     NEXT_COUNTED(i, BLOCKS, ahead * warps_k)
 }

@@ -2,10 +2,10 @@
 // Packs A, whose sum runs along its rows, for fp8_packed_gemm: include/fp8_packed.glsl. Rows of
 // groups may stand anywhere. A code that is NaN makes NaN its block.
 //
-// rows    of a work list (from_list): tile t is rows list[2t + 1] .. ends[list[2t]] of group
+// rows    of a work list (rows_from LIST): tile t is rows list[2t + 1] .. ends[list[2t]] of group
 //         list[2t], and their codes and scales stand at row slots[row] / slots_per_row with
 //         slots_per_row (-1: a row that is not there). Otherwise tile t is the (t % batch_tiles)-th of
-//         `extent` rows of batch entry t / batch_tiles.
+//         `extent` rows of batch entry t / batch_tiles, of which there are ends[entry] with COUNTS.
 // source  codes, rows of ld16 sixteens that end in zeros
 // source_scales  those of (row, block) at (row >> x_shift) * stride_x + block, plus batch entry *
 //         batch_stride; x_shift 7: one for all rows of a tile
@@ -156,7 +156,7 @@ void main() {
     uint first_block = gl_WorkGroupID.x * AT_ONCE;
     codes = uvec2(push.operands.source);
     scales = uvec2(push.operands.source_scales);
-    if (push.from_list != 0u) {
+    if (push.rows_from == ROWS_LIST) {
         // All of these at once: the list has room for every tile of the grid.
         uint count = push.operands.tile_count.v[0], group = push.operands.list.v[2u * tile];
         first_row = push.operands.list.v[2u * tile + 1u];
@@ -168,6 +168,9 @@ void main() {
         uint entry = tile / push.batch_tiles;
         first_row = tile % push.batch_tiles * TILE;
         end_row = push.extent;
+        if (push.rows_from == ROWS_COUNTS) {
+            end_row = min(end_row, push.operands.ends.v[entry]);
+        }
         codes = address_add(codes, entry, push.batch_stride16, 4u);
         scales = address_add(scales, entry, push.batch_stride, 2u);
     }

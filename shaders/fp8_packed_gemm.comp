@@ -6,9 +6,10 @@
 // sum is applied once, at the end. Where scales of a tile differ by more than f16 can hold the
 // workgroup takes a slow loop that scales the sum of each block.
 //
-// rows    (by_sum 0) tile t of A times the tiles of B of its group, over all blocks. from_list: the
-//         group is tiles[2t], its rows of D go from tiles[2t + 1] to ends[group], row r to row
-//         slots[r] with d_by_slot (-1: nowhere); otherwise t counts the tiles of a batch of m rows each.
+// rows    (by_sum 0) tile t of A times the tiles of B of its group, over all blocks. rows_from LIST:
+//         the group is tiles[2t], its rows of D go from tiles[2t + 1] to ends[group], row r to row
+//         slots[r] with d_by_slot (-1: nowhere); otherwise t counts the tiles of a batch of m rows
+//         each, of which there are ends[entry] with COUNTS.
 // sums    (by_sum 1) D[g] = sum over the blocks of group g, which begin at begins[g] / 128 + g and
 //         hold rows up to ends[g]; an empty group leaves D[g] when accumulating and clears it else.
 // Constants  local_size   subgroup * warps_m * warps_n * warps_k
@@ -29,7 +30,7 @@
 //            aligned      1: d and its rows begin at multiples of four elements, n is a multiple of 4
 //            at_once      steps that are written out one after another: a divisor of 4
 //            band         rows of tiles that run together
-// Dispatch   x = tiles of A (indirect with from_list), of one batch entry or group without; y =
+// Dispatch   x = tiles of A (indirect with LIST), of one batch entry or group without; y =
 //            ceil(n / 128), whatever `wide` is; z = batch or groups. Shared at most 18 KiB: two
 //            workgroups share a processor that has 48.
 // Order      k in steps of mma_k, inside which it is the device's, of each warps_k-th block; then the
@@ -496,11 +497,17 @@ void main() {
         uint g = gl_WorkGroupID.z;
         p.row0 = m_tile * TILE;
         p.row_end = push.m;
-        if (push.from_list != 0u) {
+        if (push.rows_from == ROWS_LIST) {
             g = push.operands.tiles.v[2u * m_tile];
             p.row0 = push.operands.tiles.v[2u * m_tile + 1u];
             p.row_end = push.operands.ends.v[g];
         } else {
+            if (push.rows_from == ROWS_COUNTS) {
+                p.row_end = min(push.m, push.operands.ends.v[g]);
+                if (p.row0 >= p.row_end) {
+                    return;
+                }
+            }
             m_tile += g * gl_NumWorkGroups.x;
             a_unit = m_tile;
             p.d = address_add(p.d, g, push.stride_d, D_LOG2_BYTES);

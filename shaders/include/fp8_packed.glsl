@@ -27,6 +27,7 @@
 
 const uint TILE = 128u;
 const uint SPREAD_ROWS = 32u;
+const uint ROWS_BATCH = 0u, ROWS_LIST = 1u, ROWS_COUNTS = 2u; // RowsFrom of fp8/pack.hpp
 
 // units of 16 bytes in a block of 128 k
 const uint A_BLOCK = 2048u;

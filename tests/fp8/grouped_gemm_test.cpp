@@ -347,8 +347,21 @@ TEST_F(Fp8GroupedGemm, PackedOperandsOnMatrixUnits) {
                 if (!cpu || n % 2 == 1)
                     check_k({LayoutForm::PrefixSums, counts}, kind(Blocks::Columns128),
                             kind(Blocks::Columns128), m, n, accumulate);
+    unlisted_ = true; // a layout that packed products read themselves
+    if (cpu)          // the smallest tile
+        way_.tile = {
+            .fragments_m = 1, .fragments_n = 1, .warps_n = 128 / device().info().subgroup_size};
+    check_m(true, {LayoutForm::Masked, {5, 0, 130}, 140}, kind(Blocks::Rows128),
+            kind(Blocks::Blocks128), 33, 200, DType::F32, true);
+    for (const Case& c : cpu ? std::vector<Case>{} : layouts())
+        if (c.form == LayoutForm::Masked)
+            check_m(true, c, kind(Blocks::Rows128), kind(Blocks::Blocks128), 130, 136, DType::BF16);
     if (fp8::m_alignment(device()) != 128)
-        return; // a CPU's work lists have smaller tiles
+        return;                                       // a CPU's work lists have smaller tiles
+    for (const std::uint64_t spacing : {256u, 1280u}) // two tiles a group; so many that a list pays
+        check_m(true, {LayoutForm::Masked, {150, 0, 3, 256}, spacing}, kind(Blocks::Blocks128),
+                kind(Blocks::Blocks128), 40, 136, DType::F32);
+    unlisted_ = false;
     for (const Case& c : layouts())
         for (const bool nt : {true, false}) {
             if (c.form == LayoutForm::Masked && !nt)

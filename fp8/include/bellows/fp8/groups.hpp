@@ -84,9 +84,10 @@ GroupedRows make_grouped_rows(Recording& recording, const GroupLayout& layout,
                               BufferView memory);
 
 /// The rows of a layout without a work list: nothing is recorded. Products of few rows on matrix
-/// units (Variant::Streamed) read the layout itself, in one dispatch; others make the list they
-/// need in their workspace, each anew, and by_ids layouts the placement of rows too. Of a layout by
-/// ids the result has slots_per_a_row = top_k: a row of A for each token.
+/// units (Variant::Streamed) read the layout itself, in one dispatch, and packed ones the counts of
+/// masked layouts of up to 1024 rows per group; others make the list they need in their workspace,
+/// each anew, and by_ids layouts the placement of rows too. Of a layout by ids the result has
+/// slots_per_a_row = top_k: a row of A for each token.
 GroupedRows unlisted_rows(const GroupLayout& layout);
 
 /// Records ops::moe_layout of topk_ids and the making of the work list of its rows, together.
