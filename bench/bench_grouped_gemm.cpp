@@ -24,6 +24,7 @@ product: matrix units ("matrix") or f32 units ("fma"), or memory ("copy"). The l
 memory that operands and workspace take.
 
   --shape GxMxNxK,...        G groups of M rows on average, weights N x K; "none" for none
+  --even                     all groups have M rows, not 0.7 to 1.3 times as many
   --layout NAME,...          contiguous  D [rows, N] = A [rows, K] B[g], groups begin at aligned rows
                              dgrad       D [rows, K] = A [rows, N] B[g], the same weights
                              masked      as contiguous, every group in a block of its own: decoding
@@ -109,6 +110,7 @@ class BenchGroupedGemm : public Program {
 
     void take(Arguments& arguments) override {
         take_storage(arguments);
+        even_ = arguments.flag("--even");
         if (const auto text = arguments.value("--layout"))
             for (const std::string& word : Arguments::split(*text))
                 layouts_.push_back(layout_of(word));
@@ -148,7 +150,7 @@ class BenchGroupedGemm : public Program {
         const bool cpu = device.info().is_cpu;
         for (const auto& [layout, shape] : chosen(cpu))
             for (const Pair& pair : pairs_)
-                add_product(device, {layout, shape, pair.a, pair.b, d_, variant_});
+                add_product(device, {layout, shape, pair.a, pair.b, d_, variant_, even_});
         for (const MulMatIdShape& shape : ids_.value_or(usual_ids(cpu)))
             for (const Pair& pair : pairs_)
                 add_ids(device, shape, pair);
@@ -234,7 +236,7 @@ class BenchGroupedGemm : public Program {
 
     void add_product(Device& device, const GroupedCase& c) {
         const std::string name = std::string(name_of(c.layout)) + "/" + name_of(c.shape) + "/" +
-                                 name_of(c.a) + "x" + name_of(c.b);
+                                 name_of(c.a) + "x" + name_of(c.b) + (c.even ? "/even" : "");
         add_ways(name, {c.a, c.b}, [&device, c](const fp8::Way& way) {
             GroupedCase in_this_way = c;
             in_this_way.way = way;
@@ -287,6 +289,7 @@ class BenchGroupedGemm : public Program {
     DType d_ = DType::BF16;
     fp8::Variant variant_ = fp8::Variant::Device;
     std::vector<fp8::NamedTile> tiles_; ///< of --tile
+    bool even_ = false;
     bool all_tiles_ = false;
     Ceiling copy_, fma_, matrix_;
 };

@@ -411,25 +411,24 @@ void fetch_first_rows(Tile t) {
     }
 }
 
-// The block of `set` in the turn of the loop that begins at block `first`.
-void multiply_set(uint set, Tile t, uint first) {
-    uint block = first + set * warps_k;
-    if (set < ahead && block < BLOCKS) {
-        multiply(set, t, block, block + ahead * warps_k);
-    }
-}
-
-// A call per set in place of a loop, which drivers would find too long to unroll: the sets, indexed
-// by its counter, would stand in memory.
+// The sets of blocks are written out, as drivers find a loop over them too long to unroll: they would
+// stand in memory, indexed by its counter. Calls of one function that makes sure of every block, the
+// first too, gain nothing either.
 void sum_up(Tile t) {
     [[unroll]] for (uint i = 0u; i < fragments_n * fragments_m; ++i) {
         sums[i] = ACCUMULATOR(0.0);
     }
     FOR_COUNTED(i, warp_k, BLOCKS) {
-        multiply_set(0u, t, i);
-        multiply_set(1u, t, i);
-        multiply_set(2u, t, i);
-        multiply_set(3u, t, i);
+        multiply(0u, t, i, i + ahead * warps_k);
+        if (ahead > 1u && i + warps_k < BLOCKS) {
+            multiply(1u, t, i + warps_k, i + (ahead + 1u) * warps_k);
+        }
+        if (ahead > 2u && i + 2u * warps_k < BLOCKS) {
+            multiply(2u, t, i + 2u * warps_k, i + (ahead + 2u) * warps_k);
+        }
+        if (ahead > 3u && i + 3u * warps_k < BLOCKS) {
+            multiply(3u, t, i + 3u * warps_k, i + (ahead + 3u) * warps_k);
+        }
     }
     NEXT_COUNTED(i, BLOCKS, ahead * warps_k)
 }

@@ -45,7 +45,8 @@ void GroupedProduct::make_groups() {
     reference::Random random(1);
     std::uint64_t at = 0;
     for (std::uint64_t g = 0; g < s.groups; ++g) {
-        const double rows = static_cast<double>(s.m) * random.uniform(0.7, 1.3);
+        const double rows =
+            static_cast<double>(s.m) * (case_.even ? 1.0 : random.uniform(0.7, 1.3));
         begins_.push_back(masked ? g * max_m : at);
         ends_.push_back(begins_.back() + std::max<std::uint64_t>(1, std::llround(rows)));
         at = round_up(ends_.back(), spacing);

@@ -22,7 +22,7 @@ enum class GroupedLayout : std::uint8_t {
 };
 const char* name_of(GroupedLayout layout);
 
-/// m: rows of a group on average; each has 0.7 to 1.3 times as many, as routers give them.
+/// m: rows of a group on average.
 struct GroupedShape {
     std::uint64_t groups = 0, m = 0, n = 0, k = 0;
 };
@@ -35,6 +35,8 @@ struct GroupedCase {
     OperandStorage a, b;
     DType d = DType::BF16; ///< but for K
     fp8::Way way{};
+    bool even =
+        false; ///< all groups have m rows; else 0.7 to 1.3 times as many, as routers give them
 };
 
 class GroupedProduct {
