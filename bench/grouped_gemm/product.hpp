@@ -35,8 +35,8 @@ struct GroupedCase {
     OperandStorage a, b;
     DType d = DType::BF16; ///< but for K
     fp8::Way way{};
-    bool even =
-        false; ///< all groups have m rows; else 0.7 to 1.3 times as many, as routers give them
+    /// All groups have m rows, not 0.7 to 1.3 times as many as routers give them.
+    bool even = false;
 };
 
 class GroupedProduct {

@@ -357,8 +357,9 @@ TEST_F(Fp8GroupedGemm, PackedOperandsOnMatrixUnits) {
         if (c.form == LayoutForm::Masked)
             check_m(true, c, kind(Blocks::Rows128), kind(Blocks::Blocks128), 130, 136, DType::BF16);
     if (fp8::m_alignment(device()) != 128)
-        return;                                       // a CPU's work lists have smaller tiles
-    for (const std::uint64_t spacing : {256u, 1280u}) // two tiles a group; so many that a list pays
+        return; // a CPU's work lists have smaller tiles
+    // Of two tiles a group, and of so many that a list pays.
+    for (const std::uint64_t spacing : {256u, 1280u})
         check_m(true, {LayoutForm::Masked, {150, 0, 3, 256}, spacing}, kind(Blocks::Blocks128),
                 kind(Blocks::Blocks128), 40, 136, DType::F32);
     unlisted_ = false;
