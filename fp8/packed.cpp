@@ -287,14 +287,18 @@ Operand prepack(Recording& recording, const Quantized& b, GemmForm form, BufferV
 
 bool packed_reads_layout(const Product& p) {
     constexpr std::uint64_t kMostTiles = 8; // of a group, each a workgroup that may find no rows
-    return masked(p) && !p.rows->listed() && !by_slots(p) && p.rows->layout.groups <= kMaxGroups &&
-           div_up(p.rows->layout.spacing, kTile) <= kMostTiles;
+    if (!masked(p) || p.rows->listed() || by_slots(p))
+        return false;
+    const GroupLayout& layout = p.rows->layout;
+    const bool straddled = p.a.quantized && scale_shift(*p.a.quantized) != 0 &&
+                           layout.spacing % kTile != 0; // groups share scales
+    return !straddled && layout.groups <= kMaxGroups && div_up(layout.spacing, kTile) <= kMostTiles;
 }
 
 namespace {
 
 /// [groups * rows, columns] as [groups, rows, columns].
-TensorView in_groups(const TensorView& view, std::uint64_t groups) {
+TensorView as_batch(const TensorView& view, std::uint64_t groups) {
     TensorView result = view;
     const std::uint64_t rows = view.extent[0] / groups;
     result.rank = 3;
@@ -303,10 +307,10 @@ TensorView in_groups(const TensorView& view, std::uint64_t groups) {
     return result;
 }
 
-Quantized in_groups(const Quantized& q, std::uint64_t groups) {
+Quantized as_batch(const Quantized& q, std::uint64_t groups) {
     Quantized result = q;
-    result.codes = in_groups(q.codes, groups);
-    result.scales = in_groups(q.scales, groups);
+    result.codes = as_batch(q.codes, groups);
+    result.scales = as_batch(q.scales, groups);
     return result;
 }
 
@@ -315,26 +319,23 @@ Quantized in_groups(const Quantized& q, std::uint64_t groups) {
 void record_packed(Recording& recording, const char* op, const Product& p, const Tile& tile,
                    BufferView workspace) {
     const Operands operands(op);
-    const bool counted = packed_reads_layout(p);
-    const std::uint64_t entries = counted ? p.rows->layout.groups : 1;
-    if (entries == 0)
-        return;
-    const TensorView d_view = counted ? in_groups(p.d, entries) : p.d;
-    const Extents d = extents_of(d_view);
-    if (d.batch == 0 || d.rows == 0 || d.columns == 0)
+    if (p.d.num_elements() == 0)
         return;
     const Device& device = recording.device();
+    const GroupLayout* counted = packed_reads_layout(p) ? &p.rows->layout : nullptr;
+    const TensorView d_view = counted ? as_batch(p.d, counted->groups) : p.d;
+    const Extents d = extents_of(d_view);
     const bool tn = p.form == GemmForm::TN, grouped = p.rows != nullptr;
-    const GroupedRows* rows = grouped && !tn && !counted ? p.rows : nullptr;
+    const GroupedRows* rows = grouped && !tn && counted == nullptr ? p.rows : nullptr;
     const GroupLayout* sums = grouped && tn ? &p.rows->layout : nullptr;
     Cut whole = cut_for(device, p).value();
     if (tile != Tile{})
         whole.tile = tile;
     const MatrixUnits& units = whole.units;
     const Tile& cut = whole.tile;
-    const Quantized a_entries = counted ? in_groups(*p.a.quantized, entries) : *p.a.quantized;
-    const Source of_a{a_entries, Side::A, tn,
-                      rows,      sums,    counted ? p.rows->layout.values.buffer : BufferView{}};
+    const Quantized a_codes = counted ? as_batch(*p.a.quantized, counted->groups) : *p.a.quantized;
+    const BufferView counts = counted ? counted->values.buffer : BufferView{};
+    const Source of_a{a_codes, Side::A, tn, rows, sums, counts};
     const Source of_b{*p.b.quantized, Side::B, p.form != GemmForm::NT, nullptr, sums};
     BufferView memory = p.b.prepacked ? p.b.prepacked->memory : workspace;
     const Packed b = place(units, of_b, memory);
@@ -376,7 +377,7 @@ void record_packed(Recording& recording, const char* op, const Product& p, const
                       .at_once = device.info().is_cpu ? 1u : 4u},
         .tiles = rows != nullptr ? rows->tiles.tiles : nothing,
         .begins = sums != nullptr ? p.rows->tiles.rows.begins.buffer : nothing,
-        .ends = counted   ? of_a.counts
+        .ends = counted   ? counts
                 : grouped ? p.rows->tiles.rows.ends.buffer
                           : nothing,
         .a_image = a.image,

@@ -41,9 +41,10 @@ class Fp8GroupedGemm : public Fp8GemmTest {
 protected:
     static constexpr std::uint64_t kBehind = 5; ///< rows behind the last group
     inline static bool unlisted_ = false;       ///< products get no work list
+    inline static bool contiguous_ = false;     ///< masked layouts go through contiguous ops
 
     void TearDown() override {
-        unlisted_ = false;
+        unlisted_ = contiguous_ = false;
         Fp8GemmTest::TearDown();
     }
 
@@ -145,7 +146,7 @@ protected:
         const Groups groups = make_groups(c);
         SCOPED_TRACE(describe(groups.layout));
         const std::uint64_t count = c.counts.size();
-        const bool masked = c.form == LayoutForm::Masked;
+        const bool masked = c.form == LayoutForm::Masked && !contiguous_;
         const auto rows_by = [&](std::uint64_t columns) {
             return masked ? std::vector<std::uint64_t>{count, c.spacing, columns}
                           : std::vector<std::uint64_t>{groups.rows, columns};
@@ -356,8 +357,24 @@ TEST_F(Fp8GroupedGemm, PackedOperandsOnMatrixUnits) {
     for (const Case& c : cpu ? std::vector<Case>{} : layouts())
         if (c.form == LayoutForm::Masked)
             check_m(true, c, kind(Blocks::Rows128), kind(Blocks::Blocks128), 130, 136, DType::BF16);
-    if (fp8::m_alignment(device()) != 128)
-        return; // a CPU's work lists have smaller tiles
+    contiguous_ = true; // groups may share scales of 128 rows: then a list is needed
+    const auto with_shared_scales = [](std::uint64_t spacing) {
+        check_m(true, {LayoutForm::Masked, {20, 0, 7}, spacing}, kind(Blocks::Blocks128),
+                kind(Blocks::Blocks128), 33, 200, DType::F32, true);
+    };
+    with_shared_scales(128);
+    if (fp8::m_alignment(device()) != 128) { // a CPU's work lists have smaller tiles
+        try {
+            with_shared_scales(140);
+            ADD_FAILURE() << "not refused";
+        } catch (const Error& error) {
+            EXPECT_NE(std::string(error.what()).find("work lists"), std::string::npos)
+                << error.what();
+        }
+        return;
+    }
+    with_shared_scales(140);
+    contiguous_ = false;
     // Of two tiles a group, and of so many that a list pays.
     for (const std::uint64_t spacing : {256u, 1280u})
         check_m(true, {LayoutForm::Masked, {150, 0, 3, 256}, spacing}, kind(Blocks::Blocks128),
