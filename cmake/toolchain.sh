@@ -87,7 +87,7 @@ done
 
 # --- an apt root of its own -----------------------------------------------------------------------
 apt=$folder/apt
-rm -rf "$apt" "$folder/root.new"
+rm -rf "$apt" "$folder/sysroot.new"
 mkdir -p "$apt/lists/partial" "$apt/cache/archives/partial" "$apt/parts" "$apt/preferences.d"
 : >"$apt/status"
 {
@@ -171,7 +171,7 @@ if ! own_apt apt-get -y --download-only --no-install-recommends install $package
 fi
 
 # --- unpack ---------------------------------------------------------------------------------------
-root=$folder/root.new
+root=$folder/sysroot.new
 mkdir -p "$root/usr/bin" "$root/usr/lib" "$root/usr/lib64" "$root/usr/sbin"
 for name in bin lib lib64 sbin; do
     ln -s "usr/$name" "$root/$name"
@@ -210,34 +210,34 @@ find "$root/$lib" -maxdepth 1 -name '*.so*' -type f | while read -r library; do
     fi
 done
 
-rm -rf "$folder/root" "$folder/bin" "$folder/layers"
-mv "$root" "$folder/root"
-ln -sfn "root/$loader" "$folder/loader"
-ln -sfn "root/$lib" "$folder/lib"
-ln -sfn root/usr/include "$folder/include"
+rm -rf "$folder/sysroot" "$folder/bin" "$folder/layers"
+mv "$root" "$folder/sysroot"
+ln -sfn "sysroot/$loader" "$folder/loader"
+ln -sfn "sysroot/$lib" "$folder/lib"
+ln -sfn sysroot/usr/include "$folder/include"
 mkdir -p "$folder/bin" "$folder/layers"
-ln -s ../root/usr/share/vulkan/explicit_layer.d/VkLayer_khronos_validation.json "$folder/layers/"
+ln -s ../sysroot/usr/share/vulkan/explicit_layer.d/VkLayer_khronos_validation.json "$folder/layers/"
 for program in glslc spirv-val spirv-opt spirv-dis spirv-as glslangValidator; do
-    [ -x "$folder/root/usr/bin/$program" ] || continue
+    [ -x "$folder/sysroot/usr/bin/$program" ] || continue
     cat >"$folder/bin/$program" <<END
 #!/bin/sh
 # Runs $program of this folder through this folder's dynamic loader.
 here=\$(dirname "\$(readlink -f "\$0")")/..
 unset LD_PRELOAD
-exec "\$here/loader" --library-path "\$here/lib" "\$here/root/usr/bin/$program" "\$@"
+exec "\$here/loader" --library-path "\$here/lib" "\$here/sysroot/usr/bin/$program" "\$@"
 END
     chmod +x "$folder/bin/$program"
 done
-if [ -d "$folder/root/usr/lib/python3/dist-packages/safetensors" ]; then
+if [ -d "$folder/sysroot/usr/lib/python3/dist-packages/safetensors" ]; then
     cat >"$folder/bin/python3" <<END
 #!/bin/sh
 # Runs this folder's Python through this folder's dynamic loader.
 here=\$(dirname "\$(readlink -f "\$0")")/..
 unset LD_PRELOAD PYTHONPATH
-PYTHONHOME=\$here/root/usr PYTHONNOUSERSITE=1 PYTHONDONTWRITEBYTECODE=1
+PYTHONHOME=\$here/sysroot/usr PYTHONNOUSERSITE=1 PYTHONDONTWRITEBYTECODE=1
 export PYTHONHOME PYTHONNOUSERSITE PYTHONDONTWRITEBYTECODE
 exec "\$here/loader" --library-path "\$here/lib:\$here/lib/blas:\$here/lib/lapack" \\
-    "\$here/root/usr/bin/python3" "\$@"
+    "\$here/sysroot/usr/bin/python3" "\$@"
 END
     chmod +x "$folder/bin/python3"
     "$folder/bin/python3" -c 'import safetensors.numpy' >>"$log" 2>&1 ||
@@ -248,7 +248,7 @@ for name in lvp_icd bellows_lavapipe; do
     cat >"$folder/$name.json" <<END
 {
     "file_format_version": "1.0.1",
-    "ICD": { "library_path": "./root/$lvp", "api_version": "${api:-1.4.0}" }
+    "ICD": { "library_path": "./sysroot/$lvp", "api_version": "${api:-1.4.0}" }
 }
 END
 done
