@@ -43,8 +43,8 @@ memory that operands and workspace take.
   --tile MxNxVxWxPxKxSxA,... these tiles, of --tiles or not (fp8::Tile): M x N matrices per subgroup,
                              V x W subgroups and P along k, steps of K k through workgroup memory, which
                              holds S of them, loads A steps ahead. packed MxNxVxWxPx0x1xA, direct
-                             MxNxVxWx1xKxSxA, streamed MxNx1xWx1xKx1xA or, straight to registers,
-                             MxNx1xWxPx0x1xA
+                             MxNxVxWx1xKxSxA, streamed MxNx1xWxPx0x1xA or, with A through workgroup
+                             memory, MxNx1xWx1x128x1xA
   --d bf16|f32               storage of results (default bf16; f32 for k and ids)
 )";
 

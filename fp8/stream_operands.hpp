@@ -6,53 +6,10 @@
 
 #include "operands.hpp"
 #include "slots.hpp"
-#include "tiles.hpp"
 
-#include <bellows/engine/gemm_plan.hpp>
-
-#include <initializer_list>
 #include <string>
-#include <vector>
 
 namespace bellows::fp8 {
-
-/// "" when kernel K, which multiplies on matrix units of f16, takes the product's operands on this
-/// device, else what is against it. tile: the one that is named.
-template <class K>
-std::string why_not_on_units(const Device& device, const Product& p, const Tile& tile) {
-    if (device.info().is_cpu && tile == Tile{})
-        return "a CPU's matrices are slower than its f32 arithmetic";
-    std::string lacking =
-        device.why_not(K::info(), static_cast<std::uint32_t>(K::Variant::f16_f32));
-    if (!lacking.empty())
-        return lacking;
-    for (const Operand* o : {&p.a, &p.b})
-        if (!o->quantized || o->quantized->recipe.rule != ScaleRule::PowerOfTwo)
-            return "matrix units take e4m3 operands with power-of-two scales";
-    if (p.b.quantized->recipe.blocks != Blocks::Blocks128)
-        return "matrix units take weights in 128x128 blocks";
-    return "";
-}
-
-/// What is against matrix units where no cut fits.
-inline std::string no_cut(const Tile& tile) {
-    return tile == Tile{} ? "the device has no subgroup matrices of f16 that fit" : kNoSuchTile;
-}
-
-/// The tile of `usual` and those that `changes` make of it, where they fit.
-template <class Cut>
-std::vector<NamedTile> changed_tiles(const DeviceInfo& info, const Cut& usual,
-                                     std::initializer_list<void (*)(Tile&)> changes) {
-    const auto name = [](const Cut& c) { return name_of(c.tile, c.rows(), c.columns()); };
-    TileList list(usual.tile, name(usual));
-    for (const auto change : changes) {
-        Cut cut = usual;
-        change(cut.tile);
-        if (fits(info, cut) && registers(info, cut) <= kMostRegisters)
-            list.add(cut.tile, name(cut));
-    }
-    return list.take();
-}
 
 /// Codes and scales of a quantised operand.
 struct StreamSource {

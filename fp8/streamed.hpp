@@ -2,9 +2,9 @@
 #pragma once
 
 // Products of few rows with E4M3 weights that are read once, as they stand in memory: one dispatch,
-// no workspace. On matrix units of f16 for E4M3 activations with power-of-two scales, straight to
-// registers (few_rows.hpp) or, for more rows, through workgroup memory; and in f32 arithmetic
-// ("f32-sequential", what decoding ahead gives too) for those, bf16 and f32.
+// no workspace. On matrix units of f16 for E4M3 activations with power-of-two scales
+// (stream_units.hpp); and in f32 arithmetic ("f32-sequential", what decoding ahead gives too) for
+// those, bf16 and f32.
 
 #include "tiles.hpp"
 
@@ -16,7 +16,7 @@ namespace bellows::fp8 {
 /// "" when `product` can be computed so, else what is against it.
 std::string why_not_streamed(const Device& device, const Product& product, const Tile& tile = {});
 /// The numeric class of `product` computed so: on matrix units "streamed-in-4-f16-k16", after the
-/// parts in which k is summed (left out: through workgroup memory) and the depth of a matrix
+/// parts in which k is summed (left out: in one, A through workgroup memory) and the depth of a matrix
 /// product, or "f32-sequential".
 std::string streamed_class(const Device& device, const Product& product);
 /// Whether no work list is read.

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: MIT
 #pragma once
 
-// Lists of the tiles that a product can take, as packed.cpp, streamed.cpp, few_rows.cpp and
-// direct.cpp make them.
+// Lists of the tiles that a product can take, as packed.cpp, stream_units.cpp and direct.cpp
+// make them.
 
 #include "product.hpp"
 

@@ -1,29 +1,10 @@
 // SPDX-License-Identifier: MIT
 // D = A * transpose(B) (+ D) of E4M3 codes with power-of-two scales, for few rows of A in each group:
-// the codes of B are read once, as they stand in memory, straight into the registers of matrices on
-// units that take f16. B's columns are the rows of those matrices (use A), A's rows their columns
-// (use B), because devices have matrices of few columns.
+// the codes of both operands are read once per subgroup, as they stand in memory, straight into the
+// registers of matrices on units that take f16. Operands and rows_from: include/fp8_stream.glsl.
 //
-// a_codes [rows, k], a_scales: f32 bits, one per 128 k of each row (a_shift 0) or 128 rows (7)
-// b_codes [groups or batch, n, k], b_scales one per 128 x 128
-// d       [rows, n]; all row-major with the strides of `push`: codes' in sixteens
-// rows_from says what `places` holds and which rows belong to group (or batch) g:
-//   0 BATCH   nothing; all `m` rows of batch g
-//   1 IDS     ids of groups, i32 [m]: rows r with places[r] == g; others are in no group, nor is any
-//             row from ends[0] * spacing on unless spacing is 0
-//   2 SLOT    the same, for fewer ids than groups: y counts ids, the first of each group has it
-//   3 MASKED  counts: rows from g * spacing on, places[g] of them, at most `spacing`
-//   4 PREFIX  sums: rows places[g] to places[g + 1]
-//   5 ENDS    rows from places[g - 1], rounded up to a multiple of `spacing`, to places[g]
-//   6 RANGES  rows places[g] to ends[g]
-// a_by_slot, d_by_slot  row r stands in row slot / slots_per_a_row of A, and `slot` of D (nowhere if
-//           that is -1), where slot is r with IDS and SLOT, slots[r] otherwise
-//
-// An invocation loads sixteen codes of a row at a time, which are the elements that it holds of
-// several matrices, one after another: which k these are does not matter as long as it is the same for
-// both operands. Moved to the bits of an f16, a code is its value times 2^-8, exactly. Products of a
-// block of 128 k are summed by the units, and the sum, times the block's two scales, is added to the
-// element's f32 sum.
+// Products of a block of 128 k are summed by the units, and the sum, times the block's two scales, is
+// added to the element's f32 sum.
 //
 // Constants  local_size   subgroup size * warps_n * warps_k
 //            mma_*        a row that the device enumerates: f16, f32 sums, subgroup scope
@@ -50,57 +31,28 @@
 #define A_BF16 0
 #define B_BF16 0
 #include "include/gemm_operands.glsl"
-#include "include/fp8.glsl"
-#include "include/fp8_f16.glsl"
 
 #include "fp8_few_gemm.kernel.glsl"
 
 layout(local_size_x_id = 0) in;
-
-const uint BATCH = 0u, IDS = 1u, SLOT = 2u, MASKED = 3u, PREFIX = 4u, ENDS = 5u;
 
 #define WARPS (warps_n * warps_k)
 #define LANES (local_size / WARPS)
 #define BLOCK_M (mma_n * fragments_m)
 #define WARP_N (mma_m * fragments_n)
 #define BLOCK_N (WARP_N * warps_n)
-#define ELEMENTS_W (mma_m * mma_k / LANES)
-#define ELEMENTS_X (mma_n * mma_k / LANES)
 #define ELEMENTS (mma_m * mma_n / LANES)
-#define SLOTS_W (ELEMENTS_W / per_k)
-#define SLOTS_X (ELEMENTS_X / per_k)
-#define CHUNKS (mma_k / per_k)      // of sixteen codes of a row side by side in a segment
-#define SEGMENTS (8u / CHUNKS)      // of a block
-#define PARTS (16u / per_k)         // of those sixteen, a matrix each
-#define LOADS_W (fragments_n * SLOTS_W)
+#define PARTS (16u / per_k)         // matrices that sixteen codes are of
 #define LOADS_X (fragments_m * SLOTS_X)
-#define PITCH (WARP_N / 4u + 1u)
-#define BLOCKS div_up(push.k, 128u)
 #define A_EARLY (fragments_m <= 2u) // more rows leave no registers for it
-#define FROM_IDS (rows_from == IDS || rows_from == SLOT)
+
+shared uint listed[WARPS * BLOCK_M];
+#define FIRST_LISTED (gl_SubgroupID * BLOCK_M) // each subgroup's own
+#include "include/fp8_stream.glsl"
 
 shared uvec4 staged[WARPS * mma_n * PITCH];
-shared uint listed[WARPS * BLOCK_M]; // slots of a turn's rows
 shared uint nan_rows[(BLOCK_M + 31u) / 32u];
 shared uint nan_columns[(BLOCK_N + 31u) / 32u];
-
-#define MATRIX_W coopmat<float16_t, gl_ScopeSubgroup, mma_m, mma_k, gl_MatrixUseA>
-#define MATRIX_X coopmat<float16_t, gl_ScopeSubgroup, mma_k, mma_n, gl_MatrixUseB>
-#define ACCUMULATOR coopmat<float, gl_ScopeSubgroup, mma_m, mma_n, gl_MatrixUseAccumulator>
-
-struct Tile {
-    uvec2 a; // addresses, of the batch entry or group
-    uvec2 b;
-    uvec2 a_scales;
-    uvec2 b_scales;
-    uvec2 d;
-    uint group;
-    uint head;    // its first slot, with FROM_IDS
-    uint row0;    // of the group
-    uint rows;    // of the group, its later ones are still to be found with FROM_IDS
-    uint first;   // of the turn's rows
-    uint column0;
-};
 
 ACCUMULATOR sums[fragments_n * fragments_m];
 uvec4 w_codes[ahead][LOADS_W * SEGMENTS];
@@ -114,24 +66,6 @@ uint x_at[LOADS_X];
 uint scale_at[fragments_m * sum_slots];
 
 uint warp_n = gl_SubgroupID % warps_n, warp_k = gl_SubgroupID / warps_n;
-
-// What the bits of an invocation's number add up to, four bits each.
-uint of_lane(uint weights) {
-    uint sum = 0u;
-    [[unroll]] for (uint bit = 0u; bit < 7u; ++bit) {
-        uint weight = weights >> 4u * bit & 15u;
-        sum += weight == 0u ? 0u : (gl_SubgroupInvocationID >> bit & 1u) * weight;
-    }
-    return sum;
-}
-uint nibble(uint all, uint i) {
-    return all >> 4u * i & 15u;
-}
-
-// Sixteens of codes that exist.
-uint existing(uint at) {
-    return whole != 0u ? at : min(at, (push.k - 1u) / 16u);
-}
 
 // --- Weights, of a block of k that exists
 
@@ -165,19 +99,11 @@ void fetch_first_weights(inout Tile t, uvec2 codes, uvec2 scales) {
 
 // --- Rows
 
-void subgroup_shared_barrier() {
-    controlBarrier(gl_ScopeSubgroup, gl_ScopeSubgroup, gl_StorageSemanticsShared,
-                   gl_SemanticsAcquireRelease);
-}
-
 // Lists the slots of the group's rows from t.first on, and counts all of them: each subgroup for
 // itself. The turn's first weights are on their way as soon as a row of it is found.
 void list_rows(inout Tile t) {
     uint found = 0u, first = 0u;
-    uint count = push.m;
-    if (push.spacing != 0u) {
-        count = min(push.operands.ends.v[0], count / push.spacing) * push.spacing;
-    }
+    uint count = count_of_ids();
     t.head = count;
     bool ours = true;
     uvec2 codes = uvec2(push.operands.b_codes); // read while the ids are on their way
@@ -221,62 +147,19 @@ void list_rows(inout Tile t) {
 
 // That of this workgroup; its group has no rows when there is nothing to do.
 Tile tile_of_workgroup() {
-    Tile t;
-    uint g = gl_WorkGroupID.y;
-    t.column0 = gl_WorkGroupID.x * BLOCK_N;
-    t.first = gl_WorkGroupID.z * BLOCK_M;
-    t.group = g;
-    t.row0 = 0u;
-    t.rows = 0u;
-    t.a = uvec2(push.operands.a_codes);
-    t.a_scales = uvec2(push.operands.a_scales);
-    t.d = uvec2(push.operands.d);
+    Tile t = tile_without_rows();
     [[unroll]] for (uint i = 0u; i < LOADS_W; ++i) {
         uint column = t.column0 + warp_n * WARP_N + i / SLOTS_W * mma_m +
                       nibble(w_slot, i % SLOTS_W) + of_lane(w_lane);
         w_at[i] = min(column, push.n - 1u) * push.ldb16;
     }
-    if (rows_from == BATCH) {
-        t.rows = push.m;
-        t.a = address_add(t.a, g, push.a_batch16, 4u);
-        t.a_scales = address_add(t.a_scales, g, push.a_scale_batch, 2u);
-        t.d = address_add(t.d, g, push.stride_d, D_LOG2_BYTES);
-    } else if (FROM_IDS) {
-        t.group = rows_from == SLOT ? push.operands.places.v[g] : g;
+    if (FROM_IDS) {
+        t.group = rows_from == SLOT ? push.operands.places.v[t.group] : t.group;
         list_rows(t);
     } else {
-        uint end = push.operands.places.v[g + (rows_from == PREFIX ? 1u : 0u)];
-        if (rows_from == MASKED) {
-            t.row0 = g * push.spacing;
-            t.rows = min(end, push.spacing);
-        } else {
-            if (rows_from != ENDS) {
-                t.row0 = push.operands.places.v[g];
-                end = rows_from == PREFIX ? end : push.operands.ends.v[g];
-            } else if (g > 0u) {
-                t.row0 = div_up(push.operands.places.v[g - 1u], push.spacing) * push.spacing;
-            }
-            t.rows = max(end, t.row0) - t.row0;
-        }
+        find_rows(t);
     }
     return t;
-}
-
-// Of a row of the turn that exists.
-uint slot_of(Tile t, uint row) {
-    if (FROM_IDS) {
-        return listed[gl_SubgroupID * BLOCK_M + row];
-    }
-    uint r = t.row0 + t.first + row;
-    return a_by_slot != 0u || d_by_slot != 0u ? uint(push.operands.slots.v[r]) : r;
-}
-// Rows that do not exist are the last that does, and their sums go nowhere.
-uint row_of_a(Tile t, uint row) {
-    row = min(row, t.rows - t.first - 1u);
-    if (a_by_slot == 0u) {
-        return t.row0 + t.first + row;
-    }
-    return uint(max(int(slot_of(t, row)), 0)) / push.slots_per_a_row;
 }
 
 // --- The sum
@@ -292,12 +175,6 @@ void fetch_rows(uint set, Tile t, uint block) {
     [[unroll]] for (uint i = 0u; i < fragments_m * sum_slots; ++i) {
         x_scale[set][i] = ReadUint(t.a_scales).v[scale_at[i] + block];
     }
-}
-
-// Code i of sixteen, which stand in another order for both operands alike, as f16 times 2^-8.
-float16_t code_at(uvec4 codes, uint i) {
-    uvec2 pairs = halves(codes[i / 4u]);
-    return unpackFloat2x16(i % 4u < 2u ? pairs.x : pairs.y)[i % 2u];
 }
 
 float power_of_two(int exponent) {
@@ -460,22 +337,6 @@ void mark_nans() {
 }
 
 // --- Results
-
-void store(Tile t, uint row, uint column, vec4 x) {
-    uint to = t.row0 + t.first + row;
-    if (d_by_slot != 0u) {
-        to = slot_of(t, row);
-        if (int(to) < 0) {
-            return;
-        }
-    }
-    uint at = to * push.ldd + column;
-    if (aligned != 0u) {
-        store_d4(t.d, at, x, 1.0, push.accumulate != 0u);
-    } else {
-        store_d_part(t.d, at, x, min(push.n - column, 4u), 1.0, push.accumulate != 0u);
-    }
-}
 
 // All subgroups pass their matrices of mma_n rows; those of a column are added in their order.
 void store_sums(Tile t) {

@@ -85,7 +85,7 @@ protected:
             way.tile = {.fragments_m = 1,
                         .fragments_n = 1,
                         .warps_n = 4,
-                        .step_k = cpu ? 64u : 128u,
+                        .step_k = 128,
                         .ahead = 2};
         else if (cpu)
             way.tile = {.fragments_m = 1, .fragments_n = 1, .warps_n = 2, .warps_k = 2};

@@ -238,7 +238,7 @@ TEST_F(Fp8GuardPages, StreamedProducts) {
                         : fp8::Tile{.fragments_m = 1,
                                     .fragments_n = 1,
                                     .warps_n = 4,
-                                    .step_k = 64,
+                                    .step_k = 128,
                                     .ahead = 2};
             by_slots(way);
             by_ids(way);

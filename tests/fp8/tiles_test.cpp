@@ -72,7 +72,7 @@ protected:
         if (!way || !device().info().is_cpu)
             return {};
         Tile other = way->tile;
-        (direct ? other.ahead : other.step_k) *= 2;
+        other.ahead = 3 - other.ahead;
         return {{way->tile, "small"}, {other, "another"}};
     }
 };
