@@ -47,6 +47,9 @@ layout(local_size_x_id = 0) in;
 #define PASSED (warps_n * mma_n * PITCH)
 // Sixteens of codes of A, and rows' shares of the search for the largest scale, of an invocation.
 #define CARRIED ((8u * BLOCK_M + local_size - 1u) / local_size)
+// Where registers are scarce rows of A are fetched right after those before have been staged, and
+// one block is written out; measured.
+#define A_LATE (ahead == 1u && fragments_m > 6u)
 #define SHARES (local_size > BLOCK_M ? local_size / BLOCK_M : 1u)
 
 shared uint listed[BLOCK_M];
@@ -271,7 +274,7 @@ void multiply_block(uint set, Tile t, uint block) {
     uint next = block + 1u;
     barrier();
     // Behind a condition, because drivers move loads down to where they are wanted if they can.
-    if (next < BLOCKS) {
+    if (next < BLOCKS && !A_LATE) {
         fetch_rows(t, next);
         if (ahead == 2u) {
             fetch_weights(1u - set, t, next);
@@ -286,6 +289,9 @@ void multiply_block(uint set, Tile t, uint block) {
     if (next < BLOCKS) {
         barrier();
         stage(next);
+        if (A_LATE) {
+            fetch_rows(t, min(next + 1u, BLOCKS - 1u));
+        }
     }
 }
 
@@ -301,13 +307,16 @@ void sum_up(Tile t) {
         x_peak[i] = peaks[row_of_carried(i)];
     }
     stage(0u);
+    if (A_LATE) {
+        fetch_rows(t, min(1u, BLOCKS - 1u));
+    }
     FOR_COUNTED(i, 0u, BLOCKS) {
         multiply_block(0u, t, i);
-        if (i + 1u < BLOCKS) {
+        if (!A_LATE && i + 1u < BLOCKS) {
             multiply_block(ahead - 1u, t, i + 1u);
         }
     }
-    NEXT_COUNTED(i, BLOCKS, 2u)
+    NEXT_COUNTED(i, BLOCKS, A_LATE ? 1u : 2u)
 }
 
 void mark() {

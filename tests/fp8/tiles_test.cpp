@@ -73,7 +73,9 @@ protected:
             return {};
         Tile other = way->tile;
         other.ahead = 3 - other.ahead;
-        return {{way->tile, "small"}, {other, "another"}};
+        Tile tall = other; // its loads have another order
+        tall.fragments_m = direct ? 2 : 7;
+        return {{way->tile, "small"}, {other, "another"}, {tall, "tall"}};
     }
 };
 
