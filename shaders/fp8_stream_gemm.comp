@@ -47,10 +47,10 @@ layout(local_size_x_id = 0) in;
 #define PASSED (warps_n * mma_n * PITCH)
 // Sixteens of codes of A, and rows' shares of the search for the largest scale, of an invocation.
 #define CARRIED ((8u * BLOCK_M + local_size - 1u) / local_size)
-// Where registers are scarce rows of A are fetched right after those before have been staged, and
-// one block is written out; measured.
-#define A_LATE (ahead == 1u && fragments_m > 6u)
 #define SHARES (local_size > BLOCK_M ? local_size / BLOCK_M : 1u)
+// Many rows leave few registers: those of a block are fetched as soon as the block before has been
+// staged, and the loop has one block; measured.
+#define A_LATE (ahead == 1u && fragments_m > 6u)
 
 shared uint listed[BLOCK_M];
 #define FIRST_LISTED 0u
@@ -295,7 +295,8 @@ void multiply_block(uint set, Tile t, uint block) {
     }
 }
 
-// Two blocks are written out, so that none has to move to other registers where the loop begins anew.
+// Two blocks are written out, so that none has to move to other registers where the loop begins anew
+// (A_LATE excepted).
 void sum_up(Tile t) {
     [[unroll]] for (uint i = 0u; i < fragments_n * fragments_m; ++i) {
         sums[i] = ACCUMULATOR(0.0);

@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: MIT
 // What the kernels share that stream E4M3 weights to the registers of matrices (fp8_few_gemm.comp
 // and fp8_stream_gemm.comp, which says where they differ): operands, which rows are whose, and how
-// an invocation holds matrices. They have the same operands and push fields, and define beforehand
-// LANES, BLOCK_M (rows of A at a time), BLOCK_N (columns of a workgroup), WARP_N (of a subgroup),
-// and `listed`, where the slots of a turn's rows stand from FIRST_LISTED on if they come from ids.
+// an invocation holds matrices. They have the same operands and these push fields, and define
+// beforehand LANES, BLOCK_M (rows of A at a time), BLOCK_N (columns of a workgroup), WARP_N (of a
+// subgroup), and `listed`, where the slots of a turn's rows stand from FIRST_LISTED on if they come
+// from ids.
 //
 // a_codes [rows, k], a_scales: f32 bits, one per 128 k of each row (a_shift 0) or 128 rows (7)
 // b_codes [groups or batch, n, k], b_scales one per 128 x 128
