@@ -16,8 +16,8 @@ namespace bellows::fp8 {
 /// "" when `product` can be computed so, else what is against it.
 std::string why_not_streamed(const Device& device, const Product& product, const Tile& tile = {});
 /// The numeric class of `product` computed so: on matrix units "streamed-in-4-f16-k16", after the
-/// parts in which k is summed (left out: in one, A through workgroup memory) and the depth of a matrix
-/// product, or "f32-sequential".
+/// parts in which k is summed (left out: in one, A through workgroup memory) and the depth of a
+/// matrix product, or "f32-sequential".
 std::string streamed_class(const Device& device, const Product& product);
 /// Whether no work list is read.
 bool streamed_reads_layout(const Device& device, const Product& product, const Tile& tile = {});

@@ -82,11 +82,8 @@ protected:
         const bool cpu = device().info().is_cpu;
         fp8::Way way = fp8::Variant::Streamed;
         if (!direct)
-            way.tile = {.fragments_m = 1,
-                        .fragments_n = 1,
-                        .warps_n = 4,
-                        .step_k = 128,
-                        .ahead = 2};
+            way.tile = {
+                .fragments_m = 1, .fragments_n = 1, .warps_n = 4, .step_k = 128, .ahead = 2};
         else if (cpu)
             way.tile = {.fragments_m = 1, .fragments_n = 1, .warps_n = 2, .warps_k = 2};
         return way;
