@@ -228,9 +228,12 @@ void record(Recording& recording, const Operands& operands, const Product& p, co
 std::string why_not_stream_units(const Device& device, const Product& p, const Tile& tile) {
     if (device.info().is_cpu && tile == Tile{})
         return "a CPU's matrices are slower than its f32 arithmetic";
-    for (const KernelInfo* kernel : {&Few::info(), &Shared::info()})
-        if (std::string lacking = device.why_not(*kernel, 0); !lacking.empty())
+    for (const KernelInfo* kernel : {&Few::info(), &Shared::info()}) {
+        // Both variants of either want the same.
+        const auto variant = static_cast<std::uint32_t>(Few::Variant::f16_f32);
+        if (std::string lacking = device.why_not(*kernel, variant); !lacking.empty())
             return lacking;
+    }
     for (const Operand* o : {&p.a, &p.b})
         if (!o->quantized || o->quantized->recipe.rule != ScaleRule::PowerOfTwo)
             return "matrix units take e4m3 operands with power-of-two scales";

@@ -248,14 +248,6 @@ void multiply(Tile t, Place p) {
     }
 }
 
-// value * 2^exponent, where no step of it leaves the range unless the result does.
-float raised(float value, int exponent) {
-    int some = exponent >> 1;
-    precise float x = value * uintBitsToFloat(uint(127 + some) << 23);
-    x = x * uintBitsToFloat(uint(127 + exponent - some) << 23);
-    return x;
-}
-
 int exponent_of(uint scale) {
     return int(scale >> 23) - 127;
 }
@@ -281,11 +273,6 @@ void store(uvec2 d, uint row, uint column, vec4 x, bool accumulate) {
     } else {
         store_d_part(d, at, x, min(push.n - column, 4u), 1.0, accumulate);
     }
-}
-
-void subgroup_shared_barrier() {
-    controlBarrier(gl_ScopeSubgroup, gl_ScopeSubgroup, gl_StorageSemanticsShared,
-                   gl_SemanticsAcquireRelease);
 }
 
 // Among the subgroups that share matrices of D.

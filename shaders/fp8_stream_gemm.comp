@@ -342,14 +342,6 @@ bool is_slow(uint row) {
     return (slow_rows[row / 32u] >> row % 32u & 1u) != 0u;
 }
 
-// value * 2^exponent, where no step of it leaves the range unless the result does.
-float raised(float value, int exponent) {
-    int some = exponent >> 1;
-    precise float x = value * uintBitsToFloat(uint(127 + some) << 23);
-    x = x * uintBitsToFloat(uint(127 + exponent - some) << 23);
-    return x;
-}
-
 // Each subgroup passes mma_n rows of its columns at a time through its own part of `staged`.
 void store_sums(Tile t) {
     uint part = gl_SubgroupID * mma_n * PITCH;

@@ -262,11 +262,6 @@ void sum_up(Tile t) {
 
 // --- Results
 
-void subgroup_shared_barrier() {
-    controlBarrier(gl_ScopeSubgroup, gl_ScopeSubgroup, gl_StorageSemanticsShared,
-                   gl_SemanticsAcquireRelease);
-}
-
 void store(Tile t, uint row, uint column, vec4 x) {
     if (aligned != 0u) {
         store_d4(t.d, row * push.ldd + column, x, 1.0, push.accumulate != 0u);

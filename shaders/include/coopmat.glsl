@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: MIT
-// What a kernel on matrix units asks of the compiler.
+// What a kernel on matrix units asks of the compiler, and the barrier among a subgroup that shares
+// workgroup memory.
 #extension GL_KHR_cooperative_matrix : require
 #extension GL_KHR_memory_scope_semantics : require
 #extension GL_KHR_shader_subgroup_basic : require
@@ -9,3 +10,8 @@
 #else
 #extension GL_EXT_shader_explicit_arithmetic_types_float16 : require
 #endif
+
+void subgroup_shared_barrier() {
+    controlBarrier(gl_ScopeSubgroup, gl_ScopeSubgroup, gl_StorageSemanticsShared,
+                   gl_SemanticsAcquireRelease);
+}

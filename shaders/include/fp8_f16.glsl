@@ -16,4 +16,12 @@ uint times(uint pair, uint factor) {
     return packFloat2x16(unpackFloat2x16(pair) * unpackFloat2x16(factor));
 }
 
+// value * 2^exponent, where no step of it leaves the range unless the result does.
+float raised(float value, int exponent) {
+    int some = exponent >> 1;
+    precise float x = value * uintBitsToFloat(uint(127 + some) << 23);
+    x = x * uintBitsToFloat(uint(127 + exponent - some) << 23);
+    return x;
+}
+
 #endif

@@ -87,11 +87,6 @@ float16_t code_at(uvec4 codes, uint i) {
     return unpackFloat2x16(i % 4u < 2u ? pairs.x : pairs.y)[i % 2u];
 }
 
-void subgroup_shared_barrier() {
-    controlBarrier(gl_ScopeSubgroup, gl_ScopeSubgroup, gl_StorageSemanticsShared,
-                   gl_SemanticsAcquireRelease);
-}
-
 // The workgroup's tile of group, batch or id y, of which rows and weights are still to be found.
 Tile tile_without_rows() {
     Tile t;

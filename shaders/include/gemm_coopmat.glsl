@@ -217,11 +217,6 @@ void multiply(uint from, uint warp_m, uint warp_n) {
     }
 }
 
-void subgroup_shared_barrier() {
-    controlBarrier(gl_ScopeSubgroup, gl_ScopeSubgroup, gl_StorageSemanticsShared,
-                   gl_SemanticsAcquireRelease);
-}
-
 // Each subgroup passes its matrices one by one through its own part of a_stage.
 void store_sums(CoopmatTile t, uint warp_m, uint warp_n, uvec2 d, uint ldd, float alpha,
                 bool accumulate) {
