@@ -21,28 +21,27 @@ using K = kernels::GemmDirectNt;
 using Units = GemmClass::Units;
 
 constexpr std::uint32_t kUnit = 8;         // elements that an invocation reads at a time
+constexpr std::uint32_t kRing = 3;         // segments of B in workgroup memory
 constexpr std::uint64_t kGridColumns = 32; // of a step of a work list's grid
 constexpr std::uint32_t kBand = 8;         // tiles along m that run together
 
 struct Cut {
     MatrixShape shape;
     MatrixSlots slots;
-    Tile tile; ///< ahead: segments of A
+    Tile tile;
 
     std::uint32_t rows() const { return shape.m * tile.fragments_m * tile.warps_m; }
     std::uint32_t columns() const { return shape.n * tile.fragments_n * tile.warps_n; }
     std::uint32_t warps() const { return tile.warps_m * tile.warps_n; }
-    /// Units of a row in a segment, in a stage.
+    /// Units of a row in a segment.
     std::uint32_t chunks() const { return shape.k / slots.per_k; }
-    std::uint32_t row_units() const { return tile.step_k / kUnit; }
-    /// Segments of a stage.
-    std::uint32_t depth() const { return row_units() / chunks(); }
-    std::uint32_t stage_units() const { return columns() * row_units(); }
+    std::uint32_t segment_k() const { return kUnit * chunks(); }
+    std::uint32_t segment_units() const { return columns() * chunks(); }
 };
 
 /// What the shader declares.
 std::uint64_t shared_bytes(const Cut& c) {
-    return std::uint64_t{16} * c.tile.stages * c.stage_units();
+    return std::uint64_t{16} * kRing * c.segment_units();
 }
 
 /// Matrices of a row that pass to D together: as many as go, 0: none.
@@ -60,35 +59,31 @@ std::uint32_t together(const DeviceInfo& info, const Cut& c) {
 /// Whether the kernel's head comment is kept.
 bool fits(const DeviceInfo& info, const Cut& c) {
     const Tile& t = c.tile;
-    const std::uint32_t segment = kUnit * c.chunks();
     const std::uint64_t local_size = std::uint64_t{info.subgroup_size} * c.warps();
-    return (t.step_k == segment || t.step_k == 2 * segment) && (t.ahead == 1 || t.ahead == 2) &&
-           (t.stages == 2 || t.stages == 3) && t.warps_k == 1 && c.rows() != 0 &&
-           c.columns() >= kGridColumns && local_size <= info.max_workgroup_invocations &&
-           kUnit % c.slots.per_k == 0 && local_size % (2 * c.row_units()) == 0 &&
-           c.stage_units() % local_size == 0 && shared_bytes(c) <= info.shared_memory_bytes &&
-           together(info, c) != 0;
+    return t.step_k == c.segment_k() && t.ahead == 1 && t.stages == kRing && t.warps_k == 1 &&
+           c.rows() != 0 && t.fragments_n > 1 && c.columns() >= kGridColumns &&
+           local_size <= info.max_workgroup_invocations && kUnit % c.slots.per_k == 0 &&
+           local_size % c.chunks() == 0 && c.segment_units() % local_size == 0 &&
+           shared_bytes(c) <= info.shared_memory_bytes && together(info, c) != 0;
 }
 
-/// A tile in elements and segments: what each subgroup computes, how many there are.
+/// A tile in elements: what each subgroup computes, how many there are.
 struct Plan {
-    std::uint32_t warp_rows, warp_columns, warps_m, warps_n, depth, ahead, stages;
+    std::uint32_t warp_rows, warp_columns, warps_m, warps_n;
+    std::uint64_t short_k = 0; ///< it is the usual one of sums of fewer k
 };
 
-// The first that fits is the usual one: TFLOPS of bf16 on an H200 at 4 x 8192 x 4096 x 7168. Sums
-// of 64 x 64 or 32 x 128 and what is read ahead leave few of 255 registers: eight subgroups have a
-// processor for themselves, of four two fit, and one stores while the other multiplies. 256 x 128
-// takes three quarters of the reads from the device's cache that 128 x 128 takes.
+// The first that fits is the usual one: TFLOPS of bf16 on an H200 at 4 x 8192 x 4096 x 7168 and
+// 4 x 8192 x 7168 x 2048. Sums of 64 x 64 or 32 x 128 and what is read ahead leave few of 255
+// registers: eight subgroups have a processor for themselves, of four two fit, and one stores while
+// the other multiplies. 256 x 128 takes three quarters of the reads from the device's cache that
+// 128 x 128 takes.
 constexpr Plan kPlans[] = {
-    {32, 128, 8, 1, 1, 1, 3}, // 331: 256 x 128 by 8 subgroups, 24 KiB; A is read once, B by each
-    {64, 64, 4, 2, 1, 1, 3},  // 319: 256 x 128 by 8, 24 KiB
-    {64, 64, 4, 2, 1, 2, 3},  // 242: the same, loads of A two segments ahead
-    {64, 64, 4, 2, 2, 2, 3},  // 278: the same, half the barriers, 48 KiB
-    {64, 64, 2, 4, 1, 1, 3},  // 301: 128 x 256 by 8, 48 KiB
-    {32, 128, 8, 1, 1, 2, 3}, // 302: as the first, loads of A two segments ahead
-    {64, 64, 2, 2, 1, 1, 3},  // 310: 128 x 128 by 4, 24 KiB
-    {64, 64, 2, 2, 1, 1, 2},  // 293: the same, 16 KiB
-    {32, 128, 4, 1, 1, 2, 2}, // 303: 128 x 128 by 4, 16 KiB
+    {32, 128, 8, 1},      // 354, 327: 256 x 128 by 8 subgroups; A is read once, B by each
+    {64, 64, 4, 2, 3072}, // 345, 332: 256 x 128 by 8
+    {64, 64, 2, 4},       // 283, 261: 128 x 256 by 8, 48 KiB of workgroup memory, not 24
+    {64, 64, 2, 2},       // 287, 281: 128 x 128 by 4
+    {32, 128, 4, 1},      // 290, 279: 128 x 128 by 4
 };
 
 static_assert(std::size(kPlans) <= kMostOtherTiles + 1);
@@ -100,13 +95,13 @@ std::optional<Tile> tile_of(const Plan& plan, const Cut& cut) {
                 .fragments_n = plan.warp_columns / cut.shape.n,
                 .warps_m = plan.warps_m,
                 .warps_n = plan.warps_n,
-                .step_k = plan.depth * kUnit * cut.chunks(),
-                .stages = plan.stages,
-                .ahead = plan.ahead};
+                .step_k = cut.segment_k(),
+                .stages = kRing};
 }
 
-/// All that the device can run and this library knows, the usual one first, or `named` alone.
-std::vector<Cut> cuts(const Device& device, const Tile& named = {}) {
+/// All that the device can run and this library knows, of sums of k the usual one first, or `named`
+/// alone.
+std::vector<Cut> cuts(const Device& device, const Tile& named, std::uint64_t k) {
     const GemmClass& c = gemm_class(device);
     const auto slots =
         c.units == Units::None ? std::nullopt : matrix_slots(device, c.shape, c.units);
@@ -122,7 +117,7 @@ std::vector<Cut> cuts(const Device& device, const Tile& named = {}) {
     for (const Plan& plan : kPlans)
         if (const auto tile = tile_of(plan, cut))
             if (cut.tile = *tile; fits(device.info(), cut))
-                result.push_back(cut);
+                result.insert(k < plan.short_k ? result.begin() : result.end(), cut);
     return result;
 }
 
@@ -161,11 +156,7 @@ void set_cut(K::Constants& c, const DeviceInfo& info, const Cut& cut) {
               {&C::b_place, &C::b_slot, &C::b_lane, &C::b_chunk});
     c.warps_m = cut.tile.warps_m;
     c.warps_n = cut.tile.warps_n;
-    c.depth = cut.depth();
-    c.ahead = cut.tile.ahead;
-    c.ring = cut.tile.stages;
     c.together = together(info, cut);
-    c.flip = (cut.slots.b.slot & 0x11111111u) == 0 ? 1 : 0;
 }
 
 } // namespace
@@ -179,7 +170,7 @@ std::string why_not_direct(const Device& device, const Tile& tile) {
         return lacking;
     if (device.info().is_cpu && tile == Tile{})
         return "a CPU's matrices are slower than its f32 arithmetic";
-    if (cuts(device, tile).empty())
+    if (cuts(device, tile, 0).empty())
         return tile == Tile{} ? "no tile fits the device's matrices and its workgroup memory"
                               : kNoSuchTile;
     return "";
@@ -204,7 +195,7 @@ std::string why_not_direct(const Device& device, const Product& p, const Tile& t
         return "";
     const std::uint32_t tile_rows =
         p.rows->listed() ? p.rows->tiles.tile_rows : group_tile_rows(device.info());
-    if (cuts(device, tile).front().rows() % tile_rows != 0)
+    if (cuts(device, tile, extents_of(p.a.values).columns).front().rows() % tile_rows != 0)
         return "the device's work lists have tiles of " + std::to_string(tile_rows) + " rows";
     return "";
 }
@@ -226,7 +217,7 @@ std::string direct_class(const Device& device) {
 
 std::vector<NamedTile> direct_tiles(const Device& device, const Product& p) {
     std::vector<NamedTile> tiles;
-    for (const Cut& cut : cuts(device))
+    for (const Cut& cut : cuts(device, {}, extents_of(p.a.values).columns))
         if (why_not_direct(device, p, cut.tile).empty())
             tiles.push_back({cut.tile, name_of(cut)});
     return tiles;
@@ -238,7 +229,7 @@ void record_direct(Recording& recording, const char* op, const Product& p, const
     if (d.batch == 0 || d.rows == 0 || d.columns == 0)
         return;
     const Device& device = recording.device();
-    const Cut cut = cuts(device, tile).front();
+    const Cut cut = cuts(device, tile, extents_of(p.a.values).columns).front();
     const auto units = [&](const char* what, const TensorView& view, std::uint32_t dimension) {
         return operands.u32(what, view.stride[dimension] / kUnit);
     };
@@ -263,7 +254,7 @@ void record_direct(Recording& recording, const char* op, const Product& p, const
              .from_list = p.rows != nullptr ? 1u : 0u,
              .accumulate = p.accumulate ? 1u : 0u};
     set_cut(kernel.constants, device.info(), cut);
-    kernel.constants.tail = kernel.k % (2 * kUnit * cut.chunks()) != 0 ? 1 : 0;
+    kernel.constants.tail = kernel.k % (2 * cut.segment_k()) != 0 ? 1 : 0;
     kernel.constants.aligned = to.aligned ? 1 : 0;
     kernel.constants.band = kBand;
     if (p.rows == nullptr) {

@@ -133,8 +133,8 @@ void save(uint place, uint step, uint matrix) {
         [[unroll]] for (uint u = 0u; u < UNITS; ++u) {
             push.operands.image.v[((to * DEPTHS + depth) * UNITS + u) * subgroup +
                                   gl_SubgroupInvocationID] =
-                uvec4(pair_of(m, 4u * u), pair_of(m, 4u * u + 1u), pair_of(m, 4u * u + 2u),
-                      pair_of(m, 4u * u + 3u));
+                in_registers(uvec4(pair_of(m, 4u * u), pair_of(m, 4u * u + 1u),
+                                   pair_of(m, 4u * u + 2u), pair_of(m, 4u * u + 3u)));
         }
     }
 }

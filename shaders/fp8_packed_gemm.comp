@@ -103,7 +103,7 @@ uint next_factors[FACTORS];
 MATRIX_A matrix_a(uint i, uint depth) {
     MATRIX_A m;
     [[unroll]] for (uint u = 0u; u < ELEMENTS_A / 8u; ++u) {
-        uvec4 part = a_image[i * UNITS_A + depth * (ELEMENTS_A / 8u) + u];
+        uvec4 part = in_registers(a_image[i * UNITS_A + depth * (ELEMENTS_A / 8u) + u]);
         [[unroll]] for (uint q = 0u; q < 4u; ++q) {
             f16vec2 two = unpackFloat2x16(part[q]);
             m[u * 8u + 2u * q] = two.x;

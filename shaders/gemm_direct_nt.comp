@@ -7,10 +7,9 @@
 // elements that it holds of several matrices, one after another: which k these are does not matter as
 // long as it is the same for both operands. Of 2 * CHUNKS units side by side in a row every second one
 // is of one segment, the others of the next: the loads of the first bring whole lines to the cache,
-// where the others find them. A segment has STEPS matrices along k. Loads run ahead of what is
-// multiplied: those of A by some segments; those of B by a stage, into registers, from where they go
-// to one of `ring` stages in workgroup memory while the stage before is multiplied. One barrier for
-// each stage is enough: with three stages in the midst of a product, with two between products.
+// where the others find them. A segment has STEPS matrices along k. Rows of A are loaded a segment
+// ahead, those of B two: they go to one of RING places in workgroup memory, of which one is being
+// read, one is whole, and one was read in the segment before. One barrier for each segment is enough.
 //
 // from_list 1: tile t of the work list (grouped_gemm_tiles.comp) belongs to group tiles[2t] and begins
 //           at row tiles[2t + 1]; a workgroup takes the tiles that begin at multiples of BLOCK_M rows
@@ -21,22 +20,18 @@
 // Variants   <matrix element>_<type of d>. bf16 operands are exact as f16 within 2^-14 .. 65504 only.
 // Constants  local_size   subgroup size * warps_m * warps_n
 //            mma_*        a row that the device enumerates: subgroup scope, f32 sums
-//            fragments_*, warps_*   matrices per subgroup and subgroups along m and n
-//            depth        segments of a stage, 1 or 2
-//            ahead        segments by which loads of A run ahead, 1 or 2
-//            ring         stages in workgroup memory, 2 or 3
+//            fragments_*, warps_*   matrices per subgroup, two or more along n, and subgroups along m and n
 //            together     matrices of a row that pass through workgroup memory together on their way
 //                         to D: a divisor of fragments_n; the subgroup size is a multiple of together *
 //                         mma_n / 4 and divides that times mma_m; PART of all subgroups fits the ring
 //            per_k, a_*, b_*   matrix_images.hpp; per_k divides 8
-//            flip         1: bit 0 of a column of B comes from the invocation alone
 //            tail         0: k is a multiple of two segments'
 //            aligned      1: d and its rows begin at multiples of four elements, n is a multiple of 4
 //            band         tiles along m that run together
-//            local_size is a multiple of depth * CHUNKS and divides the units of a stage.
+//            local_size is a multiple of CHUNKS and divides the units of a segment of B.
 // Dispatch   x = tiles of the list (indirect), or ceil(m / BLOCK_M); y: any, as long as there are
 //            x * ceil(n / BLOCK_N) workgroups; z = batches.
-//            Shared: ring * 16 * depth * BLOCK_N * CHUNKS bytes.
+//            Shared: RING * 16 * BLOCK_N * CHUNKS bytes.
 // Order      segments of k ascend, inside them k goes as per_k says, inside a matrix as the device
 //            does it. An element's bits depend on its row of A and its column of B alone.
 #version 460
@@ -76,20 +71,17 @@ layout(local_size_x_id = 0) in;
 #define CHUNKS (mma_k / per_k)
 #define STEPS (8u / per_k)
 
-// In units. A stage has its segments one after another, a segment its columns, of which every second
-// segment has neighbours in each other's place: so neither do those who write a column's units meet
-// in a bank, nor those who read neighbouring columns.
-#define SEGMENT (BLOCK_N * CHUNKS)
-#define STAGE (depth * SEGMENT)
-#define ROW (depth * CHUNKS)
-#define FILLS (STAGE / local_size)
-#define FILL_COLUMNS (local_size / ROW)
-#define AT_ONCE (ahead > depth ? ahead : depth) // segments that are written out one after another
+#define RING 3u
+#define SEGMENT (BLOCK_N * CHUNKS) // of B, in units, column by column
+#define FILLS (SEGMENT / local_size)
+#define FILL_COLUMNS (local_size / CHUNKS)
+#define LAST_N (fragments_n - 1u)
+#define BARRIER_N (fragments_n > 3u ? 2u : 0u) // a constant: of min() no loop is unrolled as well
 
 #define QUADS (together * mma_n / 4u)
 #define PITCH (QUADS + 1u)
 #define PART (mma_m * PITCH)
-shared uvec4 staged[ring * STAGE];
+shared uvec4 staged[RING * SEGMENT];
 
 struct Tile {
     uvec2 a; // addresses, of the batch entry or group
@@ -102,13 +94,15 @@ struct Tile {
 };
 
 ACCUMULATOR sums[fragments_m * fragments_n];
-uvec4 a_next[ahead * UNITS_A]; // of the segments ahead, in turns
+MATRIX_A a_now[STEPS * fragments_m];
+MATRIX_B b_now[STEPS];
+uvec4 a_next[UNITS_A]; // of the segment ahead
 uvec4 b_next[SLOTS_B]; // of the matrices ahead
-uvec4 filling[FILLS];  // of the stage after the next
-uint a_at[UNITS_A];    // where rows begin
+uvec4 filling[FILLS];  // of the segment after the next
+uint a_at[UNITS_A];    // an invocation's places in rows, those in k included
 uint fill_from[FILLS];
-uint a_chunk_of_lane, fill_segment, fill_chunk, fill_to;
-uint b_at[2]; // in a stage, for even and odd segments
+uint a_chunk_of_lane, fill_chunk;
+uint b_at; // in a segment
 
 // What the bits of an invocation's number add up to, four bits each.
 uint of_lane(uint weights) {
@@ -133,12 +127,11 @@ MATRIX_TYPE element(uvec4 unit, uint i) {
 #endif
 }
 
-MATRIX_A matrix_a(uint set, uint i, uint step) {
+MATRIX_A matrix_a(uint i, uint step) {
     MATRIX_A m;
     [[unroll]] for (uint e = 0u; e < ELEMENTS_A; ++e) {
         uint place = nibble(a_place, e);
-        m[e] = element(a_next[set * UNITS_A + i * SLOTS_A + place / per_k],
-                       step * per_k + place % per_k);
+        m[e] = element(a_next[i * SLOTS_A + place / per_k], step * per_k + place % per_k);
     }
     return m;
 }
@@ -159,105 +152,127 @@ uint unit_at(uint segment, uint chunk) {
     return segment / 2u * (2u * CHUNKS) + 2u * chunk + segment % 2u;
 }
 
-void fetch_a(Tile t, uint set, uint segment) {
-    uint at = min(unit_at(segment, a_chunk_of_lane), t.units - 1u);
+// How far to go from an invocation's place in a row, for a segment that need not be there. Without a
+// tail that is the same for all, and moves the operand's address.
+uint ahead_all(Tile t, uint segment) {
+    return tail == 0u ? unit_at(min(segment, t.units / CHUNKS - 1u), 0u) : 0u;
+}
+uint ahead_one(Tile t, uint segment, uint chunk) {
+    return tail == 0u ? 0u : min(unit_at(segment, chunk), t.units - 1u) - 2u * chunk;
+}
+
+void fetch_a(Tile t, uint segment) {
+    uvec2 from = address_add(t.a, ahead_all(t, segment), 1u, 4u);
+    uint at = ahead_one(t, segment, a_chunk_of_lane);
     [[unroll]] for (uint i = 0u; i < UNITS_A; ++i) {
-        a_next[set * UNITS_A + i] = ReadUvec4(t.a).v[a_at[i] + at];
+        a_next[i] = ReadUvec4(from).v[a_at[i] + at];
     }
 }
 
-void fetch_b(Tile t, uint stage) {
-    uint at = min(unit_at(stage * depth + fill_segment, fill_chunk), t.units - 1u);
+void fetch_b(Tile t, uint segment) {
+    uvec2 from = address_add(t.b, ahead_all(t, segment), 1u, 4u);
+    uint at = ahead_one(t, segment, fill_chunk);
     [[unroll]] for (uint i = 0u; i < FILLS; ++i) {
-        filling[i] = ReadUvec4(t.b).v[fill_from[i] + at];
+        filling[i] = ReadUvec4(from).v[fill_from[i] + at];
     }
 }
 
-// What was fetched of `stage` goes to the stage in workgroup memory that begins at `to`.
-void put_b(Tile t, uint stage, uint to) {
-    uint at = unit_at(stage * depth + fill_segment, fill_chunk);
-    bool present = tail == 0u || at < t.units;
+// Whether a row has so many k.
+bool present(Tile t, uint segment, uint chunk) {
+    return tail == 0u || unit_at(segment, chunk) < t.units;
+}
+
+// What was fetched of A becomes the matrices of now.
+void take_a(Tile t, uint segment) {
+    bool is_there = present(t, segment, a_chunk_of_lane);
+    [[unroll]] for (uint i = 0u; i < UNITS_A; ++i) {
+        a_next[i] = is_there ? a_next[i] : uvec4(0u);
+    }
+    [[unroll]] for (uint i = 0u; i < STEPS * fragments_m; ++i) {
+        a_now[i] = matrix_a(i % fragments_m, i / fragments_m);
+    }
+}
+
+// What was fetched of B goes to the place in workgroup memory that begins at `to`.
+void put_b(Tile t, uint segment, uint to) {
+    bool is_there = present(t, segment, fill_chunk);
     [[unroll]] for (uint i = 0u; i < FILLS; ++i) {
-        staged[to + fill_to + i * FILL_COLUMNS * CHUNKS] = present ? filling[i] : uvec4(0u);
+        staged[to + gl_LocalInvocationIndex + i * local_size] = is_there ? filling[i] : uvec4(0u);
     }
 }
 
-// The matrices of B of a segment in the stage that begins at `from`.
-void take_b(uint from, uint segment, uint matrix) {
+// Of the segment that begins at `from`.
+void load_b(uint from, uint matrix) {
     [[unroll]] for (uint i = 0u; i < SLOTS_B; ++i) {
-        b_next[i] = staged[from + segment * SEGMENT + b_at[segment % 2u] +
-                           (matrix * mma_n + nibble(b_slot, i)) * CHUNKS];
+        b_next[i] = staged[from + b_at + (matrix * mma_n + nibble(b_slot, i)) * CHUNKS];
     }
+}
+
+void take_b() {
+    [[unroll]] for (uint step = 0u; step < STEPS; ++step) {
+        b_now[step] = matrix_b(step);
+    }
+}
+
+uint place_after(uint place) {
+    return place == (RING - 1u) * SEGMENT ? 0u : place + SEGMENT;
 }
 
 // --- Products
 
-// Multiplies the stage that begins at `now` in workgroup memory; the one after it, which is being
-// put there meanwhile, begins at `next`. first: of its segments among AT_ONCE.
-void multiply(Tile t, uint stage, uint first, uint now, uint next) {
-    [[unroll]] for (uint segment = 0u; segment < depth; ++segment) {
-        uint all = stage * depth + segment, set = (first + segment) % ahead;
-        bool present = tail == 0u || unit_at(all, a_chunk_of_lane) < t.units;
-        [[unroll]] for (uint i = 0u; i < UNITS_A; ++i) {
-            uint at = set * UNITS_A + i;
-            a_next[at] = present ? a_next[at] : uvec4(0u);
-        }
-        MATRIX_A a[STEPS * fragments_m];
-        [[unroll]] for (uint i = 0u; i < STEPS * fragments_m; ++i) {
-            a[i] = matrix_a(set, i % fragments_m, i / fragments_m);
-        }
-        fetch_a(t, set, all + ahead);
-        [[unroll]] for (uint j = 0u; j < fragments_n; ++j) {
-            MATRIX_B b[STEPS];
-            [[unroll]] for (uint step = 0u; step < STEPS; ++step) {
-                b[step] = matrix_b(step);
-            }
-            if (ring > 2u && segment == depth - 1u && j == fragments_n / 2u) {
-                barrier();
-            }
-            if (j + 1u < fragments_n) {
-                take_b(now, segment, j + 1u);
-            } else if (segment + 1u < depth) {
-                take_b(now, segment + 1u, 0u);
-            } else if (ring > 2u) {
-                take_b(next, 0u, 0u);
-            }
-            [[unroll]] for (uint step = 0u; step < STEPS; ++step) {
-                [[unroll]] for (uint i = 0u; i < fragments_m; ++i) {
-                    uint at = j * fragments_m + i;
-                    sums[at] = coopMatMulAdd(a[step * fragments_m + i], b[step], sums[at]);
-                }
-            }
+// Of all rows by the j-th matrix of columns.
+void multiply(uint j) {
+    [[unroll]] for (uint step = 0u; step < STEPS; ++step) {
+        [[unroll]] for (uint i = 0u; i < fragments_m; ++i) {
+            uint at = j * fragments_m + i;
+            sums[at] = coopMatMulAdd(a_now[step * fragments_m + i], b_now[step], sums[at]);
         }
     }
 }
 
+// The branch in the loop's last third keeps what follows it there: compilers would take what was
+// loaded for the next segment as soon as they can, and wait for it. The barrier does the same for
+// the loads of B, and lets those for D's next matrices go ahead of it.
 void sum_up(Tile t) {
-    uint stages = div_up(t.units, 2u * CHUNKS) * 2u / depth, stage = 0u, now = 0u;
+    uint segments = div_up(t.units, 2u * CHUNKS) * 2u, segment = 0u, now = 0u;
+    uvec4 first[FILLS];
     fetch_b(t, 0u);
-    [[unroll]] for (uint set = 0u; set < ahead; ++set) {
-        fetch_a(t, set, set);
+    [[unroll]] for (uint i = 0u; i < FILLS; ++i) {
+        first[i] = filling[i];
+    }
+    fetch_b(t, 1u);
+    fetch_a(t, 0u);
+    put_b(t, 1u, SEGMENT);
+    [[unroll]] for (uint i = 0u; i < FILLS; ++i) {
+        filling[i] = first[i];
     }
     put_b(t, 0u, 0u);
-    fetch_b(t, 1u);
-    if (ring > 2u) {
-        barrier();
-        take_b(now, 0u, 0u);
-    }
-    do {
-        [[unroll]] for (uint first = 0u; first < AT_ONCE; first += depth) {
-            uint next = now + STAGE == ring * STAGE ? 0u : now + STAGE;
-            if (ring == 2u) {
+    take_a(t, 0u);
+    barrier();
+    load_b(now, 0u);
+    for (;;) {
+        uint next = place_after(now);
+        fetch_a(t, segment + 1u);
+        [[unroll]] for (uint j = 0u; j < LAST_N; ++j) {
+            take_b();
+            if (j == BARRIER_N) {
                 barrier();
-                take_b(now, 0u, 0u);
+                fetch_b(t, segment + 2u);
             }
-            put_b(t, stage + 1u, next);
-            fetch_b(t, stage + 2u);
-            multiply(t, stage, first, now, next);
-            now = next;
-            ++stage;
+            load_b(now, j + 1u);
+            multiply(j);
         }
-    } while (stage < stages);
+        take_b();
+        if (++segment == segments) {
+            break;
+        }
+        load_b(next, 0u);
+        multiply(LAST_N);
+        take_a(t, segment);
+        put_b(t, segment + 1u, place_after(next));
+        now = next;
+    }
+    multiply(LAST_N);
 }
 
 // --- Results
@@ -341,17 +356,13 @@ void main() {
     a_chunk_of_lane = of_lane(a_chunk);
     [[unroll]] for (uint i = 0u; i < UNITS_A; ++i) {
         uint row = i / SLOTS_A * mma_m + nibble(a_slot, i % SLOTS_A) + of_lane(a_lane);
-        a_at[i] = min(first_row + row, t.row_end - 1u) * push.lda8;
+        a_at[i] = min(first_row + row, t.row_end - 1u) * push.lda8 + 2u * a_chunk_of_lane;
     }
-    [[unroll]] for (uint odd = 0u; odd < 2u; ++odd) {
-        b_at[odd] = (warp_column + (of_lane(b_lane) ^ odd * flip)) * CHUNKS + of_lane(b_chunk);
-    }
-    uint column = gl_LocalInvocationIndex / ROW, unit = gl_LocalInvocationIndex % ROW;
-    fill_segment = unit % depth;
-    fill_chunk = unit / depth;
-    fill_to = fill_segment * SEGMENT + (column ^ fill_segment * flip) * CHUNKS + fill_chunk;
+    b_at = (warp_column + of_lane(b_lane)) * CHUNKS + of_lane(b_chunk);
+    fill_chunk = gl_LocalInvocationIndex % CHUNKS;
     [[unroll]] for (uint i = 0u; i < FILLS; ++i) {
-        fill_from[i] = min(t.column0 + column + i * FILL_COLUMNS, push.n - 1u) * push.ldb8;
+        uint column = t.column0 + gl_LocalInvocationIndex / CHUNKS + i * FILL_COLUMNS;
+        fill_from[i] = min(column, push.n - 1u) * push.ldb8 + 2u * fill_chunk;
     }
     [[unroll]] for (uint i = 0u; i < fragments_m * fragments_n; ++i) {
         sums[i] = ACCUMULATOR(0.0);

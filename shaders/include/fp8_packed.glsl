@@ -7,7 +7,8 @@
 //
 // A      f16, scaled: code * 2^(7 - distance), where distance says by how many powers of two the
 //        block's scale lies below the peak of its x; 0 where the tile's spread exceeds SPREAD.
-//        uvec4[tiles][blocks][4 steps][128 / mma_m][32 / mma_k][elements / 8][subgroup size]
+//        uvec4[tiles][blocks][4 steps][128 / mma_m][32 / mma_k][elements / 8][subgroup size],
+//        of pairs of elements in_registers
 // B      codes, the f16 code * 2^-8 of which take few instructions: of each four elements the first
 //        two stand as they are in f16, the others in the bits that these leave free.
 //        uvec4[tiles][blocks][4][128 / mma_n][32 / mma_k * elements / 16][subgroup size]
@@ -39,6 +40,12 @@ const uint B_BLOCK = 1024u;
 #define FACTOR_WORDS ((b_slots + 1u) / 2u)
 // Where invocations hold no pattern of columns, each element is taken for one.
 #define COLUMN_SLOT(e) (b_slots == ELEMENTS_B ? (e) : b_slot >> 4u * (e) & 15u)
+
+// Pairs of neighbouring elements of a matrix A in the order of the registers that NVIDIA's driver
+// gives them, so that it need not move what it loads; and back.
+uvec4 in_registers(uvec4 pairs) {
+    return pairs.xzyw;
+}
 
 // 2^(15 - distance), twice as f16; NaN for a NaN scale.
 uint packed_factor(uint peak, uint scale) {

@@ -240,7 +240,7 @@ private:
         const auto slots = matrix_slots(device(), c.shape, c.units);
         EXPECT_TRUE(slots);
         const std::uint32_t k = slots ? 8 * c.shape.k / slots->per_k : 0; // of a segment
-        return {{1, 2, 2, 2, 1, k, 3, 1}, {2, 1, 2, 4, 1, k, 2, 2}, {1, 1, 4, 4, 1, 2 * k, 3, 1}};
+        return {{1, 2, 2, 2, 1, k, 3, 1}, {2, 3, 2, 2, 1, k, 3, 1}, {1, 4, 4, 1, 1, k, 3, 1}};
     }
 
     static Quantized allocate(Input& in, const Recipe& recipe, const std::vector<std::uint64_t>& e,

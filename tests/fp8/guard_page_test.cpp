@@ -258,10 +258,10 @@ TEST_F(Fp8GuardPages, DirectProducts) {
         const GemmClass& c = gemm_class(*device_);
         const std::uint32_t per_k = matrix_slots(*device_, c.shape, c.units).value().per_k;
         way.tile = {.fragments_m = 1,
-                    .fragments_n = 1,
+                    .fragments_n = 2,
                     .warps_m = 4,
-                    .warps_n = 4,
-                    .step_k = 16 * c.shape.k / per_k,
+                    .warps_n = 2,
+                    .step_k = 8 * c.shape.k / per_k,
                     .stages = 3};
     }
     const std::vector<std::uint32_t> starts = {0, 5, 5, 72, 73};
