@@ -58,7 +58,7 @@ bool serves(const Cut& cut) {
     const std::uint32_t most = cut.wide() * subgroups(cut.units);
     return (cut.subgroups() == subgroups(cut.units) || cut.subgroups() == most) &&
            cut.columns() % kTile == 0 && matrices(shape.n) % t.fragments_n == 0 &&
-           (cut.wide() == 1 || (cut.wide() == 2 && t.warps_k == 1)) &&
+           (cut.wide() == 1 || (cut.wide() <= 4 && t.warps_k == 1)) &&
            matrices(shape.m) % (t.fragments_m * t.warps_m) == 0 &&
            std::max(t.fragments_m, t.fragments_n / cut.together()) <= kMostStores &&
            sharers % quads == 0 && shape.m * quads % sharers == 0;
@@ -93,12 +93,13 @@ struct FlatTile {
     std::uint32_t height, ahead;
     std::uint32_t split_from; ///< 0: subgroups share the columns; else the sum over k, and so many
                               ///< or more of them the columns
-    std::uint32_t wide = 1;
-    std::uint64_t least_k = 0; ///< shorter sums take the next that serves
+    std::uint32_t wide = 1;   ///< times the usual columns
+    bool more_subgroups = false; ///< and times the subgroups, not the columns of each
+    std::uint64_t least_k = 0;   ///< shorter sums take the next that serves
 };
 constexpr FlatTile kFlatTiles[] = {
-    {10, 16, 2, 2},          // each code of B is loaded once, early
-    {24, 32, 2, 0, 2, 4096}, // fewer workgroups, which have more to do
+    {10, 16, 2, 2},                // each code of B is loaded once, early
+    {24, 32, 1, 0, 4, true, 4096}, // fewer workgroups, which have more to do
     {24, 32, 2, 0},
     {kFewRows, 64, 1, 2},
 };
@@ -106,7 +107,7 @@ constexpr FlatTile kFlatTiles[] = {
 std::optional<Cut> flat_cut(const MatrixUnits& units, const FlatTile& tile) {
     Cut cut{units, {}};
     Tile& t = cut.tile;
-    const std::uint32_t warps = subgroups(units);
+    const std::uint32_t warps = subgroups(units) * (tile.more_subgroups ? tile.wide : 1);
     t.ahead = tile.ahead;
     t.fragments_m = std::max(1u, tile.height / units.shape.m);
     for (t.warps_n = tile.split_from == 0 ? warps : tile.split_from; t.warps_n <= warps;
@@ -139,7 +140,8 @@ std::optional<Cut> cut_for(const Device& device, std::uint64_t rows, std::uint64
         return std::nullopt;
     for (const FlatTile& tile : kFlatTiles)
         if (rows <= tile.rows && k >= tile.least_k)
-            if (const std::optional<Cut> cut = flat_cut(*units, tile))
+            if (const std::optional<Cut> cut = flat_cut(*units, tile);
+                cut && fits(device.info(), *cut))
                 return cut;
     return square_cut(*units);
 }

@@ -97,17 +97,22 @@ Tile few_tile(const MatrixShape& shape, std::uint64_t rows) {
             .ahead = few ? 2u : 1u};
 }
 
-/// With some room, as a group whose rows take two turns takes twice as long.
+/// With some room, as a group whose rows take two turns takes twice as long. Weights are loaded two
+/// blocks ahead where registers last, or where there are so many workgroups that fewer at a time
+/// take no more turns; measured.
 Tile sharing_tile(const MatrixShape& shape, const Product& p) {
-    constexpr std::uint64_t kTallest = 80, kStep = 16;
+    constexpr std::uint64_t kTallest = 80, kStep = 16, kColumns = 128, kManyWorkgroups = 512;
     const std::uint64_t rows = expected_rows(p);
     const std::uint64_t wanted = p.rows == nullptr ? rows : rows + rows / 4 + 6;
     const std::uint64_t height = std::min(round_up(wanted, kStep), kTallest);
+    const Extents weights = extents_of(p.b.values); // [groups, n, k]
+    const std::uint64_t workgroups = weights.batch * div_up(weights.rows, kColumns);
+    const bool two = height == 32 || height == 48 || (height == 16 && workgroups > kManyWorkgroups);
     return {.fragments_m = matrices(height, shape.n),
             .fragments_n = matrices(32, shape.m),
             .warps_n = 4,
             .step_k = kScaleBlock,
-            .ahead = height == 32 || height == 48 ? 2u : 1u}; // where registers last, measured
+            .ahead = two ? 2u : 1u};
 }
 
 /// Nothing when the device has no such matrices.

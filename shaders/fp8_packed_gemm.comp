@@ -31,8 +31,8 @@
 //            at_once      steps that are written out one after another: a divisor of 4
 //            band         rows of tiles that run together
 // Dispatch   x = tiles of A (indirect with LIST), of one batch entry or group without; y =
-//            ceil(n / 128), whatever `wide` is; z = batch or groups. Shared at most 18 KiB: two
-//            workgroups share a processor that has 48.
+//            ceil(n / 128), whatever `wide` is; z = batch or groups. Shared at most 18 KiB of four
+//            subgroups: two workgroups share a processor that has 48.
 // Order      k in steps of mma_k, inside which it is the device's, of each warps_k-th block; then the
 //            sums of the subgroups in turn. An element's bits depend on its row of A and its column
 //            of B alone, but where the slow loop runs.

@@ -235,19 +235,12 @@ void multiply(uint j) {
 // the loads of B, and lets those for D's next matrices go ahead of it.
 void sum_up(Tile t) {
     uint segments = div_up(t.units, 2u * CHUNKS) * 2u, segment = 0u, now = 0u;
-    uvec4 first[FILLS];
     fetch_b(t, 0u);
-    [[unroll]] for (uint i = 0u; i < FILLS; ++i) {
-        first[i] = filling[i];
-    }
-    fetch_b(t, 1u);
     fetch_a(t, 0u);
-    put_b(t, 1u, SEGMENT);
-    [[unroll]] for (uint i = 0u; i < FILLS; ++i) {
-        filling[i] = first[i];
-    }
     put_b(t, 0u, 0u);
+    fetch_b(t, 1u);
     take_a(t, 0u);
+    put_b(t, 1u, SEGMENT);
     barrier();
     load_b(now, 0u);
     for (;;) {
