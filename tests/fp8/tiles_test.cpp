@@ -125,6 +125,26 @@ TEST_F(Fp8Tiles, OfPackedOperandsGiveTheSameBits) {
             expect_same_bits(Variant::Packed, GemmForm::NT, {rows, 333, 1300}, blocks);
     expect_same_bits(Variant::Packed, GemmForm::NN, {20, 136, 520});
     expect_same_bits(Variant::Packed, GemmForm::NN, {200, 136, 520});
+    expect_same_bits(Variant::Packed, GemmForm::NT, {20, 600, 4200});
+}
+
+/// Four tiles of B by as many times the subgroups, some of whose columns are beyond the last.
+TEST_F(Fp8Tiles, OfManySubgroupsGiveTheSameBits) {
+    if (!fp8::why_not(device(), Variant::Packed).empty())
+        return;
+    const Shape s{20, 600, 300};
+    const Input a = input(kind(Blocks::Rows128), {s.m, s.k}, 1),
+                b = input(kind(Blocks::Blocks128), {s.n, s.k}, 2);
+    Tile few = fp8::tiles(device(), Variant::Packed, GemmForm::NT, *a.operand, *b.operand,
+                          padded(DType::F32, {s.m, s.n}).view)
+                   .front()
+                   .tile;
+    if (device().info().is_cpu) // whose compiler takes its time
+        few.fragments_m = few.ahead = 1;
+    Tile many = few;
+    many.warps_n *= 4;
+    expect_same_bits(Variant::Packed, GemmForm::NT, s, Blocks::Blocks128,
+                     {{few, "few"}, {many, "many"}});
 }
 
 TEST_F(Fp8Tiles, OfStreamedWeightsGiveTheSameBits) {
