@@ -230,9 +230,10 @@ void multiply(uint j) {
     }
 }
 
-// The branch in the loop's last third keeps what follows it there: compilers would take what was
-// loaded for the next segment as soon as they can, and wait for it. The barrier does the same for
-// the loads of B, and lets those for D's next matrices go ahead of it.
+// Compilers move loads, and what takes their results, past anything but branches and barriers. So that
+// nothing waits for the next segment in the midst of this one, what was loaded for it is taken behind
+// the branch that ends the loop; and B's segment after the next is loaded behind the barrier, when
+// the registers that it goes to have long been stored.
 void sum_up(Tile t) {
     uint segments = div_up(t.units, 2u * CHUNKS) * 2u, segment = 0u, now = 0u;
     fetch_b(t, 0u);
