@@ -48,6 +48,7 @@ Json json_of(const DeviceInfo& info) {
             {"subgroup_size", info.subgroup_size},
             {"shared_memory_bytes", info.shared_memory_bytes},
             {"max_workgroup_invocations", info.max_workgroup_invocations},
+            {"max_workgroup_subgroups", info.max_workgroup_subgroups},
             {"features", info.features},
             {"cooperative_matrices", info.cooperative_matrices},
             {"lacks", info.unmet_requirements}};

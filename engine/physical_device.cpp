@@ -149,6 +149,7 @@ void describe(const volk::VolkInstanceTable& vki, PhysicalDevice& device) {
     device.one_subgroup_size = sizes.minSubgroupSize == sizes.maxSubgroupSize;
     info.shared_memory_bytes = p.limits.maxComputeSharedMemorySize;
     info.max_workgroup_invocations = p.limits.maxComputeWorkGroupInvocations;
+    info.max_workgroup_subgroups = sizes.maxComputeWorkgroupSubgroups;
     std::copy_n(p.limits.maxComputeWorkGroupCount, 3, info.max_workgroup_count.begin());
     info.timestamp_period_ns = p.limits.timestampPeriod;
     if (p.apiVersion < VK_API_VERSION_1_3)

@@ -62,7 +62,7 @@ bool fits(const DeviceInfo& info, const Cut& c) {
     const std::uint64_t local_size = std::uint64_t{info.subgroup_size} * c.warps();
     return t.step_k == c.segment_k() && t.ahead == 1 && t.stages == kRing && t.warps_k == 1 &&
            c.rows() != 0 && t.fragments_n > 1 && c.columns() >= kGridColumns &&
-           local_size <= info.max_workgroup_invocations && kUnit % c.slots.per_k == 0 &&
+           fits_workgroup(info, c.warps()) && kUnit % c.slots.per_k == 0 &&
            local_size % c.chunks() == 0 && c.segment_units() % local_size == 0 &&
            shared_bytes(c) <= info.shared_memory_bytes && together(info, c) != 0;
 }

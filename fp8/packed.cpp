@@ -82,8 +82,7 @@ std::uint64_t shared_bytes(const Cut& cut) {
 
 /// Whether a device that runs the usual tile runs this one.
 bool fits(const DeviceInfo& info, const Cut& cut) {
-    return cut.subgroups() * cut.units.subgroup <= info.max_workgroup_invocations &&
-           shared_bytes(cut) <= info.shared_memory_bytes;
+    return fits_workgroup(info, cut.subgroups()) && shared_bytes(cut) <= info.shared_memory_bytes;
 }
 
 /// How tiles for few rows are cut, for groups of up to so many on average; a group with more rows

@@ -49,13 +49,11 @@ std::uint64_t shared_bytes(const Cut& c) {
 }
 
 bool fits(const DeviceInfo& info, const Cut& c) {
-    const std::uint64_t local_size = std::uint64_t{info.subgroup_size} * c.subgroups();
     const Tile& t = c.tile;
     const bool known = c.shares() ? t.step_k == kScaleBlock && t.warps_k == 1 && t.ahead <= 2
                                   : t.ahead <= kMostAhead;
     return known && t.ahead != 0 && t.warps_k != 0 && c.columns() != 0 &&
-           kScaleBlock % c.columns() == 0 && c.rows() != 0 &&
-           local_size <= info.max_workgroup_invocations &&
+           kScaleBlock % c.columns() == 0 && c.rows() != 0 && fits_workgroup(info, c.subgroups()) &&
            shared_bytes(c) <= info.shared_memory_bytes && 8 % (c.shape.k / c.slots.per_k) == 0 &&
            8 % c.slots.per_k == 0 && t.warps_m == 1 && t.stages == 1;
 }

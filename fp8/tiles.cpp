@@ -19,6 +19,11 @@ void TileList::add(const Tile& tile, std::string name) {
         tiles_.push_back({tile, std::move(name)});
 }
 
+bool fits_workgroup(const DeviceInfo& info, std::uint64_t subgroups) {
+    return subgroups <= info.max_workgroup_subgroups &&
+           subgroups * info.subgroup_size <= info.max_workgroup_invocations;
+}
+
 std::string name_of(const Tile& tile, std::uint64_t rows, std::uint64_t columns) {
     return std::to_string(rows) + "x" + std::to_string(columns) +
            (tile.step_k != 0 ? "x" + std::to_string(tile.step_k) : "") +

@@ -21,6 +21,9 @@ bool contains(const std::vector<NamedTile>& tiles, const Tile& tile);
 /// Why a variant does not serve in a tile that its kernels cannot run.
 inline constexpr const char* kNoSuchTile = "the tile is none that its kernels can run here";
 
+/// Whether a workgroup can have so many subgroups.
+bool fits_workgroup(const DeviceInfo& info, std::uint64_t subgroups);
+
 /// What NamedTile says of a tile of so many elements of D.
 std::string name_of(const Tile& tile, std::uint64_t rows, std::uint64_t columns);
 

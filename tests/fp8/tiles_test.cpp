@@ -128,7 +128,8 @@ TEST_F(Fp8Tiles, OfPackedOperandsGiveTheSameBits) {
     expect_same_bits(Variant::Packed, GemmForm::NT, {20, 600, 4200});
 }
 
-/// Four tiles of B by as many times the subgroups, some of whose columns are beyond the last.
+/// Four tiles of B (on CPUs two) by as many times the subgroups, some of whose columns are beyond
+/// the last; a workgroup of still more is refused.
 TEST_F(Fp8Tiles, OfManySubgroupsGiveTheSameBits) {
     if (!fp8::why_not(device(), Variant::Packed).empty())
         return;
@@ -139,12 +140,25 @@ TEST_F(Fp8Tiles, OfManySubgroupsGiveTheSameBits) {
                           padded(DType::F32, {s.m, s.n}).view)
                    .front()
                    .tile;
-    if (device().info().is_cpu) // whose compiler takes its time
+    const bool cpu = device().info().is_cpu;
+    if (cpu) // whose compiler takes its time
         few.fragments_m = few.ahead = 1;
     Tile many = few;
-    many.warps_n *= 4;
+    many.warps_n *= cpu ? 2 : 4;
     expect_same_bits(Variant::Packed, GemmForm::NT, s, Blocks::Blocks128,
                      {{few, "few"}, {many, "many"}});
+    Tile more = many;
+    more.warps_n *= 2;
+    const std::uint32_t subgroups = more.warps_m * more.warps_n * more.warps_k;
+    EXPECT_TRUE(!cpu || subgroups > device().info().max_workgroup_subgroups);
+    const OpTensor d = padded(DType::F32, {s.m, s.n});
+    const Buffer scratch = workspace_for(*a.operand, *b.operand);
+    expect_refused(
+        [&](Recording& r) {
+            fp8::gemm_nt(r, *a.operand, *b.operand, d, false, scratch.view(),
+                         {Variant::Packed, more});
+        },
+        {"the tile is none"});
 }
 
 TEST_F(Fp8Tiles, OfStreamedWeightsGiveTheSameBits) {

@@ -34,6 +34,7 @@ struct DeviceInfo {
     std::uint32_t subgroup_size = 0;
     std::uint32_t shared_memory_bytes = 0;
     std::uint32_t max_workgroup_invocations = 0;
+    std::uint32_t max_workgroup_subgroups = 0; ///< of subgroup_size invocations
     std::array<std::uint32_t, 3> max_workgroup_count{};
     double timestamp_period_ns = 0;
     std::vector<std::string> features;             ///< names that kernel variants may require
