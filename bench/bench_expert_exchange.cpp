@@ -1,0 +1,275 @@
+// SPDX-License-Identifier: MIT
+// The expert exchange among ranks: checks what arrives and what comes back on each of them, then
+// times dispatch, combine and their backward passes beside MPI_Alltoallv and a memory copy of the
+// same run. `--help` lists the options.
+
+#include "expert_exchange/options.hpp"
+#include "expert_exchange/raw.hpp"
+#include "expert_exchange/results.hpp"
+#include "expert_exchange/rig.hpp"
+#include "expert_exchange/timing.hpp"
+
+#include "app/exit_code.hpp"
+#include "app/version.hpp"
+
+#include <bellows/comm/launch.hpp>
+#include <bellows/comm/mpi_interop.hpp>
+#include <bellows/engine/error.hpp>
+
+#include <algorithm>
+#include <cstdio>
+#include <cstdlib>
+#include <filesystem>
+#include <fstream>
+#include <memory>
+#include <numeric>
+#include <thread>
+
+namespace bellows::bench {
+namespace {
+
+/// What the ranks' traffic adds up to.
+struct Totals {
+    Totals(const ExchangeShape& shape, const Owner& owner) {
+        for (int rank = 0; rank < static_cast<int>(shape.ranks); ++rank) {
+            const std::vector<std::uint64_t> of_rank = traffic_of(shape, rank, owner).records;
+            records = std::accumulate(of_rank.begin(), of_rank.end(), records);
+        }
+        const auto ranks = static_cast<double>(shape.ranks);
+        bytes = static_cast<double>(records * shape.row_bytes()) / ranks;
+        saved = 1 - static_cast<double>(records) / (static_cast<double>(shape.slots()) * ranks);
+    }
+    std::uint64_t records = 0; ///< of all ranks: a token counts once per rank that it goes to
+    double bytes = 0;          ///< that a rank receives in the mean
+    double saved = 0;
+};
+
+class Measurement {
+public:
+    Measurement(World& world, const ExchangeOptions& options)
+        : world_(world), options_(options), rig_(world, options),
+          owner_([this](std::uint64_t expert) { return rig_.owner(expert); }),
+          totals_(options.shape, owner_), watch_(world) {
+        if (communicator(world) != MPI_COMM_NULL)
+            raw_ = std::make_unique<RawExchange>(world, options.shape, owner_);
+        std::int64_t warm_up_ms = rig_.device().is_cpu ? 0 : 500;
+        watch_.host().all_reduce_max(std::span(&warm_up_ms, 1));
+        timing_ = {options.repeats, options.seconds, 1e-3 * static_cast<double>(warm_up_ms)};
+    }
+
+    /// "" or what is wrong on which rank, the same on all.
+    std::string verify() {
+        const auto agreed = [&](const char* phase, const std::string& wrong) -> std::string {
+            std::optional<Error> mine;
+            if (!wrong.empty())
+                mine.emplace(ErrorCode::Internal, "wrong result: rank " +
+                                                      std::to_string(world_.rank()) + ": " + phase +
+                                                      ": " + wrong);
+            const auto worst = world_.control().agree(mine, kTimeLimit, phase);
+            return worst ? worst->message() : "";
+        };
+        struct Leg {
+            const char* name;
+            void (ExchangeRig::*run)();
+            std::string (ExchangeRig::*wrong)() const;
+        };
+        for (const Leg& leg :
+             {Leg{"dispatch", &ExchangeRig::dispatch, &ExchangeRig::wrong_dispatch},
+              Leg{"combine", &ExchangeRig::combine, &ExchangeRig::wrong_combine},
+              Leg{"combine_backward", &ExchangeRig::combine_backward,
+                  &ExchangeRig::wrong_combine_backward},
+              Leg{"dispatch_backward", &ExchangeRig::dispatch_backward,
+                  &ExchangeRig::wrong_dispatch_backward}}) {
+            (rig_.*leg.run)();
+            if (std::string wrong = agreed(leg.name, (rig_.*leg.wrong)()); !wrong.empty())
+                return wrong;
+        }
+        return raw_ ? agreed("alltoallv", raw_->wrong()) : "";
+    }
+
+    std::vector<PhaseResult> run() {
+        std::optional<double> there, back, both;
+        std::vector<PhaseResult> raw;
+        if (raw_) {
+            raw = time_raw();
+            there = raw[0].seconds;
+            back = raw[1].seconds;
+            both = raw[2].seconds;
+        }
+        std::vector<PhaseResult> results = {
+            time_legs("dispatch", 1, there, [&] { rig_.dispatch(); }),
+            time_legs("combine", 1, back, [&] { rig_.combine(); }),
+            time_legs("combine_backward", 1, there, [&] { rig_.combine_backward(); }),
+            time_legs("dispatch_backward", 1, back, [&] { rig_.dispatch_backward(); }),
+            time_legs("dispatch+combine", 2, both,
+                      [&] {
+                          rig_.dispatch();
+                          rig_.combine();
+                      }),
+        };
+        results.insert(results.end(), raw.begin(), raw.end());
+        return results;
+    }
+
+    Context context() {
+        const DeviceInfo& device = rig_.device();
+        return {{"device", device.name},
+                {"driver", device.driver},
+                {"vulkan", device.api_version},
+                {"bellows", kVersion},
+                {"compiler", __VERSION__},
+                {"ranks", std::to_string(world_.size())},
+                {"nodes", std::to_string(world_.num_nodes())},
+                {"mode", "ht"}};
+    }
+
+private:
+    PhaseResult time_legs(const char* name, int legs, std::optional<double> raw_seconds,
+                          const std::function<void()>& once) {
+        std::uint64_t before = 0;
+        const Timing timing = watch_.time(once, timing_, [&] {
+            rig_.wait_idle();
+            before = rig_.bytes_sent();
+        });
+        rig_.wait_idle();
+        const double sent = watch_.host().all_reduce_sum(
+            static_cast<double>(rig_.bytes_sent() - before) / static_cast<double>(timing.repeats));
+        return {name,           timing.seconds, timing.cpu_seconds, legs * totals_.bytes,
+                timing.repeats, sent,           totals_.saved,      raw_seconds};
+    }
+
+    std::vector<PhaseResult> time_raw() {
+        const auto sum = [&](double mine) { return watch_.host().all_reduce_sum(mine); };
+        const auto ranks = static_cast<double>(world_.size());
+        const double all = sum(static_cast<double>(raw_->bytes_sent()));
+        const double sent = sum(static_cast<double>(raw_->bytes_to_others()));
+        const auto time = [&](const char* name, int ways, const std::function<void()>& once) {
+            const Timing timing = watch_.time(once, timing_);
+            PhaseResult result;
+            result.name = name;
+            result.seconds = timing.seconds;
+            result.cpu_seconds = timing.cpu_seconds;
+            result.bytes = std::max(ways, 1) * all / ranks;
+            result.repeats = timing.repeats;
+            if (ways > 0)
+                result.sent = ways * sent;
+            return result;
+        };
+        return {time("alltoallv", 1, [&] { raw_->there(); }),
+                time("alltoallv_back", 1, [&] { raw_->back(); }),
+                time("alltoallv_both", 2,
+                     [&] {
+                         raw_->there();
+                         raw_->back();
+                     }),
+                time("memcpy", 0, [&] { raw_->copy(); })};
+    }
+
+    World& world_;
+    const ExchangeOptions& options_;
+    ExchangeRig rig_;
+    Owner owner_;
+    Totals totals_;
+    Stopwatch watch_;
+    std::unique_ptr<RawExchange> raw_;
+    TimingOptions timing_;
+};
+
+/// On each rank. "" or what is wrong.
+std::string measure(World& world, const ExchangeOptions& options) {
+    const bool first = world.rank() == 0;
+    if (first && options.json && !std::ofstream(*options.json))
+        throw Error(ErrorCode::Io, "--json " + *options.json + " cannot be written");
+    Measurement measurement(world, options);
+    if (std::string wrong = measurement.verify(); !wrong.empty())
+        return wrong;
+    const std::vector<PhaseResult> results = measurement.run();
+    if (first)
+        write_results(options, measurement.context(), results);
+    return "";
+}
+
+World make_world(const ExchangeOptions& options) {
+    WorldOptions world;
+    world.ranks_per_node = options.ranks_per_node;
+    if (!is_launched())
+        return World::single(world);
+    int argc = 0;
+    char** argv = nullptr;
+    return World::init(argc, argv, world);
+}
+
+/// What one rank does; what a rank fails with ends all.
+std::string run_rank(const ExchangeOptions& options) {
+    World world = make_world(options);
+    std::string wrong;
+    try {
+        wrong = measure(world, options);
+    } catch (const Error& error) {
+        if (world.size() == 1)
+            throw;
+        world.control().abort(error);
+        if (const auto cause = world.control().failure())
+            throw Error(*cause);
+        throw;
+    }
+    world.close();
+    return wrong;
+}
+
+/// Starts this very command once per rank.
+int start_ranks(std::uint64_t ranks, int argc, char** argv, std::string& message) {
+    // A software Vulkan driver of each rank must not take all cores.
+    const std::uint64_t cores = std::max(std::thread::hardware_concurrency(), 1u);
+    ::setenv("LP_NUM_THREADS", std::to_string(std::max<std::uint64_t>(cores / ranks, 1)).c_str(),
+             0);
+    LaunchOptions launch;
+    launch.ranks = static_cast<int>(ranks);
+    launch.command = {std::filesystem::read_symlink("/proc/self/exe").string()};
+    launch.command.insert(launch.command.end(), argv + 1, argv + argc);
+    const LaunchResult result = launch_ranks(launch);
+    if (result.exit_code != 0)
+        message = !result.reason.empty()
+                      ? result.reason
+                      : "rank " + std::to_string(result.rank) + " ended with code " +
+                            std::to_string(result.exit_code);
+    return result.exit_code;
+}
+
+int run(int argc, char** argv, std::string& message) {
+    Arguments arguments(argc, argv);
+    if (arguments.flag("--help") || arguments.flag("-h")) {
+        if (launched_rank() <= 0)
+            std::fputs(kExchangeHelp, stdout);
+        return kExitGood;
+    }
+    const ExchangeOptions options = take_exchange_options(arguments);
+    if (!is_launched() && options.shape.ranks > 1)
+        return start_ranks(options.shape.ranks, argc, argv, message);
+    message = run_rank(options);
+    return message.empty() ? kExitGood : kExitWrongResult;
+}
+
+} // namespace
+} // namespace bellows::bench
+
+int main(int argc, char** argv) {
+    int code = bellows::kExitGood;
+    std::string message;
+    try {
+        code = bellows::bench::run(argc, argv, message);
+    } catch (const bellows::Error& error) {
+        code = bellows::exit_code_of(error.code());
+        message = error.message();
+    } catch (const std::exception& error) {
+        code = bellows::kExitWrongResult;
+        message = error.what();
+    }
+    std::fflush(stdout);
+    // The process that started the ranks tells, else the first of them.
+    if (code != 0 && !bellows::has_launcher() && bellows::launched_rank() <= 0)
+        std::fprintf(stderr, "bench_expert_exchange: %s\n", message.c_str());
+    if (bellows::is_launched())
+        bellows::report_exit(bellows::launched_rank(), code, message);
+    return code;
+}

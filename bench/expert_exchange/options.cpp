@@ -1,0 +1,137 @@
+// SPDX-License-Identifier: MIT
+#include "expert_exchange/options.hpp"
+
+#include <bellows/comm/launch.hpp>
+#include <bellows/engine/error.hpp>
+
+#include <limits>
+
+namespace bellows::bench {
+
+const char* const kExchangeHelp =
+    R"(bench_expert_exchange: tokens to the ranks of their experts and back, forward and backward, through the
+program's own mpirun, or among the ranks of the mpirun or srun that started it.
+
+  --ranks N              ranks that it starts (default 2)
+  --tokens N             of each rank (default 1024)
+  --hidden N             elements of a token, a multiple of 8 (default 7168)
+  --topk N               different experts of each token, chosen at random (default 8)
+  --experts N            of all ranks (default 256)
+  --dtype bf16|f32       of tokens and results (default bf16)
+  --mode ht              high throughput, the only one so far
+  --ranks-per-node N     pretends that so many consecutive ranks make a node
+  --workgroups N         most workgroups of a kernel that packs or unpacks rows (default 0: as many as serve)
+  --seed N               of tokens and routing (default 1)
+  --repeats N            least number of timed repeats of each phase (default 5)
+  --seconds S            least time of each phase (default 0.5)
+  --device D,...         INDEX|UUID|gpu|cpu|any, of the ranks in turn (default: BELLOWS_DEVICE, else any)
+  --json FILE            results in Google Benchmark's JSON, too
+  --help
+
+Every rank first checks what arrives and what comes back; a wrong result is shown, and nothing is timed.
+
+us       median of the repeats; of each the longest of all ranks, from the call to the end of its wait
+algbw    GB/s of the rows that a rank receives, its own among them, a token once per rank whatever number of
+         its experts live there; bytes of the elements alone, mean of the ranks
+busbw    algbw * (ranks - 1) / ranks
+MB       really sent to other ranks, of all ranks together and of each in the mean
+saved    share of the rows of all tokens' experts that need no row of their own on the way
+raw      time of MPI_Alltoallv over the phase's: of the same tokens in bf16, a row for each of their experts,
+         in host memory; its algbw counts those rows
+CPU s    of all ranks together, per repeat
+
+memcpy: all ranks copy at once as many bytes as they send by one alltoallv; bytes count once.
+Exit codes: 0 all right, 1 a wrong result, 2 bad usage, 3 no device or MPI that serves, 4 a lost rank.
+)";
+
+namespace {
+
+using Numbers = std::numeric_limits<std::uint64_t>;
+
+std::uint64_t number(Arguments& arguments, const std::string& name, std::uint64_t usual,
+                     std::uint64_t least, std::uint64_t most = Numbers::max()) {
+    const auto lists = arguments.sizes(name, "N", least);
+    if (!lists)
+        return usual;
+    if (lists->size() != 1 || lists->front().front() > most)
+        throw Error(ErrorCode::InvalidArgument,
+                    name + " takes one number" +
+                        (most == Numbers::max() ? "" : " of at most " + std::to_string(most)) +
+                        "; see --help");
+    return lists->front().front();
+}
+
+DType dtype_of(const std::string& text) {
+    for (const DType dtype : {DType::BF16, DType::F32})
+        if (text == to_string(dtype))
+            return dtype;
+    throw Error(ErrorCode::InvalidArgument, "--dtype " + text + " is neither bf16 nor f32");
+}
+
+double seconds_of(const std::string& text) {
+    char* end = nullptr;
+    const double value = std::strtod(text.c_str(), &end);
+    if (end == text.c_str() || *end != 0 || !(value > 0 && value <= 3600))
+        throw Error(ErrorCode::InvalidArgument, "--seconds " + text + " is no time; see --help");
+    return value;
+}
+
+ExchangeShape take_shape(Arguments& arguments) {
+    constexpr std::uint64_t kMost = std::uint64_t{1} << 30;
+    ExchangeShape shape;
+    const std::uint64_t launched = is_launched() ? static_cast<std::uint64_t>(launched_size()) : 0;
+    shape.ranks = number(arguments, "--ranks", launched > 0 ? launched : shape.ranks, 1, 4096);
+    shape.tokens = number(arguments, "--tokens", shape.tokens, 1, kMost);
+    shape.hidden = number(arguments, "--hidden", shape.hidden, 8, kMost);
+    shape.top_k = number(arguments, "--topk", shape.top_k, 1, 64);
+    shape.experts = number(arguments, "--experts", shape.experts, 1, kMost);
+    shape.seed = number(arguments, "--seed", shape.seed, 0);
+    shape.dtype = dtype_of(arguments.value("--dtype").value_or("bf16"));
+    const auto refuse = [](const std::string& why) {
+        throw Error(ErrorCode::InvalidArgument, why);
+    };
+    if (launched > 0 && shape.ranks != launched)
+        refuse("--ranks " + std::to_string(shape.ranks) + " among " + std::to_string(launched) +
+               " ranks that have been started");
+    if (shape.hidden % 8 != 0)
+        refuse("--hidden " + std::to_string(shape.hidden) + " is no multiple of 8");
+    if (shape.top_k > shape.experts)
+        refuse("--topk " + std::to_string(shape.top_k) + " of --experts " +
+               std::to_string(shape.experts));
+    if (shape.ranks > shape.experts)
+        refuse("--experts " + std::to_string(shape.experts) + " for --ranks " +
+               std::to_string(shape.ranks) + ": a rank would have none");
+    return shape;
+}
+
+} // namespace
+
+std::string name_of(const ExchangeShape& shape) {
+    return std::to_string(shape.ranks) + "x" + std::to_string(shape.tokens) + "x" +
+           std::to_string(shape.hidden) + "x" + std::to_string(shape.experts) + "x" +
+           std::to_string(shape.top_k) + "/" + to_string(shape.dtype);
+}
+
+ExchangeOptions take_exchange_options(Arguments& arguments) {
+    ExchangeOptions options;
+    if (const auto mode = arguments.value("--mode"); mode && *mode != "ht")
+        throw Error(ErrorCode::InvalidArgument,
+                    "--mode " + *mode + ": there is only ht (high throughput) so far");
+    options.shape = take_shape(arguments);
+    if (const auto ranks = number(arguments, "--ranks-per-node", 0, 1, 4096); ranks > 0)
+        options.ranks_per_node = static_cast<int>(ranks);
+    options.workgroups = static_cast<std::uint32_t>(
+        number(arguments, "--workgroups", 0, 0, std::numeric_limits<std::uint32_t>::max()));
+    options.repeats = number(arguments, "--repeats", options.repeats, 1);
+    if (const auto seconds = arguments.value("--seconds"))
+        options.seconds = seconds_of(*seconds);
+    if (const auto devices = arguments.value("--device"))
+        options.devices = Arguments::split(*devices);
+    options.json = arguments.value("--json");
+    if (arguments.rest().size() > 1)
+        throw Error(ErrorCode::InvalidArgument,
+                    "\"" + arguments.rest()[1] + "\" is no option; see --help");
+    return options;
+}
+
+} // namespace bellows::bench

@@ -1,0 +1,47 @@
+// SPDX-License-Identifier: MIT
+#pragma once
+
+// What bench_expert_exchange measures, from its command line.
+
+#include "support/program.hpp"
+
+#include <bellows/engine/dtype.hpp>
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+namespace bellows::bench {
+
+struct ExchangeShape {
+    std::uint64_t ranks = 2;
+    std::uint64_t tokens = 1024; ///< of each rank
+    std::uint64_t hidden = 7168;
+    std::uint64_t experts = 256;
+    std::uint64_t top_k = 8;
+    DType dtype = DType::BF16;
+    std::uint64_t seed = 1;
+
+    std::uint64_t slots() const { return tokens * top_k; } ///< of one rank
+    std::uint64_t row_bytes() const { return hidden * size_of(dtype); }
+};
+/// "2x1024x7168x256x8/bf16"
+std::string name_of(const ExchangeShape& shape);
+
+struct ExchangeOptions {
+    ExchangeShape shape;
+    std::optional<int> ranks_per_node;
+    std::uint32_t workgroups = 0;
+    std::uint64_t repeats = 5;        ///< at least
+    double seconds = 0.5;             ///< of each phase, at least
+    std::vector<std::string> devices; ///< of the ranks in turn; none: the environment's
+    std::optional<std::string> json;
+};
+
+extern const char* const kExchangeHelp;
+
+/// Throws Error{InvalidArgument} for what it does not know and for values that do not fit.
+ExchangeOptions take_exchange_options(Arguments& arguments);
+
+} // namespace bellows::bench

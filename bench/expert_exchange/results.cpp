@@ -1,0 +1,110 @@
+// SPDX-License-Identifier: MIT
+#include "expert_exchange/results.hpp"
+
+#include <benchmark/benchmark.h>
+
+#include <cstdio>
+
+namespace bellows::bench {
+
+namespace {
+
+double algbw(const PhaseResult& result) {
+    return 1e-9 * result.bytes / result.seconds;
+}
+
+double busbw(const PhaseResult& result, const ExchangeShape& shape) {
+    const auto ranks = static_cast<double>(shape.ranks);
+    return algbw(result) * (ranks - 1) / ranks;
+}
+
+std::string number(const char* format, std::optional<double> value) {
+    char text[32] = "";
+    if (value)
+        std::snprintf(text, sizeof text, format, *value);
+    return text;
+}
+
+template <class F>
+std::optional<double> of(const std::optional<double>& value, F&& change) {
+    return value ? std::optional(change(*value)) : std::nullopt;
+}
+
+void print(const ExchangeOptions& options, const PhaseResult& result) {
+    const bool copied = !result.sent; // between no ranks
+    std::printf(
+        "%-46s %11.1f %8.3f %8s %9s %9s %8s %6s %9.4f\n",
+        (result.name + "/" + name_of(options.shape)).c_str(), 1e6 * result.seconds, algbw(result),
+        copied ? "" : number("%.3f", busbw(result, options.shape)).c_str(),
+        number("%.2f", of(result.sent, [](double b) { return 1e-6 * b; })).c_str(),
+        number("%.2f",
+               of(result.sent,
+                  [&](double b) { return 1e-6 * b / static_cast<double>(options.shape.ranks); }))
+            .c_str(),
+        number("%.1f %%", of(result.saved, [](double s) { return 100 * s; })).c_str(),
+        number("%.2f", of(result.raw_seconds, [&](double raw) { return raw / result.seconds; }))
+            .c_str(),
+        result.cpu_seconds);
+}
+
+/// Goes without a table.
+class Silent : public benchmark::BenchmarkReporter {
+    bool ReportContext(const Context&) override { return true; }
+    void ReportRuns(const std::vector<Run>&) override {}
+};
+
+void write_json(const std::string& file, const ExchangeOptions& options, const Context& context,
+                const std::vector<PhaseResult>& results) {
+    std::vector<std::string> words = {"bench_expert_exchange", "--benchmark_out=" + file,
+                                      "--benchmark_out_format=json"};
+    std::vector<char*> pointers;
+    for (std::string& word : words)
+        pointers.push_back(word.data());
+    int count = static_cast<int>(pointers.size());
+    benchmark::Initialize(&count, pointers.data());
+    for (const auto& [key, value] : context)
+        benchmark::AddCustomContext(key, value);
+    for (const PhaseResult& result : results) {
+        const auto tell = [&options, &result](benchmark::State& state) {
+            for (auto _ : state)
+                state.SetIterationTime(result.seconds);
+            const auto set = [&state](const char* name, std::optional<double> value) {
+                if (value)
+                    state.counters[name] = *value;
+            };
+            set("algbw", algbw(result));
+            if (result.sent)
+                set("busbw", busbw(result, options.shape));
+            set("bytes_sent", result.sent);
+            set("saved", result.saved);
+            set("of_raw", of(result.raw_seconds, [&](double raw) { return raw / result.seconds; }));
+            set("cpu_seconds", result.cpu_seconds);
+            set("repeats", static_cast<double>(result.repeats));
+        };
+        benchmark::RegisterBenchmark((result.name + "/" + name_of(options.shape)).c_str(), tell)
+            ->UseManualTime()
+            ->Iterations(1)
+            ->Unit(benchmark::kMicrosecond);
+    }
+    Silent silent;
+    benchmark::RunSpecifiedBenchmarks(&silent);
+    benchmark::ClearRegisteredBenchmarks();
+}
+
+} // namespace
+
+void write_results(const ExchangeOptions& options, const Context& context,
+                   const std::vector<PhaseResult>& results) {
+    for (const auto& [key, value] : context)
+        if (key != "compiler" && key != "bellows" && key != "vulkan")
+            std::printf("%s: %s\n", key.c_str(), value.c_str());
+    std::printf("%-46s %11s %8s %8s %9s %9s %8s %6s %9s\n", "benchmark", "us", "algbw", "busbw",
+                "MB", "MB/rank", "saved", "raw", "CPU s");
+    for (const PhaseResult& result : results)
+        print(options, result);
+    std::fflush(stdout);
+    if (options.json)
+        write_json(*options.json, options, context, results);
+}
+
+} // namespace bellows::bench

@@ -1,0 +1,36 @@
+// SPDX-License-Identifier: MIT
+#pragma once
+
+// The measured phases as a table and in Google Benchmark's JSON; one rank writes them.
+
+#include "expert_exchange/options.hpp"
+
+#include <bellows/engine/device.hpp>
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+namespace bellows::bench {
+
+struct PhaseResult {
+    std::string name;
+    double seconds = 0;
+    double cpu_seconds = 0; ///< of all ranks together
+    double bytes = 0;       ///< that algbw counts, mean of the ranks
+    std::uint64_t repeats = 0;
+    std::optional<double> sent; ///< bytes to other ranks, of all ranks together
+    std::optional<double> saved;
+    std::optional<double> raw_seconds; ///< of MPI_Alltoallv doing the same
+};
+
+/// The JSON's context; the table shows of it what is not the build's.
+using Context = std::vector<std::pair<std::string, std::string>>;
+
+/// Prints the table and writes options.json.
+void write_results(const ExchangeOptions& options, const Context& context,
+                   const std::vector<PhaseResult>& results);
+
+} // namespace bellows::bench

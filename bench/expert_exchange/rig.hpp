@@ -1,0 +1,69 @@
+// SPDX-License-Identifier: MIT
+#pragma once
+
+// One rank's device, exchange and tensors: the four legs, each waited for, and what is wrong with
+// their results. All ranks make the same calls. The thread of main() owns it.
+
+#include "expert_exchange/options.hpp"
+#include "expert_exchange/routing.hpp"
+#include "support/op_bench.hpp"
+
+#include <bellows/comm/expert_exchange.hpp>
+
+#include <memory>
+#include <string>
+#include <vector>
+
+namespace bellows::bench {
+
+class ExchangeRig {
+public:
+    /// Collective. world must outlive it.
+    ExchangeRig(World& world, const ExchangeOptions& options);
+    ~ExchangeRig();
+
+    const DeviceInfo& device() const { return device_->info(); }
+    /// The rank of an expert.
+    int owner(std::uint64_t expert) const { return exchange_->owner(expert); }
+    /// Sent to other ranks so far; nothing may be under way.
+    std::uint64_t bytes_sent() const { return exchange_->stats().bytes_sent; }
+    void wait_idle();
+
+    /// x to the experts' rows.
+    void dispatch();
+    /// The rows as they are back, summed to out.
+    void combine();
+    /// x to the gradients of the rows.
+    void combine_backward();
+    /// Those back, summed, with the rows' weights as the gradients of weights.
+    void dispatch_backward();
+
+    /// "" or the first wrong element after each leg. Large tensors are checked in samples that have
+    /// the first and the last row of every expert.
+    std::string wrong_dispatch() const;
+    std::string wrong_combine() const;
+    std::string wrong_combine_backward() const;
+    std::string wrong_dispatch_backward() const;
+
+private:
+    std::vector<float> read(const TensorView& rows, std::uint64_t first, std::uint64_t count) const;
+    std::string wrong_layout() const;
+    std::string wrong_rows(const TensorView& rows, const std::vector<RowSource>& sources,
+                           float factor) const;
+    std::string wrong_weights(const TensorView& weights, const std::vector<float>& expected) const;
+
+    ExchangeShape shape_;
+    int rank_;
+    std::unique_ptr<Device> device_;
+    std::unique_ptr<Transport> transport_;
+    std::unique_ptr<HostThread> thread_;
+    std::unique_ptr<ExpertExchange> exchange_;
+    std::unique_ptr<ExchangeHandle> handle_;
+    Routing routing_;
+    std::vector<RowSource> rows_;   ///< that arrive
+    std::vector<RowSource> tokens_; ///< of this rank
+    std::unique_ptr<OpData> data_;
+    TensorView x_, ids_, weights_, out_, d_x_, d_weights_;
+};
+
+} // namespace bellows::bench
