@@ -49,6 +49,7 @@ Json json_of(const DeviceInfo& info) {
             {"shared_memory_bytes", info.shared_memory_bytes},
             {"max_workgroup_invocations", info.max_workgroup_invocations},
             {"max_workgroup_subgroups", info.max_workgroup_subgroups},
+            {"host_import_alignment", info.host_import_alignment},
             {"features", info.features},
             {"cooperative_matrices", info.cooperative_matrices},
             {"lacks", info.unmet_requirements}};

@@ -4,12 +4,21 @@
 #include "deadline.hpp"
 #include "fail_together.hpp"
 
+#include <utility>
+
 namespace bellows {
 
 Transfer::Transfer(Direction direction, int peer, Tag tag, std::uint64_t expected_bytes,
                    std::unique_ptr<State> state) noexcept
-    : direction_(direction), peer_(peer), tag_(tag), expected_bytes_(expected_bytes),
+    : direction_(direction), peer_(peer), tag_(tag), expected_bytes_(expected_bytes), done_(!state),
       state_(std::move(state)) {
+}
+
+Transfer::Transfer(Transfer&& other) noexcept
+    : direction_(other.direction_), peer_(other.peer_), tag_(other.tag_),
+      expected_bytes_(other.expected_bytes_), seen_bytes_(other.seen_bytes_),
+      posted_(other.posted_), done_(std::exchange(other.done_, true)),
+      state_(std::move(other.state_)) {
 }
 
 Transfer& Transfer::operator=(Transfer&& other) noexcept {
@@ -21,6 +30,7 @@ Transfer& Transfer::operator=(Transfer&& other) noexcept {
         expected_bytes_ = other.expected_bytes_;
         seen_bytes_ = other.seen_bytes_;
         posted_ = other.posted_;
+        done_ = std::exchange(other.done_, true);
         state_ = std::move(other.state_);
     }
     return *this;
@@ -31,18 +41,22 @@ Transfer::~Transfer() {
 }
 
 bool Transfer::test() {
-    if (state_ && state_->test()) {
+    if (!done_ && state_->test()) {
         seen_bytes_ = state_->seen_bytes();
-        state_.reset();
+        done_ = true;
+        if (state_->in_place().block.empty())
+            state_.reset();
     }
     return done();
 }
 
 bool Transfer::cancel() noexcept {
-    if (!state_)
-        return true;
-    seen_bytes_ = state_->seen_bytes();
-    const bool released = state_->cancel();
+    bool released = true;
+    if (!done_) {
+        seen_bytes_ = state_->seen_bytes();
+        released = state_->cancel();
+    }
+    done_ = true;
     state_.reset();
     return released;
 }
@@ -61,6 +75,20 @@ void Transport::require(int peer, Tag tag) const {
                                                     " of a tag must be below " +
                                                     std::to_string(Tag::kStreams));
     control_->throw_if_failed();
+}
+
+bool Transport::reads_in_place(int) const noexcept {
+    return false;
+}
+
+Transfer Transport::post_recv_in_place(int peer, Tag, std::uint64_t) {
+    throw Error(ErrorCode::Unsupported, "messages from rank " + std::to_string(peer) +
+                                            " cannot be received in place over " +
+                                            std::string(name()));
+}
+
+SharedMemory Transport::share(std::uint64_t) {
+    return {};
 }
 
 namespace {

@@ -65,6 +65,7 @@ struct World::Impl {
     int exceptions_at_start = 0;
     bool owns_mpi = false;
     bool closed = false;
+    std::uint64_t node_memories = 0; ///< made so far, which is collective
 };
 
 } // namespace bellows

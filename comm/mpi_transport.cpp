@@ -7,11 +7,11 @@
 
 #include "mpi_context.hpp"
 #include "self_queue.hpp"
+#include "transports.hpp"
 
 #include <bellows/comm/message.hpp>
 
 #include <algorithm>
-#include <limits>
 
 namespace bellows {
 namespace {
@@ -217,35 +217,9 @@ private:
     MPI_Comm communicator_ = MPI_COMM_NULL;
 };
 
-class SingleTransport final : public Transport {
-public:
-    explicit SingleTransport(World& world) : Transport(world), self_(world.rank()) {}
-
-    std::string_view name() const noexcept override { return "self"; }
-    Transfer post_send(int peer, Tag tag, std::span<const std::byte> bytes) override {
-        require(peer, tag);
-        return self_.post_send(tag, bytes);
-    }
-    Transfer post_recv(int peer, Tag tag, std::span<std::byte> bytes) override {
-        require(peer, tag);
-        return self_.post_recv(tag, bytes);
-    }
-    void progress() override { control().throw_if_failed(); }
-
-private:
-    SelfQueue self_;
-};
-
 } // namespace
 
-std::unique_ptr<Transport> open_transport(World& world, const TransportOptions& options) {
-    if (options.max_message_bytes < 1 ||
-        options.max_message_bytes > static_cast<std::uint64_t>(std::numeric_limits<int>::max()))
-        throw Error(ErrorCode::InvalidArgument, "max_message_bytes is " +
-                                                    std::to_string(options.max_message_bytes) +
-                                                    "; MPI takes 1 to 2147483647");
-    if (!world.impl().mpi)
-        return std::make_unique<SingleTransport>(world);
+std::unique_ptr<Transport> make_mpi_transport(World& world, const TransportOptions& options) {
     return std::make_unique<MpiTransport>(world, options);
 }
 

@@ -85,6 +85,28 @@ Allocator::~Allocator() {
     vmaDestroyAllocator(vma_);
 }
 
+VkBufferCreateInfo Allocator::buffer_info(std::uint64_t bytes) const {
+    VkBufferCreateInfo info{};
+    info.sType = VK_STRUCTURE_TYPE_BUFFER_CREATE_INFO;
+    info.size = bytes;
+    info.usage = VK_BUFFER_USAGE_STORAGE_BUFFER_BIT | VK_BUFFER_USAGE_TRANSFER_SRC_BIT |
+                 VK_BUFFER_USAGE_TRANSFER_DST_BIT | VK_BUFFER_USAGE_INDIRECT_BUFFER_BIT |
+                 VK_BUFFER_USAGE_SHADER_DEVICE_ADDRESS_BIT;
+    if (device_.families.size() > 1) {
+        info.sharingMode = VK_SHARING_MODE_CONCURRENT;
+        info.queueFamilyIndexCount = static_cast<std::uint32_t>(device_.families.size());
+        info.pQueueFamilyIndices = device_.families.data();
+    }
+    return info;
+}
+
+VkDeviceAddress Allocator::address_of(VkBuffer buffer) const {
+    VkBufferDeviceAddressInfo info{};
+    info.sType = VK_STRUCTURE_TYPE_BUFFER_DEVICE_ADDRESS_INFO;
+    info.buffer = buffer;
+    return device_.vk.vkGetBufferDeviceAddress(device_.device, &info);
+}
+
 Allocation Allocator::allocate(const BufferDesc& desc) {
     if (desc.bytes > most_bytes_)
         fail_out_of_memory(desc, VK_ERROR_OUT_OF_DEVICE_MEMORY);
@@ -97,17 +119,7 @@ Allocation Allocator::allocate(const BufferDesc& desc) {
         reused.bytes = desc.bytes;
         return reused;
     }
-    VkBufferCreateInfo buffer{};
-    buffer.sType = VK_STRUCTURE_TYPE_BUFFER_CREATE_INFO;
-    buffer.size = capacity;
-    buffer.usage = VK_BUFFER_USAGE_STORAGE_BUFFER_BIT | VK_BUFFER_USAGE_TRANSFER_SRC_BIT |
-                   VK_BUFFER_USAGE_TRANSFER_DST_BIT | VK_BUFFER_USAGE_INDIRECT_BUFFER_BIT |
-                   VK_BUFFER_USAGE_SHADER_DEVICE_ADDRESS_BIT;
-    if (device_.families.size() > 1) {
-        buffer.sharingMode = VK_SHARING_MODE_CONCURRENT;
-        buffer.queueFamilyIndexCount = static_cast<std::uint32_t>(device_.families.size());
-        buffer.pQueueFamilyIndices = device_.families.data();
-    }
+    const VkBufferCreateInfo buffer = buffer_info(capacity);
     VmaAllocationCreateInfo info{};
     info.usage = VMA_MEMORY_USAGE_AUTO_PREFER_DEVICE;
     if (kind == MemoryKind::Upload)
@@ -131,10 +143,7 @@ Allocation Allocator::allocate(const BufferDesc& desc) {
     if (status != VK_SUCCESS)
         fail_out_of_memory(desc, status);
     held_bytes_ += capacity;
-    VkBufferDeviceAddressInfo address{};
-    address.sType = VK_STRUCTURE_TYPE_BUFFER_DEVICE_ADDRESS_INFO;
-    address.buffer = result.buffer;
-    result.address = device_.vk.vkGetBufferDeviceAddress(device_.device, &address);
+    result.address = address_of(result.buffer);
     result.bytes = desc.bytes;
     result.capacity = capacity;
     result.kind = kind;
@@ -143,7 +152,56 @@ Allocation Allocator::allocate(const BufferDesc& desc) {
     return result;
 }
 
+VkDeviceMemory Allocator::import(std::span<std::byte> memory, VkBuffer buffer,
+                                 const std::string& name) {
+    constexpr auto kHandle = VK_EXTERNAL_MEMORY_HANDLE_TYPE_HOST_ALLOCATION_BIT_EXT;
+    VkMemoryHostPointerPropertiesEXT host{};
+    host.sType = VK_STRUCTURE_TYPE_MEMORY_HOST_POINTER_PROPERTIES_EXT;
+    check(device_.vk.vkGetMemoryHostPointerPropertiesEXT(device_.device, kHandle, memory.data(),
+                                                         &host),
+          "asking what memory " + name + " is");
+    VkMemoryRequirements needs{};
+    device_.vk.vkGetBufferMemoryRequirements(device_.device, buffer, &needs);
+    const VkPhysicalDeviceMemoryProperties* types = nullptr;
+    vmaGetMemoryProperties(vma_, &types);
+    VkImportMemoryHostPointerInfoEXT pointer{};
+    pointer.sType = VK_STRUCTURE_TYPE_IMPORT_MEMORY_HOST_POINTER_INFO_EXT;
+    pointer.handleType = kHandle;
+    pointer.pHostPointer = memory.data();
+    VkMemoryAllocateFlagsInfo flags{};
+    flags.sType = VK_STRUCTURE_TYPE_MEMORY_ALLOCATE_FLAGS_INFO;
+    flags.flags = VK_MEMORY_ALLOCATE_DEVICE_ADDRESS_BIT;
+    flags.pNext = &pointer;
+    VkMemoryAllocateInfo info{};
+    info.sType = VK_STRUCTURE_TYPE_MEMORY_ALLOCATE_INFO;
+    info.pNext = &flags;
+    info.allocationSize = memory.size();
+    VkResult status = VK_ERROR_INVALID_EXTERNAL_HANDLE;
+    // Cached memory first: the host reads what the device has written.
+    for (const bool cached : {true, false})
+        for (std::uint32_t i = 0; i < types->memoryTypeCount; ++i) {
+            const VkMemoryPropertyFlags has = types->memoryTypes[i].propertyFlags;
+            if ((host.memoryTypeBits & needs.memoryTypeBits & (1u << i)) == 0 ||
+                (has & VK_MEMORY_PROPERTY_HOST_COHERENT_BIT) == 0 ||
+                ((has & VK_MEMORY_PROPERTY_HOST_CACHED_BIT) != 0) != cached)
+                continue;
+            info.memoryTypeIndex = i;
+            VkDeviceMemory imported = VK_NULL_HANDLE;
+            status = device_.vk.vkAllocateMemory(device_.device, &info, nullptr, &imported);
+            if (status == VK_SUCCESS)
+                return imported;
+        }
+    throw Error(ErrorCode::OutOfMemory,
+                "the driver does not take host memory of " + format_bytes(memory.size()) + " for " +
+                    name + " (" + result_name(status) + ")",
+                -1, status);
+}
+
 void Allocator::free(Allocation& allocation) {
+    if (allocation.imported != VK_NULL_HANDLE) {
+        device_.vk.vkDestroyBuffer(device_.device, allocation.buffer, nullptr);
+        device_.vk.vkFreeMemory(device_.device, allocation.imported, nullptr);
+    }
     if (allocation.memory != nullptr) {
         vmaDestroyBuffer(vma_, allocation.buffer, allocation.memory);
         held_bytes_ -= allocation.capacity;
@@ -219,13 +277,51 @@ void Allocator::bind_in_order(Resource& resource, std::uint64_t bytes) {
 }
 
 void Allocator::bind_external(Resource& resource, VkBuffer buffer, std::uint64_t bytes) {
-    VkBufferDeviceAddressInfo address{};
-    address.sType = VK_STRUCTURE_TYPE_BUFFER_DEVICE_ADDRESS_INFO;
-    address.buffer = buffer;
     resource.allocation = {};
     resource.allocation.buffer = buffer;
-    resource.allocation.address = device_.vk.vkGetBufferDeviceAddress(device_.device, &address);
+    resource.allocation.address = address_of(buffer);
     resource.allocation.bytes = resource.allocation.capacity = bytes;
+    resource.bound = true;
+    ++resource.epoch;
+    count(resource, true);
+}
+
+void Allocator::bind_host(Resource& resource, std::span<std::byte> memory) {
+    const std::uint64_t alignment = device_.info.host_import_alignment;
+    if (alignment == 0)
+        throw Error(ErrorCode::Unsupported, device_.info.name +
+                                                " takes no host memory (it lacks "
+                                                "VK_EXT_external_memory_host) for " +
+                                                resource.name);
+    if (memory.empty() || memory.size() % alignment != 0 ||
+        reinterpret_cast<std::uintptr_t>(memory.data()) % alignment != 0)
+        throw Error(ErrorCode::InvalidArgument,
+                    resource.name + ": host memory must begin at, and measure, a multiple of " +
+                        std::to_string(alignment) + " bytes");
+    if (resource.bound)
+        release(resource);
+    VkExternalMemoryBufferCreateInfo external{};
+    external.sType = VK_STRUCTURE_TYPE_EXTERNAL_MEMORY_BUFFER_CREATE_INFO;
+    external.handleTypes = VK_EXTERNAL_MEMORY_HANDLE_TYPE_HOST_ALLOCATION_BIT_EXT;
+    VkBufferCreateInfo info = buffer_info(memory.size());
+    info.pNext = &external;
+    Allocation made;
+    made.bytes = made.capacity = memory.size();
+    made.mapped = memory.data();
+    made.kind = resource.kind;
+    check(device_.vk.vkCreateBuffer(device_.device, &info, nullptr, &made.buffer),
+          "creating a buffer for the host memory of " + resource.name);
+    try {
+        made.imported = import(memory, made.buffer, resource.name);
+        check(device_.vk.vkBindBufferMemory(device_.device, made.buffer, made.imported, 0),
+              "binding the host memory of " + resource.name);
+    } catch (...) {
+        device_.vk.vkDestroyBuffer(device_.device, made.buffer, nullptr);
+        device_.vk.vkFreeMemory(device_.device, made.imported, nullptr);
+        throw;
+    }
+    made.address = address_of(made.buffer);
+    resource.allocation = made;
     resource.bound = true;
     ++resource.epoch;
     count(resource, true);
@@ -283,8 +379,10 @@ void Allocator::release(Resource& resource) {
             device_.set_failure(error);
         }
     }
-    if (allocation.memory == nullptr)
-        return; // the caller's buffer
+    if (allocation.memory == nullptr) {
+        free(allocation); // nothing, or the import of what stays the caller's
+        return;
+    }
     poison(allocation);
     pool_bytes_ += allocation.capacity;
     pool_.emplace(std::pair{allocation.kind, allocation.capacity}, allocation);

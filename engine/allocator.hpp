@@ -13,6 +13,7 @@
 #include <deque>
 #include <map>
 #include <memory>
+#include <span>
 #include <vector>
 
 namespace bellows::detail {
@@ -29,6 +30,8 @@ public:
     /// ones and get the new memory.
     void bind_in_order(Resource& resource, std::uint64_t bytes);
     void bind_external(Resource& resource, VkBuffer buffer, std::uint64_t bytes);
+    /// Imports the caller's memory; in order, as bind_in_order().
+    void bind_host(Resource& resource, std::span<std::byte> memory);
     /// Return the memory once all pending users are final, at once where there are none.
     void unbind(Resource& resource);
     void destroy_resource(Resource& resource);
@@ -52,6 +55,9 @@ private:
     void release(Resource& resource);
     void retire(Resource& resource);
     Allocation allocate(const BufferDesc& desc);
+    VkBufferCreateInfo buffer_info(std::uint64_t bytes) const;
+    VkDeviceAddress address_of(VkBuffer buffer) const;
+    VkDeviceMemory import(std::span<std::byte> memory, VkBuffer buffer, const std::string& name);
     void free(Allocation& allocation);
     void poison(Allocation& allocation);
     void count(const Resource& resource, bool add);

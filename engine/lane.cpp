@@ -34,6 +34,15 @@ struct LaneContext::Impl {
 };
 
 TimePoint LaneContext::submit(Recording& recording, std::span<const TimePoint> waits) {
+    return submit(recording, waits, true);
+}
+
+TimePoint LaneContext::submit_beside(Recording& recording, std::span<const TimePoint> waits) {
+    return submit(recording, waits, false);
+}
+
+TimePoint LaneContext::submit(Recording& recording, std::span<const TimePoint> waits,
+                              bool in_order) {
     Device::Impl& device = impl_.device->impl();
     recording.impl().allocate_table();
     const std::scoped_lock lock(device.mutex);
@@ -42,8 +51,8 @@ TimePoint LaneContext::submit(Recording& recording, std::span<const TimePoint> w
     for (const TimePoint& wait : waits)
         if (wait.ticket() != nullptr)
             tickets.push_back(wait.ticket());
-    // One submission of a job follows the other, on whatever queue it runs.
-    tickets.insert(tickets.end(), impl_.inner.begin(), impl_.inner.end());
+    if (in_order)
+        tickets.insert(tickets.end(), impl_.inner.begin(), impl_.inner.end());
     TicketPtr ticket = device.pump->submit(recording.impl(), std::move(tickets), &impl_.known);
     device.pump->advance(true);
     impl_.inner.push_back(ticket);
@@ -54,6 +63,12 @@ void LaneContext::bind(Buffer& buffer, std::uint64_t bytes) {
     Device::Impl& device = impl_.device->impl();
     const std::scoped_lock lock(device.mutex);
     device.allocator->bind_in_order(*buffer.view().resource, bytes);
+}
+
+void LaneContext::bind(Buffer& buffer, std::span<std::byte> host_memory) {
+    Device::Impl& device = impl_.device->impl();
+    const std::scoped_lock lock(device.mutex);
+    device.allocator->bind_host(*buffer.view().resource, host_memory);
 }
 
 void LaneContext::phase(std::string_view what) {
@@ -276,7 +291,8 @@ bool HostThread::Impl::poll(Lane::Impl& lane, Lane::Impl::Pending& job) {
             return begin(lane, job);
         LaneContext context(*job.context);
         if (!job.stepped_to_end) {
-            if (job.job.step(context) == Progress::Again) {
+            const Progress progress = job.job.step(context);
+            if (progress != Progress::Done) {
                 {
                     const std::scoped_lock lock(device.impl().mutex);
                     device.impl().throw_if_failed();
@@ -285,7 +301,7 @@ bool HostThread::Impl::poll(Lane::Impl& lane, Lane::Impl::Pending& job) {
                     throw Error(ErrorCode::Timeout,
                                 job.job.name + " on " + lane.name + " took more than " +
                                     std::to_string(job.job.timeout.count()) + " ms");
-                return false;
+                return progress == Progress::Moved;
             }
             job.stepped_to_end = true;
             job.not_before = Clock::now() + random_delay();

@@ -27,6 +27,18 @@ Buffer Buffer::declare(Device& device, BufferDesc desc) {
     return buffer;
 }
 
+Buffer Buffer::import_host(Device& device, std::span<std::byte> memory, std::string name,
+                           MemoryCategory category) {
+    Buffer buffer;
+    const std::scoped_lock lock(device.impl().mutex);
+    detail::Allocator& allocator = *device.impl().allocator;
+    buffer.device_ = &device;
+    buffer.resource_ = allocator.create_resource(
+        {.name = std::move(name), .kind = MemoryKind::Readback, .category = category}, false);
+    allocator.bind_host(*buffer.resource_, memory); // what it throws leaves an unbound buffer
+    return buffer;
+}
+
 Buffer::Buffer(Buffer&& other) noexcept
     : device_(std::exchange(other.device_, nullptr)),
       resource_(std::exchange(other.resource_, nullptr)) {

@@ -119,6 +119,16 @@ const char* clock_extension(const volk::VolkInstanceTable& vki, VkPhysicalDevice
     return both ? extension : nullptr;
 }
 
+std::uint64_t host_import_alignment(const volk::VolkInstanceTable& vki, VkPhysicalDevice handle) {
+    VkPhysicalDeviceExternalMemoryHostPropertiesEXT host{};
+    host.sType = VK_STRUCTURE_TYPE_PHYSICAL_DEVICE_EXTERNAL_MEMORY_HOST_PROPERTIES_EXT;
+    VkPhysicalDeviceProperties2 properties{};
+    properties.sType = VK_STRUCTURE_TYPE_PHYSICAL_DEVICE_PROPERTIES_2;
+    properties.pNext = &host;
+    vki.vkGetPhysicalDeviceProperties2(handle, &properties);
+    return host.minImportedHostPointerAlignment;
+}
+
 void describe(const volk::VolkInstanceTable& vki, PhysicalDevice& device) {
     VkPhysicalDeviceDriverProperties driver{};
     driver.sType = VK_STRUCTURE_TYPE_PHYSICAL_DEVICE_DRIVER_PROPERTIES;
@@ -248,6 +258,11 @@ PhysicalDevice inspect(const volk::VolkInstanceTable& vki, VkPhysicalDevice hand
     // For kernels that count on every subgroup being full and of DeviceInfo::subgroup_size.
     if (may_require || device.one_subgroup_size)
         info.features.push_back("fixed_subgroup_size");
+
+    if (extensions.count(VK_EXT_EXTERNAL_MEMORY_HOST_EXTENSION_NAME) != 0) {
+        device.extensions.push_back(VK_EXT_EXTERNAL_MEMORY_HOST_EXTENSION_NAME);
+        info.host_import_alignment = host_import_alignment(vki, handle);
+    }
 
     // Needed by nothing that computes: the trace and the memory report are better with them.
     device.has_memory_budget = extensions.count(VK_EXT_MEMORY_BUDGET_EXTENSION_NAME) != 0;

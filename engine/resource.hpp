@@ -20,7 +20,8 @@ namespace bellows::detail {
 /// One VkBuffer with its memory. Addresses are device addresses.
 struct Allocation {
     VkBuffer buffer = VK_NULL_HANDLE;
-    VmaAllocation memory = nullptr; ///< null for a wrapped buffer
+    VmaAllocation memory = nullptr;           ///< null for a wrapped or imported buffer
+    VkDeviceMemory imported = VK_NULL_HANDLE; ///< host memory of the caller
     VkDeviceAddress address = 0;
     std::uint64_t bytes = 0;    ///< as asked for
     std::uint64_t capacity = 0; ///< as allocated; reused for requests of the same capacity

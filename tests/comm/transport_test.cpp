@@ -1,16 +1,21 @@
 // SPDX-License-Identifier: MIT
 
-// Messages and host collectives over MPI: sizes around the pieces they are cut into, many in
-// flight, wrong sizes, time limits, and sums whose bits do not depend on the rank.
+// Messages and host collectives, through memory that the ranks of a node share and over MPI: sizes
+// around the pieces they are cut into, many in flight, wrong sizes, time limits, messages in place
+// and given up, and sums whose bits do not depend on the rank.
 
 #include "support/mpi_test.hpp"
 
 #include <bellows/comm/host_collectives.hpp>
 #include <bellows/comm/mpi_interop.hpp>
 
+#include <algorithm>
 #include <cmath>
 #include <cstring>
 #include <limits>
+#include <memory>
+#include <numeric>
+#include <string>
 #include <thread>
 
 namespace bellows {
@@ -26,12 +31,25 @@ std::vector<std::byte> pattern(std::size_t size, int seed) {
     return bytes;
 }
 
-TEST(Transport, EveryoneToEveryoneInAllSizes) {
-    TransportOptions options;
-    options.max_message_bytes = 4096; // so that the larger ones go in pieces
-    const auto transport = open_transport(world(), options);
+/// The parameter: whether the ranks of a node share memory.
+class Transports : public ::testing::TestWithParam<bool> {
+protected:
+    static std::unique_ptr<Transport> open(World& in = world()) {
+        TransportOptions options;
+        options.share_memory = GetParam();
+        options.max_message_bytes = 4096; // so that larger ones go in pieces over MPI
+        return open_transport(in, options);
+    }
+};
+INSTANTIATE_TEST_SUITE_P(Memory, Transports, ::testing::Bool(), [](const auto& param) {
+    return std::string(param.param ? "Shared" : "Mpi");
+});
+
+TEST_P(Transports, EveryoneToEveryoneInAllSizes) {
+    const auto transport = open();
     const int n = transport->size(), me = transport->rank();
-    for (const std::size_t size : {0u, 1u, 4095u, 4096u, 4097u, 8192u, 300'001u}) {
+    for (const std::size_t size :
+         {0u, 1u, 4095u, 4096u, 4097u, 8192u, 300'001u, GetParam() ? 3'000'001u : 300'002u}) {
         const std::uint64_t sequence = transport->next_sequence();
         std::vector<std::vector<std::byte>> sent, received;
         for (int peer = 0; peer < n; ++peer) {
@@ -54,8 +72,8 @@ TEST(Transport, EveryoneToEveryoneInAllSizes) {
     }
 }
 
-TEST(Transport, TwoExchangesInFlightDoNotMix) {
-    const auto transport = open_transport(world());
+TEST_P(Transports, TwoExchangesInFlightDoNotMix) {
+    const auto transport = open();
     const int next = (transport->rank() + 1) % transport->size();
     const int previous = (transport->rank() + transport->size() - 1) % transport->size();
     const std::uint64_t first = transport->next_sequence(), second = transport->next_sequence();
@@ -71,8 +89,8 @@ TEST(Transport, TwoExchangesInFlightDoNotMix) {
     ALL_RANKS_TRUE(got_a == a && got_b == b);
 }
 
-TEST(Transport, SequenceNumbersMayBeHuge) {
-    const auto transport = open_transport(world());
+TEST_P(Transports, SequenceNumbersMayBeHuge) {
+    const auto transport = open();
     const int next = (transport->rank() + 1) % transport->size();
     const int previous = (transport->rank() + transport->size() - 1) % transport->size();
     const Tag tag{std::numeric_limits<std::uint64_t>::max() - 1, Tag::kStreams - 1};
@@ -84,9 +102,9 @@ TEST(Transport, SequenceNumbersMayBeHuge) {
     ALL_RANKS_TRUE(received == sent);
 }
 
-TEST(Transport, AnotherSizeThanExpectedIsFound) {
+TEST_P(Transports, AnotherSizeThanExpectedIsFound) {
     for (const int difference : {-1, 1}) {
-        const auto transport = open_transport(world());
+        const auto transport = open();
         const int next = (transport->rank() + 1) % transport->size();
         const int previous = (transport->rank() + transport->size() - 1) % transport->size();
         const std::vector<std::byte> sent = pattern(static_cast<std::size_t>(64 + difference), 0);
@@ -106,8 +124,8 @@ TEST(Transport, AnotherSizeThanExpectedIsFound) {
     }
 }
 
-TEST(Transport, TimeLimitNamesTheSilentPeer) {
-    const auto transport = open_transport(world());
+TEST_P(Transports, TimeLimitNamesTheSilentPeer) {
+    const auto transport = open();
     const int previous = (transport->rank() + transport->size() - 1) % transport->size();
     std::vector<std::byte> buffer(77);
     Transfer receive = transport->post_recv(previous, {4, 1}, buffer);
@@ -127,10 +145,10 @@ TEST(Transport, TimeLimitNamesTheSilentPeer) {
     ALL_RANKS_TRUE(receive.cancel());
 }
 
-TEST(Transport, AFailedJobEndsEveryWait) {
+TEST_P(Transports, AFailedJobEndsEveryWait) {
     World inner = join_world(MPI_COMM_WORLD);
     {
-        const auto transport = open_transport(inner);
+        const auto transport = open(inner);
         std::vector<std::byte> buffer(8);
         const int previous = (inner.rank() + inner.size() - 1) % inner.size();
         Transfer receive = transport->post_recv(previous, {0, 0}, buffer);
@@ -153,6 +171,139 @@ TEST(Transport, AFailedJobEndsEveryWait) {
         }
         ALL_RANKS_TRUE(code == ErrorCode::Io);
     }
+}
+
+TEST_P(Transports, MoreMessagesThanThereIsRoomForComeInOrder) {
+    const auto transport = open();
+    const int next = (transport->rank() + 1) % transport->size();
+    const int previous = (transport->rank() + transport->size() - 1) % transport->size();
+    constexpr std::uint32_t kMany = 1500;
+    std::vector<std::uint32_t> sent(kMany), received(kMany);
+    std::iota(sent.begin(), sent.end(), 0u);
+    std::vector<Transfer> transfers;
+    for (std::uint32_t i = 0; i < kMany; ++i)
+        transfers.push_back(
+            transport->post_send(next, {1, 0}, std::as_bytes(std::span(&sent[i], 1))));
+    world().control().barrier(30s); // they have all been posted before the first is received
+    for (std::uint32_t i = 0; i < kMany; ++i)
+        transfers.push_back(transport->post_recv(
+            previous, {1, 0}, std::as_writable_bytes(std::span(&received[i], 1))));
+    wait_all(*transport, transfers, "many", 30s);
+    ALL_RANKS_TRUE(received == sent);
+}
+
+// What is given up leaves no trace, whether or not its receiver has looked.
+TEST_P(Transports, MessagesMayBeGivenUp) {
+    const auto transport = open();
+    const int next = (transport->rank() + 1) % transport->size();
+    const int previous = (transport->rank() + transport->size() - 1) % transport->size();
+    const auto bytes = pattern(100'000, 1);
+    std::vector<std::byte> received(bytes.size());
+    {
+        std::vector<std::byte> never(10);
+        Transfer receive = transport->post_recv(previous, {0, 1}, never);
+        ALL_RANKS_TRUE(receive.cancel());
+    }
+    // MPI cannot take back what has left; shared memory can.
+    for (int i = 0; GetParam() && transport->size() > 1 && i < 600; ++i) {
+        Transfer send = transport->post_send(next, {0, 2}, bytes);
+        ASSERT_TRUE(send.cancel());
+        transport->progress();
+    }
+    world().control().barrier(30s); // nobody asks for what is about to be given up
+    if (!GetParam() || transport->size() > 1) {
+        Transfer transfers[] = {transport->post_send(next, {0, 2}, bytes),
+                                transport->post_recv(previous, {0, 2}, received)};
+        wait_all(*transport, transfers, "what was not given up", 30s);
+        ALL_RANKS_TRUE(received == bytes);
+    }
+}
+
+TEST(SharedTransport, MessagesAreReadWhereTheyStand) {
+    const auto transport = open_transport(world());
+    const int next = (transport->rank() + 1) % transport->size();
+    const int previous = (transport->rank() + transport->size() - 1) % transport->size();
+    ALL_RANKS_TRUE(transport->reads_in_place(previous) == (transport->size() > 1));
+    if (transport->size() == 1) {
+        EXPECT_FALSE(transport->share(100));
+        EXPECT_THROW(static_cast<void>(transport->post_recv_in_place(0, {0, 0}, 1)), Error);
+        return;
+    }
+    const SharedMemory memory = transport->share(200'000);
+    ALL_RANKS_TRUE(memory.bytes().size() >= 200'000);
+    std::vector<std::uint64_t> ids;
+    for (const std::size_t first : {0u, 70'000u}) {
+        const auto expected = pattern(100'000, previous + static_cast<int>(first));
+        const auto mine = pattern(100'000, transport->rank() + static_cast<int>(first));
+        const std::span<std::byte> place = memory.bytes().subspan(first, mine.size());
+        std::copy(mine.begin(), mine.end(), place.begin());
+        Transfer send = transport->post_send(next, {3, 0}, place);
+        Transfer receive = transport->post_recv_in_place(previous, {3, 0}, expected.size());
+        wait_all(*transport, {&receive, 1}, "in place", 30s);
+        const InPlace there = receive.in_place();
+        ALL_RANKS_TRUE(std::ranges::equal(there.bytes, expected));
+        ALL_RANKS_TRUE(there.bytes.data() - there.block.data() ==
+                       static_cast<std::ptrdiff_t>(first));
+        ALL_RANKS_TRUE(there.block.size() == memory.bytes().size());
+        ids.push_back(there.block_id);
+        ALL_RANKS_TRUE(!send.test()); // for as long as its receiver holds it
+        receive = Transfer();
+        wait_all(*transport, {&send, 1}, "given back", 30s);
+    }
+    ALL_RANKS_TRUE(ids[0] == ids[1]);
+}
+
+TEST(SharedTransport, MemoryThatIsGivenBackIsUsedAgain) {
+    const auto transport = open_transport(world());
+    if (transport->size() == 1)
+        return;
+    constexpr std::uint64_t kBytes = std::uint64_t{100} << 20;
+    std::byte* first = nullptr;
+    for (int i = 0; i < 2000; ++i) { // 200 GB in all
+        const SharedMemory a = transport->share(kBytes), b = transport->share(kBytes);
+        ASSERT_TRUE(a.bytes().data() != b.bytes().data());
+        if (first == nullptr)
+            first = a.bytes().data();
+        ASSERT_EQ(a.bytes().data(), first);
+        a.bytes()[0] = b.bytes()[kBytes - 1] = std::byte{1};
+    }
+    SharedMemory outlives = transport->share(1);
+    std::unique_ptr<Transport> gone = open_transport(world());
+    outlives = gone->share(77);
+    gone.reset();
+    outlives.bytes()[76] = std::byte{1};
+    try {
+        static_cast<void>(transport->share(std::uint64_t{1} << 60));
+        FAIL() << "an exabyte was given out";
+    } catch (const Error& error) {
+        EXPECT_EQ(error.code(), ErrorCode::OutOfMemory) << error.message();
+    }
+}
+
+// Simulated nodes do not share memory: what leaves one goes over MPI.
+TEST(SharedTransport, OnlyRanksOfANodeShareMemory) {
+    WorldOptions options;
+    options.ranks_per_node = 2;
+    World pairs = join_world(MPI_COMM_WORLD, options);
+    {
+        const auto transport = open_transport(pairs);
+        for (int peer = 0; peer < pairs.size(); ++peer)
+            EXPECT_EQ(transport->reads_in_place(peer),
+                      peer != pairs.rank() && pairs.topology().same_node(peer, pairs.rank()));
+        std::vector<std::vector<std::byte>> received;
+        std::vector<Transfer> transfers;
+        const auto bytes = pattern(10'000, 0);
+        for (int peer = 0; peer < pairs.size(); ++peer) {
+            received.emplace_back(bytes.size());
+            transfers.push_back(transport->post_send(peer, {0, 0}, bytes));
+        }
+        for (int peer = 0; peer < pairs.size(); ++peer)
+            transfers.push_back(
+                transport->post_recv(peer, {0, 0}, received[static_cast<std::size_t>(peer)]));
+        wait_all(*transport, transfers, "pairs", 30s);
+        ALL_RANKS_TRUE(std::ranges::all_of(received, [&](const auto& r) { return r == bytes; }));
+    }
+    pairs.close();
 }
 
 TEST(HostCollectives, SumsHaveTheSameBitsEverywhereInRankOrder) {

@@ -11,6 +11,8 @@
 
 #include <algorithm>
 #include <string>
+#include <sys/mman.h>
+#include <unistd.h>
 #include <vector>
 
 namespace bellows {
@@ -180,6 +182,93 @@ TEST(EngineMemory, PoisonComesBeforeTheFirstUseOnAnyQueue) {
                       std::vector<std::uint32_t>(kBytes / 4, round))
                 << to_string(role);
         }
+}
+
+/// Anonymous memory that two processes could share, mapped twice.
+struct SharedPages {
+    explicit SharedPages(std::size_t size) : bytes(size), fd(::memfd_create("test", 0)) {
+        EXPECT_EQ(::ftruncate(fd, static_cast<off_t>(size)), 0);
+        mine = map();
+        theirs = map();
+    }
+    ~SharedPages() {
+        ::munmap(mine, bytes);
+        ::munmap(theirs, bytes);
+        ::close(fd);
+    }
+    std::byte* map() const {
+        return static_cast<std::byte*>(
+            ::mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0));
+    }
+    std::span<std::byte> all() const { return {mine, bytes}; }
+
+    std::size_t bytes;
+    int fd;
+    std::byte *mine, *theirs;
+};
+
+TEST(EngineMemory, ImportedHostMemoryIsReadAndWrittenWhereItStands) {
+    const auto device = make_device();
+    const std::uint64_t alignment = device->info().host_import_alignment;
+    if (alignment == 0)
+        return; // AWrongImportIsRefused looks at the error
+    SharedPages pages(4 * alignment);
+    {
+        const Buffer imported = Buffer::import_host(*device, pages.all(), "pages");
+        const MemoryReport report = device->memory_report();
+        EXPECT_EQ(report.of(MemoryCategory::Communication).bytes, pages.bytes);
+        EXPECT_EQ(imported.mapped(), pages.mine);
+        Buffer copy(*device, {.name = "copy", .bytes = alignment});
+        pages.theirs[alignment] = std::byte{77}; // the other mapping writes
+        Recording recording(*device, QueueRole::TransferIn, "both ways");
+        recording.fill(imported.view().sub(0, alignment), 0x01020304);
+        recording.copy(imported.view().sub(alignment, alignment), copy.view());
+        device->submit(recording).wait();
+        EXPECT_EQ(pages.theirs[0], std::byte{4});
+        EXPECT_EQ(pages.theirs[alignment - 1], std::byte{1});
+        EXPECT_EQ(testing::read_back<std::uint32_t>(*device, copy.view())[0] & 0xff, 77u);
+    }
+    device->wait_idle();
+    EXPECT_EQ(device->memory_report().of(MemoryCategory::Communication).bytes, 0u);
+    EXPECT_EQ(pages.mine[0], std::byte{4}) << "the caller's memory is left as it is";
+
+    // A lane job gives a declared buffer such memory, and another piece of it later.
+    HostThread thread(*device, "thread");
+    Lane lane = thread.add_lane("lane");
+    Buffer late = Buffer::declare(*device, {.name = "late", .kind = MemoryKind::Readback});
+    Recording fill(*device, QueueRole::Compute, "fill");
+    fill.fill(late.view().sub(0, 16), 0x0b0b0b0b);
+    for (const std::uint64_t part : {2u, 3u}) {
+        lane.post({.name = "bind",
+                   .waits = {},
+                   .accesses = {{late.view(), Access::Write}},
+                   .step = [&](LaneContext& context) {
+                       context.bind(late, pages.all().subspan(part * alignment, alignment));
+                       return Progress::Done;
+                   }});
+        device->submit(fill).wait();
+        EXPECT_EQ(pages.theirs[part * alignment], std::byte{0x0b});
+    }
+}
+
+TEST(EngineMemory, AWrongImportIsRefused) {
+    const auto device = make_device();
+    const std::uint64_t alignment = device->info().host_import_alignment;
+    const auto refusal = [&](std::span<std::byte> memory) {
+        try {
+            const Buffer imported = Buffer::import_host(*device, memory, "odd memory");
+        } catch (const Error& error) {
+            EXPECT_NE(error.message().find("odd memory"), std::string::npos) << error.message();
+            return error.code();
+        }
+        return ErrorCode::Internal;
+    };
+    SharedPages pages(1 << 20);
+    const ErrorCode expected = alignment == 0 ? ErrorCode::Unsupported : ErrorCode::InvalidArgument;
+    EXPECT_EQ(refusal(pages.all().subspan(16)), expected);
+    EXPECT_EQ(refusal(pages.all().first(100)), expected);
+    EXPECT_EQ(refusal({}), expected);
+    EXPECT_EQ(device->memory_report().bytes, 0u);
 }
 
 TEST(EngineMemory, SizesAreToldLargestFirst) {

@@ -2,8 +2,11 @@
 #pragma once
 
 // Host bytes from rank to rank without ever blocking: the interface that every transport implements
-// (MPI first; shared memory and device links fit behind it), and the waits that put a time limit
+// (memory that the ranks of a node share, MPI between nodes), and the waits that put a time limit
 // and a useful message around it. A Transport and its Transfers belong to one thread at a time.
+//
+// Inside a node a message is copied once by each side. A side need not copy at all: the sender when
+// the bytes stand in memory from share(), the receiver with post_recv_in_place().
 
 #include <bellows/comm/world.hpp>
 
@@ -29,6 +32,33 @@ struct Tag {
 
 enum class Direction : std::uint8_t { Send, Receive };
 
+/// Memory of this rank that the peers of its node read where it stands, as Transport::share gives
+/// it. It may outlive the transport. Movable; any thread.
+class SharedMemory {
+public:
+    SharedMemory() noexcept = default;
+    /// keep_alive: gives the bytes back when it goes.
+    SharedMemory(std::span<std::byte> bytes, std::shared_ptr<void> keep_alive) noexcept
+        : bytes_(bytes), keep_alive_(std::move(keep_alive)) {}
+
+    /// Page-aligned, at least as many as were asked for.
+    std::span<std::byte> bytes() const noexcept { return bytes_; }
+    explicit operator bool() const noexcept { return !bytes_.empty(); }
+
+private:
+    std::span<std::byte> bytes_;
+    std::shared_ptr<void> keep_alive_;
+};
+
+/// A message where its sender left it.
+struct InPlace {
+    std::span<const std::byte> bytes;
+    /// The whole SharedMemory that it lies in, as mapped here, and a number that this peer gives to
+    /// no other: what was prepared for it (an import into a device) serves as long as it comes.
+    std::span<std::byte> block;
+    std::uint64_t block_id = 0;
+};
+
 /// One message under way. The posted bytes must live until it is done or cancel() returned true.
 class Transfer {
 public:
@@ -41,12 +71,14 @@ public:
         /// Lets go of the bytes; false if that cannot be known (see Transfer::cancel).
         virtual bool cancel() noexcept = 0;
         virtual std::uint64_t seen_bytes() const noexcept = 0;
+        /// Of a receive in place that is done; its destructor gives the bytes back to the sender.
+        virtual InPlace in_place() const noexcept { return {}; }
     };
 
     Transfer() noexcept = default;
     Transfer(Direction direction, int peer, Tag tag, std::uint64_t expected_bytes,
              std::unique_ptr<State> state) noexcept;
-    Transfer(Transfer&&) noexcept = default;
+    Transfer(Transfer&& other) noexcept;
     Transfer& operator=(Transfer&& other) noexcept;
     /// Cancels what is not done.
     ~Transfer();
@@ -55,7 +87,10 @@ public:
     /// Throws Error{Mpi} from MPI, Error{Corrupt} if another number of bytes came than was
     /// expected, the job's failure.
     bool test();
-    bool done() const noexcept { return !state_; }
+    bool done() const noexcept { return done_; }
+    /// What a receive in place that is done has brought. Valid as long as the transfer, with whose
+    /// end the sender's transfer is done.
+    InPlace in_place() const noexcept { return done_ && state_ ? state_->in_place() : InPlace{}; }
     /// Gives the message up. False: the transport may still touch the bytes, keep them until the
     /// process ends (possible only for a receive whose peer was lost while sending).
     bool cancel() noexcept;
@@ -66,9 +101,7 @@ public:
     std::uint64_t expected_bytes() const noexcept { return expected_bytes_; }
     std::chrono::steady_clock::time_point posted() const noexcept { return posted_; }
     /// Bytes known to have moved so far, in whole chunks.
-    std::uint64_t seen_bytes() const noexcept {
-        return state_ ? state_->seen_bytes() : seen_bytes_;
-    }
+    std::uint64_t seen_bytes() const noexcept { return done_ ? seen_bytes_ : state_->seen_bytes(); }
 
 private:
     Direction direction_ = Direction::Send;
@@ -77,7 +110,8 @@ private:
     std::uint64_t expected_bytes_ = 0;
     std::uint64_t seen_bytes_ = 0;
     std::chrono::steady_clock::time_point posted_ = std::chrono::steady_clock::now();
-    std::unique_ptr<State> state_; ///< null when done
+    bool done_ = true;
+    std::unique_ptr<State> state_; ///< null when done, unless received in place
 };
 
 class Transport {
@@ -96,6 +130,15 @@ public:
     virtual Transfer post_recv(int peer, Tag tag, std::span<std::byte> bytes) = 0;
     /// Lets the transport move bytes of all its transfers; never blocks.
     virtual void progress() = 0;
+
+    /// Whether messages from this peer can be received in place.
+    virtual bool reads_in_place(int peer) const noexcept;
+    /// As post_recv without a copy: Transfer::in_place() names the bytes. Throws
+    /// Error{Unsupported} unless reads_in_place(peer).
+    virtual Transfer post_recv_in_place(int peer, Tag tag, std::uint64_t bytes);
+    /// Memory that messages to peers of the node are not copied from; empty where no peer shares
+    /// memory. Any thread. Throws Error{OutOfMemory}.
+    virtual SharedMemory share(std::uint64_t bytes);
 
     int rank() const noexcept { return rank_; }
     int size() const noexcept { return size_; }
@@ -119,10 +162,13 @@ struct TransportOptions {
     /// Messages are cut into pieces of this size; MPI counts are 32-bit. Same on every rank.
     std::uint64_t max_message_bytes = std::uint64_t{1} << 30;
     std::chrono::milliseconds setup_timeout{60'000};
+    /// Inside a node through memory that its ranks share, where the system lets them; false: all
+    /// through MPI.
+    bool share_memory = true;
 };
 
 /// Collective over the whole world, in the same order on every rank, even for ranks that will not
-/// use it. MPI on a communicator of its own, or memory copies alone in a World::single(). world
+/// use it. MPI on a communicator of its own between nodes, memory alone in a World::single(). world
 /// must outlive it. Throws Error{Timeout}, Error{Mpi}, the job's failure.
 std::unique_ptr<Transport> open_transport(World& world, const TransportOptions& options = {});
 

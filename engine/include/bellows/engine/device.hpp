@@ -36,6 +36,9 @@ struct DeviceInfo {
     std::uint32_t max_workgroup_invocations = 0;
     std::uint32_t max_workgroup_subgroups = 0; ///< of subgroup_size invocations
     std::array<std::uint32_t, 3> max_workgroup_count{};
+    /// What the addresses and sizes of imported host memory are multiples of (Buffer::import_host);
+    /// 0: the device takes none.
+    std::uint64_t host_import_alignment = 0;
     double timestamp_period_ns = 0;
     std::vector<std::string> features;             ///< names that kernel variants may require
     std::vector<std::string> unmet_requirements;   ///< why Bellows cannot use it; empty when it can

@@ -19,7 +19,11 @@
 
 namespace bellows {
 
-enum class Progress : std::uint8_t { Again, Done };
+enum class Progress : std::uint8_t {
+    Again, ///< it waits: ask again after a nap
+    Moved, ///< it has done something and could do more at once
+    Done,
+};
 
 struct DeclaredAccess {
     BufferView view;
@@ -30,12 +34,16 @@ struct DeclaredAccess {
 class LaneContext {
 public:
     /// Submits work on behalf of the job. Its accesses must lie within those that the job
-    /// declares; no waits are derived from them, so the job names all of them (beside its own
-    /// waits, which have been reached). Does not block.
+    /// declares; no waits are derived from them: it comes after the job's own waits, `waits`, and
+    /// what the job has submitted before, on whatever queue. Does not block.
     TimePoint submit(Recording& recording, std::span<const TimePoint> waits = {});
+    /// The same without the last: beside what the job has submitted before.
+    TimePoint submit_beside(Recording& recording, std::span<const TimePoint> waits = {});
     /// Binds a declared buffer for the work that comes after this job. The job must have declared
     /// a write to the whole buffer, so that all earlier users have finished.
     void bind(Buffer& buffer, std::uint64_t bytes);
+    /// The same to host memory of the caller, as Buffer::import_host takes it.
+    void bind(Buffer& buffer, std::span<std::byte> host_memory);
     /// For the trace: what the job does from now on, e.g. "waits for counts", until the next call
     /// that says something else or the job's end. Cheap; nothing without DeviceOptions::trace.
     void phase(std::string_view what);
@@ -44,6 +52,8 @@ public:
     explicit LaneContext(Impl& impl) noexcept : impl_(impl) {}
 
 private:
+    TimePoint submit(Recording& recording, std::span<const TimePoint> waits, bool in_order);
+
     Impl& impl_;
 };
 

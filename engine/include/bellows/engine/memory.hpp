@@ -9,6 +9,7 @@
 #include <bellows/engine/tensor.hpp>
 
 #include <array>
+#include <cstddef>
 #include <cstdint>
 #include <span>
 #include <string>
@@ -58,6 +59,12 @@ public:
     Buffer(Device& device, BufferDesc desc);
     /// Declares a buffer whose memory is bound later; desc.bytes is ignored.
     static Buffer declare(Device& device, BufferDesc desc);
+    /// Host memory of the caller, which the device reads and writes where it stands: mapped, and
+    /// other processes that share it see what is written. Its address and size are multiples of
+    /// DeviceInfo::host_import_alignment; it must outlive the buffer and all work that uses it.
+    /// Throws Error{Unsupported} for a device that takes no such memory, Error{InvalidArgument}.
+    static Buffer import_host(Device& device, std::span<std::byte> memory, std::string name,
+                              MemoryCategory category = MemoryCategory::Communication);
     Buffer(Buffer&& other) noexcept;
     Buffer& operator=(Buffer&& other) noexcept;
     ~Buffer();
