@@ -37,11 +37,13 @@ struct Totals {
         }
         const auto ranks = static_cast<double>(shape.ranks);
         bytes = static_cast<double>(records * shape.row_bytes()) / ranks;
-        saved = 1 - static_cast<double>(records) / (static_cast<double>(shape.slots()) * ranks);
+        token_bytes = static_cast<double>(records * shape.token_bytes()) / ranks;
+        dedup = 1 - static_cast<double>(records) / (static_cast<double>(shape.slots()) * ranks);
     }
     std::uint64_t records = 0; ///< of all ranks: a token counts once per rank that it goes to
     double bytes = 0;          ///< that a rank receives in the mean
-    double saved = 0;
+    double token_bytes = 0;    ///< the same of dispatch
+    double dedup = 0;
 };
 
 class Measurement {
@@ -80,6 +82,8 @@ public:
                   &ExchangeRig::wrong_combine_backward},
               Leg{"dispatch_backward", &ExchangeRig::dispatch_backward,
                   &ExchangeRig::wrong_dispatch_backward}}) {
+            if (leg.run == &ExchangeRig::combine)
+                rig_.fill_results();
             (rig_.*leg.run)();
             if (std::string wrong = agreed(leg.name, (rig_.*leg.wrong)()); !wrong.empty())
                 return wrong;
@@ -97,17 +101,19 @@ public:
             both = raw[2].seconds;
         }
         std::vector<PhaseResult> results = {
-            time_legs("dispatch", 1, there, [&] { rig_.dispatch(); }),
-            time_legs("combine", 1, back, [&] { rig_.combine(); }),
-            time_legs("combine_backward", 1, there, [&] { rig_.combine_backward(); }),
-            time_legs("dispatch_backward", 1, back, [&] { rig_.dispatch_backward(); }),
-            time_legs("dispatch+combine", 2, both,
+            time_legs("dispatch", totals_.token_bytes, there, [&] { rig_.dispatch(); }),
+            time_legs("combine", totals_.bytes, back, [&] { rig_.combine(); }),
+            time_legs("combine_backward", totals_.bytes, there, [&] { rig_.combine_backward(); }),
+            time_legs("dispatch_backward", totals_.bytes, back, [&] { rig_.dispatch_backward(); }),
+            time_legs("dispatch+combine", totals_.token_bytes + totals_.bytes, both,
                       [&] {
                           rig_.dispatch();
                           rig_.combine();
                       }),
         };
         results.insert(results.end(), raw.begin(), raw.end());
+        if (options_.trace)
+            rig_.write_trace(world_, *options_.trace);
         return results;
     }
 
@@ -124,7 +130,7 @@ public:
     }
 
 private:
-    PhaseResult time_legs(const char* name, int legs, std::optional<double> raw_seconds,
+    PhaseResult time_legs(const char* name, double bytes, std::optional<double> raw_seconds,
                           const std::function<void()>& once) {
         std::uint64_t before = 0;
         const Timing timing = watch_.time(once, timing_, [&] {
@@ -134,8 +140,18 @@ private:
         rig_.wait_idle();
         const double sent = watch_.host().all_reduce_sum(
             static_cast<double>(rig_.bytes_sent() - before) / static_cast<double>(timing.repeats));
-        return {name,           timing.seconds, timing.cpu_seconds, legs * totals_.bytes,
-                timing.repeats, sent,           totals_.saved,      raw_seconds};
+        PhaseResult result;
+        result.name = name;
+        result.seconds = timing.seconds;
+        result.cpu_seconds = timing.cpu_seconds;
+        result.bytes = bytes;
+        result.repeats = timing.repeats;
+        result.sent = sent;
+        result.dedup = totals_.dedup;
+        if (options_.shape.codes && bytes == totals_.token_bytes)
+            result.fp8 = 1 - totals_.token_bytes / totals_.bytes;
+        result.raw_seconds = raw_seconds;
+        return result;
     }
 
     std::vector<PhaseResult> time_raw() {
@@ -178,8 +194,10 @@ private:
 /// On each rank. "" or what is wrong.
 std::string measure(World& world, const ExchangeOptions& options) {
     const bool first = world.rank() == 0;
-    if (first && options.json && !std::ofstream(*options.json))
-        throw Error(ErrorCode::Io, "--json " + *options.json + " cannot be written");
+    for (const auto& [option, path] :
+         {std::pair("--json ", options.json), {"--trace ", options.trace}})
+        if (first && path && !std::ofstream(*path))
+            throw Error(ErrorCode::Io, option + *path + " cannot be written");
     Measurement measurement(world, options);
     if (std::string wrong = measurement.verify(); !wrong.empty())
         return wrong;

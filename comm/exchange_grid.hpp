@@ -18,27 +18,22 @@ struct ExchangeGrid {
     std::uint32_t workgroups = 0; ///< the caller's bound; 0: none
 
     std::uint32_t local_size() const noexcept { return cpu ? 8 : 64; }
-    /// A workgroup per row on GPUs, an invocation per row on CPUs.
-    std::uint32_t row_per_workgroup() const noexcept { return cpu ? 0 : 1; }
-    /// Row by row on CPUs, which write better in order.
-    std::uint32_t spread_by_source() const noexcept { return cpu ? 0 : 1; }
-    Groups rows(std::uint64_t count) const noexcept {
-        return bounded(cpu ? per_invocation(count) : count, cpu ? 64 : 16384);
-    }
+    /// For kernels with a workgroup per row.
+    Groups rows(std::uint64_t count) const noexcept { return bounded(count, cpu ? 64 : 16384); }
     /// Of a row that kernels spread.
     SpreadPlan spread(std::uint64_t units) const noexcept {
         return cpu || workgroups > 0 ? SpreadPlan{4, 1, 8} : plan_spread(units, local_size());
     }
-    /// For kernels that spread `sources` rows, or (CPUs) write `count` rows one after the other.
-    Groups sources(std::uint64_t sources, std::uint64_t count, std::uint64_t units) const noexcept {
-        Groups groups = rows(cpu ? count : sources);
+    /// For kernels that spread `count` rows.
+    Groups sources(std::uint64_t count, std::uint64_t units) const noexcept {
+        Groups groups = rows(count);
         groups.y = spread(units).parts;
         return groups;
     }
-    /// The same where besides an invocation looks at each of `count` rows, for those that none of
+    /// The same where besides an invocation looks at each of `rows` rows, for those that none of
     /// the `records` is for.
-    Groups gathers(std::uint64_t records, std::uint64_t count, std::uint64_t units) const noexcept {
-        return sources(records + per_invocation(count), count, units);
+    Groups gathers(std::uint64_t records, std::uint64_t rows, std::uint64_t units) const noexcept {
+        return sources(records + per_invocation(rows), units);
     }
     /// For kernels with an invocation per item.
     Groups items(std::uint64_t count) const noexcept {

@@ -10,6 +10,7 @@
 
 #include <bellows/comm/expert_exchange.hpp>
 #include <bellows/engine/recording.hpp>
+#include <bellows/fp8/recipe.hpp>
 
 #include <atomic>
 #include <memory>
@@ -17,6 +18,14 @@
 #include <vector>
 
 namespace bellows {
+
+/// A row on the wire (shaders/include/exchange.glsl): what is said of a token, then words for each
+/// of its choices, then what is left to a multiple of 16 bytes.
+struct Record {
+    std::uint64_t row_bytes = 0; ///< elements, or codes and their scales, 16 bytes' multiples each
+    std::uint64_t bytes = 0;
+    bool codes = false;
+};
 
 /// Lives as long as the last handle or lane job that needs it.
 struct ExpertExchange::Impl {
@@ -32,17 +41,41 @@ struct ExpertExchange::Impl {
     std::atomic<std::uint64_t> exchanges{0}, bytes_sent{0}, bytes_received{0}, messages_sent{0},
         nanoseconds_waited{0};
 
+    /// Memory of peers that the device has imported.
+    struct Import {
+        int peer = 0;
+        InPlace where;
+        Buffer memory;
+    };
+    std::vector<Import> imported{};
+
     std::uint64_t group_size() const noexcept { return config.ranks.size(); }
     std::uint64_t experts_of(std::uint64_t at) const noexcept;
     std::uint64_t first_expert_of(std::uint64_t at) const noexcept;
-    /// Bytes of a record (shaders/include/exchange.glsl).
-    std::uint64_t record_bytes() const noexcept;
+    bool by_tokens() const noexcept { return config.layout == ExchangeLayout::RankMajor; }
+    bool quantizes() const noexcept { return config.token_wire == DType::F8E4M3; }
     std::uint64_t hidden_bytes() const noexcept;
+    /// Of a quantised row, before its scales.
+    std::uint64_t codes_bytes() const noexcept;
+    /// Of dispatch.
+    Record token_record() const noexcept;
+    /// Of all other legs.
+    Record plain_record() const noexcept;
+    /// Codes and scales of `rows` rows that stand row_stride bytes from each other in `memory`.
+    fp8::Quantized quantized(BufferView memory, std::uint64_t rows, std::uint64_t row_stride) const;
+    TensorView plain(BufferView memory, std::uint64_t rows, std::uint64_t row_stride) const;
     /// Records that this rank can send or receive in one outbound leg.
     std::uint64_t most_sent() const noexcept;
     std::uint64_t most_received() const noexcept;
+    /// Memory that messages are not copied from, for import into the device; empty where either
+    /// is refused.
+    SharedMemory share(std::uint64_t bytes) const;
+    /// Whether the device takes memory that ranks share.
+    bool imports() const noexcept;
+    /// A message that stands in a peer's memory, as the device sees it. On `thread`.
+    BufferView view_of(int peer, const InPlace& message);
     /// Host memory serves as device memory (CPU drivers): no staging.
-    bool zero_copy() const noexcept { return device.info().is_cpu; }
+    bool zero_copy() const noexcept { return device.info().is_cpu && !config.stage_always; }
     template <class Call>
     auto together(const ExchangeHandle& handle, const Call& call);
     ExchangeGrid grid() const noexcept { return {device.info().is_cpu, workgroups}; }
@@ -74,22 +107,30 @@ struct ExchangeHandle::Impl {
     std::string name;
     Lane lane;
     std::uint64_t capacity = 0; ///< rows in the worst case
+    /// Of send_records, returned and staging_out, where the node's ranks share it.
+    SharedMemory send_memory, returned_memory, staging_memory;
 
     // At the source: which ranks each token goes to.
     Buffer rank_ids, rank_counts, rank_offsets, rank_row_to_slot, rank_slot_to_row;
     Buffer expert_loads; ///< slots per global expert
     Buffer host_counts;  ///< Readback: rank_counts, then expert_loads
+    Buffer quantized;    ///< tokens as they travel, if not as they are
     Buffer send_records; ///< outbound, by destination rank
     Buffer back_records; ///< inbound, the same rows coming back
     // At the experts.
-    Buffer record_count; ///< Upload: received records
+    Buffer record_count; ///< Upload: received records, at kCountsAt rows of each local expert
     Buffer received;     ///< late: outbound records, by source rank
     Buffer returned;     ///< late: inbound records to send
     Buffer slot_ids, slot_weights, slot_scalars;
     Buffer counts, offsets, row_to_slot, slot_to_row, weights_of_rows;
     Buffer workspace;
-    std::vector<RowTensor> row_tensors; ///< [0] rows, [1] d_results
+    /// Late. ExpertMajor: a row per slot; RankMajor: rows stand in `received` and `returned`,
+    /// gradients are records as they come.
+    Buffer rows, gradients;
+    std::vector<RowTensor> row_tensors; ///< of the caller
     Buffer staging_out, staging_in;     ///< host copies, grown by the lane
+
+    static constexpr std::uint64_t kCountsAt = 16;
 
     // Known on the host after a dispatch, used by the lane only.
     std::vector<std::uint64_t> sent_rows, received_rows; ///< per position in the group
@@ -103,9 +144,15 @@ struct ExchangeHandle::Impl {
     RecordingCache pack_dispatch, pack_backward, unpack_dispatch, unpack_backward;
     RecordingCache reduce_forward, reduce_backward, finish_forward, finish_backward;
 
+    Buffer make_staging(const char* what, std::uint64_t bytes) const;
     ops::MoeLayout send_layout(std::uint64_t num_tokens) const;
     ops::MoeLayout receive_layout() const;
-    TensorView row_tensor(std::size_t index) const;
+    /// How many rows there are, on the device.
+    BufferView row_count() const;
+    /// Where the bytes of outbound legs arrive: gradients of RankMajor where they stay.
+    const Buffer& arrivals(bool tokens_arrive) const {
+        return !tokens_arrive && exchange.by_tokens() ? gradients : received;
+    }
     /// Waits, as recordings do, for what still runs.
     void drop_recordings();
 };

@@ -2,7 +2,7 @@
 // The lane jobs of an exchange: learn the counts, bind what they call for, move the bytes. A job is
 // a list of stages; each is asked until it is done.
 
-#include "exchange_impl.hpp"
+#include "exchange_moves.hpp"
 #include "fail_together.hpp"
 #include "trace_transfer.hpp"
 
@@ -13,6 +13,7 @@
 #include <functional>
 #include <mutex>
 #include <numeric>
+#include <optional>
 #include <utility>
 
 namespace bellows {
@@ -44,8 +45,9 @@ public:
     Exchange(ExchangeHandlePtr handle, std::string name, bool outbound, bool learn,
              std::shared_ptr<ReceiveGate> gate)
         : handle_ptr_(std::move(handle)), handle_(*handle_ptr_), exchange_(handle_.exchange),
-          name_(std::move(name)), outbound_(outbound), gate_(std::move(gate)),
-          sequence_(exchange_.transport.next_sequence()) {
+          name_(std::move(name)), outbound_(outbound), learn_(learn),
+          record_bytes_((learn ? exchange_.token_record() : exchange_.plain_record()).bytes),
+          gate_(std::move(gate)), sequence_(exchange_.transport.next_sequence()) {
         const auto then = [this](auto stage) { stages_.push_back(stage); };
         // At once: receives are posted first, so that MPI finds them. With a gate: all that can be
         // done without receiving comes before it.
@@ -55,20 +57,21 @@ public:
             then([this](LaneContext&) { return post_counts_out(); });
         if (learn && !gate_)
             then([this](LaneContext& context) { return take_counts(context); });
-        then([this](LaneContext& context) { return copy_out(context); });
+        if (outbound && !learn && exchange_.by_tokens())
+            then([this](LaneContext& context) { return bind_gradients(context); });
         if (gate_) {
-            then([this](LaneContext&) { return post_records_out(); });
-            then([this](LaneContext&) { return wait_for_gate(); });
+            then([this](LaneContext& context) { return begin_out(context); });
+            then([this](LaneContext& context) { return post_out(context); });
+            then([this](LaneContext& context) { return wait_for_gate(context); });
             if (learn) {
                 then([this](LaneContext&) { return post_counts_in(); });
                 then([this](LaneContext& context) { return take_counts(context); });
             }
         }
-        then([this](LaneContext&) { return post_records_in(); });
+        then([this](LaneContext& context) { return begin_in(context); });
         if (!gate_)
-            then([this](LaneContext&) { return post_records_out(); });
-        then([this](LaneContext&) { return wait_for_records(); });
-        then([this](LaneContext& context) { return copy_in(context); });
+            then([this](LaneContext& context) { return begin_out(context); });
+        then([this](LaneContext& context) { return move_records(context); });
     }
 
     Progress step(LaneContext& context) {
@@ -94,8 +97,8 @@ private:
         while (stage_ < stages_.size()) {
             const Progress progress = stages_[stage_](context);
             context.phase(phase_);
-            if (progress == Progress::Again)
-                return Progress::Again;
+            if (progress != Progress::Done)
+                return progress;
             ++stage_;
         }
         return Progress::Done;
@@ -120,10 +123,17 @@ private:
         const std::scoped_lock lock(mutex_);
         std::string text =
             "'" + name_ + ": " + phase_ + "' (exchange " + std::to_string(sequence_) + ")";
-        if (!receives_.empty())
-            text += ", " + describe_transfers(receives_) + " in";
-        if (!sends_.empty())
-            text += ", " + describe_transfers(sends_) + " out";
+        const auto tell = [&](std::span<const Transfer> some, const char* where) {
+            if (!some.empty())
+                text += ", " + describe_transfers(some) + where;
+        };
+        tell(counts_in_, " in");
+        if (!moves_)
+            tell(counts_out_, " out");
+        if (moves_) {
+            tell(moves_->receives(), " in");
+            tell(moves_->sends(), " out");
+        }
         return text;
     }
 
@@ -134,34 +144,39 @@ private:
     const std::vector<std::uint64_t>& rows_in() const {
         return outbound_ ? handle_.received_rows : handle_.sent_rows;
     }
-    Buffer& device_out() const { return outbound_ ? handle_.send_records : handle_.returned; }
-    Buffer& device_in() const { return outbound_ ? handle_.received : handle_.back_records; }
+    const Buffer& device_out() const { return outbound_ ? handle_.send_records : handle_.returned; }
+    const Buffer& device_in() const {
+        return outbound_ ? handle_.arrivals(learn_) : handle_.back_records;
+    }
+    std::vector<std::uint64_t> bytes_of(std::vector<std::uint64_t> records) const {
+        for (std::uint64_t& each : records)
+            each *= record_bytes_;
+        return records;
+    }
 
     /// Those that are waited for now.
     std::span<const Transfer> transfers() const {
-        const bool receives = std::any_of(receives_.begin(), receives_.end(),
-                                          [](const Transfer& t) { return !t.done(); });
-        return receives ? receives_ : sends_;
+        const auto waits = [](std::span<const Transfer> some) {
+            return std::any_of(some.begin(), some.end(),
+                               [](const Transfer& t) { return !t.done(); });
+        };
+        if (!moves_ || waits(counts_in_))
+            return counts_in_;
+        return waits(moves_->receives()) ? moves_->receives() : moves_->sends();
     }
 
-    /// True when all of them are done; moves everything that can be moved.
-    bool poll(bool with_sends) {
-        exchange_.transport.progress();
-        bool received = true, sent = true;
-        for (Transfer& transfer : receives_)
-            received &= moved(transfer);
-        for (Transfer& transfer : sends_)
-            sent &= moved(transfer);
-        return received && (sent || !with_sends);
-    }
-
-    bool moved(Transfer& transfer) const {
-        if (transfer.done())
-            return true;
-        if (!transfer.test())
-            return false;
-        trace_transfer(exchange_.device, exchange_.config.name, transfer);
-        return true;
+    /// Whether all of them are done.
+    bool test(std::vector<Transfer>& some) const {
+        bool all = true;
+        for (Transfer& transfer : some) {
+            if (transfer.done())
+                continue;
+            if (transfer.test())
+                trace_transfer(exchange_.device, exchange_.config.name, transfer);
+            else
+                all = false;
+        }
+        return all;
     }
 
     Progress post_counts_in() {
@@ -170,7 +185,7 @@ private:
         incoming_counts_.assign(exchange_.group_size(),
                                 std::vector<std::uint32_t>(1 + exchange_.experts_of(own)));
         for (std::uint64_t at = 0; at < exchange_.group_size(); ++at)
-            receives_.push_back(exchange_.transport.post_recv(
+            counts_in_.push_back(exchange_.transport.post_recv(
                 exchange_.config.ranks[at], {sequence_, kCountsStream},
                 std::as_writable_bytes(std::span(incoming_counts_[at]))));
         return Progress::Done;
@@ -182,7 +197,7 @@ private:
         handle_.sent_rows.clear();
         for (std::uint64_t at = 0; at < exchange_.group_size(); ++at) {
             handle_.sent_rows.push_back(outgoing_counts_[at].front());
-            sends_.push_back(exchange_.transport.post_send(
+            counts_out_.push_back(exchange_.transport.post_send(
                 exchange_.config.ranks[at], {sequence_, kCountsStream},
                 std::as_bytes(std::span(outgoing_counts_[at]))));
         }
@@ -190,9 +205,11 @@ private:
     }
 
     Progress take_counts(LaneContext& context) {
-        if (!poll(false))
+        exchange_.transport.progress();
+        test(counts_out_);
+        if (!test(counts_in_))
             return Progress::Again;
-        receives_.clear();
+        counts_in_.clear();
         handle_.received_rows.clear();
         std::vector<std::uint64_t> per_expert(incoming_counts_.front().size() - 1);
         for (std::uint64_t at = 0; at < exchange_.group_size(); ++at) {
@@ -201,25 +218,63 @@ private:
             for (std::size_t e = 0; e < per_expert.size(); ++e)
                 per_expert[e] += incoming_counts_[at][e + 1];
         }
-        const std::uint64_t alignment = exchange_.config.alignment;
-        handle_.num_rows = 0;
-        for (std::uint64_t rows : per_expert)
-            handle_.num_rows += (rows + alignment - 1) / alignment * alignment;
         const std::uint64_t records = total(handle_.received_rows);
-        handle_.record_count.mapped_as<std::uint32_t>()[0] = static_cast<std::uint32_t>(records);
+        const std::uint64_t alignment = exchange_.config.alignment;
+        handle_.num_rows = exchange_.by_tokens() ? records : 0;
+        for (std::size_t e = 0; e < per_expert.size() && !exchange_.by_tokens(); ++e)
+            handle_.num_rows += (per_expert[e] + alignment - 1) / alignment * alignment;
+        tell_device(records, per_expert);
         bind_memory(context, records);
         return Progress::Done;
+    }
+
+    void tell_device(std::uint64_t records, const std::vector<std::uint64_t>& per_expert) const {
+        const auto words = handle_.record_count.mapped_as<std::uint32_t>();
+        words[0] = static_cast<std::uint32_t>(records);
+        for (std::size_t e = 0; e < per_expert.size(); ++e)
+            words[ExchangeHandle::Impl::kCountsAt / 4 + e] =
+                static_cast<std::uint32_t>(per_expert[e]);
     }
 
     void bind_memory(LaneContext& context, std::uint64_t records) {
         phase_ = "memory for " + std::to_string(records) + " tokens, " +
                  std::to_string(handle_.num_rows) + " rows";
-        const std::uint64_t bytes = std::max<std::uint64_t>(records, 1) * exchange_.record_bytes();
-        context.bind(handle_.received, bytes);
-        context.bind(handle_.returned, bytes);
+        const auto bind = [&](Buffer& buffer, std::uint64_t rows, std::uint64_t row_bytes) {
+            context.bind(buffer, std::max<std::uint64_t>(rows, 1) * row_bytes);
+        };
+        const Record token = exchange_.token_record(), plain = exchange_.plain_record();
+        bind_returned(context, std::max<std::uint64_t>(records, 1) * plain.bytes);
+        if (exchange_.by_tokens()) {
+            bind(handle_.received, records, token.bytes);
+        } else {
+            bind(handle_.received, records, std::max(token.bytes, plain.bytes));
+            bind(handle_.rows, handle_.num_rows, token.row_bytes);
+            bind(handle_.gradients, handle_.num_rows, plain.row_bytes);
+        }
         for (auto& tensor : handle_.row_tensors)
-            context.bind(*tensor.buffer,
-                         std::max<std::uint64_t>(handle_.num_rows, 1) * tensor.row_bytes);
+            bind(*tensor.buffer, handle_.num_rows, tensor.row_bytes);
+    }
+
+    /// Kept from one dispatch to the next, as staging memory is.
+    void bind_returned(LaneContext& context, std::uint64_t bytes) {
+        if (handle_.returned.bound() && handle_.returned.size() >= bytes)
+            return;
+        SharedMemory memory;
+        if (exchange_.zero_copy())
+            memory = exchange_.share(bytes);
+        if (memory)
+            context.bind(handle_.returned, memory.bytes());
+        else
+            context.bind(handle_.returned, bytes);
+        handle_.returned_memory = std::move(memory);
+    }
+
+    /// Gradients of RankMajor stay where they arrive.
+    Progress bind_gradients(LaneContext& context) {
+        phase_ = "memory for gradients";
+        context.bind(handle_.gradients,
+                     std::max<std::uint64_t>(handle_.num_rows, 1) * record_bytes_);
+        return Progress::Done;
     }
 
     /// A rank sends each of its tokens once at most, for 1 to top_k experts.
@@ -247,102 +302,51 @@ private:
         return std::accumulate(rows.begin(), rows.end(), std::uint64_t{0});
     }
 
-    /// Host memory of at least so many bytes, kept by the handle from one leg to the next.
-    void reserve(Buffer& staging, std::uint64_t bytes, const char* what) {
-        if (staging.size() < bytes)
-            staging = Buffer(exchange_.device, {.name = handle_.name + what,
-                                                .bytes = bytes,
-                                                .kind = MemoryKind::Readback,
-                                                .category = MemoryCategory::Communication});
+    RecordMoves& moves() {
+        if (!moves_)
+            moves_.emplace(handle_, name_, Tag{sequence_, kRecordsStream}, device_out(),
+                           bytes_of(rows_out()), device_in());
+        return *moves_;
     }
 
-    Progress copy_out(LaneContext& context) {
-        phase_ = "copy from the device";
-        const std::uint64_t bytes = total(rows_out()) * exchange_.record_bytes();
-        if (exchange_.zero_copy() || bytes == 0)
-            return Progress::Done;
-        if (!out_) {
-            reserve(handle_.staging_out, bytes, " staging out");
-            out_ = std::make_unique<Recording>(exchange_.device, QueueRole::TransferOut,
-                                               name_ + " out");
-            out_->copy(device_out().view().sub(0, bytes), handle_.staging_out.view().sub(0, bytes));
-            copied_ = context.submit(*out_);
-        }
-        return copied_.reached() ? Progress::Done : Progress::Again;
-    }
-
-    Progress wait_for_gate() {
-        phase_ = "waiting for its hook";
-        began_ = Clock::now();
-        poll(false);
-        return gate_->open ? Progress::Done : Progress::Again;
-    }
-
-    Progress post_records_out() {
+    Progress begin_out(LaneContext& context) {
         phase_ = "records";
-        const Buffer& from = exchange_.zero_copy() ? device_out() : handle_.staging_out;
-        std::uint64_t first = 0;
-        for (std::uint64_t at = 0; at < exchange_.group_size(); ++at) {
-            const std::uint64_t bytes = rows_out()[at] * exchange_.record_bytes();
-            if (bytes == 0)
-                continue;
-            const int peer = exchange_.config.ranks[at];
-            sends_.push_back(exchange_.transport.post_send(
-                peer, {sequence_, kRecordsStream},
-                from.mapped_as<const std::byte>().subspan(first, bytes)));
-            first += bytes;
-            if (peer != exchange_.world.rank()) {
-                exchange_.bytes_sent += bytes;
-                ++exchange_.messages_sent;
-            }
-        }
+        moves().begin_out(context);
         ++exchange_.exchanges;
         posted_ = Clock::now();
         return Progress::Done;
     }
 
-    Progress post_records_in() {
+    /// The first half in the hook form.
+    Progress post_out(LaneContext& context) {
+        moves().step(context);
+        return moves().all_posted() ? Progress::Done : Progress::Again;
+    }
+
+    Progress wait_for_gate(LaneContext& context) {
+        phase_ = "waiting for its hook";
+        began_ = Clock::now();
+        moves().step(context);
+        test(counts_out_);
+        return gate_->open ? Progress::Done : Progress::Again;
+    }
+
+    Progress begin_in(LaneContext& context) {
         phase_ = "records";
-        const std::uint64_t all = total(rows_in()) * exchange_.record_bytes();
-        if (!exchange_.zero_copy() && all > 0)
-            reserve(handle_.staging_in, all, " staging in");
-        const Buffer& to = exchange_.zero_copy() ? device_in() : handle_.staging_in;
-        std::uint64_t first = 0;
-        for (std::uint64_t at = 0; at < exchange_.group_size(); ++at) {
-            const std::uint64_t bytes = rows_in()[at] * exchange_.record_bytes();
-            if (bytes == 0)
-                continue;
-            const int peer = exchange_.config.ranks[at];
-            receives_.push_back(
-                exchange_.transport.post_recv(peer, {sequence_, kRecordsStream},
-                                              to.mapped_as<std::byte>().subspan(first, bytes)));
-            first += bytes;
-            if (peer != exchange_.world.rank())
-                exchange_.bytes_received += bytes;
-        }
+        moves().begin_in(context, bytes_of(rows_in()));
         if (gate_)
             posted_ = Clock::now();
         return Progress::Done;
     }
 
-    Progress wait_for_records() {
-        if (!poll(true))
+    Progress move_records(LaneContext& context) {
+        const bool told = test(counts_out_);
+        if (const Progress progress = moves().step(context); progress != Progress::Done)
+            return progress;
+        if (!told)
             return Progress::Again;
         exchange_.nanoseconds_waited +=
             static_cast<std::uint64_t>(std::chrono::nanoseconds(Clock::now() - posted_).count());
-        receives_.clear();
-        sends_.clear();
-        return Progress::Done;
-    }
-
-    Progress copy_in(LaneContext& context) {
-        phase_ = "copy to the device";
-        const std::uint64_t bytes = total(rows_in()) * exchange_.record_bytes();
-        if (exchange_.zero_copy() || bytes == 0)
-            return Progress::Done;
-        in_ = std::make_unique<Recording>(exchange_.device, QueueRole::TransferIn, name_ + " in");
-        in_->copy(handle_.staging_in.view().sub(0, bytes), device_in().view().sub(0, bytes));
-        context.submit(*in_);
         return Progress::Done;
     }
 
@@ -350,7 +354,8 @@ private:
     ExchangeHandle::Impl& handle_;
     ExpertExchange::Impl& exchange_;
     std::string name_;
-    bool outbound_;
+    bool outbound_, learn_;
+    std::uint64_t record_bytes_;
     std::shared_ptr<ReceiveGate> gate_;
     std::uint64_t sequence_;
     std::vector<Stage> stages_;
@@ -359,9 +364,8 @@ private:
     std::string phase_ = "start";
     Clock::time_point began_{}, posted_{};
     std::vector<std::vector<std::uint32_t>> outgoing_counts_, incoming_counts_;
-    std::vector<Transfer> receives_, sends_; // after the counts, whose memory they use
-    std::unique_ptr<Recording> out_, in_;
-    TimePoint copied_;
+    std::vector<Transfer> counts_in_, counts_out_; // after the counts, whose memory they use
+    std::optional<RecordMoves> moves_;
     ControlPlane::Activity activity_; // last: it calls describe()
 };
 
@@ -386,14 +390,22 @@ LaneJob make_outbound_job(const ExchangeHandlePtr& handle_ptr, std::string name,
                           std::shared_ptr<ReceiveGate> gate) {
     const ExchangeHandle::Impl& handle = *handle_ptr;
     LaneJob job = make_job(handle_ptr, std::move(name), true, learn, std::move(gate));
-    job.accesses = {{handle.send_records.view(), Access::Read},
-                    {handle.received.view(), Access::Write}};
+    const bool by_tokens = handle.exchange.by_tokens();
+    const auto accesses = [&](const Buffer& buffer, Access access) {
+        job.accesses.push_back({buffer.view(), access});
+    };
+    accesses(handle.send_records, Access::Read);
+    accesses(handle.arrivals(learn), Access::Write);
     if (learn) {
-        job.accesses.push_back({handle.host_counts.view(), Access::Read});
-        job.accesses.push_back({handle.record_count.view(), Access::Write});
-        job.accesses.push_back({handle.returned.view(), Access::Write});
+        accesses(handle.host_counts, Access::Read);
+        accesses(handle.record_count, Access::Write);
+        accesses(handle.returned, Access::Write);
+        if (!by_tokens) {
+            accesses(handle.rows, Access::Write);
+            accesses(handle.gradients, Access::Write);
+        }
         for (const auto& tensor : handle.row_tensors)
-            job.accesses.push_back({tensor.buffer->view(), Access::Write});
+            accesses(*tensor.buffer, Access::Write);
     }
     return job;
 }

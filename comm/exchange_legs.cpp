@@ -6,6 +6,7 @@
 #include "fail_together.hpp"
 
 #include <bellows/engine/error.hpp>
+#include <bellows/fp8/quantize.hpp>
 #include <bellows/kernels/kernels.hpp>
 
 #include <algorithm>
@@ -19,17 +20,17 @@ using Handle = ExchangeHandle::Impl;
 
 /// What the kernels of a leg have in common; `tensor` is what they read or write beside records.
 struct Shape {
-    explicit Shape(const Handle& handle, BufferView tensor = {})
-        : grid(handle.exchange.grid()), bf16(config(handle).dtype == DType::BF16),
-          wide(bf16 && config(handle).hidden % 8 == 0 && tensor.offset % 16 == 0 ? 2 : 1),
-          units(u32(config(handle).hidden / 4 / wide)), top_k(u32(config(handle).top_k)),
-          record_units(u32(handle.exchange.record_bytes() / (bf16 ? 8 : 16) / wide)),
-          record_words(u32(handle.exchange.record_bytes() / 4)),
-          hidden_words(u32(handle.exchange.hidden_bytes() / 4)),
-          experts(u32(config(handle).num_experts)), ranks(u32(handle.exchange.group_size())) {}
+    Shape(const Handle& handle, const Record& record, BufferView tensor = {})
+        : grid(handle.exchange.grid()), bf16(config(handle).dtype == DType::BF16 || record.codes),
+          wide(bf16 && tensor.offset % 16 == 0 ? 2 : 1),
+          units(u32(record.row_bytes / unit_bytes())), top_k(u32(config(handle).top_k)),
+          record_units(u32(record.bytes / unit_bytes())), record_words(u32(record.bytes / 4)),
+          hidden_words(u32(record.row_bytes / 4)), experts(u32(config(handle).num_experts)),
+          ranks(u32(handle.exchange.group_size())) {}
 
     static const ExchangeConfig& config(const Handle& handle) { return handle.exchange.config; }
     static std::uint32_t u32(std::uint64_t value) { return static_cast<std::uint32_t>(value); }
+    std::uint64_t unit_bytes() const { return bf16 ? 8 * wide : 16; }
 
     template <class K>
     typename K::Variant variant() const {
@@ -37,7 +38,7 @@ struct Shape {
     }
 
     ExchangeGrid grid;
-    bool bf16;
+    bool bf16; ///< or codes, which kernels only move
     std::uint32_t wide, units, top_k, record_units, record_words, hidden_words, experts, ranks;
 };
 
@@ -52,107 +53,127 @@ void check_tensor(const Handle& handle, const char* what, const TensorView& tens
                         std::to_string(columns) + "]");
 }
 
-void pack_records(Recording& recording, const Handle& handle, const TensorView& x,
-                  const TensorView& ids, const TensorView& weights, bool routing) {
-    const Shape shape(handle, x.buffer);
-    const ops::MoeLayout layout = handle.send_layout(x.extent[0]);
-    recording.dispatch(
-        kernels::ExchangePack{.variant = shape.variant<kernels::ExchangePack>(),
-                              .constants = {shape.grid.local_size(), shape.grid.row_per_workgroup(),
-                                            shape.wide, shape.grid.spread_by_source(),
-                                            shape.grid.spread(shape.units).at_once},
-                              .x = x.buffer,
-                              .topk_ids = ids.buffer,
-                              .topk_weights = routing ? weights.buffer : ids.buffer,
-                              .row_to_slot = layout.row_to_slot.buffer,
-                              .slot_to_row = layout.slot_to_row.buffer,
-                              .row_count = layout.row_count(),
-                              .records = handle.send_records.view(),
-                              .words = handle.send_records.view(),
-                              .rows = Shape::u32(handle.exchange.most_sent()),
-                              .tokens = Shape::u32(x.extent[0]),
-                              .units = shape.units,
-                              .top_k = shape.top_k,
-                              .record_units = shape.record_units,
-                              .record_words = shape.record_words,
-                              .hidden_words = shape.hidden_words,
-                              .experts = shape.experts,
-                              .ranks = shape.ranks,
-                              .has_routing = routing ? 1u : 0u},
-        shape.grid.sources(x.extent[0],
-                           x.extent[0] * std::min<std::uint64_t>(shape.top_k, shape.ranks),
-                           shape.units));
+/// Whether these are the rows of the records to return, which need no packing.
+bool stand_in_records(const Handle& handle, const TensorView& rows) {
+    const Record record = handle.exchange.plain_record();
+    return handle.exchange.by_tokens() && rows.buffer.resource == handle.returned.view().resource &&
+           rows.buffer.offset == 0 && rows.rank == 2 && rows.stride[1] == 1 &&
+           rows.stride[0] * size_of(rows.dtype) == record.bytes &&
+           rows.dtype == handle.exchange.config.dtype && rows.extent[0] == handle.capacity &&
+           rows.extent[1] == handle.exchange.config.hidden;
 }
 
-void gather_rows(Recording& recording, const Handle& handle, const TensorView& rows) {
-    const Shape shape(handle, rows.buffer);
+/// results of combine or gradients of dispatch: of the caller, or where records are sent from.
+void check_rows(const Handle& handle, const char* what, const TensorView& tensor) {
+    const ExchangeConfig& c = handle.exchange.config;
+    if (!stand_in_records(handle, tensor))
+        check_tensor(handle, what, tensor, c.dtype, handle.capacity, c.hidden);
+}
+
+/// x: the rows of the record, 16 bytes' multiples.
+void pack_records(Recording& recording, const Handle& handle, const Record& record, BufferView x,
+                  std::uint64_t tokens, const TensorView& ids, const TensorView& weights) {
+    const Shape shape(handle, record, x);
+    const ops::MoeLayout layout = handle.send_layout(tokens);
+    const bool routing = static_cast<bool>(weights.buffer);
+    recording.dispatch(kernels::ExchangePack{.variant = shape.variant<kernels::ExchangePack>(),
+                                             .constants = {shape.grid.local_size(), shape.wide,
+                                                           shape.grid.spread(shape.units).at_once},
+                                             .x = x,
+                                             .topk_ids = ids.buffer,
+                                             .topk_weights = routing ? weights.buffer : ids.buffer,
+                                             .slot_to_row = layout.slot_to_row.buffer,
+                                             .records = handle.send_records.view(),
+                                             .words = handle.send_records.view(),
+                                             .tokens = Shape::u32(tokens),
+                                             .units = shape.units,
+                                             .top_k = shape.top_k,
+                                             .record_units = shape.record_units,
+                                             .record_words = shape.record_words,
+                                             .hidden_words = shape.hidden_words,
+                                             .experts = shape.experts,
+                                             .ranks = shape.ranks,
+                                             .has_routing = routing ? 1u : 0u},
+                       shape.grid.sources(tokens, shape.units));
+}
+
+/// Rows in expert order; ExpertMajor.
+void gather_rows(Recording& recording, const Handle& handle, const Record& record,
+                 const Buffer& rows) {
+    const Shape shape(handle, record);
     const ops::MoeLayout layout = handle.receive_layout();
     recording.dispatch(
-        kernels::ExchangeGather{
-            .variant = shape.variant<kernels::ExchangeGather>(),
-            .constants = {shape.grid.local_size(), shape.grid.row_per_workgroup(), shape.wide,
-                          shape.grid.spread_by_source(), shape.grid.spread(shape.units).at_once},
-            .records = handle.received.view(),
-            .row_to_slot = layout.row_to_slot.buffer,
-            .slot_to_row = layout.slot_to_row.buffer,
-            .row_count = layout.row_count(),
-            .record_count = handle.record_count.view(),
-            .out_rows = rows.buffer,
-            .rows = Shape::u32(handle.capacity),
-            .num_records = Shape::u32(handle.exchange.most_received()),
-            .units = shape.units,
-            .top_k = shape.top_k,
-            .record_units = shape.record_units},
+        kernels::ExchangeGather{.variant = shape.variant<kernels::ExchangeGather>(),
+                                .constants = {shape.grid.local_size(), shape.wide,
+                                              shape.grid.spread(shape.units).at_once},
+                                .records = handle.received.view(),
+                                .row_to_slot = layout.row_to_slot.buffer,
+                                .slot_to_row = layout.slot_to_row.buffer,
+                                .row_count = layout.row_count(),
+                                .record_count = handle.record_count.view(),
+                                .out_rows = rows.view(),
+                                .rows = Shape::u32(handle.capacity),
+                                .num_records = Shape::u32(handle.exchange.most_received()),
+                                .units = shape.units,
+                                .top_k = shape.top_k,
+                                .record_units = shape.record_units},
         shape.grid.gathers(handle.exchange.most_received(), handle.capacity, shape.units));
 }
 
-void reduce_rows(Recording& recording, const Handle& handle, const TensorView& rows, bool scalars) {
-    const Shape shape(handle, rows.buffer);
-    const ops::MoeLayout layout = handle.receive_layout();
+/// scalars: [most_received, top_k] of the slots, or none.
+void reduce_rows(Recording& recording, const Handle& handle, const TensorView& rows,
+                 BufferView scalars) {
+    const bool in_place = stand_in_records(handle, rows);
+    if (in_place && !scalars)
+        return;
+    const Shape shape(handle, handle.exchange.plain_record(), rows.buffer);
+    const bool by_tokens = handle.exchange.by_tokens();
     recording.dispatch(
-        kernels::ExchangeReduce{
-            .variant = shape.variant<kernels::ExchangeReduce>(),
-            .constants = {shape.grid.local_size(), shape.grid.row_per_workgroup(), shape.wide},
-            .rows = rows.buffer,
-            .slot_to_row = layout.slot_to_row.buffer,
-            .slot_scalars = handle.slot_scalars.view(),
-            .record_count = handle.record_count.view(),
-            .records = handle.returned.view(),
-            .words = handle.returned.view(),
-            .num_records = Shape::u32(handle.exchange.most_received()),
-            .units = shape.units,
-            .top_k = shape.top_k,
-            .record_units = shape.record_units,
-            .record_words = shape.record_words,
-            .hidden_words = shape.hidden_words,
-            .has_scalars = scalars ? 1u : 0u},
+        kernels::ExchangeReduce{.variant = shape.variant<kernels::ExchangeReduce>(),
+                                .constants = {shape.grid.local_size(), shape.wide},
+                                .rows = rows.buffer,
+                                .slot_to_row = by_tokens
+                                                   ? handle.slot_ids.view()
+                                                   : handle.receive_layout().slot_to_row.buffer,
+                                .slot_scalars = scalars ? scalars : handle.slot_scalars.view(),
+                                .record_count = handle.record_count.view(),
+                                .records = handle.returned.view(),
+                                .words = handle.returned.view(),
+                                .num_records = Shape::u32(handle.exchange.most_received()),
+                                .units = in_place ? 0 : shape.units,
+                                .top_k = shape.top_k,
+                                .record_units = shape.record_units,
+                                .record_words = shape.record_words,
+                                .hidden_words = shape.hidden_words,
+                                .row_is_record = by_tokens ? 1u : 0u,
+                                .has_scalars = scalars ? 1u : 0u},
         shape.grid.rows(handle.exchange.most_received()));
 }
 
 void combine_records(Recording& recording, const Handle& handle, const TensorView& out,
                      bool accumulate, const TensorView& scalars) {
-    const Shape shape(handle, out.buffer);
+    const Shape shape(handle, handle.exchange.plain_record(), out.buffer);
     const ops::MoeLayout layout = handle.send_layout(out.extent[0]);
     recording.dispatch(
-        kernels::ExchangeCombine{
-            .variant = shape.variant<kernels::ExchangeCombine>(),
-            .constants = {shape.grid.local_size(), shape.grid.row_per_workgroup(), shape.wide},
-            .records = handle.back_records.view(),
-            .words = handle.back_records.view(),
-            .slot_to_row = layout.slot_to_row.buffer,
-            .topk_ids = handle.topk_ids.buffer,
-            .out_tokens = out.buffer,
-            .scalars = scalars.buffer ? scalars.buffer : handle.slot_scalars.view(),
-            .tokens = Shape::u32(out.extent[0]),
-            .units = shape.units,
-            .top_k = shape.top_k,
-            .record_units = shape.record_units,
-            .record_words = shape.record_words,
-            .hidden_words = shape.hidden_words,
-            .experts = shape.experts,
-            .ranks = shape.ranks,
-            .has_scalars = scalars.buffer ? 1u : 0u,
-            .accumulate = accumulate ? 1u : 0u},
+        kernels::ExchangeCombine{.variant = shape.variant<kernels::ExchangeCombine>(),
+                                 .constants = {shape.grid.local_size(), shape.wide},
+                                 .records = handle.back_records.view(),
+                                 .words = handle.back_records.view(),
+                                 .slot_to_row = layout.slot_to_row.buffer,
+                                 .topk_ids = handle.topk_ids.buffer,
+                                 .out_tokens = out.buffer,
+                                 .scalars =
+                                     scalars.buffer ? scalars.buffer : handle.slot_scalars.view(),
+                                 .tokens = Shape::u32(out.extent[0]),
+                                 .units = shape.units,
+                                 .top_k = shape.top_k,
+                                 .record_units = shape.record_units,
+                                 .record_words = shape.record_words,
+                                 .hidden_words = shape.hidden_words,
+                                 .experts = shape.experts,
+                                 .ranks = shape.ranks,
+                                 .has_scalars = scalars.buffer ? 1u : 0u,
+                                 .accumulate = accumulate ? 1u : 0u},
         shape.grid.rows(out.extent[0]));
 }
 
@@ -171,7 +192,8 @@ Recording& cached(RecordingCache& cache, const Handle& handle, const char* what,
 
 void record_dispatch_pack(Recording& recording, const Handle& handle, const TensorView& x,
                           const TensorView& ids, const TensorView& weights) {
-    const Shape shape(handle);
+    const Record record = handle.exchange.token_record();
+    const Shape shape(handle, record);
     const std::uint64_t tokens = x.extent[0];
     const ops::MoeLayout layout = handle.send_layout(tokens);
     const TensorView rank_ids =
@@ -197,18 +219,24 @@ void record_dispatch_pack(Recording& recording, const Handle& handle, const Tens
     const std::uint64_t rank_bytes = layout.counts.buffer.bytes;
     recording.copy(layout.counts.buffer, handle.host_counts.view().sub(0, rank_bytes));
     recording.copy(loads.buffer, handle.host_counts.view().sub(rank_bytes, loads.buffer.bytes));
-    if (tokens > 0)
-        pack_records(recording, handle, x, ids, weights, true);
+    if (tokens == 0)
+        return;
+    BufferView rows = x.buffer;
+    if (record.codes) {
+        rows = handle.quantized.view();
+        fp8::quantize(recording, x, handle.exchange.quantized(rows, tokens, record.row_bytes));
+    }
+    pack_records(recording, handle, record, rows, tokens, ids, weights);
 }
 
-void record_dispatch_unpack(Recording& recording, const Handle& handle, const TensorView& rows) {
-    const Shape shape(handle);
+void record_dispatch_unpack(Recording& recording, const Handle& handle) {
+    const Record record = handle.exchange.token_record();
+    const Shape shape(handle, record);
     const std::uint64_t most = handle.exchange.most_received();
     const std::uint64_t top_k = handle.exchange.config.top_k;
     const TensorView ids = handle.slot_ids.tensor(DType::I32, {most, top_k})
                                .with_row_count(handle.record_count.view().sub(0, 4));
     const TensorView weights = handle.slot_weights.tensor(DType::F32, {most, top_k});
-    const ops::MoeLayout layout = handle.receive_layout();
     recording.label("DISPATCH");
     recording.dispatch(kernels::ExchangeUnpack{.constants = {.local_size = shape.grid.local_size()},
                                                .words = handle.received.view(),
@@ -220,10 +248,13 @@ void record_dispatch_unpack(Recording& recording, const Handle& handle, const Te
                                                .record_words = shape.record_words,
                                                .hidden_words = shape.hidden_words},
                        shape.grid.items(most));
+    if (handle.exchange.by_tokens())
+        return;
+    const ops::MoeLayout layout = handle.receive_layout();
     ops::moe_layout(recording, ids, layout, handle.workspace.view());
     ops::moe_scalars_to_rows(recording, weights, layout,
                              handle.weights_of_rows.tensor(DType::F32, {handle.capacity}));
-    gather_rows(recording, handle, rows);
+    gather_rows(recording, handle, record, handle.rows);
 }
 
 void require(bool good, const Handle& handle, const std::string& message) {
@@ -267,9 +298,8 @@ void begin_dispatch(const ExchangeHandlePtr& handle, const TensorView& x,
 
 TimePoint end_dispatch(Handle& h) {
     const TimePoint point = h.exchange.device.submit(
-        cached(h.unpack_dispatch, h, "unpack", {}, [&](Recording& recording) {
-            record_dispatch_unpack(recording, h, h.row_tensor(0));
-        }));
+        cached(h.unpack_dispatch, h, "unpack", {},
+               [&](Recording& recording) { record_dispatch_unpack(recording, h); }));
     h.filled = true;
     return point;
 }
@@ -279,12 +309,12 @@ void begin_combine(const ExchangeHandlePtr& handle, const TensorView& results,
     Handle& h = *handle;
     const ExchangeConfig& c = h.exchange.config;
     require_filled(h);
-    check_tensor(h, "results", results, c.dtype, h.capacity, c.hidden);
+    check_rows(h, "results", results);
     check_tensor(h, "out", out, c.dtype, h.tokens, c.hidden);
     h.exchange.device.submit(
         cached(h.reduce_forward, h, "reduce", {results.buffer}, [&](Recording& recording) {
             recording.label("COMBINE");
-            reduce_rows(recording, h, results, false);
+            reduce_rows(recording, h, results, {});
         }));
     h.lane.post(make_inbound_job(handle, h.name + " COMBINE(F)", std::move(gate)));
 }
@@ -307,8 +337,9 @@ void combine_backward_leg(const ExchangeHandlePtr& handle, const TensorView& d_o
                                     {d_out.buffer, h.topk_ids.buffer}, [&](Recording& recording) {
                                         recording.label("DISPATCH(B)");
                                         if (d_out.extent[0] > 0)
-                                            pack_records(recording, h, d_out, h.topk_ids, {},
-                                                         false);
+                                            pack_records(recording, h, h.exchange.plain_record(),
+                                                         d_out.buffer, d_out.extent[0], h.topk_ids,
+                                                         {});
                                     }));
     h.lane.post(make_outbound_job(handle, h.name + " DISPATCH(B)", false));
 }
@@ -351,7 +382,8 @@ TimePoint ExpertExchange::combine_backward(ExchangeHandle& handle, const TensorV
         return impl_->device.submit(
             cached(h.unpack_backward, h, "unpack gradients", {}, [&](Recording& recording) {
                 recording.label("DISPATCH(B)");
-                gather_rows(recording, h, h.row_tensor(1));
+                if (!h.exchange.by_tokens())
+                    gather_rows(recording, h, h.exchange.plain_record(), h.gradients);
             }));
     });
 }
@@ -364,7 +396,9 @@ TimePoint ExpertExchange::dispatch_backward(ExchangeHandle& handle, const Tensor
         const ExchangeConfig& c = impl_->config;
         const bool scalars = static_cast<bool>(d_row_weights.buffer);
         require_filled(h);
-        check_tensor(h, "d_rows", d_rows, c.dtype, h.capacity, c.hidden);
+        check_rows(h, "d_rows", d_rows);
+        if (scalars && h.exchange.by_tokens())
+            check_tensor(h, "d_row_weights", d_row_weights, DType::F32, h.capacity, c.top_k);
         check_tensor(h, "d_x", d_x, c.dtype, h.tokens, c.hidden);
         if (scalars)
             check_tensor(h, "d_topk_weights", d_topk_weights, DType::F32, h.tokens, c.top_k);
@@ -372,11 +406,14 @@ TimePoint ExpertExchange::dispatch_backward(ExchangeHandle& handle, const Tensor
             h.reduce_backward, h, "reduce gradients", {d_rows.buffer, d_row_weights.buffer},
             [&](Recording& recording) {
                 recording.label("COMBINE(B)");
-                if (scalars)
+                BufferView of_slots = d_row_weights.buffer;
+                if (scalars && !impl_->by_tokens()) {
+                    of_slots = h.slot_scalars.view();
                     ops::moe_scalars_to_slots(
                         recording, d_row_weights, h.receive_layout(),
                         h.slot_scalars.tensor(DType::F32, {impl_->most_received(), c.top_k}));
-                reduce_rows(recording, h, d_rows, scalars);
+                }
+                reduce_rows(recording, h, d_rows, of_slots);
             }));
         h.lane.post(make_inbound_job(pointer, h.name + " COMBINE(B)"));
         return impl_->device.submit(

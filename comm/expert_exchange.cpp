@@ -35,19 +35,36 @@ std::vector<int> group_of(const World& world, const ExchangeConfig& config) {
 
 /// What the interface foresees and this version does not do.
 void require_supported(const ExchangeConfig& c) {
-    const auto as_tokens = [&](const char* field, const std::optional<DType>& wire) {
-        if (wire && *wire != c.dtype)
-            throw Error(ErrorCode::Unsupported,
-                        c.name + ": " + field + " is " + to_string(*wire) + ", but " +
-                            to_string(c.dtype) +
-                            " tokens and their sums travel as they are so far: leave it unset");
+    const auto refuse = [&](const char* field, DType wire, const std::string& instead) {
+        throw Error(ErrorCode::Unsupported, c.name + ": " + field + " is " + to_string(wire) +
+                                                ", but so far " + to_string(c.dtype) + instead);
     };
-    as_tokens("token_wire", c.token_wire);
-    as_tokens("sum_wire", c.sum_wire);
+    if (c.token_wire && *c.token_wire != c.dtype && *c.token_wire != DType::F8E4M3)
+        refuse("token_wire", *c.token_wire, " tokens travel as they are or as f8_e4m3");
+    if (c.sum_wire && *c.sum_wire != c.dtype)
+        refuse("sum_wire", *c.sum_wire, " sums travel as they are: leave it unset");
     if (c.sums != ExchangeSums::Ranked)
         throw Error(ErrorCode::Unsupported,
                     c.name + ": exact sums (a tree over the expert ids, the same for every layout "
                              "of ranks) do not exist yet: leave sums at Ranked");
+}
+
+std::uint64_t round_up(std::uint64_t bytes, std::uint64_t step) {
+    return (bytes + step - 1) / step * step;
+}
+
+/// A matrix at the start of `memory` whose rows, of whole 16 bytes, stand row_stride bytes from
+/// each other.
+TensorView strided(BufferView memory, DType dtype, std::uint64_t rows, std::uint64_t columns,
+                   std::uint64_t row_stride) {
+    TensorView view;
+    const std::uint64_t row_bytes = round_up(columns * size_of(dtype), 16);
+    view.buffer = memory.sub(0, rows == 0 ? 0 : (rows - 1) * row_stride + row_bytes);
+    view.dtype = dtype;
+    view.rank = 2;
+    view.extent = {rows, columns};
+    view.stride = {row_stride / size_of(dtype), 1};
+    return view;
 }
 
 } // namespace
@@ -65,8 +82,60 @@ std::uint64_t ExpertExchange::Impl::hidden_bytes() const noexcept {
     return config.hidden * size_of(config.dtype);
 }
 
-std::uint64_t ExpertExchange::Impl::record_bytes() const noexcept {
-    return (hidden_bytes() + config.top_k * 8 + 15) / 16 * 16;
+std::uint64_t ExpertExchange::Impl::codes_bytes() const noexcept {
+    return round_up(config.hidden, 16);
+}
+
+Record ExpertExchange::Impl::token_record() const noexcept {
+    const std::uint64_t scales = (config.hidden + 127) / 128 * 4;
+    const std::uint64_t row = quantizes() ? codes_bytes() + round_up(scales, 16) : hidden_bytes();
+    return {row, round_up(row + config.top_k * 8, 16), quantizes()};
+}
+
+Record ExpertExchange::Impl::plain_record() const noexcept {
+    return {hidden_bytes(), round_up(hidden_bytes() + config.top_k * 4, 16), false};
+}
+
+fp8::Quantized ExpertExchange::Impl::quantized(BufferView memory, std::uint64_t rows,
+                                               std::uint64_t row_stride) const {
+    const std::uint64_t codes = codes_bytes();
+    return {.codes = strided(memory, DType::F8E4M3, rows, config.hidden, row_stride),
+            .scales = strided(memory.sub(codes, memory.bytes - codes), DType::F32, rows,
+                              (config.hidden + 127) / 128, row_stride),
+            .recipe = {fp8::Blocks::Rows128, fp8::Format::E4M3, config.token_scales},
+            .group_offsets = {}};
+}
+
+TensorView ExpertExchange::Impl::plain(BufferView memory, std::uint64_t rows,
+                                       std::uint64_t row_stride) const {
+    return strided(memory, config.dtype, rows, config.hidden, row_stride);
+}
+
+bool ExpertExchange::Impl::imports() const noexcept {
+    const std::uint64_t alignment = device.info().host_import_alignment;
+    return alignment > 0 && alignment <= 4096; // mappings begin at pages
+}
+
+SharedMemory ExpertExchange::Impl::share(std::uint64_t bytes) const {
+    return imports() ? transport.share(bytes) : SharedMemory();
+}
+
+BufferView ExpertExchange::Impl::view_of(int peer, const InPlace& message) {
+    const auto offset = static_cast<std::uint64_t>(message.bytes.data() - message.block.data());
+    for (const Import& known : imported)
+        if (known.peer == peer && known.where.block_id == message.block_id)
+            return known.memory.view().sub(offset, message.bytes.size());
+    // A block where others have been: the peer has given those up.
+    std::erase_if(imported, [&](const Import& known) {
+        const std::span<std::byte> a = known.where.block, b = message.block;
+        return known.peer == peer && a.data() < b.data() + b.size() &&
+               b.data() < a.data() + a.size();
+    });
+    imported.push_back(
+        {peer, message,
+         Buffer::import_host(device, message.block,
+                             config.name + " memory of rank " + std::to_string(peer))});
+    return imported.back().memory.view().sub(offset, message.bytes.size());
 }
 
 std::uint64_t ExpertExchange::Impl::most_sent() const noexcept {
@@ -100,6 +169,9 @@ ExpertExchange::ExpertExchange(Device& device, World& world, Transport& transpor
             "hidden is " + std::to_string(c.hidden) + ", it must be a multiple of 8");
     require(c.max_tokens > 0, c.name, "max_tokens is 0");
     require(c.alignment > 0, c.name, "alignment is 0");
+    require(c.piece_bytes >= 4096 && c.piece_bytes % 16 == 0, c.name,
+            "piece_bytes is " + std::to_string(c.piece_bytes) +
+                ", it must be a multiple of 16 and at least 4096");
     require(c.dtype == DType::F32 || c.dtype == DType::BF16, c.name,
             std::string("tokens travel as f32 or bf16, not ") + to_string(c.dtype));
     require_supported(c);
@@ -172,7 +244,9 @@ ExchangeHandle::Impl::Impl(std::shared_ptr<ExpertExchange::Impl> of, std::string
     const std::uint64_t most_in = exchange.most_received();
     const std::uint64_t slots_out = c.max_tokens * c.top_k, slots_in = most_in * c.top_k;
     const std::uint64_t experts = std::max<std::uint64_t>(local, 1);
-    capacity = ops::moe_capacity(most_in, c.top_k, experts, c.alignment);
+    const bool by_tokens = exchange.by_tokens();
+    capacity = by_tokens ? most_in : ops::moe_capacity(most_in, c.top_k, experts, c.alignment);
+    const Record token = exchange.token_record(), plain = exchange.plain_record();
 
     const auto make = [&](const char* what, std::uint64_t bytes, MemoryKind kind) {
         return Buffer(exchange.device, {.name = name + " " + what,
@@ -185,6 +259,14 @@ ExchangeHandle::Impl::Impl(std::shared_ptr<ExpertExchange::Impl> of, std::string
             exchange.device,
             {.name = name + " " + what, .kind = kind, .category = MemoryCategory::Communication});
     };
+    // What is sent from memory that the node's ranks share is not copied to be sent.
+    const auto make_wire = [&](const char* what, std::uint64_t bytes, SharedMemory& memory) {
+        if (!exchange.zero_copy())
+            return make(what, bytes, MemoryKind::Device);
+        memory = exchange.share(bytes);
+        return memory ? Buffer::import_host(exchange.device, memory.bytes(), name + " " + what)
+                      : make(what, bytes, MemoryKind::Readback);
+    };
     const MemoryKind wire = exchange.zero_copy() ? MemoryKind::Readback : MemoryKind::Device;
     rank_ids = make("rank ids", slots_out * 4, MemoryKind::Device);
     rank_counts = make("rank counts", ranks * 4, MemoryKind::Device);
@@ -194,23 +276,42 @@ ExchangeHandle::Impl::Impl(std::shared_ptr<ExpertExchange::Impl> of, std::string
     rank_slot_to_row = make("rank slots", slots_out * 4, MemoryKind::Device);
     expert_loads = make("expert loads", c.num_experts * 4, MemoryKind::Device);
     host_counts = make("counts", (ranks + c.num_experts) * 4, MemoryKind::Readback);
-    send_records = make("records to send", exchange.most_sent() * exchange.record_bytes(), wire);
-    back_records = make("records back", exchange.most_sent() * exchange.record_bytes(), wire);
-    record_count = make("record count", 16, MemoryKind::Upload);
+    if (exchange.quantizes())
+        quantized = make("quantised", c.max_tokens * token.row_bytes, MemoryKind::Device);
+    send_records = make_wire(
+        "records to send", exchange.most_sent() * std::max(token.bytes, plain.bytes), send_memory);
+    back_records = make("records back", exchange.most_sent() * plain.bytes, wire);
+    record_count = make("record count", kCountsAt + experts * 4, MemoryKind::Upload);
     received = declare("records received", wire);
     returned = declare("records to return", wire);
     slot_ids = make("slot ids", slots_in * 4, MemoryKind::Device);
     slot_weights = make("slot weights", slots_in * 4, MemoryKind::Device);
     slot_scalars = make("slot scalars", slots_in * 4, MemoryKind::Device);
+    const auto declare_rows = [&](const char* what) {
+        return Buffer::declare(
+            exchange.device, {.name = name + " " + what, .category = MemoryCategory::Activations});
+    };
+    gradients = by_tokens ? declare("result gradients", wire) : declare_rows("result gradients");
+    workspace =
+        make("workspace",
+             std::max(ops::moe_layout_workspace_bytes(c.max_tokens, c.top_k, ranks),
+                      by_tokens ? 0 : ops::moe_layout_workspace_bytes(most_in, c.top_k, experts)),
+             MemoryKind::Device);
+    if (by_tokens)
+        return;
+    rows = declare_rows("rows");
     counts = make("expert counts", experts * 4, MemoryKind::Device);
     offsets = make("expert offsets", (experts + 1) * 4, MemoryKind::Device);
     row_to_slot = make("rows", capacity * 4, MemoryKind::Device);
     slot_to_row = make("slots", slots_in * 4, MemoryKind::Device);
     weights_of_rows = make("row weights", capacity * 4, MemoryKind::Device);
-    workspace = make("workspace",
-                     std::max(ops::moe_layout_workspace_bytes(c.max_tokens, c.top_k, ranks),
-                              ops::moe_layout_workspace_bytes(most_in, c.top_k, experts)),
-                     MemoryKind::Device);
+}
+
+Buffer ExchangeHandle::Impl::make_staging(const char* what, std::uint64_t bytes) const {
+    return Buffer(exchange.device, {.name = name + what,
+                                    .bytes = bytes,
+                                    .kind = MemoryKind::Readback,
+                                    .category = MemoryCategory::Communication});
 }
 
 ops::MoeLayout ExchangeHandle::Impl::send_layout(std::uint64_t num_tokens) const {
@@ -235,10 +336,8 @@ ops::MoeLayout ExchangeHandle::Impl::receive_layout() const {
             .alignment = exchange.config.alignment};
 }
 
-TensorView ExchangeHandle::Impl::row_tensor(std::size_t index) const {
-    return row_tensors[index]
-        .buffer->tensor(exchange.config.dtype, {capacity, exchange.config.hidden})
-        .with_row_count(receive_layout().row_count());
+BufferView ExchangeHandle::Impl::row_count() const {
+    return exchange.by_tokens() ? record_count.view().sub(0, 4) : receive_layout().row_count();
 }
 
 void ExchangeHandle::Impl::drop_recordings() {
@@ -249,9 +348,6 @@ void ExchangeHandle::Impl::drop_recordings() {
 }
 
 ExchangeHandle::ExchangeHandle(std::shared_ptr<Impl> impl) : impl_(std::move(impl)) {
-    const ExchangeConfig& c = impl_->exchange.config;
-    add_row_tensor("rows", c.dtype, c.hidden, MemoryCategory::Activations);
-    add_row_tensor("result gradients", c.dtype, c.hidden, MemoryCategory::Activations);
 }
 
 // The recordings end on this thread, which may wait; the lane's jobs keep the rest.
@@ -269,28 +365,81 @@ TensorView ExchangeHandle::add_row_tensor(std::string name, DType dtype, std::ui
     impl_->row_tensors.push_back(std::move(tensor));
     return impl_->row_tensors.back()
         .buffer->tensor(dtype, {impl_->capacity, columns})
-        .with_row_count(impl_->receive_layout().row_count());
+        .with_row_count(impl_->row_count());
 }
 
 TensorView ExchangeHandle::rows() const {
-    return impl_->row_tensor(0);
+    const ExpertExchange::Impl& exchange = impl_->exchange;
+    if (exchange.quantizes())
+        return quantized_rows().codes;
+    const BufferView memory = (exchange.by_tokens() ? impl_->received : impl_->rows).view();
+    const Record record = exchange.token_record();
+    return exchange
+        .plain(memory, impl_->capacity, exchange.by_tokens() ? record.bytes : record.row_bytes)
+        .with_row_count(impl_->row_count());
+}
+
+fp8::Quantized ExchangeHandle::quantized_rows() const {
+    const ExpertExchange::Impl& exchange = impl_->exchange;
+    require(exchange.quantizes(), impl_->name,
+            "tokens travel as they are: set ExchangeConfig::token_wire to F8E4M3 for codes");
+    const BufferView memory = (exchange.by_tokens() ? impl_->received : impl_->rows).view();
+    const Record record = exchange.token_record();
+    fp8::Quantized rows = exchange.quantized(
+        memory, impl_->capacity, exchange.by_tokens() ? record.bytes : record.row_bytes);
+    rows.codes.row_count = rows.scales.row_count = impl_->row_count();
+    return rows;
+}
+
+TensorView ExchangeHandle::results() const {
+    const ExpertExchange::Impl& exchange = impl_->exchange;
+    require(exchange.by_tokens(), impl_->name,
+            "results of ExpertMajor stand wherever the caller wants them");
+    return exchange.plain(impl_->returned.view(), impl_->capacity, exchange.plain_record().bytes)
+        .with_row_count(impl_->row_count());
 }
 
 TensorView ExchangeHandle::d_results() const {
-    return impl_->row_tensor(1);
+    const ExpertExchange::Impl& exchange = impl_->exchange;
+    const Record record = exchange.plain_record();
+    return exchange
+        .plain(impl_->gradients.view(), impl_->capacity,
+               exchange.by_tokens() ? record.bytes : record.row_bytes)
+        .with_row_count(impl_->row_count());
 }
 
 TensorView ExchangeHandle::row_weights() const {
-    return impl_->weights_of_rows.tensor(DType::F32, {impl_->capacity})
-        .with_row_count(impl_->receive_layout().row_count());
+    const TensorView weights =
+        impl_->exchange.by_tokens()
+            ? impl_->slot_weights.tensor(DType::F32,
+                                         {impl_->capacity, impl_->exchange.config.top_k})
+            : impl_->weights_of_rows.tensor(DType::F32, {impl_->capacity});
+    return weights.with_row_count(impl_->row_count());
+}
+
+TensorView ExchangeHandle::row_experts() const {
+    require(impl_->exchange.by_tokens(), impl_->name,
+            "rows of ExpertMajor stand by expert: see expert_offsets()");
+    return impl_->slot_ids.tensor(DType::I32, {impl_->capacity, impl_->exchange.config.top_k})
+        .with_row_count(impl_->row_count());
 }
 
 TensorView ExchangeHandle::expert_offsets() const {
+    require(!impl_->exchange.by_tokens(), impl_->name,
+            "rows of RankMajor do not stand by expert: see row_experts()");
     return impl_->receive_layout().offsets;
 }
+
 TensorView ExchangeHandle::expert_counts() const {
-    return impl_->receive_layout().counts;
+    const ExpertExchange::Impl& exchange = impl_->exchange;
+    if (!exchange.by_tokens())
+        return impl_->receive_layout().counts;
+    const std::uint64_t local = exchange.experts_of(static_cast<std::uint64_t>(exchange.position));
+    return TensorView::contiguous(
+        impl_->record_count.view().sub(ExchangeHandle::Impl::kCountsAt, local * 4), DType::U32,
+        {local});
 }
+
 std::uint64_t ExchangeHandle::capacity() const {
     return impl_->capacity;
 }

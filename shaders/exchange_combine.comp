@@ -4,12 +4,13 @@
 // slot k, which stands in the record of the rank that owns the slot's expert; 0 for no expert.
 //   records, words: the same memory, rows as sent; slot_to_row, topk_ids [tokens, top_k]
 //   i32; out_tokens [tokens, columns] of the variant's storage, scalars [tokens, top_k] f32
-// Dispatch: see include/rows.glsl; a row is a token.
+// Dispatch: a workgroup per token (include/rows.glsl).
 #version 460
 #extension GL_GOOGLE_include_directive : require
 #include "include/activation.glsl"
 #include "include/exchange.glsl"
 #include "exchange_combine.kernel.glsl"
+const uint row_per_workgroup = 1u;
 #include "include/rows.glsl"
 #include "include/row_sums.glsl"
 

@@ -1,17 +1,17 @@
 // SPDX-License-Identifier: MIT
-// Records for the wire, grouped by destination rank: row r holds the token of slot row_to_slot[r],
-// and (has_routing) which of that rank's experts it goes to, with the routing weights.
-//   x [tokens, columns] of the variant's storage, topk_ids [tokens, top_k] i32, topk_weights
-//   [tokens, top_k] f32, row_to_slot [rows] and slot_to_row [tokens, top_k] i32, row_count [1] u32;
+// Records for the wire, grouped by destination rank: a token is read once and written to the record
+// of each rank that it goes to, slot_to_row[token, k] of the first slot k that goes there, with
+// (has_routing) which of that rank's experts it is for and their weights.
+//   x [tokens, columns] of the variant's storage, or (bf16, wide 2) rows of any 16 bytes, topk_ids
+//   [tokens, top_k] i32, topk_weights [tokens, top_k] f32, slot_to_row [tokens, top_k] i32;
 //   records and words are the same memory, seen as units and as words (include/exchange.glsl)
-// spread_by_source 1: a token is read once and written to all its records; items: tokens. 0: records
-// one after the other (CPU drivers, which write better so); items: records.
-// Dispatch: include/rows.glsl over items.
+// Dispatch: a workgroup per token (include/rows.glsl), y = parts of a token (include/row_spread.glsl).
 #version 460
 #extension GL_GOOGLE_include_directive : require
 #include "include/activation.glsl"
 #include "include/exchange.glsl"
 #include "exchange_pack.kernel.glsl"
+const uint row_per_workgroup = 1u;
 #include "include/rows.glsl"
 #include "include/row_spread.glsl"
 
@@ -33,7 +33,8 @@ void store_routing(uint row, ivec2 experts, uint token, uint k) {
         here ? floatBitsToUint(push.operands.topk_weights.v[token * push.top_k + k]) : 0u;
 }
 
-void by_tokens(uvec2 x, uvec2 records) {
+void main() {
+    uvec2 x = uvec2(push.operands.x), records = uvec2(push.operands.records);
     FOR_ROWS(token, push.tokens) {
         spread(x, token * push.units, records, push.record_units, token);
         if (push.has_routing != 0u && gl_WorkGroupID.y == 0u) {
@@ -46,30 +47,4 @@ void by_tokens(uvec2 x, uvec2 records) {
             }
         }
     } NEXT_ROW(token, push.tokens);
-}
-
-void by_rows(uvec2 x, uvec2 records, uint rows) {
-    FOR_ROWS(row, rows) {
-        uint slot = uint(push.operands.row_to_slot.v[row]);
-        uint from = slot / push.top_k * push.units;
-        FOR_COLUMNS(c, push.units) {
-            write_unit(records, row * push.record_units + c, read_unit(x, from + c));
-        } NEXT_COLUMN(c, push.units);
-        if (push.has_routing != 0u && row_leader()) {
-            ivec2 experts = experts_of(slot);
-            uint k = 0u;
-            do {
-                store_routing(row, experts, slot / push.top_k, k);
-            } while (++k < push.top_k);
-        }
-    } NEXT_ROW(row, rows);
-}
-
-void main() {
-    uvec2 x = uvec2(push.operands.x), records = uvec2(push.operands.records);
-    if (spread_by_source != 0u) {
-        by_tokens(x, records);
-    } else {
-        by_rows(x, records, min(push.rows, push.operands.row_count.v[0]));
-    }
 }

@@ -1,13 +1,15 @@
 // SPDX-License-Identifier: MIT
 // What goes back to the sources: record i is the sum over k ascending of rows[slot_to_row[i, k]],
-// leaving out -1 (f32 sum, rounded once to the storage), and (has_scalars) slot_scalars[i, k].
+// leaving out -1 (f32 sum, rounded once to the storage), or (row_is_record) rows[i]; and
+// (has_scalars) slot_scalars[i, k].
 //   rows [.., columns] of the variant's storage, slot_to_row [records, top_k] i32, slot_scalars
 //   [records, top_k] f32, record_count [1] u32; records and words are the same memory
-// Dispatch: see include/rows.glsl; a row is a record.
+// Dispatch: a workgroup per record (include/rows.glsl).
 #version 460
 #extension GL_GOOGLE_include_directive : require
 #include "include/activation.glsl"
 #include "exchange_reduce.kernel.glsl"
+const uint row_per_workgroup = 1u;
 #include "include/rows.glsl"
 #include "include/row_sums.glsl"
 
@@ -19,12 +21,16 @@ void main() {
         uint slot = record * push.top_k;
         for (uint first = column_first(); first < push.units; first += kAtOnce * step) {
             Sums sums = first_sums(false, rows, 0u, first, step, push.units);
-            FOR_COUNTED(k, 0u, push.top_k) {
-                int row = push.operands.slot_to_row.v[slot + k];
-                if (row >= 0) {
-                    add_row(sums, rows, uint(row) * push.units, first, step, push.units, 1.0);
-                }
-            } NEXT_COUNTED(k, push.top_k, 1u);
+            if (push.row_is_record != 0u) {
+                add_row(sums, rows, record * push.units, first, step, push.units, 1.0);
+            } else {
+                FOR_COUNTED(k, 0u, push.top_k) {
+                    int row = push.operands.slot_to_row.v[slot + k];
+                    if (row >= 0) {
+                        add_row(sums, rows, uint(row) * push.units, first, step, push.units, 1.0);
+                    }
+                } NEXT_COUNTED(k, push.top_k, 1u);
+            }
             store_sums(sums, to, record * push.record_units, first, step, push.units);
         }
         if (push.has_scalars != 0u && row_leader()) {

@@ -17,7 +17,10 @@ program's own mpirun, or among the ranks of the mpirun or srun that started it.
   --hidden N             elements of a token, a multiple of 8 (default 7168)
   --topk N               different experts of each token, chosen at random (default 8)
   --experts N            of all ranks (default 256)
-  --dtype bf16|f32       of tokens and results (default bf16)
+  --dtype bf16|f32|fp8   of tokens and results (default bf16); fp8: bf16 tokens travel as E4M3 with a scale for 128
+                         elements, results and gradients in bf16
+  --layout expert|rank   rows of the experts: grouped by expert, a row for each expert of a token (default), or by
+                         the rank that they come from, a token once
   --mode ht              high throughput, the only one so far
   --ranks-per-node N     pretends that so many consecutive ranks make a node
   --workgroups N         most workgroups of a kernel that packs or unpacks rows (default 0: as many as serve)
@@ -26,16 +29,19 @@ program's own mpirun, or among the ranks of the mpirun or srun that started it.
   --seconds S            least time of each phase (default 0.5)
   --device D,...         INDEX|UUID|gpu|cpu|any, of the ranks in turn (default: BELLOWS_DEVICE, else any)
   --json FILE            results in Google Benchmark's JSON, too
+  --trace FILE           the last dispatch and combine of all ranks for chrome://tracing or ui.perfetto.dev; times of
+                         kernels are taken from the start, which costs a little
   --help
 
 Every rank first checks what arrives and what comes back; a wrong result is shown, and nothing is timed.
 
 us       median of the repeats; of each the longest of all ranks, from the call to the end of its wait
 algbw    GB/s of the rows that a rank receives, its own among them, a token once per rank whatever number of
-         its experts live there; bytes of the elements alone, mean of the ranks
+         its experts live there; bytes of the elements, or of codes and scales, alone, mean of the ranks
 busbw    algbw * (ranks - 1) / ranks
 MB       really sent to other ranks, of all ranks together and of each in the mean
-saved    share of the rows of all tokens' experts that need no row of their own on the way
+dedup    share of the rows of all tokens' experts that need no row of their own on the way
+fp8      share of the bytes of those that are left that need not travel, as codes and scales are fewer
 raw      time of MPI_Alltoallv over the phase's: of the same tokens in bf16, a row for each of their experts,
          in host memory; its algbw counts those rows
 CPU s    of all ranks together, per repeat
@@ -65,7 +71,14 @@ DType dtype_of(const std::string& text) {
     for (const DType dtype : {DType::BF16, DType::F32})
         if (text == to_string(dtype))
             return dtype;
-    throw Error(ErrorCode::InvalidArgument, "--dtype " + text + " is neither bf16 nor f32");
+    throw Error(ErrorCode::InvalidArgument, "--dtype " + text + " is none of bf16, f32 and fp8");
+}
+
+bool by_rank(const std::string& layout) {
+    if (layout != "expert" && layout != "rank")
+        throw Error(ErrorCode::InvalidArgument,
+                    "--layout " + layout + " is neither expert nor rank");
+    return layout == "rank";
 }
 
 double seconds_of(const std::string& text) {
@@ -86,7 +99,10 @@ ExchangeShape take_shape(Arguments& arguments) {
     shape.top_k = number(arguments, "--topk", shape.top_k, 1, 64);
     shape.experts = number(arguments, "--experts", shape.experts, 1, kMost);
     shape.seed = number(arguments, "--seed", shape.seed, 0);
-    shape.dtype = dtype_of(arguments.value("--dtype").value_or("bf16"));
+    const std::string dtype = arguments.value("--dtype").value_or("bf16");
+    shape.codes = dtype == "fp8";
+    shape.dtype = shape.codes ? DType::BF16 : dtype_of(dtype);
+    shape.by_rank = by_rank(arguments.value("--layout").value_or("expert"));
     const auto refuse = [](const std::string& why) {
         throw Error(ErrorCode::InvalidArgument, why);
     };
@@ -109,7 +125,8 @@ ExchangeShape take_shape(Arguments& arguments) {
 std::string name_of(const ExchangeShape& shape) {
     return std::to_string(shape.ranks) + "x" + std::to_string(shape.tokens) + "x" +
            std::to_string(shape.hidden) + "x" + std::to_string(shape.experts) + "x" +
-           std::to_string(shape.top_k) + "/" + to_string(shape.dtype);
+           std::to_string(shape.top_k) + "/" + (shape.codes ? "fp8" : to_string(shape.dtype)) +
+           (shape.by_rank ? "/rank" : "");
 }
 
 ExchangeOptions take_exchange_options(Arguments& arguments) {
@@ -128,6 +145,7 @@ ExchangeOptions take_exchange_options(Arguments& arguments) {
     if (const auto devices = arguments.value("--device"))
         options.devices = Arguments::split(*devices);
     options.json = arguments.value("--json");
+    options.trace = arguments.value("--trace");
     if (arguments.rest().size() > 1)
         throw Error(ErrorCode::InvalidArgument,
                     "\"" + arguments.rest()[1] + "\" is no option; see --help");

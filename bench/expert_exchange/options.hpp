@@ -21,12 +21,18 @@ struct ExchangeShape {
     std::uint64_t experts = 256;
     std::uint64_t top_k = 8;
     DType dtype = DType::BF16;
+    bool codes = false;   ///< tokens travel in FP8, with their scales
+    bool by_rank = false; ///< rows arrive by source rank, a token once
     std::uint64_t seed = 1;
 
     std::uint64_t slots() const { return tokens * top_k; } ///< of one rank
     std::uint64_t row_bytes() const { return hidden * size_of(dtype); }
+    /// Of a token on its way to the experts.
+    std::uint64_t token_bytes() const {
+        return codes ? hidden + (hidden + 127) / 128 * 4 : row_bytes();
+    }
 };
-/// "2x1024x7168x256x8/bf16"
+/// "2x1024x7168x256x8/bf16", "…/fp8/rank"
 std::string name_of(const ExchangeShape& shape);
 
 struct ExchangeOptions {
@@ -36,7 +42,7 @@ struct ExchangeOptions {
     std::uint64_t repeats = 5;        ///< at least
     double seconds = 0.5;             ///< of each phase, at least
     std::vector<std::string> devices; ///< of the ranks in turn; none: the environment's
-    std::optional<std::string> json;
+    std::optional<std::string> json, trace;
 };
 
 extern const char* const kExchangeHelp;

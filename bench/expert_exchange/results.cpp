@@ -30,10 +30,14 @@ std::optional<double> of(const std::optional<double>& value, F&& change) {
     return value ? std::optional(change(*value)) : std::nullopt;
 }
 
+std::string percent(const std::optional<double>& share) {
+    return number("%.1f %%", of(share, [](double s) { return 100 * s; }));
+}
+
 void print(const ExchangeOptions& options, const PhaseResult& result) {
     const bool copied = !result.sent; // between no ranks
     std::printf(
-        "%-46s %11.1f %8.3f %8s %9s %9s %8s %6s %9.4f\n",
+        "%-46s %11.1f %8.3f %8s %9s %9s %8s %7s %6s %9.4f\n",
         (result.name + "/" + name_of(options.shape)).c_str(), 1e6 * result.seconds, algbw(result),
         copied ? "" : number("%.3f", busbw(result, options.shape)).c_str(),
         number("%.2f", of(result.sent, [](double b) { return 1e-6 * b; })).c_str(),
@@ -41,7 +45,7 @@ void print(const ExchangeOptions& options, const PhaseResult& result) {
                of(result.sent,
                   [&](double b) { return 1e-6 * b / static_cast<double>(options.shape.ranks); }))
             .c_str(),
-        number("%.1f %%", of(result.saved, [](double s) { return 100 * s; })).c_str(),
+        percent(result.dedup).c_str(), percent(result.fp8).c_str(),
         number("%.2f", of(result.raw_seconds, [&](double raw) { return raw / result.seconds; }))
             .c_str(),
         result.cpu_seconds);
@@ -76,7 +80,8 @@ void write_json(const std::string& file, const ExchangeOptions& options, const C
             if (result.sent)
                 set("busbw", busbw(result, options.shape));
             set("bytes_sent", result.sent);
-            set("saved", result.saved);
+            set("dedup", result.dedup);
+            set("fp8", result.fp8);
             set("of_raw", of(result.raw_seconds, [&](double raw) { return raw / result.seconds; }));
             set("cpu_seconds", result.cpu_seconds);
             set("repeats", static_cast<double>(result.repeats));
@@ -98,8 +103,8 @@ void write_results(const ExchangeOptions& options, const Context& context,
     for (const auto& [key, value] : context)
         if (key != "compiler" && key != "bellows" && key != "vulkan")
             std::printf("%s: %s\n", key.c_str(), value.c_str());
-    std::printf("%-46s %11s %8s %8s %9s %9s %8s %6s %9s\n", "benchmark", "us", "algbw", "busbw",
-                "MB", "MB/rank", "saved", "raw", "CPU s");
+    std::printf("%-46s %11s %8s %8s %9s %9s %8s %7s %6s %9s\n", "benchmark", "us", "algbw", "busbw",
+                "MB", "MB/rank", "dedup", "fp8", "raw", "CPU s");
     for (const PhaseResult& result : results)
         print(options, result);
     std::fflush(stdout);

@@ -21,8 +21,8 @@ struct PhaseResult {
     double cpu_seconds = 0; ///< of all ranks together
     double bytes = 0;       ///< that algbw counts, mean of the ranks
     std::uint64_t repeats = 0;
-    std::optional<double> sent; ///< bytes to other ranks, of all ranks together
-    std::optional<double> saved;
+    std::optional<double> sent;        ///< bytes to other ranks, of all ranks together
+    std::optional<double> dedup, fp8;  ///< shares of bytes that need not travel
     std::optional<double> raw_seconds; ///< of MPI_Alltoallv doing the same
 };
 

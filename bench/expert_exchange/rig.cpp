@@ -1,11 +1,16 @@
 // SPDX-License-Identifier: MIT
 #include "expert_exchange/rig.hpp"
 
+#include "app/trace_file.hpp"
 #include "expert_exchange/timing.hpp"
 #include "reference/compare.hpp"
 
+#include <bellows/fp8/quantize.hpp>
+
 #include <algorithm>
 #include <cstdio>
+#include <cstring>
+#include <set>
 
 namespace bellows::bench {
 
@@ -16,6 +21,7 @@ constexpr std::uint64_t kMostChecked = std::uint64_t{1} << 24;
 
 std::unique_ptr<Device> make_device(const ExchangeOptions& options, int rank) {
     DeviceOptions device = DeviceOptions::from_environment({});
+    device.trace = options.trace.has_value();
     if (!options.devices.empty())
         device.select = options.devices[static_cast<std::size_t>(rank) % options.devices.size()];
     return Device::create(device);
@@ -28,6 +34,10 @@ ExchangeConfig config_of(const ExchangeOptions& options) {
     config.hidden = options.shape.hidden;
     config.max_tokens = options.shape.tokens;
     config.dtype = options.shape.dtype;
+    if (options.shape.codes)
+        config.token_wire = DType::F8E4M3;
+    if (options.shape.by_rank)
+        config.layout = ExchangeLayout::RankMajor;
     config.workgroups = options.workgroups;
     config.timeout = kTimeLimit;
     return config;
@@ -66,7 +76,8 @@ ExchangeRig::ExchangeRig(World& world, const ExchangeOptions& options)
       exchange_(std::make_unique<ExpertExchange>(*device_, world, *transport_, *thread_,
                                                  config_of(options))),
       handle_(exchange_->create_handle("batch")), routing_(shape_, rank_),
-      rows_(expected_rows(shape_, exchange_->first_local_expert(), exchange_->num_local_experts())),
+      rows_((shape_.by_rank ? expected_tokens : expected_rows)(
+          shape_, exchange_->first_local_expert(), exchange_->num_local_experts())),
       data_(std::make_unique<OpData>(*device_)) {
     const std::uint64_t tokens = shape_.tokens;
     x_ = data_->empty(shape_.dtype, {tokens, shape_.hidden});
@@ -78,7 +89,7 @@ ExchangeRig::ExchangeRig(World& world, const ExchangeOptions& options)
     std::vector<float> x;
     x.reserve(tokens * shape_.hidden);
     for (std::uint64_t token = 0; token < tokens; ++token) {
-        tokens_.push_back({-1, rank_, token, 0});
+        tokens_.push_back({-1, rank_, token, 0, times_summed(token)});
         const std::vector<float> values = token_values(shape_, rank_, token);
         x.insert(x.end(), values.begin(), values.end());
     }
@@ -89,14 +100,37 @@ ExchangeRig::ExchangeRig(World& world, const ExchangeOptions& options)
         std::transform(x.begin(), x.end(), bits.begin(), reference::bf16_bits);
         fill(*device_, x_, bits);
     }
+    if (shape_.by_rank)
+        results_ = handle_->results();
+    else if (shape_.codes)
+        results_ = handle_->add_row_tensor("results", shape_.dtype, shape_.hidden);
+    else
+        results_ = handle_->rows();
     fill(*device_, ids_, routing_.ids);
     fill(*device_, weights_, routing_.weights);
 }
 
 ExchangeRig::~ExchangeRig() = default;
 
+float ExchangeRig::times_summed(std::uint64_t token) const {
+    if (!shape_.by_rank)
+        return static_cast<float>(shape_.top_k);
+    std::set<int> owners;
+    for (std::uint64_t k = 0; k < shape_.top_k; ++k)
+        owners.insert(owner(static_cast<std::uint64_t>(routing_.ids[token * shape_.top_k + k])));
+    return static_cast<float>(owners.size());
+}
+
 void ExchangeRig::wait_idle() {
     device_->wait_idle(kTimeLimit);
+}
+
+void ExchangeRig::write_trace(World& world, const std::string& path) {
+    device_->take_trace(); // drops what came before
+    dispatch();
+    combine();
+    wait_idle();
+    bellows::write_trace(path, *device_, world);
 }
 
 void ExchangeRig::dispatch() {
@@ -104,7 +138,7 @@ void ExchangeRig::dispatch() {
 }
 
 void ExchangeRig::combine() {
-    exchange_->combine(*handle_, handle_->rows(), out_).wait(kTimeLimit);
+    exchange_->combine(*handle_, results_, out_).wait(kTimeLimit);
 }
 
 void ExchangeRig::combine_backward() {
@@ -113,49 +147,91 @@ void ExchangeRig::combine_backward() {
 
 void ExchangeRig::dispatch_backward() {
     exchange_
-        ->dispatch_backward(*handle_, handle_->d_results(), handle_->row_weights(), d_x_, false,
-                            d_weights_)
+        ->dispatch_backward(*handle_, shape_.by_rank ? results_ : handle_->d_results(),
+                            handle_->row_weights(), d_x_, false, d_weights_)
         .wait(kTimeLimit);
+}
+
+void ExchangeRig::fill_results() {
+    if (rows_.empty() || (!shape_.by_rank && !shape_.codes))
+        return;
+    Recording recording(*device_, QueueRole::Compute, "results");
+    if (shape_.codes)
+        fp8::dequantize(recording, handle_->quantized_rows(), results_);
+    else
+        ops::copy(recording, handle_->rows().rows(0, rows_.size()), results_.rows(0, rows_.size()));
+    device_->submit(recording).wait(kTimeLimit);
 }
 
 std::vector<float> ExchangeRig::read(const TensorView& rows, std::uint64_t first,
                                      std::uint64_t count) const {
-    const TensorView some = rows.rows(first, count);
-    std::vector<float> values(some.num_elements());
-    const BufferView bytes = some.buffer.sub(0, some.num_bytes());
-    if (rows.dtype == DType::F32) {
-        device_->download(bytes, std::as_writable_bytes(std::span(values)));
-        return values;
-    }
-    std::vector<std::uint16_t> bits(values.size());
-    device_->download(bytes, std::as_writable_bytes(std::span(bits)));
-    std::transform(bits.begin(), bits.end(), values.begin(), reference::from_bf16);
+    const std::uint64_t step = rows.stride[0] * size_of(rows.dtype),
+                        row_bytes = rows.extent[1] * size_of(rows.dtype);
+    std::vector<std::byte> bytes((count - 1) * step + row_bytes);
+    device_->download(rows.rows(first, count).buffer.sub(0, bytes.size()), std::span(bytes));
+    std::vector<float> values;
+    for (std::uint64_t row = 0; row < count; ++row)
+        for (std::uint64_t at = row * step; at < row * step + row_bytes;
+             at += size_of(rows.dtype)) {
+            float value = 0;
+            std::uint16_t half = 0;
+            if (rows.dtype == DType::F32)
+                std::memcpy(&value, &bytes[at], sizeof value);
+            else if (rows.dtype == DType::BF16)
+                std::memcpy(&half, &bytes[at], sizeof half);
+            else
+                value = fp8::decode(fp8::Format::E4M3, static_cast<std::uint8_t>(bytes[at]));
+            values.push_back(rows.dtype == DType::BF16 ? reference::from_bf16(half) : value);
+        }
+    return values;
+}
+
+std::vector<float> ExchangeRig::read_codes(std::uint64_t first, std::uint64_t count) const {
+    const fp8::Quantized rows = handle_->quantized_rows();
+    std::vector<float> values = read(rows.codes, first, count);
+    const std::vector<float> scales = read(rows.scales, first, count);
+    const std::uint64_t blocks = (shape_.hidden + 127) / 128;
+    for (std::size_t i = 0; i < values.size(); ++i)
+        values[i] *= scales[i / shape_.hidden * blocks + i % shape_.hidden / 128];
     return values;
 }
 
 std::string ExchangeRig::wrong_layout() const {
     const std::uint64_t experts = exchange_->num_local_experts();
     std::vector<std::uint32_t> expected(experts), counts(experts), offsets(experts + 1);
-    for (const RowSource& row : rows_)
-        ++expected[static_cast<std::uint64_t>(row.expert) - exchange_->first_local_expert()];
+    for (int rank = 0; rank < static_cast<int>(shape_.ranks); ++rank)
+        for (const std::int32_t id : Routing(shape_, rank).ids) {
+            const auto local = static_cast<std::uint64_t>(id) - exchange_->first_local_expert();
+            if (local < experts)
+                ++expected[local];
+        }
     const auto counts_at = handle_->expert_counts().buffer.sub(0, experts * 4);
-    const auto offsets_at = handle_->expert_offsets().buffer.sub(0, (experts + 1) * 4);
     device_->download(counts_at, std::as_writable_bytes(std::span(counts)));
+    for (std::uint64_t e = 0; e < experts; ++e)
+        if (counts[e] != expected[e])
+            return is_not("expert_counts[" + std::to_string(e) + "]", counts[e], expected[e]);
+    if (shape_.by_rank)
+        return "";
+    const auto offsets_at = handle_->expert_offsets().buffer.sub(0, (experts + 1) * 4);
     device_->download(offsets_at, std::as_writable_bytes(std::span(offsets)));
     std::uint32_t offset = 0;
     for (std::uint64_t e = 0; e <= experts; ++e) {
-        const std::string expert = "[" + std::to_string(e) + "]";
         if (offsets[e] != offset)
-            return is_not("expert_offsets" + expert, offsets[e], offset);
-        if (e < experts && counts[e] != expected[e])
-            return is_not("expert_counts" + expert, counts[e], expected[e]);
+            return is_not("expert_offsets[" + std::to_string(e) + "]", offsets[e], offset);
         offset += e < experts ? expected[e] : 0;
     }
     return "";
 }
 
-std::string ExchangeRig::wrong_rows(const TensorView& rows, const std::vector<RowSource>& sources,
-                                    float factor) const {
+std::string ExchangeRig::wrong_tensor(const TensorView& rows,
+                                      const std::vector<RowSource>& sources) const {
+    return wrong_rows(
+        [&](std::uint64_t first, std::uint64_t count) { return read(rows, first, count); },
+        sources);
+}
+
+std::string ExchangeRig::wrong_rows(const Read& read_some,
+                                    const std::vector<RowSource>& sources) const {
     const std::uint64_t elements = sources.size() * shape_.hidden;
     const std::uint64_t step = elements / kMostChecked + 1;
     const std::uint64_t at_once =
@@ -164,15 +240,15 @@ std::string ExchangeRig::wrong_rows(const TensorView& rows, const std::vector<Ro
         if (!is_sample(sources, first, step) && at_once == 1)
             continue;
         const std::uint64_t count = std::min<std::uint64_t>(at_once, sources.size() - first);
-        const std::vector<float> actual = read(rows, first, count);
+        const std::vector<float> actual = read_some(first, count);
         for (std::uint64_t row = first; row < first + count; ++row) {
             const std::vector<float> expected =
                 token_values(shape_, sources[row].rank, sources[row].token);
             for (std::uint64_t column = 0; column < shape_.hidden; ++column) {
                 const float is = actual[(row - first) * shape_.hidden + column];
-                if (is != factor * expected[column])
+                if (is != sources[row].times * expected[column])
                     return is_not(name_of(sources[row], row) + ", column " + std::to_string(column),
-                                  is, factor * expected[column]);
+                                  is, sources[row].times * expected[column]);
             }
         }
     }
@@ -194,24 +270,47 @@ std::string ExchangeRig::wrong_weights(const TensorView& weights,
 std::string ExchangeRig::wrong_dispatch() const {
     if (const std::string layout = wrong_layout(); !layout.empty())
         return layout;
-    std::vector<float> weights;
-    for (const RowSource& row : rows_)
-        weights.push_back(row.weight);
-    if (const std::string wrong = wrong_weights(handle_->row_weights(), weights); !wrong.empty())
+    if (const std::string wrong = wrong_weights(handle_->row_weights(), row_weights());
+        !wrong.empty())
         return wrong;
-    return wrong_rows(handle_->rows(), rows_, 1);
+    return shape_.codes
+               ? wrong_rows([this](std::uint64_t first,
+                                   std::uint64_t count) { return read_codes(first, count); },
+                            rows_)
+               : wrong_tensor(handle_->rows(), rows_);
+}
+
+std::vector<float> ExchangeRig::row_weights() const {
+    std::vector<float> weights;
+    std::vector<Routing> of_rank;
+    for (int rank = 0; shape_.by_rank && rank < static_cast<int>(shape_.ranks); ++rank)
+        of_rank.emplace_back(shape_, rank);
+    const std::uint64_t first = exchange_->first_local_expert();
+    for (const RowSource& row : rows_) {
+        if (!shape_.by_rank) {
+            weights.push_back(row.weight);
+            continue;
+        }
+        const Routing& routing = of_rank[static_cast<std::size_t>(row.rank)];
+        for (std::uint64_t slot = row.token * shape_.top_k; slot < (row.token + 1) * shape_.top_k;
+             ++slot) {
+            const auto local = static_cast<std::uint64_t>(routing.ids[slot]) - first;
+            weights.push_back(local < exchange_->num_local_experts() ? routing.weights[slot] : 0);
+        }
+    }
+    return weights;
 }
 
 std::string ExchangeRig::wrong_combine() const {
-    return wrong_rows(out_, tokens_, static_cast<float>(shape_.top_k));
+    return wrong_tensor(out_, tokens_);
 }
 
 std::string ExchangeRig::wrong_combine_backward() const {
-    return wrong_rows(handle_->d_results(), rows_, 1);
+    return wrong_tensor(handle_->d_results(), rows_);
 }
 
 std::string ExchangeRig::wrong_dispatch_backward() const {
-    const std::string wrong = wrong_rows(d_x_, tokens_, static_cast<float>(shape_.top_k));
+    const std::string wrong = wrong_tensor(d_x_, tokens_);
     return wrong.empty() ? wrong_weights(d_weights_, routing_.weights) : wrong;
 }
 

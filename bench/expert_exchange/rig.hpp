@@ -10,6 +10,7 @@
 
 #include <bellows/comm/expert_exchange.hpp>
 
+#include <functional>
 #include <memory>
 #include <string>
 #include <vector>
@@ -28,9 +29,13 @@ public:
     /// Sent to other ranks so far; nothing may be under way.
     std::uint64_t bytes_sent() const { return exchange_->stats().bytes_sent; }
     void wait_idle();
+    /// Of one dispatch and combine. Rank 0 writes; collective. Throws Error{Io}.
+    void write_trace(World& world, const std::string& path);
 
     /// x to the experts' rows.
     void dispatch();
+    /// The tokens' values as the results of their rows, where those are no rows themselves.
+    void fill_results();
     /// The rows as they are back, summed to out.
     void combine();
     /// x to the gradients of the rows.
@@ -47,9 +52,14 @@ public:
 
 private:
     std::vector<float> read(const TensorView& rows, std::uint64_t first, std::uint64_t count) const;
+    std::vector<float> read_codes(std::uint64_t first, std::uint64_t count) const;
+    float times_summed(std::uint64_t token) const;
+    std::vector<float> row_weights() const;
     std::string wrong_layout() const;
-    std::string wrong_rows(const TensorView& rows, const std::vector<RowSource>& sources,
-                           float factor) const;
+    /// read: of a row's first and following rows.
+    using Read = std::function<std::vector<float>(std::uint64_t first, std::uint64_t count)>;
+    std::string wrong_rows(const Read& read, const std::vector<RowSource>& sources) const;
+    std::string wrong_tensor(const TensorView& rows, const std::vector<RowSource>& sources) const;
     std::string wrong_weights(const TensorView& weights, const std::vector<float>& expected) const;
 
     ExchangeShape shape_;
@@ -63,7 +73,7 @@ private:
     std::vector<RowSource> rows_;   ///< that arrive
     std::vector<RowSource> tokens_; ///< of this rank
     std::unique_ptr<OpData> data_;
-    TensorView x_, ids_, weights_, out_, d_x_, d_weights_;
+    TensorView x_, ids_, weights_, results_, out_, d_x_, d_weights_;
 };
 
 } // namespace bellows::bench

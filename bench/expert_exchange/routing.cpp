@@ -63,6 +63,23 @@ std::vector<RowSource> expected_rows(const ExchangeShape& shape, std::uint64_t f
     return rows;
 }
 
+std::vector<RowSource> expected_tokens(const ExchangeShape& shape, std::uint64_t first,
+                                       std::uint64_t count) {
+    std::vector<RowSource> rows;
+    for (int rank = 0; rank < static_cast<int>(shape.ranks); ++rank) {
+        const Routing routing(shape, rank);
+        for (std::uint64_t slot = 0; slot < routing.ids.size(); ++slot) {
+            const auto expert = static_cast<std::uint64_t>(routing.ids[slot]);
+            const RowSource row{-1, rank, slot / shape.top_k};
+            const bool known =
+                !rows.empty() && rows.back().rank == rank && rows.back().token == row.token;
+            if (expert >= first && expert < first + count && !known)
+                rows.push_back(row);
+        }
+    }
+    return rows;
+}
+
 Traffic traffic_of(const ExchangeShape& shape, int rank, const Owner& owner) {
     Traffic traffic{std::vector<std::uint64_t>(shape.ranks),
                     std::vector<std::uint64_t>(shape.ranks)};

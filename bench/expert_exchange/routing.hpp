@@ -29,15 +29,20 @@ std::vector<float> token_values(const ExchangeShape& shape, int rank, std::uint6
 
 /// Where a row comes from.
 struct RowSource {
-    std::int64_t expert = -1; ///< -1: a row for all experts of the token
+    std::int64_t expert = -1; ///< -1: a row for all of the token's experts on a rank
     int rank = 0;
     std::uint64_t token = 0;
     float weight = 0;
+    float times = 1; ///< how often the token is summed
 };
 
 /// The rows of experts [first, first + count) in the order (expert, rank, token).
 std::vector<RowSource> expected_rows(const ExchangeShape& shape, std::uint64_t first,
                                      std::uint64_t count);
+
+/// The tokens that have one of these experts, in the order (rank, token).
+std::vector<RowSource> expected_tokens(const ExchangeShape& shape, std::uint64_t first,
+                                       std::uint64_t count);
 
 /// What a rank sends to each rank, itself among them.
 struct Traffic {

@@ -37,17 +37,6 @@ struct Exchange : Permutation {
     typename K::Variant variant() const {
         return act == DType::BF16 ? K::Variant::bf16 : K::Variant::f32;
     }
-    template <class K>
-    decltype(K::constants) by_rows() const {
-        return {grid.local_size(), grid.row_per_workgroup(), wide};
-    }
-    template <class K>
-    decltype(K::constants) spreading() const {
-        auto constants = by_rows<K>();
-        constants.spread_by_source = grid.spread_by_source();
-        constants.at_once = grid.spread(units()).at_once;
-        return constants;
-    }
     std::uint64_t units() const { return shape.hidden / 4 / wide; }
     static std::uint32_t u32(std::uint64_t value) { return static_cast<std::uint32_t>(value); }
 
@@ -121,27 +110,25 @@ void Exchange::route(Recording& r) const {
 }
 
 void Exchange::pack(Recording& r, BufferView into) const {
-    r.dispatch(kernels::ExchangePack{.variant = variant<kernels::ExchangePack>(),
-                                     .constants = spreading<kernels::ExchangePack>(),
-                                     .x = x.buffer,
-                                     .topk_ids = ids.buffer,
-                                     .topk_weights = weights.buffer,
-                                     .row_to_slot = sent.row_to_slot.buffer,
-                                     .slot_to_row = sent.slot_to_row.buffer,
-                                     .row_count = sent.row_count(),
-                                     .records = into,
-                                     .words = into,
-                                     .rows = u32(most_records),
-                                     .tokens = u32(shape.tokens),
-                                     .units = u32(shape.hidden / 4 / wide),
-                                     .top_k = u32(shape.top_k),
-                                     .record_units = u32(record_bytes / (4 * size_of(act)) / wide),
-                                     .record_words = u32(record_bytes / 4),
-                                     .hidden_words = u32(hidden_bytes / 4),
-                                     .experts = u32(shape.experts),
-                                     .ranks = u32(kExchangeRanks),
-                                     .has_routing = 1},
-               grid.sources(shape.tokens, most_records, units()));
+    r.dispatch(
+        kernels::ExchangePack{.variant = variant<kernels::ExchangePack>(),
+                              .constants = {grid.local_size(), wide, grid.spread(units()).at_once},
+                              .x = x.buffer,
+                              .topk_ids = ids.buffer,
+                              .topk_weights = weights.buffer,
+                              .slot_to_row = sent.slot_to_row.buffer,
+                              .records = into,
+                              .words = into,
+                              .tokens = u32(shape.tokens),
+                              .units = u32(shape.hidden / 4 / wide),
+                              .top_k = u32(shape.top_k),
+                              .record_units = u32(record_bytes / (4 * size_of(act)) / wide),
+                              .record_words = u32(record_bytes / 4),
+                              .hidden_words = u32(hidden_bytes / 4),
+                              .experts = u32(shape.experts),
+                              .ranks = u32(kExchangeRanks),
+                              .has_routing = 1},
+        grid.sources(shape.tokens, units()));
 }
 
 void Exchange::unpack(Recording& r, const TensorView& to_ids, const TensorView& to_weights) const {
@@ -159,26 +146,27 @@ void Exchange::unpack(Recording& r, const TensorView& to_ids, const TensorView& 
 
 void Exchange::gather(Recording& r, const TensorView& into) const {
     r.dispatch(
-        kernels::ExchangeGather{.variant = variant<kernels::ExchangeGather>(),
-                                .constants = spreading<kernels::ExchangeGather>(),
-                                .records = records,
-                                .row_to_slot = received.row_to_slot.buffer,
-                                .slot_to_row = received.slot_to_row.buffer,
-                                .row_count = received.row_count(),
-                                .record_count = sent.row_count(),
-                                .out_rows = into.buffer,
-                                .rows = u32(into.extent[0]),
-                                .num_records = u32(most_records),
-                                .units = u32(shape.hidden / 4 / wide),
-                                .top_k = u32(shape.top_k),
-                                .record_units = u32(record_bytes / (4 * size_of(act)) / wide)},
+        kernels::ExchangeGather{
+            .variant = variant<kernels::ExchangeGather>(),
+            .constants = {grid.local_size(), wide, grid.spread(units()).at_once},
+            .records = records,
+            .row_to_slot = received.row_to_slot.buffer,
+            .slot_to_row = received.slot_to_row.buffer,
+            .row_count = received.row_count(),
+            .record_count = sent.row_count(),
+            .out_rows = into.buffer,
+            .rows = u32(into.extent[0]),
+            .num_records = u32(most_records),
+            .units = u32(shape.hidden / 4 / wide),
+            .top_k = u32(shape.top_k),
+            .record_units = u32(record_bytes / (4 * size_of(act)) / wide)},
         grid.gathers(most_records, into.extent[0], units()));
 }
 
 void Exchange::reduce(Recording& r, BufferView into) const {
     r.dispatch(
         kernels::ExchangeReduce{.variant = variant<kernels::ExchangeReduce>(),
-                                .constants = by_rows<kernels::ExchangeReduce>(),
+                                .constants = {grid.local_size(), wide},
                                 .rows = rows.buffer,
                                 .slot_to_row = received.slot_to_row.buffer,
                                 .slot_scalars = record_weights.buffer,
@@ -198,7 +186,7 @@ void Exchange::reduce(Recording& r, BufferView into) const {
 void Exchange::combine(Recording& r, const TensorView& into, const TensorView& scalars) const {
     r.dispatch(
         kernels::ExchangeCombine{.variant = variant<kernels::ExchangeCombine>(),
-                                 .constants = by_rows<kernels::ExchangeCombine>(),
+                                 .constants = {grid.local_size(), wide},
                                  .records = returned,
                                  .words = returned,
                                  .slot_to_row = sent.slot_to_row.buffer,

@@ -32,6 +32,10 @@ TEST(BenchExpertExchange, Options) {
     EXPECT_EQ(options.devices, (std::vector<std::string>{"0", "1"}));
     EXPECT_EQ(options.ranks_per_node, 2);
     EXPECT_EQ(name_of(options_of({}).shape), "2x1024x7168x256x8/bf16");
+    const ExchangeShape codes = options_of({"--dtype", "fp8", "--layout", "rank"}).shape;
+    EXPECT_EQ(name_of(codes), "2x1024x7168x256x8/fp8/rank");
+    EXPECT_EQ(codes.dtype, DType::BF16);
+    EXPECT_EQ(codes.token_bytes(), 7168 + 4 * 56);
 }
 
 TEST(BenchExpertExchange, WhatDoesNotFitIsRefused) {
@@ -43,6 +47,7 @@ TEST(BenchExpertExchange, WhatDoesNotFitIsRefused) {
         {"--ranks", "none"}, {"--seconds", "soon"},
         {"--repeats", "-1"}, {"--ranks-per-node", "0"},
         {"--fast"},          {"--json"},
+        {"--layout", "any"}, {"--trace"},
         {"--ranks", "300"},
     };
     for (const auto& words : wrong) {
@@ -82,6 +87,9 @@ TEST(BenchExpertExchange, TheReferenceConservesRows) {
     EXPECT_EQ(slots, 3 * shape.slots());
     EXPECT_EQ(records, pairs);
     EXPECT_EQ(expected_rows(shape, 0, 7).size(), slots);
+    EXPECT_EQ(expected_tokens(shape, 0, 3).size() + expected_tokens(shape, 3, 3).size() +
+                  expected_tokens(shape, 6, 1).size(),
+              records);
     EXPECT_EQ(different.size(), 3 * shape.tokens);
 }
 

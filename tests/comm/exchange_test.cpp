@@ -264,7 +264,7 @@ TEST(Exchange, OptionsThatDoNotExistYetAreRefused) {
     };
     ALL_RANKS_TRUE(code_of([](ExchangeConfig& c) { c.sums = ExchangeSums::Exact; }) ==
                    ErrorCode::Unsupported);
-    ALL_RANKS_TRUE(code_of([](ExchangeConfig& c) { c.token_wire = DType::F8E4M3; }) ==
+    ALL_RANKS_TRUE(code_of([](ExchangeConfig& c) { c.token_wire = DType::F8E5M2; }) ==
                    ErrorCode::Unsupported);
     ALL_RANKS_TRUE(code_of([](ExchangeConfig& c) { c.sum_wire = DType::BF16; }) ==
                    ErrorCode::Unsupported);

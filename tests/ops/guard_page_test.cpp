@@ -178,12 +178,11 @@ TEST_F(GuardPages, ReturnedScalarsOfACombine) {
     const TensorView rows = tensor(DType::I32, {tokens, top_k}, tokens);
     const TensorView out = tensor(DType::F32, {tokens, columns});
     const TensorView scalars = tensor(DType::F32, {tokens, top_k});
-    for (const std::uint32_t by_workgroup : {0u, 1u})
+    for (const std::uint32_t local_size : {8u, 64u})
         run([&](Recording& r) {
             r.fill(records, 0);
             r.dispatch(kernels::ExchangeCombine{.variant = kernels::ExchangeCombine::Variant::f32,
-                                                .constants = {.local_size = 8,
-                                                              .row_per_workgroup = by_workgroup},
+                                                .constants = {.local_size = local_size},
                                                 .records = records,
                                                 .words = records,
                                                 .slot_to_row = rows.buffer,

@@ -7,8 +7,9 @@
 // layout crosses the network once. All ranks of the group make the same calls in the same order.
 //
 // Placement comes from prefix sums on the device: rows arrive grouped by local expert in the order
-// (expert, source rank, source token), the same on every run. Sums are f32 in a fixed order. A
-// token travels once per rank, whatever number of its experts live there.
+// (expert, source rank, source token), or as they come, (source rank, source token), the same on
+// every run. Sums are f32 in a fixed order. A token travels once per rank, whatever number of its
+// experts live there.
 //
 // The calls only hand work in; they return the time point of their result and never wait for the
 // network. One thread at a time calls an exchange and its handles.
@@ -24,6 +25,7 @@
 #include <bellows/engine/device.hpp>
 #include <bellows/engine/lane.hpp>
 #include <bellows/engine/ops.hpp>
+#include <bellows/fp8/recipe.hpp>
 
 #include <chrono>
 #include <cstdint>
@@ -45,6 +47,16 @@ enum class ExchangeSums : std::uint8_t {
     Exact,
 };
 
+/// What a received row is.
+enum class ExchangeLayout : std::uint8_t {
+    /// A token for one local expert: rows are grouped by expert, each group beginning at a multiple
+    /// of the alignment. What grouped products take.
+    ExpertMajor,
+    /// A token, once, whatever number of its experts are here: rows stand where the network puts
+    /// them, without a copy. The caller sums over the experts of a row.
+    RankMajor,
+};
+
 struct ExchangeConfig {
     std::string name = "exchange"; ///< shown in errors and the trace
     std::vector<int> ranks{};      ///< the group, ascending; empty: the whole world
@@ -53,16 +65,26 @@ struct ExchangeConfig {
     std::uint64_t hidden = 0;      ///< multiple of 8
     std::uint64_t max_tokens = 0;  ///< most tokens that any rank of the group hands in
     DType dtype = DType::F32;      ///< of tokens and results on the device: F32 or BF16
-    std::uint32_t alignment = 1;   ///< each expert's rows begin at a multiple of it
-    /// In which type tokens travel to the experts; unset: dtype. Another than dtype is
-    /// Error{Unsupported} in this version.
+    ExchangeLayout layout = ExchangeLayout::ExpertMajor;
+    std::uint32_t alignment = 1; ///< ExpertMajor: each expert's rows begin at a multiple of it
+    /// In which type tokens travel to the experts: unset or dtype: as they are; F8E4M3: quantised
+    /// by 1 x 128 before they travel, with the bits of fp8::quantize, and rows are codes. Others
+    /// are Error{Unsupported} in this version. Gradients travel in dtype.
     std::optional<DType> token_wire{};
-    /// In which type partial sums travel back; unset: dtype. Likewise.
+    fp8::ScaleRule token_scales = fp8::ScaleRule::PowerOfTwo; ///< of codes
+    /// In which type partial sums travel back; unset: dtype. Another than dtype is
+    /// Error{Unsupported} in this version.
     std::optional<DType> sum_wire{};
     ExchangeSums sums = ExchangeSums::Ranked;
     /// Most workgroups of a kernel that packs or unpacks rows; 0: as many as serve. The bits do not
     /// depend on it. The small kernels that lay rows out are not bounded.
     std::uint32_t workgroups = 0;
+    /// What is copied between device and host at once, while other pieces are on their way. The
+    /// same on every rank; a multiple of 16.
+    std::uint64_t piece_bytes = std::uint64_t{4} << 20;
+    /// Copies between device and host on CPU devices, too, whose memory would serve as it is: for
+    /// tests.
+    bool stage_always = false;
     std::chrono::milliseconds timeout{60'000}; ///< of one exchange, once it has begun
 };
 
@@ -86,14 +108,24 @@ public:
     ExchangeHandle(const ExchangeHandle&) = delete;
     ExchangeHandle& operator=(const ExchangeHandle&) = delete;
 
-    /// Received rows grouped by local expert: [capacity, hidden], its row_count on the device. The
-    /// memory is bound when the counts are known.
+    /// Received rows: [capacity, hidden] of dtype, or codes; their row_count is on the device. The
+    /// memory is bound when the counts are known. Contiguous in ExpertMajor unless they are codes.
     TensorView rows() const;
-    /// Routing weight of each row: [capacity] f32.
+    /// rows() with their scales, where tokens travel as codes. Codes and scales of ExpertMajor's
+    /// padding are 0. Throws Error{InvalidArgument} elsewhere, as what follows does.
+    fp8::Quantized quantized_rows() const;
+    /// Routing weights: [capacity] f32 of each row in ExpertMajor, [capacity, top_k] of each choice
+    /// of its token in RankMajor, 0 for experts of other ranks.
     TensorView row_weights() const;
-    /// First row of each local expert: [num_local_experts + 1] u32; and rows of each, [.] u32.
+    /// RankMajor: [capacity, top_k] i32, the local experts that a row is for, -1 for others.
+    TensorView row_experts() const;
+    /// ExpertMajor: first row of each local expert: [num_local_experts + 1] u32.
     TensorView expert_offsets() const;
+    /// Rows for each local expert: [num_local_experts] u32.
     TensorView expert_counts() const;
+    /// RankMajor: where combine takes the rows' results from without a copy: [capacity, hidden] of
+    /// dtype, strided. Bound and left as it is by each dispatch.
+    TensorView results() const;
     /// Gradient of the rows' results, as combine_backward delivers it: [capacity, hidden].
     TensorView d_results() const;
     std::uint64_t capacity() const;
@@ -163,9 +195,9 @@ public:
     /// rows, weights and offsets. Collective.
     TimePoint dispatch(ExchangeHandle& handle, const TensorView& x, const TensorView& topk_ids,
                        const TensorView& topk_weights);
-    /// out[t] (+)= the sum of the results of the token's rows. results: [capacity, hidden], as
-    /// rows(); out: [tokens, hidden]. Weights are not applied here: multiply by row_weights().
-    /// Collective.
+    /// out[t] (+)= the sum of the results of the token's rows. results: [capacity, hidden] of
+    /// dtype, contiguous or the handle's results(); out: [tokens, hidden]. Weights are not applied
+    /// here: multiply by row_weights(). Collective.
     TimePoint combine(ExchangeHandle& handle, const TensorView& results, const TensorView& out,
                       bool accumulate = false);
     /// The same calls, sending only: what they return receives when it is called, and until then no
@@ -177,9 +209,9 @@ public:
                               const TensorView& out, bool accumulate = false);
     /// The gradient of combine: d_out: [tokens, hidden] to the handle's d_results(). Collective.
     TimePoint combine_backward(ExchangeHandle& handle, const TensorView& d_out);
-    /// The gradient of dispatch: d_rows: [capacity, hidden], d_row_weights: [capacity] f32
-    /// (optional); d_x: [tokens, hidden], d_topk_weights: [tokens, top_k] f32 (if d_row_weights).
-    /// Collective.
+    /// The gradient of dispatch: d_rows: [capacity, hidden] as results in combine, d_row_weights:
+    /// f32 of the extents of row_weights() (optional); d_x: [tokens, hidden], d_topk_weights:
+    /// [tokens, top_k] f32 (if d_row_weights). Collective.
     TimePoint dispatch_backward(ExchangeHandle& handle, const TensorView& d_rows,
                                 const TensorView& d_row_weights, const TensorView& d_x,
                                 bool accumulate, const TensorView& d_topk_weights);

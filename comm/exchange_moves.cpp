@@ -1,0 +1,217 @@
+// SPDX-License-Identifier: MIT
+#include "exchange_moves.hpp"
+
+#include "trace_transfer.hpp"
+
+#include <algorithm>
+#include <numeric>
+#include <utility>
+
+namespace bellows {
+
+namespace {
+
+std::uint64_t total(const std::vector<std::uint64_t>& bytes) {
+    return std::accumulate(bytes.begin(), bytes.end(), std::uint64_t{0});
+}
+
+/// Staging memory grows by more than is asked for, and seldom.
+std::uint64_t grown(std::uint64_t bytes) {
+    return bytes + bytes / 4;
+}
+
+} // namespace
+
+RecordMoves::RecordMoves(ExchangeHandle::Impl& handle, std::string name, Tag tag,
+                         const Buffer& from, std::vector<std::uint64_t> bytes_out, const Buffer& to)
+    : handle_(handle), exchange_(handle.exchange), name_(std::move(name)), tag_(tag), from_(from),
+      to_(to), bytes_out_(std::move(bytes_out)), staged_(!exchange_.zero_copy()) {
+}
+
+/// First pieces first, those for the next rank before those for the one after it.
+std::vector<RecordMoves::Piece> RecordMoves::cut(const std::vector<std::uint64_t>& bytes) const {
+    const std::uint64_t ranks = bytes.size(), most = exchange_.config.piece_bytes;
+    std::vector<std::uint64_t> offsets(ranks + 1);
+    std::partial_sum(bytes.begin(), bytes.end(), offsets.begin() + 1);
+    std::vector<Piece> pieces;
+    const std::uint64_t longest = *std::max_element(bytes.begin(), bytes.end());
+    for (std::uint64_t first = 0; first < longest; first += most)
+        for (std::uint64_t i = 1; i <= ranks; ++i) {
+            const std::uint64_t at = (static_cast<std::uint64_t>(exchange_.position) + i) % ranks;
+            if (first >= bytes[at])
+                continue;
+            Piece piece;
+            piece.at = at;
+            piece.offset = offsets[at] + first;
+            piece.bytes = std::min(most, bytes[at] - first);
+            pieces.push_back(std::move(piece));
+        }
+    return pieces;
+}
+
+bool RecordMoves::is_self(const Piece& piece) const noexcept {
+    return piece.at == static_cast<std::uint64_t>(exchange_.position);
+}
+
+int RecordMoves::rank_of(const Piece& piece) const noexcept {
+    return exchange_.config.ranks[piece.at];
+}
+
+bool RecordMoves::in_place(const Piece& piece) const noexcept {
+    return staged_ && exchange_.imports() && exchange_.transport.reads_in_place(rank_of(piece));
+}
+
+void RecordMoves::copy(LaneContext& context, Piece& piece, QueueRole role, BufferView source,
+                       BufferView destination) {
+    piece.copy = std::make_unique<Recording>(exchange_.device, role, name_);
+    piece.copy->copy(source, destination);
+    piece.copied = context.submit_beside(*piece.copy);
+}
+
+void RecordMoves::begin_out(LaneContext& context) {
+    out_ = cut(bytes_out_);
+    if (staged_)
+        std::erase_if(out_, [this](const Piece& piece) { return is_self(piece); });
+    const std::uint64_t bytes = total(bytes_out_);
+    if (staged_ && !out_.empty() && handle_.staging_out.size() < bytes) {
+        SharedMemory memory = exchange_.share(grown(bytes));
+        handle_.staging_out = memory ? Buffer::import_host(exchange_.device, memory.bytes(),
+                                                           handle_.name + " staging out")
+                                     : handle_.make_staging(" staging out", grown(bytes));
+        handle_.staging_memory = std::move(memory);
+    }
+    for (Piece& piece : out_) {
+        if (staged_) {
+            piece.state = State::CopyingOut;
+            copy(context, piece, QueueRole::TransferOut,
+                 from_.view().sub(piece.offset, piece.bytes),
+                 handle_.staging_out.view().sub(piece.offset, piece.bytes));
+        } else {
+            send(piece);
+        }
+        if (!is_self(piece))
+            exchange_.bytes_sent += piece.bytes;
+    }
+}
+
+void RecordMoves::begin_in(LaneContext& context, const std::vector<std::uint64_t>& bytes) {
+    in_ = cut(bytes);
+    const bool waits = std::any_of(in_.begin(), in_.end(), [this](const Piece& piece) {
+        return !is_self(piece) && !in_place(piece);
+    });
+    if (staged_ && waits && handle_.staging_in.size() < total(bytes))
+        handle_.staging_in = handle_.make_staging(" staging in", grown(total(bytes)));
+    // This rank's own, in from_: behind what is for the ranks before it.
+    std::uint64_t own = std::accumulate(bytes_out_.begin(), bytes_out_.begin() + exchange_.position,
+                                        std::uint64_t{0});
+    for (Piece& piece : in_) {
+        if (staged_ && is_self(piece)) {
+            piece.state = State::CopyingIn;
+            copy(context, piece, QueueRole::TransferIn, from_.view().sub(own, piece.bytes),
+                 to_.view().sub(piece.offset, piece.bytes));
+            own += piece.bytes;
+            continue;
+        }
+        receive(piece);
+        if (!is_self(piece))
+            exchange_.bytes_received += piece.bytes;
+    }
+}
+
+void RecordMoves::send(Piece& piece) {
+    const Buffer& memory = staged_ ? handle_.staging_out : from_;
+    piece.transfer = sends_.size();
+    piece.state = State::Moving;
+    sends_.push_back(exchange_.transport.post_send(
+        rank_of(piece), tag_,
+        memory.mapped_as<const std::byte>().subspan(piece.offset, piece.bytes)));
+    if (!is_self(piece))
+        ++exchange_.messages_sent;
+}
+
+void RecordMoves::receive(Piece& piece) {
+    const Buffer& memory = staged_ ? handle_.staging_in : to_;
+    piece.transfer = receives_.size();
+    if (in_place(piece))
+        receives_.push_back(
+            exchange_.transport.post_recv_in_place(rank_of(piece), tag_, piece.bytes));
+    else
+        receives_.push_back(exchange_.transport.post_recv(
+            rank_of(piece), tag_,
+            memory.mapped_as<std::byte>().subspan(piece.offset, piece.bytes)));
+}
+
+bool RecordMoves::arrived(Transfer& transfer) {
+    if (transfer.done())
+        return true;
+    if (!transfer.test())
+        return false;
+    trace_transfer(exchange_.device, exchange_.config.name, transfer);
+    return true;
+}
+
+/// Whether it has gone on to another state.
+bool RecordMoves::step_out(Piece& piece) {
+    if (piece.state == State::CopyingOut && piece.copied.reached()) {
+        piece.copy.reset();
+        send(piece);
+        return true;
+    }
+    if (piece.state == State::Moving && arrived(sends_[piece.transfer])) {
+        piece.state = State::Done;
+        return true;
+    }
+    return false;
+}
+
+bool RecordMoves::step_in(LaneContext& context, Piece& piece) {
+    if (piece.state == State::CopyingIn && piece.copied.reached()) {
+        piece.copy.reset();
+        if (!is_self(piece))
+            receives_[piece.transfer] = Transfer(); // its sender may use the memory again
+        piece.state = State::Done;
+        return true;
+    }
+    if (piece.state != State::Moving || !arrived(receives_[piece.transfer]))
+        return false;
+    if (!staged_) {
+        piece.state = State::Done;
+        return true;
+    }
+    piece.state = State::CopyingIn;
+    const BufferView source =
+        in_place(piece) ? exchange_.view_of(rank_of(piece), receives_[piece.transfer].in_place())
+                        : handle_.staging_in.view().sub(piece.offset, piece.bytes);
+    copy(context, piece, QueueRole::TransferIn, source, to_.view().sub(piece.offset, piece.bytes));
+    return true;
+}
+
+Progress RecordMoves::step(LaneContext& context) {
+    exchange_.transport.progress();
+    bool done = true, changed = false;
+    bool in_order = true; // as receivers expect them, whichever copy ends first
+    for (Piece& piece : out_) {
+        if (in_order || piece.state != State::CopyingOut)
+            changed |= step_out(piece);
+        in_order = in_order && piece.state != State::CopyingOut;
+        done &= piece.state == State::Done;
+    }
+    for (Piece& piece : in_) {
+        changed |= step_in(context, piece);
+        done &= piece.state == State::Done;
+    }
+    if (done)
+        return Progress::Done;
+    std::uint64_t seen = 0;
+    for (const Transfer& transfer : receives_)
+        seen += transfer.seen_bytes();
+    changed |= std::exchange(seen_, seen) != seen;
+    return changed ? Progress::Moved : Progress::Again;
+}
+
+bool RecordMoves::all_posted() const noexcept {
+    return std::none_of(out_.begin(), out_.end(),
+                        [](const Piece& piece) { return piece.state == State::CopyingOut; });
+}
+
+} // namespace bellows

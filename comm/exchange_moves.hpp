@@ -1,0 +1,83 @@
+// SPDX-License-Identifier: MIT
+#pragma once
+
+// The records of one leg on their way between this rank's device memory and the other ranks, in
+// pieces: while one is copied out of the device, others are with the network and others are copied
+// in. Where host memory serves as device memory, messages are sent from it and received in it; else
+// pieces are copied to memory that the node's ranks share, and its receivers' devices read them
+// there; through staging memory of both sides where ranks share none. This rank's own records stay
+// on the device. Used by a lane.
+
+#include "exchange_impl.hpp"
+
+#include <bellows/comm/message.hpp>
+#include <bellows/engine/lane.hpp>
+
+#include <chrono>
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <string>
+#include <vector>
+
+namespace bellows {
+
+class RecordMoves {
+public:
+    /// In `from` and `to` stands what goes to, and comes from, each member of the group in turn:
+    /// so many bytes. name: for the trace.
+    RecordMoves(ExchangeHandle::Impl& handle, std::string name, Tag tag, const Buffer& from,
+                std::vector<std::uint64_t> bytes_out, const Buffer& to);
+
+    /// Once each, in either order.
+    void begin_out(LaneContext& context);
+    void begin_in(LaneContext& context, const std::vector<std::uint64_t>& bytes);
+    /// Moves what can be moved. Done: what has been begun has left and stands where it belongs.
+    Progress step(LaneContext& context);
+    /// All that has been begun is with the network.
+    bool all_posted() const noexcept;
+
+    std::span<const Transfer> receives() const noexcept { return receives_; }
+    std::span<const Transfer> sends() const noexcept { return sends_; }
+
+private:
+    enum class State : std::uint8_t {
+        CopyingOut, ///< from the device
+        Moving,     ///< with the network
+        CopyingIn,  ///< to the device
+        Done,
+    };
+    struct Piece {
+        std::uint64_t at = 0; ///< position in the group
+        std::uint64_t offset = 0, bytes = 0;
+        State state = State::Moving;
+        std::size_t transfer = 0;
+        std::unique_ptr<Recording> copy;
+        TimePoint copied;
+    };
+
+    std::vector<Piece> cut(const std::vector<std::uint64_t>& bytes) const;
+    bool is_self(const Piece& piece) const noexcept;
+    int rank_of(const Piece& piece) const noexcept;
+    bool in_place(const Piece& piece) const noexcept;
+    void copy(LaneContext& context, Piece& piece, QueueRole role, BufferView source,
+              BufferView destination);
+    void send(Piece& piece);
+    void receive(Piece& piece);
+    bool step_out(Piece& piece);
+    bool step_in(LaneContext& context, Piece& piece);
+    bool arrived(Transfer& transfer);
+
+    ExchangeHandle::Impl& handle_;
+    ExpertExchange::Impl& exchange_;
+    std::string name_;
+    Tag tag_;
+    const Buffer &from_, &to_;
+    std::vector<std::uint64_t> bytes_out_;
+    bool staged_;
+    std::vector<Piece> out_, in_;
+    std::vector<Transfer> receives_, sends_;
+    std::uint64_t seen_ = 0; ///< bytes moved at the last look
+};
+
+} // namespace bellows
