@@ -32,6 +32,10 @@ namespace {
 struct Totals {
     Totals(const ExchangeShape& shape, const Owner& owner) {
         for (int rank = 0; rank < static_cast<int>(shape.ranks); ++rank) {
+            if (shape.low_latency) {
+                records += shape.ranks * shape.tokens;
+                continue;
+            }
             const std::vector<std::uint64_t> of_rank = traffic_of(shape, rank, owner).records;
             records = std::accumulate(of_rank.begin(), of_rank.end(), records);
         }
@@ -84,6 +88,8 @@ public:
                   &ExchangeRig::wrong_dispatch_backward}}) {
             if (leg.run == &ExchangeRig::combine)
                 rig_.fill_results();
+            if (options_.shape.low_latency && leg.run == &ExchangeRig::combine_backward)
+                break; // forward only
             (rig_.*leg.run)();
             if (std::string wrong = agreed(leg.name, (rig_.*leg.wrong)()); !wrong.empty())
                 return wrong;
@@ -103,14 +109,18 @@ public:
         std::vector<PhaseResult> results = {
             time_legs("dispatch", totals_.token_bytes, there, [&] { rig_.dispatch(); }),
             time_legs("combine", totals_.bytes, back, [&] { rig_.combine(); }),
-            time_legs("combine_backward", totals_.bytes, there, [&] { rig_.combine_backward(); }),
-            time_legs("dispatch_backward", totals_.bytes, back, [&] { rig_.dispatch_backward(); }),
-            time_legs("dispatch+combine", totals_.token_bytes + totals_.bytes, both,
-                      [&] {
-                          rig_.dispatch();
-                          rig_.combine();
-                      }),
         };
+        if (!options_.shape.low_latency) {
+            results.push_back(time_legs("combine_backward", totals_.bytes, there,
+                                        [&] { rig_.combine_backward(); }));
+            results.push_back(time_legs("dispatch_backward", totals_.bytes, back,
+                                        [&] { rig_.dispatch_backward(); }));
+        }
+        results.push_back(
+            time_legs("dispatch+combine", totals_.token_bytes + totals_.bytes, both, [&] {
+                rig_.dispatch();
+                rig_.combine();
+            }));
         results.insert(results.end(), raw.begin(), raw.end());
         if (options_.trace)
             rig_.write_trace(world_, *options_.trace);
@@ -126,7 +136,7 @@ public:
                 {"compiler", __VERSION__},
                 {"ranks", std::to_string(world_.size())},
                 {"nodes", std::to_string(world_.num_nodes())},
-                {"mode", "ht"}};
+                {"mode", options_.shape.low_latency ? "ll" : "ht"}};
     }
 
 private:
@@ -143,11 +153,14 @@ private:
         PhaseResult result;
         result.name = name;
         result.seconds = timing.seconds;
+        if (options_.shape.low_latency)
+            result.p99 = timing.p99;
         result.cpu_seconds = timing.cpu_seconds;
         result.bytes = bytes;
         result.repeats = timing.repeats;
         result.sent = sent;
-        result.dedup = totals_.dedup;
+        if (!options_.shape.low_latency)
+            result.dedup = totals_.dedup;
         if (options_.shape.codes && bytes == totals_.token_bytes)
             result.fp8 = 1 - totals_.token_bytes / totals_.bytes;
         result.raw_seconds = raw_seconds;

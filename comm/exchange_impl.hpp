@@ -52,7 +52,12 @@ struct ExpertExchange::Impl {
     std::uint64_t group_size() const noexcept { return config.ranks.size(); }
     std::uint64_t experts_of(std::uint64_t at) const noexcept;
     std::uint64_t first_expert_of(std::uint64_t at) const noexcept;
+    bool low_latency() const noexcept { return config.mode == ExchangeMode::LowLatency; }
     bool by_tokens() const noexcept { return config.layout == ExchangeLayout::RankMajor; }
+    /// What is low in latency is worth a core, unless kernels run on it.
+    bool hurries() const noexcept { return low_latency() && !device.info().is_cpu; }
+    /// Rows stand at fixed places of their experts.
+    bool masked() const noexcept { return low_latency() && !by_tokens(); }
     bool quantizes() const noexcept { return config.token_wire == DType::F8E4M3; }
     std::uint64_t hidden_bytes() const noexcept;
     /// Of a quantised row, before its scales.
@@ -118,9 +123,10 @@ struct ExchangeHandle::Impl {
     Buffer send_records; ///< outbound, by destination rank
     Buffer back_records; ///< inbound, the same rows coming back
     // At the experts.
-    Buffer record_count; ///< Upload: received records, at kCountsAt rows of each local expert
-    Buffer received;     ///< late: outbound records, by source rank
-    Buffer returned;     ///< late: inbound records to send
+    /// Upload: received records; at kZeroAt 0; at kCountsAt rows of each local expert (RankMajor).
+    Buffer record_count;
+    Buffer received; ///< late: outbound records, by source rank
+    Buffer returned; ///< late: inbound records to send
     Buffer slot_ids, slot_weights, slot_scalars;
     Buffer counts, offsets, row_to_slot, slot_to_row, weights_of_rows;
     Buffer workspace;
@@ -130,7 +136,7 @@ struct ExchangeHandle::Impl {
     std::vector<RowTensor> row_tensors; ///< of the caller
     Buffer staging_out, staging_in;     ///< host copies, grown by the lane
 
-    static constexpr std::uint64_t kCountsAt = 16;
+    static constexpr std::uint64_t kZeroAt = 8, kCountsAt = 16;
 
     // Known on the host after a dispatch, used by the lane only.
     std::vector<std::uint64_t> sent_rows, received_rows; ///< per position in the group
@@ -141,7 +147,7 @@ struct ExchangeHandle::Impl {
     bool dispatched = false; ///< row tensors can be added no more
     bool filled = false;     ///< a dispatch was handed in, both halves of it
     bool half_open = false;  ///< a hook waits to be called
-    RecordingCache pack_dispatch, pack_backward, unpack_dispatch, unpack_backward;
+    RecordingCache place_dispatch, pack_dispatch, pack_backward, unpack_dispatch, unpack_backward;
     RecordingCache reduce_forward, reduce_backward, finish_forward, finish_backward;
 
     Buffer make_staging(const char* what, std::uint64_t bytes) const;

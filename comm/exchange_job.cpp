@@ -20,6 +20,7 @@ namespace bellows {
 
 namespace {
 
+using namespace std::chrono_literals;
 using Clock = std::chrono::steady_clock;
 
 constexpr std::uint32_t kCountsStream = 0;
@@ -45,8 +46,9 @@ public:
     Exchange(ExchangeHandlePtr handle, std::string name, bool outbound, bool learn,
              std::shared_ptr<ReceiveGate> gate)
         : handle_ptr_(std::move(handle)), handle_(*handle_ptr_), exchange_(handle_.exchange),
-          name_(std::move(name)), outbound_(outbound), learn_(learn),
-          record_bytes_((learn ? exchange_.token_record() : exchange_.plain_record()).bytes),
+          name_(std::move(name)), outbound_(outbound),
+          tokens_(outbound && (learn || exchange_.low_latency())),
+          record_bytes_((tokens_ ? exchange_.token_record() : exchange_.plain_record()).bytes),
           gate_(std::move(gate)), sequence_(exchange_.transport.next_sequence()) {
         const auto then = [this](auto stage) { stages_.push_back(stage); };
         // At once: receives are posted first, so that MPI finds them. With a gate: all that can be
@@ -146,7 +148,7 @@ private:
     }
     const Buffer& device_out() const { return outbound_ ? handle_.send_records : handle_.returned; }
     const Buffer& device_in() const {
-        return outbound_ ? handle_.arrivals(learn_) : handle_.back_records;
+        return outbound_ ? handle_.arrivals(tokens_) : handle_.back_records;
     }
     std::vector<std::uint64_t> bytes_of(std::vector<std::uint64_t> records) const {
         for (std::uint64_t& each : records)
@@ -304,8 +306,10 @@ private:
 
     RecordMoves& moves() {
         if (!moves_)
-            moves_.emplace(handle_, name_, Tag{sequence_, kRecordsStream}, device_out(),
-                           bytes_of(rows_out()), device_in());
+            moves_.emplace(handle_, name_, Tag{sequence_, kRecordsStream},
+                           RecordMoves::Out{device_out(), bytes_of(rows_out()),
+                                            tokens_ && exchange_.low_latency()},
+                           device_in());
         return *moves_;
     }
 
@@ -320,7 +324,7 @@ private:
     /// The first half in the hook form.
     Progress post_out(LaneContext& context) {
         moves().step(context);
-        return moves().all_posted() ? Progress::Done : Progress::Again;
+        return moves().all_posted() ? Progress::Done : waiting();
     }
 
     Progress wait_for_gate(LaneContext& context) {
@@ -329,6 +333,12 @@ private:
         moves().step(context);
         test(counts_out_);
         return gate_->open ? Progress::Done : Progress::Again;
+    }
+
+    /// Hurry does not last long.
+    Progress waiting() const {
+        const bool soon = exchange_.hurries() && Clock::now() - posted_ < 5ms;
+        return soon ? Progress::Soon : Progress::Again;
     }
 
     Progress begin_in(LaneContext& context) {
@@ -342,9 +352,9 @@ private:
     Progress move_records(LaneContext& context) {
         const bool told = test(counts_out_);
         if (const Progress progress = moves().step(context); progress != Progress::Done)
-            return progress;
+            return progress == Progress::Again ? waiting() : progress;
         if (!told)
-            return Progress::Again;
+            return waiting();
         exchange_.nanoseconds_waited +=
             static_cast<std::uint64_t>(std::chrono::nanoseconds(Clock::now() - posted_).count());
         return Progress::Done;
@@ -354,7 +364,8 @@ private:
     ExchangeHandle::Impl& handle_;
     ExpertExchange::Impl& exchange_;
     std::string name_;
-    bool outbound_, learn_;
+    bool outbound_;
+    bool tokens_; ///< not sums or gradients
     std::uint64_t record_bytes_;
     std::shared_ptr<ReceiveGate> gate_;
     std::uint64_t sequence_;
@@ -381,6 +392,7 @@ LaneJob make_job(const ExchangeHandlePtr& handle, std::string name, bool outboun
         std::make_shared<Exchange>(handle, std::move(name), outbound, learn, std::move(gate));
     job.step = [exchange](LaneContext& context) { return exchange->step(context); };
     job.on_failure = tell_all(handle->exchange.world.control());
+    job.prompt = handle->exchange.hurries();
     return job;
 }
 
@@ -395,7 +407,7 @@ LaneJob make_outbound_job(const ExchangeHandlePtr& handle_ptr, std::string name,
         job.accesses.push_back({buffer.view(), access});
     };
     accesses(handle.send_records, Access::Read);
-    accesses(handle.arrivals(learn), Access::Write);
+    accesses(handle.arrivals(learn || handle.exchange.low_latency()), Access::Write);
     if (learn) {
         accesses(handle.host_counts, Access::Read);
         accesses(handle.record_count, Access::Write);

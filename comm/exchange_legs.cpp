@@ -97,11 +97,14 @@ void pack_records(Recording& recording, const Handle& handle, const Record& reco
                        shape.grid.sources(tokens, shape.units));
 }
 
-/// Rows in expert order; ExpertMajor.
+/// Rows in expert order; ExpertMajor and low latency, which leaves the others as they are.
 void gather_rows(Recording& recording, const Handle& handle, const Record& record,
                  const Buffer& rows) {
     const Shape shape(handle, record);
     const ops::MoeLayout layout = handle.receive_layout();
+    const BufferView clears = handle.exchange.masked()
+                                  ? handle.record_count.view().sub(Handle::kZeroAt, 4)
+                                  : layout.row_count();
     recording.dispatch(
         kernels::ExchangeGather{.variant = shape.variant<kernels::ExchangeGather>(),
                                 .constants = {shape.grid.local_size(), shape.wide,
@@ -109,15 +112,16 @@ void gather_rows(Recording& recording, const Handle& handle, const Record& recor
                                 .records = handle.received.view(),
                                 .row_to_slot = layout.row_to_slot.buffer,
                                 .slot_to_row = layout.slot_to_row.buffer,
-                                .row_count = layout.row_count(),
+                                .row_count = clears,
                                 .record_count = handle.record_count.view(),
                                 .out_rows = rows.view(),
-                                .rows = Shape::u32(handle.capacity),
+                                .rows = Shape::u32(layout.row_to_slot.extent[0]),
                                 .num_records = Shape::u32(handle.exchange.most_received()),
                                 .units = shape.units,
                                 .top_k = shape.top_k,
                                 .record_units = shape.record_units},
-        shape.grid.gathers(handle.exchange.most_received(), handle.capacity, shape.units));
+        shape.grid.gathers(handle.exchange.most_received(),
+                           handle.exchange.low_latency() ? 0 : handle.capacity, shape.units));
 }
 
 /// scalars: [most_received, top_k] of the slots, or none.
@@ -129,24 +133,27 @@ void reduce_rows(Recording& recording, const Handle& handle, const TensorView& r
     const Shape shape(handle, handle.exchange.plain_record(), rows.buffer);
     const bool by_tokens = handle.exchange.by_tokens();
     recording.dispatch(
-        kernels::ExchangeReduce{.variant = shape.variant<kernels::ExchangeReduce>(),
-                                .constants = {shape.grid.local_size(), shape.wide},
-                                .rows = rows.buffer,
-                                .slot_to_row = by_tokens
-                                                   ? handle.slot_ids.view()
-                                                   : handle.receive_layout().slot_to_row.buffer,
-                                .slot_scalars = scalars ? scalars : handle.slot_scalars.view(),
-                                .record_count = handle.record_count.view(),
-                                .records = handle.returned.view(),
-                                .words = handle.returned.view(),
-                                .num_records = Shape::u32(handle.exchange.most_received()),
-                                .units = in_place ? 0 : shape.units,
-                                .top_k = shape.top_k,
-                                .record_units = shape.record_units,
-                                .record_words = shape.record_words,
-                                .hidden_words = shape.hidden_words,
-                                .row_is_record = by_tokens ? 1u : 0u,
-                                .has_scalars = scalars ? 1u : 0u},
+        kernels::ExchangeReduce{
+            .variant = shape.variant<kernels::ExchangeReduce>(),
+            .constants = {shape.grid.local_size(), shape.wide},
+            .rows = rows.buffer,
+            .slot_to_row =
+                by_tokens ? handle.slot_ids.view() : handle.receive_layout().slot_to_row.buffer,
+            .slot_scalars = scalars                         ? scalars
+                            : handle.exchange.low_latency() ? handle.slot_weights.view()
+                                                            : handle.slot_scalars.view(),
+            .record_count = handle.record_count.view(),
+            .records = handle.returned.view(),
+            .words = handle.returned.view(),
+            .num_records = Shape::u32(handle.exchange.most_received()),
+            .units = in_place ? 0 : shape.units,
+            .top_k = shape.top_k,
+            .record_units = shape.record_units,
+            .record_words = shape.record_words,
+            .hidden_words = shape.hidden_words,
+            .row_is_record = by_tokens ? 1u : 0u,
+            .weighted = handle.exchange.masked() ? 1u : 0u,
+            .has_scalars = scalars ? 1u : 0u},
         shape.grid.rows(handle.exchange.most_received()));
 }
 
@@ -190,10 +197,24 @@ Recording& cached(RecordingCache& cache, const Handle& handle, const char* what,
     return cache.keep(std::move(key), std::move(made));
 }
 
+/// rank_ids: as the kernel's.
+void route(Recording& recording, const Handle& handle, const TensorView& ids,
+           const Buffer& rank_ids, std::uint64_t spacing) {
+    const Shape shape(handle, handle.exchange.token_record());
+    recording.dispatch(kernels::ExchangeRoute{.constants = {.local_size = shape.grid.local_size()},
+                                              .topk_ids = ids.buffer,
+                                              .rank_ids = rank_ids.view().sub(0, ids.num_bytes()),
+                                              .tokens = Shape::u32(ids.extent[0]),
+                                              .top_k = shape.top_k,
+                                              .experts = shape.experts,
+                                              .ranks = shape.ranks,
+                                              .spacing = Shape::u32(spacing)},
+                       shape.grid.items(ids.extent[0]));
+}
+
 void record_dispatch_pack(Recording& recording, const Handle& handle, const TensorView& x,
                           const TensorView& ids, const TensorView& weights) {
     const Record record = handle.exchange.token_record();
-    const Shape shape(handle, record);
     const std::uint64_t tokens = x.extent[0];
     const ops::MoeLayout layout = handle.send_layout(tokens);
     const TensorView rank_ids =
@@ -202,15 +223,7 @@ void record_dispatch_pack(Recording& recording, const Handle& handle, const Tens
         handle.expert_loads.tensor(DType::U32, {handle.exchange.config.num_experts});
     recording.label("DISPATCH");
     if (tokens > 0)
-        recording.dispatch(
-            kernels::ExchangeRoute{.constants = {.local_size = shape.grid.local_size()},
-                                   .topk_ids = ids.buffer,
-                                   .rank_ids = rank_ids.buffer,
-                                   .tokens = Shape::u32(tokens),
-                                   .top_k = shape.top_k,
-                                   .experts = shape.experts,
-                                   .ranks = shape.ranks},
-            shape.grid.items(tokens));
+        route(recording, handle, ids, handle.rank_ids, 0);
     ops::moe_layout(recording, rank_ids, layout, handle.workspace.view());
     if (tokens > 0)
         ops::expert_counts(recording, ids, loads, false);
@@ -229,31 +242,73 @@ void record_dispatch_pack(Recording& recording, const Handle& handle, const Tens
     pack_records(recording, handle, record, rows, tokens, ids, weights);
 }
 
-void record_dispatch_unpack(Recording& recording, const Handle& handle) {
-    const Record record = handle.exchange.token_record();
+/// Low latency: tokens in their order, the same for all ranks.
+void record_tokens(Recording& recording, const Handle& handle, const TensorView& x,
+                   const TensorView& ids, const TensorView& weights) {
+    const ExpertExchange::Impl& exchange = handle.exchange;
+    const Record record = exchange.token_record();
     const Shape shape(handle, record);
-    const std::uint64_t most = handle.exchange.most_received();
-    const std::uint64_t top_k = handle.exchange.config.top_k;
+    const std::uint64_t tokens = x.extent[0], most = exchange.config.max_tokens;
+    const BufferView memory = handle.send_records.view();
+    recording.label("DISPATCH");
+    recording.dispatch(kernels::ExchangeLabel{.constants = {.local_size = shape.grid.local_size()},
+                                              .topk_ids = ids.buffer,
+                                              .topk_weights = weights.buffer,
+                                              .words = memory,
+                                              .tokens = Shape::u32(tokens),
+                                              .records = Shape::u32(most),
+                                              .top_k = shape.top_k,
+                                              .record_words = shape.record_words,
+                                              .hidden_words = shape.hidden_words},
+                       shape.grid.items(most * shape.top_k));
+    if (tokens == 0)
+        return;
+    if (record.codes)
+        fp8::quantize(recording, x, exchange.quantized(memory, tokens, record.bytes));
+    else
+        ops::copy(recording, x, exchange.plain(memory, tokens, record.bytes));
+}
+
+void record_dispatch_unpack(Recording& recording, const Handle& handle) {
+    const ExpertExchange::Impl& exchange = handle.exchange;
+    const Record record = exchange.token_record();
+    const Shape shape(handle, record);
+    const std::uint64_t most = exchange.most_received(), top_k = exchange.config.top_k;
+    const auto position = static_cast<std::uint64_t>(exchange.position);
     const TensorView ids = handle.slot_ids.tensor(DType::I32, {most, top_k})
                                .with_row_count(handle.record_count.view().sub(0, 4));
     const TensorView weights = handle.slot_weights.tensor(DType::F32, {most, top_k});
     recording.label("DISPATCH");
-    recording.dispatch(kernels::ExchangeUnpack{.constants = {.local_size = shape.grid.local_size()},
-                                               .words = handle.received.view(),
-                                               .record_count = handle.record_count.view(),
-                                               .topk_ids = ids.buffer,
-                                               .topk_weights = weights.buffer,
-                                               .records = Shape::u32(most),
-                                               .top_k = shape.top_k,
-                                               .record_words = shape.record_words,
-                                               .hidden_words = shape.hidden_words},
-                       shape.grid.items(most));
-    if (handle.exchange.by_tokens())
+    recording.dispatch(
+        kernels::ExchangeUnpack{
+            .constants = {.local_size = shape.grid.local_size()},
+            .words = handle.received.view(),
+            .record_count = handle.record_count.view(),
+            .topk_ids = ids.buffer,
+            .topk_weights = weights.buffer,
+            .records = Shape::u32(most),
+            .top_k = shape.top_k,
+            .record_words = shape.record_words,
+            .hidden_words = shape.hidden_words,
+            .first = exchange.low_latency() ? Shape::u32(exchange.first_expert_of(position)) : 0,
+            .experts = Shape::u32(exchange.experts_of(position))},
+        shape.grid.items(most));
+    if (exchange.by_tokens())
         return;
     const ops::MoeLayout layout = handle.receive_layout();
     ops::moe_layout(recording, ids, layout, handle.workspace.view());
-    ops::moe_scalars_to_rows(recording, weights, layout,
-                             handle.weights_of_rows.tensor(DType::F32, {handle.capacity}));
+    if (exchange.masked())
+        recording.dispatch(
+            kernels::ExchangeMask{.constants = {.local_size = shape.grid.local_size()},
+                                  .topk_ids = ids.buffer,
+                                  .offsets = layout.offsets.buffer,
+                                  .slot_to_row = layout.slot_to_row.buffer,
+                                  .slots = Shape::u32(most * top_k),
+                                  .spacing = Shape::u32(most)},
+            shape.grid.items(most * top_k));
+    else
+        ops::moe_scalars_to_rows(recording, weights, layout,
+                                 handle.weights_of_rows.tensor(DType::F32, {handle.capacity}));
     gather_rows(recording, handle, record, handle.rows);
 }
 
@@ -266,6 +321,11 @@ void require(bool good, const Handle& handle, const std::string& message) {
 void require_filled(const Handle& handle) {
     require(!handle.half_open, handle, "the hook of its last call has not been called yet");
     require(handle.filled, handle, "there was no dispatch, or its hook was given up");
+}
+
+void require_backward(const Handle& handle) {
+    require(!handle.exchange.low_latency(), handle, "low-latency mode goes forward only");
+    require_filled(handle);
 }
 
 // The halves of the forward legs: what sends, and what takes the result in.
@@ -284,6 +344,7 @@ void begin_dispatch(const ExchangeHandlePtr& handle, const TensorView& x,
     check_tensor(h, "x", x, c.dtype, tokens, c.hidden);
     check_tensor(h, "topk_ids", topk_ids, DType::I32, tokens, c.top_k);
     check_tensor(h, "topk_weights", topk_weights, DType::F32, tokens, c.top_k);
+    const bool low_latency = h.exchange.low_latency();
     h.topk_ids = topk_ids;
     h.tokens = tokens;
     h.dispatched = true;
@@ -291,9 +352,17 @@ void begin_dispatch(const ExchangeHandlePtr& handle, const TensorView& x,
     h.exchange.device.submit(
         cached(h.pack_dispatch, h, "pack", {x.buffer, topk_ids.buffer, topk_weights.buffer},
                [&](Recording& recording) {
-                   record_dispatch_pack(recording, h, x, topk_ids, topk_weights);
+                   (low_latency ? record_tokens : record_dispatch_pack)(recording, h, x, topk_ids,
+                                                                        topk_weights);
                }));
-    h.lane.post(make_outbound_job(handle, h.name + " DISPATCH(F)", true, std::move(gate)));
+    h.lane.post(make_outbound_job(handle, h.name + " DISPATCH(F)", !low_latency, std::move(gate)));
+    // Meanwhile: where what comes back from each rank will stand.
+    if (low_latency && tokens > 0)
+        h.exchange.device.submit(
+            cached(h.place_dispatch, h, "place", {topk_ids.buffer}, [&](Recording& recording) {
+                recording.label("DISPATCH");
+                route(recording, h, topk_ids, h.rank_slot_to_row, c.max_tokens);
+            }));
 }
 
 TimePoint end_dispatch(Handle& h) {
@@ -331,7 +400,7 @@ TimePoint end_combine(Handle& h, const TensorView& out, bool accumulate) {
 
 void combine_backward_leg(const ExchangeHandlePtr& handle, const TensorView& d_out) {
     Handle& h = *handle;
-    require_filled(h);
+    require_backward(h);
     check_tensor(h, "d_out", d_out, h.exchange.config.dtype, h.tokens, h.exchange.config.hidden);
     h.exchange.device.submit(cached(h.pack_backward, h, "pack gradients",
                                     {d_out.buffer, h.topk_ids.buffer}, [&](Recording& recording) {
@@ -395,7 +464,7 @@ TimePoint ExpertExchange::dispatch_backward(ExchangeHandle& handle, const Tensor
         Handle& h = *pointer;
         const ExchangeConfig& c = impl_->config;
         const bool scalars = static_cast<bool>(d_row_weights.buffer);
-        require_filled(h);
+        require_backward(h);
         check_rows(h, "d_rows", d_rows);
         if (scalars && h.exchange.by_tokens())
             check_tensor(h, "d_row_weights", d_row_weights, DType::F32, h.capacity, c.top_k);

@@ -22,17 +22,19 @@ std::uint64_t grown(std::uint64_t bytes) {
 
 } // namespace
 
-RecordMoves::RecordMoves(ExchangeHandle::Impl& handle, std::string name, Tag tag,
-                         const Buffer& from, std::vector<std::uint64_t> bytes_out, const Buffer& to)
-    : handle_(handle), exchange_(handle.exchange), name_(std::move(name)), tag_(tag), from_(from),
-      to_(to), bytes_out_(std::move(bytes_out)), staged_(!exchange_.zero_copy()) {
+RecordMoves::RecordMoves(ExchangeHandle::Impl& handle, std::string name, Tag tag, Out from,
+                         const Buffer& to)
+    : handle_(handle), exchange_(handle.exchange), name_(std::move(name)), tag_(tag),
+      from_(std::move(from)), to_(to), staged_(!exchange_.zero_copy()) {
 }
 
 /// First pieces first, those for the next rank before those for the one after it.
-std::vector<RecordMoves::Piece> RecordMoves::cut(const std::vector<std::uint64_t>& bytes) const {
+std::vector<RecordMoves::Piece> RecordMoves::cut(const std::vector<std::uint64_t>& bytes,
+                                                 bool same) const {
     const std::uint64_t ranks = bytes.size(), most = exchange_.config.piece_bytes;
     std::vector<std::uint64_t> offsets(ranks + 1);
-    std::partial_sum(bytes.begin(), bytes.end(), offsets.begin() + 1);
+    if (!same)
+        std::partial_sum(bytes.begin(), bytes.end(), offsets.begin() + 1);
     std::vector<Piece> pieces;
     const std::uint64_t longest = *std::max_element(bytes.begin(), bytes.end());
     for (std::uint64_t first = 0; first < longest; first += most)
@@ -69,45 +71,53 @@ void RecordMoves::copy(LaneContext& context, Piece& piece, QueueRole role, Buffe
 }
 
 void RecordMoves::begin_out(LaneContext& context) {
-    out_ = cut(bytes_out_);
+    out_ = cut(from_.bytes, from_.same);
     if (staged_)
         std::erase_if(out_, [this](const Piece& piece) { return is_self(piece); });
-    const std::uint64_t bytes = total(bytes_out_);
-    if (staged_ && !out_.empty() && handle_.staging_out.size() < bytes) {
+    std::uint64_t bytes = 0;
+    for (const Piece& piece : out_)
+        bytes = std::max(bytes, piece.offset + piece.bytes);
+    if (staged_ && handle_.staging_out.size() < bytes) {
         SharedMemory memory = exchange_.share(grown(bytes));
         handle_.staging_out = memory ? Buffer::import_host(exchange_.device, memory.bytes(),
                                                            handle_.name + " staging out")
                                      : handle_.make_staging(" staging out", grown(bytes));
         handle_.staging_memory = std::move(memory);
     }
-    for (Piece& piece : out_) {
-        if (staged_) {
-            piece.state = State::CopyingOut;
-            copy(context, piece, QueueRole::TransferOut,
-                 from_.view().sub(piece.offset, piece.bytes),
-                 handle_.staging_out.view().sub(piece.offset, piece.bytes));
-        } else {
-            send(piece);
-        }
+    for (std::size_t i = 0; i < out_.size(); ++i) {
+        Piece& piece = out_[i];
         if (!is_self(piece))
             exchange_.bytes_sent += piece.bytes;
+        if (!staged_) {
+            send(piece);
+            continue;
+        }
+        piece.state = State::CopyingOut;
+        if (from_.same && i > 0 && out_[i - 1].offset == piece.offset)
+            piece.copied = out_[i - 1].copied;
+        else
+            copy(context, piece, QueueRole::TransferOut,
+                 from_.memory.view().sub(piece.offset, piece.bytes),
+                 handle_.staging_out.view().sub(piece.offset, piece.bytes));
     }
 }
 
 void RecordMoves::begin_in(LaneContext& context, const std::vector<std::uint64_t>& bytes) {
-    in_ = cut(bytes);
+    in_ = cut(bytes, false);
     const bool waits = std::any_of(in_.begin(), in_.end(), [this](const Piece& piece) {
         return !is_self(piece) && !in_place(piece);
     });
     if (staged_ && waits && handle_.staging_in.size() < total(bytes))
         handle_.staging_in = handle_.make_staging(" staging in", grown(total(bytes)));
-    // This rank's own, in from_: behind what is for the ranks before it.
-    std::uint64_t own = std::accumulate(bytes_out_.begin(), bytes_out_.begin() + exchange_.position,
-                                        std::uint64_t{0});
+    // This rank's own: behind what is for the ranks before it.
+    std::uint64_t own =
+        from_.same ? 0
+                   : std::accumulate(from_.bytes.begin(), from_.bytes.begin() + exchange_.position,
+                                     std::uint64_t{0});
     for (Piece& piece : in_) {
         if (staged_ && is_self(piece)) {
             piece.state = State::CopyingIn;
-            copy(context, piece, QueueRole::TransferIn, from_.view().sub(own, piece.bytes),
+            copy(context, piece, QueueRole::TransferIn, from_.memory.view().sub(own, piece.bytes),
                  to_.view().sub(piece.offset, piece.bytes));
             own += piece.bytes;
             continue;
@@ -119,7 +129,7 @@ void RecordMoves::begin_in(LaneContext& context, const std::vector<std::uint64_t
 }
 
 void RecordMoves::send(Piece& piece) {
-    const Buffer& memory = staged_ ? handle_.staging_out : from_;
+    const Buffer& memory = staged_ ? handle_.staging_out : from_.memory;
     piece.transfer = sends_.size();
     piece.state = State::Moving;
     sends_.push_back(exchange_.transport.post_send(

@@ -24,10 +24,15 @@ namespace bellows {
 
 class RecordMoves {
 public:
-    /// In `from` and `to` stands what goes to, and comes from, each member of the group in turn:
-    /// so many bytes. name: for the trace.
-    RecordMoves(ExchangeHandle::Impl& handle, std::string name, Tag tag, const Buffer& from,
-                std::vector<std::uint64_t> bytes_out, const Buffer& to);
+    struct Out {
+        const Buffer& memory;
+        /// For each member of the group; one behind the other, or (same) the same for all.
+        std::vector<std::uint64_t> bytes;
+        bool same = false;
+    };
+    /// In `to` stands what comes from each member of the group in turn. name: for the trace.
+    RecordMoves(ExchangeHandle::Impl& handle, std::string name, Tag tag, Out from,
+                const Buffer& to);
 
     /// Once each, in either order.
     void begin_out(LaneContext& context);
@@ -56,7 +61,7 @@ private:
         TimePoint copied;
     };
 
-    std::vector<Piece> cut(const std::vector<std::uint64_t>& bytes) const;
+    std::vector<Piece> cut(const std::vector<std::uint64_t>& bytes, bool same) const;
     bool is_self(const Piece& piece) const noexcept;
     int rank_of(const Piece& piece) const noexcept;
     bool in_place(const Piece& piece) const noexcept;
@@ -72,8 +77,8 @@ private:
     ExpertExchange::Impl& exchange_;
     std::string name_;
     Tag tag_;
-    const Buffer &from_, &to_;
-    std::vector<std::uint64_t> bytes_out_;
+    Out from_;
+    const Buffer& to_;
     bool staged_;
     std::vector<Piece> out_, in_;
     std::vector<Transfer> receives_, sends_;

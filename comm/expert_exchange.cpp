@@ -168,6 +168,8 @@ ExpertExchange::ExpertExchange(Device& device, World& world, Transport& transpor
     require(c.hidden > 0 && c.hidden % 8 == 0, c.name,
             "hidden is " + std::to_string(c.hidden) + ", it must be a multiple of 8");
     require(c.max_tokens > 0, c.name, "max_tokens is 0");
+    if (c.mode == ExchangeMode::LowLatency)
+        c.alignment = 1;
     require(c.alignment > 0, c.name, "alignment is 0");
     require(c.piece_bytes >= 4096 && c.piece_bytes % 16 == 0, c.name,
             "piece_bytes is " + std::to_string(c.piece_bytes) +
@@ -245,7 +247,9 @@ ExchangeHandle::Impl::Impl(std::shared_ptr<ExpertExchange::Impl> of, std::string
     const std::uint64_t slots_out = c.max_tokens * c.top_k, slots_in = most_in * c.top_k;
     const std::uint64_t experts = std::max<std::uint64_t>(local, 1);
     const bool by_tokens = exchange.by_tokens();
-    capacity = by_tokens ? most_in : ops::moe_capacity(most_in, c.top_k, experts, c.alignment);
+    const bool low_latency = exchange.low_latency();
+    const std::uint64_t placed = ops::moe_capacity(most_in, c.top_k, experts, c.alignment);
+    capacity = by_tokens ? most_in : low_latency ? experts * most_in : placed;
     const Record token = exchange.token_record(), plain = exchange.plain_record();
 
     const auto make = [&](const char* what, std::uint64_t bytes, MemoryKind kind) {
@@ -276,14 +280,30 @@ ExchangeHandle::Impl::Impl(std::shared_ptr<ExpertExchange::Impl> of, std::string
     rank_slot_to_row = make("rank slots", slots_out * 4, MemoryKind::Device);
     expert_loads = make("expert loads", c.num_experts * 4, MemoryKind::Device);
     host_counts = make("counts", (ranks + c.num_experts) * 4, MemoryKind::Readback);
-    if (exchange.quantizes())
+    if (exchange.quantizes() && !low_latency)
         quantized = make("quantised", c.max_tokens * token.row_bytes, MemoryKind::Device);
-    send_records = make_wire(
-        "records to send", exchange.most_sent() * std::max(token.bytes, plain.bytes), send_memory);
-    back_records = make("records back", exchange.most_sent() * plain.bytes, wire);
+    const std::uint64_t most_back = low_latency ? most_in : exchange.most_sent();
+    send_records =
+        make_wire("records to send",
+                  low_latency ? c.max_tokens * token.bytes
+                              : exchange.most_sent() * std::max(token.bytes, plain.bytes),
+                  send_memory);
+    back_records = make("records back", most_back * plain.bytes, wire);
     record_count = make("record count", kCountsAt + experts * 4, MemoryKind::Upload);
-    received = declare("records received", wire);
-    returned = declare("records to return", wire);
+    if (low_latency) {
+        const auto words = record_count.mapped_as<std::uint32_t>();
+        words[0] = static_cast<std::uint32_t>(most_in);
+        words[kZeroAt / 4] = 0;
+        received = make("records received", most_in * token.bytes, wire);
+        returned = make_wire("records to return", most_in * plain.bytes, returned_memory);
+        if (!by_tokens)
+            rows = make("rows", capacity * token.row_bytes, MemoryKind::Device);
+        sent_rows.assign(ranks, c.max_tokens);
+        received_rows = sent_rows;
+    } else {
+        received = declare("records received", wire);
+        returned = declare("records to return", wire);
+    }
     slot_ids = make("slot ids", slots_in * 4, MemoryKind::Device);
     slot_weights = make("slot weights", slots_in * 4, MemoryKind::Device);
     slot_scalars = make("slot scalars", slots_in * 4, MemoryKind::Device);
@@ -299,12 +319,14 @@ ExchangeHandle::Impl::Impl(std::shared_ptr<ExpertExchange::Impl> of, std::string
              MemoryKind::Device);
     if (by_tokens)
         return;
-    rows = declare_rows("rows");
+    if (!low_latency)
+        rows = declare_rows("rows");
     counts = make("expert counts", experts * 4, MemoryKind::Device);
     offsets = make("expert offsets", (experts + 1) * 4, MemoryKind::Device);
-    row_to_slot = make("rows", capacity * 4, MemoryKind::Device);
+    row_to_slot = make("rows placed", placed * 4, MemoryKind::Device);
     slot_to_row = make("slots", slots_in * 4, MemoryKind::Device);
-    weights_of_rows = make("row weights", capacity * 4, MemoryKind::Device);
+    if (!low_latency)
+        weights_of_rows = make("row weights", capacity * 4, MemoryKind::Device);
 }
 
 Buffer ExchangeHandle::Impl::make_staging(const char* what, std::uint64_t bytes) const {
@@ -330,20 +352,22 @@ ops::MoeLayout ExchangeHandle::Impl::receive_layout() const {
         exchange.experts_of(static_cast<std::uint64_t>(exchange.position)), 1);
     return {.counts = counts.tensor(DType::U32, {local}),
             .offsets = offsets.tensor(DType::U32, {local + 1}),
-            .row_to_slot = row_to_slot.tensor(DType::I32, {capacity}),
+            .row_to_slot = row_to_slot.tensor(DType::I32, {row_to_slot.size() / 4}),
             .slot_to_row =
                 slot_to_row.tensor(DType::I32, {exchange.most_received(), exchange.config.top_k}),
             .alignment = exchange.config.alignment};
 }
 
 BufferView ExchangeHandle::Impl::row_count() const {
+    if (exchange.masked())
+        return {}; // see expert_counts()
     return exchange.by_tokens() ? record_count.view().sub(0, 4) : receive_layout().row_count();
 }
 
 void ExchangeHandle::Impl::drop_recordings() {
     for (RecordingCache* cache :
-         {&pack_dispatch, &pack_backward, &unpack_dispatch, &unpack_backward, &reduce_forward,
-          &reduce_backward, &finish_forward, &finish_backward})
+         {&place_dispatch, &pack_dispatch, &pack_backward, &unpack_dispatch, &unpack_backward,
+          &reduce_forward, &reduce_backward, &finish_forward, &finish_backward})
         cache->clear();
 }
 
@@ -358,6 +382,8 @@ ExchangeHandle::~ExchangeHandle() {
 TensorView ExchangeHandle::add_row_tensor(std::string name, DType dtype, std::uint64_t columns,
                                           MemoryCategory category) {
     require(!impl_->dispatched, impl_->name, "row tensors are added before the first dispatch");
+    require(!impl_->exchange.low_latency(), impl_->name,
+            "a low-latency handle's rows are there at all times: make a tensor of capacity() rows");
     ExchangeHandle::Impl::RowTensor tensor;
     tensor.buffer = std::make_unique<Buffer>(Buffer::declare(
         impl_->exchange.device, {.name = impl_->name + " " + name, .category = category}));
@@ -400,6 +426,7 @@ TensorView ExchangeHandle::results() const {
 }
 
 TensorView ExchangeHandle::d_results() const {
+    require(!impl_->exchange.low_latency(), impl_->name, "low-latency mode goes forward only");
     const ExpertExchange::Impl& exchange = impl_->exchange;
     const Record record = exchange.plain_record();
     return exchange
@@ -408,7 +435,14 @@ TensorView ExchangeHandle::d_results() const {
         .with_row_count(impl_->row_count());
 }
 
+std::uint64_t ExchangeHandle::spacing() const {
+    require(impl_->exchange.masked(), impl_->name, "only masked rows have a spacing");
+    return impl_->exchange.most_received();
+}
+
 TensorView ExchangeHandle::row_weights() const {
+    require(!impl_->exchange.masked(), impl_->name,
+            "low-latency combine applies the weights itself");
     const TensorView weights =
         impl_->exchange.by_tokens()
             ? impl_->slot_weights.tensor(DType::F32,
@@ -425,8 +459,10 @@ TensorView ExchangeHandle::row_experts() const {
 }
 
 TensorView ExchangeHandle::expert_offsets() const {
-    require(!impl_->exchange.by_tokens(), impl_->name,
-            "rows of RankMajor do not stand by expert: see row_experts()");
+    require(!impl_->exchange.by_tokens() && !impl_->exchange.low_latency(), impl_->name,
+            impl_->exchange.by_tokens()
+                ? "rows of RankMajor do not stand by expert: see row_experts()"
+                : "low-latency rows of expert e begin at e * spacing()");
     return impl_->receive_layout().offsets;
 }
 
@@ -434,6 +470,8 @@ TensorView ExchangeHandle::expert_counts() const {
     const ExpertExchange::Impl& exchange = impl_->exchange;
     if (!exchange.by_tokens())
         return impl_->receive_layout().counts;
+    require(!exchange.low_latency(), impl_->name,
+            "nobody has counted low-latency rows by source rank: see row_experts()");
     const std::uint64_t local = exchange.experts_of(static_cast<std::uint64_t>(exchange.position));
     return TensorView::contiguous(
         impl_->record_count.view().sub(ExchangeHandle::Impl::kCountsAt, local * 4), DType::U32,

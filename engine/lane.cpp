@@ -94,6 +94,12 @@ struct Lane::Impl {
         std::int64_t waits_since_ns = 0;
         bool delayed = false;
         bool stepped_to_end = false;
+        std::optional<Clock::time_point> first_look;
+
+        /// Whether it is looked at again without a nap.
+        bool hurries() const {
+            return job.prompt && Clock::now() - *first_look < std::chrono::milliseconds(5);
+        }
     };
 
     Device& device;
@@ -109,7 +115,9 @@ struct HostThread::Impl {
         : device(owner), name(std::move(thread_name)) {}
 
     void run();
-    bool poll(Lane::Impl& lane, Lane::Impl::Pending& job);
+    /// What a look at a lane's first job has shown.
+    enum class Look : std::uint8_t { Nothing, Soon, Moved };
+    Look poll(Lane::Impl& lane, Lane::Impl::Pending& job);
     bool begin(Lane::Impl& lane, Lane::Impl::Pending& job);
     bool waits_reached(Lane::Impl& lane, Lane::Impl::Pending& job);
     void end(Lane::Impl& lane, Lane::Impl::Pending& job);
@@ -136,7 +144,7 @@ void HostThread::Impl::run() {
     std::uint32_t idle_rounds = 0;
     std::unique_lock lock(device.impl().mutex);
     while (!stop) {
-        bool busy = false, progressed = false;
+        bool busy = false, progressed = false, soon = false;
         for (std::size_t i = 0; i < lanes.size(); ++i) { // lanes come and go meanwhile
             if (lanes[i]->jobs.empty())
                 continue;
@@ -144,14 +152,16 @@ void HostThread::Impl::run() {
             const auto lane = lanes[i];
             Lane::Impl::Pending& job = lane->jobs.front(); // only this thread removes jobs
             lock.unlock();
-            progressed |= poll(*lane, job);
+            const Look look = poll(*lane, job);
+            progressed |= look == Look::Moved;
+            soon |= look == Look::Soon;
             lock.lock();
         }
         if (progressed) {
             idle_rounds = 0;
         } else if (!busy) {
             wake.wait_for(lock, std::chrono::milliseconds(100));
-        } else if (++idle_rounds < 8) {
+        } else if (soon || ++idle_rounds < 8) {
             lock.unlock();
             std::this_thread::yield();
             lock.lock();
@@ -284,11 +294,13 @@ void HostThread::Impl::fail(Lane::Impl& lane, Lane::Impl::Pending& job, const Er
     impl.pump->advance();
 }
 
-/// One look at the lane's first job; true when something happened.
-bool HostThread::Impl::poll(Lane::Impl& lane, Lane::Impl::Pending& job) {
+HostThread::Impl::Look HostThread::Impl::poll(Lane::Impl& lane, Lane::Impl::Pending& job) {
+    if (!job.first_look)
+        job.first_look = Clock::now();
+    const auto waiting = [&job] { return job.hurries() ? Look::Soon : Look::Nothing; };
     try {
         if (!job.context)
-            return begin(lane, job);
+            return begin(lane, job) ? Look::Moved : waiting();
         LaneContext context(*job.context);
         if (!job.stepped_to_end) {
             const Progress progress = job.job.step(context);
@@ -301,24 +313,26 @@ bool HostThread::Impl::poll(Lane::Impl& lane, Lane::Impl::Pending& job) {
                     throw Error(ErrorCode::Timeout,
                                 job.job.name + " on " + lane.name + " took more than " +
                                     std::to_string(job.job.timeout.count()) + " ms");
-                return progress == Progress::Moved;
+                return progress == Progress::Moved  ? Look::Moved
+                       : progress == Progress::Soon ? Look::Soon
+                                                    : Look::Nothing;
             }
             job.stepped_to_end = true;
             job.not_before = Clock::now() + random_delay();
         }
         if (Clock::now() < job.not_before)
-            return false;
+            return waiting();
         // What it has submitted is part of the job.
         for (const TicketPtr& inner : job.context->inner)
             if (!TimePoint(inner).reached())
-                return false;
+                return waiting();
         end(lane, job);
     } catch (const Error& error) {
         fail(lane, job, error);
     } catch (const std::exception& other) {
         fail(lane, job, Error(ErrorCode::Internal, job.job.name + ": " + other.what()));
     }
-    return true;
+    return Look::Moved;
 }
 
 HostThread::HostThread(Device& device, std::string name)

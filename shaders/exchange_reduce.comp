@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT
 // What goes back to the sources: record i is the sum over k ascending of rows[slot_to_row[i, k]],
-// leaving out -1 (f32 sum, rounded once to the storage), or (row_is_record) rows[i]; and
-// (has_scalars) slot_scalars[i, k].
+// leaving out -1 (f32 sum, rounded once to the storage), or (row_is_record) rows[i]; (weighted) each
+// row times slot_scalars[i, k]; and (has_scalars) slot_scalars[i, k].
 //   rows [.., columns] of the variant's storage, slot_to_row [records, top_k] i32, slot_scalars
 //   [records, top_k] f32, record_count [1] u32; records and words are the same memory
 // Dispatch: a workgroup per record (include/rows.glsl).
@@ -27,7 +27,12 @@ void main() {
                 FOR_COUNTED(k, 0u, push.top_k) {
                     int row = push.operands.slot_to_row.v[slot + k];
                     if (row >= 0) {
-                        add_row(sums, rows, uint(row) * push.units, first, step, push.units, 1.0);
+                        float weight = 1.0;
+                        if (push.weighted != 0u) {
+                            weight = push.operands.slot_scalars.v[slot + k];
+                        }
+                        add_row(sums, rows, uint(row) * push.units, first, step, push.units,
+                                weight);
                     }
                 } NEXT_COUNTED(k, push.top_k, 1u);
             }

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT
 // The ranks that each token goes to: rank_ids[t, k] is the rank that owns expert topk_ids[t, k] if
-// no earlier slot of the token goes there, else -1; so a token travels once per rank.
+// no earlier slot of the token goes there, else -1; so a token travels once per rank. spacing not 0:
+// the token's row among the records of all ranks, rank * spacing + t, in place of the rank.
 //   topk_ids, rank_ids [tokens, top_k] i32; ids outside 0..experts-1 go nowhere
 // Dispatch: one invocation per token, grid-stride.
 #version 460
@@ -33,7 +34,9 @@ void main() {
                     rank = -1;
                 }
             }
-            push.operands.rank_ids.v[first + k] = rank;
+            bool placed = push.spacing != 0u && rank >= 0;
+            push.operands.rank_ids.v[first + k] =
+                placed ? rank * int(push.spacing) + int(token) : rank;
         } while (++k < push.top_k);
     } while ((token += gl_NumWorkGroups.x * local_size) < push.tokens);
 }

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: MIT
-// The routing part of received records: local expert ids and weights of each.
+// The routing part of received records: local expert ids and weights of each; of ids first ..
+// first + experts, which become local ones, -1 and 0 for others.
 //   record_words: records as words (include/exchange.glsl), record_count [1] u32,
 //   topk_ids [records, top_k] i32, topk_weights [records, top_k] f32
 // Dispatch: one invocation per record, grid-stride.
@@ -20,10 +21,11 @@ void main() {
         uint from = record * push.record_words + push.hidden_words;
         uint k = 0u;
         do {
-            push.operands.topk_ids.v[record * push.top_k + k] =
-                int(push.operands.words.v[from + k]);
-            push.operands.topk_weights.v[record * push.top_k + k] =
-                uintBitsToFloat(push.operands.words.v[from + push.top_k + k]);
+            uint local = push.operands.words.v[from + k] - push.first;
+            bool here = local < push.experts;
+            push.operands.topk_ids.v[record * push.top_k + k] = here ? int(local) : -1;
+            float weight = uintBitsToFloat(push.operands.words.v[from + push.top_k + k]);
+            push.operands.topk_weights.v[record * push.top_k + k] = here ? weight : 0.0;
         } while (++k < push.top_k);
     } while ((record += gl_NumWorkGroups.x * local_size) < records);
 }

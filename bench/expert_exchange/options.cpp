@@ -21,7 +21,8 @@ program's own mpirun, or among the ranks of the mpirun or srun that started it.
                          elements, results and gradients in bf16
   --layout expert|rank   rows of the experts: grouped by expert, a row for each expert of a token (default), or by
                          the rank that they come from, a token once
-  --mode ht              high throughput, the only one so far
+  --mode ht|ll           high throughput (default), or low latency: fixed places for --tokens of each rank, rows
+                         masked or (--layout rank) as they come, forward only
   --ranks-per-node N     pretends that so many consecutive ranks make a node
   --workgroups N         most workgroups of a kernel that packs or unpacks rows (default 0: as many as serve)
   --seed N               of tokens and routing (default 1)
@@ -36,8 +37,10 @@ program's own mpirun, or among the ranks of the mpirun or srun that started it.
 Every rank first checks what arrives and what comes back; a wrong result is shown, and nothing is timed.
 
 us       median of the repeats; of each the longest of all ranks, from the call to the end of its wait
+p99      of the same, in low-latency mode
 algbw    GB/s of the rows that a rank receives, its own among them, a token once per rank whatever number of
-         its experts live there; bytes of the elements, or of codes and scales, alone, mean of the ranks
+         its experts live there; bytes of the elements, or of codes and scales, alone, mean of the ranks. ll: rows
+         of all tokens, which go to every rank
 busbw    algbw * (ranks - 1) / ranks
 MB       really sent to other ranks, of all ranks together and of each in the mean
 dedup    share of the rows of all tokens' experts that need no row of their own on the way
@@ -126,15 +129,17 @@ std::string name_of(const ExchangeShape& shape) {
     return std::to_string(shape.ranks) + "x" + std::to_string(shape.tokens) + "x" +
            std::to_string(shape.hidden) + "x" + std::to_string(shape.experts) + "x" +
            std::to_string(shape.top_k) + "/" + (shape.codes ? "fp8" : to_string(shape.dtype)) +
-           (shape.by_rank ? "/rank" : "");
+           (shape.by_rank ? "/rank" : "") + (shape.low_latency ? "/ll" : "");
 }
 
 ExchangeOptions take_exchange_options(Arguments& arguments) {
     ExchangeOptions options;
-    if (const auto mode = arguments.value("--mode"); mode && *mode != "ht")
+    const std::string mode = arguments.value("--mode").value_or("ht");
+    if (mode != "ht" && mode != "ll")
         throw Error(ErrorCode::InvalidArgument,
-                    "--mode " + *mode + ": there is only ht (high throughput) so far");
+                    "--mode " + mode + " is neither ht (high throughput) nor ll (low latency)");
     options.shape = take_shape(arguments);
+    options.shape.low_latency = mode == "ll";
     if (const auto ranks = number(arguments, "--ranks-per-node", 0, 1, 4096); ranks > 0)
         options.ranks_per_node = static_cast<int>(ranks);
     options.workgroups = static_cast<std::uint32_t>(

@@ -23,6 +23,7 @@ struct ExchangeShape {
     DType dtype = DType::BF16;
     bool codes = false;   ///< tokens travel in FP8, with their scales
     bool by_rank = false; ///< rows arrive by source rank, a token once
+    bool low_latency = false;
     std::uint64_t seed = 1;
 
     std::uint64_t slots() const { return tokens * top_k; } ///< of one rank
@@ -32,7 +33,7 @@ struct ExchangeShape {
         return codes ? hidden + (hidden + 127) / 128 * 4 : row_bytes();
     }
 };
-/// "2x1024x7168x256x8/bf16", "…/fp8/rank"
+/// "2x1024x7168x256x8/bf16", "…/fp8/rank", "…/ll"
 std::string name_of(const ExchangeShape& shape);
 
 struct ExchangeOptions {

@@ -37,8 +37,9 @@ std::string percent(const std::optional<double>& share) {
 void print(const ExchangeOptions& options, const PhaseResult& result) {
     const bool copied = !result.sent; // between no ranks
     std::printf(
-        "%-46s %11.1f %8.3f %8s %9s %9s %8s %7s %6s %9.4f\n",
-        (result.name + "/" + name_of(options.shape)).c_str(), 1e6 * result.seconds, algbw(result),
+        "%-46s %11.1f %9s %8.3f %8s %9s %9s %8s %7s %6s %9.4f\n",
+        (result.name + "/" + name_of(options.shape)).c_str(), 1e6 * result.seconds,
+        number("%.1f", of(result.p99, [](double s) { return 1e6 * s; })).c_str(), algbw(result),
         copied ? "" : number("%.3f", busbw(result, options.shape)).c_str(),
         number("%.2f", of(result.sent, [](double b) { return 1e-6 * b; })).c_str(),
         number("%.2f",
@@ -76,6 +77,7 @@ void write_json(const std::string& file, const ExchangeOptions& options, const C
                 if (value)
                     state.counters[name] = *value;
             };
+            set("p99_us", of(result.p99, [](double s) { return 1e6 * s; }));
             set("algbw", algbw(result));
             if (result.sent)
                 set("busbw", busbw(result, options.shape));
@@ -103,8 +105,8 @@ void write_results(const ExchangeOptions& options, const Context& context,
     for (const auto& [key, value] : context)
         if (key != "compiler" && key != "bellows" && key != "vulkan")
             std::printf("%s: %s\n", key.c_str(), value.c_str());
-    std::printf("%-46s %11s %8s %8s %9s %9s %8s %7s %6s %9s\n", "benchmark", "us", "algbw", "busbw",
-                "MB", "MB/rank", "dedup", "fp8", "raw", "CPU s");
+    std::printf("%-46s %11s %9s %8s %8s %9s %9s %8s %7s %6s %9s\n", "benchmark", "us", "p99",
+                "algbw", "busbw", "MB", "MB/rank", "dedup", "fp8", "raw", "CPU s");
     for (const PhaseResult& result : results)
         print(options, result);
     std::fflush(stdout);

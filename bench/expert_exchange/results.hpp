@@ -17,7 +17,8 @@ namespace bellows::bench {
 
 struct PhaseResult {
     std::string name;
-    double seconds = 0;
+    double seconds = 0; ///< median
+    std::optional<double> p99;
     double cpu_seconds = 0; ///< of all ranks together
     double bytes = 0;       ///< that algbw counts, mean of the ranks
     std::uint64_t repeats = 0;

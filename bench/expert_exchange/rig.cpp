@@ -10,6 +10,7 @@
 #include <algorithm>
 #include <cstdio>
 #include <cstring>
+#include <numeric>
 #include <set>
 
 namespace bellows::bench {
@@ -36,6 +37,8 @@ ExchangeConfig config_of(const ExchangeOptions& options) {
     config.dtype = options.shape.dtype;
     if (options.shape.codes)
         config.token_wire = DType::F8E4M3;
+    if (options.shape.low_latency)
+        config.mode = ExchangeMode::LowLatency;
     if (options.shape.by_rank)
         config.layout = ExchangeLayout::RankMajor;
     config.workgroups = options.workgroups;
@@ -100,7 +103,9 @@ ExchangeRig::ExchangeRig(World& world, const ExchangeOptions& options)
         std::transform(x.begin(), x.end(), bits.begin(), reference::bf16_bits);
         fill(*device_, x_, bits);
     }
-    if (shape_.by_rank)
+    if (masked())
+        results_ = data_->empty(shape_.dtype, {handle_->capacity(), shape_.hidden});
+    else if (shape_.by_rank)
         results_ = handle_->results();
     else if (shape_.codes)
         results_ = handle_->add_row_tensor("results", shape_.dtype, shape_.hidden);
@@ -113,6 +118,11 @@ ExchangeRig::ExchangeRig(World& world, const ExchangeOptions& options)
 ExchangeRig::~ExchangeRig() = default;
 
 float ExchangeRig::times_summed(std::uint64_t token) const {
+    if (masked()) {
+        const auto first =
+            routing_.weights.begin() + static_cast<std::ptrdiff_t>(token * shape_.top_k);
+        return std::accumulate(first, first + static_cast<std::ptrdiff_t>(shape_.top_k), 0.0f);
+    }
     if (!shape_.by_rank)
         return static_cast<float>(shape_.top_k);
     std::set<int> owners;
@@ -153,13 +163,14 @@ void ExchangeRig::dispatch_backward() {
 }
 
 void ExchangeRig::fill_results() {
-    if (rows_.empty() || (!shape_.by_rank && !shape_.codes))
+    if (rows_.empty() || (!shape_.by_rank && !shape_.codes && !shape_.low_latency))
         return;
+    const std::uint64_t there = shape_.low_latency ? handle_->capacity() : rows_.size();
     Recording recording(*device_, QueueRole::Compute, "results");
     if (shape_.codes)
         fp8::dequantize(recording, handle_->quantized_rows(), results_);
     else
-        ops::copy(recording, handle_->rows().rows(0, rows_.size()), results_.rows(0, rows_.size()));
+        ops::copy(recording, handle_->rows().rows(0, there), results_.rows(0, there));
     device_->submit(recording).wait(kTimeLimit);
 }
 
@@ -196,7 +207,28 @@ std::vector<float> ExchangeRig::read_codes(std::uint64_t first, std::uint64_t co
     return values;
 }
 
+std::vector<std::uint64_t> ExchangeRig::places() const {
+    std::vector<std::uint64_t> places;
+    for (std::size_t row = 0; row < rows_.size(); ++row) {
+        const RowSource& source = rows_[row];
+        if (!shape_.low_latency)
+            places.push_back(row);
+        else if (shape_.by_rank)
+            places.push_back(static_cast<std::uint64_t>(source.rank) * shape_.tokens +
+                             source.token);
+        else if (row > 0 && rows_[row - 1].expert == source.expert)
+            places.push_back(places.back() + 1);
+        else
+            places.push_back(
+                (static_cast<std::uint64_t>(source.expert) - exchange_->first_local_expert()) *
+                handle_->spacing());
+    }
+    return places;
+}
+
 std::string ExchangeRig::wrong_layout() const {
+    if (shape_.low_latency && shape_.by_rank)
+        return "";
     const std::uint64_t experts = exchange_->num_local_experts();
     std::vector<std::uint32_t> expected(experts), counts(experts), offsets(experts + 1);
     for (int rank = 0; rank < static_cast<int>(shape_.ranks); ++rank)
@@ -210,7 +242,7 @@ std::string ExchangeRig::wrong_layout() const {
     for (std::uint64_t e = 0; e < experts; ++e)
         if (counts[e] != expected[e])
             return is_not("expert_counts[" + std::to_string(e) + "]", counts[e], expected[e]);
-    if (shape_.by_rank)
+    if (shape_.by_rank || shape_.low_latency)
         return "";
     const auto offsets_at = handle_->expert_offsets().buffer.sub(0, (experts + 1) * 4);
     device_->download(offsets_at, std::as_writable_bytes(std::span(offsets)));
@@ -270,14 +302,38 @@ std::string ExchangeRig::wrong_weights(const TensorView& weights,
 std::string ExchangeRig::wrong_dispatch() const {
     if (const std::string layout = wrong_layout(); !layout.empty())
         return layout;
-    if (const std::string wrong = wrong_weights(handle_->row_weights(), row_weights());
-        !wrong.empty())
+    const std::vector<std::uint64_t> at = places();
+    if (const std::string wrong = masked() ? "" : wrong_row_weights(at); !wrong.empty())
         return wrong;
-    return shape_.codes
-               ? wrong_rows([this](std::uint64_t first,
-                                   std::uint64_t count) { return read_codes(first, count); },
-                            rows_)
-               : wrong_tensor(handle_->rows(), rows_);
+    const auto read_rows = [&](std::uint64_t first, std::uint64_t count) {
+        return shape_.codes ? read_codes(first, count) : read(handle_->rows(), first, count);
+    };
+    if (!shape_.low_latency)
+        return wrong_rows(read_rows, rows_);
+    return wrong_rows(
+        [&](std::uint64_t first, std::uint64_t count) {
+            std::vector<float> values;
+            for (std::uint64_t row = first; row < first + count; ++row) {
+                const std::vector<float> one = read_rows(at[row], 1);
+                values.insert(values.end(), one.begin(), one.end());
+            }
+            return values;
+        },
+        rows_);
+}
+
+std::string ExchangeRig::wrong_row_weights(const std::vector<std::uint64_t>& at) const {
+    const std::vector<float> expected = row_weights();
+    const std::uint64_t each = rows_.empty() ? 1 : expected.size() / rows_.size();
+    const std::uint64_t end = at.empty() ? 0 : at.back() + 1;
+    std::vector<float> all(end * each);
+    if (end > 0)
+        device_->download(handle_->row_weights().buffer.sub(0, all.size() * 4),
+                          std::as_writable_bytes(std::span(all)));
+    for (std::size_t i = 0; i < expected.size(); ++i)
+        if (const float is = all[at[i / each] * each + i % each]; is != expected[i])
+            return is_not("weight " + std::to_string(i), is, expected[i]);
+    return "";
 }
 
 std::vector<float> ExchangeRig::row_weights() const {

@@ -55,11 +55,15 @@ private:
     std::vector<float> read_codes(std::uint64_t first, std::uint64_t count) const;
     float times_summed(std::uint64_t token) const;
     std::vector<float> row_weights() const;
+    bool masked() const { return shape_.low_latency && !shape_.by_rank; }
+    /// Of rows_ in tensors.
+    std::vector<std::uint64_t> places() const;
     std::string wrong_layout() const;
     /// read: of a row's first and following rows.
     using Read = std::function<std::vector<float>(std::uint64_t first, std::uint64_t count)>;
     std::string wrong_rows(const Read& read, const std::vector<RowSource>& sources) const;
     std::string wrong_tensor(const TensorView& rows, const std::vector<RowSource>& sources) const;
+    std::string wrong_row_weights(const std::vector<std::uint64_t>& at) const;
     std::string wrong_weights(const TensorView& weights, const std::vector<float>& expected) const;
 
     ExchangeShape shape_;

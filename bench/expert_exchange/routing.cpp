@@ -30,14 +30,17 @@ Routing::Routing(const ExchangeShape& shape, int rank) {
             const auto drawn = static_cast<std::int32_t>(random.below(last + 1));
             const bool taken = std::find(ids.begin() + begin, ids.end(), drawn) != ids.end();
             ids.push_back(taken ? static_cast<std::int32_t>(last) : drawn);
-            weights.push_back(static_cast<float>(1 + random.below(64)) / 64);
+            // Those that are multiplied with are small and whole, as tokens are.
+            weights.push_back(shape.low_latency ? static_cast<float>(1 + random.below(2))
+                                                : static_cast<float>(1 + random.below(64)) / 64);
         }
     }
 }
 
 std::vector<float> token_values(const ExchangeShape& shape, int rank, std::uint64_t token) {
     // top_k of them add up to no more than bf16 counts without a gap.
-    const std::uint64_t most = std::min<std::uint64_t>(15, 256 / shape.top_k);
+    const std::uint64_t counted = shape.low_latency ? 2 * shape.top_k : shape.top_k;
+    const std::uint64_t most = std::min<std::uint64_t>(15, 256 / counted);
     Random random(key_of(shape, rank, 1) + token * 0x632be59bd9b4e019u);
     std::vector<float> values(shape.hidden);
     for (float& value : values)

@@ -63,9 +63,9 @@ Timing Stopwatch::time(const std::function<void()>& once, const TimingOptions& o
         total += repeat.longest;
         cpu += repeat.cpu;
     }
-    const auto median = times.begin() + static_cast<std::ptrdiff_t>(times.size() / 2);
-    std::nth_element(times.begin(), median, times.end());
-    return {*median, host_.all_reduce_sum(cpu) / static_cast<double>(times.size()), times.size()};
+    std::sort(times.begin(), times.end());
+    return {times[times.size() / 2], times[(times.size() - 1) * 99 / 100],
+            host_.all_reduce_sum(cpu) / static_cast<double>(times.size()), times.size()};
 }
 
 } // namespace bellows::bench

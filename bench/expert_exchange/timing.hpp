@@ -23,6 +23,7 @@ struct TimingOptions {
 
 struct Timing {
     double seconds = 0;     ///< median over the repeats of the longest of all ranks
+    double p99 = 0;         ///< of the same
     double cpu_seconds = 0; ///< of all ranks together, per repeat
     std::uint64_t repeats = 0;
 };

@@ -140,7 +140,9 @@ void Exchange::unpack(Recording& r, const TensorView& to_ids, const TensorView& 
                                        .records = u32(most_records),
                                        .top_k = u32(shape.top_k),
                                        .record_words = u32(record_bytes / 4),
-                                       .hidden_words = u32(hidden_bytes / 4)},
+                                       .hidden_words = u32(hidden_bytes / 4),
+                                       .first = 0,
+                                       .experts = u32(local_experts)},
                grid.items(most_records));
 }
 

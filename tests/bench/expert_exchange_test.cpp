@@ -35,12 +35,13 @@ TEST(BenchExpertExchange, Options) {
     const ExchangeShape codes = options_of({"--dtype", "fp8", "--layout", "rank"}).shape;
     EXPECT_EQ(name_of(codes), "2x1024x7168x256x8/fp8/rank");
     EXPECT_EQ(codes.dtype, DType::BF16);
+    EXPECT_EQ(name_of(options_of({"--mode", "ll"}).shape), "2x1024x7168x256x8/bf16/ll");
     EXPECT_EQ(codes.token_bytes(), 7168 + 4 * 56);
 }
 
 TEST(BenchExpertExchange, WhatDoesNotFitIsRefused) {
     const std::vector<std::vector<std::string>> wrong = {
-        {"--mode", "ll"},    {"--dtype", "f16"},
+        {"--mode", "fast"},  {"--dtype", "f16"},
         {"--tokens", "0"},   {"--tokens", "1,2"},
         {"--hidden", "20"},  {"--topk", "65"},
         {"--experts", "7"},  {"--ranks", "0"},

@@ -35,11 +35,12 @@ struct Case {
     std::uint64_t hidden;
     bool staged = false;   ///< copied between device and host, in small pieces
     bool over_mpi = false; ///< and not through memory that ranks share
+    bool low_latency = false;
 };
 
 /// What a rank hands in, the same wherever it is worked out.
 struct Input {
-    Input(int rank, std::uint64_t hidden)
+    Input(int rank, std::uint64_t hidden, bool low_latency)
         : tokens(rank == 1 ? 0 : 90 + 13 * static_cast<std::uint64_t>(rank)) {
         for (std::uint64_t i = 0; i < tokens * hidden; ++i) {
             const std::uint64_t mixed = (i * 2654435761u + static_cast<std::uint64_t>(rank)) >> 7;
@@ -50,7 +51,10 @@ struct Input {
             for (std::uint64_t k = 0; k < kTopK; ++k) {
                 const bool absent = (t + k) % 5 == 0 || t % 11 == 3;
                 ids.push_back(absent ? -1 : static_cast<std::int32_t>((t * t + 2 * k) % kExperts));
-                weights.push_back(static_cast<float>(t * kTopK + k) / 64);
+                // All different; or small and whole, as they are multiplied with.
+                const std::uint64_t slot = t * kTopK + k;
+                weights.push_back(low_latency ? static_cast<float>(1 + slot % 4)
+                                              : static_cast<float>(slot) / 64);
             }
     }
 
@@ -76,7 +80,7 @@ public:
                                                      config_of(c))),
           handle_(exchange_->create_handle("batch")) {
         for (int rank = 0; rank < world().size(); ++rank)
-            inputs_.emplace_back(rank, c.hidden);
+            inputs_.emplace_back(rank, c.hidden, c.low_latency);
         x_ = tensor(c.dtype, {mine().tokens, c.hidden}, mine().x);
         ids_ = tensor(DType::I32, {mine().tokens, kTopK}, mine().ids);
         weights_ = tensor(DType::F32, {mine().tokens, kTopK}, mine().weights);
@@ -90,6 +94,11 @@ public:
     ExchangeHandle& handle() { return *handle_; }
 
     void dispatch() { exchange_->dispatch(*handle_, x_, ids_, weights_).wait(); }
+    ExpertExchange& exchange() { return *exchange_; }
+    const TensorView& x() const { return x_; }
+    const TensorView& out() const { return out_; }
+    const TensorView& ids() const { return ids_; }
+    const TensorView& weights() const { return weights_; }
 
     bool rows_arrived() const {
         return c_.codes ? codes_arrived() : values_arrived(handle_->rows());
@@ -112,23 +121,37 @@ public:
                 if (by_tokens() || k == 0)
                     weights.push_back(weight_of(row, by_tokens() ? k : row.k));
             }
-        bool good =
-            download<std::uint32_t>(handle_->expert_counts().buffer, counts.size()) == counts &&
-            download<float>(handle_->row_weights().buffer, weights.size()) == weights;
+        // Rows of RankMajor in low latency stand apart from each other.
+        const auto at_places = [&]<class T>(const TensorView& view,
+                                            const std::vector<T>& expected) {
+            const std::uint64_t each = expected.size() / std::max<std::size_t>(rows_.size(), 1);
+            std::vector<T> actual;
+            for (const std::uint64_t place : places_) {
+                const std::vector<T> row =
+                    download<T>(view.buffer.sub(place * each * sizeof(T), each * sizeof(T)), each);
+                actual.insert(actual.end(), row.begin(), row.end());
+            }
+            return actual == expected;
+        };
+        bool good = true;
+        if (!by_tokens() || !c_.low_latency)
+            good =
+                download<std::uint32_t>(handle_->expert_counts().buffer, counts.size()) == counts;
+        if (by_tokens() || !c_.low_latency)
+            good = good && at_places(handle_->row_weights(), weights);
         if (by_tokens())
-            good = good &&
-                   download<std::int32_t>(handle_->row_experts().buffer, experts.size()) == experts;
+            good = good && at_places(handle_->row_experts(), experts);
         return good;
     }
 
     /// Rows that come back as they came: every token times the ranks, or experts, that it has.
     bool came_back(const TensorView& results, bool accumulate) {
-        write(results);
+        write_results(results);
         exchange_->combine(*handle_, results, out_, accumulate).wait();
         return summed(accumulate ? 2.0f : 1.0f);
     }
     bool gradients_came_back(const TensorView& results, const TensorView& d_row_weights) {
-        write(results);
+        write_results(results);
         std::vector<float> of_rows;
         for (const Origin& row : rows_)
             for (std::uint64_t k = 0; k < (by_tokens() ? kTopK : 1); ++k)
@@ -159,6 +182,8 @@ private:
         if (c.codes)
             config.token_wire = DType::F8E4M3;
         config.token_scales = c.scales;
+        if (c.low_latency)
+            config.mode = ExchangeMode::LowLatency;
         config.stage_always = c.staged;
         config.piece_bytes = c.staged ? 4096 : config.piece_bytes;
         return config;
@@ -216,23 +241,35 @@ private:
                             step = view.stride[0] * size_of(view.dtype);
         if (rows_.empty())
             return {};
-        const auto all = download<std::byte>(view.buffer, (rows_.size() - 1) * step + bytes);
+        const auto all = download<std::byte>(view.buffer, places_.back() * step + bytes);
         std::vector<std::byte> dense;
-        for (std::size_t row = 0; row < rows_.size(); ++row)
+        for (const std::uint64_t row : places_)
             dense.insert(dense.end(), all.begin() + static_cast<std::ptrdiff_t>(row * step),
                          all.begin() + static_cast<std::ptrdiff_t>(row * step + bytes));
         return dense;
     }
+
+public:
     /// The values of the rows' tokens into a tensor of this shape.
-    void write(const TensorView& view) {
+    void write_results(const TensorView& view) {
         const std::vector<std::byte> values = stored(view.dtype, expected_values());
         const std::uint64_t bytes = view.extent[1] * size_of(view.dtype),
                             step = view.stride[0] * size_of(view.dtype);
         for (std::size_t row = 0; row < rows_.size(); ++row)
-            device_->upload(view.buffer.sub(row * step, bytes),
+            device_->upload(view.buffer.sub(places_[row] * step, bytes),
                             std::span(values).subspan(row * bytes, bytes));
     }
+    bool summed(float times) const {
+        std::vector<float> expected = mine().x;
+        for (std::uint64_t t = 0; t < mine().tokens; ++t)
+            for (std::uint64_t c = 0; c < c_.hidden; ++c)
+                expected[t * c_.hidden + c] =
+                    copies(t) == 0 ? 0 : expected[t * c_.hidden + c] * times * copies(t);
+        const std::vector<std::byte> bytes = stored(c_.dtype, expected);
+        return download<std::byte>(out_.buffer, bytes.size()) == bytes;
+    }
 
+private:
     std::vector<float> expected_values() const {
         std::vector<float> values;
         for (const Origin& row : rows_)
@@ -266,16 +303,6 @@ private:
             }
         return rows_of(rows.codes) == codes && rows_of(rows.scales) == scales;
     }
-    bool summed(float times) const {
-        std::vector<float> expected = mine().x;
-        for (std::uint64_t t = 0; t < mine().tokens; ++t)
-            for (std::uint64_t c = 0; c < c_.hidden; ++c)
-                expected[t * c_.hidden + c] =
-                    copies(t) == 0 ? 0 : expected[t * c_.hidden + c] * times * copies(t);
-        const std::vector<std::byte> bytes = stored(c_.dtype, expected);
-        return download<std::byte>(out_.buffer, bytes.size()) == bytes;
-    }
-
     const Input& of(const Origin& row) const { return inputs_[static_cast<std::size_t>(row.rank)]; }
     static std::uint64_t at(const Origin& row) { return static_cast<std::uint64_t>(row.token); }
     /// The local expert of a choice of the row's token, -1 for none.
@@ -288,7 +315,7 @@ private:
     float weight_of(const Origin& row, std::uint64_t k) const {
         return row.token < 0 || local(row, k) < 0 ? 0 : of(row).weights[at(row) * kTopK + k];
     }
-    /// Rows of a token of this rank, everywhere.
+    /// Rows of a token of this rank, everywhere, or the sum of their weights.
     float copies(std::uint64_t token) const {
         float count = 0;
         std::vector<int> owners;
@@ -296,7 +323,10 @@ private:
             if (const std::int32_t id = mine().ids[token * kTopK + k]; id >= 0) {
                 const int owner = exchange_->owner(static_cast<std::uint64_t>(id));
                 const bool known = std::find(owners.begin(), owners.end(), owner) != owners.end();
-                count += by_tokens() && known ? 0.0f : 1.0f;
+                if (c_.low_latency && !by_tokens())
+                    count += mine().weights[token * kTopK + k];
+                else
+                    count += by_tokens() && known ? 0.0f : 1.0f;
                 owners.push_back(owner);
             }
         return count;
@@ -312,6 +342,10 @@ private:
             tokens([&](const Origin& row) {
                 for (std::uint64_t k = 0; k < kTopK; ++k)
                     if (local(row, k) >= 0) {
+                        places_.push_back(c_.low_latency ? static_cast<std::uint64_t>(row.rank) *
+                                                                   exchange_->config().max_tokens +
+                                                               static_cast<std::uint64_t>(row.token)
+                                                         : rows_.size());
                         rows_.push_back(row);
                         return;
                     }
@@ -319,12 +353,18 @@ private:
             return;
         }
         for (std::uint64_t e = 0; e < exchange_->num_local_experts(); ++e) {
+            std::uint64_t place = c_.low_latency ? e * handle_->spacing() : rows_.size();
+            const auto add = [&](const Origin& row) {
+                rows_.push_back(row);
+                places_.push_back(place++);
+            };
             tokens([&](Origin row) {
                 for (row.k = 0; row.k < kTopK; ++row.k)
                     if (local(row, row.k) == static_cast<std::int32_t>(e))
-                        rows_.push_back(row);
+                        add(row);
             });
-            rows_.resize((rows_.size() + kAlignment - 1) / kAlignment * kAlignment);
+            while (!c_.low_latency && rows_.size() % kAlignment != 0)
+                add({});
         }
     }
 
@@ -337,10 +377,12 @@ private:
     std::vector<std::unique_ptr<Buffer>> buffers_;
     std::vector<Input> inputs_; ///< of every rank
     std::vector<Origin> rows_;
+    std::vector<std::uint64_t> places_; ///< of rows_ in tensors
     TensorView x_, ids_, weights_, out_, d_weights_;
 };
 
 class ExchangeForms : public ::testing::TestWithParam<Case> {};
+class LowLatencyForms : public ::testing::TestWithParam<Case> {};
 
 TEST_P(ExchangeForms, ThereAndBackAndBothGradients) {
     Rig rig(GetParam());
@@ -364,6 +406,35 @@ TEST_P(ExchangeForms, ThereAndBackAndBothGradients) {
     }
 }
 
+// Two handles: while one's tokens are with their experts, the other's are on their way.
+TEST_P(LowLatencyForms, StepsFlyUnderEachOther) {
+    Rig rig(GetParam());
+    const std::unique_ptr<ExchangeHandle> other = rig.exchange().create_handle("other");
+    const TensorView results = rig.by_tokens()
+                                   ? rig.handle().results()
+                                   : rig.caller_rows(GetParam().dtype, GetParam().hidden);
+    const TensorView other_results = rig.by_tokens() ? other->results() : results;
+    rig.dispatch();
+    ALL_RANKS_TRUE(rig.rows_arrived());
+    ALL_RANKS_TRUE(rig.told());
+    ALL_RANKS_TRUE(rig.came_back(results, false));
+    const auto send = [&](ExchangeHandle& handle) {
+        return rig.exchange().dispatch_send(handle, rig.x(), rig.ids(), rig.weights());
+    };
+    for (int round = 0; round < 3; ++round) {
+        ExchangeHook first = send(rig.handle()), second = send(*other);
+        first().wait();
+        ALL_RANKS_TRUE(rig.rows_arrived());
+        ExchangeHook back = rig.exchange().combine_send(rig.handle(), results, rig.out());
+        second();
+        back().wait();
+        ALL_RANKS_TRUE(rig.summed(1));
+        rig.write_results(other_results);
+        rig.exchange().combine(*other, other_results, rig.out()).wait();
+        ALL_RANKS_TRUE(rig.summed(1));
+    }
+}
+
 std::vector<Case> all_cases() {
     std::vector<Case> cases;
     for (const ExchangeLayout layout : {ExchangeLayout::ExpertMajor, ExchangeLayout::RankMajor})
@@ -379,9 +450,22 @@ std::vector<Case> all_cases() {
     return cases;
 }
 
+std::vector<Case> low_latency_cases() {
+    std::vector<Case> cases;
+    for (const ExchangeLayout layout : {ExchangeLayout::ExpertMajor, ExchangeLayout::RankMajor})
+        for (const DType dtype : {DType::F32, DType::BF16})
+            for (const bool codes : {false, true})
+                for (const bool staged : {false, true})
+                    cases.push_back({layout, dtype, codes, fp8::ScaleRule::PowerOfTwo, 264, staged,
+                                     false, true});
+    return cases;
+}
+
 std::string name_of(const ::testing::TestParamInfo<Case>& info) {
     const Case& c = info.param;
     std::string name = c.layout == ExchangeLayout::RankMajor ? "RankMajor" : "ExpertMajor";
+    if (c.low_latency)
+        name += "LowLatency";
     name += c.dtype == DType::BF16 ? "Bf16" : "F32";
     if (c.codes)
         name += c.scales == fp8::ScaleRule::F32 ? "CodesF32Scales" : "Codes";
@@ -391,6 +475,7 @@ std::string name_of(const ::testing::TestParamInfo<Case>& info) {
 }
 
 INSTANTIATE_TEST_SUITE_P(All, ExchangeForms, ::testing::ValuesIn(all_cases()), name_of);
+INSTANTIATE_TEST_SUITE_P(All, LowLatencyForms, ::testing::ValuesIn(low_latency_cases()), name_of);
 
 ErrorCode code_of(const std::function<void()>& call) {
     try {
@@ -412,6 +497,15 @@ TEST(ExchangeFormsAlone, WhatALayoutDoesNotHaveIsRefused) {
     EXPECT_TRUE(refused([&] { return by_expert.handle().row_experts(); }));
     EXPECT_TRUE(refused([&] { return by_expert.handle().quantized_rows(); }));
     EXPECT_TRUE(refused([&] { return by_rank.handle().expert_offsets(); }));
+    EXPECT_TRUE(refused([&] { return by_rank.handle().spacing(); }));
+    Case fast = expert;
+    fast.low_latency = true;
+    Rig low_latency(fast);
+    EXPECT_TRUE(refused([&] { return low_latency.handle().row_weights(); }));
+    EXPECT_TRUE(refused([&] { return low_latency.handle().d_results(); }));
+    EXPECT_TRUE(refused([&] { return low_latency.handle().expert_offsets(); }));
+    EXPECT_TRUE(
+        refused([&] { return low_latency.handle().add_row_tensor("more", DType::F32, 8); }));
     EXPECT_EQ(by_rank.handle().rows().dtype, DType::F8E4M3);
     EXPECT_EQ(by_rank.handle().quantized_rows().recipe.rule, fp8::ScaleRule::PowerOfTwo);
 }

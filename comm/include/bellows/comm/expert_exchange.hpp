@@ -47,7 +47,23 @@ enum class ExchangeSums : std::uint8_t {
     Exact,
 };
 
-/// What a received row is.
+enum class ExchangeMode : std::uint8_t {
+    /// Training, prefill: the ranks tell each other how many rows come, memory is bound for them.
+    HighThroughput,
+    /// Decoding: fixed places for max_tokens tokens of each rank, nothing is told before, forward
+    /// only. Every rank gets every token's record and takes what is for its experts.
+    ///   ExpertMajor: rows are masked: those for local expert e are the first expert_counts()[e] of
+    ///   rows e * spacing .. (e + 1) * spacing, spacing = ranks * max_tokens, in the order (source
+    ///   rank, source token). Combine sums the results times their routing weights.
+    ///   RankMajor: token t of source rank r is row r * max_tokens + t, for nobody where
+    ///   row_experts() says so: what products by ids take (fp8::GroupLayout::by_ids), without a
+    ///   copy.
+    /// A handle is one half of a double buffer: with two of them the sends of a step fly under the
+    /// compute of the one before.
+    LowLatency,
+};
+
+/// What a received row is; HighThroughput.
 enum class ExchangeLayout : std::uint8_t {
     /// A token for one local expert: rows are grouped by expert, each group beginning at a multiple
     /// of the alignment. What grouped products take.
@@ -65,6 +81,7 @@ struct ExchangeConfig {
     std::uint64_t hidden = 0;      ///< multiple of 8
     std::uint64_t max_tokens = 0;  ///< most tokens that any rank of the group hands in
     DType dtype = DType::F32;      ///< of tokens and results on the device: F32 or BF16
+    ExchangeMode mode = ExchangeMode::HighThroughput;
     ExchangeLayout layout = ExchangeLayout::ExpertMajor;
     std::uint32_t alignment = 1; ///< ExpertMajor: each expert's rows begin at a multiple of it
     /// In which type tokens travel to the experts: unset or dtype: as they are; F8E4M3: quantised
@@ -114,15 +131,18 @@ public:
     /// rows() with their scales, where tokens travel as codes. Codes and scales of ExpertMajor's
     /// padding are 0. Throws Error{InvalidArgument} elsewhere, as what follows does.
     fp8::Quantized quantized_rows() const;
-    /// Routing weights: [capacity] f32 of each row in ExpertMajor, [capacity, top_k] of each choice
-    /// of its token in RankMajor, 0 for experts of other ranks.
+    /// Not of masked rows. Routing weights: [capacity] f32 of each row in ExpertMajor, [capacity,
+    /// top_k] of each choice of its token in RankMajor, 0 for experts of other ranks.
     TensorView row_weights() const;
     /// RankMajor: [capacity, top_k] i32, the local experts that a row is for, -1 for others.
     TensorView row_experts() const;
     /// ExpertMajor: first row of each local expert: [num_local_experts + 1] u32.
     TensorView expert_offsets() const;
-    /// Rows for each local expert: [num_local_experts] u32.
+    /// Rows for each local expert: [num_local_experts] u32. Not in RankMajor of LowLatency.
     TensorView expert_counts() const;
+    /// Masked rows: how many an expert has room for; the masked layout of grouped products is
+    /// fp8::GroupLayout::masked(expert_counts(), spacing()).
+    std::uint64_t spacing() const;
     /// RankMajor: where combine takes the rows' results from without a copy: [capacity, hidden] of
     /// dtype, strided. Bound and left as it is by each dispatch.
     TensorView results() const;

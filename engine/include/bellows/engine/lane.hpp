@@ -21,6 +21,7 @@ namespace bellows {
 
 enum class Progress : std::uint8_t {
     Again, ///< it waits: ask again after a nap
+    Soon,  ///< it waits for what is about to come: ask again without a nap
     Moved, ///< it has done something and could do more at once
     Done,
 };
@@ -71,6 +72,9 @@ struct LaneJob {
     /// first. Not called for jobs given up with their thread. Must not throw or block.
     std::function<void(const Error&)> on_failure = nullptr;
     std::chrono::milliseconds timeout = TimePoint::kDefaultTimeout; ///< from its first step on
+    /// What it waits for before its first step and after its last is about to come, too: for the
+    /// first milliseconds there are no naps, which take a core.
+    bool prompt = false;
 };
 
 class HostThread;
