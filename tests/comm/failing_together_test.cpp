@@ -73,11 +73,19 @@ void compile(Rig& rig) {
     rig.device->wait_idle();
 }
 
-void run_exchange(Rig& rig, const std::string& fault, SteadyClock::time_point& start) {
+/// low_latency: in that mode, through staging memory as on GPUs.
+void run_exchange(Rig& rig, const std::string& fault, SteadyClock::time_point& start,
+                  bool low_latency) {
     constexpr std::uint64_t kTokens = 64, kHidden = 4096;
     const std::uint64_t most = fault == "counts" && rig.culprit() ? 8 : kTokens;
-    ExpertExchange exchange(*rig.device, rig.world, *rig.transport, rig.thread,
-                            {.num_experts = 8, .top_k = 2, .hidden = kHidden, .max_tokens = most});
+    ExpertExchange exchange(
+        *rig.device, rig.world, *rig.transport, rig.thread,
+        {.num_experts = 8,
+         .top_k = 2,
+         .hidden = kHidden,
+         .max_tokens = most,
+         .mode = low_latency ? ExchangeMode::LowLatency : ExchangeMode::HighThroughput,
+         .stage_always = low_latency});
     const auto handle = exchange.create_handle("batch");
     if (fault == "memory" && rig.culprit())
         handle->add_row_tensor("huge", DType::F32, std::uint64_t{1} << 50);
@@ -160,7 +168,9 @@ int run_rank(int argc, char** argv) {
         try {
             Rig rig(world);
             if (phase == "exchange")
-                run_exchange(rig, fault, start);
+                run_exchange(rig, fault, start, false);
+            else if (phase == "low_latency")
+                run_exchange(rig, fault, start, true);
             else if (phase == "all_reduce")
                 run_all_reduce(rig, fault, start);
             else
@@ -206,6 +216,12 @@ const Case kCases[] = {
     {"exchange", "kill", "PeerLost", "rank 1 (pid ",
      "'batch DISPATCH(F): counts' (exchange 1), 2 of 3 messages done: from rank 1 expected"},
     {"exchange", "kill in records", "PeerLost", "rank 1 (pid ",
+     "to rank 1 expected 1049600 bytes, saw 0"},
+    {"low_latency", "tokens", "InvalidArgument", "rank 1: batch: 65 tokens, but max_tokens is 64",
+     "from rank 1 expected 1049600 bytes, saw 0"},
+    {"low_latency", "kill", "PeerLost", "rank 1 (pid ",
+     "'batch DISPATCH(F): records' (exchange 1), 1 of 2 messages done: from rank 1 expected"},
+    {"low_latency", "kill in records", "PeerLost", "rank 1 (pid ",
      "to rank 1 expected 1049600 bytes, saw 0"},
     {"all_reduce", "argument", "InvalidArgument", "rank 1: collectives ALL_REDUCE: x is bf16",
      "'collectives ALL_REDUCE: parts to sum', 0 of 1 chunks done, "},
