@@ -48,6 +48,7 @@ struct ExpertExchange::Impl {
         Buffer memory;
     };
     std::vector<Import> imported{};
+    bool imports = false; ///< the device takes memory that ranks share
 
     std::uint64_t group_size() const noexcept { return config.ranks.size(); }
     std::uint64_t experts_of(std::uint64_t at) const noexcept;
@@ -75,10 +76,13 @@ struct ExpertExchange::Impl {
     /// Memory that messages are not copied from, for import into the device; empty where either
     /// is refused.
     SharedMemory share(std::uint64_t bytes) const;
-    /// Whether the device takes memory that ranks share.
-    bool imports() const noexcept;
+    /// Finds out whether the device takes memory that ranks share.
+    void try_import();
     /// A message that stands in a peer's memory, as the device sees it. On `thread`.
     BufferView view_of(int peer, const InPlace& message);
+    /// Kernels count 4 and 8 bytes in 32 bits. Throws Error{InvalidArgument} for more than that of
+    /// records or rows.
+    void require_addressable(std::uint64_t records, std::uint64_t rows) const;
     /// Host memory serves as device memory (CPU drivers): no staging.
     bool zero_copy() const noexcept { return device.info().is_cpu && !config.stage_always; }
     template <class Call>
@@ -142,6 +146,7 @@ struct ExchangeHandle::Impl {
     std::vector<std::uint64_t> sent_rows, received_rows; ///< per position in the group
     std::uint64_t num_rows = 0;
 
+    TimePoint last_leg;  ///< its lane job
     TensorView topk_ids; ///< of the running dispatch
     std::uint64_t tokens = 0;
     bool dispatched = false; ///< row tensors can be added no more

@@ -225,6 +225,7 @@ private:
         handle_.num_rows = exchange_.by_tokens() ? records : 0;
         for (std::size_t e = 0; e < per_expert.size() && !exchange_.by_tokens(); ++e)
             handle_.num_rows += (per_expert[e] + alignment - 1) / alignment * alignment;
+        exchange_.require_addressable(records, handle_.num_rows);
         tell_device(records, per_expert);
         bind_memory(context, records);
         return Progress::Done;

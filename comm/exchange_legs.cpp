@@ -212,6 +212,11 @@ void route(Recording& recording, const Handle& handle, const TensorView& ids,
                        shape.grid.items(ids.extent[0]));
 }
 
+/// What a leg ends with: behind its lane job, even where a recording uses nothing that came.
+TimePoint submit_behind_leg(const Handle& handle, Recording& recording) {
+    return handle.exchange.device.submit(recording, std::span(&handle.last_leg, 1));
+}
+
 void record_dispatch_pack(Recording& recording, const Handle& handle, const TensorView& x,
                           const TensorView& ids, const TensorView& weights) {
     const Record record = handle.exchange.token_record();
@@ -355,7 +360,8 @@ void begin_dispatch(const ExchangeHandlePtr& handle, const TensorView& x,
                    (low_latency ? record_tokens : record_dispatch_pack)(recording, h, x, topk_ids,
                                                                         topk_weights);
                }));
-    h.lane.post(make_outbound_job(handle, h.name + " DISPATCH(F)", !low_latency, std::move(gate)));
+    h.last_leg = h.lane.post(
+        make_outbound_job(handle, h.name + " DISPATCH(F)", !low_latency, std::move(gate)));
     // Meanwhile: where what comes back from each rank will stand.
     if (low_latency && tokens > 0)
         h.exchange.device.submit(
@@ -366,9 +372,10 @@ void begin_dispatch(const ExchangeHandlePtr& handle, const TensorView& x,
 }
 
 TimePoint end_dispatch(Handle& h) {
-    const TimePoint point = h.exchange.device.submit(
-        cached(h.unpack_dispatch, h, "unpack", {},
-               [&](Recording& recording) { record_dispatch_unpack(recording, h); }));
+    const TimePoint point =
+        submit_behind_leg(h, cached(h.unpack_dispatch, h, "unpack", {}, [&](Recording& recording) {
+                              record_dispatch_unpack(recording, h);
+                          }));
     h.filled = true;
     return point;
 }
@@ -385,17 +392,17 @@ void begin_combine(const ExchangeHandlePtr& handle, const TensorView& results,
             recording.label("COMBINE");
             reduce_rows(recording, h, results, {});
         }));
-    h.lane.post(make_inbound_job(handle, h.name + " COMBINE(F)", std::move(gate)));
+    h.last_leg = h.lane.post(make_inbound_job(handle, h.name + " COMBINE(F)", std::move(gate)));
 }
 
 TimePoint end_combine(Handle& h, const TensorView& out, bool accumulate) {
-    return h.exchange.device.submit(cached(
-        h.finish_forward, h, accumulate ? "sum onto" : "sum",
-        {out.buffer, h.topk_ids.buffer, {nullptr, accumulate, 0}}, [&](Recording& recording) {
-            recording.label("COMBINE");
-            if (out.extent[0] > 0)
-                combine_records(recording, h, out, accumulate, {});
-        }));
+    return submit_behind_leg(h, cached(h.finish_forward, h, accumulate ? "sum onto" : "sum",
+                                       {out.buffer, h.topk_ids.buffer, {nullptr, accumulate, 0}},
+                                       [&](Recording& recording) {
+                                           recording.label("COMBINE");
+                                           if (out.extent[0] > 0)
+                                               combine_records(recording, h, out, accumulate, {});
+                                       }));
 }
 
 void combine_backward_leg(const ExchangeHandlePtr& handle, const TensorView& d_out) {
@@ -410,7 +417,7 @@ void combine_backward_leg(const ExchangeHandlePtr& handle, const TensorView& d_o
                                                          d_out.buffer, d_out.extent[0], h.topk_ids,
                                                          {});
                                     }));
-    h.lane.post(make_outbound_job(handle, h.name + " DISPATCH(B)", false));
+    h.last_leg = h.lane.post(make_outbound_job(handle, h.name + " DISPATCH(B)", false));
 }
 
 } // namespace
@@ -448,8 +455,8 @@ TimePoint ExpertExchange::combine_backward(ExchangeHandle& handle, const TensorV
     return impl_->together(handle, [&](const ExchangeHandlePtr& pointer) {
         combine_backward_leg(pointer, d_out);
         Handle& h = *pointer;
-        return impl_->device.submit(
-            cached(h.unpack_backward, h, "unpack gradients", {}, [&](Recording& recording) {
+        return submit_behind_leg(
+            h, cached(h.unpack_backward, h, "unpack gradients", {}, [&](Recording& recording) {
                 recording.label("DISPATCH(B)");
                 if (!h.exchange.by_tokens())
                     gather_rows(recording, h, h.exchange.plain_record(), h.gradients);
@@ -484,8 +491,9 @@ TimePoint ExpertExchange::dispatch_backward(ExchangeHandle& handle, const Tensor
                 }
                 reduce_rows(recording, h, d_rows, of_slots);
             }));
-        h.lane.post(make_inbound_job(pointer, h.name + " COMBINE(B)"));
-        return impl_->device.submit(
+        h.last_leg = h.lane.post(make_inbound_job(pointer, h.name + " COMBINE(B)"));
+        return submit_behind_leg(
+            h,
             cached(h.finish_backward, h, "sum gradients",
                    {d_x.buffer, d_topk_weights.buffer, h.topk_ids.buffer, {nullptr, accumulate, 0}},
                    [&](Recording& recording) {

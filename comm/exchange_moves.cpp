@@ -60,7 +60,7 @@ int RecordMoves::rank_of(const Piece& piece) const noexcept {
 }
 
 bool RecordMoves::in_place(const Piece& piece) const noexcept {
-    return staged_ && exchange_.imports() && exchange_.transport.reads_in_place(rank_of(piece));
+    return staged_ && exchange_.imports && exchange_.transport.reads_in_place(rank_of(piece));
 }
 
 void RecordMoves::copy(LaneContext& context, Piece& piece, QueueRole role, BufferView source,
@@ -107,8 +107,9 @@ void RecordMoves::begin_in(LaneContext& context, const std::vector<std::uint64_t
     const bool waits = std::any_of(in_.begin(), in_.end(), [this](const Piece& piece) {
         return !is_self(piece) && !in_place(piece);
     });
-    if (staged_ && waits && handle_.staging_in.size() < total(bytes))
-        handle_.staging_in = handle_.make_staging(" staging in", grown(total(bytes)));
+    bytes_in_ = total(bytes);
+    if (staged_ && waits)
+        reserve_in();
     // This rank's own: behind what is for the ranks before it.
     std::uint64_t own =
         from_.same ? 0
@@ -126,6 +127,11 @@ void RecordMoves::begin_in(LaneContext& context, const std::vector<std::uint64_t
         if (!is_self(piece))
             exchange_.bytes_received += piece.bytes;
     }
+}
+
+void RecordMoves::reserve_in() {
+    if (handle_.staging_in.size() < bytes_in_)
+        handle_.staging_in = handle_.make_staging(" staging in", grown(bytes_in_));
 }
 
 void RecordMoves::send(Piece& piece) {
@@ -189,9 +195,18 @@ bool RecordMoves::step_in(LaneContext& context, Piece& piece) {
         return true;
     }
     piece.state = State::CopyingIn;
-    const BufferView source =
-        in_place(piece) ? exchange_.view_of(rank_of(piece), receives_[piece.transfer].in_place())
-                        : handle_.staging_in.view().sub(piece.offset, piece.bytes);
+    BufferView source;
+    const InPlace there = receives_[piece.transfer].in_place();
+    if (in_place(piece) && there.lasts) {
+        source = exchange_.view_of(rank_of(piece), there);
+    } else {
+        reserve_in();
+        source = handle_.staging_in.view().sub(piece.offset, piece.bytes);
+        if (in_place(piece)) // a copy that its sender made of memory which it does not share
+            std::copy(there.bytes.begin(), there.bytes.end(),
+                      handle_.staging_in.mapped_as<std::byte>().begin() +
+                          static_cast<std::ptrdiff_t>(piece.offset));
+    }
     copy(context, piece, QueueRole::TransferIn, source, to_.view().sub(piece.offset, piece.bytes));
     return true;
 }

@@ -67,6 +67,7 @@ private:
     bool in_place(const Piece& piece) const noexcept;
     void copy(LaneContext& context, Piece& piece, QueueRole role, BufferView source,
               BufferView destination);
+    void reserve_in();
     void send(Piece& piece);
     void receive(Piece& piece);
     bool step_out(Piece& piece);
@@ -82,6 +83,7 @@ private:
     bool staged_;
     std::vector<Piece> out_, in_;
     std::vector<Transfer> receives_, sends_;
+    std::uint64_t bytes_in_ = 0;
     std::uint64_t seen_ = 0; ///< bytes moved at the last look
 };
 

@@ -111,13 +111,34 @@ TensorView ExpertExchange::Impl::plain(BufferView memory, std::uint64_t rows,
     return strided(memory, config.dtype, rows, config.hidden, row_stride);
 }
 
-bool ExpertExchange::Impl::imports() const noexcept {
+void ExpertExchange::Impl::require_addressable(std::uint64_t records, std::uint64_t rows) const {
+    const Record token = token_record(), plain = plain_record();
+    constexpr std::uint64_t kWords = std::uint64_t{1} << 32;
+    require(records <= kWords / (std::max(token.bytes, plain.bytes) / 4) &&
+                rows <= kWords / (std::max(token.row_bytes, plain.row_bytes) / 8),
+            config.name,
+            std::to_string(records) + " tokens of " + std::to_string(token.bytes) + " bytes and " +
+                std::to_string(rows) +
+                " rows are more than kernels address (16 GiB and 32 GiB): lower max_tokens");
+}
+
+void ExpertExchange::Impl::try_import() {
     const std::uint64_t alignment = device.info().host_import_alignment;
-    return alignment > 0 && alignment <= 4096; // mappings begin at pages
+    if (alignment == 0 || alignment > 4096) // mappings begin at pages
+        return;
+    const SharedMemory memory = transport.share(1);
+    if (!memory)
+        return;
+    try {
+        static_cast<void>(Buffer::import_host(device, memory.bytes(), config.name + " probe"));
+        imports = true;
+    } catch (const Error&) {
+        // Some drivers take no memory that stands in a file: it is copied to be sent, then.
+    }
 }
 
 SharedMemory ExpertExchange::Impl::share(std::uint64_t bytes) const {
-    return imports() ? transport.share(bytes) : SharedMemory();
+    return imports ? transport.share(bytes) : SharedMemory();
 }
 
 BufferView ExpertExchange::Impl::view_of(int peer, const InPlace& message) {
@@ -131,6 +152,10 @@ BufferView ExpertExchange::Impl::view_of(int peer, const InPlace& message) {
         return known.peer == peer && a.data() < b.data() + b.size() &&
                b.data() < a.data() + a.size();
     });
+    // What has not been seen for long: the copies from it hold what they need.
+    constexpr std::size_t kMost = 64;
+    if (imported.size() >= kMost)
+        imported.erase(imported.begin());
     imported.push_back(
         {peer, message,
          Buffer::import_host(device, message.block,
@@ -168,6 +193,7 @@ ExpertExchange::ExpertExchange(Device& device, World& world, Transport& transpor
     require(c.hidden > 0 && c.hidden % 8 == 0, c.name,
             "hidden is " + std::to_string(c.hidden) + ", it must be a multiple of 8");
     require(c.max_tokens > 0, c.name, "max_tokens is 0");
+    require(c.timeout.count() > 0, c.name, "timeout is not positive");
     if (c.mode == ExchangeMode::LowLatency)
         c.alignment = 1;
     require(c.alignment > 0, c.name, "alignment is 0");
@@ -180,6 +206,11 @@ ExpertExchange::ExpertExchange(Device& device, World& world, Transport& transpor
     impl_->workgroups = c.workgroups;
     require(impl_->most_received() * c.top_k <= 0x7FFFFFFF, c.name,
             "more than 2^31 - 1 slots may arrive at once: lower max_tokens");
+    const std::uint64_t most_in = impl_->most_received();
+    impl_->require_addressable(impl_->most_sent(), 0);
+    if (impl_->low_latency())
+        impl_->require_addressable(most_in, impl_->masked() ? most_in * impl_->experts_of(0) : 0);
+    impl_->try_import();
     impl_->on_failure = abort_on_failure(world.control(), device);
 }
 

@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: MIT
 
 // Transport between the ranks of a node through the segments of NodeMemory. Towards each peer a
-// rank has an outbox at the head of its segment: a ring of slots, each of which says where in the
-// segment a message stands. The sender fills a slot and counts it as posted; the receiver takes the
-// message and empties the slot, which tells the sender. Nobody is called and nothing is locked.
+// rank has an outbox at the head of its segment: slots, each of which says where in the segment a
+// message stands, and a ring with the slots' numbers in the order of posting. The sender fills a
+// free slot and counts it as posted; the receiver takes the message and empties the slot, which
+// tells the sender. Nobody is called and nothing is locked.
 // Bytes that do not stand in the segment are copied there first.
 
 #include "deadline.hpp"
@@ -16,13 +17,14 @@
 #include <cstring>
 #include <deque>
 #include <map>
+#include <numeric>
 #include <utility>
 
 namespace bellows {
 namespace {
 
-/// Messages to one peer that it has not received yet; more wait at the sender.
-constexpr std::uint64_t kSlots = 512;
+/// Messages to one peer that it has not received yet, in any order; more wait at the sender.
+constexpr std::uint64_t kSlots = 4096;
 /// What has been copied to be sent is done with, if it is not larger.
 constexpr std::uint64_t kMostBuffered = std::uint64_t{64} << 10;
 /// Copied at a look, so that other work of the thread gets its turn.
@@ -36,11 +38,14 @@ struct alignas(64) Slot {
     std::uint64_t sequence;
     std::uint64_t offset, bytes; ///< in the sender's segment
     NodeMemory::Block block;     ///< in which they lie
+    std::uint32_t lasts;         ///< the block is more than this message's
 };
 static_assert(sizeof(Slot) == 64 && std::atomic<SlotState>::is_always_lock_free);
 
 struct Outbox {
-    alignas(64) std::atomic<std::uint64_t> posted; ///< message n stands in slot n % kSlots
+    alignas(64) std::atomic<std::uint64_t> posted; ///< message n stands in slot order[n % kSlots]
+    alignas(64) std::atomic<std::uint64_t> seen;   ///< by the receiver, whether or not received
+    std::array<std::uint32_t, kSlots> order;
     std::array<Slot, kSlots> slots;
 };
 static_assert(std::atomic<std::uint64_t>::is_always_lock_free);
@@ -73,11 +78,12 @@ struct Matching {
 };
 
 struct Peer {
-    Outbox* out = nullptr;                        ///< in our segment
-    Outbox* in = nullptr;                         ///< in the peer's
-    std::uint64_t num_sent = 0, num_received = 0; ///< by the peer, without a gap
-    std::uint64_t num_seen = 0;                   ///< of the peer's
-    std::array<OutMessagePtr, kSlots> in_slot{};
+    Outbox* out = nullptr;                                        ///< in our segment
+    Outbox* in = nullptr;                                         ///< in the peer's
+    std::uint64_t num_sent = 0;                                   ///< to the peer
+    std::uint64_t num_seen = 0;                                   ///< of the peer's
+    std::vector<std::pair<std::uint32_t, OutMessagePtr>> in_slot; ///< not received yet
+    std::vector<std::uint32_t> free_slots;
     std::deque<OutMessagePtr> waiting; ///< for a slot
     std::map<Key, Matching> matching;
 };
@@ -98,6 +104,8 @@ struct Node {
             peers[static_cast<std::size_t>(peer)] = std::make_unique<Peer>();
             at(peer).out = outbox(memory.mine(), peer);
             at(peer).in = outbox(memory.of(peer), world.rank());
+            at(peer).free_slots.resize(kSlots);
+            std::iota(at(peer).free_slots.rbegin(), at(peer).free_slots.rend(), 0u);
         }
     }
 
@@ -110,30 +118,33 @@ struct Node {
 
     bool fill_slot(Peer& peer, const OutMessagePtr& message) {
         clear_slots(peer);
-        if (peer.num_sent - peer.num_received == kSlots)
+        const std::uint64_t seen = peer.out->seen.load(std::memory_order_acquire);
+        if (peer.free_slots.empty() || peer.num_sent - seen >= kSlots)
             return false;
-        const std::size_t index = peer.num_sent % kSlots;
+        const std::uint32_t index = peer.free_slots.back();
+        peer.free_slots.pop_back();
         Slot& slot = peer.out->slots[index];
         slot.stream = message->tag.stream;
         slot.sequence = message->tag.sequence;
         slot.offset = message->offset;
         slot.bytes = message->bytes;
         slot.block = message->block;
+        slot.lasts = message->owns_block ? 0 : 1;
         slot.state.store(SlotState::Posted, std::memory_order_relaxed);
         message->slot = &slot;
-        peer.in_slot[index] = message;
+        peer.in_slot.emplace_back(index, message);
+        peer.out->order[peer.num_sent % kSlots] = index;
         peer.out->posted.store(++peer.num_sent, std::memory_order_release);
         return true;
     }
 
     void clear_slots(Peer& peer) {
-        while (peer.num_received < peer.num_sent) {
-            OutMessagePtr& oldest = peer.in_slot[peer.num_received % kSlots];
-            if (!received(*oldest))
-                return;
-            oldest.reset();
-            ++peer.num_received;
-        }
+        std::erase_if(peer.in_slot, [&](const auto& sent) {
+            if (!received(*sent.second))
+                return false;
+            peer.free_slots.push_back(sent.first);
+            return true;
+        });
     }
 
     /// Whether the message's slot has been emptied; a message that was given up still has one.
@@ -167,13 +178,17 @@ struct Node {
                (peer.waiting.front()->done || fill_slot(peer, peer.waiting.front())))
             peer.waiting.pop_front();
         const std::uint64_t posted = peer.in->posted.load(std::memory_order_acquire);
+        const std::uint64_t before = peer.num_seen;
         for (; peer.num_seen < posted; ++peer.num_seen) {
-            Slot& slot = peer.in->slots[peer.num_seen % kSlots];
+            const std::uint32_t index = peer.in->order[peer.num_seen % kSlots];
+            Slot& slot = peer.in->slots[index % kSlots];
             require_inside(slot, rank);
             const Key key{slot.sequence, slot.stream};
             peer.matching[key].arrived.push_back(&slot);
             match(peer, key);
         }
+        if (peer.num_seen != before)
+            peer.in->seen.store(posted, std::memory_order_release);
     }
 
     /// Nothing outside of the sender's segment is ever read.
@@ -320,7 +335,9 @@ public:
         const Slot& slot = *message_->slot;
         return {{source(slot), slot.bytes},
                 {node_->memory.of(peer_) + slot.block.offset, slot.block.bytes},
-                slot.block.id};
+                slot.block.id,
+                slot.lasts != 0,
+                node_};
     }
 
 private:

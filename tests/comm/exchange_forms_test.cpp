@@ -104,8 +104,14 @@ public:
         return c_.codes ? codes_arrived() : values_arrived(handle_->rows());
     }
     bool gradients_arrived() {
-        exchange_->combine_backward(*handle_, x_).wait();
-        return values_arrived(handle_->d_results());
+        const bool ended = ends([&] { return exchange_->combine_backward(*handle_, x_); });
+        return ended && values_arrived(handle_->d_results());
+    }
+    /// Whether a leg has ended when its time point is reached, even on a rank that gets nothing.
+    bool ends(const std::function<TimePoint()>& leg) {
+        const double before = exchange_->stats().seconds_waited;
+        leg().wait();
+        return exchange_->stats().seconds_waited > before;
     }
     bool told() const {
         std::vector<std::uint32_t> counts(exchange_->num_local_experts());
@@ -147,8 +153,9 @@ public:
     /// Rows that come back as they came: every token times the ranks, or experts, that it has.
     bool came_back(const TensorView& results, bool accumulate) {
         write_results(results);
-        exchange_->combine(*handle_, results, out_, accumulate).wait();
-        return summed(accumulate ? 2.0f : 1.0f);
+        const bool ended =
+            ends([&] { return exchange_->combine(*handle_, results, out_, accumulate); });
+        return ended && summed(accumulate ? 2.0f : 1.0f);
     }
     bool gradients_came_back(const TensorView& results, const TensorView& d_row_weights) {
         write_results(results);
@@ -157,12 +164,15 @@ public:
             for (std::uint64_t k = 0; k < (by_tokens() ? kTopK : 1); ++k)
                 of_rows.push_back(-2 * weight_of(row, by_tokens() ? k : row.k));
         upload(d_row_weights.buffer, of_rows);
-        exchange_->dispatch_backward(*handle_, results, d_row_weights, out_, false, d_weights_)
-            .wait();
+        const bool ended = ends([&] {
+            return exchange_->dispatch_backward(*handle_, results, d_row_weights, out_, false,
+                                                d_weights_);
+        });
         std::vector<float> expected = mine().weights;
         for (std::size_t i = 0; i < expected.size(); ++i)
             expected[i] *= mine().ids[i] < 0 ? 0 : -2;
-        return summed(1) && download<float>(d_weights_.buffer, expected.size()) == expected;
+        return ended && summed(1) &&
+               download<float>(d_weights_.buffer, expected.size()) == expected;
     }
 
     TensorView caller_rows(DType dtype, std::uint64_t columns) {

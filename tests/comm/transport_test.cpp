@@ -177,7 +177,7 @@ TEST_P(Transports, MoreMessagesThanThereIsRoomForComeInOrder) {
     const auto transport = open();
     const int next = (transport->rank() + 1) % transport->size();
     const int previous = (transport->rank() + transport->size() - 1) % transport->size();
-    constexpr std::uint32_t kMany = 1500;
+    constexpr std::uint32_t kMany = 9000;
     std::vector<std::uint32_t> sent(kMany), received(kMany);
     std::iota(sent.begin(), sent.end(), 0u);
     std::vector<Transfer> transfers;
@@ -190,6 +190,25 @@ TEST_P(Transports, MoreMessagesThanThereIsRoomForComeInOrder) {
             previous, {1, 0}, std::as_writable_bytes(std::span(&received[i], 1))));
     wait_all(*transport, transfers, "many", 30s);
     ALL_RANKS_TRUE(received == sent);
+}
+
+// Those that are asked for late are in nobody's way.
+TEST_P(Transports, AMessageMayWaitWhileOthersPass) {
+    const auto transport = open();
+    const int next = (transport->rank() + 1) % transport->size();
+    const int previous = (transport->rank() + transport->size() - 1) % transport->size();
+    const auto first = pattern(100, 7), each = pattern(10, 8);
+    std::vector<std::byte> received_first(first.size()), received(each.size());
+    Transfer waits = transport->post_send(next, {1, 0}, first);
+    for (int i = 0; i < 10'000; ++i) {
+        Transfer transfers[] = {transport->post_send(next, {2, 0}, each),
+                                transport->post_recv(previous, {2, 0}, received)};
+        wait_all(*transport, transfers, "those that pass", 30s);
+    }
+    Transfer transfers[] = {transport->post_recv(previous, {1, 0}, received_first),
+                            std::move(waits)};
+    wait_all(*transport, transfers, "the first", 30s);
+    ALL_RANKS_TRUE(received_first == first && received == each);
 }
 
 // What is given up leaves no trace, whether or not its receiver has looked.

@@ -165,8 +165,11 @@ private:
 
 /// The second half of a call in the hook form: called once, it begins to receive. Until then the
 /// exchange holds no posted receive, no workgroup and no queue for it, and its time limit does not
-/// run; its own sends go on. Dropped without being called, it receives all the same, so that other
-/// ranks are not held up, but the result is lost. The handle must outlive the call.
+/// run; its own sends go on. Large records leave a rank when they are received: the same call's
+/// result, and its time limit, wait on the other ranks for this hook. So no rank may wait for a
+/// later call before it has called its hooks of earlier ones. Dropped without being called, it
+/// receives all the same, so that other ranks are not held up, but the result is lost. The handle
+/// must outlive the call.
 class [[nodiscard]] ExchangeHook {
 public:
     ExchangeHook(ExchangeHook&&) noexcept;

@@ -57,6 +57,8 @@ struct InPlace {
     /// no other: what was prepared for it (an import into a device) serves as long as it comes.
     std::span<std::byte> block;
     std::uint64_t block_id = 0;
+    bool lasts = false; ///< false: the block goes with this message, nothing is worth preparing
+    std::shared_ptr<void> mapping{}; ///< keeps the block mapped here
 };
 
 /// One message under way. The posted bytes must live until it is done or cancel() returned true.
@@ -123,9 +125,10 @@ public:
 
     virtual std::string_view name() const noexcept = 0;
 
-    /// Both return at once; peer may be this rank. The receiver must post exactly the sender's
-    /// size. Throw Error{InvalidArgument} for a peer or stream that does not exist, the job's
-    /// failure.
+    /// Neither waits for the peer, which may be this rank; a send inside a node copies what does
+    /// not stand in memory from share(). The receiver must post exactly the sender's size. Throw
+    /// Error{InvalidArgument} for a peer or stream that does not exist, Error{OutOfMemory} where
+    /// there is no room for such a copy, the job's failure.
     virtual Transfer post_send(int peer, Tag tag, std::span<const std::byte> bytes) = 0;
     virtual Transfer post_recv(int peer, Tag tag, std::span<std::byte> bytes) = 0;
     /// Lets the transport move bytes of all its transfers; never blocks.
