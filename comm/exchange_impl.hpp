@@ -152,7 +152,7 @@ struct ExchangeHandle::Impl {
     bool dispatched = false; ///< row tensors can be added no more
     bool filled = false;     ///< a dispatch was handed in, both halves of it
     bool half_open = false;  ///< a hook waits to be called
-    RecordingCache place_dispatch, pack_dispatch, pack_backward, unpack_dispatch, unpack_backward;
+    RecordingCache pack_dispatch, pack_backward, unpack_dispatch, unpack_backward;
     RecordingCache reduce_forward, reduce_backward, finish_forward, finish_backward;
 
     Buffer make_staging(const char* what, std::uint64_t bytes) const;

@@ -59,7 +59,7 @@ public:
             then([this](LaneContext&) { return post_counts_out(); });
         if (learn && !gate_)
             then([this](LaneContext& context) { return take_counts(context); });
-        if (outbound && !learn && exchange_.by_tokens())
+        if (outbound && !tokens_ && exchange_.by_tokens())
             then([this](LaneContext& context) { return bind_gradients(context); });
         if (gate_) {
             then([this](LaneContext& context) { return begin_out(context); });

@@ -272,6 +272,8 @@ void record_tokens(Recording& recording, const Handle& handle, const TensorView&
         fp8::quantize(recording, x, exchange.quantized(memory, tokens, record.bytes));
     else
         ops::copy(recording, x, exchange.plain(memory, tokens, record.bytes));
+    // Where what comes back from each rank will stand.
+    route(recording, handle, ids, handle.rank_slot_to_row, most);
 }
 
 void record_dispatch_unpack(Recording& recording, const Handle& handle) {
@@ -362,13 +364,6 @@ void begin_dispatch(const ExchangeHandlePtr& handle, const TensorView& x,
                }));
     h.last_leg = h.lane.post(
         make_outbound_job(handle, h.name + " DISPATCH(F)", !low_latency, std::move(gate)));
-    // Meanwhile: where what comes back from each rank will stand.
-    if (low_latency && tokens > 0)
-        h.exchange.device.submit(
-            cached(h.place_dispatch, h, "place", {topk_ids.buffer}, [&](Recording& recording) {
-                recording.label("DISPATCH");
-                route(recording, h, topk_ids, h.rank_slot_to_row, c.max_tokens);
-            }));
 }
 
 TimePoint end_dispatch(Handle& h) {

@@ -397,8 +397,8 @@ BufferView ExchangeHandle::Impl::row_count() const {
 
 void ExchangeHandle::Impl::drop_recordings() {
     for (RecordingCache* cache :
-         {&place_dispatch, &pack_dispatch, &pack_backward, &unpack_dispatch, &unpack_backward,
-          &reduce_forward, &reduce_backward, &finish_forward, &finish_backward})
+         {&pack_dispatch, &pack_backward, &unpack_dispatch, &unpack_backward, &reduce_forward,
+          &reduce_backward, &finish_forward, &finish_backward})
         cache->clear();
 }
 
