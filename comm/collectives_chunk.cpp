@@ -276,14 +276,11 @@ void ChunkTransfer::post_gather() {
 bool ChunkTransfer::all_done() {
     bool done = true;
     for (Transfer& transfer : transfers_) {
-        if (transfer.done())
-            continue;
-        if (transfer.test()) {
-            ++num_events_;
-            trace_transfer(context_.device, context_.options.name, transfer);
-        } else {
+        const bool known = transfer.done();
+        if (!test_and_trace(context_.device, context_.options.name, transfer))
             done = false;
-        }
+        else if (!known)
+            ++num_events_;
     }
     if (done)
         transfers_.clear();

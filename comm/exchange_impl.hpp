@@ -61,10 +61,10 @@ struct ExpertExchange::Impl {
     bool masked() const noexcept { return low_latency() && !by_tokens(); }
     bool quantizes() const noexcept { return config.token_wire == DType::F8E4M3; }
     std::uint64_t hidden_bytes() const noexcept;
-    /// Of a quantised row, before its scales.
-    std::uint64_t codes_bytes() const noexcept;
+    /// Of codes.
+    fp8::Recipe recipe() const noexcept;
     /// Of dispatch.
-    Record token_record() const noexcept;
+    Record token_record() const;
     /// Of all other legs.
     Record plain_record() const noexcept;
     /// Codes and scales of `rows` rows that stand row_stride bytes from each other in `memory`.

@@ -4,6 +4,7 @@
 
 #include "exchange_moves.hpp"
 #include "fail_together.hpp"
+#include "round_up.hpp"
 #include "trace_transfer.hpp"
 
 #include <bellows/engine/error.hpp>
@@ -170,14 +171,8 @@ private:
     /// Whether all of them are done.
     bool test(std::vector<Transfer>& some) const {
         bool all = true;
-        for (Transfer& transfer : some) {
-            if (transfer.done())
-                continue;
-            if (transfer.test())
-                trace_transfer(exchange_.device, exchange_.config.name, transfer);
-            else
-                all = false;
-        }
+        for (Transfer& transfer : some)
+            all &= test_and_trace(exchange_.device, exchange_.config.name, transfer);
         return all;
     }
 
@@ -221,10 +216,9 @@ private:
                 per_expert[e] += incoming_counts_[at][e + 1];
         }
         const std::uint64_t records = total(handle_.received_rows);
-        const std::uint64_t alignment = exchange_.config.alignment;
         handle_.num_rows = exchange_.by_tokens() ? records : 0;
         for (std::size_t e = 0; e < per_expert.size() && !exchange_.by_tokens(); ++e)
-            handle_.num_rows += (per_expert[e] + alignment - 1) / alignment * alignment;
+            handle_.num_rows += round_up(per_expert[e], exchange_.config.alignment);
         exchange_.require_addressable(records, handle_.num_rows);
         tell_device(records, per_expert);
         bind_memory(context, records);

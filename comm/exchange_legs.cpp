@@ -102,9 +102,9 @@ void gather_rows(Recording& recording, const Handle& handle, const Record& recor
                  const Buffer& rows) {
     const Shape shape(handle, record);
     const ops::MoeLayout layout = handle.receive_layout();
-    const BufferView clears = handle.exchange.masked()
-                                  ? handle.record_count.view().sub(Handle::kZeroAt, 4)
-                                  : layout.row_count();
+    const bool masked = handle.exchange.masked();
+    const BufferView clears =
+        masked ? handle.record_count.view().sub(Handle::kZeroAt, 4) : layout.row_count();
     recording.dispatch(
         kernels::ExchangeGather{.variant = shape.variant<kernels::ExchangeGather>(),
                                 .constants = {shape.grid.local_size(), shape.wide,
@@ -120,8 +120,8 @@ void gather_rows(Recording& recording, const Handle& handle, const Record& recor
                                 .units = shape.units,
                                 .top_k = shape.top_k,
                                 .record_units = shape.record_units},
-        shape.grid.gathers(handle.exchange.most_received(),
-                           handle.exchange.low_latency() ? 0 : handle.capacity, shape.units));
+        shape.grid.gathers(handle.exchange.most_received(), masked ? 0 : handle.capacity,
+                           shape.units));
 }
 
 /// scalars: [most_received, top_k] of the slots, or none.
@@ -131,29 +131,29 @@ void reduce_rows(Recording& recording, const Handle& handle, const TensorView& r
     if (in_place && !scalars)
         return;
     const Shape shape(handle, handle.exchange.plain_record(), rows.buffer);
-    const bool by_tokens = handle.exchange.by_tokens();
+    const bool by_tokens = handle.exchange.by_tokens(), masked = handle.exchange.masked();
     recording.dispatch(
-        kernels::ExchangeReduce{
-            .variant = shape.variant<kernels::ExchangeReduce>(),
-            .constants = {shape.grid.local_size(), shape.wide},
-            .rows = rows.buffer,
-            .slot_to_row =
-                by_tokens ? handle.slot_ids.view() : handle.receive_layout().slot_to_row.buffer,
-            .slot_scalars = scalars                         ? scalars
-                            : handle.exchange.low_latency() ? handle.slot_weights.view()
-                                                            : handle.slot_scalars.view(),
-            .record_count = handle.record_count.view(),
-            .records = handle.returned.view(),
-            .words = handle.returned.view(),
-            .num_records = Shape::u32(handle.exchange.most_received()),
-            .units = in_place ? 0 : shape.units,
-            .top_k = shape.top_k,
-            .record_units = shape.record_units,
-            .record_words = shape.record_words,
-            .hidden_words = shape.hidden_words,
-            .row_is_record = by_tokens ? 1u : 0u,
-            .weighted = handle.exchange.masked() ? 1u : 0u,
-            .has_scalars = scalars ? 1u : 0u},
+        kernels::ExchangeReduce{.variant = shape.variant<kernels::ExchangeReduce>(),
+                                .constants = {shape.grid.local_size(), shape.wide},
+                                .rows = rows.buffer,
+                                .slot_to_row = by_tokens
+                                                   ? handle.slot_ids.view()
+                                                   : handle.receive_layout().slot_to_row.buffer,
+                                .slot_scalars = scalars  ? scalars
+                                                : masked ? handle.slot_weights.view()
+                                                         : handle.slot_scalars.view(),
+                                .record_count = handle.record_count.view(),
+                                .records = handle.returned.view(),
+                                .words = handle.returned.view(),
+                                .num_records = Shape::u32(handle.exchange.most_received()),
+                                .units = in_place ? 0 : shape.units,
+                                .top_k = shape.top_k,
+                                .record_units = shape.record_units,
+                                .record_words = shape.record_words,
+                                .hidden_words = shape.hidden_words,
+                                .row_is_record = by_tokens ? 1u : 0u,
+                                .weighted = masked ? 1u : 0u,
+                                .has_scalars = scalars ? 1u : 0u},
         shape.grid.rows(handle.exchange.most_received()));
 }
 

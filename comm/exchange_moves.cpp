@@ -11,10 +11,6 @@ namespace bellows {
 
 namespace {
 
-std::uint64_t total(const std::vector<std::uint64_t>& bytes) {
-    return std::accumulate(bytes.begin(), bytes.end(), std::uint64_t{0});
-}
-
 /// Staging memory grows by more than is asked for, and seldom.
 std::uint64_t grown(std::uint64_t bytes) {
     return bytes + bytes / 4;
@@ -107,7 +103,7 @@ void RecordMoves::begin_in(LaneContext& context, const std::vector<std::uint64_t
     const bool waits = std::any_of(in_.begin(), in_.end(), [this](const Piece& piece) {
         return !is_self(piece) && !in_place(piece);
     });
-    bytes_in_ = total(bytes);
+    bytes_in_ = std::accumulate(bytes.begin(), bytes.end(), std::uint64_t{0});
     if (staged_ && waits)
         reserve_in();
     // This rank's own: behind what is for the ranks before it.
@@ -157,13 +153,8 @@ void RecordMoves::receive(Piece& piece) {
             memory.mapped_as<std::byte>().subspan(piece.offset, piece.bytes)));
 }
 
-bool RecordMoves::arrived(Transfer& transfer) {
-    if (transfer.done())
-        return true;
-    if (!transfer.test())
-        return false;
-    trace_transfer(exchange_.device, exchange_.config.name, transfer);
-    return true;
+bool RecordMoves::arrived(Transfer& transfer) const {
+    return test_and_trace(exchange_.device, exchange_.config.name, transfer);
 }
 
 /// Whether it has gone on to another state.

@@ -72,7 +72,7 @@ private:
     void receive(Piece& piece);
     bool step_out(Piece& piece);
     bool step_in(LaneContext& context, Piece& piece);
-    bool arrived(Transfer& transfer);
+    bool arrived(Transfer& transfer) const;
 
     ExchangeHandle::Impl& handle_;
     ExpertExchange::Impl& exchange_;

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT
 #include "exchange_impl.hpp"
 #include "fail_together.hpp"
+#include "round_up.hpp"
 
 #include <bellows/engine/error.hpp>
 #include <bellows/kernels/kernels.hpp>
@@ -49,10 +50,6 @@ void require_supported(const ExchangeConfig& c) {
                              "of ranks) do not exist yet: leave sums at Ranked");
 }
 
-std::uint64_t round_up(std::uint64_t bytes, std::uint64_t step) {
-    return (bytes + step - 1) / step * step;
-}
-
 /// A matrix at the start of `memory` whose rows, of whole 16 bytes, stand row_stride bytes from
 /// each other.
 TensorView strided(BufferView memory, DType dtype, std::uint64_t rows, std::uint64_t columns,
@@ -82,13 +79,13 @@ std::uint64_t ExpertExchange::Impl::hidden_bytes() const noexcept {
     return config.hidden * size_of(config.dtype);
 }
 
-std::uint64_t ExpertExchange::Impl::codes_bytes() const noexcept {
-    return round_up(config.hidden, 16);
+fp8::Recipe ExpertExchange::Impl::recipe() const noexcept {
+    return {fp8::Blocks::Rows128, fp8::Format::E4M3, config.token_scales};
 }
 
-Record ExpertExchange::Impl::token_record() const noexcept {
-    const std::uint64_t scales = (config.hidden + 127) / 128 * 4;
-    const std::uint64_t row = quantizes() ? codes_bytes() + round_up(scales, 16) : hidden_bytes();
+Record ExpertExchange::Impl::token_record() const {
+    const std::uint64_t row =
+        quantizes() ? fp8::quantized_bytes(recipe(), {1, config.hidden}) : hidden_bytes();
     return {row, round_up(row + config.top_k * 8, 16), quantizes()};
 }
 
@@ -98,11 +95,12 @@ Record ExpertExchange::Impl::plain_record() const noexcept {
 
 fp8::Quantized ExpertExchange::Impl::quantized(BufferView memory, std::uint64_t rows,
                                                std::uint64_t row_stride) const {
-    const std::uint64_t codes = codes_bytes();
+    const std::uint64_t codes = fp8::codes_bytes({1, config.hidden});
+    const std::uint64_t blocks = fp8::scales_shape(recipe(), {1, config.hidden}).extent[1];
     return {.codes = strided(memory, DType::F8E4M3, rows, config.hidden, row_stride),
-            .scales = strided(memory.sub(codes, memory.bytes - codes), DType::F32, rows,
-                              (config.hidden + 127) / 128, row_stride),
-            .recipe = {fp8::Blocks::Rows128, fp8::Format::E4M3, config.token_scales},
+            .scales = strided(memory.sub(codes, memory.bytes - codes), DType::F32, rows, blocks,
+                              row_stride),
+            .recipe = recipe(),
             .group_offsets = {}};
 }
 

@@ -2,6 +2,7 @@
 #include "node_memory.hpp"
 
 #include "mpi_context.hpp"
+#include "round_up.hpp"
 
 #include <bellows/engine/memory.hpp>
 
@@ -19,10 +20,6 @@ namespace {
 
 /// Tags of the control plane for this file, far from small numbers that others choose.
 constexpr std::uint64_t kTags = std::uint64_t{0x6e6f6465} << 24;
-
-std::uint64_t round_up(std::uint64_t bytes, std::uint64_t step) {
-    return (bytes + step - 1) / step * step;
-}
 
 /// More than the machine has cannot be used; what is not touched costs nothing.
 std::uint64_t segment_bytes() {

@@ -25,4 +25,14 @@ inline void trace_transfer(Device& device, const std::string& owner, const Trans
          owner, ns(transfer.posted()), ns(std::chrono::steady_clock::now())});
 }
 
+/// Whether the message is done; traced when it is found to be. Throws as Transfer::test().
+inline bool test_and_trace(Device& device, const std::string& owner, Transfer& transfer) {
+    if (transfer.done())
+        return true;
+    if (!transfer.test())
+        return false;
+    trace_transfer(device, owner, transfer);
+    return true;
+}
+
 } // namespace bellows

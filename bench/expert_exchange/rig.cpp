@@ -288,14 +288,17 @@ std::string ExchangeRig::wrong_rows(const Read& read_some,
 }
 
 std::string ExchangeRig::wrong_weights(const TensorView& weights,
-                                       const std::vector<float>& expected) const {
-    std::vector<float> actual(expected.size());
-    if (!actual.empty())
-        device_->download(weights.buffer.sub(0, actual.size() * 4),
-                          std::as_writable_bytes(std::span(actual)));
-    for (std::size_t i = 0; i < actual.size(); ++i)
-        if (actual[i] != expected[i])
-            return is_not("weight " + std::to_string(i), actual[i], expected[i]);
+                                       const std::vector<float>& expected,
+                                       const std::vector<std::uint64_t>& places) const {
+    if (places.empty())
+        return "";
+    const std::uint64_t each = expected.size() / places.size();
+    std::vector<float> actual((places.back() + 1) * each);
+    device_->download(weights.buffer.sub(0, actual.size() * 4),
+                      std::as_writable_bytes(std::span(actual)));
+    for (std::size_t i = 0; i < expected.size(); ++i)
+        if (const float is = actual[places[i / each] * each + i % each]; is != expected[i])
+            return is_not("weight " + std::to_string(i), is, expected[i]);
     return "";
 }
 
@@ -303,7 +306,9 @@ std::string ExchangeRig::wrong_dispatch() const {
     if (const std::string layout = wrong_layout(); !layout.empty())
         return layout;
     const std::vector<std::uint64_t> at = places();
-    if (const std::string wrong = masked() ? "" : wrong_row_weights(at); !wrong.empty())
+    if (const std::string wrong =
+            masked() ? "" : wrong_weights(handle_->row_weights(), row_weights(), at);
+        !wrong.empty())
         return wrong;
     const auto read_rows = [&](std::uint64_t first, std::uint64_t count) {
         return shape_.codes ? read_codes(first, count) : read(handle_->rows(), first, count);
@@ -320,20 +325,6 @@ std::string ExchangeRig::wrong_dispatch() const {
             return values;
         },
         rows_);
-}
-
-std::string ExchangeRig::wrong_row_weights(const std::vector<std::uint64_t>& at) const {
-    const std::vector<float> expected = row_weights();
-    const std::uint64_t each = rows_.empty() ? 1 : expected.size() / rows_.size();
-    const std::uint64_t end = at.empty() ? 0 : at.back() + 1;
-    std::vector<float> all(end * each);
-    if (end > 0)
-        device_->download(handle_->row_weights().buffer.sub(0, all.size() * 4),
-                          std::as_writable_bytes(std::span(all)));
-    for (std::size_t i = 0; i < expected.size(); ++i)
-        if (const float is = all[at[i / each] * each + i % each]; is != expected[i])
-            return is_not("weight " + std::to_string(i), is, expected[i]);
-    return "";
 }
 
 std::vector<float> ExchangeRig::row_weights() const {
@@ -366,8 +357,11 @@ std::string ExchangeRig::wrong_combine_backward() const {
 }
 
 std::string ExchangeRig::wrong_dispatch_backward() const {
-    const std::string wrong = wrong_tensor(d_x_, tokens_);
-    return wrong.empty() ? wrong_weights(d_weights_, routing_.weights) : wrong;
+    if (const std::string wrong = wrong_tensor(d_x_, tokens_); !wrong.empty())
+        return wrong;
+    std::vector<std::uint64_t> all(shape_.tokens);
+    std::iota(all.begin(), all.end(), std::uint64_t{0});
+    return wrong_weights(d_weights_, routing_.weights, all);
 }
 
 } // namespace bellows::bench

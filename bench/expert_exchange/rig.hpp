@@ -63,8 +63,9 @@ private:
     using Read = std::function<std::vector<float>(std::uint64_t first, std::uint64_t count)>;
     std::string wrong_rows(const Read& read, const std::vector<RowSource>& sources) const;
     std::string wrong_tensor(const TensorView& rows, const std::vector<RowSource>& sources) const;
-    std::string wrong_row_weights(const std::vector<std::uint64_t>& at) const;
-    std::string wrong_weights(const TensorView& weights, const std::vector<float>& expected) const;
+    /// expected: of the rows at `places`, as many of each.
+    std::string wrong_weights(const TensorView& weights, const std::vector<float>& expected,
+                              const std::vector<std::uint64_t>& places) const;
 
     ExchangeShape shape_;
     int rank_;

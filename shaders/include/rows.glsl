@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
-// How the rows of a tensor are shared out, by the specialisation constants `local_size` and
-// `row_per_workgroup` of the kernel that includes this after its generated header:
+// How the rows of a tensor are shared out, by the specialisation constant `local_size` and by
+// `row_per_workgroup`, another or a constant, of the kernel that includes this after its header:
 //   0: one invocation per row (CPU drivers: no barrier, no shared memory);
 //   1: one workgroup per row, whose invocations take every local_size-th column.
 // Loops over rows are grid-stride, so any grid serves any number of rows. Sums over a row have a
