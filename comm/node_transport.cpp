@@ -300,8 +300,9 @@ public:
 
     bool test() override {
         node_->control.throw_if_failed();
-        node_->progress(peer_);
         InMessage& message = *message_;
+        if (message.slot == nullptr)
+            node_->progress(peer_);
         if (message.slot == nullptr)
             return false;
         if (message.slot->bytes != message.expected)
