@@ -142,14 +142,17 @@ public:
 private:
     PhaseResult time_legs(const char* name, double bytes, std::optional<double> raw_seconds,
                           const std::function<void()>& once) {
-        std::uint64_t before = 0;
+        ExchangeStats before;
         const Timing timing = watch_.time(once, timing_, [&] {
             rig_.wait_idle();
-            before = rig_.bytes_sent();
+            before = rig_.stats();
         });
         rig_.wait_idle();
-        const double sent = watch_.host().all_reduce_sum(
-            static_cast<double>(rig_.bytes_sent() - before) / static_cast<double>(timing.repeats));
+        const ExchangeStats after = rig_.stats();
+        const auto of_repeat = [&](std::uint64_t total) {
+            return watch_.host().all_reduce_sum(static_cast<double>(total) /
+                                                static_cast<double>(timing.repeats));
+        };
         PhaseResult result;
         result.name = name;
         result.seconds = timing.seconds;
@@ -158,7 +161,10 @@ private:
         result.cpu_seconds = timing.cpu_seconds;
         result.bytes = bytes;
         result.repeats = timing.repeats;
-        result.sent = sent;
+        result.sent = of_repeat(after.bytes_sent - before.bytes_sent);
+        const double to_nodes = of_repeat(after.bytes_sent_to_nodes - before.bytes_sent_to_nodes);
+        if (world_.num_nodes() > 1)
+            result.sent_to_nodes = to_nodes;
         if (!options_.shape.low_latency)
             result.dedup = totals_.dedup;
         if (options_.shape.codes && bytes == totals_.token_bytes)

@@ -2,9 +2,14 @@
 #pragma once
 
 // The inside of an exchange. A leg is one crossing of the network: outbound legs (dispatch, and the
-// backward of combine) carry one record per (token, rank) to the experts; inbound legs bring one
-// record per received row back. A leg is a batch that packs, a lane job that moves bytes, a batch
-// that unpacks.
+// backward of combine) carry one record per (token, member of the group) to the experts; inbound
+// legs bring one record per received row back. A leg is a batch that packs, a lane job that moves
+// bytes, a batch that unpacks.
+//
+// An exchange across nodes is two of them, hops, each with handles of its own: the first among the
+// ranks of equal local rank, each of which stands for the experts of its node; then one inside the
+// node, whose tokens are the rows of the first. Rows that a rank has passed on stand where they
+// would if they had come from their sources: by source node, then by the rank that they came from.
 
 #include "exchange_grid.hpp"
 
@@ -27,19 +32,23 @@ struct Record {
     bool codes = false;
 };
 
-/// Lives as long as the last handle or lane job that needs it.
+/// A hop. Lives as long as the last handle or lane job that needs it.
 struct ExpertExchange::Impl {
     Device& device;
     World& world;
     Transport& transport;
     HostThread& thread;
-    ExchangeConfig config;
-    ControlPlane::Subscription on_failure; ///< given up with the ExpertExchange itself
-    int position = 0;                      ///< of this rank in the group
-    std::uint32_t workgroups = 0;          ///< most of the calls that follow; 0: as many as serve
+    ExchangeConfig config; ///< of this hop
+    ExchangeConfig whole;  ///< of the exchange
+    /// The hop between nodes, whose rows are this one's tokens; null: tokens are the caller's.
+    std::shared_ptr<Impl> before{};
+    ControlPlane::Subscription on_failure{}; ///< given up with the ExpertExchange itself
+    std::uint64_t ranks_per_member = 1;      ///< whose experts a member of the group stands for
+    int position = 0;                        ///< of this rank in the group
+    std::uint32_t workgroups = 0;            ///< most of the calls that follow; 0: as many as serve
     /// Counted by the lanes, read by anybody.
-    std::atomic<std::uint64_t> exchanges{0}, bytes_sent{0}, bytes_received{0}, messages_sent{0},
-        nanoseconds_waited{0};
+    std::atomic<std::uint64_t> exchanges{0}, bytes_sent{0}, bytes_sent_to_nodes{0},
+        bytes_received{0}, messages_sent{0}, nanoseconds_waited{0};
 
     /// Memory of peers that the device has imported.
     struct Import {
@@ -51,8 +60,16 @@ struct ExpertExchange::Impl {
     bool imports = false; ///< the device takes memory that ranks share
 
     std::uint64_t group_size() const noexcept { return config.ranks.size(); }
-    std::uint64_t experts_of(std::uint64_t at) const noexcept;
+    /// Ranks that share the experts out.
+    std::uint64_t owners() const noexcept { return group_size() * ranks_per_member; }
+    std::uint64_t experts_of(std::uint64_t at) const noexcept {
+        return first_expert_of(at + 1) - first_expert_of(at);
+    }
     std::uint64_t first_expert_of(std::uint64_t at) const noexcept;
+    /// Nodes that the tokens of a member come from; records keep that order.
+    std::uint64_t origins() const noexcept { return before ? before->group_size() : 1; }
+    /// Records that a member sends another are counted by origin.
+    std::uint64_t routes() const noexcept { return group_size() * origins(); }
     bool low_latency() const noexcept { return config.mode == ExchangeMode::LowLatency; }
     bool by_tokens() const noexcept { return config.layout == ExchangeLayout::RankMajor; }
     /// What is low in latency is worth a core, unless kernels run on it.
@@ -88,6 +105,8 @@ struct ExpertExchange::Impl {
     template <class Call>
     auto together(const ExchangeHandle& handle, const Call& call);
     ExchangeGrid grid() const noexcept { return {device.info().is_cpu, workgroups}; }
+    /// Finds this rank's position, checks sizes.
+    void prepare();
 };
 
 /// Recordings of one kind, kept for the tensors they were made with.
@@ -114,20 +133,22 @@ struct ExchangeHandle::Impl {
     std::shared_ptr<ExpertExchange::Impl> owner;
     ExpertExchange::Impl& exchange;
     std::string name;
+    std::shared_ptr<Impl> before; ///< of the hop before
     Lane lane;
     std::uint64_t capacity = 0; ///< rows in the worst case
     /// Of send_records, returned and staging_out, where the node's ranks share it.
-    SharedMemory send_memory, returned_memory, staging_memory;
+    SharedMemory send_memory, back_memory, returned_memory, staging_memory;
 
-    // At the source: which ranks each token goes to.
+    // At the source: which members each token goes to.
     Buffer rank_ids, rank_counts, rank_offsets, rank_row_to_slot, rank_slot_to_row;
     Buffer expert_loads; ///< slots per global expert
-    Buffer host_counts;  ///< Readback: rank_counts, then expert_loads
+    Buffer host_counts;  ///< Readback: rank_counts (of routes()), then expert_loads
     Buffer quantized;    ///< tokens as they travel, if not as they are
-    Buffer send_records; ///< outbound, by destination rank
-    Buffer back_records; ///< inbound, the same rows coming back
+    Buffer send_records; ///< outbound, by destination; late where there is a hop before
+    Buffer back_records; ///< inbound, the same rows coming back; late likewise
     // At the experts.
-    /// Upload: received records; at kZeroAt 0; at kCountsAt rows of each local expert (RankMajor).
+    /// Upload: received records; at kZeroAt 0; at kCountsAt rows of each local expert (RankMajor);
+    /// then, for the next hop, first_rows().
     Buffer record_count;
     Buffer received; ///< late: outbound records, by source rank
     Buffer returned; ///< late: inbound records to send
@@ -143,7 +164,7 @@ struct ExchangeHandle::Impl {
     static constexpr std::uint64_t kZeroAt = 8, kCountsAt = 16;
 
     // Known on the host after a dispatch, used by the lane only.
-    std::vector<std::uint64_t> sent_rows, received_rows; ///< per position in the group
+    std::vector<std::uint64_t> sent_rows, received_rows; ///< per member of the group and origin
     std::uint64_t num_rows = 0;
 
     TimePoint last_leg;  ///< its lane job
@@ -160,6 +181,15 @@ struct ExchangeHandle::Impl {
     ops::MoeLayout receive_layout() const;
     /// How many rows there are, on the device.
     BufferView row_count() const;
+    /// The first of the rows that came from each member of the group, u32.
+    BufferView first_rows() const;
+    /// RankMajor: received tokens in their records, as they travel (codes: their scales behind
+    /// them); what they are for; where their results and gradients stand.
+    TensorView tokens_in_records() const;
+    TensorView row_experts() const;
+    TensorView row_weights() const;
+    TensorView results_in_records() const;
+    TensorView d_results() const; ///< in both layouts
     /// Where the bytes of outbound legs arrive: gradients of RankMajor where they stay.
     const Buffer& arrivals(bool tokens_arrive) const {
         return !tokens_arrive && exchange.by_tokens() ? gradients : received;
@@ -175,11 +205,16 @@ struct ReceiveGate {
     std::atomic<bool> open{false};
 };
 
-/// The lane job of a leg. learn: the sizes are exchanged first, and the row tensors bound. gate:
-/// null for a leg that receives at once.
-LaneJob make_outbound_job(const ExchangeHandlePtr& handle, std::string name, bool learn,
-                          std::shared_ptr<ReceiveGate> gate = nullptr);
-LaneJob make_inbound_job(const ExchangeHandlePtr& handle, std::string name,
-                         std::shared_ptr<ReceiveGate> gate = nullptr);
+struct LegJob {
+    std::string name{};
+    std::uint64_t sequence = 0;                  ///< Transport::next_sequence
+    std::shared_ptr<ReceiveGate> gate = nullptr; ///< null: receives at once
+    bool learn = false;               ///< the sizes are exchanged first, and the row tensors bound
+    ExchangeHandlePtr next = nullptr; ///< learn: what the next hop sends is bound, too
+};
+
+/// The lane job of a leg.
+LaneJob make_outbound_job(const ExchangeHandlePtr& handle, LegJob leg);
+LaneJob make_inbound_job(const ExchangeHandlePtr& handle, LegJob leg);
 
 } // namespace bellows

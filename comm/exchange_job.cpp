@@ -27,16 +27,18 @@ using Clock = std::chrono::steady_clock;
 constexpr std::uint32_t kCountsStream = 0;
 constexpr std::uint32_t kRecordsStream = 1;
 
-/// What one rank tells another before it sends: rows, then rows per expert of the receiver.
-std::vector<std::vector<std::uint32_t>> counts_for_ranks(const ExchangeHandle::Impl& handle) {
+/// What one member tells another before it sends: rows of each origin, then rows per expert of the
+/// receiver.
+std::vector<std::vector<std::uint32_t>> counts_for_members(const ExchangeHandle::Impl& handle) {
     const ExpertExchange::Impl& exchange = handle.exchange;
     const auto all = handle.host_counts.mapped_as<const std::uint32_t>();
-    const std::uint64_t ranks = exchange.group_size();
-    std::vector<std::vector<std::uint32_t>> messages(ranks);
-    for (std::uint64_t at = 0; at < ranks; ++at) {
-        messages[at].push_back(all[at]);
+    const std::uint64_t members = exchange.group_size(), origins = exchange.origins();
+    std::vector<std::vector<std::uint32_t>> messages(members);
+    for (std::uint64_t at = 0; at < members; ++at) {
+        const auto rows = all.subspan(at * origins, origins);
         const auto loads =
-            all.subspan(ranks + exchange.first_expert_of(at), exchange.experts_of(at));
+            all.subspan(members * origins + exchange.first_expert_of(at), exchange.experts_of(at));
+        messages[at].assign(rows.begin(), rows.end());
         messages[at].insert(messages[at].end(), loads.begin(), loads.end());
     }
     return messages;
@@ -44,13 +46,13 @@ std::vector<std::vector<std::uint32_t>> counts_for_ranks(const ExchangeHandle::I
 
 class Exchange {
 public:
-    Exchange(ExchangeHandlePtr handle, std::string name, bool outbound, bool learn,
-             std::shared_ptr<ReceiveGate> gate)
-        : handle_ptr_(std::move(handle)), handle_(*handle_ptr_), exchange_(handle_.exchange),
-          name_(std::move(name)), outbound_(outbound),
-          tokens_(outbound && (learn || exchange_.low_latency())),
+    Exchange(ExchangeHandlePtr handle, LegJob leg, bool outbound)
+        : handle_ptr_(std::move(handle)), next_(std::move(leg.next)), handle_(*handle_ptr_),
+          exchange_(handle_.exchange), name_(std::move(leg.name)), outbound_(outbound),
+          tokens_(outbound && (leg.learn || exchange_.low_latency())),
           record_bytes_((tokens_ ? exchange_.token_record() : exchange_.plain_record()).bytes),
-          gate_(std::move(gate)), sequence_(exchange_.transport.next_sequence()) {
+          gate_(std::move(leg.gate)), sequence_(leg.sequence) {
+        const bool learn = leg.learn;
         const auto then = [this](auto stage) { stages_.push_back(stage); };
         // At once: receives are posted first, so that MPI finds them. With a gate: all that can be
         // done without receiving comes before it.
@@ -140,21 +142,41 @@ private:
         return text;
     }
 
-    /// Rows that go to, or come from, each member of the group in this direction.
-    const std::vector<std::uint64_t>& rows_out() const {
-        return outbound_ ? handle_.sent_rows : handle_.received_rows;
+    /// Where the records of each member of the group stand at their source: by destination, then
+    /// by origin.
+    RecordMoves::Runs runs_at_source() const {
+        std::uint64_t offset = 0;
+        RecordMoves::Runs runs(exchange_.group_size());
+        for (std::uint64_t at = 0; at < runs.size(); ++at)
+            for (std::uint64_t origin = 0; origin < exchange_.origins(); ++origin)
+                add_run(runs[at], handle_.sent_rows[at * exchange_.origins() + origin], offset);
+        return runs;
     }
-    const std::vector<std::uint64_t>& rows_in() const {
-        return outbound_ ? handle_.received_rows : handle_.sent_rows;
+    /// And at the experts: by origin, then by the member that they come from.
+    RecordMoves::Runs runs_at_experts() const {
+        std::uint64_t offset = 0;
+        RecordMoves::Runs runs(exchange_.group_size());
+        for (std::uint64_t origin = 0; origin < exchange_.origins(); ++origin)
+            for (std::uint64_t at = 0; at < runs.size(); ++at)
+                add_run(runs[at], handle_.received_rows[at * exchange_.origins() + origin], offset);
+        return runs;
     }
-    const Buffer& device_out() const { return outbound_ ? handle_.send_records : handle_.returned; }
+    void add_run(std::vector<RecordMoves::Run>& runs, std::uint64_t rows,
+                 std::uint64_t& offset) const {
+        runs.push_back({offset, rows * record_bytes_});
+        offset += runs.back().bytes;
+    }
+    RecordMoves::Out out() const {
+        if (!outbound_)
+            return {handle_.returned, runs_at_experts()};
+        if (!tokens_ || !exchange_.low_latency())
+            return {handle_.send_records, runs_at_source()};
+        const RecordMoves::Run all{0, exchange_.config.max_tokens * record_bytes_};
+        return {handle_.send_records, RecordMoves::Runs(exchange_.group_size(), {all}), true};
+    }
+    RecordMoves::Runs runs_in() const { return outbound_ ? runs_at_experts() : runs_at_source(); }
     const Buffer& device_in() const {
         return outbound_ ? handle_.arrivals(tokens_) : handle_.back_records;
-    }
-    std::vector<std::uint64_t> bytes_of(std::vector<std::uint64_t> records) const {
-        for (std::uint64_t& each : records)
-            each *= record_bytes_;
-        return records;
     }
 
     /// Those that are waited for now.
@@ -179,8 +201,9 @@ private:
     Progress post_counts_in() {
         phase_ = "counts";
         const std::uint64_t own = static_cast<std::uint64_t>(exchange_.position);
-        incoming_counts_.assign(exchange_.group_size(),
-                                std::vector<std::uint32_t>(1 + exchange_.experts_of(own)));
+        incoming_counts_.assign(
+            exchange_.group_size(),
+            std::vector<std::uint32_t>(exchange_.origins() + exchange_.experts_of(own)));
         for (std::uint64_t at = 0; at < exchange_.group_size(); ++at)
             counts_in_.push_back(exchange_.transport.post_recv(
                 exchange_.config.ranks[at], {sequence_, kCountsStream},
@@ -190,10 +213,11 @@ private:
 
     Progress post_counts_out() {
         phase_ = "counts";
-        outgoing_counts_ = counts_for_ranks(handle_);
+        outgoing_counts_ = counts_for_members(handle_);
         handle_.sent_rows.clear();
         for (std::uint64_t at = 0; at < exchange_.group_size(); ++at) {
-            handle_.sent_rows.push_back(outgoing_counts_[at].front());
+            for (std::uint64_t origin = 0; origin < exchange_.origins(); ++origin)
+                handle_.sent_rows.push_back(outgoing_counts_[at][origin]);
             counts_out_.push_back(exchange_.transport.post_send(
                 exchange_.config.ranks[at], {sequence_, kCountsStream},
                 std::as_bytes(std::span(outgoing_counts_[at]))));
@@ -208,12 +232,14 @@ private:
             return Progress::Again;
         counts_in_.clear();
         handle_.received_rows.clear();
-        std::vector<std::uint64_t> per_expert(incoming_counts_.front().size() - 1);
+        const std::uint64_t origins = exchange_.origins();
+        std::vector<std::uint64_t> per_expert(incoming_counts_.front().size() - origins);
         for (std::uint64_t at = 0; at < exchange_.group_size(); ++at) {
             check_plausible(at);
-            handle_.received_rows.push_back(incoming_counts_[at].front());
+            for (std::uint64_t origin = 0; origin < origins; ++origin)
+                handle_.received_rows.push_back(incoming_counts_[at][origin]);
             for (std::size_t e = 0; e < per_expert.size(); ++e)
-                per_expert[e] += incoming_counts_[at][e + 1];
+                per_expert[e] += incoming_counts_[at][origins + e];
         }
         const std::uint64_t records = total(handle_.received_rows);
         handle_.num_rows = exchange_.by_tokens() ? records : 0;
@@ -222,6 +248,10 @@ private:
         exchange_.require_addressable(records, handle_.num_rows);
         tell_device(records, per_expert);
         bind_memory(context, records);
+        if (next_)
+            bind_forwarding(
+                context, records,
+                std::accumulate(per_expert.begin(), per_expert.end(), std::uint64_t{0}));
         return Progress::Done;
     }
 
@@ -231,6 +261,14 @@ private:
         for (std::size_t e = 0; e < per_expert.size(); ++e)
             words[ExchangeHandle::Impl::kCountsAt / 4 + e] =
                 static_cast<std::uint32_t>(per_expert[e]);
+        if (!next_)
+            return;
+        const auto firsts = handle_.first_rows().offset / 4;
+        std::uint64_t first = 0;
+        for (std::uint64_t at = 0; at < exchange_.group_size(); ++at) {
+            words[firsts + at] = static_cast<std::uint32_t>(first);
+            first += handle_.received_rows[at];
+        }
     }
 
     void bind_memory(LaneContext& context, std::uint64_t records) {
@@ -240,7 +278,8 @@ private:
             context.bind(buffer, std::max<std::uint64_t>(rows, 1) * row_bytes);
         };
         const Record token = exchange_.token_record(), plain = exchange_.plain_record();
-        bind_returned(context, std::max<std::uint64_t>(records, 1) * plain.bytes);
+        bind_wire(context, handle_.returned, handle_.returned_memory,
+                  std::max<std::uint64_t>(records, 1) * plain.bytes);
         if (exchange_.by_tokens()) {
             bind(handle_.received, records, token.bytes);
         } else {
@@ -252,18 +291,31 @@ private:
             bind(*tensor.buffer, handle_.num_rows, tensor.row_bytes);
     }
 
-    /// Kept from one dispatch to the next, as staging memory is.
-    void bind_returned(LaneContext& context, std::uint64_t bytes) {
-        if (handle_.returned.bound() && handle_.returned.size() >= bytes)
+    /// What is sent from or received in is kept from one dispatch to the next, as staging memory
+    /// is.
+    void bind_wire(LaneContext& context, Buffer& buffer, SharedMemory& shared,
+                   std::uint64_t bytes) const {
+        if (buffer.bound() && buffer.size() >= bytes)
             return;
         SharedMemory memory;
         if (exchange_.zero_copy())
             memory = exchange_.share(bytes);
         if (memory)
-            context.bind(handle_.returned, memory.bytes());
+            context.bind(buffer, memory.bytes());
         else
-            context.bind(handle_.returned, bytes);
-        handle_.returned_memory = std::move(memory);
+            context.bind(buffer, bytes);
+        shared = std::move(memory);
+    }
+
+    /// What the next hop sends of these records, and gets back for them.
+    void bind_forwarding(LaneContext& context, std::uint64_t records, std::uint64_t slots) {
+        const std::uint64_t members = next_->exchange.group_size();
+        const std::uint64_t most = std::max<std::uint64_t>(1, std::min(slots, records * members));
+        const Record token = exchange_.token_record(), plain = exchange_.plain_record();
+        next_->exchange.require_addressable(most, 0);
+        bind_wire(context, next_->send_records, next_->send_memory,
+                  most * std::max(token.bytes, plain.bytes));
+        bind_wire(context, next_->back_records, next_->back_memory, most * plain.bytes);
     }
 
     /// Gradients of RankMajor stay where they arrive.
@@ -277,7 +329,8 @@ private:
     /// A rank sends each of its tokens once at most, for 1 to top_k experts.
     void check_plausible(std::uint64_t at) const {
         const auto& counts = incoming_counts_[at];
-        const std::uint64_t rows = counts.front();
+        const auto experts = counts.begin() + static_cast<std::ptrdiff_t>(exchange_.origins());
+        const std::uint64_t rows = std::accumulate(counts.begin(), experts, std::uint64_t{0});
         const std::string peer = "rank " + std::to_string(exchange_.config.ranks[at]);
         const auto refuse = [&](const std::string& what) {
             throw Error(ErrorCode::InvalidArgument,
@@ -287,9 +340,7 @@ private:
         if (rows > exchange_.config.max_tokens)
             refuse(", max_tokens is " + std::to_string(exchange_.config.max_tokens) +
                    " here: set it alike on every rank");
-        std::uint64_t slots = 0;
-        for (std::size_t e = 1; e < counts.size(); ++e)
-            slots += counts[e];
+        const std::uint64_t slots = std::accumulate(experts, counts.end(), std::uint64_t{0});
         if (slots < rows || slots > rows * exchange_.config.top_k)
             refuse(" to " + std::to_string(slots) + " slots with top_k " +
                    std::to_string(exchange_.config.top_k) + ": set it alike on every rank");
@@ -301,10 +352,7 @@ private:
 
     RecordMoves& moves() {
         if (!moves_)
-            moves_.emplace(handle_, name_, Tag{sequence_, kRecordsStream},
-                           RecordMoves::Out{device_out(), bytes_of(rows_out()),
-                                            tokens_ && exchange_.low_latency()},
-                           device_in());
+            moves_.emplace(handle_, name_, Tag{sequence_, kRecordsStream}, out(), device_in());
         return *moves_;
     }
 
@@ -338,7 +386,7 @@ private:
 
     Progress begin_in(LaneContext& context) {
         phase_ = "records";
-        moves().begin_in(context, bytes_of(rows_in()));
+        moves().begin_in(context, runs_in());
         if (gate_)
             posted_ = Clock::now();
         return Progress::Done;
@@ -355,7 +403,7 @@ private:
         return Progress::Done;
     }
 
-    ExchangeHandlePtr handle_ptr_; // first: its memory outlives everything here
+    ExchangeHandlePtr handle_ptr_, next_; // first: their memory outlives everything here
     ExchangeHandle::Impl& handle_;
     ExpertExchange::Impl& exchange_;
     std::string name_;
@@ -375,16 +423,14 @@ private:
     ControlPlane::Activity activity_; // last: it calls describe()
 };
 
-LaneJob make_job(const ExchangeHandlePtr& handle, std::string name, bool outbound, bool learn,
-                 std::shared_ptr<ReceiveGate> gate) {
+LaneJob make_job(const ExchangeHandlePtr& handle, LegJob leg, bool outbound) {
     LaneJob job;
-    job.name = name;
+    job.name = leg.name;
     // The exchange's own limit comes first and says more; with a gate it begins when that opens.
     job.timeout = handle->exchange.config.timeout + std::chrono::seconds(10);
-    if (gate)
+    if (leg.gate)
         job.timeout += std::chrono::hours(24);
-    auto exchange =
-        std::make_shared<Exchange>(handle, std::move(name), outbound, learn, std::move(gate));
+    auto exchange = std::make_shared<Exchange>(handle, std::move(leg), outbound);
     job.step = [exchange](LaneContext& context) { return exchange->step(context); };
     job.on_failure = tell_all(handle->exchange.world.control());
     job.prompt = handle->exchange.hurries();
@@ -393,10 +439,11 @@ LaneJob make_job(const ExchangeHandlePtr& handle, std::string name, bool outboun
 
 } // namespace
 
-LaneJob make_outbound_job(const ExchangeHandlePtr& handle_ptr, std::string name, bool learn,
-                          std::shared_ptr<ReceiveGate> gate) {
+LaneJob make_outbound_job(const ExchangeHandlePtr& handle_ptr, LegJob leg) {
     const ExchangeHandle::Impl& handle = *handle_ptr;
-    LaneJob job = make_job(handle_ptr, std::move(name), true, learn, std::move(gate));
+    const bool learn = leg.learn;
+    const ExchangeHandlePtr next = leg.next;
+    LaneJob job = make_job(handle_ptr, std::move(leg), true);
     const bool by_tokens = handle.exchange.by_tokens();
     const auto accesses = [&](const Buffer& buffer, Access access) {
         job.accesses.push_back({buffer.view(), access});
@@ -413,14 +460,17 @@ LaneJob make_outbound_job(const ExchangeHandlePtr& handle_ptr, std::string name,
         }
         for (const auto& tensor : handle.row_tensors)
             accesses(*tensor.buffer, Access::Write);
+        if (next) {
+            accesses(next->send_records, Access::Write);
+            accesses(next->back_records, Access::Write);
+        }
     }
     return job;
 }
 
-LaneJob make_inbound_job(const ExchangeHandlePtr& handle_ptr, std::string name,
-                         std::shared_ptr<ReceiveGate> gate) {
+LaneJob make_inbound_job(const ExchangeHandlePtr& handle_ptr, LegJob leg) {
     const ExchangeHandle::Impl& handle = *handle_ptr;
-    LaneJob job = make_job(handle_ptr, std::move(name), false, false, std::move(gate));
+    LaneJob job = make_job(handle_ptr, std::move(leg), false);
     job.accesses = {{handle.returned.view(), Access::Read},
                     {handle.back_records.view(), Access::Write}};
     return job;

@@ -26,11 +26,16 @@ struct Shape {
           units(u32(record.row_bytes / unit_bytes())), top_k(u32(config(handle).top_k)),
           record_units(u32(record.bytes / unit_bytes())), record_words(u32(record.bytes / 4)),
           hidden_words(u32(record.row_bytes / 4)), experts(u32(config(handle).num_experts)),
-          ranks(u32(handle.exchange.group_size())) {}
+          owners(u32(handle.exchange.owners())),
+          ranks_per_member(u32(handle.exchange.ranks_per_member)) {}
 
     static const ExchangeConfig& config(const Handle& handle) { return handle.exchange.config; }
     static std::uint32_t u32(std::uint64_t value) { return static_cast<std::uint32_t>(value); }
     std::uint64_t unit_bytes() const { return bf16 ? 8 * wide : 16; }
+    /// Units from a row of a matrix to the next.
+    std::uint32_t stride(const TensorView& rows) const {
+        return u32(rows.stride[0] * size_of(rows.dtype) / unit_bytes());
+    }
 
     template <class K>
     typename K::Variant variant() const {
@@ -39,8 +44,22 @@ struct Shape {
 
     ExchangeGrid grid;
     bool bf16; ///< or codes, which kernels only move
-    std::uint32_t wide, units, top_k, record_units, record_words, hidden_words, experts, ranks;
+    std::uint32_t wide, units, top_k, record_units, record_words, hidden_words, experts, owners,
+        ranks_per_member;
 };
+
+/// What a hop takes in: the caller's, or the rows of the hop before, as they travel.
+struct Tokens {
+    TensorView x, ids, weights;
+};
+
+/// ids.row_count, or memory that is not looked at.
+BufferView token_count(const TensorView& ids) {
+    return ids.row_count ? ids.row_count : ids.buffer;
+}
+std::uint32_t has_token_count(const TensorView& ids) {
+    return ids.row_count ? 1 : 0;
+}
 
 void check_tensor(const Handle& handle, const char* what, const TensorView& tensor, DType dtype,
                   std::uint64_t rows, std::uint64_t columns) {
@@ -70,30 +89,35 @@ void check_rows(const Handle& handle, const char* what, const TensorView& tensor
         check_tensor(handle, what, tensor, c.dtype, handle.capacity, c.hidden);
 }
 
-/// x: the rows of the record, 16 bytes' multiples.
-void pack_records(Recording& recording, const Handle& handle, const Record& record, BufferView x,
-                  std::uint64_t tokens, const TensorView& ids, const TensorView& weights) {
-    const Shape shape(handle, record, x);
+/// x: the rows of the record, 16 bytes' multiples; ids.row_count is honoured.
+void pack_records(Recording& recording, const Handle& handle, const Record& record,
+                  const TensorView& x, const TensorView& ids, const TensorView& weights) {
+    const Shape shape(handle, record, x.buffer);
+    const std::uint64_t tokens = ids.extent[0];
     const ops::MoeLayout layout = handle.send_layout(tokens);
     const bool routing = static_cast<bool>(weights.buffer);
     recording.dispatch(kernels::ExchangePack{.variant = shape.variant<kernels::ExchangePack>(),
                                              .constants = {shape.grid.local_size(), shape.wide,
                                                            shape.grid.spread(shape.units).at_once},
-                                             .x = x,
+                                             .x = x.buffer,
                                              .topk_ids = ids.buffer,
+                                             .token_count = token_count(ids),
                                              .topk_weights = routing ? weights.buffer : ids.buffer,
                                              .slot_to_row = layout.slot_to_row.buffer,
                                              .records = handle.send_records.view(),
                                              .words = handle.send_records.view(),
                                              .tokens = Shape::u32(tokens),
                                              .units = shape.units,
+                                             .x_units = shape.stride(x),
                                              .top_k = shape.top_k,
                                              .record_units = shape.record_units,
                                              .record_words = shape.record_words,
                                              .hidden_words = shape.hidden_words,
                                              .experts = shape.experts,
-                                             .ranks = shape.ranks,
-                                             .has_routing = routing ? 1u : 0u},
+                                             .ranks = shape.owners,
+                                             .ranks_per_member = shape.ranks_per_member,
+                                             .has_routing = routing ? 1u : 0u,
+                                             .has_token_count = has_token_count(ids)},
                        shape.grid.sources(tokens, shape.units));
 }
 
@@ -157,6 +181,7 @@ void reduce_rows(Recording& recording, const Handle& handle, const TensorView& r
         shape.grid.rows(handle.exchange.most_received()));
 }
 
+/// To as many tokens as there are of this hop's.
 void combine_records(Recording& recording, const Handle& handle, const TensorView& out,
                      bool accumulate, const TensorView& scalars) {
     const Shape shape(handle, handle.exchange.plain_record(), out.buffer);
@@ -168,19 +193,23 @@ void combine_records(Recording& recording, const Handle& handle, const TensorVie
                                  .words = handle.back_records.view(),
                                  .slot_to_row = layout.slot_to_row.buffer,
                                  .topk_ids = handle.topk_ids.buffer,
+                                 .token_count = token_count(handle.topk_ids),
                                  .out_tokens = out.buffer,
                                  .scalars =
                                      scalars.buffer ? scalars.buffer : handle.slot_scalars.view(),
                                  .tokens = Shape::u32(out.extent[0]),
                                  .units = shape.units,
+                                 .out_units = shape.stride(out),
                                  .top_k = shape.top_k,
                                  .record_units = shape.record_units,
                                  .record_words = shape.record_words,
                                  .hidden_words = shape.hidden_words,
                                  .experts = shape.experts,
-                                 .ranks = shape.ranks,
+                                 .ranks = shape.owners,
+                                 .ranks_per_member = shape.ranks_per_member,
                                  .has_scalars = scalars.buffer ? 1u : 0u,
-                                 .accumulate = accumulate ? 1u : 0u},
+                                 .accumulate = accumulate ? 1u : 0u,
+                                 .has_token_count = has_token_count(handle.topk_ids)},
         shape.grid.rows(out.extent[0]));
 }
 
@@ -201,14 +230,20 @@ Recording& cached(RecordingCache& cache, const Handle& handle, const char* what,
 void route(Recording& recording, const Handle& handle, const TensorView& ids,
            const Buffer& rank_ids, std::uint64_t spacing) {
     const Shape shape(handle, handle.exchange.token_record());
+    const Handle* before = handle.before.get();
     recording.dispatch(kernels::ExchangeRoute{.constants = {.local_size = shape.grid.local_size()},
                                               .topk_ids = ids.buffer,
+                                              .token_count = token_count(ids),
+                                              .origins = before ? before->first_rows() : ids.buffer,
                                               .rank_ids = rank_ids.view().sub(0, ids.num_bytes()),
                                               .tokens = Shape::u32(ids.extent[0]),
                                               .top_k = shape.top_k,
                                               .experts = shape.experts,
-                                              .ranks = shape.ranks,
-                                              .spacing = Shape::u32(spacing)},
+                                              .ranks = shape.owners,
+                                              .ranks_per_member = shape.ranks_per_member,
+                                              .num_origins = Shape::u32(handle.exchange.origins()),
+                                              .spacing = Shape::u32(spacing),
+                                              .has_token_count = has_token_count(ids)},
                        shape.grid.items(ids.extent[0]));
 }
 
@@ -217,13 +252,14 @@ TimePoint submit_behind_leg(const Handle& handle, Recording& recording) {
     return handle.exchange.device.submit(recording, std::span(&handle.last_leg, 1));
 }
 
-void record_dispatch_pack(Recording& recording, const Handle& handle, const TensorView& x,
-                          const TensorView& ids, const TensorView& weights) {
+void record_dispatch_pack(Recording& recording, const Handle& handle, const Tokens& in) {
     const Record record = handle.exchange.token_record();
-    const std::uint64_t tokens = x.extent[0];
+    const TensorView& ids = in.ids;
+    const std::uint64_t tokens = ids.extent[0];
     const ops::MoeLayout layout = handle.send_layout(tokens);
     const TensorView rank_ids =
-        handle.rank_ids.tensor(DType::I32, {tokens, handle.exchange.config.top_k});
+        handle.rank_ids.tensor(DType::I32, {tokens, handle.exchange.config.top_k})
+            .with_row_count(ids.row_count);
     const TensorView loads =
         handle.expert_loads.tensor(DType::U32, {handle.exchange.config.num_experts});
     recording.label("DISPATCH");
@@ -239,17 +275,19 @@ void record_dispatch_pack(Recording& recording, const Handle& handle, const Tens
     recording.copy(loads.buffer, handle.host_counts.view().sub(rank_bytes, loads.buffer.bytes));
     if (tokens == 0)
         return;
-    BufferView rows = x.buffer;
-    if (record.codes) {
-        rows = handle.quantized.view();
-        fp8::quantize(recording, x, handle.exchange.quantized(rows, tokens, record.row_bytes));
+    TensorView rows = in.x;
+    if (record.codes && !handle.before) {
+        const BufferView memory = handle.quantized.view();
+        fp8::quantize(recording, in.x, handle.exchange.quantized(memory, tokens, record.row_bytes));
+        rows = TensorView::contiguous(memory.sub(0, tokens * record.row_bytes), DType::F8E4M3,
+                                      {tokens, record.row_bytes});
     }
-    pack_records(recording, handle, record, rows, tokens, ids, weights);
+    pack_records(recording, handle, record, rows, ids, in.weights);
 }
 
 /// Low latency: tokens in their order, the same for all ranks.
-void record_tokens(Recording& recording, const Handle& handle, const TensorView& x,
-                   const TensorView& ids, const TensorView& weights) {
+void record_tokens(Recording& recording, const Handle& handle, const Tokens& in) {
+    const auto& [x, ids, weights] = in;
     const ExpertExchange::Impl& exchange = handle.exchange;
     const Record record = exchange.token_record();
     const Shape shape(handle, record);
@@ -298,7 +336,9 @@ void record_dispatch_unpack(Recording& recording, const Handle& handle) {
             .record_words = shape.record_words,
             .hidden_words = shape.hidden_words,
             .first = exchange.low_latency() ? Shape::u32(exchange.first_expert_of(position)) : 0,
-            .experts = Shape::u32(exchange.experts_of(position))},
+            .experts = Shape::u32(exchange.experts_of(position)),
+            // A masked expert has room for a token once.
+            .merge = exchange.masked() ? 1u : 0u},
         shape.grid.items(most));
     if (exchange.by_tokens())
         return;
@@ -335,62 +375,40 @@ void require_backward(const Handle& handle) {
     require_filled(handle);
 }
 
-// The halves of the forward legs: what sends, and what takes the result in.
+// The legs of a hop, in halves: what sends, and what takes the result in.
 
-void begin_dispatch(const ExchangeHandlePtr& handle, const TensorView& x,
-                    const TensorView& topk_ids, const TensorView& topk_weights,
-                    std::shared_ptr<ReceiveGate> gate) {
+void send_tokens(const ExchangeHandlePtr& handle, const Tokens& tokens, LegJob leg) {
     Handle& h = *handle;
-    const ExchangeConfig& c = h.exchange.config;
-    require(!h.half_open, h, "the hook of its last call has not been called yet");
-    const std::uint64_t tokens = x.extent[0];
-    require(tokens <= c.max_tokens, h,
-            std::to_string(tokens) + " tokens, but max_tokens is " + std::to_string(c.max_tokens) +
-                ": a dispatch is not cut into pieces, so set ExchangeConfig::max_tokens on every "
-                "rank to the most that any of them hands in");
-    check_tensor(h, "x", x, c.dtype, tokens, c.hidden);
-    check_tensor(h, "topk_ids", topk_ids, DType::I32, tokens, c.top_k);
-    check_tensor(h, "topk_weights", topk_weights, DType::F32, tokens, c.top_k);
     const bool low_latency = h.exchange.low_latency();
-    h.topk_ids = topk_ids;
-    h.tokens = tokens;
-    h.dispatched = true;
-    h.filled = false;
-    h.exchange.device.submit(
-        cached(h.pack_dispatch, h, "pack", {x.buffer, topk_ids.buffer, topk_weights.buffer},
-               [&](Recording& recording) {
-                   (low_latency ? record_tokens : record_dispatch_pack)(recording, h, x, topk_ids,
-                                                                        topk_weights);
-               }));
-    h.last_leg = h.lane.post(
-        make_outbound_job(handle, h.name + " DISPATCH(F)", !low_latency, std::move(gate)));
+    h.topk_ids = tokens.ids;
+    h.tokens = tokens.ids.extent[0];
+    h.exchange.device.submit(cached(
+        h.pack_dispatch, h, "pack", {tokens.x.buffer, tokens.ids.buffer, tokens.weights.buffer},
+        [&](Recording& recording) {
+            (low_latency ? record_tokens : record_dispatch_pack)(recording, h, tokens);
+        }));
+    leg.name = h.name + " DISPATCH(F)";
+    leg.learn = !low_latency;
+    h.last_leg = h.lane.post(make_outbound_job(handle, std::move(leg)));
 }
 
-TimePoint end_dispatch(Handle& h) {
-    const TimePoint point =
-        submit_behind_leg(h, cached(h.unpack_dispatch, h, "unpack", {}, [&](Recording& recording) {
-                              record_dispatch_unpack(recording, h);
-                          }));
-    h.filled = true;
-    return point;
+TimePoint take_tokens(Handle& h) {
+    return submit_behind_leg(h, cached(h.unpack_dispatch, h, "unpack", {},
+                                       [&](Recording& r) { record_dispatch_unpack(r, h); }));
 }
 
-void begin_combine(const ExchangeHandlePtr& handle, const TensorView& results,
-                   const TensorView& out, std::shared_ptr<ReceiveGate> gate) {
+void send_results(const ExchangeHandlePtr& handle, const TensorView& results, LegJob leg) {
     Handle& h = *handle;
-    const ExchangeConfig& c = h.exchange.config;
-    require_filled(h);
-    check_rows(h, "results", results);
-    check_tensor(h, "out", out, c.dtype, h.tokens, c.hidden);
     h.exchange.device.submit(
         cached(h.reduce_forward, h, "reduce", {results.buffer}, [&](Recording& recording) {
             recording.label("COMBINE");
             reduce_rows(recording, h, results, {});
         }));
-    h.last_leg = h.lane.post(make_inbound_job(handle, h.name + " COMBINE(F)", std::move(gate)));
+    leg.name = h.name + " COMBINE(F)";
+    h.last_leg = h.lane.post(make_inbound_job(handle, std::move(leg)));
 }
 
-TimePoint end_combine(Handle& h, const TensorView& out, bool accumulate) {
+TimePoint take_results(Handle& h, const TensorView& out, bool accumulate) {
     return submit_behind_leg(h, cached(h.finish_forward, h, accumulate ? "sum onto" : "sum",
                                        {out.buffer, h.topk_ids.buffer, {nullptr, accumulate, 0}},
                                        [&](Recording& recording) {
@@ -400,19 +418,131 @@ TimePoint end_combine(Handle& h, const TensorView& out, bool accumulate) {
                                        }));
 }
 
-void combine_backward_leg(const ExchangeHandlePtr& handle, const TensorView& d_out) {
+void send_gradients(const ExchangeHandlePtr& handle, const TensorView& d_out, LegJob leg) {
     Handle& h = *handle;
-    require_backward(h);
-    check_tensor(h, "d_out", d_out, h.exchange.config.dtype, h.tokens, h.exchange.config.hidden);
     h.exchange.device.submit(cached(h.pack_backward, h, "pack gradients",
                                     {d_out.buffer, h.topk_ids.buffer}, [&](Recording& recording) {
                                         recording.label("DISPATCH(B)");
                                         if (d_out.extent[0] > 0)
                                             pack_records(recording, h, h.exchange.plain_record(),
-                                                         d_out.buffer, d_out.extent[0], h.topk_ids,
-                                                         {});
+                                                         d_out, h.topk_ids, {});
                                     }));
-    h.last_leg = h.lane.post(make_outbound_job(handle, h.name + " DISPATCH(B)", false));
+    leg.name = h.name + " DISPATCH(B)";
+    h.last_leg = h.lane.post(make_outbound_job(handle, std::move(leg)));
+}
+
+TimePoint take_gradients(Handle& h) {
+    return submit_behind_leg(
+        h, cached(h.unpack_backward, h, "unpack gradients", {}, [&](Recording& recording) {
+            recording.label("DISPATCH(B)");
+            if (!h.exchange.by_tokens())
+                gather_rows(recording, h, h.exchange.plain_record(), h.gradients);
+        }));
+}
+
+/// d_row_weights: of rows (ExpertMajor) or of each choice of a row's token; or none.
+void send_row_gradients(const ExchangeHandlePtr& handle, const TensorView& d_rows,
+                        const TensorView& d_row_weights, LegJob leg) {
+    Handle& h = *handle;
+    h.exchange.device.submit(
+        cached(h.reduce_backward, h, "reduce gradients", {d_rows.buffer, d_row_weights.buffer},
+               [&](Recording& recording) {
+                   recording.label("COMBINE(B)");
+                   BufferView of_slots = d_row_weights.buffer;
+                   if (of_slots && !h.exchange.by_tokens()) {
+                       of_slots = h.slot_scalars.view();
+                       ops::moe_scalars_to_slots(
+                           recording, d_row_weights, h.receive_layout(),
+                           h.slot_scalars.tensor(
+                               DType::F32, {h.exchange.most_received(), h.exchange.config.top_k}));
+                   }
+                   reduce_rows(recording, h, d_rows, of_slots);
+               }));
+    leg.name = h.name + " COMBINE(B)";
+    h.last_leg = h.lane.post(make_inbound_job(handle, std::move(leg)));
+}
+
+/// d_topk_weights: none if send_row_gradients had none.
+TimePoint take_row_gradients(Handle& h, const TensorView& d_x, bool accumulate,
+                             const TensorView& d_topk_weights) {
+    return submit_behind_leg(
+        h, cached(h.finish_backward, h, "sum gradients",
+                  {d_x.buffer, d_topk_weights.buffer, h.topk_ids.buffer, {nullptr, accumulate, 0}},
+                  [&](Recording& recording) {
+                      recording.label("COMBINE(B)");
+                      if (d_x.extent[0] > 0)
+                          combine_records(recording, h, d_x, accumulate, d_topk_weights);
+                  }));
+}
+
+// Calls in halves. The handle is the last hop's; what it does first is the hop's before, if any.
+
+const ExchangeHandlePtr& first_hop(const ExchangeHandlePtr& handle) {
+    return handle->before ? handle->before : handle;
+}
+
+/// Of both hops' jobs: drawn together, so that ranks draw alike whichever form they use.
+struct Sequences {
+    explicit Sequences(const Handle& handle)
+        : first(handle.exchange.transport.next_sequence()),
+          second(handle.before ? handle.exchange.transport.next_sequence() : first) {}
+    std::uint64_t first, second;
+};
+
+void begin_dispatch(const ExchangeHandlePtr& handle, const Tokens& tokens, Sequences sequences,
+                    std::shared_ptr<ReceiveGate> gate) {
+    Handle& h = *handle;
+    const ExchangeConfig& c = h.exchange.whole;
+    require(!h.half_open, h, "the hook of its last call has not been called yet");
+    const std::uint64_t count = tokens.x.extent[0];
+    require(count <= c.max_tokens, h,
+            std::to_string(count) + " tokens, but max_tokens is " + std::to_string(c.max_tokens) +
+                ": a dispatch is not cut into pieces, so set ExchangeConfig::max_tokens on every "
+                "rank to the most that any of them hands in");
+    check_tensor(h, "x", tokens.x, c.dtype, count, c.hidden);
+    check_tensor(h, "topk_ids", tokens.ids, DType::I32, count, c.top_k);
+    check_tensor(h, "topk_weights", tokens.weights, DType::F32, count, c.top_k);
+    h.dispatched = true;
+    h.filled = false;
+    send_tokens(first_hop(handle), tokens,
+                {.sequence = sequences.first,
+                 .gate = std::move(gate),
+                 .next = h.before ? handle : nullptr});
+}
+
+TimePoint end_dispatch(const ExchangeHandlePtr& handle, Sequences sequences) {
+    Handle& h = *handle;
+    if (h.before) {
+        take_tokens(*h.before);
+        send_tokens(
+            handle,
+            {h.before->tokens_in_records(), h.before->row_experts(), h.before->row_weights()},
+            {.sequence = sequences.second});
+    }
+    const TimePoint point = take_tokens(h);
+    h.filled = true;
+    return point;
+}
+
+void begin_combine(const ExchangeHandlePtr& handle, const TensorView& results,
+                   const TensorView& out, Sequences sequences, std::shared_ptr<ReceiveGate> gate) {
+    Handle& h = *handle;
+    const ExchangeConfig& c = h.exchange.whole;
+    require_filled(h);
+    check_rows(h, "results", results);
+    check_tensor(h, "out", out, c.dtype, first_hop(handle)->tokens, c.hidden);
+    send_results(handle, results, {.sequence = sequences.first, .gate = std::move(gate)});
+}
+
+TimePoint end_combine(const ExchangeHandlePtr& handle, const TensorView& out, bool accumulate,
+                      Sequences sequences) {
+    Handle& h = *handle;
+    if (!h.before)
+        return take_results(h, out, accumulate);
+    const TensorView sums = h.before->results_in_records();
+    take_results(h, sums, false);
+    send_results(h.before, sums, {.sequence = sequences.second});
+    return take_results(*h.before, out, accumulate);
 }
 
 } // namespace
@@ -433,29 +563,35 @@ auto ExpertExchange::Impl::together(const ExchangeHandle& handle, const Call& ca
 TimePoint ExpertExchange::dispatch(ExchangeHandle& handle, const TensorView& x,
                                    const TensorView& topk_ids, const TensorView& topk_weights) {
     return impl_->together(handle, [&](const ExchangeHandlePtr& h) {
-        begin_dispatch(h, x, topk_ids, topk_weights, nullptr);
-        return end_dispatch(*h);
+        const Sequences sequences(*h);
+        begin_dispatch(h, {x, topk_ids, topk_weights}, sequences, nullptr);
+        return end_dispatch(h, sequences);
     });
 }
 
 TimePoint ExpertExchange::combine(ExchangeHandle& handle, const TensorView& results,
                                   const TensorView& out, bool accumulate) {
     return impl_->together(handle, [&](const ExchangeHandlePtr& h) {
-        begin_combine(h, results, out, nullptr);
-        return end_combine(*h, out, accumulate);
+        const Sequences sequences(*h);
+        begin_combine(h, results, out, sequences, nullptr);
+        return end_combine(h, out, accumulate, sequences);
     });
 }
 
 TimePoint ExpertExchange::combine_backward(ExchangeHandle& handle, const TensorView& d_out) {
     return impl_->together(handle, [&](const ExchangeHandlePtr& pointer) {
-        combine_backward_leg(pointer, d_out);
         Handle& h = *pointer;
-        return submit_behind_leg(
-            h, cached(h.unpack_backward, h, "unpack gradients", {}, [&](Recording& recording) {
-                recording.label("DISPATCH(B)");
-                if (!h.exchange.by_tokens())
-                    gather_rows(recording, h, h.exchange.plain_record(), h.gradients);
-            }));
+        const ExchangeHandlePtr& first = first_hop(pointer);
+        const ExchangeConfig& c = impl_->whole;
+        require_backward(h);
+        check_tensor(h, "d_out", d_out, c.dtype, first->tokens, c.hidden);
+        const Sequences sequences(h);
+        send_gradients(first, d_out, {.sequence = sequences.first});
+        if (h.before) {
+            take_gradients(*h.before);
+            send_gradients(pointer, h.before->d_results(), {.sequence = sequences.second});
+        }
+        return take_gradients(h);
     });
 }
 
@@ -464,39 +600,28 @@ TimePoint ExpertExchange::dispatch_backward(ExchangeHandle& handle, const Tensor
                                             bool accumulate, const TensorView& d_topk_weights) {
     return impl_->together(handle, [&](const ExchangeHandlePtr& pointer) {
         Handle& h = *pointer;
-        const ExchangeConfig& c = impl_->config;
+        const std::uint64_t tokens = first_hop(pointer)->tokens;
+        const ExchangeConfig& c = impl_->whole;
         const bool scalars = static_cast<bool>(d_row_weights.buffer);
         require_backward(h);
         check_rows(h, "d_rows", d_rows);
         if (scalars && h.exchange.by_tokens())
             check_tensor(h, "d_row_weights", d_row_weights, DType::F32, h.capacity, c.top_k);
-        check_tensor(h, "d_x", d_x, c.dtype, h.tokens, c.hidden);
+        check_tensor(h, "d_x", d_x, c.dtype, tokens, c.hidden);
         if (scalars)
-            check_tensor(h, "d_topk_weights", d_topk_weights, DType::F32, h.tokens, c.top_k);
-        impl_->device.submit(cached(
-            h.reduce_backward, h, "reduce gradients", {d_rows.buffer, d_row_weights.buffer},
-            [&](Recording& recording) {
-                recording.label("COMBINE(B)");
-                BufferView of_slots = d_row_weights.buffer;
-                if (scalars && !impl_->by_tokens()) {
-                    of_slots = h.slot_scalars.view();
-                    ops::moe_scalars_to_slots(
-                        recording, d_row_weights, h.receive_layout(),
-                        h.slot_scalars.tensor(DType::F32, {impl_->most_received(), c.top_k}));
-                }
-                reduce_rows(recording, h, d_rows, of_slots);
-            }));
-        h.last_leg = h.lane.post(make_inbound_job(pointer, h.name + " COMBINE(B)"));
-        return submit_behind_leg(
-            h,
-            cached(h.finish_backward, h, "sum gradients",
-                   {d_x.buffer, d_topk_weights.buffer, h.topk_ids.buffer, {nullptr, accumulate, 0}},
-                   [&](Recording& recording) {
-                       recording.label("COMBINE(B)");
-                       if (d_x.extent[0] > 0)
-                           combine_records(recording, h, d_x, accumulate,
-                                           scalars ? d_topk_weights : TensorView{});
-                   }));
+            check_tensor(h, "d_topk_weights", d_topk_weights, DType::F32, tokens, c.top_k);
+        const TensorView d_weights = scalars ? d_topk_weights : TensorView{};
+        const Sequences sequences(h);
+        send_row_gradients(pointer, d_rows, d_row_weights, {.sequence = sequences.first});
+        if (!h.before)
+            return take_row_gradients(h, d_x, accumulate, d_weights);
+        const TensorView sums = h.before->results_in_records();
+        const TensorView of_slots =
+            scalars ? h.before->slot_scalars.tensor(DType::F32, {h.before->capacity, c.top_k})
+                    : TensorView{};
+        take_row_gradients(h, sums, false, of_slots);
+        send_row_gradients(h.before, sums, of_slots, {.sequence = sequences.second});
+        return take_row_gradients(*h.before, d_x, accumulate, d_weights);
     });
 }
 
@@ -534,9 +659,10 @@ ExchangeHook ExpertExchange::dispatch_send(ExchangeHandle& handle, const TensorV
                                            const TensorView& topk_weights) {
     return impl_->together(handle, [&](const ExchangeHandlePtr& h) {
         auto gate = make_gate(impl_->device);
-        begin_dispatch(h, x, topk_ids, topk_weights, gate);
-        return ExchangeHook(std::make_unique<ExchangeHook::Impl>(h, std::move(gate),
-                                                                 [h] { return end_dispatch(*h); }));
+        const Sequences sequences(*h);
+        begin_dispatch(h, {x, topk_ids, topk_weights}, sequences, gate);
+        return ExchangeHook(std::make_unique<ExchangeHook::Impl>(
+            h, std::move(gate), [h, sequences] { return end_dispatch(h, sequences); }));
     });
 }
 
@@ -544,9 +670,12 @@ ExchangeHook ExpertExchange::combine_send(ExchangeHandle& handle, const TensorVi
                                           const TensorView& out, bool accumulate) {
     return impl_->together(handle, [&](const ExchangeHandlePtr& h) {
         auto gate = make_gate(impl_->device);
-        begin_combine(h, results, out, gate);
+        const Sequences sequences(*h);
+        begin_combine(h, results, out, sequences, gate);
         return ExchangeHook(std::make_unique<ExchangeHook::Impl>(
-            h, std::move(gate), [h, out, accumulate] { return end_combine(*h, out, accumulate); }));
+            h, std::move(gate), [h, out, accumulate, sequences] {
+                return end_combine(h, out, accumulate, sequences);
+            }));
     });
 }
 

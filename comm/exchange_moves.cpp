@@ -4,7 +4,6 @@
 #include "trace_transfer.hpp"
 
 #include <algorithm>
-#include <numeric>
 #include <utility>
 
 namespace bellows {
@@ -24,26 +23,36 @@ RecordMoves::RecordMoves(ExchangeHandle::Impl& handle, std::string name, Tag tag
       from_(std::move(from)), to_(to), staged_(!exchange_.zero_copy()) {
 }
 
-/// First pieces first, those for the next rank before those for the one after it.
-std::vector<RecordMoves::Piece> RecordMoves::cut(const std::vector<std::uint64_t>& bytes,
-                                                 bool same) const {
-    const std::uint64_t ranks = bytes.size(), most = exchange_.config.piece_bytes;
-    std::vector<std::uint64_t> offsets(ranks + 1);
-    if (!same)
-        std::partial_sum(bytes.begin(), bytes.end(), offsets.begin() + 1);
+std::vector<RecordMoves::Piece> RecordMoves::cut(const std::vector<Run>& runs,
+                                                 std::uint64_t at) const {
+    const std::uint64_t most = exchange_.config.piece_bytes;
     std::vector<Piece> pieces;
-    const std::uint64_t longest = *std::max_element(bytes.begin(), bytes.end());
-    for (std::uint64_t first = 0; first < longest; first += most)
-        for (std::uint64_t i = 1; i <= ranks; ++i) {
-            const std::uint64_t at = (static_cast<std::uint64_t>(exchange_.position) + i) % ranks;
-            if (first >= bytes[at])
-                continue;
+    for (const Run& run : runs)
+        for (std::uint64_t first = 0; first < run.bytes; first += most) {
             Piece piece;
             piece.at = at;
-            piece.offset = offsets[at] + first;
-            piece.bytes = std::min(most, bytes[at] - first);
+            piece.offset = run.offset + first;
+            piece.bytes = std::min(most, run.bytes - first);
             pieces.push_back(std::move(piece));
         }
+    return pieces;
+}
+
+/// First pieces first, those for the next rank before those for the one after it.
+std::vector<RecordMoves::Piece> RecordMoves::cut(const Runs& runs) const {
+    const std::uint64_t ranks = runs.size();
+    std::vector<std::vector<Piece>> of_members;
+    std::size_t longest = 0;
+    for (std::uint64_t i = 1; i <= ranks; ++i) {
+        const std::uint64_t at = (static_cast<std::uint64_t>(exchange_.position) + i) % ranks;
+        of_members.push_back(cut(runs[at], at));
+        longest = std::max(longest, of_members.back().size());
+    }
+    std::vector<Piece> pieces;
+    for (std::size_t i = 0; i < longest; ++i)
+        for (std::vector<Piece>& member : of_members)
+            if (i < member.size())
+                pieces.push_back(std::move(member[i]));
     return pieces;
 }
 
@@ -67,7 +76,7 @@ void RecordMoves::copy(LaneContext& context, Piece& piece, QueueRole role, Buffe
 }
 
 void RecordMoves::begin_out(LaneContext& context) {
-    out_ = cut(from_.bytes, from_.same);
+    out_ = cut(from_.runs);
     if (staged_)
         std::erase_if(out_, [this](const Piece& piece) { return is_self(piece); });
     std::uint64_t bytes = 0;
@@ -82,8 +91,7 @@ void RecordMoves::begin_out(LaneContext& context) {
     }
     for (std::size_t i = 0; i < out_.size(); ++i) {
         Piece& piece = out_[i];
-        if (!is_self(piece))
-            exchange_.bytes_sent += piece.bytes;
+        count_sent(piece);
         if (!staged_) {
             send(piece);
             continue;
@@ -98,25 +106,32 @@ void RecordMoves::begin_out(LaneContext& context) {
     }
 }
 
-void RecordMoves::begin_in(LaneContext& context, const std::vector<std::uint64_t>& bytes) {
-    in_ = cut(bytes, false);
+void RecordMoves::count_sent(const Piece& piece) {
+    if (is_self(piece))
+        return;
+    exchange_.bytes_sent += piece.bytes;
+    if (!exchange_.world.topology().same_node(exchange_.world.rank(), rank_of(piece)))
+        exchange_.bytes_sent_to_nodes += piece.bytes;
+}
+
+void RecordMoves::begin_in(LaneContext& context, const Runs& runs) {
+    in_ = cut(runs);
     const bool waits = std::any_of(in_.begin(), in_.end(), [this](const Piece& piece) {
         return !is_self(piece) && !in_place(piece);
     });
-    bytes_in_ = std::accumulate(bytes.begin(), bytes.end(), std::uint64_t{0});
+    for (const Piece& piece : in_)
+        bytes_in_ = std::max(bytes_in_, piece.offset + piece.bytes);
     if (staged_ && waits)
         reserve_in();
-    // This rank's own: behind what is for the ranks before it.
-    std::uint64_t own =
-        from_.same ? 0
-                   : std::accumulate(from_.bytes.begin(), from_.bytes.begin() + exchange_.position,
-                                     std::uint64_t{0});
+    const auto self = static_cast<std::uint64_t>(exchange_.position);
+    const std::vector<Piece> own = cut(from_.runs[self], self);
+    std::size_t next = 0;
     for (Piece& piece : in_) {
         if (staged_ && is_self(piece)) {
             piece.state = State::CopyingIn;
-            copy(context, piece, QueueRole::TransferIn, from_.memory.view().sub(own, piece.bytes),
+            copy(context, piece, QueueRole::TransferIn,
+                 from_.memory.view().sub(own[next++].offset, piece.bytes),
                  to_.view().sub(piece.offset, piece.bytes));
-            own += piece.bytes;
             continue;
         }
         receive(piece);

@@ -24,19 +24,25 @@ namespace bellows {
 
 class RecordMoves {
 public:
+    /// Where some of a member's records stand.
+    struct Run {
+        std::uint64_t offset = 0, bytes = 0;
+    };
+    /// For each member of the group the runs of its records, in the order in which they travel.
+    /// Both ends cut them alike.
+    using Runs = std::vector<std::vector<Run>>;
     struct Out {
         const Buffer& memory;
-        /// For each member of the group; one behind the other, or (same) the same for all.
-        std::vector<std::uint64_t> bytes;
-        bool same = false;
+        Runs runs;
+        bool same = false; ///< the members' runs are one and the same
     };
-    /// In `to` stands what comes from each member of the group in turn. name: for the trace.
+    /// to: where runs are received. name: for the trace.
     RecordMoves(ExchangeHandle::Impl& handle, std::string name, Tag tag, Out from,
                 const Buffer& to);
 
     /// Once each, in either order.
     void begin_out(LaneContext& context);
-    void begin_in(LaneContext& context, const std::vector<std::uint64_t>& bytes);
+    void begin_in(LaneContext& context, const Runs& runs);
     /// Moves what can be moved. Done: what has been begun has left and stands where it belongs.
     Progress step(LaneContext& context);
     /// All that has been begun is with the network.
@@ -61,12 +67,14 @@ private:
         TimePoint copied;
     };
 
-    std::vector<Piece> cut(const std::vector<std::uint64_t>& bytes, bool same) const;
+    std::vector<Piece> cut(const std::vector<Run>& runs, std::uint64_t at) const;
+    std::vector<Piece> cut(const Runs& runs) const;
     bool is_self(const Piece& piece) const noexcept;
     int rank_of(const Piece& piece) const noexcept;
     bool in_place(const Piece& piece) const noexcept;
     void copy(LaneContext& context, Piece& piece, QueueRole role, BufferView source,
               BufferView destination);
+    void count_sent(const Piece& piece);
     void reserve_in();
     void send(Piece& piece);
     void receive(Piece& piece);

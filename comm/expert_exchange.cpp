@@ -34,6 +34,33 @@ std::vector<int> group_of(const World& world, const ExchangeConfig& config) {
     return ranks;
 }
 
+/// Of the rank at a position: contiguous blocks, as even as can be, the first ones larger.
+std::uint64_t first_expert(std::uint64_t at, std::uint64_t experts, std::uint64_t ranks) {
+    return at * (experts / ranks) + std::min(at, experts % ranks);
+}
+
+/// The ranks of a group on each of its nodes; empty unless there are several nodes, one behind the
+/// other, with equally many ranks, more than one.
+std::vector<std::vector<int>> equal_nodes(const Topology& topology, const std::vector<int>& group) {
+    std::vector<std::vector<int>> nodes;
+    std::vector<int> known;
+    for (const int rank : group) {
+        const int node = topology.node(rank);
+        if (known.empty() || known.back() != node) {
+            if (std::find(known.begin(), known.end(), node) != known.end())
+                return {};
+            known.push_back(node);
+            nodes.emplace_back();
+        }
+        nodes.back().push_back(rank);
+    }
+    const bool equal = std::all_of(nodes.begin(), nodes.end(), [&](const auto& ranks) {
+        return ranks.size() == nodes.front().size();
+    });
+    return equal && nodes.size() > 1 && nodes.front().size() > 1 ? nodes
+                                                                 : std::vector<std::vector<int>>();
+}
+
 /// What the interface foresees and this version does not do.
 void require_supported(const ExchangeConfig& c) {
     const auto refuse = [&](const char* field, DType wire, const std::string& instead) {
@@ -66,13 +93,8 @@ TensorView strided(BufferView memory, DType dtype, std::uint64_t rows, std::uint
 
 } // namespace
 
-std::uint64_t ExpertExchange::Impl::experts_of(std::uint64_t at) const noexcept {
-    return config.num_experts / group_size() + (at < config.num_experts % group_size() ? 1 : 0);
-}
-
 std::uint64_t ExpertExchange::Impl::first_expert_of(std::uint64_t at) const noexcept {
-    return at * (config.num_experts / group_size()) +
-           std::min(at, config.num_experts % group_size());
+    return first_expert(at * ranks_per_member, config.num_experts, owners());
 }
 
 std::uint64_t ExpertExchange::Impl::hidden_bytes() const noexcept {
@@ -169,22 +191,12 @@ std::uint64_t ExpertExchange::Impl::most_received() const noexcept {
     return config.max_tokens * group_size();
 }
 
-ExpertExchange::ExpertExchange(Device& device, World& world, Transport& transport,
-                               HostThread& thread, ExchangeConfig config)
-    : impl_(new Impl{.device = device,
-                     .world = world,
-                     .transport = transport,
-                     .thread = thread,
-                     .config = std::move(config),
-                     .on_failure = {},
-                     .position = 0,
-                     .workgroups = 0}) {
-    ExchangeConfig& c = impl_->config;
-    c.ranks = group_of(world, c);
-    const auto self = std::find(c.ranks.begin(), c.ranks.end(), world.rank());
-    require(self != c.ranks.end(), c.name,
+namespace {
+
+/// Refuses what no exchange can be.
+void check(const World& world, const ExchangeConfig& c) {
+    require(std::find(c.ranks.begin(), c.ranks.end(), world.rank()) != c.ranks.end(), c.name,
             "rank " + std::to_string(world.rank()) + " is not in the group");
-    impl_->position = static_cast<int>(self - c.ranks.begin());
     require(c.num_experts > 0, c.name, "num_experts is 0");
     require(c.top_k > 0 && c.top_k <= 64, c.name,
             "top_k is " + std::to_string(c.top_k) + ", it must be 1 to 64");
@@ -192,8 +204,6 @@ ExpertExchange::ExpertExchange(Device& device, World& world, Transport& transpor
             "hidden is " + std::to_string(c.hidden) + ", it must be a multiple of 8");
     require(c.max_tokens > 0, c.name, "max_tokens is 0");
     require(c.timeout.count() > 0, c.name, "timeout is not positive");
-    if (c.mode == ExchangeMode::LowLatency)
-        c.alignment = 1;
     require(c.alignment > 0, c.name, "alignment is 0");
     require(c.piece_bytes >= 4096 && c.piece_bytes % 16 == 0, c.name,
             "piece_bytes is " + std::to_string(c.piece_bytes) +
@@ -201,14 +211,68 @@ ExpertExchange::ExpertExchange(Device& device, World& world, Transport& transpor
     require(c.dtype == DType::F32 || c.dtype == DType::BF16, c.name,
             std::string("tokens travel as f32 or bf16, not ") + to_string(c.dtype));
     require_supported(c);
-    impl_->workgroups = c.workgroups;
-    require(impl_->most_received() * c.top_k <= 0x7FFFFFFF, c.name,
+}
+
+/// Whether tokens travel by these nodes.
+bool takes_nodes(const ExchangeConfig& c, const std::vector<std::vector<int>>& nodes) {
+    return c.by_node && c.mode == ExchangeMode::HighThroughput && !nodes.empty() &&
+           c.num_experts > (nodes.size() - 1) * nodes.front().size();
+}
+
+} // namespace
+
+void ExpertExchange::Impl::prepare() {
+    position = static_cast<int>(std::find(config.ranks.begin(), config.ranks.end(), world.rank()) -
+                                config.ranks.begin());
+    workgroups = config.workgroups;
+    const std::uint64_t most_in = most_received();
+    require(most_in * config.top_k <= 0x7FFFFFFF, config.name,
             "more than 2^31 - 1 slots may arrive at once: lower max_tokens");
-    const std::uint64_t most_in = impl_->most_received();
-    impl_->require_addressable(impl_->most_sent(), 0);
-    if (impl_->low_latency())
-        impl_->require_addressable(most_in, impl_->masked() ? most_in * impl_->experts_of(0) : 0);
-    impl_->try_import();
+    if (!before)
+        require_addressable(most_sent(), 0);
+    if (low_latency())
+        require_addressable(most_in, masked() ? most_in * experts_of(0) : 0);
+    try_import();
+}
+
+ExpertExchange::ExpertExchange(Device& device, World& world, Transport& transport,
+                               HostThread& thread, ExchangeConfig config) {
+    config.ranks = group_of(world, config);
+    if (config.mode == ExchangeMode::LowLatency)
+        config.alignment = 1;
+    check(world, config);
+    const auto hop = [&](ExchangeConfig of_hop) {
+        return std::shared_ptr<Impl>(new Impl{.device = device,
+                                              .world = world,
+                                              .transport = transport,
+                                              .thread = thread,
+                                              .config = std::move(of_hop),
+                                              .whole = config});
+    };
+    const std::vector<std::vector<int>> nodes = equal_nodes(world.topology(), config.ranks);
+    if (!takes_nodes(config, nodes)) {
+        impl_ = hop(config);
+    } else {
+        const auto mine = std::find_if(nodes.begin(), nodes.end(), [&](const auto& ranks) {
+            return std::find(ranks.begin(), ranks.end(), world.rank()) != ranks.end();
+        });
+        const auto place = std::find(mine->begin(), mine->end(), world.rank()) - mine->begin();
+        ExchangeConfig between = config, inside = config;
+        between.name += " between nodes";
+        between.layout = ExchangeLayout::RankMajor;
+        between.ranks.clear();
+        for (const std::vector<int>& ranks : nodes)
+            between.ranks.push_back(ranks[static_cast<std::size_t>(place)]);
+        std::shared_ptr<Impl> first = hop(between);
+        first->ranks_per_member = mine->size();
+        first->prepare();
+        inside.ranks = *mine;
+        inside.num_experts = first->experts_of(static_cast<std::uint64_t>(first->position));
+        inside.max_tokens = first->most_received();
+        impl_ = hop(inside);
+        impl_->before = std::move(first);
+    }
+    impl_->prepare();
     impl_->on_failure = abort_on_failure(world.control(), device);
 }
 
@@ -218,10 +282,12 @@ ExpertExchange::~ExpertExchange() {
 
 void ExpertExchange::set_workgroups(std::uint32_t most) noexcept {
     impl_->workgroups = most;
+    if (impl_->before)
+        impl_->before->workgroups = most;
 }
 
 const ExchangeConfig& ExpertExchange::config() const noexcept {
-    return impl_->config;
+    return impl_->whole;
 }
 
 std::uint64_t ExpertExchange::num_local_experts() const noexcept {
@@ -229,19 +295,35 @@ std::uint64_t ExpertExchange::num_local_experts() const noexcept {
 }
 
 std::uint64_t ExpertExchange::first_local_expert() const noexcept {
-    return impl_->first_expert_of(static_cast<std::uint64_t>(impl_->position));
+    const auto first = [](const Impl& hop) {
+        return hop.first_expert_of(static_cast<std::uint64_t>(hop.position));
+    };
+    return first(*impl_) + (impl_->before ? first(*impl_->before) : 0);
 }
 
 int ExpertExchange::owner(std::uint64_t expert) const noexcept {
+    const std::uint64_t ranks = impl_->whole.ranks.size();
     std::uint64_t at = 0;
-    while (at + 1 < impl_->group_size() && impl_->first_expert_of(at + 1) <= expert)
+    while (at + 1 < ranks && first_expert(at + 1, impl_->whole.num_experts, ranks) <= expert)
         ++at;
     return static_cast<int>(at);
 }
 
+bool ExpertExchange::by_node() const noexcept {
+    return impl_->before != nullptr;
+}
+
 ExchangeStats ExpertExchange::stats() const noexcept {
-    return {impl_->exchanges, impl_->bytes_sent, impl_->bytes_received, impl_->messages_sent,
-            static_cast<double>(impl_->nanoseconds_waited) * 1e-9};
+    ExchangeStats stats;
+    for (const Impl* hop = impl_.get(); hop != nullptr; hop = hop->before.get()) {
+        stats.exchanges = hop->exchanges; // of the first hop
+        stats.bytes_sent += hop->bytes_sent;
+        stats.bytes_sent_to_nodes += hop->bytes_sent_to_nodes;
+        stats.bytes_received += hop->bytes_received;
+        stats.messages_sent += hop->messages_sent;
+        stats.seconds_waited += static_cast<double>(hop->nanoseconds_waited) * 1e-9;
+    }
+    return stats;
 }
 
 std::unique_ptr<ExchangeHandle> ExpertExchange::create_handle(std::string name) {
@@ -268,9 +350,11 @@ Recording& RecordingCache::keep(std::vector<BufferView> key, std::unique_ptr<Rec
 
 ExchangeHandle::Impl::Impl(std::shared_ptr<ExpertExchange::Impl> of, std::string handle_name)
     : owner(std::move(of)), exchange(*owner), name(std::move(handle_name)),
+      before(exchange.before ? std::make_shared<Impl>(exchange.before, name + " between nodes")
+                             : nullptr),
       lane(exchange.thread.add_lane(name)) {
     const ExchangeConfig& c = exchange.config;
-    const std::uint64_t ranks = exchange.group_size();
+    const std::uint64_t members = exchange.group_size(), routes = exchange.routes();
     const std::uint64_t local = exchange.experts_of(static_cast<std::uint64_t>(exchange.position));
     const std::uint64_t most_in = exchange.most_received();
     const std::uint64_t slots_out = c.max_tokens * c.top_k, slots_in = most_in * c.top_k;
@@ -302,23 +386,28 @@ ExchangeHandle::Impl::Impl(std::shared_ptr<ExpertExchange::Impl> of, std::string
     };
     const MemoryKind wire = exchange.zero_copy() ? MemoryKind::Readback : MemoryKind::Device;
     rank_ids = make("rank ids", slots_out * 4, MemoryKind::Device);
-    rank_counts = make("rank counts", ranks * 4, MemoryKind::Device);
-    rank_offsets = make("rank offsets", (ranks + 1) * 4, MemoryKind::Device);
-    rank_row_to_slot = make("rank rows", ops::moe_capacity(c.max_tokens, c.top_k, ranks, 1) * 4,
+    rank_counts = make("rank counts", routes * 4, MemoryKind::Device);
+    rank_offsets = make("rank offsets", (routes + 1) * 4, MemoryKind::Device);
+    rank_row_to_slot = make("rank rows", ops::moe_capacity(c.max_tokens, c.top_k, routes, 1) * 4,
                             MemoryKind::Device);
     rank_slot_to_row = make("rank slots", slots_out * 4, MemoryKind::Device);
     expert_loads = make("expert loads", c.num_experts * 4, MemoryKind::Device);
-    host_counts = make("counts", (ranks + c.num_experts) * 4, MemoryKind::Readback);
-    if (exchange.quantizes() && !low_latency)
+    host_counts = make("counts", (routes + c.num_experts) * 4, MemoryKind::Readback);
+    if (exchange.quantizes() && !low_latency && !before)
         quantized = make("quantised", c.max_tokens * token.row_bytes, MemoryKind::Device);
     const std::uint64_t most_back = low_latency ? most_in : exchange.most_sent();
-    send_records =
-        make_wire("records to send",
-                  low_latency ? c.max_tokens * token.bytes
-                              : exchange.most_sent() * std::max(token.bytes, plain.bytes),
-                  send_memory);
-    back_records = make("records back", most_back * plain.bytes, wire);
-    record_count = make("record count", kCountsAt + experts * 4, MemoryKind::Upload);
+    if (before) {
+        send_records = declare("records to send", wire);
+        back_records = declare("records back", wire);
+    } else {
+        send_records =
+            make_wire("records to send",
+                      low_latency ? c.max_tokens * token.bytes
+                                  : exchange.most_sent() * std::max(token.bytes, plain.bytes),
+                      send_memory);
+        back_records = make("records back", most_back * plain.bytes, wire);
+    }
+    record_count = make("record count", kCountsAt + (experts + members) * 4, MemoryKind::Upload);
     if (low_latency) {
         const auto words = record_count.mapped_as<std::uint32_t>();
         words[0] = static_cast<std::uint32_t>(most_in);
@@ -327,7 +416,7 @@ ExchangeHandle::Impl::Impl(std::shared_ptr<ExpertExchange::Impl> of, std::string
         returned = make_wire("records to return", most_in * plain.bytes, returned_memory);
         if (!by_tokens)
             rows = make("rows", capacity * token.row_bytes, MemoryKind::Device);
-        sent_rows.assign(ranks, c.max_tokens);
+        sent_rows.assign(members, c.max_tokens);
         received_rows = sent_rows;
     } else {
         received = declare("records received", wire);
@@ -343,7 +432,7 @@ ExchangeHandle::Impl::Impl(std::shared_ptr<ExpertExchange::Impl> of, std::string
     gradients = by_tokens ? declare("result gradients", wire) : declare_rows("result gradients");
     workspace =
         make("workspace",
-             std::max(ops::moe_layout_workspace_bytes(c.max_tokens, c.top_k, ranks),
+             std::max(ops::moe_layout_workspace_bytes(c.max_tokens, c.top_k, routes),
                       by_tokens ? 0 : ops::moe_layout_workspace_bytes(most_in, c.top_k, experts)),
              MemoryKind::Device);
     if (by_tokens)
@@ -367,11 +456,11 @@ Buffer ExchangeHandle::Impl::make_staging(const char* what, std::uint64_t bytes)
 
 ops::MoeLayout ExchangeHandle::Impl::send_layout(std::uint64_t num_tokens) const {
     const ExchangeConfig& c = exchange.config;
-    const std::uint64_t ranks = exchange.group_size();
-    return {.counts = rank_counts.tensor(DType::U32, {ranks}),
-            .offsets = rank_offsets.tensor(DType::U32, {ranks + 1}),
+    const std::uint64_t routes = exchange.routes();
+    return {.counts = rank_counts.tensor(DType::U32, {routes}),
+            .offsets = rank_offsets.tensor(DType::U32, {routes + 1}),
             .row_to_slot = rank_row_to_slot.tensor(
-                DType::I32, {ops::moe_capacity(num_tokens, c.top_k, ranks, 1)}),
+                DType::I32, {ops::moe_capacity(num_tokens, c.top_k, routes, 1)}),
             .slot_to_row = rank_slot_to_row.tensor(DType::I32, {num_tokens, c.top_k}),
             .alignment = 1};
 }
@@ -393,7 +482,47 @@ BufferView ExchangeHandle::Impl::row_count() const {
     return exchange.by_tokens() ? record_count.view().sub(0, 4) : receive_layout().row_count();
 }
 
+BufferView ExchangeHandle::Impl::first_rows() const {
+    const std::uint64_t members = exchange.group_size();
+    return record_count.view().sub(record_count.size() - members * 4, members * 4);
+}
+
+TensorView ExchangeHandle::Impl::tokens_in_records() const {
+    const Record record = exchange.token_record();
+    const TensorView records =
+        record.codes
+            ? strided(received.view(), DType::F8E4M3, capacity, record.row_bytes, record.bytes)
+            : exchange.plain(received.view(), capacity, record.bytes);
+    return records.with_row_count(row_count());
+}
+
+TensorView ExchangeHandle::Impl::row_experts() const {
+    return slot_ids.tensor(DType::I32, {capacity, exchange.config.top_k})
+        .with_row_count(row_count());
+}
+
+TensorView ExchangeHandle::Impl::row_weights() const {
+    const TensorView weights =
+        exchange.by_tokens() ? slot_weights.tensor(DType::F32, {capacity, exchange.config.top_k})
+                             : weights_of_rows.tensor(DType::F32, {capacity});
+    return weights.with_row_count(row_count());
+}
+
+TensorView ExchangeHandle::Impl::results_in_records() const {
+    return exchange.plain(returned.view(), capacity, exchange.plain_record().bytes)
+        .with_row_count(row_count());
+}
+
+TensorView ExchangeHandle::Impl::d_results() const {
+    const Record record = exchange.plain_record();
+    return exchange
+        .plain(gradients.view(), capacity, exchange.by_tokens() ? record.bytes : record.row_bytes)
+        .with_row_count(row_count());
+}
+
 void ExchangeHandle::Impl::drop_recordings() {
+    if (before)
+        before->drop_recordings();
     for (RecordingCache* cache :
          {&pack_dispatch, &pack_backward, &unpack_dispatch, &unpack_backward, &reduce_forward,
           &reduce_backward, &finish_forward, &finish_backward})
@@ -447,21 +576,14 @@ fp8::Quantized ExchangeHandle::quantized_rows() const {
 }
 
 TensorView ExchangeHandle::results() const {
-    const ExpertExchange::Impl& exchange = impl_->exchange;
-    require(exchange.by_tokens(), impl_->name,
+    require(impl_->exchange.by_tokens(), impl_->name,
             "results of ExpertMajor stand wherever the caller wants them");
-    return exchange.plain(impl_->returned.view(), impl_->capacity, exchange.plain_record().bytes)
-        .with_row_count(impl_->row_count());
+    return impl_->results_in_records();
 }
 
 TensorView ExchangeHandle::d_results() const {
     require(!impl_->exchange.low_latency(), impl_->name, "low-latency mode goes forward only");
-    const ExpertExchange::Impl& exchange = impl_->exchange;
-    const Record record = exchange.plain_record();
-    return exchange
-        .plain(impl_->gradients.view(), impl_->capacity,
-               exchange.by_tokens() ? record.bytes : record.row_bytes)
-        .with_row_count(impl_->row_count());
+    return impl_->d_results();
 }
 
 std::uint64_t ExchangeHandle::spacing() const {
@@ -472,19 +594,13 @@ std::uint64_t ExchangeHandle::spacing() const {
 TensorView ExchangeHandle::row_weights() const {
     require(!impl_->exchange.masked(), impl_->name,
             "low-latency combine applies the weights itself");
-    const TensorView weights =
-        impl_->exchange.by_tokens()
-            ? impl_->slot_weights.tensor(DType::F32,
-                                         {impl_->capacity, impl_->exchange.config.top_k})
-            : impl_->weights_of_rows.tensor(DType::F32, {impl_->capacity});
-    return weights.with_row_count(impl_->row_count());
+    return impl_->row_weights();
 }
 
 TensorView ExchangeHandle::row_experts() const {
     require(impl_->exchange.by_tokens(), impl_->name,
             "rows of ExpertMajor stand by expert: see expert_offsets()");
-    return impl_->slot_ids.tensor(DType::I32, {impl_->capacity, impl_->exchange.config.top_k})
-        .with_row_count(impl_->row_count());
+    return impl_->row_experts();
 }
 
 TensorView ExchangeHandle::expert_offsets() const {

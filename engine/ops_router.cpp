@@ -169,13 +169,17 @@ void expert_counts(Recording& recording, const TensorView& topk_ids, const Tenso
         return;
     }
     const FlatPlan plan = plan_flat(recording, slots, 16);
+    const BufferView ids = arguments.memory("topk_ids", topk_ids, 1);
     recording.dispatch(
         kernels::ExpertCounts{.constants = {.local_size = plan.local_size},
-                              .topk_ids = arguments.memory("topk_ids", topk_ids, 1),
+                              .topk_ids = ids,
+                              .token_count = arguments.row_count_or(topk_ids, ids),
                               .counts = counts_memory,
                               .slots = arguments.u32("slots", slots),
+                              .top_k = arguments.u32("top_k", topk_ids.extent[1]),
                               .run_slots = arguments.u32("run_slots", slots / sequences),
-                              .experts = arguments.u32("experts", experts)},
+                              .experts = arguments.u32("experts", experts),
+                              .has_token_count = topk_ids.row_count ? 1u : 0u},
         plan.groups);
 }
 

@@ -3,23 +3,17 @@
 // came back for slot (t, k), one per rank; and (has_scalars) scalars[t, k] = the returned scalar of
 // slot k, which stands in the record of the rank that owns the slot's expert; 0 for no expert.
 //   records, words: the same memory, rows as sent; slot_to_row, topk_ids [tokens, top_k]
-//   i32; out_tokens [tokens, columns] of the variant's storage, scalars [tokens, top_k] f32
+//   i32; token_count [1] u32; out_tokens [tokens, columns] of the variant's storage, out_units from
+//   each other, scalars [tokens, top_k] f32
 // Dispatch: a workgroup per token (include/rows.glsl).
 #version 460
 #extension GL_GOOGLE_include_directive : require
 #include "include/activation.glsl"
-#include "include/exchange.glsl"
 #include "exchange_combine.kernel.glsl"
+#include "include/exchange_tokens.glsl"
 const uint row_per_workgroup = 1u;
 #include "include/rows.glsl"
 #include "include/row_sums.glsl"
-
-int destination(uint slot) {
-    int expert = push.operands.topk_ids.v[slot];
-    return expert < 0 || expert >= int(push.experts)
-               ? -1
-               : int(rank_of_expert(uint(expert), push.experts, push.ranks));
-}
 
 float returned_scalar(uint first, uint k) {
     int rank = destination(first + k);
@@ -40,9 +34,9 @@ float returned_scalar(uint first, uint k) {
 
 void main() {
     uvec2 records = uvec2(push.operands.records), tokens = uvec2(push.operands.out_tokens);
-    uint step = column_step();
-    FOR_ROWS(token, push.tokens) {
-        uint slot = token * push.top_k, to = token * push.units;
+    uint step = column_step(), count = num_tokens();
+    FOR_ROWS(token, count) {
+        uint slot = token * push.top_k, to = token * push.out_units;
         for (uint first = column_first(); first < push.units; first += kAtOnce * step) {
             Sums sums = first_sums(push.accumulate != 0u, tokens, to, first, step, push.units);
             FOR_COUNTED(k, 0u, push.top_k) {
@@ -58,5 +52,5 @@ void main() {
              k += column_step()) {
             push.operands.scalars.v[slot + k] = returned_scalar(slot, k);
         }
-    } NEXT_ROW(token, push.tokens);
+    } NEXT_ROW(token, count);
 }

@@ -2,25 +2,25 @@
 // Records for the wire, grouped by destination rank: a token is read once and written to the record
 // of each rank that it goes to, slot_to_row[token, k] of the first slot k that goes there, with
 // (has_routing) which of that rank's experts it is for and their weights.
-//   x [tokens, columns] of the variant's storage, or (bf16, wide 2) rows of any 16 bytes, topk_ids
-//   [tokens, top_k] i32, topk_weights [tokens, top_k] f32, slot_to_row [tokens, top_k] i32;
-//   records and words are the same memory, seen as units and as words (include/exchange.glsl)
+//   x [tokens, columns] of the variant's storage, or (bf16, wide 2) rows of any 16 bytes, x_units from
+//   each other, token_count [1] u32, topk_ids [tokens, top_k] i32, topk_weights [tokens, top_k] f32,
+//   slot_to_row [tokens, top_k] i32; records and words are the same memory, seen as units and as
+//   words (include/exchange.glsl)
 // Dispatch: a workgroup per token (include/rows.glsl), y = parts of a token (include/row_spread.glsl).
 #version 460
 #extension GL_GOOGLE_include_directive : require
 #include "include/activation.glsl"
-#include "include/exchange.glsl"
 #include "exchange_pack.kernel.glsl"
+#include "include/exchange_tokens.glsl"
 const uint row_per_workgroup = 1u;
 #include "include/rows.glsl"
 #include "include/row_spread.glsl"
 
-// The experts [x, y) of the rank that owns the slot's.
+// The experts [x, y) of the member that owns the slot's.
 ivec2 experts_of(uint slot) {
-    uint rank =
-        rank_of_expert(uint(push.operands.topk_ids.v[slot]), push.experts, push.ranks);
-    return ivec2(first_expert(rank, push.experts, push.ranks),
-                 first_expert(rank + 1u, push.experts, push.ranks));
+    uint first = uint(destination(slot)) * push.ranks_per_member;
+    return ivec2(first_expert(first, push.experts, push.ranks),
+                 first_expert(first + push.ranks_per_member, push.experts, push.ranks));
 }
 
 // Choice k of a token in the record of `row`, which goes to the owner of `experts`.
@@ -35,8 +35,9 @@ void store_routing(uint row, ivec2 experts, uint token, uint k) {
 
 void main() {
     uvec2 x = uvec2(push.operands.x), records = uvec2(push.operands.records);
-    FOR_ROWS(token, push.tokens) {
-        spread(x, token * push.units, records, push.record_units, token);
+    uint count = num_tokens();
+    FOR_ROWS(token, count) {
+        spread(x, token * push.x_units, records, push.record_units, token);
         if (push.has_routing != 0u && gl_WorkGroupID.y == 0u) {
             for (uint i = column_first(); i < push.top_k * push.top_k; i += column_step()) {
                 uint slot = token * push.top_k + i / push.top_k;
@@ -46,5 +47,5 @@ void main() {
                 }
             }
         }
-    } NEXT_ROW(token, push.tokens);
+    } NEXT_ROW(token, count);
 }

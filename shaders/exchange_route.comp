@@ -1,31 +1,35 @@
 // SPDX-License-Identifier: MIT
-// The ranks that each token goes to: rank_ids[t, k] is the rank that owns expert topk_ids[t, k] if
-// no earlier slot of the token goes there, else -1; so a token travels once per rank. spacing not 0:
-// the token's row among the records of all ranks, rank * spacing + t, in place of the rank.
+// Where each token goes: rank_ids[t, k] says which rank, or node (include/exchange_tokens.glsl), owns
+// expert topk_ids[t, k] if no earlier slot of the token goes there, else it is -1; so a token travels
+// once to each: owner * num_origins + the origin of the token. spacing not 0: the token's row among
+// the records of all ranks, owner * spacing + t.
 //   topk_ids, rank_ids [tokens, top_k] i32; ids outside 0..experts-1 go nowhere
+//   token_count [1] u32; origins [num_origins] u32, the first token of each, not read if it is one
 // Dispatch: one invocation per token, grid-stride.
 #version 460
 #extension GL_GOOGLE_include_directive : require
 #include "include/common.glsl"
-#include "include/exchange.glsl"
 #include "exchange_route.kernel.glsl"
+#include "include/exchange_tokens.glsl"
 
 layout(local_size_x_id = 0) in;
 
-int destination(uint slot) {
-    int expert = push.operands.topk_ids.v[slot];
-    return expert < 0 || expert >= int(push.experts)
-               ? -1
-               : int(rank_of_expert(uint(expert), push.experts, push.ranks));
+// Which of the origins token belongs to: they follow each other, origins[i] is the first of i.
+uint origin_of(uint token) {
+    uint origin = 0u;
+    while (origin + 1u < push.num_origins && token >= push.operands.origins.v[origin + 1u]) {
+        ++origin;
+    }
+    return origin;
 }
 
 void main() {
-    uint token = gl_GlobalInvocationID.x;
-    if (token >= push.tokens) {
+    uint token = gl_GlobalInvocationID.x, tokens = num_tokens();
+    if (token >= tokens) {
         return;
     }
     do {
-        uint first = token * push.top_k;
+        uint first = token * push.top_k, origin = origin_of(token);
         uint k = 0u;
         do {
             int rank = destination(first + k);
@@ -34,9 +38,11 @@ void main() {
                     rank = -1;
                 }
             }
-            bool placed = push.spacing != 0u && rank >= 0;
-            push.operands.rank_ids.v[first + k] =
-                placed ? rank * int(push.spacing) + int(token) : rank;
+            if (rank >= 0) {
+                rank = push.spacing != 0u ? rank * int(push.spacing) + int(token)
+                                          : rank * int(push.num_origins) + int(origin);
+            }
+            push.operands.rank_ids.v[first + k] = rank;
         } while (++k < push.top_k);
-    } while ((token += gl_NumWorkGroups.x * local_size) < push.tokens);
+    } while ((token += gl_NumWorkGroups.x * local_size) < tokens);
 }

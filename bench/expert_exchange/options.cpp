@@ -23,7 +23,9 @@ program's own mpirun, or among the ranks of the mpirun or srun that started it.
                          the rank that they come from, a token once
   --mode ht|ll           high throughput (default), or low latency: fixed places for --tokens of each rank, rows
                          masked or (--layout rank) as they come, forward only
-  --ranks-per-node N     pretends that so many consecutive ranks make a node
+  --ranks-per-node N     pretends that so many consecutive ranks make a node: MPI between them, and tokens travel
+                         once to each (where nodes have equally many ranks, more than one)
+  --flat                 tokens travel once to each rank, also across nodes
   --workgroups N         most workgroups of a kernel that packs or unpacks rows (default 0: as many as serve)
   --seed N               of tokens and routing (default 1)
   --repeats N            least number of timed repeats of each phase (default 5)
@@ -42,7 +44,7 @@ algbw    GB/s of the rows that a rank receives, its own among them, a token once
          its experts live there; bytes of the elements, or of codes and scales, alone, mean of the ranks. ll: rows
          of all tokens, which go to every rank
 busbw    algbw * (ranks - 1) / ranks
-MB       really sent to other ranks, of all ranks together and of each in the mean
+MB       really sent to other ranks, of all ranks together and of each in the mean; of all, to ranks of other nodes
 dedup    share of the rows of all tokens' experts that need no row of their own on the way
 fp8      share of the bytes of those that are left that need not travel, as codes and scales are fewer
 raw      time of MPI_Alltoallv over the phase's: of the same tokens in bf16, a row for each of their experts,
@@ -142,6 +144,7 @@ ExchangeOptions take_exchange_options(Arguments& arguments) {
     options.shape.low_latency = mode == "ll";
     if (const auto ranks = number(arguments, "--ranks-per-node", 0, 1, 4096); ranks > 0)
         options.ranks_per_node = static_cast<int>(ranks);
+    options.flat = arguments.flag("--flat");
     options.workgroups = static_cast<std::uint32_t>(
         number(arguments, "--workgroups", 0, 0, std::numeric_limits<std::uint32_t>::max()));
     options.repeats = number(arguments, "--repeats", options.repeats, 1);

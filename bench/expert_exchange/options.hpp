@@ -39,6 +39,7 @@ std::string name_of(const ExchangeShape& shape);
 struct ExchangeOptions {
     ExchangeShape shape;
     std::optional<int> ranks_per_node;
+    bool flat = false; ///< once to each rank, not to each node
     std::uint32_t workgroups = 0;
     std::uint64_t repeats = 5;        ///< at least
     double seconds = 0.5;             ///< of each phase, at least

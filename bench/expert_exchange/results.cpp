@@ -37,7 +37,7 @@ std::string percent(const std::optional<double>& share) {
 void print(const ExchangeOptions& options, const PhaseResult& result) {
     const bool copied = !result.sent; // between no ranks
     std::printf(
-        "%-46s %11.1f %9s %8.3f %8s %9s %9s %8s %7s %6s %9.4f\n",
+        "%-46s %11.1f %9s %8.3f %8s %9s %9s %9s %8s %7s %6s %9.4f\n",
         (result.name + "/" + name_of(options.shape)).c_str(), 1e6 * result.seconds,
         number("%.1f", of(result.p99, [](double s) { return 1e6 * s; })).c_str(), algbw(result),
         copied ? "" : number("%.3f", busbw(result, options.shape)).c_str(),
@@ -46,6 +46,7 @@ void print(const ExchangeOptions& options, const PhaseResult& result) {
                of(result.sent,
                   [&](double b) { return 1e-6 * b / static_cast<double>(options.shape.ranks); }))
             .c_str(),
+        number("%.2f", of(result.sent_to_nodes, [](double b) { return 1e-6 * b; })).c_str(),
         percent(result.dedup).c_str(), percent(result.fp8).c_str(),
         number("%.2f", of(result.raw_seconds, [&](double raw) { return raw / result.seconds; }))
             .c_str(),
@@ -82,6 +83,7 @@ void write_json(const std::string& file, const ExchangeOptions& options, const C
             if (result.sent)
                 set("busbw", busbw(result, options.shape));
             set("bytes_sent", result.sent);
+            set("bytes_sent_to_nodes", result.sent_to_nodes);
             set("dedup", result.dedup);
             set("fp8", result.fp8);
             set("of_raw", of(result.raw_seconds, [&](double raw) { return raw / result.seconds; }));
@@ -105,8 +107,8 @@ void write_results(const ExchangeOptions& options, const Context& context,
     for (const auto& [key, value] : context)
         if (key != "compiler" && key != "bellows" && key != "vulkan")
             std::printf("%s: %s\n", key.c_str(), value.c_str());
-    std::printf("%-46s %11s %9s %8s %8s %9s %9s %8s %7s %6s %9s\n", "benchmark", "us", "p99",
-                "algbw", "busbw", "MB", "MB/rank", "dedup", "fp8", "raw", "CPU s");
+    std::printf("%-46s %11s %9s %8s %8s %9s %9s %9s %8s %7s %6s %9s\n", "benchmark", "us", "p99",
+                "algbw", "busbw", "MB", "MB/rank", "to nodes", "dedup", "fp8", "raw", "CPU s");
     for (const PhaseResult& result : results)
         print(options, result);
     std::fflush(stdout);

@@ -22,9 +22,10 @@ struct PhaseResult {
     double cpu_seconds = 0; ///< of all ranks together
     double bytes = 0;       ///< that algbw counts, mean of the ranks
     std::uint64_t repeats = 0;
-    std::optional<double> sent;        ///< bytes to other ranks, of all ranks together
-    std::optional<double> dedup, fp8;  ///< shares of bytes that need not travel
-    std::optional<double> raw_seconds; ///< of MPI_Alltoallv doing the same
+    std::optional<double> sent;          ///< bytes to other ranks, of all ranks together
+    std::optional<double> sent_to_nodes; ///< of those to ranks of other nodes
+    std::optional<double> dedup, fp8;    ///< shares of bytes that need not travel
+    std::optional<double> raw_seconds;   ///< of MPI_Alltoallv doing the same
 };
 
 /// The JSON's context; the table shows of it what is not the build's.

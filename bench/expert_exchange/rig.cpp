@@ -41,6 +41,7 @@ ExchangeConfig config_of(const ExchangeOptions& options) {
         config.mode = ExchangeMode::LowLatency;
     if (options.shape.by_rank)
         config.layout = ExchangeLayout::RankMajor;
+    config.by_node = !options.flat;
     config.workgroups = options.workgroups;
     config.timeout = kTimeLimit;
     return config;

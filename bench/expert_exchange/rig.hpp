@@ -27,7 +27,7 @@ public:
     /// The rank of an expert.
     int owner(std::uint64_t expert) const { return exchange_->owner(expert); }
     /// Sent to other ranks so far; nothing may be under way.
-    std::uint64_t bytes_sent() const { return exchange_->stats().bytes_sent; }
+    ExchangeStats stats() const { return exchange_->stats(); }
     void wait_idle();
     /// Of one dispatch and combine. Rank 0 writes; collective. Throws Error{Io}.
     void write_trace(World& world, const std::string& path);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// What the kernels of the expert exchange share: which rank of the group owns an expert, and the
+// What the kernels of the expert exchange share: which rank owns an expert, and the
 // record in which a token travels:
 //   hidden [columns4 groups of four elements] | expert ids [top_k] i32 | weights [top_k] f32 | pad
 // to a multiple of 16 bytes. Expert ids are local to the receiver, -1 for experts of others.

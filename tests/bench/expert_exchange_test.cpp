@@ -27,10 +27,11 @@ ExchangeOptions options_of(std::vector<std::string> words) {
 TEST(BenchExpertExchange, Options) {
     const ExchangeOptions options =
         options_of({"--ranks", "4", "--topk", "6", "--dtype", "f32", "--mode", "ht", "--device",
-                    "0,1", "--ranks-per-node", "2"});
+                    "0,1", "--ranks-per-node", "2", "--flat"});
     EXPECT_EQ(name_of(options.shape), "4x1024x7168x256x6/f32");
     EXPECT_EQ(options.devices, (std::vector<std::string>{"0", "1"}));
     EXPECT_EQ(options.ranks_per_node, 2);
+    EXPECT_TRUE(options.flat && !options_of({}).flat);
     EXPECT_EQ(name_of(options_of({}).shape), "2x1024x7168x256x8/bf16");
     const ExchangeShape codes = options_of({"--dtype", "fp8", "--layout", "rank"}).shape;
     EXPECT_EQ(name_of(codes), "2x1024x7168x256x8/fp8/rank");

@@ -9,7 +9,7 @@
 // Placement comes from prefix sums on the device: rows arrive grouped by local expert in the order
 // (expert, source rank, source token), or as they come, (source rank, source token), the same on
 // every run. Sums are f32 in a fixed order. A token travels once per rank, whatever number of its
-// experts live there.
+// experts live there; across nodes once per node (ExchangeConfig::by_node).
 //
 // The calls only hand work in; they return the time point of their result and never wait for the
 // network. One thread at a time calls an exchange and its handles.
@@ -39,8 +39,8 @@ namespace bellows {
 /// How the results of a token's experts are summed on their way back.
 enum class ExchangeSums : std::uint8_t {
     /// In f32 on each rank over its experts in ascending slot, rounded to sum_wire, then in f32
-    /// over the ranks in the order of the token's slots. The bits depend on which experts share a
-    /// rank.
+    /// over the ranks in the order of the token's slots; by node: over the node's ranks, rounded
+    /// to sum_wire, then over the nodes. The bits depend on which experts share a rank and a node.
     Ranked,
     /// As f32 along a binary tree over the global expert id: the same bits in every layout of
     /// aligned power-of-two ranges of experts. Error{Unsupported} in this version.
@@ -54,7 +54,8 @@ enum class ExchangeMode : std::uint8_t {
     /// only. Every rank gets every token's record and takes what is for its experts.
     ///   ExpertMajor: rows are masked: those for local expert e are the first expert_counts()[e] of
     ///   rows e * spacing .. (e + 1) * spacing, spacing = ranks * max_tokens, in the order (source
-    ///   rank, source token). Combine sums the results times their routing weights.
+    ///   rank, source token). Combine sums the results times their routing weights. A token that
+    ///   chooses an expert twice has one row there, and the sum of the weights.
     ///   RankMajor: token t of source rank r is row r * max_tokens + t, for nobody where
     ///   row_experts() says so: what products by ids take (fp8::GroupLayout::by_ids), without a
     ///   copy.
@@ -84,6 +85,12 @@ struct ExchangeConfig {
     ExchangeMode mode = ExchangeMode::HighThroughput;
     ExchangeLayout layout = ExchangeLayout::ExpertMajor;
     std::uint32_t alignment = 1; ///< ExpertMajor: each expert's rows begin at a multiple of it
+    /// Across nodes: a token travels once to each node, to the rank of the same place there, which
+    /// passes it on; sums are made inside the node before they go back. Rows stand where they would
+    /// stand without it. Only of HighThroughput, where the group has equally many ranks, more than
+    /// one, on each of its nodes, one node's behind the other's, and each node has experts; see
+    /// ExpertExchange::by_node(). false: each rank sends to each. The same on every rank.
+    bool by_node = true;
     /// In which type tokens travel to the experts: unset or dtype: as they are; F8E4M3: quantised
     /// by 1 x 128 before they travel, with the bits of fp8::quantize, and rows are codes. Others
     /// are Error{Unsupported} in this version. Gradients travel in dtype.
@@ -108,7 +115,8 @@ struct ExchangeConfig {
 /// What an exchange has moved so far.
 struct ExchangeStats {
     std::uint64_t exchanges = 0;
-    std::uint64_t bytes_sent = 0; ///< to other ranks
+    std::uint64_t bytes_sent = 0;          ///< to other ranks
+    std::uint64_t bytes_sent_to_nodes = 0; ///< of those: to ranks of other nodes
     std::uint64_t bytes_received = 0;
     std::uint64_t messages_sent = 0;
     double seconds_waited =
@@ -202,6 +210,8 @@ public:
     std::uint64_t first_local_expert() const noexcept;
     /// Position in the group of the rank that owns an expert.
     int owner(std::uint64_t expert) const noexcept;
+    /// Whether tokens travel once to each node (ExchangeConfig::by_node).
+    bool by_node() const noexcept;
 
     /// ExchangeConfig::workgroups for the calls that follow; ranks may differ.
     void set_workgroups(std::uint32_t most) noexcept;

@@ -69,7 +69,7 @@ void router_dgrad(Recording& recording, const TensorView& d_topk_weights,
 
 /// counts: [experts] u32, the number of slots that chose each expert; or [sequences, experts], of
 /// each of so many equal runs of tokens. topk_ids: [tokens, top_k] i32; other values than
-/// 0..experts-1 are not counted.
+/// 0..experts-1 are not counted. topk_ids.row_count is honoured.
 void expert_counts(Recording& recording, const TensorView& topk_ids, const TensorView& counts,
                    bool accumulate);
 
