@@ -3,7 +3,7 @@
 // A collective call on device tensors that fails on one rank fails on all, with the same code, in
 // seconds and not after the time limits of those who wait: this program launches itself through
 // mpirun, rank 1 hands in nonsense, runs out of memory or dies, and the others are in the middle of
-// the call.
+// the call. Also where it is killed or stopped at any moment of exchanges without end.
 
 #include "launched.hpp"
 #include "support/test_device.hpp"
@@ -14,7 +14,9 @@
 
 #include <algorithm>
 #include <csignal>
+#include <cstdlib>
 #include <ostream>
+#include <random>
 #include <thread>
 
 namespace bellows {
@@ -119,6 +121,45 @@ void run_exchange(Rig& rig, const std::string& fault, SteadyClock::time_point& s
     exchange.combine(*handle, handle->rows(), x).wait(60s);
 }
 
+/// Dispatches and combines one after the other; rank 1 is killed or stopped ("kill 120": after
+/// 120 ms).
+void run_on(Rig& rig, const std::string& fault, SteadyClock::time_point& start, bool low_latency) {
+    constexpr std::uint64_t kTokens = 64, kHidden = 1024, kExperts = 8, kTopK = 3;
+    ExpertExchange exchange(
+        *rig.device, rig.world, *rig.transport, rig.thread,
+        {.num_experts = kExperts,
+         .top_k = kTopK,
+         .hidden = kHidden,
+         .max_tokens = kTokens,
+         .mode = low_latency ? ExchangeMode::LowLatency : ExchangeMode::HighThroughput,
+         .piece_bytes = 16384,
+         .stage_always = low_latency});
+    const auto handle = exchange.create_handle("batch");
+    const TensorView x = rig.tensor(DType::F32, kTokens, kHidden);
+    const TensorView ids = rig.tensor(DType::I32, kTokens, kTopK);
+    const TensorView weights = rig.tensor(DType::F32, kTokens, kTopK);
+    std::vector<std::int32_t> chosen;
+    for (std::uint64_t slot = 0; slot < kTokens * kTopK; ++slot)
+        chosen.push_back(static_cast<std::int32_t>((slot * slot / kTopK + 3 * slot) % kExperts));
+    rig.device->upload(ids.buffer.sub(0, chosen.size() * 4), std::span<const std::int32_t>(chosen));
+    const auto there_and_back = [&] {
+        exchange.dispatch(*handle, x, ids, weights).wait(60s);
+        exchange.combine(*handle, handle->rows(), x).wait(60s);
+    };
+    there_and_back(); // kernels are compiled
+    testing::barrier_left_last_by(rig.world, kCulprit);
+    start = SteadyClock::now();
+    std::jthread ends_it;
+    if (rig.culprit())
+        ends_it = std::jthread([&fault] {
+            std::this_thread::sleep_for(
+                std::chrono::milliseconds(std::strtol(fault.c_str() + 5, nullptr, 10)));
+            ::kill(::getpid(), fault.rfind("kill", 0) == 0 ? SIGKILL : SIGSTOP);
+        });
+    while (SteadyClock::now() - start < 60s)
+        there_and_back();
+}
+
 void run_all_reduce(Rig& rig, const std::string& fault, SteadyClock::time_point& start) {
     CollectivesOptions options;
     options.timeout =
@@ -163,11 +204,16 @@ int run_rank(int argc, char** argv) {
     std::string reason;
     auto start = SteadyClock::now();
     try {
-        World world = World::init(argc, argv);
+        WorldOptions options;
+        if (phase.rfind("by node", 0) == 0)
+            options.ranks_per_node = 2;
+        World world = World::init(argc, argv, options);
         rank = world.rank();
         try {
             Rig rig(world);
-            if (phase == "exchange")
+            if (phase.find("on and on") != std::string::npos)
+                run_on(rig, fault, start, phase.rfind("low_latency", 0) == 0);
+            else if (phase == "exchange" || phase == "by node")
                 run_exchange(rig, fault, start, false);
             else if (phase == "low_latency")
                 run_exchange(rig, fault, start, true);
@@ -196,6 +242,7 @@ struct Case {
     const char* code;
     const char* origin; ///< what rank 1 (or who else it was) says of it
     const char* middle; ///< what rank 0 says of its own part; "": it was the one
+    int ranks = 3;
 };
 
 void PrintTo(const Case& c, std::ostream* out) {
@@ -223,6 +270,13 @@ const Case kCases[] = {
      "'batch DISPATCH(F): records' (exchange 1), 1 of 2 messages done: from rank 1 expected"},
     {"low_latency", "kill in records", "PeerLost", "rank 1 (pid ",
      "to rank 1 expected 1049600 bytes, saw 0"},
+    {"by node", "kill", "PeerLost", "rank 1 (pid ",
+     "'batch DISPATCH(F): counts' (exchange 3), 1 of 2 messages done: from rank 1 expected", 4},
+    {"by node", "memory", "OutOfMemory", "rank 1: 'batch DISPATCH(F): memory for ", "'batch ", 4},
+    {"by node", "counts", "InvalidArgument", "rank 3 sends 64 rows, max_tokens is 8 here",
+     "'batch DISPATCH(F): counts'", 4},
+    {"by node", "kill in records", "PeerLost", "rank 1 (pid ",
+     "'batch DISPATCH(F): counts' (exchange 3), 1 of 2 messages done: from rank 1 expected", 4},
     {"all_reduce", "argument", "InvalidArgument", "rank 1: collectives ALL_REDUCE: x is bf16",
      "'collectives ALL_REDUCE: parts to sum', 0 of 1 chunks done, "},
     {"all_reduce", "device", "DeviceLost", "rank 1: the device is gone",
@@ -239,14 +293,13 @@ const Case kCases[] = {
 class FailingTogether : public testing::Launched, public ::testing::WithParamInterface<Case> {};
 
 TEST_P(FailingTogether, EveryRankGetsTheSameErrorInSeconds) {
-    constexpr int kRanks = 3;
     const Case& c = GetParam();
     const std::string fault = c.fault;
-    const LaunchResult result = launch(kRanks, c.phase, fault);
+    const LaunchResult result = launch(c.ranks, c.phase, fault);
     EXPECT_NE(result.exit_code, 0);
     EXPECT_FALSE(result.killed) << "every rank must end by itself";
     EXPECT_LT(took_, 40s);
-    for (int rank = 0; rank < kRanks; ++rank) {
+    for (int rank = 0; rank < c.ranks; ++rank) {
         if (rank == kCulprit && fault.rfind("kill", 0) == 0)
             continue;
         const Seen one = seen(rank);
@@ -267,6 +320,50 @@ INSTANTIATE_TEST_SUITE_P(Cases, FailingTogether, ::testing::ValuesIn(kCases), []
     std::replace(name.begin(), name.end(), ' ', '_');
     return name;
 });
+
+struct Moment {
+    const char* phase;
+    const char* signal;
+};
+
+class FailingAtAnyMoment : public testing::Launched, public ::testing::WithParamInterface<Moment> {
+protected:
+    std::random_device draw_;
+};
+
+TEST_P(FailingAtAnyMoment, EveryOtherRankHearsOfIt) {
+    constexpr int kRanks = 4;
+    const std::string signal = GetParam().signal;
+    const std::string fault =
+        signal + " " + std::to_string(std::uniform_int_distribution<int>(0, 500)(draw_));
+    SCOPED_TRACE(fault);
+    ::setenv("BELLOWS_STALL_SECONDS", "2", 1);
+    const LaunchResult result = launch(kRanks, GetParam().phase, fault);
+    ::unsetenv("BELLOWS_STALL_SECONDS");
+    EXPECT_NE(result.exit_code, 0);
+    EXPECT_LT(took_, 40s);
+    for (int rank = 0; rank < kRanks; ++rank) {
+        if (rank == kCulprit)
+            continue;
+        const Seen one = seen(rank);
+        EXPECT_EQ(one.code, "PeerLost") << "rank " << rank << ": " << one.message;
+        EXPECT_EQ(one.rank, kCulprit) << one.message;
+        EXPECT_LT(one.milliseconds, 15'000) << "rank " << rank << ": " << one.message;
+        EXPECT_TRUE(one.says(signal == "stop" ? "stalled" : "rank 1 (pid ")) << one.message;
+    }
+}
+
+INSTANTIATE_TEST_SUITE_P(
+    Exchanges, FailingAtAnyMoment,
+    ::testing::Values(Moment{"exchange on and on", "kill"}, Moment{"exchange on and on", "stop"},
+                      Moment{"low_latency on and on", "kill"},
+                      Moment{"low_latency on and on", "stop"}, Moment{"by node on and on", "kill"},
+                      Moment{"by node on and on", "stop"}),
+    [](const auto& one) {
+        std::string name = std::string(one.param.phase) + "_" + one.param.signal;
+        std::replace(name.begin(), name.end(), ' ', '_');
+        return name;
+    });
 
 } // namespace
 } // namespace bellows
