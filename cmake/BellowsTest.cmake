@@ -3,10 +3,13 @@
 #
 #   bellows_test(NAME <target> SOURCES a.cpp... LIBS bellows::engine...
 #                [GPU] [TIMEOUT seconds] [COST seconds] [ARGS ...] [ENVIRONMENT A=b...] [LABELS ...])
-#   bellows_mpi_test(... RANKS 1 2 3 4 ...)     main() comes from tests/support/mpi_main.cpp
+#   bellows_mpi_test(... RANKS 1 2 3 4 ... [ON_TWO_HOSTS])
+#                                               main() comes from tests/support/mpi_main.cpp
 #
 # GPU: the program uses a Vulkan device; it is registered once per driver of BELLOWS_TEST_DRIVERS,
 # as <target>.<driver>. With RANKS, once per number of ranks, as <target>[.<driver>].ranks<N>.
+# ON_TWO_HOSTS: once more with two ranks on each of two hosts (tests/support/two_hosts.sh), as
+# <target>[.<driver>].hosts2x2.
 # All of these, of MPI tests those of two ranks, run once more under the Khronos validation layer, as
 # validation.<test>: any message fails them. Not so programs with the label e2e or validation.
 
@@ -103,7 +106,7 @@ function(bellows_register_test name processors command)
         add_test(NAME ${test} COMMAND ${command} ${program} ${arg_ARGS})
         set_tests_properties(${test} PROPERTIES TIMEOUT ${arg_TIMEOUT} COST ${arg_COST}
             PROCESSORS ${processors} LABELS "${labels}" ENVIRONMENT "${environment}"
-            WORKING_DIRECTORY "${CMAKE_BINARY_DIR}")
+            WORKING_DIRECTORY "${CMAKE_BINARY_DIR}" SKIP_RETURN_CODE 77)
         if(driver MATCHES "^(system|new)$" AND name MATCHES "^(\\.ranks2)?$"
                 AND NOT labels MATCHES "e2e|validation")
             # Later, when the driver's cache has the shaders.
@@ -119,7 +122,7 @@ function(bellows_register_test name processors command)
 endfunction()
 
 macro(bellows_parse_test)
-    cmake_parse_arguments(PARSE_ARGV 0 arg "GPU" "NAME;TIMEOUT;COST"
+    cmake_parse_arguments(PARSE_ARGV 0 arg "GPU;ON_TWO_HOSTS" "NAME;TIMEOUT;COST"
         "SOURCES;LIBS;RANKS;ARGS;ENVIRONMENT;LABELS")
     get_filename_component(area "${CMAKE_CURRENT_SOURCE_DIR}" NAME)
     if(NOT arg_TIMEOUT AND DEFINED bellows_time_limit_${area})
@@ -174,4 +177,7 @@ function(bellows_mpi_test)
         bellows_register_test(.ranks${ranks} ${ranks}
             "${MPIEXEC_EXECUTABLE};${MPIEXEC_NUMPROC_FLAG};${ranks}")
     endforeach()
+    if(arg_ON_TWO_HOSTS)
+        bellows_register_test(.hosts2x2 4 "${PROJECT_SOURCE_DIR}/tests/support/two_hosts.sh;2")
+    endif()
 endfunction()
