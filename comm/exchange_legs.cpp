@@ -148,14 +148,14 @@ void gather_rows(Recording& recording, const Handle& handle, const Record& recor
                            shape.units));
 }
 
-/// scalars: [most_received, top_k] of the slots, or none.
+/// scalars: [most_received, top_k] of the slots, or none. weighted: rows times routing weights.
 void reduce_rows(Recording& recording, const Handle& handle, const TensorView& rows,
-                 BufferView scalars) {
+                 BufferView scalars, bool weighted) {
     const bool in_place = stand_in_records(handle, rows);
     if (in_place && !scalars)
         return;
     const Shape shape(handle, handle.exchange.plain_record(), rows.buffer);
-    const bool by_tokens = handle.exchange.by_tokens(), masked = handle.exchange.masked();
+    const bool by_tokens = handle.exchange.by_tokens();
     recording.dispatch(
         kernels::ExchangeReduce{.variant = shape.variant<kernels::ExchangeReduce>(),
                                 .constants = {shape.grid.local_size(), shape.wide},
@@ -163,9 +163,9 @@ void reduce_rows(Recording& recording, const Handle& handle, const TensorView& r
                                 .slot_to_row = by_tokens
                                                    ? handle.slot_ids.view()
                                                    : handle.receive_layout().slot_to_row.buffer,
-                                .slot_scalars = scalars  ? scalars
-                                                : masked ? handle.slot_weights.view()
-                                                         : handle.slot_scalars.view(),
+                                .slot_scalars = scalars    ? scalars
+                                                : weighted ? handle.slot_weights.view()
+                                                           : handle.slot_scalars.view(),
                                 .record_count = handle.record_count.view(),
                                 .records = handle.returned.view(),
                                 .words = handle.returned.view(),
@@ -176,15 +176,28 @@ void reduce_rows(Recording& recording, const Handle& handle, const TensorView& r
                                 .record_words = shape.record_words,
                                 .hidden_words = shape.hidden_words,
                                 .row_is_record = by_tokens ? 1u : 0u,
-                                .weighted = masked ? 1u : 0u,
+                                .weighted = weighted ? 1u : 0u,
                                 .has_scalars = scalars ? 1u : 0u},
         shape.grid.rows(handle.exchange.most_received()));
 }
 
+std::uint32_t num_biases(const CombineOptions& options) {
+    return options.second_bias.buffer ? 2 : options.bias.buffer ? 1 : 0;
+}
+
+/// Where there is none, memory that is not looked at.
+BufferView bias_or(const TensorView& bias, const TensorView& otherwise) {
+    return bias.buffer ? bias.buffer : otherwise.buffer;
+}
+
 /// To as many tokens as there are of this hop's.
 void combine_records(Recording& recording, const Handle& handle, const TensorView& out,
-                     bool accumulate, const TensorView& scalars) {
-    const Shape shape(handle, handle.exchange.plain_record(), out.buffer);
+                     const CombineOptions& options, const TensorView& scalars) {
+    BufferView least_aligned = out.buffer;
+    for (const TensorView* bias : {&options.bias, &options.second_bias})
+        if (bias->buffer.offset % 16 != 0)
+            least_aligned = bias->buffer;
+    const Shape shape(handle, handle.exchange.plain_record(), least_aligned);
     const ops::MoeLayout layout = handle.send_layout(out.extent[0]);
     recording.dispatch(
         kernels::ExchangeCombine{.variant = shape.variant<kernels::ExchangeCombine>(),
@@ -194,6 +207,8 @@ void combine_records(Recording& recording, const Handle& handle, const TensorVie
                                  .slot_to_row = layout.slot_to_row.buffer,
                                  .topk_ids = handle.topk_ids.buffer,
                                  .token_count = token_count(handle.topk_ids),
+                                 .first_bias = bias_or(options.bias, out),
+                                 .second_bias = bias_or(options.second_bias, out),
                                  .out_tokens = out.buffer,
                                  .scalars =
                                      scalars.buffer ? scalars.buffer : handle.slot_scalars.view(),
@@ -207,8 +222,9 @@ void combine_records(Recording& recording, const Handle& handle, const TensorVie
                                  .experts = shape.experts,
                                  .ranks = shape.owners,
                                  .ranks_per_member = shape.ranks_per_member,
+                                 .biases = num_biases(options),
                                  .has_scalars = scalars.buffer ? 1u : 0u,
-                                 .accumulate = accumulate ? 1u : 0u,
+                                 .accumulate = options.accumulate ? 1u : 0u,
                                  .has_token_count = has_token_count(handle.topk_ids)},
         shape.grid.rows(out.extent[0]));
 }
@@ -397,24 +413,30 @@ TimePoint take_tokens(Handle& h) {
                                        [&](Recording& r) { record_dispatch_unpack(r, h); }));
 }
 
-void send_results(const ExchangeHandlePtr& handle, const TensorView& results, LegJob leg) {
+void send_results(const ExchangeHandlePtr& handle, const TensorView& results, bool weighted,
+                  LegJob leg) {
     Handle& h = *handle;
-    h.exchange.device.submit(
-        cached(h.reduce_forward, h, "reduce", {results.buffer}, [&](Recording& recording) {
-            recording.label("COMBINE");
-            reduce_rows(recording, h, results, {});
-        }));
+    h.exchange.device.submit(cached(h.reduce_forward, h, "reduce",
+                                    {results.buffer, {nullptr, weighted, 0}},
+                                    [&](Recording& recording) {
+                                        recording.label("COMBINE");
+                                        reduce_rows(recording, h, results, {}, weighted);
+                                    }));
     leg.name = h.name + " COMBINE(F)";
     h.last_leg = h.lane.post(make_inbound_job(handle, std::move(leg)));
 }
 
-TimePoint take_results(Handle& h, const TensorView& out, bool accumulate) {
-    return submit_behind_leg(h, cached(h.finish_forward, h, accumulate ? "sum onto" : "sum",
-                                       {out.buffer, h.topk_ids.buffer, {nullptr, accumulate, 0}},
+TimePoint take_results(Handle& h, const TensorView& out, const CombineOptions& options) {
+    return submit_behind_leg(h, cached(h.finish_forward, h, options.accumulate ? "sum onto" : "sum",
+                                       {out.buffer,
+                                        h.topk_ids.buffer,
+                                        options.bias.buffer,
+                                        options.second_bias.buffer,
+                                        {nullptr, options.accumulate, 0}},
                                        [&](Recording& recording) {
                                            recording.label("COMBINE");
                                            if (out.extent[0] > 0)
-                                               combine_records(recording, h, out, accumulate, {});
+                                               combine_records(recording, h, out, options, {});
                                        }));
 }
 
@@ -456,7 +478,7 @@ void send_row_gradients(const ExchangeHandlePtr& handle, const TensorView& d_row
                            h.slot_scalars.tensor(
                                DType::F32, {h.exchange.most_received(), h.exchange.config.top_k}));
                    }
-                   reduce_rows(recording, h, d_rows, of_slots);
+                   reduce_rows(recording, h, d_rows, of_slots, false);
                }));
     leg.name = h.name + " COMBINE(B)";
     h.last_leg = h.lane.post(make_inbound_job(handle, std::move(leg)));
@@ -471,7 +493,8 @@ TimePoint take_row_gradients(Handle& h, const TensorView& d_x, bool accumulate,
                   [&](Recording& recording) {
                       recording.label("COMBINE(B)");
                       if (d_x.extent[0] > 0)
-                          combine_records(recording, h, d_x, accumulate, d_topk_weights);
+                          combine_records(recording, h, d_x, {.accumulate = accumulate},
+                                          d_topk_weights);
                   }));
 }
 
@@ -525,24 +548,35 @@ TimePoint end_dispatch(const ExchangeHandlePtr& handle, Sequences sequences) {
 }
 
 void begin_combine(const ExchangeHandlePtr& handle, const TensorView& results,
-                   const TensorView& out, Sequences sequences, std::shared_ptr<ReceiveGate> gate) {
+                   const TensorView& out, const CombineOptions& options, Sequences sequences,
+                   std::shared_ptr<ReceiveGate> gate) {
     Handle& h = *handle;
     const ExchangeConfig& c = h.exchange.whole;
     require_filled(h);
     check_rows(h, "results", results);
-    check_tensor(h, "out", out, c.dtype, first_hop(handle)->tokens, c.hidden);
-    send_results(handle, results, {.sequence = sequences.first, .gate = std::move(gate)});
+    const std::uint64_t tokens = first_hop(handle)->tokens;
+    check_tensor(h, "out", out, c.dtype, tokens, c.hidden);
+    require(!options.second_bias.buffer || options.bias.buffer, h,
+            "there is a second bias and no first one");
+    require(!options.weighted || !h.exchange.by_tokens(), h,
+            "rows of RankMajor come back as the caller has summed them: weighted is for rows by "
+            "expert");
+    for (const TensorView* bias : {&options.bias, &options.second_bias})
+        if (bias->buffer)
+            check_tensor(h, "bias", *bias, c.dtype, tokens, c.hidden);
+    send_results(handle, results, options.weighted || h.exchange.masked(),
+                 {.sequence = sequences.first, .gate = std::move(gate)});
 }
 
-TimePoint end_combine(const ExchangeHandlePtr& handle, const TensorView& out, bool accumulate,
-                      Sequences sequences) {
+TimePoint end_combine(const ExchangeHandlePtr& handle, const TensorView& out,
+                      const CombineOptions& options, Sequences sequences) {
     Handle& h = *handle;
     if (!h.before)
-        return take_results(h, out, accumulate);
+        return take_results(h, out, options);
     const TensorView sums = h.before->results_in_records();
-    take_results(h, sums, false);
-    send_results(h.before, sums, {.sequence = sequences.second});
-    return take_results(*h.before, out, accumulate);
+    take_results(h, sums, {});
+    send_results(h.before, sums, false, {.sequence = sequences.second});
+    return take_results(*h.before, out, options);
 }
 
 } // namespace
@@ -571,10 +605,15 @@ TimePoint ExpertExchange::dispatch(ExchangeHandle& handle, const TensorView& x,
 
 TimePoint ExpertExchange::combine(ExchangeHandle& handle, const TensorView& results,
                                   const TensorView& out, bool accumulate) {
+    return combine(handle, results, out, CombineOptions{.accumulate = accumulate});
+}
+
+TimePoint ExpertExchange::combine(ExchangeHandle& handle, const TensorView& results,
+                                  const TensorView& out, const CombineOptions& options) {
     return impl_->together(handle, [&](const ExchangeHandlePtr& h) {
         const Sequences sequences(*h);
-        begin_combine(h, results, out, sequences, nullptr);
-        return end_combine(h, out, accumulate, sequences);
+        begin_combine(h, results, out, options, sequences, nullptr);
+        return end_combine(h, out, options, sequences);
     });
 }
 
@@ -668,13 +707,18 @@ ExchangeHook ExpertExchange::dispatch_send(ExchangeHandle& handle, const TensorV
 
 ExchangeHook ExpertExchange::combine_send(ExchangeHandle& handle, const TensorView& results,
                                           const TensorView& out, bool accumulate) {
+    return combine_send(handle, results, out, CombineOptions{.accumulate = accumulate});
+}
+
+ExchangeHook ExpertExchange::combine_send(ExchangeHandle& handle, const TensorView& results,
+                                          const TensorView& out, const CombineOptions& options) {
     return impl_->together(handle, [&](const ExchangeHandlePtr& h) {
         auto gate = make_gate(impl_->device);
         const Sequences sequences(*h);
-        begin_combine(h, results, out, sequences, gate);
-        return ExchangeHook(std::make_unique<ExchangeHook::Impl>(
-            h, std::move(gate), [h, out, accumulate, sequences] {
-                return end_combine(h, out, accumulate, sequences);
+        begin_combine(h, results, out, options, sequences, gate);
+        return ExchangeHook(
+            std::make_unique<ExchangeHook::Impl>(h, std::move(gate), [h, out, options, sequences] {
+                return end_combine(h, out, options, sequences);
             }));
     });
 }

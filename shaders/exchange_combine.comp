@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: MIT
-// The end of a combine at the source: out[t] = (out[t] +) sum over k ascending of the record that
-// came back for slot (t, k), one per rank; and (has_scalars) scalars[t, k] = the returned scalar of
+// The end of a combine at the source: out[t] = (out[t] +) (first_bias[t] +) (second_bias[t] +) sum
+// over k ascending of the record that came back for slot (t, k), one per rank; and (has_scalars) scalars[t, k] = the returned scalar of
 // slot k, which stands in the record of the rank that owns the slot's expert; 0 for no expert.
 //   records, words: the same memory, rows as sent; slot_to_row, topk_ids [tokens, top_k]
 //   i32; token_count [1] u32; out_tokens [tokens, columns] of the variant's storage, out_units from
-//   each other, scalars [tokens, top_k] f32
+//   each other, as the biases, of which there are `biases`; scalars [tokens, top_k] f32
 // Dispatch: a workgroup per token (include/rows.glsl).
 #version 460
 #extension GL_GOOGLE_include_directive : require
@@ -39,6 +39,12 @@ void main() {
         uint slot = token * push.top_k, to = token * push.out_units;
         for (uint first = column_first(); first < push.units; first += kAtOnce * step) {
             Sums sums = first_sums(push.accumulate != 0u, tokens, to, first, step, push.units);
+            if (push.biases > 0u) {
+                add_row(sums, uvec2(push.operands.first_bias), to, first, step, push.units, 1.0);
+            }
+            if (push.biases > 1u) {
+                add_row(sums, uvec2(push.operands.second_bias), to, first, step, push.units, 1.0);
+            }
             FOR_COUNTED(k, 0u, push.top_k) {
                 int row = push.operands.slot_to_row.v[slot + k];
                 if (row >= 0) {

@@ -201,6 +201,8 @@ void Exchange::combine(Recording& r, const TensorView& into, const TensorView& s
                                  .slot_to_row = sent.slot_to_row.buffer,
                                  .topk_ids = ids.buffer,
                                  .token_count = ids.buffer,
+                                 .first_bias = into.buffer,
+                                 .second_bias = into.buffer,
                                  .out_tokens = into.buffer,
                                  .scalars = scalars.buffer,
                                  .tokens = u32(shape.tokens),
@@ -213,6 +215,7 @@ void Exchange::combine(Recording& r, const TensorView& into, const TensorView& s
                                  .experts = u32(shape.experts),
                                  .ranks = u32(kExchangeRanks),
                                  .ranks_per_member = 1,
+                                 .biases = 0,
                                  .has_scalars = 1,
                                  .accumulate = 0},
         grid.rows(shape.tokens));

@@ -153,6 +153,16 @@ TEST(ExchangeFormsAlone, WhatALayoutDoesNotHaveIsRefused) {
     EXPECT_TRUE(refused([&] { return low_latency.handle().expert_offsets(); }));
     EXPECT_TRUE(
         refused([&] { return low_latency.handle().add_row_tensor("more", DType::F32, 8); }));
+    const auto combined = [](Rig& rig, const CombineOptions& options) {
+        rig.dispatch();
+        return rig.exchange().combine(rig.handle(), rig.caller_rows(DType::F32, 40), rig.out(),
+                                      options);
+    };
+    if (world().size() == 1) { // else all would hear of it
+        EXPECT_TRUE(refused([&] { return combined(by_rank, {.weighted = true}); }));
+        EXPECT_TRUE(refused([&] { return combined(by_expert, {.second_bias = by_expert.x()}); }));
+        EXPECT_TRUE(refused([&] { return combined(by_expert, {.bias = by_expert.ids()}); }));
+    }
     EXPECT_EQ(by_rank.handle().rows().dtype, DType::F8E4M3);
     EXPECT_EQ(by_rank.handle().quantized_rows().recipe.rule, fp8::ScaleRule::PowerOfTwo);
 }

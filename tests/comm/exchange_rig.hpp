@@ -187,6 +187,18 @@ public:
             ends([&] { return exchange_->combine(*handle_, results, out_, accumulate); });
         return ended && summed(accumulate ? 2.0f : 1.0f);
     }
+    /// With the tokens themselves as biases, and (weighted) times the routing weights.
+    bool combined(const TensorView& results, bool weighted, int biases) {
+        write_results(results);
+        CombineOptions options;
+        options.weighted = weighted;
+        if (biases > 0)
+            options.bias = x_;
+        if (biases > 1)
+            options.second_bias = x_;
+        exchange_->combine(*handle_, results, out_, options).wait();
+        return summed(1, weighted, static_cast<float>(biases));
+    }
     bool gradients_came_back(const TensorView& results, const TensorView& d_row_weights) {
         write_results(results);
         std::vector<float> of_rows;
@@ -319,12 +331,14 @@ public:
             device_->upload(view.buffer.sub(places_[row] * step, bytes),
                             std::span(values).subspan(row * bytes, bytes));
     }
-    bool summed(float times) const {
+    bool summed(float times, bool weighted = false, float biases = 0) const {
         std::vector<float> expected = mine().x;
-        for (std::uint64_t t = 0; t < mine().tokens; ++t)
+        for (std::uint64_t t = 0; t < mine().tokens; ++t) {
+            const float factor = times * copies(t, weighted) + biases;
             for (std::uint64_t c = 0; c < c_.hidden; ++c)
                 expected[t * c_.hidden + c] =
-                    copies(t) == 0 ? 0 : expected[t * c_.hidden + c] * times * copies(t);
+                    factor == 0 ? 0 : expected[t * c_.hidden + c] * factor;
+        }
         const std::vector<std::byte> bytes = stored(c_.dtype, expected);
         return download<std::byte>(out_.buffer, bytes.size()) == bytes;
     }
@@ -385,14 +399,14 @@ private:
         return row.token < 0 || local(row, k) < 0 ? 0 : of(row).weights[at(row) * c_.top_k + k];
     }
     /// Rows of a token of this rank, everywhere, or the sum of their weights.
-    float copies(std::uint64_t token) const {
+    float copies(std::uint64_t token, bool weighted) const {
         float count = 0;
         std::vector<int> owners;
         for (std::uint64_t k = 0; k < c_.top_k; ++k)
             if (const std::int32_t id = mine().ids[token * c_.top_k + k]; id >= 0) {
                 const int owner = exchange_->owner(static_cast<std::uint64_t>(id));
                 const bool known = std::find(owners.begin(), owners.end(), owner) != owners.end();
-                if (c_.low_latency && !by_tokens())
+                if (weighted || (c_.low_latency && !by_tokens()))
                     count += mine().weights[token * c_.top_k + k];
                 else
                     count += by_tokens() && known ? 0.0f : 1.0f;
@@ -461,8 +475,11 @@ inline void check_there_and_back(ExchangeRig& rig) {
     ALL_RANKS_TRUE(rig.came_back(results, false));
     if (rig.by_tokens())
         ALL_RANKS_TRUE(rig.came_back(rig.handle().results(), !c.low_latency));
+    ALL_RANKS_TRUE(rig.combined(results, false, 2));
     if (c.low_latency)
         return;
+    if (!rig.by_tokens() && c.dtype == DType::F32) // there its sums are exact
+        ALL_RANKS_TRUE(rig.combined(results, true, 1));
     const TensorView d_row_weights = rig.caller_rows(DType::F32, rig.by_tokens() ? c.top_k : 1);
     const TensorView d_weights =
         rig.by_tokens() ? d_row_weights : d_row_weights.reshaped({rig.handle().capacity()});

@@ -185,6 +185,8 @@ protected:
                          .slot_to_row = sent_.slot_to_row.buffer,
                          .topk_ids = ids_.view.buffer,
                          .token_count = ids_.view.buffer,
+                         .first_bias = out.view.buffer,
+                         .second_bias = out.view.buffer,
                          .out_tokens = out.view.buffer,
                          .scalars = scalars.view.buffer,
                          .tokens = kTokens,
@@ -197,6 +199,7 @@ protected:
                          .experts = kExperts,
                          .ranks = kRanks,
                          .ranks_per_member = 1,
+                         .biases = 0,
                          .has_scalars = 1,
                          .accumulate = accumulate ? 1u : 0u},
                        {11});

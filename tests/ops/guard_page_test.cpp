@@ -188,6 +188,8 @@ TEST_F(GuardPages, ReturnedScalarsOfACombine) {
                                                 .slot_to_row = rows.buffer,
                                                 .topk_ids = ids.buffer,
                                                 .token_count = ids.buffer,
+                                                .first_bias = out.buffer,
+                                                .second_bias = out.buffer,
                                                 .out_tokens = out.buffer,
                                                 .scalars = scalars.buffer,
                                                 .tokens = tokens,
@@ -200,6 +202,7 @@ TEST_F(GuardPages, ReturnedScalarsOfACombine) {
                                                 .experts = experts,
                                                 .ranks = 2,
                                                 .ranks_per_member = 1,
+                                                .biases = 0,
                                                 .has_scalars = 1,
                                                 .accumulate = 0},
                        {.x = tokens});

@@ -123,6 +123,18 @@ struct ExchangeStats {
         0; ///< between the last byte handed to the network and the last received
 };
 
+/// How results are combined.
+struct CombineOptions {
+    bool accumulate = false; ///< onto what stands in out
+    /// Each row's result times its routing weight, in f32, before it is summed; the gradients'
+    /// calls leave that to the caller. Masked rows always are; RankMajor's sums are the caller's:
+    /// Error{InvalidArgument}.
+    bool weighted = false;
+    /// Up to two, the first one first: [tokens, hidden] of dtype, added in f32 at the source (a
+    /// shared expert's output, a residual), before what comes back.
+    TensorView bias{}, second_bias{};
+};
+
 class ExpertExchange;
 
 class ExchangeHandle {
@@ -230,9 +242,12 @@ public:
                        const TensorView& topk_weights);
     /// out[t] (+)= the sum of the results of the token's rows. results: [capacity, hidden] of
     /// dtype, contiguous or the handle's results(); out: [tokens, hidden]. Weights are not applied
-    /// here: multiply by row_weights(). Collective.
+    /// here but by CombineOptions::weighted. Collective.
     TimePoint combine(ExchangeHandle& handle, const TensorView& results, const TensorView& out,
                       bool accumulate = false);
+    /// The same, weighted or with biases.
+    TimePoint combine(ExchangeHandle& handle, const TensorView& results, const TensorView& out,
+                      const CombineOptions& options);
     /// The same calls, sending only: what they return receives when it is called, and until then no
     /// other call may use the handle. Ranks need not use the same form. In SyncMode::Serial the
     /// bytes are received at once.
@@ -240,6 +255,8 @@ public:
                                const TensorView& topk_ids, const TensorView& topk_weights);
     ExchangeHook combine_send(ExchangeHandle& handle, const TensorView& results,
                               const TensorView& out, bool accumulate = false);
+    ExchangeHook combine_send(ExchangeHandle& handle, const TensorView& results,
+                              const TensorView& out, const CombineOptions& options);
     /// The gradient of combine: d_out: [tokens, hidden] to the handle's d_results(). Collective.
     TimePoint combine_backward(ExchangeHandle& handle, const TensorView& d_out);
     /// The gradient of dispatch: d_rows: [capacity, hidden] as results in combine, d_row_weights:
