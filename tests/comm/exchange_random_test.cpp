@@ -79,9 +79,19 @@ TEST(ExchangeRandom, EveryCaseIsThePlainReference) {
     const auto start = std::chrono::steady_clock::now();
     const std::chrono::seconds limit(number_from("BELLOWS_SOAK_SECONDS", 2));
     std::uint64_t seed = number_from("BELLOWS_SOAK_SEED", 1), cases = 0;
+    // These have been wrong once: a token that chose an expert twice overran its masked rows; what
+    // MPI had kept back of done messages never arrived.
+    std::vector<std::uint64_t> known = {9, 5167};
     std::string late;
     do {
-        const ExchangeCase c = random_case(seed++);
+        std::uint64_t next = seed;
+        if (known.empty()) {
+            ++seed;
+        } else {
+            next = known.back();
+            known.pop_back();
+        }
+        const ExchangeCase c = random_case(next);
         SCOPED_TRACE(described(c));
         if (world().rank() == 0 && std::getenv("BELLOWS_SOAK_SECONDS") != nullptr)
             std::printf("%s\n", described(c).c_str());
