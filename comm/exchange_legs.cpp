@@ -533,15 +533,17 @@ void begin_dispatch(const ExchangeHandlePtr& handle, const Tokens& tokens, Seque
                  .next = h.before ? handle : nullptr});
 }
 
-TimePoint end_dispatch(const ExchangeHandlePtr& handle, Sequences sequences) {
-    Handle& h = *handle;
-    if (h.before) {
-        take_tokens(*h.before);
-        send_tokens(
-            handle,
-            {h.before->tokens_in_records(), h.before->row_experts(), h.before->row_weights()},
-            {.sequence = sequences.second});
-    }
+/// From the hop between nodes to the one inside; nothing where there is one hop.
+void pass_tokens_on(const ExchangeHandlePtr& handle, Sequences sequences) {
+    if (!handle->before)
+        return;
+    Handle& before = *handle->before;
+    take_tokens(before);
+    send_tokens(handle, {before.tokens_in_records(), before.row_experts(), before.row_weights()},
+                {.sequence = sequences.second});
+}
+
+TimePoint end_dispatch(Handle& h) {
     const TimePoint point = take_tokens(h);
     h.filled = true;
     return point;
@@ -568,15 +570,13 @@ void begin_combine(const ExchangeHandlePtr& handle, const TensorView& results,
                  {.sequence = sequences.first, .gate = std::move(gate)});
 }
 
-TimePoint end_combine(const ExchangeHandlePtr& handle, const TensorView& out,
-                      const CombineOptions& options, Sequences sequences) {
-    Handle& h = *handle;
-    if (!h.before)
-        return take_results(h, out, options);
-    const TensorView sums = h.before->results_in_records();
-    take_results(h, sums, {});
-    send_results(h.before, sums, false, {.sequence = sequences.second});
-    return take_results(*h.before, out, options);
+/// And back.
+void pass_sums_on(const ExchangeHandlePtr& handle, Sequences sequences) {
+    if (!handle->before)
+        return;
+    const TensorView sums = handle->before->results_in_records();
+    take_results(*handle, sums, {});
+    send_results(handle->before, sums, false, {.sequence = sequences.second});
 }
 
 } // namespace
@@ -599,7 +599,8 @@ TimePoint ExpertExchange::dispatch(ExchangeHandle& handle, const TensorView& x,
     return impl_->together(handle, [&](const ExchangeHandlePtr& h) {
         const Sequences sequences(*h);
         begin_dispatch(h, {x, topk_ids, topk_weights}, sequences, nullptr);
-        return end_dispatch(h, sequences);
+        pass_tokens_on(h, sequences);
+        return end_dispatch(*h);
     });
 }
 
@@ -613,7 +614,8 @@ TimePoint ExpertExchange::combine(ExchangeHandle& handle, const TensorView& resu
     return impl_->together(handle, [&](const ExchangeHandlePtr& h) {
         const Sequences sequences(*h);
         begin_combine(h, results, out, options, sequences, nullptr);
-        return end_combine(h, out, options, sequences);
+        pass_sums_on(h, sequences);
+        return take_results(*first_hop(h), out, options);
     });
 }
 
@@ -669,16 +671,42 @@ TimePoint ExpertExchange::dispatch_backward(ExchangeHandle& handle, const Tensor
 struct ExchangeHook::Impl {
     ExchangeHandlePtr handle;
     std::shared_ptr<ReceiveGate> gate;
+    std::function<void()> pass_on; ///< what other ranks wait for
     std::function<TimePoint()> finish;
+    bool called = false;
 
-    Impl(ExchangeHandlePtr of, std::shared_ptr<ReceiveGate> closed, std::function<TimePoint()> end)
-        : handle(std::move(of)), gate(std::move(closed)), finish(std::move(end)) {
+    template <class Call>
+    auto together(const Call& part) const {
+        const ExpertExchange::Impl& exchange = handle->exchange;
+        return fail_together(exchange.world.control(), exchange.group_size(), part);
+    }
+
+    Impl(ExchangeHandlePtr of, std::shared_ptr<ReceiveGate> closed, std::function<void()> on,
+         std::function<TimePoint()> end)
+        : handle(std::move(of)), gate(std::move(closed)), pass_on(std::move(on)),
+          finish(std::move(end)) {
         handle->half_open = true;
     }
-    ~Impl() { open(); }
+    ~Impl() {
+        open();
+        try {
+            if (!called)
+                together(pass_on);
+        } catch (const std::exception&) {
+            // The other ranks have been told.
+        }
+    }
     void open() noexcept {
         handle->half_open = false;
         gate->open = true;
+    }
+    TimePoint call() {
+        open();
+        called = true;
+        return together([this] {
+            pass_on();
+            return finish();
+        });
     }
 };
 
@@ -701,7 +729,8 @@ ExchangeHook ExpertExchange::dispatch_send(ExchangeHandle& handle, const TensorV
         const Sequences sequences(*h);
         begin_dispatch(h, {x, topk_ids, topk_weights}, sequences, gate);
         return ExchangeHook(std::make_unique<ExchangeHook::Impl>(
-            h, std::move(gate), [h, sequences] { return end_dispatch(h, sequences); }));
+            h, std::move(gate), [h, sequences] { pass_tokens_on(h, sequences); },
+            [h] { return end_dispatch(*h); }));
     });
 }
 
@@ -716,10 +745,9 @@ ExchangeHook ExpertExchange::combine_send(ExchangeHandle& handle, const TensorVi
         auto gate = make_gate(impl_->device);
         const Sequences sequences(*h);
         begin_combine(h, results, out, options, sequences, gate);
-        return ExchangeHook(
-            std::make_unique<ExchangeHook::Impl>(h, std::move(gate), [h, out, options, sequences] {
-                return end_combine(h, out, options, sequences);
-            }));
+        return ExchangeHook(std::make_unique<ExchangeHook::Impl>(
+            h, std::move(gate), [h, sequences] { pass_sums_on(h, sequences); },
+            [h, out, options] { return take_results(*first_hop(h), out, options); }));
     });
 }
 
@@ -732,10 +760,7 @@ ExchangeHook::~ExchangeHook() = default;
 TimePoint ExchangeHook::operator()() {
     if (!impl_)
         throw Error(ErrorCode::InvalidArgument, "the hook of an exchange is called once");
-    const std::unique_ptr<Impl> impl = std::move(impl_);
-    impl->open();
-    const ExpertExchange::Impl& exchange = impl->handle->exchange;
-    return fail_together(exchange.world.control(), exchange.group_size(), impl->finish);
+    return std::unique_ptr<Impl>(std::move(impl_))->call();
 }
 
 } // namespace bellows

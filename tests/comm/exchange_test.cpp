@@ -224,8 +224,9 @@ TEST(ExchangeHooks, ReceiveOnlyWhenAsked) {
     ALL_RANKS_TRUE(refused && !world().control().failed());
 }
 
-TEST(ExchangeHooks, RanksMayUseDifferentFormsAndDropThem) {
-    World inner = join_world(MPI_COMM_WORLD);
+/// The first rank gives its results up, at times by way of another node's ranks.
+void check_dropped_hooks(const WorldOptions& options) {
+    World inner = join_world(MPI_COMM_WORLD, options);
     Rig rig(inner);
     const auto handle = rig.exchange->create_handle("batch");
     if (world().rank() == 0) {
@@ -249,6 +250,16 @@ TEST(ExchangeHooks, RanksMayUseDifferentFormsAndDropThem) {
         code = error.code();
     }
     ALL_RANKS_TRUE(code == ErrorCode::InvalidArgument);
+}
+
+TEST(ExchangeHooks, RanksMayUseDifferentFormsAndDropThem) {
+    check_dropped_hooks({});
+}
+
+TEST(ExchangeHooks, RanksThatPassTokensOnDoSoWithADroppedHook) {
+    WorldOptions options;
+    options.ranks_per_node = 2;
+    check_dropped_hooks(options);
 }
 
 TEST(Exchange, OptionsThatDoNotExistYetAreRefused) {
