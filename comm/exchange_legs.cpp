@@ -504,16 +504,17 @@ const ExchangeHandlePtr& first_hop(const ExchangeHandlePtr& handle) {
     return handle->before ? handle->before : handle;
 }
 
-/// Of both hops' jobs: drawn together, so that ranks draw alike whichever form they use.
+/// Of the hops' jobs: two, however many hops there are, drawn when nothing is refused any more, so
+/// that all ranks draw alike, whichever form they use and wherever their groups lie.
 struct Sequences {
     explicit Sequences(const Handle& handle)
         : first(handle.exchange.transport.next_sequence()),
-          second(handle.before ? handle.exchange.transport.next_sequence() : first) {}
+          second(handle.exchange.transport.next_sequence()) {}
     std::uint64_t first, second;
 };
 
-void begin_dispatch(const ExchangeHandlePtr& handle, const Tokens& tokens, Sequences sequences,
-                    std::shared_ptr<ReceiveGate> gate) {
+Sequences begin_dispatch(const ExchangeHandlePtr& handle, const Tokens& tokens,
+                         std::shared_ptr<ReceiveGate> gate) {
     Handle& h = *handle;
     const ExchangeConfig& c = h.exchange.whole;
     require(!h.half_open, h, "the hook of its last call has not been called yet");
@@ -525,12 +526,17 @@ void begin_dispatch(const ExchangeHandlePtr& handle, const Tokens& tokens, Seque
     check_tensor(h, "x", tokens.x, c.dtype, count, c.hidden);
     check_tensor(h, "topk_ids", tokens.ids, DType::I32, count, c.top_k);
     check_tensor(h, "topk_weights", tokens.weights, DType::F32, count, c.top_k);
+    require(!tokens.ids.row_count, h,
+            "topk_ids has a row_count, but the caller says how many tokens it hands in by the "
+            "extents: hand in as many rows of it");
+    const Sequences sequences(h);
     h.dispatched = true;
     h.filled = false;
     send_tokens(first_hop(handle), tokens,
                 {.sequence = sequences.first,
                  .gate = std::move(gate),
                  .next = h.before ? handle : nullptr});
+    return sequences;
 }
 
 /// From the hop between nodes to the one inside; nothing where there is one hop.
@@ -549,9 +555,9 @@ TimePoint end_dispatch(Handle& h) {
     return point;
 }
 
-void begin_combine(const ExchangeHandlePtr& handle, const TensorView& results,
-                   const TensorView& out, const CombineOptions& options, Sequences sequences,
-                   std::shared_ptr<ReceiveGate> gate) {
+Sequences begin_combine(const ExchangeHandlePtr& handle, const TensorView& results,
+                        const TensorView& out, const CombineOptions& options,
+                        std::shared_ptr<ReceiveGate> gate) {
     Handle& h = *handle;
     const ExchangeConfig& c = h.exchange.whole;
     require_filled(h);
@@ -566,8 +572,10 @@ void begin_combine(const ExchangeHandlePtr& handle, const TensorView& results,
     for (const TensorView* bias : {&options.bias, &options.second_bias})
         if (bias->buffer)
             check_tensor(h, "bias", *bias, c.dtype, tokens, c.hidden);
+    const Sequences sequences(h);
     send_results(handle, results, options.weighted || h.exchange.masked(),
                  {.sequence = sequences.first, .gate = std::move(gate)});
+    return sequences;
 }
 
 /// And back.
@@ -597,8 +605,7 @@ auto ExpertExchange::Impl::together(const ExchangeHandle& handle, const Call& ca
 TimePoint ExpertExchange::dispatch(ExchangeHandle& handle, const TensorView& x,
                                    const TensorView& topk_ids, const TensorView& topk_weights) {
     return impl_->together(handle, [&](const ExchangeHandlePtr& h) {
-        const Sequences sequences(*h);
-        begin_dispatch(h, {x, topk_ids, topk_weights}, sequences, nullptr);
+        const Sequences sequences = begin_dispatch(h, {x, topk_ids, topk_weights}, nullptr);
         pass_tokens_on(h, sequences);
         return end_dispatch(*h);
     });
@@ -612,8 +619,7 @@ TimePoint ExpertExchange::combine(ExchangeHandle& handle, const TensorView& resu
 TimePoint ExpertExchange::combine(ExchangeHandle& handle, const TensorView& results,
                                   const TensorView& out, const CombineOptions& options) {
     return impl_->together(handle, [&](const ExchangeHandlePtr& h) {
-        const Sequences sequences(*h);
-        begin_combine(h, results, out, options, sequences, nullptr);
+        const Sequences sequences = begin_combine(h, results, out, options, nullptr);
         pass_sums_on(h, sequences);
         return take_results(*first_hop(h), out, options);
     });
@@ -692,8 +698,8 @@ struct ExchangeHook::Impl {
         try {
             if (!called)
                 together(pass_on);
-        } catch (const std::exception&) {
-            // The other ranks have been told.
+        } catch (...) {
+            // The other ranks have been told, or wait no longer than their time limit.
         }
     }
     void open() noexcept {
@@ -726,8 +732,7 @@ ExchangeHook ExpertExchange::dispatch_send(ExchangeHandle& handle, const TensorV
                                            const TensorView& topk_weights) {
     return impl_->together(handle, [&](const ExchangeHandlePtr& h) {
         auto gate = make_gate(impl_->device);
-        const Sequences sequences(*h);
-        begin_dispatch(h, {x, topk_ids, topk_weights}, sequences, gate);
+        const Sequences sequences = begin_dispatch(h, {x, topk_ids, topk_weights}, gate);
         return ExchangeHook(std::make_unique<ExchangeHook::Impl>(
             h, std::move(gate), [h, sequences] { pass_tokens_on(h, sequences); },
             [h] { return end_dispatch(*h); }));
@@ -743,8 +748,7 @@ ExchangeHook ExpertExchange::combine_send(ExchangeHandle& handle, const TensorVi
                                           const TensorView& out, const CombineOptions& options) {
     return impl_->together(handle, [&](const ExchangeHandlePtr& h) {
         auto gate = make_gate(impl_->device);
-        const Sequences sequences(*h);
-        begin_combine(h, results, out, options, sequences, gate);
+        const Sequences sequences = begin_combine(h, results, out, options, gate);
         return ExchangeHook(std::make_unique<ExchangeHook::Impl>(
             h, std::move(gate), [h, sequences] { pass_sums_on(h, sequences); },
             [h, out, options] { return take_results(*first_hop(h), out, options); }));

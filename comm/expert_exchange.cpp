@@ -216,7 +216,8 @@ void check(const World& world, const ExchangeConfig& c) {
 /// Whether tokens travel by these nodes.
 bool takes_nodes(const ExchangeConfig& c, const std::vector<std::vector<int>>& nodes) {
     return c.by_node && c.mode == ExchangeMode::HighThroughput && !nodes.empty() &&
-           c.num_experts > (nodes.size() - 1) * nodes.front().size();
+           c.num_experts > (nodes.size() - 1) * nodes.front().size() &&
+           c.max_tokens * nodes.size() * c.top_k <= ops::kMostMoeSlots;
 }
 
 } // namespace

@@ -5,11 +5,13 @@
 // collectives that poll with a time limit instead of blocking.
 
 #include "deadline.hpp"
+#include "mpi_progress.hpp"
 
 #include <bellows/comm/mpi_interop.hpp>
 #include <bellows/comm/world.hpp>
 
 #include <mutex>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -32,6 +34,14 @@ public:
     /// Held around every MPI call; locks only if MPI does not do so itself.
     [[nodiscard]] std::unique_lock<std::recursive_mutex> lock() const {
         return needs_lock_ ? std::unique_lock(mutex_) : std::unique_lock<std::recursive_mutex>();
+    }
+
+    /// The same unless somebody holds it; then empty.
+    [[nodiscard]] std::optional<std::unique_lock<std::recursive_mutex>> try_lock() const {
+        std::unique_lock guard(mutex_, std::defer_lock);
+        if (needs_lock_ && !guard.try_lock())
+            return std::nullopt;
+        return guard;
     }
 
     /// A further duplicate of the communicator, which returns errors. Collective; polls. control
@@ -65,7 +75,8 @@ struct World::Impl {
     int exceptions_at_start = 0;
     bool owns_mpi = false;
     bool closed = false;
-    std::uint64_t node_memories = 0; ///< made so far, which is collective
+    std::uint64_t node_memories = 0;         ///< made so far, which is collective
+    std::unique_ptr<MpiProgress> progress{}; ///< null as mpi
 };
 
 } // namespace bellows

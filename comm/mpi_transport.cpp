@@ -12,10 +12,6 @@
 #include <bellows/comm/message.hpp>
 
 #include <algorithm>
-#include <atomic>
-#include <condition_variable>
-#include <mutex>
-#include <thread>
 
 namespace bellows {
 namespace {
@@ -129,67 +125,11 @@ private:
     std::deque<Piece> pieces_; // requests must not move
 };
 
-// MPI implementations may keep back what a done message still owes its peer (a small one that has
-// only been buffered, the answer to a large one) until the next MPI call. So a thread makes one
-// from time to time, however long nobody else has reason to.
-class IdleProgress {
-public:
-    IdleProgress(const MpiContext& mpi, const ControlPlane& control, MPI_Comm communicator)
-        : mpi_(mpi), control_(control), communicator_(communicator) {}
-    ~IdleProgress() {
-        {
-            const std::scoped_lock lock(mutex_);
-            ends_ = true;
-        }
-        changed_.notify_all();
-        if (thread_.joinable())
-            thread_.join();
-    }
-
-    /// There is something under way.
-    void wake() {
-        if (posted_.exchange(true))
-            return;
-        const std::scoped_lock lock(mutex_);
-        if (!thread_.joinable())
-            thread_ = std::thread([this] { run(); });
-    }
-
-private:
-    static constexpr Milliseconds kShortest{5}, kLongest{50};
-
-    void run() noexcept {
-        Milliseconds nap = kShortest;
-        std::unique_lock lock(mutex_);
-        while (!changed_.wait_for(lock, nap, [this] { return ends_; })) {
-            if (control_.failed())
-                return;
-            nap = posted_.exchange(false) ? kShortest : std::min(2 * nap, kLongest);
-            lock.unlock();
-            {
-                const auto guard = mpi_.lock();
-                int arrived = 0;
-                MPI_Iprobe(MPI_ANY_SOURCE, MPI_ANY_TAG, communicator_, &arrived, MPI_STATUS_IGNORE);
-            }
-            lock.lock();
-        }
-    }
-
-    const MpiContext& mpi_;
-    const ControlPlane& control_;
-    MPI_Comm communicator_;
-    std::atomic<bool> posted_{false};
-    std::mutex mutex_;
-    std::condition_variable changed_;
-    bool ends_ = false;
-    std::thread thread_;
-};
-
 class MpiTransport final : public Transport {
 public:
     MpiTransport(World& world, const TransportOptions& options)
-        : Transport(world), mpi_(*world.impl().mpi), self_(world.rank()),
-          max_message_bytes_(options.max_message_bytes) {
+        : Transport(world), mpi_(*world.impl().mpi), progress_(*world.impl().progress),
+          self_(world.rank()), max_message_bytes_(options.max_message_bytes) {
         communicator_ = mpi_.duplicate(mpi_.communicator(), options.setup_timeout, &control());
         void* attribute = nullptr;
         int found = 0;
@@ -199,11 +139,9 @@ public:
             "MPI_Comm_get_attr");
         const int upper = found ? *static_cast<int*>(attribute) : 32767; // MPI's least
         sequences_ = (static_cast<std::uint64_t>(upper) + 1) / Tag::kStreams;
-        idle_ = std::make_unique<IdleProgress>(mpi_, control(), communicator_);
     }
 
     ~MpiTransport() override {
-        idle_.reset();
         int finalized = 0;
         MPI_Finalized(&finalized);
         if (!finalized && !control().failed()) {
@@ -253,7 +191,7 @@ public:
 
 private:
     std::unique_ptr<MpiTransfer> open(Direction direction, int peer, std::uint64_t bytes) const {
-        idle_->wake();
+        progress_.wake();
         return std::make_unique<MpiTransfer>(mpi_, control(), direction, peer, bytes);
     }
 
@@ -274,11 +212,11 @@ private:
     }
 
     const MpiContext& mpi_;
+    MpiProgress& progress_;
     SelfQueue self_;
     std::uint64_t max_message_bytes_;
     std::uint64_t sequences_ = 1;
     MPI_Comm communicator_ = MPI_COMM_NULL;
-    std::unique_ptr<IdleProgress> idle_;
 };
 
 } // namespace

@@ -74,9 +74,10 @@ World make_world(MPI_Comm original, const WorldOptions& options, bool owns_mpi) 
     auto control = std::make_unique<ControlPlane>(
         mpi->rank(), mpi->size(), options.control,
         [&context](const std::string& bytes) { return context.all_gather(bytes); });
+    auto progress = std::make_unique<MpiProgress>(*mpi, *control);
     return WorldAccess::make(std::make_unique<World::Impl>(
         World::Impl{std::move(mpi), std::move(topology), std::move(control), options.close_timeout,
-                    std::uncaught_exceptions(), owns_mpi}));
+                    std::uncaught_exceptions(), owns_mpi, false, 0, std::move(progress)}));
 }
 
 } // namespace
@@ -144,6 +145,7 @@ void World::close() {
     control.leave();
     if (!impl_->mpi)
         return;
+    impl_->progress->stop();
     impl_->mpi->free();
     int finalized = 0;
     MPI_Finalized(&finalized);

@@ -116,7 +116,8 @@ void place(Recording& recording, const Arguments& arguments, const TensorView& t
     const std::uint64_t slots = sizes.tokens * sizes.top_k;
     const std::uint64_t block_slots = slots_per_block(slots);
     arguments.require(block_slots <= kCountable,
-                      "more than " + std::to_string(kCountable * kMostBlocks) + " slots");
+                      "more than " + std::to_string(kMostMoeSlots) + " slots");
+    static_assert(kMostMoeSlots == kCountable * kMostBlocks);
     const std::uint64_t blocks = std::max<std::uint64_t>(div_up(slots, block_slots), 1);
     const DeviceInfo& info = recording.device().info();
     using K = kernels::MoeLayout;

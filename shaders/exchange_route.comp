@@ -17,9 +17,11 @@ layout(local_size_x_id = 0) in;
 // Which of the origins token belongs to: they follow each other, origins[i] is the first of i.
 uint origin_of(uint token) {
     uint origin = 0u;
-    while (origin + 1u < push.num_origins && token >= push.operands.origins.v[origin + 1u]) {
-        ++origin;
-    }
+    FOR_COUNTED(i, 1u, push.num_origins) {
+        if (token >= push.operands.origins.v[i]) {
+            origin = i;
+        }
+    } NEXT_COUNTED(i, push.num_origins, 1u);
     return origin;
 }
 

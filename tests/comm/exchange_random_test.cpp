@@ -82,6 +82,8 @@ TEST(ExchangeRandom, EveryCaseIsThePlainReference) {
     // These have been wrong once: a token that chose an expert twice overran its masked rows; what
     // MPI had kept back of done messages never arrived.
     std::vector<std::uint64_t> known = {9, 5167};
+    if (std::getenv("BELLOWS_SOAK_SEED") != nullptr)
+        known.clear();
     std::string late;
     do {
         std::uint64_t next = seed;
@@ -98,7 +100,8 @@ TEST(ExchangeRandom, EveryCaseIsThePlainReference) {
         ExchangeRig rig(c);
         ASSERT_NO_FATAL_FAILURE(check_there_and_back(rig));
         ++cases;
-    } while (testing::all_ranks_true(std::chrono::steady_clock::now() - start < limit, &late));
+    } while (!known.empty() ||
+             testing::all_ranks_true(std::chrono::steady_clock::now() - start < limit, &late));
     RecordProperty("cases", static_cast<int>(cases));
     if (world().rank() == 0)
         std::printf("%llu cases\n", static_cast<unsigned long long>(cases));

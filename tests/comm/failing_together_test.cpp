@@ -251,23 +251,23 @@ void PrintTo(const Case& c, std::ostream* out) {
 
 const Case kCases[] = {
     {"exchange", "argument", "InvalidArgument", "rank 1: batch: x must be a contiguous f32",
-     "'batch DISPATCH(F): counts' (exchange 1), 2 of 3 messages done: from rank 1 expected"},
+     "'batch DISPATCH(F): counts' (exchange 2), 2 of 3 messages done: from rank 1 expected"},
     {"exchange", "tokens", "InvalidArgument", "rank 1: batch: 65 tokens, but max_tokens is 64",
      "'batch DISPATCH(F): counts'"},
     {"exchange", "memory", "OutOfMemory",
-     "rank 1: 'batch DISPATCH(F): memory for 192 tokens, 192 rows' (exchange 1)", "'batch "},
+     "rank 1: 'batch DISPATCH(F): memory for 192 tokens, 192 rows' (exchange 2)", "'batch "},
     {"exchange", "counts", "InvalidArgument",
-     "rank 1: 'batch DISPATCH(F): counts' (exchange 1), 3 of 3 messages done out: rank 0 sends 64 "
+     "rank 1: 'batch DISPATCH(F): counts' (exchange 2), 3 of 3 messages done out: rank 0 sends 64 "
      "rows, max_tokens is 8 here",
      "'batch "},
     {"exchange", "kill", "PeerLost", "rank 1 (pid ",
-     "'batch DISPATCH(F): counts' (exchange 1), 2 of 3 messages done: from rank 1 expected"},
+     "'batch DISPATCH(F): counts' (exchange 2), 2 of 3 messages done: from rank 1 expected"},
     {"exchange", "kill in records", "PeerLost", "rank 1 (pid ",
      "to rank 1 expected 1049600 bytes, saw 0"},
     {"low_latency", "tokens", "InvalidArgument", "rank 1: batch: 65 tokens, but max_tokens is 64",
      "from rank 1 expected 1049600 bytes, saw 0"},
     {"low_latency", "kill", "PeerLost", "rank 1 (pid ",
-     "'batch DISPATCH(F): records' (exchange 1), 1 of 2 messages done: from rank 1 expected"},
+     "'batch DISPATCH(F): records' (exchange 2), 1 of 2 messages done: from rank 1 expected"},
     {"low_latency", "kill in records", "PeerLost", "rank 1 (pid ",
      "to rank 1 expected 1049600 bytes, saw 0"},
     {"by node", "kill", "PeerLost", "rank 1 (pid ",

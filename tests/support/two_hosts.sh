@@ -35,7 +35,12 @@ make_host() { # NAME ADDRESS
     ip -n "$1" link set lo up && ip -n "$1" link set "$1" up &&
         ip -n "$1" address add "10.203.7.$2/24" dev "$1"
 }
-if [ "$(id -u)" -ne 0 ] || ! ip netns add "$a" || ! ip netns add "$b" ||
+# What earlier runs had no time to remove.
+for old in $(ip netns list 2>/dev/null | sed -n 's/^bel\([0-9]*\)[ab]\( .*\)\{0,1\}$/\1/p'); do
+    [ -d "/proc/$old" ] || ip netns delete "bel${old}a" 2>/dev/null || :
+    [ -d "/proc/$old" ] || ip netns delete "bel${old}b" 2>/dev/null || :
+done
+if [ "$(id -u)" -ne 0 ] || ! unshare --uts true || ! ip netns add "$a" || ! ip netns add "$b" ||
     ! ip link add "$a" netns "$a" type veth peer name "$b" netns "$b" ||
     ! make_host "$a" 1 || ! make_host "$b" 2; then
     echo "two_hosts: skipped: network namespaces need root, iproute2 and a kernel that has them"
@@ -59,5 +64,9 @@ export OMPI_MCA_plm_rsh_agent="$agent" PRTE_MCA_plm_ssh_agent="$agent"
 for layer in OMPI_MCA_oob_tcp OMPI_MCA_btl_tcp PRTE_MCA_oob_tcp; do
     export "${layer}_if_include=10.203.7.0/24"
 done
+# In the background, so that a signal is heard while it runs.
 ip netns exec "$a" unshare --uts sh -c 'hostname "$0"; exec "$@"' "$a" \
-    mpirun --host "10.203.7.1:$ranks,10.203.7.2:$ranks" -n "$((2 * ranks))" "$@"
+    mpirun --host "10.203.7.1:$ranks,10.203.7.2:$ranks" -n "$((2 * ranks))" "$@" </dev/null &
+job=$!
+trap 'kill "$job"; exit 130' INT TERM
+wait "$job"

@@ -88,8 +88,9 @@ struct ExchangeConfig {
     /// Across nodes: a token travels once to each node, to the rank of the same place there, which
     /// passes it on; sums are made inside the node before they go back. Rows stand where they would
     /// stand without it. Only of HighThroughput, where the group has equally many ranks, more than
-    /// one, on each of its nodes, one node's behind the other's, and each node has experts; see
-    /// ExpertExchange::by_node(). false: each rank sends to each. The same on every rank.
+    /// one, on each of its nodes, one node's behind the other's, and each node has experts (and
+    /// fewer than 16 million choices of tokens pass through a rank); see ExpertExchange::by_node().
+    /// false: each rank sends to each. The same on every rank.
     bool by_node = true;
     /// In which type tokens travel to the experts: unset or dtype: as they are; F8E4M3: quantised
     /// by 1 x 128 before they travel, with the bits of fp8::quantize, and rows are codes. Others
@@ -109,7 +110,8 @@ struct ExchangeConfig {
     /// Copies between device and host on CPU devices, too, whose memory would serve as it is: for
     /// tests.
     bool stage_always = false;
-    std::chrono::milliseconds timeout{60'000}; ///< of one exchange, once it has begun
+    std::chrono::milliseconds timeout{
+        60'000}; ///< of one crossing of the network, once it has begun
 };
 
 /// What an exchange has moved so far.
@@ -187,9 +189,10 @@ private:
 /// exchange holds no posted receive, no workgroup and no queue for it, and its time limit does not
 /// run; its own sends go on. Large records leave a rank when they are received: the same call's
 /// result, and its time limit, wait on the other ranks for this hook. So no rank may wait for a
-/// later call before it has called its hooks of earlier ones. Dropped without being called, it
-/// receives all the same, so that other ranks are not held up, but the result is lost. The handle
-/// must outlive the call.
+/// later call before it has called its hooks of earlier ones. By node, what a rank passes on of
+/// others' tokens, whatever its size, leaves with the hook, too. Dropped without being called, it
+/// receives and passes on all the same, so that other ranks are not held up, but the result is
+/// lost. The handle, and what its exchange works with, must outlive it, called or not.
 class [[nodiscard]] ExchangeHook {
 public:
     ExchangeHook(ExchangeHook&&) noexcept;

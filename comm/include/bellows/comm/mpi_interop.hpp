@@ -24,8 +24,10 @@ namespace bellows {
 /// - MPI_THREAD_SERIALIZED: every MPI call of the caller's own, once there is a World, is made
 ///   under lock_mpi(), and no such call blocks until another rank's Bellows has gone on;
 /// - less: Error{Unsupported}. Bellows makes its MPI calls on threads of its own (the HostThread's
-///   lanes, a pipe's wire); there is no progress() by which a caller's single thread could make
+///   lanes, a pipe's wire, and one that calls MPI from time to time once a transport has been used,
+///   until World::close()); there is no progress() by which a caller's single thread could make
 ///   them instead, and none has to be called.
+/// The caller finalises MPI when the World has been closed.
 World join_world(MPI_Comm communicator, const WorldOptions& options = {});
 
 /// Keeps Bellows out of MPI while it is held; holds nothing under MPI_THREAD_MULTIPLE and in a

@@ -92,6 +92,9 @@ struct MoeLayout {
     BufferView row_count() const;
 };
 
+/// Slots, tokens * top_k, of a layout at most.
+constexpr std::uint64_t kMostMoeSlots = std::uint64_t{0xFFFF} * 256;
+
 /// Rows that a layout can need.
 std::uint64_t moe_capacity(std::uint64_t tokens, std::uint64_t top_k, std::uint64_t experts,
                            std::uint32_t alignment);
@@ -101,7 +104,7 @@ std::uint64_t moe_layout_workspace_bytes(std::uint64_t tokens, std::uint64_t top
 /// Fills `layout` from topk_ids: [tokens, top_k] i32 of local experts, -1 (or anything outside
 /// 0..experts-1) for "not here"; topk_ids.row_count is honoured. No sort, no atomics. capacity >=
 /// moe_capacity(...). One dispatch for up to 4096 slots, two for more; Error{InvalidArgument} for
-/// more experts than a workgroup can count (some thousands).
+/// more than kMostMoeSlots and for more experts than a workgroup can count (some thousands).
 void moe_layout(Recording& recording, const TensorView& topk_ids, const MoeLayout& layout,
                 BufferView workspace);
 /// Makes the work list of grouped products over these rows too, in the same dispatches: what
