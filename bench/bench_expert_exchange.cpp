@@ -136,6 +136,7 @@ public:
                 {"compiler", __VERSION__},
                 {"ranks", std::to_string(world_.size())},
                 {"nodes", std::to_string(world_.num_nodes())},
+                {"device link", rig_.device_link()},
                 {"mode", options_.shape.low_latency ? "ll" : "ht"}};
     }
 

@@ -22,6 +22,16 @@ struct ErrorHeader {
     std::int64_t detail;
 };
 
+template <class Message>
+FileDescriptor descriptor_of(Message message, int from, std::uint64_t tag) {
+    if (!message.fd)
+        throw Error(ErrorCode::Corrupt,
+                    "rank " + std::to_string(from) + " sent a message with tag " +
+                        std::to_string(tag) + " without the file descriptor expected",
+                    from);
+    return std::move(message.fd);
+}
+
 } // namespace
 
 int severity(ErrorCode code) noexcept {
@@ -154,20 +164,25 @@ void ControlPlane::Impl::send(int to, std::uint64_t tag, std::span<const std::by
         wake();
 }
 
+std::optional<ControlPlane::Impl::Message> ControlPlane::Impl::take(int from, std::uint64_t tag) {
+    const auto queue = inbox.find({from, tag});
+    if (queue == inbox.end())
+        return std::nullopt;
+    Message message = std::move(queue->second.front());
+    queue->second.pop_front();
+    if (queue->second.empty())
+        inbox.erase(queue);
+    return message;
+}
+
 ControlPlane::Impl::Message ControlPlane::Impl::receive(int from, std::uint64_t tag,
                                                         Milliseconds timeout) {
     const Deadline deadline(timeout);
     std::unique_lock lock(mutex);
     require_peer(from);
     for (;;) {
-        const auto queue = inbox.find({from, tag});
-        if (queue != inbox.end()) {
-            Message message = std::move(queue->second.front());
-            queue->second.pop_front();
-            if (queue->second.empty())
-                inbox.erase(queue);
-            return message;
-        }
+        if (std::optional<Message> message = take(from, tag))
+            return std::move(*message);
         require_active();
         if (from != rank && peers[static_cast<std::size_t>(from)].state != PeerState::Present)
             throw_peer_gone(from);
@@ -295,13 +310,21 @@ void ControlPlane::send_fd(int to, std::uint64_t tag, int fd) {
 }
 
 FileDescriptor ControlPlane::recv_fd(int from, std::uint64_t tag, Milliseconds timeout) {
-    Impl::Message message = impl_->receive_or_tell(from, tag, timeout);
-    if (!message.fd)
-        throw Error(ErrorCode::Corrupt,
-                    "rank " + std::to_string(from) + " sent a message with tag " +
-                        std::to_string(tag) + " without the file descriptor expected",
-                    from);
-    return std::move(message.fd);
+    return descriptor_of(impl_->receive_or_tell(from, tag, timeout), from, tag);
+}
+
+std::optional<FileDescriptor> ControlPlane::try_recv_fd(int from, std::uint64_t tag) {
+    std::optional<Impl::Message> message;
+    {
+        const std::lock_guard lock(impl_->mutex);
+        impl_->require_peer(from);
+        message = impl_->take(from, tag);
+    }
+    if (!message) {
+        throw_if_failed();
+        return std::nullopt;
+    }
+    return descriptor_of(std::move(*message), from, tag);
 }
 
 std::int64_t ControlPlane::peer_pid(int peer) const {

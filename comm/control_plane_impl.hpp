@@ -54,6 +54,8 @@ struct ControlPlane::Impl {
 
     // With `mutex` held.
     void fail(const Error& error);
+    /// What has come, if anything has.
+    std::optional<Message> take(int from, std::uint64_t tag);
     void require_peer(int peer) const;
     void require_active() const;
     [[noreturn]] void throw_peer_gone(int peer) const;

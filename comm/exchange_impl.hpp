@@ -11,6 +11,7 @@
 // node, whose tokens are the rows of the first. Rows that a rank has passed on stand where they
 // would if they had come from their sources: by source node, then by the rank that they came from.
 
+#include "device_link.hpp"
 #include "exchange_grid.hpp"
 
 #include <bellows/comm/expert_exchange.hpp>
@@ -32,6 +33,12 @@ struct Record {
     bool codes = false;
 };
 
+/// What a buffer that records travel from or to is made of, where others reach it.
+struct WireMemory {
+    SharedMemory shared;             ///< of the node's ranks
+    std::shared_ptr<LinkBlock> link; ///< of the devices that the exchange's link reaches
+};
+
 /// A hop. Lives as long as the last handle or lane job that needs it.
 struct ExpertExchange::Impl {
     Device& device;
@@ -48,7 +55,7 @@ struct ExpertExchange::Impl {
     std::uint32_t workgroups = 0;            ///< most of the calls that follow; 0: as many as serve
     /// Counted by the lanes, read by anybody.
     std::atomic<std::uint64_t> exchanges{0}, bytes_sent{0}, bytes_sent_to_nodes{0},
-        bytes_received{0}, messages_sent{0}, nanoseconds_waited{0};
+        bytes_sent_by_link{0}, bytes_received{0}, messages_sent{0}, nanoseconds_waited{0};
 
     /// Memory of peers that the device has imported.
     struct Import {
@@ -57,7 +64,8 @@ struct ExpertExchange::Impl {
         Buffer memory;
     };
     std::vector<Import> imported{};
-    bool imports = false; ///< the device takes memory that ranks share
+    bool imports = false;       ///< the device takes memory that ranks share
+    DeviceLink* link = nullptr; ///< null where it reaches nobody of the group
 
     std::uint64_t group_size() const noexcept { return config.ranks.size(); }
     /// Ranks that share the experts out.
@@ -93,6 +101,12 @@ struct ExpertExchange::Impl {
     /// Memory that messages are not copied from, for import into the device; empty where either
     /// is refused.
     SharedMemory share(std::uint64_t bytes) const;
+    /// Whether records go to and come from a member of the group by the device link.
+    bool linked(std::uint64_t at) const noexcept {
+        return link != nullptr && link->reaches(config.ranks[at]);
+    }
+    /// Nothing, where the member is this rank.
+    void count_sent(std::uint64_t at, std::uint64_t bytes) noexcept;
     /// Finds out whether the device takes memory that ranks share.
     void try_import();
     /// A message that stands in a peer's memory, as the device sees it. On `thread`.
@@ -136,8 +150,11 @@ struct ExchangeHandle::Impl {
     std::shared_ptr<Impl> before; ///< of the hop before
     Lane lane;
     std::uint64_t capacity = 0; ///< rows in the worst case
-    /// Of send_records, returned and staging_out, where the node's ranks share it.
-    SharedMemory send_memory, back_memory, returned_memory, staging_memory;
+    /// Of the buffers that records travel from and to.
+    WireMemory send_memory, back_memory, received_memory, returned_memory, gradient_memory;
+    SharedMemory staging_memory; ///< of staging_out
+    /// What the device link has opened of each member's memory: for outbound legs, for inbound.
+    std::vector<LinkedBlock> opened_out, opened_in;
 
     // At the source: which members each token goes to.
     Buffer rank_ids, rank_counts, rank_offsets, rank_row_to_slot, rank_slot_to_row;
@@ -177,6 +194,9 @@ struct ExchangeHandle::Impl {
     RecordingCache reduce_forward, reduce_backward, finish_forward, finish_backward;
 
     Buffer make_staging(const char* what, std::uint64_t bytes) const;
+    /// What records travel from, or, `receives`, to.
+    Buffer make_wire(const std::string& what, std::uint64_t bytes, bool receives,
+                     WireMemory& memory) const;
     ops::MoeLayout send_layout(std::uint64_t num_tokens) const;
     ops::MoeLayout receive_layout() const;
     /// How many rows there are, on the device.
@@ -193,6 +213,9 @@ struct ExchangeHandle::Impl {
     /// Where the bytes of outbound legs arrive: gradients of RankMajor where they stay.
     const Buffer& arrivals(bool tokens_arrive) const {
         return !tokens_arrive && exchange.by_tokens() ? gradients : received;
+    }
+    const WireMemory& memory_of_arrivals(bool tokens_arrive) const {
+        return !tokens_arrive && exchange.by_tokens() ? gradient_memory : received_memory;
     }
     /// Waits, as recordings do, for what still runs.
     void drop_recordings();

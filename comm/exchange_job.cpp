@@ -144,39 +144,41 @@ private:
 
     /// Where the records of each member of the group stand at their source: by destination, then
     /// by origin.
-    RecordMoves::Runs runs_at_source() const {
+    RecordRuns runs_at_source() const {
         std::uint64_t offset = 0;
-        RecordMoves::Runs runs(exchange_.group_size());
+        RecordRuns runs(exchange_.group_size());
         for (std::uint64_t at = 0; at < runs.size(); ++at)
             for (std::uint64_t origin = 0; origin < exchange_.origins(); ++origin)
                 add_run(runs[at], handle_.sent_rows[at * exchange_.origins() + origin], offset);
         return runs;
     }
     /// And at the experts: by origin, then by the member that they come from.
-    RecordMoves::Runs runs_at_experts() const {
+    RecordRuns runs_at_experts() const {
         std::uint64_t offset = 0;
-        RecordMoves::Runs runs(exchange_.group_size());
+        RecordRuns runs(exchange_.group_size());
         for (std::uint64_t origin = 0; origin < exchange_.origins(); ++origin)
             for (std::uint64_t at = 0; at < runs.size(); ++at)
                 add_run(runs[at], handle_.received_rows[at * exchange_.origins() + origin], offset);
         return runs;
     }
-    void add_run(std::vector<RecordMoves::Run>& runs, std::uint64_t rows,
-                 std::uint64_t& offset) const {
+    void add_run(std::vector<RecordRun>& runs, std::uint64_t rows, std::uint64_t& offset) const {
         runs.push_back({offset, rows * record_bytes_});
         offset += runs.back().bytes;
     }
     RecordMoves::Out out() const {
         if (!outbound_)
-            return {handle_.returned, runs_at_experts()};
+            return {{handle_.returned, handle_.returned_memory}, runs_at_experts()};
+        const RecordMoves::Place place{handle_.send_records, handle_.send_memory};
         if (!tokens_ || !exchange_.low_latency())
-            return {handle_.send_records, runs_at_source()};
-        const RecordMoves::Run all{0, exchange_.config.max_tokens * record_bytes_};
-        return {handle_.send_records, RecordMoves::Runs(exchange_.group_size(), {all}), true};
+            return {place, runs_at_source()};
+        const RecordRun all{0, exchange_.config.max_tokens * record_bytes_};
+        return {place, RecordRuns(exchange_.group_size(), {all}), true};
     }
-    RecordMoves::Runs runs_in() const { return outbound_ ? runs_at_experts() : runs_at_source(); }
-    const Buffer& device_in() const {
-        return outbound_ ? handle_.arrivals(tokens_) : handle_.back_records;
+    RecordRuns runs_in() const { return outbound_ ? runs_at_experts() : runs_at_source(); }
+    RecordMoves::Place place_in() const {
+        if (outbound_)
+            return {handle_.arrivals(tokens_), handle_.memory_of_arrivals(tokens_)};
+        return {handle_.back_records, handle_.back_memory};
     }
 
     /// Those that are waited for now.
@@ -278,12 +280,13 @@ private:
             context.bind(buffer, std::max<std::uint64_t>(rows, 1) * row_bytes);
         };
         const Record token = exchange_.token_record(), plain = exchange_.plain_record();
-        bind_wire(context, handle_.returned, handle_.returned_memory,
+        bind_wire(context, exchange_, handle_.returned, handle_.returned_memory,
                   std::max<std::uint64_t>(records, 1) * plain.bytes);
-        if (exchange_.by_tokens()) {
-            bind(handle_.received, records, token.bytes);
-        } else {
-            bind(handle_.received, records, std::max(token.bytes, plain.bytes));
+        const std::uint64_t in =
+            exchange_.by_tokens() ? token.bytes : std::max(token.bytes, plain.bytes);
+        bind_arrivals(context, handle_.received, handle_.received_memory, records * in,
+                      token.bytes);
+        if (!exchange_.by_tokens()) {
             bind(handle_.rows, handle_.num_rows, token.row_bytes);
             bind(handle_.gradients, handle_.num_rows, plain.row_bytes);
         }
@@ -293,18 +296,31 @@ private:
 
     /// What is sent from or received in is kept from one dispatch to the next, as staging memory
     /// is.
-    void bind_wire(LaneContext& context, Buffer& buffer, SharedMemory& shared,
-                   std::uint64_t bytes) const {
+    static void bind_wire(LaneContext& context, const ExpertExchange::Impl& hop, Buffer& buffer,
+                          WireMemory& memory, std::uint64_t bytes) {
         if (buffer.bound() && buffer.size() >= bytes)
             return;
-        SharedMemory memory;
-        if (exchange_.zero_copy())
-            memory = exchange_.share(bytes);
-        if (memory)
-            context.bind(buffer, memory.bytes());
+        WireMemory made;
+        if (hop.link != nullptr)
+            made.link = hop.link->allocate(bytes + bytes / 4); // seldom again
+        else if (hop.zero_copy())
+            made.shared = hop.share(bytes);
+        if (made.link)
+            made.link->bind(context, buffer);
+        else if (made.shared)
+            context.bind(buffer, made.shared.bytes());
         else
             context.bind(buffer, bytes);
-        shared = std::move(memory);
+        memory = std::move(made);
+    }
+
+    /// Where records arrive: memory of the link is kept, other is as large as they are.
+    void bind_arrivals(LaneContext& context, Buffer& buffer, WireMemory& memory,
+                       std::uint64_t bytes, std::uint64_t least) const {
+        if (exchange_.link != nullptr)
+            bind_wire(context, exchange_, buffer, memory, std::max(bytes, least));
+        else
+            context.bind(buffer, std::max(bytes, least));
     }
 
     /// What the next hop sends of these records, and gets back for them.
@@ -313,16 +329,17 @@ private:
         const std::uint64_t most = std::max<std::uint64_t>(1, std::min(slots, records * members));
         const Record token = exchange_.token_record(), plain = exchange_.plain_record();
         next_->exchange.require_addressable(most, 0);
-        bind_wire(context, next_->send_records, next_->send_memory,
+        bind_wire(context, next_->exchange, next_->send_records, next_->send_memory,
                   most * std::max(token.bytes, plain.bytes));
-        bind_wire(context, next_->back_records, next_->back_memory, most * plain.bytes);
+        bind_wire(context, next_->exchange, next_->back_records, next_->back_memory,
+                  most * plain.bytes);
     }
 
     /// Gradients of RankMajor stay where they arrive.
     Progress bind_gradients(LaneContext& context) {
         phase_ = "memory for gradients";
-        context.bind(handle_.gradients,
-                     std::max<std::uint64_t>(handle_.num_rows, 1) * record_bytes_);
+        bind_arrivals(context, handle_.gradients, handle_.gradient_memory,
+                      handle_.num_rows * record_bytes_, record_bytes_);
         return Progress::Done;
     }
 
@@ -352,7 +369,8 @@ private:
 
     RecordMoves& moves() {
         if (!moves_)
-            moves_.emplace(handle_, name_, Tag{sequence_, kRecordsStream}, out(), device_in());
+            moves_.emplace(handle_, name_, Tag{sequence_, kRecordsStream}, out(), place_in(),
+                           outbound_ ? handle_.opened_out : handle_.opened_in);
         return *moves_;
     }
 

@@ -18,16 +18,17 @@ std::uint64_t grown(std::uint64_t bytes) {
 } // namespace
 
 RecordMoves::RecordMoves(ExchangeHandle::Impl& handle, std::string name, Tag tag, Out from,
-                         const Buffer& to)
+                         Place to, std::vector<LinkedBlock>& opened)
     : handle_(handle), exchange_(handle.exchange), name_(std::move(name)), tag_(tag),
-      from_(std::move(from)), to_(to), staged_(!exchange_.zero_copy()) {
+      from_(std::move(from)), to_(to), staged_(!exchange_.zero_copy()),
+      links_(exchange_, tag.sequence, opened) {
 }
 
-std::vector<RecordMoves::Piece> RecordMoves::cut(const std::vector<Run>& runs,
+std::vector<RecordMoves::Piece> RecordMoves::cut(const std::vector<RecordRun>& runs,
                                                  std::uint64_t at) const {
     const std::uint64_t most = exchange_.config.piece_bytes;
     std::vector<Piece> pieces;
-    for (const Run& run : runs)
+    for (const RecordRun& run : runs)
         for (std::uint64_t first = 0; first < run.bytes; first += most) {
             Piece piece;
             piece.at = at;
@@ -39,12 +40,14 @@ std::vector<RecordMoves::Piece> RecordMoves::cut(const std::vector<Run>& runs,
 }
 
 /// First pieces first, those for the next rank before those for the one after it.
-std::vector<RecordMoves::Piece> RecordMoves::cut(const Runs& runs) const {
+std::vector<RecordMoves::Piece> RecordMoves::cut(const RecordRuns& runs) const {
     const std::uint64_t ranks = runs.size();
     std::vector<std::vector<Piece>> of_members;
     std::size_t longest = 0;
     for (std::uint64_t i = 1; i <= ranks; ++i) {
         const std::uint64_t at = (static_cast<std::uint64_t>(exchange_.position) + i) % ranks;
+        if (exchange_.linked(at))
+            continue;
         of_members.push_back(cut(runs[at], at));
         longest = std::max(longest, of_members.back().size());
     }
@@ -76,6 +79,7 @@ void RecordMoves::copy(LaneContext& context, Piece& piece, QueueRole role, Buffe
 }
 
 void RecordMoves::begin_out(LaneContext& context) {
+    links_.begin_out(from_.runs, from_.place.wire.link, sends_);
     out_ = cut(from_.runs);
     if (staged_)
         std::erase_if(out_, [this](const Piece& piece) { return is_self(piece); });
@@ -91,7 +95,7 @@ void RecordMoves::begin_out(LaneContext& context) {
     }
     for (std::size_t i = 0; i < out_.size(); ++i) {
         Piece& piece = out_[i];
-        count_sent(piece);
+        exchange_.count_sent(piece.at, piece.bytes);
         if (!staged_) {
             send(piece);
             continue;
@@ -101,20 +105,13 @@ void RecordMoves::begin_out(LaneContext& context) {
             piece.copied = out_[i - 1].copied;
         else
             copy(context, piece, QueueRole::TransferOut,
-                 from_.memory.view().sub(piece.offset, piece.bytes),
+                 from_.place.memory.view().sub(piece.offset, piece.bytes),
                  handle_.staging_out.view().sub(piece.offset, piece.bytes));
     }
 }
 
-void RecordMoves::count_sent(const Piece& piece) {
-    if (is_self(piece))
-        return;
-    exchange_.bytes_sent += piece.bytes;
-    if (!exchange_.world.topology().same_node(exchange_.world.rank(), rank_of(piece)))
-        exchange_.bytes_sent_to_nodes += piece.bytes;
-}
-
-void RecordMoves::begin_in(LaneContext& context, const Runs& runs) {
+void RecordMoves::begin_in(LaneContext& context, const RecordRuns& runs) {
+    links_.begin_in(runs, to_.wire.link, receives_);
     in_ = cut(runs);
     const bool waits = std::any_of(in_.begin(), in_.end(), [this](const Piece& piece) {
         return !is_self(piece) && !in_place(piece);
@@ -130,8 +127,8 @@ void RecordMoves::begin_in(LaneContext& context, const Runs& runs) {
         if (staged_ && is_self(piece)) {
             piece.state = State::CopyingIn;
             copy(context, piece, QueueRole::TransferIn,
-                 from_.memory.view().sub(own[next++].offset, piece.bytes),
-                 to_.view().sub(piece.offset, piece.bytes));
+                 from_.place.memory.view().sub(own[next++].offset, piece.bytes),
+                 to_.memory.view().sub(piece.offset, piece.bytes));
             continue;
         }
         receive(piece);
@@ -146,7 +143,7 @@ void RecordMoves::reserve_in() {
 }
 
 void RecordMoves::send(Piece& piece) {
-    const Buffer& memory = staged_ ? handle_.staging_out : from_.memory;
+    const Buffer& memory = staged_ ? handle_.staging_out : from_.place.memory;
     piece.transfer = sends_.size();
     piece.state = State::Moving;
     sends_.push_back(exchange_.transport.post_send(
@@ -157,7 +154,7 @@ void RecordMoves::send(Piece& piece) {
 }
 
 void RecordMoves::receive(Piece& piece) {
-    const Buffer& memory = staged_ ? handle_.staging_in : to_;
+    const Buffer& memory = staged_ ? handle_.staging_in : to_.memory;
     piece.transfer = receives_.size();
     if (in_place(piece))
         receives_.push_back(
@@ -213,13 +210,15 @@ bool RecordMoves::step_in(LaneContext& context, Piece& piece) {
                       handle_.staging_in.mapped_as<std::byte>().begin() +
                           static_cast<std::ptrdiff_t>(piece.offset));
     }
-    copy(context, piece, QueueRole::TransferIn, source, to_.view().sub(piece.offset, piece.bytes));
+    copy(context, piece, QueueRole::TransferIn, source,
+         to_.memory.view().sub(piece.offset, piece.bytes));
     return true;
 }
 
 Progress RecordMoves::step(LaneContext& context) {
     exchange_.transport.progress();
-    bool done = true, changed = false;
+    const Progress by_link = links_.step();
+    bool done = by_link == Progress::Done, changed = by_link == Progress::Moved;
     bool in_order = true; // as receivers expect them, whichever copy ends first
     for (Piece& piece : out_) {
         if (in_order || piece.state != State::CopyingOut)

@@ -5,10 +5,11 @@
 // pieces: while one is copied out of the device, others are with the network and others are copied
 // in. Where host memory serves as device memory, messages are sent from it and received in it; else
 // pieces are copied to memory that the node's ranks share, and its receivers' devices read them
-// there; through staging memory of both sides where ranks share none. This rank's own records stay
-// on the device. Used by a lane.
+// there; through staging memory of both sides where ranks share none. Members that the device link
+// reaches are left to that. This rank's own records stay on the device. Used by a lane.
 
 #include "exchange_impl.hpp"
+#include "link_moves.hpp"
 
 #include <bellows/comm/message.hpp>
 #include <bellows/engine/lane.hpp>
@@ -24,25 +25,23 @@ namespace bellows {
 
 class RecordMoves {
 public:
-    /// Where some of a member's records stand.
-    struct Run {
-        std::uint64_t offset = 0, bytes = 0;
-    };
-    /// For each member of the group the runs of its records, in the order in which they travel.
-    /// Both ends cut them alike.
-    using Runs = std::vector<std::vector<Run>>;
-    struct Out {
+    /// A buffer, and what it is made of where others reach it.
+    struct Place {
         const Buffer& memory;
-        Runs runs;
+        const WireMemory& wire;
+    };
+    struct Out {
+        Place place;
+        RecordRuns runs;
         bool same = false; ///< the members' runs are one and the same
     };
-    /// to: where runs are received. name: for the trace.
-    RecordMoves(ExchangeHandle::Impl& handle, std::string name, Tag tag, Out from,
-                const Buffer& to);
+    /// to: where runs are received. opened: by the device link, in such legs. name: for the trace.
+    RecordMoves(ExchangeHandle::Impl& handle, std::string name, Tag tag, Out from, Place to,
+                std::vector<LinkedBlock>& opened);
 
     /// Once each, in either order.
     void begin_out(LaneContext& context);
-    void begin_in(LaneContext& context, const Runs& runs);
+    void begin_in(LaneContext& context, const RecordRuns& runs);
     /// Moves what can be moved. Done: what has been begun has left and stands where it belongs.
     Progress step(LaneContext& context);
     /// All that has been begun is with the network.
@@ -67,14 +66,13 @@ private:
         TimePoint copied;
     };
 
-    std::vector<Piece> cut(const std::vector<Run>& runs, std::uint64_t at) const;
-    std::vector<Piece> cut(const Runs& runs) const;
+    std::vector<Piece> cut(const std::vector<RecordRun>& runs, std::uint64_t at) const;
+    std::vector<Piece> cut(const RecordRuns& runs) const;
     bool is_self(const Piece& piece) const noexcept;
     int rank_of(const Piece& piece) const noexcept;
     bool in_place(const Piece& piece) const noexcept;
     void copy(LaneContext& context, Piece& piece, QueueRole role, BufferView source,
               BufferView destination);
-    void count_sent(const Piece& piece);
     void reserve_in();
     void send(Piece& piece);
     void receive(Piece& piece);
@@ -87,10 +85,11 @@ private:
     std::string name_;
     Tag tag_;
     Out from_;
-    const Buffer& to_;
+    Place to_;
     bool staged_;
     std::vector<Piece> out_, in_;
     std::vector<Transfer> receives_, sends_;
+    LinkMoves links_;
     std::uint64_t bytes_in_ = 0;
     std::uint64_t seen_ = 0; ///< bytes moved at the last look
 };

@@ -161,6 +161,14 @@ SharedMemory ExpertExchange::Impl::share(std::uint64_t bytes) const {
     return imports ? transport.share(bytes) : SharedMemory();
 }
 
+void ExpertExchange::Impl::count_sent(std::uint64_t at, std::uint64_t bytes) noexcept {
+    if (at == static_cast<std::uint64_t>(position))
+        return;
+    bytes_sent += bytes;
+    if (!world.topology().same_node(world.rank(), config.ranks[at]))
+        bytes_sent_to_nodes += bytes;
+}
+
 BufferView ExpertExchange::Impl::view_of(int peer, const InPlace& message) {
     const auto offset = static_cast<std::uint64_t>(message.bytes.data() - message.block.data());
     for (const Import& known : imported)
@@ -234,6 +242,10 @@ void ExpertExchange::Impl::prepare() {
     if (low_latency())
         require_addressable(most_in, masked() ? most_in * experts_of(0) : 0);
     try_import();
+    link = transport.device_link();
+    if (link != nullptr && std::none_of(config.ranks.begin(), config.ranks.end(),
+                                        [this](int rank) { return link->reaches(rank); }))
+        link = nullptr;
 }
 
 ExpertExchange::ExpertExchange(Device& device, World& world, Transport& transport,
@@ -320,6 +332,7 @@ ExchangeStats ExpertExchange::stats() const noexcept {
         stats.exchanges = hop->exchanges; // of the first hop
         stats.bytes_sent += hop->bytes_sent;
         stats.bytes_sent_to_nodes += hop->bytes_sent_to_nodes;
+        stats.bytes_sent_by_link += hop->bytes_sent_by_link;
         stats.bytes_received += hop->bytes_received;
         stats.messages_sent += hop->messages_sent;
         stats.seconds_waited += static_cast<double>(hop->nanoseconds_waited) * 1e-9;
@@ -377,14 +390,6 @@ ExchangeHandle::Impl::Impl(std::shared_ptr<ExpertExchange::Impl> of, std::string
             exchange.device,
             {.name = name + " " + what, .kind = kind, .category = MemoryCategory::Communication});
     };
-    // What is sent from memory that the node's ranks share is not copied to be sent.
-    const auto make_wire = [&](const char* what, std::uint64_t bytes, SharedMemory& memory) {
-        if (!exchange.zero_copy())
-            return make(what, bytes, MemoryKind::Device);
-        memory = exchange.share(bytes);
-        return memory ? Buffer::import_host(exchange.device, memory.bytes(), name + " " + what)
-                      : make(what, bytes, MemoryKind::Readback);
-    };
     const MemoryKind wire = exchange.zero_copy() ? MemoryKind::Readback : MemoryKind::Device;
     rank_ids = make("rank ids", slots_out * 4, MemoryKind::Device);
     rank_counts = make("rank counts", routes * 4, MemoryKind::Device);
@@ -396,6 +401,8 @@ ExchangeHandle::Impl::Impl(std::shared_ptr<ExpertExchange::Impl> of, std::string
     host_counts = make("counts", (routes + c.num_experts) * 4, MemoryKind::Readback);
     if (exchange.quantizes() && !low_latency && !before)
         quantized = make("quantised", c.max_tokens * token.row_bytes, MemoryKind::Device);
+    opened_out.resize(members);
+    opened_in.resize(members);
     const std::uint64_t most_back = low_latency ? most_in : exchange.most_sent();
     if (before) {
         send_records = declare("records to send", wire);
@@ -405,16 +412,16 @@ ExchangeHandle::Impl::Impl(std::shared_ptr<ExpertExchange::Impl> of, std::string
             make_wire("records to send",
                       low_latency ? c.max_tokens * token.bytes
                                   : exchange.most_sent() * std::max(token.bytes, plain.bytes),
-                      send_memory);
-        back_records = make("records back", most_back * plain.bytes, wire);
+                      false, send_memory);
+        back_records = make_wire("records back", most_back * plain.bytes, true, back_memory);
     }
     record_count = make("record count", kCountsAt + (experts + members) * 4, MemoryKind::Upload);
     if (low_latency) {
         const auto words = record_count.mapped_as<std::uint32_t>();
         words[0] = static_cast<std::uint32_t>(most_in);
         words[kZeroAt / 4] = 0;
-        received = make("records received", most_in * token.bytes, wire);
-        returned = make_wire("records to return", most_in * plain.bytes, returned_memory);
+        received = make_wire("records received", most_in * token.bytes, true, received_memory);
+        returned = make_wire("records to return", most_in * plain.bytes, false, returned_memory);
         if (!by_tokens)
             rows = make("rows", capacity * token.row_bytes, MemoryKind::Device);
         sent_rows.assign(members, c.max_tokens);
@@ -453,6 +460,25 @@ Buffer ExchangeHandle::Impl::make_staging(const char* what, std::uint64_t bytes)
                                     .bytes = bytes,
                                     .kind = MemoryKind::Readback,
                                     .category = MemoryCategory::Communication});
+}
+
+Buffer ExchangeHandle::Impl::make_wire(const std::string& what, std::uint64_t bytes, bool receives,
+                                       WireMemory& memory) const {
+    const std::string of = name + " " + what;
+    if (exchange.link != nullptr) {
+        memory.link = exchange.link->allocate(bytes);
+        return memory.link->make_buffer(exchange.device, of);
+    }
+    // What is sent from memory that the node's ranks share is not copied to be sent.
+    if (exchange.zero_copy() && !receives)
+        memory.shared = exchange.share(bytes);
+    if (memory.shared)
+        return Buffer::import_host(exchange.device, memory.shared.bytes(), of);
+    return Buffer(exchange.device,
+                  {.name = of,
+                   .bytes = bytes,
+                   .kind = exchange.zero_copy() ? MemoryKind::Readback : MemoryKind::Device,
+                   .category = MemoryCategory::Communication});
 }
 
 ops::MoeLayout ExchangeHandle::Impl::send_layout(std::uint64_t num_tokens) const {

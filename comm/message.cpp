@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: MIT
 #include <bellows/comm/message.hpp>
 
+#include "device_link.hpp"
+
 #include "deadline.hpp"
 #include "fail_together.hpp"
 
@@ -63,6 +65,12 @@ bool Transfer::cancel() noexcept {
 
 Transport::Transport(World& world) noexcept
     : control_(&world.control()), rank_(world.rank()), size_(world.size()) {
+}
+
+Transport::~Transport() = default;
+
+std::string_view Transport::device_link_name() const noexcept {
+    return device_link_ ? device_link_->name() : std::string_view();
 }
 
 void Transport::require(int peer, Tag tag) const {

@@ -1,4 +1,5 @@
 // SPDX-License-Identifier: MIT
+#include "device_link.hpp"
 #include "mpi_context.hpp"
 #include "self_queue.hpp"
 #include "transports.hpp"
@@ -37,7 +38,9 @@ std::unique_ptr<Transport> open_transport(World& world, const TransportOptions& 
                                                     "; MPI takes 1 to 2147483647");
     if (!world.impl().mpi)
         return std::make_unique<SingleTransport>(world);
-    return make_node_transport(world, options, make_mpi_transport(world, options));
+    auto transport = make_node_transport(world, options, make_mpi_transport(world, options));
+    transport->device_link_ = make_device_link(world, options, transport->why_no_device_link_);
+    return transport;
 }
 
 } // namespace bellows

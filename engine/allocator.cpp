@@ -6,7 +6,9 @@
 #include <algorithm>
 #include <bit>
 #include <cstring>
+#include <fcntl.h>
 #include <string>
+#include <unistd.h>
 #include <utility>
 
 namespace bellows::detail {
@@ -152,38 +154,31 @@ Allocation Allocator::allocate(const BufferDesc& desc) {
     return result;
 }
 
-VkDeviceMemory Allocator::import(std::span<std::byte> memory, VkBuffer buffer,
-                                 const std::string& name) {
-    constexpr auto kHandle = VK_EXTERNAL_MEMORY_HANDLE_TYPE_HOST_ALLOCATION_BIT_EXT;
-    VkMemoryHostPointerPropertiesEXT host{};
-    host.sType = VK_STRUCTURE_TYPE_MEMORY_HOST_POINTER_PROPERTIES_EXT;
-    check(device_.vk.vkGetMemoryHostPointerPropertiesEXT(device_.device, kHandle, memory.data(),
-                                                         &host),
-          "asking what memory " + name + " is");
+std::uint32_t Allocator::memory_types_for(VkBuffer buffer) const {
     VkMemoryRequirements needs{};
     device_.vk.vkGetBufferMemoryRequirements(device_.device, buffer, &needs);
-    const VkPhysicalDeviceMemoryProperties* types = nullptr;
-    vmaGetMemoryProperties(vma_, &types);
-    VkImportMemoryHostPointerInfoEXT pointer{};
-    pointer.sType = VK_STRUCTURE_TYPE_IMPORT_MEMORY_HOST_POINTER_INFO_EXT;
-    pointer.handleType = kHandle;
-    pointer.pHostPointer = memory.data();
+    return needs.memoryTypeBits;
+}
+
+VkDeviceMemory Allocator::import(const void* source, std::uint64_t bytes, std::uint32_t types,
+                                 VkMemoryPropertyFlags needed, VkMemoryPropertyFlags preferred,
+                                 const std::string& name) {
+    const VkPhysicalDeviceMemoryProperties* memory = nullptr;
+    vmaGetMemoryProperties(vma_, &memory);
     VkMemoryAllocateFlagsInfo flags{};
     flags.sType = VK_STRUCTURE_TYPE_MEMORY_ALLOCATE_FLAGS_INFO;
     flags.flags = VK_MEMORY_ALLOCATE_DEVICE_ADDRESS_BIT;
-    flags.pNext = &pointer;
+    flags.pNext = source;
     VkMemoryAllocateInfo info{};
     info.sType = VK_STRUCTURE_TYPE_MEMORY_ALLOCATE_INFO;
     info.pNext = &flags;
-    info.allocationSize = memory.size();
+    info.allocationSize = bytes;
     VkResult status = VK_ERROR_INVALID_EXTERNAL_HANDLE;
-    // Cached memory first: the host reads what the device has written.
-    for (const bool cached : {true, false})
-        for (std::uint32_t i = 0; i < types->memoryTypeCount; ++i) {
-            const VkMemoryPropertyFlags has = types->memoryTypes[i].propertyFlags;
-            if ((host.memoryTypeBits & needs.memoryTypeBits & (1u << i)) == 0 ||
-                (has & VK_MEMORY_PROPERTY_HOST_COHERENT_BIT) == 0 ||
-                ((has & VK_MEMORY_PROPERTY_HOST_CACHED_BIT) != 0) != cached)
+    for (const bool first : {true, false})
+        for (std::uint32_t i = 0; i < memory->memoryTypeCount; ++i) {
+            const VkMemoryPropertyFlags has = memory->memoryTypes[i].propertyFlags;
+            if ((types & (1u << i)) == 0 || (has & needed) != needed ||
+                ((has & preferred) == preferred) != first)
                 continue;
             info.memoryTypeIndex = i;
             VkDeviceMemory imported = VK_NULL_HANDLE;
@@ -192,9 +187,44 @@ VkDeviceMemory Allocator::import(std::span<std::byte> memory, VkBuffer buffer,
                 return imported;
         }
     throw Error(ErrorCode::OutOfMemory,
-                "the driver does not take host memory of " + format_bytes(memory.size()) + " for " +
-                    name + " (" + result_name(status) + ")",
+                "the driver does not take memory of " + format_bytes(bytes) + " for " + name +
+                    " (" + result_name(status) + ")",
                 -1, status);
+}
+
+VkDeviceMemory Allocator::import_host(std::span<std::byte> memory, VkBuffer buffer,
+                                      const std::string& name) {
+    constexpr auto kHandle = VK_EXTERNAL_MEMORY_HANDLE_TYPE_HOST_ALLOCATION_BIT_EXT;
+    VkMemoryHostPointerPropertiesEXT host{};
+    host.sType = VK_STRUCTURE_TYPE_MEMORY_HOST_POINTER_PROPERTIES_EXT;
+    check(device_.vk.vkGetMemoryHostPointerPropertiesEXT(device_.device, kHandle, memory.data(),
+                                                         &host),
+          "asking what memory " + name + " is");
+    VkImportMemoryHostPointerInfoEXT pointer{};
+    pointer.sType = VK_STRUCTURE_TYPE_IMPORT_MEMORY_HOST_POINTER_INFO_EXT;
+    pointer.handleType = kHandle;
+    pointer.pHostPointer = memory.data();
+    // Cached: the host reads what the device has written.
+    return import(&pointer, memory.size(), host.memoryTypeBits & memory_types_for(buffer),
+                  VK_MEMORY_PROPERTY_HOST_COHERENT_BIT, VK_MEMORY_PROPERTY_HOST_CACHED_BIT, name);
+}
+
+VkDeviceMemory Allocator::import_opaque(OpaqueMemory memory, VkBuffer buffer,
+                                        const std::string& name) {
+    VkImportMemoryFdInfoKHR file{};
+    file.sType = VK_STRUCTURE_TYPE_IMPORT_MEMORY_FD_INFO_KHR;
+    file.handleType = VK_EXTERNAL_MEMORY_HANDLE_TYPE_OPAQUE_FD_BIT;
+    file.fd = ::fcntl(memory.file, F_DUPFD_CLOEXEC, 0); // the driver's, once it has taken it
+    if (file.fd < 0)
+        throw Error(ErrorCode::InvalidArgument,
+                    name + ": " + std::to_string(memory.file) + " is no file descriptor");
+    try {
+        return import(&file, memory.bytes, memory_types_for(buffer),
+                      VK_MEMORY_PROPERTY_DEVICE_LOCAL_BIT, 0, name);
+    } catch (...) {
+        ::close(file.fd);
+        throw;
+    }
 }
 
 void Allocator::free(Allocation& allocation) {
@@ -298,23 +328,42 @@ void Allocator::bind_host(Resource& resource, std::span<std::byte> memory) {
         throw Error(ErrorCode::InvalidArgument,
                     resource.name + ": host memory must begin at, and measure, a multiple of " +
                         std::to_string(alignment) + " bytes");
+    Allocation made;
+    made.bytes = memory.size();
+    made.mapped = memory.data();
+    bind_imported(resource, made, VK_EXTERNAL_MEMORY_HANDLE_TYPE_HOST_ALLOCATION_BIT_EXT,
+                  [&](VkBuffer buffer) { return import_host(memory, buffer, resource.name); });
+}
+
+void Allocator::bind_opaque(Resource& resource, OpaqueMemory memory) {
+    if (!device_.info.imports_opaque_memory)
+        throw Error(ErrorCode::Unsupported, device_.info.name +
+                                                " takes no memory behind a file descriptor "
+                                                "(VK_KHR_external_memory_fd) for " +
+                                                resource.name);
+    Allocation made;
+    made.bytes = memory.bytes;
+    bind_imported(resource, made, VK_EXTERNAL_MEMORY_HANDLE_TYPE_OPAQUE_FD_BIT,
+                  [&](VkBuffer buffer) { return import_opaque(memory, buffer, resource.name); });
+}
+
+void Allocator::bind_imported(Resource& resource, Allocation made,
+                              VkExternalMemoryHandleTypeFlags handle, const Import& import) {
     if (resource.bound)
         release(resource);
     VkExternalMemoryBufferCreateInfo external{};
     external.sType = VK_STRUCTURE_TYPE_EXTERNAL_MEMORY_BUFFER_CREATE_INFO;
-    external.handleTypes = VK_EXTERNAL_MEMORY_HANDLE_TYPE_HOST_ALLOCATION_BIT_EXT;
-    VkBufferCreateInfo info = buffer_info(memory.size());
+    external.handleTypes = handle;
+    VkBufferCreateInfo info = buffer_info(made.bytes);
     info.pNext = &external;
-    Allocation made;
-    made.bytes = made.capacity = memory.size();
-    made.mapped = memory.data();
+    made.capacity = made.bytes;
     made.kind = resource.kind;
     check(device_.vk.vkCreateBuffer(device_.device, &info, nullptr, &made.buffer),
-          "creating a buffer for the host memory of " + resource.name);
+          "creating a buffer for the memory of " + resource.name);
     try {
-        made.imported = import(memory, made.buffer, resource.name);
+        made.imported = import(made.buffer);
         check(device_.vk.vkBindBufferMemory(device_.device, made.buffer, made.imported, 0),
-              "binding the host memory of " + resource.name);
+              "binding the memory of " + resource.name);
     } catch (...) {
         device_.vk.vkDestroyBuffer(device_.device, made.buffer, nullptr);
         device_.vk.vkFreeMemory(device_.device, made.imported, nullptr);

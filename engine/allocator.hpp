@@ -11,6 +11,7 @@
 #include <bellows/engine/device.hpp>
 
 #include <deque>
+#include <functional>
 #include <map>
 #include <memory>
 #include <span>
@@ -32,6 +33,8 @@ public:
     void bind_external(Resource& resource, VkBuffer buffer, std::uint64_t bytes);
     /// Imports the caller's memory; in order, as bind_in_order().
     void bind_host(Resource& resource, std::span<std::byte> memory);
+    /// The same with memory behind a file descriptor.
+    void bind_opaque(Resource& resource, OpaqueMemory memory);
     /// Return the memory once all pending users are final, at once where there are none.
     void unbind(Resource& resource);
     void destroy_resource(Resource& resource);
@@ -57,7 +60,19 @@ private:
     Allocation allocate(const BufferDesc& desc);
     VkBufferCreateInfo buffer_info(std::uint64_t bytes) const;
     VkDeviceAddress address_of(VkBuffer buffer) const;
-    VkDeviceMemory import(std::span<std::byte> memory, VkBuffer buffer, const std::string& name);
+    /// Binds the resource to memory that `import` makes for its buffer, of made.bytes.
+    using Import = std::function<VkDeviceMemory(VkBuffer)>;
+    void bind_imported(Resource& resource, Allocation made, VkExternalMemoryHandleTypeFlags handle,
+                       const Import& import);
+    /// Allocates with `source` in the first of these types of memory that takes it, those with
+    /// `preferred` before others.
+    VkDeviceMemory import(const void* source, std::uint64_t bytes, std::uint32_t types,
+                          VkMemoryPropertyFlags needed, VkMemoryPropertyFlags preferred,
+                          const std::string& name);
+    VkDeviceMemory import_host(std::span<std::byte> memory, VkBuffer buffer,
+                               const std::string& name);
+    VkDeviceMemory import_opaque(OpaqueMemory memory, VkBuffer buffer, const std::string& name);
+    std::uint32_t memory_types_for(VkBuffer buffer) const;
     void free(Allocation& allocation);
     void poison(Allocation& allocation);
     void count(const Resource& resource, bool add);

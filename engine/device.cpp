@@ -213,6 +213,8 @@ void furnish(Device::Impl& impl) {
         impl.trace = std::make_unique<detail::Trace>(impl);
     if (impl.vk.vkGetMemoryHostPointerPropertiesEXT == nullptr)
         impl.info.host_import_alignment = 0; // an adopted device without the extension
+    if (impl.vk.vkGetMemoryFdKHR == nullptr)
+        impl.info.imports_opaque_memory = false; // likewise
     impl.allocator = std::make_unique<detail::Allocator>(impl);
     impl.kernels = std::make_unique<detail::KernelCache>(impl);
     impl.pump = std::make_unique<detail::Pump>(impl);

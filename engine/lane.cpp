@@ -71,6 +71,12 @@ void LaneContext::bind(Buffer& buffer, std::span<std::byte> host_memory) {
     device.allocator->bind_host(*buffer.view().resource, host_memory);
 }
 
+void LaneContext::bind(Buffer& buffer, OpaqueMemory memory) {
+    Device::Impl& device = impl_.device->impl();
+    const std::scoped_lock lock(device.mutex);
+    device.allocator->bind_opaque(*buffer.view().resource, memory);
+}
+
 void LaneContext::phase(std::string_view what) {
     Device::Impl& device = impl_.device->impl();
     if (!device.trace || what == impl_.phase)

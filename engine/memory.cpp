@@ -39,6 +39,18 @@ Buffer Buffer::import_host(Device& device, std::span<std::byte> memory, std::str
     return buffer;
 }
 
+Buffer Buffer::import_opaque(Device& device, OpaqueMemory memory, std::string name,
+                             MemoryCategory category) {
+    Buffer buffer;
+    const std::scoped_lock lock(device.impl().mutex);
+    detail::Allocator& allocator = *device.impl().allocator;
+    buffer.device_ = &device;
+    buffer.resource_ =
+        allocator.create_resource({.name = std::move(name), .category = category}, false);
+    allocator.bind_opaque(*buffer.resource_, memory);
+    return buffer;
+}
+
 Buffer::Buffer(Buffer&& other) noexcept
     : device_(std::exchange(other.device_, nullptr)),
       resource_(std::exchange(other.resource_, nullptr)) {

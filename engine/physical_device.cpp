@@ -129,6 +129,19 @@ std::uint64_t host_import_alignment(const volk::VolkInstanceTable& vki, VkPhysic
     return host.minImportedHostPointerAlignment;
 }
 
+bool imports_opaque_memory(const volk::VolkInstanceTable& vki, VkPhysicalDevice handle) {
+    VkPhysicalDeviceExternalBufferInfo info{};
+    info.sType = VK_STRUCTURE_TYPE_PHYSICAL_DEVICE_EXTERNAL_BUFFER_INFO;
+    info.usage = VK_BUFFER_USAGE_STORAGE_BUFFER_BIT | VK_BUFFER_USAGE_TRANSFER_SRC_BIT |
+                 VK_BUFFER_USAGE_TRANSFER_DST_BIT | VK_BUFFER_USAGE_SHADER_DEVICE_ADDRESS_BIT;
+    info.handleType = VK_EXTERNAL_MEMORY_HANDLE_TYPE_OPAQUE_FD_BIT;
+    VkExternalBufferProperties properties{};
+    properties.sType = VK_STRUCTURE_TYPE_EXTERNAL_BUFFER_PROPERTIES;
+    vki.vkGetPhysicalDeviceExternalBufferProperties(handle, &info, &properties);
+    return (properties.externalMemoryProperties.externalMemoryFeatures &
+            VK_EXTERNAL_MEMORY_FEATURE_IMPORTABLE_BIT) != 0;
+}
+
 void describe(const volk::VolkInstanceTable& vki, PhysicalDevice& device) {
     VkPhysicalDeviceDriverProperties driver{};
     driver.sType = VK_STRUCTURE_TYPE_PHYSICAL_DEVICE_DRIVER_PROPERTIES;
@@ -262,6 +275,11 @@ PhysicalDevice inspect(const volk::VolkInstanceTable& vki, VkPhysicalDevice hand
     if (extensions.count(VK_EXT_EXTERNAL_MEMORY_HOST_EXTENSION_NAME) != 0) {
         device.extensions.push_back(VK_EXT_EXTERNAL_MEMORY_HOST_EXTENSION_NAME);
         info.host_import_alignment = host_import_alignment(vki, handle);
+    }
+
+    if (extensions.count(VK_KHR_EXTERNAL_MEMORY_FD_EXTENSION_NAME) != 0) {
+        device.extensions.push_back(VK_KHR_EXTERNAL_MEMORY_FD_EXTENSION_NAME);
+        info.imports_opaque_memory = imports_opaque_memory(vki, handle);
     }
 
     // Needed by nothing that computes: the trace and the memory report are better with them.

@@ -21,7 +21,7 @@ namespace bellows::detail {
 struct Allocation {
     VkBuffer buffer = VK_NULL_HANDLE;
     VmaAllocation memory = nullptr;           ///< null for a wrapped or imported buffer
-    VkDeviceMemory imported = VK_NULL_HANDLE; ///< host memory of the caller
+    VkDeviceMemory imported = VK_NULL_HANDLE; ///< memory of the caller
     VkDeviceAddress address = 0;
     std::uint64_t bytes = 0;    ///< as asked for
     std::uint64_t capacity = 0; ///< as allocated; reused for requests of the same capacity

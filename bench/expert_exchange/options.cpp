@@ -26,6 +26,8 @@ program's own mpirun, or among the ranks of the mpirun or srun that started it.
   --ranks-per-node N     pretends that so many consecutive ranks make a node: MPI between them, and tokens travel
                          once to each (where nodes have equally many ranks, more than one)
   --flat                 tokens travel once to each rank, also across nodes
+  --device-link K        auto (default): from device to device, where a vendor's driver links them; off; host:
+                         through host memory (CPU devices)
   --workgroups N         most workgroups of a kernel that packs or unpacks rows (default 0: as many as serve)
   --seed N               of tokens and routing (default 1)
   --repeats N            least number of timed repeats of each phase (default 5)
@@ -94,6 +96,17 @@ double seconds_of(const std::string& text) {
     return value;
 }
 
+DeviceLinkKind device_link_of(const std::string& text) {
+    if (text == "auto")
+        return DeviceLinkKind::Auto;
+    if (text == "off")
+        return DeviceLinkKind::Off;
+    if (text == "host")
+        return DeviceLinkKind::Host;
+    throw Error(ErrorCode::InvalidArgument,
+                "--device-link " + text + " is none of auto, off, host");
+}
+
 ExchangeShape take_shape(Arguments& arguments) {
     constexpr std::uint64_t kMost = std::uint64_t{1} << 30;
     ExchangeShape shape;
@@ -145,6 +158,7 @@ ExchangeOptions take_exchange_options(Arguments& arguments) {
     if (const auto ranks = number(arguments, "--ranks-per-node", 0, 1, 4096); ranks > 0)
         options.ranks_per_node = static_cast<int>(ranks);
     options.flat = arguments.flag("--flat");
+    options.device_link = device_link_of(arguments.value("--device-link").value_or("auto"));
     options.workgroups = static_cast<std::uint32_t>(
         number(arguments, "--workgroups", 0, 0, std::numeric_limits<std::uint32_t>::max()));
     options.repeats = number(arguments, "--repeats", options.repeats, 1);

@@ -5,6 +5,7 @@
 
 #include "support/program.hpp"
 
+#include <bellows/comm/message.hpp>
 #include <bellows/engine/dtype.hpp>
 
 #include <cstdint>
@@ -40,6 +41,7 @@ struct ExchangeOptions {
     ExchangeShape shape;
     std::optional<int> ranks_per_node;
     bool flat = false; ///< once to each rank, not to each node
+    DeviceLinkKind device_link = DeviceLinkKind::Auto;
     std::uint32_t workgroups = 0;
     std::uint64_t repeats = 5;        ///< at least
     double seconds = 0.5;             ///< of each phase, at least

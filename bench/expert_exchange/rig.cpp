@@ -76,7 +76,9 @@ bool is_sample(const std::vector<RowSource>& rows, std::uint64_t row, std::uint6
 
 ExchangeRig::ExchangeRig(World& world, const ExchangeOptions& options)
     : shape_(options.shape), rank_(world.rank()), device_(make_device(options, rank_)),
-      transport_(open_transport(world)), thread_(std::make_unique<HostThread>(*device_, "network")),
+      transport_(
+          open_transport(world, {.device = device_.get(), .device_link = options.device_link})),
+      thread_(std::make_unique<HostThread>(*device_, "network")),
       exchange_(std::make_unique<ExpertExchange>(*device_, world, *transport_, *thread_,
                                                  config_of(options))),
       handle_(exchange_->create_handle("batch")), routing_(shape_, rank_),
@@ -130,6 +132,11 @@ float ExchangeRig::times_summed(std::uint64_t token) const {
     for (std::uint64_t k = 0; k < shape_.top_k; ++k)
         owners.insert(owner(static_cast<std::uint64_t>(routing_.ids[token * shape_.top_k + k])));
     return static_cast<float>(owners.size());
+}
+
+std::string ExchangeRig::device_link() const {
+    const std::string name(transport_->device_link_name());
+    return name.empty() ? "none: " + transport_->why_no_device_link() : name;
 }
 
 void ExchangeRig::wait_idle() {

@@ -24,6 +24,8 @@ public:
     ~ExchangeRig();
 
     const DeviceInfo& device() const { return device_->info(); }
+    /// What the ranks' devices are linked by, or why by nothing.
+    std::string device_link() const;
     /// The rank of an expert.
     int owner(std::uint64_t expert) const { return exchange_->owner(expert); }
     /// Sent to other ranks so far; nothing may be under way.

@@ -71,6 +71,14 @@ std::vector<Case> all_cases() {
                                  .hidden = 264,
                                  .staged = staged,
                                  .ranks_per_node = 2});
+            for (const bool staged : {false, true})
+                cases.push_back({.layout = layout,
+                                 .dtype = dtype,
+                                 .codes = !staged,
+                                 .hidden = 264,
+                                 .staged = staged,
+                                 .linked = true,
+                                 .ranks_per_node = staged ? 2 : 0});
         }
     return cases;
 }
@@ -81,8 +89,13 @@ std::vector<Case> low_latency_cases() {
         for (const DType dtype : {DType::F32, DType::BF16})
             for (const bool codes : {false, true})
                 for (const bool staged : {false, true})
-                    cases.push_back({layout, dtype, codes, fp8::ScaleRule::PowerOfTwo, 264, staged,
-                                     false, true});
+                    cases.push_back({.layout = layout,
+                                     .dtype = dtype,
+                                     .codes = codes,
+                                     .hidden = 264,
+                                     .staged = staged,
+                                     .linked = codes == staged,
+                                     .low_latency = true});
     return cases;
 }
 
@@ -98,7 +111,7 @@ std::string name_of(const ::testing::TestParamInfo<Case>& info) {
         name += "ByNode";
     if (c.staged)
         name += c.over_mpi ? "StagedOverMpi" : "Staged";
-    return name;
+    return name + (c.linked ? "Linked" : "");
 }
 
 INSTANTIATE_TEST_SUITE_P(All, ExchangeForms, ::testing::ValuesIn(all_cases()), name_of);
@@ -122,6 +135,24 @@ TEST(ExchangeByNode, ATokenTravelsOncePerNode) {
     ALL_RANKS_TRUE(rig.exchange().by_node() == (world().size() == 4));
     if (rig.exchange().by_node())
         ALL_RANKS_TRUE(sent >= records * row && sent <= records * (row + 15));
+}
+
+TEST(ExchangeByLink, AllRecordsGoFromDeviceToDevice) {
+    for (const bool low_latency : {false, true}) {
+        Rig rig({.dtype = DType::BF16,
+                 .hidden = 512,
+                 .linked = true,
+                 .low_latency = low_latency,
+                 .experts = 16,
+                 .top_k = 6});
+        rig.dispatch();
+        ALL_RANKS_TRUE(rig.rows_arrived());
+        const ExchangeStats stats = rig.exchange().stats();
+        if (world().size() > 1 && !rig.transport().device_link_name().empty()) {
+            ALL_RANKS_TRUE(stats.bytes_sent_by_link == stats.bytes_sent);
+            ALL_RANKS_TRUE(stats.bytes_sent > 0 || world().rank() == 1);
+        }
+    }
 }
 
 ErrorCode code_of(const std::function<void()>& call) {

@@ -42,6 +42,7 @@ ExchangeCase random_case(std::uint64_t seed) {
     c.low_latency = chance(25);
     c.staged = chance(40);
     c.over_mpi = chance(30);
+    c.linked = chance(30);
     c.ranks_per_node = static_cast<int>(one_of({0, 1, 2, 2, 3, 4, 4, 5}));
     c.hidden = one_of({8, 40, 64, 136, 264, 512, 512, 1000, 2048, 2560, 7168});
     c.top_k = one_of({1, 2, 3, 4, 5, 6, 7, 8, 8, 8, 9, 10, 11, 12, 32});
@@ -68,10 +69,11 @@ std::string described(const ExchangeCase& c) {
     text << "BELLOWS_SOAK_SEED=" << c.seed << ": "
          << (c.layout == ExchangeLayout::RankMajor ? "RankMajor " : "ExpertMajor ")
          << to_string(c.dtype) << (c.codes ? " codes" : "") << (c.low_latency ? " ll" : "")
-         << (c.staged ? " staged" : "") << (c.over_mpi ? " over MPI" : "") << ", "
-         << c.ranks_per_node << " ranks per node, hidden " << c.hidden << ", top " << c.top_k
-         << " of " << c.experts << ", alignment " << c.alignment << ", " << c.absent
-         << " % absent, skew " << c.skew << ", at most " << c.max_tokens << " tokens";
+         << (c.staged ? " staged" : "") << (c.over_mpi ? " over MPI" : "")
+         << (c.linked ? " linked" : "") << ", " << c.ranks_per_node << " ranks per node, hidden "
+         << c.hidden << ", top " << c.top_k << " of " << c.experts << ", alignment " << c.alignment
+         << ", " << c.absent << " % absent, skew " << c.skew << ", at most " << c.max_tokens
+         << " tokens";
     return text.str();
 }
 

@@ -30,6 +30,7 @@ struct ExchangeCase {
     std::uint64_t hidden = 64;
     bool staged = false;   ///< copied between device and host, in small pieces
     bool over_mpi = false; ///< and not through memory that ranks share
+    bool linked = false;   ///< from device to device, where they can be linked
     bool low_latency = false;
     int ranks_per_node = 0; ///< 0: as they are
     std::uint64_t experts = 7, top_k = 3;
@@ -97,12 +98,20 @@ struct RowOrigin {
     std::uint64_t k = 0;
 };
 
+inline TransportOptions transport_options(const ExchangeCase& c, Device& device) {
+    TransportOptions options;
+    options.share_memory = !c.over_mpi;
+    options.device = c.linked ? &device : nullptr;
+    options.device_link = device.info().is_cpu ? DeviceLinkKind::Host : DeviceLinkKind::Auto;
+    return options;
+}
+
 class ExchangeRig {
 public:
     explicit ExchangeRig(const ExchangeCase& c)
         : c_(c), nodes_(c.ranks_per_node > 0 ? joined(c.ranks_per_node) : nullptr),
           device_(make_device()),
-          transport_(open_transport(ranks(), {.share_memory = !c.over_mpi})),
+          transport_(open_transport(ranks(), transport_options(c, *device_))),
           thread_(std::make_unique<HostThread>(*device_, "network")),
           exchange_(std::make_unique<ExpertExchange>(*device_, ranks(), *transport_, *thread_,
                                                      config_of(c))),
@@ -125,6 +134,7 @@ public:
 
     void dispatch() { exchange_->dispatch(*handle_, x_, ids_, weights_).wait(); }
     ExpertExchange& exchange() { return *exchange_; }
+    Transport& transport() { return *transport_; }
     const TensorView& x() const { return x_; }
     const TensorView& out() const { return out_; }
     const TensorView& ids() const { return ids_; }

@@ -120,6 +120,8 @@ public:
     /// Sends a duplicate; the caller keeps fd. Throws Error{Unsupported} unless can_pass_fds(to).
     void send_fd(int to, std::uint64_t tag, int fd);
     FileDescriptor recv_fd(int from, std::uint64_t tag, Milliseconds timeout);
+    /// The same without waiting: nothing while it has not come. Throws failure().
+    std::optional<FileDescriptor> try_recv_fd(int from, std::uint64_t tag);
 
     /// Collective. Returns when every rank has come. Error{Timeout} names the ranks that have not;
     /// it comes at most half a second after the timeout.

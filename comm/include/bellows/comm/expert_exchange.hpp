@@ -119,6 +119,7 @@ struct ExchangeStats {
     std::uint64_t exchanges = 0;
     std::uint64_t bytes_sent = 0;          ///< to other ranks
     std::uint64_t bytes_sent_to_nodes = 0; ///< of those: to ranks of other nodes
+    std::uint64_t bytes_sent_by_link = 0;  ///< and: from device to device (Transport::device_link)
     std::uint64_t bytes_received = 0;
     std::uint64_t messages_sent = 0;
     double seconds_waited =

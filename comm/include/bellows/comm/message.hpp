@@ -116,12 +116,16 @@ private:
     std::unique_ptr<State> state_; ///< null when done, unless received in place
 };
 
+class Device;
+class DeviceLink;
+struct TransportOptions;
+
 class Transport {
 public:
     explicit Transport(World& world) noexcept;
     Transport(const Transport&) = delete;
     Transport& operator=(const Transport&) = delete;
-    virtual ~Transport() = default;
+    virtual ~Transport();
 
     virtual std::string_view name() const noexcept = 0;
 
@@ -143,6 +147,13 @@ public:
     /// memory. Any thread. Throws Error{OutOfMemory}.
     virtual SharedMemory share(std::uint64_t bytes);
 
+    /// Between the devices of ranks, beside the transport; null where there is none.
+    DeviceLink* device_link() const noexcept { return device_link_.get(); }
+    /// What devices are linked by ("cuda"); empty where none is.
+    std::string_view device_link_name() const noexcept;
+    /// "" where one is, else why not.
+    const std::string& why_no_device_link() const noexcept { return why_no_device_link_; }
+
     int rank() const noexcept { return rank_; }
     int size() const noexcept { return size_; }
     ControlPlane& control() const noexcept { return *control_; }
@@ -155,10 +166,21 @@ protected:
     void require(int peer, Tag tag) const;
 
 private:
+    friend std::unique_ptr<Transport> open_transport(World&, const TransportOptions&);
+
     ControlPlane* control_;
     int rank_;
     int size_;
     std::atomic<std::uint64_t> sequence_{0};
+    std::unique_ptr<DeviceLink> device_link_;
+    std::string why_no_device_link_;
+};
+
+/// How devices of one node's ranks copy from each other without the host's memory between them.
+enum class DeviceLinkKind : std::uint8_t {
+    Auto, ///< as a vendor's driver offers, found at run time (libcuda.so.1); else not at all
+    Off,
+    Host, ///< through host memory, for devices that it serves (CPU drivers): the same path in tests
 };
 
 struct TransportOptions {
@@ -168,6 +190,11 @@ struct TransportOptions {
     /// Inside a node through memory that its ranks share, where the system lets them; false: all
     /// through MPI.
     bool share_memory = true;
+    /// The device whose exchanges go through this transport: where it can be linked with those of
+    /// the node's other ranks, their records go from device to device. Null: never. It must outlive
+    /// the transport.
+    Device* device = nullptr;
+    DeviceLinkKind device_link = DeviceLinkKind::Auto;
 };
 
 /// Collective over the whole world, in the same order on every rank, even for ranks that will not

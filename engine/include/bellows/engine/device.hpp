@@ -39,6 +39,7 @@ struct DeviceInfo {
     /// What the addresses and sizes of imported host memory are multiples of (Buffer::import_host);
     /// 0: the device takes none.
     std::uint64_t host_import_alignment = 0;
+    bool imports_opaque_memory = false; ///< Buffer::import_opaque
     double timestamp_period_ns = 0;
     std::vector<std::string> features;             ///< names that kernel variants may require
     std::vector<std::string> unmet_requirements;   ///< why Bellows cannot use it; empty when it can

@@ -45,6 +45,8 @@ public:
     void bind(Buffer& buffer, std::uint64_t bytes);
     /// The same to host memory of the caller, as Buffer::import_host takes it.
     void bind(Buffer& buffer, std::span<std::byte> host_memory);
+    /// The same to memory of the device, as Buffer::import_opaque takes it.
+    void bind(Buffer& buffer, OpaqueMemory memory);
     /// For the trace: what the job does from now on, e.g. "waits for counts", until the next call
     /// that says something else or the job's end. Cheap; nothing without DeviceOptions::trace.
     void phase(std::string_view what);

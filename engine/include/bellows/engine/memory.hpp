@@ -51,6 +51,13 @@ struct BufferDesc {
     MemoryCategory category = MemoryCategory::Scratch;
 };
 
+/// Device memory behind an opaque file descriptor (VK_EXTERNAL_MEMORY_HANDLE_TYPE_OPAQUE_FD_BIT),
+/// which stays the caller's.
+struct OpaqueMemory {
+    int file = -1;
+    std::uint64_t bytes = 0; ///< of the whole allocation
+};
+
 class Buffer {
 public:
     Buffer() = default;
@@ -65,6 +72,12 @@ public:
     /// Throws Error{Unsupported} for a device that takes no such memory, Error{InvalidArgument}.
     static Buffer import_host(Device& device, std::span<std::byte> memory, std::string name,
                               MemoryCategory category = MemoryCategory::Communication);
+    /// Memory of the same physical device that another API of its driver, or another process, has
+    /// made. It lives for as long as anybody has it. Throws Error{Unsupported} for a device that
+    /// takes no such memory (DeviceInfo::imports_opaque_memory), Error{OutOfMemory} where the
+    /// driver refuses it.
+    static Buffer import_opaque(Device& device, OpaqueMemory memory, std::string name,
+                                MemoryCategory category = MemoryCategory::Communication);
     Buffer(Buffer&& other) noexcept;
     Buffer& operator=(Buffer&& other) noexcept;
     ~Buffer();

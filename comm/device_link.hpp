@@ -1,0 +1,84 @@
+// SPDX-License-Identifier: MIT
+#pragma once
+
+// The ranks of a node whose devices copy straight from each other's memory. Each makes blocks of
+// memory of its device, which are Vulkan buffers as well, and lets peers open them once; a peer
+// that has been told where bytes stand copies them into memory of its own. Telling is the
+// Transport's part. Any thread.
+
+#include "link_driver.hpp"
+
+#include <bellows/comm/message.hpp>
+#include <bellows/engine/lane.hpp>
+#include <bellows/engine/memory.hpp>
+
+#include <memory>
+#include <mutex>
+#include <string>
+#include <vector>
+
+namespace bellows {
+
+/// Memory of this rank's device that peers can be let into. It lasts while it is a buffer's, too.
+class LinkBlock {
+public:
+    LinkBlock(LinkAllocation allocation, std::uint64_t id)
+        : allocation_(std::move(allocation)), id_(id) {}
+
+    std::uint64_t bytes() const noexcept { return allocation_.memory->bytes(); }
+    std::uint64_t address() const noexcept { return allocation_.memory->address(); }
+    std::uint64_t id() const noexcept { return id_; }
+
+    Buffer make_buffer(Device& device, std::string name) const;
+    void bind(LaneContext& context, Buffer& buffer) const;
+
+private:
+    friend class DeviceLink;
+    OpaqueMemory opaque() const noexcept { return {allocation_.file.get(), bytes()}; }
+
+    LinkAllocation allocation_;
+    std::uint64_t id_;
+    std::mutex mutex_;
+    std::vector<int> passed_; ///< the ranks that it was passed to
+};
+
+/// Of a peer, as opened here.
+struct LinkedBlock {
+    std::uint64_t id = 0;
+    std::shared_ptr<LinkMemory> memory;
+};
+
+class DeviceLink {
+public:
+    /// Collective over the world. driver: null keeps this rank out.
+    DeviceLink(World& world, std::unique_ptr<LinkDriver> driver, std::chrono::milliseconds timeout);
+
+    std::string_view name() const noexcept { return driver_->name(); }
+    /// Each of the two copies from the other. Never of this rank itself.
+    bool reaches(int peer) const noexcept { return reached_[static_cast<std::size_t>(peer)]; }
+    bool reaches_any() const noexcept;
+
+    /// Throws Error{OutOfMemory}.
+    std::shared_ptr<LinkBlock> allocate(std::uint64_t bytes);
+    /// Lets a peer open it; does nothing the second time.
+    void pass(int peer, LinkBlock& block) const;
+    /// Opens what the peer has passed; at most one block at a time is remembered in `known`. False:
+    /// it has not come yet.
+    bool open(int peer, std::uint64_t id, std::uint64_t bytes, LinkedBlock& known) const;
+    std::unique_ptr<LinkCopy> copy_from(int peer, std::vector<LinkRange> ranges) const;
+
+private:
+    std::uint64_t tag_of(std::uint64_t id) const noexcept { return tags_ + id; }
+
+    ControlPlane& control_;
+    std::unique_ptr<LinkDriver> driver_;
+    std::uint64_t tags_ = 0; ///< of the control plane, for descriptors of blocks
+    std::vector<bool> reached_;
+    std::atomic<std::uint64_t> last_id_{0};
+};
+
+/// The link that the options ask for; null, and why, where no peer is reached. Collective.
+std::unique_ptr<DeviceLink> make_device_link(World& world, const TransportOptions& options,
+                                             std::string& why_not);
+
+} // namespace bellows

@@ -1,0 +1,127 @@
+// SPDX-License-Identifier: MIT
+#include "link_moves.hpp"
+
+#include "trace_transfer.hpp"
+
+#include <bellows/engine/error.hpp>
+
+#include <algorithm>
+#include <string>
+#include <utility>
+
+namespace bellows {
+
+namespace {
+
+/// Streams of the leg's sequence number, beside those of the counts and the records.
+constexpr std::uint32_t kWhereStream = 2;
+constexpr std::uint32_t kTakenStream = 3;
+
+} // namespace
+
+void LinkMoves::begin_out(const RecordRuns& runs, const std::shared_ptr<LinkBlock>& memory,
+                          std::vector<Transfer>& sends) {
+    sends_ = &sends;
+    from_ = memory;
+    for (std::uint64_t at = 0; at < runs.size(); ++at) {
+        const std::uint64_t bytes = total_bytes(runs[at]);
+        if (!exchange_.linked(at) || bytes == 0)
+            continue;
+        const int rank = exchange_.config.ranks[at];
+        exchange_.link->pass(rank, *memory);
+        Out& out = *out_.emplace_back(std::make_unique<Out>());
+        out.told = {memory->id(), memory->bytes(), bytes};
+        for (const RecordRun& run : runs[at])
+            out.told.push_back(run.offset);
+        out.first_transfer = sends.size();
+        sends.push_back(exchange_.transport.post_send(rank, {sequence_, kWhereStream},
+                                                      std::as_bytes(std::span(out.told))));
+        sends.push_back(exchange_.transport.post_recv(
+            rank, {sequence_, kTakenStream}, std::as_writable_bytes(std::span(&out.taken, 1))));
+        exchange_.count_sent(at, bytes);
+        exchange_.bytes_sent_by_link += bytes;
+        ++exchange_.messages_sent;
+    }
+}
+
+void LinkMoves::begin_in(const RecordRuns& runs, const std::shared_ptr<LinkBlock>& memory,
+                         std::vector<Transfer>& receives) {
+    receives_ = &receives;
+    to_ = memory;
+    for (std::uint64_t at = 0; at < runs.size(); ++at) {
+        const std::uint64_t bytes = total_bytes(runs[at]);
+        if (!exchange_.linked(at) || bytes == 0)
+            continue;
+        In& in = *in_.emplace_back(std::make_unique<In>());
+        in.rank = exchange_.config.ranks[at];
+        in.at = at;
+        in.runs = runs[at];
+        in.told.resize(kOffsets + in.runs.size());
+        in.transfer = receives.size();
+        receives.push_back(exchange_.transport.post_recv(
+            in.rank, {sequence_, kWhereStream}, std::as_writable_bytes(std::span(in.told))));
+        exchange_.bytes_received += bytes;
+    }
+}
+
+bool LinkMoves::test(Transfer& transfer) const {
+    return test_and_trace(exchange_.device, exchange_.config.name, transfer);
+}
+
+void LinkMoves::begin_copy(In& in) {
+    const std::uint64_t bytes = total_bytes(in.runs);
+    std::vector<LinkRange> ranges;
+    bool good = in.told[kBytes] == bytes;
+    for (std::size_t i = 0; good && i < in.runs.size(); ++i) {
+        const std::uint64_t offset = in.told[kOffsets + i];
+        good = in.runs[i].bytes <= in.source->bytes() &&
+               offset <= in.source->bytes() - in.runs[i].bytes;
+        ranges.push_back(
+            {to_->address() + in.runs[i].offset, in.source->address() + offset, in.runs[i].bytes});
+    }
+    if (!good)
+        throw Error(ErrorCode::Corrupt,
+                    "rank " + std::to_string(exchange_.world.rank()) + " expected " +
+                        std::to_string(bytes) + " bytes from rank " + std::to_string(in.rank) +
+                        ", which offers " + std::to_string(in.told[kBytes]) + " of a block of " +
+                        std::to_string(in.source->bytes()) +
+                        ": the two disagree about the exchange",
+                    in.rank);
+    in.copy = exchange_.link->copy_from(in.rank, std::move(ranges));
+}
+
+/// Whether all of it is there.
+bool LinkMoves::step_in(In& in, bool& changed) {
+    if (in.done)
+        return true;
+    if (!in.copy) {
+        LinkedBlock& known = opened_[in.at];
+        if (!test((*receives_)[in.transfer]) ||
+            !exchange_.link->open(in.rank, in.told[kId], in.told[kBlockBytes], known))
+            return false;
+        in.source = known.memory;
+        begin_copy(in);
+        changed = true;
+    }
+    if (!in.copy->done())
+        return false;
+    in.taken = in.told[kBytes];
+    answers_.push_back(exchange_.transport.post_send(in.rank, {sequence_, kTakenStream},
+                                                     std::as_bytes(std::span(&in.taken, 1))));
+    changed = in.done = true;
+    return true;
+}
+
+Progress LinkMoves::step() {
+    bool done = true, changed = false;
+    for (const auto& in : in_)
+        done &= step_in(*in, changed);
+    for (const auto& out : out_)
+        for (const std::size_t i : {out->first_transfer, out->first_transfer + 1})
+            done &= test((*sends_)[i]);
+    for (Transfer& answer : answers_)
+        done &= test(answer);
+    return done ? Progress::Done : changed ? Progress::Moved : Progress::Again;
+}
+
+} // namespace bellows
