@@ -145,6 +145,11 @@ void add_train(CLI::App& app, TrainFlags& flags) {
         "take them in turn; list: show them and end (default: as configured, or else any: the one "
         "that "
         "BELLOWS_DEVICE names, or the best)");
+    app.add_option(
+           "--device-link", flags.device_link,
+           "auto: experts' tokens go from device to device where a vendor's driver links "
+           "those of a host (default); off: through the host's memory; host: for CPU devices")
+        ->type_name("auto|off|host");
     add_count(app, "--checkpoint-every", flags.checkpoint_every,
               "steps between checkpoints (default: only at the end)");
     app.footer(std::string(kTrainExamples) + kExitCodes);

@@ -50,6 +50,7 @@ void apply_flags(TrainConfig& train, const TrainFlags& flags) {
     override_with(train.lr, flags.lr);
     override_with(train.precision, flags.precision);
     override_with(train.device, flags.device);
+    override_with(train.device_link, flags.device_link);
     override_with(train.checkpoint_every, flags.checkpoint_every);
     override_with(train.pp, flags.pp);
     override_with(train.dp, flags.dp);

@@ -3,6 +3,7 @@
 
 #include "app/file_io.hpp"
 
+#include <bellows/comm/message.hpp>
 #include <bellows/engine/error.hpp>
 #include <bellows/model/presets.hpp>
 
@@ -46,6 +47,7 @@ void for_each_field(Config& c, Visit&& visit) {
     visit("clip_norm", c.clip_norm, 0.0, kHuge);
     visit("precision", c.precision, 0, 0);
     visit("device", c.device, 0, 0);
+    visit("device_link", c.device_link, 0, 0);
     visit("pp", c.pp, 1, 1 << 16);
     visit("dp", c.dp, 0, 1 << 20);
     visit("ep", c.ep, 0, 1 << 20);
@@ -176,6 +178,7 @@ void validate(const TrainConfig& config) {
                " must lie after warmup_steps = " + std::to_string(config.warmup_steps));
     }
     (void)parse_devices(config.device);
+    (void)device_link_kind(config.device_link);
 }
 
 TrainConfig parse_train_config(std::string_view text, std::string_view source,

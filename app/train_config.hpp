@@ -43,7 +43,8 @@ struct TrainConfig {
     /// Storage of activations: "f32" or "bf16"; "fp8": bf16, and FP8 in the linear layers of
     /// attention, FFNs and experts.
     std::string precision = "f32";
-    std::string device = "any"; ///< see parse_devices()
+    std::string device = "any";       ///< see parse_devices()
+    std::string device_link = "auto"; ///< see device_link_kind()
     std::uint64_t pp = 1;
     std::uint64_t dp = 0;               ///< 0: ranks / pp
     std::uint64_t ep = 0;               ///< 0: dp

@@ -133,11 +133,12 @@ Trainer::Impl::Impl(Device& dev, World& w, const RunConfig& c, const RunLayout& 
       stage_index(static_cast<std::uint64_t>(w.rank()) / l.dp),
       d(static_cast<std::uint64_t>(w.rank()) % l.dp),
       on_failure(w.control().on_failure([&dev](const Error& error) { dev.abort(error); })),
-      exchange_transport(open_transport(w)), dense_transport(open_transport(w)),
-      replica_transport(open_transport(w)), pipe_transport(open_transport(w)),
-      everyone(w, Group::all(w.size()), limit), stage_peers(w, dp_group(l, stage_index), limit),
-      thread(dev, "network"), host_lane(thread.add_lane("host")),
-      schedule(one_f_one_b(l.pp, c.train.micro_batches)),
+      exchange_transport(open_transport(
+          w, {.device = &dev, .device_link = device_link_kind(c.train.device_link)})),
+      dense_transport(open_transport(w)), replica_transport(open_transport(w)),
+      pipe_transport(open_transport(w)), everyone(w, Group::all(w.size()), limit),
+      stage_peers(w, dp_group(l, stage_index), limit), thread(dev, "network"),
+      host_lane(thread.add_lane("host")), schedule(one_f_one_b(l.pp, c.train.micro_batches)),
       parameters(dev, parameters_of_stage(c.model, stage_index, l.pp, d % l.ep, l.ep),
                  activation_type(c.train), true, linear_precision(c.train)) {
     agree_on_kernels(kernels);
@@ -464,6 +465,9 @@ ParameterStore& Trainer::parameters() noexcept {
 }
 const std::string& Trainer::why_decoded() const noexcept {
     return impl_->why_decoded;
+}
+std::string Trainer::device_link() const {
+    return std::string(impl_->exchange_transport->device_link_name());
 }
 
 std::map<std::string, std::string> Trainer::chosen_kernels() const {

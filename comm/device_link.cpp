@@ -48,6 +48,19 @@ std::unique_ptr<LinkDriver> driver_for(const TransportOptions& options, std::str
 
 } // namespace
 
+const char* to_string(DeviceLinkKind kind) noexcept {
+    return kind == DeviceLinkKind::Auto ? "auto" : kind == DeviceLinkKind::Off ? "off" : "host";
+}
+
+DeviceLinkKind device_link_kind(std::string_view text) {
+    for (const DeviceLinkKind kind :
+         {DeviceLinkKind::Auto, DeviceLinkKind::Off, DeviceLinkKind::Host})
+        if (text == to_string(kind))
+            return kind;
+    throw Error(ErrorCode::InvalidArgument,
+                "device_link is \"auto\", \"off\" or \"host\", not \"" + std::string(text) + "\"");
+}
+
 Buffer LinkBlock::make_buffer(Device& device, std::string name) const {
     return allocation_.host.empty()
                ? Buffer::import_opaque(device, opaque(), std::move(name))

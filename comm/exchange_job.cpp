@@ -66,6 +66,8 @@ public:
             then([this](LaneContext& context) { return bind_gradients(context); });
         if (gate_) {
             then([this](LaneContext& context) { return begin_out(context); });
+            if (!learn && exchange_.link != nullptr)
+                then([this](LaneContext&) { return begin_in_by_link(); });
             then([this](LaneContext& context) { return post_out(context); });
             then([this](LaneContext& context) { return wait_for_gate(context); });
             if (learn) {
@@ -386,6 +388,13 @@ private:
     Progress post_out(LaneContext& context) {
         moves().step(context);
         return moves().all_posted() ? Progress::Done : waiting();
+    }
+
+    /// A link's copies take nothing from anybody, so they need not wait for the hook where it is
+    /// known what comes.
+    Progress begin_in_by_link() {
+        moves().begin_in_by_link(runs_in());
+        return Progress::Done;
     }
 
     Progress wait_for_gate(LaneContext& context) {

@@ -110,8 +110,13 @@ void RecordMoves::begin_out(LaneContext& context) {
     }
 }
 
+void RecordMoves::begin_in_by_link(const RecordRuns& runs) {
+    if (!std::exchange(links_in_, true))
+        links_.begin_in(runs, to_.wire.link, receives_);
+}
+
 void RecordMoves::begin_in(LaneContext& context, const RecordRuns& runs) {
-    links_.begin_in(runs, to_.wire.link, receives_);
+    begin_in_by_link(runs);
     in_ = cut(runs);
     const bool waits = std::any_of(in_.begin(), in_.end(), [this](const Piece& piece) {
         return !is_self(piece) && !in_place(piece);

@@ -42,6 +42,8 @@ public:
     /// Once each, in either order.
     void begin_out(LaneContext& context);
     void begin_in(LaneContext& context, const RecordRuns& runs);
+    /// Of begin_in() what comes by the device link; may come first.
+    void begin_in_by_link(const RecordRuns& runs);
     /// Moves what can be moved. Done: what has been begun has left and stands where it belongs.
     Progress step(LaneContext& context);
     /// All that has been begun is with the network.
@@ -90,6 +92,7 @@ private:
     std::vector<Piece> out_, in_;
     std::vector<Transfer> receives_, sends_;
     LinkMoves links_;
+    bool links_in_ = false; ///< have begun
     std::uint64_t bytes_in_ = 0;
     std::uint64_t seen_ = 0; ///< bytes moved at the last look
 };

@@ -96,17 +96,6 @@ double seconds_of(const std::string& text) {
     return value;
 }
 
-DeviceLinkKind device_link_of(const std::string& text) {
-    if (text == "auto")
-        return DeviceLinkKind::Auto;
-    if (text == "off")
-        return DeviceLinkKind::Off;
-    if (text == "host")
-        return DeviceLinkKind::Host;
-    throw Error(ErrorCode::InvalidArgument,
-                "--device-link " + text + " is none of auto, off, host");
-}
-
 ExchangeShape take_shape(Arguments& arguments) {
     constexpr std::uint64_t kMost = std::uint64_t{1} << 30;
     ExchangeShape shape;
@@ -158,7 +147,7 @@ ExchangeOptions take_exchange_options(Arguments& arguments) {
     if (const auto ranks = number(arguments, "--ranks-per-node", 0, 1, 4096); ranks > 0)
         options.ranks_per_node = static_cast<int>(ranks);
     options.flat = arguments.flag("--flat");
-    options.device_link = device_link_of(arguments.value("--device-link").value_or("auto"));
+    options.device_link = device_link_kind(arguments.value("--device-link").value_or("auto"));
     options.workgroups = static_cast<std::uint32_t>(
         number(arguments, "--workgroups", 0, 0, std::numeric_limits<std::uint32_t>::max()));
     options.repeats = number(arguments, "--repeats", options.repeats, 1);

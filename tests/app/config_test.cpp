@@ -43,6 +43,7 @@ TEST(TrainConfig, ReadsAndWritesEveryKey) {
     config.weight_decay = 0;
     config.precision = "bf16";
     config.device = "0,1";
+    config.device_link = "off";
     config.pp = 2;
     config.checkpoint_every = 10;
     config.step_timeout = 12.5;
@@ -81,7 +82,7 @@ TEST(TrainConfig, ValuesOutOfRangeNameTheirKey) {
     for (const char* line :
          {"steps = 0", "batch = 0", "micro_batches = 0", "seq = 0", "lr = -1.0", "lr = nan",
           "lr = inf", "beta1 = 1.0", "beta2 = 1.0", "adam_eps = 0.0", "weight_decay = -0.1",
-          "clip_norm = -1.0", "precision = \"f16\"", "device = \"tpu\"", "device = \"\"", "pp = 0",
+          "clip_norm = -1.0", "precision = \"f16\"", "device = \"tpu\"", "device = \"\"", "device_link = \"maybe\"", "pp = 0",
           "holdout = 1.0", "keep_checkpoints = 0", "lr_min = 1.0"}) {
         const std::string key(line, std::string_view(line).find(' '));
         EXPECT_BELLOWS_ERROR((check(line), 0), InvalidArgument, key);

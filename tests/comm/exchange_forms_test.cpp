@@ -7,6 +7,9 @@
 
 #include "exchange_rig.hpp"
 
+#include <chrono>
+#include <thread>
+
 namespace bellows {
 namespace {
 
@@ -153,6 +156,22 @@ TEST(ExchangeByLink, AllRecordsGoFromDeviceToDevice) {
             ALL_RANKS_TRUE(stats.bytes_sent > 0 || world().rank() == 1);
         }
     }
+}
+
+TEST(ExchangeByLink, LowLatencyRecordsComeBeforeTheHook) {
+    Rig rig({.dtype = DType::BF16, .hidden = 512, .linked = true, .low_latency = true});
+    if (world().size() == 1 || rig.transport().device_link_name().empty())
+        return;
+    const auto received = [&] { return rig.exchange().stats().bytes_received; };
+    ExchangeHook hook =
+        rig.exchange().dispatch_send(rig.handle(), rig.x(), rig.ids(), rig.weights());
+    const auto end = std::chrono::steady_clock::now() + std::chrono::seconds(20);
+    while (received() == 0 && std::chrono::steady_clock::now() < end)
+        std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    const std::uint64_t before = received();
+    hook().wait();
+    ALL_RANKS_TRUE(before > 0 && received() == before);
+    ALL_RANKS_TRUE(rig.rows_arrived());
 }
 
 ErrorCode code_of(const std::function<void()>& call) {

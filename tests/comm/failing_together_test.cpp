@@ -30,10 +30,14 @@ constexpr int kCulprit = 1;
 
 // --- the ranks -----------------------------------------------------------------------------------
 
-/// What a rank works with; the world outlives it.
+/// What a rank works with; the world outlives it. linked: exchanges go from device to device.
 struct Rig {
-    explicit Rig(World& in)
-        : world(in), device(testing::make_device()), transport(open_transport(in)),
+    Rig(World& in, bool linked)
+        : world(in), device(testing::make_device()),
+          transport(
+              open_transport(in, {.device = linked ? device.get() : nullptr,
+                                  .device_link = device->info().is_cpu ? DeviceLinkKind::Host
+                                                                       : DeviceLinkKind::Auto})),
           thread(*device, "network") {}
 
     bool culprit() const { return world.rank() == kCulprit; }
@@ -210,9 +214,9 @@ int run_rank(int argc, char** argv) {
         World world = World::init(argc, argv, options);
         rank = world.rank();
         try {
-            Rig rig(world);
+            Rig rig(world, phase.find("linked") != std::string::npos);
             if (phase.find("on and on") != std::string::npos)
-                run_on(rig, fault, start, phase.rfind("low_latency", 0) == 0);
+                run_on(rig, fault, start, phase.find("low_latency") != std::string::npos);
             else if (phase == "exchange" || phase == "by node")
                 run_exchange(rig, fault, start, false);
             else if (phase == "low_latency")
@@ -358,7 +362,9 @@ INSTANTIATE_TEST_SUITE_P(
     ::testing::Values(Moment{"exchange on and on", "kill"}, Moment{"exchange on and on", "stop"},
                       Moment{"low_latency on and on", "kill"},
                       Moment{"low_latency on and on", "stop"}, Moment{"by node on and on", "kill"},
-                      Moment{"by node on and on", "stop"}),
+                      Moment{"by node on and on", "stop"}, Moment{"linked on and on", "kill"},
+                      Moment{"linked on and on", "stop"},
+                      Moment{"linked low_latency on and on", "kill"}),
     [](const auto& one) {
         std::string name = std::string(one.param.phase) + "_" + one.param.signal;
         std::replace(name.begin(), name.end(), ' ', '_');

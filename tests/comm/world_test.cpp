@@ -95,8 +95,10 @@ TEST_P(Mesh, DescriptorsPassInsideAHost) {
     ASSERT_EQ(::write(segment.get(), &value, sizeof value), static_cast<ssize_t>(sizeof value));
     if (control.can_pass_fds(next)) {
         control.send(next, 1, pattern(1000, 1)); // bytes around it must not disturb it
+        ALL_RANKS_TRUE(!control.try_recv_fd(previous, 3));
         control.send_fd(next, 2, segment.get());
         control.send_fd(next, 2, segment.get());
+        control.send_fd(next, 3, segment.get());
         control.send(next, 1, pattern(10, 2));
         const FileDescriptor received = control.recv_fd(previous, 2, 30s);
         const FileDescriptor second = control.recv_fd(previous, 2, 30s);
@@ -104,6 +106,11 @@ TEST_P(Mesh, DescriptorsPassInsideAHost) {
         const bool same = ::pread(received.get(), &read, sizeof read, 0) == sizeof read &&
                           read == 1000 + previous && second && second.get() != received.get();
         ALL_RANKS_TRUE(same);
+        std::optional<FileDescriptor> third;
+        for (const auto end = std::chrono::steady_clock::now() + 30s;
+             !third && std::chrono::steady_clock::now() < end;)
+            third = control.try_recv_fd(previous, 3);
+        ALL_RANKS_TRUE(third && *third && !control.try_recv_fd(previous, 3));
         ALL_RANKS_TRUE(control.recv(previous, 1, 30s) == pattern(1000, 1));
         ALL_RANKS_TRUE(control.recv(previous, 1, 30s) == pattern(10, 2));
     } else {

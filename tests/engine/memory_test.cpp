@@ -271,6 +271,23 @@ TEST(EngineMemory, AWrongImportIsRefused) {
     EXPECT_EQ(device->memory_report().bytes, 0u);
 }
 
+TEST(EngineMemory, WhatIsNoMemoryOfTheDeviceIsRefused) {
+    const auto device = make_device();
+    const auto refusal = [&](int file) {
+        try {
+            const Buffer imported =
+                Buffer::import_opaque(*device, {.file = file, .bytes = 1 << 20}, "odd memory");
+        } catch (const Error& error) {
+            EXPECT_NE(error.message().find("odd memory"), std::string::npos) << error.message();
+            return error.code();
+        }
+        return ErrorCode::Internal;
+    };
+    const bool takes = device->info().imports_opaque_memory;
+    EXPECT_EQ(refusal(-1), takes ? ErrorCode::InvalidArgument : ErrorCode::Unsupported);
+    EXPECT_EQ(device->memory_report().bytes, 0u);
+}
+
 TEST(EngineMemory, SizesAreToldLargestFirst) {
     MemoryReport full;
     full.categories[static_cast<std::size_t>(MemoryCategory::Weights)] = {1 << 20, 3 << 20, 3};

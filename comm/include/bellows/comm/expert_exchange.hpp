@@ -191,9 +191,11 @@ private:
 /// run; its own sends go on. Large records leave a rank when they are received: the same call's
 /// result, and its time limit, wait on the other ranks for this hook. So no rank may wait for a
 /// later call before it has called its hooks of earlier ones. By node, what a rank passes on of
-/// others' tokens, whatever its size, leaves with the hook, too. Dropped without being called, it
-/// receives and passes on all the same, so that other ranks are not held up, but the result is
-/// lost. The handle, and what its exchange works with, must outlive it, called or not.
+/// others' tokens, whatever its size, leaves with the hook, too. Over a device link records come
+/// before the hook, by the link's copies alone, except those of a high-throughput dispatch, whose
+/// numbers are not known. Dropped without being called, it receives and passes on all the same, so
+/// that other ranks are not held up, but the result is lost. The handle, and what its exchange
+/// works with, must outlive it, called or not.
 class [[nodiscard]] ExchangeHook {
 public:
     ExchangeHook(ExchangeHook&&) noexcept;

@@ -183,6 +183,10 @@ enum class DeviceLinkKind : std::uint8_t {
     Host, ///< through host memory, for devices that it serves (CPU drivers): the same path in tests
 };
 
+const char* to_string(DeviceLinkKind kind) noexcept;
+/// "auto", "off" or "host". Throws Error{InvalidArgument}.
+DeviceLinkKind device_link_kind(std::string_view text);
+
 struct TransportOptions {
     /// Messages are cut into pieces of this size; MPI counts are 32-bit. Same on every rank.
     std::uint64_t max_message_bytes = std::uint64_t{1} << 30;
