@@ -134,6 +134,8 @@ void ControlPlane::Impl::require_active() const {
 }
 
 void ControlPlane::Impl::throw_peer_gone(int peer) const {
+    if (const auto& loss = peers[static_cast<std::size_t>(peer)].loss)
+        throw Error(*loss);
     throw Error(ErrorCode::PeerLost,
                 describe(peer) + " has left the job while rank " + std::to_string(rank) +
                     " still had to talk to it",
@@ -224,6 +226,25 @@ std::optional<Error> ControlPlane::failure() const {
 
 bool ControlPlane::failed() const noexcept {
     return impl_->has_failed.load();
+}
+
+bool ControlPlane::any_lost() const noexcept {
+    return impl_->num_lost.load(std::memory_order_acquire) > 0;
+}
+
+bool ControlPlane::lost(int peer) const noexcept {
+    if (!any_lost())
+        return false;
+    const std::lock_guard lock(impl_->mutex);
+    return impl_->peers[static_cast<std::size_t>(peer)].loss.has_value();
+}
+
+void ControlPlane::throw_if_lost(int peer) const {
+    if (!any_lost())
+        return;
+    const std::lock_guard lock(impl_->mutex);
+    if (impl_->peers[static_cast<std::size_t>(peer)].loss)
+        impl_->throw_peer_gone(peer);
 }
 
 void ControlPlane::throw_if_failed() const {

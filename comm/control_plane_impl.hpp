@@ -29,6 +29,7 @@ struct ControlPlane::Impl {
         std::string host;
         PeerState state = PeerState::Present;
         Clock::time_point last_heard;
+        std::optional<Error> loss{}; ///< how it was lost, where that does not end the job
     };
 
     struct Message {
@@ -54,6 +55,8 @@ struct ControlPlane::Impl {
 
     // With `mutex` held.
     void fail(const Error& error);
+    /// A peer has died or stalled.
+    void lose(int peer, const Error& error);
     /// What has come, if anything has.
     std::optional<Message> take(int from, std::uint64_t tag);
     void require_peer(int peer) const;
@@ -73,6 +76,7 @@ struct ControlPlane::Impl {
     const int size;
     const Milliseconds heartbeat_interval;
     const Milliseconds stall_timeout;
+    const bool outlives_lost_ranks;
 
     mutable std::mutex mutex;
     std::condition_variable changed;
@@ -80,6 +84,7 @@ struct ControlPlane::Impl {
     std::map<std::pair<int, std::uint64_t>, std::deque<Message>> inbox;
     std::optional<Error> failure;
     std::atomic<bool> has_failed{false};
+    std::atomic<int> num_lost{0}; ///< of peers with a loss
     bool leaving = false;
     bool stopping = false;
     Clock::time_point last_heartbeat;

@@ -39,7 +39,7 @@ Milliseconds stall_timeout_from(const ControlOptions& options) {
 ControlPlane::Impl::Impl(int rank_, int size_, const ControlOptions& options,
                          const AllGather& all_gather)
     : rank(rank_), size(size_), heartbeat_interval(options.heartbeat_interval),
-      stall_timeout(stall_timeout_from(options)) {
+      stall_timeout(stall_timeout_from(options)), outlives_lost_ranks(options.outlive_lost_ranks) {
     if (size < 1 || rank < 0 || rank >= size || heartbeat_interval < Milliseconds{1})
         throw Error(ErrorCode::InvalidArgument,
                     "control plane of rank " + std::to_string(rank) + " of " +
@@ -148,6 +148,8 @@ void ControlPlane::Impl::poll_once() {
 }
 
 void ControlPlane::Impl::handle(int from, Frame frame) {
+    if (peers[static_cast<std::size_t>(from)].state == PeerState::Lost)
+        return; // it has come back too late
     switch (frame.kind) {
     case FrameKind::Heartbeat:
         break;
@@ -168,11 +170,26 @@ void ControlPlane::Impl::handle_closed(int rank_closed) {
     peer.link.close();
     if (peer.state != PeerState::Present || leaving)
         return;
+    lose(rank_closed, Error(ErrorCode::PeerLost,
+                            describe(rank_closed) + " died: its control connection to rank " +
+                                std::to_string(rank) + " closed without a goodbye",
+                            rank_closed));
+}
+
+void ControlPlane::Impl::lose(int rank_lost, const Error& error) {
+    Peer& peer = peers[static_cast<std::size_t>(rank_lost)];
     peer.state = PeerState::Lost;
-    fail(Error(ErrorCode::PeerLost,
-               describe(rank_closed) + " died: its control connection to rank " +
-                   std::to_string(rank) + " closed without a goodbye",
-               rank_closed));
+    if (!outlives_lost_ranks) {
+        fail(error);
+        return;
+    }
+    peer.loss = error;
+    num_lost.fetch_add(1, std::memory_order_release);
+    if (peer.link.is_open()) { // it has stalled: should it go on, it hears that it is alone
+        peer.link.queue(FrameKind::Abort, 0, encode_error(error));
+        peer.link.flush();
+    }
+    changed.notify_all();
 }
 
 void ControlPlane::Impl::check_heartbeats(Clock::time_point now) {
@@ -194,13 +211,12 @@ void ControlPlane::Impl::check_heartbeats(Clock::time_point now) {
         }
         if (stall_timeout > Milliseconds{0} && peer.state == PeerState::Present && !leaving &&
             now - peer.last_heard > stall_timeout) {
-            peer.state = PeerState::Lost;
-            fail(Error(ErrorCode::PeerLost,
-                       describe(r) + " stalled: no heartbeat for " +
-                           std::to_string(stall_timeout.count()) +
-                           " ms although its connection stands (stopped or starved process; "
-                           "BELLOWS_STALL_SECONDS sets the limit)",
-                       r));
+            lose(r, Error(ErrorCode::PeerLost,
+                          describe(r) + " stalled: no heartbeat for " +
+                              std::to_string(stall_timeout.count()) +
+                              " ms although its connection stands (stopped or starved process; "
+                              "BELLOWS_STALL_SECONDS sets the limit)",
+                          r));
         }
     }
 }

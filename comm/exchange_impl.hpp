@@ -66,6 +66,8 @@ struct ExpertExchange::Impl {
     std::vector<Import> imported{};
     bool imports = false;       ///< the device takes memory that ranks share
     DeviceLink* link = nullptr; ///< null where it reaches nobody of the group
+    /// Of low latency: members of the group that are done without. Set by anybody, read by lanes.
+    std::unique_ptr<std::atomic<bool>[]> mask{};
 
     std::uint64_t group_size() const noexcept { return config.ranks.size(); }
     /// Ranks that share the experts out.
@@ -101,6 +103,12 @@ struct ExpertExchange::Impl {
     /// Memory that messages are not copied from, for import into the device; empty where either
     /// is refused.
     SharedMemory share(std::uint64_t bytes) const;
+    /// Whether this mode goes on without a member: it was masked, or is lost.
+    bool without(std::uint64_t at) const noexcept {
+        return low_latency() && (mask[at] || world.control().lost(config.ranks[at]));
+    }
+    /// The position of a rank that may be masked. Throws Error{InvalidArgument}.
+    std::uint64_t maskable(int rank) const;
     /// Whether records go to and come from a member of the group by the device link.
     bool linked(std::uint64_t at) const noexcept {
         return link != nullptr && link->reaches(config.ranks[at]);
@@ -179,6 +187,10 @@ struct ExchangeHandle::Impl {
     Buffer staging_out, staging_in;     ///< host copies, grown by the lane
 
     static constexpr std::uint64_t kZeroAt = 8, kCountsAt = 16;
+
+    /// Low latency, by the lane: where nothing stands of members that the exchange is without, in
+    /// received and in back_records.
+    std::vector<bool> blank_received, blank_back;
 
     // Known on the host after a dispatch, used by the lane only.
     std::vector<std::uint64_t> sent_rows, received_rows; ///< per member of the group and origin

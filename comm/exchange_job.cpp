@@ -26,6 +26,8 @@ using Clock = std::chrono::steady_clock;
 
 constexpr std::uint32_t kCountsStream = 0;
 constexpr std::uint32_t kRecordsStream = 1;
+/// Words of records that nobody has sent: tokens for expert -1, sums of 0.
+constexpr std::uint32_t kNobodys = 0xffffffff, kNothing = 0;
 
 /// What one member tells another before it sends: rows of each origin, then rows per expert of the
 /// receiver.
@@ -177,10 +179,16 @@ private:
         return {place, RecordRuns(exchange_.group_size(), {all}), true};
     }
     RecordRuns runs_in() const { return outbound_ ? runs_at_experts() : runs_at_source(); }
-    RecordMoves::Place place_in() const {
+    RecordMoves::In in() const {
         if (outbound_)
-            return {handle_.arrivals(tokens_), handle_.memory_of_arrivals(tokens_)};
-        return {handle_.back_records, handle_.back_memory};
+            return {{handle_.arrivals(tokens_), handle_.memory_of_arrivals(tokens_)},
+                    kNobodys,
+                    handle_.blank_received,
+                    handle_.opened_out};
+        return {{handle_.back_records, handle_.back_memory},
+                kNothing,
+                handle_.blank_back,
+                handle_.opened_in};
     }
 
     /// Those that are waited for now.
@@ -371,8 +379,7 @@ private:
 
     RecordMoves& moves() {
         if (!moves_)
-            moves_.emplace(handle_, name_, Tag{sequence_, kRecordsStream}, out(), place_in(),
-                           outbound_ ? handle_.opened_out : handle_.opened_in);
+            moves_.emplace(handle_, name_, Tag{sequence_, kRecordsStream}, out(), in());
         return *moves_;
     }
 

@@ -17,11 +17,17 @@ std::uint64_t grown(std::uint64_t bytes) {
 
 } // namespace
 
-RecordMoves::RecordMoves(ExchangeHandle::Impl& handle, std::string name, Tag tag, Out from,
-                         Place to, std::vector<LinkedBlock>& opened)
+RecordMoves::RecordMoves(ExchangeHandle::Impl& handle, std::string name, Tag tag, Out from, In to)
     : handle_(handle), exchange_(handle.exchange), name_(std::move(name)), tag_(tag),
       from_(std::move(from)), to_(to), staged_(!exchange_.zero_copy()),
-      links_(exchange_, tag.sequence, opened) {
+      without_(exchange_.group_size()), links_(exchange_, tag.sequence, to_.opened,
+                                               [this](std::uint64_t at) { return without(at); }) {
+}
+
+bool RecordMoves::without(std::uint64_t at) {
+    if (!without_[at] && exchange_.without(at))
+        without_[at] = true;
+    return without_[at];
 }
 
 std::vector<RecordMoves::Piece> RecordMoves::cut(const std::vector<RecordRun>& runs,
@@ -81,8 +87,9 @@ void RecordMoves::copy(LaneContext& context, Piece& piece, QueueRole role, Buffe
 void RecordMoves::begin_out(LaneContext& context) {
     links_.begin_out(from_.runs, from_.place.wire.link, sends_);
     out_ = cut(from_.runs);
-    if (staged_)
-        std::erase_if(out_, [this](const Piece& piece) { return is_self(piece); });
+    std::erase_if(out_, [this](const Piece& piece) {
+        return (staged_ && is_self(piece)) || without(piece.at);
+    });
     std::uint64_t bytes = 0;
     for (const Piece& piece : out_)
         bytes = std::max(bytes, piece.offset + piece.bytes);
@@ -112,12 +119,14 @@ void RecordMoves::begin_out(LaneContext& context) {
 
 void RecordMoves::begin_in_by_link(const RecordRuns& runs) {
     if (!std::exchange(links_in_, true))
-        links_.begin_in(runs, to_.wire.link, receives_);
+        links_.begin_in(runs, to_.place.wire.link, receives_);
 }
 
 void RecordMoves::begin_in(LaneContext& context, const RecordRuns& runs) {
+    runs_in_ = runs;
     begin_in_by_link(runs);
     in_ = cut(runs);
+    std::erase_if(in_, [this](const Piece& piece) { return without(piece.at); });
     const bool waits = std::any_of(in_.begin(), in_.end(), [this](const Piece& piece) {
         return !is_self(piece) && !in_place(piece);
     });
@@ -133,7 +142,7 @@ void RecordMoves::begin_in(LaneContext& context, const RecordRuns& runs) {
             piece.state = State::CopyingIn;
             copy(context, piece, QueueRole::TransferIn,
                  from_.place.memory.view().sub(own[next++].offset, piece.bytes),
-                 to_.memory.view().sub(piece.offset, piece.bytes));
+                 to_.place.memory.view().sub(piece.offset, piece.bytes));
             continue;
         }
         receive(piece);
@@ -159,7 +168,7 @@ void RecordMoves::send(Piece& piece) {
 }
 
 void RecordMoves::receive(Piece& piece) {
-    const Buffer& memory = staged_ ? handle_.staging_in : to_.memory;
+    const Buffer& memory = staged_ ? handle_.staging_in : to_.place.memory;
     piece.transfer = receives_.size();
     if (in_place(piece))
         receives_.push_back(
@@ -170,18 +179,58 @@ void RecordMoves::receive(Piece& piece) {
             memory.mapped_as<std::byte>().subspan(piece.offset, piece.bytes)));
 }
 
-bool RecordMoves::arrived(Transfer& transfer) const {
-    return test_and_trace(exchange_.device, exchange_.config.name, transfer);
+/// A member that is lost meanwhile is seen to at the next step.
+bool RecordMoves::arrived(Transfer& transfer, std::uint64_t at) {
+    try {
+        return test_and_trace(exchange_.device, exchange_.config.name, transfer);
+    } catch (const Error&) {
+        if (without(at))
+            return false;
+        throw;
+    }
+}
+
+/// Of a member that the leg does without. What is being copied is left to end.
+void RecordMoves::give_up(Piece& piece, std::vector<Transfer>& transfers) {
+    if (piece.state == State::Moving) {
+        transfers[piece.transfer].cancel();
+        piece.state = State::Done;
+    }
+}
+
+bool RecordMoves::fill_blanks(LaneContext& context) {
+    for (std::uint64_t at = 0; at < runs_in_.size(); ++at) {
+        if (!without(at)) {
+            to_.is_blank[at] = false;
+            continue;
+        }
+        if (to_.is_blank[at])
+            continue;
+        Blank& blank = blanks_.emplace_back();
+        blank.fill =
+            std::make_unique<Recording>(exchange_.device, QueueRole::TransferIn, name_ + " blank");
+        for (const RecordRun& run : runs_in_[at])
+            blank.fill->fill(to_.place.memory.view().sub(run.offset, run.bytes), to_.blank);
+        blank.filled = context.submit(*blank.fill); // after what was copied there
+        to_.is_blank[at] = true;
+    }
+    return std::all_of(blanks_.begin(), blanks_.end(),
+                       [](const Blank& blank) { return blank.filled.reached(); });
 }
 
 /// Whether it has gone on to another state.
 bool RecordMoves::step_out(Piece& piece) {
+    if (without(piece.at))
+        give_up(piece, sends_);
     if (piece.state == State::CopyingOut && piece.copied.reached()) {
         piece.copy.reset();
-        send(piece);
+        if (without(piece.at))
+            piece.state = State::Done;
+        else
+            send(piece);
         return true;
     }
-    if (piece.state == State::Moving && arrived(sends_[piece.transfer])) {
+    if (piece.state == State::Moving && arrived(sends_[piece.transfer], piece.at)) {
         piece.state = State::Done;
         return true;
     }
@@ -189,6 +238,8 @@ bool RecordMoves::step_out(Piece& piece) {
 }
 
 bool RecordMoves::step_in(LaneContext& context, Piece& piece) {
+    if (without(piece.at))
+        give_up(piece, receives_);
     if (piece.state == State::CopyingIn && piece.copied.reached()) {
         piece.copy.reset();
         if (!is_self(piece))
@@ -196,7 +247,7 @@ bool RecordMoves::step_in(LaneContext& context, Piece& piece) {
         piece.state = State::Done;
         return true;
     }
-    if (piece.state != State::Moving || !arrived(receives_[piece.transfer]))
+    if (piece.state != State::Moving || !arrived(receives_[piece.transfer], piece.at))
         return false;
     if (!staged_) {
         piece.state = State::Done;
@@ -216,7 +267,7 @@ bool RecordMoves::step_in(LaneContext& context, Piece& piece) {
                           static_cast<std::ptrdiff_t>(piece.offset));
     }
     copy(context, piece, QueueRole::TransferIn, source,
-         to_.memory.view().sub(piece.offset, piece.bytes));
+         to_.place.memory.view().sub(piece.offset, piece.bytes));
     return true;
 }
 
@@ -235,7 +286,7 @@ Progress RecordMoves::step(LaneContext& context) {
         changed |= step_in(context, piece);
         done &= piece.state == State::Done;
     }
-    if (done)
+    if (done && fill_blanks(context))
         return Progress::Done;
     std::uint64_t seen = 0;
     for (const Transfer& transfer : receives_)

@@ -35,9 +35,14 @@ public:
         RecordRuns runs;
         bool same = false; ///< the members' runs are one and the same
     };
-    /// to: where runs are received. opened: by the device link, in such legs. name: for the trace.
-    RecordMoves(ExchangeHandle::Impl& handle, std::string name, Tag tag, Out from, Place to,
-                std::vector<LinkedBlock>& opened);
+    struct In {
+        Place place;
+        std::uint32_t blank = 0;          ///< what words are of members that the leg does without
+        std::vector<bool>& is_blank;      ///< of which members they are
+        std::vector<LinkedBlock>& opened; ///< by the device link, in such legs
+    };
+    /// to: where runs are received. name: for the trace.
+    RecordMoves(ExchangeHandle::Impl& handle, std::string name, Tag tag, Out from, In to);
 
     /// Once each, in either order.
     void begin_out(LaneContext& context);
@@ -80,19 +85,31 @@ private:
     void receive(Piece& piece);
     bool step_out(Piece& piece);
     bool step_in(LaneContext& context, Piece& piece);
-    bool arrived(Transfer& transfer) const;
+    bool arrived(Transfer& transfer, std::uint64_t at);
+    /// Whether this leg does without a member; once it does, it stays so.
+    bool without(std::uint64_t at);
+    void give_up(Piece& piece, std::vector<Transfer>& transfers);
+    /// What stands where nothing came: nobody's tokens, sums of 0. True once it does.
+    bool fill_blanks(LaneContext& context);
 
     ExchangeHandle::Impl& handle_;
     ExpertExchange::Impl& exchange_;
     std::string name_;
     Tag tag_;
     Out from_;
-    Place to_;
+    In to_;
     bool staged_;
     std::vector<Piece> out_, in_;
     std::vector<Transfer> receives_, sends_;
+    std::vector<bool> without_; ///< members
     LinkMoves links_;
     bool links_in_ = false; ///< have begun
+    struct Blank {
+        std::unique_ptr<Recording> fill;
+        TimePoint filled;
+    };
+    std::vector<Blank> blanks_;
+    RecordRuns runs_in_;
     std::uint64_t bytes_in_ = 0;
     std::uint64_t seen_ = 0; ///< bytes moved at the last look
 };

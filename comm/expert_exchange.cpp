@@ -169,6 +169,15 @@ void ExpertExchange::Impl::count_sent(std::uint64_t at, std::uint64_t bytes) noe
         bytes_sent_to_nodes += bytes;
 }
 
+std::uint64_t ExpertExchange::Impl::maskable(int rank) const {
+    require(low_latency(), config.name, "only low-latency mode goes on without a rank");
+    const auto found = std::find(config.ranks.begin(), config.ranks.end(), rank);
+    require(found != config.ranks.end() && rank != world.rank(), config.name,
+            "rank " + std::to_string(rank) + " cannot be masked: it is " +
+                (rank == world.rank() ? "this one" : "not of the group"));
+    return static_cast<std::uint64_t>(found - config.ranks.begin());
+}
+
 BufferView ExpertExchange::Impl::view_of(int peer, const InPlace& message) {
     const auto offset = static_cast<std::uint64_t>(message.bytes.data() - message.block.data());
     for (const Import& known : imported)
@@ -234,6 +243,7 @@ void ExpertExchange::Impl::prepare() {
     position = static_cast<int>(std::find(config.ranks.begin(), config.ranks.end(), world.rank()) -
                                 config.ranks.begin());
     workgroups = config.workgroups;
+    mask = std::make_unique<std::atomic<bool>[]>(group_size());
     const std::uint64_t most_in = most_received();
     require(most_in * config.top_k <= 0x7FFFFFFF, config.name,
             "more than 2^31 - 1 slots may arrive at once: lower max_tokens");
@@ -297,6 +307,22 @@ void ExpertExchange::set_workgroups(std::uint32_t most) noexcept {
     impl_->workgroups = most;
     if (impl_->before)
         impl_->before->workgroups = most;
+}
+
+void ExpertExchange::mask_rank(int rank) {
+    impl_->mask[impl_->maskable(rank)] = true;
+}
+
+void ExpertExchange::unmask_rank(int rank) {
+    impl_->mask[impl_->maskable(rank)] = false;
+}
+
+std::vector<int> ExpertExchange::masked_ranks() const {
+    std::vector<int> ranks;
+    for (std::uint64_t at = 0; at < impl_->group_size(); ++at)
+        if (impl_->without(at))
+            ranks.push_back(impl_->config.ranks[at]);
+    return ranks;
 }
 
 const ExchangeConfig& ExpertExchange::config() const noexcept {
@@ -401,6 +427,8 @@ ExchangeHandle::Impl::Impl(std::shared_ptr<ExpertExchange::Impl> of, std::string
     host_counts = make("counts", (routes + c.num_experts) * 4, MemoryKind::Readback);
     if (exchange.quantizes() && !low_latency && !before)
         quantized = make("quantised", c.max_tokens * token.row_bytes, MemoryKind::Device);
+    blank_received.resize(members);
+    blank_back.resize(members);
     opened_out.resize(members);
     opened_in.resize(members);
     const std::uint64_t most_back = low_latency ? most_in : exchange.most_sent();
@@ -495,12 +523,14 @@ ops::MoeLayout ExchangeHandle::Impl::send_layout(std::uint64_t num_tokens) const
 ops::MoeLayout ExchangeHandle::Impl::receive_layout() const {
     const std::uint64_t local = std::max<std::uint64_t>(
         exchange.experts_of(static_cast<std::uint64_t>(exchange.position)), 1);
+    const ExchangeConfig& c = exchange.config;
+    const std::uint64_t most_in = exchange.most_received();
     return {.counts = counts.tensor(DType::U32, {local}),
             .offsets = offsets.tensor(DType::U32, {local + 1}),
-            .row_to_slot = row_to_slot.tensor(DType::I32, {row_to_slot.size() / 4}),
-            .slot_to_row =
-                slot_to_row.tensor(DType::I32, {exchange.most_received(), exchange.config.top_k}),
-            .alignment = exchange.config.alignment};
+            .row_to_slot = row_to_slot.tensor(
+                DType::I32, {ops::moe_capacity(most_in, c.top_k, local, c.alignment)}),
+            .slot_to_row = slot_to_row.tensor(DType::I32, {most_in, c.top_k}),
+            .alignment = c.alignment};
 }
 
 BufferView ExchangeHandle::Impl::row_count() const {

@@ -23,25 +23,34 @@ void LinkMoves::begin_out(const RecordRuns& runs, const std::shared_ptr<LinkBloc
                           std::vector<Transfer>& sends) {
     sends_ = &sends;
     from_ = memory;
-    for (std::uint64_t at = 0; at < runs.size(); ++at) {
-        const std::uint64_t bytes = total_bytes(runs[at]);
-        if (!exchange_.linked(at) || bytes == 0)
-            continue;
-        const int rank = exchange_.config.ranks[at];
-        exchange_.link->pass(rank, *memory);
-        Out& out = *out_.emplace_back(std::make_unique<Out>());
-        out.told = {memory->id(), memory->bytes(), bytes};
-        for (const RecordRun& run : runs[at])
-            out.told.push_back(run.offset);
-        out.first_transfer = sends.size();
-        sends.push_back(exchange_.transport.post_send(rank, {sequence_, kWhereStream},
-                                                      std::as_bytes(std::span(out.told))));
-        sends.push_back(exchange_.transport.post_recv(
-            rank, {sequence_, kTakenStream}, std::as_writable_bytes(std::span(&out.taken, 1))));
-        exchange_.count_sent(at, bytes);
-        exchange_.bytes_sent_by_link += bytes;
-        ++exchange_.messages_sent;
+    for (std::uint64_t at = 0; at < runs.size(); ++at)
+        if (exchange_.linked(at) && total_bytes(runs[at]) > 0 && !without_(at))
+            begin_out(at, runs[at]);
+}
+
+void LinkMoves::begin_out(std::uint64_t at, const std::vector<RecordRun>& runs) {
+    const int rank = exchange_.config.ranks[at];
+    const std::uint64_t bytes = total_bytes(runs);
+    try {
+        exchange_.link->pass(rank, *from_);
+    } catch (const Error&) {
+        if (without_(at))
+            return;
+        throw;
     }
+    Out& out = *out_.emplace_back(std::make_unique<Out>());
+    out.at = at;
+    out.told = {from_->id(), from_->bytes(), bytes};
+    for (const RecordRun& run : runs)
+        out.told.push_back(run.offset);
+    out.first_transfer = sends_->size();
+    sends_->push_back(exchange_.transport.post_send(rank, {sequence_, kWhereStream},
+                                                    std::as_bytes(std::span(out.told))));
+    sends_->push_back(exchange_.transport.post_recv(
+        rank, {sequence_, kTakenStream}, std::as_writable_bytes(std::span(&out.taken, 1))));
+    exchange_.count_sent(at, bytes);
+    exchange_.bytes_sent_by_link += bytes;
+    ++exchange_.messages_sent;
 }
 
 void LinkMoves::begin_in(const RecordRuns& runs, const std::shared_ptr<LinkBlock>& memory,
@@ -50,7 +59,7 @@ void LinkMoves::begin_in(const RecordRuns& runs, const std::shared_ptr<LinkBlock
     to_ = memory;
     for (std::uint64_t at = 0; at < runs.size(); ++at) {
         const std::uint64_t bytes = total_bytes(runs[at]);
-        if (!exchange_.linked(at) || bytes == 0)
+        if (!exchange_.linked(at) || bytes == 0 || without_(at))
             continue;
         In& in = *in_.emplace_back(std::make_unique<In>());
         in.rank = exchange_.config.ranks[at];
@@ -64,8 +73,15 @@ void LinkMoves::begin_in(const RecordRuns& runs, const std::shared_ptr<LinkBlock
     }
 }
 
-bool LinkMoves::test(Transfer& transfer) const {
-    return test_and_trace(exchange_.device, exchange_.config.name, transfer);
+/// A member that is lost meanwhile is seen to at the next step.
+bool LinkMoves::test(Transfer& transfer, std::uint64_t at) const {
+    try {
+        return test_and_trace(exchange_.device, exchange_.config.name, transfer);
+    } catch (const Error&) {
+        if (without_(at))
+            return false;
+        throw;
+    }
 }
 
 void LinkMoves::begin_copy(In& in) {
@@ -95,8 +111,13 @@ bool LinkMoves::step_in(In& in, bool& changed) {
     if (in.done)
         return true;
     if (!in.copy) {
+        Transfer& told = (*receives_)[in.transfer];
+        if (without_(in.at)) {
+            told.cancel();
+            return in.done = true;
+        }
         LinkedBlock& known = opened_[in.at];
-        if (!test((*receives_)[in.transfer]) ||
+        if (!test(told, in.at) ||
             !exchange_.link->open(in.rank, in.told[kId], in.told[kBlockBytes], known))
             return false;
         in.source = known.memory;
@@ -106,10 +127,23 @@ bool LinkMoves::step_in(In& in, bool& changed) {
     if (!in.copy->done())
         return false;
     in.taken = in.told[kBytes];
-    answers_.push_back(exchange_.transport.post_send(in.rank, {sequence_, kTakenStream},
-                                                     std::as_bytes(std::span(&in.taken, 1))));
+    answers_.emplace_back(in.at,
+                          exchange_.transport.post_send(in.rank, {sequence_, kTakenStream},
+                                                        std::as_bytes(std::span(&in.taken, 1))));
     changed = in.done = true;
     return true;
+}
+
+bool LinkMoves::step_out(Out& out) {
+    bool done = true;
+    for (const std::size_t i : {out.first_transfer, out.first_transfer + 1}) {
+        Transfer& transfer = (*sends_)[i];
+        if (without_(out.at))
+            transfer.cancel();
+        else
+            done &= test(transfer, out.at);
+    }
+    return done;
 }
 
 Progress LinkMoves::step() {
@@ -117,10 +151,9 @@ Progress LinkMoves::step() {
     for (const auto& in : in_)
         done &= step_in(*in, changed);
     for (const auto& out : out_)
-        for (const std::size_t i : {out->first_transfer, out->first_transfer + 1})
-            done &= test((*sends_)[i]);
-    for (Transfer& answer : answers_)
-        done &= test(answer);
+        done &= step_out(*out);
+    for (auto& [at, answer] : answers_)
+        done &= without_(at) ? answer.cancel() : test(answer, at);
     return done ? Progress::Done : changed ? Progress::Moved : Progress::Again;
 }
 

@@ -10,8 +10,9 @@
 #include <bellows/comm/message.hpp>
 
 #include <cstdint>
+#include <functional>
 #include <memory>
-#include <optional>
+#include <utility>
 #include <vector>
 
 namespace bellows {
@@ -33,10 +34,11 @@ inline std::uint64_t total_bytes(const std::vector<RecordRun>& runs) {
 
 class LinkMoves {
 public:
-    /// opened: the blocks of the group's members that this leg has opened so far.
+    /// opened: the blocks of the group's members that such legs have opened so far. without: the
+    /// members that this leg does without; once one is, it stays so.
     LinkMoves(ExpertExchange::Impl& exchange, std::uint64_t sequence,
-              std::vector<LinkedBlock>& opened)
-        : exchange_(exchange), sequence_(sequence), opened_(opened) {}
+              std::vector<LinkedBlock>& opened, std::function<bool(std::uint64_t)> without)
+        : exchange_(exchange), sequence_(sequence), opened_(opened), without_(std::move(without)) {}
 
     /// Once each, in either order; members that the link does not reach are left out. The transfers
     /// that are waited for are added to `sends` and `receives`, which live as long as this.
@@ -50,6 +52,7 @@ private:
     /// What a source tells: the block's id and bytes, the records' bytes, then each run's offset.
     static constexpr std::size_t kId = 0, kBlockBytes = 1, kBytes = 2, kOffsets = 3;
     struct Out {
+        std::uint64_t at = 0;
         std::vector<std::uint64_t> told;
         std::uint64_t taken = 0; ///< bytes, as the destination says
         std::size_t first_transfer = 0;
@@ -66,17 +69,20 @@ private:
         std::uint64_t taken = 0;
     };
 
+    void begin_out(std::uint64_t at, const std::vector<RecordRun>& runs);
+    bool step_out(Out& out);
     bool step_in(In& in, bool& changed);
     void begin_copy(In& in);
-    bool test(Transfer& transfer) const;
+    bool test(Transfer& transfer, std::uint64_t at) const;
 
     ExpertExchange::Impl& exchange_;
     std::uint64_t sequence_;
     std::vector<LinkedBlock>& opened_;
+    std::function<bool(std::uint64_t)> without_;
     std::vector<std::unique_ptr<Out>> out_; // their addresses are posted
     std::vector<std::unique_ptr<In>> in_;
     std::vector<Transfer>*sends_ = nullptr, *receives_ = nullptr;
-    std::vector<Transfer> answers_;
+    std::vector<std::pair<std::uint64_t, Transfer>> answers_; ///< to members
     std::shared_ptr<LinkBlock> from_, to_;
 };
 

@@ -38,8 +38,10 @@ public:
             int done = 0;
             MPI_Status status;
             check(MPI_Test(&pieces_[next_].request, &done, &status));
-            if (!done)
+            if (!done) {
+                control_.throw_if_lost(peer_);
                 return false;
+            }
             if (direction_ == Direction::Receive)
                 check_size(status);
             seen_ += pieces_[next_].bytes;
@@ -52,7 +54,7 @@ public:
         if (next_ == pieces_.size())
             return true;
         bool released = true;
-        if (control_.failed()) {
+        if (control_.failed() || (direction_ == Direction::Send && control_.lost(peer_))) {
             released = direction_ == Direction::Send;
         } else {
             const auto guard = mpi_.lock();
@@ -144,7 +146,7 @@ public:
     ~MpiTransport() override {
         int finalized = 0;
         MPI_Finalized(&finalized);
-        if (!finalized && !control().failed()) {
+        if (!finalized && !control().failed() && !control().any_lost()) {
             const auto guard = mpi_.lock();
             MPI_Comm_free(&communicator_);
         }

@@ -248,7 +248,10 @@ public:
         node_->control.throw_if_failed();
         if (message_->slot == nullptr)
             node_->progress(peer_);
-        return message_->done || buffered() || node_->received(*message_);
+        if (message_->done || buffered() || node_->received(*message_))
+            return true;
+        node_->control.throw_if_lost(peer_);
+        return false;
     }
 
     bool cancel() noexcept override {
@@ -303,8 +306,10 @@ public:
         InMessage& message = *message_;
         if (message.slot == nullptr)
             node_->progress(peer_);
-        if (message.slot == nullptr)
+        if (message.slot == nullptr) {
+            node_->control.throw_if_lost(peer_);
             return false;
+        }
         if (message.slot->bytes != message.expected)
             throw_size(message.slot->bytes);
         if (message.in_place) {

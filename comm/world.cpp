@@ -136,6 +136,12 @@ void World::close() {
     impl_->closed = true;
     ControlPlane& control = *impl_->control;
     control.throw_if_failed();
+    if (control.any_lost()) { // MPI would wait for them
+        control.leave();
+        if (impl_->progress)
+            impl_->progress->stop();
+        return;
+    }
     try {
         control.barrier(impl_->close_timeout, "closing the world");
     } catch (const Error& error) {

@@ -56,6 +56,21 @@ TEST_P(LowLatencyForms, StepsFlyUnderEachOther) {
     }
 }
 
+TEST_P(LowLatencyForms, GoesOnWithoutAMaskedRank) {
+    if (world().size() == 1)
+        return;
+    Rig rig(GetParam());
+    check_there_and_back(rig);
+    const std::set<int> without = Rig::others_than_0();
+    rig.do_without(without);
+    const std::vector<int> masked = rig.exchange().masked_ranks();
+    ALL_RANKS_TRUE(std::set<int>(masked.begin(), masked.end()) == without);
+    for (int round = 0; round < 2; ++round)
+        check_there_and_back(rig);
+    rig.do_without({});
+    check_there_and_back(rig);
+}
+
 std::vector<Case> all_cases() {
     std::vector<Case> cases;
     for (const ExchangeLayout layout : {ExchangeLayout::ExpertMajor, ExchangeLayout::RankMajor})
@@ -140,6 +155,15 @@ TEST(ExchangeByNode, ATokenTravelsOncePerNode) {
         ALL_RANKS_TRUE(sent >= records * row && sent <= records * (row + 15));
 }
 
+TEST(ExchangeSmall, OneTokenForOneExpertPerRank) {
+    Rig rig({.experts = static_cast<std::uint64_t>(world().size()),
+             .top_k = 1,
+             .alignment = 1,
+             .max_tokens = 1,
+             .absent = 0});
+    check_there_and_back(rig);
+}
+
 TEST(ExchangeByLink, AllRecordsGoFromDeviceToDevice) {
     for (const bool low_latency : {false, true}) {
         Rig rig({.dtype = DType::BF16,
@@ -201,6 +225,12 @@ TEST(ExchangeFormsAlone, WhatALayoutDoesNotHaveIsRefused) {
     EXPECT_TRUE(refused([&] { return low_latency.handle().row_weights(); }));
     EXPECT_TRUE(refused([&] { return low_latency.handle().d_results(); }));
     EXPECT_TRUE(refused([&] { return low_latency.handle().expert_offsets(); }));
+    const auto unmaskable = [](Rig& rig, int other) {
+        return code_of([&] { rig.exchange().mask_rank(other); }) == ErrorCode::InvalidArgument;
+    };
+    EXPECT_TRUE(unmaskable(low_latency, world().rank()));
+    EXPECT_TRUE(unmaskable(low_latency, world().size()));
+    EXPECT_TRUE(unmaskable(by_expert, (world().rank() + 1) % world().size()));
     EXPECT_TRUE(
         refused([&] { return low_latency.handle().add_row_tensor("more", DType::F32, 8); }));
     const auto combined = [](Rig& rig, const CombineOptions& options) {

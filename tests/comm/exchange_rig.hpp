@@ -132,6 +132,23 @@ public:
     const ExchangeInput& mine() const { return inputs_[static_cast<std::size_t>(world().rank())]; }
     ExchangeHandle& handle() { return *handle_; }
 
+    /// Low latency: masks all these ranks and no others.
+    void do_without(const std::set<int>& ranks) {
+        for (int rank = 0; rank < world().size(); ++rank)
+            if (rank != world().rank())
+                ranks.contains(rank) ? exchange_->mask_rank(rank) : exchange_->unmask_rank(rank);
+        without_ = ranks;
+        rows_.clear();
+        places_.clear();
+        place();
+    }
+    /// On rank 0 all others, on the others rank 0.
+    static std::set<int> others_than_0() {
+        std::set<int> ranks;
+        for (int rank = 1; rank < world().size(); ++rank)
+            ranks.insert(rank);
+        return world().rank() == 0 ? ranks : std::set<int>{0};
+    }
     void dispatch() { exchange_->dispatch(*handle_, x_, ids_, weights_).wait(); }
     ExpertExchange& exchange() { return *exchange_; }
     Transport& transport() { return *transport_; }
@@ -415,6 +432,8 @@ private:
         for (std::uint64_t k = 0; k < c_.top_k; ++k)
             if (const std::int32_t id = mine().ids[token * c_.top_k + k]; id >= 0) {
                 const int owner = exchange_->owner(static_cast<std::uint64_t>(id));
+                if (without_.contains(owner))
+                    continue;
                 const bool known = std::find(owners.begin(), owners.end(), owner) != owners.end();
                 if (weighted || (c_.low_latency && !by_tokens()))
                     count += mine().weights[token * c_.top_k + k];
@@ -428,7 +447,9 @@ private:
     void place() {
         const auto tokens = [&](const auto& each) {
             for (int rank = 0; rank < world().size(); ++rank)
-                for (std::uint64_t t = 0; t < inputs_[static_cast<std::size_t>(rank)].tokens; ++t)
+                for (std::uint64_t t = 0;
+                     t < inputs_[static_cast<std::size_t>(rank)].tokens && !without_.contains(rank);
+                     ++t)
                     each(RowOrigin{rank, static_cast<std::int64_t>(t), 0});
         };
         if (by_tokens()) {
@@ -470,6 +491,7 @@ private:
     std::unique_ptr<ExchangeHandle> handle_;
     std::vector<std::unique_ptr<Buffer>> buffers_;
     std::vector<ExchangeInput> inputs_; ///< of every rank
+    std::set<int> without_;             ///< masked ranks
     std::vector<RowOrigin> rows_;
     std::vector<std::uint64_t> places_; ///< of rows_ in tensors
     TensorView x_, ids_, weights_, out_, d_weights_;

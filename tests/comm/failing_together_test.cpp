@@ -125,8 +125,88 @@ void run_exchange(Rig& rig, const std::string& fault, SteadyClock::time_point& s
     exchange.combine(*handle, handle->rows(), x).wait(60s);
 }
 
-/// Dispatches and combines one after the other; rank 1 is killed or stopped ("kill 120": after
-/// 120 ms).
+/// Kills or stops rank 1 ("kill 120": after 120 ms).
+std::jthread end_culprit(const Rig& rig, const std::string& fault) {
+    if (!rig.culprit())
+        return {};
+    return std::jthread([&fault] {
+        std::this_thread::sleep_for(
+            std::chrono::milliseconds(std::strtol(fault.c_str() + 5, nullptr, 10)));
+        ::kill(::getpid(), fault.rfind("kill", 0) == 0 ? SIGKILL : SIGSTOP);
+    });
+}
+
+/// Low latency in a world that outlives lost ranks: rank 1 is killed or stopped, the others go on
+/// without it for 20 steps, say so, and then try what cannot do without it.
+void outlive(Rig& rig, const std::string& fault, const std::string& folder,
+             SteadyClock::time_point& start) {
+    constexpr std::uint64_t kTokens = 32, kHidden = 256, kExperts = 8, kTopK = 3;
+    constexpr std::uint64_t kExpertsOfRank = 2; // of 4
+    ExchangeConfig config{.num_experts = kExperts,
+                          .top_k = kTopK,
+                          .hidden = kHidden,
+                          .max_tokens = kTokens,
+                          .mode = ExchangeMode::LowLatency,
+                          .piece_bytes = 16384,
+                          .stage_always = true};
+    ExpertExchange exchange(*rig.device, rig.world, *rig.transport, rig.thread, config);
+    const auto handle = exchange.create_handle("batch");
+    const TensorView x = rig.tensor(DType::F32, kTokens, kHidden);
+    const TensorView out = rig.tensor(DType::F32, kTokens, kHidden);
+    const TensorView ids = rig.tensor(DType::I32, kTokens, kTopK);
+    const TensorView weights = rig.tensor(DType::F32, kTokens, kTopK);
+    std::vector<std::int32_t> chosen;
+    std::vector<float> of_all(kTokens), of_survivors(kTokens);
+    for (std::uint64_t slot = 0; slot < kTokens * kTopK; ++slot) {
+        const std::uint64_t expert = (slot / kTopK + 3 * slot) % kExperts;
+        chosen.push_back(static_cast<std::int32_t>(expert));
+        of_all[slot / kTopK] += 1;
+        of_survivors[slot / kTopK] += expert / kExpertsOfRank == kCulprit ? 0.0f : 1.0f;
+    }
+    const auto fill = [&](const TensorView& tensor, float value) {
+        const std::vector<float> values(tensor.num_elements(), value);
+        rig.device->upload(tensor.buffer.sub(0, values.size() * 4), std::span(values));
+    };
+    rig.device->upload(ids.buffer.sub(0, chosen.size() * 4), std::span<const std::int32_t>(chosen));
+    fill(x, static_cast<float>(1 + rig.world.rank()));
+    fill(weights, 1);
+    std::vector<float> sums(kTokens * kHidden);
+    const auto are = [&](const std::vector<float>& times) {
+        for (std::uint64_t i = 0; i < sums.size(); ++i)
+            if (sums[i] != times[i / kHidden] * static_cast<float>(1 + rig.world.rank()))
+                return false;
+        return true;
+    };
+    const auto there_and_back = [&] {
+        exchange.dispatch(*handle, x, ids, weights).wait(60s);
+        exchange.combine(*handle, handle->rows(), out).wait(60s);
+        rig.device->download(out.buffer.sub(0, sums.size() * 4),
+                             std::as_writable_bytes(std::span(sums)));
+    };
+    there_and_back();
+    if (!are(of_all))
+        throw Error(ErrorCode::Internal, "wrong sums of all ranks");
+    testing::barrier_left_last_by(rig.world, kCulprit);
+    start = SteadyClock::now();
+    const std::jthread ends_it = end_culprit(rig, fault);
+    int steps_without = 0;
+    while (steps_without < 20 && SteadyClock::now() - start < 60s) {
+        const bool without = !exchange.masked_ranks().empty();
+        there_and_back();
+        if (!are(of_survivors) && (without || !are(of_all)))
+            throw Error(ErrorCode::Internal, "wrong sums of the survivors");
+        steps_without += without ? 1 : 0;
+    }
+    std::ofstream(folder + "/without" + std::to_string(rig.world.rank())) << steps_without;
+    if (fault.rfind("stop", 0) == 0 && rig.world.rank() == 0) // mpirun would wait for it
+        ::kill(static_cast<pid_t>(rig.world.control().peer_pid(kCulprit)), SIGKILL);
+    config.mode = ExchangeMode::HighThroughput;
+    ExpertExchange needs_all(*rig.device, rig.world, *rig.transport, rig.thread, config);
+    const auto other = needs_all.create_handle("all");
+    needs_all.dispatch(*other, x, ids, weights).wait(60s);
+}
+
+/// Dispatches and combines one after the other; rank 1 is killed or stopped.
 void run_on(Rig& rig, const std::string& fault, SteadyClock::time_point& start, bool low_latency) {
     constexpr std::uint64_t kTokens = 64, kHidden = 1024, kExperts = 8, kTopK = 3;
     ExpertExchange exchange(
@@ -153,13 +233,7 @@ void run_on(Rig& rig, const std::string& fault, SteadyClock::time_point& start, 
     there_and_back(); // kernels are compiled
     testing::barrier_left_last_by(rig.world, kCulprit);
     start = SteadyClock::now();
-    std::jthread ends_it;
-    if (rig.culprit())
-        ends_it = std::jthread([&fault] {
-            std::this_thread::sleep_for(
-                std::chrono::milliseconds(std::strtol(fault.c_str() + 5, nullptr, 10)));
-            ::kill(::getpid(), fault.rfind("kill", 0) == 0 ? SIGKILL : SIGSTOP);
-        });
+    const std::jthread ends_it = end_culprit(rig, fault);
     while (SteadyClock::now() - start < 60s)
         there_and_back();
 }
@@ -211,11 +285,14 @@ int run_rank(int argc, char** argv) {
         WorldOptions options;
         if (phase.rfind("by node", 0) == 0)
             options.ranks_per_node = 2;
+        options.control.outlive_lost_ranks = phase.rfind("outlive", 0) == 0;
         World world = World::init(argc, argv, options);
         rank = world.rank();
         try {
             Rig rig(world, phase.find("linked") != std::string::npos);
-            if (phase.find("on and on") != std::string::npos)
+            if (phase.rfind("outlive", 0) == 0)
+                outlive(rig, fault, folder, start);
+            else if (phase.find("on and on") != std::string::npos)
                 run_on(rig, fault, start, phase.find("low_latency") != std::string::npos);
             else if (phase == "exchange" || phase == "by node")
                 run_exchange(rig, fault, start, false);
@@ -370,6 +447,39 @@ INSTANTIATE_TEST_SUITE_P(
         std::replace(name.begin(), name.end(), ' ', '_');
         return name;
     });
+
+class OutlivingALostRank : public testing::Launched,
+                           public ::testing::WithParamInterface<Moment> {};
+
+TEST_P(OutlivingALostRank, LowLatencyGoesOnWithoutIt) {
+    constexpr int kRanks = 4;
+    ::setenv("BELLOWS_STALL_SECONDS", "2", 1);
+    const LaunchResult result = launch(kRanks, GetParam().phase, GetParam().signal);
+    ::unsetenv("BELLOWS_STALL_SECONDS");
+    EXPECT_NE(result.exit_code, 0);
+    EXPECT_LT(took_, 40s);
+    for (int rank = 0; rank < kRanks; ++rank) {
+        if (rank == kCulprit)
+            continue;
+        int steps = 0;
+        std::ifstream(folder_ + "/without" + std::to_string(rank)) >> steps;
+        EXPECT_EQ(steps, 20) << "rank " << rank;
+        const Seen one = seen(rank);
+        EXPECT_EQ(one.code, "PeerLost") << "rank " << rank << ": " << one.message;
+        EXPECT_EQ(one.rank, kCulprit) << one.message;
+    }
+}
+
+INSTANTIATE_TEST_SUITE_P(Exchanges, OutlivingALostRank,
+                         ::testing::Values(Moment{"outlive", "kill 50"},
+                                           Moment{"outlive", "stop 50"},
+                                           Moment{"outlive linked", "kill 50"}),
+                         [](const auto& one) {
+                             std::string name =
+                                 std::string(one.param.phase) + "_" + one.param.signal;
+                             std::replace(name.begin(), name.end(), ' ', '_');
+                             return name;
+                         });
 
 } // namespace
 } // namespace bellows

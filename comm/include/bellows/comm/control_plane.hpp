@@ -29,6 +29,10 @@ struct ControlOptions {
     /// debuggers. Unset: BELLOWS_STALL_SECONDS from the environment, else 15 s.
     std::optional<std::chrono::milliseconds> stall_timeout;
     std::chrono::milliseconds setup_timeout{60'000};
+    /// A peer that is lost does not end the job: what needs it throws Error{PeerLost}, low-latency
+    /// exchanges go on without it (ExpertExchange::mask_rank), and the world is closed without a
+    /// barrier. The same on every rank. mpirun must leave the others alone (launch_ranks does so).
+    bool outlive_lost_ranks = false;
     /// Connect over TCP even inside a node (tests; file descriptors cannot be passed then).
     bool force_tcp = false;
 };
@@ -65,6 +69,11 @@ public:
     bool failed() const noexcept;
     /// Throws failure() if there is one.
     void throw_if_failed() const;
+    /// With ControlOptions::outlive_lost_ranks: the peers that have died or stalled, for good.
+    bool lost(int peer) const noexcept;
+    bool any_lost() const noexcept;
+    /// Throws the Error{PeerLost} that says how, if it is one.
+    void throw_if_lost(int peer) const;
 
     /// Keeps a callback registered; destroying it waits until a running callback has returned
     /// (unless the callback itself destroys it).

@@ -234,6 +234,17 @@ public:
     /// ExchangeConfig::workgroups for the calls that follow; ranks may differ.
     void set_workgroups(std::uint32_t most) noexcept;
 
+    /// LowLatency: the calls that follow, and what of earlier ones has not come, do without a rank:
+    /// nothing is sent to it, its tokens are for nobody here, and its experts' results count as 0.
+    /// Ranks that are lost (ControlOptions::outlive_lost_ranks) are done without from the moment at
+    /// which this rank hears of it, for good. A rank that lives must mask those that mask it, and
+    /// unmask them before the same call. Throw Error{InvalidArgument} in other modes and for ranks
+    /// that are not others of the group.
+    void mask_rank(int rank);
+    void unmask_rank(int rank);
+    /// Those that are masked or lost, ascending.
+    std::vector<int> masked_ranks() const;
+
     /// Summed over all its handles, living or not. What runs right now may be missing.
     ExchangeStats stats() const noexcept;
 
