@@ -54,8 +54,13 @@ struct ExpertExchange::Impl {
     int position = 0;                        ///< of this rank in the group
     std::uint32_t workgroups = 0;            ///< most of the calls that follow; 0: as many as serve
     /// Counted by the lanes, read by anybody.
-    std::atomic<std::uint64_t> exchanges{0}, bytes_sent{0}, bytes_sent_to_nodes{0},
-        bytes_sent_by_link{0}, bytes_received{0}, messages_sent{0}, nanoseconds_waited{0};
+    std::atomic<std::uint64_t> exchanges{0}, nanoseconds_waited{0}, nanoseconds_for_counts{0},
+        nanoseconds_for_memory{0};
+    struct PeerCounters {
+        std::atomic<std::uint64_t> bytes_sent{0}, bytes_received{0}, messages_sent{0},
+            nanoseconds_waited{0};
+    };
+    std::unique_ptr<PeerCounters[]> peers{}; ///< members of the group; this rank's own are 0
 
     /// Memory of peers that the device has imported.
     struct Import {
@@ -113,8 +118,6 @@ struct ExpertExchange::Impl {
     bool linked(std::uint64_t at) const noexcept {
         return link != nullptr && link->reaches(config.ranks[at]);
     }
-    /// Nothing, where the member is this rank.
-    void count_sent(std::uint64_t at, std::uint64_t bytes) noexcept;
     /// Finds out whether the device takes memory that ranks share.
     void try_import();
     /// A message that stands in a peer's memory, as the device sees it. On `thread`.

@@ -212,6 +212,7 @@ private:
 
     Progress post_counts_in() {
         phase_ = "counts";
+        counts_posted_ = Clock::now();
         const std::uint64_t own = static_cast<std::uint64_t>(exchange_.position);
         incoming_counts_.assign(
             exchange_.group_size(),
@@ -258,12 +259,15 @@ private:
         for (std::size_t e = 0; e < per_expert.size() && !exchange_.by_tokens(); ++e)
             handle_.num_rows += round_up(per_expert[e], exchange_.config.alignment);
         exchange_.require_addressable(records, handle_.num_rows);
+        const auto counted = Clock::now();
+        exchange_.nanoseconds_for_counts += nanoseconds(counted - counts_posted_);
         tell_device(records, per_expert);
         bind_memory(context, records);
         if (next_)
             bind_forwarding(
                 context, records,
                 std::accumulate(per_expert.begin(), per_expert.end(), std::uint64_t{0}));
+        exchange_.nanoseconds_for_memory += nanoseconds(Clock::now() - counted);
         return Progress::Done;
     }
 
@@ -373,6 +377,10 @@ private:
                    std::to_string(exchange_.config.top_k) + ": set it alike on every rank");
     }
 
+    static std::uint64_t nanoseconds(Clock::duration duration) {
+        return static_cast<std::uint64_t>(std::chrono::nanoseconds(duration).count());
+    }
+
     static std::uint64_t total(const std::vector<std::uint64_t>& rows) {
         return std::accumulate(rows.begin(), rows.end(), std::uint64_t{0});
     }
@@ -432,8 +440,7 @@ private:
             return progress == Progress::Again ? waiting() : progress;
         if (!told)
             return waiting();
-        exchange_.nanoseconds_waited +=
-            static_cast<std::uint64_t>(std::chrono::nanoseconds(Clock::now() - posted_).count());
+        exchange_.nanoseconds_waited += nanoseconds(Clock::now() - posted_);
         return Progress::Done;
     }
 
@@ -450,7 +457,7 @@ private:
     mutable std::mutex mutex_; ///< of what describe() reads; held by steps
     std::size_t stage_ = 0;
     std::string phase_ = "start";
-    Clock::time_point began_{}, posted_{};
+    Clock::time_point began_{}, counts_posted_{}, posted_{};
     std::vector<std::vector<std::uint32_t>> outgoing_counts_, incoming_counts_;
     std::vector<Transfer> counts_in_, counts_out_; // after the counts, whose memory they use
     std::optional<RecordMoves> moves_;

@@ -20,8 +20,16 @@ std::uint64_t grown(std::uint64_t bytes) {
 RecordMoves::RecordMoves(ExchangeHandle::Impl& handle, std::string name, Tag tag, Out from, In to)
     : handle_(handle), exchange_(handle.exchange), name_(std::move(name)), tag_(tag),
       from_(std::move(from)), to_(to), staged_(!exchange_.zero_copy()),
-      without_(exchange_.group_size()), links_(exchange_, tag.sequence, to_.opened,
-                                               [this](std::uint64_t at) { return without(at); }) {
+      without_(exchange_.group_size()),
+      links_(
+          exchange_, tag.sequence, to_.opened, [this](std::uint64_t at) { return without(at); },
+          [this](std::uint64_t at) { came(at); }),
+      nanoseconds_waited_(exchange_.group_size()) {
+}
+
+void RecordMoves::came(std::uint64_t at) {
+    nanoseconds_waited_[at] = static_cast<std::uint64_t>(
+        std::chrono::nanoseconds(std::chrono::steady_clock::now() - began_in_).count());
 }
 
 bool RecordMoves::without(std::uint64_t at) {
@@ -102,7 +110,8 @@ void RecordMoves::begin_out(LaneContext& context) {
     }
     for (std::size_t i = 0; i < out_.size(); ++i) {
         Piece& piece = out_[i];
-        exchange_.count_sent(piece.at, piece.bytes);
+        if (!is_self(piece))
+            exchange_.peers[piece.at].bytes_sent += piece.bytes;
         if (!staged_) {
             send(piece);
             continue;
@@ -118,8 +127,10 @@ void RecordMoves::begin_out(LaneContext& context) {
 }
 
 void RecordMoves::begin_in_by_link(const RecordRuns& runs) {
-    if (!std::exchange(links_in_, true))
-        links_.begin_in(runs, to_.place.wire.link, receives_);
+    if (std::exchange(links_in_, true))
+        return;
+    began_in_ = std::chrono::steady_clock::now();
+    links_.begin_in(runs, to_.place.wire.link, receives_);
 }
 
 void RecordMoves::begin_in(LaneContext& context, const RecordRuns& runs) {
@@ -147,7 +158,7 @@ void RecordMoves::begin_in(LaneContext& context, const RecordRuns& runs) {
         }
         receive(piece);
         if (!is_self(piece))
-            exchange_.bytes_received += piece.bytes;
+            exchange_.peers[piece.at].bytes_received += piece.bytes;
     }
 }
 
@@ -164,7 +175,7 @@ void RecordMoves::send(Piece& piece) {
         rank_of(piece), tag_,
         memory.mapped_as<const std::byte>().subspan(piece.offset, piece.bytes)));
     if (!is_self(piece))
-        ++exchange_.messages_sent;
+        ++exchange_.peers[piece.at].messages_sent;
 }
 
 void RecordMoves::receive(Piece& piece) {
@@ -249,6 +260,8 @@ bool RecordMoves::step_in(LaneContext& context, Piece& piece) {
     }
     if (piece.state != State::Moving || !arrived(receives_[piece.transfer], piece.at))
         return false;
+    if (!is_self(piece))
+        came(piece.at);
     if (!staged_) {
         piece.state = State::Done;
         return true;
@@ -286,8 +299,11 @@ Progress RecordMoves::step(LaneContext& context) {
         changed |= step_in(context, piece);
         done &= piece.state == State::Done;
     }
-    if (done && fill_blanks(context))
+    if (done && fill_blanks(context)) {
+        for (std::uint64_t at = 0; at < nanoseconds_waited_.size(); ++at)
+            exchange_.peers[at].nanoseconds_waited += std::exchange(nanoseconds_waited_[at], 0);
         return Progress::Done;
+    }
     std::uint64_t seen = 0;
     for (const Transfer& transfer : receives_)
         seen += transfer.seen_bytes();

@@ -86,6 +86,8 @@ private:
     bool step_out(Piece& piece);
     bool step_in(LaneContext& context, Piece& piece);
     bool arrived(Transfer& transfer, std::uint64_t at);
+    /// Records of a member have come.
+    void came(std::uint64_t at);
     /// Whether this leg does without a member; once it does, it stays so.
     bool without(std::uint64_t at);
     void give_up(Piece& piece, std::vector<Transfer>& transfers);
@@ -110,6 +112,8 @@ private:
     };
     std::vector<Blank> blanks_;
     RecordRuns runs_in_;
+    std::chrono::steady_clock::time_point began_in_{};
+    std::vector<std::uint64_t> nanoseconds_waited_; ///< for the last that has come of each member
     std::uint64_t bytes_in_ = 0;
     std::uint64_t seen_ = 0; ///< bytes moved at the last look
 };

@@ -161,14 +161,6 @@ SharedMemory ExpertExchange::Impl::share(std::uint64_t bytes) const {
     return imports ? transport.share(bytes) : SharedMemory();
 }
 
-void ExpertExchange::Impl::count_sent(std::uint64_t at, std::uint64_t bytes) noexcept {
-    if (at == static_cast<std::uint64_t>(position))
-        return;
-    bytes_sent += bytes;
-    if (!world.topology().same_node(world.rank(), config.ranks[at]))
-        bytes_sent_to_nodes += bytes;
-}
-
 std::uint64_t ExpertExchange::Impl::maskable(int rank) const {
     require(low_latency(), config.name, "only low-latency mode goes on without a rank");
     const auto found = std::find(config.ranks.begin(), config.ranks.end(), rank);
@@ -244,6 +236,7 @@ void ExpertExchange::Impl::prepare() {
                                 config.ranks.begin());
     workgroups = config.workgroups;
     mask = std::make_unique<std::atomic<bool>[]>(group_size());
+    peers = std::make_unique<PeerCounters[]>(group_size());
     const std::uint64_t most_in = most_received();
     require(most_in * config.top_k <= 0x7FFFFFFF, config.name,
             "more than 2^31 - 1 slots may arrive at once: lower max_tokens");
@@ -356,13 +349,35 @@ ExchangeStats ExpertExchange::stats() const noexcept {
     ExchangeStats stats;
     for (const Impl* hop = impl_.get(); hop != nullptr; hop = hop->before.get()) {
         stats.exchanges = hop->exchanges; // of the first hop
-        stats.bytes_sent += hop->bytes_sent;
-        stats.bytes_sent_to_nodes += hop->bytes_sent_to_nodes;
-        stats.bytes_sent_by_link += hop->bytes_sent_by_link;
-        stats.bytes_received += hop->bytes_received;
-        stats.messages_sent += hop->messages_sent;
+        for (std::uint64_t at = 0; at < hop->group_size(); ++at) {
+            const Impl::PeerCounters& peer = hop->peers[at];
+            const bool same_node =
+                hop->world.topology().same_node(hop->world.rank(), hop->config.ranks[at]);
+            stats.bytes_sent += peer.bytes_sent;
+            stats.bytes_sent_to_nodes += same_node ? 0 : peer.bytes_sent.load();
+            stats.bytes_sent_by_link += hop->linked(at) ? peer.bytes_sent.load() : 0;
+            stats.bytes_received += peer.bytes_received;
+            stats.messages_sent += peer.messages_sent;
+        }
         stats.seconds_waited += static_cast<double>(hop->nanoseconds_waited) * 1e-9;
+        stats.seconds_for_counts += static_cast<double>(hop->nanoseconds_for_counts) * 1e-9;
+        stats.seconds_for_memory += static_cast<double>(hop->nanoseconds_for_memory) * 1e-9;
     }
+    return stats;
+}
+
+std::vector<ExchangePeerStats> ExpertExchange::peer_stats() const {
+    std::vector<ExchangePeerStats> stats;
+    for (const Impl* hop = impl_.get(); hop != nullptr; hop = hop->before.get())
+        for (std::uint64_t at = 0; at < hop->group_size(); ++at)
+            if (at != static_cast<std::uint64_t>(hop->position)) { // in one hop only
+                const Impl::PeerCounters& peer = hop->peers[at];
+                stats.push_back({hop->config.ranks[at], peer.bytes_sent, peer.bytes_received,
+                                 peer.messages_sent,
+                                 static_cast<double>(peer.nanoseconds_waited) * 1e-9});
+            }
+    std::sort(stats.begin(), stats.end(),
+              [](const auto& a, const auto& b) { return a.rank < b.rank; });
     return stats;
 }
 

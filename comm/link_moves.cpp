@@ -48,9 +48,8 @@ void LinkMoves::begin_out(std::uint64_t at, const std::vector<RecordRun>& runs) 
                                                     std::as_bytes(std::span(out.told))));
     sends_->push_back(exchange_.transport.post_recv(
         rank, {sequence_, kTakenStream}, std::as_writable_bytes(std::span(&out.taken, 1))));
-    exchange_.count_sent(at, bytes);
-    exchange_.bytes_sent_by_link += bytes;
-    ++exchange_.messages_sent;
+    exchange_.peers[at].bytes_sent += bytes;
+    ++exchange_.peers[at].messages_sent;
 }
 
 void LinkMoves::begin_in(const RecordRuns& runs, const std::shared_ptr<LinkBlock>& memory,
@@ -69,7 +68,7 @@ void LinkMoves::begin_in(const RecordRuns& runs, const std::shared_ptr<LinkBlock
         in.transfer = receives.size();
         receives.push_back(exchange_.transport.post_recv(
             in.rank, {sequence_, kWhereStream}, std::as_writable_bytes(std::span(in.told))));
-        exchange_.bytes_received += bytes;
+        exchange_.peers[at].bytes_received += bytes;
     }
 }
 
@@ -103,7 +102,21 @@ void LinkMoves::begin_copy(In& in) {
                         std::to_string(in.source->bytes()) +
                         ": the two disagree about the exchange",
                     in.rank);
+    in.began = std::chrono::steady_clock::now();
     in.copy = exchange_.link->copy_from(in.rank, std::move(ranges));
+}
+
+/// The copy, from when it was handed to the driver.
+void LinkMoves::trace(const In& in) const {
+    if (!exchange_.device.options().trace)
+        return;
+    const auto ns = [](std::chrono::steady_clock::time_point time) {
+        return time.time_since_epoch() / std::chrono::nanoseconds(1);
+    };
+    const std::string& owner = exchange_.config.name;
+    exchange_.device.add_to_trace({owner + " link from " + std::to_string(in.rank),
+                                   "copy " + std::to_string(in.told[kBytes]) + " bytes", owner,
+                                   ns(in.began), ns(std::chrono::steady_clock::now())});
 }
 
 /// Whether all of it is there.
@@ -126,6 +139,8 @@ bool LinkMoves::step_in(In& in, bool& changed) {
     }
     if (!in.copy->done())
         return false;
+    trace(in);
+    came_(in.at);
     in.taken = in.told[kBytes];
     answers_.emplace_back(in.at,
                           exchange_.transport.post_send(in.rank, {sequence_, kTakenStream},

@@ -9,6 +9,7 @@
 
 #include <bellows/comm/message.hpp>
 
+#include <chrono>
 #include <cstdint>
 #include <functional>
 #include <memory>
@@ -35,10 +36,13 @@ inline std::uint64_t total_bytes(const std::vector<RecordRun>& runs) {
 class LinkMoves {
 public:
     /// opened: the blocks of the group's members that such legs have opened so far. without: the
-    /// members that this leg does without; once one is, it stays so.
+    /// members that this leg does without; once one is, it stays so. came: is told of each member
+    /// whose records are here.
     LinkMoves(ExpertExchange::Impl& exchange, std::uint64_t sequence,
-              std::vector<LinkedBlock>& opened, std::function<bool(std::uint64_t)> without)
-        : exchange_(exchange), sequence_(sequence), opened_(opened), without_(std::move(without)) {}
+              std::vector<LinkedBlock>& opened, std::function<bool(std::uint64_t)> without,
+              std::function<void(std::uint64_t)> came)
+        : exchange_(exchange), sequence_(sequence), opened_(opened), without_(std::move(without)),
+          came_(std::move(came)) {}
 
     /// Once each, in either order; members that the link does not reach are left out. The transfers
     /// that are waited for are added to `sends` and `receives`, which live as long as this.
@@ -65,6 +69,7 @@ private:
         std::size_t transfer = 0;
         std::shared_ptr<LinkMemory> source; ///< kept until the copy is done
         std::unique_ptr<LinkCopy> copy;
+        std::chrono::steady_clock::time_point began{}; ///< the copy
         bool done = false;
         std::uint64_t taken = 0;
     };
@@ -73,12 +78,14 @@ private:
     bool step_out(Out& out);
     bool step_in(In& in, bool& changed);
     void begin_copy(In& in);
+    void trace(const In& in) const;
     bool test(Transfer& transfer, std::uint64_t at) const;
 
     ExpertExchange::Impl& exchange_;
     std::uint64_t sequence_;
     std::vector<LinkedBlock>& opened_;
     std::function<bool(std::uint64_t)> without_;
+    std::function<void(std::uint64_t)> came_;
     std::vector<std::unique_ptr<Out>> out_; // their addresses are posted
     std::vector<std::unique_ptr<In>> in_;
     std::vector<Transfer>*sends_ = nullptr, *receives_ = nullptr;

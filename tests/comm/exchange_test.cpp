@@ -192,6 +192,35 @@ TEST(ExchangeHooks, GiveTheSameBitsInEveryOrderOfExecution) {
     }
 }
 
+TEST(ExchangeStatistics, SayWhatWentBetweenWhom) {
+    Rig rig;
+    const auto handle = rig.exchange->create_handle("batch");
+    rig.exchange->dispatch(*handle, rig.x, rig.ids, rig.weights).wait();
+    rig.exchange->combine(*handle, handle->rows(), rig.out).wait();
+    const ExchangeStats all = rig.exchange->stats();
+    const std::vector<ExchangePeerStats> peers = rig.exchange->peer_stats();
+    ALL_RANKS_TRUE(peers.size() + 1 == static_cast<std::size_t>(world().size()));
+    std::uint64_t sent = 0, received = 0, messages = 0;
+    for (const ExchangePeerStats& peer : peers) {
+        sent += peer.bytes_sent;
+        received += peer.bytes_received;
+        messages += peer.messages_sent;
+        world().control().send(peer.rank, 77, std::as_bytes(std::span(&peer.bytes_sent, 1)));
+    }
+    ALL_RANKS_TRUE(sent == all.bytes_sent && received == all.bytes_received);
+    ALL_RANKS_TRUE(messages == all.messages_sent);
+    ALL_RANKS_TRUE(all.seconds_for_counts > 0 && all.seconds_for_memory > 0);
+    bool alike = true; // what a rank has sent its peer has received
+    for (const ExchangePeerStats& peer : peers) {
+        const std::vector<std::byte> bytes = world().control().recv(peer.rank, 77, 30s);
+        std::uint64_t theirs = 0;
+        std::memcpy(&theirs, bytes.data(), sizeof theirs);
+        alike = alike && theirs == peer.bytes_received &&
+                (peer.bytes_received == 0 || peer.seconds_waited > 0);
+    }
+    ALL_RANKS_TRUE(alike);
+}
+
 TEST(ExchangeHooks, ReceiveOnlyWhenAsked) {
     DeviceOptions options = test_options();
     options.sync = SyncMode::Overlap;

@@ -124,6 +124,15 @@ struct ExchangeStats {
     std::uint64_t messages_sent = 0;
     double seconds_waited =
         0; ///< between the last byte handed to the network and the last received
+    /// Before that: until every member had told how much comes, and for memory for it.
+    double seconds_for_counts = 0, seconds_for_memory = 0;
+};
+
+/// The same with one other rank.
+struct ExchangePeerStats {
+    int rank = 0;
+    std::uint64_t bytes_sent = 0, bytes_received = 0, messages_sent = 0;
+    double seconds_waited = 0; ///< for the last of its records of each leg
 };
 
 /// How results are combined.
@@ -247,6 +256,9 @@ public:
 
     /// Summed over all its handles, living or not. What runs right now may be missing.
     ExchangeStats stats() const noexcept;
+    /// The same by rank: those that this rank has exchanged bytes with, ascending. By node ranks of
+    /// this node and those of the same place on others.
+    std::vector<ExchangePeerStats> peer_stats() const;
 
     /// Handles in flight at once may be as many as there are; each has a lane of its own.
     std::unique_ptr<ExchangeHandle> create_handle(std::string name);
