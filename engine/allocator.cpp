@@ -397,7 +397,7 @@ void Allocator::doom(Resource& resource, bool destroy) {
 void Allocator::collect() {
     for (std::size_t i = 0; i < doomed_.size();) {
         const bool done = std::all_of(doomed_[i].users.begin(), doomed_[i].users.end(),
-                                      [](const TicketPtr& t) { return t->final_state(); });
+                                      [](const TicketPtr& t) { return t->settled(); });
         if (!done) {
             ++i;
             continue;
@@ -440,6 +440,7 @@ void Allocator::release(Resource& resource) {
 void Allocator::retire(Resource& resource) {
     resource.writers.clear();
     resource.readers.clear();
+    resource.covered.clear();
     dead_.push_back(&resource);
 }
 

@@ -307,6 +307,20 @@ std::unique_ptr<Device> Device::adopt(const ExternalDevice& external, DeviceOpti
     return device;
 }
 
+namespace {
+
+/// A semaphore that has its value may still be in a driver's hands for a moment.
+void drain_queues(Device::Impl& impl) noexcept {
+    if (impl.lock_queues)
+        impl.lock_queues();
+    for (const auto& queue : impl.queues)
+        impl.vk.vkQueueWaitIdle(queue->handle);
+    if (impl.unlock_queues)
+        impl.unlock_queues();
+}
+
+} // namespace
+
 Device::~Device() {
     Impl& impl = *impl_;
     if (impl.device != VK_NULL_HANDLE) {
@@ -320,6 +334,9 @@ Device::~Device() {
             } catch (const Error&) {
                 // What hangs is lost with the device.
             }
+            const std::scoped_lock lock(impl.mutex);
+            if (impl.pump->idle())
+                drain_queues(impl);
         }
         try {
             if (impl.kernels)

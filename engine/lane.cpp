@@ -293,6 +293,8 @@ void HostThread::Impl::fail(Lane::Impl& lane, Lane::Impl::Pending& job, const Er
     Device::Impl& impl = device.impl();
     Lane::Impl::Pending finished;
     const std::scoped_lock lock(impl.mutex);
+    if (job.context)
+        job.ticket->inner = job.context->inner; // runs on
     impl.pump->finish(job.ticket, Ticket::State::Failed, &error);
     finished = std::move(job);
     lane.jobs.pop_front();

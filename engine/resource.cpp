@@ -15,7 +15,7 @@ using detail::Use;
 /// writers all the same while another queue may have to make them visible: they are dropped when
 /// overwritten. Readers that have ended order nothing.
 void drop_finished_readers(std::vector<Use>& readers) {
-    std::erase_if(readers, [](const Use& use) { return use.ticket->final_state(); });
+    std::erase_if(readers, [](const Use& use) { return use.ticket->settled(); });
 }
 
 void add_overlapping(const std::vector<Use>& uses, const Range& range, const TicketPtr& self,
@@ -26,8 +26,14 @@ void add_overlapping(const std::vector<Use>& uses, const Range& range, const Tic
             waits.push_back(use.ticket);
 }
 
-void drop_covered(std::vector<Use>& uses, const Range& range) {
-    std::erase_if(uses, [&](const Use& use) { return range.contains(use.range); });
+/// Moves what is still under way to `covered`.
+void drop_covered(std::vector<Use>& uses, const Range& range, std::vector<TicketPtr>& covered) {
+    std::erase_if(uses, [&](const Use& use) {
+        const bool drop = range.contains(use.range);
+        if (drop && !use.ticket->settled())
+            covered.push_back(use.ticket);
+        return drop;
+    });
 }
 
 } // namespace
@@ -44,18 +50,23 @@ void Resource::access(Range range, Access kind_of_access, const TicketPtr& ticke
         return;
     }
     add_overlapping(readers, range, ticket, waits);
-    drop_covered(readers, range);
-    drop_covered(writers, range);
+    std::erase_if(covered, [](const TicketPtr& user) { return user->settled(); });
+    drop_covered(readers, range, covered);
+    drop_covered(writers, range, covered);
     writers.push_back({range, ticket});
 }
 
 std::vector<TicketPtr> Resource::pending_users() const {
     std::vector<TicketPtr> users;
+    const auto add = [&users](const TicketPtr& user) {
+        if (!user->settled() && std::find(users.begin(), users.end(), user) == users.end())
+            users.push_back(user);
+    };
     for (const auto* uses : {&writers, &readers})
         for (const Use& use : *uses)
-            if (!use.ticket->final_state() &&
-                std::find(users.begin(), users.end(), use.ticket) == users.end())
-                users.push_back(use.ticket);
+            add(use.ticket);
+    for (const TicketPtr& user : covered)
+        add(user);
     return users;
 }
 

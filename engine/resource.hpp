@@ -68,11 +68,13 @@ public:
     detail::Allocation allocation;
     std::uint64_t epoch = 0; ///< rises with every bind and unbind
     std::vector<detail::Use> writers, readers;
+    /// Earlier users that those come after. Should those fail, these still use the memory.
+    std::vector<detail::TicketPtr> covered;
 
     /// Adds to `waits` the tickets that an access must come after, then registers it as `ticket`.
     void access(detail::Range range, Access kind_of_access, const detail::TicketPtr& ticket,
                 std::vector<detail::TicketPtr>& waits);
-    /// Every ticket that has used this resource and is not final yet.
+    /// Every ticket whose work may still use this resource.
     std::vector<detail::TicketPtr> pending_users() const;
 };
 

@@ -8,6 +8,7 @@
 
 #include <bellows/engine/error.hpp>
 
+#include <algorithm>
 #include <atomic>
 #include <cstdint>
 #include <memory>
@@ -56,6 +57,12 @@ struct Ticket {
     bool final_state() const noexcept {
         const State now = state.load(std::memory_order_acquire);
         return now == State::Reached || now == State::Failed;
+    }
+    /// Nothing of it uses memory any more: what a failed lane job had submitted runs on.
+    bool settled() const noexcept {
+        return final_state() && std::all_of(inner.begin(), inner.end(), [](const auto& ticket) {
+                   return ticket->final_state();
+               });
     }
 };
 

@@ -136,8 +136,10 @@ std::jthread end_culprit(const Rig& rig, const std::string& fault) {
     });
 }
 
-/// Low latency in a world that outlives lost ranks: rank 1 is killed or stopped, the others go on
-/// without it for 20 steps, say so, and then try what cannot do without it.
+constexpr int kSteps = 300;
+
+/// Low latency in a world that outlives lost ranks: rank 1 is killed or stopped early in kSteps
+/// steps, the others go on without it, say for how many, and then try what cannot do without it.
 void outlive(Rig& rig, const std::string& fault, const std::string& folder,
              SteadyClock::time_point& start) {
     constexpr std::uint64_t kTokens = 32, kHidden = 256, kExperts = 8, kTopK = 3;
@@ -190,7 +192,7 @@ void outlive(Rig& rig, const std::string& fault, const std::string& folder,
     start = SteadyClock::now();
     const std::jthread ends_it = end_culprit(rig, fault);
     int steps_without = 0;
-    while (steps_without < 20 && SteadyClock::now() - start < 60s) {
+    for (int step = 0; step < kSteps; ++step) { // as many on all ranks, whenever each hears of it
         const bool without = !exchange.masked_ranks().empty();
         there_and_back();
         if (!are(of_survivors) && (without || !are(of_all)))
@@ -206,8 +208,10 @@ void outlive(Rig& rig, const std::string& fault, const std::string& folder,
     needs_all.dispatch(*other, x, ids, weights).wait(60s);
 }
 
-/// Dispatches and combines one after the other; rank 1 is killed or stopped.
-void run_on(Rig& rig, const std::string& fault, SteadyClock::time_point& start, bool low_latency) {
+/// Dispatches and combines one after the other, in halves where there are hooks; rank 1 is killed
+/// or stopped.
+void run_on(Rig& rig, const std::string& fault, SteadyClock::time_point& start, bool low_latency,
+            bool hooks) {
     constexpr std::uint64_t kTokens = 64, kHidden = 1024, kExperts = 8, kTopK = 3;
     ExpertExchange exchange(
         *rig.device, rig.world, *rig.transport, rig.thread,
@@ -226,9 +230,19 @@ void run_on(Rig& rig, const std::string& fault, SteadyClock::time_point& start, 
     for (std::uint64_t slot = 0; slot < kTokens * kTopK; ++slot)
         chosen.push_back(static_cast<std::int32_t>((slot * slot / kTopK + 3 * slot) % kExperts));
     rig.device->upload(ids.buffer.sub(0, chosen.size() * 4), std::span<const std::int32_t>(chosen));
+    const auto in_halves = [&](const auto& send) {
+        ExchangeHook hook = send();
+        std::this_thread::sleep_for(2ms);
+        hook().wait(60s);
+    };
     const auto there_and_back = [&] {
-        exchange.dispatch(*handle, x, ids, weights).wait(60s);
-        exchange.combine(*handle, handle->rows(), x).wait(60s);
+        if (hooks) {
+            in_halves([&] { return exchange.dispatch_send(*handle, x, ids, weights); });
+            in_halves([&] { return exchange.combine_send(*handle, handle->rows(), x); });
+        } else {
+            exchange.dispatch(*handle, x, ids, weights).wait(60s);
+            exchange.combine(*handle, handle->rows(), x).wait(60s);
+        }
     };
     there_and_back(); // kernels are compiled
     testing::barrier_left_last_by(rig.world, kCulprit);
@@ -293,7 +307,8 @@ int run_rank(int argc, char** argv) {
             if (phase.rfind("outlive", 0) == 0)
                 outlive(rig, fault, folder, start);
             else if (phase.find("on and on") != std::string::npos)
-                run_on(rig, fault, start, phase.find("low_latency") != std::string::npos);
+                run_on(rig, fault, start, phase.find("low_latency") != std::string::npos,
+                       phase.find("hooks") != std::string::npos);
             else if (phase == "exchange" || phase == "by node")
                 run_exchange(rig, fault, start, false);
             else if (phase == "low_latency")
@@ -436,12 +451,13 @@ TEST_P(FailingAtAnyMoment, EveryOtherRankHearsOfIt) {
 
 INSTANTIATE_TEST_SUITE_P(
     Exchanges, FailingAtAnyMoment,
-    ::testing::Values(Moment{"exchange on and on", "kill"}, Moment{"exchange on and on", "stop"},
-                      Moment{"low_latency on and on", "kill"},
-                      Moment{"low_latency on and on", "stop"}, Moment{"by node on and on", "kill"},
-                      Moment{"by node on and on", "stop"}, Moment{"linked on and on", "kill"},
-                      Moment{"linked on and on", "stop"},
-                      Moment{"linked low_latency on and on", "kill"}),
+    ::testing::Values(
+        Moment{"exchange on and on", "kill"}, Moment{"exchange on and on", "stop"},
+        Moment{"low_latency on and on", "kill"}, Moment{"low_latency on and on", "stop"},
+        Moment{"by node on and on", "kill"}, Moment{"by node on and on", "stop"},
+        Moment{"by node hooks on and on", "kill"}, Moment{"by node hooks on and on", "stop"},
+        Moment{"low_latency hooks on and on", "kill"}, Moment{"linked on and on", "kill"},
+        Moment{"linked on and on", "stop"}, Moment{"linked low_latency on and on", "kill"}),
     [](const auto& one) {
         std::string name = std::string(one.param.phase) + "_" + one.param.signal;
         std::replace(name.begin(), name.end(), ' ', '_');
@@ -463,7 +479,8 @@ TEST_P(OutlivingALostRank, LowLatencyGoesOnWithoutIt) {
             continue;
         int steps = 0;
         std::ifstream(folder_ + "/without" + std::to_string(rank)) >> steps;
-        EXPECT_EQ(steps, 20) << "rank " << rank;
+        EXPECT_GT(steps, 10) << "rank " << rank;
+        EXPECT_LT(steps, kSteps) << "rank " << rank;
         const Seen one = seen(rank);
         EXPECT_EQ(one.code, "PeerLost") << "rank " << rank << ": " << one.message;
         EXPECT_EQ(one.rank, kCulprit) << one.message;
@@ -471,9 +488,9 @@ TEST_P(OutlivingALostRank, LowLatencyGoesOnWithoutIt) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Exchanges, OutlivingALostRank,
-                         ::testing::Values(Moment{"outlive", "kill 50"},
-                                           Moment{"outlive", "stop 50"},
-                                           Moment{"outlive linked", "kill 50"}),
+                         ::testing::Values(Moment{"outlive", "kill 30"},
+                                           Moment{"outlive", "stop 30"},
+                                           Moment{"outlive linked", "kill 30"}),
                          [](const auto& one) {
                              std::string name =
                                  std::string(one.param.phase) + "_" + one.param.signal;

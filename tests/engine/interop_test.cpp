@@ -246,6 +246,45 @@ TEST(EngineInterop, ALaneJobDoesNotWaitForTheCallersTimelineForEver) {
     own.destroy(semaphore);
 }
 
+TEST(EngineInterop, MemoryIsKeptForWorkThatRunsOnBehindAFailure) {
+    OwnVulkan own;
+    const VkSemaphore semaphore = own.timeline();
+    DeviceOptions options = test_options();
+    options.sync = SyncMode::Overlap;
+    {
+        const auto device = Device::adopt(own.external(), options);
+        HostThread thread(*device, "host");
+        Lane lane = thread.add_lane("lane");
+        std::optional<Buffer> used(std::in_place, *device, BufferDesc{.name = "used", .bytes = 64});
+        const Buffer copied(*device, {.name = "copied", .bytes = 64});
+        const Buffer late(*device, {.name = "late", .bytes = 64});
+        // The device waits for the caller with the first; the second is held back by a job that
+        // does not end, comes after the first, and fails before it.
+        Recording reads(*device, QueueRole::Compute, "reads"),
+            writes(*device, QueueRole::Compute, "writes");
+        reads.copy(used->view(), copied.view());
+        writes.copy(late.view(), used->view());
+        const TimePoint read =
+            device->submit(reads, std::array{wrap_timeline(*device, semaphore, 1)});
+        lane.post({.name = "job",
+                   .waits = {},
+                   .accesses = {{late.view(), Access::Write}},
+                   .step = [](LaneContext&) { return Progress::Again; }});
+        const TimePoint failed = device->submit(writes);
+        device->abort(Error(ErrorCode::Aborted, "the test gives up"));
+        EXPECT_THROW(failed.wait(std::chrono::seconds(20)), Error);
+        used.reset();
+        EXPECT_EQ(device->memory_report().bytes, 192u) << "it is still read";
+        own.signal(semaphore, 1);
+        for (int i = 0; i < 20'000 && device->memory_report().bytes > 128; ++i) {
+            static_cast<void>(read.state());
+            std::this_thread::sleep_for(std::chrono::milliseconds(1));
+        }
+        EXPECT_EQ(device->memory_report().bytes, 128u);
+    }
+    own.destroy(semaphore);
+}
+
 TEST(EngineInterop, ALostDeviceNamesWhatHadEndedAndWhatHadNot) {
     OwnVulkan own;
     const VkSemaphore semaphore = own.timeline();
