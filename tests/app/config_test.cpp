@@ -79,11 +79,26 @@ TEST(TrainConfig, RefusesUnknownKeysAndWrongKinds) {
 TEST(TrainConfig, ValuesOutOfRangeNameTheirKey) {
     const auto check = [](const std::string& line) { validate(parse("[train]\n" + line)); };
     EXPECT_NO_THROW(check(""));
-    for (const char* line :
-         {"steps = 0", "batch = 0", "micro_batches = 0", "seq = 0", "lr = -1.0", "lr = nan",
-          "lr = inf", "beta1 = 1.0", "beta2 = 1.0", "adam_eps = 0.0", "weight_decay = -0.1",
-          "clip_norm = -1.0", "precision = \"f16\"", "device = \"tpu\"", "device = \"\"", "device_link = \"maybe\"", "pp = 0",
-          "holdout = 1.0", "keep_checkpoints = 0", "lr_min = 1.0"}) {
+    for (const char* line : {"steps = 0",
+                             "batch = 0",
+                             "micro_batches = 0",
+                             "seq = 0",
+                             "lr = -1.0",
+                             "lr = nan",
+                             "lr = inf",
+                             "beta1 = 1.0",
+                             "beta2 = 1.0",
+                             "adam_eps = 0.0",
+                             "weight_decay = -0.1",
+                             "clip_norm = -1.0",
+                             "precision = \"f16\"",
+                             "device = \"tpu\"",
+                             "device = \"\"",
+                             "device_link = \"maybe\"",
+                             "pp = 0",
+                             "holdout = 1.0",
+                             "keep_checkpoints = 0",
+                             "lr_min = 1.0"}) {
         const std::string key(line, std::string_view(line).find(' '));
         EXPECT_BELLOWS_ERROR((check(line), 0), InvalidArgument, key);
     }
