@@ -73,6 +73,11 @@ private:
         TimePoint copied;
     };
 
+    struct Blank {
+        std::unique_ptr<Recording> fill;
+        TimePoint filled;
+    };
+
     std::vector<Piece> cut(const std::vector<RecordRun>& runs, std::uint64_t at) const;
     std::vector<Piece> cut(const RecordRuns& runs) const;
     bool is_self(const Piece& piece) const noexcept;
@@ -102,14 +107,10 @@ private:
     In to_;
     bool staged_;
     std::vector<Piece> out_, in_;
-    std::vector<Transfer> receives_, sends_;
     std::vector<bool> without_; ///< members
-    LinkMoves links_;
-    bool links_in_ = false; ///< have begun
-    struct Blank {
-        std::unique_ptr<Recording> fill;
-        TimePoint filled;
-    };
+    LinkMoves links_;           // before the transfers, which use its memory
+    bool links_in_ = false;     ///< have begun
+    std::vector<Transfer> receives_, sends_;
     std::vector<Blank> blanks_;
     RecordRuns runs_in_;
     std::chrono::steady_clock::time_point began_in_{};

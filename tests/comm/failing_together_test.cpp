@@ -185,6 +185,7 @@ void outlive(Rig& rig, const std::string& fault, const std::string& folder,
         rig.device->download(out.buffer.sub(0, sums.size() * 4),
                              std::as_writable_bytes(std::span(sums)));
     };
+    compile(rig); // for the end, where the launcher waits for stragglers for seconds only
     there_and_back();
     if (!are(of_all))
         throw Error(ErrorCode::Internal, "wrong sums of all ranks");
