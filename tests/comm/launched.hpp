@@ -65,12 +65,13 @@ protected:
     }
     void TearDown() override { std::filesystem::remove_all(folder_); }
 
-    LaunchResult launch(int ranks, const std::string& phase, const std::string& fault) {
+    LaunchResult launch(int ranks, const std::string& phase, const std::string& fault,
+                        std::chrono::milliseconds grace = std::chrono::seconds(3)) {
         LaunchOptions options;
         options.ranks = ranks;
         options.command = {std::filesystem::read_symlink("/proc/self/exe").string(), "--rank",
                            phase, fault, folder_};
-        options.grace = std::chrono::seconds(3);
+        options.grace = grace;
         const auto start = SteadyClock::now();
         const LaunchResult result = launch_ranks(options);
         took_ = SteadyClock::now() - start;

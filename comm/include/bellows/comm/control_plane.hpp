@@ -31,7 +31,8 @@ struct ControlOptions {
     std::chrono::milliseconds setup_timeout{60'000};
     /// A peer that is lost does not end the job: what needs it throws Error{PeerLost}, low-latency
     /// exchanges go on without it (ExpertExchange::mask_rank), and the world is closed without a
-    /// barrier. The same on every rank. mpirun must leave the others alone (launch_ranks does so).
+    /// barrier. The same on every rank. mpirun must leave the others alone (launch_ranks does so
+    /// for LaunchOptions::grace).
     bool outlive_lost_ranks = false;
     /// Connect over TCP even inside a node (tests; file descriptors cannot be passed then).
     bool force_tcp = false;

@@ -26,7 +26,8 @@ struct LaunchOptions {
     std::string mpirun = "mpirun";
     /// For all ranks to make their World; then the rest is ended.
     std::chrono::milliseconds startup_timeout{180'000};
-    /// Between the first report of a failure and the end of the ranks that are still there.
+    /// Between the first sign of a failure, be it a rank that ends without a report, and the end of
+    /// the ranks that are still there.
     std::chrono::milliseconds grace{8'000};
 };
 
