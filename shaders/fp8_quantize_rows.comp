@@ -9,7 +9,7 @@
 // the last column to a multiple of 8, and of 16.
 // Forms: lanes 16 or 8: so many invocations per 128 columns, lanes_x (a multiple of them) side by
 //   side, the others on the next rows; four blocks of rows at a time, their loads first. lanes 1: an
-//   invocation per 128 columns (CPU drivers: no barrier), x is read once more from the cache.
+//   invocation per 128 columns (CPU drivers: no barrier), which holds them.
 // Dispatch (grid-stride in x): x = row blocks of 4 * local_size / lanes_x rows, y = ceil(eights of
 //   codes * lanes / (16 * lanes_x)), z = batch; or x = ceil(rows * ceil(columns / 128) / local_size),
 //   y = 1.
@@ -157,22 +157,36 @@ void quantize_by_lanes(uint rows) {
     }
 }
 
-Raw8 load(uint row, uint group) {
-    return load_clear8(x_base, row * push.x_stride8, group, push.columns);
+void store_block(uint row, uint first, const uint eights, Raw8 raw[16], float inverse, bool fits) {
+    [[unroll]] for (uint i = 0u; i < eights; ++i) {
+        if (first + i < push.codes_groups) {
+            WriteUvec2(codes_base).v[row * push.codes_stride8 + first + i] =
+                coded(first + i, raw[i], inverse, fits);
+        }
+    }
 }
 
-// Columns [8 * first, 8 * end) as one block; returns its scale.
-float quantize_block(uint row, uint first, uint end) {
+// So many eights from `first` on as one block; returns its scale. What begins a line of the cache is
+// read before all else: a CPU then waits for the lines of all invocations at once, not for one after
+// another.
+float quantize_block(uint row, uint first, const uint eights) {
+    const uint eights_of_line = 64u >> X_LOG2_BYTES;
     uint amax = 0u;
-    for (uint group = first; group < end; ++group) {
-        amax = max(amax, raw_magnitude8(load(row, group)));
+    [[unroll]] for (uint i = 0u; i < eights; i += eights_of_line) {
+        Raw8 begins = load8(x_base, row * push.x_stride8, first + i, push.columns);
+        amax = max(amax, raw_magnitude_of_first(begins));
+    }
+    Raw8 raw[16];
+    [[unroll]] for (uint i = 0u; i < eights; ++i) {
+        raw[i] = load_clear8(x_base, row * push.x_stride8, first + i, push.columns);
+        amax = max(amax, raw_magnitude8(raw[i]));
     }
     float scale = scale_of(amax);
     float inverse = fp8_inverse(rule, scale);
-    uint stored_end = min(end, push.codes_groups);
-    for (uint group = first; group < stored_end; ++group) {
-        WriteUvec2(codes_base).v[row * push.codes_stride8 + group] =
-            coded(group, load(row, group), inverse, false);
+    if (fp8_block_fits(format, inverse)) {
+        store_block(row, first, eights, raw, inverse, true);
+    } else {
+        store_block(row, first, eights, raw, inverse, false);
     }
     return scale;
 }
@@ -183,12 +197,12 @@ void quantize_by_blocks(uint rows) {
          item += gl_NumWorkGroups.x * local_size) {
         uint row = item / blocks, block = item % blocks, group = 16u * block;
         if (mx == 0u) {
-            store_scale(row, block, floatBitsToUint(quantize_block(row, group, group + 16u)));
+            store_scale(row, block, floatBitsToUint(quantize_block(row, group, 16u)));
         } else {
             uint word = 0u;
             for (uint q = 0u; q < 4u; ++q) {
                 uint first = group + 4u * q;
-                word |= mx_byte(block, q, quantize_block(row, first, first + 4u));
+                word |= mx_byte(block, q, quantize_block(row, first, 4u));
             }
             store_scale(row, block, word);
         }

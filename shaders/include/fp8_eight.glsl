@@ -86,6 +86,10 @@ uint raw_magnitude8(Raw8 raw) {
     uvec4 most = max(raw << 17, raw << 1);
     return (max4(most) >> 1) & 0x7FFF0000u;
 }
+// Of the first of the eight alone.
+uint raw_magnitude_of_first(Raw8 raw) {
+    return (raw.x << 17) >> 1;
+}
 #elif INPUT_F32
 #define X_ELEMENT vec4
 #define X_LOG2_BYTES 5u
@@ -106,6 +110,9 @@ Eight unpack8(Raw8 raw) {
 }
 uint raw_magnitude8(Raw8 raw) {
     return magnitude8(raw);
+}
+uint raw_magnitude_of_first(Raw8 raw) {
+    return floatBitsToUint(raw.low.x) & 0x7FFFFFFFu;
 }
 #elif INPUT_FP8
 #define X_ELEMENT uvec2
