@@ -31,6 +31,12 @@ void collect_fds(msghdr& message, std::deque<FileDescriptor>& fds) {
     }
 }
 
+/// Whether sending fails for a while only: the socket is full, the kernel short of memory, too many
+/// descriptors are under way.
+bool passes_by(int error) {
+    return error == EAGAIN || error == ENOBUFS || error == ENOMEM || error == ETOOMANYREFS;
+}
+
 } // namespace
 
 void ControlLink::queue(FrameKind kind, std::uint64_t tag, std::span<const std::byte> bytes,
@@ -76,8 +82,10 @@ void ControlLink::flush() noexcept {
         if (sent < 0) {
             if (errno == EINTR)
                 continue;
-            if (errno != EAGAIN)
-                outbox_.clear(); // broken; receive() reports it
+            if (!passes_by(errno)) {
+                outbox_.clear();
+                ::shutdown(socket_.get(), SHUT_RDWR); // both ends are to see it
+            }
             return;
         }
         frame.sent += static_cast<std::size_t>(sent);

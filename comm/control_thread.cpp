@@ -159,9 +159,15 @@ void ControlPlane::Impl::handle(int from, Frame frame) {
     case FrameKind::Goodbye:
         peers[static_cast<std::size_t>(from)].state = PeerState::Left;
         break;
-    case FrameKind::Abort:
-        fail(decode_error(frame.bytes, from));
+    case FrameKind::Abort: {
+        const Error error = decode_error(frame.bytes, from);
+        // A rank that hears that it is lost says so as its own end.
+        if (outlives_lost_ranks && error.code() == ErrorCode::PeerLost && error.rank() == from)
+            lose(from, error);
+        else
+            fail(error);
         break;
+    }
     }
 }
 

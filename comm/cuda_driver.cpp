@@ -57,7 +57,6 @@ std::shared_ptr<const Driver> Driver::open(std::string& why_not) {
     find(driver->destroy_event, "cuEventDestroy_v2");
     find(driver->record_event, "cuEventRecord");
     find(driver->query_event, "cuEventQuery");
-    find(driver->wait_event, "cuEventSynchronize");
     if (why_not.empty() && driver->init(0) != kSuccess)
         why_not = "cuInit fails";
     return why_not.empty() ? driver : nullptr;

@@ -94,7 +94,6 @@ struct Driver {
     Result (*destroy_event)(Event event);
     Result (*record_event)(Event event, Stream stream);
     Result (*query_event)(Event event);
-    Result (*wait_event)(Event event);
 };
 
 } // namespace bellows::cuda

@@ -15,7 +15,8 @@ namespace {
 
 /// Tags of the control plane for this file, far from small numbers that others choose.
 constexpr std::uint64_t kTags = std::uint64_t{0x6c} << 56;
-constexpr std::uint64_t kBlocksPerLink = std::uint64_t{1} << 40;
+constexpr std::uint64_t kTagsPerLink = std::uint64_t{1} << 40;
+constexpr std::uint64_t kGone = kTagsPerLink / 2; ///< beside the tag of a block
 
 /// The driver that serves the device; null, and why, where none does.
 std::unique_ptr<LinkDriver> driver_for(const TransportOptions& options, std::string& why_not) {
@@ -37,7 +38,7 @@ std::unique_ptr<LinkDriver> driver_for(const TransportOptions& options, std::str
     if (!driver)
         return nullptr;
     try { // whether Vulkan takes its memory
-        const LinkBlock block(driver->allocate(1), 0);
+        const LinkBlock block(driver->allocate(1), 0, nullptr);
         static_cast<void>(block.make_buffer(*options.device, "device link probe"));
     } catch (const Error& error) {
         why_not = error.message();
@@ -61,6 +62,21 @@ DeviceLinkKind device_link_kind(std::string_view text) {
                 "device_link is \"auto\", \"off\" or \"host\", not \"" + std::string(text) + "\"");
 }
 
+void GoneBlocks::add(int peer, std::uint64_t id) noexcept {
+    const std::scoped_lock lock(mutex_);
+    ids_[peer].push_back(id);
+}
+
+std::vector<std::uint64_t> GoneBlocks::take(int peer) {
+    const std::scoped_lock lock(mutex_);
+    return std::exchange(ids_[peer], {});
+}
+
+LinkBlock::~LinkBlock() {
+    for (const int peer : passed_)
+        gone_->add(peer, id_);
+}
+
 Buffer LinkBlock::make_buffer(Device& device, std::string name) const {
     return allocation_.host.empty()
                ? Buffer::import_opaque(device, opaque(), std::move(name))
@@ -77,7 +93,7 @@ void LinkBlock::bind(LaneContext& context, Buffer& buffer) const {
 DeviceLink::DeviceLink(World& world, std::unique_ptr<LinkDriver> driver,
                        std::chrono::milliseconds timeout)
     : control_(world.control()), driver_(std::move(driver)),
-      tags_(kTags + kBlocksPerLink * world.impl().device_links++), // collective: alike everywhere
+      tags_(kTags + kTagsPerLink * world.impl().device_links++), // collective: alike everywhere
       reached_(static_cast<std::size_t>(world.size())) {
     std::vector<int> others;
     for (const int peer : world.ranks_of_node(world.node()))
@@ -107,28 +123,37 @@ bool DeviceLink::reaches_any() const noexcept {
     return std::find(reached_.begin(), reached_.end(), true) != reached_.end();
 }
 
-std::shared_ptr<LinkBlock> DeviceLink::allocate(std::uint64_t bytes) {
-    return std::make_shared<LinkBlock>(driver_->allocate(bytes), ++last_id_);
+std::shared_ptr<LinkBlock> DeviceLink::allocate(std::uint64_t bytes,
+                                                std::shared_ptr<GoneBlocks> gone) {
+    return std::make_shared<LinkBlock>(driver_->allocate(bytes), ++last_id_, std::move(gone));
 }
 
 void DeviceLink::pass(int peer, LinkBlock& block) const {
     const std::scoped_lock lock(block.mutex_);
     if (std::find(block.passed_.begin(), block.passed_.end(), peer) != block.passed_.end())
         return;
+    const std::vector<std::uint64_t> gone = block.gone_->take(peer);
+    control_.send(peer, tag_of(block.id()) + kGone, std::as_bytes(std::span(gone)));
     control_.send_fd(peer, tag_of(block.id()), block.allocation_.file.get());
     block.passed_.push_back(peer);
 }
 
-bool DeviceLink::open(int peer, std::uint64_t id, std::uint64_t bytes, LinkedBlock& known) const {
-    if (known.memory && known.id == id)
-        return true;
+std::shared_ptr<LinkMemory> DeviceLink::open(int peer, std::uint64_t id, std::uint64_t bytes,
+                                             OpenedBlocks& opened) const {
+    if (const auto known = opened.find({peer, id}); known != opened.end())
+        return known->second;
     std::optional<FileDescriptor> file = control_.try_recv_fd(peer, tag_of(id));
     if (!file)
-        return false;
-    known = {}; // the peer has given that one up
-    known.memory = driver_->open(std::move(*file), bytes);
-    known.id = id;
-    return true;
+        return nullptr;
+    // It was sent before the descriptor, so it is here.
+    const std::vector<std::byte> gone =
+        control_.recv(peer, tag_of(id) + kGone, std::chrono::seconds(1));
+    for (std::size_t at = 0; at + sizeof id <= gone.size(); at += sizeof id) {
+        std::uint64_t closed = 0;
+        std::memcpy(&closed, gone.data() + at, sizeof closed);
+        opened.erase({peer, closed});
+    }
+    return opened[{peer, id}] = driver_->open(std::move(*file), bytes);
 }
 
 std::unique_ptr<LinkCopy> DeviceLink::copy_from(int peer, std::vector<LinkRange> ranges) const {

@@ -4,7 +4,7 @@
 // The ranks of a node whose devices copy straight from each other's memory. Each makes blocks of
 // memory of its device, which are Vulkan buffers as well, and lets peers open them once; a peer
 // that has been told where bytes stand copies them into memory of its own. Telling is the
-// Transport's part. Any thread.
+// Transport's part. Any thread but for OpenedBlocks.
 
 #include "link_driver.hpp"
 
@@ -12,18 +12,35 @@
 #include <bellows/engine/lane.hpp>
 #include <bellows/engine/memory.hpp>
 
+#include <map>
 #include <memory>
 #include <mutex>
 #include <string>
+#include <utility>
 #include <vector>
 
 namespace bellows {
 
+/// Blocks that are no more, for those that have them open.
+class GoneBlocks {
+public:
+    void add(int peer, std::uint64_t id) noexcept;
+    /// Those of a peer, once.
+    std::vector<std::uint64_t> take(int peer);
+
+private:
+    std::mutex mutex_;
+    std::map<int, std::vector<std::uint64_t>> ids_;
+};
+
 /// Memory of this rank's device that peers can be let into. It lasts while it is a buffer's, too.
 class LinkBlock {
 public:
-    LinkBlock(LinkAllocation allocation, std::uint64_t id)
-        : allocation_(std::move(allocation)), id_(id) {}
+    LinkBlock(LinkAllocation allocation, std::uint64_t id, std::shared_ptr<GoneBlocks> gone)
+        : allocation_(std::move(allocation)), id_(id), gone_(std::move(gone)) {}
+    ~LinkBlock();
+    LinkBlock(const LinkBlock&) = delete;
+    LinkBlock& operator=(const LinkBlock&) = delete;
 
     std::uint64_t bytes() const noexcept { return allocation_.memory->bytes(); }
     std::uint64_t address() const noexcept { return allocation_.memory->address(); }
@@ -38,15 +55,13 @@ private:
 
     LinkAllocation allocation_;
     std::uint64_t id_;
+    std::shared_ptr<GoneBlocks> gone_;
     std::mutex mutex_;
     std::vector<int> passed_; ///< the ranks that it was passed to
 };
 
-/// Of a peer, as opened here.
-struct LinkedBlock {
-    std::uint64_t id = 0;
-    std::shared_ptr<LinkMemory> memory;
-};
+/// Blocks of peers that are open here, by peer and id.
+using OpenedBlocks = std::map<std::pair<int, std::uint64_t>, std::shared_ptr<LinkMemory>>;
 
 class DeviceLink {
 public:
@@ -58,13 +73,15 @@ public:
     bool reaches(int peer) const noexcept { return reached_[static_cast<std::size_t>(peer)]; }
     bool reaches_any() const noexcept;
 
-    /// Throws Error{OutOfMemory}.
-    std::shared_ptr<LinkBlock> allocate(std::uint64_t bytes);
-    /// Lets a peer open it; does nothing the second time.
+    /// gone: of all blocks that the same OpenedBlocks of peers remember. Throws
+    /// Error{OutOfMemory}.
+    std::shared_ptr<LinkBlock> allocate(std::uint64_t bytes, std::shared_ptr<GoneBlocks> gone);
+    /// Lets a peer open it, and says which it may close; does nothing the second time.
     void pass(int peer, LinkBlock& block) const;
-    /// Opens what the peer has passed; at most one block at a time is remembered in `known`. False:
-    /// it has not come yet.
-    bool open(int peer, std::uint64_t id, std::uint64_t bytes, LinkedBlock& known) const;
+    /// Opens what the peer has passed, unless `opened` has it, where it stays until the peer says,
+    /// with the next one, that it is gone. Null: it has not come yet.
+    std::shared_ptr<LinkMemory> open(int peer, std::uint64_t id, std::uint64_t bytes,
+                                     OpenedBlocks& opened) const;
     std::unique_ptr<LinkCopy> copy_from(int peer, std::vector<LinkRange> ranges) const;
 
 private:

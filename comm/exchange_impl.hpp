@@ -71,6 +71,10 @@ struct ExpertExchange::Impl {
     std::vector<Import> imported{};
     bool imports = false;       ///< the device takes memory that ranks share
     DeviceLink* link = nullptr; ///< null where it reaches nobody of the group
+    /// Of the link: what peers have open of this exchange, what this rank has of theirs. Whichever
+    /// handles meet in a leg. The latter on `thread`.
+    std::shared_ptr<GoneBlocks> gone = std::make_shared<GoneBlocks>();
+    OpenedBlocks opened{};
     /// Of low latency: members of the group that are done without. Set by anybody, read by lanes.
     std::unique_ptr<std::atomic<bool>[]> mask{};
 
@@ -164,8 +168,6 @@ struct ExchangeHandle::Impl {
     /// Of the buffers that records travel from and to.
     WireMemory send_memory, back_memory, received_memory, returned_memory, gradient_memory;
     SharedMemory staging_memory; ///< of staging_out
-    /// What the device link has opened of each member's memory: for outbound legs, for inbound.
-    std::vector<LinkedBlock> opened_out, opened_in;
 
     // At the source: which members each token goes to.
     Buffer rank_ids, rank_counts, rank_offsets, rank_row_to_slot, rank_slot_to_row;

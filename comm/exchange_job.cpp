@@ -53,7 +53,9 @@ public:
           exchange_(handle_.exchange), name_(std::move(leg.name)), outbound_(outbound),
           tokens_(outbound && (leg.learn || exchange_.low_latency())),
           record_bytes_((tokens_ ? exchange_.token_record() : exchange_.plain_record()).bytes),
-          gate_(std::move(leg.gate)), sequence_(leg.sequence) {
+          gate_(std::move(leg.gate)), sequence_(leg.sequence), without_(exchange_.group_size()) {
+        for (std::uint64_t at = 0; at < without_.size(); ++at)
+            without_[at] = exchange_.without(at);
         const bool learn = leg.learn;
         const auto then = [this](auto stage) { stages_.push_back(stage); };
         // At once: receives are posted first, so that MPI finds them. With a gate: all that can be
@@ -127,9 +129,11 @@ private:
                      error.rank(), error.detail());
     }
 
-    /// Any thread.
+    /// Any thread. Does not wait for long: a step may stand in a driver.
     std::string describe() const {
-        const std::scoped_lock lock(mutex_);
+        const std::unique_lock lock(mutex_, 1s);
+        if (!lock)
+            return "'" + name_ + "' (exchange " + std::to_string(sequence_) + "), within a step";
         std::string text =
             "'" + name_ + ": " + phase_ + "' (exchange " + std::to_string(sequence_) + ")";
         const auto tell = [&](std::span<const Transfer> some, const char* where) {
@@ -183,12 +187,8 @@ private:
         if (outbound_)
             return {{handle_.arrivals(tokens_), handle_.memory_of_arrivals(tokens_)},
                     kNobodys,
-                    handle_.blank_received,
-                    handle_.opened_out};
-        return {{handle_.back_records, handle_.back_memory},
-                kNothing,
-                handle_.blank_back,
-                handle_.opened_in};
+                    handle_.blank_received};
+        return {{handle_.back_records, handle_.back_memory}, kNothing, handle_.blank_back};
     }
 
     /// Those that are waited for now.
@@ -316,7 +316,7 @@ private:
             return;
         WireMemory made;
         if (hop.link != nullptr)
-            made.link = hop.link->allocate(bytes + bytes / 4); // seldom again
+            made.link = hop.link->allocate(bytes + bytes / 4, hop.gone); // seldom again
         else if (hop.zero_copy())
             made.shared = hop.share(bytes);
         if (made.link)
@@ -387,7 +387,7 @@ private:
 
     RecordMoves& moves() {
         if (!moves_)
-            moves_.emplace(handle_, name_, Tag{sequence_, kRecordsStream}, out(), in());
+            moves_.emplace(handle_, name_, Tag{sequence_, kRecordsStream}, out(), in(), without_);
         return *moves_;
     }
 
@@ -453,8 +453,9 @@ private:
     std::uint64_t record_bytes_;
     std::shared_ptr<ReceiveGate> gate_;
     std::uint64_t sequence_;
+    std::vector<bool> without_; ///< members that were masked or lost when it was called
     std::vector<Stage> stages_;
-    mutable std::mutex mutex_; ///< of what describe() reads; held by steps
+    mutable std::timed_mutex mutex_; ///< of what describe() reads; held by steps
     std::size_t stage_ = 0;
     std::string phase_ = "start";
     Clock::time_point began_{}, counts_posted_{}, posted_{};

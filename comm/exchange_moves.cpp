@@ -17,12 +17,13 @@ std::uint64_t grown(std::uint64_t bytes) {
 
 } // namespace
 
-RecordMoves::RecordMoves(ExchangeHandle::Impl& handle, std::string name, Tag tag, Out from, In to)
+RecordMoves::RecordMoves(ExchangeHandle::Impl& handle, std::string name, Tag tag, Out from, In to,
+                         std::vector<bool> without)
     : handle_(handle), exchange_(handle.exchange), name_(std::move(name)), tag_(tag),
       from_(std::move(from)), to_(to), staged_(!exchange_.zero_copy()),
-      without_(exchange_.group_size()),
+      without_(std::move(without)),
       links_(
-          exchange_, tag.sequence, to_.opened, [this](std::uint64_t at) { return without(at); },
+          exchange_, tag.sequence, [this](std::uint64_t at) { return this->without(at); },
           [this](std::uint64_t at) { came(at); }),
       nanoseconds_waited_(exchange_.group_size()) {
 }

@@ -37,12 +37,13 @@ public:
     };
     struct In {
         Place place;
-        std::uint32_t blank = 0;          ///< what words are of members that the leg does without
-        std::vector<bool>& is_blank;      ///< of which members they are
-        std::vector<LinkedBlock>& opened; ///< by the device link, in such legs
+        std::uint32_t blank = 0;     ///< what words are of members that the leg does without
+        std::vector<bool>& is_blank; ///< of which members they are
     };
-    /// to: where runs are received. name: for the trace.
-    RecordMoves(ExchangeHandle::Impl& handle, std::string name, Tag tag, Out from, In to);
+    /// to: where runs are received. name: for the trace. without: members that the leg does without
+    /// from the start, whatever becomes of them since.
+    RecordMoves(ExchangeHandle::Impl& handle, std::string name, Tag tag, Out from, In to,
+                std::vector<bool> without);
 
     /// Once each, in either order.
     void begin_out(LaneContext& context);

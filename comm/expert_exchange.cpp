@@ -444,8 +444,6 @@ ExchangeHandle::Impl::Impl(std::shared_ptr<ExpertExchange::Impl> of, std::string
         quantized = make("quantised", c.max_tokens * token.row_bytes, MemoryKind::Device);
     blank_received.resize(members);
     blank_back.resize(members);
-    opened_out.resize(members);
-    opened_in.resize(members);
     const std::uint64_t most_back = low_latency ? most_in : exchange.most_sent();
     if (before) {
         send_records = declare("records to send", wire);
@@ -509,7 +507,7 @@ Buffer ExchangeHandle::Impl::make_wire(const std::string& what, std::uint64_t by
                                        WireMemory& memory) const {
     const std::string of = name + " " + what;
     if (exchange.link != nullptr) {
-        memory.link = exchange.link->allocate(bytes);
+        memory.link = exchange.link->allocate(bytes, exchange.gone);
         return memory.link->make_buffer(exchange.device, of);
     }
     // What is sent from memory that the node's ranks share is not copied to be sent.

@@ -42,7 +42,7 @@ struct LinkRange {
 };
 
 /// Copies under way; its destructor waits for those that have begun, which takes no longer than the
-/// bytes need.
+/// bytes need, and no longer than ten seconds where the driver has come to a stop.
 class LinkCopy {
 public:
     virtual ~LinkCopy() = default;

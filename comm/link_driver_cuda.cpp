@@ -173,21 +173,24 @@ public:
         const Current current(*queues_->card);
         const Stream stream = queues_->stream(queue);
         event_ = queues_->take_event();
+        Result result = kSuccess;
         for (const LinkRange& range : ranges)
-            if (range.bytes > 0)
-                driver.check(driver.copy(range.to, range.from, range.bytes, stream),
-                             "copying from a peer's memory");
-        driver.check(driver.record_event(event_, stream), "recording an event");
-        recorded_ = true;
+            if (range.bytes > 0 && result == kSuccess)
+                result = driver.copy(range.to, range.from, range.bytes, stream);
+        const Result recorded = driver.record_event(event_, stream);
+        if (result == kSuccess && recorded == kSuccess)
+            return;
+        leave(); // what has begun
+        driver.check(result, "copying from a peer's memory");
+        driver.check(recorded, "recording an event");
     }
     ~CudaCopy() override {
         const Driver& driver = *queues_->card->driver;
-        if (recorded_ && !done_ && driver.push_context(queues_->card->context) == kSuccess) {
-            driver.wait_event(event_);
-            Context left = nullptr;
-            driver.pop_context(&left);
-        }
-        queues_->give_back(event_);
+        if (driver.push_context(queues_->card->context) != kSuccess)
+            return;
+        leave();
+        Context left = nullptr;
+        driver.pop_context(&left);
     }
 
     bool done() override {
@@ -203,9 +206,22 @@ public:
     }
 
 private:
+    /// Waits for what has begun. The event is given back unless something still uses it.
+    void leave() noexcept {
+        const Driver& driver = *queues_->card->driver;
+        const Deadline deadline(Milliseconds{10'000});
+        Result result = done_ ? kSuccess : driver.query_event(event_);
+        while (result == kNotReady && !deadline.expired()) {
+            std::this_thread::yield();
+            result = driver.query_event(event_);
+        }
+        if (result == kSuccess)
+            queues_->give_back(event_);
+    }
+
     std::shared_ptr<Queues> queues_;
     Event event_ = nullptr;
-    bool recorded_ = false, done_ = false;
+    bool done_ = false;
 };
 
 class CudaLinkDriver final : public LinkDriver {

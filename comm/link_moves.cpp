@@ -119,7 +119,20 @@ void LinkMoves::trace(const In& in) const {
                                    ns(in.began), ns(std::chrono::steady_clock::now())});
 }
 
-/// Whether all of it is there.
+/// Whether all that the source has told of stands where it belongs.
+bool LinkMoves::try_copy(In& in, bool& changed) {
+    if (!in.copy) {
+        in.source =
+            exchange_.link->open(in.rank, in.told[kId], in.told[kBlockBytes], exchange_.opened);
+        if (!in.source)
+            return false;
+        begin_copy(in);
+        changed = true;
+    }
+    return in.copy->done();
+}
+
+/// Whether nothing is left to do for this member.
 bool LinkMoves::step_in(In& in, bool& changed) {
     if (in.done)
         return true;
@@ -129,16 +142,18 @@ bool LinkMoves::step_in(In& in, bool& changed) {
             told.cancel();
             return in.done = true;
         }
-        LinkedBlock& known = opened_[in.at];
-        if (!test(told, in.at) ||
-            !exchange_.link->open(in.rank, in.told[kId], in.told[kBlockBytes], known))
+        if (!test(told, in.at))
             return false;
-        in.source = known.memory;
-        begin_copy(in);
-        changed = true;
     }
-    if (!in.copy->done())
-        return false;
+    try {
+        if (!try_copy(in, changed))
+            return false;
+    } catch (const Error&) {
+        if (!without_(in.at))
+            throw;
+        in.copy.reset(); // its memory went with it
+        return changed = in.done = true;
+    }
     trace(in);
     came_(in.at);
     in.taken = in.told[kBytes];

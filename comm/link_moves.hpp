@@ -35,13 +35,11 @@ inline std::uint64_t total_bytes(const std::vector<RecordRun>& runs) {
 
 class LinkMoves {
 public:
-    /// opened: the blocks of the group's members that such legs have opened so far. without: the
-    /// members that this leg does without; once one is, it stays so. came: is told of each member
-    /// whose records are here.
+    /// without: the members that this leg does without; once one is, it stays so. came: is told of
+    /// each member whose records are here.
     LinkMoves(ExpertExchange::Impl& exchange, std::uint64_t sequence,
-              std::vector<LinkedBlock>& opened, std::function<bool(std::uint64_t)> without,
-              std::function<void(std::uint64_t)> came)
-        : exchange_(exchange), sequence_(sequence), opened_(opened), without_(std::move(without)),
+              std::function<bool(std::uint64_t)> without, std::function<void(std::uint64_t)> came)
+        : exchange_(exchange), sequence_(sequence), without_(std::move(without)),
           came_(std::move(came)) {}
 
     /// Once each, in either order; members that the link does not reach are left out. The transfers
@@ -78,12 +76,12 @@ private:
     bool step_out(Out& out);
     bool step_in(In& in, bool& changed);
     void begin_copy(In& in);
+    bool try_copy(In& in, bool& changed);
     void trace(const In& in) const;
     bool test(Transfer& transfer, std::uint64_t at) const;
 
     ExpertExchange::Impl& exchange_;
     std::uint64_t sequence_;
-    std::vector<LinkedBlock>& opened_;
     std::function<bool(std::uint64_t)> without_;
     std::function<void(std::uint64_t)> came_;
     std::vector<std::unique_ptr<Out>> out_; // their addresses are posted

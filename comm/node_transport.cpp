@@ -56,9 +56,10 @@ struct OutMessage {
     Tag tag;
     NodeMemory::Block block;
     std::uint64_t offset = 0, bytes = 0;
-    bool owns_block = false; ///< a copy of what was posted
-    Slot* slot = nullptr;    ///< null before it is posted
-    bool done = false;       ///< received or given up
+    // Set by whoever progresses, read by whoever describes.
+    std::atomic<bool> owns_block{false}; ///< a copy of what was posted
+    std::atomic<Slot*> slot{nullptr};    ///< null before it is posted
+    std::atomic<bool> done{false};       ///< received or given up
 };
 using OutMessagePtr = std::shared_ptr<OutMessage>;
 
@@ -149,9 +150,10 @@ struct Node {
 
     /// Whether the message's slot has been emptied; a message that was given up still has one.
     bool received(OutMessage& message) {
-        if (message.slot == nullptr)
+        const Slot* slot = message.slot;
+        if (slot == nullptr)
             return message.done;
-        if (message.slot->state.load(std::memory_order_acquire) != SlotState::Empty)
+        if (slot->state.load(std::memory_order_acquire) != SlotState::Empty)
             return false;
         message.slot = nullptr;
         finish(message);
@@ -160,7 +162,7 @@ struct Node {
 
     void finish(OutMessage& message) {
         message.done = true;
-        if (std::exchange(message.owns_block, false))
+        if (message.owns_block.exchange(false))
             memory.free(message.block);
     }
 
@@ -263,7 +265,7 @@ public:
             return true;
         }
         SlotState expected = SlotState::Posted;
-        if (message.slot->state.compare_exchange_strong(expected, SlotState::Cancelled)) {
+        if (message.slot.load()->state.compare_exchange_strong(expected, SlotState::Cancelled)) {
             node_->finish(message); // the slot is in use until the peer has passed by
             return true;
         }

@@ -309,14 +309,27 @@ std::unique_ptr<Device> Device::adopt(const ExternalDevice& external, DeviceOpti
 
 namespace {
 
-/// A semaphore that has its value may still be in a driver's hands for a moment.
+/// A semaphore that has its value may still be in a driver's hands for a moment. On a queue of the
+/// application's its own work may come before; that is not waited for beyond that moment.
 void drain_queues(Device::Impl& impl) noexcept {
-    if (impl.lock_queues)
-        impl.lock_queues();
-    for (const auto& queue : impl.queues)
-        impl.vk.vkQueueWaitIdle(queue->handle);
-    if (impl.unlock_queues)
-        impl.unlock_queues();
+    constexpr std::uint64_t kMomentNs = 1'000'000'000;
+    const VkFenceCreateInfo info{VK_STRUCTURE_TYPE_FENCE_CREATE_INFO, nullptr, 0};
+    for (const auto& queue : impl.queues) {
+        VkFence fence = VK_NULL_HANDLE;
+        if (impl.vk.vkCreateFence(impl.device, &info, nullptr, &fence) != VK_SUCCESS)
+            continue;
+        if (impl.lock_queues)
+            impl.lock_queues();
+        VkResult result = impl.vk.vkQueueSubmit2(queue->handle, 0, nullptr, fence);
+        if (impl.unlock_queues)
+            impl.unlock_queues();
+        const bool submitted = result == VK_SUCCESS;
+        if (submitted)
+            result = impl.vk.vkWaitForFences(impl.device, 1, &fence, VK_TRUE,
+                                             impl.owns_device ? 10 * kMomentNs : kMomentNs);
+        if (!submitted || result == VK_SUCCESS)
+            impl.vk.vkDestroyFence(impl.device, fence, nullptr); // else the queue still has it
+    }
 }
 
 } // namespace

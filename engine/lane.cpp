@@ -124,6 +124,8 @@ struct HostThread::Impl {
     /// What a look at a lane's first job has shown.
     enum class Look : std::uint8_t { Nothing, Soon, Moved };
     Look poll(Lane::Impl& lane, Lane::Impl::Pending& job);
+    /// Throws the failure of the device, or that the job has taken too long.
+    void require_in_time(const Lane::Impl& lane, const Lane::Impl::Pending& job);
     bool begin(Lane::Impl& lane, Lane::Impl::Pending& job);
     bool waits_reached(Lane::Impl& lane, Lane::Impl::Pending& job);
     void end(Lane::Impl& lane, Lane::Impl::Pending& job);
@@ -302,6 +304,16 @@ void HostThread::Impl::fail(Lane::Impl& lane, Lane::Impl::Pending& job, const Er
     impl.pump->advance();
 }
 
+void HostThread::Impl::require_in_time(const Lane::Impl& lane, const Lane::Impl::Pending& job) {
+    {
+        const std::scoped_lock lock(device.impl().mutex);
+        device.impl().throw_if_failed();
+    }
+    if (Clock::now() > job.deadline)
+        throw Error(ErrorCode::Timeout, job.job.name + " on " + lane.name + " took more than " +
+                                            std::to_string(job.job.timeout.count()) + " ms");
+}
+
 HostThread::Impl::Look HostThread::Impl::poll(Lane::Impl& lane, Lane::Impl::Pending& job) {
     if (!job.first_look)
         job.first_look = Clock::now();
@@ -313,14 +325,7 @@ HostThread::Impl::Look HostThread::Impl::poll(Lane::Impl& lane, Lane::Impl::Pend
         if (!job.stepped_to_end) {
             const Progress progress = job.job.step(context);
             if (progress != Progress::Done) {
-                {
-                    const std::scoped_lock lock(device.impl().mutex);
-                    device.impl().throw_if_failed();
-                }
-                if (Clock::now() > job.deadline)
-                    throw Error(ErrorCode::Timeout,
-                                job.job.name + " on " + lane.name + " took more than " +
-                                    std::to_string(job.job.timeout.count()) + " ms");
+                require_in_time(lane, job);
                 return progress == Progress::Moved  ? Look::Moved
                        : progress == Progress::Soon ? Look::Soon
                                                     : Look::Nothing;
@@ -332,8 +337,10 @@ HostThread::Impl::Look HostThread::Impl::poll(Lane::Impl& lane, Lane::Impl::Pend
             return waiting();
         // What it has submitted is part of the job.
         for (const TicketPtr& inner : job.context->inner)
-            if (!TimePoint(inner).reached())
+            if (!TimePoint(inner).reached()) {
+                require_in_time(lane, job);
                 return waiting();
+            }
         end(lane, job);
     } catch (const Error& error) {
         fail(lane, job, error);

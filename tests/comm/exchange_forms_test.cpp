@@ -7,6 +7,7 @@
 
 #include "exchange_rig.hpp"
 
+#include <atomic>
 #include <chrono>
 #include <thread>
 
@@ -67,6 +68,32 @@ TEST_P(LowLatencyForms, GoesOnWithoutAMaskedRank) {
     ALL_RANKS_TRUE(std::set<int>(masked.begin(), masked.end()) == without);
     for (int round = 0; round < 2; ++round)
         check_there_and_back(rig);
+    rig.do_without({});
+    check_there_and_back(rig);
+}
+
+TEST_P(LowLatencyForms, UnmaskingLeavesEarlierCallsAsTheyAre) {
+    if (world().size() == 1)
+        return;
+    Rig rig(GetParam());
+    check_there_and_back(rig);
+    rig.do_without(Rig::others_than_0());
+    // The call is made, and its tokens are not there yet.
+    std::atomic<bool> there{false};
+    HostThread thread(rig.device(), "tokens");
+    Lane lane = thread.add_lane("tokens");
+    lane.post({.name = "tokens",
+               .waits = {},
+               .accesses = {{rig.x().buffer, Access::Write}},
+               .step = [&](LaneContext&) { return there ? Progress::Done : Progress::Again; }});
+    ExchangeHook hook =
+        rig.exchange().dispatch_send(rig.handle(), rig.x(), rig.ids(), rig.weights());
+    for (const int rank : Rig::others_than_0())
+        rig.exchange().unmask_rank(rank);
+    there = true;
+    hook().wait();
+    ALL_RANKS_TRUE(rig.rows_arrived());
+    ALL_RANKS_TRUE(rig.told());
     rig.do_without({});
     check_there_and_back(rig);
 }
@@ -179,6 +206,22 @@ TEST(ExchangeByLink, AllRecordsGoFromDeviceToDevice) {
             ALL_RANKS_TRUE(stats.bytes_sent_by_link == stats.bytes_sent);
             ALL_RANKS_TRUE(stats.bytes_sent > 0 || world().rank() == 1);
         }
+    }
+}
+
+TEST(ExchangeByLink, TwoHandlesOfARankMeetOneOfAnother) {
+    for (const bool low_latency : {false, true}) {
+        Rig rig({.dtype = DType::BF16, .hidden = 512, .linked = true, .low_latency = low_latency});
+        const TensorView results = rig.caller_rows(DType::BF16, 512);
+        const std::unique_ptr<ExchangeHandle> other = rig.exchange().create_handle("other");
+        for (int round = 0; round < 4; ++round) {
+            const bool first = round % 2 == 1 || world().rank() != 0;
+            ExchangeHandle& handle = first ? rig.handle() : *other;
+            rig.exchange().dispatch(handle, rig.x(), rig.ids(), rig.weights()).wait();
+            rig.exchange().combine(handle, results, rig.out()).wait();
+        }
+        ALL_RANKS_TRUE(rig.rows_arrived());
+        ALL_RANKS_TRUE(rig.came_back(results, false));
     }
 }
 

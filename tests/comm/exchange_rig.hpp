@@ -150,6 +150,7 @@ public:
         return world().rank() == 0 ? ranks : std::set<int>{0};
     }
     void dispatch() { exchange_->dispatch(*handle_, x_, ids_, weights_).wait(); }
+    Device& device() { return *device_; }
     ExpertExchange& exchange() { return *exchange_; }
     Transport& transport() { return *transport_; }
     const TensorView& x() const { return x_; }

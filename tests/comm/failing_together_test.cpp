@@ -67,14 +67,14 @@ SteadyClock::time_point begin(Rig& rig) {
     return start;
 }
 
-/// A dispatch that works, so that the others are in the middle of the next one in no time.
-void compile(Rig& rig) {
-    ExpertExchange exchange(*rig.device, rig.world, *rig.transport, rig.thread,
-                            {.num_experts = 8, .top_k = 2, .hidden = 8, .max_tokens = 4});
+/// A dispatch that works, with the same kernels, so that the others are in the middle of the next
+/// one in no time.
+void compile(Rig& rig, const ExchangeConfig& config) {
+    ExpertExchange exchange(*rig.device, rig.world, *rig.transport, rig.thread, config);
     const auto handle = exchange.create_handle("first");
     exchange
-        .dispatch(*handle, rig.tensor(DType::F32, 4, 8), rig.tensor(DType::I32, 4, 2),
-                  rig.tensor(DType::F32, 4, 2))
+        .dispatch(*handle, rig.tensor(DType::F32, 4, config.hidden),
+                  rig.tensor(DType::I32, 4, config.top_k), rig.tensor(DType::F32, 4, config.top_k))
         .wait(60s);
     rig.device->wait_idle();
 }
@@ -83,15 +83,17 @@ void compile(Rig& rig) {
 void run_exchange(Rig& rig, const std::string& fault, SteadyClock::time_point& start,
                   bool low_latency) {
     constexpr std::uint64_t kTokens = 64, kHidden = 4096;
-    const std::uint64_t most = fault == "counts" && rig.culprit() ? 8 : kTokens;
-    ExpertExchange exchange(
-        *rig.device, rig.world, *rig.transport, rig.thread,
-        {.num_experts = 8,
-         .top_k = 2,
-         .hidden = kHidden,
-         .max_tokens = most,
-         .mode = low_latency ? ExchangeMode::LowLatency : ExchangeMode::HighThroughput,
-         .stage_always = low_latency});
+    ExchangeConfig config{.num_experts = 8,
+                          .top_k = 2,
+                          .hidden = kHidden,
+                          .max_tokens = kTokens,
+                          .mode =
+                              low_latency ? ExchangeMode::LowLatency : ExchangeMode::HighThroughput,
+                          .stage_always = low_latency};
+    compile(rig, config);
+    if (fault == "counts" && rig.culprit())
+        config.max_tokens = 8;
+    ExpertExchange exchange(*rig.device, rig.world, *rig.transport, rig.thread, config);
     const auto handle = exchange.create_handle("batch");
     if (fault == "memory" && rig.culprit())
         handle->add_row_tensor("huge", DType::F32, std::uint64_t{1} << 50);
@@ -111,7 +113,6 @@ void run_exchange(Rig& rig, const std::string& fault, SteadyClock::time_point& s
     if (tokens > 0)
         rig.device->upload(ids.buffer.sub(0, chosen.size() * 4),
                            std::span<const std::int32_t>(chosen));
-    compile(rig);
     start = begin(rig);
     if (fault == "kill" && rig.culprit())
         ::raise(SIGKILL);

@@ -4,14 +4,13 @@
 // key, or with strangers at the door. Both kinds of socket.
 
 #include "../../comm/socket.hpp"
+#include "thread_gather.hpp"
 
 #include <bellows/comm/control_plane.hpp>
 
 #include <gtest/gtest.h>
 
 #include <array>
-#include <barrier>
-#include <functional>
 #include <sstream>
 #include <string>
 #include <thread>
@@ -22,32 +21,9 @@ namespace {
 
 using namespace std::chrono_literals;
 
-constexpr int kRanks = 3;
+using testing::ThreadGather;
 
-// Stands in for MPI's all-gather among threads; tamper sees what a rank gets.
-class ThreadGather {
-public:
-    using Tamper = std::function<void(int rank, std::vector<std::string>& cards)>;
-
-    explicit ThreadGather(Tamper tamper = {}) : tamper_(std::move(tamper)) {}
-
-    ControlPlane::AllGather of(int rank) {
-        return [this, rank](const std::string& mine) {
-            cards_[static_cast<std::size_t>(rank)] = mine;
-            barrier_.arrive_and_wait();
-            std::vector<std::string> result(cards_.begin(), cards_.end());
-            barrier_.arrive_and_wait();
-            if (tamper_)
-                tamper_(rank, result);
-            return result;
-        };
-    }
-
-private:
-    std::array<std::string, kRanks> cards_;
-    std::barrier<> barrier_{kRanks};
-    Tamper tamper_;
-};
+constexpr int kRanks = ThreadGather::kRanks;
 
 struct Outcome {
     bool joined = false;

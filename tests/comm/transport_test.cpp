@@ -4,6 +4,7 @@
 // around the pieces they are cut into, many in flight, wrong sizes, time limits, messages in place
 // and given up, and sums whose bits do not depend on the rank.
 
+#include "../../comm/device_link.hpp"
 #include "support/mpi_test.hpp"
 
 #include <bellows/comm/host_collectives.hpp>
@@ -17,6 +18,7 @@
 #include <numeric>
 #include <string>
 #include <thread>
+#include <vector>
 
 namespace bellows {
 namespace {
@@ -394,6 +396,39 @@ TEST(HostCollectives, DifferentLengthsFailOnEveryRank) {
     }
     ALL_RANKS_TRUE(world().size() == 1 || code == ErrorCode::InvalidArgument);
     ALL_RANKS_TRUE(collectives.all_reduce_sum(1.0) == world().size()); // and work goes on
+}
+
+TEST(DeviceLinks, BlocksStayOpenUntilTheirOwnersAreDoneWithThem) {
+    DeviceLink link(world(), make_host_link_driver(), 20s);
+    const auto gone = std::make_shared<GoneBlocks>();
+    const int me = world().rank(), n = world().size();
+    const int next = (me + 1) % n, previous = (me + n - 1) % n;
+    ALL_RANKS_TRUE(n == 1 || (link.reaches(next) && !link.reaches(me)));
+    if (n == 1)
+        return;
+    OpenedBlocks opened;
+    const auto open = [&](std::uint64_t id, std::uint64_t bytes) {
+        std::shared_ptr<LinkMemory> memory;
+        for (int i = 0; i < 2000 && !memory; ++i) {
+            memory = link.open(previous, id, bytes, opened);
+            if (!memory)
+                std::this_thread::sleep_for(10ms);
+        }
+        return memory;
+    };
+    const std::shared_ptr<LinkBlock> first = link.allocate(100, gone);
+    std::shared_ptr<LinkBlock> last; // ids and bytes are alike on all ranks
+    for (int round = 0; round < 3; ++round) {
+        link.pass(next, *first); // goes out once
+        last = link.allocate(8192, gone);
+        link.pass(next, *last);
+        const auto memory = open(last->id(), last->bytes());
+        ALL_RANKS_TRUE(memory && memory->bytes() == last->bytes());
+        ALL_RANKS_TRUE(open(first->id(), first->bytes()) != nullptr);
+        ALL_RANKS_TRUE(opened.size() == 2u); // the one before has gone
+        last.reset();
+    }
+    ALL_RANKS_TRUE(link.open(previous, 1000, 1, opened) == nullptr);
 }
 
 } // namespace

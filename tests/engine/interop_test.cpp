@@ -246,6 +246,75 @@ TEST(EngineInterop, ALaneJobDoesNotWaitForTheCallersTimelineForEver) {
     own.destroy(semaphore);
 }
 
+TEST(EngineInterop, ALaneJobDoesNotWaitForWhatItHasSubmittedForEver) {
+    OwnVulkan own;
+    const VkSemaphore semaphore = own.timeline();
+    DeviceOptions options = test_options();
+    options.sync = SyncMode::Overlap; // the device waits for the caller, not this process
+    {
+        const auto device = Device::adopt(own.external(), options);
+        HostThread thread(*device, "host");
+        Lane lane = thread.add_lane("lane");
+        const Buffer buffer(*device, {.name = "values", .bytes = 64});
+        Recording fill(*device, QueueRole::Compute, "fill");
+        fill.fill(buffer.view(), 5);
+        const TimePoint never = wrap_timeline(*device, semaphore, 1);
+        const TimePoint done = lane.post({.name = "job",
+                                          .waits = {},
+                                          .accesses = {{buffer.view(), Access::Write}},
+                                          .step =
+                                              [&](LaneContext& context) {
+                                                  context.submit(fill, std::array{never});
+                                                  return Progress::Done;
+                                              },
+                                          .timeout = std::chrono::milliseconds(200)});
+        try {
+            done.wait(std::chrono::seconds(20));
+            ADD_FAILURE() << "it ended before what it had submitted";
+        } catch (const Error& error) {
+            EXPECT_EQ(error.code(), ErrorCode::Timeout);
+            EXPECT_NE(error.message().find("job on lane took more than 200 ms"), std::string::npos)
+                << error.message();
+        }
+        own.signal(semaphore, 1);
+    }
+    own.destroy(semaphore);
+}
+
+TEST(EngineInterop, TheCallersWorkDoesNotHoldUpTheEndOfADevice) {
+    OwnVulkan own;
+    const VkSemaphore semaphore = own.timeline();
+    auto device = Device::adopt(own.external(), test_options());
+    {
+        const Buffer buffer(*device, {.name = "values", .bytes = 64});
+        Recording fill(*device, QueueRole::Compute, "fill");
+        fill.fill(buffer.view(), 5);
+        device->submit(fill).wait();
+    }
+    VkSemaphoreSubmitInfo wait{};
+    wait.sType = VK_STRUCTURE_TYPE_SEMAPHORE_SUBMIT_INFO;
+    wait.semaphore = semaphore;
+    wait.value = 1;
+    wait.stageMask = VK_PIPELINE_STAGE_2_ALL_COMMANDS_BIT;
+    VkSubmitInfo2 submit{};
+    submit.sType = VK_STRUCTURE_TYPE_SUBMIT_INFO_2;
+    submit.waitSemaphoreInfoCount = 1;
+    submit.pWaitSemaphoreInfos = &wait;
+    ASSERT_EQ(own.call<PFN_vkQueueSubmit2>("vkQueueSubmit2")(own.queue, 1, &submit, VK_NULL_HANDLE),
+              VK_SUCCESS);
+    // Should it wait for that, it is let go: the test fails, and does not hang.
+    std::atomic<bool> gone{false}, let_go{false};
+    const std::jthread watch([&] {
+        for (int i = 0; i < 1000 && !gone; ++i)
+            std::this_thread::sleep_for(std::chrono::milliseconds(10));
+        let_go = !gone;
+        own.signal(semaphore, 1);
+    });
+    device.reset();
+    gone = true;
+    EXPECT_FALSE(let_go);
+}
+
 TEST(EngineInterop, MemoryIsKeptForWorkThatRunsOnBehindAFailure) {
     OwnVulkan own;
     const VkSemaphore semaphore = own.timeline();

@@ -56,11 +56,15 @@ private:
             if (wake_.wait_for(lock, kPatience) == std::cv_status::no_timeout || test_.empty())
                 continue;
             seconds_ += kPatience.count();
-            const Error now(ErrorCode::Timeout,
-                            "in " + test_ + " for " + std::to_string(seconds_) + " s");
-            std::fprintf(stderr, "[rank %d] %s\n", world().rank(),
-                         world().control().with_activities(now).what());
+            const std::string test = test_, seconds = std::to_string(seconds_);
+            lock.unlock(); // what the rank does may stand in a driver
+            say("in " + test + " for " + seconds + " s");
+            say(world().control().with_activities(Error(ErrorCode::Timeout, test)).message());
+            lock.lock();
         }
+    }
+    static void say(const std::string& text) {
+        std::fprintf(stderr, "[rank %d] %s\n", world().rank(), text.c_str());
     }
 
     std::mutex mutex_;

@@ -247,8 +247,8 @@ public:
     /// nothing is sent to it, its tokens are for nobody here, and its experts' results count as 0.
     /// Ranks that are lost (ControlOptions::outlive_lost_ranks) are done without from the moment at
     /// which this rank hears of it, for good. A rank that lives must mask those that mask it, and
-    /// unmask them before the same call. Throw Error{InvalidArgument} in other modes and for ranks
-    /// that are not others of the group.
+    /// unmask them before the same call; earlier calls, done or not, go on without them. Throw
+    /// Error{InvalidArgument} in other modes and for ranks that are not others of the group.
     void mask_rank(int rank);
     void unmask_rank(int rank);
     /// Those that are masked or lost, ascending.
