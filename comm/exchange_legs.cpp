@@ -6,6 +6,7 @@
 #include "fail_together.hpp"
 
 #include <bellows/engine/error.hpp>
+#include <bellows/engine/words64.hpp>
 #include <bellows/fp8/quantize.hpp>
 #include <bellows/kernels/kernels.hpp>
 
@@ -21,7 +22,8 @@ using Handle = ExchangeHandle::Impl;
 /// What the kernels of a leg have in common; `tensor` is what they read or write beside records.
 struct Shape {
     Shape(const Handle& handle, const Record& record, BufferView tensor = {})
-        : grid(handle.exchange.grid()), bf16(config(handle).dtype == DType::BF16 || record.codes),
+        : device(handle.exchange.device), grid(handle.exchange.grid()),
+          bf16(config(handle).dtype == DType::BF16 || record.codes),
           wide(bf16 && tensor.offset % 16 == 0 ? 2 : 1),
           units(u32(record.row_bytes / unit_bytes())), top_k(u32(config(handle).top_k)),
           record_units(u32(record.bytes / unit_bytes())), record_words(u32(record.bytes / 4)),
@@ -39,9 +41,10 @@ struct Shape {
 
     template <class K>
     typename K::Variant variant() const {
-        return bf16 ? K::Variant::bf16 : K::Variant::f32;
+        return row_variant<K>(device, bf16);
     }
 
+    const Device& device;
     ExchangeGrid grid;
     bool bf16; ///< or codes, which kernels only move
     std::uint32_t wide, units, top_k, record_units, record_words, hidden_words, experts, owners,

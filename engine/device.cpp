@@ -226,6 +226,17 @@ void furnish(Device::Impl& impl) {
 Device::Device() : impl_(std::make_unique<Impl>(*this)) {
 }
 
+namespace {
+
+void leave_out_features(Device::Impl& impl) {
+    const std::vector<std::string>& without = impl.options.leave_out;
+    std::erase_if(impl.info.features, [&](const std::string& name) {
+        return std::find(without.begin(), without.end(), name) != without.end();
+    });
+}
+
+} // namespace
+
 std::unique_ptr<Device> Device::create(DeviceOptions options) {
     std::unique_ptr<Device> device(new Device());
     Impl& impl = *device->impl_;
@@ -243,6 +254,7 @@ std::unique_ptr<Device> Device::create(DeviceOptions options) {
     impl.info = physical.info;
     impl.has_memory_budget = physical.has_memory_budget;
     create_vulkan_device(impl, physical);
+    leave_out_features(impl);
     furnish(impl);
     return device;
 }
@@ -287,6 +299,7 @@ std::unique_ptr<Device> Device::adopt(const ExternalDevice& external, DeviceOpti
     impl.info = physical.info;
     impl.has_memory_budget = physical.has_memory_budget;
     detail::require_serves(impl.info);
+    leave_out_features(impl);
     std::array<std::uint32_t, 4> of_role{};
     for (const ExternalQueue& queue : external.queues) {
         require_family(queue, physical.queue_families);

@@ -4,6 +4,7 @@
 #include <bellows/engine/device.hpp>
 #include <bellows/engine/ops.hpp>
 #include <bellows/engine/spread_plan.hpp>
+#include <bellows/engine/words64.hpp>
 #include <bellows/kernels/kernels.hpp>
 
 #include <algorithm>
@@ -203,20 +204,21 @@ void moe_gather(Recording& recording, const TensorView& x, const MoeLayout& layo
     }
     const BufferView row_to_slot = arguments.memory("row_to_slot", layout.row_to_slot, 1);
     recording.dispatch(
-        kernels::MoeGather{.variant = storage_variant<kernels::MoeGather>(x.dtype),
-                           .constants = {plan.local_size, plan.row_per_workgroup, wide,
-                                         by_token ? 1u : 0u, spread.at_once, spread.slots_at_once},
-                           .x = arguments.memory("x", x),
-                           .row_to_slot = row_to_slot,
-                           .slot_to_row = arguments.memory("slot_to_row", layout.slot_to_row, 1),
-                           .weights = arguments.memory_or("weights", weights, row_to_slot, 1),
-                           .row_count = layout.row_count(),
-                           .out_rows = arguments.memory("rows", rows),
-                           .rows = arguments.u32("rows", sizes.capacity),
-                           .tokens = arguments.u32("tokens", sizes.tokens),
-                           .units = arguments.groups_of_4("columns", columns) / wide,
-                           .top_k = arguments.u32("top_k", sizes.top_k),
-                           .has_weights = weights.buffer ? 1u : 0u},
+        kernels::MoeGather{
+            .variant = row_variant<kernels::MoeGather>(recording.device(), x.dtype == DType::BF16),
+            .constants = {plan.local_size, plan.row_per_workgroup, wide, by_token ? 1u : 0u,
+                          spread.at_once, spread.slots_at_once},
+            .x = arguments.memory("x", x),
+            .row_to_slot = row_to_slot,
+            .slot_to_row = arguments.memory("slot_to_row", layout.slot_to_row, 1),
+            .weights = arguments.memory_or("weights", weights, row_to_slot, 1),
+            .row_count = layout.row_count(),
+            .out_rows = arguments.memory("rows", rows),
+            .rows = arguments.u32("rows", sizes.capacity),
+            .tokens = arguments.u32("tokens", sizes.tokens),
+            .units = arguments.groups_of_4("columns", columns) / wide,
+            .top_k = arguments.u32("top_k", sizes.top_k),
+            .has_weights = weights.buffer ? 1u : 0u},
         plan.groups);
 }
 

@@ -2,6 +2,7 @@
 #include "launch.hpp"
 #include "operands.hpp"
 
+#include <bellows/engine/words64.hpp>
 #include <bellows/kernels/kernels.hpp>
 
 namespace bellows::fp8 {
@@ -31,7 +32,7 @@ void quantize_rows(Recording& recording, const Operands& operands, const TensorV
         groups.y = operands.grid("columns", div_up(lanes, plan.lanes_x));
     }
     groups.z = operands.grid("the batch", mx.batch);
-    recording.dispatch(K{.variant = x.dtype == DType::BF16 ? K::Variant::bf16 : K::Variant::f32,
+    recording.dispatch(K{.variant = row_variant<K>(recording.device(), x.dtype == DType::BF16),
                          .constants = {.local_size = plan.local_size,
                                        .lanes = streamed ? 1u : 16u / eights,
                                        .lanes_x = plan.lanes_x,

@@ -160,8 +160,8 @@ void quantize_by_lanes(uint rows) {
 void store_block(uint row, uint first, const uint eights, Raw8 raw[16], float inverse, bool fits) {
     [[unroll]] for (uint i = 0u; i < eights; ++i) {
         if (first + i < push.codes_groups) {
-            WriteUvec2(codes_base).v[row * push.codes_stride8 + first + i] =
-                coded(first + i, raw[i], inverse, fits);
+            write_uvec2(codes_base, row * push.codes_stride8 + first + i,
+                        coded(first + i, raw[i], inverse, fits));
         }
     }
 }

@@ -13,7 +13,7 @@
 // Shared memory: read and check: 16 * local_size bytes.
 #version 460
 #extension GL_GOOGLE_include_directive : require
-#include "include/common.glsl"
+#include "include/words64.glsl"
 #include "peak_memory.kernel.glsl"
 
 #define COPY 0
@@ -60,7 +60,7 @@ void main() {
 #if LOOP == WRITE
             value[j] = pattern(i);
 #else
-            value[j] = push.operands.source.v[i];
+            value[j] = read_uvec4(uvec2(push.operands.source), i);
 #endif
         }
         [[unroll]] for (uint j = 0u; j < kAtOnce; ++j) {
@@ -70,7 +70,7 @@ void main() {
 #elif LOOP == CHECK
             sum += uvec4(notEqual(value[j], pattern(i)));
 #else
-            push.operands.destination.v[i] = value[j];
+            write_uvec4(uvec2(push.operands.destination), i, value[j]);
 #endif
         }
     }

@@ -5,6 +5,7 @@
 
 #include "comm/exchange_grid.hpp"
 
+#include <bellows/engine/words64.hpp>
 #include <bellows/kernels/kernels.hpp>
 
 #include <algorithm>
@@ -35,7 +36,7 @@ struct Exchange : Permutation {
 
     template <class K>
     typename K::Variant variant() const {
-        return act == DType::BF16 ? K::Variant::bf16 : K::Variant::f32;
+        return row_variant<K>(data.device(), act == DType::BF16);
     }
     std::uint64_t units() const { return shape.hidden / 4 / wide; }
     static std::uint32_t u32(std::uint64_t value) { return static_cast<std::uint32_t>(value); }

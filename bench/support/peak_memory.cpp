@@ -65,15 +65,18 @@ std::uint32_t pattern_sum(std::uint64_t bytes) {
     return static_cast<std::uint32_t>(words / 2 * (words - 1)); // even words
 }
 
-Kernel::Variant variant_of(MemoryLoop kind) {
-    switch (kind) {
-    case MemoryLoop::Copy:
-        return Kernel::Variant::copy;
-    case MemoryLoop::Read:
-        return Kernel::Variant::read;
-    default:
-        return Kernel::Variant::write;
-    }
+/// Those that the device runs, on CPUs also in words of 64 bits.
+std::vector<Kernel::Variant> variants_of(const Device& device, MemoryLoop kind) {
+    using Variant = Kernel::Variant;
+    static constexpr Variant kWords[] = {Variant::copy, Variant::read, Variant::write};
+    static constexpr Variant kWords64[] = {Variant::copy_words64, Variant::read_words64,
+                                           Variant::write_words64};
+    const auto at = static_cast<std::size_t>(kind);
+    std::vector<Variant> variants{kWords[at]};
+    const auto wide = static_cast<std::uint32_t>(kWords64[at]);
+    if (device.info().is_cpu && device.why_not(Kernel::info(), wide).empty())
+        variants.push_back(kWords64[at]);
+    return variants;
 }
 
 void check_result(Device& device, MemoryLoop kind, BufferView destination, std::uint64_t bytes) {
@@ -129,10 +132,8 @@ Ceiling memory_peak(Device& device, MemoryLoop kind, std::uint64_t bytes) {
     if (reads)
         write_pattern(device, source.view(), 0);
     Ceiling best{name_of(kind), "GB/s"};
-    for (const Grid& grid : grids(device)) {
-        if (grid.local_size > device.info().max_workgroup_invocations)
-            continue;
-        Loop loop(device, variant_of(kind), grid, bytes);
+    const auto time = [&](const Grid& grid, Kernel::Variant variant) {
+        Loop loop(device, variant, grid, bytes);
         loop.kernel.source = source.view();
         loop.kernel.destination =
             writes ? destination.view() : destination.view().sub(0, loop.groups * 16ull);
@@ -142,7 +143,11 @@ Ceiling memory_peak(Device& device, MemoryLoop kind, std::uint64_t bytes) {
         check_result(device, kind, loop.kernel.destination, bytes);
         if (const double rate = 1e-9 * moved / seconds; rate > best.rate)
             best = {best.name, best.unit, rate, seconds, loop.groups, grid.local_size};
-    }
+    };
+    for (const Grid& grid : grids(device))
+        if (grid.local_size <= device.info().max_workgroup_invocations)
+            for (const Kernel::Variant variant : variants_of(device, kind))
+                time(grid, variant);
     return best;
 }
 

@@ -7,6 +7,7 @@
 #define BELLOWS_FP8_EIGHT_GLSL
 
 #include "fp8.glsl"
+#include "words64.glsl"
 
 #ifndef INPUT_F32
 #define INPUT_F32 0
@@ -70,7 +71,7 @@ uvec2 encode_block8(uint format, Eight x, float inverse, bool fits) {
 #define Raw8 uvec4
 const Raw8 kNothing8 = uvec4(0);
 Raw8 read8(uvec2 base, uint at) {
-    return ReadUvec4(base).v[at];
+    return read_uvec4(base, at);
 }
 Raw8 mask8(Raw8 raw, uint count) {
     [[unroll]] for (uint i = 0u; i < 4u; ++i) {

@@ -4,7 +4,7 @@
 #ifndef BELLOWS_ROW_UNITS_GLSL
 #define BELLOWS_ROW_UNITS_GLSL
 
-#include "storage.glsl"
+#include "words64.glsl"
 
 // The elements of a unit; high is 0 where there are four.
 struct Elements {
@@ -15,11 +15,11 @@ struct Elements {
 #if STORAGE_BF16
 #define Unit uvec4
 Unit read_unit(uvec2 base, uint at) {
-    return wide == 2u ? ReadUvec4(base).v[at] : uvec4(ReadUvec2(base).v[at], 0u, 0u);
+    return wide == 2u ? read_uvec4(base, at) : uvec4(ReadUvec2(base).v[at], 0u, 0u);
 }
 void write_unit(uvec2 base, uint at, Unit unit) {
     if (wide == 2u) {
-        WriteUvec4(base).v[at] = unit;
+        write_uvec4(base, at, unit);
     } else {
         WriteUvec2(base).v[at] = unit.xy;
     }

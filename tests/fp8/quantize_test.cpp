@@ -81,6 +81,25 @@ TEST_F(Fp8Quantize, EveryNumberOfRows) {
             check({.blocks = blocks}, DType::BF16, {1, rows, 40, 0}, ++seed, rows);
 }
 
+/// Where there are no integers of 64 bits.
+class Fp8QuantizeIn32Bits : public Fp8Quantize {
+protected:
+    static void SetUpTestSuite() {
+        DeviceOptions options = test_options();
+        options.leave_out = {"int64"};
+        set_up(options);
+    }
+};
+
+TEST_F(Fp8QuantizeIn32Bits, RowsOfBf16) {
+    ASSERT_FALSE(device().has_feature("int64"));
+    std::uint64_t seed = 300;
+    for (const Recipe& recipe : all_recipes())
+        if (recipe.blocks == Blocks::Rows128 || recipe.blocks == Blocks::MX32)
+            for (const std::uint64_t columns : {264u, 640u, 31u})
+                check(recipe, DType::BF16, {1, 137, columns, 8}, ++seed, 137);
+}
+
 TEST_F(Fp8Quantize, Batches) {
     std::uint64_t seed = 300;
     for (const Recipe& recipe : all_recipes())

@@ -16,6 +16,7 @@ using testing::OpTensor;
 /// Constants of the kernels.
 struct Form {
     std::uint32_t local_size, wide, at_once = 4, parts = 1;
+    bool words64 = false; ///< of bf16
 };
 
 constexpr Form kUsual{8, 1};
@@ -75,7 +76,10 @@ protected:
     }
 
     template <class K>
-    static typename K::Variant variant(DType act) {
+    static typename K::Variant variant(DType act, const Form& form) {
+        if constexpr (requires { K::Variant::bf16_words64; })
+            if (form.words64)
+                return K::Variant::bf16_words64;
         return act == DType::BF16 ? K::Variant::bf16 : K::Variant::f32;
     }
     /// Words of a record of kColumns elements: hidden, ids, weights, padded to 16 bytes.
@@ -97,7 +101,7 @@ protected:
         const OpTensor x = activations(act, kTokens, 1), to = records(act);
         run([&](Recording& r) {
             using K = kernels::ExchangePack;
-            r.dispatch(K{.variant = variant<K>(act),
+            r.dispatch(K{.variant = variant<K>(act, form),
                          .constants = {form.local_size, form.wide, form.at_once},
                          .x = x.view.buffer,
                          .topk_ids = ids_.view.buffer,
@@ -128,7 +132,7 @@ protected:
         const OpTensor rows = result(act, {capacity, std::uint64_t{kColumns}});
         run([&](Recording& r) {
             using K = kernels::ExchangeGather;
-            r.dispatch(K{.variant = variant<K>(act),
+            r.dispatch(K{.variant = variant<K>(act, form),
                          .constants = {form.local_size, form.wide, form.at_once},
                          .records = from.view.buffer,
                          .row_to_slot = received_.row_to_slot.buffer,
@@ -153,7 +157,7 @@ protected:
                        to = records(act);
         run([&](Recording& r) {
             using K = kernels::ExchangeReduce;
-            r.dispatch(K{.variant = variant<K>(act),
+            r.dispatch(K{.variant = variant<K>(act, form),
                          .constants = {form.local_size, form.wide},
                          .rows = rows.view.buffer,
                          .slot_to_row = received_.slot_to_row.buffer,
@@ -178,7 +182,7 @@ protected:
                        scalars = result(DType::F32, {kTokens, std::uint64_t{kTopK}});
         run([&](Recording& r) {
             using K = kernels::ExchangeCombine;
-            r.dispatch(K{.variant = variant<K>(act),
+            r.dispatch(K{.variant = variant<K>(act, form),
                          .constants = {form.local_size, form.wide},
                          .records = from.view.buffer,
                          .words = from.view.buffer,
@@ -237,13 +241,16 @@ protected:
             std::vector<Form> forms = {{32, 1}, {64, 2}, {8, 2}};
             if (spreads)
                 forms.insert(forms.end(), {{8, 1, 1, 3}, {32, 1, 7}, {64, 2, 4, 2}, {8, 2, 2, 2}});
+            if (device().has_feature("int64"))
+                forms.insert(forms.end(), {{8, 2, 4, 1, true}, {64, 2, 4, 1, true}});
             for (const Form& form : forms) {
                 if (form.wide == 2 && act == DType::F32)
                     continue;
                 SCOPED_TRACE(std::string(to_string(act)) + ", " + std::to_string(form.local_size) +
                              " invocations, wide " + std::to_string(form.wide) + ", at once " +
                              std::to_string(form.at_once) + ", parts " +
-                             std::to_string(form.parts));
+                             std::to_string(form.parts) +
+                             (form.words64 ? ", in words of 64 bits" : ""));
                 EXPECT_EQ(make(act, form), expected);
             }
         }

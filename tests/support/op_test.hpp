@@ -25,7 +25,8 @@ using checks::untouched;
 
 class OpTest : public ::testing::Test {
 protected:
-    static void SetUpTestSuite() { device_ = make_device(); }
+    static void SetUpTestSuite() { set_up(test_options()); }
+    static void set_up(const DeviceOptions& options) { device_ = make_device(options); }
     static void TearDownTestSuite() { device_.reset(); }
     static Device& device() { return *device_; }
     static OpRig rig() { return OpRig(*device_); }

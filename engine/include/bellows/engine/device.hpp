@@ -83,6 +83,9 @@ struct DeviceOptions {
     /// Numeric class of products of bf16 tensors (gemm_plan.hpp): "" for the best that the device
     /// takes by itself, or a name. Device::create throws Error{Unsupported} when it lacks that.
     std::string gemm_class;
+    /// Features that kernels are to do without where the device has them, as has_feature() names
+    /// them: to see what devices run that lack them.
+    std::vector<std::string> leave_out;
     /// Called after each first use of a kernel; num_compiled counts from 1.
     std::function<void(const std::string& kernel, std::uint32_t num_compiled)> on_pipeline_compiled;
     FaultInjection faults;
