@@ -94,9 +94,11 @@ Progress CollectiveJob::step(LaneContext& lane) {
     }
 }
 
-/// Any thread.
+/// Any thread. Does not wait for long: a step may stand in a driver.
 std::string CollectiveJob::describe() const {
-    const std::scoped_lock lock(mutex_);
+    const std::unique_lock lock(mutex_, std::chrono::seconds(1));
+    if (!lock)
+        return "'" + name_ + "', within a step";
     const ChunkTransfer* at = nullptr;
     std::size_t open = 0;
     for (const std::size_t next : next_)

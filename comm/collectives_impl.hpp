@@ -131,7 +131,7 @@ private:
     TimeOfDay last_step_, last_progress_;
     std::uint64_t events_of_ended_ = 0, last_events_ = 0;
     CollectivesStats stats_;
-    mutable std::mutex mutex_; ///< of what describe() reads; held by steps
+    mutable std::timed_mutex mutex_; ///< of what describe() reads; held by steps
     bool began_ = false;
     ControlPlane::Activity activity_; // last: it calls describe()
 };

@@ -4,6 +4,7 @@
 #include "support/peaks.hpp"
 
 #include <bellows/engine/error.hpp>
+#include <bellows/engine/words64.hpp>
 #include <bellows/kernels/kernels.hpp>
 
 #include <algorithm>
@@ -73,8 +74,7 @@ std::vector<Kernel::Variant> variants_of(const Device& device, MemoryLoop kind) 
                                            Variant::write_words64};
     const auto at = static_cast<std::size_t>(kind);
     std::vector<Variant> variants{kWords[at]};
-    const auto wide = static_cast<std::uint32_t>(kWords64[at]);
-    if (device.info().is_cpu && device.why_not(Kernel::info(), wide).empty())
+    if (serves_words64<Kernel>(device, kWords64[at]))
         variants.push_back(kWords64[at]);
     return variants;
 }
