@@ -3,6 +3,7 @@
 // times dispatch, combine and their backward passes beside MPI_Alltoallv and a memory copy of the
 // same run. `--help` lists the options.
 
+#include "expert_exchange/beside.hpp"
 #include "expert_exchange/options.hpp"
 #include "expert_exchange/raw.hpp"
 #include "expert_exchange/results.hpp"
@@ -42,7 +43,8 @@ struct Totals {
         const auto ranks = static_cast<double>(shape.ranks);
         bytes = static_cast<double>(records * shape.row_bytes()) / ranks;
         token_bytes = static_cast<double>(records * shape.token_bytes()) / ranks;
-        dedup = 1 - static_cast<double>(records) / (static_cast<double>(shape.slots()) * ranks);
+        dedup =
+            1 - static_cast<double>(records) / static_cast<double>(shape.slots() * shape.senders);
     }
     std::uint64_t records = 0; ///< of all ranks: a token counts once per rank that it goes to
     double bytes = 0;          ///< that a rank receives in the mean
@@ -58,7 +60,7 @@ public:
           totals_(options.shape, owner_), watch_(world) {
         if (communicator(world) != MPI_COMM_NULL)
             raw_ = std::make_unique<RawExchange>(world, options.shape, owner_);
-        std::int64_t warm_up_ms = rig_.device().is_cpu ? 0 : 500;
+        std::int64_t warm_up_ms = rig_.device().info().is_cpu ? 0 : 500;
         watch_.host().all_reduce_max(std::span(&warm_up_ms, 1));
         timing_ = {options.repeats, options.seconds, 1e-3 * static_cast<double>(warm_up_ms)};
     }
@@ -122,13 +124,23 @@ public:
                 rig_.combine();
             }));
         results.insert(results.end(), raw.begin(), raw.end());
-        if (options_.trace)
-            rig_.write_trace(world_, *options_.trace);
+        if (options_.trace && !options_.beside)
+            rig_.write_trace(world_, *options_.trace, [&] {
+                rig_.dispatch();
+                rig_.combine();
+            });
         return results;
     }
 
+    /// Beside products; nothing without --beside.
+    std::vector<BesideResult> run_beside() {
+        if (!options_.beside)
+            return {};
+        return time_beside(rig_, watch_, options_, timing_);
+    }
+
     Context context() {
-        const DeviceInfo& device = rig_.device();
+        const DeviceInfo& device = rig_.device().info();
         return {{"device", device.name},
                 {"driver", device.driver},
                 {"vulkan", device.api_version},
@@ -163,6 +175,12 @@ private:
         result.bytes = bytes;
         result.repeats = timing.repeats;
         result.sent = of_repeat(after.bytes_sent - before.bytes_sent);
+        const double moving =
+            watch_.host().all_reduce_sum(after.seconds_moving - before.seconds_moving);
+        if (moving > 0)
+            result.wire = watch_.host().all_reduce_sum(
+                              static_cast<double>(after.bytes_received - before.bytes_received)) /
+                          moving;
         const double to_nodes = of_repeat(after.bytes_sent_to_nodes - before.bytes_sent_to_nodes);
         if (world_.num_nodes() > 1)
             result.sent_to_nodes = to_nodes;
@@ -222,8 +240,9 @@ std::string measure(World& world, const ExchangeOptions& options) {
     if (std::string wrong = measurement.verify(); !wrong.empty())
         return wrong;
     const std::vector<PhaseResult> results = measurement.run();
+    const std::vector<BesideResult> beside = measurement.run_beside();
     if (first)
-        write_results(options, measurement.context(), results);
+        write_results(options, measurement.context(), results, beside);
     return "";
 }
 

@@ -26,11 +26,12 @@
 namespace bellows {
 
 /// A row on the wire (shaders/include/exchange.glsl): what is said of a token, then words for each
-/// of its choices, then what is left to a multiple of 16 bytes.
+/// of its choices, then what is left to a multiple of 16 or, of wider elements, 32 bytes.
 struct Record {
     std::uint64_t row_bytes = 0; ///< elements, or codes and their scales, 16 bytes' multiples each
     std::uint64_t bytes = 0;
-    bool codes = false;
+    DType dtype = DType::F32; ///< of the elements; F8E4M3: codes
+    bool codes() const noexcept { return dtype == DType::F8E4M3; }
 };
 
 /// What a buffer that records travel from or to is made of, where others reach it.
@@ -55,7 +56,7 @@ struct ExpertExchange::Impl {
     std::uint32_t workgroups = 0;            ///< most of the calls that follow; 0: as many as serve
     /// Counted by the lanes, read by anybody.
     std::atomic<std::uint64_t> exchanges{0}, nanoseconds_waited{0}, nanoseconds_for_counts{0},
-        nanoseconds_for_memory{0};
+        nanoseconds_for_memory{0}, nanoseconds_moving{0};
     struct PeerCounters {
         std::atomic<std::uint64_t> bytes_sent{0}, bytes_received{0}, messages_sent{0},
             nanoseconds_waited{0};
@@ -91,21 +92,27 @@ struct ExpertExchange::Impl {
     std::uint64_t routes() const noexcept { return group_size() * origins(); }
     bool low_latency() const noexcept { return config.mode == ExchangeMode::LowLatency; }
     bool by_tokens() const noexcept { return config.layout == ExchangeLayout::RankMajor; }
-    /// What is low in latency is worth a core, unless kernels run on it.
-    bool hurries() const noexcept { return low_latency() && !device.info().is_cpu; }
+    /// A short wait is worth a core, unless kernels run on it.
+    bool hurries() const noexcept { return !device.info().is_cpu; }
     /// Rows stand at fixed places of their experts.
     bool masked() const noexcept { return low_latency() && !by_tokens(); }
     bool quantizes() const noexcept { return config.token_wire == DType::F8E4M3; }
-    std::uint64_t hidden_bytes() const noexcept;
+    bool exact() const noexcept { return config.sums == ExchangeSums::Exact; }
+    /// Of sums on their way back.
+    DType sum_type() const noexcept;
     /// Of codes.
     fp8::Recipe recipe() const noexcept;
     /// Of dispatch.
     Record token_record() const;
-    /// Of all other legs.
-    Record plain_record() const noexcept;
+    /// Outbound, of the backward of combine.
+    Record gradient_record() const noexcept;
+    /// Inbound.
+    Record sum_record() const noexcept;
     /// Codes and scales of `rows` rows that stand row_stride bytes from each other in `memory`.
     fp8::Quantized quantized(BufferView memory, std::uint64_t rows, std::uint64_t row_stride) const;
-    TensorView plain(BufferView memory, std::uint64_t rows, std::uint64_t row_stride) const;
+    /// Rows of elements, not codes, that stand so.
+    TensorView plain(BufferView memory, DType dtype, std::uint64_t rows,
+                     std::uint64_t row_stride) const;
     /// Records that this rank can send or receive in one outbound leg.
     std::uint64_t most_sent() const noexcept;
     std::uint64_t most_received() const noexcept;

@@ -52,8 +52,8 @@ public:
         : handle_ptr_(std::move(handle)), next_(std::move(leg.next)), handle_(*handle_ptr_),
           exchange_(handle_.exchange), name_(std::move(leg.name)), outbound_(outbound),
           tokens_(outbound && (leg.learn || exchange_.low_latency())),
-          record_bytes_((tokens_ ? exchange_.token_record() : exchange_.plain_record()).bytes),
-          gate_(std::move(leg.gate)), sequence_(leg.sequence), without_(exchange_.group_size()) {
+          record_bytes_(record().bytes), gate_(std::move(leg.gate)), sequence_(leg.sequence),
+          without_(exchange_.group_size()) {
         for (std::uint64_t at = 0; at < without_.size(); ++at)
             without_[at] = exchange_.without(at);
         const bool learn = leg.learn;
@@ -113,6 +113,13 @@ private:
             ++stage_;
         }
         return Progress::Done;
+    }
+
+    /// What travels.
+    Record record() const {
+        return tokens_     ? exchange_.token_record()
+               : outbound_ ? exchange_.gradient_record()
+                           : exchange_.sum_record();
     }
 
     /// What came from elsewhere says what all lanes of this rank were doing; what went wrong here
@@ -242,7 +249,7 @@ private:
         exchange_.transport.progress();
         test(counts_out_);
         if (!test(counts_in_))
-            return Progress::Again;
+            return waiting(counts_posted_);
         counts_in_.clear();
         handle_.received_rows.clear();
         const std::uint64_t origins = exchange_.origins();
@@ -293,16 +300,16 @@ private:
         const auto bind = [&](Buffer& buffer, std::uint64_t rows, std::uint64_t row_bytes) {
             context.bind(buffer, std::max<std::uint64_t>(rows, 1) * row_bytes);
         };
-        const Record token = exchange_.token_record(), plain = exchange_.plain_record();
+        const Record token = exchange_.token_record(), gradient = exchange_.gradient_record();
         bind_wire(context, exchange_, handle_.returned, handle_.returned_memory,
-                  std::max<std::uint64_t>(records, 1) * plain.bytes);
+                  std::max<std::uint64_t>(records, 1) * exchange_.sum_record().bytes);
         const std::uint64_t in =
-            exchange_.by_tokens() ? token.bytes : std::max(token.bytes, plain.bytes);
+            exchange_.by_tokens() ? token.bytes : std::max(token.bytes, gradient.bytes);
         bind_arrivals(context, handle_.received, handle_.received_memory, records * in,
                       token.bytes);
         if (!exchange_.by_tokens()) {
             bind(handle_.rows, handle_.num_rows, token.row_bytes);
-            bind(handle_.gradients, handle_.num_rows, plain.row_bytes);
+            bind(handle_.gradients, handle_.num_rows, gradient.row_bytes);
         }
         for (auto& tensor : handle_.row_tensors)
             bind(*tensor.buffer, handle_.num_rows, tensor.row_bytes);
@@ -341,12 +348,12 @@ private:
     void bind_forwarding(LaneContext& context, std::uint64_t records, std::uint64_t slots) {
         const std::uint64_t members = next_->exchange.group_size();
         const std::uint64_t most = std::max<std::uint64_t>(1, std::min(slots, records * members));
-        const Record token = exchange_.token_record(), plain = exchange_.plain_record();
+        const Record token = exchange_.token_record(), gradient = exchange_.gradient_record();
         next_->exchange.require_addressable(most, 0);
         bind_wire(context, next_->exchange, next_->send_records, next_->send_memory,
-                  most * std::max(token.bytes, plain.bytes));
+                  most * std::max(token.bytes, gradient.bytes));
         bind_wire(context, next_->exchange, next_->back_records, next_->back_memory,
-                  most * plain.bytes);
+                  most * exchange_.sum_record().bytes);
     }
 
     /// Gradients of RankMajor stay where they arrive.
@@ -402,7 +409,7 @@ private:
     /// The first half in the hook form.
     Progress post_out(LaneContext& context) {
         moves().step(context);
-        return moves().all_posted() ? Progress::Done : waiting();
+        return moves().all_posted() ? Progress::Done : waiting(posted_);
     }
 
     /// A link's copies take nothing from anybody, so they need not wait for the hook where it is
@@ -421,8 +428,8 @@ private:
     }
 
     /// Hurry does not last long.
-    Progress waiting() const {
-        const bool soon = exchange_.hurries() && Clock::now() - posted_ < 5ms;
+    Progress waiting(Clock::time_point since) const {
+        const bool soon = exchange_.hurries() && Clock::now() - since < 5ms;
         return soon ? Progress::Soon : Progress::Again;
     }
 
@@ -437,9 +444,9 @@ private:
     Progress move_records(LaneContext& context) {
         const bool told = test(counts_out_);
         if (const Progress progress = moves().step(context); progress != Progress::Done)
-            return progress == Progress::Again ? waiting() : progress;
+            return progress == Progress::Again ? waiting(posted_) : progress;
         if (!told)
-            return waiting();
+            return waiting(posted_);
         exchange_.nanoseconds_waited += nanoseconds(Clock::now() - posted_);
         return Progress::Done;
     }

@@ -19,21 +19,24 @@ namespace {
 
 using Handle = ExchangeHandle::Impl;
 
-/// What the kernels of a leg have in common; `tensor` is what they read or write beside records.
+/// What the kernels of a leg have in common. `dtype` is that of what they read or write beside
+/// records, in memory as aligned as `tensor`, and of the records but where they are wider.
 struct Shape {
-    Shape(const Handle& handle, const Record& record, BufferView tensor = {})
+    Shape(const Handle& handle, const Record& record, DType dtype, BufferView tensor = {})
         : device(handle.exchange.device), grid(handle.exchange.grid()),
-          bf16(config(handle).dtype == DType::BF16 || record.codes),
+          bf16(dtype == DType::BF16 || record.codes()),
+          wider(dtype == DType::BF16 && record.dtype == DType::F32),
           wide(bf16 && tensor.offset % 16 == 0 ? 2 : 1),
-          units(u32(record.row_bytes / unit_bytes())), top_k(u32(config(handle).top_k)),
-          record_units(u32(record.bytes / unit_bytes())), record_words(u32(record.bytes / 4)),
-          hidden_words(u32(record.row_bytes / 4)), experts(u32(config(handle).num_experts)),
-          owners(u32(handle.exchange.owners())),
+          units(u32(record.row_bytes / record_unit_bytes())), top_k(u32(config(handle).top_k)),
+          record_units(u32(record.bytes / record_unit_bytes())),
+          record_words(u32(record.bytes / 4)), hidden_words(u32(record.row_bytes / 4)),
+          experts(u32(config(handle).num_experts)), owners(u32(handle.exchange.owners())),
           ranks_per_member(u32(handle.exchange.ranks_per_member)) {}
 
     static const ExchangeConfig& config(const Handle& handle) { return handle.exchange.config; }
     static std::uint32_t u32(std::uint64_t value) { return static_cast<std::uint32_t>(value); }
     std::uint64_t unit_bytes() const { return bf16 ? 8 * wide : 16; }
+    std::uint64_t record_unit_bytes() const { return unit_bytes() * (wider ? 2 : 1); }
     /// Units from a row of a matrix to the next.
     std::uint32_t stride(const TensorView& rows) const {
         return u32(rows.stride[0] * size_of(rows.dtype) / unit_bytes());
@@ -41,12 +44,18 @@ struct Shape {
 
     template <class K>
     typename K::Variant variant() const {
+        if constexpr (requires { K::Variant::bf16_sums_f32; })
+            if (wider)
+                return K::Variant::bf16_sums_f32;
         return row_variant<K>(device, bf16);
     }
+    /// Of kernels that sum.
+    std::uint32_t tree(const Handle& handle) const { return handle.exchange.exact() ? top_k : 0; }
 
     const Device& device;
     ExchangeGrid grid;
-    bool bf16; ///< or codes, which kernels only move
+    bool bf16;  ///< or codes, which kernels only move
+    bool wider; ///< records, sums of bf16 in f32
     std::uint32_t wide, units, top_k, record_units, record_words, hidden_words, experts, owners,
         ranks_per_member;
 };
@@ -77,12 +86,11 @@ void check_tensor(const Handle& handle, const char* what, const TensorView& tens
 
 /// Whether these are the rows of the records to return, which need no packing.
 bool stand_in_records(const Handle& handle, const TensorView& rows) {
-    const Record record = handle.exchange.plain_record();
+    const Record record = handle.exchange.sum_record();
     return handle.exchange.by_tokens() && rows.buffer.resource == handle.returned.view().resource &&
            rows.buffer.offset == 0 && rows.rank == 2 && rows.stride[1] == 1 &&
-           rows.stride[0] * size_of(rows.dtype) == record.bytes &&
-           rows.dtype == handle.exchange.config.dtype && rows.extent[0] == handle.capacity &&
-           rows.extent[1] == handle.exchange.config.hidden;
+           rows.stride[0] * size_of(rows.dtype) == record.bytes && rows.dtype == record.dtype &&
+           rows.extent[0] == handle.capacity && rows.extent[1] == handle.exchange.config.hidden;
 }
 
 /// results of combine or gradients of dispatch: of the caller, or where records are sent from.
@@ -95,7 +103,7 @@ void check_rows(const Handle& handle, const char* what, const TensorView& tensor
 /// x: the rows of the record, 16 bytes' multiples; ids.row_count is honoured.
 void pack_records(Recording& recording, const Handle& handle, const Record& record,
                   const TensorView& x, const TensorView& ids, const TensorView& weights) {
-    const Shape shape(handle, record, x.buffer);
+    const Shape shape(handle, record, x.dtype, x.buffer);
     const std::uint64_t tokens = ids.extent[0];
     const ops::MoeLayout layout = handle.send_layout(tokens);
     const bool routing = static_cast<bool>(weights.buffer);
@@ -127,7 +135,7 @@ void pack_records(Recording& recording, const Handle& handle, const Record& reco
 /// Rows in expert order; ExpertMajor and low latency, which leaves the others as they are.
 void gather_rows(Recording& recording, const Handle& handle, const Record& record,
                  const Buffer& rows) {
-    const Shape shape(handle, record);
+    const Shape shape(handle, record, record.dtype);
     const ops::MoeLayout layout = handle.receive_layout();
     const bool masked = handle.exchange.masked();
     const BufferView clears =
@@ -157,30 +165,31 @@ void reduce_rows(Recording& recording, const Handle& handle, const TensorView& r
     const bool in_place = stand_in_records(handle, rows);
     if (in_place && !scalars)
         return;
-    const Shape shape(handle, handle.exchange.plain_record(), rows.buffer);
+    const Shape shape(handle, handle.exchange.sum_record(), rows.dtype, rows.buffer);
     const bool by_tokens = handle.exchange.by_tokens();
     recording.dispatch(
-        kernels::ExchangeReduce{.variant = shape.variant<kernels::ExchangeReduce>(),
-                                .constants = {shape.grid.local_size(), shape.wide},
-                                .rows = rows.buffer,
-                                .slot_to_row = by_tokens
-                                                   ? handle.slot_ids.view()
-                                                   : handle.receive_layout().slot_to_row.buffer,
-                                .slot_scalars = scalars    ? scalars
-                                                : weighted ? handle.slot_weights.view()
-                                                           : handle.slot_scalars.view(),
-                                .record_count = handle.record_count.view(),
-                                .records = handle.returned.view(),
-                                .words = handle.returned.view(),
-                                .num_records = Shape::u32(handle.exchange.most_received()),
-                                .units = in_place ? 0 : shape.units,
-                                .top_k = shape.top_k,
-                                .record_units = shape.record_units,
-                                .record_words = shape.record_words,
-                                .hidden_words = shape.hidden_words,
-                                .row_is_record = by_tokens ? 1u : 0u,
-                                .weighted = weighted ? 1u : 0u,
-                                .has_scalars = scalars ? 1u : 0u},
+        kernels::ExchangeReduce{
+            .variant = shape.variant<kernels::ExchangeReduce>(),
+            .constants = {shape.grid.local_size(), shape.wide, shape.tree(handle)},
+            .rows = rows.buffer,
+            .slot_to_row =
+                by_tokens ? handle.slot_ids.view() : handle.receive_layout().slot_to_row.buffer,
+            .slot_experts = handle.slot_ids.view(),
+            .slot_scalars = scalars    ? scalars
+                            : weighted ? handle.slot_weights.view()
+                                       : handle.slot_scalars.view(),
+            .record_count = handle.record_count.view(),
+            .records = handle.returned.view(),
+            .words = handle.returned.view(),
+            .num_records = Shape::u32(handle.exchange.most_received()),
+            .units = in_place ? 0 : shape.units,
+            .top_k = shape.top_k,
+            .record_units = shape.record_units,
+            .record_words = shape.record_words,
+            .hidden_words = shape.hidden_words,
+            .row_is_record = by_tokens ? 1u : 0u,
+            .weighted = weighted ? 1u : 0u,
+            .has_scalars = scalars ? 1u : 0u},
         shape.grid.rows(handle.exchange.most_received()));
 }
 
@@ -200,35 +209,35 @@ void combine_records(Recording& recording, const Handle& handle, const TensorVie
     for (const TensorView* bias : {&options.bias, &options.second_bias})
         if (bias->buffer.offset % 16 != 0)
             least_aligned = bias->buffer;
-    const Shape shape(handle, handle.exchange.plain_record(), least_aligned);
+    const Shape shape(handle, handle.exchange.sum_record(), out.dtype, least_aligned);
     const ops::MoeLayout layout = handle.send_layout(out.extent[0]);
     recording.dispatch(
-        kernels::ExchangeCombine{.variant = shape.variant<kernels::ExchangeCombine>(),
-                                 .constants = {shape.grid.local_size(), shape.wide},
-                                 .records = handle.back_records.view(),
-                                 .words = handle.back_records.view(),
-                                 .slot_to_row = layout.slot_to_row.buffer,
-                                 .topk_ids = handle.topk_ids.buffer,
-                                 .token_count = token_count(handle.topk_ids),
-                                 .first_bias = bias_or(options.bias, out),
-                                 .second_bias = bias_or(options.second_bias, out),
-                                 .out_tokens = out.buffer,
-                                 .scalars =
-                                     scalars.buffer ? scalars.buffer : handle.slot_scalars.view(),
-                                 .tokens = Shape::u32(out.extent[0]),
-                                 .units = shape.units,
-                                 .out_units = shape.stride(out),
-                                 .top_k = shape.top_k,
-                                 .record_units = shape.record_units,
-                                 .record_words = shape.record_words,
-                                 .hidden_words = shape.hidden_words,
-                                 .experts = shape.experts,
-                                 .ranks = shape.owners,
-                                 .ranks_per_member = shape.ranks_per_member,
-                                 .biases = num_biases(options),
-                                 .has_scalars = scalars.buffer ? 1u : 0u,
-                                 .accumulate = options.accumulate ? 1u : 0u,
-                                 .has_token_count = has_token_count(handle.topk_ids)},
+        kernels::ExchangeCombine{
+            .variant = shape.variant<kernels::ExchangeCombine>(),
+            .constants = {shape.grid.local_size(), shape.wide, shape.tree(handle)},
+            .records = handle.back_records.view(),
+            .words = handle.back_records.view(),
+            .slot_to_row = layout.slot_to_row.buffer,
+            .topk_ids = handle.topk_ids.buffer,
+            .token_count = token_count(handle.topk_ids),
+            .first_bias = bias_or(options.bias, out),
+            .second_bias = bias_or(options.second_bias, out),
+            .out_tokens = out.buffer,
+            .scalars = scalars.buffer ? scalars.buffer : handle.slot_scalars.view(),
+            .tokens = Shape::u32(out.extent[0]),
+            .units = shape.units,
+            .out_units = shape.stride(out),
+            .top_k = shape.top_k,
+            .record_units = shape.record_units,
+            .record_words = shape.record_words,
+            .hidden_words = shape.hidden_words,
+            .experts = shape.experts,
+            .ranks = shape.owners,
+            .ranks_per_member = shape.ranks_per_member,
+            .biases = num_biases(options),
+            .has_scalars = scalars.buffer ? 1u : 0u,
+            .accumulate = options.accumulate ? 1u : 0u,
+            .has_token_count = has_token_count(handle.topk_ids)},
         shape.grid.rows(out.extent[0]));
 }
 
@@ -248,7 +257,8 @@ Recording& cached(RecordingCache& cache, const Handle& handle, const char* what,
 /// rank_ids: as the kernel's.
 void route(Recording& recording, const Handle& handle, const TensorView& ids,
            const Buffer& rank_ids, std::uint64_t spacing) {
-    const Shape shape(handle, handle.exchange.token_record());
+    const Record record = handle.exchange.token_record();
+    const Shape shape(handle, record, record.dtype);
     const Handle* before = handle.before.get();
     recording.dispatch(kernels::ExchangeRoute{.constants = {.local_size = shape.grid.local_size()},
                                               .topk_ids = ids.buffer,
@@ -263,7 +273,7 @@ void route(Recording& recording, const Handle& handle, const TensorView& ids,
                                               .num_origins = Shape::u32(handle.exchange.origins()),
                                               .spacing = Shape::u32(spacing),
                                               .has_token_count = has_token_count(ids)},
-                       shape.grid.items(ids.extent[0]));
+                       shape.grid.items(ids.extent[0] * ids.extent[1]));
 }
 
 /// What a leg ends with: behind its lane job, even where a recording uses nothing that came.
@@ -295,7 +305,7 @@ void record_dispatch_pack(Recording& recording, const Handle& handle, const Toke
     if (tokens == 0)
         return;
     TensorView rows = in.x;
-    if (record.codes && !handle.before) {
+    if (record.codes() && !handle.before) {
         const BufferView memory = handle.quantized.view();
         fp8::quantize(recording, in.x, handle.exchange.quantized(memory, tokens, record.row_bytes));
         rows = TensorView::contiguous(memory.sub(0, tokens * record.row_bytes), DType::F8E4M3,
@@ -309,7 +319,7 @@ void record_tokens(Recording& recording, const Handle& handle, const Tokens& in)
     const auto& [x, ids, weights] = in;
     const ExpertExchange::Impl& exchange = handle.exchange;
     const Record record = exchange.token_record();
-    const Shape shape(handle, record);
+    const Shape shape(handle, record, record.dtype);
     const std::uint64_t tokens = x.extent[0], most = exchange.config.max_tokens;
     const BufferView memory = handle.send_records.view();
     recording.label("DISPATCH");
@@ -325,10 +335,10 @@ void record_tokens(Recording& recording, const Handle& handle, const Tokens& in)
                        shape.grid.items(most * shape.top_k));
     if (tokens == 0)
         return;
-    if (record.codes)
+    if (record.codes())
         fp8::quantize(recording, x, exchange.quantized(memory, tokens, record.bytes));
     else
-        ops::copy(recording, x, exchange.plain(memory, tokens, record.bytes));
+        ops::copy(recording, x, exchange.plain(memory, record.dtype, tokens, record.bytes));
     // Where what comes back from each rank will stand.
     route(recording, handle, ids, handle.rank_slot_to_row, most);
 }
@@ -336,7 +346,7 @@ void record_tokens(Recording& recording, const Handle& handle, const Tokens& in)
 void record_dispatch_unpack(Recording& recording, const Handle& handle) {
     const ExpertExchange::Impl& exchange = handle.exchange;
     const Record record = exchange.token_record();
-    const Shape shape(handle, record);
+    const Shape shape(handle, record, record.dtype);
     const std::uint64_t most = exchange.most_received(), top_k = exchange.config.top_k;
     const auto position = static_cast<std::uint64_t>(exchange.position);
     const TensorView ids = handle.slot_ids.tensor(DType::I32, {most, top_k})
@@ -449,7 +459,7 @@ void send_gradients(const ExchangeHandlePtr& handle, const TensorView& d_out, Le
                                     {d_out.buffer, h.topk_ids.buffer}, [&](Recording& recording) {
                                         recording.label("DISPATCH(B)");
                                         if (d_out.extent[0] > 0)
-                                            pack_records(recording, h, h.exchange.plain_record(),
+                                            pack_records(recording, h, h.exchange.gradient_record(),
                                                          d_out, h.topk_ids, {});
                                     }));
     leg.name = h.name + " DISPATCH(B)";
@@ -461,7 +471,7 @@ TimePoint take_gradients(Handle& h) {
         h, cached(h.unpack_backward, h, "unpack gradients", {}, [&](Recording& recording) {
             recording.label("DISPATCH(B)");
             if (!h.exchange.by_tokens())
-                gather_rows(recording, h, h.exchange.plain_record(), h.gradients);
+                gather_rows(recording, h, h.exchange.gradient_record(), h.gradients);
         }));
 }
 

@@ -15,6 +15,17 @@ std::uint64_t grown(std::uint64_t bytes) {
     return bytes + bytes / 4;
 }
 
+/// Of this rank's own records: copy queues are for others', and are slow inside a device (an H100's
+/// copies 87 GB/s there, its second compute queue 350).
+constexpr QueueRole kOwnRole = QueueRole::AsyncCompute;
+/// Copies out that are with the device at once: the host takes as long to hand one over as some
+/// take, so that the first are sent while later ones are handed over.
+constexpr std::uint32_t kCopiesAhead = 4;
+
+std::uint64_t nanoseconds(std::chrono::steady_clock::duration duration) {
+    return static_cast<std::uint64_t>(std::chrono::nanoseconds(duration).count());
+}
+
 } // namespace
 
 RecordMoves::RecordMoves(ExchangeHandle::Impl& handle, std::string name, Tag tag, Out from, In to,
@@ -29,8 +40,23 @@ RecordMoves::RecordMoves(ExchangeHandle::Impl& handle, std::string name, Tag tag
 }
 
 void RecordMoves::came(std::uint64_t at) {
-    nanoseconds_waited_[at] = static_cast<std::uint64_t>(
-        std::chrono::nanoseconds(std::chrono::steady_clock::now() - began_in_).count());
+    last_here_ = std::chrono::steady_clock::now();
+    nanoseconds_waited_[at] = nanoseconds(last_here_ - began_in_);
+}
+
+void RecordMoves::begin_moving(Time since) {
+    if (moving_since_ == Time{} || since < moving_since_)
+        moving_since_ = since;
+}
+
+void RecordMoves::count_times() {
+    for (std::uint64_t at = 0; at < nanoseconds_waited_.size(); ++at)
+        exchange_.peers[at].nanoseconds_waited += std::exchange(nanoseconds_waited_[at], 0);
+    if (links_.first_copy() != Time{})
+        begin_moving(links_.first_copy());
+    if (last_here_ != Time{})
+        exchange_.nanoseconds_moving += nanoseconds(last_here_ - moving_since_);
+    last_here_ = {};
 }
 
 bool RecordMoves::without(std::uint64_t at) {
@@ -61,7 +87,7 @@ std::vector<RecordMoves::Piece> RecordMoves::cut(const RecordRuns& runs) const {
     std::size_t longest = 0;
     for (std::uint64_t i = 1; i <= ranks; ++i) {
         const std::uint64_t at = (static_cast<std::uint64_t>(exchange_.position) + i) % ranks;
-        if (exchange_.linked(at))
+        if (exchange_.linked(at) || (staged_ && at == self()))
             continue;
         of_members.push_back(cut(runs[at], at));
         longest = std::max(longest, of_members.back().size());
@@ -72,10 +98,6 @@ std::vector<RecordMoves::Piece> RecordMoves::cut(const RecordRuns& runs) const {
             if (i < member.size())
                 pieces.push_back(std::move(member[i]));
     return pieces;
-}
-
-bool RecordMoves::is_self(const Piece& piece) const noexcept {
-    return piece.at == static_cast<std::uint64_t>(exchange_.position);
 }
 
 int RecordMoves::rank_of(const Piece& piece) const noexcept {
@@ -96,9 +118,7 @@ void RecordMoves::copy(LaneContext& context, Piece& piece, QueueRole role, Buffe
 void RecordMoves::begin_out(LaneContext& context) {
     links_.begin_out(from_.runs, from_.place.wire.link, sends_);
     out_ = cut(from_.runs);
-    std::erase_if(out_, [this](const Piece& piece) {
-        return (staged_ && is_self(piece)) || without(piece.at);
-    });
+    std::erase_if(out_, [this](const Piece& piece) { return without(piece.at); });
     std::uint64_t bytes = 0;
     for (const Piece& piece : out_)
         bytes = std::max(bytes, piece.offset + piece.bytes);
@@ -109,22 +129,56 @@ void RecordMoves::begin_out(LaneContext& context) {
                                      : handle_.make_staging(" staging out", grown(bytes));
         handle_.staging_memory = std::move(memory);
     }
-    for (std::size_t i = 0; i < out_.size(); ++i) {
-        Piece& piece = out_[i];
-        if (!is_self(piece))
+    for (Piece& piece : out_) {
+        if (!is_self(piece)) {
             exchange_.peers[piece.at].bytes_sent += piece.bytes;
-        if (!staged_) {
-            send(piece);
-            continue;
+            begin_moving(std::chrono::steady_clock::now());
         }
+        if (staged_)
+            piece.state = State::Waiting;
+        else
+            send(piece);
+    }
+    copy_out(context);
+    began_out_ = true;
+    copy_own(context);
+}
+
+/// As many as may be under way. Whether there was one.
+bool RecordMoves::copy_out(LaneContext& context) {
+    bool any = false;
+    for (; next_out_ < out_.size() && copying_out_ < kCopiesAhead; ++next_out_) {
+        Piece& piece = out_[next_out_];
+        if (piece.state != State::Waiting)
+            continue; // it was given up
         piece.state = State::CopyingOut;
-        if (from_.same && i > 0 && out_[i - 1].offset == piece.offset)
-            piece.copied = out_[i - 1].copied;
+        ++copying_out_;
+        any = true;
+        const Piece* const last = next_out_ > 0 ? &out_[next_out_ - 1] : nullptr;
+        if (from_.same && last != nullptr && last->offset == piece.offset &&
+            last->copied.ticket() != nullptr)
+            piece.copied = last->copied;
         else
             copy(context, piece, QueueRole::TransferOut,
                  from_.place.memory.view().sub(piece.offset, piece.bytes),
                  handle_.staging_out.view().sub(piece.offset, piece.bytes));
     }
+    return any;
+}
+
+/// Last, as nobody else waits for it.
+void RecordMoves::copy_own(LaneContext& context) {
+    if (!began_out_ || !began_in_all_ || !staged_)
+        return;
+    const std::vector<RecordRun>&from = from_.runs[self()], &to = runs_in_[self()];
+    if (total_bytes(to) == 0)
+        return;
+    own_copy_ = std::make_unique<Recording>(exchange_.device, kOwnRole, name_);
+    for (std::size_t i = 0; i < to.size(); ++i)
+        if (to[i].bytes > 0)
+            own_copy_->copy(from_.place.memory.view().sub(from[i].offset, from[i].bytes),
+                            to_.place.memory.view().sub(to[i].offset, to[i].bytes));
+    own_copied_ = context.submit_beside(*own_copy_);
 }
 
 void RecordMoves::begin_in_by_link(const RecordRuns& runs) {
@@ -139,28 +193,21 @@ void RecordMoves::begin_in(LaneContext& context, const RecordRuns& runs) {
     begin_in_by_link(runs);
     in_ = cut(runs);
     std::erase_if(in_, [this](const Piece& piece) { return without(piece.at); });
-    const bool waits = std::any_of(in_.begin(), in_.end(), [this](const Piece& piece) {
-        return !is_self(piece) && !in_place(piece);
-    });
+    const bool waits = std::any_of(in_.begin(), in_.end(),
+                                   [this](const Piece& piece) { return !in_place(piece); });
     for (const Piece& piece : in_)
         bytes_in_ = std::max(bytes_in_, piece.offset + piece.bytes);
     if (staged_ && waits)
         reserve_in();
-    const auto self = static_cast<std::uint64_t>(exchange_.position);
-    const std::vector<Piece> own = cut(from_.runs[self], self);
-    std::size_t next = 0;
     for (Piece& piece : in_) {
-        if (staged_ && is_self(piece)) {
-            piece.state = State::CopyingIn;
-            copy(context, piece, QueueRole::TransferIn,
-                 from_.place.memory.view().sub(own[next++].offset, piece.bytes),
-                 to_.place.memory.view().sub(piece.offset, piece.bytes));
-            continue;
-        }
         receive(piece);
-        if (!is_self(piece))
+        if (!is_self(piece)) {
             exchange_.peers[piece.at].bytes_received += piece.bytes;
+            begin_moving(began_in_);
+        }
     }
+    began_in_all_ = true;
+    copy_own(context);
 }
 
 void RecordMoves::reserve_in() {
@@ -204,10 +251,10 @@ bool RecordMoves::arrived(Transfer& transfer, std::uint64_t at) {
 
 /// Of a member that the leg does without. What is being copied is left to end.
 void RecordMoves::give_up(Piece& piece, std::vector<Transfer>& transfers) {
-    if (piece.state == State::Moving) {
+    if (piece.state == State::Moving)
         transfers[piece.transfer].cancel();
+    if (piece.state == State::Moving || piece.state == State::Waiting)
         piece.state = State::Done;
-    }
 }
 
 bool RecordMoves::fill_blanks(LaneContext& context) {
@@ -235,6 +282,7 @@ bool RecordMoves::step_out(Piece& piece) {
     if (without(piece.at))
         give_up(piece, sends_);
     if (piece.state == State::CopyingOut && piece.copied.reached()) {
+        --copying_out_;
         piece.copy.reset();
         if (without(piece.at))
             piece.state = State::Done;
@@ -254,8 +302,8 @@ bool RecordMoves::step_in(LaneContext& context, Piece& piece) {
         give_up(piece, receives_);
     if (piece.state == State::CopyingIn && piece.copied.reached()) {
         piece.copy.reset();
-        if (!is_self(piece))
-            receives_[piece.transfer] = Transfer(); // its sender may use the memory again
+        receives_[piece.transfer] = Transfer(); // its sender may use the memory again
+        last_here_ = std::chrono::steady_clock::now();
         piece.state = State::Done;
         return true;
     }
@@ -296,13 +344,18 @@ Progress RecordMoves::step(LaneContext& context) {
         in_order = in_order && piece.state != State::CopyingOut;
         done &= piece.state == State::Done;
     }
+    changed |= copy_out(context);
     for (Piece& piece : in_) {
         changed |= step_in(context, piece);
         done &= piece.state == State::Done;
     }
+    if (own_copy_ && own_copied_.reached()) {
+        own_copy_.reset();
+        changed = true;
+    }
+    done &= !own_copy_;
     if (done && fill_blanks(context)) {
-        for (std::uint64_t at = 0; at < nanoseconds_waited_.size(); ++at)
-            exchange_.peers[at].nanoseconds_waited += std::exchange(nanoseconds_waited_[at], 0);
+        count_times();
         return Progress::Done;
     }
     std::uint64_t seen = 0;
@@ -313,8 +366,9 @@ Progress RecordMoves::step(LaneContext& context) {
 }
 
 bool RecordMoves::all_posted() const noexcept {
-    return std::none_of(out_.begin(), out_.end(),
-                        [](const Piece& piece) { return piece.state == State::CopyingOut; });
+    return std::none_of(out_.begin(), out_.end(), [](const Piece& piece) {
+        return piece.state == State::Waiting || piece.state == State::CopyingOut;
+    });
 }
 
 } // namespace bellows

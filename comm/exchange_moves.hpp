@@ -59,7 +59,9 @@ public:
     std::span<const Transfer> sends() const noexcept { return sends_; }
 
 private:
+    using Time = std::chrono::steady_clock::time_point;
     enum class State : std::uint8_t {
+        Waiting,    ///< for its turn to be copied out
         CopyingOut, ///< from the device
         Moving,     ///< with the network
         CopyingIn,  ///< to the device
@@ -81,7 +83,10 @@ private:
 
     std::vector<Piece> cut(const std::vector<RecordRun>& runs, std::uint64_t at) const;
     std::vector<Piece> cut(const RecordRuns& runs) const;
-    bool is_self(const Piece& piece) const noexcept;
+    std::uint64_t self() const noexcept { return static_cast<std::uint64_t>(exchange_.position); }
+    bool is_self(const Piece& piece) const noexcept { return piece.at == self(); }
+    bool copy_out(LaneContext& context);
+    void copy_own(LaneContext& context);
     int rank_of(const Piece& piece) const noexcept;
     bool in_place(const Piece& piece) const noexcept;
     void copy(LaneContext& context, Piece& piece, QueueRole role, BufferView source,
@@ -94,6 +99,8 @@ private:
     bool arrived(Transfer& transfer, std::uint64_t at);
     /// Records of a member have come.
     void came(std::uint64_t at);
+    void begin_moving(Time since);
+    void count_times();
     /// Whether this leg does without a member; once it does, it stays so.
     bool without(std::uint64_t at);
     void give_up(Piece& piece, std::vector<Transfer>& transfers);
@@ -108,13 +115,19 @@ private:
     In to_;
     bool staged_;
     std::vector<Piece> out_, in_;
+    std::size_t next_out_ = 0; ///< the first that is not copied out yet
+    std::uint32_t copying_out_ = 0;
     std::vector<bool> without_; ///< members
     LinkMoves links_;           // before the transfers, which use its memory
     bool links_in_ = false;     ///< have begun
     std::vector<Transfer> receives_, sends_;
     std::vector<Blank> blanks_;
     RecordRuns runs_in_;
-    std::chrono::steady_clock::time_point began_in_{};
+    bool began_out_ = false, began_in_all_ = false;
+    std::unique_ptr<Recording> own_copy_; ///< of what no message brings
+    TimePoint own_copied_;
+    Time began_in_{};
+    Time moving_since_{}, last_here_{};             ///< copies between members, by whatever way
     std::vector<std::uint64_t> nanoseconds_waited_; ///< for the last that has come of each member
     std::uint64_t bytes_in_ = 0;
     std::uint64_t seen_ = 0; ///< bytes moved at the last look

@@ -7,6 +7,7 @@
 #include <bellows/kernels/kernels.hpp>
 
 #include <algorithm>
+#include <bit>
 #include <numeric>
 #include <utility>
 
@@ -69,12 +70,38 @@ void require_supported(const ExchangeConfig& c) {
     };
     if (c.token_wire && *c.token_wire != c.dtype && *c.token_wire != DType::F8E4M3)
         refuse("token_wire", *c.token_wire, " tokens travel as they are or as f8_e4m3");
-    if (c.sum_wire && *c.sum_wire != c.dtype)
-        refuse("sum_wire", *c.sum_wire, " sums travel as they are: leave it unset");
-    if (c.sums != ExchangeSums::Ranked)
-        throw Error(ErrorCode::Unsupported,
-                    c.name + ": exact sums (a tree over the expert ids, the same for every layout "
-                             "of ranks) do not exist yet: leave sums at Ranked");
+    if (c.sum_wire && *c.sum_wire != c.dtype && *c.sum_wire != DType::F32)
+        refuse("sum_wire", *c.sum_wire, " sums travel as they are or as f32");
+}
+
+/// What sums of another type than the rows', and exact ones, are not for.
+void check_sums(const ExchangeConfig& c) {
+    const bool exact = c.sums == ExchangeSums::Exact;
+    require(!exact || c.sum_wire.value_or(DType::F32) == DType::F32, c.name,
+            "exact sums travel as f32: leave sum_wire unset");
+    require(c.layout != ExchangeLayout::RankMajor ||
+                (!exact && c.sum_wire.value_or(c.dtype) == c.dtype),
+            c.name,
+            "rows of RankMajor come back as the caller has summed them, in dtype: exact sums and "
+            "another sum_wire are for rows by expert");
+    require(!exact || c.num_experts <= std::uint64_t{1} << 26, c.name,
+            "exact sums are for at most 2^26 experts");
+}
+
+/// Exact sums: each owner, a rank or a node, sums what is a subtree.
+void check_subtrees(const ExchangeConfig& c, std::uint64_t owners, const char* owner) {
+    for (std::uint64_t at = 0; at < owners && c.sums == ExchangeSums::Exact; ++at) {
+        const std::uint64_t ranks = c.ranks.size() / owners;
+        const std::uint64_t first = first_expert(at * ranks, c.num_experts, c.ranks.size());
+        const std::uint64_t end = first_expert((at + 1) * ranks, c.num_experts, c.ranks.size());
+        const std::uint64_t block = std::bit_ceil(end - first);
+        require(first % block == 0 && (end - first == block || end == c.num_experts), c.name,
+                "exact sums need aligned ranges of experts, a power of two each, and " +
+                    std::string(owner) + " " + std::to_string(at) + " of " +
+                    std::to_string(owners) + " has " + std::to_string(first) + " to " +
+                    std::to_string(end) + " (exclusive) of " + std::to_string(c.num_experts) +
+                    ": choose another number of ranks or experts, or sums = Ranked");
+    }
 }
 
 /// A matrix at the start of `memory` whose rows, of whole 16 bytes, stand row_stride bytes from
@@ -97,8 +124,8 @@ std::uint64_t ExpertExchange::Impl::first_expert_of(std::uint64_t at) const noex
     return first_expert(at * ranks_per_member, config.num_experts, owners());
 }
 
-std::uint64_t ExpertExchange::Impl::hidden_bytes() const noexcept {
-    return config.hidden * size_of(config.dtype);
+DType ExpertExchange::Impl::sum_type() const noexcept {
+    return config.sum_wire.value_or(exact() ? DType::F32 : config.dtype);
 }
 
 fp8::Recipe ExpertExchange::Impl::recipe() const noexcept {
@@ -106,13 +133,21 @@ fp8::Recipe ExpertExchange::Impl::recipe() const noexcept {
 }
 
 Record ExpertExchange::Impl::token_record() const {
-    const std::uint64_t row =
-        quantizes() ? fp8::quantized_bytes(recipe(), {1, config.hidden}) : hidden_bytes();
-    return {row, round_up(row + config.top_k * 8, 16), quantizes()};
+    const std::uint64_t row = quantizes() ? fp8::quantized_bytes(recipe(), {1, config.hidden})
+                                          : config.hidden * size_of(config.dtype);
+    return {row, round_up(row + config.top_k * 8, 16), quantizes() ? DType::F8E4M3 : config.dtype};
 }
 
-Record ExpertExchange::Impl::plain_record() const noexcept {
-    return {hidden_bytes(), round_up(hidden_bytes() + config.top_k * 4, 16), false};
+Record ExpertExchange::Impl::gradient_record() const noexcept {
+    const std::uint64_t row = config.hidden * size_of(config.dtype);
+    return {row, round_up(row + config.top_k * 4, 16), config.dtype};
+}
+
+Record ExpertExchange::Impl::sum_record() const noexcept {
+    const std::uint64_t row = config.hidden * size_of(sum_type());
+    // Kernels count them in units of the rows that they are sums of.
+    const std::uint64_t unit = 16 * size_of(sum_type()) / size_of(config.dtype);
+    return {row, round_up(row + config.top_k * 4, unit), sum_type()};
 }
 
 fp8::Quantized ExpertExchange::Impl::quantized(BufferView memory, std::uint64_t rows,
@@ -126,18 +161,20 @@ fp8::Quantized ExpertExchange::Impl::quantized(BufferView memory, std::uint64_t 
             .group_offsets = {}};
 }
 
-TensorView ExpertExchange::Impl::plain(BufferView memory, std::uint64_t rows,
+TensorView ExpertExchange::Impl::plain(BufferView memory, DType dtype, std::uint64_t rows,
                                        std::uint64_t row_stride) const {
-    return strided(memory, config.dtype, rows, config.hidden, row_stride);
+    return strided(memory, dtype, rows, config.hidden, row_stride);
 }
 
 void ExpertExchange::Impl::require_addressable(std::uint64_t records, std::uint64_t rows) const {
-    const Record token = token_record(), plain = plain_record();
     constexpr std::uint64_t kWords = std::uint64_t{1} << 32;
-    require(records <= kWords / (std::max(token.bytes, plain.bytes) / 4) &&
-                rows <= kWords / (std::max(token.row_bytes, plain.row_bytes) / 8),
-            config.name,
-            std::to_string(records) + " tokens of " + std::to_string(token.bytes) + " bytes and " +
+    std::uint64_t bytes = 0, row_bytes = 0;
+    for (const Record& record : {token_record(), gradient_record(), sum_record()}) {
+        bytes = std::max(bytes, record.bytes);
+        row_bytes = std::max(row_bytes, record.row_bytes);
+    }
+    require(records <= kWords / (bytes / 4) && rows <= kWords / (row_bytes / 8), config.name,
+            std::to_string(records) + " tokens of " + std::to_string(bytes) + " bytes and " +
                 std::to_string(rows) +
                 " rows are more than kernels address (16 GiB and 32 GiB): lower max_tokens");
 }
@@ -220,6 +257,7 @@ void check(const World& world, const ExchangeConfig& c) {
     require(c.dtype == DType::F32 || c.dtype == DType::BF16, c.name,
             std::string("tokens travel as f32 or bf16, not ") + to_string(c.dtype));
     require_supported(c);
+    check_sums(c);
 }
 
 /// Whether tokens travel by these nodes.
@@ -266,6 +304,7 @@ ExpertExchange::ExpertExchange(Device& device, World& world, Transport& transpor
                                               .whole = config});
     };
     const std::vector<std::vector<int>> nodes = equal_nodes(world.topology(), config.ranks);
+    check_subtrees(config, config.ranks.size(), "rank");
     if (!takes_nodes(config, nodes)) {
         impl_ = hop(config);
     } else {
@@ -273,6 +312,7 @@ ExpertExchange::ExpertExchange(Device& device, World& world, Transport& transpor
             return std::find(ranks.begin(), ranks.end(), world.rank()) != ranks.end();
         });
         const auto place = std::find(mine->begin(), mine->end(), world.rank()) - mine->begin();
+        check_subtrees(config, nodes.size(), "node");
         ExchangeConfig between = config, inside = config;
         between.name += " between nodes";
         between.layout = ExchangeLayout::RankMajor;
@@ -362,6 +402,7 @@ ExchangeStats ExpertExchange::stats() const noexcept {
         stats.seconds_waited += static_cast<double>(hop->nanoseconds_waited) * 1e-9;
         stats.seconds_for_counts += static_cast<double>(hop->nanoseconds_for_counts) * 1e-9;
         stats.seconds_for_memory += static_cast<double>(hop->nanoseconds_for_memory) * 1e-9;
+        stats.seconds_moving += static_cast<double>(hop->nanoseconds_moving) * 1e-9;
     }
     return stats;
 }
@@ -418,7 +459,8 @@ ExchangeHandle::Impl::Impl(std::shared_ptr<ExpertExchange::Impl> of, std::string
     const bool low_latency = exchange.low_latency();
     const std::uint64_t placed = ops::moe_capacity(most_in, c.top_k, experts, c.alignment);
     capacity = by_tokens ? most_in : low_latency ? experts * most_in : placed;
-    const Record token = exchange.token_record(), plain = exchange.plain_record();
+    const Record token = exchange.token_record(), gradient = exchange.gradient_record(),
+                 sum = exchange.sum_record();
 
     const auto make = [&](const char* what, std::uint64_t bytes, MemoryKind kind) {
         return Buffer(exchange.device, {.name = name + " " + what,
@@ -452,9 +494,9 @@ ExchangeHandle::Impl::Impl(std::shared_ptr<ExpertExchange::Impl> of, std::string
         send_records =
             make_wire("records to send",
                       low_latency ? c.max_tokens * token.bytes
-                                  : exchange.most_sent() * std::max(token.bytes, plain.bytes),
+                                  : exchange.most_sent() * std::max(token.bytes, gradient.bytes),
                       false, send_memory);
-        back_records = make_wire("records back", most_back * plain.bytes, true, back_memory);
+        back_records = make_wire("records back", most_back * sum.bytes, true, back_memory);
     }
     record_count = make("record count", kCountsAt + (experts + members) * 4, MemoryKind::Upload);
     if (low_latency) {
@@ -462,7 +504,7 @@ ExchangeHandle::Impl::Impl(std::shared_ptr<ExpertExchange::Impl> of, std::string
         words[0] = static_cast<std::uint32_t>(most_in);
         words[kZeroAt / 4] = 0;
         received = make_wire("records received", most_in * token.bytes, true, received_memory);
-        returned = make_wire("records to return", most_in * plain.bytes, false, returned_memory);
+        returned = make_wire("records to return", most_in * sum.bytes, false, returned_memory);
         if (!by_tokens)
             rows = make("rows", capacity * token.row_bytes, MemoryKind::Device);
         sent_rows.assign(members, c.max_tokens);
@@ -560,9 +602,9 @@ BufferView ExchangeHandle::Impl::first_rows() const {
 TensorView ExchangeHandle::Impl::tokens_in_records() const {
     const Record record = exchange.token_record();
     const TensorView records =
-        record.codes
+        record.codes()
             ? strided(received.view(), DType::F8E4M3, capacity, record.row_bytes, record.bytes)
-            : exchange.plain(received.view(), capacity, record.bytes);
+            : exchange.plain(received.view(), record.dtype, capacity, record.bytes);
     return records.with_row_count(row_count());
 }
 
@@ -579,14 +621,16 @@ TensorView ExchangeHandle::Impl::row_weights() const {
 }
 
 TensorView ExchangeHandle::Impl::results_in_records() const {
-    return exchange.plain(returned.view(), capacity, exchange.plain_record().bytes)
+    const Record record = exchange.sum_record();
+    return exchange.plain(returned.view(), record.dtype, capacity, record.bytes)
         .with_row_count(row_count());
 }
 
 TensorView ExchangeHandle::Impl::d_results() const {
-    const Record record = exchange.plain_record();
+    const Record record = exchange.gradient_record();
     return exchange
-        .plain(gradients.view(), capacity, exchange.by_tokens() ? record.bytes : record.row_bytes)
+        .plain(gradients.view(), record.dtype, capacity,
+               exchange.by_tokens() ? record.bytes : record.row_bytes)
         .with_row_count(row_count());
 }
 
@@ -629,7 +673,8 @@ TensorView ExchangeHandle::rows() const {
     const BufferView memory = (exchange.by_tokens() ? impl_->received : impl_->rows).view();
     const Record record = exchange.token_record();
     return exchange
-        .plain(memory, impl_->capacity, exchange.by_tokens() ? record.bytes : record.row_bytes)
+        .plain(memory, record.dtype, impl_->capacity,
+               exchange.by_tokens() ? record.bytes : record.row_bytes)
         .with_row_count(impl_->row_count());
 }
 

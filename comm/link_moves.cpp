@@ -103,6 +103,8 @@ void LinkMoves::begin_copy(In& in) {
                         ": the two disagree about the exchange",
                     in.rank);
     in.began = std::chrono::steady_clock::now();
+    if (first_copy_ == std::chrono::steady_clock::time_point{})
+        first_copy_ = in.began;
     in.copy = exchange_.link->copy_from(in.rank, std::move(ranges));
 }
 

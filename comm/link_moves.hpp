@@ -49,6 +49,8 @@ public:
     void begin_in(const RecordRuns& runs, const std::shared_ptr<LinkBlock>& memory,
                   std::vector<Transfer>& receives);
     Progress step();
+    /// When the first copy began, if one has.
+    std::chrono::steady_clock::time_point first_copy() const noexcept { return first_copy_; }
 
 private:
     /// What a source tells: the block's id and bytes, the records' bytes, then each run's offset.
@@ -89,6 +91,7 @@ private:
     std::vector<Transfer>*sends_ = nullptr, *receives_ = nullptr;
     std::vector<std::pair<std::uint64_t, Transfer>> answers_; ///< to members
     std::shared_ptr<LinkBlock> from_, to_;
+    std::chrono::steady_clock::time_point first_copy_{};
 };
 
 } // namespace bellows

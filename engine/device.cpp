@@ -373,6 +373,8 @@ Device::~Device() {
         impl.pump.reset();
         impl.allocator.reset();
         impl.kernels.reset();
+        for (const VkCommandPool pool : impl.spare_commands.give_up())
+            impl.vk.vkDestroyCommandPool(impl.device, pool, nullptr);
         for (auto& queue : impl.queues) {
             impl.vk.vkDestroySemaphore(impl.device, queue->timeline.semaphore, nullptr);
             impl.vk.vkDestroyCommandPool(impl.device, queue->barrier_pool, nullptr);

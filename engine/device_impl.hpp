@@ -11,6 +11,7 @@
 #include "kernel_cache.hpp"
 #include "pump.hpp"
 #include "resource.hpp"
+#include "spare_commands.hpp"
 #include "ticket.hpp"
 #include "trace_impl.hpp"
 #include "vulkan.hpp"
@@ -60,6 +61,7 @@ struct Device::Impl {
     };
     std::vector<std::unique_ptr<Queue>> queues;
     std::array<std::uint32_t, 4> queue_of_role{};
+    detail::SpareCommands spare_commands;
     std::vector<std::uint32_t> families; ///< distinct ones, for concurrent sharing
     std::map<VkSemaphore, detail::Timeline> external_timelines; ///< wrap_timeline()
 

@@ -326,7 +326,7 @@ void Pump::submit_now(Batch& batch) {
             buffer.commandBuffer = queue.full_barrier;
             buffers.push_back(buffer);
         }
-        buffer.commandBuffer = recording.commands;
+        buffer.commandBuffer = recording.commands.buffer;
         buffers.push_back(buffer);
 
         VkSemaphoreSubmitInfo signal{};

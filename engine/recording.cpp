@@ -70,8 +70,17 @@ Recording::Impl::~Impl() {
     }
     if (queries != VK_NULL_HANDLE)
         impl.vk.vkDestroyQueryPool(impl.device, queries, nullptr);
-    if (pool_ != VK_NULL_HANDLE)
-        impl.vk.vkDestroyCommandPool(impl.device, pool_, nullptr);
+    // What the commands of a large recording take is given back to the driver.
+    constexpr std::size_t kSmall = 4;
+    const bool over =
+        last_run == nullptr || last_run->state.load() == detail::Ticket::State::Reached;
+    if (commands.pool != VK_NULL_HANDLE &&
+        !(over && operations.size() <= kSmall && impl.spare_commands.keep(family(), commands)))
+        impl.vk.vkDestroyCommandPool(impl.device, commands.pool, nullptr);
+}
+
+std::uint32_t Recording::Impl::family() const {
+    return impl.queues[impl.queue_index(role)]->family;
 }
 
 bool Recording::Impl::conflicts(std::span<const OperandUse> operation_uses) const {
@@ -231,25 +240,35 @@ struct Scope {
 
 } // namespace
 
+void Recording::Impl::make_commands() {
+    commands = impl.spare_commands.take(family());
+    if (commands.pool != VK_NULL_HANDLE)
+        return;
+    VkCommandPoolCreateInfo info{};
+    info.sType = VK_STRUCTURE_TYPE_COMMAND_POOL_CREATE_INFO;
+    info.queueFamilyIndex = family();
+    check(impl.vk.vkCreateCommandPool(impl.device, &info, nullptr, &commands.pool),
+          "creating the command pool of " + name);
+    VkCommandBufferAllocateInfo allocate{};
+    allocate.sType = VK_STRUCTURE_TYPE_COMMAND_BUFFER_ALLOCATE_INFO;
+    allocate.commandPool = commands.pool;
+    allocate.level = VK_COMMAND_BUFFER_LEVEL_PRIMARY;
+    allocate.commandBufferCount = 1;
+    const VkResult result =
+        impl.vk.vkAllocateCommandBuffers(impl.device, &allocate, &commands.buffer);
+    if (result != VK_SUCCESS)
+        impl.vk.vkDestroyCommandPool(impl.device, std::exchange(commands.pool, {}), nullptr);
+    check(result, "allocating the command buffer of " + name);
+}
+
 void Recording::Impl::encode() {
-    if (pool_ == VK_NULL_HANDLE) {
-        VkCommandPoolCreateInfo info{};
-        info.sType = VK_STRUCTURE_TYPE_COMMAND_POOL_CREATE_INFO;
-        info.queueFamilyIndex = impl.queues[impl.queue_index(role)]->family;
-        check(impl.vk.vkCreateCommandPool(impl.device, &info, nullptr, &pool_),
-              "creating the command pool of " + name);
-        VkCommandBufferAllocateInfo allocate{};
-        allocate.sType = VK_STRUCTURE_TYPE_COMMAND_BUFFER_ALLOCATE_INFO;
-        allocate.commandPool = pool_;
-        allocate.level = VK_COMMAND_BUFFER_LEVEL_PRIMARY;
-        allocate.commandBufferCount = 1;
-        check(impl.vk.vkAllocateCommandBuffers(impl.device, &allocate, &commands),
-              "allocating the command buffer of " + name);
-    }
-    check(impl.vk.vkResetCommandPool(impl.device, pool_, 0), "resetting " + name);
+    if (commands.pool == VK_NULL_HANDLE)
+        make_commands();
+    const VkCommandBuffer buffer = commands.buffer;
+    check(impl.vk.vkResetCommandPool(impl.device, commands.pool, 0), "resetting " + name);
     VkCommandBufferBeginInfo begin{};
     begin.sType = VK_STRUCTURE_TYPE_COMMAND_BUFFER_BEGIN_INFO;
-    check(impl.vk.vkBeginCommandBuffer(commands, &begin), "beginning " + name);
+    check(impl.vk.vkBeginCommandBuffer(buffer, &begin), "beginning " + name);
     const auto count = static_cast<std::uint32_t>(operations.size());
     if (impl.trace && num_queries != count) {
         if (queries != VK_NULL_HANDLE)
@@ -281,15 +300,15 @@ void Recording::Impl::encode() {
             dependency.sType = VK_STRUCTURE_TYPE_DEPENDENCY_INFO;
             dependency.memoryBarrierCount = 1;
             dependency.pMemoryBarriers = &barrier;
-            impl.vk.vkCmdPipelineBarrier2(commands, &dependency);
+            impl.vk.vkCmdPipelineBarrier2(buffer, &dependency);
         }
         if (queries != VK_NULL_HANDLE)
-            impl.vk.vkCmdWriteTimestamp2(commands, VK_PIPELINE_STAGE_2_ALL_COMMANDS_BIT, queries,
+            impl.vk.vkCmdWriteTimestamp2(buffer, VK_PIPELINE_STAGE_2_ALL_COMMANDS_BIT, queries,
                                          2 * i);
         before.add(operations[i].kind);
         encode_operation(operations[i]);
         if (queries != VK_NULL_HANDLE)
-            impl.vk.vkCmdWriteTimestamp2(commands, VK_PIPELINE_STAGE_2_ALL_COMMANDS_BIT, queries,
+            impl.vk.vkCmdWriteTimestamp2(buffer, VK_PIPELINE_STAGE_2_ALL_COMMANDS_BIT, queries,
                                          2 * i + 1);
     }
     // The host may read what was written once the time point is reached.
@@ -303,8 +322,8 @@ void Recording::Impl::encode() {
     dependency.sType = VK_STRUCTURE_TYPE_DEPENDENCY_INFO;
     dependency.memoryBarrierCount = 1;
     dependency.pMemoryBarriers = &to_host;
-    impl.vk.vkCmdPipelineBarrier2(commands, &dependency);
-    check(impl.vk.vkEndCommandBuffer(commands), "ending " + name);
+    impl.vk.vkCmdPipelineBarrier2(buffer, &dependency);
+    check(impl.vk.vkEndCommandBuffer(buffer), "ending " + name);
 }
 
 void Recording::Impl::encode_operation(const Operation& operation) {
@@ -319,30 +338,32 @@ void Recording::Impl::encode_operation(const Operation& operation) {
     switch (operation.kind) {
     case Kind::Dispatch:
     case Kind::DispatchIndirect: {
-        impl.vk.vkCmdBindPipeline(commands, VK_PIPELINE_BIND_POINT_COMPUTE, operation.pipeline);
+        impl.vk.vkCmdBindPipeline(commands.buffer, VK_PIPELINE_BIND_POINT_COMPUTE,
+                                  operation.pipeline);
         std::array<std::byte, detail::kPushConstantBytes> push{};
         const std::uint64_t block =
             table_.view().resource->allocation.address + operation.table_offset;
         std::memcpy(push.data(), &block, 8);
         std::memcpy(push.data() + 8, push_words.data() + operation.first_push,
                     operation.num_push * 4);
-        impl.vk.vkCmdPushConstants(commands, impl.kernels->layout(), VK_SHADER_STAGE_COMPUTE_BIT, 0,
-                                   8 + operation.num_push * 4, push.data());
+        impl.vk.vkCmdPushConstants(commands.buffer, impl.kernels->layout(),
+                                   VK_SHADER_STAGE_COMPUTE_BIT, 0, 8 + operation.num_push * 4,
+                                   push.data());
         if (operation.kind == Kind::Dispatch)
-            impl.vk.vkCmdDispatch(commands, operation.groups.x, operation.groups.y,
+            impl.vk.vkCmdDispatch(commands.buffer, operation.groups.x, operation.groups.y,
                                   operation.groups.z);
         else
-            impl.vk.vkCmdDispatchIndirect(commands, handle(use(operation.num_operands)),
+            impl.vk.vkCmdDispatchIndirect(commands.buffer, handle(use(operation.num_operands)),
                                           use(operation.num_operands).offset);
         break;
     }
     case Kind::Copy: {
         const VkBufferCopy region{use(0).offset, use(1).offset, use(0).bytes};
-        impl.vk.vkCmdCopyBuffer(commands, handle(use(0)), handle(use(1)), 1, &region);
+        impl.vk.vkCmdCopyBuffer(commands.buffer, handle(use(0)), handle(use(1)), 1, &region);
         break;
     }
     case Kind::Fill:
-        impl.vk.vkCmdFillBuffer(commands, handle(use(0)), use(0).offset, use(0).bytes,
+        impl.vk.vkCmdFillBuffer(commands.buffer, handle(use(0)), use(0).offset, use(0).bytes,
                                 operation.fill_word);
         break;
     }

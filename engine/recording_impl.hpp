@@ -2,6 +2,7 @@
 #pragma once
 
 #include "resource.hpp"
+#include "spare_commands.hpp"
 #include "vulkan.hpp"
 
 #include <bellows/engine/device.hpp>
@@ -60,9 +61,11 @@ struct Recording::Impl {
     detail::TicketPtr last_run;
     VkQueryPool queries = VK_NULL_HANDLE;
     std::uint32_t num_queries = 0; ///< operations with a pair of timestamps
-    VkCommandBuffer commands = VK_NULL_HANDLE;
+    detail::PooledCommands commands;
 
 private:
+    std::uint32_t family() const;
+    void make_commands();
     bool conflicts(std::span<const OperandUse> operation_uses) const;
     void order_grid();
     void encode();
@@ -70,7 +73,6 @@ private:
     std::uint64_t handle_epochs() const;
 
     Buffer table_;
-    VkCommandPool pool_ = VK_NULL_HANDLE;
     std::uint64_t encoded_operations_ = 0;
     std::uint64_t encoded_epochs_ = 0;
     std::vector<OperandUse> since_barrier_;

@@ -5,7 +5,7 @@
 // the records of all ranks, owner * spacing + t.
 //   topk_ids, rank_ids [tokens, top_k] i32; ids outside 0..experts-1 go nowhere
 //   token_count [1] u32; origins [num_origins] u32, the first token of each, not read if it is one
-// Dispatch: one invocation per token, grid-stride.
+// Dispatch: one invocation per slot, grid-stride.
 #version 460
 #extension GL_GOOGLE_include_directive : require
 #include "include/common.glsl"
@@ -25,26 +25,34 @@ uint origin_of(uint token) {
     return origin;
 }
 
+// A member's experts: first to end, exclusive.
+bool earlier_goes_there(uint first, uint k, int member) {
+    uint rank = uint(member) * push.ranks_per_member;
+    int begin = int(first_expert(rank, push.experts, push.ranks));
+    int end = int(first_expert(rank + push.ranks_per_member, push.experts, push.ranks));
+    bool goes = false;
+    for (uint earlier = 0u; earlier < k; ++earlier) {
+        int expert = push.operands.topk_ids.v[first + earlier];
+        goes = goes || (expert >= begin && expert < end);
+    }
+    return goes;
+}
+
 void main() {
-    uint token = gl_GlobalInvocationID.x, tokens = num_tokens();
-    if (token >= tokens) {
+    uint slot = gl_GlobalInvocationID.x, slots = num_tokens() * push.top_k;
+    if (slot >= slots) {
         return;
     }
     do {
-        uint first = token * push.top_k, origin = origin_of(token);
-        uint k = 0u;
-        do {
-            int rank = destination(first + k);
-            for (uint earlier = 0u; earlier < k && rank >= 0; ++earlier) {
-                if (destination(first + earlier) == rank) {
-                    rank = -1;
-                }
-            }
-            if (rank >= 0) {
-                rank = push.spacing != 0u ? rank * int(push.spacing) + int(token)
-                                          : rank * int(push.num_origins) + int(origin);
-            }
-            push.operands.rank_ids.v[first + k] = rank;
-        } while (++k < push.top_k);
-    } while ((token += gl_NumWorkGroups.x * local_size) < tokens);
+        uint token = slot / push.top_k, k = slot % push.top_k;
+        int member = destination(slot);
+        if (member >= 0 && earlier_goes_there(slot - k, k, member)) {
+            member = -1;
+        }
+        if (member >= 0) {
+            member = push.spacing != 0u ? member * int(push.spacing) + int(token)
+                                        : member * int(push.num_origins) + int(origin_of(token));
+        }
+        push.operands.rank_ids.v[slot] = member;
+    } while ((slot += gl_NumWorkGroups.x * local_size) < slots);
 }

@@ -14,6 +14,8 @@ program's own mpirun, or among the ranks of the mpirun or srun that started it.
 
   --ranks N              ranks that it starts (default 2)
   --tokens N             of each rank (default 1024)
+  --senders N            only the first N ranks have tokens: with one of two each link is busy in one direction
+                         (default: all; not with --mode ll)
   --hidden N             elements of a token, a multiple of 8 (default 7168)
   --topk N               different experts of each token, chosen at random (default 8)
   --experts N            of all ranks (default 256)
@@ -23,18 +25,25 @@ program's own mpirun, or among the ranks of the mpirun or srun that started it.
                          the rank that they come from, a token once
   --mode ht|ll           high throughput (default), or low latency: fixed places for --tokens of each rank, rows
                          masked or (--layout rank) as they come, forward only
+  --sums type|f32|exact  sums of a rank's rows travel back in the type of the results (default), as f32, or as f32 and
+                         summed along a tree over the experts, alike for all layouts of ranks; not with --layout rank
   --ranks-per-node N     pretends that so many consecutive ranks make a node: MPI between them, and tokens travel
                          once to each (where nodes have equally many ranks, more than one)
   --flat                 tokens travel once to each rank, also across nodes
   --device-link K        auto (default): from device to device, where a vendor's driver links them; off; host:
                          through host memory (CPU devices)
   --workgroups N         most workgroups of a kernel that packs or unpacks rows (default 0: as many as serve)
+  --piece N              KiB that are copied between device and host at once (default 4096)
   --seed N               of tokens and routing (default 1)
   --repeats N            least number of timed repeats of each phase (default 5)
   --seconds S            least time of each phase (default 0.5)
   --device D,...         INDEX|UUID|gpu|cpu|any, of the ranks in turn (default: BELLOWS_DEVICE, else any)
+  --beside GxMxNxK       G FP8 products of M rows by N by K, weights prepacked, as a layer of another micro-batch runs
+                         between sending and receiving: how much slower they are, how much of the exchange they
+                         hide; times of kernels are taken from the start
   --json FILE            results in Google Benchmark's JSON, too
-  --trace FILE           the last dispatch and combine of all ranks for chrome://tracing or ui.perfetto.dev; times of
+  --trace FILE           the last dispatch and combine of all ranks (with --beside: the products alone, and one
+                         of each beside them) for chrome://tracing or ui.perfetto.dev; times of
                          kernels are taken from the start, which costs a little
   --help
 
@@ -46,6 +55,8 @@ algbw    GB/s of the rows that a rank receives, its own among them, a token once
          its experts live there; bytes of the elements, or of codes and scales, alone, mean of the ranks. ll: rows
          of all tokens, which go to every rank
 busbw    algbw * (ranks - 1) / ranks
+wire     GB/s that come to a rank from others while records move, in the mean of those that get some: without
+         packing, without waiting for counts or for the device
 MB       really sent to other ranks, of all ranks together and of each in the mean; of all, to ranks of other nodes
 dedup    share of the rows of all tokens' experts that need no row of their own on the way
 fp8      share of the bytes of those that are left that need not travel, as codes and scales are fewer
@@ -96,12 +107,24 @@ double seconds_of(const std::string& text) {
     return value;
 }
 
+/// --sums, into a shape that knows its layout.
+void take_sums(ExchangeShape& shape, const std::string& sums) {
+    if (sums != "type" && sums != "f32" && sums != "exact")
+        throw Error(ErrorCode::InvalidArgument, "--sums " + sums + " is none of type, f32, exact");
+    if (sums != "type" && shape.by_rank)
+        throw Error(ErrorCode::InvalidArgument,
+                    "--sums " + sums + " is for rows by expert, not for --layout rank");
+    shape.exact_sums = sums == "exact";
+    shape.sum_dtype = sums == "type" ? shape.dtype : DType::F32;
+}
+
 ExchangeShape take_shape(Arguments& arguments) {
     constexpr std::uint64_t kMost = std::uint64_t{1} << 30;
     ExchangeShape shape;
     const std::uint64_t launched = is_launched() ? static_cast<std::uint64_t>(launched_size()) : 0;
     shape.ranks = number(arguments, "--ranks", launched > 0 ? launched : shape.ranks, 1, 4096);
     shape.tokens = number(arguments, "--tokens", shape.tokens, 1, kMost);
+    shape.senders = number(arguments, "--senders", shape.ranks, 1, shape.ranks);
     shape.hidden = number(arguments, "--hidden", shape.hidden, 8, kMost);
     shape.top_k = number(arguments, "--topk", shape.top_k, 1, 64);
     shape.experts = number(arguments, "--experts", shape.experts, 1, kMost);
@@ -110,6 +133,7 @@ ExchangeShape take_shape(Arguments& arguments) {
     shape.codes = dtype == "fp8";
     shape.dtype = shape.codes ? DType::BF16 : dtype_of(dtype);
     shape.by_rank = by_rank(arguments.value("--layout").value_or("expert"));
+    take_sums(shape, arguments.value("--sums").value_or("type"));
     const auto refuse = [](const std::string& why) {
         throw Error(ErrorCode::InvalidArgument, why);
     };
@@ -133,7 +157,11 @@ std::string name_of(const ExchangeShape& shape) {
     return std::to_string(shape.ranks) + "x" + std::to_string(shape.tokens) + "x" +
            std::to_string(shape.hidden) + "x" + std::to_string(shape.experts) + "x" +
            std::to_string(shape.top_k) + "/" + (shape.codes ? "fp8" : to_string(shape.dtype)) +
-           (shape.by_rank ? "/rank" : "") + (shape.low_latency ? "/ll" : "");
+           (shape.by_rank ? "/rank" : "") + (shape.low_latency ? "/ll" : "") +
+           (shape.exact_sums                 ? "/exact"
+            : shape.sum_dtype != shape.dtype ? "/sums-f32"
+                                             : "") +
+           (shape.senders < shape.ranks ? "/senders" + std::to_string(shape.senders) : "");
 }
 
 ExchangeOptions take_exchange_options(Arguments& arguments) {
@@ -144,17 +172,27 @@ ExchangeOptions take_exchange_options(Arguments& arguments) {
                     "--mode " + mode + " is neither ht (high throughput) nor ll (low latency)");
     options.shape = take_shape(arguments);
     options.shape.low_latency = mode == "ll";
+    if (options.shape.low_latency && options.shape.senders < options.shape.ranks)
+        throw Error(ErrorCode::InvalidArgument,
+                    "--senders " + std::to_string(options.shape.senders) +
+                        " with --mode ll, which sends the records of --tokens tokens all the same");
     if (const auto ranks = number(arguments, "--ranks-per-node", 0, 1, 4096); ranks > 0)
         options.ranks_per_node = static_cast<int>(ranks);
     options.flat = arguments.flag("--flat");
     options.device_link = device_link_kind(arguments.value("--device-link").value_or("auto"));
     options.workgroups = static_cast<std::uint32_t>(
         number(arguments, "--workgroups", 0, 0, std::numeric_limits<std::uint32_t>::max()));
+    options.piece_kib = number(arguments, "--piece", 0, 1, std::uint64_t{1} << 40);
     options.repeats = number(arguments, "--repeats", options.repeats, 1);
     if (const auto seconds = arguments.value("--seconds"))
         options.seconds = seconds_of(*seconds);
     if (const auto devices = arguments.value("--device"))
         options.devices = Arguments::split(*devices);
+    if (const auto shapes = arguments.sizes("--beside", "GxMxNxK")) {
+        if (shapes->size() != 1)
+            throw Error(ErrorCode::InvalidArgument, "--beside takes one shape; see --help");
+        options.beside = shapes->front();
+    }
     options.json = arguments.value("--json");
     options.trace = arguments.value("--trace");
     if (arguments.rest().size() > 1)

@@ -17,7 +17,8 @@ namespace bellows::bench {
 
 struct ExchangeShape {
     std::uint64_t ranks = 2;
-    std::uint64_t tokens = 1024; ///< of each rank
+    std::uint64_t tokens = 1024; ///< of each rank that has some
+    std::uint64_t senders = 2;   ///< ranks that have: the first
     std::uint64_t hidden = 7168;
     std::uint64_t experts = 256;
     std::uint64_t top_k = 8;
@@ -25,16 +26,21 @@ struct ExchangeShape {
     bool codes = false;   ///< tokens travel in FP8, with their scales
     bool by_rank = false; ///< rows arrive by source rank, a token once
     bool low_latency = false;
+    DType sum_dtype = DType::BF16; ///< of sums on their way back
+    bool exact_sums = false;
     std::uint64_t seed = 1;
 
-    std::uint64_t slots() const { return tokens * top_k; } ///< of one rank
+    std::uint64_t tokens_of(int rank) const {
+        return static_cast<std::uint64_t>(rank) < senders ? tokens : 0;
+    }
+    std::uint64_t slots() const { return tokens * top_k; } ///< of a rank that has tokens
     std::uint64_t row_bytes() const { return hidden * size_of(dtype); }
     /// Of a token on its way to the experts.
     std::uint64_t token_bytes() const {
         return codes ? hidden + (hidden + 127) / 128 * 4 : row_bytes();
     }
 };
-/// "2x1024x7168x256x8/bf16", "…/fp8/rank", "…/ll"
+/// "2x1024x7168x256x8/bf16", "…/fp8/rank", "…/ll", "…/exact", "…/senders1"
 std::string name_of(const ExchangeShape& shape);
 
 struct ExchangeOptions {
@@ -43,9 +49,11 @@ struct ExchangeOptions {
     bool flat = false; ///< once to each rank, not to each node
     DeviceLinkKind device_link = DeviceLinkKind::Auto;
     std::uint32_t workgroups = 0;
+    std::uint64_t piece_kib = 0;      ///< ExchangeConfig::piece_bytes; 0: as it is
     std::uint64_t repeats = 5;        ///< at least
     double seconds = 0.5;             ///< of each phase, at least
     std::vector<std::string> devices; ///< of the ranks in turn; none: the environment's
+    std::optional<std::vector<std::uint64_t>> beside; ///< groups, rows of each, n, k of products
     std::optional<std::string> json, trace;
 };
 

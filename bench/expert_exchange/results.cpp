@@ -3,6 +3,7 @@
 
 #include <benchmark/benchmark.h>
 
+#include <algorithm>
 #include <cstdio>
 
 namespace bellows::bench {
@@ -37,10 +38,11 @@ std::string percent(const std::optional<double>& share) {
 void print(const ExchangeOptions& options, const PhaseResult& result) {
     const bool copied = !result.sent; // between no ranks
     std::printf(
-        "%-46s %11.1f %9s %8.3f %8s %9s %9s %9s %8s %7s %6s %9.4f\n",
+        "%-46s %11.1f %9s %8.3f %8s %8s %9s %9s %9s %8s %7s %6s %9.4f\n",
         (result.name + "/" + name_of(options.shape)).c_str(), 1e6 * result.seconds,
         number("%.1f", of(result.p99, [](double s) { return 1e6 * s; })).c_str(), algbw(result),
         copied ? "" : number("%.3f", busbw(result, options.shape)).c_str(),
+        number("%.2f", of(result.wire, [](double rate) { return 1e-9 * rate; })).c_str(),
         number("%.2f", of(result.sent, [](double b) { return 1e-6 * b; })).c_str(),
         number("%.2f",
                of(result.sent,
@@ -59,8 +61,36 @@ class Silent : public benchmark::BenchmarkReporter {
     void ReportRuns(const std::vector<Run>&) override {}
 };
 
+/// How much of what an exchange takes alone is not added to what the products take.
+double hidden(const BesideResult& alone, const BesideResult& beside, double exchange) {
+    return 1 - (beside.seconds - alone.seconds) / exchange;
+}
+
+double seconds_of(const std::vector<PhaseResult>& results, const std::string& name) {
+    const auto found = std::find_if(results.begin(), results.end(),
+                                    [&](const PhaseResult& r) { return r.name == name; });
+    return found->seconds;
+}
+
+void print(const std::vector<PhaseResult>& results, const std::vector<BesideResult>& beside) {
+    if (beside.empty())
+        return;
+    const BesideResult& alone = beside.front();
+    std::printf("products alone: %.1f us on the device, %.1f us in all\n", 1e6 * alone.products,
+                1e6 * alone.seconds);
+    for (const BesideResult& result : beside)
+        if (!result.name.empty()) {
+            const double exchange = seconds_of(results, result.name);
+            std::printf("products beside %s: %.1f us on the device (%+.1f %%), %.1f us in all; of "
+                        "its %.1f us alone %.0f %% are hidden\n",
+                        result.name.c_str(), 1e6 * result.products,
+                        100 * (result.products / alone.products - 1), 1e6 * result.seconds,
+                        1e6 * exchange, 100 * hidden(alone, result, exchange));
+        }
+}
+
 void write_json(const std::string& file, const ExchangeOptions& options, const Context& context,
-                const std::vector<PhaseResult>& results) {
+                const std::vector<PhaseResult>& results, const std::vector<BesideResult>& beside) {
     std::vector<std::string> words = {"bench_expert_exchange", "--benchmark_out=" + file,
                                       "--benchmark_out_format=json"};
     std::vector<char*> pointers;
@@ -82,6 +112,7 @@ void write_json(const std::string& file, const ExchangeOptions& options, const C
             set("algbw", algbw(result));
             if (result.sent)
                 set("busbw", busbw(result, options.shape));
+            set("wire", of(result.wire, [](double rate) { return 1e-9 * rate; }));
             set("bytes_sent", result.sent);
             set("bytes_sent_to_nodes", result.sent_to_nodes);
             set("dedup", result.dedup);
@@ -95,6 +126,22 @@ void write_json(const std::string& file, const ExchangeOptions& options, const C
             ->Iterations(1)
             ->Unit(benchmark::kMicrosecond);
     }
+    for (const BesideResult& result : beside) {
+        const auto tell = [&result, &beside](benchmark::State& state) {
+            for (auto _ : state)
+                state.SetIterationTime(result.products);
+            state.counters["seconds_in_all"] = result.seconds;
+            state.counters["slower"] = result.products / beside.front().products - 1;
+        };
+        benchmark::RegisterBenchmark(("products" +
+                                      (result.name.empty() ? "" : "_beside_" + result.name) + "/" +
+                                      name_of(options.shape))
+                                         .c_str(),
+                                     tell)
+            ->UseManualTime()
+            ->Iterations(1)
+            ->Unit(benchmark::kMicrosecond);
+    }
     Silent silent;
     benchmark::RunSpecifiedBenchmarks(&silent);
     benchmark::ClearRegisteredBenchmarks();
@@ -103,17 +150,20 @@ void write_json(const std::string& file, const ExchangeOptions& options, const C
 } // namespace
 
 void write_results(const ExchangeOptions& options, const Context& context,
-                   const std::vector<PhaseResult>& results) {
+                   const std::vector<PhaseResult>& results,
+                   const std::vector<BesideResult>& beside) {
     for (const auto& [key, value] : context)
         if (key != "compiler" && key != "bellows" && key != "vulkan")
             std::printf("%s: %s\n", key.c_str(), value.c_str());
-    std::printf("%-46s %11s %9s %8s %8s %9s %9s %9s %8s %7s %6s %9s\n", "benchmark", "us", "p99",
-                "algbw", "busbw", "MB", "MB/rank", "to nodes", "dedup", "fp8", "raw", "CPU s");
+    std::printf("%-46s %11s %9s %8s %8s %8s %9s %9s %9s %8s %7s %6s %9s\n", "benchmark", "us",
+                "p99", "algbw", "busbw", "wire", "MB", "MB/rank", "to nodes", "dedup", "fp8", "raw",
+                "CPU s");
     for (const PhaseResult& result : results)
         print(options, result);
+    print(results, beside);
     std::fflush(stdout);
     if (options.json)
-        write_json(*options.json, options, context, results);
+        write_json(*options.json, options, context, results, beside);
 }
 
 } // namespace bellows::bench

@@ -3,6 +3,7 @@
 
 // The measured phases as a table and in Google Benchmark's JSON; one rank writes them.
 
+#include "expert_exchange/beside.hpp"
 #include "expert_exchange/options.hpp"
 
 #include <bellows/engine/device.hpp>
@@ -24,6 +25,7 @@ struct PhaseResult {
     std::uint64_t repeats = 0;
     std::optional<double> sent;          ///< bytes to other ranks, of all ranks together
     std::optional<double> sent_to_nodes; ///< of those to ranks of other nodes
+    std::optional<double> wire;          ///< bytes/s while records move, mean of the ranks
     std::optional<double> dedup, fp8;    ///< shares of bytes that need not travel
     std::optional<double> raw_seconds;   ///< of MPI_Alltoallv doing the same
 };
@@ -33,6 +35,7 @@ using Context = std::vector<std::pair<std::string, std::string>>;
 
 /// Prints the table and writes options.json.
 void write_results(const ExchangeOptions& options, const Context& context,
-                   const std::vector<PhaseResult>& results);
+                   const std::vector<PhaseResult>& results,
+                   const std::vector<BesideResult>& beside);
 
 } // namespace bellows::bench

@@ -22,7 +22,7 @@ constexpr std::uint64_t kMostChecked = std::uint64_t{1} << 24;
 
 std::unique_ptr<Device> make_device(const ExchangeOptions& options, int rank) {
     DeviceOptions device = DeviceOptions::from_environment({});
-    device.trace = options.trace.has_value();
+    device.trace = options.trace || options.beside;
     if (!options.devices.empty())
         device.select = options.devices[static_cast<std::size_t>(rank) % options.devices.size()];
     return Device::create(device);
@@ -41,15 +41,21 @@ ExchangeConfig config_of(const ExchangeOptions& options) {
         config.mode = ExchangeMode::LowLatency;
     if (options.shape.by_rank)
         config.layout = ExchangeLayout::RankMajor;
+    config.sum_wire = options.shape.sum_dtype;
+    if (options.shape.exact_sums)
+        config.sums = ExchangeSums::Exact;
     config.by_node = !options.flat;
     config.workgroups = options.workgroups;
+    if (options.piece_kib > 0)
+        config.piece_bytes = options.piece_kib << 10;
     config.timeout = kTimeLimit;
     return config;
 }
 
 template <class T>
 void fill(Device& device, const TensorView& view, const std::vector<T>& values) {
-    device.upload(view.buffer.sub(0, values.size() * sizeof(T)), std::span(values));
+    if (!values.empty())
+        device.upload(view.buffer.sub(0, values.size() * sizeof(T)), std::span(values));
 }
 
 std::string is_not(const std::string& what, double actual, double expected) {
@@ -85,13 +91,16 @@ ExchangeRig::ExchangeRig(World& world, const ExchangeOptions& options)
       rows_((shape_.by_rank ? expected_tokens : expected_rows)(
           shape_, exchange_->first_local_expert(), exchange_->num_local_experts())),
       data_(std::make_unique<OpData>(*device_)) {
-    const std::uint64_t tokens = shape_.tokens;
-    x_ = data_->empty(shape_.dtype, {tokens, shape_.hidden});
-    out_ = data_->empty(shape_.dtype, {tokens, shape_.hidden});
-    d_x_ = data_->empty(shape_.dtype, {tokens, shape_.hidden});
-    ids_ = data_->empty(DType::I32, {tokens, shape_.top_k});
-    weights_ = data_->empty(DType::F32, {tokens, shape_.top_k});
-    d_weights_ = data_->empty(DType::F32, {tokens, shape_.top_k});
+    const std::uint64_t tokens = shape_.tokens_of(rank_);
+    const auto empty = [&](DType dtype, std::uint64_t columns) {
+        return data_->empty(dtype, {shape_.tokens, columns}).rows(0, tokens);
+    };
+    x_ = empty(shape_.dtype, shape_.hidden);
+    out_ = empty(shape_.dtype, shape_.hidden);
+    d_x_ = empty(shape_.dtype, shape_.hidden);
+    ids_ = empty(DType::I32, shape_.top_k);
+    weights_ = empty(DType::F32, shape_.top_k);
+    d_weights_ = empty(DType::F32, shape_.top_k);
     std::vector<float> x;
     x.reserve(tokens * shape_.hidden);
     for (std::uint64_t token = 0; token < tokens; ++token) {
@@ -143,10 +152,10 @@ void ExchangeRig::wait_idle() {
     device_->wait_idle(kTimeLimit);
 }
 
-void ExchangeRig::write_trace(World& world, const std::string& path) {
+void ExchangeRig::write_trace(World& world, const std::string& path,
+                              const std::function<void()>& once) {
     device_->take_trace(); // drops what came before
-    dispatch();
-    combine();
+    once();
     wait_idle();
     bellows::write_trace(path, *device_, world);
 }
@@ -157,6 +166,20 @@ void ExchangeRig::dispatch() {
 
 void ExchangeRig::combine() {
     exchange_->combine(*handle_, results_, out_).wait(kTimeLimit);
+}
+
+void ExchangeRig::dispatch_around(const std::function<TimePoint()>& between) {
+    ExchangeHook hook = exchange_->dispatch_send(*handle_, x_, ids_, weights_);
+    const TimePoint meanwhile = between();
+    hook().wait(kTimeLimit);
+    meanwhile.wait(kTimeLimit);
+}
+
+void ExchangeRig::combine_around(const std::function<TimePoint()>& between) {
+    ExchangeHook hook = exchange_->combine_send(*handle_, results_, out_);
+    const TimePoint meanwhile = between();
+    hook().wait(kTimeLimit);
+    meanwhile.wait(kTimeLimit);
 }
 
 void ExchangeRig::combine_backward() {
@@ -367,7 +390,7 @@ std::string ExchangeRig::wrong_combine_backward() const {
 std::string ExchangeRig::wrong_dispatch_backward() const {
     if (const std::string wrong = wrong_tensor(d_x_, tokens_); !wrong.empty())
         return wrong;
-    std::vector<std::uint64_t> all(shape_.tokens);
+    std::vector<std::uint64_t> all(shape_.tokens_of(rank_));
     std::iota(all.begin(), all.end(), std::uint64_t{0});
     return wrong_weights(d_weights_, routing_.weights, all);
 }

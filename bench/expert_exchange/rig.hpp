@@ -23,7 +23,7 @@ public:
     ExchangeRig(World& world, const ExchangeOptions& options);
     ~ExchangeRig();
 
-    const DeviceInfo& device() const { return device_->info(); }
+    Device& device() { return *device_; }
     /// What the ranks' devices are linked by, or why by nothing.
     std::string device_link() const;
     /// The rank of an expert.
@@ -31,8 +31,8 @@ public:
     /// Sent to other ranks so far; nothing may be under way.
     ExchangeStats stats() const { return exchange_->stats(); }
     void wait_idle();
-    /// Of one dispatch and combine. Rank 0 writes; collective. Throws Error{Io}.
-    void write_trace(World& world, const std::string& path);
+    /// Of what `once` does. Rank 0 writes; collective. Throws Error{Io}.
+    void write_trace(World& world, const std::string& path, const std::function<void()>& once);
 
     /// x to the experts' rows.
     void dispatch();
@@ -40,6 +40,9 @@ public:
     void fill_results();
     /// The rows as they are back, summed to out.
     void combine();
+    /// The same in halves, what `between` hands in between them.
+    void dispatch_around(const std::function<TimePoint()>& between);
+    void combine_around(const std::function<TimePoint()>& between);
     /// x to the gradients of the rows.
     void combine_backward();
     /// Those back, summed, with the rows' weights as the gradients of weights.

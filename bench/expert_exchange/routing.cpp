@@ -23,7 +23,7 @@ Routing::Routing(const ExchangeShape& shape, int rank) {
     Random random(key_of(shape, rank, 0));
     ids.reserve(shape.slots());
     weights.reserve(shape.slots());
-    for (std::uint64_t token = 0; token < shape.tokens; ++token) {
+    for (std::uint64_t token = 0; token < shape.tokens_of(rank); ++token) {
         const auto begin = static_cast<std::ptrdiff_t>(ids.size());
         // Floyd's sampling without repetition.
         for (std::uint64_t last = shape.experts - shape.top_k; last < shape.experts; ++last) {

@@ -111,7 +111,7 @@ void Exchange::route(Recording& r) const {
                                       .ranks = u32(kExchangeRanks),
                                       .ranks_per_member = 1,
                                       .num_origins = 1},
-               grid.items(shape.tokens));
+               grid.items(shape.tokens * shape.top_k));
 }
 
 void Exchange::pack(Recording& r, BufferView into) const {
@@ -179,6 +179,7 @@ void Exchange::reduce(Recording& r, BufferView into) const {
                                 .constants = {grid.local_size(), wide},
                                 .rows = rows.buffer,
                                 .slot_to_row = received.slot_to_row.buffer,
+                                .slot_experts = received.slot_to_row.buffer,
                                 .slot_scalars = record_weights.buffer,
                                 .record_count = sent.row_count(),
                                 .records = into,

@@ -20,12 +20,35 @@ using Case = testing::ExchangeCase;
 using Rig = testing::ExchangeRig;
 
 class ExchangeForms : public ::testing::TestWithParam<Case> {};
+class ExactSums : public ::testing::TestWithParam<Case> {};
 class LowLatencyForms : public ::testing::TestWithParam<Case> {};
 
 TEST_P(ExchangeForms, ThereAndBackAndBothGradients) {
     Rig rig(GetParam());
     for (int round = 0; round < 2; ++round)
         check_there_and_back(rig);
+}
+
+// What comes back is, to the bit, the sum along the tree over all experts, which knows no ranks.
+TEST_P(ExactSums, DoNotDependOnWhoOwnsTheExperts) {
+    Case c = GetParam();
+    if (world().size() % 3 == 0)
+        c.experts = 12; // aligned ranges of four or two
+    Rig rig(c);
+    const TensorView results = rig.caller_rows(GetParam().dtype, GetParam().hidden);
+    const TensorView d_row_weights = rig.caller_rows(DType::F32, 1);
+    for (int round = 0; round < 2; ++round) {
+        rig.dispatch();
+        ALL_RANKS_TRUE(rig.rows_arrived());
+        ALL_RANKS_TRUE(rig.came_back(results, false));
+        ALL_RANKS_TRUE(rig.came_back(results, true));
+        ALL_RANKS_TRUE(rig.combined(results, true, 2));
+        if (GetParam().low_latency)
+            continue;
+        ALL_RANKS_TRUE(rig.gradients_arrived());
+        ALL_RANKS_TRUE(
+            rig.gradients_came_back(results, d_row_weights.reshaped({rig.handle().capacity()})));
+    }
 }
 
 // Two handles: while one's tokens are with their experts, the other's are on their way.
@@ -125,6 +148,34 @@ std::vector<Case> all_cases() {
                                  .linked = true,
                                  .ranks_per_node = staged ? 2 : 0});
         }
+    for (const bool staged : {false, true})
+        cases.push_back({.dtype = DType::BF16,
+                         .hidden = 264,
+                         .staged = staged,
+                         .ranks_per_node = staged ? 0 : 2,
+                         .wide_sums = true});
+    return cases;
+}
+
+std::vector<Case> exact_cases() {
+    std::vector<Case> cases;
+    for (const DType dtype : {DType::F32, DType::BF16})
+        for (const bool staged : {false, true}) {
+            const Case c{.dtype = dtype,
+                         .hidden = staged ? 40u : 264u,
+                         .staged = staged,
+                         .experts = 16,
+                         .top_k = 6,
+                         .wide_sums = true,
+                         .exact = true};
+            for (const int ranks_per_node : {0, 2}) {
+                cases.push_back(c);
+                cases.back().ranks_per_node = ranks_per_node;
+                cases.back().linked = staged && ranks_per_node == 0;
+            }
+            cases.push_back(c);
+            cases.back().low_latency = true;
+        }
     return cases;
 }
 
@@ -156,10 +207,13 @@ std::string name_of(const ::testing::TestParamInfo<Case>& info) {
         name += "ByNode";
     if (c.staged)
         name += c.over_mpi ? "StagedOverMpi" : "Staged";
+    if (c.wide_sums)
+        name += "WideSums";
     return name + (c.linked ? "Linked" : "");
 }
 
 INSTANTIATE_TEST_SUITE_P(All, ExchangeForms, ::testing::ValuesIn(all_cases()), name_of);
+INSTANTIATE_TEST_SUITE_P(All, ExactSums, ::testing::ValuesIn(exact_cases()), name_of);
 INSTANTIATE_TEST_SUITE_P(All, LowLatencyForms, ::testing::ValuesIn(low_latency_cases()), name_of);
 
 TEST(ExchangeByNode, ATokenTravelsOncePerNode) {
@@ -248,6 +302,24 @@ ErrorCode code_of(const std::function<void()>& call) {
         return error.code();
     }
     return ErrorCode::Internal;
+}
+
+TEST(ExactSumsAlone, RefuseRangesOfExpertsThatAreNoSubtrees) {
+    const auto code = [](std::uint64_t experts, const ExchangeLayout layout, int ranks_per_node) {
+        return code_of([&] {
+            const Rig rig({.layout = layout,
+                           .ranks_per_node = ranks_per_node,
+                           .experts = experts,
+                           .exact = true});
+        });
+    };
+    const auto size = static_cast<std::uint64_t>(world().size());
+    const ErrorCode none = ErrorCode::Internal;
+    EXPECT_EQ(code(4 * size, ExchangeLayout::ExpertMajor, 0), none);
+    EXPECT_EQ(code(4 * size - 1, ExchangeLayout::ExpertMajor, 0), none);
+    EXPECT_EQ(code(3 * size, ExchangeLayout::ExpertMajor, 0),
+              size == 1 ? none : ErrorCode::InvalidArgument);
+    EXPECT_EQ(code(4 * size, ExchangeLayout::RankMajor, 0), ErrorCode::InvalidArgument);
 }
 
 TEST(ExchangeFormsAlone, WhatALayoutDoesNotHaveIsRefused) {

@@ -60,7 +60,19 @@ ExchangeCase random_case(std::uint64_t seed) {
         c.max_tokens = (c.max_tokens + 1) / 2;
     while (elements() > (std::uint64_t{1} << 23))
         c.hidden = c.hidden / 16 * 8;
-    c.linked = chance(30); // last: seeds that are known keep their cases
+    // New ones last: seeds that are known keep their cases.
+    c.linked = chance(30);
+    const bool by_expert = c.layout == ExchangeLayout::ExpertMajor;
+    c.exact = chance(20) && by_expert;
+    c.wide_sums = chance(30) && by_expert;
+    if (c.exact) { // choices that differ of aligned ranges of experts, a power of two each
+        c.wide_sums = true;
+        c.skew = 1;
+        c.experts = ranks * std::bit_floor(std::max<std::uint64_t>(c.experts / ranks, 1));
+        c.top_k = std::min(c.top_k, c.experts);
+        if (!std::has_single_bit(static_cast<unsigned>(c.ranks_per_node)))
+            c.ranks_per_node = 2;
+    }
     return c;
 }
 
@@ -70,10 +82,13 @@ std::string described(const ExchangeCase& c) {
          << (c.layout == ExchangeLayout::RankMajor ? "RankMajor " : "ExpertMajor ")
          << to_string(c.dtype) << (c.codes ? " codes" : "") << (c.low_latency ? " ll" : "")
          << (c.staged ? " staged" : "") << (c.over_mpi ? " over MPI" : "")
-         << (c.linked ? " linked" : "") << ", " << c.ranks_per_node << " ranks per node, hidden "
-         << c.hidden << ", top " << c.top_k << " of " << c.experts << ", alignment " << c.alignment
-         << ", " << c.absent << " % absent, skew " << c.skew << ", at most " << c.max_tokens
-         << " tokens";
+         << (c.linked ? " linked" : "")
+         << (c.exact       ? " exact"
+             : c.wide_sums ? " wide"
+                           : "")
+         << ", " << c.ranks_per_node << " ranks per node, hidden " << c.hidden << ", top "
+         << c.top_k << " of " << c.experts << ", alignment " << c.alignment << ", " << c.absent
+         << " % absent, skew " << c.skew << ", at most " << c.max_tokens << " tokens";
     return text.str();
 }
 

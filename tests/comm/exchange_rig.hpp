@@ -12,10 +12,12 @@
 #include <bellows/comm/mpi_interop.hpp>
 
 #include <algorithm>
+#include <bit>
 #include <cmath>
 #include <cstring>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <set>
 #include <string>
 #include <vector>
@@ -39,6 +41,9 @@ struct ExchangeCase {
     std::uint64_t absent = 20;      ///< choices that are none, in percent
     std::uint64_t skew = 1;         ///< so many times as often as others is the first expert chosen
     std::uint64_t seed = 0;
+    bool wide_sums = false; ///< which travel as f32
+    /// Sums along the tree over the experts, of values that are not whole.
+    bool exact = false;
 };
 
 /// The same on all ranks and systems.
@@ -47,6 +52,12 @@ std::uint64_t mixed(std::uint64_t seed, std::uint64_t a, std::uint64_t b) {
     for (int round = 0; round < 2; ++round)
         bits = (bits ^ bits >> 29) * 0x94D049BB133111EBu;
     return bits ^ bits >> 32;
+}
+
+/// As a tensor of this type holds it.
+inline float held(DType dtype, float value) {
+    const std::uint32_t bits = std::uint32_t{reference::bf16_bits(value)} << 16;
+    return dtype == DType::BF16 ? std::bit_cast<float>(bits) : value;
 }
 
 /// What a rank hands in, the same wherever it is worked out.
@@ -59,8 +70,9 @@ struct ExchangeInput {
         const std::uint64_t most = std::clamp<std::uint64_t>(
             256 / (2 * c.top_k * (c.low_latency ? kMostWeight : 1)), 1, 15);
         for (std::uint64_t i = 0; i < tokens * c.hidden; ++i)
-            x.push_back(static_cast<float>(mixed(c.seed, r, i) % (2 * most + 1)) -
-                        static_cast<float>(most));
+            x.push_back(c.exact ? held(c.dtype, fraction(mixed(c.seed, r, i)) - 0.5f)
+                                : static_cast<float>(mixed(c.seed, r, i) % (2 * most + 1)) -
+                                      static_cast<float>(most));
         for (std::uint64_t t = 0; t < tokens; ++t) {
             const bool nowhere = t % 11 == 3;
             for (std::uint64_t k = 0; k < c.top_k; ++k) {
@@ -68,13 +80,18 @@ struct ExchangeInput {
                 const bool absent = mixed(c.seed + 1, r, slot) % 100 < c.absent || nowhere;
                 ids.push_back(absent ? -1 : chosen(c, mixed(c.seed + 2, r, t), k));
                 // All different; or small and whole, as they are multiplied with.
-                weights.push_back(c.low_latency ? static_cast<float>(1 + slot % kMostWeight)
-                                                : static_cast<float>(slot) / 64);
+                weights.push_back(c.exact         ? fraction(mixed(c.seed + 4, r, slot))
+                                  : c.low_latency ? static_cast<float>(1 + slot % kMostWeight)
+                                                  : static_cast<float>(slot) / 64);
             }
         }
     }
 
     static constexpr std::uint64_t kMostWeight = 4;
+    /// 0 to 1, with all the bits that a float has.
+    static float fraction(std::uint64_t bits) {
+        return static_cast<float>(bits >> 40) / static_cast<float>(1 << 24);
+    }
     static std::uint64_t tokens_of(const ExchangeCase& c, std::uint64_t rank) {
         return c.max_tokens / 2 +
                mixed(c.seed + 3, rank, 0) % (c.max_tokens - c.max_tokens / 2 + 1);
@@ -282,6 +299,10 @@ private:
         if (c.codes)
             config.token_wire = DType::F8E4M3;
         config.token_scales = c.scales;
+        if (c.wide_sums)
+            config.sum_wire = DType::F32;
+        if (c.exact)
+            config.sums = ExchangeSums::Exact;
         if (c.low_latency)
             config.mode = ExchangeMode::LowLatency;
         config.stage_always = c.staged;
@@ -350,9 +371,15 @@ private:
     }
 
 public:
-    /// The values of the rows' tokens into a tensor of this shape.
+    /// The values of the rows' tokens, or (exact) what their experts make of them, into a tensor of
+    /// this shape.
     void write_results(const TensorView& view) {
-        const std::vector<std::byte> values = stored(view.dtype, expected_values());
+        std::vector<float> results = expected_values();
+        for (std::size_t row = 0; c_.exact && row < rows_.size(); ++row)
+            for (std::uint64_t c = 0; c < c_.hidden && rows_[row].token >= 0; ++c)
+                results[row * c_.hidden + c] =
+                    made(of(rows_[row]), at(rows_[row]), rows_[row].k, c);
+        const std::vector<std::byte> values = stored(view.dtype, results);
         const std::uint64_t bytes = view.extent[1] * size_of(view.dtype),
                             step = view.stride[0] * size_of(view.dtype);
         for (std::size_t row = 0; row < rows_.size(); ++row)
@@ -361,17 +388,59 @@ public:
     }
     bool summed(float times, bool weighted = false, float biases = 0) const {
         std::vector<float> expected = mine().x;
+        if (c_.exact)
+            return holds(exact_sums(times, weighted || c_.low_latency, biases));
         for (std::uint64_t t = 0; t < mine().tokens; ++t) {
             const float factor = times * copies(t, weighted) + biases;
             for (std::uint64_t c = 0; c < c_.hidden; ++c)
                 expected[t * c_.hidden + c] =
                     factor == 0 ? 0 : expected[t * c_.hidden + c] * factor;
         }
-        const std::vector<std::byte> bytes = stored(c_.dtype, expected);
-        return download<std::byte>(out_.buffer, bytes.size()) == bytes;
+        return holds(expected);
     }
 
 private:
+    bool holds(const std::vector<float>& out) const {
+        const std::vector<std::byte> bytes = stored(c_.dtype, out);
+        return download<std::byte>(out_.buffer, bytes.size()) == bytes;
+    }
+    /// What the expert of a choice makes of an element of a token.
+    float made(const ExchangeInput& input, std::uint64_t token, std::uint64_t k,
+               std::uint64_t column) const {
+        const auto expert = static_cast<float>(input.ids[token * c_.top_k + k]);
+        return held(c_.dtype, input.x[token * c_.hidden + column] * (1 + expert / 3));
+    }
+    /// By the definition, over all experts, whoever has them; times 2: onto the same sums.
+    std::vector<float> exact_sums(float times, bool weighted, float biases) const {
+        std::vector<float> sums;
+        for (std::uint64_t t = 0; t < mine().tokens; ++t)
+            for (std::uint64_t c = 0; c < c_.hidden; ++c) {
+                const float tree =
+                    tree_sum(t, c, weighted, 0, std::bit_ceil(c_.experts)).value_or(0);
+                float sum = times > 1 ? held(c_.dtype, 0 + tree) : 0;
+                for (float bias = 0; bias < biases; ++bias)
+                    sum += mine().x[t * c_.hidden + c];
+                sums.push_back(sum + tree);
+            }
+        return sums;
+    }
+    /// Over experts first .. first + count; none if the token has none of them.
+    std::optional<float> tree_sum(std::uint64_t token, std::uint64_t column, bool weighted,
+                                  std::uint64_t first, std::uint64_t count) const {
+        if (count > 1) {
+            const std::uint64_t half = count / 2;
+            const auto low = tree_sum(token, column, weighted, first, half);
+            const auto high = tree_sum(token, column, weighted, first + half, half);
+            return low && high ? *low + *high : low ? low : high;
+        }
+        for (std::uint64_t k = 0; k < c_.top_k; ++k)
+            if (const std::int32_t id = mine().ids[token * c_.top_k + k];
+                id == static_cast<std::int32_t>(first) &&
+                !without_.contains(exchange_->owner(first)))
+                return (weighted ? mine().weights[token * c_.top_k + k] : 1) *
+                       made(mine(), token, k, column);
+        return std::nullopt;
+    }
     std::vector<float> expected_values() const {
         std::vector<float> values;
         for (const RowOrigin& row : rows_)

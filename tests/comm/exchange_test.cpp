@@ -302,8 +302,6 @@ TEST(Exchange, OptionsThatDoNotExistYetAreRefused) {
         }
         return std::optional<ErrorCode>();
     };
-    ALL_RANKS_TRUE(code_of([](ExchangeConfig& c) { c.sums = ExchangeSums::Exact; }) ==
-                   ErrorCode::Unsupported);
     ALL_RANKS_TRUE(code_of([](ExchangeConfig& c) { c.token_wire = DType::F8E5M2; }) ==
                    ErrorCode::Unsupported);
     ALL_RANKS_TRUE(code_of([](ExchangeConfig& c) { c.sum_wire = DType::BF16; }) ==

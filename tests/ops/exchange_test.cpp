@@ -161,6 +161,7 @@ protected:
                          .constants = {form.local_size, form.wide},
                          .rows = rows.view.buffer,
                          .slot_to_row = received_.slot_to_row.buffer,
+                         .slot_experts = received_.slot_to_row.buffer,
                          .slot_scalars = scalars.view.buffer,
                          .record_count = record_count_.view.buffer,
                          .records = to.view.buffer,

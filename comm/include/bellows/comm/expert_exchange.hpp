@@ -42,8 +42,11 @@ enum class ExchangeSums : std::uint8_t {
     /// over the ranks in the order of the token's slots; by node: over the node's ranks, rounded
     /// to sum_wire, then over the nodes. The bits depend on which experts share a rank and a node.
     Ranked,
-    /// As f32 along a binary tree over the global expert id: the same bits in every layout of
-    /// aligned power-of-two ranges of experts. Error{Unsupported} in this version.
+    /// In f32 along the binary tree over the global expert id (a node is its lower half's sum plus
+    /// its upper half's; what a token has not chosen is skipped), then onto out and the biases: the
+    /// same bits whatever ranks and nodes there are, as long as the kernels that make the results
+    /// give the same. Rows by expert only. Error{InvalidArgument} unless each rank, and by node
+    /// each node, owns an aligned range of a power of two of experts, or of the last ones.
     Exact,
 };
 
@@ -97,8 +100,8 @@ struct ExchangeConfig {
     /// are Error{Unsupported} in this version. Gradients travel in dtype.
     std::optional<DType> token_wire{};
     fp8::ScaleRule token_scales = fp8::ScaleRule::PowerOfTwo; ///< of codes
-    /// In which type partial sums travel back; unset: dtype. Another than dtype is
-    /// Error{Unsupported} in this version.
+    /// In which type partial sums travel back: dtype, or F32 for rows by expert, which is more
+    /// exact where dtype is BF16, and twice the bytes. Unset: dtype, F32 for exact sums.
     std::optional<DType> sum_wire{};
     ExchangeSums sums = ExchangeSums::Ranked;
     /// Most workgroups of a kernel that packs or unpacks rows; 0: as many as serve. The bits do not
@@ -126,6 +129,9 @@ struct ExchangeStats {
         0; ///< between the last byte handed to the network and the last received
     /// Before that: until every member had told how much comes, and for memory for it.
     double seconds_for_counts = 0, seconds_for_memory = 0;
+    /// From when a leg's first copy began to when its last record had come, copies to and from the
+    /// host among it, packing not.
+    double seconds_moving = 0;
 };
 
 /// The same with one other rank.
