@@ -43,8 +43,8 @@ struct Totals {
         const auto ranks = static_cast<double>(shape.ranks);
         bytes = static_cast<double>(records * shape.row_bytes()) / ranks;
         token_bytes = static_cast<double>(records * shape.token_bytes()) / ranks;
-        dedup =
-            1 - static_cast<double>(records) / static_cast<double>(shape.slots() * shape.senders);
+        dedup = 1 - static_cast<double>(records) /
+                        static_cast<double>(shape.slots() * shape.num_senders());
     }
     std::uint64_t records = 0; ///< of all ranks: a token counts once per rank that it goes to
     double bytes = 0;          ///< that a rank receives in the mean

@@ -392,9 +392,18 @@ private:
         return std::accumulate(rows.begin(), rows.end(), std::uint64_t{0});
     }
 
+    /// Copy queues are slow inside a device (an H100's copies 87 GB/s there, its second compute
+    /// queue 350), and others' records on their way in would wait behind this rank's. The compute
+    /// queue takes from what runs beside it, so where a hook says that something does, and others'
+    /// come by the link, it is a copy queue all the same.
+    QueueRole own_role() const {
+        return gate_ && exchange_.link != nullptr ? QueueRole::TransferIn : QueueRole::AsyncCompute;
+    }
+
     RecordMoves& moves() {
         if (!moves_)
-            moves_.emplace(handle_, name_, Tag{sequence_, kRecordsStream}, out(), in(), without_);
+            moves_.emplace(handle_, name_, Tag{sequence_, kRecordsStream}, out(), in(), without_,
+                           own_role());
         return *moves_;
     }
 

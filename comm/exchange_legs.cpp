@@ -314,6 +314,24 @@ void record_dispatch_pack(Recording& recording, const Handle& handle, const Toke
     pack_records(recording, handle, record, rows, ids, in.weights);
 }
 
+/// Low latency: this rank's own records to where those of all ranks are received.
+void copy_own(Recording& recording, const Handle& handle, const Record& record,
+              const BufferView& from, const Buffer& to) {
+    const std::uint64_t bytes = handle.exchange.config.max_tokens * record.bytes;
+    recording.copy(
+        from.sub(0, bytes),
+        to.view().sub(static_cast<std::uint64_t>(handle.exchange.position) * bytes, bytes));
+}
+
+/// The same of what goes back.
+void copy_own_results(Recording& recording, const Handle& handle) {
+    const Record record = handle.exchange.sum_record();
+    const std::uint64_t bytes = handle.exchange.config.max_tokens * record.bytes;
+    const std::uint64_t at = static_cast<std::uint64_t>(handle.exchange.position) * bytes;
+    recording.copy(handle.returned.view().sub(at, bytes),
+                   handle.back_records.view().sub(at, bytes));
+}
+
 /// Low latency: tokens in their order, the same for all ranks.
 void record_tokens(Recording& recording, const Handle& handle, const Tokens& in) {
     const auto& [x, ids, weights] = in;
@@ -333,14 +351,15 @@ void record_tokens(Recording& recording, const Handle& handle, const Tokens& in)
                                               .record_words = shape.record_words,
                                               .hidden_words = shape.hidden_words},
                        shape.grid.items(most * shape.top_k));
-    if (tokens == 0)
-        return;
-    if (record.codes())
-        fp8::quantize(recording, x, exchange.quantized(memory, tokens, record.bytes));
-    else
-        ops::copy(recording, x, exchange.plain(memory, record.dtype, tokens, record.bytes));
-    // Where what comes back from each rank will stand.
-    route(recording, handle, ids, handle.rank_slot_to_row, most);
+    if (tokens > 0) {
+        // Where what comes back from each rank will stand.
+        route(recording, handle, ids, handle.rank_slot_to_row, most);
+        if (record.codes())
+            fp8::quantize(recording, x, exchange.quantized(memory, tokens, record.bytes));
+        else
+            ops::copy(recording, x, exchange.plain(memory, record.dtype, tokens, record.bytes));
+    }
+    copy_own(recording, handle, record, memory, handle.received);
 }
 
 void record_dispatch_unpack(Recording& recording, const Handle& handle) {
@@ -434,6 +453,8 @@ void send_results(const ExchangeHandlePtr& handle, const TensorView& results, bo
                                     [&](Recording& recording) {
                                         recording.label("COMBINE");
                                         reduce_rows(recording, h, results, {}, weighted);
+                                        if (h.exchange.low_latency())
+                                            copy_own_results(recording, h);
                                     }));
     leg.name = h.name + " COMBINE(F)";
     h.last_leg = h.lane.post(make_inbound_job(handle, std::move(leg)));

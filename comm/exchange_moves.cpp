@@ -15,12 +15,17 @@ std::uint64_t grown(std::uint64_t bytes) {
     return bytes + bytes / 4;
 }
 
-/// Of this rank's own records: copy queues are for others', and are slow inside a device (an H100's
-/// copies 87 GB/s there, its second compute queue 350).
-constexpr QueueRole kOwnRole = QueueRole::AsyncCompute;
 /// Copies out that are with the device at once: the host takes as long to hand one over as some
 /// take, so that the first are sent while later ones are handed over.
 constexpr std::uint32_t kCopiesAhead = 4;
+
+/// The next piece of what is left: half of it in the end, as a piece is copied in when all of it
+/// has been copied out, and the last one's way in is what nothing else hides.
+std::uint64_t piece_of(std::uint64_t left, std::uint64_t most) {
+    constexpr std::uint64_t kLeast = std::uint64_t{1} << 20;
+    const std::uint64_t half = left / 2 / 16 * 16;
+    return std::min({left, most, std::max(half, std::min(kLeast, most))});
+}
 
 std::uint64_t nanoseconds(std::chrono::steady_clock::duration duration) {
     return static_cast<std::uint64_t>(std::chrono::nanoseconds(duration).count());
@@ -29,9 +34,9 @@ std::uint64_t nanoseconds(std::chrono::steady_clock::duration duration) {
 } // namespace
 
 RecordMoves::RecordMoves(ExchangeHandle::Impl& handle, std::string name, Tag tag, Out from, In to,
-                         std::vector<bool> without)
+                         std::vector<bool> without, QueueRole own_role)
     : handle_(handle), exchange_(handle.exchange), name_(std::move(name)), tag_(tag),
-      from_(std::move(from)), to_(to), staged_(!exchange_.zero_copy()),
+      from_(std::move(from)), to_(to), own_role_(own_role), staged_(!exchange_.zero_copy()),
       without_(std::move(without)),
       links_(
           exchange_, tag.sequence, [this](std::uint64_t at) { return this->without(at); },
@@ -67,16 +72,18 @@ bool RecordMoves::without(std::uint64_t at) {
 
 std::vector<RecordMoves::Piece> RecordMoves::cut(const std::vector<RecordRun>& runs,
                                                  std::uint64_t at) const {
-    const std::uint64_t most = exchange_.config.piece_bytes;
     std::vector<Piece> pieces;
-    for (const RecordRun& run : runs)
-        for (std::uint64_t first = 0; first < run.bytes; first += most) {
+    for (const RecordRun& run : runs) {
+        std::uint64_t first = 0;
+        while (first < run.bytes) {
             Piece piece;
             piece.at = at;
             piece.offset = run.offset + first;
-            piece.bytes = std::min(most, run.bytes - first);
+            piece.bytes = piece_of(run.bytes - first, exchange_.config.piece_bytes);
+            first += piece.bytes;
             pieces.push_back(std::move(piece));
         }
+    }
     return pieces;
 }
 
@@ -87,7 +94,7 @@ std::vector<RecordMoves::Piece> RecordMoves::cut(const RecordRuns& runs) const {
     std::size_t longest = 0;
     for (std::uint64_t i = 1; i <= ranks; ++i) {
         const std::uint64_t at = (static_cast<std::uint64_t>(exchange_.position) + i) % ranks;
-        if (exchange_.linked(at) || (staged_ && at == self()))
+        if (exchange_.linked(at) || (at == self() && own_apart()))
             continue;
         of_members.push_back(cut(runs[at], at));
         longest = std::max(longest, of_members.back().size());
@@ -168,12 +175,12 @@ bool RecordMoves::copy_out(LaneContext& context) {
 
 /// Last, as nobody else waits for it.
 void RecordMoves::copy_own(LaneContext& context) {
-    if (!began_out_ || !began_in_all_ || !staged_)
+    if (!began_out_ || !began_in_all_ || !own_apart() || exchange_.low_latency())
         return;
     const std::vector<RecordRun>&from = from_.runs[self()], &to = runs_in_[self()];
     if (total_bytes(to) == 0)
         return;
-    own_copy_ = std::make_unique<Recording>(exchange_.device, kOwnRole, name_);
+    own_copy_ = std::make_unique<Recording>(exchange_.device, own_role_, name_);
     for (std::size_t i = 0; i < to.size(); ++i)
         if (to[i].bytes > 0)
             own_copy_->copy(from_.place.memory.view().sub(from[i].offset, from[i].bytes),

@@ -41,9 +41,10 @@ public:
         std::vector<bool>& is_blank; ///< of which members they are
     };
     /// to: where runs are received. name: for the trace. without: members that the leg does without
-    /// from the start, whatever becomes of them since.
+    /// from the start, whatever becomes of them since. own_role: who copies this rank's own
+    /// records.
     RecordMoves(ExchangeHandle::Impl& handle, std::string name, Tag tag, Out from, In to,
-                std::vector<bool> without);
+                std::vector<bool> without, QueueRole own_role);
 
     /// Once each, in either order.
     void begin_out(LaneContext& context);
@@ -85,6 +86,9 @@ private:
     std::vector<Piece> cut(const RecordRuns& runs) const;
     std::uint64_t self() const noexcept { return static_cast<std::uint64_t>(exchange_.position); }
     bool is_self(const Piece& piece) const noexcept { return piece.at == self(); }
+    /// Whether no message brings this rank's own records. In low latency they are where they belong
+    /// when the leg begins.
+    bool own_apart() const noexcept { return staged_ || exchange_.low_latency(); }
     bool copy_out(LaneContext& context);
     void copy_own(LaneContext& context);
     int rank_of(const Piece& piece) const noexcept;
@@ -113,6 +117,7 @@ private:
     Tag tag_;
     Out from_;
     In to_;
+    QueueRole own_role_;
     bool staged_;
     std::vector<Piece> out_, in_;
     std::size_t next_out_ = 0; ///< the first that is not copied out yet

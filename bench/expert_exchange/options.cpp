@@ -33,7 +33,7 @@ program's own mpirun, or among the ranks of the mpirun or srun that started it.
   --device-link K        auto (default): from device to device, where a vendor's driver links them; off; host:
                          through host memory (CPU devices)
   --workgroups N         most workgroups of a kernel that packs or unpacks rows (default 0: as many as serve)
-  --piece N              KiB that are copied between device and host at once (default 4096)
+  --piece N              KiB that are copied between device and host at once, at most (default 8192)
   --seed N               of tokens and routing (default 1)
   --repeats N            least number of timed repeats of each phase (default 5)
   --seconds S            least time of each phase (default 0.5)
@@ -124,7 +124,7 @@ ExchangeShape take_shape(Arguments& arguments) {
     const std::uint64_t launched = is_launched() ? static_cast<std::uint64_t>(launched_size()) : 0;
     shape.ranks = number(arguments, "--ranks", launched > 0 ? launched : shape.ranks, 1, 4096);
     shape.tokens = number(arguments, "--tokens", shape.tokens, 1, kMost);
-    shape.senders = number(arguments, "--senders", shape.ranks, 1, shape.ranks);
+    shape.senders = number(arguments, "--senders", 0, 1, shape.ranks);
     shape.hidden = number(arguments, "--hidden", shape.hidden, 8, kMost);
     shape.top_k = number(arguments, "--topk", shape.top_k, 1, 64);
     shape.experts = number(arguments, "--experts", shape.experts, 1, kMost);
@@ -161,7 +161,7 @@ std::string name_of(const ExchangeShape& shape) {
            (shape.exact_sums                 ? "/exact"
             : shape.sum_dtype != shape.dtype ? "/sums-f32"
                                              : "") +
-           (shape.senders < shape.ranks ? "/senders" + std::to_string(shape.senders) : "");
+           (shape.num_senders() < shape.ranks ? "/senders" + std::to_string(shape.senders) : "");
 }
 
 ExchangeOptions take_exchange_options(Arguments& arguments) {
@@ -172,7 +172,7 @@ ExchangeOptions take_exchange_options(Arguments& arguments) {
                     "--mode " + mode + " is neither ht (high throughput) nor ll (low latency)");
     options.shape = take_shape(arguments);
     options.shape.low_latency = mode == "ll";
-    if (options.shape.low_latency && options.shape.senders < options.shape.ranks)
+    if (options.shape.low_latency && options.shape.num_senders() < options.shape.ranks)
         throw Error(ErrorCode::InvalidArgument,
                     "--senders " + std::to_string(options.shape.senders) +
                         " with --mode ll, which sends the records of --tokens tokens all the same");

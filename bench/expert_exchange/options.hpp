@@ -18,7 +18,7 @@ namespace bellows::bench {
 struct ExchangeShape {
     std::uint64_t ranks = 2;
     std::uint64_t tokens = 1024; ///< of each rank that has some
-    std::uint64_t senders = 2;   ///< ranks that have: the first
+    std::uint64_t senders = 0;   ///< ranks that have: the first; 0: all
     std::uint64_t hidden = 7168;
     std::uint64_t experts = 256;
     std::uint64_t top_k = 8;
@@ -31,8 +31,9 @@ struct ExchangeShape {
     std::uint64_t seed = 1;
 
     std::uint64_t tokens_of(int rank) const {
-        return static_cast<std::uint64_t>(rank) < senders ? tokens : 0;
+        return static_cast<std::uint64_t>(rank) < num_senders() ? tokens : 0;
     }
+    std::uint64_t num_senders() const { return senders > 0 ? senders : ranks; }
     std::uint64_t slots() const { return tokens * top_k; } ///< of a rank that has tokens
     std::uint64_t row_bytes() const { return hidden * size_of(dtype); }
     /// Of a token on its way to the experts.

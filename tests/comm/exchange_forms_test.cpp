@@ -154,6 +154,13 @@ std::vector<Case> all_cases() {
                          .staged = staged,
                          .ranks_per_node = staged ? 0 : 2,
                          .wide_sums = true});
+    // Records of some megabytes, in pieces that get smaller in the end.
+    cases.push_back({.layout = ExchangeLayout::RankMajor,
+                     .dtype = DType::BF16,
+                     .hidden = 8192,
+                     .staged = true,
+                     .max_tokens = 400,
+                     .piece_bytes = std::uint64_t{2} << 20});
     return cases;
 }
 
@@ -209,6 +216,8 @@ std::string name_of(const ::testing::TestParamInfo<Case>& info) {
         name += c.over_mpi ? "StagedOverMpi" : "Staged";
     if (c.wide_sums)
         name += "WideSums";
+    if (c.max_tokens > Case().max_tokens)
+        name += "LargePieces";
     return name + (c.linked ? "Linked" : "");
 }
 

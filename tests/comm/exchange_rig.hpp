@@ -41,7 +41,8 @@ struct ExchangeCase {
     std::uint64_t absent = 20;      ///< choices that are none, in percent
     std::uint64_t skew = 1;         ///< so many times as often as others is the first expert chosen
     std::uint64_t seed = 0;
-    bool wide_sums = false; ///< which travel as f32
+    bool wide_sums = false;           ///< which travel as f32
+    std::uint64_t piece_bytes = 4096; ///< where it is staged
     /// Sums along the tree over the experts, of values that are not whole.
     bool exact = false;
 };
@@ -306,7 +307,7 @@ private:
         if (c.low_latency)
             config.mode = ExchangeMode::LowLatency;
         config.stage_always = c.staged;
-        config.piece_bytes = c.staged ? 4096 : config.piece_bytes;
+        config.piece_bytes = c.staged ? c.piece_bytes : config.piece_bytes;
         return config;
     }
 

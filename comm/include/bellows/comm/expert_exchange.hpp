@@ -107,9 +107,9 @@ struct ExchangeConfig {
     /// Most workgroups of a kernel that packs or unpacks rows; 0: as many as serve. The bits do not
     /// depend on it. The small kernels that lay rows out are not bounded.
     std::uint32_t workgroups = 0;
-    /// What is copied between device and host at once, while other pieces are on their way. The
-    /// same on every rank; a multiple of 16.
-    std::uint64_t piece_bytes = std::uint64_t{4} << 20;
+    /// Most that is copied between device and host at once, while other pieces are on their way;
+    /// the last ones are smaller. The same on every rank; a multiple of 16.
+    std::uint64_t piece_bytes = std::uint64_t{8} << 20;
     /// Copies between device and host on CPU devices, too, whose memory would serve as it is: for
     /// tests.
     bool stage_always = false;
