@@ -393,11 +393,14 @@ private:
     }
 
     /// Copy queues are slow inside a device (an H100's copies 87 GB/s there, its second compute
-    /// queue 350), and others' records on their way in would wait behind this rank's. The compute
-    /// queue takes from what runs beside it, so where a hook says that something does, and others'
-    /// come by the link, it is a copy queue all the same.
+    /// queue 350), and others' records on their way in would wait behind this rank's. The second
+    /// compute queue takes from what runs beside it, though: where a hook says that something does,
+    /// and others' come by the link, it is a copy queue, as it is where there is one compute queue.
     QueueRole own_role() const {
-        return gate_ && exchange_.link != nullptr ? QueueRole::TransferIn : QueueRole::AsyncCompute;
+        const bool second =
+            exchange_.device.distinct_queues(QueueRole::AsyncCompute, QueueRole::Compute);
+        const bool beside = gate_ && exchange_.link != nullptr;
+        return second && !beside ? QueueRole::AsyncCompute : QueueRole::TransferIn;
     }
 
     RecordMoves& moves() {

@@ -314,22 +314,14 @@ void record_dispatch_pack(Recording& recording, const Handle& handle, const Toke
     pack_records(recording, handle, record, rows, ids, in.weights);
 }
 
-/// Low latency: this rank's own records to where those of all ranks are received.
-void copy_own(Recording& recording, const Handle& handle, const Record& record,
-              const BufferView& from, const Buffer& to) {
-    const std::uint64_t bytes = handle.exchange.config.max_tokens * record.bytes;
-    recording.copy(
-        from.sub(0, bytes),
-        to.view().sub(static_cast<std::uint64_t>(handle.exchange.position) * bytes, bytes));
-}
-
-/// The same of what goes back.
-void copy_own_results(Recording& recording, const Handle& handle) {
-    const Record record = handle.exchange.sum_record();
+/// Low latency: this rank's own records, of which `from` has one rank's or all ranks', to where
+/// those of all ranks are received.
+void copy_own(Recording& recording, const Handle& handle, const Record& record, const Buffer& from,
+              const Buffer& to) {
     const std::uint64_t bytes = handle.exchange.config.max_tokens * record.bytes;
     const std::uint64_t at = static_cast<std::uint64_t>(handle.exchange.position) * bytes;
-    recording.copy(handle.returned.view().sub(at, bytes),
-                   handle.back_records.view().sub(at, bytes));
+    const bool of_all = &from == &handle.returned;
+    recording.copy(from.view().sub(of_all ? at : 0, bytes), to.view().sub(at, bytes));
 }
 
 /// Low latency: tokens in their order, the same for all ranks.
@@ -359,7 +351,7 @@ void record_tokens(Recording& recording, const Handle& handle, const Tokens& in)
         else
             ops::copy(recording, x, exchange.plain(memory, record.dtype, tokens, record.bytes));
     }
-    copy_own(recording, handle, record, memory, handle.received);
+    copy_own(recording, handle, record, handle.send_records, handle.received);
 }
 
 void record_dispatch_unpack(Recording& recording, const Handle& handle) {
@@ -448,14 +440,14 @@ TimePoint take_tokens(Handle& h) {
 void send_results(const ExchangeHandlePtr& handle, const TensorView& results, bool weighted,
                   LegJob leg) {
     Handle& h = *handle;
-    h.exchange.device.submit(cached(h.reduce_forward, h, "reduce",
-                                    {results.buffer, {nullptr, weighted, 0}},
-                                    [&](Recording& recording) {
-                                        recording.label("COMBINE");
-                                        reduce_rows(recording, h, results, {}, weighted);
-                                        if (h.exchange.low_latency())
-                                            copy_own_results(recording, h);
-                                    }));
+    h.exchange.device.submit(
+        cached(h.reduce_forward, h, "reduce", {results.buffer, {nullptr, weighted, 0}},
+               [&](Recording& recording) {
+                   recording.label("COMBINE");
+                   reduce_rows(recording, h, results, {}, weighted);
+                   if (h.exchange.low_latency())
+                       copy_own(recording, h, h.exchange.sum_record(), h.returned, h.back_records);
+               }));
     leg.name = h.name + " COMBINE(F)";
     h.last_leg = h.lane.post(make_inbound_job(handle, std::move(leg)));
 }

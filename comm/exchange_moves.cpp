@@ -147,7 +147,7 @@ void RecordMoves::begin_out(LaneContext& context) {
             send(piece);
     }
     copy_out(context);
-    began_out_ = true;
+    has_begun_out_ = true;
     copy_own(context);
 }
 
@@ -175,7 +175,7 @@ bool RecordMoves::copy_out(LaneContext& context) {
 
 /// Last, as nobody else waits for it.
 void RecordMoves::copy_own(LaneContext& context) {
-    if (!began_out_ || !began_in_all_ || !own_apart() || exchange_.low_latency())
+    if (!has_begun_out_ || !has_begun_in_ || !own_apart() || exchange_.low_latency())
         return;
     const std::vector<RecordRun>&from = from_.runs[self()], &to = runs_in_[self()];
     if (total_bytes(to) == 0)
@@ -213,7 +213,7 @@ void RecordMoves::begin_in(LaneContext& context, const RecordRuns& runs) {
             begin_moving(began_in_);
         }
     }
-    began_in_all_ = true;
+    has_begun_in_ = true;
     copy_own(context);
 }
 

@@ -128,7 +128,7 @@ private:
     std::vector<Transfer> receives_, sends_;
     std::vector<Blank> blanks_;
     RecordRuns runs_in_;
-    bool began_out_ = false, began_in_all_ = false;
+    bool has_begun_out_ = false, has_begun_in_ = false;
     std::unique_ptr<Recording> own_copy_; ///< of what no message brings
     TimePoint own_copied_;
     Time began_in_{};
