@@ -86,6 +86,10 @@ struct ExpertExchange::Impl {
         return first_expert_of(at + 1) - first_expert_of(at);
     }
     std::uint64_t first_expert_of(std::uint64_t at) const noexcept;
+    /// Of this rank: buffers of a rank without experts have room for one.
+    std::uint64_t own_experts() const noexcept;
+    /// Rows of this rank's experts in the worst case.
+    std::uint64_t capacity() const;
     /// Nodes that the tokens of a member come from; records keep that order.
     std::uint64_t origins() const noexcept { return before ? before->group_size() : 1; }
     /// Records that a member sends another are counted by origin.
@@ -221,6 +225,8 @@ struct ExchangeHandle::Impl {
     /// What records travel from, or, `receives`, to.
     Buffer make_wire(const std::string& what, std::uint64_t bytes, bool receives,
                      WireMemory& memory) const;
+    /// The record of each slot of this hop's tokens, -1 for none.
+    TensorView sent_slots(std::uint64_t num_tokens) const;
     ops::MoeLayout send_layout(std::uint64_t num_tokens) const;
     ops::MoeLayout receive_layout() const;
     /// How many rows there are, on the device.
@@ -244,6 +250,18 @@ struct ExchangeHandle::Impl {
     /// Waits, as recordings do, for what still runs.
     void drop_recordings();
 };
+
+/// Memory that a handle takes when it is made.
+struct HandleBuffer {
+    Buffer ExchangeHandle::Impl::* buffer;
+    const char* what;
+    std::uint64_t bytes = 0;
+    MemoryKind kind = MemoryKind::Device;
+    WireMemory ExchangeHandle::Impl::* memory = nullptr; ///< of records that travel
+    bool receives = false;                               ///< those
+};
+/// All of a hop's.
+std::vector<HandleBuffer> handle_buffers(const ExpertExchange::Impl& exchange);
 
 using ExchangeHandlePtr = std::shared_ptr<ExchangeHandle::Impl>;
 

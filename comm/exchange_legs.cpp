@@ -105,7 +105,6 @@ void pack_records(Recording& recording, const Handle& handle, const Record& reco
                   const TensorView& x, const TensorView& ids, const TensorView& weights) {
     const Shape shape(handle, record, x.dtype, x.buffer);
     const std::uint64_t tokens = ids.extent[0];
-    const ops::MoeLayout layout = handle.send_layout(tokens);
     const bool routing = static_cast<bool>(weights.buffer);
     recording.dispatch(kernels::ExchangePack{.variant = shape.variant<kernels::ExchangePack>(),
                                              .constants = {shape.grid.local_size(), shape.wide,
@@ -114,7 +113,7 @@ void pack_records(Recording& recording, const Handle& handle, const Record& reco
                                              .topk_ids = ids.buffer,
                                              .token_count = token_count(ids),
                                              .topk_weights = routing ? weights.buffer : ids.buffer,
-                                             .slot_to_row = layout.slot_to_row.buffer,
+                                             .slot_to_row = handle.sent_slots(tokens).buffer,
                                              .records = handle.send_records.view(),
                                              .words = handle.send_records.view(),
                                              .tokens = Shape::u32(tokens),
@@ -210,14 +209,13 @@ void combine_records(Recording& recording, const Handle& handle, const TensorVie
         if (bias->buffer.offset % 16 != 0)
             least_aligned = bias->buffer;
     const Shape shape(handle, handle.exchange.sum_record(), out.dtype, least_aligned);
-    const ops::MoeLayout layout = handle.send_layout(out.extent[0]);
     recording.dispatch(
         kernels::ExchangeCombine{
             .variant = shape.variant<kernels::ExchangeCombine>(),
             .constants = {shape.grid.local_size(), shape.wide, shape.tree(handle)},
             .records = handle.back_records.view(),
             .words = handle.back_records.view(),
-            .slot_to_row = layout.slot_to_row.buffer,
+            .slot_to_row = handle.sent_slots(out.extent[0]).buffer,
             .topk_ids = handle.topk_ids.buffer,
             .token_count = token_count(handle.topk_ids),
             .first_bias = bias_or(options.bias, out),

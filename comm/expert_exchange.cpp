@@ -166,6 +166,18 @@ TensorView ExpertExchange::Impl::plain(BufferView memory, DType dtype, std::uint
     return strided(memory, dtype, rows, config.hidden, row_stride);
 }
 
+std::uint64_t ExpertExchange::Impl::own_experts() const noexcept {
+    return std::max<std::uint64_t>(experts_of(static_cast<std::uint64_t>(position)), 1);
+}
+
+std::uint64_t ExpertExchange::Impl::capacity() const {
+    const std::uint64_t most_in = most_received();
+    return by_tokens() ? most_in
+           : low_latency()
+               ? own_experts() * most_in
+               : ops::moe_capacity(most_in, config.top_k, own_experts(), config.alignment);
+}
+
 void ExpertExchange::Impl::require_addressable(std::uint64_t records, std::uint64_t rows) const {
     constexpr std::uint64_t kWords = std::uint64_t{1} << 32;
     std::uint64_t bytes = 0, row_bytes = 0;
@@ -444,98 +456,133 @@ Recording& RecordingCache::keep(std::vector<BufferView> key, std::unique_ptr<Rec
     return *kept_.back().second;
 }
 
+std::vector<HandleBuffer> handle_buffers(const ExpertExchange::Impl& exchange) {
+    using Handle = ExchangeHandle::Impl;
+    const ExchangeConfig& c = exchange.config;
+    const std::uint64_t members = exchange.group_size(), routes = exchange.routes();
+    const std::uint64_t experts = exchange.own_experts();
+    const std::uint64_t most_in = exchange.most_received(), most_sent = exchange.most_sent();
+    const std::uint64_t slots_out = c.max_tokens * c.top_k, slots_in = most_in * c.top_k;
+    const bool by_tokens = exchange.by_tokens(), low_latency = exchange.low_latency();
+    const std::uint64_t placed = ops::moe_capacity(most_in, c.top_k, experts, c.alignment);
+    const std::uint64_t capacity = exchange.capacity();
+    const Record token = exchange.token_record(), gradient = exchange.gradient_record(),
+                 sum = exchange.sum_record();
+    std::vector<HandleBuffer> all;
+    const auto add = [&](Buffer Handle::* buffer, const char* what, std::uint64_t bytes,
+                         MemoryKind kind = MemoryKind::Device) {
+        all.push_back({buffer, what, std::max<std::uint64_t>(bytes, 16), kind});
+    };
+    const auto add_wire = [&](Buffer Handle::* buffer, WireMemory Handle::* memory,
+                              const char* what, std::uint64_t bytes, bool receives) {
+        all.push_back({buffer, what, bytes, MemoryKind::Device, memory, receives});
+    };
+    add(&Handle::rank_slot_to_row, "rank slots", slots_out * 4);
+    if (!low_latency) {
+        add(&Handle::rank_ids, "rank ids", slots_out * 4);
+        add(&Handle::rank_counts, "rank counts", routes * 4);
+        add(&Handle::rank_offsets, "rank offsets", (routes + 1) * 4);
+        add(&Handle::rank_row_to_slot, "rank rows",
+            ops::moe_capacity(c.max_tokens, c.top_k, routes, 1) * 4);
+        add(&Handle::expert_loads, "expert loads", c.num_experts * 4);
+        add(&Handle::host_counts, "counts", (routes + c.num_experts) * 4, MemoryKind::Readback);
+        if (exchange.quantizes() && !exchange.before)
+            add(&Handle::quantized, "quantised", c.max_tokens * token.row_bytes);
+    }
+    if (!exchange.before) { // else what the hop before brings
+        add_wire(&Handle::send_records, &Handle::send_memory, "records to send",
+                 low_latency ? c.max_tokens * token.bytes
+                             : most_sent * std::max(token.bytes, gradient.bytes),
+                 false);
+        add_wire(&Handle::back_records, &Handle::back_memory, "records back",
+                 (low_latency ? most_in : most_sent) * sum.bytes, true);
+    }
+    add(&Handle::record_count, "record count", Handle::kCountsAt + (experts + members) * 4,
+        MemoryKind::Upload);
+    if (low_latency) {
+        add_wire(&Handle::received, &Handle::received_memory, "records received",
+                 most_in * token.bytes, true);
+        add_wire(&Handle::returned, &Handle::returned_memory, "records to return",
+                 most_in * sum.bytes, false);
+        if (!by_tokens)
+            add(&Handle::rows, "rows", capacity * token.row_bytes);
+    }
+    add(&Handle::slot_ids, "slot ids", slots_in * 4);
+    add(&Handle::slot_weights, "slot weights", slots_in * 4);
+    add(&Handle::slot_scalars, "slot scalars", slots_in * 4);
+    const std::uint64_t workspace =
+        std::max(low_latency ? 0 : ops::moe_layout_workspace_bytes(c.max_tokens, c.top_k, routes),
+                 by_tokens ? 0 : ops::moe_layout_workspace_bytes(most_in, c.top_k, experts));
+    if (workspace > 0)
+        add(&Handle::workspace, "workspace", workspace);
+    if (by_tokens)
+        return all;
+    add(&Handle::counts, "expert counts", experts * 4);
+    add(&Handle::offsets, "expert offsets", (experts + 1) * 4);
+    add(&Handle::row_to_slot, "rows placed", placed * 4);
+    add(&Handle::slot_to_row, "slots", slots_in * 4);
+    if (!low_latency)
+        add(&Handle::weights_of_rows, "row weights", capacity * 4);
+    return all;
+}
+
+std::uint64_t ExpertExchange::handle_bytes() const {
+    std::uint64_t bytes = 0;
+    for (const Impl* hop = impl_.get(); hop != nullptr; hop = hop->before.get())
+        for (const HandleBuffer& buffer : handle_buffers(*hop))
+            bytes += buffer.bytes;
+    return bytes;
+}
+
 ExchangeHandle::Impl::Impl(std::shared_ptr<ExpertExchange::Impl> of, std::string handle_name)
     : owner(std::move(of)), exchange(*owner), name(std::move(handle_name)),
       before(exchange.before ? std::make_shared<Impl>(exchange.before, name + " between nodes")
                              : nullptr),
-      lane(exchange.thread.add_lane(name)) {
-    const ExchangeConfig& c = exchange.config;
-    const std::uint64_t members = exchange.group_size(), routes = exchange.routes();
-    const std::uint64_t local = exchange.experts_of(static_cast<std::uint64_t>(exchange.position));
-    const std::uint64_t most_in = exchange.most_received();
-    const std::uint64_t slots_out = c.max_tokens * c.top_k, slots_in = most_in * c.top_k;
-    const std::uint64_t experts = std::max<std::uint64_t>(local, 1);
-    const bool by_tokens = exchange.by_tokens();
-    const bool low_latency = exchange.low_latency();
-    const std::uint64_t placed = ops::moe_capacity(most_in, c.top_k, experts, c.alignment);
-    capacity = by_tokens ? most_in : low_latency ? experts * most_in : placed;
-    const Record token = exchange.token_record(), gradient = exchange.gradient_record(),
-                 sum = exchange.sum_record();
-
-    const auto make = [&](const char* what, std::uint64_t bytes, MemoryKind kind) {
-        return Buffer(exchange.device, {.name = name + " " + what,
-                                        .bytes = std::max<std::uint64_t>(bytes, 16),
-                                        .kind = kind,
-                                        .category = MemoryCategory::Communication});
-    };
-    const auto declare = [&](const char* what, MemoryKind kind) {
-        return Buffer::declare(
-            exchange.device,
-            {.name = name + " " + what, .kind = kind, .category = MemoryCategory::Communication});
-    };
-    const MemoryKind wire = exchange.zero_copy() ? MemoryKind::Readback : MemoryKind::Device;
-    rank_ids = make("rank ids", slots_out * 4, MemoryKind::Device);
-    rank_counts = make("rank counts", routes * 4, MemoryKind::Device);
-    rank_offsets = make("rank offsets", (routes + 1) * 4, MemoryKind::Device);
-    rank_row_to_slot = make("rank rows", ops::moe_capacity(c.max_tokens, c.top_k, routes, 1) * 4,
-                            MemoryKind::Device);
-    rank_slot_to_row = make("rank slots", slots_out * 4, MemoryKind::Device);
-    expert_loads = make("expert loads", c.num_experts * 4, MemoryKind::Device);
-    host_counts = make("counts", (routes + c.num_experts) * 4, MemoryKind::Readback);
-    if (exchange.quantizes() && !low_latency && !before)
-        quantized = make("quantised", c.max_tokens * token.row_bytes, MemoryKind::Device);
+      lane(exchange.thread.add_lane(name)), capacity(exchange.capacity()) {
+    const std::uint64_t members = exchange.group_size();
+    for (const HandleBuffer& made : handle_buffers(exchange))
+        this->*made.buffer =
+            made.memory != nullptr
+                ? make_wire(made.what, made.bytes, made.receives, this->*made.memory)
+                : Buffer(exchange.device, {.name = name + " " + made.what,
+                                           .bytes = made.bytes,
+                                           .kind = made.kind,
+                                           .category = MemoryCategory::Communication});
     blank_received.resize(members);
     blank_back.resize(members);
-    const std::uint64_t most_back = low_latency ? most_in : exchange.most_sent();
+    // What is as large as what arrives, or as what the hop before brings.
+    const auto declare = [&](Buffer& buffer, const char* what, MemoryKind kind,
+                             MemoryCategory category) {
+        buffer = Buffer::declare(exchange.device,
+                                 {.name = name + " " + what, .kind = kind, .category = category});
+    };
+    const auto declare_wire = [&](Buffer& buffer, const char* what) {
+        declare(buffer, what, exchange.zero_copy() ? MemoryKind::Readback : MemoryKind::Device,
+                MemoryCategory::Communication);
+    };
+    const auto declare_rows = [&](Buffer& buffer, const char* what) {
+        declare(buffer, what, MemoryKind::Device, MemoryCategory::Activations);
+    };
     if (before) {
-        send_records = declare("records to send", wire);
-        back_records = declare("records back", wire);
-    } else {
-        send_records =
-            make_wire("records to send",
-                      low_latency ? c.max_tokens * token.bytes
-                                  : exchange.most_sent() * std::max(token.bytes, gradient.bytes),
-                      false, send_memory);
-        back_records = make_wire("records back", most_back * sum.bytes, true, back_memory);
+        declare_wire(send_records, "records to send");
+        declare_wire(back_records, "records back");
     }
-    record_count = make("record count", kCountsAt + (experts + members) * 4, MemoryKind::Upload);
-    if (low_latency) {
+    if (exchange.low_latency()) {
         const auto words = record_count.mapped_as<std::uint32_t>();
-        words[0] = static_cast<std::uint32_t>(most_in);
+        words[0] = static_cast<std::uint32_t>(exchange.most_received());
         words[kZeroAt / 4] = 0;
-        received = make_wire("records received", most_in * token.bytes, true, received_memory);
-        returned = make_wire("records to return", most_in * sum.bytes, false, returned_memory);
-        if (!by_tokens)
-            rows = make("rows", capacity * token.row_bytes, MemoryKind::Device);
-        sent_rows.assign(members, c.max_tokens);
+        sent_rows.assign(members, exchange.config.max_tokens);
         received_rows = sent_rows;
     } else {
-        received = declare("records received", wire);
-        returned = declare("records to return", wire);
+        declare_wire(received, "records received");
+        declare_wire(returned, "records to return");
+        if (!exchange.by_tokens())
+            declare_rows(rows, "rows");
     }
-    slot_ids = make("slot ids", slots_in * 4, MemoryKind::Device);
-    slot_weights = make("slot weights", slots_in * 4, MemoryKind::Device);
-    slot_scalars = make("slot scalars", slots_in * 4, MemoryKind::Device);
-    const auto declare_rows = [&](const char* what) {
-        return Buffer::declare(
-            exchange.device, {.name = name + " " + what, .category = MemoryCategory::Activations});
-    };
-    gradients = by_tokens ? declare("result gradients", wire) : declare_rows("result gradients");
-    workspace =
-        make("workspace",
-             std::max(ops::moe_layout_workspace_bytes(c.max_tokens, c.top_k, routes),
-                      by_tokens ? 0 : ops::moe_layout_workspace_bytes(most_in, c.top_k, experts)),
-             MemoryKind::Device);
-    if (by_tokens)
-        return;
-    if (!low_latency)
-        rows = declare_rows("rows");
-    counts = make("expert counts", experts * 4, MemoryKind::Device);
-    offsets = make("expert offsets", (experts + 1) * 4, MemoryKind::Device);
-    row_to_slot = make("rows placed", placed * 4, MemoryKind::Device);
-    slot_to_row = make("slots", slots_in * 4, MemoryKind::Device);
-    if (!low_latency)
-        weights_of_rows = make("row weights", capacity * 4, MemoryKind::Device);
+    if (exchange.by_tokens())
+        declare_wire(gradients, "result gradients");
+    else
+        declare_rows(gradients, "result gradients");
 }
 
 Buffer ExchangeHandle::Impl::make_staging(const char* what, std::uint64_t bytes) const {
@@ -564,6 +611,10 @@ Buffer ExchangeHandle::Impl::make_wire(const std::string& what, std::uint64_t by
                    .category = MemoryCategory::Communication});
 }
 
+TensorView ExchangeHandle::Impl::sent_slots(std::uint64_t num_tokens) const {
+    return rank_slot_to_row.tensor(DType::I32, {num_tokens, exchange.config.top_k});
+}
+
 ops::MoeLayout ExchangeHandle::Impl::send_layout(std::uint64_t num_tokens) const {
     const ExchangeConfig& c = exchange.config;
     const std::uint64_t routes = exchange.routes();
@@ -571,13 +622,12 @@ ops::MoeLayout ExchangeHandle::Impl::send_layout(std::uint64_t num_tokens) const
             .offsets = rank_offsets.tensor(DType::U32, {routes + 1}),
             .row_to_slot = rank_row_to_slot.tensor(
                 DType::I32, {ops::moe_capacity(num_tokens, c.top_k, routes, 1)}),
-            .slot_to_row = rank_slot_to_row.tensor(DType::I32, {num_tokens, c.top_k}),
+            .slot_to_row = sent_slots(num_tokens),
             .alignment = 1};
 }
 
 ops::MoeLayout ExchangeHandle::Impl::receive_layout() const {
-    const std::uint64_t local = std::max<std::uint64_t>(
-        exchange.experts_of(static_cast<std::uint64_t>(exchange.position)), 1);
+    const std::uint64_t local = exchange.own_experts();
     const ExchangeConfig& c = exchange.config;
     const std::uint64_t most_in = exchange.most_received();
     return {.counts = counts.tensor(DType::U32, {local}),

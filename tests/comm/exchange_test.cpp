@@ -221,6 +221,23 @@ TEST(ExchangeStatistics, SayWhatWentBetweenWhom) {
     ALL_RANKS_TRUE(alike);
 }
 
+TEST(ExchangeMemory, OfAHandleIsKnownBeforeToTheByte) {
+    for (const ExchangeMode mode : {ExchangeMode::HighThroughput, ExchangeMode::LowLatency})
+        for (const ExchangeLayout layout :
+             {ExchangeLayout::ExpertMajor, ExchangeLayout::RankMajor}) {
+            ExchangeConfig config = Rig::config_of();
+            config.mode = mode;
+            config.layout = layout;
+            config.token_wire = DType::F8E4M3;
+            config.stage_always = true; // memory that ranks share is not the device's
+            Rig rig(world(), test_options(), config);
+            const auto in_use = [&] { return rig.device->memory_report().bytes; };
+            const std::uint64_t before = in_use();
+            const auto handle = rig.exchange->create_handle("batch");
+            ALL_RANKS_TRUE(in_use() - before == rig.exchange->handle_bytes());
+        }
+}
+
 TEST(ExchangeHooks, ReceiveOnlyWhenAsked) {
     DeviceOptions options = test_options();
     options.sync = SyncMode::Overlap;
