@@ -24,7 +24,7 @@ constexpr std::uint32_t kCopiesAhead = 4;
 std::uint64_t piece_of(std::uint64_t left, std::uint64_t most) {
     constexpr std::uint64_t kLeast = std::uint64_t{1} << 20;
     const std::uint64_t half = left / 2 / 16 * 16;
-    return std::min({left, most, std::max(half, std::min(kLeast, most))});
+    return std::min(most, half < kLeast ? left : half);
 }
 
 std::uint64_t nanoseconds(std::chrono::steady_clock::duration duration) {
