@@ -25,7 +25,7 @@ set(BELLOWS_TEST_PATIENCE 1 CACHE STRING "Whole factor on the tests' time limits
 set(bellows_time_limit 180)
 set(bellows_time_limit_fp8 400)
 set(bellows_time_limit_comm 240)
-set(bellows_time_limit_e2e 280)
+set(bellows_time_limit_e2e 420)
 set(bellows_time_limit_model 200)
 set(bellows_time_limit_ops 300) # 150 with the old shader compiler; else 85
 
