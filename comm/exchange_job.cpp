@@ -384,10 +384,6 @@ private:
                    std::to_string(exchange_.config.top_k) + ": set it alike on every rank");
     }
 
-    static std::uint64_t nanoseconds(Clock::duration duration) {
-        return static_cast<std::uint64_t>(std::chrono::nanoseconds(duration).count());
-    }
-
     static std::uint64_t total(const std::vector<std::uint64_t>& rows) {
         return std::accumulate(rows.begin(), rows.end(), std::uint64_t{0});
     }

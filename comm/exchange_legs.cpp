@@ -4,6 +4,7 @@
 
 #include "exchange_impl.hpp"
 #include "fail_together.hpp"
+#include "link_moves.hpp"
 
 #include <bellows/engine/error.hpp>
 #include <bellows/engine/words64.hpp>
@@ -312,14 +313,10 @@ void record_dispatch_pack(Recording& recording, const Handle& handle, const Toke
     pack_records(recording, handle, record, rows, ids, in.weights);
 }
 
-/// Low latency: this rank's own records, of which `from` has one rank's or all ranks', to where
-/// those of all ranks are received.
-void copy_own(Recording& recording, const Handle& handle, const Record& record, const Buffer& from,
-              const Buffer& to) {
+/// Low latency: where this rank's own records stand among those of all ranks.
+RecordRun own_records(const Handle& handle, const Record& record) {
     const std::uint64_t bytes = handle.exchange.config.max_tokens * record.bytes;
-    const std::uint64_t at = static_cast<std::uint64_t>(handle.exchange.position) * bytes;
-    const bool of_all = &from == &handle.returned;
-    recording.copy(from.view().sub(of_all ? at : 0, bytes), to.view().sub(at, bytes));
+    return {static_cast<std::uint64_t>(handle.exchange.position) * bytes, bytes};
 }
 
 /// Low latency: tokens in their order, the same for all ranks.
@@ -349,7 +346,8 @@ void record_tokens(Recording& recording, const Handle& handle, const Tokens& in)
         else
             ops::copy(recording, x, exchange.plain(memory, record.dtype, tokens, record.bytes));
     }
-    copy_own(recording, handle, record, handle.send_records, handle.received);
+    const RecordRun own = own_records(handle, record);
+    recording.copy(memory.sub(0, own.bytes), handle.received.view().sub(own.offset, own.bytes));
 }
 
 void record_dispatch_unpack(Recording& recording, const Handle& handle) {
@@ -443,8 +441,11 @@ void send_results(const ExchangeHandlePtr& handle, const TensorView& results, bo
                [&](Recording& recording) {
                    recording.label("COMBINE");
                    reduce_rows(recording, h, results, {}, weighted);
-                   if (h.exchange.low_latency())
-                       copy_own(recording, h, h.exchange.sum_record(), h.returned, h.back_records);
+                   if (!h.exchange.low_latency())
+                       return;
+                   const RecordRun own = own_records(h, h.exchange.sum_record());
+                   recording.copy(h.returned.view().sub(own.offset, own.bytes),
+                                  h.back_records.view().sub(own.offset, own.bytes));
                }));
     leg.name = h.name + " COMBINE(F)";
     h.last_leg = h.lane.post(make_inbound_job(handle, std::move(leg)));

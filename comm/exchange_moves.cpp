@@ -27,10 +27,6 @@ std::uint64_t piece_of(std::uint64_t left, std::uint64_t most) {
     return std::min(most, half < kLeast ? left : half);
 }
 
-std::uint64_t nanoseconds(std::chrono::steady_clock::duration duration) {
-    return static_cast<std::uint64_t>(std::chrono::nanoseconds(duration).count());
-}
-
 } // namespace
 
 RecordMoves::RecordMoves(ExchangeHandle::Impl& handle, std::string name, Tag tag, Out from, In to,

@@ -23,6 +23,11 @@
 
 namespace bellows {
 
+/// As the exchange counts them.
+inline std::uint64_t nanoseconds(std::chrono::steady_clock::duration duration) {
+    return static_cast<std::uint64_t>(std::chrono::nanoseconds(duration).count());
+}
+
 class RecordMoves {
 public:
     /// A buffer, and what it is made of where others reach it.

@@ -8,7 +8,6 @@
 #include "expert_exchange/rig.hpp"
 #include "expert_exchange/timing.hpp"
 
-#include <optional>
 #include <string>
 #include <vector>
 

@@ -210,6 +210,7 @@ TEST(ExchangeStatistics, SayWhatWentBetweenWhom) {
     ALL_RANKS_TRUE(sent == all.bytes_sent && received == all.bytes_received);
     ALL_RANKS_TRUE(messages == all.messages_sent);
     ALL_RANKS_TRUE(all.seconds_for_counts > 0 && all.seconds_for_memory > 0);
+    ALL_RANKS_TRUE(all.bytes_received == 0 || all.seconds_moving > 0);
     bool alike = true; // what a rank has sent its peer has received
     for (const ExchangePeerStats& peer : peers) {
         const std::vector<std::byte> bytes = world().control().recv(peer.rank, 77, 30s);
