@@ -266,10 +266,10 @@ public:
     /// this node and those of the same place on others.
     std::vector<ExchangePeerStats> peer_stats() const;
 
-    /// Bytes that create_handle() takes, exactly. In LowLatency that is all that a handle ever takes
-    /// of the device's memory; in HighThroughput rows and received records come with what arrives.
-    /// What copies between device and host pass through is the host's and not counted. A link's
-    /// driver rounds each buffer of records up to its granularity.
+    /// Bytes that create_handle() takes, exactly. In LowLatency that is all that a handle ever
+    /// takes of the device's memory; in HighThroughput rows and received records come with what
+    /// arrives. What copies between device and host pass through is the host's and not counted. A
+    /// link's driver rounds each buffer of records up to its granularity.
     std::uint64_t handle_bytes() const;
     /// Handles in flight at once may be as many as there are; each has a lane of its own.
     std::unique_ptr<ExchangeHandle> create_handle(std::string name);
