@@ -80,7 +80,7 @@ void add_dense(MemoryEstimate& e, const Sizes& s) {
         s.tokens * (s.model.hidden * s.act + swiglu_gradient_row(s, s.model.dense_ffn));
 }
 
-/// Buffers of an exchange's handle (comm/expert_exchange.cpp).
+/// Buffers of an exchange's handle (comm/exchange_handle.cpp).
 std::uint64_t handle_bytes(const Sizes& s) {
     const ModelConfig& m = s.model;
     const std::uint64_t record = m.hidden * s.act + m.top_k * 8 + 16;

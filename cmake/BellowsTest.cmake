@@ -7,11 +7,13 @@
 #                                               main() comes from tests/support/mpi_main.cpp
 #
 # GPU: the program uses a Vulkan device; it is registered once per driver of BELLOWS_TEST_DRIVERS,
-# as <target>.<driver>. With RANKS, once per number of ranks, as <target>[.<driver>].ranks<N>.
+# as <target>.<driver>. With RANKS, once per number of ranks, as <target>[.<driver>].ranks<N>, the
+# drivers in turn: what depends on the number of ranks does not on the driver.
 # ON_TWO_HOSTS: once more with two ranks on each of two hosts (tests/support/two_hosts.sh), as
 # <target>[.<driver>].hosts2x2.
-# All of these, of MPI tests those of two ranks, run once more under the Khronos validation layer, as
-# validation.<test>: any message fails them. Not so programs with the label e2e or validation.
+# All of these that run on the last of the drivers, of MPI tests those of two ranks, run once more
+# under the Khronos validation layer, as validation.<test>: any message fails them. Not so programs
+# with the label e2e or validation.
 
 set(BELLOWS_TEST_DRIVERS "system;new" CACHE STRING
     "Vulkan drivers of GPU tests: system (the distribution's lavapipe), new (the toolchain folder's), \
@@ -19,7 +21,7 @@ gpu (what the machine offers)")
 set(BELLOWS_TEST_PATIENCE 1 CACHE STRING "Whole factor on the tests' time limits, for slow machines")
 
 # Seconds that a test may take, by area: about four times what the longest of the area takes on two
-# cores, so that a hang is found soon. Tests of the command have limits of their own, of 150 s for
+# cores, so that a hang is found soon. Tests of the command have limits of their own, of 240 s for
 # each command, which say more. The first run on a machine compiles all shaders, those for matrix
 # units for minutes; later ones find them in the driver's cache.
 set(bellows_time_limit 180)
@@ -72,11 +74,11 @@ function(bellows_test_program arg_NAME)
 endfunction()
 
 # Adds one ctest per driver. `command`: what stands before the program, e.g. mpirun -n 2.
-function(bellows_register_test name processors command)
-    set(drivers none)
-    if(arg_GPU)
-        set(drivers ${BELLOWS_TEST_DRIVERS})
+function(bellows_register_test name processors command drivers)
+    if(NOT arg_GPU)
+        set(drivers none)
     endif()
+    list(GET BELLOWS_TEST_DRIVERS -1 validated)
     foreach(driver IN LISTS drivers)
         set(program "$<TARGET_FILE:${arg_NAME}>")
         set(labels ${arg_LABELS})
@@ -107,8 +109,8 @@ function(bellows_register_test name processors command)
         set_tests_properties(${test} PROPERTIES TIMEOUT ${arg_TIMEOUT} COST ${arg_COST}
             PROCESSORS ${processors} LABELS "${labels}" ENVIRONMENT "${environment}"
             WORKING_DIRECTORY "${CMAKE_BINARY_DIR}" SKIP_RETURN_CODE 77)
-        if(driver MATCHES "^(system|new)$" AND name MATCHES "^(\\.ranks2)?$"
-                AND NOT labels MATCHES "e2e|validation")
+        if(driver STREQUAL validated AND driver MATCHES "^(system|new)$"
+                AND name MATCHES "^(\\.ranks2)?$" AND NOT labels MATCHES "e2e|validation")
             # Later, when the driver's cache has the shaders.
             math(EXPR cost "${arg_COST} - 1")
             add_test(NAME validation.${test} COMMAND ${command} ${program} ${arg_ARGS})
@@ -152,7 +154,7 @@ function(bellows_test)
     bellows_parse_test()
     bellows_test_program(${arg_NAME} GTest::gtest GTest::gtest_main)
     # One, although lavapipe has a thread per core: a test keeps hardly more than one of them busy.
-    bellows_register_test("" 1 "")
+    bellows_register_test("" 1 "" "${BELLOWS_TEST_DRIVERS}")
 endfunction()
 
 function(bellows_mpi_test)
@@ -173,11 +175,15 @@ function(bellows_mpi_test)
         PRTE_MCA_hwloc_default_binding_policy=none OMPI_MCA_mpi_yield_when_idle=1
         OMPI_MCA_btl_vader_single_copy_mechanism=none OMPI_MCA_btl_base_warn_component_unused=0
         LP_NUM_THREADS=1)
+    list(LENGTH BELLOWS_TEST_DRIVERS drivers)
     foreach(ranks IN LISTS arg_RANKS)
+        math(EXPR driver "(${ranks} + 1) % ${drivers}") # two ranks on the last, for validation
+        list(GET BELLOWS_TEST_DRIVERS ${driver} driver)
         bellows_register_test(.ranks${ranks} ${ranks}
-            "${MPIEXEC_EXECUTABLE};${MPIEXEC_NUMPROC_FLAG};${ranks}")
+            "${MPIEXEC_EXECUTABLE};${MPIEXEC_NUMPROC_FLAG};${ranks}" ${driver})
     endforeach()
     if(arg_ON_TWO_HOSTS)
-        bellows_register_test(.hosts2x2 4 "${PROJECT_SOURCE_DIR}/tests/support/two_hosts.sh;2")
+        bellows_register_test(.hosts2x2 4 "${PROJECT_SOURCE_DIR}/tests/support/two_hosts.sh;2"
+            "${BELLOWS_TEST_DRIVERS}")
     endif()
 endfunction()

@@ -15,6 +15,7 @@
 #include "exchange_grid.hpp"
 
 #include <bellows/comm/expert_exchange.hpp>
+#include <bellows/engine/error.hpp>
 #include <bellows/engine/recording.hpp>
 #include <bellows/fp8/recipe.hpp>
 
@@ -24,6 +25,12 @@
 #include <vector>
 
 namespace bellows {
+
+/// Refuses what an exchange or handle is asked for. Throws Error{InvalidArgument}.
+inline void require(bool good, const std::string& name, const std::string& message) {
+    if (!good)
+        throw Error(ErrorCode::InvalidArgument, name + ": " + message);
+}
 
 /// A row on the wire (shaders/include/exchange.glsl): what is said of a token, then words for each
 /// of its choices, then what is left to a multiple of 16 or, of wider elements, 32 bytes.
@@ -39,6 +46,11 @@ struct WireMemory {
     SharedMemory shared;             ///< of the node's ranks
     std::shared_ptr<LinkBlock> link; ///< of the devices that the exchange's link reaches
 };
+
+/// A matrix at the start of `memory` whose rows, of whole 16 bytes, stand row_stride bytes from
+/// each other.
+TensorView strided_rows(BufferView memory, DType dtype, std::uint64_t rows, std::uint64_t columns,
+                        std::uint64_t row_stride);
 
 /// A hop. Lives as long as the last handle or lane job that needs it.
 struct ExpertExchange::Impl {
@@ -247,6 +259,8 @@ struct ExchangeHandle::Impl {
     const WireMemory& memory_of_arrivals(bool tokens_arrive) const {
         return !tokens_arrive && exchange.by_tokens() ? gradient_memory : received_memory;
     }
+    /// Whether these are the rows of the records to return, which need no packing.
+    bool stand_in_records(const TensorView& tensor) const;
     /// Waits, as recordings do, for what still runs.
     void drop_recordings();
 };

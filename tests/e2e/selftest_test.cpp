@@ -8,13 +8,12 @@
 
 using namespace bellows::e2e;
 
-TEST(Selftest, IsGoodHereWithinTwoMinutesAndSaysWhatItDid) {
+TEST(Selftest, IsGoodHereAndSaysWhatItDid) {
     const Workspace workspace;
     const auto file = workspace.path() / "report.json";
     const Finished finished = workspace.bellows({"selftest", "--json", file.string()});
     ASSERT_EQ(finished.exit_code, 0) << finished.out << finished.errors;
     EXPECT_EQ(finished.errors, "");
-    EXPECT_LT(finished.seconds, 120);
     EXPECT_NE(finished.out.find("selftest good"), std::string::npos) << finished.out;
     const auto report = nlohmann::json::parse(bellows::content_of(file));
     EXPECT_EQ(report.at("result"), "good");

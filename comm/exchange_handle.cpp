@@ -1,0 +1,374 @@
+// SPDX-License-Identifier: MIT
+// A handle: the buffers that it takes, and how callers and legs see them.
+
+#include "exchange_impl.hpp"
+#include "round_up.hpp"
+
+#include <bellows/engine/error.hpp>
+
+#include <algorithm>
+#include <utility>
+
+namespace bellows {
+
+Recording* RecordingCache::find(const std::vector<BufferView>& key) {
+    const auto same = [](const BufferView& a, const BufferView& b) {
+        return a.resource == b.resource && a.offset == b.offset && a.bytes == b.bytes;
+    };
+    for (auto& [kept_key, recording] : kept_)
+        if (std::equal(key.begin(), key.end(), kept_key.begin(), kept_key.end(), same))
+            return recording.get();
+    return nullptr;
+}
+
+Recording& RecordingCache::keep(std::vector<BufferView> key, std::unique_ptr<Recording> recording) {
+    kept_.emplace_back(std::move(key), std::move(recording));
+    return *kept_.back().second;
+}
+
+std::vector<HandleBuffer> handle_buffers(const ExpertExchange::Impl& exchange) {
+    using Handle = ExchangeHandle::Impl;
+    const ExchangeConfig& c = exchange.config;
+    const std::uint64_t members = exchange.group_size(), routes = exchange.routes();
+    const std::uint64_t experts = exchange.own_experts();
+    const std::uint64_t most_in = exchange.most_received(), most_sent = exchange.most_sent();
+    const std::uint64_t slots_out = c.max_tokens * c.top_k, slots_in = most_in * c.top_k;
+    const bool by_tokens = exchange.by_tokens(), low_latency = exchange.low_latency();
+    const std::uint64_t placed = ops::moe_capacity(most_in, c.top_k, experts, c.alignment);
+    const std::uint64_t capacity = exchange.capacity();
+    const Record token = exchange.token_record(), gradient = exchange.gradient_record(),
+                 sum = exchange.sum_record();
+    std::vector<HandleBuffer> all;
+    const auto add = [&](Buffer Handle::* buffer, const char* what, std::uint64_t bytes,
+                         MemoryKind kind = MemoryKind::Device) {
+        all.push_back({buffer, what, std::max<std::uint64_t>(bytes, 16), kind});
+    };
+    const auto add_wire = [&](Buffer Handle::* buffer, WireMemory Handle::* memory,
+                              const char* what, std::uint64_t bytes, bool receives) {
+        all.push_back({buffer, what, bytes, MemoryKind::Device, memory, receives});
+    };
+    add(&Handle::rank_slot_to_row, "rank slots", slots_out * 4);
+    if (!low_latency) {
+        add(&Handle::rank_ids, "rank ids", slots_out * 4);
+        add(&Handle::rank_counts, "rank counts", routes * 4);
+        add(&Handle::rank_offsets, "rank offsets", (routes + 1) * 4);
+        add(&Handle::rank_row_to_slot, "rank rows",
+            ops::moe_capacity(c.max_tokens, c.top_k, routes, 1) * 4);
+        add(&Handle::expert_loads, "expert loads", c.num_experts * 4);
+        add(&Handle::host_counts, "counts", (routes + c.num_experts) * 4, MemoryKind::Readback);
+        if (exchange.quantizes() && !exchange.before)
+            add(&Handle::quantized, "quantised", c.max_tokens * token.row_bytes);
+    }
+    if (!exchange.before) { // else what the hop before brings
+        add_wire(&Handle::send_records, &Handle::send_memory, "records to send",
+                 low_latency ? c.max_tokens * token.bytes
+                             : most_sent * std::max(token.bytes, gradient.bytes),
+                 false);
+        add_wire(&Handle::back_records, &Handle::back_memory, "records back",
+                 (low_latency ? most_in : most_sent) * sum.bytes, true);
+    }
+    add(&Handle::record_count, "record count", Handle::kCountsAt + (experts + members) * 4,
+        MemoryKind::Upload);
+    if (low_latency) {
+        add_wire(&Handle::received, &Handle::received_memory, "records received",
+                 most_in * token.bytes, true);
+        add_wire(&Handle::returned, &Handle::returned_memory, "records to return",
+                 most_in * sum.bytes, false);
+        if (!by_tokens)
+            add(&Handle::rows, "rows", capacity * token.row_bytes);
+    }
+    add(&Handle::slot_ids, "slot ids", slots_in * 4);
+    add(&Handle::slot_weights, "slot weights", slots_in * 4);
+    add(&Handle::slot_scalars, "slot scalars", slots_in * 4);
+    const std::uint64_t workspace =
+        std::max(low_latency ? 0 : ops::moe_layout_workspace_bytes(c.max_tokens, c.top_k, routes),
+                 by_tokens ? 0 : ops::moe_layout_workspace_bytes(most_in, c.top_k, experts));
+    if (workspace > 0)
+        add(&Handle::workspace, "workspace", workspace);
+    if (by_tokens)
+        return all;
+    add(&Handle::counts, "expert counts", experts * 4);
+    add(&Handle::offsets, "expert offsets", (experts + 1) * 4);
+    add(&Handle::row_to_slot, "rows placed", placed * 4);
+    add(&Handle::slot_to_row, "slots", slots_in * 4);
+    if (!low_latency)
+        add(&Handle::weights_of_rows, "row weights", capacity * 4);
+    return all;
+}
+
+std::uint64_t ExpertExchange::handle_bytes() const {
+    std::uint64_t bytes = 0;
+    for (const Impl* hop = impl_.get(); hop != nullptr; hop = hop->before.get())
+        for (const HandleBuffer& buffer : handle_buffers(*hop))
+            bytes += buffer.bytes;
+    return bytes;
+}
+
+ExchangeHandle::Impl::Impl(std::shared_ptr<ExpertExchange::Impl> of, std::string handle_name)
+    : owner(std::move(of)), exchange(*owner), name(std::move(handle_name)),
+      before(exchange.before ? std::make_shared<Impl>(exchange.before, name + " between nodes")
+                             : nullptr),
+      lane(exchange.thread.add_lane(name)), capacity(exchange.capacity()) {
+    const std::uint64_t members = exchange.group_size();
+    for (const HandleBuffer& made : handle_buffers(exchange))
+        this->*made.buffer =
+            made.memory != nullptr
+                ? make_wire(made.what, made.bytes, made.receives, this->*made.memory)
+                : Buffer(exchange.device, {.name = name + " " + made.what,
+                                           .bytes = made.bytes,
+                                           .kind = made.kind,
+                                           .category = MemoryCategory::Communication});
+    blank_received.resize(members);
+    blank_back.resize(members);
+    // What is as large as what arrives, or as what the hop before brings.
+    const auto declare = [&](Buffer& buffer, const char* what, MemoryKind kind,
+                             MemoryCategory category) {
+        buffer = Buffer::declare(exchange.device,
+                                 {.name = name + " " + what, .kind = kind, .category = category});
+    };
+    const auto declare_wire = [&](Buffer& buffer, const char* what) {
+        declare(buffer, what, exchange.zero_copy() ? MemoryKind::Readback : MemoryKind::Device,
+                MemoryCategory::Communication);
+    };
+    const auto declare_rows = [&](Buffer& buffer, const char* what) {
+        declare(buffer, what, MemoryKind::Device, MemoryCategory::Activations);
+    };
+    if (before) {
+        declare_wire(send_records, "records to send");
+        declare_wire(back_records, "records back");
+    }
+    if (exchange.low_latency()) {
+        const auto words = record_count.mapped_as<std::uint32_t>();
+        words[0] = static_cast<std::uint32_t>(exchange.most_received());
+        words[kZeroAt / 4] = 0;
+        sent_rows.assign(members, exchange.config.max_tokens);
+        received_rows = sent_rows;
+    } else {
+        declare_wire(received, "records received");
+        declare_wire(returned, "records to return");
+        if (!exchange.by_tokens())
+            declare_rows(rows, "rows");
+    }
+    if (exchange.by_tokens())
+        declare_wire(gradients, "result gradients");
+    else
+        declare_rows(gradients, "result gradients");
+}
+
+Buffer ExchangeHandle::Impl::make_staging(const char* what, std::uint64_t bytes) const {
+    return Buffer(exchange.device, {.name = name + what,
+                                    .bytes = bytes,
+                                    .kind = MemoryKind::Readback,
+                                    .category = MemoryCategory::Communication});
+}
+
+Buffer ExchangeHandle::Impl::make_wire(const std::string& what, std::uint64_t bytes, bool receives,
+                                       WireMemory& memory) const {
+    const std::string of = name + " " + what;
+    if (exchange.link != nullptr) {
+        memory.link = exchange.link->allocate(bytes, exchange.gone);
+        return memory.link->make_buffer(exchange.device, of);
+    }
+    // What is sent from memory that the node's ranks share is not copied to be sent.
+    if (exchange.zero_copy() && !receives)
+        memory.shared = exchange.share(bytes);
+    if (memory.shared)
+        return Buffer::import_host(exchange.device, memory.shared.bytes(), of);
+    return Buffer(exchange.device,
+                  {.name = of,
+                   .bytes = bytes,
+                   .kind = exchange.zero_copy() ? MemoryKind::Readback : MemoryKind::Device,
+                   .category = MemoryCategory::Communication});
+}
+
+TensorView ExchangeHandle::Impl::sent_slots(std::uint64_t num_tokens) const {
+    return rank_slot_to_row.tensor(DType::I32, {num_tokens, exchange.config.top_k});
+}
+
+ops::MoeLayout ExchangeHandle::Impl::send_layout(std::uint64_t num_tokens) const {
+    const ExchangeConfig& c = exchange.config;
+    const std::uint64_t routes = exchange.routes();
+    return {.counts = rank_counts.tensor(DType::U32, {routes}),
+            .offsets = rank_offsets.tensor(DType::U32, {routes + 1}),
+            .row_to_slot = rank_row_to_slot.tensor(
+                DType::I32, {ops::moe_capacity(num_tokens, c.top_k, routes, 1)}),
+            .slot_to_row = sent_slots(num_tokens),
+            .alignment = 1};
+}
+
+ops::MoeLayout ExchangeHandle::Impl::receive_layout() const {
+    const std::uint64_t local = exchange.own_experts();
+    const ExchangeConfig& c = exchange.config;
+    const std::uint64_t most_in = exchange.most_received();
+    return {.counts = counts.tensor(DType::U32, {local}),
+            .offsets = offsets.tensor(DType::U32, {local + 1}),
+            .row_to_slot = row_to_slot.tensor(
+                DType::I32, {ops::moe_capacity(most_in, c.top_k, local, c.alignment)}),
+            .slot_to_row = slot_to_row.tensor(DType::I32, {most_in, c.top_k}),
+            .alignment = c.alignment};
+}
+
+BufferView ExchangeHandle::Impl::row_count() const {
+    if (exchange.masked())
+        return {}; // see expert_counts()
+    return exchange.by_tokens() ? record_count.view().sub(0, 4) : receive_layout().row_count();
+}
+
+BufferView ExchangeHandle::Impl::first_rows() const {
+    const std::uint64_t members = exchange.group_size();
+    return record_count.view().sub(record_count.size() - members * 4, members * 4);
+}
+
+TensorView ExchangeHandle::Impl::tokens_in_records() const {
+    const Record record = exchange.token_record();
+    const TensorView records =
+        record.codes()
+            ? strided_rows(received.view(), DType::F8E4M3, capacity, record.row_bytes, record.bytes)
+            : exchange.plain(received.view(), record.dtype, capacity, record.bytes);
+    return records.with_row_count(row_count());
+}
+
+TensorView ExchangeHandle::Impl::row_experts() const {
+    return slot_ids.tensor(DType::I32, {capacity, exchange.config.top_k})
+        .with_row_count(row_count());
+}
+
+TensorView ExchangeHandle::Impl::row_weights() const {
+    const TensorView weights =
+        exchange.by_tokens() ? slot_weights.tensor(DType::F32, {capacity, exchange.config.top_k})
+                             : weights_of_rows.tensor(DType::F32, {capacity});
+    return weights.with_row_count(row_count());
+}
+
+TensorView ExchangeHandle::Impl::results_in_records() const {
+    const Record record = exchange.sum_record();
+    return exchange.plain(returned.view(), record.dtype, capacity, record.bytes)
+        .with_row_count(row_count());
+}
+
+TensorView ExchangeHandle::Impl::d_results() const {
+    const Record record = exchange.gradient_record();
+    return exchange
+        .plain(gradients.view(), record.dtype, capacity,
+               exchange.by_tokens() ? record.bytes : record.row_bytes)
+        .with_row_count(row_count());
+}
+
+bool ExchangeHandle::Impl::stand_in_records(const TensorView& tensor) const {
+    const Record record = exchange.sum_record();
+    return exchange.by_tokens() && tensor.buffer.resource == returned.view().resource &&
+           tensor.buffer.offset == 0 && tensor.rank == 2 && tensor.stride[1] == 1 &&
+           tensor.stride[0] * size_of(tensor.dtype) == record.bytes &&
+           tensor.dtype == record.dtype && tensor.extent[0] == capacity &&
+           tensor.extent[1] == exchange.config.hidden;
+}
+
+void ExchangeHandle::Impl::drop_recordings() {
+    if (before)
+        before->drop_recordings();
+    for (RecordingCache* cache :
+         {&pack_dispatch, &pack_backward, &unpack_dispatch, &unpack_backward, &reduce_forward,
+          &reduce_backward, &finish_forward, &finish_backward})
+        cache->clear();
+}
+
+ExchangeHandle::ExchangeHandle(std::shared_ptr<Impl> impl) : impl_(std::move(impl)) {
+}
+
+// The recordings end on this thread, which may wait; the lane's jobs keep the rest.
+ExchangeHandle::~ExchangeHandle() {
+    impl_->drop_recordings();
+}
+
+TensorView ExchangeHandle::add_row_tensor(std::string name, DType dtype, std::uint64_t columns,
+                                          MemoryCategory category) {
+    require(!impl_->dispatched, impl_->name, "row tensors are added before the first dispatch");
+    require(!impl_->exchange.low_latency(), impl_->name,
+            "a low-latency handle's rows are there at all times: make a tensor of capacity() rows");
+    ExchangeHandle::Impl::RowTensor tensor;
+    tensor.buffer = std::make_unique<Buffer>(Buffer::declare(
+        impl_->exchange.device, {.name = impl_->name + " " + name, .category = category}));
+    tensor.row_bytes = columns * size_of(dtype);
+    impl_->row_tensors.push_back(std::move(tensor));
+    return impl_->row_tensors.back()
+        .buffer->tensor(dtype, {impl_->capacity, columns})
+        .with_row_count(impl_->row_count());
+}
+
+TensorView ExchangeHandle::rows() const {
+    const ExpertExchange::Impl& exchange = impl_->exchange;
+    if (exchange.quantizes())
+        return quantized_rows().codes;
+    const BufferView memory = (exchange.by_tokens() ? impl_->received : impl_->rows).view();
+    const Record record = exchange.token_record();
+    return exchange
+        .plain(memory, record.dtype, impl_->capacity,
+               exchange.by_tokens() ? record.bytes : record.row_bytes)
+        .with_row_count(impl_->row_count());
+}
+
+fp8::Quantized ExchangeHandle::quantized_rows() const {
+    const ExpertExchange::Impl& exchange = impl_->exchange;
+    require(exchange.quantizes(), impl_->name,
+            "tokens travel as they are: set ExchangeConfig::token_wire to F8E4M3 for codes");
+    const BufferView memory = (exchange.by_tokens() ? impl_->received : impl_->rows).view();
+    const Record record = exchange.token_record();
+    fp8::Quantized rows = exchange.quantized(
+        memory, impl_->capacity, exchange.by_tokens() ? record.bytes : record.row_bytes);
+    rows.codes.row_count = rows.scales.row_count = impl_->row_count();
+    return rows;
+}
+
+TensorView ExchangeHandle::results() const {
+    require(impl_->exchange.by_tokens(), impl_->name,
+            "results of ExpertMajor stand wherever the caller wants them");
+    return impl_->results_in_records();
+}
+
+TensorView ExchangeHandle::d_results() const {
+    require(!impl_->exchange.low_latency(), impl_->name, "low-latency mode goes forward only");
+    return impl_->d_results();
+}
+
+std::uint64_t ExchangeHandle::spacing() const {
+    require(impl_->exchange.masked(), impl_->name, "only masked rows have a spacing");
+    return impl_->exchange.most_received();
+}
+
+TensorView ExchangeHandle::row_weights() const {
+    require(!impl_->exchange.masked(), impl_->name,
+            "low-latency combine applies the weights itself");
+    return impl_->row_weights();
+}
+
+TensorView ExchangeHandle::row_experts() const {
+    require(impl_->exchange.by_tokens(), impl_->name,
+            "rows of ExpertMajor stand by expert: see expert_offsets()");
+    return impl_->row_experts();
+}
+
+TensorView ExchangeHandle::expert_offsets() const {
+    require(!impl_->exchange.by_tokens() && !impl_->exchange.low_latency(), impl_->name,
+            impl_->exchange.by_tokens()
+                ? "rows of RankMajor do not stand by expert: see row_experts()"
+                : "low-latency rows of expert e begin at e * spacing()");
+    return impl_->receive_layout().offsets;
+}
+
+TensorView ExchangeHandle::expert_counts() const {
+    const ExpertExchange::Impl& exchange = impl_->exchange;
+    if (!exchange.by_tokens())
+        return impl_->receive_layout().counts;
+    require(!exchange.low_latency(), impl_->name,
+            "nobody has counted low-latency rows by source rank: see row_experts()");
+    const std::uint64_t local = exchange.experts_of(static_cast<std::uint64_t>(exchange.position));
+    return TensorView::contiguous(
+        impl_->record_count.view().sub(ExchangeHandle::Impl::kCountsAt, local * 4), DType::U32,
+        {local});
+}
+
+std::uint64_t ExchangeHandle::capacity() const {
+    return impl_->capacity;
+}
+
+} // namespace bellows
