@@ -25,7 +25,7 @@ set(BELLOWS_TEST_PATIENCE 1 CACHE STRING "Whole factor on the tests' time limits
 # each command, which say more. The first run on a machine compiles all shaders, those for matrix
 # units for minutes; later ones find them in the driver's cache.
 set(bellows_time_limit 180)
-set(bellows_time_limit_fp8 400)
+set(bellows_time_limit_fp8 600)
 set(bellows_time_limit_comm 240)
 set(bellows_time_limit_e2e 420)
 set(bellows_time_limit_model 200)

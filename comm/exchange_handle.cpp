@@ -26,7 +26,7 @@ Recording& RecordingCache::keep(std::vector<BufferView> key, std::unique_ptr<Rec
     return *kept_.back().second;
 }
 
-std::vector<HandleBuffer> handle_buffers(const ExpertExchange::Impl& exchange) {
+std::vector<HandleBuffer> handle_buffers(const ExchangeShape& exchange) {
     using Handle = ExchangeHandle::Impl;
     const ExchangeConfig& c = exchange.config;
     const std::uint64_t members = exchange.group_size(), routes = exchange.routes();
@@ -56,22 +56,21 @@ std::vector<HandleBuffer> handle_buffers(const ExpertExchange::Impl& exchange) {
             ops::moe_capacity(c.max_tokens, c.top_k, routes, 1) * 4);
         add(&Handle::expert_loads, "expert loads", c.num_experts * 4);
         add(&Handle::host_counts, "counts", (routes + c.num_experts) * 4, MemoryKind::Readback);
-        if (exchange.quantizes() && !exchange.before)
+        if (exchange.quantizes() && !exchange.has_before())
             add(&Handle::quantized, "quantised", c.max_tokens * token.row_bytes);
     }
-    if (!exchange.before) { // else what the hop before brings
-        add_wire(&Handle::send_records, &Handle::send_memory, "records to send",
-                 low_latency ? c.max_tokens * token.bytes
-                             : most_sent * std::max(token.bytes, gradient.bytes),
-                 false);
+    if (!exchange.has_before()) { // else what the hop before brings
+        if (!low_latency)
+            add_wire(&Handle::send_records, &Handle::send_memory, "records to send",
+                     most_sent * std::max(token.bytes, gradient.bytes), false);
         add_wire(&Handle::back_records, &Handle::back_memory, "records back",
                  (low_latency ? most_in : most_sent) * sum.bytes, true);
     }
     add(&Handle::record_count, "record count", Handle::kCountsAt + (experts + members) * 4,
         MemoryKind::Upload);
     if (low_latency) {
-        add_wire(&Handle::received, &Handle::received_memory, "records received",
-                 most_in * token.bytes, true);
+        add_wire(&Handle::received, &Handle::received_memory, "records", most_in * token.bytes,
+                 false);
         add_wire(&Handle::returned, &Handle::returned_memory, "records to return",
                  most_in * sum.bytes, false);
         if (!by_tokens)
@@ -97,11 +96,39 @@ std::vector<HandleBuffer> handle_buffers(const ExpertExchange::Impl& exchange) {
 }
 
 std::uint64_t ExpertExchange::handle_bytes() const {
+    return handle_bytes(impl_->world, impl_->whole);
+}
+
+std::uint64_t ExpertExchange::handle_bytes(const World& world, const ExchangeConfig& config) {
     std::uint64_t bytes = 0;
-    for (const Impl* hop = impl_.get(); hop != nullptr; hop = hop->before.get())
-        for (const HandleBuffer& buffer : handle_buffers(*hop))
+    for (const ExchangeShape& hop : plan_hops(world, checked(world, config)))
+        for (const HandleBuffer& buffer : handle_buffers(hop))
             bytes += buffer.bytes;
     return bytes;
+}
+
+std::uint64_t ExpertExchange::max_tokens_within(const World& world, ExchangeConfig config,
+                                                std::uint64_t bytes) {
+    const std::uint64_t wanted = config.max_tokens;
+    require(wanted > 0, config.name, "max_tokens is 0");
+    config.max_tokens = 1;
+    handle_bytes(world, config); // throws what no number of tokens mends
+    const auto fits = [&](std::uint64_t tokens) {
+        config.max_tokens = tokens;
+        try {
+            return handle_bytes(world, config) <= bytes;
+        } catch (const Error&) {
+            return false; // more than kernels address
+        }
+    };
+    if (fits(wanted))
+        return wanted;
+    std::uint64_t least = 0, most = wanted; // fits, does not
+    while (most - least > 1) {
+        const std::uint64_t middle = least + (most - least) / 2;
+        (fits(middle) ? least : most) = middle;
+    }
+    return least;
 }
 
 ExchangeHandle::Impl::Impl(std::shared_ptr<ExpertExchange::Impl> of, std::string handle_name)
@@ -179,6 +206,11 @@ Buffer ExchangeHandle::Impl::make_wire(const std::string& what, std::uint64_t by
                    .bytes = bytes,
                    .kind = exchange.zero_copy() ? MemoryKind::Readback : MemoryKind::Device,
                    .category = MemoryCategory::Communication});
+}
+
+BufferView ExchangeHandle::Impl::own_records(const Buffer& all, const Record& record) const {
+    const std::uint64_t bytes = exchange.config.max_tokens * record.bytes;
+    return all.view().sub(static_cast<std::uint64_t>(exchange.position) * bytes, bytes);
 }
 
 TensorView ExchangeHandle::Impl::sent_slots(std::uint64_t num_tokens) const {
@@ -263,9 +295,14 @@ bool ExchangeHandle::Impl::stand_in_records(const TensorView& tensor) const {
            tensor.extent[1] == exchange.config.hidden;
 }
 
-void ExchangeHandle::Impl::drop_recordings() {
+void ExchangeHandle::Impl::finish() {
     if (before)
-        before->drop_recordings();
+        before->finish();
+    try {
+        last_sent.wait(exchange.config.timeout + std::chrono::seconds(10));
+    } catch (const Error&) {
+        // The control plane has told everybody.
+    }
     for (RecordingCache* cache :
          {&pack_dispatch, &pack_backward, &unpack_dispatch, &unpack_backward, &reduce_forward,
           &reduce_backward, &finish_forward, &finish_backward})
@@ -277,7 +314,7 @@ ExchangeHandle::ExchangeHandle(std::shared_ptr<Impl> impl) : impl_(std::move(imp
 
 // The recordings end on this thread, which may wait; the lane's jobs keep the rest.
 ExchangeHandle::~ExchangeHandle() {
-    impl_->drop_recordings();
+    impl_->finish();
 }
 
 TensorView ExchangeHandle::add_row_tensor(std::string name, DType dtype, std::uint64_t columns,

@@ -13,11 +13,10 @@
 
 #include "device_link.hpp"
 #include "exchange_grid.hpp"
+#include "exchange_shape.hpp"
 
 #include <bellows/comm/expert_exchange.hpp>
-#include <bellows/engine/error.hpp>
 #include <bellows/engine/recording.hpp>
-#include <bellows/fp8/recipe.hpp>
 
 #include <atomic>
 #include <memory>
@@ -26,45 +25,22 @@
 
 namespace bellows {
 
-/// Refuses what an exchange or handle is asked for. Throws Error{InvalidArgument}.
-inline void require(bool good, const std::string& name, const std::string& message) {
-    if (!good)
-        throw Error(ErrorCode::InvalidArgument, name + ": " + message);
-}
-
-/// A row on the wire (shaders/include/exchange.glsl): what is said of a token, then words for each
-/// of its choices, then what is left to a multiple of 16 or, of wider elements, 32 bytes.
-struct Record {
-    std::uint64_t row_bytes = 0; ///< elements, or codes and their scales, 16 bytes' multiples each
-    std::uint64_t bytes = 0;
-    DType dtype = DType::F32; ///< of the elements; F8E4M3: codes
-    bool codes() const noexcept { return dtype == DType::F8E4M3; }
-};
-
 /// What a buffer that records travel from or to is made of, where others reach it.
 struct WireMemory {
     SharedMemory shared;             ///< of the node's ranks
     std::shared_ptr<LinkBlock> link; ///< of the devices that the exchange's link reaches
 };
 
-/// A matrix at the start of `memory` whose rows, of whole 16 bytes, stand row_stride bytes from
-/// each other.
-TensorView strided_rows(BufferView memory, DType dtype, std::uint64_t rows, std::uint64_t columns,
-                        std::uint64_t row_stride);
-
 /// A hop. Lives as long as the last handle or lane job that needs it.
-struct ExpertExchange::Impl {
+struct ExpertExchange::Impl : ExchangeShape {
     Device& device;
     World& world;
     Transport& transport;
     HostThread& thread;
-    ExchangeConfig config; ///< of this hop
-    ExchangeConfig whole;  ///< of the exchange
+    ExchangeConfig whole; ///< of the exchange
     /// The hop between nodes, whose rows are this one's tokens; null: tokens are the caller's.
     std::shared_ptr<Impl> before{};
     ControlPlane::Subscription on_failure{}; ///< given up with the ExpertExchange itself
-    std::uint64_t ranks_per_member = 1;      ///< whose experts a member of the group stands for
-    int position = 0;                        ///< of this rank in the group
     std::uint32_t workgroups = 0;            ///< most of the calls that follow; 0: as many as serve
     /// Counted by the lanes, read by anybody.
     std::atomic<std::uint64_t> exchanges{0}, nanoseconds_waited{0}, nanoseconds_for_counts{0},
@@ -91,56 +67,18 @@ struct ExpertExchange::Impl {
     /// Of low latency: members of the group that are done without. Set by anybody, read by lanes.
     std::unique_ptr<std::atomic<bool>[]> mask{};
 
-    std::uint64_t group_size() const noexcept { return config.ranks.size(); }
-    /// Ranks that share the experts out.
-    std::uint64_t owners() const noexcept { return group_size() * ranks_per_member; }
-    std::uint64_t experts_of(std::uint64_t at) const noexcept {
-        return first_expert_of(at + 1) - first_expert_of(at);
-    }
-    std::uint64_t first_expert_of(std::uint64_t at) const noexcept;
-    /// Of this rank: buffers of a rank without experts have room for one.
-    std::uint64_t own_experts() const noexcept;
-    /// Rows of this rank's experts in the worst case.
-    std::uint64_t capacity() const;
-    /// Nodes that the tokens of a member come from; records keep that order.
-    std::uint64_t origins() const noexcept { return before ? before->group_size() : 1; }
-    /// Records that a member sends another are counted by origin.
-    std::uint64_t routes() const noexcept { return group_size() * origins(); }
-    bool low_latency() const noexcept { return config.mode == ExchangeMode::LowLatency; }
-    bool by_tokens() const noexcept { return config.layout == ExchangeLayout::RankMajor; }
     /// A short wait is worth a core, unless kernels run on it.
     bool hurries() const noexcept { return !device.info().is_cpu; }
-    /// Rows stand at fixed places of their experts.
-    bool masked() const noexcept { return low_latency() && !by_tokens(); }
-    bool quantizes() const noexcept { return config.token_wire == DType::F8E4M3; }
-    bool exact() const noexcept { return config.sums == ExchangeSums::Exact; }
-    /// Of sums on their way back.
-    DType sum_type() const noexcept;
-    /// Of codes.
-    fp8::Recipe recipe() const noexcept;
-    /// Of dispatch.
-    Record token_record() const;
-    /// Outbound, of the backward of combine.
-    Record gradient_record() const noexcept;
-    /// Inbound.
-    Record sum_record() const noexcept;
-    /// Codes and scales of `rows` rows that stand row_stride bytes from each other in `memory`.
-    fp8::Quantized quantized(BufferView memory, std::uint64_t rows, std::uint64_t row_stride) const;
-    /// Rows of elements, not codes, that stand so.
-    TensorView plain(BufferView memory, DType dtype, std::uint64_t rows,
-                     std::uint64_t row_stride) const;
-    /// Records that this rank can send or receive in one outbound leg.
-    std::uint64_t most_sent() const noexcept;
-    std::uint64_t most_received() const noexcept;
     /// Memory that messages are not copied from, for import into the device; empty where either
     /// is refused.
     SharedMemory share(std::uint64_t bytes) const;
     /// Whether this mode goes on without a member: it was masked, or is lost.
     bool without(std::uint64_t at) const noexcept {
-        return low_latency() && (mask[at] || world.control().lost(config.ranks[at]));
+        return low_latency() && (mask[at] || lost(at));
     }
-    /// The position of a rank that may be masked. Throws Error{InvalidArgument}.
-    std::uint64_t maskable(int rank) const;
+    bool lost(std::uint64_t at) const noexcept {
+        return low_latency() && world.control().lost(config.ranks[at]);
+    }
     /// Whether records go to and come from a member of the group by the device link.
     bool linked(std::uint64_t at) const noexcept {
         return link != nullptr && link->reaches(config.ranks[at]);
@@ -149,15 +87,12 @@ struct ExpertExchange::Impl {
     void try_import();
     /// A message that stands in a peer's memory, as the device sees it. On `thread`.
     BufferView view_of(int peer, const InPlace& message);
-    /// Kernels count 4 and 8 bytes in 32 bits. Throws Error{InvalidArgument} for more than that of
-    /// records or rows.
-    void require_addressable(std::uint64_t records, std::uint64_t rows) const;
     /// Host memory serves as device memory (CPU drivers): no staging.
     bool zero_copy() const noexcept { return device.info().is_cpu && !config.stage_always; }
     template <class Call>
     auto together(const ExchangeHandle& handle, const Call& call);
     ExchangeGrid grid() const noexcept { return {device.info().is_cpu, workgroups}; }
-    /// Finds this rank's position, checks sizes.
+    /// Finds out which ways there are to the others.
     void prepare();
 };
 
@@ -197,7 +132,9 @@ struct ExchangeHandle::Impl {
     Buffer expert_loads; ///< slots per global expert
     Buffer host_counts;  ///< Readback: rank_counts (of routes()), then expert_loads
     Buffer quantized;    ///< tokens as they travel, if not as they are
-    Buffer send_records; ///< outbound, by destination; late where there is a hop before
+    /// Outbound, by destination; late where there is a hop before. None in low latency: see
+    /// own_records().
+    Buffer send_records;
     Buffer back_records; ///< inbound, the same rows coming back; late likewise
     // At the experts.
     /// Upload: received records; at kZeroAt 0; at kCountsAt rows of each local expert (RankMajor);
@@ -224,7 +161,9 @@ struct ExchangeHandle::Impl {
     std::vector<std::uint64_t> sent_rows, received_rows; ///< per member of the group and origin
     std::uint64_t num_rows = 0;
 
-    TimePoint last_leg;  ///< its lane job
+    TimePoint last_leg;  ///< all that comes is here
+    TimePoint last_sent; ///< and what this rank sends has left
+    TimePoint sum_after; ///< what the next combine's sums come after, beside what they need
     TensorView topk_ids; ///< of the running dispatch
     std::uint64_t tokens = 0;
     bool dispatched = false; ///< row tensors can be added no more
@@ -237,6 +176,9 @@ struct ExchangeHandle::Impl {
     /// What records travel from, or, `receives`, to.
     Buffer make_wire(const std::string& what, std::uint64_t bytes, bool receives,
                      WireMemory& memory) const;
+    /// Low latency, in a buffer with the records of all ranks: this rank's own. Its tokens are sent
+    /// from where they arrive, too.
+    BufferView own_records(const Buffer& all, const Record& record) const;
     /// The record of each slot of this hop's tokens, -1 for none.
     TensorView sent_slots(std::uint64_t num_tokens) const;
     ops::MoeLayout send_layout(std::uint64_t num_tokens) const;
@@ -261,8 +203,8 @@ struct ExchangeHandle::Impl {
     }
     /// Whether these are the rows of the records to return, which need no packing.
     bool stand_in_records(const TensorView& tensor) const;
-    /// Waits, as recordings do, for what still runs.
-    void drop_recordings();
+    /// Waits until others have what they take from its memory, and for what still runs.
+    void finish();
 };
 
 /// Memory that a handle takes when it is made.
@@ -275,7 +217,7 @@ struct HandleBuffer {
     bool receives = false;                               ///< those
 };
 /// All of a hop's.
-std::vector<HandleBuffer> handle_buffers(const ExpertExchange::Impl& exchange);
+std::vector<HandleBuffer> handle_buffers(const ExchangeShape& exchange);
 
 using ExchangeHandlePtr = std::shared_ptr<ExchangeHandle::Impl>;
 
@@ -292,8 +234,8 @@ struct LegJob {
     ExchangeHandlePtr next = nullptr; ///< learn: what the next hop sends is bound, too
 };
 
-/// The lane job of a leg.
-LaneJob make_outbound_job(const ExchangeHandlePtr& handle, LegJob leg);
-LaneJob make_inbound_job(const ExchangeHandlePtr& handle, LegJob leg);
+/// The lane jobs of a leg, which become the handle's last_leg and last_sent.
+void post_outbound(const ExchangeHandlePtr& handle, LegJob leg);
+void post_inbound(const ExchangeHandlePtr& handle, LegJob leg);
 
 } // namespace bellows

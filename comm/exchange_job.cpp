@@ -1,10 +1,13 @@
 // SPDX-License-Identifier: MIT
-// The lane jobs of an exchange: learn the counts, bind what they call for, move the bytes. A job is
-// a list of stages; each is asked until it is done.
+// The lane jobs of an exchange: learn the counts, bind what they call for, move the bytes. A leg is
+// a list of stages, each asked until it is done, and two jobs: the first ends when all that comes
+// is here, the second when what this rank sends has left, which holds up nobody but who would write
+// there.
 
 #include "exchange_moves.hpp"
 #include "fail_together.hpp"
 #include "round_up.hpp"
+#include "seal.hpp"
 #include "trace_transfer.hpp"
 
 #include <bellows/engine/error.hpp>
@@ -34,7 +37,7 @@ constexpr std::uint32_t kNobodys = 0xffffffff, kNothing = 0;
 std::vector<std::vector<std::uint32_t>> counts_for_members(const ExchangeHandle::Impl& handle) {
     const ExpertExchange::Impl& exchange = handle.exchange;
     const auto all = handle.host_counts.mapped_as<const std::uint32_t>();
-    const std::uint64_t members = exchange.group_size(), origins = exchange.origins();
+    const std::uint64_t members = exchange.group_size(), origins = exchange.origins;
     std::vector<std::vector<std::uint32_t>> messages(members);
     for (std::uint64_t at = 0; at < members; ++at) {
         const auto rows = all.subspan(at * origins, origins);
@@ -85,26 +88,53 @@ public:
         then([this](LaneContext& context) { return move_records(context); });
     }
 
+    /// Of the first job.
     Progress step(LaneContext& context) {
         if (began_ == Clock::time_point{}) {
             began_ = Clock::now();
             activity_ = exchange_.world.control().begin_activity([this] { return describe(); });
         }
-        try {
-            const std::scoped_lock lock(mutex_);
+        return explaining([&] {
+            require_in_time();
             return advance(context);
-        } catch (const Error& error) {
-            throw explained(error);
-        }
+        });
+    }
+
+    /// Of the second.
+    Progress step_rest(LaneContext& context) {
+        if (stage_ < stages_.size())
+            throw Error(ErrorCode::Aborted, name_ + " has failed");
+        return explaining([&] {
+            if (late())
+                moves().give_up_masked();
+            const Progress progress = send_rest(context);
+            if (progress != Progress::Done)
+                require_in_time();
+            return progress;
+        });
     }
 
 private:
     using Stage = std::function<Progress(LaneContext&)>;
 
-    Progress advance(LaneContext& context) {
-        if (Clock::now() - began_ > exchange_.config.timeout)
+    bool late() const { return Clock::now() - began_ > exchange_.config.timeout; }
+    void require_in_time() const {
+        if (late())
             throw timeout_error(exchange_.transport, transfers(), name_ + ": " + phase_,
                                 exchange_.config.timeout);
+    }
+
+    template <class Part>
+    Progress explaining(const Part& part) {
+        try {
+            const std::scoped_lock lock(mutex_);
+            return part();
+        } catch (const Error& error) {
+            throw explained(error);
+        }
+    }
+
+    Progress advance(LaneContext& context) {
         while (stage_ < stages_.size()) {
             const Progress progress = stages_[stage_](context);
             context.phase(phase_);
@@ -163,17 +193,17 @@ private:
         std::uint64_t offset = 0;
         RecordRuns runs(exchange_.group_size());
         for (std::uint64_t at = 0; at < runs.size(); ++at)
-            for (std::uint64_t origin = 0; origin < exchange_.origins(); ++origin)
-                add_run(runs[at], handle_.sent_rows[at * exchange_.origins() + origin], offset);
+            for (std::uint64_t origin = 0; origin < exchange_.origins; ++origin)
+                add_run(runs[at], handle_.sent_rows[at * exchange_.origins + origin], offset);
         return runs;
     }
     /// And at the experts: by origin, then by the member that they come from.
     RecordRuns runs_at_experts() const {
         std::uint64_t offset = 0;
         RecordRuns runs(exchange_.group_size());
-        for (std::uint64_t origin = 0; origin < exchange_.origins(); ++origin)
+        for (std::uint64_t origin = 0; origin < exchange_.origins; ++origin)
             for (std::uint64_t at = 0; at < runs.size(); ++at)
-                add_run(runs[at], handle_.received_rows[at * exchange_.origins() + origin], offset);
+                add_run(runs[at], handle_.received_rows[at * exchange_.origins + origin], offset);
         return runs;
     }
     void add_run(std::vector<RecordRun>& runs, std::uint64_t rows, std::uint64_t& offset) const {
@@ -183,11 +213,12 @@ private:
     RecordMoves::Out out() const {
         if (!outbound_)
             return {{handle_.returned, handle_.returned_memory}, runs_at_experts()};
-        const RecordMoves::Place place{handle_.send_records, handle_.send_memory};
-        if (!tokens_ || !exchange_.low_latency())
-            return {place, runs_at_source()};
-        const RecordRun all{0, exchange_.config.max_tokens * record_bytes_};
-        return {place, RecordRuns(exchange_.group_size(), {all}), true};
+        if (!exchange_.low_latency())
+            return {{handle_.send_records, handle_.send_memory}, runs_at_source()};
+        const BufferView own = handle_.own_records(handle_.received, record());
+        return {{handle_.received, handle_.received_memory},
+                RecordRuns(exchange_.group_size(), {{own.offset, own.bytes}}),
+                true};
     }
     RecordRuns runs_in() const { return outbound_ ? runs_at_experts() : runs_at_source(); }
     RecordMoves::In in() const {
@@ -223,7 +254,7 @@ private:
         const std::uint64_t own = static_cast<std::uint64_t>(exchange_.position);
         incoming_counts_.assign(
             exchange_.group_size(),
-            std::vector<std::uint32_t>(exchange_.origins() + exchange_.experts_of(own)));
+            std::vector<std::uint32_t>(exchange_.origins + exchange_.experts_of(own) + 1));
         for (std::uint64_t at = 0; at < exchange_.group_size(); ++at)
             counts_in_.push_back(exchange_.transport.post_recv(
                 exchange_.config.ranks[at], {sequence_, kCountsStream},
@@ -236,8 +267,9 @@ private:
         outgoing_counts_ = counts_for_members(handle_);
         handle_.sent_rows.clear();
         for (std::uint64_t at = 0; at < exchange_.group_size(); ++at) {
-            for (std::uint64_t origin = 0; origin < exchange_.origins(); ++origin)
+            for (std::uint64_t origin = 0; origin < exchange_.origins; ++origin)
                 handle_.sent_rows.push_back(outgoing_counts_[at][origin]);
+            seal(outgoing_counts_[at], sequence_, exchange_.world.rank());
             counts_out_.push_back(exchange_.transport.post_send(
                 exchange_.config.ranks[at], {sequence_, kCountsStream},
                 std::as_bytes(std::span(outgoing_counts_[at]))));
@@ -252,9 +284,11 @@ private:
             return waiting(counts_posted_);
         counts_in_.clear();
         handle_.received_rows.clear();
-        const std::uint64_t origins = exchange_.origins();
-        std::vector<std::uint64_t> per_expert(incoming_counts_.front().size() - origins);
+        const std::uint64_t origins = exchange_.origins;
+        std::vector<std::uint64_t> per_expert(incoming_counts_.front().size() - 1 - origins);
         for (std::uint64_t at = 0; at < exchange_.group_size(); ++at) {
+            unsealed<std::uint32_t>(incoming_counts_[at], sequence_, exchange_.config.ranks[at]);
+            incoming_counts_[at].pop_back();
             check_plausible(at);
             for (std::uint64_t origin = 0; origin < origins; ++origin)
                 handle_.received_rows.push_back(incoming_counts_[at][origin]);
@@ -367,7 +401,7 @@ private:
     /// A rank sends each of its tokens once at most, for 1 to top_k experts.
     void check_plausible(std::uint64_t at) const {
         const auto& counts = incoming_counts_[at];
-        const auto experts = counts.begin() + static_cast<std::ptrdiff_t>(exchange_.origins());
+        const auto experts = counts.begin() + static_cast<std::ptrdiff_t>(exchange_.origins);
         const std::uint64_t rows = std::accumulate(counts.begin(), experts, std::uint64_t{0});
         const std::string peer = "rank " + std::to_string(exchange_.config.ranks[at]);
         const auto refuse = [&](const std::string& what) {
@@ -450,13 +484,17 @@ private:
     }
 
     Progress move_records(LaneContext& context) {
-        const bool told = test(counts_out_);
-        if (const Progress progress = moves().step(context); progress != Progress::Done)
+        const Progress progress = moves().step(context);
+        if (!moves().here())
             return progress == Progress::Again ? waiting(posted_) : progress;
-        if (!told)
-            return waiting(posted_);
         exchange_.nanoseconds_waited += nanoseconds(Clock::now() - posted_);
         return Progress::Done;
+    }
+
+    Progress send_rest(LaneContext& context) {
+        const bool told = test(counts_out_);
+        const Progress progress = moves().step(context);
+        return progress == Progress::Done && !told ? Progress::Again : progress;
     }
 
     ExchangeHandlePtr handle_ptr_, next_; // first: their memory outlives everything here
@@ -480,57 +518,69 @@ private:
     ControlPlane::Activity activity_; // last: it calls describe()
 };
 
-LaneJob make_job(const ExchangeHandlePtr& handle, LegJob leg, bool outbound) {
+/// Hands both jobs in. first: its accesses; source: what is sent from.
+void post(const ExchangeHandlePtr& handle, LegJob leg, bool outbound,
+          std::vector<DeclaredAccess> first, BufferView source) {
     LaneJob job;
     job.name = leg.name;
     // The exchange's own limit comes first and says more; with a gate it begins when that opens.
     job.timeout = handle->exchange.config.timeout + std::chrono::seconds(10);
     if (leg.gate)
         job.timeout += std::chrono::hours(24);
-    auto exchange = std::make_shared<Exchange>(handle, std::move(leg), outbound);
+    const auto exchange = std::make_shared<Exchange>(handle, std::move(leg), outbound);
     job.step = [exchange](LaneContext& context) { return exchange->step(context); };
     job.on_failure = tell_all(handle->exchange.world.control());
     job.prompt = handle->exchange.hurries();
-    return job;
+    LaneJob rest = job;
+    rest.name += ", the rest that is sent";
+    rest.step = [exchange](LaneContext& context) { return exchange->step_rest(context); };
+    job.accesses = std::move(first);
+    job.accesses.push_back({source, Access::Read});
+    rest.accesses = {job.accesses.back()};
+    handle->last_leg = handle->lane.post(std::move(job));
+    handle->last_sent = handle->lane.post(std::move(rest));
 }
 
 } // namespace
 
-LaneJob make_outbound_job(const ExchangeHandlePtr& handle_ptr, LegJob leg) {
+void post_outbound(const ExchangeHandlePtr& handle_ptr, LegJob leg) {
     const ExchangeHandle::Impl& handle = *handle_ptr;
-    const bool learn = leg.learn;
-    const ExchangeHandlePtr next = leg.next;
-    LaneJob job = make_job(handle_ptr, std::move(leg), true);
-    const bool by_tokens = handle.exchange.by_tokens();
+    std::vector<DeclaredAccess> all;
+    if (handle.exchange.low_latency()) {
+        const BufferView records = handle.received.view();
+        const BufferView own = handle.own_records(handle.received, handle.exchange.token_record());
+        const std::uint64_t end = own.offset + own.bytes;
+        for (const BufferView& others :
+             {records.sub(0, own.offset), records.sub(end, records.bytes - end)})
+            if (others.bytes > 0)
+                all.push_back({others, Access::Write});
+        return post(handle_ptr, std::move(leg), true, std::move(all), own);
+    }
     const auto accesses = [&](const Buffer& buffer, Access access) {
-        job.accesses.push_back({buffer.view(), access});
+        all.push_back({buffer.view(), access});
     };
-    accesses(handle.send_records, Access::Read);
-    accesses(handle.arrivals(learn || handle.exchange.low_latency()), Access::Write);
-    if (learn) {
+    accesses(handle.arrivals(leg.learn), Access::Write);
+    if (leg.learn) {
         accesses(handle.host_counts, Access::Read);
         accesses(handle.record_count, Access::Write);
         accesses(handle.returned, Access::Write);
-        if (!by_tokens) {
+        if (!handle.exchange.by_tokens()) {
             accesses(handle.rows, Access::Write);
             accesses(handle.gradients, Access::Write);
         }
         for (const auto& tensor : handle.row_tensors)
             accesses(*tensor.buffer, Access::Write);
-        if (next) {
-            accesses(next->send_records, Access::Write);
-            accesses(next->back_records, Access::Write);
+        if (leg.next) {
+            accesses(leg.next->send_records, Access::Write);
+            accesses(leg.next->back_records, Access::Write);
         }
     }
-    return job;
+    post(handle_ptr, std::move(leg), true, std::move(all), handle.send_records.view());
 }
 
-LaneJob make_inbound_job(const ExchangeHandlePtr& handle_ptr, LegJob leg) {
-    const ExchangeHandle::Impl& handle = *handle_ptr;
-    LaneJob job = make_job(handle_ptr, std::move(leg), false);
-    job.accesses = {{handle.returned.view(), Access::Read},
-                    {handle.back_records.view(), Access::Write}};
-    return job;
+void post_inbound(const ExchangeHandlePtr& handle, LegJob leg) {
+    post(handle, std::move(leg), false, {{handle->back_records.view(), Access::Write}},
+         handle->returned.view());
 }
 
 } // namespace bellows

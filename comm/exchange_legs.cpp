@@ -3,7 +3,6 @@
 // Each recording is made once per handle and set of tensors, and replayed.
 
 #include "exchange_legs.hpp"
-#include "link_moves.hpp"
 
 #include <bellows/engine/error.hpp>
 #include <bellows/engine/words64.hpp>
@@ -11,6 +10,7 @@
 #include <bellows/kernels/kernels.hpp>
 
 #include <algorithm>
+#include <array>
 #include <utility>
 
 namespace bellows {
@@ -236,15 +236,15 @@ void route(Recording& recording, const Handle& handle, const TensorView& ids,
                                               .experts = shape.experts,
                                               .ranks = shape.owners,
                                               .ranks_per_member = shape.ranks_per_member,
-                                              .num_origins = Shape::u32(handle.exchange.origins()),
+                                              .num_origins = Shape::u32(handle.exchange.origins),
                                               .spacing = Shape::u32(spacing),
                                               .has_token_count = has_token_count(ids)},
                        shape.grid.items(ids.extent[0] * ids.extent[1]));
 }
 
 /// What a leg ends with: behind its lane job, even where a recording uses nothing that came.
-TimePoint submit_behind_leg(const Handle& handle, Recording& recording) {
-    return handle.exchange.device.submit(recording, std::span(&handle.last_leg, 1));
+TimePoint submit_behind_leg(const Handle& handle, Recording& recording, const TimePoint& too = {}) {
+    return handle.exchange.device.submit(recording, std::array{handle.last_leg, too});
 }
 
 void record_dispatch_pack(Recording& recording, const Handle& handle, const Tokens& in) {
@@ -280,20 +280,14 @@ void record_dispatch_pack(Recording& recording, const Handle& handle, const Toke
     pack_records(recording, handle, record, rows, ids, in.weights);
 }
 
-/// Low latency: where this rank's own records stand among those of all ranks.
-RecordRun own_records(const Handle& handle, const Record& record) {
-    const std::uint64_t bytes = handle.exchange.config.max_tokens * record.bytes;
-    return {static_cast<std::uint64_t>(handle.exchange.position) * bytes, bytes};
-}
-
-/// Low latency: tokens in their order, the same for all ranks.
+/// Low latency: tokens in their order, the same for all ranks, where this rank's own arrive.
 void record_tokens(Recording& recording, const Handle& handle, const Tokens& in) {
     const auto& [x, ids, weights] = in;
     const ExpertExchange::Impl& exchange = handle.exchange;
     const Record record = exchange.token_record();
     const Shape shape(handle, record, record.dtype);
     const std::uint64_t tokens = x.extent[0], most = exchange.config.max_tokens;
-    const BufferView memory = handle.send_records.view();
+    const BufferView memory = handle.own_records(handle.received, record);
     recording.label("DISPATCH");
     recording.dispatch(kernels::ExchangeLabel{.constants = {.local_size = shape.grid.local_size()},
                                               .topk_ids = ids.buffer,
@@ -313,8 +307,6 @@ void record_tokens(Recording& recording, const Handle& handle, const Tokens& in)
         else
             ops::copy(recording, x, exchange.plain(memory, record.dtype, tokens, record.bytes));
     }
-    const RecordRun own = own_records(handle, record);
-    recording.copy(memory.sub(0, own.bytes), handle.received.view().sub(own.offset, own.bytes));
 }
 
 void record_dispatch_unpack(Recording& recording, const Handle& handle) {
@@ -376,7 +368,7 @@ void send_tokens(const ExchangeHandlePtr& handle, const Tokens& tokens, LegJob l
         }));
     leg.name = h.name + " DISPATCH(F)";
     leg.learn = !low_latency;
-    h.last_leg = h.lane.post(make_outbound_job(handle, std::move(leg)));
+    post_outbound(handle, std::move(leg));
 }
 
 TimePoint take_tokens(Handle& h) {
@@ -387,33 +379,35 @@ TimePoint take_tokens(Handle& h) {
 void send_results(const ExchangeHandlePtr& handle, const TensorView& results, bool weighted,
                   LegJob leg) {
     Handle& h = *handle;
-    h.exchange.device.submit(
-        cached(h.reduce_forward, h, "reduce", {results.buffer, {nullptr, weighted, 0}},
-               [&](Recording& recording) {
-                   recording.label("COMBINE");
-                   reduce_rows(recording, h, results, {}, weighted);
-                   if (!h.exchange.low_latency())
-                       return;
-                   const RecordRun own = own_records(h, h.exchange.sum_record());
-                   recording.copy(h.returned.view().sub(own.offset, own.bytes),
-                                  h.back_records.view().sub(own.offset, own.bytes));
-               }));
+    h.exchange.device.submit(cached(h.reduce_forward, h, "reduce",
+                                    {results.buffer, {nullptr, weighted, 0}},
+                                    [&](Recording& recording) {
+                                        recording.label("COMBINE");
+                                        reduce_rows(recording, h, results, {}, weighted);
+                                        if (!h.exchange.low_latency())
+                                            return;
+                                        const Record record = h.exchange.sum_record();
+                                        recording.copy(h.own_records(h.returned, record),
+                                                       h.own_records(h.back_records, record));
+                                    }));
     leg.name = h.name + " COMBINE(F)";
-    h.last_leg = h.lane.post(make_inbound_job(handle, std::move(leg)));
+    post_inbound(handle, std::move(leg));
 }
 
 TimePoint take_results(Handle& h, const TensorView& out, const CombineOptions& options) {
-    return submit_behind_leg(h, cached(h.finish_forward, h, options.accumulate ? "sum onto" : "sum",
-                                       {out.buffer,
-                                        h.topk_ids.buffer,
-                                        options.bias.buffer,
-                                        options.second_bias.buffer,
-                                        {nullptr, options.accumulate, 0}},
-                                       [&](Recording& recording) {
-                                           recording.label("COMBINE");
-                                           if (out.extent[0] > 0)
-                                               combine_records(recording, h, out, options, {});
-                                       }));
+    return submit_behind_leg(h,
+                             cached(h.finish_forward, h, options.accumulate ? "sum onto" : "sum",
+                                    {out.buffer,
+                                     h.topk_ids.buffer,
+                                     options.bias.buffer,
+                                     options.second_bias.buffer,
+                                     {nullptr, options.accumulate, 0}},
+                                    [&](Recording& recording) {
+                                        recording.label("COMBINE");
+                                        if (out.extent[0] > 0)
+                                            combine_records(recording, h, out, options, {});
+                                    }),
+                             std::exchange(h.sum_after, {}));
 }
 
 void send_gradients(const ExchangeHandlePtr& handle, const TensorView& d_out, LegJob leg) {
@@ -426,7 +420,7 @@ void send_gradients(const ExchangeHandlePtr& handle, const TensorView& d_out, Le
                                                          d_out, h.topk_ids, {});
                                     }));
     leg.name = h.name + " DISPATCH(B)";
-    h.last_leg = h.lane.post(make_outbound_job(handle, std::move(leg)));
+    post_outbound(handle, std::move(leg));
 }
 
 TimePoint take_gradients(Handle& h) {
@@ -456,7 +450,7 @@ void send_row_gradients(const ExchangeHandlePtr& handle, const TensorView& d_row
                    reduce_rows(recording, h, d_rows, of_slots, false);
                }));
     leg.name = h.name + " COMBINE(B)";
-    h.last_leg = h.lane.post(make_inbound_job(handle, std::move(leg)));
+    post_inbound(handle, std::move(leg));
 }
 
 TimePoint take_row_gradients(Handle& h, const TensorView& d_x, bool accumulate,

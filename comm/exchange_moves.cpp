@@ -61,8 +61,8 @@ void RecordMoves::count_times() {
 }
 
 bool RecordMoves::without(std::uint64_t at) {
-    if (!without_[at] && exchange_.without(at))
-        without_[at] = true;
+    if (!without_[at])
+        without_[at] = here_ && !late_ ? exchange_.lost(at) : exchange_.without(at);
     return without_[at];
 }
 
@@ -124,7 +124,9 @@ void RecordMoves::begin_out(LaneContext& context) {
     std::erase_if(out_, [this](const Piece& piece) { return without(piece.at); });
     std::uint64_t bytes = 0;
     for (const Piece& piece : out_)
-        bytes = std::max(bytes, piece.offset + piece.bytes);
+        first_out_ = std::min(first_out_, piece.offset);
+    for (const Piece& piece : out_)
+        bytes = std::max(bytes, piece.offset - first_out_ + piece.bytes);
     if (staged_ && handle_.staging_out.size() < bytes) {
         SharedMemory memory = exchange_.share(grown(bytes));
         handle_.staging_out = memory ? Buffer::import_host(exchange_.device, memory.bytes(),
@@ -147,6 +149,14 @@ void RecordMoves::begin_out(LaneContext& context) {
     copy_own(context);
 }
 
+/// Of the next copy of a direction, whose queue is `own`: between two copies a queue idles for a
+/// tenth of what a piece takes, so a direction that is alone takes both queues in turn.
+QueueRole RecordMoves::next_role(QueueRole own, bool alone) {
+    if (!alone || ++copies_ % 2 == 1)
+        return own;
+    return own == QueueRole::TransferOut ? QueueRole::TransferIn : QueueRole::TransferOut;
+}
+
 /// As many as may be under way. Whether there was one.
 bool RecordMoves::copy_out(LaneContext& context) {
     bool any = false;
@@ -162,9 +172,9 @@ bool RecordMoves::copy_out(LaneContext& context) {
             last->copied.ticket() != nullptr)
             piece.copied = last->copied;
         else
-            copy(context, piece, QueueRole::TransferOut,
+            copy(context, piece, next_role(QueueRole::TransferOut, in_.empty()),
                  from_.place.memory.view().sub(piece.offset, piece.bytes),
-                 handle_.staging_out.view().sub(piece.offset, piece.bytes));
+                 handle_.staging_out.view().sub(piece.offset - first_out_, piece.bytes));
     }
     return any;
 }
@@ -188,6 +198,9 @@ void RecordMoves::begin_in_by_link(const RecordRuns& runs) {
     if (std::exchange(links_in_, true))
         return;
     began_in_ = std::chrono::steady_clock::now();
+    for (std::uint64_t at = 0; at < runs.size(); ++at)
+        if (!without(at))
+            to_.is_blank[at] = false; // from now on something may come
     links_.begin_in(runs, to_.place.wire.link, receives_);
 }
 
@@ -219,12 +232,13 @@ void RecordMoves::reserve_in() {
 }
 
 void RecordMoves::send(Piece& piece) {
-    const Buffer& memory = staged_ ? handle_.staging_out : from_.place.memory;
+    const auto memory = staged_ ? handle_.staging_out.mapped_as<const std::byte>()
+                                : from_.place.memory.mapped_as<const std::byte>();
+    const std::uint64_t offset = piece.offset - (staged_ ? first_out_ : 0);
     piece.transfer = sends_.size();
     piece.state = State::Moving;
-    sends_.push_back(exchange_.transport.post_send(
-        rank_of(piece), tag_,
-        memory.mapped_as<const std::byte>().subspan(piece.offset, piece.bytes)));
+    sends_.push_back(
+        exchange_.transport.post_send(rank_of(piece), tag_, memory.subspan(offset, piece.bytes)));
     if (!is_self(piece))
         ++exchange_.peers[piece.at].messages_sent;
 }
@@ -262,11 +276,7 @@ void RecordMoves::give_up(Piece& piece, std::vector<Transfer>& transfers) {
 
 bool RecordMoves::fill_blanks(LaneContext& context) {
     for (std::uint64_t at = 0; at < runs_in_.size(); ++at) {
-        if (!without(at)) {
-            to_.is_blank[at] = false;
-            continue;
-        }
-        if (to_.is_blank[at])
+        if (!without(at) || to_.is_blank[at])
             continue;
         Blank& blank = blanks_.emplace_back();
         blank.fill =
@@ -331,7 +341,7 @@ bool RecordMoves::step_in(LaneContext& context, Piece& piece) {
                       handle_.staging_in.mapped_as<std::byte>().begin() +
                           static_cast<std::ptrdiff_t>(piece.offset));
     }
-    copy(context, piece, QueueRole::TransferIn, source,
+    copy(context, piece, next_role(QueueRole::TransferIn, out_.empty()), source,
          to_.place.memory.view().sub(piece.offset, piece.bytes));
     return true;
 }
@@ -339,28 +349,31 @@ bool RecordMoves::step_in(LaneContext& context, Piece& piece) {
 Progress RecordMoves::step(LaneContext& context) {
     exchange_.transport.progress();
     const Progress by_link = links_.step();
-    bool done = by_link == Progress::Done, changed = by_link == Progress::Moved;
+    bool left = by_link == Progress::Done, changed = by_link == Progress::Moved;
     bool in_order = true; // as receivers expect them, whichever copy ends first
     for (Piece& piece : out_) {
         if (in_order || piece.state != State::CopyingOut)
             changed |= step_out(piece);
         in_order = in_order && piece.state != State::CopyingOut;
-        done &= piece.state == State::Done;
+        left &= piece.state == State::Done;
     }
     changed |= copy_out(context);
+    bool all_in = has_begun_in_ && links_.here();
     for (Piece& piece : in_) {
         changed |= step_in(context, piece);
-        done &= piece.state == State::Done;
+        all_in &= piece.state == State::Done;
     }
     if (own_copy_ && own_copied_.reached()) {
         own_copy_.reset();
         changed = true;
     }
-    done &= !own_copy_;
-    if (done && fill_blanks(context)) {
+    all_in &= !own_copy_;
+    if (!here_ && all_in && fill_blanks(context)) {
         count_times();
-        return Progress::Done;
+        here_ = changed = true;
     }
+    if (here_ && left)
+        return Progress::Done;
     std::uint64_t seen = 0;
     for (const Transfer& transfer : receives_)
         seen += transfer.seen_bytes();

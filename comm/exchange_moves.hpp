@@ -56,8 +56,15 @@ public:
     void begin_in(LaneContext& context, const RecordRuns& runs);
     /// Of begin_in() what comes by the device link; may come first.
     void begin_in_by_link(const RecordRuns& runs);
-    /// Moves what can be moved. Done: what has been begun has left and stands where it belongs.
+    /// Moves what can be moved. Done: what has been begun stands where it belongs, here and at the
+    /// others.
     Progress step(LaneContext& context);
+    /// All that comes, and of members that the leg does without what stands for it, is here: later
+    /// steps touch it no more.
+    bool here() const noexcept { return here_; }
+    /// Once all is here, a member that is masked then is still sent what the leg owes it: it may
+    /// wait for that where it has not heard of the mask. Until this call.
+    void give_up_masked() noexcept { late_ = true; }
     /// All that has been begun is with the network.
     bool all_posted() const noexcept;
 
@@ -95,6 +102,7 @@ private:
     /// when the leg begins.
     bool own_apart() const noexcept { return staged_ || exchange_.low_latency(); }
     bool copy_out(LaneContext& context);
+    QueueRole next_role(QueueRole own, bool alone);
     void copy_own(LaneContext& context);
     int rank_of(const Piece& piece) const noexcept;
     bool in_place(const Piece& piece) const noexcept;
@@ -125,15 +133,17 @@ private:
     QueueRole own_role_;
     bool staged_;
     std::vector<Piece> out_, in_;
-    std::size_t next_out_ = 0; ///< the first that is not copied out yet
+    std::size_t next_out_ = 0;             ///< the first that is not copied out yet
+    std::uint64_t first_out_ = UINT64_MAX; ///< where staging memory begins
     std::uint32_t copying_out_ = 0;
+    std::uint64_t copies_ = 0;  ///< of a direction that is alone
     std::vector<bool> without_; ///< members
     LinkMoves links_;           // before the transfers, which use its memory
     bool links_in_ = false;     ///< have begun
     std::vector<Transfer> receives_, sends_;
     std::vector<Blank> blanks_;
     RecordRuns runs_in_;
-    bool has_begun_out_ = false, has_begun_in_ = false;
+    bool has_begun_out_ = false, has_begun_in_ = false, here_ = false, late_ = false;
     std::unique_ptr<Recording> own_copy_; ///< of what no message brings
     TimePoint own_copied_;
     Time began_in_{};

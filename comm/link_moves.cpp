@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT
 #include "link_moves.hpp"
 
+#include "seal.hpp"
 #include "trace_transfer.hpp"
 
 #include <bellows/engine/error.hpp>
@@ -43,6 +44,7 @@ void LinkMoves::begin_out(std::uint64_t at, const std::vector<RecordRun>& runs) 
     out.told = {from_->id(), from_->bytes(), bytes};
     for (const RecordRun& run : runs)
         out.told.push_back(run.offset);
+    seal(out.told, sequence_, exchange_.world.rank());
     out.first_transfer = sends_->size();
     sends_->push_back(exchange_.transport.post_send(rank, {sequence_, kWhereStream},
                                                     std::as_bytes(std::span(out.told))));
@@ -64,7 +66,7 @@ void LinkMoves::begin_in(const RecordRuns& runs, const std::shared_ptr<LinkBlock
         in.rank = exchange_.config.ranks[at];
         in.at = at;
         in.runs = runs[at];
-        in.told.resize(kOffsets + in.runs.size());
+        in.told.resize(kOffsets + in.runs.size() + 1);
         in.transfer = receives.size();
         receives.push_back(exchange_.transport.post_recv(
             in.rank, {sequence_, kWhereStream}, std::as_writable_bytes(std::span(in.told))));
@@ -146,6 +148,7 @@ bool LinkMoves::step_in(In& in, bool& changed) {
         }
         if (!test(told, in.at))
             return false;
+        unsealed<std::uint64_t>(in.told, sequence_, in.rank);
     }
     try {
         if (!try_copy(in, changed))
@@ -182,6 +185,7 @@ Progress LinkMoves::step() {
     bool done = true, changed = false;
     for (const auto& in : in_)
         done &= step_in(*in, changed);
+    here_ = done;
     for (const auto& out : out_)
         done &= step_out(*out);
     for (auto& [at, answer] : answers_)

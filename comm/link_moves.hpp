@@ -48,12 +48,16 @@ public:
                    std::vector<Transfer>& sends);
     void begin_in(const RecordRuns& runs, const std::shared_ptr<LinkBlock>& memory,
                   std::vector<Transfer>& receives);
+    /// Done: what has begun is here, and at the others, who know.
     Progress step();
+    /// All that begin_in() was told of is.
+    bool here() const noexcept { return here_; }
     /// When the first copy began, if one has.
     std::chrono::steady_clock::time_point first_copy() const noexcept { return first_copy_; }
 
 private:
-    /// What a source tells: the block's id and bytes, the records' bytes, then each run's offset.
+    /// What a source tells: the block's id and bytes, the records' bytes, then each run's offset;
+    /// sealed.
     static constexpr std::size_t kId = 0, kBlockBytes = 1, kBytes = 2, kOffsets = 3;
     struct Out {
         std::uint64_t at = 0;
@@ -92,6 +96,7 @@ private:
     std::vector<std::pair<std::uint64_t, Transfer>> answers_; ///< to members
     std::shared_ptr<LinkBlock> from_, to_;
     std::chrono::steady_clock::time_point first_copy_{};
+    bool here_ = false;
 };
 
 } // namespace bellows

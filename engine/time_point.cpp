@@ -80,6 +80,8 @@ void TimePoint::wait(std::chrono::milliseconds timeout) const {
             throw Error(ErrorCode::Timeout, "waited " + std::to_string(timeout.count()) +
                                                 " ms for " + ticket_->name + "; " +
                                                 device.pump->describe_pending());
+        if (ticket_->lane) // a step of its job may stand in a driver
+            device.throw_if_failed();
         const auto slice = std::min<Clock::duration>(left, std::chrono::milliseconds(20));
         if (ticket_->state.load() == Ticket::State::Submitted && !ticket_->lane) {
             const VkSemaphore semaphore = ticket_->timeline->semaphore;

@@ -121,6 +121,30 @@ TEST_P(LowLatencyForms, UnmaskingLeavesEarlierCallsAsTheyAre) {
     check_there_and_back(rig);
 }
 
+// The others have not taken what rank 0 owes them when it has all that it waits for.
+TEST_P(LowLatencyForms, AMaskThatFollowsAResultTakesNothingBack) {
+    if (world().size() == 1)
+        return;
+    Case c = GetParam();
+    c.hidden = 264; // records are not so small that they leave at once
+    Rig rig(c);
+    rig.dispatch();
+    const TensorView results =
+        rig.by_tokens() ? rig.handle().results() : rig.caller_rows(c.dtype, c.hidden);
+    rig.write_results(results);
+    ALL_RANKS_TRUE(rig.rows_arrived());
+    ExchangeHook back = rig.exchange().combine_send(rig.handle(), results, rig.out());
+    if (world().rank() != 0)
+        std::this_thread::sleep_for(std::chrono::milliseconds(200));
+    back().wait();
+    for (int rank = 1; world().rank() == 0 && rank < world().size(); ++rank)
+        rig.exchange().mask_rank(rank);
+    ALL_RANKS_TRUE(rig.summed(1));
+    for (int rank = 1; world().rank() == 0 && rank < world().size(); ++rank)
+        rig.exchange().unmask_rank(rank);
+    check_there_and_back(rig);
+}
+
 std::vector<Case> all_cases() {
     std::vector<Case> cases;
     for (const ExchangeLayout layout : {ExchangeLayout::ExpertMajor, ExchangeLayout::RankMajor})

@@ -7,6 +7,7 @@
 #include "support/mpi_test.hpp"
 #include "support/test_device.hpp"
 
+#include <bellows/comm/chunked_exchange.hpp>
 #include <bellows/comm/expert_exchange.hpp>
 #include <bellows/comm/mpi_interop.hpp>
 
@@ -197,6 +198,7 @@ TEST(ExchangeStatistics, SayWhatWentBetweenWhom) {
     const auto handle = rig.exchange->create_handle("batch");
     rig.exchange->dispatch(*handle, rig.x, rig.ids, rig.weights).wait();
     rig.exchange->combine(*handle, handle->rows(), rig.out).wait();
+    rig.device->wait_idle(); // what is still sent is counted
     const ExchangeStats all = rig.exchange->stats();
     const std::vector<ExchangePeerStats> peers = rig.exchange->peer_stats();
     ALL_RANKS_TRUE(peers.size() + 1 == static_cast<std::size_t>(world().size()));
@@ -237,6 +239,104 @@ TEST(ExchangeMemory, OfAHandleIsKnownBeforeToTheByte) {
             const auto handle = rig.exchange->create_handle("batch");
             ALL_RANKS_TRUE(in_use() - before == rig.exchange->handle_bytes());
         }
+}
+
+TEST(ExchangeMemory, MaxTokensAreAsManyAsFit) {
+    for (const ExchangeMode mode : {ExchangeMode::HighThroughput, ExchangeMode::LowLatency}) {
+        ExchangeConfig config = Rig::config_of();
+        config.mode = mode;
+        const auto bytes_of = [&](std::uint64_t tokens) {
+            ExchangeConfig of = config;
+            of.max_tokens = tokens;
+            return ExpertExchange::handle_bytes(world(), of);
+        };
+        const std::uint64_t least = bytes_of(1), all = bytes_of(kMost);
+        for (const std::uint64_t bytes : {least, (least + all) / 2, all - 1}) {
+            const std::uint64_t most = ExpertExchange::max_tokens_within(world(), config, bytes);
+            ALL_RANKS_TRUE(most > 0 && bytes_of(most) <= bytes && bytes_of(most + 1) > bytes);
+        }
+        ALL_RANKS_TRUE(ExpertExchange::max_tokens_within(world(), config, all) == kMost);
+        ALL_RANKS_TRUE(ExpertExchange::max_tokens_within(world(), config, least - 1) == 0);
+        config.max_tokens = std::uint64_t{1} << 40; // more than kernels address
+        ALL_RANKS_TRUE(bytes_of(ExpertExchange::max_tokens_within(world(), config, all)) <= all);
+    }
+}
+
+/// Low latency; the experts give each row back as it is.
+struct Decoder {
+    Decoder(Rig& of, ExchangeLayout layout) : rig(of), by_tokens(layout == kByTokens) {}
+
+    TensorView experts(ExchangeHandle& handle) {
+        if (!by_tokens)
+            return handle.rows();
+        recordings.push_back(
+            std::make_unique<Recording>(*rig.device, QueueRole::Compute, "experts"));
+        ops::copy(*recordings.back(), handle.rows(), handle.results());
+        rig.device->submit(*recordings.back());
+        return handle.results();
+    }
+
+    static constexpr ExchangeLayout kByTokens = ExchangeLayout::RankMajor;
+    Rig& rig;
+    bool by_tokens;
+    std::vector<std::unique_ptr<Recording>> recordings;
+};
+
+TEST(ExchangeChunks, GiveTheBitsOfOneCall) {
+    const std::uint64_t most = Input(std::max(world().size() - 1, 0)).tokens;
+    for (const ExchangeLayout layout : {ExchangeLayout::ExpertMajor, ExchangeLayout::RankMajor}) {
+        ExchangeConfig config = Rig::config_of();
+        config.mode = ExchangeMode::LowLatency;
+        config.layout = layout;
+        Rig rig(world(), test_options(), config);
+        Decoder decoder(rig, layout);
+        const auto whole = rig.exchange->create_handle("whole");
+        rig.exchange->dispatch(*whole, rig.x, rig.ids, rig.weights);
+        const CombineOptions with_bias{.bias = rig.x};
+        rig.exchange->combine(*whole, decoder.experts(*whole), rig.out, with_bias).wait();
+        const std::vector<float> expected = rig.values(rig.out);
+        config.max_tokens = 32;
+        ExpertExchange exchange(*rig.device, world(), *rig.transport, *rig.thread, config);
+        ChunkedExchange chunked(exchange, "decode");
+        const std::uint64_t chunks = chunked.num_chunks(std::max(most, Input(0).tokens));
+        ALL_RANKS_TRUE(chunks >= 5 && chunked.num_chunks(0) == 1);
+        const TensorView out = rig.filled(DType::F32, kHidden, nullptr);
+        std::uint64_t calls = 0;
+        const auto experts = [&](ExchangeHandle& handle) {
+            ++calls;
+            return decoder.experts(handle);
+        };
+        chunked.run(rig.x, rig.ids, rig.weights, out, chunks, experts, with_bias).wait();
+        ALL_RANKS_TRUE(calls == chunks);
+        ALL_RANKS_TRUE(rig.values(out) == expected);
+        ALL_RANKS_TRUE(world().rank() == 1 || expected != std::vector<float>(expected.size()));
+    }
+}
+
+TEST(ExchangeChunks, TooFewAreRefusedEverywhere) {
+    World inner = join_world(MPI_COMM_WORLD, {});
+    ExchangeConfig config = Rig::config_of();
+    ErrorCode of_mode = ErrorCode::Internal, of_number = ErrorCode::Internal;
+    config.mode = ExchangeMode::LowLatency;
+    config.max_tokens = 32;
+    Rig rig(inner, test_options(), config);
+    Rig other(world());
+    ChunkedExchange chunked(*rig.exchange, "decode");
+    Decoder decoder(rig, ExchangeLayout::ExpertMajor);
+    try {
+        ChunkedExchange of_training(*other.exchange, "training");
+    } catch (const Error& error) {
+        of_mode = error.code();
+    }
+    ALL_RANKS_TRUE(of_mode == ErrorCode::InvalidArgument);
+    try { // rank 0 has more
+        const std::uint64_t chunks = world().rank() == 0 ? 1 : 9;
+        const auto experts = [&](ExchangeHandle& handle) { return decoder.experts(handle); };
+        chunked.run(rig.x, rig.ids, rig.weights, rig.out, chunks, experts).wait(30s);
+    } catch (const Error& error) {
+        of_number = error.code();
+    }
+    ALL_RANKS_TRUE(of_number == ErrorCode::InvalidArgument);
 }
 
 TEST(ExchangeHooks, ReceiveOnlyWhenAsked) {

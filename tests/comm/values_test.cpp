@@ -4,6 +4,7 @@
 // published vectors, and a control plane and transport of one rank.
 
 #include "../../comm/exchange_grid.hpp"
+#include "../../comm/seal.hpp"
 #include "../../comm/siphash.hpp"
 
 #include <bellows/comm/host_collectives.hpp>
@@ -30,6 +31,25 @@ Error error_of(Function function) {
         return error;
     }
     return Error(ErrorCode::Internal, "nothing was thrown");
+}
+
+TEST(Seal, AnyFlippedBitAndAnotherCallOrSenderAreFound) {
+    const std::vector<std::uint32_t> words{3, 0, 4096, 17};
+    std::vector<std::uint32_t> message = words;
+    seal(message, 12, 3);
+    const auto code_of = [&](std::uint64_t sequence, int sender) {
+        return error_of([&] { unsealed<std::uint32_t>(message, sequence, sender); }).code();
+    };
+    const auto inside = unsealed<std::uint32_t>(message, 12, 3);
+    EXPECT_EQ(std::vector<std::uint32_t>(inside.begin(), inside.end()), words);
+    EXPECT_EQ(code_of(13, 3), ErrorCode::Corrupt);
+    EXPECT_EQ(code_of(12, 2), ErrorCode::Corrupt);
+    for (std::uint32_t& word : message)
+        for (int bit = 0; bit < 32; ++bit) {
+            word ^= 1u << bit;
+            EXPECT_EQ(code_of(12, 3), ErrorCode::Corrupt) << bit;
+            word ^= 1u << bit;
+        }
 }
 
 TEST(Topology, NumbersNodesByLowestRank) {

@@ -157,8 +157,9 @@ class ExpertExchange;
 
 class ExchangeHandle {
 public:
-    /// Waits for the results of its calls, which have time limits; not after a failure. What a lane
-    /// still has under way keeps the memory that it needs.
+    /// Waits for the results of its calls and until the other ranks have what its memory is sent
+    /// from, within the calls' time limits; not after a failure. What a lane still has under way
+    /// keeps the memory that it needs.
     ~ExchangeHandle();
     ExchangeHandle(const ExchangeHandle&) = delete;
     ExchangeHandle& operator=(const ExchangeHandle&) = delete;
@@ -197,20 +198,21 @@ public:
 
 private:
     friend class ExpertExchange;
+    friend class ChunkedExchange;
     explicit ExchangeHandle(std::shared_ptr<Impl> impl);
     std::shared_ptr<Impl> impl_;
 };
 
 /// The second half of a call in the hook form: called once, it begins to receive. Until then the
 /// exchange holds no posted receive, no workgroup and no queue for it, and its time limit does not
-/// run; its own sends go on. Large records leave a rank when they are received: the same call's
-/// result, and its time limit, wait on the other ranks for this hook. So no rank may wait for a
-/// later call before it has called its hooks of earlier ones. By node, what a rank passes on of
-/// others' tokens, whatever its size, leaves with the hook, too. Over a device link records come
-/// before the hook, by the link's copies alone, except those of a high-throughput dispatch, whose
-/// numbers are not known. Dropped without being called, it receives and passes on all the same, so
-/// that other ranks are not held up, but the result is lost. The handle, and what its exchange
-/// works with, must outlive it, called or not.
+/// run; its own sends go on. Large records leave a rank when they are received: what the other
+/// ranks hand in next with the same handle waits for this hook, and so does the call's time limit
+/// there. So no rank may wait for a later call before it has called its hooks of earlier ones. By
+/// node, what a rank passes on of others' tokens, whatever its size, leaves with the hook, too.
+/// Over a device link records come before the hook, by the link's copies alone, except those of a
+/// high-throughput dispatch, whose numbers are not known. Dropped without being called, it receives
+/// and passes on all the same, so that other ranks are not held up, but the result is lost. The
+/// handle, and what its exchange works with, must outlive it, called or not.
 class [[nodiscard]] ExchangeHook {
 public:
     ExchangeHook(ExchangeHook&&) noexcept;
@@ -253,7 +255,9 @@ public:
     /// nothing is sent to it, its tokens are for nobody here, and its experts' results count as 0.
     /// Ranks that are lost (ControlOptions::outlive_lost_ranks) are done without from the moment at
     /// which this rank hears of it, for good. A rank that lives must mask those that mask it, and
-    /// unmask them before the same call; earlier calls, done or not, go on without them. Throw
+    /// unmask them before the same call; earlier calls, done or not, go on without them. A rank
+    /// that is masked when a call's result is here is still sent what that call owes it, within the
+    /// call's time limit, and the handle's next call waits for that; one that is lost is not. Throw
     /// Error{InvalidArgument} in other modes and for ranks that are not others of the group.
     void mask_rank(int rank);
     void unmask_rank(int rank);
@@ -271,6 +275,13 @@ public:
     /// arrives. What copies between device and host pass through is the host's and not counted. A
     /// link's driver rounds each buffer of records up to its granularity.
     std::uint64_t handle_bytes() const;
+    /// The same before there is an exchange. Throws what its construction would.
+    static std::uint64_t handle_bytes(const World& world, const ExchangeConfig& config);
+    /// The largest max_tokens, up to the configuration's, of which a handle takes no more than
+    /// `bytes`; 0 if one token's takes more. Across nodes one that fits, perhaps not the largest:
+    /// so many tokens that by_node() is not takes other memory. See ChunkedExchange.
+    static std::uint64_t max_tokens_within(const World& world, ExchangeConfig config,
+                                           std::uint64_t bytes);
     /// Handles in flight at once may be as many as there are; each has a lane of its own.
     std::unique_ptr<ExchangeHandle> create_handle(std::string name);
 
@@ -309,6 +320,7 @@ public:
     struct Impl;
 
 private:
+    friend class ChunkedExchange;
     std::shared_ptr<Impl> impl_;
 };
 

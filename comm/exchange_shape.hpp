@@ -1,0 +1,105 @@
+// SPDX-License-Identifier: MIT
+#pragma once
+
+// What of a hop of an exchange follows from its configuration and this rank's place in the group:
+// whose experts are whose, what records are, how much there is of everything. Plain values.
+
+#include <bellows/comm/expert_exchange.hpp>
+#include <bellows/comm/world.hpp>
+#include <bellows/engine/error.hpp>
+#include <bellows/fp8/recipe.hpp>
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+namespace bellows {
+
+/// Refuses what an exchange or handle is asked for. Throws Error{InvalidArgument}.
+inline void require(bool good, const std::string& name, const std::string& message) {
+    if (!good)
+        throw Error(ErrorCode::InvalidArgument, name + ": " + message);
+}
+
+/// A row on the wire (shaders/include/exchange.glsl): what is said of a token, then words for each
+/// of its choices, then what is left to a multiple of 16 or, of wider elements, 32 bytes.
+struct Record {
+    std::uint64_t row_bytes = 0; ///< elements, or codes and their scales, 16 bytes' multiples each
+    std::uint64_t bytes = 0;
+    DType dtype = DType::F32; ///< of the elements; F8E4M3: codes
+    bool codes() const noexcept { return dtype == DType::F8E4M3; }
+};
+
+/// A matrix at the start of `memory` whose rows, of whole 16 bytes, stand row_stride bytes from
+/// each other.
+TensorView strided_rows(BufferView memory, DType dtype, std::uint64_t rows, std::uint64_t columns,
+                        std::uint64_t row_stride);
+
+/// A hop.
+struct ExchangeShape {
+    ExchangeConfig config;              ///< of this hop
+    int position = 0;                   ///< of this rank in the group
+    std::uint64_t ranks_per_member = 1; ///< whose experts a member of the group stands for
+    /// Nodes that the tokens of a member come from; records keep that order. More than one: tokens
+    /// are the rows of the hop before, not the caller's.
+    std::uint64_t origins = 1;
+
+    bool has_before() const noexcept { return origins > 1; }
+    std::uint64_t group_size() const noexcept { return config.ranks.size(); }
+    /// Ranks that share the experts out.
+    std::uint64_t owners() const noexcept { return group_size() * ranks_per_member; }
+    std::uint64_t experts_of(std::uint64_t at) const noexcept {
+        return first_expert_of(at + 1) - first_expert_of(at);
+    }
+    std::uint64_t first_expert_of(std::uint64_t at) const noexcept;
+    /// Of this rank: buffers of a rank without experts have room for one.
+    std::uint64_t own_experts() const noexcept;
+    /// Rows of this rank's experts in the worst case.
+    std::uint64_t capacity() const;
+    /// Records that a member sends another are counted by origin.
+    std::uint64_t routes() const noexcept { return group_size() * origins; }
+    bool low_latency() const noexcept { return config.mode == ExchangeMode::LowLatency; }
+    bool by_tokens() const noexcept { return config.layout == ExchangeLayout::RankMajor; }
+    /// Rows stand at fixed places of their experts.
+    bool masked() const noexcept { return low_latency() && !by_tokens(); }
+    bool quantizes() const noexcept { return config.token_wire == DType::F8E4M3; }
+    bool exact() const noexcept { return config.sums == ExchangeSums::Exact; }
+    /// Of sums on their way back.
+    DType sum_type() const noexcept;
+    /// Of codes.
+    fp8::Recipe recipe() const noexcept;
+    /// Of dispatch.
+    Record token_record() const;
+    /// Outbound, of the backward of combine.
+    Record gradient_record() const noexcept;
+    /// Inbound.
+    Record sum_record() const noexcept;
+    /// Codes and scales of `rows` rows that stand row_stride bytes from each other in `memory`.
+    fp8::Quantized quantized(BufferView memory, std::uint64_t rows, std::uint64_t row_stride) const;
+    /// Rows of elements, not codes, that stand so.
+    TensorView plain(BufferView memory, DType dtype, std::uint64_t rows,
+                     std::uint64_t row_stride) const;
+    /// Records that this rank can send or receive in one outbound leg.
+    std::uint64_t most_sent() const noexcept;
+    std::uint64_t most_received() const noexcept;
+    /// Kernels count 4 and 8 bytes in 32 bits. Throws Error{InvalidArgument} for more than that of
+    /// records or rows.
+    void require_addressable(std::uint64_t records, std::uint64_t rows) const;
+    /// The position of another rank of the group that may be masked. Throws Error{InvalidArgument}.
+    std::uint64_t maskable(int rank) const;
+};
+
+/// The configuration with what it leaves to be found out: the group's ranks. Throws
+/// Error{InvalidArgument} naming the value that does not fit, Error{Unsupported} for an option that
+/// this version does not have.
+ExchangeConfig checked(const World& world, ExchangeConfig config);
+
+/// The hops of an exchange of a checked configuration as this rank takes part in them, the one
+/// between nodes first. Throws Error{InvalidArgument} for what is too large.
+std::vector<ExchangeShape> plan_hops(const World& world, const ExchangeConfig& config);
+
+/// The first of the experts of the rank at a position: contiguous blocks, as even as can be, the
+/// first ones larger.
+std::uint64_t first_expert(std::uint64_t at, std::uint64_t experts, std::uint64_t ranks);
+
+} // namespace bellows
