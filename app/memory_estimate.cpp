@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: MIT
 #include "app/memory_estimate.hpp"
 
+#include "app/run_groups.hpp"
+
 #include <bellows/comm/collectives.hpp>
 #include <bellows/engine/error.hpp>
 #include <bellows/engine/ops.hpp>
@@ -37,7 +39,8 @@ struct Sizes {
     std::uint64_t seq;    ///< tokens of a sequence
     std::uint64_t tokens; ///< of a rank's micro-batch
     std::uint64_t ep, local_experts;
-    std::uint64_t rows; ///< of a rank's experts in one micro-batch
+    std::uint64_t rows;       ///< of a rank's experts in one micro-batch
+    std::uint64_t handle = 0; ///< bytes of an exchange's, with the records that it moves
 };
 
 /// Codes and scales of a row in 1 x 128 blocks, and of about as many values in 128 x 1 blocks.
@@ -80,20 +83,6 @@ void add_dense(MemoryEstimate& e, const Sizes& s) {
         s.tokens * (s.model.hidden * s.act + swiglu_gradient_row(s, s.model.dense_ffn));
 }
 
-/// Buffers of an exchange's handle (comm/exchange_handle.cpp).
-std::uint64_t handle_bytes(const Sizes& s) {
-    const ModelConfig& m = s.model;
-    const std::uint64_t record = m.hidden * s.act + m.top_k * 8 + 16;
-    const std::uint64_t sent = s.tokens * std::min(m.top_k, s.ep);
-    const std::uint64_t slots = s.tokens * m.top_k, arriving = slots * s.ep;
-    const std::uint64_t capacity =
-        ops::moe_capacity(s.tokens * s.ep, m.top_k, std::max<std::uint64_t>(s.local_experts, 1), 1);
-    return 2 * sent * record + 2 * std::min(sent * 5 / 4, s.tokens * s.ep) * record +
-           (2 * slots + 4 * arriving + 2 * capacity + slots) * 4 +
-           ops::moe_layout_workspace_bytes(s.tokens * s.ep, m.top_k,
-                                           std::max<std::uint64_t>(s.local_experts, 1));
-}
-
 void add_experts(MemoryEstimate& e, const Sizes& s) {
     const ModelConfig& m = s.model;
     e.of(MemoryCategory::Activations) +=
@@ -107,7 +96,7 @@ void add_experts(MemoryEstimate& e, const Sizes& s) {
         s.tokens * ((m.routed_experts + m.top_k) * kF32 + m.shared_ffn() * s.act) +
         (m.balance_loss_alpha > 0 ? s.tokens / s.seq * m.routed_experts * kF32 : 0) +
         ops::rmsnorm_wgrad_workspace_bytes(s.tokens, m.hidden);
-    e.of(MemoryCategory::Communication) += handle_bytes(s);
+    e.of(MemoryCategory::Communication) += s.handle;
 }
 
 /// Scratch rows of an MoE layer, bound with the first step.
@@ -191,10 +180,16 @@ MemoryCategory MemoryEstimate::largest() const noexcept {
                                        bytes.begin());
 }
 
-MemoryEstimate estimate_memory(const RunConfig& run, const RunLayout& layout, std::uint64_t stage,
-                               bool tiles) {
-    const Sizes s(run, layout, tiles);
+MemoryEstimate estimate_memory(const RunConfig& run, const RunLayout& layout,
+                               const Topology& topology, std::uint64_t stage, bool tiles) {
+    Sizes s(run, layout, tiles);
     const ModelConfig& m = run.model;
+    if (m.moe_layers() > 0) {
+        const auto rank = static_cast<int>(stage * layout.dp);
+        const ExchangeConfig exchange = exchange_config(run, layout, stage, 0, s.tokens);
+        s.handle = ExpertExchange::handle_bytes(topology, rank, exchange) +
+                   ExpertExchange::record_bytes(topology, rank, exchange);
+    }
     const LayerRange range = layers_of_stage(m, stage, layout.pp);
     std::uint64_t moe_layers = 0;
     MemoryEstimate slot; // of one micro-batch in flight
@@ -224,6 +219,12 @@ MemoryEstimate estimate_memory(const RunConfig& run, const RunLayout& layout, st
     all.of(MemoryCategory::Communication) +=
         network_bytes(s, layout, all.of(MemoryCategory::Gradients));
     return all;
+}
+
+MemoryEstimate estimate_memory(const RunConfig& run, const RunLayout& layout, std::uint64_t stage,
+                               bool tiles) {
+    const auto ranks = static_cast<int>(layout.pp * layout.dp);
+    return estimate_memory(run, layout, Topology::blocks(ranks, ranks), stage, tiles);
 }
 
 void require_memory(const MemoryEstimate& estimate, std::uint64_t device_bytes,

@@ -7,6 +7,7 @@
 #include "app/checkpoint.hpp"
 #include "app/train_config.hpp"
 
+#include <bellows/comm/topology.hpp>
 #include <bellows/engine/memory.hpp>
 
 #include <cstdint>
@@ -27,6 +28,9 @@ struct MemoryEstimate {
 /// Of the rank of a stage that holds most. Rows at the experts are counted for a router that sends
 /// a rank a quarter more than its even share; what a badly balanced one sends comes on top. tiles:
 /// whether FP8 products may pack their operands into tiles (fp8::Variant::Packed).
+MemoryEstimate estimate_memory(const RunConfig& config, const RunLayout& layout,
+                               const Topology& topology, std::uint64_t stage, bool tiles = false);
+/// The same on one node.
 MemoryEstimate estimate_memory(const RunConfig& config, const RunLayout& layout,
                                std::uint64_t stage, bool tiles = false);
 

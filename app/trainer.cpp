@@ -4,6 +4,7 @@
 #include "app/gradient_reduction.hpp"
 #include "app/optimizer.hpp"
 #include "app/product_times.hpp"
+#include "app/run_groups.hpp"
 
 #include <bellows/comm/message.hpp>
 #include <bellows/engine/error.hpp>
@@ -25,29 +26,8 @@ namespace bellows {
 
 namespace {
 
-Group dp_group(const RunLayout& layout, std::uint64_t stage) {
-    std::vector<int> ranks(layout.dp);
-    std::iota(ranks.begin(), ranks.end(), static_cast<int>(stage * layout.dp));
-    return Group(std::move(ranks));
-}
-
 /// Steps in a row that may be left out because their gradient was not finite.
 constexpr std::uint64_t kMostLeftOut = 10;
-
-/// The ranks that share a layer's experts, and those that hold copies of this rank's experts.
-Group ep_group(const RunLayout& layout, std::uint64_t stage, std::uint64_t d) {
-    std::vector<int> ranks(layout.ep);
-    std::iota(ranks.begin(), ranks.end(),
-              static_cast<int>(stage * layout.dp + d / layout.ep * layout.ep));
-    return Group(std::move(ranks));
-}
-
-Group replica_group(const RunLayout& layout, std::uint64_t stage, std::uint64_t d) {
-    std::vector<int> ranks;
-    for (std::uint64_t at = d % layout.ep; at < layout.dp; at += layout.ep)
-        ranks.push_back(static_cast<int>(stage * layout.dp + at));
-    return Group(std::move(ranks));
-}
 
 } // namespace
 
@@ -149,17 +129,10 @@ Trainer::Impl::Impl(Device& dev, World& w, const RunConfig& c, const RunLayout& 
     const std::uint64_t sequences = sequences_per_micro_batch(config, layout);
     const std::uint64_t tokens = sequences * config.train.seq;
     if (config.model.moe_layers() > 0) {
-        const Group group = ep_group(layout, stage_index, d);
-        exchange = std::make_unique<ExpertExchange>(
-            device, world, *exchange_transport, thread,
-            ExchangeConfig{.name = "experts",
-                           .ranks = {group.ranks().begin(), group.ranks().end()},
-                           .num_experts = config.model.routed_experts,
-                           .top_k = config.model.top_k,
-                           .hidden = config.model.hidden,
-                           .max_tokens = tokens,
-                           .dtype = activation_type(config.train),
-                           .timeout = limit});
+        ExchangeConfig of = exchange_config(config, layout, stage_index, d, tokens);
+        of.timeout = limit;
+        exchange = std::make_unique<ExpertExchange>(device, world, *exchange_transport, thread,
+                                                    std::move(of));
     }
     StageDesc desc;
     desc.config = config.model;

@@ -7,6 +7,7 @@
 #include <bellows/engine/error.hpp>
 
 #include <algorithm>
+#include <cmath>
 #include <utility>
 
 namespace bellows {
@@ -96,27 +97,53 @@ std::vector<HandleBuffer> handle_buffers(const ExchangeShape& exchange) {
 }
 
 std::uint64_t ExpertExchange::handle_bytes() const {
-    return handle_bytes(impl_->world, impl_->whole);
+    return handle_bytes(impl_->world.topology(), impl_->world.rank(), impl_->whole);
 }
 
-std::uint64_t ExpertExchange::handle_bytes(const World& world, const ExchangeConfig& config) {
+std::uint64_t ExpertExchange::handle_bytes(const Topology& topology, int rank,
+                                           const ExchangeConfig& config) {
     std::uint64_t bytes = 0;
-    for (const ExchangeShape& hop : plan_hops(world, checked(world, config)))
+    for (const ExchangeShape& hop : plan_hops(topology, rank, checked(topology, rank, config)))
         for (const HandleBuffer& buffer : handle_buffers(hop))
             bytes += buffer.bytes;
     return bytes;
 }
 
-std::uint64_t ExpertExchange::max_tokens_within(const World& world, ExchangeConfig config,
-                                                std::uint64_t bytes) {
+/// See bind_memory() and bind_forwarding() of exchange_job.cpp.
+std::uint64_t ExpertExchange::record_bytes(const Topology& topology, int rank,
+                                           const ExchangeConfig& config, double imbalance) {
+    const ExchangeConfig whole = checked(topology, rank, config);
+    if (whole.mode == ExchangeMode::LowLatency)
+        return 0;
+    const auto tokens = static_cast<double>(whole.max_tokens);
+    // Of so many receivers those that one of a token's choices or more fall to, times tokens.
+    const auto arriving = [&](std::uint64_t receivers) {
+        const auto all = static_cast<double>(receivers);
+        const double chosen = all * (1 - std::pow(1 - 1 / all, static_cast<double>(whole.top_k)));
+        return static_cast<std::uint64_t>(tokens * std::min(all, chosen * imbalance));
+    };
+    std::uint64_t bytes = 0, passed_on = 0;
+    for (const ExchangeShape& hop : plan_hops(topology, rank, whole)) {
+        const std::uint64_t token = hop.token_record().bytes, sum = hop.sum_record().bytes,
+                            gradient = hop.gradient_record().bytes;
+        const std::uint64_t in = arriving(hop.has_before() ? whole.ranks.size() : hop.group_size());
+        bytes += passed_on * hop.group_size() * (std::max(token, gradient) + sum);
+        bytes += in * (sum + (hop.by_tokens() ? token + gradient : std::max(token, gradient)));
+        passed_on = in;
+    }
+    return bytes;
+}
+
+std::uint64_t ExpertExchange::max_tokens_within(const Topology& topology, int rank,
+                                                ExchangeConfig config, std::uint64_t bytes) {
     const std::uint64_t wanted = config.max_tokens;
     require(wanted > 0, config.name, "max_tokens is 0");
     config.max_tokens = 1;
-    handle_bytes(world, config); // throws what no number of tokens mends
+    handle_bytes(topology, rank, config); // throws what no number of tokens mends
     const auto fits = [&](std::uint64_t tokens) {
         config.max_tokens = tokens;
         try {
-            return handle_bytes(world, config) <= bytes;
+            return handle_bytes(topology, rank, config) <= bytes;
         } catch (const Error&) {
             return false; // more than kernels address
         }

@@ -122,17 +122,17 @@ constexpr const char* kTooManySlots =
     "more than 2^31 - 1 slots may arrive at once: lower max_tokens";
 
 /// The group's members, checked; all ranks of the world where none are named.
-std::vector<int> group_of(const World& world, const ExchangeConfig& config) {
+std::vector<int> group_of(const Topology& topology, const ExchangeConfig& config) {
     std::vector<int> ranks = config.ranks;
     if (ranks.empty()) {
-        ranks.resize(static_cast<std::size_t>(world.size()));
+        ranks.resize(static_cast<std::size_t>(topology.size()));
         std::iota(ranks.begin(), ranks.end(), 0);
     }
     for (std::size_t i = 0; i < ranks.size(); ++i)
-        require(ranks[i] >= 0 && ranks[i] < world.size() && (i == 0 || ranks[i - 1] < ranks[i]),
+        require(ranks[i] >= 0 && ranks[i] < topology.size() && (i == 0 || ranks[i - 1] < ranks[i]),
                 config.name,
                 "the group's ranks must ascend and lie within the world's " +
-                    std::to_string(world.size()));
+                    std::to_string(topology.size()));
     return ranks;
 }
 
@@ -201,9 +201,9 @@ void check_subtrees(const ExchangeConfig& c, std::uint64_t owners, const char* o
 }
 
 /// Refuses what no exchange can be.
-void check(const World& world, const ExchangeConfig& c) {
-    require(std::find(c.ranks.begin(), c.ranks.end(), world.rank()) != c.ranks.end(), c.name,
-            "rank " + std::to_string(world.rank()) + " is not in the group");
+void check(int rank, const ExchangeConfig& c) {
+    require(std::find(c.ranks.begin(), c.ranks.end(), rank) != c.ranks.end(), c.name,
+            "rank " + std::to_string(rank) + " is not in the group");
     require(c.num_experts > 0, c.name, "num_experts is 0");
     require(c.top_k > 0 && c.top_k <= 64, c.name,
             "top_k is " + std::to_string(c.top_k) + ", it must be 1 to 64");
@@ -245,18 +245,19 @@ int position_in(const std::vector<int>& group, int rank) {
 
 } // namespace
 
-ExchangeConfig checked(const World& world, ExchangeConfig config) {
-    config.ranks = group_of(world, config);
+ExchangeConfig checked(const Topology& topology, int rank, ExchangeConfig config) {
+    config.ranks = group_of(topology, config);
     if (config.mode == ExchangeMode::LowLatency)
         config.alignment = 1;
-    check(world, config);
+    check(rank, config);
     return config;
 }
 
-std::vector<ExchangeShape> plan_hops(const World& world, const ExchangeConfig& config) {
-    const std::vector<std::vector<int>> nodes = equal_nodes(world.topology(), config.ranks);
+std::vector<ExchangeShape> plan_hops(const Topology& topology, int rank,
+                                     const ExchangeConfig& config) {
+    const std::vector<std::vector<int>> nodes = equal_nodes(topology, config.ranks);
     check_subtrees(config, config.ranks.size(), "rank");
-    ExchangeShape last{.config = config, .position = position_in(config.ranks, world.rank())};
+    ExchangeShape last{.config = config, .position = position_in(config.ranks, rank)};
     std::vector<ExchangeShape> hops;
     if (takes_nodes(config, nodes)) {
         check_subtrees(config, nodes.size(), "node");

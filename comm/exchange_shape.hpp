@@ -5,7 +5,7 @@
 // whose experts are whose, what records are, how much there is of everything. Plain values.
 
 #include <bellows/comm/expert_exchange.hpp>
-#include <bellows/comm/world.hpp>
+#include <bellows/comm/topology.hpp>
 #include <bellows/engine/error.hpp>
 #include <bellows/fp8/recipe.hpp>
 
@@ -92,11 +92,12 @@ struct ExchangeShape {
 /// The configuration with what it leaves to be found out: the group's ranks. Throws
 /// Error{InvalidArgument} naming the value that does not fit, Error{Unsupported} for an option that
 /// this version does not have.
-ExchangeConfig checked(const World& world, ExchangeConfig config);
+ExchangeConfig checked(const Topology& topology, int rank, ExchangeConfig config);
 
-/// The hops of an exchange of a checked configuration as this rank takes part in them, the one
+/// The hops of an exchange of a checked configuration as the rank takes part in them, the one
 /// between nodes first. Throws Error{InvalidArgument} for what is too large.
-std::vector<ExchangeShape> plan_hops(const World& world, const ExchangeConfig& config);
+std::vector<ExchangeShape> plan_hops(const Topology& topology, int rank,
+                                     const ExchangeConfig& config);
 
 /// The first of the experts of the rank at a position: contiguous blocks, as even as can be, the
 /// first ones larger.

@@ -63,8 +63,9 @@ void ExpertExchange::Impl::prepare() {
 
 ExpertExchange::ExpertExchange(Device& device, World& world, Transport& transport,
                                HostThread& thread, ExchangeConfig config) {
-    const ExchangeConfig whole = checked(world, std::move(config));
-    for (ExchangeShape& shape : plan_hops(world, whole)) {
+    const Topology& topology = world.topology();
+    const ExchangeConfig whole = checked(topology, world.rank(), std::move(config));
+    for (ExchangeShape& shape : plan_hops(topology, world.rank(), whole)) {
         std::shared_ptr<Impl> before = std::move(impl_);
         impl_.reset(
             new Impl{std::move(shape), device, world, transport, thread, whole, std::move(before)});

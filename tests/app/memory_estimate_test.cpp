@@ -80,6 +80,15 @@ TEST(MemoryEstimate, EveryShareOfALargeModelIsSmaller) {
     EXPECT_LT(estimate_memory(run, {.pp = 16, .dp = 1, .ep = 1}, 0).total(), whole.total() / 8);
 }
 
+TEST(MemoryEstimate, TokensThatPassThroughARankTakeMemoryThere) {
+    const RunConfig run = load_run_config("tiny");
+    const RunLayout layout{.pp = 1, .dp = 4, .ep = 4};
+    MemoryEstimate one = estimate_memory(run, layout, 0);
+    MemoryEstimate two = estimate_memory(run, layout, Topology::blocks(4, 2), 0);
+    EXPECT_GT(two.of(MemoryCategory::Communication), one.of(MemoryCategory::Communication));
+    EXPECT_EQ(two.of(MemoryCategory::Activations), one.of(MemoryCategory::Activations));
+}
+
 TEST(MemoryEstimate, RefusesWithTheLargestCategory) {
     MemoryEstimate estimate;
     estimate.of(MemoryCategory::Weights) = 100;

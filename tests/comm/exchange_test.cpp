@@ -248,17 +248,60 @@ TEST(ExchangeMemory, MaxTokensAreAsManyAsFit) {
         const auto bytes_of = [&](std::uint64_t tokens) {
             ExchangeConfig of = config;
             of.max_tokens = tokens;
-            return ExpertExchange::handle_bytes(world(), of);
+            return ExpertExchange::handle_bytes(world().topology(), world().rank(), of);
+        };
+        const auto most_within = [&](const ExchangeConfig& of, std::uint64_t bytes) {
+            return ExpertExchange::max_tokens_within(world().topology(), world().rank(), of, bytes);
         };
         const std::uint64_t least = bytes_of(1), all = bytes_of(kMost);
         for (const std::uint64_t bytes : {least, (least + all) / 2, all - 1}) {
-            const std::uint64_t most = ExpertExchange::max_tokens_within(world(), config, bytes);
+            const std::uint64_t most = most_within(config, bytes);
             ALL_RANKS_TRUE(most > 0 && bytes_of(most) <= bytes && bytes_of(most + 1) > bytes);
         }
-        ALL_RANKS_TRUE(ExpertExchange::max_tokens_within(world(), config, all) == kMost);
-        ALL_RANKS_TRUE(ExpertExchange::max_tokens_within(world(), config, least - 1) == 0);
+        ALL_RANKS_TRUE(most_within(config, all) == kMost);
+        ALL_RANKS_TRUE(most_within(config, least - 1) == 0);
         config.max_tokens = std::uint64_t{1} << 40; // more than kernels address
-        ALL_RANKS_TRUE(bytes_of(ExpertExchange::max_tokens_within(world(), config, all)) <= all);
+        ALL_RANKS_TRUE(bytes_of(most_within(config, all)) <= all);
+    }
+}
+
+/// What a dispatch adds is about what was foreseen, also where tokens pass through another rank.
+TEST(ExchangeMemory, OfRecordsIsForeseen) {
+    for (const int ranks_per_node : {0, 2}) {
+        WorldOptions options;
+        if (ranks_per_node > 0)
+            options.ranks_per_node = ranks_per_node;
+        World inner = join_world(MPI_COMM_WORLD, options);
+        ExchangeConfig config = Rig::config_of();
+        config.num_experts = 16;
+        config.hidden = 256;
+        Rig rig(inner);
+        // Memory that ranks share is not the device's.
+        const auto transport = open_transport(inner, {.share_memory = false});
+        ExpertExchange exchange(*rig.device, inner, *transport, *rig.thread, config);
+        const std::uint64_t tokens = kMost;
+        std::vector<std::int32_t> ids; // evenly
+        for (std::uint64_t slot = 0; slot < tokens * kTopK; ++slot)
+            ids.push_back(static_cast<std::int32_t>((slot * 7 + slot / kTopK * 5) % 16));
+        Buffer x(*rig.device, {.name = "x", .bytes = tokens * config.hidden * 4});
+        Buffer of_ids(*rig.device, {.name = "ids", .bytes = ids.size() * 4});
+        rig.device->upload(of_ids.view(), std::span<const std::int32_t>(ids));
+        const auto handle = exchange.create_handle("batch");
+        const auto in_use = [&] {
+            return rig.device->memory_report().of(MemoryCategory::Communication).bytes;
+        };
+        const std::uint64_t before = in_use();
+        const TensorView ids_view = of_ids.tensor(DType::I32, {tokens, kTopK});
+        exchange
+            .dispatch(*handle, x.tensor(DType::F32, {tokens, config.hidden}), ids_view,
+                      of_ids.tensor(DType::F32, {tokens, kTopK}))
+            .wait();
+        const auto added = static_cast<double>(in_use() - before);
+        const auto foreseen = static_cast<double>(
+            ExpertExchange::record_bytes(inner.topology(), inner.rank(), exchange.config(), 1));
+        EXPECT_NEAR(added, foreseen, 0.25 * foreseen) << ranks_per_node << " ranks per node";
+        ALL_RANKS_TRUE(exchange.by_node() ==
+                       (ranks_per_node == 2 && inner.size() % 2 == 0 && inner.size() > 2));
     }
 }
 

@@ -275,13 +275,20 @@ public:
     /// arrives. What copies between device and host pass through is the host's and not counted. A
     /// link's driver rounds each buffer of records up to its granularity.
     std::uint64_t handle_bytes() const;
-    /// The same before there is an exchange. Throws what its construction would.
-    static std::uint64_t handle_bytes(const World& world, const ExchangeConfig& config);
+    /// The same before there is an exchange, of a rank of any world. These throw what the
+    /// construction would.
+    static std::uint64_t handle_bytes(const Topology& topology, int rank,
+                                      const ExchangeConfig& config);
+    /// About what a handle's first dispatch adds to that in HighThroughput for the records that it
+    /// moves (not for rows()): each rank hands in max_tokens, whose router sends this rank
+    /// `imbalance` times its even share.
+    static std::uint64_t record_bytes(const Topology& topology, int rank,
+                                      const ExchangeConfig& config, double imbalance = 1.25);
     /// The largest max_tokens, up to the configuration's, of which a handle takes no more than
     /// `bytes`; 0 if one token's takes more. Across nodes one that fits, perhaps not the largest:
     /// so many tokens that by_node() is not takes other memory. See ChunkedExchange.
-    static std::uint64_t max_tokens_within(const World& world, ExchangeConfig config,
-                                           std::uint64_t bytes);
+    static std::uint64_t max_tokens_within(const Topology& topology, int rank,
+                                           ExchangeConfig config, std::uint64_t bytes);
     /// Handles in flight at once may be as many as there are; each has a lane of its own.
     std::unique_ptr<ExchangeHandle> create_handle(std::string name);
 
