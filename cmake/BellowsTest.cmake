@@ -2,7 +2,8 @@
 # bellows_test, bellows_mpi_test: a GoogleTest program and its ctest entries.
 #
 #   bellows_test(NAME <target> SOURCES a.cpp... LIBS bellows::engine...
-#                [GPU] [TIMEOUT seconds] [COST seconds] [ARGS ...] [ENVIRONMENT A=b...] [LABELS ...])
+#                [GPU] [TIMEOUT seconds] [COST seconds] [ARGS ...] [ENVIRONMENT A=b...] [LABELS ...]
+#                [NO_VALIDATION])
 #   bellows_mpi_test(... RANKS 1 2 3 4 ... [ON_TWO_HOSTS])
 #                                               main() comes from tests/support/mpi_main.cpp
 #
@@ -13,7 +14,8 @@
 # <target>[.<driver>].hosts2x2.
 # All of these that run on the last of the drivers, of MPI tests those of two ranks, run once more
 # under the Khronos validation layer, as validation.<test>: any message fails them. Not so programs
-# with the label e2e or validation.
+# with the label e2e or validation, nor (NO_VALIDATION) those that take long and call nothing that
+# others do not.
 
 set(BELLOWS_TEST_DRIVERS "system;new" CACHE STRING
     "Vulkan drivers of GPU tests: system (the distribution's lavapipe), new (the toolchain folder's), \
@@ -110,7 +112,8 @@ function(bellows_register_test name processors command drivers)
             PROCESSORS ${processors} LABELS "${labels}" ENVIRONMENT "${environment}"
             WORKING_DIRECTORY "${CMAKE_BINARY_DIR}" SKIP_RETURN_CODE 77)
         if(driver STREQUAL validated AND driver MATCHES "^(system|new)$"
-                AND name MATCHES "^(\\.ranks2)?$" AND NOT labels MATCHES "e2e|validation")
+                AND name MATCHES "^(\\.ranks2)?$" AND NOT labels MATCHES "e2e|validation"
+                AND NOT arg_NO_VALIDATION)
             # Later, when the driver's cache has the shaders.
             math(EXPR cost "${arg_COST} - 1")
             add_test(NAME validation.${test} COMMAND ${command} ${program} ${arg_ARGS})
@@ -124,7 +127,7 @@ function(bellows_register_test name processors command drivers)
 endfunction()
 
 macro(bellows_parse_test)
-    cmake_parse_arguments(PARSE_ARGV 0 arg "GPU;ON_TWO_HOSTS" "NAME;TIMEOUT;COST"
+    cmake_parse_arguments(PARSE_ARGV 0 arg "GPU;ON_TWO_HOSTS;NO_VALIDATION" "NAME;TIMEOUT;COST"
         "SOURCES;LIBS;RANKS;ARGS;ENVIRONMENT;LABELS")
     get_filename_component(area "${CMAKE_CURRENT_SOURCE_DIR}" NAME)
     if(NOT arg_TIMEOUT AND DEFINED bellows_time_limit_${area})

@@ -327,8 +327,8 @@ void ExchangeHandle::Impl::finish() {
         before->finish();
     try {
         last_sent.wait(exchange.config.timeout + std::chrono::seconds(10));
-    } catch (const Error&) {
-        // The control plane has told everybody.
+    } catch (...) {
+        // Whoever had to know of a failure has been told.
     }
     for (RecordingCache* cache :
          {&pack_dispatch, &pack_backward, &unpack_dispatch, &unpack_backward, &reduce_forward,
