@@ -16,11 +16,7 @@
 
 namespace bellows::e2e {
 
-#ifdef __SANITIZE_ADDRESS__
-inline constexpr std::chrono::seconds kCommandLimit{450};
-#else
 inline constexpr std::chrono::seconds kCommandLimit{240};
-#endif
 
 /// What a command has left when it has ended.
 struct Finished {
