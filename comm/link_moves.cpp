@@ -148,7 +148,8 @@ bool LinkMoves::step_in(In& in, bool& changed) {
         }
         if (!test(told, in.at))
             return false;
-        unsealed<std::uint64_t>(in.told, sequence_, in.rank);
+        if (!std::exchange(in.heard, true))
+            unsealed<std::uint64_t>(in.told, sequence_, in.rank);
     }
     try {
         if (!try_copy(in, changed))

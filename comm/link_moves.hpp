@@ -71,6 +71,7 @@ private:
         std::vector<RecordRun> runs;
         std::vector<std::uint64_t> told;
         std::size_t transfer = 0;
+        bool heard = false;                 ///< what is told
         std::shared_ptr<LinkMemory> source; ///< kept until the copy is done
         std::unique_ptr<LinkCopy> copy;
         std::chrono::steady_clock::time_point began{}; ///< the copy
