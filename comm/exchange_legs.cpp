@@ -299,14 +299,12 @@ void record_tokens(Recording& recording, const Handle& handle, const Tokens& in)
                                               .record_words = shape.record_words,
                                               .hidden_words = shape.hidden_words},
                        shape.grid.items(most * shape.top_k));
-    if (tokens > 0) {
-        // Where what comes back from each rank will stand.
-        route(recording, handle, ids, handle.rank_slot_to_row, most);
-        if (record.codes())
-            fp8::quantize(recording, x, exchange.quantized(memory, tokens, record.bytes));
-        else
-            ops::copy(recording, x, exchange.plain(memory, record.dtype, tokens, record.bytes));
-    }
+    if (tokens == 0)
+        return;
+    if (record.codes())
+        fp8::quantize(recording, x, exchange.quantized(memory, tokens, record.bytes));
+    else
+        ops::copy(recording, x, exchange.plain(memory, record.dtype, tokens, record.bytes));
 }
 
 void record_dispatch_unpack(Recording& recording, const Handle& handle) {
@@ -335,6 +333,10 @@ void record_dispatch_unpack(Recording& recording, const Handle& handle) {
             // A masked expert has room for a token once.
             .merge = exchange.masked() ? 1u : 0u},
         shape.grid.items(most));
+    if (exchange.low_latency() && handle.tokens > 0)
+        // Where what comes back from each rank will stand: beside the above, as nobody waits here.
+        route(recording, handle, handle.topk_ids, handle.rank_slot_to_row,
+              exchange.config.max_tokens);
     if (exchange.by_tokens())
         return;
     const ops::MoeLayout layout = handle.receive_layout();
@@ -372,7 +374,10 @@ void send_tokens(const ExchangeHandlePtr& handle, const Tokens& tokens, LegJob l
 }
 
 TimePoint take_tokens(Handle& h) {
-    return submit_behind_leg(h, cached(h.unpack_dispatch, h, "unpack", {},
+    std::vector<BufferView> key;
+    if (h.exchange.low_latency())
+        key.push_back(h.topk_ids.buffer);
+    return submit_behind_leg(h, cached(h.unpack_dispatch, h, "unpack", std::move(key),
                                        [&](Recording& r) { record_dispatch_unpack(r, h); }));
 }
 

@@ -32,6 +32,17 @@ VkSemaphore Device::Impl::create_timeline() const {
     return semaphore;
 }
 
+void Device::Impl::signal(const detail::Timeline& lane, const std::string& name) {
+    VkSemaphoreSignalInfo ended{};
+    ended.sType = VK_STRUCTURE_TYPE_SEMAPHORE_SIGNAL_INFO;
+    ended.semaphore = lane.semaphore;
+    ended.value = lane.ended;
+    const VkResult result = vk.vkSignalSemaphore(device, &ended);
+    if (result == VK_ERROR_DEVICE_LOST)
+        throw pump->lose_device(result, "signalling " + name);
+    check(result, "signalling " + name);
+}
+
 TicketPtr Device::Impl::new_ticket(std::string name) {
     auto ticket = std::make_shared<Ticket>();
     ticket->name = std::move(name);

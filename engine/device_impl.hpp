@@ -109,6 +109,8 @@ struct Device::Impl {
         return queue_of_role[static_cast<std::size_t>(role)];
     }
     VkSemaphore create_timeline() const;
+    /// A lane's, of what has ended. Needs the mutex.
+    void signal(const detail::Timeline& lane, const std::string& name);
     detail::TicketPtr new_ticket(std::string name);
     /// Throws the sticky failure, if there is one. Needs the mutex.
     void throw_if_failed() const;

@@ -23,7 +23,8 @@ struct LaneContext::Impl {
     std::string job{};
     detail::VectorClock known{};
     std::vector<TicketPtr> inner{};
-    std::string phase{}; ///< "" before the job has named one
+    std::vector<TicketPtr> for_next{}; ///< of the lane's next job
+    std::string phase{};               ///< "" before the job has named one
     std::int64_t phase_began_ns = 0;
 
     /// Needs the mutex.
@@ -34,15 +35,18 @@ struct LaneContext::Impl {
 };
 
 TimePoint LaneContext::submit(Recording& recording, std::span<const TimePoint> waits) {
-    return submit(recording, waits, true);
+    return submit(recording, waits, Order::InOrder);
 }
 
 TimePoint LaneContext::submit_beside(Recording& recording, std::span<const TimePoint> waits) {
-    return submit(recording, waits, false);
+    return submit(recording, waits, Order::Beside);
 }
 
-TimePoint LaneContext::submit(Recording& recording, std::span<const TimePoint> waits,
-                              bool in_order) {
+TimePoint LaneContext::submit_for_next(Recording& recording, std::span<const TimePoint> waits) {
+    return submit(recording, waits, Order::ForNext);
+}
+
+TimePoint LaneContext::submit(Recording& recording, std::span<const TimePoint> waits, Order order) {
     Device::Impl& device = impl_.device->impl();
     recording.impl().allocate_table();
     const std::scoped_lock lock(device.mutex);
@@ -51,11 +55,12 @@ TimePoint LaneContext::submit(Recording& recording, std::span<const TimePoint> w
     for (const TimePoint& wait : waits)
         if (wait.ticket() != nullptr)
             tickets.push_back(wait.ticket());
-    if (in_order)
-        tickets.insert(tickets.end(), impl_.inner.begin(), impl_.inner.end());
+    if (order == Order::InOrder)
+        for (const auto* before : {&impl_.inner, &impl_.for_next})
+            tickets.insert(tickets.end(), before->begin(), before->end());
     TicketPtr ticket = device.pump->submit(recording.impl(), std::move(tickets), &impl_.known);
     device.pump->advance(true);
-    impl_.inner.push_back(ticket);
+    (order == Order::ForNext ? impl_.for_next : impl_.inner).push_back(ticket);
     return TimePoint(std::move(ticket));
 }
 
@@ -102,6 +107,15 @@ struct Lane::Impl {
         bool stepped_to_end = false;
         std::optional<Clock::time_point> first_look;
 
+        /// The work of a job that does not end by itself.
+        std::vector<TicketPtr> left(Lane::Impl& lane) const {
+            if (!context)
+                return std::exchange(lane.for_next, {});
+            std::vector<TicketPtr> all = context->inner;
+            all.insert(all.end(), context->for_next.begin(), context->for_next.end());
+            return all;
+        }
+
         /// Whether it is looked at again without a nap.
         bool hurries() const {
             return job.prompt && Clock::now() - *first_look < std::chrono::milliseconds(5);
@@ -113,7 +127,8 @@ struct Lane::Impl {
     std::uint32_t actor = 0;
     detail::Timeline timeline;
     std::shared_ptr<HostThread::Impl> thread;
-    std::deque<Pending> jobs; ///< guarded by the device's mutex
+    std::deque<Pending> jobs;        ///< guarded by the device's mutex
+    std::vector<TicketPtr> for_next; ///< what the job before has left to the next one; likewise
 };
 
 struct HostThread::Impl {
@@ -247,8 +262,10 @@ bool HostThread::Impl::begin(Lane::Impl& lane, Lane::Impl::Pending& job) {
     }
     if (Clock::now() < job.not_before)
         return false;
-    job.context.emplace(
-        LaneContext::Impl{.device = &device, .lane = &lane.name, .job = job.job.name});
+    job.context.emplace(LaneContext::Impl{.device = &device,
+                                          .lane = &lane.name,
+                                          .job = job.job.name,
+                                          .inner = std::exchange(lane.for_next, {})});
     if (impl.checker) {
         const HappensBefore::Operation operation = checked_accesses(job.job, false);
         job.context->known = impl.checker->begin_job(lane.actor, job.waits, operation);
@@ -274,14 +291,10 @@ void HostThread::Impl::end(Lane::Impl& lane, Lane::Impl::Pending& job) {
         impl.trace->add({lane.name, job.job.name, "lane",
                          job.began.time_since_epoch() / std::chrono::nanoseconds(1), now_ns});
     }
-    VkSemaphoreSignalInfo info{};
-    info.sType = VK_STRUCTURE_TYPE_SEMAPHORE_SIGNAL_INFO;
-    info.semaphore = lane.timeline.semaphore;
-    info.value = job.ticket->value;
-    const VkResult result = impl.vk.vkSignalSemaphore(impl.device, &info);
-    if (result == VK_ERROR_DEVICE_LOST)
-        throw impl.pump->lose_device(result, "signalling " + lane.name);
-    detail::check(result, "signalling " + lane.name);
+    lane.timeline.ended = job.ticket->value;
+    if (lane.timeline.shown)
+        impl.signal(lane.timeline, lane.name);
+    lane.for_next = std::move(job.context->for_next);
     impl.pump->finish(job.ticket, Ticket::State::Reached, nullptr);
     finished = std::move(job);
     lane.jobs.pop_front();
@@ -295,8 +308,7 @@ void HostThread::Impl::fail(Lane::Impl& lane, Lane::Impl::Pending& job, const Er
     Device::Impl& impl = device.impl();
     Lane::Impl::Pending finished;
     const std::scoped_lock lock(impl.mutex);
-    if (job.context)
-        job.ticket->inner = job.context->inner; // runs on
+    job.ticket->inner = job.left(lane); // runs on
     impl.pump->finish(job.ticket, Ticket::State::Failed, &error);
     finished = std::move(job);
     lane.jobs.pop_front();
@@ -369,6 +381,7 @@ HostThread::~HostThread() {
         for (auto& job : lane->jobs) {
             const Error error(ErrorCode::Aborted,
                               job.job.name + " was given up: its thread has ended");
+            job.ticket->inner = job.left(*lane);
             device.pump->finish(job.ticket, Ticket::State::Failed, &error);
             given_up.push_back(std::move(job));
             --device.num_lane_jobs;
@@ -382,8 +395,8 @@ HostThread::~HostThread() {
 
 Lane HostThread::add_lane(std::string name) {
     Device::Impl& device = impl_->device.impl();
-    auto lane =
-        std::make_shared<Lane::Impl>(Lane::Impl{impl_->device, std::move(name), 0, {}, impl_, {}});
+    auto lane = std::make_shared<Lane::Impl>(
+        Lane::Impl{impl_->device, std::move(name), 0, {}, impl_, {}, {}});
     lane->timeline.semaphore = device.create_timeline();
     const std::scoped_lock lock(device.mutex);
     if (device.checker)

@@ -129,6 +129,10 @@ void Pump::finish(const TicketPtr& ticket, Ticket::State state, const Error* err
 
 void Pump::collect() {
     for (auto& queue : device_.queues) {
+        if (std::none_of(in_flight_.begin(), in_flight_.end(), [&](const Batch& batch) {
+                return batch.ticket->timeline == &queue->timeline;
+            }))
+            continue;
         std::uint64_t value = 0;
         const VkResult result = device_.vk.vkGetSemaphoreCounterValue(
             device_.device, queue->timeline.semaphore, &value);

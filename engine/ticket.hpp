@@ -31,6 +31,10 @@ struct Timeline {
     VkSemaphore semaphore = VK_NULL_HANDLE;
     std::uint64_t last_value = 0; ///< of the newest submission or job
     bool external = false;        ///< the caller's; neither destroyed nor signalled by us
+    /// Of a lane: the last job that has ended. The semaphore says so once it was shown to somebody:
+    /// a driver takes some 15 us to signal one.
+    std::uint64_t ended = 0;
+    bool shown = false;
 };
 
 struct Ticket {

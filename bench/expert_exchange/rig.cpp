@@ -154,9 +154,12 @@ void ExchangeRig::wait_idle() {
 
 void ExchangeRig::write_trace(World& world, const std::string& path,
                               const std::function<void()>& once) {
-    device_->take_trace(); // drops what came before
-    once();
-    wait_idle();
+    for (int i = 0; i < 3; ++i) { // the last of some that follow each other
+        world.control().barrier(kTimeLimit, "a traced repeat");
+        device_->take_trace();
+        once();
+        wait_idle();
+    }
     bellows::write_trace(path, *device_, world);
 }
 

@@ -116,6 +116,33 @@ TEST(EngineInterop, TimelinesGoInAndOut) {
     own.destroy(semaphore);
 }
 
+/// Also of jobs that had ended before anybody asked for their semaphore.
+TEST(EngineInterop, TheSemaphoreOfALaneSaysWhatHasEnded) {
+    OwnVulkan own;
+    const auto device = Device::adopt(own.external(), test_options());
+    const auto read = own.call<PFN_vkGetSemaphoreCounterValue>("vkGetSemaphoreCounterValue");
+    HostThread thread(*device, "thread");
+    Lane lane = thread.add_lane("lane");
+    const auto value_of = [&](const TimePoint& point) {
+        std::uint64_t value = ~std::uint64_t{0};
+        EXPECT_EQ(read(own.device, vulkan_time_point(point).semaphore, &value), VK_SUCCESS);
+        return value;
+    };
+    TimePoint last;
+    const auto run = [&] {
+        last = lane.post({.name = "job", .waits = {}, .accesses = {}, .step = [](LaneContext&) {
+                              return Progress::Done;
+                          }});
+        last.wait(std::chrono::seconds(20));
+    };
+    run();
+    run();
+    EXPECT_EQ(value_of(last), vulkan_time_point(last).value);
+    run();
+    EXPECT_EQ(value_of(last), vulkan_time_point(last).value);
+    EXPECT_EQ(vulkan_time_point(last).value, 3u);
+}
+
 TEST(EngineInterop, RequiredFeaturesAreAllThatADeviceNeeds) {
     OwnVulkan own; // made with them
     const RequiredFeatures wanted(own.instance, own.physical_device, own.get);

@@ -16,6 +16,7 @@
 #include <numeric>
 #include <random>
 #include <string>
+#include <thread>
 #include <vector>
 
 namespace bellows {
@@ -187,6 +188,40 @@ TEST(EngineOrder, ABufferLivesUntilHeldWorkHasUsedIt) {
     open = true;
     used.wait();
     EXPECT_EQ(read_back<std::uint32_t>(*device, out.view()), std::vector<std::uint32_t>(32, 4));
+}
+
+/// What a job submits for the next one holds up that one's end, not its own.
+TEST(EngineOrder, AJobMayLeaveWorkToTheNext) {
+    const auto device = make_device();
+    HostThread thread(*device, "thread"), gate_thread(*device, "gate thread");
+    Lane lane = thread.add_lane("lane"), gate_lane = gate_thread.add_lane("gate lane");
+    Buffer source = make_buffer(*device, "source", 64), copied = make_buffer(*device, "copied", 64);
+    Recording before(*device, QueueRole::Compute, "before");
+    before.fill(source.view(), 7);
+    Recording copy(*device, QueueRole::Compute, "copy");
+    copy.copy(source.view(), copied.view());
+    Recording after(*device, QueueRole::Compute, "after");
+    after.fill(source.view(), 9);
+    std::atomic<bool> open{false};
+    const TimePoint gate =
+        gate_lane.post({.name = "gate", .waits = {}, .accesses = {}, .step = [&](LaneContext&) {
+                            return open ? Progress::Done : Progress::Again;
+                        }});
+    device->submit(before);
+    const std::vector<DeclaredAccess> reads = {{source.view(), Access::Read}};
+    const TimePoint early = lane.post(simple_job("early", reads, [&](LaneContext& context) {
+        context.submit_for_next(copy, std::array{gate});
+    }));
+    const TimePoint late = lane.post(simple_job("late", reads, [](LaneContext&) {}));
+    const TimePoint overwritten = device->submit(after);
+    early.wait(std::chrono::seconds(20));
+    std::this_thread::sleep_for(std::chrono::milliseconds(20));
+    EXPECT_FALSE(late.reached());
+    EXPECT_FALSE(overwritten.reached());
+    open = true;
+    late.wait(std::chrono::seconds(20));
+    overwritten.wait(std::chrono::seconds(20));
+    EXPECT_EQ(read_back<std::uint32_t>(*device, copied.view()), std::vector<std::uint32_t>(64, 7));
 }
 
 TEST(EngineOrder, AFailedLaneJobFailsWhatDependsOnIt) {

@@ -40,6 +40,9 @@ public:
     TimePoint submit(Recording& recording, std::span<const TimePoint> waits = {});
     /// The same without the last: beside what the job has submitted before.
     TimePoint submit_beside(Recording& recording, std::span<const TimePoint> waits = {});
+    /// As submit_beside(), but this job may end before the work does: it becomes the lane's next
+    /// job's, which must declare its accesses, too, and itself touches nothing that it writes.
+    TimePoint submit_for_next(Recording& recording, std::span<const TimePoint> waits = {});
     /// Binds a declared buffer for the work that comes after this job. The job must have declared
     /// a write to the whole buffer, so that all earlier users have finished.
     void bind(Buffer& buffer, std::uint64_t bytes);
@@ -55,7 +58,8 @@ public:
     explicit LaneContext(Impl& impl) noexcept : impl_(impl) {}
 
 private:
-    TimePoint submit(Recording& recording, std::span<const TimePoint> waits, bool in_order);
+    enum class Order : std::uint8_t { InOrder, Beside, ForNext };
+    TimePoint submit(Recording& recording, std::span<const TimePoint> waits, Order order);
 
     Impl& impl_;
 };
