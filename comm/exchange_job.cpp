@@ -494,7 +494,9 @@ private:
     Progress send_rest(LaneContext& context) {
         const bool told = test(counts_out_);
         const Progress progress = moves().step(context);
-        return progress == Progress::Done && !told ? Progress::Again : progress;
+        if (progress == Progress::Done && told)
+            return progress;
+        return progress == Progress::Moved ? progress : waiting(posted_); // others wait for it
     }
 
     ExchangeHandlePtr handle_ptr_, next_; // first: their memory outlives everything here

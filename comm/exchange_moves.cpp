@@ -115,9 +115,10 @@ void RecordMoves::copy(LaneContext& context, Piece& piece, QueueRole role, Buffe
                        BufferView destination) {
     piece.copy = std::make_unique<Recording>(exchange_.device, role, name_);
     piece.copy->copy(source, destination);
-    // What is sent once all that comes is here is the next job's.
-    piece.copied = piece.state == State::CopyingOut ? context.submit_for_next(*piece.copy)
-                                                    : context.submit_beside(*piece.copy);
+    // The leg's first job ends when all is here, whatever is still copied out: that is the
+    // second's.
+    piece.copied = piece.state == State::CopyingOut && !here_ ? context.submit_for_next(*piece.copy)
+                                                              : context.submit_beside(*piece.copy);
 }
 
 void RecordMoves::begin_out(LaneContext& context) {
