@@ -374,10 +374,8 @@ void send_tokens(const ExchangeHandlePtr& handle, const Tokens& tokens, LegJob l
 }
 
 TimePoint take_tokens(Handle& h) {
-    std::vector<BufferView> key;
-    if (h.exchange.low_latency())
-        key.push_back(h.topk_ids.buffer);
-    return submit_behind_leg(h, cached(h.unpack_dispatch, h, "unpack", std::move(key),
+    const BufferView ids = h.exchange.low_latency() ? h.topk_ids.buffer : BufferView{};
+    return submit_behind_leg(h, cached(h.unpack_dispatch, h, "unpack", {ids},
                                        [&](Recording& r) { record_dispatch_unpack(r, h); }));
 }
 

@@ -23,8 +23,8 @@ struct LaneContext::Impl {
     std::string job{};
     detail::VectorClock known{};
     std::vector<TicketPtr> inner{};
-    std::vector<TicketPtr> for_next{}; ///< of the lane's next job
-    std::string phase{};               ///< "" before the job has named one
+    std::vector<TicketPtr>* for_next = nullptr; ///< the lane's
+    std::string phase{};                        ///< "" before the job has named one
     std::int64_t phase_began_ns = 0;
 
     /// Needs the mutex.
@@ -56,11 +56,11 @@ TimePoint LaneContext::submit(Recording& recording, std::span<const TimePoint> w
         if (wait.ticket() != nullptr)
             tickets.push_back(wait.ticket());
     if (order == Order::InOrder)
-        for (const auto* before : {&impl_.inner, &impl_.for_next})
+        for (const auto* before : {&impl_.inner, impl_.for_next})
             tickets.insert(tickets.end(), before->begin(), before->end());
     TicketPtr ticket = device.pump->submit(recording.impl(), std::move(tickets), &impl_.known);
     device.pump->advance(true);
-    (order == Order::ForNext ? impl_.for_next : impl_.inner).push_back(ticket);
+    (order == Order::ForNext ? *impl_.for_next : impl_.inner).push_back(ticket);
     return TimePoint(std::move(ticket));
 }
 
@@ -109,10 +109,9 @@ struct Lane::Impl {
 
         /// The work of a job that does not end by itself.
         std::vector<TicketPtr> left(Lane::Impl& lane) const {
-            if (!context)
-                return std::exchange(lane.for_next, {});
-            std::vector<TicketPtr> all = context->inner;
-            all.insert(all.end(), context->for_next.begin(), context->for_next.end());
+            std::vector<TicketPtr> all = std::exchange(lane.for_next, {});
+            if (context)
+                all.insert(all.end(), context->inner.begin(), context->inner.end());
             return all;
         }
 
@@ -128,7 +127,7 @@ struct Lane::Impl {
     detail::Timeline timeline;
     std::shared_ptr<HostThread::Impl> thread;
     std::deque<Pending> jobs;        ///< guarded by the device's mutex
-    std::vector<TicketPtr> for_next; ///< what the job before has left to the next one; likewise
+    std::vector<TicketPtr> for_next; ///< what has been submitted for the next job; likewise
 };
 
 struct HostThread::Impl {
@@ -265,7 +264,8 @@ bool HostThread::Impl::begin(Lane::Impl& lane, Lane::Impl::Pending& job) {
     job.context.emplace(LaneContext::Impl{.device = &device,
                                           .lane = &lane.name,
                                           .job = job.job.name,
-                                          .inner = std::exchange(lane.for_next, {})});
+                                          .inner = std::exchange(lane.for_next, {}),
+                                          .for_next = &lane.for_next});
     if (impl.checker) {
         const HappensBefore::Operation operation = checked_accesses(job.job, false);
         job.context->known = impl.checker->begin_job(lane.actor, job.waits, operation);
@@ -294,7 +294,6 @@ void HostThread::Impl::end(Lane::Impl& lane, Lane::Impl::Pending& job) {
     lane.timeline.ended = job.ticket->value;
     if (lane.timeline.shown)
         impl.signal(lane.timeline, lane.name);
-    lane.for_next = std::move(job.context->for_next);
     impl.pump->finish(job.ticket, Ticket::State::Reached, nullptr);
     finished = std::move(job);
     lane.jobs.pop_front();
