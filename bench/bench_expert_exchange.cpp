@@ -156,9 +156,7 @@ public:
 private:
     PhaseResult time_legs(const char* name, double bytes, std::optional<double> raw_seconds,
                           const std::function<void()>& once) {
-        // An exchange alone leaves a GPU's units nearly idle, and their clock falls.
-        if (!rig_.device().info().is_cpu)
-            fma_peak(rig_.device());
+        raise_clock(rig_.device()); // an exchange alone leaves a GPU's units nearly idle
         ExchangeStats before;
         const Timing timing = watch_.time(once, timing_, [&] {
             rig_.wait_idle();

@@ -422,21 +422,10 @@ private:
         return std::accumulate(rows.begin(), rows.end(), std::uint64_t{0});
     }
 
-    /// Copy queues are slow inside a device (an H100's copies 87 GB/s there, its second compute
-    /// queue 350), and others' records on their way in would wait behind this rank's. The second
-    /// compute queue takes from what runs beside it, though: where a hook says that something does,
-    /// and others' come by the link, it is a copy queue, as it is where there is one compute queue.
-    QueueRole own_role() const {
-        const bool second =
-            exchange_.device.distinct_queues(QueueRole::AsyncCompute, QueueRole::Compute);
-        const bool beside = gate_ && exchange_.link != nullptr;
-        return second && !beside ? QueueRole::AsyncCompute : QueueRole::TransferIn;
-    }
-
     RecordMoves& moves() {
         if (!moves_)
             moves_.emplace(handle_, name_, Tag{sequence_, kRecordsStream}, out(), in(), without_,
-                           own_role());
+                           gate_ != nullptr);
         return *moves_;
     }
 

@@ -46,10 +46,11 @@ public:
         std::vector<bool>& is_blank; ///< of which members they are
     };
     /// to: where runs are received. name: for the trace. without: members that the leg does without
-    /// from the start, whatever becomes of them since. own_role: who copies this rank's own
-    /// records.
+    /// from the start, whatever becomes of them since. beside: other work runs meanwhile, as in the
+    /// hook form, from which the copies shall take little; begin_in() then follows when all has
+    /// been copied out.
     RecordMoves(ExchangeHandle::Impl& handle, std::string name, Tag tag, Out from, In to,
-                std::vector<bool> without, QueueRole own_role);
+                std::vector<bool> without, bool beside);
 
     /// Once each, in either order.
     void begin_out(LaneContext& context);
@@ -102,7 +103,9 @@ private:
     /// when the leg begins.
     bool own_apart() const noexcept { return staged_ || exchange_.low_latency(); }
     bool copy_out(LaneContext& context);
-    QueueRole next_role(QueueRole own, bool alone);
+    bool alone(const std::vector<Piece>& others) const noexcept;
+    QueueRole next_role(QueueRole own, const std::vector<Piece>& others);
+    QueueRole own_role() const noexcept;
     void copy_own(LaneContext& context);
     int rank_of(const Piece& piece) const noexcept;
     bool in_place(const Piece& piece) const noexcept;
@@ -130,7 +133,7 @@ private:
     Tag tag_;
     Out from_;
     In to_;
-    QueueRole own_role_;
+    bool beside_;
     bool staged_;
     std::vector<Piece> out_, in_;
     std::size_t next_out_ = 0;             ///< the first that is not copied out yet

@@ -286,7 +286,6 @@ void Recording::Impl::encode() {
     for (std::uint32_t i = 0; i < count; ++i) {
         if (operations[i].barrier_before) {
             VkMemoryBarrier2 barrier{};
-            barrier.sType = VK_STRUCTURE_TYPE_MEMORY_BARRIER_2;
             barrier.srcStageMask = before.stages | before.grid_stages;
             barrier.srcAccessMask = before.writes;
             barrier.dstStageMask = all.stages;
@@ -296,11 +295,7 @@ void Recording::Impl::encode() {
                 barrier.dstAccessMask |= VK_ACCESS_2_INDIRECT_COMMAND_READ_BIT;
             }
             before = {};
-            VkDependencyInfo dependency{};
-            dependency.sType = VK_STRUCTURE_TYPE_DEPENDENCY_INFO;
-            dependency.memoryBarrierCount = 1;
-            dependency.pMemoryBarriers = &barrier;
-            impl.vk.vkCmdPipelineBarrier2(buffer, &dependency);
+            encode_barrier(barrier);
         }
         if (queries != VK_NULL_HANDLE)
             impl.vk.vkCmdWriteTimestamp2(buffer, VK_PIPELINE_STAGE_2_ALL_COMMANDS_BIT, queries,
@@ -313,28 +308,51 @@ void Recording::Impl::encode() {
     }
     // The host may read what was written once the time point is reached.
     VkMemoryBarrier2 to_host{};
-    to_host.sType = VK_STRUCTURE_TYPE_MEMORY_BARRIER_2;
     to_host.srcStageMask = VK_PIPELINE_STAGE_2_ALL_COMMANDS_BIT;
     to_host.srcAccessMask = VK_ACCESS_2_MEMORY_WRITE_BIT;
     to_host.dstStageMask = VK_PIPELINE_STAGE_2_HOST_BIT;
     to_host.dstAccessMask = VK_ACCESS_2_HOST_READ_BIT;
-    VkDependencyInfo dependency{};
-    dependency.sType = VK_STRUCTURE_TYPE_DEPENDENCY_INFO;
-    dependency.memoryBarrierCount = 1;
-    dependency.pMemoryBarriers = &to_host;
-    impl.vk.vkCmdPipelineBarrier2(buffer, &dependency);
+    encode_barrier(to_host);
     check(impl.vk.vkEndCommandBuffer(buffer), "ending " + name);
 }
 
+void Recording::Impl::encode_barrier(VkMemoryBarrier2 barrier) {
+    barrier.sType = VK_STRUCTURE_TYPE_MEMORY_BARRIER_2;
+    VkDependencyInfo dependency{};
+    dependency.sType = VK_STRUCTURE_TYPE_DEPENDENCY_INFO;
+    dependency.memoryBarrierCount = 1;
+    dependency.pMemoryBarriers = &barrier;
+    impl.vk.vkCmdPipelineBarrier2(commands.buffer, &dependency);
+}
+
+BufferView Recording::Impl::use(const Operation& operation, std::uint32_t i) const {
+    return uses[operation.first_use + i].view;
+}
+
+VkBuffer Recording::Impl::handle(const Operation& operation, std::uint32_t i) const {
+    const auto& resource = *use(operation, i).resource;
+    require(resource.bound, name, operation.name,
+            ("buffer " + resource.name + " has no memory").c_str());
+    return resource.allocation.buffer;
+}
+
+void Recording::Impl::encode_copy(const Operation& operation) {
+    const BufferView source = use(operation, 0), destination = use(operation, 1);
+    const VkBuffer from = handle(operation, 0), to = handle(operation, 1);
+    VkMemoryBarrier2 in_turn{};
+    in_turn.srcStageMask = in_turn.dstStageMask = VK_PIPELINE_STAGE_2_ALL_TRANSFER_BIT;
+    std::uint64_t done = 0;
+    while (done < source.bytes) {
+        if (done > 0)
+            encode_barrier(in_turn);
+        const std::uint64_t bytes = std::min(operation.burst_bytes, source.bytes - done);
+        const VkBufferCopy region{source.offset + done, destination.offset + done, bytes};
+        impl.vk.vkCmdCopyBuffer(commands.buffer, from, to, 1, &region);
+        done += bytes;
+    }
+}
+
 void Recording::Impl::encode_operation(const Operation& operation) {
-    const auto use = [&](std::uint32_t i) -> const BufferView& {
-        return uses[operation.first_use + i].view;
-    };
-    const auto handle = [&](const BufferView& view) {
-        require(view.resource->bound, name, operation.name,
-                ("buffer " + view.resource->name + " has no memory").c_str());
-        return view.resource->allocation.buffer;
-    };
     switch (operation.kind) {
     case Kind::Dispatch:
     case Kind::DispatchIndirect: {
@@ -353,18 +371,17 @@ void Recording::Impl::encode_operation(const Operation& operation) {
             impl.vk.vkCmdDispatch(commands.buffer, operation.groups.x, operation.groups.y,
                                   operation.groups.z);
         else
-            impl.vk.vkCmdDispatchIndirect(commands.buffer, handle(use(operation.num_operands)),
-                                          use(operation.num_operands).offset);
+            impl.vk.vkCmdDispatchIndirect(commands.buffer,
+                                          handle(operation, operation.num_operands),
+                                          use(operation, operation.num_operands).offset);
         break;
     }
-    case Kind::Copy: {
-        const VkBufferCopy region{use(0).offset, use(1).offset, use(0).bytes};
-        impl.vk.vkCmdCopyBuffer(commands.buffer, handle(use(0)), handle(use(1)), 1, &region);
+    case Kind::Copy:
+        encode_copy(operation);
         break;
-    }
     case Kind::Fill:
-        impl.vk.vkCmdFillBuffer(commands.buffer, handle(use(0)), use(0).offset, use(0).bytes,
-                                operation.fill_word);
+        impl.vk.vkCmdFillBuffer(commands.buffer, handle(operation, 0), use(operation, 0).offset,
+                                use(operation, 0).bytes, operation.fill_word);
         break;
     }
 }
@@ -421,11 +438,13 @@ void Recording::add_dispatch(const KernelCall& call, Groups groups, BufferView i
     impl_->add(operation, operation_uses, call.push);
 }
 
-void Recording::copy(BufferView source, BufferView destination) {
+void Recording::copy(BufferView source, BufferView destination, std::uint64_t burst_bytes) {
     require(source && destination, impl_->name, "copy", "a view has no buffer");
     require(source.bytes == destination.bytes, impl_->name, "copy", "the sizes differ");
     require(source.bytes % 4 == 0 && source.offset % 4 == 0 && destination.offset % 4 == 0,
             impl_->name, "copy", "sizes and offsets must be multiples of 4 bytes");
+    require(burst_bytes == UINT64_MAX || (burst_bytes > 0 && burst_bytes % 4 == 0), impl_->name,
+            "copy", "a burst must be a multiple of 4 bytes, and not none");
     require(source.resource != destination.resource ||
                 !range_of(source).overlaps(range_of(destination)),
             impl_->name, "copy", "the ranges overlap");
@@ -436,6 +455,7 @@ void Recording::copy(BufferView source, BufferView destination) {
     Impl::Operation operation;
     operation.kind = Impl::Kind::Copy;
     operation.name = "copy";
+    operation.burst_bytes = burst_bytes;
     const std::array<Impl::OperandUse, 2> uses{
         {{source, Access::Read}, {destination, Access::Write}}};
     impl_->add(operation, uses, {});

@@ -26,6 +26,7 @@ struct Recording::Impl {
         VkPipeline pipeline = VK_NULL_HANDLE;
         Groups groups;
         std::uint32_t fill_word = 0;
+        std::uint64_t burst_bytes = 0;             ///< of a copy
         std::uint32_t first_use = 0, num_uses = 0; ///< in `uses`
         std::uint32_t num_operands = 0;            ///< of them, the first in the parameter block
         std::uint64_t table_offset = 0;
@@ -70,6 +71,10 @@ private:
     void order_grid();
     void encode();
     void encode_operation(const Operation& operation);
+    void encode_barrier(VkMemoryBarrier2 barrier);
+    BufferView use(const Operation& operation, std::uint32_t i) const;
+    VkBuffer handle(const Operation& operation, std::uint32_t i) const;
+    void encode_copy(const Operation& operation);
     std::uint64_t handle_epochs() const;
 
     Buffer table_;

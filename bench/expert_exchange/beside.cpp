@@ -2,6 +2,7 @@
 #include "expert_exchange/beside.hpp"
 
 #include "grouped_gemm/product.hpp"
+#include "support/peaks.hpp"
 
 #include <bellows/engine/error.hpp>
 
@@ -75,6 +76,7 @@ std::vector<BesideResult> time_beside(ExchangeRig& rig, Stopwatch& watch,
     const std::vector<std::uint64_t>& sizes = *options.beside;
     Products products(rig.device(), {sizes[0], sizes[1], sizes[2], sizes[3]});
     const auto time = [&](const char* name, const std::function<void()>& once) {
+        raise_clock(rig.device());
         BesideResult result;
         result.name = name;
         result.seconds = watch

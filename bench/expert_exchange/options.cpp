@@ -33,7 +33,7 @@ program's own mpirun, or among the ranks of the mpirun or srun that started it.
   --device-link K        auto (default): from device to device, where a vendor's driver links them; off; host:
                          through host memory (CPU devices)
   --workgroups N         most workgroups of a kernel that packs or unpacks rows (default 0: as many as serve)
-  --piece N              KiB that are copied between device and host at once, at most (default 8192)
+  --piece N              KiB that are copied between device and host at once, at most (default 4096)
   --seed N               of tokens and routing (default 1)
   --repeats N            least number of timed repeats of each phase (default 5)
   --seconds S            least time of each phase (default 0.5)

@@ -25,6 +25,9 @@ struct Ceiling {
 
 /// "fma": f32 fused multiply-adds on registers, two operations each.
 Ceiling fma_peak(Device& device);
+/// The clock of a GPU that has little to do falls, and takes most of a second of work to rise. On a
+/// CPU, nothing.
+void raise_clock(Device& device);
 
 /// A kind of matrix product of the device's matrix units, f32 sums.
 struct MatrixRow {

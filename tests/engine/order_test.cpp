@@ -11,6 +11,7 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <array>
 #include <atomic>
 #include <numeric>
@@ -52,6 +53,30 @@ TEST(EngineOrder, OperationsOfARecordingFollowOneAnother) {
     EXPECT_EQ(read_back<std::uint32_t>(*device, b.view()), std::vector<std::uint32_t>(1000, 7));
     EXPECT_EQ(read_back<std::uint32_t>(*device, a.view()), std::vector<std::uint32_t>(1000, 9));
     EXPECT_GT(device->num_checked_accesses(), 0u);
+}
+
+TEST(EngineOrder, ACopyInBurstsIsOneOperation) {
+    auto device = make_device();
+    std::vector<std::uint32_t> words(1003);
+    std::iota(words.begin(), words.end(), 5u);
+    Buffer from = make_buffer(*device, "from", words.size());
+    device->upload(from.view(), std::span<const std::uint32_t>(words));
+    for (const std::uint64_t burst : {4u, 400u, 4000u, 4012u, 8000u}) {
+        Buffer to = make_buffer(*device, "to", words.size());
+        Recording recording(*device, QueueRole::TransferOut, "bursts");
+        recording.fill(to.view(), 0);
+        recording.copy(from.view().sub(4, 4000), to.view().sub(8, 4000), burst);
+        const std::uint64_t before = device->num_checked_accesses();
+        device->submit(recording).wait();
+        EXPECT_EQ(device->num_checked_accesses() - before, 3u) << burst;
+        std::vector<std::uint32_t> expected(words.size(), 0);
+        std::copy_n(words.begin() + 1, 1000, expected.begin() + 2);
+        EXPECT_EQ(read_back<std::uint32_t>(*device, to.view()), expected) << burst;
+    }
+    Recording recording(*device, QueueRole::TransferOut, "bursts");
+    Buffer to = make_buffer(*device, "to", words.size());
+    EXPECT_THROW(recording.copy(from.view(), to.view(), 0), Error);
+    EXPECT_THROW(recording.copy(from.view(), to.view(), 6), Error);
 }
 
 /// Writes `word` to all of `to` if the grid has workgroups.

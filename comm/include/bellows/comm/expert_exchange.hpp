@@ -109,7 +109,7 @@ struct ExchangeConfig {
     std::uint32_t workgroups = 0;
     /// Most that is copied between device and host at once, while other pieces are on their way;
     /// the last ones are smaller. The same on every rank; a multiple of 16.
-    std::uint64_t piece_bytes = std::uint64_t{8} << 20;
+    std::uint64_t piece_bytes = std::uint64_t{4} << 20;
     /// Copies between device and host on CPU devices, too, whose memory would serve as it is: for
     /// tests.
     bool stage_always = false;

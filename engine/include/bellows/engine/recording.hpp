@@ -50,8 +50,10 @@ public:
         const auto constants = kernel.constant_values();
         add_dispatch({K::info(), kernel.variant_index(), constants, operands, push}, {}, arguments);
     }
-    /// Same size, no overlap, multiples of 4 bytes.
-    void copy(BufferView source, BufferView destination);
+    /// Same size, no overlap, multiples of 4 bytes. In bursts, which follow one another: a copy to
+    /// the host at its full rate can hold up what runs beside it in the caches, and shorter bursts
+    /// leave it room.
+    void copy(BufferView source, BufferView destination, std::uint64_t burst_bytes = UINT64_MAX);
     void fill(BufferView destination, std::uint32_t word);
     /// Names what follows in the trace, e.g. "ATTN(F).m3".
     void label(std::string text);
