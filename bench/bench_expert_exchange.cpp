@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: MIT
 // The expert exchange among ranks: checks what arrives and what comes back on each of them, then
-// times dispatch, combine and their backward passes beside MPI_Alltoallv and a memory copy of the
-// same run. `--help` lists the options.
+// times dispatch, combine and their backward passes beside MPI_Alltoallv, a memory copy and copies
+// between device and host of the same run. `--help` lists the options.
 
 #include "expert_exchange/beside.hpp"
+#include "expert_exchange/host_link.hpp"
 #include "expert_exchange/options.hpp"
 #include "expert_exchange/raw.hpp"
 #include "expert_exchange/results.hpp"
@@ -33,14 +34,16 @@ namespace {
 /// What the ranks' traffic adds up to.
 struct Totals {
     Totals(const ExchangeShape& shape, const Owner& owner) {
-        for (int rank = 0; rank < static_cast<int>(shape.ranks); ++rank) {
-            if (shape.low_latency) {
-                records += shape.ranks * shape.tokens;
-                continue;
-            }
-            const std::vector<std::uint64_t> of_rank = traffic_of(shape, rank, owner).records;
+        std::vector<std::uint64_t> from_others(shape.ranks);
+        for (std::uint64_t rank = 0; rank < shape.ranks; ++rank) {
+            const std::vector<std::uint64_t> of_rank =
+                shape.low_latency ? std::vector(shape.ranks, shape.tokens)
+                                  : traffic_of(shape, static_cast<int>(rank), owner).records;
             records = std::accumulate(of_rank.begin(), of_rank.end(), records);
+            for (std::uint64_t to = 0; to < shape.ranks; ++to)
+                from_others[to] += to == rank ? 0 : of_rank[to];
         }
+        most_from_others = *std::ranges::max_element(from_others) * shape.row_bytes();
         const auto ranks = static_cast<double>(shape.ranks);
         bytes = static_cast<double>(records * shape.row_bytes()) / ranks;
         token_bytes = static_cast<double>(records * shape.token_bytes()) / ranks;
@@ -51,6 +54,7 @@ struct Totals {
     double bytes = 0;          ///< that a rank receives in the mean
     double token_bytes = 0;    ///< the same of dispatch
     double dedup = 0;
+    std::uint64_t most_from_others = 0; ///< bytes that other ranks send to one, at most
 };
 
 class Measurement {
@@ -58,7 +62,8 @@ public:
     Measurement(World& world, const ExchangeOptions& options)
         : world_(world), options_(options), rig_(world, options),
           owner_([this](std::uint64_t expert) { return rig_.owner(expert); }),
-          totals_(options.shape, owner_), watch_(world) {
+          totals_(options.shape, owner_), host_link_(rig_.device(), totals_.most_from_others),
+          watch_(world) {
         if (communicator(world) != MPI_COMM_NULL)
             raw_ = std::make_unique<RawExchange>(world, options.shape, owner_);
         std::int64_t warm_up_ms = rig_.device().info().is_cpu ? 0 : 100;
@@ -97,6 +102,8 @@ public:
             if (std::string wrong = agreed(leg.name, (rig_.*leg.wrong)()); !wrong.empty())
                 return wrong;
         }
+        if (std::string wrong = agreed("host link", host_link_.wrong()); !wrong.empty())
+            return wrong;
         return raw_ ? agreed("alltoallv", raw_->wrong()) : "";
     }
 
@@ -125,6 +132,8 @@ public:
                 rig_.combine();
             }));
         results.insert(results.end(), raw.begin(), raw.end());
+        const std::vector<PhaseResult> host = time_host_link();
+        results.insert(results.end(), host.begin(), host.end());
         if (options_.trace && !options_.beside)
             rig_.write_trace(world_, *options_.trace, [&] {
                 rig_.dispatch();
@@ -194,19 +203,32 @@ private:
         return result;
     }
 
+    /// What does nothing but move bytes. bytes: of a rank.
+    PhaseResult time_bytes(const char* name, double bytes, const std::function<void()>& once) {
+        const Timing timing = watch_.time(once, timing_);
+        PhaseResult result;
+        result.name = name;
+        result.seconds = timing.seconds;
+        result.cpu_seconds = timing.cpu_seconds;
+        result.bytes = bytes;
+        result.repeats = timing.repeats;
+        return result;
+    }
+
+    std::vector<PhaseResult> time_host_link() {
+        const auto bytes = static_cast<double>(host_link_.bytes());
+        return {time_bytes("to_host", bytes, [&] { host_link_.out(); }),
+                time_bytes("from_host", bytes, [&] { host_link_.in(); }),
+                time_bytes("to_and_from_host", bytes, [&] { host_link_.both(); })};
+    }
+
     std::vector<PhaseResult> time_raw() {
         const auto sum = [&](double mine) { return watch_.host().all_reduce_sum(mine); };
         const auto ranks = static_cast<double>(world_.size());
         const double all = sum(static_cast<double>(raw_->bytes_sent()));
         const double sent = sum(static_cast<double>(raw_->bytes_to_others()));
         const auto time = [&](const char* name, int ways, const std::function<void()>& once) {
-            const Timing timing = watch_.time(once, timing_);
-            PhaseResult result;
-            result.name = name;
-            result.seconds = timing.seconds;
-            result.cpu_seconds = timing.cpu_seconds;
-            result.bytes = std::max(ways, 1) * all / ranks;
-            result.repeats = timing.repeats;
+            PhaseResult result = time_bytes(name, std::max(ways, 1) * all / ranks, once);
             if (ways > 0)
                 result.sent = ways * sent;
             return result;
@@ -226,6 +248,7 @@ private:
     ExchangeRig rig_;
     Owner owner_;
     Totals totals_;
+    HostLink host_link_;
     Stopwatch watch_;
     std::unique_ptr<RawExchange> raw_;
     TimingOptions timing_;

@@ -35,6 +35,9 @@ struct ExchangeGrid {
     Groups gathers(std::uint64_t records, std::uint64_t rows, std::uint64_t units) const noexcept {
         return sources(records + per_invocation(rows), units);
     }
+    /// For kernels with a workgroup per `group`, which its invocations share.
+    std::uint32_t shared_size() const noexcept { return cpu ? 8 : 256; }
+    Groups shared(std::uint64_t groups) const noexcept { return bounded(groups, cpu ? 64 : 4096); }
     /// For kernels with an invocation per item.
     Groups items(std::uint64_t count) const noexcept {
         return bounded(per_invocation(count), cpu ? 64 : 4096);

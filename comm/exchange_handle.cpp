@@ -35,7 +35,6 @@ std::vector<HandleBuffer> handle_buffers(const ExchangeShape& exchange) {
     const std::uint64_t most_in = exchange.most_received(), most_sent = exchange.most_sent();
     const std::uint64_t slots_out = c.max_tokens * c.top_k, slots_in = most_in * c.top_k;
     const bool by_tokens = exchange.by_tokens(), low_latency = exchange.low_latency();
-    const std::uint64_t placed = ops::moe_capacity(most_in, c.top_k, experts, c.alignment);
     const std::uint64_t capacity = exchange.capacity();
     const Record token = exchange.token_record(), gradient = exchange.gradient_record(),
                  sum = exchange.sum_record();
@@ -81,18 +80,22 @@ std::vector<HandleBuffer> handle_buffers(const ExchangeShape& exchange) {
     add(&Handle::slot_weights, "slot weights", slots_in * 4);
     add(&Handle::slot_scalars, "slot scalars", slots_in * 4);
     const std::uint64_t workspace =
-        std::max(low_latency ? 0 : ops::moe_layout_workspace_bytes(c.max_tokens, c.top_k, routes),
-                 by_tokens ? 0 : ops::moe_layout_workspace_bytes(most_in, c.top_k, experts));
+        low_latency
+            ? 0
+            : std::max(ops::moe_layout_workspace_bytes(c.max_tokens, c.top_k, routes),
+                       by_tokens ? 0 : ops::moe_layout_workspace_bytes(most_in, c.top_k, experts));
     if (workspace > 0)
         add(&Handle::workspace, "workspace", workspace);
     if (by_tokens)
         return all;
     add(&Handle::counts, "expert counts", experts * 4);
-    add(&Handle::offsets, "expert offsets", (experts + 1) * 4);
-    add(&Handle::row_to_slot, "rows placed", placed * 4);
     add(&Handle::slot_to_row, "slots", slots_in * 4);
-    if (!low_latency)
-        add(&Handle::weights_of_rows, "row weights", capacity * 4);
+    if (low_latency)
+        return all;
+    add(&Handle::offsets, "expert offsets", (experts + 1) * 4);
+    add(&Handle::row_to_slot, "rows placed",
+        ops::moe_capacity(most_in, c.top_k, experts, c.alignment) * 4);
+    add(&Handle::weights_of_rows, "row weights", capacity * 4);
     return all;
 }
 
@@ -194,7 +197,6 @@ ExchangeHandle::Impl::Impl(std::shared_ptr<ExpertExchange::Impl> of, std::string
     if (exchange.low_latency()) {
         const auto words = record_count.mapped_as<std::uint32_t>();
         words[0] = static_cast<std::uint32_t>(exchange.most_received());
-        words[kZeroAt / 4] = 0;
         sent_rows.assign(members, exchange.config.max_tokens);
         received_rows = sent_rows;
     } else {
@@ -422,7 +424,7 @@ TensorView ExchangeHandle::expert_offsets() const {
 TensorView ExchangeHandle::expert_counts() const {
     const ExpertExchange::Impl& exchange = impl_->exchange;
     if (!exchange.by_tokens())
-        return impl_->receive_layout().counts;
+        return impl_->counts.tensor(DType::U32, {exchange.own_experts()});
     require(!exchange.low_latency(), impl_->name,
             "nobody has counted low-latency rows by source rank: see row_experts()");
     const std::uint64_t local = exchange.experts_of(static_cast<std::uint64_t>(exchange.position));

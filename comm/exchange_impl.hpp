@@ -137,7 +137,7 @@ struct ExchangeHandle::Impl {
     Buffer send_records;
     Buffer back_records; ///< inbound, the same rows coming back; late likewise
     // At the experts.
-    /// Upload: received records; at kZeroAt 0; at kCountsAt rows of each local expert (RankMajor);
+    /// Upload: received records; at kCountsAt rows of each local expert (RankMajor);
     /// then, for the next hop, first_rows().
     Buffer record_count;
     Buffer received; ///< late: outbound records, by source rank
@@ -151,7 +151,7 @@ struct ExchangeHandle::Impl {
     std::vector<RowTensor> row_tensors; ///< of the caller
     Buffer staging_out, staging_in;     ///< host copies, grown by the lane
 
-    static constexpr std::uint64_t kZeroAt = 8, kCountsAt = 16;
+    static constexpr std::uint64_t kCountsAt = 16;
 
     /// Low latency, by the lane: where nothing stands of members that the exchange is without, in
     /// received and in back_records.

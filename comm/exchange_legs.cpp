@@ -103,21 +103,20 @@ void pack_records(Recording& recording, const Handle& handle, const Record& reco
 void gather_rows(Recording& recording, const Handle& handle, const Record& record,
                  const Buffer& rows) {
     const Shape shape(handle, record, record.dtype);
-    const ops::MoeLayout layout = handle.receive_layout();
-    const bool masked = handle.exchange.masked();
-    const BufferView clears =
-        masked ? handle.record_count.view().sub(Handle::kZeroAt, 4) : layout.row_count();
+    const bool masked = handle.exchange.masked(); // there is no padding to clear, nor a map of it
+    const BufferView slots = handle.slot_to_row.view();
     recording.dispatch(
         kernels::ExchangeGather{.variant = shape.variant<kernels::ExchangeGather>(),
                                 .constants = {shape.grid.local_size(), shape.wide,
                                               shape.grid.spread(shape.units).at_once},
                                 .records = handle.received.view(),
-                                .row_to_slot = layout.row_to_slot.buffer,
-                                .slot_to_row = layout.slot_to_row.buffer,
-                                .row_count = clears,
+                                .row_to_slot = masked ? slots : handle.row_to_slot.view(),
+                                .slot_to_row = slots,
+                                .row_count = masked ? handle.record_count.view()
+                                                    : handle.receive_layout().row_count(),
                                 .record_count = handle.record_count.view(),
                                 .out_rows = rows.view(),
-                                .rows = Shape::u32(layout.row_to_slot.extent[0]),
+                                .rows = masked ? 0 : Shape::u32(handle.row_to_slot.size() / 4),
                                 .num_records = Shape::u32(handle.exchange.most_received()),
                                 .units = shape.units,
                                 .top_k = shape.top_k,
@@ -139,8 +138,7 @@ void reduce_rows(Recording& recording, const Handle& handle, const TensorView& r
             .variant = shape.variant<kernels::ExchangeReduce>(),
             .constants = {shape.grid.local_size(), shape.wide, shape.tree(handle)},
             .rows = rows.buffer,
-            .slot_to_row =
-                by_tokens ? handle.slot_ids.view() : handle.receive_layout().slot_to_row.buffer,
+            .slot_to_row = by_tokens ? handle.slot_ids.view() : handle.slot_to_row.view(),
             .slot_experts = handle.slot_ids.view(),
             .slot_scalars = scalars    ? scalars
                             : weighted ? handle.slot_weights.view()
@@ -307,53 +305,78 @@ void record_tokens(Recording& recording, const Handle& handle, const Tokens& in)
         ops::copy(recording, x, exchange.plain(memory, record.dtype, tokens, record.bytes));
 }
 
-void record_dispatch_unpack(Recording& recording, const Handle& handle) {
-    const ExpertExchange::Impl& exchange = handle.exchange;
-    const Record record = exchange.token_record();
-    const Shape shape(handle, record, record.dtype);
-    const std::uint64_t most = exchange.most_received(), top_k = exchange.config.top_k;
+/// The first of the ids that stand in records for experts of this rank.
+std::uint32_t first_id(const ExpertExchange::Impl& exchange) {
     const auto position = static_cast<std::uint64_t>(exchange.position);
+    return exchange.low_latency() ? Shape::u32(exchange.first_expert_of(position)) : 0;
+}
+/// May be 0.
+std::uint64_t experts_here(const ExpertExchange::Impl& exchange) {
+    return exchange.experts_of(static_cast<std::uint64_t>(exchange.position));
+}
+
+/// Routing of what has come, and where masked rows stand.
+void place_masked(Recording& recording, const Handle& handle, const Shape& shape) {
+    const ExpertExchange::Impl& exchange = handle.exchange;
+    const std::uint64_t experts = experts_here(exchange);
+    recording.dispatch(kernels::ExchangePlace{.constants = {.local_size = shape.grid.shared_size()},
+                                              .words = handle.received.view(),
+                                              .topk_ids = handle.slot_ids.view(),
+                                              .topk_weights = handle.slot_weights.view(),
+                                              .slot_to_row = handle.slot_to_row.view(),
+                                              .counts = handle.counts.view(),
+                                              .records = Shape::u32(exchange.most_received()),
+                                              .top_k = shape.top_k,
+                                              .record_words = shape.record_words,
+                                              .hidden_words = shape.hidden_words,
+                                              .first = first_id(exchange),
+                                              .experts = Shape::u32(experts),
+                                              .spacing = Shape::u32(exchange.most_received())},
+                       shape.grid.shared(experts + 1));
+}
+
+/// The same of other rows; by expert, their weights too.
+void place(Recording& recording, const Handle& handle, const Shape& shape) {
+    const ExpertExchange::Impl& exchange = handle.exchange;
+    const std::uint64_t most = exchange.most_received(), top_k = exchange.config.top_k;
     const TensorView ids = handle.slot_ids.tensor(DType::I32, {most, top_k})
                                .with_row_count(handle.record_count.view().sub(0, 4));
     const TensorView weights = handle.slot_weights.tensor(DType::F32, {most, top_k});
-    recording.label("DISPATCH");
-    recording.dispatch(
-        kernels::ExchangeUnpack{
-            .constants = {.local_size = shape.grid.local_size()},
-            .words = handle.received.view(),
-            .record_count = handle.record_count.view(),
-            .topk_ids = ids.buffer,
-            .topk_weights = weights.buffer,
-            .records = Shape::u32(most),
-            .top_k = shape.top_k,
-            .record_words = shape.record_words,
-            .hidden_words = shape.hidden_words,
-            .first = exchange.low_latency() ? Shape::u32(exchange.first_expert_of(position)) : 0,
-            .experts = Shape::u32(exchange.experts_of(position)),
-            // A masked expert has room for a token once.
-            .merge = exchange.masked() ? 1u : 0u},
-        shape.grid.items(most));
-    if (exchange.low_latency() && handle.tokens > 0)
-        // Where what comes back from each rank will stand: beside the above, as nobody waits here.
-        route(recording, handle, handle.topk_ids, handle.rank_slot_to_row,
-              exchange.config.max_tokens);
+    recording.dispatch(kernels::ExchangeUnpack{.constants = {.local_size = shape.grid.local_size()},
+                                               .words = handle.received.view(),
+                                               .record_count = handle.record_count.view(),
+                                               .topk_ids = ids.buffer,
+                                               .topk_weights = weights.buffer,
+                                               .records = Shape::u32(most),
+                                               .top_k = shape.top_k,
+                                               .record_words = shape.record_words,
+                                               .hidden_words = shape.hidden_words,
+                                               .first = first_id(exchange),
+                                               .experts = Shape::u32(experts_here(exchange))},
+                       shape.grid.items(most * top_k));
     if (exchange.by_tokens())
         return;
     const ops::MoeLayout layout = handle.receive_layout();
     ops::moe_layout(recording, ids, layout, handle.workspace.view());
+    ops::moe_scalars_to_rows(recording, weights, layout,
+                             handle.weights_of_rows.tensor(DType::F32, {handle.capacity}));
+}
+
+void record_dispatch_unpack(Recording& recording, const Handle& handle) {
+    const ExpertExchange::Impl& exchange = handle.exchange;
+    const Record record = exchange.token_record();
+    const Shape shape(handle, record, record.dtype);
+    recording.label("DISPATCH");
     if (exchange.masked())
-        recording.dispatch(
-            kernels::ExchangeMask{.constants = {.local_size = shape.grid.local_size()},
-                                  .topk_ids = ids.buffer,
-                                  .offsets = layout.offsets.buffer,
-                                  .slot_to_row = layout.slot_to_row.buffer,
-                                  .slots = Shape::u32(most * top_k),
-                                  .spacing = Shape::u32(most)},
-            shape.grid.items(most * top_k));
+        place_masked(recording, handle, shape);
     else
-        ops::moe_scalars_to_rows(recording, weights, layout,
-                                 handle.weights_of_rows.tensor(DType::F32, {handle.capacity}));
-    gather_rows(recording, handle, record, handle.rows);
+        place(recording, handle, shape);
+    if (exchange.low_latency() && handle.tokens > 0)
+        // Where what comes back from each rank will stand: beside the above, as nobody waits here.
+        route(recording, handle, handle.topk_ids, handle.rank_slot_to_row,
+              exchange.config.max_tokens);
+    if (!exchange.by_tokens())
+        gather_rows(recording, handle, record, handle.rows);
 }
 
 } // namespace

@@ -65,6 +65,8 @@ raw      time of MPI_Alltoallv over the phase's: of the same tokens in bf16, a r
 CPU s    of all ranks together, per repeat
 
 memcpy: all ranks copy at once as many bytes as they send by one alltoallv; bytes count once.
+to_host, from_host, to_and_from_host: all ranks copy at once, between their device and host memory, as many bytes of
+--dtype as others send to one rank at most; algbw of one direction: the most that `wire` can be without a device link.
 Exit codes: 0 all right, 1 a wrong result, 2 bad usage, 3 no device or MPI that serves, 4 a lost rank.
 )";
 

@@ -151,7 +151,7 @@ void Exchange::unpack(Recording& r, const TensorView& to_ids, const TensorView& 
                                        .hidden_words = u32(hidden_bytes / 4),
                                        .first = 0,
                                        .experts = u32(local_experts)},
-               grid.items(most_records));
+               grid.items(most_records * shape.top_k));
 }
 
 void Exchange::gather(Recording& r, const TensorView& into) const {

@@ -8,10 +8,12 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <chrono>
 #include <filesystem>
 #include <fstream>
 #include <iterator>
 #include <string>
+#include <thread>
 
 namespace bellows {
 namespace {
@@ -23,13 +25,24 @@ std::int64_t entries(const char* folder) {
                          std::filesystem::directory_iterator());
 }
 
+/// The fewest threads seen within a fifth of a second: one that was joined may stay listed until
+/// the kernel has put it away.
+std::int64_t settled_threads() {
+    std::int64_t fewest = entries("/proc/self/task");
+    for (int i = 0; i < 20; ++i) {
+        std::this_thread::sleep_for(std::chrono::milliseconds(10));
+        fewest = std::min(fewest, entries("/proc/self/task"));
+    }
+    return fewest;
+}
+
 /// Mapped libraries and memory of this process.
 struct Footprint {
     std::int64_t files = 0, threads = 0, libraries = 0, maps = 0;
 };
 
 Footprint footprint() {
-    Footprint now{.files = entries("/proc/self/fd"), .threads = entries("/proc/self/task")};
+    Footprint now{.files = entries("/proc/self/fd"), .threads = settled_threads()};
     std::ifstream maps("/proc/self/maps");
     for (std::string line; std::getline(maps, line); ++now.maps)
         if (line.find(".so") != std::string::npos)
