@@ -77,6 +77,26 @@ Examples:
   bellows selftest --device gpu --json selftest.json
   mpirun -n 4 bellows selftest)";
 
+constexpr const char* kScheduleExamples = R"(
+Text is one line per rank: F forward, B backward, I and W its halves, the gradients of inputs and of
+weights, with the rank's chunk (phase) behind them; F0&B1 is a pair that may overlap. Below stand
+the simulated step time, the bubble (what a rank idles) and how many chunks' activations each rank
+keeps. svg is a picture, trace opens in ui.perfetto.dev, json has all of it.
+
+Costs are per op of a chunk: f, i, w, fb of a pair (unless given f + i + w), p2p until a message is
+there, transfer while it takes its link. With --compare they are of a rank's share of the model, of
+which a chunk costs its part.
+
+Kinds: gpipe, 1f1b, interleaved (a multiple of as many micro-batches as ranks), zb-h1, zb-h2, zb-v,
+dualpipe (an even number of ranks and of micro-batches, at least twice as many as ranks), dualpipev
+(at least twice as many micro-batches as ranks).
+
+Examples:
+  bellows schedule --kind dualpipe --ranks 8 --micro-batches 20
+  bellows schedule --kind zb-v --ranks 4 --micro-batches 12 --format svg --out zb-v.svg
+  bellows schedule --compare --ranks 8 --micro-batches 32 --costs f=10,i=11,w=9,fb=25,p2p=0.5
+  bellows schedule --kind 1f1b --ranks 2 --micro-batches 4 --costs f=1,i=1,w=1:f=2,i=2,w=1)";
+
 constexpr const char* kExitCodes =
     "\n\nExit codes: 0 good, 1 wrong result, 2 bad input or usage, 3 no device that serves, "
     "4 a peer was lost.";
@@ -175,6 +195,27 @@ void add_generate(CLI::App& app, GenerateFlags& flags) {
     app.footer(std::string(kGenerateExamples) + kExitCodes);
 }
 
+void add_schedule(CLI::App& app, ScheduleFlags& flags) {
+    app.add_option("--kind", flags.kind, "which schedule")->type_name("KIND");
+    app.add_flag("--compare", flags.compare, "all kinds, for the same ranks and model");
+    add_count(app, "--ranks", flags.ranks, "pipeline ranks (default 4)");
+    add_count(app, "--micro-batches", flags.micro_batches,
+              "of both directions together (default: four times as many as ranks)");
+    add_count(app, "--chunks", flags.chunks, "interleaved: stages per rank (default 2)");
+    app.add_option("--costs", flags.costs,
+                   "how long ops take (default f=1,i=1,w=1,p2p=0); of each stage with ':' between")
+        ->type_name("f=1,i=1,w=1,fb=3,p2p=0,transfer=0");
+    app.add_flag("--decoupled", flags.decoupled,
+                 "a pair's halves run one after the other, each as soon as it can");
+    app.add_flag("--early-gradients", flags.early_gradients,
+                 "a backward sends its input's gradient before it makes the weights'");
+    app.add_option("--format", flags.format, "how to show it (default text)")
+        ->type_name("text|json|svg|trace");
+    app.add_option("--out", flags.out, "write it there (default: standard output)")
+        ->type_name("FILE");
+    app.footer(std::string(kScheduleExamples) + kExitCodes);
+}
+
 /// In the environment of ranks whose launching process has checked their input.
 constexpr const char* kCheckedVariable = "BELLOWS_INPUT_CHECKED";
 
@@ -252,7 +293,8 @@ int train(const TrainFlags& flags, int argc, const char* const* argv, const Comm
 struct CommandLine {
     CLI::App app{"Bellows trains and runs mixture-of-experts language models on any Vulkan device.",
                  "bellows"};
-    CLI::App* info = nullptr; // the others are null if they do not exist
+    CLI::App* info = nullptr; // null if they do not exist
+    CLI::App* schedule = nullptr;
     CLI::App* selftest = nullptr;
     CLI::App* train = nullptr;
     CLI::App* generate = nullptr;
@@ -261,6 +303,7 @@ struct CommandLine {
     std::optional<std::string> selftest_device;
     TrainFlags train_flags;
     GenerateFlags generate_flags;
+    ScheduleFlags schedule_flags;
 
     explicit CommandLine(const Commands& commands) {
         app.set_version_flag("--version", kVersion);
@@ -300,6 +343,8 @@ struct CommandLine {
             generate = app.add_subcommand("generate", "write text with a trained model");
             add_generate(*generate, generate_flags);
         }
+        schedule = app.add_subcommand("schedule", "pipeline schedules: ops, times, pictures");
+        add_schedule(*schedule, schedule_flags);
     }
 
     bool chosen(const CLI::App* command) const { return command != nullptr && command->parsed(); }
@@ -337,6 +382,9 @@ int run_subcommand(int argc, const char* const* argv, const Commands& commands,
         input_is_good = true;
         line.selftest_options.device = line.selftest_device.value_or(kAnyDevice);
         return commands.selftest(line.selftest_options);
+    }
+    if (line.chosen(line.schedule)) {
+        return is_first_rank() ? print_schedule(resolve_schedule(line.schedule_flags)) : kExitGood;
     }
     if (line.chosen(line.generate)) {
         return commands.generate(resolve_generate(line.generate_flags));

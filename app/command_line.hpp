@@ -5,6 +5,7 @@
 // terminal nor a device.
 
 #include "app/commands.hpp"
+#include "app/schedule_report.hpp"
 
 #include <cstdint>
 #include <filesystem>
@@ -40,6 +41,13 @@ struct InfoFlags {
     bool json = false, kernels = false, retune = false;
 };
 
+struct ScheduleFlags {
+    std::optional<std::string> kind{}, costs{}, format{};
+    std::optional<std::uint64_t> ranks{}, micro_batches{}, chunks{};
+    std::optional<std::filesystem::path> out{};
+    bool compare = false, decoupled = false, early_gradients = false;
+};
+
 /// Configuration, then flags over it, then the checks that need no data. A resumed run takes the
 /// checkpoint's configuration unless --config is given, and --out is the resumed run's folder.
 /// Throws Error{InvalidArgument}, Error{Io}, Error{Corrupt}.
@@ -54,6 +62,10 @@ GenerateOptions resolve_generate(const GenerateFlags& flags);
 
 /// Throws Error{InvalidArgument} for flags that do not go together.
 InfoOptions resolve_info(const InfoFlags& flags);
+
+/// Throws Error{InvalidArgument} for flags that do not go together; what numbers a schedule takes
+/// is print_schedule()'s to say.
+ScheduleOptions resolve_schedule(const ScheduleFlags& flags);
 
 /// `bellows info --model`: parameters in total and per token, on standard output.
 int print_model_info(const InfoFlags& flags);

@@ -12,7 +12,9 @@
 #include <nlohmann/json.hpp>
 
 #include <algorithm>
+#include <array>
 #include <cstdio>
+#include <string_view>
 #include <system_error>
 
 namespace bellows {
@@ -239,6 +241,41 @@ InfoOptions resolve_info(const InfoFlags& flags) {
         throw Error(ErrorCode::InvalidArgument, "--retune goes with --kernels");
     }
     return {flags.json, flags.device.value_or(""), flags.kernels, flags.retune};
+}
+
+ScheduleOptions resolve_schedule(const ScheduleFlags& flags) {
+    const auto refuse = [](const std::string& why) {
+        throw Error(ErrorCode::InvalidArgument, why);
+    };
+    ScheduleOptions options;
+    if (flags.kind.has_value() == flags.compare) {
+        refuse("--kind names a schedule, or --compare shows all of them");
+    }
+    options.compare = flags.compare;
+    if (flags.kind) {
+        options.desc.kind = parse_schedule_kind(*flags.kind);
+    }
+    if (flags.chunks && flags.kind && options.desc.kind != ScheduleKind::Interleaved) {
+        refuse("--chunks goes with --kind interleaved or --compare");
+    }
+    options.desc.ranks = flags.ranks.value_or(4);
+    options.desc.micro_batches = flags.micro_batches.value_or(4 * options.desc.ranks);
+    options.desc.chunks = flags.chunks.value_or(2);
+    options.costs = parse_costs(flags.costs.value_or(""));
+    options.costs.decoupled_pairs = flags.decoupled;
+    options.costs.early_gradients = flags.early_gradients;
+    const std::string format = flags.format.value_or("text");
+    constexpr std::array<std::string_view, 4> kFormats = {"text", "json", "svg", "trace"};
+    const auto found = std::find(kFormats.begin(), kFormats.end(), format);
+    if (found == kFormats.end()) {
+        refuse("there is no --format " + format + ", there are: text, json, svg, trace");
+    }
+    options.format = static_cast<ScheduleFormat>(found - kFormats.begin());
+    if (flags.compare && options.format >= ScheduleFormat::Svg) {
+        refuse("--compare is shown as text or json");
+    }
+    options.out = flags.out;
+    return options;
 }
 
 int print_model_info(const InfoFlags& flags) {

@@ -1,10 +1,11 @@
 // SPDX-License-Identifier: MIT
 #include "app/loss_plot.hpp"
 
+#include "app/svg.hpp"
+#include "app/units.hpp"
+
 #include <algorithm>
-#include <array>
 #include <cmath>
-#include <cstdio>
 #include <limits>
 #include <sstream>
 #include <string_view>
@@ -19,40 +20,6 @@ constexpr double kTop = 74;
 constexpr double kBottom = 62;
 constexpr const char* kRawColor = "#9db8d9";
 constexpr const char* kCurveColor = "#c2410c";
-
-std::string printed(const char* format, double value) {
-    std::array<char, 64> text{};
-    std::snprintf(text.data(), text.size(), format, value);
-    return text.data();
-}
-
-std::string pixels(double value) {
-    return printed("%.1f", value);
-}
-
-std::string escaped(std::string_view text) {
-    std::string out;
-    for (const char c : text) {
-        switch (c) {
-        case '&':
-            out += "&amp;";
-            break;
-        case '<':
-            out += "&lt;";
-            break;
-        case '>':
-            out += "&gt;";
-            break;
-        case '"':
-            out += "&quot;";
-            break;
-        default:
-            // XML has no other control characters, not even escaped.
-            out += static_cast<unsigned char>(c) < 0x20 ? ' ' : c;
-        }
-    }
-    return out;
-}
 
 /// 4000 → "4k", 2.5 → "2.5"; ticks are round, so few digits serve.
 std::string tick_label(double value) {
@@ -135,11 +102,6 @@ std::string path_of(const std::vector<LossPoint>& points, const Frame& frame) {
         pen_down = true;
     }
     return path;
-}
-
-void draw_text(std::ostream& out, double x, double y, const char* style, std::string_view text) {
-    out << "<text x=\"" << pixels(x) << "\" y=\"" << pixels(y) << "\" " << style << ">"
-        << escaped(text) << "</text>\n";
 }
 
 void draw_axes(std::ostream& out, const Frame& frame, const LossPlotOptions& options) {
@@ -236,12 +198,7 @@ std::string loss_plot_svg(const std::vector<LossPoint>& points, const LossPlotOp
     const auto columns = static_cast<std::size_t>(std::max(frame.right - frame.left, 1.0));
 
     std::ostringstream out;
-    out << "<svg xmlns=\"http://www.w3.org/2000/svg\" width=\"" << options.width << "\" height=\""
-        << options.height << "\" viewBox=\"0 0 " << options.width << " " << options.height
-        << "\">\n<style>text{font-family:system-ui,sans-serif;fill:#374151}"
-           ".title{font-size:19px;font-weight:600;fill:#111827}.subtitle{font-size:13px;"
-           "fill:#6b7280}.label{font-size:14px}.tick{font-size:12px}</style>\n"
-           "<rect width=\"100%\" height=\"100%\" fill=\"#fdfdfc\"/>\n";
+    begin_svg(out, options.width, options.height);
     draw_text(out, frame.left, 34, "class=\"title\"", options.title);
     draw_text(out, frame.left, 54, "class=\"subtitle\"", options.subtitle);
     draw_axes(out, frame, options);

@@ -208,7 +208,8 @@ MemoryEstimate estimate_memory(const RunConfig& run, const RunLayout& layout,
     }
     MemoryEstimate all;
     const std::uint64_t slots =
-        one_f_one_b(layout.pp, run.train.micro_batches).peak_in_flight(stage);
+        make_schedule({.ranks = layout.pp, .micro_batches = run.train.micro_batches})
+            .peak_in_flight(stage);
     for (std::size_t i = 0; i < all.bytes.size(); ++i)
         all.bytes[i] = slots * slot.bytes[i];
     add_parameters(all, run, layout, stage, s);

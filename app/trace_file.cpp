@@ -7,7 +7,6 @@
 
 #include <nlohmann/json.hpp>
 
-#include <cstring>
 #include <map>
 #include <string>
 
@@ -21,11 +20,12 @@ Json name_event(const char* what, int pid, int tid, const std::string& name) {
     return {{"ph", "M"}, {"name", what}, {"pid", pid}, {"tid", tid}, {"args", {{"name", name}}}};
 }
 
-/// This rank's part, events separated by commas.
-std::string events_of_rank(Device& device, int rank) {
+} // namespace
+
+std::string trace_of_rank(const std::vector<TraceEvent>& events, int rank) {
     std::map<std::string, int> lanes;
     std::string text = name_event("process_name", rank, 0, "rank " + std::to_string(rank)).dump();
-    for (const TraceEvent& event : device.take_trace()) {
+    for (const TraceEvent& event : events) {
         const auto [lane, added] = lanes.emplace(event.lane, static_cast<int>(lanes.size()) + 1);
         if (added)
             text += ",\n" + name_event("thread_name", rank, lane->second, event.lane).dump();
@@ -42,21 +42,23 @@ std::string events_of_rank(Device& device, int rank) {
     return text;
 }
 
-} // namespace
+std::string trace_document(std::span<const std::string> ranks) {
+    std::string text = "{\"displayTimeUnit\": \"ms\", \"traceEvents\": [\n";
+    for (std::size_t rank = 0; rank < ranks.size(); ++rank)
+        text += (rank == 0 ? "" : ",\n") + ranks[rank];
+    return text + "\n]}\n";
+}
 
 void write_trace(const std::filesystem::path& path, Device& device, World& world) {
     HostCollectives everyone(world, Group::all(world.size()));
-    const std::string mine = events_of_rank(device, world.rank());
+    const std::string mine = trace_of_rank(device.take_trace(), world.rank());
     const auto parts = everyone.all_gather(std::as_bytes(std::span(mine)));
     if (world.rank() != 0)
         return;
-    std::string text = "{\"displayTimeUnit\": \"ms\", \"traceEvents\": [\n";
-    for (std::size_t rank = 0; rank < parts.size(); ++rank) {
-        text += rank == 0 ? "" : ",\n";
-        text.append(reinterpret_cast<const char*>(parts[rank].data()), parts[rank].size());
-    }
-    text += "\n]}\n";
-    write_file_durably(path, text);
+    std::vector<std::string> ranks;
+    for (const auto& part : parts)
+        ranks.emplace_back(reinterpret_cast<const char*>(part.data()), part.size());
+    write_file_durably(path, trace_document(ranks));
 }
 
 } // namespace bellows

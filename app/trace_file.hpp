@@ -8,8 +8,16 @@
 #include <bellows/engine/device.hpp>
 
 #include <filesystem>
+#include <span>
+#include <string>
+#include <vector>
 
 namespace bellows {
+
+/// One rank's part of the file: its events, separated by commas.
+std::string trace_of_rank(const std::vector<TraceEvent>& events, int rank);
+/// The file, of all ranks' parts.
+std::string trace_document(std::span<const std::string> ranks);
 
 /// Collective: takes the device's events; rank 0 writes those of all ranks. Throws Error{Io}.
 void write_trace(const std::filesystem::path& path, Device& device, World& world);

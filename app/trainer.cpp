@@ -118,7 +118,8 @@ Trainer::Impl::Impl(Device& dev, World& w, const RunConfig& c, const RunLayout& 
       dense_transport(open_transport(w)), replica_transport(open_transport(w)),
       pipe_transport(open_transport(w)), everyone(w, Group::all(w.size()), limit),
       stage_peers(w, dp_group(l, stage_index), limit), thread(dev, "network"),
-      host_lane(thread.add_lane("host")), schedule(one_f_one_b(l.pp, c.train.micro_batches)),
+      host_lane(thread.add_lane("host")),
+      schedule(make_schedule({.ranks = l.pp, .micro_batches = c.train.micro_batches})),
       parameters(dev, parameters_of_stage(c.model, stage_index, l.pp, d % l.ep, l.ep),
                  activation_type(c.train), true, linear_precision(c.train)) {
     agree_on_kernels(kernels);
@@ -245,21 +246,17 @@ void Trainer::Impl::input_gradient(std::uint64_t slot) {
 
 void Trainer::Impl::run_schedule(std::uint64_t step, const SequenceSource& source) {
     const std::uint64_t slots = schedule.peak_in_flight(stage_index);
-    for (const ScheduleOp& op : schedule.stages[stage_index]) {
+    for (const ScheduleOp& op : schedule.ops[stage_index]) {
         const std::uint64_t slot = op.micro_batch % slots;
-        switch (op.kind) {
-        case OpKind::Forward:
+        if (op.kind == OpKind::Forward)
             forward(step, op.micro_batch, slot, source);
-            break;
-        case OpKind::InputGradient:
+        if (op.kind == OpKind::Backward || op.kind == OpKind::InputGradient)
             input_gradient(slot);
-            break;
-        case OpKind::WeightGradient:
+        if (op.kind == OpKind::Backward || op.kind == OpKind::WeightGradient) {
             if (op.micro_batch + 1 == schedule.num_micro_batches)
                 last_weight_gradients(slot);
             else
                 submit_all(slot, NodeKind::WeightGradient);
-            break;
         }
     }
 }

@@ -10,15 +10,11 @@
 
 namespace bellows {
 
-namespace {
-
 std::string printed(const char* format, double value) {
     std::array<char, 64> text{};
     std::snprintf(text.data(), text.size(), format, value);
     return text.data();
 }
-
-} // namespace
 
 std::string format_count(double value) {
     constexpr std::string_view kSuffixes = " kMGTP";

@@ -7,6 +7,8 @@
 
 namespace bellows {
 
+/// printf's format for one double.
+std::string printed(const char* format, double value);
 /// 1234567 → "1.23M"; three digits and a suffix of k, M, G, T, P.
 std::string format_count(double value);
 /// 75 → "1:15", 3675 → "1:01:15".

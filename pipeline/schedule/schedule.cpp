@@ -3,59 +3,112 @@
 #include <bellows/pipeline/schedule.hpp>
 
 #include <algorithm>
-#include <utility>
+#include <array>
 
 namespace bellows {
 
+namespace {
+
+constexpr std::array<const char*, kNumScheduleKinds> kKindNames = {
+    "gpipe", "1f1b", "interleaved", "zb-h1", "zb-h2", "zb-v", "dualpipe", "dualpipev"};
+
+char letter(OpKind kind) {
+    static constexpr std::string_view kLetters = "FBIW";
+    const auto index = static_cast<std::size_t>(kind);
+    return index < kLetters.size() ? kLetters[index] : '?';
+}
+
+} // namespace
+
+const char* to_string(ScheduleKind kind) noexcept {
+    const auto index = static_cast<std::size_t>(kind);
+    return index < kKindNames.size() ? kKindNames[index] : "?";
+}
+
+ScheduleKind parse_schedule_kind(std::string_view name) {
+    const auto found = std::find(kKindNames.begin(), kKindNames.end(), name);
+    if (found != kKindNames.end())
+        return static_cast<ScheduleKind>(found - kKindNames.begin());
+    std::string all;
+    for (const char* kind : kKindNames)
+        all += (all.empty() ? "" : ", ") + std::string(kind);
+    throw Error(ErrorCode::InvalidArgument,
+                "there is no schedule '" + std::string(name) + "', there are: " + all);
+}
+
 std::string to_text(const ScheduleOp& op) {
-    static constexpr char kLetters[] = {'F', 'B', 'W'};
-    const auto kind = static_cast<std::size_t>(op.kind);
-    return (kind < std::size(kLetters) ? kLetters[kind] : '?') + std::to_string(op.micro_batch);
+    std::string text(1, letter(op.kind));
+    return op.kind == OpKind::WeightGradient ? text : text + std::to_string(op.phase);
 }
 
-std::uint64_t Schedule::peak_in_flight(std::uint64_t stage) const {
-    if (stage >= stages.size())
-        throw Error(ErrorCode::InvalidArgument, "stage " + std::to_string(stage) +
-                                                    " of a schedule of " +
-                                                    std::to_string(stages.size()));
-    std::uint64_t now = 0, peak = 0;
-    for (const ScheduleOp& op : stages[stage]) {
-        now += op.kind == OpKind::Forward ? 1 : 0;
-        peak = std::max(peak, now);
-        now -= op.kind == OpKind::WeightGradient && now > 0 ? 1 : 0;
-    }
-    return peak;
-}
-
-Schedule one_f_one_b(std::uint64_t num_stages, std::uint64_t num_micro_batches) {
-    if (num_stages == 0 || num_micro_batches == 0)
-        throw Error(ErrorCode::InvalidArgument,
-                    "a schedule needs at least one stage and one micro-batch");
-    Schedule schedule{num_stages, num_micro_batches, {}};
-    for (std::uint64_t stage = 0; stage < num_stages; ++stage) {
-        std::vector<ScheduleOp> ops;
-        const std::uint64_t warm_up = std::min(num_micro_batches, num_stages - 1 - stage);
-        for (std::uint64_t m = 0; m < warm_up; ++m)
-            ops.push_back({OpKind::Forward, m});
-        for (std::uint64_t m = 0; m < num_micro_batches; ++m) {
-            if (warm_up + m < num_micro_batches)
-                ops.push_back({OpKind::Forward, warm_up + m});
-            ops.push_back({OpKind::InputGradient, m});
-            ops.push_back({OpKind::WeightGradient, m});
-        }
-        schedule.stages.push_back(std::move(ops));
-    }
-    return schedule;
+std::string to_name(const ScheduleOp& op) {
+    return letter(op.kind) + std::to_string(op.phase) + ".m" + std::to_string(op.micro_batch);
 }
 
 std::string to_text(const Schedule& schedule) {
     std::string text;
-    for (const auto& ops : schedule.stages) {
+    for (const auto& ops : schedule.ops) {
         for (std::size_t i = 0; i < ops.size(); ++i)
-            text += (i == 0 ? "" : " ") + to_text(ops[i]);
+            text += (i == 0 ? "" : ops[i - 1].with_next ? "&" : " ") + to_text(ops[i]);
         text += '\n';
     }
     return text;
+}
+
+std::uint64_t Schedule::peak_in_flight(std::uint64_t rank, std::uint64_t phase) const {
+    if (rank >= ops.size() || rank >= chunks.size() || phase >= chunks[rank].size())
+        throw Error(ErrorCode::InvalidArgument, "a schedule of " + std::to_string(ops.size()) +
+                                                    " ranks has no chunk " + std::to_string(phase) +
+                                                    " on rank " + std::to_string(rank));
+    std::uint64_t now = 0, peak = 0;
+    for (const ScheduleOp& op : ops[rank]) {
+        if (op.phase != phase)
+            continue;
+        now += op.kind == OpKind::Forward ? 1 : 0;
+        peak = std::max(peak, now);
+        const bool ends = op.kind == OpKind::Backward || op.kind == OpKind::WeightGradient;
+        now -= ends && now > 0 ? 1 : 0;
+    }
+    return peak;
+}
+
+HighWater Schedule::high_water(std::uint64_t rank) const {
+    if (rank >= ops.size())
+        throw Error(ErrorCode::InvalidArgument, "a schedule of " + std::to_string(ops.size()) +
+                                                    " ranks has no rank " + std::to_string(rank));
+    HighWater peak;
+    std::uint64_t activations = 0, deferred = 0;
+    for (const ScheduleOp& op : ops[rank]) {
+        switch (op.kind) {
+        case OpKind::Forward:
+            ++activations;
+            break;
+        case OpKind::InputGradient:
+            ++deferred;
+            [[fallthrough]];
+        case OpKind::Backward:
+            activations -= activations > 0 ? 1 : 0;
+            break;
+        case OpKind::WeightGradient:
+            deferred -= deferred > 0 ? 1 : 0;
+            break;
+        }
+        peak.activations = std::max(peak.activations, activations);
+        peak.deferred = std::max(peak.deferred, deferred);
+        peak.both = std::max(peak.both, activations + deferred);
+    }
+    return peak;
+}
+
+std::vector<std::vector<ChunkPlace>> chunk_places(const Schedule& schedule) {
+    std::vector<std::vector<ChunkPlace>> places(schedule.num_streams,
+                                                std::vector<ChunkPlace>(schedule.num_stages));
+    for (std::uint64_t rank = 0; rank < schedule.chunks.size(); ++rank)
+        for (std::uint32_t phase = 0; phase < schedule.chunks[rank].size(); ++phase) {
+            const ScheduleChunk& chunk = schedule.chunks[rank][phase];
+            places[chunk.stream][chunk.stage] = {rank, phase};
+        }
+    return places;
 }
 
 } // namespace bellows

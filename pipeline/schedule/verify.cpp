@@ -4,8 +4,8 @@
 #include <bellows/engine/error.hpp>
 #include <bellows/pipeline/schedule.hpp>
 
-#include <array>
 #include <optional>
+#include <utility>
 
 namespace bellows {
 
@@ -15,143 +15,235 @@ namespace {
     throw Error(ErrorCode::InvalidArgument, "no valid schedule: " + rule);
 }
 
-[[noreturn]] void broken(std::uint64_t stage, const ScheduleOp& op, const std::string& rule) {
-    broken("stage " + std::to_string(stage) + ", " + to_text(op) + ": " + rule);
+[[noreturn]] void broken(std::uint64_t rank, const ScheduleOp& op, const std::string& rule) {
+    broken("rank " + std::to_string(rank) + ", " + to_name(op) + ": " + rule);
 }
 
-void check_ranges(const Schedule& schedule) {
-    const std::uint64_t micro_batches = schedule.num_micro_batches;
-    if (schedule.num_stages == 0 || micro_batches == 0)
-        broken("it needs at least one stage and one micro-batch");
-    if (schedule.stages.size() != schedule.num_stages)
-        broken("it has ops for " + std::to_string(schedule.stages.size()) + " stages, not for " +
-               std::to_string(schedule.num_stages));
-    for (std::uint64_t stage = 0; stage < schedule.num_stages; ++stage) {
-        const auto& ops = schedule.stages[stage];
-        if (ops.size() % 3 != 0 || ops.size() / 3 != micro_batches)
-            broken("stage " + std::to_string(stage) + " has " + std::to_string(ops.size()) +
-                   " ops, not three for each of " + std::to_string(micro_batches) +
-                   " micro-batches");
-        for (const ScheduleOp& op : ops) {
+/// That each stage stands on one rank in each stream.
+void check_chunks(const Schedule& schedule) {
+    if (schedule.num_stages == 0 || schedule.num_streams == 0 || schedule.num_micro_batches == 0)
+        broken("it needs at least one stage, one stream and one micro-batch");
+    if (schedule.num_micro_batches % schedule.num_streams != 0)
+        broken(std::to_string(schedule.num_micro_batches) +
+               " micro-batches cannot be shared out over " + std::to_string(schedule.num_streams) +
+               " streams");
+    if (schedule.chunks.size() != schedule.num_ranks())
+        broken("it has chunks for " + std::to_string(schedule.chunks.size()) +
+               " ranks and ops for " + std::to_string(schedule.num_ranks()));
+    std::uint64_t count = 0;
+    for (const auto& chunks : schedule.chunks)
+        count += chunks.size();
+    if (count % schedule.num_streams != 0 || count / schedule.num_streams != schedule.num_stages)
+        broken("its ranks have " + std::to_string(count) + " chunks, not one of each of " +
+               std::to_string(schedule.num_stages) + " stages in each of " +
+               std::to_string(schedule.num_streams) + " streams");
+    std::vector<bool> found(count, false);
+    for (std::uint64_t rank = 0; rank < schedule.num_ranks(); ++rank)
+        for (const ScheduleChunk& chunk : schedule.chunks[rank]) {
+            const std::string name = "rank " + std::to_string(rank) + ": stage " +
+                                     std::to_string(chunk.stage) + " of stream " +
+                                     std::to_string(chunk.stream);
+            if (chunk.stage >= schedule.num_stages || chunk.stream >= schedule.num_streams)
+                broken(name + " does not exist");
+            const std::uint64_t at = chunk.stream * schedule.num_stages + chunk.stage;
+            if (found[at])
+                broken(name + " stands on two chunks");
+            found[at] = true;
+        }
+}
+
+void check_ops(const Schedule& schedule) {
+    const std::uint64_t of_stream = schedule.num_micro_batches / schedule.num_streams;
+    for (std::uint64_t rank = 0; rank < schedule.num_ranks(); ++rank)
+        for (const ScheduleOp& op : schedule.ops[rank]) {
             if (op.kind > OpKind::WeightGradient)
-                broken(stage, op,
+                broken(rank, op,
                        "no kind of op has the number " +
                            std::to_string(static_cast<unsigned>(op.kind)));
-            if (op.micro_batch >= micro_batches)
-                broken(stage, op,
-                       "there are micro-batches 0 to " + std::to_string(micro_batches - 1));
+            if (op.phase >= schedule.chunks[rank].size())
+                broken(rank, op, "there is no such phase");
+            const std::uint64_t first =
+                schedule.first_of_stream(schedule.chunk_of(rank, op).stream);
+            if (op.micro_batch < first || op.micro_batch - first >= of_stream)
+                broken(rank, op,
+                       "there are micro-batches " + std::to_string(first) + " to " +
+                           std::to_string(first + of_stream - 1));
         }
+}
+
+void check_pairs(const Schedule& schedule) {
+    for (std::uint64_t rank = 0; rank < schedule.num_ranks(); ++rank) {
+        const auto& ops = schedule.ops[rank];
+        for (std::size_t i = 0; i < ops.size(); ++i)
+            if (ops[i].with_next && (ops[i].kind != OpKind::Forward || i + 1 == ops.size() ||
+                                     ops[i + 1].kind != OpKind::Backward || ops[i + 1].with_next))
+                broken(rank, ops[i], "a pair is a forward and, next, a backward");
     }
 }
 
-/// Which ops have run, while stages are replayed against each other.
-struct Replay {
-    explicit Replay(const Schedule& schedule)
-        : done(schedule.num_stages, std::vector<std::vector<bool>>(
-                                        3, std::vector<bool>(schedule.num_micro_batches, false))) {}
-
-    bool ran(std::uint64_t stage, OpKind kind, std::uint64_t micro_batch) const {
-        return done[stage][static_cast<std::size_t>(kind)][micro_batch];
-    }
-    std::vector<std::vector<std::vector<bool>>> done; ///< [stage][kind][micro-batch]
+/// What has been done of a chunk's micro-batch.
+struct Done {
+    bool forward = false, input_gradient = false, weight_gradient = false;
 };
 
-/// Whether what the op needs has run: on its own stage and on its neighbour.
-bool can_run(const Schedule& schedule, const Replay& replay, std::uint64_t stage,
-             const ScheduleOp& op) {
-    switch (op.kind) {
-    case OpKind::Forward:
-        return stage == 0 || replay.ran(stage - 1, OpKind::Forward, op.micro_batch);
-    case OpKind::InputGradient:
-        return replay.ran(stage, OpKind::Forward, op.micro_batch) &&
-               (stage + 1 == schedule.num_stages ||
-                replay.ran(stage + 1, OpKind::InputGradient, op.micro_batch));
-    case OpKind::WeightGradient:
-        return replay.ran(stage, OpKind::InputGradient, op.micro_batch);
-    }
-    return false;
-}
+/// Runs all ranks as far as they can; what is left waits for ever.
+class Replay {
+public:
+    explicit Replay(const Schedule& schedule)
+        : schedule_(schedule), done_(schedule.num_stages * schedule.num_micro_batches),
+          next_(schedule.num_ranks(), 0) {}
 
-/// Runs all stages as far as they can; what is left waits for ever.
-void check_dependencies(const Schedule& schedule) {
-    Replay replay(schedule);
-    std::vector<std::size_t> next(schedule.num_stages, 0);
-    for (bool progress = true; progress;) {
-        progress = false;
-        for (std::uint64_t stage = 0; stage < schedule.num_stages; ++stage) {
-            const auto& ops = schedule.stages[stage];
-            while (next[stage] < ops.size() && can_run(schedule, replay, stage, ops[next[stage]])) {
-                const ScheduleOp& op = ops[next[stage]++];
-                auto& done = replay.done[stage][static_cast<std::size_t>(op.kind)];
-                if (done[op.micro_batch])
-                    broken(stage, op, "runs twice");
-                done[op.micro_batch] = true;
-                progress = true;
-            }
+    void run() {
+        for (bool progress = true; progress;) {
+            progress = false;
+            for (std::uint64_t rank = 0; rank < schedule_.num_ranks(); ++rank)
+                while (step(rank))
+                    progress = true;
+        }
+        for (std::uint64_t rank = 0; rank < schedule_.num_ranks(); ++rank)
+            if (next_[rank] < schedule_.ops[rank].size())
+                broken(rank, schedule_.ops[rank][next_[rank]],
+                       "waits for an op that never runs before it");
+        for (std::uint64_t rank = 0; rank < schedule_.num_ranks(); ++rank)
+            for (std::uint32_t phase = 0; phase < schedule_.chunks[rank].size(); ++phase)
+                check_all(rank, phase);
+    }
+
+private:
+    Done& done(std::uint64_t stage, std::uint64_t micro_batch) {
+        return done_[stage * schedule_.num_micro_batches + micro_batch];
+    }
+
+    bool can_run(std::uint64_t rank, const ScheduleOp& op) {
+        const std::uint64_t stage = schedule_.chunk_of(rank, op).stage;
+        const Done& here = done(stage, op.micro_batch);
+        switch (op.kind) {
+        case OpKind::Forward:
+            return stage == 0 || done(stage - 1, op.micro_batch).forward;
+        case OpKind::Backward:
+        case OpKind::InputGradient:
+            return here.forward && (stage + 1 == schedule_.num_stages ||
+                                    done(stage + 1, op.micro_batch).input_gradient);
+        case OpKind::WeightGradient:
+            return here.input_gradient;
+        }
+        return false;
+    }
+
+    void run_one(std::uint64_t rank, const ScheduleOp& op) {
+        Done& here = done(schedule_.chunk_of(rank, op).stage, op.micro_batch);
+        const auto once = [&](bool& what) {
+            if (std::exchange(what, true))
+                broken(rank, op, "runs twice");
+        };
+        if (op.kind == OpKind::Forward)
+            once(here.forward);
+        if (op.kind == OpKind::Backward || op.kind == OpKind::InputGradient)
+            once(here.input_gradient);
+        if (op.kind == OpKind::Backward || op.kind == OpKind::WeightGradient)
+            once(here.weight_gradient);
+    }
+
+    bool step(std::uint64_t rank) {
+        const auto& ops = schedule_.ops[rank];
+        std::size_t& next = next_[rank];
+        const std::size_t count = next < ops.size() && ops[next].with_next ? 2 : 1;
+        if (next + count > ops.size())
+            return false;
+        for (std::size_t i = next; i < next + count; ++i)
+            if (!can_run(rank, ops[i]))
+                return false;
+        for (std::size_t i = 0; i < count; ++i)
+            run_one(rank, ops[next++]);
+        return true;
+    }
+
+    void check_all(std::uint64_t rank, std::uint32_t phase) {
+        const auto [stage, stream] = schedule_.chunks[rank][phase];
+        const std::uint64_t first = schedule_.first_of_stream(stream);
+        const std::uint64_t end = first + schedule_.num_micro_batches / schedule_.num_streams;
+        for (std::uint64_t m = first; m < end; ++m) {
+            const Done& here = done(stage, m);
+            for (const auto& [kind, ran] : {std::pair(OpKind::Forward, here.forward),
+                                            {OpKind::InputGradient, here.input_gradient},
+                                            {OpKind::WeightGradient, here.weight_gradient}})
+                if (!ran)
+                    broken(rank, {kind, phase, m}, "never runs");
         }
     }
-    for (std::uint64_t stage = 0; stage < schedule.num_stages; ++stage)
-        if (next[stage] < schedule.stages[stage].size())
-            broken(stage, schedule.stages[stage][next[stage]],
-                   "waits for an op that never runs before it");
-}
 
-/// What a stage sends with ops of `kind`, or receives before them, in order.
-std::vector<ScheduleOp> ops_of(const Schedule& schedule, std::uint64_t stage, OpKind kind) {
+    const Schedule& schedule_;
+    std::vector<Done> done_; ///< [stage][micro-batch]
+    std::vector<std::size_t> next_;
+};
+
+/// The ops of a chunk that send a result to its neighbour, or take one from there.
+std::vector<ScheduleOp> moving(const Schedule& schedule, ChunkPlace at, bool forwards) {
     std::vector<ScheduleOp> ops;
-    for (const ScheduleOp& op : schedule.stages[stage])
-        if (op.kind == kind)
+    for (const ScheduleOp& op : schedule.ops[at.rank])
+        if (op.phase == at.phase && op.kind != OpKind::WeightGradient &&
+            (op.kind == OpKind::Forward) == forwards)
             ops.push_back(op);
     return ops;
 }
 
-/// The k-th message that a stage takes from an edge is the k-th that its neighbour put in.
-void check_edge(const Schedule& schedule, std::uint64_t from, std::uint64_t to, OpKind kind) {
-    const auto sent = ops_of(schedule, from, kind), taken = ops_of(schedule, to, kind);
+/// The k-th message that a chunk takes from an edge is the k-th that its neighbour put in.
+void check_edge(const Schedule& schedule, ChunkPlace from, ChunkPlace to, bool forwards) {
+    const auto sent = moving(schedule, from, forwards), taken = moving(schedule, to, forwards);
     for (std::size_t k = 0; k < taken.size(); ++k)
-        if (!(sent[k] == taken[k]))
-            broken(to, taken[k],
-                   "takes message " + std::to_string(k) + " of stage " + std::to_string(from) +
-                       ", which is that of " + to_text(sent[k]));
+        if (sent[k].micro_batch != taken[k].micro_batch)
+            broken(to.rank, taken[k],
+                   "takes message " + std::to_string(k) + " of rank " + std::to_string(from.rank) +
+                       ", which is that of " + to_name(sent[k]));
 }
 
-void check_order_of_sums(const Schedule& schedule, std::uint64_t stage) {
-    std::uint64_t next = 0;
-    for (const ScheduleOp& op : schedule.stages[stage])
-        if (op.kind == OpKind::WeightGradient && op.micro_batch != next++)
-            broken(stage, op, "weight gradients must be summed in ascending order");
+void check_order_of_sums(const Schedule& schedule, std::uint64_t rank) {
+    std::vector<std::uint64_t> next;
+    for (const ScheduleChunk& chunk : schedule.chunks[rank])
+        next.push_back(schedule.first_of_stream(chunk.stream));
+    for (const ScheduleOp& op : schedule.ops[rank])
+        if ((op.kind == OpKind::Backward || op.kind == OpKind::WeightGradient) &&
+            op.micro_batch != next[op.phase]++)
+            broken(rank, op, "a chunk's weight gradients must be summed in ascending order");
 }
 
-/// Activations live in slot micro_batch % peak_in_flight from forward to weight gradient.
-void check_slots(const Schedule& schedule, std::uint64_t stage) {
-    const std::uint64_t slots = schedule.peak_in_flight(stage);
+/// A chunk's activations live in slot m % peak_in_flight from forward to weight gradient, m
+/// counting the stream's micro-batches.
+void check_slots(const Schedule& schedule, std::uint64_t rank, std::uint32_t phase) {
+    const std::uint64_t slots = schedule.peak_in_flight(rank, phase);
+    const std::uint64_t first = schedule.first_of_stream(schedule.chunks[rank][phase].stream);
     std::vector<std::optional<std::uint64_t>> held(slots);
-    for (const ScheduleOp& op : schedule.stages[stage]) {
-        auto& slot = held[op.micro_batch % slots];
-        if (op.kind == OpKind::Forward && slot)
-            broken(stage, op,
-                   "needs slot " + std::to_string(op.micro_batch % slots) + " of " +
-                       std::to_string(slots) + ", which still holds micro-batch " +
-                       std::to_string(*slot));
+    for (const ScheduleOp& op : schedule.ops[rank]) {
+        if (op.phase != phase)
+            continue;
+        const std::uint64_t at = (op.micro_batch - first) % slots;
+        if (op.kind == OpKind::Forward && held[at])
+            broken(rank, op,
+                   "needs slot " + std::to_string(at) + " of " + std::to_string(slots) +
+                       ", which still holds micro-batch " + std::to_string(*held[at]));
         if (op.kind == OpKind::Forward)
-            slot = op.micro_batch;
-        else if (op.kind == OpKind::WeightGradient)
-            slot.reset();
+            held[at] = op.micro_batch;
+        else if (op.kind != OpKind::InputGradient)
+            held[at].reset();
     }
 }
 
 } // namespace
 
 void verify(const Schedule& schedule) {
-    check_ranges(schedule);
-    check_dependencies(schedule);
-    for (std::uint64_t stage = 0; stage < schedule.num_stages; ++stage) {
-        if (stage + 1 < schedule.num_stages) {
-            check_edge(schedule, stage, stage + 1, OpKind::Forward);
-            check_edge(schedule, stage + 1, stage, OpKind::InputGradient);
+    check_chunks(schedule);
+    check_ops(schedule);
+    check_pairs(schedule);
+    Replay(schedule).run();
+    for (const auto& stream : chunk_places(schedule))
+        for (std::uint64_t stage = 0; stage + 1 < schedule.num_stages; ++stage) {
+            check_edge(schedule, stream[stage], stream[stage + 1], true);
+            check_edge(schedule, stream[stage + 1], stream[stage], false);
         }
-        check_order_of_sums(schedule, stage);
-        check_slots(schedule, stage);
+    for (std::uint64_t rank = 0; rank < schedule.num_ranks(); ++rank) {
+        check_order_of_sums(schedule, rank);
+        for (std::uint32_t phase = 0; phase < schedule.chunks[rank].size(); ++phase)
+            check_slots(schedule, rank, phase);
     }
 }
 

@@ -250,7 +250,7 @@ TEST_F(CommandLine, ErrorsOfTheRunGiveTheirCode) {
 }
 
 TEST_F(CommandLine, HelpHasExamples) {
-    for (const char* command : {"train", "generate", "info"}) {
+    for (const char* command : {"train", "generate", "info", "schedule"}) {
         const Result result = run({command, "--help"});
         EXPECT_EQ(result.code, 0);
         EXPECT_NE(result.out.find("Examples:\n  bellows " + std::string(command)),
@@ -272,6 +272,19 @@ TEST_F(CommandLine, InfoCountsParameters) {
     EXPECT_NE(json.out.find("\"parameters\": 671026419200"), std::string::npos) << json.out;
     expect_refused(run({"info", "--model", "v4"}), "v4");
     expect_refused(run({"info"}), "--model");
+}
+
+TEST_F(CommandLine, SchedulesNeedNoDevice) {
+    const Result result = run({"schedule", "--kind", "1f1b", "--ranks", "2", "--micro-batches", "3",
+                               "--costs", "f=1,i=2,w=3"});
+    EXPECT_EQ(result.code, 0) << result.errors;
+    EXPECT_NE(result.out.find("rank 0: F0 F0 B0 F0 B0 B0\nrank 1: F0 B0 F0 B0 F0 B0\n"),
+              std::string::npos)
+        << result.out;
+    EXPECT_NE(result.out.find("step time 24, bubble 6 (25.0 %)"), std::string::npos) << result.out;
+    expect_refused(run({"schedule", "--kind", "dualpipe", "--ranks", "3"}), "even number of ranks");
+    expect_refused(run({"schedule", "--kind", "1f1b", "--ranks", "-1"}), "--ranks");
+    expect_refused(run({"schedule"}), "--compare");
 }
 
 TEST_F(CommandLine, ResumeTakesTheCheckpointsConfiguration) {

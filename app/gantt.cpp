@@ -1,0 +1,97 @@
+// SPDX-License-Identifier: MIT
+#include "app/gantt.hpp"
+
+#include "app/loss_plot.hpp"
+#include "app/svg.hpp"
+#include "app/units.hpp"
+
+#include <algorithm>
+#include <cstdint>
+#include <limits>
+#include <sstream>
+
+namespace bellows {
+
+namespace {
+
+constexpr double kLeft = 84, kRight = 110, kTop = 104, kRow = 30, kGap = 5, kBottom = 58;
+constexpr double kLetter = 7.2; ///< width, about
+
+struct Extent {
+    double first = 0, last = 1, shortest = 1;
+};
+
+Extent extent_of(const GanttChart& chart) {
+    constexpr double kNone = std::numeric_limits<double>::infinity();
+    Extent extent{kNone, -kNone, kNone};
+    for (const GanttRow& row : chart.rows)
+        for (const GanttBar& bar : row.bars) {
+            extent.first = std::min(extent.first, bar.start);
+            extent.last = std::max(extent.last, bar.end);
+            if (bar.end > bar.start)
+                extent.shortest = std::min(extent.shortest, bar.end - bar.start);
+        }
+    return extent.last > extent.first ? extent : Extent{};
+}
+
+void draw_bar(std::ostream& out, const GanttBar& bar, double x0, double x1, double y) {
+    const double top = y + bar.top * kRow, height = (bar.bottom - bar.top) * kRow;
+    out << "<rect x=\"" << pixels(x0) << "\" y=\"" << pixels(top) << "\" width=\""
+        << printed("%.2f", x1 - x0) << "\" height=\"" << pixels(height) << "\" fill=\"" << bar.color
+        << "\" stroke=\"#fdfdfc\" stroke-width=\"0.8\"><title>" << escaped(bar.name) << ", "
+        << printed("%.6g", bar.start) << " to " << printed("%.6g", bar.end) << "</title></rect>\n";
+    if (x1 - x0 > kLetter * static_cast<double>(bar.label.size()) + 4)
+        draw_text(out, (x0 + x1) / 2, top + height / 2 + 4,
+                  "text-anchor=\"middle\" class=\"tick\" pointer-events=\"none\"", bar.label);
+}
+
+void draw_legend(std::ostream& out, const GanttChart& chart) {
+    double x = kLeft;
+    for (const auto& [text, color] : chart.legend) {
+        out << "<rect x=\"" << pixels(x) << "\" y=\"72\" width=\"16\" height=\"14\" fill=\""
+            << color << "\"/>\n";
+        draw_text(out, x + 22, 84, "class=\"tick\"", text);
+        x += 22 + kLetter * static_cast<double>(text.size()) + 18;
+    }
+}
+
+} // namespace
+
+std::string gantt_svg(const GanttChart& chart) {
+    const Extent extent = extent_of(chart);
+    const double span = extent.last - extent.first;
+    const double width = std::clamp(kLeft + kRight + 22 * span / extent.shortest, 900.0, 4000.0);
+    const double height = kTop + kBottom + (kRow + kGap) * static_cast<double>(chart.rows.size());
+    const auto x_of = [&](double time) {
+        return kLeft + (time - extent.first) / span * (width - kLeft - kRight);
+    };
+    std::ostringstream out;
+    begin_svg(out, static_cast<std::uint64_t>(width), static_cast<std::uint64_t>(height));
+    draw_text(out, kLeft, 34, "class=\"title\"", chart.title);
+    draw_text(out, kLeft, 54, "class=\"subtitle\"", chart.subtitle);
+    draw_legend(out, chart);
+    double y = kTop;
+    for (const GanttRow& row : chart.rows) {
+        draw_text(out, kLeft - 10, y + kRow / 2 + 4, "text-anchor=\"end\" class=\"tick\"",
+                  row.name);
+        out << "<rect x=\"" << pixels(kLeft) << "\" y=\"" << pixels(y) << "\" width=\""
+            << pixels(width - kLeft - kRight) << "\" height=\"" << pixels(kRow)
+            << "\" fill=\"#eeeeec\"/>\n";
+        for (const GanttBar& bar : row.bars)
+            draw_bar(out, bar, x_of(bar.start), x_of(bar.end), y);
+        draw_text(out, width - kRight + 10, y + kRow / 2 + 4, "class=\"tick\"", row.note);
+        y += kRow + kGap;
+    }
+    for (const double tick : nice_ticks(extent.first, extent.last, 12)) {
+        out << "<line x1=\"" << pixels(x_of(tick)) << "\" y1=\"" << pixels(y) << "\" x2=\""
+            << pixels(x_of(tick)) << "\" y2=\"" << pixels(y + 5) << "\" stroke=\"#6b7280\"/>\n";
+        draw_text(out, x_of(tick), y + 20, "text-anchor=\"middle\" class=\"tick\"",
+                  printed("%.6g", tick));
+    }
+    draw_text(out, (kLeft + width - kRight) / 2, y + 42, "text-anchor=\"middle\" class=\"label\"",
+              chart.x_label);
+    out << "</svg>\n";
+    return out.str();
+}
+
+} // namespace bellows

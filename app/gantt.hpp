@@ -1,0 +1,35 @@
+// SPDX-License-Identifier: MIT
+#pragma once
+
+// A Gantt chart: who did what when. Pure functions, any thread.
+
+#include <string>
+#include <utility>
+#include <vector>
+
+namespace bellows {
+
+struct GanttBar {
+    double start = 0, end = 0;
+    std::string label; ///< shown where it fits
+    std::string name;  ///< shown under a pointer
+    std::string color; ///< as SVG writes it
+    /// The part of the row's height that it takes: two things at once stand above each other.
+    double top = 0, bottom = 1;
+};
+
+struct GanttRow {
+    std::string name, note; ///< left and right of it
+    std::vector<GanttBar> bars;
+};
+
+struct GanttChart {
+    std::string title, subtitle, x_label;
+    std::vector<GanttRow> rows;
+    std::vector<std::pair<std::string, std::string>> legend; ///< what a color means: text, color
+};
+
+/// A whole SVG document, as wide as its shortest bars need, within 900 and 4000 pixels.
+std::string gantt_svg(const GanttChart& chart);
+
+} // namespace bellows

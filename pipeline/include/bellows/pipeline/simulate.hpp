@@ -1,0 +1,53 @@
+// SPDX-License-Identifier: MIT
+#pragma once
+
+// When each op of a schedule begins and ends if every rank starts an op as soon as it is free and
+// has what the op needs. No Vulkan, no MPI; pure functions. Times are in whatever unit the costs
+// are in.
+
+#include <bellows/pipeline/schedule.hpp>
+
+#include <optional>
+#include <vector>
+
+namespace bellows {
+
+/// How long a stage's ops take.
+struct StageCosts {
+    double forward = 1, input_gradient = 1, weight_gradient = 1;
+    /// Of a pair's two halves together, this stage's forward overlapping a backward; unset: one
+    /// after the other.
+    std::optional<double> pair{};
+    double backward() const noexcept { return input_gradient + weight_gradient; }
+};
+
+struct SimulationOptions {
+    std::vector<StageCosts> stages{StageCosts{}}; ///< of each stage, or one for all
+    /// A message is there so long after its link has carried it, which takes a link p2p_transfer
+    /// per message. Each rank has a link to each other, in both directions.
+    double p2p_latency = 0, p2p_transfer = 0;
+    /// The halves of a pair run one after the other, the one first whose input is there first, and
+    /// each sends its result when it ends. Takes the costs of the single ops.
+    bool decoupled_pairs = false;
+    /// A backward's input gradient is sent before its weight gradient is made.
+    bool early_gradients = false;
+};
+
+struct OpTime {
+    double start = 0, end = 0;
+};
+
+struct Timeline {
+    std::vector<std::vector<OpTime>> ops; ///< as Schedule::ops; a pair's two have the same times
+    double step_time = 0;                 ///< from the first op's start to the last one's end
+    std::vector<double> busy;             ///< of each rank
+    /// Of each rank: what it idles within the step, and between its own first and last op.
+    std::vector<double> bubble, inner_bubble;
+    std::uint64_t messages = 0; ///< between ranks
+};
+
+/// Throws Error{InvalidArgument} as verify() does, and for costs that are negative or not finite,
+/// or of another number of stages.
+Timeline simulate(const Schedule& schedule, const SimulationOptions& options = {});
+
+} // namespace bellows

@@ -1,0 +1,190 @@
+// SPDX-License-Identifier: MIT
+#include <bellows/engine/error.hpp>
+#include <bellows/pipeline/simulate.hpp>
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+#include <map>
+#include <utility>
+
+namespace bellows {
+
+namespace {
+
+constexpr double kNever = std::numeric_limits<double>::infinity();
+
+class Simulation {
+public:
+    Simulation(const Schedule& schedule, const SimulationOptions& options)
+        : schedule_(schedule), options_(options), places_(chunk_places(schedule)),
+          activations_(schedule.num_stages * schedule.num_micro_batches, kNever),
+          gradients_(activations_), next_(schedule.num_ranks()), free_(schedule.num_ranks()) {
+        for (const auto& ops : schedule.ops)
+            timeline_.ops.emplace_back(ops.size());
+    }
+
+    Timeline run() {
+        for (bool progress = true; std::exchange(progress, false);)
+            for (std::uint64_t rank = 0; rank < schedule_.num_ranks(); ++rank)
+                while (next_[rank] < schedule_.ops[rank].size() && step(rank))
+                    progress = true;
+        sum_up();
+        return std::move(timeline_);
+    }
+
+private:
+    const StageCosts& costs(std::uint64_t stage) const {
+        return options_.stages[options_.stages.size() == 1 ? 0 : stage];
+    }
+    std::uint64_t slot(std::uint64_t stage, const ScheduleOp& op) const {
+        return stage * schedule_.num_micro_batches + op.micro_batch;
+    }
+    double cost(std::uint64_t rank, const ScheduleOp& op) const {
+        const StageCosts& of = costs(schedule_.chunk_of(rank, op).stage);
+        switch (op.kind) {
+        case OpKind::Forward:
+            return of.forward;
+        case OpKind::Backward:
+            return of.backward();
+        case OpKind::InputGradient:
+            return of.input_gradient;
+        case OpKind::WeightGradient:
+            return of.weight_gradient;
+        }
+        return 0;
+    }
+    /// When what the op needs of others is there.
+    double ready(std::uint64_t rank, const ScheduleOp& op) const {
+        const std::uint64_t stage = schedule_.chunk_of(rank, op).stage;
+        switch (op.kind) {
+        case OpKind::Forward:
+            return stage == 0 ? 0 : activations_[slot(stage - 1, op)];
+        case OpKind::Backward:
+        case OpKind::InputGradient:
+            // A last stage's own forward has ended before, as it stands before.
+            return stage + 1 == schedule_.num_stages ? 0 : gradients_[slot(stage + 1, op)];
+        case OpKind::WeightGradient:
+            return 0;
+        }
+        return kNever;
+    }
+
+    /// When the neighbour's rank has a result that is made at `time`.
+    double arrival(std::uint64_t rank, std::uint64_t stream, std::uint64_t to_stage, double time) {
+        const std::uint64_t to = places_[stream][to_stage].rank;
+        if (to == rank)
+            return time;
+        ++timeline_.messages;
+        double& link = links_[{rank, to}];
+        link = std::max(link, time) + options_.p2p_transfer;
+        return link + options_.p2p_latency;
+    }
+
+    void finish(std::uint64_t rank, const ScheduleOp& op, OpTime time) {
+        const auto [stage, stream] = schedule_.chunk_of(rank, op);
+        if (op.kind == OpKind::Forward && stage + 1 < schedule_.num_stages)
+            activations_[slot(stage, op)] = arrival(rank, stream, stage + 1, time.end);
+        if ((op.kind == OpKind::Backward || op.kind == OpKind::InputGradient) && stage > 0) {
+            const bool early = options_.early_gradients && op.kind == OpKind::Backward;
+            gradients_[slot(stage, op)] =
+                arrival(rank, stream, stage - 1,
+                        early ? time.end - costs(stage).weight_gradient : time.end);
+        }
+        timeline_.ops[rank][static_cast<std::size_t>(&op - schedule_.ops[rank].data())] = time;
+        free_[rank] = std::max(free_[rank], time.end);
+    }
+
+    void run_one(std::uint64_t rank, const ScheduleOp& op) {
+        const double start = std::max(free_[rank], ready(rank, op));
+        finish(rank, op, {start, start + cost(rank, op)});
+    }
+
+    /// Runs the rank's next op, or pair; false if what it needs is not known yet.
+    bool step(std::uint64_t rank) {
+        const ScheduleOp& op = schedule_.ops[rank][next_[rank]];
+        if (!op.with_next) {
+            if (ready(rank, op) == kNever)
+                return false;
+            run_one(rank, op);
+            ++next_[rank];
+            return true;
+        }
+        const ScheduleOp& other = schedule_.ops[rank][next_[rank] + 1];
+        const double first = ready(rank, op), second = ready(rank, other);
+        if (first == kNever || second == kNever)
+            return false;
+        if (options_.decoupled_pairs) {
+            const bool swapped = std::max(second, free_[rank]) < std::max(first, free_[rank]);
+            run_one(rank, swapped ? other : op);
+            run_one(rank, swapped ? op : other);
+        } else {
+            const double start = std::max({free_[rank], first, second});
+            const auto& pair = costs(schedule_.chunk_of(rank, op).stage).pair;
+            const double end = start + pair.value_or(cost(rank, op) + cost(rank, other));
+            finish(rank, op, {start, end});
+            finish(rank, other, {start, end});
+        }
+        next_[rank] += 2;
+        return true;
+    }
+
+    void sum_up() {
+        double first = kNever, last = 0;
+        for (const auto& ops : timeline_.ops)
+            for (const OpTime& time : ops) {
+                first = std::min(first, time.start);
+                last = std::max(last, time.end);
+            }
+        timeline_.step_time = last - first;
+        for (const auto& ops : timeline_.ops) {
+            double busy = 0, begin = kNever, until = 0, end = 0;
+            std::vector<OpTime> in_order = ops; // decoupled halves may be swapped
+            std::ranges::sort(in_order, {}, &OpTime::start);
+            for (const OpTime& time : in_order) {
+                begin = std::min(begin, time.start);
+                busy += std::max(0.0, time.end - std::max(until, time.start)); // a pair counts once
+                until = std::max(until, time.end);
+                end = until;
+            }
+            timeline_.busy.push_back(busy);
+            timeline_.bubble.push_back(timeline_.step_time - busy);
+            timeline_.inner_bubble.push_back(ops.empty() ? 0 : end - begin - busy);
+        }
+    }
+
+    const Schedule& schedule_;
+    const SimulationOptions& options_;
+    std::vector<std::vector<ChunkPlace>> places_;
+    std::vector<double> activations_, gradients_; ///< [stage][micro-batch]: there at the next stage
+    std::vector<std::size_t> next_;               ///< op of each rank
+    std::vector<double> free_;                    ///< of each rank
+    std::map<std::pair<std::uint64_t, std::uint64_t>, double> links_; ///< free from then on
+    Timeline timeline_;
+};
+
+void check(const Schedule& schedule, const SimulationOptions& options) {
+    const auto refuse = [](const std::string& why) {
+        throw Error(ErrorCode::InvalidArgument, "no simulation: " + why);
+    };
+    if (options.stages.size() != 1 && options.stages.size() != schedule.num_stages)
+        refuse("costs of " + std::to_string(options.stages.size()) + " stages for " +
+               std::to_string(schedule.num_stages));
+    const auto good = [](double cost) { return std::isfinite(cost) && cost >= 0; };
+    bool all = good(options.p2p_latency) && good(options.p2p_transfer);
+    for (const StageCosts& of : options.stages)
+        all = all && good(of.forward) && good(of.input_gradient) && good(of.weight_gradient) &&
+              good(of.pair.value_or(0));
+    if (!all)
+        refuse("costs must be finite and not negative");
+}
+
+} // namespace
+
+Timeline simulate(const Schedule& schedule, const SimulationOptions& options) {
+    verify(schedule); // so that no rank waits for ever
+    check(schedule, options);
+    return Simulation(schedule, options).run();
+}
+
+} // namespace bellows

@@ -1,0 +1,183 @@
+// SPDX-License-Identifier: MIT
+// `bellows schedule`: what is typed, and what it says of a schedule in each format.
+#include "app/command_line.hpp"
+#include "app/schedule_report.hpp"
+
+#include "support/temporary_folder.hpp"
+
+#include <bellows/engine/error.hpp>
+
+#include <gtest/gtest.h>
+#include <nlohmann/json.hpp>
+
+#include <map>
+#include <string>
+
+namespace bellows {
+namespace {
+
+std::size_t count(const std::string& text, const std::string& part) {
+    std::size_t found = 0;
+    for (std::size_t at = text.find(part); at != std::string::npos; at = text.find(part, at + 1))
+        ++found;
+    return found;
+}
+
+void expect_refused(const ScheduleFlags& flags, const std::string& part) {
+    try {
+        (void)resolve_schedule(flags);
+        ADD_FAILURE() << "accepted, expected: " << part;
+    } catch (const Error& error) {
+        EXPECT_EQ(error.code(), ErrorCode::InvalidArgument);
+        EXPECT_NE(error.message().find(part), std::string::npos) << error.message();
+    }
+}
+
+struct Simulated {
+    explicit Simulated(const ScheduleDesc& desc)
+        : schedule(make_schedule(desc)), timeline(simulate(schedule)) {}
+    Schedule schedule;
+    Timeline timeline;
+};
+
+TEST(ScheduleCommand, CostsAreOfAllStagesOrOfEach) {
+    const SimulationOptions none = parse_costs("");
+    ASSERT_EQ(none.stages.size(), 1u);
+    EXPECT_EQ(none.stages[0].forward, 1);
+    EXPECT_FALSE(none.stages[0].pair);
+    const SimulationOptions all = parse_costs("f=1.5,i=2,w=0,fb=3e1,p2p=0.25,transfer=4");
+    ASSERT_EQ(all.stages.size(), 1u);
+    EXPECT_EQ(all.stages[0].forward, 1.5);
+    EXPECT_EQ(all.stages[0].input_gradient, 2);
+    EXPECT_EQ(all.stages[0].weight_gradient, 0);
+    EXPECT_EQ(all.stages[0].pair, 30);
+    EXPECT_EQ(all.p2p_latency, 0.25);
+    EXPECT_EQ(all.p2p_transfer, 4);
+    const SimulationOptions each = parse_costs("f=1::w=3");
+    ASSERT_EQ(each.stages.size(), 3u);
+    EXPECT_EQ(each.stages[1].forward, 1);
+    EXPECT_EQ(each.stages[2].weight_gradient, 3);
+    for (const char* bad : {"g=1", "f", "f=", "f=-1", "f=1x", "f=nan", "f=inf", "=1", "f=1 "})
+        EXPECT_THROW((void)parse_costs(bad), Error) << bad;
+}
+
+TEST(ScheduleCommand, FlagsThatDoNotGoTogetherAreRefused) {
+    expect_refused({}, "--kind names a schedule, or --compare");
+    expect_refused({.kind = "1f1b", .compare = true}, "--kind names a schedule, or --compare");
+    expect_refused({.kind = "1f2b"}, "there is no schedule '1f2b'");
+    expect_refused({.kind = "1f1b", .chunks = 3}, "--chunks goes with --kind interleaved");
+    expect_refused({.kind = "1f1b", .format = "png"}, "there is no --format png");
+    expect_refused({.format = "svg", .compare = true}, "--compare is shown as text or json");
+    expect_refused({.kind = "1f1b", .costs = "f=x"}, "f must be a number of at least 0");
+    const ScheduleOptions options = resolve_schedule(
+        {.kind = "interleaved", .format = "trace", .ranks = 2, .chunks = 3, .decoupled = true});
+    EXPECT_EQ(options.desc.kind, ScheduleKind::Interleaved);
+    EXPECT_EQ(options.desc.micro_batches, 8u);
+    EXPECT_EQ(options.desc.chunks, 3u);
+    EXPECT_EQ(options.format, ScheduleFormat::Trace);
+    EXPECT_TRUE(options.costs.decoupled_pairs);
+    EXPECT_FALSE(options.costs.early_gradients);
+}
+
+TEST(ScheduleReport, TextHasTheOpsAndWhatBecomesOfThem) {
+    const Simulated s({ScheduleKind::DualPipe, 4, 8});
+    const std::string text = schedule_text(s.schedule, s.timeline);
+    for (const char* part :
+         {"rank 0: F0 F0 F0 F1 I1 W F1 F0&B1 F1&B0 B1 F1&B0 B1 I0 W I0 W\n",
+          "step time 26, bubble 2 (7.7 %)", "messages between ranks: 48",
+          "  rank 1                    5                          2             5\n"})
+        EXPECT_NE(text.find(part), std::string::npos) << part << " in " << text;
+}
+
+TEST(ScheduleReport, JsonHasAllOfIt) {
+    const Simulated s({ScheduleKind::DualPipe, 4, 8});
+    const auto json = nlohmann::json::parse(schedule_json(s.schedule, s.timeline));
+    EXPECT_EQ(json.at("kind"), "dualpipe");
+    EXPECT_EQ(json.at("step_time"), 26);
+    ASSERT_EQ(json.at("programs").size(), 4u);
+    for (std::size_t rank = 0; rank < 4; ++rank) {
+        const auto& program = json.at("programs").at(rank);
+        ASSERT_EQ(program.at("ops").size(), s.schedule.ops[rank].size());
+        for (std::size_t i = 0; i < s.schedule.ops[rank].size(); ++i) {
+            const auto& op = program.at("ops").at(i);
+            EXPECT_EQ(op.at("name"), to_name(s.schedule.ops[rank][i]));
+            EXPECT_EQ(op.at("pair_with_next"), s.schedule.ops[rank][i].with_next);
+            EXPECT_EQ(op.at("start"), s.timeline.ops[rank][i].start);
+            EXPECT_EQ(op.at("end"), s.timeline.ops[rank][i].end);
+        }
+    }
+    EXPECT_EQ(json.at("programs").at(3).at("chunks").at(0).at("stream"), 1);
+}
+
+TEST(ScheduleReport, ThePictureHasABarForEveryOp) {
+    const Simulated s({ScheduleKind::DualPipe, 4, 8});
+    const std::string svg = schedule_svg(s.schedule, s.timeline);
+    std::size_t ops = 0;
+    for (const auto& of_rank : s.schedule.ops)
+        ops += of_rank.size();
+    EXPECT_EQ(count(svg, "<title>"), ops);
+    EXPECT_EQ(count(svg, "<title>F0.m0, 0 to 1</title>"), 1u);
+    EXPECT_EQ(count(svg, "2 idle"), 4u);
+    EXPECT_EQ(count(svg, "<text"), count(svg, "</text>"));
+    EXPECT_EQ(count(svg, "<rect"), count(svg, "</rect>") + count(svg, "/>") - count(svg, "<line"));
+    EXPECT_NE(svg.find("input gradient, phase 1"), std::string::npos);
+    const Simulated plain({ScheduleKind::GPipe, 2, 2});
+    EXPECT_EQ(schedule_svg(plain.schedule, plain.timeline).find("phase"), std::string::npos);
+}
+
+TEST(ScheduleReport, TheTraceHasNoTwoOpsAtOnceOnALane) {
+    const Simulated s({ScheduleKind::DualPipe, 8, 20});
+    const auto json = nlohmann::json::parse(schedule_trace(s.schedule, s.timeline));
+    std::map<std::pair<int, int>, double> until;
+    std::size_t ops = 0;
+    for (const auto& event : json.at("traceEvents")) {
+        if (event.at("ph") != "X")
+            continue;
+        double& end = until[{event.at("pid").get<int>(), event.at("tid").get<int>()}];
+        EXPECT_GE(event.at("ts").get<double>(), end) << event;
+        end = event.at("ts").get<double>() + event.at("dur").get<double>();
+        ++ops;
+    }
+    std::size_t all = 0;
+    for (const auto& of_rank : s.schedule.ops)
+        all += of_rank.size();
+    EXPECT_EQ(ops, all);
+}
+
+TEST(ScheduleReport, TheComparisonIsOfTheSameWork) {
+    ScheduleOptions options = resolve_schedule({.ranks = 8, .micro_batches = 32, .compare = true});
+    const auto json = nlohmann::json::parse(comparison_json(options)).at("schedules");
+    ASSERT_EQ(json.size(), kNumScheduleKinds);
+    for (const auto& line : json)
+        EXPECT_EQ(line.at("step_time").get<double>() - line.at("bubble").get<double>(), 96) << line;
+    EXPECT_EQ(json.at(1).at("bubble"), 21);
+    EXPECT_EQ(json.at(6).at("parameter_copies"), 2);
+    EXPECT_EQ(json.at(7).at("bubble"), 7);
+    EXPECT_EQ(json.at(7).at("activations"), 8.5);
+    const std::string text = comparison_text(options);
+    for (std::size_t kind = 0; kind < kNumScheduleKinds; ++kind)
+        EXPECT_NE(text.find(std::string("\n") + to_string(static_cast<ScheduleKind>(kind)) + " "),
+                  std::string::npos)
+            << text;
+    options.desc.ranks = 3;
+    options.desc.micro_batches = 5;
+    const std::string few = comparison_text(options);
+    EXPECT_NE(few.find("dualpipe needs an even number of ranks"), std::string::npos) << few;
+    options.costs.stages.resize(3);
+    EXPECT_THROW((void)comparison_text(options), Error);
+}
+
+TEST(ScheduleReport, GoesToAFile) {
+    const TemporaryFolder folder;
+    ScheduleOptions options = resolve_schedule({.kind = "zb-v", .format = "svg"});
+    options.out = folder.path() / "zb-v.svg";
+    testing::internal::CaptureStdout();
+    EXPECT_EQ(print_schedule(options), 0);
+    EXPECT_EQ(testing::internal::GetCapturedStdout(), "");
+    EXPECT_EQ(content_of(*options.out).substr(0, 4), "<svg");
+    options.out = folder.path() / "nowhere" / "zb-v.svg";
+    EXPECT_THROW((void)print_schedule(options), Error);
+}
+
+} // namespace
+} // namespace bellows
