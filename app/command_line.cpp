@@ -150,7 +150,10 @@ void add_train(CLI::App& app, TrainFlags& flags) {
     add_count(app, "--ep", flags.ep,
               "ranks that share one set of experts, a divisor of dp "
               "(default: dp)");
-    add_count(app, "--pp", flags.pp, "pipeline stages (default 1)");
+    add_count(app, "--pp", flags.pp, "ranks of the pipeline (default 1)");
+    app.add_option("--pipeline", flags.pipeline,
+                   "its schedule (default 1f1b); `bellows schedule --compare` shows them")
+        ->type_name("gpipe|1f1b|interleaved|zb-h1|zb-h2|zb-v|dualpipe|dualpipev");
     add_count(app, "--batch", flags.batch, "sequences per step, over all ranks");
     add_count(app, "--micro-batches", flags.micro_batches, "per data-parallel rank");
     add_count(app, "--seq", flags.seq, "tokens per sequence");

@@ -54,6 +54,7 @@ void apply_flags(TrainConfig& train, const TrainFlags& flags) {
     override_with(train.device, flags.device);
     override_with(train.device_link, flags.device_link);
     override_with(train.checkpoint_every, flags.checkpoint_every);
+    override_with(train.pipeline, flags.pipeline);
     override_with(train.pp, flags.pp);
     override_with(train.dp, flags.dp);
     override_with(train.ep, flags.ep);
@@ -64,6 +65,7 @@ void forget_layout(TrainConfig& train, const TrainFlags& flags) {
     if (flags.ranks || flags.dp || flags.pp) {
         train.dp = train.ep = 0;
         train.pp = 1;
+        train.pipeline = TrainConfig().pipeline;
     }
 }
 

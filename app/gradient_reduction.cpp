@@ -10,7 +10,7 @@ std::vector<GradientRange> gradient_ranges(const ParameterStore& parameters, con
     std::vector<GradientRange> ranges;
     const std::vector<Parameter>& all = parameters.all();
     for (std::size_t i = 0; i < all.size(); ++i) {
-        if (!all[i].info.trainable())
+        if (!all[i].info.trainable() || !stage.has(all[i].info))
             continue;
         const std::uint64_t end =
             i + 1 < all.size() ? all[i + 1].first : parameters.num_elements(); // with the padding

@@ -29,7 +29,7 @@ struct GradientRange {
 /// lavapipe a step of "tiny" then takes the processor time that one sum after the step took.
 constexpr std::uint64_t kGradientBucketBytes = 4 << 20;
 
-/// The ranges of all trained parameters, in flat order.
+/// The ranges of a stage's trained parameters, in flat order.
 std::vector<GradientRange> gradient_ranges(const ParameterStore& parameters, const Stage& stage);
 
 /// Joins neighbours into buckets of at least `least_bytes`, in the order in which they are ready.
@@ -39,7 +39,8 @@ std::vector<GradientRange> gradient_buckets(std::span<const GradientRange> range
 
 class GradientReduction {
 public:
-    /// All must outlive it. dense: the ranks of the stage; replicas: those with the same experts.
+    /// All must outlive it. dense: the ranks that have the stage; replicas: those of them with the
+    /// same experts.
     GradientReduction(const ParameterStore& parameters, std::vector<GradientRange> buckets,
                       Collectives& dense, Collectives& replicas);
 

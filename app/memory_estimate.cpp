@@ -145,9 +145,9 @@ std::uint64_t scratch_bytes(const Sizes& s) {
 }
 
 void add_parameters(MemoryEstimate& e, const RunConfig& run, const RunLayout& layout,
-                    std::uint64_t stage, const Sizes& s) {
+                    const Schedule& schedule, std::uint64_t rank, const Sizes& s) {
     std::uint64_t elements = 0;
-    for (const ParameterInfo& info : parameters_of_stage(run.model, stage, layout.pp, 0, layout.ep))
+    for (const ParameterInfo& info : parameters_of_rank(run.model, schedule, rank, 0, layout.ep))
         elements += (info.size() + 15) / 16 * 16;
     e.of(MemoryCategory::Weights) += elements * (kF32 + (s.act == 2 ? 2 : 0) + (s.fp8 ? 1 : 0)) +
                                      run.train.seq * s.model.qk_rope_head_dim * kF32;
@@ -155,17 +155,46 @@ void add_parameters(MemoryEstimate& e, const RunConfig& run, const RunLayout& la
     e.of(MemoryCategory::Optimizer) += elements * 2 * kF32;
 }
 
+/// What a chunk keeps for its micro-batches in flight. Returns its slots of layers with experts.
+std::uint64_t add_chunk(MemoryEstimate& all, const Sizes& s, const Schedule& schedule,
+                        std::uint64_t rank, std::uint32_t phase) {
+    const ModelConfig& m = s.model;
+    const std::uint64_t stage = schedule.chunks[rank][phase].stage;
+    const LayerRange range = layers_of_stage(m, stage, schedule.num_stages);
+    std::uint64_t moe_layers = 0;
+    MemoryEstimate slot; // of one micro-batch in flight
+    for (std::uint64_t layer = range.first; layer < range.end; ++layer) {
+        add_attention(slot, s);
+        m.is_moe(layer) ? add_experts(slot, s) : add_dense(slot, s);
+        moe_layers += m.is_moe(layer) ? 1 : 0;
+    }
+    const std::uint64_t stream = s.tokens * m.hidden * s.act;
+    const std::uint64_t streams = 2 * (range.end - range.first) + 1;
+    slot.of(MemoryCategory::Activations) += streams * stream + 2 * s.tokens * kF32;
+    slot.of(MemoryCategory::DeferredWgrad) += streams * stream;
+    if (stage + 1 == schedule.num_stages) {
+        slot.of(MemoryCategory::Activations) += stream + s.tokens * (m.vocabulary * s.act + kF32);
+        slot.of(MemoryCategory::DeferredWgrad) += stream;
+    }
+    const std::uint64_t slots = schedule.peak_in_flight(rank, phase);
+    for (std::size_t i = 0; i < all.bytes.size(); ++i)
+        all.bytes[i] += slots * slot.bytes[i];
+    return slots * moe_layers;
+}
+
 /// Staging of the two reductions and of the pipes.
-std::uint64_t network_bytes(const Sizes& s, const RunLayout& layout, std::uint64_t gradients) {
+std::uint64_t network_bytes(const Sizes& s, const RunLayout& layout, const Schedule& schedule,
+                            std::uint64_t rank, std::uint64_t gradients) {
     const CollectivesOptions options;
+    const std::uint64_t replicas = layout.dp * copies_of_rank(schedule, rank).size();
     std::uint64_t bytes = 0;
-    for (const std::uint64_t members : {std::uint64_t{layout.dp}, layout.dp / s.ep})
+    for (const std::uint64_t members : {replicas, replicas / s.ep})
         if (members > 1)
             bytes += 2 * std::min<std::uint64_t>(gradients, options.chunk_bytes *
                                                                 options.chunks_in_flight *
                                                                 options.collectives_in_flight);
-    if (layout.pp > 1)
-        bytes += 8 * s.tokens * s.model.hidden * s.act;
+    if (schedule.num_stages > 1)
+        bytes += schedule.chunks[rank].size() * 8 * s.tokens * s.model.hidden * s.act;
     return bytes;
 }
 
@@ -181,51 +210,34 @@ MemoryCategory MemoryEstimate::largest() const noexcept {
 }
 
 MemoryEstimate estimate_memory(const RunConfig& run, const RunLayout& layout,
-                               const Topology& topology, std::uint64_t stage, bool tiles) {
+                               const Topology& topology, std::uint64_t rank, bool tiles) {
     Sizes s(run, layout, tiles);
     const ModelConfig& m = run.model;
     if (m.moe_layers() > 0) {
-        const auto rank = static_cast<int>(stage * layout.dp);
-        const ExchangeConfig exchange = exchange_config(run, layout, stage, 0, s.tokens);
-        s.handle = ExpertExchange::handle_bytes(topology, rank, exchange) +
-                   ExpertExchange::record_bytes(topology, rank, exchange);
+        const auto first = static_cast<int>(rank * layout.dp);
+        const ExchangeConfig exchange = exchange_config(run, layout, rank, 0, s.tokens);
+        s.handle = ExpertExchange::handle_bytes(topology, first, exchange) +
+                   ExpertExchange::record_bytes(topology, first, exchange);
     }
-    const LayerRange range = layers_of_stage(m, stage, layout.pp);
-    std::uint64_t moe_layers = 0;
-    MemoryEstimate slot; // of one micro-batch in flight
-    for (std::uint64_t layer = range.first; layer < range.end; ++layer) {
-        add_attention(slot, s);
-        m.is_moe(layer) ? add_experts(slot, s) : add_dense(slot, s);
-        moe_layers += m.is_moe(layer) ? 1 : 0;
-    }
-    const std::uint64_t stream = s.tokens * m.hidden * s.act;
-    const std::uint64_t streams = 2 * (range.end - range.first) + 1;
-    slot.of(MemoryCategory::Activations) += streams * stream + 2 * s.tokens * kF32;
-    slot.of(MemoryCategory::DeferredWgrad) += streams * stream;
-    if (stage + 1 == layout.pp) {
-        slot.of(MemoryCategory::Activations) += stream + s.tokens * (m.vocabulary * s.act + kF32);
-        slot.of(MemoryCategory::DeferredWgrad) += stream;
-    }
+    const Schedule schedule = pipeline_schedule(run.train, layout.pp);
     MemoryEstimate all;
-    const std::uint64_t slots =
-        make_schedule({.ranks = layout.pp, .micro_batches = run.train.micro_batches})
-            .peak_in_flight(stage);
-    for (std::size_t i = 0; i < all.bytes.size(); ++i)
-        all.bytes[i] = slots * slot.bytes[i];
-    add_parameters(all, run, layout, stage, s);
+    std::uint64_t rows = 0; // of experts, in the scratch of all slots
+    for (std::uint32_t phase = 0; phase < schedule.chunks[rank].size(); ++phase)
+        rows += add_chunk(all, s, schedule, rank, phase);
+    add_parameters(all, run, layout, schedule, rank, s);
     // The weights' first values pass through a buffer of their size before there are rows.
     all.of(MemoryCategory::Scratch) +=
-        scratch_bytes(s) +
-        std::max(slots * moe_layers * scratch_row_bytes(s), all.of(MemoryCategory::Gradients));
+        schedule.chunks[rank].size() * scratch_bytes(s) +
+        std::max(rows * scratch_row_bytes(s), all.of(MemoryCategory::Gradients));
     all.of(MemoryCategory::Communication) +=
-        network_bytes(s, layout, all.of(MemoryCategory::Gradients));
+        network_bytes(s, layout, schedule, rank, all.of(MemoryCategory::Gradients));
     return all;
 }
 
-MemoryEstimate estimate_memory(const RunConfig& run, const RunLayout& layout, std::uint64_t stage,
+MemoryEstimate estimate_memory(const RunConfig& run, const RunLayout& layout, std::uint64_t rank,
                                bool tiles) {
     const auto ranks = static_cast<int>(layout.pp * layout.dp);
-    return estimate_memory(run, layout, Topology::blocks(ranks, ranks), stage, tiles);
+    return estimate_memory(run, layout, Topology::blocks(ranks, ranks), rank, tiles);
 }
 
 void require_memory(const MemoryEstimate& estimate, std::uint64_t device_bytes,

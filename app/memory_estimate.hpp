@@ -25,14 +25,15 @@ struct MemoryEstimate {
     MemoryCategory largest() const noexcept;
 };
 
-/// Of the rank of a stage that holds most. Rows at the experts are counted for a router that sends
-/// a rank a quarter more than its even share; what a badly balanced one sends comes on top. tiles:
-/// whether FP8 products may pack their operands into tiles (fp8::Variant::Packed).
+/// Of the rank among those of a rank of the pipeline that holds most. Rows at the experts are
+/// counted for a router that sends a rank a quarter more than its even share; what a badly balanced
+/// one sends comes on top. tiles: whether FP8 products may pack their operands into tiles
+/// (fp8::Variant::Packed).
 MemoryEstimate estimate_memory(const RunConfig& config, const RunLayout& layout,
-                               const Topology& topology, std::uint64_t stage, bool tiles = false);
+                               const Topology& topology, std::uint64_t rank, bool tiles = false);
 /// The same on one node.
-MemoryEstimate estimate_memory(const RunConfig& config, const RunLayout& layout,
-                               std::uint64_t stage, bool tiles = false);
+MemoryEstimate estimate_memory(const RunConfig& config, const RunLayout& layout, std::uint64_t rank,
+                               bool tiles = false);
 
 /// Throws Error{InvalidArgument} if one of `sharing` ranks on a device of `device_bytes` finds no
 /// room for the estimate; names the largest category and what would make it smaller.

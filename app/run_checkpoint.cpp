@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: MIT
 #include "app/run_checkpoint.hpp"
 
+#include "app/run_groups.hpp"
+
 #include <bellows/engine/error.hpp>
 
 #include <algorithm>
@@ -17,18 +19,19 @@ std::string moment_name(const Parameter& parameter, bool second) {
 }
 
 /// The ranks that stand for a parameter, ascending: they write a shard each.
-std::vector<std::uint64_t> writing_ranks(const ModelConfig& model, const RunLayout& layout) {
+std::vector<std::uint64_t> writing_ranks(const RunConfig& config, const RunLayout& layout) {
+    const Schedule schedule = pipeline_schedule(config.train, layout.pp);
     std::vector<std::uint64_t> ranks;
-    for (std::uint64_t stage = 0; stage < layout.pp; ++stage)
+    for (std::uint64_t place = 0; place < layout.pp; ++place)
         for (std::uint64_t d = 0; d < layout.dp; ++d) {
             const auto held =
-                parameters_of_stage(model, stage, layout.pp, d % layout.ep, layout.ep);
+                parameters_of_rank(config.model, schedule, place, d % layout.ep, layout.ep);
             const bool writes =
-                std::any_of(held.begin(), held.end(), [&](const ParameterInfo& info) {
-                    return Trainer::stands_for(info, layout, d);
-                });
+                place == copies_of_rank(schedule, place).front() &&
+                std::any_of(held.begin(), held.end(),
+                            [&](const ParameterInfo& info) { return stands_for(info, layout, d); });
             if (writes)
-                ranks.push_back(stage * layout.dp + d);
+                ranks.push_back(place * layout.dp + d);
         }
     return ranks;
 }
@@ -109,7 +112,7 @@ void load_moments(const Checkpoint& checkpoint, Trainer& trainer) {
 std::filesystem::path save_checkpoint(const TrainOptions& options, Trainer& trainer, World& world,
                                       std::uint64_t steps_done) {
     const bool leads = world.rank() == 0;
-    const std::vector<std::uint64_t> writers = writing_ranks(options.config.model, options.layout);
+    const std::vector<std::uint64_t> writers = writing_ranks(options.config, options.layout);
     const auto place =
         std::find(writers.begin(), writers.end(), static_cast<std::uint64_t>(world.rank()));
     const auto index = static_cast<std::uint64_t>(place - writers.begin());

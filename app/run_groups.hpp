@@ -1,28 +1,46 @@
 // SPDX-License-Identifier: MIT
 #pragma once
 
-// Which ranks of a training run do what together: stage s has the ranks s * dp to (s + 1) * dp - 1.
-// Pure functions; d is a rank's position in its stage.
+// Which ranks of a training run do what together: rank r of the pipeline is the ranks r * dp to
+// (r + 1) * dp - 1. Pure functions; d is a rank's position among these.
 
 #include "app/checkpoint.hpp"
 #include "app/train_config.hpp"
 
 #include <bellows/comm/expert_exchange.hpp>
 #include <bellows/comm/topology.hpp>
+#include <bellows/model/parameters.hpp>
+#include <bellows/pipeline/schedule.hpp>
 
 #include <cstdint>
+#include <vector>
 
 namespace bellows {
 
-/// A stage's ranks.
-Group dp_group(const RunLayout& layout, std::uint64_t stage);
+/// The parameters of a rank of the pipeline: those of all its stages, in the model's order; member
+/// `ep_index` of `ep`.
+std::vector<ParameterInfo> parameters_of_rank(const ModelConfig& model, const Schedule& schedule,
+                                              std::uint64_t rank, std::uint64_t ep_index,
+                                              std::uint64_t ep);
+/// The phases of a rank's chunks in the order of their stages.
+std::vector<std::uint32_t> phases_by_stage(const Schedule& schedule, std::uint64_t rank);
+/// The ranks of the pipeline that have the same stages as this one, itself among them, ascending:
+/// two where the schedule has two streams.
+std::vector<std::uint64_t> copies_of_rank(const Schedule& schedule, std::uint64_t rank);
+
+/// Those that hold the same dense parameters, where `ranks` of the pipeline are copies.
+Group dp_group(const RunLayout& layout, const std::vector<std::uint64_t>& ranks);
 /// Those that share a layer's experts with this one.
-Group ep_group(const RunLayout& layout, std::uint64_t stage, std::uint64_t d);
+Group ep_group(const RunLayout& layout, std::uint64_t rank, std::uint64_t d);
 /// Those that hold copies of this rank's experts.
-Group replica_group(const RunLayout& layout, std::uint64_t stage, std::uint64_t d);
+Group replica_group(const RunLayout& layout, const std::vector<std::uint64_t>& ranks,
+                    std::uint64_t d);
+
+/// Whether rank d of a rank of the pipeline is the one that stands for a parameter there.
+bool stands_for(const ParameterInfo& info, const RunLayout& layout, std::uint64_t d) noexcept;
 
 /// The exchange of the tokens of a micro-batch, `tokens` on each rank, with the experts.
-ExchangeConfig exchange_config(const RunConfig& config, const RunLayout& layout,
-                               std::uint64_t stage, std::uint64_t d, std::uint64_t tokens);
+ExchangeConfig exchange_config(const RunConfig& config, const RunLayout& layout, std::uint64_t rank,
+                               std::uint64_t d, std::uint64_t tokens);
 
 } // namespace bellows

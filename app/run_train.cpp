@@ -141,9 +141,9 @@ TrainRun::TrainRun(const TrainOptions& options, World& world)
 void TrainRun::check_memory() {
     const std::vector<DeviceShare> shares = device_shares(*device_, world_);
     for (std::size_t rank = 0; rank < shares.size(); ++rank) {
-        const std::uint64_t stage = rank / options_.layout.dp;
-        const MemoryEstimate estimate = estimate_memory(
-            options_.config, options_.layout, world_.topology(), stage, !device_->info().is_cpu);
+        const MemoryEstimate estimate =
+            estimate_memory(options_.config, options_.layout, world_.topology(),
+                            rank / options_.layout.dp, !device_->info().is_cpu);
         require_memory(estimate, shares[rank].available, shares[rank].ranks, shares[rank].name);
         if (progress_ && rank == 0)
             progress_->note("memory of rank 0, estimated " + describe_memory(estimate.bytes) +

@@ -48,6 +48,7 @@ void for_each_field(Config& c, Visit&& visit) {
     visit("precision", c.precision, 0, 0);
     visit("device", c.device, 0, 0);
     visit("device_link", c.device_link, 0, 0);
+    visit("pipeline", c.pipeline, 0, 0);
     visit("pp", c.pp, 1, 1 << 16);
     visit("dp", c.dp, 0, 1 << 20);
     visit("ep", c.ep, 0, 1 << 20);
@@ -179,6 +180,11 @@ void validate(const TrainConfig& config) {
     }
     (void)parse_devices(config.device);
     (void)device_link_kind(config.device_link);
+    try {
+        (void)parse_schedule_kind(config.pipeline);
+    } catch (const Error& error) {
+        refuse("pipeline = " + in_quotes(config.pipeline) + ": " + error.message());
+    }
 }
 
 TrainConfig parse_train_config(std::string_view text, std::string_view source,
@@ -262,6 +268,12 @@ std::string to_toml(const RunConfig& config) {
     return to_toml(config.model) + "\n" + to_toml(config.train);
 }
 
+Schedule pipeline_schedule(const TrainConfig& config, std::uint64_t ranks) {
+    return make_schedule({.kind = parse_schedule_kind(config.pipeline),
+                          .ranks = ranks,
+                          .micro_batches = config.micro_batches});
+}
+
 RunLayout resolve_layout(const RunConfig& config, std::uint64_t ranks) {
     const TrainConfig& train = config.train;
     const auto text = [](std::uint64_t value) { return std::to_string(value); };
@@ -281,8 +293,10 @@ RunLayout resolve_layout(const RunConfig& config, std::uint64_t ranks) {
     if (dp % ep != 0) {
         refuse("ep = " + text(ep) + " does not divide dp = " + text(dp));
     }
-    if (train.pp > config.model.layers) {
-        refuse("pp = " + text(train.pp) + " stages need as many layers, the model has " +
+    const std::uint64_t stages = pipeline_schedule(train, train.pp).num_stages;
+    if (stages > config.model.layers) {
+        refuse("pp = " + text(train.pp) + " with pipeline = " + in_quotes(train.pipeline) +
+               " makes " + text(stages) + " stages, which need as many layers; the model has " +
                text(config.model.layers));
     }
     if (train.batch % (dp * train.micro_batches) != 0) {

@@ -8,6 +8,7 @@
 
 #include <bellows/model/config.hpp>
 #include <bellows/model/parameter_store.hpp>
+#include <bellows/pipeline/schedule.hpp>
 
 #include <chrono>
 #include <cstdint>
@@ -45,7 +46,9 @@ struct TrainConfig {
     std::string precision = "f32";
     std::string device = "any";       ///< see parse_devices()
     std::string device_link = "auto"; ///< see device_link_kind()
-    std::uint64_t pp = 1;
+    /// How micro-batches go through the pipeline's ranks: see parse_schedule_kind().
+    std::string pipeline = "1f1b";
+    std::uint64_t pp = 1;               ///< ranks of the pipeline
     std::uint64_t dp = 0;               ///< 0: ranks / pp
     std::uint64_t ep = 0;               ///< 0: dp
     std::uint64_t checkpoint_every = 0; ///< steps; 0: at the end only
@@ -87,6 +90,10 @@ RunConfig load_run_config(const std::string& name);
 RunConfig parse_run_config(std::string_view text, std::string_view source,
                            const std::filesystem::path& base);
 std::string to_toml(const RunConfig& config);
+
+/// That of a run with `ranks` of the pipeline. Throws Error{InvalidArgument} naming the rule that
+/// the numbers break.
+Schedule pipeline_schedule(const TrainConfig& config, std::uint64_t ranks);
 
 /// ranks = pp × dp with ep a divisor of dp; zeros take their defaults. Also checks that the batch
 /// divides and that the model has a layer for every stage. Throws Error{InvalidArgument} with the

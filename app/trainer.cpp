@@ -34,17 +34,16 @@ constexpr std::uint64_t kMostLeftOut = 10;
 struct Trainer::Impl {
     Impl(Device& d, World& w, const RunConfig& c, const RunLayout& l, const KernelChoice& kernels);
 
-    StepResult run_step(std::uint64_t step, const SequenceSource& source);
-    void run_schedule(std::uint64_t step, const SequenceSource& source);
-    void forward(std::uint64_t step, std::uint64_t micro_batch, std::uint64_t slot,
-                 const SequenceSource& source);
-    void input_gradient(std::uint64_t slot);
-    void post_data(std::uint64_t step, std::uint64_t micro_batch, std::uint64_t slot,
-                   const SequenceSource& source);
-    void post_loss(std::uint64_t micro_batch, std::uint64_t slot);
+    class Chunk;
+    struct Reductions;
+
+    void make_stages();
+    void make_reductions();
+    void make_executor();
+    StepResult run_step(std::uint64_t step, const SequenceSource& sequences);
+    void post_data(Stage& stage, std::uint64_t micro_batch, std::uint64_t slot);
+    void post_loss(Stage& stage, std::uint64_t micro_batch, std::uint64_t slot);
     void submit(const Node& node);
-    void submit_all(std::uint64_t slot, NodeKind kind);
-    void last_weight_gradients(std::uint64_t slot);
     void record_loads();
     void update_router_biases();
     void count_left_out(std::uint64_t step, const StepResult& result);
@@ -62,26 +61,29 @@ struct Trainer::Impl {
     RunConfig config;
     RunLayout layout;
     std::chrono::milliseconds limit; ///< of every wait
-    std::uint64_t stage_index, d;    ///< this rank's place
+    Schedule schedule;
+    std::uint64_t place, d;            ///< this rank's: of the pipeline, and among its dp
+    std::vector<std::uint64_t> copies; ///< ranks of the pipeline with the same stages
     ControlPlane::Subscription on_failure;
 
     // Opened in the same order on every rank.
-    std::unique_ptr<Transport> exchange_transport, dense_transport, replica_transport,
-        pipe_transport;
-    HostCollectives everyone, stage_peers;
+    std::unique_ptr<Transport> exchange_transport, activations_transport, gradients_transport;
+    HostCollectives everyone, copy_peers;
     HostThread thread;
     Lane host_lane;
-    Schedule schedule;
     ParameterStore parameters;
     std::string why_decoded; ///< all FP8 products; empty where they are not
     std::unique_ptr<ExpertExchange> exchange;
-    std::unique_ptr<Stage> stage;
-    std::unique_ptr<Collectives> dense, replicas;
-    std::unique_ptr<GradientReduction> reduction;
-    std::unique_ptr<Pipe> pipe;
+    std::vector<std::unique_ptr<Stage>> stages; ///< by phase
+    std::vector<std::unique_ptr<Reductions>> reductions;
+    std::unique_ptr<Pipe> activations, gradients;
+    std::vector<std::unique_ptr<Chunk>> chunks; ///< by phase
+    std::unique_ptr<PipelineExecutor> executor;
     std::unique_ptr<Optimizer> optimizer;
     std::unordered_map<const Node*, TimePoint> last_runs;
-    std::vector<double> losses; ///< of this rank's micro-batches; written by the host lane
+    std::uint64_t step_index = 0; ///< of the step that runs
+    const SequenceSource* source = nullptr;
+    std::map<std::uint64_t, double> losses; ///< by micro-batch; written by the host lane
     TimePoint last_loss;
 
     // Expert loads of all layers, for the balance rule.
@@ -107,68 +109,163 @@ std::uint64_t sequences_per_micro_batch(const RunConfig& config, const RunLayout
 
 } // namespace
 
+/// The sums over ranks of the gradients of one chunk, or of all of a rank's.
+struct Trainer::Impl::Reductions {
+    std::unique_ptr<Transport> dense_transport, replica_transport;
+    std::unique_ptr<Collectives> dense, replicas;
+};
+
+/// One of this rank's stages, as the schedule sees it.
+class Trainer::Impl::Chunk : public PipelineChunk {
+public:
+    Chunk(Impl& trainer, Stage& stage, std::uint64_t last_micro_batch, Reductions& reductions)
+        : trainer_(trainer), stage_(stage), last_micro_batch_(last_micro_batch),
+          reduction_(
+              trainer.parameters,
+              gradient_buckets(gradient_ranges(trainer.parameters, stage), kGradientBucketBytes),
+              *reductions.dense, *reductions.replicas) {}
+
+    void forward(std::uint64_t micro_batch, std::uint64_t slot) override {
+        if (stage_.first() || stage_.last())
+            trainer_.post_data(stage_, micro_batch, slot);
+        submit_all(slot, NodeKind::Forward);
+        if (stage_.last())
+            trainer_.post_loss(stage_, micro_batch, slot);
+    }
+    void input_gradient(std::uint64_t, std::uint64_t slot) override {
+        submit_all(slot, NodeKind::InputGradient);
+    }
+    /// After the last micro-batch's nothing is added to a gradient but other ranks'.
+    void weight_gradient(std::uint64_t micro_batch, std::uint64_t slot) override {
+        const auto& nodes = stage_.nodes(slot, NodeKind::WeightGradient);
+        for (std::size_t i = 0; i < nodes.size(); ++i) {
+            trainer_.submit(*nodes[i]);
+            if (micro_batch == last_micro_batch_)
+                reduction_.node_handed_in(i);
+        }
+    }
+
+    TensorView input(std::uint64_t slot) const override { return stage_.input(slot); }
+    TensorView output(std::uint64_t slot) const override { return stage_.output(slot); }
+    TensorView input_gradient(std::uint64_t slot) const override {
+        return stage_.input_gradient(slot);
+    }
+    TensorView output_gradient(std::uint64_t slot) const override {
+        return stage_.output_gradient(slot);
+    }
+
+private:
+    void submit_all(std::uint64_t slot, NodeKind kind) {
+        for (const Node* node : stage_.nodes(slot, kind))
+            trainer_.submit(*node);
+    }
+
+    Impl& trainer_;
+    Stage& stage_;
+    std::uint64_t last_micro_batch_;
+    GradientReduction reduction_;
+};
+
 Trainer::Impl::Impl(Device& dev, World& w, const RunConfig& c, const RunLayout& l,
                     const KernelChoice& kernels)
     : device(dev), world(w), config(c), layout(l), limit(wait_limit(c.train)),
-      stage_index(static_cast<std::uint64_t>(w.rank()) / l.dp),
-      d(static_cast<std::uint64_t>(w.rank()) % l.dp),
+      schedule(pipeline_schedule(c.train, l.pp)),
+      place(static_cast<std::uint64_t>(w.rank()) / l.dp),
+      d(static_cast<std::uint64_t>(w.rank()) % l.dp), copies(copies_of_rank(schedule, place)),
       on_failure(w.control().on_failure([&dev](const Error& error) { dev.abort(error); })),
       exchange_transport(open_transport(
           w, {.device = &dev, .device_link = device_link_kind(c.train.device_link)})),
-      dense_transport(open_transport(w)), replica_transport(open_transport(w)),
-      pipe_transport(open_transport(w)), everyone(w, Group::all(w.size()), limit),
-      stage_peers(w, dp_group(l, stage_index), limit), thread(dev, "network"),
-      host_lane(thread.add_lane("host")),
-      schedule(make_schedule({.ranks = l.pp, .micro_batches = c.train.micro_batches})),
-      parameters(dev, parameters_of_stage(c.model, stage_index, l.pp, d % l.ep, l.ep),
+      activations_transport(open_transport(w)), gradients_transport(open_transport(w)),
+      everyone(w, Group::all(w.size()), limit), copy_peers(w, dp_group(l, copies), limit),
+      thread(dev, "network"), host_lane(thread.add_lane("host")),
+      parameters(dev, parameters_of_rank(c.model, schedule, place, d % l.ep, l.ep),
                  activation_type(c.train), true, linear_precision(c.train)) {
     agree_on_kernels(kernels);
-    if (config.model.tied_embeddings && layout.pp > 1)
+    if (config.model.tied_embeddings && schedule.num_stages > 1)
         throw Error(ErrorCode::InvalidArgument,
                     "tied_embeddings needs pp = 1: the table would live on two stages");
-    verify(schedule);
-    const std::uint64_t sequences = sequences_per_micro_batch(config, layout);
-    const std::uint64_t tokens = sequences * config.train.seq;
-    if (config.model.moe_layers() > 0) {
-        ExchangeConfig of = exchange_config(config, layout, stage_index, d, tokens);
-        of.timeout = limit;
-        exchange = std::make_unique<ExpertExchange>(device, world, *exchange_transport, thread,
-                                                    std::move(of));
-    }
-    StageDesc desc;
-    desc.config = config.model;
-    desc.stage = stage_index;
-    desc.num_stages = layout.pp;
-    desc.sequences = sequences;
-    desc.seq = config.train.seq;
-    desc.num_slots = schedule.peak_in_flight(stage_index);
-    desc.loss_scale =
-        static_cast<float>(1.0 / static_cast<double>(config.train.batch * config.train.seq));
-    stage = std::make_unique<Stage>(desc, parameters, exchange.get());
-    dense = std::make_unique<Collectives>(
-        device, world, *dense_transport, thread, dp_group(layout, stage_index),
-        CollectivesOptions{.name = "gradients", .timeout = limit});
-    replicas = std::make_unique<Collectives>(
-        device, world, *replica_transport, thread, replica_group(layout, stage_index, d),
-        CollectivesOptions{.name = "expert gradients", .timeout = limit});
-    reduction = std::make_unique<GradientReduction>(
-        parameters, gradient_buckets(gradient_ranges(parameters, *stage), kGradientBucketBytes),
-        *dense, *replicas);
-    if (layout.pp > 1)
-        pipe = std::make_unique<Pipe>(device, world, *pipe_transport, thread,
-                                      PipeOptions{.timeout = limit});
+    make_stages();
+    make_reductions();
+    make_executor();
     OptimizerOptions options;
     options.adamw.beta1 = static_cast<float>(config.train.beta1);
     options.adamw.beta2 = static_cast<float>(config.train.beta2);
     options.adamw.eps = static_cast<float>(config.train.adam_eps);
     options.adamw.weight_decay = static_cast<float>(config.train.weight_decay);
-    options.count_replicated = d == 0;
-    options.count_experts = d < layout.ep;
+    const bool counts = place == copies.front();
+    options.count_replicated = counts && d == 0;
+    options.count_experts = counts && d < layout.ep;
     options.timeout = limit;
     optimizer = std::make_unique<Optimizer>(parameters, options);
-    losses.resize(config.train.micro_batches);
     parameters.initialise(config.train.seed);
     record_loads();
+}
+
+void Trainer::Impl::make_stages() {
+    const std::uint64_t sequences = sequences_per_micro_batch(config, layout);
+    const std::uint64_t tokens = sequences * config.train.seq;
+    if (config.model.moe_layers() > 0) {
+        ExchangeConfig of = exchange_config(config, layout, place, d, tokens);
+        of.timeout = limit;
+        exchange = std::make_unique<ExpertExchange>(device, world, *exchange_transport, thread,
+                                                    std::move(of));
+    }
+    for (std::uint32_t phase = 0; phase < schedule.chunks[place].size(); ++phase) {
+        StageDesc desc;
+        desc.config = config.model;
+        desc.stage = schedule.chunks[place][phase].stage;
+        desc.num_stages = schedule.num_stages;
+        desc.sequences = sequences;
+        desc.seq = config.train.seq;
+        desc.num_slots = schedule.peak_in_flight(place, phase);
+        desc.loss_scale =
+            static_cast<float>(1.0 / static_cast<double>(config.train.batch * config.train.seq));
+        stages.push_back(std::make_unique<Stage>(desc, parameters, exchange.get()));
+    }
+}
+
+/// Ranks with the same chunks run the same ops, so one of each serves all chunks; but copies in two
+/// streams come to their stages in another order.
+void Trainer::Impl::make_reductions() {
+    for (std::uint64_t i = 0; i < schedule.num_streams; ++i) {
+        auto made = std::make_unique<Reductions>();
+        made->dense_transport = open_transport(world);
+        made->replica_transport = open_transport(world);
+        made->dense = std::make_unique<Collectives>(
+            device, world, *made->dense_transport, thread, dp_group(layout, copies),
+            CollectivesOptions{.name = "gradients", .timeout = limit});
+        made->replicas = std::make_unique<Collectives>(
+            device, world, *made->replica_transport, thread, replica_group(layout, copies, d),
+            CollectivesOptions{.name = "expert gradients", .timeout = limit});
+        reductions.push_back(std::move(made));
+    }
+}
+
+void Trainer::Impl::make_executor() {
+    if (schedule.num_stages > 1) {
+        activations = std::make_unique<Pipe>(device, world, *activations_transport, thread,
+                                             PipeOptions{.name = "activations", .timeout = limit});
+        gradients = std::make_unique<Pipe>(device, world, *gradients_transport, thread,
+                                           PipeOptions{.name = "gradients", .timeout = limit});
+    }
+    const std::uint64_t of_stream = schedule.num_micro_batches / schedule.num_streams;
+    const std::vector<std::uint32_t> by_stage = phases_by_stage(schedule, place);
+    for (std::uint32_t phase = 0; phase < stages.size(); ++phase) {
+        const std::uint64_t first = schedule.first_of_stream(schedule.chunks[place][phase].stream);
+        const auto at = static_cast<std::size_t>(
+            std::find(by_stage.begin(), by_stage.end(), phase) - by_stage.begin());
+        chunks.push_back(std::make_unique<Chunk>(*this, *stages[phase], first + of_stream - 1,
+                                                 *reductions[at % reductions.size()]));
+    }
+    std::vector<int> world_ranks;
+    for (std::uint64_t rank = 0; rank < schedule.num_ranks(); ++rank)
+        world_ranks.push_back(static_cast<int>(rank * layout.dp + d));
+    std::vector<PipelineChunk*> of_rank;
+    for (const auto& chunk : chunks)
+        of_rank.push_back(chunk.get());
+    executor = std::make_unique<PipelineExecutor>(
+        schedule, place, std::move(world_ranks), std::move(of_rank),
+        PipelinePipes{activations.get(), gradients.get()});
 }
 
 // ---- A step ---------------------------------------------------------------------------------
@@ -180,24 +277,18 @@ void Trainer::Impl::submit(const Node& node) {
     last = node.submit();
 }
 
-void Trainer::Impl::submit_all(std::uint64_t slot, NodeKind kind) {
-    for (const Node* node : stage->nodes(slot, kind))
-        submit(*node);
-}
-
-void Trainer::Impl::post_data(std::uint64_t step, std::uint64_t micro_batch, std::uint64_t slot,
-                              const SequenceSource& source) {
+void Trainer::Impl::post_data(Stage& stage, std::uint64_t micro_batch, std::uint64_t slot) {
     const std::uint64_t seq = config.train.seq;
-    const std::uint64_t sequences = stage->tokens() / seq;
+    const std::uint64_t sequences = stage.tokens() / seq;
     const std::uint64_t first = (d * config.train.micro_batches + micro_batch) * sequences;
-    std::vector<std::uint32_t> tokens(stage->tokens()), targets(stage->tokens()), line(seq + 1);
+    std::vector<std::uint32_t> tokens(stage.tokens()), targets(stage.tokens()), line(seq + 1);
     for (std::uint64_t i = 0; i < sequences; ++i) {
-        source(step, first + i, line);
+        (*source)(step_index, first + i, line);
         std::copy_n(line.begin(), seq, tokens.begin() + static_cast<std::ptrdiff_t>(i * seq));
         std::copy_n(line.begin() + 1, seq, targets.begin() + static_cast<std::ptrdiff_t>(i * seq));
     }
-    Buffer& token_buffer = stage->token_buffer(slot);
-    Buffer& target_buffer = stage->target_buffer(slot);
+    Buffer& token_buffer = stage.token_buffer(slot);
+    Buffer& target_buffer = stage.target_buffer(slot);
     LaneJob job;
     job.name = "data of micro-batch " + std::to_string(micro_batch);
     job.accesses = {{token_buffer.view(), Access::Write}, {target_buffer.view(), Access::Write}};
@@ -210,8 +301,8 @@ void Trainer::Impl::post_data(std::uint64_t step, std::uint64_t micro_batch, std
     host_lane.post(std::move(job));
 }
 
-void Trainer::Impl::post_loss(std::uint64_t micro_batch, std::uint64_t slot) {
-    Buffer& buffer = stage->loss_buffer(slot);
+void Trainer::Impl::post_loss(Stage& stage, std::uint64_t micro_batch, std::uint64_t slot) {
+    Buffer& buffer = stage.loss_buffer(slot);
     LaneJob job;
     job.name = "loss of micro-batch " + std::to_string(micro_batch);
     job.accesses = {{buffer.view(), Access::Read}};
@@ -221,53 +312,6 @@ void Trainer::Impl::post_loss(std::uint64_t micro_batch, std::uint64_t slot) {
         return Progress::Done;
     };
     last_loss = host_lane.post(std::move(job));
-}
-
-void Trainer::Impl::forward(std::uint64_t step, std::uint64_t micro_batch, std::uint64_t slot,
-                            const SequenceSource& source) {
-    if (stage->first() || stage->last())
-        post_data(step, micro_batch, slot, source);
-    if (!stage->first())
-        pipe->recv(world.rank() - static_cast<int>(layout.dp), stage->input(slot));
-    submit_all(slot, NodeKind::Forward);
-    if (stage->last())
-        post_loss(micro_batch, slot);
-    else
-        pipe->send(world.rank() + static_cast<int>(layout.dp), stage->output(slot));
-}
-
-void Trainer::Impl::input_gradient(std::uint64_t slot) {
-    if (!stage->last())
-        pipe->recv(world.rank() + static_cast<int>(layout.dp), stage->output_gradient(slot));
-    submit_all(slot, NodeKind::InputGradient);
-    if (!stage->first())
-        pipe->send(world.rank() - static_cast<int>(layout.dp), stage->input_gradient(slot));
-}
-
-void Trainer::Impl::run_schedule(std::uint64_t step, const SequenceSource& source) {
-    const std::uint64_t slots = schedule.peak_in_flight(stage_index);
-    for (const ScheduleOp& op : schedule.ops[stage_index]) {
-        const std::uint64_t slot = op.micro_batch % slots;
-        if (op.kind == OpKind::Forward)
-            forward(step, op.micro_batch, slot, source);
-        if (op.kind == OpKind::Backward || op.kind == OpKind::InputGradient)
-            input_gradient(slot);
-        if (op.kind == OpKind::Backward || op.kind == OpKind::WeightGradient) {
-            if (op.micro_batch + 1 == schedule.num_micro_batches)
-                last_weight_gradients(slot);
-            else
-                submit_all(slot, NodeKind::WeightGradient);
-        }
-    }
-}
-
-/// Those of the last micro-batch: from here on nothing is added to a gradient but other ranks'.
-void Trainer::Impl::last_weight_gradients(std::uint64_t slot) {
-    const auto& nodes = stage->nodes(slot, NodeKind::WeightGradient);
-    for (std::size_t i = 0; i < nodes.size(); ++i) {
-        submit(*nodes[i]);
-        reduction->node_handed_in(i);
-    }
 }
 
 /// Whoever comes early to a collective waits in it.
@@ -283,23 +327,27 @@ void Trainer::Impl::wait_for_others(Call call) {
 /// The mean loss per token, and the mean over the ranks of what they waited since the last call.
 std::pair<double, double> Trainer::Impl::gather_loss_and_waiting() {
     last_loss.wait(limit);
-    std::vector<double> mine;
-    if (stage->last())
-        mine = losses;
+    std::vector<double> mine; // pairs: which micro-batch of the global batch, its loss
+    for (const auto& [micro_batch, loss] : losses) {
+        mine.push_back(static_cast<double>(d * config.train.micro_batches + micro_batch));
+        mine.push_back(loss);
+    }
     const double waited = seconds_waited();
     mine.push_back(waited - std::exchange(last_waited, waited));
     std::vector<HostCollectives::Bytes> parts;
     wait_for_others([&] { parts = everyone.all_gather(std::as_bytes(std::span(mine))); });
-    // Ranks ascend with d, so the parts are in the global order of the batch.
-    double sum = 0, waiting = 0;
+    std::map<double, double> all; // summed in the order of the global batch
+    double waiting = 0;
     for (const auto& part : parts) {
         std::vector<double> values(part.size() / sizeof(double));
         std::memcpy(values.data(), part.data(), part.size());
         waiting += values.back();
-        values.pop_back();
-        for (const double value : values)
-            sum += value;
+        for (std::size_t i = 0; i + 1 < values.size(); i += 2)
+            all[values[i]] = values[i + 1];
     }
+    double sum = 0;
+    for (const auto& [index, loss] : all)
+        sum += loss;
     return {sum / static_cast<double>(config.train.batch * config.train.seq),
             waiting / static_cast<double>(parts.size())};
 }
@@ -362,7 +410,15 @@ void Trainer::Impl::agree_on_products(const KernelChoice& wanted) {
 // ---- Balance of the experts -----------------------------------------------------------------
 
 void Trainer::Impl::record_loads() {
-    const auto& layers = stage->moe_layers();
+    struct LoadsOfLayer {
+        TensorView loads;
+        std::uint64_t index;
+    };
+    std::vector<LoadsOfLayer> layers; // in the same order on all copies
+    for (const std::uint32_t phase : phases_by_stage(schedule, place))
+        for (std::size_t i = 0; i < stages[phase]->moe_layers().size(); ++i)
+            layers.push_back({stages[phase]->moe_layers()[i]->expert_loads(),
+                              stages[phase]->moe_layer_index(i)});
     if (layers.empty() || !config.model.router_bias || config.model.bias_update_rate == 0)
         return;
     const std::uint64_t experts = config.model.routed_experts, bytes = layers.size() * experts * 4;
@@ -377,12 +433,11 @@ void Trainer::Impl::record_loads() {
     collect_loads = std::make_unique<Recording>(device, QueueRole::Compute, "collect loads");
     update_biases = std::make_unique<Recording>(device, QueueRole::Compute, "update router biases");
     for (std::size_t i = 0; i < layers.size(); ++i) {
-        const TensorView loads = layers[i]->expert_loads();
         const BufferView part = host_loads.view().sub(i * experts * 4, experts * 4);
-        collect_loads->copy(loads.buffer, part);
-        collect_loads->fill(loads.buffer, 0);
-        const std::string name = "model.layers." + std::to_string(stage->moe_layer_index(i)) +
-                                 ".mlp.gate.e_score_correction_bias";
+        collect_loads->copy(layers[i].loads.buffer, part);
+        collect_loads->fill(layers[i].loads.buffer, 0);
+        const std::string name =
+            "model.layers." + std::to_string(layers[i].index) + ".mlp.gate.e_score_correction_bias";
         ops::router_bias_update(
             *update_biases,
             TensorView::contiguous(summed_loads.view().sub(i * experts * 4, experts * 4),
@@ -397,7 +452,7 @@ void Trainer::Impl::update_router_biases() {
     device.submit(*collect_loads).wait(limit);
     const auto mine = host_loads.mapped_as<const std::uint32_t>();
     std::vector<std::int64_t> sums(mine.begin(), mine.end());
-    wait_for_others([&] { stage_peers.all_reduce_sum(std::span<std::int64_t>(sums)); });
+    wait_for_others([&] { copy_peers.all_reduce_sum(std::span<std::int64_t>(sums)); });
     const auto out = summed_loads.mapped_as<std::uint32_t>();
     for (std::size_t i = 0; i < sums.size(); ++i)
         out[i] = static_cast<std::uint32_t>(sums[i]);
@@ -405,14 +460,21 @@ void Trainer::Impl::update_router_biases() {
 }
 
 std::uint64_t Trainer::Impl::bytes_sent() const {
-    return dense->stats().bytes_sent + replicas->stats().bytes_sent +
-           (exchange ? exchange->stats().bytes_sent : 0) + (pipe ? pipe->stats().bytes_sent : 0);
+    std::uint64_t bytes = exchange ? exchange->stats().bytes_sent : 0;
+    for (const auto& sums : reductions)
+        bytes += sums->dense->stats().bytes_sent + sums->replicas->stats().bytes_sent;
+    for (const Pipe* pipe : {activations.get(), gradients.get()})
+        bytes += pipe != nullptr ? pipe->stats().bytes_sent : 0;
+    return bytes;
 }
 
 double Trainer::Impl::seconds_waited() const {
-    return host_seconds + dense->stats().seconds_waited + replicas->stats().seconds_waited +
-           (exchange ? exchange->stats().seconds_waited : 0) +
-           (pipe ? pipe->stats().seconds_waited : 0);
+    double seconds = host_seconds + (exchange ? exchange->stats().seconds_waited : 0);
+    for (const auto& sums : reductions)
+        seconds += sums->dense->stats().seconds_waited + sums->replicas->stats().seconds_waited;
+    for (const Pipe* pipe : {activations.get(), gradients.get()})
+        seconds += pipe != nullptr ? pipe->stats().seconds_waited : 0;
+    return seconds;
 }
 
 Trainer::Trainer(Device& device, World& world, const RunConfig& config, const RunLayout& layout,
@@ -427,8 +489,8 @@ Trainer::~Trainer() {
     }
 }
 
-Stage& Trainer::stage() noexcept {
-    return *impl_->stage;
+Stage& Trainer::stage(std::uint32_t phase) {
+    return *impl_->stages.at(phase);
 }
 ParameterStore& Trainer::parameters() noexcept {
     return impl_->parameters;
@@ -453,12 +515,8 @@ Optimizer& Trainer::optimizer() noexcept {
 }
 
 bool Trainer::stands_for(const ParameterInfo& info) const noexcept {
-    return stands_for(info, impl_->layout, impl_->d);
-}
-
-bool Trainer::stands_for(const ParameterInfo& info, const RunLayout& layout,
-                         std::uint64_t d) noexcept {
-    return info.kind == ParameterKind::Expert ? d < layout.ep : d == 0;
+    return impl_->place == impl_->copies.front() &&
+           bellows::stands_for(info, impl_->layout, impl_->d);
 }
 
 StepResult Trainer::step(std::uint64_t step, const SequenceSource& source) {
@@ -473,9 +531,11 @@ StepResult Trainer::step(std::uint64_t step, const SequenceSource& source) {
     }
 }
 
-StepResult Trainer::Impl::run_step(std::uint64_t step, const SequenceSource& source) {
+StepResult Trainer::Impl::run_step(std::uint64_t step, const SequenceSource& sequences) {
     parameters.clear_gradients();
-    run_schedule(step, source);
+    step_index = step;
+    source = &sequences;
+    executor->run();
     // What all ranks have to agree on: the norm of the whole gradient, and the loss.
     std::array<double, 2> sums{optimizer->local_squares(), 0};
     const std::uint64_t bytes = bytes_sent();

@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: MIT
 #pragma once
 
-// One rank's part of a training run: the stage with its parameters, the schedule, the reductions
-// and the optimiser. Ranks stand stage by stage: rank = stage * dp + d; `ep` neighbours in d share
-// the experts of a layer, dp / ep such groups are replicas. All ranks make the same calls.
+// One rank's part of a training run: its stages with their parameters, the schedule, the reductions
+// and the optimiser. Ranks stand by the pipeline's: rank = place * dp + d; `ep` neighbours in d
+// share the experts of a layer, dp / ep such groups are replicas, and so are ranks of the pipeline
+// with the same stages. All ranks make the same calls.
 
 #include "app/optimizer.hpp"
 #include "app/train_config.hpp"
@@ -12,7 +13,7 @@
 #include <bellows/comm/host_collectives.hpp>
 #include <bellows/comm/pipe.hpp>
 #include <bellows/model/stage.hpp>
-#include <bellows/pipeline/schedule.hpp>
+#include <bellows/pipeline/executor.hpp>
 
 #include <cstdint>
 #include <functional>
@@ -64,7 +65,7 @@ public:
     /// What it throws ends the device's work too (Device::abort).
     StepResult step(std::uint64_t step, const SequenceSource& source);
 
-    Stage& stage() noexcept;
+    Stage& stage(std::uint32_t phase = 0);
     ParameterStore& parameters() noexcept;
     /// KernelChoice::chosen on all ranks: what a checkpoint keeps. Empty where there was no choice.
     std::map<std::string, std::string> chosen_kernels() const;
@@ -75,9 +76,6 @@ public:
     Optimizer& optimizer() noexcept;
     /// Whether this rank is the one that stands for a parameter among those that hold a copy.
     bool stands_for(const ParameterInfo& info) const noexcept;
-    /// The same for any rank, by its place d in its stage's data parallelism.
-    static bool stands_for(const ParameterInfo& info, const RunLayout& layout,
-                           std::uint64_t d) noexcept;
 
     struct Impl;
 

@@ -220,6 +220,16 @@ const std::vector<const Node*>& Stage::nodes(std::uint64_t slot, NodeKind kind) 
     return impl_->slots.at(slot)->nodes[static_cast<std::size_t>(kind)];
 }
 
+bool Stage::has(const ParameterInfo& info) const noexcept {
+    if (info.layer >= 0) {
+        const auto layer = static_cast<std::uint64_t>(info.layer);
+        return layer >= impl_->range.first && layer < impl_->range.end;
+    }
+    return info.kind == ParameterKind::Embedding
+               ? first() || (last() && impl_->desc.config.tied_embeddings)
+               : last();
+}
+
 std::size_t Stage::gradient_ready_after(const ParameterInfo& info) const {
     const std::vector<std::size_t>& last = impl_->slots.front()->last_weight_gradient;
     const std::size_t ahead = first() ? 1 : 0; // the embedding's part

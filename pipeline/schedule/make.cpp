@@ -222,14 +222,16 @@ Program dual_pipe(std::uint64_t outer, std::uint64_t inner, std::uint64_t paired
 }
 
 void check(const ScheduleDesc& desc) {
-    constexpr std::uint64_t kMost = std::uint64_t{1} << 12;
+    constexpr std::uint64_t kMost = std::uint64_t{1} << 16, kMostOps = std::uint64_t{1} << 24;
     const auto require = [&](bool holds, const std::string& rule) {
         if (!holds)
             impossible(desc, rule);
     };
     require(desc.ranks > 0 && desc.micro_batches > 0, "needs at least 1 rank and 1 micro-batch");
     require(desc.ranks <= kMost && desc.micro_batches <= kMost && desc.chunks <= kMost,
-            "takes up to 4096 ranks, micro-batches and chunks");
+            "takes up to 65536 ranks, micro-batches and chunks");
+    require(desc.ranks * desc.micro_batches <= kMostOps / std::max<std::uint64_t>(desc.chunks, 1),
+            "has more than 2^24 forwards");
     switch (desc.kind) {
     case ScheduleKind::Interleaved:
         require(desc.chunks >= 2, "needs at least 2 chunks per rank");

@@ -4,6 +4,7 @@
 #include <bellows/engine/error.hpp>
 #include <bellows/pipeline/schedule.hpp>
 
+#include <map>
 #include <optional>
 #include <utility>
 
@@ -177,24 +178,42 @@ private:
     std::vector<std::size_t> next_;
 };
 
-/// The ops of a chunk that send a result to its neighbour, or take one from there.
-std::vector<ScheduleOp> moving(const Schedule& schedule, ChunkPlace at, bool forwards) {
-    std::vector<ScheduleOp> ops;
-    for (const ScheduleOp& op : schedule.ops[at.rank])
-        if (op.phase == at.phase && op.kind != OpKind::WeightGradient &&
-            (op.kind == OpKind::Forward) == forwards)
-            ops.push_back(op);
-    return ops;
-}
+/// A message between ranks: what an op makes for the stage next to it.
+struct Message {
+    std::uint64_t rank = 0; ///< where the op runs
+    ScheduleOp op;
+    std::uint64_t to_stage = 0;
+};
+/// By (from, to): in the order in which they are put in, and in which they are taken.
+struct Edge {
+    std::vector<Message> sent, taken;
+};
 
-/// The k-th message that a chunk takes from an edge is the k-th that its neighbour put in.
-void check_edge(const Schedule& schedule, ChunkPlace from, ChunkPlace to, bool forwards) {
-    const auto sent = moving(schedule, from, forwards), taken = moving(schedule, to, forwards);
-    for (std::size_t k = 0; k < taken.size(); ++k)
-        if (sent[k].micro_batch != taken[k].micro_batch)
-            broken(to.rank, taken[k],
-                   "takes message " + std::to_string(k) + " of rank " + std::to_string(from.rank) +
-                       ", which is that of " + to_name(sent[k]));
+/// The k-th message that a rank takes from another is the k-th that was put in there.
+void check_edges(const Schedule& schedule, bool forwards) {
+    const auto places = chunk_places(schedule);
+    std::map<std::pair<std::uint64_t, std::uint64_t>, Edge> edges;
+    for (std::uint64_t rank = 0; rank < schedule.num_ranks(); ++rank)
+        for (const ScheduleOp& op : schedule.ops[rank]) {
+            if (op.kind == OpKind::WeightGradient || (op.kind == OpKind::Forward) != forwards)
+                continue;
+            const auto [stage, stream] = schedule.chunk_of(rank, op);
+            const bool first = stage == 0, last = stage + 1 == schedule.num_stages;
+            const std::uint64_t before = forwards ? stage - 1 : stage + 1,
+                                behind = forwards ? stage + 1 : stage - 1;
+            if (forwards ? !first : !last)
+                edges[{places[stream][before].rank, rank}].taken.push_back({rank, op, stage});
+            if (forwards ? !last : !first)
+                edges[{rank, places[stream][behind].rank}].sent.push_back({rank, op, behind});
+        }
+    for (const auto& [ends, edge] : edges)
+        for (std::size_t k = 0; k < edge.taken.size(); ++k) {
+            const Message &sent = edge.sent[k], &taken = edge.taken[k];
+            if (sent.op.micro_batch != taken.op.micro_batch || sent.to_stage != taken.to_stage)
+                broken(taken.rank, taken.op,
+                       "takes message " + std::to_string(k) + " of rank " +
+                           std::to_string(sent.rank) + ", which is that of " + to_name(sent.op));
+        }
 }
 
 void check_order_of_sums(const Schedule& schedule, std::uint64_t rank) {
@@ -235,11 +254,8 @@ void verify(const Schedule& schedule) {
     check_ops(schedule);
     check_pairs(schedule);
     Replay(schedule).run();
-    for (const auto& stream : chunk_places(schedule))
-        for (std::uint64_t stage = 0; stage + 1 < schedule.num_stages; ++stage) {
-            check_edge(schedule, stream[stage], stream[stage + 1], true);
-            check_edge(schedule, stream[stage + 1], stream[stage], false);
-        }
+    check_edges(schedule, true);
+    check_edges(schedule, false);
     for (std::uint64_t rank = 0; rank < schedule.num_ranks(); ++rank) {
         check_order_of_sums(schedule, rank);
         for (std::uint32_t phase = 0; phase < schedule.chunks[rank].size(); ++phase)

@@ -44,6 +44,7 @@ TEST(TrainConfig, ReadsAndWritesEveryKey) {
     config.precision = "bf16";
     config.device = "0,1";
     config.device_link = "off";
+    config.pipeline = "zb-v";
     config.pp = 2;
     config.checkpoint_every = 10;
     config.step_timeout = 12.5;
@@ -95,6 +96,7 @@ TEST(TrainConfig, ValuesOutOfRangeNameTheirKey) {
                              "device = \"tpu\"",
                              "device = \"\"",
                              "device_link = \"maybe\"",
+                             "pipeline = \"2f2b\"",
                              "pp = 0",
                              "holdout = 1.0",
                              "keep_checkpoints = 0",

@@ -80,6 +80,32 @@ TEST(MemoryEstimate, EveryShareOfALargeModelIsSmaller) {
     EXPECT_LT(estimate_memory(run, {.pp = 16, .dp = 1, .ep = 1}, 0).total(), whole.total() / 8);
 }
 
+TEST(MemoryEstimate, SchedulesTakeTheirShares) {
+    RunConfig run = load_run_config("tiny");
+    run.train.batch = 64;
+    run.train.micro_batches = 8;
+    const auto of = [&](const char* pipeline, std::uint64_t rank) {
+        run.train.pipeline = pipeline;
+        return estimate_memory(run, {.pp = 2, .dp = 1, .ep = 1}, rank);
+    };
+    const auto activations = [&](const char* pipeline, std::uint64_t rank) {
+        return of(pipeline, rank).of(MemoryCategory::Activations);
+    };
+    // The last rank: one micro-batch, all eight, three, both again.
+    EXPECT_EQ(activations("gpipe", 1), 8 * activations("1f1b", 1));
+    EXPECT_EQ(activations("zb-h2", 1), 3 * activations("1f1b", 1));
+    EXPECT_EQ(activations("zb-h1", 1), 2 * activations("1f1b", 1));
+    // Two copies of the parameters, which makes a whole model on each of two ranks.
+    run.train.pipeline = "1f1b";
+    const std::uint64_t whole =
+        estimate_memory(run, {.pp = 1, .dp = 1, .ep = 1}, 0).of(MemoryCategory::Gradients);
+    EXPECT_EQ(of("dualpipe", 0).of(MemoryCategory::Gradients), whole);
+    EXPECT_EQ(of("dualpipe", 1).of(MemoryCategory::Gradients), whole);
+    EXPECT_EQ(of("dualpipev", 0).of(MemoryCategory::Gradients) +
+                  of("dualpipev", 1).of(MemoryCategory::Gradients),
+              whole);
+}
+
 TEST(MemoryEstimate, TokensThatPassThroughARankTakeMemoryThere) {
     const RunConfig run = load_run_config("tiny");
     const RunLayout layout{.pp = 1, .dp = 4, .ep = 4};

@@ -122,6 +122,26 @@ void batch_and_lane(Device& device) {
         .wait();
 }
 
+/// The second lane's job reads what the first one's has written and ended before it was posted.
+void lane_and_lane(Device& device) {
+    Buffers buffers(device);
+    HostThread thread(device, "host");
+    Lane first = thread.add_lane("first"), second = thread.add_lane("second");
+    const auto done = [](LaneContext&) { return Progress::Done; };
+    first
+        .post({.name = "writer",
+               .waits = {},
+               .accesses = {{buffers.a.view(), Access::Write}},
+               .step = done})
+        .wait();
+    second
+        .post({.name = "reader",
+               .waits = {},
+               .accesses = {{buffers.a.view(), Access::Read}},
+               .step = done})
+        .wait();
+}
+
 /// The job writes what a batch that is still held is going to read.
 void held_batch_and_lane(Device& device) {
     Buffers buffers(device);
@@ -172,6 +192,7 @@ TEST(HappensBefore, SaysNothingWhereNothingIsMissing) {
     EXPECT_EQ(verdict({}, lane_and_batch), std::nullopt);
     EXPECT_EQ(verdict({}, batch_and_lane), std::nullopt);
     EXPECT_EQ(verdict({}, held_batch_and_lane), std::nullopt);
+    EXPECT_EQ(verdict({}, lane_and_lane), std::nullopt);
     EXPECT_EQ(verdict({}, release_in_use), std::nullopt);
 }
 
@@ -211,6 +232,7 @@ TEST(HappensBefore, FindsABatchThatOvertakesALaneJob) {
 TEST(HappensBefore, FindsALaneJobThatOvertakesABatch) {
     expect_race(verdict({.drop_wait = 0}, batch_and_lane), "race: reader on lane reads");
     expect_race(verdict({.drop_wait = 0}, held_batch_and_lane), "that writer on lane wrote");
+    expect_race(verdict({.drop_wait = 0}, lane_and_lane), "reader on second reads");
 }
 
 TEST(HappensBefore, FindsMemoryThatIsReleasedTooEarly) {

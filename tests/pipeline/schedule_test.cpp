@@ -158,7 +158,8 @@ TEST(Schedule, ImpossibleNumbersAreRefusedWithTheRule) {
     expect_impossible({ScheduleKind::DualPipeV, 3, 5}, "dualpipev needs at least twice as many");
     expect_impossible({ScheduleKind::Interleaved, 4, 6}, "a multiple of that of ranks");
     expect_impossible({ScheduleKind::Interleaved, 4, 8, 1}, "at least 2 chunks per rank");
-    expect_impossible({ScheduleKind::GPipe, std::uint64_t{1} << 40, 1}, "takes up to 4096");
+    expect_impossible({ScheduleKind::GPipe, std::uint64_t{1} << 40, 1}, "takes up to 65536");
+    expect_impossible({ScheduleKind::GPipe, 1 << 16, 1 << 16}, "more than 2^24 forwards");
     EXPECT_EQ(parse_schedule_kind("zb-h2"), ScheduleKind::ZbH2);
     for (std::size_t kind = 0; kind < kNumScheduleKinds; ++kind)
         EXPECT_EQ(parse_schedule_kind(to_string(static_cast<ScheduleKind>(kind))),
@@ -260,6 +261,14 @@ TEST(Verifier, FindsMessagesInTheWrongOrder) {
                    "rank 1, F0.m1: takes message 0 of rank 0, which is that of F0.m0");
     expect_refused(parse(2, "F0 F1 B0 B1;F0 F1 I1 I0 W0 W1"),
                    "rank 0, B0.m0: takes message 0 of rank 1, which is that of I0.m1");
+}
+
+TEST(Verifier, FindsEdgesOfSeveralChunksOutOfOrder) {
+    // Two chunks on each rank: what goes from one rank to another goes one after the other.
+    Schedule schedule = make_schedule({ScheduleKind::Interleaved, 2, 2});
+    EXPECT_NO_THROW(verify(schedule));
+    std::swap(schedule.ops[0][1], schedule.ops[0][2]); // rank 1 takes F0.m1 first, then F1.m0
+    expect_refused(schedule, "rank 1, F0.m1: takes message 1 of rank 0, which is that of F1.m0");
 }
 
 TEST(Verifier, FindsASlotThatIsTakenTwice) {

@@ -1,10 +1,9 @@
 // SPDX-License-Identifier: MIT
 #pragma once
 
-// Tests that run on several ranks: a main that starts the World, output of rank 0 plus the failures
-// of the others, and ALL_RANKS_TRUE, which fails on every rank if it fails on one, so that no rank
-// walks into a collective that another one has left. Put BELLOWS_MPI_TEST_MAIN once into the test
-// program.
+// Tests that run on several ranks: a main that starts the World (mpi_main.cpp), output of rank 0
+// plus the failures of the others, and ALL_RANKS_TRUE, which fails on every rank if it fails on
+// one, so that no rank walks into a collective that another one has left.
 
 #include <bellows/comm/world.hpp>
 

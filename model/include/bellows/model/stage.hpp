@@ -57,6 +57,8 @@ public:
 
     /// Nodes of a slot in the order of a plain run.
     const std::vector<const Node*>& nodes(std::uint64_t slot, NodeKind kind) const;
+    /// Whether a parameter is of this stage's layers or ends.
+    bool has(const ParameterInfo& info) const noexcept;
     /// Which of the weight-gradient nodes (an index into nodes()) is the last that adds to the
     /// gradient of a parameter of this stage; the same for all slots.
     std::size_t gradient_ready_after(const ParameterInfo& info) const;

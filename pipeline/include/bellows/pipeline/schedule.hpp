@@ -106,10 +106,10 @@ std::vector<std::vector<ChunkPlace>> chunk_places(const Schedule& schedule);
 
 /// Checks any schedule, whoever made it: sizes and ranges; each stage stands once in each stream;
 /// each micro-batch of a chunk has its forward, its input's and its weights' gradient once, in
-/// dependency order, without deadlock, a pair as one; neighbours send and take messages in one
-/// order, the edges between chunks being FIFOs; each chunk's weight gradients come in ascending
-/// order of micro-batches, so that sums do not depend on the schedule; and no slot is taken while
-/// it is held. Throws Error{InvalidArgument} that names the rank and the op.
+/// dependency order, without deadlock, a pair as one; between two ranks activations are taken in
+/// the order in which they were sent, and so are gradients; each chunk's weight gradients come in
+/// ascending order of micro-batches, so that sums do not depend on the schedule; and no slot is
+/// taken while it is held. Throws Error{InvalidArgument} that names the rank and the op.
 void verify(const Schedule& schedule);
 
 /// "F0", "B1", "I1", "W": the phase's digit; of deferred weight gradients the oldest is meant.

@@ -1,0 +1,95 @@
+// SPDX-License-Identifier: MIT
+// Every schedule gives the bits of the same micro-batches one after another on one rank; DualPipe,
+// which has two copies of the parameters, those of two halves summed.
+#include "e2e/runs.hpp"
+
+#include <memory>
+#include <utility>
+
+using namespace bellows::e2e;
+namespace fs = std::filesystem;
+
+namespace {
+
+class Pipelines : public testing::TestWithParam<const char*> {
+protected:
+    static void SetUpTestSuite() {
+        workspace_ = std::make_unique<Workspace>();
+        // Four layers for four stages; the norm of the gradient is a sum over ranks, whose rounding
+        // must not come back through clipping.
+        std::string config = bellows::content_of(workspace_->config());
+        for (const auto& [from, to] : {std::pair("\nlayers = 3\n", "\nlayers = 4\n"),
+                                       {"warmup_steps = 4\n", "clip_norm = 0.0\n"}}) {
+            const std::size_t at = config.find(from);
+            ASSERT_NE(at, std::string::npos) << from;
+            config.replace(at, std::string(from).size(), to);
+        }
+        workspace_->write("small.toml", config);
+        one_rank_ = run("one-rank", {"--ranks", "1", "--micro-batches", "4"});
+        halves_ = run("halves", {"--ranks", "2", "--dp", "2", "--ep", "1", "--micro-batches", "2"});
+    }
+    static void TearDownTestSuite() { workspace_.reset(); }
+
+    static fs::path run(const std::string& name, Flags flags) {
+        flags.insert(flags.end(), {"--steps", "3", "--checkpoint-every", "2"});
+        return workspace_->train(name, flags);
+    }
+    static Flags pipeline(const std::string& kind) {
+        return {"--ranks", "2", "--pp", "2", "--micro-batches", "4", "--pipeline", kind};
+    }
+
+    static std::unique_ptr<Workspace> workspace_;
+    static fs::path one_rank_, halves_;
+};
+
+std::unique_ptr<Workspace> Pipelines::workspace_;
+fs::path Pipelines::one_rank_, Pipelines::halves_;
+
+std::vector<double> losses_of(const fs::path& run) {
+    std::vector<double> losses;
+    for (const Step& step : steps_of(run))
+        losses.push_back(step.loss);
+    return losses;
+}
+
+} // namespace
+
+TEST_P(Pipelines, GivesTheBitsOfASequentialRun) {
+    const std::string kind = GetParam();
+    const fs::path expected = kind == "dualpipe" ? halves_ : one_rank_;
+    const fs::path got = run(kind, pipeline(kind));
+    ASSERT_EQ(losses_of(got).size(), 3u);
+    EXPECT_EQ(losses_of(got), losses_of(expected));
+    EXPECT_TRUE(same_tensors(got, expected));
+    // What stands in the checkpoint of step 2 is all that step 3 needs.
+    const fs::path resumed = workspace_->path() / (kind + "-resumed");
+    Flags flags = {"train",         "--resume", (got / "checkpoints" / "step-2").string(),
+                   "--steps",       "3",        "--out",
+                   resumed.string()};
+    const Finished finished = workspace_->bellows(flags);
+    ASSERT_EQ(finished.exit_code, 0) << finished.errors;
+    EXPECT_TRUE(same_tensors(resumed, expected));
+}
+
+INSTANTIATE_TEST_SUITE_P(Kinds, Pipelines,
+                         testing::Values("gpipe", "1f1b", "interleaved", "zb-h1", "zb-h2", "zb-v",
+                                         "dualpipe", "dualpipev"),
+                         [](const auto& kind) {
+                             std::string name = kind.param;
+                             std::erase(name, '-');
+                             return name;
+                         });
+
+TEST_F(Pipelines, WhatCannotBeIsRefusedWithTheRule) {
+    const auto refused = [&](const Flags& flags, const char* part) {
+        expect_one_line(workspace_->bellows(workspace_->train_arguments("refused", flags)), 2,
+                        part);
+    };
+    refused({"--steps", "1", "--pipeline", "2f2b"}, "there is no schedule '2f2b'");
+    refused({"--steps", "1", "--ranks", "2", "--pp", "2", "--micro-batches", "2", "--pipeline",
+             "dualpipe"},
+            "twice as many micro-batches as ranks");
+    refused(
+        {"--steps", "1", "--ranks", "4", "--pp", "4", "--micro-batches", "4", "--pipeline", "zb-v"},
+        "makes 8 stages");
+}
