@@ -155,7 +155,9 @@ void add_train(CLI::App& app, TrainFlags& flags) {
                    "its schedule (default 1f1b); `bellows schedule --compare` shows them")
         ->type_name("gpipe|1f1b|interleaved|zb-h1|zb-h2|zb-v|dualpipe|dualpipev");
     add_count(app, "--batch", flags.batch, "sequences per step, over all ranks");
-    add_count(app, "--micro-batches", flags.micro_batches, "per data-parallel rank");
+    add_count(app, "--micro-batches", flags.micro_batches,
+              "per data-parallel rank (default: as configured; where that is 1 and --pp more, the "
+              "fewest from twice --pp on that divide the batch)");
     add_count(app, "--seq", flags.seq, "tokens per sequence");
     app.add_option("--lr", flags.lr, "learning rate");
     add_count(app, "--seed", flags.seed, "of the weights and of the order of the data");
@@ -210,8 +212,10 @@ void add_schedule(CLI::App& app, ScheduleFlags& flags) {
         ->type_name("f=1,i=1,w=1,fb=3,p2p=0,transfer=0");
     app.add_flag("--decoupled", flags.decoupled,
                  "a pair's halves run one after the other, each as soon as it can");
-    app.add_flag("--early-gradients", flags.early_gradients,
-                 "a backward sends its input's gradient before it makes the weights'");
+    app.add_flag(
+        "--early-gradients", flags.early_gradients,
+        "a backward sends its input's gradient before it makes the weights'; those of pairs only "
+        "with --decoupled");
     app.add_option("--format", flags.format, "how to show it (default text)")
         ->type_name("text|json|svg|trace");
     app.add_option("--out", flags.out, "write it there (default: standard output)")

@@ -16,6 +16,7 @@
 #include <cstdio>
 #include <string_view>
 #include <system_error>
+#include <utility>
 
 namespace bellows {
 
@@ -64,8 +65,9 @@ void apply_flags(TrainConfig& train, const TrainFlags& flags) {
 void forget_layout(TrainConfig& train, const TrainFlags& flags) {
     if (flags.ranks || flags.dp || flags.pp) {
         train.dp = train.ep = 0;
-        train.pp = 1;
-        train.pipeline = TrainConfig().pipeline;
+        if (std::exchange(train.pp, 1) != flags.pp.value_or(1)) {
+            train.pipeline = TrainConfig().pipeline;
+        }
     }
 }
 
@@ -137,7 +139,12 @@ TrainOptions resolve_train(const TrainFlags& flags) {
     apply_flags(options.config.train, flags);
     TrainConfig& train = options.config.train;
     validate(train);
-    options.layout = resolve_layout(options.config, number_of_ranks(flags, ranks));
+    ranks = number_of_ranks(flags, ranks);
+    if (train.pp > 1 && train.micro_batches == 1 && !flags.micro_batches &&
+        (!checkpoint || flags.config)) {
+        train.micro_batches = usual_micro_batches(train, ranks);
+    }
+    options.layout = resolve_layout(options.config, ranks);
     train.dp = options.layout.dp;
     train.ep = options.layout.ep;
     if (checkpoint) {
@@ -264,8 +271,8 @@ ScheduleOptions resolve_schedule(const ScheduleFlags& flags) {
     options.desc.micro_batches = flags.micro_batches.value_or(4 * options.desc.ranks);
     options.desc.chunks = flags.chunks.value_or(2);
     options.costs = parse_costs(flags.costs.value_or(""));
-    options.costs.decoupled_pairs = flags.decoupled;
-    options.costs.early_gradients = flags.early_gradients;
+    options.decoupled = flags.decoupled;
+    options.early_gradients = flags.early_gradients;
     const std::string format = flags.format.value_or("text");
     constexpr std::array<std::string_view, 4> kFormats = {"text", "json", "svg", "trace"};
     const auto found = std::find(kFormats.begin(), kFormats.end(), format);

@@ -149,8 +149,9 @@ void add_parameters(MemoryEstimate& e, const RunConfig& run, const RunLayout& la
     std::uint64_t elements = 0;
     for (const ParameterInfo& info : parameters_of_rank(run.model, schedule, rank, 0, layout.ep))
         elements += (info.size() + 15) / 16 * 16;
-    e.of(MemoryCategory::Weights) += elements * (kF32 + (s.act == 2 ? 2 : 0) + (s.fp8 ? 1 : 0)) +
-                                     run.train.seq * s.model.qk_rope_head_dim * kF32;
+    e.of(MemoryCategory::Weights) +=
+        elements * (kF32 + (s.act == 2 ? 2 : 0) + (s.fp8 ? 1 : 0)) +
+        schedule.chunks[rank].size() * run.train.seq * s.model.qk_rope_head_dim * kF32;
     e.of(MemoryCategory::Gradients) += elements * kF32;
     e.of(MemoryCategory::Optimizer) += elements * 2 * kF32;
 }

@@ -145,6 +145,14 @@ bool has_pairs(const Schedule& schedule) {
     });
 }
 
+Schedule schedule_of(const ScheduleOptions& options, const ScheduleDesc& desc,
+                     const SimulationOptions& costs) {
+    Schedule schedule = make_schedule(desc);
+    if (options.decoupled)
+        schedule = decouple_pairs(schedule, costs);
+    return options.early_gradients ? split_backwards(std::move(schedule)) : schedule;
+}
+
 /// A line of a comparison.
 struct Compared {
     ScheduleKind kind = ScheduleKind::GPipe;
@@ -159,15 +167,15 @@ Compared compared(const ScheduleOptions& options, ScheduleKind kind) {
     line.kind = kind;
     ScheduleDesc desc = options.desc;
     desc.kind = kind;
-    Schedule schedule;
+    std::uint64_t num_stages = 0;
     try {
-        schedule = make_schedule(desc);
+        num_stages = make_schedule(desc).num_stages;
     } catch (const Error& error) {
         line.impossible = error.message();
         return line;
     }
     const double ranks = static_cast<double>(desc.ranks);
-    const double part = ranks / static_cast<double>(schedule.num_stages);
+    const double part = ranks / static_cast<double>(num_stages);
     SimulationOptions costs = options.costs;
     for (StageCosts& of : costs.stages) {
         of.forward *= part;
@@ -176,6 +184,7 @@ Compared compared(const ScheduleOptions& options, ScheduleKind kind) {
         if (of.pair)
             *of.pair *= part;
     }
+    const Schedule schedule = schedule_of(options, desc, costs);
     const Timeline timeline = simulate(schedule, costs);
     line.step_time = timeline.step_time;
     line.bubble = most(timeline.bubble);
@@ -273,15 +282,16 @@ std::string schedule_json(const Schedule& schedule, const Timeline& timeline) {
     return all.dump(1) + "\n";
 }
 
-std::string schedule_svg(const Schedule& schedule, const Timeline& timeline) {
+std::string schedule_svg(const Schedule& schedule, const Timeline& timeline,
+                         const std::string& what, const std::string& unit) {
     GanttChart chart = chart_of(schedule, timeline);
     chart.title = title_of(schedule);
-    chart.subtitle = "simulated: step time " + number(timeline.step_time) + ", bubble " +
+    chart.subtitle = what + ": step time " + number(timeline.step_time) + ", bubble " +
                      range(timeline.bubble) + " (" +
                      percent(most(timeline.bubble) / std::max(timeline.step_time, 1e-300)) +
                      "); numbers are micro-batches" +
                      (has_pairs(schedule) ? ", a pair's two stand above each other" : "");
-    chart.x_label = "time in units of the costs";
+    chart.x_label = "time in " + unit;
     return gantt_svg(chart);
 }
 
@@ -361,7 +371,7 @@ int print_schedule(const ScheduleOptions& options) {
         text = options.format == ScheduleFormat::Json ? comparison_json(options)
                                                       : comparison_text(options);
     } else {
-        const Schedule schedule = make_schedule(options.desc);
+        const Schedule schedule = schedule_of(options, options.desc, options.costs);
         const Timeline timeline = simulate(schedule, options.costs);
         switch (options.format) {
         case ScheduleFormat::Text:

@@ -20,6 +20,7 @@ struct ScheduleOptions {
         false; ///< all kinds, for desc's numbers; costs are of a rank's share of the model
     ScheduleDesc desc;
     SimulationOptions costs;
+    bool decoupled = false, early_gradients = false; ///< decouple_pairs(), split_backwards()
     ScheduleFormat format = ScheduleFormat::Text;
     std::optional<std::filesystem::path> out; ///< unset: standard output
 };
@@ -31,7 +32,10 @@ SimulationOptions parse_costs(const std::string& text);
 /// A line of ops per rank, then step time, bubble and peak chunks of each.
 std::string schedule_text(const Schedule& schedule, const Timeline& timeline);
 std::string schedule_json(const Schedule& schedule, const Timeline& timeline);
-std::string schedule_svg(const Schedule& schedule, const Timeline& timeline);
+/// what: "simulated" or "measured"; unit: of the times.
+std::string schedule_svg(const Schedule& schedule, const Timeline& timeline,
+                         const std::string& what = "simulated",
+                         const std::string& unit = "units of the costs");
 /// For chrome://tracing or ui.perfetto.dev: a unit of time is a millisecond.
 std::string schedule_trace(const Schedule& schedule, const Timeline& timeline);
 

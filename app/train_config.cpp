@@ -6,6 +6,7 @@
 #include <bellows/comm/message.hpp>
 #include <bellows/engine/error.hpp>
 #include <bellows/model/presets.hpp>
+#include <bellows/pipeline/simulate.hpp>
 
 #include <toml++/toml.h>
 
@@ -269,9 +270,28 @@ std::string to_toml(const RunConfig& config) {
 }
 
 Schedule pipeline_schedule(const TrainConfig& config, std::uint64_t ranks) {
-    return make_schedule({.kind = parse_schedule_kind(config.pipeline),
-                          .ranks = ranks,
-                          .micro_batches = config.micro_batches});
+    // The two of a pair compute one after the other, and a gradient leaves as soon as it is made.
+    return split_backwards(
+        decouple_pairs(make_schedule({.kind = parse_schedule_kind(config.pipeline),
+                                      .ranks = ranks,
+                                      .micro_batches = config.micro_batches})));
+}
+
+std::uint64_t usual_micro_batches(const TrainConfig& config, std::uint64_t ranks) {
+    const std::uint64_t dp = config.dp == 0 ? ranks / config.pp : config.dp;
+    TrainConfig tried = config;
+    for (std::uint64_t count = 2 * config.pp; dp > 0 && count * dp <= config.batch; ++count) {
+        if (config.batch % (count * dp) != 0) {
+            continue;
+        }
+        tried.micro_batches = count;
+        try {
+            (void)pipeline_schedule(tried, config.pp);
+            return count;
+        } catch (const Error&) { // another number may do
+        }
+    }
+    return 1;
 }
 
 RunLayout resolve_layout(const RunConfig& config, std::uint64_t ranks) {
@@ -294,6 +314,11 @@ RunLayout resolve_layout(const RunConfig& config, std::uint64_t ranks) {
         refuse("ep = " + text(ep) + " does not divide dp = " + text(dp));
     }
     const std::uint64_t stages = pipeline_schedule(train, train.pp).num_stages;
+    if (stages > 1 && config.model.tied_embeddings) {
+        refuse("tied_embeddings needs one stage, pp = " + text(train.pp) +
+               " with pipeline = " + in_quotes(train.pipeline) + " makes " + text(stages) +
+               ": the table would live on the first and on the last");
+    }
     if (stages > config.model.layers) {
         refuse("pp = " + text(train.pp) + " with pipeline = " + in_quotes(train.pipeline) +
                " makes " + text(stages) + " stages, which need as many layers; the model has " +

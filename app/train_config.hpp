@@ -95,6 +95,11 @@ std::string to_toml(const RunConfig& config);
 /// the numbers break.
 Schedule pipeline_schedule(const TrainConfig& config, std::uint64_t ranks);
 
+/// For a pipeline that has been given one micro-batch, with which its ranks would take turns: the
+/// fewest from twice its ranks on that divide the batch and that the schedule takes; 1 if there are
+/// none.
+std::uint64_t usual_micro_batches(const TrainConfig& config, std::uint64_t ranks);
+
 /// ranks = pp × dp with ep a divisor of dp; zeros take their defaults. Also checks that the batch
 /// divides and that the model has a layer for every stage. Throws Error{InvalidArgument} with the
 /// numbers and the way out.

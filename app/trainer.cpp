@@ -35,7 +35,6 @@ struct Trainer::Impl {
     Impl(Device& d, World& w, const RunConfig& c, const RunLayout& l, const KernelChoice& kernels);
 
     class Chunk;
-    struct Reductions;
 
     void make_stages();
     void make_reductions();
@@ -43,7 +42,7 @@ struct Trainer::Impl {
     StepResult run_step(std::uint64_t step, const SequenceSource& sequences);
     void post_data(Stage& stage, std::uint64_t micro_batch, std::uint64_t slot);
     void post_loss(Stage& stage, std::uint64_t micro_batch, std::uint64_t slot);
-    void submit(const Node& node);
+    TimePoint submit(const Node& node);
     void record_loads();
     void update_router_biases();
     void count_left_out(std::uint64_t step, const StepResult& result);
@@ -67,7 +66,8 @@ struct Trainer::Impl {
     ControlPlane::Subscription on_failure;
 
     // Opened in the same order on every rank.
-    std::unique_ptr<Transport> exchange_transport, activations_transport, gradients_transport;
+    std::unique_ptr<Transport> exchange_transport, dense_transport, replica_transport,
+        activations_transport, gradients_transport;
     HostCollectives everyone, copy_peers;
     HostThread thread;
     Lane host_lane;
@@ -75,7 +75,7 @@ struct Trainer::Impl {
     std::string why_decoded; ///< all FP8 products; empty where they are not
     std::unique_ptr<ExpertExchange> exchange;
     std::vector<std::unique_ptr<Stage>> stages; ///< by phase
-    std::vector<std::unique_ptr<Reductions>> reductions;
+    std::unique_ptr<Collectives> dense, replicas;
     std::unique_ptr<Pipe> activations, gradients;
     std::vector<std::unique_ptr<Chunk>> chunks; ///< by phase
     std::unique_ptr<PipelineExecutor> executor;
@@ -109,40 +109,37 @@ std::uint64_t sequences_per_micro_batch(const RunConfig& config, const RunLayout
 
 } // namespace
 
-/// The sums over ranks of the gradients of one chunk, or of all of a rank's.
-struct Trainer::Impl::Reductions {
-    std::unique_ptr<Transport> dense_transport, replica_transport;
-    std::unique_ptr<Collectives> dense, replicas;
-};
-
 /// One of this rank's stages, as the schedule sees it.
 class Trainer::Impl::Chunk : public PipelineChunk {
 public:
-    Chunk(Impl& trainer, Stage& stage, std::uint64_t last_micro_batch, Reductions& reductions)
+    Chunk(Impl& trainer, Stage& stage, std::uint64_t last_micro_batch)
         : trainer_(trainer), stage_(stage), last_micro_batch_(last_micro_batch),
           reduction_(
               trainer.parameters,
               gradient_buckets(gradient_ranges(trainer.parameters, stage), kGradientBucketBytes),
-              *reductions.dense, *reductions.replicas) {}
+              *trainer.dense, *trainer.replicas) {}
 
-    void forward(std::uint64_t micro_batch, std::uint64_t slot) override {
+    TimePoint forward(std::uint64_t micro_batch, std::uint64_t slot) override {
         if (stage_.first() || stage_.last())
             trainer_.post_data(stage_, micro_batch, slot);
-        submit_all(slot, NodeKind::Forward);
+        const TimePoint done = submit_all(slot, NodeKind::Forward);
         if (stage_.last())
             trainer_.post_loss(stage_, micro_batch, slot);
+        return done;
     }
-    void input_gradient(std::uint64_t, std::uint64_t slot) override {
-        submit_all(slot, NodeKind::InputGradient);
+    TimePoint input_gradient(std::uint64_t, std::uint64_t slot) override {
+        return submit_all(slot, NodeKind::InputGradient);
     }
     /// After the last micro-batch's nothing is added to a gradient but other ranks'.
-    void weight_gradient(std::uint64_t micro_batch, std::uint64_t slot) override {
+    TimePoint weight_gradient(std::uint64_t micro_batch, std::uint64_t slot) override {
         const auto& nodes = stage_.nodes(slot, NodeKind::WeightGradient);
+        TimePoint done;
         for (std::size_t i = 0; i < nodes.size(); ++i) {
-            trainer_.submit(*nodes[i]);
+            done = trainer_.submit(*nodes[i]);
             if (micro_batch == last_micro_batch_)
                 reduction_.node_handed_in(i);
         }
+        return done;
     }
 
     TensorView input(std::uint64_t slot) const override { return stage_.input(slot); }
@@ -155,9 +152,11 @@ public:
     }
 
 private:
-    void submit_all(std::uint64_t slot, NodeKind kind) {
+    TimePoint submit_all(std::uint64_t slot, NodeKind kind) {
+        TimePoint done;
         for (const Node* node : stage_.nodes(slot, kind))
-            trainer_.submit(*node);
+            done = trainer_.submit(*node);
+        return done;
     }
 
     Impl& trainer_;
@@ -175,15 +174,13 @@ Trainer::Impl::Impl(Device& dev, World& w, const RunConfig& c, const RunLayout& 
       on_failure(w.control().on_failure([&dev](const Error& error) { dev.abort(error); })),
       exchange_transport(open_transport(
           w, {.device = &dev, .device_link = device_link_kind(c.train.device_link)})),
+      dense_transport(open_transport(w)), replica_transport(open_transport(w)),
       activations_transport(open_transport(w)), gradients_transport(open_transport(w)),
       everyone(w, Group::all(w.size()), limit), copy_peers(w, dp_group(l, copies), limit),
       thread(dev, "network"), host_lane(thread.add_lane("host")),
       parameters(dev, parameters_of_rank(c.model, schedule, place, d % l.ep, l.ep),
                  activation_type(c.train), true, linear_precision(c.train)) {
     agree_on_kernels(kernels);
-    if (config.model.tied_embeddings && schedule.num_stages > 1)
-        throw Error(ErrorCode::InvalidArgument,
-                    "tied_embeddings needs pp = 1: the table would live on two stages");
     make_stages();
     make_reductions();
     make_executor();
@@ -224,21 +221,23 @@ void Trainer::Impl::make_stages() {
     }
 }
 
-/// Ranks with the same chunks run the same ops, so one of each serves all chunks; but copies in two
-/// streams come to their stages in another order.
 void Trainer::Impl::make_reductions() {
-    for (std::uint64_t i = 0; i < schedule.num_streams; ++i) {
-        auto made = std::make_unique<Reductions>();
-        made->dense_transport = open_transport(world);
-        made->replica_transport = open_transport(world);
-        made->dense = std::make_unique<Collectives>(
-            device, world, *made->dense_transport, thread, dp_group(layout, copies),
-            CollectivesOptions{.name = "gradients", .timeout = limit});
-        made->replicas = std::make_unique<Collectives>(
-            device, world, *made->replica_transport, thread, replica_group(layout, copies, d),
-            CollectivesOptions{.name = "expert gradients", .timeout = limit});
-        reductions.push_back(std::move(made));
-    }
+    // Copies post the same sums in the same order, as they do the same in each phase.
+    const auto program = [this](std::uint64_t rank) {
+        std::vector<std::pair<OpKind, std::uint64_t>> ops;
+        for (const ScheduleOp& op : schedule.ops[rank])
+            ops.emplace_back(op.kind, schedule.chunk_of(rank, op).stage);
+        return ops;
+    };
+    for (const std::uint64_t copy : copies)
+        if (program(copy) != program(place))
+            throw Error(ErrorCode::Internal, "copies of the parameters with different schedules");
+    dense = std::make_unique<Collectives>(
+        device, world, *dense_transport, thread, dp_group(layout, copies),
+        CollectivesOptions{.name = "gradients", .timeout = limit});
+    replicas = std::make_unique<Collectives>(
+        device, world, *replica_transport, thread, replica_group(layout, copies, d),
+        CollectivesOptions{.name = "expert gradients", .timeout = limit});
 }
 
 void Trainer::Impl::make_executor() {
@@ -249,13 +248,9 @@ void Trainer::Impl::make_executor() {
                                            PipeOptions{.name = "gradients", .timeout = limit});
     }
     const std::uint64_t of_stream = schedule.num_micro_batches / schedule.num_streams;
-    const std::vector<std::uint32_t> by_stage = phases_by_stage(schedule, place);
     for (std::uint32_t phase = 0; phase < stages.size(); ++phase) {
         const std::uint64_t first = schedule.first_of_stream(schedule.chunks[place][phase].stream);
-        const auto at = static_cast<std::size_t>(
-            std::find(by_stage.begin(), by_stage.end(), phase) - by_stage.begin());
-        chunks.push_back(std::make_unique<Chunk>(*this, *stages[phase], first + of_stream - 1,
-                                                 *reductions[at % reductions.size()]));
+        chunks.push_back(std::make_unique<Chunk>(*this, *stages[phase], first + of_stream - 1));
     }
     std::vector<int> world_ranks;
     for (std::uint64_t rank = 0; rank < schedule.num_ranks(); ++rank)
@@ -271,10 +266,10 @@ void Trainer::Impl::make_executor() {
 // ---- A step ---------------------------------------------------------------------------------
 
 /// A recording is never pending twice: the device would wait for its last run too, but not as long.
-void Trainer::Impl::submit(const Node& node) {
+TimePoint Trainer::Impl::submit(const Node& node) {
     TimePoint& last = last_runs[&node];
     last.wait(limit);
-    last = node.submit();
+    return last = node.submit();
 }
 
 void Trainer::Impl::post_data(Stage& stage, std::uint64_t micro_batch, std::uint64_t slot) {
@@ -460,18 +455,17 @@ void Trainer::Impl::update_router_biases() {
 }
 
 std::uint64_t Trainer::Impl::bytes_sent() const {
-    std::uint64_t bytes = exchange ? exchange->stats().bytes_sent : 0;
-    for (const auto& sums : reductions)
-        bytes += sums->dense->stats().bytes_sent + sums->replicas->stats().bytes_sent;
+    std::uint64_t bytes = dense->stats().bytes_sent + replicas->stats().bytes_sent +
+                          (exchange ? exchange->stats().bytes_sent : 0);
     for (const Pipe* pipe : {activations.get(), gradients.get()})
         bytes += pipe != nullptr ? pipe->stats().bytes_sent : 0;
     return bytes;
 }
 
 double Trainer::Impl::seconds_waited() const {
-    double seconds = host_seconds + (exchange ? exchange->stats().seconds_waited : 0);
-    for (const auto& sums : reductions)
-        seconds += sums->dense->stats().seconds_waited + sums->replicas->stats().seconds_waited;
+    double seconds = host_seconds + dense->stats().seconds_waited +
+                     replicas->stats().seconds_waited +
+                     (exchange ? exchange->stats().seconds_waited : 0);
     for (const Pipe* pipe : {activations.get(), gradients.get()})
         seconds += pipe != nullptr ? pipe->stats().seconds_waited : 0;
     return seconds;

@@ -9,24 +9,24 @@
 #include "expert_exchange/raw.hpp"
 #include "expert_exchange/results.hpp"
 #include "expert_exchange/rig.hpp"
-#include "expert_exchange/timing.hpp"
+#include "ranks/ranks.hpp"
+#include "ranks/timing.hpp"
 #include "support/peaks.hpp"
 
-#include "app/exit_code.hpp"
 #include "app/version.hpp"
 
-#include <bellows/comm/launch.hpp>
 #include <bellows/comm/mpi_interop.hpp>
 #include <bellows/engine/error.hpp>
 
 #include <algorithm>
-#include <cstdio>
-#include <cstdlib>
-#include <filesystem>
 #include <fstream>
+#include <functional>
 #include <memory>
 #include <numeric>
-#include <thread>
+#include <optional>
+#include <span>
+#include <string>
+#include <vector>
 
 namespace bellows::bench {
 namespace {
@@ -271,87 +271,16 @@ std::string measure(World& world, const ExchangeOptions& options) {
     return "";
 }
 
-World make_world(const ExchangeOptions& options) {
-    WorldOptions world;
-    world.ranks_per_node = options.ranks_per_node;
-    if (!is_launched())
-        return World::single(world);
-    int argc = 0;
-    char** argv = nullptr;
-    return World::init(argc, argv, world);
-}
-
-/// What one rank does; what a rank fails with ends all.
-std::string run_rank(const ExchangeOptions& options) {
-    World world = make_world(options);
-    std::string wrong;
-    try {
-        wrong = measure(world, options);
-    } catch (const Error& error) {
-        if (world.size() == 1)
-            throw;
-        world.control().abort(error);
-        if (const auto cause = world.control().failure())
-            throw Error(*cause);
-        throw;
-    }
-    world.close();
-    return wrong;
-}
-
-/// Starts this very command once per rank.
-int start_ranks(std::uint64_t ranks, int argc, char** argv, std::string& message) {
-    // A software Vulkan driver of each rank must not take all cores.
-    const std::uint64_t cores = std::max(std::thread::hardware_concurrency(), 1u);
-    ::setenv("LP_NUM_THREADS", std::to_string(std::max<std::uint64_t>(cores / ranks, 1)).c_str(),
-             0);
-    LaunchOptions launch;
-    launch.ranks = static_cast<int>(ranks);
-    launch.command = {std::filesystem::read_symlink("/proc/self/exe").string()};
-    launch.command.insert(launch.command.end(), argv + 1, argv + argc);
-    const LaunchResult result = launch_ranks(launch);
-    if (result.exit_code != 0)
-        message = !result.reason.empty()
-                      ? result.reason
-                      : "rank " + std::to_string(result.rank) + " ended with code " +
-                            std::to_string(result.exit_code);
-    return result.exit_code;
-}
-
-int run(int argc, char** argv, std::string& message) {
-    Arguments arguments(argc, argv);
-    if (arguments.flag("--help") || arguments.flag("-h")) {
-        if (launched_rank() <= 0)
-            std::fputs(kExchangeHelp, stdout);
-        return kExitGood;
-    }
-    const ExchangeOptions options = take_exchange_options(arguments);
-    if (!is_launched() && options.shape.ranks > 1)
-        return start_ranks(options.shape.ranks, argc, argv, message);
-    message = run_rank(options);
-    return message.empty() ? kExitGood : kExitWrongResult;
-}
-
 } // namespace
 } // namespace bellows::bench
 
 int main(int argc, char** argv) {
-    int code = bellows::kExitGood;
-    std::string message;
-    try {
-        code = bellows::bench::run(argc, argv, message);
-    } catch (const bellows::Error& error) {
-        code = bellows::exit_code_of(error.code());
-        message = error.message();
-    } catch (const std::exception& error) {
-        code = bellows::kExitWrongResult;
-        message = error.what();
-    }
-    std::fflush(stdout);
-    // The process that started the ranks tells, else the first of them.
-    if (code != 0 && !bellows::has_launcher() && bellows::launched_rank() <= 0)
-        std::fprintf(stderr, "bench_expert_exchange: %s\n", message.c_str());
-    if (bellows::is_launched())
-        bellows::report_exit(bellows::launched_rank(), code, message);
-    return code;
+    using namespace bellows::bench;
+    return run_ranks(
+        "bench_expert_exchange", kExchangeHelp, argc, argv, [](int count, char** words) {
+            Arguments arguments(count, words);
+            const ExchangeOptions options = take_exchange_options(arguments);
+            return RanksToRun{options.shape.ranks, options.ranks_per_node,
+                              [options](bellows::World& world) { return measure(world, options); }};
+        });
 }

@@ -6,7 +6,7 @@
 // micro-batch would run there. Their time is the device's own, by timestamps.
 
 #include "expert_exchange/rig.hpp"
-#include "expert_exchange/timing.hpp"
+#include "ranks/timing.hpp"
 
 #include <string>
 #include <vector>

@@ -2,7 +2,7 @@
 #include "expert_exchange/rig.hpp"
 
 #include "app/trace_file.hpp"
-#include "expert_exchange/timing.hpp"
+#include "ranks/timing.hpp"
 #include "reference/compare.hpp"
 
 #include <bellows/fp8/quantize.hpp>

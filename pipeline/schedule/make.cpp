@@ -7,6 +7,7 @@
 
 #include <algorithm>
 #include <deque>
+#include <utility>
 
 namespace bellows {
 
@@ -230,7 +231,8 @@ void check(const ScheduleDesc& desc) {
     require(desc.ranks > 0 && desc.micro_batches > 0, "needs at least 1 rank and 1 micro-batch");
     require(desc.ranks <= kMost && desc.micro_batches <= kMost && desc.chunks <= kMost,
             "takes up to 65536 ranks, micro-batches and chunks");
-    require(desc.ranks * desc.micro_batches <= kMostOps / std::max<std::uint64_t>(desc.chunks, 1),
+    const std::uint64_t chunks = desc.kind == ScheduleKind::Interleaved ? desc.chunks : 1;
+    require(desc.ranks * desc.micro_batches <= kMostOps / std::max<std::uint64_t>(chunks, 1),
             "has more than 2^24 forwards");
     switch (desc.kind) {
     case ScheduleKind::Interleaved:

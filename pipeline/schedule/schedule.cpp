@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <array>
+#include <utility>
 
 namespace bellows {
 
@@ -98,6 +99,22 @@ HighWater Schedule::high_water(std::uint64_t rank) const {
         peak.both = std::max(peak.both, activations + deferred);
     }
     return peak;
+}
+
+Schedule split_backwards(Schedule schedule) {
+    for (auto& ops : schedule.ops) {
+        std::vector<ScheduleOp> split;
+        for (std::size_t i = 0; i < ops.size(); ++i) {
+            if (ops[i].kind != OpKind::Backward || (i > 0 && ops[i - 1].with_next)) {
+                split.push_back(ops[i]);
+                continue;
+            }
+            split.push_back({OpKind::InputGradient, ops[i].phase, ops[i].micro_batch});
+            split.push_back({OpKind::WeightGradient, ops[i].phase, ops[i].micro_batch});
+        }
+        ops = std::move(split);
+    }
+    return schedule;
 }
 
 std::vector<std::vector<ChunkPlace>> chunk_places(const Schedule& schedule) {

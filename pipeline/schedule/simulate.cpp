@@ -16,12 +16,14 @@ constexpr double kNever = std::numeric_limits<double>::infinity();
 
 class Simulation {
 public:
-    Simulation(const Schedule& schedule, const SimulationOptions& options)
-        : schedule_(schedule), options_(options), places_(chunk_places(schedule)),
+    /// decouple: pairs, whose order swapped() tells then.
+    Simulation(const Schedule& schedule, const SimulationOptions& options, bool decouple = false)
+        : schedule_(schedule), options_(options), decouple_(decouple),
+          places_(chunk_places(schedule)),
           activations_(schedule.num_stages * schedule.num_micro_batches, kNever),
           gradients_(activations_), next_(schedule.num_ranks()), free_(schedule.num_ranks()) {
         for (const auto& ops : schedule.ops)
-            timeline_.ops.emplace_back(ops.size());
+            times_.emplace_back(ops.size());
     }
 
     Timeline run() {
@@ -29,9 +31,18 @@ public:
             for (std::uint64_t rank = 0; rank < schedule_.num_ranks(); ++rank)
                 while (next_[rank] < schedule_.ops[rank].size() && step(rank))
                     progress = true;
-        sum_up();
-        return std::move(timeline_);
+        const bool all = std::ranges::equal(next_, schedule_.ops, {}, {},
+                                            [](const auto& ops) { return ops.size(); });
+        Timeline timeline = timeline_of(std::move(times_));
+        if (!all || !std::isfinite(timeline.step_time))
+            throw Error(ErrorCode::InvalidArgument,
+                        "no simulation: costs add up to no finite time");
+        timeline.messages = messages_;
+        return timeline;
     }
+
+    /// The second halves that have run first: (rank, op).
+    const std::vector<std::pair<std::uint64_t, std::size_t>>& swapped() const { return swapped_; }
 
 private:
     const StageCosts& costs(std::uint64_t stage) const {
@@ -75,7 +86,7 @@ private:
         const std::uint64_t to = places_[stream][to_stage].rank;
         if (to == rank)
             return time;
-        ++timeline_.messages;
+        ++messages_;
         double& link = links_[{rank, to}];
         link = std::max(link, time) + options_.p2p_transfer;
         return link + options_.p2p_latency;
@@ -85,13 +96,9 @@ private:
         const auto [stage, stream] = schedule_.chunk_of(rank, op);
         if (op.kind == OpKind::Forward && stage + 1 < schedule_.num_stages)
             activations_[slot(stage, op)] = arrival(rank, stream, stage + 1, time.end);
-        if ((op.kind == OpKind::Backward || op.kind == OpKind::InputGradient) && stage > 0) {
-            const bool early = options_.early_gradients && op.kind == OpKind::Backward;
-            gradients_[slot(stage, op)] =
-                arrival(rank, stream, stage - 1,
-                        early ? time.end - costs(stage).weight_gradient : time.end);
-        }
-        timeline_.ops[rank][static_cast<std::size_t>(&op - schedule_.ops[rank].data())] = time;
+        if ((op.kind == OpKind::Backward || op.kind == OpKind::InputGradient) && stage > 0)
+            gradients_[slot(stage, op)] = arrival(rank, stream, stage - 1, time.end);
+        times_[rank][static_cast<std::size_t>(&op - schedule_.ops[rank].data())] = time;
         free_[rank] = std::max(free_[rank], time.end);
     }
 
@@ -114,10 +121,12 @@ private:
         const double first = ready(rank, op), second = ready(rank, other);
         if (first == kNever || second == kNever)
             return false;
-        if (options_.decoupled_pairs) {
-            const bool swapped = std::max(second, free_[rank]) < std::max(first, free_[rank]);
-            run_one(rank, swapped ? other : op);
-            run_one(rank, swapped ? op : other);
+        if (decouple_) {
+            const bool swap = std::max(second, free_[rank]) < std::max(first, free_[rank]);
+            run_one(rank, swap ? other : op);
+            run_one(rank, swap ? op : other);
+            if (swap)
+                swapped_.emplace_back(rank, next_[rank] + 1);
         } else {
             const double start = std::max({free_[rank], first, second});
             const auto& pair = costs(schedule_.chunk_of(rank, op).stage).pair;
@@ -129,38 +138,17 @@ private:
         return true;
     }
 
-    void sum_up() {
-        double first = kNever, last = 0;
-        for (const auto& ops : timeline_.ops)
-            for (const OpTime& time : ops) {
-                first = std::min(first, time.start);
-                last = std::max(last, time.end);
-            }
-        timeline_.step_time = last - first;
-        for (const auto& ops : timeline_.ops) {
-            double busy = 0, begin = kNever, until = 0, end = 0;
-            std::vector<OpTime> in_order = ops; // decoupled halves may be swapped
-            std::ranges::sort(in_order, {}, &OpTime::start);
-            for (const OpTime& time : in_order) {
-                begin = std::min(begin, time.start);
-                busy += std::max(0.0, time.end - std::max(until, time.start)); // a pair counts once
-                until = std::max(until, time.end);
-                end = until;
-            }
-            timeline_.busy.push_back(busy);
-            timeline_.bubble.push_back(timeline_.step_time - busy);
-            timeline_.inner_bubble.push_back(ops.empty() ? 0 : end - begin - busy);
-        }
-    }
-
     const Schedule& schedule_;
     const SimulationOptions& options_;
+    bool decouple_;
+    std::vector<std::pair<std::uint64_t, std::size_t>> swapped_;
     std::vector<std::vector<ChunkPlace>> places_;
     std::vector<double> activations_, gradients_; ///< [stage][micro-batch]: there at the next stage
     std::vector<std::size_t> next_;               ///< op of each rank
     std::vector<double> free_;                    ///< of each rank
     std::map<std::pair<std::uint64_t, std::uint64_t>, double> links_; ///< free from then on
-    Timeline timeline_;
+    std::vector<std::vector<OpTime>> times_;
+    std::uint64_t messages_ = 0;
 };
 
 void check(const Schedule& schedule, const SimulationOptions& options) {
@@ -181,10 +169,48 @@ void check(const Schedule& schedule, const SimulationOptions& options) {
 
 } // namespace
 
+Timeline timeline_of(std::vector<std::vector<OpTime>> ops) {
+    Timeline timeline;
+    double first = kNever, last = 0;
+    for (const auto& of_rank : ops)
+        for (const OpTime& time : of_rank) {
+            first = std::min(first, time.start);
+            last = std::max(last, time.end);
+        }
+    timeline.step_time = first < last ? last - first : 0;
+    for (const auto& of_rank : ops) {
+        double busy = 0, begin = kNever, until = -kNever;
+        for (const OpTime& time : of_rank) {
+            begin = std::min(begin, time.start);
+            busy += std::max(0.0, time.end - std::max(until, time.start)); // a pair counts once
+            until = std::max(until, time.end);
+        }
+        timeline.busy.push_back(busy);
+        timeline.bubble.push_back(timeline.step_time - busy);
+        timeline.inner_bubble.push_back(of_rank.empty() ? 0 : until - begin - busy);
+    }
+    timeline.ops = std::move(ops);
+    return timeline;
+}
+
 Timeline simulate(const Schedule& schedule, const SimulationOptions& options) {
     verify(schedule); // so that no rank waits for ever
     check(schedule, options);
     return Simulation(schedule, options).run();
+}
+
+Schedule decouple_pairs(const Schedule& schedule, const SimulationOptions& options) {
+    verify(schedule);
+    check(schedule, options);
+    Simulation simulation(schedule, options, true);
+    simulation.run();
+    Schedule single = schedule;
+    for (const auto& [rank, op] : simulation.swapped())
+        std::swap(single.ops[rank][op - 1], single.ops[rank][op]);
+    for (auto& ops : single.ops)
+        for (ScheduleOp& op : ops)
+            op.with_next = false;
+    return single;
 }
 
 } // namespace bellows

@@ -55,7 +55,12 @@ void check_chunks(const Schedule& schedule) {
 
 void check_ops(const Schedule& schedule) {
     const std::uint64_t of_stream = schedule.num_micro_batches / schedule.num_streams;
-    for (std::uint64_t rank = 0; rank < schedule.num_ranks(); ++rank)
+    for (std::uint64_t rank = 0; rank < schedule.num_ranks(); ++rank) {
+        const std::uint64_t chunks = schedule.chunks[rank].size(), ops = schedule.ops[rank].size();
+        if (chunks > 0 && of_stream > ops / (2 * chunks))
+            broken("rank " + std::to_string(rank) + " has " + std::to_string(ops) +
+                   " ops, not at least two for each of " + std::to_string(of_stream) +
+                   " micro-batches of each chunk");
         for (const ScheduleOp& op : schedule.ops[rank]) {
             if (op.kind > OpKind::WeightGradient)
                 broken(rank, op,
@@ -70,6 +75,7 @@ void check_ops(const Schedule& schedule) {
                        "there are micro-batches " + std::to_string(first) + " to " +
                            std::to_string(first + of_stream - 1));
         }
+    }
 }
 
 void check_pairs(const Schedule& schedule) {

@@ -315,6 +315,29 @@ TEST_F(CommandLine, ResumeTakesTheCheckpointsConfiguration) {
 }
 
 // A shell completes the folder's name with a slash.
+TEST_F(CommandLine, PipelinesGetMicroBatchesWhateverTheRunGoesOnFrom) {
+    const std::vector<std::string> two = {"--ranks", "2", "--pp", "2"};
+    const auto micro_batches = [](const Result& result) {
+        EXPECT_TRUE(result.train) << result.errors;
+        return result.train ? result.train->config.train.micro_batches : 0;
+    };
+    const auto with = [&](std::vector<std::string> more) {
+        more.insert(more.end(), two.begin(), two.end());
+        return more;
+    };
+    ::setenv("OMPI_COMM_WORLD_RANK", "0", 1); // as a rank, so that none are started
+    ::setenv("OMPI_COMM_WORLD_SIZE", "2", 1);
+    EXPECT_EQ(micro_batches(run(train_with(two))), 4u);
+    EXPECT_EQ(micro_batches(run(train_with(with({"--micro-batches", "1"})))), 1u);
+    const fs::path checkpoint = write_checkpoint(5, to_toml(load_run_config("tiny")));
+    EXPECT_EQ(micro_batches(
+                  run(with({"train", "--resume", checkpoint.string(), "--config", "tiny", "--data",
+                            data, "--steps", "10", "--out", (folder.path() / "again").string()}))),
+              4u);
+    ::unsetenv("OMPI_COMM_WORLD_RANK");
+    ::unsetenv("OMPI_COMM_WORLD_SIZE");
+}
+
 TEST_F(CommandLine, ResumeFindsTheRunHoweverTheCheckpointIsTyped) {
     RunConfig config = load_run_config("tiny");
     config.train.data = {data};

@@ -113,6 +113,22 @@ TEST(TrainConfig, ValuesOutOfRangeNameTheirKey) {
                          "decay_steps");
 }
 
+TEST(TrainConfig, PipelinesGetMicroBatches) {
+    TrainConfig config;
+    config.batch = 24;
+    config.pp = 2;
+    EXPECT_EQ(usual_micro_batches(config, 2), 4u);
+    EXPECT_EQ(usual_micro_batches(config, 4), 4u); // two replicas with 12 sequences each
+    config.pp = 4;
+    EXPECT_EQ(usual_micro_batches(config, 4), 8u);
+    config.batch = 20; // 10 and 20 divide it; interleaved wants a multiple of 4
+    EXPECT_EQ(usual_micro_batches(config, 4), 10u);
+    config.pipeline = "interleaved";
+    EXPECT_EQ(usual_micro_batches(config, 4), 20u);
+    config.batch = 6;
+    EXPECT_EQ(usual_micro_batches(config, 4), 1u);
+}
+
 TEST(TrainConfig, Devices) {
     EXPECT_EQ(parse_devices("gpu"), (std::vector<std::string>{"gpu"}));
     EXPECT_EQ(parse_devices("0,1,cpu").size(), 3u);

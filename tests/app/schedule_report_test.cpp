@@ -75,8 +75,8 @@ TEST(ScheduleCommand, FlagsThatDoNotGoTogetherAreRefused) {
     EXPECT_EQ(options.desc.micro_batches, 8u);
     EXPECT_EQ(options.desc.chunks, 3u);
     EXPECT_EQ(options.format, ScheduleFormat::Trace);
-    EXPECT_TRUE(options.costs.decoupled_pairs);
-    EXPECT_FALSE(options.costs.early_gradients);
+    EXPECT_TRUE(options.decoupled);
+    EXPECT_FALSE(options.early_gradients);
 }
 
 TEST(ScheduleReport, TextHasTheOpsAndWhatBecomesOfThem) {

@@ -80,6 +80,20 @@ INSTANTIATE_TEST_SUITE_P(Kinds, Pipelines,
                              return name;
                          });
 
+TEST_F(Pipelines, AgreeInFp8) {
+    const auto in_fp8 = [](const std::string& kind) {
+        Flags flags = pipeline(kind);
+        flags.insert(flags.end(), {"--precision", "fp8"});
+        return run(kind + "-fp8", flags);
+    };
+    const fs::path expected = in_fp8("1f1b");
+    for (const char* kind : {"zb-h2", "zb-v"}) {
+        const fs::path got = in_fp8(kind);
+        EXPECT_EQ(losses_of(got), losses_of(expected)) << kind;
+        EXPECT_TRUE(same_tensors(got, expected)) << kind;
+    }
+}
+
 TEST_F(Pipelines, WhatCannotBeIsRefusedWithTheRule) {
     const auto refused = [&](const Flags& flags, const char* part) {
         expect_one_line(workspace_->bellows(workspace_->train_arguments("refused", flags)), 2,

@@ -225,6 +225,9 @@ TEST(Verifier, RefusesSizesAndRangesBeforeItUsesThem) {
     expect_refused(changed([](Schedule& s) { s.ops[0][0].micro_batch = 2; }),
                    "rank 0, F0.m2: there are micro-batches 0 to 1");
     expect_refused(parse(1, "F0 B18446744073709551615"), "micro-batches 0 to 0");
+    expect_refused(parse(2, "F0 B0"), "rank 0 has 2 ops, not at least two for each of 2");
+    for (const char* ops : {"F0 B0", "F0 B0;F0 B0"}) // 2^63 times two stages wraps around
+        expect_refused(parse(std::uint64_t{1} << 63, ops), "rank 0 has 2 ops, not at least two");
     expect_refused(parse(1, "F0 B0 X0"), "rank 0, ?0.m0: no kind of op has the number 6");
     const Schedule two = make_schedule({.ranks = 2, .micro_batches = 2});
     EXPECT_THROW((void)two.peak_in_flight(2), Error);
@@ -234,7 +237,7 @@ TEST(Verifier, RefusesSizesAndRangesBeforeItUsesThem) {
 
 TEST(Verifier, FindsBrokenOrders) {
     expect_refused(parse(2, "F0 F1 B0 I1"), "rank 0, W0.m1: never runs");
-    expect_refused(parse(2, "F0 B0"), "rank 0, F0.m1: never runs");
+    expect_refused(parse(2, "F0 B0 F1 W0"), "rank 0, W0.m0: runs twice");
     expect_refused(parse(2, "F0 F0 B0 B1"), "rank 0, F0.m0: runs twice");
     expect_refused(parse(1, "F0 B0 I0"), "rank 0, I0.m0: runs twice");
     expect_refused(parse(1, "F0 B0 W0"), "rank 0, W0.m0: runs twice");
@@ -249,7 +252,7 @@ TEST(Verifier, FindsPairsThatCannotBe) {
     expect_refused(parse(1, "F0& B0"), "F0.m0: waits for an op"); // its own
     expect_refused(parse(2, "F0 F1& I0 W0 B1"), "a pair is a forward and, next, a backward");
     expect_refused(parse(2, "F0 F1 B0& B1"), "a pair is a forward and, next, a backward");
-    expect_refused(parse(2, "F0 B0 F1&"), "a pair is a forward and, next, a backward");
+    expect_refused(parse(2, "F0 B0 B1 F1&"), "a pair is a forward and, next, a backward");
     // One after the other they would run.
     expect_refused(parse(2, "F0 F1& B0 B1;F0 F1 B0 B1"), "waits for an op");
     EXPECT_NO_THROW(verify(parse(2, "F0 F1 B0 B1;F0 F1 B0 B1")));

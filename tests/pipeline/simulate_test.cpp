@@ -9,14 +9,16 @@
 #include <algorithm>
 #include <limits>
 #include <random>
+#include <string>
 
 namespace bellows {
 namespace {
 
 Timeline run(ScheduleKind kind, std::uint64_t ranks, std::uint64_t micro_batches,
              const StageCosts& costs = {}, bool decoupled = false) {
-    return simulate(make_schedule({kind, ranks, micro_batches}),
-                    {.stages = {costs}, .decoupled_pairs = decoupled});
+    const Schedule schedule = make_schedule({kind, ranks, micro_batches});
+    return simulate(decoupled ? decouple_pairs(schedule, {.stages = {costs}}) : schedule,
+                    {.stages = {costs}});
 }
 
 double most(const std::vector<double>& values) {
@@ -48,7 +50,7 @@ TEST(Simulation, KnownAnswersOfDualPipe) {
     EXPECT_EQ(most(run(ScheduleKind::DualPipe, 8, 24, {8, 7, 7, 21}).bubble), 45);
 }
 
-TEST(Simulation, DecoupledHalvesOfPairsSaveAForwardPerRank) {
+TEST(Simulation, DecoupledHalvesOfPairsSaveForwards) {
     EXPECT_EQ(run(ScheduleKind::DualPipe, 4, 10, {}, true).step_time, 31);
     EXPECT_EQ(run(ScheduleKind::DualPipe, 8, 20, {}, true).step_time, 63);
     EXPECT_EQ(run(ScheduleKind::DualPipe, 16, 64, {}, true).step_time, 199);
@@ -57,6 +59,9 @@ TEST(Simulation, DecoupledHalvesOfPairsSaveAForwardPerRank) {
             EXPECT_EQ(run(ScheduleKind::DualPipe, ranks, micro_batches).step_time -
                           run(ScheduleKind::DualPipe, ranks, micro_batches, {}, true).step_time,
                       static_cast<double>(ranks) / 2 - 1);
+    const Schedule single = decouple_pairs(make_schedule({ScheduleKind::DualPipe, 8, 20}));
+    EXPECT_EQ(to_text(single).find('&'), std::string::npos);
+    EXPECT_NO_THROW(verify(single));
 }
 
 /// Bubble of the rank that idles most, in the step or (zero bubble across steps) between its own
@@ -164,7 +169,14 @@ TEST(Simulation, GradientsMayLeaveBeforeTheWeightsAreDone) {
     const Schedule schedule = make_schedule({.ranks = 4, .micro_batches = 8});
     EXPECT_EQ(simulate(schedule).step_time, 33);
     // Each of the three hops back saves a weight gradient at the end.
-    EXPECT_EQ(simulate(schedule, {.early_gradients = true}).step_time, 30);
+    const Schedule split = split_backwards(schedule);
+    EXPECT_EQ(simulate(split).step_time, 30);
+    EXPECT_EQ(to_text(split).find('B'), std::string::npos);
+    for (std::uint64_t rank = 0; rank < 4; ++rank)
+        EXPECT_EQ(split.peak_in_flight(rank), schedule.peak_in_flight(rank));
+    const std::string pairs =
+        to_text(split_backwards(make_schedule({ScheduleKind::DualPipe, 2, 4})));
+    EXPECT_NE(pairs.find("F1&B0"), std::string::npos) << pairs;
 }
 
 TEST(Simulation, BadCostsAndSchedulesAreRefused) {
@@ -176,6 +188,7 @@ TEST(Simulation, BadCostsAndSchedulesAreRefused) {
     EXPECT_THROW((void)simulate(schedule, {.stages = {}}), Error);
     EXPECT_THROW((void)simulate(schedule, {.stages = std::vector<StageCosts>(3)}), Error);
     EXPECT_THROW((void)simulate(schedule, {.p2p_latency = -1}), Error);
+    EXPECT_THROW((void)simulate(schedule, {.stages = {{1e308, 1e308, 1e308, {}}}}), Error);
     Schedule stuck = schedule;
     std::swap(stuck.ops[0][0], stuck.ops[0].back());
     EXPECT_THROW((void)simulate(stuck), Error);

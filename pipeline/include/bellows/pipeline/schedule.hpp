@@ -9,8 +9,8 @@
 // from both ends (DualPipe), where each stage stands on two ranks: the first half of the
 // micro-batches are stream 0's.
 
+#include <cstddef>
 #include <cstdint>
-#include <span>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -95,6 +95,10 @@ struct Schedule {
 /// an even number of ranks, an even number of micro-batches, at least 2 * ranks of them; DualPipeV
 /// at least 2 * ranks.
 Schedule make_schedule(const ScheduleDesc& desc);
+
+/// The schedule with each Backward as its halves, so that its input's gradient leaves before the
+/// weights' is made; those of pairs stay.
+Schedule split_backwards(Schedule schedule);
 
 /// Where a stage's chunk of a stream stands.
 struct ChunkPlace {

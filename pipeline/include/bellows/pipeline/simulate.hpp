@@ -7,6 +7,7 @@
 
 #include <bellows/pipeline/schedule.hpp>
 
+#include <cstdint>
 #include <optional>
 #include <vector>
 
@@ -26,11 +27,6 @@ struct SimulationOptions {
     /// A message is there so long after its link has carried it, which takes a link p2p_transfer
     /// per message. Each rank has a link to each other, in both directions.
     double p2p_latency = 0, p2p_transfer = 0;
-    /// The halves of a pair run one after the other, the one first whose input is there first, and
-    /// each sends its result when it ends. Takes the costs of the single ops.
-    bool decoupled_pairs = false;
-    /// A backward's input gradient is sent before its weight gradient is made.
-    bool early_gradients = false;
 };
 
 struct OpTime {
@@ -46,8 +42,17 @@ struct Timeline {
     std::uint64_t messages = 0; ///< between ranks
 };
 
+/// What becomes of times, simulated or measured: all but messages.
+Timeline timeline_of(std::vector<std::vector<OpTime>> ops);
+
 /// Throws Error{InvalidArgument} as verify() does, and for costs that are negative or not finite,
-/// or of another number of stages.
+/// add up to no finite time, or of another number of stages.
 Timeline simulate(const Schedule& schedule, const SimulationOptions& options = {});
+
+/// The schedule with each pair's halves as two ops, the one first whose input is there first at
+/// these costs. Each then starts with its own input and sends its result when it ends, which is
+/// shorter where pairs compute one after the other: in DualPipe of P ranks by P / 2 - 1 forwards.
+/// Throws like simulate().
+Schedule decouple_pairs(const Schedule& schedule, const SimulationOptions& options = {});
 
 } // namespace bellows

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-#include "expert_exchange/timing.hpp"
+#include "ranks/timing.hpp"
 
 #include <bellows/comm/mpi_interop.hpp>
 

@@ -1,0 +1,288 @@
+// SPDX-License-Identifier: MIT
+// Pipeline schedules as the executor runs them among ranks, on stages that take a set time and hold
+// no core: how long a step takes beside what the simulator says. `--help` lists the options.
+
+#include "pipeline/timed_stage.hpp"
+#include "ranks/ranks.hpp"
+#include "ranks/timing.hpp"
+#include "support/program.hpp"
+
+#include "app/file_io.hpp"
+#include "app/schedule_report.hpp"
+
+#include <bellows/comm/launch.hpp>
+#include <bellows/comm/pipe.hpp>
+#include <bellows/engine/error.hpp>
+
+#include <nlohmann/json.hpp>
+
+#include <algorithm>
+#include <chrono>
+#include <cstdint>
+#include <cstdio>
+#include <cstring>
+#include <memory>
+#include <optional>
+#include <span>
+#include <string>
+#include <utility>
+#include <vector>
+
+namespace bellows::bench {
+namespace {
+
+const char* const kHelp =
+    R"(bench_pipeline: steps of pipeline schedules among ranks, through the program's own mpirun or among the ranks of the
+mpirun or srun that started it, on stages whose ops take a set time without a core, so that more ranks than cores serve.
+
+  --ranks N              of the pipeline (default 4)
+  --micro-batches N      of both directions together (default: four times as many as ranks)
+  --kinds K,...          schedules (default: all that are possible); bellows schedule --help
+  --costs f=F,i=I,w=W    ms of a rank's share of the model, of which a chunk takes its part; p2p=L for the simulator
+                         alone (default f=20,i=20,w=20)
+  --repeats N            of each, after one that is not timed (default 3)
+  --device D             INDEX|UUID|gpu|cpu|any (default: BELLOWS_DEVICE, else any)
+  --svg FILE             a picture of the last step as measured, of the last kind
+  --json FILE            the table
+  --help
+
+simulated, measured    ms of a step; of the measured ones the median. Pairs run one half after the other, input
+                       gradients leave before weight gradients are made
+off                    how much longer it took than simulated
+bubble                 what the rank that idles most idles, as a share of the step
+A run is checked: every micro-batch has gone through every stage and back, gradients are summed in order.
+Exit codes: 0 all right, 1 a wrong result, 2 bad usage, 3 no device or MPI that serves, 4 a lost rank.
+)";
+
+struct Options {
+    std::uint64_t ranks = 4, micro_batches = 0, repeats = 3;
+    std::vector<ScheduleKind> kinds; ///< empty: all
+    SimulationOptions costs;         ///< in ms
+    std::string device;
+    std::optional<std::string> svg, json;
+};
+
+Options take_options(int argc, char** argv) {
+    Arguments arguments(argc, argv);
+    Options options;
+    const auto number = [&](const char* name, std::uint64_t usual, std::uint64_t most) {
+        const auto lists = arguments.sizes(name, "N");
+        if (!lists)
+            return usual;
+        if (lists->size() != 1 || lists->front().front() > most)
+            throw Error(ErrorCode::InvalidArgument, std::string(name) + " takes one number up to " +
+                                                        std::to_string(most) + "; see --help");
+        return lists->front().front();
+    };
+    const std::uint64_t launched = is_launched() ? static_cast<std::uint64_t>(launched_size()) : 0;
+    options.ranks = number("--ranks", launched > 0 ? launched : options.ranks, 4096);
+    if (launched > 0 && options.ranks != launched)
+        throw Error(ErrorCode::InvalidArgument, "--ranks " + std::to_string(options.ranks) +
+                                                    " among " + std::to_string(launched) +
+                                                    " ranks that have been started");
+    options.micro_batches = number("--micro-batches", 4 * options.ranks, 1 << 16);
+    options.repeats = number("--repeats", options.repeats, 1 << 16);
+    if (const auto kinds = arguments.value("--kinds"))
+        for (const std::string& kind : Arguments::split(*kinds))
+            options.kinds.push_back(parse_schedule_kind(kind));
+    options.costs = parse_costs(arguments.value("--costs").value_or("f=20,i=20,w=20"));
+    if (options.costs.stages.size() != 1 || options.costs.stages.front().pair)
+        throw Error(ErrorCode::InvalidArgument,
+                    "--costs takes f, i, w and p2p, the same for all stages");
+    options.device = arguments.value("--device").value_or("");
+    options.svg = arguments.value("--svg");
+    options.json = arguments.value("--json");
+    if (arguments.rest().size() > 1)
+        throw Error(ErrorCode::InvalidArgument,
+                    "there is no option " + arguments.rest()[1] + "; see --help");
+    return options;
+}
+
+struct Result {
+    std::string kind, impossible;
+    double simulated = 0, measured = 0, simulated_bubble = 0, measured_bubble = 0;
+};
+
+double largest_share(const Timeline& timeline) {
+    return *std::max_element(timeline.bubble.begin(), timeline.bubble.end()) / timeline.step_time;
+}
+
+/// One kind on all ranks.
+class Run {
+public:
+    Run(Stopwatch& watch, Device& device, Schedule schedule, const SimulationOptions& costs)
+        : watch_(watch), schedule_(std::move(schedule)),
+          rank_(static_cast<std::uint64_t>(watch.world().rank())),
+          activations_transport_(open_transport(watch.world())),
+          gradients_transport_(open_transport(watch.world())), thread_(device, "host"),
+          activations_(device, watch.world(), *activations_transport_, thread_),
+          gradients_(device, watch.world(), *gradients_transport_, thread_),
+          lane_(thread_.add_lane("stages")), ops_(thread_.add_lane("pipeline")) {
+        StageCosts seconds = costs.stages.front();
+        seconds.forward *= 1e-3;
+        seconds.input_gradient *= 1e-3;
+        seconds.weight_gradient *= 1e-3;
+        std::vector<PipelineChunk*> chunks;
+        for (std::uint32_t phase = 0; phase < schedule_.chunks[rank_].size(); ++phase) {
+            stages_.push_back(
+                std::make_unique<TimedStage>(device, lane_, schedule_, rank_, phase, seconds));
+            chunks.push_back(stages_.back().get());
+        }
+        std::vector<int> world_ranks;
+        for (int rank = 0; rank < watch.world().size(); ++rank)
+            world_ranks.push_back(rank);
+        executor_ = std::make_unique<PipelineExecutor>(
+            schedule_, rank_, std::move(world_ranks), std::move(chunks),
+            PipelinePipes{&activations_, &gradients_}, PipelineWatch{&ops_});
+    }
+
+    /// A step; the times of all ranks' ops in ms.
+    Timeline step() {
+        watch_.meet();
+        const double begin =
+            1e-9 *
+            static_cast<double>(std::chrono::steady_clock::now().time_since_epoch() /
+                                std::chrono::nanoseconds(1)); // hosts have clocks of their own
+        executor_->run();
+        ++steps_;
+        for (const auto& stage : stages_)
+            if (stage->sum() != stage->expected_sum(steps_))
+                throw Error(ErrorCode::Internal,
+                            schedule_.name + ": a stage has summed other gradients than its own",
+                            static_cast<int>(rank_));
+        std::vector<OpTime> mine;
+        for (const auto& [op, time] : executor_->timed())
+            mine.push_back({1e3 * (time.start - begin), 1e3 * (time.end - begin)});
+        std::vector<std::vector<OpTime>> all;
+        for (const auto& part : watch_.host().all_gather(std::as_bytes(std::span(mine)))) {
+            std::vector<OpTime> times(part.size() / sizeof(OpTime));
+            std::memcpy(times.data(), part.data(), part.size());
+            all.push_back(std::move(times));
+        }
+        return timeline_of(std::move(all));
+    }
+
+private:
+    Stopwatch& watch_;
+    Schedule schedule_;
+    std::uint64_t rank_, steps_ = 0;
+    std::vector<std::unique_ptr<TimedStage>> stages_; ///< jobs of the thread use them
+    std::unique_ptr<Transport> activations_transport_, gradients_transport_;
+    HostThread thread_;
+    Pipe activations_, gradients_;
+    Lane lane_, ops_;
+    std::unique_ptr<PipelineExecutor> executor_;
+};
+
+/// From 0 on.
+Timeline moved(Timeline timeline) {
+    double first = timeline.ops.front().front().start;
+    for (const auto& ops : timeline.ops)
+        for (const OpTime& time : ops)
+            first = std::min(first, time.start);
+    for (auto& ops : timeline.ops)
+        for (OpTime& time : ops)
+            time = {time.start - first, time.end - first};
+    return timeline;
+}
+
+Result measure(Stopwatch& watch, Device& device, const Options& options, ScheduleKind kind) {
+    Result result;
+    result.kind = to_string(kind);
+    Schedule schedule;
+    try {
+        schedule = make_schedule({kind, options.ranks, options.micro_batches});
+    } catch (const Error& error) {
+        result.impossible = error.message();
+        return result;
+    }
+    SimulationOptions costs = options.costs;
+    const double part =
+        static_cast<double>(options.ranks) / static_cast<double>(schedule.num_stages);
+    StageCosts& of = costs.stages.front();
+    of = {part * of.forward, part * of.input_gradient, part * of.weight_gradient, {}};
+    schedule = split_backwards(decouple_pairs(schedule, costs)); // as training runs it
+    const Timeline simulated = simulate(schedule, costs);
+    Run run(watch, device, schedule, costs);
+    run.step();
+    std::vector<Timeline> measured;
+    for (std::uint64_t repeat = 0; repeat < options.repeats; ++repeat)
+        measured.push_back(run.step());
+    if (options.svg && watch.world().rank() == 0)
+        write_file_durably(*options.svg,
+                           schedule_svg(schedule, moved(measured.back()), "measured", "ms"));
+    std::ranges::sort(measured, {}, &Timeline::step_time);
+    const Timeline& median = measured[measured.size() / 2];
+    result.simulated = simulated.step_time;
+    result.measured = median.step_time;
+    result.simulated_bubble = largest_share(simulated);
+    result.measured_bubble = largest_share(median);
+    return result;
+}
+
+void print(const Result& result) {
+    if (!result.impossible.empty())
+        std::printf("%-12s %s\n", result.kind.c_str(), result.impossible.c_str());
+    else
+        std::printf("%-12s %10.1f %10.1f %+7.1f %% %9.1f %% %9.1f %%\n", result.kind.c_str(),
+                    result.simulated, result.measured,
+                    100 * (result.measured / result.simulated - 1), 100 * result.simulated_bubble,
+                    100 * result.measured_bubble);
+    std::fflush(stdout);
+}
+
+nlohmann::ordered_json json_of(const Result& result) {
+    if (!result.impossible.empty())
+        return {{"kind", result.kind}, {"impossible", result.impossible}};
+    return {{"kind", result.kind},
+            {"simulated_ms", result.simulated},
+            {"measured_ms", result.measured},
+            {"simulated_bubble", result.simulated_bubble},
+            {"measured_bubble", result.measured_bubble}};
+}
+
+std::string run_all(World& world, const Options& options) {
+    const bool leads = world.rank() == 0;
+    if (static_cast<std::uint64_t>(world.size()) != options.ranks)
+        throw Error(ErrorCode::InvalidArgument, "--ranks " + std::to_string(options.ranks) +
+                                                    " among " + std::to_string(world.size()));
+    DeviceOptions of_device;
+    of_device.select = options.device;
+    const auto device = Device::create(DeviceOptions::from_environment(of_device));
+    Stopwatch watch(world);
+    std::vector<ScheduleKind> kinds = options.kinds;
+    for (std::size_t kind = 0; options.kinds.empty() && kind < kNumScheduleKinds; ++kind)
+        kinds.push_back(static_cast<ScheduleKind>(kind));
+    if (leads) {
+        const StageCosts& costs = options.costs.stages.front();
+        std::printf("%llu ranks, %llu micro-batches; ms of a rank's share: forward %g, input "
+                    "gradient %g, weight gradient %g\n%-12s %10s %10s %9s %11s %11s\n",
+                    static_cast<unsigned long long>(options.ranks),
+                    static_cast<unsigned long long>(options.micro_batches), costs.forward,
+                    costs.input_gradient, costs.weight_gradient, "schedule", "simulated",
+                    "measured", "off", "bubble", "measured");
+    }
+    nlohmann::ordered_json all = nlohmann::ordered_json::array();
+    for (const ScheduleKind kind : kinds) {
+        const Result result = measure(watch, *device, options, kind);
+        if (leads)
+            print(result);
+        all.push_back(json_of(result));
+    }
+    if (leads && options.json)
+        write_file_durably(*options.json, all.dump(1) + "\n");
+    return "";
+}
+
+} // namespace
+} // namespace bellows::bench
+
+int main(int argc, char** argv) {
+    using namespace bellows::bench;
+    return run_ranks("bench_pipeline", kHelp, argc, argv, [](int count, char** words) {
+        const Options options = take_options(count, words);
+        return RanksToRun{options.ranks, {}, [options](bellows::World& world) {
+                              return run_all(world, options);
+                          }};
+    });
+}
