@@ -76,13 +76,15 @@ TEST_P(KilledRank, EndsTheCommandAndIsNamed) {
     EXPECT_TRUE(no_temporary_below(run));
 }
 
-INSTANTIATE_TEST_SUITE_P(Of, KilledRank,
-                         testing::Values(Victim{"first_of_2", {"--ranks", "2"}, 0},
-                                         Victim{
-                                             "last_of_2_stages",
-                                             {"--ranks", "4", "--pp", "2", "--micro-batches", "2"},
-                                             3}),
-                         [](const auto& victim) { return std::string(victim.param.name); });
+INSTANTIATE_TEST_SUITE_P(
+    Of, KilledRank,
+    testing::Values(
+        Victim{"first_of_2", {"--ranks", "2"}, 0},
+        Victim{"last_of_2_stages", {"--ranks", "4", "--pp", "2", "--micro-batches", "2"}, 3},
+        Victim{"dualpipe",
+               {"--ranks", "2", "--pp", "2", "--micro-batches", "4", "--pipeline", "dualpipe"},
+               1}),
+    [](const auto& victim) { return std::string(victim.param.name); });
 
 // Slow is not lost: a wait that takes longer than its limit says so, and what to do.
 TEST(SlowStep, IsNotALostPeer) {
