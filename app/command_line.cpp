@@ -5,6 +5,7 @@
 #include "app/exit_code.hpp"
 #include "app/file_io.hpp"
 #include "app/progress.hpp"
+#include "app/relaunch.hpp"
 #include "app/run_device.hpp"
 #include "app/version.hpp"
 
@@ -18,9 +19,7 @@
 #include <cstdio>
 #include <cstdlib>
 #include <exception>
-#include <filesystem>
 #include <new>
-#include <thread>
 
 namespace bellows {
 
@@ -264,21 +263,9 @@ std::string line_of(const Error& error, bool input_is_good) {
 int start_ranks(int ranks, int argc, const char* const* argv) {
     ::setenv(kCheckedVariable, "1", 1);
     ::setenv(kTerminalVariable, ProgressReporter::terminal_of(stdout).c_str(), 1);
-    // The ranks share the cores: a software Vulkan driver of each must not take all of them.
-    const unsigned cores = std::max(std::thread::hardware_concurrency(), 1u);
-    const unsigned threads = std::max(cores / static_cast<unsigned>(ranks), 1u);
-    ::setenv("LP_NUM_THREADS", std::to_string(threads).c_str(), 0);
-    LaunchOptions launch;
-    launch.ranks = ranks;
-    launch.command = {std::filesystem::read_symlink("/proc/self/exe").string()};
-    launch.command.insert(launch.command.end(), argv + 1, argv + argc);
-    const LaunchResult result = launch_ranks(launch);
+    const LaunchResult result = relaunch(ranks, argc, argv);
     if (result.exit_code != 0) {
-        const std::string reason = !result.reason.empty()
-                                       ? result.reason
-                                       : "rank " + std::to_string(result.rank) +
-                                             " ended with code " + std::to_string(result.exit_code);
-        std::fprintf(stderr, "bellows: %s\n", reason.c_str());
+        std::fprintf(stderr, "bellows: %s\n", reason_of(result).c_str());
     }
     return result.exit_code;
 }
@@ -300,9 +287,9 @@ int train(const TrainFlags& flags, int argc, const char* const* argv, const Comm
 struct CommandLine {
     CLI::App app{"Bellows trains and runs mixture-of-experts language models on any Vulkan device.",
                  "bellows"};
-    CLI::App* info = nullptr; // null if they do not exist
+    CLI::App* info = nullptr;
     CLI::App* schedule = nullptr;
-    CLI::App* selftest = nullptr;
+    CLI::App* selftest = nullptr; // from here on null if they do not exist
     CLI::App* train = nullptr;
     CLI::App* generate = nullptr;
     InfoFlags info_flags;

@@ -145,9 +145,9 @@ bool has_pairs(const Schedule& schedule) {
     });
 }
 
-Schedule schedule_of(const ScheduleOptions& options, const ScheduleDesc& desc,
-                     const SimulationOptions& costs) {
-    Schedule schedule = make_schedule(desc);
+/// The schedule with what the options change of it.
+Schedule changed(const ScheduleOptions& options, Schedule schedule,
+                 const SimulationOptions& costs) {
     if (options.decoupled)
         schedule = decouple_pairs(schedule, costs);
     return options.early_gradients ? split_backwards(std::move(schedule)) : schedule;
@@ -157,7 +157,8 @@ Schedule schedule_of(const ScheduleOptions& options, const ScheduleDesc& desc,
 struct Compared {
     ScheduleKind kind = ScheduleKind::GPipe;
     std::string impossible; ///< why; then nothing else counts
-    double step_time = 0, bubble = 0, inner_bubble = 0, activations = 0, deferred = 0;
+    double step_time = 0, bubble = 0, bubble_share = 0, inner_bubble = 0, activations = 0,
+           deferred = 0;
     double traffic = 0; ///< messages that a rank sends per micro-batch, mean of the ranks
     std::uint64_t copies = 1;
 };
@@ -167,27 +168,23 @@ Compared compared(const ScheduleOptions& options, ScheduleKind kind) {
     line.kind = kind;
     ScheduleDesc desc = options.desc;
     desc.kind = kind;
-    std::uint64_t num_stages = 0;
+    Schedule schedule;
     try {
-        num_stages = make_schedule(desc).num_stages;
+        schedule = make_schedule(desc);
     } catch (const Error& error) {
         line.impossible = error.message();
         return line;
     }
     const double ranks = static_cast<double>(desc.ranks);
-    const double part = ranks / static_cast<double>(num_stages);
+    const double part = ranks / static_cast<double>(schedule.num_stages);
     SimulationOptions costs = options.costs;
-    for (StageCosts& of : costs.stages) {
-        of.forward *= part;
-        of.input_gradient *= part;
-        of.weight_gradient *= part;
-        if (of.pair)
-            *of.pair *= part;
-    }
-    const Schedule schedule = schedule_of(options, desc, costs);
+    for (StageCosts& of : costs.stages)
+        of = of.scaled(part);
+    schedule = changed(options, std::move(schedule), costs);
     const Timeline timeline = simulate(schedule, costs);
     line.step_time = timeline.step_time;
     line.bubble = most(timeline.bubble);
+    line.bubble_share = timeline.bubble_share();
     line.inner_bubble = most(timeline.inner_bubble);
     for (std::uint64_t rank = 0; rank < desc.ranks; ++rank) {
         const HighWater peak = schedule.high_water(rank);
@@ -227,8 +224,8 @@ std::string schedule_text(const Schedule& schedule, const Timeline& timeline) {
     for (std::string line; std::getline(lines, line); ++rank)
         text += "rank " + std::to_string(rank) + ": " + line + "\n";
     text += "\nstep time " + number(timeline.step_time) + ", bubble " + range(timeline.bubble) +
-            " (" + percent(most(timeline.bubble) / std::max(timeline.step_time, 1e-300)) +
-            "), between a rank's first and last op " + range(timeline.inner_bubble) +
+            " (" + percent(timeline.bubble_share()) + "), between a rank's first and last op " +
+            range(timeline.inner_bubble) +
             "; messages between ranks: " + std::to_string(timeline.messages) + "\n";
     text += "peak chunks       activations  deferred weight gradients  both at once\n";
     for (rank = 0; rank < schedule.num_ranks(); ++rank) {
@@ -287,8 +284,7 @@ std::string schedule_svg(const Schedule& schedule, const Timeline& timeline,
     GanttChart chart = chart_of(schedule, timeline);
     chart.title = title_of(schedule);
     chart.subtitle = what + ": step time " + number(timeline.step_time) + ", bubble " +
-                     range(timeline.bubble) + " (" +
-                     percent(most(timeline.bubble) / std::max(timeline.step_time, 1e-300)) +
+                     range(timeline.bubble) + " (" + percent(timeline.bubble_share()) +
                      "); numbers are micro-batches" +
                      (has_pairs(schedule) ? ", a pair's two stand above each other" : "");
     chart.x_label = "time in " + unit;
@@ -331,10 +327,9 @@ std::string comparison_text(const ScheduleOptions& options) {
             std::snprintf(
                 row.data(), row.size(), "%-11s %10s %9s %7s %13s %10s %12s %9s %9s\n",
                 to_string(line.kind), number(line.step_time).c_str(), number(line.bubble).c_str(),
-                percent(line.bubble / std::max(line.step_time, 1e-300)).c_str(),
-                number(line.inner_bubble).c_str(), (std::to_string(line.copies) + "x").c_str(),
-                number(line.activations).c_str(), number(line.deferred).c_str(),
-                printed("%.3g", line.traffic).c_str());
+                percent(line.bubble_share).c_str(), number(line.inner_bubble).c_str(),
+                (std::to_string(line.copies) + "x").c_str(), number(line.activations).c_str(),
+                number(line.deferred).c_str(), printed("%.3g", line.traffic).c_str());
         else
             std::snprintf(row.data(), row.size(), "%-11s %10s %s\n", to_string(line.kind), "-",
                           line.impossible.c_str());
@@ -371,7 +366,7 @@ int print_schedule(const ScheduleOptions& options) {
         text = options.format == ScheduleFormat::Json ? comparison_json(options)
                                                       : comparison_text(options);
     } else {
-        const Schedule schedule = schedule_of(options, options.desc, options.costs);
+        const Schedule schedule = changed(options, make_schedule(options.desc), options.costs);
         const Timeline timeline = simulate(schedule, options.costs);
         switch (options.format) {
         case ScheduleFormat::Text:

@@ -65,23 +65,10 @@ struct Options {
 Options take_options(int argc, char** argv) {
     Arguments arguments(argc, argv);
     Options options;
-    const auto number = [&](const char* name, std::uint64_t usual, std::uint64_t most) {
-        const auto lists = arguments.sizes(name, "N");
-        if (!lists)
-            return usual;
-        if (lists->size() != 1 || lists->front().front() > most)
-            throw Error(ErrorCode::InvalidArgument, std::string(name) + " takes one number up to " +
-                                                        std::to_string(most) + "; see --help");
-        return lists->front().front();
-    };
     const std::uint64_t launched = is_launched() ? static_cast<std::uint64_t>(launched_size()) : 0;
-    options.ranks = number("--ranks", launched > 0 ? launched : options.ranks, 4096);
-    if (launched > 0 && options.ranks != launched)
-        throw Error(ErrorCode::InvalidArgument, "--ranks " + std::to_string(options.ranks) +
-                                                    " among " + std::to_string(launched) +
-                                                    " ranks that have been started");
-    options.micro_batches = number("--micro-batches", 4 * options.ranks, 1 << 16);
-    options.repeats = number("--repeats", options.repeats, 1 << 16);
+    options.ranks = arguments.number("--ranks", launched > 0 ? launched : options.ranks, 1, 4096);
+    options.micro_batches = arguments.number("--micro-batches", 4 * options.ranks, 1, 1 << 16);
+    options.repeats = arguments.number("--repeats", options.repeats, 1, 1 << 16);
     if (const auto kinds = arguments.value("--kinds"))
         for (const std::string& kind : Arguments::split(*kinds))
             options.kinds.push_back(parse_schedule_kind(kind));
@@ -103,10 +90,6 @@ struct Result {
     double simulated = 0, measured = 0, simulated_bubble = 0, measured_bubble = 0;
 };
 
-double largest_share(const Timeline& timeline) {
-    return *std::max_element(timeline.bubble.begin(), timeline.bubble.end()) / timeline.step_time;
-}
-
 /// One kind on all ranks.
 class Run {
 public:
@@ -118,10 +101,7 @@ public:
           activations_(device, watch.world(), *activations_transport_, thread_),
           gradients_(device, watch.world(), *gradients_transport_, thread_),
           lane_(thread_.add_lane("stages")), ops_(thread_.add_lane("pipeline")) {
-        StageCosts seconds = costs.stages.front();
-        seconds.forward *= 1e-3;
-        seconds.input_gradient *= 1e-3;
-        seconds.weight_gradient *= 1e-3;
+        const StageCosts seconds = costs.stages.front().scaled(1e-3);
         std::vector<PipelineChunk*> chunks;
         for (std::uint32_t phase = 0; phase < schedule_.chunks[rank_].size(); ++phase) {
             stages_.push_back(
@@ -139,10 +119,10 @@ public:
     /// A step; the times of all ranks' ops in ms.
     Timeline step() {
         watch_.meet();
+        // Since when: hosts have clocks of their own.
         const double begin =
-            1e-9 *
-            static_cast<double>(std::chrono::steady_clock::now().time_since_epoch() /
-                                std::chrono::nanoseconds(1)); // hosts have clocks of their own
+            std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch())
+                .count();
         executor_->run();
         ++steps_;
         for (const auto& stage : stages_)
@@ -200,7 +180,7 @@ Result measure(Stopwatch& watch, Device& device, const Options& options, Schedul
     const double part =
         static_cast<double>(options.ranks) / static_cast<double>(schedule.num_stages);
     StageCosts& of = costs.stages.front();
-    of = {part * of.forward, part * of.input_gradient, part * of.weight_gradient, {}};
+    of = of.scaled(part);
     schedule = split_backwards(decouple_pairs(schedule, costs)); // as training runs it
     const Timeline simulated = simulate(schedule, costs);
     Run run(watch, device, schedule, costs);
@@ -215,8 +195,8 @@ Result measure(Stopwatch& watch, Device& device, const Options& options, Schedul
     const Timeline& median = measured[measured.size() / 2];
     result.simulated = simulated.step_time;
     result.measured = median.step_time;
-    result.simulated_bubble = largest_share(simulated);
-    result.measured_bubble = largest_share(median);
+    result.simulated_bubble = simulated.bubble_share();
+    result.measured_bubble = median.bubble_share();
     return result;
 }
 
@@ -243,9 +223,6 @@ nlohmann::ordered_json json_of(const Result& result) {
 
 std::string run_all(World& world, const Options& options) {
     const bool leads = world.rank() == 0;
-    if (static_cast<std::uint64_t>(world.size()) != options.ranks)
-        throw Error(ErrorCode::InvalidArgument, "--ranks " + std::to_string(options.ranks) +
-                                                    " among " + std::to_string(world.size()));
     DeviceOptions of_device;
     of_device.select = options.device;
     const auto device = Device::create(DeviceOptions::from_environment(of_device));

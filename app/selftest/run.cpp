@@ -7,6 +7,7 @@
 #include "app/exit_code.hpp"
 #include "app/file_io.hpp"
 #include "app/mpi_info.hpp"
+#include "app/relaunch.hpp"
 #include "app/run_device.hpp"
 #include "app/run_world.hpp"
 #include "app/selftest/rows.hpp"
@@ -23,7 +24,6 @@
 #include <chrono>
 #include <cstdlib>
 #include <memory>
-#include <thread>
 
 #include <unistd.h>
 
@@ -64,14 +64,10 @@ std::vector<Row> rows_of_two_ranks(const SelftestOptions& options) {
     std::vector<Row> rows;
     try {
         ::setenv(kReportVariable, file.c_str(), 1);
-        const unsigned cores = std::max(std::thread::hardware_concurrency(), 1u);
-        ::setenv("LP_NUM_THREADS", std::to_string(std::max(cores / kRanks, 1u)).c_str(), 0);
-        LaunchOptions launch;
-        launch.ranks = kRanks;
-        launch.command = {std::filesystem::read_symlink("/proc/self/exe").string(), "selftest"};
+        std::vector<std::string> arguments = {"selftest"};
         if (options.device != kAnyDevice)
-            launch.command.insert(launch.command.end(), {"--device", options.device});
-        const LaunchResult result = launch_ranks(launch);
+            arguments.insert(arguments.end(), {"--device", options.device});
+        const LaunchResult result = relaunch(kRanks, arguments);
         if (result.exit_code == 0)
             rows = rows_from_json(read_file(file, 1 << 20));
         else

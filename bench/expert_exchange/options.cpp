@@ -72,21 +72,6 @@ Exit codes: 0 all right, 1 a wrong result, 2 bad usage, 3 no device or MPI that 
 
 namespace {
 
-using Numbers = std::numeric_limits<std::uint64_t>;
-
-std::uint64_t number(Arguments& arguments, const std::string& name, std::uint64_t usual,
-                     std::uint64_t least, std::uint64_t most = Numbers::max()) {
-    const auto lists = arguments.sizes(name, "N", least);
-    if (!lists)
-        return usual;
-    if (lists->size() != 1 || lists->front().front() > most)
-        throw Error(ErrorCode::InvalidArgument,
-                    name + " takes one number" +
-                        (most == Numbers::max() ? "" : " of at most " + std::to_string(most)) +
-                        "; see --help");
-    return lists->front().front();
-}
-
 DType dtype_of(const std::string& text) {
     for (const DType dtype : {DType::BF16, DType::F32})
         if (text == to_string(dtype))
@@ -124,13 +109,13 @@ ExchangeShape take_shape(Arguments& arguments) {
     constexpr std::uint64_t kMost = std::uint64_t{1} << 30;
     ExchangeShape shape;
     const std::uint64_t launched = is_launched() ? static_cast<std::uint64_t>(launched_size()) : 0;
-    shape.ranks = number(arguments, "--ranks", launched > 0 ? launched : shape.ranks, 1, 4096);
-    shape.tokens = number(arguments, "--tokens", shape.tokens, 1, kMost);
-    shape.senders = number(arguments, "--senders", 0, 1, shape.ranks);
-    shape.hidden = number(arguments, "--hidden", shape.hidden, 8, kMost);
-    shape.top_k = number(arguments, "--topk", shape.top_k, 1, 64);
-    shape.experts = number(arguments, "--experts", shape.experts, 1, kMost);
-    shape.seed = number(arguments, "--seed", shape.seed, 0);
+    shape.ranks = arguments.number("--ranks", launched > 0 ? launched : shape.ranks, 1, 4096);
+    shape.tokens = arguments.number("--tokens", shape.tokens, 1, kMost);
+    shape.senders = arguments.number("--senders", 0, 1, shape.ranks);
+    shape.hidden = arguments.number("--hidden", shape.hidden, 8, kMost);
+    shape.top_k = arguments.number("--topk", shape.top_k, 1, 64);
+    shape.experts = arguments.number("--experts", shape.experts, 1, kMost);
+    shape.seed = arguments.number("--seed", shape.seed, 0);
     const std::string dtype = arguments.value("--dtype").value_or("bf16");
     shape.codes = dtype == "fp8";
     shape.dtype = shape.codes ? DType::BF16 : dtype_of(dtype);
@@ -178,14 +163,14 @@ ExchangeOptions take_exchange_options(Arguments& arguments) {
         throw Error(ErrorCode::InvalidArgument,
                     "--senders " + std::to_string(options.shape.senders) +
                         " with --mode ll, which sends the records of --tokens tokens all the same");
-    if (const auto ranks = number(arguments, "--ranks-per-node", 0, 1, 4096); ranks > 0)
+    if (const auto ranks = arguments.number("--ranks-per-node", 0, 1, 4096); ranks > 0)
         options.ranks_per_node = static_cast<int>(ranks);
     options.flat = arguments.flag("--flat");
     options.device_link = device_link_kind(arguments.value("--device-link").value_or("auto"));
     options.workgroups = static_cast<std::uint32_t>(
-        number(arguments, "--workgroups", 0, 0, std::numeric_limits<std::uint32_t>::max()));
-    options.piece_kib = number(arguments, "--piece", 0, 1, std::uint64_t{1} << 40);
-    options.repeats = number(arguments, "--repeats", options.repeats, 1);
+        arguments.number("--workgroups", 0, 0, std::numeric_limits<std::uint32_t>::max()));
+    options.piece_kib = arguments.number("--piece", 0, 1, std::uint64_t{1} << 40);
+    options.repeats = arguments.number("--repeats", options.repeats, 1);
     if (const auto seconds = arguments.value("--seconds"))
         options.seconds = seconds_of(*seconds);
     if (const auto devices = arguments.value("--device"))

@@ -16,10 +16,7 @@ std::uint64_t mix(std::uint64_t a, std::uint64_t b) {
 /// Of the numbers that a stage mixes in on the way back.
 constexpr std::uint64_t kBack = std::uint64_t{1} << 32;
 
-double now() {
-    return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch())
-        .count();
-}
+using Clock = std::chrono::steady_clock;
 
 } // namespace
 
@@ -57,10 +54,11 @@ TimePoint TimedStage::post(OpKind kind, std::uint64_t micro_batch, std::uint64_t
     LaneJob job;
     job.name = to_name({kind, 0, micro_batch});
     job.accesses = {{source.view(), Access::Read}, {target.view(), Access::Write}};
-    job.step = [=, this, &source, &target, began = std::optional<double>()](LaneContext&) mutable {
+    job.step = [=, this, &source, &target,
+                began = std::optional<Clock::time_point>()](LaneContext&) mutable {
         if (!began)
-            began = now();
-        if (now() - *began < seconds)
+            began = Clock::now();
+        if (Clock::now() - *began < std::chrono::duration<double>(seconds))
             return Progress::Again;
         target.mapped_as<std::uint64_t>()[0] =
             (this->*change)(source.mapped_as<std::uint64_t>()[0], micro_batch);

@@ -2,17 +2,15 @@
 #include "ranks/ranks.hpp"
 
 #include "app/exit_code.hpp"
+#include "app/relaunch.hpp"
 
 #include <bellows/comm/launch.hpp>
 #include <bellows/engine/error.hpp>
 
 #include <algorithm>
 #include <cstdio>
-#include <cstdlib>
 #include <exception>
-#include <filesystem>
 #include <string_view>
-#include <thread>
 
 namespace bellows::bench {
 
@@ -33,6 +31,10 @@ std::string run_rank(const RanksToRun& job) {
     World world = make_world(job);
     std::string wrong;
     try {
+        if (static_cast<std::uint64_t>(world.size()) != job.ranks)
+            throw Error(ErrorCode::InvalidArgument, "--ranks " + std::to_string(job.ranks) +
+                                                        " among " + std::to_string(world.size()) +
+                                                        " ranks that have been started");
         wrong = job.body(world);
     } catch (const Error& error) {
         if (world.size() == 1)
@@ -46,25 +48,6 @@ std::string run_rank(const RanksToRun& job) {
     return wrong;
 }
 
-/// Starts this very command once per rank.
-int start_ranks(std::uint64_t ranks, int argc, char** argv, std::string& message) {
-    // A software Vulkan driver of each rank must not take all cores.
-    const std::uint64_t cores = std::max(std::thread::hardware_concurrency(), 1u);
-    ::setenv("LP_NUM_THREADS", std::to_string(std::max<std::uint64_t>(cores / ranks, 1)).c_str(),
-             0);
-    LaunchOptions launch;
-    launch.ranks = static_cast<int>(ranks);
-    launch.command = {std::filesystem::read_symlink("/proc/self/exe").string()};
-    launch.command.insert(launch.command.end(), argv + 1, argv + argc);
-    const LaunchResult result = launch_ranks(launch);
-    if (result.exit_code != 0)
-        message = !result.reason.empty()
-                      ? result.reason
-                      : "rank " + std::to_string(result.rank) + " ended with code " +
-                            std::to_string(result.exit_code);
-    return result.exit_code;
-}
-
 int run(const char* help, int argc, char** argv,
         const std::function<RanksToRun(int argc, char** argv)>& take, std::string& message) {
     const auto wants_help = [](std::string_view word) { return word == "--help" || word == "-h"; };
@@ -74,8 +57,12 @@ int run(const char* help, int argc, char** argv,
         return kExitGood;
     }
     const RanksToRun job = take(argc, argv);
-    if (!is_launched() && job.ranks > 1)
-        return start_ranks(job.ranks, argc, argv, message);
+    if (!is_launched() && job.ranks > 1) {
+        const LaunchResult result = relaunch(static_cast<int>(job.ranks), argc, argv);
+        if (result.exit_code != 0)
+            message = reason_of(result);
+        return result.exit_code;
+    }
     message = run_rank(job);
     return message.empty() ? kExitGood : kExitWrongResult;
 }

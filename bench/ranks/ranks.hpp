@@ -15,7 +15,7 @@
 namespace bellows::bench {
 
 struct RanksToRun {
-    std::uint64_t ranks = 1; ///< started where none are
+    std::uint64_t ranks = 1; ///< started where none are; else there must be as many
     std::optional<int> ranks_per_node{};
     /// On each rank; "" or what is wrong, the same on all.
     std::function<std::string(World& world)> body;

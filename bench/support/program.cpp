@@ -99,6 +99,19 @@ Arguments::sizes(const std::string& name, const std::string& form, std::uint64_t
     return lists;
 }
 
+std::uint64_t Arguments::number(const std::string& name, std::uint64_t usual, std::uint64_t least,
+                                std::uint64_t most) {
+    const auto lists = sizes(name, "N", least);
+    if (!lists)
+        return usual;
+    if (lists->size() != 1 || lists->front().front() > most)
+        throw Error(ErrorCode::InvalidArgument,
+                    name + " takes one number" +
+                        (most == UINT64_MAX ? "" : " of at most " + std::to_string(most)) +
+                        "; see --help");
+    return lists->front().front();
+}
+
 std::vector<DType> Arguments::storage(const std::string& name) {
     std::vector<DType> chosen;
     for (const std::string& text : split(value(name).value_or("f32,bf16"))) {

@@ -10,6 +10,7 @@
 
 #include <benchmark/benchmark.h>
 
+#include <cstdint>
 #include <functional>
 #include <optional>
 #include <string>
@@ -35,6 +36,9 @@ public:
     /// `form` ("TxHxExK") has; none for "none". Throws Error{InvalidArgument} for anything else.
     std::optional<std::vector<std::vector<std::uint64_t>>>
     sizes(const std::string& name, const std::string& form, std::uint64_t least = 1);
+    /// The one number of `name` between `least` and `most`, or else `usual`. Throws likewise.
+    std::uint64_t number(const std::string& name, std::uint64_t usual, std::uint64_t least,
+                         std::uint64_t most = UINT64_MAX);
     /// The value "f32,bf16" of `name`; both without it.
     std::vector<DType> storage(const std::string& name);
 

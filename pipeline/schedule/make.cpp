@@ -18,23 +18,22 @@ class RankProgram {
 public:
     /// first: each phase's first micro-batch.
     explicit RankProgram(std::vector<std::uint64_t> first)
-        : forwards_(first), gradients_(std::move(first)), oldest_(gradients_.size()) {}
+        : forwards_(first), gradients_(std::move(first)) {}
 
     void forward(std::uint32_t phase) { add(OpKind::Forward, phase, forwards_[phase]++); }
     void backward(std::uint32_t phase) { add(OpKind::Backward, phase, gradients_[phase]++); }
     /// A backward whose weight gradient is left for later.
     void input_gradient(std::uint32_t phase) {
-        deferred_.push_back(phase);
-        add(OpKind::InputGradient, phase, gradients_[phase]);
-        oldest_[phase].push_back(gradients_[phase]++);
+        deferred_.push_back({OpKind::WeightGradient, phase, gradients_[phase]});
+        add(OpKind::InputGradient, phase, gradients_[phase]++);
     }
     /// The oldest that is left of all phases.
-    void weight_gradient() { weight_gradient(deferred_.front()); }
+    void weight_gradient() { weight_gradient(deferred_.front().phase); }
     /// The oldest that is left of a phase.
     void weight_gradient(std::uint32_t phase) {
-        deferred_.erase(std::find(deferred_.begin(), deferred_.end(), phase));
-        add(OpKind::WeightGradient, phase, oldest_[phase].front());
-        oldest_[phase].pop_front();
+        const auto oldest = std::ranges::find(deferred_, phase, &ScheduleOp::phase);
+        ops_.push_back(*oldest);
+        deferred_.erase(oldest);
     }
     void pair(std::uint32_t forward_phase, std::uint32_t backward_phase) {
         forward(forward_phase);
@@ -42,9 +41,10 @@ public:
         backward(backward_phase);
     }
     std::uint64_t num_deferred() const { return deferred_.size(); }
-    std::uint64_t num_deferred(std::uint32_t phase) const { return oldest_[phase].size(); }
+    std::uint64_t num_deferred(std::uint32_t phase) const {
+        return static_cast<std::uint64_t>(std::ranges::count(deferred_, phase, &ScheduleOp::phase));
+    }
     std::uint64_t num_forwards(std::uint32_t phase) const { return forwards_[phase]; }
-    std::uint64_t num_gradients(std::uint32_t phase) const { return gradients_[phase]; }
     std::vector<ScheduleOp> take() { return std::move(ops_); }
 
 private:
@@ -54,8 +54,7 @@ private:
 
     std::vector<ScheduleOp> ops_;
     std::vector<std::uint64_t> forwards_, gradients_; ///< the next micro-batch of each phase
-    std::vector<std::deque<std::uint64_t>> oldest_;   ///< micro-batches left, of each phase
-    std::deque<std::uint32_t> deferred_;              ///< their phases, of all
+    std::deque<ScheduleOp> deferred_;                 ///< weight gradients left for later
 };
 
 using Program = std::vector<ScheduleOp>;
@@ -167,11 +166,10 @@ Program zb_v(std::uint64_t ranks, std::uint64_t rank, std::uint64_t micro_batche
 }
 
 /// What DualPipe and DualPipeV share. outer: how far the rank is from where the streams turn or
-/// meet; inner: from the end; paired: pairs of step 4 of both orders.
-Program dual_pipe(std::uint64_t outer, std::uint64_t inner, std::uint64_t paired,
+/// meet; h: from the end; paired: pairs of step 4 of both orders.
+Program dual_pipe(std::uint64_t outer, std::uint64_t h, std::uint64_t paired,
                   std::vector<std::uint64_t> first) {
     RankProgram program(std::move(first));
-    const std::uint64_t h = inner;
     repeat(2 * outer, [&] { program.forward(0); });
     repeat(h + 1, [&] {
         program.forward(0);

@@ -169,6 +169,17 @@ void check(const Schedule& schedule, const SimulationOptions& options) {
 
 } // namespace
 
+StageCosts StageCosts::scaled(double factor) const noexcept {
+    StageCosts costs{factor * forward, factor * input_gradient, factor * weight_gradient, pair};
+    if (costs.pair)
+        *costs.pair *= factor;
+    return costs;
+}
+
+double Timeline::bubble_share() const {
+    return step_time > 0 ? *std::max_element(bubble.begin(), bubble.end()) / step_time : 0;
+}
+
 Timeline timeline_of(std::vector<std::vector<OpTime>> ops) {
     Timeline timeline;
     double first = kNever, last = 0;

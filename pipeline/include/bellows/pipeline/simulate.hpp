@@ -20,6 +20,8 @@ struct StageCosts {
     /// after the other.
     std::optional<double> pair{};
     double backward() const noexcept { return input_gradient + weight_gradient; }
+    /// All of them times `factor`: those of a part of a stage, or in another unit.
+    StageCosts scaled(double factor) const noexcept;
 };
 
 struct SimulationOptions {
@@ -40,6 +42,9 @@ struct Timeline {
     /// Of each rank: what it idles within the step, and between its own first and last op.
     std::vector<double> bubble, inner_bubble;
     std::uint64_t messages = 0; ///< between ranks
+
+    /// Of the rank that idles most, as a share of the step.
+    double bubble_share() const;
 };
 
 /// What becomes of times, simulated or measured: all but messages.

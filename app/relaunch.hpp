@@ -1,0 +1,22 @@
+// SPDX-License-Identifier: MIT
+#pragma once
+
+// This very program again, once per rank of a run on this host.
+
+#include <bellows/comm/launch.hpp>
+
+#include <string>
+#include <vector>
+
+namespace bellows {
+
+/// arguments: without the program's name. The ranks share the cores: a software Vulkan driver of
+/// each gets its part, unless LP_NUM_THREADS says otherwise. Throws as launch_ranks() does.
+LaunchResult relaunch(int ranks, const std::vector<std::string>& arguments);
+/// The same with those of main().
+LaunchResult relaunch(int ranks, int argc, const char* const* argv);
+
+/// Of one that has failed: what it says, or which rank ended how.
+std::string reason_of(const LaunchResult& result);
+
+} // namespace bellows
