@@ -1,0 +1,88 @@
+// SPDX-License-Identifier: MIT
+#pragma once
+
+// An overlapped pair: the forward of one micro-batch and the backward of another, cut into their
+// layers' nodes and interleaved so that the tokens of one travel while the other computes. No
+// Vulkan, no MPI; pure functions.
+//
+// Nodes of a part are handed in in their order. Compute nodes run one at a time, each as soon as
+// what it needs has ended and the device is free, the one first that could begin first (of several
+// at once the one handed in first); exchange nodes run one at a time in the order in which they are
+// handed in, beside the compute nodes. A node needs all of its part before it, but for what
+// PairNode tells.
+
+#include <bellows/pipeline/simulate.hpp>
+
+#include <cstddef>
+#include <cstdint>
+#include <string>
+#include <vector>
+
+namespace bellows {
+
+enum class NodeResource : std::uint8_t { Compute, Exchange };
+
+struct PairNode {
+    std::string name; ///< "ATTN(F)", "DISPATCH(B)", "MLP(W)"
+    NodeResource resource = NodeResource::Compute;
+    double seconds = 0;
+    /// Of a compute node right behind an exchange node: it needs not that one but what that one
+    /// needs. The node behind it needs both. Elsewhere it says nothing.
+    bool beside_exchange = false;
+    /// Of a weight gradient: it needs the input gradients before this index, and no other weight
+    /// gradient.
+    std::size_t after = 0;
+};
+
+struct PairNodes {
+    std::vector<PairNode> forward, input_gradient, weight_gradient; ///< each in its order
+};
+
+/// Whose next node is handed in, one after the other: Forward, InputGradient or WeightGradient.
+using PairOrder = std::vector<OpKind>;
+
+/// Node names in the order of a pair of layers, e.g. "MLP(B) MLP(W) MLP(F) ATTN(B) …", repeated for
+/// the layers of a chunk.
+using PairPattern = std::vector<std::string>;
+
+/// The forward, then the input gradients, then the weight gradients.
+PairOrder one_after_the_other(const PairNodes& nodes);
+
+/// The pair of `layers` such layers: a forward of layer l stands beside a backward of layer
+/// layers - 1 - l.
+PairNodes repeated(const PairNodes& layer, std::size_t layers);
+
+/// Goes round the pattern; each name hands in its part's nodes up to and with the next one of that
+/// name, where there is one; before a weight gradient the input gradients that it needs; and behind
+/// it the exchanges up to the next node that the pattern names, so that those which it does not
+/// name start early. What the pattern leaves over comes one after the other. Throws
+/// Error{InvalidArgument} for a name that no node could have (its end, "(F)", "(B)" or "(W)", says
+/// which part it is of), for an empty pattern, and for a weight gradient that needs more input
+/// gradients than there are.
+PairOrder interleave(const PairNodes& nodes, const PairPattern& pattern);
+
+/// Throws Error{InvalidArgument} unless each node is there once and a weight gradient comes after
+/// what it needs.
+void verify(const PairNodes& nodes, const PairOrder& order);
+
+struct PairTimes {
+    std::vector<OpTime> nodes; ///< in the order of handing in
+    double time = 0;           ///< of the pair
+    double compute = 0, exchange = 0;
+    double hidden = 0; ///< of the exchange, while something computes
+};
+
+/// Throws Error{InvalidArgument} as verify() does and for times that are negative or not finite.
+PairTimes simulate_pair(const PairNodes& nodes, const PairOrder& order);
+
+/// The pattern of the shortest repeated(layer, layers) that a search of some milliseconds finds, of
+/// equals one near DeepSeek-V3's; the same for the same nodes, and never longer than
+/// one_after_the_other(). Throws like interleave() and simulate_pair(), and for no nodes.
+PairPattern choose_pattern(const PairNodes& layer, std::size_t layers = 4);
+
+/// "MLP(B) MLP(W) …" and back. Throws Error{InvalidArgument} for a name without "(F)", "(B)",
+/// "(W)".
+std::string to_text(const PairPattern& pattern);
+PairPattern parse_pattern(const std::string& text);
+
+} // namespace bellows
