@@ -86,6 +86,14 @@ Costs are per op of a chunk: f, i, w, fb of a pair (unless given f + i + w), p2p
 there, transfer while it takes its link. With --compare they are of a rank's share of the model, of
 which a chunk costs its part.
 
+--pair shows what one of DualPipe's pairs hides: the forward of one micro-batch and the backward of
+another, MoE layers both, whose nodes alternate so that the tokens of one travel while the other
+computes. Costs are then of nodes: attn, router, dispatch, shared, mlp and combine with .f for the
+forward and .b for the gradients of inputs; attn.w, shared.w and mlp.w for those of weights. Without
+a cost, gradients take what the forward takes, and exchanges together as long as all that computes.
+--order is the order of a pair of layers, repeated: each name hands in the nodes up to the next one
+of that name.
+
 Kinds: gpipe, 1f1b, interleaved (a multiple of as many micro-batches as ranks), zb-h1, zb-h2, zb-v,
 dualpipe (an even number of ranks and of micro-batches, at least twice as many as ranks), dualpipev
 (at least twice as many micro-batches as ranks).
@@ -94,7 +102,10 @@ Examples:
   bellows schedule --kind dualpipe --ranks 8 --micro-batches 20
   bellows schedule --kind zb-v --ranks 4 --micro-batches 12 --format svg --out zb-v.svg
   bellows schedule --compare --ranks 8 --micro-batches 32 --costs f=10,i=11,w=9,fb=25,p2p=0.5
-  bellows schedule --kind 1f1b --ranks 2 --micro-batches 4 --costs f=1,i=1,w=1:f=2,i=2,w=1)";
+  bellows schedule --kind 1f1b --ranks 2 --micro-batches 4 --costs f=1,i=1,w=1:f=2,i=2,w=1
+  bellows schedule --pair --costs attn.f=2,mlp.f=1,dispatch.f=1.5,mlp.w=0.8
+  bellows schedule --pair --layers 2 --order 'MLP(B) MLP(W) MLP(F) ATTN(B) ATTN(W) ATTN(F)'
+  bellows schedule --pair --format svg --out pair.svg)";
 
 constexpr const char* kExitCodes =
     "\n\nExit codes: 0 good, 1 wrong result, 2 bad input or usage, 3 no device that serves, "
@@ -202,19 +213,24 @@ void add_generate(CLI::App& app, GenerateFlags& flags) {
 void add_schedule(CLI::App& app, ScheduleFlags& flags) {
     app.add_option("--kind", flags.kind, "which schedule")->type_name("KIND");
     app.add_flag("--compare", flags.compare, "all kinds, for the same ranks and model");
+    app.add_flag("--pair", flags.pair, "a forward beside a backward, node by node");
     add_count(app, "--ranks", flags.ranks, "pipeline ranks (default 4)");
     add_count(app, "--micro-batches", flags.micro_batches,
               "of both directions together (default: four times as many as ranks)");
     add_count(app, "--chunks", flags.chunks, "interleaved: stages per rank (default 2)");
     app.add_option("--costs", flags.costs,
-                   "how long ops take (default f=1,i=1,w=1,p2p=0); of each stage with ':' between")
-        ->type_name("f=1,i=1,w=1,fb=3,p2p=0,transfer=0");
+                   "how long ops take (default f=1,i=1,w=1,p2p=0); of each stage with ':' between; "
+                   "--pair: nodes (default attn.f=1,router.f=0.1,shared.f=0.3,mlp.f=1)")
+        ->type_name("f=1,i=1,w=1,fb=3,p2p=0,transfer=0|attn.f=1,…");
     app.add_flag("--decoupled", flags.decoupled,
                  "a pair's halves run one after the other, each as soon as it can");
     app.add_flag(
         "--early-gradients", flags.early_gradients,
         "a backward sends its input's gradient before it makes the weights'; those of pairs only "
         "with --decoupled");
+    add_count(app, "--layers", flags.layers, "--pair: how many of both (default 4)");
+    app.add_option("--order", flags.order, "--pair: that order (default: the best that is found)")
+        ->type_name("\"NAME NAME …\"");
     app.add_option("--format", flags.format, "how to show it (default text)")
         ->type_name("text|json|svg|trace");
     app.add_option("--out", flags.out, "write it there (default: standard output)")

@@ -42,10 +42,10 @@ struct InfoFlags {
 };
 
 struct ScheduleFlags {
-    std::optional<std::string> kind{}, costs{}, format{};
-    std::optional<std::uint64_t> ranks{}, micro_batches{}, chunks{};
+    std::optional<std::string> kind{}, costs{}, format{}, order{};
+    std::optional<std::uint64_t> ranks{}, micro_batches{}, chunks{}, layers{};
     std::optional<std::filesystem::path> out{};
-    bool compare = false, decoupled = false, early_gradients = false;
+    bool compare = false, pair = false, decoupled = false, early_gradients = false;
 };
 
 /// Configuration, then flags over it, then the checks that need no data. A resumed run takes the

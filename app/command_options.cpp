@@ -252,13 +252,57 @@ InfoOptions resolve_info(const InfoFlags& flags) {
     return {flags.json, flags.device.value_or(""), flags.kernels, flags.retune};
 }
 
+namespace {
+
+[[noreturn]] void refuse(const std::string& why) {
+    throw Error(ErrorCode::InvalidArgument, why);
+}
+
+ScheduleFormat parse_schedule_format(const std::string& format) {
+    constexpr std::array<std::string_view, 4> kFormats = {"text", "json", "svg", "trace"};
+    const auto found = std::find(kFormats.begin(), kFormats.end(), format);
+    if (found == kFormats.end()) {
+        refuse("there is no --format " + format + ", there are: text, json, svg, trace");
+    }
+    return static_cast<ScheduleFormat>(found - kFormats.begin());
+}
+
+PairOptions resolve_pair(const ScheduleFlags& flags) {
+    constexpr std::uint64_t kMostLayers = 100;
+    if (flags.ranks || flags.micro_batches || flags.chunks || flags.decoupled ||
+        flags.early_gradients) {
+        refuse("--ranks, --micro-batches, --chunks, --decoupled and --early-gradients are of a "
+               "schedule, --pair has none");
+    }
+    PairOptions options;
+    options.layer = parse_pair_costs(flags.costs.value_or(""));
+    options.layers = flags.layers.value_or(options.layers);
+    if (options.layers == 0 || options.layers > kMostLayers) {
+        refuse("--layers must be 1 to " + std::to_string(kMostLayers) + ", not " +
+               std::to_string(options.layers));
+    }
+    if (flags.order) {
+        options.order = parse_pattern(*flags.order);
+    }
+    return options;
+}
+
+} // namespace
+
 ScheduleOptions resolve_schedule(const ScheduleFlags& flags) {
-    const auto refuse = [](const std::string& why) {
-        throw Error(ErrorCode::InvalidArgument, why);
-    };
     ScheduleOptions options;
-    if (flags.kind.has_value() == flags.compare) {
-        refuse("--kind names a schedule, or --compare shows all of them");
+    if (flags.kind.has_value() + flags.compare + flags.pair != 1) {
+        refuse("--kind names a schedule, or --compare shows all of them, or --pair what a pair of "
+               "layers hides");
+    }
+    options.format = parse_schedule_format(flags.format.value_or("text"));
+    options.out = flags.out;
+    if (flags.pair) {
+        options.pair = resolve_pair(flags);
+        return options;
+    }
+    if (flags.layers || flags.order) {
+        refuse("--layers and --order go with --pair");
     }
     options.compare = flags.compare;
     if (flags.kind) {
@@ -273,17 +317,9 @@ ScheduleOptions resolve_schedule(const ScheduleFlags& flags) {
     options.costs = parse_costs(flags.costs.value_or(""));
     options.decoupled = flags.decoupled;
     options.early_gradients = flags.early_gradients;
-    const std::string format = flags.format.value_or("text");
-    constexpr std::array<std::string_view, 4> kFormats = {"text", "json", "svg", "trace"};
-    const auto found = std::find(kFormats.begin(), kFormats.end(), format);
-    if (found == kFormats.end()) {
-        refuse("there is no --format " + format + ", there are: text, json, svg, trace");
-    }
-    options.format = static_cast<ScheduleFormat>(found - kFormats.begin());
     if (flags.compare && options.format >= ScheduleFormat::Svg) {
         refuse("--compare is shown as text or json");
     }
-    options.out = flags.out;
     return options;
 }
 

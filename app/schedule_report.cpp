@@ -53,15 +53,6 @@ std::string title_of(const Schedule& schedule) {
     throw Error(ErrorCode::InvalidArgument, why);
 }
 
-double cost_of(const std::string& key, const std::string& text) {
-    double value = 0;
-    const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
-    if (error != std::errc{} || end != text.data() + text.size() || !std::isfinite(value) ||
-        value < 0)
-        refuse("--costs: " + key + " must be a number of at least 0, not '" + text + "'");
-    return value;
-}
-
 /// One stage's.
 StageCosts parse_stage(const std::string& text, SimulationOptions& all) {
     StageCosts costs;
@@ -71,17 +62,17 @@ StageCosts parse_stage(const std::string& text, SimulationOptions& all) {
         const std::string key = entry.substr(0, equals);
         const std::string value = equals == std::string::npos ? "" : entry.substr(equals + 1);
         if (key == "f")
-            costs.forward = cost_of(key, value);
+            costs.forward = parse_cost(key, value);
         else if (key == "i")
-            costs.input_gradient = cost_of(key, value);
+            costs.input_gradient = parse_cost(key, value);
         else if (key == "w")
-            costs.weight_gradient = cost_of(key, value);
+            costs.weight_gradient = parse_cost(key, value);
         else if (key == "fb")
-            costs.pair = cost_of(key, value);
+            costs.pair = parse_cost(key, value);
         else if (key == "p2p")
-            all.p2p_latency = cost_of(key, value);
+            all.p2p_latency = parse_cost(key, value);
         else if (key == "transfer")
-            all.p2p_transfer = cost_of(key, value);
+            all.p2p_transfer = parse_cost(key, value);
         else
             refuse("--costs: there is no '" + key + "', there are f, i, w, fb, p2p and transfer");
     }
@@ -206,7 +197,52 @@ std::vector<Compared> compare(const ScheduleOptions& options) {
     return lines;
 }
 
+std::string shown_comparison(const ScheduleOptions& options) {
+    return options.format == ScheduleFormat::Json ? comparison_json(options)
+                                                  : comparison_text(options);
+}
+
+std::string shown_schedule(const ScheduleOptions& options) {
+    const Schedule schedule = changed(options, make_schedule(options.desc), options.costs);
+    const Timeline timeline = simulate(schedule, options.costs);
+    switch (options.format) {
+    case ScheduleFormat::Text:
+        return schedule_text(schedule, timeline);
+    case ScheduleFormat::Json:
+        return schedule_json(schedule, timeline);
+    case ScheduleFormat::Svg:
+        return schedule_svg(schedule, timeline);
+    case ScheduleFormat::Trace:
+        return schedule_trace(schedule, timeline);
+    }
+    return {};
+}
+
+std::string shown_pair(const ScheduleOptions& options) {
+    const PairReport report(*options.pair);
+    switch (options.format) {
+    case ScheduleFormat::Text:
+        return pair_text(report);
+    case ScheduleFormat::Json:
+        return pair_json(report);
+    case ScheduleFormat::Svg:
+        return pair_svg(report);
+    case ScheduleFormat::Trace:
+        return pair_trace(report);
+    }
+    return {};
+}
+
 } // namespace
+
+double parse_cost(const std::string& key, const std::string& text) {
+    double value = 0;
+    const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
+    if (error != std::errc{} || end != text.data() + text.size() || !std::isfinite(value) ||
+        value < 0)
+        refuse("--costs: " + key + " must be a number of at least 0, not '" + text + "'");
+    return value;
+}
 
 SimulationOptions parse_costs(const std::string& text) {
     SimulationOptions options;
@@ -361,28 +397,9 @@ std::string comparison_json(const ScheduleOptions& options) {
 }
 
 int print_schedule(const ScheduleOptions& options) {
-    std::string text;
-    if (options.compare) {
-        text = options.format == ScheduleFormat::Json ? comparison_json(options)
-                                                      : comparison_text(options);
-    } else {
-        const Schedule schedule = changed(options, make_schedule(options.desc), options.costs);
-        const Timeline timeline = simulate(schedule, options.costs);
-        switch (options.format) {
-        case ScheduleFormat::Text:
-            text = schedule_text(schedule, timeline);
-            break;
-        case ScheduleFormat::Json:
-            text = schedule_json(schedule, timeline);
-            break;
-        case ScheduleFormat::Svg:
-            text = schedule_svg(schedule, timeline);
-            break;
-        case ScheduleFormat::Trace:
-            text = schedule_trace(schedule, timeline);
-            break;
-        }
-    }
+    const std::string text = options.pair      ? shown_pair(options)
+                             : options.compare ? shown_comparison(options)
+                                               : shown_schedule(options);
     if (options.out)
         write_file_durably(*options.out, text);
     else

@@ -2,7 +2,9 @@
 #pragma once
 
 // `bellows schedule`: a pipeline schedule and what becomes of it, as text, JSON, a picture or a
-// trace; or all schedules beside each other. Pure functions but for the last.
+// trace; or all schedules beside each other, or a pair. Pure functions but for the last.
+
+#include "app/pair_report.hpp"
 
 #include <bellows/pipeline/simulate.hpp>
 
@@ -21,10 +23,13 @@ struct ScheduleOptions {
     ScheduleDesc desc;
     SimulationOptions costs;
     bool decoupled = false, early_gradients = false; ///< decouple_pairs(), split_backwards()
+    std::optional<PairOptions> pair;                 ///< that and not a schedule
     ScheduleFormat format = ScheduleFormat::Text;
     std::optional<std::filesystem::path> out; ///< unset: standard output
 };
 
+/// What stands behind "key=". Throws Error{InvalidArgument} unless it is a number of at least 0.
+double parse_cost(const std::string& key, const std::string& text);
 /// "f=1,i=1,w=1,fb=3,p2p=0,transfer=0", any of them, of all stages, or of each with ':' between.
 /// p2p and transfer are of all. Throws Error{InvalidArgument}.
 SimulationOptions parse_costs(const std::string& text);

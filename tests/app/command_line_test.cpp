@@ -285,6 +285,15 @@ TEST_F(CommandLine, SchedulesNeedNoDevice) {
     expect_refused(run({"schedule", "--kind", "dualpipe", "--ranks", "3"}), "even number of ranks");
     expect_refused(run({"schedule", "--kind", "1f1b", "--ranks", "-1"}), "--ranks");
     expect_refused(run({"schedule"}), "--compare");
+    const Result pair = run({"schedule", "--pair", "--layers", "2", "--costs", "dispatch.f=1",
+                             "--order", "MLP(B) MLP(W) MLP(F) ATTN(B) ATTN(W) ATTN(F)"});
+    EXPECT_EQ(pair.code, 0) << pair.errors;
+    EXPECT_NE(pair.out.find("given order, round after round:\nMLP(B) MLP(W) MLP(F)"),
+              std::string::npos)
+        << pair.out;
+    expect_refused(run({"schedule", "--pair", "--kind", "1f1b"}), "--pair");
+    expect_refused(run({"schedule", "--pair", "--order", "MPL(B)"}), "there is no 'MPL(B)'");
+    expect_refused(run({"schedule", "--kind", "1f1b", "--layers", "2"}), "--pair");
 }
 
 TEST_F(CommandLine, ResumeTakesTheCheckpointsConfiguration) {

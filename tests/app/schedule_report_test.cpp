@@ -10,8 +10,12 @@
 #include <gtest/gtest.h>
 #include <nlohmann/json.hpp>
 
+#include <algorithm>
 #include <map>
+#include <optional>
 #include <string>
+#include <utility>
+#include <vector>
 
 namespace bellows {
 namespace {
@@ -69,6 +73,8 @@ TEST(ScheduleCommand, FlagsThatDoNotGoTogetherAreRefused) {
     expect_refused({.kind = "1f1b", .format = "png"}, "there is no --format png");
     expect_refused({.format = "svg", .compare = true}, "--compare is shown as text or json");
     expect_refused({.kind = "1f1b", .costs = "f=x"}, "f must be a number of at least 0");
+    expect_refused({.kind = "1f1b", .layers = 2}, "--layers and --order go with --pair");
+    expect_refused({.order = "MLP(B)", .compare = true}, "--layers and --order go with --pair");
     const ScheduleOptions options = resolve_schedule(
         {.kind = "interleaved", .format = "trace", .ranks = 2, .chunks = 3, .decoupled = true});
     EXPECT_EQ(options.desc.kind, ScheduleKind::Interleaved);
@@ -77,6 +83,124 @@ TEST(ScheduleCommand, FlagsThatDoNotGoTogetherAreRefused) {
     EXPECT_EQ(options.format, ScheduleFormat::Trace);
     EXPECT_TRUE(options.decoupled);
     EXPECT_FALSE(options.early_gradients);
+}
+
+TEST(PairCommand, CostsAreOfNodes) {
+    const PairNodes even = parse_pair_costs("");
+    const PairTimes times = simulate_pair(even, one_after_the_other(even));
+    EXPECT_DOUBLE_EQ(times.compute, times.exchange);
+    const PairNodes layer = parse_pair_costs("attn.f=2,mlp.f=3,attn.b=4,mlp.w=0,combine.f=5");
+    std::map<std::string, double> seconds;
+    for (const auto* part : {&layer.forward, &layer.input_gradient, &layer.weight_gradient})
+        for (const PairNode& node : *part)
+            seconds[node.name] = node.seconds;
+    EXPECT_EQ(seconds, (std::map<std::string, double>{{"ATTN(F)", 2},
+                                                      {"ROUTER(F)", 0.1},
+                                                      {"SHARED(F)", 0.3},
+                                                      {"MLP(F)", 3},
+                                                      {"DISPATCH(F)", 5},
+                                                      {"COMBINE(F)", 5},
+                                                      {"DISPATCH(B)", 5},
+                                                      {"SHARED(B)", 0.3},
+                                                      {"MLP(B)", 3},
+                                                      {"COMBINE(B)", 5},
+                                                      {"ROUTER(B)", 0.1},
+                                                      {"ATTN(B)", 4},
+                                                      {"MLP(W)", 0},
+                                                      {"SHARED(W)", 0.3},
+                                                      {"ATTN(W)", 2}}));
+    // Without a forward's to go by, the other exchanges make a quarter each.
+    EXPECT_DOUBLE_EQ(parse_pair_costs("dispatch.b=1").forward[2].seconds, 7.1 / 4);
+    for (const char* bad :
+         {"f=1", "router.w=1", "mlp", "mlp.f=", "mlp.f=-1", "MLP(F)=1", "mlp.f=1,,"})
+        EXPECT_THROW((void)parse_pair_costs(bad), Error) << bad;
+}
+
+TEST(PairCommand, FlagsThatDoNotGoTogetherAreRefused) {
+    expect_refused({.kind = "1f1b", .pair = true}, "--kind names a schedule, or --compare");
+    expect_refused({.compare = true, .pair = true}, "--kind names a schedule, or --compare");
+    expect_refused({.ranks = 4, .pair = true}, "--pair has none");
+    expect_refused({.pair = true, .decoupled = true}, "--pair has none");
+    expect_refused({.layers = 0, .pair = true}, "--layers must be 1 to 100, not 0");
+    expect_refused({.layers = 101, .pair = true}, "--layers must be 1 to 100, not 101");
+    expect_refused({.order = "MLP", .pair = true}, "'MLP', whose end is none of (F), (B) and (W)");
+    expect_refused({.format = "png", .pair = true}, "there is no --format png");
+    expect_refused({.costs = "f=1", .pair = true}, "there is no 'f' in a pair, there are attn.f");
+    const ScheduleOptions options =
+        resolve_schedule({.format = "trace", .order = "MLP(B) ATTN(F)", .layers = 7, .pair = true});
+    ASSERT_TRUE(options.pair);
+    EXPECT_EQ(options.pair->layers, 7u);
+    EXPECT_EQ(options.pair->order, (PairPattern{"MLP(B)", "ATTN(F)"}));
+    EXPECT_EQ(options.format, ScheduleFormat::Trace);
+    EXPECT_EQ(resolve_schedule({.pair = true}).pair->layers, 4u);
+}
+
+/// One layer whose nodes and exchanges take 1, its router and shared expert nothing.
+PairReport simple_pair(std::optional<PairPattern> order = {}) {
+    return PairReport({.layer = parse_pair_costs("attn.f=1,mlp.f=1,router.f=0,shared.f=0,"
+                                                 "dispatch.f=1"),
+                       .layers = 1,
+                       .order = std::move(order)});
+}
+
+TEST(PairReport, TextHasTheOrderAndWhatItHides) {
+    const std::string text = pair_text(simple_pair());
+    for (const char* part :
+         {"A pair of 1 MoE layer:", "chosen order, round after round:\nDISPATCH(B) ",
+          "one after the other         10  exchange hidden: 0 of 4 (0.0 %)\n",
+          "overlapped                   6  exchange hidden: 4 of 4 (100.0 %); "
+          "1.67 times as fast\n",
+          "bound                        6  the longer of compute, 6, and "
+          "exchange, 4\n"})
+        EXPECT_NE(text.find(part), std::string::npos) << part << " in " << text;
+    const std::string given = pair_text(simple_pair(PairPattern{"COMBINE(F)"}));
+    EXPECT_NE(given.find("given order, round after round:\nCOMBINE(F)\n"), std::string::npos);
+    EXPECT_NE(given.find("overlapped                  10 "), std::string::npos) << given;
+    EXPECT_THROW((void)simple_pair(PairPattern{"MPL(B)"}), Error);
+    EXPECT_THROW((void)simple_pair(PairPattern{}), Error);
+}
+
+TEST(PairReport, JsonHasAllOfIt) {
+    const PairReport report({.layer = parse_pair_costs(""), .layers = 3, .order = {}});
+    const auto json = nlohmann::json::parse(pair_json(report));
+    EXPECT_EQ(json.at("layers"), 3);
+    EXPECT_EQ(json.at("chosen"), true);
+    EXPECT_EQ(json.at("order").size(), 15u);
+    EXPECT_EQ(json.at("bound"), report.bound());
+    EXPECT_EQ(json.at("overlapped").at("time"), report.times.time);
+    EXPECT_EQ(json.at("overlapped").at("hidden"), report.times.hidden);
+    EXPECT_EQ(json.at("one_after_the_other").at("time"), report.apart.time);
+    ASSERT_EQ(json.at("nodes").size(), 45u);
+    std::map<std::pair<std::string, int>, int> found;
+    std::map<std::string, int> next;
+    for (const auto& node : json.at("nodes")) {
+        const std::string name = node.at("name");
+        ++found[{name, node.at("layer").get<int>()}];
+        const int index = next[name]++;
+        EXPECT_EQ(node.at("layer"), name.ends_with("(F)") ? index : 2 - index) << node;
+        EXPECT_LE(node.at("end"), report.times.time);
+    }
+    EXPECT_EQ(found.size(), 45u);
+}
+
+TEST(PairReport, ThePictureAndTheTraceHaveEveryNode) {
+    const PairReport report({.layer = parse_pair_costs(""), .layers = 3, .order = {}});
+    const std::string svg = pair_svg(report);
+    EXPECT_EQ(count(svg, "<title>"), 45u);
+    EXPECT_EQ(count(svg, "<title>MLP(B) of layer 2, "), 1u);
+    EXPECT_NE(svg.find(">compute<"), std::string::npos);
+    EXPECT_NE(svg.find(">exchange<"), std::string::npos);
+    const auto json = nlohmann::json::parse(pair_trace(report));
+    std::map<int, std::vector<std::pair<double, double>>> lanes;
+    for (const auto& event : json.at("traceEvents"))
+        if (event.at("ph") == "X")
+            lanes[event.at("tid").get<int>()].emplace_back(event.at("ts"), event.at("dur"));
+    ASSERT_EQ(lanes.size(), 2u);
+    for (auto& [lane, events] : lanes) {
+        std::ranges::sort(events);
+        for (std::size_t i = 1; i < events.size(); ++i)
+            EXPECT_GE(events[i].first, events[i - 1].first + events[i - 1].second - 1e-2);
+    }
 }
 
 TEST(ScheduleReport, TextHasTheOpsAndWhatBecomesOfThem) {
