@@ -221,7 +221,7 @@ void add_schedule(CLI::App& app, ScheduleFlags& flags) {
     app.add_option("--costs", flags.costs,
                    "how long ops take (default f=1,i=1,w=1,p2p=0); of each stage with ':' between; "
                    "--pair: nodes (default attn.f=1,router.f=0.1,shared.f=0.3,mlp.f=1)")
-        ->type_name("f=1,i=1,w=1,fb=3,p2p=0,transfer=0|attn.f=1,…");
+        ->type_name("f=1,i=1,w=1,fb=3,p2p=0,transfer=0|attn.f=1,mlp.b=1");
     app.add_flag("--decoupled", flags.decoupled,
                  "a pair's halves run one after the other, each as soon as it can");
     app.add_flag(
@@ -230,7 +230,7 @@ void add_schedule(CLI::App& app, ScheduleFlags& flags) {
         "with --decoupled");
     add_count(app, "--layers", flags.layers, "--pair: how many of both (default 4)");
     app.add_option("--order", flags.order, "--pair: that order (default: the best that is found)")
-        ->type_name("\"NAME NAME …\"");
+        ->type_name("NAMES");
     app.add_option("--format", flags.format, "how to show it (default text)")
         ->type_name("text|json|svg|trace");
     app.add_option("--out", flags.out, "write it there (default: standard output)")
