@@ -42,8 +42,9 @@ The run's folder gets metrics.jsonl with a line per step: step, loss (nats per t
 (before clipping), lr, tokens_per_s, seconds, model_flops_per_s, bytes_exchanged (sent by all ranks
 together) and seconds_waited (for other ranks: what exchange, reductions, pipes and host collectives
 of a rank did nothing but wait, added up, mean over the ranks; they run side by side, so the sum may
-exceed `seconds`). Also loss.svg, trace.json (the last two steps of all ranks; opens in Perfetto)
-and checkpoints/step-N.)";
+exceed `seconds`). Also loss.svg, trace.json (the last two steps of all ranks, each piece of work
+with its op of the schedule; opens in Perfetto), report.svg (how the last step went through the
+ranks' pipeline) and checkpoints/step-N.)";
 
 constexpr const char* kGenerateExamples = R"(
 Examples:
@@ -164,6 +165,11 @@ void add_train(CLI::App& app, TrainFlags& flags) {
     app.add_option("--pipeline", flags.pipeline,
                    "its schedule (default 1f1b); `bellows schedule --compare` shows them")
         ->type_name("gpipe|1f1b|interleaved|zb-h1|zb-h2|zb-v|dualpipe|dualpipev");
+    app.add_option("--pairs", flags.pairs,
+                   "how dualpipe's and dualpipev's pairs run: interleaved as measured where "
+                   "experts' tokens travel, else apart (auto, the default), apart, or a pattern as "
+                   "`bellows schedule --pair` prints it")
+        ->type_name("auto|apart|PATTERN");
     add_count(app, "--batch", flags.batch, "sequences per step, over all ranks");
     add_count(app, "--micro-batches", flags.micro_batches,
               "per data-parallel rank (default: as configured; where that is 1 and --pp more, the "

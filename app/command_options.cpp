@@ -56,6 +56,7 @@ void apply_flags(TrainConfig& train, const TrainFlags& flags) {
     override_with(train.device_link, flags.device_link);
     override_with(train.checkpoint_every, flags.checkpoint_every);
     override_with(train.pipeline, flags.pipeline);
+    override_with(train.pairs, flags.pairs);
     override_with(train.pp, flags.pp);
     override_with(train.dp, flags.dp);
     override_with(train.ep, flags.ep);

@@ -24,13 +24,19 @@ struct Extent {
 Extent extent_of(const GanttChart& chart) {
     constexpr double kNone = std::numeric_limits<double>::infinity();
     Extent extent{kNone, -kNone, kNone};
+    std::vector<double> lengths; // of bars with a label
     for (const GanttRow& row : chart.rows)
         for (const GanttBar& bar : row.bars) {
             extent.first = std::min(extent.first, bar.start);
             extent.last = std::max(extent.last, bar.end);
-            if (bar.end > bar.start)
-                extent.shortest = std::min(extent.shortest, bar.end - bar.start);
+            if (bar.end > bar.start && !bar.label.empty())
+                lengths.push_back(bar.end - bar.start);
         }
+    if (!lengths.empty()) { // one of ten may be too short for its label
+        const auto tenth = lengths.begin() + static_cast<std::ptrdiff_t>(lengths.size() / 10);
+        std::nth_element(lengths.begin(), tenth, lengths.end());
+        extent.shortest = *tenth;
+    }
     return extent.last > extent.first ? extent : Extent{};
 }
 

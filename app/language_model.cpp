@@ -68,7 +68,7 @@ std::span<const float> LanguageModel::Impl::forward(std::span<const std::uint32_
     std::fill(tokens.begin(), tokens.end(), 0u);
     std::copy(text.begin(), text.end(), tokens.begin());
     for (const Node* node : stage->nodes(0, NodeKind::Forward))
-        node->submit();
+        node->submit({});
     device->wait_idle(wait_limit(config.train));
     return stage->logits_buffer(0).mapped_as<const float>();
 }

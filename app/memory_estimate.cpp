@@ -220,7 +220,7 @@ MemoryEstimate estimate_memory(const RunConfig& run, const RunLayout& layout,
         s.handle = ExpertExchange::handle_bytes(topology, first, exchange) +
                    ExpertExchange::record_bytes(topology, first, exchange);
     }
-    const Schedule schedule = pipeline_schedule(run.train, layout.pp);
+    const Schedule schedule = pipeline_schedule(run, layout);
     MemoryEstimate all;
     std::uint64_t rows = 0; // of experts, in the scratch of all slots
     for (std::uint32_t phase = 0; phase < schedule.chunks[rank].size(); ++phase)

@@ -52,7 +52,7 @@ PairNodes moe_layer() {
                                {"COMBINE(B)", kExchange, kUnset},
                                {"ROUTER(B)", kCompute, kUnset},
                                {"ATTN(B)", kCompute, kUnset}},
-            .weight_gradient = {{"MLP(W)", kCompute, kUnset, false, 5},
+            .weight_gradient = {{"MLP(W)", kCompute, kUnset, false, 3},
                                 {"SHARED(W)", kCompute, kUnset, false, 5},
                                 {"ATTN(W)", kCompute, kUnset, false, 6}}};
 }

@@ -20,7 +20,7 @@ std::string moment_name(const Parameter& parameter, bool second) {
 
 /// The ranks that stand for a parameter, ascending: they write a shard each.
 std::vector<std::uint64_t> writing_ranks(const RunConfig& config, const RunLayout& layout) {
-    const Schedule schedule = pipeline_schedule(config.train, layout.pp);
+    const Schedule schedule = pipeline_schedule(config, layout);
     std::vector<std::uint64_t> ranks;
     for (std::uint64_t place = 0; place < layout.pp; ++place)
         for (std::uint64_t d = 0; d < layout.dp; ++d) {

@@ -7,6 +7,7 @@
 #include "app/loss_plot.hpp"
 #include "app/memory_estimate.hpp"
 #include "app/metrics.hpp"
+#include "app/pipeline_report.hpp"
 #include "app/progress.hpp"
 #include "app/run_checkpoint.hpp"
 #include "app/run_device.hpp"
@@ -62,6 +63,7 @@ private:
     void check_memory();
     bool leads() const { return world_.rank() == 0; }
     void one_step(std::uint64_t step);
+    void begin_trace(std::uint64_t step);
     void checkpoint(std::uint64_t steps_done);
     void remove_older_checkpoints();
     void finish();
@@ -82,6 +84,8 @@ private:
     std::uint64_t first_step_ = 0;
     std::filesystem::path last_checkpoint_;
     std::optional<Results> results_;
+    std::vector<TraceEvent> trace_; ///< of the last steps but the one that runs
+    double clock_origin_ = 0;       ///< see report_pipeline()
     bool saved_last_ = false;
     bool warned_ = false; // that a file other than a checkpoint cannot be written
 };
@@ -196,6 +200,17 @@ void TrainRun::one_step(std::uint64_t step) {
                         ": the gradient is not finite, the weights stay as they are");
 }
 
+/// Of a step: the last ones' traces are kept, the last one's apart.
+void TrainRun::begin_trace(std::uint64_t step) {
+    std::vector<TraceEvent> before = device_->take_trace();
+    if (step + kTracedSteps > train_.steps)
+        trace_.insert(trace_.end(), before.begin(), before.end());
+    if (step + 1 == train_.steps && world_.topology().num_nodes() > 1) {
+        world_.control().barrier(wait_limit(train_), "setting clocks");
+        clock_origin_ = std::chrono::duration<double>(Clock::now().time_since_epoch()).count();
+    }
+}
+
 void TrainRun::checkpoint(std::uint64_t steps_done) {
     device_->wait_idle(wait_limit(train_)); // downloads would not wait as long for the update
     try {
@@ -228,7 +243,13 @@ void TrainRun::remove_older_checkpoints() {
 void TrainRun::finish() {
     device_->wait_idle(wait_limit(train_));
     device_->save_pipeline_cache();
-    warn_if_not_written([&] { write_trace(options_.out / "trace.json", *device_, world_); });
+    const std::vector<TraceEvent> last = device_->take_trace();
+    std::optional<PipelineReport> report;
+    if (first_step_ < train_.steps && world_.size() > 1)
+        report = report_pipeline(world_, trainer_->schedule(), options_.layout, last, *device_,
+                                 clock_origin_);
+    trace_.insert(trace_.end(), last.begin(), last.end());
+    warn_if_not_written([&] { write_trace(options_.out / "trace.json", trace_, world_); });
     if (!leads())
         return;
     progress_->finish();
@@ -245,6 +266,15 @@ void TrainRun::finish() {
     warn_if_not_written(
         [&] { write_file_durably(options_.out / "loss.svg", loss_plot_svg(points, plot)); });
     RunSummary summary = summarize(log_->steps());
+    if (report) {
+        warn_if_not_written([&] {
+            write_file_durably(options_.out / "report.svg",
+                               report_svg(trainer_->schedule(), *report));
+        });
+        summary.pipeline = format_report(*report);
+        summary.pairs = trainer_->pair_pattern();
+        summary.pipeline_picture = options_.out / "report.svg";
+    }
     summary.bytes_per_token = corpus_.bytes_per_token();
     summary.loss_picture = options_.out / "loss.svg";
     summary.trace = options_.out / "trace.json";
@@ -256,11 +286,10 @@ void TrainRun::finish() {
 
 std::optional<Results> TrainRun::run() {
     for (std::uint64_t step = first_step_; step < train_.steps; ++step) {
-        if (step + kTracedSteps == train_.steps)
-            device_->take_trace(); // drops what came before
-        else if (step % 16 == 0 && step + kTracedSteps < train_.steps)
-            device_->take_trace();
+        begin_trace(step);
         one_step(step);
+        if (step == first_step_ + 1 && trainer_->measures_pairs())
+            trainer_->interleave_pairs(device_->take_trace()); // the first step compiled, too
         const bool last = step + 1 == train_.steps;
         if (last || (train_.checkpoint_every > 0 && (step + 1) % train_.checkpoint_every == 0))
             checkpoint(step + 1);

@@ -114,8 +114,7 @@ GanttChart chart_of(const Schedule& schedule, const Timeline& timeline) {
             GanttBar bar{time.start, time.end, std::to_string(op.micro_batch), to_name(op),
                          color_of(op)};
             const bool second = i > 0 && ops[i - 1].with_next;
-            if ((second || op.with_next) &&
-                timeline.ops[rank][second ? i - 1 : i + 1].start == time.start) {
+            if (second || op.with_next) {
                 bar.top = second ? 0.5 : 0;
                 bar.bottom = second ? 1 : 0.5;
             }
@@ -128,6 +127,22 @@ GanttChart chart_of(const Schedule& schedule, const Timeline& timeline) {
     for (auto& [key, entry] : legend)
         chart.legend.push_back(std::move(entry));
     return chart;
+}
+
+/// A strip at the foot of each row.
+void add_exchange(GanttChart& chart, const std::vector<std::vector<OpTime>>& exchange) {
+    constexpr double kTop = 0.8;
+    constexpr const char* kColor = "#475569";
+    for (std::size_t rank = 0; rank < chart.rows.size(); ++rank) {
+        for (GanttBar& bar : chart.rows[rank].bars) {
+            bar.top *= kTop;
+            bar.bottom *= kTop;
+        }
+        for (const OpTime& time : exchange[rank])
+            chart.rows[rank].bars.push_back(
+                {time.start, time.end, "", "experts' tokens travel", kColor, kTop, 1});
+    }
+    chart.legend.emplace_back("experts' tokens travel", kColor);
 }
 
 bool has_pairs(const Schedule& schedule) {
@@ -316,8 +331,11 @@ std::string schedule_json(const Schedule& schedule, const Timeline& timeline) {
 }
 
 std::string schedule_svg(const Schedule& schedule, const Timeline& timeline,
-                         const std::string& what, const std::string& unit) {
+                         const std::string& what, const std::string& unit,
+                         const std::vector<std::vector<OpTime>>& exchange) {
     GanttChart chart = chart_of(schedule, timeline);
+    if (std::ranges::any_of(exchange, [](const auto& times) { return !times.empty(); }))
+        add_exchange(chart, exchange);
     chart.title = title_of(schedule);
     chart.subtitle = what + ": step time " + number(timeline.step_time) + ", bubble " +
                      range(timeline.bubble) + " (" + percent(timeline.bubble_share()) +

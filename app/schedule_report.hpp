@@ -12,6 +12,7 @@
 #include <filesystem>
 #include <optional>
 #include <string>
+#include <vector>
 
 namespace bellows {
 
@@ -37,10 +38,12 @@ SimulationOptions parse_costs(const std::string& text);
 /// A line of ops per rank, then step time, bubble and peak chunks of each.
 std::string schedule_text(const Schedule& schedule, const Timeline& timeline);
 std::string schedule_json(const Schedule& schedule, const Timeline& timeline);
-/// what: "simulated" or "measured"; unit: of the times.
+/// what: "simulated" or "measured"; unit: of the times; exchange: when each rank's experts' tokens
+/// travelled, left out where there were none.
 std::string schedule_svg(const Schedule& schedule, const Timeline& timeline,
                          const std::string& what = "simulated",
-                         const std::string& unit = "units of the costs");
+                         const std::string& unit = "units of the costs",
+                         const std::vector<std::vector<OpTime>>& exchange = {});
 /// For chrome://tracing or ui.perfetto.dev: a unit of time is a millisecond.
 std::string schedule_trace(const Schedule& schedule, const Timeline& timeline);
 

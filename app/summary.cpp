@@ -53,6 +53,9 @@ std::string format_summary(const RunSummary& summary) {
     line("held-out loss      ", summary.held_out_loss ? loss(*summary.held_out_loss) : "");
     line("speed              ", format_count(summary.tokens_per_s) + " tokens/s");
     line("memory (rank 0)    ", summary.memory);
+    out << summary.pipeline;
+    line("  pairs            ", summary.pairs);
+    line("  pipeline picture ", summary.pipeline_picture.string());
     line("loss picture       ", summary.loss_picture.string());
     line("trace (Perfetto)   ", summary.trace.string());
     line("checkpoint         ", summary.checkpoint.string());

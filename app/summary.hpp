@@ -25,7 +25,10 @@ struct RunSummary {
     std::filesystem::path loss_picture; ///< empty paths and texts are left out
     std::filesystem::path trace;
     std::filesystem::path checkpoint;
-    std::string memory; ///< the most that was in use, by category
+    std::filesystem::path pipeline_picture;
+    std::string memory;   ///< the most that was in use, by category
+    std::string pipeline; ///< format_report()
+    std::string pairs;    ///< how their nodes are interleaved
     std::string sample;
     WordCheck words; ///< of the sample that stand in the training text
 };

@@ -9,6 +9,7 @@
 
 #include <map>
 #include <string>
+#include <utility>
 
 namespace bellows {
 
@@ -29,6 +30,11 @@ std::string trace_of_rank(const std::vector<TraceEvent>& events, int rank) {
         const auto [lane, added] = lanes.emplace(event.lane, static_cast<int>(lanes.size()) + 1);
         if (added)
             text += ",\n" + name_event("thread_name", rank, lane->second, event.lane).dump();
+        Json args = {{"node", event.category}};
+        if (!event.op.empty())
+            args["op"] = event.op;
+        if (!event.by.empty())
+            args["by"] = event.by;
         const Json json = {{"ph", "X"},
                            {"name", event.name},
                            {"cat", event.category},
@@ -36,7 +42,7 @@ std::string trace_of_rank(const std::vector<TraceEvent>& events, int rank) {
                            {"tid", lane->second},
                            {"ts", static_cast<double>(event.begin_ns) / 1000.0},
                            {"dur", static_cast<double>(event.end_ns - event.begin_ns) / 1000.0},
-                           {"args", {{"node", event.category}}}};
+                           {"args", std::move(args)}};
         text += ",\n" + json.dump();
     }
     return text;
@@ -49,9 +55,10 @@ std::string trace_document(std::span<const std::string> ranks) {
     return text + "\n]}\n";
 }
 
-void write_trace(const std::filesystem::path& path, Device& device, World& world) {
+void write_trace(const std::filesystem::path& path, const std::vector<TraceEvent>& events,
+                 World& world) {
     HostCollectives everyone(world, Group::all(world.size()));
-    const std::string mine = trace_of_rank(device.take_trace(), world.rank());
+    const std::string mine = trace_of_rank(events, world.rank());
     const auto parts = everyone.all_gather(std::as_bytes(std::span(mine)));
     if (world.rank() != 0)
         return;

@@ -19,7 +19,8 @@ std::string trace_of_rank(const std::vector<TraceEvent>& events, int rank);
 /// The file, of all ranks' parts.
 std::string trace_document(std::span<const std::string> ranks);
 
-/// Collective: takes the device's events; rank 0 writes those of all ranks. Throws Error{Io}.
-void write_trace(const std::filesystem::path& path, Device& device, World& world);
+/// Collective: rank 0 writes the events of all ranks. Throws Error{Io}.
+void write_trace(const std::filesystem::path& path, const std::vector<TraceEvent>& events,
+                 World& world);
 
 } // namespace bellows

@@ -6,6 +6,7 @@
 #include <bellows/comm/message.hpp>
 #include <bellows/engine/error.hpp>
 #include <bellows/model/presets.hpp>
+#include <bellows/pipeline/pair.hpp>
 #include <bellows/pipeline/simulate.hpp>
 
 #include <toml++/toml.h>
@@ -50,6 +51,7 @@ void for_each_field(Config& c, Visit&& visit) {
     visit("device", c.device, 0, 0);
     visit("device_link", c.device_link, 0, 0);
     visit("pipeline", c.pipeline, 0, 0);
+    visit("pairs", c.pairs, 0, 0);
     visit("pp", c.pp, 1, 1 << 16);
     visit("dp", c.dp, 0, 1 << 20);
     visit("ep", c.ep, 0, 1 << 20);
@@ -186,6 +188,16 @@ void validate(const TrainConfig& config) {
     } catch (const Error& error) {
         refuse("pipeline = " + in_quotes(config.pipeline) + ": " + error.message());
     }
+    try {
+        if (config.pairs != "auto" && config.pairs != "apart") {
+            if (parse_pattern(config.pairs).empty()) {
+                refuse("it is empty");
+            }
+        }
+    } catch (const Error& error) {
+        refuse("pairs = " + in_quotes(config.pairs) +
+               " is neither auto nor apart: " + error.message());
+    }
 }
 
 TrainConfig parse_train_config(std::string_view text, std::string_view source,
@@ -269,12 +281,24 @@ std::string to_toml(const RunConfig& config) {
     return to_toml(config.model) + "\n" + to_toml(config.train);
 }
 
-Schedule pipeline_schedule(const TrainConfig& config, std::uint64_t ranks) {
-    // The two of a pair compute one after the other, and a gradient leaves as soon as it is made.
-    return split_backwards(
-        decouple_pairs(make_schedule({.kind = parse_schedule_kind(config.pipeline),
-                                      .ranks = ranks,
-                                      .micro_batches = config.micro_batches})));
+namespace {
+
+Schedule usual_schedule(const TrainConfig& config, std::uint64_t ranks) {
+    return make_schedule({.kind = parse_schedule_kind(config.pipeline),
+                          .ranks = ranks,
+                          .micro_batches = config.micro_batches});
+}
+
+} // namespace
+
+Schedule pipeline_schedule(const RunConfig& config, const RunLayout& layout) {
+    const std::string& pairs = config.train.pairs;
+    Schedule schedule = usual_schedule(config.train, layout.pp);
+    // With nothing to hide the two of a pair compute one after the other.
+    const bool exchanges = layout.ep > 1 && config.model.moe_layers() > 0;
+    if (pairs == "apart" || (pairs == "auto" && !exchanges))
+        schedule = decouple_pairs(schedule);
+    return split_backwards(std::move(schedule)); // a gradient leaves as soon as it is made
 }
 
 std::uint64_t usual_micro_batches(const TrainConfig& config, std::uint64_t ranks) {
@@ -286,7 +310,7 @@ std::uint64_t usual_micro_batches(const TrainConfig& config, std::uint64_t ranks
         }
         tried.micro_batches = count;
         try {
-            (void)pipeline_schedule(tried, config.pp);
+            (void)usual_schedule(tried, config.pp);
             return count;
         } catch (const Error&) { // another number may do
         }
@@ -313,7 +337,7 @@ RunLayout resolve_layout(const RunConfig& config, std::uint64_t ranks) {
     if (dp % ep != 0) {
         refuse("ep = " + text(ep) + " does not divide dp = " + text(dp));
     }
-    const std::uint64_t stages = pipeline_schedule(train, train.pp).num_stages;
+    const std::uint64_t stages = usual_schedule(train, train.pp).num_stages;
     if (stages > 1 && config.model.tied_embeddings) {
         refuse("tied_embeddings needs one stage, pp = " + text(train.pp) +
                " with pipeline = " + in_quotes(train.pipeline) + " makes " + text(stages) +

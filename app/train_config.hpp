@@ -48,6 +48,10 @@ struct TrainConfig {
     std::string device_link = "auto"; ///< see device_link_kind()
     /// How micro-batches go through the pipeline's ranks: see parse_schedule_kind().
     std::string pipeline = "1f1b";
+    /// How its pairs run (DualPipe, DualPipeV): "auto" interleaves their layers as measured where
+    /// ranks exchange experts' tokens, else they run "apart", each half when its input is there;
+    /// or a pattern, see parse_pattern().
+    std::string pairs = "auto";
     std::uint64_t pp = 1;               ///< ranks of the pipeline
     std::uint64_t dp = 0;               ///< 0: ranks / pp
     std::uint64_t ep = 0;               ///< 0: dp
@@ -91,9 +95,8 @@ RunConfig parse_run_config(std::string_view text, std::string_view source,
                            const std::filesystem::path& base);
 std::string to_toml(const RunConfig& config);
 
-/// That of a run with `ranks` of the pipeline. Throws Error{InvalidArgument} naming the rule that
-/// the numbers break.
-Schedule pipeline_schedule(const TrainConfig& config, std::uint64_t ranks);
+/// That of a run. Throws Error{InvalidArgument} naming the rule that the numbers break.
+Schedule pipeline_schedule(const RunConfig& config, const RunLayout& layout);
 
 /// For a pipeline that has been given one micro-batch, with which its ranks would take turns: the
 /// fewest from twice its ranks on that divide the batch and that the schedule takes; 1 if there are

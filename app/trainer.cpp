@@ -3,6 +3,7 @@
 
 #include "app/gradient_reduction.hpp"
 #include "app/optimizer.hpp"
+#include "app/pair_orders.hpp"
 #include "app/product_times.hpp"
 #include "app/run_groups.hpp"
 
@@ -16,8 +17,10 @@
 #include <chrono>
 #include <cmath>
 #include <cstdio>
+#include <cstdlib>
 #include <cstring>
 #include <numeric>
+#include <sstream>
 #include <tuple>
 #include <unordered_map>
 #include <utility>
@@ -39,10 +42,12 @@ struct Trainer::Impl {
     void make_stages();
     void make_reductions();
     void make_executor();
+    void interleave_pairs(const NodeSeconds& seconds, double otherwise = 0);
+    NodeSeconds mean_node_seconds(std::span<const TraceEvent> events);
     StepResult run_step(std::uint64_t step, const SequenceSource& sequences);
     void post_data(Stage& stage, std::uint64_t micro_batch, std::uint64_t slot);
     void post_loss(Stage& stage, std::uint64_t micro_batch, std::uint64_t slot);
-    TimePoint submit(const Node& node);
+    TimePoint submit(const Node& node, std::span<const TimePoint> waits);
     void record_loads();
     void update_router_biases();
     void count_left_out(std::uint64_t step, const StepResult& result);
@@ -79,6 +84,7 @@ struct Trainer::Impl {
     std::unique_ptr<Pipe> activations, gradients;
     std::vector<std::unique_ptr<Chunk>> chunks; ///< by phase
     std::unique_ptr<PipelineExecutor> executor;
+    std::string pair_pattern; ///< "": no pairs, or nothing to interleave
     std::unique_ptr<Optimizer> optimizer;
     std::unordered_map<const Node*, TimePoint> last_runs;
     std::uint64_t step_index = 0; ///< of the step that runs
@@ -96,6 +102,13 @@ struct Trainer::Impl {
 };
 
 namespace {
+
+/// Of an op that is no Backward.
+NodeKind kind_of(OpKind op) {
+    return op == OpKind::Forward         ? NodeKind::Forward
+           : op == OpKind::InputGradient ? NodeKind::InputGradient
+                                         : NodeKind::WeightGradient;
+}
 
 std::uint64_t sequences_per_micro_batch(const RunConfig& config, const RunLayout& layout) {
     const std::uint64_t parts = layout.dp * config.train.micro_batches;
@@ -119,26 +132,19 @@ public:
               gradient_buckets(gradient_ranges(trainer.parameters, stage), kGradientBucketBytes),
               *trainer.dense, *trainer.replicas) {}
 
-    TimePoint forward(std::uint64_t micro_batch, std::uint64_t slot) override {
-        if (stage_.first() || stage_.last())
-            trainer_.post_data(stage_, micro_batch, slot);
-        const TimePoint done = submit_all(slot, NodeKind::Forward);
-        if (stage_.last())
-            trainer_.post_loss(stage_, micro_batch, slot);
-        return done;
-    }
-    TimePoint input_gradient(std::uint64_t, std::uint64_t slot) override {
-        return submit_all(slot, NodeKind::InputGradient);
-    }
-    /// After the last micro-batch's nothing is added to a gradient but other ranks'.
-    TimePoint weight_gradient(std::uint64_t micro_batch, std::uint64_t slot) override {
-        const auto& nodes = stage_.nodes(slot, NodeKind::WeightGradient);
-        TimePoint done;
-        for (std::size_t i = 0; i < nodes.size(); ++i) {
-            done = trainer_.submit(*nodes[i]);
-            if (micro_batch == last_micro_batch_)
-                reduction_.node_handed_in(i);
-        }
+    std::size_t num_nodes(OpKind op) const override { return nodes(op, 0).size(); }
+    TimePoint submit(OpKind op, std::size_t node, std::uint64_t micro_batch, std::uint64_t slot,
+                     std::span<const TimePoint> waits) override {
+        const auto& of_op = nodes(op, slot);
+        const bool forward = op == OpKind::Forward;
+        if (forward && node == 0 && (stage_.first() || stage_.last()))
+            beside([&] { trainer_.post_data(stage_, micro_batch, slot); });
+        TimePoint done = trainer_.submit(*of_op[node], waits);
+        if (forward && node + 1 == of_op.size() && stage_.last())
+            beside([&] { trainer_.post_loss(stage_, micro_batch, slot); });
+        // After the last micro-batch's nothing is added to a gradient but other ranks'.
+        if (op == OpKind::WeightGradient && micro_batch == last_micro_batch_)
+            beside([&] { reduction_.node_handed_in(node); });
         return done;
     }
 
@@ -152,11 +158,15 @@ public:
     }
 
 private:
-    TimePoint submit_all(std::uint64_t slot, NodeKind kind) {
-        TimePoint done;
-        for (const Node* node : stage_.nodes(slot, kind))
-            done = trainer_.submit(*node);
-        return done;
+    /// What is no part of the op, for the trace.
+    template <class Call>
+    void beside(Call call) {
+        const std::string op = trainer_.device.trace_as("");
+        call();
+        trainer_.device.trace_as(op);
+    }
+    const std::vector<const Node*>& nodes(OpKind op, std::uint64_t slot) const {
+        return stage_.nodes(slot, kind_of(op));
     }
 
     Impl& trainer_;
@@ -168,8 +178,7 @@ private:
 Trainer::Impl::Impl(Device& dev, World& w, const RunConfig& c, const RunLayout& l,
                     const KernelChoice& kernels)
     : device(dev), world(w), config(c), layout(l), limit(wait_limit(c.train)),
-      schedule(pipeline_schedule(c.train, l.pp)),
-      place(static_cast<std::uint64_t>(w.rank()) / l.dp),
+      schedule(pipeline_schedule(c, l)), place(static_cast<std::uint64_t>(w.rank()) / l.dp),
       d(static_cast<std::uint64_t>(w.rank()) % l.dp), copies(copies_of_rank(schedule, place)),
       on_failure(w.control().on_failure([&dev](const Error& error) { dev.abort(error); })),
       exchange_transport(open_transport(
@@ -259,17 +268,73 @@ void Trainer::Impl::make_executor() {
     for (const auto& chunk : chunks)
         of_rank.push_back(chunk.get());
     executor = std::make_unique<PipelineExecutor>(
-        schedule, place, std::move(world_ranks), std::move(of_rank),
+        device, schedule, place, std::move(world_ranks), std::move(of_rank),
         PipelinePipes{activations.get(), gradients.get()});
+    interleave_pairs({}, 1);
+}
+
+// ---- Overlapped pairs -----------------------------------------------------------------------
+
+/// The same on all ranks that share an exchange, whose stages are the same.
+void Trainer::Impl::interleave_pairs(const NodeSeconds& seconds, double otherwise) {
+    const std::string& pairs = config.train.pairs;
+    std::map<std::pair<std::uint32_t, std::uint32_t>, PairPattern> patterns; // by phases
+    const auto& ops = schedule.ops[place];
+    for (std::size_t i = 0; i < ops.size(); ++i) {
+        const auto phases = std::pair(ops[i].phase, ops[i].with_next ? ops[i + 1].phase : 0);
+        if (!ops[i].with_next || patterns.contains(phases))
+            continue;
+        const PairNodes nodes =
+            pair_of(*stages[phases.first], *stages[phases.second], seconds, otherwise);
+        PairPattern pattern;
+        if (pairs != "auto")
+            pattern = parse_pattern(pairs);
+        else if (const PairNodes layer = layer_with_experts(nodes); !layer.forward.empty())
+            pattern = choose_pattern(layer);
+        if (!pattern.empty()) {
+            executor->interleave(phases.first, phases.second, bellows::interleave(nodes, pattern));
+            pair_pattern = to_text(pattern);
+        }
+        patterns.emplace(phases, std::move(pattern));
+    }
+}
+
+NodeSeconds Trainer::Impl::mean_node_seconds(std::span<const TraceEvent> events) {
+    std::map<std::string, std::size_t> runs;
+    for (const ScheduleOp& op : schedule.ops[place])
+        for (const NodeKind kind :
+             {NodeKind::Forward, NodeKind::InputGradient, NodeKind::WeightGradient})
+            if (op.kind == OpKind::Backward ? kind != NodeKind::Forward : kind == kind_of(op.kind))
+                for (const PairNode& node : stages[op.phase]->pair_nodes(kind))
+                    ++runs[node.name];
+    std::string mine;
+    for (const auto& [node, value] : node_seconds(events, runs)) {
+        std::array<char, 32> text{};
+        std::snprintf(text.data(), text.size(), "%a", value);
+        mine += node + " " + text.data() + "\n";
+    }
+    NodeSeconds sums;
+    std::map<std::string, double> counts;
+    for (const auto& part : everyone.all_gather(std::as_bytes(std::span(mine)))) {
+        std::istringstream lines({reinterpret_cast<const char*>(part.data()), part.size()});
+        std::string node, value;
+        while (lines >> node >> value) {
+            sums[node] += std::strtod(value.c_str(), nullptr);
+            ++counts[node];
+        }
+    }
+    for (auto& [node, sum] : sums)
+        sum /= counts[node];
+    return sums;
 }
 
 // ---- A step ---------------------------------------------------------------------------------
 
 /// A recording is never pending twice: the device would wait for its last run too, but not as long.
-TimePoint Trainer::Impl::submit(const Node& node) {
+TimePoint Trainer::Impl::submit(const Node& node, std::span<const TimePoint> waits) {
     TimePoint& last = last_runs[&node];
     last.wait(limit);
-    return last = node.submit();
+    return last = node.submit(waits);
 }
 
 void Trainer::Impl::post_data(Stage& stage, std::uint64_t micro_batch, std::uint64_t slot) {
@@ -503,6 +568,21 @@ std::map<std::string, std::string> Trainer::chosen_kernels() const {
     if (linear_precision(impl_->config.train) == LinearPrecision::Fp8)
         chosen["fp8"] = describe(impl_->device, impl_->parameters.products());
     return chosen;
+}
+const Schedule& Trainer::schedule() const noexcept {
+    return impl_->schedule;
+}
+bool Trainer::measures_pairs() const noexcept {
+    const auto is_pair = [](const auto& ops) {
+        return std::ranges::any_of(ops, &ScheduleOp::with_next);
+    };
+    return impl_->config.train.pairs == "auto" && std::ranges::any_of(impl_->schedule.ops, is_pair);
+}
+void Trainer::interleave_pairs(std::span<const TraceEvent> events) {
+    impl_->interleave_pairs(impl_->mean_node_seconds(events));
+}
+const std::string& Trainer::pair_pattern() const noexcept {
+    return impl_->pair_pattern;
 }
 Optimizer& Trainer::optimizer() noexcept {
     return *impl_->optimizer;

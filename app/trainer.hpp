@@ -65,6 +65,15 @@ public:
     /// What it throws ends the device's work too (Device::abort).
     StepResult step(std::uint64_t step, const SequenceSource& source);
 
+    const Schedule& schedule() const noexcept;
+    /// Whether pairs are to be interleaved as measured; the same on all ranks.
+    bool measures_pairs() const noexcept;
+    /// Collective, with the traces of a step that all ranks have run: interleaves the nodes of
+    /// pairs as is best for what they took, the mean of all ranks. Bits do not depend on it.
+    void interleave_pairs(std::span<const TraceEvent> events);
+    /// The pattern by which they are, "" where there are none.
+    const std::string& pair_pattern() const noexcept;
+
     Stage& stage(std::uint32_t phase = 0);
     ParameterStore& parameters() noexcept;
     /// KernelChoice::chosen on all ranks: what a checkpoint keeps. Empty where there was no choice.

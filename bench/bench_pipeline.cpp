@@ -13,6 +13,7 @@
 #include <bellows/comm/launch.hpp>
 #include <bellows/comm/pipe.hpp>
 #include <bellows/engine/error.hpp>
+#include <bellows/pipeline/measure.hpp>
 
 #include <nlohmann/json.hpp>
 
@@ -100,7 +101,7 @@ public:
           gradients_transport_(open_transport(watch.world())), thread_(device, "host"),
           activations_(device, watch.world(), *activations_transport_, thread_),
           gradients_(device, watch.world(), *gradients_transport_, thread_),
-          lane_(thread_.add_lane("stages")), ops_(thread_.add_lane("pipeline")) {
+          lane_(thread_.add_lane("stages")), device_(device) {
         const StageCosts seconds = costs.stages.front().scaled(1e-3);
         std::vector<PipelineChunk*> chunks;
         for (std::uint32_t phase = 0; phase < schedule_.chunks[rank_].size(); ++phase) {
@@ -111,14 +112,15 @@ public:
         std::vector<int> world_ranks;
         for (int rank = 0; rank < watch.world().size(); ++rank)
             world_ranks.push_back(rank);
-        executor_ = std::make_unique<PipelineExecutor>(
-            schedule_, rank_, std::move(world_ranks), std::move(chunks),
-            PipelinePipes{&activations_, &gradients_}, PipelineWatch{&ops_});
+        executor_ = std::make_unique<PipelineExecutor>(device, schedule_, rank_,
+                                                       std::move(world_ranks), std::move(chunks),
+                                                       PipelinePipes{&activations_, &gradients_});
     }
 
     /// A step; the times of all ranks' ops in ms.
     Timeline step() {
         watch_.meet();
+        device_.take_trace();
         // Since when: hosts have clocks of their own.
         const double begin =
             std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch())
@@ -130,16 +132,16 @@ public:
                 throw Error(ErrorCode::Internal,
                             schedule_.name + ": a stage has summed other gradients than its own",
                             static_cast<int>(rank_));
-        std::vector<OpTime> mine;
-        for (const auto& [op, time] : executor_->timed())
-            mine.push_back({1e3 * (time.start - begin), 1e3 * (time.end - begin)});
+        std::vector<OpTime> mine = times_of_rank(schedule_, rank_, device_.take_trace()).ops;
+        for (OpTime& time : mine)
+            time = {1e3 * (time.start - begin), 1e3 * (time.end - begin)};
         std::vector<std::vector<OpTime>> all;
         for (const auto& part : watch_.host().all_gather(std::as_bytes(std::span(mine)))) {
             std::vector<OpTime> times(part.size() / sizeof(OpTime));
             std::memcpy(times.data(), part.data(), part.size());
             all.push_back(std::move(times));
         }
-        return timeline_of(std::move(all));
+        return timeline_of(from_zero(std::move(all)));
     }
 
 private:
@@ -150,21 +152,10 @@ private:
     std::unique_ptr<Transport> activations_transport_, gradients_transport_;
     HostThread thread_;
     Pipe activations_, gradients_;
-    Lane lane_, ops_;
+    Lane lane_;
+    Device& device_;
     std::unique_ptr<PipelineExecutor> executor_;
 };
-
-/// From 0 on.
-Timeline moved(Timeline timeline) {
-    double first = timeline.ops.front().front().start;
-    for (const auto& ops : timeline.ops)
-        for (const OpTime& time : ops)
-            first = std::min(first, time.start);
-    for (auto& ops : timeline.ops)
-        for (OpTime& time : ops)
-            time = {time.start - first, time.end - first};
-    return timeline;
-}
 
 Result measure(Stopwatch& watch, Device& device, const Options& options, ScheduleKind kind) {
     Result result;
@@ -189,8 +180,7 @@ Result measure(Stopwatch& watch, Device& device, const Options& options, Schedul
     for (std::uint64_t repeat = 0; repeat < options.repeats; ++repeat)
         measured.push_back(run.step());
     if (options.svg && watch.world().rank() == 0)
-        write_file_durably(*options.svg,
-                           schedule_svg(schedule, moved(measured.back()), "measured", "ms"));
+        write_file_durably(*options.svg, schedule_svg(schedule, measured.back(), "measured", "ms"));
     std::ranges::sort(measured, {}, &Timeline::step_time);
     const Timeline& median = measured[measured.size() / 2];
     result.simulated = simulated.step_time;
@@ -225,6 +215,7 @@ std::string run_all(World& world, const Options& options) {
     const bool leads = world.rank() == 0;
     DeviceOptions of_device;
     of_device.select = options.device;
+    of_device.trace = true;
     const auto device = Device::create(DeviceOptions::from_environment(of_device));
     Stopwatch watch(world);
     std::vector<ScheduleKind> kinds = options.kinds;

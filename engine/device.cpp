@@ -46,6 +46,7 @@ void Device::Impl::signal(const detail::Timeline& lane, const std::string& name)
 TicketPtr Device::Impl::new_ticket(std::string name) {
     auto ticket = std::make_shared<Ticket>();
     ticket->name = std::move(name);
+    ticket->op = traced_op;
     ticket->device = &self;
     return ticket;
 }
@@ -512,6 +513,11 @@ void Device::save_pipeline_cache() {
 std::uint64_t Device::num_checked_accesses() const {
     const std::scoped_lock lock(impl_->mutex);
     return impl_->checker ? impl_->checker->num_checked() : 0;
+}
+
+std::string Device::trace_as(std::string op) {
+    const std::scoped_lock lock(impl_->mutex);
+    return std::exchange(impl_->traced_op, std::move(op));
 }
 
 void Device::add_to_trace(TraceEvent event) {

@@ -93,6 +93,7 @@ struct Device::Impl {
     std::unique_ptr<detail::KernelCache> kernels;
     std::unique_ptr<HappensBefore> checker;
     std::unique_ptr<detail::Trace> trace;
+    std::string traced_op; ///< of the tickets that are made
     std::unique_ptr<detail::Pump> pump;
     detail::GemmChoice gemm;
     /// What the checks of matrix_images.hpp found, by m, n, k.
@@ -111,6 +112,7 @@ struct Device::Impl {
     VkSemaphore create_timeline() const;
     /// A lane's, of what has ended. Needs the mutex.
     void signal(const detail::Timeline& lane, const std::string& name);
+    /// Needs the mutex.
     detail::TicketPtr new_ticket(std::string name);
     /// Throws the sticky failure, if there is one. Needs the mutex.
     void throw_if_failed() const;

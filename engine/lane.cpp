@@ -20,7 +20,7 @@ using Clock = std::chrono::steady_clock;
 struct LaneContext::Impl {
     Device* device = nullptr;
     const std::string* lane = nullptr;
-    std::string job{};
+    std::string job{}, op{};
     detail::VectorClock known{};
     std::vector<TicketPtr> inner{};
     std::vector<TicketPtr>* for_next = nullptr; ///< the lane's
@@ -59,6 +59,8 @@ TimePoint LaneContext::submit(Recording& recording, std::span<const TimePoint> w
         for (const auto* before : {&impl_.inner, impl_.for_next})
             tickets.insert(tickets.end(), before->begin(), before->end());
     TicketPtr ticket = device.pump->submit(recording.impl(), std::move(tickets), &impl_.known);
+    ticket->op = impl_.op;
+    ticket->by = *impl_.lane;
     device.pump->advance(true);
     (order == Order::ForNext ? *impl_.for_next : impl_.inner).push_back(ticket);
     return TimePoint(std::move(ticket));
@@ -264,6 +266,7 @@ bool HostThread::Impl::begin(Lane::Impl& lane, Lane::Impl::Pending& job) {
     job.context.emplace(LaneContext::Impl{.device = &device,
                                           .lane = &lane.name,
                                           .job = job.job.name,
+                                          .op = job.ticket->op,
                                           .inner = std::exchange(lane.for_next, {}),
                                           .for_next = &lane.for_next});
     if (impl.checker) {
@@ -289,7 +292,8 @@ void HostThread::Impl::end(Lane::Impl& lane, Lane::Impl::Pending& job) {
         const std::int64_t now_ns = detail::Trace::now_ns();
         job.context->end_phase(now_ns);
         impl.trace->add({lane.name, job.job.name, "lane",
-                         job.began.time_since_epoch() / std::chrono::nanoseconds(1), now_ns});
+                         job.began.time_since_epoch() / std::chrono::nanoseconds(1), now_ns,
+                         job.ticket->op});
     }
     lane.timeline.ended = job.ticket->value;
     if (lane.timeline.shown)

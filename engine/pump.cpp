@@ -150,7 +150,8 @@ void Pump::collect() {
                 continue;
             }
             if (device_.trace)
-                device_.trace->batch_done(*batch.recording, batch.queue, batch.submitted_ns);
+                device_.trace->batch_done(*batch.recording, *batch.ticket, batch.queue,
+                                          batch.submitted_ns);
             queue->last_reached = batch.ticket->name;
             finish(batch.ticket, Ticket::State::Reached, nullptr);
             in_flight_.erase(in_flight_.begin() + static_cast<std::ptrdiff_t>(i));

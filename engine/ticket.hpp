@@ -47,6 +47,7 @@ struct Ticket {
 
     std::atomic<State> state{State::Held};
     std::string name;
+    std::string op, by;      ///< for the trace, as in TraceEvent
     bool lane = false;       ///< signalled by a host lane
     std::uint32_t actor = 0; ///< VkQueue or lane, for the happens-before checker
     Timeline* timeline = nullptr;

@@ -64,8 +64,8 @@ void Trace::calibrate(std::int64_t now) {
     calibrated_at_ns_ = now;
 }
 
-bool Trace::read_queries(const Recording::Impl& recording, std::uint32_t queue,
-                         std::int64_t submitted_ns) {
+bool Trace::read_queries(const Recording::Impl& recording, const Ticket& ticket,
+                         std::uint32_t queue, std::int64_t submitted_ns) {
     const auto count = static_cast<std::uint32_t>(recording.operations.size());
     if (recording.queries == VK_NULL_HANDLE || recording.num_queries != count)
         return false;
@@ -89,18 +89,19 @@ bool Trace::read_queries(const Recording::Impl& recording, std::uint32_t queue,
         in_device_time_.push_back(events_.size());
         events_.push_back({queue_lane(queue), operation.name,
                            label.empty() ? recording.name : label, to_ns(ticks[2 * i]),
-                           to_ns(ticks[2 * i + 1])});
+                           to_ns(ticks[2 * i + 1]), ticket.op, ticket.by});
     }
     if (calibrated())
         place_events(); // while the calibration is fresh
     return true;
 }
 
-void Trace::batch_done(const Recording::Impl& recording, std::uint32_t queue,
+void Trace::batch_done(const Recording::Impl& recording, const Ticket& ticket, std::uint32_t queue,
                        std::int64_t submitted_ns) {
-    if (recording.operations.empty() || read_queries(recording, queue, submitted_ns))
+    if (recording.operations.empty() || read_queries(recording, ticket, queue, submitted_ns))
         return;
-    add({queue_lane(queue), recording.name, recording.name, submitted_ns, now_ns()});
+    add({queue_lane(queue), recording.name, recording.name, submitted_ns, now_ns(), ticket.op,
+         ticket.by});
 }
 
 void Trace::place_events() {

@@ -7,6 +7,7 @@
 // Device::Impl::mutex.
 
 #include "clock_map.hpp"
+#include "ticket.hpp"
 #include "vulkan.hpp"
 
 #include <bellows/engine/device.hpp>
@@ -24,7 +25,7 @@ public:
     VkQueryPool create_queries(std::uint32_t queue, std::uint32_t num_operations) const;
     /// A run has been handed to its queue at submitted_ns (host) and is seen to be finished: reads
     /// its timestamps.
-    void batch_done(const Recording::Impl& recording, std::uint32_t queue,
+    void batch_done(const Recording::Impl& recording, const Ticket& ticket, std::uint32_t queue,
                     std::int64_t submitted_ns);
     void add(TraceEvent event);
     /// An event that others of its lane may overlap: take() finds lanes for them.
@@ -38,7 +39,7 @@ public:
 private:
     void calibrate(std::int64_t now);
     std::int64_t to_ns(std::uint64_t ticks) const;
-    bool read_queries(const Recording::Impl& recording, std::uint32_t queue,
+    bool read_queries(const Recording::Impl& recording, const Ticket& ticket, std::uint32_t queue,
                       std::int64_t submitted_ns);
     std::string queue_lane(std::uint32_t queue) const;
     /// Moves events from device to host time.

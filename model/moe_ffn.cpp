@@ -58,8 +58,7 @@ private:
     TensorView make(const char* what, DType dtype, std::initializer_list<std::uint64_t> extents,
                     MemoryCategory category = MemoryCategory::Activations);
     BufferView workspace(const char* what, std::uint64_t bytes);
-    void record(NodeKind kind, const char* name,
-                const std::function<void(Recording&, Arena::Frame&)>& work);
+    void record(Node node, const std::function<void(Recording&, Arena::Frame&)>& work);
     bool fp8() const noexcept {
         return layer_.parameters.linear_precision() == LinearPrecision::Fp8;
     }
@@ -120,11 +119,13 @@ MoeSlot::MoeSlot(MoeFfn::Impl& layer, const SlotDesc& desc)
     const auto node = [this](auto member) {
         return [this, member](Recording& r, Arena::Frame& scratch) { (this->*member)(r, scratch); };
     };
-    record(NodeKind::Forward, "ROUTER(F)", [&](Recording& r, Arena::Frame&) { router(r); });
+    record({.name = "ROUTER(F)", .kind = NodeKind::Forward},
+           [&](Recording& r, Arena::Frame&) { router(r); });
     add_exchange(NodeKind::Forward, "DISPATCH(F)",
                  [this] { return layer_.exchange.dispatch(*handle_, norm_, ids_, weights_); });
-    record(NodeKind::Forward, "SHARED(F)", node(&MoeSlot::shared));
-    record(NodeKind::Forward, "MLP(F)", node(&MoeSlot::experts));
+    record({.name = "SHARED(F)", .kind = NodeKind::Forward, .beside_exchange = true},
+           node(&MoeSlot::shared));
+    record({.name = "MLP(F)", .kind = NodeKind::Forward}, node(&MoeSlot::experts));
     add_exchange(NodeKind::Forward, "COMBINE(F)", [this] {
         return layer_.exchange.combine(*handle_, results_, desc_.tensors.y, true);
     });
@@ -133,16 +134,20 @@ MoeSlot::MoeSlot(MoeFfn::Impl& layer, const SlotDesc& desc)
     make_gradients();
     add_exchange(NodeKind::InputGradient, "DISPATCH(B)",
                  [this] { return layer_.exchange.combine_backward(*handle_, desc_.tensors.dy); });
-    record(NodeKind::InputGradient, "SHARED(B)", node(&MoeSlot::shared_gradient));
-    record(NodeKind::InputGradient, "MLP(B)", node(&MoeSlot::experts_gradient));
+    record({.name = "SHARED(B)", .kind = NodeKind::InputGradient, .beside_exchange = true},
+           node(&MoeSlot::shared_gradient));
+    record({.name = "MLP(B)", .kind = NodeKind::InputGradient}, node(&MoeSlot::experts_gradient));
     add_exchange(NodeKind::InputGradient, "COMBINE(B)", [this] {
         return layer_.exchange.dispatch_backward(*handle_, results_, d_row_weights_, d_norm_,
                                                  has_shared_, d_weights_);
     });
-    record(NodeKind::InputGradient, "ROUTER(B)",
+    record({.name = "ROUTER(B)", .kind = NodeKind::InputGradient},
            [&](Recording& r, Arena::Frame&) { router_gradient(r); });
-    record(NodeKind::WeightGradient, "MLP(W)", node(&MoeSlot::experts_weight_gradient));
-    record(NodeKind::WeightGradient, "SHARED(W)", node(&MoeSlot::other_weight_gradients));
+    constexpr std::size_t kMlpB = 3; // what stands up to and with MLP(B)
+    record({.name = "MLP(W)", .kind = NodeKind::WeightGradient, .after = kMlpB},
+           node(&MoeSlot::experts_weight_gradient));
+    record({.name = "SHARED(W)", .kind = NodeKind::WeightGradient},
+           node(&MoeSlot::other_weight_gradients));
 }
 
 TensorView MoeSlot::make(const char* what, DType dtype,
@@ -243,19 +248,21 @@ KeptSwiglu MoeSlot::keep_experts() {
     return kept;
 }
 
-void MoeSlot::record(NodeKind kind, const char* name,
-                     const std::function<void(Recording&, Arena::Frame&)>& work) {
-    Recording made(layer_.parameters.device(), QueueRole::Compute, desc_.name + " " + name);
-    made.label(name);
+void MoeSlot::record(Node node, const std::function<void(Recording&, Arena::Frame&)>& work) {
+    Recording made(layer_.parameters.device(), QueueRole::Compute, desc_.name + " " + node.name);
+    made.label(node.name);
     Arena::Frame frame = layer_.scratch->begin();
     work(made, frame);
     if (frame.bytes() > 0)
         layer_.scratch->reserve(frame.bytes());
-    add_recording(kind, name, std::move(made));
+    add_recording(std::move(node), std::move(made));
 }
 
 void MoeSlot::add_exchange(NodeKind kind, const char* name, std::function<TimePoint()> submit) {
-    add_node({name, kind, std::move(submit)});
+    add_node({.name = name,
+              .kind = kind,
+              .submit = [submit = std::move(submit)](auto) { return submit(); },
+              .resource = NodeResource::Exchange});
 }
 
 void MoeSlot::router(Recording& r) const {

@@ -5,10 +5,12 @@
 
 namespace bellows {
 
-void LayerSlot::add_recording(NodeKind kind, std::string name, Recording recording) {
+void LayerSlot::add_recording(Node node, Recording recording) {
     recordings_.push_back(std::make_unique<Recording>(std::move(recording)));
-    Recording* kept = recordings_.back().get();
-    add_node({std::move(name), kind, [kept] { return kept->device().submit(*kept); }});
+    node.submit = [kept = recordings_.back().get()](std::span<const TimePoint> waits) {
+        return kept->device().submit(*kept, waits);
+    };
+    add_node(std::move(node));
 }
 
 } // namespace bellows

@@ -51,7 +51,7 @@ void RecordedSlot::record(NodeKind kind, const char* name,
     Arena::Frame frame = scratch_.begin();
     work(recording, frame);
     scratch_.reserve(frame.bytes());
-    add_recording(kind, name, std::move(recording));
+    add_recording({.name = name, .kind = kind}, std::move(recording));
 }
 
 } // namespace bellows

@@ -53,6 +53,7 @@ struct Stage::Impl {
         std::vector<std::unique_ptr<LayerSlot>> parts; ///< in the order of the forward pass
         std::array<std::vector<const Node*>, 3> nodes;
         std::vector<std::size_t> last_weight_gradient; ///< of each part, in nodes
+        std::vector<std::size_t> after; ///< of each weight gradient: input gradients before it
     };
 
     Impl(const StageDesc& d, ParameterStore& p, ExpertExchange* e);
@@ -196,6 +197,11 @@ std::unique_ptr<Stage::Impl::Slot> Stage::Impl::make_slot(std::uint64_t index) {
         collect(NodeKind::InputGradient, *slot->parts[part]);
         collect(NodeKind::WeightGradient, *slot->parts[part]);
         const auto& nodes = slot->nodes[static_cast<std::size_t>(NodeKind::WeightGradient)];
+        const std::size_t end =
+            slot->nodes[static_cast<std::size_t>(NodeKind::InputGradient)].size();
+        const std::size_t own = slot->parts[part]->nodes(NodeKind::InputGradient).size();
+        for (const Node& node : slot->parts[part]->nodes(NodeKind::WeightGradient))
+            slot->after.push_back(end - own + std::min(own, node.after));
         slot->last_weight_gradient[part] = nodes.empty() ? 0 : nodes.size() - 1;
     }
     return slot;
@@ -236,6 +242,19 @@ std::size_t Stage::gradient_ready_after(const ParameterInfo& info) const {
     if (info.layer >= 0) // attention, the first of the layer's two parts, is the last to go back
         return last.at(ahead + 2 * (static_cast<std::uint64_t>(info.layer) - impl_->range.first));
     return info.kind == ParameterKind::Embedding && first() ? last.front() : last.back();
+}
+
+std::vector<PairNode> Stage::pair_nodes(NodeKind kind) const {
+    const Impl::Slot& slot = *impl_->slots.front();
+    std::vector<PairNode> pair;
+    for (const Node* node : slot.nodes[static_cast<std::size_t>(kind)])
+        pair.push_back({.name = node->name,
+                        .resource = node->resource,
+                        .beside_exchange = node->beside_exchange});
+    if (kind == NodeKind::WeightGradient)
+        for (std::size_t i = 0; i < pair.size(); ++i)
+            pair[i].after = slot.after[i];
+    return pair;
 }
 
 Buffer& Stage::token_buffer(std::uint64_t slot) {

@@ -160,7 +160,7 @@ void ExchangeRig::write_trace(World& world, const std::string& path,
         once();
         wait_idle();
     }
-    bellows::write_trace(path, *device_, world);
+    bellows::write_trace(path, device_->take_trace(), world);
 }
 
 void ExchangeRig::dispatch() {

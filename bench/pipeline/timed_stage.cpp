@@ -67,21 +67,15 @@ TimePoint TimedStage::post(OpKind kind, std::uint64_t micro_batch, std::uint64_t
     return last_job_ = lane_.post(std::move(job));
 }
 
-TimePoint TimedStage::forward(std::uint64_t micro_batch, std::uint64_t slot) {
-    return post(OpKind::Forward, micro_batch, slot, {kInput, kOutput}, costs_.forward,
-                &TimedStage::through);
-}
-
-TimePoint TimedStage::input_gradient(std::uint64_t micro_batch, std::uint64_t slot) {
-    // The last stage starts from what it has made.
-    return post(OpKind::InputGradient, micro_batch, slot,
-                {last() ? kOutput : kOutputGradient, kInputGradient}, costs_.input_gradient,
-                &TimedStage::back);
-}
-
-TimePoint TimedStage::weight_gradient(std::uint64_t micro_batch, std::uint64_t slot) {
-    return post(OpKind::WeightGradient, micro_batch, slot, {kInputGradient, kInputGradient},
-                costs_.weight_gradient, &TimedStage::add);
+TimePoint TimedStage::submit(OpKind op, std::size_t, std::uint64_t micro_batch, std::uint64_t slot,
+                             std::span<const TimePoint>) { // all on one lane
+    if (op == OpKind::Forward)
+        return post(op, micro_batch, slot, {kInput, kOutput}, costs_.forward, &TimedStage::through);
+    if (op == OpKind::InputGradient) // the last stage starts from what it has made
+        return post(op, micro_batch, slot, {last() ? kOutput : kOutputGradient, kInputGradient},
+                    costs_.input_gradient, &TimedStage::back);
+    return post(op, micro_batch, slot, {kInputGradient, kInputGradient}, costs_.weight_gradient,
+                &TimedStage::add);
 }
 
 std::uint64_t TimedStage::sum() {

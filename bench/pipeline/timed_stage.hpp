@@ -22,9 +22,9 @@ public:
     TimedStage(Device& device, Lane& lane, const Schedule& schedule, std::uint64_t rank,
                std::uint32_t phase, const StageCosts& costs);
 
-    TimePoint forward(std::uint64_t micro_batch, std::uint64_t slot) override;
-    TimePoint input_gradient(std::uint64_t micro_batch, std::uint64_t slot) override;
-    TimePoint weight_gradient(std::uint64_t micro_batch, std::uint64_t slot) override;
+    std::size_t num_nodes(OpKind) const override { return 1; }
+    TimePoint submit(OpKind op, std::size_t node, std::uint64_t micro_batch, std::uint64_t slot,
+                     std::span<const TimePoint> waits) override;
     TensorView input(std::uint64_t slot) const override { return number(slot, kInput); }
     TensorView output(std::uint64_t slot) const override { return number(slot, kOutput); }
     TensorView input_gradient(std::uint64_t slot) const override {

@@ -2,31 +2,27 @@
 #include <bellows/engine/error.hpp>
 #include <bellows/pipeline/executor.hpp>
 
-#include <optional>
+#include <algorithm>
+#include <array>
 #include <string>
-#include <utility>
 
 namespace bellows {
 
 namespace {
 
-double now() {
-    return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch())
-        .count();
+void require(bool holds, const std::string& rule) {
+    if (!holds)
+        throw Error(ErrorCode::InvalidArgument, "pipeline: " + rule);
 }
 
 } // namespace
 
-PipelineExecutor::PipelineExecutor(Schedule schedule, std::uint64_t rank,
+PipelineExecutor::PipelineExecutor(Device& device, const Schedule& schedule, std::uint64_t rank,
                                    std::vector<int> world_ranks, std::vector<PipelineChunk*> chunks,
-                                   PipelinePipes pipes, PipelineWatch watch)
-    : schedule_(std::move(schedule)), rank_(rank), world_ranks_(std::move(world_ranks)),
-      chunks_(std::move(chunks)), pipes_(pipes), watch_(watch) {
+                                   PipelinePipes pipes)
+    : device_(device), schedule_(schedule), rank_(rank), world_ranks_(std::move(world_ranks)),
+      chunks_(std::move(chunks)), pipes_(pipes) {
     verify(schedule_);
-    const auto require = [](bool holds, const std::string& rule) {
-        if (!holds)
-            throw Error(ErrorCode::InvalidArgument, "pipeline: " + rule);
-    };
     require(rank_ < schedule_.num_ranks() && world_ranks_.size() == schedule_.num_ranks(),
             "a schedule of " + std::to_string(schedule_.num_ranks()) + " ranks for rank " +
                 std::to_string(rank_) + " of " + std::to_string(world_ranks_.size()));
@@ -37,74 +33,132 @@ PipelineExecutor::PipelineExecutor(Schedule schedule, std::uint64_t rank,
                 (pipes_.activations != nullptr && pipes_.gradients != nullptr),
             "stages need pipes between them");
     places_ = chunk_places(schedule_);
-    for (std::uint64_t phase = 0; phase < chunks_.size(); ++phase)
+    for (std::uint64_t phase = 0; phase < chunks_.size(); ++phase) {
         slots_.push_back(schedule_.peak_in_flight(rank_, phase));
+        input_gradients_.emplace_back(slots_.back());
+    }
+    for (const PipelineChunk* chunk : chunks_)
+        require(chunk->num_nodes(OpKind::Forward) > 0 &&
+                    chunk->num_nodes(OpKind::InputGradient) > 0,
+                "a chunk that does nothing");
+}
+
+void PipelineExecutor::interleave(std::uint32_t forward, std::uint32_t backward, PairOrder order) {
+    require(forward < chunks_.size() && backward < chunks_.size(),
+            "no pair of phases " + std::to_string(forward) + " and " + std::to_string(backward) +
+                " where there are " + std::to_string(chunks_.size()));
+    for (const OpKind part : {OpKind::Forward, OpKind::InputGradient, OpKind::WeightGradient}) {
+        const std::size_t nodes =
+            chunks_[part == OpKind::Forward ? forward : backward]->num_nodes(part);
+        const auto given = static_cast<std::size_t>(std::ranges::count(order, part));
+        require(given == nodes, "a pair's order names " + std::to_string(given) + " nodes of " +
+                                    to_text({part, 0, 0}) + " where there are " +
+                                    std::to_string(nodes));
+    }
+    require(std::ranges::count(order, OpKind::Backward) == 0,
+            "a pair's order names a backward's halves, not the whole");
+    orders_[{forward, backward}] = std::move(order);
 }
 
 int PipelineExecutor::rank_of(const ScheduleChunk& chunk, std::uint64_t stage) const {
     return world_ranks_[places_[chunk.stream][stage].rank];
 }
 
-void PipelineExecutor::watch(const ScheduleOp& op, const TimePoint& input, const TimePoint& done) {
-    if (watch_.lane == nullptr)
+/// Posted ahead of the part's first node.
+void PipelineExecutor::receive(const Part& part) {
+    const ScheduleChunk& at = schedule_.chunk_of(rank_, part.op);
+    const PipelineChunk& chunk = *chunks_[part.op.phase];
+    const bool forward = part.op.kind == OpKind::Forward;
+    if (part.op.kind == OpKind::WeightGradient ||
+        (forward ? at.stage == 0 : at.stage + 1 == schedule_.num_stages))
         return;
-    LaneJob job;
-    job.name = to_name(op);
-    job.waits = {input};
-    job.timeout = watch_.timeout;
-    job.step = [timed = timed_, op, done, began = std::optional<double>()](LaneContext&) mutable {
-        if (!began)
-            began = now();
-        if (!done.reached())
-            return Progress::Again;
-        timed->push_back({op, {*began, now()}});
-        return Progress::Done;
-    };
-    last_watch_ = watch_.lane->post(std::move(job));
+    device_.trace_as("PP(" + to_name(part.op) + ")");
+    if (forward)
+        pipes_.activations->recv(rank_of(at, at.stage - 1), chunk.input(part.slot));
+    else
+        pipes_.gradients->recv(rank_of(at, at.stage + 1), chunk.output_gradient(part.slot));
 }
 
-void PipelineExecutor::forward(const ScheduleOp& op, std::uint64_t slot) {
-    const ScheduleChunk& at = schedule_.chunk_of(rank_, op);
-    PipelineChunk& chunk = *chunks_[op.phase];
-    TimePoint input;
-    if (at.stage > 0)
-        input = pipes_.activations->recv(rank_of(at, at.stage - 1), chunk.input(slot));
-    watch(op, input, chunk.forward(op.micro_batch, slot));
-    if (at.stage + 1 < schedule_.num_stages)
-        pipes_.activations->send(rank_of(at, at.stage + 1), chunk.output(slot));
+bool PipelineExecutor::sends(const Part& part) const {
+    const ScheduleChunk& at = schedule_.chunk_of(rank_, part.op);
+    if (part.op.kind == OpKind::Forward)
+        return at.stage + 1 < schedule_.num_stages;
+    return part.op.kind == OpKind::InputGradient && at.stage > 0;
 }
 
-void PipelineExecutor::input_gradient(const ScheduleOp& op, std::uint64_t slot) {
-    const ScheduleChunk& at = schedule_.chunk_of(rank_, op);
-    PipelineChunk& chunk = *chunks_[op.phase];
-    TimePoint input;
-    if (at.stage + 1 < schedule_.num_stages)
-        input = pipes_.gradients->recv(rank_of(at, at.stage + 1), chunk.output_gradient(slot));
-    watch({OpKind::InputGradient, op.phase, op.micro_batch}, input,
-          chunk.input_gradient(op.micro_batch, slot));
-    if (at.stage > 0)
-        pipes_.gradients->send(rank_of(at, at.stage - 1), chunk.input_gradient(slot));
+/// Behind its last one.
+void PipelineExecutor::send(const Part& part) {
+    const ScheduleChunk& at = schedule_.chunk_of(rank_, part.op);
+    const PipelineChunk& chunk = *chunks_[part.op.phase];
+    const bool forward = part.op.kind == OpKind::Forward;
+    if (!sends(part))
+        return;
+    device_.trace_as("PP(" + to_name(part.op) + ")");
+    if (forward)
+        pipes_.activations->send(rank_of(at, at.stage + 1), chunk.output(part.slot));
+    else
+        pipes_.gradients->send(rank_of(at, at.stage - 1), chunk.input_gradient(part.slot));
+}
+
+void PipelineExecutor::submit_next(Part& part) {
+    if (part.next == 0)
+        receive(part);
+    device_.trace_as(to_name(part.op));
+    const TimePoint done = chunks_[part.op.phase]->submit(
+        part.op.kind, part.next, part.op.micro_batch, part.slot, part.waits);
+    if (++part.next < part.count)
+        return;
+    send(part);
+    if (part.op.kind == OpKind::InputGradient && sends(part))
+        input_gradients_[part.op.phase][part.slot] = done;
+}
+
+void PipelineExecutor::submit_all(Part& part) {
+    if (part.op.kind == OpKind::WeightGradient && part.next == 0)
+        part.waits = {input_gradients_[part.op.phase][part.slot]};
+    while (part.next < part.count)
+        submit_next(part);
+}
+
+PipelineExecutor::Part PipelineExecutor::part_of(const ScheduleOp& op, OpKind kind) const {
+    const std::uint64_t first = schedule_.first_of_stream(schedule_.chunk_of(rank_, op).stream);
+    return {{kind, op.phase, op.micro_batch},
+            (op.micro_batch - first) % slots_[op.phase],
+            0,
+            chunks_[op.phase]->num_nodes(kind)};
+}
+
+std::vector<PipelineExecutor::Part>
+PipelineExecutor::parts_of(std::span<const ScheduleOp> ops) const {
+    std::vector<Part> parts;
+    for (const ScheduleOp& op : ops) {
+        if (op.kind != OpKind::Backward) {
+            parts.push_back(part_of(op, op.kind));
+            continue;
+        }
+        parts.push_back(part_of(op, OpKind::InputGradient));
+        parts.push_back(part_of(op, OpKind::WeightGradient));
+    }
+    return parts;
 }
 
 void PipelineExecutor::run() {
-    last_watch_ = {};
-    timed_ = std::make_shared<std::vector<TimedOp>>();
-    for (const ScheduleOp& op : schedule_.ops[rank_]) {
-        const std::uint64_t first = schedule_.first_of_stream(schedule_.chunk_of(rank_, op).stream);
-        const std::uint64_t slot = (op.micro_batch - first) % slots_[op.phase];
-        if (op.kind == OpKind::Forward)
-            forward(op, slot);
-        if (op.kind == OpKind::Backward || op.kind == OpKind::InputGradient)
-            input_gradient(op, slot);
-        if (op.kind == OpKind::Backward || op.kind == OpKind::WeightGradient)
-            watch({OpKind::WeightGradient, op.phase, op.micro_batch}, {},
-                  chunks_[op.phase]->weight_gradient(op.micro_batch, slot));
+    const std::span<const ScheduleOp> ops = schedule_.ops[rank_];
+    for (std::size_t i = 0; i < ops.size();) {
+        const std::size_t count = ops[i].with_next ? 2 : 1;
+        std::vector<Part> parts = parts_of(ops.subspan(i, count));
+        if (count == 2) {
+            const auto order = orders_.find({ops[i].phase, ops[i + 1].phase});
+            if (order != orders_.end())
+                for (const OpKind kind : order->second)
+                    submit_next(*std::ranges::find(parts, kind,
+                                                   [](const Part& part) { return part.op.kind; }));
+        }
+        for (Part& part : parts)
+            submit_all(part);
+        i += count;
     }
-}
-
-const std::vector<TimedOp>& PipelineExecutor::timed() {
-    last_watch_.wait(watch_.timeout);
-    return *timed_;
+    device_.trace_as("");
 }
 
 } // namespace bellows

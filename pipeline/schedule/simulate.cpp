@@ -180,6 +180,17 @@ double Timeline::bubble_share() const {
     return step_time > 0 ? *std::max_element(bubble.begin(), bubble.end()) / step_time : 0;
 }
 
+std::vector<std::vector<OpTime>> from_zero(std::vector<std::vector<OpTime>> ops) {
+    double first = kNever;
+    for (const auto& of_rank : ops)
+        for (const OpTime& time : of_rank)
+            first = std::min(first, time.start);
+    for (auto& of_rank : ops)
+        for (OpTime& time : of_rank)
+            time = {time.start - first, time.end - first};
+    return ops;
+}
+
 Timeline timeline_of(std::vector<std::vector<OpTime>> ops) {
     Timeline timeline;
     double first = kNever, last = 0;

@@ -45,6 +45,7 @@ TEST(TrainConfig, ReadsAndWritesEveryKey) {
     config.device = "0,1";
     config.device_link = "off";
     config.pipeline = "zb-v";
+    config.pairs = "MLP(B) MLP(F)";
     config.pp = 2;
     config.checkpoint_every = 10;
     config.step_timeout = 12.5;
@@ -97,6 +98,8 @@ TEST(TrainConfig, ValuesOutOfRangeNameTheirKey) {
                              "device = \"\"",
                              "device_link = \"maybe\"",
                              "pipeline = \"2f2b\"",
+                             "pairs = \"sometimes\"",
+                             "pairs = \"\"",
                              "pp = 0",
                              "holdout = 1.0",
                              "keep_checkpoints = 0",

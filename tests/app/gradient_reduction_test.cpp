@@ -78,7 +78,7 @@ TEST(GradientBuckets, AreReadyWhenTheStageSaysSo) {
     auto before = gradients_of(parameters);
     ASSERT_EQ(ranges.size(), before.size());
     for (std::size_t node = 0; node < nodes.size(); ++node) {
-        nodes[node]->submit();
+        nodes[node]->submit({});
         device->wait_idle();
         auto after = gradients_of(parameters);
         for (std::size_t i = 0; i < ranges.size(); ++i)

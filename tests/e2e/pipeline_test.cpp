@@ -3,6 +3,7 @@
 // which has two copies of the parameters, those of two halves summed.
 #include "e2e/runs.hpp"
 
+#include <algorithm>
 #include <memory>
 #include <utility>
 
@@ -79,6 +80,45 @@ INSTANTIATE_TEST_SUITE_P(Kinds, Pipelines,
                              std::erase(name, '-');
                              return name;
                          });
+
+/// What the two of a pair do while the other's tokens travel does not change the bits.
+TEST_F(Pipelines, OverlappedPairsGiveThoseBitsToo) {
+    const Flags layout = {"--ranks", "2", "--ep", "2", "--micro-batches", "2"};
+    const fs::path expected = run("ep2", layout);
+    for (const auto& [name, pairs] : {std::pair("auto", "auto"),
+                                      {"apart", "apart"},
+                                      {"given", "MLP(B) MLP(W) MLP(F) ATTN(B) ATTN(W) ATTN(F)"}}) {
+        SCOPED_TRACE(name);
+        Flags flags = layout;
+        flags.insert(flags.end(), {"--pipeline", "dualpipev", "--pairs", pairs});
+        const fs::path got = run(std::string("pairs-") + name, flags);
+        EXPECT_EQ(losses_of(got), losses_of(expected));
+        EXPECT_TRUE(same_tensors(got, expected));
+        EXPECT_NE(bellows::content_of(got / "report.svg").find("<svg"), std::string::npos);
+        // Work has the name of its op.
+        const std::string trace = bellows::content_of(got / "trace.json");
+        for (const char* op : {"\"F0.m1\"", "\"I1.m0\"", "\"W0.m1\""})
+            EXPECT_NE(trace.find("\"op\":" + std::string(op)), std::string::npos) << op;
+    }
+}
+
+TEST_F(Pipelines, TheEndSaysHowItWent) {
+    Flags flags = {"--ranks", "2",       "--ep", "2",          "--micro-batches",
+                   "2",       "--steps", "3",    "--pipeline", "dualpipev"};
+    const Finished finished = workspace_->bellows(workspace_->train_arguments("report", flags));
+    ASSERT_EQ(finished.exit_code, 0) << finished.errors;
+    for (const char* part : {"pipeline, last step measured ", "bubble by rank ",
+                             "of it under other work\n", "chunks of at most ", "pipeline picture "})
+        EXPECT_NE(finished.out.find(part), std::string::npos) << part << finished.out;
+    // The pattern is one that the other command takes, of all of a layer's nodes.
+    const std::string before = "    pairs            ";
+    const std::size_t at = finished.out.find(before);
+    ASSERT_NE(at, std::string::npos) << finished.out;
+    const std::size_t end = finished.out.find('\n', at);
+    const std::string pattern = finished.out.substr(at + before.size(), end - at - before.size());
+    EXPECT_EQ(std::count(pattern.begin(), pattern.end(), '('), 15) << pattern;
+    EXPECT_EQ(workspace_->bellows({"schedule", "--pair", "--order", pattern}).exit_code, 0);
+}
 
 TEST_F(Pipelines, AgreeInFp8) {
     const auto in_fp8 = [](const std::string& kind) {

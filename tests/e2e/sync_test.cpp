@@ -42,9 +42,10 @@ TEST_P(Sync, SerialAndShuffledEqualOverlapped) {
 
 INSTANTIATE_TEST_SUITE_P(
     OfRanks, Sync,
-    testing::Values(Layout{"dp2_ep2", {"--ranks", "2"}},
-                    Layout{"pp2_micro4", {"--ranks", "2", "--pp", "2", "--micro-batches", "4"}},
-                    Layout{"dualpipe_pp2",
-                           {"--ranks", "2", "--pp", "2", "--micro-batches", "4", "--pipeline",
-                            "dualpipe"}}),
+    testing::Values(
+        Layout{"dp2_ep2", {"--ranks", "2"}},
+        Layout{"pp2_micro4", {"--ranks", "2", "--pp", "2", "--micro-batches", "4"}},
+        Layout{"dualpipe_pp2",
+               {"--ranks", "2", "--pp", "2", "--micro-batches", "4", "--pipeline", "dualpipe"}},
+        Layout{"pairs_ep2", {"--ranks", "2", "--micro-batches", "2", "--pipeline", "dualpipev"}}),
     [](const auto& layout) { return std::string(layout.param.name); });

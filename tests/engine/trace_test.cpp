@@ -107,6 +107,40 @@ TEST(EngineTrace, LaneJobsShareTheClockOfTheQueues) {
     EXPECT_LE(filled[0].end_ns, sent->begin_ns + 5'000'000);
 }
 
+TEST(EngineTrace, WorkKnowsItsOpAndWhoSubmittedIt) {
+    const auto device = tracing_device();
+    HostThread thread(*device, "host");
+    Lane lane = thread.add_lane("exchange");
+    const Buffer a(*device, {.name = "a", .bytes = 1 << 16});
+    Recording own(*device, QueueRole::Compute, "own"), of_job(*device, QueueRole::Compute, "pack");
+    own.fill(a.view(), 3);
+    of_job.fill(a.view(), 4);
+    EXPECT_EQ(device->trace_as("F0.m3"), "");
+    device->submit(own);
+    const TimePoint sent = lane.post({.name = "send",
+                                      .waits = {},
+                                      .accesses = {{a.view(), Access::Write}},
+                                      .step = [&](LaneContext& context) {
+                                          context.submit(of_job);
+                                          return Progress::Done;
+                                      }});
+    EXPECT_EQ(device->trace_as("I1.m2"), "F0.m3"); // what was handed in keeps its own
+    sent.wait();
+    device->submit(own).wait();
+    EXPECT_EQ(device->trace_as(""), "I1.m2");
+    device->submit(own).wait();
+    std::vector<std::array<std::string, 3>> seen;
+    for (const TraceEvent& event : device->take_trace())
+        if (!event.name.starts_with("waits"))
+            seen.push_back({event.category, event.op, event.by});
+    std::sort(seen.begin(), seen.end());
+    EXPECT_EQ(seen, (std::vector<std::array<std::string, 3>>{{"lane", "F0.m3", ""},
+                                                             {"own", "", ""},
+                                                             {"own", "F0.m3", ""},
+                                                             {"own", "I1.m2", ""},
+                                                             {"pack", "F0.m3", "exchange"}}));
+}
+
 TEST(EngineTrace, AJobShowsWhatItWaitsForAndWhatItDoes) {
     const auto device = tracing_device();
     HostThread thread(*device, "host");

@@ -189,10 +189,10 @@ Results run_layer(const Case& c, const DeviceOptions& options, Transport& transp
     for (const NodeKind kind : {NodeKind::Forward, NodeKind::InputGradient})
         for (std::size_t i = 0; i < slots[0]->nodes(kind).size(); ++i)
             for (auto& slot : slots)
-                slot->nodes(kind)[i].submit();
+                slot->nodes(kind)[i].submit({});
     for (auto& slot : slots)
         for (const Node& node : slot->nodes(NodeKind::WeightGradient))
-            node.submit();
+            node.submit({});
     device->wait_idle();
 
     Results results;

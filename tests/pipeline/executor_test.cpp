@@ -8,6 +8,7 @@
 #include <bellows/comm/mpi_interop.hpp>
 #include <bellows/engine/lane.hpp>
 #include <bellows/pipeline/executor.hpp>
+#include <bellows/pipeline/measure.hpp>
 
 #include <algorithm>
 #include <memory>
@@ -25,6 +26,15 @@ using testing::make_device;
 using testing::test_options;
 using testing::world;
 
+/// The forward between a backward's halves.
+void interleave_pairs(PipelineExecutor& executor, const Schedule& schedule, std::uint64_t rank) {
+    const auto& ops = schedule.ops[rank];
+    for (std::size_t i = 0; i < ops.size(); ++i)
+        if (ops[i].with_next)
+            executor.interleave(ops[i].phase, ops[i + 1].phase,
+                                {OpKind::InputGradient, OpKind::Forward, OpKind::WeightGradient});
+}
+
 class Executor : public ::testing::TestWithParam<ScheduleKind> {};
 
 TEST_P(Executor, EveryMicroBatchGoesThroughEveryStageAndBack) {
@@ -34,6 +44,7 @@ TEST_P(Executor, EveryMicroBatchGoesThroughEveryStageAndBack) {
     for (const SyncMode mode : {SyncMode::Overlap, SyncMode::Shuffle, SyncMode::Serial}) {
         DeviceOptions options = test_options();
         options.sync = mode;
+        options.trace = true;
         const auto device = make_device(options);
         std::vector<std::unique_ptr<bench::TimedStage>> stages; // jobs of the thread use them
         const auto activations_transport = open_transport(world());
@@ -41,7 +52,7 @@ TEST_P(Executor, EveryMicroBatchGoesThroughEveryStageAndBack) {
         HostThread thread(*device, "host");
         Pipe activations(*device, world(), *activations_transport, thread);
         Pipe gradients(*device, world(), *gradients_transport, thread);
-        Lane lane = thread.add_lane("stages"), ops = thread.add_lane("pipeline");
+        Lane lane = thread.add_lane("stages");
         const Schedule schedule =
             make_schedule({GetParam(), ranks, 3 * ranks + (ranks % 2 == 0 ? 0 : ranks)});
         const auto rank = static_cast<std::uint64_t>(world().rank());
@@ -54,31 +65,26 @@ TEST_P(Executor, EveryMicroBatchGoesThroughEveryStageAndBack) {
         std::vector<int> world_ranks;
         for (int i = 0; i < world().size(); ++i)
             world_ranks.push_back(i);
-        PipelineExecutor executor(schedule, rank, world_ranks, chunks, {&activations, &gradients},
-                                  {&ops});
+        PipelineExecutor executor(*device, schedule, rank, world_ranks, chunks,
+                                  {&activations, &gradients});
+        interleave_pairs(executor, schedule, rank);
         executor.run();
+        device->wait_idle();
+        device->take_trace();
         executor.run();
         for (std::uint32_t phase = 0; phase < stages.size(); ++phase)
             EXPECT_EQ(stages[phase]->sum(), stages[phase]->expected_sum(2)) << "phase " << phase;
-        // Backwards are watched as their halves.
-        std::vector<ScheduleOp> expected;
-        for (const ScheduleOp& op : schedule.ops[rank])
-            if (op.kind != OpKind::Backward) {
-                expected.push_back({op.kind, op.phase, op.micro_batch});
-            } else {
-                expected.push_back({OpKind::InputGradient, op.phase, op.micro_batch});
-                expected.push_back({OpKind::WeightGradient, op.phase, op.micro_batch});
-            }
-        const std::vector<TimedOp>& timed = executor.timed();
-        EXPECT_EQ(timed.size(), expected.size());
-        for (std::size_t i = 0; i < std::min(timed.size(), expected.size()); ++i) {
-            EXPECT_EQ(to_name(timed[i].op), to_name(expected[i]));
-            EXPECT_LE(timed[i].time.start, timed[i].time.end);
-            if (i > 0) {
-                EXPECT_LE(timed[i - 1].time.end, timed[i].time.start);
+        device->wait_idle();
+        // Each op shows in the trace; on the one lane they run one after another.
+        const auto& ops = schedule.ops[rank];
+        const RankTimes times = times_of_rank(schedule, rank, device->take_trace());
+        ASSERT_EQ(times.ops.size(), ops.size());
+        for (std::size_t i = 0; i < ops.size(); ++i) {
+            EXPECT_LT(times.ops[i].start, times.ops[i].end) << to_name(ops[i]);
+            if (i > 0 && !ops[i - 1].with_next) {
+                EXPECT_LE(times.ops[i - 1].end, times.ops[i].start) << to_name(ops[i]);
             }
         }
-        device->wait_idle();
     }
 }
 
@@ -96,10 +102,11 @@ INSTANTIATE_TEST_SUITE_P(Kinds, Executor,
 TEST(ExecutorAlone, NumbersThatDoNotFitAreRefused) {
     if (world().size() != 1)
         GTEST_SKIP() << "one rank does";
+    const auto device = make_device();
     const Schedule two = make_schedule({.ranks = 2, .micro_batches = 2});
     const auto make = [&](std::uint64_t rank, std::vector<int> ranks,
                           std::vector<PipelineChunk*> chunks) {
-        PipelineExecutor executor(two, rank, std::move(ranks), std::move(chunks), {});
+        PipelineExecutor executor(*device, two, rank, std::move(ranks), std::move(chunks), {});
     };
     EXPECT_THROW(make(2, {0, 1}, {nullptr}), Error);
     EXPECT_THROW(make(0, {0}, {nullptr}), Error);

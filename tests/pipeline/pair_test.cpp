@@ -51,7 +51,7 @@ PairNodes moe_layer(double exchange = 1.5) {
                                {"COMBINE(B)", kExchange, exchange},
                                {"ROUTER(B)", kCompute, 0.1},
                                {"ATTN(B)", kCompute, 1}},
-            .weight_gradient = {{"MLP(W)", kCompute, 1, false, 5},
+            .weight_gradient = {{"MLP(W)", kCompute, 1, false, 3},
                                 {"SHARED(W)", kCompute, 0.3, false, 5},
                                 {"ATTN(W)", kCompute, 1, false, 6}}};
 }
@@ -206,11 +206,11 @@ TEST(Pair, NamesHandInWhatStandsBeforeThem) {
               "DISPATCH(B) SHARED(B) MLP(B) COMBINE(B) ROUTER(B) ATTN(B) DISPATCH(B) "
               "ATTN(F) ROUTER(F) DISPATCH(F) SHARED(F) MLP(F) COMBINE(F) ATTN(F) ROUTER(F) "
               "DISPATCH(F) MLP(W) "
-              "SHARED(B) MLP(B) COMBINE(B) SHARED(F) MLP(F) COMBINE(F) SHARED(W) ATTN(W) ROUTER(B) "
-              "MLP(W) ATTN(B) SHARED(W) ATTN(W)");
+              "SHARED(B) MLP(B) COMBINE(B) SHARED(F) MLP(F) COMBINE(F) SHARED(W) ATTN(W) MLP(W) "
+              "ROUTER(B) ATTN(B) SHARED(W) ATTN(W)");
     // MLP(W) takes the input gradients along that it needs.
     EXPECT_EQ(names_of(moe_layer(), interleave(moe_layer(), parse_pattern("MLP(W) ATTN(B)"))),
-              "DISPATCH(B) SHARED(B) MLP(B) COMBINE(B) ROUTER(B) MLP(W) ATTN(B) ATTN(F) ROUTER(F) "
+              "DISPATCH(B) SHARED(B) MLP(B) MLP(W) COMBINE(B) ROUTER(B) ATTN(B) ATTN(F) ROUTER(F) "
               "DISPATCH(F) SHARED(F) MLP(F) COMBINE(F) SHARED(W) ATTN(W)");
     EXPECT_EQ(names_of(dense_layer(), interleave(dense_layer(), parse_pattern("ATTN(B)"))),
               "FFN(B) ATTN(B) ATTN(F) FFN(F) FFN(W) ATTN(W)");

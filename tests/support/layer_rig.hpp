@@ -189,7 +189,7 @@ struct Rig {
 
 inline void submit(LayerSlot& slot, NodeKind kind) {
     for (const Node& node : slot.nodes(kind))
-        node.submit();
+        node.submit({});
 }
 
 } // namespace bellows::testing

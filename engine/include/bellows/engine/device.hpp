@@ -147,6 +147,9 @@ public:
     void save_pipeline_cache();
     /// Accesses that the happens-before checker has proved ordered; 0 when it is off.
     std::uint64_t num_checked_accesses() const;
+    /// What is handed in from now on, work and lane jobs, is part of `op` (TraceEvent::op), e.g.
+    /// "F0.m3", until the next call; "" of nothing. Returns what the call before has said.
+    std::string trace_as(std::string op);
     /// Adds what the caller has timed itself, a message or a wait, on the host's steady clock;
     /// nothing without options().trace. Events of one lane that overlap are shown on further lanes
     /// "<lane> (2)", ...

@@ -17,6 +17,9 @@ struct TraceEvent {
     std::string category; ///< the recording's label, e.g. "ATTN(F).m3"; a phase's job
     std::int64_t begin_ns = 0;
     std::int64_t end_ns = 0;
+    /// Of device work and jobs: what Device::trace_as() said when they were handed in.
+    std::string op{};
+    std::string by{}; ///< of device work: the host lane whose job submitted it, or none
 };
 
 } // namespace bellows

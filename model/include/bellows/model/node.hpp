@@ -9,10 +9,14 @@
 
 #include <bellows/engine/device.hpp>
 #include <bellows/engine/tensor.hpp>
+#include <bellows/pipeline/pair.hpp>
 
+#include <cstddef>
 #include <cstdint>
 #include <functional>
+#include <limits>
 #include <memory>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -23,7 +27,13 @@ enum class NodeKind : std::uint8_t { Forward, InputGradient, WeightGradient };
 struct Node {
     std::string name; ///< e.g. "ATTN(F)", "DISPATCH(B)", "MLP(W)"
     NodeKind kind = NodeKind::Forward;
-    std::function<TimePoint()> submit; ///< hands the node's work in; never waits for the network
+    /// Hands the node's work in, a compute node's behind `waits`, too; never waits for the network.
+    std::function<TimePoint(std::span<const TimePoint> waits)> submit{};
+    /// How it takes part in an overlapped pair, as PairNode says it; `after` counts the slot's
+    /// input gradients, all of them if there are fewer.
+    NodeResource resource = NodeResource::Compute;
+    bool beside_exchange = false;
+    std::size_t after = std::numeric_limits<std::size_t>::max();
 };
 
 /// The tensors that a layer's slot reads and writes; the caller owns them. All [tokens, hidden] in
@@ -49,7 +59,8 @@ public:
 protected:
     void add_node(Node node) { nodes_[static_cast<std::size_t>(node.kind)].push_back(node); }
     /// A compute node that replays a recording, which the slot owns.
-    void add_recording(NodeKind kind, std::string name, Recording recording);
+    /// `node` says what it is, but not how it is handed in.
+    void add_recording(Node node, Recording recording);
 
 private:
     std::vector<Node> nodes_[3];

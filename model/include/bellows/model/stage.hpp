@@ -62,6 +62,9 @@ public:
     /// Which of the weight-gradient nodes (an index into nodes()) is the last that adds to the
     /// gradient of a parameter of this stage; the same for all slots.
     std::size_t gradient_ready_after(const ParameterInfo& info) const;
+    /// The nodes of a micro-batch's forward, or of its backward's halves, as an overlapped pair
+    /// sees them; their times are 0.
+    std::vector<PairNode> pair_nodes(NodeKind kind) const;
 
     /// [tokens] u32, written by the host: what enters the first stage, what the last one predicts.
     Buffer& token_buffer(std::uint64_t slot);

@@ -3,30 +3,37 @@
 
 // Runs a rank's part of any verified schedule: hands the ops of its chunks in, in the schedule's
 // order, and moves activations and gradients between chunks. It never waits: what needs another
-// rank's result is ordered behind its arrival, and a result leaves when its op has ended. One
-// thread at a time.
+// rank's result is ordered behind its arrival, and a result leaves when its op has ended. Within
+// that the device runs what can begin first, but a gradient that another rank waits for is not held
+// up by weight gradients: they come behind it. One thread at a time.
 
 #include <bellows/comm/pipe.hpp>
-#include <bellows/engine/lane.hpp>
-#include <bellows/pipeline/simulate.hpp>
+#include <bellows/engine/device.hpp>
+#include <bellows/pipeline/pair.hpp>
+#include <bellows/pipeline/schedule.hpp>
 
-#include <chrono>
+#include <cstddef>
 #include <cstdint>
-#include <memory>
+#include <map>
+#include <span>
+#include <utility>
 #include <vector>
 
 namespace bellows {
 
-/// What a rank does for one of its chunks. The calls hand work in and return when it will be done.
-/// Slots are below Schedule::peak_in_flight(); a slot's ops follow one another in the device's
-/// order of work. All stages' tensors have the same size.
+/// What a rank does for one of its chunks. Each op is a Forward, an InputGradient or a
+/// WeightGradient (a Backward is the latter two) and made of nodes. Slots are below
+/// Schedule::peak_in_flight(). All stages' tensors have the same size.
 class PipelineChunk {
 public:
     virtual ~PipelineChunk() = default;
 
-    virtual TimePoint forward(std::uint64_t micro_batch, std::uint64_t slot) = 0;
-    virtual TimePoint input_gradient(std::uint64_t micro_batch, std::uint64_t slot) = 0;
-    virtual TimePoint weight_gradient(std::uint64_t micro_batch, std::uint64_t slot) = 0;
+    virtual std::size_t num_nodes(OpKind op) const = 0;
+    /// Hands a node in: an op's in ascending order, those of other chunks between them. Work on the
+    /// same memory must take effect in the order of handing in, as the device's does.
+    /// It begins behind `waits`, too. Returns when it will have ended.
+    virtual TimePoint submit(OpKind op, std::size_t node, std::uint64_t micro_batch,
+                             std::uint64_t slot, std::span<const TimePoint> waits) = 0;
 
     /// What comes from the stage before and its gradient, which goes back there; of all stages but
     /// the first.
@@ -44,55 +51,54 @@ struct PipelinePipes {
     Pipe* gradients = nullptr;
 };
 
-/// Where ops are watched: each is a job of the lane, from when the op before it has ended and what
-/// it needs has come until it has ended; a Backward is two. Of ops that the device overlaps the
-/// later one is seen from the earlier one's end on.
-struct PipelineWatch {
-    Lane* lane = nullptr;                                           ///< null: nobody watches
-    std::chrono::milliseconds timeout = TimePoint::kDefaultTimeout; ///< of an op
-};
-
-/// An op as it ran, in seconds of the host's steady clock.
-struct TimedOp {
-    ScheduleOp op;
-    OpTime time;
-};
-
 class PipelineExecutor {
 public:
     /// rank: of the schedule; world_ranks: which rank of the world stands for each of it; chunks:
     /// this rank's by phase. All that is handed in must outlive it. Throws Error{InvalidArgument}
     /// as verify() does, and for numbers that do not fit.
-    PipelineExecutor(Schedule schedule, std::uint64_t rank, std::vector<int> world_ranks,
-                     std::vector<PipelineChunk*> chunks, PipelinePipes pipes,
-                     PipelineWatch watch = {});
+    PipelineExecutor(Device& device, const Schedule& schedule, std::uint64_t rank,
+                     std::vector<int> world_ranks, std::vector<PipelineChunk*> chunks,
+                     PipelinePipes pipes);
 
-    const Schedule& schedule() const noexcept { return schedule_; }
-    /// Hands a step in. A pair's two follow each other.
+    /// How the nodes of pairs of a forward of one phase and a backward of another interleave from
+    /// now on; until then they are handed in one after the other. All ranks that share an exchange
+    /// must have the same order. Throws Error{InvalidArgument} unless each node is there once, as
+    /// verify() does for what it knows of them.
+    void interleave(std::uint32_t forward, std::uint32_t backward, PairOrder order);
+    /// Hands a step in. In the trace work has the name of its op, a Backward's of its halves, e.g.
+    /// "F0.m3", "I1.m2", "W1.m2" (TraceEvent::op), and what goes between ranks "PP(F0.m3)".
     void run();
-    /// Waits for the last step's ops that are watched; their times in order, a Backward's halves
-    /// apart. Empty where nobody watches.
-    const std::vector<TimedOp>& timed();
 
 private:
-    void forward(const ScheduleOp& op, std::uint64_t slot);
-    void input_gradient(const ScheduleOp& op, std::uint64_t slot);
-    /// `op` is what ends at `done`, once `input` is there.
-    void watch(const ScheduleOp& op, const TimePoint& input, const TimePoint& done);
+    /// A Forward, an InputGradient or a WeightGradient that is being handed in.
+    struct Part {
+        ScheduleOp op;
+        std::uint64_t slot = 0;
+        std::size_t next = 0, count = 0; ///< nodes
+        std::vector<TimePoint> waits{};  ///< of all of them
+    };
+    Part part_of(const ScheduleOp& op, OpKind kind) const;
+    /// Of an op, or of both of a pair.
+    std::vector<Part> parts_of(std::span<const ScheduleOp> ops) const;
+    void receive(const Part& part);
+    void send(const Part& part);
+    void submit_next(Part& part);
+    /// One after the other, apart from a pair's order.
+    void submit_all(Part& part);
+    bool sends(const Part& part) const;
     /// The world's rank that has a stage in the stream of a chunk.
     int rank_of(const ScheduleChunk& chunk, std::uint64_t stage) const;
 
-    Schedule schedule_;
+    Device& device_;
+    const Schedule& schedule_;
     std::uint64_t rank_;
     std::vector<int> world_ranks_;
     std::vector<PipelineChunk*> chunks_;
     PipelinePipes pipes_;
-    PipelineWatch watch_;
-    TimePoint last_watch_;
-    /// By the lane's thread until last_watch_; its jobs may outlive this.
-    std::shared_ptr<std::vector<TimedOp>> timed_ = std::make_shared<std::vector<TimedOp>>();
+    std::map<std::pair<std::uint32_t, std::uint32_t>, PairOrder> orders_; ///< by phases
     std::vector<std::vector<ChunkPlace>> places_;
-    std::vector<std::uint64_t> slots_; ///< of each phase
+    std::vector<std::uint64_t> slots_;                    ///< of each phase
+    std::vector<std::vector<TimePoint>> input_gradients_; ///< the last ones, by phase and slot
 };
 
 } // namespace bellows

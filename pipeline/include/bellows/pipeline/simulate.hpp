@@ -47,6 +47,9 @@ struct Timeline {
     double bubble_share() const;
 };
 
+/// Of ops that begin at 0 rather than when they did.
+std::vector<std::vector<OpTime>> from_zero(std::vector<std::vector<OpTime>> ops);
+
 /// What becomes of times, simulated or measured: all but messages.
 Timeline timeline_of(std::vector<std::vector<OpTime>> ops);
 

@@ -1,0 +1,87 @@
+// SPDX-License-Identifier: MIT
+#include "app/pair_orders.hpp"
+
+#include <algorithm>
+#include <cstddef>
+#include <set>
+#include <vector>
+
+namespace bellows {
+
+namespace {
+
+/// "stage 0 slot 1 layer 2 DISPATCH(F)", and what may follow a comma → "DISPATCH(F)".
+std::string node_of_job(const std::string& job) {
+    const std::string name = job.substr(0, job.find(','));
+    return name.substr(name.rfind(' ') + 1);
+}
+
+std::vector<PairNode> timed(std::vector<PairNode> nodes, const NodeSeconds& seconds,
+                            double otherwise) {
+    for (PairNode& node : nodes) {
+        const auto found = seconds.find(node.name);
+        node.seconds = found == seconds.end() ? otherwise : found->second;
+    }
+    return nodes;
+}
+
+bool is_exchange(const PairNode& node) {
+    return node.resource == NodeResource::Exchange;
+}
+
+/// Nodes [first, end) up to the first whose name stands there already.
+std::vector<PairNode> once_each(const std::vector<PairNode>& nodes, std::size_t first) {
+    std::set<std::string> seen;
+    std::vector<PairNode> layer;
+    for (std::size_t i = first; i < nodes.size() && seen.insert(nodes[i].name).second; ++i)
+        layer.push_back(nodes[i]);
+    return layer;
+}
+
+} // namespace
+
+NodeSeconds node_seconds(std::span<const TraceEvent> events,
+                         const std::map<std::string, std::size_t>& runs) {
+    NodeSeconds means;
+    for (const TraceEvent& event : events) {
+        const bool job = event.category == "lane";
+        const auto node = runs.find(job ? node_of_job(event.name) : event.category);
+        if (node != runs.end() && !event.op.empty() && event.by.empty())
+            means[node->first] += 1e-9 * static_cast<double>(event.end_ns - event.begin_ns) /
+                                  static_cast<double>(node->second);
+    }
+    return means;
+}
+
+PairNodes pair_of(const Stage& forward, const Stage& backward, const NodeSeconds& seconds,
+                  double otherwise) {
+    return {timed(forward.pair_nodes(NodeKind::Forward), seconds, otherwise),
+            timed(backward.pair_nodes(NodeKind::InputGradient), seconds, otherwise),
+            timed(backward.pair_nodes(NodeKind::WeightGradient), seconds, otherwise)};
+}
+
+PairNodes layer_with_experts(const PairNodes& chunks) {
+    const auto sends = std::ranges::find_if(chunks.forward, is_exchange);
+    const auto brings = std::ranges::find_if(chunks.input_gradient, is_exchange);
+    if (sends == chunks.forward.end() || brings == chunks.input_gradient.end())
+        return {};
+    PairNodes layer;
+    auto first = static_cast<std::size_t>(sends - chunks.forward.begin());
+    while (first > 0 && !is_exchange(chunks.forward[first - 1]) &&
+           chunks.forward[first].name != "ATTN(F)")
+        --first;
+    layer.forward = once_each(chunks.forward, first);
+    while (!layer.forward.empty() && !is_exchange(layer.forward.back()))
+        layer.forward.pop_back(); // the head is of no layer
+    const auto back = static_cast<std::size_t>(brings - chunks.input_gradient.begin());
+    layer.input_gradient = once_each(chunks.input_gradient, back);
+    const std::size_t end = back + layer.input_gradient.size();
+    for (const PairNode& node : chunks.weight_gradient)
+        if (node.after > back && node.after <= end) {
+            layer.weight_gradient.push_back(node);
+            layer.weight_gradient.back().after -= back;
+        }
+    return layer;
+}
+
+} // namespace bellows

@@ -1,0 +1,164 @@
+// SPDX-License-Identifier: MIT
+#include "app/pipeline_report.hpp"
+
+#include "app/schedule_report.hpp"
+#include "app/units.hpp"
+
+#include <bellows/comm/host_collectives.hpp>
+
+#include <algorithm>
+#include <cstring>
+#include <iterator>
+#include <utility>
+
+namespace bellows {
+
+namespace {
+
+constexpr double kMs = 1e3;
+
+/// What travels: the lists one after the other behind their lengths.
+struct Wire {
+    double num_ops = 0, num_exchange = 0, hidden = 0, activation_bytes = 0;
+};
+
+std::vector<std::byte> packed(const RankTimes& times, std::uint64_t activation_bytes,
+                              double origin) {
+    const Wire head{static_cast<double>(times.ops.size()),
+                    static_cast<double>(times.exchange.size()), kMs * times.hidden,
+                    static_cast<double>(activation_bytes)};
+    std::vector<OpTime> all;
+    for (const auto* list : {&times.ops, &times.exchange})
+        for (const OpTime& time : *list)
+            all.push_back({kMs * (time.start - origin), kMs * (time.end - origin)});
+    std::vector<std::byte> bytes(sizeof head + all.size() * sizeof(OpTime));
+    std::memcpy(bytes.data(), &head, sizeof head);
+    if (!all.empty())
+        std::memcpy(bytes.data() + sizeof head, all.data(), all.size() * sizeof(OpTime));
+    return bytes;
+}
+
+struct OfRank {
+    std::vector<OpTime> ops, exchange;
+    double hidden = 0;
+    std::uint64_t activation_bytes = 0;
+};
+
+OfRank unpacked(std::span<const std::byte> bytes) {
+    Wire head;
+    std::memcpy(&head, bytes.data(), sizeof head);
+    std::vector<OpTime> all((bytes.size() - sizeof head) / sizeof(OpTime));
+    if (!all.empty())
+        std::memcpy(all.data(), bytes.data() + sizeof head, all.size() * sizeof(OpTime));
+    const auto middle = all.begin() + static_cast<std::ptrdiff_t>(head.num_ops);
+    return {{all.begin(), middle},
+            {middle, all.end()},
+            head.hidden,
+            static_cast<std::uint64_t>(head.activation_bytes)};
+}
+
+/// Forwards that have begun and whose input's gradient has not ended, at most.
+std::uint64_t most_in_flight(const std::vector<ScheduleOp>& ops, const std::vector<OpTime>& times) {
+    std::vector<std::pair<double, int>> changes;
+    for (std::size_t i = 0; i < ops.size(); ++i)
+        if (ops[i].kind == OpKind::Forward)
+            changes.emplace_back(times[i].start, 1);
+        else if (ops[i].kind != OpKind::WeightGradient)
+            changes.emplace_back(times[i].end, -1);
+    std::ranges::sort(changes);
+    int now = 0, most = 0;
+    for (const auto& [time, change] : changes)
+        most = std::max(most, now += change);
+    return static_cast<std::uint64_t>(most);
+}
+
+double length_of(const std::vector<OpTime>& times) {
+    double length = 0;
+    for (const OpTime& time : times)
+        length += time.end - time.start;
+    return length;
+}
+
+std::string percent(double share) {
+    return printed("%.1f %%", 100 * share);
+}
+
+template <class Value, class Text>
+std::string each(const std::vector<Value>& values, Text text) {
+    std::string all;
+    for (const Value& value : values)
+        all += (all.empty() ? "" : ", ") + text(value);
+    return all;
+}
+
+} // namespace
+
+PipelineReport report_pipeline(World& world, const Schedule& schedule, const RunLayout& layout,
+                               std::span<const TraceEvent> events, const Device& device,
+                               double origin) {
+    HostCollectives everyone(world, Group::all(world.size()));
+    const std::uint64_t place = static_cast<std::uint64_t>(world.rank()) / layout.dp;
+    const MemorySizes peaks = device.memory_report().peaks();
+    const auto parts = everyone.all_gather(
+        packed(times_of_rank(schedule, place, events),
+               peaks[static_cast<std::size_t>(MemoryCategory::Activations)], origin));
+    PipelineReport report;
+    std::vector<std::vector<OpTime>> ops;
+    double exchange = 0, hidden = 0;
+    for (std::size_t rank = 0; rank < parts.size(); ++rank) {
+        OfRank of = unpacked(parts[rank]);
+        exchange += length_of(of.exchange);
+        hidden += of.hidden;
+        if (rank % layout.dp != 0)
+            continue;
+        report.peak_chunks.push_back(most_in_flight(schedule.ops[ops.size()], of.ops));
+        report.bound.push_back(schedule.high_water(ops.size()).activations);
+        report.activation_bytes.push_back(of.activation_bytes);
+        report.exchange.push_back(std::move(of.exchange));
+        ops.push_back(std::move(of.ops));
+    }
+    const auto count = static_cast<std::ptrdiff_t>(ops.size());
+    std::ranges::move(report.exchange, std::back_inserter(ops));
+    ops = from_zero(std::move(ops));
+    report.exchange.assign(std::make_move_iterator(ops.begin() + count),
+                           std::make_move_iterator(ops.end()));
+    ops.resize(static_cast<std::size_t>(count));
+    report.exchange_ms = exchange / static_cast<double>(parts.size());
+    report.hidden_share = exchange > 0 ? hidden / exchange : 0;
+    report.measured = timeline_of(std::move(ops));
+    report.simulated = simulate(schedule, costs_of(schedule, report.measured));
+    return report;
+}
+
+std::string format_report(const PipelineReport& report) {
+    const auto ms = [](double value) { return printed("%.4g ms", value); };
+    const auto shares = [](const Timeline& timeline) {
+        return each(timeline.bubble, [&](double bubble) {
+            return percent(timeline.step_time > 0 ? bubble / timeline.step_time : 0);
+        });
+    };
+    std::string text = "  pipeline, last step measured " + ms(report.measured.step_time) +
+                       ", simulated at the measured costs " + ms(report.simulated.step_time) +
+                       "\n    bubble by rank   measured " + shares(report.measured) +
+                       "\n                     simulated " + shares(report.simulated) + "\n";
+    if (report.exchange_ms > 0)
+        text += "    experts' tokens  travel " + ms(report.exchange_ms) + " on each rank, " +
+                percent(report.hidden_share) + " of it under other work\n";
+    std::size_t rank = 0;
+    text += "    activations      " +
+            each(report.peak_chunks,
+                 [&](std::uint64_t chunks) {
+                     const std::size_t at = rank++;
+                     return std::to_string(chunks) + " chunks of at most " +
+                            std::to_string(report.bound[at]) + " (" +
+                            format_bytes(report.activation_bytes[at]) + ")";
+                 }) +
+            "\n";
+    return text;
+}
+
+std::string report_svg(const Schedule& schedule, const PipelineReport& report) {
+    return schedule_svg(schedule, report.measured, "measured", "ms", report.exchange);
+}
+
+} // namespace bellows

@@ -1,0 +1,202 @@
+// SPDX-License-Identifier: MIT
+#include <bellows/pipeline/measure.hpp>
+
+#include <algorithm>
+#include <array>
+#include <map>
+#include <numeric>
+#include <optional>
+#include <string>
+#include <utility>
+
+namespace bellows {
+
+namespace {
+
+constexpr double kSeconds = 1e-9;
+
+OpTime time_of(const TraceEvent& event) {
+    return {kSeconds * static_cast<double>(event.begin_ns),
+            kSeconds * static_cast<double>(event.end_ns)};
+}
+
+bool is_job(const TraceEvent& event) {
+    return event.category == "lane";
+}
+
+/// Ascending, those that touch as one.
+std::vector<OpTime> joined(std::vector<OpTime> times) {
+    std::ranges::sort(times, {}, &OpTime::start);
+    std::vector<OpTime> apart;
+    for (const OpTime& time : times)
+        if (apart.empty() || time.start > apart.back().end)
+            apart.push_back(time);
+        else
+            apart.back().end = std::max(apart.back().end, time.end);
+    return apart;
+}
+
+/// Of two lists of joined().
+double length_of_both(const std::vector<OpTime>& a, const std::vector<OpTime>& b) {
+    double length = 0;
+    for (auto x = a.begin(), y = b.begin(); x != a.end() && y != b.end();) {
+        length += std::max(0.0, std::min(x->end, y->end) - std::max(x->start, y->start));
+        (x->end < y->end ? x : y)++;
+    }
+    return length;
+}
+
+void extend(std::optional<OpTime>& whole, const OpTime& time) {
+    whole =
+        whole ? OpTime{std::min(whole->start, time.start), std::max(whole->end, time.end)} : time;
+}
+
+double mean(const std::vector<double>& values) {
+    return std::accumulate(values.begin(), values.end(), 0.0) / static_cast<double>(values.size());
+}
+
+enum Cost : std::size_t { kForward, kInputGradient, kWeightGradient, kBackward, kPair, kNumCosts };
+
+using Samples = std::array<std::vector<double>, kNumCosts>;
+using Means = std::array<std::optional<double>, kNumCosts>;
+
+/// What each op and pair of a stage kept its rank for.
+std::vector<Samples> samples_of(const Schedule& schedule, const Timeline& measured) {
+    std::vector<Samples> stages(schedule.num_stages);
+    for (std::uint64_t rank = 0; rank < schedule.num_ranks(); ++rank) {
+        const auto& ops = schedule.ops[rank];
+        double until = ops.empty() ? 0 : measured.ops[rank].front().start;
+        for (std::size_t i = 0; i < ops.size(); ++i) {
+            OpTime time = measured.ops[rank][i];
+            Cost cost = static_cast<Cost>(kForward);
+            if (ops[i].kind == OpKind::InputGradient)
+                cost = kInputGradient;
+            if (ops[i].kind == OpKind::WeightGradient)
+                cost = kWeightGradient;
+            if (ops[i].kind == OpKind::Backward)
+                cost = kBackward;
+            const std::uint64_t stage = schedule.chunk_of(rank, ops[i]).stage;
+            if (ops[i].with_next) {
+                const OpTime& other = measured.ops[rank][++i];
+                time = {std::min(time.start, other.start), std::max(time.end, other.end)};
+                cost = kPair;
+            }
+            stages[stage][cost].push_back(std::max(0.0, time.end - std::max(until, time.start)));
+            until = std::max(until, time.end);
+        }
+    }
+    return stages;
+}
+
+/// What a stage has no sample of: the mean of the others'.
+void fill_in(std::vector<Means>& stages) {
+    for (std::size_t cost = 0; cost < kNumCosts; ++cost) {
+        double sum = 0;
+        std::size_t count = 0;
+        for (const Means& stage : stages)
+            if (stage[cost]) {
+                sum += *stage[cost];
+                ++count;
+            }
+        for (Means& stage : stages)
+            if (!stage[cost] && count > 0)
+                stage[cost] = sum / static_cast<double>(count);
+    }
+}
+
+StageCosts costs_of_stage(const Means& means) {
+    StageCosts costs;
+    costs.pair = means[kPair];
+    // Where all are parts of pairs, thirds of one serve as well as any shares.
+    const double third = means[kPair].value_or(0) / 3;
+    costs.forward = means[kForward].value_or(third);
+    const double backward = means[kBackward].value_or(2 * third);
+    costs.input_gradient = means[kInputGradient].value_or(
+        std::max(0.0, backward - means[kWeightGradient].value_or(backward / 2)));
+    costs.weight_gradient =
+        means[kWeightGradient].value_or(std::max(0.0, backward - costs.input_gradient));
+    return costs;
+}
+
+double smallest_latency(const Schedule& schedule, const Timeline& measured) {
+    std::map<std::array<std::uint64_t, 3>, std::pair<std::uint64_t, double>> made;
+    const auto visit = [&](const auto& use) {
+        for (std::uint64_t rank = 0; rank < schedule.num_ranks(); ++rank)
+            for (std::size_t i = 0; i < schedule.ops[rank].size(); ++i) {
+                const ScheduleOp& op = schedule.ops[rank][i];
+                if (op.kind != OpKind::WeightGradient)
+                    use(rank, op, schedule.chunk_of(rank, op).stage, measured.ops[rank][i]);
+            }
+    };
+    visit([&](std::uint64_t rank, const ScheduleOp& op, std::uint64_t stage, const OpTime& time) {
+        made[{op.kind == OpKind::Forward, stage, op.micro_batch}] = {rank, time.end};
+    });
+    std::optional<double> smallest;
+    visit([&](std::uint64_t rank, const ScheduleOp& op, std::uint64_t stage, const OpTime& time) {
+        const bool forward = op.kind == OpKind::Forward;
+        const auto from = made.find({forward, forward ? stage - 1 : stage + 1, op.micro_batch});
+        if (from == made.end() || from->second.first == rank)
+            return;
+        const double latency = std::max(0.0, time.start - from->second.second);
+        smallest = std::min(smallest.value_or(latency), latency);
+    });
+    return smallest.value_or(0);
+}
+
+} // namespace
+
+RankTimes times_of_rank(const Schedule& schedule, std::uint64_t rank,
+                        std::span<const TraceEvent> events) {
+    std::map<std::string, std::optional<OpTime>> works;
+    for (const ScheduleOp& op : schedule.ops[rank])
+        for (const OpKind kind : {op.kind == OpKind::Backward ? OpKind::InputGradient : op.kind,
+                                  op.kind == OpKind::Backward ? OpKind::WeightGradient : op.kind})
+            works[to_name({kind, op.phase, op.micro_batch})];
+    std::vector<OpTime> jobs, own;
+    for (const TraceEvent& event : events) {
+        const auto work = works.find(event.op);
+        if (work == works.end())
+            continue;
+        const OpTime time = time_of(event);
+        extend(work->second, time);
+        if (is_job(event))
+            jobs.push_back(time);
+        else if (event.by.empty())
+            own.push_back(time);
+    }
+    RankTimes times;
+    double until = 0;
+    for (const ScheduleOp& op : schedule.ops[rank]) {
+        std::optional<OpTime> whole;
+        for (const OpKind kind : {OpKind::Forward, OpKind::InputGradient, OpKind::WeightGradient}) {
+            const bool half = op.kind == OpKind::Backward && kind != OpKind::Forward;
+            const auto work = works.find(to_name({kind, op.phase, op.micro_batch}));
+            if ((half || kind == op.kind) && work->second)
+                extend(whole, *work->second);
+        }
+        times.ops.push_back(whole.value_or(OpTime{until, until}));
+        until = std::max(until, times.ops.back().end);
+    }
+    times.exchange = joined(std::move(jobs));
+    times.hidden = length_of_both(times.exchange, joined(std::move(own)));
+    return times;
+}
+
+SimulationOptions costs_of(const Schedule& schedule, const Timeline& measured) {
+    std::vector<Means> stages;
+    for (const Samples& samples : samples_of(schedule, measured)) {
+        Means& means = stages.emplace_back();
+        for (std::size_t cost = 0; cost < kNumCosts; ++cost)
+            if (!samples[cost].empty())
+                means[cost] = mean(samples[cost]);
+    }
+    fill_in(stages);
+    SimulationOptions options;
+    options.stages.clear();
+    for (const Means& means : stages)
+        options.stages.push_back(costs_of_stage(means));
+    options.p2p_latency = smallest_latency(schedule, measured);
+    return options;
+}
+
+} // namespace bellows
