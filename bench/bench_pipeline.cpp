@@ -2,12 +2,15 @@
 // Pipeline schedules as the executor runs them among ranks, on stages that take a set time and hold
 // no core: how long a step takes beside what the simulator says. `--help` lists the options.
 
+#include "pipeline/model_steps.hpp"
 #include "pipeline/timed_stage.hpp"
 #include "ranks/ranks.hpp"
 #include "ranks/timing.hpp"
 #include "support/program.hpp"
 
 #include "app/file_io.hpp"
+#include "app/pipeline_report.hpp"
+#include "app/run_device.hpp"
 #include "app/schedule_report.hpp"
 
 #include <bellows/comm/launch.hpp>
@@ -19,6 +22,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <cmath>
 #include <cstdint>
 #include <cstdio>
 #include <cstring>
@@ -34,9 +38,10 @@ namespace {
 
 const char* const kHelp =
     R"(bench_pipeline: steps of pipeline schedules among ranks, through the program's own mpirun or among the ranks of the
-mpirun or srun that started it, on stages whose ops take a set time without a core, so that more ranks than cores serve.
+mpirun or srun that started it: on stages whose ops take a set time without a core, so that more ranks than cores serve, or,
+with --config, on a model that trains.
 
-  --ranks N              of the pipeline (default 4)
+  --ranks N              in all (default 4)
   --micro-batches N      of both directions together (default: four times as many as ranks)
   --kinds K,...          schedules (default: all that are possible); bellows schedule --help
   --costs f=F,i=I,w=W    ms of a rank's share of the model, of which a chunk takes its part; p2p=L for the simulator
@@ -47,11 +52,20 @@ mpirun or srun that started it, on stages whose ops take a set time without a co
   --json FILE            the table
   --help
 
-simulated, measured    ms of a step; of the measured ones the median. Pairs run one half after the other, input
-                       gradients leave before weight gradients are made
+of a model:
+  --config NAME          a preset or a file, as `bellows train` takes it, with all that is not said here
+  --pp P, --ep E         as there (default: all ranks; all that stand at a rank of the pipeline)
+  --precision f32|bf16|fp8, --device-link auto|off, --pairs auto|apart|PATTERN
+
+simulated, measured    ms of a step; of the measured ones the median. Pairs of timed stages run one half after the other;
+                       input gradients leave before weight gradients are made. A model's step is simulated with the
+                       costs that it was measured to have, and the step is the one that is off by the median
 off                    how much longer it took than simulated
 bubble                 what the rank that idles most idles, as a share of the step
-A run is checked: every micro-batch has gone through every stage and back, gradients are summed in order.
+tokens/s, hidden       of a model: of whole steps; how much of the time in which experts' tokens travel other work runs
+waited                 ms that a rank's exchanges, reductions and pipes did nothing but wait in a step, added up
+A run is checked: every micro-batch has gone through every stage and back, gradients are summed in order; all schedules
+bring a model to the same loss, but for rounding.
 Exit codes: 0 all right, 1 a wrong result, 2 bad usage, 3 no device or MPI that serves, 4 a lost rank.
 )";
 
@@ -61,14 +75,40 @@ struct Options {
     SimulationOptions costs;         ///< in ms
     std::string device;
     std::optional<std::string> svg, json;
+    std::optional<RunConfig> model;
 };
+
+/// --config and what goes with it.
+std::optional<RunConfig> take_model(Arguments& arguments, const Options& options,
+                                    bool micro_batches) {
+    const auto name = arguments.value("--config");
+    if (!name)
+        return std::nullopt;
+    RunConfig config = load_run_config(*name);
+    TrainConfig& train = config.train;
+    train.pp = arguments.number("--pp", options.ranks, 1, options.ranks);
+    train.dp = 0;
+    train.ep = arguments.number("--ep", 0, 0, options.ranks);
+    if (micro_batches)
+        train.micro_batches = options.micro_batches;
+    train.precision = arguments.value("--precision").value_or(train.precision);
+    train.device_link = arguments.value("--device-link").value_or(train.device_link);
+    train.pairs = arguments.value("--pairs").value_or(train.pairs);
+    train.device = options.device.empty() ? train.device : options.device;
+    train.clip_norm = 0; // the norm is summed in another order under each schedule
+    validate(train);
+    return config;
+}
 
 Options take_options(int argc, char** argv) {
     Arguments arguments(argc, argv);
     Options options;
     const std::uint64_t launched = is_launched() ? static_cast<std::uint64_t>(launched_size()) : 0;
     options.ranks = arguments.number("--ranks", launched > 0 ? launched : options.ranks, 1, 4096);
-    options.micro_batches = arguments.number("--micro-batches", 4 * options.ranks, 1, 1 << 16);
+    options.micro_batches = arguments.number("--micro-batches", 0, 0, 1 << 16);
+    const bool micro_batches = options.micro_batches > 0;
+    if (!micro_batches)
+        options.micro_batches = 4 * options.ranks;
     options.repeats = arguments.number("--repeats", options.repeats, 1, 1 << 16);
     if (const auto kinds = arguments.value("--kinds"))
         for (const std::string& kind : Arguments::split(*kinds))
@@ -80,6 +120,7 @@ Options take_options(int argc, char** argv) {
     options.device = arguments.value("--device").value_or("");
     options.svg = arguments.value("--svg");
     options.json = arguments.value("--json");
+    options.model = take_model(arguments, options, micro_batches);
     if (arguments.rest().size() > 1)
         throw Error(ErrorCode::InvalidArgument,
                     "there is no option " + arguments.rest()[1] + "; see --help");
@@ -89,6 +130,9 @@ Options take_options(int argc, char** argv) {
 struct Result {
     std::string kind, impossible;
     double simulated = 0, measured = 0, simulated_bubble = 0, measured_bubble = 0;
+    // Of a model:
+    double tokens_per_s = 0, hidden = 0, waited_ms = 0, exchange_ms = 0, loss = 0;
+    std::string pattern;
 };
 
 /// One kind on all ranks.
@@ -190,52 +234,120 @@ Result measure(Stopwatch& watch, Device& device, const Options& options, Schedul
     return result;
 }
 
-void print(const Result& result) {
-    if (!result.impossible.empty())
+Result measure_model(Stopwatch& watch, Device& device, const Options& options, ScheduleKind kind) {
+    Result result;
+    result.kind = to_string(kind);
+    RunConfig config = *options.model;
+    config.train.pipeline = result.kind;
+    try {
+        (void)resolve_layout(config, options.ranks);
+    } catch (const Error& error) {
+        result.impossible = error.message();
+        return result;
+    }
+    const ModelSteps steps = run_model(watch, device, config, options.repeats);
+    if (options.svg && watch.world().rank() == 0)
+        write_file_durably(*options.svg, report_svg(steps.schedule, steps.report));
+    result.simulated = steps.report.simulated.step_time;
+    result.measured = steps.report.measured.step_time;
+    result.simulated_bubble = steps.report.simulated.bubble_share();
+    result.measured_bubble = steps.report.measured.bubble_share();
+    result.tokens_per_s = steps.tokens_per_s;
+    result.hidden = steps.report.hidden_share;
+    result.exchange_ms = steps.report.exchange_ms;
+    result.waited_ms = 1e3 * steps.seconds_waited;
+    result.loss = steps.loss;
+    result.pattern = steps.pattern;
+    return result;
+}
+
+void print(const Result& result, bool of_model) {
+    if (!result.impossible.empty()) {
         std::printf("%-12s %s\n", result.kind.c_str(), result.impossible.c_str());
-    else
-        std::printf("%-12s %10.1f %10.1f %+7.1f %% %9.1f %% %9.1f %%\n", result.kind.c_str(),
+    } else {
+        std::printf("%-12s %10.1f %10.1f %+7.1f %% %9.1f %% %9.1f %%", result.kind.c_str(),
                     result.simulated, result.measured,
                     100 * (result.measured / result.simulated - 1), 100 * result.simulated_bubble,
                     100 * result.measured_bubble);
+        if (of_model)
+            std::printf(" %10.0f %7.1f %% of %7.1f %10.1f %10.6f", result.tokens_per_s,
+                        100 * result.hidden, result.exchange_ms, result.waited_ms, result.loss);
+        std::printf("\n");
+        if (!result.pattern.empty())
+            std::printf("             %s\n", result.pattern.c_str());
+    }
     std::fflush(stdout);
+}
+
+void print_titles(const Options& options) {
+    if (options.model) {
+        const TrainConfig& train = options.model->train;
+        std::printf("a model of %llu x %llu in %s, %llu ranks, pp %llu, batch %llu x %llu\n",
+                    static_cast<unsigned long long>(options.model->model.layers),
+                    static_cast<unsigned long long>(options.model->model.hidden),
+                    train.precision.c_str(), static_cast<unsigned long long>(options.ranks),
+                    static_cast<unsigned long long>(train.pp),
+                    static_cast<unsigned long long>(train.batch),
+                    static_cast<unsigned long long>(train.seq));
+    } else {
+        const StageCosts& costs = options.costs.stages.front();
+        std::printf("%llu ranks, %llu micro-batches; ms of a rank's share: forward %g, input "
+                    "gradient %g, weight gradient %g\n",
+                    static_cast<unsigned long long>(options.ranks),
+                    static_cast<unsigned long long>(options.micro_batches), costs.forward,
+                    costs.input_gradient, costs.weight_gradient);
+    }
+    std::printf("%-12s %10s %10s %9s %11s %11s", "schedule", "simulated", "measured", "off",
+                "bubble", "measured");
+    if (options.model)
+        std::printf(" %10s %20s %10s %10s", "tokens/s", "hidden of ms", "waited ms", "loss");
+    std::printf("\n");
 }
 
 nlohmann::ordered_json json_of(const Result& result) {
     if (!result.impossible.empty())
         return {{"kind", result.kind}, {"impossible", result.impossible}};
-    return {{"kind", result.kind},
-            {"simulated_ms", result.simulated},
-            {"measured_ms", result.measured},
-            {"simulated_bubble", result.simulated_bubble},
-            {"measured_bubble", result.measured_bubble}};
+    nlohmann::ordered_json json = {{"kind", result.kind},
+                                   {"simulated_ms", result.simulated},
+                                   {"measured_ms", result.measured},
+                                   {"simulated_bubble", result.simulated_bubble},
+                                   {"measured_bubble", result.measured_bubble}};
+    if (result.tokens_per_s > 0)
+        json.update({{"tokens_per_s", result.tokens_per_s},
+                     {"exchange_ms", result.exchange_ms},
+                     {"hidden", result.hidden},
+                     {"waited_ms", result.waited_ms},
+                     {"loss", result.loss},
+                     {"pattern", result.pattern}});
+    return json;
 }
 
 std::string run_all(World& world, const Options& options) {
     const bool leads = world.rank() == 0;
-    DeviceOptions of_device;
-    of_device.select = options.device;
+    DeviceOptions of_device =
+        run_device_options(options.device.empty() ? "any" : options.device, world.local_rank());
     of_device.trace = true;
-    const auto device = Device::create(DeviceOptions::from_environment(of_device));
+    const auto device = Device::create(of_device);
     Stopwatch watch(world);
     std::vector<ScheduleKind> kinds = options.kinds;
     for (std::size_t kind = 0; options.kinds.empty() && kind < kNumScheduleKinds; ++kind)
         kinds.push_back(static_cast<ScheduleKind>(kind));
-    if (leads) {
-        const StageCosts& costs = options.costs.stages.front();
-        std::printf("%llu ranks, %llu micro-batches; ms of a rank's share: forward %g, input "
-                    "gradient %g, weight gradient %g\n%-12s %10s %10s %9s %11s %11s\n",
-                    static_cast<unsigned long long>(options.ranks),
-                    static_cast<unsigned long long>(options.micro_batches), costs.forward,
-                    costs.input_gradient, costs.weight_gradient, "schedule", "simulated",
-                    "measured", "off", "bubble", "measured");
-    }
+    if (leads)
+        print_titles(options);
     nlohmann::ordered_json all = nlohmann::ordered_json::array();
+    std::optional<double> loss;
     for (const ScheduleKind kind : kinds) {
-        const Result result = measure(watch, *device, options, kind);
+        const Result result = options.model ? measure_model(watch, *device, options, kind)
+                                            : measure(watch, *device, options, kind);
         if (leads)
-            print(result);
+            print(result, options.model.has_value());
         all.push_back(json_of(result));
+        if (!options.model || !result.impossible.empty())
+            continue;
+        if (!loss)
+            loss = result.loss;
+        if (!(std::abs(result.loss - *loss) <= 1e-3 * *loss)) // the same on all ranks
+            return result.kind + " has come to another loss than the first schedule";
     }
     if (leads && options.json)
         write_file_durably(*options.json, all.dump(1) + "\n");

@@ -20,7 +20,9 @@ void require(bool holds, const std::string& rule) {
 PipelineExecutor::PipelineExecutor(Device& device, const Schedule& schedule, std::uint64_t rank,
                                    std::vector<int> world_ranks, std::vector<PipelineChunk*> chunks,
                                    PipelinePipes pipes)
-    : device_(device), schedule_(schedule), rank_(rank), world_ranks_(std::move(world_ranks)),
+    : device_(device),
+      one_queue_(!device.distinct_queues(QueueRole::Compute, QueueRole::TransferOut)),
+      schedule_(schedule), rank_(rank), world_ranks_(std::move(world_ranks)),
       chunks_(std::move(chunks)), pipes_(pipes) {
     verify(schedule_);
     require(rank_ < schedule_.num_ranks() && world_ranks_.size() == schedule_.num_ranks(),
@@ -86,18 +88,24 @@ bool PipelineExecutor::sends(const Part& part) const {
     return part.op.kind == OpKind::InputGradient && at.stage > 0;
 }
 
+/// Where copies share a queue with what computes, they would stand behind all that could begin by
+/// then: there ops begin in the schedule's order, and when what has left before has left.
+std::vector<TimePoint> PipelineExecutor::waits_of(const Part& part) const {
+    if (one_queue_)
+        return {last_done_, last_sent_};
+    if (part.op.kind == OpKind::WeightGradient)
+        return {input_gradients_[part.op.phase][part.slot]};
+    return {};
+}
+
 /// Behind its last one.
-void PipelineExecutor::send(const Part& part) {
+TimePoint PipelineExecutor::send(const Part& part) {
     const ScheduleChunk& at = schedule_.chunk_of(rank_, part.op);
     const PipelineChunk& chunk = *chunks_[part.op.phase];
-    const bool forward = part.op.kind == OpKind::Forward;
-    if (!sends(part))
-        return;
     device_.trace_as("PP(" + to_name(part.op) + ")");
-    if (forward)
-        pipes_.activations->send(rank_of(at, at.stage + 1), chunk.output(part.slot));
-    else
-        pipes_.gradients->send(rank_of(at, at.stage - 1), chunk.input_gradient(part.slot));
+    if (part.op.kind == OpKind::Forward)
+        return pipes_.activations->send(rank_of(at, at.stage + 1), chunk.output(part.slot));
+    return pipes_.gradients->send(rank_of(at, at.stage - 1), chunk.input_gradient(part.slot));
 }
 
 void PipelineExecutor::submit_next(Part& part) {
@@ -108,14 +116,17 @@ void PipelineExecutor::submit_next(Part& part) {
         part.op.kind, part.next, part.op.micro_batch, part.slot, part.waits);
     if (++part.next < part.count)
         return;
-    send(part);
-    if (part.op.kind == OpKind::InputGradient && sends(part))
+    last_done_ = done;
+    if (!sends(part))
+        return;
+    last_sent_ = send(part);
+    if (part.op.kind == OpKind::InputGradient)
         input_gradients_[part.op.phase][part.slot] = done;
 }
 
 void PipelineExecutor::submit_all(Part& part) {
-    if (part.op.kind == OpKind::WeightGradient && part.next == 0)
-        part.waits = {input_gradients_[part.op.phase][part.slot]};
+    if (part.next == 0)
+        part.waits = waits_of(part);
     while (part.next < part.count)
         submit_next(part);
 }
@@ -149,6 +160,8 @@ void PipelineExecutor::run() {
         std::vector<Part> parts = parts_of(ops.subspan(i, count));
         if (count == 2) {
             const auto order = orders_.find({ops[i].phase, ops[i + 1].phase});
+            for (Part& part : parts)
+                part.waits = one_queue_ ? waits_of(part) : std::vector<TimePoint>();
             if (order != orders_.end())
                 for (const OpKind kind : order->second)
                     submit_next(*std::ranges::find(parts, kind,

@@ -57,35 +57,54 @@ double mean(const std::vector<double>& values) {
 
 enum Cost : std::size_t { kForward, kInputGradient, kWeightGradient, kBackward, kPair, kNumCosts };
 
-using Samples = std::array<std::vector<double>, kNumCosts>;
 using Means = std::array<std::optional<double>, kNumCosts>;
 
-/// What each op and pair of a stage kept its rank for.
-std::vector<Samples> samples_of(const Schedule& schedule, const Timeline& measured) {
-    std::vector<Samples> stages(schedule.num_stages);
+Cost cost_of(const ScheduleOp& op) {
+    switch (op.kind) {
+    case OpKind::Forward:
+        return op.with_next ? kPair : kForward;
+    case OpKind::Backward:
+        return kBackward;
+    case OpKind::InputGradient:
+        return kInputGradient;
+    case OpKind::WeightGradient:
+        return kWeightGradient;
+    }
+    return kForward;
+}
+
+/// An op, or a pair, as it ran.
+struct Sample {
+    std::uint64_t stage = 0;
+    Cost cost = kForward;
+    OpTime time;
+    double seconds = 0; ///< that it kept its rank for
+};
+
+/// What each op and pair of a stage kept its rank for: those that ran while another did, what they
+/// went on for after it.
+std::vector<std::vector<Sample>> samples_of(const Schedule& schedule, const Timeline& measured) {
+    std::vector<std::vector<Sample>> ranks;
     for (std::uint64_t rank = 0; rank < schedule.num_ranks(); ++rank) {
         const auto& ops = schedule.ops[rank];
-        double until = ops.empty() ? 0 : measured.ops[rank].front().start;
+        std::vector<Sample>& samples = ranks.emplace_back();
         for (std::size_t i = 0; i < ops.size(); ++i) {
-            OpTime time = measured.ops[rank][i];
-            Cost cost = static_cast<Cost>(kForward);
-            if (ops[i].kind == OpKind::InputGradient)
-                cost = kInputGradient;
-            if (ops[i].kind == OpKind::WeightGradient)
-                cost = kWeightGradient;
-            if (ops[i].kind == OpKind::Backward)
-                cost = kBackward;
-            const std::uint64_t stage = schedule.chunk_of(rank, ops[i]).stage;
-            if (ops[i].with_next) {
+            const Cost cost = cost_of(ops[i]);
+            samples.push_back({schedule.chunk_of(rank, ops[i]).stage, cost, measured.ops[rank][i]});
+            if (cost == kPair) {
+                OpTime& time = samples.back().time;
                 const OpTime& other = measured.ops[rank][++i];
                 time = {std::min(time.start, other.start), std::max(time.end, other.end)};
-                cost = kPair;
             }
-            stages[stage][cost].push_back(std::max(0.0, time.end - std::max(until, time.start)));
-            until = std::max(until, time.end);
+        }
+        std::ranges::sort(samples, {}, [](const Sample& sample) { return sample.time.end; });
+        double until = samples.empty() ? 0 : samples.front().time.start;
+        for (Sample& sample : samples) {
+            sample.seconds = std::max(0.0, sample.time.end - std::max(until, sample.time.start));
+            until = std::max(until, sample.time.end);
         }
     }
-    return stages;
+    return ranks;
 }
 
 /// What a stage has no sample of: the mean of the others'.
@@ -183,19 +202,30 @@ RankTimes times_of_rank(const Schedule& schedule, std::uint64_t rank,
 }
 
 SimulationOptions costs_of(const Schedule& schedule, const Timeline& measured) {
-    std::vector<Means> stages;
-    for (const Samples& samples : samples_of(schedule, measured)) {
-        Means& means = stages.emplace_back();
+    const std::vector<std::vector<Sample>> ranks = samples_of(schedule, measured);
+    std::vector<std::array<std::vector<double>, kNumCosts>> seconds(schedule.num_stages);
+    for (const auto& samples : ranks)
+        for (const Sample& sample : samples)
+            seconds[sample.stage][sample.cost].push_back(sample.seconds);
+    std::vector<Means> stages(schedule.num_stages);
+    for (std::uint64_t stage = 0; stage < schedule.num_stages; ++stage)
         for (std::size_t cost = 0; cost < kNumCosts; ++cost)
-            if (!samples[cost].empty())
-                means[cost] = mean(samples[cost]);
+            if (!seconds[stage][cost].empty())
+                stages[stage][cost] = mean(seconds[stage][cost]);
+    SimulationOptions options;
+    options.p2p_latency = smallest_latency(schedule, measured);
+    for (const auto& samples : ranks) {
+        double is = 0, usual = 0;
+        for (const Sample& sample : samples) {
+            is += sample.seconds;
+            usual += *stages[sample.stage][sample.cost];
+        }
+        options.slowness.push_back(usual > 0 ? is / usual : 1);
     }
     fill_in(stages);
-    SimulationOptions options;
     options.stages.clear();
     for (const Means& means : stages)
         options.stages.push_back(costs_of_stage(means));
-    options.p2p_latency = smallest_latency(schedule, measured);
     return options;
 }
 

@@ -51,8 +51,13 @@ private:
     std::uint64_t slot(std::uint64_t stage, const ScheduleOp& op) const {
         return stage * schedule_.num_micro_batches + op.micro_batch;
     }
+    double slowness(std::uint64_t rank) const {
+        return options_.slowness.empty() ? 1 : options_.slowness[rank];
+    }
     double cost(std::uint64_t rank, const ScheduleOp& op) const {
-        const StageCosts& of = costs(schedule_.chunk_of(rank, op).stage);
+        return slowness(rank) * cost(costs(schedule_.chunk_of(rank, op).stage), op);
+    }
+    static double cost(const StageCosts& of, const ScheduleOp& op) {
         switch (op.kind) {
         case OpKind::Forward:
             return of.forward;
@@ -130,7 +135,8 @@ private:
         } else {
             const double start = std::max({free_[rank], first, second});
             const auto& pair = costs(schedule_.chunk_of(rank, op).stage).pair;
-            const double end = start + pair.value_or(cost(rank, op) + cost(rank, other));
+            const double end =
+                start + (pair ? slowness(rank) * *pair : cost(rank, op) + cost(rank, other));
             finish(rank, op, {start, end});
             finish(rank, other, {start, end});
         }
@@ -158,8 +164,12 @@ void check(const Schedule& schedule, const SimulationOptions& options) {
     if (options.stages.size() != 1 && options.stages.size() != schedule.num_stages)
         refuse("costs of " + std::to_string(options.stages.size()) + " stages for " +
                std::to_string(schedule.num_stages));
+    if (!options.slowness.empty() && options.slowness.size() != schedule.num_ranks())
+        refuse("slowness of " + std::to_string(options.slowness.size()) + " ranks for " +
+               std::to_string(schedule.num_ranks()));
     const auto good = [](double cost) { return std::isfinite(cost) && cost >= 0; };
     bool all = good(options.p2p_latency) && good(options.p2p_transfer);
+    all = all && std::ranges::all_of(options.slowness, good);
     for (const StageCosts& of : options.stages)
         all = all && good(of.forward) && good(of.input_gradient) && good(of.weight_gradient) &&
               good(of.pair.value_or(0));
@@ -200,8 +210,9 @@ Timeline timeline_of(std::vector<std::vector<OpTime>> ops) {
             last = std::max(last, time.end);
         }
     timeline.step_time = first < last ? last - first : 0;
-    for (const auto& of_rank : ops) {
+    for (std::vector<OpTime> of_rank : ops) {
         double busy = 0, begin = kNever, until = -kNever;
+        std::ranges::sort(of_rank, {}, &OpTime::start); // measured ones may change places
         for (const OpTime& time : of_rank) {
             begin = std::min(begin, time.start);
             busy += std::max(0.0, time.end - std::max(until, time.start)); // a pair counts once

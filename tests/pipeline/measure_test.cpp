@@ -96,5 +96,22 @@ TEST(Measure, PairsCostWhatBothTakeTogether) {
     EXPECT_NEAR(simulate(schedule, found).step_time, timeline.step_time, 1e-6);
 }
 
+TEST(Measure, RanksWithTheSameStagesMayDiffer) {
+    const Schedule schedule = split_backwards(decouple_pairs(
+        make_schedule({.kind = ScheduleKind::DualPipe, .ranks = 2, .micro_batches = 12})));
+    SimulationOptions costs;
+    costs.slowness = {1, 1.5};
+    const Timeline timeline = simulate(schedule, costs);
+    EXPECT_NEAR(timeline.busy[1], 1.5 * timeline.busy[0], 1e-9);
+    const SimulationOptions found = costs_of(schedule, timeline);
+    ASSERT_EQ(found.slowness.size(), 2u);
+    EXPECT_NEAR(found.slowness[1] / found.slowness[0], 1.5, 1e-9);
+    EXPECT_NEAR(simulate(schedule, found).step_time, timeline.step_time, 1e-9);
+    costs.slowness = {1};
+    EXPECT_THROW(simulate(schedule, costs), Error);
+    costs.slowness = {1, -1};
+    EXPECT_THROW(simulate(schedule, costs), Error);
+}
+
 } // namespace
 } // namespace bellows

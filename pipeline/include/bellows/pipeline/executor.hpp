@@ -5,7 +5,8 @@
 // order, and moves activations and gradients between chunks. It never waits: what needs another
 // rank's result is ordered behind its arrival, and a result leaves when its op has ended. Within
 // that the device runs what can begin first, but a gradient that another rank waits for is not held
-// up by weight gradients: they come behind it. One thread at a time.
+// up by weight gradients: they come behind it, and where copies have no queue of their own ops
+// keep their order and wait until what left before has left. One thread at a time.
 
 #include <bellows/comm/pipe.hpp>
 #include <bellows/engine/device.hpp>
@@ -81,7 +82,9 @@ private:
     /// Of an op, or of both of a pair.
     std::vector<Part> parts_of(std::span<const ScheduleOp> ops) const;
     void receive(const Part& part);
-    void send(const Part& part);
+    TimePoint send(const Part& part);
+    /// Of a part that does not interleave: so that nothing holds up what leaves the rank.
+    std::vector<TimePoint> waits_of(const Part& part) const;
     void submit_next(Part& part);
     /// One after the other, apart from a pair's order.
     void submit_all(Part& part);
@@ -90,6 +93,7 @@ private:
     int rank_of(const ScheduleChunk& chunk, std::uint64_t stage) const;
 
     Device& device_;
+    bool one_queue_; ///< for what computes and what leaves
     const Schedule& schedule_;
     std::uint64_t rank_;
     std::vector<int> world_ranks_;
@@ -99,6 +103,7 @@ private:
     std::vector<std::vector<ChunkPlace>> places_;
     std::vector<std::uint64_t> slots_;                    ///< of each phase
     std::vector<std::vector<TimePoint>> input_gradients_; ///< the last ones, by phase and slot
+    TimePoint last_done_, last_sent_; ///< of the ops before
 };
 
 } // namespace bellows

@@ -31,7 +31,7 @@ RankTimes times_of_rank(const Schedule& schedule, std::uint64_t rank,
 /// Costs with which simulate() can be asked for the measured step: of each stage's forwards, input
 /// and weight gradients and pairs the mean of what they kept their rank for, an op from the end
 /// of those before it on. Kinds of which a stage has none get the mean of the other stages',
-/// else what pairs leave. Latency: of the message that was there soonest after it was made.
+/// else what pairs leave. Where ranks have the same stage one may be slower. Latency: of the message that was there soonest after it was made.
 SimulationOptions costs_of(const Schedule& schedule, const Timeline& measured);
 
 } // namespace bellows

@@ -26,6 +26,9 @@ struct StageCosts {
 
 struct SimulationOptions {
     std::vector<StageCosts> stages{StageCosts{}}; ///< of each stage, or one for all
+    /// How much longer each rank takes than the stages' costs say, e.g. 2 for one that is half as
+    /// fast; empty: no rank does.
+    std::vector<double> slowness{};
     /// A message is there so long after its link has carried it, which takes a link p2p_transfer
     /// per message. Each rank has a link to each other, in both directions.
     double p2p_latency = 0, p2p_transfer = 0;
@@ -54,7 +57,7 @@ std::vector<std::vector<OpTime>> from_zero(std::vector<std::vector<OpTime>> ops)
 Timeline timeline_of(std::vector<std::vector<OpTime>> ops);
 
 /// Throws Error{InvalidArgument} as verify() does, and for costs that are negative or not finite,
-/// add up to no finite time, or of another number of stages.
+/// add up to no finite time, or of another number of stages or ranks.
 Timeline simulate(const Schedule& schedule, const SimulationOptions& options = {});
 
 /// The schedule with each pair's halves as two ops, the one first whose input is there first at

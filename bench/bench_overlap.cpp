@@ -1,0 +1,285 @@
+// SPDX-License-Identifier: MIT
+// What an overlapped pair hides: a forward and a backward of MoE layers whose experts are spread
+// over the ranks, node by node and interleaved. `--help` lists the options.
+
+#include "overlap/pair_rig.hpp"
+#include "ranks/ranks.hpp"
+#include "ranks/timing.hpp"
+#include "support/program.hpp"
+
+#include "app/file_io.hpp"
+#include "app/run_device.hpp"
+
+#include <bellows/comm/launch.hpp>
+#include <bellows/engine/error.hpp>
+
+#include <nlohmann/json.hpp>
+
+#include <algorithm>
+#include <array>
+#include <cmath>
+#include <cstdint>
+#include <cstdio>
+#include <cstdlib>
+#include <memory>
+#include <optional>
+#include <span>
+#include <string>
+#include <vector>
+
+namespace bellows::bench {
+namespace {
+
+const char* const kHelp =
+    R"(bench_overlap: the forward of one micro-batch beside the backward of another through MoE layers (latent attention, router,
+experts spread over all ranks), through the program's own mpirun or among the ranks of the mpirun or srun that started it.
+
+  --ranks N              that share the experts (default 2)
+  --tokens T, --seq S    of a rank's micro-batch, and of a sequence, a divisor of T (default 4096 and 256)
+  --layers L             of the forward, and of the backward (default 4)
+  --hidden H             a multiple of 128 (default 2048)
+  --experts E, --top-k K (default 32 and 8)
+  --ratio R,...          compute : exchange, both alone, for which the experts' width is chosen (default 1)
+  --ffn F                their width instead, a multiple of 128
+  --dtype fp8|bf16       of the linear layers (default fp8); activations are bf16
+  --device-link auto|off from device to device where a driver can, or through memory that ranks share (default auto)
+  --order PATTERN        how nodes interleave, as `bellows schedule --pair` prints it (default: as measured)
+  --repeats N            of each way, after one that is not timed (default 5)
+  --device D             INDEX|UUID|gpu|cpu|any|0,1,... for ranks to take in turn (default: BELLOWS_DEVICE, else any)
+  --json FILE            the table
+  --help
+
+compute, exchange      ms alone: all that the layers compute, and, node by node, dispatches and combines from hand-in to end
+one by one, pair       ms from the first hand-in to the last end, each node behind the one before, and interleaved
+simulated              ms of the pair, from the times alone
+hidden                 of the exchange: 1 - (pair - compute) / exchange
+slower                 how much longer the pair's kernels took beside the exchange, all and the experts' products
+Medians of the repeats, of the rank that takes longest. A run is checked: output, input gradients and weight gradients of the
+pair interleaved are those of the pair one by one, bit for bit.
+Exit codes: 0 all right, 1 a wrong result, 2 bad usage, 3 no device or MPI that serves, 4 a lost rank.
+)";
+
+struct Options {
+    std::uint64_t ranks = 2, repeats = 5;
+    PairShape shape;
+    bool fixed_width = false;
+    std::vector<double> ratios;
+    std::optional<PairPattern> order;
+    std::string device;
+    std::optional<std::string> json;
+};
+
+double ratio_of(const std::string& text) {
+    char* end = nullptr;
+    const double ratio = std::strtod(text.c_str(), &end);
+    if (text.empty() || *end != '\0' || !(ratio > 0) || ratio > 1e3)
+        throw Error(ErrorCode::InvalidArgument,
+                    "--ratio takes numbers above 0, at most 1000, not '" + text + "'");
+    return ratio;
+}
+
+Options take_options(int argc, char** argv) {
+    Arguments arguments(argc, argv);
+    Options options;
+    PairShape& shape = options.shape;
+    const std::uint64_t launched = is_launched() ? static_cast<std::uint64_t>(launched_size()) : 0;
+    options.ranks = arguments.number("--ranks", launched > 0 ? launched : options.ranks, 1, 4096);
+    options.repeats = arguments.number("--repeats", options.repeats, 1, 1 << 16);
+    shape.tokens = arguments.number("--tokens", shape.tokens, 1, 1 << 20);
+    shape.seq = arguments.number("--seq", shape.seq, 1, shape.tokens);
+    shape.layers = arguments.number("--layers", shape.layers, 1, 64);
+    shape.hidden = arguments.number("--hidden", shape.hidden, 128, 1 << 16);
+    shape.experts = arguments.number("--experts", shape.experts, 1, 1 << 12);
+    shape.top_k = arguments.number("--top-k", shape.top_k, 1, 64);
+    shape.ffn = arguments.number("--ffn", 0, 0, 1 << 16);
+    options.fixed_width = shape.ffn > 0;
+    for (const std::string& ratio : Arguments::split(arguments.value("--ratio").value_or("1")))
+        options.ratios.push_back(ratio_of(ratio));
+    const std::string dtype = arguments.value("--dtype").value_or("fp8");
+    shape.fp8 = dtype == "fp8";
+    shape.device_link = arguments.value("--device-link").value_or("auto");
+    if (const auto order = arguments.value("--order"))
+        options.order = parse_pattern(*order);
+    options.device = arguments.value("--device").value_or("any");
+    options.json = arguments.value("--json");
+    const auto require = [](bool holds, const std::string& rule) {
+        if (!holds)
+            throw Error(ErrorCode::InvalidArgument, rule);
+    };
+    require(arguments.rest().size() <= 1,
+            arguments.rest().size() > 1
+                ? "there is no option " + arguments.rest()[1] + "; see --help"
+                : "");
+    require(shape.fp8 || dtype == "bf16", "--dtype takes fp8 or bf16, not " + dtype);
+    require(shape.hidden % 128 == 0 && shape.ffn % 128 == 0,
+            "--hidden and --ffn must be multiples of 128");
+    require(shape.tokens % shape.seq == 0, "--tokens must be whole sequences, see --seq");
+    require(shape.top_k <= shape.experts, "--top-k must not be above --experts");
+    (void)device_link_kind(shape.device_link);
+    return options;
+}
+
+/// Medians of runs, and of ranks the longest.
+struct Measured {
+    PairRun one_by_one, compute, pair;
+    double simulated = 0;
+    PairPattern pattern;
+    std::uint64_t ffn = 0;
+};
+
+double median_of(std::vector<PairRun> runs, double PairRun::* what) {
+    std::ranges::sort(runs, {}, what);
+    return runs[runs.size() / 2].*what;
+}
+
+PairRun median_of(Stopwatch& watch, const std::vector<PairRun>& runs) {
+    std::array<std::int64_t, 4> longest{};
+    constexpr std::array kWhat = {&PairRun::seconds, &PairRun::kernels, &PairRun::products,
+                                  &PairRun::exchange};
+    for (std::size_t i = 0; i < kWhat.size(); ++i)
+        longest[i] = std::llround(1e9 * median_of(runs, kWhat[i]));
+    watch.host().all_reduce_max(std::span<std::int64_t>(longest));
+    PairRun all;
+    for (std::size_t i = 0; i < kWhat.size(); ++i)
+        all.*kWhat[i] = 1e-9 * static_cast<double>(longest[i]);
+    return all;
+}
+
+/// The same nodes' times on all ranks.
+PairNodes mean_nodes(Stopwatch& watch, PairNodes nodes) {
+    std::vector<double> seconds;
+    const auto each = [&](const auto& use) {
+        for (auto* part : {&nodes.forward, &nodes.input_gradient, &nodes.weight_gradient})
+            for (PairNode& node : *part)
+                use(node);
+    };
+    each([&](const PairNode& node) { seconds.push_back(node.seconds); });
+    watch.host().all_reduce_sum(std::span<double>(seconds));
+    std::size_t next = 0;
+    each([&](PairNode& node) {
+        node.seconds = seconds[next++] / static_cast<double>(watch.world().size());
+    });
+    return nodes;
+}
+
+/// Median of the runs after the first.
+template <class Run>
+PairRun repeated(Stopwatch& watch, std::uint64_t repeats, Run run) {
+    std::vector<PairRun> runs;
+    for (std::uint64_t repeat = 0; repeat <= repeats; ++repeat) {
+        const PairRun at = run();
+        if (repeat > 0)
+            runs.push_back(at);
+    }
+    return median_of(watch, runs);
+}
+
+Measured measure(Stopwatch& watch, Device& device, const Options& options, const PairShape& shape) {
+    PairRig rig(device, watch, shape);
+    Measured measured;
+    measured.ffn = shape.ffn;
+    measured.compute = repeated(watch, options.repeats, [&] { return rig.compute_alone(); });
+    measured.one_by_one = repeated(watch, options.repeats, [&] { return rig.one_by_one(); });
+    const PairNodes nodes = mean_nodes(watch, rig.nodes());
+    measured.pattern = options.order.value_or(PairPattern{});
+    if (!options.order)
+        measured.pattern = choose_pattern(layer_with_experts(nodes), shape.layers);
+    const PairOrder order = interleave(nodes, measured.pattern);
+    measured.simulated = simulate_pair(nodes, order).time;
+    measured.pair = repeated(watch, options.repeats, [&] { return rig.interleaved(order); });
+    const auto expected = rig.results_of(one_after_the_other(nodes));
+    std::int64_t wrong = rig.results_of(order) == expected ? 0 : 1;
+    watch.host().all_reduce_max(std::span(&wrong, 1));
+    if (wrong != 0)
+        throw Error(ErrorCode::Internal, "the pair has other results interleaved than one by one");
+    return measured;
+}
+
+/// From two widths: compute grows by as much with each column.
+std::uint64_t width_for(Stopwatch& watch, Device& device, const Options& options, double ratio) {
+    constexpr std::uint64_t kFrom = 512, kTo = 1024, kMost = 8192;
+    std::array<double, 2> compute{};
+    double exchange = 0;
+    for (std::size_t i = 0; i < compute.size(); ++i) {
+        PairShape shape = options.shape;
+        shape.ffn = i == 0 ? kFrom : kTo;
+        PairRig rig(device, watch, shape);
+        compute[i] = repeated(watch, 2, [&] { return rig.compute_alone(); }).seconds;
+        exchange = repeated(watch, 2, [&] { return rig.one_by_one(); }).exchange;
+    }
+    const double per_column = (compute[1] - compute[0]) / static_cast<double>(kTo - kFrom);
+    const double missing = ratio * exchange - compute[0];
+    const double width = static_cast<double>(kFrom) + missing / std::max(per_column, 1e-12);
+    return 128 * static_cast<std::uint64_t>(
+                     std::llround(std::clamp(width, 128.0, static_cast<double>(kMost)) / 128));
+}
+
+nlohmann::ordered_json print(const Measured& at) {
+    const double compute = at.compute.seconds, exchange = at.one_by_one.exchange;
+    const double hidden = 1 - std::max(0.0, at.pair.seconds - compute) / exchange;
+    const double slower = at.pair.kernels / at.compute.kernels - 1;
+    const double products = at.pair.products / at.compute.products - 1;
+    std::printf("%6llu %7.2f %9.3f %9.3f %11.3f %9.3f %10.3f %7.1f %% %+7.1f %% %+7.1f %%\n",
+                static_cast<unsigned long long>(at.ffn), compute / exchange, 1e3 * compute,
+                1e3 * exchange, 1e3 * at.one_by_one.seconds, 1e3 * at.pair.seconds,
+                1e3 * at.simulated, 100 * hidden, 100 * slower, 100 * products);
+    std::printf("       %s\n", to_text(at.pattern).c_str());
+    std::fflush(stdout);
+    return {{"ffn", at.ffn},
+            {"compute_ms", 1e3 * compute},
+            {"exchange_ms", 1e3 * exchange},
+            {"one_by_one_ms", 1e3 * at.one_by_one.seconds},
+            {"pair_ms", 1e3 * at.pair.seconds},
+            {"simulated_ms", 1e3 * at.simulated},
+            {"hidden", hidden},
+            {"kernels_slower", slower},
+            {"products_slower", products},
+            {"order", to_text(at.pattern)}};
+}
+
+std::string run_all(World& world, const Options& options) {
+    const bool leads = world.rank() == 0;
+    DeviceOptions of_device = run_device_options(options.device, world.local_rank());
+    of_device.trace = true;
+    const auto device = Device::create(of_device);
+    Stopwatch watch(world);
+    const PairShape& shape = options.shape;
+    if (leads)
+        std::printf("%llu ranks on %s, %llu tokens x %llu, %llu layers, top %llu of %llu experts, "
+                    "%s, device link %s; ms\n%6s %7s %9s %9s %11s %9s %10s %9s %9s %9s\n",
+                    static_cast<unsigned long long>(options.ranks), device->info().name.c_str(),
+                    static_cast<unsigned long long>(shape.tokens),
+                    static_cast<unsigned long long>(shape.hidden),
+                    static_cast<unsigned long long>(shape.layers),
+                    static_cast<unsigned long long>(shape.top_k),
+                    static_cast<unsigned long long>(shape.experts), shape.fp8 ? "fp8" : "bf16",
+                    shape.device_link.c_str(), "width", "ratio", "compute", "exchange",
+                    "one by one", "pair", "simulated", "hidden", "slower", "products");
+    nlohmann::ordered_json all = nlohmann::ordered_json::array();
+    for (const double ratio : options.ratios) {
+        PairShape at = shape;
+        if (!options.fixed_width)
+            at.ffn = width_for(watch, *device, options, ratio);
+        const Measured measured = measure(watch, *device, options, at);
+        if (leads)
+            all.push_back(print(measured));
+        if (options.fixed_width)
+            break;
+    }
+    if (leads && options.json)
+        write_file_durably(*options.json, all.dump(1) + "\n");
+    return "";
+}
+
+} // namespace
+} // namespace bellows::bench
+
+int main(int argc, char** argv) {
+    using namespace bellows::bench;
+    return run_ranks("bench_overlap", kHelp, argc, argv, [](int count, char** words) {
+        const Options options = take_options(count, words);
+        return RanksToRun{options.ranks, {}, [options](bellows::World& world) {
+                              return run_all(world, options);
+                          }};
+    });
+}

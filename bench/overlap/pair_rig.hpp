@@ -1,0 +1,78 @@
+// SPDX-License-Identifier: MIT
+#pragma once
+
+// A forward of some MoE layers and a backward of as many others on each rank, which share the
+// experts: what DualPipeV's pairs are made of. Run node by node, or interleaved.
+
+#include "ranks/timing.hpp"
+
+#include "app/pair_orders.hpp"
+
+#include <bellows/comm/expert_exchange.hpp>
+#include <bellows/comm/world.hpp>
+#include <bellows/engine/device.hpp>
+#include <bellows/model/stage.hpp>
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+namespace bellows::bench {
+
+struct PairShape {
+    std::uint64_t tokens = 4096; ///< of a rank and micro-batch
+    std::uint64_t seq = 256;     ///< of a sequence; divides tokens
+    std::uint64_t hidden = 2048, ffn = 1024, experts = 32, top_k = 8, layers = 4;
+    bool fp8 = true;
+    std::string device_link = "auto";
+};
+
+/// Seconds of this rank.
+struct PairRun {
+    double seconds = 0;  ///< from the first hand-in to the last end
+    double kernels = 0;  ///< those of compute nodes, added up
+    double products = 0; ///< those of the experts among them
+    double exchange = 0; ///< node by node: what dispatches and combines took
+};
+
+class PairRig {
+public:
+    /// Collective, as are the others.
+    PairRig(Device& device, Stopwatch& watch, const PairShape& shape);
+
+    /// What the nodes took when they ran one by one.
+    const PairNodes& nodes() const noexcept { return nodes_; }
+    /// Each node when the one before has ended on this rank; takes the times of nodes().
+    PairRun one_by_one();
+    /// Compute nodes alone, one behind the other.
+    PairRun compute_alone();
+    PairRun interleaved(const PairOrder& order);
+    /// Output, input gradients and weight gradients of one run, to be compared.
+    std::vector<std::byte> results_of(const PairOrder& order);
+
+private:
+    struct HandIn {
+        const Node* node;
+        PairNode* pair;
+    };
+    std::vector<HandIn> handed_in(const PairOrder& order);
+    /// Forward of the backward's layers; then all ranks meet.
+    void prepare();
+    PairRun from_trace(double seconds);
+    void upload(const TensorView& tensor, std::uint64_t seed);
+
+    PairRun run(const std::vector<HandIn>& nodes);
+
+    Device& device_;
+    Stopwatch& watch_;
+    std::unique_ptr<Transport> transport_;
+    HostThread thread_;
+    std::unique_ptr<ParameterStore> parameters_;
+    std::unique_ptr<ExpertExchange> exchange_;
+    std::unique_ptr<Stage> forward_, backward_;
+    PairNodes nodes_;
+};
+
+} // namespace bellows::bench

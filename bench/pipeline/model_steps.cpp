@@ -1,0 +1,66 @@
+// SPDX-License-Identifier: MIT
+#include "pipeline/model_steps.hpp"
+
+#include "app/trainer.hpp"
+
+#include <algorithm>
+#include <chrono>
+#include <random>
+#include <span>
+#include <utility>
+#include <vector>
+
+namespace bellows::bench {
+
+ModelSteps run_model(Stopwatch& watch, Device& device, const RunConfig& config,
+                     std::uint64_t steps) {
+    constexpr std::uint64_t kWarmUp = 3;
+    World& world = watch.world();
+    const RunLayout layout = resolve_layout(config, static_cast<std::uint64_t>(world.size()));
+    Trainer trainer(device, world, config, layout);
+    const auto source = [&](std::uint64_t, std::uint64_t index, std::span<std::uint32_t> tokens) {
+        std::mt19937_64 random(index);
+        for (std::uint32_t& token : tokens)
+            token = static_cast<std::uint32_t>(random() % config.model.vocabulary);
+    };
+    std::vector<PipelineReport> reports;
+    std::vector<double> seconds;
+    ModelSteps all;
+    all.schedule = trainer.schedule();
+    for (std::uint64_t step = 0; step < kWarmUp + steps; ++step) {
+        device.wait_idle(kTimeLimit);
+        device.take_trace();
+        watch.meet();
+        const double origin =
+            std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch())
+                .count();
+        const auto start = std::chrono::steady_clock::now();
+        const StepResult result = trainer.step(step, source);
+        device.wait_idle(kTimeLimit);
+        double longest =
+            std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+        const std::vector<TraceEvent> events = device.take_trace();
+        if (step == 1 && trainer.measures_pairs())
+            trainer.interleave_pairs(events);
+        if (step < kWarmUp)
+            continue;
+        auto nanoseconds = static_cast<std::int64_t>(1e9 * longest);
+        watch.host().all_reduce_max(std::span(&nanoseconds, 1));
+        seconds.push_back(1e-9 * static_cast<double>(nanoseconds));
+        reports.push_back(report_pipeline(world, all.schedule, layout, events, device,
+                                          world.num_nodes() > 1 ? origin : 0));
+        all.loss = result.loss;
+        all.seconds_waited += result.seconds_waited / static_cast<double>(steps);
+    }
+    std::ranges::sort(seconds);
+    std::ranges::sort(reports, {}, [](const PipelineReport& report) {
+        return report.measured.step_time / report.simulated.step_time;
+    });
+    all.report = std::move(reports[steps / 2]);
+    all.tokens_per_s =
+        static_cast<double>(config.train.batch * config.train.seq) / seconds[steps / 2];
+    all.pattern = trainer.pair_pattern();
+    return all;
+}
+
+} // namespace bellows::bench

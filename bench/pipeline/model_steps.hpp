@@ -1,0 +1,34 @@
+// SPDX-License-Identifier: MIT
+#pragma once
+
+// Training steps of a model under one schedule after another, on the same device.
+
+#include "ranks/timing.hpp"
+
+#include "app/pipeline_report.hpp"
+#include "app/train_config.hpp"
+
+#include <bellows/engine/device.hpp>
+#include <bellows/pipeline/schedule.hpp>
+
+#include <cstdint>
+#include <string>
+
+namespace bellows::bench {
+
+struct ModelSteps {
+    Schedule schedule;
+    PipelineReport report;     ///< of the step that is off by the median
+    double loss = 0;           ///< of the last step
+    double tokens_per_s = 0;   ///< of whole steps, optimiser included; median
+    double seconds_waited = 0; ///< StepResult::seconds_waited, mean
+    std::string pattern;       ///< how pairs were interleaved
+};
+
+/// Collective: `steps` timed steps after three others, of which the first compiles and the second
+/// measures pairs, each on the same made-up tokens. config.train says the schedule and the layout.
+/// Throws Error{InvalidArgument} for what cannot be.
+ModelSteps run_model(Stopwatch& watch, Device& device, const RunConfig& config,
+                     std::uint64_t steps);
+
+} // namespace bellows::bench
