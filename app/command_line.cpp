@@ -184,8 +184,8 @@ void add_train(CLI::App& app, TrainFlags& flags) {
         app, flags.device,
         "any, gpu, cpu, an index or a UUID; several with commas between: the ranks of a host "
         "take them in turn; list: show them and end (default: as configured, or else any: the one "
-        "that "
-        "BELLOWS_DEVICE names, or the best)");
+        "that BELLOWS_DEVICE names, or the best, of several GPUs of its name another for each rank "
+        "of a host)");
     app.add_option(
            "--device-link", flags.device_link,
            "auto: experts' tokens go from device to device where a vendor's driver links "

@@ -74,12 +74,27 @@ std::string device_names() {
     return text.empty() ? "none" : text;
 }
 
+std::string uuid_in_turn(const std::vector<DeviceInfo>& all, int local_rank) {
+    const auto serves = [](const DeviceInfo& info) {
+        return !info.is_cpu && info.unmet_requirements.empty();
+    };
+    const auto best = std::ranges::find_if(all, serves);
+    std::vector<std::string> alike;
+    for (auto info = best; info != all.end(); ++info)
+        if (serves(*info) && info->name == best->name)
+            alike.push_back(info->uuid);
+    return alike.size() < 2 ? "" : alike[static_cast<std::size_t>(local_rank) % alike.size()];
+}
+
 DeviceOptions run_device_options(const std::string& devices, int local_rank) {
     DeviceOptions options = DeviceOptions::from_environment({});
     const std::vector<std::string> list = parse_devices(devices);
     const std::string& device = list[static_cast<std::size_t>(local_rank) % list.size()];
     if (device != kAnyDevice) // what the command says goes before BELLOWS_DEVICE
         options.select = device;
+    if (options.select.empty() || options.select == "gpu")
+        if (const std::string uuid = uuid_in_turn(list_devices(), local_rank); !uuid.empty())
+            options.select = uuid;
     options.pipeline_cache_file = pipeline_cache_file(options.select);
     return options;
 }

@@ -18,7 +18,12 @@ std::string device_table();
 /// The same in one line, for errors: "0 (gpu, NVIDIA H200), 1 (cpu, llvmpipe)".
 std::string device_names();
 
-/// devices: see parse_devices(); ranks of a host take them in turn.
+/// The GPU of a rank where several of one name serve, those of the best one's; "" where there is no
+/// choice.
+std::string uuid_in_turn(const std::vector<DeviceInfo>& all, int local_rank);
+
+/// devices: see parse_devices(); ranks of a host take them in turn, and where "any" or "gpu" leaves
+/// a choice between several of one name, those.
 /// Compiled pipelines are kept in the user's cache folder. The environment's BELLOWS_* settings
 /// apply.
 DeviceOptions run_device_options(const std::string& devices, int local_rank);

@@ -112,7 +112,7 @@ RunLayout resolve_layout(const RunConfig& config, std::uint64_t ranks);
 /// that a run can be resumed to a later end.
 double learning_rate(const TrainConfig& config, std::uint64_t step);
 
-/// The best device, or the one that BELLOWS_DEVICE names.
+/// The best device, of several alike another for each rank, or the one that BELLOWS_DEVICE names.
 inline constexpr const char* kAnyDevice = "any";
 
 /// "any", "gpu", "cpu", an index, a UUID, or several of these with commas between: ranks of a host

@@ -8,6 +8,7 @@
 #include "support/program.hpp"
 
 #include "app/file_io.hpp"
+#include "app/pair_orders.hpp"
 #include "app/run_device.hpp"
 
 #include <bellows/comm/launch.hpp>
@@ -31,12 +32,13 @@ namespace bellows::bench {
 namespace {
 
 const char* const kHelp =
-    R"(bench_overlap: the forward of one micro-batch beside the backward of another through MoE layers (latent attention, router,
-experts spread over all ranks), through the program's own mpirun or among the ranks of the mpirun or srun that started it.
+    R"(bench_overlap: the forward of one micro-batch beside the backward of another through expert blocks (router, dispatch,
+experts spread over all ranks, combine), through the program's own mpirun or among the ranks of the mpirun or srun that
+started it.
 
   --ranks N              that share the experts (default 2)
-  --tokens T, --seq S    of a rank's micro-batch, and of a sequence, a divisor of T (default 4096 and 256)
-  --layers L             of the forward, and of the backward (default 4)
+  --tokens T             of a rank's micro-batch (default 4096)
+  --layers L             blocks of the forward, and of the backward (default 4)
   --hidden H             a multiple of 128 (default 2048)
   --experts E, --top-k K (default 32 and 8)
   --ratio R,...          compute : exchange, both alone, for which the experts' width is chosen (default 1)
@@ -46,6 +48,7 @@ experts spread over all ranks), through the program's own mpirun or among the ra
   --order PATTERN        how nodes interleave, as `bellows schedule --pair` prints it (default: as measured)
   --repeats N            of each way, after one that is not timed (default 5)
   --device D             INDEX|UUID|gpu|cpu|any|0,1,... for ranks to take in turn (default: BELLOWS_DEVICE, else any)
+  --kernels              also what compute alone is made of: each node's kernels, ms and how often
   --json FILE            the table
   --help
 
@@ -62,7 +65,7 @@ Exit codes: 0 all right, 1 a wrong result, 2 bad usage, 3 no device or MPI that 
 struct Options {
     std::uint64_t ranks = 2, repeats = 5;
     PairShape shape;
-    bool fixed_width = false;
+    bool fixed_width = false, kernels = false;
     std::vector<double> ratios;
     std::optional<PairPattern> order;
     std::string device;
@@ -86,7 +89,6 @@ Options take_options(int argc, char** argv) {
     options.ranks = arguments.number("--ranks", launched > 0 ? launched : options.ranks, 1, 4096);
     options.repeats = arguments.number("--repeats", options.repeats, 1, 1 << 16);
     shape.tokens = arguments.number("--tokens", shape.tokens, 1, 1 << 20);
-    shape.seq = arguments.number("--seq", shape.seq, 1, shape.tokens);
     shape.layers = arguments.number("--layers", shape.layers, 1, 64);
     shape.hidden = arguments.number("--hidden", shape.hidden, 128, 1 << 16);
     shape.experts = arguments.number("--experts", shape.experts, 1, 1 << 12);
@@ -101,6 +103,7 @@ Options take_options(int argc, char** argv) {
     if (const auto order = arguments.value("--order"))
         options.order = parse_pattern(*order);
     options.device = arguments.value("--device").value_or("any");
+    options.kernels = arguments.flag("--kernels");
     options.json = arguments.value("--json");
     const auto require = [](bool holds, const std::string& rule) {
         if (!holds)
@@ -113,7 +116,6 @@ Options take_options(int argc, char** argv) {
     require(shape.fp8 || dtype == "bf16", "--dtype takes fp8 or bf16, not " + dtype);
     require(shape.hidden % 128 == 0 && shape.ffn % 128 == 0,
             "--hidden and --ffn must be multiples of 128");
-    require(shape.tokens % shape.seq == 0, "--tokens must be whole sequences, see --seq");
     require(shape.top_k <= shape.experts, "--top-k must not be above --experts");
     (void)device_link_kind(shape.device_link);
     return options;
@@ -174,11 +176,26 @@ PairRun repeated(Stopwatch& watch, std::uint64_t repeats, Run run) {
     return median_of(watch, runs);
 }
 
+void print_kernels(const PairRig::Kernels& kernels) {
+    std::vector<std::pair<double, std::string>> lines;
+    for (const auto& [name, cost] : kernels) {
+        std::array<char, 160> line{};
+        std::snprintf(line.data(), line.size(), "  %-12s %-36s %9.3f ms %5d x", name.first.c_str(),
+                      name.second.c_str(), 1e3 * cost.first, cost.second);
+        lines.emplace_back(-cost.first, line.data());
+    }
+    std::ranges::sort(lines);
+    for (const auto& [seconds, line] : lines)
+        std::printf("%s\n", line.c_str());
+}
+
 Measured measure(Stopwatch& watch, Device& device, const Options& options, const PairShape& shape) {
     PairRig rig(device, watch, shape);
     Measured measured;
     measured.ffn = shape.ffn;
     measured.compute = repeated(watch, options.repeats, [&] { return rig.compute_alone(); });
+    if (options.kernels && watch.world().rank() == 0)
+        print_kernels(rig.kernels());
     measured.one_by_one = repeated(watch, options.repeats, [&] { return rig.one_by_one(); });
     const PairNodes nodes = mean_nodes(watch, rig.nodes());
     measured.pattern = options.order.value_or(PairPattern{});
@@ -245,7 +262,7 @@ std::string run_all(World& world, const Options& options) {
     Stopwatch watch(world);
     const PairShape& shape = options.shape;
     if (leads)
-        std::printf("%llu ranks on %s, %llu tokens x %llu, %llu layers, top %llu of %llu experts, "
+        std::printf("%llu ranks on %s, %llu tokens x %llu, %llu blocks, top %llu of %llu experts, "
                     "%s, device link %s; ms\n%6s %7s %9s %9s %11s %9s %10s %9s %9s %9s\n",
                     static_cast<unsigned long long>(options.ranks), device->info().name.c_str(),
                     static_cast<unsigned long long>(shape.tokens),

@@ -5,6 +5,7 @@
 
 #include <bellows/engine/error.hpp>
 #include <bellows/fp8/choice.hpp>
+#include <bellows/model/stage.hpp>
 
 #include <algorithm>
 #include <chrono>
@@ -19,35 +20,32 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-/// Four times as many layers as a pair's half: the stages in the middle have neither embedding nor
-/// head.
 ModelConfig model_of(const PairShape& shape) {
     ModelConfig model;
     model.vocabulary = 256;
     model.hidden = shape.hidden;
-    model.layers = 4 * shape.layers;
+    model.layers = 2 * shape.layers;
     model.dense_layers = 0;
-    model.heads = shape.hidden / 128;
-    model.q_lora_rank = 3 * shape.hidden / 8;
-    model.kv_lora_rank = shape.hidden / 4;
-    model.qk_nope_head_dim = 128;
+    model.heads = 1; // there is no attention
+    model.kv_lora_rank = model.qk_nope_head_dim = model.v_head_dim = 128;
     model.qk_rope_head_dim = 64;
-    model.v_head_dim = 128;
-    model.dense_ffn = 4 * shape.hidden;
+    model.dense_ffn = shape.ffn;
     model.moe_ffn = shape.ffn;
     model.routed_experts = shape.experts;
     model.shared_experts = 1;
     model.top_k = shape.top_k;
-    model.n_group = model.topk_group = 1;
     validate(model);
     return model;
 }
 
+/// Those of expert blocks.
 std::vector<ParameterInfo> parameters_of(const ModelConfig& model, std::uint64_t rank,
                                          std::uint64_t ranks) {
-    std::vector<ParameterInfo> all = parameters_of_stage(model, 1, 4, rank, ranks);
-    for (ParameterInfo& info : parameters_of_stage(model, 2, 4, rank, ranks))
-        all.push_back(std::move(info));
+    std::vector<ParameterInfo> all = parameters_of_stage(model, 0, 1, rank, ranks);
+    std::erase_if(all, [](const ParameterInfo& info) {
+        return info.name.find(".mlp.") == std::string::npos &&
+               info.name.find("post_attention_layernorm") == std::string::npos;
+    });
     return all;
 }
 
@@ -61,7 +59,7 @@ PairRig::PairRig(Device& device, Stopwatch& watch, const PairShape& shape)
     : device_(device), watch_(watch),
       transport_(open_transport(
           watch.world(), {.device = &device, .device_link = device_link_kind(shape.device_link)})),
-      thread_(device, "network") {
+      thread_(device, "network"), scratch_{Arena(device), Arena(device)} {
     World& world = watch.world();
     const ModelConfig model = model_of(shape);
     const auto rank = static_cast<std::uint64_t>(world.rank());
@@ -83,34 +81,77 @@ PairRig::PairRig(Device& device, Stopwatch& watch, const PairShape& shape)
     of.dtype = DType::BF16;
     of.timeout = kTimeLimit;
     exchange_ = std::make_unique<ExpertExchange>(device, world, *transport_, thread_, of);
-    StageDesc desc;
-    desc.config = model;
-    desc.num_stages = 4;
-    desc.seq = shape.seq;
-    desc.sequences = shape.tokens / desc.seq;
-    desc.loss_scale = 1.0f / static_cast<float>(shape.tokens);
-    for (auto* stage : {&forward_, &backward_}) {
-        ++desc.stage;
-        *stage = std::make_unique<Stage>(desc, *parameters_, exchange_.get());
-        upload((*stage)->input(0), 100 * desc.stage + rank);
-        upload((*stage)->output_gradient(0), 1000 * desc.stage + rank);
+    forward_ = make_chain(model, 0, shape);
+    backward_ = make_chain(model, shape.layers, shape);
+    for (const Chain* chain : {&forward_, &backward_}) {
+        upload(chain->streams.front(), 10 * rank + (chain == &forward_ ? 1 : 2));
+        upload(chain->gradients.back(), 10 * rank + 3);
     }
     parameters_->initialise(1);
-    nodes_ = pair_of(*forward_, *backward_, {});
+    nodes_ = {pair_nodes(forward_, NodeKind::Forward),
+              pair_nodes(backward_, NodeKind::InputGradient),
+              pair_nodes(backward_, NodeKind::WeightGradient)};
     one_by_one(); // gives rows their memory
 }
 
-void PairRig::upload(const TensorView& tensor, std::uint64_t seed) {
+PairRig::Chain PairRig::make_chain(const ModelConfig& model, std::uint64_t first,
+                                   const PairShape& shape) {
+    Chain chain;
+    for (std::uint64_t i = 0; i <= shape.layers; ++i)
+        for (auto* buffers : {&chain.streams, &chain.gradients})
+            buffers->emplace_back(
+                device_, BufferDesc{.name = "stream", .bytes = shape.tokens * shape.hidden * 2});
+    const auto tensor = [&](const Buffer& buffer) {
+        return buffer.tensor(DType::BF16, {shape.tokens, shape.hidden});
+    };
+    for (std::uint64_t i = 0; i < shape.layers; ++i) {
+        chain.blocks.push_back(std::make_unique<MoeFfn>(model, first + i, *parameters_, *exchange_,
+                                                        &scratch_[first == 0 ? 0 : 1]));
+        SlotDesc slot;
+        slot.name = "block " + std::to_string(first + i);
+        slot.tokens = slot.seq = shape.tokens;
+        slot.loss_scale = 1.0f / static_cast<float>(shape.tokens);
+        slot.tensors = {tensor(chain.streams[i]), tensor(chain.streams[i + 1]),
+                        tensor(chain.gradients[i + 1]), tensor(chain.gradients[i])};
+        chain.slots.push_back(chain.blocks.back()->create_slot(slot));
+        for (const Node& node : chain.slots.back()->nodes(NodeKind::Forward))
+            chain.nodes[0].push_back(&node);
+    }
+    for (std::uint64_t i = shape.layers; i-- > 0;) {
+        const std::size_t before = chain.nodes[1].size();
+        const std::size_t own = chain.slots[i]->nodes(NodeKind::InputGradient).size();
+        for (const Node& node : chain.slots[i]->nodes(NodeKind::InputGradient))
+            chain.nodes[1].push_back(&node);
+        for (const Node& node : chain.slots[i]->nodes(NodeKind::WeightGradient)) {
+            chain.nodes[2].push_back(&node);
+            chain.after.push_back(before + std::min(own, node.after));
+        }
+    }
+    return chain;
+}
+
+std::vector<PairNode> PairRig::pair_nodes(const Chain& chain, NodeKind kind) const {
+    std::vector<PairNode> nodes;
+    for (const Node* node : chain.nodes[static_cast<std::size_t>(kind)])
+        nodes.push_back(
+            {.name = node->name,
+             .resource = node->resource,
+             .beside_exchange = node->beside_exchange,
+             .after = kind == NodeKind::WeightGradient ? chain.after[nodes.size()] : 0});
+    return nodes;
+}
+
+void PairRig::upload(const Buffer& buffer, std::uint64_t seed) {
     std::mt19937_64 random(seed);
     std::normal_distribution<float> normal;
-    std::vector<std::uint16_t> values(tensor.extent[0] * tensor.extent[1]);
+    std::vector<std::uint16_t> values(buffer.view().bytes / 2);
     for (std::uint16_t& value : values) {
         const float number = normal(random);
         std::uint32_t bits = 0;
         std::memcpy(&bits, &number, sizeof bits);
         value = static_cast<std::uint16_t>(bits >> 16);
     }
-    device_.upload(tensor.buffer, std::as_bytes(std::span(values)));
+    device_.upload(buffer.view(), std::as_bytes(std::span(values)));
 }
 
 std::vector<PairRig::HandIn> PairRig::handed_in(const PairOrder& order) {
@@ -119,9 +160,9 @@ std::vector<PairRig::HandIn> PairRig::handed_in(const PairOrder& order) {
         std::vector<PairNode>& pair;
         std::size_t next = 0;
     };
-    Part forward{forward_->nodes(0, NodeKind::Forward), nodes_.forward};
-    Part input{backward_->nodes(0, NodeKind::InputGradient), nodes_.input_gradient};
-    Part weight{backward_->nodes(0, NodeKind::WeightGradient), nodes_.weight_gradient};
+    Part forward{forward_.nodes[0], nodes_.forward};
+    Part input{backward_.nodes[1], nodes_.input_gradient};
+    Part weight{backward_.nodes[2], nodes_.weight_gradient};
     std::vector<HandIn> all;
     for (const OpKind kind : order) {
         Part& part = kind == OpKind::Forward         ? forward
@@ -135,7 +176,7 @@ std::vector<PairRig::HandIn> PairRig::handed_in(const PairOrder& order) {
 
 /// The backward takes what its forward has kept, some of it in place.
 void PairRig::prepare() {
-    for (const Node* node : backward_->nodes(0, NodeKind::Forward))
+    for (const Node* node : backward_.nodes[0])
         node->submit({});
     device_.wait_idle(kTimeLimit);
     device_.take_trace();
@@ -145,11 +186,15 @@ void PairRig::prepare() {
 PairRun PairRig::from_trace(double seconds) {
     PairRun run;
     run.seconds = seconds;
+    kernels_.clear();
     for (const TraceEvent& event : device_.take_trace()) {
         if (event.op.empty() || event.category == "lane" || !event.by.empty())
             continue;
         const double time = 1e-9 * static_cast<double>(event.end_ns - event.begin_ns);
         run.kernels += time;
+        auto& [sum, count] = kernels_[{event.category, event.name}];
+        sum += time;
+        ++count;
         if (event.category.starts_with("MLP("))
             run.products += time;
     }
@@ -204,10 +249,11 @@ std::vector<std::byte> PairRig::results_of(const PairOrder& order) {
     parameters_->clear_gradients();
     interleaved(order);
     std::vector<std::byte> all;
-    for (const TensorView& tensor :
-         {forward_->output(0), backward_->input_gradient(0), parameters_->flat_gradients()}) {
-        std::vector<std::byte> bytes(tensor.buffer.bytes);
-        device_.download(tensor.buffer, std::span(bytes));
+    for (const BufferView& view :
+         {forward_.streams.back().view(), backward_.gradients.front().view(),
+          parameters_->flat_gradients().buffer}) {
+        std::vector<std::byte> bytes(view.bytes);
+        device_.download(view, std::span(bytes));
         all.insert(all.end(), bytes.begin(), bytes.end());
     }
     return all;

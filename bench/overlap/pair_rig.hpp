@@ -1,29 +1,34 @@
 // SPDX-License-Identifier: MIT
 #pragma once
 
-// A forward of some MoE layers and a backward of as many others on each rank, which share the
-// experts: what DualPipeV's pairs are made of. Run node by node, or interleaved.
+// A forward through some expert blocks (router, dispatch, experts, combine) and a backward through
+// as many others on each rank, which share the experts: what is left of DualPipeV's pairs without
+// attention. Run node by node, or interleaved.
 
 #include "ranks/timing.hpp"
 
-#include "app/pair_orders.hpp"
-
 #include <bellows/comm/expert_exchange.hpp>
 #include <bellows/comm/world.hpp>
+#include <bellows/engine/arena.hpp>
 #include <bellows/engine/device.hpp>
-#include <bellows/model/stage.hpp>
+#include <bellows/engine/lane.hpp>
+#include <bellows/model/moe_ffn.hpp>
+#include <bellows/model/parameter_store.hpp>
+#include <bellows/pipeline/pair.hpp>
 
+#include <array>
 #include <cstddef>
 #include <cstdint>
+#include <map>
 #include <memory>
 #include <string>
+#include <utility>
 #include <vector>
 
 namespace bellows::bench {
 
 struct PairShape {
     std::uint64_t tokens = 4096; ///< of a rank and micro-batch
-    std::uint64_t seq = 256;     ///< of a sequence; divides tokens
     std::uint64_t hidden = 2048, ffn = 1024, experts = 32, top_k = 8, layers = 4;
     bool fp8 = true;
     std::string device_link = "auto";
@@ -49,19 +54,32 @@ public:
     /// Compute nodes alone, one behind the other.
     PairRun compute_alone();
     PairRun interleaved(const PairOrder& order);
+    /// Of the last run: seconds and number of dispatches, by node and kernel.
+    using Kernels = std::map<std::pair<std::string, std::string>, std::pair<double, int>>;
+    const Kernels& kernels() const noexcept { return kernels_; }
     /// Output, input gradients and weight gradients of one run, to be compared.
     std::vector<std::byte> results_of(const PairOrder& order);
 
 private:
+    /// Blocks one behind the other, and what stands between them.
+    struct Chain {
+        std::vector<std::unique_ptr<MoeFfn>> blocks;
+        std::vector<Buffer> streams, gradients;
+        std::vector<std::unique_ptr<LayerSlot>> slots;
+        std::array<std::vector<const Node*>, 3> nodes; ///< by NodeKind
+        std::vector<std::size_t> after;                ///< of weight gradients
+    };
     struct HandIn {
         const Node* node;
         PairNode* pair;
     };
+    Chain make_chain(const ModelConfig& model, std::uint64_t first, const PairShape& shape);
+    std::vector<PairNode> pair_nodes(const Chain& chain, NodeKind kind) const;
     std::vector<HandIn> handed_in(const PairOrder& order);
     /// Forward of the backward's layers; then all ranks meet.
     void prepare();
     PairRun from_trace(double seconds);
-    void upload(const TensorView& tensor, std::uint64_t seed);
+    void upload(const Buffer& buffer, std::uint64_t seed);
 
     PairRun run(const std::vector<HandIn>& nodes);
 
@@ -71,8 +89,10 @@ private:
     HostThread thread_;
     std::unique_ptr<ParameterStore> parameters_;
     std::unique_ptr<ExpertExchange> exchange_;
-    std::unique_ptr<Stage> forward_, backward_;
+    std::array<Arena, 2> scratch_; ///< of each chain: they run beside each other
+    Chain forward_, backward_;
     PairNodes nodes_;
+    Kernels kernels_;
 };
 
 } // namespace bellows::bench

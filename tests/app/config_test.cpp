@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: MIT
 
+#include "app/run_device.hpp"
 #include "app/train_config.hpp"
 
 #include "support/temporary_folder.hpp"
@@ -7,6 +8,7 @@
 #include <bellows/model/presets.hpp>
 
 #include <cmath>
+#include <utility>
 
 using namespace bellows;
 namespace fs = std::filesystem;
@@ -139,6 +141,25 @@ TEST(TrainConfig, Devices) {
     for (const char* bad : {"", ",", "0,", ",0", "-1", "99999", "GPU", "0 1", "f81d4fae-7dec"}) {
         EXPECT_BELLOWS_ERROR(parse_devices(bad), InvalidArgument, "device");
     }
+}
+
+TEST(TrainConfig, RanksTakeGpusOfOneNameInTurn) {
+    const auto device = [](const char* name, const char* uuid, bool cpu = false) {
+        DeviceInfo info;
+        info.name = name;
+        info.uuid = uuid;
+        info.is_cpu = cpu;
+        return info;
+    };
+    std::vector<DeviceInfo> all = {device("cpu", "c", true), device("big", "1"),
+                                   device("small", "2"), device("big", "3"), device("big", "4")};
+    all[3].unmet_requirements = {"timeline semaphores"};
+    for (const auto& [rank, uuid] : {std::pair(0, "1"), {1, "4"}, {2, "1"}, {3, "4"}})
+        EXPECT_EQ(uuid_in_turn(all, rank), uuid) << rank;
+    all.pop_back();
+    EXPECT_EQ(uuid_in_turn(all, 1), "") << "one of a name is the best by itself";
+    EXPECT_EQ(uuid_in_turn({all.front()}, 1), "");
+    EXPECT_EQ(uuid_in_turn({}, 0), "");
 }
 
 TEST(TrainConfig, LearningRateWarmsUpAndDecaysWhateverTheEnd) {
