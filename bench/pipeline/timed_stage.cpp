@@ -36,7 +36,9 @@ TensorView TimedStage::number(std::uint64_t slot, Place place) const {
 }
 
 std::uint64_t TimedStage::through(std::uint64_t value, std::uint64_t micro_batch) {
-    return mix(first() ? micro_batch : value, chunk_.stage);
+    const std::uint64_t made = mix(first() ? micro_batch : value, chunk_.stage);
+    forward_sum_ = mix(mix(forward_sum_, made), micro_batch);
+    return made;
 }
 
 std::uint64_t TimedStage::back(std::uint64_t value, std::uint64_t) {
@@ -81,6 +83,23 @@ TimePoint TimedStage::submit(OpKind op, std::size_t, std::uint64_t micro_batch, 
 std::uint64_t TimedStage::sum() {
     last_job_.wait();
     return sum_;
+}
+
+std::uint64_t TimedStage::forward_sum() {
+    last_job_.wait();
+    return forward_sum_;
+}
+
+std::uint64_t TimedStage::expected_forward_sum(std::uint64_t steps) const {
+    std::uint64_t sum = 0;
+    for (std::uint64_t step = 0; step < steps; ++step)
+        for (std::uint64_t i = 0; i < num_micro_batches_; ++i) {
+            std::uint64_t value = first_micro_batch_ + i;
+            for (std::uint64_t stage = 0; stage <= chunk_.stage; ++stage)
+                value = mix(value, stage);
+            sum = mix(mix(sum, value), first_micro_batch_ + i);
+        }
+    return sum;
 }
 
 std::uint64_t TimedStage::expected_sum(std::uint64_t steps) const {

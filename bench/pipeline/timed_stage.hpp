@@ -38,6 +38,9 @@ public:
     std::uint64_t sum();
     /// What that must be after `steps` steps.
     std::uint64_t expected_sum(std::uint64_t steps) const;
+    /// The same of what the stage's forwards have made.
+    std::uint64_t forward_sum();
+    std::uint64_t expected_forward_sum(std::uint64_t steps) const;
 
 private:
     enum Place { kInput, kOutput, kOutputGradient, kInputGradient, kNumPlaces };
@@ -59,7 +62,7 @@ private:
     StageCosts costs_;
     std::vector<std::array<Buffer, kNumPlaces>> slots_;
     TimePoint last_job_;
-    std::uint64_t sum_ = 0; ///< on the lane
+    std::uint64_t sum_ = 0, forward_sum_ = 0; ///< on the lane
 };
 
 } // namespace bellows::bench

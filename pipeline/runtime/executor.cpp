@@ -41,7 +41,7 @@ PipelineExecutor::PipelineExecutor(Device& device, const Schedule& schedule, std
     }
     for (const PipelineChunk* chunk : chunks_)
         require(chunk->num_nodes(OpKind::Forward) > 0 &&
-                    chunk->num_nodes(OpKind::InputGradient) > 0,
+                    (schedule_.forward_only || chunk->num_nodes(OpKind::InputGradient) > 0),
                 "a chunk that does nothing");
 }
 

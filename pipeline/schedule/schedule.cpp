@@ -65,6 +65,8 @@ std::uint64_t Schedule::peak_in_flight(std::uint64_t rank, std::uint64_t phase) 
     for (const ScheduleOp& op : ops[rank]) {
         if (op.phase != phase)
             continue;
+        if (forward_only && peak == 2)
+            break;
         now += op.kind == OpKind::Forward ? 1 : 0;
         peak = std::max(peak, now);
         const bool ends = op.kind == OpKind::Backward || op.kind == OpKind::WeightGradient;
@@ -82,7 +84,7 @@ HighWater Schedule::high_water(std::uint64_t rank) const {
     for (const ScheduleOp& op : ops[rank]) {
         switch (op.kind) {
         case OpKind::Forward:
-            ++activations;
+            activations = forward_only ? 1 : activations + 1;
             break;
         case OpKind::InputGradient:
             ++deferred;
@@ -113,6 +115,16 @@ Schedule split_backwards(Schedule schedule) {
             split.push_back({OpKind::WeightGradient, ops[i].phase, ops[i].micro_batch});
         }
         ops = std::move(split);
+    }
+    return schedule;
+}
+
+Schedule forwards_of(Schedule schedule) {
+    schedule.forward_only = true;
+    for (auto& ops : schedule.ops) {
+        std::erase_if(ops, [](const ScheduleOp& op) { return op.kind != OpKind::Forward; });
+        for (ScheduleOp& op : ops)
+            op.with_next = false;
     }
     return schedule;
 }

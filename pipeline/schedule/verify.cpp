@@ -57,10 +57,11 @@ void check_ops(const Schedule& schedule) {
     const std::uint64_t of_stream = schedule.num_micro_batches / schedule.num_streams;
     for (std::uint64_t rank = 0; rank < schedule.num_ranks(); ++rank) {
         const std::uint64_t chunks = schedule.chunks[rank].size(), ops = schedule.ops[rank].size();
-        if (chunks > 0 && of_stream > ops / (2 * chunks))
+        const std::uint64_t least = schedule.forward_only ? 1 : 2;
+        if (chunks > 0 && of_stream > ops / (least * chunks))
             broken("rank " + std::to_string(rank) + " has " + std::to_string(ops) +
-                   " ops, not at least two for each of " + std::to_string(of_stream) +
-                   " micro-batches of each chunk");
+                   " ops, not at least " + (least == 1 ? "one" : "two") + " for each of " +
+                   std::to_string(of_stream) + " micro-batches of each chunk");
         for (const ScheduleOp& op : schedule.ops[rank]) {
             if (op.kind > OpKind::WeightGradient)
                 broken(rank, op,
@@ -68,6 +69,8 @@ void check_ops(const Schedule& schedule) {
                            std::to_string(static_cast<unsigned>(op.kind)));
             if (op.phase >= schedule.chunks[rank].size())
                 broken(rank, op, "there is no such phase");
+            if (schedule.forward_only && op.kind != OpKind::Forward)
+                broken(rank, op, "nothing goes back in a schedule of forwards alone");
             const std::uint64_t first =
                 schedule.first_of_stream(schedule.chunk_of(rank, op).stream);
             if (op.micro_batch < first || op.micro_batch - first >= of_stream)
@@ -174,7 +177,7 @@ private:
             for (const auto& [kind, ran] : {std::pair(OpKind::Forward, here.forward),
                                             {OpKind::InputGradient, here.input_gradient},
                                             {OpKind::WeightGradient, here.weight_gradient}})
-                if (!ran)
+                if (!ran && (kind == OpKind::Forward || !schedule_.forward_only))
                     broken(rank, {kind, phase, m}, "never runs");
         }
     }
@@ -264,7 +267,8 @@ void verify(const Schedule& schedule) {
     check_edges(schedule, false);
     for (std::uint64_t rank = 0; rank < schedule.num_ranks(); ++rank) {
         check_order_of_sums(schedule, rank);
-        for (std::uint32_t phase = 0; phase < schedule.chunks[rank].size(); ++phase)
+        for (std::uint32_t phase = 0;
+             phase < schedule.chunks[rank].size() && !schedule.forward_only; ++phase)
             check_slots(schedule, rank, phase);
     }
 }

@@ -6,13 +6,19 @@
 #include "support/test_device.hpp"
 
 #include <bellows/comm/mpi_interop.hpp>
+#include <bellows/engine/error.hpp>
 #include <bellows/engine/lane.hpp>
 #include <bellows/pipeline/executor.hpp>
 #include <bellows/pipeline/measure.hpp>
 
-#include <algorithm>
+#include <array>
 #include <memory>
+#include <optional>
 #include <ostream>
+#include <span>
+#include <string>
+#include <utility>
+#include <vector>
 
 namespace bellows {
 
@@ -35,49 +41,97 @@ void interleave_pairs(PipelineExecutor& executor, const Schedule& schedule, std:
                                 {OpKind::InputGradient, OpKind::Forward, OpKind::WeightGradient});
 }
 
-class Executor : public ::testing::TestWithParam<ScheduleKind> {};
+/// A stage that fails at one op: when its node is handed in, or as it runs.
+class FailingStage : public bench::TimedStage {
+public:
+    using TimedStage::TimedStage;
+    bool when_handed_in = false;
+    ScheduleOp at{OpKind::WeightGradient, 0, 1};
+    Lane* lane = nullptr;
 
-TEST_P(Executor, EveryMicroBatchGoesThroughEveryStageAndBack) {
-    const auto ranks = static_cast<std::uint64_t>(world().size());
-    if (GetParam() == ScheduleKind::DualPipe && ranks % 2 != 0)
-        GTEST_SKIP() << "an even number of ranks";
-    for (const SyncMode mode : {SyncMode::Overlap, SyncMode::Shuffle, SyncMode::Serial}) {
+    TimePoint submit(OpKind op, std::size_t node, std::uint64_t micro_batch, std::uint64_t slot,
+                     std::span<const TimePoint> waits) override {
+        if (op == at.kind && micro_batch == at.micro_batch) {
+            if (when_handed_in)
+                throw Error(ErrorCode::InvalidArgument, "a stage that fails");
+            LaneJob job;
+            job.name = "failing";
+            job.step = [](LaneContext&) -> Progress {
+                throw Error(ErrorCode::InvalidArgument, "a stage that fails");
+            };
+            lane->post(std::move(job));
+        }
+        return TimedStage::submit(op, node, micro_batch, slot, waits);
+    }
+};
+
+/// A device and what an executor of all ranks needs.
+template <class Stage = bench::TimedStage>
+struct Rig {
+    Rig(SyncMode mode, Schedule made) : schedule(std::move(made)) {
         DeviceOptions options = test_options();
         options.sync = mode;
         options.trace = true;
-        const auto device = make_device(options);
-        std::vector<std::unique_ptr<bench::TimedStage>> stages; // jobs of the thread use them
-        const auto activations_transport = open_transport(world());
-        const auto gradients_transport = open_transport(world());
-        HostThread thread(*device, "host");
-        Pipe activations(*device, world(), *activations_transport, thread);
-        Pipe gradients(*device, world(), *gradients_transport, thread);
-        Lane lane = thread.add_lane("stages");
-        const Schedule schedule =
-            make_schedule({GetParam(), ranks, 3 * ranks + (ranks % 2 == 0 ? 0 : ranks)});
-        const auto rank = static_cast<std::uint64_t>(world().rank());
+        device = make_device(options);
+        thread.emplace(*device, "host");
+        activations.emplace(*device, world(), *activations_transport, *thread);
+        gradients.emplace(*device, world(), *gradients_transport, *thread);
+        lane.emplace(thread->add_lane("stages"));
         std::vector<PipelineChunk*> chunks;
         for (std::uint32_t phase = 0; phase < schedule.chunks[rank].size(); ++phase) {
-            stages.push_back(std::make_unique<bench::TimedStage>(*device, lane, schedule, rank,
-                                                                 phase, StageCosts{0, 0, 0, {}}));
+            stages.push_back(std::make_unique<Stage>(*device, *lane, schedule, rank, phase,
+                                                     StageCosts{0, 0, 0, {}}));
             chunks.push_back(stages.back().get());
         }
         std::vector<int> world_ranks;
         for (int i = 0; i < world().size(); ++i)
             world_ranks.push_back(i);
-        PipelineExecutor executor(*device, schedule, rank, world_ranks, chunks,
-                                  {&activations, &gradients});
-        interleave_pairs(executor, schedule, rank);
-        executor.run();
-        device->wait_idle();
-        device->take_trace();
-        executor.run();
-        for (std::uint32_t phase = 0; phase < stages.size(); ++phase)
-            EXPECT_EQ(stages[phase]->sum(), stages[phase]->expected_sum(2)) << "phase " << phase;
-        device->wait_idle();
+        executor.emplace(*device, schedule, rank, world_ranks, chunks,
+                         PipelinePipes{&*activations, &*gradients});
+    }
+
+    Schedule schedule;
+    std::uint64_t rank = static_cast<std::uint64_t>(world().rank());
+    std::unique_ptr<Device> device;
+    std::vector<std::unique_ptr<Stage>> stages; // jobs of the thread use them
+    std::unique_ptr<Transport> activations_transport = open_transport(world()),
+                               gradients_transport = open_transport(world());
+    std::optional<HostThread> thread;
+    std::optional<Pipe> activations, gradients;
+    std::optional<Lane> lane;
+    std::optional<PipelineExecutor> executor;
+};
+
+/// Of as many ranks as there are; none where the kind wants an even number.
+std::optional<Schedule> schedule_of(ScheduleKind kind) {
+    const auto ranks = static_cast<std::uint64_t>(world().size());
+    if (kind == ScheduleKind::DualPipe && ranks % 2 != 0)
+        return std::nullopt;
+    return make_schedule({kind, ranks, 3 * ranks + (ranks % 2 == 0 ? 0 : ranks)});
+}
+
+constexpr std::array kModes = {SyncMode::Overlap, SyncMode::Shuffle, SyncMode::Serial};
+
+class Executor : public ::testing::TestWithParam<ScheduleKind> {};
+
+TEST_P(Executor, EveryMicroBatchGoesThroughEveryStageAndBack) {
+    const auto schedule = schedule_of(GetParam());
+    if (!schedule)
+        GTEST_SKIP() << "an even number of ranks";
+    for (const SyncMode mode : kModes) {
+        Rig<> rig(mode, *schedule);
+        interleave_pairs(*rig.executor, *schedule, rig.rank);
+        rig.executor->run();
+        rig.device->wait_idle();
+        rig.device->take_trace();
+        rig.executor->run();
+        for (std::uint32_t phase = 0; phase < rig.stages.size(); ++phase)
+            EXPECT_EQ(rig.stages[phase]->sum(), rig.stages[phase]->expected_sum(2))
+                << "phase " << phase;
+        rig.device->wait_idle();
         // Each op shows in the trace; on the one lane they run one after another.
-        const auto& ops = schedule.ops[rank];
-        const RankTimes times = times_of_rank(schedule, rank, device->take_trace());
+        const auto& ops = schedule->ops[rig.rank];
+        const RankTimes times = times_of_rank(*schedule, rig.rank, rig.device->take_trace());
         ASSERT_EQ(times.ops.size(), ops.size());
         for (std::size_t i = 0; i < ops.size(); ++i) {
             EXPECT_LT(times.ops[i].start, times.ops[i].end) << to_name(ops[i]);
@@ -85,6 +139,22 @@ TEST_P(Executor, EveryMicroBatchGoesThroughEveryStageAndBack) {
                 EXPECT_LE(times.ops[i - 1].end, times.ops[i].start) << to_name(ops[i]);
             }
         }
+    }
+}
+
+TEST_P(Executor, ForwardsAloneGoThroughEveryStage) {
+    const auto schedule = schedule_of(GetParam());
+    if (!schedule)
+        GTEST_SKIP() << "an even number of ranks";
+    for (const SyncMode mode : kModes) {
+        Rig<> rig(mode, forwards_of(*schedule));
+        for (int step = 0; step < 2; ++step)
+            rig.executor->run();
+        for (const auto& stage : rig.stages) {
+            EXPECT_EQ(stage->forward_sum(), stage->expected_forward_sum(2));
+            EXPECT_EQ(stage->sum(), 0u);
+        }
+        rig.device->wait_idle();
     }
 }
 
@@ -98,6 +168,31 @@ INSTANTIATE_TEST_SUITE_P(Kinds, Executor,
                              std::erase(name, (char)45);
                              return "Kind" + name;
                          });
+
+/// What ranks that wait for it see: comm_failing_together_test (pipes), e2e_faults_test.
+TEST(ExecutorAlone, AStageThatFailsIsHeardOf) {
+    if (world().size() != 1)
+        GTEST_SKIP() << "one rank does";
+    for (const bool when_handed_in : {true, false}) {
+        Rig<FailingStage> rig(SyncMode::Overlap, make_schedule({.ranks = 1, .micro_batches = 3}));
+        rig.stages.front()->lane = &*rig.lane;
+        rig.stages.front()->when_handed_in = when_handed_in;
+        const auto run = [&] {
+            rig.executor->run();
+            rig.device->wait_idle();
+        };
+        try {
+            run();
+            ADD_FAILURE() << "nothing was heard of it";
+        } catch (const Error& error) {
+            EXPECT_EQ(error.code(), ErrorCode::InvalidArgument);
+            EXPECT_NE(error.message().find("a stage that fails"), std::string::npos);
+        }
+        if (!when_handed_in) {
+            EXPECT_THROW(run(), Error); // the device has failed
+        }
+    }
+}
 
 TEST(ExecutorAlone, NumbersThatDoNotFitAreRefused) {
     if (world().size() != 1)

@@ -77,6 +77,25 @@ TEST(Schedule, EveryKindIsVerifiedForAllSizes) {
     EXPECT_GT(count, 5000u);
 }
 
+TEST(Schedule, ForwardsAloneAreASchedule) {
+    for (const ScheduleDesc& desc : all_schedules()) {
+        if (desc.ranks > 8 || desc.micro_batches > 24)
+            continue;
+        const Schedule forwards = forwards_of(make_schedule(desc));
+        ASSERT_NO_THROW(verify(forwards)) << name_of(desc);
+        for (std::uint64_t rank = 0; rank < desc.ranks; ++rank) {
+            ASSERT_EQ(forwards.high_water(rank).both, 1u) << name_of(desc);
+            ASSERT_LE(forwards.peak_in_flight(rank), 2u) << name_of(desc);
+        }
+    }
+    Schedule broken = forwards_of(make_schedule({.ranks = 2, .micro_batches = 3}));
+    EXPECT_EQ(to_text(broken), "F0 F0 F0\nF0 F0 F0\n");
+    broken.ops[1][2] = {OpKind::InputGradient, 0, 0};
+    EXPECT_THROW(verify(broken), Error);
+    broken.ops[1].pop_back();
+    EXPECT_THROW(verify(broken), Error);
+}
+
 TEST(Schedule, DualPipesHalvesMirrorEachOther) {
     for (std::uint64_t ranks = 2; ranks <= 16; ranks += 2) {
         const Schedule schedule = make_schedule({ScheduleKind::DualPipe, ranks, 3 * ranks});

@@ -72,6 +72,7 @@ struct HighWater {
 struct Schedule {
     std::string name;
     std::uint64_t num_stages = 0, num_streams = 1, num_micro_batches = 0;
+    bool forward_only = false;                      ///< nothing goes back: see forwards_of()
     std::vector<std::vector<ScheduleChunk>> chunks; ///< of each rank
     std::vector<std::vector<ScheduleOp>> ops;       ///< of each rank
 
@@ -85,7 +86,8 @@ struct Schedule {
     }
 
     /// Micro-batches that a chunk holds at once, from forward to weight gradient: the m-th of its
-    /// stream is kept in slot m % peak_in_flight. These throw Error{InvalidArgument}.
+    /// stream is kept in slot m % peak_in_flight. Where nothing goes back two take turns, so that
+    /// one arrives while the other computes. These throw Error{InvalidArgument}.
     std::uint64_t peak_in_flight(std::uint64_t rank, std::uint64_t phase = 0) const;
     HighWater high_water(std::uint64_t rank) const;
 };
@@ -100,6 +102,9 @@ Schedule make_schedule(const ScheduleDesc& desc);
 /// weights' is made; those of pairs stay.
 Schedule split_backwards(Schedule schedule);
 
+/// The schedule's forwards alone, in their order: to evaluate a model that is spread out to train.
+Schedule forwards_of(Schedule schedule);
+
 /// Where a stage's chunk of a stream stands.
 struct ChunkPlace {
     std::uint64_t rank = 0;
@@ -109,11 +114,12 @@ struct ChunkPlace {
 std::vector<std::vector<ChunkPlace>> chunk_places(const Schedule& schedule);
 
 /// Checks any schedule, whoever made it: sizes and ranges; each stage stands once in each stream;
-/// each micro-batch of a chunk has its forward, its input's and its weights' gradient once, in
-/// dependency order, without deadlock, a pair as one; between two ranks activations are taken in
-/// the order in which they were sent, and so are gradients; each chunk's weight gradients come in
-/// ascending order of micro-batches, so that sums do not depend on the schedule; and no slot is
-/// taken while it is held. Throws Error{InvalidArgument} that names the rank and the op.
+/// each micro-batch of a chunk has its forward and, unless forward_only, its input's and its
+/// weights' gradient once, in dependency order, without deadlock, a pair as one; between two ranks
+/// activations are taken in the order in which they were sent, and so are gradients; each chunk's
+/// weight gradients come in ascending order of micro-batches, so that sums do not depend on the
+/// schedule; and no slot is taken while it is held. Throws Error{InvalidArgument} that names the
+/// rank and the op.
 void verify(const Schedule& schedule);
 
 /// "F0", "B1", "I1", "W": the phase's digit; of deferred weight gradients the oldest is meant.
