@@ -51,13 +51,18 @@ void draw_bar(std::ostream& out, const GanttBar& bar, double x0, double x1, doub
                   "text-anchor=\"middle\" class=\"tick\" pointer-events=\"none\"", bar.label);
 }
 
+/// Of an entry, its gap included.
+double legend_width(const std::string& text) {
+    return 22 + kLetter * static_cast<double>(text.size()) + 18;
+}
+
 void draw_legend(std::ostream& out, const GanttChart& chart) {
     double x = kLeft;
     for (const auto& [text, color] : chart.legend) {
         out << "<rect x=\"" << pixels(x) << "\" y=\"72\" width=\"16\" height=\"14\" fill=\""
             << color << "\"/>\n";
         draw_text(out, x + 22, 84, "class=\"tick\"", text);
-        x += 22 + kLetter * static_cast<double>(text.size()) + 18;
+        x += legend_width(text);
     }
 }
 
@@ -66,7 +71,11 @@ void draw_legend(std::ostream& out, const GanttChart& chart) {
 std::string gantt_svg(const GanttChart& chart) {
     const Extent extent = extent_of(chart);
     const double span = extent.last - extent.first;
-    const double width = std::clamp(kLeft + kRight + 22 * span / extent.shortest, 900.0, 4000.0);
+    double least = 900;
+    for (double legend = kLeft; const auto& entry : chart.legend)
+        least = std::max(least, legend += legend_width(entry.first));
+    const double width =
+        std::clamp(kLeft + kRight + 22 * span / extent.shortest, least, std::max(least, 4000.0));
     const double height = kTop + kBottom + (kRow + kGap) * static_cast<double>(chart.rows.size());
     const auto x_of = [&](double time) {
         return kLeft + (time - extent.first) / span * (width - kLeft - kRight);
