@@ -43,8 +43,8 @@ The run's folder gets metrics.jsonl with a line per step: step, loss (nats per t
 together) and seconds_waited (for other ranks: what exchange, reductions, pipes and host collectives
 of a rank did nothing but wait, added up, mean over the ranks; they run side by side, so the sum may
 exceed `seconds`). Also loss.svg, trace.json (the last two steps of all ranks, each piece of work
-with its op of the schedule; opens in Perfetto), report.svg (how the last step went through the
-ranks' pipeline) and checkpoints/step-N.)";
+with its op of the schedule; opens in Perfetto), of several ranks report.svg (how the last step went
+through their pipeline), and checkpoints/step-N.)";
 
 constexpr const char* kGenerateExamples = R"(
 Examples:

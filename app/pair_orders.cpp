@@ -75,6 +75,9 @@ PairNodes layer_with_experts(const PairNodes& chunks) {
         layer.forward.pop_back(); // the head is of no layer
     const auto back = static_cast<std::size_t>(brings - chunks.input_gradient.begin());
     layer.input_gradient = once_each(chunks.input_gradient, back);
+    const auto attention = std::ranges::find(layer.input_gradient, "ATTN(B)", &PairNode::name);
+    if (attention != layer.input_gradient.end())
+        layer.input_gradient.erase(attention + 1, layer.input_gradient.end());
     const std::size_t end = back + layer.input_gradient.size();
     for (const PairNode& node : chunks.weight_gradient)
         if (node.after > back && node.after <= end) {

@@ -167,7 +167,10 @@ std::string title_of(const PairReport& report) {
            ": the forward of one micro-batch and the backward of another";
 }
 
-void check_names(const PairNodes& layer, const PairPattern& order) {
+} // namespace
+
+void check_names(const PairPattern& order) {
+    const PairNodes layer = moe_layer();
     for (const std::string& name : order) {
         std::string all;
         bool found = false;
@@ -177,11 +180,9 @@ void check_names(const PairNodes& layer, const PairPattern& order) {
         });
         if (!found)
             throw Error(ErrorCode::InvalidArgument,
-                        "--order: there is no '" + name + "' in a pair, there are " + all);
+                        "there is no '" + name + "' in a pair, there are " + all);
     }
 }
-
-} // namespace
 
 PairNodes parse_pair_costs(const std::string& text) {
     PairNodes layer = moe_layer();
@@ -202,7 +203,7 @@ PairReport::PairReport(const PairOptions& options)
     : layer(options.layer), nodes(repeated(layer, options.layers)), layers(options.layers),
       chosen(!options.order) {
     if (options.order)
-        check_names(layer, *options.order);
+        check_names(*options.order);
     pattern = options.order ? *options.order : choose_pattern(layer, layers);
     order = interleave(nodes, pattern);
     times = simulate_pair(nodes, order);

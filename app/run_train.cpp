@@ -202,8 +202,10 @@ void TrainRun::one_step(std::uint64_t step) {
 
 /// Of a step: the last ones' traces are kept, the last one's apart.
 void TrainRun::begin_trace(std::uint64_t step) {
-    std::vector<TraceEvent> before = device_->take_trace();
-    if (step + kTracedSteps > train_.steps)
+    const std::vector<TraceEvent> before = device_->take_trace();
+    if (step + kTracedSteps <= train_.steps)
+        trace_.clear();
+    else
         trace_.insert(trace_.end(), before.begin(), before.end());
     if (step + 1 == train_.steps && world_.topology().num_nodes() > 1) {
         world_.control().barrier(wait_limit(train_), "setting clocks");
@@ -288,8 +290,11 @@ std::optional<Results> TrainRun::run() {
     for (std::uint64_t step = first_step_; step < train_.steps; ++step) {
         begin_trace(step);
         one_step(step);
-        if (step == first_step_ + 1 && trainer_->measures_pairs())
-            trainer_->interleave_pairs(device_->take_trace()); // the first step compiled, too
+        // The first step compiled, too; the last one's trace is for the report.
+        if (step == first_step_ + 1 && step + 1 < train_.steps && trainer_->measures_pairs()) {
+            trace_ = device_->take_trace();
+            trainer_->interleave_pairs(trace_);
+        }
         const bool last = step + 1 == train_.steps;
         if (last || (train_.checkpoint_every > 0 && (step + 1) % train_.checkpoint_every == 0))
             checkpoint(step + 1);

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: MIT
 #include "app/train_config.hpp"
+#include "app/pair_report.hpp"
 
 #include "app/file_io.hpp"
 
@@ -190,7 +191,9 @@ void validate(const TrainConfig& config) {
     }
     try {
         if (config.pairs != "auto" && config.pairs != "apart") {
-            if (parse_pattern(config.pairs).empty()) {
+            const PairPattern pattern = parse_pattern(config.pairs);
+            check_names(pattern);
+            if (pattern.empty()) {
                 refuse("it is empty");
             }
         }

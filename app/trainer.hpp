@@ -71,7 +71,7 @@ public:
     /// Collective, with the traces of a step that all ranks have run: interleaves the nodes of
     /// pairs as is best for what they took, the mean of all ranks. Bits do not depend on it.
     void interleave_pairs(std::span<const TraceEvent> events);
-    /// The pattern by which they are, "" where there are none.
+    /// The pattern by which this rank's last kind of pairs is, "" where there are none.
     const std::string& pair_pattern() const noexcept;
 
     Stage& stage(std::uint32_t phase = 0);

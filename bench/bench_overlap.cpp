@@ -95,7 +95,8 @@ Options take_options(int argc, char** argv) {
     shape.top_k = arguments.number("--top-k", shape.top_k, 1, 64);
     shape.ffn = arguments.number("--ffn", 0, 0, 1 << 16);
     options.fixed_width = shape.ffn > 0;
-    for (const std::string& ratio : Arguments::split(arguments.value("--ratio").value_or("1")))
+    const auto ratios = arguments.value("--ratio");
+    for (const std::string& ratio : Arguments::split(ratios.value_or("1")))
         options.ratios.push_back(ratio_of(ratio));
     const std::string dtype = arguments.value("--dtype").value_or("fp8");
     shape.fp8 = dtype == "fp8";
@@ -116,6 +117,7 @@ Options take_options(int argc, char** argv) {
     require(shape.fp8 || dtype == "bf16", "--dtype takes fp8 or bf16, not " + dtype);
     require(shape.hidden % 128 == 0 && shape.ffn % 128 == 0,
             "--hidden and --ffn must be multiples of 128");
+    require(!ratios || !options.fixed_width, "--ffn is a width, --ratio asks for one: take either");
     require(shape.top_k <= shape.experts, "--top-k must not be above --experts");
     (void)device_link_kind(shape.device_link);
     return options;

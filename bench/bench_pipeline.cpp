@@ -46,9 +46,9 @@ with --config, on a model that trains.
   --kinds K,...          schedules (default: all that are possible); bellows schedule --help
   --costs f=F,i=I,w=W    ms of a rank's share of the model, of which a chunk takes its part; p2p=L for the simulator
                          alone (default f=20,i=20,w=20)
-  --repeats N            of each, after one that is not timed (default 3)
+  --repeats N            of each, after one that is not timed, of a model three (default 3)
   --device D             INDEX|UUID|gpu|cpu|any (default: BELLOWS_DEVICE, else any)
-  --svg FILE             a picture of the last step as measured, of the last kind
+  --svg FILE             a picture of the last kind's last step as measured, of a model of the step in the table
   --json FILE            the table
   --help
 
@@ -94,7 +94,6 @@ std::optional<RunConfig> take_model(Arguments& arguments, const Options& options
     train.precision = arguments.value("--precision").value_or(train.precision);
     train.device_link = arguments.value("--device-link").value_or(train.device_link);
     train.pairs = arguments.value("--pairs").value_or(train.pairs);
-    train.device = options.device.empty() ? train.device : options.device;
     train.clip_norm = 0; // the norm is summed in another order under each schedule
     validate(train);
     return config;
@@ -324,8 +323,10 @@ nlohmann::ordered_json json_of(const Result& result) {
 
 std::string run_all(World& world, const Options& options) {
     const bool leads = world.rank() == 0;
-    DeviceOptions of_device =
-        run_device_options(options.device.empty() ? "any" : options.device, world.local_rank());
+    std::string name = options.device;
+    if (name.empty())
+        name = options.model ? options.model->train.device : kAnyDevice;
+    DeviceOptions of_device = run_device_options(name, world.local_rank());
     of_device.trace = true;
     const auto device = Device::create(of_device);
     Stopwatch watch(world);

@@ -42,14 +42,14 @@ DenseSlot::DenseSlot(const DenseFfn::Impl& layer, const SlotDesc& desc)
     norm_ = keep_rows("norm", layer_.parameters, tokens_, layer_.hidden);
     inv_rms_ = keep("inverse rms", DType::F32, {tokens_});
     swiglu_ = keep_swiglu(layer_.parameters, tokens_, layer_.ffn, t_.training());
-    record(NodeKind::Forward, "MLP(F)",
+    record(NodeKind::Forward, "FFN(F)",
            [&](Recording& r, Arena::Frame& scratch) { forward(r, scratch); });
     if (!t_.training())
         return;
     d_norm_ = keep("norm gradient", act, {tokens_, layer_.hidden}, MemoryCategory::DeferredWgrad);
-    record(NodeKind::InputGradient, "MLP(B)",
+    record(NodeKind::InputGradient, "FFN(B)",
            [&](Recording& r, Arena::Frame& scratch) { input_gradient(r, scratch); });
-    record(NodeKind::WeightGradient, "MLP(W)",
+    record(NodeKind::WeightGradient, "FFN(W)",
            [&](Recording& r, Arena::Frame& scratch) { weight_gradient(r, scratch); });
 }
 

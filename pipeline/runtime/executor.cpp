@@ -92,7 +92,7 @@ bool PipelineExecutor::sends(const Part& part) const {
 /// then: there ops begin in the schedule's order, and when what has left before has left.
 std::vector<TimePoint> PipelineExecutor::waits_of(const Part& part) const {
     if (one_queue_)
-        return {last_done_, last_sent_};
+        return {last_done_, last_sent_[0], last_sent_[1]};
     if (part.op.kind == OpKind::WeightGradient)
         return {input_gradients_[part.op.phase][part.slot]};
     return {};
@@ -119,7 +119,7 @@ void PipelineExecutor::submit_next(Part& part) {
     last_done_ = done;
     if (!sends(part))
         return;
-    last_sent_ = send(part);
+    last_sent_[part.op.kind == OpKind::Forward ? 0 : 1] = send(part);
     if (part.op.kind == OpKind::InputGradient)
         input_gradients_[part.op.phase][part.slot] = done;
 }

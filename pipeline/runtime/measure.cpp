@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <array>
+#include <limits>
 #include <map>
 #include <numeric>
 #include <optional>
@@ -184,7 +185,11 @@ RankTimes times_of_rank(const Schedule& schedule, std::uint64_t rank,
             own.push_back(time);
     }
     RankTimes times;
-    double until = 0;
+    double until = works.empty() ? 0 : std::numeric_limits<double>::infinity();
+    for (const auto& [op, work] : works)
+        until = std::min(until, work ? work->start : until);
+    if (until == std::numeric_limits<double>::infinity())
+        until = 0; // there was no work
     for (const ScheduleOp& op : schedule.ops[rank]) {
         std::optional<OpTime> whole;
         for (const OpKind kind : {OpKind::Forward, OpKind::InputGradient, OpKind::WeightGradient}) {

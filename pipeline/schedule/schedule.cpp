@@ -84,7 +84,7 @@ HighWater Schedule::high_water(std::uint64_t rank) const {
     for (const ScheduleOp& op : ops[rank]) {
         switch (op.kind) {
         case OpKind::Forward:
-            activations = forward_only ? 1 : activations + 1;
+            activations = std::min<std::uint64_t>(activations + 1, forward_only ? 2 : ~0ull);
             break;
         case OpKind::InputGradient:
             ++deferred;

@@ -102,6 +102,7 @@ TEST(TrainConfig, ValuesOutOfRangeNameTheirKey) {
                              "pipeline = \"2f2b\"",
                              "pairs = \"sometimes\"",
                              "pairs = \"\"",
+                             "pairs = \"MPL(B) MLP(F)\"",
                              "pp = 0",
                              "holdout = 1.0",
                              "keep_checkpoints = 0",

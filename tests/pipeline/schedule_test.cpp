@@ -84,7 +84,7 @@ TEST(Schedule, ForwardsAloneAreASchedule) {
         const Schedule forwards = forwards_of(make_schedule(desc));
         ASSERT_NO_THROW(verify(forwards)) << name_of(desc);
         for (std::uint64_t rank = 0; rank < desc.ranks; ++rank) {
-            ASSERT_EQ(forwards.high_water(rank).both, 1u) << name_of(desc);
+            ASSERT_LE(forwards.high_water(rank).both, 2u) << name_of(desc);
             ASSERT_LE(forwards.peak_in_flight(rank), 2u) << name_of(desc);
         }
     }

@@ -5,14 +5,16 @@
 // order, and moves activations and gradients between chunks. It never waits: what needs another
 // rank's result is ordered behind its arrival, and a result leaves when its op has ended. Within
 // that the device runs what can begin first, but a gradient that another rank waits for is not held
-// up by weight gradients: they come behind it, and where copies have no queue of their own ops
-// keep their order and wait until what left before has left. One thread at a time.
+// up by weight gradients: they come behind it, apart from a pair's order. Where copies have no
+// queue of their own what ops compute keeps their order and waits until what left before has left.
+// One thread at a time.
 
 #include <bellows/comm/pipe.hpp>
 #include <bellows/engine/device.hpp>
 #include <bellows/pipeline/pair.hpp>
 #include <bellows/pipeline/schedule.hpp>
 
+#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <map>
@@ -32,7 +34,7 @@ public:
     virtual std::size_t num_nodes(OpKind op) const = 0;
     /// Hands a node in: an op's in ascending order, those of other chunks between them. Work on the
     /// same memory must take effect in the order of handing in, as the device's does.
-    /// It begins behind `waits`, too. Returns when it will have ended.
+    /// It begins behind `waits`, too, if it computes. Returns when it will have ended.
     virtual TimePoint submit(OpKind op, std::size_t node, std::uint64_t micro_batch,
                              std::uint64_t slot, std::span<const TimePoint> waits) = 0;
 
@@ -60,6 +62,8 @@ public:
     PipelineExecutor(Device& device, const Schedule& schedule, std::uint64_t rank,
                      std::vector<int> world_ranks, std::vector<PipelineChunk*> chunks,
                      PipelinePipes pipes);
+    PipelineExecutor(Device&, const Schedule&&, std::uint64_t, std::vector<int>,
+                     std::vector<PipelineChunk*>, PipelinePipes) = delete; // it must outlive this
 
     /// How the nodes of pairs of a forward of one phase and a backward of another interleave from
     /// now on; until then they are handed in one after the other. All ranks that share an exchange
@@ -103,7 +107,8 @@ private:
     std::vector<std::vector<ChunkPlace>> places_;
     std::vector<std::uint64_t> slots_;                    ///< of each phase
     std::vector<std::vector<TimePoint>> input_gradients_; ///< the last ones, by phase and slot
-    TimePoint last_done_, last_sent_; ///< of the ops before
+    TimePoint last_done_;                                 ///< of the ops before
+    std::array<TimePoint, 2> last_sent_;                  ///< activations, gradients
 };
 
 } // namespace bellows

@@ -2,7 +2,7 @@
 #pragma once
 
 // What the trace of a step that a PipelineExecutor has run tells of its schedule: when each op ran,
-// how much of the experts' exchange ran under other work, and what a simulation of the step costs.
+// how much of the experts' exchange ran under other work, and the costs for a simulation of it.
 // Pure functions.
 
 #include <bellows/engine/trace.hpp>
@@ -29,9 +29,11 @@ RankTimes times_of_rank(const Schedule& schedule, std::uint64_t rank,
                         std::span<const TraceEvent> events);
 
 /// Costs with which simulate() can be asked for the measured step: of each stage's forwards, input
-/// and weight gradients and pairs the mean of what they kept their rank for, an op from the end
-/// of those before it on. Kinds of which a stage has none get the mean of the other stages',
-/// else what pairs leave. Where ranks have the same stage one may be slower. Latency: of the message that was there soonest after it was made.
+/// and weight gradients and pairs the mean of what they kept their rank for, an op from the end of
+/// those before it on. Kinds of which a stage has none get the mean of the other stages', else what
+/// pairs leave. Where ranks have the same stage one may be slower. Latency: of the message that was
+/// there soonest after its op had ended, 0 where one was there before (those of a Backward leave
+/// when its first half has ended).
 SimulationOptions costs_of(const Schedule& schedule, const Timeline& measured);
 
 } // namespace bellows
