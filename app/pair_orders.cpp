@@ -1,9 +1,15 @@
 // SPDX-License-Identifier: MIT
 #include "app/pair_orders.hpp"
 
+#include "app/units.hpp"
+
 #include <algorithm>
 #include <cstddef>
+#include <cstdlib>
 #include <set>
+#include <span>
+#include <sstream>
+#include <string>
 #include <vector>
 
 namespace bellows {
@@ -51,6 +57,25 @@ NodeSeconds node_seconds(std::span<const TraceEvent> events,
                                   static_cast<double>(node->second);
     }
     return means;
+}
+
+NodeSeconds mean_of_ranks(HostCollectives& ranks, const NodeSeconds& mine) {
+    std::string text;
+    for (const auto& [node, value] : mine)
+        text += node + " " + printed("%a", value) + "\n";
+    NodeSeconds sums;
+    std::map<std::string, double> counts;
+    for (const auto& part : ranks.all_gather(std::as_bytes(std::span(text)))) {
+        std::istringstream lines({reinterpret_cast<const char*>(part.data()), part.size()});
+        std::string node, value;
+        while (lines >> node >> value) {
+            sums[node] += std::strtod(value.c_str(), nullptr);
+            ++counts[node];
+        }
+    }
+    for (auto& [node, sum] : sums)
+        sum /= counts[node];
+    return sums;
 }
 
 PairNodes pair_of(const Stage& forward, const Stage& backward, const NodeSeconds& seconds,

@@ -2,8 +2,9 @@
 #pragma once
 
 // How a run's overlapped pairs interleave: what their nodes are, how long each takes, and the
-// pattern that follows from it. Pure functions.
+// pattern that follows from it. Pure functions, but where collective is said.
 
+#include <bellows/comm/host_collectives.hpp>
 #include <bellows/engine/trace.hpp>
 #include <bellows/model/stage.hpp>
 #include <bellows/pipeline/pair.hpp>
@@ -22,6 +23,9 @@ using NodeSeconds = std::map<std::string, double>;
 /// the device, or the exchange.
 NodeSeconds node_seconds(std::span<const TraceEvent> events,
                          const std::map<std::string, std::size_t>& runs);
+
+/// Collective: of each name the mean of the ranks that have it, the same on all.
+NodeSeconds mean_of_ranks(HostCollectives& ranks, const NodeSeconds& mine);
 
 /// Of a forward of one stage and a backward of another; nodes that `seconds` lacks take
 /// `otherwise`.

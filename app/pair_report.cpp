@@ -24,10 +24,6 @@ namespace {
 
 using Json = nlohmann::ordered_json;
 
-std::string number(double value) {
-    return printed("%.6g", value);
-}
-
 std::string hidden_of(const PairTimes& times) {
     const std::string share =
         times.exchange > 0 ? printed(" (%.1f %%)", 100 * times.hidden / times.exchange) : "";
@@ -135,18 +131,13 @@ struct Placed {
 
 /// In the order of handing in.
 std::vector<Placed> placed(const PairReport& report) {
-    const auto part_of = [](const PairNodes& nodes, OpKind kind) -> const std::vector<PairNode>& {
-        return kind == OpKind::Forward         ? nodes.forward
-               : kind == OpKind::InputGradient ? nodes.input_gradient
-                                               : nodes.weight_gradient;
-    };
     std::vector<Placed> all;
     std::map<OpKind, std::size_t> next;
     for (std::size_t i = 0; i < report.order.size(); ++i) {
         const OpKind kind = report.order[i];
         const std::size_t index = next[kind]++;
-        const std::size_t layer = index / part_of(report.layer, kind).size();
-        all.push_back({&part_of(report.nodes, kind)[index], kind,
+        const std::size_t layer = index / report.layer.of(kind).size();
+        all.push_back({&report.nodes.of(kind)[index], kind,
                        kind == OpKind::Forward ? layer : report.layers - 1 - layer,
                        report.times.nodes[i]});
     }

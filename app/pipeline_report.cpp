@@ -39,8 +39,7 @@ std::vector<std::byte> packed(const RankTimes& times, std::uint64_t activation_b
 }
 
 struct OfRank {
-    std::vector<OpTime> ops, exchange;
-    double hidden = 0;
+    RankTimes times; ///< in ms
     std::uint64_t activation_bytes = 0;
 };
 
@@ -51,9 +50,7 @@ OfRank unpacked(std::span<const std::byte> bytes) {
     if (!all.empty())
         std::memcpy(all.data(), bytes.data() + sizeof head, all.size() * sizeof(OpTime));
     const auto middle = all.begin() + static_cast<std::ptrdiff_t>(head.num_ops);
-    return {{all.begin(), middle},
-            {middle, all.end()},
-            head.hidden,
+    return {{{all.begin(), middle}, {middle, all.end()}, head.hidden},
             static_cast<std::uint64_t>(head.activation_bytes)};
 }
 
@@ -77,10 +74,6 @@ double length_of(const std::vector<OpTime>& times) {
     for (const OpTime& time : times)
         length += time.end - time.start;
     return length;
-}
-
-std::string percent(double share) {
-    return printed("%.1f %%", 100 * share);
 }
 
 template <class Value, class Text>
@@ -107,15 +100,15 @@ PipelineReport report_pipeline(World& world, const Schedule& schedule, const Run
     double exchange = 0, hidden = 0;
     for (std::size_t rank = 0; rank < parts.size(); ++rank) {
         OfRank of = unpacked(parts[rank]);
-        exchange += length_of(of.exchange);
-        hidden += of.hidden;
+        exchange += length_of(of.times.exchange);
+        hidden += of.times.hidden;
         if (rank % layout.dp != 0)
             continue;
-        report.peak_chunks.push_back(most_in_flight(schedule.ops[ops.size()], of.ops));
+        report.peak_chunks.push_back(most_in_flight(schedule.ops[ops.size()], of.times.ops));
         report.bound.push_back(schedule.high_water(ops.size()).activations);
         report.activation_bytes.push_back(of.activation_bytes);
-        report.exchange.push_back(std::move(of.exchange));
-        ops.push_back(std::move(of.ops));
+        report.exchange.push_back(std::move(of.times.exchange));
+        ops.push_back(std::move(of.times.ops));
     }
     const auto count = static_cast<std::ptrdiff_t>(ops.size());
     std::ranges::move(report.exchange, std::back_inserter(ops));

@@ -26,14 +26,6 @@ namespace {
 
 using Json = nlohmann::ordered_json;
 
-std::string number(double value) {
-    return printed("%.6g", value);
-}
-
-std::string percent(double share) {
-    return printed("%.1f %%", 100 * share);
-}
-
 /// "2", or "2 to 4" where ranks differ.
 std::string range(const std::vector<double>& values) {
     const auto [low, high] = std::minmax_element(values.begin(), values.end());
@@ -143,12 +135,6 @@ void add_exchange(GanttChart& chart, const std::vector<std::vector<OpTime>>& exc
                 {time.start, time.end, "", "experts' tokens travel", kColor, kTop, 1});
     }
     chart.legend.emplace_back("experts' tokens travel", kColor);
-}
-
-bool has_pairs(const Schedule& schedule) {
-    return std::ranges::any_of(schedule.ops, [](const auto& ops) {
-        return std::ranges::any_of(ops, &ScheduleOp::with_next);
-    });
 }
 
 /// The schedule with what the options change of it.
@@ -340,7 +326,7 @@ std::string schedule_svg(const Schedule& schedule, const Timeline& timeline,
     chart.subtitle = what + ": step time " + number(timeline.step_time) + ", bubble " +
                      range(timeline.bubble) + " (" + percent(timeline.bubble_share()) +
                      "); numbers are micro-batches" +
-                     (has_pairs(schedule) ? ", a pair's two stand above each other" : "");
+                     (schedule.has_pairs() ? ", a pair's two stand above each other" : "");
     chart.x_label = "time in " + unit;
     return gantt_svg(chart);
 }

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: MIT
 #include "app/train_config.hpp"
-#include "app/pair_report.hpp"
 
 #include "app/file_io.hpp"
+#include "app/pair_report.hpp"
 
 #include <bellows/comm/message.hpp>
 #include <bellows/engine/error.hpp>

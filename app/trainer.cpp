@@ -17,10 +17,8 @@
 #include <chrono>
 #include <cmath>
 #include <cstdio>
-#include <cstdlib>
 #include <cstring>
 #include <numeric>
-#include <sstream>
 #include <tuple>
 #include <unordered_map>
 #include <utility>
@@ -103,13 +101,6 @@ struct Trainer::Impl {
 
 namespace {
 
-/// Of an op that is no Backward.
-NodeKind kind_of(OpKind op) {
-    return op == OpKind::Forward         ? NodeKind::Forward
-           : op == OpKind::InputGradient ? NodeKind::InputGradient
-                                         : NodeKind::WeightGradient;
-}
-
 std::uint64_t sequences_per_micro_batch(const RunConfig& config, const RunLayout& layout) {
     const std::uint64_t parts = layout.dp * config.train.micro_batches;
     if (config.train.batch % parts != 0)
@@ -166,7 +157,7 @@ private:
         trainer_.device.trace_as(op);
     }
     const std::vector<const Node*>& nodes(OpKind op, std::uint64_t slot) const {
-        return stage_.nodes(slot, kind_of(op));
+        return stage_.nodes(slot, node_kind(op));
     }
 
     Impl& trainer_;
@@ -304,28 +295,11 @@ NodeSeconds Trainer::Impl::mean_node_seconds(std::span<const TraceEvent> events)
     for (const ScheduleOp& op : schedule.ops[place])
         for (const NodeKind kind :
              {NodeKind::Forward, NodeKind::InputGradient, NodeKind::WeightGradient})
-            if (op.kind == OpKind::Backward ? kind != NodeKind::Forward : kind == kind_of(op.kind))
+            if (op.kind == OpKind::Backward ? kind != NodeKind::Forward
+                                            : kind == node_kind(op.kind))
                 for (const PairNode& node : stages[op.phase]->pair_nodes(kind))
                     ++runs[node.name];
-    std::string mine;
-    for (const auto& [node, value] : node_seconds(events, runs)) {
-        std::array<char, 32> text{};
-        std::snprintf(text.data(), text.size(), "%a", value);
-        mine += node + " " + text.data() + "\n";
-    }
-    NodeSeconds sums;
-    std::map<std::string, double> counts;
-    for (const auto& part : everyone.all_gather(std::as_bytes(std::span(mine)))) {
-        std::istringstream lines({reinterpret_cast<const char*>(part.data()), part.size()});
-        std::string node, value;
-        while (lines >> node >> value) {
-            sums[node] += std::strtod(value.c_str(), nullptr);
-            ++counts[node];
-        }
-    }
-    for (auto& [node, sum] : sums)
-        sum /= counts[node];
-    return sums;
+    return mean_of_ranks(everyone, node_seconds(events, runs));
 }
 
 // ---- A step ---------------------------------------------------------------------------------
@@ -573,10 +547,7 @@ const Schedule& Trainer::schedule() const noexcept {
     return impl_->schedule;
 }
 bool Trainer::measures_pairs() const noexcept {
-    const auto is_pair = [](const auto& ops) {
-        return std::ranges::any_of(ops, &ScheduleOp::with_next);
-    };
-    return impl_->config.train.pairs == "auto" && std::ranges::any_of(impl_->schedule.ops, is_pair);
+    return impl_->config.train.pairs == "auto" && impl_->schedule.has_pairs();
 }
 void Trainer::interleave_pairs(std::span<const TraceEvent> events) {
     impl_->interleave_pairs(impl_->mean_node_seconds(events));

@@ -16,6 +16,14 @@ std::string printed(const char* format, double value) {
     return text.data();
 }
 
+std::string number(double value) {
+    return printed("%.6g", value);
+}
+
+std::string percent(double share) {
+    return printed("%.1f %%", 100 * share);
+}
+
 std::string format_count(double value) {
     constexpr std::string_view kSuffixes = " kMGTP";
     std::size_t suffix = 0;

@@ -9,6 +9,10 @@ namespace bellows {
 
 /// printf's format for one double.
 std::string printed(const char* format, double value);
+/// Six digits: 0.25, 1234.56.
+std::string number(double value);
+/// 0.123 → "12.3 %".
+std::string percent(double share);
 /// 1234567 → "1.23M"; three digits and a suffix of k, M, G, T, P.
 std::string format_count(double value);
 /// 75 → "1:15", 3675 → "1:01:15".

@@ -360,10 +360,5 @@ std::string run_all(World& world, const Options& options) {
 
 int main(int argc, char** argv) {
     using namespace bellows::bench;
-    return run_ranks("bench_pipeline", kHelp, argc, argv, [](int count, char** words) {
-        const Options options = take_options(count, words);
-        return RanksToRun{options.ranks, {}, [options](bellows::World& world) {
-                              return run_all(world, options);
-                          }};
-    });
+    return run_ranks("bench_pipeline", kHelp, argc, argv, &take_options, &run_all);
 }

@@ -51,9 +51,7 @@ struct Stage::Impl {
         std::vector<Buffer> streams; ///< the residual stream before each sub-layer and after all
         std::vector<Buffer> gradients;
         std::vector<std::unique_ptr<LayerSlot>> parts; ///< in the order of the forward pass
-        std::array<std::vector<const Node*>, 3> nodes;
-        std::vector<std::size_t> last_weight_gradient; ///< of each part, in nodes
-        std::vector<std::size_t> after; ///< of each weight gradient: input gradients before it
+        NodeLists nodes;
     };
 
     Impl(const StageDesc& d, ParameterStore& p, ExpertExchange* e);
@@ -186,24 +184,7 @@ std::unique_ptr<Stage::Impl::Slot> Stage::Impl::make_slot(std::uint64_t index) {
         slot->parts.push_back(layers[i]->create_slot(layer));
     }
     add_ends(*slot, name);
-    const auto collect = [&](NodeKind kind, const LayerSlot& part) {
-        for (const Node& node : part.nodes(kind))
-            slot->nodes[static_cast<std::size_t>(kind)].push_back(&node);
-    };
-    for (const auto& part : slot->parts)
-        collect(NodeKind::Forward, *part);
-    slot->last_weight_gradient.resize(slot->parts.size());
-    for (std::size_t part = slot->parts.size(); part-- > 0;) {
-        collect(NodeKind::InputGradient, *slot->parts[part]);
-        collect(NodeKind::WeightGradient, *slot->parts[part]);
-        const auto& nodes = slot->nodes[static_cast<std::size_t>(NodeKind::WeightGradient)];
-        const std::size_t end =
-            slot->nodes[static_cast<std::size_t>(NodeKind::InputGradient)].size();
-        const std::size_t own = slot->parts[part]->nodes(NodeKind::InputGradient).size();
-        for (const Node& node : slot->parts[part]->nodes(NodeKind::WeightGradient))
-            slot->after.push_back(end - own + std::min(own, node.after));
-        slot->last_weight_gradient[part] = nodes.empty() ? 0 : nodes.size() - 1;
-    }
+    slot->nodes = NodeLists(slot->parts);
     return slot;
 }
 
@@ -223,7 +204,7 @@ std::uint64_t Stage::tokens() const noexcept {
 }
 
 const std::vector<const Node*>& Stage::nodes(std::uint64_t slot, NodeKind kind) const {
-    return impl_->slots.at(slot)->nodes[static_cast<std::size_t>(kind)];
+    return impl_->slots.at(slot)->nodes.of(kind);
 }
 
 bool Stage::has(const ParameterInfo& info) const noexcept {
@@ -237,7 +218,7 @@ bool Stage::has(const ParameterInfo& info) const noexcept {
 }
 
 std::size_t Stage::gradient_ready_after(const ParameterInfo& info) const {
-    const std::vector<std::size_t>& last = impl_->slots.front()->last_weight_gradient;
+    const std::vector<std::size_t>& last = impl_->slots.front()->nodes.last_weight_gradient();
     const std::size_t ahead = first() ? 1 : 0; // the embedding's part
     if (info.layer >= 0) // attention, the first of the layer's two parts, is the last to go back
         return last.at(ahead + 2 * (static_cast<std::uint64_t>(info.layer) - impl_->range.first));
@@ -245,16 +226,7 @@ std::size_t Stage::gradient_ready_after(const ParameterInfo& info) const {
 }
 
 std::vector<PairNode> Stage::pair_nodes(NodeKind kind) const {
-    const Impl::Slot& slot = *impl_->slots.front();
-    std::vector<PairNode> pair;
-    for (const Node* node : slot.nodes[static_cast<std::size_t>(kind)])
-        pair.push_back({.name = node->name,
-                        .resource = node->resource,
-                        .beside_exchange = node->beside_exchange});
-    if (kind == NodeKind::WeightGradient)
-        for (std::size_t i = 0; i < pair.size(); ++i)
-            pair[i].after = slot.after[i];
-    return pair;
+    return impl_->slots.front()->nodes.pair_nodes(kind);
 }
 
 Buffer& Stage::token_buffer(std::uint64_t slot) {

@@ -88,9 +88,9 @@ PairRig::PairRig(Device& device, Stopwatch& watch, const PairShape& shape)
         upload(chain->gradients.back(), 10 * rank + 3);
     }
     parameters_->initialise(1);
-    nodes_ = {pair_nodes(forward_, NodeKind::Forward),
-              pair_nodes(backward_, NodeKind::InputGradient),
-              pair_nodes(backward_, NodeKind::WeightGradient)};
+    nodes_ = {forward_.nodes.pair_nodes(NodeKind::Forward),
+              backward_.nodes.pair_nodes(NodeKind::InputGradient),
+              backward_.nodes.pair_nodes(NodeKind::WeightGradient)};
     one_by_one(); // gives rows their memory
 }
 
@@ -114,31 +114,9 @@ PairRig::Chain PairRig::make_chain(const ModelConfig& model, std::uint64_t first
         slot.tensors = {tensor(chain.streams[i]), tensor(chain.streams[i + 1]),
                         tensor(chain.gradients[i + 1]), tensor(chain.gradients[i])};
         chain.slots.push_back(chain.blocks.back()->create_slot(slot));
-        for (const Node& node : chain.slots.back()->nodes(NodeKind::Forward))
-            chain.nodes[0].push_back(&node);
     }
-    for (std::uint64_t i = shape.layers; i-- > 0;) {
-        const std::size_t before = chain.nodes[1].size();
-        const std::size_t own = chain.slots[i]->nodes(NodeKind::InputGradient).size();
-        for (const Node& node : chain.slots[i]->nodes(NodeKind::InputGradient))
-            chain.nodes[1].push_back(&node);
-        for (const Node& node : chain.slots[i]->nodes(NodeKind::WeightGradient)) {
-            chain.nodes[2].push_back(&node);
-            chain.after.push_back(before + std::min(own, node.after));
-        }
-    }
+    chain.nodes = NodeLists(chain.slots);
     return chain;
-}
-
-std::vector<PairNode> PairRig::pair_nodes(const Chain& chain, NodeKind kind) const {
-    std::vector<PairNode> nodes;
-    for (const Node* node : chain.nodes[static_cast<std::size_t>(kind)])
-        nodes.push_back(
-            {.name = node->name,
-             .resource = node->resource,
-             .beside_exchange = node->beside_exchange,
-             .after = kind == NodeKind::WeightGradient ? chain.after[nodes.size()] : 0});
-    return nodes;
 }
 
 void PairRig::upload(const Buffer& buffer, std::uint64_t seed) {
@@ -155,28 +133,19 @@ void PairRig::upload(const Buffer& buffer, std::uint64_t seed) {
 }
 
 std::vector<PairRig::HandIn> PairRig::handed_in(const PairOrder& order) {
-    struct Part {
-        const std::vector<const Node*>& nodes;
-        std::vector<PairNode>& pair;
-        std::size_t next = 0;
-    };
-    Part forward{forward_.nodes[0], nodes_.forward};
-    Part input{backward_.nodes[1], nodes_.input_gradient};
-    Part weight{backward_.nodes[2], nodes_.weight_gradient};
+    std::map<OpKind, std::size_t> next;
     std::vector<HandIn> all;
     for (const OpKind kind : order) {
-        Part& part = kind == OpKind::Forward         ? forward
-                     : kind == OpKind::InputGradient ? input
-                                                     : weight;
-        all.push_back({part.nodes.at(part.next), &part.pair.at(part.next)});
-        ++part.next;
+        const Chain& chain = kind == OpKind::Forward ? forward_ : backward_;
+        const std::size_t node = next[kind]++;
+        all.push_back({chain.nodes.of(node_kind(kind)).at(node), &nodes_.of(kind).at(node)});
     }
     return all;
 }
 
 /// The backward takes what its forward has kept, some of it in place.
 void PairRig::prepare() {
-    for (const Node* node : backward_.nodes[0])
+    for (const Node* node : backward_.nodes.of(NodeKind::Forward))
         node->submit({});
     device_.wait_idle(kTimeLimit);
     device_.take_trace();

@@ -66,15 +66,13 @@ private:
         std::vector<std::unique_ptr<MoeFfn>> blocks;
         std::vector<Buffer> streams, gradients;
         std::vector<std::unique_ptr<LayerSlot>> slots;
-        std::array<std::vector<const Node*>, 3> nodes; ///< by NodeKind
-        std::vector<std::size_t> after;                ///< of weight gradients
+        NodeLists nodes;
     };
     struct HandIn {
         const Node* node;
         PairNode* pair;
     };
     Chain make_chain(const ModelConfig& model, std::uint64_t first, const PairShape& shape);
-    std::vector<PairNode> pair_nodes(const Chain& chain, NodeKind kind) const;
     std::vector<HandIn> handed_in(const PairOrder& order);
     /// Forward of the backward's layers; then all ranks meet.
     void prepare();

@@ -25,4 +25,15 @@ struct RanksToRun {
 int run_ranks(const char* program, const char* help, int argc, char** argv,
               const std::function<RanksToRun(int argc, char** argv)>& take);
 
+/// The same where options say but how many ranks there are (`ranks`).
+template <class Options>
+int run_ranks(const char* program, const char* help, int argc, char** argv,
+              Options (*take)(int argc, char** argv),
+              std::string (*body)(World& world, const Options& options)) {
+    return run_ranks(program, help, argc, argv, [=](int count, char** words) {
+        const Options options = take(count, words);
+        return RanksToRun{options.ranks, {}, [=](World& world) { return body(world, options); }};
+    });
+}
+
 } // namespace bellows::bench

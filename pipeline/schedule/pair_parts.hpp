@@ -18,9 +18,7 @@ inline constexpr std::array<OpKind, kNumPairParts> kKindOfPart = {
     OpKind::Forward, OpKind::InputGradient, OpKind::WeightGradient};
 
 inline const std::vector<PairNode>& nodes_of(const PairNodes& nodes, std::size_t part) {
-    return part == kForward ? nodes.forward
-           : part == kInput ? nodes.input_gradient
-                            : nodes.weight_gradient;
+    return nodes.of(kKindOfPart[part]);
 }
 
 /// The first `count` nodes of a part.

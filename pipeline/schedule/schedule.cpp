@@ -56,6 +56,12 @@ std::string to_text(const Schedule& schedule) {
     return text;
 }
 
+bool Schedule::has_pairs() const noexcept {
+    return std::ranges::any_of(ops, [](const std::vector<ScheduleOp>& of_rank) {
+        return std::ranges::any_of(of_rank, &ScheduleOp::with_next);
+    });
+}
+
 std::uint64_t Schedule::peak_in_flight(std::uint64_t rank, std::uint64_t phase) const {
     if (rank >= ops.size() || rank >= chunks.size() || phase >= chunks[rank].size())
         throw Error(ErrorCode::InvalidArgument, "a schedule of " + std::to_string(ops.size()) +

@@ -24,6 +24,13 @@ namespace bellows {
 
 enum class NodeKind : std::uint8_t { Forward, InputGradient, WeightGradient };
 
+/// Of an op that is no Backward.
+constexpr NodeKind node_kind(OpKind op) noexcept {
+    return op == OpKind::Forward         ? NodeKind::Forward
+           : op == OpKind::InputGradient ? NodeKind::InputGradient
+                                         : NodeKind::WeightGradient;
+}
+
 struct Node {
     std::string name; ///< e.g. "ATTN(F)", "DISPATCH(B)", "MLP(W)"
     NodeKind kind = NodeKind::Forward;
@@ -65,6 +72,29 @@ protected:
 private:
     std::vector<Node> nodes_[3];
     std::vector<std::unique_ptr<Recording>> recordings_;
+};
+
+/// The nodes of slots behind each other in the order of a plain run: forward ones from the first
+/// slot to the last, gradients back. The slots own them.
+class NodeLists {
+public:
+    NodeLists() = default;
+    explicit NodeLists(std::span<const std::unique_ptr<LayerSlot>> slots);
+
+    const std::vector<const Node*>& of(NodeKind kind) const {
+        return nodes_[static_cast<std::size_t>(kind)];
+    }
+    /// By slot, which of the weight-gradient nodes is the last up to and with its own.
+    const std::vector<std::size_t>& last_weight_gradient() const noexcept {
+        return last_weight_gradient_;
+    }
+    /// As an overlapped pair sees them; their times are 0.
+    std::vector<PairNode> pair_nodes(NodeKind kind) const;
+
+private:
+    std::vector<const Node*> nodes_[3];
+    std::vector<std::size_t> last_weight_gradient_;
+    std::vector<std::size_t> after_; ///< of each weight gradient: input gradients before it
 };
 
 /// What every slot needs to know.

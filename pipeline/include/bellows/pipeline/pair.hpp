@@ -16,6 +16,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <string>
+#include <utility>
 #include <vector>
 
 namespace bellows {
@@ -36,6 +37,16 @@ struct PairNode {
 
 struct PairNodes {
     std::vector<PairNode> forward, input_gradient, weight_gradient; ///< each in its order
+
+    /// Forward's, InputGradient's or WeightGradient's.
+    const std::vector<PairNode>& of(OpKind kind) const noexcept {
+        return kind == OpKind::Forward         ? forward
+               : kind == OpKind::InputGradient ? input_gradient
+                                               : weight_gradient;
+    }
+    std::vector<PairNode>& of(OpKind kind) noexcept {
+        return const_cast<std::vector<PairNode>&>(std::as_const(*this).of(kind));
+    }
 };
 
 /// Whose next node is handed in, one after the other: Forward, InputGradient or WeightGradient.

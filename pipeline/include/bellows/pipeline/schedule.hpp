@@ -85,6 +85,8 @@ struct Schedule {
         return chunks[rank][op.phase];
     }
 
+    /// Whether two ops anywhere may overlap as a pair.
+    bool has_pairs() const noexcept;
     /// Micro-batches that a chunk holds at once, from forward to weight gradient: the m-th of its
     /// stream is kept in slot m % peak_in_flight. Where nothing goes back two take turns, so that
     /// one arrives while the other computes. These throw Error{InvalidArgument}.
