@@ -50,8 +50,7 @@ NodeSeconds node_seconds(std::span<const TraceEvent> events,
                          const std::map<std::string, std::size_t>& runs) {
     NodeSeconds means;
     for (const TraceEvent& event : events) {
-        const bool job = event.category == "lane";
-        const auto node = runs.find(job ? node_of_job(event.name) : event.category);
+        const auto node = runs.find(event.is_job() ? node_of_job(event.name) : event.category);
         if (node != runs.end() && !event.op.empty() && event.by.empty())
             means[node->first] += 1e-9 * static_cast<double>(event.end_ns - event.begin_ns) /
                                   static_cast<double>(node->second);

@@ -152,9 +152,8 @@ private:
     /// What is no part of the op, for the trace.
     template <class Call>
     void beside(Call call) {
-        const std::string op = trainer_.device.trace_as("");
+        const TracedAs nothing(trainer_.device, "");
         call();
-        trainer_.device.trace_as(op);
     }
     const std::vector<const Node*>& nodes(OpKind op, std::uint64_t slot) const {
         return stage_.nodes(slot, node_kind(op));

@@ -291,7 +291,7 @@ void HostThread::Impl::end(Lane::Impl& lane, Lane::Impl::Pending& job) {
     if (impl.trace) {
         const std::int64_t now_ns = detail::Trace::now_ns();
         job.context->end_phase(now_ns);
-        impl.trace->add({lane.name, job.job.name, "lane",
+        impl.trace->add({lane.name, job.job.name, kJobCategory,
                          job.began.time_since_epoch() / std::chrono::nanoseconds(1), now_ns,
                          job.ticket->op});
     }

@@ -157,7 +157,7 @@ PairRun PairRig::from_trace(double seconds) {
     run.seconds = seconds;
     kernels_.clear();
     for (const TraceEvent& event : device_.take_trace()) {
-        if (event.op.empty() || event.category == "lane" || !event.by.empty())
+        if (event.op.empty() || event.is_job() || !event.by.empty())
             continue;
         const double time = 1e-9 * static_cast<double>(event.end_ns - event.begin_ns);
         run.kernels += time;
@@ -172,7 +172,7 @@ PairRun PairRig::from_trace(double seconds) {
 
 PairRun PairRig::one_by_one() {
     prepare();
-    const std::string before = device_.trace_as("pair");
+    const TracedAs as(device_, "pair");
     double exchange = 0;
     const auto start = Clock::now();
     for (const HandIn& at : handed_in(one_after_the_other(nodes_))) {
@@ -184,13 +184,12 @@ PairRun PairRig::one_by_one() {
     }
     PairRun run = from_trace(seconds_since(start));
     run.exchange = exchange;
-    device_.trace_as(before);
     return run;
 }
 
 PairRun PairRig::run(const std::vector<HandIn>& nodes) {
     prepare();
-    const std::string before = device_.trace_as("pair");
+    const TracedAs as(device_, "pair");
     std::vector<TimePoint> ends;
     const auto start = Clock::now();
     for (const HandIn& at : nodes)
@@ -198,7 +197,6 @@ PairRun PairRig::run(const std::vector<HandIn>& nodes) {
     for (const TimePoint& end : ends)
         end.wait(kTimeLimit);
     const PairRun run = from_trace(seconds_since(start));
-    device_.trace_as(before);
     return run;
 }
 

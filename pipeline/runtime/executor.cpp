@@ -154,6 +154,7 @@ PipelineExecutor::parts_of(std::span<const ScheduleOp> ops) const {
 }
 
 void PipelineExecutor::run() {
+    const TracedAs nothing(device_, ""); // each part says its own
     const std::span<const ScheduleOp> ops = schedule_.ops[rank_];
     for (std::size_t i = 0; i < ops.size();) {
         const std::size_t count = ops[i].with_next ? 2 : 1;
@@ -171,7 +172,6 @@ void PipelineExecutor::run() {
             submit_all(part);
         i += count;
     }
-    device_.trace_as("");
 }
 
 } // namespace bellows

@@ -21,10 +21,6 @@ OpTime time_of(const TraceEvent& event) {
             kSeconds * static_cast<double>(event.end_ns)};
 }
 
-bool is_job(const TraceEvent& event) {
-    return event.category == "lane";
-}
-
 /// Ascending, those that touch as one.
 std::vector<OpTime> joined(std::vector<OpTime> times) {
     std::ranges::sort(times, {}, &OpTime::start);
@@ -179,7 +175,7 @@ RankTimes times_of_rank(const Schedule& schedule, std::uint64_t rank,
             continue;
         const OpTime time = time_of(event);
         extend(work->second, time);
-        if (is_job(event))
+        if (event.is_job())
             jobs.push_back(time);
         else if (event.by.empty())
             own.push_back(time);

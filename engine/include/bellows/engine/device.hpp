@@ -18,6 +18,7 @@
 #include <memory>
 #include <span>
 #include <string>
+#include <utility>
 #include <vector>
 
 namespace bellows {
@@ -163,6 +164,20 @@ public:
 private:
     Device();
     std::unique_ptr<Impl> impl_;
+};
+
+/// Device::trace_as() for a scope; at its end what was said before it holds again.
+class TracedAs {
+public:
+    TracedAs(Device& device, std::string op)
+        : device_(device), before_(device.trace_as(std::move(op))) {}
+    ~TracedAs() { device_.trace_as(std::move(before_)); }
+    TracedAs(const TracedAs&) = delete;
+    TracedAs& operator=(const TracedAs&) = delete;
+
+private:
+    Device& device_;
+    std::string before_;
 };
 
 } // namespace bellows

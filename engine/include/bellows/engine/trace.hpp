@@ -11,15 +11,20 @@
 
 namespace bellows {
 
+/// The category of a lane's jobs.
+inline constexpr const char* kJobCategory = "lane";
+
 struct TraceEvent {
     std::string lane;     ///< a queue or a host lane, e.g. "compute", "exchange"
     std::string name;     ///< kernel, job, a job's phase, or a message
-    std::string category; ///< the recording's label, e.g. "ATTN(F).m3"; a phase's job
+    std::string category; ///< the recording's label, e.g. "ATTN(F)"; a phase's job; kJobCategory
     std::int64_t begin_ns = 0;
     std::int64_t end_ns = 0;
     /// Of device work and jobs: what Device::trace_as() said when they were handed in.
     std::string op{};
     std::string by{}; ///< of device work: the host lane whose job submitted it, or none
+
+    bool is_job() const noexcept { return category == kJobCategory; }
 };
 
 } // namespace bellows
