@@ -188,8 +188,9 @@ void add_train(CLI::App& app, TrainFlags& flags) {
         "of a host)");
     app.add_option(
            "--device-link", flags.device_link,
-           "auto: experts' tokens go from device to device where a vendor's driver links "
-           "those of a host (default); off: through the host's memory; host: for CPU devices")
+           "auto: tokens, activations and gradients go from device to device where a vendor's "
+           "driver links those of a host (default); off: through the host's memory; host: for CPU "
+           "devices")
         ->type_name("auto|off|host");
     add_count(app, "--checkpoint-every", flags.checkpoint_every,
               "steps between checkpoints (default: only at the end)");

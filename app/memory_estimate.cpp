@@ -184,15 +184,17 @@ std::uint64_t add_chunk(MemoryEstimate& all, const Sizes& s, const Schedule& sch
 }
 
 /// Staging of the two reductions and of the pipes.
-std::uint64_t network_bytes(const Sizes& s, const RunLayout& layout, const Schedule& schedule,
-                            std::uint64_t rank, std::uint64_t gradients) {
+std::uint64_t network_bytes(const Sizes& s, const RunConfig& run, const RunLayout& layout,
+                            const Schedule& schedule, std::uint64_t rank, std::uint64_t gradients) {
     const CollectivesOptions options;
+    const std::uint64_t chunk = run.train.device_link == "off"
+                                    ? options.chunk_bytes
+                                    : std::max(options.chunk_bytes, options.link_chunk_bytes);
     const std::uint64_t replicas = layout.dp * copies_of_rank(schedule, rank).size();
     std::uint64_t bytes = 0;
     for (const std::uint64_t members : {replicas, replicas / s.ep})
         if (members > 1)
-            bytes += 2 * std::min<std::uint64_t>(gradients, options.chunk_bytes *
-                                                                options.chunks_in_flight *
+            bytes += 2 * std::min<std::uint64_t>(gradients, chunk * options.chunks_in_flight *
                                                                 options.collectives_in_flight);
     if (schedule.num_stages > 1)
         bytes += schedule.chunks[rank].size() * 8 * s.tokens * s.model.hidden * s.act;
@@ -231,7 +233,7 @@ MemoryEstimate estimate_memory(const RunConfig& run, const RunLayout& layout,
         schedule.chunks[rank].size() * scratch_bytes(s) +
         std::max(rows * scratch_row_bytes(s), all.of(MemoryCategory::Gradients));
     all.of(MemoryCategory::Communication) +=
-        network_bytes(s, layout, schedule, rank, all.of(MemoryCategory::Gradients));
+        network_bytes(s, run, layout, schedule, rank, all.of(MemoryCategory::Gradients));
     return all;
 }
 

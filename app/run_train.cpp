@@ -126,8 +126,8 @@ TrainRun::TrainRun(const TrainOptions& options, World& world)
     world_.control().barrier(kDiskPatience, "measuring FP8 products");
     trainer_.emplace(*device_, world_, options.config, options.layout, kernels);
     if (progress_ && !trainer_->device_link().empty())
-        progress_->note("experts' tokens go from device to device (" + trainer_->device_link() +
-                        ")");
+        progress_->note("devices of a host are linked (" + trainer_->device_link() +
+                        "): what their ranks exchange does not pass through its memory");
     if (progress_ && !trainer_->why_decoded().empty())
         progress_->note("warning: operands of FP8 products are decoded ahead, as " +
                         trainer_->why_decoded());

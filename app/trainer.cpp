@@ -111,6 +111,11 @@ std::uint64_t sequences_per_micro_batch(const RunConfig& config, const RunLayout
     return config.train.batch / parts;
 }
 
+std::unique_ptr<Transport> transport_of(World& world, Device& device, const RunConfig& config) {
+    return open_transport(
+        world, {.device = &device, .device_link = device_link_kind(config.train.device_link)});
+}
+
 } // namespace
 
 /// One of this rank's stages, as the schedule sees it.
@@ -171,12 +176,11 @@ Trainer::Impl::Impl(Device& dev, World& w, const RunConfig& c, const RunLayout& 
       schedule(pipeline_schedule(c, l)), place(static_cast<std::uint64_t>(w.rank()) / l.dp),
       d(static_cast<std::uint64_t>(w.rank()) % l.dp), copies(copies_of_rank(schedule, place)),
       on_failure(w.control().on_failure([&dev](const Error& error) { dev.abort(error); })),
-      exchange_transport(open_transport(
-          w, {.device = &dev, .device_link = device_link_kind(c.train.device_link)})),
-      dense_transport(open_transport(w)), replica_transport(open_transport(w)),
-      activations_transport(open_transport(w)), gradients_transport(open_transport(w)),
-      everyone(w, Group::all(w.size()), limit), copy_peers(w, dp_group(l, copies), limit),
-      thread(dev, "network"), host_lane(thread.add_lane("host")),
+      exchange_transport(transport_of(w, dev, c)), dense_transport(transport_of(w, dev, c)),
+      replica_transport(transport_of(w, dev, c)), activations_transport(transport_of(w, dev, c)),
+      gradients_transport(transport_of(w, dev, c)), everyone(w, Group::all(w.size()), limit),
+      copy_peers(w, dp_group(l, copies), limit), thread(dev, "network"),
+      host_lane(thread.add_lane("host")),
       parameters(dev, parameters_of_rank(c.model, schedule, place, d % l.ep, l.ep),
                  activation_type(c.train), true, linear_precision(c.train)) {
     agree_on_kernels(kernels);

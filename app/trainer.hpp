@@ -80,7 +80,7 @@ public:
     std::map<std::string, std::string> chosen_kernels() const;
     /// What a rank lacks of rank 0's choice of FP8 products, for which all decode; "" as a rule.
     const std::string& why_decoded() const noexcept;
-    /// What experts' tokens go from device to device by (Transport::device_link_name); "": nothing.
+    /// What links the devices of a host (Transport::device_link_name); "": nothing.
     std::string device_link() const;
     Optimizer& optimizer() noexcept;
     /// Whether this rank is the one that stands for a parameter among those that hold a copy.

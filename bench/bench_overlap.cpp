@@ -48,7 +48,8 @@ started it.
   --order PATTERN        how nodes interleave, as `bellows schedule --pair` prints it (default: as measured)
   --repeats N            of each way, after one that is not timed (default 5)
   --device D             INDEX|UUID|gpu|cpu|any|0,1,... for ranks to take in turn (default: BELLOWS_DEVICE, else any)
-  --kernels              also what compute alone is made of: each node's kernels, ms and how often
+  --kernels              also what compute alone, the nodes one by one, and the pair are made of: each node's kernels, those of
+                         the exchange, ms and how often
   --json FILE            the table
   --help
 
@@ -178,7 +179,8 @@ PairRun repeated(Stopwatch& watch, std::uint64_t repeats, Run run) {
     return median_of(watch, runs);
 }
 
-void print_kernels(const PairRig::Kernels& kernels) {
+void print_kernels(const char* run, const PairRig::Kernels& kernels) {
+    std::printf("%s\n", run);
     std::vector<std::pair<double, std::string>> lines;
     for (const auto& [name, cost] : kernels) {
         std::array<char, 160> line{};
@@ -197,8 +199,10 @@ Measured measure(Stopwatch& watch, Device& device, const Options& options, const
     measured.ffn = shape.ffn;
     measured.compute = repeated(watch, options.repeats, [&] { return rig.compute_alone(); });
     if (options.kernels && watch.world().rank() == 0)
-        print_kernels(rig.kernels());
+        print_kernels("compute", rig.kernels());
     measured.one_by_one = repeated(watch, options.repeats, [&] { return rig.one_by_one(); });
+    if (options.kernels && watch.world().rank() == 0)
+        print_kernels("one by one", rig.kernels());
     const PairNodes nodes = mean_nodes(watch, rig.nodes());
     measured.pattern = options.order.value_or(PairPattern{});
     if (!options.order)
@@ -206,6 +210,8 @@ Measured measure(Stopwatch& watch, Device& device, const Options& options, const
     const PairOrder order = interleave(nodes, measured.pattern);
     measured.simulated = simulate_pair(nodes, order).time;
     measured.pair = repeated(watch, options.repeats, [&] { return rig.interleaved(order); });
+    if (options.kernels && watch.world().rank() == 0)
+        print_kernels("pair", rig.kernels());
     const auto expected = rig.results_of(one_after_the_other(nodes));
     std::int64_t wrong = rig.results_of(order) == expected ? 0 : 1;
     watch.host().all_reduce_max(std::span(&wrong, 1));

@@ -140,8 +140,9 @@ public:
     Run(Stopwatch& watch, Device& device, Schedule schedule, const SimulationOptions& costs)
         : watch_(watch), schedule_(std::move(schedule)),
           rank_(static_cast<std::uint64_t>(watch.world().rank())),
-          activations_transport_(open_transport(watch.world())),
-          gradients_transport_(open_transport(watch.world())), thread_(device, "host"),
+          activations_transport_(open_transport(watch.world(), {.device = &device})),
+          gradients_transport_(open_transport(watch.world(), {.device = &device})),
+          thread_(device, "host"),
           activations_(device, watch.world(), *activations_transport_, thread_),
           gradients_(device, watch.world(), *gradients_transport_, thread_),
           lane_(thread_.add_lane("stages")), device_(device) {

@@ -16,15 +16,16 @@ using Clock = std::chrono::steady_clock;
 // ---- The job -----------------------------------------------------------------------------------
 
 CollectiveJob::CollectiveJob(std::shared_ptr<CollectiveContext> context,
-                             std::shared_ptr<std::vector<StagingSlot>> slots, std::string name,
+                             std::shared_ptr<StagingSlots> slots, bool linked, std::string name,
                              CollectiveTensors tensors, std::vector<ChunkPlan> plans)
     : context_(std::move(context)), slots_(std::move(slots)), name_(std::move(name)),
       tensors_(tensors), plans_(std::move(plans)) {
     const std::uint64_t sequence = context_->transport.next_sequence();
+    std::vector<StagingSlot>& in_turn = linked ? slots_->linked : slots_->host;
     for (std::size_t i = 0; i < plans_.size(); ++i)
-        chunks_.push_back(std::make_unique<ChunkTransfer>(*context_, (*slots_)[i % slots_->size()],
-                                                          tensors_, plans_[i], sequence, i));
-    next_.resize(slots_->size());
+        chunks_.push_back(std::make_unique<ChunkTransfer>(
+            *context_, in_turn[i % in_turn.size()], linked, tensors_, plans_[i], sequence, i));
+    next_.resize(in_turn.size());
     std::iota(next_.begin(), next_.end(), std::size_t{0});
 }
 
@@ -146,21 +147,23 @@ namespace {
 
 struct CollectiveLane {
     Lane lane;
-    std::shared_ptr<std::vector<StagingSlot>> slots;
+    std::shared_ptr<StagingSlots> slots;
 };
 
 CollectiveLane make_lane(HostThread& thread, const CollectiveContext& context,
                          std::uint32_t index) {
     const std::string name = context.options.name + " " + std::to_string(index);
-    auto slots = std::make_shared<std::vector<StagingSlot>>(context.options.chunks_in_flight);
-    const auto declare = [&](const char* what) {
-        return Buffer::declare(context.device, {.name = name + what,
-                                                .kind = MemoryKind::Readback,
-                                                .category = MemoryCategory::Communication});
+    const auto declare = [&](const std::string& what, MemoryKind kind) {
+        return Buffer::declare(
+            context.device,
+            {.name = name + what, .kind = kind, .category = MemoryCategory::Communication});
     };
-    for (StagingSlot& slot : *slots) {
-        slot.image = declare(" image");
-        slot.incoming = declare(" incoming");
+    auto slots = std::make_shared<StagingSlots>();
+    for (std::uint32_t i = 0; i < context.options.chunks_in_flight; ++i) {
+        slots->host.push_back({{declare(" image", MemoryKind::Readback), nullptr},
+                               {declare(" incoming", MemoryKind::Readback), nullptr}});
+        slots->linked.push_back({{declare(" linked image", MemoryKind::Device), nullptr},
+                                 {declare(" linked incoming", MemoryKind::Device), nullptr}});
     }
     return {thread.add_lane(name), std::move(slots)};
 }
@@ -185,15 +188,22 @@ struct Collectives::Impl {
             throw Error(ErrorCode::InvalidArgument,
                         context->options.name + " " + what + ": " + message);
     }
-    PlanLimits limits() const noexcept {
-        return {context->members(), context->self(), context->options.chunk_bytes,
-                context->options.small_bytes};
+    /// Whether a collective of so many bytes goes from device to device. All members say the same.
+    bool linked(std::uint64_t bytes) const noexcept {
+        return context->link != nullptr && bytes > context->options.small_bytes &&
+               bytes % kWordBytes == 0;
+    }
+    PlanLimits limits(std::uint64_t bytes) const noexcept {
+        const CollectivesOptions& options = context->options;
+        return {context->members(), context->self(),
+                linked(bytes) ? options.link_chunk_bytes : options.chunk_bytes,
+                options.small_bytes};
     }
     void check(const char* what, const char* name, const TensorView& tensor, bool f32) const;
     std::vector<ByteRange> shares(const char* what, const TensorView& whole, const TensorView& mine,
                                   std::span<const std::uint64_t> counts) const;
-    TimePoint post(const char* what, const CollectiveTensors& tensors, bool writes_source,
-                   std::vector<ChunkPlan> plans);
+    TimePoint post(const char* what, const CollectiveTensors& tensors, std::uint64_t bytes,
+                   bool writes_source, std::vector<ChunkPlan> plans);
     /// What a rank refuses or cannot do, all ranks hear of.
     template <class Call>
     TimePoint together(const Call& call) const {
@@ -239,8 +249,10 @@ std::vector<ByteRange> Collectives::Impl::shares(const char* what, const TensorV
     return shares;
 }
 
+/// bytes: of the whole tensor.
 TimePoint Collectives::Impl::post(const char* what, const CollectiveTensors& tensors,
-                                  bool writes_source, std::vector<ChunkPlan> plans) {
+                                  std::uint64_t bytes, bool writes_source,
+                                  std::vector<ChunkPlan> plans) {
     CollectiveLane& at = lanes[next_lane++ % lanes.size()];
     LaneJob job;
     job.name = context->options.name + " " + what;
@@ -250,8 +262,8 @@ TimePoint Collectives::Impl::post(const char* what, const CollectiveTensors& ten
         job.accesses.push_back({source, Access::Read});
     if (target)
         job.accesses.push_back({target, Access::ReadWrite});
-    auto work =
-        std::make_shared<CollectiveJob>(context, at.slots, job.name, tensors, std::move(plans));
+    auto work = std::make_shared<CollectiveJob>(context, at.slots, linked(bytes), job.name, tensors,
+                                                std::move(plans));
     job.on_failure = tell_all(context->transport.control());
     job.step = [work](LaneContext& lane) { return work->step(lane); };
     job.timeout = std::chrono::hours{24}; // CollectiveJob::watch has the limit that counts
@@ -262,8 +274,8 @@ Collectives::Collectives(Device& device, World& world, Transport& transport, Hos
                          Group group, CollectivesOptions options)
     : impl_(std::make_unique<Impl>()) {
     const int position = group.index_of(world.rank());
-    impl_->context.reset(new CollectiveContext{
-        device, transport, std::move(group), position, std::move(options), {}, {}});
+    impl_->context.reset(
+        new CollectiveContext{device, transport, std::move(group), position, std::move(options)});
     const CollectiveContext& c = *impl_->context;
     impl_->require(position >= 0, "set-up",
                    "rank " + std::to_string(world.rank()) + " is not in the group");
@@ -278,6 +290,13 @@ Collectives::Collectives(Device& device, World& world, Transport& transport, Hos
                    "chunks_in_flight must be 1 to 16");
     impl_->require(c.options.collectives_in_flight >= 1 && c.options.collectives_in_flight <= 64,
                    "set-up", "collectives_in_flight must be 1 to 64");
+    impl_->require(c.options.link_chunk_bytes >= 16 && c.options.link_chunk_bytes <= 1u << 30,
+                   "set-up",
+                   "link_chunk_bytes is " + std::to_string(c.options.link_chunk_bytes) +
+                       ", it must be 16 to 2^30");
+    DeviceLink* const link = transport.device_link();
+    if (link != nullptr && link->connects(c.group.ranks()))
+        impl_->context->link = link;
     for (std::uint32_t i = 0; i < c.options.collectives_in_flight; ++i)
         impl_->lanes.push_back(make_lane(thread, c, i));
     impl_->on_failure = abort_on_failure(world.control(), device);
@@ -297,8 +316,8 @@ TimePoint Collectives::all_reduce(const TensorView& x) {
     return impl_->together([&] {
         impl_->check("ALL_REDUCE", "x", x, true);
         const BufferView bytes = x.num_bytes() ? x.buffer.sub(0, x.num_bytes()) : BufferView{};
-        return impl_->post("ALL_REDUCE", {bytes, bytes, true}, true,
-                           plan_all_reduce(impl_->limits(), x.num_elements()));
+        return impl_->post("ALL_REDUCE", {bytes, bytes, true}, bytes.bytes, true,
+                           plan_all_reduce(impl_->limits(bytes.bytes), x.num_elements()));
     });
 }
 
@@ -308,11 +327,11 @@ TimePoint Collectives::reduce_scatter(const TensorView& x, const TensorView& min
         impl_->check("REDUCE_SCATTER", "x", x, true);
         impl_->check("REDUCE_SCATTER", "mine", mine, true);
         const auto shares = impl_->shares("REDUCE_SCATTER", x, mine, counts);
-        return impl_->post("REDUCE_SCATTER",
-                           {x.num_bytes() ? x.buffer.sub(0, x.num_bytes()) : BufferView{},
-                            mine.num_bytes() ? mine.buffer.sub(0, mine.num_bytes()) : BufferView{},
-                            true},
-                           false, plan_reduce_scatter(impl_->limits(), shares));
+        return impl_->post(
+            "REDUCE_SCATTER",
+            {x.num_bytes() ? x.buffer.sub(0, x.num_bytes()) : BufferView{},
+             mine.num_bytes() ? mine.buffer.sub(0, mine.num_bytes()) : BufferView{}, true},
+            x.num_bytes(), false, plan_reduce_scatter(impl_->limits(x.num_bytes()), shares));
     });
 }
 
@@ -327,11 +346,11 @@ TimePoint Collectives::all_gather(const TensorView& mine, const TensorView& all,
         const std::uint64_t own_at = all.buffer.offset + shares[impl_->context->self()].begin;
         const bool in_place =
             mine.buffer.resource == all.buffer.resource && mine.buffer.offset == own_at;
-        return impl_->post("ALL_GATHER",
-                           {mine.num_bytes() ? mine.buffer.sub(0, mine.num_bytes()) : BufferView{},
-                            all.num_bytes() ? all.buffer.sub(0, all.num_bytes()) : BufferView{},
-                            in_place},
-                           false, plan_all_gather(impl_->limits(), shares));
+        return impl_->post(
+            "ALL_GATHER",
+            {mine.num_bytes() ? mine.buffer.sub(0, mine.num_bytes()) : BufferView{},
+             all.num_bytes() ? all.buffer.sub(0, all.num_bytes()) : BufferView{}, in_place},
+            all.num_bytes(), false, plan_all_gather(impl_->limits(all.num_bytes()), shares));
     });
 }
 
@@ -349,8 +368,8 @@ TimePoint Collectives::broadcast(int root, const TensorView& x) {
             shares.push_back(
                 {member <= root ? 0 : x.num_bytes(), member < root ? 0 : x.num_bytes()});
         const BufferView bytes = x.num_bytes() ? x.buffer.sub(0, x.num_bytes()) : BufferView{};
-        return impl_->post("BROADCAST", {bytes, bytes, true}, true,
-                           plan_all_gather(impl_->limits(), shares));
+        return impl_->post("BROADCAST", {bytes, bytes, true}, bytes.bytes, true,
+                           plan_all_gather(impl_->limits(bytes.bytes), shares));
     });
 }
 

@@ -21,18 +21,14 @@ std::uint64_t round_up_16(std::uint64_t value) {
     return (value + 15) / 16 * 16;
 }
 
-void reserve(Buffer& buffer, std::uint64_t bytes) {
-    if (bytes > 0 && (!buffer.bound() || buffer.size() < bytes))
-        buffer.bind(bytes);
-}
-
 } // namespace
 
-ChunkTransfer::ChunkTransfer(CollectiveContext& context, StagingSlot& slot,
+ChunkTransfer::ChunkTransfer(CollectiveContext& context, StagingSlot& slot, bool linked,
                              const CollectiveTensors& tensors, const ChunkPlan& plan,
                              std::uint64_t sequence, std::uint64_t index)
-    : context_(context), slot_(slot), tensors_(tensors), plan_(plan), sequence_(sequence),
-      first_stream_(static_cast<std::uint32_t>(2 * index % Tag::kStreams)),
+    : context_(context), slot_(slot), linked_(linked), tensors_(tensors), plan_(plan),
+      sequence_(sequence),
+      first_stream_(static_cast<std::uint32_t>(2 * index % (Tag::kStreams / 2))),
       out_(context.device, QueueRole::TransferOut, context.options.name + " out"),
       sum_(context.device, QueueRole::AsyncCompute, context.options.name + " sum"),
       in_(context.device, QueueRole::TransferIn, context.options.name + " in") {
@@ -99,10 +95,21 @@ void ChunkTransfer::lay_out() {
     }
 }
 
+void ChunkTransfer::reserve(StagingBuffer& staging, std::uint64_t bytes, LaneContext& lane) {
+    if (bytes == 0 || (staging.buffer.bound() && staging.buffer.size() >= bytes))
+        return;
+    if (!linked_) {
+        staging.buffer.bind(bytes);
+        return;
+    }
+    staging.block = context_.link->allocate(bytes, context_.gone);
+    staging.block->bind(lane, staging.buffer);
+}
+
 /// Called when nothing uses the slot.
-void ChunkTransfer::reserve_staging() {
-    reserve(slot_.image, image_bytes_);
-    reserve(slot_.incoming, incoming_bytes_);
+void ChunkTransfer::reserve_staging(LaneContext& lane) {
+    reserve(slot_.image, image_bytes_, lane);
+    reserve(slot_.incoming, incoming_bytes_, lane);
 }
 
 // ---- Work of the device ----------------------------------------------------------------------
@@ -117,7 +124,7 @@ void ChunkTransfer::record() {
         // Bytes behind the target that share its last word.
         if (const std::uint64_t tail = image_.end % kWordBytes; fills_target() && tail != 0)
             out_.copy(words_around(tensors_.target, image_.end - tail, tail),
-                      slot_.incoming.view().sub(edge_at_, kWordBytes));
+                      slot_.incoming.buffer.view().sub(edge_at_, kWordBytes));
     }
     if (fills_target())
         record_in();
@@ -127,14 +134,14 @@ void ChunkTransfer::record_scatter_out() {
     if (replicated()) {
         const ByteRange& all = plan_.parts[0];
         out_.copy(tensors_.source.sub(all.begin, all.size()),
-                  slot_.image.view().sub(0, all.size()));
+                  slot_.image.buffer.view().sub(0, all.size()));
         return;
     }
     // Neighbours in both places travel in one copy.
     std::uint64_t from = 0, to = 0, bytes = 0;
     const auto flush = [&] {
         if (bytes > 0)
-            out_.copy(tensors_.source.sub(from, bytes), slot_.image.view().sub(to, bytes));
+            out_.copy(tensors_.source.sub(from, bytes), slot_.image.buffer.view().sub(to, bytes));
         bytes = 0;
     };
     for (std::uint64_t member = 0; member < context_.members(); ++member) {
@@ -159,10 +166,10 @@ void ChunkTransfer::record_own_piece() {
     const std::uint64_t lead = tensors_.source.offset + plan_.take_from - words.offset;
     const std::uint64_t at = in_image(piece.begin);
     if (at % kWordBytes == lead) {
-        out_.copy(words, slot_.image.view().sub(at - lead, words.bytes));
+        out_.copy(words, slot_.image.buffer.view().sub(at - lead, words.bytes));
     } else {
         bounce_lead_ = lead;
-        out_.copy(words, slot_.incoming.view().sub(0, words.bytes));
+        out_.copy(words, slot_.incoming.buffer.view().sub(0, words.bytes));
     }
 }
 
@@ -188,10 +195,11 @@ void ChunkTransfer::record_sum() {
                 .variant = element == 16 ? Variant::vec4 : Variant::scalar,
                 .constants = {.local_size = static_cast<std::uint32_t>(local)},
                 .own = own.sub(first, bytes),
-                .staged = staged_bytes > 0 ? slot_.incoming.view().sub(first, staged_bytes - first)
-                                           : own.sub(first, bytes),
+                .staged = staged_bytes > 0
+                              ? slot_.incoming.buffer.view().sub(first, staged_bytes - first)
+                              : own.sub(first, bytes),
                 .sum = sum_part,
-                .image = image ? slot_.image.view().sub(image_at + first, bytes) : sum_part,
+                .image = image ? slot_.image.buffer.view().sub(image_at + first, bytes) : sum_part,
                 .count = static_cast<std::uint32_t>(count),
                 .stride = static_cast<std::uint32_t>(incoming_stride_ / element),
                 .members = static_cast<std::uint32_t>(context_.members()),
@@ -210,7 +218,7 @@ void ChunkTransfer::record_in() {
         if (begin == end)
             return;
         const BufferView words = words_around(tensors_.target, begin, end - begin);
-        in_.copy(slot_.image.view().sub(in_image(begin), words.bytes), words);
+        in_.copy(slot_.image.buffer.view().sub(in_image(begin), words.bytes), words);
     };
     const ByteRange& own = plan_.pieces[context_.self()];
     const bool whole_words = own.begin % kWordBytes == 0 && own.end % kWordBytes == 0;
@@ -224,52 +232,53 @@ void ChunkTransfer::record_in() {
 
 // ---- Messages --------------------------------------------------------------------------------
 
-void ChunkTransfer::post(std::uint64_t member, std::uint32_t stream, std::span<std::byte> bytes,
-                         Direction direction) {
-    if (bytes.empty())
+void ChunkTransfer::post(std::uint64_t member, std::uint32_t stream, StagingBuffer& staging,
+                         MemoryRun run, Direction direction) {
+    if (run.bytes == 0)
         return;
     const int peer = context_.group.rank_at(static_cast<int>(member));
     const Tag tag{sequence_, first_stream_ + stream};
-    if (direction == Direction::Receive) {
-        transfers_.push_back(context_.transport.post_recv(peer, tag, bytes));
-        stats_.bytes_received += bytes.size();
+    const bool receives = direction == Direction::Receive;
+    Transport& transport = context_.transport;
+    if (linked_) {
+        transfers_.push_back(
+            receives ? post_link_recv(transport, peer, tag, staging.block, {run}, context_.opened)
+                     : post_link_send(transport, peer, tag, staging.block, {run}));
     } else {
-        transfers_.push_back(context_.transport.post_send(peer, tag, bytes));
-        stats_.bytes_sent += bytes.size();
+        const auto bytes = staging.buffer.mapped_as<std::byte>().subspan(run.offset, run.bytes);
+        transfers_.push_back(receives ? transport.post_recv(peer, tag, bytes)
+                                      : transport.post_send(peer, tag, bytes));
+    }
+    if (receives) {
+        stats_.bytes_received += run.bytes;
+    } else {
+        stats_.bytes_sent += run.bytes;
         ++stats_.messages_sent;
     }
 }
 
 void ChunkTransfer::post_scatter() {
-    const auto image = slot_.image.mapped_as<std::byte>();
-    const auto incoming = slot_.incoming.mapped_as<std::byte>();
     const std::uint64_t self = context_.self(), own_bytes = plan_.parts[self].size();
     for (std::uint64_t member = 0, row = 0; member < context_.members(); ++member) {
         if (member == self)
             continue;
-        if (own_bytes > 0)
-            post(member, 0, incoming.subspan(row * incoming_stride_, own_bytes),
-                 Direction::Receive);
-        if (!plan_.parts[member].empty())
-            post(member, 0, image.subspan(out_at_[member], plan_.parts[member].size()),
-                 Direction::Send);
+        post(member, 0, slot_.incoming, {row * incoming_stride_, own_bytes}, Direction::Receive);
+        post(member, 0, slot_.image, {out_at_[member], plan_.parts[member].size()},
+             Direction::Send);
         ++row;
     }
 }
 
 void ChunkTransfer::post_gather() {
-    const auto image = slot_.image.mapped_as<std::byte>();
-    const std::uint64_t self = context_.self();
-    const auto of = [&](std::uint64_t member) {
+    const auto run_of = [&](std::uint64_t member) {
         const ByteRange& piece = plan_.pieces[member];
-        return piece.empty() ? std::span<std::byte>{}
-                             : image.subspan(in_image(piece.begin), piece.size());
+        return MemoryRun{in_image(piece.begin), piece.size()};
     };
     for (std::uint64_t member = 0; member < context_.members(); ++member) {
-        if (member == self)
+        if (member == context_.self())
             continue;
-        post(member, 1, of(member), Direction::Receive);
-        post(member, 1, of(self), Direction::Send);
+        post(member, 1, slot_.image, run_of(member), Direction::Receive);
+        post(member, 1, slot_.image, run_of(context_.self()), Direction::Send);
     }
 }
 
@@ -293,31 +302,47 @@ void ChunkTransfer::submit(LaneContext& lane, Recording& recording) {
     submitted_ = recording.num_operations() > 0 ? lane.submit(recording) : TimePoint{};
 }
 
+/// Whether this member's piece stands where it is sent from: what was copied out in whole words is
+/// moved there.
+bool ChunkTransfer::own_piece_placed() {
+    if (!bounce_lead_)
+        return true;
+    const ByteRange& piece = plan_.pieces[context_.self()];
+    const std::uint64_t to = in_image(piece.begin);
+    if (!linked_) {
+        std::memcpy(slot_.image.buffer.mapped_as<std::byte>().data() + to,
+                    slot_.incoming.buffer.mapped_as<std::byte>().data() + *bounce_lead_,
+                    piece.size());
+        return true;
+    }
+    if (!bounce_)
+        bounce_ = context_.link->copy_from(
+            context_.transport.rank(),
+            {{slot_.image.block->address() + to, slot_.incoming.block->address() + *bounce_lead_,
+              piece.size()}});
+    return bounce_->done();
+}
+
 void ChunkTransfer::after_out() {
-    if (!plan_.parts.empty()) {
+    if (plan_.parts.empty()) {
+        post_gather();
+        phase_ = Phase::Gather;
+    } else {
         post_scatter();
         phase_ = Phase::Scatter;
-        return;
     }
-    if (bounce_lead_) {
-        const ByteRange& piece = plan_.pieces[context_.self()];
-        std::memcpy(slot_.image.mapped_as<std::byte>().data() + in_image(piece.begin),
-                    slot_.incoming.mapped_as<std::byte>().data() + *bounce_lead_, piece.size());
-    }
-    post_gather();
-    phase_ = Phase::Gather;
 }
 
 /// One phase further if that is possible now.
 bool ChunkTransfer::advance(LaneContext& lane) {
     switch (phase_) {
     case Phase::Start:
-        reserve_staging();
+        reserve_staging(lane);
         submit(lane, out_);
         phase_ = Phase::Out;
         return true;
     case Phase::Out:
-        if (!submitted_.reached())
+        if (!submitted_.reached() || !own_piece_placed())
             return false;
         after_out();
         return true;
@@ -338,8 +363,8 @@ bool ChunkTransfer::advance(LaneContext& lane) {
         if (!all_done())
             return false;
         if (const std::uint64_t tail = image_.end % kWordBytes; fills_target() && tail != 0)
-            std::memcpy(slot_.image.mapped_as<std::byte>().data() + in_image(image_.end),
-                        slot_.incoming.mapped_as<std::byte>().data() + edge_at_ + tail,
+            std::memcpy(slot_.image.buffer.mapped_as<std::byte>().data() + in_image(image_.end),
+                        slot_.incoming.buffer.mapped_as<std::byte>().data() + edge_at_ + tail,
                         kWordBytes - tail);
         submit(lane, in_);
         phase_ = Phase::In;

@@ -5,6 +5,7 @@
 // Each chunk has a slot of staging memory in which the device and the network meet.
 
 #include "collectives_plan.hpp"
+#include "link_transfer.hpp"
 
 #include <bellows/comm/collectives.hpp>
 #include <bellows/engine/recording.hpp>
@@ -24,18 +25,32 @@ struct CollectiveContext {
     Group group;
     int position = 0;
     CollectivesOptions options;
-    std::mutex stats_mutex;
-    CollectivesStats stats;
+    DeviceLink* link = nullptr; ///< between the devices of all members; null where there is none
+    std::mutex stats_mutex{};
+    CollectivesStats stats{};
+    std::shared_ptr<GoneBlocks> gone = std::make_shared<GoneBlocks>();
+    OpenedBlocks opened{}; ///< the lanes' thread only
 
     std::uint64_t members() const noexcept { return static_cast<std::uint64_t>(group.size()); }
     std::uint64_t self() const noexcept { return static_cast<std::uint64_t>(position); }
 };
 
-/// Mapped memory of a chunk, declared and grown by the lane. `image` holds what is sent to be
+/// Memory declared at first, and grown by the lane.
+struct StagingBuffer {
+    Buffer buffer;
+    std::shared_ptr<LinkBlock> block; ///< that the buffer is bound to, if messages are linked
+};
+
+/// Memory of a chunk, mapped if its messages go through the host. `image` holds what is sent to be
 /// summed, then the gathered bytes as they stand in the target; `incoming` what arrives to be
 /// summed.
 struct StagingSlot {
-    Buffer image, incoming;
+    StagingBuffer image, incoming;
+};
+
+/// Those of a lane: which ones depends on the way of a collective's messages.
+struct StagingSlots {
+    std::vector<StagingSlot> host, linked;
 };
 
 struct CollectiveTensors {
@@ -47,8 +62,9 @@ struct CollectiveTensors {
 /// tensors are sure to be there; the rest happens on the lane's thread.
 class ChunkTransfer {
 public:
-    ChunkTransfer(CollectiveContext& context, StagingSlot& slot, const CollectiveTensors& tensors,
-                  const ChunkPlan& plan, std::uint64_t sequence, std::uint64_t index);
+    ChunkTransfer(CollectiveContext& context, StagingSlot& slot, bool linked,
+                  const CollectiveTensors& tensors, const ChunkPlan& plan, std::uint64_t sequence,
+                  std::uint64_t index);
 
     /// Does what can be done now; true when the chunk has ended. Never blocks.
     bool step(LaneContext& lane);
@@ -73,18 +89,21 @@ private:
     void record_own_piece();
     void record_sum();
     void record_in();
-    void reserve_staging();
+    void reserve_staging(LaneContext& lane);
+    void reserve(StagingBuffer& staging, std::uint64_t bytes, LaneContext& lane);
+    bool own_piece_placed();
     bool advance(LaneContext& lane);
     void submit(LaneContext& lane, Recording& recording);
     void after_out();
     void post_scatter();
     void post_gather();
-    void post(std::uint64_t member, std::uint32_t stream, std::span<std::byte> bytes,
+    void post(std::uint64_t member, std::uint32_t stream, StagingBuffer& staging, MemoryRun run,
               Direction direction);
     bool all_done();
 
     CollectiveContext& context_;
     StagingSlot& slot_;
+    bool linked_; ///< messages go from device to device
     const CollectiveTensors& tensors_;
     const ChunkPlan& plan_;
     std::uint64_t sequence_;
@@ -96,6 +115,7 @@ private:
     ByteRange image_;                          ///< of the target
     std::optional<std::uint64_t> bounce_lead_; ///< own piece in `incoming`, from this byte on
     std::uint64_t edge_at_ = 0;                ///< in `incoming`: the target's last word as it was
+    std::unique_ptr<LinkCopy> bounce_;
     std::vector<Transfer> transfers_;
     Recording out_, sum_, in_;
     TimePoint submitted_;
@@ -106,9 +126,9 @@ private:
 /// The job of one collective.
 class CollectiveJob {
 public:
-    CollectiveJob(std::shared_ptr<CollectiveContext> context,
-                  std::shared_ptr<std::vector<StagingSlot>> slots, std::string name,
-                  CollectiveTensors tensors, std::vector<ChunkPlan> plans);
+    CollectiveJob(std::shared_ptr<CollectiveContext> context, std::shared_ptr<StagingSlots> slots,
+                  bool linked, std::string name, CollectiveTensors tensors,
+                  std::vector<ChunkPlan> plans);
 
     Progress step(LaneContext& lane);
 
@@ -122,7 +142,7 @@ private:
     bool step_slot(std::size_t slot, LaneContext& lane);
 
     std::shared_ptr<CollectiveContext> context_;
-    std::shared_ptr<std::vector<StagingSlot>> slots_; // outlives the recordings of the chunks
+    std::shared_ptr<StagingSlots> slots_; // outlives the recordings of the chunks
     std::string name_;
     CollectiveTensors tensors_;
     std::vector<ChunkPlan> plans_;

@@ -117,6 +117,28 @@ DeviceLink::DeviceLink(World& world, std::unique_ptr<LinkDriver> driver,
     for (std::size_t i = 0; i < others.size(); ++i)
         reached_[static_cast<std::size_t>(others[i])] =
             hear(others[i]) == "yes" && reaches_theirs[i];
+    std::string mine;
+    for (const bool reached : reached_)
+        mine += reached ? '1' : '0';
+    for (const int peer : others)
+        tell(peer, mine);
+    for (const int peer : others) {
+        const std::string theirs = hear(peer);
+        std::vector<bool>& row = reached_by_[peer];
+        for (const char reached : theirs)
+            row.push_back(reached == '1');
+        row.resize(reached_.size());
+    }
+}
+
+bool DeviceLink::connects(std::span<const int> ranks) const noexcept {
+    return std::ranges::all_of(ranks, [&](int from) {
+        const auto others = reached_by_.find(from);
+        return std::ranges::all_of(ranks, [&](int to) {
+            const auto at = static_cast<std::size_t>(to);
+            return from == to || (others != reached_by_.end() ? others->second[at] : reached_[at]);
+        });
+    });
 }
 
 bool DeviceLink::reaches_any() const noexcept {

@@ -206,7 +206,7 @@ private:
                 add_run(runs[at], handle_.received_rows[at * exchange_.origins + origin], offset);
         return runs;
     }
-    void add_run(std::vector<RecordRun>& runs, std::uint64_t rows, std::uint64_t& offset) const {
+    void add_run(std::vector<MemoryRun>& runs, std::uint64_t rows, std::uint64_t& offset) const {
         runs.push_back({offset, rows * record_bytes_});
         offset += runs.back().bytes;
     }

@@ -70,10 +70,10 @@ bool RecordMoves::without(std::uint64_t at) {
     return without_[at];
 }
 
-std::vector<RecordMoves::Piece> RecordMoves::cut(const std::vector<RecordRun>& runs,
+std::vector<RecordMoves::Piece> RecordMoves::cut(const std::vector<MemoryRun>& runs,
                                                  std::uint64_t at) const {
     std::vector<Piece> pieces;
-    for (const RecordRun& run : runs) {
+    for (const MemoryRun& run : runs) {
         std::uint64_t first = 0;
         while (first < run.bytes) {
             Piece piece;
@@ -208,7 +208,7 @@ QueueRole RecordMoves::own_role() const noexcept {
 void RecordMoves::copy_own(LaneContext& context) {
     if (!has_begun_out_ || !has_begun_in_ || !own_apart() || exchange_.low_latency())
         return;
-    const std::vector<RecordRun>&from = from_.runs[self()], &to = runs_in_[self()];
+    const std::vector<MemoryRun>&from = from_.runs[self()], &to = runs_in_[self()];
     if (total_bytes(to) == 0)
         return;
     own_copy_ = std::make_unique<Recording>(exchange_.device, own_role(), name_);
@@ -306,7 +306,7 @@ bool RecordMoves::fill_blanks(LaneContext& context) {
         Blank& blank = blanks_.emplace_back();
         blank.fill =
             std::make_unique<Recording>(exchange_.device, QueueRole::TransferIn, name_ + " blank");
-        for (const RecordRun& run : runs_in_[at])
+        for (const MemoryRun& run : runs_in_[at])
             blank.fill->fill(to_.place.memory.view().sub(run.offset, run.bytes), to_.blank);
         blank.filled = context.submit(*blank.fill); // after what was copied there
         to_.is_blank[at] = true;

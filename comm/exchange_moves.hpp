@@ -95,7 +95,7 @@ private:
         TimePoint filled;
     };
 
-    std::vector<Piece> cut(const std::vector<RecordRun>& runs, std::uint64_t at) const;
+    std::vector<Piece> cut(const std::vector<MemoryRun>& runs, std::uint64_t at) const;
     std::vector<Piece> cut(const RecordRuns& runs) const;
     std::uint64_t self() const noexcept { return static_cast<std::uint64_t>(exchange_.position); }
     bool is_self(const Piece& piece) const noexcept { return piece.at == self(); }

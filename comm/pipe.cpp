@@ -33,7 +33,12 @@ struct Context {
               },
               [this](const PipeMessage& message) {
                   trace_transfer(device, options.name, message.transfer);
-              }) {}
+              }) {
+        if (DeviceLink* const linked = transport.device_link()) {
+            link = linked;
+            pool = std::make_unique<LinkPool>(device, *linked, options.name + " blocks");
+        }
+    }
 
     Device& device;
     PipeOptions options;
@@ -41,10 +46,26 @@ struct Context {
     ControlPlane& control;
     std::mutex stats_mutex;
     PipeStats stats;
+    DeviceLink* link = nullptr;
+    std::unique_ptr<LinkPool> pool;
     PipeWire wire; // last: its thread uses the others
 
     std::string name(const char* what, int peer) const {
         return options.name + " " + what + " " + std::to_string(peer);
+    }
+    /// Whether a message goes from device to device. Both ends say the same.
+    bool linked(const PipeMessage& message) const noexcept {
+        return link != nullptr && link->reaches(message.peer) && message.bytes > 0 &&
+               message.bytes % kWordBytes == 0;
+    }
+    /// Memory of `bytes` bytes for a message of so many or fewer.
+    void bind(PipeMessage& message, std::uint64_t bytes) const {
+        if (!linked(message)) {
+            message.staging.bind(bytes);
+            return;
+        }
+        message.block = pool->take(bytes);
+        message.staging.bind(message.block->memory);
     }
     Buffer declare(const char* what, int peer) const {
         return Buffer::declare(device, {.name = name(what, peer),
@@ -80,7 +101,7 @@ private:
             if (message->state.load() != PipeMessage::State::New)
                 continue;
             if (message->bytes > 0)
-                message->staging.bind(whole_words(message->bytes));
+                context_->bind(*message, whole_words(message->bytes));
             context_->wire.post(message);
         }
     }
@@ -93,7 +114,7 @@ private:
 // The jobs record their copies when they are made, while the caller's tensor is sure to be there;
 // the staging memory that the recordings name is bound when it is needed.
 
-/// Copies a ready tensor to the host and hands it to the wire.
+/// Copies a ready tensor to where its message leaves from, and hands that to the wire.
 class SendJob {
 public:
     SendJob(std::shared_ptr<Context> context, PipeMessagePtr message, const BufferView& x)
@@ -112,13 +133,14 @@ public:
 
     Progress step(LaneContext& lane) {
         if (bytes_ > 0 && !message_->staging.bound()) {
-            message_->staging.bind(bytes_);
+            context_->bind(*message_, bytes_);
             copied_ = lane.submit(*copy_);
             lane.phase("copy from the device");
         }
         if (!copied_.reached())
-            return Progress::Again;
-        if (lead_ > 0) {
+            return message_->block ? Progress::Soon : Progress::Again;
+        message_->first_byte = lead_;
+        if (lead_ > 0 && !message_->block) {
             auto* data = message_->staging.mapped_as<std::byte>().data();
             std::memmove(data, data + lead_, message_->bytes);
         }

@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: MIT
 #include "pipe_wire.hpp"
 
+#include "link_transfer.hpp"
+
 #include <bellows/engine/error.hpp>
 
 #include <algorithm>
@@ -50,14 +52,24 @@ void PipeWire::fail(PipeMessage& message, const Error& error) {
     on_error_(error);
 }
 
-void PipeWire::begin(PipeMessage& message) {
+Transfer PipeWire::transfer_of(const PipeMessage& message) {
+    const bool sends = message.direction == Direction::Send;
+    if (message.block) {
+        const std::vector<MemoryRun> runs{{message.first_byte, message.bytes}};
+        const auto& block = message.block->block;
+        return sends ? post_link_send(transport_, message.peer, message.tag, block, runs)
+                     : post_link_recv(transport_, message.peer, message.tag, block, runs, opened_);
+    }
     const auto bytes = message.bytes == 0
                            ? std::span<std::byte>{}
                            : message.staging.mapped_as<std::byte>().first(message.bytes);
+    return sends ? transport_.post_send(message.peer, message.tag, bytes)
+                 : transport_.post_recv(message.peer, message.tag, bytes);
+}
+
+void PipeWire::begin(PipeMessage& message) {
     try {
-        message.transfer = message.direction == Direction::Send
-                               ? transport_.post_send(message.peer, message.tag, bytes)
-                               : transport_.post_recv(message.peer, message.tag, bytes);
+        message.transfer = transfer_of(message);
     } catch (const Error& error) {
         fail(message, error);
     }
@@ -86,6 +98,8 @@ bool PipeWire::sends_left() const {
 }
 
 void PipeWire::run() {
+    // Short naps leave the cores to those who work; devices that are linked are worth more.
+    const std::uint32_t most_short_naps = transport_.device_link() != nullptr ? UINT32_MAX : 200;
     std::uint32_t idle_rounds = 0;
     std::unique_lock lock(mutex_);
     for (;;) {
@@ -112,8 +126,8 @@ void PipeWire::run() {
             std::this_thread::yield();
             lock.lock();
         } else {
-            // Short naps leave the cores to those who work.
-            wake_.wait_for(lock, std::chrono::microseconds(idle_rounds < 200 ? 50 : 250));
+            const bool is_short = idle_rounds < most_short_naps;
+            wake_.wait_for(lock, std::chrono::microseconds(is_short ? 50 : 250));
         }
     }
     lock.unlock();

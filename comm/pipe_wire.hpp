@@ -2,7 +2,10 @@
 #pragma once
 
 // The thread that moves a pipe's messages: it alone uses the transport. Messages are posted from
-// any thread, are moved in any order, and tell by an atomic state when they are done.
+// any thread, are moved in any order, and tell by an atomic state when they are done. They go
+// through the host's memory, or from device to device where the transport's link reaches the peer.
+
+#include "link_pool.hpp"
 
 #include <bellows/comm/message.hpp>
 #include <bellows/engine/memory.hpp>
@@ -25,7 +28,9 @@ struct PipeMessage {
     int peer = -1;
     Tag tag;
     std::uint64_t bytes = 0;
-    Buffer staging; ///< whole words; bound before the message is posted
+    std::shared_ptr<const PooledBlock> block; ///< of a message between devices; else none
+    std::uint64_t first_byte = 0;             ///< of the message in what is sent of the block
+    Buffer staging; ///< whole words, of the block; bound before the message is posted
     std::atomic<State> state{State::New};
     std::optional<Error> error; ///< set before state becomes Failed
     Transfer transfer;          ///< the wire's thread only; gone before the staging
@@ -48,6 +53,7 @@ public:
 
 private:
     void run();
+    Transfer transfer_of(const PipeMessage& message);
     void begin(PipeMessage& message);
     bool look_after(PipeMessage& message);
     void fail(PipeMessage& message, const Error& error);
@@ -62,6 +68,7 @@ private:
     bool stopping_ = false;
     std::chrono::steady_clock::time_point stop_at_{};
     std::vector<PipeMessagePtr> active_; ///< the wire's thread only
+    OpenedBlocks opened_;                ///< that thread only, too
     std::thread thread_;
 };
 

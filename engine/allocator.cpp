@@ -82,7 +82,7 @@ Allocator::~Allocator() {
     poisoner_.reset(); // ends what still writes
     trim();
     for (Resource& resource : resources_)
-        if (resource.bound)
+        if (resource.bound && resource.lender == nullptr)
             free(resource.allocation);
     vmaDestroyAllocator(vma_);
 }
@@ -250,6 +250,8 @@ void Allocator::poison(Allocation& allocation) {
 }
 
 void Allocator::count(const Resource& resource, bool add) {
+    if (resource.lender != nullptr)
+        return;
     auto& line = report_.categories[static_cast<std::size_t>(resource.category)];
     const std::uint64_t bytes = resource.allocation.bytes;
     if (add) {
@@ -284,13 +286,32 @@ Resource* Allocator::create_resource(const BufferDesc& desc, bool declared) {
     return resource;
 }
 
-void Allocator::bind(Resource& resource, std::uint64_t bytes) {
-    if (resource.bound && !resource.pending_users().empty())
+void Allocator::require_unused(const Resource& resource) const {
+    if (resource.num_borrowers > 0 || (resource.bound && !resource.pending_users().empty()))
         throw Error(ErrorCode::InvalidArgument,
                     "buffer " + resource.name +
                         " is bound again while work uses it; wait for that work, or bind it in a "
                         "lane job that declares a write to it");
+}
+
+void Allocator::bind(Resource& resource, std::uint64_t bytes) {
+    require_unused(resource);
     bind_in_order(resource, bytes);
+}
+
+void Allocator::bind_lent(Resource& resource, Resource& lender) {
+    require_unused(resource);
+    if (!lender.bound || lender.lender != nullptr)
+        throw Error(ErrorCode::InvalidArgument,
+                    "buffer " + lender.name + " has no memory of its own for " + resource.name);
+    if (resource.bound)
+        release(resource);
+    collect();
+    resource.allocation = lender.allocation;
+    resource.lender = &lender;
+    ++lender.num_borrowers;
+    resource.bound = true;
+    ++resource.epoch;
 }
 
 void Allocator::bind_in_order(Resource& resource, std::uint64_t bytes) {
@@ -396,7 +417,8 @@ void Allocator::doom(Resource& resource, bool destroy) {
 
 void Allocator::collect() {
     for (std::size_t i = 0; i < doomed_.size();) {
-        const bool done = std::all_of(doomed_[i].users.begin(), doomed_[i].users.end(),
+        const bool done = doomed_[i].resource->num_borrowers == 0 &&
+                          std::all_of(doomed_[i].users.begin(), doomed_[i].users.end(),
                                       [](const TicketPtr& t) { return t->settled(); });
         if (!done) {
             ++i;
@@ -427,6 +449,10 @@ void Allocator::release(Resource& resource) {
         } catch (const Error& error) {
             device_.set_failure(error);
         }
+    }
+    if (Resource* const lender = std::exchange(resource.lender, nullptr)) {
+        --lender->num_borrowers;
+        return;
     }
     if (allocation.memory == nullptr) {
         free(allocation); // nothing, or the import of what stays the caller's

@@ -31,6 +31,8 @@ public:
     /// ones and get the new memory.
     void bind_in_order(Resource& resource, std::uint64_t bytes);
     void bind_external(Resource& resource, VkBuffer buffer, std::uint64_t bytes);
+    /// As bind(), to the lender's memory.
+    void bind_lent(Resource& resource, Resource& lender);
     /// Imports the caller's memory; in order, as bind_in_order().
     void bind_host(Resource& resource, std::span<std::byte> memory);
     /// The same with memory behind a file descriptor.
@@ -54,6 +56,7 @@ private:
         std::vector<TicketPtr> users;
         bool destroy = false;
     };
+    void require_unused(const Resource& resource) const;
     void doom(Resource& resource, bool destroy);
     void release(Resource& resource);
     void retire(Resource& resource);

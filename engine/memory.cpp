@@ -74,6 +74,19 @@ void Buffer::bind(std::uint64_t bytes) {
     device_->impl().allocator->bind(*resource_, bytes);
 }
 
+void Buffer::bind(const Buffer& lender) {
+    const std::scoped_lock lock(device_->impl().mutex);
+    device_->impl().allocator->bind_lent(*resource_, *lender.resource_);
+}
+
+bool Buffer::lent() const noexcept {
+    if (resource_ == nullptr)
+        return false;
+    const std::scoped_lock lock(device_->impl().mutex);
+    device_->impl().allocator->collect();
+    return resource_->num_borrowers > 0;
+}
+
 void Buffer::unbind() {
     const std::scoped_lock lock(device_->impl().mutex);
     device_->impl().allocator->unbind(*resource_);

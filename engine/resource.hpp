@@ -66,7 +66,9 @@ public:
     bool declared = false; ///< bound later
     bool bound = false;
     detail::Allocation allocation;
-    std::uint64_t epoch = 0; ///< rises with every bind and unbind
+    Resource* lender = nullptr;      ///< whose memory `allocation` is, if not its own
+    std::uint64_t num_borrowers = 0; ///< resources that have this one as lender
+    std::uint64_t epoch = 0;         ///< rises with every bind and unbind
     std::vector<detail::Use> writers, readers;
     /// Earlier users that those come after. Should those fail, these still use the memory.
     std::vector<detail::TicketPtr> covered;

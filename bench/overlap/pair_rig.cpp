@@ -157,13 +157,16 @@ PairRun PairRig::from_trace(double seconds) {
     run.seconds = seconds;
     kernels_.clear();
     for (const TraceEvent& event : device_.take_trace()) {
-        if (event.op.empty() || event.is_job() || !event.by.empty())
+        if (event.op.empty() || event.is_job())
             continue;
         const double time = 1e-9 * static_cast<double>(event.end_ns - event.begin_ns);
-        run.kernels += time;
-        auto& [sum, count] = kernels_[{event.category, event.name}];
+        const bool exchanges = !event.by.empty();
+        auto& [sum, count] = kernels_[{exchanges ? kExchange : event.category, event.name}];
         sum += time;
         ++count;
+        if (exchanges)
+            continue;
+        run.kernels += time;
         if (event.category.starts_with("MLP("))
             run.products += time;
     }

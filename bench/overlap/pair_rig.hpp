@@ -54,6 +54,8 @@ public:
     /// Compute nodes alone, one behind the other.
     PairRun compute_alone();
     PairRun interleaved(const PairOrder& order);
+    /// What kernels() calls the device's work of dispatches and combines.
+    static constexpr const char* kExchange = "exchange";
     /// Of the last run: seconds and number of dispatches, by node and kernel.
     using Kernels = std::map<std::pair<std::string, std::string>, std::pair<double, int>>;
     const Kernels& kernels() const noexcept { return kernels_; }

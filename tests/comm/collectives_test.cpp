@@ -6,6 +6,7 @@
 #include "support/compare.hpp"
 #include "support/mpi_test.hpp"
 #include "support/test_device.hpp"
+#include "support/transport_options.hpp"
 
 #include <bellows/comm/collectives.hpp>
 #include <bellows/comm/mpi_interop.hpp>
@@ -84,18 +85,34 @@ private:
 
 CollectivesOptions small_chunks() {
     CollectivesOptions options;
-    options.chunk_bytes = 4096;
+    options.chunk_bytes = options.link_chunk_bytes = 4096;
     options.small_bytes = 256;
     return options;
 }
+
+/// Whether messages go from device to device.
+bool linked = false;
+
+class CollectivesOver : public ::testing::TestWithParam<bool> {
+protected:
+    void SetUp() override { linked = GetParam(); }
+};
+
+INSTANTIATE_TEST_SUITE_P(Memory, CollectivesOver, ::testing::Bool(), [](const auto& one) {
+    return std::string(one.param ? "OfDevices" : "OfTheHost");
+});
 
 struct Rig {
     explicit Rig(CollectivesOptions options = small_chunks(),
                  const DeviceOptions& device_options = test_options(),
                  Group group = Group::all(world().size()), std::uint64_t delay_seed = 0,
                  World& in = world())
-        : device(make_device(device_options)), transport(open_transport(in)),
+        : device(make_device(device_options)),
+          transport(open_transport(in, testing::transport_options(*device, linked))),
           thread(std::make_unique<HostThread>(*device, "network")) {
+        if (device->info().is_cpu) {
+            EXPECT_EQ(transport->device_link() != nullptr, linked && in.size() > 1);
+        }
         if (delay_seed != 0)
             thread->delay_jobs(std::chrono::microseconds(2000),
                                delay_seed * 31 + static_cast<std::uint64_t>(world().rank()));
@@ -115,11 +132,11 @@ std::vector<int> everyone() {
     return ranks;
 }
 
-TEST(Collectives, AllReduceSumsInRankOrderForEverySizeAndChunking) {
+TEST_P(CollectivesOver, AllReduceSumsInRankOrderForEverySizeAndChunking) {
     const auto ranks = everyone();
     for (const std::uint64_t chunk : {64u, 4096u, 1u << 20}) {
         CollectivesOptions options = small_chunks();
-        options.chunk_bytes = chunk;
+        options.chunk_bytes = options.link_chunk_bytes = chunk;
         Rig rig(options);
         for (const std::uint64_t count : kSizes) {
             if (chunk == 64 && count > 5000)
@@ -134,7 +151,7 @@ TEST(Collectives, AllReduceSumsInRankOrderForEverySizeAndChunking) {
     }
 }
 
-TEST(Collectives, ReduceScatterAndAllGatherAreTheHalvesOfAllReduce) {
+TEST_P(CollectivesOver, ReduceScatterAndAllGatherAreTheHalvesOfAllReduce) {
     const auto ranks = everyone();
     const auto members = static_cast<std::uint64_t>(world().size());
     const auto self = static_cast<std::uint64_t>(world().rank());
@@ -153,7 +170,7 @@ TEST(Collectives, ReduceScatterAndAllGatherAreTheHalvesOfAllReduce) {
     }
 }
 
-TEST(Collectives, SharesMayBeUnevenEmptyAndInPlace) {
+TEST_P(CollectivesOver, SharesMayBeUnevenEmptyAndInPlace) {
     const auto ranks = everyone();
     const auto members = static_cast<std::uint64_t>(world().size());
     const auto self = static_cast<std::uint64_t>(world().rank());
@@ -175,12 +192,12 @@ TEST(Collectives, SharesMayBeUnevenEmptyAndInPlace) {
     }
 }
 
-TEST(Collectives, AllGatherOfHalvesKeepsEveryBitAround) {
+TEST_P(CollectivesOver, AllGatherOfHalvesKeepsEveryBitAround) {
     const auto members = static_cast<std::uint64_t>(world().size());
     const auto self = static_cast<std::uint64_t>(world().rank());
     for (const std::uint64_t chunk : {16u, 4096u}) {
         CollectivesOptions options = small_chunks();
-        options.chunk_bytes = chunk;
+        options.chunk_bytes = options.link_chunk_bytes = chunk;
         Rig rig(options);
         for (const std::uint64_t base : {0u, 1u, 2u, 5u, 64u, 1001u}) {
             if (chunk == 16 && base > 100)
@@ -219,7 +236,7 @@ TEST(Collectives, AllGatherOfHalvesKeepsEveryBitAround) {
     }
 }
 
-TEST(Collectives, BroadcastFromEveryMember) {
+TEST_P(CollectivesOver, BroadcastFromEveryMember) {
     Rig rig;
     for (int root = 0; root < world().size(); ++root)
         for (const std::uint64_t count : kSizes) {
@@ -229,7 +246,7 @@ TEST(Collectives, BroadcastFromEveryMember) {
         }
 }
 
-TEST(Collectives, GroupsOfSomeRanksWorkSideBySide) {
+TEST_P(CollectivesOver, GroupsOfSomeRanksWorkSideBySide) {
     std::vector<int> members;
     for (int rank = world().rank() % 2; rank < world().size(); rank += 2)
         members.push_back(rank);
@@ -243,7 +260,7 @@ TEST(Collectives, GroupsOfSomeRanksWorkSideBySide) {
     ALL_RANKS_TRUE(!::testing::Test::HasFailure());
 }
 
-TEST(Collectives, ManyInFlightKeepTheirOrderUnderRandomDelays) {
+TEST_P(CollectivesOver, ManyInFlightKeepTheirOrderUnderRandomDelays) {
     const auto ranks = everyone();
     const auto members = static_cast<std::uint64_t>(world().size());
     const auto self = static_cast<std::uint64_t>(world().rank());
@@ -300,7 +317,7 @@ std::vector<float> run_program(const DeviceOptions& device_options, std::uint64_
     return values;
 }
 
-TEST(Collectives, SerialOverlapAndShuffleGiveTheSameBits) {
+TEST_P(CollectivesOver, SerialOverlapAndShuffleGiveTheSameBits) {
     DeviceOptions options = test_options();
     options.sync = SyncMode::Serial;
     const auto serial = run_program(options, 0);
@@ -311,7 +328,7 @@ TEST(Collectives, SerialOverlapAndShuffleGiveTheSameBits) {
         ALL_RANKS_TRUE(same_bits(run_program(options, options.shuffle_seed), serial));
 }
 
-TEST(Collectives, TwentyRunsGiveTheSameBits) {
+TEST_P(CollectivesOver, TwentyRunsGiveTheSameBits) {
     const auto ranks = everyone();
     Rig rig(small_chunks(), test_options(), Group::all(world().size()), 9);
     const auto expected = sum_of(ranks, 7777);
@@ -322,7 +339,7 @@ TEST(Collectives, TwentyRunsGiveTheSameBits) {
     }
 }
 
-TEST(Collectives, TensorsMayBeDestroyedRightAfterTheCall) {
+TEST_P(CollectivesOver, TensorsMayBeDestroyedRightAfterTheCall) {
     const auto ranks = everyone();
     Rig rig(small_chunks(), test_options(), Group::all(world().size()), 4);
     constexpr std::uint64_t kCount = 9001;
@@ -358,7 +375,7 @@ bool refused(const Call& call) {
     return good && !failure;
 }
 
-TEST(Collectives, WrongArgumentsAreRefusedBeforeAnythingHappens) {
+TEST_P(CollectivesOver, WrongArgumentsAreRefusedBeforeAnythingHappens) {
     const std::vector<std::uint64_t> counts(static_cast<std::size_t>(world().size()), 1000);
     ALL_RANKS_TRUE(refused([](Rig& rig, const TensorView&, const TensorView& halves) {
         rig.collectives->all_reduce(halves);

@@ -7,6 +7,7 @@
 #include "reference/compare.hpp"
 #include "support/mpi_test.hpp"
 #include "support/test_device.hpp"
+#include "support/transport_options.hpp"
 
 #include <bellows/comm/expert_exchange.hpp>
 #include <bellows/comm/mpi_interop.hpp>
@@ -117,10 +118,8 @@ struct RowOrigin {
 };
 
 inline TransportOptions transport_options(const ExchangeCase& c, Device& device) {
-    TransportOptions options;
+    TransportOptions options = testing::transport_options(device, c.linked);
     options.share_memory = !c.over_mpi;
-    options.device = c.linked ? &device : nullptr;
-    options.device_link = device.info().is_cpu ? DeviceLinkKind::Host : DeviceLinkKind::Auto;
     return options;
 }
 

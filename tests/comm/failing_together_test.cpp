@@ -7,6 +7,7 @@
 
 #include "launched.hpp"
 #include "support/test_device.hpp"
+#include "support/transport_options.hpp"
 
 #include <bellows/comm/collectives.hpp>
 #include <bellows/comm/expert_exchange.hpp>
@@ -34,10 +35,7 @@ constexpr int kCulprit = 1;
 struct Rig {
     Rig(World& in, bool linked)
         : world(in), device(testing::make_device()),
-          transport(
-              open_transport(in, {.device = linked ? device.get() : nullptr,
-                                  .device_link = device->info().is_cpu ? DeviceLinkKind::Host
-                                                                       : DeviceLinkKind::Auto})),
+          transport(open_transport(in, testing::transport_options(*device, linked))),
           thread(*device, "network") {}
 
     bool culprit() const { return world.rank() == kCulprit; }

@@ -6,6 +6,7 @@
 #include "support/compare.hpp"
 #include "support/mpi_test.hpp"
 #include "support/test_device.hpp"
+#include "support/transport_options.hpp"
 
 #include <bellows/comm/mpi_interop.hpp>
 #include <bellows/comm/pipe.hpp>
@@ -39,11 +40,27 @@ std::vector<std::uint32_t> message(int from, int to, std::uint64_t k, std::uint6
     return values;
 }
 
+/// Whether messages go from device to device.
+bool linked = false;
+
+class PipeOver : public ::testing::TestWithParam<bool> {
+protected:
+    void SetUp() override { linked = GetParam(); }
+};
+
+INSTANTIATE_TEST_SUITE_P(Memory, PipeOver, ::testing::Bool(), [](const auto& one) {
+    return std::string(one.param ? "OfDevices" : "OfTheHost");
+});
+
 struct Rig {
     explicit Rig(const DeviceOptions& device_options = test_options(), std::uint64_t delay_seed = 0,
                  PipeOptions options = {}, World& in = world())
-        : device(make_device(device_options)), transport(open_transport(in)),
+        : device(make_device(device_options)),
+          transport(open_transport(in, testing::transport_options(*device, linked))),
           thread(std::make_unique<HostThread>(*device, "network")) {
+        if (device->info().is_cpu) {
+            EXPECT_EQ(transport->device_link() != nullptr, linked && in.size() > 1);
+        }
         if (delay_seed != 0)
             thread->delay_jobs(std::chrono::microseconds(2000),
                                delay_seed * 31 + static_cast<std::uint64_t>(world().rank()));
@@ -75,7 +92,7 @@ TensorView as_tensor(const Buffer& buffer, std::uint64_t words) {
     return buffer.tensor(DType::U32, {words});
 }
 
-TEST(Pipe, RingInAllSizes) {
+TEST_P(PipeOver, RingInAllSizes) {
     Rig rig;
     std::uint64_t k = 0;
     for (const std::uint64_t words : {0u, 1u, 3u, 1000u, 100'003u}) {
@@ -135,7 +152,7 @@ bool exchange(const DeviceOptions& options, bool receive_first, std::uint64_t de
     return good;
 }
 
-TEST(Pipe, BothDirectionsAtOnceInEveryOrderOfExecution) {
+TEST_P(PipeOver, BothDirectionsAtOnceInEveryOrderOfExecution) {
     DeviceOptions options = test_options();
     options.sync = SyncMode::Serial;
     ALL_RANKS_TRUE(exchange(options, false, 0));
@@ -147,7 +164,7 @@ TEST(Pipe, BothDirectionsAtOnceInEveryOrderOfExecution) {
         ALL_RANKS_TRUE(exchange(options, options.shuffle_seed % 2 == 0, options.shuffle_seed));
 }
 
-TEST(Pipe, WorkBeforeAndAfterAMessageIsOrdered) {
+TEST_P(PipeOver, WorkBeforeAndAfterAMessageIsOrdered) {
     constexpr std::uint64_t kWords = 4096;
     constexpr std::uint32_t kRounds = 20;
     Rig rig(test_options(), 7);
@@ -175,7 +192,7 @@ TEST(Pipe, WorkBeforeAndAfterAMessageIsOrdered) {
     ALL_RANKS_TRUE(rig.words(kept, kRounds) == expected);
 }
 
-TEST(Pipe, HalvesKeepWhatSharesTheirLastWord) {
+TEST_P(PipeOver, HalvesKeepWhatSharesTheirLastWord) {
     Rig rig;
     for (const std::uint64_t count : {1u, 7u, 8u, 1001u}) {
         const std::uint64_t words = (count + 1) / 2;
@@ -197,7 +214,7 @@ TEST(Pipe, HalvesKeepWhatSharesTheirLastWord) {
     }
 }
 
-TEST(Pipe, WhatWasSentArrivesAfterThePipeIsGone) {
+TEST_P(PipeOver, WhatWasSentArrivesAfterThePipeIsGone) {
     constexpr std::uint64_t kWords = 200'000; // more than MPI buffers on its own
     Rig rig;
     Buffer out = rig.filled(message(world().rank(), next_rank(), 0, kWords));
@@ -210,7 +227,7 @@ TEST(Pipe, WhatWasSentArrivesAfterThePipeIsGone) {
     ALL_RANKS_TRUE(rig.words(in, kWords) == message(previous_rank(), world().rank(), 0, kWords));
 }
 
-TEST(Pipe, AReceiveThatNobodyServesNamesThePeerAndEndsTheJob) {
+TEST_P(PipeOver, AReceiveThatNobodyServesNamesThePeerAndEndsTheJob) {
     World inner = join_world(MPI_COMM_WORLD);
     PipeOptions options;
     options.timeout = std::chrono::milliseconds(200);
@@ -257,7 +274,7 @@ bool refused(const Call& call) {
                                       : failure && failure->code() == ErrorCode::InvalidArgument);
 }
 
-TEST(Pipe, WrongArgumentsAreRefused) {
+TEST_P(PipeOver, WrongArgumentsAreRefused) {
     ALL_RANKS_TRUE(
         refused([](Pipe& pipe, const Buffer& b) { pipe.send(world().size(), as_tensor(b, 4)); }));
     ALL_RANKS_TRUE(refused([](Pipe& pipe, const Buffer& b) { pipe.recv(-1, as_tensor(b, 4)); }));

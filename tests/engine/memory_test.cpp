@@ -10,6 +10,8 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <atomic>
+#include <optional>
 #include <string>
 #include <sys/mman.h>
 #include <unistd.h>
@@ -182,6 +184,49 @@ TEST(EngineMemory, PoisonComesBeforeTheFirstUseOnAnyQueue) {
                       std::vector<std::uint32_t>(kBytes / 4, round))
                 << to_string(role);
         }
+}
+
+TEST(EngineMemory, LentMemoryIsKeptUntilTheWorkOfItsBorrowersHasEnded) {
+    const auto device = make_device();
+    HostThread thread(*device, "thread");
+    Lane lane = thread.add_lane("gate");
+    const auto bytes_held = [&] {
+        static_cast<void>(Buffer(*device, {.name = "passing", .bytes = 4})); // collects
+        return device->memory_report().of(MemoryCategory::Communication).bytes;
+    };
+    constexpr std::uint64_t kBytes = 4096;
+    std::optional<Buffer> lender(std::in_place, *device,
+                                 BufferDesc{.name = "lender",
+                                            .bytes = kBytes,
+                                            .kind = MemoryKind::Readback,
+                                            .category = MemoryCategory::Communication});
+    std::optional<Buffer> borrower(
+        Buffer::declare(*device, {.name = "borrower", .category = MemoryCategory::Communication}));
+    EXPECT_FALSE(lender->lent());
+    borrower->bind(*lender);
+    EXPECT_TRUE(lender->lent());
+    EXPECT_EQ(bytes_held(), kBytes); // once
+    EXPECT_THROW(lender->bind(kBytes), Error);
+    EXPECT_THROW(Buffer::declare(*device, {.name = "other"}).bind(*borrower), Error);
+    Recording fill(*device, QueueRole::Compute, "fill");
+    fill.fill(borrower->view().sub(0, kBytes), 0x0c0c0c0c);
+    device->submit(fill).wait();
+    EXPECT_EQ(lender->mapped_as<std::uint32_t>().back(), 0x0c0c0c0cu);
+
+    std::atomic<bool> open{false};
+    const TimePoint gate =
+        lane.post({.name = "gate", .waits = {}, .accesses = {}, .step = [&](LaneContext&) {
+                       return open ? Progress::Done : Progress::Again;
+                   }});
+    const TimePoint filled = device->submit(fill, std::span(&gate, 1));
+    borrower.reset();
+    EXPECT_TRUE(lender->lent());
+    lender.reset();
+    EXPECT_EQ(bytes_held(), kBytes);
+    open = true;
+    filled.wait();
+    bytes_held(); // the borrower's end is seen first
+    EXPECT_EQ(bytes_held(), 0u);
 }
 
 /// Anonymous memory that two processes could share, mapped twice.

@@ -13,7 +13,9 @@
 // opens the Transport (open_transport is collective over the whole world) and gives it to one
 // Collectives, or to several users that draw from it in one order on all ranks that meet there:
 // groups whose ranks make calls independently of each other need a transport each. One thread at a
-// time calls a Collectives.
+// time calls a Collectives. Where the transport was opened with the device (TransportOptions::
+// device) and its device link connects all members, tensors of whole words that are larger than
+// small_bytes go from device to device.
 
 #include <bellows/comm/message.hpp>
 #include <bellows/comm/topology.hpp>
@@ -32,6 +34,7 @@ namespace bellows {
 struct CollectivesOptions {
     std::string name = "collectives";           ///< shown in errors and the trace
     std::uint64_t chunk_bytes = 4u << 20;       ///< tensors travel in chunks of about this size
+    std::uint64_t link_chunk_bytes = 16u << 20; ///< the same from device to device
     std::uint32_t chunks_in_flight = 2;         ///< of one collective, at most 16
     std::uint32_t collectives_in_flight = 2;    ///< each has staging of its own
     std::uint64_t small_bytes = 16u << 10;      ///< up to here sums travel in one message to all

@@ -16,6 +16,9 @@
 // The caller opens a Transport for each Pipe (open_transport is collective over the whole world),
 // hands it over and uses it for nothing else: the pipe moves its messages on a thread of its own,
 // so that a peer gets them whatever this rank's lanes wait for. One thread at a time calls a Pipe.
+// Where the transport was opened with the device (TransportOptions::device), messages of whole
+// words to ranks that its device link reaches go from device to device; what waits for its peer
+// stands in the device's memory then.
 
 #include <bellows/comm/message.hpp>
 #include <bellows/engine/device.hpp>
