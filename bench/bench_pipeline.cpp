@@ -12,6 +12,7 @@
 #include "app/pipeline_report.hpp"
 #include "app/run_device.hpp"
 #include "app/schedule_report.hpp"
+#include "app/trace_file.hpp"
 
 #include <bellows/comm/launch.hpp>
 #include <bellows/comm/pipe.hpp>
@@ -56,6 +57,7 @@ of a model:
   --config NAME          a preset or a file, as `bellows train` takes it, with all that is not said here
   --pp P, --ep E         as there (default: all ranks; all that stand at a rank of the pipeline)
   --precision f32|bf16|fp8, --device-link auto|off, --pairs auto|apart|PATTERN
+  --trace FILE           of all ranks in the last kind's last step, optimiser included, for Perfetto
 
 simulated, measured    ms of a step; of the measured ones the median. Pairs of timed stages run one half after the other;
                        input gradients leave before weight gradients are made. A model's step is simulated with the
@@ -74,7 +76,7 @@ struct Options {
     std::vector<ScheduleKind> kinds; ///< empty: all
     SimulationOptions costs;         ///< in ms
     std::string device;
-    std::optional<std::string> svg, json;
+    std::optional<std::string> svg, json, trace;
     std::optional<RunConfig> model;
 };
 
@@ -120,6 +122,8 @@ Options take_options(int argc, char** argv) {
     options.svg = arguments.value("--svg");
     options.json = arguments.value("--json");
     options.model = take_model(arguments, options, micro_batches);
+    if (options.model)
+        options.trace = arguments.value("--trace");
     if (arguments.rest().size() > 1)
         throw Error(ErrorCode::InvalidArgument,
                     "there is no option " + arguments.rest()[1] + "; see --help");
@@ -248,6 +252,8 @@ Result measure_model(Stopwatch& watch, Device& device, const Options& options, S
     const ModelSteps steps = run_model(watch, device, config, options.repeats);
     if (options.svg && watch.world().rank() == 0)
         write_file_durably(*options.svg, report_svg(steps.schedule, steps.report));
+    if (options.trace)
+        write_trace(*options.trace, steps.events, watch.world());
     result.simulated = steps.report.simulated.step_time;
     result.measured = steps.report.measured.step_time;
     result.simulated_bubble = steps.report.simulated.bubble_share();

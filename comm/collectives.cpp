@@ -18,13 +18,13 @@ using Clock = std::chrono::steady_clock;
 CollectiveJob::CollectiveJob(std::shared_ptr<CollectiveContext> context,
                              std::shared_ptr<StagingSlots> slots, bool linked, std::string name,
                              CollectiveTensors tensors, std::vector<ChunkPlan> plans)
-    : context_(std::move(context)), slots_(std::move(slots)), name_(std::move(name)),
-      tensors_(tensors), plans_(std::move(plans)) {
+    : context_(std::move(context)), slots_(std::move(slots)), linked_(linked),
+      name_(std::move(name)), tensors_(tensors), plans_(std::move(plans)) {
     const std::uint64_t sequence = context_->transport.next_sequence();
-    std::vector<StagingSlot>& in_turn = linked ? slots_->linked : slots_->host;
+    std::vector<StagingSlot>& in_turn = linked_ ? slots_->linked : slots_->host;
     for (std::size_t i = 0; i < plans_.size(); ++i)
         chunks_.push_back(std::make_unique<ChunkTransfer>(
-            *context_, in_turn[i % in_turn.size()], linked, tensors_, plans_[i], sequence, i));
+            *context_, in_turn[i % in_turn.size()], linked_, tensors_, plans_[i], sequence, i));
     next_.resize(in_turn.size());
     std::iota(next_.begin(), next_.end(), std::size_t{0});
 }
@@ -117,6 +117,12 @@ std::string CollectiveJob::describe() const {
     return text;
 }
 
+/// From device to device a nap is as long as a chunk's way; not while others let it wait.
+bool CollectiveJob::hurries() const {
+    return linked_ && !context_->device.info().is_cpu &&
+           last_step_ - last_progress_ < std::chrono::milliseconds(5);
+}
+
 Progress CollectiveJob::advance(LaneContext& lane) {
     context_->transport.progress();
     bool any = false;
@@ -130,7 +136,7 @@ Progress CollectiveJob::advance(LaneContext& lane) {
         }
     watch(events_of_ended_ + num_events);
     if (any)
-        return Progress::Again;
+        return hurries() ? Progress::Soon : Progress::Again;
     const std::scoped_lock lock(context_->stats_mutex);
     CollectivesStats& all = context_->stats;
     ++all.collectives;

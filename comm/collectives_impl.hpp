@@ -140,9 +140,11 @@ private:
     void watch(std::uint64_t num_events);
     void finish(const ChunkTransfer& chunk);
     bool step_slot(std::size_t slot, LaneContext& lane);
+    bool hurries() const;
 
     std::shared_ptr<CollectiveContext> context_;
     std::shared_ptr<StagingSlots> slots_; // outlives the recordings of the chunks
+    bool linked_;
     std::string name_;
     CollectiveTensors tensors_;
     std::vector<ChunkPlan> plans_;

@@ -25,7 +25,7 @@ struct Context {
         : device(owner), options(std::move(chosen)), rank(transport.rank()),
           control(transport.control()),
           wire(
-              transport,
+              transport, owner.info().is_cpu,
               [this](const Error& error) {
                   if (auto tell = tell_all(control))
                       tell(error);

@@ -13,10 +13,11 @@ namespace bellows {
 
 using Clock = std::chrono::steady_clock;
 
-PipeWire::PipeWire(Transport& transport, std::function<void(const Error&)> on_error,
+PipeWire::PipeWire(Transport& transport, bool spares_cores,
+                   std::function<void(const Error&)> on_error,
                    std::function<void(const PipeMessage&)> on_done)
-    : transport_(transport), on_error_(std::move(on_error)), on_done_(std::move(on_done)),
-      thread_([this] { run(); }) {
+    : transport_(transport), spares_cores_(spares_cores), on_error_(std::move(on_error)),
+      on_done_(std::move(on_done)), thread_([this] { run(); }) {
 }
 
 PipeWire::~PipeWire() {
@@ -98,8 +99,7 @@ bool PipeWire::sends_left() const {
 }
 
 void PipeWire::run() {
-    // Short naps leave the cores to those who work; devices that are linked are worth more.
-    const std::uint32_t most_short_naps = transport_.device_link() != nullptr ? UINT32_MAX : 200;
+    const std::uint32_t short_naps = spares_cores_ ? 200 : UINT32_MAX;
     std::uint32_t idle_rounds = 0;
     std::unique_lock lock(mutex_);
     for (;;) {
@@ -126,8 +126,8 @@ void PipeWire::run() {
             std::this_thread::yield();
             lock.lock();
         } else {
-            const bool is_short = idle_rounds < most_short_naps;
-            wake_.wait_for(lock, std::chrono::microseconds(is_short ? 50 : 250));
+            // Naps leave the cores to those who work.
+            wake_.wait_for(lock, std::chrono::microseconds(idle_rounds < short_naps ? 50 : 250));
         }
     }
     lock.unlock();

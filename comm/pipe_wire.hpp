@@ -40,9 +40,9 @@ using PipeMessagePtr = std::shared_ptr<PipeMessage>;
 
 class PipeWire {
 public:
-    /// Both are called on the wire's thread. on_error: with what a transfer threw. on_done: with a
-    /// message that has been moved.
-    PipeWire(Transport& transport, std::function<void(const Error&)> on_error,
+    /// spares_cores: they do the device's work, too. Both functions are called on the wire's
+    /// thread. on_error: with what a transfer threw. on_done: with a message that has been moved.
+    PipeWire(Transport& transport, bool spares_cores, std::function<void(const Error&)> on_error,
              std::function<void(const PipeMessage&)> on_done);
     ~PipeWire();
 
@@ -60,6 +60,7 @@ private:
     bool sends_left() const;
 
     Transport& transport_;
+    bool spares_cores_;
     std::function<void(const Error&)> on_error_;
     std::function<void(const PipeMessage&)> on_done_;
     std::mutex mutex_;

@@ -165,6 +165,9 @@ Clock::duration HostThread::Impl::random_delay() {
 }
 
 void HostThread::Impl::run() {
+    // Short naps leave the cores to those who work; where these are a CPU device's, it gets longer
+    // ones when nothing comes.
+    const std::uint32_t short_naps = device.info().is_cpu ? 200 : UINT32_MAX;
     std::uint32_t idle_rounds = 0;
     std::unique_lock lock(device.impl().mutex);
     while (!stop) {
@@ -190,8 +193,7 @@ void HostThread::Impl::run() {
             std::this_thread::yield();
             lock.lock();
         } else {
-            // Polling the network and the device: short naps leave the cores to those who work.
-            wake.wait_for(lock, std::chrono::microseconds(idle_rounds < 200 ? 50 : 250));
+            wake.wait_for(lock, std::chrono::microseconds(idle_rounds < short_naps ? 50 : 250));
         }
     }
 }

@@ -5,6 +5,10 @@
 #include <bellows/model/parameter_store.hpp>
 
 #include <algorithm>
+#include <atomic>
+#include <future>
+#include <span>
+#include <thread>
 #include <utility>
 
 namespace bellows {
@@ -228,11 +232,21 @@ TensorView ParameterStore::flat_gradients() const {
 
 void ParameterStore::initialise(std::uint64_t seed) {
     std::vector<float> flat(num_elements_, 0.0f);
-    for (const Parameter& parameter : parameters_) {
-        const std::vector<float> values = initial_values(parameter.info, seed);
-        std::copy(values.begin(), values.end(),
-                  flat.begin() + static_cast<std::ptrdiff_t>(parameter.first));
-    }
+    std::atomic<std::size_t> next{0};
+    const auto fill = [&] {
+        for (std::size_t i = next++; i < parameters_.size(); i = next++) {
+            const Parameter& parameter = parameters_[i];
+            fill_initial_values(parameter.info, seed,
+                                std::span(flat).subspan(parameter.first, parameter.info.size()));
+        }
+    };
+    constexpr unsigned kMostThreads = 16; // a host's ranks do this at once
+    std::vector<std::future<void>> others;
+    for (unsigned i = 1; i < std::min(std::thread::hardware_concurrency(), kMostThreads); ++i)
+        others.push_back(std::async(std::launch::async, fill));
+    fill();
+    for (std::future<void>& other : others)
+        other.get();
     device_->upload(flat_weights().buffer, std::span<const float>(flat));
     if (compute_ || codes_) {
         Recording cast(*device_, QueueRole::Compute, "cast weights");

@@ -189,9 +189,15 @@ double training_flops_per_token(const ModelConfig& config, std::uint64_t sequenc
 }
 
 std::vector<float> initial_values(const ParameterInfo& info, std::uint64_t seed) {
-    std::vector<float> values(info.size(), static_cast<float>(info.init_mean));
+    std::vector<float> values(info.size());
+    fill_initial_values(info, seed, values);
+    return values;
+}
+
+void fill_initial_values(const ParameterInfo& info, std::uint64_t seed, std::span<float> values) {
+    std::ranges::fill(values, static_cast<float>(info.init_mean));
     if (info.init_std == 0)
-        return values;
+        return;
     const std::uint64_t key = mix(fnv1a(info.name) + mix(seed + 0x9e3779b97f4a7c15u));
     for (std::uint64_t i = 0; i < values.size(); ++i) {
         std::int64_t sum = 0; // of twelve 16-bit uniforms: variance 2^32 up to 1 part in 2^32
@@ -203,7 +209,6 @@ std::vector<float> initial_values(const ParameterInfo& info, std::uint64_t seed)
         const double normal = (static_cast<double>(sum) - 6 * 65535.0) / 65536.0;
         values[i] = static_cast<float>(info.init_mean + info.init_std * normal);
     }
-    return values;
 }
 
 } // namespace bellows

@@ -39,15 +39,15 @@ ModelSteps run_model(Stopwatch& watch, Device& device, const RunConfig& config,
         device.wait_idle(kTimeLimit);
         double longest =
             std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
-        const std::vector<TraceEvent> events = device.take_trace();
+        all.events = device.take_trace();
         if (step == 1 && trainer.measures_pairs())
-            trainer.interleave_pairs(events);
+            trainer.interleave_pairs(all.events);
         if (step < kWarmUp)
             continue;
         auto nanoseconds = static_cast<std::int64_t>(1e9 * longest);
         watch.host().all_reduce_max(std::span(&nanoseconds, 1));
         seconds.push_back(1e-9 * static_cast<double>(nanoseconds));
-        reports.push_back(report_pipeline(world, all.schedule, layout, events, device,
+        reports.push_back(report_pipeline(world, all.schedule, layout, all.events, device,
                                           world.num_nodes() > 1 ? origin : 0));
         all.loss = result.loss;
         all.seconds_waited += result.seconds_waited / static_cast<double>(steps);

@@ -13,16 +13,18 @@
 
 #include <cstdint>
 #include <string>
+#include <vector>
 
 namespace bellows::bench {
 
 struct ModelSteps {
     Schedule schedule;
-    PipelineReport report;     ///< of the step that is off by the median
-    double loss = 0;           ///< of the last step
-    double tokens_per_s = 0;   ///< of whole steps, optimiser included; median
-    double seconds_waited = 0; ///< StepResult::seconds_waited, mean
-    std::string pattern;       ///< how pairs were interleaved
+    PipelineReport report;          ///< of the step that is off by the median
+    double loss = 0;                ///< of the last step
+    double tokens_per_s = 0;        ///< of whole steps, optimiser included; median
+    double seconds_waited = 0;      ///< StepResult::seconds_waited, mean
+    std::string pattern;            ///< how pairs were interleaved
+    std::vector<TraceEvent> events; ///< of this rank in the last step
 };
 
 /// Collective: `steps` timed steps after three others, of which the first compiles and the second

@@ -8,6 +8,7 @@
 #include <bellows/model/config.hpp>
 
 #include <cstdint>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -67,5 +68,7 @@ double training_flops_per_token(const ModelConfig& config, std::uint64_t sequenc
 /// same in every layout of ranks and, being integer arithmetic, on every machine. Approximately
 /// normal (a sum of twelve uniforms, so within six standard deviations). Size: info.size().
 std::vector<float> initial_values(const ParameterInfo& info, std::uint64_t seed);
+/// The same into values of that size.
+void fill_initial_values(const ParameterInfo& info, std::uint64_t seed, std::span<float> values);
 
 } // namespace bellows
