@@ -176,42 +176,10 @@ void create_vulkan_device(Device::Impl& impl, detail::PhysicalDevice& physical) 
     }
 }
 
-/// The one-command buffer that orders everything before it against everything after it.
-void record_full_barrier(Device::Impl& impl, Device::Impl::Queue& queue) {
-    VkCommandPoolCreateInfo pool{};
-    pool.sType = VK_STRUCTURE_TYPE_COMMAND_POOL_CREATE_INFO;
-    pool.queueFamilyIndex = queue.family;
-    check(impl.vk.vkCreateCommandPool(impl.device, &pool, nullptr, &queue.barrier_pool),
-          "creating a command pool");
-    VkCommandBufferAllocateInfo allocate{};
-    allocate.sType = VK_STRUCTURE_TYPE_COMMAND_BUFFER_ALLOCATE_INFO;
-    allocate.commandPool = queue.barrier_pool;
-    allocate.level = VK_COMMAND_BUFFER_LEVEL_PRIMARY;
-    allocate.commandBufferCount = 1;
-    check(impl.vk.vkAllocateCommandBuffers(impl.device, &allocate, &queue.full_barrier),
-          "allocating a command buffer");
-    VkCommandBufferBeginInfo begin{};
-    begin.sType = VK_STRUCTURE_TYPE_COMMAND_BUFFER_BEGIN_INFO;
-    begin.flags = VK_COMMAND_BUFFER_USAGE_SIMULTANEOUS_USE_BIT;
-    check(impl.vk.vkBeginCommandBuffer(queue.full_barrier, &begin), "recording a barrier");
-    VkMemoryBarrier2 barrier{};
-    barrier.sType = VK_STRUCTURE_TYPE_MEMORY_BARRIER_2;
-    barrier.srcStageMask = barrier.dstStageMask = VK_PIPELINE_STAGE_2_ALL_COMMANDS_BIT;
-    barrier.srcAccessMask = VK_ACCESS_2_MEMORY_WRITE_BIT;
-    barrier.dstAccessMask = VK_ACCESS_2_MEMORY_READ_BIT | VK_ACCESS_2_MEMORY_WRITE_BIT;
-    VkDependencyInfo dependency{};
-    dependency.sType = VK_STRUCTURE_TYPE_DEPENDENCY_INFO;
-    dependency.memoryBarrierCount = 1;
-    dependency.pMemoryBarriers = &barrier;
-    impl.vk.vkCmdPipelineBarrier2(queue.full_barrier, &dependency);
-    check(impl.vk.vkEndCommandBuffer(queue.full_barrier), "recording a barrier");
-}
-
 /// Everything beyond the raw Vulkan handles.
 void furnish(Device::Impl& impl) {
     for (auto& queue : impl.queues) {
         queue->timeline.semaphore = impl.create_timeline();
-        record_full_barrier(impl, *queue);
         if (std::find(impl.families.begin(), impl.families.end(), queue->family) ==
             impl.families.end())
             impl.families.push_back(queue->family);
@@ -387,10 +355,8 @@ Device::~Device() {
         impl.kernels.reset();
         for (const VkCommandPool pool : impl.spare_commands.give_up())
             impl.vk.vkDestroyCommandPool(impl.device, pool, nullptr);
-        for (auto& queue : impl.queues) {
+        for (auto& queue : impl.queues)
             impl.vk.vkDestroySemaphore(impl.device, queue->timeline.semaphore, nullptr);
-            impl.vk.vkDestroyCommandPool(impl.device, queue->barrier_pool, nullptr);
-        }
         if (impl.owns_device)
             impl.vk.vkDestroyDevice(impl.device, nullptr);
     }

@@ -5,6 +5,7 @@
 // pipelines and encoding command buffers happen outside it.
 
 #include "allocator.hpp"
+#include "device_mutex.hpp"
 #include "gemm_choice.hpp"
 #include "happens_before.hpp"
 #include "instance.hpp"
@@ -56,8 +57,6 @@ struct Device::Impl {
         std::uint32_t timestamp_bits = 0;
         detail::Timeline timeline;
         std::string last_reached; ///< the newest batch known to have ended
-        VkCommandPool barrier_pool = VK_NULL_HANDLE;
-        VkCommandBuffer full_barrier = VK_NULL_HANDLE; ///< orders everything before and after
     };
     std::vector<std::unique_ptr<Queue>> queues;
     std::array<std::uint32_t, 4> queue_of_role{};
@@ -65,10 +64,10 @@ struct Device::Impl {
     std::vector<std::uint32_t> families; ///< distinct ones, for concurrent sharing
     std::map<VkSemaphore, detail::Timeline> external_timelines; ///< wrap_timeline()
 
-    std::mutex mutex;
-    std::condition_variable changed; ///< some ticket left Held, or became final
-    std::optional<Error> failure;    ///< the first; later submissions throw it
-    std::uint64_t num_lane_jobs = 0; ///< posted and not ended
+    detail::DeviceMutex mutex;
+    std::condition_variable_any changed; ///< some ticket left Held, or became final
+    std::optional<Error> failure;        ///< the first; later submissions throw it
+    std::uint64_t num_lane_jobs = 0;     ///< posted and not ended
     /// Messages of the validation layer, which come from any thread.
     struct Validation {
         std::mutex mutex;

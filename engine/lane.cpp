@@ -151,7 +151,7 @@ struct HostThread::Impl {
     Device& device;
     std::string name;
     std::vector<std::shared_ptr<Lane::Impl>> lanes; ///< guarded by the device's mutex
-    std::condition_variable wake;
+    std::condition_variable_any wake;
     bool stop = false;
     std::chrono::microseconds most_delay{0};
     std::mt19937_64 random;
@@ -169,6 +169,7 @@ void HostThread::Impl::run() {
     // ones when nothing comes.
     const std::uint32_t short_naps = device.info().is_cpu ? 200 : UINT32_MAX;
     std::uint32_t idle_rounds = 0;
+    detail::DeviceMutex::go_first();
     std::unique_lock lock(device.impl().mutex);
     while (!stop) {
         bool busy = false, progressed = false, soon = false;

@@ -62,59 +62,85 @@ TicketPtr Pump::submit(Recording::Impl& recording, std::vector<TicketPtr> waits,
     batch.waits = std::move(waits);
     recording.last_run = batch.ticket;
     TicketPtr ticket = batch.ticket;
-    held_.push_back(std::move(batch));
+    hold(std::move(batch));
     advance();
     return ticket;
 }
 
-const Error* Pump::failed_wait(const Batch& batch) const {
+/// Whether a batch may not be given to its queue yet. A failed wait does not: it fails the batch.
+bool Pump::holds_back(const Ticket& wait) noexcept {
+    const Ticket::State state = wait.state.load();
+    return state == Ticket::State::Held || (state == Ticket::State::Submitted && wait.lane);
+}
+
+const Error* Pump::failed_wait(const Batch& batch) {
     for (const TicketPtr& wait : batch.waits)
         if (wait->state.load() == Ticket::State::Failed)
             return &*wait->error;
     return nullptr;
 }
 
-bool Pump::is_ready(const Batch& batch) const {
-    return std::all_of(batch.waits.begin(), batch.waits.end(), [](const TicketPtr& wait) {
-        const Ticket::State state = wait->state.load();
-        return state == Ticket::State::Reached ||
-               (state == Ticket::State::Submitted && !wait->lane);
-    });
+void Pump::hold(Batch batch) {
+    const std::uint64_t place = num_submits_++;
+    for (const TicketPtr& wait : batch.waits)
+        if (holds_back(*wait)) {
+            wait->holds_back.push_back(place);
+            ++batch.num_open_waits;
+        }
+    if (batch.num_open_waits == 0 || failed_wait(batch) != nullptr)
+        released_.insert(place);
+    held_.emplace(place, std::move(batch));
+}
+
+/// The ticket holds nothing back any more.
+void Pump::passed(Ticket& ticket) {
+    const bool failed = ticket.state.load() == Ticket::State::Failed;
+    for (const std::uint64_t place : std::exchange(ticket.holds_back, {})) {
+        const auto batch = held_.find(place);
+        if (batch != held_.end() && (--batch->second.num_open_waits == 0 || failed))
+            released_.insert(place);
+    }
+}
+
+/// To its queue, or to those that are shuffled, unless it fails with what it waited for.
+void Pump::release(Batch batch) {
+    if (const Error* error = failed_wait(batch)) {
+        const Error copy = *error;
+        finish(batch.ticket, Ticket::State::Failed, &copy);
+    } else if (device_.options.sync == SyncMode::Shuffle) {
+        ready_.push_back(std::move(batch));
+    } else {
+        submit_now(batch);
+    }
+}
+
+void Pump::submit_one_at_random() {
+    const std::size_t pick = random_() % ready_.size();
+    Batch batch = std::move(ready_[pick]);
+    ready_.erase(ready_.begin() + static_cast<std::ptrdiff_t>(pick));
+    submit_now(batch);
 }
 
 void Pump::advance(bool flush) {
     collect();
-    const bool shuffle = device_.options.sync == SyncMode::Shuffle;
-    for (bool again = true; again;) {
-        again = false;
-        for (std::size_t i = 0; i < held_.size();) {
-            const Error* error = failed_wait(held_[i]);
-            if (error == nullptr && !is_ready(held_[i])) {
-                ++i;
-                continue;
-            }
-            Batch batch = std::move(held_[i]);
-            held_.erase(held_.begin() + static_cast<std::ptrdiff_t>(i));
-            again = true;
-            if (error != nullptr) {
-                const Error copy = *error;
-                finish(batch.ticket, Ticket::State::Failed, &copy);
-            } else if (shuffle) {
-                ready_.push_back(std::move(batch));
-            } else {
-                submit_now(batch);
-            }
+    for (;;) {
+        while (!released_.empty()) {
+            auto batch = held_.extract(*released_.begin());
+            released_.erase(released_.begin());
+            if (!batch.empty()) // else all that was held has failed
+                release(std::move(batch.mapped()));
         }
-        while (flush && !ready_.empty()) {
-            const std::size_t pick = random_() % ready_.size();
-            Batch batch = std::move(ready_[pick]);
-            ready_.erase(ready_.begin() + static_cast<std::ptrdiff_t>(pick));
-            submit_now(batch);
-            again = true;
-            if (random_() % 2 == 0)
-                break; // look again at what has become ready before the next choice
-        }
+        if (!flush || ready_.empty())
+            break;
+        do // at times look again at what has become ready before the next choice
+            submit_one_at_random();
+        while (!ready_.empty() && random_() % 2 != 0);
     }
+}
+
+bool Pump::idle() const noexcept {
+    return held_.empty() && ready_.empty() &&
+           std::ranges::all_of(in_flight_, [](const auto& queue) { return queue.empty(); });
 }
 
 void Pump::finish(const TicketPtr& ticket, Ticket::State state, const Error* error) {
@@ -127,37 +153,35 @@ void Pump::finish(const TicketPtr& ticket, Ticket::State state, const Error* err
     ticket->state.store(state, std::memory_order_release);
     if (state == Ticket::State::Reached && device_.checker)
         device_.checker->observed(*ticket);
+    any_finished_ = true;
+    passed(*ticket);
     device_.changed.notify_all();
 }
 
 void Pump::collect() {
-    for (auto& queue : device_.queues) {
-        if (std::none_of(in_flight_.begin(), in_flight_.end(), [&](const Batch& batch) {
-                return batch.ticket->timeline == &queue->timeline;
-            }))
+    for (std::size_t index = 0; index < in_flight_.size(); ++index) {
+        if (in_flight_[index].empty())
             continue;
+        Device::Impl::Queue& queue = *device_.queues[index];
         std::uint64_t value = 0;
-        const VkResult result = device_.vk.vkGetSemaphoreCounterValue(
-            device_.device, queue->timeline.semaphore, &value);
+        const VkResult result =
+            device_.vk.vkGetSemaphoreCounterValue(device_.device, queue.timeline.semaphore, &value);
         if (result != VK_SUCCESS || value == ~std::uint64_t{0}) { // the value of a lost device
             lose_device(result == VK_SUCCESS ? VK_ERROR_DEVICE_LOST : result, "reading a timeline");
             return;
         }
-        for (std::size_t i = 0; i < in_flight_.size();) {
-            Batch& batch = in_flight_[i];
-            if (batch.ticket->timeline != &queue->timeline || batch.ticket->value > value) {
-                ++i;
-                continue;
-            }
+        while (!in_flight_[index].empty() && in_flight_[index].front().ticket->value <= value) {
+            const Batch batch = std::move(in_flight_[index].front());
+            in_flight_[index].pop_front();
             if (device_.trace)
                 device_.trace->batch_done(*batch.recording, *batch.ticket, batch.queue,
                                           batch.submitted_ns);
-            queue->last_reached = batch.ticket->name;
+            queue.last_reached = batch.ticket->name;
             finish(batch.ticket, Ticket::State::Reached, nullptr);
-            in_flight_.erase(in_flight_.begin() + static_cast<std::ptrdiff_t>(i));
         }
     }
-    device_.allocator->collect();
+    if (std::exchange(any_finished_, false))
+        device_.allocator->collect();
 }
 
 void Pump::poll_external(const TicketPtr& ticket) {
@@ -174,7 +198,9 @@ void Pump::poll_external(const TicketPtr& ticket) {
 }
 
 Error Pump::lose_device(VkResult result, const std::string& what) {
-    if (device_.failure && device_.failure->code() == ErrorCode::DeviceLost && in_flight_.empty())
+    const bool in_flight =
+        std::ranges::any_of(in_flight_, [](const auto& queue) { return !queue.empty(); });
+    if (device_.failure && device_.failure->code() == ErrorCode::DeviceLost && !in_flight)
         return *device_.failure;
     const Error error(ErrorCode::DeviceLost,
                       "the device " + device_.info.name + " was lost (" + result_name(result) +
@@ -182,10 +208,9 @@ Error Pump::lose_device(VkResult result, const std::string& what) {
                           ". What was in flight first is the likely cause: BELLOWS_SYNC=serial "
                           "narrows it down, BELLOWS_VALIDATION=1 checks how it is used",
                       -1, result);
-    std::deque<Batch> gone;
-    gone.swap(in_flight_);
-    for (const Batch& batch : gone)
-        finish(batch.ticket, Ticket::State::Failed, &error);
+    for (const std::deque<Batch>& queue : std::exchange(in_flight_, {}))
+        for (const Batch& batch : queue)
+            finish(batch.ticket, Ticket::State::Failed, &error);
     fail_held(error);
     return error;
 }
@@ -193,16 +218,14 @@ Error Pump::lose_device(VkResult result, const std::string& what) {
 std::string Pump::breadcrumbs() const {
     constexpr std::size_t kMostBatches = 4, kMostOperations = 6;
     std::string text;
-    for (std::uint32_t index = 0; index < device_.queues.size(); ++index) {
+    for (std::uint32_t index = 0; index < in_flight_.size(); ++index) {
         const Device::Impl::Queue& queue = *device_.queues[index];
         text += "; queue " + std::to_string(index) + ": " +
                 (queue.last_reached.empty() ? "no batch had ended"
                                             : "the last batch to end was " + queue.last_reached) +
                 ", in flight: ";
         std::size_t count = 0;
-        for (const Batch& batch : in_flight_) {
-            if (batch.queue != index)
-                continue;
+        for (const Batch& batch : in_flight_[index]) {
             if (++count > kMostBatches)
                 continue;
             text += (count > 1 ? ", " : "") + batch.ticket->name + " (value " +
@@ -228,25 +251,26 @@ std::string Pump::breadcrumbs() const {
 void Pump::fail_held(const Error& error) {
     std::vector<Batch> batches;
     batches.swap(ready_);
-    for (Batch& batch : held_)
+    for (auto& [place, batch] : held_)
         batches.push_back(std::move(batch));
     held_.clear();
+    released_.clear();
     for (Batch& batch : batches)
         finish(batch.ticket, Ticket::State::Failed, &error);
 }
 
 std::string Pump::describe_pending() const {
     std::string text;
-    for (const Batch& batch : in_flight_)
-        text += (text.empty() ? "running: " : ", ") + batch.ticket->name;
-    for (const auto* list : {&held_})
-        for (const Batch& batch : *list) {
-            text += (text.empty() ? "held: " : "; held: ") + batch.ticket->name + " (waits for";
-            for (const TicketPtr& wait : batch.waits)
-                if (wait->state.load() == Ticket::State::Held)
-                    text += " " + wait->name;
-            text += ")";
-        }
+    for (const std::deque<Batch>& queue : in_flight_)
+        for (const Batch& batch : queue)
+            text += (text.empty() ? "running: " : ", ") + batch.ticket->name;
+    for (const auto& [place, batch] : held_) {
+        text += (text.empty() ? "held: " : "; held: ") + batch.ticket->name + " (waits for";
+        for (const TicketPtr& wait : batch.waits)
+            if (wait->state.load() == Ticket::State::Held)
+                text += " " + wait->name;
+        text += ")";
+    }
     return text.empty() ? "nothing" : text;
 }
 
@@ -292,9 +316,6 @@ void Pump::submit_now(Batch& batch) {
     try {
         if (device_.failure)
             throw Error(*device_.failure);
-        recording.prepare();
-        recording.fill_table();
-
         // Lane jobs bring the device work that they submitted.
         std::vector<TicketPtr> device_waits;
         bool same_queue = device_.options.sync == SyncMode::Serial;
@@ -327,15 +348,11 @@ void Pump::submit_now(Batch& batch) {
                                     operations);
         }
 
-        std::vector<VkCommandBufferSubmitInfo> buffers;
+        recording.prepare(same_queue);
+        recording.fill_table();
         VkCommandBufferSubmitInfo buffer{};
         buffer.sType = VK_STRUCTURE_TYPE_COMMAND_BUFFER_SUBMIT_INFO;
-        if (same_queue) {
-            buffer.commandBuffer = queue.full_barrier;
-            buffers.push_back(buffer);
-        }
         buffer.commandBuffer = recording.commands.buffer;
-        buffers.push_back(buffer);
 
         VkSemaphoreSubmitInfo signal{};
         signal.sType = VK_STRUCTURE_TYPE_SEMAPHORE_SUBMIT_INFO;
@@ -347,8 +364,8 @@ void Pump::submit_now(Batch& batch) {
         submit.sType = VK_STRUCTURE_TYPE_SUBMIT_INFO_2;
         submit.waitSemaphoreInfoCount = static_cast<std::uint32_t>(waits.size());
         submit.pWaitSemaphoreInfos = waits.data();
-        submit.commandBufferInfoCount = static_cast<std::uint32_t>(buffers.size());
-        submit.pCommandBufferInfos = buffers.data();
+        submit.commandBufferInfoCount = 1;
+        submit.pCommandBufferInfos = &buffer;
         submit.signalSemaphoreInfoCount = 1;
         submit.pSignalSemaphoreInfos = &signal;
 
@@ -368,8 +385,10 @@ void Pump::submit_now(Batch& batch) {
         batch.ticket->timeline = &queue.timeline;
         batch.ticket->value = signal.value;
         batch.ticket->state.store(Ticket::State::Submitted, std::memory_order_release);
+        passed(*batch.ticket);
         batch.waits.clear();
-        in_flight_.push_back(std::move(batch));
+        in_flight_.resize(device_.queues.size());
+        in_flight_[batch.queue].push_back(std::move(batch));
         device_.changed.notify_all();
     } catch (const Error& error) {
         finish(batch.ticket, Ticket::State::Failed, &error);

@@ -10,7 +10,9 @@
 #include <bellows/engine/device.hpp>
 
 #include <deque>
+#include <map>
 #include <random>
+#include <set>
 #include <span>
 #include <vector>
 
@@ -20,6 +22,7 @@ struct Batch {
     Recording::Impl* recording = nullptr;
     TicketPtr ticket;
     std::vector<TicketPtr> waits;
+    std::size_t num_open_waits = 0; ///< that hold it back, while it is held
     std::uint32_t queue = 0;
     bool inside_lane_job = false;
     VectorClock base_clock;        ///< what the submitting lane job knew
@@ -46,7 +49,7 @@ public:
     void poll_external(const TicketPtr& ticket);
     /// Fails every batch that is held.
     void fail_held(const Error& error);
-    bool idle() const noexcept { return held_.empty() && ready_.empty() && in_flight_.empty(); }
+    bool idle() const noexcept;
     std::string describe_pending() const;
     void finish(const TicketPtr& ticket, Ticket::State state, const Error* error);
     /// The device is gone, as `result` of `what` says: fails everything that is in flight or held
@@ -54,18 +57,26 @@ public:
     Error lose_device(VkResult result, const std::string& what);
 
 private:
-    bool is_ready(const Batch& batch) const;
-    const Error* failed_wait(const Batch& batch) const;
+    static bool holds_back(const Ticket& wait) noexcept;
+    static const Error* failed_wait(const Batch& batch);
+    void hold(Batch batch);
+    void passed(Ticket& ticket);
+    void release(Batch batch);
+    void submit_one_at_random();
     void submit_now(Batch& batch);
     std::string breadcrumbs() const;
     void add_serial_wait(const TicketPtr& ticket, std::vector<TicketPtr>& waits);
     void add_derived_waits(std::vector<TicketPtr> derived, std::vector<TicketPtr>& waits);
 
     Device::Impl& device_;
-    std::deque<Batch> held_;
-    std::vector<Batch> ready_; ///< shuffle mode only
-    std::deque<Batch> in_flight_;
-    TicketPtr last_; ///< newest in the order of work, for serial mode
+    // By their place in the order of submit() calls, in which those that can go are submitted.
+    std::map<std::uint64_t, Batch> held_;
+    std::set<std::uint64_t> released_; ///< of the held ones, those that nothing holds back
+    std::uint64_t num_submits_ = 0;
+    std::vector<Batch> ready_;                 ///< shuffle mode only
+    std::vector<std::deque<Batch>> in_flight_; ///< by queue
+    bool any_finished_ = false;                ///< since the last collect()
+    TicketPtr last_;                           ///< newest in the order of work, for serial mode
     std::mt19937_64 random_;
 };
 

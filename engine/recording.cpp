@@ -204,13 +204,16 @@ void Recording::Impl::allocate_table() {
             {.name = "parameters of " + name, .bytes = table_bytes, .kind = MemoryKind::Upload});
 }
 
-void Recording::Impl::prepare() {
+void Recording::Impl::prepare(bool behind) {
     if (queries != VK_NULL_HANDLE)
         impl.vk.vkResetQueryPool(impl.device, queries, 0, 2 * num_queries);
     const std::uint64_t epochs = handle_epochs(); // each epoch only rises, so does their sum
-    if (encoded_operations_ == operations.size() && encoded_epochs_ == epochs)
+    behind_ |= behind;                            // what was so once will mostly be so again
+    if (encoded_operations_ == operations.size() && encoded_epochs_ == epochs &&
+        encoded_behind_ == behind_)
         return;
     encode();
+    encoded_behind_ = behind_;
     encoded_operations_ = operations.size();
     encoded_epochs_ = epochs;
 }
@@ -277,6 +280,18 @@ void Recording::Impl::encode() {
         num_queries = count;
         if (queries != VK_NULL_HANDLE)
             impl.vk.vkResetQueryPool(impl.device, queries, 0, 2 * count);
+    }
+    if (behind_) {
+        // Of all that recordings may do, and no more: one of all stages takes a GPU 7 us.
+        Scope any;
+        for (const Kind kind : {Kind::Dispatch, Kind::DispatchIndirect, Kind::Copy})
+            any.add(kind);
+        VkMemoryBarrier2 barrier{};
+        barrier.srcStageMask = any.stages | any.grid_stages;
+        barrier.srcAccessMask = any.writes;
+        barrier.dstStageMask = any.stages | any.grid_stages;
+        barrier.dstAccessMask = any.reads | any.writes | VK_ACCESS_2_INDIRECT_COMMAND_READ_BIT;
+        encode_barrier(barrier);
     }
     // A barrier orders all operations before it against all after it; `before` has those since the
     // last one.

@@ -43,8 +43,9 @@ struct Recording::Impl {
              std::span<const std::uint32_t> push);
     /// Makes room for the parameter table; not under the device's mutex.
     void allocate_table();
-    /// Command buffer for the current binding of buffers that commands name by handle.
-    void prepare();
+    /// Command buffer for the current binding of buffers that commands name by handle. behind: it
+    /// comes after all that its queue was given before.
+    void prepare(bool behind);
     /// Writes the addresses of all operands into the parameter table. Needs the device's mutex.
     void fill_table();
     /// Accesses of the whole recording, merged per resource and range.
@@ -80,6 +81,7 @@ private:
     Buffer table_;
     std::uint64_t encoded_operations_ = 0;
     std::uint64_t encoded_epochs_ = 0;
+    bool behind_ = false, encoded_behind_ = false;
     std::vector<OperandUse> since_barrier_;
     std::vector<OperandUse> merged_;
     std::uint64_t merged_uses_ = 0;
