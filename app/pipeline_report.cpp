@@ -19,14 +19,14 @@ constexpr double kMs = 1e3;
 
 /// What travels: the lists one after the other behind their lengths.
 struct Wire {
-    double num_ops = 0, num_exchange = 0, hidden = 0, activation_bytes = 0;
+    double num_ops = 0, num_exchange = 0, hidden = 0, stalled = 0, activation_bytes = 0;
 };
 
 std::vector<std::byte> packed(const RankTimes& times, std::uint64_t activation_bytes,
                               double origin) {
     const Wire head{static_cast<double>(times.ops.size()),
                     static_cast<double>(times.exchange.size()), kMs * times.hidden,
-                    static_cast<double>(activation_bytes)};
+                    kMs * times.stalled, static_cast<double>(activation_bytes)};
     std::vector<OpTime> all;
     for (const auto* list : {&times.ops, &times.exchange})
         for (const OpTime& time : *list)
@@ -50,7 +50,7 @@ OfRank unpacked(std::span<const std::byte> bytes) {
     if (!all.empty())
         std::memcpy(all.data(), bytes.data() + sizeof head, all.size() * sizeof(OpTime));
     const auto middle = all.begin() + static_cast<std::ptrdiff_t>(head.num_ops);
-    return {{{all.begin(), middle}, {middle, all.end()}, head.hidden},
+    return {{{all.begin(), middle}, {middle, all.end()}, head.hidden, head.stalled},
             static_cast<std::uint64_t>(head.activation_bytes)};
 }
 
@@ -97,11 +97,12 @@ PipelineReport report_pipeline(World& world, const Schedule& schedule, const Run
                peaks[static_cast<std::size_t>(MemoryCategory::Activations)], origin));
     PipelineReport report;
     std::vector<std::vector<OpTime>> ops;
-    double exchange = 0, hidden = 0;
+    double exchange = 0, hidden = 0, stalled = 0;
     for (std::size_t rank = 0; rank < parts.size(); ++rank) {
         OfRank of = unpacked(parts[rank]);
         exchange += length_of(of.times.exchange);
         hidden += of.times.hidden;
+        stalled += of.times.stalled;
         if (rank % layout.dp != 0)
             continue;
         report.peak_chunks.push_back(most_in_flight(schedule.ops[ops.size()], of.times.ops));
@@ -118,6 +119,7 @@ PipelineReport report_pipeline(World& world, const Schedule& schedule, const Run
     ops.resize(static_cast<std::size_t>(count));
     report.exchange_ms = exchange / static_cast<double>(parts.size());
     report.hidden_share = exchange > 0 ? hidden / exchange : 0;
+    report.stalled_ms = stalled / static_cast<double>(parts.size());
     report.measured = timeline_of(std::move(ops));
     report.simulated = simulate(schedule, costs_of(schedule, report.measured));
     return report;
@@ -134,6 +136,8 @@ std::string format_report(const PipelineReport& report) {
                        ", simulated at the measured costs " + ms(report.simulated.step_time) +
                        "\n    bubble by rank   measured " + shares(report.measured) +
                        "\n                     simulated " + shares(report.simulated) + "\n";
+    text += "    stalled          " + ms(report.stalled_ms) +
+            " on each rank, with nothing to compute\n";
     if (report.exchange_ms > 0)
         text += "    experts' tokens  travel " + ms(report.exchange_ms) + " on each rank, " +
                 percent(report.hidden_share) + " of it under other work\n";

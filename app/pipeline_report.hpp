@@ -26,6 +26,7 @@ struct PipelineReport {
     std::vector<std::uint64_t> peak_chunks, bound, activation_bytes;
     double exchange_ms = 0;  ///< mean of all ranks
     double hidden_share = 0; ///< of it, under the ops' own work
+    double stalled_ms = 0;   ///< of the step, when a rank computes nothing; mean of all ranks
 };
 
 /// Collective: events are this rank's of one step, device what ran them. origin: what the clocks of

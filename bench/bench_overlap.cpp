@@ -54,10 +54,12 @@ started it.
   --help
 
 compute, exchange      ms alone: all that the layers compute, and, node by node, dispatches and combines from hand-in to end
+kernels                ms of them in which the device packs and unpacks
 one by one, pair       ms from the first hand-in to the last end, each node behind the one before, and interleaved
 simulated              ms of the pair, from the times alone
 hidden                 of the exchange: 1 - (pair - compute) / exchange
-slower                 how much longer the pair's kernels took beside the exchange, all and the experts' products
+travel                 the same of what is left of it without its kernels: 1 - (pair - compute - kernels) / (exchange - kernels)
+slower                 how much longer the pair's compute took beside the exchange: all of its kernels, the experts' products
 Medians of the repeats, of the rank that takes longest. A run is checked: output, input gradients and weight gradients of the
 pair interleaved are those of the pair one by one, bit for bit.
 Exit codes: 0 all right, 1 a wrong result, 2 bad usage, 3 no device or MPI that serves, 4 a lost rank.
@@ -138,9 +140,9 @@ double median_of(std::vector<PairRun> runs, double PairRun::* what) {
 }
 
 PairRun median_of(Stopwatch& watch, const std::vector<PairRun>& runs) {
-    std::array<std::int64_t, 4> longest{};
+    std::array<std::int64_t, 5> longest{};
     constexpr std::array kWhat = {&PairRun::seconds, &PairRun::kernels, &PairRun::products,
-                                  &PairRun::exchange};
+                                  &PairRun::moves, &PairRun::exchange};
     for (std::size_t i = 0; i < kWhat.size(); ++i)
         longest[i] = std::llround(1e9 * median_of(runs, kWhat[i]));
     watch.host().all_reduce_max(std::span<std::int64_t>(longest));
@@ -242,21 +244,29 @@ std::uint64_t width_for(Stopwatch& watch, Device& device, const Options& options
 nlohmann::ordered_json print(const Measured& at) {
     const double compute = at.compute.seconds, exchange = at.one_by_one.exchange;
     const double hidden = 1 - std::max(0.0, at.pair.seconds - compute) / exchange;
+    // Kernels that pack and unpack take the device like all others.
+    const double moves = at.one_by_one.moves;
+    const double travel =
+        1 - std::max(0.0, at.pair.seconds - compute - moves) / std::max(exchange - moves, 1e-9);
     const double slower = at.pair.kernels / at.compute.kernels - 1;
     const double products = at.pair.products / at.compute.products - 1;
-    std::printf("%6llu %7.2f %9.3f %9.3f %11.3f %9.3f %10.3f %7.1f %% %+7.1f %% %+7.1f %%\n",
-                static_cast<unsigned long long>(at.ffn), compute / exchange, 1e3 * compute,
-                1e3 * exchange, 1e3 * at.one_by_one.seconds, 1e3 * at.pair.seconds,
-                1e3 * at.simulated, 100 * hidden, 100 * slower, 100 * products);
+    std::printf(
+        "%6llu %7.2f %9.3f %9.3f %9.3f %11.3f %9.3f %10.3f %7.1f %% %7.1f %% %+7.1f %% %+7.1f "
+        "%%\n",
+        static_cast<unsigned long long>(at.ffn), compute / exchange, 1e3 * compute, 1e3 * exchange,
+        1e3 * moves, 1e3 * at.one_by_one.seconds, 1e3 * at.pair.seconds, 1e3 * at.simulated,
+        100 * hidden, 100 * travel, 100 * slower, 100 * products);
     std::printf("       %s\n", to_text(at.pattern).c_str());
     std::fflush(stdout);
     return {{"ffn", at.ffn},
             {"compute_ms", 1e3 * compute},
             {"exchange_ms", 1e3 * exchange},
+            {"exchange_kernels_ms", 1e3 * moves},
             {"one_by_one_ms", 1e3 * at.one_by_one.seconds},
             {"pair_ms", 1e3 * at.pair.seconds},
             {"simulated_ms", 1e3 * at.simulated},
             {"hidden", hidden},
+            {"travel_hidden", travel},
             {"kernels_slower", slower},
             {"products_slower", products},
             {"order", to_text(at.pattern)}};
@@ -271,15 +281,15 @@ std::string run_all(World& world, const Options& options) {
     const PairShape& shape = options.shape;
     if (leads)
         std::printf("%llu ranks on %s, %llu tokens x %llu, %llu blocks, top %llu of %llu experts, "
-                    "%s, device link %s; ms\n%6s %7s %9s %9s %11s %9s %10s %9s %9s %9s\n",
+                    "%s, device link %s; ms\n%6s %7s %9s %9s %9s %11s %9s %10s %9s %9s %9s %9s\n",
                     static_cast<unsigned long long>(options.ranks), device->info().name.c_str(),
                     static_cast<unsigned long long>(shape.tokens),
                     static_cast<unsigned long long>(shape.hidden),
                     static_cast<unsigned long long>(shape.layers),
                     static_cast<unsigned long long>(shape.top_k),
                     static_cast<unsigned long long>(shape.experts), shape.fp8 ? "fp8" : "bf16",
-                    shape.device_link.c_str(), "width", "ratio", "compute", "exchange",
-                    "one by one", "pair", "simulated", "hidden", "slower", "products");
+                    shape.device_link.c_str(), "width", "ratio", "compute", "exchange", "kernels",
+                    "one by one", "pair", "simulated", "hidden", "travel", "slower", "products");
     nlohmann::ordered_json all = nlohmann::ordered_json::array();
     for (const double ratio : options.ratios) {
         PairShape at = shape;

@@ -65,6 +65,7 @@ simulated, measured    ms of a step; of the measured ones the median. Pairs of t
 off                    how much longer it took than simulated
 bubble                 what the rank that idles most idles, as a share of the step
 tokens/s, hidden       of a model: of whole steps; how much of the time in which experts' tokens travel other work runs
+stalled                ms of a step in which a rank computes nothing, mean of all
 waited                 ms that a rank's exchanges, reductions and pipes did nothing but wait in a step, added up
 A run is checked: every micro-batch has gone through every stage and back, gradients are summed in order; all schedules
 bring a model to the same loss, but for rounding.
@@ -134,7 +135,7 @@ struct Result {
     std::string kind, impossible;
     double simulated = 0, measured = 0, simulated_bubble = 0, measured_bubble = 0;
     // Of a model:
-    double tokens_per_s = 0, hidden = 0, waited_ms = 0, exchange_ms = 0, loss = 0;
+    double tokens_per_s = 0, hidden = 0, waited_ms = 0, exchange_ms = 0, stalled_ms = 0, loss = 0;
     std::string pattern;
 };
 
@@ -261,6 +262,7 @@ Result measure_model(Stopwatch& watch, Device& device, const Options& options, S
     result.tokens_per_s = steps.tokens_per_s;
     result.hidden = steps.report.hidden_share;
     result.exchange_ms = steps.report.exchange_ms;
+    result.stalled_ms = steps.report.stalled_ms;
     result.waited_ms = 1e3 * steps.seconds_waited;
     result.loss = steps.loss;
     result.pattern = steps.pattern;
@@ -276,8 +278,9 @@ void print(const Result& result, bool of_model) {
                     100 * (result.measured / result.simulated - 1), 100 * result.simulated_bubble,
                     100 * result.measured_bubble);
         if (of_model)
-            std::printf(" %10.0f %7.1f %% of %7.1f %10.1f %10.6f", result.tokens_per_s,
-                        100 * result.hidden, result.exchange_ms, result.waited_ms, result.loss);
+            std::printf(" %10.0f %7.1f %% of %7.1f %8.1f %8.1f %10.6f", result.tokens_per_s,
+                        100 * result.hidden, result.exchange_ms, result.stalled_ms,
+                        result.waited_ms, result.loss);
         std::printf("\n");
         if (!result.pattern.empty())
             std::printf("             %s\n", result.pattern.c_str());
@@ -306,7 +309,8 @@ void print_titles(const Options& options) {
     std::printf("%-12s %10s %10s %9s %11s %11s", "schedule", "simulated", "measured", "off",
                 "bubble", "measured");
     if (options.model)
-        std::printf(" %10s %20s %10s %10s", "tokens/s", "hidden of ms", "waited ms", "loss");
+        std::printf(" %10s %20s %8s %8s %10s", "tokens/s", "hidden of ms", "stalled", "waited",
+                    "loss");
     std::printf("\n");
 }
 
@@ -322,6 +326,7 @@ nlohmann::ordered_json json_of(const Result& result) {
         json.update({{"tokens_per_s", result.tokens_per_s},
                      {"exchange_ms", result.exchange_ms},
                      {"hidden", result.hidden},
+                     {"stalled_ms", result.stalled_ms},
                      {"waited_ms", result.waited_ms},
                      {"loss", result.loss},
                      {"pattern", result.pattern}});

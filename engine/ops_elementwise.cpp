@@ -67,4 +67,17 @@ void cast(Recording& recording, const TensorView& x, const TensorView& y) {
         plan.groups);
 }
 
+void add_rows(Recording& recording, const Arguments& arguments, BufferView x, std::uint64_t rows,
+              std::uint64_t columns, BufferView sums, bool accumulate) {
+    const std::uint32_t columns4 = arguments.groups_of_4("columns", columns);
+    const FlatPlan plan = plan_exact(recording, columns4);
+    recording.dispatch(kernels::ColumnSum{.constants = {.local_size = plan.local_size},
+                                          .x = x,
+                                          .sums = sums,
+                                          .rows = arguments.u32("rows", rows),
+                                          .columns4 = columns4,
+                                          .accumulate = accumulate ? 1u : 0u},
+                       plan.groups);
+}
+
 } // namespace bellows::ops

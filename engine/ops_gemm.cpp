@@ -171,4 +171,51 @@ void gemm_tn(Recording& recording, const TensorView& a, const TensorView& b, con
                                                    alpha);
 }
 
+namespace {
+
+/// Rows of a run: so many runs that there are some 2^20 elements to compute, none under 128 rows.
+std::uint64_t rows_of_run(std::uint64_t k, std::uint64_t m, std::uint64_t n) {
+    constexpr std::uint64_t kElements = std::uint64_t{1} << 20, kLeastRows = 128;
+    const std::uint64_t runs = kElements / std::max<std::uint64_t>(m * n, 1);
+    return std::max(div_up(k, std::max<std::uint64_t>(runs, 1)), kLeastRows);
+}
+
+} // namespace
+
+std::uint64_t gemm_tn_tall_workspace_bytes(std::uint64_t k, std::uint64_t m, std::uint64_t n) {
+    const std::uint64_t rows = rows_of_run(k, m, n);
+    return k <= rows ? 0 : div_up(k, rows) * m * n * sizeof(float);
+}
+
+void gemm_tn_tall(Recording& recording, const TensorView& a, const TensorView& b,
+                  const TensorView& d, bool accumulate, BufferView workspace) {
+    const Arguments arguments("gemm_tn_tall");
+    arguments.rank("a", a, 2);
+    arguments.rank("b", b, 2);
+    const std::uint64_t k = a.extent[0], m = a.extent[1], n = b.extent[1];
+    arguments.tensor("d", d, DType::F32, {m, n});
+    arguments.multiple_of_4("N", n);
+    arguments.require(b.extent[0] == k, "K differs: a is " + describe(a) + ", b is " + describe(b));
+    const std::uint64_t bytes = gemm_tn_tall_workspace_bytes(k, m, n);
+    if (bytes == 0) {
+        gemm_tn(recording, a, b, d, accumulate);
+        return;
+    }
+    arguments.workspace(workspace, bytes);
+    const std::uint64_t rows = rows_of_run(k, m, n), runs = div_up(k, rows), whole = k / rows;
+    const TensorView sums =
+        TensorView::contiguous(workspace.sub(0, bytes), DType::F32, {runs, m, n});
+    const auto in_runs = [&](TensorView x) {
+        x.rank = 3;
+        x.extent = {whole, rows, x.extent[1]};
+        x.stride = {rows * x.stride[0], x.stride[0], x.stride[1]};
+        return x;
+    };
+    gemm_tn(recording, in_runs(a), in_runs(b), sums.rows(0, whole));
+    if (const std::uint64_t first = whole * rows; first < k)
+        gemm_tn(recording, a.rows(first, k - first), b.rows(first, k - first),
+                sums.rows(whole, 1).reshaped({m, n}));
+    add_rows(recording, arguments, sums.buffer, runs, m * n, arguments.memory("d", d), accumulate);
+}
+
 } // namespace bellows::ops

@@ -123,14 +123,7 @@ void rmsnorm_wgrad(Recording& recording, const TensorView& dy, const TensorView&
                               .x_stride4 = arguments.groups_of_4("x's row stride", x.stride[0]),
                               .chunk_rows = kChunkRows},
         by_chunk.groups);
-    const FlatPlan by_column = plan_exact(recording, columns4);
-    recording.dispatch(kernels::ColumnSum{.constants = {.local_size = by_column.local_size},
-                                          .x = partials,
-                                          .sums = d_gain_memory,
-                                          .rows = arguments.u32("chunks", chunks),
-                                          .columns4 = columns4,
-                                          .accumulate = accumulate ? 1u : 0u},
-                       by_column.groups);
+    add_rows(recording, arguments, partials, chunks, columns, d_gain_memory, accumulate);
 }
 
 } // namespace bellows::ops

@@ -358,7 +358,10 @@ void MoeSlot::other_weight_gradients(Recording& r, Arena::Frame& scratch) const 
         layer_.shared("gate_up_proj")
             .weight_gradient(r, scratch, shared_swiglu_.gradient_again(), norm_);
     }
-    ops::gemm_tn(r, d_logits_, norm_, layer_.parameter("mlp.gate.weight").gradient, true);
+    const TensorView& gate = layer_.parameter("mlp.gate.weight").gradient;
+    ops::gemm_tn_tall(r, d_logits_, norm_, gate, true,
+                      scratch.bytes(ops::gemm_tn_tall_workspace_bytes(desc_.tokens, gate.extent[0],
+                                                                      gate.extent[1])));
     ops::rmsnorm_wgrad(r, d_norm_, desc_.tensors.x, inv_rms_,
                        layer_.parameter("post_attention_layernorm.weight").gradient, true,
                        gain_workspace_);

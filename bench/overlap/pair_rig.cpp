@@ -160,13 +160,14 @@ PairRun PairRig::from_trace(double seconds) {
         if (event.op.empty() || event.is_job())
             continue;
         const double time = 1e-9 * static_cast<double>(event.end_ns - event.begin_ns);
-        const bool exchanges = !event.by.empty();
-        auto& [sum, count] = kernels_[{exchanges ? kExchange : event.category, event.name}];
+        auto& [sum, count] = kernels_[{event.by.empty() ? event.category : kExchange, event.name}];
         sum += time;
         ++count;
-        if (exchanges)
+        if (!event.by.empty())
             continue;
-        run.kernels += time;
+        const bool moves =
+            event.category.starts_with("DISPATCH") || event.category.starts_with("COMBINE");
+        (moves ? run.moves : run.kernels) += time;
         if (event.category.starts_with("MLP("))
             run.products += time;
     }

@@ -198,7 +198,13 @@ RankTimes times_of_rank(const Schedule& schedule, std::uint64_t rank,
         until = std::max(until, times.ops.back().end);
     }
     times.exchange = joined(std::move(jobs));
-    times.hidden = length_of_both(times.exchange, joined(std::move(own)));
+    own = joined(std::move(own));
+    times.hidden = length_of_both(times.exchange, own);
+    std::optional<OpTime> all;
+    for (const OpTime& op : times.ops)
+        extend(all, op);
+    if (all)
+        times.stalled = all->end - all->start - length_of_both({*all}, own);
     return times;
 }
 

@@ -104,12 +104,24 @@ TEST_F(Pipelines, OverlappedPairsGiveThoseBitsToo) {
     }
 }
 
+TEST_F(Pipelines, FromDeviceToDeviceTheBitsAreTheSame) {
+    Flags flags = pipeline("dualpipe");
+    flags.insert(flags.end(), {"--device-link", "host", "--steps", "3"});
+    const Finished finished = workspace_->bellows(workspace_->train_arguments("linked", flags));
+    ASSERT_EQ(finished.exit_code, 0) << finished.errors;
+    EXPECT_NE((finished.out + finished.errors).find("are linked (host)"), std::string::npos)
+        << finished.out << finished.errors;
+    const fs::path got = workspace_->path() / "linked";
+    EXPECT_EQ(losses_of(got), losses_of(halves_));
+    EXPECT_TRUE(same_tensors(got, halves_));
+}
+
 TEST_F(Pipelines, TheEndSaysHowItWent) {
     Flags flags = {"--ranks", "2",       "--ep", "2",          "--micro-batches",
                    "2",       "--steps", "2",    "--pipeline", "dualpipev"};
     const Finished finished = workspace_->bellows(workspace_->train_arguments("report", flags));
     ASSERT_EQ(finished.exit_code, 0) << finished.errors;
-    for (const char* part : {"pipeline, last step measured ", "bubble by rank ",
+    for (const char* part : {"pipeline, last step measured ", "bubble by rank ", "stalled ",
                              "of it under other work\n", "chunks of at most ", "pipeline picture "})
         EXPECT_NE(finished.out.find(part), std::string::npos) << part << finished.out;
     EXPECT_EQ(finished.out.find("measured 0 ms"), std::string::npos) << finished.out;

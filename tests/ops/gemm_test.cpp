@@ -116,6 +116,34 @@ TEST_F(OpsGemm, GroupedProductsAccumulate) {
     }
 }
 
+TEST_F(OpsGemm, ATallProductIsTheSumOfItsRuns) {
+    const std::uint64_t m = 8, n = 28;
+    for (const std::uint64_t k : {1u, 128u, 129u, 256u, 700u})
+        for (const DType dtype : {DType::F32, DType::BF16}) {
+            SCOPED_TRACE(std::to_string(k) + " " + to_string(dtype));
+            const auto a_values = random(DType::F32, k * m, k), b_values = random(dtype, k * n, 7);
+            const OpTensor a = tensor(DType::F32, {k, m}, a_values),
+                           b = tensor(dtype, {k, n}, b_values), d = result(DType::F32, {m, n}),
+                           whole = result(DType::F32, {m, n});
+            const Buffer scratch =
+                workspace(std::max<std::uint64_t>(ops::gemm_tn_tall_workspace_bytes(k, m, n), 16));
+            EXPECT_EQ(ops::gemm_tn_tall_workspace_bytes(k, m, n) > 0, k > 128);
+            run([&](Recording& recording) {
+                ops::gemm_tn(recording, a, b, whole);
+                ops::gemm_tn_tall(recording, a, b, d, false, scratch.view());
+            });
+            const std::vector<float> once = read(d), expected = read(whole);
+            for (std::uint64_t i = 0; i < m * n; ++i)
+                ASSERT_NEAR(once[i], expected[i], 2e-6 * static_cast<double>(k)) << i;
+            run([&](Recording& recording) {
+                ops::gemm_tn_tall(recording, a, b, d, true, scratch.view());
+            });
+            const std::vector<float> twice = read(d);
+            for (std::uint64_t i = 0; i < m * n; ++i)
+                ASSERT_EQ(twice[i], 2 * once[i]) << i;
+        }
+}
+
 TEST_F(OpsGemm, SaysWhatDoesNotFit) {
     const OpTensor a = result(DType::F32, {4, 8}), b = result(DType::F32, {4, 9});
     const OpTensor d = result(DType::F32, {4, 4});

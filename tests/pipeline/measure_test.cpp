@@ -46,6 +46,7 @@ TEST(Measure, OpsReachFromTheirFirstWorkToTheirLast) {
     ASSERT_EQ(times.exchange.size(), 1u);
     expect_time(times.exchange[0], 31, 36); // jobs that overlap count once
     EXPECT_NEAR(times.hidden, 1e-3, 1e-12); // under W0.m0, not under the exchange's own work
+    EXPECT_NEAR(times.stalled, 16e-3, 1e-12); // of 10 to 37 what its own work leaves
 }
 
 TEST(Measure, AnEmptyTraceIsNoStep) {
@@ -53,6 +54,7 @@ TEST(Measure, AnEmptyTraceIsNoStep) {
     const RankTimes times = times_of_rank(schedule, 1, {});
     EXPECT_EQ(times.ops.size(), schedule.ops[1].size());
     EXPECT_TRUE(times.exchange.empty());
+    EXPECT_EQ(times.stalled, 0);
     EXPECT_EQ(timeline_of({times.ops, times.ops}).step_time, 0);
 }
 

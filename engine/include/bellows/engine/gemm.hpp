@@ -31,6 +31,13 @@ void gemm_nn(Recording& recording, const TensorView& a, const TensorView& b, con
 void gemm_tn(Recording& recording, const TensorView& a, const TensorView& b, const TensorView& d,
              bool accumulate = false, float alpha = 1);
 
+/// gemm_tn with too few elements of D to fill a device, but many k: runs of rows of a and b each
+/// give a part of the sum, in `workspace`, and the parts are summed in ascending order. The sizes
+/// alone say how long the runs are. d is f32, contiguous, N a multiple of 4; no batches.
+std::uint64_t gemm_tn_tall_workspace_bytes(std::uint64_t k, std::uint64_t m, std::uint64_t n);
+void gemm_tn_tall(Recording& recording, const TensorView& a, const TensorView& b,
+                  const TensorView& d, bool accumulate, BufferView workspace);
+
 /// Rows begins[g] .. ends[g] belong to group g: [groups] u32 on the device, begins[g] <= ends[g].
 /// What lies between groups belongs to none.
 struct GroupRanges {

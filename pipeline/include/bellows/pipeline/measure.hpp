@@ -22,6 +22,7 @@ struct RankTimes {
     std::vector<OpTime> ops;
     std::vector<OpTime> exchange; ///< while jobs of ops ran on lanes: ascending, apart
     double hidden = 0;            ///< of exchange, while the ops' own work ran on the device
+    double stalled = 0; ///< of the time from the first op to the last, while none of it did
 };
 
 /// events: of one step.
