@@ -43,8 +43,12 @@ struct Trainer::Impl {
     void interleave_pairs(const NodeSeconds& seconds, double otherwise = 0);
     NodeSeconds mean_node_seconds(std::span<const TraceEvent> events);
     StepResult run_step(std::uint64_t step, const SequenceSource& sequences);
-    void post_data(Stage& stage, std::uint64_t micro_batch, std::uint64_t slot);
-    void post_loss(Stage& stage, std::uint64_t micro_batch, std::uint64_t slot);
+    Lane add_lane(const char* what, std::uint32_t phase) {
+        return thread.add_lane(std::string(what) + " of stage " +
+                               std::to_string(schedule.chunks[place][phase].stage));
+    }
+    void post_data(Lane& lane, Stage& stage, std::uint64_t micro_batch, std::uint64_t slot);
+    void post_loss(Lane& lane, Stage& stage, std::uint64_t micro_batch, std::uint64_t slot);
     TimePoint submit(const Node& node, std::span<const TimePoint> waits);
     void record_loads();
     void update_router_biases();
@@ -73,7 +77,6 @@ struct Trainer::Impl {
         activations_transport, gradients_transport;
     HostCollectives everyone, copy_peers;
     HostThread thread;
-    Lane host_lane;
     ParameterStore parameters;
     std::string why_decoded; ///< all FP8 products; empty where they are not
     std::unique_ptr<ExpertExchange> exchange;
@@ -87,7 +90,7 @@ struct Trainer::Impl {
     std::unordered_map<const Node*, TimePoint> last_runs;
     std::uint64_t step_index = 0; ///< of the step that runs
     const SequenceSource* source = nullptr;
-    std::map<std::uint64_t, double> losses; ///< by micro-batch; written by the host lane
+    std::map<std::uint64_t, double> losses; ///< by micro-batch; written by lanes
     TimePoint last_loss;
 
     // Expert loads of all layers, for the balance rule.
@@ -121,12 +124,13 @@ std::unique_ptr<Transport> transport_of(World& world, Device& device, const RunC
 /// One of this rank's stages, as the schedule sees it.
 class Trainer::Impl::Chunk : public PipelineChunk {
 public:
-    Chunk(Impl& trainer, Stage& stage, std::uint64_t last_micro_batch)
-        : trainer_(trainer), stage_(stage), last_micro_batch_(last_micro_batch),
+    Chunk(Impl& trainer, std::uint32_t phase, std::uint64_t last_micro_batch)
+        : trainer_(trainer), stage_(*trainer.stages[phase]), last_micro_batch_(last_micro_batch),
           reduction_(
               trainer.parameters,
-              gradient_buckets(gradient_ranges(trainer.parameters, stage), kGradientBucketBytes),
-              *trainer.dense, *trainer.replicas) {}
+              gradient_buckets(gradient_ranges(trainer.parameters, stage_), kGradientBucketBytes),
+              *trainer.dense, *trainer.replicas),
+          data_(trainer.add_lane("data", phase)), losses_(trainer.add_lane("losses", phase)) {}
 
     std::size_t num_nodes(OpKind op) const override { return nodes(op, 0).size(); }
     TimePoint submit(OpKind op, std::size_t node, std::uint64_t micro_batch, std::uint64_t slot,
@@ -134,10 +138,10 @@ public:
         const auto& of_op = nodes(op, slot);
         const bool forward = op == OpKind::Forward;
         if (forward && node == 0 && (stage_.first() || stage_.last()))
-            beside([&] { trainer_.post_data(stage_, micro_batch, slot); });
+            beside([&] { trainer_.post_data(data_, stage_, micro_batch, slot); });
         TimePoint done = trainer_.submit(*of_op[node], waits);
         if (forward && node + 1 == of_op.size() && stage_.last())
-            beside([&] { trainer_.post_loss(stage_, micro_batch, slot); });
+            beside([&] { trainer_.post_loss(losses_, stage_, micro_batch, slot); });
         // After the last micro-batch's nothing is added to a gradient but other ranks'.
         if (op == OpKind::WeightGradient && micro_batch == last_micro_batch_)
             beside([&] { reduction_.node_handed_in(node); });
@@ -168,6 +172,7 @@ private:
     Stage& stage_;
     std::uint64_t last_micro_batch_;
     GradientReduction reduction_;
+    Lane data_, losses_; ///< apart: the next micro-batch's data does not wait for a loss
 };
 
 Trainer::Impl::Impl(Device& dev, World& w, const RunConfig& c, const RunLayout& l,
@@ -180,7 +185,6 @@ Trainer::Impl::Impl(Device& dev, World& w, const RunConfig& c, const RunLayout& 
       replica_transport(transport_of(w, dev, c)), activations_transport(transport_of(w, dev, c)),
       gradients_transport(transport_of(w, dev, c)), everyone(w, Group::all(w.size()), limit),
       copy_peers(w, dp_group(l, copies), limit), thread(dev, "network"),
-      host_lane(thread.add_lane("host")),
       parameters(dev, parameters_of_rank(c.model, schedule, place, d % l.ep, l.ep),
                  activation_type(c.train), true, linear_precision(c.train)) {
     agree_on_kernels(kernels);
@@ -253,7 +257,7 @@ void Trainer::Impl::make_executor() {
     const std::uint64_t of_stream = schedule.num_micro_batches / schedule.num_streams;
     for (std::uint32_t phase = 0; phase < stages.size(); ++phase) {
         const std::uint64_t first = schedule.first_of_stream(schedule.chunks[place][phase].stream);
-        chunks.push_back(std::make_unique<Chunk>(*this, *stages[phase], first + of_stream - 1));
+        chunks.push_back(std::make_unique<Chunk>(*this, phase, first + of_stream - 1));
     }
     std::vector<int> world_ranks;
     for (std::uint64_t rank = 0; rank < schedule.num_ranks(); ++rank)
@@ -314,7 +318,8 @@ TimePoint Trainer::Impl::submit(const Node& node, std::span<const TimePoint> wai
     return last = node.submit(waits);
 }
 
-void Trainer::Impl::post_data(Stage& stage, std::uint64_t micro_batch, std::uint64_t slot) {
+void Trainer::Impl::post_data(Lane& lane, Stage& stage, std::uint64_t micro_batch,
+                              std::uint64_t slot) {
     const std::uint64_t seq = config.train.seq;
     const std::uint64_t sequences = stage.tokens() / seq;
     const std::uint64_t first = (d * config.train.micro_batches + micro_batch) * sequences;
@@ -335,10 +340,11 @@ void Trainer::Impl::post_data(Stage& stage, std::uint64_t micro_batch, std::uint
         std::memcpy(target_buffer.mapped(), targets.data(), targets.size() * 4);
         return Progress::Done;
     };
-    host_lane.post(std::move(job));
+    lane.post(std::move(job));
 }
 
-void Trainer::Impl::post_loss(Stage& stage, std::uint64_t micro_batch, std::uint64_t slot) {
+void Trainer::Impl::post_loss(Lane& lane, Stage& stage, std::uint64_t micro_batch,
+                              std::uint64_t slot) {
     Buffer& buffer = stage.loss_buffer(slot);
     LaneJob job;
     job.name = "loss of micro-batch " + std::to_string(micro_batch);
@@ -348,7 +354,7 @@ void Trainer::Impl::post_loss(Stage& stage, std::uint64_t micro_batch, std::uint
         losses[micro_batch] = static_cast<double>(pair[0]) + static_cast<double>(pair[1]);
         return Progress::Done;
     };
-    last_loss = host_lane.post(std::move(job));
+    last_loss = lane.post(std::move(job));
 }
 
 /// Whoever comes early to a collective waits in it.

@@ -29,9 +29,11 @@ ChunkTransfer::ChunkTransfer(CollectiveContext& context, StagingSlot& slot, bool
     : context_(context), slot_(slot), linked_(linked), tensors_(tensors), plan_(plan),
       sequence_(sequence),
       first_stream_(static_cast<std::uint32_t>(2 * index % (Tag::kStreams / 2))),
-      out_(context.device, QueueRole::TransferOut, context.options.name + " out"),
+      out_(context.device, linked ? kWithinDevice : QueueRole::TransferOut,
+           context.options.name + " out"),
       sum_(context.device, QueueRole::AsyncCompute, context.options.name + " sum"),
-      in_(context.device, QueueRole::TransferIn, context.options.name + " in") {
+      in_(context.device, linked ? kWithinDevice : QueueRole::TransferIn,
+          context.options.name + " in") {
     lay_out();
     record();
 }

@@ -16,6 +16,10 @@
 
 namespace bellows {
 
+/// For copies between tensors and blocks. Copy engines, which reach the host, move what stays on
+/// the device at a tenth of what it can.
+inline constexpr QueueRole kWithinDevice = QueueRole::AsyncCompute;
+
 /// A part of a block.
 struct MemoryRun {
     std::uint64_t offset = 0, bytes = 0;

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: MIT
 #include "fail_together.hpp"
+#include "link_transfer.hpp"
 #include "pipe_wire.hpp"
 #include "trace_transfer.hpp"
 #include "words.hpp"
@@ -126,8 +127,9 @@ public:
         lead_ = x.offset - words.offset;
         bytes_ = words.bytes;
         message_->staging = context_->declare("to", message_->peer);
-        copy_ = std::make_unique<Recording>(context_->device, QueueRole::TransferOut,
-                                            context_->name("to", message_->peer));
+        copy_ = std::make_unique<Recording>(
+            context_->device, context_->linked(*message_) ? kWithinDevice : QueueRole::TransferOut,
+            context_->name("to", message_->peer));
         copy_->copy(words, message_->staging.view().sub(0, words.bytes));
     }
 
@@ -171,7 +173,9 @@ public:
         const std::string name = context_->name("from", message_->peer);
         const BufferView words = words_around(x, 0, message_->bytes);
         message_->staging = context_->declare("from", message_->peer);
-        copy_ = std::make_unique<Recording>(context_->device, QueueRole::TransferIn, name);
+        copy_ = std::make_unique<Recording>(
+            context_->device, context_->linked(*message_) ? kWithinDevice : QueueRole::TransferIn,
+            name);
         copy_->copy(message_->staging.view().sub(0, words.bytes), words);
         if (tail_ == 0)
             return;
