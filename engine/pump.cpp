@@ -348,7 +348,7 @@ void Pump::submit_now(Batch& batch) {
                                     operations);
         }
 
-        recording.prepare(same_queue);
+        recording.prepare();
         recording.fill_table();
         VkCommandBufferSubmitInfo buffer{};
         buffer.sType = VK_STRUCTURE_TYPE_COMMAND_BUFFER_SUBMIT_INFO;

@@ -43,9 +43,8 @@ struct Recording::Impl {
              std::span<const std::uint32_t> push);
     /// Makes room for the parameter table; not under the device's mutex.
     void allocate_table();
-    /// Command buffer for the current binding of buffers that commands name by handle. behind: it
-    /// comes after all that its queue was given before.
-    void prepare(bool behind);
+    /// Command buffer for the current binding of buffers that commands name by handle.
+    void prepare();
     /// Writes the addresses of all operands into the parameter table. Needs the device's mutex.
     void fill_table();
     /// Accesses of the whole recording, merged per resource and range.
@@ -67,6 +66,7 @@ struct Recording::Impl {
 
 private:
     std::uint32_t family() const;
+    bool computes() const;
     void make_commands();
     bool conflicts(std::span<const OperandUse> operation_uses) const;
     void order_grid();
@@ -81,7 +81,6 @@ private:
     Buffer table_;
     std::uint64_t encoded_operations_ = 0;
     std::uint64_t encoded_epochs_ = 0;
-    bool behind_ = false, encoded_behind_ = false;
     std::vector<OperandUse> since_barrier_;
     std::vector<OperandUse> merged_;
     std::uint64_t merged_uses_ = 0;
