@@ -3,7 +3,8 @@
 #
 # From a fresh clone to a result, on Debian 12, Debian 13 or Ubuntu 24.04 (root or sudo):
 #
-#   cmake/quickstart.sh train [OPTIONS of bellows train]   trains the demo model on 4 ranks
+#   cmake/quickstart.sh train [OPTIONS of bellows train]   trains the demo model on 4 ranks, in FP8,
+#                                                          through DualPipe
 #   cmake/quickstart.sh test  [quick]                      builds and runs the tests on a current
 #                                                          lavapipe; then, unless quick, with
 #                                                          sanitizers and with an old shader compiler
@@ -25,7 +26,7 @@ goal=${1:-}
 case $goal in
 train | test | bench) shift ;;
 *)
-    sed -n '4,17s/^# \{0,1\}//p' "$0" >&2
+    sed -n '4,18s/^# \{0,1\}//p' "$0" >&2
     exit 2
     ;;
 esac
@@ -149,6 +150,15 @@ run_train() {
     case " $* " in
     *" --data"* | *" --resume"*) ;;
     *) set -- --data /usr/share/common-licenses "$@" ;;
+    esac
+    # What is asked for may not go with the demo's layout: it is left out then.
+    case " $* " in
+    *" --ranks"* | *" --pp"* | *" --dp"* | *" --ep"* | *" --pipeline"* | *" --resume"*) ;;
+    *) set -- --pipeline dualpipe --pp 2 --ep 2 "$@" ;;
+    esac
+    case " $* " in
+    *" --precision"* | *" --resume"*) ;;
+    *) set -- --precision fp8 "$@" ;;
     esac
     status=0
     # Of a flag that is given twice the last one counts; --data collects.
