@@ -44,8 +44,8 @@ TEST(Measure, OpsReachFromTheirFirstWorkToTheirLast) {
     expect_time(times.ops[2], 30, 37);
     expect_time(times.ops[3], 37, 37); // it left no work: behind what is before it
     ASSERT_EQ(times.exchange.size(), 1u);
-    expect_time(times.exchange[0], 31, 36); // jobs that overlap count once
-    EXPECT_NEAR(times.hidden, 1e-3, 1e-12); // under W0.m0, not under the exchange's own work
+    expect_time(times.exchange[0], 31, 36);   // jobs that overlap count once
+    EXPECT_NEAR(times.hidden, 1e-3, 1e-12);   // under W0.m0, not under the exchange's own work
     EXPECT_NEAR(times.stalled, 16e-3, 1e-12); // of 10 to 37 what its own work leaves
 }
 
