@@ -103,7 +103,8 @@ RunPlan plan_runs(const Recording& recording, std::uint64_t elements);
 /// One invocation per item, no loop over items in the kernel. Throws when that needs too many.
 FlatPlan plan_exact(const Recording& recording, std::uint64_t items);
 
-/// sums [columns] = (sums +) the rows of x [rows, columns], ascending; f32, columns a multiple of 4.
+/// sums [columns] = (sums +) the rows of x [rows, columns], ascending; f32, columns a multiple
+/// of 4.
 void add_rows(Recording& recording, const Arguments& arguments, BufferView x, std::uint64_t rows,
               std::uint64_t columns, BufferView sums, bool accumulate);
 
