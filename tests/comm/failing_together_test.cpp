@@ -319,7 +319,7 @@ int run_rank(int argc, char** argv) {
                 run_exchange(rig, fault, start, false);
             else if (phase == "low_latency")
                 run_exchange(rig, fault, start, true);
-            else if (phase == "all_reduce")
+            else if (phase.find("all_reduce") != std::string::npos)
                 run_all_reduce(rig, fault, start);
             else
                 run_pipe(rig, fault, start);
@@ -385,10 +385,14 @@ const Case kCases[] = {
      "'collectives ALL_REDUCE: parts to sum', 0 of 1 chunks done, "},
     {"all_reduce", "time limit", "Timeout", "rank 0 waited 1", ""},
     {"all_reduce", "kill", "PeerLost", "rank 1 (pid ", "from rank 1 expected"},
+    {"linked all_reduce", "time limit", "Timeout", "rank 0 waited 1", ""},
+    {"linked all_reduce", "kill", "PeerLost", "rank 1 (pid ", "from rank 1 expected"},
     {"pipe", "argument", "InvalidArgument", "rank 1: pipe to 0: the tensor must be contiguous",
      "'pipe RECV from 1', message 0 of 1024 bytes from rank 1 has not arrived"},
     {"pipe", "time limit", "Timeout", "message 0 of 1024 bytes from rank 1", ""},
     {"pipe", "kill", "PeerLost", "rank 1 (pid ",
+     "'pipe RECV from 1', message 0 of 1024 bytes from rank 1 has not arrived"},
+    {"linked pipe", "kill", "PeerLost", "rank 1 (pid ",
      "'pipe RECV from 1', message 0 of 1024 bytes from rank 1 has not arrived"},
 };
 
