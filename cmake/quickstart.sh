@@ -154,6 +154,7 @@ run_train() {
     # What is asked for may not go with the demo's layout: it is left out then.
     case " $* " in
     *" --ranks"* | *" --pp"* | *" --dp"* | *" --ep"* | *" --pipeline"* | *" --resume"*) ;;
+    *" --micro-batches"* | *" --batch"* | *" --config"*) ;;
     *) set -- --pipeline dualpipe --pp 2 --ep 2 "$@" ;;
     esac
     case " $* " in

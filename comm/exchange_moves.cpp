@@ -197,11 +197,7 @@ bool RecordMoves::copy_out(LaneContext& context) {
 /// 350), and others' records on their way in would wait behind this rank's. The second compute
 /// queue takes from what runs beside it, though; there the way out is free when this begins.
 QueueRole RecordMoves::own_role() const noexcept {
-    if (beside_)
-        return QueueRole::TransferOut;
-    return exchange_.device.distinct_queues(QueueRole::AsyncCompute, QueueRole::Compute)
-               ? QueueRole::AsyncCompute
-               : QueueRole::TransferIn;
+    return beside_ ? QueueRole::TransferOut : role_within(exchange_.device, QueueRole::TransferIn);
 }
 
 /// Last, as nobody else waits for it.

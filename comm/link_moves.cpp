@@ -79,9 +79,10 @@ bool LinkMoves::arrived(In& in) {
     try {
         return (*receives_)[in.transfer].test();
     } catch (const Error&) {
-        if (without_(in.at))
-            return false;
-        throw;
+        if (!without_(in.at))
+            throw;
+        (*receives_)[in.transfer].cancel(); // its memory went with it
+        return in.began != Clock::time_point{};
     }
 }
 
@@ -89,11 +90,12 @@ bool LinkMoves::arrived(In& in) {
 bool LinkMoves::step_in(In& in, bool& changed) {
     if (in.done)
         return true;
-    if (without_(in.at)) {
+    const Clock::time_point before = in.began;
+    // A copy that has begun ends by itself, for which a lane does not stand still.
+    if (before == Clock::time_point{} && without_(in.at)) {
         (*receives_)[in.transfer].cancel();
         return changed = in.done = true;
     }
-    const Clock::time_point before = in.began;
     if (!arrived(in)) {
         changed |= in.began != before;
         return false;

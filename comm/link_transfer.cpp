@@ -5,6 +5,8 @@
 
 #include <bellows/engine/error.hpp>
 
+#include <memory>
+#include <new>
 #include <span>
 #include <string>
 #include <utility>
@@ -17,6 +19,21 @@ namespace {
 /// sealed.
 constexpr std::size_t kId = 0, kBlockBytes = 1, kBytes = 2, kOffsets = 3;
 
+/// What the two tell each other, where a transfer may still touch it after it was given up.
+struct Words {
+    std::vector<std::uint64_t> told;
+    std::uint64_t taken = 0; ///< bytes, as the destination says
+};
+using WordsPtr = std::shared_ptr<Words>;
+
+/// Gives both up; false, and the words stay for ever, if that cannot be known of both.
+bool give_up(Transfer& where, Transfer& answer, const WordsPtr& words) noexcept {
+    const bool told = where.cancel(), answered = answer.cancel();
+    if (!told || !answered)
+        static_cast<void>(new (std::nothrow) WordsPtr(words));
+    return told && answered;
+}
+
 Tag answer_to(Tag tag) noexcept {
     return {tag.sequence, tag.stream + Tag::kStreams / 2};
 }
@@ -27,13 +44,13 @@ public:
              const std::vector<MemoryRun>& runs)
         : from_(std::move(from)), bytes_(total_bytes(runs)) {
         transport.device_link()->pass(peer, *from_);
-        told_ = {from_->id(), from_->bytes(), bytes_};
+        words_->told = {from_->id(), from_->bytes(), bytes_};
         for (const MemoryRun& run : runs)
-            told_.push_back(run.offset);
-        seal(told_, tag.sequence, transport.rank());
-        where_ = transport.post_send(peer, tag, std::as_bytes(std::span(told_)));
+            words_->told.push_back(run.offset);
+        seal(words_->told, tag.sequence, transport.rank());
+        where_ = transport.post_send(peer, tag, std::as_bytes(std::span(words_->told)));
         answer_ = transport.post_recv(peer, answer_to(tag),
-                                      std::as_writable_bytes(std::span(&taken_, 1)));
+                                      std::as_writable_bytes(std::span(&words_->taken, 1)));
     }
 
     bool test() override {
@@ -41,18 +58,14 @@ public:
         return answer_.test() && told;
     }
     /// The peer has the block open for as long as it copies.
-    bool cancel() noexcept override {
-        const bool told = where_.cancel();
-        return answer_.cancel() && told;
-    }
+    bool cancel() noexcept override { return give_up(where_, answer_, words_); }
     std::uint64_t seen_bytes() const noexcept override { return answer_.done() ? bytes_ : 0; }
 
 private:
     std::shared_ptr<LinkBlock> from_;
     std::uint64_t bytes_;
-    std::vector<std::uint64_t> told_;
-    std::uint64_t taken_ = 0; ///< bytes, as the destination says
-    Transfer where_, answer_; // gone before what they move
+    WordsPtr words_ = std::make_shared<Words>();
+    Transfer where_, answer_; // gone before the words
 };
 
 class LinkReceive final : public Transfer::State {
@@ -61,8 +74,11 @@ public:
                 std::vector<MemoryRun> runs, OpenedBlocks& opened, std::function<void()> on_copy)
         : transport_(transport), peer_(peer), tag_(tag), to_(std::move(to)), runs_(std::move(runs)),
           bytes_(total_bytes(runs_)), opened_(opened), on_copy_(std::move(on_copy)),
-          told_(kOffsets + runs_.size() + 1),
-          where_(transport.post_recv(peer, tag, std::as_writable_bytes(std::span(told_)))) {}
+          words_(std::make_shared<Words>()) {
+        words_->told.resize(kOffsets + runs_.size() + 1);
+        words_->taken = bytes_;
+        where_ = transport.post_recv(peer, tag, std::as_writable_bytes(std::span(words_->told)));
+    }
 
     bool test() override {
         if (!taken_) {
@@ -78,9 +94,8 @@ public:
         return answer_.test();
     }
     bool cancel() noexcept override {
-        const bool told = where_.cancel();
         copy_.reset(); // ends it
-        return answer_.cancel() && told;
+        return give_up(where_, answer_, words_);
     }
     std::uint64_t seen_bytes() const noexcept override { return taken_ ? bytes_ : 0; }
 
@@ -89,16 +104,18 @@ private:
     bool begin_copy() {
         if (!where_.test())
             return false;
-        if (!std::exchange(heard_, true))
-            unsealed<std::uint64_t>(told_, tag_.sequence, peer_);
+        const std::vector<std::uint64_t>& told = words_->told;
+        if (!heard_)
+            unsealed<std::uint64_t>(told, tag_.sequence, peer_);
+        heard_ = true;
         DeviceLink& link = *transport_.device_link();
-        source_ = link.open(peer_, told_[kId], told_[kBlockBytes], opened_);
+        source_ = link.open(peer_, told[kId], told[kBlockBytes], opened_);
         if (!source_)
             return false;
         std::vector<LinkRange> ranges;
-        bool good = told_[kBytes] == bytes_;
+        bool good = told[kBytes] == bytes_;
         for (std::size_t i = 0; good && i < runs_.size(); ++i) {
-            const std::uint64_t offset = told_[kOffsets + i];
+            const std::uint64_t offset = told[kOffsets + i];
             good =
                 runs_[i].bytes <= source_->bytes() && offset <= source_->bytes() - runs_[i].bytes;
             ranges.push_back(
@@ -108,7 +125,7 @@ private:
             throw Error(ErrorCode::Corrupt,
                         "rank " + std::to_string(transport_.rank()) + " expected " +
                             std::to_string(bytes_) + " bytes from rank " + std::to_string(peer_) +
-                            ", which offers " + std::to_string(told_[kBytes]) + " of a block of " +
+                            ", which offers " + std::to_string(told[kBytes]) + " of a block of " +
                             std::to_string(source_->bytes()) +
                             ": the two disagree about the exchange",
                         peer_);
@@ -123,13 +140,13 @@ private:
     Tag tag_;
     std::shared_ptr<LinkBlock> to_;
     std::vector<MemoryRun> runs_;
-    std::uint64_t bytes_; ///< also what the answer says
+    std::uint64_t bytes_;
     OpenedBlocks& opened_;
     std::function<void()> on_copy_;
-    std::vector<std::uint64_t> told_;
+    WordsPtr words_;
     bool heard_ = false, taken_ = false;
     std::shared_ptr<LinkMemory> source_; ///< kept until the copy is done
-    Transfer where_, answer_;            // gone before what they move
+    Transfer where_, answer_;            // gone before the words
     std::unique_ptr<LinkCopy> copy_;
 };
 

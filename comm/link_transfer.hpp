@@ -8,6 +8,7 @@
 #include "device_link.hpp"
 
 #include <bellows/comm/message.hpp>
+#include <bellows/engine/device.hpp>
 
 #include <cstdint>
 #include <functional>
@@ -16,9 +17,13 @@
 
 namespace bellows {
 
-/// For copies between tensors and blocks. Copy engines, which reach the host, move what stays on
-/// the device at a tenth of what it can.
-inline constexpr QueueRole kWithinDevice = QueueRole::AsyncCompute;
+/// The role of copies within the device. Copy engines, which reach the host, move what stays on it
+/// at a tenth of what it can; but a queue that computes, too, would let them wait.
+inline QueueRole role_within(const Device& device, QueueRole otherwise) noexcept {
+    return device.distinct_queues(QueueRole::AsyncCompute, QueueRole::Compute)
+               ? QueueRole::AsyncCompute
+               : otherwise;
+}
 
 /// A part of a block.
 struct MemoryRun {

@@ -59,6 +59,9 @@ struct Context {
         return link != nullptr && link->reaches(message.peer) && message.bytes > 0 &&
                message.bytes % kWordBytes == 0;
     }
+    QueueRole role_of(const PipeMessage& message, QueueRole to_host) const noexcept {
+        return linked(message) ? role_within(device, to_host) : to_host;
+    }
     /// Memory of `bytes` bytes for a message of so many or fewer.
     void bind(PipeMessage& message, std::uint64_t bytes) const {
         if (!linked(message)) {
@@ -95,6 +98,8 @@ public:
 
 private:
     void admit() {
+        if (context_->wire.stopping()) // nothing more comes, and the transport may be gone
+            return;
         const std::size_t most =
             std::min<std::size_t>(waiting_.size(), context_->options.receives_ahead);
         for (std::size_t i = 0; i < most; ++i) {
@@ -127,9 +132,9 @@ public:
         lead_ = x.offset - words.offset;
         bytes_ = words.bytes;
         message_->staging = context_->declare("to", message_->peer);
-        copy_ = std::make_unique<Recording>(
-            context_->device, context_->linked(*message_) ? kWithinDevice : QueueRole::TransferOut,
-            context_->name("to", message_->peer));
+        copy_ = std::make_unique<Recording>(context_->device,
+                                            context_->role_of(*message_, QueueRole::TransferOut),
+                                            context_->name("to", message_->peer));
         copy_->copy(words, message_->staging.view().sub(0, words.bytes));
     }
 
@@ -137,10 +142,15 @@ public:
         if (bytes_ > 0 && !message_->staging.bound()) {
             context_->bind(*message_, bytes_);
             copied_ = lane.submit(*copy_);
+            copied_since_ = Clock::now();
             lane.phase("copy from the device");
         }
-        if (!copied_.reached())
-            return message_->block ? Progress::Soon : Progress::Again;
+        if (!copied_.reached()) {
+            // Within the device it takes no longer than a nap.
+            const bool soon = message_->block && !context_->device.info().is_cpu &&
+                              Clock::now() - copied_since_ < std::chrono::milliseconds(1);
+            return soon ? Progress::Soon : Progress::Again;
+        }
         message_->first_byte = lead_;
         if (lead_ > 0 && !message_->block) {
             auto* data = message_->staging.mapped_as<std::byte>().data();
@@ -159,6 +169,7 @@ private:
     std::uint64_t lead_ = 0, bytes_ = 0;
     std::unique_ptr<Recording> copy_; // gone before the staging that it names
     TimePoint copied_;
+    Clock::time_point copied_since_{};
 };
 
 /// Waits for a message and copies it into its tensor.
@@ -174,8 +185,7 @@ public:
         const BufferView words = words_around(x, 0, message_->bytes);
         message_->staging = context_->declare("from", message_->peer);
         copy_ = std::make_unique<Recording>(
-            context_->device, context_->linked(*message_) ? kWithinDevice : QueueRole::TransferIn,
-            name);
+            context_->device, context_->role_of(*message_, QueueRole::TransferIn), name);
         copy_->copy(message_->staging.view().sub(0, words.bytes), words);
         if (tail_ == 0)
             return;

@@ -35,6 +35,11 @@ void PipeWire::post(PipeMessagePtr message) {
     wake_.notify_one();
 }
 
+bool PipeWire::stopping() {
+    const std::scoped_lock lock(mutex_);
+    return stopping_;
+}
+
 void PipeWire::stop(std::chrono::milliseconds timeout) noexcept {
     {
         const std::scoped_lock lock(mutex_);

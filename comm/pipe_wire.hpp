@@ -48,6 +48,8 @@ public:
 
     /// Any thread. Throws Error{Aborted} after stop().
     void post(PipeMessagePtr message);
+    /// Whether stop() was called. Any thread.
+    bool stopping();
     /// Waits up to `timeout` for the sends, cancels the rest, ends the thread. Once.
     void stop(std::chrono::milliseconds timeout) noexcept;
 

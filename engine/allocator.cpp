@@ -301,12 +301,14 @@ void Allocator::bind(Resource& resource, std::uint64_t bytes) {
 
 void Allocator::bind_lent(Resource& resource, Resource& lender) {
     require_unused(resource);
-    if (!lender.bound || lender.lender != nullptr)
-        throw Error(ErrorCode::InvalidArgument,
-                    "buffer " + lender.name + " has no memory of its own for " + resource.name);
+    collect();
+    if (!lender.bound || lender.lender != nullptr || lender.num_borrowers > 0)
+        throw Error(ErrorCode::InvalidArgument, "buffer " + lender.name +
+                                                    " has no memory of its own, or lends it "
+                                                    "already: there is none for " +
+                                                    resource.name);
     if (resource.bound)
         release(resource);
-    collect();
     resource.allocation = lender.allocation;
     resource.lender = &lender;
     ++lender.num_borrowers;

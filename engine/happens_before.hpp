@@ -30,9 +30,10 @@ public:
 
     std::uint32_t add_actor(std::string name);
 
-    /// A batch reaches a VkQueue. waits: what its semaphores wait for; barrier_first: a full
-    /// barrier stands before its first command; job_clock: what the lane job that submits it
-    /// knows, if one does. Throws Error{Internal} that names both sides of a race.
+    /// A batch reaches a VkQueue. waits: what its semaphores wait for; barrier_first: it
+    /// is derived to come after what the queue was given before, whose last barrier orders it;
+    /// job_clock: what the lane job that submits it knows, if one does. Throws Error{Internal} that
+    /// names both sides of a race.
     void submit(std::uint32_t actor, detail::Ticket& ticket,
                 std::span<const detail::TicketPtr> waits, bool barrier_first,
                 const detail::VectorClock* job_clock, std::span<const Operation> operations);

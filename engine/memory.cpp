@@ -83,7 +83,6 @@ bool Buffer::lent() const noexcept {
     if (resource_ == nullptr)
         return false;
     const std::scoped_lock lock(device_->impl().mutex);
-    device_->impl().allocator->collect();
     return resource_->num_borrowers > 0;
 }
 

@@ -44,6 +44,10 @@ void Pump::order_lane_job(const TicketPtr& ticket, std::vector<TicketPtr>& waits
 
 TicketPtr Pump::submit(Recording::Impl& recording, std::vector<TicketPtr> waits,
                        const VectorClock* lane_clock) {
+    for (const TicketPtr& wait : waits)
+        if (wait->device != nullptr && &wait->device->impl() != &device_)
+            throw Error(ErrorCode::InvalidArgument,
+                        recording.name + " waits for " + wait->name + " of another device");
     Batch batch;
     batch.recording = &recording;
     batch.queue = device_.queue_index(recording.role);
@@ -84,7 +88,7 @@ void Pump::hold(Batch batch) {
     const std::uint64_t place = num_submits_++;
     for (const TicketPtr& wait : batch.waits)
         if (holds_back(*wait)) {
-            wait->holds_back.push_back(place);
+            wait->held_batches.push_back(place);
             ++batch.num_open_waits;
         }
     if (batch.num_open_waits == 0 || failed_wait(batch) != nullptr)
@@ -95,7 +99,7 @@ void Pump::hold(Batch batch) {
 /// The ticket holds nothing back any more.
 void Pump::passed(Ticket& ticket) {
     const bool failed = ticket.state.load() == Ticket::State::Failed;
-    for (const std::uint64_t place : std::exchange(ticket.holds_back, {})) {
+    for (const std::uint64_t place : std::exchange(ticket.held_batches, {})) {
         const auto batch = held_.find(place);
         if (batch != held_.end() && (--batch->second.num_open_waits == 0 || failed))
             released_.insert(place);
@@ -317,7 +321,6 @@ void Pump::submit_now(Batch& batch) {
         if (device_.failure)
             throw Error(*device_.failure);
         // Lane jobs bring the device work that they submitted.
-        std::vector<TicketPtr> device_waits;
         bool same_queue = device_.options.sync == SyncMode::Serial;
         std::vector<VkSemaphoreSubmitInfo> waits;
         const auto add = [&](const TicketPtr& wait) {

@@ -57,7 +57,7 @@ struct Ticket {
     VectorClock clock;          ///< what has happened when this is reached
     /// Work that a lane job submitted: those who wait for the job need its writes too.
     std::vector<std::shared_ptr<Ticket>> inner;
-    std::vector<std::uint64_t> holds_back; ///< batches of the pump, until it need not any more
+    std::vector<std::uint64_t> held_batches; ///< that wait for it in the pump, by their places
 
     bool is_external() const noexcept { return timeline != nullptr && timeline->external; }
     bool final_state() const noexcept {

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT
 #include <bellows/model/parameters.hpp>
 
+#include <algorithm>
 #include <cmath>
 
 namespace bellows {

@@ -208,6 +208,7 @@ TEST(EngineMemory, LentMemoryIsKeptUntilTheWorkOfItsBorrowersHasEnded) {
     EXPECT_EQ(bytes_held(), kBytes); // once
     EXPECT_THROW(lender->bind(kBytes), Error);
     EXPECT_THROW(Buffer::declare(*device, {.name = "other"}).bind(*borrower), Error);
+    EXPECT_THROW(Buffer::declare(*device, {.name = "other"}).bind(*lender), Error);
     Recording fill(*device, QueueRole::Compute, "fill");
     fill.fill(borrower->view().sub(0, kBytes), 0x0c0c0c0c);
     device->submit(fill).wait();

@@ -87,10 +87,11 @@ public:
     /// lane job binds it then (LaneContext::bind).
     void bind(std::uint64_t bytes);
     /// The same to the memory of `lender`, which keeps it, at the latest until work that uses it
-    /// through this buffer has been reached. Uses through different buffers are not ordered: that
-    /// is the caller's part. Throws Error{InvalidArgument}, too, if the lender has no memory.
+    /// through this buffer has been reached. Uses through the one and the other are not ordered:
+    /// that is the caller's part. Throws Error{InvalidArgument}, too, if the lender has no memory,
+    /// or lends it already.
     void bind(const Buffer& lender);
-    /// Whether others are bound to its memory, or work that used it through them is pending.
+    /// Whether another is bound to its memory, or work that used it through that one is pending.
     bool lent() const noexcept;
     /// Gives the memory back once the work submitted so far has been reached; the views stay
     /// declared and may be bound again.
