@@ -87,9 +87,9 @@ public:
             if (!copy_->done())
                 return false;
             copy_.reset();
+            answer_ = transport_.post_send(peer_, answer_to(tag_),
+                                           std::as_bytes(std::span(&words_->taken, 1)));
             taken_ = true;
-            answer_ =
-                transport_.post_send(peer_, answer_to(tag_), std::as_bytes(std::span(&bytes_, 1)));
         }
         return answer_.test();
     }
