@@ -21,10 +21,6 @@ std::uint64_t round_up_16(std::uint64_t value) {
     return (value + 15) / 16 * 16;
 }
 
-QueueRole role_of(const CollectiveContext& context, bool linked, QueueRole to_host) {
-    return linked ? role_within(context.device, to_host) : to_host;
-}
-
 } // namespace
 
 ChunkTransfer::ChunkTransfer(CollectiveContext& context, StagingSlot& slot, bool linked,
@@ -33,10 +29,10 @@ ChunkTransfer::ChunkTransfer(CollectiveContext& context, StagingSlot& slot, bool
     : context_(context), slot_(slot), linked_(linked), tensors_(tensors), plan_(plan),
       sequence_(sequence),
       first_stream_(static_cast<std::uint32_t>(2 * index % (Tag::kStreams / 2))),
-      out_(context.device, role_of(context, linked, QueueRole::TransferOut),
+      out_(context.device, role_of_copies(context.device, linked, QueueRole::TransferOut),
            context.options.name + " out"),
       sum_(context.device, QueueRole::AsyncCompute, context.options.name + " sum"),
-      in_(context.device, role_of(context, linked, QueueRole::TransferIn),
+      in_(context.device, role_of_copies(context.device, linked, QueueRole::TransferIn),
           context.options.name + " in") {
     lay_out();
     record();

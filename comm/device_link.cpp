@@ -117,6 +117,7 @@ DeviceLink::DeviceLink(World& world, std::unique_ptr<LinkDriver> driver,
     for (std::size_t i = 0; i < others.size(); ++i)
         reached_[static_cast<std::size_t>(others[i])] =
             hear(others[i]) == "yes" && reaches_theirs[i];
+    reached_by_[world.rank()] = reached_;
     std::string mine;
     for (const bool reached : reached_)
         mine += reached ? '1' : '0';
@@ -136,7 +137,7 @@ bool DeviceLink::connects(std::span<const int> ranks) const noexcept {
         const auto others = reached_by_.find(from);
         return std::ranges::all_of(ranks, [&](int to) {
             const auto at = static_cast<std::size_t>(to);
-            return from == to || (others != reached_by_.end() ? others->second[at] : reached_[at]);
+            return from == to || (others != reached_by_.end() && others->second[at]);
         });
     });
 }

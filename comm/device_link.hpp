@@ -73,7 +73,8 @@ public:
     /// Each of the two copies from the other. Never of this rank itself.
     bool reaches(int peer) const noexcept { return reached_[static_cast<std::size_t>(peer)]; }
     bool reaches_any() const noexcept;
-    /// Whether each of these ranks, this one among them, reaches all others. The same on all.
+    /// Whether each of these ranks, this one among them, reaches all others. The same on all of
+    /// them.
     bool connects(std::span<const int> ranks) const noexcept;
 
     /// gone: of all blocks that the same OpenedBlocks of peers remember. Throws
@@ -94,7 +95,7 @@ private:
     std::unique_ptr<LinkDriver> driver_;
     std::uint64_t tags_ = 0; ///< of the control plane, for descriptors of blocks
     std::vector<bool> reached_;
-    std::map<int, std::vector<bool>> reached_by_; ///< what others of the node reach
+    std::map<int, std::vector<bool>> reached_by_; ///< what each of the node reaches
     std::atomic<std::uint64_t> last_id_{0};
 };
 

@@ -25,6 +25,11 @@ inline QueueRole role_within(const Device& device, QueueRole otherwise) noexcept
                : otherwise;
 }
 
+/// The role of copies between a tensor and where its messages leave from or arrive.
+inline QueueRole role_of_copies(const Device& device, bool linked, QueueRole to_host) noexcept {
+    return linked ? role_within(device, to_host) : to_host;
+}
+
 /// A part of a block.
 struct MemoryRun {
     std::uint64_t offset = 0, bytes = 0;

@@ -60,7 +60,7 @@ struct Context {
                message.bytes % kWordBytes == 0;
     }
     QueueRole role_of(const PipeMessage& message, QueueRole to_host) const noexcept {
-        return linked(message) ? role_within(device, to_host) : to_host;
+        return role_of_copies(device, linked(message), to_host);
     }
     /// Memory of `bytes` bytes for a message of so many or fewer.
     void bind(PipeMessage& message, std::uint64_t bytes) const {
