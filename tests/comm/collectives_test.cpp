@@ -90,17 +90,9 @@ CollectivesOptions small_chunks() {
     return options;
 }
 
-/// Whether messages go from device to device.
-bool linked = false;
+class CollectivesOver : public testing::OverEitherMemory {};
 
-class CollectivesOver : public ::testing::TestWithParam<bool> {
-protected:
-    void SetUp() override { linked = GetParam(); }
-};
-
-INSTANTIATE_TEST_SUITE_P(Memory, CollectivesOver, ::testing::Bool(), [](const auto& one) {
-    return std::string(one.param ? "OfDevices" : "OfTheHost");
-});
+INSTANTIATE_TEST_SUITE_P(Memory, CollectivesOver, ::testing::Bool(), CollectivesOver::name);
 
 struct Rig {
     explicit Rig(CollectivesOptions options = small_chunks(),
@@ -108,10 +100,12 @@ struct Rig {
                  Group group = Group::all(world().size()), std::uint64_t delay_seed = 0,
                  World& in = world())
         : device(make_device(device_options)),
-          transport(open_transport(in, testing::transport_options(*device, linked))),
+          transport(
+              open_transport(in, testing::transport_options(*device, CollectivesOver::linked()))),
           thread(std::make_unique<HostThread>(*device, "network")) {
         if (device->info().is_cpu) {
-            EXPECT_EQ(transport->device_link() != nullptr, linked && in.size() > 1);
+            EXPECT_EQ(transport->device_link() != nullptr,
+                      CollectivesOver::linked() && in.size() > 1);
         }
         if (delay_seed != 0)
             thread->delay_jobs(std::chrono::microseconds(2000),

@@ -40,26 +40,18 @@ std::vector<std::uint32_t> message(int from, int to, std::uint64_t k, std::uint6
     return values;
 }
 
-/// Whether messages go from device to device.
-bool linked = false;
+class PipeOver : public testing::OverEitherMemory {};
 
-class PipeOver : public ::testing::TestWithParam<bool> {
-protected:
-    void SetUp() override { linked = GetParam(); }
-};
-
-INSTANTIATE_TEST_SUITE_P(Memory, PipeOver, ::testing::Bool(), [](const auto& one) {
-    return std::string(one.param ? "OfDevices" : "OfTheHost");
-});
+INSTANTIATE_TEST_SUITE_P(Memory, PipeOver, ::testing::Bool(), PipeOver::name);
 
 struct Rig {
     explicit Rig(const DeviceOptions& device_options = test_options(), std::uint64_t delay_seed = 0,
                  PipeOptions options = {}, World& in = world())
         : device(make_device(device_options)),
-          transport(open_transport(in, testing::transport_options(*device, linked))),
+          transport(open_transport(in, testing::transport_options(*device, PipeOver::linked()))),
           thread(std::make_unique<HostThread>(*device, "network")) {
         if (device->info().is_cpu) {
-            EXPECT_EQ(transport->device_link() != nullptr, linked && in.size() > 1);
+            EXPECT_EQ(transport->device_link() != nullptr, PipeOver::linked() && in.size() > 1);
         }
         if (delay_seed != 0)
             thread->delay_jobs(std::chrono::microseconds(2000),
