@@ -10,6 +10,7 @@
 #include "app/file_io.hpp"
 #include "app/pair_orders.hpp"
 #include "app/run_device.hpp"
+#include "app/trace_file.hpp"
 
 #include <bellows/comm/launch.hpp>
 #include <bellows/engine/error.hpp>
@@ -50,6 +51,7 @@ started it.
   --device D             INDEX|UUID|gpu|cpu|any|0,1,... for ranks to take in turn (default: BELLOWS_DEVICE, else any)
   --kernels              also what compute alone, the nodes one by one, and the pair are made of: each node's kernels, those of
                          the exchange, ms and how often
+  --trace FILE           of all ranks in the last pair that was timed, for Perfetto
   --json FILE            the table
   --help
 
@@ -72,7 +74,7 @@ struct Options {
     std::vector<double> ratios;
     std::optional<PairPattern> order;
     std::string device;
-    std::optional<std::string> json;
+    std::optional<std::string> trace, json;
 };
 
 double ratio_of(const std::string& text) {
@@ -108,6 +110,7 @@ Options take_options(int argc, char** argv) {
         options.order = parse_pattern(*order);
     options.device = arguments.value("--device").value_or("any");
     options.kernels = arguments.flag("--kernels");
+    options.trace = arguments.value("--trace");
     options.json = arguments.value("--json");
     const auto require = [](bool holds, const std::string& rule) {
         if (!holds)
@@ -214,6 +217,8 @@ Measured measure(Stopwatch& watch, Device& device, const Options& options, const
     measured.pair = repeated(watch, options.repeats, [&] { return rig.interleaved(order); });
     if (options.kernels && watch.world().rank() == 0)
         print_kernels("pair", rig.kernels());
+    if (options.trace)
+        write_trace(*options.trace, rig.events(), watch.world());
     const auto expected = rig.results_of(one_after_the_other(nodes));
     std::int64_t wrong = rig.results_of(order) == expected ? 0 : 1;
     watch.host().all_reduce_max(std::span(&wrong, 1));

@@ -205,15 +205,18 @@ void combine_records(Recording& recording, const Handle& handle, const TensorVie
         shape.grid.rows(out.extent[0]));
 }
 
-/// The recording for these tensors, made by `record` at the first call.
+/// The recording for these tensors, made by `record` at the first call. On a queue of its own, so
+/// that it waits neither behind what computes nor behind the other direction's exchanges.
 template <class Record>
-Recording& cached(RecordingCache& cache, const Handle& handle, const char* what,
+Recording& cached(RecordingCache& cache, const Handle& handle, QueueRole role, const char* what,
                   std::vector<BufferView> key, Record record) {
     key.push_back({nullptr, handle.exchange.workgroups, 0});
     if (Recording* found = cache.find(key))
         return *found;
-    auto made = std::make_unique<Recording>(handle.exchange.device, QueueRole::Compute,
-                                            handle.name + " " + what);
+    // The smaller a call, the more the way between two queues weighs.
+    if (handle.exchange.low_latency())
+        role = QueueRole::Compute;
+    auto made = std::make_unique<Recording>(handle.exchange.device, role, handle.name + " " + what);
     record(*made);
     return cache.keep(std::move(key), std::move(made));
 }
@@ -387,8 +390,8 @@ void send_tokens(const ExchangeHandlePtr& handle, const Tokens& tokens, LegJob l
     h.topk_ids = tokens.ids;
     h.tokens = tokens.ids.extent[0];
     h.exchange.device.submit(cached(
-        h.pack_dispatch, h, "pack", {tokens.x.buffer, tokens.ids.buffer, tokens.weights.buffer},
-        [&](Recording& recording) {
+        h.pack_dispatch, h, QueueRole::AsyncForward, "pack",
+        {tokens.x.buffer, tokens.ids.buffer, tokens.weights.buffer}, [&](Recording& recording) {
             (low_latency ? record_tokens : record_dispatch_pack)(recording, h, tokens);
         }));
     leg.name = h.name + " DISPATCH(F)";
@@ -398,14 +401,14 @@ void send_tokens(const ExchangeHandlePtr& handle, const Tokens& tokens, LegJob l
 
 TimePoint take_tokens(Handle& h) {
     const BufferView ids = h.exchange.low_latency() ? h.topk_ids.buffer : BufferView{};
-    return submit_behind_leg(h, cached(h.unpack_dispatch, h, "unpack", {ids},
-                                       [&](Recording& r) { record_dispatch_unpack(r, h); }));
+    return submit_behind_leg(h, cached(h.unpack_dispatch, h, QueueRole::AsyncForward, "unpack",
+                                       {ids}, [&](Recording& r) { record_dispatch_unpack(r, h); }));
 }
 
 void send_results(const ExchangeHandlePtr& handle, const TensorView& results, bool weighted,
                   LegJob leg) {
     Handle& h = *handle;
-    h.exchange.device.submit(cached(h.reduce_forward, h, "reduce",
+    h.exchange.device.submit(cached(h.reduce_forward, h, QueueRole::AsyncForward, "reduce",
                                     {results.buffer, {nullptr, weighted, 0}},
                                     [&](Recording& recording) {
                                         recording.label("COMBINE");
@@ -422,7 +425,8 @@ void send_results(const ExchangeHandlePtr& handle, const TensorView& results, bo
 
 TimePoint take_results(Handle& h, const TensorView& out, const CombineOptions& options) {
     return submit_behind_leg(h,
-                             cached(h.finish_forward, h, options.accumulate ? "sum onto" : "sum",
+                             cached(h.finish_forward, h, QueueRole::AsyncForward,
+                                    options.accumulate ? "sum onto" : "sum",
                                     {out.buffer,
                                      h.topk_ids.buffer,
                                      options.bias.buffer,
@@ -438,7 +442,7 @@ TimePoint take_results(Handle& h, const TensorView& out, const CombineOptions& o
 
 void send_gradients(const ExchangeHandlePtr& handle, const TensorView& d_out, LegJob leg) {
     Handle& h = *handle;
-    h.exchange.device.submit(cached(h.pack_backward, h, "pack gradients",
+    h.exchange.device.submit(cached(h.pack_backward, h, QueueRole::AsyncBackward, "pack gradients",
                                     {d_out.buffer, h.topk_ids.buffer}, [&](Recording& recording) {
                                         recording.label("DISPATCH(B)");
                                         if (d_out.extent[0] > 0)
@@ -451,19 +455,20 @@ void send_gradients(const ExchangeHandlePtr& handle, const TensorView& d_out, Le
 
 TimePoint take_gradients(Handle& h) {
     return submit_behind_leg(
-        h, cached(h.unpack_backward, h, "unpack gradients", {}, [&](Recording& recording) {
-            recording.label("DISPATCH(B)");
-            if (!h.exchange.by_tokens())
-                gather_rows(recording, h, h.exchange.gradient_record(), h.gradients);
-        }));
+        h, cached(h.unpack_backward, h, QueueRole::AsyncBackward, "unpack gradients", {},
+                  [&](Recording& recording) {
+                      recording.label("DISPATCH(B)");
+                      if (!h.exchange.by_tokens())
+                          gather_rows(recording, h, h.exchange.gradient_record(), h.gradients);
+                  }));
 }
 
 void send_row_gradients(const ExchangeHandlePtr& handle, const TensorView& d_rows,
                         const TensorView& d_row_weights, LegJob leg) {
     Handle& h = *handle;
     h.exchange.device.submit(
-        cached(h.reduce_backward, h, "reduce gradients", {d_rows.buffer, d_row_weights.buffer},
-               [&](Recording& recording) {
+        cached(h.reduce_backward, h, QueueRole::AsyncBackward, "reduce gradients",
+               {d_rows.buffer, d_row_weights.buffer}, [&](Recording& recording) {
                    recording.label("COMBINE(B)");
                    BufferView of_slots = d_row_weights.buffer;
                    if (of_slots && !h.exchange.by_tokens()) {
@@ -482,7 +487,7 @@ void send_row_gradients(const ExchangeHandlePtr& handle, const TensorView& d_row
 TimePoint take_row_gradients(Handle& h, const TensorView& d_x, bool accumulate,
                              const TensorView& d_topk_weights) {
     return submit_behind_leg(
-        h, cached(h.finish_backward, h, "sum gradients",
+        h, cached(h.finish_backward, h, QueueRole::AsyncBackward, "sum gradients",
                   {d_x.buffer, d_topk_weights.buffer, h.topk_ids.buffer, {nullptr, accumulate, 0}},
                   [&](Recording& recording) {
                       recording.label("COMBINE(B)");

@@ -93,7 +93,7 @@ struct QueuePlan {
         std::uint32_t family = 0, index = 0;
         bool operator==(const Slot&) const = default;
     };
-    std::array<Slot, 4> role;
+    std::array<Slot, kNumQueueRoles> role;
 };
 
 QueuePlan plan_queues(const std::vector<VkQueueFamilyProperties>& families) {
@@ -123,13 +123,14 @@ QueuePlan plan_queues(const std::vector<VkQueueFamilyProperties>& families) {
     const std::uint32_t copies = transfer != kNone ? transfer : async != kNone ? async : compute;
     plan.role[1] = take(copies);
     plan.role[2] = take(copies);
-    plan.role[3] = take(async != kNone ? async : compute);
+    for (std::size_t role = 3; role < kNumQueueRoles; ++role)
+        plan.role[role] = take(async != kNone ? async : compute);
     return plan;
 }
 
 /// Distinct VkQueues of a plan, and which of them each role has.
-std::vector<QueuePlan::Slot> distinct_slots(const QueuePlan& plan,
-                                            std::array<std::uint32_t, 4>& queue_of_role) {
+std::vector<QueuePlan::Slot>
+distinct_slots(const QueuePlan& plan, std::array<std::uint32_t, kNumQueueRoles>& queue_of_role) {
     std::vector<QueuePlan::Slot> slots;
     for (std::size_t role = 0; role < plan.role.size(); ++role) {
         const auto found = std::find(slots.begin(), slots.end(), plan.role[role]);
@@ -280,7 +281,7 @@ std::unique_ptr<Device> Device::adopt(const ExternalDevice& external, DeviceOpti
     impl.has_memory_budget = physical.has_memory_budget;
     detail::require_serves(impl.info);
     leave_out_features(impl);
-    std::array<std::uint32_t, 4> of_role{};
+    std::array<std::uint32_t, kNumQueueRoles> of_role{};
     for (const ExternalQueue& queue : external.queues) {
         require_family(queue, physical.queue_families);
         auto same = std::find_if(impl.queues.begin(), impl.queues.end(),
@@ -414,11 +415,21 @@ TimePoint Device::submit(Recording& recording, std::span<const TimePoint> waits)
     return point;
 }
 
+void Device::begin_gathering() {
+    const std::scoped_lock lock(impl_->mutex);
+    impl_->pump->begin_gathering();
+}
+
+void Device::end_gathering() noexcept {
+    const std::scoped_lock lock(impl_->mutex);
+    impl_->pump->end_gathering();
+}
+
 void Device::wait_idle(std::chrono::milliseconds timeout) {
     const auto deadline = Clock::now() + timeout;
     std::unique_lock lock(impl_->mutex);
     for (;;) {
-        impl_->pump->advance(true);
+        impl_->pump->advance(detail::Pump::Flush::Gathered);
         if (impl_->pump->idle() && impl_->num_lane_jobs == 0)
             break;
         if (Clock::now() > deadline)

@@ -59,7 +59,7 @@ struct Device::Impl {
         std::string last_reached; ///< the newest batch known to have ended
     };
     std::vector<std::unique_ptr<Queue>> queues;
-    std::array<std::uint32_t, 4> queue_of_role{};
+    std::array<std::uint32_t, kNumQueueRoles> queue_of_role{};
     detail::SpareCommands spare_commands;
     std::vector<std::uint32_t> families; ///< distinct ones, for concurrent sharing
     std::map<VkSemaphore, detail::Timeline> external_timelines; ///< wrap_timeline()

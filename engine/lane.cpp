@@ -61,7 +61,7 @@ TimePoint LaneContext::submit(Recording& recording, std::span<const TimePoint> w
     TicketPtr ticket = device.pump->submit(recording.impl(), std::move(tickets), &impl_.known);
     ticket->op = impl_.op;
     ticket->by = *impl_.lane;
-    device.pump->advance(true);
+    device.pump->advance(detail::Pump::Flush::Ready);
     (order == Order::ForNext ? *impl_.for_next : impl_.inner).push_back(ticket);
     return TimePoint(std::move(ticket));
 }
@@ -256,7 +256,7 @@ bool HostThread::Impl::waits_reached(Lane::Impl& lane, Lane::Impl::Pending& job)
 bool HostThread::Impl::begin(Lane::Impl& lane, Lane::Impl::Pending& job) {
     Device::Impl& impl = device.impl();
     const std::scoped_lock lock(impl.mutex);
-    impl.pump->advance(true);
+    impl.pump->advance(detail::Pump::Flush::Ready);
     if (!waits_reached(lane, job))
         return false;
     impl.throw_if_failed();

@@ -9,7 +9,9 @@
 
 namespace bellows::detail {
 
-Pump::Pump(Device::Impl& device) : device_(device), random_(device.options.shuffle_seed) {
+Pump::Pump(Device::Impl& device)
+    : device_(device), given_(device.queues.size()), in_flight_(device.queues.size()),
+      random_(device.options.shuffle_seed) {
 }
 
 void Pump::add_serial_wait(const TicketPtr& ticket, std::vector<TicketPtr>& waits) {
@@ -114,7 +116,7 @@ void Pump::release(Batch batch) {
     } else if (device_.options.sync == SyncMode::Shuffle) {
         ready_.push_back(std::move(batch));
     } else {
-        submit_now(batch);
+        give_to_queue(std::move(batch));
     }
 }
 
@@ -122,11 +124,25 @@ void Pump::submit_one_at_random() {
     const std::size_t pick = random_() % ready_.size();
     Batch batch = std::move(ready_[pick]);
     ready_.erase(ready_.begin() + static_cast<std::ptrdiff_t>(pick));
-    submit_now(batch);
+    give_to_queue(std::move(batch));
 }
 
-void Pump::advance(bool flush) {
+void Pump::advance(Flush flush) {
     collect();
+    release_all(flush != Flush::Nothing);
+    if (flush == Flush::Gathered)
+        for (std::uint32_t queue = 0; queue < given_.size(); ++queue)
+            submit_given(queue);
+    else
+        submit_what_does_not_gather();
+}
+
+void Pump::end_gathering() {
+    if (--num_gathering_ == 0)
+        advance();
+}
+
+void Pump::release_all(bool flush) {
     for (;;) {
         while (!released_.empty()) {
             auto batch = held_.extract(*released_.begin());
@@ -143,8 +159,9 @@ void Pump::advance(bool flush) {
 }
 
 bool Pump::idle() const noexcept {
-    return held_.empty() && ready_.empty() &&
-           std::ranges::all_of(in_flight_, [](const auto& queue) { return queue.empty(); });
+    const auto empty = [](const auto& queue) { return queue.empty(); };
+    return held_.empty() && ready_.empty() && std::ranges::all_of(given_, empty) &&
+           std::ranges::all_of(in_flight_, empty);
 }
 
 void Pump::finish(const TicketPtr& ticket, Ticket::State state, const Error* error) {
@@ -202,8 +219,8 @@ void Pump::poll_external(const TicketPtr& ticket) {
 }
 
 Error Pump::lose_device(VkResult result, const std::string& what) {
-    const bool in_flight =
-        std::ranges::any_of(in_flight_, [](const auto& queue) { return !queue.empty(); });
+    const auto any = [](const auto& queue) { return !queue.empty(); };
+    const bool in_flight = std::ranges::any_of(in_flight_, any) || std::ranges::any_of(given_, any);
     if (device_.failure && device_.failure->code() == ErrorCode::DeviceLost && !in_flight)
         return *device_.failure;
     const Error error(ErrorCode::DeviceLost,
@@ -212,9 +229,10 @@ Error Pump::lose_device(VkResult result, const std::string& what) {
                           ". What was in flight first is the likely cause: BELLOWS_SYNC=serial "
                           "narrows it down, BELLOWS_VALIDATION=1 checks how it is used",
                       -1, result);
-    for (const std::deque<Batch>& queue : std::exchange(in_flight_, {}))
-        for (const Batch& batch : queue)
+    for (std::deque<Batch>& queue : in_flight_)
+        for (const Batch& batch : std::exchange(queue, {}))
             finish(batch.ticket, Ticket::State::Failed, &error);
+    fail_given(error);
     fail_held(error);
     return error;
 }
@@ -265,9 +283,13 @@ void Pump::fail_held(const Error& error) {
 
 std::string Pump::describe_pending() const {
     std::string text;
-    for (const std::deque<Batch>& queue : in_flight_)
-        for (const Batch& batch : queue)
-            text += (text.empty() ? "running: " : ", ") + batch.ticket->name;
+    const auto tell = [&](const auto& queues) {
+        for (const auto& queue : queues)
+            for (const Batch& batch : queue)
+                text += (text.empty() ? "running: " : ", ") + batch.ticket->name;
+    };
+    tell(in_flight_);
+    tell(given_);
     for (const auto& [place, batch] : held_) {
         text += (text.empty() ? "held: " : "; held: ") + batch.ticket->name + " (waits for";
         for (const TicketPtr& wait : batch.waits)
@@ -314,34 +336,42 @@ std::vector<HappensBefore::AddressRange> address_ranges(const Recording::Impl& r
 
 } // namespace
 
-void Pump::submit_now(Batch& batch) {
+/// Those of other queues that the batch waits for, which are submitted before it.
+void Pump::take_semaphores(Batch& batch, bool& same_queue) {
+    const Device::Impl::Queue& queue = *device_.queues[batch.queue];
+    const auto add = [&](const TicketPtr& wait) {
+        if (wait->timeline == nullptr)
+            return;
+        if (wait->timeline == &queue.timeline)
+            same_queue = true;
+        else if (!wait->lane)
+            add_semaphore_wait(batch.semaphores, *wait);
+    };
+    for (const TicketPtr& wait : batch.waits) {
+        add(wait);
+        for (const TicketPtr& inner : wait->inner) // what a lane job has submitted
+            add(inner);
+    }
+    // Memory may have been bound since the waits were derived.
+    for (const auto& use : batch.recording->uses)
+        if (use.view && use.view.resource->allocation.poisoned != nullptr)
+            add(use.view.resource->allocation.poisoned);
+    for (const VkSemaphoreSubmitInfo& wait : batch.semaphores)
+        for (std::uint32_t other = 0; other < device_.queues.size(); ++other)
+            if (wait.semaphore == device_.queues[other]->timeline.semaphore)
+                submit_given(other);
+}
+
+void Pump::give_to_queue(Batch batch) {
     Recording::Impl& recording = *batch.recording;
     Device::Impl::Queue& queue = *device_.queues[batch.queue];
     try {
         if (device_.failure)
             throw Error(*device_.failure);
-        // Lane jobs bring the device work that they submitted.
         bool same_queue = device_.options.sync == SyncMode::Serial;
-        std::vector<VkSemaphoreSubmitInfo> waits;
-        const auto add = [&](const TicketPtr& wait) {
-            if (wait->timeline == nullptr)
-                return;
-            if (wait->timeline == &queue.timeline)
-                same_queue = true;
-            else if (!wait->lane)
-                add_semaphore_wait(waits, *wait);
-        };
-        for (const TicketPtr& wait : batch.waits) {
-            add(wait);
-            for (const TicketPtr& inner : wait->inner)
-                add(inner);
-        }
-
-        // Memory may have been bound since the waits were derived.
-        for (const auto& use : recording.uses)
-            if (use.view && use.view.resource->allocation.poisoned != nullptr)
-                add(use.view.resource->allocation.poisoned);
-
+        take_semaphores(batch, same_queue);
+        if (device_.failure)
+            throw Error(*device_.failure);
         if (device_.checker) {
             std::vector<HappensBefore::Operation> operations;
             for (const auto& op : recording.operations)
@@ -350,52 +380,92 @@ void Pump::submit_now(Batch& batch) {
                                     batch.inside_lane_job ? &batch.base_clock : nullptr,
                                     operations);
         }
-
         recording.prepare();
         recording.fill_table();
-        VkCommandBufferSubmitInfo buffer{};
-        buffer.sType = VK_STRUCTURE_TYPE_COMMAND_BUFFER_SUBMIT_INFO;
-        buffer.commandBuffer = recording.commands.buffer;
-
-        VkSemaphoreSubmitInfo signal{};
-        signal.sType = VK_STRUCTURE_TYPE_SEMAPHORE_SUBMIT_INFO;
-        signal.semaphore = queue.timeline.semaphore;
-        signal.value = queue.timeline.last_value + 1;
-        signal.stageMask = VK_PIPELINE_STAGE_2_ALL_COMMANDS_BIT;
-
-        VkSubmitInfo2 submit{};
-        submit.sType = VK_STRUCTURE_TYPE_SUBMIT_INFO_2;
-        submit.waitSemaphoreInfoCount = static_cast<std::uint32_t>(waits.size());
-        submit.pWaitSemaphoreInfos = waits.data();
-        submit.commandBufferInfoCount = 1;
-        submit.pCommandBufferInfos = &buffer;
-        submit.signalSemaphoreInfoCount = 1;
-        submit.pSignalSemaphoreInfos = &signal;
-
-        if (device_.lock_queues)
-            device_.lock_queues();
-        batch.submitted_ns = Trace::now_ns();
-        VkResult result = VK_ERROR_DEVICE_LOST;
-        if (device_.num_submissions++ != device_.options.faults.lose_device)
-            result = device_.vk.vkQueueSubmit2(queue.handle, 1, &submit, VK_NULL_HANDLE);
-        if (device_.unlock_queues)
-            device_.unlock_queues();
-        if (result == VK_ERROR_DEVICE_LOST)
-            throw lose_device(result, "submitting " + recording.name);
-        check(result, "submitting " + recording.name);
-
-        queue.timeline.last_value = signal.value;
         batch.ticket->timeline = &queue.timeline;
-        batch.ticket->value = signal.value;
+        batch.ticket->value = ++queue.timeline.last_value;
         batch.ticket->state.store(Ticket::State::Submitted, std::memory_order_release);
         passed(*batch.ticket);
         batch.waits.clear();
-        in_flight_.resize(device_.queues.size());
-        in_flight_[batch.queue].push_back(std::move(batch));
-        device_.changed.notify_all();
+        given_[batch.queue].push_back(std::move(batch));
     } catch (const Error& error) {
         finish(batch.ticket, Ticket::State::Failed, &error);
     }
+}
+
+bool Pump::gathers(std::uint32_t queue) const noexcept {
+    constexpr std::size_t kMost = 16;
+    return num_gathering_ > 0 && !in_flight_[queue].empty() && given_[queue].size() < kMost &&
+           std::ranges::none_of(given_[queue], &Batch::inside_lane_job);
+}
+
+void Pump::submit_what_does_not_gather() {
+    for (std::uint32_t queue = 0; queue < given_.size(); ++queue)
+        if (!gathers(queue))
+            submit_given(queue);
+}
+
+/// In one call: between two calls a GPU does nothing for some 10 us, between two batches of one for
+/// 3.
+void Pump::submit_given(std::uint32_t index) {
+    std::vector<Batch>& batches = given_[index];
+    if (batches.empty())
+        return;
+    Device::Impl::Queue& queue = *device_.queues[index];
+    std::vector<VkCommandBufferSubmitInfo> buffers(batches.size());
+    std::vector<VkSemaphoreSubmitInfo> signals(batches.size());
+    std::vector<VkSubmitInfo2> infos(batches.size());
+    bool loses = false;
+    for (std::size_t i = 0; i < batches.size(); ++i) {
+        buffers[i].sType = VK_STRUCTURE_TYPE_COMMAND_BUFFER_SUBMIT_INFO;
+        buffers[i].commandBuffer = batches[i].recording->commands.buffer;
+        signals[i].sType = VK_STRUCTURE_TYPE_SEMAPHORE_SUBMIT_INFO;
+        signals[i].semaphore = queue.timeline.semaphore;
+        signals[i].value = batches[i].ticket->value;
+        signals[i].stageMask = VK_PIPELINE_STAGE_2_ALL_COMMANDS_BIT;
+        infos[i].sType = VK_STRUCTURE_TYPE_SUBMIT_INFO_2;
+        infos[i].waitSemaphoreInfoCount = static_cast<std::uint32_t>(batches[i].semaphores.size());
+        infos[i].pWaitSemaphoreInfos = batches[i].semaphores.data();
+        infos[i].commandBufferInfoCount = 1;
+        infos[i].pCommandBufferInfos = &buffers[i];
+        infos[i].signalSemaphoreInfoCount = 1;
+        infos[i].pSignalSemaphoreInfos = &signals[i];
+        loses |= device_.num_submissions++ == device_.options.faults.lose_device;
+    }
+    if (device_.lock_queues)
+        device_.lock_queues();
+    const std::int64_t now = Trace::now_ns();
+    const VkResult result =
+        loses ? VK_ERROR_DEVICE_LOST
+              : device_.vk.vkQueueSubmit2(queue.handle, static_cast<std::uint32_t>(infos.size()),
+                                          infos.data(), VK_NULL_HANDLE);
+    if (device_.unlock_queues)
+        device_.unlock_queues();
+    if (result != VK_SUCCESS) {
+        const std::string what = "submitting " + batches.front().recording->name;
+        try {
+            if (result == VK_ERROR_DEVICE_LOST)
+                throw lose_device(result, what);
+            check(result, what);
+        } catch (const Error& error) {
+            fail_given(error);
+        }
+        return;
+    }
+    for (Batch& batch : batches) {
+        batch.submitted_ns = now;
+        batch.semaphores.clear();
+        in_flight_[index].push_back(std::move(batch));
+    }
+    batches.clear();
+    device_.changed.notify_all();
+}
+
+/// What other queues have been given may wait for it.
+void Pump::fail_given(const Error& error) {
+    for (std::vector<Batch>& queue : given_)
+        for (const Batch& batch : std::exchange(queue, {}))
+            finish(batch.ticket, Ticket::State::Failed, &error);
 }
 
 } // namespace bellows::detail

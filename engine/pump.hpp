@@ -2,8 +2,9 @@
 #pragma once
 
 // The submit pump. It holds every batch until each of its waits is reached or, where a VkQueue
-// signals it, submitted; so a queue never waits for something that comes later on it. Whoever
-// changes the state of a ticket calls advance(). All members need Device::Impl::mutex.
+// signals it, submitted; so a queue never waits for something that comes later on it. Batches that
+// become ready together are given to their queue in one call. Whoever changes the state of a ticket
+// calls advance(). All members need Device::Impl::mutex.
 
 #include "ticket.hpp"
 
@@ -25,8 +26,9 @@ struct Batch {
     std::size_t num_open_waits = 0; ///< that hold it back, while it is held
     std::uint32_t queue = 0;
     bool inside_lane_job = false;
-    VectorClock base_clock;        ///< what the submitting lane job knew
-    std::int64_t submitted_ns = 0; ///< host clock, when handed to the queue
+    VectorClock base_clock;                        ///< what the submitting lane job knew
+    std::int64_t submitted_ns = 0;                 ///< host clock, when handed to the queue
+    std::vector<VkSemaphoreSubmitInfo> semaphores; ///< of other queues, that it waits for
 };
 
 class Pump {
@@ -40,9 +42,18 @@ public:
     /// Takes part in the order of work without being a batch: derives waits for a lane job.
     void order_lane_job(const TicketPtr& ticket, std::vector<TicketPtr>& waits,
                         std::span<const std::pair<BufferView, Access>> accesses);
-    /// Submits what has become ready. In shuffle mode ready batches gather until somebody waits:
-    /// `flush` submits all of them in a random order.
-    void advance(bool flush = false);
+    enum class Flush : std::uint8_t {
+        Nothing,
+        Ready,    ///< in shuffle mode, where ready batches wait for somebody who wants one of them:
+                  ///< all of them, in a random order
+        Gathered, ///< and those that gather
+    };
+    /// Submits what has become ready.
+    void advance(Flush flush = Flush::Nothing);
+    /// Until end_gathering(), what is ready outside lane jobs gathers while its queue has something
+    /// to do.
+    void begin_gathering() noexcept { ++num_gathering_; }
+    void end_gathering();
     /// Marks finished submissions as reached.
     void collect();
     /// An external timeline is in nobody's books: asks it whether `ticket` has been reached.
@@ -62,8 +73,14 @@ private:
     void hold(Batch batch);
     void passed(Ticket& ticket);
     void release(Batch batch);
+    void release_all(bool flush);
     void submit_one_at_random();
-    void submit_now(Batch& batch);
+    void give_to_queue(Batch batch);
+    void take_semaphores(Batch& batch, bool& same_queue);
+    bool gathers(std::uint32_t queue) const noexcept;
+    void submit_given(std::uint32_t queue);
+    void submit_what_does_not_gather();
+    void fail_given(const Error& error);
     std::string breadcrumbs() const;
     void add_serial_wait(const TicketPtr& ticket, std::vector<TicketPtr>& waits);
     void add_derived_waits(std::vector<TicketPtr> derived, std::vector<TicketPtr>& waits);
@@ -74,9 +91,11 @@ private:
     std::set<std::uint64_t> released_; ///< of the held ones, those that nothing holds back
     std::uint64_t num_submits_ = 0;
     std::vector<Batch> ready_;                 ///< shuffle mode only
+    std::vector<std::vector<Batch>> given_;    ///< by queue: what its next call submits
     std::vector<std::deque<Batch>> in_flight_; ///< by queue
-    bool any_finished_ = false;                ///< since the last collect()
-    TicketPtr last_;                           ///< newest in the order of work, for serial mode
+    int num_gathering_ = 0;
+    bool any_finished_ = false; ///< since the last collect()
+    TicketPtr last_;            ///< newest in the order of work, for serial mode
     std::mt19937_64 random_;
 };
 

@@ -22,6 +22,10 @@ const char* to_string(QueueRole role) noexcept {
         return "transfer_out";
     case QueueRole::AsyncCompute:
         return "async_compute";
+    case QueueRole::AsyncForward:
+        return "async_forward";
+    case QueueRole::AsyncBackward:
+        return "async_backward";
     }
     return "unknown";
 }

@@ -49,7 +49,7 @@ TimePoint::State TimePoint::state() const {
         if (ticket_->is_external())
             device.pump->poll_external(ticket_);
         else
-            device.pump->advance(true);
+            device.pump->advance(detail::Pump::Flush::Gathered);
     }
     switch (ticket_->state.load(std::memory_order_acquire)) {
     case Ticket::State::Reached:

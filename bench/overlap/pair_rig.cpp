@@ -156,7 +156,8 @@ PairRun PairRig::from_trace(double seconds) {
     PairRun run;
     run.seconds = seconds;
     kernels_.clear();
-    for (const TraceEvent& event : device_.take_trace()) {
+    events_ = device_.take_trace();
+    for (const TraceEvent& event : events_) {
         if (event.op.empty() || event.is_job())
             continue;
         const double time = 1e-9 * static_cast<double>(event.end_ns - event.begin_ns);
@@ -196,8 +197,11 @@ PairRun PairRig::run(const std::vector<HandIn>& nodes) {
     const TracedAs as(device_, "pair");
     std::vector<TimePoint> ends;
     const auto start = Clock::now();
-    for (const HandIn& at : nodes)
-        ends.push_back(at.node->submit({}));
+    {
+        const Gathering together(device_);
+        for (const HandIn& at : nodes)
+            ends.push_back(at.node->submit({}));
+    }
     for (const TimePoint& end : ends)
         end.wait(kTimeLimit);
     const PairRun run = from_trace(seconds_since(start));

@@ -60,6 +60,8 @@ public:
     /// Of the last run: seconds and number of dispatches, by node and kernel.
     using Kernels = std::map<std::pair<std::string, std::string>, std::pair<double, int>>;
     const Kernels& kernels() const noexcept { return kernels_; }
+    /// And all that it did.
+    const std::vector<TraceEvent>& events() const noexcept { return events_; }
     /// Output, input gradients and weight gradients of one run, to be compared.
     std::vector<std::byte> results_of(const PairOrder& order);
 
@@ -94,6 +96,7 @@ private:
     Chain forward_, backward_;
     PairNodes nodes_;
     Kernels kernels_;
+    std::vector<TraceEvent> events_;
 };
 
 } // namespace bellows::bench

@@ -125,6 +125,7 @@ void PipelineExecutor::submit_next(Part& part) {
 }
 
 void PipelineExecutor::submit_all(Part& part) {
+    const Gathering together(device_);
     if (part.next == 0)
         part.waits = waits_of(part);
     while (part.next < part.count)
@@ -163,6 +164,7 @@ void PipelineExecutor::run() {
             const auto order = orders_.find({ops[i].phase, ops[i + 1].phase});
             for (Part& part : parts)
                 part.waits = one_queue_ ? waits_of(part) : std::vector<TimePoint>();
+            const Gathering together(device_);
             if (order != orders_.end())
                 for (const OpKind kind : order->second)
                     submit_next(*std::ranges::find(parts, kind,

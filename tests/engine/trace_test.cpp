@@ -47,8 +47,8 @@ TEST(EngineTrace, EveryRoleShowsItsOperationsBetweenHandInAndEnd) {
         b(*device, {.name = "b", .bytes = 1 << 20});
     // Without calibrated timestamps the offset is an estimate from within the batches' brackets.
     const std::int64_t slack = device->has_feature("calibrated_timestamps") ? 200'000 : 5'000'000;
-    for (const QueueRole role : {QueueRole::Compute, QueueRole::TransferIn, QueueRole::TransferOut,
-                                 QueueRole::AsyncCompute}) {
+    for (std::size_t i = 0; i < kNumQueueRoles; ++i) {
+        const auto role = static_cast<QueueRole>(i);
         Recording recording(*device, role, "of the role");
         recording.label("copies");
         recording.fill(a.view(), 3);

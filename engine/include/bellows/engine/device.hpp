@@ -125,6 +125,11 @@ public:
     /// Throws what an earlier submission failed with, if one did.
     /// waits: beside those that the accesses imply.
     TimePoint submit(Recording& recording, std::span<const TimePoint> waits = {});
+    /// Until end_gathering(), what is handed in while its queue is at work goes there together, up
+    /// to some recordings at a time, sooner if anybody waits: between two calls of the driver a GPU
+    /// idles for some microseconds. See Gathering.
+    void begin_gathering();
+    void end_gathering() noexcept;
     /// Waits until all submitted work and lane jobs have been reached.
     void wait_idle(std::chrono::milliseconds timeout = TimePoint::kDefaultTimeout);
     /// Fails everything that is pending or held with `error`, and all later submissions.
@@ -164,6 +169,18 @@ public:
 private:
     Device();
     std::unique_ptr<Impl> impl_;
+};
+
+/// What a scope hands in, with few calls of the driver. It should not wait, nor take long.
+class Gathering {
+public:
+    explicit Gathering(Device& device) : device_(device) { device_.begin_gathering(); }
+    ~Gathering() { device_.end_gathering(); }
+    Gathering(const Gathering&) = delete;
+    Gathering& operator=(const Gathering&) = delete;
+
+private:
+    Device& device_;
 };
 
 /// Device::trace_as() for a scope; at its end what was said before it holds again.

@@ -19,7 +19,20 @@ namespace bellows {
 
 class Device;
 
-enum class QueueRole : std::uint8_t { Compute, TransferIn, TransferOut, AsyncCompute };
+/// A queue runs what it has been given in that order, and waits with the rest where one has to
+/// wait. Roles that a device has no queue of their own for share one.
+enum class QueueRole : std::uint8_t {
+    Compute,
+    TransferIn,  ///< copies from the host
+    TransferOut, ///< and to it
+    /// What is ready when it is handed in, beside Compute.
+    AsyncCompute,
+    /// What an exchange packs and unpacks beside Compute, of forwards and of backwards, neither of
+    /// which waits for the other.
+    AsyncForward,
+    AsyncBackward,
+};
+inline constexpr std::size_t kNumQueueRoles = 6;
 const char* to_string(QueueRole role) noexcept;
 
 struct Groups {
