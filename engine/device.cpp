@@ -252,7 +252,7 @@ void require_family(const ExternalQueue& queue,
     if (queue.family >= families.size())
         refuse("but the device has " + std::to_string(families.size()) + " families");
     const bool computes = (families[queue.family].queueFlags & VK_QUEUE_COMPUTE_BIT) != 0;
-    if ((queue.role == QueueRole::Compute || queue.role == QueueRole::AsyncCompute) && !computes)
+    if (takes_dispatches(queue.role) && !computes)
         refuse("which does not compute");
 }
 
@@ -281,7 +281,7 @@ std::unique_ptr<Device> Device::adopt(const ExternalDevice& external, DeviceOpti
     impl.has_memory_budget = physical.has_memory_budget;
     detail::require_serves(impl.info);
     leave_out_features(impl);
-    std::array<std::uint32_t, kNumQueueRoles> of_role{};
+    std::array<std::optional<std::uint32_t>, kNumQueueRoles> of_role{};
     for (const ExternalQueue& queue : external.queues) {
         require_family(queue, physical.queue_families);
         auto same = std::find_if(impl.queues.begin(), impl.queues.end(),
@@ -296,7 +296,10 @@ std::unique_ptr<Device> Device::adopt(const ExternalDevice& external, DeviceOpti
         }
         of_role[static_cast<std::size_t>(queue.role)] = index;
     }
-    impl.queue_of_role = of_role; // roles that were not given share the first queue
+    const auto compute = static_cast<std::size_t>(QueueRole::Compute);
+    for (std::size_t role = 0; role < kNumQueueRoles;
+         ++role) // those left out share that of Compute
+        impl.queue_of_role[role] = of_role[role].value_or(of_role[compute].value_or(0));
     furnish(impl);
     return device;
 }
@@ -422,7 +425,12 @@ void Device::begin_gathering() {
 
 void Device::end_gathering() noexcept {
     const std::scoped_lock lock(impl_->mutex);
-    impl_->pump->end_gathering();
+    try {
+        impl_->pump->end_gathering();
+    } catch (const std::exception& error) {
+        impl_->set_failure(
+            Error(ErrorCode::Internal, std::string("gathered work: ") + error.what()));
+    }
 }
 
 void Device::wait_idle(std::chrono::milliseconds timeout) {

@@ -358,7 +358,8 @@ void Pump::take_semaphores(Batch& batch, bool& same_queue) {
             add(use.view.resource->allocation.poisoned);
     for (const VkSemaphoreSubmitInfo& wait : batch.semaphores)
         for (std::uint32_t other = 0; other < device_.queues.size(); ++other)
-            if (wait.semaphore == device_.queues[other]->timeline.semaphore)
+            if (wait.semaphore == device_.queues[other]->timeline.semaphore &&
+                !given_[other].empty() && given_[other].front().ticket->value <= wait.value)
                 submit_given(other);
 }
 
@@ -388,6 +389,7 @@ void Pump::give_to_queue(Batch batch) {
         passed(*batch.ticket);
         batch.waits.clear();
         given_[batch.queue].push_back(std::move(batch));
+        device_.changed.notify_all(); // who waits for it wants it to come
     } catch (const Error& error) {
         finish(batch.ticket, Ticket::State::Failed, &error);
     }

@@ -10,6 +10,7 @@
 
 #include <bellows/engine/device.hpp>
 
+#include <atomic>
 #include <deque>
 #include <map>
 #include <random>
@@ -54,6 +55,8 @@ public:
     /// to do.
     void begin_gathering() noexcept { ++num_gathering_; }
     void end_gathering();
+    /// Without the mutex.
+    bool is_gathering() const noexcept { return num_gathering_ > 0; }
     /// Marks finished submissions as reached.
     void collect();
     /// An external timeline is in nobody's books: asks it whether `ticket` has been reached.
@@ -93,7 +96,7 @@ private:
     std::vector<Batch> ready_;                 ///< shuffle mode only
     std::vector<std::vector<Batch>> given_;    ///< by queue: what its next call submits
     std::vector<std::deque<Batch>> in_flight_; ///< by queue
-    int num_gathering_ = 0;
+    std::atomic<int> num_gathering_{0};
     bool any_finished_ = false; ///< since the last collect()
     TicketPtr last_;            ///< newest in the order of work, for serial mode
     std::mt19937_64 random_;

@@ -83,11 +83,13 @@ Recording::Impl::~Impl() {
         impl.vk.vkDestroyCommandPool(impl.device, commands.pool, nullptr);
 }
 
-/// Whether its queue takes dispatches, too.
 bool Recording::Impl::computes() const {
-    const std::uint32_t queue = impl.queue_index(role);
-    return queue == impl.queue_index(QueueRole::Compute) ||
-           queue == impl.queue_index(QueueRole::AsyncCompute);
+    for (std::size_t i = 0; i < kNumQueueRoles; ++i) {
+        const auto other = static_cast<QueueRole>(i);
+        if (takes_dispatches(other) && impl.queue_index(other) == impl.queue_index(role))
+            return true;
+    }
+    return false;
 }
 
 std::uint32_t Recording::Impl::family() const {

@@ -64,9 +64,11 @@ struct Recording::Impl {
     std::uint32_t num_queries = 0; ///< operations with a pair of timestamps
     detail::PooledCommands commands;
 
+    /// Whether its queue takes dispatches, too.
+    bool computes() const;
+
 private:
     std::uint32_t family() const;
-    bool computes() const;
     void make_commands();
     bool conflicts(std::span<const OperandUse> operation_uses) const;
     void order_grid();

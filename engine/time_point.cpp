@@ -70,7 +70,7 @@ bool TimePoint::reached() const {
 
 void TimePoint::wait(std::chrono::milliseconds timeout) const {
     const auto deadline = Clock::now() + timeout;
-    if (ticket_ != nullptr && !ticket_->final_state())
+    if (!reached()) // from now on nothing is gathered that it waits for
         look_for_a_while(*ticket_, ticket_->device->impl());
     while (!reached()) {
         Device::Impl& device = ticket_->device->impl();

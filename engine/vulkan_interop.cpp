@@ -56,12 +56,14 @@ VulkanTimePoint vulkan_time_point(const TimePoint& point) {
         (ticket->state.load() == Ticket::State::Held && !ticket->lane))
         throw Error(ErrorCode::InvalidArgument,
                     "the time point has no semaphore yet: the pump holds it");
-    if (ticket->device != nullptr && !ticket->is_external()) {
+    if (!ticket->lane && ticket->device != nullptr && ticket->device->impl().pump->is_gathering())
+        point.state(); // it is to come
+    if (ticket->state.load() == Ticket::State::Failed)
+        throw Error(*ticket->error);
+    if (ticket->lane && ticket->device != nullptr) {
         Device::Impl& impl = ticket->device->impl();
         const std::scoped_lock lock(impl.mutex);
-        if (!ticket->lane)
-            impl.pump->advance(detail::Pump::Flush::Gathered);
-        else if (!std::exchange(ticket->timeline->shown, true) && ticket->timeline->ended > 0)
+        if (!std::exchange(ticket->timeline->shown, true) && ticket->timeline->ended > 0)
             impl.signal(*ticket->timeline, ticket->name);
     }
     return {ticket->timeline->semaphore, ticket->value};

@@ -5,6 +5,7 @@
 #include "support/test_device.hpp"
 
 #include <bellows/engine/lane.hpp>
+#include <bellows/engine/ops.hpp>
 #include <bellows/kernels/kernels.hpp>
 
 #include "engine/recording_impl.hpp"
@@ -53,6 +54,34 @@ TEST(EngineOrder, OperationsOfARecordingFollowOneAnother) {
     EXPECT_EQ(read_back<std::uint32_t>(*device, b.view()), std::vector<std::uint32_t>(1000, 7));
     EXPECT_EQ(read_back<std::uint32_t>(*device, a.view()), std::vector<std::uint32_t>(1000, 9));
     EXPECT_GT(device->num_checked_accesses(), 0u);
+}
+
+TEST(EngineOrder, DispatchesOfAQueueFollowOneAnother) {
+    constexpr std::uint64_t kWords = 1 << 20;
+    auto device = make_device();
+    const Buffer a = make_buffer(*device, "a", kWords), b = make_buffer(*device, "b", kWords),
+                 c = make_buffer(*device, "c", kWords);
+    const auto tensor = [](const Buffer& buffer) { return buffer.tensor(DType::F32, {kWords}); };
+    for (std::size_t i = 0; i < kNumQueueRoles; ++i) {
+        const auto role = static_cast<QueueRole>(i);
+        if (!takes_dispatches(role))
+            continue;
+        Recording first(*device, role, "first"), second(*device, role, "second");
+        ops::copy(first, tensor(a), tensor(b));
+        ops::copy(second, tensor(b), tensor(c));
+        EXPECT_TRUE(second.impl().computes()) << to_string(role);
+        for (std::uint32_t round = 0; round < 5; ++round) {
+            const std::vector<std::uint32_t> words(kWords,
+                                                   10 * static_cast<std::uint32_t>(i) + round);
+            device->upload(a.view(), std::span<const std::uint32_t>(words));
+            {
+                const Gathering together(*device);
+                device->submit(first);
+                device->submit(second);
+            }
+            EXPECT_EQ(read_back<std::uint32_t>(*device, c.view()), words) << to_string(role);
+        }
+    }
 }
 
 TEST(EngineOrder, ACopyInBurstsIsOneOperation) {

@@ -33,6 +33,10 @@ enum class QueueRole : std::uint8_t {
     AsyncBackward,
 };
 inline constexpr std::size_t kNumQueueRoles = 6;
+/// The others are for copies and fills.
+constexpr bool takes_dispatches(QueueRole role) noexcept {
+    return role != QueueRole::TransferIn && role != QueueRole::TransferOut;
+}
 const char* to_string(QueueRole role) noexcept;
 
 struct Groups {

@@ -42,7 +42,8 @@ struct ExternalDevice {
     VkInstance instance = VK_NULL_HANDLE;
     VkPhysicalDevice physical_device = VK_NULL_HANDLE;
     VkDevice device = VK_NULL_HANDLE;
-    std::vector<ExternalQueue> queues; ///< at least one for QueueRole::Compute
+    /// At least one for QueueRole::Compute, which serves the roles that are left out.
+    std::vector<ExternalQueue> queues;
     PFN_vkGetInstanceProcAddr get_instance_proc = nullptr;
     /// Held around every vkQueueSubmit2 of Bellows; empty when nobody else uses the queues.
     std::function<void()> lock_queues, unlock_queues;
@@ -66,7 +67,8 @@ VulkanRange vulkan_range(BufferView view);
 TimePoint wrap_timeline(Device& device, VkSemaphore semaphore, std::uint64_t value);
 
 /// The semaphore and value of a submitted time point. Throws Error{InvalidArgument} while the
-/// pump holds it.
+/// pump holds it, and what it has failed with. Within a Gathering it may submit, so not under the
+/// caller's queue lock then.
 struct VulkanTimePoint {
     VkSemaphore semaphore = VK_NULL_HANDLE;
     std::uint64_t value = 0;
