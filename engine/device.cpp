@@ -119,12 +119,16 @@ QueuePlan plan_queues(const std::vector<VkQueueFamilyProperties>& families) {
         return QueuePlan::Slot{family, std::min(next[family]++, last)};
     };
     QueuePlan plan;
-    plan.role[0] = take(compute);
+    const auto of = [&plan](QueueRole role) -> QueuePlan::Slot& {
+        return plan.role[static_cast<std::size_t>(role)];
+    };
+    of(QueueRole::Compute) = take(compute);
     const std::uint32_t copies = transfer != kNone ? transfer : async != kNone ? async : compute;
-    plan.role[1] = take(copies);
-    plan.role[2] = take(copies);
-    for (std::size_t role = 3; role < kNumQueueRoles; ++role)
-        plan.role[role] = take(async != kNone ? async : compute);
+    of(QueueRole::TransferIn) = take(copies);
+    of(QueueRole::TransferOut) = take(copies);
+    for (const QueueRole role :
+         {QueueRole::AsyncCompute, QueueRole::AsyncForward, QueueRole::AsyncBackward})
+        of(role) = take(async != kNone ? async : compute);
     return plan;
 }
 
@@ -297,8 +301,7 @@ std::unique_ptr<Device> Device::adopt(const ExternalDevice& external, DeviceOpti
         of_role[static_cast<std::size_t>(queue.role)] = index;
     }
     const auto compute = static_cast<std::size_t>(QueueRole::Compute);
-    for (std::size_t role = 0; role < kNumQueueRoles;
-         ++role) // those left out share that of Compute
+    for (std::size_t role = 0; role < kNumQueueRoles; ++role) // what is left out shares Compute's
         impl.queue_of_role[role] = of_role[role].value_or(of_role[compute].value_or(0));
     furnish(impl);
     return device;

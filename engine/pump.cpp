@@ -130,11 +130,9 @@ void Pump::submit_one_at_random() {
 void Pump::advance(Flush flush) {
     collect();
     release_all(flush != Flush::Nothing);
-    if (flush == Flush::Gathered)
-        for (std::uint32_t queue = 0; queue < given_.size(); ++queue)
+    for (std::uint32_t queue = 0; queue < given_.size(); ++queue)
+        if (flush == Flush::Gathered || !gathers(queue))
             submit_given(queue);
-    else
-        submit_what_does_not_gather();
 }
 
 void Pump::end_gathering() {
@@ -336,9 +334,11 @@ std::vector<HappensBefore::AddressRange> address_ranges(const Recording::Impl& r
 
 } // namespace
 
-/// Those of other queues that the batch waits for, which are submitted before it.
-void Pump::take_semaphores(Batch& batch, bool& same_queue) {
+/// Those of other queues that the batch waits for, which are submitted before it. Whether it waits
+/// for its own queue, too.
+bool Pump::take_semaphores(Batch& batch) {
     const Device::Impl::Queue& queue = *device_.queues[batch.queue];
+    bool same_queue = false;
     const auto add = [&](const TicketPtr& wait) {
         if (wait->timeline == nullptr)
             return;
@@ -361,6 +361,7 @@ void Pump::take_semaphores(Batch& batch, bool& same_queue) {
             if (wait.semaphore == device_.queues[other]->timeline.semaphore &&
                 !given_[other].empty() && given_[other].front().ticket->value <= wait.value)
                 submit_given(other);
+    return same_queue;
 }
 
 void Pump::give_to_queue(Batch batch) {
@@ -369,8 +370,7 @@ void Pump::give_to_queue(Batch batch) {
     try {
         if (device_.failure)
             throw Error(*device_.failure);
-        bool same_queue = device_.options.sync == SyncMode::Serial;
-        take_semaphores(batch, same_queue);
+        const bool same_queue = take_semaphores(batch) || device_.options.sync == SyncMode::Serial;
         if (device_.failure)
             throw Error(*device_.failure);
         if (device_.checker) {
@@ -399,12 +399,6 @@ bool Pump::gathers(std::uint32_t queue) const noexcept {
     constexpr std::size_t kMost = 16;
     return num_gathering_ > 0 && !in_flight_[queue].empty() && given_[queue].size() < kMost &&
            std::ranges::none_of(given_[queue], &Batch::inside_lane_job);
-}
-
-void Pump::submit_what_does_not_gather() {
-    for (std::uint32_t queue = 0; queue < given_.size(); ++queue)
-        if (!gathers(queue))
-            submit_given(queue);
 }
 
 /// In one call: between two calls a GPU does nothing for some 10 us, between two batches of one for

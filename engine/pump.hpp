@@ -79,10 +79,9 @@ private:
     void release_all(bool flush);
     void submit_one_at_random();
     void give_to_queue(Batch batch);
-    void take_semaphores(Batch& batch, bool& same_queue);
+    bool take_semaphores(Batch& batch);
     bool gathers(std::uint32_t queue) const noexcept;
     void submit_given(std::uint32_t queue);
-    void submit_what_does_not_gather();
     void fail_given(const Error& error);
     std::string breadcrumbs() const;
     void add_serial_wait(const TicketPtr& ticket, std::vector<TicketPtr>& waits);

@@ -125,7 +125,6 @@ void PipelineExecutor::submit_next(Part& part) {
 }
 
 void PipelineExecutor::submit_all(Part& part) {
-    const Gathering together(device_);
     if (part.next == 0)
         part.waits = waits_of(part);
     while (part.next < part.count)
@@ -160,11 +159,11 @@ void PipelineExecutor::run() {
     for (std::size_t i = 0; i < ops.size();) {
         const std::size_t count = ops[i].with_next ? 2 : 1;
         std::vector<Part> parts = parts_of(ops.subspan(i, count));
+        const Gathering together(device_);
         if (count == 2) {
             const auto order = orders_.find({ops[i].phase, ops[i + 1].phase});
             for (Part& part : parts)
                 part.waits = one_queue_ ? waits_of(part) : std::vector<TimePoint>();
-            const Gathering together(device_);
             if (order != orders_.end())
                 for (const OpKind kind : order->second)
                     submit_next(*std::ranges::find(parts, kind,
