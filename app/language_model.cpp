@@ -2,6 +2,7 @@
 #include "app/language_model.hpp"
 
 #include "app/run_checkpoint.hpp"
+#include "app/run_groups.hpp"
 #include "app/run_kernels.hpp"
 
 #include <bellows/comm/message.hpp>
@@ -50,12 +51,7 @@ LanguageModel::Impl::Impl(const DeviceOptions& device_options,
     load_weights(checkpoint, parameters);
     if (config.model.moe_layers() > 0)
         exchange.emplace(*device, world, *transport, thread,
-                         ExchangeConfig{.name = "experts",
-                                        .num_experts = config.model.routed_experts,
-                                        .top_k = config.model.top_k,
-                                        .hidden = config.model.hidden,
-                                        .max_tokens = config.train.seq,
-                                        .dtype = act});
+                         exchange_config(config, {}, 0, 0, config.train.seq));
     StageDesc desc;
     desc.config = config.model;
     desc.seq = config.train.seq;

@@ -181,7 +181,8 @@ TimePoint ExpertExchange::combine_backward(ExchangeHandle& handle, const TensorV
         send_gradients(first, d_out, {.sequence = sequences.first});
         if (h.before) {
             take_gradients(*h.before);
-            send_gradients(pointer, h.before->d_results(), {.sequence = sequences.second});
+            send_gradients(pointer, h.before->gradients_in_records(),
+                           {.sequence = sequences.second});
         }
         return take_gradients(h);
     });

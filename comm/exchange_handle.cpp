@@ -56,8 +56,8 @@ std::vector<HandleBuffer> handle_buffers(const ExchangeShape& exchange) {
             ops::moe_capacity(c.max_tokens, c.top_k, routes, 1) * 4);
         add(&Handle::expert_loads, "expert loads", c.num_experts * 4);
         add(&Handle::host_counts, "counts", (routes + c.num_experts) * 4, MemoryKind::Readback);
-        if (exchange.quantizes() && !exchange.has_before())
-            add(&Handle::quantized, "quantised", c.max_tokens * token.row_bytes);
+        if ((token.codes() || gradient.codes()) && !exchange.has_before())
+            add(&Handle::quantized, "quantised", c.max_tokens * exchange.quantized_bytes());
     }
     if (!exchange.has_before()) { // else what the hop before brings
         if (!low_latency)
@@ -280,13 +280,23 @@ BufferView ExchangeHandle::Impl::first_rows() const {
     return record_count.view().sub(record_count.size() - members * 4, members * 4);
 }
 
+namespace {
+
+TensorView rows_in_records(const ExchangeHandle::Impl& handle, const Buffer& memory,
+                           const Record& record) {
+    const std::uint64_t columns = record.row_bytes / size_of(record.dtype);
+    return strided_rows(memory.view(), record.dtype, handle.capacity, columns, record.bytes)
+        .with_row_count(handle.row_count());
+}
+
+} // namespace
+
 TensorView ExchangeHandle::Impl::tokens_in_records() const {
-    const Record record = exchange.token_record();
-    const TensorView records =
-        record.codes()
-            ? strided_rows(received.view(), DType::F8E4M3, capacity, record.row_bytes, record.bytes)
-            : exchange.plain(received.view(), record.dtype, capacity, record.bytes);
-    return records.with_row_count(row_count());
+    return rows_in_records(*this, received, exchange.token_record());
+}
+
+TensorView ExchangeHandle::Impl::gradients_in_records() const {
+    return rows_in_records(*this, gradients, exchange.gradient_record());
 }
 
 TensorView ExchangeHandle::Impl::row_experts() const {
@@ -307,10 +317,17 @@ TensorView ExchangeHandle::Impl::results_in_records() const {
         .with_row_count(row_count());
 }
 
-TensorView ExchangeHandle::Impl::d_results() const {
-    const Record record = exchange.gradient_record();
+fp8::Quantized ExchangeHandle::Impl::quantized_rows(const Buffer& memory,
+                                                    const Record& record) const {
+    fp8::Quantized arrived = exchange.quantized(
+        memory.view(), capacity, exchange.by_tokens() ? record.bytes : record.row_bytes);
+    arrived.codes.row_count = arrived.scales.row_count = row_count();
+    return arrived;
+}
+
+TensorView ExchangeHandle::Impl::plain_rows(const Buffer& memory, const Record& record) const {
     return exchange
-        .plain(gradients.view(), record.dtype, capacity,
+        .plain(memory.view(), record.dtype, capacity,
                exchange.by_tokens() ? record.bytes : record.row_bytes)
         .with_row_count(row_count());
 }
@@ -365,24 +382,16 @@ TensorView ExchangeHandle::rows() const {
     const ExpertExchange::Impl& exchange = impl_->exchange;
     if (exchange.quantizes())
         return quantized_rows().codes;
-    const BufferView memory = (exchange.by_tokens() ? impl_->received : impl_->rows).view();
-    const Record record = exchange.token_record();
-    return exchange
-        .plain(memory, record.dtype, impl_->capacity,
-               exchange.by_tokens() ? record.bytes : record.row_bytes)
-        .with_row_count(impl_->row_count());
+    return impl_->plain_rows(exchange.by_tokens() ? impl_->received : impl_->rows,
+                             exchange.token_record());
 }
 
 fp8::Quantized ExchangeHandle::quantized_rows() const {
     const ExpertExchange::Impl& exchange = impl_->exchange;
     require(exchange.quantizes(), impl_->name,
             "tokens travel as they are: set ExchangeConfig::token_wire to F8E4M3 for codes");
-    const BufferView memory = (exchange.by_tokens() ? impl_->received : impl_->rows).view();
-    const Record record = exchange.token_record();
-    fp8::Quantized rows = exchange.quantized(
-        memory, impl_->capacity, exchange.by_tokens() ? record.bytes : record.row_bytes);
-    rows.codes.row_count = rows.scales.row_count = impl_->row_count();
-    return rows;
+    return impl_->quantized_rows(exchange.by_tokens() ? impl_->received : impl_->rows,
+                                 exchange.token_record());
 }
 
 TensorView ExchangeHandle::results() const {
@@ -393,7 +402,16 @@ TensorView ExchangeHandle::results() const {
 
 TensorView ExchangeHandle::d_results() const {
     require(!impl_->exchange.low_latency(), impl_->name, "low-latency mode goes forward only");
-    return impl_->d_results();
+    if (impl_->exchange.quantizes_gradients())
+        return quantized_d_results().codes;
+    return impl_->plain_rows(impl_->gradients, impl_->exchange.gradient_record());
+}
+
+fp8::Quantized ExchangeHandle::quantized_d_results() const {
+    require(!impl_->exchange.low_latency(), impl_->name, "low-latency mode goes forward only");
+    require(impl_->exchange.quantizes_gradients(), impl_->name,
+            "gradients travel as they are: set ExchangeConfig::gradient_wire to F8E4M3 for codes");
+    return impl_->quantized_rows(impl_->gradients, impl_->exchange.gradient_record());
 }
 
 std::uint64_t ExchangeHandle::spacing() const {

@@ -187,13 +187,13 @@ struct ExchangeHandle::Impl {
     BufferView row_count() const;
     /// The first of the rows that came from each member of the group, u32.
     BufferView first_rows() const;
-    /// RankMajor: received tokens in their records, as they travel (codes: their scales behind
-    /// them); what they are for; where their results and gradients stand.
+    /// RankMajor: received tokens and gradients in their records, as they travel (codes: their
+    /// scales behind them); what they are for; where their results stand.
     TensorView tokens_in_records() const;
+    TensorView gradients_in_records() const;
     TensorView row_experts() const;
     TensorView row_weights() const;
     TensorView results_in_records() const;
-    TensorView d_results() const; ///< in both layouts
     /// Where the bytes of outbound legs arrive: gradients of RankMajor where they stay.
     const Buffer& arrivals(bool tokens_arrive) const {
         return !tokens_arrive && exchange.by_tokens() ? gradients : received;
@@ -203,6 +203,10 @@ struct ExchangeHandle::Impl {
     }
     /// Whether these are the rows of the records to return, which need no packing.
     bool stand_in_records(const TensorView& tensor) const;
+    /// In both layouts: received rows, or gradients, which are codes.
+    fp8::Quantized quantized_rows(const Buffer& memory, const Record& record) const;
+    /// The same, which are not.
+    TensorView plain_rows(const Buffer& memory, const Record& record) const;
     /// Waits until others have what they take from its memory, and for what still runs.
     void finish();
 };

@@ -68,6 +68,18 @@ std::uint32_t has_token_count(const TensorView& ids) {
     return ids.row_count ? 1 : 0;
 }
 
+/// x as it travels in the records: quantised there where it enters the exchange.
+TensorView as_sent(Recording& recording, const Handle& handle, const Record& record,
+                   const TensorView& x) {
+    if (!record.codes() || handle.before)
+        return x;
+    const std::uint64_t rows = x.extent[0];
+    const BufferView memory = handle.quantized.view();
+    fp8::quantize(recording, x, handle.exchange.quantized(memory, rows, record.row_bytes));
+    return TensorView::contiguous(memory.sub(0, rows * record.row_bytes), DType::F8E4M3,
+                                  {rows, record.row_bytes});
+}
+
 /// x: the rows of the record, 16 bytes' multiples; ids.row_count is honoured.
 void pack_records(Recording& recording, const Handle& handle, const Record& record,
                   const TensorView& x, const TensorView& ids, const TensorView& weights) {
@@ -271,14 +283,8 @@ void record_dispatch_pack(Recording& recording, const Handle& handle, const Toke
     recording.copy(loads.buffer, handle.host_counts.view().sub(rank_bytes, loads.buffer.bytes));
     if (tokens == 0)
         return;
-    TensorView rows = in.x;
-    if (record.codes() && !handle.before) {
-        const BufferView memory = handle.quantized.view();
-        fp8::quantize(recording, in.x, handle.exchange.quantized(memory, tokens, record.row_bytes));
-        rows = TensorView::contiguous(memory.sub(0, tokens * record.row_bytes), DType::F8E4M3,
-                                      {tokens, record.row_bytes});
-    }
-    pack_records(recording, handle, record, rows, ids, in.weights);
+    pack_records(recording, handle, record, as_sent(recording, handle, record, in.x), ids,
+                 in.weights);
 }
 
 /// Low latency: tokens in their order, the same for all ranks, where this rank's own arrive.
@@ -445,9 +451,11 @@ void send_gradients(const ExchangeHandlePtr& handle, const TensorView& d_out, Le
     h.exchange.device.submit(cached(h.pack_backward, h, QueueRole::AsyncBackward, "pack gradients",
                                     {d_out.buffer, h.topk_ids.buffer}, [&](Recording& recording) {
                                         recording.label("DISPATCH(B)");
+                                        const Record record = h.exchange.gradient_record();
                                         if (d_out.extent[0] > 0)
-                                            pack_records(recording, h, h.exchange.gradient_record(),
-                                                         d_out, h.topk_ids, {});
+                                            pack_records(recording, h, record,
+                                                         as_sent(recording, h, record, d_out),
+                                                         h.topk_ids, {});
                                     }));
     leg.name = h.name + " DISPATCH(B)";
     post_outbound(handle, std::move(leg));

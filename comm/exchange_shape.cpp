@@ -40,15 +40,20 @@ fp8::Recipe ExchangeShape::recipe() const noexcept {
     return {fp8::Blocks::Rows128, fp8::Format::E4M3, config.token_scales};
 }
 
+std::uint64_t ExchangeShape::quantized_bytes() const {
+    return fp8::quantized_bytes(recipe(), {1, config.hidden});
+}
+
 Record ExchangeShape::token_record() const {
-    const std::uint64_t row = quantizes() ? fp8::quantized_bytes(recipe(), {1, config.hidden})
-                                          : config.hidden * size_of(config.dtype);
+    const std::uint64_t row =
+        quantizes() ? quantized_bytes() : config.hidden * size_of(config.dtype);
     return {row, round_up(row + config.top_k * 8, 16), quantizes() ? DType::F8E4M3 : config.dtype};
 }
 
-Record ExchangeShape::gradient_record() const noexcept {
-    const std::uint64_t row = config.hidden * size_of(config.dtype);
-    return {row, round_up(row + config.top_k * 4, 16), config.dtype};
+Record ExchangeShape::gradient_record() const {
+    const bool codes = quantizes_gradients();
+    const std::uint64_t row = codes ? quantized_bytes() : config.hidden * size_of(config.dtype);
+    return {row, round_up(row + config.top_k * 4, 16), codes ? DType::F8E4M3 : config.dtype};
 }
 
 Record ExchangeShape::sum_record() const noexcept {
@@ -166,6 +171,8 @@ void require_supported(const ExchangeConfig& c) {
     };
     if (c.token_wire && *c.token_wire != c.dtype && *c.token_wire != DType::F8E4M3)
         refuse("token_wire", *c.token_wire, " tokens travel as they are or as f8_e4m3");
+    if (c.gradient_wire && *c.gradient_wire != c.dtype && *c.gradient_wire != DType::F8E4M3)
+        refuse("gradient_wire", *c.gradient_wire, " gradients travel as they are or as f8_e4m3");
     if (c.sum_wire && *c.sum_wire != c.dtype && *c.sum_wire != DType::F32)
         refuse("sum_wire", *c.sum_wire, " sums travel as they are or as f32");
 }

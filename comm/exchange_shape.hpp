@@ -63,6 +63,7 @@ struct ExchangeShape {
     /// Rows stand at fixed places of their experts.
     bool masked() const noexcept { return low_latency() && !by_tokens(); }
     bool quantizes() const noexcept { return config.token_wire == DType::F8E4M3; }
+    bool quantizes_gradients() const noexcept { return config.gradient_wire == DType::F8E4M3; }
     bool exact() const noexcept { return config.sums == ExchangeSums::Exact; }
     /// Of sums on their way back.
     DType sum_type() const noexcept;
@@ -71,9 +72,11 @@ struct ExchangeShape {
     /// Of dispatch.
     Record token_record() const;
     /// Outbound, of the backward of combine.
-    Record gradient_record() const noexcept;
+    Record gradient_record() const;
     /// Inbound.
     Record sum_record() const noexcept;
+    /// Of a row of codes and scales.
+    std::uint64_t quantized_bytes() const;
     /// Codes and scales of `rows` rows that stand row_stride bytes from each other in `memory`.
     fp8::Quantized quantized(BufferView memory, std::uint64_t rows, std::uint64_t row_stride) const;
     /// Rows of elements, not codes, that stand so.

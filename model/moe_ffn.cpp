@@ -69,6 +69,9 @@ private:
     void make_gradients();
     void add_exchange(NodeKind kind, const char* name, std::function<TimePoint()> submit);
 
+    LinearRows received_tokens() const;
+    LinearRows received_gradients() const;
+
     void router(Recording& r) const;
     void shared(Recording& r, Arena::Frame& scratch) const;
     void experts(Recording& r, Arena::Frame& scratch);
@@ -265,6 +268,18 @@ void MoeSlot::add_exchange(NodeKind kind, const char* name, std::function<TimePo
               .resource = NodeResource::Exchange});
 }
 
+LinearRows MoeSlot::received_tokens() const {
+    return layer_.exchange.config().token_wire == DType::F8E4M3
+               ? LinearRows(handle_->quantized_rows())
+               : LinearRows(handle_->rows());
+}
+
+LinearRows MoeSlot::received_gradients() const {
+    return layer_.exchange.config().gradient_wire == DType::F8E4M3
+               ? LinearRows(handle_->quantized_d_results())
+               : LinearRows(handle_->d_results());
+}
+
 void MoeSlot::router(Recording& r) const {
     const float eps = static_cast<float>(layer_.config.norm_eps);
     ops::rmsnorm_forward(r, desc_.tensors.x,
@@ -299,7 +314,7 @@ void MoeSlot::experts(Recording& r, Arena::Frame& scratch) {
     rows_.tiles = ops::make_group_tiles(r, handle_->expert_offsets(), handle_->capacity(),
                                         {2 * c.moe_ffn, c.hidden, c.moe_ffn, 0}, tiles_memory_);
     const TensorView gate_up = swiglu_.input(scratch);
-    layer_.experts("gate_up_proj").forward(r, scratch, handle_->rows(), gate_up, rows_);
+    layer_.experts("gate_up_proj").forward(r, scratch, received_tokens(), gate_up, rows_);
     const LinearRows hidden = swiglu_.forward(r, scratch, gate_up, handle_->row_weights());
     layer_.experts("down_proj").forward(r, scratch, hidden, results_, rows_);
 }
@@ -316,7 +331,7 @@ void MoeSlot::shared_gradient(Recording& r, Arena::Frame& scratch) const {
 void MoeSlot::experts_gradient(Recording& r, Arena::Frame& scratch) const {
     if (!has_experts_)
         return;
-    layer_.experts("down_proj").input_gradient(r, scratch, handle_->d_results(), d_hidden_, rows_);
+    layer_.experts("down_proj").input_gradient(r, scratch, received_gradients(), d_hidden_, rows_);
     const LinearRows d_gate_up =
         swiglu_.input_gradient(r, scratch, d_hidden_, handle_->row_weights(), d_row_weights_);
     layer_.experts("gate_up_proj").input_gradient(r, scratch, d_gate_up, results_, rows_);
@@ -344,10 +359,10 @@ void MoeSlot::experts_weight_gradient(Recording& r, Arena::Frame& scratch) const
     if (!has_experts_)
         return;
     layer_.experts("down_proj")
-        .weight_gradient(r, scratch, handle_->d_results(),
+        .weight_gradient(r, scratch, received_gradients(),
                          swiglu_.output_again(r, scratch, handle_->row_weights()), rows_);
     layer_.experts("gate_up_proj")
-        .weight_gradient(r, scratch, swiglu_.gradient_again(), handle_->rows(), rows_);
+        .weight_gradient(r, scratch, swiglu_.gradient_again(), received_tokens(), rows_);
 }
 
 void MoeSlot::other_weight_gradients(Recording& r, Arena::Frame& scratch) const {
@@ -372,6 +387,12 @@ void MoeSlot::other_weight_gradients(Recording& r, Arena::Frame& scratch) const 
 MoeFfn::MoeFfn(const ModelConfig& config, std::uint64_t layer, ParameterStore& parameters,
                ExpertExchange& exchange, Arena* scratch)
     : impl_(new Impl{config, layer, parameters, exchange, {}, {}, scratch}) {
+    const ExchangeConfig& wires = exchange.config();
+    const bool codes = wires.token_wire == DType::F8E4M3 || wires.gradient_wire == DType::F8E4M3;
+    if (codes && parameters.linear_precision() != LinearPrecision::Fp8)
+        throw Error(ErrorCode::InvalidArgument,
+                    wires.name + ": rows come as f8_e4m3 codes, which only linear layers in FP8 "
+                                 "take: leave token_wire and gradient_wire unset");
     if (scratch == nullptr)
         impl_->scratch = &impl_->own_scratch.emplace(parameters.device());
     impl_->loads = Buffer(parameters.device(), {.name = "expert loads",

@@ -365,6 +365,7 @@ TEST(ExchangeFormsAlone, WhatALayoutDoesNotHaveIsRefused) {
     EXPECT_TRUE(refused([&] { return by_expert.handle().results(); }));
     EXPECT_TRUE(refused([&] { return by_expert.handle().row_experts(); }));
     EXPECT_TRUE(refused([&] { return by_expert.handle().quantized_rows(); }));
+    EXPECT_TRUE(refused([&] { return by_expert.handle().quantized_d_results(); }));
     EXPECT_TRUE(refused([&] { return by_rank.handle().expert_offsets(); }));
     EXPECT_TRUE(refused([&] { return by_rank.handle().spacing(); }));
     Case fast = expert;

@@ -28,7 +28,7 @@ namespace bellows::testing {
 struct ExchangeCase {
     ExchangeLayout layout = ExchangeLayout::ExpertMajor;
     DType dtype = DType::F32;
-    bool codes = false;
+    bool codes = false; ///< tokens and gradients, on their way to the experts
     fp8::ScaleRule scales = fp8::ScaleRule::PowerOfTwo;
     std::uint64_t hidden = 64;
     bool staged = false;   ///< copied between device and host, in small pieces
@@ -176,11 +176,13 @@ public:
     const TensorView& weights() const { return weights_; }
 
     bool rows_arrived() const {
-        return c_.codes ? codes_arrived() : values_arrived(handle_->rows());
+        return c_.codes ? codes_arrived(handle_->quantized_rows())
+                        : values_arrived(handle_->rows());
     }
     bool gradients_arrived() {
         const bool ended = ends([&] { return exchange_->combine_backward(*handle_, x_); });
-        return ended && values_arrived(handle_->d_results());
+        return ended && (c_.codes ? codes_arrived(handle_->quantized_d_results())
+                                  : values_arrived(handle_->d_results()));
     }
     /// Whether a leg has ended when its time point is reached, even on a rank that gets nothing.
     bool ends(const std::function<TimePoint()>& leg) {
@@ -297,7 +299,7 @@ private:
         config.layout = c.layout;
         config.alignment = c.alignment;
         if (c.codes)
-            config.token_wire = DType::F8E4M3;
+            config.token_wire = config.gradient_wire = DType::F8E4M3;
         config.token_scales = c.scales;
         if (c.wide_sums)
             config.sum_wire = DType::F32;
@@ -451,8 +453,7 @@ private:
     bool values_arrived(const TensorView& view) const {
         return rows_of(view) == stored(c_.dtype, expected_values());
     }
-    bool codes_arrived() const {
-        const fp8::Quantized rows = handle_->quantized_rows();
+    bool codes_arrived(const fp8::Quantized& rows) const {
         std::vector<std::byte> codes, scales;
         for (const RowOrigin& row : rows_)
             for (std::uint64_t first = 0; first < c_.hidden; first += 128) {

@@ -231,7 +231,7 @@ TEST(ExchangeMemory, OfAHandleIsKnownBeforeToTheByte) {
             ExchangeConfig config = Rig::config_of();
             config.mode = mode;
             config.layout = layout;
-            config.token_wire = DType::F8E4M3;
+            config.token_wire = config.gradient_wire = DType::F8E4M3;
             config.stage_always = true; // memory that ranks share is not the device's
             Rig rig(world(), test_options(), config);
             const auto in_use = [&] { return rig.device->memory_report().bytes; };
@@ -466,6 +466,8 @@ TEST(Exchange, OptionsThatDoNotExistYetAreRefused) {
         return std::optional<ErrorCode>();
     };
     ALL_RANKS_TRUE(code_of([](ExchangeConfig& c) { c.token_wire = DType::F8E5M2; }) ==
+                   ErrorCode::Unsupported);
+    ALL_RANKS_TRUE(code_of([](ExchangeConfig& c) { c.gradient_wire = DType::F8E5M2; }) ==
                    ErrorCode::Unsupported);
     ALL_RANKS_TRUE(code_of([](ExchangeConfig& c) { c.sum_wire = DType::BF16; }) ==
                    ErrorCode::Unsupported);

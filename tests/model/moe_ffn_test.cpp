@@ -35,6 +35,7 @@ struct Case {
     double alpha = 0;
     std::uint64_t sequences = 1; ///< of a rank's micro-batch
     LinearPrecision linear = LinearPrecision::AsActivations;
+    bool codes = false; ///< travel to the experts
 };
 
 void PrintTo(const Case& c, std::ostream* out) {
@@ -148,13 +149,15 @@ Results run_layer(const Case& c, const DeviceOptions& options, Transport& transp
     for (std::size_t r = 0; r < ranks; ++r)
         for (std::size_t m = 0; m < kMicroBatches; ++m)
             most = std::max(most, c.tokens(static_cast<int>(r), m));
-    ExpertExchange exchange(*device, world(), transport, thread,
-                            {.num_experts = c.experts,
-                             .top_k = c.top_k,
-                             .hidden = config.hidden,
-                             .max_tokens = most,
-                             .dtype = c.dtype,
-                             .alignment = c.alignment});
+    ExchangeConfig wires{.num_experts = c.experts,
+                         .top_k = c.top_k,
+                         .hidden = config.hidden,
+                         .max_tokens = most,
+                         .dtype = c.dtype,
+                         .alignment = c.alignment};
+    if (c.codes)
+        wires.token_wire = wires.gradient_wire = DType::F8E4M3;
+    ExpertExchange exchange(*device, world(), transport, thread, wires);
     ParameterStore store(*device, parameters_of_rank(config, partition, rank), c.dtype, true,
                          c.linear);
     store.initialise(1);
@@ -342,6 +345,26 @@ void check_that_balance_shows(const Case& c) {
               1e-2);
 }
 
+TEST(MoeFfn, RefusesCodesThatItsProductsDoNotTake) {
+    auto device = testing::make_device();
+    const auto transport = open_transport(world());
+    HostThread thread(*device, "exchange");
+    const ModelConfig config = config_of({"", 8, 2, 1, DType::F32, 1, nullptr});
+    ExpertExchange exchange(*device, world(), *transport, thread,
+                            {.num_experts = 8,
+                             .top_k = 2,
+                             .hidden = config.hidden,
+                             .max_tokens = 8,
+                             .gradient_wire = DType::F8E4M3});
+    ParameterStore store(*device, {}, DType::F32);
+    try {
+        MoeFfn layer(config, 0, store, exchange);
+        ADD_FAILURE() << "codes entered f32 products";
+    } catch (const Error& error) {
+        EXPECT_EQ(error.code(), ErrorCode::InvalidArgument);
+    }
+}
+
 class MoeFfnAcrossRanks : public ::testing::TestWithParam<Case> {};
 
 TEST_P(MoeFfnAcrossRanks, MatchesTheReferenceInEveryOrder) {
@@ -353,6 +376,12 @@ TEST_P(MoeFfnAcrossRanks, MatchesTheReferenceInEveryOrder) {
     check_against_reference(c, overlap);
     if (c.alpha > 0)
         check_that_balance_shows(c);
+    if (c.codes) { // quantised before they travel or after, rows have the same bits
+        Case plain = c;
+        plain.codes = false;
+        const Results after = run_layer(plain, options, *transport);
+        ALL_RANKS_TRUE(after.y == overlap.y && after.dx == overlap.dx);
+    }
     options.sync = SyncMode::Serial;
     ALL_RANKS_TRUE(run_layer(c, options, *transport) == overlap);
     options.sync = SyncMode::Shuffle;
@@ -387,11 +416,14 @@ INSTANTIATE_TEST_SUITE_P(
              [](int, std::size_t) -> std::uint64_t { return 40; }, 300, 4},
         Case{"fp8", 8, 2, 1, DType::BF16, 1, [](int, std::size_t) -> std::uint64_t { return 40; },
              0, 1, LinearPrecision::Fp8},
+        Case{"fp8_codes_travel", 8, 2, 1, DType::BF16, 1,
+             [](int, std::size_t) -> std::uint64_t { return 40; }, 0, 1, LinearPrecision::Fp8,
+             true},
         Case{"fp8_uneven_with_an_empty_rank", 7, 3, 1, DType::F32, 16,
              [](int rank, std::size_t m) -> std::uint64_t {
                  return rank == 1 ? 0 : 13 + static_cast<std::uint64_t>(rank) * 8 + m;
              },
-             0, 1, LinearPrecision::Fp8}),
+             0, 1, LinearPrecision::Fp8, true}),
     [](const auto& test) { return std::string(test.param.name); });
 
 } // namespace

@@ -97,8 +97,11 @@ struct ExchangeConfig {
     bool by_node = true;
     /// In which type tokens travel to the experts: unset or dtype: as they are; F8E4M3: quantised
     /// by 1 x 128 before they travel, with the bits of fp8::quantize, and rows are codes. Others
-    /// are Error{Unsupported} in this version. Gradients travel in dtype.
+    /// are Error{Unsupported} in this version.
     std::optional<DType> token_wire{};
+    /// The same of gradients on their way to the experts (combine_backward), whose rows are codes
+    /// then. Those on their way back are sums.
+    std::optional<DType> gradient_wire{};
     fp8::ScaleRule token_scales = fp8::ScaleRule::PowerOfTwo; ///< of codes
     /// In which type partial sums travel back: dtype, or F32 for rows by expert, which is more
     /// exact where dtype is BF16, and twice the bytes. Unset: dtype, F32 for exact sums.
@@ -185,8 +188,11 @@ public:
     /// RankMajor: where combine takes the rows' results from without a copy: [capacity, hidden] of
     /// dtype, strided. Bound and left as it is by each dispatch.
     TensorView results() const;
-    /// Gradient of the rows' results, as combine_backward delivers it: [capacity, hidden].
+    /// Gradient of the rows' results, as combine_backward delivers it: [capacity, hidden] of dtype,
+    /// or codes.
     TensorView d_results() const;
+    /// d_results() with their scales, where gradients travel as codes, as quantized_rows().
+    fp8::Quantized quantized_d_results() const;
     std::uint64_t capacity() const;
 
     /// A tensor with one row per received row, bound together with rows(): [capacity, columns].
