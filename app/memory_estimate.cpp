@@ -88,7 +88,7 @@ void add_experts(MemoryEstimate& e, const Sizes& s) {
     e.of(MemoryCategory::Activations) +=
         s.tokens * (m.hidden * s.act + swiglu_row(s, m.shared_ffn()) +
                     (1 + m.routed_experts + 2 * m.top_k) * kF32) +
-        s.rows * (2 * kept_row(s, m.hidden) + swiglu_row(s, m.moe_ffn));
+        s.rows * ((s.fp8 ? 0 : 2 * m.hidden * s.act) + swiglu_row(s, m.moe_ffn));
     e.of(MemoryCategory::DeferredWgrad) += s.tokens * (m.routed_experts * kF32 + m.hidden * s.act +
                                                        swiglu_gradient_row(s, m.shared_ffn())) +
                                            s.rows * swiglu_gradient_row(s, m.moe_ffn);

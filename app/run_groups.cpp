@@ -83,8 +83,10 @@ ExchangeConfig exchange_config(const RunConfig& config, const RunLayout& layout,
                             .hidden = config.model.hidden,
                             .max_tokens = tokens,
                             .dtype = activation_type(config.train)};
-    if (linear_precision(config.train) == LinearPrecision::Fp8)
+    if (linear_precision(config.train) == LinearPrecision::Fp8) {
         exchange.token_wire = exchange.gradient_wire = DType::F8E4M3;
+        exchange.layout = ExchangeLayout::ExpertSlots;
+    }
     return exchange;
 }
 

@@ -131,7 +131,7 @@ std::uint64_t ExpertExchange::record_bytes(const Topology& topology, int rank,
                             gradient = hop.gradient_record().bytes;
         const std::uint64_t in = arriving(hop.has_before() ? whole.ranks.size() : hop.group_size());
         bytes += passed_on * hop.group_size() * (std::max(token, gradient) + sum);
-        bytes += in * (sum + (hop.by_tokens() ? token + gradient : std::max(token, gradient)));
+        bytes += in * (sum + (hop.in_records() ? token + gradient : std::max(token, gradient)));
         passed_on = in;
     }
     return bytes;
@@ -202,10 +202,10 @@ ExchangeHandle::Impl::Impl(std::shared_ptr<ExpertExchange::Impl> of, std::string
     } else {
         declare_wire(received, "records received");
         declare_wire(returned, "records to return");
-        if (!exchange.by_tokens())
+        if (!exchange.in_records())
             declare_rows(rows, "rows");
     }
-    if (exchange.by_tokens())
+    if (exchange.in_records())
         declare_wire(gradients, "result gradients");
     else
         declare_rows(gradients, "result gradients");
@@ -275,6 +275,12 @@ BufferView ExchangeHandle::Impl::row_count() const {
     return exchange.by_tokens() ? record_count.view().sub(0, 4) : receive_layout().row_count();
 }
 
+BufferView ExchangeHandle::Impl::arrived_count() const {
+    if (exchange.masked())
+        return {};
+    return exchange.in_records() ? record_count.view().sub(0, 4) : row_count();
+}
+
 BufferView ExchangeHandle::Impl::first_rows() const {
     const std::uint64_t members = exchange.group_size();
     return record_count.view().sub(record_count.size() - members * 4, members * 4);
@@ -285,8 +291,8 @@ namespace {
 TensorView rows_in_records(const ExchangeHandle::Impl& handle, const Buffer& memory,
                            const Record& record) {
     const std::uint64_t columns = record.row_bytes / size_of(record.dtype);
-    return strided_rows(memory.view(), record.dtype, handle.capacity, columns, record.bytes)
-        .with_row_count(handle.row_count());
+    return strided_rows(memory.view(), record.dtype, handle.most_arriving(), columns, record.bytes)
+        .with_row_count(handle.arrived_count());
 }
 
 } // namespace
@@ -320,16 +326,16 @@ TensorView ExchangeHandle::Impl::results_in_records() const {
 fp8::Quantized ExchangeHandle::Impl::quantized_rows(const Buffer& memory,
                                                     const Record& record) const {
     fp8::Quantized arrived = exchange.quantized(
-        memory.view(), capacity, exchange.by_tokens() ? record.bytes : record.row_bytes);
-    arrived.codes.row_count = arrived.scales.row_count = row_count();
+        memory.view(), most_arriving(), exchange.in_records() ? record.bytes : record.row_bytes);
+    arrived.codes.row_count = arrived.scales.row_count = arrived_count();
     return arrived;
 }
 
 TensorView ExchangeHandle::Impl::plain_rows(const Buffer& memory, const Record& record) const {
     return exchange
-        .plain(memory.view(), record.dtype, capacity,
-               exchange.by_tokens() ? record.bytes : record.row_bytes)
-        .with_row_count(row_count());
+        .plain(memory.view(), record.dtype, most_arriving(),
+               exchange.in_records() ? record.bytes : record.row_bytes)
+        .with_row_count(arrived_count());
 }
 
 bool ExchangeHandle::Impl::stand_in_records(const TensorView& tensor) const {
@@ -382,7 +388,7 @@ TensorView ExchangeHandle::rows() const {
     const ExpertExchange::Impl& exchange = impl_->exchange;
     if (exchange.quantizes())
         return quantized_rows().codes;
-    return impl_->plain_rows(exchange.by_tokens() ? impl_->received : impl_->rows,
+    return impl_->plain_rows(exchange.in_records() ? impl_->received : impl_->rows,
                              exchange.token_record());
 }
 
@@ -390,13 +396,13 @@ fp8::Quantized ExchangeHandle::quantized_rows() const {
     const ExpertExchange::Impl& exchange = impl_->exchange;
     require(exchange.quantizes(), impl_->name,
             "tokens travel as they are: set ExchangeConfig::token_wire to F8E4M3 for codes");
-    return impl_->quantized_rows(exchange.by_tokens() ? impl_->received : impl_->rows,
+    return impl_->quantized_rows(exchange.in_records() ? impl_->received : impl_->rows,
                                  exchange.token_record());
 }
 
 TensorView ExchangeHandle::results() const {
     require(impl_->exchange.by_tokens(), impl_->name,
-            "results of ExpertMajor stand wherever the caller wants them");
+            "results of rows by expert stand wherever the caller wants them");
     return impl_->results_in_records();
 }
 
@@ -426,9 +432,14 @@ TensorView ExchangeHandle::row_weights() const {
 }
 
 TensorView ExchangeHandle::row_experts() const {
-    require(impl_->exchange.by_tokens(), impl_->name,
-            "rows of ExpertMajor stand by expert: see expert_offsets()");
+    require(impl_->exchange.by_tokens(), impl_->name, "rows by expert: see expert_offsets()");
     return impl_->row_experts();
+}
+
+TensorView ExchangeHandle::row_slots() const {
+    require(impl_->exchange.config.layout == ExchangeLayout::ExpertSlots, impl_->name,
+            "only rows of ExpertSlots are found by slots");
+    return impl_->receive_layout().row_to_slot.with_row_count(impl_->row_count());
 }
 
 TensorView ExchangeHandle::expert_offsets() const {

@@ -145,8 +145,8 @@ struct ExchangeHandle::Impl {
     Buffer slot_ids, slot_weights, slot_scalars;
     Buffer counts, offsets, row_to_slot, slot_to_row, weights_of_rows;
     Buffer workspace;
-    /// Late. ExpertMajor: a row per slot; RankMajor: rows stand in `received` and `returned`,
-    /// gradients are records as they come.
+    /// Late. ExpertMajor: a row per slot; else rows stand in `received`, gradients are records as
+    /// they come.
     Buffer rows, gradients;
     std::vector<RowTensor> row_tensors; ///< of the caller
     Buffer staging_out, staging_in;     ///< host copies, grown by the lane
@@ -187,26 +187,31 @@ struct ExchangeHandle::Impl {
     BufferView row_count() const;
     /// The first of the rows that came from each member of the group, u32.
     BufferView first_rows() const;
-    /// RankMajor: received tokens and gradients in their records, as they travel (codes: their
-    /// scales behind them); what they are for; where their results stand.
+    /// Not of ExpertMajor: received tokens and gradients in their records, as they travel (codes:
+    /// their scales behind them). RankMajor: what they are for; where their results stand.
     TensorView tokens_in_records() const;
     TensorView gradients_in_records() const;
     TensorView row_experts() const;
     TensorView row_weights() const;
     TensorView results_in_records() const;
-    /// Where the bytes of outbound legs arrive: gradients of RankMajor where they stay.
+    /// Where the bytes of outbound legs arrive: gradients where they stay, if they do.
     const Buffer& arrivals(bool tokens_arrive) const {
-        return !tokens_arrive && exchange.by_tokens() ? gradients : received;
+        return !tokens_arrive && exchange.in_records() ? gradients : received;
     }
     const WireMemory& memory_of_arrivals(bool tokens_arrive) const {
-        return !tokens_arrive && exchange.by_tokens() ? gradient_memory : received_memory;
+        return !tokens_arrive && exchange.in_records() ? gradient_memory : received_memory;
     }
     /// Whether these are the rows of the records to return, which need no packing.
     bool stand_in_records(const TensorView& tensor) const;
-    /// In both layouts: received rows, or gradients, which are codes.
+    /// Received rows, or gradients, which are codes, as callers see them.
     fp8::Quantized quantized_rows(const Buffer& memory, const Record& record) const;
     /// The same, which are not.
     TensorView plain_rows(const Buffer& memory, const Record& record) const;
+    /// How many there are of these, at most and on the device.
+    std::uint64_t most_arriving() const {
+        return exchange.in_records() ? exchange.most_received() : capacity;
+    }
+    BufferView arrived_count() const;
     /// Waits until others have what they take from its memory, and for what still runs.
     void finish();
 };

@@ -69,7 +69,7 @@ public:
             then([this](LaneContext&) { return post_counts_out(); });
         if (learn && !gate_)
             then([this](LaneContext& context) { return take_counts(context); });
-        if (outbound && !tokens_ && exchange_.by_tokens())
+        if (outbound && !tokens_ && exchange_.in_records())
             then([this](LaneContext& context) { return bind_gradients(context); });
         if (gate_) {
             then([this](LaneContext& context) { return begin_out(context); });
@@ -338,10 +338,10 @@ private:
         bind_wire(context, exchange_, handle_.returned, handle_.returned_memory,
                   std::max<std::uint64_t>(records, 1) * exchange_.sum_record().bytes);
         const std::uint64_t in =
-            exchange_.by_tokens() ? token.bytes : std::max(token.bytes, gradient.bytes);
+            exchange_.in_records() ? token.bytes : std::max(token.bytes, gradient.bytes);
         bind_arrivals(context, handle_.received, handle_.received_memory, records * in,
                       token.bytes);
-        if (!exchange_.by_tokens()) {
+        if (!exchange_.in_records()) {
             bind(handle_.rows, handle_.num_rows, token.row_bytes);
             bind(handle_.gradients, handle_.num_rows, gradient.row_bytes);
         }
@@ -390,11 +390,11 @@ private:
                   most * exchange_.sum_record().bytes);
     }
 
-    /// Gradients of RankMajor stay where they arrive.
+    /// Which stay where they arrive.
     Progress bind_gradients(LaneContext& context) {
         phase_ = "memory for gradients";
         bind_arrivals(context, handle_.gradients, handle_.gradient_memory,
-                      handle_.num_rows * record_bytes_, record_bytes_);
+                      total(handle_.received_rows) * record_bytes_, record_bytes_);
         return Progress::Done;
     }
 
@@ -555,7 +555,7 @@ void post_outbound(const ExchangeHandlePtr& handle_ptr, LegJob leg) {
         accesses(handle.host_counts, Access::Read);
         accesses(handle.record_count, Access::Write);
         accesses(handle.returned, Access::Write);
-        if (!handle.exchange.by_tokens()) {
+        if (!handle.exchange.in_records()) {
             accesses(handle.rows, Access::Write);
             accesses(handle.gradients, Access::Write);
         }

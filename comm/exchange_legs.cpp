@@ -384,7 +384,7 @@ void record_dispatch_unpack(Recording& recording, const Handle& handle) {
         // Where what comes back from each rank will stand: beside the above, as nobody waits here.
         route(recording, handle, handle.topk_ids, handle.rank_slot_to_row,
               exchange.config.max_tokens);
-    if (!exchange.by_tokens())
+    if (!exchange.in_records())
         gather_rows(recording, handle, record, handle.rows);
 }
 
@@ -466,7 +466,7 @@ TimePoint take_gradients(Handle& h) {
         h, cached(h.unpack_backward, h, QueueRole::AsyncBackward, "unpack gradients", {},
                   [&](Recording& recording) {
                       recording.label("DISPATCH(B)");
-                      if (!h.exchange.by_tokens())
+                      if (!h.exchange.in_records())
                           gather_rows(recording, h, h.exchange.gradient_record(), h.gradients);
                   }));
 }

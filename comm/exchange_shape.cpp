@@ -220,6 +220,12 @@ void check(int rank, const ExchangeConfig& c) {
     require(c.max_tokens <= 0x7FFFFFFF / c.top_k, c.name, kTooManySlots);
     require(c.timeout.count() > 0, c.name, "timeout is not positive");
     require(c.alignment > 0, c.name, "alignment is 0");
+    require(
+        c.layout != ExchangeLayout::ExpertSlots ||
+            (c.alignment == 1 && c.mode == ExchangeMode::HighThroughput),
+        c.name,
+        "ExpertSlots has no padding and is for high throughput: leave alignment at 1, or choose "
+        "another layout");
     require(c.piece_bytes >= 4096 && c.piece_bytes % 16 == 0, c.name,
             "piece_bytes is " + std::to_string(c.piece_bytes) +
                 ", it must be a multiple of 16 and at least 4096");

@@ -60,6 +60,8 @@ struct ExchangeShape {
     std::uint64_t routes() const noexcept { return group_size() * origins; }
     bool low_latency() const noexcept { return config.mode == ExchangeMode::LowLatency; }
     bool by_tokens() const noexcept { return config.layout == ExchangeLayout::RankMajor; }
+    /// Tokens and gradients stay in the records that they came in.
+    bool in_records() const noexcept { return config.layout != ExchangeLayout::ExpertMajor; }
     /// Rows stand at fixed places of their experts.
     bool masked() const noexcept { return low_latency() && !by_tokens(); }
     bool quantizes() const noexcept { return config.token_wire == DType::F8E4M3; }

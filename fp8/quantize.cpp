@@ -60,6 +60,7 @@ void quantize_rows(Recording& recording, const Operands& operands, const TensorV
 struct TileExtras {
     const Quantized* rows_out = nullptr;
     const Quantized* rows_in = nullptr;
+    const RowsBySlots* by = nullptr; ///< rows_in
 };
 
 /// Whether codes become codes in f16 arithmetic.
@@ -83,9 +84,14 @@ kernels::Fp8QuantizeTiles::Variant tiles_variant(const Recording& recording, con
                : Variant::fp8;
 }
 
+/// stored: x as it stands in memory.
 void quantize_tiles(Recording& recording, const Operands& operands, const TensorView& x,
-                    const Matrix& mx, const Quantized& q, const TileExtras& extras, bool streamed) {
+                    const Matrix& stored, const Quantized& q, const TileExtras& extras,
+                    bool streamed) {
     using K = kernels::Fp8QuantizeTiles;
+    Matrix mx = stored;
+    if (extras.by != nullptr)
+        mx.rows = extras.by->slots.extent[0];
     const Matrix mc = operands.codes("codes", q, mx);
     const Scales s = operands.scales("scales", q, mc);
     const std::uint32_t group_count = operands.groups(q);
@@ -105,6 +111,7 @@ void quantize_tiles(Recording& recording, const Operands& operands, const Tensor
              .x_scales = mx.memory,
              .row_count = operands.row_count_or(x, mx.memory),
              .group_offsets = operands.group_offsets_or(q, mx.memory),
+             .slots = mx.memory,
              .codes = mc.memory,
              .scales = s.memory,
              .row_codes = mc.memory,
@@ -131,10 +138,14 @@ void quantize_tiles(Recording& recording, const Operands& operands, const Tensor
         kernel.row_scales_stride = row_scales.stride;
     }
     if (extras.rows_in != nullptr) {
-        const Scales x_scales = operands.scales("the rows' scales", *extras.rows_in, mx);
+        const Scales x_scales = operands.scales("the rows' scales", *extras.rows_in, stored);
         kernel.constants.input_format = constant(extras.rows_in->recipe.format);
         kernel.x_scales = x_scales.memory;
         kernel.x_scales_stride = x_scales.stride;
+    }
+    if (extras.by != nullptr) {
+        kernel.slots = extras.by->slots.buffer;
+        kernel.slots_per_row = extras.by->slots_per_row;
     }
     const std::uint64_t tile_columns = streamed ? 128 : 8 * lanes_x;
     recording.dispatch(kernel, {operands.grid("columns", div_up(mx.columns, tile_columns)),
@@ -294,6 +305,24 @@ void requantize(Recording& recording, const Quantized& rows, const Quantized& co
     operands.require_blocks("columns", columns, Blocks::Columns128);
     const Matrix mx = operands.codes("the rows' codes", rows, false);
     quantize_tiles(recording, operands, rows.codes, mx, columns, {.rows_in = &rows},
+                   streams(recording, form));
+}
+
+void requantize(Recording& recording, const Quantized& rows, const RowsBySlots& by,
+                const Quantized& columns, Form form) {
+    const Operands operands("fp8::requantize");
+    operands.require_blocks("rows", rows, Blocks::Rows128);
+    operands.require_blocks("columns", columns, Blocks::Columns128);
+    operands.require(by.slots.dtype == DType::I32 && by.slots.rank == 1 &&
+                         by.slots.is_contiguous() && by.slots.buffer && by.slots_per_row > 0,
+                     "slots are " + describe(by.slots) + ", " + std::to_string(by.slots_per_row) +
+                         " of them a row: wanted are contiguous i32 [rows], at least one a row");
+    const Matrix mx = operands.codes("the rows' codes", rows, false);
+    if (mx.empty())
+        return;
+    TensorView view = rows.codes;
+    view.row_count = by.slots.row_count;
+    quantize_tiles(recording, operands, view, mx, columns, {.rows_in = &rows, .by = &by},
                    streams(recording, form));
 }
 

@@ -26,13 +26,16 @@ fp8::Quantized along_rows(Recording& r, Arena::Frame& scratch, const LinearRows&
     if (x.columns)
         return *x.columns;
     const TensorView& shape = x.codes ? x.codes->codes : x.values;
-    const std::uint64_t rows = shape.extent[0], columns = shape.extent[1];
+    const std::uint64_t rows = x.slots ? x.slots->slots.extent[0] : shape.extent[0];
+    const std::uint64_t columns = shape.extent[1];
     const std::uint64_t groups = group_offsets.buffer ? group_offsets.extent[0] - 1 : 0;
     const fp8::Quantized q = fp8::make_quantized(
         scratch.bytes(fp8::quantized_bytes(kColumnsRecipe, {rows, columns}, groups)),
         kColumnsRecipe, {rows, columns}, group_offsets);
     if (x.values.buffer)
         fp8::quantize(r, x.values, q);
+    else if (x.slots)
+        fp8::requantize(r, *x.codes, *x.slots, q);
     else
         fp8::requantize(r, *x.codes, q);
     return q;
@@ -48,7 +51,10 @@ Means means_of(Recording& r, Arena::Frame& scratch, const fp8::Choice& products,
                const fp8::Operand& a, const fp8::Operand& b, const TensorView& d,
                const fp8::GroupedRows* rows = nullptr) {
     const fp8::Way way = products.way(r.device(), form, a, b, d, rows);
-    return {way, scratch.bytes(fp8::gemm_workspace_bytes(r.device(), a, b, way.variant))};
+    const std::uint64_t bytes =
+        rows == nullptr ? fp8::gemm_workspace_bytes(r.device(), a, b, way.variant)
+                        : fp8::gemm_workspace_bytes(r.device(), a, b, *rows, way.variant);
+    return {way, scratch.bytes(bytes)};
 }
 
 /// d = x by `weight` (+ d), nt or nn. FP8 products add to f32 tensors alone: a bf16 one is widened
@@ -79,8 +85,13 @@ void expert_product(Recording& r, Arena::Frame& scratch, const fp8::Choice& prod
     const fp8::Quantized a = along_features(r, work, x);
     const auto product = form == GemmForm::NT ? fp8::m_grouped_gemm_nt_contiguous
                                               : fp8::m_grouped_gemm_nn_contiguous;
-    const auto [way, workspace] = means_of(r, work, products, form, a, weights, d, &rows);
-    product(r, a, weights, d, rows, false, workspace, way);
+    fp8::GroupedRows of = rows;
+    if (x.slots) {
+        of.slots = x.slots->slots;
+        of.slots_per_a_row = x.slots->slots_per_row;
+    }
+    const auto [way, workspace] = means_of(r, work, products, form, a, weights, d, &of);
+    product(r, a, weights, d, of, false, workspace, way);
     scratch.cover(work);
 }
 

@@ -14,6 +14,7 @@
 #include <bellows/engine/gemm.hpp>
 #include <bellows/fp8/choice.hpp>
 #include <bellows/fp8/groups.hpp>
+#include <bellows/fp8/quantize.hpp>
 #include <bellows/fp8/recipe.hpp>
 #include <bellows/model/parameter_store.hpp>
 
@@ -28,8 +29,10 @@ struct LinearRows {
     LinearRows(const TensorView& tensor) : values(tensor) {}
     LinearRows(const fp8::Quantized& quantized) : codes(quantized) {}
 
-    TensorView values;                     ///< in the activations' type
-    std::optional<fp8::Quantized> codes;   ///< for forward products and input gradients
+    TensorView values;                   ///< in the activations' type
+    std::optional<fp8::Quantized> codes; ///< for forward products and input gradients
+    /// Of experts' rows alone: how these stand in `codes`.
+    std::optional<fp8::RowsBySlots> slots;
     std::optional<fp8::Quantized> columns; ///< for weight gradients
 };
 

@@ -33,7 +33,29 @@ struct MoeFfn::Impl {
         return ExpertLinear(parameters.experts(layer, name), parameters.products());
     }
     ops::RouterOptions router_options() const;
+    /// Whether tokens and gradients come as codes.
+    bool sends_codes() const noexcept { return exchange.config().token_wire == DType::F8E4M3; }
+    /// Throws Error{InvalidArgument} unless products take what the exchange brings.
+    void check() const;
 };
+
+void MoeFfn::Impl::check() const {
+    const ExchangeConfig& c = exchange.config();
+    const auto require = [&](bool good, const char* message) {
+        if (!good)
+            throw Error(ErrorCode::InvalidArgument, c.name + message);
+    };
+    require(sends_codes() == (c.gradient_wire == DType::F8E4M3),
+            ": tokens and gradients must both travel as f8_e4m3 codes, or neither: set "
+            "gradient_wire as token_wire");
+    require(!sends_codes() || parameters.linear_precision() == LinearPrecision::Fp8,
+            ": rows come as f8_e4m3 codes, which only linear layers in FP8 take: leave token_wire "
+            "and gradient_wire unset");
+    require(c.layout == ExchangeLayout::ExpertMajor ||
+                (c.layout == ExchangeLayout::ExpertSlots && sends_codes()),
+            ": experts take rows by expert, and by slots only where they are codes: choose "
+            "ExpertMajor");
+}
 
 ops::RouterOptions MoeFfn::Impl::router_options() const {
     const bool sigmoid = config.score_function == ScoreFunction::Sigmoid;
@@ -71,6 +93,7 @@ private:
 
     LinearRows received_tokens() const;
     LinearRows received_gradients() const;
+    LinearRows by_slots(const fp8::Quantized& codes) const;
 
     void router(Recording& r) const;
     void shared(Recording& r, Arena::Frame& scratch) const;
@@ -269,15 +292,20 @@ void MoeSlot::add_exchange(NodeKind kind, const char* name, std::function<TimePo
 }
 
 LinearRows MoeSlot::received_tokens() const {
-    return layer_.exchange.config().token_wire == DType::F8E4M3
-               ? LinearRows(handle_->quantized_rows())
-               : LinearRows(handle_->rows());
+    return layer_.sends_codes() ? by_slots(handle_->quantized_rows()) : LinearRows(handle_->rows());
 }
 
 LinearRows MoeSlot::received_gradients() const {
-    return layer_.exchange.config().gradient_wire == DType::F8E4M3
-               ? LinearRows(handle_->quantized_d_results())
-               : LinearRows(handle_->d_results());
+    return layer_.sends_codes() ? by_slots(handle_->quantized_d_results())
+                                : LinearRows(handle_->d_results());
+}
+
+/// Where they stand once for each token.
+LinearRows MoeSlot::by_slots(const fp8::Quantized& codes) const {
+    LinearRows rows(codes);
+    if (layer_.exchange.config().layout == ExchangeLayout::ExpertSlots)
+        rows.slots = {handle_->row_slots(), static_cast<std::uint32_t>(layer_.config.top_k)};
+    return rows;
 }
 
 void MoeSlot::router(Recording& r) const {
@@ -387,12 +415,7 @@ void MoeSlot::other_weight_gradients(Recording& r, Arena::Frame& scratch) const 
 MoeFfn::MoeFfn(const ModelConfig& config, std::uint64_t layer, ParameterStore& parameters,
                ExpertExchange& exchange, Arena* scratch)
     : impl_(new Impl{config, layer, parameters, exchange, {}, {}, scratch}) {
-    const ExchangeConfig& wires = exchange.config();
-    const bool codes = wires.token_wire == DType::F8E4M3 || wires.gradient_wire == DType::F8E4M3;
-    if (codes && parameters.linear_precision() != LinearPrecision::Fp8)
-        throw Error(ErrorCode::InvalidArgument,
-                    wires.name + ": rows come as f8_e4m3 codes, which only linear layers in FP8 "
-                                 "take: leave token_wire and gradient_wire unset");
+    impl_->check();
     if (scratch == nullptr)
         impl_->scratch = &impl_->own_scratch.emplace(parameters.device());
     impl_->loads = Buffer(parameters.device(), {.name = "expert loads",

@@ -12,6 +12,8 @@
 //   row_codes, row_scales  like x and x_scales, in mode columns if also_rows
 //   row_count    [1] u32: rows that are there
 //   group_offsets [groups + 1] u32, if groups > 0: include/fp8_groups.glsl
+//   slots        [rows] i32, variants fp8 and fp8_f16 only, if slots_per_row > 0: row r of x and its
+//                scales stands at row slots[r] / slots_per_row
 // Absent rows count as zero and are neither read nor written; a tile without rows leaves its scales
 // alone. Strides in eights of elements, those of scales in words.
 // Forms: local_size = 16 * lanes_x: each invocation keeps 8 rows x 8 columns of a tile of 128 rows;
@@ -48,14 +50,48 @@ uint lane_x, lane_y;
 // shifted up by a bit, with what does not matter below.
 uvec4 low_most, high_most;
 
-// What a value of a row stands for is multiplied by, FP8 only.
-float factor_of(uint row, uint group) {
+// Where a row stands in x.
+uint place_of(uint row) {
+#if INPUT_FP8
+    if (push.slots_per_row != 0u) {
+        return uint(push.operands.slots.v[row]) / push.slots_per_row;
+    }
+#endif
+    return row;
+}
+
+// The same of the rows that an invocation keeps, all looked up at once. Absent ones take a row that
+// is there, which changes no maximum.
+uint[kKept] kept_places(TileRows rows) {
+    uint places[kKept];
+    [[unroll]] for (uint k = 0u; k < kKept; ++k) {
+        places[k] = min(rows.first + k * lanes_y + lane_y, rows.end - 1u);
+    }
+#if INPUT_FP8
+    if (push.slots_per_row != 0u) {
+        [[unroll]] for (uint k = 0u; k < kKept; ++k) {
+            places[k] = uint(push.operands.slots.v[places[k]]);
+        }
+        [[unroll]] for (uint k = 0u; k < kKept; ++k) {
+            places[k] /= push.slots_per_row;
+        }
+    }
+#endif
+    return places;
+}
+
+// What a value of the row there stands for is multiplied by, FP8 only.
+float factor_at(uint place, uint group) {
 #if INPUT_FP8
     uint block = min(group, (push.columns - 1u) / 8u) / 16u;
-    return push.operands.x_scales.v[row * push.x_scales_stride + block];
+    return push.operands.x_scales.v[place * push.x_scales_stride + block];
 #else
     return 1.0;
 #endif
+}
+
+float factor_of(uint row, uint group) {
+    return factor_at(place_of(row), group);
 }
 
 // `finite`: no code of E4M3 is NaN, which saves arithmetic.
@@ -74,7 +110,7 @@ Eight values(Raw8 raw, float factor, bool finite) {
 }
 
 Raw8 load(uint row, uint group) {
-    return load_clear8(x_base, row * push.x_stride8, group, push.columns);
+    return load_clear8(x_base, place_of(row) * push.x_stride8, group, push.columns);
 }
 
 void note(uint i, bool first_time, Raw8 raw, float factor, bool finite) {
@@ -257,13 +293,12 @@ void tile_in_registers(uint tile, TileRows rows) {
     if (gl_LocalInvocationIndex < 8u * tile_groups) {
         column_most[gl_LocalInvocationIndex] = 0u;
     }
-    // Absent rows take a row that is there, which changes no maximum.
     Raw8 raw[kKept];
     float factor[kKept];
+    uint places[kKept] = kept_places(rows);
     [[unroll]] for (uint k = 0u; k < kKept; ++k) {
-        uint row = min(rows.first + k * lanes_y + lane_y, rows.end - 1u);
-        raw[k] = load8(x_base, row * push.x_stride8, group, push.columns);
-        factor[k] = factor_of(row, group);
+        raw[k] = load8(x_base, places[k] * push.x_stride8, group, push.columns);
+        factor[k] = factor_at(places[k], group);
     }
     if (rows_end_within_eights(push.columns)) {
         [[unroll]] for (uint k = 0u; k < kKept; ++k) {
@@ -349,9 +384,9 @@ void tile_in_pairs(uint tile, TileRows rows) {
         column_most[gl_LocalInvocationIndex] = 0u;
     }
     uvec2 raw[kKept];
+    uint places[kKept] = kept_places(rows);
     [[unroll]] for (uint k = 0u; k < kKept; ++k) {
-        uint row = min(rows.first + k * lanes_y + lane_y, rows.end - 1u);
-        raw[k] = load8(x_base, row * push.x_stride8, group, push.columns);
+        raw[k] = load8(x_base, places[k] * push.x_stride8, group, push.columns);
     }
     note_exponents(rows);
     if (rows_end_within_eights(push.columns)) {

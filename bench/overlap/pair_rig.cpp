@@ -79,8 +79,10 @@ PairRig::PairRig(Device& device, Stopwatch& watch, const PairShape& shape)
     of.hidden = shape.hidden;
     of.max_tokens = shape.tokens;
     of.dtype = DType::BF16;
-    if (shape.fp8)
+    if (shape.fp8) {
         of.token_wire = of.gradient_wire = DType::F8E4M3;
+        of.layout = ExchangeLayout::ExpertSlots;
+    }
     of.timeout = kTimeLimit;
     exchange_ = std::make_unique<ExpertExchange>(device, world, *transport_, thread_, of);
     forward_ = make_chain(model, 0, shape);

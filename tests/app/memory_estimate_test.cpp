@@ -58,14 +58,16 @@ TEST(MemoryEstimate, Fp8KeepsLessForTheBackwardPass) {
         const auto bytes = [&](MemoryCategory category) {
             return static_cast<double>(report.of(category).bytes);
         };
-        return std::pair(bytes(MemoryCategory::Activations),
-                         bytes(MemoryCategory::Activations) + bytes(MemoryCategory::DeferredWgrad));
+        // Received tokens stay in the exchange's records.
+        const double activations =
+            bytes(MemoryCategory::Activations) + bytes(MemoryCategory::Communication);
+        return std::pair(activations, activations + bytes(MemoryCategory::DeferredWgrad));
     };
     const auto [bf16, bf16_and_deferred] = kept("bf16");
     const auto [fp8, fp8_and_deferred] = kept("fp8");
     RecordProperty("activations_ratio", std::to_string(fp8 / bf16));
     RecordProperty("with_deferred_ratio", std::to_string(fp8_and_deferred / bf16_and_deferred));
-    EXPECT_LE(fp8, 0.65 * bf16);
+    EXPECT_LE(fp8, 0.6 * bf16);
     EXPECT_LT(fp8_and_deferred, bf16_and_deferred) << "what W nodes wait for included";
 }
 

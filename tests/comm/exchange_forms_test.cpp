@@ -178,6 +178,16 @@ std::vector<Case> all_cases() {
                          .staged = staged,
                          .ranks_per_node = staged ? 0 : 2,
                          .wide_sums = true});
+    for (const DType dtype : {DType::F32, DType::BF16})
+        for (const bool staged : {false, true})
+            cases.push_back({.layout = ExchangeLayout::ExpertSlots,
+                             .dtype = dtype,
+                             .codes = staged == (dtype == DType::BF16),
+                             .hidden = 264,
+                             .staged = staged,
+                             .linked = !staged,
+                             .ranks_per_node = dtype == DType::BF16 ? 2 : 0,
+                             .alignment = 1});
     // Records of some megabytes, in pieces that get smaller in the end.
     cases.push_back({.layout = ExchangeLayout::RankMajor,
                      .dtype = DType::BF16,
@@ -228,7 +238,9 @@ std::vector<Case> low_latency_cases() {
 
 std::string name_of(const ::testing::TestParamInfo<Case>& info) {
     const Case& c = info.param;
-    std::string name = c.layout == ExchangeLayout::RankMajor ? "RankMajor" : "ExpertMajor";
+    std::string name = c.layout == ExchangeLayout::RankMajor     ? "RankMajor"
+                       : c.layout == ExchangeLayout::ExpertSlots ? "ExpertSlots"
+                                                                 : "ExpertMajor";
     if (c.low_latency)
         name += "LowLatency";
     name += c.dtype == DType::BF16 ? "Bf16" : "F32";
@@ -366,6 +378,7 @@ TEST(ExchangeFormsAlone, WhatALayoutDoesNotHaveIsRefused) {
     EXPECT_TRUE(refused([&] { return by_expert.handle().row_experts(); }));
     EXPECT_TRUE(refused([&] { return by_expert.handle().quantized_rows(); }));
     EXPECT_TRUE(refused([&] { return by_expert.handle().quantized_d_results(); }));
+    EXPECT_TRUE(refused([&] { return by_expert.handle().row_slots(); }));
     EXPECT_TRUE(refused([&] { return by_rank.handle().expert_offsets(); }));
     EXPECT_TRUE(refused([&] { return by_rank.handle().spacing(); }));
     Case fast = expert;

@@ -358,15 +358,27 @@ private:
                               std::as_writable_bytes(std::span(values)));
         return values;
     }
+    /// Where what came for each row stands.
+    std::vector<std::uint64_t> arrival_places() const {
+        if (c_.layout != ExchangeLayout::ExpertSlots)
+            return places_;
+        std::vector<std::uint64_t> places;
+        for (const std::int32_t slot :
+             download<std::int32_t>(handle_->row_slots().buffer, rows_.size()))
+            places.push_back(static_cast<std::uint64_t>(slot) / c_.top_k);
+        return places;
+    }
     /// The rows that are there, without what stands between them.
     std::vector<std::byte> rows_of(const TensorView& view) const {
         const std::uint64_t bytes = view.extent[1] * size_of(view.dtype),
                             step = view.stride[0] * size_of(view.dtype);
         if (rows_.empty())
             return {};
-        const auto all = download<std::byte>(view.buffer, places_.back() * step + bytes);
+        const std::vector<std::uint64_t> places = arrival_places();
+        const auto all = download<std::byte>(
+            view.buffer, *std::max_element(places.begin(), places.end()) * step + bytes);
         std::vector<std::byte> dense;
-        for (const std::uint64_t row : places_)
+        for (const std::uint64_t row : places)
             dense.insert(dense.end(), all.begin() + static_cast<std::ptrdiff_t>(row * step),
                          all.begin() + static_cast<std::ptrdiff_t>(row * step + bytes));
         return dense;

@@ -227,10 +227,14 @@ TEST(ExchangeStatistics, SayWhatWentBetweenWhom) {
 TEST(ExchangeMemory, OfAHandleIsKnownBeforeToTheByte) {
     for (const ExchangeMode mode : {ExchangeMode::HighThroughput, ExchangeMode::LowLatency})
         for (const ExchangeLayout layout :
-             {ExchangeLayout::ExpertMajor, ExchangeLayout::RankMajor}) {
+             {ExchangeLayout::ExpertMajor, ExchangeLayout::ExpertSlots,
+              ExchangeLayout::RankMajor}) {
+            if (layout == ExchangeLayout::ExpertSlots && mode == ExchangeMode::LowLatency)
+                continue;
             ExchangeConfig config = Rig::config_of();
             config.mode = mode;
             config.layout = layout;
+            config.alignment = 1;
             config.token_wire = config.gradient_wire = DType::F8E4M3;
             config.stage_always = true; // memory that ranks share is not the device's
             Rig rig(world(), test_options(), config);
@@ -474,6 +478,10 @@ TEST(Exchange, OptionsThatDoNotExistYetAreRefused) {
     ALL_RANKS_TRUE(code_of([](ExchangeConfig& c) { c.sum_wire = c.token_wire = DType::F32; }) ==
                    std::nullopt);
     ALL_RANKS_TRUE(code_of([](ExchangeConfig& c) { c.hidden = 12; }) == ErrorCode::InvalidArgument);
+    ALL_RANKS_TRUE(code_of([](ExchangeConfig& c) {
+                       c.layout = ExchangeLayout::ExpertSlots;
+                       c.alignment = 8;
+                   }) == ErrorCode::InvalidArgument);
     ALL_RANKS_TRUE(!world().control().failed());
 }
 

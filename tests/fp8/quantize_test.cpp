@@ -186,6 +186,41 @@ TEST_F(Fp8Quantize, RowsToColumns) {
                 }
 }
 
+/// Rows that stand by slots become the columns that they become where they have been gathered.
+TEST_F(Fp8Quantize, RowsBySlotsToColumns) {
+    const std::uint64_t tokens = 70, columns = 200, rows = 300;
+    const std::uint32_t top_k = 5;
+    const std::vector<std::uint32_t> starts = {0, 5, 5, 133, 134, 290};
+    const Buffer offsets = words(starts);
+    std::vector<std::uint32_t> slots(rows, ~0u);
+    for (std::uint32_t row = 0; row < 290; ++row) // of 350, in no order
+        slots[row] = row * 73 % 350;
+    const Buffer of_rows = words(slots);
+    std::uint64_t seed = 900;
+    for (const Format format : kFormats)
+        for (const FormName& form : kForms) {
+            const HostMatrix x = awkward_matrix(DType::BF16, 1, tokens, columns, ++seed);
+            const Tensor in = upload(DType::BF16, x, 0);
+            Case by_row = make_case({Blocks::Rows128, format}, 1, tokens, columns);
+            expect(by_row, x, tokens);
+            HostMatrix gathered{1, rows, columns, std::vector<float>(rows * columns)};
+            for (std::uint64_t row = 0; row < 290; ++row)
+                for (std::uint64_t column = 0; column < columns; ++column)
+                    gathered.values[row * columns + column] =
+                        by_row.values[std::uint64_t{slots[row] / top_k} * columns + column];
+            Case by_column = make_case({.blocks = Blocks::Columns128}, 1, rows, columns, 0,
+                                       offsets.tensor(DType::U32, {starts.size()}));
+            expect(by_column, gathered, 290, starts);
+            run([&](Recording& r) {
+                fp8::quantize(r, in.view, by_row.quantized);
+                fp8::requantize(r, by_row.quantized,
+                                {of_rows.tensor(DType::I32, {slots.size()}), top_k},
+                                by_column.quantized, form.form);
+            });
+            expect_equal(by_column, describe(by_row.quantized.recipe) + " by slots, " + form.name);
+        }
+}
+
 // Rows and columns of all magnitudes beside one another, rows and columns of zeros, here and there
 // a NaN: with scales of rows as close to each other as f16 allows, and further apart.
 TEST_F(Fp8Quantize, RowsToColumnsWhateverTheScales) {

@@ -36,6 +36,7 @@ struct Case {
     std::uint64_t sequences = 1; ///< of a rank's micro-batch
     LinearPrecision linear = LinearPrecision::AsActivations;
     bool codes = false; ///< travel to the experts
+    ExchangeLayout layout = ExchangeLayout::ExpertMajor;
 };
 
 void PrintTo(const Case& c, std::ostream* out) {
@@ -154,6 +155,7 @@ Results run_layer(const Case& c, const DeviceOptions& options, Transport& transp
                          .hidden = config.hidden,
                          .max_tokens = most,
                          .dtype = c.dtype,
+                         .layout = c.layout,
                          .alignment = c.alignment};
     if (c.codes)
         wires.token_wire = wires.gradient_wire = DType::F8E4M3;
@@ -345,24 +347,34 @@ void check_that_balance_shows(const Case& c) {
               1e-2);
 }
 
-TEST(MoeFfn, RefusesCodesThatItsProductsDoNotTake) {
+TEST(MoeFfn, RefusesRowsThatItsProductsDoNotTake) {
     auto device = testing::make_device();
     const auto transport = open_transport(world());
     HostThread thread(*device, "exchange");
     const ModelConfig config = config_of({"", 8, 2, 1, DType::F32, 1, nullptr});
-    ExpertExchange exchange(*device, world(), *transport, thread,
-                            {.num_experts = 8,
-                             .top_k = 2,
-                             .hidden = config.hidden,
-                             .max_tokens = 8,
-                             .gradient_wire = DType::F8E4M3});
-    ParameterStore store(*device, {}, DType::F32);
-    try {
-        MoeFfn layer(config, 0, store, exchange);
-        ADD_FAILURE() << "codes entered f32 products";
-    } catch (const Error& error) {
-        EXPECT_EQ(error.code(), ErrorCode::InvalidArgument);
-    }
+    ParameterStore f32(*device, {}, DType::F32),
+        fp8(*device, {}, DType::F32, true, LinearPrecision::Fp8);
+    const auto refused = [&](ParameterStore& store, const ExchangeConfig& wires) {
+        ExpertExchange exchange(*device, world(), *transport, thread, wires);
+        try {
+            MoeFfn layer(config, 0, store, exchange);
+        } catch (const Error& error) {
+            return error.code() == ErrorCode::InvalidArgument;
+        }
+        return false;
+    };
+    ExchangeConfig wires{.num_experts = 8, .top_k = 2, .hidden = config.hidden, .max_tokens = 8};
+    EXPECT_FALSE(refused(f32, wires));
+    wires.layout = ExchangeLayout::ExpertSlots;
+    EXPECT_TRUE(refused(f32, wires));
+    EXPECT_TRUE(refused(fp8, wires));
+    wires.token_wire = DType::F8E4M3;
+    EXPECT_TRUE(refused(fp8, wires)) << "gradients as they are";
+    wires.gradient_wire = DType::F8E4M3;
+    EXPECT_FALSE(refused(fp8, wires));
+    EXPECT_TRUE(refused(f32, wires));
+    wires.layout = ExchangeLayout::RankMajor;
+    EXPECT_TRUE(refused(fp8, wires));
 }
 
 class MoeFfnAcrossRanks : public ::testing::TestWithParam<Case> {};
@@ -376,7 +388,11 @@ TEST_P(MoeFfnAcrossRanks, MatchesTheReferenceInEveryOrder) {
     check_against_reference(c, overlap);
     if (c.alpha > 0)
         check_that_balance_shows(c);
-    if (c.codes) { // quantised before they travel or after, rows have the same bits
+    if (c.layout == ExchangeLayout::ExpertSlots) { // the same bits wherever rows stand
+        Case gathered = c;
+        gathered.layout = ExchangeLayout::ExpertMajor;
+        ALL_RANKS_TRUE(run_layer(gathered, options, *transport) == overlap);
+    } else if (c.codes) { // and whether they are quantised before they travel or after
         Case plain = c;
         plain.codes = false;
         const Results after = run_layer(plain, options, *transport);
@@ -423,7 +439,15 @@ INSTANTIATE_TEST_SUITE_P(
              [](int rank, std::size_t m) -> std::uint64_t {
                  return rank == 1 ? 0 : 13 + static_cast<std::uint64_t>(rank) * 8 + m;
              },
-             0, 1, LinearPrecision::Fp8, true}),
+             0, 1, LinearPrecision::Fp8, true},
+        Case{"fp8_by_slots", 8, 2, 1, DType::BF16, 1,
+             [](int, std::size_t) -> std::uint64_t { return 40; }, 0, 1, LinearPrecision::Fp8, true,
+             ExchangeLayout::ExpertSlots},
+        Case{"fp8_by_slots_uneven_with_an_empty_rank", 7, 3, 1, DType::F32, 1,
+             [](int rank, std::size_t m) -> std::uint64_t {
+                 return rank == 1 ? 0 : 13 + static_cast<std::uint64_t>(rank) * 8 + m;
+             },
+             0, 1, LinearPrecision::Fp8, true, ExchangeLayout::ExpertSlots}),
     [](const auto& test) { return std::string(test.param.name); });
 
 } // namespace

@@ -72,6 +72,11 @@ enum class ExchangeLayout : std::uint8_t {
     /// A token for one local expert: rows are grouped by expert, each group beginning at a multiple
     /// of the alignment. What grouped products take.
     ExpertMajor,
+    /// The same rows in the same order, but what came is left where it came, once per token: the
+    /// token and gradient of row r are row row_slots()[r] / top_k of rows() and d_results(), which
+    /// products by slots read there (fp8::GroupedRows, slots_per_a_row = top_k). Without padding:
+    /// alignment is 1.
+    ExpertSlots,
     /// A token, once, whatever number of its experts are here: rows stand where the network puts
     /// them, without a copy. The caller sums over the experts of a row.
     RankMajor,
@@ -169,16 +174,19 @@ public:
 
     /// Received rows: [capacity, hidden] of dtype, or codes; their row_count is on the device. The
     /// memory is bound when the counts are known. Contiguous in ExpertMajor unless they are codes.
+    /// ExpertSlots: [ranks * max_tokens, hidden], as they came.
     TensorView rows() const;
     /// rows() with their scales, where tokens travel as codes. Codes and scales of ExpertMajor's
     /// padding are 0. Throws Error{InvalidArgument} elsewhere, as what follows does.
     fp8::Quantized quantized_rows() const;
-    /// Not of masked rows. Routing weights: [capacity] f32 of each row in ExpertMajor, [capacity,
-    /// top_k] of each choice of its token in RankMajor, 0 for experts of other ranks.
+    /// ExpertSlots: [capacity] i32, the slot of each row, received token * top_k + k.
+    TensorView row_slots() const;
+    /// Not of masked rows. Routing weights: [capacity] f32 of each row by expert, [capacity, top_k]
+    /// of each choice of its token in RankMajor, 0 for experts of other ranks.
     TensorView row_weights() const;
     /// RankMajor: [capacity, top_k] i32, the local experts that a row is for, -1 for others.
     TensorView row_experts() const;
-    /// ExpertMajor: first row of each local expert: [num_local_experts + 1] u32.
+    /// Rows by expert: first row of each local expert: [num_local_experts + 1] u32.
     TensorView expert_offsets() const;
     /// Rows for each local expert: [num_local_experts] u32. Not in RankMajor of LowLatency.
     TensorView expert_counts() const;
@@ -188,8 +196,8 @@ public:
     /// RankMajor: where combine takes the rows' results from without a copy: [capacity, hidden] of
     /// dtype, strided. Bound and left as it is by each dispatch.
     TensorView results() const;
-    /// Gradient of the rows' results, as combine_backward delivers it: [capacity, hidden] of dtype,
-    /// or codes.
+    /// Gradient of the rows' results, as combine_backward delivers it, in the places of rows(): of
+    /// dtype, or codes.
     TensorView d_results() const;
     /// d_results() with their scales, where gradients travel as codes, as quantized_rows().
     fp8::Quantized quantized_d_results() const;

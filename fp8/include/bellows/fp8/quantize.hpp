@@ -51,6 +51,17 @@ void quantize_rows_and_columns(Recording& recording, const TensorView& x, const 
 void requantize(Recording& recording, const Quantized& rows, const Quantized& columns,
                 Form form = Form::Device);
 
+/// Where rows stand that are read by slots, as products read them (GroupedRows).
+struct RowsBySlots {
+    TensorView slots;                ///< i32, contiguous: the slot of each row, none below 0
+    std::uint32_t slots_per_row = 1; ///< row r stands at row slots[r] / slots_per_row
+};
+/// The same of rows that stand by slots, `rows` as many as there are tokens, columns as many as
+/// slots: row r of columns is that of slots[r]. slots.row_count and columns.group_offsets are
+/// honoured, rows' row_count is not looked at.
+void requantize(Recording& recording, const Quantized& rows, const RowsBySlots& by,
+                const Quantized& columns, Form form = Form::Device);
+
 /// y = code * scale; batch. Any recipe. y: f32, or bf16 rounded to nearest even, which is exact for
 /// power-of-two scales. quantized.codes.row_count and .group_offsets are honoured.
 void dequantize(Recording& recording, const Quantized& quantized, const TensorView& y,

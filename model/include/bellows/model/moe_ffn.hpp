@@ -26,9 +26,10 @@ namespace bellows {
 class MoeFfn final : public Layer {
 public:
     /// All must outlive it. The exchange's max_tokens: of a micro-batch on any rank of its group;
-    /// its token_wire and gradient_wire may be F8E4M3 where linear layers compute in FP8, as in
-    /// DeepSeek-V3: tokens and gradients are quantised once, before they travel, and weight
-    /// gradients take them from these codes. Throws Error{InvalidArgument} where they do not.
+    /// its token_wire and gradient_wire may both be F8E4M3 where linear layers compute in FP8, as
+    /// in DeepSeek-V3: tokens and gradients are quantised once, before they travel, and weight
+    /// gradients take them from these codes. Its layout: ExpertMajor, or, with codes, ExpertSlots,
+    /// which gives the same bits in less memory and time. Throws Error{InvalidArgument} for others.
     /// scratch: shared with other layers, or its own if left out.
     MoeFfn(const ModelConfig& config, std::uint64_t layer, ParameterStore& parameters,
            ExpertExchange& exchange, Arena* scratch = nullptr);
