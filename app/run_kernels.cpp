@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT
 #include "app/run_kernels.hpp"
 
+#include "app/product_times.hpp"
 #include "app/run_checkpoint.hpp"
 
 #include <bellows/engine/error.hpp>

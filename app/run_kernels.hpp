@@ -5,8 +5,7 @@
 // has measured.
 
 #include "app/checkpoint.hpp"
-#include "app/product_times.hpp"
-#include "app/trainer.hpp"
+#include "app/kernel_choice.hpp"
 
 #include <cstdint>
 #include <functional>

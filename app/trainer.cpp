@@ -4,13 +4,12 @@
 #include "app/gradient_reduction.hpp"
 #include "app/optimizer.hpp"
 #include "app/pair_orders.hpp"
-#include "app/product_times.hpp"
+#include "app/router_biases.hpp"
 #include "app/run_groups.hpp"
 
 #include <bellows/comm/message.hpp>
 #include <bellows/engine/error.hpp>
 #include <bellows/engine/gemm_plan.hpp>
-#include <bellows/engine/ops.hpp>
 
 #include <algorithm>
 #include <array>
@@ -18,7 +17,7 @@
 #include <cmath>
 #include <cstdio>
 #include <cstring>
-#include <numeric>
+#include <optional>
 #include <tuple>
 #include <unordered_map>
 #include <utility>
@@ -50,12 +49,9 @@ struct Trainer::Impl {
     void post_data(Lane& lane, Stage& stage, std::uint64_t micro_batch, std::uint64_t slot);
     void post_loss(Lane& lane, Stage& stage, std::uint64_t micro_batch, std::uint64_t slot);
     TimePoint submit(const Node& node, std::span<const TimePoint> waits);
-    void record_loads();
+    void make_router_biases();
     void update_router_biases();
     void count_left_out(std::uint64_t step, const StepResult& result);
-    void agree_on_kernels(const KernelChoice& wanted);
-    void agree_on_products(const KernelChoice& wanted);
-    std::string of_rank_0(std::string text);
     std::pair<double, double> gather_loss_and_waiting();
     std::uint64_t bytes_sent() const;
     double seconds_waited() const;
@@ -93,9 +89,7 @@ struct Trainer::Impl {
     std::map<std::uint64_t, double> losses; ///< by micro-batch; written by lanes
     TimePoint last_loss;
 
-    // Expert loads of all layers, for the balance rule.
-    Buffer host_loads, summed_loads;
-    std::unique_ptr<Recording> collect_loads, update_biases;
+    std::optional<RouterBiases> router_biases; ///< of all layers that have some
     std::uint64_t last_bytes = 0;
     std::uint64_t steps_left_out = 0; ///< in a row, for gradients that were not finite
     double host_seconds = 0;          ///< waited in collectives of the host
@@ -187,7 +181,11 @@ Trainer::Impl::Impl(Device& dev, World& w, const RunConfig& c, const RunLayout& 
       copy_peers(w, dp_group(l, copies), limit), thread(dev, "network"),
       parameters(dev, parameters_of_rank(c.model, schedule, place, d % l.ep, l.ep),
                  activation_type(c.train), true, linear_precision(c.train)) {
-    agree_on_kernels(kernels);
+    AgreedKernels agreed =
+        agree_on_kernels(device, everyone, world.rank() == 0, config.train, kernels);
+    why_decoded = std::move(agreed.why_decoded);
+    if (agreed.products)
+        parameters.use_products(*agreed.products);
     make_stages();
     make_reductions();
     make_executor();
@@ -202,7 +200,7 @@ Trainer::Impl::Impl(Device& dev, World& w, const RunConfig& c, const RunLayout& 
     options.timeout = limit;
     optimizer = std::make_unique<Optimizer>(parameters, options);
     parameters.initialise(config.train.seed);
-    record_loads();
+    make_router_biases();
 }
 
 void Trainer::Impl::make_stages() {
@@ -395,111 +393,29 @@ std::pair<double, double> Trainer::Impl::gather_loss_and_waiting() {
             waiting / static_cast<double>(parts.size())};
 }
 
-std::string Trainer::Impl::of_rank_0(std::string text) {
-    HostCollectives::Bytes bytes;
-    const auto mine = std::as_bytes(std::span(text));
-    bytes.assign(mine.begin(), mine.end());
-    everyone.broadcast(0, bytes);
-    text.assign(reinterpret_cast<const char*>(bytes.data()), bytes.size());
-    return text;
-}
-
-/// Rank 0's choice serves all: ranks that round differently would drift apart. Before anything is
-/// recorded.
-void Trainer::Impl::agree_on_kernels(const KernelChoice& wanted) {
-    if (activation_type(config.train) != DType::BF16)
-        return;
-    const auto gemm = wanted.chosen.find("gemm");
-    const bool open = gemm == wanted.chosen.end() || gemm->second.empty();
-    use_gemm_class(device, of_rank_0(open ? gemm_class(device).name : gemm->second));
-    if (linear_precision(config.train) == LinearPrecision::Fp8)
-        agree_on_products(wanted);
-}
-
-void Trainer::Impl::agree_on_products(const KernelChoice& wanted) {
-    const auto fp8 = wanted.chosen.find("fp8");
-    std::string text;
-    if (world.rank() == 0 && fp8 != wanted.chosen.end())
-        text = fp8->second;
-    else if (world.rank() == 0)
-        text = describe(device, fp8::choose(fp8::measure(device, {.timed = fp8::Timed::None}),
-                                            fp8::Bits::Usual));
-    text = of_rank_0(text);
-    fp8::Choice choice(fp8::Variant::Decoded);
-    std::string lacks;
-    try {
-        choice = fp8::parse_choice(device, text);
-    } catch (const Error& error) {
-        lacks = error.message();
-    }
-    const auto all = everyone.all_gather(std::as_bytes(std::span(lacks)));
-    const auto lacking =
-        std::find_if(all.begin(), all.end(), [](const auto& reason) { return !reason.empty(); });
-    if (lacking != all.end() && wanted.binding)
-        throw Error(
-            ErrorCode::Unsupported,
-            std::string(reinterpret_cast<const char*>(lacking->data()), lacking->size()) +
-                "; this run's products must be, so take devices like those that it had, or set "
-                "BELLOWS_FP8_VARIANTS=decoded, which gives other bits",
-            static_cast<int>(lacking - all.begin()));
-    if (lacking != all.end()) {
-        why_decoded = {reinterpret_cast<const char*>(lacking->data()), lacking->size()};
-        choice = fp8::Choice(fp8::Variant::Decoded);
-    }
-    take_kept_tiles(device, choice);
-    parameters.use_products(choice);
-}
-
 // ---- Balance of the experts -----------------------------------------------------------------
 
-void Trainer::Impl::record_loads() {
-    struct LoadsOfLayer {
-        TensorView loads;
-        std::uint64_t index;
-    };
-    std::vector<LoadsOfLayer> layers; // in the same order on all copies
+void Trainer::Impl::make_router_biases() {
+    std::vector<RouterBiases::Layer> layers; // in the same order on all copies
     for (const std::uint32_t phase : phases_by_stage(schedule, place))
         for (std::size_t i = 0; i < stages[phase]->moe_layers().size(); ++i)
-            layers.push_back({stages[phase]->moe_layers()[i]->expert_loads(),
-                              stages[phase]->moe_layer_index(i)});
-    if (layers.empty() || !config.model.router_bias || config.model.bias_update_rate == 0)
-        return;
-    const std::uint64_t experts = config.model.routed_experts, bytes = layers.size() * experts * 4;
-    host_loads = Buffer(device, {.name = "expert loads",
-                                 .bytes = bytes,
-                                 .kind = MemoryKind::Readback,
-                                 .category = MemoryCategory::Scratch});
-    summed_loads = Buffer(device, {.name = "summed expert loads",
-                                   .bytes = bytes,
-                                   .kind = MemoryKind::Upload,
-                                   .category = MemoryCategory::Scratch});
-    collect_loads = std::make_unique<Recording>(device, QueueRole::Compute, "collect loads");
-    update_biases = std::make_unique<Recording>(device, QueueRole::Compute, "update router biases");
-    for (std::size_t i = 0; i < layers.size(); ++i) {
-        const BufferView part = host_loads.view().sub(i * experts * 4, experts * 4);
-        collect_loads->copy(layers[i].loads.buffer, part);
-        collect_loads->fill(layers[i].loads.buffer, 0);
-        const std::string name =
-            "model.layers." + std::to_string(layers[i].index) + ".mlp.gate.e_score_correction_bias";
-        ops::router_bias_update(
-            *update_biases,
-            TensorView::contiguous(summed_loads.view().sub(i * experts * 4, experts * 4),
-                                   DType::U32, {experts}),
-            parameters.at(name).weight, static_cast<float>(config.model.bias_update_rate));
-    }
+            if (config.model.router_bias && config.model.bias_update_rate != 0)
+                layers.push_back(
+                    {stages[phase]->moe_layers()[i]->expert_loads(),
+                     parameters
+                         .at("model.layers." + std::to_string(stages[phase]->moe_layer_index(i)) +
+                             ".mlp.gate.e_score_correction_bias")
+                         .weight});
+    if (!layers.empty())
+        router_biases.emplace(device, std::move(layers), config.model.bias_update_rate);
 }
 
 void Trainer::Impl::update_router_biases() {
-    if (!collect_loads)
+    if (!router_biases)
         return;
-    device.submit(*collect_loads).wait(limit);
-    const auto mine = host_loads.mapped_as<const std::uint32_t>();
-    std::vector<std::int64_t> sums(mine.begin(), mine.end());
-    wait_for_others([&] { copy_peers.all_reduce_sum(std::span<std::int64_t>(sums)); });
-    const auto out = summed_loads.mapped_as<std::uint32_t>();
-    for (std::size_t i = 0; i < sums.size(); ++i)
-        out[i] = static_cast<std::uint32_t>(sums[i]);
-    device.submit(*update_biases);
+    std::vector<std::int64_t> loads = router_biases->collect(limit);
+    wait_for_others([&] { copy_peers.all_reduce_sum(std::span<std::int64_t>(loads)); });
+    router_biases->update(loads);
 }
 
 std::uint64_t Trainer::Impl::bytes_sent() const {

@@ -6,6 +6,7 @@
 // share the experts of a layer, dp / ep such groups are replicas, and so are ranks of the pipeline
 // with the same stages. All ranks make the same calls.
 
+#include "app/kernel_choice.hpp"
 #include "app/optimizer.hpp"
 #include "app/train_config.hpp"
 
@@ -39,15 +40,6 @@ struct StepResult {
 /// Fills tokens [seq + 1] of sequence `index` (of the global batch) of `step` (from 0).
 using SequenceSource =
     std::function<void(std::uint64_t step, std::uint64_t index, std::span<std::uint32_t> tokens)>;
-
-/// Kernels that decide the bits of a run, by the name of their choice:
-///   gemm   numeric class of products of bf16 tensors (engine's gemm_plan.hpp)
-///   fp8    variants of FP8 products (fp8's choice.hpp), where linear layers compute in FP8
-struct KernelChoice {
-    std::map<std::string, std::string> chosen;
-    /// Of a run that goes on, or asked for: no rank may choose otherwise.
-    bool binding = false;
-};
 
 class Trainer {
 public:
