@@ -92,16 +92,16 @@ std::uint64_t ExchangeShape::capacity() const {
 }
 
 void ExchangeShape::require_addressable(std::uint64_t records, std::uint64_t rows) const {
-    constexpr std::uint64_t kWords = std::uint64_t{1} << 32;
+    constexpr std::uint64_t kReach = std::uint64_t{1} << 32;
     std::uint64_t bytes = 0, row_bytes = 0;
     for (const Record& record : {token_record(), gradient_record(), sum_record()}) {
         bytes = std::max(bytes, record.bytes);
         row_bytes = std::max(row_bytes, record.row_bytes);
     }
-    require(records <= kWords / (bytes / 4) && rows <= kWords / (row_bytes / 8), config.name,
+    require(records <= kReach / bytes && rows <= kReach / row_bytes, config.name,
             std::to_string(records) + " tokens of " + std::to_string(bytes) + " bytes and " +
                 std::to_string(rows) +
-                " rows are more than kernels address (16 GiB and 32 GiB): lower max_tokens");
+                " rows are more than kernels reach (4 GiB of each): lower max_tokens");
 }
 
 std::uint64_t ExchangeShape::most_sent() const noexcept {

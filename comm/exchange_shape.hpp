@@ -87,7 +87,7 @@ struct ExchangeShape {
     /// Records that this rank can send or receive in one outbound leg.
     std::uint64_t most_sent() const noexcept;
     std::uint64_t most_received() const noexcept;
-    /// Kernels count 4 and 8 bytes in 32 bits. Throws Error{InvalidArgument} for more than that of
+    /// Kernels reach 4 GiB of an operand. Throws Error{InvalidArgument} for more than that of
     /// records or rows.
     void require_addressable(std::uint64_t records, std::uint64_t rows) const;
     /// The position of another rank of the group that may be masked. Throws Error{InvalidArgument}.

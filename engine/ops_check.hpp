@@ -69,6 +69,23 @@ private:
     const char* op_;
 };
 
+/// A kernel reaches 4 GiB of an operand: some drivers (NVIDIA's 580) count the bytes from its
+/// address on in 32 bits.
+inline constexpr std::uint64_t kKernelReach = std::uint64_t{1} << 32;
+
+/// Calls part(of) for parts of flat tensors that a kernel reaches, in order; of(tensor) is that
+/// part of a tensor of as many elements, or nothing where the tensor is left out.
+template <class Part>
+void in_parts(std::uint64_t elements, const Part& part) {
+    constexpr std::uint64_t kMost = kKernelReach / 4;
+    for (std::uint64_t first = 0; first < elements; first += kMost)
+        part([&](const TensorView& tensor) {
+            return tensor.buffer
+                       ? tensor.reshaped({elements}).rows(first, std::min(kMost, elements - first))
+                       : tensor;
+        });
+}
+
 /// Kernels whose rows are summed keep one form per device, so that a row's bits do not depend on
 /// the number of rows.
 enum class RowWork : std::uint8_t { Elementwise, Reduction, WholeWorkgroup };

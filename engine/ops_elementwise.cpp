@@ -22,23 +22,23 @@ void add(Recording& recording, const TensorView& a, const TensorView& b, const T
     if (b.buffer) {
         arguments.flat("b", b, elements);
     }
-    if (elements == 0) {
-        return;
-    }
-    const RunPlan plan = plan_runs(recording, elements);
-    const BufferView a_memory = arguments.memory("the first operand", a);
-    recording.dispatch(
-        kernels::ScaleAdd{.variant = storage_variant<kernels::ScaleAdd>(a.dtype),
-                          .constants = {.local_size = plan.local_size, .run = plan.run},
-                          .a = a_memory,
-                          .b = arguments.memory_or("b", b, a_memory),
-                          .y = arguments.memory("y", y),
-                          .count4 = arguments.u32("elements / 4", elements / 4),
-                          .tail = static_cast<std::uint32_t>(elements % 4),
-                          .has_b = b.buffer ? 1u : 0u,
-                          .alpha = alpha,
-                          .beta = beta},
-        plan.groups);
+    in_parts(elements, [&](const auto& part) {
+        const std::uint64_t count = part(a).num_elements();
+        const RunPlan plan = plan_runs(recording, count);
+        const BufferView a_memory = arguments.memory("the first operand", part(a));
+        recording.dispatch(
+            kernels::ScaleAdd{.variant = storage_variant<kernels::ScaleAdd>(a.dtype),
+                              .constants = {.local_size = plan.local_size, .run = plan.run},
+                              .a = a_memory,
+                              .b = arguments.memory_or("b", part(b), a_memory),
+                              .y = arguments.memory("y", part(y)),
+                              .count4 = arguments.u32("elements / 4", count / 4),
+                              .tail = static_cast<std::uint32_t>(count % 4),
+                              .has_b = b.buffer ? 1u : 0u,
+                              .alpha = alpha,
+                              .beta = beta},
+            plan.groups);
+    });
 }
 
 void cast(Recording& recording, const TensorView& x, const TensorView& y) {
@@ -52,19 +52,19 @@ void cast(Recording& recording, const TensorView& x, const TensorView& y) {
         scale(recording, x, y, 1);
         return;
     }
-    if (elements == 0) {
-        return;
-    }
-    const RunPlan plan = plan_runs(recording, elements);
     using Variant = kernels::Cast::Variant;
-    recording.dispatch(
-        kernels::Cast{.variant = y.dtype == DType::BF16 ? Variant::f32_bf16 : Variant::bf16_f32,
-                      .constants = {.local_size = plan.local_size, .run = plan.run},
-                      .x = arguments.memory("x", x),
-                      .y = arguments.memory("y", y),
-                      .count4 = arguments.u32("elements / 4", elements / 4),
-                      .tail = static_cast<std::uint32_t>(elements % 4)},
-        plan.groups);
+    in_parts(elements, [&](const auto& part) {
+        const std::uint64_t count = part(x).num_elements();
+        const RunPlan plan = plan_runs(recording, count);
+        recording.dispatch(
+            kernels::Cast{.variant = y.dtype == DType::BF16 ? Variant::f32_bf16 : Variant::bf16_f32,
+                          .constants = {.local_size = plan.local_size, .run = plan.run},
+                          .x = arguments.memory("x", part(x)),
+                          .y = arguments.memory("y", part(y)),
+                          .count4 = arguments.u32("elements / 4", count / 4),
+                          .tail = static_cast<std::uint32_t>(count % 4)},
+            plan.groups);
+    });
 }
 
 void add_rows(Recording& recording, const Arguments& arguments, BufferView x, std::uint64_t rows,

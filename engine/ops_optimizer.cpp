@@ -29,21 +29,23 @@ void partials_of(const char* op, Recording& recording, const TensorView& x,
     arguments.activation("x", x);
     arguments.flat("x", x, elements);
     arguments.tensor("partials", partials, DType::F32, {num_partials(elements)});
-    if (elements == 0) {
-        return;
-    }
-    const RowPlan plan =
-        plan_rows(recording, num_partials(elements), kPartialElements / 4, RowWork::Reduction);
-    recording.dispatch(
-        kernels::SumPartials{.variant = storage_variant<kernels::SumPartials>(x.dtype),
-                             .constants = {plan.local_size, plan.row_per_workgroup},
-                             .x = arguments.memory("x", x),
-                             .partials = arguments.memory("partials", partials, 1),
-                             .count4 = arguments.u32("elements / 4", elements / 4),
-                             .tail = static_cast<std::uint32_t>(elements % 4),
-                             .chunk4 = kPartialElements / 4,
-                             .square = square ? 1u : 0u},
-        plan.groups);
+    std::uint64_t done = 0; // of the partials, whose elements no part divides
+    in_parts(elements, [&](const auto& part) {
+        const std::uint64_t count = part(x).num_elements(), parts = num_partials(count);
+        const RowPlan plan = plan_rows(recording, parts, kPartialElements / 4, RowWork::Reduction);
+        recording.dispatch(
+            kernels::SumPartials{.variant = storage_variant<kernels::SumPartials>(x.dtype),
+                                 .constants = {plan.local_size, plan.row_per_workgroup},
+                                 .x = arguments.memory("x", part(x)),
+                                 .partials =
+                                     arguments.memory("partials", partials.rows(done, parts), 1),
+                                 .count4 = arguments.u32("elements / 4", count / 4),
+                                 .tail = static_cast<std::uint32_t>(count % 4),
+                                 .chunk4 = kPartialElements / 4,
+                                 .square = square ? 1u : 0u},
+            plan.groups);
+        done += parts;
+    });
 }
 
 } // namespace
@@ -139,31 +141,32 @@ void adamw(Recording& recording, const TensorView& weight, const TensorView& gra
         check("weight_copy", weight_copy, DType::BF16);
     }
     arguments.tensor("scalars", scalars, DType::F32, {3});
-    if (elements == 0) {
-        return;
-    }
-    const RunPlan plan = plan_runs(recording, elements);
-    const BufferView m_memory = arguments.memory("m", m);
     const BufferView scalars_memory = arguments.memory("scalars", scalars, 1);
-    recording.dispatch(
-        kernels::Adamw{.variant = storage_variant<kernels::Adamw>(m.dtype),
-                       .constants = {.local_size = plan.local_size, .run = plan.run},
-                       .weight = arguments.memory("weight", weight),
-                       .gradient = arguments.memory("gradient", gradient),
-                       .m = m_memory,
-                       .v = arguments.memory("v", v),
-                       .weight_copy = arguments.memory_or("weight_copy", weight_copy, m_memory),
-                       .scalars = scalars_memory,
-                       .clip = arguments.memory_or("clip", clip, scalars_memory, 1),
-                       .count4 = arguments.u32("elements / 4", elements / 4),
-                       .tail = static_cast<std::uint32_t>(elements % 4),
-                       .has_copy = weight_copy.buffer ? 1u : 0u,
-                       .has_clip = clip.buffer ? 1u : 0u,
-                       .beta1 = options.beta1,
-                       .beta2 = options.beta2,
-                       .eps = options.eps,
-                       .weight_decay = options.weight_decay},
-        plan.groups);
+    in_parts(elements, [&](const auto& part) {
+        const std::uint64_t count = part(weight).num_elements();
+        const RunPlan plan = plan_runs(recording, count);
+        const BufferView m_memory = arguments.memory("m", part(m));
+        recording.dispatch(
+            kernels::Adamw{.variant = storage_variant<kernels::Adamw>(m.dtype),
+                           .constants = {.local_size = plan.local_size, .run = plan.run},
+                           .weight = arguments.memory("weight", part(weight)),
+                           .gradient = arguments.memory("gradient", part(gradient)),
+                           .m = m_memory,
+                           .v = arguments.memory("v", part(v)),
+                           .weight_copy =
+                               arguments.memory_or("weight_copy", part(weight_copy), m_memory),
+                           .scalars = scalars_memory,
+                           .clip = arguments.memory_or("clip", clip, scalars_memory, 1),
+                           .count4 = arguments.u32("elements / 4", count / 4),
+                           .tail = static_cast<std::uint32_t>(count % 4),
+                           .has_copy = weight_copy.buffer ? 1u : 0u,
+                           .has_clip = clip.buffer ? 1u : 0u,
+                           .beta1 = options.beta1,
+                           .beta2 = options.beta2,
+                           .eps = options.eps,
+                           .weight_decay = options.weight_decay},
+            plan.groups);
+    });
 }
 
 } // namespace bellows::ops
