@@ -299,7 +299,10 @@ private:
         handle_.num_rows = exchange_.by_tokens() ? records : 0;
         for (std::size_t e = 0; e < per_expert.size() && !exchange_.by_tokens(); ++e)
             handle_.num_rows += round_up(per_expert[e], exchange_.config.alignment);
-        exchange_.require_addressable(records, handle_.num_rows);
+        std::uint64_t widest = 0;
+        for (const auto& tensor : handle_.row_tensors)
+            widest = std::max(widest, tensor.row_bytes);
+        exchange_.require_addressable(records, handle_.num_rows, widest);
         const auto counted = Clock::now();
         exchange_.nanoseconds_for_counts += nanoseconds(counted - counts_posted_);
         tell_device(records, per_expert);
@@ -390,7 +393,7 @@ private:
                   most * exchange_.sum_record().bytes);
     }
 
-    /// Which stay where they arrive.
+    /// Gradients that stay in the records they arrive in.
     Progress bind_gradients(LaneContext& context) {
         phase_ = "memory for gradients";
         bind_arrivals(context, handle_.gradients, handle_.gradient_memory,

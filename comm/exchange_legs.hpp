@@ -26,7 +26,7 @@ TimePoint take_results(ExchangeHandle::Impl& handle, const TensorView& out,
 void send_gradients(const ExchangeHandlePtr& handle, const TensorView& d_out, LegJob leg);
 TimePoint take_gradients(ExchangeHandle::Impl& handle);
 
-/// d_row_weights: of rows (ExpertMajor) or of each choice of a row's token; or none.
+/// d_row_weights: of rows by expert or of each choice of a row's token; or none.
 void send_row_gradients(const ExchangeHandlePtr& handle, const TensorView& d_rows,
                         const TensorView& d_row_weights, LegJob leg);
 /// d_topk_weights: none if send_row_gradients had none.

@@ -88,8 +88,9 @@ struct ExchangeShape {
     std::uint64_t most_sent() const noexcept;
     std::uint64_t most_received() const noexcept;
     /// Kernels reach 4 GiB of an operand. Throws Error{InvalidArgument} for more than that of
-    /// records or rows.
-    void require_addressable(std::uint64_t records, std::uint64_t rows) const;
+    /// records or rows, theirs or `widest` bytes wide.
+    void require_addressable(std::uint64_t records, std::uint64_t rows,
+                             std::uint64_t widest = 0) const;
     /// The position of another rank of the group that may be masked. Throws Error{InvalidArgument}.
     std::uint64_t maskable(int rank) const;
 };

@@ -118,11 +118,8 @@ BufferView Arguments::memory(const char* name, const TensorView& view, std::uint
     require(view.buffer.offset % alignment == 0,
             std::string(name) + " begins at byte " + std::to_string(view.buffer.offset) +
                 " of its buffer, not at a multiple of " + std::to_string(alignment));
-    // What has a row count is mostly less than its extents say, and a batch is addressed in 64
-    // bits.
-    const std::uint64_t batch = view.rank == 3 ? (view.extent[0] - 1) * view.stride[0] : 0;
-    require(view.row_count || elements == 0 ||
-                (elements - batch) * size_of(view.dtype) <= kKernelReach,
+    // What has a row count is mostly less than its extents say.
+    require(view.row_count || bytes <= kKernelReach,
             std::string(name) + " is " + describe(view) +
                 ", too large for one kernel, which reaches 4 GiB of it");
     require(elements / group <= std::numeric_limits<std::uint32_t>::max(),

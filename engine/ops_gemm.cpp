@@ -133,6 +133,16 @@ void dense(Recording& recording, const Arguments& arguments, GemmForm form, cons
     dispatch_dense(recording, arguments, kernel, a, b, d, sizes, plan.tile_rows(), kTileColumns);
 }
 
+/// Of each matrix of a batch, which are addressed in 64 bits.
+void require_reach(const Arguments& arguments, std::initializer_list<TensorView> matrices) {
+    for (const TensorView& view : matrices) {
+        const std::uint64_t rows = view.extent[view.rank - 2], ld = view.stride[view.rank - 2];
+        arguments.require(rows * ld * size_of(view.dtype) <= kKernelReach,
+                          "a matrix is " + describe(view) +
+                              ", too large for one kernel, which reaches 4 GiB of it");
+    }
+}
+
 } // namespace
 
 void gemm_nt(Recording& recording, const TensorView& a, const TensorView& b, const TensorView& d,
@@ -140,6 +150,7 @@ void gemm_nt(Recording& recording, const TensorView& a, const TensorView& b, con
     const Arguments arguments("gemm_nt");
     const Matrix ma = matrix(arguments, "a", a), mb = matrix(arguments, "b", b),
                  md = result_matrix(arguments, d);
+    require_reach(arguments, {a, b, d});
     arguments.require(ma.columns == mb.columns,
                       "K differs: a is " + describe(a) + ", b is " + describe(b));
     dense<kernels::GemmNt, kernels::GemmCoopmatNt>(recording, arguments, GemmForm::NT, ma, mb, md,
@@ -152,6 +163,7 @@ void gemm_nn(Recording& recording, const TensorView& a, const TensorView& b, con
     const Arguments arguments("gemm_nn");
     const Matrix ma = matrix(arguments, "a", a), mb = matrix(arguments, "b", b),
                  md = result_matrix(arguments, d);
+    require_reach(arguments, {a, b, d});
     arguments.require(ma.columns == mb.rows,
                       "K differs: a is " + describe(a) + ", b is " + describe(b));
     dense<kernels::GemmNn, kernels::GemmCoopmatNn>(recording, arguments, GemmForm::NN, ma, mb, md,
@@ -164,6 +176,7 @@ void gemm_tn(Recording& recording, const TensorView& a, const TensorView& b, con
     const Arguments arguments("gemm_tn");
     const Matrix ma = matrix(arguments, "a", a), mb = matrix(arguments, "b", b),
                  md = result_matrix(arguments, d);
+    require_reach(arguments, {a, b, d});
     arguments.require(ma.rows == mb.rows,
                       "K differs: a is " + describe(a) + ", b is " + describe(b));
     dense<kernels::GemmTn, kernels::GemmCoopmatTn>(recording, arguments, GemmForm::TN, ma, mb, md,

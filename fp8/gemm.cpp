@@ -241,7 +241,7 @@ void record(Recording& recording, const char* op, Product p, BufferView workspac
         record_decoded(recording, p, workspace);
         return;
     }
-    const std::uint64_t bytes = copies_bytes(p.a, p.b, p.rows->layout.rows);
+    const std::uint64_t bytes = copies_bytes(p.a, p.b, p.rows->layout.rows, p.rows->d_by_slot);
     const InGroups ordered(recording, op, p, workspace.sub(0, bytes));
     record_decoded(recording, ordered.product(), workspace.sub(bytes, workspace.bytes - bytes));
     ordered.put_back(recording);
@@ -391,19 +391,30 @@ std::uint64_t gemm_workspace_bytes(const Device&, const Operand& a, const Operan
     return std::max(decoded, packed_bytes(a, b));
 }
 
+namespace {
+
+std::uint64_t workspace_by_slots(const Device& device, const Operand& a, const Operand& b,
+                                 std::uint64_t rows, bool of_d, Variant variant) {
+    const std::uint64_t copies = variant == Variant::Decoded || variant == Variant::Device
+                                     ? copies_bytes(a, b, rows, of_d)
+                                     : 0;
+    return copies + gemm_workspace_bytes(device, with_rows(a, rows), b, variant);
+}
+
+} // namespace
+
 std::uint64_t gemm_workspace_bytes(const Device& device, const Operand& a, const Operand& b,
                                    std::uint64_t rows, Variant variant) {
-    const std::uint64_t copies =
-        variant == Variant::Decoded || variant == Variant::Device ? copies_bytes(a, b, rows) : 0;
-    return copies + gemm_workspace_bytes(device, with_rows(a, rows), b, variant);
+    return workspace_by_slots(device, a, b, rows, true, variant);
 }
 
 std::uint64_t gemm_workspace_bytes(const Device& device, const Operand& a, const Operand& b,
                                    const GroupedRows& rows, Variant variant) {
     const Product p{GemmForm::NT, a, b, {}, &rows, false};
     const GroupLayout& layout = rows.layout;
+    const bool d_by_slot = rows.d_by_slot || layout.form == GroupLayout::Form::Ids;
     return (rows.listed() ? 0 : listing_bytes(device, layout.rows, layout.groups)) +
-           (by_slots(p) ? gemm_workspace_bytes(device, a, b, layout.rows, variant)
+           (by_slots(p) ? workspace_by_slots(device, a, b, layout.rows, d_by_slot, variant)
                         : gemm_workspace_bytes(device, a, b, variant));
 }
 

@@ -18,7 +18,8 @@ namespace {
 
 constexpr std::uint64_t kTile = 128; // along m, n and the sum
 constexpr std::uint64_t kLocalSize = 128;
-constexpr std::uint32_t kMostStores = 8; // UP_TO_8 of the kernel
+constexpr std::uint64_t kReach = std::uint64_t{1} << 32; // bytes of an operand, from its start on
+constexpr std::uint32_t kMostStores = 8;                 // UP_TO_8 of the kernel
 
 std::uint64_t groups_of(const Product& p) {
     return p.rows == nullptr ? 0 : p.rows->layout.groups;
@@ -193,6 +194,11 @@ std::string why_not_packed(const Device& device, const Product& p, const Tile& t
         (p.a.quantized->recipe.blocks != Blocks::Columns128 ||
          p.b.quantized->recipe.blocks != Blocks::Columns128))
         return "scales of 128x128 may straddle groups";
+    // Of TN by the tiles of all rows that could be there; A's images of others by those that are.
+    const std::uint64_t groups = most_groups(p.a, p.b);
+    if (packed_bytes(*p.b.quantized, Side::B, groups) > kReach ||
+        (p.form == GemmForm::TN && packed_bytes(*p.a.quantized, Side::A, groups) > kReach))
+        return "an operand's image would be larger than the 4 GiB that kernels reach";
     if (std::string lacking = why_not_packed(device); !lacking.empty())
         return lacking;
     if (p.form != GemmForm::TN && p.rows != nullptr && !p.rows->listed() &&

@@ -144,8 +144,8 @@ void quantize_tiles(Recording& recording, const Operands& operands, const Tensor
         kernel.x_scales_stride = x_scales.stride;
     }
     if (extras.by != nullptr) {
-        kernel.slots = extras.by->slots.buffer;
-        kernel.slots_per_row = extras.by->slots_per_row;
+        kernel.slots = operands.vector("slots", extras.by->slots, DType::I32, mx.rows);
+        kernel.slots_per_row = extras.by->slots_per_a_row;
     }
     const std::uint64_t tile_columns = streamed ? 128 : 8 * lanes_x;
     recording.dispatch(kernel, {operands.grid("columns", div_up(mx.columns, tile_columns)),
@@ -313,10 +313,9 @@ void requantize(Recording& recording, const Quantized& rows, const RowsBySlots& 
     const Operands operands("fp8::requantize");
     operands.require_blocks("rows", rows, Blocks::Rows128);
     operands.require_blocks("columns", columns, Blocks::Columns128);
-    operands.require(by.slots.dtype == DType::I32 && by.slots.rank == 1 &&
-                         by.slots.is_contiguous() && by.slots.buffer && by.slots_per_row > 0,
-                     "slots are " + describe(by.slots) + ", " + std::to_string(by.slots_per_row) +
-                         " of them a row: wanted are contiguous i32 [rows], at least one a row");
+    operands.require(by.slots.rank == 1 && by.slots_per_a_row > 0,
+                     "slots are " + describe(by.slots) + ", " + std::to_string(by.slots_per_a_row) +
+                         " of them a row: wanted are i32 [rows], at least one a row");
     const Matrix mx = operands.codes("the rows' codes", rows, false);
     if (mx.empty())
         return;

@@ -100,12 +100,12 @@ Operand with_rows(const Operand& a, std::uint64_t rows) {
     return result;
 }
 
-std::uint64_t copies_bytes(const Operand& a, const Operand& b, std::uint64_t rows) {
+std::uint64_t copies_bytes(const Operand& a, const Operand& b, std::uint64_t rows, bool of_d) {
     std::uint64_t bytes = copy_bytes(a.values, rows);
     if (a.quantized)
         bytes += round_up(4 * rows * scale_words(*a.quantized, a.values.extent[1]), 256);
     const std::uint64_t n = std::max(b.values.extent[1], b.values.extent[2]);
-    return bytes + round_up(rows * round_up(n, 16) * 4, 256);
+    return bytes + (of_d ? round_up(rows * round_up(n, 16) * 4, 256) : 0);
 }
 
 InGroups::InGroups(Recording& recording, const char* op, const Product& p, BufferView memory)

@@ -13,8 +13,8 @@ namespace bellows::fp8 {
 bool by_slots(const Product& product);
 /// "" when such an A can be copied row by row, else why not.
 std::string why_not_copied(const Product& product);
-/// Memory of the copies for a layout of so many rows.
-std::uint64_t copies_bytes(const Operand& a, const Operand& b, std::uint64_t rows);
+/// Memory of the copies for a layout of so many rows; of_d: D stands by slots.
+std::uint64_t copies_bytes(const Operand& a, const Operand& b, std::uint64_t rows, bool of_d);
 /// `a` with so many rows, of no memory: what sizes of workspaces depend on.
 Operand with_rows(const Operand& a, std::uint64_t rows);
 

@@ -88,7 +88,7 @@ void expert_product(Recording& r, Arena::Frame& scratch, const fp8::Choice& prod
     fp8::GroupedRows of = rows;
     if (x.slots) {
         of.slots = x.slots->slots;
-        of.slots_per_a_row = x.slots->slots_per_row;
+        of.slots_per_a_row = x.slots->slots_per_a_row;
     }
     const auto [way, workspace] = means_of(r, work, products, form, a, weights, d, &of);
     product(r, a, weights, d, of, false, workspace, way);

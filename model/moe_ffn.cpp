@@ -51,6 +51,8 @@ void MoeFfn::Impl::check() const {
     require(!sends_codes() || parameters.linear_precision() == LinearPrecision::Fp8,
             ": rows come as f8_e4m3 codes, which only linear layers in FP8 take: leave token_wire "
             "and gradient_wire unset");
+    require(!sends_codes() || c.token_scales == fp8::ScaleRule::PowerOfTwo,
+            ": products take codes with power-of-two scales: leave token_scales at PowerOfTwo");
     require(c.layout == ExchangeLayout::ExpertMajor ||
                 (c.layout == ExchangeLayout::ExpertSlots && sends_codes()),
             ": experts take rows by expert, and by slots only where they are codes: choose "
@@ -304,7 +306,8 @@ LinearRows MoeSlot::received_gradients() const {
 LinearRows MoeSlot::by_slots(const fp8::Quantized& codes) const {
     LinearRows rows(codes);
     if (layer_.exchange.config().layout == ExchangeLayout::ExpertSlots)
-        rows.slots = {handle_->row_slots(), static_cast<std::uint32_t>(layer_.config.top_k)};
+        rows.slots = {handle_->row_slots(),
+                      static_cast<std::uint32_t>(layer_.exchange.config().top_k)};
     return rows;
 }
 

@@ -74,6 +74,7 @@ TEST(MemoryEstimate, Fp8KeepsLessForTheBackwardPass) {
 TEST(MemoryEstimate, EveryShareOfALargeModelIsSmaller) {
     RunConfig run = load_run_config("v3-671b");
     run.train.batch = 128;
+    run.train.micro_batches = 8;
     run.train.seq = 4096;
     run.train.precision = "bf16";
     const MemoryEstimate whole = estimate_memory(run, {}, 0);

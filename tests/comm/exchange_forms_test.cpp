@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
 
-// Every form in which rows travel and arrive (both layouts; as they are, or quantised with either
+// Every form in which rows travel and arrive (all layouts; as they are, or quantised with either
 // kind of scales; f32 and bf16; from device memory, or through the host in pieces as on GPUs; once
 // per rank or once per node), to the bit: what is received, where, for whom; what comes back from
 // the experts' own memory and from the caller's; both gradients.

@@ -139,6 +139,10 @@ public:
         ids_ = tensor(DType::I32, {mine().tokens, c.top_k}, mine().ids);
         weights_ = tensor(DType::F32, {mine().tokens, c.top_k}, mine().weights);
         out_ = tensor(c.dtype, {mine().tokens, c.hidden}, {});
+        std::vector<float> negative = mine().x;
+        for (float& value : negative)
+            value = -value;
+        d_out_ = tensor(c.dtype, {mine().tokens, c.hidden}, negative);
         d_weights_ = tensor(DType::F32, {mine().tokens, c.top_k}, {});
         place();
     }
@@ -180,9 +184,9 @@ public:
                         : values_arrived(handle_->rows());
     }
     bool gradients_arrived() {
-        const bool ended = ends([&] { return exchange_->combine_backward(*handle_, x_); });
-        return ended && (c_.codes ? codes_arrived(handle_->quantized_d_results())
-                                  : values_arrived(handle_->d_results()));
+        const bool ended = ends([&] { return exchange_->combine_backward(*handle_, d_out_); });
+        return ended && (c_.codes ? codes_arrived(handle_->quantized_d_results(), -1)
+                                  : values_arrived(handle_->d_results(), -1));
     }
     /// Whether a leg has ended when its time point is reached, even on a rank that gets nothing.
     bool ends(const std::function<TimePoint()>& leg) {
@@ -455,17 +459,18 @@ private:
                        made(mine(), token, k, column);
         return std::nullopt;
     }
-    std::vector<float> expected_values() const {
+    /// The tokens, or (-1) the gradients, which are what the tokens are with the other sign.
+    std::vector<float> expected_values(float sign = 1) const {
         std::vector<float> values;
         for (const RowOrigin& row : rows_)
             for (std::uint64_t c = 0; c < c_.hidden; ++c)
-                values.push_back(row.token < 0 ? 0 : of(row).x[at(row) * c_.hidden + c]);
+                values.push_back(row.token < 0 ? 0 : sign * of(row).x[at(row) * c_.hidden + c]);
         return values;
     }
-    bool values_arrived(const TensorView& view) const {
-        return rows_of(view) == stored(c_.dtype, expected_values());
+    bool values_arrived(const TensorView& view, float sign = 1) const {
+        return rows_of(view) == stored(c_.dtype, expected_values(sign));
     }
-    bool codes_arrived(const fp8::Quantized& rows) const {
+    bool codes_arrived(const fp8::Quantized& rows, float sign = 1) const {
         std::vector<std::byte> codes, scales;
         for (const RowOrigin& row : rows_)
             for (std::uint64_t first = 0; first < c_.hidden; first += 128) {
@@ -480,7 +485,7 @@ private:
                     codes.push_back(static_cast<std::byte>(
                         row.token < 0 ? 0
                                       : fp8::encode(fp8::Format::E4M3,
-                                                    of(row).x[at(row) * c_.hidden + c] *
+                                                    sign * of(row).x[at(row) * c_.hidden + c] *
                                                         fp8::inverse_scale(c_.scales, scale))));
                 const auto* bytes = reinterpret_cast<const std::byte*>(&scale);
                 scales.insert(scales.end(), bytes, bytes + 4);
@@ -577,7 +582,7 @@ private:
     std::set<int> without_;             ///< masked ranks
     std::vector<RowOrigin> rows_;
     std::vector<std::uint64_t> places_; ///< of rows_ in tensors
-    TensorView x_, ids_, weights_, out_, d_weights_;
+    TensorView x_, ids_, weights_, out_, d_out_, d_weights_;
 };
 
 /// A dispatch and a combine, and both gradients, from the caller's memory and from the records'.
@@ -599,7 +604,8 @@ inline void check_there_and_back(ExchangeRig& rig) {
     const TensorView d_weights =
         rig.by_tokens() ? d_row_weights : d_row_weights.reshaped({rig.handle().capacity()});
     ALL_RANKS_TRUE(rig.gradients_arrived());
-    ALL_RANKS_TRUE(!rig.by_tokens() || rig.rows_arrived()); // they are still there
+    if (c.layout != ExchangeLayout::ExpertMajor)
+        ALL_RANKS_TRUE(rig.rows_arrived()); // they are still there
     ALL_RANKS_TRUE(rig.gradients_came_back(results, d_weights));
     if (rig.by_tokens())
         ALL_RANKS_TRUE(rig.gradients_came_back(rig.handle().results(), d_weights));

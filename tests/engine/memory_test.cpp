@@ -4,6 +4,7 @@
 #include "support/test_device.hpp"
 
 #include <bellows/engine/arena.hpp>
+#include <bellows/engine/gemm.hpp>
 #include <bellows/engine/lane.hpp>
 #include <bellows/engine/ops.hpp>
 #include <bellows/engine/vulkan_interop.hpp>
@@ -338,7 +339,7 @@ TEST(EngineMemory, WhatIsNoMemoryOfTheDeviceIsRefused) {
 }
 
 /// Sizes are 64-bit: what lies beyond 2^32 bytes of a buffer is filled, copied, uploaded and read
-/// by kernels as what lies before is. On GPUs alone: it takes 13 GB there and 5 here.
+/// by kernels as what lies before is. On GPUs alone: it takes 14 GB there and 5 GB of the host's.
 TEST(EngineMemory, BuffersOfMoreThan4GiBAreReachedAsAWhole) {
     const auto device = make_device();
     constexpr std::uint64_t kPiece = std::uint64_t{1} << 28, kPieces = 20,
@@ -402,6 +403,38 @@ TEST(EngineMemory, BuffersOfMoreThan4GiBAreReachedAsAWhole) {
     for (std::uint64_t i = 0; i < partials.size(); ++i)
         ASSERT_EQ(partials[i], value_of(4 * each * i / kPiece) * static_cast<float>(each))
             << "the sum from byte " << 4 * each * i << " on";
+}
+
+TEST(EngineMemory, AMatrixThatAKernelDoesNotReachIsRefused) {
+    const auto device = make_device();
+    const Buffer small(*device, {.name = "small", .bytes = 1 << 20});
+    const std::uint64_t columns = 1 << 10, rows = (std::uint64_t{1} << 30) / columns;
+    Recording recording(*device, QueueRole::Compute, "work");
+    const auto refusal = [&](const std::function<void()>& record) {
+        try {
+            record();
+        } catch (const Error& error) {
+            return error.message();
+        }
+        return std::string();
+    };
+    const TensorView weight = small.tensor(DType::F32, {8, columns});
+    for (const std::uint64_t more : {0, 1}) {
+        const auto grown = [&](TensorView view) { // of whose rows no more is there
+            view.extent[0] = rows + more;
+            return view;
+        };
+        const TensorView large = grown(small.tensor(DType::F32, {1, columns}));
+        const std::string product = refusal([&] {
+            ops::gemm_nt(recording, large, weight, grown(small.tensor(DType::F32, {1, 8})), false);
+        });
+        EXPECT_EQ(product.find("reaches 4 GiB") != std::string::npos, more > 0) << product;
+        const std::string norm = refusal([&] {
+            ops::rmsnorm_forward(recording, large, small.tensor(DType::F32, {columns}), large,
+                                 grown(small.tensor(DType::F32, {1})), 1e-6f);
+        });
+        EXPECT_EQ(norm.find("reaches 4 GiB") != std::string::npos, more > 0) << norm;
+    }
 }
 
 TEST(EngineMemory, SizesAreToldLargestFirst) {

@@ -105,7 +105,7 @@ struct ExchangeConfig {
     /// are Error{Unsupported} in this version.
     std::optional<DType> token_wire{};
     /// The same of gradients on their way to the experts (combine_backward), whose rows are codes
-    /// then. Those on their way back are sums.
+    /// then. Those on their way back are sums. LowLatency, which goes forward only, has none.
     std::optional<DType> gradient_wire{};
     fp8::ScaleRule token_scales = fp8::ScaleRule::PowerOfTwo; ///< of codes
     /// In which type partial sums travel back: dtype, or F32 for rows by expert, which is more
@@ -203,7 +203,8 @@ public:
     fp8::Quantized quantized_d_results() const;
     std::uint64_t capacity() const;
 
-    /// A tensor with one row per received row, bound together with rows(): [capacity, columns].
+    /// A tensor with one row per row, of ExpertSlots by expert, bound together with rows():
+    /// [capacity, columns].
     /// For what the experts compute. Before the first dispatch.
     TensorView add_row_tensor(std::string name, DType dtype, std::uint64_t columns,
                               MemoryCategory category = MemoryCategory::Activations);
@@ -293,9 +294,9 @@ public:
     /// construction would.
     static std::uint64_t handle_bytes(const Topology& topology, int rank,
                                       const ExchangeConfig& config);
-    /// About what a handle's first dispatch adds to that in HighThroughput for the records that it
-    /// moves (not for rows()): each rank hands in max_tokens, whose router sends this rank
-    /// `imbalance` times its even share.
+    /// About what a handle's first dispatch, and combine_backward, add to that in HighThroughput
+    /// for the records that they move (not for ExpertMajor's rows()): each rank hands in
+    /// max_tokens, whose router sends this rank `imbalance` times its even share.
     static std::uint64_t record_bytes(const Topology& topology, int rank,
                                       const ExchangeConfig& config, double imbalance = 1.25);
     /// The largest max_tokens, up to the configuration's, of which a handle takes no more than

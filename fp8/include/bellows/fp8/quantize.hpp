@@ -53,8 +53,8 @@ void requantize(Recording& recording, const Quantized& rows, const Quantized& co
 
 /// Where rows stand that are read by slots, as products read them (GroupedRows).
 struct RowsBySlots {
-    TensorView slots;                ///< i32, contiguous: the slot of each row, none below 0
-    std::uint32_t slots_per_row = 1; ///< row r stands at row slots[r] / slots_per_row
+    TensorView slots;                  ///< i32, contiguous: the slot of each row, none below 0
+    std::uint32_t slots_per_a_row = 1; ///< row r stands at row slots[r] / slots_per_a_row
 };
 /// The same of rows that stand by slots, `rows` as many as there are tokens, columns as many as
 /// slots: row r of columns is that of slots[r]. slots.row_count and columns.group_offsets are
