@@ -299,10 +299,7 @@ private:
         handle_.num_rows = exchange_.by_tokens() ? records : 0;
         for (std::size_t e = 0; e < per_expert.size() && !exchange_.by_tokens(); ++e)
             handle_.num_rows += round_up(per_expert[e], exchange_.config.alignment);
-        std::uint64_t widest = 0;
-        for (const auto& tensor : handle_.row_tensors)
-            widest = std::max(widest, tensor.row_bytes);
-        exchange_.require_addressable(records, handle_.num_rows, widest);
+        exchange_.require_addressable(records, handle_.num_rows);
         const auto counted = Clock::now();
         exchange_.nanoseconds_for_counts += nanoseconds(counted - counts_posted_);
         tell_device(records, per_expert);
@@ -348,8 +345,10 @@ private:
             bind(handle_.rows, handle_.num_rows, token.row_bytes);
             bind(handle_.gradients, handle_.num_rows, gradient.row_bytes);
         }
-        for (auto& tensor : handle_.row_tensors)
+        for (auto& tensor : handle_.row_tensors) {
             bind(*tensor.buffer, handle_.num_rows, tensor.row_bytes);
+            exchange_.require_addressable(records, handle_.num_rows, tensor.row_bytes);
+        }
     }
 
     /// What is sent from or received in is kept from one dispatch to the next, as staging memory
