@@ -8,6 +8,7 @@
 #include <bellows/engine/recording.hpp>
 #include <bellows/engine/tensor.hpp>
 
+#include <algorithm>
 #include <cstdint>
 #include <initializer_list>
 #include <string>
