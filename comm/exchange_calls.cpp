@@ -114,6 +114,8 @@ Sequences begin_combine(const ExchangeHandlePtr& handle, const TensorView& resul
     require(!options.weighted || !h.exchange.by_tokens(), h.name,
             "rows of RankMajor come back as the caller has summed them: weighted is for rows by "
             "expert");
+    require(!options.weighted || !h.stand_in_records(results), h.name,
+            "results() are sums already: weighted is for sum_results()");
     for (const TensorView* bias : {&options.bias, &options.second_bias})
         if (bias->buffer)
             check_tensor(h, "bias", *bias, c.dtype, tokens, c.hidden);
@@ -195,8 +197,13 @@ TimePoint ExpertExchange::dispatch_backward(ExchangeHandle& handle, const Tensor
         Handle& h = *pointer;
         const std::uint64_t tokens = first_hop(pointer)->tokens;
         const ExchangeConfig& c = impl_->whole;
-        const bool scalars = static_cast<bool>(d_row_weights.buffer);
         require_backward(h);
+        const bool summed = !h.exchange.by_tokens() && h.stand_in_records(d_rows);
+        require(!summed || !d_row_weights.buffer, h.name,
+                "results() hold the gradients of weights already: d_row_weights is for "
+                "sum_row_gradients()");
+        const bool scalars =
+            static_cast<bool>(summed ? d_topk_weights.buffer : d_row_weights.buffer);
         check_rows(h, "d_rows", d_rows);
         if (scalars && h.exchange.by_tokens())
             check_tensor(h, "d_row_weights", d_row_weights, DType::F32, h.capacity, c.top_k);
@@ -216,6 +223,36 @@ TimePoint ExpertExchange::dispatch_backward(ExchangeHandle& handle, const Tensor
         send_row_gradients(h.before, sums, of_slots, {.sequence = sequences.second});
         return take_row_gradients(*h.before, d_x, accumulate, d_weights);
     });
+}
+
+// ---- What callers record themselves -----------------------------------------------------------
+
+namespace {
+
+void require_by_expert(const Handle& handle) {
+    require(!handle.exchange.by_tokens(), handle.name,
+            "rows of RankMajor are summed by the caller: it writes results() itself");
+}
+
+} // namespace
+
+void ExchangeHandle::sum_results(Recording& recording, const TensorView& results,
+                                 bool weighted) const {
+    const Impl& h = *impl_;
+    require_by_expert(h);
+    check_tensor(h, "results", results, h.exchange.config.dtype, h.capacity,
+                 h.exchange.config.hidden);
+    record_sums(recording, h, results, weighted || h.exchange.masked());
+}
+
+void ExchangeHandle::sum_row_gradients(Recording& recording, const TensorView& d_rows,
+                                       const TensorView& d_row_weights) const {
+    const Impl& h = *impl_;
+    require(!h.exchange.low_latency(), h.name, "low-latency mode goes forward only");
+    require_by_expert(h);
+    check_tensor(h, "d_rows", d_rows, h.exchange.config.dtype, h.capacity,
+                 h.exchange.config.hidden);
+    record_gradient_sums(recording, h, d_rows, d_row_weights);
 }
 
 // ---- The hook form ----------------------------------------------------------------------------

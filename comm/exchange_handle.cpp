@@ -319,8 +319,9 @@ TensorView ExchangeHandle::Impl::row_weights() const {
 
 TensorView ExchangeHandle::Impl::results_in_records() const {
     const Record record = exchange.sum_record();
-    return exchange.plain(returned.view(), record.dtype, capacity, record.bytes)
-        .with_row_count(row_count());
+    TensorView results =
+        exchange.plain(returned.view(), record.dtype, exchange.most_received(), record.bytes);
+    return exchange.masked() ? results : results.with_row_count(record_count.view().sub(0, 4));
 }
 
 fp8::Quantized ExchangeHandle::Impl::quantized_rows(const Buffer& memory,
@@ -340,10 +341,10 @@ TensorView ExchangeHandle::Impl::plain_rows(const Buffer& memory, const Record& 
 
 bool ExchangeHandle::Impl::stand_in_records(const TensorView& tensor) const {
     const Record record = exchange.sum_record();
-    return exchange.by_tokens() && tensor.buffer.resource == returned.view().resource &&
-           tensor.buffer.offset == 0 && tensor.rank == 2 && tensor.stride[1] == 1 &&
+    return tensor.buffer.resource == returned.view().resource && tensor.buffer.offset == 0 &&
+           tensor.rank == 2 && tensor.stride[1] == 1 &&
            tensor.stride[0] * size_of(tensor.dtype) == record.bytes &&
-           tensor.dtype == record.dtype && tensor.extent[0] == capacity &&
+           tensor.dtype == record.dtype && tensor.extent[0] == exchange.most_received() &&
            tensor.extent[1] == exchange.config.hidden;
 }
 
@@ -401,8 +402,6 @@ fp8::Quantized ExchangeHandle::quantized_rows() const {
 }
 
 TensorView ExchangeHandle::results() const {
-    require(impl_->exchange.by_tokens(), impl_->name,
-            "results of rows by expert stand wherever the caller wants them");
     return impl_->results_in_records();
 }
 

@@ -137,7 +137,7 @@ struct ExchangeHandle::Impl {
     Buffer send_records;
     Buffer back_records; ///< inbound, the same rows coming back; late likewise
     // At the experts.
-    /// Upload: received records; at kCountsAt rows of each local expert (RankMajor);
+    /// Upload: received records, own_range(); at kCountsAt rows of each local expert (RankMajor);
     /// then, for the next hop, first_rows().
     Buffer record_count;
     Buffer received; ///< late: outbound records, by source rank
@@ -185,14 +185,18 @@ struct ExchangeHandle::Impl {
     ops::MoeLayout receive_layout() const;
     /// How many rows there are, on the device.
     BufferView row_count() const;
+    /// Where sums_own_in_place(), [3] u32: the first received record of this rank's own tokens, how
+    /// many there are, and the first one's place in back_records.
+    BufferView own_range() const { return record_count.view().sub(4, 12); }
     /// The first of the rows that came from each member of the group, u32.
     BufferView first_rows() const;
     /// Not of ExpertMajor: received tokens and gradients in their records, as they travel (codes:
-    /// their scales behind them). RankMajor: what they are for; where their results stand.
+    /// their scales behind them). RankMajor: what they are for.
     TensorView tokens_in_records() const;
     TensorView gradients_in_records() const;
     TensorView row_experts() const;
     TensorView row_weights() const;
+    /// What comes back for each received token: RankMajor's results, sums of others.
     TensorView results_in_records() const;
     /// Where the bytes of outbound legs arrive: gradients where they stay, if they do.
     const Buffer& arrivals(bool tokens_arrive) const {
@@ -201,7 +205,7 @@ struct ExchangeHandle::Impl {
     const WireMemory& memory_of_arrivals(bool tokens_arrive) const {
         return !tokens_arrive && exchange.in_records() ? gradient_memory : received_memory;
     }
-    /// Whether these are the rows of the records to return, which need no packing.
+    /// Whether these are the records to return, which need no packing.
     bool stand_in_records(const TensorView& tensor) const;
     /// Received rows, or gradients, which are codes, as callers see them.
     fp8::Quantized quantized_rows(const Buffer& memory, const Record& record) const;

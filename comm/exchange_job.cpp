@@ -212,12 +212,16 @@ private:
     }
     RecordMoves::Out out() const {
         if (!outbound_)
-            return {{handle_.returned, handle_.returned_memory}, runs_at_experts()};
+            return {{handle_.returned, handle_.returned_memory},
+                    runs_at_experts(),
+                    false,
+                    exchange_.low_latency() || exchange_.sums_own_in_place()};
         if (!exchange_.low_latency())
             return {{handle_.send_records, handle_.send_memory}, runs_at_source()};
         const BufferView own = handle_.own_records(handle_.received, record());
         return {{handle_.received, handle_.received_memory},
                 RecordRuns(exchange_.group_size(), {{own.offset, own.bytes}}),
+                true,
                 true};
     }
     RecordRuns runs_in() const { return outbound_ ? runs_at_experts() : runs_at_source(); }
@@ -315,6 +319,18 @@ private:
     void tell_device(std::uint64_t records, const std::vector<std::uint64_t>& per_expert) const {
         const auto words = handle_.record_count.mapped_as<std::uint32_t>();
         words[0] = static_cast<std::uint32_t>(records);
+        if (exchange_.sums_own_in_place()) {
+            const auto own = static_cast<std::size_t>(exchange_.position);
+            const auto before_own = [&](const std::vector<std::uint64_t>& rows) {
+                return std::accumulate(rows.begin(),
+                                       rows.begin() + static_cast<std::ptrdiff_t>(own),
+                                       std::uint64_t{0});
+            };
+            const auto range = std::span(words).subspan(handle_.own_range().offset / 4, 3);
+            range[0] = static_cast<std::uint32_t>(before_own(handle_.received_rows));
+            range[1] = static_cast<std::uint32_t>(handle_.received_rows[own]);
+            range[2] = static_cast<std::uint32_t>(before_own(handle_.sent_rows));
+        }
         for (std::size_t e = 0; e < per_expert.size(); ++e)
             words[ExchangeHandle::Impl::kCountsAt / 4 + e] =
                 static_cast<std::uint32_t>(per_expert[e]);

@@ -137,37 +137,65 @@ void gather_rows(Recording& recording, const Handle& handle, const Record& recor
                            shape.units));
 }
 
+/// Whether the records to return need nothing of the device but scalars, if these are wanted.
+bool summed(const Handle& handle, const TensorView& rows, BufferView scalars) {
+    return handle.stand_in_records(rows) && !scalars;
+}
+
 /// scalars: [most_received, top_k] of the slots, or none. weighted: rows times routing weights.
 void reduce_rows(Recording& recording, const Handle& handle, const TensorView& rows,
-                 BufferView scalars, bool weighted) {
+                 BufferView scalars, bool weighted, ExchangeGrid grid) {
     const bool in_place = handle.stand_in_records(rows);
-    if (in_place && !scalars)
-        return;
     const Shape shape(handle, handle.exchange.sum_record(), rows.dtype, rows.buffer);
     const bool by_tokens = handle.exchange.by_tokens();
+    const bool own = handle.exchange.sums_own_in_place();
+    const BufferView own_records = own ? handle.back_records.view() : handle.returned.view();
     recording.dispatch(
-        kernels::ExchangeReduce{
-            .variant = shape.variant<kernels::ExchangeReduce>(),
-            .constants = {shape.grid.local_size(), shape.wide, shape.tree(handle)},
-            .rows = rows.buffer,
-            .slot_to_row = by_tokens ? handle.slot_ids.view() : handle.slot_to_row.view(),
-            .slot_experts = handle.slot_ids.view(),
-            .slot_scalars = scalars    ? scalars
-                            : weighted ? handle.slot_weights.view()
-                                       : handle.slot_scalars.view(),
-            .record_count = handle.record_count.view(),
-            .records = handle.returned.view(),
-            .words = handle.returned.view(),
-            .num_records = Shape::u32(handle.exchange.most_received()),
-            .units = in_place ? 0 : shape.units,
-            .top_k = shape.top_k,
-            .record_units = shape.record_units,
-            .record_words = shape.record_words,
-            .hidden_words = shape.hidden_words,
-            .row_is_record = by_tokens ? 1u : 0u,
-            .weighted = weighted ? 1u : 0u,
-            .has_scalars = scalars ? 1u : 0u},
-        shape.grid.rows(handle.exchange.most_received()));
+        kernels::ExchangeReduce{.variant = shape.variant<kernels::ExchangeReduce>(),
+                                .constants = {grid.local_size(), shape.wide, shape.tree(handle)},
+                                .rows = rows.buffer,
+                                .slot_to_row =
+                                    by_tokens ? handle.slot_ids.view() : handle.slot_to_row.view(),
+                                .slot_experts = handle.slot_ids.view(),
+                                .slot_scalars = scalars    ? scalars
+                                                : weighted ? handle.slot_weights.view()
+                                                           : handle.slot_scalars.view(),
+                                .record_count = handle.record_count.view(),
+                                .records = handle.returned.view(),
+                                .words = handle.returned.view(),
+                                .own_range = handle.own_range(),
+                                .own_records = own_records,
+                                .own_words = own_records,
+                                .num_records = Shape::u32(handle.exchange.most_received()),
+                                .units = in_place ? 0 : shape.units,
+                                .top_k = shape.top_k,
+                                .record_units = shape.record_units,
+                                .record_words = shape.record_words,
+                                .hidden_words = shape.hidden_words,
+                                .row_is_record = by_tokens ? 1u : 0u,
+                                .weighted = weighted ? 1u : 0u,
+                                .has_scalars = scalars ? 1u : 0u,
+                                .has_own = own ? 1u : 0u},
+        grid.rows(handle.exchange.most_received()));
+}
+
+/// The same of gradients. of_rows: of rows by expert or of each choice of a row's token; or none.
+void reduce_gradients(Recording& recording, const Handle& handle, const TensorView& rows,
+                      const TensorView& of_rows, ExchangeGrid grid) {
+    BufferView scalars = of_rows.buffer;
+    if (scalars && !handle.exchange.by_tokens()) {
+        const ExpertExchange::Impl& exchange = handle.exchange;
+        scalars = handle.slot_scalars.view();
+        ops::moe_scalars_to_slots(recording, of_rows, handle.receive_layout(),
+                                  handle.slot_scalars.tensor(DType::F32, {exchange.most_received(),
+                                                                          exchange.config.top_k}));
+    }
+    reduce_rows(recording, handle, rows, scalars, false, grid);
+}
+
+/// Of what the caller records among its own work: as many workgroups as serve.
+ExchangeGrid whole_grid(const Handle& handle) {
+    return {handle.exchange.device.info().is_cpu, 0};
 }
 
 std::uint32_t num_biases(const CombineOptions& options) {
@@ -414,17 +442,20 @@ TimePoint take_tokens(Handle& h) {
 void send_results(const ExchangeHandlePtr& handle, const TensorView& results, bool weighted,
                   LegJob leg) {
     Handle& h = *handle;
-    h.exchange.device.submit(cached(h.reduce_forward, h, QueueRole::AsyncForward, "reduce",
-                                    {results.buffer, {nullptr, weighted, 0}},
-                                    [&](Recording& recording) {
-                                        recording.label("COMBINE");
-                                        reduce_rows(recording, h, results, {}, weighted);
-                                        if (!h.exchange.low_latency())
-                                            return;
-                                        const Record record = h.exchange.sum_record();
-                                        recording.copy(h.own_records(h.returned, record),
-                                                       h.own_records(h.back_records, record));
-                                    }));
+    const bool sum = !summed(h, results, {}), low_latency = h.exchange.low_latency();
+    if (sum || low_latency)
+        h.exchange.device.submit(
+            cached(h.reduce_forward, h, QueueRole::AsyncForward, "reduce",
+                   {results.buffer, {nullptr, weighted, sum}}, [&](Recording& recording) {
+                       recording.label("COMBINE");
+                       if (sum)
+                           reduce_rows(recording, h, results, {}, weighted, h.exchange.grid());
+                       if (!low_latency)
+                           return;
+                       const Record record = h.exchange.sum_record();
+                       recording.copy(h.own_records(h.returned, record),
+                                      h.own_records(h.back_records, record));
+                   }));
     leg.name = h.name + " COMBINE(F)";
     post_inbound(handle, std::move(leg));
 }
@@ -444,6 +475,16 @@ TimePoint take_results(Handle& h, const TensorView& out, const CombineOptions& o
                                             combine_records(recording, h, out, options, {});
                                     }),
                              std::exchange(h.sum_after, {}));
+}
+
+void record_sums(Recording& recording, const Handle& handle, const TensorView& results,
+                 bool weighted) {
+    reduce_rows(recording, handle, results, {}, weighted, whole_grid(handle));
+}
+
+void record_gradient_sums(Recording& recording, const Handle& handle, const TensorView& d_rows,
+                          const TensorView& d_row_weights) {
+    reduce_gradients(recording, handle, d_rows, d_row_weights, whole_grid(handle));
 }
 
 void send_gradients(const ExchangeHandlePtr& handle, const TensorView& d_out, LegJob leg) {
@@ -474,20 +515,13 @@ TimePoint take_gradients(Handle& h) {
 void send_row_gradients(const ExchangeHandlePtr& handle, const TensorView& d_rows,
                         const TensorView& d_row_weights, LegJob leg) {
     Handle& h = *handle;
-    h.exchange.device.submit(
-        cached(h.reduce_backward, h, QueueRole::AsyncBackward, "reduce gradients",
-               {d_rows.buffer, d_row_weights.buffer}, [&](Recording& recording) {
-                   recording.label("COMBINE(B)");
-                   BufferView of_slots = d_row_weights.buffer;
-                   if (of_slots && !h.exchange.by_tokens()) {
-                       of_slots = h.slot_scalars.view();
-                       ops::moe_scalars_to_slots(
-                           recording, d_row_weights, h.receive_layout(),
-                           h.slot_scalars.tensor(
-                               DType::F32, {h.exchange.most_received(), h.exchange.config.top_k}));
-                   }
-                   reduce_rows(recording, h, d_rows, of_slots, false);
-               }));
+    if (!summed(h, d_rows, d_row_weights.buffer))
+        h.exchange.device.submit(
+            cached(h.reduce_backward, h, QueueRole::AsyncBackward, "reduce gradients",
+                   {d_rows.buffer, d_row_weights.buffer}, [&](Recording& recording) {
+                       recording.label("COMBINE(B)");
+                       reduce_gradients(recording, h, d_rows, d_row_weights, h.exchange.grid());
+                   }));
     leg.name = h.name + " COMBINE(B)";
     post_inbound(handle, std::move(leg));
 }

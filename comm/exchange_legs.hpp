@@ -17,6 +17,14 @@ struct Tokens {
 void send_tokens(const ExchangeHandlePtr& handle, const Tokens& tokens, LegJob leg);
 TimePoint take_tokens(ExchangeHandle::Impl& handle);
 
+/// Of rows by expert, [capacity, hidden], to results_in_records(): what the next two then find done
+/// there. weighted: times their routing weights.
+void record_sums(Recording& recording, const ExchangeHandle::Impl& handle,
+                 const TensorView& results, bool weighted);
+/// d_row_weights: or none.
+void record_gradient_sums(Recording& recording, const ExchangeHandle::Impl& handle,
+                          const TensorView& d_rows, const TensorView& d_row_weights);
+
 /// results: [capacity, hidden] or results_in_records(). weighted: times their routing weights.
 void send_results(const ExchangeHandlePtr& handle, const TensorView& results, bool weighted,
                   LegJob leg);

@@ -38,7 +38,8 @@ public:
     struct Out {
         Place place;
         RecordRuns runs;
-        bool same = false; ///< the members' runs are one and the same
+        bool same = false;      ///< the members' runs are one and the same
+        bool own_there = false; ///< this rank's own stand where they are received already
     };
     struct In {
         Place place;
@@ -99,9 +100,8 @@ private:
     std::vector<Piece> cut(const RecordRuns& runs) const;
     std::uint64_t self() const noexcept { return static_cast<std::uint64_t>(exchange_.position); }
     bool is_self(const Piece& piece) const noexcept { return piece.at == self(); }
-    /// Whether no message brings this rank's own records. In low latency they are where they belong
-    /// when the leg begins.
-    bool own_apart() const noexcept { return staged_ || exchange_.low_latency(); }
+    /// Whether no message brings this rank's own records.
+    bool own_apart() const noexcept { return staged_ || from_.own_there; }
     bool copy_out(LaneContext& context);
     bool alone(const std::vector<Piece>& others) const noexcept;
     QueueRole next_role(QueueRole own, const std::vector<Piece>& others);

@@ -67,6 +67,10 @@ struct ExchangeShape {
     bool quantizes() const noexcept { return config.token_wire == DType::F8E4M3; }
     bool quantizes_gradients() const noexcept { return config.gradient_wire == DType::F8E4M3; }
     bool exact() const noexcept { return config.sums == ExchangeSums::Exact; }
+    /// Results of this rank's own tokens are summed to where they come back to: they do not travel.
+    bool sums_own_in_place() const noexcept {
+        return !low_latency() && !by_tokens() && !has_before();
+    }
     /// Of sums on their way back.
     DType sum_type() const noexcept;
     /// Of codes.

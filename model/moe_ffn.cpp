@@ -155,7 +155,7 @@ MoeSlot::MoeSlot(MoeFfn::Impl& layer, const SlotDesc& desc)
            node(&MoeSlot::shared));
     record({.name = "MLP(F)", .kind = NodeKind::Forward}, node(&MoeSlot::experts));
     add_exchange(NodeKind::Forward, "COMBINE(F)", [this] {
-        return layer_.exchange.combine(*handle_, results_, desc_.tensors.y, true);
+        return layer_.exchange.combine(*handle_, handle_->results(), desc_.tensors.y, true);
     });
     if (!desc_.tensors.training())
         return;
@@ -166,7 +166,7 @@ MoeSlot::MoeSlot(MoeFfn::Impl& layer, const SlotDesc& desc)
            node(&MoeSlot::shared_gradient));
     record({.name = "MLP(B)", .kind = NodeKind::InputGradient}, node(&MoeSlot::experts_gradient));
     add_exchange(NodeKind::InputGradient, "COMBINE(B)", [this] {
-        return layer_.exchange.dispatch_backward(*handle_, results_, d_row_weights_, d_norm_,
+        return layer_.exchange.dispatch_backward(*handle_, handle_->results(), {}, d_norm_,
                                                  has_shared_, d_weights_);
     });
     record({.name = "ROUTER(B)", .kind = NodeKind::InputGradient},
@@ -348,6 +348,7 @@ void MoeSlot::experts(Recording& r, Arena::Frame& scratch) {
     layer_.experts("gate_up_proj").forward(r, scratch, received_tokens(), gate_up, rows_);
     const LinearRows hidden = swiglu_.forward(r, scratch, gate_up, handle_->row_weights());
     layer_.experts("down_proj").forward(r, scratch, hidden, results_, rows_);
+    handle_->sum_results(r, results_);
 }
 
 void MoeSlot::shared_gradient(Recording& r, Arena::Frame& scratch) const {
@@ -366,6 +367,7 @@ void MoeSlot::experts_gradient(Recording& r, Arena::Frame& scratch) const {
     const LinearRows d_gate_up =
         swiglu_.input_gradient(r, scratch, d_hidden_, handle_->row_weights(), d_row_weights_);
     layer_.experts("gate_up_proj").input_gradient(r, scratch, d_gate_up, results_, rows_);
+    handle_->sum_row_gradients(r, results_, d_row_weights_);
 }
 
 void MoeSlot::router_gradient(Recording& r) const {

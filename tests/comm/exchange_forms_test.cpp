@@ -374,7 +374,6 @@ TEST(ExchangeFormsAlone, WhatALayoutDoesNotHaveIsRefused) {
     const auto refused = [](const auto& call) {
         return code_of([&] { static_cast<void>(call()); }) == ErrorCode::InvalidArgument;
     };
-    EXPECT_TRUE(refused([&] { return by_expert.handle().results(); }));
     EXPECT_TRUE(refused([&] { return by_expert.handle().row_experts(); }));
     EXPECT_TRUE(refused([&] { return by_expert.handle().quantized_rows(); }));
     EXPECT_TRUE(refused([&] { return by_expert.handle().quantized_d_results(); }));
@@ -390,6 +389,18 @@ TEST(ExchangeFormsAlone, WhatALayoutDoesNotHaveIsRefused) {
     const auto unmaskable = [](Rig& rig, int other) {
         return code_of([&] { rig.exchange().mask_rank(other); }) == ErrorCode::InvalidArgument;
     };
+    Recording recording(by_rank.device(), QueueRole::Compute, "sums"),
+        fast_sums(low_latency.device(), QueueRole::Compute, "sums");
+    const auto refuses = [](const auto& call) {
+        return code_of(call) == ErrorCode::InvalidArgument;
+    };
+    EXPECT_TRUE(refuses([&] { // its caller sums itself
+        by_rank.handle().sum_results(recording, by_rank.caller_rows(DType::F32, 40));
+    }));
+    EXPECT_TRUE(refuses([&] { // forward only
+        low_latency.handle().sum_row_gradients(fast_sums, low_latency.caller_rows(DType::F32, 40),
+                                               {});
+    }));
     EXPECT_TRUE(unmaskable(low_latency, world().rank()));
     EXPECT_TRUE(unmaskable(low_latency, world().size()));
     EXPECT_TRUE(unmaskable(by_expert, (world().rank() + 1) % world().size()));
@@ -404,6 +415,15 @@ TEST(ExchangeFormsAlone, WhatALayoutDoesNotHaveIsRefused) {
         EXPECT_TRUE(refused([&] { return combined(by_rank, {.weighted = true}); }));
         EXPECT_TRUE(refused([&] { return combined(by_expert, {.second_bias = by_expert.x()}); }));
         EXPECT_TRUE(refused([&] { return combined(by_expert, {.bias = by_expert.ids()}); }));
+        EXPECT_TRUE(refused([&] { // sums, which nobody can weigh any more
+            return by_expert.exchange().combine(by_expert.handle(), by_expert.handle().results(),
+                                                by_expert.out(), {.weighted = true});
+        }));
+        EXPECT_TRUE(refused([&] { // what the sums hold already
+            return by_expert.exchange().dispatch_backward(
+                by_expert.handle(), by_expert.handle().results(),
+                by_expert.caller_rows(DType::F32, 1), by_expert.out(), false, by_expert.weights());
+        }));
     }
     EXPECT_EQ(by_rank.handle().rows().dtype, DType::F8E4M3);
     EXPECT_EQ(by_rank.handle().quantized_rows().recipe.rule, fp8::ScaleRule::PowerOfTwo);

@@ -250,16 +250,29 @@ public:
         exchange_->combine(*handle_, results, out_, options).wait();
         return summed(1, weighted, static_cast<float>(biases));
     }
-    bool gradients_came_back(const TensorView& results, const TensorView& d_row_weights) {
+    /// The same where the caller has summed them itself.
+    bool sums_came_back(const TensorView& results, bool weighted) {
+        write_results(results);
+        record([&](Recording& r) { handle_->sum_results(r, results, weighted); });
+        exchange_->combine(*handle_, handle_->results(), out_, true).wait();
+        exchange_->combine(*handle_, handle_->results(), out_).wait();
+        return summed(1, weighted);
+    }
+    /// As they are, or summed by the caller itself.
+    bool gradients_came_back(const TensorView& results, const TensorView& d_row_weights,
+                             bool by_caller = false) {
         write_results(results);
         std::vector<float> of_rows;
         for (const RowOrigin& row : rows_)
             for (std::uint64_t k = 0; k < (by_tokens() ? c_.top_k : 1); ++k)
                 of_rows.push_back(-2 * weight_of(row, by_tokens() ? k : row.k));
         upload(d_row_weights.buffer, of_rows);
+        if (by_caller)
+            record([&](Recording& r) { handle_->sum_row_gradients(r, results, d_row_weights); });
         const bool ended = ends([&] {
-            return exchange_->dispatch_backward(*handle_, results, d_row_weights, out_, false,
-                                                d_weights_);
+            return exchange_->dispatch_backward(*handle_, by_caller ? handle_->results() : results,
+                                                by_caller ? TensorView{} : d_row_weights, out_,
+                                                false, d_weights_);
         });
         std::vector<float> expected = mine().weights;
         for (std::size_t i = 0; i < expected.size(); ++i)
@@ -314,6 +327,15 @@ private:
         config.stage_always = c.staged;
         config.piece_bytes = c.staged ? c.piece_bytes : config.piece_bytes;
         return config;
+    }
+
+    /// Hands in what the caller records itself.
+    template <class Work>
+    void record(const Work& work) {
+        recordings_.push_back(
+            std::make_unique<Recording>(*device_, QueueRole::Compute, "of the caller"));
+        work(*recordings_.back());
+        device_->submit(*recordings_.back());
     }
 
     /// Values as they are stored.
@@ -578,6 +600,7 @@ private:
     std::unique_ptr<ExpertExchange> exchange_;
     std::unique_ptr<ExchangeHandle> handle_;
     std::vector<std::unique_ptr<Buffer>> buffers_;
+    std::vector<std::unique_ptr<Recording>> recordings_;
     std::vector<ExchangeInput> inputs_; ///< of every rank
     std::set<int> without_;             ///< masked ranks
     std::vector<RowOrigin> rows_;
@@ -596,10 +619,14 @@ inline void check_there_and_back(ExchangeRig& rig) {
     if (rig.by_tokens())
         ALL_RANKS_TRUE(rig.came_back(rig.handle().results(), !c.low_latency));
     ALL_RANKS_TRUE(rig.combined(results, false, 2));
+    if (!rig.by_tokens())
+        ALL_RANKS_TRUE(rig.sums_came_back(results, false));
     if (c.low_latency)
         return;
-    if (!rig.by_tokens() && c.dtype == DType::F32) // there its sums are exact
+    if (!rig.by_tokens() && c.dtype == DType::F32) { // there its sums are exact
         ALL_RANKS_TRUE(rig.combined(results, true, 1));
+        ALL_RANKS_TRUE(rig.sums_came_back(results, true));
+    }
     const TensorView d_row_weights = rig.caller_rows(DType::F32, rig.by_tokens() ? c.top_k : 1);
     const TensorView d_weights =
         rig.by_tokens() ? d_row_weights : d_row_weights.reshaped({rig.handle().capacity()});
@@ -609,6 +636,8 @@ inline void check_there_and_back(ExchangeRig& rig) {
     ALL_RANKS_TRUE(rig.gradients_came_back(results, d_weights));
     if (rig.by_tokens())
         ALL_RANKS_TRUE(rig.gradients_came_back(rig.handle().results(), d_weights));
+    else
+        ALL_RANKS_TRUE(rig.gradients_came_back(results, d_weights, true));
 }
 
 } // namespace bellows::testing

@@ -25,7 +25,8 @@ class OpsExchange : public testing::OpTest {
 protected:
     static constexpr std::uint32_t kTokens = 45, kTopK = 3, kExperts = 7, kRanks = 3, kColumns = 72,
                                    kLocalExperts = 3, kRecords = kTokens * kTopK,
-                                   kPresent = kRecords - 2;
+                                   kPresent = kRecords - 2, kFirstOwn = 20, kOwn = 31,
+                                   kOwnPlace = 7;
 
     void SetUp() override {
         std::vector<std::int64_t> chosen;
@@ -150,11 +151,15 @@ protected:
         return bits(rows);
     }
 
-    std::vector<std::uint32_t> reduced(DType act, const Form& form) const {
+    /// Own: of this rank's own tokens, which are kOwn records from kFirstOwn on and follow the
+    /// others in what is returned, in the places in which they come back: from kOwnPlace on.
+    std::vector<std::uint32_t> reduced(DType act, const Form& form, bool own = false) const {
         const OpTensor rows = activations(act, received_.row_to_slot.extent[0], 3),
                        scalars = tensor(DType::F32, {kRecords, std::uint64_t{kTopK}},
                                         random(DType::F32, kRecords * kTopK, 4)),
-                       to = records(act);
+                       own_range = tensor(DType::U32, {3},
+                                          std::vector<std::int64_t>{kFirstOwn, kOwn, kOwnPlace}),
+                       to = records(act), own_to = records(act);
         run([&](Recording& r) {
             using K = kernels::ExchangeReduce;
             r.dispatch(K{.variant = variant<K>(act, form),
@@ -166,16 +171,24 @@ protected:
                          .record_count = record_count_.view.buffer,
                          .records = to.view.buffer,
                          .words = to.view.buffer,
+                         .own_range = own_range.view.buffer,
+                         .own_records = own_to.view.buffer,
+                         .own_words = own_to.view.buffer,
                          .num_records = kRecords,
                          .units = units(form),
                          .top_k = kTopK,
                          .record_units = record_units(act, form),
                          .record_words = record_words(act),
                          .hidden_words = hidden_words(act),
-                         .has_scalars = 1},
+                         .has_scalars = 1,
+                         .has_own = own ? 1u : 0u},
                        {11});
         });
-        return read<std::uint32_t>(to);
+        std::vector<std::uint32_t> all = read<std::uint32_t>(to);
+        if (own)
+            for (const std::uint32_t word : read<std::uint32_t>(own_to))
+                all.push_back(word);
+        return all;
     }
 
     std::vector<std::uint32_t> combined(DType act, const Form& form, bool accumulate) const {
@@ -274,6 +287,28 @@ TEST_F(OpsExchange, EveryFormGathersTheSame) {
 
 TEST_F(OpsExchange, EveryFormReducesTheSame) {
     compare(false, [&](DType act, const Form& form) { return reduced(act, form); });
+}
+
+TEST_F(OpsExchange, OwnRecordsAreReducedToTheirPlaces) {
+    compare(false, [&](DType act, const Form& form) { return reduced(act, form, true); });
+    for (const DType act : {DType::F32, DType::BF16}) {
+        const std::vector<std::uint32_t> whole = reduced(act, kUsual),
+                                         apart = reduced(act, kUsual, true);
+        const std::uint64_t words = record_words(act), written = hidden_words(act) + kTopK;
+        const auto record = [&](const std::vector<std::uint32_t>& of, std::uint64_t at) {
+            const auto first = of.begin() + static_cast<std::ptrdiff_t>(at * words);
+            return std::vector<std::uint32_t>(first, first + static_cast<std::ptrdiff_t>(written));
+        };
+        for (std::uint64_t at = 0; at < kPresent; ++at) {
+            const bool own = at >= kFirstOwn && at < kFirstOwn + kOwn;
+            EXPECT_EQ(record(apart, own ? kRecords + kOwnPlace + at - kFirstOwn : at),
+                      record(whole, at))
+                << at;
+            if (own) {
+                EXPECT_NE(record(apart, at), record(whole, at)) << at;
+            }
+        }
+    }
 }
 
 TEST_F(OpsExchange, EveryFormCombinesTheSame) {

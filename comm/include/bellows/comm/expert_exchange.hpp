@@ -193,9 +193,20 @@ public:
     /// Masked rows: how many an expert has room for; the masked layout of grouped products is
     /// fp8::GroupLayout::masked(expert_counts(), spacing()).
     std::uint64_t spacing() const;
-    /// RankMajor: where combine takes the rows' results from without a copy: [capacity, hidden] of
-    /// dtype, strided. Bound and left as it is by each dispatch.
+    /// Where combine takes from what it sends, one for each received token: [ranks * max_tokens,
+    /// hidden] of the sums' type, strided. Bound and left as it is by each dispatch. RankMajor: the
+    /// rows' results, which the caller writes here to save a copy. Rows by expert: what
+    /// sum_results() or sum_row_gradients() leave, and for nobody else to read.
     TensorView results() const;
+    /// Rows by expert: records what combine would do first on the device, the sum of each received
+    /// token's results: [capacity, hidden] of dtype. For callers who want it behind what makes
+    /// them, on whichever queue. Hand results() to combine then. Of the handle as it is at the
+    /// recording's run. weighted: as CombineOptions::weighted, which combine refuses here.
+    void sum_results(Recording& recording, const TensorView& results, bool weighted = false) const;
+    /// The same of dispatch_backward, which takes results() for d_rows then, and d_topk_weights if
+    /// there were d_row_weights here. Those: [capacity] f32, or none.
+    void sum_row_gradients(Recording& recording, const TensorView& d_rows,
+                           const TensorView& d_row_weights) const;
     /// Gradient of the rows' results, as combine_backward delivers it, in the places of rows(): of
     /// dtype, or codes.
     TensorView d_results() const;
@@ -314,7 +325,7 @@ public:
     TimePoint dispatch(ExchangeHandle& handle, const TensorView& x, const TensorView& topk_ids,
                        const TensorView& topk_weights);
     /// out[t] (+)= the sum of the results of the token's rows. results: [capacity, hidden] of
-    /// dtype, contiguous or the handle's results(); out: [tokens, hidden]. Weights are not applied
+    /// dtype, contiguous, or the handle's results(); out: [tokens, hidden]. Weights are not applied
     /// here but by CombineOptions::weighted. Collective.
     TimePoint combine(ExchangeHandle& handle, const TensorView& results, const TensorView& out,
                       bool accumulate = false);
