@@ -61,7 +61,7 @@ one by one, pair       ms from the first hand-in to the last end, each node behi
 simulated              ms of the pair, from the times alone
 hidden                 of the exchange: 1 - (pair - compute) / exchange
 travel                 the same of what is left of it without its kernels: 1 - (pair - compute - kernels) / (exchange - kernels)
-slower                 how much longer the pair's compute took beside the exchange: all of its kernels, the experts' products
+slower                 how much longer the pair's compute took beside the exchange: all of its kernels, the matrix products
 Medians of the repeats, of the rank that takes longest. A run is checked: output, input gradients and weight gradients of the
 pair interleaved are those of the pair one by one, bit for bit.
 Exit codes: 0 all right, 1 a wrong result, 2 bad usage, 3 no device or MPI that serves, 4 a lost rank.

@@ -36,6 +36,18 @@ void check_tensor(const Handle& handle, const char* what, const TensorView& tens
                 std::to_string(rows) + ", " + std::to_string(columns) + "]");
 }
 
+/// x of dispatch or d_out of combine: of the caller, or, where they travel so, codes in their
+/// place.
+void check_tokens(const Handle& handle, const char* what, const TensorView& tensor, bool as_codes,
+                  std::uint64_t tokens) {
+    const Handle& first = handle.before ? *handle.before : handle;
+    if (as_codes && !handle.exchange.low_latency() && tensor.rank == 2 &&
+        tensor.extent[0] == tokens && first.stand_quantized(tensor))
+        return;
+    check_tensor(handle, what, tensor, handle.exchange.config.dtype, tokens,
+                 handle.exchange.config.hidden);
+}
+
 /// results of combine or gradients of dispatch: of the caller, or where records are sent from.
 void check_rows(const Handle& handle, const char* what, const TensorView& tensor) {
     const ExchangeConfig& c = handle.exchange.config;
@@ -68,7 +80,7 @@ Sequences begin_dispatch(const ExchangeHandlePtr& handle, const Tokens& tokens,
             std::to_string(count) + " tokens, but max_tokens is " + std::to_string(c.max_tokens) +
                 ": a dispatch is not cut into pieces, so set ExchangeConfig::max_tokens on every "
                 "rank to the most that any of them hands in");
-    check_tensor(h, "x", tokens.x, c.dtype, count, c.hidden);
+    check_tokens(h, "x", tokens.x, h.exchange.quantizes(), count);
     check_tensor(h, "topk_ids", tokens.ids, DType::I32, count, c.top_k);
     check_tensor(h, "topk_weights", tokens.weights, DType::F32, count, c.top_k);
     require(!tokens.ids.row_count, h.name,
@@ -176,9 +188,8 @@ TimePoint ExpertExchange::combine_backward(ExchangeHandle& handle, const TensorV
     return impl_->together(handle, [&](const ExchangeHandlePtr& pointer) {
         Handle& h = *pointer;
         const ExchangeHandlePtr& first = first_hop(pointer);
-        const ExchangeConfig& c = impl_->whole;
         require_backward(h);
-        check_tensor(h, "d_out", d_out, c.dtype, first->tokens, c.hidden);
+        check_tokens(h, "d_out", d_out, h.exchange.quantizes_gradients(), first->tokens);
         const Sequences sequences(h);
         send_gradients(first, d_out, {.sequence = sequences.first});
         if (h.before) {

@@ -339,6 +339,17 @@ TensorView ExchangeHandle::Impl::plain_rows(const Buffer& memory, const Record& 
         .with_row_count(arrived_count());
 }
 
+fp8::Quantized ExchangeHandle::Impl::outgoing_codes(std::uint64_t num_tokens) const {
+    return exchange.quantized(quantized.view(), num_tokens, exchange.quantized_bytes());
+}
+
+bool ExchangeHandle::Impl::stand_quantized(const TensorView& tensor) const {
+    const TensorView codes = outgoing_codes(tensor.extent[0]).codes;
+    return tensor.buffer.resource == codes.buffer.resource && tensor.buffer.offset == 0 &&
+           tensor.rank == 2 && tensor.dtype == codes.dtype && tensor.extent[1] == codes.extent[1] &&
+           tensor.stride[0] == codes.stride[0] && tensor.stride[1] == 1;
+}
+
 bool ExchangeHandle::Impl::stand_in_records(const TensorView& tensor) const {
     const Record record = exchange.sum_record();
     return tensor.buffer.resource == returned.view().resource && tensor.buffer.offset == 0 &&
@@ -399,6 +410,19 @@ fp8::Quantized ExchangeHandle::quantized_rows() const {
             "tokens travel as they are: set ExchangeConfig::token_wire to F8E4M3 for codes");
     return impl_->quantized_rows(exchange.in_records() ? impl_->received : impl_->rows,
                                  exchange.token_record());
+}
+
+fp8::Quantized ExchangeHandle::outgoing_codes(std::uint64_t tokens) const {
+    const ExpertExchange::Impl& exchange = impl_->exchange;
+    require(!exchange.low_latency(), impl_->name,
+            "low-latency tokens are quantised where they are sent from");
+    require(exchange.quantizes() || exchange.quantizes_gradients(), impl_->name,
+            "rows travel as they are: set ExchangeConfig::token_wire or gradient_wire to F8E4M3 "
+            "for codes");
+    require(tokens <= exchange.whole.max_tokens, impl_->name,
+            std::to_string(tokens) + " tokens, but max_tokens is " +
+                std::to_string(exchange.whole.max_tokens));
+    return (impl_->before ? *impl_->before : *impl_).outgoing_codes(tokens);
 }
 
 TensorView ExchangeHandle::results() const {

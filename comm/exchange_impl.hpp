@@ -205,6 +205,10 @@ struct ExchangeHandle::Impl {
     const WireMemory& memory_of_arrivals(bool tokens_arrive) const {
         return !tokens_arrive && exchange.in_records() ? gradient_memory : received_memory;
     }
+    /// Of this hop's tokens: in `quantized`.
+    fp8::Quantized outgoing_codes(std::uint64_t num_tokens) const;
+    /// Whether these are its codes.
+    bool stand_quantized(const TensorView& tensor) const;
     /// Whether these are the records to return, which need no packing.
     bool stand_in_records(const TensorView& tensor) const;
     /// Received rows, or gradients, which are codes, as callers see them.

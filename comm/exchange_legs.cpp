@@ -68,16 +68,16 @@ std::uint32_t has_token_count(const TensorView& ids) {
     return ids.row_count ? 1 : 0;
 }
 
-/// x as it travels in the records: quantised there where it enters the exchange.
+/// x as it travels in the records: quantised there where it enters the exchange, unless it is.
 TensorView as_sent(Recording& recording, const Handle& handle, const Record& record,
                    const TensorView& x) {
     if (!record.codes() || handle.before)
         return x;
     const std::uint64_t rows = x.extent[0];
-    const BufferView memory = handle.quantized.view();
-    fp8::quantize(recording, x, handle.exchange.quantized(memory, rows, record.row_bytes));
-    return TensorView::contiguous(memory.sub(0, rows * record.row_bytes), DType::F8E4M3,
-                                  {rows, record.row_bytes});
+    if (x.dtype != DType::F8E4M3)
+        fp8::quantize(recording, x, handle.outgoing_codes(rows));
+    return TensorView::contiguous(handle.quantized.view().sub(0, rows * record.row_bytes),
+                                  DType::F8E4M3, {rows, record.row_bytes});
 }
 
 /// x: the rows of the record, 16 bytes' multiples; ids.row_count is honoured.

@@ -4,6 +4,7 @@
 #include <bellows/engine/error.hpp>
 #include <bellows/engine/gemm.hpp>
 #include <bellows/engine/ops.hpp>
+#include <bellows/fp8/quantize.hpp>
 #include <bellows/model/moe_ffn.hpp>
 
 #include <algorithm>
@@ -93,6 +94,7 @@ private:
     void make_gradients();
     void add_exchange(NodeKind kind, const char* name, std::function<TimePoint()> submit);
 
+    LinearRows outgoing(const TensorView& values) const;
     LinearRows received_tokens() const;
     LinearRows received_gradients() const;
     LinearRows by_slots(const fp8::Quantized& codes) const;
@@ -149,8 +151,11 @@ MoeSlot::MoeSlot(MoeFfn::Impl& layer, const SlotDesc& desc)
     };
     record({.name = "ROUTER(F)", .kind = NodeKind::Forward},
            [&](Recording& r, Arena::Frame&) { router(r); });
-    add_exchange(NodeKind::Forward, "DISPATCH(F)",
-                 [this] { return layer_.exchange.dispatch(*handle_, norm_, ids_, weights_); });
+    add_exchange(NodeKind::Forward, "DISPATCH(F)", [this] {
+        const LinearRows norm = outgoing(norm_);
+        return layer_.exchange.dispatch(*handle_, norm.codes ? norm.codes->codes : norm.values,
+                                        ids_, weights_);
+    });
     record({.name = "SHARED(F)", .kind = NodeKind::Forward, .beside_exchange = true},
            node(&MoeSlot::shared));
     record({.name = "MLP(F)", .kind = NodeKind::Forward}, node(&MoeSlot::experts));
@@ -293,6 +298,15 @@ void MoeSlot::add_exchange(NodeKind kind, const char* name, std::function<TimePo
               .resource = NodeResource::Exchange});
 }
 
+/// What a dispatch sends, `values`, and their codes, if it sends these: quantised once for all that
+/// takes them.
+LinearRows MoeSlot::outgoing(const TensorView& values) const {
+    LinearRows rows(values);
+    if (layer_.sends_codes())
+        rows.codes = handle_->outgoing_codes(desc_.tokens);
+    return rows;
+}
+
 LinearRows MoeSlot::received_tokens() const {
     return layer_.sends_codes() ? by_slots(handle_->quantized_rows()) : LinearRows(handle_->rows());
 }
@@ -316,6 +330,8 @@ void MoeSlot::router(Recording& r) const {
     ops::rmsnorm_forward(r, desc_.tensors.x,
                          layer_.parameter("post_attention_layernorm.weight").weight, norm_,
                          inv_rms_, eps);
+    if (const LinearRows norm = outgoing(norm_); norm.codes)
+        fp8::quantize(r, norm.values, *norm.codes); // of what is stored, as a dispatch does
     ops::gemm_nt(r, norm_, layer_.parameter("mlp.gate.weight").compute, logits_);
     const TensorView bias = layer_.config.router_bias
                                 ? layer_.parameter("mlp.gate.e_score_correction_bias").weight
@@ -330,7 +346,7 @@ void MoeSlot::shared(Recording& r, Arena::Frame& scratch) const {
     if (!has_shared_)
         return;
     const TensorView gate_up = shared_swiglu_.input(scratch);
-    layer_.shared("gate_up_proj").forward(r, scratch, norm_, gate_up);
+    layer_.shared("gate_up_proj").forward(r, scratch, outgoing(norm_), gate_up);
     const LinearRows hidden = shared_swiglu_.forward(r, scratch, gate_up, {});
     layer_.shared("down_proj").forward(r, scratch, hidden, desc_.tensors.y, true);
 }
@@ -354,7 +370,8 @@ void MoeSlot::experts(Recording& r, Arena::Frame& scratch) {
 void MoeSlot::shared_gradient(Recording& r, Arena::Frame& scratch) const {
     if (!has_shared_)
         return;
-    layer_.shared("down_proj").input_gradient(r, scratch, desc_.tensors.dy, d_shared_hidden_);
+    layer_.shared("down_proj")
+        .input_gradient(r, scratch, outgoing(desc_.tensors.dy), d_shared_hidden_);
     const LinearRows d_gate_up =
         shared_swiglu_.input_gradient(r, scratch, d_shared_hidden_, {}, {});
     layer_.shared("gate_up_proj").input_gradient(r, scratch, d_gate_up, d_norm_);

@@ -173,7 +173,7 @@ PairRun PairRig::from_trace(double seconds) {
         const bool moves =
             event.category.starts_with("DISPATCH") || event.category.starts_with("COMBINE");
         (moves ? run.moves : run.kernels) += time;
-        if (event.category.starts_with("MLP("))
+        if (event.name.find("gemm") != std::string::npos && !event.name.ends_with("_tiles"))
             run.products += time;
     }
     return run;

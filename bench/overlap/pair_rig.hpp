@@ -38,7 +38,7 @@ struct PairShape {
 struct PairRun {
     double seconds = 0;  ///< from the first hand-in to the last end
     double kernels = 0;  ///< those of compute nodes, added up
-    double products = 0; ///< those of the experts among them
+    double products = 0; ///< matrix products among them, without what packs their operands
     double moves = 0;    ///< kernels that pack and unpack what dispatches and combines move
     double exchange = 0; ///< node by node: what dispatches and combines took
 };

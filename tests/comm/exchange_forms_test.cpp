@@ -378,6 +378,8 @@ TEST(ExchangeFormsAlone, WhatALayoutDoesNotHaveIsRefused) {
     EXPECT_TRUE(refused([&] { return by_expert.handle().quantized_rows(); }));
     EXPECT_TRUE(refused([&] { return by_expert.handle().quantized_d_results(); }));
     EXPECT_TRUE(refused([&] { return by_expert.handle().row_slots(); }));
+    EXPECT_TRUE(refused([&] { return by_expert.handle().outgoing_codes(1); }));
+    EXPECT_TRUE(refused([&] { return by_rank.handle().outgoing_codes(rank.max_tokens + 1); }));
     EXPECT_TRUE(refused([&] { return by_rank.handle().expert_offsets(); }));
     EXPECT_TRUE(refused([&] { return by_rank.handle().spacing(); }));
     Case fast = expert;

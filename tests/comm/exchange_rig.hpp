@@ -11,6 +11,7 @@
 
 #include <bellows/comm/expert_exchange.hpp>
 #include <bellows/comm/mpi_interop.hpp>
+#include <bellows/fp8/quantize.hpp>
 
 #include <algorithm>
 #include <bit>
@@ -171,6 +172,18 @@ public:
         return world().rank() == 0 ? ranks : std::set<int>{0};
     }
     void dispatch() { exchange_->dispatch(*handle_, x_, ids_, weights_).wait(); }
+    /// Of what the caller has quantised itself.
+    void dispatch_codes() {
+        const fp8::Quantized codes = handle_->outgoing_codes(mine().tokens);
+        record([&](Recording& r) { quantize(r, x_, codes); });
+        exchange_->dispatch(*handle_, codes.codes, ids_, weights_).wait();
+    }
+    bool gradient_codes_arrived() {
+        const fp8::Quantized codes = handle_->outgoing_codes(mine().tokens);
+        record([&](Recording& r) { quantize(r, d_out_, codes); });
+        exchange_->combine_backward(*handle_, codes.codes).wait();
+        return codes_arrived(handle_->quantized_d_results(), -1);
+    }
     Device& device() { return *device_; }
     ExpertExchange& exchange() { return *exchange_; }
     Transport& transport() { return *transport_; }
@@ -329,6 +342,10 @@ private:
         return config;
     }
 
+    static void quantize(Recording& recording, const TensorView& x, const fp8::Quantized& codes) {
+        if (x.extent[0] > 0)
+            fp8::quantize(recording, x, codes);
+    }
     /// Hands in what the caller records itself.
     template <class Work>
     void record(const Work& work) {
@@ -634,6 +651,11 @@ inline void check_there_and_back(ExchangeRig& rig) {
     if (c.layout != ExchangeLayout::ExpertMajor)
         ALL_RANKS_TRUE(rig.rows_arrived()); // they are still there
     ALL_RANKS_TRUE(rig.gradients_came_back(results, d_weights));
+    if (c.codes) {
+        rig.dispatch_codes();
+        ALL_RANKS_TRUE(rig.rows_arrived());
+        ALL_RANKS_TRUE(rig.gradient_codes_arrived());
+    }
     if (rig.by_tokens())
         ALL_RANKS_TRUE(rig.gradients_came_back(rig.handle().results(), d_weights));
     else

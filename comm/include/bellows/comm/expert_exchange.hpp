@@ -193,6 +193,11 @@ public:
     /// Masked rows: how many an expert has room for; the masked layout of grouped products is
     /// fp8::GroupLayout::masked(expert_counts(), spacing()).
     std::uint64_t spacing() const;
+    /// Where rows that travel to the experts as codes stand at their source, [tokens, hidden] and
+    /// scales: those of the last dispatch or combine_backward, until the next of them. A caller may
+    /// quantise the tokens of the next one here itself and hand in the codes as x, or d_out. Not of
+    /// LowLatency.
+    fp8::Quantized outgoing_codes(std::uint64_t tokens) const;
     /// Where combine takes from what it sends, one for each received token: [ranks * max_tokens,
     /// hidden] of the sums' type, strided. Bound and left as it is by each dispatch. RankMajor: the
     /// rows' results, which the caller writes here to save a copy. Rows by expert: what
@@ -318,10 +323,10 @@ public:
     /// Handles in flight at once may be as many as there are; each has a lane of its own.
     std::unique_ptr<ExchangeHandle> create_handle(std::string name);
 
-    /// x: [tokens, hidden], topk_ids: [tokens, top_k] i32 of global experts (-1: none),
-    /// topk_weights: [tokens, top_k] f32; tokens may be 0 and differ between ranks. More than
-    /// max_tokens is Error{InvalidArgument}: a dispatch is not cut into pieces. Fills the handle's
-    /// rows, weights and offsets. Collective.
+    /// x: [tokens, hidden] of dtype, or the codes of outgoing_codes(tokens); topk_ids: [tokens,
+    /// top_k] i32 of global experts (-1: none), topk_weights: [tokens, top_k] f32; tokens may be 0
+    /// and differ between ranks. More than max_tokens is Error{InvalidArgument}: a dispatch is not
+    /// cut into pieces. Fills the handle's rows, weights and offsets. Collective.
     TimePoint dispatch(ExchangeHandle& handle, const TensorView& x, const TensorView& topk_ids,
                        const TensorView& topk_weights);
     /// out[t] (+)= the sum of the results of the token's rows. results: [capacity, hidden] of
@@ -341,7 +346,8 @@ public:
                               const TensorView& out, bool accumulate = false);
     ExchangeHook combine_send(ExchangeHandle& handle, const TensorView& results,
                               const TensorView& out, const CombineOptions& options);
-    /// The gradient of combine: d_out: [tokens, hidden] to the handle's d_results(). Collective.
+    /// The gradient of combine: d_out: [tokens, hidden] as x in dispatch, to the handle's
+    /// d_results(). Collective.
     TimePoint combine_backward(ExchangeHandle& handle, const TensorView& d_out);
     /// The gradient of dispatch: d_rows: [capacity, hidden] as results in combine, d_row_weights:
     /// f32 of the extents of row_weights() (optional); d_x: [tokens, hidden], d_topk_weights:
