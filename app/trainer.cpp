@@ -127,6 +127,9 @@ public:
           data_(trainer.add_lane("data", phase)), losses_(trainer.add_lane("losses", phase)) {}
 
     std::size_t num_nodes(OpKind op) const override { return nodes(op, 0).size(); }
+    bool computes(OpKind op, std::size_t node) const override {
+        return nodes(op, 0)[node]->resource == NodeResource::Compute;
+    }
     TimePoint submit(OpKind op, std::size_t node, std::uint64_t micro_batch, std::uint64_t slot,
                      std::span<const TimePoint> waits) override {
         const auto& of_op = nodes(op, slot);

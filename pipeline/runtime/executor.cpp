@@ -15,6 +15,11 @@ void require(bool holds, const std::string& rule) {
         throw Error(ErrorCode::InvalidArgument, "pipeline: " + rule);
 }
 
+/// Of what leaves a rank: activations, or gradients.
+std::size_t way_of(OpKind kind) {
+    return kind == OpKind::Forward ? 0 : 1;
+}
+
 } // namespace
 
 PipelineExecutor::PipelineExecutor(Device& device, const Schedule& schedule, std::uint64_t rank,
@@ -95,7 +100,7 @@ std::vector<TimePoint> PipelineExecutor::waits_of(const Part& part) const {
         return {last_done_, last_sent_[0], last_sent_[1]};
     if (part.op.kind == OpKind::WeightGradient)
         return {input_gradients_[part.op.phase][part.slot]};
-    return {};
+    return {last_computed_[way_of(part.op.kind)]};
 }
 
 /// Behind its last one.
@@ -114,12 +119,17 @@ void PipelineExecutor::submit_next(Part& part) {
     device_.trace_as(to_name(part.op));
     const TimePoint done = chunks_[part.op.phase]->submit(
         part.op.kind, part.next, part.op.micro_batch, part.slot, part.waits);
+    if (chunks_[part.op.phase]->computes(part.op.kind, part.next))
+        part.computed = done;
     if (++part.next < part.count)
         return;
     last_done_ = done;
-    if (!sends(part))
+    const bool leaves = sends(part);
+    if (part.op.kind != OpKind::WeightGradient)
+        last_computed_[way_of(part.op.kind)] = leaves ? part.computed : TimePoint();
+    if (!leaves)
         return;
-    last_sent_[part.op.kind == OpKind::Forward ? 0 : 1] = send(part);
+    last_sent_[way_of(part.op.kind)] = send(part);
     if (part.op.kind == OpKind::InputGradient)
         input_gradients_[part.op.phase][part.slot] = done;
 }

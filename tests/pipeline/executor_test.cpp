@@ -11,6 +11,7 @@
 #include <bellows/pipeline/executor.hpp>
 #include <bellows/pipeline/measure.hpp>
 
+#include <algorithm>
 #include <array>
 #include <memory>
 #include <optional>
@@ -63,6 +64,41 @@ public:
         }
         return TimedStage::submit(op, node, micro_batch, slot, waits);
     }
+};
+
+/// A stage whose ops compute in their first node and move tokens in the second, and which keeps
+/// what it is handed.
+class TwoNodeStage : public bench::TimedStage {
+public:
+    struct Handed {
+        ScheduleOp op;
+        std::vector<TimePoint> waits; ///< of the first node
+        TimePoint computed, done;
+    };
+    TwoNodeStage(Device& device, Lane& lane, const Schedule& schedule, std::uint64_t rank,
+                 std::uint32_t phase, const StageCosts& costs)
+        : TimedStage(device, lane, schedule, rank, phase, costs), lane_(lane), phase_(phase) {}
+
+    std::size_t num_nodes(OpKind) const override { return 2; }
+    bool computes(OpKind, std::size_t node) const override { return node == 0; }
+    TimePoint submit(OpKind op, std::size_t node, std::uint64_t micro_batch, std::uint64_t slot,
+                     std::span<const TimePoint> waits) override {
+        if (node == 0) {
+            const TimePoint done = TimedStage::submit(op, 0, micro_batch, slot, waits);
+            handed.push_back({{op, phase_, micro_batch}, {waits.begin(), waits.end()}, done, {}});
+            return done;
+        }
+        LaneJob job;
+        job.name = "tokens";
+        job.step = [](LaneContext&) { return Progress::Done; };
+        return handed.back().done = lane_.post(std::move(job));
+    }
+
+    std::vector<Handed> handed;
+
+private:
+    Lane& lane_;
+    std::uint32_t phase_;
 };
 
 /// A device and what an executor of all ranks needs.
@@ -168,6 +204,35 @@ INSTANTIATE_TEST_SUITE_P(Kinds, Executor,
                              std::erase(name, (char)45);
                              return "Kind" + name;
                          });
+
+TEST(ExecutorOrder, WhatLeavesIsNotHeldUpByTheNextOfItsKind) {
+    if (world().size() == 1)
+        GTEST_SKIP() << "nothing leaves one rank";
+    const auto ranks = static_cast<std::uint64_t>(world().size());
+    Rig<TwoNodeStage> rig(SyncMode::Overlap,
+                          make_schedule({ScheduleKind::OneFOneB, ranks, 3 * ranks}));
+    rig.executor->run();
+    rig.device->wait_idle();
+    const bool one_queue = !rig.device->distinct_queues(QueueRole::Compute, QueueRole::TransferOut);
+    const auto& handed = rig.stages.front()->handed;
+    std::size_t behind = 0;
+    for (std::size_t i = 1; i < handed.size(); ++i) {
+        const auto before =
+            std::find_if(handed.rend() - static_cast<std::ptrdiff_t>(i), handed.rend(),
+                         [&](const auto& other) { return other.op.kind == handed[i].op.kind; });
+        const bool leaves =
+            handed[i].op.kind == OpKind::Forward ? rig.rank + 1 < ranks : rig.rank > 0;
+        if (before == handed.rend() || !leaves || handed[i].op.kind == OpKind::WeightGradient)
+            continue;
+        // Where copies have no queue of their own, behind all that was handed in before.
+        const TimePoint& expected = one_queue ? handed[i - 1].done : before->computed;
+        EXPECT_TRUE(std::ranges::any_of(handed[i].waits, [&](const TimePoint& wait) {
+            return wait.ticket() == expected.ticket();
+        })) << to_name(handed[i].op);
+        ++behind;
+    }
+    EXPECT_GT(behind, 0u);
+}
 
 /// What ranks that wait for it see: comm_failing_together_test (pipes), e2e_faults_test.
 TEST(ExecutorAlone, AStageThatFailsIsHeardOf) {

@@ -4,10 +4,11 @@
 // Runs a rank's part of any verified schedule: hands the ops of its chunks in, in the schedule's
 // order, and moves activations and gradients between chunks. It never waits: what needs another
 // rank's result is ordered behind its arrival, and a result leaves when its op has ended. Within
-// that the device runs what can begin first, but a gradient that another rank waits for is not held
-// up by weight gradients: they come behind it, apart from a pair's order. Where copies have no
-// queue of their own what ops compute keeps their order and waits until what left before has left.
-// One thread at a time.
+// that the device runs what can begin first, but what another rank waits for is held up neither by
+// weight gradients, which come behind the gradient, apart from a pair's order, nor by the next op
+// of its kind, which begins behind the last that it computes: what its exchanges leave free is
+// shorter than what would begin meanwhile. Where copies have no queue of their own what ops compute
+// keeps their order and waits until what left before has left. One thread at a time.
 
 #include <bellows/comm/pipe.hpp>
 #include <bellows/engine/device.hpp>
@@ -32,6 +33,8 @@ public:
     virtual ~PipelineChunk() = default;
 
     virtual std::size_t num_nodes(OpKind op) const = 0;
+    /// Whether a node computes; others move tokens.
+    virtual bool computes(OpKind op, std::size_t node) const = 0;
     /// Hands a node in: an op's in ascending order, those of other chunks between them. Work on the
     /// same memory must take effect in the order of handing in, as the device's does.
     /// It begins behind `waits`, too, if it computes. Returns when it will have ended.
@@ -81,6 +84,7 @@ private:
         std::uint64_t slot = 0;
         std::size_t next = 0, count = 0; ///< nodes
         std::vector<TimePoint> waits{};  ///< of all of them
+        TimePoint computed{};            ///< the last that computes
     };
     Part part_of(const ScheduleOp& op, OpKind kind) const;
     /// Of an op, or of both of a pair.
@@ -109,6 +113,8 @@ private:
     std::vector<std::vector<TimePoint>> input_gradients_; ///< the last ones, by phase and slot
     TimePoint last_done_;                                 ///< of the ops before
     std::array<TimePoint, 2> last_sent_;                  ///< activations, gradients
+    /// What the last forward and the last input gradient have computed, if they leave the rank.
+    std::array<TimePoint, 2> last_computed_;
 };
 
 } // namespace bellows
