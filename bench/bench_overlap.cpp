@@ -23,6 +23,8 @@
 #include <cstdint>
 #include <cstdio>
 #include <cstdlib>
+#include <iterator>
+#include <map>
 #include <memory>
 #include <optional>
 #include <span>
@@ -58,7 +60,7 @@ started it.
 compute, exchange      ms alone: all that the layers compute, and, node by node, dispatches and combines from hand-in to end
 kernels                ms of them in which the device packs and unpacks
 one by one, pair       ms from the first hand-in to the last end, each node behind the one before, and interleaved
-simulated              ms of the pair, from the times alone
+simulated              ms of the pair, from what its nodes usually take alone
 hidden                 of the exchange: 1 - (pair - compute) / exchange
 travel                 the same of what is left of it without its kernels: 1 - (pair - compute - kernels) / (exchange - kernels)
 slower                 how much longer the pair's compute took beside the exchange: all of its kernels, the matrix products
@@ -155,19 +157,29 @@ PairRun median_of(Stopwatch& watch, const std::vector<PairRun>& runs) {
     return all;
 }
 
-/// The same nodes' times on all ranks.
-PairNodes mean_nodes(Stopwatch& watch, PairNodes nodes) {
-    std::vector<double> seconds;
-    const auto each = [&](const auto& use) {
-        for (auto* part : {&nodes.forward, &nodes.input_gradient, &nodes.weight_gradient})
-            for (PairNode& node : *part)
+/// The nodes with what those of a name take in any layer of any run, the median of a rank and the
+/// mean of ranks.
+PairNodes usual_nodes(Stopwatch& watch, const std::vector<PairNodes>& runs) {
+    std::map<std::string, std::vector<double>> of_names; // the same on all ranks
+    PairNodes nodes = runs.front();
+    const auto each = [](auto& of, const auto& use) {
+        for (auto* part : {&of.forward, &of.input_gradient, &of.weight_gradient})
+            for (auto& node : *part)
                 use(node);
     };
-    each([&](const PairNode& node) { seconds.push_back(node.seconds); });
-    watch.host().all_reduce_sum(std::span<double>(seconds));
-    std::size_t next = 0;
-    each([&](PairNode& node) {
-        node.seconds = seconds[next++] / static_cast<double>(watch.world().size());
+    for (const PairNodes& run : runs)
+        each(run, [&](const PairNode& node) { of_names[node.name].push_back(node.seconds); });
+    std::vector<double> medians;
+    for (auto& [name, seconds] : of_names) {
+        const auto middle = seconds.begin() + static_cast<std::ptrdiff_t>(seconds.size() / 2);
+        std::ranges::nth_element(seconds, middle);
+        medians.push_back(*middle);
+    }
+    watch.host().all_reduce_sum(std::span<double>(medians));
+    each(nodes, [&](PairNode& node) {
+        const auto at = std::distance(of_names.begin(), of_names.find(node.name));
+        node.seconds =
+            medians[static_cast<std::size_t>(at)] / static_cast<double>(watch.world().size());
     });
     return nodes;
 }
@@ -205,10 +217,15 @@ Measured measure(Stopwatch& watch, Device& device, const Options& options, const
     measured.compute = repeated(watch, options.repeats, [&] { return rig.compute_alone(); });
     if (options.kernels && watch.world().rank() == 0)
         print_kernels("compute", rig.kernels());
-    measured.one_by_one = repeated(watch, options.repeats, [&] { return rig.one_by_one(); });
+    std::vector<PairNodes> runs;
+    measured.one_by_one = repeated(watch, options.repeats, [&] {
+        const PairRun run = rig.one_by_one();
+        runs.push_back(rig.nodes());
+        return run;
+    });
     if (options.kernels && watch.world().rank() == 0)
         print_kernels("one by one", rig.kernels());
-    const PairNodes nodes = mean_nodes(watch, rig.nodes());
+    const PairNodes nodes = usual_nodes(watch, runs);
     measured.pattern = options.order.value_or(PairPattern{});
     if (!options.order)
         measured.pattern = choose_pattern(layer_with_experts(nodes), shape.layers);
