@@ -36,8 +36,8 @@ void check_tensor(const Handle& handle, const char* what, const TensorView& tens
                 std::to_string(rows) + ", " + std::to_string(columns) + "]");
 }
 
-/// x of dispatch or d_out of combine: of the caller, or, where they travel so, codes in their
-/// place.
+/// x of dispatch or d_out of combine_backward: of the caller, or, where they travel so, codes in
+/// their place.
 void check_tokens(const Handle& handle, const char* what, const TensorView& tensor, bool as_codes,
                   std::uint64_t tokens) {
     const Handle& first = handle.before ? *handle.before : handle;

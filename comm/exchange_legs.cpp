@@ -137,7 +137,7 @@ void gather_rows(Recording& recording, const Handle& handle, const Record& recor
                            shape.units));
 }
 
-/// Whether the records to return need nothing of the device but scalars, if these are wanted.
+/// Whether the device has nothing left to do for the records to return.
 bool summed(const Handle& handle, const TensorView& rows, BufferView scalars) {
     return handle.stand_in_records(rows) && !scalars;
 }
