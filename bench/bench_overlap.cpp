@@ -225,6 +225,7 @@ Measured measure(Stopwatch& watch, Device& device, const Options& options, const
     });
     if (options.kernels && watch.world().rank() == 0)
         print_kernels("one by one", rig.kernels());
+    runs.erase(runs.begin()); // as repeated() does
     const PairNodes nodes = usual_nodes(watch, runs);
     measured.pattern = options.order.value_or(PairPattern{});
     if (!options.order)

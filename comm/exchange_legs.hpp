@@ -17,8 +17,8 @@ struct Tokens {
 void send_tokens(const ExchangeHandlePtr& handle, const Tokens& tokens, LegJob leg);
 TimePoint take_tokens(ExchangeHandle::Impl& handle);
 
-/// Of rows by expert, [capacity, hidden], to results_in_records(): what the next two then find done
-/// there. weighted: times their routing weights.
+/// Of rows by expert, [capacity, hidden]: what send_results() and send_row_gradients() leave out if
+/// they are handed results_in_records(). weighted: times their routing weights.
 void record_sums(Recording& recording, const ExchangeHandle::Impl& handle,
                  const TensorView& results, bool weighted);
 /// d_row_weights: or none.

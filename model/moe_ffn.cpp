@@ -298,7 +298,7 @@ void MoeSlot::add_exchange(NodeKind kind, const char* name, std::function<TimePo
               .resource = NodeResource::Exchange});
 }
 
-/// What a dispatch sends, `values`, and their codes, if it sends these: quantised once for all that
+/// What goes to the experts, `values`, with their codes, if these do: quantised once for all that
 /// takes them.
 LinearRows MoeSlot::outgoing(const TensorView& values) const {
     LinearRows rows(values);

@@ -124,11 +124,9 @@ void PipelineExecutor::submit_next(Part& part) {
     if (++part.next < part.count)
         return;
     last_done_ = done;
-    const bool leaves = sends(part);
-    if (part.op.kind != OpKind::WeightGradient)
-        last_computed_[way_of(part.op.kind)] = leaves ? part.computed : TimePoint();
-    if (!leaves)
+    if (!sends(part))
         return;
+    last_computed_[way_of(part.op.kind)] = part.computed;
     last_sent_[way_of(part.op.kind)] = send(part);
     if (part.op.kind == OpKind::InputGradient)
         input_gradients_[part.op.phase][part.slot] = done;

@@ -424,7 +424,8 @@ TEST(ExchangeFormsAlone, WhatALayoutDoesNotHaveIsRefused) {
         EXPECT_TRUE(refused([&] { // what the sums hold already
             return by_expert.exchange().dispatch_backward(
                 by_expert.handle(), by_expert.handle().results(),
-                by_expert.caller_rows(DType::F32, 1), by_expert.out(), false, by_expert.weights());
+                by_expert.caller_rows(DType::F32, 1).reshaped({by_expert.handle().capacity()}),
+                by_expert.out(), false, by_expert.weights());
         }));
     }
     EXPECT_EQ(by_rank.handle().rows().dtype, DType::F8E4M3);

@@ -632,17 +632,17 @@ inline void check_there_and_back(ExchangeRig& rig) {
     rig.dispatch();
     ALL_RANKS_TRUE(rig.rows_arrived());
     ALL_RANKS_TRUE(rig.told());
+    if (!rig.by_tokens()) // first: what others leave is what the caller's sums would be
+        ALL_RANKS_TRUE(rig.sums_came_back(results, false));
     ALL_RANKS_TRUE(rig.came_back(results, false));
     if (rig.by_tokens())
         ALL_RANKS_TRUE(rig.came_back(rig.handle().results(), !c.low_latency));
     ALL_RANKS_TRUE(rig.combined(results, false, 2));
-    if (!rig.by_tokens())
-        ALL_RANKS_TRUE(rig.sums_came_back(results, false));
     if (c.low_latency)
         return;
     if (!rig.by_tokens() && c.dtype == DType::F32) { // there its sums are exact
-        ALL_RANKS_TRUE(rig.combined(results, true, 1));
         ALL_RANKS_TRUE(rig.sums_came_back(results, true));
+        ALL_RANKS_TRUE(rig.combined(results, true, 1));
     }
     const TensorView d_row_weights = rig.caller_rows(DType::F32, rig.by_tokens() ? c.top_k : 1);
     const TensorView d_weights =
@@ -650,6 +650,8 @@ inline void check_there_and_back(ExchangeRig& rig) {
     ALL_RANKS_TRUE(rig.gradients_arrived());
     if (c.layout != ExchangeLayout::ExpertMajor)
         ALL_RANKS_TRUE(rig.rows_arrived()); // they are still there
+    if (!rig.by_tokens())
+        ALL_RANKS_TRUE(rig.gradients_came_back(results, d_weights, true));
     ALL_RANKS_TRUE(rig.gradients_came_back(results, d_weights));
     if (c.codes) {
         rig.dispatch_codes();
@@ -658,8 +660,6 @@ inline void check_there_and_back(ExchangeRig& rig) {
     }
     if (rig.by_tokens())
         ALL_RANKS_TRUE(rig.gradients_came_back(rig.handle().results(), d_weights));
-    else
-        ALL_RANKS_TRUE(rig.gradients_came_back(results, d_weights, true));
 }
 
 } // namespace bellows::testing

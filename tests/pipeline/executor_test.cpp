@@ -205,6 +205,8 @@ INSTANTIATE_TEST_SUITE_P(Kinds, Executor,
                              return "Kind" + name;
                          });
 
+/// Where copies have a queue of their own, which CPU drivers do not have, it begins behind what the
+/// last one computes; else behind all that was handed in before.
 TEST(ExecutorOrder, WhatLeavesIsNotHeldUpByTheNextOfItsKind) {
     if (world().size() == 1)
         GTEST_SKIP() << "nothing leaves one rank";
@@ -224,7 +226,6 @@ TEST(ExecutorOrder, WhatLeavesIsNotHeldUpByTheNextOfItsKind) {
             handed[i].op.kind == OpKind::Forward ? rig.rank + 1 < ranks : rig.rank > 0;
         if (before == handed.rend() || !leaves || handed[i].op.kind == OpKind::WeightGradient)
             continue;
-        // Where copies have no queue of their own, behind all that was handed in before.
         const TimePoint& expected = one_queue ? handed[i - 1].done : before->computed;
         EXPECT_TRUE(std::ranges::any_of(handed[i].waits, [&](const TimePoint& wait) {
             return wait.ticket() == expected.ticket();

@@ -113,7 +113,8 @@ struct ExchangeConfig {
     std::optional<DType> sum_wire{};
     ExchangeSums sums = ExchangeSums::Ranked;
     /// Most workgroups of a kernel that packs or unpacks rows; 0: as many as serve. The bits do not
-    /// depend on it. The small kernels that lay rows out are not bounded.
+    /// depend on it. The small kernels that lay rows out are not bounded, nor what callers record
+    /// themselves (ExchangeHandle::sum_results).
     std::uint32_t workgroups = 0;
     /// Most that is copied between device and host at once, while other pieces are on their way;
     /// the last ones are smaller. The same on every rank; a multiple of 16.
@@ -209,7 +210,8 @@ public:
     /// recording's run. weighted: as CombineOptions::weighted, which combine refuses here.
     void sum_results(Recording& recording, const TensorView& results, bool weighted = false) const;
     /// The same of dispatch_backward, which takes results() for d_rows then, and d_topk_weights if
-    /// there were d_row_weights here. Those: [capacity] f32, or none.
+    /// there were d_row_weights here, else what it writes there is undefined. Those: [capacity]
+    /// f32, or none.
     void sum_row_gradients(Recording& recording, const TensorView& d_rows,
                            const TensorView& d_row_weights) const;
     /// Gradient of the rows' results, as combine_backward delivers it, in the places of rows(): of

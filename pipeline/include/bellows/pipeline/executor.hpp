@@ -4,11 +4,11 @@
 // Runs a rank's part of any verified schedule: hands the ops of its chunks in, in the schedule's
 // order, and moves activations and gradients between chunks. It never waits: what needs another
 // rank's result is ordered behind its arrival, and a result leaves when its op has ended. Within
-// that the device runs what can begin first, but what another rank waits for is held up neither by
-// weight gradients, which come behind the gradient, apart from a pair's order, nor by the next op
-// of its kind, which begins behind the last that it computes: what its exchanges leave free is
-// shorter than what would begin meanwhile. Where copies have no queue of their own what ops compute
-// keeps their order and waits until what left before has left. One thread at a time.
+// that the device runs what can begin first, but, apart from pairs that interleave, what another
+// rank waits for is held up neither by weight gradients, which come behind the gradient, nor by the
+// next op of its kind, which begins behind the last that it computes: what its exchanges leave free
+// is shorter than what would begin meanwhile. Where copies have no queue of their own what ops
+// compute keeps their order and waits until what left before has left. One thread at a time.
 
 #include <bellows/comm/pipe.hpp>
 #include <bellows/engine/device.hpp>
@@ -113,7 +113,7 @@ private:
     std::vector<std::vector<TimePoint>> input_gradients_; ///< the last ones, by phase and slot
     TimePoint last_done_;                                 ///< of the ops before
     std::array<TimePoint, 2> last_sent_;                  ///< activations, gradients
-    /// What the last forward and the last input gradient have computed, if they leave the rank.
+    /// What the last forward and the last input gradient that leave the rank have computed.
     std::array<TimePoint, 2> last_computed_;
 };
 
