@@ -40,9 +40,8 @@ void check_tensor(const Handle& handle, const char* what, const TensorView& tens
 /// their place.
 void check_tokens(const Handle& handle, const char* what, const TensorView& tensor, bool as_codes,
                   std::uint64_t tokens) {
-    const Handle& first = handle.before ? *handle.before : handle;
-    if (as_codes && !handle.exchange.low_latency() && tensor.rank == 2 &&
-        tensor.extent[0] == tokens && first.stand_quantized(tensor))
+    if (as_codes && !handle.exchange.low_latency() && tensor.extent[0] == tokens &&
+        handle.first_hop().stand_quantized(tensor))
         return;
     check_tensor(handle, what, tensor, handle.exchange.config.dtype, tokens,
                  handle.exchange.config.hidden);

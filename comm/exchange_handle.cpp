@@ -269,16 +269,17 @@ ops::MoeLayout ExchangeHandle::Impl::receive_layout() const {
             .alignment = c.alignment};
 }
 
+BufferView ExchangeHandle::Impl::received_count() const {
+    return exchange.masked() ? BufferView{} : record_count.view().sub(0, 4); // see expert_counts()
+}
+
 BufferView ExchangeHandle::Impl::row_count() const {
-    if (exchange.masked())
-        return {}; // see expert_counts()
-    return exchange.by_tokens() ? record_count.view().sub(0, 4) : receive_layout().row_count();
+    return exchange.masked() || exchange.by_tokens() ? received_count()
+                                                     : receive_layout().row_count();
 }
 
 BufferView ExchangeHandle::Impl::arrived_count() const {
-    if (exchange.masked())
-        return {};
-    return exchange.in_records() ? record_count.view().sub(0, 4) : row_count();
+    return exchange.in_records() ? received_count() : row_count();
 }
 
 BufferView ExchangeHandle::Impl::first_rows() const {
@@ -319,9 +320,8 @@ TensorView ExchangeHandle::Impl::row_weights() const {
 
 TensorView ExchangeHandle::Impl::results_in_records() const {
     const Record record = exchange.sum_record();
-    TensorView results =
-        exchange.plain(returned.view(), record.dtype, exchange.most_received(), record.bytes);
-    return exchange.masked() ? results : results.with_row_count(record_count.view().sub(0, 4));
+    return exchange.plain(returned.view(), record.dtype, exchange.most_received(), record.bytes)
+        .with_row_count(received_count());
 }
 
 fp8::Quantized ExchangeHandle::Impl::quantized_rows(const Buffer& memory,
@@ -343,20 +343,21 @@ fp8::Quantized ExchangeHandle::Impl::outgoing_codes(std::uint64_t num_tokens) co
     return exchange.quantized(quantized.view(), num_tokens, exchange.quantized_bytes());
 }
 
+namespace {
+
+bool same_rows(const TensorView& a, const TensorView& b) {
+    return a.buffer.resource == b.buffer.resource && a.buffer.offset == b.buffer.offset &&
+           a.dtype == b.dtype && a.rank == b.rank && a.extent == b.extent && a.stride == b.stride;
+}
+
+} // namespace
+
 bool ExchangeHandle::Impl::stand_quantized(const TensorView& tensor) const {
-    const TensorView codes = outgoing_codes(tensor.extent[0]).codes;
-    return tensor.buffer.resource == codes.buffer.resource && tensor.buffer.offset == 0 &&
-           tensor.rank == 2 && tensor.dtype == codes.dtype && tensor.extent[1] == codes.extent[1] &&
-           tensor.stride[0] == codes.stride[0] && tensor.stride[1] == 1;
+    return same_rows(tensor, outgoing_codes(tensor.extent[0]).codes);
 }
 
 bool ExchangeHandle::Impl::stand_in_records(const TensorView& tensor) const {
-    const Record record = exchange.sum_record();
-    return tensor.buffer.resource == returned.view().resource && tensor.buffer.offset == 0 &&
-           tensor.rank == 2 && tensor.stride[1] == 1 &&
-           tensor.stride[0] * size_of(tensor.dtype) == record.bytes &&
-           tensor.dtype == record.dtype && tensor.extent[0] == exchange.most_received() &&
-           tensor.extent[1] == exchange.config.hidden;
+    return same_rows(tensor, results_in_records());
 }
 
 void ExchangeHandle::Impl::finish() {
@@ -422,7 +423,7 @@ fp8::Quantized ExchangeHandle::outgoing_codes(std::uint64_t tokens) const {
     require(tokens <= exchange.whole.max_tokens, impl_->name,
             std::to_string(tokens) + " tokens, but max_tokens is " +
                 std::to_string(exchange.whole.max_tokens));
-    return (impl_->before ? *impl_->before : *impl_).outgoing_codes(tokens);
+    return impl_->first_hop().outgoing_codes(tokens);
 }
 
 TensorView ExchangeHandle::results() const {

@@ -183,7 +183,9 @@ struct ExchangeHandle::Impl {
     TensorView sent_slots(std::uint64_t num_tokens) const;
     ops::MoeLayout send_layout(std::uint64_t num_tokens) const;
     ops::MoeLayout receive_layout() const;
-    /// How many rows there are, on the device.
+    /// How many records were received, and how many rows there are, on the device; none where rows
+    /// are masked.
+    BufferView received_count() const;
     BufferView row_count() const;
     /// Where sums_own_in_place(), [3] u32: the first received record of this rank's own tokens, how
     /// many there are, and the first one's place in back_records.
@@ -205,6 +207,8 @@ struct ExchangeHandle::Impl {
     const WireMemory& memory_of_arrivals(bool tokens_arrive) const {
         return !tokens_arrive && exchange.in_records() ? gradient_memory : received_memory;
     }
+    /// Whose tokens are the caller's.
+    const Impl& first_hop() const { return before ? *before : *this; }
     /// Of this hop's tokens: in `quantized`.
     fp8::Quantized outgoing_codes(std::uint64_t num_tokens) const;
     /// Whether these are its codes.

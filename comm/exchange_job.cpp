@@ -212,17 +212,16 @@ private:
     }
     RecordMoves::Out out() const {
         if (!outbound_)
-            return {{handle_.returned, handle_.returned_memory},
-                    runs_at_experts(),
-                    false,
-                    exchange_.low_latency() || exchange_.sums_own_in_place()};
+            return {.place = {handle_.returned, handle_.returned_memory},
+                    .runs = runs_at_experts(),
+                    .own_there = exchange_.low_latency() || exchange_.sums_own_in_place()};
         if (!exchange_.low_latency())
-            return {{handle_.send_records, handle_.send_memory}, runs_at_source()};
+            return {.place = {handle_.send_records, handle_.send_memory}, .runs = runs_at_source()};
         const BufferView own = handle_.own_records(handle_.received, record());
-        return {{handle_.received, handle_.received_memory},
-                RecordRuns(exchange_.group_size(), {{own.offset, own.bytes}}),
-                true,
-                true};
+        return {.place = {handle_.received, handle_.received_memory},
+                .runs = RecordRuns(exchange_.group_size(), {{own.offset, own.bytes}}),
+                .same = true,
+                .own_there = true};
     }
     RecordRuns runs_in() const { return outbound_ ? runs_at_experts() : runs_at_source(); }
     RecordMoves::In in() const {
@@ -321,15 +320,12 @@ private:
         words[0] = static_cast<std::uint32_t>(records);
         if (exchange_.sums_own_in_place()) {
             const auto own = static_cast<std::size_t>(exchange_.position);
-            const auto before_own = [&](const std::vector<std::uint64_t>& rows) {
-                return std::accumulate(rows.begin(),
-                                       rows.begin() + static_cast<std::ptrdiff_t>(own),
-                                       std::uint64_t{0});
-            };
-            const auto range = std::span(words).subspan(handle_.own_range().offset / 4, 3);
-            range[0] = static_cast<std::uint32_t>(before_own(handle_.received_rows));
-            range[1] = static_cast<std::uint32_t>(handle_.received_rows[own]);
-            range[2] = static_cast<std::uint32_t>(before_own(handle_.sent_rows));
+            const MemoryRun here = runs_at_experts()[own].front(),
+                            back = runs_at_source()[own].front();
+            const auto range = words.subspan(handle_.own_range().offset / 4, 3);
+            range[0] = static_cast<std::uint32_t>(here.offset / record_bytes_);
+            range[1] = static_cast<std::uint32_t>(here.bytes / record_bytes_);
+            range[2] = static_cast<std::uint32_t>(back.offset / record_bytes_);
         }
         for (std::size_t e = 0; e < per_expert.size(); ++e)
             words[ExchangeHandle::Impl::kCountsAt / 4 + e] =

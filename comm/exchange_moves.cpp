@@ -202,7 +202,7 @@ QueueRole RecordMoves::own_role() const noexcept {
 
 /// Last, as nobody else waits for it.
 void RecordMoves::copy_own(LaneContext& context) {
-    if (!has_begun_out_ || !has_begun_in_ || !own_apart() || from_.own_there)
+    if (!has_begun_out_ || !has_begun_in_ || !staged_ || from_.own_there)
         return;
     const std::vector<MemoryRun>&from = from_.runs[self()], &to = runs_in_[self()];
     if (total_bytes(to) == 0)
