@@ -246,7 +246,7 @@ void combine_records(Recording& recording, const Handle& handle, const TensorVie
 }
 
 /// The recording for these tensors, made by `record` at the first call. On a queue of its own, so
-/// that it waits neither behind what computes nor behind the other direction's exchanges.
+/// that it waits neither behind what computes nor behind another exchange that cannot go on yet.
 template <class Record>
 Recording& cached(RecordingCache& cache, const Handle& handle, QueueRole role, const char* what,
                   std::vector<BufferView> key, Record record) {
@@ -424,7 +424,7 @@ void send_tokens(const ExchangeHandlePtr& handle, const Tokens& tokens, LegJob l
     h.topk_ids = tokens.ids;
     h.tokens = tokens.ids.extent[0];
     h.exchange.device.submit(cached(
-        h.pack_dispatch, h, QueueRole::AsyncForward, "pack",
+        h.pack_dispatch, h, QueueRole::AsyncForwardOut, "pack",
         {tokens.x.buffer, tokens.ids.buffer, tokens.weights.buffer}, [&](Recording& recording) {
             (low_latency ? record_tokens : record_dispatch_pack)(recording, h, tokens);
         }));
@@ -435,7 +435,7 @@ void send_tokens(const ExchangeHandlePtr& handle, const Tokens& tokens, LegJob l
 
 TimePoint take_tokens(Handle& h) {
     const BufferView ids = h.exchange.low_latency() ? h.topk_ids.buffer : BufferView{};
-    return submit_behind_leg(h, cached(h.unpack_dispatch, h, QueueRole::AsyncForward, "unpack",
+    return submit_behind_leg(h, cached(h.unpack_dispatch, h, QueueRole::AsyncForwardIn, "unpack",
                                        {ids}, [&](Recording& r) { record_dispatch_unpack(r, h); }));
 }
 
@@ -445,7 +445,7 @@ void send_results(const ExchangeHandlePtr& handle, const TensorView& results, bo
     const bool sum = !summed(h, results, {}), low_latency = h.exchange.low_latency();
     if (sum || low_latency)
         h.exchange.device.submit(
-            cached(h.reduce_forward, h, QueueRole::AsyncForward, "reduce",
+            cached(h.reduce_forward, h, QueueRole::AsyncForwardOut, "reduce",
                    {results.buffer, {nullptr, weighted, sum}}, [&](Recording& recording) {
                        recording.label("COMBINE");
                        if (sum)
@@ -462,7 +462,7 @@ void send_results(const ExchangeHandlePtr& handle, const TensorView& results, bo
 
 TimePoint take_results(Handle& h, const TensorView& out, const CombineOptions& options) {
     return submit_behind_leg(h,
-                             cached(h.finish_forward, h, QueueRole::AsyncForward,
+                             cached(h.finish_forward, h, QueueRole::AsyncForwardIn,
                                     options.accumulate ? "sum onto" : "sum",
                                     {out.buffer,
                                      h.topk_ids.buffer,
@@ -489,22 +489,22 @@ void record_gradient_sums(Recording& recording, const Handle& handle, const Tens
 
 void send_gradients(const ExchangeHandlePtr& handle, const TensorView& d_out, LegJob leg) {
     Handle& h = *handle;
-    h.exchange.device.submit(cached(h.pack_backward, h, QueueRole::AsyncBackward, "pack gradients",
-                                    {d_out.buffer, h.topk_ids.buffer}, [&](Recording& recording) {
-                                        recording.label("DISPATCH(B)");
-                                        const Record record = h.exchange.gradient_record();
-                                        if (d_out.extent[0] > 0)
-                                            pack_records(recording, h, record,
-                                                         as_sent(recording, h, record, d_out),
-                                                         h.topk_ids, {});
-                                    }));
+    h.exchange.device.submit(
+        cached(h.pack_backward, h, QueueRole::AsyncBackwardOut, "pack gradients",
+               {d_out.buffer, h.topk_ids.buffer}, [&](Recording& recording) {
+                   recording.label("DISPATCH(B)");
+                   const Record record = h.exchange.gradient_record();
+                   if (d_out.extent[0] > 0)
+                       pack_records(recording, h, record, as_sent(recording, h, record, d_out),
+                                    h.topk_ids, {});
+               }));
     leg.name = h.name + " DISPATCH(B)";
     post_outbound(handle, std::move(leg));
 }
 
 TimePoint take_gradients(Handle& h) {
     return submit_behind_leg(
-        h, cached(h.unpack_backward, h, QueueRole::AsyncBackward, "unpack gradients", {},
+        h, cached(h.unpack_backward, h, QueueRole::AsyncBackwardIn, "unpack gradients", {},
                   [&](Recording& recording) {
                       recording.label("DISPATCH(B)");
                       if (!h.exchange.in_records())
@@ -517,7 +517,7 @@ void send_row_gradients(const ExchangeHandlePtr& handle, const TensorView& d_row
     Handle& h = *handle;
     if (!summed(h, d_rows, d_row_weights.buffer))
         h.exchange.device.submit(
-            cached(h.reduce_backward, h, QueueRole::AsyncBackward, "reduce gradients",
+            cached(h.reduce_backward, h, QueueRole::AsyncBackwardOut, "reduce gradients",
                    {d_rows.buffer, d_row_weights.buffer}, [&](Recording& recording) {
                        recording.label("COMBINE(B)");
                        reduce_gradients(recording, h, d_rows, d_row_weights, h.exchange.grid());
@@ -529,7 +529,7 @@ void send_row_gradients(const ExchangeHandlePtr& handle, const TensorView& d_row
 TimePoint take_row_gradients(Handle& h, const TensorView& d_x, bool accumulate,
                              const TensorView& d_topk_weights) {
     return submit_behind_leg(
-        h, cached(h.finish_backward, h, QueueRole::AsyncBackward, "sum gradients",
+        h, cached(h.finish_backward, h, QueueRole::AsyncBackwardIn, "sum gradients",
                   {d_x.buffer, d_topk_weights.buffer, h.topk_ids.buffer, {nullptr, accumulate, 0}},
                   [&](Recording& recording) {
                       recording.label("COMBINE(B)");

@@ -127,7 +127,8 @@ QueuePlan plan_queues(const std::vector<VkQueueFamilyProperties>& families) {
     of(QueueRole::TransferIn) = take(copies);
     of(QueueRole::TransferOut) = take(copies);
     for (const QueueRole role :
-         {QueueRole::AsyncCompute, QueueRole::AsyncForward, QueueRole::AsyncBackward})
+         {QueueRole::AsyncCompute, QueueRole::AsyncForwardOut, QueueRole::AsyncForwardIn,
+          QueueRole::AsyncBackwardOut, QueueRole::AsyncBackwardIn})
         of(role) = take(async != kNone ? async : compute);
     return plan;
 }

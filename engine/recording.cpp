@@ -22,10 +22,14 @@ const char* to_string(QueueRole role) noexcept {
         return "transfer_out";
     case QueueRole::AsyncCompute:
         return "async_compute";
-    case QueueRole::AsyncForward:
-        return "async_forward";
-    case QueueRole::AsyncBackward:
-        return "async_backward";
+    case QueueRole::AsyncForwardOut:
+        return "async_forward_out";
+    case QueueRole::AsyncForwardIn:
+        return "async_forward_in";
+    case QueueRole::AsyncBackwardOut:
+        return "async_backward_out";
+    case QueueRole::AsyncBackwardIn:
+        return "async_backward_in";
     }
     return "unknown";
 }

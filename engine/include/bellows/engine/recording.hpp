@@ -27,12 +27,14 @@ enum class QueueRole : std::uint8_t {
     TransferOut, ///< and to it
     /// What is ready when it is handed in, beside Compute.
     AsyncCompute,
-    /// What an exchange packs and unpacks beside Compute, of forwards and of backwards, neither of
-    /// which waits for the other.
-    AsyncForward,
-    AsyncBackward,
+    /// What an exchange packs (Out) and unpacks (In) beside Compute, of forwards and of backwards:
+    /// what has come does not wait behind what cannot leave yet, nor one direction for the other.
+    AsyncForwardOut,
+    AsyncForwardIn,
+    AsyncBackwardOut,
+    AsyncBackwardIn,
 };
-inline constexpr std::size_t kNumQueueRoles = 6;
+inline constexpr std::size_t kNumQueueRoles = 8;
 /// The others are for copies and fills.
 constexpr bool takes_dispatches(QueueRole role) noexcept {
     return role != QueueRole::TransferIn && role != QueueRole::TransferOut;
