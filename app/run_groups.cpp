@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT
 #include "app/run_groups.hpp"
 
+#include <bellows/model/moe_ffn.hpp>
 #include <bellows/model/stage.hpp>
 
 #include <algorithm>
@@ -76,17 +77,11 @@ bool stands_for(const ParameterInfo& info, const RunLayout& layout, std::uint64_
 ExchangeConfig exchange_config(const RunConfig& config, const RunLayout& layout, std::uint64_t rank,
                                std::uint64_t d, std::uint64_t tokens) {
     const Group group = ep_group(layout, rank, d);
-    ExchangeConfig exchange{.name = "experts",
-                            .ranks = {group.ranks().begin(), group.ranks().end()},
-                            .num_experts = config.model.routed_experts,
-                            .top_k = config.model.top_k,
-                            .hidden = config.model.hidden,
-                            .max_tokens = tokens,
-                            .dtype = activation_type(config.train)};
-    if (linear_precision(config.train) == LinearPrecision::Fp8) {
-        exchange.token_wire = exchange.gradient_wire = DType::F8E4M3;
-        exchange.layout = ExchangeLayout::ExpertSlots;
-    }
+    ExchangeConfig exchange = MoeFfn::exchange_config(config.model, activation_type(config.train),
+                                                      linear_precision(config.train));
+    exchange.name = "experts";
+    exchange.ranks = {group.ranks().begin(), group.ranks().end()};
+    exchange.max_tokens = tokens;
     return exchange;
 }
 

@@ -184,16 +184,23 @@ PairNodes usual_nodes(Stopwatch& watch, const std::vector<PairNodes>& runs) {
     return nodes;
 }
 
-/// Median of the runs after the first.
-template <class Run>
-PairRun repeated(Stopwatch& watch, std::uint64_t repeats, Run run) {
+/// Of the runs after the first, which `see` is shown.
+template <class Run, class See>
+PairRun repeated(Stopwatch& watch, std::uint64_t repeats, Run run, See see) {
     std::vector<PairRun> runs;
     for (std::uint64_t repeat = 0; repeat <= repeats; ++repeat) {
         const PairRun at = run();
-        if (repeat > 0)
-            runs.push_back(at);
+        if (repeat == 0)
+            continue;
+        runs.push_back(at);
+        see();
     }
     return median_of(watch, runs);
+}
+
+template <class Run>
+PairRun repeated(Stopwatch& watch, std::uint64_t repeats, Run run) {
+    return repeated(watch, repeats, run, [] {});
 }
 
 void print_kernels(const char* run, const PairRig::Kernels& kernels) {
@@ -218,14 +225,11 @@ Measured measure(Stopwatch& watch, Device& device, const Options& options, const
     if (options.kernels && watch.world().rank() == 0)
         print_kernels("compute", rig.kernels());
     std::vector<PairNodes> runs;
-    measured.one_by_one = repeated(watch, options.repeats, [&] {
-        const PairRun run = rig.one_by_one();
-        runs.push_back(rig.nodes());
-        return run;
-    });
+    measured.one_by_one = repeated(
+        watch, options.repeats, [&] { return rig.one_by_one(); },
+        [&] { runs.push_back(rig.nodes()); });
     if (options.kernels && watch.world().rank() == 0)
         print_kernels("one by one", rig.kernels());
-    runs.erase(runs.begin()); // as repeated() does
     const PairNodes nodes = usual_nodes(watch, runs);
     measured.pattern = options.order.value_or(PairPattern{});
     if (!options.order)

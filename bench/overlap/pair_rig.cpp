@@ -70,19 +70,12 @@ PairRig::PairRig(Device& device, Stopwatch& watch, const PairShape& shape)
     if (shape.fp8)
         parameters_->use_products(
             fp8::choose(fp8::measure(device, {.timed = fp8::Timed::None}), fp8::Bits::Usual));
-    ExchangeConfig of;
+    ExchangeConfig of = MoeFfn::exchange_config(
+        model, DType::BF16, shape.fp8 ? LinearPrecision::Fp8 : LinearPrecision::AsActivations);
     of.name = "experts";
     of.ranks.resize(ranks);
     std::iota(of.ranks.begin(), of.ranks.end(), 0);
-    of.num_experts = shape.experts;
-    of.top_k = shape.top_k;
-    of.hidden = shape.hidden;
     of.max_tokens = shape.tokens;
-    of.dtype = DType::BF16;
-    if (shape.fp8) {
-        of.token_wire = of.gradient_wire = DType::F8E4M3;
-        of.layout = ExchangeLayout::ExpertSlots;
-    }
     of.timeout = kTimeLimit;
     exchange_ = std::make_unique<ExpertExchange>(device, world, *transport_, thread_, of);
     forward_ = make_chain(model, 0, shape);

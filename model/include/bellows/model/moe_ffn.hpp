@@ -25,12 +25,17 @@ namespace bellows {
 
 class MoeFfn final : public Layer {
 public:
-    /// All must outlive it. The exchange's max_tokens: of a micro-batch on any rank of its group;
-    /// its token_wire and gradient_wire may both be F8E4M3 where linear layers compute in FP8, as
-    /// in DeepSeek-V3: tokens and gradients are quantised once, before they travel, and weight
-    /// gradients take them from these codes. Its layout: ExpertMajor, or, with codes, ExpertSlots,
-    /// which gives the same bits in less memory and time. Throws Error{InvalidArgument} for others.
-    /// scratch: shared with other layers, or its own if left out.
+    /// How tokens of this type go to the experts of linear layers of this precision; name, ranks,
+    /// max_tokens (of a micro-batch on any of them) and times are the caller's. In FP8, as in
+    /// DeepSeek-V3, tokens and gradients are quantised once, before they travel, and weight
+    /// gradients take them from these codes, which stay where they came.
+    static ExchangeConfig exchange_config(const ModelConfig& config, DType activations,
+                                          LinearPrecision precision);
+
+    /// All must outlive it. The exchange: as exchange_config() has it, or rows by ExpertMajor, of
+    /// codes (the same bits in more memory and time) or of tokens as they are. Throws
+    /// Error{InvalidArgument} for others. scratch: shared with other layers, or its own if left
+    /// out.
     MoeFfn(const ModelConfig& config, std::uint64_t layer, ParameterStore& parameters,
            ExpertExchange& exchange, Arena* scratch = nullptr);
     ~MoeFfn() override;
