@@ -65,7 +65,7 @@ simulated, measured    ms of a step; of the measured ones the median. Pairs of t
 off                    how much longer it took than simulated
 bubble                 what the rank that idles most idles, as a share of the step
 tokens/s, hidden       of a model: of whole steps; how much of the time in which experts' tokens travel other work runs
-stalled                ms of a step in which a rank computes nothing, mean of all
+stalled                ms of a step in which a rank computes nothing, mean of all. These three are medians of the steps
 waited                 ms that a rank's exchanges, reductions and pipes did nothing but wait in a step, added up
 A run is checked: every micro-batch has gone through every stage and back, gradients are summed in order; all schedules
 bring a model to the same loss, but for rounding.
@@ -260,9 +260,9 @@ Result measure_model(Stopwatch& watch, Device& device, const Options& options, S
     result.simulated_bubble = steps.report.simulated.bubble_share();
     result.measured_bubble = steps.report.measured.bubble_share();
     result.tokens_per_s = steps.tokens_per_s;
-    result.hidden = steps.report.hidden_share;
-    result.exchange_ms = steps.report.exchange_ms;
-    result.stalled_ms = steps.report.stalled_ms;
+    result.hidden = steps.hidden_share;
+    result.exchange_ms = steps.exchange_ms;
+    result.stalled_ms = steps.stalled_ms;
     result.waited_ms = 1e3 * steps.seconds_waited;
     result.loss = steps.loss;
     result.pattern = steps.pattern;

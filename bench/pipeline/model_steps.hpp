@@ -19,7 +19,9 @@ namespace bellows::bench {
 
 struct ModelSteps {
     Schedule schedule;
-    PipelineReport report;          ///< of the step that is off by the median
+    PipelineReport report; ///< of the step that is off by the median
+    /// As the report's, medians of the steps.
+    double exchange_ms = 0, hidden_share = 0, stalled_ms = 0;
     double loss = 0;                ///< of the last step
     double tokens_per_s = 0;        ///< of whole steps, optimiser included; median
     double seconds_waited = 0;      ///< StepResult::seconds_waited, mean
