@@ -188,6 +188,14 @@ std::vector<Case> all_cases() {
                              .linked = !staged,
                              .ranks_per_node = dtype == DType::BF16 ? 2 : 0,
                              .alignment = 1});
+    cases.push_back({.layout = ExchangeLayout::ExpertSlots,
+                     .dtype = DType::BF16,
+                     .codes = true,
+                     .scales = fp8::ScaleRule::F32,
+                     .hidden = 264,
+                     .staged = true,
+                     .over_mpi = true,
+                     .alignment = 1});
     // Records of some megabytes, in pieces that get smaller in the end.
     cases.push_back({.layout = ExchangeLayout::RankMajor,
                      .dtype = DType::BF16,

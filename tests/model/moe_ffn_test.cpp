@@ -375,6 +375,14 @@ TEST(MoeFfn, RefusesRowsThatItsProductsDoNotTake) {
     EXPECT_TRUE(refused(f32, wires));
     wires.layout = ExchangeLayout::RankMajor;
     EXPECT_TRUE(refused(fp8, wires));
+    for (const LinearPrecision precision : {LinearPrecision::AsActivations, LinearPrecision::Fp8}) {
+        ExchangeConfig chosen = MoeFfn::exchange_config(config, DType::F32, precision);
+        chosen.max_tokens = 8;
+        const bool codes = precision == LinearPrecision::Fp8;
+        EXPECT_EQ(chosen.token_wire.has_value(), codes);
+        EXPECT_FALSE(refused(codes ? fp8 : f32, chosen));
+        EXPECT_EQ(refused(codes ? f32 : fp8, chosen), codes) << "FP8 takes tokens as they are, too";
+    }
 }
 
 class MoeFfnAcrossRanks : public ::testing::TestWithParam<Case> {};
