@@ -139,12 +139,7 @@ struct Measured {
     std::uint64_t ffn = 0;
 };
 
-double median_of(std::vector<PairRun> runs, double PairRun::* what) {
-    std::ranges::sort(runs, {}, what);
-    return runs[runs.size() / 2].*what;
-}
-
-PairRun median_of(Stopwatch& watch, const std::vector<PairRun>& runs) {
+PairRun medians_of(Stopwatch& watch, const std::vector<PairRun>& runs) {
     std::array<std::int64_t, 5> longest{};
     constexpr std::array kWhat = {&PairRun::seconds, &PairRun::kernels, &PairRun::products,
                                   &PairRun::moves, &PairRun::exchange};
@@ -170,11 +165,8 @@ PairNodes usual_nodes(Stopwatch& watch, const std::vector<PairNodes>& runs) {
     for (const PairNodes& run : runs)
         each(run, [&](const PairNode& node) { of_names[node.name].push_back(node.seconds); });
     std::vector<double> medians;
-    for (auto& [name, seconds] : of_names) {
-        const auto middle = seconds.begin() + static_cast<std::ptrdiff_t>(seconds.size() / 2);
-        std::ranges::nth_element(seconds, middle);
-        medians.push_back(*middle);
-    }
+    for (const auto& [name, seconds] : of_names)
+        medians.push_back(median_of(seconds));
     watch.host().all_reduce_sum(std::span<double>(medians));
     each(nodes, [&](PairNode& node) {
         const auto at = std::distance(of_names.begin(), of_names.find(node.name));
@@ -184,23 +176,16 @@ PairNodes usual_nodes(Stopwatch& watch, const std::vector<PairNodes>& runs) {
     return nodes;
 }
 
-/// Of the runs after the first, which `see` is shown.
-template <class Run, class See>
-PairRun repeated(Stopwatch& watch, std::uint64_t repeats, Run run, See see) {
+/// Of the runs after the first; `see` is called behind each of them.
+template <class Run, class See = decltype([] {})>
+PairRun repeated(Stopwatch& watch, std::uint64_t repeats, Run run, See see = {}) {
+    run();
     std::vector<PairRun> runs;
-    for (std::uint64_t repeat = 0; repeat <= repeats; ++repeat) {
-        const PairRun at = run();
-        if (repeat == 0)
-            continue;
-        runs.push_back(at);
+    for (std::uint64_t repeat = 0; repeat < repeats; ++repeat) {
+        runs.push_back(run());
         see();
     }
-    return median_of(watch, runs);
-}
-
-template <class Run>
-PairRun repeated(Stopwatch& watch, std::uint64_t repeats, Run run) {
-    return repeated(watch, repeats, run, [] {});
+    return medians_of(watch, runs);
 }
 
 void print_kernels(const char* run, const PairRig::Kernels& kernels) {

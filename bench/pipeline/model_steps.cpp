@@ -52,13 +52,9 @@ ModelSteps run_model(Stopwatch& watch, Device& device, const RunConfig& config,
         all.loss = result.loss;
         all.seconds_waited += result.seconds_waited / static_cast<double>(steps);
     }
-    const auto median = [&](double PipelineReport::* what) {
-        std::ranges::sort(reports, {}, what);
-        return reports[steps / 2].*what;
-    };
-    all.exchange_ms = median(&PipelineReport::exchange_ms);
-    all.hidden_share = median(&PipelineReport::hidden_share);
-    all.stalled_ms = median(&PipelineReport::stalled_ms);
+    all.exchange_ms = median_of(reports, &PipelineReport::exchange_ms);
+    all.hidden_share = median_of(reports, &PipelineReport::hidden_share);
+    all.stalled_ms = median_of(reports, &PipelineReport::stalled_ms);
     std::ranges::sort(seconds);
     std::ranges::sort(reports, {}, [](const PipelineReport& report) {
         return report.measured.step_time / report.simulated.step_time;

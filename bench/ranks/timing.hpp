@@ -6,14 +6,33 @@
 #include <bellows/comm/host_collectives.hpp>
 #include <bellows/comm/world.hpp>
 
+#include <algorithm>
 #include <chrono>
+#include <cstddef>
 #include <cstdint>
 #include <functional>
+#include <utility>
+#include <vector>
 
 namespace bellows::bench {
 
 /// Of every wait for other ranks.
 inline constexpr std::chrono::minutes kTimeLimit{4};
+
+/// Of at least one; of an even number the upper one.
+inline double median_of(std::vector<double> values) {
+    const auto middle = values.begin() + static_cast<std::ptrdiff_t>(values.size() / 2);
+    std::ranges::nth_element(values, middle);
+    return *middle;
+}
+/// Of what each run has.
+template <class Run>
+double median_of(const std::vector<Run>& runs, double Run::* what) {
+    std::vector<double> values;
+    for (const Run& run : runs)
+        values.push_back(run.*what);
+    return median_of(std::move(values));
+}
 
 struct TimingOptions {
     std::uint64_t repeats = 5;  ///< at least
