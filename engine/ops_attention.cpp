@@ -1,9 +1,15 @@
 // SPDX-License-Identifier: MIT
+#include "attention_tile.hpp"
+#include "device_impl.hpp"
 #include "ops_check.hpp"
 
 #include <bellows/engine/attention.hpp>
 #include <bellows/engine/device.hpp>
 #include <bellows/kernels/kernels.hpp>
+
+#include <algorithm>
+#include <initializer_list>
+#include <optional>
 
 namespace bellows::ops {
 
@@ -21,6 +27,7 @@ struct Heads {
     BufferView memory;
     std::uint32_t token = 0, head = 0; ///< strides in elements
     bool aligned = false;              ///< allows accesses by four elements
+    bool aligned8 = false;             ///< and by eight of bf16
 };
 
 Heads heads(const Arguments& arguments, const char* name, const TensorView& view, DType dtype,
@@ -39,8 +46,12 @@ Heads heads(const Arguments& arguments, const char* name, const TensorView& view
     h.memory = arguments.memory(name, view, dtype == DType::BF16 ? 2 : 1);
     h.token = arguments.u32("a token stride", view.stride[0]);
     h.head = arguments.u32("a head stride", view.stride[1]);
-    h.aligned = size % 4 == 0 && h.token % 4 == 0 && h.head % 4 == 0 &&
-                view.buffer.offset % (4 * size_of(dtype)) == 0;
+    const auto by_groups_of = [&](std::uint64_t count) {
+        return size % count == 0 && h.token % count == 0 && h.head % count == 0 &&
+               view.buffer.offset % (count * size_of(dtype)) == 0;
+    };
+    h.aligned = by_groups_of(4);
+    h.aligned8 = by_groups_of(8);
     return h;
 }
 
@@ -91,6 +102,47 @@ typename K::Constants constants(const AttentionPlan& p, const Shape& shape, bool
             .parts = p.parts};
 }
 
+/// The variant of kernels on the matrix units that the device takes for products of bf16.
+template <class K>
+typename K::Variant units_variant(const Device& device) {
+    return device.impl().gemm.gemm_class.units == GemmClass::Units::BF16 ? K::Variant::bf16
+                                                                         : K::Variant::f16;
+}
+
+/// On matrix units, where the device takes such for the tensors.
+std::optional<AttentionTile> tile_for(const Recording& recording, DType dtype, const Shape& shape,
+                                      std::initializer_list<const Heads*> tensors) {
+    using Kernel = kernels::AttentionCoopmatForward; // the others ask for no more
+    const Device& device = recording.device();
+    const auto variant = static_cast<std::uint32_t>(units_variant<Kernel>(device));
+    if (dtype != DType::BF16 || !device.why_not(Kernel::info(), variant).empty() ||
+        !std::ranges::all_of(tensors, &Heads::aligned8))
+        return std::nullopt;
+    return attention_tile(device.info(), device.impl().gemm.gemm_class, shape.qk_dim, shape.v_dim);
+}
+
+template <class K>
+void set_tile(K& kernel, const Recording& recording, const AttentionTile& tile,
+              const Shape& shape) {
+    const Device& device = recording.device();
+    kernel.variant = units_variant<K>(device);
+    kernel.constants = {.local_size = tile.local_size(device.info()),
+                        .mma_m = tile.shape.m,
+                        .mma_n = tile.shape.n,
+                        .mma_k = tile.shape.k,
+                        .warps = tile.warps,
+                        .block = AttentionTile::kBlock,
+                        .qk_dim = static_cast<std::uint32_t>(shape.qk_dim),
+                        .v_dim = static_cast<std::uint32_t>(shape.v_dim)};
+}
+
+Groups tile_groups(const Arguments& arguments, const AttentionTile& tile, const Shape& shape,
+                   const AttentionOptions& options) {
+    return {arguments.u32("blocks", div_up(options.seq, tile.rows())),
+            arguments.u32("heads", shape.heads),
+            arguments.u32("sequences", shape.tokens / options.seq)};
+}
+
 /// What attention_dgrad's kernels read, checked.
 struct BackwardInputs {
     DType dtype;
@@ -115,30 +167,38 @@ void attention_forward(Recording& recording, const TensorView& q, const TensorVi
     if (shape.tokens == 0 || shape.heads == 0) {
         return;
     }
+    const auto operands = [&]<class K>(K kernel) {
+        kernel.q = hq.memory;
+        kernel.k = hk.memory;
+        kernel.v = hv.memory;
+        kernel.o = ho.memory;
+        kernel.lse = arguments.memory("lse", lse, 1);
+        kernel.seq = arguments.u32("seq", options.seq);
+        kernel.heads = arguments.u32("heads", shape.heads);
+        kernel.q_token = hq.token;
+        kernel.q_head = hq.head;
+        kernel.k_token = hk.token;
+        kernel.k_head = hk.head;
+        kernel.v_token = hv.token;
+        kernel.v_head = hv.head;
+        kernel.o_token = ho.token;
+        kernel.o_head = ho.head;
+        kernel.scale = options.scale;
+        return kernel;
+    };
+    if (const auto tile = tile_for(recording, q.dtype, shape, {&hq, &hk, &hv, &ho})) {
+        auto kernel = operands(kernels::AttentionCoopmatForward());
+        set_tile(kernel, recording, *tile, shape);
+        recording.dispatch(kernel, tile_groups(arguments, *tile, shape, options));
+        return;
+    }
     const bool aligned = hq.aligned && hk.aligned && hv.aligned && ho.aligned;
     const AttentionPlan p =
         plan(recording, arguments, shape, options, shape.v_dim, shape.v_dim <= 64, aligned);
-    recording.dispatch(
-        kernels::AttentionForward{.variant = storage_variant<kernels::AttentionForward>(q.dtype),
-                                  .constants =
-                                      constants<kernels::AttentionForward>(p, shape, aligned),
-                                  .q = hq.memory,
-                                  .k = hk.memory,
-                                  .v = hv.memory,
-                                  .o = ho.memory,
-                                  .lse = arguments.memory("lse", lse, 1),
-                                  .seq = arguments.u32("seq", options.seq),
-                                  .heads = arguments.u32("heads", shape.heads),
-                                  .q_token = hq.token,
-                                  .q_head = hq.head,
-                                  .k_token = hk.token,
-                                  .k_head = hk.head,
-                                  .v_token = hv.token,
-                                  .v_head = hv.head,
-                                  .o_token = ho.token,
-                                  .o_head = ho.head,
-                                  .scale = options.scale},
-        p.groups);
+    auto kernel = operands(kernels::AttentionForward());
+    kernel.variant = storage_variant<kernels::AttentionForward>(q.dtype);
+    kernel.constants = constants<kernels::AttentionForward>(p, shape, aligned);
+    recording.dispatch(kernel, p.groups);
 }
 
 namespace {
@@ -161,25 +221,26 @@ void record_delta(Recording& recording, const Arguments& arguments, const Backwa
         {arguments.u32("blocks", div_up(rows, 64))});
 }
 
-/// The operands and strides that both gradient kernels have in common.
+/// The operands and strides that gradient kernels have in common.
 template <class K>
 K backward_kernel(const BackwardInputs& in, const AttentionOptions& options) {
     K kernel;
-    kernel.variant = storage_variant<K>(in.dtype);
     kernel.q = in.q.memory;
     kernel.k = in.k.memory;
-    kernel.v = in.v.memory;
+    if constexpr (requires { kernel.v; }) {
+        kernel.v = in.v.memory;
+        kernel.v_token = in.v.token;
+        kernel.v_head = in.v.head;
+        kernel.delta = in.delta;
+    }
     kernel.grad_o = in.d_o.memory;
     kernel.lse = in.lse;
-    kernel.delta = in.delta;
     kernel.seq = static_cast<std::uint32_t>(options.seq);
     kernel.heads = static_cast<std::uint32_t>(in.shape.heads);
     kernel.q_token = in.q.token;
     kernel.q_head = in.q.head;
     kernel.k_token = in.k.token;
     kernel.k_head = in.k.head;
-    kernel.v_token = in.v.token;
-    kernel.v_head = in.v.head;
     kernel.grad_o_token = in.d_o.token;
     kernel.grad_o_head = in.d_o.head;
     kernel.scale = options.scale;
@@ -192,6 +253,7 @@ void record_dq(Recording& recording, const Arguments& arguments, const BackwardI
     const AttentionPlan p = plan(recording, arguments, in.shape, options, in.shape.qk_dim,
                                  in.shape.qk_dim <= 64, aligned);
     auto kernel = backward_kernel<kernels::AttentionBackwardQ>(in, options);
+    kernel.variant = storage_variant<kernels::AttentionBackwardQ>(in.dtype);
     kernel.constants = constants<kernels::AttentionBackwardQ>(p, in.shape, aligned);
     kernel.grad_q = dq.memory;
     kernel.grad_q_token = dq.token;
@@ -206,6 +268,7 @@ void record_dkv(Recording& recording, const Arguments& arguments, const Backward
     const AttentionPlan p =
         plan(recording, arguments, in.shape, options, outputs, outputs <= 96, aligned);
     auto kernel = backward_kernel<kernels::AttentionBackwardKv>(in, options);
+    kernel.variant = storage_variant<kernels::AttentionBackwardKv>(in.dtype);
     kernel.constants = constants<kernels::AttentionBackwardKv>(p, in.shape, aligned);
     kernel.grad_k = dk.memory;
     kernel.grad_v = dv.memory;
@@ -214,6 +277,31 @@ void record_dkv(Recording& recording, const Arguments& arguments, const Backward
     kernel.grad_v_token = dv.token;
     kernel.grad_v_head = dv.head;
     recording.dispatch(kernel, p.groups);
+}
+
+/// All three gradients on matrix units.
+void record_on_units(Recording& recording, const Arguments& arguments, const BackwardInputs& in,
+                     const Heads& dq, const Heads& dk, const Heads& dv, const AttentionTile& tile,
+                     const AttentionOptions& options) {
+    const Groups groups = tile_groups(arguments, tile, in.shape, options);
+    auto of_q = backward_kernel<kernels::AttentionCoopmatGradQ>(in, options);
+    set_tile(of_q, recording, tile, in.shape);
+    of_q.grad_q = dq.memory;
+    of_q.grad_q_token = dq.token;
+    of_q.grad_q_head = dq.head;
+    recording.dispatch(of_q, groups);
+    auto of_k = backward_kernel<kernels::AttentionCoopmatGradK>(in, options);
+    set_tile(of_k, recording, tile, in.shape);
+    of_k.grad_k = dk.memory;
+    of_k.grad_k_token = dk.token;
+    of_k.grad_k_head = dk.head;
+    recording.dispatch(of_k, groups);
+    auto of_v = backward_kernel<kernels::AttentionCoopmatGradV>(in, options);
+    set_tile(of_v, recording, tile, in.shape);
+    of_v.grad_v = dv.memory;
+    of_v.grad_v_token = dv.token;
+    of_v.grad_v_head = dv.head;
+    recording.dispatch(of_v, groups);
 }
 
 } // namespace
@@ -252,6 +340,11 @@ void attention_dgrad(Recording& recording, const TensorView& d_o, const TensorVi
     in.lse = arguments.memory("lse", lse, 1);
     in.delta = workspace.sub(0, delta_bytes);
     record_delta(recording, arguments, in);
+    if (const auto tile = tile_for(recording, in.dtype, in.shape,
+                                   {&in.q, &in.k, &in.v, &in.d_o, &dq, &dk, &dv})) {
+        record_on_units(recording, arguments, in, dq, dk, dv, *tile, options);
+        return;
+    }
     record_dq(recording, arguments, in, dq, options);
     record_dkv(recording, arguments, in, dk, dv, options);
 }

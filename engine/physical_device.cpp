@@ -167,6 +167,8 @@ void describe(const volk::VolkInstanceTable& vki, PhysicalDevice& device) {
     info.api_version = version_string(p.apiVersion);
     info.is_cpu = p.deviceType == VK_PHYSICAL_DEVICE_TYPE_CPU;
     info.subgroup_size = subgroup.subgroupSize;
+    device.may_shuffle = (subgroup.supportedStages & VK_SHADER_STAGE_COMPUTE_BIT) != 0 &&
+                         (subgroup.supportedOperations & VK_SUBGROUP_FEATURE_SHUFFLE_BIT) != 0;
     device.may_require_subgroup_size =
         (sizes.requiredSubgroupSizeStages & VK_SHADER_STAGE_COMPUTE_BIT) != 0;
     device.one_subgroup_size = sizes.minSubgroupSize == sizes.maxSubgroupSize;
@@ -271,6 +273,8 @@ PhysicalDevice inspect(const volk::VolkInstanceTable& vki, VkPhysicalDevice hand
     // For kernels that count on every subgroup being full and of DeviceInfo::subgroup_size.
     if (may_require || device.one_subgroup_size)
         info.features.push_back("fixed_subgroup_size");
+    if (device.may_shuffle)
+        info.features.push_back("subgroup_shuffle");
 
     if (extensions.count(VK_EXT_EXTERNAL_MEMORY_HOST_EXTENSION_NAME) != 0) {
         device.extensions.push_back(VK_EXT_EXTERNAL_MEMORY_HOST_EXTENSION_NAME);

@@ -36,6 +36,7 @@ struct PhysicalDevice {
     std::vector<const char*> extensions;
     bool may_require_subgroup_size = false; ///< of compute pipelines
     bool one_subgroup_size = false;         ///< the smallest is the largest
+    bool may_shuffle = false;               ///< among a subgroup, in compute
     std::vector<VkQueueFamilyProperties> queue_families;
     bool has_memory_budget = false; ///< VK_EXT_memory_budget, which need not be enabled
 };

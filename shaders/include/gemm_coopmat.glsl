@@ -13,6 +13,7 @@
 #define BELLOWS_GEMM_COOPMAT_GLSL
 
 #include "gemm_operands.glsl"
+#include "matrix_type.glsl"
 
 #define BLOCK_M (mma_m * fragments_m * warps_m)
 #define BLOCK_N (mma_n * fragments_n * warps_n)
@@ -47,12 +48,6 @@
 #define D_STAGE (warps_m * warps_n * D_PART)
 shared uvec4 a_stage[stages * A_STAGE > D_STAGE ? stages * A_STAGE : D_STAGE];
 shared uvec4 b_stage[stages * B_STAGE];
-
-#if MATRIX_BF16
-#define MATRIX_TYPE bfloat16_t
-#else
-#define MATRIX_TYPE float16_t
-#endif
 
 struct CoopmatTile {
     uvec2 a;      // addresses of A and B
@@ -91,15 +86,6 @@ uvec4 load_octet(uvec2 base, uint ld, bool by_k, uint x, uint extent, uint k, ui
         codes[e] = floatBitsToUint(pair.x) >> 16 | (floatBitsToUint(pair.y) & 0xFFFF0000u);
     }
     return codes;
-}
-
-// bf16 codes, two to a word, in the matrix type.
-uint matrix_codes(uint codes) {
-#if MATRIX_BF16
-    return codes;
-#else
-    return packHalf2x16(vec2(bf16_low(codes), bf16_high(codes)));
-#endif
 }
 
 // What an invocation carries of the next block, eight elements each.

@@ -1,0 +1,42 @@
+// SPDX-License-Identifier: MIT
+#include "attention_tile.hpp"
+
+#include <algorithm>
+
+namespace bellows::ops {
+
+std::uint64_t AttentionTile::shared_bytes(std::uint64_t qk_dim, std::uint64_t v_dim) const {
+    // In words of 16 bytes: eight elements of a matrix, or four floats.
+    const std::uint64_t x = (qk_dim + 8) / 8, y = (v_dim + 8) / 8;
+    const std::uint64_t scores = shape.m * ((kBlock + 4) / 4), weights = shape.m * (kBlock + 8) / 8;
+    const std::uint64_t blocks = kBlock * (x + y) + kBlock / 2 + warps * (2 * scores + weights);
+    return 16 * std::max(blocks, rows() * std::max(x, y));
+}
+
+std::optional<AttentionTile> attention_tile(const DeviceInfo& info, const GemmClass& gemm_class,
+                                            std::uint64_t qk_dim, std::uint64_t v_dim) {
+    if (gemm_class.units == GemmClass::Units::None)
+        return std::nullopt;
+    // A CPU driver compiles each product of a tile to code of its own: larger heads take minutes.
+    constexpr std::uint64_t kMostOnCpu = 24;
+    if (info.is_cpu && qk_dim + v_dim > kMostOnCpu)
+        return std::nullopt;
+    AttentionTile tile{.shape = gemm_class.shape};
+    const auto [m, n, k] = tile.shape;
+    for (const std::uint64_t size : {qk_dim, v_dim})
+        if (size % n != 0 || size % k != 0)
+            return std::nullopt;
+    // As many lanes as there are to a row compute its weights, each eight at once.
+    constexpr std::uint32_t kBlock = AttentionTile::kBlock;
+    const bool shared_out =
+        info.subgroup_size % m == 0 && kBlock % (8 * (info.subgroup_size / m)) == 0;
+    if (!shared_out || kBlock % n != 0 || kBlock % k != 0)
+        return std::nullopt;
+    for (; tile.warps > 0; tile.warps /= 2)
+        if (tile.shared_bytes(qk_dim, v_dim) <= info.shared_memory_bytes &&
+            tile.local_size(info) <= info.max_workgroup_invocations)
+            return tile;
+    return std::nullopt;
+}
+
+} // namespace bellows::ops

@@ -1,0 +1,33 @@
+// SPDX-License-Identifier: MIT
+#pragma once
+
+// The tile of a workgroup of attention's kernels on matrix units.
+
+#include <bellows/engine/device.hpp>
+#include <bellows/engine/gemm_plan.hpp>
+
+#include <cstdint>
+#include <optional>
+
+namespace bellows::ops {
+
+/// Fields are constants of shaders/attention_coopmat_forward.comp.
+struct AttentionTile {
+    /// Bits depend on it, so it is the same everywhere.
+    static constexpr std::uint32_t kBlock = 32;
+
+    MatrixShape shape;
+    std::uint32_t warps = 4;
+
+    std::uint32_t rows() const { return shape.m * warps; }
+    std::uint32_t local_size(const DeviceInfo& info) const { return info.subgroup_size * warps; }
+    /// Workgroup memory of shaders/include/attention_coopmat.glsl.
+    std::uint64_t shared_bytes(std::uint64_t qk_dim, std::uint64_t v_dim) const;
+};
+
+/// The largest that the device can run on the matrices of that class; none where it has none, or
+/// heads of these sizes do not fit them.
+std::optional<AttentionTile> attention_tile(const DeviceInfo& info, const GemmClass& gemm_class,
+                                            std::uint64_t qk_dim, std::uint64_t v_dim);
+
+} // namespace bellows::ops
