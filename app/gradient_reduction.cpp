@@ -55,10 +55,15 @@ GradientReduction::GradientReduction(const ParameterStore& parameters,
       replicas_(replicas) {
 }
 
-void GradientReduction::node_handed_in(std::size_t index) {
-    if (index == 0)
-        next_ = 0;
-    for (; next_ < buckets_.size() && buckets_[next_].ready_after <= index; ++next_) {
+void GradientReduction::node_handed_in(std::size_t index, std::size_t num_nodes) {
+    if (until_ == handed_in_.size()) { // a new step
+        handed_in_.assign(num_nodes, false);
+        until_ = next_ = 0;
+    }
+    handed_in_[index] = true;
+    while (until_ < num_nodes && handed_in_[until_])
+        ++until_;
+    for (; next_ < buckets_.size() && buckets_[next_].ready_after < until_; ++next_) {
         const GradientRange& bucket = buckets_[next_];
         Collectives& ranks = bucket.expert ? replicas_ : dense_;
         if (ranks.group().size() > 1)

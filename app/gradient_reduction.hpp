@@ -44,15 +44,18 @@ public:
     GradientReduction(const ParameterStore& parameters, std::vector<GradientRange> buckets,
                       Collectives& dense, Collectives& replicas);
 
-    /// The last micro-batch's weight-gradient node `index` has been handed in; ascending from 0.
-    void node_handed_in(std::size_t index);
+    /// The last micro-batch's weight-gradient node `index` has been handed in, each of its
+    /// num_nodes once. A bucket follows when all up to the one that completes it have been.
+    void node_handed_in(std::size_t index, std::size_t num_nodes);
 
 private:
     TensorView flat_;
     std::vector<GradientRange> buckets_;
     Collectives& dense_;
     Collectives& replicas_;
-    std::size_t next_ = 0;
+    std::vector<bool> handed_in_; ///< nodes of this step
+    std::size_t until_ = 0;       ///< all nodes before have been
+    std::size_t next_ = 0;        ///< bucket
 };
 
 } // namespace bellows

@@ -291,9 +291,9 @@ std::optional<Results> TrainRun::run() {
         begin_trace(step);
         one_step(step);
         // The first step compiled, too; the last one's trace is for the report.
-        if (step == first_step_ + 1 && step + 1 < train_.steps && trainer_->measures_pairs()) {
+        if (step == first_step_ + 1 && step + 1 < train_.steps && trainer_->measures_nodes()) {
             trace_ = device_->take_trace();
-            trainer_->interleave_pairs(trace_);
+            trainer_->order_nodes(trace_);
         }
         const bool last = step + 1 == train_.steps;
         if (last || (train_.checkpoint_every > 0 && (step + 1) % train_.checkpoint_every == 0))

@@ -39,7 +39,9 @@ struct Trainer::Impl {
     void make_stages();
     void make_reductions();
     void make_executor();
+    bool exchanges() const noexcept { return exchange != nullptr && layout.ep > 1; }
     void interleave_pairs(const NodeSeconds& seconds, double otherwise = 0);
+    void fill_backwards(const NodeSeconds& seconds);
     NodeSeconds mean_node_seconds(std::span<const TraceEvent> events);
     StepResult run_step(std::uint64_t step, const SequenceSource& sequences);
     Lane add_lane(const char* what, std::uint32_t phase) {
@@ -141,7 +143,7 @@ public:
             beside([&] { trainer_.post_loss(losses_, stage_, micro_batch, slot); });
         // After the last micro-batch's nothing is added to a gradient but other ranks'.
         if (op == OpKind::WeightGradient && micro_batch == last_micro_batch_)
-            beside([&] { reduction_.node_handed_in(node); });
+            beside([&] { reduction_.node_handed_in(node, of_op.size()); });
         return done;
     }
 
@@ -272,7 +274,7 @@ void Trainer::Impl::make_executor() {
     interleave_pairs({}, 1);
 }
 
-// ---- Overlapped pairs -----------------------------------------------------------------------
+// ---- What exchanges leave free --------------------------------------------------------------
 
 /// The same on all ranks that share an exchange, whose stages are the same.
 void Trainer::Impl::interleave_pairs(const NodeSeconds& seconds, double otherwise) {
@@ -296,6 +298,12 @@ void Trainer::Impl::interleave_pairs(const NodeSeconds& seconds, double otherwis
         }
         patterns.emplace(phases, std::move(pattern));
     }
+}
+
+/// The same on all ranks that share an exchange or hold copies of a stage.
+void Trainer::Impl::fill_backwards(const NodeSeconds& seconds) {
+    for (std::uint32_t phase = 0; phase < stages.size(); ++phase)
+        executor->fill(phase, fill_backward(pair_of(*stages[phase], *stages[phase], seconds)));
 }
 
 NodeSeconds Trainer::Impl::mean_node_seconds(std::span<const TraceEvent> events) {
@@ -474,11 +482,15 @@ std::map<std::string, std::string> Trainer::chosen_kernels() const {
 const Schedule& Trainer::schedule() const noexcept {
     return impl_->schedule;
 }
-bool Trainer::measures_pairs() const noexcept {
-    return impl_->config.train.pairs == "auto" && impl_->schedule.has_pairs();
+bool Trainer::measures_nodes() const noexcept {
+    return impl_->exchanges() ||
+           (impl_->config.train.pairs == "auto" && impl_->schedule.has_pairs());
 }
-void Trainer::interleave_pairs(std::span<const TraceEvent> events) {
-    impl_->interleave_pairs(impl_->mean_node_seconds(events));
+void Trainer::order_nodes(std::span<const TraceEvent> events) {
+    const NodeSeconds seconds = impl_->mean_node_seconds(events);
+    impl_->interleave_pairs(seconds);
+    if (impl_->exchanges())
+        impl_->fill_backwards(seconds);
 }
 const std::string& Trainer::pair_pattern() const noexcept {
     return impl_->pair_pattern;

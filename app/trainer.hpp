@@ -58,11 +58,12 @@ public:
     StepResult step(std::uint64_t step, const SequenceSource& source);
 
     const Schedule& schedule() const noexcept;
-    /// Whether pairs are to be interleaved as measured; the same on all ranks.
-    bool measures_pairs() const noexcept;
+    /// Whether nodes are to be ordered as measured; the same on all ranks.
+    bool measures_nodes() const noexcept;
     /// Collective, with the traces of a step that all ranks have run: interleaves the nodes of
-    /// pairs as is best for what they took, the mean of all ranks. Bits do not depend on it.
-    void interleave_pairs(std::span<const TraceEvent> events);
+    /// pairs as is best for what they took, the mean of all ranks, and fills what the exchanges of
+    /// other backwards leave free (fill_backward()). Bits do not depend on it.
+    void order_nodes(std::span<const TraceEvent> events);
     /// The pattern by which this rank's last kind of pairs is, "" where there are none.
     const std::string& pair_pattern() const noexcept;
 

@@ -68,7 +68,7 @@ tokens/s, hidden       of a model: of whole steps; how much of the time in which
 stalled                ms of a step in which a rank computes nothing, mean of all. These three are medians of the steps
 waited                 ms that a rank's exchanges, reductions and pipes did nothing but wait in a step, added up
 A run is checked: every micro-batch has gone through every stage and back, gradients are summed in order; all schedules
-bring a model to the same loss, but for rounding.
+bring a model to the same loss in the first step that is timed, but for rounding.
 Exit codes: 0 all right, 1 a wrong result, 2 bad usage, 3 no device or MPI that serves, 4 a lost rank.
 )";
 

@@ -22,7 +22,7 @@ struct ModelSteps {
     PipelineReport report; ///< of the step that is off by the median
     /// As the report's, medians of the steps.
     double exchange_ms = 0, hidden_share = 0, stalled_ms = 0;
-    double loss = 0;                ///< of the last step
+    double loss = 0;                ///< of the first timed step, after three updates
     double tokens_per_s = 0;        ///< of whole steps, optimiser included; median
     double seconds_waited = 0;      ///< StepResult::seconds_waited, mean
     std::string pattern;            ///< how pairs were interleaved
@@ -30,7 +30,7 @@ struct ModelSteps {
 };
 
 /// Collective: `steps` timed steps after three others, of which the first compiles and the second
-/// measures pairs, each on the same made-up tokens. config.train says the schedule and the layout.
+/// measures nodes, each on the same made-up tokens. config.train says the schedule and the layout.
 /// Throws Error{InvalidArgument} for what cannot be.
 ModelSteps run_model(Stopwatch& watch, Device& device, const RunConfig& config,
                      std::uint64_t steps);

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <array>
+#include <numeric>
 #include <string>
 
 namespace bellows {
@@ -67,6 +68,25 @@ void PipelineExecutor::interleave(std::uint32_t forward, std::uint32_t backward,
     orders_[{forward, backward}] = std::move(order);
 }
 
+void PipelineExecutor::fill(std::uint32_t backward, std::vector<BackwardNode> order) {
+    require(backward < chunks_.size(), "no backward of phase " + std::to_string(backward) +
+                                           " where there are " + std::to_string(chunks_.size()));
+    for (const OpKind kind : {OpKind::InputGradient, OpKind::WeightGradient}) {
+        std::vector<std::size_t> given;
+        for (const BackwardNode& node : order)
+            if (node.kind == kind)
+                given.push_back(node.index);
+        if (kind == OpKind::WeightGradient)
+            std::ranges::sort(given);
+        std::vector<std::size_t> expected(chunks_[backward]->num_nodes(kind));
+        std::iota(expected.begin(), expected.end(), std::size_t{0});
+        require(given == expected, "a backward's order does not have each of its " +
+                                       std::to_string(expected.size()) + " nodes of " +
+                                       to_text({kind, 0, 0}) + " once, input gradients ascending");
+    }
+    fills_[backward] = std::move(order);
+}
+
 int PipelineExecutor::rank_of(const ScheduleChunk& chunk, std::uint64_t stage) const {
     return world_ranks_[places_[chunk.stream][stage].rank];
 }
@@ -113,15 +133,15 @@ TimePoint PipelineExecutor::send(const Part& part) {
     return pipes_.gradients->send(rank_of(at, at.stage - 1), chunk.input_gradient(part.slot));
 }
 
-void PipelineExecutor::submit_next(Part& part) {
-    if (part.next == 0)
+void PipelineExecutor::submit(Part& part, std::size_t node) {
+    if (part.handed_in == 0)
         receive(part);
     device_.trace_as(to_name(part.op));
-    const TimePoint done = chunks_[part.op.phase]->submit(
-        part.op.kind, part.next, part.op.micro_batch, part.slot, part.waits);
-    if (chunks_[part.op.phase]->computes(part.op.kind, part.next))
+    const TimePoint done = chunks_[part.op.phase]->submit(part.op.kind, node, part.op.micro_batch,
+                                                          part.slot, part.waits);
+    if (chunks_[part.op.phase]->computes(part.op.kind, node))
         part.computed = done;
-    if (++part.next < part.count)
+    if (++part.handed_in < part.count)
         return;
     last_done_ = done;
     if (!sends(part))
@@ -133,10 +153,38 @@ void PipelineExecutor::submit_next(Part& part) {
 }
 
 void PipelineExecutor::submit_all(Part& part) {
-    if (part.next == 0)
+    if (part.handed_in == 0)
         part.waits = waits_of(part);
-    while (part.next < part.count)
+    while (part.handed_in < part.count)
         submit_next(part);
+}
+
+void PipelineExecutor::submit_filled(Part& input, Part& weight,
+                                     const std::vector<BackwardNode>& order) {
+    input.waits = waits_of(input);
+    for (const BackwardNode& node : order) {
+        if (node.kind == OpKind::InputGradient) {
+            submit(input, node.index);
+            continue;
+        }
+        const bool fills = input.handed_in < input.count;
+        weight.waits = fills ? input.waits : waits_of(weight);
+        if (fills)
+            weight.waits.push_back(input.computed);
+        submit(weight, node.index);
+    }
+}
+
+/// How many of the ops from `op` on are handed in together: a pair, or a backward's halves.
+std::size_t PipelineExecutor::together(std::size_t op) const {
+    const auto& ops = schedule_.ops[rank_];
+    if (ops[op].with_next)
+        return 2;
+    const bool halves =
+        ops[op].kind == OpKind::InputGradient && fills_.contains(ops[op].phase) &&
+        op + 1 < ops.size() && !ops[op + 1].with_next &&
+        ops[op + 1] == ScheduleOp{OpKind::WeightGradient, ops[op].phase, ops[op].micro_batch};
+    return halves ? 2 : 1;
 }
 
 PipelineExecutor::Part PipelineExecutor::part_of(const ScheduleOp& op, OpKind kind) const {
@@ -165,10 +213,11 @@ void PipelineExecutor::run() {
     const TracedAs nothing(device_, ""); // each part says its own
     const std::span<const ScheduleOp> ops = schedule_.ops[rank_];
     for (std::size_t i = 0; i < ops.size();) {
-        const std::size_t count = ops[i].with_next ? 2 : 1;
+        const std::size_t count = together(i);
         std::vector<Part> parts = parts_of(ops.subspan(i, count));
-        const Gathering together(device_);
-        if (count == 2) {
+        const Gathering gathering(device_);
+        const auto filled = fills_.find(ops[i].phase);
+        if (ops[i].with_next) {
             const auto order = orders_.find({ops[i].phase, ops[i + 1].phase});
             for (Part& part : parts)
                 part.waits = one_queue_ ? waits_of(part) : std::vector<TimePoint>();
@@ -176,6 +225,8 @@ void PipelineExecutor::run() {
                 for (const OpKind kind : order->second)
                     submit_next(*std::ranges::find(parts, kind,
                                                    [](const Part& part) { return part.op.kind; }));
+        } else if (parts.size() == 2 && filled != fills_.end()) {
+            submit_filled(parts[0], parts[1], filled->second);
         }
         for (Part& part : parts)
             submit_all(part);

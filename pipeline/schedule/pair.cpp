@@ -277,6 +277,54 @@ PairTimes simulate_pair(const PairNodes& nodes, const PairOrder& order) {
     return PairSimulation(nodes, order).run();
 }
 
+std::vector<BackwardNode> fill_backward(const PairNodes& nodes) {
+    check_needs(nodes);
+    check_seconds(nodes);
+    const auto& inputs = nodes.input_gradient;
+    const auto& weights = nodes.weight_gradient;
+    std::vector<bool> handed_in(weights.size());
+    std::vector<BackwardNode> order;
+    const auto hand_in = [&](std::size_t weight) {
+        order.push_back({OpKind::WeightGradient, weight});
+        handed_in[weight] = true;
+    };
+    // Of those that need no more than `ended` input gradients and take at most twice as long, which
+    // is as much beyond it as it saves.
+    const auto closest = [&](double seconds, std::size_t ended) {
+        std::size_t best = weights.size();
+        const auto off = [&](std::size_t i) { return std::abs(weights[i].seconds - seconds); };
+        for (std::size_t i = 0; i < weights.size(); ++i)
+            if (!handed_in[i] && weights[i].after <= ended && weights[i].seconds <= 2 * seconds &&
+                (best == weights.size() || off(i) < off(best)))
+                best = i;
+        return best;
+    };
+    double left = 0;       // of the last exchanges, while nothing else computes
+    std::size_t begun = 0; // the first of these
+    for (std::size_t i = 0; i < inputs.size(); ++i) {
+        if (inputs[i].resource == NodeResource::Exchange) {
+            begun = left > 0 ? begun : i;
+            left += inputs[i].seconds;
+        } else if (needs_of(nodes, kInput, i).count < i) {
+            left -= inputs[i].seconds;
+        } else {
+            while (left > 0) {
+                const std::size_t weight = closest(left, begun);
+                if (weight == weights.size())
+                    break;
+                left -= weights[weight].seconds;
+                hand_in(weight);
+            }
+            left = 0;
+        }
+        order.push_back({OpKind::InputGradient, i});
+    }
+    for (std::size_t i = 0; i < weights.size(); ++i)
+        if (!handed_in[i])
+            hand_in(i);
+    return order;
+}
+
 std::string to_text(const PairPattern& pattern) {
     std::string text;
     for (const std::string& name : pattern)

@@ -150,17 +150,25 @@ TEST(GradientReduction, TheBucketsDoNotChangeTheBits) {
         device->upload(store.flat_gradients().buffer,
                        std::span<const float>(gradient_of_rank(elements, world().rank())));
         GradientReduction reduction(store, gradient_buckets(ranges, least), dense, replicas);
-        for (std::size_t node = 0; node < model.layers + 2; ++node)
-            reduction.node_handed_in(node);
-        device->wait_idle();
-        const auto actual = testing::read_back<float>(*device, store.flat_gradients().buffer);
-        bool same = true;
-        for (const GradientRange& range : ranges)
-            same = same && std::equal(expected.begin() + static_cast<std::ptrdiff_t>(range.first),
-                                      expected.begin() +
-                                          static_cast<std::ptrdiff_t>(range.first + range.count),
-                                      actual.begin() + static_cast<std::ptrdiff_t>(range.first));
-        ALL_RANKS_TRUE(same);
+        for (const bool ascending : {true, false}) { // two steps
+            if (!ascending)
+                device->upload(store.flat_gradients().buffer,
+                               std::span<const float>(gradient_of_rank(elements, world().rank())));
+            const std::size_t nodes = model.layers + 2;
+            for (std::size_t node = 0; node < nodes; ++node)
+                reduction.node_handed_in(ascending ? node : nodes - 1 - node, nodes);
+            device->wait_idle();
+            const auto actual = testing::read_back<float>(*device, store.flat_gradients().buffer);
+            bool same = true;
+            for (const GradientRange& range : ranges) {
+                const auto first = static_cast<std::ptrdiff_t>(range.first);
+                same = same &&
+                       std::equal(actual.begin() + first,
+                                  actual.begin() + first + static_cast<std::ptrdiff_t>(range.count),
+                                  expected.begin() + first);
+            }
+            ALL_RANKS_TRUE(same);
+        }
     }
 }
 

@@ -88,13 +88,25 @@ public:
             handed.push_back({{op, phase_, micro_batch}, {waits.begin(), waits.end()}, done, {}});
             return done;
         }
+        tokens.emplace_back(ScheduleOp{op, phase_, micro_batch},
+                            !handed.empty() && waits_for(waits, handed.back().computed));
         LaneJob job;
         job.name = "tokens";
         job.step = [](LaneContext&) { return Progress::Done; };
-        return handed.back().done = lane_.post(std::move(job));
+        const TimePoint done = lane_.post(std::move(job));
+        if (!handed.empty())
+            handed.back().done = done;
+        return done;
+    }
+
+    static bool waits_for(std::span<const TimePoint> waits, const TimePoint& wanted) {
+        return std::ranges::any_of(
+            waits, [&](const TimePoint& wait) { return wait.ticket() == wanted.ticket(); });
     }
 
     std::vector<Handed> handed;
+    /// Second nodes, and whether they wait for the first node before.
+    std::vector<std::pair<ScheduleOp, bool>> tokens;
 
 private:
     Lane& lane_;
@@ -227,12 +239,42 @@ TEST(ExecutorOrder, WhatLeavesIsNotHeldUpByTheNextOfItsKind) {
         if (before == handed.rend() || !leaves || handed[i].op.kind == OpKind::WeightGradient)
             continue;
         const TimePoint& expected = one_queue ? handed[i - 1].done : before->computed;
-        EXPECT_TRUE(std::ranges::any_of(handed[i].waits, [&](const TimePoint& wait) {
-            return wait.ticket() == expected.ticket();
-        })) << to_name(handed[i].op);
+        EXPECT_TRUE(TwoNodeStage::waits_for(handed[i].waits, expected)) << to_name(handed[i].op);
         ++behind;
     }
     EXPECT_GT(behind, 0u);
+}
+
+/// Weight gradients that fill begin behind what comes before them, of a Backward as of its halves.
+TEST(ExecutorOrder, WeightGradientsFillABackwardThatIsAlone) {
+    const auto ranks = static_cast<std::uint64_t>(world().size());
+    const Schedule whole = make_schedule({ScheduleKind::OneFOneB, ranks, 3 * ranks});
+    for (const Schedule& schedule : {whole, split_backwards(whole)})
+        for (const SyncMode mode : kModes) {
+            Rig<TwoNodeStage> rig(mode, schedule);
+            rig.executor->fill(0, {{OpKind::InputGradient, 0},
+                                   {OpKind::WeightGradient, 1},
+                                   {OpKind::InputGradient, 1},
+                                   {OpKind::WeightGradient, 0}});
+            rig.executor->run();
+            rig.device->wait_idle();
+            EXPECT_EQ(rig.stages.front()->sum(), rig.stages.front()->expected_sum(1));
+            std::vector<ScheduleOp> tokens; // handed in as second nodes
+            for (const auto& [op, behind] : rig.stages.front()->tokens) {
+                tokens.push_back(op);
+                if (op.kind == OpKind::WeightGradient) {
+                    EXPECT_TRUE(behind) << to_name(op);
+                }
+            }
+            std::vector<ScheduleOp> expected;
+            for (const ScheduleOp& op : whole.ops[rig.rank]) {
+                if (op.kind == OpKind::Backward)
+                    expected.push_back({OpKind::WeightGradient, 0, op.micro_batch});
+                expected.push_back({op.kind == OpKind::Backward ? OpKind::InputGradient : op.kind,
+                                    0, op.micro_batch});
+            }
+            EXPECT_EQ(tokens, expected);
+        }
 }
 
 /// What ranks that wait for it see: comm_failing_together_test (pipes), e2e_faults_test.
@@ -273,6 +315,17 @@ TEST(ExecutorAlone, NumbersThatDoNotFitAreRefused) {
     EXPECT_THROW(make(0, {0}, {nullptr}), Error);
     EXPECT_THROW(make(0, {0, 1}, {}), Error);
     EXPECT_THROW(make(0, {0, 1}, {nullptr}), Error); // no pipes
+
+    Rig<TwoNodeStage> rig(SyncMode::Overlap, make_schedule({.ranks = 1, .micro_batches = 2}));
+    constexpr auto kInput = OpKind::InputGradient, kWeight = OpKind::WeightGradient;
+    const std::vector<BackwardNode> good = {{kInput, 0}, {kWeight, 1}, {kInput, 1}, {kWeight, 0}};
+    EXPECT_NO_THROW(rig.executor->fill(0, good));
+    EXPECT_THROW(rig.executor->fill(1, good), Error);
+    EXPECT_THROW(rig.executor->fill(0, {{kInput, 0}, {kInput, 1}, {kWeight, 0}}), Error);
+    EXPECT_THROW(rig.executor->fill(0, {{kInput, 1}, {kInput, 0}, {kWeight, 0}, {kWeight, 1}}),
+                 Error);
+    EXPECT_THROW(rig.executor->fill(0, {{kInput, 0}, {kInput, 1}, {kWeight, 1}, {kWeight, 1}}),
+                 Error);
 }
 
 } // namespace

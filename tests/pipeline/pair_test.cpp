@@ -429,5 +429,65 @@ TEST(Pair, RandomNodesKeepToTheBounds) {
     }
 }
 
+std::string names_of(const PairNodes& nodes, const std::vector<BackwardNode>& order) {
+    PairPattern names;
+    for (const BackwardNode& node : order)
+        names.push_back(nodes.of(node.kind).at(node.index).name);
+    return to_text(names);
+}
+
+TEST(Backward, WeightGradientsFillWhatExchangesLeaveFree) {
+    const auto filled = [](double exchange) {
+        const PairNodes nodes = repeated(moe_layer(exchange), 2);
+        return names_of(nodes, fill_backward(nodes));
+    };
+    // Nothing is as short.
+    EXPECT_EQ(filled(0.1), "DISPATCH(B) SHARED(B) MLP(B) COMBINE(B) ROUTER(B) ATTN(B) DISPATCH(B) "
+                           "SHARED(B) MLP(B) COMBINE(B) ROUTER(B) ATTN(B) MLP(W) SHARED(W) ATTN(W) "
+                           "MLP(W) SHARED(W) ATTN(W)");
+    // SHARED(W) of the layer before where MLP(W) would hold up what comes behind; beside
+    // DISPATCH(B) SHARED(B) is all there is.
+    EXPECT_EQ(filled(0.4), "DISPATCH(B) SHARED(B) MLP(B) COMBINE(B) ROUTER(B) ATTN(B) DISPATCH(B) "
+                           "SHARED(B) MLP(B) COMBINE(B) SHARED(W) ROUTER(B) ATTN(B) MLP(W) ATTN(W) "
+                           "MLP(W) SHARED(W) ATTN(W)");
+    // MLP(W) where half of it holds up at most, then the next one for what is left.
+    EXPECT_EQ(filled(0.6), "DISPATCH(B) SHARED(B) MLP(B) COMBINE(B) MLP(W) ROUTER(B) ATTN(B) "
+                           "DISPATCH(B) SHARED(B) SHARED(W) MLP(B) COMBINE(B) ATTN(W) ROUTER(B) "
+                           "ATTN(B) MLP(W) SHARED(W) ATTN(W)");
+}
+
+TEST(Backward, RandomNodesAreHandedInOnceAndBehindWhatTheyNeed) {
+    std::mt19937 random(4);
+    std::size_t filling = 0;
+    for (int i = 0; i < 3000; ++i) {
+        const PairNodes nodes = random_nodes(random);
+        const std::vector<BackwardNode> order = fill_backward(nodes);
+        std::size_t inputs = 0;
+        std::vector<int> weights(nodes.weight_gradient.size());
+        for (const BackwardNode& node : order) {
+            if (node.kind == OpKind::InputGradient) {
+                ASSERT_EQ(node.index, inputs++);
+                continue;
+            }
+            ASSERT_EQ(node.kind, OpKind::WeightGradient);
+            ++weights.at(node.index);
+            ASSERT_LE(nodes.weight_gradient[node.index].after, inputs);
+            filling += inputs < nodes.input_gradient.size();
+        }
+        EXPECT_EQ(inputs, nodes.input_gradient.size());
+        EXPECT_TRUE(std::ranges::all_of(weights, [](int count) { return count == 1; }));
+    }
+    EXPECT_GT(filling, 100u);
+}
+
+TEST(Backward, WhatCannotBeOrderedIsRefused) {
+    PairNodes wrong = moe_layer();
+    wrong.weight_gradient[0].after = 9;
+    EXPECT_THROW((void)fill_backward(wrong), Error);
+    wrong = moe_layer(-1);
+    EXPECT_THROW((void)fill_backward(wrong), Error);
+    EXPECT_TRUE(fill_backward({}).empty());
+}
+
 } // namespace
 } // namespace bellows

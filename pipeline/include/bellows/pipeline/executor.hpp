@@ -5,10 +5,11 @@
 // order, and moves activations and gradients between chunks. It never waits: what needs another
 // rank's result is ordered behind its arrival, and a result leaves when its op has ended. Within
 // that the device runs what can begin first, but, apart from pairs that interleave, what another
-// rank waits for is held up neither by weight gradients, which come behind the gradient, nor by the
-// next op of its kind, which begins behind the last that it computes: what its exchanges leave free
-// is shorter than what would begin meanwhile. Where copies have no queue of their own what ops
-// compute keeps their order and waits until what left before has left. One thread at a time.
+// rank waits for is held up neither by weight gradients, which come behind the gradient unless they
+// are to fill (fill()), nor by the next op of its kind, which begins behind the last that it
+// computes: what its exchanges leave free is shorter than what would begin meanwhile. Where copies
+// have no queue of their own what ops compute keeps their order and waits until what left before
+// has left. One thread at a time.
 
 #include <bellows/comm/pipe.hpp>
 #include <bellows/engine/device.hpp>
@@ -35,8 +36,9 @@ public:
     virtual std::size_t num_nodes(OpKind op) const = 0;
     /// Whether a node computes; others move tokens.
     virtual bool computes(OpKind op, std::size_t node) const = 0;
-    /// Hands a node in: an op's in ascending order, those of other chunks between them. Work on the
-    /// same memory must take effect in the order of handing in, as the device's does.
+    /// Hands a node in: an op's in ascending order, weight gradients as PipelineExecutor::fill()
+    /// says, those of other chunks between them. Work on the same memory must take effect in the
+    /// order of handing in, as the device's does.
     /// It begins behind `waits`, too, if it computes. Returns when it will have ended.
     virtual TimePoint submit(OpKind op, std::size_t node, std::uint64_t micro_batch,
                              std::uint64_t slot, std::span<const TimePoint> waits) = 0;
@@ -73,6 +75,12 @@ public:
     /// must have the same order. Throws Error{InvalidArgument} unless each node is there once, as
     /// verify() does for what it knows of them.
     void interleave(std::uint32_t forward, std::uint32_t backward, PairOrder order);
+    /// How a phase's backwards that are no part of a pair hand their nodes in from now on, be they
+    /// a Backward or an InputGradient and its WeightGradient right behind it: weight gradients
+    /// before the last input gradient begin behind what those before them compute. Until then they
+    /// all come last. Throws Error{InvalidArgument} unless each node is there once, input gradients
+    /// in their order.
+    void fill(std::uint32_t backward, std::vector<BackwardNode> order);
     /// Hands a step in. In the trace work has the name of its op, a Backward's of its halves, e.g.
     /// "F0.m3", "I1.m2", "W1.m2" (TraceEvent::op), and what goes between ranks "PP(F0.m3)".
     void run();
@@ -82,20 +90,24 @@ private:
     struct Part {
         ScheduleOp op;
         std::uint64_t slot = 0;
-        std::size_t next = 0, count = 0; ///< nodes
-        std::vector<TimePoint> waits{};  ///< of all of them
-        TimePoint computed{};            ///< the last that computes
+        std::size_t handed_in = 0, count = 0; ///< nodes
+        std::vector<TimePoint> waits{};       ///< of all of them
+        TimePoint computed{};                 ///< the last that computes
     };
     Part part_of(const ScheduleOp& op, OpKind kind) const;
     /// Of an op, or of both of a pair.
     std::vector<Part> parts_of(std::span<const ScheduleOp> ops) const;
+    std::size_t together(std::size_t op) const;
     void receive(const Part& part);
     TimePoint send(const Part& part);
     /// Of a part that does not interleave: so that nothing holds up what leaves the rank.
     std::vector<TimePoint> waits_of(const Part& part) const;
-    void submit_next(Part& part);
-    /// One after the other, apart from a pair's order.
+    void submit(Part& part, std::size_t node);
+    void submit_next(Part& part) { submit(part, part.handed_in); }
+    /// One after the other, apart from an order.
     void submit_all(Part& part);
+    /// In the order of fill().
+    void submit_filled(Part& input, Part& weight, const std::vector<BackwardNode>& order);
     bool sends(const Part& part) const;
     /// The world's rank that has a stage in the stream of a chunk.
     int rank_of(const ScheduleChunk& chunk, std::uint64_t stage) const;
@@ -108,6 +120,7 @@ private:
     std::vector<PipelineChunk*> chunks_;
     PipelinePipes pipes_;
     std::map<std::pair<std::uint32_t, std::uint32_t>, PairOrder> orders_; ///< by phases
+    std::map<std::uint32_t, std::vector<BackwardNode>> fills_;            ///< by phase
     std::vector<std::vector<ChunkPlace>> places_;
     std::vector<std::uint64_t> slots_;                    ///< of each phase
     std::vector<std::vector<TimePoint>> input_gradients_; ///< the last ones, by phase and slot

@@ -5,11 +5,11 @@
 // layers' nodes and interleaved so that the tokens of one travel while the other computes. No
 // Vulkan, no MPI; pure functions.
 //
-// Nodes of a part are handed in in their order. Compute nodes run one at a time, each as soon as
-// what it needs has ended and the device is free, the one first that could begin first (of several
-// at once the one handed in first); exchange nodes run one at a time in the order in which they are
-// handed in, beside the compute nodes. A node needs all of its part before it, but for what
-// PairNode tells.
+// Nodes of a part are handed in in their order (but for fill_backward()). Compute nodes run one at
+// a time, each as soon as what it needs has ended and the device is free, the one first that could
+// begin first (of several at once the one handed in first); exchange nodes run one at a time in the
+// order in which they are handed in, beside the compute nodes. A node needs all of its part before
+// it, but for what PairNode tells.
 
 #include <bellows/pipeline/simulate.hpp>
 
@@ -90,6 +90,19 @@ PairTimes simulate_pair(const PairNodes& nodes, const PairOrder& order);
 /// equals one near DeepSeek-V3's; the same for the same nodes, and never longer than
 /// one_after_the_other(). Throws like interleave() and simulate_pair(), and for no nodes.
 PairPattern choose_pattern(const PairNodes& layer, std::size_t layers = 4);
+
+/// A node of a backward that is alone: InputGradient or WeightGradient, and its place among those.
+struct BackwardNode {
+    OpKind kind = OpKind::InputGradient;
+    std::size_t index = 0;
+    bool operator==(const BackwardNode&) const = default;
+};
+
+/// The order in which such a backward hands its nodes in: the input gradients in theirs, and before
+/// each that waits for an exchange the weight gradients that fill what this leaves free best, as
+/// long as none holds the input gradients up for longer than it saves. The others come last, in
+/// their order. nodes.forward does not matter. Throws like interleave() and simulate_pair().
+std::vector<BackwardNode> fill_backward(const PairNodes& nodes);
 
 /// "MLP(B) MLP(W) …" and back. Throws Error{InvalidArgument} for a name without "(F)", "(B)",
 /// "(W)".
