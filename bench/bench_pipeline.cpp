@@ -59,14 +59,14 @@ of a model:
   --precision f32|bf16|fp8, --device-link auto|off, --pairs auto|apart|PATTERN
   --trace FILE           of all ranks in the last kind's last step, optimiser included, for Perfetto
 
-simulated, measured    ms of a step; of the measured ones the median. Pairs of timed stages run one half after the other;
-                       input gradients leave before weight gradients are made. A model's step is simulated with the
-                       costs that it was measured to have, and the step is the one that is off by the median
+simulated, measured    ms of a step. Pairs of timed stages run one half after the other; input gradients leave before weight
+                       gradients are made. Each step of a model is simulated with the costs that it was measured to have
 off                    how much longer it took than simulated
 bubble                 what the rank that idles most idles, as a share of the step
 tokens/s, hidden       of a model: of whole steps; how much of the time in which experts' tokens travel other work runs
-stalled                ms of a step in which a rank computes nothing, mean of all. These three are medians of the steps
+stalled                ms of a step in which a rank computes nothing, mean of all
 waited                 ms that a rank's exchanges, reductions and pipes did nothing but wait in a step, added up
+All but simulated times of timed stages and what is waited are medians of the steps, each by itself.
 A run is checked: every micro-batch has gone through every stage and back, gradients are summed in order; all schedules
 bring a model to the same loss in the first step that is timed, but for rounding.
 Exit codes: 0 all right, 1 a wrong result, 2 bad usage, 3 no device or MPI that serves, 4 a lost rank.
@@ -133,7 +133,7 @@ Options take_options(int argc, char** argv) {
 
 struct Result {
     std::string kind, impossible;
-    double simulated = 0, measured = 0, simulated_bubble = 0, measured_bubble = 0;
+    double simulated = 0, measured = 0, off = 0, simulated_bubble = 0, measured_bubble = 0;
     // Of a model:
     double tokens_per_s = 0, hidden = 0, waited_ms = 0, exchange_ms = 0, stalled_ms = 0, loss = 0;
     std::string pattern;
@@ -234,6 +234,7 @@ Result measure(Stopwatch& watch, Device& device, const Options& options, Schedul
     const Timeline& median = measured[measured.size() / 2];
     result.simulated = simulated.step_time;
     result.measured = median.step_time;
+    result.off = result.measured / result.simulated - 1;
     result.simulated_bubble = simulated.bubble_share();
     result.measured_bubble = median.bubble_share();
     return result;
@@ -255,10 +256,11 @@ Result measure_model(Stopwatch& watch, Device& device, const Options& options, S
         write_file_durably(*options.svg, report_svg(steps.schedule, steps.report));
     if (options.trace)
         write_trace(*options.trace, steps.events, watch.world());
-    result.simulated = steps.report.simulated.step_time;
-    result.measured = steps.report.measured.step_time;
-    result.simulated_bubble = steps.report.simulated.bubble_share();
-    result.measured_bubble = steps.report.measured.bubble_share();
+    result.simulated = steps.simulated_ms;
+    result.measured = steps.measured_ms;
+    result.off = steps.off;
+    result.simulated_bubble = steps.simulated_bubble;
+    result.measured_bubble = steps.measured_bubble;
     result.tokens_per_s = steps.tokens_per_s;
     result.hidden = steps.hidden_share;
     result.exchange_ms = steps.exchange_ms;
@@ -274,9 +276,8 @@ void print(const Result& result, bool of_model) {
         std::printf("%-12s %s\n", result.kind.c_str(), result.impossible.c_str());
     } else {
         std::printf("%-12s %10.1f %10.1f %+7.1f %% %9.1f %% %9.1f %%", result.kind.c_str(),
-                    result.simulated, result.measured,
-                    100 * (result.measured / result.simulated - 1), 100 * result.simulated_bubble,
-                    100 * result.measured_bubble);
+                    result.simulated, result.measured, 100 * result.off,
+                    100 * result.simulated_bubble, 100 * result.measured_bubble);
         if (of_model)
             std::printf(" %10.0f %7.1f %% of %7.1f %8.1f %8.1f %10.6f", result.tokens_per_s,
                         100 * result.hidden, result.exchange_ms, result.stalled_ms,
@@ -320,6 +321,7 @@ nlohmann::ordered_json json_of(const Result& result) {
     nlohmann::ordered_json json = {{"kind", result.kind},
                                    {"simulated_ms", result.simulated},
                                    {"measured_ms", result.measured},
+                                   {"off", result.off},
                                    {"simulated_bubble", result.simulated_bubble},
                                    {"measured_bubble", result.measured_bubble}};
     if (result.tokens_per_s > 0)

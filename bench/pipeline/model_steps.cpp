@@ -53,16 +53,22 @@ ModelSteps run_model(Stopwatch& watch, Device& device, const RunConfig& config,
             all.loss = result.loss;
         all.seconds_waited += result.seconds_waited / static_cast<double>(steps);
     }
-    all.exchange_ms = median_of(reports, &PipelineReport::exchange_ms);
-    all.hidden_share = median_of(reports, &PipelineReport::hidden_share);
-    all.stalled_ms = median_of(reports, &PipelineReport::stalled_ms);
-    std::ranges::sort(seconds);
-    std::ranges::sort(reports, {}, [](const PipelineReport& report) {
-        return report.measured.step_time / report.simulated.step_time;
-    });
+    const auto off = [](const PipelineReport& report) {
+        return report.measured.step_time / report.simulated.step_time - 1;
+    };
+    const auto median = [&](auto what) { return median_of(reports, what); };
+    all.simulated_ms = median([](const PipelineReport& of) { return of.simulated.step_time; });
+    all.measured_ms = median([](const PipelineReport& of) { return of.measured.step_time; });
+    all.off = median(off);
+    all.simulated_bubble = median([](const auto& of) { return of.simulated.bubble_share(); });
+    all.measured_bubble = median([](const auto& of) { return of.measured.bubble_share(); });
+    all.exchange_ms = median(&PipelineReport::exchange_ms);
+    all.hidden_share = median(&PipelineReport::hidden_share);
+    all.stalled_ms = median(&PipelineReport::stalled_ms);
+    std::ranges::sort(reports, {}, off);
     all.report = std::move(reports[steps / 2]);
     all.tokens_per_s =
-        static_cast<double>(config.train.batch * config.train.seq) / seconds[steps / 2];
+        static_cast<double>(config.train.batch * config.train.seq) / median_of(seconds);
     all.pattern = trainer.pair_pattern();
     return all;
 }

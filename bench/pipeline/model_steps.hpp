@@ -20,7 +20,8 @@ namespace bellows::bench {
 struct ModelSteps {
     Schedule schedule;
     PipelineReport report; ///< of the step that is off by the median
-    /// As the report's, medians of the steps.
+    /// As the report's, medians of the steps; off: how much longer they took than simulated.
+    double simulated_ms = 0, measured_ms = 0, off = 0, simulated_bubble = 0, measured_bubble = 0;
     double exchange_ms = 0, hidden_share = 0, stalled_ms = 0;
     double loss = 0;                ///< of the first timed step, after three updates
     double tokens_per_s = 0;        ///< of whole steps, optimiser included; median

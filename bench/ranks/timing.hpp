@@ -25,12 +25,12 @@ inline double median_of(std::vector<double> values) {
     std::ranges::nth_element(values, middle);
     return *middle;
 }
-/// Of what each run has.
-template <class Run>
-double median_of(const std::vector<Run>& runs, double Run::* what) {
+/// Of what each run has: a member, or what a function makes of it.
+template <class Run, class What>
+double median_of(const std::vector<Run>& runs, What what) {
     std::vector<double> values;
     for (const Run& run : runs)
-        values.push_back(run.*what);
+        values.push_back(std::invoke(what, run));
     return median_of(std::move(values));
 }
 

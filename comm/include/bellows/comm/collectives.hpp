@@ -32,10 +32,11 @@ namespace bellows {
 
 /// The same on every rank of the group, except the name.
 struct CollectivesOptions {
-    std::string name = "collectives";           ///< shown in errors and the trace
-    std::uint64_t chunk_bytes = 4u << 20;       ///< tensors travel in chunks of about this size
-    std::uint64_t link_chunk_bytes = 16u << 20; ///< the same from device to device
-    std::uint32_t chunks_in_flight = 2;         ///< of one collective, at most 16
+    std::string name = "collectives";     ///< shown in errors and the trace
+    std::uint64_t chunk_bytes = 4u << 20; ///< tensors travel in chunks of about this size
+    /// The same from device to device, which takes less time than the host needs between steps.
+    std::uint64_t link_chunk_bytes = 32u << 20;
+    std::uint32_t chunks_in_flight = 4;         ///< of one collective, at most 16
     std::uint32_t collectives_in_flight = 2;    ///< each has staging of its own
     std::uint64_t small_bytes = 16u << 10;      ///< up to here sums travel in one message to all
     std::chrono::milliseconds timeout{120'000}; ///< without any progress of the network
