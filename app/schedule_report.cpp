@@ -27,9 +27,18 @@ namespace {
 using Json = nlohmann::ordered_json;
 
 /// "2", or "2 to 4" where ranks differ.
-std::string range(const std::vector<double>& values) {
+template <class Print>
+std::string range(const std::vector<double>& values, Print print) {
     const auto [low, high] = std::minmax_element(values.begin(), values.end());
-    return *low == *high ? number(*low) : number(*low) + " to " + number(*high);
+    const std::string from = print(*low), to = print(*high);
+    return from == to ? from : from + " to " + to;
+}
+std::string range(const std::vector<double>& values) {
+    return range(values, number);
+}
+/// In a picture: measured ones, in ms, are no more exact than that.
+std::string rounded(double value, const std::string& unit) {
+    return unit == "ms" ? printed(value < 100 ? "%.3g" : "%.0f", value) : number(value);
 }
 
 double most(const std::vector<double>& values) {
@@ -94,11 +103,13 @@ std::string meaning_of(const ScheduleOp& op, std::size_t phases) {
 }
 
 /// The rows and legend of a timeline.
-GanttChart chart_of(const Schedule& schedule, const Timeline& timeline) {
+GanttChart chart_of(const Schedule& schedule, const Timeline& timeline, const std::string& unit) {
     GanttChart chart;
     std::map<std::pair<OpKind, bool>, std::pair<std::string, std::string>> legend;
     for (std::uint64_t rank = 0; rank < schedule.num_ranks(); ++rank) {
-        GanttRow row{"rank " + std::to_string(rank), number(timeline.bubble[rank]) + " idle", {}};
+        const std::string idle = rounded(timeline.bubble[rank], unit);
+        GanttRow row{
+            "rank " + std::to_string(rank), idle + (unit == "ms" ? " ms idle" : " idle"), {}};
         const auto& ops = schedule.ops[rank];
         for (std::size_t i = 0; i < ops.size(); ++i) {
             const ScheduleOp& op = ops[i];
@@ -319,13 +330,15 @@ std::string schedule_json(const Schedule& schedule, const Timeline& timeline) {
 std::string schedule_svg(const Schedule& schedule, const Timeline& timeline,
                          const std::string& what, const std::string& unit,
                          const std::vector<std::vector<OpTime>>& exchange) {
-    GanttChart chart = chart_of(schedule, timeline);
+    GanttChart chart = chart_of(schedule, timeline, unit);
+    const auto print = [&](double value) { return rounded(value, unit); };
+    const std::string of_unit = unit == "ms" ? " ms" : "";
     if (std::ranges::any_of(exchange, [](const auto& times) { return !times.empty(); }))
         add_exchange(chart, exchange);
     chart.title = title_of(schedule);
-    chart.subtitle = what + ": step time " + number(timeline.step_time) + ", bubble " +
-                     range(timeline.bubble) + " (" + percent(timeline.bubble_share()) +
-                     "); numbers are micro-batches" +
+    chart.subtitle = what + ": step time " + print(timeline.step_time) + of_unit + ", bubble " +
+                     range(timeline.bubble, print) + of_unit + " (" +
+                     percent(timeline.bubble_share()) + "); numbers are micro-batches" +
                      (schedule.has_pairs() ? ", a pair's two stand above each other" : "");
     chart.x_label = "time in " + unit;
     return gantt_svg(chart);

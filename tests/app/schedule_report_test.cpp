@@ -245,7 +245,15 @@ TEST(ScheduleReport, ThePictureHasABarForEveryOp) {
     EXPECT_EQ(count(svg, "<text"), count(svg, "</text>"));
     EXPECT_EQ(count(svg, "<rect"), count(svg, "</rect>") + count(svg, "/>") - count(svg, "<line"));
     EXPECT_NE(svg.find("input gradient, phase 1"), std::string::npos);
+    EXPECT_EQ(count(svg, "step time 26, bubble 2 (7.7 %)"), 1u);
     const Simulated plain({ScheduleKind::GPipe, 2, 2});
+    const std::string measured =
+        schedule_svg(plain.schedule,
+                     timeline_of({{{0, 1.23456}, {1.5, 4}, {4, 5}, {5, 320.5}},
+                                  {{2, 3}, {3, 4}, {4, 5}, {6, 320.5}}}),
+                     "measured", "ms");
+    EXPECT_EQ(count(measured, "step time 320 ms, bubble 0.265 to 3 ms (0.9 %)"), 1u) << measured;
+    EXPECT_EQ(count(measured, "0.265 ms idle"), 1u);
     EXPECT_EQ(schedule_svg(plain.schedule, plain.timeline).find("phase"), std::string::npos);
 }
 
