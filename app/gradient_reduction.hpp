@@ -2,9 +2,10 @@
 #pragma once
 
 // The data-parallel sums of a step's gradients, begun as the gradients become ready: while the last
-// micro-batch's weight-gradient nodes are being handed in, every bucket of parameters follows the
-// node that completes it. Owned by the trainer; all ranks of a stage hand in the same nodes, so all
-// post the same sums in the same order. What is summed with what does not depend on the buckets.
+// micro-batch's weight-gradient nodes are being handed in, in any order, every bucket of parameters
+// follows when all nodes up to the one that completes it have been. Owned by the trainer; all ranks
+// of a stage have the same buckets, so all post the same sums in the same order. What is summed
+// with what does not depend on the buckets.
 
 #include <bellows/comm/collectives.hpp>
 #include <bellows/model/parameter_store.hpp>

@@ -300,7 +300,6 @@ void Trainer::Impl::interleave_pairs(const NodeSeconds& seconds, double otherwis
     }
 }
 
-/// The same on all ranks that share an exchange or hold copies of a stage.
 void Trainer::Impl::fill_backwards(const NodeSeconds& seconds) {
     for (std::uint32_t phase = 0; phase < stages.size(); ++phase)
         executor->fill(phase, fill_backward(pair_of(*stages[phase], *stages[phase], seconds)));

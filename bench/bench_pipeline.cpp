@@ -49,7 +49,7 @@ with --config, on a model that trains.
                          alone (default f=20,i=20,w=20)
   --repeats N            of each, after one that is not timed, of a model three (default 3)
   --device D             INDEX|UUID|gpu|cpu|any (default: BELLOWS_DEVICE, else any)
-  --svg FILE             a picture of the last kind's last step as measured, of a model of the step in the table
+  --svg FILE             a picture of the last kind's last step as measured, of a model the step that is off by the median
   --json FILE            the table
   --help
 
@@ -66,7 +66,8 @@ bubble                 what the rank that idles most idles, as a share of the st
 tokens/s, hidden       of a model: of whole steps; how much of the time in which experts' tokens travel other work runs
 stalled                ms of a step in which a rank computes nothing, mean of all
 waited                 ms that a rank's exchanges, reductions and pipes did nothing but wait in a step, added up
-All but simulated times of timed stages and what is waited are medians of the steps, each by itself.
+Of a model all are medians of the steps, each by itself, but for what is waited (mean) and the loss (of the first timed
+step); of timed stages those of the step of median time.
 A run is checked: every micro-batch has gone through every stage and back, gradients are summed in order; all schedules
 bring a model to the same loss in the first step that is timed, but for rounding.
 Exit codes: 0 all right, 1 a wrong result, 2 bad usage, 3 no device or MPI that serves, 4 a lost rank.

@@ -23,7 +23,9 @@ constexpr auto kAttentionCases = std::to_array<AttentionCase>({
     {3, 1, 1, 4, 4, 0},
     {2, 33, 3, 16, 8, 0},
     {1, 7, 2, 12, 20, 4},
+    {2, 70, 2, 16, 8, 8}, // on matrix units of CPUs, too: several blocks, parts of wider tensors
     {1, 100, 2, 48, 32, 0},
+    {1, 150, 2, 64, 32, 16},
     {1, 37, 2, 192, 128, 0},
     {2, 10, 2, 5, 3, 1, Depth::Full},
     {1, 19, 2, 6, 10, 2, Depth::Full},

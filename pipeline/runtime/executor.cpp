@@ -182,7 +182,7 @@ std::size_t PipelineExecutor::together(std::size_t op) const {
         return 2;
     const bool halves =
         ops[op].kind == OpKind::InputGradient && fills_.contains(ops[op].phase) &&
-        op + 1 < ops.size() && !ops[op + 1].with_next &&
+        op + 1 < ops.size() &&
         ops[op + 1] == ScheduleOp{OpKind::WeightGradient, ops[op].phase, ops[op].micro_batch};
     return halves ? 2 : 1;
 }

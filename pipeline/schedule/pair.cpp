@@ -306,7 +306,7 @@ std::vector<BackwardNode> fill_backward(const PairNodes& nodes) {
             begun = left > 0 ? begun : i;
             left += inputs[i].seconds;
         } else if (needs_of(nodes, kInput, i).count < i) {
-            left -= inputs[i].seconds;
+            left = std::max(0.0, left - inputs[i].seconds);
         } else {
             while (left > 0) {
                 const std::size_t weight = closest(left, begun);

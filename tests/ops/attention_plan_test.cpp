@@ -80,7 +80,12 @@ TEST(AttentionPlan, OtherHeadsAndDevicesAreForTheScalarKernels) {
     EXPECT_FALSE(attention_tile(gpu, units, 72, 64)) << "not a multiple of 16";
     EXPECT_FALSE(attention_tile(gpu, units, 64, 24));
     EXPECT_FALSE(attention_tile(gpu, units, 576, 512)) << "a block of 32 alone takes 68 KiB";
-    EXPECT_FALSE(attention_tile(device_of(8, 48 << 10), units, 16, 16)) << "rows of two lanes";
+    DeviceInfo narrow = device_of(8, 48 << 10);
+    narrow.is_cpu = false;
+    EXPECT_FALSE(attention_tile(narrow, units, 16, 16)) << "two rows to a lane";
+    EXPECT_TRUE(attention_tile(narrow, units_of({8, 8, 8}), 16, 16));
+    EXPECT_FALSE(attention_tile(device_of(8, 48 << 10), units_of({8, 8, 8}), 16, 16))
+        << "too much to compile for a CPU";
     EXPECT_FALSE(attention_tile(device_of(128, 48 << 10), units, 64, 64)) << "8 lanes, 32 columns";
 }
 

@@ -259,6 +259,14 @@ TEST(ExecutorOrder, WeightGradientsFillABackwardThatIsAlone) {
             rig.executor->run();
             rig.device->wait_idle();
             EXPECT_EQ(rig.stages.front()->sum(), rig.stages.front()->expected_sum(1));
+            // What does not fill comes behind the gradient that leaves.
+            const auto& handed = rig.stages.front()->handed;
+            for (std::size_t i = 1; i < handed.size() && rig.rank > 0; ++i)
+                if (handed[i].op.kind == OpKind::WeightGradient) {
+                    ASSERT_EQ(handed[i - 1].op.kind, OpKind::InputGradient);
+                    EXPECT_TRUE(TwoNodeStage::waits_for(handed[i].waits, handed[i - 1].done))
+                        << to_name(handed[i].op);
+                }
             std::vector<ScheduleOp> tokens; // handed in as second nodes
             for (const auto& [op, behind] : rig.stages.front()->tokens) {
                 tokens.push_back(op);

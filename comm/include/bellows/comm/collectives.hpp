@@ -34,7 +34,8 @@ namespace bellows {
 struct CollectivesOptions {
     std::string name = "collectives";     ///< shown in errors and the trace
     std::uint64_t chunk_bytes = 4u << 20; ///< tensors travel in chunks of about this size
-    /// The same from device to device, which takes less time than the host needs between steps.
+    /// The same over a device link: large, as the host takes about as long between two steps of a
+    /// chunk as the link takes for 16 MiB.
     std::uint64_t link_chunk_bytes = 32u << 20;
     std::uint32_t chunks_in_flight = 4;         ///< of one collective, at most 16
     std::uint32_t collectives_in_flight = 2;    ///< each has staging of its own

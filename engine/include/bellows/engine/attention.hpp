@@ -7,10 +7,10 @@
 // token i of a sequence sees the keys 0..i of the same one. Query/key and value heads may differ in
 // size. Sums have a fixed order: a row's bits depend on nothing but its query and the keys and
 // values up to it. Tensors of bf16 go to matrix units where the device takes these for products
-// (GemmClass), head sizes are multiples of its matrices' sides, strides of eight elements, and
-// memory begins at multiples of 16 bytes: weights are rounded to the elements of matrices then. All
-// throw Error{InvalidArgument} when tensors do not fit together. The thread that owns the recording
-// calls.
+// (GemmClass), head sizes are multiples of its matrices' sides, strides of eight elements, memory
+// begins at multiples of 16 bytes, and a tile fits the device (on a CPU of small heads alone):
+// weights are rounded to the elements of matrices then. All throw Error{InvalidArgument} when
+// tensors do not fit together. The thread that owns the recording calls.
 
 #include <bellows/engine/recording.hpp>
 #include <bellows/engine/tensor.hpp>

@@ -29,7 +29,8 @@ struct MatrixShape {
 ///   coopmat-f16-kN    the same on f16: operands outside 2^-14 .. 65504 are not exact, so it serves
 ///                     only where it is named
 /// Within a class an element's bits depend on its row of A and its column of B alone. Products of
-/// f32 tensors are always f32-sequential. Attention of bf16 goes by the class, too.
+/// f32 tensors are always f32-sequential. Attention of bf16 goes by the class, too, where
+/// a tile of it fits the device (attention.hpp).
 struct GemmClass {
     enum class Units : std::uint8_t { None, BF16, F16 };
 

@@ -95,7 +95,7 @@ private:
         TimePoint computed{};                 ///< the last that computes
     };
     Part part_of(const ScheduleOp& op, OpKind kind) const;
-    /// Of an op, or of both of a pair.
+    /// Of an op, of both of a pair, or of a backward's halves.
     std::vector<Part> parts_of(std::span<const ScheduleOp> ops) const;
     std::size_t together(std::size_t op) const;
     void receive(const Part& part);

@@ -100,7 +100,8 @@ struct BackwardNode {
 
 /// The order in which such a backward hands its nodes in: the input gradients in theirs, and before
 /// each that waits for an exchange the weight gradients that fill what this leaves free best, as
-/// long as none holds the input gradients up for longer than it saves. The others come last, in
+/// long as none holds the input gradients up for longer than it saves by these times (an exchange's
+/// may have waits for other ranks in them, which it then counts as free). The others come last, in
 /// their order. nodes.forward does not matter. Throws like interleave() and simulate_pair().
 std::vector<BackwardNode> fill_backward(const PairNodes& nodes);
 
