@@ -102,6 +102,17 @@ std::string meaning_of(const ScheduleOp& op, std::size_t phases) {
                        : kind + (op.phase % 2 == 0 ? ", even phases" : ", odd phases");
 }
 
+/// Whether an op and the next are two at once: a pair, or an input gradient whose weight gradient
+/// began within it.
+bool two_at_once(const std::vector<ScheduleOp>& ops, const std::vector<OpTime>& times,
+                 std::size_t op) {
+    if (ops[op].with_next)
+        return true;
+    return op + 1 < ops.size() && ops[op].kind == OpKind::InputGradient &&
+           ops[op + 1].kind == OpKind::WeightGradient && ops[op + 1].phase == ops[op].phase &&
+           ops[op + 1].micro_batch == ops[op].micro_batch && times[op + 1].start < times[op].end;
+}
+
 /// The rows and legend of a timeline.
 GanttChart chart_of(const Schedule& schedule, const Timeline& timeline, const std::string& unit) {
     GanttChart chart;
@@ -116,8 +127,8 @@ GanttChart chart_of(const Schedule& schedule, const Timeline& timeline, const st
             const OpTime& time = timeline.ops[rank][i];
             GanttBar bar{time.start, time.end, std::to_string(op.micro_batch), to_name(op),
                          color_of(op)};
-            const bool second = i > 0 && ops[i - 1].with_next;
-            if (second || op.with_next) {
+            const bool second = i > 0 && two_at_once(ops, timeline.ops[rank], i - 1);
+            if (second || two_at_once(ops, timeline.ops[rank], i)) {
                 bar.top = second ? 0.5 : 0;
                 bar.bottom = second ? 1 : 0.5;
             }

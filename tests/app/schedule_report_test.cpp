@@ -257,6 +257,27 @@ TEST(ScheduleReport, ThePictureHasABarForEveryOp) {
     EXPECT_EQ(schedule_svg(plain.schedule, plain.timeline).find("phase"), std::string::npos);
 }
 
+/// A bar's height.
+double height_of(const std::string& svg, const std::string& op) {
+    const std::size_t end = svg.find("<title>" + op + ","), at = svg.rfind("height=\"", end);
+    return end == std::string::npos ? 0 : std::stod(svg.substr(at + 8));
+}
+
+TEST(ScheduleReport, AWeightGradientThatFillsStandsBelowItsInputGradient) {
+    const Schedule schedule = split_backwards(make_schedule({ScheduleKind::GPipe, 1, 2}));
+    const auto picture = [&](double begin) {
+        return schedule_svg(schedule,
+                            timeline_of({{{0, 1}, {1, 2}, {2, 4}, {begin, 5}, {5, 6}, {6, 7}}}),
+                            "measured", "ms");
+    };
+    const std::string filled = picture(3), plain = picture(4);
+    EXPECT_GT(height_of(plain, "I0.m0"), 0);
+    EXPECT_EQ(height_of(plain, "W0.m0"), height_of(plain, "I0.m0"));
+    EXPECT_LT(height_of(filled, "W0.m0"), 0.6 * height_of(plain, "W0.m0"));
+    EXPECT_LT(height_of(filled, "I0.m0"), 0.6 * height_of(plain, "I0.m0"));
+    EXPECT_EQ(height_of(filled, "I0.m1"), height_of(plain, "I0.m1"));
+}
+
 TEST(ScheduleReport, TheTraceHasNoTwoOpsAtOnceOnALane) {
     const Simulated s({ScheduleKind::DualPipe, 8, 20});
     const auto json = nlohmann::json::parse(schedule_trace(s.schedule, s.timeline));
