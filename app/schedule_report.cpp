@@ -36,6 +36,10 @@ std::string range(const std::vector<double>& values, Print print) {
 std::string range(const std::vector<double>& values) {
     return range(values, number);
 }
+/// " ms"; nothing behind what is in units of the costs.
+const char* suffix_of(const std::string& unit) {
+    return unit == "ms" ? " ms" : "";
+}
 /// In a picture: measured ones, in ms, are no more exact than that.
 std::string rounded(double value, const std::string& unit) {
     return unit == "ms" ? printed(value < 100 ? "%.3g" : "%.0f", value) : number(value);
@@ -119,8 +123,7 @@ GanttChart chart_of(const Schedule& schedule, const Timeline& timeline, const st
     std::map<std::pair<OpKind, bool>, std::pair<std::string, std::string>> legend;
     for (std::uint64_t rank = 0; rank < schedule.num_ranks(); ++rank) {
         const std::string idle = rounded(timeline.bubble[rank], unit);
-        GanttRow row{
-            "rank " + std::to_string(rank), idle + (unit == "ms" ? " ms idle" : " idle"), {}};
+        GanttRow row{"rank " + std::to_string(rank), idle + suffix_of(unit) + " idle", {}};
         const auto& ops = schedule.ops[rank];
         for (std::size_t i = 0; i < ops.size(); ++i) {
             const ScheduleOp& op = ops[i];
@@ -343,12 +346,11 @@ std::string schedule_svg(const Schedule& schedule, const Timeline& timeline,
                          const std::vector<std::vector<OpTime>>& exchange) {
     GanttChart chart = chart_of(schedule, timeline, unit);
     const auto print = [&](double value) { return rounded(value, unit); };
-    const std::string of_unit = unit == "ms" ? " ms" : "";
     if (std::ranges::any_of(exchange, [](const auto& times) { return !times.empty(); }))
         add_exchange(chart, exchange);
     chart.title = title_of(schedule);
-    chart.subtitle = what + ": step time " + print(timeline.step_time) + of_unit + ", bubble " +
-                     range(timeline.bubble, print) + of_unit + " (" +
+    chart.subtitle = what + ": step time " + print(timeline.step_time) + suffix_of(unit) +
+                     ", bubble " + range(timeline.bubble, print) + suffix_of(unit) + " (" +
                      percent(timeline.bubble_share()) + "); numbers are micro-batches" +
                      (schedule.has_pairs() ? ", a pair's two stand above each other" : "");
     chart.x_label = "time in " + unit;

@@ -143,11 +143,11 @@ Groups tile_groups(const Arguments& arguments, const AttentionTile& tile, const 
             arguments.u32("sequences", shape.tokens / options.seq)};
 }
 
-/// What attention_dgrad's kernels read, checked.
-struct BackwardInputs {
+/// What attention_dgrad's kernels read and write, checked.
+struct BackwardTensors {
     DType dtype;
     Shape shape;
-    Heads q, k, v, o, d_o;
+    Heads q, k, v, o, d_o, dq, dk, dv;
     BufferView lse, delta;
     bool aligned;
 };
@@ -203,7 +203,7 @@ void attention_forward(Recording& recording, const TensorView& q, const TensorVi
 
 namespace {
 
-void record_delta(Recording& recording, const Arguments& arguments, const BackwardInputs& in) {
+void record_delta(Recording& recording, const Arguments& arguments, const BackwardTensors& in) {
     const std::uint64_t rows = in.shape.tokens * in.shape.heads;
     recording.dispatch(
         kernels::AttentionDelta{.variant = storage_variant<kernels::AttentionDelta>(in.dtype),
@@ -221,9 +221,9 @@ void record_delta(Recording& recording, const Arguments& arguments, const Backwa
         {arguments.u32("blocks", div_up(rows, 64))});
 }
 
-/// The operands and strides that gradient kernels have in common.
+/// A gradient kernel with those of the operands and strides that it has.
 template <class K>
-K backward_kernel(const BackwardInputs& in, const AttentionOptions& options) {
+K backward_kernel(const BackwardTensors& in, const AttentionOptions& options) {
     K kernel;
     kernel.q = in.q.memory;
     kernel.k = in.k.memory;
@@ -244,64 +244,54 @@ K backward_kernel(const BackwardInputs& in, const AttentionOptions& options) {
     kernel.grad_o_token = in.d_o.token;
     kernel.grad_o_head = in.d_o.head;
     kernel.scale = options.scale;
+    if constexpr (requires { kernel.grad_q; }) {
+        kernel.grad_q = in.dq.memory;
+        kernel.grad_q_token = in.dq.token;
+        kernel.grad_q_head = in.dq.head;
+    }
+    if constexpr (requires { kernel.grad_k; }) {
+        kernel.grad_k = in.dk.memory;
+        kernel.grad_k_token = in.dk.token;
+        kernel.grad_k_head = in.dk.head;
+    }
+    if constexpr (requires { kernel.grad_v; }) {
+        kernel.grad_v = in.dv.memory;
+        kernel.grad_v_token = in.dv.token;
+        kernel.grad_v_head = in.dv.head;
+    }
     return kernel;
 }
 
-void record_dq(Recording& recording, const Arguments& arguments, const BackwardInputs& in,
-               const Heads& dq, const AttentionOptions& options) {
-    const bool aligned = in.aligned && dq.aligned;
+void record_dq(Recording& recording, const Arguments& arguments, const BackwardTensors& in,
+               const AttentionOptions& options) {
+    const bool aligned = in.aligned && in.dq.aligned;
     const AttentionPlan p = plan(recording, arguments, in.shape, options, in.shape.qk_dim,
                                  in.shape.qk_dim <= 64, aligned);
     auto kernel = backward_kernel<kernels::AttentionBackwardQ>(in, options);
     kernel.variant = storage_variant<kernels::AttentionBackwardQ>(in.dtype);
     kernel.constants = constants<kernels::AttentionBackwardQ>(p, in.shape, aligned);
-    kernel.grad_q = dq.memory;
-    kernel.grad_q_token = dq.token;
-    kernel.grad_q_head = dq.head;
     recording.dispatch(kernel, p.groups);
 }
 
-void record_dkv(Recording& recording, const Arguments& arguments, const BackwardInputs& in,
-                const Heads& dk, const Heads& dv, const AttentionOptions& options) {
-    const bool aligned = in.aligned && dk.aligned && dv.aligned;
+void record_dkv(Recording& recording, const Arguments& arguments, const BackwardTensors& in,
+                const AttentionOptions& options) {
+    const bool aligned = in.aligned && in.dk.aligned && in.dv.aligned;
     const std::uint64_t outputs = in.shape.qk_dim + in.shape.v_dim;
     const AttentionPlan p =
         plan(recording, arguments, in.shape, options, outputs, outputs <= 96, aligned);
     auto kernel = backward_kernel<kernels::AttentionBackwardKv>(in, options);
     kernel.variant = storage_variant<kernels::AttentionBackwardKv>(in.dtype);
     kernel.constants = constants<kernels::AttentionBackwardKv>(p, in.shape, aligned);
-    kernel.grad_k = dk.memory;
-    kernel.grad_v = dv.memory;
-    kernel.grad_k_token = dk.token;
-    kernel.grad_k_head = dk.head;
-    kernel.grad_v_token = dv.token;
-    kernel.grad_v_head = dv.head;
     recording.dispatch(kernel, p.groups);
 }
 
-/// All three gradients on matrix units.
-void record_on_units(Recording& recording, const Arguments& arguments, const BackwardInputs& in,
-                     const Heads& dq, const Heads& dk, const Heads& dv, const AttentionTile& tile,
-                     const AttentionOptions& options) {
-    const Groups groups = tile_groups(arguments, tile, in.shape, options);
-    auto of_q = backward_kernel<kernels::AttentionCoopmatGradQ>(in, options);
-    set_tile(of_q, recording, tile, in.shape);
-    of_q.grad_q = dq.memory;
-    of_q.grad_q_token = dq.token;
-    of_q.grad_q_head = dq.head;
-    recording.dispatch(of_q, groups);
-    auto of_k = backward_kernel<kernels::AttentionCoopmatGradK>(in, options);
-    set_tile(of_k, recording, tile, in.shape);
-    of_k.grad_k = dk.memory;
-    of_k.grad_k_token = dk.token;
-    of_k.grad_k_head = dk.head;
-    recording.dispatch(of_k, groups);
-    auto of_v = backward_kernel<kernels::AttentionCoopmatGradV>(in, options);
-    set_tile(of_v, recording, tile, in.shape);
-    of_v.grad_v = dv.memory;
-    of_v.grad_v_token = dv.token;
-    of_v.grad_v_head = dv.head;
-    recording.dispatch(of_v, groups);
+/// One of the gradients on matrix units.
+template <class K>
+void record_on_units(Recording& recording, const Arguments& arguments, const BackwardTensors& in,
+                     const AttentionTile& tile, const AttentionOptions& options) {
+    auto kernel = backward_kernel<K>(in, options);
+    set_tile(kernel, recording, tile, in.shape);
+    recording.dispatch(kernel, tile_groups(arguments, tile, in.shape, options));
 }
 
 } // namespace
@@ -315,7 +305,7 @@ void attention_dgrad(Recording& recording, const TensorView& d_o, const TensorVi
                      const TensorView& lse, const AttentionGradients& gradients,
                      const AttentionOptions& options, BufferView workspace) {
     const Arguments arguments("attention_dgrad");
-    BackwardInputs in{};
+    BackwardTensors in{};
     in.dtype = q.dtype;
     in.shape = check_shape(arguments, q, v, options);
     const auto part = [&](const char* name, const TensorView& view, std::uint64_t size) {
@@ -327,9 +317,9 @@ void attention_dgrad(Recording& recording, const TensorView& d_o, const TensorVi
     in.o = part("o", o, in.shape.v_dim);
     in.d_o = part("d_o", d_o, in.shape.v_dim);
     in.aligned = in.q.aligned && in.k.aligned && in.v.aligned && in.d_o.aligned;
-    const Heads dq = part("dq", gradients.dq, in.shape.qk_dim);
-    const Heads dk = part("dk", gradients.dk, in.shape.qk_dim);
-    const Heads dv = part("dv", gradients.dv, in.shape.v_dim);
+    in.dq = part("dq", gradients.dq, in.shape.qk_dim);
+    in.dk = part("dk", gradients.dk, in.shape.qk_dim);
+    in.dv = part("dv", gradients.dv, in.shape.v_dim);
     arguments.tensor("lse", lse, DType::F32, {in.shape.tokens, in.shape.heads});
     const std::uint64_t delta_bytes =
         attention_dgrad_workspace_bytes(in.shape.tokens, in.shape.heads);
@@ -341,12 +331,14 @@ void attention_dgrad(Recording& recording, const TensorView& d_o, const TensorVi
     in.delta = workspace.sub(0, delta_bytes);
     record_delta(recording, arguments, in);
     if (const auto tile = tile_for(recording, in.dtype, in.shape,
-                                   {&in.q, &in.k, &in.v, &in.d_o, &dq, &dk, &dv})) {
-        record_on_units(recording, arguments, in, dq, dk, dv, *tile, options);
+                                   {&in.q, &in.k, &in.v, &in.d_o, &in.dq, &in.dk, &in.dv})) {
+        record_on_units<kernels::AttentionCoopmatGradQ>(recording, arguments, in, *tile, options);
+        record_on_units<kernels::AttentionCoopmatGradK>(recording, arguments, in, *tile, options);
+        record_on_units<kernels::AttentionCoopmatGradV>(recording, arguments, in, *tile, options);
         return;
     }
-    record_dq(recording, arguments, in, dq, options);
-    record_dkv(recording, arguments, in, dk, dv, options);
+    record_dq(recording, arguments, in, options);
+    record_dkv(recording, arguments, in, options);
 }
 
 } // namespace bellows::ops

@@ -89,14 +89,11 @@ public:
             return done;
         }
         tokens.emplace_back(ScheduleOp{op, phase_, micro_batch},
-                            !handed.empty() && waits_for(waits, handed.back().computed));
+                            waits_for(waits, handed.back().computed));
         LaneJob job;
         job.name = "tokens";
         job.step = [](LaneContext&) { return Progress::Done; };
-        const TimePoint done = lane_.post(std::move(job));
-        if (!handed.empty())
-            handed.back().done = done;
-        return done;
+        return handed.back().done = lane_.post(std::move(job));
     }
 
     static bool waits_for(std::span<const TimePoint> waits, const TimePoint& wanted) {
