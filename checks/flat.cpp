@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// Ops on any number of elements: scale, add, cast, sums.
+// Ops on any number of elements: scale, add, cast, sums, copies of bytes.
 #include "checks/families.hpp"
 
 #include "reference/compare.hpp"
@@ -55,6 +55,26 @@ void check_elementwise(Check& check, const OpRig& rig, DType dtype, const FlatCa
     check.untouched("cast", rig.outside(converted));
 }
 
+/// Words of every pattern, which no copy may take for numbers.
+void check_copied_bytes(Check& check, const OpRig& rig) {
+    for (const std::uint64_t units : {1u, 3u, 511u, 20'001u}) {
+        check.begin_case(std::to_string(16 * units) + " bytes");
+        const std::uint64_t words = 4 * units;
+        std::vector<std::int64_t> values;
+        for (std::uint64_t i = 0; i < words; ++i)
+            values.push_back(static_cast<std::int64_t>(i * 0x9E3779B1u & 0xFFFFFFFFu));
+        const OpTensor from = rig.tensor(DType::U32, {words}, values);
+        const OpTensor to = rig.head(DType::F32, {words + 8}, words);
+        const BufferView written = to.view.buffer.sub(0, 4 * words);
+        rig.run(
+            [&](Recording& recording) { ops::copy_bytes(recording, from.view.buffer, written); });
+        check.exact("copy_bytes",
+                    rig.read<std::int64_t>(TensorView::contiguous(written, DType::U32, {words})),
+                    values);
+        check.untouched("copy_bytes", rig.outside(to));
+    }
+}
+
 constexpr auto kSumCases = std::to_array<FlatCase>({{1},
                                                     {3},
                                                     {4097},
@@ -103,6 +123,7 @@ void check_sums(Check& check, const OpRig& rig, DType dtype, const FlatCase& c) 
 void add_flat_checks(std::vector<OpCheck>& checks, Depth depth) {
     add_table(checks, depth, "scale, add, cast", kElementwiseCases, check_elementwise);
     add_table(checks, depth, "sums", kSumCases, check_sums);
+    checks.push_back({"flat", "copy_bytes", check_copied_bytes});
 }
 
 } // namespace bellows::checks

@@ -54,8 +54,10 @@ std::vector<HandleBuffer> handle_buffers(const ExchangeShape& exchange) {
         add(&Handle::rank_offsets, "rank offsets", (routes + 1) * 4);
         add(&Handle::rank_row_to_slot, "rank rows",
             ops::moe_capacity(c.max_tokens, c.top_k, routes, 1) * 4);
-        add(&Handle::expert_loads, "expert loads", c.num_experts * 4);
-        add(&Handle::host_counts, "counts", (routes + c.num_experts) * 4, MemoryKind::Readback);
+        const std::uint64_t counts =
+            ops::moe_layout_workspace_bytes(c.max_tokens, c.top_k, routes + c.num_experts);
+        add(&Handle::block_counts, "counts", counts);
+        add(&Handle::host_counts, "counts", counts, MemoryKind::Readback);
         if ((token.codes() || gradient.codes()) && !exchange.has_before())
             add(&Handle::quantized, "quantised", c.max_tokens * exchange.quantized_bytes());
     }
@@ -79,13 +81,9 @@ std::vector<HandleBuffer> handle_buffers(const ExchangeShape& exchange) {
     add(&Handle::slot_ids, "slot ids", slots_in * 4);
     add(&Handle::slot_weights, "slot weights", slots_in * 4);
     add(&Handle::slot_scalars, "slot scalars", slots_in * 4);
-    const std::uint64_t workspace =
-        low_latency
-            ? 0
-            : std::max(ops::moe_layout_workspace_bytes(c.max_tokens, c.top_k, routes),
-                       by_tokens ? 0 : ops::moe_layout_workspace_bytes(most_in, c.top_k, experts));
-    if (workspace > 0)
-        add(&Handle::workspace, "workspace", workspace);
+    if (!low_latency && !by_tokens)
+        add(&Handle::workspace, "workspace",
+            ops::moe_layout_workspace_bytes(most_in, c.top_k, experts));
     if (by_tokens)
         return all;
     add(&Handle::counts, "expert counts", experts * 4);

@@ -129,9 +129,10 @@ struct ExchangeHandle::Impl {
 
     // At the source: which members each token goes to.
     Buffer rank_ids, rank_counts, rank_offsets, rank_row_to_slot, rank_slot_to_row;
-    Buffer expert_loads; ///< slots per global expert
-    Buffer host_counts;  ///< Readback: rank_counts (of routes()), then expert_loads
-    Buffer quantized;    ///< tokens as they travel, if not as they are
+    /// Of each block of slots (ops::moe_blocks) those that go each route, [blocks, routes()] u32;
+    /// then those that choose each expert, [blocks, num_experts]. host_counts: Readback, the same.
+    Buffer block_counts, host_counts;
+    Buffer quantized; ///< tokens as they travel, if not as they are
     /// Outbound, by destination; late where there is a hop before. None in low latency: see
     /// own_records().
     Buffer send_records;

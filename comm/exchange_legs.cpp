@@ -261,26 +261,49 @@ Recording& cached(RecordingCache& cache, const Handle& handle, QueueRole role, c
     return cache.keep(std::move(key), std::move(made));
 }
 
-/// rank_ids: as the kernel's.
+/// Slots by route and by expert, see Handle::block_counts.
+struct BlockCounts {
+    BlockCounts(const Handle& handle, std::uint64_t tokens)
+        : blocks(ops::moe_blocks(tokens * handle.exchange.config.top_k)),
+          routes(handle.block_counts.view().sub(0, blocks.count * handle.exchange.routes() * 4)),
+          loads(handle.block_counts.view().sub(
+              routes.bytes, blocks.count * handle.exchange.config.num_experts * 4)),
+          all(handle.block_counts.view().sub(0, routes.bytes + loads.bytes)) {}
+
+    ops::MoeBlocks blocks;
+    BufferView routes, loads, all;
+};
+
+/// rank_ids, spacing: as the kernel's. counts: null if nothing is counted.
 void route(Recording& recording, const Handle& handle, const TensorView& ids,
-           const Buffer& rank_ids, std::uint64_t spacing) {
+           const Buffer& rank_ids, std::uint64_t spacing, const BlockCounts* counts) {
     const Record record = handle.exchange.token_record();
     const Shape shape(handle, record, record.dtype);
     const Handle* before = handle.before.get();
-    recording.dispatch(kernels::ExchangeRoute{.constants = {.local_size = shape.grid.local_size()},
-                                              .topk_ids = ids.buffer,
-                                              .token_count = token_count(ids),
-                                              .origins = before ? before->first_rows() : ids.buffer,
-                                              .rank_ids = rank_ids.view().sub(0, ids.num_bytes()),
-                                              .tokens = Shape::u32(ids.extent[0]),
-                                              .top_k = shape.top_k,
-                                              .experts = shape.experts,
-                                              .ranks = shape.owners,
-                                              .ranks_per_member = shape.ranks_per_member,
-                                              .num_origins = Shape::u32(handle.exchange.origins),
-                                              .spacing = Shape::u32(spacing),
-                                              .has_token_count = has_token_count(ids)},
-                       shape.grid.items(ids.extent[0] * ids.extent[1]));
+    const ops::MoeBlocks blocks = ops::moe_blocks(ids.extent[0] * ids.extent[1]);
+    const std::uint32_t routes = Shape::u32(handle.exchange.routes());
+    const BufferView to = rank_ids.view().sub(0, ids.num_bytes());
+    recording.dispatch(
+        kernels::ExchangeRoute{.constants = {.local_size = shape.grid.shared_size(),
+                                             .counters = counts ? routes + shape.experts : 0},
+                               .topk_ids = ids.buffer,
+                               .token_count = token_count(ids),
+                               .origins = before ? before->first_rows() : ids.buffer,
+                               .rank_ids = to,
+                               .route_counts = counts ? counts->routes : to,
+                               .loads = counts ? counts->loads : to,
+                               .tokens = Shape::u32(ids.extent[0]),
+                               .top_k = shape.top_k,
+                               .experts = shape.experts,
+                               .ranks = shape.owners,
+                               .ranks_per_member = shape.ranks_per_member,
+                               .num_origins = Shape::u32(handle.exchange.origins),
+                               .spacing = Shape::u32(spacing),
+                               .routes = routes,
+                               .blocks = Shape::u32(blocks.count),
+                               .block_slots = Shape::u32(blocks.slots),
+                               .has_token_count = has_token_count(ids)},
+        shape.grid.shared(blocks.count));
 }
 
 /// What a leg ends with: behind its lane job, even where a recording uses nothing that came.
@@ -296,21 +319,16 @@ void record_dispatch_pack(Recording& recording, const Handle& handle, const Toke
     const TensorView rank_ids =
         handle.rank_ids.tensor(DType::I32, {tokens, handle.exchange.config.top_k})
             .with_row_count(ids.row_count);
-    const TensorView loads =
-        handle.expert_loads.tensor(DType::U32, {handle.exchange.config.num_experts});
+    const BlockCounts counts(handle, tokens);
     recording.label("DISPATCH");
     if (tokens > 0)
-        route(recording, handle, ids, handle.rank_ids, 0);
-    ops::moe_layout(recording, rank_ids, layout, handle.workspace.view());
-    if (tokens > 0)
-        ops::expert_counts(recording, ids, loads, false);
+        route(recording, handle, ids, handle.rank_ids, 0, &counts);
     else
-        recording.fill(loads.buffer, 0);
-    const std::uint64_t rank_bytes = layout.counts.buffer.bytes;
-    recording.copy(layout.counts.buffer, handle.host_counts.view().sub(0, rank_bytes));
-    recording.copy(loads.buffer, handle.host_counts.view().sub(rank_bytes, loads.buffer.bytes));
+        recording.fill(counts.all, 0);
+    recording.copy(counts.all, handle.host_counts.view().sub(0, counts.all.bytes));
     if (tokens == 0)
         return;
+    ops::moe_layout(recording, rank_ids, layout, counts.routes, {.counted = true});
     pack_records(recording, handle, record, as_sent(recording, handle, record, in.x), ids,
                  in.weights);
 }
@@ -379,24 +397,32 @@ void place(Recording& recording, const Handle& handle, const Shape& shape) {
     const TensorView ids = handle.slot_ids.tensor(DType::I32, {most, top_k})
                                .with_row_count(handle.record_count.view().sub(0, 4));
     const TensorView weights = handle.slot_weights.tensor(DType::F32, {most, top_k});
-    recording.dispatch(kernels::ExchangeUnpack{.constants = {.local_size = shape.grid.local_size()},
-                                               .words = handle.received.view(),
-                                               .record_count = handle.record_count.view(),
-                                               .topk_ids = ids.buffer,
-                                               .topk_weights = weights.buffer,
-                                               .records = Shape::u32(most),
-                                               .top_k = shape.top_k,
-                                               .record_words = shape.record_words,
-                                               .hidden_words = shape.hidden_words,
-                                               .first = first_id(exchange),
-                                               .experts = Shape::u32(experts_here(exchange))},
-                       shape.grid.items(most * top_k));
-    if (exchange.by_tokens())
-        return;
-    const ops::MoeLayout layout = handle.receive_layout();
-    ops::moe_layout(recording, ids, layout, handle.workspace.view());
-    ops::moe_scalars_to_rows(recording, weights, layout,
-                             handle.weights_of_rows.tensor(DType::F32, {handle.capacity}));
+    const ops::MoeBlocks blocks = ops::moe_blocks(most * top_k);
+    const bool placed = !exchange.by_tokens();
+    recording.dispatch(
+        kernels::ExchangeUnpack{
+            .constants = {.local_size = shape.grid.shared_size(),
+                          .counters = placed ? Shape::u32(exchange.own_experts()) : 0},
+            .words = handle.received.view(),
+            .record_count = handle.record_count.view(),
+            .topk_ids = ids.buffer,
+            .topk_weights = weights.buffer,
+            .expert_counts = placed ? handle.workspace.view() : ids.buffer,
+            .records = Shape::u32(most),
+            .top_k = shape.top_k,
+            .record_words = shape.record_words,
+            .hidden_words = shape.hidden_words,
+            .first = first_id(exchange),
+            .experts = Shape::u32(experts_here(exchange)),
+            .blocks = Shape::u32(blocks.count),
+            .block_slots = Shape::u32(blocks.slots)},
+        shape.grid.shared(blocks.count));
+    if (placed)
+        ops::moe_layout(
+            recording, ids, handle.receive_layout(), handle.workspace.view(),
+            {.counted = true,
+             .slot_values = weights,
+             .row_values = handle.weights_of_rows.tensor(DType::F32, {handle.capacity})});
 }
 
 void record_dispatch_unpack(Recording& recording, const Handle& handle) {
@@ -411,7 +437,7 @@ void record_dispatch_unpack(Recording& recording, const Handle& handle) {
     if (exchange.low_latency() && handle.tokens > 0)
         // Where what comes back from each rank will stand: beside the above, as nobody waits here.
         route(recording, handle, handle.topk_ids, handle.rank_slot_to_row,
-              exchange.config.max_tokens);
+              exchange.config.max_tokens, nullptr);
     if (!exchange.in_records())
         gather_rows(recording, handle, record, handle.rows);
 }

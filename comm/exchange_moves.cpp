@@ -3,6 +3,8 @@
 
 #include "trace_transfer.hpp"
 
+#include <bellows/engine/ops.hpp>
+
 #include <algorithm>
 #include <utility>
 
@@ -207,11 +209,18 @@ void RecordMoves::copy_own(LaneContext& context) {
     const std::vector<MemoryRun>&from = from_.runs[self()], &to = runs_in_[self()];
     if (total_bytes(to) == 0)
         return;
-    own_copy_ = std::make_unique<Recording>(exchange_.device, own_role(), name_);
-    for (std::size_t i = 0; i < to.size(); ++i)
-        if (to[i].bytes > 0)
-            own_copy_->copy(from_.place.memory.view().sub(from[i].offset, from[i].bytes),
-                            to_.place.memory.view().sub(to[i].offset, to[i].bytes));
+    const QueueRole role = own_role();
+    own_copy_ = std::make_unique<Recording>(exchange_.device, role, name_);
+    for (std::size_t i = 0; i < to.size(); ++i) {
+        if (to[i].bytes == 0)
+            continue;
+        const BufferView source = from_.place.memory.view().sub(from[i].offset, from[i].bytes),
+                         destination = to_.place.memory.view().sub(to[i].offset, to[i].bytes);
+        if (takes_dispatches(role))
+            ops::copy_bytes(*own_copy_, source, destination);
+        else
+            own_copy_->copy(source, destination);
+    }
     own_copied_ = context.submit_beside(*own_copy_);
 }
 

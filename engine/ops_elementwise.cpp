@@ -4,6 +4,8 @@
 #include <bellows/engine/ops.hpp>
 #include <bellows/kernels/kernels.hpp>
 
+#include <algorithm>
+
 namespace bellows::ops {
 
 void scale(Recording& recording, const TensorView& x, const TensorView& y, float alpha) {
@@ -39,6 +41,24 @@ void add(Recording& recording, const TensorView& a, const TensorView& b, const T
                               .beta = beta},
             plan.groups);
     });
+}
+
+void copy_bytes(Recording& recording, BufferView source, BufferView destination) {
+    const Arguments arguments("copy_bytes");
+    arguments.require(source && destination && source.bytes == destination.bytes,
+                      "there is no source or no destination, or their sizes differ");
+    constexpr std::uint64_t kUnit = 16;
+    arguments.require((source.bytes | source.offset | destination.offset) % kUnit == 0,
+                      "sizes and offsets must be multiples of 16 bytes");
+    for (std::uint64_t first = 0; first < source.bytes; first += kKernelReach) {
+        const std::uint64_t bytes = std::min(source.bytes - first, kKernelReach);
+        const FlatPlan plan = plan_flat(recording, div_up(bytes / kUnit, 4), 16);
+        recording.dispatch(kernels::CopyUnits{.constants = {.local_size = plan.local_size},
+                                              .source = source.sub(first, bytes),
+                                              .destination = destination.sub(first, bytes),
+                                              .units = arguments.u32("units", bytes / kUnit)},
+                           plan.groups);
+    }
 }
 
 void cast(Recording& recording, const TensorView& x, const TensorView& y) {

@@ -18,12 +18,6 @@ constexpr std::uint64_t kBlockSlots = 1024;  // of a workgroup otherwise
 constexpr std::uint64_t kMostBlocks = 256;   // whose counts every workgroup adds up
 constexpr std::uint64_t kCountable = 0xFFFF; // by half a word
 
-std::uint64_t slots_per_block(std::uint64_t slots) {
-    if (slots <= kOneBlock)
-        return std::max<std::uint64_t>(slots, 1);
-    return std::max(kBlockSlots, div_up(slots, kMostBlocks));
-}
-
 struct LayoutSizes {
     std::uint64_t tokens, top_k, experts, capacity;
 };
@@ -84,22 +78,29 @@ std::uint64_t moe_capacity(std::uint64_t tokens, std::uint64_t top_k, std::uint6
     return div_up(slots + used_experts * (alignment - 1), alignment) * alignment;
 }
 
+MoeBlocks moe_blocks(std::uint64_t slots) {
+    if (slots <= kOneBlock)
+        return {std::max<std::uint64_t>(slots, 1), 1};
+    const std::uint64_t of_each = std::max(kBlockSlots, div_up(slots, kMostBlocks));
+    return {of_each, div_up(slots, of_each)};
+}
+
 std::uint64_t moe_layout_workspace_bytes(std::uint64_t tokens, std::uint64_t top_k,
                                          std::uint64_t experts) {
-    const std::uint64_t slots = tokens * top_k;
-    return std::max<std::uint64_t>(1, div_up(slots, slots_per_block(slots))) * experts * 4;
+    return moe_blocks(tokens * top_k).count * experts * 4;
 }
 
 namespace {
 
-/// Runs of a block's slots: as many as have room for their counters, four slots each at least.
+/// Runs of a block's slots: as many as have room for their counters, eight slots each at least,
+/// which an invocation loads at once.
 std::uint32_t plan_parts(const Arguments& arguments, const DeviceInfo& info, std::uint64_t pairs,
                          std::uint64_t block_slots, std::uint32_t local_size) {
     const auto bytes = [&](std::uint64_t parts) {
-        return 4 * pairs * (parts + 1) + 8 * pairs + std::uint64_t{8} * local_size;
+        return 4 * pairs * (parts + 1) + 24 * pairs + std::uint64_t{8} * local_size;
     };
     std::uint32_t parts = 1;
-    while (2 * parts <= local_size && parts * 4 < block_slots &&
+    while (2 * parts <= local_size && parts * 8 < block_slots &&
            bytes(2 * parts) <= std::min<std::uint64_t>(info.shared_memory_bytes, 40960))
         parts *= 2;
     arguments.require(bytes(parts) <= info.shared_memory_bytes,
@@ -109,17 +110,23 @@ std::uint32_t plan_parts(const Arguments& arguments, const DeviceInfo& info, std
 }
 
 void place(Recording& recording, const Arguments& arguments, const TensorView& topk_ids,
-           const MoeLayout& layout, BufferView workspace, const GroupTiles* list) {
+           const MoeLayout& layout, BufferView workspace, const MoeLayoutOptions& options,
+           const GroupTiles* list) {
     const LayoutSizes sizes = check_layout(arguments, layout);
     arguments.tensor("topk_ids", topk_ids, DType::I32, {sizes.tokens, sizes.top_k});
     arguments.workspace(workspace,
                         moe_layout_workspace_bytes(sizes.tokens, sizes.top_k, sizes.experts));
     const std::uint64_t slots = sizes.tokens * sizes.top_k;
-    const std::uint64_t block_slots = slots_per_block(slots);
+    const auto [block_slots, blocks] = moe_blocks(slots);
     arguments.require(block_slots <= kCountable,
                       "more than " + std::to_string(kMostMoeSlots) + " slots");
     static_assert(kMostMoeSlots == kCountable * kMostBlocks);
-    const std::uint64_t blocks = std::max<std::uint64_t>(div_up(slots, block_slots), 1);
+    const bool values = static_cast<bool>(options.row_values.buffer);
+    if (values) {
+        arguments.tensor("slot_values", options.slot_values, DType::F32,
+                         {sizes.tokens, sizes.top_k});
+        arguments.tensor("row_values", options.row_values, DType::F32, {sizes.capacity});
+    }
     const DeviceInfo& info = recording.device().info();
     using K = kernels::MoeLayout;
     K kernel;
@@ -138,6 +145,12 @@ void place(Recording& recording, const Arguments& arguments, const TensorView& t
     kernel.row_to_slot = row_to_slot;
     kernel.slot_to_row =
         slots == 0 ? row_to_slot : arguments.memory("slot_to_row", layout.slot_to_row, 1);
+    kernel.slot_values = kernel.row_values = counts;
+    if (values && slots > 0) {
+        kernel.slot_values = arguments.memory("slot_values", options.slot_values, 1);
+        kernel.row_values = arguments.memory("row_values", options.row_values, 1);
+        kernel.has_values = 1;
+    }
     kernel.tiles = kernel.arguments = counts;
     if (list != nullptr)
         fill_group_tiles(kernel, *list);
@@ -150,7 +163,7 @@ void place(Recording& recording, const Arguments& arguments, const TensorView& t
     kernel.has_token_count = topk_ids.row_count ? 1 : 0;
     kernel.has_list = list != nullptr ? 1 : 0;
     const Groups groups{arguments.u32("slots", blocks)};
-    if (blocks > 1) {
+    if (blocks > 1 && !options.counted) {
         kernel.variant = K::Variant::count;
         recording.dispatch(kernel, groups);
     }
@@ -161,8 +174,8 @@ void place(Recording& recording, const Arguments& arguments, const TensorView& t
 } // namespace
 
 void moe_layout(Recording& recording, const TensorView& topk_ids, const MoeLayout& layout,
-                BufferView workspace) {
-    place(recording, Arguments("moe_layout"), topk_ids, layout, workspace, nullptr);
+                BufferView workspace, const MoeLayoutOptions& options) {
+    place(recording, Arguments("moe_layout"), topk_ids, layout, workspace, options, nullptr);
 }
 
 GroupTiles moe_layout(Recording& recording, const TensorView& topk_ids, const MoeLayout& layout,
@@ -173,7 +186,7 @@ GroupTiles moe_layout(Recording& recording, const TensorView& topk_ids, const Mo
     const GroupTiles list =
         plan_group_tiles(arguments, recording.device(), group_ranges(layout.offsets),
                          layout.row_to_slot.extent[0], columns, memory);
-    place(recording, arguments, topk_ids, layout, workspace, &list);
+    place(recording, arguments, topk_ids, layout, workspace, {}, &list);
     return list;
 }
 

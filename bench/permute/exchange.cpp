@@ -71,8 +71,9 @@ struct Exchange : Permutation {
     ops::MoeLayout sent, received;
     BufferView records; ///< as packed and received
     TensorView record_ids, record_weights;
-    TensorView rows;     ///< in expert order
-    BufferView returned; ///< reduced records
+    TensorView rows;                                ///< in expert order
+    BufferView returned;                            ///< reduced records
+    BufferView sent_counts, loads, received_counts; ///< of each block of slots
 };
 
 Exchange::Exchange(const Permutation& p)
@@ -84,15 +85,16 @@ Exchange::Exchange(const Permutation& p)
       sent(layout(shape.tokens, kExchangeRanks, 1)),
       received(layout(most_records, local_experts, kRowAlignment)), records(make_records()),
       record_ids(record_scalars(DType::I32).with_row_count(sent.row_count())),
-      record_weights(record_scalars(DType::F32)), rows(make_rows()), returned(make_records()) {
-    const BufferView scratch = layout_scratch(shape.tokens, kExchangeRanks),
-                     more = layout_scratch(most_records, local_experts);
+      record_weights(record_scalars(DType::F32)), rows(make_rows()), returned(make_records()),
+      sent_counts(layout_scratch(shape.tokens, kExchangeRanks)),
+      loads(layout_scratch(shape.tokens, shape.experts)),
+      received_counts(layout_scratch(most_records, local_experts)) {
     run([&](Recording& r) {
         route(r);
-        ops::moe_layout(r, rank_ids, sent, scratch);
+        ops::moe_layout(r, rank_ids, sent, sent_counts, {.counted = true});
         pack(r, records);
         unpack(r, record_ids, record_weights);
-        ops::moe_layout(r, record_ids, received, more);
+        ops::moe_layout(r, record_ids, received, received_counts, {.counted = true});
         gather(r, rows);
         reduce(r, returned);
     });
@@ -100,18 +102,26 @@ Exchange::Exchange(const Permutation& p)
 }
 
 void Exchange::route(Recording& r) const {
-    r.dispatch(kernels::ExchangeRoute{.constants = {.local_size = grid.local_size()},
-                                      .topk_ids = ids.buffer,
-                                      .token_count = ids.buffer,
-                                      .origins = ids.buffer,
-                                      .rank_ids = rank_ids.buffer,
-                                      .tokens = u32(shape.tokens),
-                                      .top_k = u32(shape.top_k),
-                                      .experts = u32(shape.experts),
-                                      .ranks = u32(kExchangeRanks),
-                                      .ranks_per_member = 1,
-                                      .num_origins = 1},
-               grid.items(shape.tokens * shape.top_k));
+    const ops::MoeBlocks blocks = ops::moe_blocks(shape.tokens * shape.top_k);
+    r.dispatch(
+        kernels::ExchangeRoute{.constants = {.local_size = grid.shared_size(),
+                                             .counters = u32(kExchangeRanks + shape.experts)},
+                               .topk_ids = ids.buffer,
+                               .token_count = ids.buffer,
+                               .origins = ids.buffer,
+                               .rank_ids = rank_ids.buffer,
+                               .route_counts = sent_counts,
+                               .loads = loads,
+                               .tokens = u32(shape.tokens),
+                               .top_k = u32(shape.top_k),
+                               .experts = u32(shape.experts),
+                               .ranks = u32(kExchangeRanks),
+                               .ranks_per_member = 1,
+                               .num_origins = 1,
+                               .routes = u32(kExchangeRanks),
+                               .blocks = u32(blocks.count),
+                               .block_slots = u32(blocks.slots)},
+        grid.shared(blocks.count));
 }
 
 void Exchange::pack(Recording& r, BufferView into) const {
@@ -140,18 +150,23 @@ void Exchange::pack(Recording& r, BufferView into) const {
 }
 
 void Exchange::unpack(Recording& r, const TensorView& to_ids, const TensorView& to_weights) const {
-    r.dispatch(kernels::ExchangeUnpack{.constants = {.local_size = grid.local_size()},
+    const ops::MoeBlocks blocks = ops::moe_blocks(most_records * shape.top_k);
+    r.dispatch(kernels::ExchangeUnpack{.constants = {.local_size = grid.shared_size(),
+                                                     .counters = u32(local_experts)},
                                        .words = records,
                                        .record_count = sent.row_count(),
                                        .topk_ids = to_ids.buffer,
                                        .topk_weights = to_weights.buffer,
+                                       .expert_counts = received_counts,
                                        .records = u32(most_records),
                                        .top_k = u32(shape.top_k),
                                        .record_words = u32(record_bytes / 4),
                                        .hidden_words = u32(hidden_bytes / 4),
                                        .first = 0,
-                                       .experts = u32(local_experts)},
-               grid.items(most_records * shape.top_k));
+                                       .experts = u32(local_experts),
+                                       .blocks = u32(blocks.count),
+                                       .block_slots = u32(blocks.slots)},
+               grid.shared(blocks.count));
 }
 
 void Exchange::gather(Recording& r, const TensorView& into) const {

@@ -26,7 +26,9 @@ protected:
     static constexpr std::uint32_t kTokens = 45, kTopK = 3, kExperts = 7, kRanks = 3, kColumns = 72,
                                    kLocalExperts = 3, kRecords = kTokens * kTopK,
                                    kPresent = kRecords - 2, kFirstOwn = 20, kOwn = 31,
-                                   kOwnPlace = 7;
+                                   kOwnPlace = 7, kBlockSlots = 30, kBlocks = 5;
+    static_assert((kBlocks - 1) * kBlockSlots < kTokens * kTopK &&
+                  kTokens * kTopK < kBlocks * kBlockSlots);
 
     void SetUp() override {
         std::vector<std::int64_t> chosen;
@@ -35,22 +37,30 @@ protected:
                                            : static_cast<std::int64_t>((slot * slot) % kExperts));
         ids_ = tensor(DType::I32, {kTokens, kTopK}, chosen);
         weights_ = tensor(DType::F32, {kTokens, kTopK}, random(DType::F32, kRecords, 2, 0.1, 1));
-        const OpTensor rank_ids = result(DType::I32, {kTokens, kTopK});
+        rank_ids_ = result(DType::I32, {kTokens, kTopK});
+        route_counts_ = result(DType::U32, {kBlocks, kRanks});
+        loads_ = result(DType::U32, {kBlocks, kExperts});
         run([&](Recording& r) {
-            r.dispatch(kernels::ExchangeRoute{.constants = {.local_size = 8},
+            r.dispatch(kernels::ExchangeRoute{.constants = {.local_size = 8,
+                                                            .counters = kRanks + kExperts},
                                               .topk_ids = ids_.view.buffer,
                                               .token_count = ids_.view.buffer,
                                               .origins = ids_.view.buffer,
-                                              .rank_ids = rank_ids.view.buffer,
+                                              .rank_ids = rank_ids_.view.buffer,
+                                              .route_counts = route_counts_.view.buffer,
+                                              .loads = loads_.view.buffer,
                                               .tokens = kTokens,
                                               .top_k = kTopK,
                                               .experts = kExperts,
                                               .ranks = kRanks,
                                               .ranks_per_member = 1,
-                                              .num_origins = 1},
+                                              .num_origins = 1,
+                                              .routes = kRanks,
+                                              .blocks = kBlocks,
+                                              .block_slots = kBlockSlots},
                        {3});
         });
-        sent_ = placed(rank_ids, kTokens, kRanks, 1, sent_tensors_);
+        sent_ = placed(rank_ids_, kTokens, kRanks, 1, sent_tensors_);
         std::vector<std::int64_t> received;
         for (std::uint32_t slot = 0; slot < kRecords * kTopK; ++slot)
             received.push_back(slot % 3 == 0 && slot / kTopK < kPresent
@@ -270,8 +280,21 @@ protected:
         }
     }
 
+    /// How many of each block's ids fall to each of `count`: [blocks, count].
+    static std::vector<std::uint32_t> counts_of(const OpTensor& ids, std::uint64_t count,
+                                                std::uint64_t blocks, std::uint64_t block_slots) {
+        std::vector<std::uint32_t> counts(blocks * count);
+        const auto all = read<std::int32_t>(ids);
+        for (std::size_t slot = 0; slot < all.size(); ++slot)
+            if (all[slot] >= 0)
+                ++counts[slot / block_slots * count + static_cast<std::size_t>(all[slot])];
+        return counts;
+    }
+
+    OpTensor ids_, rank_ids_, route_counts_, loads_;
+
 private:
-    OpTensor ids_, weights_, record_count_;
+    OpTensor weights_, record_count_;
     ops::MoeLayout sent_, received_;
     std::vector<OpTensor> sent_tensors_, received_tensors_;
 };
@@ -279,6 +302,53 @@ private:
 TEST_F(OpsExchange, EveryFormPacksTheSame) {
     for (const bool routing : {false, true})
         compare(true, [&](DType act, const Form& form) { return packed(act, form, routing); });
+}
+
+TEST_F(OpsExchange, RoutesAndLoadsAreCountedByBlocks) {
+    EXPECT_EQ(read<std::uint32_t>(route_counts_),
+              counts_of(rank_ids_, kRanks, kBlocks, kBlockSlots));
+    EXPECT_EQ(read<std::uint32_t>(loads_), counts_of(ids_, kExperts, kBlocks, kBlockSlots));
+}
+
+TEST_F(OpsExchange, ReceivedChoicesAreCountedByBlocks) {
+    const std::uint32_t kHidden = 4, kWords = kHidden + 2 * kTopK, kFirst = 2, kThere = 40;
+    std::vector<std::int64_t> words(std::size_t{kTokens} * kWords, 1);
+    std::vector<std::uint32_t> counts(std::size_t{kBlocks} * kLocalExperts);
+    std::vector<std::int32_t> expected;
+    for (std::uint32_t slot = 0; slot < kThere * kTopK; ++slot) {
+        const std::uint32_t id = slot % 7 == 3 ? 0xFFFFFFFF : slot * slot % kExperts;
+        const bool here = id - kFirst < kLocalExperts;
+        words[slot / kTopK * kWords + kHidden + slot % kTopK] = static_cast<std::int32_t>(id);
+        expected.push_back(here ? static_cast<std::int32_t>(id - kFirst) : -1);
+        counts[slot / kBlockSlots * kLocalExperts + (here ? id - kFirst : 0)] += here ? 1 : 0;
+    }
+    const OpTensor records = tensor(DType::I32, {kTokens, kWords}, words),
+                   there = tensor(DType::U32, {1}, std::vector<std::int64_t>{kThere}),
+                   ids = result(DType::I32, {kTokens, kTopK}),
+                   weights = result(DType::F32, {kTokens, kTopK}),
+                   counted = result(DType::U32, {kBlocks, kLocalExperts});
+    run([&](Recording& r) {
+        r.dispatch(
+            kernels::ExchangeUnpack{.constants = {.local_size = 8, .counters = kLocalExperts},
+                                    .words = records.view.buffer,
+                                    .record_count = there.view.buffer,
+                                    .topk_ids = ids.view.buffer,
+                                    .topk_weights = weights.view.buffer,
+                                    .expert_counts = counted.view.buffer,
+                                    .records = kTokens,
+                                    .top_k = kTopK,
+                                    .record_words = kWords,
+                                    .hidden_words = kHidden,
+                                    .first = kFirst,
+                                    .experts = kLocalExperts,
+                                    .blocks = kBlocks,
+                                    .block_slots = kBlockSlots},
+            {2});
+    });
+    auto made = read<std::int32_t>(ids);
+    made.resize(expected.size());
+    EXPECT_EQ(made, expected);
+    EXPECT_EQ(read<std::uint32_t>(counted), counts);
 }
 
 TEST_F(OpsExchange, EveryFormGathersTheSame) {

@@ -160,7 +160,8 @@ TEST_F(GuardPages, MoePermutation) {
             const TensorView rows = tensor(act, {capacity, columns});
             const TensorView values = tensor(DType::F32, {capacity});
             run([&](Recording& r) {
-                ops::moe_layout(r, ids, layout, workspace);
+                ops::moe_layout(r, ids, layout, workspace,
+                                {.slot_values = weights, .row_values = values});
                 ops::moe_gather(r, x, layout, weights, rows);
                 ops::moe_unpermute(r, rows, layout, weights, x, true);
                 ops::moe_weights_dgrad(r, rows, layout, x, weights);
@@ -304,6 +305,7 @@ TEST_F(GuardPages, OptimiserAndReductions) {
             ops::cast(r, weight, copy);
             ops::add(r, m, v16, copy);
             ops::scale(r, weight, v, 2);
+            ops::copy_bytes(r, weight.buffer, v.buffer);
         });
     }
 }

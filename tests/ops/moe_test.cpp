@@ -6,6 +6,7 @@
 #include <bellows/kernels/kernels.hpp>
 
 #include <bit>
+#include <tuple>
 
 namespace bellows {
 namespace {
@@ -39,6 +40,54 @@ std::vector<std::uint32_t> bits(const std::vector<float>& values) {
     for (const float value : values)
         words.push_back(std::bit_cast<std::uint32_t>(value));
     return words;
+}
+
+/// Blocks that are counted already are placed in one dispatch, with a value of each slot, as the
+/// two of a layout and that of its scalars place them.
+TEST_F(OpsMoe, CountedBlocksAndValuesArePlacedTheSame) {
+    for (const std::uint64_t tokens : {300u, 1000u}) {
+        const std::uint64_t top_k = 3, experts = 5, slots = tokens * top_k;
+        const std::uint64_t capacity = ops::moe_capacity(tokens, top_k, experts, 8);
+        std::vector<std::int64_t> chosen;
+        for (std::uint64_t slot = 0; slot < slots; ++slot)
+            chosen.push_back(static_cast<std::int64_t>(slot * slot % (experts + 2)) - 1);
+        const OpTensor ids = tensor(DType::I32, {tokens, top_k}, chosen);
+        const OpTensor values =
+            tensor(DType::F32, {tokens, top_k}, random(DType::F32, slots, 2, 0.1, 1));
+        const Buffer counts = workspace(ops::moe_layout_workspace_bytes(tokens, top_k, experts));
+        const auto placed = [&](const auto& record) {
+            const OpTensor rows = result(DType::U32, {experts}),
+                           offsets = result(DType::U32, {experts + 1}),
+                           row_to_slot = result(DType::I32, {capacity}),
+                           slot_to_row = result(DType::I32, {tokens, top_k}),
+                           of_rows = result(DType::F32, {capacity});
+            run([&](Recording& r) {
+                record(r, ops::MoeLayout{rows, offsets, row_to_slot, slot_to_row, 8}, of_rows);
+            });
+            const std::uint32_t used = read<std::uint32_t>(offsets).back();
+            std::vector<float> some = read(of_rows);
+            some.resize(used);
+            return std::tuple(read<std::uint32_t>(rows), read<std::uint32_t>(offsets),
+                              read<std::int32_t>(row_to_slot), read<std::int32_t>(slot_to_row),
+                              some);
+        };
+        std::size_t alone = 0, together = 0;
+        const auto expected =
+            placed([&](Recording& r, const ops::MoeLayout& layout, const OpTensor& of_rows) {
+                ops::moe_layout(r, ids, layout, counts.view());
+                alone = r.num_operations();
+                ops::moe_scalars_to_rows(r, values, layout, of_rows);
+            });
+        const auto counted =
+            placed([&](Recording& r, const ops::MoeLayout& layout, const OpTensor& of_rows) {
+                ops::moe_layout(r, ids, layout, counts.view(),
+                                {.counted = true, .slot_values = values, .row_values = of_rows});
+                together = r.num_operations();
+            });
+        EXPECT_EQ(counted, expected);
+        EXPECT_EQ(together, 1u);
+        EXPECT_EQ(alone, slots > 2048 ? 2u : 1u);
+    }
 }
 
 /// Constants of MoeGather.

@@ -101,12 +101,29 @@ std::uint64_t moe_capacity(std::uint64_t tokens, std::uint64_t top_k, std::uint6
 std::uint64_t moe_layout_workspace_bytes(std::uint64_t tokens, std::uint64_t top_k,
                                          std::uint64_t experts);
 
+/// The blocks, of `slots` slots each (the last has fewer), that a layout of so many slots, tokens *
+/// top_k, is placed by.
+struct MoeBlocks {
+    std::uint64_t slots, count;
+};
+MoeBlocks moe_blocks(std::uint64_t slots);
+
+struct MoeLayoutOptions {
+    /// Whatever made the ids has counted them: the workspace begins with [blocks, experts] u32, the
+    /// slots of each block that go to each expert.
+    bool counted = false;
+    /// As moe_scalars_to_rows, in the same dispatch: [tokens, top_k] and [capacity] f32; or
+    /// neither.
+    TensorView slot_values = {}, row_values = {};
+};
+
 /// Fills `layout` from topk_ids: [tokens, top_k] i32 of local experts, -1 (or anything outside
-/// 0..experts-1) for "not here"; topk_ids.row_count is honoured. No sort, no atomics. capacity >=
-/// moe_capacity(...). One dispatch for up to 4096 slots, two for more; Error{InvalidArgument} for
-/// more than kMostMoeSlots and for more experts than a workgroup can count (some thousands).
+/// 0..experts-1) for "not here"; topk_ids.row_count is honoured. No sort. capacity >=
+/// moe_capacity(...). One dispatch for a block or where they are counted, else two;
+/// Error{InvalidArgument} for more than kMostMoeSlots and for more experts than a workgroup can
+/// count (some thousands).
 void moe_layout(Recording& recording, const TensorView& topk_ids, const MoeLayout& layout,
-                BufferView workspace);
+                BufferView workspace, const MoeLayoutOptions& options = {});
 /// Makes the work list of grouped products over these rows too, in the same dispatches: what
 /// make_group_tiles(layout.offsets) would make in `memory`, of group_tiles_bytes(device, capacity,
 /// experts) bytes. Rows of padding are their expert's.
@@ -195,6 +212,10 @@ void mla_keys_forward(Recording& recording, const TensorView& kv_up, const Tenso
 /// heads in ascending order. Shapes as forward.
 void mla_keys_dgrad(Recording& recording, const TensorView& d_keys, const TensorView& d_kv_up,
                     const TensorView& d_k_rope);
+
+/// Of as many bytes, a multiple of 16, as are the offsets; on a role that takes dispatches. What
+/// Recording::copy() does, which drivers of GPUs do at a third of the memory's rate on such queues.
+void copy_bytes(Recording& recording, BufferView source, BufferView destination);
 
 /// y = x, or y += x. Both act, of the same one to three extents, strided.
 void copy(Recording& recording, const TensorView& x, const TensorView& y, bool accumulate = false);
