@@ -64,7 +64,9 @@ training, and then in other tiles, which give the same bits; that takes up to a 
 kept in the user's cache folder for all devices of one name. Runs take the fastest variant whose
 bits are those of the usual one, and their checkpoints keep the choice; with
 BELLOWS_FP8_VARIANTS=measured they take the fastest, with =decoded one that every device has. Tiles
-are not part of the choice: each device takes those that were fastest there.)";
+are not part of the choice: each device takes those that were fastest there. Linear layers in bf16
+take the direct variant on GPUs with matrix units of bf16; BELLOWS_BF16_VARIANTS=decoded (products
+through workgroup memory), =direct or =measured say otherwise, and checkpoints keep that choice.)";
 
 constexpr const char* kSelftestExamples = R"(
 Checks every codec and op against f64 arithmetic on the host, the expert exchange on one rank and on

@@ -24,22 +24,19 @@ std::string of_rank_0(HostCollectives& everyone, const std::string& text) {
     return text_of(bytes);
 }
 
-std::string wanted_products(Device& device, const KernelChoice& wanted) {
-    const auto fp8 = wanted.chosen.find("fp8");
-    return fp8 != wanted.chosen.end()
-               ? fp8->second
-               : describe(device, fp8::choose(fp8::measure(device, {.timed = fp8::Timed::None}),
-                                              fp8::Bits::Usual));
+std::string wanted_products(Device& device, const std::string& key, const KernelChoice& wanted) {
+    const auto named = wanted.chosen.find(key);
+    return named != wanted.chosen.end() ? named->second : usual_products(device, key);
 }
 
 AgreedKernels agree_on_products(Device& device, HostCollectives& everyone, bool leads,
-                                const KernelChoice& wanted) {
+                                const std::string& key, const KernelChoice& wanted) {
     AgreedKernels agreed;
-    const std::string text = of_rank_0(everyone, leads ? wanted_products(device, wanted) : "");
+    const std::string text = of_rank_0(everyone, leads ? wanted_products(device, key, wanted) : "");
     fp8::Choice choice(fp8::Variant::Decoded);
     std::string lacks;
     try {
-        choice = fp8::parse_choice(device, text);
+        choice = parse_products(device, key, text);
     } catch (const Error& error) {
         lacks = error.message();
     }
@@ -49,12 +46,12 @@ AgreedKernels agree_on_products(Device& device, HostCollectives& everyone, bool 
     if (lacking != all.end()) {
         agreed.why_decoded = text_of(*lacking);
         if (wanted.binding)
-            throw Error(
-                ErrorCode::Unsupported,
-                agreed.why_decoded +
-                    "; this run's products must be, so take devices like those that it had, or set "
-                    "BELLOWS_FP8_VARIANTS=decoded, which gives other bits",
-                static_cast<int>(lacking - all.begin()));
+            throw Error(ErrorCode::Unsupported,
+                        agreed.why_decoded +
+                            "; this run's products must be, so take devices like those that it "
+                            "had, or set " +
+                            variants_variable(key) + "=decoded, which gives other bits",
+                        static_cast<int>(lacking - all.begin()));
         choice = fp8::Choice(fp8::Variant::Decoded);
     }
     take_kept_tiles(device, choice);
@@ -64,6 +61,30 @@ AgreedKernels agree_on_products(Device& device, HostCollectives& everyone, bool 
 
 } // namespace
 
+const char* products_key(const TrainConfig& config) {
+    if (linear_precision(config) == LinearPrecision::Fp8)
+        return "fp8";
+    return activation_type(config) == DType::BF16 ? "bf16" : "";
+}
+
+const char* variants_variable(const std::string& key) {
+    return key == "bf16" ? kBf16VariantsVariable : kFp8VariantsVariable;
+}
+
+std::string usual_products(Device& device, const std::string& key) {
+    return describe(device,
+                    key == "bf16" ? fp8::usual_choice_of_bf16(device) : fp8::usual_choice(device));
+}
+
+fp8::Choice parse_products(Device& device, const std::string& key, const std::string& text) {
+    const fp8::Choice choice = fp8::parse_choice(device, text);
+    if (key != "bf16" || choice.otherwise() == fp8::Variant::Decoded)
+        return choice;
+    return fp8::parse_choice(device, choice.otherwise() == fp8::Variant::Device
+                                         ? usual_products(device, key)
+                                         : describe(device, fp8::of_bf16(choice.otherwise())));
+}
+
 AgreedKernels agree_on_kernels(Device& device, HostCollectives& everyone, bool leads,
                                const TrainConfig& config, const KernelChoice& wanted) {
     if (activation_type(config) != DType::BF16)
@@ -71,9 +92,7 @@ AgreedKernels agree_on_kernels(Device& device, HostCollectives& everyone, bool l
     const auto gemm = wanted.chosen.find("gemm");
     const bool open = gemm == wanted.chosen.end() || gemm->second.empty();
     use_gemm_class(device, of_rank_0(everyone, open ? gemm_class(device).name : gemm->second));
-    return linear_precision(config) == LinearPrecision::Fp8
-               ? agree_on_products(device, everyone, leads, wanted)
-               : AgreedKernels{};
+    return agree_on_products(device, everyone, leads, products_key(config), wanted);
 }
 
 } // namespace bellows

@@ -47,7 +47,7 @@ LanguageModel::Impl::Impl(const DeviceOptions& device_options,
     const Checkpoint checkpoint = Checkpoint::open(checkpoint_folder);
     if (act == DType::BF16)
         use_gemm_class(*device, kept_kernels(checkpoint, device->options()).chosen["gemm"]);
-    parameters.use_products(products_of(checkpoint, *device));
+    parameters.use_products(products_of(checkpoint, config.train, *device));
     load_weights(checkpoint, parameters);
     if (config.model.moe_layers() > 0)
         exchange.emplace(*device, world, *transport, thread,

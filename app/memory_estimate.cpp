@@ -6,6 +6,7 @@
 #include <bellows/comm/collectives.hpp>
 #include <bellows/engine/error.hpp>
 #include <bellows/engine/ops.hpp>
+#include <bellows/model/parameter_store.hpp>
 #include <bellows/model/stage.hpp>
 #include <bellows/pipeline/schedule.hpp>
 
@@ -20,9 +21,10 @@ constexpr std::uint64_t kF32 = 4;
 
 /// The sizes that everything is made of.
 struct Sizes {
-    Sizes(const RunConfig& run, const RunLayout& layout, bool on_tiles)
+    Sizes(const RunConfig& run, const RunLayout& layout, const ProductMemory& products)
         : model(run.model), act(size_of(activation_type(run.train))),
-          fp8(linear_precision(run.train) == LinearPrecision::Fp8), tiles(on_tiles),
+          fp8(linear_precision(run.train) == LinearPrecision::Fp8), tiles(products.tiles),
+          turned(products.turned && act == 2 && !fp8),
           seq(std::max<std::uint64_t>(run.train.seq, 1)),
           tokens(run.train.batch * run.train.seq /
                  std::max<std::uint64_t>(std::uint64_t{layout.dp} * run.train.micro_batches, 1)),
@@ -36,6 +38,7 @@ struct Sizes {
     std::uint64_t act;    ///< bytes of an activation
     bool fp8;             ///< linear layers compute in FP8
     bool tiles;           ///< FP8 products may pack their operands into tiles
+    bool turned;          ///< linear layers have transposed copies of their weights
     std::uint64_t seq;    ///< tokens of a sequence
     std::uint64_t tokens; ///< of a rank's micro-batch
     std::uint64_t ep, local_experts;
@@ -146,11 +149,14 @@ std::uint64_t scratch_bytes(const Sizes& s) {
 
 void add_parameters(MemoryEstimate& e, const RunConfig& run, const RunLayout& layout,
                     const Schedule& schedule, std::uint64_t rank, const Sizes& s) {
-    std::uint64_t elements = 0;
-    for (const ParameterInfo& info : parameters_of_rank(run.model, schedule, rank, 0, layout.ep))
-        elements += (info.size() + 15) / 16 * 16;
+    std::uint64_t elements = 0, turned = 0;
+    for (const ParameterInfo& info : parameters_of_rank(run.model, schedule, rank, 0, layout.ep)) {
+        const std::uint64_t size = (info.size() + 15) / 16 * 16;
+        elements += size;
+        turned += s.turned && is_linear(info) ? size : 0; // but for few that are small
+    }
     e.of(MemoryCategory::Weights) +=
-        elements * (kF32 + (s.act == 2 ? 2 : 0) + (s.fp8 ? 1 : 0)) +
+        elements * (kF32 + (s.act == 2 ? 2 : 0) + (s.fp8 ? 1 : 0)) + turned * s.act +
         schedule.chunks[rank].size() * run.train.seq * s.model.qk_rope_head_dim * kF32;
     e.of(MemoryCategory::Gradients) += elements * kF32;
     e.of(MemoryCategory::Optimizer) += elements * 2 * kF32;
@@ -213,8 +219,9 @@ MemoryCategory MemoryEstimate::largest() const noexcept {
 }
 
 MemoryEstimate estimate_memory(const RunConfig& run, const RunLayout& layout,
-                               const Topology& topology, std::uint64_t rank, bool tiles) {
-    Sizes s(run, layout, tiles);
+                               const Topology& topology, std::uint64_t rank,
+                               const ProductMemory& products) {
+    Sizes s(run, layout, products);
     const ModelConfig& m = run.model;
     if (m.moe_layers() > 0) {
         const auto first = static_cast<int>(rank * layout.dp);
@@ -238,9 +245,9 @@ MemoryEstimate estimate_memory(const RunConfig& run, const RunLayout& layout,
 }
 
 MemoryEstimate estimate_memory(const RunConfig& run, const RunLayout& layout, std::uint64_t rank,
-                               bool tiles) {
+                               const ProductMemory& products) {
     const auto ranks = static_cast<int>(layout.pp * layout.dp);
-    return estimate_memory(run, layout, Topology::blocks(ranks, ranks), rank, tiles);
+    return estimate_memory(run, layout, Topology::blocks(ranks, ranks), rank, products);
 }
 
 void require_memory(const MemoryEstimate& estimate, std::uint64_t device_bytes,

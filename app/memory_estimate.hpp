@@ -25,15 +25,21 @@ struct MemoryEstimate {
     MemoryCategory largest() const noexcept;
 };
 
+/// What products take beside their operands.
+struct ProductMemory {
+    bool tiles = false;  ///< FP8 ones may pack their operands into tiles (fp8::Variant::Packed)
+    bool turned = false; ///< bf16 ones want transposed copies of weights (fp8::Variant::Direct)
+};
+
 /// Of the rank among those of a rank of the pipeline that holds most. Rows at the experts are
 /// counted for a router that sends a rank a quarter more than its even share; what a badly balanced
-/// one sends comes on top. tiles: whether FP8 products may pack their operands into tiles
-/// (fp8::Variant::Packed).
+/// one sends comes on top.
 MemoryEstimate estimate_memory(const RunConfig& config, const RunLayout& layout,
-                               const Topology& topology, std::uint64_t rank, bool tiles = false);
+                               const Topology& topology, std::uint64_t rank,
+                               const ProductMemory& products = {});
 /// The same on one node.
 MemoryEstimate estimate_memory(const RunConfig& config, const RunLayout& layout, std::uint64_t rank,
-                               bool tiles = false);
+                               const ProductMemory& products = {});
 
 /// Throws Error{InvalidArgument} if one of `sharing` ranks on a device of `device_bytes` finds no
 /// room for the estimate; names the largest category and what would make it smaller.

@@ -95,7 +95,7 @@ void Optimizer::record_update() {
                    part(parameters_.flat_compute(), range), scalars_.tensor(DType::F32, {3}),
                    clip_.tensor(DType::F32, {1}), adamw);
     }
-    parameters_.quantize(*update_);
+    parameters_.make_copies(*update_);
 }
 
 double Optimizer::local_squares() {

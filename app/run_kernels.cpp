@@ -7,6 +7,7 @@
 #include <bellows/engine/error.hpp>
 #include <bellows/engine/gemm_plan.hpp>
 
+#include <algorithm>
 #include <cstdlib>
 #include <string>
 #include <utility>
@@ -16,14 +17,20 @@ namespace bellows {
 namespace {
 
 /// "" where the environment says nothing.
-std::string wanted_variants() {
-    const char* wanted = std::getenv(kFp8VariantsVariable);
+std::string wanted_variants(const std::string& key) {
+    const char* wanted = key.empty() ? nullptr : std::getenv(variants_variable(key));
     return wanted == nullptr ? "" : wanted;
+}
+
+/// Whether that is a choice itself.
+bool is_named(const std::string& wanted) {
+    return !wanted.empty() && wanted != "usual" && wanted != "measured";
 }
 
 /// The device is opened again, so that the run's own report of memory and trace begin with the run.
 std::string
-measured_choice(const Device& device, const std::string& gemm_class, fp8::Bits bits,
+measured_choice(const Device& device, const std::string& key, const std::string& gemm_class,
+                fp8::Bits bits,
                 std::function<void(std::uint64_t done, std::uint64_t total)> on_progress) {
     DeviceOptions options = device.options();
     options.trace = false;
@@ -31,12 +38,13 @@ measured_choice(const Device& device, const std::string& gemm_class, fp8::Bits b
     if (!gemm_class.empty())
         options.gemm_class = gemm_class;
     const auto own = Device::create(options);
+    const auto choose = key == "bf16" ? fp8::choose_of_bf16 : fp8::choose;
     if (const auto kept = kept_product_times(*own))
-        return describe(*own, fp8::choose(kept->products, bits));
+        return describe(*own, choose(kept->products, bits));
     const std::vector<fp8::Measurement> products =
         device.info().is_cpu ? fp8::measure(*own, {.timed = fp8::Timed::None})
                              : measure_product_times(*own, std::move(on_progress)).products;
-    return describe(*own, fp8::choose(products, bits));
+    return describe(*own, choose(products, bits));
 }
 
 } // namespace
@@ -48,33 +56,63 @@ choose_kernels(const Device& device, const RunConfig& config,
     KernelChoice kernels;
     if (before)
         kernels = kept_kernels(*before, device.options());
-    if (linear_precision(config.train) != LinearPrecision::Fp8)
+    const std::string key = products_key(config.train), wanted = wanted_variants(key);
+    if (key.empty())
         return kernels;
-    const std::string wanted = wanted_variants();
-    const bool measured = wanted == "measured", kept = kernels.chosen.contains("fp8");
-    if (!wanted.empty() && wanted != "usual" && !measured) {
-        kernels.chosen["fp8"] = wanted;
+    const bool measured = wanted == "measured", kept = kernels.chosen.contains(key);
+    if (is_named(wanted)) {
+        kernels.chosen[key] = wanted;
         kernels.binding = true;
     } else if (measured || !kept) {
         kernels.binding = false;
-        if (leads)
-            kernels.chosen["fp8"] = measured_choice(device, kernels.chosen["gemm"],
-                                                    measured ? fp8::Bits::Any : fp8::Bits::Usual,
-                                                    std::move(on_progress));
+        // No clock decides what is usual for bf16.
+        if (leads && (measured || key != "bf16"))
+            kernels.chosen[key] = measured_choice(device, key, kernels.chosen["gemm"],
+                                                  measured ? fp8::Bits::Any : fp8::Bits::Usual,
+                                                  std::move(on_progress));
     }
     return kernels;
 }
 
-fp8::Choice products_of(const Checkpoint& checkpoint, Device& device) {
-    const auto& kernels = checkpoint.state().kernels;
-    const auto fp8 = kernels.find("fp8");
-    std::string text = fp8 == kernels.end() ? "decoded" : fp8->second;
-    if (const std::string wanted = wanted_variants();
-        !wanted.empty() && wanted != "usual" && wanted != "measured")
-        text = wanted;
-    fp8::Choice choice(fp8::Variant::Decoded);
+KernelChoice named_kernels(const TrainConfig& config) {
+    const std::string key = products_key(config), wanted = wanted_variants(key);
+    return is_named(wanted) ? KernelChoice{{{key, wanted}}, true} : KernelChoice{};
+}
+
+bool wants_turned_weights(Device& device, const RunConfig& config,
+                          const std::optional<Checkpoint>& before) {
+    const std::string key = products_key(config.train);
+    if (key != "bf16")
+        return false;
+    std::string text = wanted_variants(key);
+    if (text == "measured")
+        return fp8::why_not(device, fp8::Variant::Direct).empty();
+    if (!is_named(text))
+        text = before ? kept_kernels(*before, device.options()).chosen[key]
+                      : usual_products(device, key);
     try {
-        choice = fp8::parse_choice(device, text);
+        const fp8::Choice choice = parse_products(device, key, text);
+        const auto& kinds = fp8::product_kinds();
+        return std::any_of(kinds.begin(), kinds.end(), [&](const fp8::ProductKind& kind) {
+            return choice.at(kind) == fp8::Variant::Direct;
+        });
+    } catch (const Error&) { // who needs it will say so
+        return false;
+    }
+}
+
+fp8::Choice products_of(const Checkpoint& checkpoint, const TrainConfig& config, Device& device) {
+    const std::string key = products_key(config), wanted = wanted_variants(key);
+    fp8::Choice choice(fp8::Variant::Decoded);
+    if (key.empty())
+        return choice;
+    const auto& kernels = checkpoint.state().kernels;
+    const auto kept = kernels.find(key);
+    std::string text = kept == kernels.end() ? "decoded" : kept->second;
+    if (is_named(wanted))
+        text = wanted;
+    try {
+        choice = parse_products(device, key, text);
     } catch (const Error& error) {
         if (error.code() != ErrorCode::Unsupported)
             throw;

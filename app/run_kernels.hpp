@@ -13,13 +13,6 @@
 
 namespace bellows {
 
-/// In the environment, for FP8 products:
-///   usual      (default) the fastest variant of the numeric class that suits the device; what a
-///              run had that goes on
-///   measured   the fastest variant, whatever its bits
-///   or a choice as fp8::describe() writes it, e.g. "decoded"
-inline constexpr const char* kFp8VariantsVariable = "BELLOWS_FP8_VARIANTS";
-
 /// For a Trainer with this device; `before`: the run goes on from there. Rank 0 may have to measure
 /// first, on a device of its own; CPUs are not measured for a run. on_progress: of that.
 KernelChoice
@@ -27,8 +20,17 @@ choose_kernels(const Device& device, const RunConfig& config,
                const std::optional<Checkpoint>& before, bool leads,
                std::function<void(std::uint64_t done, std::uint64_t total)> on_progress);
 
-/// What the checkpoint says about FP8 products, unless the environment wants otherwise, for a
-/// device that reads its weights; Decoded where it cannot compute that.
-fp8::Choice products_of(const Checkpoint& checkpoint, Device& device);
+/// The variants that the environment names, and nothing else.
+KernelChoice named_kernels(const TrainConfig& config);
+
+/// Whether the run is to have transposed copies of weights, as far as this device can tell before
+/// the ranks agree.
+bool wants_turned_weights(Device& device, const RunConfig& config,
+                          const std::optional<Checkpoint>& before);
+
+/// What the checkpoint of a run with this configuration says about the products of linear layers,
+/// unless the environment wants otherwise, for a device that reads its weights; Decoded where it
+/// cannot compute that.
+fp8::Choice products_of(const Checkpoint& checkpoint, const TrainConfig& config, Device& device);
 
 } // namespace bellows

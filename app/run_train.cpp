@@ -17,12 +17,14 @@
 #include "app/trace_file.hpp"
 #include "app/trainer.hpp"
 
+#include <bellows/comm/host_collectives.hpp>
 #include <bellows/engine/error.hpp>
 
 #include <algorithm>
 #include <chrono>
 #include <cstdio>
 #include <optional>
+#include <span>
 #include <sstream>
 #include <string>
 #include <utility>
@@ -60,7 +62,7 @@ public:
     std::optional<Results> run();
 
 private:
-    void check_memory();
+    void check_memory(const std::optional<Checkpoint>& before);
     bool leads() const { return world_.rank() == 0; }
     void one_step(std::uint64_t step);
     void begin_trace(std::uint64_t step);
@@ -111,14 +113,14 @@ TrainRun::TrainRun(const TrainOptions& options, World& world)
     };
     device_ = Device::create(device_options);
     world_.control().barrier(kDiskPatience, "reading the text");
-    check_memory();
+    std::optional<Checkpoint> before;
+    if (options.resume)
+        before.emplace(Checkpoint::open(*options.resume));
+    check_memory(before);
     if (leads()) // nothing is written before a device serves
         for (const std::filesystem::path& newer : prepare_output(options))
             progress_->note("newer than the checkpoint that the run goes on from, kept as " +
                             newer.string());
-    std::optional<Checkpoint> before;
-    if (options.resume)
-        before.emplace(Checkpoint::open(*options.resume));
     const KernelChoice kernels = choose_kernels(*device_, options.config, before, leads(),
                                                 [this](std::uint64_t done, std::uint64_t total) {
                                                     report("measuring FP8 products", done, total);
@@ -129,8 +131,11 @@ TrainRun::TrainRun(const TrainOptions& options, World& world)
         progress_->note("devices of a host are linked (" + trainer_->device_link() +
                         "): what their ranks exchange does not pass through its memory");
     if (progress_ && !trainer_->why_decoded().empty())
-        progress_->note("warning: operands of FP8 products are decoded ahead, as " +
-                        trainer_->why_decoded());
+        progress_->note(std::string("warning: ") +
+                        (linear_precision(train_) == LinearPrecision::Fp8
+                             ? "operands of FP8 products are decoded ahead"
+                             : "bf16 products are the engine's") +
+                        ", as " + trainer_->why_decoded());
     if (before) {
         load_checkpoint(*before, *trainer_, world_);
         first_step_ = before->state().step;
@@ -142,12 +147,16 @@ TrainRun::TrainRun(const TrainOptions& options, World& world)
 
 /// Every rank works this out for all of them from the same figures, taken before any has allocated
 /// much: all refuse alike.
-void TrainRun::check_memory() {
+void TrainRun::check_memory(const std::optional<Checkpoint>& before) {
+    // Rank 0 chooses for all.
+    std::int64_t turned =
+        leads() && wants_turned_weights(*device_, options_.config, before) ? 1 : 0;
+    HostCollectives(world_, Group::all(world_.size())).all_reduce_max(std::span(&turned, 1));
     const std::vector<DeviceShare> shares = device_shares(*device_, world_);
     for (std::size_t rank = 0; rank < shares.size(); ++rank) {
-        const MemoryEstimate estimate =
-            estimate_memory(options_.config, options_.layout, world_.topology(),
-                            rank / options_.layout.dp, !device_->info().is_cpu);
+        const MemoryEstimate estimate = estimate_memory(
+            options_.config, options_.layout, world_.topology(), rank / options_.layout.dp,
+            {.tiles = !device_->info().is_cpu, .turned = turned != 0});
         require_memory(estimate, shares[rank].available, shares[rank].ranks, shares[rank].name);
         if (progress_ && rank == 0)
             progress_->note("memory of rank 0, estimated " + describe_memory(estimate.bytes) +

@@ -473,10 +473,9 @@ std::string Trainer::device_link() const {
 std::map<std::string, std::string> Trainer::chosen_kernels() const {
     if (activation_type(impl_->config.train) != DType::BF16)
         return {};
-    std::map<std::string, std::string> chosen = {{"gemm", gemm_class(impl_->device).name}};
-    if (linear_precision(impl_->config.train) == LinearPrecision::Fp8)
-        chosen["fp8"] = describe(impl_->device, impl_->parameters.products());
-    return chosen;
+    return {
+        {"gemm", gemm_class(impl_->device).name},
+        {products_key(impl_->config.train), describe(impl_->device, impl_->parameters.products())}};
 }
 const Schedule& Trainer::schedule() const noexcept {
     return impl_->schedule;

@@ -45,8 +45,9 @@ class Trainer {
 public:
     /// Collective. kernels: rank 0's count for all; what they leave open is as rank 0's device
     /// takes it by itself. Throws Error{InvalidArgument} naming what does not fit together,
-    /// Error{Unsupported} when a rank's device lacks the class of bf16 products, or variants of FP8
-    /// products that are binding. Where one lacks others, all decode (fp8::Variant::Decoded).
+    /// Error{Unsupported} when a rank's device lacks the class of bf16 products, or variants of
+    /// products that are binding. Where one lacks others, all decode (fp8::Variant::Decoded; bf16
+    /// products are the engine's then).
     Trainer(Device& device, World& world, const RunConfig& config, const RunLayout& layout,
             const KernelChoice& kernels = {});
     ~Trainer();
@@ -71,7 +72,7 @@ public:
     ParameterStore& parameters() noexcept;
     /// KernelChoice::chosen on all ranks: what a checkpoint keeps. Empty where there was no choice.
     std::map<std::string, std::string> chosen_kernels() const;
-    /// What a rank lacks of rank 0's choice of FP8 products, for which all decode; "" as a rule.
+    /// What a rank lacks of rank 0's choice of products, for which all decode; "" as a rule.
     const std::string& why_decoded() const noexcept;
     /// What links the devices of a host (Transport::device_link_name); "": nothing.
     std::string device_link() const;

@@ -39,6 +39,7 @@ constexpr Entry kEntries[] = {
     {"cast", elementwise, 1, true},
     {"scale", elementwise, 2, true},
     {"copy", elementwise, 3, true},
+    {"transpose", transpose, 0, true},
     {"sum_squares", reduction, 0, true},
     {"sum", reduction, 1, true},
     {"clip_coefficient", reduction, 2, false},

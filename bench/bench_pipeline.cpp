@@ -58,6 +58,7 @@ of a model:
   --pp P, --ep E         as there (default: all ranks; all that stand at a rank of the pipeline)
   --precision f32|bf16|fp8, --device-link auto|off, --pairs auto|apart|PATTERN
   --trace FILE           of all ranks in the last kind's last step, optimiser included, for Perfetto
+  BELLOWS_FP8_VARIANTS and BELLOWS_BF16_VARIANTS name variants of products, e.g. "decoded" or, of bf16, "direct"
 
 simulated, measured    ms of a step. Pairs of timed stages run one half after the other; input gradients leave before weight
                        gradients are made. Each step of a model is simulated with the costs that it was measured to have

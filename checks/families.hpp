@@ -20,8 +20,9 @@ void add_attention_part_checks(std::vector<OpCheck>& checks, Depth depth); ///< 
 void add_attention_checks(std::vector<OpCheck>& checks, Depth depth);
 void add_router_checks(std::vector<OpCheck>& checks, Depth depth); ///< and counts, balance
 void add_router_form_checks(std::vector<OpCheck>& checks, Depth depth);
-void add_moe_checks(std::vector<OpCheck>& checks, Depth depth);  ///< placement, movement of rows
-void add_flat_checks(std::vector<OpCheck>& checks, Depth depth); ///< element-wise ops, sums
+void add_moe_checks(std::vector<OpCheck>& checks, Depth depth); ///< placement, movement of rows
+/// Element-wise ops, sums, transposition.
+void add_flat_checks(std::vector<OpCheck>& checks, Depth depth);
 void add_optimizer_checks(std::vector<OpCheck>& checks, Depth depth); ///< clip, AdamW
 
 /// One row for f32 and one for bf16: `body` on each case of the table that belongs to the depth.

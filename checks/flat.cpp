@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// Ops on any number of elements: scale, add, cast, sums, copies of bytes.
+// Ops on any number of elements: scale, add, cast, sums, copies of bytes; and transposition.
 #include "checks/families.hpp"
 
 #include "reference/compare.hpp"
@@ -118,12 +118,50 @@ void check_sums(Check& check, const OpRig& rig, DType dtype, const FlatCase& c) 
     check.number("squares", pair(square), expected_square, epsilon * expected_square);
 }
 
+struct TransposeCase {
+    std::uint64_t batch, rows, columns;
+    Depth depth = Depth::Quick;
+};
+
+constexpr auto kTransposeCases = std::to_array<TransposeCase>(
+    {{1, 4, 4}, {1, 8, 204}, {3, 68, 36}, {1, 300, 4, Depth::Full}, {2, 132, 516, Depth::Full}});
+
+/// Between rows of both stands what is left alone.
+void check_transpose(Check& check, const OpRig& rig, DType dtype, const TransposeCase& c) {
+    check.begin_case(std::to_string(c.batch) + " x " + by(c.rows, c.columns));
+    const std::uint64_t matrix = c.rows * c.columns;
+    const auto x = OpRig::random(dtype, c.batch * matrix, 1);
+    const OpTensor x_t = rig.head(dtype, {c.batch, c.rows, c.columns + 4}, c.columns),
+                   y = rig.head(dtype, {c.batch, c.columns, c.rows + 8}, c.rows),
+                   single = rig.result(dtype, {c.columns, c.rows});
+    rig.write(x_t.view, x);
+    TensorView first = x_t.view;
+    first.rank = 2;
+    first.extent = {c.rows, c.columns};
+    first.stride = {c.columns + 4, 1};
+    rig.run([&](Recording& recording) {
+        ops::transpose(recording, x_t, y);
+        ops::transpose(recording, first, single);
+    });
+    std::vector<float> expected(x.size());
+    for (std::uint64_t g = 0; g < c.batch; ++g)
+        for (std::uint64_t row = 0; row < c.rows; ++row)
+            for (std::uint64_t column = 0; column < c.columns; ++column)
+                expected[g * matrix + column * c.rows + row] =
+                    x[g * matrix + row * c.columns + column];
+    check.exact("batch", rig.read(y), expected);
+    check.untouched("batch", rig.outside(y));
+    expected.resize(matrix);
+    check.exact("matrix", rig.read(single), expected);
+}
+
 } // namespace
 
 void add_flat_checks(std::vector<OpCheck>& checks, Depth depth) {
     add_table(checks, depth, "scale, add, cast", kElementwiseCases, check_elementwise);
     add_table(checks, depth, "sums", kSumCases, check_sums);
     checks.push_back({"flat", "copy_bytes", check_copied_bytes});
+    add_table(checks, depth, "transpose", kTransposeCases, check_transpose);
 }
 
 } // namespace bellows::checks

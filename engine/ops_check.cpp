@@ -11,8 +11,6 @@ namespace bellows::ops {
 
 namespace {
 
-constexpr std::uint64_t kMaxGroups = 65535;
-
 std::string list(const std::uint64_t* values, std::size_t count) {
     std::string text = "[";
     for (std::size_t i = 0; i < count; ++i) {

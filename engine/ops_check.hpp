@@ -70,6 +70,9 @@ private:
     const char* op_;
 };
 
+/// Workgroups that every device can start along an axis.
+inline constexpr std::uint64_t kMaxGroups = 65535;
+
 /// A kernel reaches 4 GiB of an operand: some drivers (NVIDIA's 580) count the bytes from its
 /// address on in 32 bits.
 inline constexpr std::uint64_t kKernelReach = std::uint64_t{1} << 32;

@@ -87,6 +87,67 @@ void cast(Recording& recording, const TensorView& x, const TensorView& y) {
     });
 }
 
+namespace {
+
+/// A matrix as a batch of one.
+TensorView batch_of(const TensorView& view) {
+    TensorView batch = view;
+    if (view.rank == 2) {
+        batch.rank = 3;
+        batch.extent = {1, view.extent[0], view.extent[1], 0};
+        batch.stride = {0, view.stride[0], view.stride[1], 0};
+    }
+    return batch;
+}
+
+} // namespace
+
+void transpose(Recording& recording, const TensorView& from, const TensorView& to) {
+    const Arguments arguments("transpose");
+    const std::uint64_t element = size_of(from.dtype);
+    arguments.require((from.rank == 2 || from.rank == 3) && to.rank == from.rank,
+                      "from " + describe(from) + " to " + describe(to) +
+                          ": wanted are two or three dimensions");
+    arguments.require(element == 2 || element == 4,
+                      "x is " + describe(from) + ", wanted are elements of two or four bytes");
+    const TensorView x = batch_of(from), y = batch_of(to);
+    const std::uint64_t batch = x.extent[0], rows = x.extent[1], columns = x.extent[2];
+    arguments.strided("x", x, x.dtype, {batch, rows, columns});
+    arguments.strided("y", y, x.dtype, {batch, columns, rows});
+    const std::uint32_t rows4 = arguments.groups_of_4("rows", rows),
+                        columns4 = arguments.groups_of_4("columns", columns);
+    if (x.num_elements() == 0)
+        return;
+    const bool cpu = recording.device().info().is_cpu;
+    const std::uint32_t local_size = cpu ? 8 : 64, lanes_x = cpu ? 2 : 8;
+    const std::uint64_t tiles =
+        div_up(columns4, lanes_x) * div_up(rows4, std::uint64_t{local_size / lanes_x});
+    const std::uint64_t most = std::max<std::uint64_t>(
+        kKernelReach / element /
+            std::max({x.stride[0], y.stride[0], rows * columns, std::uint64_t{1}}),
+        1);
+    for (std::uint64_t first = 0; first < batch; first += most) {
+        const std::uint64_t count = std::min(most, batch - first);
+        const auto stride = [&](const char* what, const TensorView& of, std::uint32_t dimension) {
+            return arguments.groups_of_4(what, of.stride[dimension]);
+        };
+        recording.dispatch(
+            kernels::Transpose{.variant = element == 2 ? kernels::Transpose::Variant::bf16
+                                                       : kernels::Transpose::Variant::f32,
+                               .constants = {.local_size = local_size, .lanes_x = lanes_x},
+                               .x = arguments.memory("x", slice(x, 0, first, count)),
+                               .y = arguments.memory("y", slice(y, 0, first, count)),
+                               .batch = arguments.u32("matrices", count),
+                               .rows4 = rows4,
+                               .columns4 = columns4,
+                               .x_batch4 = stride("x's stride", x, 0),
+                               .x_row4 = stride("x's stride", x, 1),
+                               .y_batch4 = stride("y's stride", y, 0),
+                               .y_row4 = stride("y's stride", y, 1)},
+            {static_cast<std::uint32_t>(std::min<std::uint64_t>(tiles * count, kMaxGroups))});
+    }
+}
+
 void add_rows(Recording& recording, const Arguments& arguments, BufferView x, std::uint64_t rows,
               std::uint64_t columns, BufferView sums, bool accumulate) {
     const std::uint32_t columns4 = arguments.groups_of_4("columns", columns);

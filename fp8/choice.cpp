@@ -21,6 +21,8 @@ constexpr const char* kPairs[] = {"fp8", "fp8_f32", "bf16_fp8", "bf16"};
 
 /// Below, tiles of units are mostly empty, and measurements at usual sizes say little.
 constexpr std::uint64_t kLeastColumns = 128;
+/// The first of kMostRows that products of two bf16 operands have entries for.
+constexpr std::uint8_t kLeastRowsOfBf16 = 3;
 /// By how much clocks waver.
 constexpr double kMargin = 1.03;
 
@@ -43,7 +45,7 @@ std::vector<ProductKind> make_kinds() {
         for (const Grouping grouping : {Grouping::Dense, Grouping::Grouped, Grouping::Masked})
             add(GemmForm::NT, grouping, pair, 0, 3);
     for (const Grouping grouping : {Grouping::Dense, Grouping::Grouped})
-        add(GemmForm::NT, grouping, Pair::Bf16, 3, kAll);
+        add(GemmForm::NT, grouping, Pair::Bf16, kLeastRowsOfBf16, kAll);
     return kinds;
 }
 
@@ -57,10 +59,17 @@ std::optional<Pair> pair_of(const Operand& a, const Operand& b) {
     return bf16(a) && !f32(b) ? std::optional(Pair::Bf16Fp8) : std::nullopt;
 }
 
-std::uint8_t size_of_groups(std::uint64_t rows) {
+std::uint8_t size_of_groups(Pair pair, std::uint64_t rows) {
     const auto& most = ProductKind::kMostRows;
-    return static_cast<std::uint8_t>(std::lower_bound(most.begin(), most.end(), rows) -
-                                     most.begin());
+    const auto size =
+        static_cast<std::uint8_t>(std::lower_bound(most.begin(), most.end(), rows) - most.begin());
+    return pair == Pair::Bf16 ? std::max(size, kLeastRowsOfBf16) : size;
+}
+
+std::vector<ProductKind> kinds_of_bf16() {
+    std::vector<ProductKind> kinds = product_kinds();
+    std::erase_if(kinds, [](const ProductKind& kind) { return kind.pair != Pair::Bf16; });
+    return kinds;
 }
 
 /// Nothing for products that are not chosen for.
@@ -74,15 +83,14 @@ std::optional<ProductKind> kind_of(const Product& p) {
                        masked(p)           ? Grouping::Masked
                        : p.rows != nullptr ? Grouping::Grouped
                                            : Grouping::Dense,
-                       *pair, size_of_groups(expected_rows(p))};
+                       *pair, size_of_groups(*pair, expected_rows(p))};
 }
 
 Variant known_variant(std::string_view name) {
     if (const auto variant = variant_of(name))
         return *variant;
-    throw Error(ErrorCode::Unsupported,
-                "this version has no way of computing FP8 products called \"" + std::string(name) +
-                    "\"");
+    throw Error(ErrorCode::Unsupported, "this version has no way of computing products called \"" +
+                                            std::string(name) + "\"");
 }
 
 const VariantTime* find(const Measurement& m, Variant variant) {
@@ -101,11 +109,11 @@ std::string_view take(std::string_view& text, std::string_view separator) {
 
 [[noreturn]] void fail_corrupt(std::string_view text) {
     throw Error(ErrorCode::Corrupt,
-                "\"" + std::string(text.substr(0, 80)) + "\" says nothing about FP8 products");
+                "\"" + std::string(text.substr(0, 80)) + "\" says nothing about products");
 }
 
 void require_class(const VariantTime& v, std::string_view kind, std::string_view wanted) {
-    const std::string what = "FP8 products " + std::string(kind) + " cannot be computed as \"" +
+    const std::string what = "products " + std::string(kind) + " cannot be computed as \"" +
                              to_string(v.variant) + "\" of numeric class " + std::string(wanted);
     if (!v.why_not.empty())
         throw Error(ErrorCode::Unsupported, what + ": " + v.why_not);
@@ -151,8 +159,11 @@ std::size_t Choice::place_of(const ProductKind& kind) {
            kind.rows;
 }
 
-void Choice::set(const ProductKind& kind, Variant variant) {
-    table_.at(place_of(kind)) = variant == otherwise_ ? Variant::Device : variant;
+void Choice::set(const ProductKind& kind, const Way& way) {
+    table_.at(place_of(kind)) = way.variant == otherwise_ ? Variant::Device : way.variant;
+    std::erase_if(named_, [&](const NamedWay& named) { return named.kind == kind; });
+    if (way.tile != Tile{})
+        named_.push_back({kind, way.tile});
 }
 
 Variant Choice::at(const ProductKind& kind) const {
@@ -176,6 +187,11 @@ Way Choice::way(const Device& device, GemmForm form, const Operand& a, const Ope
     Variant wanted = kind ? at(*kind) : otherwise_;
     if (wanted == Variant::Device)
         wanted = usual_variant(device, p);
+    const auto named = std::find_if(named_.begin(), named_.end(),
+                                    [&](const NamedWay& n) { return n.kind == kind; });
+    if (named != named_.end())
+        return why_not(device, p, {wanted, named->tile}).empty() ? Way{wanted, named->tile}
+                                                                 : Way{Variant::Decoded};
     if (!kind || !why_not(device, p, wanted).empty())
         return Variant::Decoded;
     if (tiles_.empty())
@@ -282,6 +298,35 @@ Choice choose(const std::vector<Measurement>& measurements, Bits bits) {
             choice.set(m.kind, fastest(m, bits));
     choice.take_tiles(measurements);
     return choice;
+}
+
+Choice of_bf16(const Way& way) {
+    Choice choice(Variant::Decoded);
+    for (const ProductKind& kind : kinds_of_bf16())
+        choice.set(kind, way);
+    return choice;
+}
+
+Choice choose_of_bf16(const std::vector<Measurement>& measurements, Bits bits) {
+    Choice choice(Variant::Decoded);
+    for (const Measurement& m : measurements) {
+        if (m.kind.pair != Pair::Bf16 || m.kind.rows + 1u != ProductKind::kMostRows.size())
+            continue;
+        for (const ProductKind& kind : kinds_of_bf16())
+            if (kind.form == m.kind.form && kind.grouping == m.kind.grouping)
+                choice.set(kind, fastest(m, bits));
+    }
+    choice.take_tiles(measurements);
+    return choice;
+}
+
+Choice usual_choice(Device& device) {
+    return choose(measure(device, {.timed = Timed::None}), Bits::Usual);
+}
+
+Choice usual_choice_of_bf16(Device& device) {
+    return choose_of_bf16(measure(device, {.timed = Timed::None, .kinds = kinds_of_bf16()}),
+                          Bits::Usual);
 }
 
 } // namespace bellows::fp8

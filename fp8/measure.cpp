@@ -176,7 +176,7 @@ TileTurns tile_turns(Measurement& m) {
 }
 
 /// Experts' products first: what dense ones take has mostly been compiled then. Last those of bf16,
-/// whose tiles are taken only where Direct is named.
+/// which have few tiles.
 std::vector<Measurement*> in_order_of_tiles(std::vector<Measurement>& all) {
     std::vector<Measurement*> order;
     for (const bool bf16 : {false, true})

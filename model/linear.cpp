@@ -77,6 +77,23 @@ void dense_product(Recording& r, Arena::Frame& scratch, const fp8::Choice& produ
     scratch.cover(work);
 }
 
+/// d = x * transpose(weight) (+ d) of bf16 tensors, if the table says Direct. False: nothing is
+/// recorded, or there is no such weight. rows: of experts.
+bool direct_product(Recording& r, const fp8::Choice& products, const TensorView& x,
+                    const TensorView& weight, const TensorView& d, bool accumulate,
+                    const fp8::GroupedRows* rows = nullptr) {
+    if (!weight.buffer)
+        return false;
+    const fp8::Way way = products.way(r.device(), GemmForm::NT, x, weight, d, rows);
+    if (way.variant != fp8::Variant::Direct)
+        return false;
+    if (rows == nullptr)
+        fp8::gemm_nt(r, x, weight, d, accumulate, {}, way);
+    else
+        fp8::m_grouped_gemm_nt_contiguous(r, x, weight, d, *rows, accumulate, {}, way);
+    return true;
+}
+
 /// d = x by the weights of each row's expert, nt or nn.
 void expert_product(Recording& r, Arena::Frame& scratch, const fp8::Choice& products, GemmForm form,
                     const LinearRows& x, const fp8::Quantized& weights, const TensorView& d,
@@ -129,7 +146,7 @@ void Linear::forward(Recording& r, Arena::Frame& scratch, const LinearRows& x, c
                      bool accumulate) const {
     if (weight_.quantized)
         dense_product(r, scratch, products_, GemmForm::NT, x, *weight_.quantized, y, accumulate);
-    else
+    else if (!direct_product(r, products_, x.values, weight_.compute, y, accumulate))
         ops::gemm_nt(r, x.values, weight_.compute, y, accumulate);
 }
 
@@ -137,7 +154,7 @@ void Linear::input_gradient(Recording& r, Arena::Frame& scratch, const LinearRow
                             const TensorView& dx, bool accumulate) const {
     if (weight_.quantized)
         dense_product(r, scratch, products_, GemmForm::NN, dy, *weight_.quantized, dx, accumulate);
-    else
+    else if (!direct_product(r, products_, dy.values, weight_.turned, dx, accumulate))
         ops::gemm_nn(r, dy.values, weight_.compute, dx, accumulate);
 }
 
@@ -159,7 +176,7 @@ void ExpertLinear::forward(Recording& r, Arena::Frame& scratch, const LinearRows
                            const TensorView& y, const fp8::GroupedRows& rows) const {
     if (weights_.quantized)
         expert_product(r, scratch, products_, GemmForm::NT, x, *weights_.quantized, y, rows);
-    else
+    else if (!direct_product(r, products_, x.values, weights_.compute, y, false, &rows))
         ops::grouped_gemm_nt(r, x.values, weights_.compute, y, rows.tiles);
 }
 
@@ -167,7 +184,7 @@ void ExpertLinear::input_gradient(Recording& r, Arena::Frame& scratch, const Lin
                                   const TensorView& dx, const fp8::GroupedRows& rows) const {
     if (weights_.quantized)
         expert_product(r, scratch, products_, GemmForm::NN, dy, *weights_.quantized, dx, rows);
-    else
+    else if (!direct_product(r, products_, dy.values, weights_.turned, dx, false, &rows))
         ops::grouped_gemm_nn(r, dy.values, weights_.compute, dx, rows.tiles);
 }
 

@@ -2,7 +2,9 @@
 #pragma once
 
 // The linear layers of attention, FFNs and experts, y = x * transpose(W), and what enters and
-// leaves them. In f32 and bf16 they are the engine's products. In FP8 they follow DeepSeek-V3
+// leaves them. In f32 and bf16 they are the engine's products, but that forward products and input
+// gradients of bf16 go Direct where the table says so and the shapes allow it (gemm.hpp); an input
+// gradient then reads the transposed copy of W. In FP8 they follow DeepSeek-V3
 // (arXiv 2412.19437, 3.3): weights in 128 x 128 blocks, activations and gradients in 1 x 128 blocks
 // for the forward product and the input gradient, both operands of a weight gradient in 128 x 1
 // blocks; all E4M3 with power-of-two scales; sums f32. Which variant computes a product, and with

@@ -53,12 +53,12 @@ TensorView view_of(const Buffer& flat, DType dtype, std::uint64_t first,
 constexpr fp8::Recipe kWeightsRecipe{fp8::Blocks::Blocks128, fp8::Format::E4M3,
                                      fp8::ScaleRule::PowerOfTwo};
 
-bool is_linear(const ParameterInfo& info) {
+} // namespace
+
+bool is_linear(const ParameterInfo& info) noexcept {
     return info.kind == ParameterKind::Attention || info.kind == ParameterKind::Ffn ||
            info.kind == ParameterKind::Expert;
 }
-
-} // namespace
 
 ParameterStore::ParameterStore(Device& device, std::vector<ParameterInfo> mine, DType activation,
                                bool training, LinearPrecision linear)
@@ -155,6 +155,65 @@ void ParameterStore::make_quantized() {
     });
 }
 
+void ParameterStore::use_products(const fp8::Choice& choice) {
+    products_ = choice;
+    make_turned();
+}
+
+/// By the sizes of the matrix alone: whether products of few or many rows by its transposed copy go
+/// Direct.
+bool ParameterStore::wants_turned(const ParameterInfo& info) const {
+    if (!training() || !compute_ || linear_ != LinearPrecision::AsActivations || !is_linear(info))
+        return false;
+    const std::uint64_t out = info.shape[0], in = info.shape[1];
+    if (out % 4 != 0 || in % 4 != 0) // ops::transpose
+        return false;
+    const auto bf16 = [](std::initializer_list<std::uint64_t> extents) {
+        std::uint64_t bytes = size_of(DType::BF16);
+        for (const std::uint64_t extent : extents)
+            bytes *= extent;
+        return TensorView::contiguous({nullptr, 0, bytes}, DType::BF16, extents);
+    };
+    const bool expert = info.kind == ParameterKind::Expert;
+    const TensorView turned = expert ? bf16({1, in, out}) : bf16({in, out});
+    const auto offsets = TensorView::contiguous({nullptr, 0, 2 * 4}, DType::U32, {2});
+    const auto goes_direct = [&](std::uint64_t rows) {
+        const fp8::GroupedRows of_experts{fp8::GroupLayout::prefix_sums(offsets, rows), {}};
+        return products_
+                   .way(*device_, GemmForm::NT, bf16({rows, out}), turned, bf16({rows, in}),
+                        expert ? &of_experts : nullptr)
+                   .variant == fp8::Variant::Direct;
+    };
+    return goes_direct(1) || goes_direct(4096);
+}
+
+void ParameterStore::make_turned() {
+    std::uint64_t elements = 0;
+    for (Parameter& parameter : parameters_) {
+        parameter.turned = {};
+        if (wants_turned(parameter.info))
+            elements += padded(parameter.info.size());
+    }
+    turned_ = {};
+    if (elements == 0)
+        return;
+    turned_ = Buffer(*device_, {.name = "transposed bf16 weights",
+                                .bytes = elements * size_of(DType::BF16),
+                                .category = MemoryCategory::Weights});
+    elements = 0;
+    for (Parameter& parameter : parameters_) {
+        const ParameterInfo& info = parameter.info;
+        if (!wants_turned(info))
+            continue;
+        parameter.turned =
+            view_of(turned_, DType::BF16, elements, {info.shape[1], info.shape[0]}, info.size());
+        elements += padded(info.size());
+    }
+    Recording turn(*device_, QueueRole::Compute, "transpose weights");
+    make_copies(turn);
+    device_->submit(turn).wait();
+}
+
 const Parameter& ParameterStore::at(const std::string& name) const {
     const auto found = by_name_.find(name);
     if (found == by_name_.end())
@@ -195,17 +254,22 @@ Parameter ParameterStore::experts(std::uint64_t layer, const std::string& matrix
         all.quantized->scales =
             batch(all.quantized->scales, fp8::scales_bytes(kWeightsRecipe, {out, in}));
     }
+    if (all.turned.buffer) // each as large as the others, without padding between them
+        all.turned = TensorView::contiguous({turned_.view().resource, all.turned.buffer.offset,
+                                             found.size() * out * in * size_of(DType::BF16)},
+                                            DType::BF16, {found.size(), in, out});
     return all;
 }
 
-void ParameterStore::quantize(Recording& recording) const {
+template <class Has, class Visit>
+void ParameterStore::for_each_copied(Has has, Visit visit) const {
     std::int64_t layer = -1;
     std::string matrix;
     for (const Parameter& parameter : parameters_) {
-        if (!parameter.quantized)
+        if (!has(parameter))
             continue;
         if (parameter.info.kind != ParameterKind::Expert) {
-            fp8::quantize(recording, parameter.weight, *parameter.quantized);
+            visit(parameter);
             continue;
         }
         // The experts of a layer and matrix stand side by side: all at once.
@@ -213,9 +277,15 @@ void ParameterStore::quantize(Recording& recording) const {
             continue;
         layer = parameter.info.layer;
         matrix = matrix_of(parameter.info);
-        const Parameter all = experts(static_cast<std::uint64_t>(layer), matrix);
-        fp8::quantize(recording, all.weight, *all.quantized);
+        visit(experts(static_cast<std::uint64_t>(layer), matrix));
     }
+}
+
+void ParameterStore::make_copies(Recording& recording) const {
+    for_each_copied([](const Parameter& p) { return p.quantized.has_value(); },
+                    [&](const Parameter& p) { fp8::quantize(recording, p.weight, *p.quantized); });
+    for_each_copied([](const Parameter& p) { return static_cast<bool>(p.turned.buffer); },
+                    [&](const Parameter& p) { ops::transpose(recording, p.compute, p.turned); });
 }
 
 TensorView ParameterStore::flat_weights() const {
@@ -252,7 +322,7 @@ void ParameterStore::initialise(std::uint64_t seed) {
         Recording cast(*device_, QueueRole::Compute, "cast weights");
         if (compute_)
             ops::cast(cast, flat_weights(), flat_compute());
-        quantize(cast);
+        make_copies(cast);
         device_->submit(cast).wait();
     }
     if (training())
@@ -268,6 +338,8 @@ void ParameterStore::upload(const std::string& name, std::span<const float> valu
             ops::cast(cast, parameter.weight, parameter.compute);
         if (parameter.quantized)
             fp8::quantize(cast, parameter.weight, *parameter.quantized);
+        if (parameter.turned.buffer)
+            ops::transpose(cast, parameter.compute, parameter.turned);
         device_->submit(cast).wait();
     }
 }

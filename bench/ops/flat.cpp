@@ -29,6 +29,25 @@ Workload elementwise(OpData& data, const Sizes& s, DType act, int part) {
     return work[part];
 }
 
+Workload transpose(OpData& data, const Sizes& s, DType act, int) {
+    const std::uint64_t batch = 4, rows = s.ffn, columns = s.hidden;
+    const TensorView x = data.random(act, {batch, rows, columns}),
+                     y = data.empty(act, {batch, columns, rows});
+    const auto verify = [=, &data]() -> std::string {
+        const auto xs = data.read(x), ys = data.read(y);
+        for (const std::uint64_t i : samples(xs.size())) {
+            const std::uint64_t g = i / (rows * columns), row = i / columns % rows,
+                                column = i % columns;
+            const std::string wrong =
+                compare("y", i, ys[(g * columns + column) * rows + row], xs[i], 0);
+            if (!wrong.empty())
+                return wrong;
+        }
+        return "";
+    };
+    return {[=](Recording& r) { ops::transpose(r, x, y); }, verify, bytes_of({x, y}), 0};
+}
+
 Workload reduction(OpData& data, const Sizes& s, DType act, int part) {
     const std::uint64_t count = s.tokens * s.hidden;
     const TensorView x = data.random(act, {count}, 0, 1),

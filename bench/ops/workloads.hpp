@@ -30,6 +30,7 @@ MakeWorkload mla_keys;      ///< 0 forward, 1 dgrad
 MakeWorkload attention;     ///< 0 forward, 1 dgrad
 MakeWorkload router;        ///< 0 forward, 1 dgrad, 2 expert_counts, 3 router_bias_update
 MakeWorkload elementwise;   ///< 0 add, 1 cast, 2 scale, 3 copy
+MakeWorkload transpose;     ///< of matrices as experts' weights
 MakeWorkload reduction;     ///< 0 sum of squares, 1 sum, 2 clip_coefficient
 MakeWorkload adamw;         ///< act: storage of the moments
 

@@ -67,9 +67,8 @@ PairRig::PairRig(Device& device, Stopwatch& watch, const PairShape& shape)
     parameters_ = std::make_unique<ParameterStore>(
         device, parameters_of(model, rank, ranks), DType::BF16, true,
         shape.fp8 ? LinearPrecision::Fp8 : LinearPrecision::AsActivations);
-    if (shape.fp8)
-        parameters_->use_products(
-            fp8::choose(fp8::measure(device, {.timed = fp8::Timed::None}), fp8::Bits::Usual));
+    parameters_->use_products(shape.fp8 ? fp8::usual_choice(device)
+                                        : fp8::usual_choice_of_bf16(device));
     ExchangeConfig of = MoeFfn::exchange_config(
         model, DType::BF16, shape.fp8 ? LinearPrecision::Fp8 : LinearPrecision::AsActivations);
     of.name = "experts";

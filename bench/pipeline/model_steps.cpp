@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT
 #include "pipeline/model_steps.hpp"
 
+#include "app/run_kernels.hpp"
 #include "app/trainer.hpp"
 
 #include <algorithm>
@@ -17,7 +18,7 @@ ModelSteps run_model(Stopwatch& watch, Device& device, const RunConfig& config,
     constexpr std::uint64_t kWarmUp = 3;
     World& world = watch.world();
     const RunLayout layout = resolve_layout(config, static_cast<std::uint64_t>(world.size()));
-    Trainer trainer(device, world, config, layout);
+    Trainer trainer(device, world, config, layout, named_kernels(config.train));
     const auto source = [&](std::uint64_t, std::uint64_t index, std::span<std::uint32_t> tokens) {
         std::mt19937_64 random(index);
         for (std::uint32_t& token : tokens)

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT
 // The estimate of a run's memory against what a trainer really allocates, and its refusal.
 #include "app/memory_estimate.hpp"
+#include "app/run_kernels.hpp"
 #include "app/trainer.hpp"
 #include "support/test_device.hpp"
 
@@ -33,8 +34,10 @@ TEST(MemoryEstimate, IsNearWhatATrainerAllocates) {
             run.train.precision = precision;
             run.train.micro_batches = micro_batches;
             const RunLayout layout;
-            const bool tiles = !testing::make_device()->info().is_cpu;
-            MemoryEstimate estimate = estimate_memory(run, layout, 0, tiles);
+            const auto device = testing::make_device();
+            const ProductMemory products{.tiles = !device->info().is_cpu,
+                                         .turned = wants_turned_weights(*device, run, {})};
+            MemoryEstimate estimate = estimate_memory(run, layout, 0, products);
             const MemoryReport report = report_of(run, layout);
             SCOPED_TRACE(std::string(precision) + ", estimated " + describe_memory(estimate.bytes));
             for (std::size_t i = 0; i < kNumMemoryCategories; ++i) {

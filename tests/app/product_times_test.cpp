@@ -48,7 +48,7 @@ protected:
         EXPECT_EQ(trainer.chosen_kernels().at("fp8"), "packed") << "a tile decides no bits";
         const auto saved = save_checkpoint(options, trainer, world, 1);
         device_->wait_idle();
-        EXPECT_EQ(products_of(Checkpoint::open(saved), *device_), packed);
+        EXPECT_EQ(products_of(Checkpoint::open(saved), options.config.train, *device_), packed);
     }
 
     TemporaryFolder folder_;

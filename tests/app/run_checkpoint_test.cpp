@@ -95,15 +95,15 @@ TEST_F(RunCheckpoint, WhatOneRankCannotReadFailsOnAll) {
 
 /// What each rank's trainer takes when rank 0 is told `mine` and the others `others`.
 std::string products_taken(Device& device, const std::string& mine, const std::string& others,
-                           bool binding = false) {
+                           bool binding = false, const char* precision = "fp8") {
     RunConfig config = small_run();
-    config.train.precision = "fp8";
+    config.train.precision = precision;
     const auto ranks = static_cast<std::uint32_t>(world().size());
     Trainer trainer(device, world(), config, {1, ranks, ranks},
-                    {{{"fp8", world().rank() == 0 ? mine : others}}, binding});
+                    {{{precision, world().rank() == 0 ? mine : others}}, binding});
     EXPECT_TRUE(std::isfinite(trainer.step(0, fill_sequence).loss));
     device.wait_idle();
-    return trainer.chosen_kernels().at("fp8");
+    return trainer.chosen_kernels().at(precision);
 }
 
 TEST(ChoiceOfProducts, RankZeroChoosesForAll) {
@@ -123,6 +123,28 @@ TEST(ChoiceOfProducts, RankZeroChoosesForAll) {
     } catch (const Error& error) {
         EXPECT_EQ(error.code(), ErrorCode::Unsupported) << error.message();
         EXPECT_NE(error.message().find("packed-f16-k99"), std::string::npos) << error.message();
+    }
+    world().control().barrier(std::chrono::seconds(60));
+}
+
+TEST(ChoiceOfProducts, RankZeroChoosesForAllInBf16) {
+    const auto device = testing::make_device();
+    const std::string direct = describe(*device, fp8::of_bf16(fp8::Variant::Direct));
+    const bool can = fp8::why_not(*device, fp8::Variant::Direct).empty();
+    const auto taken = [&](const std::string& mine, const std::string& others,
+                           bool binding = false) {
+        return products_taken(*device, mine, others, binding, "bf16");
+    };
+    EXPECT_EQ(taken("direct", "decoded"), can ? direct : "decoded");
+    EXPECT_EQ(taken("decoded", "direct", true), "decoded");
+    const std::string elsewhere = "decoded; direct [direct-bf16-k99]: nt.grouped.bf16.511";
+    EXPECT_EQ(taken(elsewhere, "decoded"), "decoded");
+    try {
+        taken(elsewhere, "decoded", true);
+        ADD_FAILURE() << "rank " << world().rank() << " went on";
+    } catch (const Error& error) {
+        EXPECT_EQ(error.code(), ErrorCode::Unsupported) << error.message();
+        EXPECT_NE(error.message().find("direct-bf16-k99"), std::string::npos) << error.message();
     }
     world().control().barrier(std::chrono::seconds(60));
 }

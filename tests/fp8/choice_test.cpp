@@ -125,12 +125,29 @@ TEST(Fp8ChoiceTable, VariantsCompeteInTheirFastestTiles) {
     EXPECT_EQ(fp8::fastest(m, Bits::Any), Variant::Decoded);
 }
 
-TEST(Fp8ChoiceTable, DirectIsTakenOnlyWhereItIsNamed) {
-    Measurement m = measured(2, 1);
-    m.kind = *fp8::product_kind("nt.grouped.bf16.more");
-    m.variants[1].variant = Variant::Direct;
-    EXPECT_EQ(fp8::fastest(m, Bits::Any), Variant::Direct);
-    EXPECT_EQ(fp8::choose({m}, Bits::Any).at(m.kind), Variant::Decoded);
+// Of bf16 the most rows decide for all: bits do not depend on how many there are.
+TEST(Fp8ChoiceTable, Bf16ProductsHaveATableOfTheirOwn) {
+    const auto of = [](const char* kind, double direct) {
+        Measurement m = measured(2, direct);
+        m.kind = *fp8::product_kind(kind);
+        m.variants[1].variant = Variant::Direct;
+        return m;
+    };
+    const std::vector<Measurement> all = {of("nt.grouped.bf16.511", 3),
+                                          of("nt.grouped.bf16.more", 1), of("nt.dense.bf16.511", 1),
+                                          of("nt.dense.bf16.more", 3)};
+    EXPECT_EQ(fp8::fastest(all[1], Bits::Any), Variant::Direct);
+    for (const Measurement& m : all)
+        EXPECT_EQ(fp8::choose(all, Bits::Any).at(m.kind), Variant::Decoded);
+    const Choice choice = fp8::choose_of_bf16(all, Bits::Any);
+    for (const char* rows : {"511", "more"}) {
+        EXPECT_EQ(choice.at(*fp8::product_kind(std::string("nt.grouped.bf16.") + rows)),
+                  Variant::Direct);
+        EXPECT_EQ(choice.at(*fp8::product_kind(std::string("nt.dense.bf16.") + rows)),
+                  Variant::Decoded);
+    }
+    EXPECT_EQ(fp8::choose_of_bf16({measured(2, 1)}, Bits::Any), Choice(Variant::Decoded));
+    EXPECT_EQ(fp8::of_bf16(Variant::Decoded), Choice(Variant::Decoded));
 }
 
 TEST(Fp8ChoiceTable, RatesCountEachOperandOnce) {
@@ -173,6 +190,40 @@ TEST_F(Fp8Choice, ProductsTakeWhatTheTableSaysIfTheyCan) {
               Variant::Decoded);
     EXPECT_NE(taken(Choice(), 256, 256), Variant::Device);
     EXPECT_EQ(taken(Choice(Variant::Decoded), 1 << 20, 1 << 10), Variant::Decoded);
+}
+
+TEST_F(Fp8Choice, Bf16ProductsGoOneWayWhateverTheirRows) {
+    const bool direct = fp8::why_not(device(), Variant::Direct).empty();
+    const Choice choice = fp8::of_bf16(Variant::Direct);
+    for (const std::uint64_t rows : {1u, 100u, 300u, 5000u}) {
+        const auto taken = [&](std::uint64_t n, std::uint64_t k) {
+            return choice
+                .way(device(), GemmForm::NT, product({rows, k}), product({n, k}),
+                     product({rows, n}))
+                .variant;
+        };
+        EXPECT_EQ(taken(256, 512), direct ? Variant::Direct : Variant::Decoded) << rows;
+        EXPECT_EQ(taken(120, 512), Variant::Decoded) << "few columns";
+        EXPECT_EQ(taken(256, 500), Variant::Decoded) << "no multiple of 8";
+    }
+    EXPECT_EQ(choice.way(device(), GemmForm::NN, product({256, 512}), product({512, 256}),
+                         product({256, 256})),
+              Variant::Decoded)
+        << "it is nt alone";
+    // A tile that is named is the only one, and other kinds do not have it.
+    const fp8::Way named{Variant::Direct, {.fragments_m = 77}};
+    EXPECT_EQ(fp8::of_bf16(named).way(device(), GemmForm::NT, product({256, 512}),
+                                      product({256, 512}), product({256, 256})),
+              Variant::Decoded)
+        << "there is no such tile";
+    EXPECT_NE(fp8::of_bf16(named), choice);
+    Choice again = fp8::of_bf16(named);
+    for (const ProductKind& kind : fp8::product_kinds())
+        if (kind.pair == fp8::Pair::Bf16)
+            again.set(kind, Variant::Direct);
+    EXPECT_EQ(again, choice);
+    EXPECT_EQ(describe(device(), fp8::of_bf16(named)), describe(device(), choice))
+        << "a tile decides no bits";
 }
 
 TEST_F(Fp8Choice, GroupsHaveAsManyRowsAsIsExpected) {

@@ -10,7 +10,9 @@
 #include <bellows/model/mla.hpp>
 
 #include <map>
+#include <set>
 #include <sstream>
+#include <string>
 
 namespace bellows {
 namespace {
@@ -180,7 +182,11 @@ INSTANTIATE_TEST_SUITE_P(
         Case{"sequences_of_one_bf16", wide_config, DType::BF16, 5, 1},
         Case{"small_fp8", small_config, DType::BF16, 3, 7, false, LinearPrecision::Fp8},
         Case{"wide_fp8", wide_config, DType::BF16, 2, 45, false, LinearPrecision::Fp8},
-        Case{"fp8_with_f32", wide_config, DType::F32, 2, 45, false, LinearPrecision::Fp8}),
+        Case{"fp8_with_f32", wide_config, DType::F32, 2, 45, false, LinearPrecision::Fp8},
+        Case{"usual_products_bf16", wide_config, DType::BF16, 2, 45, false,
+             LinearPrecision::AsActivations, Bf16Products::Usual},
+        Case{"direct_products_bf16", wide_config, DType::BF16, 2, 45, false,
+             LinearPrecision::AsActivations, Bf16Products::Direct}),
     name_of);
 
 class SubLayerOrder : public ::testing::TestWithParam<Kind> {};
@@ -215,6 +221,43 @@ TEST_P(SubLayerOrder, EveryLegalOrderGivesTheSameBits) {
 
 std::string kind_name(const ::testing::TestParamInfo<Kind>& info) {
     return info.param == Kind::Attention ? "Attention" : "Ffn";
+}
+
+// Some of wide_config's products have shapes that cannot go Direct or are too narrow for it.
+TEST_P(SubLayerOrder, DirectProductsGiveEachTokenItsBits) {
+    Case c{"direct",
+           wide_config,
+           DType::BF16,
+           2,
+           20,
+           false,
+           LinearPrecision::AsActivations,
+           Bf16Products::Direct};
+    if (!direct_choice(*testing::make_device()))
+        return;
+    std::set<std::string> kernels;
+    DeviceOptions options = testing::test_options();
+    options.on_pipeline_compiled = [&](const std::string& kernel, std::uint32_t) {
+        kernels.insert(kernel);
+    };
+    const Results direct = run_layer(GetParam(), c, "F0 B0 W0 F1 B1 W1", options);
+    EXPECT_TRUE(kernels.contains("gemm_direct_nt")) << "nothing went Direct";
+    EXPECT_TRUE(kernels.contains("transpose"));
+    if (GetParam() == Kind::Ffn) { // all of its, input gradients too
+        for (const char* engine : {"gemm_nt", "gemm_nn", "gemm_coopmat_nt", "gemm_coopmat_nn"})
+            EXPECT_FALSE(kernels.contains(engine)) << engine;
+    }
+    EXPECT_EQ(run_layer(GetParam(), c, "F0 F1 B0 B1 W0 W1"), direct);
+    c.batch = 1; // the first sequence by itself
+    const Results alone = run_layer(GetParam(), c, "F0 B0 W0 F1 B1 W1");
+    for (std::size_t m = 0; m < kMicroBatches; ++m) {
+        EXPECT_TRUE(std::equal(alone.y[m].begin(), alone.y[m].end(), direct.y[m].begin()));
+        EXPECT_TRUE(std::equal(alone.dx[m].begin(), alone.dx[m].end(), direct.dx[m].begin()));
+    }
+    kernels.clear();
+    c.products = Bf16Products::Engine;
+    run_layer(GetParam(), c, "F0 B0 W0 F1 B1 W1", options);
+    EXPECT_FALSE(kernels.contains("gemm_direct_nt") || kernels.contains("transpose"));
 }
 
 INSTANTIATE_TEST_SUITE_P(Kinds, SubLayerOrder, ::testing::Values(Kind::Attention, Kind::Ffn),

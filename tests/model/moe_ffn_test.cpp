@@ -5,6 +5,7 @@
 
 #include "reference/moe_layer.hpp"
 #include "reference/ops.hpp"
+#include "support/bf16_products.hpp"
 #include "support/compare.hpp"
 #include "support/mpi_test.hpp"
 #include "support/test_device.hpp"
@@ -37,6 +38,7 @@ struct Case {
     LinearPrecision linear = LinearPrecision::AsActivations;
     bool codes = false; ///< travel to the experts
     ExchangeLayout layout = ExchangeLayout::ExpertMajor;
+    testing::Bf16Products products = testing::Bf16Products::Engine;
 };
 
 void PrintTo(const Case& c, std::ostream* out) {
@@ -46,7 +48,8 @@ void PrintTo(const Case& c, std::ostream* out) {
 ModelConfig config_of(const Case& c) {
     ModelConfig config;
     config.vocabulary = 16;
-    config.hidden = 48;
+    const bool wide = c.products != testing::Bf16Products::Engine; // enough for a tile
+    config.hidden = wide ? 136 : 48;
     config.layers = 1;
     config.dense_layers = 0;
     config.heads = 2;
@@ -54,7 +57,7 @@ ModelConfig config_of(const Case& c) {
     config.qk_nope_head_dim = 16;
     config.qk_rope_head_dim = 8;
     config.v_head_dim = 16;
-    config.moe_ffn = 32;
+    config.moe_ffn = wide ? 72 : 32;
     config.routed_experts = c.experts;
     config.shared_experts = c.shared;
     config.top_k = c.top_k;
@@ -162,6 +165,8 @@ Results run_layer(const Case& c, const DeviceOptions& options, Transport& transp
     ExpertExchange exchange(*device, world(), transport, thread, wires);
     ParameterStore store(*device, parameters_of_rank(config, partition, rank), c.dtype, true,
                          c.linear);
+    if (c.products != testing::Bf16Products::Engine)
+        store.use_products(choice_of(*device, c.products));
     store.initialise(1);
     for (const Parameter& parameter : store.all())
         store.upload(parameter.info.name, values_for(parameter.info, c.dtype));
@@ -392,7 +397,15 @@ TEST_P(MoeFfnAcrossRanks, MatchesTheReferenceInEveryOrder) {
     const auto transport = open_transport(world());
     DeviceOptions options = testing::test_options();
     options.sync = SyncMode::Overlap;
+    bool goes_direct = false;
+    options.on_pipeline_compiled = [&](const std::string& kernel, std::uint32_t) {
+        goes_direct = goes_direct || kernel == "gemm_direct_nt";
+    };
     const Results overlap = run_layer(c, options, *transport);
+    options.on_pipeline_compiled = {};
+    if (c.products == testing::Bf16Products::Direct) {
+        ALL_RANKS_TRUE(goes_direct == testing::direct_choice(*testing::make_device()).has_value());
+    }
     check_against_reference(c, overlap);
     if (c.alpha > 0)
         check_that_balance_shows(c);
@@ -419,6 +432,7 @@ TEST_P(MoeFfnAcrossRanks, MatchesTheReferenceInEveryOrder) {
     EXPECT_EQ(slots[0], slots[1]) << "every slot is counted once";
 }
 
+// Tokens wide enough for Direct choose all experts: many are too near each other in bf16.
 INSTANTIATE_TEST_SUITE_P(
     Cases, MoeFfnAcrossRanks,
     ::testing::Values(
@@ -431,6 +445,16 @@ INSTANTIATE_TEST_SUITE_P(
              [](int, std::size_t m) -> std::uint64_t { return 20 + m; }},
         Case{"bf16", 8, 2, 1, DType::BF16, 16,
              [](int, std::size_t) -> std::uint64_t { return 40; }},
+        Case{"usual_products_bf16", 4, 4, 1, DType::BF16, 16,
+             [](int, std::size_t) -> std::uint64_t { return 40; }, 0, 1,
+             LinearPrecision::AsActivations, false, ExchangeLayout::ExpertMajor,
+             testing::Bf16Products::Usual},
+        Case{"direct_products_bf16", 4, 4, 1, DType::BF16, 1,
+             [](int rank, std::size_t m) -> std::uint64_t {
+                 return rank == 1 ? 0 : 13 + static_cast<std::uint64_t>(rank) * 8 + m;
+             },
+             0, 1, LinearPrecision::AsActivations, false, ExchangeLayout::ExpertMajor,
+             testing::Bf16Products::Direct},
         Case{"balance_loss", 7, 3, 1, DType::F32, 1,
              [](int rank, std::size_t m) -> std::uint64_t {
                  return rank == 1 ? 0 : 3 * (7 + static_cast<std::uint64_t>(rank) + m);

@@ -286,6 +286,18 @@ TEST_F(GuardPages, EmbeddingAndLoss) {
     }
 }
 
+TEST_F(GuardPages, Transposition) {
+    for (const DType dtype : {DType::F32, DType::BF16}) {
+        const TensorView x = tensor(dtype, {3, 36, 68}), y = tensor(dtype, {3, 68, 36});
+        const TensorView wide = tensor(dtype, {4, 204}), tall = tensor(dtype, {204, 4});
+        run([&](Recording& r) {
+            ops::transpose(r, x, y);
+            ops::transpose(r, wide, tall);
+            ops::transpose(r, tall, wide);
+        });
+    }
+}
+
 TEST_F(GuardPages, OptimiserAndReductions) {
     for (const std::uint64_t count : {4u, 4096u, 4100u, 20'000u}) {
         const TensorView weight = tensor(DType::F32, {count}),

@@ -28,11 +28,12 @@ using reference::within;
 
 /// compare_elements() as an assertion: shows the first and the worst wrong element.
 template <class Actual, class Expected, class Bound>
-testing::AssertionResult elements_match(const Actual& actual, const Expected& expected,
-                                        const std::vector<std::uint64_t>& shape, Bound&& bound) {
+::testing::AssertionResult elements_match(const Actual& actual, const Expected& expected,
+                                          const std::vector<std::uint64_t>& shape, Bound&& bound) {
     const reference::Comparison result =
         reference::compare_elements(actual, expected, shape, bound);
-    return result.good ? testing::AssertionSuccess() : testing::AssertionFailure() << result.text;
+    return result.good ? ::testing::AssertionSuccess()
+                       : ::testing::AssertionFailure() << result.text;
 }
 
 } // namespace bellows::test

@@ -5,6 +5,7 @@
 // results must be to the f64 reference.
 
 #include "reference/model.hpp"
+#include "support/bf16_products.hpp"
 #include "support/compare.hpp"
 #include "support/model_parameters.hpp"
 #include "support/test_device.hpp"
@@ -65,6 +66,7 @@ struct Case {
     std::size_t batch, seq; ///< of a micro-batch
     bool tied = false;
     LinearPrecision linear = LinearPrecision::AsActivations;
+    Bf16Products products = Bf16Products::Engine;
 
     ModelConfig model() const {
         ModelConfig c = config();
@@ -141,6 +143,8 @@ struct Rig {
         : config(c.model()), dtype(c.dtype), device(testing::make_device(options)),
           store(*device, parameters(config), dtype, true, c.linear), scratch(*device),
           positions(*device, config, c.seq) {
+        if (c.products != Bf16Products::Engine)
+            store.use_products(choice_of(*device, c.products));
         store.initialise(1);
         for (const auto& [name, values] : values_for(config, dtype))
             store.upload(name, test::to_float(values));

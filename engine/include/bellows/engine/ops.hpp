@@ -220,6 +220,11 @@ void copy_bytes(Recording& recording, BufferView source, BufferView destination)
 /// y = x, or y += x. Both act, of the same one to three extents, strided.
 void copy(Recording& recording, const TensorView& x, const TensorView& y, bool accumulate = false);
 
+/// y = transpose(x), bit by bit. x: [rows, columns] or [batch, rows, columns] of elements of two or
+/// four bytes, strided; y: [columns, rows] or [batch, columns, rows] of the same type, strided, not
+/// overlapping x. A matrix has up to 4 GiB, a batch any number of them.
+void transpose(Recording& recording, const TensorView& x, const TensorView& y);
+
 // ---- Embedding ----------------------------------------------------------------------------
 
 /// embedded[t] = table[ids[t]]. ids: [tokens] u32; table: [vocab, columns] f32 or bf16; embedded:

@@ -60,7 +60,9 @@ public:
     /// otherwise: for products without an entry; Variant::Device goes by the sizes.
     explicit Choice(Variant otherwise = Variant::Device);
 
-    void set(const ProductKind& kind, Variant variant);
+    /// A tile that is named is the only one of that kind, whatever is measured: for tests and
+    /// benchmarks, as text names none.
+    void set(const ProductKind& kind, const Way& way);
     Variant at(const ProductKind& kind) const;
     Variant otherwise() const noexcept { return otherwise_; }
 
@@ -70,13 +72,21 @@ public:
 
     /// The variant that the product takes, never Device: the table's, or where that one cannot
     /// compute it, and where N (of tn, M or N) is below 128, Variant::Decoded. Arguments as those
-    /// of gemm.hpp's products; none needs memory yet. Groups have GroupLayout::expected_rows.
+    /// of gemm.hpp's products; none needs memory yet. Groups have GroupLayout::expected_rows. Two
+    /// bf16 operands with few rows count as those of 511: their bits shall not depend on how many
+    /// rows there are.
     Way way(const Device& device, GemmForm form, const Operand& a, const Operand& b,
             const TensorView& d, const GroupedRows* rows = nullptr) const;
 
     bool operator==(const Choice&) const = default;
 
 private:
+    struct NamedWay {
+        ProductKind kind;
+        Tile tile;
+
+        bool operator==(const NamedWay&) const = default;
+    };
     struct OtherTile {
         ProductKind kind;
         Variant variant;
@@ -93,7 +103,12 @@ private:
     Variant otherwise_;
     std::array<Variant, kPlaces> table_{}; ///< Device: no entry
     std::vector<OtherTile> tiles_;
+    std::vector<NamedWay> named_;
 };
+
+/// A table in which all products of two bf16 operands that can be chosen for go one way; Decoded
+/// otherwise.
+Choice of_bf16(const Way& way);
 
 /// In a line, with the numeric class of each variant on this device: "decoded", or
 /// "decoded; packed [packed-f16-k16]: nt.dense.fp8.511 nt.dense.fp8.more".
@@ -151,9 +166,15 @@ enum class Bits : std::uint8_t {
 /// The fastest variant, each in its fastest tile; the usual one unless another is faster by more
 /// than clocks waver.
 Variant fastest(const Measurement& measurement, Bits bits);
-/// A table of the fastest variants in their fastest tiles; Decoded otherwise, and for two bf16
-/// operands, whose products in a run keep the device's numeric class.
+/// A table of the fastest variants in their fastest tiles, Decoded otherwise, but for two bf16
+/// operands.
 Choice choose(const std::vector<Measurement>& measurements, Bits bits);
+/// The same for two bf16 operands alone: of each Grouping what suits the most rows, for any number
+/// of them. With Bits::Usual it is Direct on GPUs with matrix units of bf16.
+Choice choose_of_bf16(const std::vector<Measurement>& measurements, Bits bits);
+/// What choose() and choose_of_bf16() give with Bits::Usual without any clock.
+Choice usual_choice(Device& device);
+Choice usual_choice_of_bf16(Device& device);
 
 /// Which variants are timed.
 enum class Timed : std::uint8_t {

@@ -17,7 +17,8 @@
 //   f32 scales            rounded once to f32; the product is f32 arithmetic ("f32-sequential"), as
 //                         it is wherever an operand is f32
 // A block with a NaN is NaN, and makes NaN the rows (of A) or columns (of B) of D that it meets; no
-// other. D is f32, or bf16 rounded to nearest even; accumulate adds to an f32 D.
+// other. D is f32, or bf16 rounded to nearest even; accumulate adds to an f32 D,
+// or where neither operand is fp8, to a bf16 one, too.
 //
 // Two bf16 operands have the device's numeric class, or in Variant::Direct, which GPUs with matrix
 // units of bf16 take for groups of 256 rows or more on average (nt), "direct-bf16-k16": f32 sums on

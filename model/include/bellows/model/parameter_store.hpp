@@ -2,10 +2,10 @@
 #pragma once
 
 // The parameters of one rank on the device: f32 master weights and f32 gradients in one flat buffer
-// each, a copy of the weights in the activations' type where that is bf16, and FP8 copies of the
-// matrices of linear layers where those compute in FP8. Parameters that are
-// reduced and updated alike stand side by side, so that collectives and the optimiser work on a few
-// long ranges. One thread at a time.
+// each, a copy of the weights in the activations' type where that is bf16, and of the matrices of
+// linear layers FP8 copies where those compute in FP8, or transposed bf16 ones where products want
+// them. Parameters that are reduced and updated alike stand side by side, so that collectives and
+// the optimiser work on a few long ranges. One thread at a time.
 
 #include <bellows/engine/device.hpp>
 #include <bellows/fp8/choice.hpp>
@@ -33,7 +33,13 @@ struct Parameter {
     TensorView gradient;     ///< f32; of untrained parameters, or without training: empty
     /// The master in 128 x 128 blocks, of linear layers that compute in FP8.
     std::optional<fp8::Quantized> quantized{};
+    /// bf16 [in, out], the transposed compute copy, of linear layers whose input gradients are
+    /// products nt (fp8::Variant::Direct); of others empty.
+    TensorView turned{};
 };
+
+/// What weights are to linear layers: those of attention, FFNs and experts.
+bool is_linear(const ParameterInfo& info) noexcept;
 
 /// A run of parameters in the flat buffers.
 struct ParameterRange {
@@ -54,9 +60,10 @@ public:
     Device& device() const noexcept { return *device_; }
     DType activation() const noexcept { return activation_; }
     LinearPrecision linear_precision() const noexcept { return linear_; }
-    /// How layers that are made from now on compute their FP8 products; at first Decoded. The same
-    /// on all ranks.
-    void use_products(const fp8::Choice& choice) { products_ = choice; }
+    /// How layers that are made from now on compute their FP8 products, or those of two bf16
+    /// tensors; at first Decoded. The same on all ranks. Makes the copies that these want, so that
+    /// layers and optimisers are made afterwards. Waits.
+    void use_products(const fp8::Choice& choice);
     const fp8::Choice& products() const noexcept { return products_; }
     bool training() const noexcept { return static_cast<bool>(gradients_); }
     bool has(const std::string& name) const noexcept { return by_name_.count(name) != 0; }
@@ -77,8 +84,9 @@ public:
 
     /// Sets every parameter to initial_values(info, seed), gradients to zero. Waits.
     void initialise(std::uint64_t seed);
-    /// Records the making of the FP8 copies from the master weights, after these have changed.
-    void quantize(Recording& recording) const;
+    /// Records the making of the FP8 copies from the master weights and of the transposed ones from
+    /// the bf16 ones, after these have changed.
+    void make_copies(Recording& recording) const;
     /// Host copies of one parameter's master weight; the other copies follow. They wait.
     void upload(const std::string& name, std::span<const float> values);
     std::vector<float> download(const std::string& name) const;
@@ -89,6 +97,12 @@ public:
 
 private:
     void make_quantized();
+    void make_turned();
+    bool wants_turned(const ParameterInfo& info) const;
+    /// Calls visit(parameter) for matrices with a copy of the kind that `has` asks for, the experts
+    /// of a layer and matrix all at once.
+    template <class Has, class Visit>
+    void for_each_copied(Has has, Visit visit) const;
 
     Device* device_;
     DType activation_;
@@ -100,6 +114,7 @@ private:
     std::uint64_t num_elements_ = 0;
     Buffer weights_, compute_, gradients_;
     Buffer codes_, scales_; ///< of the FP8 copies, in the order of parameters_
+    Buffer turned_;         ///< the transposed ones, likewise
     std::unique_ptr<Recording> clear_;
 };
 
