@@ -160,7 +160,7 @@ void check_transpose(Check& check, const OpRig& rig, DType dtype, const Transpos
 void add_flat_checks(std::vector<OpCheck>& checks, Depth depth) {
     add_table(checks, depth, "scale, add, cast", kElementwiseCases, check_elementwise);
     add_table(checks, depth, "sums", kSumCases, check_sums);
-    checks.push_back({"flat", "copy_bytes", check_copied_bytes});
+    checks.push_back({"ops", "copy_bytes", check_copied_bytes});
     add_table(checks, depth, "transpose", kTransposeCases, check_transpose);
 }
 
