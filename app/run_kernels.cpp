@@ -87,9 +87,11 @@ bool wants_turned_weights(Device& device, const RunConfig& config,
     std::string text = wanted_variants(key);
     if (text == "measured")
         return fp8::why_not(device, fp8::Variant::Direct).empty();
-    if (!is_named(text))
-        text = before ? kept_kernels(*before, device.options()).chosen[key]
-                      : usual_products(device, key);
+    if (!is_named(text)) {
+        text = before ? kept_kernels(*before, device.options()).chosen[key] : "";
+        if (text.empty()) // nothing is kept for bf16 of a run in another precision
+            text = usual_products(device, key);
+    }
     try {
         const fp8::Choice choice = parse_products(device, key, text);
         const auto& kinds = fp8::product_kinds();

@@ -253,6 +253,7 @@ struct LegJob {
     std::uint64_t sequence = 0;                  ///< Transport::next_sequence
     std::shared_ptr<ReceiveGate> gate = nullptr; ///< null: receives at once
     bool learn = false;               ///< the sizes are exchanged first, and the row tensors bound
+    std::uint64_t blocks = 0;         ///< learn: of ExchangeHandle::Impl::block_counts
     ExchangeHandlePtr next = nullptr; ///< learn: what the next hop sends is bound, too
 };
 

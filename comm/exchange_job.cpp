@@ -44,11 +44,11 @@ std::vector<std::uint32_t> sums_of_blocks(std::span<const std::uint32_t> blocks,
 
 /// What one member tells another before it sends: rows of each origin, then rows per expert of the
 /// receiver.
-std::vector<std::vector<std::uint32_t>> counts_for_members(const ExchangeHandle::Impl& handle) {
+std::vector<std::vector<std::uint32_t>> counts_for_members(const ExchangeHandle::Impl& handle,
+                                                           std::uint64_t blocks) {
     const ExpertExchange::Impl& exchange = handle.exchange;
     const ExchangeConfig& config = exchange.config;
     const std::uint64_t members = exchange.group_size(), origins = exchange.origins;
-    const std::uint64_t blocks = ops::moe_blocks(handle.tokens * config.top_k).count;
     const auto all = handle.host_counts.mapped_as<const std::uint32_t>();
     const std::uint64_t of_routes = blocks * exchange.routes();
     const auto all_rows = sums_of_blocks(all.first(of_routes), exchange.routes());
@@ -72,7 +72,7 @@ public:
           exchange_(handle_.exchange), name_(std::move(leg.name)), outbound_(outbound),
           tokens_(outbound && (leg.learn || exchange_.low_latency())),
           record_bytes_(record().bytes), gate_(std::move(leg.gate)), sequence_(leg.sequence),
-          without_(exchange_.group_size()) {
+          blocks_(leg.blocks), without_(exchange_.group_size()) {
         for (std::uint64_t at = 0; at < without_.size(); ++at)
             without_[at] = exchange_.without(at);
         const bool learn = leg.learn;
@@ -283,7 +283,7 @@ private:
 
     Progress post_counts_out() {
         phase_ = "counts";
-        outgoing_counts_ = counts_for_members(handle_);
+        outgoing_counts_ = counts_for_members(handle_, blocks_);
         handle_.sent_rows.clear();
         for (std::uint64_t at = 0; at < exchange_.group_size(); ++at) {
             for (std::uint64_t origin = 0; origin < exchange_.origins; ++origin)
@@ -526,7 +526,7 @@ private:
     bool tokens_; ///< not sums or gradients
     std::uint64_t record_bytes_;
     std::shared_ptr<ReceiveGate> gate_;
-    std::uint64_t sequence_;
+    std::uint64_t sequence_, blocks_;
     std::vector<bool> without_; ///< members that were masked or lost when it was called
     std::vector<Stage> stages_;
     mutable std::timed_mutex mutex_; ///< of what describe() reads; held by steps

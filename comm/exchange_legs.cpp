@@ -274,13 +274,20 @@ struct BlockCounts {
     BufferView routes, loads, all;
 };
 
+/// Where nothing is counted, blocks may be of any size.
+ops::MoeBlocks uncounted(const ExchangeGrid& grid, std::uint64_t slots) {
+    const std::uint64_t size = grid.shared_size();
+    return {size, (slots + size - 1) / size};
+}
+
 /// rank_ids, spacing: as the kernel's. counts: null if nothing is counted.
 void route(Recording& recording, const Handle& handle, const TensorView& ids,
            const Buffer& rank_ids, std::uint64_t spacing, const BlockCounts* counts) {
     const Record record = handle.exchange.token_record();
     const Shape shape(handle, record, record.dtype);
     const Handle* before = handle.before.get();
-    const ops::MoeBlocks blocks = ops::moe_blocks(ids.extent[0] * ids.extent[1]);
+    const ops::MoeBlocks blocks =
+        counts ? counts->blocks : uncounted(shape.grid, ids.extent[0] * ids.extent[1]);
     const std::uint32_t routes = Shape::u32(handle.exchange.routes());
     const BufferView to = rank_ids.view().sub(0, ids.num_bytes());
     recording.dispatch(
@@ -397,8 +404,9 @@ void place(Recording& recording, const Handle& handle, const Shape& shape) {
     const TensorView ids = handle.slot_ids.tensor(DType::I32, {most, top_k})
                                .with_row_count(handle.record_count.view().sub(0, 4));
     const TensorView weights = handle.slot_weights.tensor(DType::F32, {most, top_k});
-    const ops::MoeBlocks blocks = ops::moe_blocks(most * top_k);
     const bool placed = !exchange.by_tokens();
+    const ops::MoeBlocks blocks =
+        placed ? ops::moe_blocks(most * top_k) : uncounted(shape.grid, most * top_k);
     recording.dispatch(
         kernels::ExchangeUnpack{
             .constants = {.local_size = shape.grid.shared_size(),
@@ -456,6 +464,8 @@ void send_tokens(const ExchangeHandlePtr& handle, const Tokens& tokens, LegJob l
         }));
     leg.name = h.name + " DISPATCH(F)";
     leg.learn = !low_latency;
+    // The lane may look when the handle has the next call's tokens already.
+    leg.blocks = ops::moe_blocks(h.tokens * h.exchange.config.top_k).count;
     post_outbound(handle, std::move(leg));
 }
 

@@ -18,7 +18,8 @@
 // Constants  local_size  at least parts
 //            parts       runs of a block
 //            pairs       ceil(experts / 2): counters are halves of a word
-// Dispatch   x = blocks: with one the placing variant alone, with more COUNT before it.
+// Dispatch   x = blocks: with one the placing variant alone, with more COUNT before it, unless what
+//            made the ids has counted them.
 //            Shared: 4 * pairs * (parts + 1) + 24 * pairs + 8 * local_size bytes; of COUNT 8 * pairs + 4.
 #version 460
 #extension GL_GOOGLE_include_directive : require

@@ -65,14 +65,16 @@ SteadyClock::time_point begin(Rig& rig) {
     return start;
 }
 
-/// A dispatch that works, with the same kernels, so that the others are in the middle of the next
-/// one in no time.
+/// A dispatch that works, with the same kernels (some depend on the number of tokens), so that the
+/// others are in the middle of the next one in no time.
 void compile(Rig& rig, const ExchangeConfig& config) {
     ExpertExchange exchange(*rig.device, rig.world, *rig.transport, rig.thread, config);
     const auto handle = exchange.create_handle("first");
+    const std::uint64_t tokens = config.max_tokens;
     exchange
-        .dispatch(*handle, rig.tensor(DType::F32, 4, config.hidden),
-                  rig.tensor(DType::I32, 4, config.top_k), rig.tensor(DType::F32, 4, config.top_k))
+        .dispatch(*handle, rig.tensor(DType::F32, tokens, config.hidden),
+                  rig.tensor(DType::I32, tokens, config.top_k),
+                  rig.tensor(DType::F32, tokens, config.top_k))
         .wait(60s);
     rig.device->wait_idle();
 }
