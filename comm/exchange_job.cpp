@@ -4,6 +4,7 @@
 // is here, the second when what this rank sends has left, which holds up nobody but who would write
 // there.
 
+#include "exchange_counts.hpp"
 #include "exchange_moves.hpp"
 #include "fail_together.hpp"
 #include "round_up.hpp"
@@ -31,39 +32,6 @@ constexpr std::uint32_t kCountsStream = 0;
 constexpr std::uint32_t kRecordsStream = 1;
 /// Words of records that nobody has sent: tokens for expert -1, sums of 0.
 constexpr std::uint32_t kNobodys = 0xffffffff, kNothing = 0;
-
-/// Sums over blocks: [blocks, count].
-std::vector<std::uint32_t> sums_of_blocks(std::span<const std::uint32_t> blocks,
-                                          std::uint64_t count) {
-    std::vector<std::uint32_t> sums(count);
-    for (std::uint64_t first = 0; first < blocks.size(); first += count)
-        for (std::uint64_t i = 0; i < count; ++i)
-            sums[i] += blocks[first + i];
-    return sums;
-}
-
-/// What one member tells another before it sends: rows of each origin, then rows per expert of the
-/// receiver.
-std::vector<std::vector<std::uint32_t>> counts_for_members(const ExchangeHandle::Impl& handle,
-                                                           std::uint64_t blocks) {
-    const ExpertExchange::Impl& exchange = handle.exchange;
-    const ExchangeConfig& config = exchange.config;
-    const std::uint64_t members = exchange.group_size(), origins = exchange.origins;
-    const auto all = handle.host_counts.mapped_as<const std::uint32_t>();
-    const std::uint64_t of_routes = blocks * exchange.routes();
-    const auto all_rows = sums_of_blocks(all.first(of_routes), exchange.routes());
-    const auto all_loads =
-        sums_of_blocks(all.subspan(of_routes, blocks * config.num_experts), config.num_experts);
-    std::vector<std::vector<std::uint32_t>> messages(members);
-    for (std::uint64_t at = 0; at < members; ++at) {
-        const auto rows = std::span(all_rows).subspan(at * origins, origins);
-        const auto loads =
-            std::span(all_loads).subspan(exchange.first_expert_of(at), exchange.experts_of(at));
-        messages[at].assign(rows.begin(), rows.end());
-        messages[at].insert(messages[at].end(), loads.begin(), loads.end());
-    }
-    return messages;
-}
 
 class Exchange {
 public:

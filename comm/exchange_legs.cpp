@@ -4,6 +4,8 @@
 
 #include "exchange_legs.hpp"
 
+#include "exchange_counts.hpp"
+
 #include <bellows/engine/error.hpp>
 #include <bellows/engine/words64.hpp>
 #include <bellows/fp8/quantize.hpp>
@@ -261,19 +263,6 @@ Recording& cached(RecordingCache& cache, const Handle& handle, QueueRole role, c
     return cache.keep(std::move(key), std::move(made));
 }
 
-/// Slots by route and by expert, see Handle::block_counts.
-struct BlockCounts {
-    BlockCounts(const Handle& handle, std::uint64_t tokens)
-        : blocks(ops::moe_blocks(tokens * handle.exchange.config.top_k)),
-          routes(handle.block_counts.view().sub(0, blocks.count * handle.exchange.routes() * 4)),
-          loads(handle.block_counts.view().sub(
-              routes.bytes, blocks.count * handle.exchange.config.num_experts * 4)),
-          all(handle.block_counts.view().sub(0, routes.bytes + loads.bytes)) {}
-
-    ops::MoeBlocks blocks;
-    BufferView routes, loads, all;
-};
-
 /// Where nothing is counted, blocks may be of any size.
 ops::MoeBlocks uncounted(const ExchangeGrid& grid, std::uint64_t slots) {
     const std::uint64_t size = grid.shared_size();
@@ -465,7 +454,7 @@ void send_tokens(const ExchangeHandlePtr& handle, const Tokens& tokens, LegJob l
     leg.name = h.name + " DISPATCH(F)";
     leg.learn = !low_latency;
     // The lane may look when the handle has the next call's tokens already.
-    leg.blocks = ops::moe_blocks(h.tokens * h.exchange.config.top_k).count;
+    leg.blocks = blocks_of(h, h.tokens).count;
     post_outbound(handle, std::move(leg));
 }
 

@@ -195,9 +195,10 @@ bool RecordMoves::copy_out(LaneContext& context) {
     return any;
 }
 
-/// Copy queues are slow inside a device (an H100's copies 87 GB/s there, its second compute queue
-/// 350), and others' records on their way in would wait behind this rank's. The second compute
-/// queue takes from what runs beside it, though; there the way out is free when this begins.
+/// Copy queues are slow inside a device (an H100's copies 87 GB/s there; a kernel on its second
+/// compute queue moves ten times that), and others' records on their way in would wait behind this
+/// rank's. The second compute queue takes from what runs beside it, though; there the way out is
+/// free when this begins.
 QueueRole RecordMoves::own_role() const noexcept {
     return beside_ ? QueueRole::TransferOut : role_within(exchange_.device, QueueRole::TransferIn);
 }

@@ -93,13 +93,12 @@ std::uint64_t ExchangeShape::capacity() const {
 
 void ExchangeShape::require_addressable(std::uint64_t records, std::uint64_t rows,
                                         std::uint64_t widest) const {
-    constexpr std::uint64_t kReach = std::uint64_t{1} << 32;
     std::uint64_t bytes = 0, row_bytes = widest;
     for (const Record& record : {token_record(), gradient_record(), sum_record()}) {
         bytes = std::max(bytes, record.bytes);
         row_bytes = std::max(row_bytes, record.row_bytes);
     }
-    require(records <= kReach / bytes && rows <= kReach / row_bytes, config.name,
+    require(records <= kKernelReach / bytes && rows <= kKernelReach / row_bytes, config.name,
             std::to_string(records) + " tokens of " + std::to_string(bytes) + " bytes and " +
                 std::to_string(rows) + " rows of up to " + std::to_string(row_bytes) +
                 " bytes are more than kernels reach (4 GiB of each): lower max_tokens");

@@ -73,10 +73,6 @@ private:
 /// Workgroups that every device can start along an axis.
 inline constexpr std::uint64_t kMaxGroups = 65535;
 
-/// A kernel reaches 4 GiB of an operand: some drivers (NVIDIA's 580) count the bytes from its
-/// address on in 32 bits.
-inline constexpr std::uint64_t kKernelReach = std::uint64_t{1} << 32;
-
 /// Calls part(of) for parts of flat tensors that a kernel reaches, in order; of(tensor) is that
 /// part of a tensor of as many elements, or nothing where the tensor is left out.
 template <class Part>

@@ -24,8 +24,6 @@ constexpr std::uint32_t kUnit = 8;         // elements that an invocation reads 
 constexpr std::uint32_t kRing = 3;         // segments of B in workgroup memory
 constexpr std::uint64_t kGridColumns = 32; // of a step of a work list's grid
 constexpr std::uint32_t kBand = 8;         // tiles along m that run together
-/// Some drivers (NVIDIA's 580) count the bytes from an operand's address on in 32 bits.
-constexpr std::uint64_t kReach = std::uint64_t{1} << 32;
 
 struct Cut {
     MatrixShape shape;
@@ -196,7 +194,7 @@ std::string why_not_direct(const Device& device, const Product& p, const Tile& t
     if (p.rows == nullptr) {
         for (const TensorView* view : {&p.a.values, &p.b.values, &p.d})
             if (view->extent[view->rank - 2] * view->stride[view->rank - 2] * size_of(view->dtype) >
-                kReach)
+                kKernelReach)
                 return "it takes matrices of up to 4 GiB";
         return "";
     }

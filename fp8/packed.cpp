@@ -18,8 +18,7 @@ namespace {
 
 constexpr std::uint64_t kTile = 128; // along m, n and the sum
 constexpr std::uint64_t kLocalSize = 128;
-constexpr std::uint64_t kReach = std::uint64_t{1} << 32; // bytes of an operand, from its start on
-constexpr std::uint32_t kMostStores = 8;                 // UP_TO_8 of the kernel
+constexpr std::uint32_t kMostStores = 8; // UP_TO_8 of the kernel
 
 std::uint64_t groups_of(const Product& p) {
     return p.rows == nullptr ? 0 : p.rows->layout.groups;
@@ -196,8 +195,8 @@ std::string why_not_packed(const Device& device, const Product& p, const Tile& t
         return "scales of 128x128 may straddle groups";
     // Of TN by the tiles of all rows that could be there; A's images of others by those that are.
     const std::uint64_t groups = most_groups(p.a, p.b);
-    if (packed_bytes(*p.b.quantized, Side::B, groups) > kReach ||
-        (p.form == GemmForm::TN && packed_bytes(*p.a.quantized, Side::A, groups) > kReach))
+    if (packed_bytes(*p.b.quantized, Side::B, groups) > kKernelReach ||
+        (p.form == GemmForm::TN && packed_bytes(*p.a.quantized, Side::A, groups) > kKernelReach))
         return "an operand's image would be larger than the 4 GiB that kernels reach";
     if (std::string lacking = why_not_packed(device); !lacking.empty())
         return lacking;

@@ -189,10 +189,13 @@ bool ParameterStore::wants_turned(const ParameterInfo& info) const {
 
 void ParameterStore::make_turned() {
     std::uint64_t elements = 0;
+    std::vector<Parameter*> wanting;
     for (Parameter& parameter : parameters_) {
         parameter.turned = {};
-        if (wants_turned(parameter.info))
-            elements += padded(parameter.info.size());
+        if (!wants_turned(parameter.info))
+            continue;
+        wanting.push_back(&parameter);
+        elements += padded(parameter.info.size());
     }
     turned_ = {};
     if (elements == 0)
@@ -201,11 +204,9 @@ void ParameterStore::make_turned() {
                                 .bytes = elements * size_of(DType::BF16),
                                 .category = MemoryCategory::Weights});
     elements = 0;
-    for (Parameter& parameter : parameters_) {
-        const ParameterInfo& info = parameter.info;
-        if (!wants_turned(info))
-            continue;
-        parameter.turned =
+    for (Parameter* parameter : wanting) {
+        const ParameterInfo& info = parameter->info;
+        parameter->turned =
             view_of(turned_, DType::BF16, elements, {info.shape[1], info.shape[0]}, info.size());
         elements += padded(info.size());
     }
