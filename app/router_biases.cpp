@@ -31,8 +31,12 @@ RouterBiases::RouterBiases(Device& device, std::vector<Layer> layers, double rat
     }
 }
 
+void RouterBiases::begin() {
+    collected_ = device_.submit(collect_);
+}
+
 std::vector<std::int64_t> RouterBiases::collect(std::chrono::milliseconds limit) {
-    device_.submit(collect_).wait(limit);
+    collected_.wait(limit);
     const auto loads = host_loads_.mapped_as<const std::uint32_t>();
     return {loads.begin(), loads.end()};
 }

@@ -25,7 +25,10 @@ public:
     /// All must outlive it.
     RouterBiases(Device& device, std::vector<Layer> layers, double rate);
 
-    /// The loads since the last call, [layers, experts]. Waits for the device, up to `limit`.
+    /// Hands in the copying of the loads since the last call: ahead of work that collect() need not
+    /// wait for.
+    void begin();
+    /// What begin() has copied, [layers, experts]. Waits for the device, up to `limit`.
     std::vector<std::int64_t> collect(std::chrono::milliseconds limit);
     /// Of those, summed over the ranks.
     void update(std::span<const std::int64_t> loads);
@@ -34,6 +37,7 @@ private:
     Device& device_;
     Buffer host_loads_, summed_loads_;
     Recording collect_, update_;
+    TimePoint collected_;
 };
 
 } // namespace bellows

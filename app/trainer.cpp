@@ -532,6 +532,8 @@ StepResult Trainer::Impl::run_step(std::uint64_t step, const SequenceSource& seq
     const double clip = most > 0 && result.grad_norm > most ? most / result.grad_norm : 1.0;
     result.updated = std::isfinite(result.grad_norm); // the same on all ranks
     if (result.updated) {
+        if (router_biases)
+            router_biases->begin();
         optimizer->update(step + 1, learning_rate(config.train, step + 1), clip);
         update_router_biases();
     }
