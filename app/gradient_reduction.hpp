@@ -23,7 +23,14 @@ struct GradientRange {
     std::uint64_t first = 0, count = 0; ///< elements
     bool expert = false;                ///< summed over the replicas of this rank's experts only
     std::size_t ready_after = 0;        ///< the stage's weight-gradient node that completes it
+    bool matrices = false;              ///< weights that decay; else gains
+    /// By member of the group that sums it: elements whose sum it gets, the first member's first.
+    /// Empty: every member gets all.
+    std::vector<std::uint64_t> shares{};
+
     bool operator==(const GradientRange&) const = default;
+    /// The elements of the flat gradients whose sum a member gets.
+    Share share(std::uint64_t member) const;
 };
 
 /// Where a bucket is large enough to be sent on its own: a chunk of a collective. With 4 ranks on
@@ -38,10 +45,17 @@ std::vector<GradientRange> gradient_ranges(const ParameterStore& parameters, con
 std::vector<GradientRange> gradient_buckets(std::span<const GradientRange> ranges,
                                             std::uint64_t least_bytes);
 
+/// Shares buckets of matrices out over the groups of so many members: whole parameters, each to the
+/// member in whose part of the bucket, were all alike, its middle falls. Gains are few, and all
+/// members want them. ranges: what the buckets were made of.
+void share_out(std::vector<GradientRange>& buckets, std::span<const GradientRange> ranges,
+               std::uint64_t dense_members, std::uint64_t replica_members);
+
 class GradientReduction {
 public:
     /// All must outlive it. dense: the ranks that have the stage; replicas: those of them with the
-    /// same experts.
+    /// same experts. Of a bucket that is shared out a rank gets the sums of its own share; the rest
+    /// keeps this rank's gradients.
     GradientReduction(const ParameterStore& parameters, std::vector<GradientRange> buckets,
                       Collectives& dense, Collectives& replicas);
 

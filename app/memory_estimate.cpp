@@ -11,7 +11,11 @@
 #include <bellows/pipeline/schedule.hpp>
 
 #include <algorithm>
+#include <map>
 #include <numeric>
+#include <string>
+#include <tuple>
+#include <vector>
 
 namespace bellows {
 
@@ -147,10 +151,46 @@ std::uint64_t scratch_bytes(const Sizes& s) {
            ops::rmsnorm_wgrad_workspace_bytes(s.tokens, m.hidden);
 }
 
+/// Of a rank's dense parameters.
+std::uint64_t ranks_with_copies(const RunLayout& layout, const Schedule& schedule,
+                                std::uint64_t rank) {
+    return layout.dp * copies_of_rank(schedule, rank).size();
+}
+
+/// Elements whose moments the rank keeps that has most: of a layer's matrices an even share, and
+/// half of one more, as whole matrices are shared out; of gains all.
+std::uint64_t updated_elements(const std::vector<ParameterInfo>& held, std::uint64_t members,
+                               std::uint64_t ep) {
+    struct Matrices {
+        std::uint64_t elements = 0, largest = 0;
+    };
+    std::map<std::tuple<bool, std::int64_t, std::string>, Matrices> layers;
+    std::uint64_t updated = 0;
+    for (const ParameterInfo& info : held) {
+        const std::uint64_t size = (info.size() + 15) / 16 * 16;
+        if (!info.weight_decay) {
+            updated += info.trainable() ? size : 0;
+            continue;
+        }
+        const bool expert = info.kind == ParameterKind::Expert;
+        Matrices& layer = layers[{expert, info.layer, info.layer < 0 ? info.name : ""}];
+        layer.elements += size;
+        layer.largest = std::max(layer.largest, size);
+    }
+    for (const auto& [of, layer] : layers) {
+        const std::uint64_t sharing = std::get<0>(of) ? members / ep : members;
+        updated += sharing > 1
+                       ? std::min(layer.elements, layer.elements / sharing + layer.largest / 2)
+                       : layer.elements;
+    }
+    return updated;
+}
+
 void add_parameters(MemoryEstimate& e, const RunConfig& run, const RunLayout& layout,
                     const Schedule& schedule, std::uint64_t rank, const Sizes& s) {
     std::uint64_t elements = 0, turned = 0;
-    for (const ParameterInfo& info : parameters_of_rank(run.model, schedule, rank, 0, layout.ep)) {
+    const auto held = parameters_of_rank(run.model, schedule, rank, 0, layout.ep);
+    for (const ParameterInfo& info : held) {
         const std::uint64_t size = (info.size() + 15) / 16 * 16;
         elements += size;
         turned += s.turned && is_linear(info) ? size : 0; // but for few that are small
@@ -159,7 +199,8 @@ void add_parameters(MemoryEstimate& e, const RunConfig& run, const RunLayout& la
         elements * (kF32 + (s.act == 2 ? 2 : 0) + (s.fp8 ? 1 : 0)) + turned * s.act +
         schedule.chunks[rank].size() * run.train.seq * s.model.qk_rope_head_dim * kF32;
     e.of(MemoryCategory::Gradients) += elements * kF32;
-    e.of(MemoryCategory::Optimizer) += elements * 2 * kF32;
+    e.of(MemoryCategory::Optimizer) +=
+        updated_elements(held, ranks_with_copies(layout, schedule, rank), layout.ep) * 2 * kF32;
 }
 
 /// What a chunk keeps for its micro-batches in flight. Returns its slots of layers with experts.
@@ -196,7 +237,7 @@ std::uint64_t network_bytes(const Sizes& s, const RunConfig& run, const RunLayou
     const std::uint64_t chunk = run.train.device_link == "off"
                                     ? options.chunk_bytes
                                     : std::max(options.chunk_bytes, options.link_chunk_bytes);
-    const std::uint64_t replicas = layout.dp * copies_of_rank(schedule, rank).size();
+    const std::uint64_t replicas = ranks_with_copies(layout, schedule, rank);
     std::uint64_t bytes = 0;
     for (const std::uint64_t members : {replicas, replicas / s.ep})
         if (members > 1)

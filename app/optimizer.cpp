@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: MIT
 #include "app/optimizer.hpp"
 
+#include <bellows/engine/error.hpp>
+
 #include <algorithm>
 #include <string>
 #include <utility>
@@ -18,23 +20,38 @@ Buffer make(Device& device, const char* name, std::uint64_t bytes,
                            .category = category});
 }
 
-bool trained(const ParameterStore& parameters, const ParameterRange& range) {
-    for (const Parameter& parameter : parameters.all())
-        if (parameter.first == range.first)
-            return parameter.info.trainable();
-    return false;
+/// One part of all that is trained.
+std::vector<UpdatePart> everything(const ParameterStore& parameters) {
+    UpdatePart all;
+    for (const ParameterRange& range : parameters.ranges())
+        for (const Parameter& parameter : parameters.all())
+            if (parameter.first == range.first && parameter.info.trainable())
+                all.push_back({range.first, range.count, range.weight_decay});
+    return {std::move(all)};
 }
 
 } // namespace
 
 Optimizer::Optimizer(ParameterStore& parameters, const OptimizerOptions& options)
+    : Optimizer(parameters, everything(parameters), options) {
+}
+
+Optimizer::Optimizer(ParameterStore& parameters, std::vector<UpdatePart> parts,
+                     const OptimizerOptions& options)
     : parameters_(parameters), options_(options) {
+    for (const UpdatePart& part : parts) {
+        parts_.emplace_back();
+        for (const UpdatedRange& range : part) {
+            parts_.back().push_back({range, num_elements_});
+            num_elements_ += range.count;
+        }
+    }
     Device& device = parameters.device();
-    const std::uint64_t bytes = parameters.num_elements() * 4;
-    first_moments_ =
-        make(device, "first moments", bytes, MemoryKind::Device, MemoryCategory::Optimizer);
-    second_moments_ =
-        make(device, "second moments", bytes, MemoryKind::Device, MemoryCategory::Optimizer);
+    const auto make_moments = [&](const char* name) {
+        return make(device, name, num_elements_ * 4, MemoryKind::Device, MemoryCategory::Optimizer);
+    };
+    first_moments_ = make_moments("first moments");
+    second_moments_ = make_moments("second moments");
     scalars_ = make(device, "optimiser scalars", 12, MemoryKind::Upload);
     clip_ = make(device, "clip coefficient", 4, MemoryKind::Upload);
     Recording clear(device, QueueRole::Compute, "clear moments");
@@ -42,19 +59,23 @@ Optimizer::Optimizer(ParameterStore& parameters, const OptimizerOptions& options
     clear.fill(second_moments_.view(), 0);
     device.submit(clear).wait();
     record_norm();
-    record_update();
+    for (const auto& part : parts_) {
+        updates_.push_back(std::make_unique<Recording>(device, QueueRole::Compute, "AdamW"));
+        for (const Placed& placed : part)
+            record(*updates_.back(), placed);
+    }
 }
 
 void Optimizer::record_norm() {
     Device& device = parameters_.device();
-    std::vector<ParameterRange> counted;
+    UpdatePart counted;
     std::uint64_t count = 0;
-    for (const ParameterRange& range : parameters_.ranges())
-        if (trained(parameters_, range) &&
-            (range.expert ? options_.count_experts : options_.count_replicated)) {
-            counted.push_back(range);
-            count += ops::num_partials(range.count);
-        }
+    for (const auto& part : parts_)
+        for (const Placed& placed : part)
+            if (placed.range.counted) {
+                counted.push_back(placed.range);
+                count += ops::num_partials(placed.range.count);
+            }
     if (counted.empty())
         return;
     partials_ = make(device, "partial squares", count * 4);
@@ -65,7 +86,7 @@ void Optimizer::record_norm() {
     const TensorView partials = partials_.tensor(DType::F32, {count});
     const TensorView gradients = parameters_.flat_gradients();
     std::uint64_t first = 0;
-    for (const ParameterRange& range : counted) {
+    for (const UpdatedRange& range : counted) {
         const std::uint64_t parts = ops::num_partials(range.count);
         ops::sum_squares_partials(*norm_, gradients.rows(range.first, range.count),
                                   partials.rows(first, parts));
@@ -75,27 +96,37 @@ void Optimizer::record_norm() {
     norm_->copy(sum_.view().sub(0, 8), host_sum_.view().sub(0, 8));
 }
 
-void Optimizer::record_update() {
-    Device& device = parameters_.device();
-    update_ = std::make_unique<Recording>(device, QueueRole::Compute, "AdamW");
-    const auto part = [](const TensorView& flat, const ParameterRange& range) {
+void Optimizer::record(Recording& update, const Placed& placed) const {
+    const UpdatedRange& range = placed.range;
+    const auto part = [&](const TensorView& flat) {
         return flat.buffer ? flat.rows(range.first, range.count) : TensorView{};
     };
-    const std::uint64_t all = parameters_.num_elements();
-    for (const ParameterRange& range : parameters_.ranges()) {
-        if (!trained(parameters_, range))
-            continue;
-        ops::AdamwOptions adamw = options_.adamw;
-        if (!range.weight_decay)
-            adamw.weight_decay = 0;
-        ops::adamw(*update_, part(parameters_.flat_weights(), range),
-                   part(parameters_.flat_gradients(), range),
-                   part(first_moments_.tensor(DType::F32, {all}), range),
-                   part(second_moments_.tensor(DType::F32, {all}), range),
-                   part(parameters_.flat_compute(), range), scalars_.tensor(DType::F32, {3}),
-                   clip_.tensor(DType::F32, {1}), adamw);
-    }
-    parameters_.make_copies(*update_);
+    const auto moments = [&](const Buffer& buffer) {
+        return buffer.tensor(DType::F32, {num_elements_}).rows(placed.at, range.count);
+    };
+    ops::AdamwOptions adamw = options_.adamw;
+    if (!range.weight_decay)
+        adamw.weight_decay = 0;
+    ops::adamw(update, part(parameters_.flat_weights()), part(parameters_.flat_gradients()),
+               moments(first_moments_), moments(second_moments_), part(parameters_.flat_compute()),
+               scalars_.tensor(DType::F32, {3}), clip_.tensor(DType::F32, {1}), adamw);
+    parameters_.quantize(update, range.first, range.count);
+    if (!range.in_part)
+        parameters_.transpose(update, range.first, range.count);
+}
+
+const Optimizer::Placed* Optimizer::find(const Parameter& parameter) const noexcept {
+    for (const auto& part : parts_)
+        for (const Placed& placed : part)
+            if (parameter.first >= placed.range.first &&
+                parameter.first < placed.range.first + placed.range.count)
+                return &placed;
+    return nullptr;
+}
+
+bool Optimizer::stands_for(const Parameter& parameter) const noexcept {
+    const Placed* const placed = find(parameter);
+    return placed != nullptr && placed->range.counted;
 }
 
 double Optimizer::local_squares() {
@@ -111,14 +142,19 @@ TimePoint Optimizer::update(std::uint64_t step, double lr, double clip) {
     const auto scalars = ops::adamw_scalars(options_.adamw, lr, step);
     std::copy(scalars.begin(), scalars.end(), scalars_.mapped_as<float>().begin());
     clip_.mapped_as<float>()[0] = static_cast<float>(clip);
-    last_update_ = parameters_.device().submit(*update_);
+    for (const auto& part : updates_)
+        last_update_ = parameters_.device().submit(*part);
     return last_update_;
 }
 
 BufferView Optimizer::moment(const Parameter& parameter, bool second) const {
+    const Placed* const placed = find(parameter);
+    if (placed == nullptr)
+        throw Error(ErrorCode::InvalidArgument,
+                    "another rank updates " + parameter.info.name + " and has its moments");
     return (second ? second_moments_ : first_moments_)
         .view()
-        .sub(parameter.first * 4, parameter.info.size() * 4);
+        .sub((placed->at + parameter.first - placed->range.first) * 4, parameter.info.size() * 4);
 }
 
 std::vector<float> Optimizer::download(const Parameter& parameter, bool second) const {

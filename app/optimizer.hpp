@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: MIT
 #pragma once
 
-// AdamW over the flat ranges of a ParameterStore: moments in f32, the norm of the gradient for
-// clipping, one recording for every step. One thread at a time.
+// AdamW over those flat ranges of a ParameterStore that this rank updates: moments in f32, the norm
+// of the gradient for clipping, the same recordings for every step. One thread at a time.
 
 #include <bellows/engine/ops.hpp>
 #include <bellows/model/parameter_store.hpp>
@@ -10,20 +10,41 @@
 #include <chrono>
 #include <cstdint>
 #include <memory>
+#include <span>
+#include <vector>
 
 namespace bellows {
 
+/// A run of a ParameterStore's flat buffers, whole parameters.
+struct UpdatedRange {
+    std::uint64_t first = 0, count = 0; ///< elements
+    bool weight_decay = false;
+    bool counted = true; ///< in the norm: this rank stands for them among those that update them
+    /// Other ranks' parts of the same matrices are to come: transposed copies are made when they
+    /// are there, not by the update.
+    bool in_part = false;
+};
+
+/// What is handed in at once.
+using UpdatePart = std::vector<UpdatedRange>;
+
 struct OptimizerOptions {
     ops::AdamwOptions adamw;
-    bool count_replicated = true; ///< this rank stands for its copy of what several ranks hold
-    bool count_experts = true;    ///< likewise for its routed experts
     /// Of each wait for the device; a step's whole work comes before the norm.
     std::chrono::milliseconds timeout = TimePoint::kDefaultTimeout;
 };
 
 class Optimizer {
 public:
+    /// Updates all that is trained.
     Optimizer(ParameterStore& parameters, const OptimizerOptions& options);
+    /// Updates `parts`, one after another: who waits for one's weights does not for the next's.
+    Optimizer(ParameterStore& parameters, std::vector<UpdatePart> parts,
+              const OptimizerOptions& options);
+
+    /// Whether this rank updates a parameter, and stands for it.
+    bool updates(const Parameter& parameter) const noexcept { return find(parameter) != nullptr; }
+    bool stands_for(const Parameter& parameter) const noexcept;
 
     /// Sum of the squares of the gradients that this rank stands for. Waits for them; throws
     /// Error{Timeout} after options.timeout.
@@ -31,21 +52,31 @@ public:
     /// Hands step `step` (from 1 on) in: gradients times `clip`, then AdamW with rate `lr`.
     TimePoint update(std::uint64_t step, double lr, double clip);
 
-    /// Moments of a parameter, f32 in its shape. They wait.
+    /// Moments of a parameter that this rank updates, f32 in its shape. They wait. Throw
+    /// Error{InvalidArgument} for another's.
     std::vector<float> download(const Parameter& parameter, bool second_moment) const;
     void upload(const Parameter& parameter, bool second_moment, std::span<const float> values);
 
 private:
+    struct Placed {
+        UpdatedRange range;
+        std::uint64_t at = 0; ///< element of the moments
+    };
+
+    const Placed* find(const Parameter& parameter) const noexcept;
     BufferView moment(const Parameter& parameter, bool second) const;
     void record_norm();
-    void record_update();
+    void record(Recording& update, const Placed& placed) const;
 
     ParameterStore& parameters_;
     OptimizerOptions options_;
+    std::vector<std::vector<Placed>> parts_;
+    std::uint64_t num_elements_ = 0; ///< that are updated
     Buffer first_moments_, second_moments_;
     Buffer partials_, sum_, workspace_, host_sum_;
     Buffer scalars_, clip_; ///< Upload: read by the update
-    std::unique_ptr<Recording> norm_, update_;
+    std::unique_ptr<Recording> norm_;
+    std::vector<std::unique_ptr<Recording>> updates_; ///< by part
     TimePoint last_update_;
 };
 

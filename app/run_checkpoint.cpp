@@ -1,8 +1,6 @@
 // SPDX-License-Identifier: MIT
 #include "app/run_checkpoint.hpp"
 
-#include "app/run_groups.hpp"
-
 #include <bellows/engine/error.hpp>
 
 #include <algorithm>
@@ -18,28 +16,10 @@ std::string moment_name(const Parameter& parameter, bool second) {
     return parameter.info.name + (second ? ".adam_v" : ".adam_m");
 }
 
-/// The ranks that stand for a parameter, ascending: they write a shard each.
-std::vector<std::uint64_t> writing_ranks(const RunConfig& config, const RunLayout& layout) {
-    const Schedule schedule = pipeline_schedule(config, layout);
-    std::vector<std::uint64_t> ranks;
-    for (std::uint64_t place = 0; place < layout.pp; ++place)
-        for (std::uint64_t d = 0; d < layout.dp; ++d) {
-            const auto held =
-                parameters_of_rank(config.model, schedule, place, d % layout.ep, layout.ep);
-            const bool writes =
-                place == copies_of_rank(schedule, place).front() &&
-                std::any_of(held.begin(), held.end(),
-                            [&](const ParameterInfo& info) { return stands_for(info, layout, d); });
-            if (writes)
-                ranks.push_back(place * layout.dp + d);
-        }
-    return ranks;
-}
-
 std::vector<const Parameter*> parameters_to_write(Trainer& trainer) {
     std::vector<const Parameter*> mine;
     for (const Parameter& parameter : trainer.parameters().all())
-        if (trainer.stands_for(parameter.info))
+        if (trainer.stands_for(parameter))
             mine.push_back(&parameter);
     return mine;
 }
@@ -98,7 +78,7 @@ std::vector<float> read_tensor(const Checkpoint& checkpoint, const char* base,
 
 void load_moments(const Checkpoint& checkpoint, Trainer& trainer) {
     for (const Parameter& parameter : trainer.parameters().all()) {
-        if (!parameter.info.trainable())
+        if (!trainer.optimizer().updates(parameter))
             continue;
         for (const bool second : {false, true})
             trainer.optimizer().upload(parameter, second,
@@ -112,7 +92,7 @@ void load_moments(const Checkpoint& checkpoint, Trainer& trainer) {
 std::filesystem::path save_checkpoint(const TrainOptions& options, Trainer& trainer, World& world,
                                       std::uint64_t steps_done) {
     const bool leads = world.rank() == 0;
-    const std::vector<std::uint64_t> writers = writing_ranks(options.config, options.layout);
+    const std::vector<std::uint64_t>& writers = trainer.writers();
     const auto place =
         std::find(writers.begin(), writers.end(), static_cast<std::uint64_t>(world.rank()));
     const auto index = static_cast<std::uint64_t>(place - writers.begin());

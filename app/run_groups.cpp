@@ -70,10 +70,6 @@ Group replica_group(const RunLayout& layout, const std::vector<std::uint64_t>& r
     return Group(std::move(all));
 }
 
-bool stands_for(const ParameterInfo& info, const RunLayout& layout, std::uint64_t d) noexcept {
-    return info.kind == ParameterKind::Expert ? d < layout.ep : d == 0;
-}
-
 ExchangeConfig exchange_config(const RunConfig& config, const RunLayout& layout, std::uint64_t rank,
                                std::uint64_t d, std::uint64_t tokens) {
     const Group group = ep_group(layout, rank, d);

@@ -36,9 +36,6 @@ Group ep_group(const RunLayout& layout, std::uint64_t rank, std::uint64_t d);
 Group replica_group(const RunLayout& layout, const std::vector<std::uint64_t>& ranks,
                     std::uint64_t d);
 
-/// Whether rank d of a rank of the pipeline is the one that stands for a parameter there.
-bool stands_for(const ParameterInfo& info, const RunLayout& layout, std::uint64_t d) noexcept;
-
 /// The exchange of the tokens of a micro-batch, `tokens` on each rank, with the experts.
 ExchangeConfig exchange_config(const RunConfig& config, const RunLayout& layout, std::uint64_t rank,
                                std::uint64_t d, std::uint64_t tokens);

@@ -6,6 +6,7 @@
 #include "app/pair_orders.hpp"
 #include "app/router_biases.hpp"
 #include "app/run_groups.hpp"
+#include "app/weight_gathering.hpp"
 
 #include <bellows/comm/message.hpp>
 #include <bellows/engine/error.hpp>
@@ -18,6 +19,7 @@
 #include <cstdio>
 #include <cstring>
 #include <optional>
+#include <ranges>
 #include <tuple>
 #include <unordered_map>
 #include <utility>
@@ -39,6 +41,15 @@ struct Trainer::Impl {
     void make_stages();
     void make_reductions();
     void make_executor();
+    void make_optimizer();
+    /// Whether this rank is the one for what all ranks that hold a copy update.
+    bool stands_for_copies(bool expert) const noexcept {
+        return place == copies.front() && d < (expert ? layout.ep : 1);
+    }
+    bool stands_for(const Parameter& parameter) const noexcept {
+        return parameter.info.trainable() ? optimizer->stands_for(parameter)
+                                          : stands_for_copies(false);
+    }
     bool exchanges() const noexcept { return exchange != nullptr && layout.ep > 1; }
     void interleave_pairs(const NodeSeconds& seconds, double otherwise = 0);
     void fill_backwards(const NodeSeconds& seconds);
@@ -80,11 +91,14 @@ struct Trainer::Impl {
     std::unique_ptr<ExpertExchange> exchange;
     std::vector<std::unique_ptr<Stage>> stages; ///< by phase
     std::unique_ptr<Collectives> dense, replicas;
+    std::vector<std::vector<GradientRange>> buckets; ///< by phase
     std::unique_ptr<Pipe> activations, gradients;
     std::vector<std::unique_ptr<Chunk>> chunks; ///< by phase
     std::unique_ptr<PipelineExecutor> executor;
     std::string pair_pattern; ///< "": no pairs, or nothing to interleave
     std::unique_ptr<Optimizer> optimizer;
+    std::unique_ptr<WeightGathering> gathering;
+    std::vector<std::uint64_t> writers; ///< ranks that stand for a parameter, ascending
     std::unordered_map<const Node*, TimePoint> last_runs;
     std::uint64_t step_index = 0; ///< of the step that runs
     const SequenceSource* source = nullptr;
@@ -110,6 +124,19 @@ std::uint64_t sequences_per_micro_batch(const RunConfig& config, const RunLayout
     return config.train.batch / parts;
 }
 
+/// The same elements in fewer, longer ranges.
+UpdatePart joined(UpdatePart ranges) {
+    std::ranges::sort(ranges, {}, &UpdatedRange::first);
+    UpdatePart all;
+    for (const UpdatedRange& range : ranges)
+        if (!all.empty() && all.back().first + all.back().count == range.first &&
+            all.back().weight_decay == range.weight_decay && all.back().counted == range.counted)
+            all.back().count += range.count;
+        else
+            all.push_back(range);
+    return all;
+}
+
 std::unique_ptr<Transport> transport_of(World& world, Device& device, const RunConfig& config) {
     return open_transport(
         world, {.device = &device, .device_link = device_link_kind(config.train.device_link)});
@@ -122,10 +149,7 @@ class Trainer::Impl::Chunk : public PipelineChunk {
 public:
     Chunk(Impl& trainer, std::uint32_t phase, std::uint64_t last_micro_batch)
         : trainer_(trainer), stage_(*trainer.stages[phase]), last_micro_batch_(last_micro_batch),
-          reduction_(
-              trainer.parameters,
-              gradient_buckets(gradient_ranges(trainer.parameters, stage_), kGradientBucketBytes),
-              *trainer.dense, *trainer.replicas),
+          reduction_(trainer.parameters, trainer.buckets[phase], *trainer.dense, *trainer.replicas),
           data_(trainer.add_lane("data", phase)), losses_(trainer.add_lane("losses", phase)) {}
 
     std::size_t num_nodes(OpKind op) const override { return nodes(op, 0).size(); }
@@ -194,16 +218,7 @@ Trainer::Impl::Impl(Device& dev, World& w, const RunConfig& c, const RunLayout& 
     make_stages();
     make_reductions();
     make_executor();
-    OptimizerOptions options;
-    options.adamw.beta1 = static_cast<float>(config.train.beta1);
-    options.adamw.beta2 = static_cast<float>(config.train.beta2);
-    options.adamw.eps = static_cast<float>(config.train.adam_eps);
-    options.adamw.weight_decay = static_cast<float>(config.train.weight_decay);
-    const bool counts = place == copies.front();
-    options.count_replicated = counts && d == 0;
-    options.count_experts = counts && d < layout.ep;
-    options.timeout = limit;
-    optimizer = std::make_unique<Optimizer>(parameters, options);
+    make_optimizer();
     parameters.initialise(config.train.seed);
     make_router_biases();
 }
@@ -248,6 +263,48 @@ void Trainer::Impl::make_reductions() {
     replicas = std::make_unique<Collectives>(
         device, world, *replica_transport, thread, replica_group(layout, copies, d),
         CollectivesOptions{.name = "expert gradients", .timeout = limit});
+    for (const auto& stage : stages) {
+        const auto ranges = gradient_ranges(parameters, *stage);
+        buckets.push_back(gradient_buckets(ranges, kGradientBucketBytes));
+        share_out(buckets.back(), ranges, static_cast<std::uint64_t>(dense->group().size()),
+                  static_cast<std::uint64_t>(replicas->group().size()));
+    }
+}
+
+/// Every rank updates its shares, in the order in which a forward pass wants the weights, and what
+/// is not shared out while the shares travel.
+void Trainer::Impl::make_optimizer() {
+    std::vector<GradientRange> shared;
+    std::vector<UpdatePart> parts;
+    UpdatePart rest;
+    for (const std::uint32_t phase : phases_by_stage(schedule, place))
+        for (const GradientRange& bucket : buckets[phase] | std::views::reverse) {
+            if (bucket.shares.empty()) {
+                rest.push_back({bucket.first, bucket.count, bucket.matrices,
+                                stands_for_copies(bucket.expert)});
+                continue;
+            }
+            shared.push_back(bucket);
+            const Collectives& ranks = bucket.expert ? *replicas : *dense;
+            const Share mine = bucket.share(static_cast<std::uint64_t>(ranks.position()));
+            if (mine.count > 0)
+                parts.push_back({{mine.first, mine.count, true, true, true}});
+        }
+    parts.push_back(joined(std::move(rest)));
+    OptimizerOptions options;
+    options.adamw.beta1 = static_cast<float>(config.train.beta1);
+    options.adamw.beta2 = static_cast<float>(config.train.beta2);
+    options.adamw.eps = static_cast<float>(config.train.adam_eps);
+    options.adamw.weight_decay = static_cast<float>(config.train.weight_decay);
+    options.timeout = limit;
+    optimizer = std::make_unique<Optimizer>(parameters, std::move(parts), options);
+    gathering = std::make_unique<WeightGathering>(parameters, shared, *dense, *replicas);
+    const bool writes = std::ranges::any_of(
+        parameters.all(), [this](const Parameter& parameter) { return stands_for(parameter); });
+    const auto all = everyone.all_gather(std::as_bytes(std::span(&writes, 1)));
+    for (std::size_t rank = 0; rank < all.size(); ++rank)
+        if (all[rank].front() != std::byte{0})
+            writers.push_back(rank);
 }
 
 void Trainer::Impl::make_executor() {
@@ -497,9 +554,11 @@ Optimizer& Trainer::optimizer() noexcept {
     return *impl_->optimizer;
 }
 
-bool Trainer::stands_for(const ParameterInfo& info) const noexcept {
-    return impl_->place == impl_->copies.front() &&
-           bellows::stands_for(info, impl_->layout, impl_->d);
+bool Trainer::stands_for(const Parameter& parameter) const noexcept {
+    return impl_->stands_for(parameter);
+}
+const std::vector<std::uint64_t>& Trainer::writers() const noexcept {
+    return impl_->writers;
 }
 
 StepResult Trainer::step(std::uint64_t step, const SequenceSource& source) {
@@ -535,6 +594,7 @@ StepResult Trainer::Impl::run_step(std::uint64_t step, const SequenceSource& seq
         if (router_biases)
             router_biases->begin();
         optimizer->update(step + 1, learning_rate(config.train, step + 1), clip);
+        gathering->begin(limit);
         update_router_biases();
     }
     count_left_out(step, result);

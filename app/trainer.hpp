@@ -77,8 +77,11 @@ public:
     /// What links the devices of a host (Transport::device_link_name); "": nothing.
     std::string device_link() const;
     Optimizer& optimizer() noexcept;
-    /// Whether this rank is the one that stands for a parameter among those that hold a copy.
-    bool stands_for(const ParameterInfo& info) const noexcept;
+    /// Whether this rank is the one that stands for a parameter among those that hold a copy: it
+    /// has the master weight and the moments as the last step left them.
+    bool stands_for(const Parameter& parameter) const noexcept;
+    /// The ranks that stand for some, ascending.
+    const std::vector<std::uint64_t>& writers() const noexcept;
 
     struct Impl;
 

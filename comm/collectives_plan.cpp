@@ -2,6 +2,8 @@
 #include "collectives_plan.hpp"
 
 #include <algorithm>
+#include <iterator>
+#include <utility>
 
 namespace bellows {
 
@@ -76,14 +78,22 @@ std::vector<ChunkPlan> plan_all_gather(const PlanLimits& limits,
                                        std::span<const ByteRange> shares) {
     const std::uint64_t step = round_up(limits.chunk_bytes);
     const std::uint64_t bytes = shares.empty() ? 0 : shares.back().end;
-    std::vector<ChunkPlan> chunks;
-    for (std::uint64_t begin = 0; begin < bytes; begin += step) {
+    std::vector<std::vector<ChunkPlan>> by_turn; // that a member's chunks have among its own
+    std::size_t member = 0, turn = 0;
+    for (std::uint64_t begin = 0; begin < bytes; begin += step, ++turn) {
+        for (; shares[member].end <= begin; ++member)
+            turn = 0;
         ChunkPlan chunk;
         for (const ByteRange& share : shares)
             chunk.pieces.push_back(intersection(share, {begin, std::min(begin + step, bytes)}));
         chunk.take_from = chunk.pieces[limits.self].begin - shares[limits.self].begin;
-        chunks.push_back(std::move(chunk));
+        by_turn.resize(std::max(by_turn.size(), turn + 1));
+        by_turn[turn].push_back(std::move(chunk));
     }
+    // All members send at a time.
+    std::vector<ChunkPlan> chunks;
+    for (std::vector<ChunkPlan>& same : by_turn)
+        std::ranges::move(same, std::back_inserter(chunks));
     return chunks;
 }
 

@@ -211,7 +211,7 @@ void ParameterStore::make_turned() {
         elements += padded(info.size());
     }
     Recording turn(*device_, QueueRole::Compute, "transpose weights");
-    make_copies(turn);
+    transpose(turn);
     device_->submit(turn).wait();
 }
 
@@ -223,21 +223,28 @@ const Parameter& ParameterStore::at(const std::string& name) const {
 }
 
 Parameter ParameterStore::experts(std::uint64_t layer, const std::string& matrix) const {
-    std::vector<const Parameter*> found;
+    const Parameter* first = nullptr;
+    std::uint64_t count = 0;
     for (const Parameter& parameter : parameters_)
         if (parameter.info.kind == ParameterKind::Expert &&
             parameter.info.layer == static_cast<std::int64_t>(layer) &&
-            matrix_of(parameter.info) == matrix)
-            found.push_back(&parameter);
-    if (found.empty())
+            matrix_of(parameter.info) == matrix) {
+            first = first ? first : &parameter;
+            ++count;
+        }
+    if (first == nullptr)
         throw Error(ErrorCode::InvalidArgument,
                     "this rank has no experts of layer " + std::to_string(layer));
-    const std::uint64_t out = found.front()->info.shape[0], in = found.front()->info.shape[1];
-    Parameter all = *found.front();
+    return side_by_side(*first, count);
+}
+
+Parameter ParameterStore::side_by_side(const Parameter& first, std::uint64_t count) const {
+    const std::uint64_t out = first.info.shape[0], in = first.info.shape[1];
+    Parameter all = first;
     const auto widen = [&](const Buffer& flat, DType dtype) {
         return TensorView::contiguous(
-            flat.view().sub(all.first * size_of(dtype), found.size() * out * in * size_of(dtype)),
-            dtype, {found.size(), out, in});
+            flat.view().sub(all.first * size_of(dtype), count * out * in * size_of(dtype)), dtype,
+            {count, out, in});
     };
     all.weight = widen(weights_, DType::F32);
     all.compute = compute_ ? widen(compute_, DType::BF16) : all.weight;
@@ -245,9 +252,9 @@ Parameter ParameterStore::experts(std::uint64_t layer, const std::string& matrix
         all.gradient = widen(gradients_, DType::F32);
     if (all.quantized) { // each expert's part is as large
         const auto batch = [&](TensorView view, std::uint64_t bytes) {
-            view.buffer.bytes = bytes * found.size();
+            view.buffer.bytes = bytes * count;
             view.rank = 3;
-            view.extent = {found.size(), view.extent[0], view.extent[1]};
+            view.extent = {count, view.extent[0], view.extent[1]};
             view.stride = {bytes / size_of(view.dtype), view.stride[0], 1};
             return view;
         };
@@ -257,36 +264,75 @@ Parameter ParameterStore::experts(std::uint64_t layer, const std::string& matrix
     }
     if (all.turned.buffer) // each as large as the others, without padding between them
         all.turned = TensorView::contiguous({turned_.view().resource, all.turned.buffer.offset,
-                                             found.size() * out * in * size_of(DType::BF16)},
-                                            DType::BF16, {found.size(), in, out});
+                                             count * out * in * size_of(DType::BF16)},
+                                            DType::BF16, {count, in, out});
     return all;
 }
 
 template <class Has, class Visit>
-void ParameterStore::for_each_copied(Has has, Visit visit) const {
-    std::int64_t layer = -1;
-    std::string matrix;
-    for (const Parameter& parameter : parameters_) {
-        if (!has(parameter))
+void ParameterStore::for_each_copied(std::uint64_t first, std::uint64_t count, Has has,
+                                     Visit visit) const {
+    for (std::size_t i = 0; i < parameters_.size(); ++i) {
+        const Parameter& parameter = parameters_[i];
+        if (parameter.first < first || parameter.first >= first + count || !has(parameter))
             continue;
         if (parameter.info.kind != ParameterKind::Expert) {
             visit(parameter);
             continue;
         }
-        // The experts of a layer and matrix stand side by side: all at once.
-        if (parameter.info.layer == layer && matrix_of(parameter.info) == matrix)
-            continue;
-        layer = parameter.info.layer;
-        matrix = matrix_of(parameter.info);
-        visit(experts(static_cast<std::uint64_t>(layer), matrix));
+        const auto continues = [&](const Parameter& next) {
+            return next.first < first + count && next.info.kind == ParameterKind::Expert &&
+                   next.info.layer == parameter.info.layer &&
+                   matrix_of(next.info) == matrix_of(parameter.info);
+        };
+        std::size_t end = i + 1;
+        while (end < parameters_.size() && continues(parameters_[end]))
+            ++end;
+        visit(side_by_side(parameter, end - i));
+        i = end - 1;
     }
 }
 
-void ParameterStore::make_copies(Recording& recording) const {
-    for_each_copied([](const Parameter& p) { return p.quantized.has_value(); },
-                    [&](const Parameter& p) { fp8::quantize(recording, p.weight, *p.quantized); });
-    for_each_copied([](const Parameter& p) { return static_cast<bool>(p.turned.buffer); },
-                    [&](const Parameter& p) { ops::transpose(recording, p.compute, p.turned); });
+void ParameterStore::quantize(Recording& recording, std::uint64_t first,
+                              std::uint64_t count) const {
+    for_each_copied(
+        first, count, [](const Parameter& p) { return p.quantized.has_value(); },
+        [&](const Parameter& p) { fp8::quantize(recording, p.weight, *p.quantized); });
+}
+
+void ParameterStore::transpose(Recording& recording, std::uint64_t first,
+                               std::uint64_t count) const {
+    for_each_copied(
+        first, count, [](const Parameter& p) { return static_cast<bool>(p.turned.buffer); },
+        [&](const Parameter& p) { ops::transpose(recording, p.compute, p.turned); });
+}
+
+std::vector<TensorView> ParameterStore::sent_copies(std::uint64_t first,
+                                                    std::uint64_t count) const {
+    // Experts compute in FP8 alone; between other matrices stand the router's.
+    bool in_fp8_alone = false;
+    std::optional<fp8::Quantized> at, end; // the first FP8 copy of these, and of those behind
+    for (const Parameter& parameter : parameters_) {
+        if (!parameter.quantized || parameter.first < first)
+            continue;
+        if (parameter.first < first + count) {
+            in_fp8_alone |= parameter.info.kind == ParameterKind::Expert;
+            at = at ? at : parameter.quantized;
+        } else {
+            end = parameter.quantized;
+            break;
+        }
+    }
+    const auto bytes_of = [&](const Buffer& buffer, auto part) {
+        const std::uint64_t from = at ? ((*at).*part).buffer.offset : 0;
+        const std::uint64_t to = !at ? from : end ? ((*end).*part).buffer.offset : buffer.size();
+        return buffer ? TensorView::contiguous(buffer.view().sub(from, to - from), DType::U8,
+                                               {to - from})
+                      : TensorView::contiguous({}, DType::U8, {0});
+    };
+    const TensorView weights = compute_ ? flat_compute() : flat_weights();
+    return {weights.rows(first, in_fp8_alone ? 0 : count), bytes_of(codes_, &fp8::Quantized::codes),
+            bytes_of(scales_, &fp8::Quantized::scales)};
 }
 
 TensorView ParameterStore::flat_weights() const {
@@ -323,7 +369,8 @@ void ParameterStore::initialise(std::uint64_t seed) {
         Recording cast(*device_, QueueRole::Compute, "cast weights");
         if (compute_)
             ops::cast(cast, flat_weights(), flat_compute());
-        make_copies(cast);
+        quantize(cast);
+        transpose(cast);
         device_->submit(cast).wait();
     }
     if (training())

@@ -58,7 +58,8 @@ void fill_sequence(std::uint64_t step, std::uint64_t index, std::span<std::uint3
 /// All that a rank has after the steps.
 struct Outcome {
     std::vector<double> losses, norms;
-    std::map<std::string, std::vector<float>> gradients, weights; ///< of the first step; at the end
+    /// Of the first step, of what this rank updates; at the end, of all.
+    std::map<std::string, std::vector<float>> gradients, weights;
     bool operator==(const Outcome&) const = default;
 };
 
@@ -74,7 +75,7 @@ Outcome train(World& world, const DeviceOptions& options, const RunConfig& run,
         if (step > 0)
             continue;
         for (const Parameter& parameter : trainer.parameters().all())
-            if (parameter.info.trainable())
+            if (trainer.optimizer().updates(parameter))
                 outcome.gradients[parameter.info.name] =
                     trainer.parameters().download_gradient(parameter.info.name);
     }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
 // Which gradients are summed when; that none is summed before it is complete; and that the sums
-// over the ranks are those of one sum over all, bit by bit, whatever the buckets.
+// over the ranks are those of one sum over all, bit by bit, whatever the buckets and the shares.
 
 #include "app/gradient_reduction.hpp"
 #include "app/trainer.hpp"
@@ -144,12 +144,20 @@ TEST(GradientReduction, TheBucketsDoNotChangeTheBits) {
                                       : 0;
         if (parameter.info.trainable())
             ranges.push_back({parameter.first, parameter.info.size(),
-                              parameter.info.kind == ParameterKind::Expert, ready});
+                              parameter.info.kind == ParameterKind::Expert, ready,
+                              parameter.info.weight_decay});
     }
-    for (const std::uint64_t least : {std::uint64_t{0}, std::uint64_t{200'000}, kUnlimited}) {
-        device->upload(store.flat_gradients().buffer,
-                       std::span<const float>(gradient_of_rank(elements, world().rank())));
-        GradientReduction reduction(store, gradient_buckets(ranges, least), dense, replicas);
+    const std::vector<float> own = gradient_of_rank(elements, world().rank());
+    const auto members = static_cast<std::uint64_t>(world().size());
+    for (const auto& [least, shared] :
+         {std::pair(std::uint64_t{0}, false), std::pair(std::uint64_t{200'000}, false),
+          std::pair(kUnlimited, false), std::pair(std::uint64_t{200'000}, true),
+          std::pair(kUnlimited, true)}) {
+        device->upload(store.flat_gradients().buffer, std::span<const float>(own));
+        Ranges buckets = gradient_buckets(ranges, least);
+        if (shared)
+            share_out(buckets, ranges, members, members);
+        GradientReduction reduction(store, buckets, dense, replicas);
         for (const int step : {0, 1}) { // ranks hand nodes in in different orders
             const bool ascending = (world().rank() + step) % 2 == 0;
             if (step == 1)
@@ -161,12 +169,12 @@ TEST(GradientReduction, TheBucketsDoNotChangeTheBits) {
             device->wait_idle();
             const auto actual = testing::read_back<float>(*device, store.flat_gradients().buffer);
             bool same = true;
-            for (const GradientRange& range : ranges) {
-                const auto first = static_cast<std::ptrdiff_t>(range.first);
-                same = same &&
-                       std::equal(actual.begin() + first,
-                                  actual.begin() + first + static_cast<std::ptrdiff_t>(range.count),
-                                  expected.begin() + first);
+            for (const GradientRange& bucket : buckets) {
+                const Share mine = bucket.share(static_cast<std::uint64_t>(world().rank()));
+                for (std::uint64_t i = bucket.first; i < bucket.first + bucket.count; ++i) {
+                    const bool summed = i >= mine.first && i < mine.first + mine.count;
+                    same = same && actual[i] == (summed ? expected : own)[i];
+                }
             }
             ALL_RANKS_TRUE(same);
         }

@@ -209,7 +209,7 @@ TEST(Fp8Weights, FollowTheMasterBitByBit) {
     const std::vector<float> other = test::random_f32(store.num_elements(), 4, -0.01, 0.01);
     device->upload(store.flat_weights().buffer, std::span<const float>(other));
     Recording r(*device, QueueRole::Compute, "quantise");
-    store.make_copies(r);
+    store.quantize(r);
     device->submit(r).wait();
     expect_copies(store);
 }

@@ -84,9 +84,18 @@ public:
 
     /// Sets every parameter to initial_values(info, seed), gradients to zero. Waits.
     void initialise(std::uint64_t seed);
-    /// Records the making of the FP8 copies from the master weights and of the transposed ones from
-    /// the bf16 ones, after these have changed.
-    void make_copies(Recording& recording) const;
+    /// Records the making of the FP8 copies of all matrices from the master weights, after these
+    /// have changed; or of those that stand in elements [first, first + count).
+    void quantize(Recording& recording) const { quantize(recording, 0, num_elements_); }
+    void quantize(Recording& recording, std::uint64_t first, std::uint64_t count) const;
+    /// Likewise the transposed copies from the bf16 ones.
+    void transpose(Recording& recording) const { transpose(recording, 0, num_elements_); }
+    void transpose(Recording& recording, std::uint64_t first, std::uint64_t count) const;
+    /// What a rank has to be sent that does not update the matrices in elements [first, first +
+    /// count) itself: all that layers read of them and that is not made of each other. Flat
+    /// tensors, always as many, some of them empty. The elements hold whole parameters, experts or
+    /// others.
+    std::vector<TensorView> sent_copies(std::uint64_t first, std::uint64_t count) const;
     /// Host copies of one parameter's master weight; the other copies follow. They wait.
     void upload(const std::string& name, std::span<const float> values);
     std::vector<float> download(const std::string& name) const;
@@ -99,10 +108,12 @@ private:
     void make_quantized();
     void make_turned();
     bool wants_turned(const ParameterInfo& info) const;
-    /// Calls visit(parameter) for matrices with a copy of the kind that `has` asks for, the experts
-    /// of a layer and matrix all at once.
+    /// `count` experts' matrices that stand side by side, as one of [count, out, in].
+    Parameter side_by_side(const Parameter& first, std::uint64_t count) const;
+    /// Calls visit(parameter) for matrices in elements [first, first + count) with a copy of the
+    /// kind that `has` asks for, for experts of a layer and matrix all at once.
     template <class Has, class Visit>
-    void for_each_copied(Has has, Visit visit) const;
+    void for_each_copied(std::uint64_t first, std::uint64_t count, Has has, Visit visit) const;
 
     Device* device_;
     DType activation_;
