@@ -30,8 +30,9 @@ void WeightGathering::add(const ParameterStore& parameters, const GradientRange&
             gather.counts.push_back(part[i].num_elements());
         gathers_.push_back(std::move(gather));
     }
+    // Beside the compute queue: the first forward passes need none.
     auto transposition =
-        std::make_unique<Recording>(device_, QueueRole::Compute, "transpose weights");
+        std::make_unique<Recording>(device_, QueueRole::AsyncCompute, "transpose weights");
     parameters.transpose(*transposition, bucket.first, bucket.count);
     if (transposition->num_operations() > 0)
         transpositions_.push_back(std::move(transposition));

@@ -64,11 +64,13 @@ simulated, measured    ms of a step. Pairs of timed stages run one half after th
                        gradients are made. Each step of a model is simulated with the costs that it was measured to have
 off                    how much longer it took than simulated
 bubble                 what the rank that idles most idles, as a share of the step
-tokens/s, hidden       of a model: of whole steps; how much of the time in which experts' tokens travel other work runs
+whole                  ms of a step of a model by itself with the update of the weights, until devices and network are idle
+tokens/s               of steps one behind the other, as in training: a step begins while the update before is under way
+hidden                 how much of the time in which experts' tokens travel other work runs
 stalled                ms of a step in which a rank computes nothing, mean of all
 waited                 ms that a rank's exchanges, reductions and pipes did nothing but wait in a step, added up
-Of a model all are medians of the steps, each by itself, but for what is waited (mean) and the loss (of the first timed
-step); of timed stages those of the step of median time.
+Of a model all but tokens/s are of steps by themselves. All are medians but for what is waited (mean) and the loss (of the
+first timed step); of timed stages those of the step of median time.
 A run is checked: every micro-batch has gone through every stage and back, gradients are summed in order; all schedules
 bring a model to the same loss in the first step that is timed, but for rounding.
 Exit codes: 0 all right, 1 a wrong result, 2 bad usage, 3 no device or MPI that serves, 4 a lost rank.
@@ -137,7 +139,8 @@ struct Result {
     std::string kind, impossible;
     double simulated = 0, measured = 0, off = 0, simulated_bubble = 0, measured_bubble = 0;
     // Of a model:
-    double tokens_per_s = 0, hidden = 0, waited_ms = 0, exchange_ms = 0, stalled_ms = 0, loss = 0;
+    double whole_ms = 0, tokens_per_s = 0, hidden = 0, waited_ms = 0, exchange_ms = 0,
+           stalled_ms = 0, loss = 0;
     std::string pattern;
 };
 
@@ -263,6 +266,7 @@ Result measure_model(Stopwatch& watch, Device& device, const Options& options, S
     result.off = steps.off;
     result.simulated_bubble = steps.simulated_bubble;
     result.measured_bubble = steps.measured_bubble;
+    result.whole_ms = steps.whole_ms;
     result.tokens_per_s = steps.tokens_per_s;
     result.hidden = steps.hidden_share;
     result.exchange_ms = steps.exchange_ms;
@@ -281,9 +285,9 @@ void print(const Result& result, bool of_model) {
                     result.simulated, result.measured, 100 * result.off,
                     100 * result.simulated_bubble, 100 * result.measured_bubble);
         if (of_model)
-            std::printf(" %10.0f %7.1f %% of %7.1f %8.1f %8.1f %10.6f", result.tokens_per_s,
-                        100 * result.hidden, result.exchange_ms, result.stalled_ms,
-                        result.waited_ms, result.loss);
+            std::printf(" %8.1f %10.0f %7.1f %% of %7.1f %8.1f %8.1f %10.6f", result.whole_ms,
+                        result.tokens_per_s, 100 * result.hidden, result.exchange_ms,
+                        result.stalled_ms, result.waited_ms, result.loss);
         std::printf("\n");
         if (!result.pattern.empty())
             std::printf("             %s\n", result.pattern.c_str());
@@ -312,8 +316,8 @@ void print_titles(const Options& options) {
     std::printf("%-12s %10s %10s %9s %11s %11s", "schedule", "simulated", "measured", "off",
                 "bubble", "measured");
     if (options.model)
-        std::printf(" %10s %20s %8s %8s %10s", "tokens/s", "hidden of ms", "stalled", "waited",
-                    "loss");
+        std::printf(" %8s %10s %20s %8s %8s %10s", "whole", "tokens/s", "hidden of ms", "stalled",
+                    "waited", "loss");
     std::printf("\n");
 }
 
@@ -327,7 +331,8 @@ nlohmann::ordered_json json_of(const Result& result) {
                                    {"simulated_bubble", result.simulated_bubble},
                                    {"measured_bubble", result.measured_bubble}};
     if (result.tokens_per_s > 0)
-        json.update({{"tokens_per_s", result.tokens_per_s},
+        json.update({{"whole_ms", result.whole_ms},
+                     {"tokens_per_s", result.tokens_per_s},
                      {"exchange_ms", result.exchange_ms},
                      {"hidden", result.hidden},
                      {"stalled_ms", result.stalled_ms},

@@ -13,12 +13,47 @@
 
 namespace bellows::bench {
 
+namespace {
+
+constexpr std::uint64_t kWarmUp = 3;
+
+/// Timed steps are to be alike: what is trained again and again on the same tokens sends more and
+/// more of them to the same experts. From the last step of the warm-up on the rate is 0.
+RunConfig with_few_updates(RunConfig config) {
+    TrainConfig& train = config.train;
+    train.lr = learning_rate(train, 2);
+    train.lr_min = 0;
+    train.warmup_steps = 0;
+    train.decay_steps = kWarmUp;
+    return config;
+}
+
+/// The median of `steps` steps behind step `first`, each behind the one before: from one's return
+/// to the next one's. All ranks come together in a step, so it is much the same on all.
+double seconds_of_a_step(Stopwatch& watch, Device& device, Trainer& trainer,
+                         const SequenceSource& source, std::uint64_t first, std::uint64_t steps) {
+    device.wait_idle(kTimeLimit);
+    watch.meet();
+    trainer.step(first, source);
+    std::vector<double> seconds;
+    auto last = std::chrono::steady_clock::now();
+    for (std::uint64_t step = 1; step <= steps; ++step) {
+        trainer.step(first + step, source);
+        const auto now = std::chrono::steady_clock::now();
+        seconds.push_back(std::chrono::duration<double>(now - std::exchange(last, now)).count());
+    }
+    device.wait_idle(kTimeLimit);
+    device.take_trace();
+    return median_of(seconds);
+}
+
+} // namespace
+
 ModelSteps run_model(Stopwatch& watch, Device& device, const RunConfig& config,
                      std::uint64_t steps) {
-    constexpr std::uint64_t kWarmUp = 3;
     World& world = watch.world();
     const RunLayout layout = resolve_layout(config, static_cast<std::uint64_t>(world.size()));
-    Trainer trainer(device, world, config, layout, named_kernels(config.train));
+    Trainer trainer(device, world, with_few_updates(config), layout, named_kernels(config.train));
     const auto source = [&](std::uint64_t, std::uint64_t index, std::span<std::uint32_t> tokens) {
         std::mt19937_64 random(index);
         for (std::uint32_t& token : tokens)
@@ -54,6 +89,9 @@ ModelSteps run_model(Stopwatch& watch, Device& device, const RunConfig& config,
             all.loss = result.loss;
         all.seconds_waited += result.seconds_waited / static_cast<double>(steps);
     }
+    all.whole_ms = 1e3 * median_of(seconds);
+    all.tokens_per_s = static_cast<double>(config.train.batch * config.train.seq) /
+                       seconds_of_a_step(watch, device, trainer, source, kWarmUp + steps, steps);
     const auto off = [](const PipelineReport& report) {
         return report.measured.step_time / report.simulated.step_time - 1;
     };
@@ -68,8 +106,6 @@ ModelSteps run_model(Stopwatch& watch, Device& device, const RunConfig& config,
     all.stalled_ms = median(&PipelineReport::stalled_ms);
     std::ranges::sort(reports, {}, off);
     all.report = std::move(reports[steps / 2]);
-    all.tokens_per_s =
-        static_cast<double>(config.train.batch * config.train.seq) / median_of(seconds);
     all.pattern = trainer.pair_pattern();
     return all;
 }

@@ -24,15 +24,17 @@ struct ModelSteps {
     double simulated_ms = 0, measured_ms = 0, off = 0, simulated_bubble = 0, measured_bubble = 0;
     double exchange_ms = 0, hidden_share = 0, stalled_ms = 0;
     double loss = 0;                ///< of the first timed step, after three updates
-    double tokens_per_s = 0;        ///< of whole steps, optimiser included; median
+    double whole_ms = 0;            ///< of a step by itself, optimiser included; median
+    double tokens_per_s = 0;        ///< of steps one behind the other, as in training; median
     double seconds_waited = 0;      ///< StepResult::seconds_waited, mean
     std::string pattern;            ///< how pairs were interleaved
-    std::vector<TraceEvent> events; ///< of this rank in the last step
+    std::vector<TraceEvent> events; ///< of this rank in the last step by itself
 };
 
-/// Collective: `steps` timed steps after three others, of which the first compiles and the second
-/// measures nodes, each on the same made-up tokens. config.train says the schedule and the layout.
-/// Throws Error{InvalidArgument} for what cannot be.
+/// Collective: after three others, of which the first compiles and the second measures nodes,
+/// `steps` timed steps each by itself, then as many one behind the other, all on the same made-up
+/// tokens and, after the first three, with the same weights. config.train says the schedule and the
+/// layout. Throws Error{InvalidArgument} for what cannot be.
 ModelSteps run_model(Stopwatch& watch, Device& device, const RunConfig& config,
                      std::uint64_t steps);
 
