@@ -80,9 +80,14 @@ fp8::Choice parse_products(Device& device, const std::string& key, const std::st
     const fp8::Choice choice = fp8::parse_choice(device, text);
     if (key != "bf16" || choice.otherwise() == fp8::Variant::Decoded)
         return choice;
-    return fp8::parse_choice(device, choice.otherwise() == fp8::Variant::Device
-                                         ? usual_products(device, key)
-                                         : describe(device, fp8::of_bf16(choice.otherwise())));
+    fp8::Choice all =
+        fp8::parse_choice(device, choice.otherwise() == fp8::Variant::Device
+                                      ? usual_products(device, key)
+                                      : describe(device, fp8::of_bf16(choice.otherwise())));
+    for (const fp8::ProductKind& kind : fp8::product_kinds())
+        if (choice.at(kind) != choice.otherwise())
+            all.set(kind, choice.at(kind));
+    return all;
 }
 
 AgreedKernels agree_on_kernels(Device& device, HostCollectives& everyone, bool leads,

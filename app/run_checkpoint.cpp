@@ -137,11 +137,11 @@ std::filesystem::path save_checkpoint(const TrainOptions& options, Trainer& trai
 
 KernelChoice kept_kernels(const Checkpoint& checkpoint, const DeviceOptions& options) {
     KernelChoice kernels{checkpoint.state().kernels, true};
-    if (!options.gemm_class.empty())
-        kernels.chosen["gemm"] = options.gemm_class;
     // Before there was a choice, bf16 products were the engine's.
     if (kernels.chosen.contains("gemm") && !kernels.chosen.contains("fp8"))
         kernels.chosen.try_emplace("bf16", "decoded");
+    if (!options.gemm_class.empty())
+        kernels.chosen["gemm"] = options.gemm_class;
     return kernels;
 }
 

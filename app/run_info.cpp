@@ -132,7 +132,7 @@ ProductTimes product_times(Device& device, bool again) {
             return std::move(*times);
     ProgressReporter progress(stderr, 0, ProgressReporter::detect(stderr));
     return measure_product_times(device, [&](std::uint64_t done, std::uint64_t total) {
-        progress.phase("measuring FP8 products", done, total);
+        progress.phase("measuring products", done, total);
     });
 }
 

@@ -123,9 +123,9 @@ TrainRun::TrainRun(const TrainOptions& options, World& world)
                             newer.string());
     const KernelChoice kernels = choose_kernels(*device_, options.config, before, leads(),
                                                 [this](std::uint64_t done, std::uint64_t total) {
-                                                    report("measuring FP8 products", done, total);
+                                                    report("measuring products", done, total);
                                                 });
-    world_.control().barrier(kDiskPatience, "measuring FP8 products");
+    world_.control().barrier(kDiskPatience, "measuring products");
     trainer_.emplace(*device_, world_, options.config, options.layout, kernels);
     if (progress_ && !trainer_->device_link().empty())
         progress_->note("devices of a host are linked (" + trainer_->device_link() +

@@ -242,6 +242,19 @@ TEST(ChoiceOfBf16Products, OfAnotherDeviceIsNotReplaced) {
     }
 }
 
+// Shows on GPUs, whose usual choice has others than Decoded.
+TEST(ChoiceOfBf16Products, EntriesGoBeforeTheWordForAllOthers) {
+    const auto device = testing::make_device();
+    fp8::Choice expected = parse_products(*device, "bf16", "device");
+    EXPECT_EQ(describe(*device, expected), usual_products(*device, "bf16"));
+    fp8::Choice wanted(fp8::Variant::Device);
+    for (const fp8::ProductKind& kind : fp8::product_kinds())
+        if (kind.form == GemmForm::NN)
+            for (fp8::Choice* choice : {&wanted, &expected})
+                choice->set(kind, fp8::Variant::Decoded);
+    EXPECT_EQ(parse_products(*device, "bf16", describe(*device, wanted)), expected);
+}
+
 // Before there was a choice, the engine computed them, whatever the device usually takes now.
 TEST(ChoiceOfBf16Products, OldCheckpointsHaveTheEngines) {
     TemporaryFolder folder;
@@ -261,7 +274,11 @@ TEST(ChoiceOfBf16Products, OldCheckpointsHaveTheEngines) {
     EXPECT_EQ(products_of(*bf16, bf16_run().train, *device), fp8::Choice(fp8::Variant::Decoded));
     const auto fp8 = old(2, {{"gemm", gemm}, {"fp8", "decoded"}});
     EXPECT_FALSE(kept_kernels(*fp8, device->options()).chosen.contains("bf16"));
-    EXPECT_FALSE(kept_kernels(*old(3, {}), device->options()).chosen.contains("bf16")) << "f32";
+    DeviceOptions named = device->options();
+    for (const char* gemm_class : {"", gemm.c_str()}) { // which BELLOWS_GEMM_CLASS may name
+        named.gemm_class = gemm_class;
+        EXPECT_FALSE(kept_kernels(*old(3, {}), named).chosen.contains("bf16")) << "f32";
+    }
 }
 
 } // namespace
