@@ -113,8 +113,8 @@ struct ExchangeConfig {
     std::optional<DType> sum_wire{};
     ExchangeSums sums = ExchangeSums::Ranked;
     /// Most workgroups of a kernel that packs or unpacks rows; 0: as many as serve. The bits do not
-    /// depend on it. The small kernels that lay rows out are not bounded, nor copies of a rank's own
-    /// records, nor what callers record themselves (ExchangeHandle::sum_results).
+    /// depend on it. The small kernels that lay rows out are not bounded, nor copies of a rank's
+    /// own records, nor what callers record themselves (ExchangeHandle::sum_results).
     std::uint32_t workgroups = 0;
     /// Most that is copied between device and host at once, while other pieces are on their way;
     /// the last ones are smaller. The same on every rank; a multiple of 16.
