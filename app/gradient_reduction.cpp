@@ -7,10 +7,10 @@
 
 namespace bellows {
 
-Share GradientRange::share(std::uint64_t member) const {
+Share GradientRange::share(int member) const {
     if (shares.empty())
         return {first, count};
-    const auto own = shares.begin() + static_cast<std::ptrdiff_t>(member);
+    const auto own = shares.begin() + member;
     return {std::accumulate(shares.begin(), own, first), *own};
 }
 
@@ -99,7 +99,7 @@ void GradientReduction::node_handed_in(std::size_t index, std::size_t num_nodes)
             ranks.all_reduce(all);
             continue;
         }
-        const Share own = bucket.share(static_cast<std::uint64_t>(ranks.position()));
+        const Share own = bucket.share(ranks.position());
         ranks.reduce_scatter(all, flat_.rows(own.first, own.count), bucket.shares);
     }
 }

@@ -30,7 +30,7 @@ struct GradientRange {
 
     bool operator==(const GradientRange&) const = default;
     /// The elements of the flat gradients whose sum a member gets.
-    Share share(std::uint64_t member) const;
+    Share share(int member) const;
 };
 
 /// Where a bucket is large enough to be sent on its own: a chunk of a collective. With 4 ranks on

@@ -158,7 +158,8 @@ std::uint64_t ranks_with_copies(const RunLayout& layout, const Schedule& schedul
 }
 
 /// Elements whose moments the rank keeps that has most: of a layer's matrices an even share, and
-/// half of one more, as whole matrices are shared out; of gains all.
+/// half of one more, as whole matrices are shared out (share_out(), which may give a member more);
+/// of gains all.
 std::uint64_t updated_elements(const std::vector<ParameterInfo>& held, std::uint64_t members,
                                std::uint64_t ep) {
     struct Matrices {
@@ -167,7 +168,7 @@ std::uint64_t updated_elements(const std::vector<ParameterInfo>& held, std::uint
     std::map<std::tuple<bool, std::int64_t, std::string>, Matrices> layers;
     std::uint64_t updated = 0;
     for (const ParameterInfo& info : held) {
-        const std::uint64_t size = (info.size() + 15) / 16 * 16;
+        const std::uint64_t size = stored_elements(info);
         if (!info.weight_decay) {
             updated += info.trainable() ? size : 0;
             continue;
@@ -191,7 +192,7 @@ void add_parameters(MemoryEstimate& e, const RunConfig& run, const RunLayout& la
     std::uint64_t elements = 0, turned = 0;
     const auto held = parameters_of_rank(run.model, schedule, rank, 0, layout.ep);
     for (const ParameterInfo& info : held) {
-        const std::uint64_t size = (info.size() + 15) / 16 * 16;
+        const std::uint64_t size = stored_elements(info);
         elements += size;
         turned += s.turned && is_linear(info) ? size : 0; // but for few that are small
     }

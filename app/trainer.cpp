@@ -6,6 +6,7 @@
 #include "app/pair_orders.hpp"
 #include "app/router_biases.hpp"
 #include "app/run_groups.hpp"
+#include "app/update_parts.hpp"
 #include "app/weight_gathering.hpp"
 
 #include <bellows/comm/message.hpp>
@@ -18,6 +19,7 @@
 #include <cmath>
 #include <cstdio>
 #include <cstring>
+#include <iterator>
 #include <optional>
 #include <ranges>
 #include <tuple>
@@ -122,19 +124,6 @@ std::uint64_t sequences_per_micro_batch(const RunConfig& config, const RunLayout
                         " sequences cannot be shared out over dp = " + std::to_string(layout.dp) +
                         " times micro_batches = " + std::to_string(config.train.micro_batches));
     return config.train.batch / parts;
-}
-
-/// The same elements in fewer, longer ranges.
-UpdatePart joined(UpdatePart ranges) {
-    std::ranges::sort(ranges, {}, &UpdatedRange::first);
-    UpdatePart all;
-    for (const UpdatedRange& range : ranges)
-        if (!all.empty() && all.back().first + all.back().count == range.first &&
-            all.back().weight_decay == range.weight_decay && all.back().counted == range.counted)
-            all.back().count += range.count;
-        else
-            all.push_back(range);
-    return all;
 }
 
 std::unique_ptr<Transport> transport_of(World& world, Device& device, const RunConfig& config) {
@@ -271,26 +260,13 @@ void Trainer::Impl::make_reductions() {
     }
 }
 
-/// Every rank updates its shares, in the order in which a forward pass wants the weights, and what
-/// is not shared out while the shares travel.
 void Trainer::Impl::make_optimizer() {
-    std::vector<GradientRange> shared;
-    std::vector<UpdatePart> parts;
-    UpdatePart rest;
+    std::vector<GradientRange> in_order; // in which a forward pass wants the weights
     for (const std::uint32_t phase : phases_by_stage(schedule, place))
-        for (const GradientRange& bucket : buckets[phase] | std::views::reverse) {
-            if (bucket.shares.empty()) {
-                rest.push_back({bucket.first, bucket.count, bucket.matrices,
-                                stands_for_copies(bucket.expert)});
-                continue;
-            }
-            shared.push_back(bucket);
-            const Collectives& ranks = bucket.expert ? *replicas : *dense;
-            const Share mine = bucket.share(static_cast<std::uint64_t>(ranks.position()));
-            if (mine.count > 0)
-                parts.push_back({{mine.first, mine.count, true, true, true}});
-        }
-    parts.push_back(joined(std::move(rest)));
+        std::ranges::copy(buckets[phase] | std::views::reverse, std::back_inserter(in_order));
+    std::vector<UpdatePart> parts =
+        update_parts(in_order, {dense->position(), stands_for_copies(false)},
+                     {replicas->position(), stands_for_copies(true)});
     OptimizerOptions options;
     options.adamw.beta1 = static_cast<float>(config.train.beta1);
     options.adamw.beta2 = static_cast<float>(config.train.beta2);
@@ -298,7 +274,7 @@ void Trainer::Impl::make_optimizer() {
     options.adamw.weight_decay = static_cast<float>(config.train.weight_decay);
     options.timeout = limit;
     optimizer = std::make_unique<Optimizer>(parameters, std::move(parts), options);
-    gathering = std::make_unique<WeightGathering>(parameters, shared, *dense, *replicas);
+    gathering = std::make_unique<WeightGathering>(parameters, in_order, *dense, *replicas);
     const bool writes = std::ranges::any_of(
         parameters.all(), [this](const Parameter& parameter) { return stands_for(parameter); });
     const auto all = everyone.all_gather(std::as_bytes(std::span(&writes, 1)));

@@ -18,7 +18,7 @@ void WeightGathering::add(const ParameterStore& parameters, const GradientRange&
                           Collectives& ranks) {
     const std::vector<TensorView> wholes = parameters.sent_copies(bucket.first, bucket.count);
     std::vector<std::vector<TensorView>> parts; // by member
-    for (std::uint64_t member = 0; member < bucket.shares.size(); ++member) {
+    for (int member = 0; member < ranks.group().size(); ++member) {
         const Share share = bucket.share(member);
         parts.push_back(parameters.sent_copies(share.first, share.count));
     }

@@ -17,10 +17,6 @@ namespace {
 
 constexpr std::uint64_t kAlignment = 16; // elements: 64 bytes of f32
 
-std::uint64_t padded(std::uint64_t elements) {
-    return (elements + kAlignment - 1) / kAlignment * kAlignment;
-}
-
 /// Where a parameter stands among the ranges.
 int range_of(const ParameterInfo& info) {
     if (info.kind == ParameterKind::Expert)
@@ -55,6 +51,10 @@ constexpr fp8::Recipe kWeightsRecipe{fp8::Blocks::Blocks128, fp8::Format::E4M3,
 
 } // namespace
 
+std::uint64_t stored_elements(const ParameterInfo& info) noexcept {
+    return (info.size() + kAlignment - 1) / kAlignment * kAlignment;
+}
+
 bool is_linear(const ParameterInfo& info) noexcept {
     return info.kind == ParameterKind::Attention || info.kind == ParameterKind::Ffn ||
            info.kind == ParameterKind::Expert;
@@ -81,7 +81,7 @@ ParameterStore::ParameterStore(Device& device, std::vector<ParameterInfo> mine, 
         Parameter parameter;
         parameter.first = num_elements_;
         parameter.info = std::move(info);
-        const std::uint64_t size = padded(parameter.info.size());
+        const std::uint64_t size = stored_elements(parameter.info);
         if (parameter.info.kind == ParameterKind::Expert && size != parameter.info.size())
             throw Error(ErrorCode::InvalidArgument,
                         parameter.info.name + " has " + std::to_string(parameter.info.size()) +
@@ -195,7 +195,7 @@ void ParameterStore::make_turned() {
         if (!wants_turned(parameter.info))
             continue;
         wanting.push_back(&parameter);
-        elements += padded(parameter.info.size());
+        elements += stored_elements(parameter.info);
     }
     turned_ = {};
     if (elements == 0)
@@ -208,7 +208,7 @@ void ParameterStore::make_turned() {
         const ParameterInfo& info = parameter->info;
         parameter->turned =
             view_of(turned_, DType::BF16, elements, {info.shape[1], info.shape[0]}, info.size());
-        elements += padded(info.size());
+        elements += stored_elements(info);
     }
     Recording turn(*device_, QueueRole::Compute, "transpose weights");
     transpose(turn);

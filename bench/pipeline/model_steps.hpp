@@ -33,8 +33,8 @@ struct ModelSteps {
 
 /// Collective: after three others, of which the first compiles and the second measures nodes,
 /// `steps` timed steps each by itself, then as many one behind the other, all on the same made-up
-/// tokens and, after the first three, with the same weights. config.train says the schedule and the
-/// layout. Throws Error{InvalidArgument} for what cannot be.
+/// tokens and, after the first three, with the same weights (but routers' biases). config.train
+/// says the schedule and the layout. Throws Error{InvalidArgument} for what cannot be.
 ModelSteps run_model(Stopwatch& watch, Device& device, const RunConfig& config,
                      std::uint64_t steps);
 

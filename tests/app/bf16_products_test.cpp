@@ -26,16 +26,6 @@ namespace {
 using testing::Bf16Products;
 using testing::choice_of;
 
-/// Matrices of which some are too narrow for Direct.
-ModelConfig wide_model() {
-    ModelConfig m = small_run().model;
-    m.hidden = 136;
-    m.dense_ffn = 152;
-    m.moe_ffn = 72;
-    m.shared_experts = 1;
-    return m;
-}
-
 std::vector<std::uint16_t> bits_of(Device& device, const TensorView& view) {
     auto bits = testing::read_back<std::uint16_t>(device, view.buffer);
     bits.resize(view.num_elements());

@@ -170,7 +170,7 @@ TEST(GradientReduction, TheBucketsDoNotChangeTheBits) {
             const auto actual = testing::read_back<float>(*device, store.flat_gradients().buffer);
             bool same = true;
             for (const GradientRange& bucket : buckets) {
-                const Share mine = bucket.share(static_cast<std::uint64_t>(world().rank()));
+                const Share mine = bucket.share(world().rank());
                 for (std::uint64_t i = bucket.first; i < bucket.first + bucket.count; ++i) {
                     const bool summed = i >= mine.first && i < mine.first + mine.count;
                     same = same && actual[i] == (summed ? expected : own)[i];

@@ -32,6 +32,16 @@ inline RunConfig small_run() {
     return run;
 }
 
+/// Matrices of which some are too narrow for fp8::Variant::Direct.
+inline ModelConfig wide_model() {
+    ModelConfig m = small_run().model;
+    m.hidden = 136;
+    m.dense_ffn = 152;
+    m.moe_ffn = 72;
+    m.shared_experts = 1;
+    return m;
+}
+
 /// A SequenceSource: anything below the vocabulary.
 inline void fill_sequence(std::uint64_t step, std::uint64_t index,
                           std::span<std::uint32_t> tokens) {

@@ -3,7 +3,7 @@
 // leaves that updates everything: all that layers read, bit by bit, in every precision; and who
 // gets which part.
 
-#include "app/optimizer.hpp"
+#include "app/update_parts.hpp"
 #include "app/weight_gathering.hpp"
 
 #include "small_run.hpp"
@@ -49,16 +49,6 @@ TEST(ShareOut, GivesWholeMatricesByTheirMiddles) {
     EXPECT_EQ(one[0].shares, (std::vector<std::uint64_t>{0, 0, 100, 0}));
 }
 
-/// Matrices of which some are too narrow for Direct.
-ModelConfig model() {
-    ModelConfig m = small_run().model;
-    m.hidden = 136;
-    m.dense_ffn = 152;
-    m.moe_ffn = 72;
-    m.shared_experts = 1;
-    return m;
-}
-
 /// Everything that layers read of the weights, and the moments of one's own.
 std::vector<std::byte> read_by_layers(Device& device, const ParameterStore& store) {
     std::vector<std::byte> all;
@@ -100,7 +90,7 @@ TEST_P(WeightGatheringOf, LeavesWhatOneUpdateOfEverythingLeaves) {
     Collectives replicas(*device, world(), *replica_transport, thread, everyone, options);
     const auto make_store = [&] {
         auto store = std::make_unique<ParameterStore>(
-            *device, parameters(model()), precision == "f32" ? DType::F32 : DType::BF16, true,
+            *device, parameters(wide_model()), precision == "f32" ? DType::F32 : DType::BF16, true,
             precision == "fp8" ? LinearPrecision::Fp8 : LinearPrecision::AsActivations);
         if (const auto choice = testing::direct_choice(*device); choice && precision == "direct")
             store->use_products(*choice);
@@ -122,14 +112,8 @@ TEST_P(WeightGatheringOf, LeavesWhatOneUpdateOfEverythingLeaves) {
     buckets = gradient_buckets(ranges, 0);
     const auto members = static_cast<std::uint64_t>(world().size());
     share_out(buckets, ranges, members, members);
-    std::vector<UpdatePart> parts;
-    for (const GradientRange& bucket : buckets) {
-        const Share mine = bucket.share(static_cast<std::uint64_t>(world().rank()));
-        if (mine.count > 0)
-            parts.push_back(
-                {{mine.first, mine.count, bucket.matrices, true, !bucket.shares.empty()}});
-    }
-    Optimizer of_everything(*whole, {}), of_a_part(*shared, parts, {});
+    const CopyHolder rank{world().rank()};
+    Optimizer of_everything(*whole, {}), of_a_part(*shared, update_parts(buckets, rank, rank), {});
     WeightGathering gathering(*shared, buckets, dense, replicas);
     for (std::uint64_t step = 1; step <= 2; ++step) {
         const auto gradients = test::random_f32(whole->num_elements(), 4 + step);

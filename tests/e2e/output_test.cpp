@@ -189,6 +189,10 @@ TEST_F(Output, ShardsAreNumberedByThoseThatExist) {
         workspace_->train("copies", {"--ranks", "2", "--ep", "1", "--steps", "1"});
     EXPECT_TRUE(fs::exists(copies / "checkpoints/step-1/model-00002-of-00002.safetensors"));
     EXPECT_TRUE(fs::exists(copies / "checkpoints/step-1/optimizer-00002-of-00002.safetensors"));
+    // Of two stages, two times dp 2 with copies of the experts: so, too.
+    const fs::path stages =
+        workspace_->train("stages", {"--ranks", "4", "--pp", "2", "--ep", "1", "--steps", "1"});
+    EXPECT_TRUE(fs::exists(stages / "checkpoints/step-1/model-00004-of-00004.safetensors"));
     const fs::path alone = workspace_->train("alone", {"--ranks", "1", "--steps", "1"});
     EXPECT_TRUE(fs::exists(alone / "checkpoints/step-1/model.safetensors"));
     EXPECT_TRUE(fs::exists(alone / "checkpoints/step-1/optimizer.safetensors"));

@@ -38,6 +38,9 @@ struct Parameter {
     TensorView turned{};
 };
 
+/// Elements that a parameter takes in the flat buffers, padding included.
+std::uint64_t stored_elements(const ParameterInfo& info) noexcept;
+
 /// What weights are to linear layers: those of attention, FFNs and experts.
 bool is_linear(const ParameterInfo& info) noexcept;
 
@@ -96,7 +99,8 @@ public:
     /// tensors, always as many, some of them empty. The elements hold whole parameters, experts or
     /// others.
     std::vector<TensorView> sent_copies(std::uint64_t first, std::uint64_t count) const;
-    /// Host copies of one parameter's master weight; the other copies follow. They wait.
+    /// Host copies of one parameter's master weight; the other copies follow. They wait. Masters of
+    /// matrices whose copies are sent by another rank (sent_copies()) do not follow them.
     void upload(const std::string& name, std::span<const float> values);
     std::vector<float> download(const std::string& name) const;
     std::vector<float> download_gradient(const std::string& name) const;
