@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT
 #include "app/memory_estimate.hpp"
 
+#include "app/gradient_reduction.hpp"
 #include "app/run_groups.hpp"
 
 #include <bellows/comm/collectives.hpp>
@@ -11,10 +12,8 @@
 #include <bellows/pipeline/schedule.hpp>
 
 #include <algorithm>
-#include <map>
 #include <numeric>
 #include <string>
-#include <tuple>
 #include <vector>
 
 namespace bellows {
@@ -157,34 +156,19 @@ std::uint64_t ranks_with_copies(const RunLayout& layout, const Schedule& schedul
     return layout.dp * copies_of_rank(schedule, rank).size();
 }
 
-/// Elements whose moments the rank keeps that has most: of a layer's matrices an even share, and
-/// half of one more, as whole matrices are shared out (share_out(), which may give a member more);
-/// of gains all.
+/// Elements whose moments the rank keeps that has most.
 std::uint64_t updated_elements(const std::vector<ParameterInfo>& held, std::uint64_t members,
                                std::uint64_t ep) {
-    struct Matrices {
-        std::uint64_t elements = 0, largest = 0;
-    };
-    std::map<std::tuple<bool, std::int64_t, std::string>, Matrices> layers;
-    std::uint64_t updated = 0;
-    for (const ParameterInfo& info : held) {
-        const std::uint64_t size = stored_elements(info);
-        if (!info.weight_decay) {
-            updated += info.trainable() ? size : 0;
-            continue;
-        }
-        const bool expert = info.kind == ParameterKind::Expert;
-        Matrices& layer = layers[{expert, info.layer, info.layer < 0 ? info.name : ""}];
-        layer.elements += size;
-        layer.largest = std::max(layer.largest, size);
-    }
-    for (const auto& [of, layer] : layers) {
-        const std::uint64_t sharing = std::get<0>(of) ? members / ep : members;
-        updated += sharing > 1
-                       ? std::min(layer.elements, layer.elements / sharing + layer.largest / 2)
-                       : layer.elements;
-    }
-    return updated;
+    const std::vector<GradientRange> ranges = layer_ranges(in_stored_order(held));
+    std::vector<GradientRange> buckets = gradient_buckets(ranges, kGradientBucketBytes);
+    Sharing sharing(members, members / ep);
+    sharing.share_out(buckets, ranges);
+    std::uint64_t elements =
+        std::ranges::max(sharing.given(false)) + std::ranges::max(sharing.given(true));
+    for (const GradientRange& bucket : buckets)
+        if (bucket.shares.empty())
+            elements += bucket.count;
+    return elements;
 }
 
 void add_parameters(MemoryEstimate& e, const RunConfig& run, const RunLayout& layout,

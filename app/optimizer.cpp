@@ -118,15 +118,25 @@ void Optimizer::record(Recording& update, const Placed& placed) const {
 const Optimizer::Placed* Optimizer::find(const Parameter& parameter) const noexcept {
     for (const auto& part : parts_)
         for (const Placed& placed : part)
-            if (parameter.first >= placed.range.first &&
+            if (placed.range.first < parameter.first + parameter.info.size() &&
                 parameter.first < placed.range.first + placed.range.count)
                 return &placed;
     return nullptr;
 }
 
+Share Optimizer::updated(const Parameter& parameter) const noexcept {
+    const Placed* const placed = find(parameter);
+    if (placed == nullptr)
+        return {};
+    const std::uint64_t first = std::max(placed->range.first, parameter.first);
+    const std::uint64_t end = std::min(placed->range.first + placed->range.count,
+                                       parameter.first + parameter.info.size());
+    return {first - parameter.first, end - first};
+}
+
 bool Optimizer::stands_for(const Parameter& parameter) const noexcept {
     const Placed* const placed = find(parameter);
-    return placed != nullptr && placed->range.counted;
+    return placed != nullptr && placed->range.counted && placed->range.first <= parameter.first;
 }
 
 double Optimizer::local_squares() {
@@ -150,21 +160,38 @@ TimePoint Optimizer::update(std::uint64_t step, double lr, double clip) {
 BufferView Optimizer::moment(const Parameter& parameter, bool second) const {
     const Placed* const placed = find(parameter);
     if (placed == nullptr)
-        throw Error(ErrorCode::InvalidArgument,
-                    "another rank updates " + parameter.info.name + " and has its moments");
+        return {};
+    const Share part = updated(parameter);
     return (second ? second_moments_ : first_moments_)
         .view()
-        .sub((placed->at + parameter.first - placed->range.first) * 4, parameter.info.size() * 4);
+        .sub((placed->at + parameter.first + part.first - placed->range.first) * 4, part.count * 4);
 }
 
 std::vector<float> Optimizer::download(const Parameter& parameter, bool second) const {
-    std::vector<float> values(parameter.info.size());
-    parameters_.device().download(moment(parameter, second), std::span<float>(values));
+    std::vector<float> values(updated(parameter).count);
+    if (!values.empty())
+        parameters_.device().download(moment(parameter, second), std::span<float>(values));
     return values;
 }
 
 void Optimizer::upload(const Parameter& parameter, bool second, std::span<const float> values) {
-    parameters_.device().upload(moment(parameter, second), values);
+    if (const Share part = updated(parameter); values.size() != part.count)
+        throw Error(ErrorCode::InvalidArgument, "this rank updates " + std::to_string(part.count) +
+                                                    " elements of " + parameter.info.name +
+                                                    ", not " + std::to_string(values.size()));
+    if (!values.empty())
+        parameters_.device().upload(moment(parameter, second), values);
+}
+
+void Optimizer::replace_gradients(bool second) {
+    Recording copies(parameters_.device(), QueueRole::Compute, "moments");
+    const BufferView moments = (second ? second_moments_ : first_moments_).view();
+    const TensorView gradients = parameters_.flat_gradients();
+    for (const auto& part : parts_)
+        for (const Placed& placed : part)
+            copies.copy(moments.sub(placed.at * 4, placed.range.count * 4),
+                        gradients.rows(placed.range.first, placed.range.count).buffer);
+    parameters_.device().submit(copies).wait(options_.timeout);
 }
 
 } // namespace bellows

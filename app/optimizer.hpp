@@ -4,6 +4,7 @@
 // AdamW over those flat ranges of a ParameterStore that this rank updates: moments in f32, the norm
 // of the gradient for clipping, the same recordings for every step. One thread at a time.
 
+#include <bellows/comm/collectives.hpp>
 #include <bellows/engine/ops.hpp>
 #include <bellows/model/parameter_store.hpp>
 
@@ -15,7 +16,7 @@
 
 namespace bellows {
 
-/// A run of a ParameterStore's flat buffers, whole parameters.
+/// A run of a ParameterStore's flat buffers: parameters, divided where they are divisible.
 struct UpdatedRange {
     std::uint64_t first = 0, count = 0; ///< elements
     bool weight_decay = false;
@@ -42,8 +43,9 @@ public:
     Optimizer(ParameterStore& parameters, std::vector<UpdatePart> parts,
               const OptimizerOptions& options);
 
-    /// Whether this rank updates a parameter, and stands for it.
-    bool updates(const Parameter& parameter) const noexcept { return find(parameter) != nullptr; }
+    /// What this rank updates of a parameter: elements of it, without padding. Nothing: count 0.
+    Share updated(const Parameter& parameter) const noexcept;
+    /// Whether it updates a parameter's first element, and stands for that.
     bool stands_for(const Parameter& parameter) const noexcept;
 
     /// Sum of the squares of the gradients that this rank stands for. Waits for them; throws
@@ -52,10 +54,11 @@ public:
     /// Hands step `step` (from 1 on) in: gradients times `clip`, then AdamW with rate `lr`.
     TimePoint update(std::uint64_t step, double lr, double clip);
 
-    /// Moments of a parameter that this rank updates, f32 in its shape. They wait. Throw
-    /// Error{InvalidArgument} for another's.
+    /// Moments of updated(parameter), f32. They wait.
     std::vector<float> download(const Parameter& parameter, bool second_moment) const;
     void upload(const Parameter& parameter, bool second_moment, std::span<const float> values);
+    /// The store's gradients of what is updated become its moments. Waits.
+    void replace_gradients(bool second_moment);
 
 private:
     struct Placed {
@@ -63,6 +66,7 @@ private:
         std::uint64_t at = 0; ///< element of the moments
     };
 
+    /// The range that holds elements of a parameter, if any: a rank's part is one of its bucket.
     const Placed* find(const Parameter& parameter) const noexcept;
     BufferView moment(const Parameter& parameter, bool second) const;
     void record_norm();

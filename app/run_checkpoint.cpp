@@ -4,8 +4,11 @@
 #include <bellows/engine/error.hpp>
 
 #include <algorithm>
+#include <map>
 #include <optional>
+#include <span>
 #include <string>
+#include <utility>
 #include <vector>
 
 namespace bellows {
@@ -16,42 +19,69 @@ std::string moment_name(const Parameter& parameter, bool second) {
     return parameter.info.name + (second ? ".adam_v" : ".adam_m");
 }
 
-std::vector<const Parameter*> parameters_to_write(Trainer& trainer) {
-    std::vector<const Parameter*> mine;
-    for (const Parameter& parameter : trainer.parameters().all())
-        if (trainer.stands_for(parameter))
-            mine.push_back(&parameter);
-    return mine;
-}
+/// This rank's shards of a checkpoint, written one kind of tensor after the other, as the ranks
+/// send each other their parts. Without what it stands for: nothing.
+class Shards {
+public:
+    Shards(Trainer& trainer, std::filesystem::path folder, std::uint64_t index)
+        : trainer_(trainer), folder_(std::move(folder)), index_(index) {
+        for (const Parameter& parameter : trainer.parameters().all())
+            if (trainer.stands_for(parameter))
+                mine_.push_back(&parameter);
+    }
 
-void write_shards(const std::filesystem::path& folder, Trainer& trainer,
-                  const std::string& model_shard, const std::string& optimizer_shard) {
-    const auto mine = parameters_to_write(trainer);
-    std::vector<StoredTensor> weights, moments;
-    for (const Parameter* parameter : mine) {
-        weights.push_back({parameter->info.name, StoredType::F32, parameter->info.shape});
-        if (parameter->info.trainable())
-            for (const bool second : {false, true})
-                moments.push_back(
-                    {moment_name(*parameter, second), StoredType::F32, parameter->info.shape});
-    }
-    SafetensorsWriter model(folder / model_shard, weights, {{"format", "pt"}});
-    for (const Parameter* parameter : mine) {
-        const auto values = trainer.parameters().download(parameter->info.name);
-        model.write(parameter->info.name, std::as_bytes(std::span(values)));
-    }
-    model.finish();
-    SafetensorsWriter optimizer(folder / optimizer_shard, moments, {{"format", "pt"}});
-    for (const Parameter* parameter : mine) {
-        if (!parameter->info.trainable())
-            continue;
-        for (const bool second : {false, true}) {
-            const auto values = trainer.optimizer().download(*parameter, second);
-            optimizer.write(moment_name(*parameter, second), std::as_bytes(std::span(values)));
+    void write_weights() {
+        if (mine_.empty())
+            return;
+        std::vector<StoredTensor> tensors;
+        for (const Parameter* parameter : mine_)
+            tensors.push_back({parameter->info.name, StoredType::F32, parameter->info.shape});
+        SafetensorsWriter model(path("model"), tensors, {{"format", "pt"}});
+        for (const Parameter* parameter : mine_) {
+            const auto values = trainer_.parameters().download(parameter->info.name);
+            model.write(parameter->info.name, std::as_bytes(std::span(values)));
         }
+        model.finish();
     }
-    optimizer.finish();
-}
+
+    /// First the first ones, then the second.
+    void write_moments(bool second) {
+        if (mine_.empty())
+            return;
+        if (!second)
+            begin_moments();
+        for (const Parameter* parameter : mine_) {
+            if (!parameter->info.trainable())
+                continue;
+            const auto values = trainer_.parameters().download_gradient(parameter->info.name);
+            optimizer_->write(moment_name(*parameter, second), std::as_bytes(std::span(values)));
+        }
+        if (second)
+            optimizer_->finish();
+    }
+
+private:
+    std::filesystem::path path(const char* base) const {
+        return folder_ / shard_name(base, index_, trainer_.writers().size());
+    }
+
+    void begin_moments() {
+        std::vector<StoredTensor> tensors;
+        for (const bool second : {false, true})
+            for (const Parameter* parameter : mine_)
+                if (parameter->info.trainable())
+                    tensors.push_back(
+                        {moment_name(*parameter, second), StoredType::F32, parameter->info.shape});
+        optimizer_.emplace(path("optimizer"), tensors,
+                           std::map<std::string, std::string>{{"format", "pt"}});
+    }
+
+    Trainer& trainer_;
+    std::filesystem::path folder_;
+    std::uint64_t index_; ///< among the writers
+    std::vector<const Parameter*> mine_;
+    std::optional<SafetensorsWriter> optimizer_;
+};
 
 /// Runs `work`; what it throws becomes this rank's vote.
 template <class Work>
@@ -78,12 +108,15 @@ std::vector<float> read_tensor(const Checkpoint& checkpoint, const char* base,
 
 void load_moments(const Checkpoint& checkpoint, Trainer& trainer) {
     for (const Parameter& parameter : trainer.parameters().all()) {
-        if (!trainer.optimizer().updates(parameter))
+        const Share mine = trainer.optimizer().updated(parameter);
+        if (mine.count == 0)
             continue;
-        for (const bool second : {false, true})
+        for (const bool second : {false, true}) {
+            const auto values = read_tensor(checkpoint, "optimizer", moment_name(parameter, second),
+                                            parameter.info);
             trainer.optimizer().upload(parameter, second,
-                                       read_tensor(checkpoint, "optimizer",
-                                                   moment_name(parameter, second), parameter.info));
+                                       std::span(values).subspan(mine.first, mine.count));
+        }
     }
 }
 
@@ -108,13 +141,14 @@ std::filesystem::path save_checkpoint(const TrainOptions& options, Trainer& trai
                   begin_checkpoint(options.out, steps_done);
           }),
           "beginning a checkpoint");
-    agree(attempt([&] {
-              if (place != writers.end())
-                  write_shards(checkpoint_temporary(options.out, steps_done), trainer,
-                               shard_name("model", index, writers.size()),
-                               shard_name("optimizer", index, writers.size()));
-          }),
-          "writing a checkpoint");
+    Shards shards(trainer, checkpoint_temporary(options.out, steps_done), index);
+    const auto write = [&](Parted what, const auto& tensors) {
+        trainer.gather(what);
+        agree(attempt(tensors), "writing a checkpoint");
+    };
+    write(Parted::Masters, [&] { shards.write_weights(); });
+    write(Parted::FirstMoments, [&] { shards.write_moments(false); });
+    write(Parted::SecondMoments, [&] { shards.write_moments(true); });
     std::filesystem::path folder;
     agree(attempt([&] {
               if (!leads)
@@ -124,11 +158,11 @@ std::filesystem::path save_checkpoint(const TrainOptions& options, Trainer& trai
               state.seed = options.config.train.seed;
               state.layout = options.layout;
               state.kernels = trainer.chosen_kernels();
-              std::vector<std::string> shards;
+              std::vector<std::string> names;
               for (const char* base : {"model", "optimizer"})
                   for (std::uint64_t i = 0; i < writers.size(); ++i)
-                      shards.push_back(shard_name(base, i, writers.size()));
-              folder = commit_checkpoint(options.out, state, shards,
+                      names.push_back(shard_name(base, i, writers.size()));
+              folder = commit_checkpoint(options.out, state, names,
                                          {{"config.toml", options.config_text()}});
           }),
           "committing a checkpoint");

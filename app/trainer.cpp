@@ -64,6 +64,7 @@ struct Trainer::Impl {
     void post_data(Lane& lane, Stage& stage, std::uint64_t micro_batch, std::uint64_t slot);
     void post_loss(Lane& lane, Stage& stage, std::uint64_t micro_batch, std::uint64_t slot);
     TimePoint submit(const Node& node, std::span<const TimePoint> waits);
+    void gather(Parted what);
     void make_router_biases();
     void update_router_biases();
     void count_left_out(std::uint64_t step, const StepResult& result);
@@ -72,6 +73,8 @@ struct Trainer::Impl {
     double seconds_waited() const;
     template <class Call>
     void wait_for_others(Call call);
+    template <class Call>
+    auto whole(Call call);
 
     Device& device;
     World& world;
@@ -94,6 +97,7 @@ struct Trainer::Impl {
     std::vector<std::unique_ptr<Stage>> stages; ///< by phase
     std::unique_ptr<Collectives> dense, replicas;
     std::vector<std::vector<GradientRange>> buckets; ///< by phase
+    std::vector<GradientRange> forward_buckets;      ///< all, as forward passes want the weights
     std::unique_ptr<Pipe> activations, gradients;
     std::vector<std::unique_ptr<Chunk>> chunks; ///< by phase
     std::unique_ptr<PipelineExecutor> executor;
@@ -252,20 +256,21 @@ void Trainer::Impl::make_reductions() {
     replicas = std::make_unique<Collectives>(
         device, world, *replica_transport, thread, replica_group(layout, copies, d),
         CollectivesOptions{.name = "expert gradients", .timeout = limit});
+    Sharing sharing(static_cast<std::uint64_t>(dense->group().size()),
+                    static_cast<std::uint64_t>(replicas->group().size()));
     for (const auto& stage : stages) {
         const auto ranges = gradient_ranges(parameters, *stage);
         buckets.push_back(gradient_buckets(ranges, kGradientBucketBytes));
-        share_out(buckets.back(), ranges, static_cast<std::uint64_t>(dense->group().size()),
-                  static_cast<std::uint64_t>(replicas->group().size()));
+        sharing.share_out(buckets.back(), ranges);
     }
 }
 
 void Trainer::Impl::make_optimizer() {
-    std::vector<GradientRange> in_order; // in which a forward pass wants the weights
     for (const std::uint32_t phase : phases_by_stage(schedule, place))
-        std::ranges::copy(buckets[phase] | std::views::reverse, std::back_inserter(in_order));
+        std::ranges::copy(buckets[phase] | std::views::reverse,
+                          std::back_inserter(forward_buckets));
     std::vector<UpdatePart> parts =
-        update_parts(in_order, {dense->position(), stands_for_copies(false)},
+        update_parts(forward_buckets, {dense->position(), stands_for_copies(false)},
                      {replicas->position(), stands_for_copies(true)});
     OptimizerOptions options;
     options.adamw.beta1 = static_cast<float>(config.train.beta1);
@@ -274,7 +279,7 @@ void Trainer::Impl::make_optimizer() {
     options.adamw.weight_decay = static_cast<float>(config.train.weight_decay);
     options.timeout = limit;
     optimizer = std::make_unique<Optimizer>(parameters, std::move(parts), options);
-    gathering = std::make_unique<WeightGathering>(parameters, in_order, *dense, *replicas);
+    gathering = std::make_unique<WeightGathering>(parameters, forward_buckets, *dense, *replicas);
     const bool writes = std::ranges::any_of(
         parameters.all(), [this](const Parameter& parameter) { return stands_for(parameter); });
     const auto all = everyone.all_gather(std::as_bytes(std::span(&writes, 1)));
@@ -436,6 +441,14 @@ std::pair<double, double> Trainer::Impl::gather_loss_and_waiting() {
             waiting / static_cast<double>(parts.size())};
 }
 
+void Trainer::Impl::gather(Parted what) {
+    if (what == Parted::FirstMoments || what == Parted::SecondMoments)
+        optimizer->replace_gradients(what == Parted::SecondMoments);
+    gather_parts(what == Parted::Masters ? parameters.flat_weights() : parameters.flat_gradients(),
+                 forward_buckets, *dense, *replicas);
+    device.wait_idle(limit);
+}
+
 // ---- Balance of the experts -----------------------------------------------------------------
 
 void Trainer::Impl::make_router_biases() {
@@ -478,13 +491,27 @@ double Trainer::Impl::seconds_waited() const {
     return seconds;
 }
 
+/// Half of what it calls is of no use: what is left of that must not go on.
+template <class Call>
+auto Trainer::Impl::whole(Call call) {
+    try {
+        return call();
+    } catch (const Error& error) {
+        device.abort(error);
+        throw;
+    } catch (const std::exception& error) {
+        device.abort(Error(ErrorCode::Internal, error.what()));
+        throw;
+    }
+}
+
 Trainer::Trainer(Device& device, World& world, const RunConfig& config, const RunLayout& layout,
                  const KernelChoice& kernels)
     : impl_(std::make_unique<Impl>(device, world, config, layout, kernels)) {
 }
 Trainer::~Trainer() {
     try { // jobs and recordings use what goes now
-        impl_->device.wait_idle(std::chrono::seconds(10));
+        impl_->device.wait_idle(impl_->limit);
     } catch (const Error&) {
         // Whoever waits for the work learns of it; here it only has to be over.
     }
@@ -538,15 +565,10 @@ const std::vector<std::uint64_t>& Trainer::writers() const noexcept {
 }
 
 StepResult Trainer::step(std::uint64_t step, const SequenceSource& source) {
-    try {
-        return impl_->run_step(step, source);
-    } catch (const Error& error) {
-        impl_->device.abort(error); // half a step is of no use; what is left of it must not go on
-        throw;
-    } catch (const std::exception& error) {
-        impl_->device.abort(Error(ErrorCode::Internal, error.what()));
-        throw;
-    }
+    return impl_->whole([&] { return impl_->run_step(step, source); });
+}
+void Trainer::gather(Parted what) {
+    impl_->whole([&] { impl_->gather(what); });
 }
 
 StepResult Trainer::Impl::run_step(std::uint64_t step, const SequenceSource& sequences) {

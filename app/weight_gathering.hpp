@@ -20,6 +20,11 @@
 
 namespace bellows {
 
+/// Hands in that of each bucket that is shared out all ranks get the others' parts of a flat f32
+/// tensor of the store. All of them do the same.
+void gather_parts(const TensorView& flat, std::span<const GradientRange> buckets,
+                  Collectives& dense, Collectives& replicas);
+
 class WeightGathering {
 public:
     /// buckets: in the order in which their weights are updated; those that are not shared out are
@@ -27,22 +32,23 @@ public:
     WeightGathering(const ParameterStore& parameters, std::span<const GradientRange> buckets,
                     Collectives& dense, Collectives& replicas);
 
-    /// After the update was handed in. Waits for the step before, up to `limit`.
+    /// After the update was handed in. Waits for the transpositions of the step before, up to
+    /// `limit` each.
     void begin(std::chrono::milliseconds limit);
 
 private:
     struct Gather {
         Collectives* ranks;
-        TensorView mine, all;
-        std::vector<std::uint64_t> counts; ///< elements of each member
+        SentCopy copy;
     };
-
-    void add(const ParameterStore& parameters, const GradientRange& bucket, Collectives& ranks);
+    struct Transposition {
+        std::unique_ptr<Recording> recording;
+        TimePoint last;
+    };
 
     Device& device_;
     std::vector<Gather> gathers_;
-    std::vector<std::unique_ptr<Recording>> transpositions_; ///< of buckets, in their order
-    TimePoint last_;
+    std::vector<Transposition> transpositions_; ///< of buckets, in their order
 };
 
 } // namespace bellows

@@ -46,6 +46,8 @@ TensorView view_of(const Buffer& flat, DType dtype, std::uint64_t first,
     }
 }
 
+constexpr std::uint64_t kScaleRows = 128; // of a matrix with scales of their own
+
 constexpr fp8::Recipe kWeightsRecipe{fp8::Blocks::Blocks128, fp8::Format::E4M3,
                                      fp8::ScaleRule::PowerOfTwo};
 
@@ -53,6 +55,23 @@ constexpr fp8::Recipe kWeightsRecipe{fp8::Blocks::Blocks128, fp8::Format::E4M3,
 
 std::uint64_t stored_elements(const ParameterInfo& info) noexcept {
     return (info.size() + kAlignment - 1) / kAlignment * kAlignment;
+}
+
+std::vector<ParameterInfo> in_stored_order(std::vector<ParameterInfo> parameters) {
+    const auto key = [](const ParameterInfo& info) {
+        const bool expert = info.kind == ParameterKind::Expert;
+        // Experts of one layer and matrix side by side; all else keeps its order.
+        return std::make_tuple(range_of(info), expert ? info.layer : 0,
+                               expert ? matrix_of(info) : std::string(), expert ? info.expert : 0);
+    };
+    std::ranges::stable_sort(parameters, {}, key);
+    return parameters;
+}
+
+std::uint64_t divisible_by(const ParameterInfo& info) noexcept {
+    const bool matrix = info.shape.size() == 2 && info.weight_decay;
+    return matrix ? std::min(stored_elements(info), kScaleRows * info.shape[1])
+                  : stored_elements(info);
 }
 
 bool is_linear(const ParameterInfo& info) noexcept {
@@ -63,17 +82,8 @@ bool is_linear(const ParameterInfo& info) noexcept {
 ParameterStore::ParameterStore(Device& device, std::vector<ParameterInfo> mine, DType activation,
                                bool training, LinearPrecision linear)
     : device_(&device), activation_(activation), linear_(linear) {
-    const auto key = [](const ParameterInfo& info) {
-        const bool expert = info.kind == ParameterKind::Expert;
-        // Experts of one layer and matrix side by side; all else keeps its order.
-        return std::make_tuple(range_of(info), expert ? info.layer : 0,
-                               expert ? matrix_of(info) : std::string(), expert ? info.expert : 0);
-    };
-    std::stable_sort(mine.begin(), mine.end(), [&](const ParameterInfo& a, const ParameterInfo& b) {
-        return key(a) < key(b);
-    });
     int range = -1;
-    for (ParameterInfo& info : mine) {
+    for (ParameterInfo& info : in_stored_order(std::move(mine))) {
         if (range_of(info) != range) {
             range = range_of(info);
             ranges_.push_back({num_elements_, 0, range == 3, range == 0 || range == 3});
@@ -269,27 +279,52 @@ Parameter ParameterStore::side_by_side(const Parameter& first, std::uint64_t cou
     return all;
 }
 
+Parameter ParameterStore::rows_of(const Parameter& parameter, std::uint64_t begin,
+                                  std::uint64_t end) const {
+    Parameter part = parameter;
+    const std::uint64_t count = end - begin;
+    part.weight = parameter.weight.rows(begin, count);
+    part.compute = parameter.compute.rows(begin, count);
+    if (part.quantized) {
+        part.quantized->codes = parameter.quantized->codes.rows(begin, count);
+        part.quantized->scales = parameter.quantized->scales.rows(
+            begin / kScaleRows, (count + kScaleRows - 1) / kScaleRows);
+    }
+    return part;
+}
+
 template <class Has, class Visit>
 void ParameterStore::for_each_copied(std::uint64_t first, std::uint64_t count, Has has,
                                      Visit visit) const {
+    const std::uint64_t last = first + count;
+    const auto whole = [&](const Parameter& parameter) {
+        return parameter.first >= first && parameter.first + parameter.info.size() <= last;
+    };
     for (std::size_t i = 0; i < parameters_.size(); ++i) {
         const Parameter& parameter = parameters_[i];
-        if (parameter.first < first || parameter.first >= first + count || !has(parameter))
+        const std::uint64_t end = parameter.first + parameter.info.size();
+        if (end <= first || parameter.first >= last || !has(parameter))
             continue;
+        if (!whole(parameter)) {
+            const std::uint64_t columns = parameter.info.shape[1];
+            visit(rows_of(parameter, (std::max(first, parameter.first) - parameter.first) / columns,
+                          (std::min(last, end) - parameter.first) / columns));
+            continue;
+        }
         if (parameter.info.kind != ParameterKind::Expert) {
             visit(parameter);
             continue;
         }
         const auto continues = [&](const Parameter& next) {
-            return next.first < first + count && next.info.kind == ParameterKind::Expert &&
+            return whole(next) && next.info.kind == ParameterKind::Expert &&
                    next.info.layer == parameter.info.layer &&
                    matrix_of(next.info) == matrix_of(parameter.info);
         };
-        std::size_t end = i + 1;
-        while (end < parameters_.size() && continues(parameters_[end]))
-            ++end;
-        visit(side_by_side(parameter, end - i));
-        i = end - 1;
+        std::size_t next = i + 1;
+        while (next < parameters_.size() && continues(parameters_[next]))
+            ++next;
+        visit(side_by_side(parameter, next - i));
+        i = next - 1;
     }
 }
 
@@ -307,32 +342,57 @@ void ParameterStore::transpose(Recording& recording, std::uint64_t first,
         [&](const Parameter& p) { ops::transpose(recording, p.compute, p.turned); });
 }
 
-std::vector<TensorView> ParameterStore::sent_copies(std::uint64_t first,
-                                                    std::uint64_t count) const {
-    // Experts compute in FP8 alone; between other matrices stand the router's.
-    bool in_fp8_alone = false;
-    std::optional<fp8::Quantized> at, end; // the first FP8 copy of these, and of those behind
-    for (const Parameter& parameter : parameters_) {
-        if (!parameter.quantized || parameter.first < first)
-            continue;
-        if (parameter.first < first + count) {
-            in_fp8_alone |= parameter.info.kind == ParameterKind::Expert;
-            at = at ? at : parameter.quantized;
-        } else {
-            end = parameter.quantized;
-            break;
-        }
-    }
-    const auto bytes_of = [&](const Buffer& buffer, auto part) {
-        const std::uint64_t from = at ? ((*at).*part).buffer.offset : 0;
-        const std::uint64_t to = !at ? from : end ? ((*end).*part).buffer.offset : buffer.size();
-        return buffer ? TensorView::contiguous(buffer.view().sub(from, to - from), DType::U8,
-                                               {to - from})
-                      : TensorView::contiguous({}, DType::U8, {0});
+std::vector<SentCopy> ParameterStore::sent_copies(std::uint64_t first,
+                                                  std::span<const std::uint64_t> shares) const {
+    std::vector<std::uint64_t> ends{first}; // of the parts before each, and of all
+    for (const std::uint64_t share : shares)
+        ends.push_back(ends.back() + share);
+    std::vector<SentCopy> copies;
+    /// at(e): where what belongs to the elements from e on begins.
+    const auto add = [&](const TensorView& flat, const auto& at) {
+        SentCopy copy;
+        for (std::size_t i = 0; i + 1 < ends.size(); ++i)
+            copy.counts.push_back(at(ends[i + 1]) - at(ends[i]));
+        copy.whole = flat.rows(at(ends.front()), at(ends.back()) - at(ends.front()));
+        if (copy.whole.num_elements() > 0)
+            copies.push_back(std::move(copy));
     };
-    const TensorView weights = compute_ ? flat_compute() : flat_weights();
-    return {weights.rows(first, in_fp8_alone ? 0 : count), bytes_of(codes_, &fp8::Quantized::codes),
-            bytes_of(scales_, &fp8::Quantized::scales)};
+    // Of what computes in FP8 nothing else is read.
+    std::vector<ParameterRange> runs;
+    for (const Parameter& parameter : parameters_) {
+        const std::uint64_t size = stored_elements(parameter.info);
+        if (parameter.first < first || parameter.first >= ends.back() || parameter.quantized)
+            continue;
+        if (!runs.empty() && runs.back().first + runs.back().count == parameter.first)
+            runs.back().count += size;
+        else
+            runs.push_back({parameter.first, size});
+    }
+    for (const ParameterRange& run : runs)
+        add(compute_ ? flat_compute() : flat_weights(), [&run](std::uint64_t element) {
+            return std::clamp(element, run.first, run.first + run.count);
+        });
+    const auto add_quantized = [&](const Buffer& buffer, auto part, std::uint64_t rows) {
+        if (!buffer)
+            return;
+        add(buffer.tensor(DType::U8, {buffer.size()}), [&, part, rows](std::uint64_t element) {
+            for (const Parameter& parameter : parameters_) {
+                if (!parameter.quantized ||
+                    parameter.first + stored_elements(parameter.info) <= element)
+                    continue;
+                const TensorView& view = (*parameter.quantized).*part;
+                const std::uint64_t row =
+                    element > parameter.first
+                        ? (element - parameter.first) / parameter.info.shape[1] / rows
+                        : 0;
+                return view.buffer.offset + row * view.stride[0] * size_of(view.dtype);
+            }
+            return buffer.size();
+        });
+    };
+    add_quantized(codes_, &fp8::Quantized::codes, 1);
+    add_quantized(scales_, &fp8::Quantized::scales, kScaleRows);
+    return copies;
 }
 
 TensorView ParameterStore::flat_weights() const {

@@ -58,7 +58,7 @@ void fill_sequence(std::uint64_t step, std::uint64_t index, std::span<std::uint3
 /// All that a rank has after the steps.
 struct Outcome {
     std::vector<double> losses, norms;
-    /// Of the first step, of what this rank updates; at the end, of all.
+    /// Of the first step; at the end.
     std::map<std::string, std::vector<float>> gradients, weights;
     bool operator==(const Outcome&) const = default;
 };
@@ -74,11 +74,13 @@ Outcome train(World& world, const DeviceOptions& options, const RunConfig& run,
         outcome.norms.push_back(result.grad_norm);
         if (step > 0)
             continue;
+        trainer.gather(Parted::Gradients);
         for (const Parameter& parameter : trainer.parameters().all())
-            if (trainer.optimizer().updates(parameter))
+            if (parameter.info.trainable())
                 outcome.gradients[parameter.info.name] =
                     trainer.parameters().download_gradient(parameter.info.name);
     }
+    trainer.gather(Parted::Masters);
     for (const Parameter& parameter : trainer.parameters().all())
         outcome.weights[parameter.info.name] = trainer.parameters().download(parameter.info.name);
     device->wait_idle();

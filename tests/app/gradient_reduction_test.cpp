@@ -135,18 +135,7 @@ TEST(GradientReduction, TheBucketsDoNotChangeTheBits) {
         for (std::size_t i = 0; i < elements; ++i)
             expected[i] += part[i];
     }
-    Ranges ranges; // as of a stage with a node per layer
-    for (const Parameter& parameter : store.all()) {
-        const auto layer = static_cast<std::uint64_t>(parameter.info.layer);
-        const std::size_t ready = parameter.info.layer >= 0 ? model.layers - layer
-                                  : parameter.info.kind == ParameterKind::Embedding
-                                      ? model.layers + 1
-                                      : 0;
-        if (parameter.info.trainable())
-            ranges.push_back({parameter.first, parameter.info.size(),
-                              parameter.info.kind == ParameterKind::Expert, ready,
-                              parameter.info.weight_decay});
-    }
+    const Ranges ranges = layer_ranges(in_stored_order(parameters(model)));
     const std::vector<float> own = gradient_of_rank(elements, world().rank());
     const auto members = static_cast<std::uint64_t>(world().size());
     for (const auto& [least, shared] :
@@ -156,7 +145,7 @@ TEST(GradientReduction, TheBucketsDoNotChangeTheBits) {
         device->upload(store.flat_gradients().buffer, std::span<const float>(own));
         Ranges buckets = gradient_buckets(ranges, least);
         if (shared)
-            share_out(buckets, ranges, members, members);
+            Sharing(members, members).share_out(buckets, ranges);
         GradientReduction reduction(store, buckets, dense, replicas);
         for (const int step : {0, 1}) { // ranks hand nodes in in different orders
             const bool ascending = (world().rank() + step) % 2 == 0;

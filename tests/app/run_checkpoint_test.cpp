@@ -2,12 +2,10 @@
 // Checkpoints of a trainer on two ranks whose disks differ in speed, or of which one fails.
 #include "app/run_checkpoint.hpp"
 
+#include "shared_folder.hpp"
 #include "small_run.hpp"
 #include "support/mpi_test.hpp"
-#include "support/temporary_folder.hpp"
 #include "support/test_device.hpp"
-
-#include <bellows/comm/host_collectives.hpp>
 
 #include <chrono>
 #include <cmath>
@@ -20,23 +18,14 @@ namespace {
 using testing::world;
 using Clock = std::chrono::steady_clock;
 
-/// A trainer on this rank, and a folder that all ranks share.
+/// A trainer on this rank.
 class RunCheckpoint : public ::testing::Test {
 protected:
     RunCheckpoint() {
         const auto ranks = static_cast<std::uint32_t>(world().size());
         options_.config = small_run();
         options_.layout = {1, ranks, ranks};
-        HostCollectives everyone(world(), Group::all(world().size()));
-        HostCollectives::Bytes name;
-        if (world().rank() == 0) {
-            folder_.emplace();
-            const std::string path = folder_->path().string();
-            const auto bytes = std::as_bytes(std::span(path));
-            name.assign(bytes.begin(), bytes.end());
-        }
-        everyone.broadcast(0, name);
-        options_.out.assign(std::string(reinterpret_cast<const char*>(name.data()), name.size()));
+        options_.out = folder_.path();
         trainer_.emplace(*device_, world(), options_.config, options_.layout);
         trainer_->step(0, fill_sequence);
         device_->wait_idle();
@@ -51,7 +40,7 @@ protected:
     }
 
     std::unique_ptr<Device> device_ = testing::make_device();
-    std::optional<TemporaryFolder> folder_; ///< rank 0's
+    SharedFolder folder_;
     TrainOptions options_;
     std::optional<Trainer> trainer_;
 };

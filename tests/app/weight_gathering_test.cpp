@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT
 // That an update of which every rank does a part, and the gathering behind it, leave what one rank
-// leaves that updates everything: all that layers read, bit by bit, in every precision; and who
-// gets which part.
+// leaves that updates everything: all that layers read, bit by bit, in every precision, and what
+// checkpoints keep; and who gets which part.
 
 #include "app/update_parts.hpp"
 #include "app/weight_gathering.hpp"
@@ -12,9 +12,9 @@
 #include "support/mpi_test.hpp"
 #include "support/test_device.hpp"
 
-#include <bellows/engine/error.hpp>
-
 #include <algorithm>
+#include <numeric>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -24,29 +24,70 @@ namespace {
 using testing::world;
 using Ranges = std::vector<GradientRange>;
 
-TEST(ShareOut, GivesWholeMatricesByTheirMiddles) {
-    const Ranges ranges{{0, 100, false, 1, true},  {100, 300, false, 1, true},
-                        {400, 50, false, 1, true}, {450, 16, false, 1, false},
-                        {466, 80, true, 1, true},  {546, 80, true, 1, true}};
+using Shares = std::vector<std::uint64_t>;
+
+TEST(Sharing, DividesWhereParametersAreDivisible) {
+    const Ranges ranges{{0, 100, false, 1, true, 100}, {100, 300, false, 1, true, 60},
+                        {400, 50, false, 1, true, 50}, {450, 16, false, 1, false, 16},
+                        {466, 80, true, 1, true, 80},  {546, 80, true, 1, true, 80}};
     Ranges buckets{{0, 450, false, 1, true}, {450, 16, false, 1, false}, {466, 160, true, 1, true}};
-    share_out(buckets, ranges, 3, 2);
-    EXPECT_EQ(buckets[0].shares, (std::vector<std::uint64_t>{100, 300, 50}));
+    Sharing sharing(3, 2);
+    sharing.share_out(buckets, ranges);
+    EXPECT_EQ(buckets[0].shares, (Shares{160, 120, 170})) << "by thirds: 150, 300";
     EXPECT_TRUE(buckets[1].shares.empty()) << "gains";
-    EXPECT_EQ(buckets[2].shares, (std::vector<std::uint64_t>{80, 80}));
-    EXPECT_EQ(buckets[0].share(1).first, 100u);
-    EXPECT_EQ(buckets[0].share(1).count, 300u);
-    EXPECT_EQ(buckets[0].share(2).first, 400u);
+    EXPECT_EQ(buckets[2].shares, (Shares{80, 80}));
+    EXPECT_EQ(buckets[0].share(1).first, 160u);
+    EXPECT_EQ(buckets[0].share(1).count, 120u);
+    EXPECT_EQ(buckets[0].share(2).first, 280u);
     EXPECT_EQ(buckets[1].share(1).first, 450u);
     EXPECT_EQ(buckets[1].share(1).count, 16u);
-    Ranges alone = buckets;
-    for (GradientRange& bucket : alone)
-        bucket.shares.clear();
-    share_out(alone, ranges, 1, 1);
+    EXPECT_EQ(sharing.given(false), (Shares{160, 120, 170}));
+    EXPECT_EQ(sharing.given(true), (Shares{80, 80}));
+    Ranges alone{{0, 450, false, 1, true}};
+    Sharing(1, 1).share_out(alone, ranges);
     EXPECT_TRUE(alone[0].shares.empty()) << "nobody to share with";
-    // One matrix for many: nobody else has anything.
-    Ranges one{{0, 100, false, 1, true}};
-    share_out(one, ranges, 4, 1);
-    EXPECT_EQ(one[0].shares, (std::vector<std::uint64_t>{0, 0, 100, 0}));
+}
+
+TEST(Sharing, WhatCannotBeDividedGoesToEachInTurn) {
+    Ranges ranges;
+    for (std::uint64_t i = 0; i < 8; ++i)
+        ranges.push_back({100 * i, 100, false, i, true, 100});
+    Ranges buckets = ranges;
+    Sharing sharing(4, 1);
+    sharing.share_out(buckets, ranges);
+    EXPECT_EQ(sharing.given(false), (Shares{200, 200, 200, 200}));
+    for (const GradientRange& bucket : buckets)
+        EXPECT_EQ(std::ranges::count(bucket.shares, 100u), 1);
+}
+
+/// A model's matrices over many ranks: of all of them together, and of each layer as it travels.
+TEST(Sharing, IsEvenForLargeModels) {
+    ModelConfig model = load_run_config("v2-lite").model;
+    model.layers = 4;
+    std::vector<ParameterInfo> dense = in_stored_order(parameters(model));
+    std::erase_if(dense, [](const ParameterInfo& info) {
+        return !info.weight_decay || info.kind == ParameterKind::Expert;
+    });
+    const Ranges ranges = layer_ranges(dense);
+    const std::uint64_t all = ranges.back().first + ranges.back().count;
+    for (const std::uint64_t members : {2u, 4u, 8u, 32u}) {
+        Ranges buckets = gradient_buckets(ranges, 0);
+        Sharing sharing(members, 1);
+        sharing.share_out(buckets, ranges);
+        // Of a matrix 128 rows stay together.
+        std::uint64_t together = 0;
+        for (const GradientRange& range : ranges)
+            together = std::max(together, range.divisible_by);
+        const auto is_even = [&](const Shares& shares, std::uint64_t count) {
+            EXPECT_EQ(std::accumulate(shares.begin(), shares.end(), std::uint64_t{0}), count);
+            EXPECT_LE(std::ranges::max(shares), count / members + together)
+                << count << " elements over " << members;
+        };
+        is_even(sharing.given(false), all);
+        for (const GradientRange& bucket : buckets)
+            is_even(bucket.shares, bucket.count);
+        EXPECT_LT(together * 10, all / 8) << "the bound says something";
+    }
 }
 
 /// Everything that layers read of the weights, and the moments of one's own.
@@ -58,9 +99,7 @@ std::vector<std::byte> read_by_layers(Device& device, const ParameterStore& stor
                    bytes.begin() + static_cast<std::ptrdiff_t>(view.num_bytes()));
     };
     for (const Parameter& parameter : store.all()) {
-        const bool expert_in_fp8 =
-            parameter.quantized && parameter.info.kind == ParameterKind::Expert;
-        if (!expert_in_fp8)
+        if (!parameter.quantized)
             append(parameter.compute);
         if (!parameter.info.weight_decay)
             append(parameter.weight); // gains, read as f32
@@ -98,20 +137,10 @@ TEST_P(WeightGatheringOf, LeavesWhatOneUpdateOfEverythingLeaves) {
         return store;
     };
     const auto whole = make_store(), shared = make_store();
-    Ranges ranges, buckets; // as of a stage with a node per layer
-    for (std::size_t i = 0; i < shared->all().size(); ++i) {
-        const Parameter& parameter = shared->all()[i];
-        const std::uint64_t end =
-            i + 1 < shared->all().size() ? shared->all()[i + 1].first : shared->num_elements();
-        if (parameter.info.trainable())
-            ranges.push_back({parameter.first, end - parameter.first,
-                              parameter.info.kind == ParameterKind::Expert,
-                              static_cast<std::size_t>(parameter.info.layer + 1),
-                              parameter.info.weight_decay});
-    }
-    buckets = gradient_buckets(ranges, 0);
+    const Ranges ranges = layer_ranges(in_stored_order(parameters(wide_model())));
+    Ranges buckets = gradient_buckets(ranges, 0);
     const auto members = static_cast<std::uint64_t>(world().size());
-    share_out(buckets, ranges, members, members);
+    Sharing(members, members).share_out(buckets, ranges);
     const CopyHolder rank{world().rank()};
     Optimizer of_everything(*whole, {}), of_a_part(*shared, update_parts(buckets, rank, rank), {});
     WeightGathering gathering(*shared, buckets, dense, replicas);
@@ -127,22 +156,41 @@ TEST_P(WeightGatheringOf, LeavesWhatOneUpdateOfEverythingLeaves) {
         const auto actual = read_by_layers(*device, *shared);
         ALL_RANKS_TRUE(actual == expected);
     }
-    // Each matrix has one rank that updates it, which has its moments.
+    // Moments of what a rank updates; and of all when the parts have been gathered, as masters.
     bool right = true;
+    std::uint64_t divided = 0;
     for (const Parameter& parameter : shared->all()) {
         if (!parameter.info.trainable())
             continue;
-        if (of_a_part.updates(parameter)) {
-            for (const bool second : {false, true})
-                right = right && of_a_part.download(parameter, second) ==
-                                     of_everything.download(parameter, second);
-            right = right && of_a_part.stands_for(parameter);
-            continue;
+        const Share mine = of_a_part.updated(parameter);
+        divided += mine.count > 0 && mine.count < parameter.info.size() ? 1 : 0;
+        for (const bool second : {false, true}) {
+            const auto whole_moments = of_everything.download(parameter, second);
+            right = right && whole_moments.size() == parameter.info.size() &&
+                    std::ranges::equal(of_a_part.download(parameter, second),
+                                       std::span(whole_moments).subspan(mine.first, mine.count));
         }
-        right = right && parameter.info.weight_decay && members > 1;
-        EXPECT_THROW(static_cast<void>(of_a_part.download(parameter, false)), Error);
+        right = right && (mine.count == parameter.info.size() || members > 1);
+        right = right && of_a_part.stands_for(parameter) == (mine.count > 0 && mine.first == 0);
     }
     ALL_RANKS_TRUE(right);
+    ALL_RANKS_TRUE(divided > 0 || members != 2); // more: some have whole ones alone
+    gather_parts(shared->flat_weights(), buckets, dense, replicas);
+    device->wait_idle();
+    for (const Parameter& parameter : shared->all())
+        right =
+            right && shared->download(parameter.info.name) == whole->download(parameter.info.name);
+    ALL_RANKS_TRUE(right);
+    for (const bool second : {false, true}) {
+        of_a_part.replace_gradients(second);
+        gather_parts(shared->flat_gradients(), buckets, dense, replicas);
+        device->wait_idle();
+        for (const Parameter& parameter : shared->all())
+            right = right && (!parameter.info.trainable() ||
+                              shared->download_gradient(parameter.info.name) ==
+                                  of_everything.download(parameter, second));
+        ALL_RANKS_TRUE(right);
+    }
 }
 
 INSTANTIATE_TEST_SUITE_P(Precisions, WeightGatheringOf,

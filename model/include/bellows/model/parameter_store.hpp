@@ -41,8 +41,23 @@ struct Parameter {
 /// Elements that a parameter takes in the flat buffers, padding included.
 std::uint64_t stored_elements(const ParameterInfo& info) noexcept;
 
+/// In the order in which they stand in the flat buffers, one behind the other with their padding:
+/// replicated matrices, replicated gains, router biases, experts; these by layer, matrix and
+/// expert.
+std::vector<ParameterInfo> in_stored_order(std::vector<ParameterInfo> parameters);
+
+/// Elements that a parameter may be divided by among ranks, each of which updates a part: 128 rows
+/// of a matrix, which FP8 copies have scales for. Of others all.
+std::uint64_t divisible_by(const ParameterInfo& info) noexcept;
+
 /// What weights are to linear layers: those of attention, FFNs and experts.
 bool is_linear(const ParameterInfo& info) noexcept;
+
+/// A flat tensor that ranks send each other, each a part of it.
+struct SentCopy {
+    TensorView whole;
+    std::vector<std::uint64_t> counts; ///< elements of each rank's part, the first rank's first
+};
 
 /// A run of parameters in the flat buffers.
 struct ParameterRange {
@@ -88,17 +103,18 @@ public:
     /// Sets every parameter to initial_values(info, seed), gradients to zero. Waits.
     void initialise(std::uint64_t seed);
     /// Records the making of the FP8 copies of all matrices from the master weights, after these
-    /// have changed; or of those that stand in elements [first, first + count).
+    /// have changed; or of those that stand in elements [first, first + count), which begin and end
+    /// where a parameter is divisible.
     void quantize(Recording& recording) const { quantize(recording, 0, num_elements_); }
     void quantize(Recording& recording, std::uint64_t first, std::uint64_t count) const;
-    /// Likewise the transposed copies from the bf16 ones.
+    /// Likewise the transposed copies from the bf16 ones, of whole parameters.
     void transpose(Recording& recording) const { transpose(recording, 0, num_elements_); }
     void transpose(Recording& recording, std::uint64_t first, std::uint64_t count) const;
-    /// What a rank has to be sent that does not update the matrices in elements [first, first +
-    /// count) itself: all that layers read of them and that is not made of each other. Flat
-    /// tensors, always as many, some of them empty. The elements hold whole parameters, experts or
-    /// others.
-    std::vector<TensorView> sent_copies(std::uint64_t first, std::uint64_t count) const;
+    /// What ranks send each other that update the elements from `first` on in turn, each as many as
+    /// `shares` says: all that layers read of them and that is not made of each other. The elements
+    /// are whole parameters, divided where these are divisible.
+    std::vector<SentCopy> sent_copies(std::uint64_t first,
+                                      std::span<const std::uint64_t> shares) const;
     /// Host copies of one parameter's master weight; the other copies follow. They wait. Masters of
     /// matrices whose copies are sent by another rank (sent_copies()) do not follow them.
     void upload(const std::string& name, std::span<const float> values);
@@ -114,8 +130,11 @@ private:
     bool wants_turned(const ParameterInfo& info) const;
     /// `count` experts' matrices that stand side by side, as one of [count, out, in].
     Parameter side_by_side(const Parameter& first, std::uint64_t count) const;
-    /// Calls visit(parameter) for matrices in elements [first, first + count) with a copy of the
-    /// kind that `has` asks for, for experts of a layer and matrix all at once.
+    /// Rows [begin, end) of a matrix, from a multiple of 128 on.
+    Parameter rows_of(const Parameter& parameter, std::uint64_t begin, std::uint64_t end) const;
+    /// Calls visit(parameter) for matrices in elements [first, first + count), or what of them
+    /// stands there, with a copy of the kind that `has` asks for, for whole experts of a layer and
+    /// matrix all at once.
     template <class Has, class Visit>
     void for_each_copied(std::uint64_t first, std::uint64_t count, Has has, Visit visit) const;
 
