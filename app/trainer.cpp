@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT
 #include "app/trainer.hpp"
 
+#include "app/gradient_clearing.hpp"
 #include "app/gradient_reduction.hpp"
 #include "app/optimizer.hpp"
 #include "app/pair_orders.hpp"
@@ -64,6 +65,8 @@ struct Trainer::Impl {
     void post_data(Lane& lane, Stage& stage, std::uint64_t micro_batch, std::uint64_t slot);
     void post_loss(Lane& lane, Stage& stage, std::uint64_t micro_batch, std::uint64_t slot);
     TimePoint submit(const Node& node, std::span<const TimePoint> waits);
+    void clear_gradients(OpKind op, const Stage& stage, std::size_t node, std::uint64_t micro_batch,
+                         const TimePoint& computed);
     void gather(Parted what);
     void make_router_biases();
     void update_router_biases();
@@ -102,6 +105,7 @@ struct Trainer::Impl {
     std::vector<std::unique_ptr<Chunk>> chunks; ///< by phase
     std::unique_ptr<PipelineExecutor> executor;
     std::string pair_pattern; ///< "": no pairs, or nothing to interleave
+    std::unique_ptr<GradientClearing> clearing;
     std::unique_ptr<Optimizer> optimizer;
     std::unique_ptr<WeightGathering> gathering;
     std::vector<std::uint64_t> writers; ///< ranks that stand for a parameter, ascending
@@ -155,7 +159,10 @@ public:
         const bool forward = op == OpKind::Forward;
         if (forward && node == 0 && (stage_.first() || stage_.last()))
             beside([&] { trainer_.post_data(data_, stage_, micro_batch, slot); });
+        trainer_.clear_gradients(op, stage_, node, micro_batch, computed_);
         TimePoint done = trainer_.submit(*of_op[node], waits);
+        if (computes(op, node))
+            computed_ = done;
         if (forward && node + 1 == of_op.size() && stage_.last())
             beside([&] { trainer_.post_loss(losses_, stage_, micro_batch, slot); });
         // After the last micro-batch's nothing is added to a gradient but other ranks'.
@@ -188,6 +195,7 @@ private:
     Stage& stage_;
     std::uint64_t last_micro_batch_;
     GradientReduction reduction_;
+    TimePoint computed_; ///< the last node that computes
     Lane data_, losses_; ///< apart: the next micro-batch's data does not wait for a loss
 };
 
@@ -310,6 +318,8 @@ void Trainer::Impl::make_executor() {
         device, schedule, place, std::move(world_ranks), std::move(of_rank),
         PipelinePipes{activations.get(), gradients.get()});
     interleave_pairs({}, 1);
+    clearing = std::make_unique<GradientClearing>(
+        parameters, stages[schedule.ops[place].front().phase]->nodes(0, NodeKind::Forward));
 }
 
 // ---- What exchanges leave free --------------------------------------------------------------
@@ -362,6 +372,18 @@ TimePoint Trainer::Impl::submit(const Node& node, std::span<const TimePoint> wai
     TimePoint& last = last_runs[&node];
     last.wait(limit);
     return last = node.submit(waits);
+}
+
+/// Ahead of a node: a piece of them in the step's first forward, what is left ahead of all else.
+/// computed: the chunk's last node that computes.
+void Trainer::Impl::clear_gradients(OpKind op, const Stage& stage, std::size_t node,
+                                    std::uint64_t micro_batch, const TimePoint& computed) {
+    const ScheduleOp& first = schedule.ops[place].front();
+    if (op == OpKind::Forward && micro_batch == first.micro_batch &&
+        &stage == stages[first.phase].get())
+        clearing->before(node, computed);
+    else
+        clearing->finish();
 }
 
 void Trainer::Impl::post_data(Lane& lane, Stage& stage, std::uint64_t micro_batch,
@@ -572,7 +594,7 @@ void Trainer::gather(Parted what) {
 }
 
 StepResult Trainer::Impl::run_step(std::uint64_t step, const SequenceSource& sequences) {
-    parameters.clear_gradients();
+    clearing->begin();
     step_index = step;
     source = &sequences;
     executor->run();

@@ -47,7 +47,7 @@ with --config, on a model that trains.
   --kinds K,...          schedules (default: all that are possible); bellows schedule --help
   --costs f=F,i=I,w=W    ms of a rank's share of the model, of which a chunk takes its part; p2p=L for the simulator
                          alone (default f=20,i=20,w=20)
-  --repeats N            of each, after one that is not timed, of a model three (default 3)
+  --repeats N            of each, after one that is not timed, of a model the warm-up (default 3)
   --device D             INDEX|UUID|gpu|cpu|any (default: BELLOWS_DEVICE, else any)
   --svg FILE             a picture of the last kind's last step as measured, of a model the step that is off by the median
   --json FILE            the table
@@ -56,6 +56,8 @@ with --config, on a model that trains.
 of a model:
   --config NAME          a preset or a file, as `bellows train` takes it, with all that is not said here
   --pp P, --ep E         as there (default: all ranks; all that stand at a rank of the pipeline)
+  --warm-up N            steps ahead of the timed ones (default 3, the least); weights stay from the third on, routers'
+                         biases do not: some hundred steps balance the experts, as in long runs
   --precision f32|bf16|fp8, --device-link auto|off, --pairs auto|apart|PATTERN
   --trace FILE           of all ranks in the last kind's last step, optimiser included, for Perfetto
   BELLOWS_FP8_VARIANTS and BELLOWS_BF16_VARIANTS name variants of products, e.g. "decoded" or, of bf16, "direct"
@@ -78,19 +80,20 @@ Exit codes: 0 all right, 1 a wrong result, 2 bad usage, 3 no device or MPI that 
 
 struct Options {
     std::uint64_t ranks = 4, micro_batches = 0, repeats = 3;
-    std::vector<ScheduleKind> kinds; ///< empty: all
-    SimulationOptions costs;         ///< in ms
+    std::uint64_t warm_up = StepCounts::kLeastWarmUp; ///< of a model
+    std::vector<ScheduleKind> kinds;                  ///< empty: all
+    SimulationOptions costs;                          ///< in ms
     std::string device;
     std::optional<std::string> svg, json, trace;
     std::optional<RunConfig> model;
 };
 
 /// --config and what goes with it.
-std::optional<RunConfig> take_model(Arguments& arguments, const Options& options,
-                                    bool micro_batches) {
+std::optional<RunConfig> take_model(Arguments& arguments, Options& options, bool micro_batches) {
     const auto name = arguments.value("--config");
     if (!name)
         return std::nullopt;
+    options.warm_up = arguments.number("--warm-up", options.warm_up, options.warm_up, 1 << 16);
     RunConfig config = load_run_config(*name);
     TrainConfig& train = config.train;
     train.pp = arguments.number("--pp", options.ranks, 1, options.ranks);
@@ -256,7 +259,7 @@ Result measure_model(Stopwatch& watch, Device& device, const Options& options, S
         result.impossible = error.message();
         return result;
     }
-    const ModelSteps steps = run_model(watch, device, config, options.repeats);
+    const ModelSteps steps = run_model(watch, device, config, {options.warm_up, options.repeats});
     if (options.svg && watch.world().rank() == 0)
         write_file_durably(*options.svg, report_svg(steps.schedule, steps.report));
     if (options.trace)

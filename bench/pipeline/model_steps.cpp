@@ -15,16 +15,14 @@ namespace bellows::bench {
 
 namespace {
 
-constexpr std::uint64_t kWarmUp = 3;
-
 /// Timed steps are to be alike: what is trained again and again on the same tokens sends more and
-/// more of them to the same experts. From the last step of the warm-up on the rate is 0.
+/// more of them to the same experts. From the third step on the rate is 0.
 RunConfig with_few_updates(RunConfig config) {
     TrainConfig& train = config.train;
     train.lr = learning_rate(train, 2);
     train.lr_min = 0;
     train.warmup_steps = 0;
-    train.decay_steps = kWarmUp;
+    train.decay_steps = StepCounts::kLeastWarmUp;
     return config;
 }
 
@@ -50,7 +48,8 @@ double seconds_of_a_step(Stopwatch& watch, Device& device, Trainer& trainer,
 } // namespace
 
 ModelSteps run_model(Stopwatch& watch, Device& device, const RunConfig& config,
-                     std::uint64_t steps) {
+                     const StepCounts& counts) {
+    const auto& [warm_up, steps] = counts;
     World& world = watch.world();
     const RunLayout layout = resolve_layout(config, static_cast<std::uint64_t>(world.size()));
     Trainer trainer(device, world, with_few_updates(config), layout, named_kernels(config.train));
@@ -63,7 +62,7 @@ ModelSteps run_model(Stopwatch& watch, Device& device, const RunConfig& config,
     std::vector<double> seconds;
     ModelSteps all;
     all.schedule = trainer.schedule();
-    for (std::uint64_t step = 0; step < kWarmUp + steps; ++step) {
+    for (std::uint64_t step = 0; step < warm_up + steps; ++step) {
         device.wait_idle(kTimeLimit);
         device.take_trace();
         watch.meet();
@@ -76,22 +75,22 @@ ModelSteps run_model(Stopwatch& watch, Device& device, const RunConfig& config,
         double longest =
             std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
         all.events = device.take_trace();
-        if (step == 1 && trainer.measures_nodes())
+        if (step + 2 == warm_up && trainer.measures_nodes())
             trainer.order_nodes(all.events);
-        if (step < kWarmUp)
+        if (step < warm_up)
             continue;
         auto nanoseconds = static_cast<std::int64_t>(1e9 * longest);
         watch.host().all_reduce_max(std::span(&nanoseconds, 1));
         seconds.push_back(1e-9 * static_cast<double>(nanoseconds));
         reports.push_back(report_pipeline(world, all.schedule, layout, all.events, device,
                                           world.num_nodes() > 1 ? origin : 0));
-        if (step == kWarmUp) // later ones carry more and more of what was rounded otherwise
+        if (step == warm_up) // later ones carry more and more of what was rounded otherwise
             all.loss = result.loss;
         all.seconds_waited += result.seconds_waited / static_cast<double>(steps);
     }
     all.whole_ms = 1e3 * median_of(seconds);
     all.tokens_per_s = static_cast<double>(config.train.batch * config.train.seq) /
-                       seconds_of_a_step(watch, device, trainer, source, kWarmUp + steps, steps);
+                       seconds_of_a_step(watch, device, trainer, source, warm_up + steps, steps);
     const auto off = [](const PipelineReport& report) {
         return report.measured.step_time / report.simulated.step_time - 1;
     };

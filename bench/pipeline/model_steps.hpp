@@ -31,11 +31,18 @@ struct ModelSteps {
     std::vector<TraceEvent> events; ///< of this rank in the last step by itself
 };
 
-/// Collective: after three others, of which the first compiles and the second measures nodes,
-/// `steps` timed steps each by itself, then as many one behind the other, all on the same made-up
-/// tokens and, after the first three, with the same weights (but routers' biases). config.train
-/// says the schedule and the layout. Throws Error{InvalidArgument} for what cannot be.
+/// How long a model's steps are tried.
+struct StepCounts {
+    static constexpr std::uint64_t kLeastWarmUp = 3; ///< the first compiles, two change the weights
+    std::uint64_t warm_up = kLeastWarmUp;            ///< the last but one measures nodes
+    std::uint64_t timed = 3;
+};
+
+/// Collective: after the warm-up the timed steps each by itself, then as many one behind the other,
+/// all on the same made-up tokens and, after the first three, with the same weights (but routers'
+/// biases). config.train says the schedule and the layout. Throws Error{InvalidArgument} for what
+/// cannot be.
 ModelSteps run_model(Stopwatch& watch, Device& device, const RunConfig& config,
-                     std::uint64_t steps);
+                     const StepCounts& counts);
 
 } // namespace bellows::bench
