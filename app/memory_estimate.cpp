@@ -171,21 +171,32 @@ std::uint64_t updated_elements(const std::vector<ParameterInfo>& held, std::uint
     return elements;
 }
 
-void add_parameters(MemoryEstimate& e, const RunConfig& run, const RunLayout& layout,
-                    const Schedule& schedule, std::uint64_t rank, const Sizes& s) {
-    std::uint64_t elements = 0, turned = 0;
+/// Returns what passing first values takes.
+std::uint64_t add_parameters(MemoryEstimate& e, const RunConfig& run, const RunLayout& layout,
+                             const Schedule& schedule, std::uint64_t rank, const Sizes& s) {
+    std::uint64_t elements = 0, experts = 0, largest = 0, weights = 0;
     const auto held = parameters_of_rank(run.model, schedule, rank, 0, layout.ep);
     for (const ParameterInfo& info : held) {
         const std::uint64_t size = stored_elements(info);
         elements += size;
-        turned += s.turned && is_linear(info) ? size : 0; // but for few that are small
+        experts += info.kind == ParameterKind::Expert ? size : 0;
+        largest = std::max(largest, size);
+        const bool in_fp8 = s.fp8 && is_linear(info);
+        weights += size * ((s.act == kF32 || kept_in_f32(info) ? kF32 : 0) +
+                           (s.act == 2 && !in_fp8 ? 2 : 0) + (in_fp8 ? 1 : 0) +
+                           (s.turned && is_linear(info) ? 2 : 0)); // but for few that are small
     }
     e.of(MemoryCategory::Weights) +=
-        elements * (kF32 + (s.act == 2 ? 2 : 0) + (s.fp8 ? 1 : 0)) + turned * s.act +
-        schedule.chunks[rank].size() * run.train.seq * s.model.qk_rope_head_dim * kF32;
+        weights + schedule.chunks[rank].size() * run.train.seq * s.model.qk_rope_head_dim * kF32;
     e.of(MemoryCategory::Gradients) += elements * kF32;
     e.of(MemoryCategory::Optimizer) +=
-        updated_elements(held, ranks_with_copies(layout, schedule, rank), layout.ep) * 2 * kF32;
+        updated_elements(held, ranks_with_copies(layout, schedule, rank), layout.ep) *
+        (s.act == kF32 ? 2 : 3) * kF32; // moments, master weights
+    // Experts' and others apart, through a buffer of the host and, where they are not kept, one of
+    // the device.
+    const std::uint64_t side_by_side = std::max(experts, elements - experts);
+    return std::max(std::min(side_by_side, ParameterStore::kElementsAtOnce), largest) * kF32 *
+           (s.act == kF32 ? 1 : 2);
 }
 
 /// What a chunk keeps for its micro-batches in flight. Returns its slots of layers with experts.
@@ -260,11 +271,10 @@ MemoryEstimate estimate_memory(const RunConfig& run, const RunLayout& layout,
     std::uint64_t rows = 0; // of experts, in the scratch of all slots
     for (std::uint32_t phase = 0; phase < schedule.chunks[rank].size(); ++phase)
         rows += add_chunk(all, s, schedule, rank, phase);
-    add_parameters(all, run, layout, schedule, rank, s);
-    // The weights' first values pass through a buffer of their size before there are rows.
-    all.of(MemoryCategory::Scratch) +=
-        schedule.chunks[rank].size() * scratch_bytes(s) +
-        std::max(rows * scratch_row_bytes(s), all.of(MemoryCategory::Gradients));
+    // The weights' first values come before there are rows.
+    const std::uint64_t first_values = add_parameters(all, run, layout, schedule, rank, s);
+    all.of(MemoryCategory::Scratch) += schedule.chunks[rank].size() * scratch_bytes(s) +
+                                       std::max(rows * scratch_row_bytes(s), first_values);
     all.of(MemoryCategory::Communication) +=
         network_bytes(s, run, layout, schedule, rank, all.of(MemoryCategory::Gradients));
     return all;

@@ -47,16 +47,27 @@ Optimizer::Optimizer(ParameterStore& parameters, std::vector<UpdatePart> parts,
         }
     }
     Device& device = parameters.device();
-    const auto make_moments = [&](const char* name) {
+    const auto make_f32 = [&](const char* name) {
         return make(device, name, num_elements_ * 4, MemoryKind::Device, MemoryCategory::Optimizer);
     };
-    first_moments_ = make_moments("first moments");
-    second_moments_ = make_moments("second moments");
+    first_moments_ = make_f32("first moments");
+    second_moments_ = make_f32("second moments");
+    if (!parameters.f32_weights(0, parameters.num_elements()).buffer)
+        masters_ = make_f32("master weights");
     scalars_ = make(device, "optimiser scalars", 12, MemoryKind::Upload);
     clip_ = make(device, "clip coefficient", 4, MemoryKind::Upload);
     Recording clear(device, QueueRole::Compute, "clear moments");
     clear.fill(first_moments_.view(), 0);
     clear.fill(second_moments_.view(), 0);
+    if (masters_)
+        clear.fill(masters_.view(), 0);
+    for (const auto& part : parts_)
+        for (const auto& [range, at] : part)
+            for (const Bf16Run& run : parameters.bf16_runs(range.first, range.count))
+                if (run.weights.buffer && !stored(range).buffer)
+                    ops::cast(clear, run.weights,
+                              masters_.tensor(DType::F32, {num_elements_})
+                                  .rows(at + run.first - range.first, run.count));
     device.submit(clear).wait();
     record_norm();
     for (const auto& part : parts_) {
@@ -98,19 +109,20 @@ void Optimizer::record_norm() {
 
 void Optimizer::record(Recording& update, const Placed& placed) const {
     const UpdatedRange& range = placed.range;
-    const auto part = [&](const TensorView& flat) {
-        return flat.buffer ? flat.rows(range.first, range.count) : TensorView{};
-    };
-    const auto moments = [&](const Buffer& buffer) {
-        return buffer.tensor(DType::F32, {num_elements_}).rows(placed.at, range.count);
-    };
     ops::AdamwOptions adamw = options_.adamw;
     if (!range.weight_decay)
         adamw.weight_decay = 0;
-    ops::adamw(update, part(parameters_.flat_weights()), part(parameters_.flat_gradients()),
-               moments(first_moments_), moments(second_moments_), part(parameters_.flat_compute()),
-               scalars_.tensor(DType::F32, {3}), clip_.tensor(DType::F32, {1}), adamw);
-    parameters_.quantize(update, range.first, range.count);
+    for (const Bf16Run& run : parameters_.bf16_runs(range.first, range.count)) {
+        const std::uint64_t skip = run.first - range.first;
+        const auto moments = [&](const Buffer& buffer) {
+            return buffer.tensor(DType::F32, {num_elements_}).rows(placed.at + skip, run.count);
+        };
+        ops::adamw(update, masters(placed).rows(skip, run.count),
+                   parameters_.flat_gradients().rows(run.first, run.count), moments(first_moments_),
+                   moments(second_moments_), run.weights, scalars_.tensor(DType::F32, {3}),
+                   clip_.tensor(DType::F32, {1}), adamw);
+    }
+    parameters_.quantize(update, range.first, masters(placed));
     if (!range.in_part)
         parameters_.transpose(update, range.first, range.count);
 }
@@ -157,6 +169,26 @@ TimePoint Optimizer::update(std::uint64_t step, double lr, double clip) {
     return last_update_;
 }
 
+TensorView Optimizer::masters(const Placed& placed) const {
+    const TensorView kept = parameters_.f32_weights(placed.range.first, placed.range.count);
+    return kept.buffer
+               ? kept
+               : masters_.tensor(DType::F32, {num_elements_}).rows(placed.at, placed.range.count);
+}
+
+void Optimizer::upload_masters(std::uint64_t first, std::span<const float> values) {
+    for (const auto& part : parts_)
+        for (const Placed& placed : part) {
+            const UpdatedRange& range = placed.range;
+            const std::uint64_t begin = std::max(first, range.first);
+            const std::uint64_t end = std::min(first + values.size(), range.first + range.count);
+            if (begin < end && !stored(range).buffer)
+                parameters_.device().upload(
+                    masters(placed).rows(begin - range.first, end - begin).buffer,
+                    values.subspan(begin - first, end - begin));
+        }
+}
+
 BufferView Optimizer::moment(const Parameter& parameter, bool second) const {
     const Placed* const placed = find(parameter);
     if (placed == nullptr)
@@ -183,14 +215,19 @@ void Optimizer::upload(const Parameter& parameter, bool second, std::span<const 
         parameters_.device().upload(moment(parameter, second), values);
 }
 
-void Optimizer::replace_gradients(bool second) {
-    Recording copies(parameters_.device(), QueueRole::Compute, "moments");
-    const BufferView moments = (second ? second_moments_ : first_moments_).view();
+void Optimizer::replace_gradients(Parted what) {
+    if (what == Parted::Gradients)
+        return;
+    Recording copies(parameters_.device(), QueueRole::Compute, "parted");
     const TensorView gradients = parameters_.flat_gradients();
     for (const auto& part : parts_)
-        for (const Placed& placed : part)
-            copies.copy(moments.sub(placed.at * 4, placed.range.count * 4),
-                        gradients.rows(placed.range.first, placed.range.count).buffer);
+        for (const Placed& placed : part) {
+            const Buffer& moments = what == Parted::FirstMoments ? first_moments_ : second_moments_;
+            const BufferView from = what == Parted::Masters
+                                        ? masters(placed).buffer
+                                        : moments.view().sub(placed.at * 4, placed.range.count * 4);
+            copies.copy(from, gradients.rows(placed.range.first, placed.range.count).buffer);
+        }
     parameters_.device().submit(copies).wait(options_.timeout);
 }
 

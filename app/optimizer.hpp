@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: MIT
 #pragma once
 
-// AdamW over those flat ranges of a ParameterStore that this rank updates: moments in f32, the norm
-// of the gradient for clipping, the same recordings for every step. One thread at a time.
+// AdamW over those flat ranges of a ParameterStore that this rank updates: moments and, of what the
+// store does not keep in f32, master weights in f32, the norm of the gradient for clipping, the
+// same recordings for every step. One thread at a time.
 
 #include <bellows/comm/collectives.hpp>
 #include <bellows/engine/ops.hpp>
@@ -29,6 +30,9 @@ struct UpdatedRange {
 /// What is handed in at once.
 using UpdatePart = std::vector<UpdatedRange>;
 
+/// What a rank has of the parameters that it updates.
+enum class Parted : std::uint8_t { Gradients, Masters, FirstMoments, SecondMoments };
+
 struct OptimizerOptions {
     ops::AdamwOptions adamw;
     /// Of each wait for the device; a step's whole work comes before the norm.
@@ -54,11 +58,15 @@ public:
     /// Hands step `step` (from 1 on) in: gradients times `clip`, then AdamW with rate `lr`.
     TimePoint update(std::uint64_t step, double lr, double clip);
 
+    /// Master weights of the elements from `first` on, of which those are taken that this rank
+    /// updates and the store does not keep itself. At first they are the bf16 weights, zero of
+    /// what computes in FP8. Waits.
+    void upload_masters(std::uint64_t first, std::span<const float> values);
     /// Moments of updated(parameter), f32. They wait.
     std::vector<float> download(const Parameter& parameter, bool second_moment) const;
     void upload(const Parameter& parameter, bool second_moment, std::span<const float> values);
-    /// The store's gradients of what is updated become its moments. Waits.
-    void replace_gradients(bool second_moment);
+    /// The store's gradients of what is updated become its master weights or moments. Waits.
+    void replace_gradients(Parted what);
 
 private:
     struct Placed {
@@ -69,6 +77,12 @@ private:
     /// The range that holds elements of a parameter, if any: a rank's part is one of its bucket.
     const Placed* find(const Parameter& parameter) const noexcept;
     BufferView moment(const Parameter& parameter, bool second) const;
+    /// f32, if the store has them.
+    TensorView stored(const UpdatedRange& range) const {
+        return parameters_.f32_weights(range.first, range.count);
+    }
+    /// f32, the store's or this one's.
+    TensorView masters(const Placed& placed) const;
     void record_norm();
     void record(Recording& update, const Placed& placed) const;
 
@@ -77,6 +91,7 @@ private:
     std::vector<std::vector<Placed>> parts_;
     std::uint64_t num_elements_ = 0; ///< that are updated
     Buffer first_moments_, second_moments_;
+    Buffer masters_; ///< in their order; none where the store keeps all
     Buffer partials_, sum_, workspace_, host_sum_;
     Buffer scalars_, clip_; ///< Upload: read by the update
     std::unique_ptr<Recording> norm_;

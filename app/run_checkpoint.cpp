@@ -38,7 +38,10 @@ public:
             tensors.push_back({parameter->info.name, StoredType::F32, parameter->info.shape});
         SafetensorsWriter model(path("model"), tensors, {{"format", "pt"}});
         for (const Parameter* parameter : mine_) {
-            const auto values = trainer_.parameters().download(parameter->info.name);
+            const std::string& name = parameter->info.name;
+            const auto values = parameter->info.trainable()
+                                    ? trainer_.parameters().download_gradient(name)
+                                    : trainer_.parameters().download(name);
             model.write(parameter->info.name, std::as_bytes(std::span(values)));
         }
         model.finish();
@@ -179,15 +182,22 @@ KernelChoice kept_kernels(const Checkpoint& checkpoint, const DeviceOptions& opt
     return kernels;
 }
 
-void load_weights(const Checkpoint& checkpoint, ParameterStore& parameters) {
-    for (const Parameter& parameter : parameters.all())
-        parameters.upload(parameter.info.name,
-                          read_tensor(checkpoint, "model", parameter.info.name, parameter.info));
+void load_weights(const Checkpoint& checkpoint, ParameterStore& parameters,
+                  const ParameterStore::MasterSink& masters) {
+    for (const Parameter& parameter : parameters.all()) {
+        const auto values = read_tensor(checkpoint, "model", parameter.info.name, parameter.info);
+        parameters.upload(parameter.info.name, values);
+        if (masters)
+            masters(parameter.first, values);
+    }
 }
 
 void load_checkpoint(const Checkpoint& checkpoint, Trainer& trainer, World& world) {
     const std::optional<Error> mine = attempt([&] {
-        load_weights(checkpoint, trainer.parameters());
+        load_weights(checkpoint, trainer.parameters(),
+                     [&](std::uint64_t first, std::span<const float> values) {
+                         trainer.optimizer().upload_masters(first, values);
+                     });
         load_moments(checkpoint, trainer);
     });
     if (const auto worst = world.control().agree(mine, kDiskPatience, "reading a checkpoint"))

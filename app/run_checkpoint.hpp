@@ -35,7 +35,8 @@ KernelChoice kept_kernels(const Checkpoint& checkpoint, const DeviceOptions& opt
 /// not read.
 void load_checkpoint(const Checkpoint& checkpoint, Trainer& trainer, World& world);
 
-/// The weights alone.
-void load_weights(const Checkpoint& checkpoint, ParameterStore& parameters);
+/// The weights alone; `masters` gets their f32 values, too.
+void load_weights(const Checkpoint& checkpoint, ParameterStore& parameters,
+                  const ParameterStore::MasterSink& masters = {});
 
 } // namespace bellows

@@ -220,7 +220,10 @@ Trainer::Impl::Impl(Device& dev, World& w, const RunConfig& c, const RunLayout& 
     make_reductions();
     make_executor();
     make_optimizer();
-    parameters.initialise(config.train.seed);
+    parameters.initialise(config.train.seed,
+                          [this](std::uint64_t first, std::span<const float> values) {
+                              optimizer->upload_masters(first, values);
+                          });
     make_router_biases();
 }
 
@@ -464,10 +467,8 @@ std::pair<double, double> Trainer::Impl::gather_loss_and_waiting() {
 }
 
 void Trainer::Impl::gather(Parted what) {
-    if (what == Parted::FirstMoments || what == Parted::SecondMoments)
-        optimizer->replace_gradients(what == Parted::SecondMoments);
-    gather_parts(what == Parted::Masters ? parameters.flat_weights() : parameters.flat_gradients(),
-                 forward_buckets, *dense, *replicas);
+    optimizer->replace_gradients(what);
+    gather_parts(parameters.flat_gradients(), forward_buckets, *dense, *replicas);
     device.wait_idle(limit);
 }
 

@@ -37,9 +37,6 @@ struct StepResult {
     double seconds_waited = 0;
 };
 
-/// What of a training run's parameters ranks with copies keep a part of each.
-enum class Parted : std::uint8_t { Masters, Gradients, FirstMoments, SecondMoments };
-
 /// Fills tokens [seq + 1] of sequence `index` (of the global batch) of `step` (from 0).
 using SequenceSource =
     std::function<void(std::uint64_t step, std::uint64_t index, std::span<std::uint32_t> tokens)>;
@@ -80,10 +77,10 @@ public:
     /// What links the devices of a host (Transport::device_link_name); "": nothing.
     std::string device_link() const;
     Optimizer& optimizer() noexcept;
-    /// Collective: after a step each rank has the f32 master weights, the summed gradients and the
-    /// moments of what it updates; afterwards it has them of all of its parameters, in the place
-    /// of the master weights or the gradients (moments, too: ParameterStore::download_gradient()
-    /// of parameters that are trained). The next step goes on as it would. Waits.
+    /// Collective: after a step each rank has the summed gradients, the f32 master weights and the
+    /// moments of what it updates; afterwards it has the ones asked for of all its parameters that
+    /// are trained, in the gradients' place (ParameterStore::download_gradient()). The next step
+    /// goes on as it would. Waits.
     void gather(Parted what);
     /// Whether this rank is the one that stands for a parameter among those that hold a copy.
     bool stands_for(const Parameter& parameter) const noexcept;

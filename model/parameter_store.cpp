@@ -16,6 +16,7 @@ namespace bellows {
 namespace {
 
 constexpr std::uint64_t kAlignment = 16; // elements: 64 bytes of f32
+constexpr std::uint64_t kBf16 = size_of(DType::BF16);
 
 /// Where a parameter stands among the ranges.
 int range_of(const ParameterInfo& info) {
@@ -74,6 +75,10 @@ std::uint64_t divisible_by(const ParameterInfo& info) noexcept {
                   : stored_elements(info);
 }
 
+bool kept_in_f32(const ParameterInfo& info) noexcept {
+    return info.kind != ParameterKind::Expert && !(info.trainable() && info.weight_decay);
+}
+
 bool is_linear(const ParameterInfo& info) noexcept {
     return info.kind == ParameterKind::Attention || info.kind == ParameterKind::Ffn ||
            info.kind == ParameterKind::Expert;
@@ -101,32 +106,98 @@ ParameterStore::ParameterStore(Device& device, std::vector<ParameterInfo> mine, 
         by_name_[parameter.info.name] = parameters_.size();
         parameters_.push_back(std::move(parameter));
     }
-    const std::uint64_t elements = std::max<std::uint64_t>(num_elements_, kAlignment);
-    weights_ = Buffer(
-        device, {.name = "weights", .bytes = elements * 4, .category = MemoryCategory::Weights});
-    if (training)
-        gradients_ = Buffer(
-            device,
-            {.name = "gradients", .bytes = elements * 4, .category = MemoryCategory::Gradients});
-    if (activation_ == DType::BF16)
-        compute_ = Buffer(
-            device,
-            {.name = "bf16 weights", .bytes = elements * 2, .category = MemoryCategory::Weights});
-    for (Parameter& parameter : parameters_) {
-        const auto& info = parameter.info;
-        const std::uint64_t size = info.size();
-        parameter.weight = view_of(weights_, DType::F32, parameter.first, info.shape, size);
-        parameter.compute = compute_
-                                ? view_of(compute_, DType::BF16, parameter.first, info.shape, size)
-                                : parameter.weight;
-        if (training && info.trainable())
-            parameter.gradient = view_of(gradients_, DType::F32, parameter.first, info.shape, size);
-    }
+    make_buffers(training);
     make_quantized();
     if (!training)
         return;
     clear_ = std::make_unique<Recording>(device, QueueRole::Compute, "clear gradients");
     clear_->fill(gradients_.view(), 0);
+}
+
+void ParameterStore::make_buffers(bool training) {
+    in_weights_ = {.count = num_elements_};
+    if (activation_ == DType::BF16) {
+        in_weights_ = {};
+        for (const Parameter& parameter : parameters_) {
+            const std::uint64_t size = stored_elements(parameter.info);
+            if (!kept_in_f32(parameter.info))
+                continue;
+            if (in_weights_.count == 0) // they stand side by side
+                in_weights_.first = parameter.first;
+            in_weights_.count = parameter.first + size - in_weights_.first;
+        }
+    }
+    const auto make = [&](const char* name, std::uint64_t elements, DType dtype,
+                          MemoryCategory category) {
+        return Buffer(*device_,
+                      {.name = name,
+                       .bytes = std::max<std::uint64_t>(elements, kAlignment) * size_of(dtype),
+                       .category = category});
+    };
+    weights_ = make("weights", in_weights_.count, DType::F32, MemoryCategory::Weights);
+    if (training)
+        gradients_ = make("gradients", num_elements_, DType::F32, MemoryCategory::Gradients);
+    make_runs();
+    for (Parameter& parameter : parameters_) {
+        const auto& info = parameter.info;
+        const std::uint64_t size = info.size();
+        if (activation_ == DType::F32 || kept_in_f32(info))
+            parameter.weight = view_of(weights_, DType::F32, parameter.first - in_weights_.first,
+                                       info.shape, size);
+        if (!compute_)
+            parameter.compute = parameter.weight;
+        else if (!in_fp8(info))
+            parameter.compute =
+                view_of(compute_, DType::BF16,
+                        bf16_runs(parameter.first, size).front().weights.buffer.offset / kBf16,
+                        info.shape, size);
+        if (training && info.trainable())
+            parameter.gradient = view_of(gradients_, DType::F32, parameter.first, info.shape, size);
+    }
+}
+
+/// And the bf16 weights, in their order.
+void ParameterStore::make_runs() {
+    const auto has_bf16 = [&](const Parameter& parameter) {
+        return activation_ == DType::BF16 && !in_fp8(parameter.info);
+    };
+    std::vector<bool> has;
+    std::uint64_t elements = 0;
+    for (const Parameter& parameter : parameters_) {
+        const std::uint64_t size = stored_elements(parameter.info);
+        elements += has_bf16(parameter) ? size : 0;
+        if (has.empty() || has.back() != has_bf16(parameter)) {
+            runs_.push_back({parameter.first, 0, {}});
+            has.push_back(has_bf16(parameter));
+        }
+        runs_.back().count += size;
+    }
+    if (activation_ != DType::BF16)
+        return;
+    compute_ = Buffer(*device_, {.name = "bf16 weights",
+                                 .bytes = std::max(elements, kAlignment) * kBf16,
+                                 .category = MemoryCategory::Weights});
+    elements = 0;
+    for (std::size_t i = 0; i < runs_.size(); ++i) {
+        if (!has[i])
+            continue;
+        runs_[i].weights =
+            view_of(compute_, DType::BF16, elements, {runs_[i].count}, runs_[i].count);
+        elements += runs_[i].count;
+    }
+}
+
+std::vector<Bf16Run> ParameterStore::bf16_runs(std::uint64_t first, std::uint64_t count) const {
+    std::vector<Bf16Run> runs;
+    for (const Bf16Run& run : runs_) {
+        const std::uint64_t begin = std::max(first, run.first);
+        const std::uint64_t end = std::min(first + count, run.first + run.count);
+        if (begin < end)
+            runs.push_back({begin, end - begin,
+                            run.weights.buffer ? run.weights.rows(begin - run.first, end - begin)
+                                               : TensorView{}});
+    }
+    return runs;
 }
 
 void ParameterStore::make_quantized() {
@@ -135,7 +206,7 @@ void ParameterStore::make_quantized() {
     std::uint64_t codes = 0, scales = 0;
     const auto each = [&](const auto& visit) {
         for (Parameter& parameter : parameters_) {
-            if (!is_linear(parameter.info))
+            if (!in_fp8(parameter.info))
                 continue;
             const std::uint64_t out = parameter.info.shape[0], in = parameter.info.shape[1];
             visit(parameter, out, in);
@@ -251,15 +322,15 @@ Parameter ParameterStore::experts(std::uint64_t layer, const std::string& matrix
 Parameter ParameterStore::side_by_side(const Parameter& first, std::uint64_t count) const {
     const std::uint64_t out = first.info.shape[0], in = first.info.shape[1];
     Parameter all = first;
-    const auto widen = [&](const Buffer& flat, DType dtype) {
-        return TensorView::contiguous(
-            flat.view().sub(all.first * size_of(dtype), count * out * in * size_of(dtype)), dtype,
-            {count, out, in});
+    const auto widen = [&](const Buffer& flat, TensorView& view) {
+        if (view.buffer)
+            view = TensorView::contiguous(
+                flat.view().sub(view.buffer.offset, count * out * in * size_of(view.dtype)),
+                view.dtype, {count, out, in});
     };
-    all.weight = widen(weights_, DType::F32);
-    all.compute = compute_ ? widen(compute_, DType::BF16) : all.weight;
-    if (gradients_)
-        all.gradient = widen(gradients_, DType::F32);
+    widen(weights_, all.weight);
+    widen(compute_ ? compute_ : weights_, all.compute);
+    widen(gradients_, all.gradient);
     if (all.quantized) { // each expert's part is as large
         const auto batch = [&](TensorView view, std::uint64_t bytes) {
             view.buffer.bytes = bytes * count;
@@ -283,13 +354,10 @@ Parameter ParameterStore::rows_of(const Parameter& parameter, std::uint64_t begi
                                   std::uint64_t end) const {
     Parameter part = parameter;
     const std::uint64_t count = end - begin;
-    part.weight = parameter.weight.rows(begin, count);
-    part.compute = parameter.compute.rows(begin, count);
-    if (part.quantized) {
-        part.quantized->codes = parameter.quantized->codes.rows(begin, count);
-        part.quantized->scales = parameter.quantized->scales.rows(
-            begin / kScaleRows, (count + kScaleRows - 1) / kScaleRows);
-    }
+    part.first += begin * parameter.info.shape[1];
+    part.quantized->codes = parameter.quantized->codes.rows(begin, count);
+    part.quantized->scales =
+        parameter.quantized->scales.rows(begin / kScaleRows, (count + kScaleRows - 1) / kScaleRows);
     return part;
 }
 
@@ -329,10 +397,18 @@ void ParameterStore::for_each_copied(std::uint64_t first, std::uint64_t count, H
 }
 
 void ParameterStore::quantize(Recording& recording, std::uint64_t first,
-                              std::uint64_t count) const {
+                              const TensorView& masters) const {
     for_each_copied(
-        first, count, [](const Parameter& p) { return p.quantized.has_value(); },
-        [&](const Parameter& p) { fp8::quantize(recording, p.weight, *p.quantized); });
+        first, masters.num_elements(), [](const Parameter& p) { return p.quantized.has_value(); },
+        [&](const Parameter& p) {
+            const TensorView& codes = p.quantized->codes; // of a matrix or several
+            const TensorView values = masters.rows(p.first - first, codes.num_elements());
+            fp8::quantize(recording,
+                          codes.rank == 2 ? values.reshaped({codes.extent[0], codes.extent[1]})
+                                          : values.reshaped({codes.extent[0], codes.extent[1],
+                                                             codes.extent[2]}),
+                          *p.quantized);
+        });
 }
 
 void ParameterStore::transpose(Recording& recording, std::uint64_t first,
@@ -357,21 +433,16 @@ std::vector<SentCopy> ParameterStore::sent_copies(std::uint64_t first,
         if (copy.whole.num_elements() > 0)
             copies.push_back(std::move(copy));
     };
-    // Of what computes in FP8 nothing else is read.
-    std::vector<ParameterRange> runs;
-    for (const Parameter& parameter : parameters_) {
-        const std::uint64_t size = stored_elements(parameter.info);
-        if (parameter.first < first || parameter.first >= ends.back() || parameter.quantized)
-            continue;
-        if (!runs.empty() && runs.back().first + runs.back().count == parameter.first)
-            runs.back().count += size;
-        else
-            runs.push_back({parameter.first, size});
-    }
-    for (const ParameterRange& run : runs)
-        add(compute_ ? flat_compute() : flat_weights(), [&run](std::uint64_t element) {
-            return std::clamp(element, run.first, run.first + run.count);
-        });
+    if (compute_)
+        for (const Bf16Run& run : bf16_runs(first, ends.back() - first)) {
+            if (run.weights.buffer)
+                add(run.weights, [&run](std::uint64_t element) {
+                    return std::clamp(element, run.first, run.first + run.count) - run.first;
+                });
+        }
+    else if (ends.back() > first)
+        add(f32_weights(first, ends.back() - first),
+            [first](std::uint64_t element) { return element - first; });
     const auto add_quantized = [&](const Buffer& buffer, auto part, std::uint64_t rows) {
         if (!buffer)
             return;
@@ -395,65 +466,83 @@ std::vector<SentCopy> ParameterStore::sent_copies(std::uint64_t first,
     return copies;
 }
 
-TensorView ParameterStore::flat_weights() const {
-    return weights_.tensor(DType::F32, {num_elements_});
-}
-
-TensorView ParameterStore::flat_compute() const {
-    return compute_ ? compute_.tensor(DType::BF16, {num_elements_}) : TensorView{};
+TensorView ParameterStore::f32_weights(std::uint64_t first, std::uint64_t count) const {
+    if (first < in_weights_.first || first + count > in_weights_.first + in_weights_.count)
+        return {};
+    return weights_.tensor(DType::F32, {in_weights_.count}).rows(first - in_weights_.first, count);
 }
 
 TensorView ParameterStore::flat_gradients() const {
     return gradients_ ? gradients_.tensor(DType::F32, {num_elements_}) : TensorView{};
 }
 
-void ParameterStore::initialise(std::uint64_t seed) {
-    std::vector<float> flat(num_elements_, 0.0f);
-    std::atomic<std::size_t> next{0};
-    const auto fill = [&] {
-        for (std::size_t i = next++; i < parameters_.size(); i = next++) {
-            const Parameter& parameter = parameters_[i];
-            fill_initial_values(parameter.info, seed,
-                                std::span(flat).subspan(parameter.first, parameter.info.size()));
-        }
-    };
+void ParameterStore::initialise(std::uint64_t seed, const MasterSink& masters) {
     constexpr unsigned kMostThreads = 16; // a host's ranks do this at once
-    std::vector<std::future<void>> others;
-    for (unsigned i = 1; i < std::min(std::thread::hardware_concurrency(), kMostThreads); ++i)
-        others.push_back(std::async(std::launch::async, fill));
-    fill();
-    for (std::future<void>& other : others)
-        other.get();
-    device_->upload(flat_weights().buffer, std::span<const float>(flat));
-    if (compute_ || codes_) {
-        Recording cast(*device_, QueueRole::Compute, "cast weights");
-        if (compute_)
-            ops::cast(cast, flat_weights(), flat_compute());
-        quantize(cast);
-        transpose(cast);
-        device_->submit(cast).wait();
+    const unsigned threads = std::min(std::thread::hardware_concurrency(), kMostThreads);
+    for (std::size_t begin = 0, end = 0; begin < parameters_.size(); begin = end) {
+        const std::uint64_t first = parameters_[begin].first;
+        std::uint64_t count = 0;
+        for (; end < parameters_.size() && (end == begin || count < kElementsAtOnce) &&
+               range_of(parameters_[end].info) == range_of(parameters_[begin].info);
+             ++end)
+            count += stored_elements(parameters_[end].info);
+        std::vector<float> values(count, 0.0f);
+        std::atomic<std::size_t> next{begin};
+        const auto fill = [&] {
+            for (std::size_t i = next++; i < end; i = next++)
+                fill_initial_values(parameters_[i].info, seed,
+                                    std::span(values).subspan(parameters_[i].first - first,
+                                                              parameters_[i].info.size()));
+        };
+        std::vector<std::future<void>> others;
+        for (unsigned i = 1; i < threads; ++i)
+            others.push_back(std::async(std::launch::async, fill));
+        fill();
+        for (std::future<void>& other : others)
+            other.get();
+        write(first, values);
+        if (masters)
+            masters(first, values);
     }
     if (training())
         clear_gradients().wait();
 }
 
+void ParameterStore::write(std::uint64_t first, std::span<const float> values) {
+    const std::uint64_t count = values.size();
+    TensorView f32 = f32_weights(first, count);
+    Buffer passing;
+    if (!f32.buffer) {
+        passing = Buffer(*device_, {.name = "weights on their way",
+                                    .bytes = std::max<std::uint64_t>(count * 4, 16),
+                                    .category = MemoryCategory::Scratch});
+        f32 = passing.tensor(DType::F32, {count});
+    }
+    device_->upload(f32.buffer, values);
+    Recording copies(*device_, QueueRole::Compute, "copies of weights");
+    for (const Bf16Run& run : bf16_runs(first, count))
+        if (run.weights.buffer)
+            ops::cast(copies, f32.rows(run.first - first, run.count), run.weights);
+    quantize(copies, first, f32);
+    transpose(copies, first, count);
+    if (copies.num_operations() > 0)
+        device_->submit(copies).wait();
+}
+
 void ParameterStore::upload(const std::string& name, std::span<const float> values) {
     const Parameter& parameter = at(name);
-    device_->upload(parameter.weight.buffer, values);
-    if (compute_ || parameter.quantized) {
-        Recording cast(*device_, QueueRole::Compute, "cast " + name);
-        if (compute_)
-            ops::cast(cast, parameter.weight, parameter.compute);
-        if (parameter.quantized)
-            fp8::quantize(cast, parameter.weight, *parameter.quantized);
-        if (parameter.turned.buffer)
-            ops::transpose(cast, parameter.compute, parameter.turned);
-        device_->submit(cast).wait();
-    }
+    if (values.size() != parameter.info.size())
+        throw Error(ErrorCode::InvalidArgument,
+                    name + " has " + std::to_string(parameter.info.size()) + " elements, not " +
+                        std::to_string(values.size()));
+    write(parameter.first, values);
 }
 
 std::vector<float> ParameterStore::download(const std::string& name) const {
     const Parameter& parameter = at(name);
+    if (!parameter.weight.buffer)
+        throw Error(ErrorCode::InvalidArgument,
+                    name + " is not kept in f32; whoever trains it has its master weight");
     std::vector<float> values(parameter.info.size());
     device_->download(parameter.weight.buffer, std::span<float>(values));
     return values;

@@ -82,7 +82,9 @@ Outcome train(World& world, const DeviceOptions& options, const RunConfig& run,
     }
     trainer.gather(Parted::Masters);
     for (const Parameter& parameter : trainer.parameters().all())
-        outcome.weights[parameter.info.name] = trainer.parameters().download(parameter.info.name);
+        outcome.weights[parameter.info.name] =
+            parameter.info.trainable() ? trainer.parameters().download_gradient(parameter.info.name)
+                                       : trainer.parameters().download(parameter.info.name);
     device->wait_idle();
     return outcome;
 }

@@ -164,7 +164,8 @@ std::vector<std::uint8_t> codes_of(Device& device, const TensorView& view) {
     return codes;
 }
 
-void expect_copies(ParameterStore& store) {
+/// masters: of all elements.
+void expect_copies(ParameterStore& store, const std::vector<float>& masters) {
     std::size_t matrices = 0;
     for (const Parameter& parameter : store.all()) {
         const ParameterInfo& info = parameter.info;
@@ -173,8 +174,10 @@ void expect_copies(ParameterStore& store) {
         ASSERT_EQ(parameter.quantized.has_value(), linear) << info.name;
         if (!linear)
             continue;
-        const ByHand expected = quantise(test::to_double(store.download(info.name)), info.shape[0],
-                                         info.shape[1], 128, 128);
+        const auto begin = masters.begin() + static_cast<std::ptrdiff_t>(parameter.first);
+        const std::vector<float> values(begin, begin + static_cast<std::ptrdiff_t>(info.size()));
+        const ByHand expected =
+            quantise(test::to_double(values), info.shape[0], info.shape[1], 128, 128);
         EXPECT_EQ(codes_of(store.device(), parameter.quantized->codes), expected.codes)
             << info.name;
         auto scales = read_back<float>(store.device(), parameter.quantized->scales.buffer);
@@ -199,19 +202,69 @@ TEST(Fp8Weights, FollowTheMasterBitByBit) {
     const auto device = testing::make_device();
     const ModelConfig config = config_with_experts();
     ParameterStore store(*device, parameters(config), DType::BF16, true, LinearPrecision::Fp8);
-    store.initialise(1);
-    expect_copies(store);
+    std::vector<float> masters(store.num_elements());
+    store.initialise(1, [&](std::uint64_t first, std::span<const float> values) {
+        std::ranges::copy(values, masters.begin() + static_cast<std::ptrdiff_t>(first));
+    });
+    expect_copies(store, masters);
+    for (const Parameter& parameter : store.all())
+        EXPECT_TRUE(
+            std::ranges::equal(initial_values(parameter.info, 1),
+                               std::span(masters).subspan(parameter.first, parameter.info.size())))
+            << parameter.info.name;
     std::uint64_t seed = 5;
-    for (const ParameterInfo& info : parameters(config))
-        store.upload(info.name, test::random_f32(info.size(), ++seed, -3, 3));
-    expect_copies(store);
-    // All at once, as after an optimiser's step.
-    const std::vector<float> other = test::random_f32(store.num_elements(), 4, -0.01, 0.01);
-    device->upload(store.flat_weights().buffer, std::span<const float>(other));
-    Recording r(*device, QueueRole::Compute, "quantise");
-    store.quantize(r);
-    device->submit(r).wait();
-    expect_copies(store);
+    for (const Parameter& parameter : store.all()) {
+        const auto values = test::random_f32(parameter.info.size(), ++seed, -3, 3);
+        store.upload(parameter.info.name, values);
+        std::ranges::copy(values, masters.begin() + static_cast<std::ptrdiff_t>(parameter.first));
+    }
+    expect_copies(store, masters);
+    // All at once, and what stands from row 128 of a matrix on, as after an optimiser's step.
+    masters = test::random_f32(store.num_elements(), 4, -0.01, 0.01);
+    const auto quantise_from = [&](std::uint64_t first) {
+        const std::span<const float> values = std::span(masters).subspan(first);
+        Buffer buffer(*device, {.name = "masters", .bytes = values.size_bytes()});
+        device->upload(buffer.view(), values);
+        Recording r(*device, QueueRole::Compute, "quantise");
+        store.quantize(r, first, buffer.tensor(DType::F32, {values.size()}));
+        device->submit(r).wait();
+    };
+    quantise_from(0);
+    expect_copies(store, masters);
+    const auto tall = std::ranges::find_if(store.all(), [](const Parameter& parameter) {
+        return parameter.quantized && parameter.info.shape[0] > 128;
+    });
+    ASSERT_NE(tall, store.all().end());
+    const std::uint64_t first = tall->first + divisible_by(tall->info);
+    const auto others = test::random_f32(store.num_elements() - first, 7, -0.01, 0.01);
+    std::ranges::copy(others, masters.begin() + static_cast<std::ptrdiff_t>(first));
+    quantise_from(first);
+    expect_copies(store, masters);
+}
+
+/// What is kept of an element: one byte in FP8, two of other matrices, six of gains and biases.
+TEST(Fp8Weights, TakeWhatLayersRead) {
+    ModelConfig config = config_with_experts();
+    config.vocabulary = 1024;
+    for (const LinearPrecision linear : {LinearPrecision::AsActivations, LinearPrecision::Fp8}) {
+        const auto device = testing::make_device();
+        const ParameterStore store(*device, parameters(config), DType::BF16, false, linear);
+        std::uint64_t bytes = 0;
+        for (const Parameter& parameter : store.all()) {
+            const bool codes = linear == LinearPrecision::Fp8 && is_linear(parameter.info);
+            bytes += stored_elements(parameter.info) * (codes                         ? 1
+                                                        : kept_in_f32(parameter.info) ? 6
+                                                                                      : 2);
+            EXPECT_EQ(static_cast<bool>(parameter.compute.buffer), !codes) << parameter.info.name;
+            EXPECT_EQ(static_cast<bool>(parameter.weight.buffer), kept_in_f32(parameter.info));
+        }
+        const auto taken = device->memory_report().of(MemoryCategory::Weights).bytes;
+        EXPECT_GE(taken, bytes);
+        EXPECT_LE(taken, bytes + bytes / 20) << "scales";
+        const Parameter experts = store.experts(config.dense_layers, "down_proj");
+        EXPECT_THROW(static_cast<void>(store.download(experts.info.name)), Error)
+            << "f32 values are nowhere";
+    }
 }
 
 TEST(Fp8Weights, OddSizesAreRefused) {

@@ -1,11 +1,12 @@
 // SPDX-License-Identifier: MIT
 #pragma once
 
-// The parameters of one rank on the device: f32 master weights and f32 gradients in one flat buffer
-// each, a copy of the weights in the activations' type where that is bf16, and of the matrices of
-// linear layers FP8 copies where those compute in FP8, or transposed bf16 ones where products want
-// them. Parameters that are reduced and updated alike stand side by side, so that collectives and
-// the optimiser work on a few long ranges. One thread at a time.
+// The parameters of one rank on the device, as layers read them: weights in the activations' type,
+// the matrices of linear layers that compute in FP8 in that, gains and router biases in f32, too,
+// and transposed bf16 copies where products want them; and f32 gradients in one flat buffer. What
+// is kept in f32 is its own master weight; other masters are of no use to layers: whoever trains
+// keeps them. Parameters that are reduced and updated alike stand side by side, so that collectives
+// and the optimiser work on a few long ranges. One thread at a time.
 
 #include <bellows/engine/device.hpp>
 #include <bellows/fp8/choice.hpp>
@@ -13,6 +14,7 @@
 #include <bellows/model/parameters.hpp>
 
 #include <cstdint>
+#include <functional>
 #include <map>
 #include <memory>
 #include <optional>
@@ -28,10 +30,11 @@ enum class LinearPrecision : std::uint8_t { AsActivations, Fp8 };
 struct Parameter {
     ParameterInfo info;
     std::uint64_t first = 0; ///< element in the flat buffers, a multiple of 16
-    TensorView weight;       ///< f32 master
-    TensorView compute;      ///< what kernels read: bf16 copy, or the master itself
-    TensorView gradient;     ///< f32; of untrained parameters, or without training: empty
-    /// The master in 128 x 128 blocks, of linear layers that compute in FP8.
+    TensorView weight;       ///< f32; of matrices whose activations are bf16: empty
+    /// What products read: bf16, or `weight`; of bf16 matrices that compute in FP8: empty.
+    TensorView compute;
+    TensorView gradient; ///< f32; of untrained parameters, or without training: empty
+    /// In 128 x 128 blocks, of linear layers that compute in FP8.
     std::optional<fp8::Quantized> quantized{};
     /// bf16 [in, out], the transposed compute copy, of linear layers whose input gradients are
     /// products nt (fp8::Variant::Direct); of others empty.
@@ -50,8 +53,17 @@ std::vector<ParameterInfo> in_stored_order(std::vector<ParameterInfo> parameters
 /// of a matrix, which FP8 copies have scales for. Of others all.
 std::uint64_t divisible_by(const ParameterInfo& info) noexcept;
 
+/// Whether a store keeps it in f32 whatever the activations are: gains and router biases.
+bool kept_in_f32(const ParameterInfo& info) noexcept;
+
 /// What weights are to linear layers: those of attention, FFNs and experts.
 bool is_linear(const ParameterInfo& info) noexcept;
+
+/// Elements that stand side by side and have bf16 weights all, or none.
+struct Bf16Run {
+    std::uint64_t first = 0, count = 0;
+    TensorView weights; ///< [count] bf16, or empty
+};
 
 /// A flat tensor that ranks send each other, each a part of it.
 struct SentCopy {
@@ -96,18 +108,25 @@ public:
     /// In flat order: replicated matrices, replicated gains, router biases (no gradient), experts.
     const std::vector<ParameterRange>& ranges() const noexcept { return ranges_; }
     std::uint64_t num_elements() const noexcept { return num_elements_; }
-    TensorView flat_weights() const;   ///< [num_elements] f32
-    TensorView flat_compute() const;   ///< [num_elements] bf16; empty view when f32
+    /// [count] f32: elements [first, first + count) if all of them are kept in f32, else an empty
+    /// view.
+    TensorView f32_weights(std::uint64_t first, std::uint64_t count) const;
+    /// Elements [first, first + count).
+    std::vector<Bf16Run> bf16_runs(std::uint64_t first, std::uint64_t count) const;
     TensorView flat_gradients() const; ///< [num_elements] f32; empty view without training
 
-    /// Sets every parameter to initial_values(info, seed), gradients to zero. Waits.
-    void initialise(std::uint64_t seed);
-    /// Records the making of the FP8 copies of all matrices from the master weights, after these
-    /// have changed; or of those that stand in elements [first, first + count), which begin and end
-    /// where a parameter is divisible.
-    void quantize(Recording& recording) const { quantize(recording, 0, num_elements_); }
-    void quantize(Recording& recording, std::uint64_t first, std::uint64_t count) const;
-    /// Likewise the transposed copies from the bf16 ones, of whole parameters.
+    /// First values are made for so many elements at a time, or for one parameter.
+    static constexpr std::uint64_t kElementsAtOnce = std::uint64_t{32} << 20;
+    /// Gets f32 values of the elements from `first` on.
+    using MasterSink = std::function<void(std::uint64_t first, std::span<const float> values)>;
+    /// Sets every parameter to initial_values(info, seed), gradients to zero; `masters` gets all of
+    /// these values, some parameters at a time. Waits.
+    void initialise(std::uint64_t seed, const MasterSink& masters = {});
+    /// Records the making of the FP8 copies of the matrices in the elements from `first` on, which
+    /// begin and end where a parameter is divisible, from their master weights [elements] f32.
+    void quantize(Recording& recording, std::uint64_t first, const TensorView& masters) const;
+    /// Records the making of the transposed copies of all matrices from the bf16 ones, after these
+    /// have changed; or of those in elements [first, first + count), whole parameters.
     void transpose(Recording& recording) const { transpose(recording, 0, num_elements_); }
     void transpose(Recording& recording, std::uint64_t first, std::uint64_t count) const;
     /// What ranks send each other that update the elements from `first` on in turn, each as many as
@@ -115,9 +134,9 @@ public:
     /// are whole parameters, divided where these are divisible.
     std::vector<SentCopy> sent_copies(std::uint64_t first,
                                       std::span<const std::uint64_t> shares) const;
-    /// Host copies of one parameter's master weight; the other copies follow. They wait. Masters of
-    /// matrices whose copies are sent by another rank (sent_copies()) do not follow them.
+    /// Sets a parameter from f32 values. Waits.
     void upload(const std::string& name, std::span<const float> values);
+    /// What is kept in f32 of a parameter. Waits. Throws Error{InvalidArgument} for others.
     std::vector<float> download(const std::string& name) const;
     std::vector<float> download_gradient(const std::string& name) const;
     /// Sets all gradients to zero: the first use of a step. Throws Error{InvalidArgument} without
@@ -125,12 +144,19 @@ public:
     TimePoint clear_gradients();
 
 private:
+    void make_buffers(bool training);
+    void make_runs();
+    bool in_fp8(const ParameterInfo& info) const noexcept {
+        return linear_ == LinearPrecision::Fp8 && is_linear(info);
+    }
     void make_quantized();
     void make_turned();
+    /// Elements from `first` on, whole parameters of one range.
+    void write(std::uint64_t first, std::span<const float> values);
     bool wants_turned(const ParameterInfo& info) const;
     /// `count` experts' matrices that stand side by side, as one of [count, out, in].
     Parameter side_by_side(const Parameter& first, std::uint64_t count) const;
-    /// Rows [begin, end) of a matrix, from a multiple of 128 on.
+    /// Rows [begin, end) of a matrix, from a multiple of 128 on: what they are in FP8.
     Parameter rows_of(const Parameter& parameter, std::uint64_t begin, std::uint64_t end) const;
     /// Calls visit(parameter) for matrices in elements [first, first + count), or what of them
     /// stands there, with a copy of the kind that `has` asks for, for whole experts of a layer and
@@ -147,8 +173,10 @@ private:
     std::vector<ParameterRange> ranges_;
     std::uint64_t num_elements_ = 0;
     Buffer weights_, compute_, gradients_;
-    Buffer codes_, scales_; ///< of the FP8 copies, in the order of parameters_
-    Buffer turned_;         ///< the transposed ones, likewise
+    ParameterRange in_weights_; ///< the elements that are kept in f32
+    std::vector<Bf16Run> runs_; ///< of all elements
+    Buffer codes_, scales_;     ///< of the FP8 copies, in the order of parameters_
+    Buffer turned_;             ///< the transposed ones, likewise
     std::unique_ptr<Recording> clear_;
 };
 
