@@ -31,7 +31,9 @@ struct StepResult {
     double grad_norm = 0; ///< of the whole gradient, before clipping
     bool updated =
         true; ///< false: the gradient was not finite, so the weights were left as they are
-    std::uint64_t bytes_exchanged = 0; ///< sent by all ranks together in this step
+    /// Sent by all ranks together in this step; weights that they send each other after the update
+    /// count in the next one.
+    std::uint64_t bytes_exchanged = 0;
     /// For others, mean over the ranks: what the exchange, the reductions, the pipes and the host's
     /// own collectives had nothing to do but wait, added up (they run side by side).
     double seconds_waited = 0;

@@ -59,7 +59,8 @@ bool kept_in_f32(const ParameterInfo& info) noexcept;
 /// What weights are to linear layers: those of attention, FFNs and experts.
 bool is_linear(const ParameterInfo& info) noexcept;
 
-/// Elements that stand side by side and have bf16 weights all, or none.
+/// Elements side by side that all have bf16 weights, or none of them, as what is in f32 or FP8
+/// alone.
 struct Bf16Run {
     std::uint64_t first = 0, count = 0;
     TensorView weights; ///< [count] bf16, or empty
@@ -111,7 +112,7 @@ public:
     /// [count] f32: elements [first, first + count) if all of them are kept in f32, else an empty
     /// view.
     TensorView f32_weights(std::uint64_t first, std::uint64_t count) const;
-    /// Elements [first, first + count).
+    /// Elements [first, first + count), in ascending runs as long as can be.
     std::vector<Bf16Run> bf16_runs(std::uint64_t first, std::uint64_t count) const;
     TensorView flat_gradients() const; ///< [num_elements] f32; empty view without training
 
