@@ -4,6 +4,7 @@
 #include <bellows/engine/device.hpp>
 
 #include <algorithm>
+#include <optional>
 
 namespace bellows {
 
@@ -31,8 +32,10 @@ GradientClearing::GradientClearing(const ParameterStore& parameters,
                                    std::span<const Node* const> nodes)
     : device_(parameters.device()) {
     std::vector<std::size_t> places = nodes_behind_exchanges(nodes);
-    if (places.empty())
+    if (places.empty()) {
+        fills_ = false;
         places.push_back(0);
+    }
     const TensorView gradients = parameters.flat_gradients();
     const std::uint64_t all = gradients.num_elements();
     const std::uint64_t most =
@@ -50,6 +53,9 @@ GradientClearing::GradientClearing(const ParameterStore& parameters,
 }
 
 void GradientClearing::hand_in(std::span<const TimePoint> waits) {
+    std::optional<TracedAs> nothing;
+    if (!fills_)
+        nothing.emplace(device_, "");
     device_.submit(*pieces_[next_].recording, waits);
     ++next_;
 }

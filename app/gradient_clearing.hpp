@@ -21,7 +21,7 @@ std::vector<std::size_t> nodes_behind_exchanges(std::span<const Node* const> nod
 class GradientClearing {
 public:
     /// nodes: of the step's first forward; each of those behind an exchange has a piece ahead of
-    /// it. The parameters must outlive it.
+    /// it. Where none is all are cleared ahead of it. The parameters must outlive it.
     GradientClearing(const ParameterStore& parameters, std::span<const Node* const> nodes);
 
     /// A step begins: all is to be cleared.
@@ -40,6 +40,7 @@ private:
     void hand_in(std::span<const TimePoint> waits);
 
     Device& device_;
+    bool fills_ = true; ///< gaps: it is traced as part of the forward
     std::vector<Piece> pieces_;
     std::size_t next_ = 0;
 };

@@ -467,9 +467,14 @@ std::pair<double, double> Trainer::Impl::gather_loss_and_waiting() {
 }
 
 void Trainer::Impl::gather(Parted what) {
+    device.wait_idle(limit); // weights that still travel are the last step's
+    const std::uint64_t bytes = bytes_sent();
+    const double waited = seconds_waited();
     optimizer->replace_gradients(what);
     gather_parts(parameters.flat_gradients(), forward_buckets, *dense, *replicas);
     device.wait_idle(limit);
+    last_bytes += bytes_sent() - bytes; // no step's
+    last_waited += seconds_waited() - waited;
 }
 
 // ---- Balance of the experts -----------------------------------------------------------------

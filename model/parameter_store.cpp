@@ -482,10 +482,14 @@ void ParameterStore::initialise(std::uint64_t seed, const MasterSink& masters) {
     for (std::size_t begin = 0, end = 0; begin < parameters_.size(); begin = end) {
         const std::uint64_t first = parameters_[begin].first;
         std::uint64_t count = 0;
-        for (; end < parameters_.size() && (end == begin || count < kElementsAtOnce) &&
+        for (; end < parameters_.size() &&
                range_of(parameters_[end].info) == range_of(parameters_[begin].info);
-             ++end)
-            count += stored_elements(parameters_[end].info);
+             ++end) {
+            const std::uint64_t more = stored_elements(parameters_[end].info);
+            if (end > begin && count + more > kElementsAtOnce)
+                break;
+            count += more;
+        }
         std::vector<float> values(count, 0.0f);
         std::atomic<std::size_t> next{begin};
         const auto fill = [&] {

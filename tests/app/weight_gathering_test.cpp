@@ -16,6 +16,7 @@
 #include <numeric>
 #include <span>
 #include <string>
+#include <utility>
 #include <vector>
 
 namespace bellows {
@@ -133,7 +134,6 @@ TEST_P(WeightGatheringOf, LeavesWhatOneUpdateOfEverythingLeaves) {
             precision == "fp8" ? LinearPrecision::Fp8 : LinearPrecision::AsActivations);
         if (const auto choice = testing::direct_choice(*device); choice && precision == "direct")
             store->use_products(*choice);
-        store->initialise(3);
         return store;
     };
     const auto whole = make_store(), shared = make_store();
@@ -143,6 +143,11 @@ TEST_P(WeightGatheringOf, LeavesWhatOneUpdateOfEverythingLeaves) {
     Sharing(members, members).share_out(buckets, ranges);
     const CopyHolder rank{world().rank()};
     Optimizer of_everything(*whole, {}), of_a_part(*shared, update_parts(buckets, rank, rank), {});
+    for (const auto& [store, optimizer] :
+         {std::pair(whole.get(), &of_everything), std::pair(shared.get(), &of_a_part)})
+        store->initialise(3, [&](std::uint64_t first, std::span<const float> values) {
+            optimizer->upload_masters(first, values);
+        });
     WeightGathering gathering(*shared, buckets, dense, replicas);
     for (std::uint64_t step = 1; step <= 2; ++step) {
         const auto gradients = test::random_f32(whole->num_elements(), 4 + step);

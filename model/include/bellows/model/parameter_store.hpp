@@ -116,7 +116,7 @@ public:
     std::vector<Bf16Run> bf16_runs(std::uint64_t first, std::uint64_t count) const;
     TensorView flat_gradients() const; ///< [num_elements] f32; empty view without training
 
-    /// First values are made for so many elements at a time, or for one parameter.
+    /// First values are made for at most so many elements at a time, or for one parameter.
     static constexpr std::uint64_t kElementsAtOnce = std::uint64_t{32} << 20;
     /// Gets f32 values of the elements from `first` on.
     using MasterSink = std::function<void(std::uint64_t first, std::span<const float> values)>;
@@ -135,7 +135,8 @@ public:
     /// are whole parameters, divided where these are divisible.
     std::vector<SentCopy> sent_copies(std::uint64_t first,
                                       std::span<const std::uint64_t> shares) const;
-    /// Sets a parameter from f32 values. Waits.
+    /// Sets what layers read of a parameter from f32 values, but no master weight that somebody
+    /// else keeps. Waits.
     void upload(const std::string& name, std::span<const float> values);
     /// What is kept in f32 of a parameter. Waits. Throws Error{InvalidArgument} for others.
     std::vector<float> download(const std::string& name) const;
