@@ -16,7 +16,6 @@ namespace bellows {
 namespace {
 
 constexpr std::uint64_t kAlignment = 16; // elements: 64 bytes of f32
-constexpr std::uint64_t kBf16 = size_of(DType::BF16);
 
 /// Where a parameter stands among the ranges.
 int range_of(const ParameterInfo& info) {
@@ -34,14 +33,12 @@ std::string matrix_of(const ParameterInfo& info) {
     return info.name.substr(begin, end - begin);
 }
 
-TensorView view_of(const Buffer& flat, DType dtype, std::uint64_t first,
-                   const std::vector<std::uint64_t>& shape, std::uint64_t elements) {
-    const BufferView part = flat.view().sub(first * size_of(dtype), elements * size_of(dtype));
+TensorView shaped(const TensorView& flat, const std::vector<std::uint64_t>& shape) {
     switch (shape.size()) {
     case 1:
-        return TensorView::contiguous(part, dtype, {shape[0]});
+        return flat.reshaped({shape[0]});
     case 2:
-        return TensorView::contiguous(part, dtype, {shape[0], shape[1]});
+        return flat.reshaped({shape[0], shape[1]});
     default:
         throw Error(ErrorCode::Internal, "a parameter has one or two dimensions");
     }
@@ -115,17 +112,12 @@ ParameterStore::ParameterStore(Device& device, std::vector<ParameterInfo> mine, 
 }
 
 void ParameterStore::make_buffers(bool training) {
-    in_weights_ = {.count = num_elements_};
-    if (activation_ == DType::BF16) {
-        in_weights_ = {};
-        for (const Parameter& parameter : parameters_) {
-            const std::uint64_t size = stored_elements(parameter.info);
-            if (!kept_in_f32(parameter.info))
-                continue;
-            if (in_weights_.count == 0) // they stand side by side
-                in_weights_.first = parameter.first;
-            in_weights_.count = parameter.first + size - in_weights_.first;
-        }
+    for (const Parameter& parameter : parameters_) {
+        if (!in_f32(parameter.info))
+            continue;
+        if (in_weights_.count == 0)
+            in_weights_.first = parameter.first; // the others stand behind it
+        in_weights_.count += stored_elements(parameter.info);
     }
     const auto make = [&](const char* name, std::uint64_t elements, DType dtype,
                           MemoryCategory category) {
@@ -141,18 +133,15 @@ void ParameterStore::make_buffers(bool training) {
     for (Parameter& parameter : parameters_) {
         const auto& info = parameter.info;
         const std::uint64_t size = info.size();
-        if (activation_ == DType::F32 || kept_in_f32(info))
-            parameter.weight = view_of(weights_, DType::F32, parameter.first - in_weights_.first,
-                                       info.shape, size);
+        if (in_f32(info))
+            parameter.weight = shaped(f32_weights(parameter.first, size), info.shape);
         if (!compute_)
             parameter.compute = parameter.weight;
         else if (!in_fp8(info))
             parameter.compute =
-                view_of(compute_, DType::BF16,
-                        bf16_runs(parameter.first, size).front().weights.buffer.offset / kBf16,
-                        info.shape, size);
+                shaped(bf16_runs(parameter.first, size).front().weights, info.shape);
         if (training && info.trainable())
-            parameter.gradient = view_of(gradients_, DType::F32, parameter.first, info.shape, size);
+            parameter.gradient = shaped(flat_gradients().rows(parameter.first, size), info.shape);
     }
 }
 
@@ -161,29 +150,24 @@ void ParameterStore::make_runs() {
     const auto has_bf16 = [&](const Parameter& parameter) {
         return activation_ == DType::BF16 && !in_fp8(parameter.info);
     };
-    std::vector<bool> has;
-    std::uint64_t elements = 0;
+    std::uint64_t all = 0;
+    for (const Parameter& parameter : parameters_)
+        all += has_bf16(parameter) ? stored_elements(parameter.info) : 0;
+    if (activation_ == DType::BF16)
+        compute_ = Buffer(*device_, {.name = "bf16 weights",
+                                     .bytes = std::max(all, kAlignment) * size_of(DType::BF16),
+                                     .category = MemoryCategory::Weights});
+    std::uint64_t until = 0; // of the bf16 weights
     for (const Parameter& parameter : parameters_) {
-        const std::uint64_t size = stored_elements(parameter.info);
-        elements += has_bf16(parameter) ? size : 0;
-        if (has.empty() || has.back() != has_bf16(parameter)) {
+        const bool has = has_bf16(parameter);
+        if (runs_.empty() || has != static_cast<bool>(runs_.back().weights.buffer))
             runs_.push_back({parameter.first, 0, {}});
-            has.push_back(has_bf16(parameter));
-        }
-        runs_.back().count += size;
-    }
-    if (activation_ != DType::BF16)
-        return;
-    compute_ = Buffer(*device_, {.name = "bf16 weights",
-                                 .bytes = std::max(elements, kAlignment) * kBf16,
-                                 .category = MemoryCategory::Weights});
-    elements = 0;
-    for (std::size_t i = 0; i < runs_.size(); ++i) {
-        if (!has[i])
+        Bf16Run& run = runs_.back();
+        run.count += stored_elements(parameter.info);
+        if (!has)
             continue;
-        runs_[i].weights =
-            view_of(compute_, DType::BF16, elements, {runs_[i].count}, runs_[i].count);
-        elements += runs_[i].count;
+        until += stored_elements(parameter.info);
+        run.weights = compute_.tensor(DType::BF16, {all}).rows(until - run.count, run.count);
     }
 }
 
@@ -284,11 +268,12 @@ void ParameterStore::make_turned() {
     turned_ = Buffer(*device_, {.name = "transposed bf16 weights",
                                 .bytes = elements * size_of(DType::BF16),
                                 .category = MemoryCategory::Weights});
+    const TensorView flat = turned_.tensor(DType::BF16, {elements});
     elements = 0;
     for (Parameter* parameter : wanting) {
         const ParameterInfo& info = parameter->info;
         parameter->turned =
-            view_of(turned_, DType::BF16, elements, {info.shape[1], info.shape[0]}, info.size());
+            shaped(flat.rows(elements, info.size()), {info.shape[1], info.shape[0]});
         elements += stored_elements(info);
     }
     Recording turn(*device_, QueueRole::Compute, "transpose weights");

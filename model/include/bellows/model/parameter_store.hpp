@@ -148,6 +148,9 @@ public:
 private:
     void make_buffers(bool training);
     void make_runs();
+    bool in_f32(const ParameterInfo& info) const noexcept {
+        return activation_ == DType::F32 || kept_in_f32(info);
+    }
     bool in_fp8(const ParameterInfo& info) const noexcept {
         return linear_ == LinearPrecision::Fp8 && is_linear(info);
     }
