@@ -246,6 +246,9 @@ void Trainer::Impl::make_stages() {
         desc.num_slots = schedule.peak_in_flight(place, phase);
         desc.loss_scale =
             static_cast<float>(1.0 / static_cast<double>(config.train.batch * config.train.seq));
+        // The halves of a pair are of different phases.
+        desc.queue =
+            schedule.has_pairs() && phase % 2 == 1 ? QueueRole::ComputeBeside : QueueRole::Compute;
         stages.push_back(std::make_unique<Stage>(desc, parameters, exchange.get()));
     }
 }

@@ -57,10 +57,11 @@ started it.
   --json FILE            the table
   --help
 
-compute, exchange      ms alone: all that the layers compute, and, node by node, dispatches and combines from hand-in to end
+compute, exchange      ms alone: all that the layers compute, in the pair's order, both directions on queues of their own where a
+                       device has them; and, node by node, dispatches and combines from hand-in to end
 kernels                ms of them in which the device packs and unpacks
 one by one, pair       ms from the first hand-in to the last end, each node behind the one before, and interleaved
-simulated              ms of the pair, from what its nodes usually take alone
+simulated              ms of the pair, from what its nodes usually take alone, if one computes at a time
 hidden                 of the exchange: 1 - (pair - compute) / exchange
 travel                 the same of what is left of it without its kernels: 1 - (pair - compute - kernels) / (exchange - kernels)
 slower                 how much longer the pair's compute took beside the exchange: all of its kernels, the matrix products
@@ -206,9 +207,6 @@ Measured measure(Stopwatch& watch, Device& device, const Options& options, const
     PairRig rig(device, watch, shape);
     Measured measured;
     measured.ffn = shape.ffn;
-    measured.compute = repeated(watch, options.repeats, [&] { return rig.compute_alone(); });
-    if (options.kernels && watch.world().rank() == 0)
-        print_kernels("compute", rig.kernels());
     std::vector<PairNodes> runs;
     measured.one_by_one = repeated(
         watch, options.repeats, [&] { return rig.one_by_one(); },
@@ -221,6 +219,9 @@ Measured measure(Stopwatch& watch, Device& device, const Options& options, const
         measured.pattern = choose_pattern(layer_with_experts(nodes), shape.layers);
     const PairOrder order = interleave(nodes, measured.pattern);
     measured.simulated = simulate_pair(nodes, order).time;
+    measured.compute = repeated(watch, options.repeats, [&] { return rig.compute_alone(order); });
+    if (options.kernels && watch.world().rank() == 0)
+        print_kernels("compute", rig.kernels());
     measured.pair = repeated(watch, options.repeats, [&] { return rig.interleaved(order); });
     if (options.kernels && watch.world().rank() == 0)
         print_kernels("pair", rig.kernels());
@@ -243,7 +244,8 @@ std::uint64_t width_for(Stopwatch& watch, Device& device, const Options& options
         PairShape shape = options.shape;
         shape.ffn = i == 0 ? kFrom : kTo;
         PairRig rig(device, watch, shape);
-        compute[i] = repeated(watch, 2, [&] { return rig.compute_alone(); }).seconds;
+        const PairOrder order = one_after_the_other(rig.nodes());
+        compute[i] = repeated(watch, 2, [&] { return rig.compute_alone(order); }).seconds;
         exchange = repeated(watch, 2, [&] { return rig.one_by_one(); }).exchange;
     }
     const double per_column = (compute[1] - compute[0]) / static_cast<double>(kTo - kFrom);

@@ -12,8 +12,8 @@ constexpr std::uint64_t kAlignment = 256; // a tensor's first bytes share no cac
 
 } // namespace
 
-Arena::Arena(Device& device, std::string name, MemoryCategory category)
-    : device_(&device),
+Arena::Arena(Device& device, std::string name, MemoryCategory category, QueueRole queue)
+    : device_(&device), queue_(queue),
       memory_(Buffer::declare(device, {.name = std::move(name), .category = category})) {
 }
 

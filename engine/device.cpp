@@ -86,8 +86,8 @@ void create_messenger(Device::Impl& impl) {
           "creating the validation messenger");
 }
 
-/// Which family and which of its queues serve each role: compute, then a copy-only family for the
-/// transfers, then a compute family without graphics.
+/// Which family and which of its queues serve each role: a copy-only family for the transfers, a
+/// compute family without graphics for all else, if it has queues enough.
 struct QueuePlan {
     struct Slot {
         std::uint32_t family = 0, index = 0;
@@ -122,23 +122,30 @@ QueuePlan plan_queues(const std::vector<VkQueueFamilyProperties>& families) {
     const auto of = [&plan](QueueRole role) -> QueuePlan::Slot& {
         return plan.role[static_cast<std::size_t>(role)];
     };
-    of(QueueRole::Compute) = take(compute);
+    constexpr std::array kBesideCompute = {QueueRole::AsyncCompute, QueueRole::AsyncForwardOut,
+                                           QueueRole::AsyncForwardIn, QueueRole::AsyncBackwardOut,
+                                           QueueRole::AsyncBackwardIn};
+    // On NVIDIA two queues of the graphics family take turns, those of the other run at once, and
+    // their kernels follow one another sooner.
+    const bool all_async =
+        async != kNone && families[async].queueCount >= kBesideCompute.size() + 2;
+    of(QueueRole::Compute) = take(all_async ? async : compute);
+    of(QueueRole::ComputeBeside) = all_async ? take(async) : of(QueueRole::Compute);
     const std::uint32_t copies = transfer != kNone ? transfer : async != kNone ? async : compute;
     of(QueueRole::TransferIn) = take(copies);
     of(QueueRole::TransferOut) = take(copies);
-    for (const QueueRole role :
-         {QueueRole::AsyncCompute, QueueRole::AsyncForwardOut, QueueRole::AsyncForwardIn,
-          QueueRole::AsyncBackwardOut, QueueRole::AsyncBackwardIn})
+    for (const QueueRole role : kBesideCompute)
         of(role) = take(async != kNone ? async : compute);
     return plan;
 }
 
-/// Distinct VkQueues of a plan, and which of them each role has.
-std::vector<QueuePlan::Slot>
-distinct_slots(const QueuePlan& plan, std::array<std::uint32_t, kNumQueueRoles>& queue_of_role) {
+/// Distinct VkQueues of a plan, or one for each role, and which of them each role has.
+std::vector<QueuePlan::Slot> queues_of(const QueuePlan& plan, bool each_role,
+                                       std::array<std::uint32_t, kNumQueueRoles>& queue_of_role) {
     std::vector<QueuePlan::Slot> slots;
     for (std::size_t role = 0; role < plan.role.size(); ++role) {
-        const auto found = std::find(slots.begin(), slots.end(), plan.role[role]);
+        const auto found =
+            each_role ? slots.end() : std::find(slots.begin(), slots.end(), plan.role[role]);
         queue_of_role[role] = static_cast<std::uint32_t>(found - slots.begin());
         if (found == slots.end())
             slots.push_back(plan.role[role]);
@@ -147,7 +154,8 @@ distinct_slots(const QueuePlan& plan, std::array<std::uint32_t, kNumQueueRoles>&
 }
 
 void create_vulkan_device(Device::Impl& impl, detail::PhysicalDevice& physical) {
-    const auto slots = distinct_slots(plan_queues(physical.queue_families), impl.queue_of_role);
+    const auto slots = queues_of(plan_queues(physical.queue_families), impl.options.roles_apart,
+                                 impl.queue_of_role);
     std::vector<std::vector<float>> priorities(physical.queue_families.size());
     for (const auto& slot : slots)
         priorities[slot.family].resize(
@@ -544,6 +552,7 @@ DeviceOptions DeviceOptions::from_environment(DeviceOptions base) {
     };
     flag("BELLOWS_CHECK", base.check_happens_before);
     flag("BELLOWS_VALIDATION", base.validation);
+    flag("BELLOWS_ROLES_APART", base.roles_apart);
     if (const char* device = std::getenv("BELLOWS_DEVICE"))
         base.select = device;
     if (const char* gemm_class = std::getenv("BELLOWS_GEMM_CLASS"))

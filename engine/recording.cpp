@@ -16,6 +16,8 @@ const char* to_string(QueueRole role) noexcept {
     switch (role) {
     case QueueRole::Compute:
         return "compute";
+    case QueueRole::ComputeBeside:
+        return "compute_beside";
     case QueueRole::TransferIn:
         return "transfer_in";
     case QueueRole::TransferOut:

@@ -282,7 +282,8 @@ KeptSwiglu MoeSlot::keep_experts() {
 }
 
 void MoeSlot::record(Node node, const std::function<void(Recording&, Arena::Frame&)>& work) {
-    Recording made(layer_.parameters.device(), QueueRole::Compute, desc_.name + " " + node.name);
+    Recording made(layer_.parameters.device(), layer_.scratch->queue(),
+                   desc_.name + " " + node.name);
     made.label(node.name);
     Arena::Frame frame = layer_.scratch->begin();
     work(made, frame);

@@ -46,7 +46,7 @@ KeptSwiglu RecordedSlot::keep_swiglu(const ParameterStore& parameters, std::uint
 
 void RecordedSlot::record(NodeKind kind, const char* name,
                           const std::function<void(Recording&, Arena::Frame&)>& work) {
-    Recording recording(device_, QueueRole::Compute, name_ + " " + name);
+    Recording recording(device_, scratch_.queue(), name_ + " " + name);
     recording.label(name);
     Arena::Frame frame = scratch_.begin();
     work(recording, frame);

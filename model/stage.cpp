@@ -80,7 +80,8 @@ struct Stage::Impl {
 
 Stage::Impl::Impl(const StageDesc& d, ParameterStore& p, ExpertExchange* e)
     : desc(d), parameters(p), exchange(e), range(layers_of_stage(d.config, d.stage, d.num_stages)),
-      tokens(d.sequences * d.seq), scratch(p.device()), positions(p.device(), d.config, d.seq) {
+      tokens(d.sequences * d.seq), scratch(p.device(), "scratch", MemoryCategory::Scratch, d.queue),
+      positions(p.device(), d.config, d.seq) {
     if (desc.training && !parameters.training())
         throw Error(ErrorCode::InvalidArgument,
                     "a stage cannot train weights that have no gradients");

@@ -59,7 +59,9 @@ PairRig::PairRig(Device& device, Stopwatch& watch, const PairShape& shape)
     : device_(device), watch_(watch),
       transport_(open_transport(
           watch.world(), {.device = &device, .device_link = device_link_kind(shape.device_link)})),
-      thread_(device, "network"), scratch_{Arena(device), Arena(device)} {
+      thread_(device, "network"),
+      scratch_{Arena(device),
+               Arena(device, "scratch", MemoryCategory::Scratch, QueueRole::ComputeBeside)} {
     World& world = watch.world();
     const ModelConfig model = model_of(shape);
     const auto rank = static_cast<std::uint64_t>(world.rank());
@@ -205,8 +207,8 @@ PairRun PairRig::run(const std::vector<HandIn>& nodes) {
 }
 
 /// What they compute from is what the runs before have left.
-PairRun PairRig::compute_alone() {
-    std::vector<HandIn> nodes = handed_in(one_after_the_other(nodes_));
+PairRun PairRig::compute_alone(const PairOrder& order) {
+    std::vector<HandIn> nodes = handed_in(order);
     std::erase_if(nodes,
                   [](const HandIn& at) { return at.pair->resource != NodeResource::Compute; });
     return run(nodes);

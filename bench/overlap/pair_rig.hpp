@@ -52,8 +52,8 @@ public:
     const PairNodes& nodes() const noexcept { return nodes_; }
     /// Each node when the one before has ended on this rank; takes the times of nodes().
     PairRun one_by_one();
-    /// Compute nodes alone, one behind the other.
-    PairRun compute_alone();
+    /// Compute nodes alone, in this order.
+    PairRun compute_alone(const PairOrder& order);
     PairRun interleaved(const PairOrder& order);
     /// What kernels() calls the device's work of dispatches and combines.
     static constexpr const char* kExchange = "exchange";

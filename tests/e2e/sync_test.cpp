@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: MIT
-// The same bits whether work overlaps, runs one piece after another, or in a shuffled order.
+// The same bits whether work overlaps, runs one piece after another, or in a shuffled order, and
+// with a queue for each role.
 #include "e2e/runs.hpp"
 
 #include <ostream>
@@ -34,6 +35,10 @@ TEST_P(Sync, SerialAndShuffledEqualOverlapped) {
         EXPECT_EQ(printed_steps(other), printed_steps(overlap));
         EXPECT_TRUE(same_tensors(other, overlap));
     }
+    const fs::path apart =
+        workspace.train("apart", flags, {{"BELLOWS_ROLES_APART", "1"}, {"BELLOWS_CHECK", "1"}});
+    EXPECT_EQ(printed_steps(apart), printed_steps(overlap));
+    EXPECT_TRUE(same_tensors(apart, overlap));
     // The variable is read at all.
     expect_one_line(workspace.bellows(workspace.train_arguments("odd", {"--steps", "1"}),
                                       {{"BELLOWS_SYNC", "sometimes"}}),

@@ -27,6 +27,7 @@ std::optional<std::string> verdict(const FaultInjection& faults, Program program
     DeviceOptions options = test_options();
     options.sync = SyncMode::Overlap;
     options.faults = faults;
+    options.roles_apart = true;
     auto device = make_device(options);
     try {
         program(*device);

@@ -84,6 +84,38 @@ TEST(EngineOrder, DispatchesOfAQueueFollowOneAnother) {
     }
 }
 
+TEST(EngineOrder, RolesApartWaitForOneAnother) {
+    constexpr std::uint64_t kWords = 1 << 20;
+    DeviceOptions options = testing::test_options();
+    options.roles_apart = true;
+    const auto device = make_device(options);
+    const Buffer a = make_buffer(*device, "a", kWords), b = make_buffer(*device, "b", kWords);
+    const auto tensor = [](const Buffer& buffer) { return buffer.tensor(DType::F32, {kWords}); };
+    // Round all roles and back: each copies what the one before has left.
+    std::vector<Recording> chain;
+    for (std::size_t i = 0; i < kNumQueueRoles; ++i) {
+        const auto role = static_cast<QueueRole>(i);
+        EXPECT_EQ(device->distinct_queues(role, QueueRole::Compute), role != QueueRole::Compute);
+        Recording& work = chain.emplace_back(*device, role, to_string(role));
+        const Buffer &from = i % 2 == 0 ? a : b, &to = i % 2 == 0 ? b : a;
+        if (takes_dispatches(role))
+            ops::copy(work, tensor(from), tensor(to));
+        else
+            work.copy(from.view(), to.view());
+    }
+    const Buffer& last = kNumQueueRoles % 2 == 0 ? a : b;
+    for (std::uint32_t round = 1; round <= 3; ++round) {
+        const std::vector<std::uint32_t> words(kWords, round);
+        device->upload(a.view(), std::span<const std::uint32_t>(words));
+        {
+            const Gathering together(*device);
+            for (Recording& work : chain)
+                device->submit(work);
+        }
+        EXPECT_EQ(read_back<std::uint32_t>(*device, last.view()), words);
+    }
+}
+
 TEST(EngineOrder, ACopyInBurstsIsOneOperation) {
     auto device = make_device();
     std::vector<std::uint32_t> words(1003);

@@ -7,6 +7,7 @@
 // nothing. It outlives the recordings that name it. One thread at a time.
 
 #include <bellows/engine/device.hpp>
+#include <bellows/engine/recording.hpp>
 #include <bellows/engine/tensor.hpp>
 
 #include <algorithm>
@@ -18,8 +19,10 @@ namespace bellows {
 
 class Arena {
 public:
+    /// queue: where work on its frames goes; one, as they follow one another.
     explicit Arena(Device& device, std::string name = "scratch",
-                   MemoryCategory category = MemoryCategory::Scratch);
+                   MemoryCategory category = MemoryCategory::Scratch,
+                   QueueRole queue = QueueRole::Compute);
 
     /// One use of the arena, which begins at its first byte. Its views are for recording; they have
     /// memory after reserve(frame.bytes()).
@@ -50,9 +53,11 @@ public:
     /// Error{OutOfMemory}.
     void reserve(std::uint64_t bytes);
     std::uint64_t size() const noexcept { return memory_.size(); }
+    QueueRole queue() const noexcept { return queue_; }
 
 private:
     Device* device_;
+    QueueRole queue_;
     Buffer memory_;
 };
 

@@ -76,6 +76,9 @@ struct DeviceOptions {
     bool check_happens_before = checks_by_default();
     /// Fills released and new memory of every kind with 0xff: NaN as f32 and bf16, a huge count.
     bool poison_freed_memory = false;
+    /// A queue in the engine's books for each role, though several may be one VkQueue: tests see
+    /// what orders roles on devices that have fewer.
+    bool roles_apart = false;
     bool validation = false; ///< Khronos validation layer; messages fail the device
     bool trace = false;
     /// Compiled pipelines are kept in this file, with a key of device and driver added to its name;
@@ -94,8 +97,8 @@ struct DeviceOptions {
     /// True when the engine was built with assertions (preset dev and the sanitizers').
     static bool checks_by_default() noexcept;
     /// `base` with BELLOWS_SYNC=serial|overlap|shuffle[:seed], BELLOWS_CHECK=0|1,
-    /// BELLOWS_VALIDATION=0|1, BELLOWS_DEVICE and BELLOWS_GEMM_CLASS applied. Throws
-    /// Error{InvalidArgument}.
+    /// BELLOWS_VALIDATION=0|1, BELLOWS_ROLES_APART=0|1, BELLOWS_DEVICE and BELLOWS_GEMM_CLASS
+    /// applied. Throws Error{InvalidArgument}.
     static DeviceOptions from_environment(DeviceOptions base);
 };
 

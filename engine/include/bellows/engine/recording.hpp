@@ -23,6 +23,9 @@ class Device;
 /// wait. Roles that a device has no queue of their own for share one.
 enum class QueueRole : std::uint8_t {
     Compute,
+    /// A second row of work that needs nothing of Compute's, as the layers of another micro-batch:
+    /// one has the device's whole where the other's kernels end or begin.
+    ComputeBeside,
     TransferIn,  ///< copies from the host
     TransferOut, ///< and to it
     /// What is ready when it is handed in, beside Compute.
@@ -34,7 +37,7 @@ enum class QueueRole : std::uint8_t {
     AsyncBackwardOut,
     AsyncBackwardIn,
 };
-inline constexpr std::size_t kNumQueueRoles = 8;
+inline constexpr std::size_t kNumQueueRoles = 9;
 /// The others are for copies and fills.
 constexpr bool takes_dispatches(QueueRole role) noexcept {
     return role != QueueRole::TransferIn && role != QueueRole::TransferOut;

@@ -42,6 +42,7 @@ struct StageDesc {
     std::uint64_t num_slots = 1; ///< micro-batches in flight
     float loss_scale = 1;        ///< 1 / tokens of the global batch
     bool training = true;        ///< false: forward nodes to logits only, nothing for gradients
+    QueueRole queue = QueueRole::Compute; ///< of its nodes that compute
 };
 
 class Stage {
