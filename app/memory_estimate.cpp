@@ -24,10 +24,10 @@ constexpr std::uint64_t kF32 = 4;
 
 /// The sizes that everything is made of.
 struct Sizes {
-    Sizes(const RunConfig& run, const RunLayout& layout, const ProductMemory& products)
+    Sizes(const RunConfig& run, const RunLayout& layout, const ComputeMemory& compute)
         : model(run.model), act(size_of(activation_type(run.train))),
-          fp8(linear_precision(run.train) == LinearPrecision::Fp8), tiles(products.tiles),
-          turned(products.turned && act == 2 && !fp8),
+          fp8(linear_precision(run.train) == LinearPrecision::Fp8), tiles(compute.tiles),
+          turned(compute.turned && act == 2 && !fp8), apart(compute.apart),
           seq(std::max<std::uint64_t>(run.train.seq, 1)),
           tokens(run.train.batch * run.train.seq /
                  std::max<std::uint64_t>(std::uint64_t{layout.dp} * run.train.micro_batches, 1)),
@@ -42,6 +42,7 @@ struct Sizes {
     bool fp8;             ///< linear layers compute in FP8
     bool tiles;           ///< FP8 products may pack their operands into tiles
     bool turned;          ///< linear layers have transposed copies of their weights
+    bool apart;           ///< weight gradients have scratch of their own
     std::uint64_t seq;    ///< tokens of a sequence
     std::uint64_t tokens; ///< of a rank's micro-batch
     std::uint64_t ep, local_experts;
@@ -110,17 +111,33 @@ std::uint64_t scratch_row_bytes(const Sizes& s) {
     return s.rows * ((s.model.moe_ffn + s.model.hidden) * s.act + kF32);
 }
 
-/// An FFN in FP8: its input gradient, which has a SwiGLU's in both forms, or a weight gradient, for
-/// which its input is quantised anew; with a product's operands decoded to bf16, or packed, which
-/// takes no more but for the rows that fill up tiles of 128 of each matrix. `rows` are as many as
-/// could come.
+/// Rows of operands of a product of as many matrices, which may fill up tiles.
+std::uint64_t filled_rows(const Sizes& s, std::uint64_t rows, std::uint64_t matrices) {
+    return rows + (s.tiles ? 128 * matrices : 0);
+}
+
+/// The weight gradients of an FFN in FP8: its input quantised anew, and a product's operands
+/// decoded to bf16, or packed, which takes no more but for the rows that fill up tiles of 128 of
+/// each matrix. `rows` are as many as could come.
+std::uint64_t fp8_weight_gradient_bytes(const Sizes& s, std::uint64_t rows, std::uint64_t ffn,
+                                        std::uint64_t matrices) {
+    const std::uint64_t hidden = s.model.hidden;
+    return rows * quantized_row(hidden) + filled_rows(s, rows, matrices) * (2 * ffn + hidden) * 2;
+}
+
+/// An FFN in FP8: its input gradient, which has a SwiGLU's in both forms, or its weight gradients.
 std::uint64_t fp8_ffn_bytes(const Sizes& s, std::uint64_t rows, std::uint64_t ffn,
                             std::uint64_t matrices) {
-    const std::uint64_t filled = rows + (s.tiles ? 128 * matrices : 0);
-    const std::uint64_t hidden = s.model.hidden;
-    return std::max(rows * (2 * ffn * s.act + quantized_row(2 * ffn)) + filled * 2 * ffn * 2 +
-                        matrices * 2 * ffn * hidden * 2,
-                    rows * quantized_row(hidden) + filled * (2 * ffn + hidden) * 2);
+    return std::max(rows * (2 * ffn * s.act + quantized_row(2 * ffn)) +
+                        filled_rows(s, rows, matrices) * 2 * ffn * 2 +
+                        matrices * 2 * ffn * s.model.hidden * 2,
+                    fp8_weight_gradient_bytes(s, rows, ffn, matrices));
+}
+
+/// Rows that could come to a rank's experts.
+std::uint64_t expert_rows(const Sizes& s) {
+    return ops::moe_capacity(s.tokens * s.ep, s.model.top_k,
+                             std::max<std::uint64_t>(s.local_experts, 1), 1);
 }
 
 /// What layers use one after another in FP8.
@@ -132,11 +149,22 @@ std::uint64_t fp8_scratch_bytes(const Sizes& s) {
         s.tokens *
         ((4 * queries + 2 * m.heads * m.v_head_dim + 2 * queries + keys_and_values) * s.act +
          quantized_row(queries) + quantized_row(keys_and_values));
-    const std::uint64_t capacity =
-        ops::moe_capacity(s.tokens * s.ep, m.top_k, std::max<std::uint64_t>(s.local_experts, 1), 1);
     return std::max({attention, fp8_ffn_bytes(s, s.tokens, m.dense_ffn, 1),
                      fp8_ffn_bytes(s, s.tokens, m.shared_ffn(), 1),
-                     fp8_ffn_bytes(s, capacity, m.moe_ffn, s.local_experts)});
+                     fp8_ffn_bytes(s, expert_rows(s), m.moe_ffn, s.local_experts)});
+}
+
+/// What weight gradients use for themselves, if they do.
+std::uint64_t apart_bytes(const Sizes& s) {
+    const ModelConfig& m = s.model;
+    if (!s.apart)
+        return 0;
+    return ops::rmsnorm_wgrad_workspace_bytes(s.tokens, m.hidden) +
+           (!s.fp8 ? 0
+                   : std::max({fp8_weight_gradient_bytes(s, s.tokens, m.dense_ffn, 1),
+                               fp8_weight_gradient_bytes(s, s.tokens, m.shared_ffn(), 1),
+                               fp8_weight_gradient_bytes(s, expert_rows(s), m.moe_ffn,
+                                                         s.local_experts)}));
 }
 
 /// What layers use one after another.
@@ -147,7 +175,7 @@ std::uint64_t scratch_bytes(const Sizes& s) {
         m.heads * m.qk_head_dim();
     return std::max(s.fp8 ? fp8_scratch_bytes(s) : 0,
                     s.tokens * std::max(attention, m.dense_ffn) * s.act) +
-           ops::rmsnorm_wgrad_workspace_bytes(s.tokens, m.hidden);
+           ops::rmsnorm_wgrad_workspace_bytes(s.tokens, m.hidden) + apart_bytes(s);
 }
 
 /// Of a rank's dense parameters.
@@ -257,8 +285,8 @@ MemoryCategory MemoryEstimate::largest() const noexcept {
 
 MemoryEstimate estimate_memory(const RunConfig& run, const RunLayout& layout,
                                const Topology& topology, std::uint64_t rank,
-                               const ProductMemory& products) {
-    Sizes s(run, layout, products);
+                               const ComputeMemory& compute) {
+    Sizes s(run, layout, compute);
     const ModelConfig& m = run.model;
     if (m.moe_layers() > 0) {
         const auto first = static_cast<int>(rank * layout.dp);
@@ -281,9 +309,9 @@ MemoryEstimate estimate_memory(const RunConfig& run, const RunLayout& layout,
 }
 
 MemoryEstimate estimate_memory(const RunConfig& run, const RunLayout& layout, std::uint64_t rank,
-                               const ProductMemory& products) {
+                               const ComputeMemory& compute) {
     const auto ranks = static_cast<int>(layout.pp * layout.dp);
-    return estimate_memory(run, layout, Topology::blocks(ranks, ranks), rank, products);
+    return estimate_memory(run, layout, Topology::blocks(ranks, ranks), rank, compute);
 }
 
 void require_memory(const MemoryEstimate& estimate, std::uint64_t device_bytes,

@@ -25,10 +25,11 @@ struct MemoryEstimate {
     MemoryCategory largest() const noexcept;
 };
 
-/// What products take beside their operands.
-struct ProductMemory {
+/// What computing takes on the run's devices beside the model's tensors.
+struct ComputeMemory {
     bool tiles = false;  ///< FP8 ones may pack their operands into tiles (fp8::Variant::Packed)
     bool turned = false; ///< bf16 ones want transposed copies of weights (fp8::Variant::Direct)
+    bool apart = false;  ///< weight gradients have scratch of their own (LayerScratch)
 };
 
 /// Of the rank among those of a rank of the pipeline that holds most. Rows at the experts are
@@ -36,10 +37,10 @@ struct ProductMemory {
 /// one sends comes on top.
 MemoryEstimate estimate_memory(const RunConfig& config, const RunLayout& layout,
                                const Topology& topology, std::uint64_t rank,
-                               const ProductMemory& products = {});
+                               const ComputeMemory& compute = {});
 /// The same on one node.
 MemoryEstimate estimate_memory(const RunConfig& config, const RunLayout& layout, std::uint64_t rank,
-                               const ProductMemory& products = {});
+                               const ComputeMemory& compute = {});
 
 /// Throws Error{InvalidArgument} if one of `sharing` ranks on a device of `device_bytes` finds no
 /// room for the estimate; names the largest category and what would make it smaller.

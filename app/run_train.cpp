@@ -156,7 +156,9 @@ void TrainRun::check_memory(const std::optional<Checkpoint>& before) {
     for (std::size_t rank = 0; rank < shares.size(); ++rank) {
         const MemoryEstimate estimate = estimate_memory(
             options_.config, options_.layout, world_.topology(), rank / options_.layout.dp,
-            {.tiles = !device_->info().is_cpu, .turned = turned != 0});
+            {.tiles = !device_->info().is_cpu,
+             .turned = turned != 0,
+             .apart = device_->distinct_queues(QueueRole::Compute, QueueRole::ComputeDeferred)});
         require_memory(estimate, shares[rank].available, shares[rank].ranks, shares[rank].name);
         if (progress_ && rank == 0)
             progress_->note("memory of rank 0, estimated " + describe_memory(estimate.bytes) +

@@ -247,8 +247,9 @@ void Trainer::Impl::make_stages() {
         desc.loss_scale =
             static_cast<float>(1.0 / static_cast<double>(config.train.batch * config.train.seq));
         // The halves of a pair are of different phases.
-        desc.queue =
+        desc.queues.compute =
             schedule.has_pairs() && phase % 2 == 1 ? QueueRole::ComputeBeside : QueueRole::Compute;
+        desc.queues.weight_gradients = QueueRole::ComputeDeferred;
         stages.push_back(std::make_unique<Stage>(desc, parameters, exchange.get()));
     }
 }

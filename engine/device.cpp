@@ -87,7 +87,7 @@ void create_messenger(Device::Impl& impl) {
 }
 
 /// Which family and which of its queues serve each role: a copy-only family for the transfers, a
-/// compute family without graphics for all else, if it has queues enough.
+/// compute family without graphics for all else, as far as it has queues.
 struct QueuePlan {
     struct Slot {
         std::uint32_t family = 0, index = 0;
@@ -122,20 +122,25 @@ QueuePlan plan_queues(const std::vector<VkQueueFamilyProperties>& families) {
     const auto of = [&plan](QueueRole role) -> QueuePlan::Slot& {
         return plan.role[static_cast<std::size_t>(role)];
     };
-    constexpr std::array kBesideCompute = {QueueRole::AsyncCompute, QueueRole::AsyncForwardOut,
-                                           QueueRole::AsyncForwardIn, QueueRole::AsyncBackwardOut,
-                                           QueueRole::AsyncBackwardIn};
-    // On NVIDIA two queues of the graphics family take turns, those of the other run at once, and
-    // their kernels follow one another sooner.
-    const bool all_async =
-        async != kNone && families[async].queueCount >= kBesideCompute.size() + 2;
-    of(QueueRole::Compute) = take(all_async ? async : compute);
-    of(QueueRole::ComputeBeside) = all_async ? take(async) : of(QueueRole::Compute);
+    constexpr std::array kOfExchanges = {QueueRole::AsyncCompute, QueueRole::AsyncForwardOut,
+                                         QueueRole::AsyncForwardIn, QueueRole::AsyncBackwardOut,
+                                         QueueRole::AsyncBackwardIn};
+    // On NVIDIA kernels of the family without graphics follow one another sooner, and those of its
+    // queues and of one queue with graphics run at once; two queues with graphics take turns.
+    const bool apart = async != kNone && families[async].queueCount >= kOfExchanges.size() + 2;
+    if (!apart)
+        of(QueueRole::Compute) = of(QueueRole::ComputeBeside) = of(QueueRole::ComputeDeferred) =
+            take(compute);
     const std::uint32_t copies = transfer != kNone ? transfer : async != kNone ? async : compute;
     of(QueueRole::TransferIn) = take(copies);
     of(QueueRole::TransferOut) = take(copies);
-    for (const QueueRole role : kBesideCompute)
+    for (const QueueRole role : kOfExchanges)
         of(role) = take(async != kNone ? async : compute);
+    if (apart) {
+        of(QueueRole::Compute) = take(async);
+        of(QueueRole::ComputeBeside) = take(async);
+        of(QueueRole::ComputeDeferred) = take(compute);
+    }
     return plan;
 }
 

@@ -18,6 +18,8 @@ const char* to_string(QueueRole role) noexcept {
         return "compute";
     case QueueRole::ComputeBeside:
         return "compute_beside";
+    case QueueRole::ComputeDeferred:
+        return "compute_deferred";
     case QueueRole::TransferIn:
         return "transfer_in";
     case QueueRole::TransferOut:

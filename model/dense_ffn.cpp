@@ -8,7 +8,7 @@ namespace bellows {
 
 struct DenseFfn::Impl {
     ParameterStore& parameters;
-    Arena& scratch;
+    LayerScratch& scratch;
     std::uint64_t hidden, ffn;
     float eps;
     const Parameter& gain;
@@ -81,7 +81,7 @@ void DenseSlot::weight_gradient(Recording& r, Arena::Frame& scratch) const {
 } // namespace
 
 DenseFfn::DenseFfn(const ModelConfig& config, std::uint64_t layer, ParameterStore& parameters,
-                   Arena& scratch) {
+                   LayerScratch& scratch) {
     const std::string prefix = "model.layers." + std::to_string(layer) + ".";
     impl_.reset(new Impl{
         parameters, scratch, config.hidden, config.dense_ffn, static_cast<float>(config.norm_eps),

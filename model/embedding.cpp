@@ -12,7 +12,8 @@ constexpr const char* kTable = "model.embed_tokens.weight";
 
 class EmbeddingSlot final : public RecordedSlot {
 public:
-    EmbeddingSlot(const ParameterStore& parameters, Arena& scratch, const EmbeddingSlotDesc& desc)
+    EmbeddingSlot(const ParameterStore& parameters, LayerScratch& scratch,
+                  const EmbeddingSlotDesc& desc)
         : RecordedSlot(parameters.device(), scratch, desc.name) {
         const Parameter& table = parameters.at(kTable);
         record(NodeKind::Forward, "EMBED(F)", [&](Recording& r, Arena::Frame&) {
@@ -30,7 +31,7 @@ public:
 
 } // namespace
 
-Embedding::Embedding(ParameterStore& parameters, Arena& scratch)
+Embedding::Embedding(ParameterStore& parameters, LayerScratch& scratch)
     : parameters_(&parameters), scratch_(&scratch) {
     parameters.at(kTable); // throws early
 }

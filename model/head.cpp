@@ -11,7 +11,7 @@ namespace bellows {
 
 struct Head::Impl {
     ParameterStore& parameters;
-    Arena& scratch;
+    LayerScratch& scratch;
     std::uint64_t hidden, vocabulary;
     float eps;
     const Parameter &gain, &matrix;
@@ -106,7 +106,7 @@ public:
 
 } // namespace
 
-Head::Head(const ModelConfig& config, ParameterStore& parameters, Arena& scratch)
+Head::Head(const ModelConfig& config, ParameterStore& parameters, LayerScratch& scratch)
     : impl_(new Impl{
           parameters, scratch, config.hidden, config.vocabulary,
           static_cast<float>(config.norm_eps), parameters.at("model.norm.weight"),

@@ -13,7 +13,7 @@ namespace bellows {
 struct MlaAttention::Impl {
     const ModelConfig config;
     ParameterStore& parameters;
-    Arena& scratch;
+    LayerScratch& scratch;
     TensorView positions;
     std::string prefix; ///< "model.layers.3."
 
@@ -283,7 +283,8 @@ RopeTable::RopeTable(Device& device, const ModelConfig& config, std::uint64_t po
 }
 
 MlaAttention::MlaAttention(const ModelConfig& config, std::uint64_t layer,
-                           ParameterStore& parameters, const RopeTable& positions, Arena& scratch)
+                           ParameterStore& parameters, const RopeTable& positions,
+                           LayerScratch& scratch)
     : impl_(new Impl{config, parameters, scratch, positions.view(),
                      "model.layers." + std::to_string(layer) + "."}) {
     impl_->parameter("input_layernorm.weight"); // throws early

@@ -20,8 +20,8 @@ struct MoeFfn::Impl {
     ParameterStore& parameters;
     ExpertExchange& exchange;
     Buffer loads; ///< [routed_experts] u32
-    std::optional<Arena> own_scratch;
-    Arena* scratch;
+    std::optional<LayerScratch> own_scratch;
+    LayerScratch* scratch;
 
     const Parameter& parameter(const std::string& name) const {
         return parameters.at("model.layers." + std::to_string(layer) + "." + name);
@@ -282,13 +282,13 @@ KeptSwiglu MoeSlot::keep_experts() {
 }
 
 void MoeSlot::record(Node node, const std::function<void(Recording&, Arena::Frame&)>& work) {
-    Recording made(layer_.parameters.device(), layer_.scratch->queue(),
-                   desc_.name + " " + node.name);
+    Arena& scratch = layer_.scratch->of(node.kind);
+    Recording made(layer_.parameters.device(), scratch.queue(), desc_.name + " " + node.name);
     made.label(node.name);
-    Arena::Frame frame = layer_.scratch->begin();
+    Arena::Frame frame = scratch.begin();
     work(made, frame);
     if (frame.bytes() > 0)
-        layer_.scratch->reserve(frame.bytes());
+        scratch.reserve(frame.bytes());
     add_recording(std::move(node), std::move(made));
 }
 
@@ -450,7 +450,7 @@ ExchangeConfig MoeFfn::exchange_config(const ModelConfig& config, DType activati
 }
 
 MoeFfn::MoeFfn(const ModelConfig& config, std::uint64_t layer, ParameterStore& parameters,
-               ExpertExchange& exchange, Arena* scratch)
+               ExpertExchange& exchange, LayerScratch* scratch)
     : impl_(new Impl{config, layer, parameters, exchange, {}, {}, scratch}) {
     impl_->check();
     if (scratch == nullptr)

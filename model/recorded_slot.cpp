@@ -46,11 +46,12 @@ KeptSwiglu RecordedSlot::keep_swiglu(const ParameterStore& parameters, std::uint
 
 void RecordedSlot::record(NodeKind kind, const char* name,
                           const std::function<void(Recording&, Arena::Frame&)>& work) {
-    Recording recording(device_, scratch_.queue(), name_ + " " + name);
+    Arena& scratch = scratch_.of(kind);
+    Recording recording(device_, scratch.queue(), name_ + " " + name);
     recording.label(name);
-    Arena::Frame frame = scratch_.begin();
+    Arena::Frame frame = scratch.begin();
     work(recording, frame);
-    scratch_.reserve(frame.bytes());
+    scratch.reserve(frame.bytes());
     add_recording({.name = name, .kind = kind}, std::move(recording));
 }
 

@@ -7,7 +7,7 @@
 
 #include "kept_swiglu.hpp"
 
-#include <bellows/engine/arena.hpp>
+#include <bellows/model/layer_scratch.hpp>
 #include <bellows/model/node.hpp>
 
 #include <functional>
@@ -19,7 +19,7 @@ namespace bellows {
 
 class RecordedSlot : public LayerSlot {
 protected:
-    RecordedSlot(Device& device, Arena& scratch, std::string name)
+    RecordedSlot(Device& device, LayerScratch& scratch, std::string name)
         : device_(device), scratch_(scratch), name_(std::move(name)) {}
 
     /// A tensor of this slot.
@@ -39,7 +39,7 @@ protected:
 
 private:
     Device& device_;
-    Arena& scratch_;
+    LayerScratch& scratch_;
     std::string name_;
     std::vector<Buffer> buffers_;
 };

@@ -67,7 +67,7 @@ struct Stage::Impl {
     ExpertExchange* exchange;
     LayerRange range;
     std::uint64_t tokens;
-    Arena scratch;
+    LayerScratch scratch;
     RopeTable positions;
     std::vector<std::unique_ptr<Layer>> owned; ///< attention and dense FFNs
     std::vector<std::unique_ptr<MoeFfn>> experts;
@@ -80,7 +80,7 @@ struct Stage::Impl {
 
 Stage::Impl::Impl(const StageDesc& d, ParameterStore& p, ExpertExchange* e)
     : desc(d), parameters(p), exchange(e), range(layers_of_stage(d.config, d.stage, d.num_stages)),
-      tokens(d.sequences * d.seq), scratch(p.device(), "scratch", MemoryCategory::Scratch, d.queue),
+      tokens(d.sequences * d.seq), scratch(p.device(), d.queues),
       positions(p.device(), d.config, d.seq) {
     if (desc.training && !parameters.training())
         throw Error(ErrorCode::InvalidArgument,

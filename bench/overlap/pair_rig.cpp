@@ -60,8 +60,8 @@ PairRig::PairRig(Device& device, Stopwatch& watch, const PairShape& shape)
       transport_(open_transport(
           watch.world(), {.device = &device, .device_link = device_link_kind(shape.device_link)})),
       thread_(device, "network"),
-      scratch_{Arena(device),
-               Arena(device, "scratch", MemoryCategory::Scratch, QueueRole::ComputeBeside)} {
+      scratch_{LayerScratch(device),
+               LayerScratch(device, {QueueRole::ComputeBeside, QueueRole::ComputeDeferred})} {
     World& world = watch.world();
     const ModelConfig model = model_of(shape);
     const auto rank = static_cast<std::uint64_t>(world.rank());

@@ -9,9 +9,9 @@
 
 #include <bellows/comm/expert_exchange.hpp>
 #include <bellows/comm/world.hpp>
-#include <bellows/engine/arena.hpp>
 #include <bellows/engine/device.hpp>
 #include <bellows/engine/lane.hpp>
+#include <bellows/model/layer_scratch.hpp>
 #include <bellows/model/moe_ffn.hpp>
 #include <bellows/model/parameter_store.hpp>
 #include <bellows/pipeline/pair.hpp>
@@ -92,7 +92,7 @@ private:
     HostThread thread_;
     std::unique_ptr<ParameterStore> parameters_;
     std::unique_ptr<ExpertExchange> exchange_;
-    std::array<Arena, 2> scratch_; ///< of each chain: they run beside each other
+    std::array<LayerScratch, 2> scratch_; ///< of each chain: they run beside each other
     Chain forward_, backward_;
     PairNodes nodes_;
     Kernels kernels_;

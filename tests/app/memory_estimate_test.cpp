@@ -15,8 +15,10 @@
 namespace bellows {
 namespace {
 
-MemoryReport report_of(const RunConfig& run, const RunLayout& layout) {
-    const auto device = testing::make_device();
+MemoryReport report_of(const RunConfig& run, const RunLayout& layout, bool roles_apart = false) {
+    DeviceOptions options = testing::test_options();
+    options.roles_apart = roles_apart;
+    const auto device = testing::make_device(options);
     World world = World::single();
     Trainer trainer(*device, world, run, layout);
     trainer.step(0, [](std::uint64_t, std::uint64_t index, std::span<std::uint32_t> tokens) {
@@ -27,30 +29,38 @@ MemoryReport report_of(const RunConfig& run, const RunLayout& layout) {
     return device->memory_report();
 }
 
+void expect_near(const RunConfig& run, bool roles_apart) {
+    const auto device = testing::make_device();
+    const RunLayout layout;
+    const ComputeMemory compute{
+        .tiles = !device->info().is_cpu,
+        .turned = wants_turned_weights(*device, run, {}),
+        .apart =
+            roles_apart || device->distinct_queues(QueueRole::Compute, QueueRole::ComputeDeferred)};
+    MemoryEstimate estimate = estimate_memory(run, layout, 0, compute);
+    const MemoryReport report = report_of(run, layout, roles_apart);
+    SCOPED_TRACE(run.train.precision + (roles_apart ? ", roles apart" : "") + ", estimated " +
+                 describe_memory(estimate.bytes));
+    for (std::size_t i = 0; i < kNumMemoryCategories; ++i) {
+        const auto actual = static_cast<double>(report.categories[i].peak_bytes);
+        const auto expected = static_cast<double>(estimate.bytes[i]);
+        // Small parts may be off by more; a MiB does not decide whether a run fits.
+        EXPECT_NEAR(expected, actual, 0.25 * actual + (1 << 20))
+            << to_string(static_cast<MemoryCategory>(i));
+    }
+    EXPECT_NEAR(static_cast<double>(estimate.total()), static_cast<double>(report.peak_bytes),
+                0.2 * static_cast<double>(report.peak_bytes));
+}
+
 TEST(MemoryEstimate, IsNearWhatATrainerAllocates) {
     for (const char* precision : {"f32", "bf16", "fp8"})
-        for (const std::uint64_t micro_batches : {1u, 4u}) {
-            RunConfig run = load_run_config("tiny");
-            run.train.precision = precision;
-            run.train.micro_batches = micro_batches;
-            const RunLayout layout;
-            const auto device = testing::make_device();
-            const ProductMemory products{.tiles = !device->info().is_cpu,
-                                         .turned = wants_turned_weights(*device, run, {})};
-            MemoryEstimate estimate = estimate_memory(run, layout, 0, products);
-            const MemoryReport report = report_of(run, layout);
-            SCOPED_TRACE(std::string(precision) + ", estimated " + describe_memory(estimate.bytes));
-            for (std::size_t i = 0; i < kNumMemoryCategories; ++i) {
-                const auto actual = static_cast<double>(report.categories[i].peak_bytes);
-                const auto expected = static_cast<double>(estimate.bytes[i]);
-                // Small parts may be off by more; a MiB does not decide whether a run fits.
-                EXPECT_NEAR(expected, actual, 0.25 * actual + (1 << 20))
-                    << to_string(static_cast<MemoryCategory>(i));
+        for (const std::uint64_t micro_batches : {1u, 4u})
+            for (const bool roles_apart : {false, true}) {
+                RunConfig run = load_run_config("tiny");
+                run.train.precision = precision;
+                run.train.micro_batches = micro_batches;
+                expect_near(run, roles_apart);
             }
-            EXPECT_NEAR(static_cast<double>(estimate.total()),
-                        static_cast<double>(report.peak_bytes),
-                        0.2 * static_cast<double>(report.peak_bytes));
-        }
 }
 
 TEST(MemoryEstimate, Fp8KeepsLessForTheBackwardPass) {

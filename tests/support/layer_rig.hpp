@@ -10,7 +10,7 @@
 #include "support/model_parameters.hpp"
 #include "support/test_device.hpp"
 
-#include <bellows/engine/arena.hpp>
+#include <bellows/model/layer_scratch.hpp>
 #include <bellows/model/mla.hpp>
 #include <bellows/model/node.hpp>
 #include <bellows/model/parameter_store.hpp>
@@ -186,7 +186,7 @@ struct Rig {
     DType dtype;
     std::unique_ptr<Device> device;
     ParameterStore store;
-    Arena scratch;
+    LayerScratch scratch;
     RopeTable positions;
     std::vector<Buffer> buffers;
 };

@@ -26,6 +26,8 @@ enum class QueueRole : std::uint8_t {
     /// A second row of work that needs nothing of Compute's, as the layers of another micro-batch:
     /// one has the device's whole where the other's kernels end or begin.
     ComputeBeside,
+    /// What nobody waits for soon, as weight gradients: it fills what those two leave free.
+    ComputeDeferred,
     TransferIn,  ///< copies from the host
     TransferOut, ///< and to it
     /// What is ready when it is handed in, beside Compute.
@@ -37,7 +39,7 @@ enum class QueueRole : std::uint8_t {
     AsyncBackwardOut,
     AsyncBackwardIn,
 };
-inline constexpr std::size_t kNumQueueRoles = 9;
+inline constexpr std::size_t kNumQueueRoles = 10;
 /// The others are for copies and fills.
 constexpr bool takes_dispatches(QueueRole role) noexcept {
     return role != QueueRole::TransferIn && role != QueueRole::TransferOut;

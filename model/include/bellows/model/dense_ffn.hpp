@@ -5,8 +5,8 @@
 // MLP(W). MLP(B) writes dx and keeps what MLP(W) needs, which adds to ParameterStore's gradients
 // and reads the slot's x and dy as well. One thread at a time.
 
-#include <bellows/engine/arena.hpp>
 #include <bellows/model/config.hpp>
+#include <bellows/model/layer_scratch.hpp>
 #include <bellows/model/node.hpp>
 #include <bellows/model/parameter_store.hpp>
 
@@ -20,7 +20,7 @@ public:
     /// All must outlive it and its slots. Throws Error{InvalidArgument} when the store lacks a
     /// parameter of the layer.
     DenseFfn(const ModelConfig& config, std::uint64_t layer, ParameterStore& parameters,
-             Arena& scratch);
+             LayerScratch& scratch);
     ~DenseFfn() override;
 
     /// Throws Error{InvalidArgument} when the tensors are not [tokens, hidden] in the activations'

@@ -4,8 +4,8 @@
 // The first layer of a model: x = table[token]. Nodes: EMBED(F), EMBED(W); EMBED(W) adds to
 // ParameterStore's gradient of the table. One thread at a time.
 
-#include <bellows/engine/arena.hpp>
 #include <bellows/model/config.hpp>
+#include <bellows/model/layer_scratch.hpp>
 #include <bellows/model/node.hpp>
 #include <bellows/model/parameter_store.hpp>
 
@@ -25,13 +25,13 @@ struct EmbeddingSlotDesc {
 class Embedding final {
 public:
     /// All must outlive it and its slots.
-    Embedding(ParameterStore& parameters, Arena& scratch);
+    Embedding(ParameterStore& parameters, LayerScratch& scratch);
 
     std::unique_ptr<LayerSlot> create_slot(const EmbeddingSlotDesc& desc) const;
 
 private:
     ParameterStore* parameters_;
-    Arena* scratch_;
+    LayerScratch* scratch_;
 };
 
 } // namespace bellows

@@ -6,8 +6,8 @@
 // gradients and reads the slot's x as well. Logits are f32 whatever the activations' type. One
 // thread at a time.
 
-#include <bellows/engine/arena.hpp>
 #include <bellows/model/config.hpp>
+#include <bellows/model/layer_scratch.hpp>
 #include <bellows/model/node.hpp>
 #include <bellows/model/parameter_store.hpp>
 
@@ -34,7 +34,7 @@ struct HeadSlotDesc {
 class Head final {
 public:
     /// All must outlive it and its slots. The matrix is the embedding's where config says so.
-    Head(const ModelConfig& config, ParameterStore& parameters, Arena& scratch);
+    Head(const ModelConfig& config, ParameterStore& parameters, LayerScratch& scratch);
     ~Head();
 
     std::unique_ptr<LayerSlot> create_slot(const HeadSlotDesc& desc) const;

@@ -8,8 +8,8 @@
 // needs, which adds to ParameterStore's gradients and reads the slot's x and dy as well. One thread
 // at a time.
 
-#include <bellows/engine/arena.hpp>
 #include <bellows/model/config.hpp>
+#include <bellows/model/layer_scratch.hpp>
 #include <bellows/model/node.hpp>
 #include <bellows/model/parameter_store.hpp>
 
@@ -37,7 +37,7 @@ public:
     /// All must outlive it and its slots. Throws Error{InvalidArgument} when the store lacks a
     /// parameter of the layer.
     MlaAttention(const ModelConfig& config, std::uint64_t layer, ParameterStore& parameters,
-                 const RopeTable& positions, Arena& scratch);
+                 const RopeTable& positions, LayerScratch& scratch);
     ~MlaAttention() override;
 
     /// Throws Error{InvalidArgument} when tokens are not whole sequences of seq, when seq exceeds

@@ -13,8 +13,8 @@
 // loss.
 
 #include <bellows/comm/expert_exchange.hpp>
-#include <bellows/engine/arena.hpp>
 #include <bellows/model/config.hpp>
+#include <bellows/model/layer_scratch.hpp>
 #include <bellows/model/node.hpp>
 #include <bellows/model/parameter_store.hpp>
 
@@ -37,7 +37,7 @@ public:
     /// Error{InvalidArgument} for others. scratch: shared with other layers, or its own if left
     /// out.
     MoeFfn(const ModelConfig& config, std::uint64_t layer, ParameterStore& parameters,
-           ExpertExchange& exchange, Arena* scratch = nullptr);
+           ExpertExchange& exchange, LayerScratch* scratch = nullptr);
     ~MoeFfn() override;
 
     /// Throws Error{InvalidArgument} when there is a balance loss and the tokens are not whole

@@ -6,10 +6,10 @@
 // It hands nodes in when told to; the schedule decides when. One thread at a time.
 
 #include <bellows/comm/expert_exchange.hpp>
-#include <bellows/engine/arena.hpp>
 #include <bellows/model/config.hpp>
 #include <bellows/model/embedding.hpp>
 #include <bellows/model/head.hpp>
+#include <bellows/model/layer_scratch.hpp>
 #include <bellows/model/mla.hpp>
 #include <bellows/model/moe_ffn.hpp>
 #include <bellows/model/node.hpp>
@@ -42,7 +42,7 @@ struct StageDesc {
     std::uint64_t num_slots = 1; ///< micro-batches in flight
     float loss_scale = 1;        ///< 1 / tokens of the global batch
     bool training = true;        ///< false: forward nodes to logits only, nothing for gradients
-    QueueRole queue = QueueRole::Compute; ///< of its nodes that compute
+    LayerQueues queues{};        ///< of its nodes that compute
 };
 
 class Stage {
