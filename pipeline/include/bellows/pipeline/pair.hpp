@@ -9,8 +9,8 @@
 // a time, each as soon as what it needs has ended and the device is free, the one first that could
 // begin first (of several at once the one handed in first); exchange nodes run one at a time in the
 // order in which they are handed in, beside the compute nodes. A node needs all of its part before
-// it, but for what PairNode tells. (Where a device has queues for both directions their nodes run at
-// once, which takes less than is simulated.)
+// it, but for what PairNode tells. (Where a device has queues for both directions their nodes run
+// at once, which takes less than is simulated.)
 
 #include <bellows/pipeline/simulate.hpp>
 
