@@ -7,6 +7,7 @@
 #include "app/pair_orders.hpp"
 #include "app/router_biases.hpp"
 #include "app/run_groups.hpp"
+#include "app/step_totals.hpp"
 #include "app/update_parts.hpp"
 #include "app/weight_gathering.hpp"
 
@@ -15,7 +16,6 @@
 #include <bellows/engine/gemm_plan.hpp>
 
 #include <algorithm>
-#include <array>
 #include <chrono>
 #include <cmath>
 #include <cstdio>
@@ -23,7 +23,6 @@
 #include <iterator>
 #include <optional>
 #include <ranges>
-#include <tuple>
 #include <unordered_map>
 #include <utility>
 
@@ -71,11 +70,7 @@ struct Trainer::Impl {
     void make_router_biases();
     void update_router_biases();
     void count_left_out(std::uint64_t step, const StepResult& result);
-    std::pair<double, double> gather_loss_and_waiting();
-    std::uint64_t bytes_sent() const;
-    double seconds_waited() const;
-    template <class Call>
-    void wait_for_others(Call call);
+    void watch_traffic();
     template <class Call>
     auto whole(Call call);
 
@@ -93,6 +88,7 @@ struct Trainer::Impl {
     std::unique_ptr<Transport> exchange_transport, dense_transport, replica_transport,
         activations_transport, gradients_transport;
     HostCollectives everyone, copy_peers;
+    StepTotals totals;
     HostThread thread;
     ParameterStore parameters;
     std::string why_decoded; ///< all FP8 products; empty where they are not
@@ -112,14 +108,10 @@ struct Trainer::Impl {
     std::unordered_map<const Node*, TimePoint> last_runs;
     std::uint64_t step_index = 0; ///< of the step that runs
     const SequenceSource* source = nullptr;
-    std::map<std::uint64_t, double> losses; ///< by micro-batch; written by lanes
     TimePoint last_loss;
 
     std::optional<RouterBiases> router_biases; ///< of all layers that have some
-    std::uint64_t last_bytes = 0;
-    std::uint64_t steps_left_out = 0; ///< in a row, for gradients that were not finite
-    double host_seconds = 0;          ///< waited in collectives of the host
-    double last_waited = 0;
+    std::uint64_t steps_left_out = 0;          ///< in a row, for gradients that were not finite
 };
 
 namespace {
@@ -208,7 +200,7 @@ Trainer::Impl::Impl(Device& dev, World& w, const RunConfig& c, const RunLayout& 
       exchange_transport(transport_of(w, dev, c)), dense_transport(transport_of(w, dev, c)),
       replica_transport(transport_of(w, dev, c)), activations_transport(transport_of(w, dev, c)),
       gradients_transport(transport_of(w, dev, c)), everyone(w, Group::all(w.size()), limit),
-      copy_peers(w, dp_group(l, copies), limit), thread(dev, "network"),
+      copy_peers(w, dp_group(l, copies), limit), totals(everyone), thread(dev, "network"),
       parameters(dev, parameters_of_rank(c.model, schedule, place, d % l.ep, l.ep),
                  activation_type(c.train), true, linear_precision(c.train)) {
     AgreedKernels agreed =
@@ -225,6 +217,7 @@ Trainer::Impl::Impl(Device& dev, World& w, const RunConfig& c, const RunLayout& 
                               optimizer->upload_masters(first, values);
                           });
     make_router_biases();
+    watch_traffic();
 }
 
 void Trainer::Impl::make_stages() {
@@ -329,6 +322,21 @@ void Trainer::Impl::make_executor() {
         parameters, stages[schedule.ops[place].front().phase]->nodes(0, NodeKind::Forward));
 }
 
+void Trainer::Impl::watch_traffic() {
+    const auto watch = [this](const auto* connection) {
+        if (connection != nullptr)
+            totals.watch([connection] {
+                const auto stats = connection->stats();
+                return Traffic{stats.bytes_sent, stats.seconds_waited};
+            });
+    };
+    watch(dense.get());
+    watch(replicas.get());
+    watch(exchange.get());
+    watch(activations.get());
+    watch(gradients.get());
+}
+
 // ---- What exchanges leave free --------------------------------------------------------------
 
 /// The same on all ranks that share an exchange, whose stages are the same.
@@ -426,59 +434,20 @@ void Trainer::Impl::post_loss(Lane& lane, Stage& stage, std::uint64_t micro_batc
     job.accesses = {{buffer.view(), Access::Read}};
     job.step = [this, &buffer, micro_batch](LaneContext&) {
         const auto pair = buffer.mapped_as<const float>();
-        losses[micro_batch] = static_cast<double>(pair[0]) + static_cast<double>(pair[1]);
+        totals.note_loss(d * config.train.micro_batches + micro_batch,
+                         static_cast<double>(pair[0]) + static_cast<double>(pair[1]));
         return Progress::Done;
     };
     last_loss = lane.post(std::move(job));
 }
 
-/// Whoever comes early to a collective waits in it.
-template <class Call>
-void Trainer::Impl::wait_for_others(Call call) {
-    const auto start = std::chrono::steady_clock::now();
-    call();
-    if (world.size() > 1)
-        host_seconds +=
-            std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
-}
-
-/// The mean loss per token, and the mean over the ranks of what they waited since the last call.
-std::pair<double, double> Trainer::Impl::gather_loss_and_waiting() {
-    last_loss.wait(limit);
-    std::vector<double> mine; // pairs: which micro-batch of the global batch, its loss
-    for (const auto& [micro_batch, loss] : losses) {
-        mine.push_back(static_cast<double>(d * config.train.micro_batches + micro_batch));
-        mine.push_back(loss);
-    }
-    const double waited = seconds_waited();
-    mine.push_back(waited - std::exchange(last_waited, waited));
-    std::vector<HostCollectives::Bytes> parts;
-    wait_for_others([&] { parts = everyone.all_gather(std::as_bytes(std::span(mine))); });
-    std::map<double, double> all; // summed in the order of the global batch
-    double waiting = 0;
-    for (const auto& part : parts) {
-        std::vector<double> values(part.size() / sizeof(double));
-        std::memcpy(values.data(), part.data(), part.size());
-        waiting += values.back();
-        for (std::size_t i = 0; i + 1 < values.size(); i += 2)
-            all[values[i]] = values[i + 1];
-    }
-    double sum = 0;
-    for (const auto& [index, loss] : all)
-        sum += loss;
-    return {sum / static_cast<double>(config.train.batch * config.train.seq),
-            waiting / static_cast<double>(parts.size())};
-}
-
 void Trainer::Impl::gather(Parted what) {
     device.wait_idle(limit); // weights that still travel are the last step's
-    const std::uint64_t bytes = bytes_sent();
-    const double waited = seconds_waited();
-    optimizer->replace_gradients(what);
-    gather_parts(parameters.flat_gradients(), forward_buckets, *dense, *replicas);
-    device.wait_idle(limit);
-    last_bytes += bytes_sent() - bytes; // no step's
-    last_waited += seconds_waited() - waited;
+    totals.leave_out([&] {
+        optimizer->replace_gradients(what);
+        gather_parts(parameters.flat_gradients(), forward_buckets, *dense, *replicas);
+        device.wait_idle(limit);
+    });
 }
 
 // ---- Balance of the experts -----------------------------------------------------------------
@@ -502,25 +471,8 @@ void Trainer::Impl::update_router_biases() {
     if (!router_biases)
         return;
     std::vector<std::int64_t> loads = router_biases->collect(limit);
-    wait_for_others([&] { copy_peers.all_reduce_sum(std::span<std::int64_t>(loads)); });
+    totals.in_collective([&] { copy_peers.all_reduce_sum(std::span<std::int64_t>(loads)); });
     router_biases->update(loads);
-}
-
-std::uint64_t Trainer::Impl::bytes_sent() const {
-    std::uint64_t bytes = dense->stats().bytes_sent + replicas->stats().bytes_sent +
-                          (exchange ? exchange->stats().bytes_sent : 0);
-    for (const Pipe* pipe : {activations.get(), gradients.get()})
-        bytes += pipe != nullptr ? pipe->stats().bytes_sent : 0;
-    return bytes;
-}
-
-double Trainer::Impl::seconds_waited() const {
-    double seconds = host_seconds + dense->stats().seconds_waited +
-                     replicas->stats().seconds_waited +
-                     (exchange ? exchange->stats().seconds_waited : 0);
-    for (const Pipe* pipe : {activations.get(), gradients.get()})
-        seconds += pipe != nullptr ? pipe->stats().seconds_waited : 0;
-    return seconds;
 }
 
 /// Half of what it calls is of no use: what is left of that must not go on.
@@ -609,14 +561,14 @@ StepResult Trainer::Impl::run_step(std::uint64_t step, const SequenceSource& seq
     source = &sequences;
     executor->run();
     // What all ranks have to agree on: the norm of the whole gradient, and the loss.
-    std::array<double, 2> sums{optimizer->local_squares(), 0};
-    const std::uint64_t bytes = bytes_sent();
-    sums[1] = static_cast<double>(bytes - std::exchange(last_bytes, bytes));
-    wait_for_others([&] { everyone.all_reduce_sum(std::span<double>(sums)); });
+    const StepTotals::Sums squares = totals.sum_with_bytes(optimizer->local_squares());
+    last_loss.wait(limit);
+    const StepTotals::Losses losses = totals.sum_losses();
     StepResult result;
-    std::tie(result.loss, result.seconds_waited) = gather_loss_and_waiting();
-    result.grad_norm = std::sqrt(sums[0]);
-    result.bytes_exchanged = static_cast<std::uint64_t>(sums[1]);
+    result.loss = losses.sum / static_cast<double>(config.train.batch * config.train.seq);
+    result.seconds_waited = losses.seconds_waited;
+    result.grad_norm = std::sqrt(squares.value);
+    result.bytes_exchanged = squares.bytes;
     const double most = config.train.clip_norm;
     const double clip = most > 0 && result.grad_norm > most ? most / result.grad_norm : 1.0;
     result.updated = std::isfinite(result.grad_norm); // the same on all ranks

@@ -1,0 +1,50 @@
+// SPDX-License-Identifier: MIT
+#include "app/step_totals.hpp"
+
+#include <array>
+#include <cstring>
+#include <span>
+#include <utility>
+
+namespace bellows {
+
+Traffic StepTotals::traffic() const {
+    Traffic all{0, host_seconds_};
+    for (const auto& connection : connections_)
+        all += connection();
+    return all;
+}
+
+StepTotals::Sums StepTotals::sum_with_bytes(double value) {
+    const std::uint64_t bytes = traffic().bytes_sent;
+    std::array<double, 2> sums{
+        value, static_cast<double>(bytes - std::exchange(counted_.bytes_sent, bytes))};
+    in_collective([&] { everyone_.all_reduce_sum(std::span<double>(sums)); });
+    return {sums[0], static_cast<std::uint64_t>(sums[1])};
+}
+
+StepTotals::Losses StepTotals::sum_losses() {
+    std::vector<double> mine; // pairs: which micro-batch, its loss; then what this rank waited
+    for (const auto& [micro_batch, loss] : losses_) {
+        mine.push_back(static_cast<double>(micro_batch));
+        mine.push_back(loss);
+    }
+    const double waited = traffic().seconds_waited;
+    mine.push_back(waited - std::exchange(counted_.seconds_waited, waited));
+    std::vector<HostCollectives::Bytes> parts;
+    in_collective([&] { parts = everyone_.all_gather(std::as_bytes(std::span(mine))); });
+    std::map<double, double> all;
+    Losses losses;
+    for (const auto& part : parts) {
+        std::vector<double> values(part.size() / sizeof(double));
+        std::memcpy(values.data(), part.data(), part.size());
+        losses.seconds_waited += values.back() / static_cast<double>(parts.size());
+        for (std::size_t i = 0; i + 1 < values.size(); i += 2)
+            all[values[i]] = values[i + 1];
+    }
+    for (const auto& [micro_batch, loss] : all)
+        losses.sum += loss;
+    return losses;
+}
+
+} // namespace bellows
