@@ -116,22 +116,24 @@ std::uint64_t filled_rows(const Sizes& s, std::uint64_t rows, std::uint64_t matr
     return rows + (s.tiles ? 128 * matrices : 0);
 }
 
-/// The weight gradients of an FFN in FP8: its input quantised anew, and a product's operands
-/// decoded to bf16, or packed, which takes no more but for the rows that fill up tiles of 128 of
-/// each matrix. `rows` are as many as could come.
+/// The weight gradients of an FFN in FP8: its input and the SwiGLU's output quantised anew, and a
+/// product's operands decoded to bf16, or packed, which takes no more but for the rows that fill up
+/// tiles of 128 of each matrix. `rows` are as many as could come.
 std::uint64_t fp8_weight_gradient_bytes(const Sizes& s, std::uint64_t rows, std::uint64_t ffn,
                                         std::uint64_t matrices) {
     const std::uint64_t hidden = s.model.hidden;
-    return rows * quantized_row(hidden) + filled_rows(s, rows, matrices) * (2 * ffn + hidden) * 2;
+    return rows * (quantized_row(hidden) + quantized_row(ffn)) +
+           filled_rows(s, rows, matrices) * (2 * ffn + hidden) * 2;
 }
 
-/// An FFN in FP8: its input gradient, which has a SwiGLU's in both forms, or its weight gradients.
+/// An FFN in FP8: its input gradient, which has a SwiGLU's in both forms, or its weight gradients,
+/// unless these are apart.
 std::uint64_t fp8_ffn_bytes(const Sizes& s, std::uint64_t rows, std::uint64_t ffn,
                             std::uint64_t matrices) {
     return std::max(rows * (2 * ffn * s.act + quantized_row(2 * ffn)) +
                         filled_rows(s, rows, matrices) * 2 * ffn * 2 +
                         matrices * 2 * ffn * s.model.hidden * 2,
-                    fp8_weight_gradient_bytes(s, rows, ffn, matrices));
+                    s.apart ? 0 : fp8_weight_gradient_bytes(s, rows, ffn, matrices));
 }
 
 /// Rows that could come to a rank's experts.
@@ -154,17 +156,26 @@ std::uint64_t fp8_scratch_bytes(const Sizes& s) {
                      fp8_ffn_bytes(s, expert_rows(s), m.moe_ffn, s.local_experts)});
 }
 
-/// What weight gradients use for themselves, if they do.
+/// What weight gradients use for themselves, if they do: all of a rank's.
 std::uint64_t apart_bytes(const Sizes& s) {
-    const ModelConfig& m = s.model;
     if (!s.apart)
         return 0;
-    return ops::rmsnorm_wgrad_workspace_bytes(s.tokens, m.hidden) +
-           (!s.fp8 ? 0
-                   : std::max({fp8_weight_gradient_bytes(s, s.tokens, m.dense_ffn, 1),
-                               fp8_weight_gradient_bytes(s, s.tokens, m.shared_ffn(), 1),
-                               fp8_weight_gradient_bytes(s, expert_rows(s), m.moe_ffn,
-                                                         s.local_experts)}));
+    const ModelConfig& m = s.model;
+    const std::uint64_t sums =
+        3 * ops::rmsnorm_wgrad_workspace_bytes(s.tokens, m.hidden) +
+        (m.moe_layers() > 0
+             ? ops::gemm_tn_tall_workspace_bytes(s.tokens, m.routed_experts, m.hidden)
+             : 0);
+    if (!s.fp8)
+        return sums;
+    const std::uint64_t widest =
+        m.heads * std::max({m.qk_head_dim(), m.v_head_dim, m.qk_nope_head_dim + m.v_head_dim});
+    const std::uint64_t attention =
+        s.tokens * (2 * quantized_row(m.hidden) + quantized_row(widest) + (m.hidden + widest) * 2);
+    return sums +
+           std::max({attention, fp8_weight_gradient_bytes(s, s.tokens, m.dense_ffn, 1),
+                     fp8_weight_gradient_bytes(s, s.tokens, m.shared_ffn(), 1),
+                     fp8_weight_gradient_bytes(s, expert_rows(s), m.moe_ffn, s.local_experts)});
 }
 
 /// What layers use one after another.
@@ -175,7 +186,7 @@ std::uint64_t scratch_bytes(const Sizes& s) {
         m.heads * m.qk_head_dim();
     return std::max(s.fp8 ? fp8_scratch_bytes(s) : 0,
                     s.tokens * std::max(attention, m.dense_ffn) * s.act) +
-           ops::rmsnorm_wgrad_workspace_bytes(s.tokens, m.hidden) + apart_bytes(s);
+           ops::rmsnorm_wgrad_workspace_bytes(s.tokens, m.hidden);
 }
 
 /// Of a rank's dense parameters.
@@ -302,6 +313,7 @@ MemoryEstimate estimate_memory(const RunConfig& run, const RunLayout& layout,
     // The weights' first values come before there are rows.
     const std::uint64_t first_values = add_parameters(all, run, layout, schedule, rank, s);
     all.of(MemoryCategory::Scratch) += schedule.chunks[rank].size() * scratch_bytes(s) +
+                                       apart_bytes(s) +
                                        std::max(rows * scratch_row_bytes(s), first_values);
     all.of(MemoryCategory::Communication) +=
         network_bytes(s, run, layout, schedule, rank, all.of(MemoryCategory::Gradients));

@@ -5,11 +5,13 @@
 
 #include <algorithm>
 #include <cstddef>
+#include <cstdint>
 #include <cstdlib>
 #include <set>
 #include <span>
 #include <sstream>
 #include <string>
+#include <utility>
 #include <vector>
 
 namespace bellows {
@@ -44,16 +46,49 @@ std::vector<PairNode> once_each(const std::vector<PairNode>& nodes, std::size_t 
     return layer;
 }
 
+/// What each of a step's own kernels has of the device: an equal share of where several run at
+/// once. 0 for what else there is.
+std::vector<double> shares_of_device(std::span<const TraceEvent> events) {
+    struct Edge {
+        std::int64_t ns;
+        std::size_t event;
+        bool begins;
+    };
+    std::vector<Edge> edges;
+    for (std::size_t i = 0; i < events.size(); ++i)
+        if (!events[i].is_job() && !events[i].op.empty() && events[i].by.empty() &&
+            events[i].begin_ns < events[i].end_ns) {
+            edges.push_back({events[i].begin_ns, i, true});
+            edges.push_back({events[i].end_ns, i, false});
+        }
+    std::ranges::sort(edges, {}, [](const Edge& edge) { return std::pair(edge.ns, edge.begins); });
+    std::vector<double> shares(events.size());
+    std::set<std::size_t> running;
+    std::int64_t since = 0;
+    for (const Edge& edge : edges) {
+        for (const std::size_t event : running)
+            shares[event] +=
+                1e-9 * static_cast<double>(edge.ns - since) / static_cast<double>(running.size());
+        since = edge.ns;
+        edge.begins ? (void)running.insert(edge.event) : (void)running.erase(edge.event);
+    }
+    return shares;
+}
+
 } // namespace
 
 NodeSeconds node_seconds(std::span<const TraceEvent> events,
                          const std::map<std::string, std::size_t>& runs) {
     NodeSeconds means;
-    for (const TraceEvent& event : events) {
+    const std::vector<double> shares = shares_of_device(events);
+    for (std::size_t i = 0; i < events.size(); ++i) {
+        const TraceEvent& event = events[i];
         const auto node = runs.find(event.is_job() ? node_of_job(event.name) : event.category);
-        if (node != runs.end() && !event.op.empty() && event.by.empty())
-            means[node->first] += 1e-9 * static_cast<double>(event.end_ns - event.begin_ns) /
-                                  static_cast<double>(node->second);
+        if (node == runs.end() || event.op.empty() || !event.by.empty())
+            continue;
+        const double seconds =
+            event.is_job() ? 1e-9 * static_cast<double>(event.end_ns - event.begin_ns) : shares[i];
+        means[node->first] += seconds / static_cast<double>(node->second);
     }
     return means;
 }

@@ -20,7 +20,7 @@ namespace bellows {
 using NodeSeconds = std::map<std::string, double>;
 
 /// From the trace of a step in which nodes of a name ran so many times: the mean of what one took
-/// the device, or the exchange.
+/// the device (an equal share where nodes ran at once), or the exchange.
 NodeSeconds node_seconds(std::span<const TraceEvent> events,
                          const std::map<std::string, std::size_t>& runs);
 

@@ -93,6 +93,7 @@ struct Trainer::Impl {
     ParameterStore parameters;
     std::string why_decoded; ///< all FP8 products; empty where they are not
     std::unique_ptr<ExpertExchange> exchange;
+    std::optional<Arena> deferred; ///< of weight gradients, where they have a queue of their own
     std::vector<std::unique_ptr<Stage>> stages; ///< by phase
     std::unique_ptr<Collectives> dense, replicas;
     std::vector<std::vector<GradientRange>> buckets; ///< by phase
@@ -229,6 +230,12 @@ void Trainer::Impl::make_stages() {
         exchange = std::make_unique<ExpertExchange>(device, world, *exchange_transport, thread,
                                                     std::move(of));
     }
+    // A forward of one phase stands beside a backward of the other, as a pair or behind it.
+    const ScheduleKind kind = parse_schedule_kind(config.train.pipeline);
+    const bool both_ways = kind == ScheduleKind::DualPipe || kind == ScheduleKind::DualPipeV;
+    if (device.distinct_queues(QueueRole::Compute, QueueRole::ComputeDeferred))
+        deferred.emplace(device, "scratch of weight gradients", MemoryCategory::Scratch,
+                         QueueRole::ComputeDeferred);
     for (std::uint32_t phase = 0; phase < schedule.chunks[place].size(); ++phase) {
         StageDesc desc;
         desc.config = config.model;
@@ -239,10 +246,10 @@ void Trainer::Impl::make_stages() {
         desc.num_slots = schedule.peak_in_flight(place, phase);
         desc.loss_scale =
             static_cast<float>(1.0 / static_cast<double>(config.train.batch * config.train.seq));
-        // The halves of a pair are of different phases.
-        desc.queues.compute =
-            schedule.has_pairs() && phase % 2 == 1 ? QueueRole::ComputeBeside : QueueRole::Compute;
-        desc.queues.weight_gradients = QueueRole::ComputeDeferred;
+        if (both_ways && phase % 2 == 1)
+            desc.queue = QueueRole::ComputeBeside;
+        if (deferred)
+            desc.weight_gradients = &*deferred;
         stages.push_back(std::make_unique<Stage>(desc, parameters, exchange.get()));
     }
 }

@@ -87,7 +87,8 @@ void create_messenger(Device::Impl& impl) {
 }
 
 /// Which family and which of its queues serve each role: a copy-only family for the transfers, a
-/// compute family without graphics for all else, as far as it has queues.
+/// compute family without graphics for what exchanges do, and for what computes as well if it has
+/// a queue for each role.
 struct QueuePlan {
     struct Slot {
         std::uint32_t family = 0, index = 0;
@@ -125,20 +126,24 @@ QueuePlan plan_queues(const std::vector<VkQueueFamilyProperties>& families) {
     constexpr std::array kOfExchanges = {QueueRole::AsyncCompute, QueueRole::AsyncForwardOut,
                                          QueueRole::AsyncForwardIn, QueueRole::AsyncBackwardOut,
                                          QueueRole::AsyncBackwardIn};
-    // On NVIDIA kernels of the family without graphics follow one another sooner, and those of its
+    const std::uint32_t beside = async != kNone ? async : compute;
+    const std::uint32_t copies = transfer != kNone ? transfer : beside;
+    // On NVIDIA kernels of a family without graphics follow one another sooner, and those of its
     // queues and of one queue with graphics run at once; two queues with graphics take turns.
-    const bool apart = async != kNone && families[async].queueCount >= kOfExchanges.size() + 2;
+    const std::size_t needed =
+        kOfExchanges.size() + 2 + (copies == beside ? 2 : 0) + (compute == beside ? 1 : 0);
+    const bool apart = !(families[beside].queueFlags & VK_QUEUE_GRAPHICS_BIT) &&
+                       families[beside].queueCount >= needed;
     if (!apart)
         of(QueueRole::Compute) = of(QueueRole::ComputeBeside) = of(QueueRole::ComputeDeferred) =
             take(compute);
-    const std::uint32_t copies = transfer != kNone ? transfer : async != kNone ? async : compute;
     of(QueueRole::TransferIn) = take(copies);
     of(QueueRole::TransferOut) = take(copies);
     for (const QueueRole role : kOfExchanges)
-        of(role) = take(async != kNone ? async : compute);
+        of(role) = take(beside);
     if (apart) {
-        of(QueueRole::Compute) = take(async);
-        of(QueueRole::ComputeBeside) = take(async);
+        of(QueueRole::Compute) = take(beside);
+        of(QueueRole::ComputeBeside) = take(beside);
         of(QueueRole::ComputeDeferred) = take(compute);
     }
     return plan;

@@ -80,7 +80,7 @@ struct Stage::Impl {
 
 Stage::Impl::Impl(const StageDesc& d, ParameterStore& p, ExpertExchange* e)
     : desc(d), parameters(p), exchange(e), range(layers_of_stage(d.config, d.stage, d.num_stages)),
-      tokens(d.sequences * d.seq), scratch(p.device(), d.queues),
+      tokens(d.sequences * d.seq), scratch(p.device(), d.queue, d.weight_gradients),
       positions(p.device(), d.config, d.seq) {
     if (desc.training && !parameters.training())
         throw Error(ErrorCode::InvalidArgument,

@@ -60,8 +60,10 @@ PairRig::PairRig(Device& device, Stopwatch& watch, const PairShape& shape)
       transport_(open_transport(
           watch.world(), {.device = &device, .device_link = device_link_kind(shape.device_link)})),
       thread_(device, "network"),
+      of_weight_gradients_(device, "scratch of weight gradients", MemoryCategory::Scratch,
+                           QueueRole::ComputeDeferred),
       scratch_{LayerScratch(device),
-               LayerScratch(device, {QueueRole::ComputeBeside, QueueRole::ComputeDeferred})} {
+               LayerScratch(device, QueueRole::ComputeBeside, &of_weight_gradients_)} {
     World& world = watch.world();
     const ModelConfig model = model_of(shape);
     const auto rank = static_cast<std::uint64_t>(world.rank());

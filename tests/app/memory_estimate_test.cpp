@@ -63,6 +63,29 @@ TEST(MemoryEstimate, IsNearWhatATrainerAllocates) {
             }
 }
 
+TEST(MemoryEstimate, KnowsWhatWeightGradientsTakeApart) {
+    RunConfig run = load_run_config("tiny");
+    run.train.precision = "fp8";
+    run.train.micro_batches = 1;
+    run.train.batch = 32;
+    run.model.hidden = 512; // a weight gradient takes more than an input gradient
+    run.model.moe_ffn = run.model.dense_ffn = 128;
+    const auto device = testing::make_device();
+    const auto scratch = [&](bool apart) {
+        const ComputeMemory compute{.tiles = !device->info().is_cpu, .apart = apart};
+        return static_cast<double>(
+            estimate_memory(run, {}, 0, compute).of(MemoryCategory::Scratch));
+    };
+    const auto reserved = [&](bool apart) {
+        return static_cast<double>(report_of(run, {}, apart).of(MemoryCategory::Scratch).bytes);
+    };
+    if (device->distinct_queues(QueueRole::Compute, QueueRole::ComputeDeferred))
+        GTEST_SKIP() << "they always are here";
+    const double more = reserved(true) - reserved(false);
+    EXPECT_GT(more, 1 << 20);
+    EXPECT_NEAR(scratch(true) - scratch(false), more, 0.3 * more);
+}
+
 TEST(MemoryEstimate, Fp8KeepsLessForTheBackwardPass) {
     RunConfig run = load_run_config("tiny");
     const auto kept = [&](const char* precision) {

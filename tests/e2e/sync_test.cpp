@@ -35,8 +35,9 @@ TEST_P(Sync, SerialAndShuffledEqualOverlapped) {
         EXPECT_EQ(printed_steps(other), printed_steps(overlap));
         EXPECT_TRUE(same_tensors(other, overlap));
     }
-    const fs::path apart =
-        workspace.train("apart", flags, {{"BELLOWS_ROLES_APART", "1"}, {"BELLOWS_CHECK", "1"}});
+    const fs::path apart = workspace.train(
+        "apart", flags,
+        {{"BELLOWS_ROLES_APART", "1"}, {"BELLOWS_CHECK", "1"}, {"BELLOWS_SYNC", "shuffle:3"}});
     EXPECT_EQ(printed_steps(apart), printed_steps(overlap));
     EXPECT_TRUE(same_tensors(apart, overlap));
     // The variable is read at all.

@@ -76,8 +76,8 @@ struct DeviceOptions {
     bool check_happens_before = checks_by_default();
     /// Fills released and new memory of every kind with 0xff: NaN as f32 and bf16, a huge count.
     bool poison_freed_memory = false;
-    /// A queue in the engine's books for each role, though several may be one VkQueue: tests see
-    /// what orders roles on devices that have fewer.
+    /// Of create(): a queue in the engine's books for each role, though several may be one VkQueue.
+    /// Tests see what orders roles on devices that have fewer.
     bool roles_apart = false;
     bool validation = false; ///< Khronos validation layer; messages fail the device
     bool trace = false;

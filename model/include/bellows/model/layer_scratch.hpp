@@ -9,37 +9,29 @@
 #include <bellows/model/node.hpp>
 
 #include <cstdint>
-#include <optional>
 
 namespace bellows {
 
-struct LayerQueues {
-    QueueRole compute = QueueRole::Compute;          ///< forwards and input gradients
-    QueueRole weight_gradients = QueueRole::Compute; ///< scratch of their own, if another VkQueue
-};
-
 class LayerScratch {
 public:
-    /// Outlives the slots of its layers.
-    explicit LayerScratch(Device& device, const LayerQueues& queues = {})
-        : arena_(device, "scratch", MemoryCategory::Scratch, queues.compute) {
-        if (device.distinct_queues(queues.compute, queues.weight_gradients))
-            of_weight_gradients_.emplace(device, "scratch of weight gradients",
-                                         MemoryCategory::Scratch, queues.weight_gradients);
-    }
+    /// Outlives the slots of its layers. of_weight_gradients: for these alone, of several stages if
+    /// its queue is theirs; must outlive it. Null: they are as other nodes.
+    explicit LayerScratch(Device& device, QueueRole queue = QueueRole::Compute,
+                          Arena* of_weight_gradients = nullptr)
+        : arena_(device, "scratch", MemoryCategory::Scratch, queue),
+          of_weight_gradients_(of_weight_gradients) {}
 
     Arena& of(NodeKind kind) noexcept {
-        return kind == NodeKind::WeightGradient && of_weight_gradients_ ? *of_weight_gradients_
-                                                                        : arena_;
+        return kind == NodeKind::WeightGradient && of_weight_gradients_ != nullptr
+                   ? *of_weight_gradients_
+                   : arena_;
     }
-    /// Bytes of both.
-    std::uint64_t size() const noexcept {
-        return arena_.size() + (of_weight_gradients_ ? of_weight_gradients_->size() : 0);
-    }
+    /// Bytes of its own.
+    std::uint64_t size() const noexcept { return arena_.size(); }
 
 private:
     Arena arena_;
-    std::optional<Arena> of_weight_gradients_;
+    Arena* of_weight_gradients_;
 };
 
 } // namespace bellows

@@ -42,7 +42,10 @@ struct StageDesc {
     std::uint64_t num_slots = 1; ///< micro-batches in flight
     float loss_scale = 1;        ///< 1 / tokens of the global batch
     bool training = true;        ///< false: forward nodes to logits only, nothing for gradients
-    LayerQueues queues{};        ///< of its nodes that compute
+    QueueRole queue = QueueRole::Compute; ///< of its nodes that compute
+    /// Scratch and queue of weight gradients, which several stages may share; null: they are as
+    /// other nodes. Must outlive the stage.
+    Arena* weight_gradients = nullptr;
 };
 
 class Stage {

@@ -7,10 +7,10 @@
 //
 // Nodes of a part are handed in in their order (but for fill_backward()). Compute nodes run one at
 // a time, each as soon as what it needs has ended and the device is free, the one first that could
-// begin first (of several at once the one handed in first); exchange nodes run one at a time in the
+// begin first (of several at once the one handed in first), though a device that has queues for
+// both directions takes less for what it runs at once; exchange nodes run one at a time in the
 // order in which they are handed in, beside the compute nodes. A node needs all of its part before
-// it, but for what PairNode tells. (Where a device has queues for both directions their nodes run
-// at once, which takes less than is simulated.)
+// it, but for what PairNode tells.
 
 #include <bellows/pipeline/simulate.hpp>
 

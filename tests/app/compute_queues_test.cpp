@@ -1,0 +1,70 @@
+// SPDX-License-Identifier: MIT
+// Which queue computes what in a trainer's step, where a device has one for each role; and that the
+// step is the same there.
+#include "app/trainer.hpp"
+#include "small_run.hpp"
+#include "support/test_device.hpp"
+
+#include <gtest/gtest.h>
+
+#include <map>
+#include <set>
+#include <string>
+
+namespace bellows {
+namespace {
+
+/// Queues of the nodes that compute, by the ops' first two letters: "F0", "I1", "W1".
+using Queues = std::map<std::string, std::set<std::string>>;
+
+struct Step {
+    double loss = 0;
+    Queues queues;
+};
+
+Step step_of(const char* pipeline, bool roles_apart) {
+    DeviceOptions options = testing::test_options();
+    options.roles_apart = roles_apart;
+    options.trace = true;
+    const auto device = testing::make_device(options);
+    World world = World::single();
+    RunConfig run = small_run();
+    run.train.pipeline = pipeline;
+    run.train.micro_batches = 4;
+    Trainer trainer(*device, world, run, {});
+    Step step;
+    trainer.step(0, fill_sequence);
+    step.loss = trainer.step(1, fill_sequence).loss;
+    device->wait_idle();
+    for (const TraceEvent& event : device->take_trace())
+        if (!event.is_job() && event.op.size() > 2 && event.by.empty() &&
+            event.category.ends_with(")") && !event.category.starts_with("DISPATCH") &&
+            !event.category.starts_with("COMBINE"))
+            step.queues[event.op.substr(0, 2)].insert(event.lane);
+    return step;
+}
+
+TEST(ComputeQueues, OneForEachWayAndOneForWeightGradients) {
+    const Step apart = step_of("dualpipev", true);
+    EXPECT_EQ(apart.queues, (Queues{{"F0", {"compute"}},
+                                    {"I0", {"compute"}},
+                                    {"F1", {"compute_beside"}},
+                                    {"I1", {"compute_beside"}},
+                                    {"W0", {"compute_deferred"}},
+                                    {"W1", {"compute_deferred"}}}));
+    EXPECT_EQ(apart.loss, step_of("dualpipev", false).loss);
+}
+
+TEST(ComputeQueues, PhasesOfOneWayShareOne) {
+    const Step apart = step_of("zb-v", true);
+    EXPECT_EQ(apart.queues, (Queues{{"F0", {"compute"}},
+                                    {"I0", {"compute"}},
+                                    {"F1", {"compute"}},
+                                    {"I1", {"compute"}},
+                                    {"W0", {"compute_deferred"}},
+                                    {"W1", {"compute_deferred"}}}));
+    EXPECT_EQ(apart.loss, step_of("zb-v", false).loss);
+}
+
+} // namespace
+} // namespace bellows
