@@ -189,30 +189,29 @@ void Optimizer::upload_masters(std::uint64_t first, std::span<const float> value
         }
 }
 
-BufferView Optimizer::moment(const Parameter& parameter, bool second) const {
+BufferView Optimizer::moment(const Parameter& parameter, Parted what) const {
     const Placed* const placed = find(parameter);
     if (placed == nullptr)
         return {};
     const Share part = updated(parameter);
-    return (second ? second_moments_ : first_moments_)
-        .view()
-        .sub((placed->at + parameter.first + part.first - placed->range.first) * 4, part.count * 4);
+    return moments_of(what).view().sub(
+        (placed->at + parameter.first + part.first - placed->range.first) * 4, part.count * 4);
 }
 
-std::vector<float> Optimizer::download(const Parameter& parameter, bool second) const {
+std::vector<float> Optimizer::download(const Parameter& parameter, Parted what) const {
     std::vector<float> values(updated(parameter).count);
     if (!values.empty())
-        parameters_.device().download(moment(parameter, second), std::span<float>(values));
+        parameters_.device().download(moment(parameter, what), std::span<float>(values));
     return values;
 }
 
-void Optimizer::upload(const Parameter& parameter, bool second, std::span<const float> values) {
+void Optimizer::upload(const Parameter& parameter, Parted what, std::span<const float> values) {
     if (const Share part = updated(parameter); values.size() != part.count)
         throw Error(ErrorCode::InvalidArgument, "this rank updates " + std::to_string(part.count) +
                                                     " elements of " + parameter.info.name +
                                                     ", not " + std::to_string(values.size()));
     if (!values.empty())
-        parameters_.device().upload(moment(parameter, second), values);
+        parameters_.device().upload(moment(parameter, what), values);
 }
 
 void Optimizer::replace_gradients(Parted what) {
@@ -222,10 +221,10 @@ void Optimizer::replace_gradients(Parted what) {
     const TensorView gradients = parameters_.flat_gradients();
     for (const auto& part : parts_)
         for (const Placed& placed : part) {
-            const Buffer& moments = what == Parted::FirstMoments ? first_moments_ : second_moments_;
-            const BufferView from = what == Parted::Masters
-                                        ? masters(placed).buffer
-                                        : moments.view().sub(placed.at * 4, placed.range.count * 4);
+            const BufferView from =
+                what == Parted::Masters
+                    ? masters(placed).buffer
+                    : moments_of(what).view().sub(placed.at * 4, placed.range.count * 4);
             copies.copy(from, gradients.rows(placed.range.first, placed.range.count).buffer);
         }
     parameters_.device().submit(copies).wait(options_.timeout);

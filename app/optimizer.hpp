@@ -9,6 +9,7 @@
 #include <bellows/engine/ops.hpp>
 #include <bellows/model/parameter_store.hpp>
 
+#include <array>
 #include <chrono>
 #include <cstdint>
 #include <memory>
@@ -32,6 +33,7 @@ using UpdatePart = std::vector<UpdatedRange>;
 
 /// What a rank has of the parameters that it updates.
 enum class Parted : std::uint8_t { Gradients, Masters, FirstMoments, SecondMoments };
+inline constexpr std::array kMoments = {Parted::FirstMoments, Parted::SecondMoments};
 
 struct OptimizerOptions {
     ops::AdamwOptions adamw;
@@ -62,9 +64,9 @@ public:
     /// updates and the store does not keep itself. At first they are the bf16 weights, zero of
     /// what computes in FP8. Waits.
     void upload_masters(std::uint64_t first, std::span<const float> values);
-    /// Moments of updated(parameter), f32. They wait.
-    std::vector<float> download(const Parameter& parameter, bool second_moment) const;
-    void upload(const Parameter& parameter, bool second_moment, std::span<const float> values);
+    /// Of updated(parameter), f32; what: of kMoments. They wait.
+    std::vector<float> download(const Parameter& parameter, Parted what) const;
+    void upload(const Parameter& parameter, Parted what, std::span<const float> values);
     /// The store's gradients of what is updated become its master weights or moments. Waits.
     void replace_gradients(Parted what);
 
@@ -76,7 +78,10 @@ private:
 
     /// The range that holds elements of a parameter, if any: a rank's part is one of its bucket.
     const Placed* find(const Parameter& parameter) const noexcept;
-    BufferView moment(const Parameter& parameter, bool second) const;
+    const Buffer& moments_of(Parted what) const noexcept {
+        return what == Parted::FirstMoments ? first_moments_ : second_moments_;
+    }
+    BufferView moment(const Parameter& parameter, Parted what) const;
     /// f32, if the store has them.
     TensorView stored(const UpdatedRange& range) const {
         return parameters_.f32_weights(range.first, range.count);

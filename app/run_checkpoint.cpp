@@ -15,8 +15,8 @@ namespace bellows {
 
 namespace {
 
-std::string moment_name(const Parameter& parameter, bool second) {
-    return parameter.info.name + (second ? ".adam_v" : ".adam_m");
+std::string moment_name(const Parameter& parameter, Parted what) {
+    return parameter.info.name + (what == Parted::FirstMoments ? ".adam_m" : ".adam_v");
 }
 
 /// This rank's shards of a checkpoint, written one kind of tensor after the other, as the ranks
@@ -47,19 +47,19 @@ public:
         model.finish();
     }
 
-    /// First the first ones, then the second.
-    void write_moments(bool second) {
+    /// In the order of kMoments.
+    void write_moments(Parted what) {
         if (mine_.empty())
             return;
-        if (!second)
+        if (what == kMoments.front())
             begin_moments();
         for (const Parameter* parameter : mine_) {
             if (!parameter->info.trainable())
                 continue;
             const auto values = trainer_.parameters().download_gradient(parameter->info.name);
-            optimizer_->write(moment_name(*parameter, second), std::as_bytes(std::span(values)));
+            optimizer_->write(moment_name(*parameter, what), std::as_bytes(std::span(values)));
         }
-        if (second)
+        if (what == kMoments.back())
             optimizer_->finish();
     }
 
@@ -70,11 +70,11 @@ private:
 
     void begin_moments() {
         std::vector<StoredTensor> tensors;
-        for (const bool second : {false, true})
+        for (const Parted what : kMoments)
             for (const Parameter* parameter : mine_)
                 if (parameter->info.trainable())
                     tensors.push_back(
-                        {moment_name(*parameter, second), StoredType::F32, parameter->info.shape});
+                        {moment_name(*parameter, what), StoredType::F32, parameter->info.shape});
         optimizer_.emplace(path("optimizer"), tensors,
                            std::map<std::string, std::string>{{"format", "pt"}});
     }
@@ -114,10 +114,10 @@ void load_moments(const Checkpoint& checkpoint, Trainer& trainer) {
         const Share mine = trainer.optimizer().updated(parameter);
         if (mine.count == 0)
             continue;
-        for (const bool second : {false, true}) {
-            const auto values = read_tensor(checkpoint, "optimizer", moment_name(parameter, second),
-                                            parameter.info);
-            trainer.optimizer().upload(parameter, second,
+        for (const Parted what : kMoments) {
+            const auto values =
+                read_tensor(checkpoint, "optimizer", moment_name(parameter, what), parameter.info);
+            trainer.optimizer().upload(parameter, what,
                                        std::span(values).subspan(mine.first, mine.count));
         }
     }
@@ -146,12 +146,18 @@ std::filesystem::path save_checkpoint(const TrainOptions& options, Trainer& trai
           "beginning a checkpoint");
     Shards shards(trainer, checkpoint_temporary(options.out, steps_done), index);
     const auto write = [&](Parted what, const auto& tensors) {
-        trainer.gather(what);
+        try {
+            trainer.gather(what);
+        } catch (const Error&) { // which ends the run
+            if (leads)
+                abandon_checkpoint(options.out, steps_done);
+            throw;
+        }
         agree(attempt(tensors), "writing a checkpoint");
     };
     write(Parted::Masters, [&] { shards.write_weights(); });
-    write(Parted::FirstMoments, [&] { shards.write_moments(false); });
-    write(Parted::SecondMoments, [&] { shards.write_moments(true); });
+    for (const Parted what : kMoments)
+        write(what, [&] { shards.write_moments(what); });
     std::filesystem::path folder;
     agree(attempt([&] {
               if (!leads)

@@ -103,7 +103,7 @@ struct Outcome {
 /// AdamW's, which show the gradients' last bits.
 std::vector<float> moments_of(Trainer& trainer) {
     return trainer.optimizer().download(
-        trainer.parameters().at("model.layers.0.mlp.gate_up_proj.weight"), false);
+        trainer.parameters().at("model.layers.0.mlp.gate_up_proj.weight"), Parted::FirstMoments);
 }
 
 Outcome run_of(Device& device, const KernelChoice& kernels, const std::filesystem::path& folder) {

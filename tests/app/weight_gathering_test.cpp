@@ -169,10 +169,10 @@ TEST_P(WeightGatheringOf, LeavesWhatOneUpdateOfEverythingLeaves) {
             continue;
         const Share mine = of_a_part.updated(parameter);
         divided += mine.count > 0 && mine.count < parameter.info.size() ? 1 : 0;
-        for (const bool second : {false, true}) {
-            const auto whole_moments = of_everything.download(parameter, second);
+        for (const Parted what : kMoments) {
+            const auto whole_moments = of_everything.download(parameter, what);
             right = right && whole_moments.size() == parameter.info.size() &&
-                    std::ranges::equal(of_a_part.download(parameter, second),
+                    std::ranges::equal(of_a_part.download(parameter, what),
                                        std::span(whole_moments).subspan(mine.first, mine.count));
         }
         right = right && (mine.count == parameter.info.size() || members > 1);
