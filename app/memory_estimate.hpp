@@ -27,8 +27,8 @@ struct MemoryEstimate {
 
 /// What computing takes on the run's devices beside the model's tensors.
 struct ComputeMemory {
-    bool tiles = false;  ///< FP8 ones may pack their operands into tiles (fp8::Variant::Packed)
-    bool turned = false; ///< bf16 ones want transposed copies of weights (fp8::Variant::Direct)
+    bool tiles = false;  ///< FP8 products may pack their operands into tiles (fp8::Variant::Packed)
+    bool turned = false; ///< bf16 products want transposed copies of weights (fp8::Variant::Direct)
     bool apart = false;  ///< weight gradients have scratch of their own (LayerScratch)
 };
 

@@ -83,7 +83,7 @@ private:
     TensorView make(const char* what, DType dtype, std::initializer_list<std::uint64_t> extents,
                     MemoryCategory category = MemoryCategory::Activations);
     BufferView workspace(const char* what, std::uint64_t bytes);
-    void record(Node node, const std::function<void(Recording&, Arena::Frame&)>& work);
+    void record(Node node, const LayerScratch::Work& work);
     bool fp8() const noexcept {
         return layer_.parameters.linear_precision() == LinearPrecision::Fp8;
     }
@@ -281,14 +281,9 @@ KeptSwiglu MoeSlot::keep_experts() {
     return kept;
 }
 
-void MoeSlot::record(Node node, const std::function<void(Recording&, Arena::Frame&)>& work) {
-    Arena& scratch = layer_.scratch->of(node.kind);
-    Recording made(layer_.parameters.device(), scratch.queue(), desc_.name + " " + node.name);
-    made.label(node.name);
-    Arena::Frame frame = scratch.begin();
-    work(made, frame);
-    if (frame.bytes() > 0)
-        scratch.reserve(frame.bytes());
+void MoeSlot::record(Node node, const LayerScratch::Work& work) {
+    Recording made =
+        layer_.scratch->record(node.kind, desc_.name + " " + node.name, node.name, work);
     add_recording(std::move(node), std::move(made));
 }
 

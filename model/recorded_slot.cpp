@@ -44,15 +44,9 @@ KeptSwiglu RecordedSlot::keep_swiglu(const ParameterStore& parameters, std::uint
     return kept;
 }
 
-void RecordedSlot::record(NodeKind kind, const char* name,
-                          const std::function<void(Recording&, Arena::Frame&)>& work) {
-    Arena& scratch = scratch_.of(kind);
-    Recording recording(device_, scratch.queue(), name_ + " " + name);
-    recording.label(name);
-    Arena::Frame frame = scratch.begin();
-    work(recording, frame);
-    scratch.reserve(frame.bytes());
-    add_recording({.name = name, .kind = kind}, std::move(recording));
+void RecordedSlot::record(NodeKind kind, const char* name, const LayerScratch::Work& work) {
+    add_recording({.name = name, .kind = kind},
+                  scratch_.record(kind, name_ + " " + name, name, work));
 }
 
 } // namespace bellows

@@ -10,7 +10,6 @@
 #include <bellows/model/layer_scratch.hpp>
 #include <bellows/model/node.hpp>
 
-#include <functional>
 #include <initializer_list>
 #include <string>
 #include <vector>
@@ -34,8 +33,7 @@ protected:
     KeptSwiglu keep_swiglu(const ParameterStore& parameters, std::uint64_t rows, std::uint64_t ffn,
                            bool training);
     /// Records `work` as the node `name`.
-    void record(NodeKind kind, const char* name,
-                const std::function<void(Recording&, Arena::Frame&)>& work);
+    void record(NodeKind kind, const char* name, const LayerScratch::Work& work);
 
 private:
     Device& device_;

@@ -44,26 +44,24 @@ Step step_of(const char* pipeline, bool roles_apart) {
     return step;
 }
 
-TEST(ComputeQueues, OneForEachWayAndOneForWeightGradients) {
-    const Step apart = step_of("dualpipev", true);
+/// second: where phase 1 computes.
+void expect_queues(const char* pipeline, const char* second) {
+    const Step apart = step_of(pipeline, true);
     EXPECT_EQ(apart.queues, (Queues{{"F0", {"compute"}},
                                     {"I0", {"compute"}},
-                                    {"F1", {"compute_beside"}},
-                                    {"I1", {"compute_beside"}},
+                                    {"F1", {second}},
+                                    {"I1", {second}},
                                     {"W0", {"compute_deferred"}},
                                     {"W1", {"compute_deferred"}}}));
-    EXPECT_EQ(apart.loss, step_of("dualpipev", false).loss);
+    EXPECT_EQ(apart.loss, step_of(pipeline, false).loss);
+}
+
+TEST(ComputeQueues, OneForEachWayAndOneForWeightGradients) {
+    expect_queues("dualpipev", "compute_beside");
 }
 
 TEST(ComputeQueues, PhasesOfOneWayShareOne) {
-    const Step apart = step_of("zb-v", true);
-    EXPECT_EQ(apart.queues, (Queues{{"F0", {"compute"}},
-                                    {"I0", {"compute"}},
-                                    {"F1", {"compute"}},
-                                    {"I1", {"compute"}},
-                                    {"W0", {"compute_deferred"}},
-                                    {"W1", {"compute_deferred"}}}));
-    EXPECT_EQ(apart.loss, step_of("zb-v", false).loss);
+    expect_queues("zb-v", "compute");
 }
 
 } // namespace

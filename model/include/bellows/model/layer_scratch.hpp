@@ -9,27 +9,29 @@
 #include <bellows/model/node.hpp>
 
 #include <cstdint>
+#include <functional>
+#include <string>
 
 namespace bellows {
 
 class LayerScratch {
 public:
+    using Work = std::function<void(Recording&, Arena::Frame&)>;
+
     /// Outlives the slots of its layers. of_weight_gradients: for these alone, of several stages if
     /// its queue is theirs; must outlive it. Null: they are as other nodes.
     explicit LayerScratch(Device& device, QueueRole queue = QueueRole::Compute,
                           Arena* of_weight_gradients = nullptr)
-        : arena_(device, "scratch", MemoryCategory::Scratch, queue),
+        : device_(device), arena_(device, "scratch", MemoryCategory::Scratch, queue),
           of_weight_gradients_(of_weight_gradients) {}
 
-    Arena& of(NodeKind kind) noexcept {
-        return kind == NodeKind::WeightGradient && of_weight_gradients_ != nullptr
-                   ? *of_weight_gradients_
-                   : arena_;
-    }
+    /// What a node of this kind does, for its queue and in its scratch. label: in the trace.
+    Recording record(NodeKind kind, std::string name, const std::string& label, const Work& work);
     /// Bytes of its own.
     std::uint64_t size() const noexcept { return arena_.size(); }
 
 private:
+    Device& device_;
     Arena arena_;
     Arena* of_weight_gradients_;
 };
