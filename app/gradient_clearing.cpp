@@ -45,7 +45,8 @@ GradientClearing::GradientClearing(const ParameterStore& parameters,
         const std::uint64_t count = std::min(most, all - first);
         if (count == 0)
             break;
-        auto piece = std::make_unique<Recording>(device_, QueueRole::Compute, "clear gradients");
+        auto piece =
+            std::make_unique<Recording>(device_, QueueRole::ComputeDeferred, "clear gradients");
         piece->fill(gradients.rows(first, count).buffer, 0);
         pieces_.push_back({place, std::move(piece)});
         first += count;

@@ -4,6 +4,7 @@
 #include <bellows/engine/error.hpp>
 
 #include <algorithm>
+#include <ranges>
 #include <string>
 #include <utility>
 
@@ -71,7 +72,8 @@ Optimizer::Optimizer(ParameterStore& parameters, std::vector<UpdatePart> parts,
     device.submit(clear).wait();
     record_norm();
     for (const auto& part : parts_) {
-        updates_.push_back(std::make_unique<Recording>(device, QueueRole::Compute, "AdamW"));
+        updates_.push_back(
+            std::make_unique<Recording>(device, QueueRole::ComputeDeferred, "AdamW"));
         for (const Placed& placed : part)
             record(*updates_.back(), placed);
     }
@@ -79,32 +81,40 @@ Optimizer::Optimizer(ParameterStore& parameters, std::vector<UpdatePart> parts,
 
 void Optimizer::record_norm() {
     Device& device = parameters_.device();
-    UpdatePart counted;
+    const auto counted = [](const Placed& placed) { return placed.range.counted; };
     std::uint64_t count = 0;
     for (const auto& part : parts_)
-        for (const Placed& placed : part)
-            if (placed.range.counted) {
-                counted.push_back(placed.range);
-                count += ops::num_partials(placed.range.count);
-            }
-    if (counted.empty())
+        for (const Placed& placed : part | std::views::filter(counted))
+            count += ops::num_partials(placed.range.count);
+    if (count == 0)
         return;
     partials_ = make(device, "partial squares", count * 4);
     sum_ = make(device, "sum of squares", 8);
     workspace_ = make(device, "sum workspace", ops::sum_pairs_workspace_bytes(count));
     host_sum_ = make(device, "sum of squares on the host", 8, MemoryKind::Readback);
-    norm_ = std::make_unique<Recording>(device, QueueRole::Compute, "gradient norm");
+    const auto record = [&] {
+        norm_.push_back(
+            std::make_unique<Recording>(device, QueueRole::ComputeDeferred, "gradient norm"));
+        return norm_.back().get();
+    };
     const TensorView partials = partials_.tensor(DType::F32, {count});
     const TensorView gradients = parameters_.flat_gradients();
     std::uint64_t first = 0;
-    for (const UpdatedRange& range : counted) {
-        const std::uint64_t parts = ops::num_partials(range.count);
-        ops::sum_squares_partials(*norm_, gradients.rows(range.first, range.count),
-                                  partials.rows(first, parts));
-        first += parts;
+    for (const auto& part : parts_) {
+        if (std::ranges::none_of(part, counted))
+            continue;
+        Recording& of_part = *record();
+        for (const Placed& placed : part | std::views::filter(counted)) {
+            const UpdatedRange& range = placed.range;
+            const std::uint64_t parts = ops::num_partials(range.count);
+            ops::sum_squares_partials(of_part, gradients.rows(range.first, range.count),
+                                      partials.rows(first, parts));
+            first += parts;
+        }
     }
-    ops::sum_pairs(*norm_, partials, sum_.tensor(DType::F32, {2}), workspace_.view());
-    norm_->copy(sum_.view().sub(0, 8), host_sum_.view().sub(0, 8));
+    Recording& all = *record();
+    ops::sum_pairs(all, partials, sum_.tensor(DType::F32, {2}), workspace_.view());
+    all.copy(sum_.view().sub(0, 8), host_sum_.view().sub(0, 8));
 }
 
 void Optimizer::record(Recording& update, const Placed& placed) const {
@@ -152,9 +162,12 @@ bool Optimizer::stands_for(const Parameter& parameter) const noexcept {
 }
 
 double Optimizer::local_squares() {
-    if (!norm_)
+    if (norm_.empty())
         return 0;
-    parameters_.device().submit(*norm_).wait(options_.timeout);
+    TimePoint last;
+    for (const auto& recording : norm_)
+        last = parameters_.device().submit(*recording);
+    last.wait(options_.timeout);
     const auto pair = host_sum_.mapped_as<const float>();
     return static_cast<double>(pair[0]) + static_cast<double>(pair[1]);
 }

@@ -98,8 +98,8 @@ private:
     Buffer first_moments_, second_moments_;
     Buffer masters_; ///< in their order; none where the store keeps all
     Buffer partials_, sum_, workspace_, host_sum_;
-    Buffer scalars_, clip_; ///< Upload: read by the update
-    std::unique_ptr<Recording> norm_;
+    Buffer scalars_, clip_;                        ///< Upload: read by the update
+    std::vector<std::unique_ptr<Recording>> norm_; ///< by part, as gradients are summed; their sum
     std::vector<std::unique_ptr<Recording>> updates_; ///< by part
     TimePoint last_update_;
 };

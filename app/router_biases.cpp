@@ -9,7 +9,7 @@
 namespace bellows {
 
 RouterBiases::RouterBiases(Device& device, std::vector<Layer> layers, double rate)
-    : device_(device), collect_(device, QueueRole::Compute, "collect loads"),
+    : device_(device), collect_(device, QueueRole::AsyncCompute, "collect loads"),
       update_(device, QueueRole::Compute, "update router biases") {
     const std::uint64_t each = layers.front().loads.num_bytes();
     const auto make = [&](const char* name, MemoryKind kind) {
@@ -31,12 +31,8 @@ RouterBiases::RouterBiases(Device& device, std::vector<Layer> layers, double rat
     }
 }
 
-void RouterBiases::begin() {
-    collected_ = device_.submit(collect_);
-}
-
 std::vector<std::int64_t> RouterBiases::collect(std::chrono::milliseconds limit) {
-    collected_.wait(limit);
+    device_.submit(collect_).wait(limit);
     const auto loads = host_loads_.mapped_as<const std::uint32_t>();
     return {loads.begin(), loads.end()};
 }

@@ -25,10 +25,9 @@ public:
     /// All must outlive it.
     RouterBiases(Device& device, std::vector<Layer> layers, double rate);
 
-    /// Hands in the copying of the loads since the last call: ahead of work that collect() need not
-    /// wait for.
-    void begin();
-    /// What begin() has copied, [layers, experts]. Waits for the device, up to `limit`.
+    /// The loads since the last call, [layers, experts]. Waits for the forward passes that have
+    /// been handed in, where the device has a queue for what is beside them no longer, up to
+    /// `limit`.
     std::vector<std::int64_t> collect(std::chrono::milliseconds limit);
     /// Of those, summed over the ranks.
     void update(std::span<const std::int64_t> loads);
@@ -37,7 +36,6 @@ private:
     Device& device_;
     Buffer host_loads_, summed_loads_;
     Recording collect_, update_;
-    TimePoint collected_;
 };
 
 } // namespace bellows

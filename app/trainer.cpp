@@ -68,7 +68,7 @@ struct Trainer::Impl {
                          const TimePoint& computed);
     void gather(Parted what);
     void make_router_biases();
-    void update_router_biases();
+    std::vector<std::int64_t> expert_loads();
     void count_left_out(std::uint64_t step, const StepResult& result);
     void watch_traffic();
     template <class Call>
@@ -90,12 +90,12 @@ struct Trainer::Impl {
     HostCollectives everyone, copy_peers;
     StepTotals totals;
     HostThread thread;
+    std::unique_ptr<Collectives> dense, replicas; ///< of gradients, which one of them gives memory
     ParameterStore parameters;
     std::string why_decoded; ///< all FP8 products; empty where they are not
     std::unique_ptr<ExpertExchange> exchange;
     std::optional<Arena> deferred; ///< of weight gradients, where they have a queue of their own
-    std::vector<std::unique_ptr<Stage>> stages; ///< by phase
-    std::unique_ptr<Collectives> dense, replicas;
+    std::vector<std::unique_ptr<Stage>> stages;      ///< by phase
     std::vector<std::vector<GradientRange>> buckets; ///< by phase
     std::vector<GradientRange> forward_buckets;      ///< all, as forward passes want the weights
     std::unique_ptr<Pipe> activations, gradients;
@@ -202,8 +202,19 @@ Trainer::Impl::Impl(Device& dev, World& w, const RunConfig& c, const RunLayout& 
       replica_transport(transport_of(w, dev, c)), activations_transport(transport_of(w, dev, c)),
       gradients_transport(transport_of(w, dev, c)), everyone(w, Group::all(w.size()), limit),
       copy_peers(w, dp_group(l, copies), limit), totals(everyone), thread(dev, "network"),
+      dense(
+          std::make_unique<Collectives>(dev, w, *dense_transport, thread, dp_group(l, copies),
+                                        CollectivesOptions{.name = "gradients", .timeout = limit})),
+      replicas(std::make_unique<Collectives>(
+          dev, w, *replica_transport, thread, replica_group(l, copies, d),
+          CollectivesOptions{.name = "expert gradients", .timeout = limit})),
       parameters(dev, parameters_of_rank(c.model, schedule, place, d % l.ep, l.ep),
-                 activation_type(c.train), true, linear_precision(c.train)) {
+                 activation_type(c.train), true, linear_precision(c.train),
+                 [this](std::uint64_t bytes) {
+                     // Experts have most of them; where they have no replicas the rest is summed.
+                     Collectives& most = replicas->group().size() > 1 ? *replicas : *dense;
+                     return most.make_source("gradients", bytes, MemoryCategory::Gradients);
+                 }) {
     AgreedKernels agreed =
         agree_on_kernels(device, everyone, world.rank() == 0, config.train, kernels);
     why_decoded = std::move(agreed.why_decoded);
@@ -265,12 +276,6 @@ void Trainer::Impl::make_reductions() {
     for (const std::uint64_t copy : copies)
         if (program(copy) != program(place))
             throw Error(ErrorCode::Internal, "copies of the parameters with different schedules");
-    dense = std::make_unique<Collectives>(
-        device, world, *dense_transport, thread, dp_group(layout, copies),
-        CollectivesOptions{.name = "gradients", .timeout = limit});
-    replicas = std::make_unique<Collectives>(
-        device, world, *replica_transport, thread, replica_group(layout, copies, d),
-        CollectivesOptions{.name = "expert gradients", .timeout = limit});
     Sharing sharing(static_cast<std::uint64_t>(dense->group().size()),
                     static_cast<std::uint64_t>(replicas->group().size()));
     for (const auto& stage : stages) {
@@ -474,12 +479,14 @@ void Trainer::Impl::make_router_biases() {
         router_biases.emplace(device, std::move(layers), config.model.bias_update_rate);
 }
 
-void Trainer::Impl::update_router_biases() {
-    if (!router_biases)
-        return;
-    std::vector<std::int64_t> loads = router_biases->collect(limit);
-    totals.in_collective([&] { copy_peers.all_reduce_sum(std::span<std::int64_t>(loads)); });
-    router_biases->update(loads);
+/// Empty without biases. The backward passes go on meanwhile, so that nothing is lost by waiting.
+std::vector<std::int64_t> Trainer::Impl::expert_loads() {
+    std::vector<std::int64_t> loads;
+    if (router_biases) {
+        loads = router_biases->collect(limit);
+        copy_peers.all_reduce_sum(std::span<std::int64_t>(loads));
+    }
+    return loads;
 }
 
 /// Half of what it calls is of no use: what is left of that must not go on.
@@ -567,25 +574,26 @@ StepResult Trainer::Impl::run_step(std::uint64_t step, const SequenceSource& seq
     step_index = step;
     source = &sequences;
     executor->run();
-    // What all ranks have to agree on: the norm of the whole gradient, and the loss.
+    const std::vector<std::int64_t> loads = expert_loads();
+    // The update waits for what all ranks agree on of its gradient; what else they sum up does not
+    // hold it up.
     const StepTotals::Sums squares = totals.sum_with_bytes(optimizer->local_squares());
-    last_loss.wait(limit);
-    const StepTotals::Losses losses = totals.sum_losses();
     StepResult result;
-    result.loss = losses.sum / static_cast<double>(config.train.batch * config.train.seq);
-    result.seconds_waited = losses.seconds_waited;
     result.grad_norm = std::sqrt(squares.value);
     result.bytes_exchanged = squares.bytes;
     const double most = config.train.clip_norm;
     const double clip = most > 0 && result.grad_norm > most ? most / result.grad_norm : 1.0;
     result.updated = std::isfinite(result.grad_norm); // the same on all ranks
     if (result.updated) {
-        if (router_biases)
-            router_biases->begin();
+        if (router_biases) // ahead of AdamW, which takes the device's memory
+            router_biases->update(loads);
         optimizer->update(step + 1, learning_rate(config.train, step + 1), clip);
         gathering->begin(limit);
-        update_router_biases();
     }
+    last_loss.wait(limit);
+    const StepTotals::Losses losses = totals.sum_losses();
+    result.loss = losses.sum / static_cast<double>(config.train.batch * config.train.seq);
+    result.seconds_waited = losses.seconds_waited;
     count_left_out(step, result);
     return result;
 }

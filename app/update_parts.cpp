@@ -2,6 +2,7 @@
 #include "app/update_parts.hpp"
 
 #include <algorithm>
+#include <iterator>
 #include <utility>
 
 namespace bellows {
@@ -25,17 +26,25 @@ UpdatePart joined(UpdatePart ranges) {
 
 std::vector<UpdatePart> update_parts(std::span<const GradientRange> buckets, CopyHolder dense,
                                      CopyHolder replica) {
-    std::vector<UpdatePart> parts;
-    UpdatePart rest;
+    std::vector<UpdatePart> shared, whole;
+    UpdatePart small;
     for (const GradientRange& bucket : buckets) {
         const CopyHolder& rank = bucket.expert ? replica : dense;
         const Share mine = bucket.share(rank.position);
-        if (bucket.shares.empty())
-            rest.push_back({mine.first, mine.count, bucket.matrices, rank.stands});
-        else if (mine.count > 0)
-            parts.push_back({{mine.first, mine.count, bucket.matrices, true, true}});
+        if (mine.count == 0)
+            continue;
+        if (!bucket.shares.empty())
+            shared.push_back({{mine.first, mine.count, bucket.matrices, true, true}});
+        else if (mine.count * sizeof(float) >= kGradientBucketBytes)
+            whole.push_back({{mine.first, mine.count, bucket.matrices, rank.stands}});
+        else
+            small.push_back({mine.first, mine.count, bucket.matrices, rank.stands});
     }
-    parts.push_back(joined(std::move(rest)));
+    std::vector<UpdatePart> parts;
+    if (!small.empty())
+        parts.push_back(joined(std::move(small)));
+    std::ranges::move(shared, std::back_inserter(parts));
+    std::ranges::move(whole, std::back_inserter(parts));
     return parts;
 }
 

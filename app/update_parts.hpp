@@ -17,8 +17,9 @@ struct CopyHolder {
     bool stands = true; ///< for what all of them update
 };
 
-/// This rank's shares of the buckets, a part each in their order, and what is not shared out behind
-/// them: it is updated while the shares travel.
+/// What this rank updates, in the order in which it is to: small buckets together, then its shares
+/// of those that are shared out, a part each, and those that are not behind them, as they are
+/// updated while the shares travel; both in the buckets' order.
 std::vector<UpdatePart> update_parts(std::span<const GradientRange> buckets, CopyHolder dense,
                                      CopyHolder replica);
 

@@ -56,6 +56,7 @@ with --config, on a model that trains.
 of a model:
   --config NAME          a preset or a file, as `bellows train` takes it, with all that is not said here
   --pp P, --ep E         as there (default: all ranks; all that stand at a rank of the pipeline)
+  --batch N              sequences of a step, over all ranks (default: the configuration's)
   --warm-up N            steps ahead of the timed ones (default 3, the least); weights stay from the third on, routers'
                          biases do not: some hundred steps balance the experts, as in long runs
   --precision f32|bf16|fp8, --device-link auto|off, --pairs auto|apart|PATTERN
@@ -99,6 +100,7 @@ std::optional<RunConfig> take_model(Arguments& arguments, Options& options, bool
     train.pp = arguments.number("--pp", options.ranks, 1, options.ranks);
     train.dp = 0;
     train.ep = arguments.number("--ep", 0, 0, options.ranks);
+    train.batch = arguments.number("--batch", train.batch, 1, 1 << 30);
     if (micro_batches)
         train.micro_batches = options.micro_batches;
     train.precision = arguments.value("--precision").value_or(train.precision);

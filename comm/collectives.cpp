@@ -13,6 +13,13 @@ namespace bellows {
 
 using Clock = std::chrono::steady_clock;
 
+std::shared_ptr<LinkBlock> CollectiveContext::block_of(const BufferView& view) const {
+    for (const OpenSource& source : sources)
+        if (source.buffer.view().resource == view.resource)
+            return source.block;
+    return nullptr;
+}
+
 // ---- The job -----------------------------------------------------------------------------------
 
 CollectiveJob::CollectiveJob(std::shared_ptr<CollectiveContext> context,
@@ -316,6 +323,21 @@ const Group& Collectives::group() const noexcept {
 
 int Collectives::position() const noexcept {
     return impl_->context->position;
+}
+
+BufferView Collectives::make_source(std::string name, std::uint64_t bytes,
+                                    MemoryCategory category) {
+    CollectiveContext& c = *impl_->context;
+    OpenSource source;
+    if (c.link != nullptr && c.members() > 1) {
+        source.block = c.link->allocate(bytes, c.gone);
+        source.buffer = source.block->make_buffer(c.device, std::move(name), category);
+    } else {
+        source.buffer =
+            Buffer(c.device, {.name = std::move(name), .bytes = bytes, .category = category});
+    }
+    c.sources.push_back(std::move(source));
+    return c.sources.back().buffer.view().sub(0, bytes);
 }
 
 TimePoint Collectives::all_reduce(const TensorView& x) {

@@ -18,6 +18,12 @@
 
 namespace bellows {
 
+/// Memory of tensors that other members copy parts of from where they stand.
+struct OpenSource {
+    std::shared_ptr<LinkBlock> block; ///< null where messages leave by staging memory
+    Buffer buffer;
+};
+
 /// What the jobs of one Collectives share; lives as long as the last of them.
 struct CollectiveContext {
     Device& device;
@@ -29,10 +35,13 @@ struct CollectiveContext {
     std::mutex stats_mutex{};
     CollectivesStats stats{};
     std::shared_ptr<GoneBlocks> gone = std::make_shared<GoneBlocks>();
-    OpenedBlocks opened{}; ///< the lanes' thread only
+    OpenedBlocks opened{};             ///< the lanes' thread only
+    std::vector<OpenSource> sources{}; ///< the caller's thread only
 
     std::uint64_t members() const noexcept { return static_cast<std::uint64_t>(group.size()); }
     std::uint64_t self() const noexcept { return static_cast<std::uint64_t>(position); }
+    /// That the view stands in; null: in none.
+    std::shared_ptr<LinkBlock> block_of(const BufferView& view) const;
 };
 
 /// Memory declared at first, and grown by the lane.
@@ -85,6 +94,7 @@ private:
     std::uint64_t in_image(std::uint64_t target_byte) const noexcept;
     void lay_out();
     void record();
+    bool opens_source() const noexcept { return source_block_ != nullptr; }
     void record_scatter_out();
     void record_own_piece();
     void record_sum();
@@ -97,19 +107,23 @@ private:
     void after_out();
     void post_scatter();
     void post_gather();
-    void post(std::uint64_t member, std::uint32_t stream, StagingBuffer& staging, MemoryRun run,
-              Direction direction);
+    void post(std::uint64_t member, std::uint32_t stream, const StagingBuffer& staging,
+              MemoryRun run, Direction direction);
+    void post_linked(std::uint64_t member, std::uint32_t stream,
+                     const std::shared_ptr<LinkBlock>& block, MemoryRun run, Direction direction);
+    void count(std::uint64_t bytes, Direction direction);
     bool all_done();
 
     CollectiveContext& context_;
     StagingSlot& slot_;
     bool linked_; ///< messages go from device to device
     const CollectiveTensors& tensors_;
+    std::shared_ptr<LinkBlock> source_block_; ///< members copy their parts from it
     const ChunkPlan& plan_;
     std::uint64_t sequence_;
     std::uint32_t first_stream_;
     Phase phase_ = Phase::Start;
-    std::vector<std::uint64_t> out_at_; ///< per member: its part in the slot's image
+    std::vector<std::uint64_t> out_at_; ///< per member: its part in the slot's image, or the block
     std::uint64_t image_bytes_ = 0, incoming_bytes_ = 0;
     std::uint64_t incoming_stride_ = 0;
     ByteRange image_;                          ///< of the target

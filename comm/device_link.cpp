@@ -77,10 +77,10 @@ LinkBlock::~LinkBlock() {
         gone_->add(peer, id_);
 }
 
-Buffer LinkBlock::make_buffer(Device& device, std::string name) const {
+Buffer LinkBlock::make_buffer(Device& device, std::string name, MemoryCategory category) const {
     return allocation_.host.empty()
-               ? Buffer::import_opaque(device, opaque(), std::move(name))
-               : Buffer::import_host(device, allocation_.host, std::move(name));
+               ? Buffer::import_opaque(device, opaque(), std::move(name), category)
+               : Buffer::import_host(device, allocation_.host, std::move(name), category);
 }
 
 void LinkBlock::bind(LaneContext& context, Buffer& buffer) const {

@@ -47,7 +47,8 @@ public:
     std::uint64_t address() const noexcept { return allocation_.memory->address(); }
     std::uint64_t id() const noexcept { return id_; }
 
-    Buffer make_buffer(Device& device, std::string name) const;
+    Buffer make_buffer(Device& device, std::string name,
+                       MemoryCategory category = MemoryCategory::Communication) const;
     void bind(LaneContext& context, Buffer& buffer) const;
 
 private:

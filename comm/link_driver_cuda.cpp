@@ -255,8 +255,8 @@ public:
             if (result != kSuccess)
                 throw Error(ErrorCode::OutOfMemory,
                             "libcuda.so.1 has no device memory of " + format_bytes(whole) +
-                                " for an exchange (" + std::to_string(result) +
-                                "): make micro-batches smaller, so that it carries fewer tokens",
+                                " that other ranks copy from (" + std::to_string(result) +
+                                "): make micro-batches smaller, or the model's share of a rank",
                             -1, result);
         }
         LinkAllocation made{std::make_shared<Mapped>(card_, allocation, whole), {}, {}};

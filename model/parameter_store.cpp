@@ -82,7 +82,7 @@ bool is_linear(const ParameterInfo& info) noexcept {
 }
 
 ParameterStore::ParameterStore(Device& device, std::vector<ParameterInfo> mine, DType activation,
-                               bool training, LinearPrecision linear)
+                               bool training, LinearPrecision linear, const MemorySource& gradients)
     : device_(&device), activation_(activation), linear_(linear) {
     int range = -1;
     for (ParameterInfo& info : in_stored_order(std::move(mine))) {
@@ -103,15 +103,15 @@ ParameterStore::ParameterStore(Device& device, std::vector<ParameterInfo> mine, 
         by_name_[parameter.info.name] = parameters_.size();
         parameters_.push_back(std::move(parameter));
     }
-    make_buffers(training);
+    make_buffers(training, gradients);
     make_quantized();
     if (!training)
         return;
     clear_ = std::make_unique<Recording>(device, QueueRole::Compute, "clear gradients");
-    clear_->fill(gradients_.view(), 0);
+    clear_->fill(gradients_.buffer, 0);
 }
 
-void ParameterStore::make_buffers(bool training) {
+void ParameterStore::make_buffers(bool training, const MemorySource& gradients) {
     for (const Parameter& parameter : parameters_) {
         if (!in_f32(parameter.info))
             continue;
@@ -127,8 +127,15 @@ void ParameterStore::make_buffers(bool training) {
                        .category = category});
     };
     weights_ = make("weights", in_weights_.count, DType::F32, MemoryCategory::Weights);
-    if (training)
-        gradients_ = make("gradients", num_elements_, DType::F32, MemoryCategory::Gradients);
+    if (training) {
+        if (!gradients)
+            own_gradients_ =
+                make("gradients", num_elements_, DType::F32, MemoryCategory::Gradients);
+        gradients_ = TensorView::contiguous(
+            gradients ? gradients(std::max(num_elements_, kAlignment) * size_of(DType::F32))
+                      : own_gradients_.view(),
+            DType::F32, {num_elements_});
+    }
     make_runs();
     for (Parameter& parameter : parameters_) {
         const auto& info = parameter.info;
@@ -307,15 +314,12 @@ Parameter ParameterStore::experts(std::uint64_t layer, const std::string& matrix
 Parameter ParameterStore::side_by_side(const Parameter& first, std::uint64_t count) const {
     const std::uint64_t out = first.info.shape[0], in = first.info.shape[1];
     Parameter all = first;
-    const auto widen = [&](const Buffer& flat, TensorView& view) {
-        if (view.buffer)
-            view = TensorView::contiguous(
-                flat.view().sub(view.buffer.offset, count * out * in * size_of(view.dtype)),
-                view.dtype, {count, out, in});
-    };
-    widen(weights_, all.weight);
-    widen(compute_ ? compute_ : weights_, all.compute);
-    widen(gradients_, all.gradient);
+    for (TensorView* const view : {&all.weight, &all.compute, &all.gradient})
+        if (view->buffer) {
+            BufferView buffer = view->buffer;
+            buffer.bytes = count * out * in * size_of(view->dtype);
+            *view = TensorView::contiguous(buffer, view->dtype, {count, out, in});
+        }
     if (all.quantized) { // each expert's part is as large
         const auto batch = [&](TensorView view, std::uint64_t bytes) {
             view.buffer.bytes = bytes * count;
@@ -455,10 +459,6 @@ TensorView ParameterStore::f32_weights(std::uint64_t first, std::uint64_t count)
     if (first < in_weights_.first || first + count > in_weights_.first + in_weights_.count)
         return {};
     return weights_.tensor(DType::F32, {in_weights_.count}).rows(first - in_weights_.first, count);
-}
-
-TensorView ParameterStore::flat_gradients() const {
-    return gradients_ ? gradients_.tensor(DType::F32, {num_elements_}) : TensorView{};
 }
 
 void ParameterStore::initialise(std::uint64_t seed, const MasterSink& masters) {

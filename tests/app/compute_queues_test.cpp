@@ -20,6 +20,7 @@ using Queues = std::map<std::string, std::set<std::string>>;
 struct Step {
     double loss = 0;
     Queues queues;
+    Queues of_update; ///< and of what else a step does to gradients and weights
 };
 
 Step step_of(const char* pipeline, bool roles_apart) {
@@ -34,13 +35,19 @@ Step step_of(const char* pipeline, bool roles_apart) {
     Trainer trainer(*device, world, run, {});
     Step step;
     trainer.step(0, fill_sequence);
+    device->wait_idle();
+    device->take_trace();
     step.loss = trainer.step(1, fill_sequence).loss;
     device->wait_idle();
-    for (const TraceEvent& event : device->take_trace())
+    for (const TraceEvent& event : device->take_trace()) {
+        if (event.category == "AdamW" || event.category == "gradient norm" ||
+            event.category == "clear gradients")
+            step.of_update[event.category].insert(event.lane);
         if (!event.is_job() && event.op.size() > 2 && event.by.empty() &&
             event.category.ends_with(")") && !event.category.starts_with("DISPATCH") &&
             !event.category.starts_with("COMBINE"))
             step.queues[event.op.substr(0, 2)].insert(event.lane);
+    }
     return step;
 }
 
@@ -53,6 +60,10 @@ void expect_queues(const char* pipeline, const char* second) {
                                     {"I1", {second}},
                                     {"W0", {"compute_deferred"}},
                                     {"W1", {"compute_deferred"}}}));
+    const std::set<std::string> deferred = {"compute_deferred"};
+    EXPECT_EQ(
+        apart.of_update,
+        (Queues{{"AdamW", deferred}, {"gradient norm", deferred}, {"clear gradients", deferred}}));
     EXPECT_EQ(apart.loss, step_of(pipeline, false).loss);
 }
 

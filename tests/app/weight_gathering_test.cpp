@@ -49,6 +49,39 @@ TEST(Sharing, DividesWhereParametersAreDivisible) {
     EXPECT_TRUE(alone[0].shares.empty()) << "nobody to share with";
 }
 
+/// {first, count} of each range of each part.
+std::vector<std::vector<std::pair<std::uint64_t, std::uint64_t>>>
+ranges_of(std::span<const UpdatePart> parts) {
+    std::vector<std::vector<std::pair<std::uint64_t, std::uint64_t>>> all;
+    for (const UpdatePart& part : parts) {
+        all.emplace_back();
+        for (const UpdatedRange& range : part)
+            all.back().emplace_back(range.first, range.count);
+    }
+    return all;
+}
+
+TEST(UpdateParts, SmallBucketsTogetherThenSharesThenLargeOnesEachAlone) {
+    constexpr std::uint64_t kLarge = kGradientBucketBytes / sizeof(float);
+    const Ranges buckets{{0, kLarge, true, 1, true},
+                         {kLarge, 16, false, 1, false},
+                         {kLarge + 16, 300, false, 1, true, 100, {100, 200, 0}},
+                         {kLarge + 316, 16, false, 1, false},
+                         {kLarge + 332, 16, false, 1, false},
+                         {kLarge + 348, 2 * kLarge, true, 1, true}};
+    const auto parts = update_parts(buckets, {1, false}, {0, true});
+    EXPECT_EQ(ranges_of(parts), (decltype(ranges_of(parts)){{{kLarge, 16}, {kLarge + 316, 32}},
+                                                            {{kLarge + 116, 200}},
+                                                            {{0, kLarge}},
+                                                            {{kLarge + 348, 2 * kLarge}}}));
+    EXPECT_FALSE(parts[0][0].counted) << "another rank stands for what all update";
+    EXPECT_TRUE(parts[1][0].counted);
+    EXPECT_TRUE(parts[1][0].in_part);
+    EXPECT_TRUE(parts[2][0].counted);
+    EXPECT_FALSE(parts[2][0].in_part);
+    EXPECT_EQ(update_parts(buckets, {2, false}, {0, true}).size(), 3u) << "it has no share";
+}
+
 TEST(Sharing, WhatCannotBeDividedGoesToEachInTurn) {
     Ranges ranges;
     for (std::uint64_t i = 0; i < 8; ++i)

@@ -186,6 +186,55 @@ TEST_P(CollectivesOver, SharesMayBeUnevenEmptyAndInPlace) {
     }
 }
 
+/// Each sum's tensor is overwritten right behind the call, while others may still read it.
+TEST_P(CollectivesOver, OfSourceMemoryNoCopyIsTaken) {
+    const auto ranks = everyone();
+    const auto members = static_cast<std::uint64_t>(world().size());
+    const auto self = static_cast<std::uint64_t>(world().rank());
+    DeviceOptions traced = test_options();
+    traced.trace = true;
+    for (const std::uint64_t delay_seed : {0, 7, 8}) {
+        Rig rig(small_chunks(), traced, Group::all(world().size()), delay_seed);
+        constexpr std::uint64_t kMost = 30'001, kAhead = 36; // bytes, not at a multiple of 16
+        const BufferView memory =
+            rig.collectives->make_source("sources", kAhead + 4 * kMost, MemoryCategory::Gradients);
+        for (const std::uint64_t count : {257, 4097, 30'001}) {
+            const auto x =
+                TensorView::contiguous(memory.sub(kAhead, 4 * count), DType::F32, {count});
+            const auto bring = [&](std::uint64_t seed) {
+                const auto values = values_of(world().rank(), count, seed);
+                rig.device->upload(x.buffer, std::span<const float>(values));
+            };
+            const Share share = share_of(count, members, self);
+            const auto part_of = [&](const std::vector<float>& all) {
+                const auto part = std::span(all).subspan(share.first, share.count);
+                return std::vector<float>(part.begin(), part.end());
+            };
+            Tensor first(*rig.device, share.count), second(*rig.device, share.count);
+            bring(1);
+            rig.collectives->reduce_scatter(x, first.view());
+            bring(2);
+            rig.collectives->reduce_scatter(x, second.view());
+            bring(3);
+            rig.collectives->reduce_scatter(x, x.rows(share.first, share.count)); // in place
+            const auto third =
+                read_back<float>(*rig.device, x.rows(share.first, share.count).buffer);
+            bring(4);
+            rig.collectives->all_reduce(x);
+            ALL_RANKS_TRUE(same_bits(first.values(), part_of(sum_of(ranks, count, 1))));
+            ALL_RANKS_TRUE(same_bits(second.values(), part_of(sum_of(ranks, count, 2))));
+            ALL_RANKS_TRUE(same_bits(third, part_of(sum_of(ranks, count, 3))));
+            ALL_RANKS_TRUE(
+                same_bits(read_back<float>(*rig.device, x.buffer), sum_of(ranks, count, 4)));
+        }
+        rig.device->wait_idle();
+        const std::vector<TraceEvent> events = rig.device->take_trace();
+        const bool copied = std::ranges::any_of(
+            events, [](const TraceEvent& event) { return event.category == "collectives out"; });
+        ALL_RANKS_TRUE(copied == (rig.transport->device_link() == nullptr && members > 1));
+    }
+}
+
 TEST_P(CollectivesOver, AllGatherOfHalvesKeepsEveryBitAround) {
     const auto members = static_cast<std::uint64_t>(world().size());
     const auto self = static_cast<std::uint64_t>(world().rank());

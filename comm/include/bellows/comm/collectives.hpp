@@ -71,6 +71,12 @@ public:
     /// This rank's position in the group.
     int position() const noexcept;
 
+    /// Memory of the device that lives as long as this and what it runs. Of f32 tensors that stand
+    /// in it sums over a device link take other members' parts straight from there; of others they
+    /// take a copy, which needs the device, memory, and time on the host for each chunk. Not
+    /// collective. Throws Error{OutOfMemory}.
+    BufferView make_source(std::string name, std::uint64_t bytes, MemoryCategory category);
+
     /// x (any shape, f32, contiguous) becomes the sum of all ranks' x.
     TimePoint all_reduce(const TensorView& x);
     /// mine: [share of x's elements] f32 becomes the sum over all ranks of that part of x (any

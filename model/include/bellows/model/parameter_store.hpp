@@ -79,14 +79,19 @@ struct ParameterRange {
     bool weight_decay = false;
 };
 
+/// Gives memory of the device for `bytes`, which the store does not own and which outlives it.
+using MemorySource = std::function<BufferView(std::uint64_t bytes)>;
+
 class ParameterStore {
 public:
     /// mine: this rank's part of parameters(config), in that order. The experts of one layer and
     /// one matrix are stored side by side in ascending order.
-    /// training: false for weights alone; gradients are empty views then. Throws
-    /// Error{InvalidArgument} when FP8 is wanted for a matrix whose sides are no multiples of 8.
+    /// training: false for weights alone; gradients are empty views then. gradients: where they
+    /// stand; without, in a buffer of the store's. Throws Error{InvalidArgument} when FP8 is wanted
+    /// for a matrix whose sides are no multiples of 8.
     ParameterStore(Device& device, std::vector<ParameterInfo> mine, DType activation,
-                   bool training = true, LinearPrecision linear = LinearPrecision::AsActivations);
+                   bool training = true, LinearPrecision linear = LinearPrecision::AsActivations,
+                   const MemorySource& gradients = {});
 
     Device& device() const noexcept { return *device_; }
     DType activation() const noexcept { return activation_; }
@@ -96,7 +101,7 @@ public:
     /// layers and optimisers are made afterwards. Waits.
     void use_products(const fp8::Choice& choice);
     const fp8::Choice& products() const noexcept { return products_; }
-    bool training() const noexcept { return static_cast<bool>(gradients_); }
+    bool training() const noexcept { return static_cast<bool>(gradients_.buffer); }
     bool has(const std::string& name) const noexcept { return by_name_.count(name) != 0; }
     /// Throws Error{InvalidArgument} naming the parameter that this rank does not have.
     const Parameter& at(const std::string& name) const;
@@ -114,7 +119,8 @@ public:
     TensorView f32_weights(std::uint64_t first, std::uint64_t count) const;
     /// Elements [first, first + count), in ascending runs as long as can be.
     std::vector<Bf16Run> bf16_runs(std::uint64_t first, std::uint64_t count) const;
-    TensorView flat_gradients() const; ///< [num_elements] f32; empty view without training
+    /// [num_elements] f32; empty view without training.
+    const TensorView& flat_gradients() const noexcept { return gradients_; }
 
     /// First values are made for at most so many elements at a time, or for one parameter.
     static constexpr std::uint64_t kElementsAtOnce = std::uint64_t{32} << 20;
@@ -146,7 +152,7 @@ public:
     TimePoint clear_gradients();
 
 private:
-    void make_buffers(bool training);
+    void make_buffers(bool training, const MemorySource& gradients);
     void make_runs();
     bool in_f32(const ParameterInfo& info) const noexcept {
         return activation_ == DType::F32 || kept_in_f32(info);
@@ -177,7 +183,8 @@ private:
     std::map<std::string, std::size_t> by_name_;
     std::vector<ParameterRange> ranges_;
     std::uint64_t num_elements_ = 0;
-    Buffer weights_, compute_, gradients_;
+    Buffer weights_, compute_, own_gradients_;
+    TensorView gradients_;      ///< [num_elements] f32; empty without training
     ParameterRange in_weights_; ///< the elements that are kept in f32
     std::vector<Bf16Run> runs_; ///< of all elements
     Buffer codes_, scales_;     ///< of the FP8 copies, in the order of parameters_
