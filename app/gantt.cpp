@@ -8,6 +8,7 @@
 #include <algorithm>
 #include <cstdint>
 #include <limits>
+#include <span>
 #include <sstream>
 
 namespace bellows {
@@ -40,8 +41,8 @@ Extent extent_of(const GanttChart& chart) {
     return extent.last > extent.first ? extent : Extent{};
 }
 
-void draw_bar(std::ostream& out, const GanttBar& bar, double x0, double x1, double y) {
-    const double top = y + bar.top * kRow, height = (bar.bottom - bar.top) * kRow;
+void draw_bar(std::ostream& out, const GanttBar& bar, double x0, double x1, double y, double row) {
+    const double top = y + bar.top * row, height = (bar.bottom - bar.top) * row;
     out << "<rect x=\"" << pixels(x0) << "\" y=\"" << pixels(top) << "\" width=\""
         << printed("%.2f", x1 - x0) << "\" height=\"" << pixels(height) << "\" fill=\"" << bar.color
         << "\" stroke=\"#fdfdfc\" stroke-width=\"0.8\"><title>" << escaped(bar.name) << ", "
@@ -66,7 +67,53 @@ void draw_legend(std::ostream& out, const GanttChart& chart) {
     }
 }
 
+/// Whether two bars, the second of which begins no sooner, are at once.
+bool overlap(const GanttBar& first, const GanttBar& second) {
+    constexpr double kLeast = 0.1;
+    return first.end - second.start >
+           kLeast * std::min(first.end - first.start, second.end - second.start);
+}
+
+/// Of bars that overlap one after the other, in the order of their starts. Returns the number of
+/// levels: one for each layer, more where bars of one are at once.
+std::size_t stack(std::span<GanttBar* const> bars) {
+    std::vector<std::vector<GanttBar*>> levels;
+    for (GanttBar* const bar : bars) {
+        const auto fits = [&](const std::vector<GanttBar*>& level) {
+            return level.back()->layer == bar->layer && !overlap(*level.back(), *bar);
+        };
+        const auto level = std::ranges::find_if(levels, fits);
+        (level == levels.end() ? levels.emplace_back() : *level).push_back(bar);
+    }
+    std::ranges::stable_sort(levels, {}, [](const auto& level) { return level.back()->layer; });
+    const double height = 1 / static_cast<double>(levels.size());
+    for (std::size_t i = 0; i < levels.size(); ++i)
+        for (GanttBar* const bar : levels[i]) {
+            bar->top = height * static_cast<double>(i);
+            bar->bottom = height * static_cast<double>(i + 1);
+        }
+    return levels.size();
+}
+
 } // namespace
+
+std::size_t stack_bars(std::vector<GanttBar>& bars) {
+    std::vector<GanttBar*> all;
+    for (GanttBar& bar : bars)
+        all.push_back(&bar);
+    std::ranges::stable_sort(all, {}, [](const GanttBar* bar) { return bar->start; });
+    std::size_t most = 0;
+    for (std::size_t begin = 0; begin < all.size();) {
+        const GanttBar* last = all[begin]; // to end
+        std::size_t end = begin + 1;
+        for (; end < all.size() && overlap(*last, *all[end]); ++end)
+            if (all[end]->end > last->end)
+                last = all[end];
+        most = std::max(most, stack(std::span(all).subspan(begin, end - begin)));
+        begin = end;
+    }
+    return most;
+}
 
 std::string gantt_svg(const GanttChart& chart) {
     const Extent extent = extent_of(chart);
@@ -76,7 +123,8 @@ std::string gantt_svg(const GanttChart& chart) {
         least = std::max(least, legend += legend_width(entry.first));
     const double width =
         std::clamp(kLeft + kRight + 22 * span / extent.shortest, least, std::max(least, 4000.0));
-    const double height = kTop + kBottom + (kRow + kGap) * static_cast<double>(chart.rows.size());
+    const double tall = kRow * chart.row_height;
+    const double height = kTop + kBottom + (tall + kGap) * static_cast<double>(chart.rows.size());
     const auto x_of = [&](double time) {
         return kLeft + (time - extent.first) / span * (width - kLeft - kRight);
     };
@@ -87,15 +135,15 @@ std::string gantt_svg(const GanttChart& chart) {
     draw_legend(out, chart);
     double y = kTop;
     for (const GanttRow& row : chart.rows) {
-        draw_text(out, kLeft - 10, y + kRow / 2 + 4, "text-anchor=\"end\" class=\"tick\"",
+        draw_text(out, kLeft - 10, y + tall / 2 + 4, "text-anchor=\"end\" class=\"tick\"",
                   row.name);
         out << "<rect x=\"" << pixels(kLeft) << "\" y=\"" << pixels(y) << "\" width=\""
-            << pixels(width - kLeft - kRight) << "\" height=\"" << pixels(kRow)
+            << pixels(width - kLeft - kRight) << "\" height=\"" << pixels(tall)
             << "\" fill=\"#eeeeec\"/>\n";
         for (const GanttBar& bar : row.bars)
-            draw_bar(out, bar, x_of(bar.start), x_of(bar.end), y);
-        draw_text(out, width - kRight + 10, y + kRow / 2 + 4, "class=\"tick\"", row.note);
-        y += kRow + kGap;
+            draw_bar(out, bar, x_of(bar.start), x_of(bar.end), y, tall);
+        draw_text(out, width - kRight + 10, y + tall / 2 + 4, "class=\"tick\"", row.note);
+        y += tall + kGap;
     }
     for (const double tick : nice_ticks(extent.first, extent.last, 12)) {
         out << "<line x1=\"" << pixels(x_of(tick)) << "\" y1=\"" << pixels(y) << "\" x2=\""

@@ -3,6 +3,7 @@
 
 // A Gantt chart: who did what when. Pure functions, any thread.
 
+#include <cstddef>
 #include <string>
 #include <utility>
 #include <vector>
@@ -14,7 +15,9 @@ struct GanttBar {
     std::string label; ///< shown where it fits
     std::string name;  ///< shown under a pointer
     std::string color; ///< as SVG writes it
-    /// The part of the row's height that it takes: two things at once stand above each other.
+    /// Of bars at once those of lower layers stand above.
+    int layer = 0;
+    /// The part of the row's height that it takes.
     double top = 0, bottom = 1;
 };
 
@@ -23,8 +26,13 @@ struct GanttRow {
     std::vector<GanttBar> bars;
 };
 
+/// Bars that overlap by more than a tenth of the shorter one stand above each other, with those
+/// that overlap these, each layer on a level of its own. Returns the most levels.
+std::size_t stack_bars(std::vector<GanttBar>& bars);
+
 struct GanttChart {
     std::string title, subtitle, x_label;
+    double row_height = 1; ///< times the usual one
     std::vector<GanttRow> rows;
     std::vector<std::pair<std::string, std::string>> legend; ///< what a color means: text, color
 };

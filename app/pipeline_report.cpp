@@ -54,19 +54,34 @@ OfRank unpacked(std::span<const std::byte> bytes) {
             static_cast<std::uint64_t>(head.activation_bytes)};
 }
 
-/// Forwards that have begun and whose input's gradient has not ended, at most.
-std::uint64_t most_in_flight(const std::vector<ScheduleOp>& ops, const std::vector<OpTime>& times) {
-    std::vector<std::pair<double, int>> changes;
+/// Forwards that have begun and whose input's gradient has not ended, at most. One that begins
+/// where a gradient is about to leave its memory counts once with that.
+std::uint64_t most_in_flight(const Schedule& schedule, std::uint64_t rank,
+                             const std::vector<OpTime>& times) {
+    struct Change {
+        double time;
+        int by;
+        std::uint32_t phase;
+    };
+    std::vector<Change> changes;
+    const auto& ops = schedule.ops[rank];
     for (std::size_t i = 0; i < ops.size(); ++i)
         if (ops[i].kind == OpKind::Forward)
-            changes.emplace_back(times[i].start, 1);
+            changes.push_back({times[i].start, 1, ops[i].phase});
         else if (ops[i].kind != OpKind::WeightGradient)
-            changes.emplace_back(times[i].end, -1);
-    std::ranges::sort(changes);
-    int now = 0, most = 0;
-    for (const auto& [time, change] : changes)
-        most = std::max(most, now += change);
-    return static_cast<std::uint64_t>(most);
+            changes.push_back({times[i].end, -1, ops[i].phase});
+    std::ranges::sort(changes, {}, [](const Change& at) { return std::pair(at.time, at.by); });
+    std::vector<int> now(schedule.chunks[rank].size());
+    std::uint64_t most = 0;
+    for (const Change& change : changes) {
+        now[change.phase] += change.by;
+        std::uint64_t all = 0;
+        for (std::uint32_t phase = 0; phase < now.size(); ++phase)
+            all += std::min(static_cast<std::uint64_t>(now[phase]),
+                            schedule.peak_in_flight(rank, phase));
+        most = std::max(most, all);
+    }
+    return most;
 }
 
 double length_of(const std::vector<OpTime>& times) {
@@ -105,7 +120,7 @@ PipelineReport report_pipeline(World& world, const Schedule& schedule, const Run
         stalled += of.times.stalled;
         if (rank % layout.dp != 0)
             continue;
-        report.peak_chunks.push_back(most_in_flight(schedule.ops[ops.size()], of.times.ops));
+        report.peak_chunks.push_back(most_in_flight(schedule, ops.size(), of.times.ops));
         report.bound.push_back(schedule.high_water(ops.size()).activations);
         report.activation_bytes.push_back(of.activation_bytes);
         report.exchange.push_back(std::move(of.times.exchange));

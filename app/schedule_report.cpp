@@ -106,15 +106,9 @@ std::string meaning_of(const ScheduleOp& op, std::size_t phases) {
                        : kind + (op.phase % 2 == 0 ? ", even phases" : ", odd phases");
 }
 
-/// Whether an op and the next are two at once: a pair, or an input gradient whose weight gradient
-/// began within it.
-bool two_at_once(const std::vector<ScheduleOp>& ops, const std::vector<OpTime>& times,
-                 std::size_t op) {
-    if (ops[op].with_next)
-        return true;
-    return op + 1 < ops.size() && ops[op].kind == OpKind::InputGradient &&
-           ops[op + 1].kind == OpKind::WeightGradient && ops[op + 1].phase == ops[op].phase &&
-           ops[op + 1].micro_batch == ops[op].micro_batch && times[op + 1].start < times[op].end;
+/// Phases with queues of their own, and what fills those.
+int layer_of(const ScheduleOp& op) {
+    return op.kind == OpKind::WeightGradient ? 2 : static_cast<int>(op.phase % 2);
 }
 
 /// The rows and legend of a timeline.
@@ -128,17 +122,14 @@ GanttChart chart_of(const Schedule& schedule, const Timeline& timeline, const st
         for (std::size_t i = 0; i < ops.size(); ++i) {
             const ScheduleOp& op = ops[i];
             const OpTime& time = timeline.ops[rank][i];
-            GanttBar bar{time.start, time.end, std::to_string(op.micro_batch), to_name(op),
-                         color_of(op)};
-            const bool second = i > 0 && two_at_once(ops, timeline.ops[rank], i - 1);
-            if (second || two_at_once(ops, timeline.ops[rank], i)) {
-                bar.top = second ? 0.5 : 0;
-                bar.bottom = second ? 1 : 0.5;
-            }
-            row.bars.push_back(std::move(bar));
+            row.bars.push_back({time.start, time.end, std::to_string(op.micro_batch), to_name(op),
+                                color_of(op), layer_of(op)});
             const bool odd = op.phase % 2 != 0 && op.kind != OpKind::WeightGradient;
             legend[{op.kind, odd}] = {meaning_of(op, schedule.chunks[rank].size()), color_of(op)};
         }
+        // Two at once leave room for labels in a row of the usual height.
+        chart.row_height =
+            std::max(chart.row_height, static_cast<double>(stack_bars(row.bars)) / 2);
         chart.rows.push_back(std::move(row));
     }
     for (auto& [key, entry] : legend)
@@ -157,7 +148,7 @@ void add_exchange(GanttChart& chart, const std::vector<std::vector<OpTime>>& exc
         }
         for (const OpTime& time : exchange[rank])
             chart.rows[rank].bars.push_back(
-                {time.start, time.end, "", "experts' tokens travel", kColor, kTop, 1});
+                {time.start, time.end, "", "experts' tokens travel", kColor, 0, kTop, 1});
     }
     chart.legend.emplace_back("experts' tokens travel", kColor);
 }
@@ -346,13 +337,20 @@ std::string schedule_svg(const Schedule& schedule, const Timeline& timeline,
                          const std::vector<std::vector<OpTime>>& exchange) {
     GanttChart chart = chart_of(schedule, timeline, unit);
     const auto print = [&](double value) { return rounded(value, unit); };
+    const bool at_once =
+        schedule.has_pairs() || std::ranges::any_of(chart.rows, [](const GanttRow& row) {
+            return std::ranges::any_of(row.bars,
+                                       [](const GanttBar& bar) { return bar.bottom < 1; });
+        });
     if (std::ranges::any_of(exchange, [](const auto& times) { return !times.empty(); }))
         add_exchange(chart, exchange);
     chart.title = title_of(schedule);
     chart.subtitle = what + ": step time " + print(timeline.step_time) + suffix_of(unit) +
                      ", bubble " + range(timeline.bubble, print) + suffix_of(unit) + " (" +
                      percent(timeline.bubble_share()) + "); numbers are micro-batches" +
-                     (schedule.has_pairs() ? ", a pair's two stand above each other" : "");
+                     (at_once ? ", what runs at once" : "") +
+                     (schedule.has_pairs() ? ", as a pair's two," : "") +
+                     (at_once ? " stands above each other" : "");
     chart.x_label = "time in " + unit;
     return gantt_svg(chart);
 }

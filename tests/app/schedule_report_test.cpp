@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT
 // `bellows schedule`: what is typed, and what it says of a schedule in each format.
 #include "app/command_line.hpp"
+#include "app/gantt.hpp"
 #include "app/schedule_report.hpp"
 
 #include "support/temporary_folder.hpp"
@@ -276,6 +277,41 @@ TEST(ScheduleReport, AWeightGradientThatFillsStandsBelowItsInputGradient) {
     EXPECT_LT(height_of(filled, "W0.m0"), 0.6 * height_of(plain, "W0.m0"));
     EXPECT_LT(height_of(filled, "I0.m0"), 0.6 * height_of(plain, "I0.m0"));
     EXPECT_EQ(height_of(filled, "I0.m1"), height_of(plain, "I0.m1"));
+}
+
+/// {top, bottom} of each.
+std::vector<std::pair<double, double>> levels_of(const std::vector<GanttBar>& bars) {
+    std::vector<std::pair<double, double>> levels;
+    for (const GanttBar& bar : bars)
+        levels.emplace_back(bar.top, bar.bottom);
+    return levels;
+}
+
+TEST(Gantt, BarsAtOnceStandAboveEachOtherByLayer) {
+    const auto bar = [](double start, double end, int layer) {
+        GanttBar made;
+        made.start = start;
+        made.end = end;
+        made.layer = layer;
+        return made;
+    };
+    using Levels = std::vector<std::pair<double, double>>;
+    constexpr double kThird = 1.0 / 3;
+    std::vector<GanttBar> bars = {bar(0, 2, 1), bar(2, 4, 0), bar(4, 6, 2)};
+    EXPECT_EQ(stack_bars(bars), 1u);
+    EXPECT_EQ(levels_of(bars), (Levels{{0, 1}, {0, 1}, {0, 1}})) << "one after the other";
+    bars = {bar(0, 4, 2), bar(1, 3, 0), bar(3.1, 8, 0), bar(8, 9, 1)};
+    EXPECT_EQ(stack_bars(bars), 2u);
+    EXPECT_EQ(levels_of(bars), (Levels{{0.5, 1}, {0, 0.5}, {0, 0.5}, {0, 1}})) << "but the last";
+    bars = {bar(0, 5, 1), bar(1, 9, 1), bar(4, 7, 2), bar(8, 10, 1)};
+    EXPECT_EQ(stack_bars(bars), 3u);
+    EXPECT_EQ(levels_of(bars),
+              (Levels{{0, kThird}, {kThird, 2 * kThird}, {2 * kThird, 3 * kThird}, {0, kThird}}))
+        << "two of a layer";
+    bars = {bar(0, 10, 0), bar(9.95, 11, 2)};
+    EXPECT_EQ(stack_bars(bars), 1u) << "hardly at once";
+    bars.clear();
+    EXPECT_EQ(stack_bars(bars), 0u);
 }
 
 TEST(ScheduleReport, TheTraceHasNoTwoOpsAtOnceOnALane) {
