@@ -104,11 +104,12 @@ std::size_t stack_bars(std::vector<GanttBar>& bars) {
     std::ranges::stable_sort(all, {}, [](const GanttBar* bar) { return bar->start; });
     std::size_t most = 0;
     for (std::size_t begin = 0; begin < all.size();) {
-        const GanttBar* last = all[begin]; // to end
         std::size_t end = begin + 1;
-        for (; end < all.size() && overlap(*last, *all[end]); ++end)
-            if (all[end]->end > last->end)
-                last = all[end];
+        const auto joins = [&](const GanttBar* before) { return overlap(*before, *all[end]); };
+        while (end < all.size() &&
+               std::any_of(all.begin() + static_cast<std::ptrdiff_t>(begin),
+                           all.begin() + static_cast<std::ptrdiff_t>(end), joins))
+            ++end;
         most = std::max(most, stack(std::span(all).subspan(begin, end - begin)));
         begin = end;
     }

@@ -172,14 +172,15 @@ double Optimizer::local_squares() {
     return static_cast<double>(pair[0]) + static_cast<double>(pair[1]);
 }
 
-TimePoint Optimizer::update(std::uint64_t step, double lr, double clip) {
-    last_update_.wait(options_.timeout); // it reads the scalars
+void Optimizer::update(std::uint64_t step, double lr, double clip) {
+    for (TimePoint& part : updated_)
+        part.wait(options_.timeout); // it reads the scalars
     const auto scalars = ops::adamw_scalars(options_.adamw, lr, step);
     std::copy(scalars.begin(), scalars.end(), scalars_.mapped_as<float>().begin());
     clip_.mapped_as<float>()[0] = static_cast<float>(clip);
+    updated_.clear();
     for (const auto& part : updates_)
-        last_update_ = parameters_.device().submit(*part);
-    return last_update_;
+        updated_.push_back(parameters_.device().submit(*part));
 }
 
 TensorView Optimizer::masters(const Placed& placed) const {

@@ -58,7 +58,7 @@ public:
     /// Error{Timeout} after options.timeout.
     double local_squares();
     /// Hands step `step` (from 1 on) in: gradients times `clip`, then AdamW with rate `lr`.
-    TimePoint update(std::uint64_t step, double lr, double clip);
+    void update(std::uint64_t step, double lr, double clip);
 
     /// Master weights of the elements from `first` on, of which those are taken that this rank
     /// updates and the store does not keep itself. At first they are the bf16 weights, zero of
@@ -101,7 +101,7 @@ private:
     Buffer scalars_, clip_;                        ///< Upload: read by the update
     std::vector<std::unique_ptr<Recording>> norm_; ///< by part, as gradients are summed; their sum
     std::vector<std::unique_ptr<Recording>> updates_; ///< by part
-    TimePoint last_update_;
+    std::vector<TimePoint> updated_;                  ///< the last step's, in no order
 };
 
 } // namespace bellows

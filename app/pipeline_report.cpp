@@ -54,8 +54,8 @@ OfRank unpacked(std::span<const std::byte> bytes) {
             static_cast<std::uint64_t>(head.activation_bytes)};
 }
 
-/// Forwards that have begun and whose input's gradient has not ended, at most. One that begins
-/// where a gradient is about to leave its memory counts once with that.
+/// Forwards that have begun and whose input's gradient has not ended, at most. Of a phase one may
+/// begin where a gradient is about to leave its memory, which counts once.
 std::uint64_t most_in_flight(const Schedule& schedule, std::uint64_t rank,
                              const std::vector<OpTime>& times) {
     struct Change {
@@ -71,14 +71,17 @@ std::uint64_t most_in_flight(const Schedule& schedule, std::uint64_t rank,
         else if (ops[i].kind != OpKind::WeightGradient)
             changes.push_back({times[i].end, -1, ops[i].phase});
     std::ranges::sort(changes, {}, [](const Change& at) { return std::pair(at.time, at.by); });
+    const auto in_memory = [](int count, std::uint64_t slots) {
+        const auto begun = static_cast<std::uint64_t>(std::max(count, 0));
+        return begun > slots ? begun - 1 : begun;
+    };
     std::vector<int> now(schedule.chunks[rank].size());
     std::uint64_t most = 0;
     for (const Change& change : changes) {
         now[change.phase] += change.by;
         std::uint64_t all = 0;
         for (std::uint32_t phase = 0; phase < now.size(); ++phase)
-            all += std::min(static_cast<std::uint64_t>(now[phase]),
-                            schedule.peak_in_flight(rank, phase));
+            all += in_memory(now[phase], schedule.peak_in_flight(rank, phase));
         most = std::max(most, all);
     }
     return most;

@@ -8,6 +8,7 @@
 #include "app/router_biases.hpp"
 #include "app/run_groups.hpp"
 #include "app/step_totals.hpp"
+#include "app/training_chunk.hpp"
 #include "app/update_parts.hpp"
 #include "app/weight_gathering.hpp"
 
@@ -19,11 +20,9 @@
 #include <chrono>
 #include <cmath>
 #include <cstdio>
-#include <cstring>
 #include <iterator>
 #include <optional>
 #include <ranges>
-#include <unordered_map>
 #include <utility>
 
 namespace bellows {
@@ -37,8 +36,6 @@ constexpr std::uint64_t kMostLeftOut = 10;
 
 struct Trainer::Impl {
     Impl(Device& d, World& w, const RunConfig& c, const RunLayout& l, const KernelChoice& kernels);
-
-    class Chunk;
 
     void make_stages();
     void make_reductions();
@@ -57,15 +54,6 @@ struct Trainer::Impl {
     void fill_backwards(const NodeSeconds& seconds);
     NodeSeconds mean_node_seconds(std::span<const TraceEvent> events);
     StepResult run_step(std::uint64_t step, const SequenceSource& sequences);
-    Lane add_lane(const char* what, std::uint32_t phase) {
-        return thread.add_lane(std::string(what) + " of stage " +
-                               std::to_string(schedule.chunks[place][phase].stage));
-    }
-    void post_data(Lane& lane, Stage& stage, std::uint64_t micro_batch, std::uint64_t slot);
-    void post_loss(Lane& lane, Stage& stage, std::uint64_t micro_batch, std::uint64_t slot);
-    TimePoint submit(const Node& node, std::span<const TimePoint> waits);
-    void clear_gradients(OpKind op, const Stage& stage, std::size_t node, std::uint64_t micro_batch,
-                         const TimePoint& computed);
     void gather(Parted what);
     void make_router_biases();
     std::vector<std::int64_t> expert_loads();
@@ -99,17 +87,14 @@ struct Trainer::Impl {
     std::vector<std::vector<GradientRange>> buckets; ///< by phase
     std::vector<GradientRange> forward_buckets;      ///< all, as forward passes want the weights
     std::unique_ptr<Pipe> activations, gradients;
-    std::vector<std::unique_ptr<Chunk>> chunks; ///< by phase
+    RunningStep running;
+    std::vector<std::unique_ptr<TrainingChunk>> chunks; ///< by phase
     std::unique_ptr<PipelineExecutor> executor;
     std::string pair_pattern; ///< "": no pairs, or nothing to interleave
     std::unique_ptr<GradientClearing> clearing;
     std::unique_ptr<Optimizer> optimizer;
     std::unique_ptr<WeightGathering> gathering;
     std::vector<std::uint64_t> writers; ///< ranks that stand for a parameter, ascending
-    std::unordered_map<const Node*, TimePoint> last_runs;
-    std::uint64_t step_index = 0; ///< of the step that runs
-    const SequenceSource* source = nullptr;
-    TimePoint last_loss;
 
     std::optional<RouterBiases> router_biases; ///< of all layers that have some
     std::uint64_t steps_left_out = 0;          ///< in a row, for gradients that were not finite
@@ -134,64 +119,6 @@ std::unique_ptr<Transport> transport_of(World& world, Device& device, const RunC
 
 } // namespace
 
-/// One of this rank's stages, as the schedule sees it.
-class Trainer::Impl::Chunk : public PipelineChunk {
-public:
-    Chunk(Impl& trainer, std::uint32_t phase, std::uint64_t last_micro_batch)
-        : trainer_(trainer), stage_(*trainer.stages[phase]), last_micro_batch_(last_micro_batch),
-          reduction_(trainer.parameters, trainer.buckets[phase], *trainer.dense, *trainer.replicas),
-          data_(trainer.add_lane("data", phase)), losses_(trainer.add_lane("losses", phase)) {}
-
-    std::size_t num_nodes(OpKind op) const override { return nodes(op, 0).size(); }
-    bool computes(OpKind op, std::size_t node) const override {
-        return nodes(op, 0)[node]->resource == NodeResource::Compute;
-    }
-    TimePoint submit(OpKind op, std::size_t node, std::uint64_t micro_batch, std::uint64_t slot,
-                     std::span<const TimePoint> waits) override {
-        const auto& of_op = nodes(op, slot);
-        const bool forward = op == OpKind::Forward;
-        if (forward && node == 0 && (stage_.first() || stage_.last()))
-            beside([&] { trainer_.post_data(data_, stage_, micro_batch, slot); });
-        trainer_.clear_gradients(op, stage_, node, micro_batch, computed_);
-        TimePoint done = trainer_.submit(*of_op[node], waits);
-        if (computes(op, node))
-            computed_ = done;
-        if (forward && node + 1 == of_op.size() && stage_.last())
-            beside([&] { trainer_.post_loss(losses_, stage_, micro_batch, slot); });
-        // After the last micro-batch's nothing is added to a gradient but other ranks'.
-        if (op == OpKind::WeightGradient && micro_batch == last_micro_batch_)
-            beside([&] { reduction_.node_handed_in(node, of_op.size()); });
-        return done;
-    }
-
-    TensorView input(std::uint64_t slot) const override { return stage_.input(slot); }
-    TensorView output(std::uint64_t slot) const override { return stage_.output(slot); }
-    TensorView input_gradient(std::uint64_t slot) const override {
-        return stage_.input_gradient(slot);
-    }
-    TensorView output_gradient(std::uint64_t slot) const override {
-        return stage_.output_gradient(slot);
-    }
-
-private:
-    /// What is no part of the op, for the trace.
-    template <class Call>
-    void beside(Call call) {
-        const TracedAs nothing(trainer_.device, "");
-        call();
-    }
-    const std::vector<const Node*>& nodes(OpKind op, std::uint64_t slot) const {
-        return stage_.nodes(slot, node_kind(op));
-    }
-
-    Impl& trainer_;
-    Stage& stage_;
-    std::uint64_t last_micro_batch_;
-    GradientReduction reduction_;
-    TimePoint computed_; ///< the last node that computes
-    Lane data_, losses_; ///< apart: the next micro-batch's data does not wait for a loss
-};
-
 Trainer::Impl::Impl(Device& dev, World& w, const RunConfig& c, const RunLayout& l,
                     const KernelChoice& kernels)
     : device(dev), world(w), config(c), layout(l), limit(wait_limit(c.train)),
@@ -214,7 +141,12 @@ Trainer::Impl::Impl(Device& dev, World& w, const RunConfig& c, const RunLayout& 
                      // Experts have most of them; where they have no replicas the rest is summed.
                      Collectives& most = replicas->group().size() > 1 ? *replicas : *dense;
                      return most.make_source("gradients", bytes, MemoryCategory::Gradients);
-                 }) {
+                 }),
+      running{.device = dev,
+              .limit = limit,
+              .seq = c.train.seq,
+              .first_micro_batch = d * c.train.micro_batches,
+              .totals = totals} {
     AgreedKernels agreed =
         agree_on_kernels(device, everyone, world.rank() == 0, config.train, kernels);
     why_decoded = std::move(agreed.why_decoded);
@@ -318,7 +250,13 @@ void Trainer::Impl::make_executor() {
     const std::uint64_t of_stream = schedule.num_micro_batches / schedule.num_streams;
     for (std::uint32_t phase = 0; phase < stages.size(); ++phase) {
         const std::uint64_t first = schedule.first_of_stream(schedule.chunks[place][phase].stream);
-        chunks.push_back(std::make_unique<Chunk>(*this, phase, first + of_stream - 1));
+        TrainingChunk::Desc desc{.stage = schedule.chunks[place][phase].stage,
+                                 .last_micro_batch = first + of_stream - 1};
+        if (const ScheduleOp& opening = schedule.ops[place].front(); opening.phase == phase)
+            desc.opening = opening.micro_batch;
+        chunks.push_back(std::make_unique<TrainingChunk>(
+            running, thread, *stages[phase],
+            GradientReduction(parameters, buckets[phase], *dense, *replicas), desc));
     }
     std::vector<int> world_ranks;
     for (std::uint64_t rank = 0; rank < schedule.num_ranks(); ++rank)
@@ -332,6 +270,7 @@ void Trainer::Impl::make_executor() {
     interleave_pairs({}, 1);
     clearing = std::make_unique<GradientClearing>(
         parameters, stages[schedule.ops[place].front().phase]->nodes(0, NodeKind::Forward));
+    running.clearing = clearing.get();
 }
 
 void Trainer::Impl::watch_traffic() {
@@ -394,65 +333,6 @@ NodeSeconds Trainer::Impl::mean_node_seconds(std::span<const TraceEvent> events)
 
 // ---- A step ---------------------------------------------------------------------------------
 
-/// A recording is never pending twice: the device would wait for its last run too, but not as long.
-TimePoint Trainer::Impl::submit(const Node& node, std::span<const TimePoint> waits) {
-    TimePoint& last = last_runs[&node];
-    last.wait(limit);
-    return last = node.submit(waits);
-}
-
-/// Ahead of a node: a piece of them in the step's first forward, what is left ahead of all else.
-/// computed: the chunk's last node that computes.
-void Trainer::Impl::clear_gradients(OpKind op, const Stage& stage, std::size_t node,
-                                    std::uint64_t micro_batch, const TimePoint& computed) {
-    const ScheduleOp& first = schedule.ops[place].front();
-    if (op == OpKind::Forward && micro_batch == first.micro_batch &&
-        &stage == stages[first.phase].get())
-        clearing->before(node, computed);
-    else
-        clearing->finish();
-}
-
-void Trainer::Impl::post_data(Lane& lane, Stage& stage, std::uint64_t micro_batch,
-                              std::uint64_t slot) {
-    const std::uint64_t seq = config.train.seq;
-    const std::uint64_t sequences = stage.tokens() / seq;
-    const std::uint64_t first = (d * config.train.micro_batches + micro_batch) * sequences;
-    std::vector<std::uint32_t> tokens(stage.tokens()), targets(stage.tokens()), line(seq + 1);
-    for (std::uint64_t i = 0; i < sequences; ++i) {
-        (*source)(step_index, first + i, line);
-        std::copy_n(line.begin(), seq, tokens.begin() + static_cast<std::ptrdiff_t>(i * seq));
-        std::copy_n(line.begin() + 1, seq, targets.begin() + static_cast<std::ptrdiff_t>(i * seq));
-    }
-    Buffer& token_buffer = stage.token_buffer(slot);
-    Buffer& target_buffer = stage.target_buffer(slot);
-    LaneJob job;
-    job.name = "data of micro-batch " + std::to_string(micro_batch);
-    job.accesses = {{token_buffer.view(), Access::Write}, {target_buffer.view(), Access::Write}};
-    job.step = [&token_buffer, &target_buffer, tokens = std::move(tokens),
-                targets = std::move(targets)](LaneContext&) {
-        std::memcpy(token_buffer.mapped(), tokens.data(), tokens.size() * 4);
-        std::memcpy(target_buffer.mapped(), targets.data(), targets.size() * 4);
-        return Progress::Done;
-    };
-    lane.post(std::move(job));
-}
-
-void Trainer::Impl::post_loss(Lane& lane, Stage& stage, std::uint64_t micro_batch,
-                              std::uint64_t slot) {
-    Buffer& buffer = stage.loss_buffer(slot);
-    LaneJob job;
-    job.name = "loss of micro-batch " + std::to_string(micro_batch);
-    job.accesses = {{buffer.view(), Access::Read}};
-    job.step = [this, &buffer, micro_batch](LaneContext&) {
-        const auto pair = buffer.mapped_as<const float>();
-        totals.note_loss(d * config.train.micro_batches + micro_batch,
-                         static_cast<double>(pair[0]) + static_cast<double>(pair[1]));
-        return Progress::Done;
-    };
-    last_loss = lane.post(std::move(job));
-}
-
 void Trainer::Impl::gather(Parted what) {
     device.wait_idle(limit); // weights that still travel are the last step's
     totals.leave_out([&] {
@@ -479,12 +359,13 @@ void Trainer::Impl::make_router_biases() {
         router_biases.emplace(device, std::move(layers), config.model.bias_update_rate);
 }
 
-/// Empty without biases. The backward passes go on meanwhile, so that nothing is lost by waiting.
+/// Empty without biases. Where the device has a queue for what is beside its passes the backward
+/// ones go on meanwhile.
 std::vector<std::int64_t> Trainer::Impl::expert_loads() {
     std::vector<std::int64_t> loads;
     if (router_biases) {
         loads = router_biases->collect(limit);
-        copy_peers.all_reduce_sum(std::span<std::int64_t>(loads));
+        totals.in_collective([&] { copy_peers.all_reduce_sum(std::span<std::int64_t>(loads)); });
     }
     return loads;
 }
@@ -571,8 +452,8 @@ void Trainer::gather(Parted what) {
 
 StepResult Trainer::Impl::run_step(std::uint64_t step, const SequenceSource& sequences) {
     clearing->begin();
-    step_index = step;
-    source = &sequences;
+    running.index = step;
+    running.source = &sequences;
     executor->run();
     const std::vector<std::int64_t> loads = expert_loads();
     // The update waits for what all ranks agree on of its gradient; what else they sum up does not
@@ -590,7 +471,7 @@ StepResult Trainer::Impl::run_step(std::uint64_t step, const SequenceSource& seq
         optimizer->update(step + 1, learning_rate(config.train, step + 1), clip);
         gathering->begin(limit);
     }
-    last_loss.wait(limit);
+    running.last_loss.wait(limit);
     const StepTotals::Losses losses = totals.sum_losses();
     result.loss = losses.sum / static_cast<double>(config.train.batch * config.train.seq);
     result.seconds_waited = losses.seconds_waited;

@@ -9,6 +9,7 @@
 #include "app/kernel_choice.hpp"
 #include "app/optimizer.hpp"
 #include "app/train_config.hpp"
+#include "app/training_chunk.hpp"
 
 #include <bellows/comm/collectives.hpp>
 #include <bellows/comm/host_collectives.hpp>
@@ -38,10 +39,6 @@ struct StepResult {
     /// own collectives had nothing to do but wait, added up (they run side by side).
     double seconds_waited = 0;
 };
-
-/// Fills tokens [seq + 1] of sequence `index` (of the global batch) of `step` (from 0).
-using SequenceSource =
-    std::function<void(std::uint64_t step, std::uint64_t index, std::span<std::uint32_t> tokens)>;
 
 class Trainer {
 public:

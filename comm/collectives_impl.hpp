@@ -51,8 +51,8 @@ struct StagingBuffer {
 };
 
 /// Memory of a chunk, mapped if its messages go through the host. `image` holds what is sent to be
-/// summed, then the gathered bytes as they stand in the target; `incoming` what arrives to be
-/// summed.
+/// summed, unless others take it from an OpenSource, then the gathered bytes as they stand in the
+/// target; `incoming` what arrives to be summed.
 struct StagingSlot {
     StagingBuffer image, incoming;
 };

@@ -87,7 +87,8 @@ TEST(TransposedWeights, FollowTheWeights) {
     device->upload(store.flat_gradients().buffer, std::span<const float>(gradients));
     const TensorView one = store.experts(1, "gate_up_proj").turned;
     const auto before = bits_of(*device, one);
-    optimizer.update(1, 0.1, 1).wait();
+    optimizer.update(1, 0.1, 1);
+    device->wait_idle();
     {
         SCOPED_TRACE("updated");
         expect_copies(store);

@@ -308,6 +308,9 @@ TEST(Gantt, BarsAtOnceStandAboveEachOtherByLayer) {
     EXPECT_EQ(levels_of(bars),
               (Levels{{0, kThird}, {kThird, 2 * kThird}, {2 * kThird, 3 * kThird}, {0, kThird}}))
         << "two of a layer";
+    bars = {bar(9, 20, 0), bar(19, 19.9, 0), bar(19.5, 40, 0)};
+    EXPECT_EQ(stack_bars(bars), 2u) << "the last with the short one alone";
+    EXPECT_EQ(levels_of(bars), (Levels{{0, 0.5}, {0.5, 1}, {0, 0.5}}));
     bars = {bar(0, 10, 0), bar(9.95, 11, 2)};
     EXPECT_EQ(stack_bars(bars), 1u) << "hardly at once";
     bars.clear();

@@ -1,0 +1,104 @@
+// SPDX-License-Identifier: MIT
+#include "app/training_chunk.hpp"
+
+#include <bellows/engine/device.hpp>
+
+#include <algorithm>
+#include <cstring>
+#include <string>
+#include <utility>
+
+namespace bellows {
+
+namespace {
+
+/// What is no part of an op, for the trace.
+template <class Call>
+void beside(Device& device, Call call) {
+    const TracedAs nothing(device, "");
+    call();
+}
+
+Lane add_lane(HostThread& thread, const char* what, std::uint64_t stage) {
+    return thread.add_lane(std::string(what) + " of stage " + std::to_string(stage));
+}
+
+} // namespace
+
+TrainingChunk::TrainingChunk(RunningStep& step, HostThread& thread, Stage& stage,
+                             GradientReduction reduction, const Desc& desc)
+    : step_(step), stage_(stage), reduction_(std::move(reduction)), desc_(desc),
+      data_(add_lane(thread, "data", desc.stage)), losses_(add_lane(thread, "losses", desc.stage)) {
+}
+
+TimePoint TrainingChunk::submit(OpKind op, std::size_t node, std::uint64_t micro_batch,
+                                std::uint64_t slot, std::span<const TimePoint> waits) {
+    const auto& of_op = nodes(op, slot);
+    const bool forward = op == OpKind::Forward;
+    if (forward && node == 0 && (stage_.first() || stage_.last()))
+        beside(step_.device, [&] { post_data(micro_batch, slot); });
+    clear_gradients(op, node, micro_batch);
+    TimePoint done = run(*of_op[node], waits);
+    if (computes(op, node))
+        computed_ = done;
+    if (forward && node + 1 == of_op.size() && stage_.last())
+        beside(step_.device, [&] { post_loss(micro_batch, slot); });
+    // After the last micro-batch's nothing is added to a gradient but other ranks'.
+    if (op == OpKind::WeightGradient && micro_batch == desc_.last_micro_batch)
+        beside(step_.device, [&] { reduction_.node_handed_in(node, of_op.size()); });
+    return done;
+}
+
+/// A recording is never pending twice: the device would wait for its last run too, but not as long.
+TimePoint TrainingChunk::run(const Node& node, std::span<const TimePoint> waits) {
+    TimePoint& last = last_runs_[&node];
+    last.wait(step_.limit);
+    return last = node.submit(waits);
+}
+
+/// Ahead of a node: a piece of them in the step's first forward, what is left ahead of all else.
+void TrainingChunk::clear_gradients(OpKind op, std::size_t node, std::uint64_t micro_batch) {
+    if (op == OpKind::Forward && desc_.opening == micro_batch)
+        step_.clearing->before(node, computed_);
+    else
+        step_.clearing->finish();
+}
+
+void TrainingChunk::post_data(std::uint64_t micro_batch, std::uint64_t slot) {
+    const std::uint64_t seq = step_.seq, sequences = stage_.tokens() / seq;
+    const std::uint64_t first = (step_.first_micro_batch + micro_batch) * sequences;
+    std::vector<std::uint32_t> tokens(stage_.tokens()), targets(stage_.tokens()), line(seq + 1);
+    for (std::uint64_t i = 0; i < sequences; ++i) {
+        (*step_.source)(step_.index, first + i, line);
+        std::copy_n(line.begin(), seq, tokens.begin() + static_cast<std::ptrdiff_t>(i * seq));
+        std::copy_n(line.begin() + 1, seq, targets.begin() + static_cast<std::ptrdiff_t>(i * seq));
+    }
+    Buffer& token_buffer = stage_.token_buffer(slot);
+    Buffer& target_buffer = stage_.target_buffer(slot);
+    LaneJob job;
+    job.name = "data of micro-batch " + std::to_string(micro_batch);
+    job.accesses = {{token_buffer.view(), Access::Write}, {target_buffer.view(), Access::Write}};
+    job.step = [&token_buffer, &target_buffer, tokens = std::move(tokens),
+                targets = std::move(targets)](LaneContext&) {
+        std::memcpy(token_buffer.mapped(), tokens.data(), tokens.size() * 4);
+        std::memcpy(target_buffer.mapped(), targets.data(), targets.size() * 4);
+        return Progress::Done;
+    };
+    data_.post(std::move(job));
+}
+
+void TrainingChunk::post_loss(std::uint64_t micro_batch, std::uint64_t slot) {
+    Buffer& buffer = stage_.loss_buffer(slot);
+    LaneJob job;
+    job.name = "loss of micro-batch " + std::to_string(micro_batch);
+    job.accesses = {{buffer.view(), Access::Read}};
+    job.step = [this, &buffer, micro_batch](LaneContext&) {
+        const auto pair = buffer.mapped_as<const float>();
+        step_.totals.note_loss(step_.first_micro_batch + micro_batch,
+                               static_cast<double>(pair[0]) + static_cast<double>(pair[1]));
+        return Progress::Done;
+    };
+    step_.last_loss = losses_.post(std::move(job));
+}
+
+} // namespace bellows

@@ -1,0 +1,91 @@
+// SPDX-License-Identifier: MIT
+#pragma once
+
+// One of a rank's stages as the pipeline's executor sees it, with what a step does beside its
+// nodes: tokens go in and losses come out on lanes, gradients are cleared ahead of their first use
+// and summed over the ranks when the last micro-batch's have been handed in. Owned by the trainer.
+
+#include "app/gradient_clearing.hpp"
+#include "app/gradient_reduction.hpp"
+#include "app/step_totals.hpp"
+
+#include <bellows/engine/lane.hpp>
+#include <bellows/model/stage.hpp>
+#include <bellows/pipeline/executor.hpp>
+
+#include <chrono>
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <optional>
+#include <span>
+#include <unordered_map>
+#include <vector>
+
+namespace bellows {
+
+/// Fills tokens [seq + 1] of sequence `index` (of the global batch) of `step` (from 0).
+using SequenceSource =
+    std::function<void(std::uint64_t step, std::uint64_t index, std::span<std::uint32_t> tokens)>;
+
+/// What the chunks of a rank share.
+struct RunningStep {
+    Device& device;
+    std::chrono::milliseconds limit;     ///< of each wait for a node's last run
+    std::uint64_t seq = 0;               ///< tokens of a sequence
+    std::uint64_t first_micro_batch = 0; ///< of the global batch: this rank's first
+    StepTotals& totals;
+    GradientClearing* clearing = nullptr; ///< of the rank's gradients
+    // Of the step that runs:
+    std::uint64_t index = 0;
+    const SequenceSource* source = nullptr;
+    TimePoint last_loss{}; ///< of those handed in
+};
+
+class TrainingChunk : public PipelineChunk {
+public:
+    struct Desc {
+        std::uint64_t stage = 0;            ///< for names
+        std::uint64_t last_micro_batch = 0; ///< of the stage on this rank
+        /// Whose forward is a step's first op, if it is this stage's.
+        std::optional<std::uint64_t> opening{};
+    };
+    /// thread: of the lanes. All must outlive it.
+    TrainingChunk(RunningStep& step, HostThread& thread, Stage& stage, GradientReduction reduction,
+                  const Desc& desc);
+
+    std::size_t num_nodes(OpKind op) const override { return nodes(op, 0).size(); }
+    bool computes(OpKind op, std::size_t node) const override {
+        return nodes(op, 0)[node]->resource == NodeResource::Compute;
+    }
+    TimePoint submit(OpKind op, std::size_t node, std::uint64_t micro_batch, std::uint64_t slot,
+                     std::span<const TimePoint> waits) override;
+
+    TensorView input(std::uint64_t slot) const override { return stage_.input(slot); }
+    TensorView output(std::uint64_t slot) const override { return stage_.output(slot); }
+    TensorView input_gradient(std::uint64_t slot) const override {
+        return stage_.input_gradient(slot);
+    }
+    TensorView output_gradient(std::uint64_t slot) const override {
+        return stage_.output_gradient(slot);
+    }
+
+private:
+    const std::vector<const Node*>& nodes(OpKind op, std::uint64_t slot) const {
+        return stage_.nodes(slot, node_kind(op));
+    }
+    TimePoint run(const Node& node, std::span<const TimePoint> waits);
+    void clear_gradients(OpKind op, std::size_t node, std::uint64_t micro_batch);
+    void post_data(std::uint64_t micro_batch, std::uint64_t slot);
+    void post_loss(std::uint64_t micro_batch, std::uint64_t slot);
+
+    RunningStep& step_;
+    Stage& stage_;
+    GradientReduction reduction_;
+    Desc desc_;
+    TimePoint computed_; ///< the last node that computes
+    std::unordered_map<const Node*, TimePoint> last_runs_;
+    Lane data_, losses_; ///< apart: the next micro-batch's data does not wait for a loss
+};
+
+} // namespace bellows
