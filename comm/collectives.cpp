@@ -13,11 +13,11 @@ namespace bellows {
 
 using Clock = std::chrono::steady_clock;
 
-std::shared_ptr<LinkBlock> CollectiveContext::block_of(const BufferView& view) const {
-    for (const OpenSource& source : sources)
-        if (source.buffer.view().resource == view.resource)
-            return source.block;
-    return nullptr;
+const MessageBuffer* CollectiveContext::linked_source(const BufferView& view) const noexcept {
+    const auto at = std::ranges::find(sources, view.resource, [](const MessageBuffer& source) {
+        return source.buffer.view().resource;
+    });
+    return at != sources.end() && at->block ? &*at : nullptr;
 }
 
 // ---- The job -----------------------------------------------------------------------------------
@@ -173,10 +173,10 @@ CollectiveLane make_lane(HostThread& thread, const CollectiveContext& context,
     };
     auto slots = std::make_shared<StagingSlots>();
     for (std::uint32_t i = 0; i < context.options.chunks_in_flight; ++i) {
-        slots->host.push_back({{declare(" image", MemoryKind::Readback), nullptr},
-                               {declare(" incoming", MemoryKind::Readback), nullptr}});
-        slots->linked.push_back({{declare(" linked image", MemoryKind::Device), nullptr},
-                                 {declare(" linked incoming", MemoryKind::Device), nullptr}});
+        slots->host.push_back({{nullptr, declare(" image", MemoryKind::Readback)},
+                               {nullptr, declare(" incoming", MemoryKind::Readback)}});
+        slots->linked.push_back({{nullptr, declare(" linked image", MemoryKind::Device)},
+                                 {nullptr, declare(" linked incoming", MemoryKind::Device)}});
     }
     return {thread.add_lane(name), std::move(slots)};
 }
@@ -328,7 +328,7 @@ int Collectives::position() const noexcept {
 BufferView Collectives::make_source(std::string name, std::uint64_t bytes,
                                     MemoryCategory category) {
     CollectiveContext& c = *impl_->context;
-    OpenSource source;
+    MessageBuffer source;
     if (c.link != nullptr && c.members() > 1) {
         source.block = c.link->allocate(bytes, c.gone);
         source.buffer = source.block->make_buffer(c.device, std::move(name), category);
@@ -336,8 +336,7 @@ BufferView Collectives::make_source(std::string name, std::uint64_t bytes,
         source.buffer =
             Buffer(c.device, {.name = std::move(name), .bytes = bytes, .category = category});
     }
-    c.sources.push_back(std::move(source));
-    return c.sources.back().buffer.view().sub(0, bytes);
+    return c.sources.emplace_back(std::move(source)).buffer.view().sub(0, bytes);
 }
 
 TimePoint Collectives::all_reduce(const TensorView& x) {

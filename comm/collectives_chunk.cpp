@@ -27,8 +27,8 @@ ChunkTransfer::ChunkTransfer(CollectiveContext& context, StagingSlot& slot, bool
                              const CollectiveTensors& tensors, const ChunkPlan& plan,
                              std::uint64_t sequence, std::uint64_t index)
     : context_(context), slot_(slot), linked_(linked), tensors_(tensors),
-      source_block_(linked && !plan.parts.empty() ? context.block_of(tensors.source) : nullptr),
-      plan_(plan), sequence_(sequence),
+      source_(linked ? context.linked_source(tensors.source) : nullptr), plan_(plan),
+      sequence_(sequence),
       first_stream_(static_cast<std::uint32_t>(2 * index % (Tag::kStreams / 2))),
       out_(context.device, role_of_copies(context.device, linked, QueueRole::TransferOut),
            context.options.name + " out"),
@@ -82,7 +82,7 @@ void ChunkTransfer::lay_out() {
         for (std::uint64_t member = 0; member < context_.members(); ++member) {
             if (member == context_.self())
                 continue;
-            if (opens_source()) {
+            if (source_ != nullptr) {
                 out_at_[member] = tensors_.source.offset + plan_.parts[member].begin;
                 continue;
             }
@@ -102,7 +102,7 @@ void ChunkTransfer::lay_out() {
     }
 }
 
-void ChunkTransfer::reserve(StagingBuffer& staging, std::uint64_t bytes, LaneContext& lane) {
+void ChunkTransfer::reserve(MessageBuffer& staging, std::uint64_t bytes, LaneContext& lane) {
     if (bytes == 0 || (staging.buffer.bound() && staging.buffer.size() >= bytes))
         return;
     if (!linked_) {
@@ -123,7 +123,7 @@ void ChunkTransfer::reserve_staging(LaneContext& lane) {
 
 void ChunkTransfer::record() {
     if (!plan_.parts.empty()) {
-        if (!opens_source()) // else the job waits for what writes it, and that is all
+        if (source_ == nullptr) // else the job waits for what writes it, and that is all
             record_scatter_out();
         if (!plan_.parts[context_.self()].empty())
             record_sum();
@@ -240,42 +240,27 @@ void ChunkTransfer::record_in() {
 
 // ---- Messages --------------------------------------------------------------------------------
 
-void ChunkTransfer::post(std::uint64_t member, std::uint32_t stream, const StagingBuffer& staging,
+void ChunkTransfer::post(std::uint64_t member, std::uint32_t stream, const MessageBuffer& at,
                          MemoryRun run, Direction direction) {
+    if (run.bytes == 0)
+        return;
+    const int peer = context_.group.rank_at(static_cast<int>(member));
+    const Tag tag{sequence_, first_stream_ + stream};
+    const bool receives = direction == Direction::Receive;
+    Transport& transport = context_.transport;
     if (linked_) {
-        post_linked(member, stream, staging.block, run, direction);
-        return;
-    }
-    if (run.bytes == 0)
-        return;
-    const int peer = context_.group.rank_at(static_cast<int>(member));
-    const Tag tag{sequence_, first_stream_ + stream};
-    const auto bytes = staging.buffer.mapped_as<std::byte>().subspan(run.offset, run.bytes);
-    transfers_.push_back(direction == Direction::Receive
-                             ? context_.transport.post_recv(peer, tag, bytes)
-                             : context_.transport.post_send(peer, tag, bytes));
-    count(run.bytes, direction);
-}
-
-void ChunkTransfer::post_linked(std::uint64_t member, std::uint32_t stream,
-                                const std::shared_ptr<LinkBlock>& block, MemoryRun run,
-                                Direction direction) {
-    if (run.bytes == 0)
-        return;
-    const int peer = context_.group.rank_at(static_cast<int>(member));
-    const Tag tag{sequence_, first_stream_ + stream};
-    transfers_.push_back(
-        direction == Direction::Receive
-            ? post_link_recv(context_.transport, peer, tag, block, {run}, context_.opened)
-            : post_link_send(context_.transport, peer, tag, block, {run}));
-    count(run.bytes, direction);
-}
-
-void ChunkTransfer::count(std::uint64_t bytes, Direction direction) {
-    if (direction == Direction::Receive) {
-        stats_.bytes_received += bytes;
+        transfers_.push_back(
+            receives ? post_link_recv(transport, peer, tag, at.block, {run}, context_.opened)
+                     : post_link_send(transport, peer, tag, at.block, {run}));
     } else {
-        stats_.bytes_sent += bytes;
+        const auto bytes = at.buffer.mapped_as<std::byte>().subspan(run.offset, run.bytes);
+        transfers_.push_back(receives ? transport.post_recv(peer, tag, bytes)
+                                      : transport.post_send(peer, tag, bytes));
+    }
+    if (receives) {
+        stats_.bytes_received += run.bytes;
+    } else {
+        stats_.bytes_sent += run.bytes;
         ++stats_.messages_sent;
     }
 }
@@ -286,11 +271,8 @@ void ChunkTransfer::post_scatter() {
         if (member == self)
             continue;
         post(member, 0, slot_.incoming, {row * incoming_stride_, own_bytes}, Direction::Receive);
-        const MemoryRun part{out_at_[member], plan_.parts[member].size()};
-        if (opens_source())
-            post_linked(member, 0, source_block_, part, Direction::Send);
-        else
-            post(member, 0, slot_.image, part, Direction::Send);
+        post(member, 0, source_ != nullptr ? *source_ : slot_.image,
+             {out_at_[member], plan_.parts[member].size()}, Direction::Send);
         ++row;
     }
 }

@@ -10,6 +10,7 @@
 #include <bellows/comm/collectives.hpp>
 #include <bellows/engine/recording.hpp>
 
+#include <list>
 #include <memory>
 #include <mutex>
 #include <optional>
@@ -18,9 +19,9 @@
 
 namespace bellows {
 
-/// Memory of tensors that other members copy parts of from where they stand.
-struct OpenSource {
-    std::shared_ptr<LinkBlock> block; ///< null where messages leave by staging memory
+/// Memory that messages leave from or arrive in.
+struct MessageBuffer {
+    std::shared_ptr<LinkBlock> block; ///< that the buffer is bound to, if messages are linked
     Buffer buffer;
 };
 
@@ -35,26 +36,21 @@ struct CollectiveContext {
     std::mutex stats_mutex{};
     CollectivesStats stats{};
     std::shared_ptr<GoneBlocks> gone = std::make_shared<GoneBlocks>();
-    OpenedBlocks opened{};             ///< the lanes' thread only
-    std::vector<OpenSource> sources{}; ///< the caller's thread only
+    OpenedBlocks opened{}; ///< the lanes' thread only
+    /// Of tensors, which others copy from where they stand, if linked. The caller's thread only.
+    std::list<MessageBuffer> sources{};
 
     std::uint64_t members() const noexcept { return static_cast<std::uint64_t>(group.size()); }
     std::uint64_t self() const noexcept { return static_cast<std::uint64_t>(position); }
-    /// That the view stands in; null: in none.
-    std::shared_ptr<LinkBlock> block_of(const BufferView& view) const;
+    /// The source that the view stands in, if it is linked; else null.
+    const MessageBuffer* linked_source(const BufferView& view) const noexcept;
 };
 
-/// Memory declared at first, and grown by the lane.
-struct StagingBuffer {
-    Buffer buffer;
-    std::shared_ptr<LinkBlock> block; ///< that the buffer is bound to, if messages are linked
-};
-
-/// Memory of a chunk, mapped if its messages go through the host. `image` holds what is sent to be
-/// summed, unless others take it from an OpenSource, then the gathered bytes as they stand in the
-/// target; `incoming` what arrives to be summed.
+/// Memory of a chunk, declared at first and grown by the lane, mapped if its messages go through
+/// the host. `image` holds what is sent to be summed, unless others take it from the source, then
+/// the gathered bytes as they stand in the target; `incoming` what arrives to be summed.
 struct StagingSlot {
-    StagingBuffer image, incoming;
+    MessageBuffer image, incoming;
 };
 
 /// Those of a lane: which ones depends on the way of a collective's messages.
@@ -94,36 +90,32 @@ private:
     std::uint64_t in_image(std::uint64_t target_byte) const noexcept;
     void lay_out();
     void record();
-    bool opens_source() const noexcept { return source_block_ != nullptr; }
     void record_scatter_out();
     void record_own_piece();
     void record_sum();
     void record_in();
     void reserve_staging(LaneContext& lane);
-    void reserve(StagingBuffer& staging, std::uint64_t bytes, LaneContext& lane);
+    void reserve(MessageBuffer& staging, std::uint64_t bytes, LaneContext& lane);
     bool own_piece_placed();
     bool advance(LaneContext& lane);
     void submit(LaneContext& lane, Recording& recording);
     void after_out();
     void post_scatter();
     void post_gather();
-    void post(std::uint64_t member, std::uint32_t stream, const StagingBuffer& staging,
-              MemoryRun run, Direction direction);
-    void post_linked(std::uint64_t member, std::uint32_t stream,
-                     const std::shared_ptr<LinkBlock>& block, MemoryRun run, Direction direction);
-    void count(std::uint64_t bytes, Direction direction);
+    void post(std::uint64_t member, std::uint32_t stream, const MessageBuffer& at, MemoryRun run,
+              Direction direction);
     bool all_done();
 
     CollectiveContext& context_;
     StagingSlot& slot_;
     bool linked_; ///< messages go from device to device
     const CollectiveTensors& tensors_;
-    std::shared_ptr<LinkBlock> source_block_; ///< members copy their parts from it
+    const MessageBuffer* source_; ///< that members copy their parts from; null: from the image
     const ChunkPlan& plan_;
     std::uint64_t sequence_;
     std::uint32_t first_stream_;
     Phase phase_ = Phase::Start;
-    std::vector<std::uint64_t> out_at_; ///< per member: its part in the slot's image, or the block
+    std::vector<std::uint64_t> out_at_; ///< per member: its part in the source or image
     std::uint64_t image_bytes_ = 0, incoming_bytes_ = 0;
     std::uint64_t incoming_stride_ = 0;
     ByteRange image_;                          ///< of the target
