@@ -139,7 +139,9 @@ PipelineReport report_pipeline(World& world, const Schedule& schedule, const Run
     report.hidden_share = exchange > 0 ? hidden / exchange : 0;
     report.stalled_ms = stalled / static_cast<double>(parts.size());
     report.measured = timeline_of(std::move(ops));
-    report.simulated = simulate(schedule, costs_of(schedule, report.measured));
+    report.simulated = simulate(
+        schedule, costs_of(schedule, report.measured,
+                           device.distinct_queues(QueueRole::Compute, QueueRole::ComputeDeferred)));
     return report;
 }
 

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <array>
+#include <cmath>
 #include <limits>
 #include <map>
 #include <numeric>
@@ -75,33 +76,94 @@ struct Sample {
     std::uint64_t stage = 0;
     Cost cost = kForward;
     OpTime time;
-    double seconds = 0; ///< that it kept its rank for
+    double seconds = 0; ///< that it kept its row for
+    double beside = 0;  ///< of these, while the other row ran
 };
 
-/// What each op and pair of a stage kept its rank for: those that ran while another did, what they
-/// went on for after it.
-std::vector<std::vector<Sample>> samples_of(const Schedule& schedule, const Timeline& measured) {
-    std::vector<std::vector<Sample>> ranks;
-    for (std::uint64_t rank = 0; rank < schedule.num_ranks(); ++rank) {
-        const auto& ops = schedule.ops[rank];
-        std::vector<Sample>& samples = ranks.emplace_back();
-        for (std::size_t i = 0; i < ops.size(); ++i) {
-            const Cost cost = cost_of(ops[i]);
-            samples.push_back({schedule.chunk_of(rank, ops[i]).stage, cost, measured.ops[rank][i]});
-            if (cost == kPair) {
-                OpTime& time = samples.back().time;
-                const OpTime& other = measured.ops[rank][++i];
-                time = {std::min(time.start, other.start), std::max(time.end, other.end)};
-            }
-        }
-        std::ranges::sort(samples, {}, [](const Sample& sample) { return sample.time.end; });
-        double until = samples.empty() ? 0 : samples.front().time.start;
-        for (Sample& sample : samples) {
-            sample.seconds = std::max(0.0, sample.time.end - std::max(until, sample.time.start));
-            until = std::max(until, sample.time.end);
-        }
+/// One behind the other: those that ran while another did begin when that ends.
+void put_apart(std::vector<Sample>& row) {
+    std::ranges::sort(row, {}, [](const Sample& sample) { return sample.time.end; });
+    double until = row.empty() ? 0 : row.front().time.start;
+    for (Sample& sample : row) {
+        sample.time.start = std::min(std::max(until, sample.time.start), sample.time.end);
+        sample.seconds = sample.time.end - sample.time.start;
+        until = std::max(until, sample.time.end);
     }
-    return ranks;
+}
+
+void note_beside(std::vector<Sample>& row, const std::vector<Sample>& other) {
+    std::vector<OpTime> times;
+    for (const Sample& sample : other)
+        times.push_back(sample.time);
+    times = joined(std::move(times));
+    for (Sample& sample : row)
+        sample.beside = length_of_both({sample.time}, times);
+}
+
+/// A rank's rows of work.
+struct Rows {
+    std::vector<Sample> others, weight_gradients;
+};
+
+/// What each op and pair kept its row for. two: weight gradients behind the first stage have one of
+/// their own, from their input gradients' ends on.
+Rows rows_of(const Schedule& schedule, const Timeline& measured, std::uint64_t rank, bool two) {
+    const auto& ops = schedule.ops[rank];
+    const auto& times = measured.ops[rank];
+    Rows rows;
+    std::map<std::pair<std::uint32_t, std::uint64_t>, double> ready;
+    for (std::size_t i = 0; i < ops.size(); ++i) {
+        const ScheduleOp& op = ops[i];
+        Sample sample{schedule.chunk_of(rank, op).stage, cost_of(op), times[i]};
+        if (op.kind == OpKind::InputGradient)
+            ready[{op.phase, op.micro_batch}] = sample.time.end;
+        if (two && op.kind == OpKind::WeightGradient && sample.stage > 0) {
+            sample.time.start = std::max(sample.time.start, ready[{op.phase, op.micro_batch}]);
+            rows.weight_gradients.push_back(sample);
+            continue;
+        }
+        if (sample.cost == kPair) {
+            const OpTime& other = times[++i];
+            sample.time = {std::min(sample.time.start, other.start),
+                           std::max(sample.time.end, other.end)};
+        }
+        rows.others.push_back(sample);
+    }
+    put_apart(rows.others);
+    put_apart(rows.weight_gradients);
+    note_beside(rows.others, rows.weight_gradients);
+    note_beside(rows.weight_gradients, rows.others);
+    return rows;
+}
+
+/// Least squares over the ops of a stage that ran beside the other row for different times: each
+/// such second makes them longer by what is missing of a row's share. Without such ops a half.
+double share_of(const std::vector<Rows>& ranks, std::vector<Sample> Rows::* row) {
+    constexpr double kLeastSpread = 0.1, kLeastShare = 0.05; // of what such ops take; of speed
+    std::map<std::pair<std::uint64_t, Cost>, std::vector<const Sample*>> alike;
+    for (const Rows& rows : ranks)
+        for (const Sample& sample : rows.*row)
+            alike[{sample.stage, sample.cost}].push_back(&sample);
+    double both = 0, beside = 0;
+    for (const auto& [what, samples] : alike) {
+        const auto count = static_cast<double>(samples.size());
+        double seconds_mean = 0, beside_mean = 0;
+        for (const Sample* sample : samples) {
+            seconds_mean += sample->seconds / count;
+            beside_mean += sample->beside / count;
+        }
+        double of_both = 0, of_beside = 0;
+        for (const Sample* sample : samples) {
+            const double off = sample->beside - beside_mean;
+            of_both += off * (sample->seconds - seconds_mean);
+            of_beside += off * off;
+        }
+        if (std::sqrt(of_beside / count) < kLeastSpread * seconds_mean)
+            continue;
+        both += of_both;
+        beside += of_beside;
+    }
+    return beside > 0 ? std::clamp(1 - both / beside, kLeastShare, 1.0) : 0.5;
 }
 
 /// What a stage has no sample of: the mean of the others'.
@@ -208,22 +270,39 @@ RankTimes times_of_rank(const Schedule& schedule, std::uint64_t rank,
     return times;
 }
 
-SimulationOptions costs_of(const Schedule& schedule, const Timeline& measured) {
-    const std::vector<std::vector<Sample>> ranks = samples_of(schedule, measured);
+SimulationOptions costs_of(const Schedule& schedule, const Timeline& measured,
+                           bool weight_gradients_beside) {
+    const bool two = weight_gradients_beside && !schedule.has_pairs();
+    std::vector<Rows> ranks;
+    for (std::uint64_t rank = 0; rank < schedule.num_ranks(); ++rank)
+        ranks.push_back(rows_of(schedule, measured, rank, two));
+    SimulationOptions options;
+    if (two)
+        options.rows = {share_of(ranks, &Rows::weight_gradients), share_of(ranks, &Rows::others)};
+    const RowShares shares = options.rows.value_or(RowShares{});
+    std::vector<std::vector<Sample>> samples; // of each rank; `seconds` are those of an op alone
+    for (Rows& rows : ranks) {
+        std::vector<Sample>& all = samples.emplace_back();
+        for (const auto& [row, share] : {std::pair{&rows.others, shares.others},
+                                         {&rows.weight_gradients, shares.weight_gradients}})
+            for (Sample& sample : *row) {
+                sample.seconds -= (1 - share) * sample.beside;
+                all.push_back(sample);
+            }
+    }
     std::vector<std::array<std::vector<double>, kNumCosts>> seconds(schedule.num_stages);
-    for (const auto& samples : ranks)
-        for (const Sample& sample : samples)
+    for (const auto& of_rank : samples)
+        for (const Sample& sample : of_rank)
             seconds[sample.stage][sample.cost].push_back(sample.seconds);
     std::vector<Means> stages(schedule.num_stages);
     for (std::uint64_t stage = 0; stage < schedule.num_stages; ++stage)
         for (std::size_t cost = 0; cost < kNumCosts; ++cost)
             if (!seconds[stage][cost].empty())
                 stages[stage][cost] = mean(seconds[stage][cost]);
-    SimulationOptions options;
     options.p2p_latency = smallest_latency(schedule, measured);
-    for (const auto& samples : ranks) {
+    for (const auto& of_rank : samples) {
         double is = 0, usual = 0;
-        for (const Sample& sample : samples) {
+        for (const Sample& sample : of_rank) {
             is += sample.seconds;
             usual += *stages[sample.stage][sample.cost];
         }

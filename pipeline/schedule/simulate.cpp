@@ -24,6 +24,8 @@ public:
           gradients_(activations_), next_(schedule.num_ranks()), free_(schedule.num_ranks()) {
         for (const auto& ops : schedule.ops)
             times_.emplace_back(ops.size());
+        for (std::uint64_t rank = 0; options.rows && rank < schedule.num_ranks(); ++rank)
+            rows_.push_back(make_row(rank));
     }
 
     Timeline run() {
@@ -31,6 +33,8 @@ public:
             for (std::uint64_t rank = 0; rank < schedule_.num_ranks(); ++rank)
                 while (next_[rank] < schedule_.ops[rank].size() && step(rank))
                     progress = true;
+        for (std::uint64_t rank = 0; rank < rows_.size(); ++rank)
+            advance_row(rank, kNever, 1);
         const bool all = std::ranges::equal(next_, schedule_.ops, {}, {},
                                             [](const auto& ops) { return ops.size(); });
         Timeline timeline = timeline_of(std::move(times_));
@@ -97,19 +101,124 @@ private:
         return link + options_.p2p_latency;
     }
 
+    /// A rank's weight gradients with a row of their own, in their order.
+    struct Row {
+        struct Work {
+            std::size_t op = 0;
+            double ready = kNever, left = 0, end = kNever;
+            bool begun = false;
+        };
+        std::vector<Work> works;
+        std::size_t next = 0; ///< the first that has not ended
+        double time = 0;      ///< until when it has run
+        /// Of each input gradient, and of each forward the one that holds its place, if any.
+        std::map<std::size_t, std::size_t> work_of_op;
+    };
+
+    Row make_row(std::uint64_t rank) const {
+        const auto& ops = schedule_.ops[rank];
+        Row row;
+        std::map<std::pair<std::uint32_t, std::uint64_t>, std::size_t> works; // by micro-batch
+        for (std::size_t i = 0; i < ops.size(); ++i)
+            if (ops[i].kind == OpKind::WeightGradient &&
+                schedule_.chunk_of(rank, ops[i]).stage > 0) {
+                works[{ops[i].phase, ops[i].micro_batch}] = row.works.size();
+                row.works.push_back({i, kNever, cost(rank, ops[i])});
+            }
+        for (std::size_t i = 0; i < ops.size(); ++i) {
+            std::uint64_t of = ops[i].micro_batch;
+            if (ops[i].kind == OpKind::Forward)
+                of -= schedule_.peak_in_flight(rank, ops[i].phase); // may be before the first
+            else if (ops[i].kind != OpKind::InputGradient)
+                continue;
+            if (const auto work = works.find({ops[i].phase, of}); work != works.end())
+                row.work_of_op[i] = work->second;
+        }
+        return row;
+    }
+
+    std::size_t index_of(std::uint64_t rank, const ScheduleOp& op) const {
+        return static_cast<std::size_t>(&op - schedule_.ops[rank].data());
+    }
+
+    bool in_row(std::uint64_t rank, const ScheduleOp& op) const {
+        return !rows_.empty() && op.kind == OpKind::WeightGradient &&
+               schedule_.chunk_of(rank, op).stage > 0;
+    }
+
+    /// The op's own weight gradient or the one it waits for.
+    Row::Work* work_of(std::uint64_t rank, const ScheduleOp& op) {
+        if (rows_.empty())
+            return nullptr;
+        const auto work = rows_[rank].work_of_op.find(index_of(rank, op));
+        return work == rows_[rank].work_of_op.end() ? nullptr : &rows_[rank].works[work->second];
+    }
+
+    /// Weight gradients run until then, or until `last` has ended, at `share` of their speed.
+    void advance_row(std::uint64_t rank, double until, double share,
+                     const Row::Work* last = nullptr) {
+        Row& row = rows_[rank];
+        while (row.next < row.works.size() && (last == nullptr || last->end == kNever)) {
+            Row::Work& work = row.works[row.next];
+            const double start = std::max(row.time, work.ready);
+            if (start >= until)
+                break;
+            OpTime& time = times_[rank][work.op];
+            if (!std::exchange(work.begun, true))
+                time.start = start;
+            const double end = start + work.left / share;
+            if (end > until) {
+                work.left -= (until - start) * share;
+                break;
+            }
+            row.time = time.end = work.end = end;
+            ++row.next;
+        }
+        if (last == nullptr)
+            row.time = std::max(row.time, until);
+    }
+
+    /// When an op of so much work that begins then has ended, with its rank's weight gradients
+    /// beside it.
+    double end_of(std::uint64_t rank, double start, double seconds) {
+        if (rows_.empty())
+            return start + seconds;
+        advance_row(rank, start, 1);
+        const Row& row = rows_[rank];
+        double beside = 0;
+        for (std::size_t i = row.next; i < row.works.size() && row.works[i].ready <= start; ++i)
+            beside += row.works[i].left;
+        const RowShares& shares = *options_.rows;
+        const double together = std::min(beside / shares.weight_gradients, seconds / shares.others);
+        advance_row(rank, start + together, shares.weight_gradients);
+        return start + together + (seconds - together * shares.others);
+    }
+
     void finish(std::uint64_t rank, const ScheduleOp& op, OpTime time) {
         const auto [stage, stream] = schedule_.chunk_of(rank, op);
+        if (op.kind == OpKind::InputGradient)
+            if (Row::Work* work = work_of(rank, op))
+                work->ready = time.end;
         if (op.kind == OpKind::Forward && stage + 1 < schedule_.num_stages)
             activations_[slot(stage, op)] = arrival(rank, stream, stage + 1, time.end);
         if ((op.kind == OpKind::Backward || op.kind == OpKind::InputGradient) && stage > 0)
             gradients_[slot(stage, op)] = arrival(rank, stream, stage - 1, time.end);
-        times_[rank][static_cast<std::size_t>(&op - schedule_.ops[rank].data())] = time;
+        times_[rank][index_of(rank, op)] = time;
         free_[rank] = std::max(free_[rank], time.end);
     }
 
+    /// When the rank is free for the op, what it waits for there among it.
+    double free(std::uint64_t rank, const ScheduleOp& op) {
+        Row::Work* before = op.kind == OpKind::Forward ? work_of(rank, op) : nullptr;
+        if (before == nullptr)
+            return free_[rank];
+        advance_row(rank, kNever, 1, before);
+        return std::max(free_[rank], before->end);
+    }
+
     void run_one(std::uint64_t rank, const ScheduleOp& op) {
-        const double start = std::max(free_[rank], ready(rank, op));
-        finish(rank, op, {start, start + cost(rank, op)});
+        const double start = std::max(free(rank, op), ready(rank, op));
+        finish(rank, op, {start, end_of(rank, start, cost(rank, op))});
     }
 
     /// Runs the rank's next op, or pair; false if what it needs is not known yet.
@@ -118,7 +227,8 @@ private:
         if (!op.with_next) {
             if (ready(rank, op) == kNever)
                 return false;
-            run_one(rank, op);
+            if (!in_row(rank, op))
+                run_one(rank, op);
             ++next_[rank];
             return true;
         }
@@ -133,10 +243,10 @@ private:
             if (swap)
                 swapped_.emplace_back(rank, next_[rank] + 1);
         } else {
-            const double start = std::max({free_[rank], first, second});
+            const double start = std::max({free(rank, op), free(rank, other), first, second});
             const auto& pair = costs(schedule_.chunk_of(rank, op).stage).pair;
-            const double end =
-                start + (pair ? slowness(rank) * *pair : cost(rank, op) + cost(rank, other));
+            const double end = end_of(
+                rank, start, pair ? slowness(rank) * *pair : cost(rank, op) + cost(rank, other));
             finish(rank, op, {start, end});
             finish(rank, other, {start, end});
         }
@@ -154,6 +264,7 @@ private:
     std::vector<double> free_;                    ///< of each rank
     std::map<std::pair<std::uint64_t, std::uint64_t>, double> links_; ///< free from then on
     std::vector<std::vector<OpTime>> times_;
+    std::vector<Row> rows_; ///< of each rank; empty: weight gradients run among the other ops
     std::uint64_t messages_ = 0;
 };
 
@@ -170,6 +281,10 @@ void check(const Schedule& schedule, const SimulationOptions& options) {
     const auto good = [](double cost) { return std::isfinite(cost) && cost >= 0; };
     bool all = good(options.p2p_latency) && good(options.p2p_transfer);
     all = all && std::ranges::all_of(options.slowness, good);
+    if (options.rows)
+        for (const double share : {options.rows->weight_gradients, options.rows->others})
+            if (!(share > 0 && share <= 1))
+                refuse("each row of work must have a share of its speed above 0, at most 1");
     for (const StageCosts& of : options.stages)
         all = all && good(of.forward) && good(of.input_gradient) && good(of.weight_gradient) &&
               good(of.pair.value_or(0));

@@ -84,6 +84,46 @@ TEST(Measure, CostsOfASimulatedStepAreThoseOfTheSimulation) {
     }
 }
 
+TEST(Measure, SharesFollowFromOpsThatRanBesideOthersForDifferentTimes) {
+    const Schedule schedule =
+        make_schedule({.kind = ScheduleKind::ZbH1, .ranks = 4, .micro_batches = 16});
+    SimulationOptions costs;
+    costs.stages = {StageCosts{1.25, 1.5, 1, {}}};
+    costs.p2p_latency = 0.125;
+    costs.rows = {.weight_gradients = 0.875, .others = 0.375};
+    const Timeline timeline = simulate(schedule, costs);
+    const SimulationOptions found = costs_of(schedule, timeline, true);
+    ASSERT_TRUE(found.rows);
+    EXPECT_NEAR(found.rows->weight_gradients, 0.875, 1e-9);
+    EXPECT_NEAR(found.rows->others, 0.375, 1e-9);
+    for (const StageCosts& stage : found.stages) {
+        EXPECT_NEAR(stage.forward, 1.25, 1e-9);
+        EXPECT_NEAR(stage.input_gradient, 1.5, 1e-9);
+        EXPECT_NEAR(stage.weight_gradient, 1, 1e-9);
+    }
+    EXPECT_NEAR(simulate(schedule, found).step_time, timeline.step_time, 1e-6);
+    // As if they stood in one row, it would be another step.
+    EXPECT_FALSE(costs_of(schedule, timeline).rows);
+    EXPECT_LT(simulate(schedule, costs_of(schedule, timeline)).step_time,
+              0.99 * timeline.step_time);
+}
+
+TEST(Measure, WhereNothingTellsTheSharesTheyAreHalves) {
+    // 1F1B's last stage has one place, so its forwards wait for its weight gradients.
+    const Schedule schedule = split_backwards(make_schedule({.ranks = 2, .micro_batches = 4}));
+    SimulationOptions costs;
+    costs.rows = {.weight_gradients = 0.875, .others = 0.375};
+    const Timeline timeline = simulate(schedule, costs);
+    const SimulationOptions found = costs_of(schedule, timeline, true);
+    ASSERT_TRUE(found.rows);
+    EXPECT_EQ(found.rows->weight_gradients, 0.5);
+    EXPECT_EQ(found.rows->others, 0.5);
+    EXPECT_NEAR(simulate(schedule, found).step_time, timeline.step_time, 1e-9);
+    const Schedule pairs =
+        make_schedule({.kind = ScheduleKind::DualPipe, .ranks = 2, .micro_batches = 4});
+    EXPECT_FALSE(costs_of(pairs, simulate(pairs), true).rows); // theirs are part of them
+}
+
 TEST(Measure, PairsCostWhatBothTakeTogether) {
     const Schedule schedule =
         make_schedule({.kind = ScheduleKind::DualPipe, .ranks = 4, .micro_batches = 12});

@@ -179,6 +179,66 @@ TEST(Simulation, GradientsMayLeaveBeforeTheWeightsAreDone) {
     EXPECT_NE(pairs.find("F1&B0"), std::string::npos) << pairs;
 }
 
+TEST(Simulation, WeightGradientsMayRunBesideOtherOps) {
+    const Schedule schedule = make_schedule({ScheduleKind::ZbH1, 2, 4});
+    ASSERT_EQ(to_text(schedule), "F0 F0 I0 W F0 I0 W F0 I0 W I0 W\n"
+                                 "F0 I0 W F0 I0 W F0 I0 F0 I0 W W\n");
+    ASSERT_EQ(schedule.peak_in_flight(1), 2u);
+    SimulationOptions options;
+    options.rows = {.weight_gradients = 0.5, .others = 0.25};
+    const Timeline timeline = simulate(schedule, options);
+    const auto expect = [&](std::uint64_t rank, std::size_t op, double start, double end) {
+        EXPECT_DOUBLE_EQ(timeline.ops[rank][op].start, start) << rank << ", " << op;
+        EXPECT_DOUBLE_EQ(timeline.ops[rank][op].end, end) << rank << ", " << op;
+    };
+    // The last stage's: W0 takes 2 beside F1, which has done half of its work by then.
+    expect(1, 0, 1, 2);
+    expect(1, 1, 2, 3);
+    expect(1, 2, 3, 5);
+    expect(1, 3, 3, 5.5);
+    expect(1, 4, 5.5, 6.5);
+    // F2 in W0's place, which has ended.
+    expect(1, 5, 6.5, 8.5);
+    expect(1, 6, 6.5, 9);
+    // F3 in W1's place; W2 beside it.
+    expect(1, 7, 9, 10);
+    expect(1, 10, 10, 12);
+    expect(1, 8, 10, 12.5);
+    expect(1, 9, 12.5, 13.5);
+    expect(1, 11, 13.5, 14.5);
+    // Those of the first stage stay among its other ops.
+    expect(0, 2, 3, 4);
+    expect(0, 3, 4, 5);
+    EXPECT_DOUBLE_EQ(timeline.step_time, 15.5);
+    EXPECT_DOUBLE_EQ(timeline.bubble[1], 2);
+}
+
+TEST(Simulation, AForwardWaitsForTheWeightGradientWhosePlaceItTakes) {
+    const Schedule schedule = split_backwards(make_schedule({.ranks = 2, .micro_batches = 3}));
+    ASSERT_EQ(schedule.peak_in_flight(1), 1u);
+    SimulationOptions options;
+    options.rows = {.weight_gradients = 1, .others = 1};
+    const Timeline timeline = simulate(schedule, options);
+    EXPECT_EQ(timeline.step_time, simulate(schedule).step_time);
+    EXPECT_EQ(starts(timeline, 1), (std::vector<double>{1, 2, 3, 4, 5, 6, 7, 8, 9}));
+}
+
+TEST(Simulation, ARowThatHoldsUpNobodyTakesNoLonger) {
+    for (const ScheduleDesc& desc : all_schedules()) {
+        if (desc.ranks > 4 || desc.micro_batches > 16)
+            continue;
+        const Schedule schedule = split_backwards(make_schedule(desc));
+        SimulationOptions options{.stages = {{1.25, 1, 0.75, {}}}, .p2p_latency = 0.125};
+        const double one_row = simulate(schedule, options).step_time;
+        options.rows = {.weight_gradients = 1, .others = 1};
+        const Timeline timeline = simulate(schedule, options);
+        EXPECT_LE(timeline.step_time, one_row + 1e-9) << name_of(desc);
+        for (std::uint64_t rank = 0; rank < desc.ranks; ++rank)
+            for (const OpTime& time : timeline.ops[rank])
+                EXPECT_LE(time.start, time.end) << name_of(desc);
+    }
+}
+
 TEST(Simulation, BadCostsAndSchedulesAreRefused) {
     const Schedule schedule = make_schedule({.ranks = 2, .micro_batches = 2});
     const double nan = std::numeric_limits<double>::quiet_NaN();
@@ -188,6 +248,9 @@ TEST(Simulation, BadCostsAndSchedulesAreRefused) {
     EXPECT_THROW((void)simulate(schedule, {.stages = {}}), Error);
     EXPECT_THROW((void)simulate(schedule, {.stages = std::vector<StageCosts>(3)}), Error);
     EXPECT_THROW((void)simulate(schedule, {.p2p_latency = -1}), Error);
+    EXPECT_THROW((void)simulate(schedule, {.rows = RowShares{0, 1}}), Error);
+    EXPECT_THROW((void)simulate(schedule, {.rows = RowShares{1, 1.5}}), Error);
+    EXPECT_THROW((void)simulate(schedule, {.rows = RowShares{1, nan}}), Error);
     EXPECT_THROW((void)simulate(schedule, {.stages = {{1e308, 1e308, 1e308, {}}}}), Error);
     Schedule stuck = schedule;
     std::swap(stuck.ops[0][0], stuck.ops[0].back());

@@ -24,6 +24,13 @@ struct StageCosts {
     StageCosts scaled(double factor) const noexcept;
 };
 
+/// A rank's two rows of work: while both run, each goes on at a share of its speed. Halves gain
+/// nothing over one row, and two ones hold up nobody.
+struct RowShares {
+    double weight_gradients = 0.5;
+    double others = 0.5;
+};
+
 struct SimulationOptions {
     std::vector<StageCosts> stages{StageCosts{}}; ///< of each stage, or one for all
     /// How much longer each rank takes than the stages' costs say, e.g. 2 for one that is half as
@@ -32,6 +39,12 @@ struct SimulationOptions {
     /// A message is there so long after its link has carried it, which takes a link p2p_transfer
     /// per message. Each rank has a link to each other, in both directions.
     double p2p_latency = 0, p2p_transfer = 0;
+    /// Set: weight gradients have a row of their own, as on a device with a queue for them, in
+    /// their order, each from its input gradient's end on; not those of the first stage, whose
+    /// input gradients go nowhere, nor those of pairs and of whole backwards. A forward whose
+    /// activations take the place of an earlier micro-batch's begins behind that one's weight
+    /// gradient. Unset: one row, in the schedule's order.
+    std::optional<RowShares> rows{};
 };
 
 struct OpTime {
