@@ -62,8 +62,11 @@ compute, exchange      ms alone: all that the layers compute, in the pair's orde
 kernels                ms of them in which the device packs and unpacks
 one by one, pair       ms from the first hand-in to the last end, each node behind the one before, and interleaved
 simulated              ms of the pair, from what its nodes usually take alone, if one computes at a time
+covered                of the time in which tokens of the pair travel, waits for the other ranks among it: while kernels of its
+                       nodes run (those that pack and unpack do not count)
 hidden                 of the exchange: 1 - (pair - compute) / exchange
-travel                 the same of what is left of it without its kernels: 1 - (pair - compute - kernels) / (exchange - kernels)
+travel                 as hidden, of what is left of the exchange without its kernels:
+                       1 - (pair - compute - kernels) / (exchange - kernels)
 slower                 how much longer the pair's compute took beside the exchange: all of its kernels, the matrix products
 Medians of the repeats, of the rank that takes longest. A run is checked: output, input gradients and weight gradients of the
 pair interleaved are those of the pair one by one, bit for bit.
@@ -141,9 +144,9 @@ struct Measured {
 };
 
 PairRun medians_of(Stopwatch& watch, const std::vector<PairRun>& runs) {
-    std::array<std::int64_t, 5> longest{};
-    constexpr std::array kWhat = {&PairRun::seconds, &PairRun::kernels, &PairRun::products,
-                                  &PairRun::moves, &PairRun::exchange};
+    constexpr std::array kWhat = {&PairRun::seconds, &PairRun::kernels,  &PairRun::products,
+                                  &PairRun::moves,   &PairRun::exchange, &PairRun::bare};
+    std::array<std::int64_t, kWhat.size()> longest{};
     for (std::size_t i = 0; i < kWhat.size(); ++i)
         longest[i] = std::llround(1e9 * median_of(runs, kWhat[i]));
     watch.host().all_reduce_max(std::span<std::int64_t>(longest));
@@ -262,14 +265,15 @@ nlohmann::ordered_json print(const Measured& at) {
     const double moves = at.one_by_one.moves;
     const double travel =
         1 - std::max(0.0, at.pair.seconds - compute - moves) / std::max(exchange - moves, 1e-9);
+    const double covered = 1 - at.pair.bare;
     const double slower = at.pair.kernels / at.compute.kernels - 1;
     const double products = at.pair.products / at.compute.products - 1;
     std::printf(
-        "%6llu %7.2f %9.3f %9.3f %9.3f %11.3f %9.3f %10.3f %7.1f %% %7.1f %% %+7.1f %% %+7.1f "
-        "%%\n",
+        "%6llu %7.2f %9.3f %9.3f %9.3f %11.3f %9.3f %10.3f %7.1f %% %7.1f %% %7.1f %% %+7.1f %% "
+        "%+7.1f %%\n",
         static_cast<unsigned long long>(at.ffn), compute / exchange, 1e3 * compute, 1e3 * exchange,
         1e3 * moves, 1e3 * at.one_by_one.seconds, 1e3 * at.pair.seconds, 1e3 * at.simulated,
-        100 * hidden, 100 * travel, 100 * slower, 100 * products);
+        100 * covered, 100 * hidden, 100 * travel, 100 * slower, 100 * products);
     std::printf("       %s\n", to_text(at.pattern).c_str());
     std::fflush(stdout);
     return {{"ffn", at.ffn},
@@ -279,6 +283,7 @@ nlohmann::ordered_json print(const Measured& at) {
             {"one_by_one_ms", 1e3 * at.one_by_one.seconds},
             {"pair_ms", 1e3 * at.pair.seconds},
             {"simulated_ms", 1e3 * at.simulated},
+            {"covered", covered},
             {"hidden", hidden},
             {"travel_hidden", travel},
             {"kernels_slower", slower},
@@ -294,16 +299,17 @@ std::string run_all(World& world, const Options& options) {
     Stopwatch watch(world);
     const PairShape& shape = options.shape;
     if (leads)
-        std::printf("%llu ranks on %s, %llu tokens x %llu, %llu blocks, top %llu of %llu experts, "
-                    "%s, device link %s; ms\n%6s %7s %9s %9s %9s %11s %9s %10s %9s %9s %9s %9s\n",
-                    static_cast<unsigned long long>(options.ranks), device->info().name.c_str(),
-                    static_cast<unsigned long long>(shape.tokens),
-                    static_cast<unsigned long long>(shape.hidden),
-                    static_cast<unsigned long long>(shape.layers),
-                    static_cast<unsigned long long>(shape.top_k),
-                    static_cast<unsigned long long>(shape.experts), shape.fp8 ? "fp8" : "bf16",
-                    shape.device_link.c_str(), "width", "ratio", "compute", "exchange", "kernels",
-                    "one by one", "pair", "simulated", "hidden", "travel", "slower", "products");
+        std::printf(
+            "%llu ranks on %s, %llu tokens x %llu, %llu blocks, top %llu of %llu experts, "
+            "%s, device link %s; ms\n%6s %7s %9s %9s %9s %11s %9s %10s %9s %9s %9s %9s %9s\n",
+            static_cast<unsigned long long>(options.ranks), device->info().name.c_str(),
+            static_cast<unsigned long long>(shape.tokens),
+            static_cast<unsigned long long>(shape.hidden),
+            static_cast<unsigned long long>(shape.layers),
+            static_cast<unsigned long long>(shape.top_k),
+            static_cast<unsigned long long>(shape.experts), shape.fp8 ? "fp8" : "bf16",
+            shape.device_link.c_str(), "width", "ratio", "compute", "exchange", "kernels",
+            "one by one", "pair", "simulated", "covered", "hidden", "travel", "slower", "products");
     nlohmann::ordered_json all = nlohmann::ordered_json::array();
     for (const double ratio : options.ratios) {
         PairShape at = shape;

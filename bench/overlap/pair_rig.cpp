@@ -6,6 +6,7 @@
 #include <bellows/engine/error.hpp>
 #include <bellows/fp8/choice.hpp>
 #include <bellows/model/stage.hpp>
+#include <bellows/pipeline/measure.hpp>
 
 #include <algorithm>
 #include <chrono>
@@ -138,7 +139,7 @@ std::vector<PairRig::HandIn> PairRig::handed_in(const PairOrder& order) {
     for (const OpKind kind : order) {
         const Chain& chain = kind == OpKind::Forward ? forward_ : backward_;
         const std::size_t node = next[kind]++;
-        all.push_back({chain.nodes.of(node_kind(kind)).at(node), &nodes_.of(kind).at(node)});
+        all.push_back({chain.nodes.of(node_kind(kind)).at(node), &nodes_.of(kind).at(node), kind});
     }
     return all;
 }
@@ -152,13 +153,25 @@ void PairRig::prepare() {
     watch_.meet();
 }
 
+TimePoint PairRig::submit(const HandIn& at) {
+    const TracedAs as(device_, to_name({at.kind, 0, 0}));
+    return at.node->submit({});
+}
+
 PairRun PairRig::from_trace(double seconds) {
     PairRun run;
     run.seconds = seconds;
     kernels_.clear();
     events_ = device_.take_trace();
+    std::vector<TraceEvent> of_pair; // but for what packs and unpacks
     for (const TraceEvent& event : events_) {
-        if (event.op.empty() || event.is_job())
+        if (event.op.empty())
+            continue;
+        const bool moves =
+            event.category.starts_with("DISPATCH") || event.category.starts_with("COMBINE");
+        if (event.is_job() || (event.by.empty() && !moves))
+            of_pair.push_back(event);
+        if (event.is_job())
             continue;
         const double time = 1e-9 * static_cast<double>(event.end_ns - event.begin_ns);
         auto& [sum, count] = kernels_[{event.by.empty() ? event.category : kExchange, event.name}];
@@ -166,23 +179,27 @@ PairRun PairRig::from_trace(double seconds) {
         ++count;
         if (!event.by.empty())
             continue;
-        const bool moves =
-            event.category.starts_with("DISPATCH") || event.category.starts_with("COMBINE");
         (moves ? run.moves : run.kernels) += time;
         if (event.name.find("gemm") != std::string::npos && !event.name.ends_with("_tiles"))
             run.products += time;
     }
+    // The pair's ops, as a pipeline of one rank has them.
+    const RankTimes times =
+        times_of_rank(make_schedule({.ranks = 1, .micro_batches = 1}), 0, of_pair);
+    double travel = 0;
+    for (const OpTime& time : times.exchange)
+        travel += time.end - time.start;
+    run.bare = travel > 0 ? 1 - times.hidden / travel : 0;
     return run;
 }
 
 PairRun PairRig::one_by_one() {
     prepare();
-    const TracedAs as(device_, "pair");
     double exchange = 0;
     const auto start = Clock::now();
     for (const HandIn& at : handed_in(one_after_the_other(nodes_))) {
         const auto begin = Clock::now();
-        at.node->submit({}).wait(kTimeLimit);
+        submit(at).wait(kTimeLimit);
         at.pair->seconds = seconds_since(begin);
         if (at.pair->resource == NodeResource::Exchange)
             exchange += at.pair->seconds;
@@ -194,13 +211,12 @@ PairRun PairRig::one_by_one() {
 
 PairRun PairRig::run(const std::vector<HandIn>& nodes) {
     prepare();
-    const TracedAs as(device_, "pair");
     std::vector<TimePoint> ends;
     const auto start = Clock::now();
     {
         const Gathering together(device_);
         for (const HandIn& at : nodes)
-            ends.push_back(at.node->submit({}));
+            ends.push_back(submit(at));
     }
     for (const TimePoint& end : ends)
         end.wait(kTimeLimit);

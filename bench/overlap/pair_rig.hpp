@@ -41,6 +41,7 @@ struct PairRun {
     double products = 0; ///< matrix products among them, without what packs their operands
     double moves = 0;    ///< kernels that pack and unpack what dispatches and combines move
     double exchange = 0; ///< node by node: what dispatches and combines took
+    double bare = 0;     ///< of the time in which tokens travel the share without compute nodes
 };
 
 class PairRig {
@@ -76,7 +77,10 @@ private:
     struct HandIn {
         const Node* node;
         PairNode* pair;
+        OpKind kind;
     };
+    /// In the trace under the name of its op.
+    TimePoint submit(const HandIn& at);
     Chain make_chain(const ModelConfig& model, std::uint64_t first, const PairShape& shape);
     std::vector<HandIn> handed_in(const PairOrder& order);
     /// Forward of the backward's layers; then all ranks meet.

@@ -34,6 +34,13 @@ std::vector<OpTime> joined(std::vector<OpTime> times) {
     return apart;
 }
 
+double length_of(const std::vector<OpTime>& times) {
+    double length = 0;
+    for (const OpTime& time : times)
+        length += time.end - time.start;
+    return length;
+}
+
 /// Of two lists of joined().
 double length_of_both(const std::vector<OpTime>& a, const std::vector<OpTime>& b) {
     double length = 0;
@@ -134,6 +141,22 @@ Rows rows_of(const Schedule& schedule, const Timeline& measured, std::uint64_t r
     note_beside(rows.others, rows.weight_gradients);
     note_beside(rows.weight_gradients, rows.others);
     return rows;
+}
+
+/// Whether ops other than weight gradients ran beside each other, as those of two directions do on
+/// a queue each.
+bool others_ran_at_once(const Schedule& schedule, const Timeline& measured) {
+    constexpr double kMost = 0.05; // of their time
+    double all = 0, apart = 0;
+    for (std::uint64_t rank = 0; rank < schedule.num_ranks(); ++rank) {
+        std::vector<OpTime> times;
+        for (std::size_t i = 0; i < schedule.ops[rank].size(); ++i)
+            if (schedule.ops[rank][i].kind != OpKind::WeightGradient)
+                times.push_back(measured.ops[rank][i]);
+        all += length_of(times);
+        apart += length_of(joined(std::move(times)));
+    }
+    return all > (1 + kMost) * apart;
 }
 
 /// Least squares over the ops of a stage that ran beside the other row for different times: each
@@ -272,7 +295,7 @@ RankTimes times_of_rank(const Schedule& schedule, std::uint64_t rank,
 
 SimulationOptions costs_of(const Schedule& schedule, const Timeline& measured,
                            bool weight_gradients_beside) {
-    const bool two = weight_gradients_beside && !schedule.has_pairs();
+    const bool two = weight_gradients_beside && !others_ran_at_once(schedule, measured);
     std::vector<Rows> ranks;
     for (std::uint64_t rank = 0; rank < schedule.num_ranks(); ++rank)
         ranks.push_back(rows_of(schedule, measured, rank, two));

@@ -124,6 +124,21 @@ TEST(Measure, WhereNothingTellsTheSharesTheyAreHalves) {
     EXPECT_FALSE(costs_of(pairs, simulate(pairs), true).rows); // theirs are part of them
 }
 
+TEST(Measure, OpsThatRanBesideEachOtherAreOneRow) {
+    const Schedule schedule =
+        make_schedule({.kind = ScheduleKind::ZbH1, .ranks = 4, .micro_batches = 16});
+    SimulationOptions costs;
+    costs.rows = {.weight_gradients = 0.875, .others = 0.375};
+    Timeline timeline = simulate(schedule, costs);
+    ASSERT_TRUE(costs_of(schedule, timeline, true).rows);
+    for (std::uint64_t rank = 0; rank < 4; ++rank)
+        for (std::size_t i = 0; i < schedule.ops[rank].size(); ++i)
+            if (schedule.ops[rank][i].kind == OpKind::Forward) // as long again into what follows
+                timeline.ops[rank][i].end +=
+                    timeline.ops[rank][i].end - timeline.ops[rank][i].start;
+    EXPECT_FALSE(costs_of(schedule, timeline, true).rows);
+}
+
 TEST(Measure, PairsCostWhatBothTakeTogether) {
     const Schedule schedule =
         make_schedule({.kind = ScheduleKind::DualPipe, .ranks = 4, .micro_batches = 12});

@@ -35,9 +35,9 @@ RankTimes times_of_rank(const Schedule& schedule, std::uint64_t rank,
 /// pairs leave. Where ranks have the same stage one may be slower. Latency: of the message that was
 /// there soonest after its op had ended, 0 where one was there before (those of a Backward leave
 /// when its first half has ended). weight_gradients_beside: the step ran where these have a queue
-/// of their own. Where the schedule has no pairs, whose times have theirs in them, it is simulated
-/// with rows of their own (SimulationOptions::rows), whose shares follow from ops of a kind that
-/// ran beside the other row for different times; costs are those of ops alone.
+/// of their own. Unless other ops ran beside each other, too, as pairs do, it is simulated with
+/// rows of their own (SimulationOptions::rows), whose shares follow from ops of a kind that ran
+/// beside the other row for different times; costs are those of ops alone.
 SimulationOptions costs_of(const Schedule& schedule, const Timeline& measured,
                            bool weight_gradients_beside = false);
 
