@@ -61,7 +61,8 @@ compute, exchange      ms alone: all that the layers compute, in the pair's orde
                        device has them; and, node by node, dispatches and combines from hand-in to end
 kernels                ms of them in which the device packs and unpacks
 one by one, pair       ms from the first hand-in to the last end, each node behind the one before, and interleaved
-simulated              ms of the pair, from what its nodes usually take alone, if one computes at a time
+simulated              ms of the pair, from what its nodes usually take alone, if one computes at a time or, on a device with
+                       queues for both directions and weight gradients, if these make each other slower as in compute alone
 covered                of the time in which tokens of the pair travel, waits for the other ranks among it: while kernels of its
                        nodes run (those that pack and unpack do not count)
 hidden                 of the exchange: 1 - (pair - compute) / exchange
@@ -221,8 +222,11 @@ Measured measure(Stopwatch& watch, Device& device, const Options& options, const
     if (!options.order)
         measured.pattern = choose_pattern(layer_with_experts(nodes), shape.layers);
     const PairOrder order = interleave(nodes, measured.pattern);
-    measured.simulated = simulate_pair(nodes, order).time;
     measured.compute = repeated(watch, options.repeats, [&] { return rig.compute_alone(order); });
+    measured.simulated =
+        device.distinct_queues(QueueRole::Compute, QueueRole::ComputeDeferred)
+            ? simulate_pair(nodes, order, crowding_of(nodes, order, measured.compute.seconds)).time
+            : simulate_pair(nodes, order).time;
     if (options.kernels && watch.world().rank() == 0)
         print_kernels("compute", rig.kernels());
     measured.pair = repeated(watch, options.repeats, [&] { return rig.interleaved(order); });

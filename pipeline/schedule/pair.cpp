@@ -131,7 +131,62 @@ public:
         return std::move(times_);
     }
 
+    PairTimes run_in_rows(double crowding) {
+        std::array<Row, kNumPairParts + 1> rows; // and of exchanges
+        for (const std::size_t at : compute_)
+            rows[handed_[at].part].nodes.push_back(at);
+        Row& exchanges = rows.back();
+        exchanges.nodes = exchange_;
+        for (double now = 0;;) {
+            for (Row& row : rows)
+                begin_next(row, now);
+            const auto computing = std::count_if(rows.begin(), rows.end() - 1,
+                                                 [](const Row& row) { return row.running; });
+            if (computing == 0 && !exchanges.running)
+                break;
+            const double slow =
+                1 + static_cast<double>(std::max<std::ptrdiff_t>(computing, 1) - 1) * crowding;
+            const auto left = [&](const Row& row) {
+                return row.left * (&row == &exchanges ? 1 : slow);
+            };
+            double step = kNever;
+            for (const Row& row : rows)
+                if (row.running)
+                    step = std::min(step, left(row));
+            if (computing > 0 && exchanges.running)
+                times_.hidden += step;
+            now += step;
+            for (Row& row : rows) {
+                if (!row.running)
+                    continue;
+                if (left(row) <= step) {
+                    row.running = false;
+                    end_node(row.nodes[row.next++], now);
+                } else {
+                    row.left -= step / (&row == &exchanges ? 1 : slow);
+                }
+            }
+            times_.time = now;
+        }
+        return std::move(times_);
+    }
+
 private:
+    struct Row {
+        std::vector<std::size_t> nodes;
+        std::size_t next = 0;
+        bool running = false; ///< the next
+        double left = 0;      ///< of it, if it ran alone
+    };
+
+    void begin_next(Row& row, double now) {
+        if (row.running || row.next == row.nodes.size() || ready(row.nodes[row.next]) == kNever)
+            return;
+        row.running = true;
+        row.left = handed_[row.nodes[row.next]].node->seconds;
+        times_.nodes[row.nodes[row.next]].start = now;
+    }
+
     struct Handed {
         const PairNode* node = nullptr;
         PairPart part = kForward;
@@ -145,9 +200,13 @@ private:
     }
 
     void run_node(std::size_t at, double& free) {
-        OpTime& time = times_.nodes[at];
-        time.start = std::max(free, ready(at));
-        free = time.end = time.start + handed_[at].node->seconds;
+        const double start = times_.nodes[at].start = std::max(free, ready(at));
+        free = start + handed_[at].node->seconds;
+        end_node(at, free);
+    }
+
+    void end_node(std::size_t at, double end) {
+        times_.nodes[at].end = end;
         done_[at] = true;
         const auto& positions = positions_[handed_[at].part];
         auto& until = until_[handed_[at].part];
@@ -275,6 +334,29 @@ PairTimes simulate_pair(const PairNodes& nodes, const PairOrder& order) {
     verify(nodes, order);
     check_seconds(nodes);
     return PairSimulation(nodes, order).run();
+}
+
+PairTimes simulate_pair(const PairNodes& nodes, const PairOrder& order, double crowding) {
+    verify(nodes, order);
+    check_seconds(nodes);
+    if (!(crowding >= 0 && crowding <= 1))
+        refuse("no simulation of a pair: its rows' crowding must be between 0 and 1");
+    return PairSimulation(nodes, order).run_in_rows(crowding);
+}
+
+double crowding_of(const PairNodes& nodes, const PairOrder& order, double seconds) {
+    constexpr int kHalvings = 30;
+    PairNodes alone = nodes;
+    for (const OpKind kind : kKindOfPart)
+        for (PairNode& node : alone.of(kind))
+            if (node.resource == NodeResource::Exchange)
+                node.seconds = 0;
+    double low = 0, high = 1;
+    for (int i = 0; i < kHalvings; ++i) {
+        const double middle = (low + high) / 2;
+        (simulate_pair(alone, order, middle).time < seconds ? low : high) = middle;
+    }
+    return (low + high) / 2;
 }
 
 std::vector<BackwardNode> fill_backward(const PairNodes& nodes) {

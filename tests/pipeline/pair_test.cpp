@@ -179,6 +179,57 @@ TEST(Pair, BesideAnExchangeNeedsWhatItNeeds) {
               "ROUTER(F) 0-1, DISPATCH(F) 1-3, SHARED(F) 3-6, MLP(F) 6-7");
 }
 
+TEST(Pair, RowsByHand) {
+    // Both sides of an exchange, beside weight gradients.
+    const PairNodes nodes = {
+        .forward = {{"MLP(F)", kCompute, 2}, {"COMBINE(F)", kExchange, 3}},
+        .input_gradient = {{"DISPATCH(B)", kExchange, 1}, {"MLP(B)", kCompute, 2}},
+        .weight_gradient = {{"MLP(W)", kCompute, 1, false, 0}}};
+    const PairOrder order = one_after_the_other(nodes);
+    const auto ends = [&](double crowding) {
+        std::vector<double> all;
+        for (const OpTime& time : simulate_pair(nodes, order, crowding).nodes)
+            all.push_back(time.end);
+        return all;
+    };
+    // COMBINE(F) was handed in ahead of DISPATCH(B).
+    EXPECT_EQ(ends(0), (std::vector<double>{2, 5, 6, 8, 1}));
+    // Until 2 two compute at half their speed; one alone until 3.
+    EXPECT_EQ(ends(1), (std::vector<double>{3, 6, 7, 9, 2}));
+    const PairTimes times = simulate_pair(nodes, order, 0.5);
+    EXPECT_EQ(times.nodes[4].end, 1.5);
+    EXPECT_EQ(times.nodes[0].end, 2.5);
+    EXPECT_EQ(times.time, 8.5);
+    EXPECT_EQ(times.hidden, 0); // no row computes while one of the two runs
+    EXPECT_EQ(times.compute, 5);
+    EXPECT_EQ(times.exchange, 4);
+    EXPECT_EQ(simulate_pair({}, {}, 0.5).time, 0);
+}
+
+TEST(Pair, CrowdingFollowsFromComputeAlone) {
+    const PairNodes nodes = repeated(moe_layer(), 4);
+    const PairOrder order = interleave(nodes, parse_pattern(kDeepSeek));
+    PairNodes alone = nodes;
+    for (auto* part : {&alone.forward, &alone.input_gradient, &alone.weight_gradient})
+        for (PairNode& node : *part)
+            if (node.resource == kExchange)
+                node.seconds = 0;
+    double before = 0;
+    for (const double crowding : {0.1, 0.5, 0.9}) {
+        const double seconds = simulate_pair(alone, order, crowding).time;
+        EXPECT_GT(seconds, before);
+        before = seconds;
+        EXPECT_NEAR(crowding_of(nodes, order, seconds), crowding, 1e-6);
+        // Neither faster than compute alone nor than the exchanges.
+        const PairTimes times = simulate_pair(nodes, order, crowding);
+        EXPECT_GT(times.time, seconds);
+        EXPECT_GE(times.time, times.exchange);
+        EXPECT_LE(times.hidden, times.exchange);
+    }
+    EXPECT_NEAR(crowding_of(nodes, order, 1e-3), 0, 1e-6);
+    EXPECT_NEAR(crowding_of(nodes, order, 1e3), 1, 1e-6);
+}
+
 TEST(Pair, ThePublishedOrderHidesAllExchangesOfEqualNodes) {
     for (const std::size_t layers : {1u, 2u, 4u, 9u}) {
         const PairNodes nodes = repeated(plain_layer(1, 1), layers);
@@ -282,6 +333,8 @@ TEST(Pair, BadOrdersAndTimesAreRefused) {
                        "no simulation of a pair");
         expect_refused([&] { return choose_pattern(wrong).size(); }, "no simulation of a pair");
     }
+    for (const double crowding : {-0.1, 1.1, std::numeric_limits<double>::quiet_NaN()})
+        expect_refused([&] { return simulate_pair({}, {}, crowding).time; }, "crowding");
 }
 
 TEST(Pair, PatternsAreText) {

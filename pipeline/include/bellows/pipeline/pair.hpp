@@ -7,9 +7,9 @@
 //
 // Nodes of a part are handed in in their order (but for fill_backward()). Compute nodes run one at
 // a time, each as soon as what it needs has ended and the device is free, the one first that could
-// begin first (of several at once the one handed in first), though a device that has queues for
-// both directions takes less for what it runs at once; exchange nodes run one at a time in the
-// order in which they are handed in, beside the compute nodes. A node needs all of its part before
+// begin first (of several at once the one handed in first), or in three rows that take less than
+// that together; exchange nodes run one at a time in the order in which they are handed in, beside
+// the compute nodes. A node needs all of its part before
 // it, but for what PairNode tells.
 
 #include <bellows/pipeline/simulate.hpp>
@@ -86,6 +86,16 @@ struct PairTimes {
 
 /// Throws Error{InvalidArgument} as verify() does and for times that are negative or not finite.
 PairTimes simulate_pair(const PairNodes& nodes, const PairOrder& order);
+
+/// On a device with queues for them: forwards, input gradients and weight gradients compute in
+/// three rows, each in its order. While n of them do, each node takes 1 + (n - 1) * crowding times
+/// as long as alone: at 0 as long as alone, at 1 as long as one after the other. Throws like the
+/// other, and for a crowding that is not in [0, 1].
+PairTimes simulate_pair(const PairNodes& nodes, const PairOrder& order, double crowding);
+
+/// The crowding at which compute nodes whose exchanges take no time take `seconds` in all; the
+/// nearest end of [0, 1] where none does. Throws like simulate_pair().
+double crowding_of(const PairNodes& nodes, const PairOrder& order, double seconds);
 
 /// The pattern of the shortest repeated(layer, layers) that a search of some milliseconds finds, of
 /// equals one near DeepSeek-V3's; the same for the same nodes, and never longer than
