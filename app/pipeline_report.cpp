@@ -87,13 +87,6 @@ std::uint64_t most_in_flight(const Schedule& schedule, std::uint64_t rank,
     return most;
 }
 
-double length_of(const std::vector<OpTime>& times) {
-    double length = 0;
-    for (const OpTime& time : times)
-        length += time.end - time.start;
-    return length;
-}
-
 template <class Value, class Text>
 std::string each(const std::vector<Value>& values, Text text) {
     std::string all;

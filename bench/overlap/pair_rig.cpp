@@ -186,9 +186,7 @@ PairRun PairRig::from_trace(double seconds) {
     // The pair's ops, as a pipeline of one rank has them.
     const RankTimes times =
         times_of_rank(make_schedule({.ranks = 1, .micro_batches = 1}), 0, of_pair);
-    double travel = 0;
-    for (const OpTime& time : times.exchange)
-        travel += time.end - time.start;
+    const double travel = length_of(times.exchange);
     run.bare = travel > 0 ? 1 - times.hidden / travel : 0;
     return run;
 }

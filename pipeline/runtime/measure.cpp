@@ -3,7 +3,6 @@
 
 #include <algorithm>
 #include <array>
-#include <cmath>
 #include <limits>
 #include <map>
 #include <numeric>
@@ -32,13 +31,6 @@ std::vector<OpTime> joined(std::vector<OpTime> times) {
         else
             apart.back().end = std::max(apart.back().end, time.end);
     return apart;
-}
-
-double length_of(const std::vector<OpTime>& times) {
-    double length = 0;
-    for (const OpTime& time : times)
-        length += time.end - time.start;
-    return length;
 }
 
 /// Of two lists of joined().
@@ -90,7 +82,7 @@ struct Sample {
 /// One behind the other: those that ran while another did begin when that ends.
 void put_apart(std::vector<Sample>& row) {
     std::ranges::sort(row, {}, [](const Sample& sample) { return sample.time.end; });
-    double until = row.empty() ? 0 : row.front().time.start;
+    double until = -std::numeric_limits<double>::infinity();
     for (Sample& sample : row) {
         sample.time.start = std::min(std::max(until, sample.time.start), sample.time.end);
         sample.seconds = sample.time.end - sample.time.start;
@@ -159,34 +151,32 @@ bool others_ran_at_once(const Schedule& schedule, const Timeline& measured) {
     return all > (1 + kMost) * apart;
 }
 
-/// Least squares over the ops of a stage that ran beside the other row for different times: each
-/// such second makes them longer by what is missing of a row's share. Without such ops a half.
+/// Of those that ran beside the other row, from how much longer they took than their like that did
+/// not: each such second makes them longer by what is missing of a row's share. Sums of both, so
+/// that what differs by chance evens out. Without the one or the other a half.
 double share_of(const std::vector<Rows>& ranks, std::vector<Sample> Rows::* row) {
-    constexpr double kLeastSpread = 0.1, kLeastShare = 0.05; // of what such ops take; of speed
+    constexpr double kAlone = 0.02, kBeside = 0.2; // of an op's time
+    constexpr double kLeastShare = 0.05;
     std::map<std::pair<std::uint64_t, Cost>, std::vector<const Sample*>> alike;
     for (const Rows& rows : ranks)
         for (const Sample& sample : rows.*row)
             alike[{sample.stage, sample.cost}].push_back(&sample);
-    double both = 0, beside = 0;
+    double longer = 0, beside = 0;
     for (const auto& [what, samples] : alike) {
-        const auto count = static_cast<double>(samples.size());
-        double seconds_mean = 0, beside_mean = 0;
-        for (const Sample* sample : samples) {
-            seconds_mean += sample->seconds / count;
-            beside_mean += sample->beside / count;
-        }
-        double of_both = 0, of_beside = 0;
-        for (const Sample* sample : samples) {
-            const double off = sample->beside - beside_mean;
-            of_both += off * (sample->seconds - seconds_mean);
-            of_beside += off * off;
-        }
-        if (std::sqrt(of_beside / count) < kLeastSpread * seconds_mean)
+        std::vector<double> alone;
+        for (const Sample* sample : samples)
+            if (sample->beside <= kAlone * sample->seconds)
+                alone.push_back(sample->seconds);
+        if (alone.empty())
             continue;
-        both += of_both;
-        beside += of_beside;
+        const double usual = mean(alone);
+        for (const Sample* sample : samples)
+            if (sample->beside > kBeside * sample->seconds) {
+                longer += sample->seconds - usual;
+                beside += sample->beside;
+            }
     }
-    return beside > 0 ? std::clamp(1 - both / beside, kLeastShare, 1.0) : 0.5;
+    return beside > 0 ? std::clamp(1 - longer / beside, kLeastShare, 1.0) : 0.5;
 }
 
 /// What a stage has no sample of: the mean of the others'.
@@ -245,6 +235,13 @@ double smallest_latency(const Schedule& schedule, const Timeline& measured) {
 }
 
 } // namespace
+
+double length_of(const std::vector<OpTime>& times) {
+    double length = 0;
+    for (const OpTime& time : times)
+        length += time.end - time.start;
+    return length;
+}
 
 RankTimes times_of_rank(const Schedule& schedule, std::uint64_t rank,
                         std::span<const TraceEvent> events) {

@@ -35,9 +35,16 @@ public:
                     progress = true;
         for (std::uint64_t rank = 0; rank < rows_.size(); ++rank)
             advance_row(rank, kNever, 1);
-        const bool all = std::ranges::equal(next_, schedule_.ops, {}, {},
-                                            [](const auto& ops) { return ops.size(); });
+        bool all = std::ranges::equal(next_, schedule_.ops, {}, {},
+                                      [](const auto& ops) { return ops.size(); });
         Timeline timeline = timeline_of(std::move(times_));
+        const auto finite = [](const OpTime& time) {
+            return std::isfinite(time.start) && std::isfinite(time.end);
+        };
+        for (const auto& of_rank : timeline.ops)
+            all = all && std::ranges::all_of(of_rank, finite);
+        for (const Row& row : rows_)
+            all = all && row.next == row.works.size();
         if (!all || !std::isfinite(timeline.step_time))
             throw Error(ErrorCode::InvalidArgument,
                         "no simulation: costs add up to no finite time");
@@ -119,6 +126,9 @@ private:
         const auto& ops = schedule_.ops[rank];
         Row row;
         std::map<std::pair<std::uint32_t, std::uint64_t>, std::size_t> works; // by micro-batch
+        std::vector<std::uint64_t> places;                                    // of each phase
+        for (std::uint64_t phase = 0; phase < schedule_.chunks[rank].size(); ++phase)
+            places.push_back(schedule_.peak_in_flight(rank, phase));
         for (std::size_t i = 0; i < ops.size(); ++i)
             if (ops[i].kind == OpKind::WeightGradient &&
                 schedule_.chunk_of(rank, ops[i]).stage > 0) {
@@ -128,7 +138,7 @@ private:
         for (std::size_t i = 0; i < ops.size(); ++i) {
             std::uint64_t of = ops[i].micro_batch;
             if (ops[i].kind == OpKind::Forward)
-                of -= schedule_.peak_in_flight(rank, ops[i].phase); // may be before the first
+                of -= places[ops[i].phase]; // of the first ones no micro-batch, as it is unsigned
             else if (ops[i].kind != OpKind::InputGradient)
                 continue;
             if (const auto work = works.find({ops[i].phase, of}); work != works.end())
@@ -146,7 +156,7 @@ private:
                schedule_.chunk_of(rank, op).stage > 0;
     }
 
-    /// The op's own weight gradient or the one it waits for.
+    /// An input gradient's own, or the one whose place a forward takes, if it has one.
     Row::Work* work_of(std::uint64_t rank, const ScheduleOp& op) {
         if (rows_.empty())
             return nullptr;

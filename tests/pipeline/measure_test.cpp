@@ -6,6 +6,7 @@
 
 #include <gtest/gtest.h>
 
+#include <random>
 #include <string>
 #include <vector>
 
@@ -94,14 +95,25 @@ TEST(Measure, SharesFollowFromOpsThatRanBesideOthersForDifferentTimes) {
     const Timeline timeline = simulate(schedule, costs);
     const SimulationOptions found = costs_of(schedule, timeline, true);
     ASSERT_TRUE(found.rows);
-    EXPECT_NEAR(found.rows->weight_gradients, 0.875, 1e-9);
-    EXPECT_NEAR(found.rows->others, 0.375, 1e-9);
+    EXPECT_NEAR(found.rows->weight_gradients, 0.875, 1e-3);
+    EXPECT_NEAR(found.rows->others, 0.375, 1e-3);
     for (const StageCosts& stage : found.stages) {
-        EXPECT_NEAR(stage.forward, 1.25, 1e-9);
-        EXPECT_NEAR(stage.input_gradient, 1.5, 1e-9);
-        EXPECT_NEAR(stage.weight_gradient, 1, 1e-9);
+        EXPECT_NEAR(stage.forward, 1.25, 1e-3);
+        EXPECT_NEAR(stage.input_gradient, 1.5, 1e-3);
+        EXPECT_NEAR(stage.weight_gradient, 1, 1e-3);
     }
-    EXPECT_NEAR(simulate(schedule, found).step_time, timeline.step_time, 1e-6);
+    EXPECT_NEAR(simulate(schedule, found).step_time, timeline.step_time, 1e-2);
+    // What differs by chance evens out.
+    std::mt19937 random(1);
+    std::uniform_real_distribution<double> shorter(0.9, 1);
+    Timeline uneven = timeline;
+    for (auto& ops : uneven.ops)
+        for (OpTime& time : ops)
+            time.end = time.start + shorter(random) * (time.end - time.start);
+    const SimulationOptions about = costs_of(schedule, uneven, true);
+    ASSERT_TRUE(about.rows);
+    EXPECT_NEAR(about.rows->weight_gradients, 0.875, 0.075);
+    EXPECT_NEAR(about.rows->others, 0.375, 0.075);
     // As if they stood in one row, it would be another step.
     EXPECT_FALSE(costs_of(schedule, timeline).rows);
     EXPECT_LT(simulate(schedule, costs_of(schedule, timeline)).step_time,

@@ -221,6 +221,14 @@ TEST(Simulation, AForwardWaitsForTheWeightGradientWhosePlaceItTakes) {
     const Timeline timeline = simulate(schedule, options);
     EXPECT_EQ(timeline.step_time, simulate(schedule).step_time);
     EXPECT_EQ(starts(timeline, 1), (std::vector<double>{1, 2, 3, 4, 5, 6, 7, 8, 9}));
+    // ZB-H1's last stage has two: F1 and I1 run beside W0, and F2 waits for the rest of it.
+    const Schedule late = make_schedule({ScheduleKind::ZbH1, 2, 4});
+    options.stages = {{1, 1, 0, {}}, {1, 1, 4, {}}};
+    options.rows = {.weight_gradients = 0.5, .others = 1};
+    const Timeline waits = simulate(late, options);
+    EXPECT_DOUBLE_EQ(waits.ops[1][4].end, 5); // W0 has 3 left
+    EXPECT_DOUBLE_EQ(waits.ops[1][2].end, 8);
+    EXPECT_DOUBLE_EQ(waits.ops[1][6].start, 8);
 }
 
 TEST(Simulation, ARowThatHoldsUpNobodyTakesNoLonger) {
@@ -234,8 +242,9 @@ TEST(Simulation, ARowThatHoldsUpNobodyTakesNoLonger) {
         const Timeline timeline = simulate(schedule, options);
         EXPECT_LE(timeline.step_time, one_row + 1e-9) << name_of(desc);
         for (std::uint64_t rank = 0; rank < desc.ranks; ++rank)
-            for (const OpTime& time : timeline.ops[rank])
-                EXPECT_LE(time.start, time.end) << name_of(desc);
+            for (std::size_t op = 0; op < schedule.ops[rank].size(); ++op)
+                EXPECT_GE(timeline.ops[rank][op].end - timeline.ops[rank][op].start, 0.75 - 1e-9)
+                    << name_of(desc) << ", " << op; // a weight gradient, none of which is left out
     }
 }
 

@@ -14,6 +14,9 @@
 
 namespace bellows {
 
+/// Added up.
+double length_of(const std::vector<OpTime>& times);
+
 /// Of one rank, in seconds of its host's clock.
 struct RankTimes {
     /// As Schedule::ops of the rank: from the begin of an op's first work to the end of its last,
@@ -36,8 +39,9 @@ RankTimes times_of_rank(const Schedule& schedule, std::uint64_t rank,
 /// there soonest after its op had ended, 0 where one was there before (those of a Backward leave
 /// when its first half has ended). weight_gradients_beside: the step ran where these have a queue
 /// of their own. Unless other ops ran beside each other, too, as pairs do, it is simulated with
-/// rows of their own (SimulationOptions::rows), whose shares follow from ops of a kind that ran
-/// beside the other row for different times; costs are those of ops alone.
+/// rows of their own (SimulationOptions::rows), whose shares follow from how much longer ops took
+/// that ran beside the other row; costs are those of ops alone, of weight gradients from their
+/// input gradients' ends on.
 SimulationOptions costs_of(const Schedule& schedule, const Timeline& measured,
                            bool weight_gradients_beside = false);
 
