@@ -173,6 +173,17 @@ QueueRole RecordMoves::next_role(QueueRole own, const std::vector<Piece>& others
     return own == QueueRole::TransferOut ? QueueRole::TransferIn : QueueRole::TransferOut;
 }
 
+/// Where members are sent the same, when the bytes of this piece of out_ have been copied for the
+/// members before it, of which some may have been given up before their turn; null: not yet.
+const TimePoint* RecordMoves::copied_for_another(std::size_t piece) const noexcept {
+    if (!from_.same)
+        return nullptr;
+    for (std::size_t i = piece; i > 0 && out_[i - 1].offset == out_[piece].offset; --i)
+        if (out_[i - 1].copied.ticket() != nullptr)
+            return &out_[i - 1].copied;
+    return nullptr;
+}
+
 /// As many as may be under way. Whether there was one.
 bool RecordMoves::copy_out(LaneContext& context) {
     bool any = false;
@@ -183,10 +194,8 @@ bool RecordMoves::copy_out(LaneContext& context) {
         piece.state = State::CopyingOut;
         ++copying_out_;
         any = true;
-        const Piece* const last = next_out_ > 0 ? &out_[next_out_ - 1] : nullptr;
-        if (from_.same && last != nullptr && last->offset == piece.offset &&
-            last->copied.ticket() != nullptr)
-            piece.copied = last->copied;
+        if (const TimePoint* const copied = copied_for_another(next_out_))
+            piece.copied = *copied;
         else
             copy(context, piece, next_role(QueueRole::TransferOut, in_),
                  from_.place.memory.view().sub(piece.offset, piece.bytes),

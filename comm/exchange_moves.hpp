@@ -103,6 +103,7 @@ private:
     /// Whether no message brings this rank's own records.
     bool own_apart() const noexcept { return staged_ || from_.own_there; }
     bool copy_out(LaneContext& context);
+    const TimePoint* copied_for_another(std::size_t piece) const noexcept;
     bool alone(const std::vector<Piece>& others) const noexcept;
     QueueRole next_role(QueueRole own, const std::vector<Piece>& others);
     QueueRole own_role() const noexcept;

@@ -337,14 +337,21 @@ TEST(ExchangeByLink, LowLatencyRecordsComeBeforeTheHook) {
     if (world().size() == 1 || rig.transport().device_link_name().empty())
         return;
     const auto received = [&] { return rig.exchange().stats().bytes_received; };
-    ExchangeHook hook =
-        rig.exchange().dispatch_send(rig.handle(), rig.x(), rig.ids(), rig.weights());
+    const auto send = [&] {
+        return rig.exchange().dispatch_send(rig.handle(), rig.x(), rig.ids(), rig.weights());
+    };
+    send()().wait();
+    const std::uint64_t all = received(); // of such a dispatch, from all ranks
+    const TensorView results = rig.caller_rows(DType::BF16, 512);
+    rig.exchange().combine(rig.handle(), results, rig.out()).wait();
+    const std::uint64_t start = received();
+    ExchangeHook hook = send();
     const auto end = std::chrono::steady_clock::now() + std::chrono::seconds(20);
-    while (received() == 0 && std::chrono::steady_clock::now() < end)
+    while (received() < start + all && std::chrono::steady_clock::now() < end)
         std::this_thread::sleep_for(std::chrono::milliseconds(1));
     const std::uint64_t before = received();
     hook().wait();
-    ALL_RANKS_TRUE(before > 0 && received() == before);
+    ALL_RANKS_TRUE(all > 0 && before == start + all && received() == before);
     ALL_RANKS_TRUE(rig.rows_arrived());
 }
 
