@@ -144,11 +144,10 @@ public:
                                                  [](const Row& row) { return row.running; });
             if (computing == 0 && !exchanges.running)
                 break;
-            const double slow =
-                1 + static_cast<double>(std::max<std::ptrdiff_t>(computing, 1) - 1) * crowding;
-            const auto left = [&](const Row& row) {
-                return row.left * (&row == &exchanges ? 1 : slow);
+            const auto slowness = [&](const Row& row) {
+                return &row == &exchanges ? 1 : 1 + static_cast<double>(computing - 1) * crowding;
             };
+            const auto left = [&](const Row& row) { return row.left * slowness(row); };
             double step = kNever;
             for (const Row& row : rows)
                 if (row.running)
@@ -163,7 +162,7 @@ public:
                     row.running = false;
                     end_node(row.nodes[row.next++], now);
                 } else {
-                    row.left -= step / (&row == &exchanges ? 1 : slow);
+                    row.left -= step / slowness(row);
                 }
             }
             times_.time = now;

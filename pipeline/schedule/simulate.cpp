@@ -45,7 +45,7 @@ public:
             all = all && std::ranges::all_of(of_rank, finite);
         for (const Row& row : rows_)
             all = all && row.next == row.works.size();
-        if (!all || !std::isfinite(timeline.step_time))
+        if (!all)
             throw Error(ErrorCode::InvalidArgument,
                         "no simulation: costs add up to no finite time");
         timeline.messages = messages_;
@@ -130,8 +130,7 @@ private:
         for (std::uint64_t phase = 0; phase < schedule_.chunks[rank].size(); ++phase)
             places.push_back(schedule_.peak_in_flight(rank, phase));
         for (std::size_t i = 0; i < ops.size(); ++i)
-            if (ops[i].kind == OpKind::WeightGradient &&
-                schedule_.chunk_of(rank, ops[i]).stage > 0) {
+            if (in_row(rank, ops[i])) {
                 works[{ops[i].phase, ops[i].micro_batch}] = row.works.size();
                 row.works.push_back({i, kNever, cost(rank, ops[i])});
             }
@@ -152,7 +151,7 @@ private:
     }
 
     bool in_row(std::uint64_t rank, const ScheduleOp& op) const {
-        return !rows_.empty() && op.kind == OpKind::WeightGradient &&
+        return options_.rows && op.kind == OpKind::WeightGradient &&
                schedule_.chunk_of(rank, op).stage > 0;
     }
 
