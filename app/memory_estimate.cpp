@@ -28,7 +28,7 @@ struct Sizes {
         : model(run.model), act(size_of(activation_type(run.train))),
           fp8(linear_precision(run.train) == LinearPrecision::Fp8), tiles(compute.tiles),
           turned(compute.turned && act == 2 && !fp8), apart(compute.apart),
-          seq(std::max<std::uint64_t>(run.train.seq, 1)),
+          experts_apart(compute.experts_apart), seq(std::max<std::uint64_t>(run.train.seq, 1)),
           tokens(run.train.batch * run.train.seq /
                  std::max<std::uint64_t>(std::uint64_t{layout.dp} * run.train.micro_batches, 1)),
           ep(layout.ep), local_experts((model.routed_experts + ep - 1) / ep),
@@ -43,6 +43,7 @@ struct Sizes {
     bool tiles;           ///< FP8 products may pack their operands into tiles
     bool turned;          ///< linear layers have transposed copies of their weights
     bool apart;           ///< weight gradients have scratch of their own
+    bool experts_apart;   ///< those of experts, too
     std::uint64_t seq;    ///< tokens of a sequence
     std::uint64_t tokens; ///< of a rank's micro-batch
     std::uint64_t ep, local_experts;
@@ -172,10 +173,12 @@ std::uint64_t apart_bytes(const Sizes& s) {
         m.heads * std::max({m.qk_head_dim(), m.v_head_dim, m.qk_nope_head_dim + m.v_head_dim});
     const std::uint64_t attention =
         s.tokens * (2 * quantized_row(m.hidden) + quantized_row(widest) + (m.hidden + widest) * 2);
-    return sums +
-           std::max({attention, fp8_weight_gradient_bytes(s, s.tokens, m.dense_ffn, 1),
-                     fp8_weight_gradient_bytes(s, s.tokens, m.shared_ffn(), 1),
-                     fp8_weight_gradient_bytes(s, expert_rows(s), m.moe_ffn, s.local_experts)});
+    const std::uint64_t others =
+        std::max({attention, fp8_weight_gradient_bytes(s, s.tokens, m.dense_ffn, 1),
+                  fp8_weight_gradient_bytes(s, s.tokens, m.shared_ffn(), 1)});
+    const std::uint64_t experts =
+        fp8_weight_gradient_bytes(s, expert_rows(s), m.moe_ffn, s.local_experts);
+    return sums + (s.experts_apart ? others + experts : std::max(others, experts));
 }
 
 /// What layers use one after another.

@@ -30,6 +30,7 @@ struct ComputeMemory {
     bool tiles = false;  ///< FP8 products may pack their operands into tiles (fp8::Variant::Packed)
     bool turned = false; ///< bf16 products want transposed copies of weights (fp8::Variant::Direct)
     bool apart = false;  ///< weight gradients have scratch of their own (LayerScratch)
+    bool experts_apart = false; ///< those of experts, too (WeightGradientScratch)
 };
 
 /// Of the rank among those of a rank of the pipeline that holds most. Rows at the experts are

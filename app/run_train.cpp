@@ -150,17 +150,23 @@ TrainRun::TrainRun(const TrainOptions& options, World& world)
 /// much: all refuse alike.
 void TrainRun::check_memory(const std::optional<Checkpoint>& before) {
     // Rank 0 chooses the products for all; of the rest whatever takes more.
-    std::array<std::int64_t, 3> compute{
+    const auto apart = [this](QueueRole role, QueueRole other) {
+        return device_->distinct_queues(role, other) ? 1 : 0;
+    };
+    std::array<std::int64_t, 4> compute{
         leads() && wants_turned_weights(*device_, options_.config, before) ? 1 : 0,
-        device_->info().is_cpu ? 0 : 1,
-        device_->distinct_queues(QueueRole::Compute, QueueRole::ComputeDeferred) ? 1 : 0};
+        device_->info().is_cpu ? 0 : 1, apart(QueueRole::Compute, QueueRole::ComputeDeferred),
+        apart(QueueRole::ComputeDeferred, QueueRole::ComputeDeferredBeside)};
     HostCollectives(world_, Group::all(world_.size()))
         .all_reduce_max(std::span<std::int64_t>(compute));
     const std::vector<DeviceShare> shares = device_shares(*device_, world_);
     for (std::size_t rank = 0; rank < shares.size(); ++rank) {
         const MemoryEstimate estimate = estimate_memory(
             options_.config, options_.layout, world_.topology(), rank / options_.layout.dp,
-            {.tiles = compute[1] != 0, .turned = compute[0] != 0, .apart = compute[2] != 0});
+            {.tiles = compute[1] != 0,
+             .turned = compute[0] != 0,
+             .apart = compute[2] != 0,
+             .experts_apart = compute[3] != 0});
         require_memory(estimate, shares[rank].available, shares[rank].ranks, shares[rank].name);
         if (progress_ && rank == 0)
             progress_->note("memory of rank 0, estimated " + describe_memory(estimate.bytes) +

@@ -82,7 +82,7 @@ struct Trainer::Impl {
     ParameterStore parameters;
     std::string why_decoded; ///< all FP8 products; empty where they are not
     std::unique_ptr<ExpertExchange> exchange;
-    std::optional<Arena> deferred; ///< of weight gradients, where they have a queue of their own
+    std::optional<WeightGradientScratch> deferred;   ///< where weight gradients have own queues
     std::vector<std::unique_ptr<Stage>> stages;      ///< by phase
     std::vector<std::vector<GradientRange>> buckets; ///< by phase
     std::vector<GradientRange> forward_buckets;      ///< all, as forward passes want the weights
@@ -177,8 +177,7 @@ void Trainer::Impl::make_stages() {
     const ScheduleKind kind = parse_schedule_kind(config.train.pipeline);
     const bool both_ways = kind == ScheduleKind::DualPipe || kind == ScheduleKind::DualPipeV;
     if (device.distinct_queues(QueueRole::Compute, QueueRole::ComputeDeferred))
-        deferred.emplace(device, "scratch of weight gradients", MemoryCategory::Scratch,
-                         QueueRole::ComputeDeferred);
+        deferred.emplace(device);
     for (std::uint32_t phase = 0; phase < schedule.chunks[place].size(); ++phase) {
         StageDesc desc;
         desc.config = config.model;

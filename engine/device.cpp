@@ -136,7 +136,7 @@ QueuePlan plan_queues(const std::vector<VkQueueFamilyProperties>& families) {
                        families[beside].queueCount >= needed;
     if (!apart)
         of(QueueRole::Compute) = of(QueueRole::ComputeBeside) = of(QueueRole::ComputeDeferred) =
-            take(compute);
+            of(QueueRole::ComputeDeferredBeside) = take(compute);
     of(QueueRole::TransferIn) = take(copies);
     of(QueueRole::TransferOut) = take(copies);
     for (const QueueRole role : kOfExchanges)
@@ -145,6 +145,8 @@ QueuePlan plan_queues(const std::vector<VkQueueFamilyProperties>& families) {
         of(QueueRole::Compute) = take(beside);
         of(QueueRole::ComputeBeside) = take(beside);
         of(QueueRole::ComputeDeferred) = take(compute);
+        of(QueueRole::ComputeDeferredBeside) =
+            families[beside].queueCount > needed ? take(beside) : of(QueueRole::ComputeDeferred);
     }
     return plan;
 }
@@ -319,9 +321,13 @@ std::unique_ptr<Device> Device::adopt(const ExternalDevice& external, DeviceOpti
         }
         of_role[static_cast<std::size_t>(queue.role)] = index;
     }
-    const auto compute = static_cast<std::size_t>(QueueRole::Compute);
+    const auto of = [&of_role](QueueRole role) -> std::optional<std::uint32_t>& {
+        return of_role[static_cast<std::size_t>(role)];
+    };
+    if (!of(QueueRole::ComputeDeferredBeside))
+        of(QueueRole::ComputeDeferredBeside) = of(QueueRole::ComputeDeferred);
     for (std::size_t role = 0; role < kNumQueueRoles; ++role) // what is left out shares Compute's
-        impl.queue_of_role[role] = of_role[role].value_or(of_role[compute].value_or(0));
+        impl.queue_of_role[role] = of_role[role].value_or(of(QueueRole::Compute).value_or(0));
     furnish(impl);
     return device;
 }

@@ -20,6 +20,8 @@ const char* to_string(QueueRole role) noexcept {
         return "compute_beside";
     case QueueRole::ComputeDeferred:
         return "compute_deferred";
+    case QueueRole::ComputeDeferredBeside:
+        return "compute_deferred_beside";
     case QueueRole::TransferIn:
         return "transfer_in";
     case QueueRole::TransferOut:

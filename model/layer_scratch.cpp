@@ -5,13 +5,24 @@
 
 namespace bellows {
 
-Recording LayerScratch::record(NodeKind kind, std::string name, const std::string& label,
-                               const Work& work) {
-    Arena& arena = kind == NodeKind::WeightGradient && of_weight_gradients_ != nullptr
-                       ? *of_weight_gradients_
-                       : arena_;
+WeightGradientScratch::WeightGradientScratch(Device& device)
+    : others_(device, "scratch of weight gradients", MemoryCategory::Scratch,
+              QueueRole::ComputeDeferred) {
+    if (device.distinct_queues(QueueRole::ComputeDeferred, QueueRole::ComputeDeferredBeside))
+        of_experts_.emplace(device, "scratch of experts' weight gradients", MemoryCategory::Scratch,
+                            QueueRole::ComputeDeferredBeside);
+}
+
+Arena& LayerScratch::arena_of(const Node& node) noexcept {
+    if (node.kind != NodeKind::WeightGradient || of_weight_gradients_ == nullptr)
+        return arena_;
+    return node.of_experts ? of_weight_gradients_->of_experts() : of_weight_gradients_->of_others();
+}
+
+Recording LayerScratch::record(const Node& node, std::string name, const Work& work) {
+    Arena& arena = arena_of(node);
     Recording recording(device_, arena.queue(), std::move(name));
-    recording.label(label);
+    recording.label(node.name);
     Arena::Frame frame = arena.begin();
     work(recording, frame);
     if (frame.bytes() > 0)

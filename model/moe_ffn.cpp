@@ -177,7 +177,7 @@ MoeSlot::MoeSlot(MoeFfn::Impl& layer, const SlotDesc& desc)
     record({.name = "ROUTER(B)", .kind = NodeKind::InputGradient},
            [&](Recording& r, Arena::Frame&) { router_gradient(r); });
     constexpr std::size_t kMlpB = 3; // what stands up to and with MLP(B)
-    record({.name = "MLP(W)", .kind = NodeKind::WeightGradient, .after = kMlpB},
+    record({.name = "MLP(W)", .kind = NodeKind::WeightGradient, .of_experts = true, .after = kMlpB},
            node(&MoeSlot::experts_weight_gradient));
     record({.name = "SHARED(W)", .kind = NodeKind::WeightGradient},
            node(&MoeSlot::other_weight_gradients));
@@ -282,8 +282,7 @@ KeptSwiglu MoeSlot::keep_experts() {
 }
 
 void MoeSlot::record(Node node, const LayerScratch::Work& work) {
-    Recording made =
-        layer_.scratch->record(node.kind, desc_.name + " " + node.name, node.name, work);
+    Recording made = layer_.scratch->record(node, desc_.name + " " + node.name, work);
     add_recording(std::move(node), std::move(made));
 }
 

@@ -45,8 +45,9 @@ KeptSwiglu RecordedSlot::keep_swiglu(const ParameterStore& parameters, std::uint
 }
 
 void RecordedSlot::record(NodeKind kind, const char* name, const LayerScratch::Work& work) {
-    add_recording({.name = name, .kind = kind},
-                  scratch_.record(kind, name_ + " " + name, name, work));
+    Node node{.name = name, .kind = kind};
+    Recording made = scratch_.record(node, name_ + " " + name, work);
+    add_recording(std::move(node), std::move(made));
 }
 
 } // namespace bellows

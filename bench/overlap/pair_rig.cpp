@@ -60,9 +60,7 @@ PairRig::PairRig(Device& device, Stopwatch& watch, const PairShape& shape)
     : device_(device), watch_(watch),
       transport_(open_transport(
           watch.world(), {.device = &device, .device_link = device_link_kind(shape.device_link)})),
-      thread_(device, "network"),
-      of_weight_gradients_(device, "scratch of weight gradients", MemoryCategory::Scratch,
-                           QueueRole::ComputeDeferred),
+      thread_(device, "network"), of_weight_gradients_(device),
       scratch_{LayerScratch(device),
                LayerScratch(device, QueueRole::ComputeBeside, &of_weight_gradients_)} {
     World& world = watch.world();

@@ -96,7 +96,7 @@ private:
     HostThread thread_;
     std::unique_ptr<ParameterStore> parameters_;
     std::unique_ptr<ExpertExchange> exchange_;
-    Arena of_weight_gradients_;
+    WeightGradientScratch of_weight_gradients_;
     std::array<LayerScratch, 2> scratch_; ///< of each chain: they run beside each other
     Chain forward_, backward_;
     PairNodes nodes_;

@@ -20,7 +20,8 @@ using Queues = std::map<std::string, std::set<std::string>>;
 struct Step {
     double loss = 0;
     Queues queues;
-    Queues of_update; ///< and of what else a step does to gradients and weights
+    Queues weight_gradients; ///< the same by node
+    Queues of_update;        ///< and of what else a step does to gradients and weights
 };
 
 Step step_of(const char* pipeline, bool roles_apart) {
@@ -47,6 +48,8 @@ Step step_of(const char* pipeline, bool roles_apart) {
             event.category.ends_with(")") && !event.category.starts_with("DISPATCH") &&
             !event.category.starts_with("COMBINE"))
             step.queues[event.op.substr(0, 2)].insert(event.lane);
+        if (event.category.ends_with("(W)"))
+            step.weight_gradients[event.category].insert(event.lane);
     }
     return step;
 }
@@ -58,8 +61,16 @@ void expect_queues(const char* pipeline, const char* second) {
                                     {"I0", {"compute"}},
                                     {"F1", {second}},
                                     {"I1", {second}},
-                                    {"W0", {"compute_deferred"}},
-                                    {"W1", {"compute_deferred"}}}));
+                                    {"W0", {"compute_deferred"}}, // of a stage without experts
+                                    {"W1", {"compute_deferred", "compute_deferred_beside"}}}));
+    // Experts' weight gradients beside all others.
+    EXPECT_EQ(apart.weight_gradients.at("MLP(W)"),
+              (std::set<std::string>{"compute_deferred_beside"}));
+    for (const auto& [node, queues] : apart.weight_gradients) {
+        if (node != "MLP(W)") {
+            EXPECT_EQ(queues, (std::set<std::string>{"compute_deferred"})) << node;
+        }
+    }
     const std::set<std::string> deferred = {"compute_deferred"};
     EXPECT_EQ(
         apart.of_update,
@@ -67,7 +78,7 @@ void expect_queues(const char* pipeline, const char* second) {
     EXPECT_EQ(apart.loss, step_of(pipeline, false).loss);
 }
 
-TEST(ComputeQueues, OneForEachWayAndOneForWeightGradients) {
+TEST(ComputeQueues, OneForEachWayAndTwoForWeightGradients) {
     expect_queues("dualpipev", "compute_beside");
 }
 

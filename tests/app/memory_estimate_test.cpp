@@ -36,7 +36,9 @@ void expect_near(const RunConfig& run, bool roles_apart) {
         .tiles = !device->info().is_cpu,
         .turned = wants_turned_weights(*device, run, {}),
         .apart =
-            roles_apart || device->distinct_queues(QueueRole::Compute, QueueRole::ComputeDeferred)};
+            roles_apart || device->distinct_queues(QueueRole::Compute, QueueRole::ComputeDeferred),
+        .experts_apart = roles_apart || device->distinct_queues(QueueRole::ComputeDeferred,
+                                                                QueueRole::ComputeDeferredBeside)};
     MemoryEstimate estimate = estimate_memory(run, layout, 0, compute);
     const MemoryReport report = report_of(run, layout, roles_apart);
     SCOPED_TRACE(run.train.precision + (roles_apart ? ", roles apart" : "") + ", estimated " +
@@ -72,7 +74,8 @@ TEST(MemoryEstimate, KnowsWhatWeightGradientsTakeApart) {
     run.model.moe_ffn = run.model.dense_ffn = 128;
     const auto device = testing::make_device();
     const auto scratch = [&](bool apart) {
-        const ComputeMemory compute{.tiles = !device->info().is_cpu, .apart = apart};
+        const ComputeMemory compute{
+            .tiles = !device->info().is_cpu, .apart = apart, .experts_apart = apart};
         return static_cast<double>(
             estimate_memory(run, {}, 0, compute).of(MemoryCategory::Scratch));
     };

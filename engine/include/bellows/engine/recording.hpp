@@ -28,6 +28,8 @@ enum class QueueRole : std::uint8_t {
     ComputeBeside,
     /// What nobody waits for soon, as weight gradients: it fills what those two leave free.
     ComputeDeferred,
+    /// A second row of that, as experts' weight gradients beside all others.
+    ComputeDeferredBeside,
     TransferIn,  ///< copies from the host
     TransferOut, ///< and to it
     /// What is ready when it is handed in, beside Compute.
@@ -39,7 +41,7 @@ enum class QueueRole : std::uint8_t {
     AsyncBackwardOut,
     AsyncBackwardIn,
 };
-inline constexpr std::size_t kNumQueueRoles = 10;
+inline constexpr std::size_t kNumQueueRoles = 11;
 /// The others are for copies and fills.
 constexpr bool takes_dispatches(QueueRole role) noexcept {
     return role != QueueRole::TransferIn && role != QueueRole::TransferOut;

@@ -42,7 +42,8 @@ struct ExternalDevice {
     VkInstance instance = VK_NULL_HANDLE;
     VkPhysicalDevice physical_device = VK_NULL_HANDLE;
     VkDevice device = VK_NULL_HANDLE;
-    /// At least one for QueueRole::Compute, which serves the roles that are left out.
+    /// At least one for QueueRole::Compute, which serves the roles that are left out, but for
+    /// ComputeDeferredBeside, which ComputeDeferred's serves.
     std::vector<ExternalQueue> queues;
     PFN_vkGetInstanceProcAddr get_instance_proc = nullptr;
     /// Held around every vkQueueSubmit2 of Bellows; empty when nobody else uses the queues.

@@ -10,30 +10,48 @@
 
 #include <cstdint>
 #include <functional>
+#include <optional>
 #include <string>
 
 namespace bellows {
+
+/// Of weight gradients, on ComputeDeferred: those of experts, which are most of them, beside the
+/// others where ComputeDeferredBeside is another queue.
+class WeightGradientScratch {
+public:
+    explicit WeightGradientScratch(Device& device);
+
+    Arena& of_experts() noexcept { return of_experts_ ? *of_experts_ : others_; }
+    Arena& of_others() noexcept { return others_; }
+
+private:
+    Arena others_;
+    std::optional<Arena> of_experts_;
+};
 
 class LayerScratch {
 public:
     using Work = std::function<void(Recording&, Arena::Frame&)>;
 
     /// Outlives the slots of its layers. of_weight_gradients: for these alone, of several stages if
-    /// its queue is theirs; must outlive it. Null: they are as other nodes.
+    /// its queues are theirs; must outlive it. Null: they are as other nodes.
     explicit LayerScratch(Device& device, QueueRole queue = QueueRole::Compute,
-                          Arena* of_weight_gradients = nullptr)
+                          WeightGradientScratch* of_weight_gradients = nullptr)
         : device_(device), arena_(device, "scratch", MemoryCategory::Scratch, queue),
           of_weight_gradients_(of_weight_gradients) {}
 
-    /// What a node of this kind does, for its queue and in its scratch. label: in the trace.
-    Recording record(NodeKind kind, std::string name, const std::string& label, const Work& work);
+    /// What a node does, for its queue and in its scratch. node: for its kind, and its name in the
+    /// trace.
+    Recording record(const Node& node, std::string name, const Work& work);
     /// Bytes of its own.
     std::uint64_t size() const noexcept { return arena_.size(); }
 
 private:
+    Arena& arena_of(const Node& node) noexcept;
+
     Device& device_;
     Arena arena_;
-    Arena* of_weight_gradients_;
+    WeightGradientScratch* of_weight_gradients_;
 };
 
 } // namespace bellows

@@ -40,6 +40,8 @@ struct Node {
     /// input gradients, all of them if there are fewer.
     NodeResource resource = NodeResource::Compute;
     bool beside_exchange = false;
+    /// A weight gradient: of routed experts, which may have a queue for themselves (LayerScratch).
+    bool of_experts = false;
     std::size_t after = std::numeric_limits<std::size_t>::max();
 };
 

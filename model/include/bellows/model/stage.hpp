@@ -43,9 +43,9 @@ struct StageDesc {
     float loss_scale = 1;        ///< 1 / tokens of the global batch
     bool training = true;        ///< false: forward nodes to logits only, nothing for gradients
     QueueRole queue = QueueRole::Compute; ///< of its nodes that compute
-    /// Scratch and queue of weight gradients, which several stages may share; null: they are as
+    /// Scratch and queues of weight gradients, which several stages may share; null: they are as
     /// other nodes. Must outlive the stage.
-    Arena* weight_gradients = nullptr;
+    WeightGradientScratch* weight_gradients = nullptr;
 };
 
 class Stage {
