@@ -27,7 +27,7 @@ struct Sizes {
     Sizes(const RunConfig& run, const RunLayout& layout, const ComputeMemory& compute)
         : model(run.model), act(size_of(activation_type(run.train))),
           fp8(linear_precision(run.train) == LinearPrecision::Fp8), tiles(compute.tiles),
-          turned(compute.turned && act == 2 && !fp8), apart(compute.apart),
+          copies(compute.copies && act == 2), apart(compute.apart),
           experts_apart(compute.experts_apart), seq(std::max<std::uint64_t>(run.train.seq, 1)),
           tokens(run.train.batch * run.train.seq /
                  std::max<std::uint64_t>(std::uint64_t{layout.dp} * run.train.micro_batches, 1)),
@@ -41,7 +41,7 @@ struct Sizes {
     std::uint64_t act;    ///< bytes of an activation
     bool fp8;             ///< linear layers compute in FP8
     bool tiles;           ///< FP8 products may pack their operands into tiles
-    bool turned;          ///< linear layers have transposed copies of their weights
+    bool copies;          ///< linear layers have copies of their weights, 2 bytes an element
     bool apart;           ///< weight gradients have scratch of their own
     bool experts_apart;   ///< those of experts, too
     std::uint64_t seq;    ///< tokens of a sequence
@@ -226,7 +226,7 @@ std::uint64_t add_parameters(MemoryEstimate& e, const RunConfig& run, const RunL
         const bool in_fp8 = s.fp8 && is_linear(info);
         weights += size * ((s.act == kF32 || kept_in_f32(info) ? kF32 : 0) +
                            (s.act == 2 && !in_fp8 ? 2 : 0) + (in_fp8 ? 1 : 0) +
-                           (s.turned && is_linear(info) ? 2 : 0)); // but for few that are small
+                           (s.copies && is_linear(info) ? 2 : 0)); // but for few that are small
     }
     e.of(MemoryCategory::Weights) +=
         weights + schedule.chunks[rank].size() * run.train.seq * s.model.qk_rope_head_dim * kF32;

@@ -28,7 +28,7 @@ struct MemoryEstimate {
 /// What computing takes on the run's devices beside the model's tensors.
 struct ComputeMemory {
     bool tiles = false;  ///< FP8 products may pack their operands into tiles (fp8::Variant::Packed)
-    bool turned = false; ///< bf16 products want transposed copies of weights (fp8::Variant::Direct)
+    bool copies = false; ///< products want weights once more: bf16 ones transposed, FP8 ones packed
     bool apart = false;  ///< weight gradients have scratch of their own (LayerScratch)
     bool experts_apart = false; ///< those of experts, too (WeightGradientScratch)
 };

@@ -134,7 +134,7 @@ void Optimizer::record(Recording& update, const Placed& placed) const {
     }
     parameters_.quantize(update, range.first, masters(placed));
     if (!range.in_part)
-        parameters_.transpose(update, range.first, range.count);
+        parameters_.make_copies(update, range.first, range.count);
 }
 
 const Optimizer::Placed* Optimizer::find(const Parameter& parameter) const noexcept {

@@ -79,24 +79,25 @@ KernelChoice named_kernels(const TrainConfig& config) {
     return is_named(wanted) ? KernelChoice{{{key, wanted}}, true} : KernelChoice{};
 }
 
-bool wants_turned_weights(Device& device, const RunConfig& config,
-                          const std::optional<Checkpoint>& before) {
+bool wants_copies_of_weights(Device& device, const RunConfig& config,
+                             const std::optional<Checkpoint>& before) {
     const std::string key = products_key(config.train);
-    if (key != "bf16")
+    if (key.empty())
         return false;
+    const fp8::Variant variant = key == "bf16" ? fp8::Variant::Direct : fp8::Variant::Packed;
     std::string text = wanted_variants(key);
     if (text == "measured")
-        return fp8::why_not(device, fp8::Variant::Direct).empty();
+        return fp8::why_not(device, variant).empty();
     if (!is_named(text)) {
         text = before ? kept_kernels(*before, device.options()).chosen[key] : "";
-        if (text.empty()) // nothing is kept for bf16 of a run in another precision
+        if (text.empty()) // nothing is kept of a run in another precision
             text = usual_products(device, key);
     }
     try {
         const fp8::Choice choice = parse_products(device, key, text);
         const auto& kinds = fp8::product_kinds();
         return std::any_of(kinds.begin(), kinds.end(), [&](const fp8::ProductKind& kind) {
-            return choice.at(kind) == fp8::Variant::Direct;
+            return choice.at(kind) == variant;
         });
     } catch (const Error&) { // who needs it will say so
         return false;

@@ -23,10 +23,10 @@ choose_kernels(const Device& device, const RunConfig& config,
 /// The variants that the environment names, and nothing else.
 KernelChoice named_kernels(const TrainConfig& config);
 
-/// Whether the run is to have transposed copies of weights, as far as this device can tell before
-/// the ranks agree.
-bool wants_turned_weights(Device& device, const RunConfig& config,
-                          const std::optional<Checkpoint>& before);
+/// Whether the run is to have copies of weights for its products, transposed or packed, as far as
+/// this device can tell before the ranks agree.
+bool wants_copies_of_weights(Device& device, const RunConfig& config,
+                             const std::optional<Checkpoint>& before);
 
 /// What the checkpoint of a run with this configuration says about the products of linear layers,
 /// unless the environment wants otherwise, for a device that reads its weights; Decoded where it

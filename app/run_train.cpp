@@ -154,7 +154,7 @@ void TrainRun::check_memory(const std::optional<Checkpoint>& before) {
         return device_->distinct_queues(role, other) ? 1 : 0;
     };
     std::array<std::int64_t, 4> compute{
-        leads() && wants_turned_weights(*device_, options_.config, before) ? 1 : 0,
+        leads() && wants_copies_of_weights(*device_, options_.config, before) ? 1 : 0,
         device_->info().is_cpu ? 0 : 1, apart(QueueRole::Compute, QueueRole::ComputeDeferred),
         apart(QueueRole::ComputeDeferred, QueueRole::ComputeDeferredBeside)};
     HostCollectives(world_, Group::all(world_.size()))
@@ -164,7 +164,7 @@ void TrainRun::check_memory(const std::optional<Checkpoint>& before) {
         const MemoryEstimate estimate = estimate_memory(
             options_.config, options_.layout, world_.topology(), rank / options_.layout.dp,
             {.tiles = compute[1] != 0,
-             .turned = compute[0] != 0,
+             .copies = compute[0] != 0,
              .apart = compute[2] != 0,
              .experts_apart = compute[3] != 0});
         require_memory(estimate, shares[rank].available, shares[rank].ranks, shares[rank].name);

@@ -35,20 +35,20 @@ WeightGathering::WeightGathering(const ParameterStore& parameters,
         for (SentCopy& copy : parameters.sent_copies(bucket.first, bucket.shares))
             gathers_.push_back({bucket.expert ? &replicas : &dense, std::move(copy)});
         // Beside the compute queue: the first forward passes need none.
-        auto transposition =
-            std::make_unique<Recording>(device_, QueueRole::AsyncCompute, "transpose weights");
-        parameters.transpose(*transposition, bucket.first, bucket.count);
-        if (transposition->num_operations() > 0)
-            transpositions_.push_back({std::move(transposition), {}});
+        auto copies =
+            std::make_unique<Recording>(device_, QueueRole::AsyncCompute, "copies of weights");
+        parameters.make_copies(*copies, bucket.first, bucket.count);
+        if (copies->num_operations() > 0)
+            copies_.push_back({std::move(copies), {}});
     }
 }
 
 void WeightGathering::begin(std::chrono::milliseconds limit) {
     for (const Gather& of : gathers_)
         gather(*of.ranks, of.copy.whole, of.copy.counts);
-    for (Transposition& transposition : transpositions_) {
-        transposition.last.wait(limit);
-        transposition.last = device_.submit(*transposition.recording);
+    for (Copies& copies : copies_) {
+        copies.last.wait(limit);
+        copies.last = device_.submit(*copies.recording);
     }
 }
 

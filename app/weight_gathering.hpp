@@ -32,8 +32,8 @@ public:
     WeightGathering(const ParameterStore& parameters, std::span<const GradientRange> buckets,
                     Collectives& dense, Collectives& replicas);
 
-    /// After the update was handed in. Waits for the transpositions of the step before, up to
-    /// `limit` each.
+    /// After the update was handed in. Waits for the copies of the step before, up to `limit`
+    /// each.
     void begin(std::chrono::milliseconds limit);
 
 private:
@@ -41,14 +41,14 @@ private:
         Collectives* ranks;
         SentCopy copy;
     };
-    struct Transposition {
+    struct Copies {
         std::unique_ptr<Recording> recording;
         TimePoint last;
     };
 
     Device& device_;
     std::vector<Gather> gathers_;
-    std::vector<Transposition> transpositions_; ///< of buckets, in their order
+    std::vector<Copies> copies_; ///< of buckets, in their order
 };
 
 } // namespace bellows

@@ -44,11 +44,8 @@ public:
         fits(p_.a.values.rank == a && p_.b.values.rank == b && p_.d.rank == d,
              "wanted are " + std::to_string(a) + ", " + std::to_string(b) + " and " +
                  std::to_string(d) + " dimensions");
-        const bool fp8 = p_.a.quantized || p_.b.quantized;
-        require(
-            p_.d.dtype == DType::F32 || (p_.d.dtype == DType::BF16 && !(p_.accumulate && fp8)),
-            "d is " + describe(p_.d) + ", wanted is f32" +
-                (p_.accumulate && fp8 ? ", to which alone products of fp8 are added" : " or bf16"));
+        require(p_.d.dtype == DType::F32 || p_.d.dtype == DType::BF16,
+                "d is " + describe(p_.d) + ", wanted is f32 or bf16");
         operand("a", p_.a, p_.form == GemmForm::TN);
         operand("b", p_.b, p_.form != GemmForm::NT);
     }

@@ -76,6 +76,17 @@ std::uint64_t packed_bytes(const Quantized& q, Side side, std::uint64_t groups) 
            512;
 }
 
+namespace {
+
+/// Of a tile's block; 0 where a block of B has one scale.
+std::uint64_t factor_bytes(const MatrixUnits& units, const Source& source) {
+    return source.side == Side::B && own_scales(source.q)
+               ? (kTile / units.shape.n) * div_up(units.b_slots, 2) * units.subgroup * 4
+               : 0;
+}
+
+} // namespace
+
 Packed place(const MatrixUnits& units, const Source& source, BufferView& memory) {
     const Counts c = counts_of(source);
     const auto take = [&](std::uint64_t bytes) {
@@ -87,13 +98,29 @@ Packed place(const MatrixUnits& units, const Source& source, BufferView& memory)
     packed.blocks = c.blocks;
     packed.image = take(c.tiles * c.blocks * block_bytes(source.side));
     packed.factors = packed.image;
-    if (source.side == Side::B && own_scales(source.q))
-        packed.factors = take(c.tiles * c.blocks * (kTile / units.shape.n) *
-                              div_up(units.b_slots, 2) * units.subgroup * 4);
+    if (const std::uint64_t bytes = factor_bytes(units, source); bytes != 0)
+        packed.factors = take(c.tiles * c.blocks * bytes);
     packed.scales = take(c.tiles * c.blocks * kVectorBytes);
     packed.peaks = take(c.units * kVectorBytes);
     packed.spread = take(round_up(4 * kSpreads * c.units, 256));
     return packed;
+}
+
+Packed entries(const MatrixUnits& units, const Source& source, const Packed& packed,
+               std::uint64_t first, std::uint64_t count) {
+    const std::uint64_t tiles = counts_of(source).batch_tiles;
+    const auto part = [&](const BufferView& view, std::uint64_t of_tile) {
+        return view.sub(first * tiles * of_tile, count * tiles * of_tile);
+    };
+    Packed some = packed;
+    some.image = part(packed.image, packed.blocks * block_bytes(source.side));
+    some.factors = some.image;
+    if (const std::uint64_t bytes = factor_bytes(units, source); bytes != 0)
+        some.factors = part(packed.factors, packed.blocks * bytes);
+    some.scales = part(packed.scales, packed.blocks * kVectorBytes);
+    some.peaks = part(packed.peaks, kVectorBytes);
+    some.spread = part(packed.spread, 4);
+    return some;
 }
 
 namespace {

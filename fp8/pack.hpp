@@ -60,6 +60,11 @@ std::uint64_t packed_bytes(const Quantized& q, Side side, std::uint64_t groups);
 /// Where pack() puts what it packs, from the front of `memory` on, which it shortens.
 Packed place(const MatrixUnits& units, const Source& source, BufferView& memory);
 
+/// Of place(units, source, ...), what entries [first, first + count) of the batch take: where they
+/// are packed alone. Of B.
+Packed entries(const MatrixUnits& units, const Source& source, const Packed& packed,
+               std::uint64_t first, std::uint64_t count);
+
 /// Records the packing into packed = place(...).
 void pack(Recording& recording, const Operands& operands, const MatrixUnits& units,
           const Source& source, const Packed& packed);

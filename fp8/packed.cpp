@@ -269,9 +269,30 @@ std::uint64_t prepacked_bytes(const Device& device, const Quantized& b) {
                : 0;
 }
 
+namespace {
+
+Quantized rows_of(const Quantized& q, std::uint64_t first, std::uint64_t count) {
+    Quantized rows = q;
+    rows.codes = q.codes.rows(first, count);
+    rows.scales = q.scales.rows(first, count);
+    return rows;
+}
+
+} // namespace
+
 Operand prepack(Recording& recording, const Quantized& b, GemmForm form, BufferView memory) {
+    return prepack(recording, b, form, memory, 0,
+                   std::max<std::uint64_t>(extents_of(b.codes).batch, 1));
+}
+
+Operand prepack(Recording& recording, const Quantized& b, GemmForm form, BufferView memory,
+                std::uint64_t first, std::uint64_t count) {
     const Operands operands("prepack");
     const Device& device = recording.device();
+    const std::uint64_t batch = std::max<std::uint64_t>(extents_of(b.codes).batch, 1);
+    operands.require(first <= batch && count <= batch - first,
+                     "groups [" + std::to_string(first) + ", +" + std::to_string(count) +
+                         ") of b, which is " + describe(Operand(b)));
     operands.require(form != GemmForm::TN, "operands of tn change from product to product");
     const Blocks own = form == GemmForm::NT ? Blocks::Rows128 : Blocks::Columns128;
     operands.require(b.recipe.format == Format::E4M3 && b.recipe.rule == ScaleRule::PowerOfTwo &&
@@ -283,11 +304,18 @@ Operand prepack(Recording& recording, const Quantized& b, GemmForm form, BufferV
     operands.workspace(memory, bytes);
     Operand result(b);
     result.prepacked = Prepacked{memory, form};
-    if (extents_of(b.codes).rows == 0 || extents_of(b.codes).columns == 0)
+    if (extents_of(b.codes).rows == 0 || extents_of(b.codes).columns == 0 || count == 0)
         return result;
     const MatrixUnits units = units_for_images(device).value();
     const Source source{b, Side::B, form == GemmForm::NN};
-    pack(recording, operands, units, source, place(units, source, memory));
+    const Packed packed = place(units, source, memory);
+    if (count == batch) {
+        pack(recording, operands, units, source, packed);
+        return result;
+    }
+    const Quantized some = rows_of(b, first, count);
+    pack(recording, operands, units, {some, Side::B, form == GemmForm::NN},
+         entries(units, source, packed, first, count));
     return result;
 }
 

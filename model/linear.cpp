@@ -57,23 +57,23 @@ Means means_of(Recording& r, Arena::Frame& scratch, const fp8::Choice& products,
     return {way, scratch.bytes(bytes)};
 }
 
-/// d = x by `weight` (+ d), nt or nn. FP8 products add to f32 tensors alone: a bf16 one is widened
-/// first, so that it is rounded once.
+/// What is quantised of a matrix or of experts' matrices, as products of this form read it.
+fp8::Operand weights_for(const Parameter& weight, GemmForm form) {
+    fp8::Operand operand(*weight.quantized);
+    operand.prepacked = form == GemmForm::NT ? weight.packed_nt : weight.packed_nn;
+    return operand;
+}
+
+/// d = x by `weight` (+ d), nt or nn.
 void dense_product(Recording& r, Arena::Frame& scratch, const fp8::Choice& products, GemmForm form,
-                   const LinearRows& x, const fp8::Quantized& weight, const TensorView& d,
+                   const LinearRows& x, const Parameter& weight, const TensorView& d,
                    bool accumulate) {
     Arena::Frame work = scratch.nested();
     const fp8::Quantized a = along_features(r, work, x);
+    const fp8::Operand b = weights_for(weight, form);
     const auto product = form == GemmForm::NT ? fp8::gemm_nt : fp8::gemm_nn;
-    const auto [way, workspace] = means_of(r, work, products, form, a, weight, d);
-    if (!accumulate || d.dtype == DType::F32) {
-        product(r, a, weight, d, accumulate, workspace, way);
-    } else {
-        const TensorView sum = work.tensor(DType::F32, {d.extent[0], d.extent[1]});
-        ops::cast(r, d, sum);
-        product(r, a, weight, sum, true, workspace, way);
-        ops::cast(r, sum, d);
-    }
+    const auto [way, workspace] = means_of(r, work, products, form, a, b, d);
+    product(r, a, b, d, accumulate, workspace, way);
     scratch.cover(work);
 }
 
@@ -96,10 +96,11 @@ bool direct_product(Recording& r, const fp8::Choice& products, const TensorView&
 
 /// d = x by the weights of each row's expert, nt or nn.
 void expert_product(Recording& r, Arena::Frame& scratch, const fp8::Choice& products, GemmForm form,
-                    const LinearRows& x, const fp8::Quantized& weights, const TensorView& d,
+                    const LinearRows& x, const Parameter& weights, const TensorView& d,
                     const fp8::GroupedRows& rows) {
     Arena::Frame work = scratch.nested();
     const fp8::Quantized a = along_features(r, work, x);
+    const fp8::Operand b = weights_for(weights, form);
     const auto product = form == GemmForm::NT ? fp8::m_grouped_gemm_nt_contiguous
                                               : fp8::m_grouped_gemm_nn_contiguous;
     fp8::GroupedRows of = rows;
@@ -107,8 +108,8 @@ void expert_product(Recording& r, Arena::Frame& scratch, const fp8::Choice& prod
         of.slots = x.slots->slots;
         of.slots_per_a_row = x.slots->slots_per_a_row;
     }
-    const auto [way, workspace] = means_of(r, work, products, form, a, weights, d, &of);
-    product(r, a, weights, d, of, false, workspace, way);
+    const auto [way, workspace] = means_of(r, work, products, form, a, b, d, &of);
+    product(r, a, b, d, of, false, workspace, way);
     scratch.cover(work);
 }
 
@@ -145,7 +146,7 @@ void normalise(Recording& r, const TensorView& x, const TensorView& gain, const 
 void Linear::forward(Recording& r, Arena::Frame& scratch, const LinearRows& x, const TensorView& y,
                      bool accumulate) const {
     if (weight_.quantized)
-        dense_product(r, scratch, products_, GemmForm::NT, x, *weight_.quantized, y, accumulate);
+        dense_product(r, scratch, products_, GemmForm::NT, x, weight_, y, accumulate);
     else if (!direct_product(r, products_, x.values, weight_.compute, y, accumulate))
         ops::gemm_nt(r, x.values, weight_.compute, y, accumulate);
 }
@@ -153,7 +154,7 @@ void Linear::forward(Recording& r, Arena::Frame& scratch, const LinearRows& x, c
 void Linear::input_gradient(Recording& r, Arena::Frame& scratch, const LinearRows& dy,
                             const TensorView& dx, bool accumulate) const {
     if (weight_.quantized)
-        dense_product(r, scratch, products_, GemmForm::NN, dy, *weight_.quantized, dx, accumulate);
+        dense_product(r, scratch, products_, GemmForm::NN, dy, weight_, dx, accumulate);
     else if (!direct_product(r, products_, dy.values, weight_.turned, dx, accumulate))
         ops::gemm_nn(r, dy.values, weight_.compute, dx, accumulate);
 }
@@ -175,7 +176,7 @@ void Linear::weight_gradient(Recording& r, Arena::Frame& scratch, const LinearRo
 void ExpertLinear::forward(Recording& r, Arena::Frame& scratch, const LinearRows& x,
                            const TensorView& y, const fp8::GroupedRows& rows) const {
     if (weights_.quantized)
-        expert_product(r, scratch, products_, GemmForm::NT, x, *weights_.quantized, y, rows);
+        expert_product(r, scratch, products_, GemmForm::NT, x, weights_, y, rows);
     else if (!direct_product(r, products_, x.values, weights_.compute, y, false, &rows))
         ops::grouped_gemm_nt(r, x.values, weights_.compute, y, rows.tiles);
 }
@@ -183,7 +184,7 @@ void ExpertLinear::forward(Recording& r, Arena::Frame& scratch, const LinearRows
 void ExpertLinear::input_gradient(Recording& r, Arena::Frame& scratch, const LinearRows& dy,
                                   const TensorView& dx, const fp8::GroupedRows& rows) const {
     if (weights_.quantized)
-        expert_product(r, scratch, products_, GemmForm::NN, dy, *weights_.quantized, dx, rows);
+        expert_product(r, scratch, products_, GemmForm::NN, dy, weights_, dx, rows);
     else if (!direct_product(r, products_, dy.values, weights_.turned, dx, false, &rows))
         ops::grouped_gemm_nn(r, dy.values, weights_.compute, dx, rows.tiles);
 }

@@ -1,4 +1,6 @@
 // SPDX-License-Identifier: MIT
+#include "linear.hpp"
+
 #include <bellows/engine/error.hpp>
 #include <bellows/engine/ops.hpp>
 #include <bellows/fp8/quantize.hpp>
@@ -230,6 +232,11 @@ void ParameterStore::make_quantized() {
 void ParameterStore::use_products(const fp8::Choice& choice) {
     products_ = choice;
     make_turned();
+    make_packed();
+    Recording copies(*device_, QueueRole::Compute, "copies of weights");
+    make_copies(copies);
+    if (copies.num_operations() > 0)
+        device_->submit(copies).wait();
 }
 
 /// By the sizes of the matrix alone: whether products of few or many rows by its transposed copy go
@@ -283,9 +290,81 @@ void ParameterStore::make_turned() {
             shaped(flat.rows(elements, info.size()), {info.shape[1], info.shape[0]});
         elements += stored_elements(info);
     }
-    Recording turn(*device_, QueueRole::Compute, "transpose weights");
-    transpose(turn);
-    device_->submit(turn).wait();
+}
+
+/// By the sizes of the matrix alone: whether products of many rows with it, or of fewer, are
+/// Packed.
+bool ParameterStore::wants_packed(const ParameterInfo& info) const {
+    if (!training() || !in_fp8(info))
+        return false;
+    const std::uint64_t out = info.shape[0], in = info.shape[1];
+    const bool expert = info.kind == ParameterKind::Expert;
+    const auto nowhere = [](const fp8::Recipe& recipe,
+                            std::initializer_list<std::uint64_t> extents) {
+        return fp8::make_quantized({nullptr, 0, fp8::quantized_bytes(recipe, extents)}, recipe,
+                                   extents);
+    };
+    const fp8::Quantized weight =
+        expert ? nowhere(kWeightsRecipe, {1, out, in}) : nowhere(kWeightsRecipe, {out, in});
+    const auto offsets = TensorView::contiguous({nullptr, 0, 2 * 4}, DType::U32, {2});
+    const auto goes_packed = [&](GemmForm form, std::uint64_t rows) {
+        const fp8::GroupedRows of_experts{fp8::GroupLayout::prefix_sums(offsets, rows), {}};
+        const std::uint64_t from = form == GemmForm::NT ? in : out, to = in + out - from;
+        const auto d = TensorView::contiguous({nullptr, 0, 2 * rows * to}, DType::BF16, {rows, to});
+        return products_
+                   .way(*device_, form, nowhere(kRowsRecipe, {rows, from}), weight, d,
+                        expert ? &of_experts : nullptr)
+                   .variant == fp8::Variant::Packed;
+    };
+    for (const std::uint64_t rows : {256, 4096})
+        for (const GemmForm form : {GemmForm::NT, GemmForm::NN})
+            if (goes_packed(form, rows))
+                return true;
+    return false;
+}
+
+std::size_t ParameterStore::together(std::size_t first) const {
+    const ParameterInfo& info = parameters_[first].info;
+    std::size_t end = first + 1;
+    while (info.kind == ParameterKind::Expert && end < parameters_.size() &&
+           parameters_[end].info.kind == ParameterKind::Expert &&
+           parameters_[end].info.layer == info.layer &&
+           matrix_of(parameters_[end].info) == matrix_of(info))
+        ++end;
+    return end - first;
+}
+
+void ParameterStore::make_packed() {
+    constexpr std::uint64_t kAlignedTo = 256;
+    packed_weights_.clear();
+    packed_ = {};
+    std::uint64_t bytes = 0;
+    for (std::size_t i = 0; i < parameters_.size(); i += together(i)) {
+        parameters_[i].packed_nt = parameters_[i].packed_nn = {};
+        if (!wants_packed(parameters_[i].info))
+            continue;
+        const fp8::Quantized codes = *side_by_side(parameters_[i], together(i)).quantized;
+        packed_weights_.push_back({i, together(i), codes, {{}, GemmForm::NT}, {{}, GemmForm::NN}});
+        const std::uint64_t of_each =
+            (fp8::prepacked_bytes(*device_, codes) + kAlignedTo - 1) / kAlignedTo * kAlignedTo;
+        for (fp8::Prepacked* packed : {&packed_weights_.back().nt, &packed_weights_.back().nn}) {
+            packed->memory = {nullptr, bytes, of_each};
+            bytes += of_each;
+        }
+    }
+    if (bytes == 0)
+        return;
+    packed_ =
+        Buffer(*device_,
+               {.name = "packed fp8 weights", .bytes = bytes, .category = MemoryCategory::Weights});
+    for (PackedWeights& weights : packed_weights_) {
+        for (fp8::Prepacked* packed : {&weights.nt, &weights.nn})
+            packed->memory = packed_.view().sub(packed->memory.offset, packed->memory.bytes);
+        if (parameters_[weights.first].info.kind == ParameterKind::Expert)
+            continue; // one of them alone is no product's operand
+        parameters_[weights.first].packed_nt = weights.nt;
+        parameters_[weights.first].packed_nn = weights.nn;
+    }
 }
 
 const Parameter& ParameterStore::at(const std::string& name) const {
@@ -308,7 +387,13 @@ Parameter ParameterStore::experts(std::uint64_t layer, const std::string& matrix
     if (first == nullptr)
         throw Error(ErrorCode::InvalidArgument,
                     "this rank has no experts of layer " + std::to_string(layer));
-    return side_by_side(*first, count);
+    Parameter all = side_by_side(*first, count);
+    for (const PackedWeights& weights : packed_weights_)
+        if (&parameters_[weights.first] == first) {
+            all.packed_nt = weights.nt;
+            all.packed_nn = weights.nn;
+        }
+    return all;
 }
 
 Parameter ParameterStore::side_by_side(const Parameter& first, std::uint64_t count) const {
@@ -400,11 +485,22 @@ void ParameterStore::quantize(Recording& recording, std::uint64_t first,
         });
 }
 
-void ParameterStore::transpose(Recording& recording, std::uint64_t first,
-                               std::uint64_t count) const {
+void ParameterStore::make_copies(Recording& recording, std::uint64_t first,
+                                 std::uint64_t count) const {
     for_each_copied(
         first, count, [](const Parameter& p) { return static_cast<bool>(p.turned.buffer); },
         [&](const Parameter& p) { ops::transpose(recording, p.compute, p.turned); });
+    for (const PackedWeights& weights : packed_weights_) {
+        std::size_t begin = weights.first, end = weights.first + weights.count;
+        while (begin < end && parameters_[begin].first < first)
+            ++begin;
+        while (begin < end && parameters_[end - 1].first >= first + count)
+            --end;
+        if (begin < end)
+            for (const fp8::Prepacked* packed : {&weights.nt, &weights.nn})
+                fp8::prepack(recording, weights.codes, packed->form, packed->memory,
+                             begin - weights.first, end - begin);
+    }
 }
 
 std::vector<SentCopy> ParameterStore::sent_copies(std::uint64_t first,
@@ -513,7 +609,7 @@ void ParameterStore::write(std::uint64_t first, std::span<const float> values) {
         if (run.weights.buffer)
             ops::cast(copies, f32.rows(run.first - first, run.count), run.weights);
     quantize(copies, first, f32);
-    transpose(copies, first, count);
+    make_copies(copies, first, count);
     if (copies.num_operations() > 0)
         device_->submit(copies).wait();
 }

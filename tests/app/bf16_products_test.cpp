@@ -179,7 +179,7 @@ TEST(ChoiceOfBf16Products, StaysWithTheRun) {
     {
         Trainer trainer(*device, world, options.config, {}, wanted_kernels(*device));
         EXPECT_EQ(trainer.chosen_kernels().at("bf16"), usual);
-        EXPECT_EQ(wants_turned_weights(*device, options.config, {}),
+        EXPECT_EQ(wants_copies_of_weights(*device, options.config, {}),
                   usual.find("direct") != std::string::npos);
         trainer.step(0, fill_sequence);
         device->wait_idle();
@@ -199,9 +199,9 @@ TEST(ChoiceOfBf16Products, StaysWithTheRun) {
     EXPECT_EQ(named_kernels(options.config.train).chosen.at("bf16"), "decoded");
     EXPECT_EQ(taken(*device, wanted_kernels(*device)), "decoded");
     EXPECT_EQ(taken(*device, wanted_kernels(*device, saved)), "decoded");
-    EXPECT_FALSE(wants_turned_weights(*device, options.config, saved));
+    EXPECT_FALSE(wants_copies_of_weights(*device, options.config, saved));
     const Wanted named("direct");
-    EXPECT_EQ(wants_turned_weights(*device, options.config, saved), direct);
+    EXPECT_EQ(wants_copies_of_weights(*device, options.config, saved), direct);
     if (direct) {
         EXPECT_EQ(taken(*device, wanted_kernels(*device)),
                   describe(*device, fp8::of_bf16(fp8::Variant::Direct)));
@@ -261,7 +261,7 @@ TEST(ChoiceOfBf16Products, OldCheckpointsHaveTheEngines) {
     const auto bf16 = old(1, {{"gemm", gemm}});
     EXPECT_EQ(wanted_kernels(*device, bf16).chosen.at("bf16"), "decoded");
     EXPECT_EQ(taken(*device, wanted_kernels(*device, bf16)), "decoded");
-    EXPECT_FALSE(wants_turned_weights(*device, bf16_run(), bf16));
+    EXPECT_FALSE(wants_copies_of_weights(*device, bf16_run(), bf16));
     EXPECT_EQ(products_of(*bf16, bf16_run().train, *device), fp8::Choice(fp8::Variant::Decoded));
     const auto fp8 = old(2, {{"gemm", gemm}, {"fp8", "decoded"}});
     EXPECT_FALSE(kept_kernels(*fp8, device->options()).chosen.contains("bf16"));

@@ -34,7 +34,7 @@ void expect_near(const RunConfig& run, bool roles_apart) {
     const RunLayout layout;
     const ComputeMemory compute{
         .tiles = !device->info().is_cpu,
-        .turned = wants_turned_weights(*device, run, {}),
+        .copies = wants_copies_of_weights(*device, run, {}),
         .apart =
             roles_apart || device->distinct_queues(QueueRole::Compute, QueueRole::ComputeDeferred),
         .experts_apart = roles_apart || device->distinct_queues(QueueRole::ComputeDeferred,

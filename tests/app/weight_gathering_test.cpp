@@ -10,6 +10,7 @@
 #include "support/bf16_products.hpp"
 #include "support/compare.hpp"
 #include "support/mpi_test.hpp"
+#include "support/packed_weights.hpp"
 #include "support/test_device.hpp"
 
 #include <algorithm>
@@ -124,7 +125,9 @@ TEST(Sharing, IsEvenForLargeModels) {
     }
 }
 
-/// Everything that layers read of the weights, and the moments of one's own.
+constexpr std::uint64_t kExpertLayer = 1; // of wide_model
+
+/// Everything that layers read of the weights.
 std::vector<std::byte> read_by_layers(Device& device, const ParameterStore& store) {
     std::vector<std::byte> all;
     const auto append = [&](const TensorView& view) {
@@ -144,6 +147,10 @@ std::vector<std::byte> read_by_layers(Device& device, const ParameterStore& stor
         if (parameter.turned.buffer)
             append(parameter.turned);
     }
+    for (const Parameter& parameter : testing::packable(store, kExpertLayer))
+        for (const auto& packed : {parameter.packed_nt, parameter.packed_nn})
+            if (packed)
+                append(TensorView::contiguous(packed->memory, DType::U8, {packed->memory.bytes}));
     return all;
 }
 
@@ -164,9 +171,14 @@ TEST_P(WeightGatheringOf, LeavesWhatOneUpdateOfEverythingLeaves) {
     const auto make_store = [&] {
         auto store = std::make_unique<ParameterStore>(
             *device, parameters(wide_model()), precision == "f32" ? DType::F32 : DType::BF16, true,
-            precision == "fp8" ? LinearPrecision::Fp8 : LinearPrecision::AsActivations);
+            precision == "fp8" || precision == "packed" ? LinearPrecision::Fp8
+                                                        : LinearPrecision::AsActivations);
         if (const auto choice = testing::direct_choice(*device); choice && precision == "direct")
             store->use_products(*choice);
+        if (precision == "packed" && fp8::why_not(*device, fp8::Variant::Packed).empty()) {
+            store->use_products(testing::packed_choice());
+            testing::wipe_packed(*store, kExpertLayer);
+        }
         return store;
     };
     const auto whole = make_store(), shared = make_store();
@@ -227,7 +239,7 @@ TEST_P(WeightGatheringOf, LeavesWhatOneUpdateOfEverythingLeaves) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Precisions, WeightGatheringOf,
-                         ::testing::Values("f32", "bf16", "direct", "fp8"),
+                         ::testing::Values("f32", "bf16", "direct", "fp8", "packed"),
                          [](const auto& of) { return std::string(of.param); });
 
 } // namespace

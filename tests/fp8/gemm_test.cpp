@@ -125,8 +125,14 @@ TEST_F(Fp8Gemm, AddsToD) {
         for (const std::uint64_t k : {0u, 129u}) {
             const Shape s{20, 33, k};
             SCOPED_TRACE(kFormNames[static_cast<int>(form)]);
-            check(form, make_a(form, kinds(form == GemmForm::TN)[0], s), make_b(form, kBf16Kind, s),
-                  s, DType::F32, true);
+            const Input a = make_a(form, kinds(form == GemmForm::TN)[0], s);
+            for (const DType storage : {DType::F32, DType::BF16}) {
+                check(form, a, make_b(form, kBf16Kind, s), s, storage, true);
+                check(form, a, make_b(form, kind(Blocks::Blocks128), s), s, storage, true);
+                check(form, a,
+                      make_b(form, kind(Blocks::Blocks128, Format::E4M3, ScaleRule::F32), s), s,
+                      storage, true);
+            }
         }
 }
 
@@ -247,7 +253,36 @@ TEST_F(Fp8Gemm, PrepackedWeights) {
                 device().upload(codes.codes.buffer, std::span<const std::uint8_t>(nans));
                 check(form, a, b, s, DType::F32);
                 check(form, a, b, s, DType::F32, true);
+                check(form, a, b, s, DType::BF16, true);
             }
+}
+
+TEST_F(Fp8Gemm, GroupsThatArePrepackedAloneAreThoseOfTheWhole) {
+    if (!fp8::why_not(device(), fp8::Variant::Packed).empty())
+        return;
+    const Shape s{1, 130, 129, 3};
+    for (const GemmForm form : {GemmForm::NT, GemmForm::NN})
+        for (const bool own_scales : {false, true}) {
+            SCOPED_TRACE(std::string(kFormNames[static_cast<int>(form)]) +
+                         (own_scales ? "" : ", 128x128"));
+            const Blocks own = form == GemmForm::NT ? Blocks::Rows128 : Blocks::Columns128;
+            const Input b = make_b(form, kind(own_scales ? own : Blocks::Blocks128), s);
+            const fp8::Quantized& codes = *b.operand->quantized;
+            const Buffer whole = workspace(fp8::prepacked_bytes(device(), codes)),
+                         parts = workspace(whole.size());
+            run([&](Recording& r) {
+                r.fill(whole.view(), 0);
+                r.fill(parts.view(), 0);
+                fp8::prepack(r, codes, form, whole.view());
+                fp8::prepack(r, codes, form, parts.view(), 1, 2);
+                fp8::prepack(r, codes, form, parts.view(), 0, 1);
+            });
+            const auto expected = read_back<std::uint8_t>(device(), whole.view());
+            EXPECT_EQ(read_back<std::uint8_t>(device(), parts.view()), expected);
+            EXPECT_NE(std::ranges::count(expected, 0), static_cast<long>(expected.size()));
+            expect_refused([&](Recording& r) { fp8::prepack(r, codes, form, whole.view(), 2, 2); },
+                           {"prepack", "groups [2, +2)"});
+        }
 }
 
 TEST_F(Fp8Gemm, PackedOperandsOnMatrixUnits) {
@@ -287,7 +322,7 @@ TEST_F(Fp8Gemm, PackedOperandsOnMatrixUnits) {
                             b = make_b(form, blocks ? kind(Blocks::Blocks128) : own_b, s);
                 check(form, a, b, s, DType::F32, blocks);
                 if (!cpu)
-                    check(form, a, b, s, DType::BF16);
+                    check(form, a, b, s, DType::BF16, !blocks);
             }
         // 2^22 is what f16 holds; beyond, the slow loop must serve.
         const Shape s{cpu ? 3u : 40u, cpu ? 5u : 24u, 520};
@@ -300,6 +335,8 @@ TEST_F(Fp8Gemm, PackedOperandsOnMatrixUnits) {
                                          : steep(s.m, s.k, spread, false, 5));
                 const Input b = make_b(form, blocks ? kind(Blocks::Blocks128) : own_b, s);
                 check(form, a, b, s, DType::F32);
+                if (!cpu)
+                    check(form, a, b, s, DType::BF16, true);
             }
     }
 }
@@ -327,6 +364,7 @@ TEST_F(Fp8Gemm, StreamedWeights) {
                             b = make_b(GemmForm::NT, b_kind, s);
                 check(GemmForm::NT, a, b, s, DType::BF16);
                 check(GemmForm::NT, a, b, s, DType::F32, true);
+                check(GemmForm::NT, a, b, s, DType::BF16, true);
             }
         }
     EXPECT_GE(served, 12u);
@@ -350,6 +388,7 @@ TEST_F(Fp8Gemm, StreamedWeightsOnMatrixUnits) {
                 const Input a = make_a(GemmForm::NT, own, s),
                             b = make_b(GemmForm::NT, kind(Blocks::Blocks128), s);
                 check(GemmForm::NT, a, b, s, DType::F32, true);
+                check(GemmForm::NT, a, b, s, DType::BF16, true);
                 if (!cpu)
                     check(GemmForm::NT, a, b, s, DType::BF16);
             }
@@ -565,8 +604,8 @@ TEST_F(Fp8Gemm, SaysWhatDoesNotFit) {
     const OpTensor d = padded(DType::BF16, {s.m, s.n});
     const Buffer scratch = workspace_for(*a.operand, *b.operand);
     const auto refused = [&](const Operand& x, const Operand& y, const TensorView& z,
-                             const std::vector<std::string>& words, bool accumulate = false) {
-        expect_refused([&](Recording& r) { fp8::gemm_nt(r, x, y, z, accumulate, scratch.view()); },
+                             const std::vector<std::string>& words) {
+        expect_refused([&](Recording& r) { fp8::gemm_nt(r, x, y, z, false, scratch.view()); },
                        words);
     };
     const Input columns = input(kind(Blocks::Columns128), {s.m, s.k}, 1);
@@ -578,7 +617,6 @@ TEST_F(Fp8Gemm, SaysWhatDoesNotFit) {
     refused(*a.operand, *b.operand, padded(DType::F32, {s.m, s.n + 1}).view,
             {"d must be 16 x 24", "f32 [16, 25]"});
     refused(*a.operand, *b.operand, padded(DType::U32, {s.m, s.n}).view, {"f32 or bf16"});
-    refused(*a.operand, *b.operand, d, {"to which alone"}, true);
     const Input cube = input(kind(Blocks::Blocks128), {2, s.n, s.k}, 1);
     refused(*a.operand, *cube.operand, d, {"wanted are 2, 2 and 2 dimensions", "[2, 24, 200]"});
     Quantized wrong = *a.operand->quantized;

@@ -4,11 +4,13 @@
 
 #include "reference/fp8.hpp"
 #include "support/layer_rig.hpp"
+#include "support/packed_weights.hpp"
 
 #include <bellows/engine/error.hpp>
 #include <bellows/model/dense_ffn.hpp>
 
 #include <algorithm>
+#include <cmath>
 
 namespace bellows {
 namespace {
@@ -240,6 +242,104 @@ TEST(Fp8Weights, FollowTheMasterBitByBit) {
     std::ranges::copy(others, masters.begin() + static_cast<std::ptrdiff_t>(first));
     quantise_from(first);
     expect_copies(store, masters);
+}
+
+/// They are what their codes give; layer: one with experts.
+void expect_packed(ParameterStore& store, std::uint64_t layer) {
+    Device& device = store.device();
+    const auto expect = [&](const Parameter& parameter) {
+        for (const auto& packed : {parameter.packed_nt, parameter.packed_nn}) {
+            ASSERT_TRUE(packed) << parameter.info.name;
+            const Buffer anew(device, {.name = "anew", .bytes = packed->memory.bytes});
+            Recording r(device, QueueRole::Compute, "pack anew");
+            r.fill(anew.view(), 0);
+            fp8::prepack(r, *parameter.quantized, packed->form, anew.view());
+            device.submit(r).wait();
+            EXPECT_EQ(read_back<std::uint8_t>(device, packed->memory),
+                      read_back<std::uint8_t>(device, anew.view()))
+                << parameter.info.name << (packed->form == GemmForm::NT ? " nt" : " nn");
+        }
+    };
+    std::size_t packed = 0, experts = 0;
+    for (const Parameter& parameter : packable(store, layer))
+        if (parameter.packed_nt) {
+            expect(parameter);
+            ++(parameter.quantized->codes.rank == 3 ? experts : packed);
+        }
+    EXPECT_GT(packed, 4u);
+    // CPUs' work lists have no tiles that packed products of experts take.
+    EXPECT_EQ(experts, device.info().is_cpu ? 0u : 2u);
+}
+
+TEST(PackedWeights, FollowTheCodes) {
+    const auto device = testing::make_device();
+    if (!fp8::why_not(*device, fp8::Variant::Packed).empty())
+        GTEST_SKIP() << "no matrix units of f16";
+    const ModelConfig config = config_with_experts();
+    const std::uint64_t layer = config.dense_layers;
+    ParameterStore store(*device, parameters(config), DType::BF16, true, LinearPrecision::Fp8);
+    store.initialise(1);
+    store.use_products(packed_choice());
+    wipe_packed(store, layer);
+    store.initialise(2);
+    expect_packed(store, layer);
+    std::uint64_t seed = 5;
+    for (const ParameterInfo& info : parameters(config)) // of experts one by one
+        store.upload(info.name, test::random_f32(info.size(), ++seed, -3, 3));
+    expect_packed(store, layer);
+
+    const std::uint64_t with = device->memory_report().bytes;
+    store.use_products(fp8::Choice(fp8::Variant::Decoded));
+    EXPECT_LT(device->memory_report().bytes, with);
+    for (const Parameter& parameter : store.all())
+        EXPECT_FALSE(parameter.packed_nt || parameter.packed_nn) << "nobody wants them any more";
+    EXPECT_FALSE(store.experts(layer, "down_proj").packed_nt);
+}
+
+TEST(PackedWeights, AreMadeForTrainingInFp8Alone) {
+    const auto device = testing::make_device();
+    for (const bool training : {true, false})
+        for (const auto linear : {LinearPrecision::AsActivations, LinearPrecision::Fp8}) {
+            ParameterStore store(*device, parameters(config_with_experts()), DType::BF16, training,
+                                 linear);
+            store.use_products(packed_choice());
+            const bool wanted = training && linear == LinearPrecision::Fp8 &&
+                                fp8::why_not(*device, fp8::Variant::Packed).empty();
+            EXPECT_EQ(std::ranges::any_of(
+                          store.all(), [](const Parameter& p) { return p.packed_nt.has_value(); }),
+                      wanted);
+        }
+}
+
+/// Once they are packed, products of many rows read no codes, forwards nor backwards.
+TEST(PackedWeights, AreWhatProductsRead) {
+    Rig rig(kCase, testing::test_options());
+    if (!fp8::why_not(*rig.device, fp8::Variant::Packed).empty())
+        GTEST_SKIP() << "no matrix units of f16";
+    rig.store.use_products(packed_choice());
+    DenseFfn layer(rig.config, 1, rig.store, rig.scratch);
+    const auto make = [&] { return rig.make(kCase.tokens(), rig.config.hidden); };
+    const LayerTensors t{make(), make(), make(), make()};
+    const auto slot = layer.create_slot({"slot", kCase.tokens(), kCase.seq, t});
+    const std::size_t elements = kCase.tokens() * rig.config.hidden;
+    rig.write(t.x, test::random_f32(elements, 1));
+    rig.write(t.dy, test::random_f32(elements, 2));
+    const auto results = [&] {
+        submit(*slot, NodeKind::Forward);
+        submit(*slot, NodeKind::InputGradient);
+        rig.device->wait_idle();
+        return std::pair(rig.read(t.y), rig.read(t.dx));
+    };
+    const auto expected = results();
+    for (const float value : expected.second)
+        ASSERT_TRUE(std::isfinite(value));
+    for (const Parameter& parameter : rig.store.all())
+        if (parameter.quantized) {
+            const BufferView& codes = parameter.quantized->codes.buffer;
+            const std::vector<std::uint8_t> nans(codes.bytes, fp8::kNanCode);
+            rig.device->upload(codes, std::span<const std::uint8_t>(nans));
+        }
+    EXPECT_EQ(results(), expected);
 }
 
 /// What is kept of an element: one byte in FP8, two of other matrices, six of gains and biases.

@@ -17,8 +17,8 @@
 //   f32 scales            rounded once to f32; the product is f32 arithmetic ("f32-sequential"), as
 //                         it is wherever an operand is f32
 // A block with a NaN is NaN, and makes NaN the rows (of A) or columns (of B) of D that it meets; no
-// other. D is f32, or bf16 rounded to nearest even; accumulate adds to an f32 D,
-// or where neither operand is fp8, to a bf16 one, too.
+// other. D is f32, or bf16 rounded to nearest even; accumulate adds in f32 to what stands in D, and
+// rounds once.
 //
 // Two bf16 operands have the device's numeric class, or in Variant::Direct, which GPUs with matrix
 // units of bf16 take for groups of 256 rows or more on average (nt), "direct-bf16-k16": f32 sums on
@@ -126,6 +126,10 @@ std::uint64_t prepacked_bytes(const Device& device, const Quantized& b);
 /// prepacked_bytes at a multiple of 16 bytes, which the result refers to. Other variants read b's
 /// codes as ever.
 Operand prepack(Recording& recording, const Quantized& b, GemmForm form, BufferView memory);
+/// The same of groups [first, first + count) of a b of several alone, after their codes have
+/// changed; `memory` keeps the others.
+Operand prepack(Recording& recording, const Quantized& b, GemmForm form, BufferView memory,
+                std::uint64_t first, std::uint64_t count);
 
 /// Device memory that any product of these operands takes as its workspace; Device: in whichever
 /// variant.

@@ -3,10 +3,10 @@
 
 // The parameters of one rank on the device, as layers read them: weights in the activations' type,
 // the matrices of linear layers that compute in FP8 in that, gains and router biases in f32, too,
-// and transposed bf16 copies where products want them; and f32 gradients in one flat buffer. What
-// is kept in f32 is its own master weight; other masters are of no use to layers: whoever trains
-// keeps them. Parameters that are reduced and updated alike stand side by side, so that collectives
-// and the optimiser work on a few long ranges. One thread at a time.
+// and copies where products want them, transposed bf16 or packed FP8; and f32 gradients in one flat
+// buffer. What is kept in f32 is its own master weight; other masters are of no use to layers:
+// whoever trains keeps them. Parameters that are reduced and updated alike stand side by side, so
+// that collectives and the optimiser work on a few long ranges. One thread at a time.
 
 #include <bellows/engine/device.hpp>
 #include <bellows/fp8/choice.hpp>
@@ -39,6 +39,10 @@ struct Parameter {
     /// bf16 [in, out], the transposed compute copy, of linear layers whose input gradients are
     /// products nt (fp8::Variant::Direct); of others empty.
     TensorView turned{};
+    /// `quantized` packed for forward products and for input gradients (fp8::Variant::Packed), of
+    /// matrices that train and whose products go so; of experts all of a layer and matrix together
+    /// (experts()).
+    std::optional<fp8::Prepacked> packed_nt{}, packed_nn{};
 };
 
 /// Elements that a parameter takes in the flat buffers, padding included.
@@ -132,10 +136,10 @@ public:
     /// Records the making of the FP8 copies of the matrices in the elements from `first` on, which
     /// begin and end where a parameter is divisible, from their master weights [elements] f32.
     void quantize(Recording& recording, std::uint64_t first, const TensorView& masters) const;
-    /// Records the making of the transposed copies of all matrices from the bf16 ones, after these
-    /// have changed; or of those in elements [first, first + count), whole parameters.
-    void transpose(Recording& recording) const { transpose(recording, 0, num_elements_); }
-    void transpose(Recording& recording, std::uint64_t first, std::uint64_t count) const;
+    /// Records the making of the transposed or packed copies of all matrices, after the bf16 or FP8
+    /// ones have changed; or of those in elements [first, first + count), whole parameters.
+    void make_copies(Recording& recording) const { make_copies(recording, 0, num_elements_); }
+    void make_copies(Recording& recording, std::uint64_t first, std::uint64_t count) const;
     /// What ranks send each other that update the elements from `first` on in turn, each as many as
     /// `shares` says: all that layers read of them and that is not made of each other. The elements
     /// are whole parameters, divided where these are divisible.
@@ -162,9 +166,13 @@ private:
     }
     void make_quantized();
     void make_turned();
+    void make_packed();
     /// Elements from `first` on, whole parameters of one range.
     void write(std::uint64_t first, std::span<const float> values);
     bool wants_turned(const ParameterInfo& info) const;
+    bool wants_packed(const ParameterInfo& info) const;
+    /// How many parameters from `first` on are the experts' of one layer and matrix; 1 of others.
+    std::size_t together(std::size_t first) const;
     /// `count` experts' matrices that stand side by side, as one of [count, out, in].
     Parameter side_by_side(const Parameter& first, std::uint64_t count) const;
     /// Rows [begin, end) of a matrix, from a multiple of 128 on: what they are in FP8.
@@ -189,6 +197,14 @@ private:
     std::vector<Bf16Run> runs_; ///< of all elements
     Buffer codes_, scales_;     ///< of the FP8 copies, in the order of parameters_
     Buffer turned_;             ///< the transposed ones, likewise
+    /// Matrices that are packed together.
+    struct PackedWeights {
+        std::size_t first, count; ///< of parameters_
+        fp8::Quantized codes;
+        fp8::Prepacked nt, nn;
+    };
+    std::vector<PackedWeights> packed_weights_; ///< in the order of parameters_
+    Buffer packed_;
     std::unique_ptr<Recording> clear_;
 };
 
