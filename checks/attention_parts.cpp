@@ -139,32 +139,39 @@ void check_keys(Check& check, const OpRig& rig, DType dtype, const KeysCase& c) 
 }
 
 struct CopyCase {
-    std::uint64_t tokens, heads;
+    std::uint64_t tokens, heads, step;
     Depth depth = Depth::Quick;
 };
 
-constexpr auto kCopyCases = std::to_array<CopyCase>({{50, 3}});
+constexpr auto kCopyCases =
+    std::to_array<CopyCase>({{50, 3, 4}, {50, 3, 8}, {5, 3, 4}, {5, 3, 8}, {1, 1, 64}});
 
-/// Eight of 20 columns to eight of 12.
+/// Two steps of a row of five to two of one of three; in bf16 steps of 4 are no multiples of 16
+/// bytes.
 void check_copy(Check& check, const OpRig& rig, DType dtype, const CopyCase& c) {
-    check.begin_case(by(c.tokens, c.heads) + " x 8 in 20 to 12");
-    const std::uint64_t rows = c.tokens * c.heads;
-    const auto x = OpRig::random(dtype, rows * 20, 1), before = OpRig::random(dtype, rows * 8, 2);
-    const OpTensor x_t = rig.tensor(dtype, {c.tokens, c.heads, 20}, x);
-    const OpTensor y = rig.result(dtype, {c.tokens, c.heads, 12});
-    const OpTensor whole = rig.tensor(dtype, {rows, 12}, OpRig::random(dtype, rows * 12, 3));
-    const OpTensor sum = rig.result(dtype, {c.tokens, c.heads, 12});
-    const auto part = [](const TensorView& view) { return ops::slice(view, view.rank - 1, 4, 8); };
+    const std::uint64_t rows = c.tokens * c.heads, moves = 2 * c.step;
+    const std::uint64_t in = 5 * c.step, out = 3 * c.step;
+    check.begin_case(by(c.tokens, c.heads) + " x " + std::to_string(moves) + " in " +
+                     std::to_string(in) + " to " + std::to_string(out));
+    const auto x = OpRig::random(dtype, rows * in, 1),
+               before = OpRig::random(dtype, rows * moves, 2);
+    const OpTensor x_t = rig.tensor(dtype, {c.tokens, c.heads, in}, x);
+    const OpTensor y = rig.result(dtype, {c.tokens, c.heads, out});
+    const OpTensor whole = rig.tensor(dtype, {rows, out}, OpRig::random(dtype, rows * out, 3));
+    const OpTensor sum = rig.result(dtype, {c.tokens, c.heads, out});
+    const auto part = [&](const TensorView& view) {
+        return ops::slice(view, view.rank - 1, c.step, moves);
+    };
     rig.write(part(sum), before);
     rig.run([&](Recording& recording) {
-        const TensorView from = ops::slice(x_t.view, 2, 8, 8);
+        const TensorView from = ops::slice(x_t.view, 2, moves, moves);
         ops::copy(recording, from, part(y));
-        ops::copy(recording, y.view.reshaped({rows, 12}), whole); // with what stands around
+        ops::copy(recording, y.view.reshaped({rows, out}), whole); // with what stands around
         ops::copy(recording, from, part(sum), true);
     });
     std::vector<float> moved;
     for (std::size_t i = 0; i < x.size(); ++i)
-        if (i % 20 >= 8 && i % 20 < 16)
+        if (i % in >= moves && i % in < 2 * moves)
             moved.push_back(x[i]);
     auto added = to_double(before);
     reference::accumulate(added, to_double(moved));
@@ -172,7 +179,7 @@ void check_copy(Check& check, const OpRig& rig, DType dtype, const CopyCase& c) 
         check.exact("copy", rig.read(part(tensor->view)), moved);
         check.untouched("copy", rig.outside(*tensor, part(tensor->view)));
     }
-    check.elements("add", rig.read(part(sum.view)), added, {rows, 8}, storage_bound(dtype, 1));
+    check.elements("add", rig.read(part(sum.view)), added, {rows, moves}, storage_bound(dtype, 1));
     check.untouched("add", rig.outside(sum, part(sum.view)));
 }
 

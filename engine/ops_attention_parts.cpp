@@ -225,11 +225,26 @@ void copy(Recording& recording, const TensorView& from, const TensorView& to, bo
     if (x.num_elements() == 0) {
         return;
     }
-    arguments.u32("rows", outer * inner);
-    const RowPlan plan = plan_rows(recording, outer * inner, columns / 4, RowWork::Elementwise);
+    const std::uint64_t rows = outer * inner;
+    arguments.u32("rows", rows);
+    kernels::StridedCopy::Constants constants;
+    Groups groups;
+    if (recording.device().info().is_cpu && rows >= 64) {
+        const RowPlan plan = plan_rows(recording, rows, columns / 4, RowWork::Elementwise);
+        constants = {.local_size = plan.local_size};
+        groups = plan.groups;
+    } else {
+        const auto in_eights = [](const TensorView& view) {
+            return view.stride[0] % 8 == 0 && view.stride[1] % 8 == 0;
+        };
+        const std::uint32_t wide = in_eights(x) && in_eights(y) ? fours_at_once({x, y}) : 1;
+        const FlatPlan plan = plan_flat(recording, rows * (columns / 4 / wide), 16);
+        constants = {.local_size = plan.local_size, .by_units = 1, .wide = wide};
+        groups = plan.groups;
+    }
     recording.dispatch(
         kernels::StridedCopy{.variant = storage_variant<kernels::StridedCopy>(x.dtype),
-                             .constants = {plan.local_size, plan.row_per_workgroup},
+                             .constants = constants,
                              .x = arguments.memory("x", x),
                              .y = arguments.memory("y", y),
                              .outer = static_cast<std::uint32_t>(outer),
@@ -240,7 +255,7 @@ void copy(Recording& recording, const TensorView& from, const TensorView& to, bo
                              .y_outer4 = arguments.groups_of_4("y's stride", y.stride[0]),
                              .y_inner4 = arguments.groups_of_4("y's stride", y.stride[1]),
                              .accumulate = accumulate ? 1u : 0u},
-        plan.groups);
+        groups);
 }
 
 } // namespace bellows::ops
