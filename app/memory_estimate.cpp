@@ -133,7 +133,7 @@ std::uint64_t fp8_ffn_bytes(const Sizes& s, std::uint64_t rows, std::uint64_t ff
                             std::uint64_t matrices) {
     return std::max(rows * (2 * ffn * s.act + quantized_row(2 * ffn)) +
                         filled_rows(s, rows, matrices) * 2 * ffn * 2 +
-                        matrices * 2 * ffn * s.model.hidden * 2,
+                        (s.copies ? 0 : matrices * 2 * ffn * s.model.hidden * 2),
                     s.apart ? 0 : fp8_weight_gradient_bytes(s, rows, ffn, matrices));
 }
 
@@ -213,6 +213,15 @@ std::uint64_t updated_elements(const std::vector<ParameterInfo>& held, std::uint
     return elements;
 }
 
+/// Of an FP8 matrix packed for one form of product: tiles of 128 x 128 with their scales.
+std::uint64_t packed_bytes(const ParameterInfo& info) {
+    constexpr std::uint64_t kTile = 128;
+    const auto tiles = [](std::uint64_t extent) { return (extent + kTile - 1) / kTile; };
+    const std::uint64_t down = tiles(info.shape[0]), across = tiles(info.shape[1]);
+    return down * across * (kTile * kTile + kTile * kF32) +
+           std::max(down, across) * (kTile + 4) * kF32;
+}
+
 /// Returns what passing first values takes.
 std::uint64_t add_parameters(MemoryEstimate& e, const RunConfig& run, const RunLayout& layout,
                              const Schedule& schedule, std::uint64_t rank, const Sizes& s) {
@@ -225,8 +234,9 @@ std::uint64_t add_parameters(MemoryEstimate& e, const RunConfig& run, const RunL
         largest = std::max(largest, size);
         const bool in_fp8 = s.fp8 && is_linear(info);
         weights += size * ((s.act == kF32 || kept_in_f32(info) ? kF32 : 0) +
-                           (s.act == 2 && !in_fp8 ? 2 : 0) + (in_fp8 ? 1 : 0) +
-                           (s.copies && is_linear(info) ? 2 : 0)); // but for few that are small
+                           (s.act == 2 && !in_fp8 ? 2 : 0) + (in_fp8 ? 1 : 0));
+        if (s.copies && is_linear(info)) // but for few that are small
+            weights += 2 * (in_fp8 ? packed_bytes(info) : size);
     }
     e.of(MemoryCategory::Weights) +=
         weights + schedule.chunks[rank].size() * run.train.seq * s.model.qk_rope_head_dim * kF32;

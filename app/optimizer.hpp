@@ -23,8 +23,8 @@ struct UpdatedRange {
     std::uint64_t first = 0, count = 0; ///< elements
     bool weight_decay = false;
     bool counted = true; ///< in the norm: this rank stands for them among those that update them
-    /// Other ranks' parts of the same matrices are to come: transposed copies are made when they
-    /// are there, not by the update.
+    /// Other ranks' parts of the same matrices are to come: transposed or packed copies are made
+    /// when they are there, not by the update.
     bool in_part = false;
 };
 

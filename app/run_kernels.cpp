@@ -97,7 +97,7 @@ bool wants_copies_of_weights(Device& device, const RunConfig& config,
         const fp8::Choice choice = parse_products(device, key, text);
         const auto& kinds = fp8::product_kinds();
         return std::any_of(kinds.begin(), kinds.end(), [&](const fp8::ProductKind& kind) {
-            return choice.at(kind) == variant;
+            return kind.form != GemmForm::TN && choice.at(kind) == variant;
         });
     } catch (const Error&) { // who needs it will say so
         return false;

@@ -34,7 +34,7 @@ WeightGathering::WeightGathering(const ParameterStore& parameters,
             continue;
         for (SentCopy& copy : parameters.sent_copies(bucket.first, bucket.shares))
             gathers_.push_back({bucket.expert ? &replicas : &dense, std::move(copy)});
-        // Beside the compute queue: the first forward passes need none.
+        // Beside the compute queue: first forward passes need none, but for packed FP8 weights.
         auto copies =
             std::make_unique<Recording>(device_, QueueRole::AsyncCompute, "copies of weights");
         parameters.make_copies(*copies, bucket.first, bucket.count);

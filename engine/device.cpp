@@ -88,7 +88,7 @@ void create_messenger(Device::Impl& impl) {
 
 /// Which family and which of its queues serve each role: a copy-only family for the transfers, a
 /// compute family without graphics for what exchanges do, and for what computes as well if it has
-/// a queue for each role.
+/// enough queues.
 struct QueuePlan {
     struct Slot {
         std::uint32_t family = 0, index = 0;

@@ -240,6 +240,10 @@ void record(Recording& recording, const char* op, Product p, BufferView workspac
         record_decoded(recording, p, workspace);
         return;
     }
+    operands.require(!(p.accumulate && p.rows->d_by_slot && p.d.dtype == DType::BF16),
+                     "d is " + describe(p.d) +
+                         "; rows of d that stand by slots are added to f32 alone by the decoded "
+                         "variant: take an f32 d");
     const std::uint64_t bytes = copies_bytes(p.a, p.b, p.rows->layout.rows, p.rows->d_by_slot);
     const InGroups ordered(recording, op, p, workspace.sub(0, bytes));
     record_decoded(recording, ordered.product(), workspace.sub(bytes, workspace.bytes - bytes));

@@ -76,6 +76,16 @@ std::uint64_t packed_bytes(const Quantized& q, Side side, std::uint64_t groups) 
            512;
 }
 
+std::uint64_t prepacked_bytes(const Quantized& b) {
+    const Extents e = extents_of(b.codes);
+    const std::uint64_t down = div_up(e.rows, kTile), across = div_up(e.columns, kTile);
+    const std::uint64_t factors = own_scales(b) ? kMostFactorBytes : 0;
+    const std::uint64_t vectors = kVectorBytes + 4 * kSpreads; // of a tile
+    return e.batch * (down * across * (block_bytes(Side::B) + kVectorBytes + factors) +
+                      std::max(down, across) * vectors) +
+           256;
+}
+
 namespace {
 
 /// Of a tile's block; 0 where a block of B has one scale.

@@ -57,6 +57,9 @@ bool own_scales(const Quantized& q);
 /// At most; `groups` of either operand.
 std::uint64_t packed_bytes(const Quantized& q, Side side, std::uint64_t groups);
 
+/// Of a B whose sum does not go over groups, in either form.
+std::uint64_t prepacked_bytes(const Quantized& b);
+
 /// Where pack() puts what it packs, from the front of `memory` on, which it shortens.
 Packed place(const MatrixUnits& units, const Source& source, BufferView& memory);
 

@@ -260,13 +260,11 @@ std::uint64_t packed_bytes(const Operand& a, const Operand& b) {
         return 0;
     const std::uint64_t groups = most_groups(a, b);
     return packed_bytes(*a.quantized, Side::A, groups) +
-           packed_bytes(*b.quantized, Side::B, groups);
+           (b.prepacked ? 0 : packed_bytes(*b.quantized, Side::B, groups));
 }
 
 std::uint64_t prepacked_bytes(const Device& device, const Quantized& b) {
-    return why_not_packed(device).empty()
-               ? packed_bytes(b, Side::B, std::max<std::uint64_t>(extents_of(b.codes).batch, 1))
-               : 0;
+    return why_not_packed(device).empty() ? prepacked_bytes(b) : 0;
 }
 
 namespace {

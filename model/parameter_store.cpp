@@ -292,33 +292,35 @@ void ParameterStore::make_turned() {
     }
 }
 
-/// By the sizes of the matrix alone: whether products of many rows with it, or of fewer, are
-/// Packed.
-bool ParameterStore::wants_packed(const ParameterInfo& info) const {
-    if (!training() || !in_fp8(info))
+/// By the sizes of the matrices alone: whether products of many rows with them, or of fewer, are
+/// Packed. Where sizes decide on the variant, what is prepacked would, too: nothing is, then.
+bool ParameterStore::wants_packed(std::size_t index) const {
+    const ParameterInfo& info = parameters_[index].info;
+    if (!training() || !in_fp8(info) || products_.otherwise() == fp8::Variant::Device)
         return false;
-    const std::uint64_t out = info.shape[0], in = info.shape[1];
-    const bool expert = info.kind == ParameterKind::Expert;
+    const std::uint64_t out = info.shape[0], in = info.shape[1], count = together(index);
+    const bool experts = info.kind == ParameterKind::Expert;
     const auto nowhere = [](const fp8::Recipe& recipe,
                             std::initializer_list<std::uint64_t> extents) {
         return fp8::make_quantized({nullptr, 0, fp8::quantized_bytes(recipe, extents)}, recipe,
                                    extents);
     };
-    const fp8::Quantized weight =
-        expert ? nowhere(kWeightsRecipe, {1, out, in}) : nowhere(kWeightsRecipe, {out, in});
-    const auto offsets = TensorView::contiguous({nullptr, 0, 2 * 4}, DType::U32, {2});
+    const fp8::Quantized weights =
+        experts ? nowhere(kWeightsRecipe, {count, out, in}) : nowhere(kWeightsRecipe, {out, in});
+    const auto offsets =
+        TensorView::contiguous({nullptr, 0, (count + 1) * 4}, DType::U32, {count + 1});
     const auto goes_packed = [&](GemmForm form, std::uint64_t rows) {
         const fp8::GroupedRows of_experts{fp8::GroupLayout::prefix_sums(offsets, rows), {}};
         const std::uint64_t from = form == GemmForm::NT ? in : out, to = in + out - from;
         const auto d = TensorView::contiguous({nullptr, 0, 2 * rows * to}, DType::BF16, {rows, to});
         return products_
-                   .way(*device_, form, nowhere(kRowsRecipe, {rows, from}), weight, d,
-                        expert ? &of_experts : nullptr)
+                   .way(*device_, form, nowhere(kRowsRecipe, {rows, from}), weights, d,
+                        experts ? &of_experts : nullptr)
                    .variant == fp8::Variant::Packed;
     };
     for (const std::uint64_t rows : {256, 4096})
         for (const GemmForm form : {GemmForm::NT, GemmForm::NN})
-            if (goes_packed(form, rows))
+            if (goes_packed(form, rows * count))
                 return true;
     return false;
 }
@@ -341,7 +343,7 @@ void ParameterStore::make_packed() {
     std::uint64_t bytes = 0;
     for (std::size_t i = 0; i < parameters_.size(); i += together(i)) {
         parameters_[i].packed_nt = parameters_[i].packed_nn = {};
-        if (!wants_packed(parameters_[i].info))
+        if (!wants_packed(i))
             continue;
         const fp8::Quantized codes = *side_by_side(parameters_[i], together(i)).quantized;
         packed_weights_.push_back({i, together(i), codes, {{}, GemmForm::NT}, {{}, GemmForm::NN}});

@@ -203,30 +203,87 @@ void multiply(uint from, uint warp_m, uint warp_n) {
     }
 }
 
-// Each subgroup passes its matrices one by one through its own part of a_stage.
-void store_sums(CoopmatTile t, uint warp_m, uint warp_n, uvec2 d, uint ldd, float alpha,
-                bool accumulate) {
+// A lane's fours of a matrix of D.
+#define LANES (local_size / (warps_m * warps_n))
+#define LANE_QUADS ((D_PART + LANES - 1u) / LANES)
+
+struct Destination {
+    uvec2 d;
+    uint ldd;
+    float alpha;
+    bool accumulate;
+    uint row; // of the subgroup's first matrix
+    uint column;
+    uint rows; // of D
+    uint columns;
+};
+
+// What D holds of a column of matrices, loaded ahead of them all, so that a subgroup waits for it
+// once and not for each.
+vec4 old[fragments_m * LANE_QUADS];
+
+void load_old(Destination to, uint j) {
+    [[unroll]] for (uint i = 0u; i < fragments_m * LANE_QUADS; ++i) {
+        uint quad = i % LANE_QUADS * LANES + gl_SubgroupInvocationID;
+        uint row = to.row + i / LANE_QUADS * mma_m + quad / (mma_n / 4u);
+        uint column = to.column + j * mma_n + quad % (mma_n / 4u) * 4u;
+        old[i] = vec4(0);
+        if (aligned != 0u && to.accumulate && quad < D_PART && row < to.rows &&
+            column < to.columns) {
+            old[i] = load_d4(to.d, row * to.ldd + column);
+        }
+    }
+}
+
+// Through the subgroup's own part of a_stage. Indices are kept below the sizes of arrays: where there
+// is no such matrix this is not reached, but lavapipe's compiler fails at an index behind the last.
+void store_matrix(Destination to, uint i, uint j) {
     uint part = gl_SubgroupID * D_PART;
-    [[unroll]] for (uint i = 0u; i < fragments_m * fragments_n; ++i) {
-        subgroup_shared_barrier();
-        coopMatStore(sums[i], a_stage, part, mma_n / 4u, gl_CooperativeMatrixLayoutRowMajor);
-        subgroup_shared_barrier();
-        uint first_row = t.m0 + warp_m + i % fragments_m * mma_m;
-        uint first_column = t.n0 + warp_n + i / fragments_m * mma_n;
-        for (uint quad = gl_SubgroupInvocationID; quad < D_PART; quad += gl_SubgroupSize) {
-            uint row = first_row + quad / (mma_n / 4u);
-            uint column = first_column + quad % (mma_n / 4u) * 4u;
-            if (row < t.rows && column < t.columns) {
-                vec4 x = uintBitsToFloat(a_stage[part + quad]);
-                if (aligned != 0u) {
-                    store_d4(d, row * ldd + column, x, alpha, accumulate);
-                } else {
-                    store_d_part(d, row * ldd + column, x, min(t.columns - column, 4u), alpha,
-                                 accumulate);
-                }
+    subgroup_shared_barrier();
+    coopMatStore(sums[(j * fragments_m + i) % (fragments_m * fragments_n)], a_stage, part,
+                 mma_n / 4u, gl_CooperativeMatrixLayoutRowMajor);
+    subgroup_shared_barrier();
+    [[unroll]] for (uint q = 0u; q < LANE_QUADS; ++q) {
+        uint quad = q * LANES + gl_SubgroupInvocationID;
+        uint row = to.row + i * mma_m + quad / (mma_n / 4u);
+        uint column = to.column + j * mma_n + quad % (mma_n / 4u) * 4u;
+        if (quad < D_PART && row < to.rows && column < to.columns) {
+            vec4 x = uintBitsToFloat(a_stage[part + quad]);
+            uint at = row * to.ldd + column;
+            if (aligned != 0u) {
+                store_d4_on(to.d, at, x, old[i % fragments_m * LANE_QUADS + q], to.alpha,
+                            to.accumulate);
+            } else {
+                store_d_part(to.d, at, x, min(to.columns - column, 4u), to.alpha, to.accumulate);
             }
         }
     }
+}
+
+// Calls for each index instead of a loop: sums that are indexed by the counter of a loop that a
+// compiler finds too long to unroll stand in memory, at a tenth of the speed. The most matrices of a
+// subgroup's tile are eight by eight.
+#define UP_TO_8(CALL) CALL(0u) CALL(1u) CALL(2u) CALL(3u) CALL(4u) CALL(5u) CALL(6u) CALL(7u)
+#define STORE_MATRIX(i)           \
+    if (i < fragments_m) {        \
+        store_matrix(to, i, j);   \
+    }
+
+void store_column(Destination to, uint j) {
+    load_old(to, j);
+    UP_TO_8(STORE_MATRIX)
+}
+
+#define STORE_COLUMN(j)           \
+    if (j < fragments_n) {        \
+        store_column(to, j);      \
+    }
+
+void store_sums(CoopmatTile t, uint warp_m, uint warp_n, uvec2 d, uint ldd, float alpha,
+                bool accumulate) {
+    Destination to = Destination(d, ldd, alpha, accumulate, t.m0 + warp_m, t.n0 + warp_n, t.rows,
+                                 t.columns);
+    UP_TO_8(STORE_COLUMN)
 }
 
 // All invocations of the workgroup call it together. With two stages a block is staged while the

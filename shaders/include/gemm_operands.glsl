@@ -71,6 +71,13 @@ void store_d4(uvec2 base, uint index, vec4 sum, float alpha, bool accumulate) {
     }
     WriteUvec2(base).v[index >> 2] = bf16_pack(sum);
 }
+// The same onto `old`, what D holds there, of no meaning unless accumulating.
+void store_d4_on(uvec2 base, uint index, vec4 sum, vec4 old, float alpha, bool accumulate) {
+    [[unroll]] for (int c = 0; c < 4; ++c) {
+        sum[c] = gemm_result(sum[c], old[c], alpha, accumulate);
+    }
+    WriteUvec2(base).v[index >> 2] = bf16_pack(sum);
+}
 // Elements index and index + 1 (index even); the second only if `both`, else it is left as it was.
 void store_d_pair(uvec2 base, uint index, float sum0, float sum1, bool both, float alpha,
                   bool accumulate) {
@@ -104,6 +111,12 @@ vec4 load_d_part(uvec2 base, uint index, uint count) {
 }
 void store_d4(uvec2 base, uint index, vec4 sum, float alpha, bool accumulate) {
     vec4 old = accumulate ? load_d4(base, index) : vec4(0);
+    [[unroll]] for (int c = 0; c < 4; ++c) {
+        sum[c] = gemm_result(sum[c], old[c], alpha, accumulate);
+    }
+    WriteVec4(base).v[index >> 2] = sum;
+}
+void store_d4_on(uvec2 base, uint index, vec4 sum, vec4 old, float alpha, bool accumulate) {
     [[unroll]] for (int c = 0; c < 4; ++c) {
         sum[c] = gemm_result(sum[c], old[c], alpha, accumulate);
     }

@@ -84,6 +84,10 @@ TEST(MemoryEstimate, KnowsWhatWeightGradientsTakeApart) {
     };
     if (device->distinct_queues(QueueRole::Compute, QueueRole::ComputeDeferred))
         GTEST_SKIP() << "they always are here";
+    const ComputeMemory together{.tiles = !device->info().is_cpu, .apart = true};
+    EXPECT_GT(scratch(true), static_cast<double>(
+                                 estimate_memory(run, {}, 0, together).of(MemoryCategory::Scratch)))
+        << "experts' in a scratch of their own";
     const double more = reserved(true) - reserved(false);
     EXPECT_GT(more, 1 << 20);
     EXPECT_NEAR(scratch(true) - scratch(false), more, 0.3 * more);

@@ -312,6 +312,17 @@ TEST_F(Fp8BySlots, RefusesWhatDoesNotFit) {
     refused(*a.operand, few, top_k, {"slots are", "i32 [8]"});
     refused(*a.operand, {}, top_k, {"slots are", "i32 [8]"});
     refused(*blocks.operand, places, top_k, {"scales stand for several rows"});
+    const OpTensor narrow = padded(DType::BF16, {slots, n});
+    GroupedRows rows = made;
+    rows.slots = places;
+    rows.slots_per_a_row = top_k;
+    rows.d_by_slot = true;
+    expect_refused(
+        [&](Recording& r) {
+            fp8::m_grouped_gemm_nt_contiguous(r, *a.operand, *b.operand, narrow, rows, true,
+                                              scratch.view(), fp8::Variant::Decoded);
+        },
+        {"d is bf16 [8, 32]", "take an f32 d"});
 }
 
 } // namespace

@@ -18,7 +18,7 @@
 //                         it is wherever an operand is f32
 // A block with a NaN is NaN, and makes NaN the rows (of A) or columns (of B) of D that it meets; no
 // other. D is f32, or bf16 rounded to nearest even; accumulate adds in f32 to what stands in D, and
-// rounds once.
+// rounds once; Variant::Decoded adds rows of D by slots to f32 alone.
 //
 // Two bf16 operands have the device's numeric class, or in Variant::Direct, which GPUs with matrix
 // units of bf16 take for groups of 256 rows or more on average (nt), "direct-bf16-k16": f32 sums on
@@ -132,7 +132,7 @@ Operand prepack(Recording& recording, const Quantized& b, GemmForm form, BufferV
                 std::uint64_t first, std::uint64_t count);
 
 /// Device memory that any product of these operands takes as its workspace; Device: in whichever
-/// variant.
+/// variant. A b that is prepacked is for products of its form.
 std::uint64_t gemm_workspace_bytes(const Device& device, const Operand& a, const Operand& b,
                                    Variant variant = Variant::Device);
 /// The same for m_grouped contiguous products whose operands stand by slots (GroupedRows::slots),

@@ -170,7 +170,7 @@ private:
     /// Elements from `first` on, whole parameters of one range.
     void write(std::uint64_t first, std::span<const float> values);
     bool wants_turned(const ParameterInfo& info) const;
-    bool wants_packed(const ParameterInfo& info) const;
+    bool wants_packed(std::size_t index) const;
     /// How many parameters from `first` on are the experts' of one layer and matrix; 1 of others.
     std::size_t together(std::size_t first) const;
     /// `count` experts' matrices that stand side by side, as one of [count, out, in].
