@@ -297,32 +297,29 @@ TEST_F(Fp8BySlots, RefusesWhatDoesNotFit) {
     Recording other(device(), QueueRole::Compute, "list");
     const GroupedRows made = fp8::make_grouped_rows(other, layout, {n, 0, 0, 0}, list.view());
     const auto refused = [&](const Operand& x, const TensorView& slots_of_rows, std::uint32_t share,
-                             const std::vector<std::string>& words) {
+                             const std::vector<std::string>& words, const OpTensor& to,
+                             bool accumulate, fp8::Way way) {
         GroupedRows rows = made;
         rows.slots = slots_of_rows;
         rows.slots_per_a_row = share;
         rows.d_by_slot = true;
         expect_refused(
             [&](Recording& r) {
-                fp8::m_grouped_gemm_nt_contiguous(r, x, *b.operand, d, rows, false, scratch.view());
+                fp8::m_grouped_gemm_nt_contiguous(r, x, *b.operand, to, rows, accumulate,
+                                                  scratch.view(), way);
             },
             words);
     };
-    refused(*a.operand, places, 0, {"the layout was made for 8 rows"});
-    refused(*a.operand, few, top_k, {"slots are", "i32 [8]"});
-    refused(*a.operand, {}, top_k, {"slots are", "i32 [8]"});
-    refused(*blocks.operand, places, top_k, {"scales stand for several rows"});
-    const OpTensor narrow = padded(DType::BF16, {slots, n});
-    GroupedRows rows = made;
-    rows.slots = places;
-    rows.slots_per_a_row = top_k;
-    rows.d_by_slot = true;
-    expect_refused(
-        [&](Recording& r) {
-            fp8::m_grouped_gemm_nt_contiguous(r, *a.operand, *b.operand, narrow, rows, true,
-                                              scratch.view(), fp8::Variant::Decoded);
-        },
-        {"d is bf16 [8, 32]", "take an f32 d"});
+    const auto misfits = [&](const Operand& x, const TensorView& slots_of_rows, std::uint32_t share,
+                             const std::vector<std::string>& words) {
+        refused(x, slots_of_rows, share, words, d, false, {});
+    };
+    misfits(*a.operand, places, 0, {"the layout was made for 8 rows"});
+    misfits(*a.operand, few, top_k, {"slots are", "i32 [8]"});
+    misfits(*a.operand, {}, top_k, {"slots are", "i32 [8]"});
+    misfits(*blocks.operand, places, top_k, {"scales stand for several rows"});
+    refused(*a.operand, places, top_k, {"d is bf16 [8, 32]", "take an f32 d"},
+            padded(DType::BF16, {slots, n}), true, fp8::Variant::Decoded);
 }
 
 } // namespace
