@@ -234,10 +234,7 @@ void copy(Recording& recording, const TensorView& from, const TensorView& to, bo
         constants = {.local_size = plan.local_size};
         groups = plan.groups;
     } else {
-        const auto in_eights = [](const TensorView& view) {
-            return view.stride[0] % 8 == 0 && view.stride[1] % 8 == 0;
-        };
-        const std::uint32_t wide = in_eights(x) && in_eights(y) ? fours_at_once({x, y}) : 1;
+        const std::uint32_t wide = fours_at_once({x, y});
         const FlatPlan plan = plan_flat(recording, rows * (columns / 4 / wide), 16);
         constants = {.local_size = plan.local_size, .by_units = 1, .wide = wide};
         groups = plan.groups;

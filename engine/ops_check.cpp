@@ -172,10 +172,14 @@ std::uint32_t row_groups(const RowPlan& plan, std::uint64_t rows) {
 }
 
 std::uint32_t fours_at_once(std::initializer_list<TensorView> views) {
-    for (const TensorView& view : views)
-        if (view.dtype != DType::BF16 || view.extent[view.rank - 1] % 8 != 0 ||
+    for (const TensorView& view : views) {
+        const auto rows_in_eights =
+            std::all_of(view.stride.begin(), view.stride.begin() + (view.rank - 1),
+                        [](std::uint64_t stride) { return stride % 8 == 0; });
+        if (view.dtype != DType::BF16 || view.extent[view.rank - 1] % 8 != 0 || !rows_in_eights ||
             view.buffer.offset % 16 != 0)
             return 1;
+    }
     return 2;
 }
 

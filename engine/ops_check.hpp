@@ -100,8 +100,7 @@ RowPlan plan_rows(const Recording& recording, std::uint64_t rows, std::uint64_t 
                   RowWork work);
 /// Workgroups of such a plan for so many rows.
 std::uint32_t row_groups(const RowPlan& plan, std::uint64_t rows);
-/// Constant `wide` of kernels with shaders/include/row_units.glsl, for tensors whose rows are
-/// contiguous or begin at multiples of eight elements.
+/// Constant `wide` of kernels with shaders/include/row_units.glsl.
 std::uint32_t fours_at_once(std::initializer_list<TensorView> views);
 
 struct FlatPlan {

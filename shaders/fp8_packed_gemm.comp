@@ -330,9 +330,6 @@ void store_matrices(Place p, uint i, uint j) {
     }
 }
 
-// Calls for each index instead of a loop: sums that are indexed by the counter of a loop that a
-// compiler finds too long to unroll stand in memory, at a tenth of the speed.
-#define UP_TO_8(CALL) CALL(0u) CALL(1u) CALL(2u) CALL(3u) CALL(4u) CALL(5u) CALL(6u) CALL(7u)
 
 void store_row(Tile t, Place p, uint i) {
     uint lane = p.warp_k * subgroup + gl_SubgroupInvocationID;

@@ -15,3 +15,7 @@ void subgroup_shared_barrier() {
     controlBarrier(gl_ScopeSubgroup, gl_ScopeSubgroup, gl_StorageSemanticsShared,
                    gl_SemanticsAcquireRelease);
 }
+
+// Calls for each index instead of a loop: sums that are indexed by the counter of a loop that a
+// compiler finds too long to unroll stand in memory, at a tenth of the speed.
+#define UP_TO_8(CALL) CALL(0u) CALL(1u) CALL(2u) CALL(3u) CALL(4u) CALL(5u) CALL(6u) CALL(7u)

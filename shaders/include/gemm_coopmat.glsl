@@ -260,10 +260,7 @@ void store_matrix(Destination to, uint i, uint j) {
     }
 }
 
-// Calls for each index instead of a loop: sums that are indexed by the counter of a loop that a
-// compiler finds too long to unroll stand in memory, at a tenth of the speed. The most matrices of a
-// subgroup's tile are eight by eight.
-#define UP_TO_8(CALL) CALL(0u) CALL(1u) CALL(2u) CALL(3u) CALL(4u) CALL(5u) CALL(6u) CALL(7u)
+// A subgroup's tile is at most eight by eight matrices.
 #define STORE_MATRIX(i)           \
     if (i < fragments_m) {        \
         store_matrix(to, i, j);   \
