@@ -49,6 +49,10 @@ struct Trainer::Impl {
         return parameter.info.trainable() ? optimizer->stands_for(parameter)
                                           : stands_for_copies(false);
     }
+    /// That sums most gradients: where experts have no replicas the rest is summed.
+    Collectives& most_summed() const noexcept {
+        return replicas->group().size() > 1 ? *replicas : *dense;
+    }
     bool exchanges() const noexcept { return exchange != nullptr && layout.ep > 1; }
     void interleave_pairs(const NodeSeconds& seconds, double otherwise = 0);
     void fill_backwards(const NodeSeconds& seconds);
@@ -78,7 +82,7 @@ struct Trainer::Impl {
     HostCollectives everyone, copy_peers;
     StepTotals totals;
     HostThread thread;
-    std::unique_ptr<Collectives> dense, replicas; ///< of gradients, which one of them gives memory
+    std::unique_ptr<Collectives> dense, replicas; ///< of gradients and weights, in their memory
     ParameterStore parameters;
     std::string why_decoded; ///< all FP8 products; empty where they are not
     std::unique_ptr<ExpertExchange> exchange;
@@ -137,16 +141,15 @@ Trainer::Impl::Impl(Device& dev, World& w, const RunConfig& c, const RunLayout& 
           CollectivesOptions{.name = "expert gradients", .timeout = limit})),
       parameters(dev, parameters_of_rank(c.model, schedule, place, d % l.ep, l.ep),
                  activation_type(c.train), true, linear_precision(c.train),
-                 [this](std::uint64_t bytes) {
-                     // Experts have most of them; where they have no replicas the rest is summed.
-                     Collectives& most = replicas->group().size() > 1 ? *replicas : *dense;
-                     return most.make_source("gradients", bytes, MemoryCategory::Gradients);
+                 [this](std::string name, std::uint64_t bytes, MemoryCategory category) {
+                     return most_summed().make_memory(std::move(name), bytes, category);
                  }),
       running{.device = dev,
               .limit = limit,
               .seq = c.train.seq,
               .first_micro_batch = d * c.train.micro_batches,
               .totals = totals} {
+    (&most_summed() == dense.get() ? replicas : dense)->use_memory_of(most_summed());
     AgreedKernels agreed =
         agree_on_kernels(device, everyone, world.rank() == 0, config.train, kernels);
     why_decoded = std::move(agreed.why_decoded);

@@ -13,11 +13,9 @@ namespace bellows {
 
 using Clock = std::chrono::steady_clock;
 
-const MessageBuffer* CollectiveContext::linked_source(const BufferView& view) const noexcept {
-    const auto at = std::ranges::find(sources, view.resource, [](const MessageBuffer& source) {
-        return source.buffer.view().resource;
-    });
-    return at != sources.end() && at->block ? &*at : nullptr;
+const MessageBuffer* CollectiveContext::linked(const BufferView& view) const noexcept {
+    const auto at = std::ranges::find(linked_tensors, view.resource, &LinkedTensors::resource);
+    return at != linked_tensors.end() ? &at->memory : nullptr;
 }
 
 // ---- The job -----------------------------------------------------------------------------------
@@ -325,18 +323,27 @@ int Collectives::position() const noexcept {
     return impl_->context->position;
 }
 
-BufferView Collectives::make_source(std::string name, std::uint64_t bytes,
+BufferView Collectives::make_memory(std::string name, std::uint64_t bytes,
                                     MemoryCategory category) {
     CollectiveContext& c = *impl_->context;
-    MessageBuffer source;
-    if (c.link != nullptr && c.members() > 1) {
-        source.block = c.link->allocate(bytes, c.gone);
-        source.buffer = source.block->make_buffer(c.device, std::move(name), category);
-    } else {
-        source.buffer =
-            Buffer(c.device, {.name = std::move(name), .bytes = bytes, .category = category});
-    }
-    return c.sources.emplace_back(std::move(source)).buffer.view().sub(0, bytes);
+    if (c.link == nullptr || c.members() == 1)
+        return c.tensors
+            .emplace_back(c.device,
+                          BufferDesc{.name = std::move(name), .bytes = bytes, .category = category})
+            .view();
+    MessageBuffer memory{c.link->allocate(bytes, c.gone), {}};
+    memory.buffer = memory.block->make_buffer(c.device, std::move(name), category);
+    const BufferView view = memory.buffer.view().sub(0, bytes);
+    c.linked_tensors.push_back({std::move(memory), view.resource});
+    return view;
+}
+
+void Collectives::use_memory_of(const Collectives& other) {
+    CollectiveContext& c = *impl_->context;
+    if (c.link == nullptr || c.members() == 1)
+        return;
+    for (const LinkedTensors& of : other.impl_->context->linked_tensors)
+        c.linked_tensors.push_back({{c.link->share(*of.memory.block, c.gone), {}}, of.resource});
 }
 
 TimePoint Collectives::all_reduce(const TensorView& x) {

@@ -27,8 +27,9 @@ ChunkTransfer::ChunkTransfer(CollectiveContext& context, StagingSlot& slot, bool
                              const CollectiveTensors& tensors, const ChunkPlan& plan,
                              std::uint64_t sequence, std::uint64_t index)
     : context_(context), slot_(slot), linked_(linked), tensors_(tensors),
-      source_(linked ? context.linked_source(tensors.source) : nullptr), plan_(plan),
-      sequence_(sequence),
+      source_(linked ? context.linked(tensors.source) : nullptr),
+      target_(linked && tensors.own_in_place ? context.linked(tensors.target) : nullptr),
+      plan_(plan), sequence_(sequence),
       first_stream_(static_cast<std::uint32_t>(2 * index % (Tag::kStreams / 2))),
       out_(context.device, role_of_copies(context.device, linked, QueueRole::TransferOut),
            context.options.name + " out"),
@@ -63,8 +64,10 @@ bool ChunkTransfer::replicated() const noexcept {
            plan_.parts[0].begin == plan_.parts[1].begin && !plan_.parts[0].empty();
 }
 
-/// Whether gathered bytes go from the host into the target.
+/// Whether gathered bytes go from the image into the target.
 bool ChunkTransfer::fills_target() const noexcept {
+    if (target_ != nullptr)
+        return false;
     for (std::uint64_t member = 0; member < plan_.pieces.size(); ++member)
         if (!plan_.pieces[member].empty() && (member != context_.self() || !tensors_.own_in_place))
             return true;
@@ -92,7 +95,7 @@ void ChunkTransfer::lay_out() {
         incoming_stride_ = round_up_16(plan_.parts[context_.self()].size());
         incoming_bytes_ = (context_.members() - 1) * incoming_stride_;
     }
-    if (!plan_.pieces.empty()) {
+    if (!plan_.pieces.empty() && target_ == nullptr) {
         image_ = {plan_.pieces.front().begin, plan_.pieces.back().end};
         image_bytes_ = std::max(image_bytes_, round_up_16(image_.size()) + 16);
         if (plan_.parts.empty()) {
@@ -127,7 +130,7 @@ void ChunkTransfer::record() {
             record_scatter_out();
         if (!plan_.parts[context_.self()].empty())
             record_sum();
-    } else {
+    } else if (target_ == nullptr) {
         record_own_piece();
         // Bytes behind the target that share its last word.
         if (const std::uint64_t tail = image_.end % kWordBytes; fills_target() && tail != 0)
@@ -183,7 +186,7 @@ void ChunkTransfer::record_own_piece() {
 
 void ChunkTransfer::record_sum() {
     const ByteRange& part = plan_.parts[context_.self()];
-    const bool image = !plan_.pieces.empty();
+    const bool image = !plan_.pieces.empty() && target_ == nullptr;
     const std::uint64_t image_at = image ? in_image(part.begin) : 0;
     const BufferView own = tensors_.source.sub(part.begin, part.size());
     const BufferView sum = tensors_.target.sub(plan_.sum_at, part.size());
@@ -278,15 +281,18 @@ void ChunkTransfer::post_scatter() {
 }
 
 void ChunkTransfer::post_gather() {
+    const MessageBuffer& at = target_ != nullptr ? *target_ : slot_.image;
     const auto run_of = [&](std::uint64_t member) {
         const ByteRange& piece = plan_.pieces[member];
-        return MemoryRun{in_image(piece.begin), piece.size()};
+        return MemoryRun{target_ != nullptr ? tensors_.target.offset + piece.begin
+                                            : in_image(piece.begin),
+                         piece.size()};
     };
     for (std::uint64_t member = 0; member < context_.members(); ++member) {
         if (member == context_.self())
             continue;
-        post(member, 1, slot_.image, run_of(member), Direction::Receive);
-        post(member, 1, slot_.image, run_of(context_.self()), Direction::Send);
+        post(member, 1, at, run_of(member), Direction::Receive);
+        post(member, 1, at, run_of(context_.self()), Direction::Send);
     }
 }
 

@@ -25,6 +25,12 @@ struct MessageBuffer {
     Buffer buffer;
 };
 
+/// Memory of tensors that others copy from and to where they stand.
+struct LinkedTensors {
+    MessageBuffer memory; ///< without a buffer where another Collectives has it
+    const Resource* resource = nullptr;
+};
+
 /// What the jobs of one Collectives share; lives as long as the last of them.
 struct CollectiveContext {
     Device& device;
@@ -36,19 +42,20 @@ struct CollectiveContext {
     std::mutex stats_mutex{};
     CollectivesStats stats{};
     std::shared_ptr<GoneBlocks> gone = std::make_shared<GoneBlocks>();
-    OpenedBlocks opened{}; ///< the lanes' thread only
-    /// Of tensors, which others copy from where they stand, if linked. The caller's thread only.
-    std::list<MessageBuffer> sources{};
+    OpenedBlocks opened{};                     ///< the lanes' thread only
+    std::list<LinkedTensors> linked_tensors{}; ///< the caller's thread only, as the next
+    std::list<Buffer> tensors{}; ///< memory that was asked for where nothing is linked
 
     std::uint64_t members() const noexcept { return static_cast<std::uint64_t>(group.size()); }
     std::uint64_t self() const noexcept { return static_cast<std::uint64_t>(position); }
-    /// The source that the view stands in, if it is linked; else null.
-    const MessageBuffer* linked_source(const BufferView& view) const noexcept;
+    /// The linked memory that the view stands in; null: it does not.
+    const MessageBuffer* linked(const BufferView& view) const noexcept;
 };
 
 /// Memory of a chunk, declared at first and grown by the lane, mapped if its messages go through
 /// the host. `image` holds what is sent to be summed, unless others take it from the source, then
-/// the gathered bytes as they stand in the target; `incoming` what arrives to be summed.
+/// the gathered bytes as they stand in the target, unless they go straight there; `incoming` what
+/// arrives to be summed.
 struct StagingSlot {
     MessageBuffer image, incoming;
 };
@@ -111,6 +118,7 @@ private:
     bool linked_; ///< messages go from device to device
     const CollectiveTensors& tensors_;
     const MessageBuffer* source_; ///< that members copy their parts from; null: from the image
+    const MessageBuffer* target_; ///< that pieces are gathered in; null: in the image
     const ChunkPlan& plan_;
     std::uint64_t sequence_;
     std::uint32_t first_stream_;

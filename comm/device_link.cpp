@@ -151,6 +151,13 @@ std::shared_ptr<LinkBlock> DeviceLink::allocate(std::uint64_t bytes,
     return std::make_shared<LinkBlock>(driver_->allocate(bytes), ++last_id_, std::move(gone));
 }
 
+std::shared_ptr<LinkBlock> DeviceLink::share(const LinkBlock& block,
+                                             std::shared_ptr<GoneBlocks> gone) {
+    const LinkAllocation& of = block.allocation_;
+    return std::make_shared<LinkBlock>(LinkAllocation{of.memory, of.file.duplicate(), of.host},
+                                       ++last_id_, std::move(gone));
+}
+
 void DeviceLink::pass(int peer, LinkBlock& block) const {
     const std::scoped_lock lock(block.mutex_);
     if (std::find(block.passed_.begin(), block.passed_.end(), peer) != block.passed_.end())

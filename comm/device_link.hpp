@@ -81,6 +81,8 @@ public:
     /// gone: of all blocks that the same OpenedBlocks of peers remember. Throws
     /// Error{OutOfMemory}.
     std::shared_ptr<LinkBlock> allocate(std::uint64_t bytes, std::shared_ptr<GoneBlocks> gone);
+    /// The memory of a block, of this link or another of this rank's, as one of this link's.
+    std::shared_ptr<LinkBlock> share(const LinkBlock& block, std::shared_ptr<GoneBlocks> gone);
     /// Lets a peer open it, and says which it may close; does nothing the second time.
     void pass(int peer, LinkBlock& block) const;
     /// Opens what the peer has passed, unless `opened` has it, where it stays until the peer says,

@@ -5,6 +5,7 @@
 #include <array>
 #include <cerrno>
 #include <cstring>
+#include <fcntl.h>
 #include <ifaddrs.h>
 #include <net/if.h>
 #include <netinet/in.h>
@@ -29,6 +30,14 @@ FileDescriptor& FileDescriptor::operator=(FileDescriptor&& other) noexcept {
 void FileDescriptor::reset() noexcept {
     if (fd_ >= 0)
         ::close(std::exchange(fd_, -1));
+}
+
+FileDescriptor FileDescriptor::duplicate() const {
+    FileDescriptor other(::fcntl(fd_, F_DUPFD_CLOEXEC, 0));
+    if (!other)
+        throw Error(ErrorCode::Io, "a file descriptor: " + std::generic_category().message(errno),
+                    -1, errno);
+    return other;
 }
 
 } // namespace bellows

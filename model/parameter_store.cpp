@@ -78,8 +78,8 @@ bool is_linear(const ParameterInfo& info) noexcept {
 }
 
 ParameterStore::ParameterStore(Device& device, std::vector<ParameterInfo> mine, DType activation,
-                               bool training, LinearPrecision linear, const MemorySource& gradients)
-    : device_(&device), activation_(activation), linear_(linear) {
+                               bool training, LinearPrecision linear, MemorySource memory)
+    : device_(&device), activation_(activation), linear_(linear), memory_(std::move(memory)) {
     int range = -1;
     for (ParameterInfo& info : in_stored_order(std::move(mine))) {
         if (range_of(info) != range) {
@@ -99,7 +99,7 @@ ParameterStore::ParameterStore(Device& device, std::vector<ParameterInfo> mine, 
         by_name_[parameter.info.name] = parameters_.size();
         parameters_.push_back(std::move(parameter));
     }
-    make_buffers(training, gradients);
+    make_buffers(training);
     make_quantized();
     if (!training)
         return;
@@ -107,7 +107,18 @@ ParameterStore::ParameterStore(Device& device, std::vector<ParameterInfo> mine, 
     clear_->fill(gradients_.buffer, 0);
 }
 
-void ParameterStore::make_buffers(bool training, const MemorySource& gradients) {
+BufferView ParameterStore::make_memory(std::string name, std::uint64_t bytes,
+                                       MemoryCategory category) {
+    bytes = std::max<std::uint64_t>(bytes, 16);
+    if (memory_)
+        return memory_(std::move(name), bytes, category);
+    return own_memory_
+        .emplace_back(*device_,
+                      BufferDesc{.name = std::move(name), .bytes = bytes, .category = category})
+        .view();
+}
+
+void ParameterStore::make_buffers(bool training) {
     for (const Parameter& parameter : parameters_) {
         if (!in_f32(parameter.info))
             continue;
@@ -115,30 +126,20 @@ void ParameterStore::make_buffers(bool training, const MemorySource& gradients) 
             in_weights_.first = parameter.first; // the others stand behind it
         in_weights_.count += stored_elements(parameter.info);
     }
-    const auto make = [&](const char* name, std::uint64_t elements, DType dtype,
-                          MemoryCategory category) {
-        return Buffer(*device_,
-                      {.name = name,
-                       .bytes = std::max<std::uint64_t>(elements, kAlignment) * size_of(dtype),
-                       .category = category});
+    const auto make_f32 = [&](const char* name, std::uint64_t elements, MemoryCategory category) {
+        return TensorView::contiguous(make_memory(name, elements * size_of(DType::F32), category),
+                                      DType::F32, {elements});
     };
-    weights_ = make("weights", in_weights_.count, DType::F32, MemoryCategory::Weights);
-    if (training) {
-        if (!gradients)
-            own_gradients_ =
-                make("gradients", num_elements_, DType::F32, MemoryCategory::Gradients);
-        gradients_ = TensorView::contiguous(
-            gradients ? gradients(std::max(num_elements_, kAlignment) * size_of(DType::F32))
-                      : own_gradients_.view(),
-            DType::F32, {num_elements_});
-    }
+    weights_ = make_f32("weights", in_weights_.count, MemoryCategory::Weights);
+    if (training)
+        gradients_ = make_f32("gradients", num_elements_, MemoryCategory::Gradients);
     make_runs();
     for (Parameter& parameter : parameters_) {
         const auto& info = parameter.info;
         const std::uint64_t size = info.size();
         if (in_f32(info))
             parameter.weight = shaped(f32_weights(parameter.first, size), info.shape);
-        if (!compute_)
+        if (!compute_.buffer)
             parameter.compute = parameter.weight;
         else if (!in_fp8(info))
             parameter.compute =
@@ -157,9 +158,9 @@ void ParameterStore::make_runs() {
     for (const Parameter& parameter : parameters_)
         all += has_bf16(parameter) ? stored_elements(parameter.info) : 0;
     if (activation_ == DType::BF16)
-        compute_ = Buffer(*device_, {.name = "bf16 weights",
-                                     .bytes = std::max(all, kAlignment) * size_of(DType::BF16),
-                                     .category = MemoryCategory::Weights});
+        compute_ = TensorView::contiguous(
+            make_memory("bf16 weights", all * size_of(DType::BF16), MemoryCategory::Weights),
+            DType::BF16, {all});
     std::uint64_t until = 0; // of the bf16 weights
     for (const Parameter& parameter : parameters_) {
         const bool has = has_bf16(parameter);
@@ -170,7 +171,7 @@ void ParameterStore::make_runs() {
         if (!has)
             continue;
         until += stored_elements(parameter.info);
-        run.weights = compute_.tensor(DType::BF16, {all}).rows(until - run.count, run.count);
+        run.weights = compute_.rows(until - run.count, run.count);
     }
 }
 
@@ -239,7 +240,7 @@ std::vector<SentCopy> ParameterStore::sent_copies(std::uint64_t first,
         if (copy.whole.num_elements() > 0)
             copies.push_back(std::move(copy));
     };
-    if (compute_)
+    if (compute_.buffer)
         for (const Bf16Run& run : bf16_runs(first, ends.back() - first)) {
             if (run.weights.buffer)
                 add(run.weights, [&run](std::uint64_t element) {
@@ -249,10 +250,11 @@ std::vector<SentCopy> ParameterStore::sent_copies(std::uint64_t first,
     else if (ends.back() > first)
         add(f32_weights(first, ends.back() - first),
             [first](std::uint64_t element) { return element - first; });
-    const auto add_quantized = [&](const Buffer& buffer, auto part, std::uint64_t rows) {
-        if (!buffer)
+    const auto add_quantized = [&](const BufferView& all, auto part, std::uint64_t rows) {
+        if (!all)
             return;
-        add(buffer.tensor(DType::U8, {buffer.size()}), [&, part, rows](std::uint64_t element) {
+        const auto bytes = TensorView::contiguous(all, DType::U8, {all.bytes});
+        add(bytes, [&, part, rows](std::uint64_t element) {
             for (const Parameter& parameter : parameters_) {
                 if (!parameter.quantized ||
                     parameter.first + stored_elements(parameter.info) <= element)
@@ -262,9 +264,9 @@ std::vector<SentCopy> ParameterStore::sent_copies(std::uint64_t first,
                     element > parameter.first
                         ? (element - parameter.first) / parameter.info.shape[1] / rows
                         : 0;
-                return view.buffer.offset + row * view.stride[0] * size_of(view.dtype);
+                return view.buffer.offset - all.offset + row * view.stride[0] * size_of(view.dtype);
             }
-            return buffer.size();
+            return all.bytes;
         });
     };
     add_quantized(codes_, &fp8::Quantized::codes, 1);
@@ -275,7 +277,7 @@ std::vector<SentCopy> ParameterStore::sent_copies(std::uint64_t first,
 TensorView ParameterStore::f32_weights(std::uint64_t first, std::uint64_t count) const {
     if (first < in_weights_.first || first + count > in_weights_.first + in_weights_.count)
         return {};
-    return weights_.tensor(DType::F32, {in_weights_.count}).rows(first - in_weights_.first, count);
+    return weights_.rows(first - in_weights_.first, count);
 }
 
 void ParameterStore::initialise(std::uint64_t seed, const MasterSink& masters) {

@@ -65,18 +65,14 @@ void ParameterStore::make_quantized() {
                             std::to_string(in) +
                             "; FP8 needs multiples of 8: take other sizes, bf16 or f32");
     });
-    codes_ = Buffer(*device_, {.name = "fp8 weights",
-                               .bytes = std::max<std::uint64_t>(codes, 16),
-                               .category = MemoryCategory::Weights});
-    scales_ = Buffer(*device_, {.name = "fp8 weights' scales",
-                                .bytes = std::max<std::uint64_t>(scales, 16),
-                                .category = MemoryCategory::Weights});
+    codes_ = make_memory("fp8 weights", codes, MemoryCategory::Weights);
+    scales_ = make_memory("fp8 weights' scales", scales, MemoryCategory::Weights);
     codes = scales = 0;
     each([&](Parameter& parameter, std::uint64_t out, std::uint64_t in) {
-        parameter.quantized = fp8::make_quantized(
-            codes_.view().sub(codes, fp8::codes_bytes({out, in})),
-            scales_.view().sub(scales, fp8::scales_bytes(kWeightsRecipe, {out, in})),
-            kWeightsRecipe, {out, in});
+        parameter.quantized =
+            fp8::make_quantized(codes_.sub(codes, fp8::codes_bytes({out, in})),
+                                scales_.sub(scales, fp8::scales_bytes(kWeightsRecipe, {out, in})),
+                                kWeightsRecipe, {out, in});
     });
 }
 
@@ -93,7 +89,8 @@ void ParameterStore::use_products(const fp8::Choice& choice) {
 /// By the sizes of the matrix alone: whether products of few or many rows by its transposed copy go
 /// Direct.
 bool ParameterStore::wants_turned(const ParameterInfo& info) const {
-    if (!training() || !compute_ || linear_ != LinearPrecision::AsActivations || !is_linear(info))
+    if (!training() || !compute_.buffer || linear_ != LinearPrecision::AsActivations ||
+        !is_linear(info))
         return false;
     const std::uint64_t out = info.shape[0], in = info.shape[1];
     if (out % 4 != 0 || in % 4 != 0) // ops::transpose

@@ -187,7 +187,7 @@ TEST_P(CollectivesOver, SharesMayBeUnevenEmptyAndInPlace) {
 }
 
 /// Each sum's tensor is overwritten right behind the call, while others may still read it.
-TEST_P(CollectivesOver, OfSourceMemoryNoCopyIsTaken) {
+TEST_P(CollectivesOver, OfTheirMemoryNoCopyIsTaken) {
     const auto ranks = everyone();
     const auto members = static_cast<std::uint64_t>(world().size());
     const auto self = static_cast<std::uint64_t>(world().rank());
@@ -197,7 +197,13 @@ TEST_P(CollectivesOver, OfSourceMemoryNoCopyIsTaken) {
         Rig rig(small_chunks(), traced, Group::all(world().size()), delay_seed);
         constexpr std::uint64_t kMost = 30'001, kAhead = 36; // bytes, not at a multiple of 16
         const BufferView memory =
-            rig.collectives->make_source("sources", kAhead + 4 * kMost, MemoryCategory::Gradients);
+            rig.collectives->make_memory("memory", kAhead + 4 * kMost, MemoryCategory::Gradients);
+        // Makes half of the calls.
+        const auto transport = open_transport(
+            world(), testing::transport_options(*rig.device, CollectivesOver::linked()));
+        Collectives other(*rig.device, world(), *transport, *rig.thread, Group::all(world().size()),
+                          small_chunks());
+        other.use_memory_of(*rig.collectives);
         for (const std::uint64_t count : {257, 4097, 30'001}) {
             const auto x =
                 TensorView::contiguous(memory.sub(kAhead, 4 * count), DType::F32, {count});
@@ -214,25 +220,63 @@ TEST_P(CollectivesOver, OfSourceMemoryNoCopyIsTaken) {
             bring(1);
             rig.collectives->reduce_scatter(x, first.view());
             bring(2);
-            rig.collectives->reduce_scatter(x, second.view());
+            other.reduce_scatter(x, second.view());
             bring(3);
-            rig.collectives->reduce_scatter(x, x.rows(share.first, share.count)); // in place
-            const auto third =
-                read_back<float>(*rig.device, x.rows(share.first, share.count).buffer);
+            const TensorView mine = x.rows(share.first, share.count);
+            rig.collectives->reduce_scatter(x, mine); // in place
+            const auto third = read_back<float>(*rig.device, mine.buffer);
+            other.all_gather(mine, x);
+            const auto gathered = read_back<float>(*rig.device, x.buffer);
             bring(4);
             rig.collectives->all_reduce(x);
+            const auto reduced = read_back<float>(*rig.device, x.buffer);
+            bring(5);
+            rig.collectives->broadcast(0, x);
             ALL_RANKS_TRUE(same_bits(first.values(), part_of(sum_of(ranks, count, 1))));
             ALL_RANKS_TRUE(same_bits(second.values(), part_of(sum_of(ranks, count, 2))));
             ALL_RANKS_TRUE(same_bits(third, part_of(sum_of(ranks, count, 3))));
+            ALL_RANKS_TRUE(same_bits(gathered, sum_of(ranks, count, 3)));
+            ALL_RANKS_TRUE(same_bits(reduced, sum_of(ranks, count, 4)));
             ALL_RANKS_TRUE(
-                same_bits(read_back<float>(*rig.device, x.buffer), sum_of(ranks, count, 4)));
+                same_bits(read_back<float>(*rig.device, x.buffer), values_of(0, count, 5)));
         }
         rig.device->wait_idle();
         const std::vector<TraceEvent> events = rig.device->take_trace();
-        const bool copied = std::ranges::any_of(
-            events, [](const TraceEvent& event) { return event.category == "collectives out"; });
-        ALL_RANKS_TRUE(copied == (rig.transport->device_link() == nullptr && members > 1));
+        for (const char* const copies : {"collectives out", "collectives in"}) {
+            const bool copied = std::ranges::any_of(
+                events, [&](const TraceEvent& event) { return event.category == copies; });
+            if (members > 1)
+                ALL_RANKS_TRUE(copied == (rig.transport->device_link() == nullptr));
+        }
     }
+}
+
+/// Halves at odd places; what stands around them is kept.
+TEST_P(CollectivesOver, GatheredHalvesGoStraightToTheirMemory) {
+    const auto members = static_cast<std::uint64_t>(world().size());
+    const auto self = static_cast<std::uint64_t>(world().rank());
+    Rig rig;
+    std::vector<std::uint64_t> counts;
+    std::vector<std::uint16_t> expected{0xABCD, 0xABCE}; // ahead of the whole
+    std::uint64_t first = 0;
+    for (std::uint64_t member = 0; member < members; ++member) {
+        counts.push_back(10'001 + member % 2 * 1'000);
+        first += member < self ? counts.back() : 0;
+        for (std::uint64_t i = 0; i < counts.back(); ++i)
+            expected.push_back(static_cast<std::uint16_t>(member * 4099 + i * 3 + 1));
+    }
+    const std::uint64_t total = expected.size() - 2;
+    expected.resize((expected.size() + 1) / 2 * 2, 0xABCF);
+    const BufferView memory =
+        rig.collectives->make_memory("memory", expected.size() * 2, MemoryCategory::Weights);
+    std::vector<std::uint16_t> values = expected; // of the others zeros
+    std::fill(values.begin() + 2, values.begin() + 2 + static_cast<std::ptrdiff_t>(first), 0);
+    std::fill(values.begin() + 2 + static_cast<std::ptrdiff_t>(first + counts[self]),
+              values.begin() + 2 + static_cast<std::ptrdiff_t>(total), 0);
+    rig.device->upload(memory, std::span<const std::uint16_t>(values));
+    const auto all = TensorView::contiguous(memory.sub(4, total * 2), DType::BF16, {total});
+    rig.collectives->all_gather(all.rows(first, counts[self]), all, counts);
+    ALL_RANKS_TRUE(read_back<std::uint16_t>(*rig.device, memory) == expected);
 }
 
 TEST_P(CollectivesOver, AllGatherOfHalvesKeepsEveryBitAround) {

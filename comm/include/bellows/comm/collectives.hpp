@@ -71,11 +71,15 @@ public:
     /// This rank's position in the group.
     int position() const noexcept;
 
-    /// Memory of the device that lives as long as this and what it runs. Of f32 tensors that stand
-    /// in it sums over a device link take other members' parts straight from there; of others they
-    /// take a copy, which needs the device, memory, and time on the host for each chunk. Not
-    /// collective. Throws Error{OutOfMemory}.
-    BufferView make_source(std::string name, std::uint64_t bytes, MemoryCategory category);
+    /// Memory of the device that lives as long as this and what it runs. Over a device link sums
+    /// of tensors that stand in it take the others' parts straight from there, and what is gathered
+    /// in them in place, sums to all and broadcasts among it, goes straight to there. Of and to
+    /// others it takes copies, which need the device, memory, and time on the host for each chunk.
+    /// Not collective. Throws Error{OutOfMemory}.
+    BufferView make_memory(std::string name, std::uint64_t bytes, MemoryCategory category);
+    /// What `other`, which lives longer, has made so far is as good as what make_memory() gives
+    /// here. Not collective.
+    void use_memory_of(const Collectives& other);
 
     /// x (any shape, f32, contiguous) becomes the sum of all ranks' x.
     TimePoint all_reduce(const TensorView& x);

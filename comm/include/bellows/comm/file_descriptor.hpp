@@ -20,6 +20,8 @@ public:
     /// Gives up ownership.
     [[nodiscard]] int release() noexcept { return std::exchange(fd_, -1); }
     void reset() noexcept;
+    /// Another one of the same file. Throws Error{Io}.
+    FileDescriptor duplicate() const;
 
 private:
     int fd_ = -1;

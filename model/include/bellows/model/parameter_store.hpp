@@ -83,19 +83,20 @@ struct ParameterRange {
     bool weight_decay = false;
 };
 
-/// Gives memory of the device for `bytes`, which the store does not own and which outlives it.
-using MemorySource = std::function<BufferView(std::uint64_t bytes)>;
+/// Gives memory of the device, which the store does not own and which outlives it.
+using MemorySource =
+    std::function<BufferView(std::string name, std::uint64_t bytes, MemoryCategory category)>;
 
 class ParameterStore {
 public:
     /// mine: this rank's part of parameters(config), in that order. The experts of one layer and
     /// one matrix are stored side by side in ascending order.
-    /// training: false for weights alone; gradients are empty views then. gradients: where they
-    /// stand; without, in a buffer of the store's. Throws Error{InvalidArgument} when FP8 is wanted
-    /// for a matrix whose sides are no multiples of 8.
+    /// training: false for weights alone; gradients are empty views then. memory: of what ranks
+    /// send each other, gradients, f32, bf16 and FP8 weights; without, it is the store's. Throws
+    /// Error{InvalidArgument} when FP8 is wanted for a matrix whose sides are no multiples of 8.
     ParameterStore(Device& device, std::vector<ParameterInfo> mine, DType activation,
                    bool training = true, LinearPrecision linear = LinearPrecision::AsActivations,
-                   const MemorySource& gradients = {});
+                   MemorySource memory = {});
 
     Device& device() const noexcept { return *device_; }
     DType activation() const noexcept { return activation_; }
@@ -156,7 +157,9 @@ public:
     TimePoint clear_gradients();
 
 private:
-    void make_buffers(bool training, const MemorySource& gradients);
+    /// At least 16 bytes.
+    BufferView make_memory(std::string name, std::uint64_t bytes, MemoryCategory category);
+    void make_buffers(bool training);
     void make_runs();
     bool in_f32(const ParameterInfo& info) const noexcept {
         return activation_ == DType::F32 || kept_in_f32(info);
@@ -191,12 +194,15 @@ private:
     std::map<std::string, std::size_t> by_name_;
     std::vector<ParameterRange> ranges_;
     std::uint64_t num_elements_ = 0;
-    Buffer weights_, compute_, own_gradients_;
-    TensorView gradients_;      ///< [num_elements] f32; empty without training
-    ParameterRange in_weights_; ///< the elements that are kept in f32
-    std::vector<Bf16Run> runs_; ///< of all elements
-    Buffer codes_, scales_;     ///< of the FP8 copies, in the order of parameters_
-    Buffer turned_;             ///< the transposed ones, likewise
+    MemorySource memory_;
+    std::vector<Buffer> own_memory_; ///< what it did not give
+    TensorView weights_;             ///< [in_weights_.count] f32
+    TensorView compute_;             ///< bf16, of all that has such weights; empty if nothing has
+    TensorView gradients_;           ///< [num_elements] f32; empty without training
+    ParameterRange in_weights_;      ///< the elements that are kept in f32
+    std::vector<Bf16Run> runs_;      ///< of all elements
+    BufferView codes_, scales_;      ///< of the FP8 copies, in the order of parameters_
+    Buffer turned_;                  ///< the transposed ones, likewise
     /// Matrices that are packed together.
     struct PackedWeights {
         std::size_t first, count; ///< of parameters_
