@@ -149,7 +149,8 @@ Trainer::Impl::Impl(Device& dev, World& w, const RunConfig& c, const RunLayout& 
               .seq = c.train.seq,
               .first_micro_batch = d * c.train.micro_batches,
               .totals = totals} {
-    (&most_summed() == dense.get() ? replicas : dense)->use_memory_of(most_summed());
+    if (&most_summed() == replicas.get()) // else it has nobody to sum with
+        dense->use_memory_of(*replicas);
     AgreedKernels agreed =
         agree_on_kernels(device, everyone, world.rank() == 0, config.train, kernels);
     why_decoded = std::move(agreed.why_decoded);

@@ -78,7 +78,7 @@ public:
     /// Not collective. Throws Error{OutOfMemory}.
     BufferView make_memory(std::string name, std::uint64_t bytes, MemoryCategory category);
     /// What `other`, which lives longer, has made so far is as good as what make_memory() gives
-    /// here. Not collective.
+    /// here. Not collective. Throws Error{Io} without file descriptors left.
     void use_memory_of(const Collectives& other);
 
     /// x (any shape, f32, contiguous) becomes the sum of all ranks' x.
