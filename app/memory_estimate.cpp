@@ -278,7 +278,17 @@ std::uint64_t add_chunk(MemoryEstimate& all, const Sizes& s, const Schedule& sch
     return slots * moe_layers;
 }
 
-/// Staging of the two reductions and of the pipes.
+/// Stages before and behind a rank's own that are other ranks'.
+std::uint64_t neighbours_elsewhere(const Schedule& schedule, std::uint64_t rank) {
+    const auto places = chunk_places(schedule);
+    std::uint64_t count = 0;
+    for (const ScheduleChunk& chunk : schedule.chunks[rank])
+        for (const std::uint64_t stage : {chunk.stage - 1, chunk.stage + 1}) // -1: beyond any
+            count += stage < schedule.num_stages && places[chunk.stream][stage].rank != rank;
+    return count;
+}
+
+/// Staging of the two reductions and of the pipes: of a neighbour two messages each way.
 std::uint64_t network_bytes(const Sizes& s, const RunConfig& run, const RunLayout& layout,
                             const Schedule& schedule, std::uint64_t rank, std::uint64_t gradients) {
     const CollectivesOptions options;
@@ -291,9 +301,7 @@ std::uint64_t network_bytes(const Sizes& s, const RunConfig& run, const RunLayou
         if (members > 1)
             bytes += 2 * std::min<std::uint64_t>(gradients, chunk * options.chunks_in_flight *
                                                                 options.collectives_in_flight);
-    if (schedule.num_stages > 1)
-        bytes += schedule.chunks[rank].size() * 8 * s.tokens * s.model.hidden * s.act;
-    return bytes;
+    return bytes + neighbours_elsewhere(schedule, rank) * 4 * s.tokens * s.model.hidden * s.act;
 }
 
 } // namespace

@@ -58,6 +58,7 @@ public:
     bool computes(OpKind op, std::size_t node) const override {
         return nodes(op, 0)[node]->resource == NodeResource::Compute;
     }
+    QueueRole queue() const override { return stage_.queue(); }
     TimePoint submit(OpKind op, std::size_t node, std::uint64_t micro_batch, std::uint64_t slot,
                      std::span<const TimePoint> waits) override;
 

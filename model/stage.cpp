@@ -203,6 +203,9 @@ bool Stage::last() const noexcept {
 std::uint64_t Stage::tokens() const noexcept {
     return impl_->tokens;
 }
+QueueRole Stage::queue() const noexcept {
+    return impl_->desc.queue;
+}
 
 const std::vector<const Node*>& Stage::nodes(std::uint64_t slot, NodeKind kind) const {
     return impl_->slots.at(slot)->nodes.of(kind);

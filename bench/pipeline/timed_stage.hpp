@@ -24,6 +24,7 @@ public:
 
     std::size_t num_nodes(OpKind) const override { return 1; }
     bool computes(OpKind, std::size_t) const override { return true; }
+    QueueRole queue() const override { return QueueRole::Compute; }
     TimePoint submit(OpKind op, std::size_t node, std::uint64_t micro_batch, std::uint64_t slot,
                      std::span<const TimePoint> waits) override;
     TensorView input(std::uint64_t slot) const override { return number(slot, kInput); }

@@ -91,6 +91,33 @@ int PipelineExecutor::rank_of(const ScheduleChunk& chunk, std::uint64_t stage) c
     return world_ranks_[places_[chunk.stream][stage].rank];
 }
 
+/// Forwards alone do not keep what the next stage has not taken.
+const std::uint32_t* PipelineExecutor::phase_here(const ScheduleChunk& chunk,
+                                                  std::uint64_t stage) const {
+    const ChunkPlace& place = places_[chunk.stream][stage];
+    return place.rank == rank_ && !schedule_.forward_only ? &place.phase : nullptr;
+}
+
+std::uint64_t PipelineExecutor::slot_of(std::uint32_t phase, std::uint64_t micro_batch) const {
+    const std::uint64_t stream = schedule_.chunks[rank_][phase].stream;
+    return (micro_batch - schedule_.first_of_stream(stream)) % slots_[phase];
+}
+
+TimePoint PipelineExecutor::hand_over(const Part& part, std::uint32_t before) {
+    const PipelineChunk &chunk = *chunks_[part.op.phase], &other = *chunks_[before];
+    const std::uint64_t slot = slot_of(before, part.op.micro_batch);
+    auto& copy = copies_[{part.op.kind, part.op.phase, part.slot, slot}];
+    if (!copy) {
+        const bool forward = part.op.kind == OpKind::Forward;
+        const TensorView from = forward ? other.output(slot) : chunk.input_gradient(part.slot);
+        const TensorView to = forward ? chunk.input(part.slot) : other.output_gradient(slot);
+        copy = std::make_unique<Recording>(
+            device_, chunk.queue(), forward ? "activations handed over" : "gradients handed over");
+        copy->copy(from.buffer.sub(0, from.num_bytes()), to.buffer.sub(0, to.num_bytes()));
+    }
+    return device_.submit(*copy);
+}
+
 /// Posted ahead of the part's first node.
 void PipelineExecutor::receive(const Part& part) {
     const ScheduleChunk& at = schedule_.chunk_of(rank_, part.op);
@@ -100,10 +127,15 @@ void PipelineExecutor::receive(const Part& part) {
         (forward ? at.stage == 0 : at.stage + 1 == schedule_.num_stages))
         return;
     device_.trace_as("PP(" + to_name(part.op) + ")");
-    if (forward)
-        pipes_.activations->recv(rank_of(at, at.stage - 1), chunk.input(part.slot));
-    else
-        pipes_.gradients->recv(rank_of(at, at.stage + 1), chunk.output_gradient(part.slot));
+    const std::uint64_t other = forward ? at.stage - 1 : at.stage + 1;
+    if (const std::uint32_t* before = phase_here(at, other)) {
+        if (forward) // a gradient has been handed over by who made it
+            hand_over(part, *before);
+    } else if (forward) {
+        pipes_.activations->recv(rank_of(at, other), chunk.input(part.slot));
+    } else {
+        pipes_.gradients->recv(rank_of(at, other), chunk.output_gradient(part.slot));
+    }
 }
 
 bool PipelineExecutor::sends(const Part& part) const {
@@ -128,8 +160,13 @@ TimePoint PipelineExecutor::send(const Part& part) {
     const ScheduleChunk& at = schedule_.chunk_of(rank_, part.op);
     const PipelineChunk& chunk = *chunks_[part.op.phase];
     device_.trace_as("PP(" + to_name(part.op) + ")");
-    if (part.op.kind == OpKind::Forward)
+    if (part.op.kind == OpKind::Forward) {
+        if (phase_here(at, at.stage + 1) != nullptr) // whose forward takes it
+            return part.computed;
         return pipes_.activations->send(rank_of(at, at.stage + 1), chunk.output(part.slot));
+    }
+    if (const std::uint32_t* before = phase_here(at, at.stage - 1))
+        return hand_over(part, *before);
     return pipes_.gradients->send(rank_of(at, at.stage - 1), chunk.input_gradient(part.slot));
 }
 
@@ -188,9 +225,8 @@ std::size_t PipelineExecutor::together(std::size_t op) const {
 }
 
 PipelineExecutor::Part PipelineExecutor::part_of(const ScheduleOp& op, OpKind kind) const {
-    const std::uint64_t first = schedule_.first_of_stream(schedule_.chunk_of(rank_, op).stream);
     return {{kind, op.phase, op.micro_batch},
-            (op.micro_batch - first) % slots_[op.phase],
+            slot_of(op.phase, op.micro_batch),
             0,
             chunks_[op.phase]->num_nodes(kind)};
 }

@@ -214,6 +214,30 @@ INSTANTIATE_TEST_SUITE_P(Kinds, Executor,
                              return "Kind" + name;
                          });
 
+/// One message to another rank per micro-batch and direction.
+TEST_P(Executor, WhatGoesToTheSameRankTakesNoPipe) {
+    const auto schedule = schedule_of(GetParam());
+    if (!schedule)
+        GTEST_SKIP() << "an even number of ranks";
+    Rig<> rig(SyncMode::Overlap, *schedule);
+    rig.executor->run();
+    rig.device->wait_idle();
+    const auto places = chunk_places(*schedule);
+    const std::uint64_t of_stream = schedule->num_micro_batches / schedule->num_streams;
+    std::uint64_t forwards = 0, backwards = 0; // that leave for another rank
+    for (const ScheduleChunk& chunk : schedule->chunks[rig.rank]) {
+        const auto& stream = places[chunk.stream];
+        const auto elsewhere = [&](std::uint64_t stage) {
+            return stage < stream.size() && stream[stage].rank != rig.rank;
+        };
+        forwards += elsewhere(chunk.stage + 1) ? of_stream : 0;
+        backwards += elsewhere(chunk.stage - 1) ? of_stream : 0; // of stage 0 none
+    }
+    EXPECT_EQ(rig.activations->stats().messages_sent, forwards);
+    EXPECT_EQ(rig.gradients->stats().messages_sent, backwards);
+    EXPECT_EQ(rig.stages.front()->sum(), rig.stages.front()->expected_sum(1));
+}
+
 /// Where copies have a queue of their own, which CPU drivers do not have, it begins behind what the
 /// last one computes; else behind all that was handed in before.
 TEST(ExecutorOrder, WhatLeavesIsNotHeldUpByTheNextOfItsKind) {

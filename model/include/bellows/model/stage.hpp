@@ -58,6 +58,7 @@ public:
     bool first() const noexcept;
     bool last() const noexcept;
     std::uint64_t tokens() const noexcept;
+    QueueRole queue() const noexcept; ///< StageDesc::queue
 
     /// Nodes of a slot in the order of a plain run.
     const std::vector<const Node*>& nodes(std::uint64_t slot, NodeKind kind) const;

@@ -2,17 +2,19 @@
 #pragma once
 
 // Runs a rank's part of any verified schedule: hands the ops of its chunks in, in the schedule's
-// order, and moves activations and gradients between chunks. It never waits: what needs another
-// rank's result is ordered behind its arrival, and a result leaves when its op has ended. Within
-// that the device runs what can begin first, but, apart from pairs that interleave, what another
-// rank waits for is held up neither by weight gradients, which come behind the gradient unless they
-// are to fill (fill()), nor by the next op of its kind, which begins behind the last that it
-// computes: what its exchanges leave free is shorter than what would begin meanwhile. Where copies
-// have no queue of their own what ops compute keeps their order and waits until what left before
-// has left. One thread at a time.
+// order, and moves activations and gradients between chunks: through pipes to other ranks, and with
+// one copy within the device where the next stage is this rank's, too. It never waits: what needs
+// another rank's result is ordered behind its arrival, and a result leaves when its op has ended.
+// Within that the device runs what can begin first, but, apart from pairs that interleave, what
+// another rank waits for is held up neither by weight gradients, which come behind the gradient
+// unless they are to fill (fill()), nor by the next op of its kind, which begins behind the last
+// that it computes: what its exchanges leave free is shorter than what would begin meanwhile. Where
+// copies have no queue of their own what ops compute keeps their order and waits until what left
+// before has left. One thread at a time.
 
 #include <bellows/comm/pipe.hpp>
 #include <bellows/engine/device.hpp>
+#include <bellows/engine/recording.hpp>
 #include <bellows/pipeline/pair.hpp>
 #include <bellows/pipeline/schedule.hpp>
 
@@ -20,7 +22,9 @@
 #include <cstddef>
 #include <cstdint>
 #include <map>
+#include <memory>
 #include <span>
+#include <tuple>
 #include <utility>
 #include <vector>
 
@@ -28,7 +32,8 @@ namespace bellows {
 
 /// What a rank does for one of its chunks. Each op is a Forward, an InputGradient or a
 /// WeightGradient (a Backward is the latter two) and made of nodes. Slots are below
-/// Schedule::peak_in_flight(). All stages' tensors have the same size.
+/// Schedule::peak_in_flight(); what stands in one keeps until the slot's next forward. All stages'
+/// tensors have the same size, whole words of 4 bytes.
 class PipelineChunk {
 public:
     virtual ~PipelineChunk() = default;
@@ -36,6 +41,8 @@ public:
     virtual std::size_t num_nodes(OpKind op) const = 0;
     /// Whether a node computes; others move tokens.
     virtual bool computes(OpKind op, std::size_t node) const = 0;
+    /// Of what forwards and input gradients compute.
+    virtual QueueRole queue() const = 0;
     /// Hands a node in: an op's in ascending order, weight gradients as PipelineExecutor::fill()
     /// says, those of other chunks between them. Work on the same memory must take effect in the
     /// order of handing in, as the device's does.
@@ -111,6 +118,13 @@ private:
     bool sends(const Part& part) const;
     /// The world's rank that has a stage in the stream of a chunk.
     int rank_of(const ScheduleChunk& chunk, std::uint64_t stage) const;
+    /// This rank's own phase of a stage in the stream of a chunk, where it and that chunk hand
+    /// over by a copy; else null.
+    const std::uint32_t* phase_here(const ScheduleChunk& chunk, std::uint64_t stage) const;
+    std::uint64_t slot_of(std::uint32_t phase, std::uint64_t micro_batch) const;
+    /// What a forward takes from, or an input gradient gives to, the stage before, which is
+    /// `before` here and has kept its slot from its forward on.
+    TimePoint hand_over(const Part& part, std::uint32_t before);
 
     Device& device_;
     bool one_queue_; ///< for what computes and what leaves
@@ -128,6 +142,10 @@ private:
     std::array<TimePoint, 2> last_sent_;                  ///< activations, gradients
     /// What the last forward and the last input gradient that leave the rank have computed.
     std::array<TimePoint, 2> last_computed_;
+    /// By the op's kind, its phase and slot, and the slot of the stage before.
+    std::map<std::tuple<OpKind, std::uint32_t, std::uint64_t, std::uint64_t>,
+             std::unique_ptr<Recording>>
+        copies_;
 };
 
 } // namespace bellows
