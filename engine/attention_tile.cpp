@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: MIT
 #include "attention_tile.hpp"
 
+#include "device_impl.hpp"
+
 #include <algorithm>
 
 namespace bellows::ops {
@@ -9,12 +11,18 @@ std::uint64_t AttentionTile::shared_bytes(std::uint64_t qk_dim, std::uint64_t v_
     // In words of 16 bytes: eight elements of a matrix, or four floats.
     const std::uint64_t x = (qk_dim + 8) / 8, y = (v_dim + 8) / 8;
     const std::uint64_t scores = shape.m * ((kBlock + 4) / 4), weights = shape.m * (kBlock + 8) / 8;
-    const std::uint64_t blocks = kBlock * (x + y) + kBlock / 2 + warps * (2 * scores + weights);
-    return 16 * std::max(blocks, rows() * std::max(x, y));
+    const std::uint64_t scratch = in_lane ? 0 : warps * (2 * scores + weights);
+    const std::uint64_t blocks = kBlock * (x + y) + kBlock / 2 + scratch;
+    constexpr std::uint32_t kTurn = 4; // subgroups that load their rows at a time
+    const std::uint64_t first_rows = shape.m * std::min(warps, kTurn) * std::max(x, y);
+    const std::uint64_t results = std::uint64_t{warps} * (shape.m * shape.n / 4);
+    return 16 * std::max({blocks, first_rows, results});
 }
 
 std::optional<AttentionTile> attention_tile(const DeviceInfo& info, const GemmClass& gemm_class,
-                                            std::uint64_t qk_dim, std::uint64_t v_dim) {
+                                            std::uint64_t qk_dim, std::uint64_t v_dim,
+                                            std::uint64_t seq,
+                                            const std::optional<MatrixSlots>& slots) {
     if (gemm_class.units == GemmClass::Units::None)
         return std::nullopt;
     // A CPU driver compiles each product of a tile to code of its own: larger heads take minutes.
@@ -23,6 +31,10 @@ std::optional<AttentionTile> attention_tile(const DeviceInfo& info, const GemmCl
         return std::nullopt;
     AttentionTile tile{.shape = gemm_class.shape};
     const auto [m, n, k] = tile.shape;
+    if (slots && slots->like_a && m * k % (2 * info.subgroup_size) == 0) {
+        tile.in_lane = slots;
+        tile.warps = 8; // which share what is staged; with scratch for each there is seldom room
+    }
     for (const std::uint64_t size : {qk_dim, v_dim})
         if (size % n != 0 || size % k != 0)
             return std::nullopt;
@@ -32,11 +44,17 @@ std::optional<AttentionTile> attention_tile(const DeviceInfo& info, const GemmCl
         info.subgroup_size % m == 0 && kBlock % (8 * (info.subgroup_size / m)) == 0;
     if (!shared_out || kBlock % n != 0 || kBlock % k != 0)
         return std::nullopt;
+    while (tile.warps > 1 && tile.rows() / 2 >= seq)
+        tile.warps /= 2;
     for (; tile.warps > 0; tile.warps /= 2)
         if (tile.shared_bytes(qk_dim, v_dim) <= info.shared_memory_bytes &&
             tile.local_size(info) <= info.max_workgroup_invocations)
             return tile;
     return std::nullopt;
+}
+
+void pass_weights_through_memory(Device& device, bool through) {
+    device.impl().attention_in_memory = through;
 }
 
 } // namespace bellows::ops

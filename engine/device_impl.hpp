@@ -102,6 +102,7 @@ struct Device::Impl {
         std::map<std::array<std::uint32_t, 4>, std::optional<MatrixSlots>> slots;
     };
     MatrixImages matrix_images;
+    bool attention_in_memory = false; ///< ops::pass_weights_through_memory
     std::atomic<std::int64_t> num_barriers{0}, num_waits{0}, num_releases{0}; ///< for faults
     std::atomic<std::int64_t> num_submissions{0};
 

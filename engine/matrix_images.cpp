@@ -273,6 +273,25 @@ bool add_sums(MatrixSlots& slots, const Numbers& numbers, std::uint32_t columns)
     return true;
 }
 
+/// Nothing where an invocation holds other places of the product than of A.
+std::optional<MatrixSlots::LikeA> like_a(const MatrixSlots& slots, const Numbers& numbers,
+                                         const MatrixShape& shape) {
+    if (shape.n != shape.k)
+        return std::nullopt;
+    MatrixSlots::LikeA result;
+    for (std::uint32_t e = 0; e < numbers.each[0]; ++e) {
+        std::uint32_t in_sum = 0;
+        while (in_sum < numbers.each[2] && numbers.at(2, 0, in_sum) != numbers.at(0, 0, e))
+            ++in_sum;
+        for (std::uint32_t lane = 0; lane < numbers.size; ++lane)
+            if (in_sum == numbers.each[2] || numbers.at(2, lane, in_sum) != numbers.at(0, lane, e))
+                return std::nullopt;
+        result.sum_of_a |= in_sum << 4 * e;
+        result.row |= (slots.a.place >> 4 * e & 15) / slots.per_k << 4 * in_sum;
+    }
+    return result;
+}
+
 std::optional<MatrixSlots> find_slots(Device& device, const MatrixShape& shape, Units units) {
     if (!device.why_not(Probe::info(), static_cast<std::uint32_t>(variant_of(units))).empty())
         return std::nullopt;
@@ -305,6 +324,7 @@ std::optional<MatrixSlots> find_slots(Device& device, const MatrixShape& shape, 
     }
     if (!add_sums(result, *numbers, shape.n) || !keeps_elements(device, shape, *numbers))
         return std::nullopt;
+    result.like_a = like_a(result, *numbers, shape);
     return result;
 }
 

@@ -111,6 +111,7 @@ typename K::Variant units_variant(const Device& device) {
 
 /// On matrix units, where the device takes such for the tensors.
 std::optional<AttentionTile> tile_for(const Recording& recording, DType dtype, const Shape& shape,
+                                      std::uint64_t seq,
                                       std::initializer_list<const Heads*> tensors) {
     using Kernel = kernels::AttentionCoopmatForward; // the others ask for no more
     const Device& device = recording.device();
@@ -118,7 +119,11 @@ std::optional<AttentionTile> tile_for(const Recording& recording, DType dtype, c
     if (dtype != DType::BF16 || !device.why_not(Kernel::info(), variant).empty() ||
         !std::ranges::all_of(tensors, &Heads::aligned8))
         return std::nullopt;
-    return attention_tile(device.info(), device.impl().gemm.gemm_class, shape.qk_dim, shape.v_dim);
+    const GemmClass& gemm_class = device.impl().gemm.gemm_class;
+    std::optional<MatrixSlots> slots;
+    if (gemm_class.units != GemmClass::Units::None && !device.impl().attention_in_memory)
+        slots = matrix_slots(device, gemm_class.shape, gemm_class.units);
+    return attention_tile(device.info(), gemm_class, shape.qk_dim, shape.v_dim, seq, slots);
 }
 
 template <class K>
@@ -134,6 +139,19 @@ void set_tile(K& kernel, const Recording& recording, const AttentionTile& tile,
                         .block = AttentionTile::kBlock,
                         .qk_dim = static_cast<std::uint32_t>(shape.qk_dim),
                         .v_dim = static_cast<std::uint32_t>(shape.v_dim)};
+    if (!tile.in_lane)
+        return;
+    const MatrixSlots& slots = *tile.in_lane;
+    auto& c = kernel.constants;
+    c.in_lane = 1;
+    c.lane_rows = tile.shape.m * tile.shape.k / device.info().subgroup_size / slots.per_k;
+    c.lane_row_place = slots.like_a->row;
+    c.lane_row_slot = slots.a.slot;
+    c.lane_row = slots.a.lane;
+    c.lane_column_place = slots.sum.place;
+    c.lane_column_slot = slots.sum.slot;
+    c.lane_column = slots.sum.lane;
+    c.lane_a = slots.like_a->sum_of_a;
 }
 
 Groups tile_groups(const Arguments& arguments, const AttentionTile& tile, const Shape& shape,
@@ -186,7 +204,7 @@ void attention_forward(Recording& recording, const TensorView& q, const TensorVi
         kernel.scale = options.scale;
         return kernel;
     };
-    if (const auto tile = tile_for(recording, q.dtype, shape, {&hq, &hk, &hv, &ho})) {
+    if (const auto tile = tile_for(recording, q.dtype, shape, options.seq, {&hq, &hk, &hv, &ho})) {
         auto kernel = operands(kernels::AttentionCoopmatForward());
         set_tile(kernel, recording, *tile, shape);
         recording.dispatch(kernel, tile_groups(arguments, *tile, shape, options));
@@ -330,7 +348,7 @@ void attention_dgrad(Recording& recording, const TensorView& d_o, const TensorVi
     in.lse = arguments.memory("lse", lse, 1);
     in.delta = workspace.sub(0, delta_bytes);
     record_delta(recording, arguments, in);
-    if (const auto tile = tile_for(recording, in.dtype, in.shape,
+    if (const auto tile = tile_for(recording, in.dtype, in.shape, options.seq,
                                    {&in.q, &in.k, &in.v, &in.d_o, &in.dq, &in.dk, &in.dv})) {
         record_on_units<kernels::AttentionCoopmatGradQ>(recording, arguments, in, *tile, options);
         record_on_units<kernels::AttentionCoopmatGradK>(recording, arguments, in, *tile, options);

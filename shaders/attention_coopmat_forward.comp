@@ -11,6 +11,8 @@
 //            warps       subgroups, each with mma_m rows
 //            block       columns at once: a multiple of mma_n, mma_k and 8 * subgroup size / mma_m
 //            qk_dim, v_dim  head sizes, multiples of mma_n and mma_k
+//            in_lane     1: weights stay in the invocations that hold their scores, as lane_* says
+//                        (MatrixSlots, matrix_images.hpp); 0: they pass through workgroup memory
 // Limits     strides are multiples of eight elements, tensors start at multiples of 16 bytes.
 // Dispatch   x = ceil(seq / (mma_m * warps)), y = heads, z = sequences.
 // Order      columns ascend in blocks from the sequence's first; inside a block it is the device's.
@@ -18,6 +20,9 @@
 #version 460
 #extension GL_GOOGLE_include_directive : require
 #include "include/coopmat.glsl"
+#if MATRIX_BF16
+#extension GL_EXT_shader_explicit_arithmetic_types_int16 : require
+#endif
 
 #include "include/storage.glsl"
 

@@ -5,6 +5,9 @@
 #version 460
 #extension GL_GOOGLE_include_directive : require
 #include "include/coopmat.glsl"
+#if MATRIX_BF16
+#extension GL_EXT_shader_explicit_arithmetic_types_int16 : require
+#endif
 
 #include "include/storage.glsl"
 

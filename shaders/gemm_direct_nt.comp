@@ -43,6 +43,7 @@
 #define A_BF16 1
 #define B_BF16 1
 #include "include/gemm_operands.glsl"
+#include "include/matrix_slots.glsl"
 
 #include "gemm_direct_nt.kernel.glsl"
 
@@ -103,19 +104,6 @@ uint a_at[UNITS_A];    // an invocation's places in rows, those in k included
 uint fill_from[FILLS];
 uint a_chunk_of_lane, fill_chunk;
 uint b_at; // in a segment
-
-// What the bits of an invocation's number add up to, four bits each.
-uint of_lane(uint weights) {
-    uint sum = 0u;
-    [[unroll]] for (uint bit = 0u; bit < 7u; ++bit) {
-        uint weight = weights >> 4u * bit & 15u;
-        sum += weight == 0u ? 0u : (gl_SubgroupInvocationID >> bit & 1u) * weight;
-    }
-    return sum;
-}
-uint nibble(uint all, uint i) {
-    return all >> 4u * i & 15u;
-}
 
 // Element i of a unit.
 MATRIX_TYPE element(uvec4 unit, uint i) {

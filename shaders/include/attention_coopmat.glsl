@@ -5,7 +5,8 @@
 //   scores   s = x * transpose(x of the block), where needed dp = y * transpose(y of the block)
 //   weights  of s and dp, in the lanes, rounded to the matrix type
 //   sums    += weights * y or x of the block
-// x are queries or keys (qk_dim), y values or gradients of outputs (v_dim).
+// x are queries or keys (qk_dim), y values or gradients of outputs (v_dim). Weights pass through
+// workgroup memory, or stay where they are (in_lane): attention_in_memory.glsl and _in_lane.glsl.
 //
 // ROLE: 0 forward   rows q; block k, v; sums over v
 //       1 grad_q    rows q, grad_o; block k, v; sums over k
@@ -16,6 +17,7 @@
 #ifndef BELLOWS_ATTENTION_COOPMAT_GLSL
 #define BELLOWS_ATTENTION_COOPMAT_GLSL
 
+#include "matrix_slots.glsl"
 #include "matrix_type.glsl"
 
 #extension GL_KHR_shader_subgroup_shuffle : require
@@ -39,14 +41,17 @@ const float kLowest = -3.0e38;
 #define STATISTICS_START (Y_START + block * Y_STRIDE)
 #define SCRATCH_START (STATISTICS_START + block / 2u)
 #define S_PART (mma_m * S_STRIDE)
-#define SCRATCH_PART (2u * S_PART + mma_m * W_STRIDE)
+#define SCRATCH_PART (in_lane != 0u ? 0u : 2u * S_PART + mma_m * W_STRIDE)
 #define BLOCK_MEMORY (SCRATCH_START + warps * SCRATCH_PART)
-#define ROW_MEMORY (BLOCK_R * (qk_dim > v_dim ? X_STRIDE : Y_STRIDE))
-shared uvec4 memory[BLOCK_MEMORY > ROW_MEMORY ? BLOCK_MEMORY : ROW_MEMORY];
+#define TURN (warps > 4u ? 4u : warps) // subgroups that load their rows at a time
+#define ROW_MEMORY (TURN * mma_m * (qk_dim > v_dim ? X_STRIDE : Y_STRIDE))
+#define RESULT_PART (mma_m * mma_n / 4u)
+#define RESULT_MEMORY (warps * RESULT_PART)
+#define OUTER_MEMORY (ROW_MEMORY > RESULT_MEMORY ? ROW_MEMORY : RESULT_MEMORY)
+shared uvec4 memory[BLOCK_MEMORY > OUTER_MEMORY ? BLOCK_MEMORY : OUTER_MEMORY];
 
 #define LANES (local_size / warps)
 #define LANES_PER_ROW (LANES / mma_m)
-#define OWN (block / LANES_PER_ROW) // columns of a row whose weights a lane computes
 
 #define MATRIX_A coopmat<MATRIX_TYPE, gl_ScopeSubgroup, mma_m, mma_k, gl_MatrixUseA>
 #define MATRIX_B coopmat<MATRIX_TYPE, gl_ScopeSubgroup, mma_k, mma_n, gl_MatrixUseB>
@@ -63,36 +68,66 @@ Head head_of(uvec2 tensor, uint token_stride, uint head_stride) {
     return Head(address_add(base, gl_WorkGroupID.y, head_stride, 1u), token_stride);
 }
 
-// Tokens first .. first + count - 1, clamped to the last one, where `to` is.
-void stage(Head from, uint first, uint count, uint dim, uint to, uint stride) {
+uvec4 octet_of(Head from, uint token, uint octet) {
+    return ReadUvec4(from.base).v[min(token, push.seq - 1u) * (from.stride / 8u) + octet];
+}
+uvec4 codes_of(uvec4 octet) {
+    return uvec4(matrix_codes(octet.x), matrix_codes(octet.y), matrix_codes(octet.z),
+                 matrix_codes(octet.w));
+}
+
+// Rows of TURN subgroups, at 0.
+void stage_rows(Head from, uint first, uint dim, uint stride) {
     uint octets = dim / 8u;
-    for (uint item = gl_LocalInvocationIndex; item < count * octets; item += local_size) {
-        uint token = min(first + item / octets, push.seq - 1u);
-        uvec4 x = ReadUvec4(from.base).v[token * (from.stride / 8u) + item % octets];
-        memory[to + item / octets * stride + item % octets] =
-            uvec4(matrix_codes(x.x), matrix_codes(x.y), matrix_codes(x.z), matrix_codes(x.w));
+    for (uint item = gl_LocalInvocationIndex; item < TURN * mma_m * octets; item += local_size) {
+        memory[item / octets * stride + item % octets] =
+            codes_of(octet_of(from, first + item / octets, item % octets));
     }
 }
 
-// The subgroup's rows of what has been staged at 0, of `count` matrices.
-#define LOAD_ROWS(a, count, stride)                                                                \
-    [[unroll]] for (uint i_ = 0u; i_ < count; ++i_) {                                              \
-        coopMatLoad(a[i_], memory, gl_SubgroupID * mma_m * stride + i_ * mma_k / 8u, stride,       \
-                    gl_CooperativeMatrixLayoutRowMajor);                                           \
+// A block on its way to workgroup memory: it is read while the block before is computed with.
+#define X_OCTETS (qk_dim / 8u)
+#define Y_OCTETS (v_dim / 8u)
+#define X_AHEAD ((block * X_OCTETS + local_size - 1u) / local_size)
+#define Y_AHEAD ((block * Y_OCTETS + local_size - 1u) / local_size)
+uvec4 x_ahead[X_AHEAD], y_ahead[Y_AHEAD];
+
+#define FETCH(ahead, from, first, octets)                                                          \
+    [[unroll]] for (uint i_ = 0u; i_ < ahead.length(); ++i_) {                                     \
+        uint item_ = min(gl_LocalInvocationIndex + i_ * local_size, block * octets - 1u);          \
+        ahead[i_] = octet_of(from, first + item_ / octets, item_ % octets);                        \
+    }
+#define PUT(ahead, octets, start, stride)                                                          \
+    [[unroll]] for (uint i_ = 0u; i_ < ahead.length(); ++i_) {                                     \
+        uint item_ = gl_LocalInvocationIndex + i_ * local_size;                                    \
+        if (item_ < block * octets) {                                                              \
+            memory[start + item_ / octets * stride + item_ % octets] = codes_of(ahead[i_]);        \
+        }                                                                                          \
     }
 
-// The subgroup's rows times the transpose of the block, as floats where `to` is.
-#define SCORES(a, count, start, stride, to)                                                        \
-    [[unroll]] for (uint j_ = 0u; j_ < block / mma_n; ++j_) {                                      \
-        ACCUMULATOR score_ = ACCUMULATOR(0.0);                                                     \
-        [[unroll]] for (uint i_ = 0u; i_ < count; ++i_) {                                          \
-            MATRIX_B b_;                                                                           \
-            coopMatLoad(b_, memory, start + j_ * mma_n * stride + i_ * mma_k / 8u, stride,         \
-                        gl_CooperativeMatrixLayoutColumnMajor);                                    \
-            score_ = coopMatMulAdd(a[i_], b_, score_);                                             \
+// The subgroup's rows, of dim / mma_k matrices.
+#define LOAD_ROWS(a, from, first, dim, stride)                                                     \
+    for (uint turn_ = 0u; turn_ < warps; turn_ += TURN) {                                          \
+        barrier();                                                                                 \
+        stage_rows(from, first + turn_ * mma_m, dim, stride);                                      \
+        barrier();                                                                                 \
+        if (gl_SubgroupID / TURN == turn_ / TURN) {                                                \
+            [[unroll]] for (uint i_ = 0u; i_ < dim / mma_k; ++i_) {                                \
+                coopMatLoad(a[i_], memory,                                                         \
+                            gl_SubgroupID % TURN * mma_m * stride + i_ * mma_k / 8u, stride,       \
+                            gl_CooperativeMatrixLayoutRowMajor);                                   \
+            }                                                                                      \
         }                                                                                          \
-        coopMatStore(score_, memory, to + j_ * mma_n / 4u, S_STRIDE,                               \
-                     gl_CooperativeMatrixLayoutRowMajor);                                          \
+    }
+
+// The subgroup's rows times the transpose of the block's j-th matrix of columns.
+#define SCORE(score, a, count, start, stride, j)                                                   \
+    ACCUMULATOR score = ACCUMULATOR(0.0);                                                          \
+    [[unroll]] for (uint i_ = 0u; i_ < count; ++i_) {                                              \
+        MATRIX_B b_;                                                                               \
+        coopMatLoad(b_, memory, start + (j) * mma_n * stride + i_ * mma_k / 8u, stride,            \
+                    gl_CooperativeMatrixLayoutColumnMajor);                                        \
+        score = coopMatMulAdd(a[i_], b_, score);                                                   \
     }
 
 #if SUMS_OVER_Y
@@ -106,6 +141,50 @@ void stage(Head from, uint first, uint count, uint dim, uint to, uint stride) {
 #endif
 
 layout(local_size_x_id = 0) in;
+
+MATRIX_A x[qk_dim / mma_k];
+#if NEEDS_DP
+MATRIX_A y[v_dim / mma_k];
+#endif
+ACCUMULATOR sums[SUM_DIM / mma_n];
+
+// Weights of mma_k columns from c on, times what the sums go over.
+void add_sums(MATRIX_A w, uint c) {
+    [[unroll]] for (uint i = 0u; i < SUM_DIM / mma_n; ++i) {
+        MATRIX_B b;
+        coopMatLoad(b, memory, SUM_START + c * SUM_STRIDE + i * mma_n / 8u, SUM_STRIDE,
+                    gl_CooperativeMatrixLayoutRowMajor);
+        sums[i] = coopMatMulAdd(w, b, sums[i]);
+    }
+}
+
+#include "attention_in_lane.glsl"
+#include "attention_in_memory.glsl"
+
+void begin_rows(uint first_of_warp, uint statistics) {
+    if (in_lane != 0u) {
+        begin_in_lane(first_of_warp, statistics);
+    } else {
+        begin_in_memory(first_of_warp, statistics);
+    }
+}
+
+// Columns first .. first + block - 1.
+void take_block(uint first) {
+    if (in_lane != 0u) {
+        take_in_lane(first);
+    } else {
+        take_in_memory(first);
+    }
+}
+
+#if ROLE == 0
+// Stores lse; what the row that an invocation stores is still to be multiplied by.
+float finish_rows(uint first_of_warp, uint statistics) {
+    return in_lane != 0u ? finish_in_lane(first_of_warp, statistics)
+                         : finish_in_memory(first_of_warp, statistics);
+}
+#endif
 
 void main() {
     Head q = head_of(uvec2(push.operands.q), push.q_token, push.q_head);
@@ -133,6 +212,30 @@ void main() {
 #define Y_BLOCK grad_o
 #endif
 
+#if ROWS_ARE_QUERIES
+#define FETCH_STATISTICS(first)
+#else
+#define COLUMNS_AHEAD ((block + local_size - 1u) / local_size)
+    float lse_ahead[COLUMNS_AHEAD];
+#if NEEDS_DP
+    float delta_ahead[COLUMNS_AHEAD];
+#define FETCH_DELTA(i, index) delta_ahead[i] = push.operands.delta.v[index];
+#else
+#define FETCH_DELTA(i, index)
+#endif
+#define FETCH_STATISTICS(first)                                                                    \
+    [[unroll]] for (uint i_ = 0u; i_ < COLUMNS_AHEAD; ++i_) {                                      \
+        uint column_ = min(gl_LocalInvocationIndex + i_ * local_size, block - 1u);                 \
+        uint index_ = statistics + min(first + column_, last) * push.heads;                        \
+        lse_ahead[i_] = push.operands.lse.v[index_] * kLog2E;                                      \
+        FETCH_DELTA(i_, index_)                                                                    \
+    }
+#endif
+#define FETCH_BLOCK(first)                                                                         \
+    FETCH(x_ahead, X_BLOCK, first, X_OCTETS)                                                       \
+    FETCH(y_ahead, Y_BLOCK, first, Y_OCTETS)                                                       \
+    FETCH_STATISTICS(first)
+
     // Rows with more to sum start first.
 #if ROWS_ARE_QUERIES
     uint first_row = (gl_NumWorkGroups.x - 1u - gl_WorkGroupID.x) * BLOCK_R;
@@ -141,183 +244,78 @@ void main() {
 #endif
     uint first_of_warp = first_row + gl_SubgroupID * mma_m;
     uint last = push.seq - 1u;
-    uint lane_row = gl_SubgroupInvocationID / LANES_PER_ROW;
-    uint part = gl_SubgroupInvocationID % LANES_PER_ROW;
-    uint row = min(first_of_warp + lane_row, last); // those beyond are computed, never stored
     uint statistics = gl_WorkGroupID.z * push.seq * push.heads + gl_WorkGroupID.y;
-
-    stage(X_ROWS, first_row, BLOCK_R, qk_dim, 0u, X_STRIDE);
-    barrier();
-    MATRIX_A x[qk_dim / mma_k];
-    LOAD_ROWS(x, qk_dim / mma_k, X_STRIDE)
-#if NEEDS_DP
-    barrier();
-    stage(Y_ROWS, first_row, BLOCK_R, v_dim, 0u, Y_STRIDE);
-    barrier();
-    MATRIX_A y[v_dim / mma_k];
-    LOAD_ROWS(y, v_dim / mma_k, Y_STRIDE)
-#endif
-    ACCUMULATOR sums[SUM_DIM / mma_n];
-    [[unroll]] for (uint i = 0u; i < SUM_DIM / mma_n; ++i) {
-        sums[i] = ACCUMULATOR(0.0);
-    }
-
-    float scale = push.scale * kLog2E; // powers of two: exp2 needs no multiplication
-#if ROLE == 0
-    float top = kLowest, total = 0.0;
-#elif ROLE == 1
-    float lse = push.operands.lse.v[statistics + row * push.heads] * kLog2E;
-    float delta = push.operands.delta.v[statistics + row * push.heads];
-#endif
-    uint s_start = SCRATCH_START + gl_SubgroupID * SCRATCH_PART, dp_start = s_start + S_PART,
-         w_start = dp_start + S_PART;
+    begin_rows(first_of_warp, statistics);
 
 #if ROWS_ARE_QUERIES
     uint first = 0u, end = min(push.seq, first_row + BLOCK_R);
 #else
     uint first = first_row / block * block, end = push.seq;
 #endif
+    FETCH_BLOCK(first)
+    LOAD_ROWS(x, X_ROWS, first_row, qk_dim, X_STRIDE)
+#if NEEDS_DP
+    LOAD_ROWS(y, Y_ROWS, first_row, v_dim, Y_STRIDE)
+#endif
+    [[unroll]] for (uint i = 0u; i < SUM_DIM / mma_n; ++i) {
+        sums[i] = ACCUMULATOR(0.0);
+    }
+
     do {
         barrier();
-        stage(X_BLOCK, first, block, qk_dim, 0u, X_STRIDE);
-        stage(Y_BLOCK, first, block, v_dim, Y_START, Y_STRIDE);
+        PUT(x_ahead, X_OCTETS, 0u, X_STRIDE)
+        PUT(y_ahead, Y_OCTETS, Y_START, Y_STRIDE)
 #if !ROWS_ARE_QUERIES
-        for (uint c = gl_LocalInvocationIndex; c < block; c += local_size) {
-            uint index = statistics + min(first + c, last) * push.heads;
-            memory[STATISTICS_START + c / 4u][c % 4u] =
-                floatBitsToUint(push.operands.lse.v[index] * kLog2E);
+        [[unroll]] for (uint i = 0u; i < COLUMNS_AHEAD; ++i) {
+            uint c = gl_LocalInvocationIndex + i * local_size;
+            if (c < block) {
+                memory[STATISTICS_START + c / 4u][c % 4u] = floatBitsToUint(lse_ahead[i]);
 #if NEEDS_DP
-            memory[STATISTICS_START + block / 4u + c / 4u][c % 4u] =
-                floatBitsToUint(push.operands.delta.v[index]);
+                memory[STATISTICS_START + (block + c) / 4u][c % 4u] =
+                    floatBitsToUint(delta_ahead[i]);
 #endif
+            }
         }
 #endif
         barrier();
+        if (first + block < end) {
+            FETCH_BLOCK(first + block)
+        }
 #if ROWS_ARE_QUERIES
         bool seen = first < first_of_warp + mma_m;
 #else
         bool seen = first + block > first_of_warp;
 #endif
         if (seen) {
-            SCORES(x, qk_dim / mma_k, 0u, X_STRIDE, s_start)
-#if NEEDS_DP
-            SCORES(y, v_dim / mma_k, Y_START, Y_STRIDE, dp_start)
-#endif
-            subgroup_shared_barrier();
-            uint s_row = s_start + lane_row * S_STRIDE;
-#if ROLE == 0
-            float new_top = top;
-            [[unroll]] for (uint c = 0u; c < OWN; c += 4u) {
-                vec4 s = uintBitsToFloat(memory[s_row + (part * OWN + c) / 4u]) * scale;
-                [[unroll]] for (uint e = 0u; e < 4u; ++e) {
-                    new_top = first + part * OWN + c + e <= row ? max(new_top, s[e]) : new_top;
-                }
-            }
-            [[unroll]] for (uint reach = 1u; reach < LANES_PER_ROW; reach *= 2u) {
-                new_top = max(new_top, subgroupShuffleXor(new_top, reach));
-            }
-            float correction = exp2(top - new_top);
-            top = new_top;
-            total *= correction;
-#endif
-            [[unroll]] for (uint octet = 0u; octet < OWN; octet += 8u) {
-                vec4 w[2];
-                [[unroll]] for (uint quad = 0u; quad < 2u; ++quad) {
-                    uint c = part * OWN + octet + 4u * quad;
-                    vec4 s = uintBitsToFloat(memory[s_row + c / 4u]);
-#if NEEDS_DP
-                    vec4 dp = uintBitsToFloat(memory[s_row + S_PART + c / 4u]);
-#endif
-#if !ROWS_ARE_QUERIES
-                    vec4 lse = uintBitsToFloat(memory[STATISTICS_START + c / 4u]);
-#if NEEDS_DP
-                    vec4 delta = uintBitsToFloat(memory[STATISTICS_START + (block + c) / 4u]);
-#endif
-#endif
-                    [[unroll]] for (uint e = 0u; e < 4u; ++e) {
-                        uint other = first + c + e;
-#if ROLE == 0
-                        float p = other <= row ? exp2(fma(s[e], scale, -top)) : 0.0;
-                        total += p;
-#elif ROLE == 1
-                        float p = other <= row ? exp2(fma(s[e], scale, -lse)) : 0.0;
-                        p *= dp[e] - delta;
-#else
-                        bool sees = row <= other && other <= last;
-                        float p = sees ? exp2(fma(s[e], scale, -lse[e])) : 0.0;
-#if NEEDS_DP
-                        p *= dp[e] - delta[e];
-#endif
-#endif
-                        w[quad][e] = p;
-                    }
-                }
-                memory[w_start + lane_row * W_STRIDE + (part * OWN + octet) / 8u] =
-                    uvec4(matrix_pack(w[0]), matrix_pack(w[1]));
-            }
-#if ROLE == 0
-            // What the sums so far count for, as a matrix of equal columns.
-            bool fades = subgroupBallot(correction < 1.0) != uvec4(0);
-            if (fades) {
-                for (uint quad = part; quad < mma_n / 4u; quad += LANES_PER_ROW) {
-                    memory[dp_start + lane_row * (mma_n / 4u) + quad] =
-                        floatBitsToUint(vec4(correction));
-                }
-            }
-#endif
-            subgroup_shared_barrier();
-#if ROLE == 0
-            if (fades) {
-                ACCUMULATOR factors;
-                coopMatLoad(factors, memory, dp_start, mma_n / 4u,
-                            gl_CooperativeMatrixLayoutRowMajor);
-                [[unroll]] for (uint i = 0u; i < SUM_DIM / mma_n; ++i) {
-                    sums[i] *= factors;
-                }
-            }
-#endif
-            [[unroll]] for (uint c = 0u; c < block; c += mma_k) {
-                MATRIX_A w;
-                coopMatLoad(w, memory, w_start + c / 8u, W_STRIDE,
-                            gl_CooperativeMatrixLayoutRowMajor);
-                [[unroll]] for (uint i = 0u; i < SUM_DIM / mma_n; ++i) {
-                    MATRIX_B b;
-                    coopMatLoad(b, memory, SUM_START + c * SUM_STRIDE + i * mma_n / 8u, SUM_STRIDE,
-                                gl_CooperativeMatrixLayoutRowMajor);
-                    sums[i] = coopMatMulAdd(w, b, sums[i]);
-                }
-            }
+            take_block(first);
         }
         first += block;
     } while (first < end);
 
-    bool stored = first_of_warp + lane_row <= last;
+    float factor = 1.0;
 #if ROLE == 0
-    [[unroll]] for (uint reach = 1u; reach < LANES_PER_ROW; reach *= 2u) {
-        total += subgroupShuffleXor(total, reach);
-    }
-    if (part == 0u && stored) {
-        push.operands.lse.v[statistics + row * push.heads] = (top + log2(total)) * kLn2;
-    }
     Head result = head_of(uvec2(push.operands.o), push.o_token, push.o_head);
-    float factor = 1.0 / total;
+    factor = finish_rows(first_of_warp, statistics);
 #elif ROLE == 1
     Head result = head_of(uvec2(push.operands.grad_q), push.grad_q_token, push.grad_q_head);
-    float factor = push.scale;
+    factor = push.scale;
 #elif ROLE == 2
     Head result = head_of(uvec2(push.operands.grad_k), push.grad_k_token, push.grad_k_head);
-    float factor = push.scale;
+    factor = push.scale;
 #else
     Head result = head_of(uvec2(push.operands.grad_v), push.grad_v_token, push.grad_v_head);
-    float factor = 1.0;
 #endif
+    barrier(); // nobody reads the block any more
+    uint result_start = gl_SubgroupID * RESULT_PART;
+    uint in_matrix = gl_SubgroupInvocationID / LANES_PER_ROW, row = first_of_warp + in_matrix;
     [[unroll]] for (uint i = 0u; i < SUM_DIM / mma_n; ++i) {
         subgroup_shared_barrier();
-        coopMatStore(sums[i], memory, s_start, mma_n / 4u, gl_CooperativeMatrixLayoutRowMajor);
+        coopMatStore(sums[i], memory, result_start, mma_n / 4u, gl_CooperativeMatrixLayoutRowMajor);
         subgroup_shared_barrier();
-        if (stored) {
-            for (uint octet = part; octet < mma_n / 8u; octet += LANES_PER_ROW) {
-                uint at = s_start + lane_row * (mma_n / 4u) + 2u * octet;
+        if (row <= last) {
+            for (uint octet = gl_SubgroupInvocationID % LANES_PER_ROW; octet < mma_n / 8u;
+                 octet += LANES_PER_ROW) {
+                uint at = result_start + in_matrix * (mma_n / 4u) + 2u * octet;
                 vec4 low = uintBitsToFloat(memory[at]) * factor,
                      high = uintBitsToFloat(memory[at + 1u]) * factor;
                 WriteUvec4(result.base)

@@ -31,6 +31,7 @@
 
 #include "fp8.glsl"
 #include "fp8_f16.glsl"
+#include "matrix_slots.glsl"
 
 const uint BATCH = 0u, IDS = 1u, SLOT = 2u, MASKED = 3u, PREFIX = 4u, ENDS = 5u;
 
@@ -62,19 +63,6 @@ struct Tile {
     uint first;   // of the turn's rows
     uint column0;
 };
-
-// What the bits of an invocation's number add up to, four bits each.
-uint of_lane(uint weights) {
-    uint sum = 0u;
-    [[unroll]] for (uint bit = 0u; bit < 7u; ++bit) {
-        uint weight = weights >> 4u * bit & 15u;
-        sum += weight == 0u ? 0u : (gl_SubgroupInvocationID >> bit & 1u) * weight;
-    }
-    return sum;
-}
-uint nibble(uint all, uint i) {
-    return all >> 4u * i & 15u;
-}
 
 // Sixteens of codes that exist.
 uint existing(uint at) {

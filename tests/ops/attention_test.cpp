@@ -1,10 +1,14 @@
 // SPDX-License-Identifier: MIT
 // Attention and its rotary embedding: shapes that they take in two ways, refusals.
 
+#include "../../engine/attention_tile.hpp"
+#include "checks/op_checks.hpp"
 #include "reference/ops.hpp"
 #include "support/op_test.hpp"
 
 #include <bellows/engine/attention.hpp>
+#include <bellows/engine/gemm_plan.hpp>
+#include <bellows/engine/matrix_images.hpp>
 
 namespace bellows {
 namespace {
@@ -21,6 +25,33 @@ TEST_F(OpsAttention, SaysWhatDoesNotFit) {
     EXPECT_THROW(ops::attention_forward(recording, q, q, q, q, lse, {.seq = 3}), Error);
     EXPECT_THROW(ops::attention_forward(recording, q, q, q, lse, lse, {.seq = 5}), Error);
     EXPECT_EQ(recording.num_operations(), 0u);
+}
+
+/// As on devices whose invocations hold other places of a sum than of A; ops_table_test has them as
+/// this device does it, which on CPUs' matrix units is without.
+TEST_F(OpsAttention, WeightsMayPassThroughWorkgroupMemory) {
+    ops::pass_weights_through_memory(device(), true);
+    std::size_t on_units = 0;
+    for (const checks::OpCheck& check : checks::op_checks(checks::Depth::Full))
+        for (const GemmClass& c : gemm_classes(device())) {
+            if (!check.what.starts_with("attention") || !c.why_not.empty() ||
+                c.units == GemmClass::Units::None)
+                continue;
+            use_gemm_class(device(), c.name);
+            const checks::Row row =
+                checks::run_row(check.group, check.what, "", [&](checks::Check& of) {
+                    check.body(of, checks::OpRig(device()));
+                });
+            EXPECT_EQ(row.verdict, checks::Verdict::Ok) << check.what << ": " << row.note;
+            if (device().info().is_cpu) {
+                EXPECT_TRUE(matrix_slots(device(), c.shape, c.units)->like_a);
+            }
+            ++on_units;
+        }
+    use_gemm_class(device(), "");
+    ops::pass_weights_through_memory(device(), false);
+    if (on_units == 0)
+        GTEST_SKIP() << "no matrix units";
 }
 
 TEST_F(OpsRope, TwoDimensionsAreOneHead) {

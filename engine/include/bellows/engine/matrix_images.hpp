@@ -29,7 +29,8 @@ std::string why_no_matrix_images(const Device& device, const MatrixShape& shape)
 ///   lane   of a bit of the invocation's number: what it adds to those
 ///   chunk  of a bit of the invocation's number: what it adds to the number, in the order of their
 ///          smallest k, of the set of k that the slots have
-/// The sum's columns alone matter: sum_slots of them, to which `place` and `slot` refer.
+/// Of a sum's elements that are the columns: sum_slots of them, to which `place` and `slot` refer.
+/// Where an invocation holds the same places of a sum as of A, like_a says more.
 struct MatrixSlots {
     struct Operand {
         std::uint32_t place = 0, slot = 0, lane = 0, chunk = 0;
@@ -37,6 +38,11 @@ struct MatrixSlots {
     std::uint32_t per_k = 0;
     Operand a, b, sum;
     std::uint32_t sum_slots = 0;
+    /// Four bits for each element, of a sum: its row's slot in A; of A: the sum's in its place.
+    struct LikeA {
+        std::uint32_t row = 0, sum_of_a = 0;
+    };
+    std::optional<LikeA> like_a;
 };
 /// Of matrices of f16 or bf16; nothing when it is not as described. `shape` and the first call: as
 /// why_no_matrix_images.
