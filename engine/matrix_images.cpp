@@ -274,11 +274,11 @@ bool add_sums(MatrixSlots& slots, const Numbers& numbers, std::uint32_t columns)
 }
 
 /// Nothing where an invocation holds other places of the product than of A.
-std::optional<MatrixSlots::LikeA> like_a(const MatrixSlots& slots, const Numbers& numbers,
-                                         const MatrixShape& shape) {
+std::optional<SumLikeA> like_a(const MatrixSlots& slots, const Numbers& numbers,
+                               const MatrixShape& shape) {
     if (shape.n != shape.k)
         return std::nullopt;
-    MatrixSlots::LikeA result;
+    SumLikeA result;
     for (std::uint32_t e = 0; e < numbers.each[0]; ++e) {
         std::uint32_t in_sum = 0;
         while (in_sum < numbers.each[2] && numbers.at(2, 0, in_sum) != numbers.at(0, 0, e))

@@ -21,6 +21,12 @@ class Device;
 /// the two kernels and waits for them; later ones remember. From any thread.
 std::string why_no_matrix_images(const Device& device, const MatrixShape& shape);
 
+/// Where an invocation holds the same places of a sum as of a matrix A. Four bits for each element:
+/// of a sum the slot of A that its row is; of A the sum's in its place.
+struct SumLikeA {
+    std::uint32_t row = 0, sum_of_a = 0;
+};
+
 /// Which elements an invocation holds, on devices where that is regular and matrices that are set
 /// element by element have them: per_k of A at a time ("slots") are of one row, or of B of one
 /// column, and of the same k in all slots of both operands. Four bits of these words each say
@@ -38,11 +44,7 @@ struct MatrixSlots {
     std::uint32_t per_k = 0;
     Operand a, b, sum;
     std::uint32_t sum_slots = 0;
-    /// Four bits for each element, of a sum: its row's slot in A; of A: the sum's in its place.
-    struct LikeA {
-        std::uint32_t row = 0, sum_of_a = 0;
-    };
-    std::optional<LikeA> like_a;
+    std::optional<SumLikeA> like_a;
 };
 /// Of matrices of f16 or bf16; nothing when it is not as described. `shape` and the first call: as
 /// why_no_matrix_images.
