@@ -278,7 +278,7 @@ std::uint64_t add_chunk(MemoryEstimate& all, const Sizes& s, const Schedule& sch
     return slots * moe_layers;
 }
 
-/// Stages before and behind a rank's own that are other ranks'.
+/// Stages before and behind a rank's own that are other ranks': in training no others take a pipe.
 std::uint64_t neighbours_elsewhere(const Schedule& schedule, std::uint64_t rank) {
     const auto places = chunk_places(schedule);
     std::uint64_t count = 0;

@@ -269,7 +269,7 @@ void Trainer::Impl::make_executor() {
         of_rank.push_back(chunk.get());
     executor = std::make_unique<PipelineExecutor>(
         device, schedule, place, std::move(world_ranks), std::move(of_rank),
-        PipelinePipes{activations.get(), gradients.get()});
+        PipelinePipes{activations.get(), gradients.get()}, limit);
     interleave_pairs({}, 1);
     clearing = std::make_unique<GradientClearing>(
         parameters, stages[schedule.ops[place].front().phase]->nodes(0, NodeKind::Forward));

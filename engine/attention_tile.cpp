@@ -13,7 +13,7 @@ std::uint64_t AttentionTile::shared_bytes(std::uint64_t qk_dim, std::uint64_t v_
     const std::uint64_t scores = shape.m * ((kBlock + 4) / 4), weights = shape.m * (kBlock + 8) / 8;
     const std::uint64_t scratch = in_lane ? 0 : warps * (2 * scores + weights);
     const std::uint64_t blocks = kBlock * (x + y) + kBlock / 2 + scratch;
-    constexpr std::uint32_t kTurn = 4; // subgroups that load their rows at a time
+    constexpr std::uint32_t kTurn = 4; // the kernel's TURN
     const std::uint64_t first_rows = shape.m * std::min(warps, kTurn) * std::max(x, y);
     const std::uint64_t results = std::uint64_t{warps} * (shape.m * shape.n / 4);
     return 16 * std::max({blocks, first_rows, results});
@@ -45,6 +45,10 @@ std::optional<AttentionTile> attention_tile(const DeviceInfo& info, const GemmCl
     if (!shared_out || kBlock % n != 0 || kBlock % k != 0)
         return std::nullopt;
     while (tile.warps > 1 && tile.rows() / 2 >= seq)
+        tile.warps /= 2;
+    // lavapipe takes a subgroup's barrier for the workgroup's, and subgroups without a block have
+    // none: so all of them have the same blocks.
+    while (info.is_cpu && !tile.in_lane && tile.warps > 1 && tile.rows() > kBlock)
         tile.warps /= 2;
     for (; tile.warps > 0; tile.warps /= 2)
         if (tile.shared_bytes(qk_dim, v_dim) <= info.shared_memory_bytes &&

@@ -20,7 +20,7 @@ struct AttentionTile {
     MatrixShape shape;
     std::uint32_t warps = 4;
     /// Weights stay in the invocations that hold their scores; else they pass through workgroup
-    /// memory. A device does always the one or the other.
+    /// memory. Which of both is the device's and its numeric class's.
     std::optional<MatrixSlots> in_lane{};
 
     std::uint32_t rows() const { return shape.m * warps; }

@@ -273,10 +273,14 @@ bool add_sums(MatrixSlots& slots, const Numbers& numbers, std::uint32_t columns)
     return true;
 }
 
-/// Nothing where an invocation holds other places of the product than of A.
+/// Nothing where an invocation holds other places of the product than of A, or where those that
+/// share a row are not all whose numbers differ in bits that rows do not depend on.
 std::optional<SumLikeA> like_a(const MatrixSlots& slots, const Numbers& numbers,
                                const MatrixShape& shape) {
-    if (shape.n != shape.k)
+    std::uint32_t rows = numbers.each[0] / slots.per_k; // that differ in invocations and slots
+    for (std::uint32_t weights = slots.a.lane; weights != 0; weights >>= 4)
+        rows *= (weights & 15) != 0 ? 2 : 1;
+    if (shape.n != shape.k || rows != shape.m)
         return std::nullopt;
     SumLikeA result;
     for (std::uint32_t e = 0; e < numbers.each[0]; ++e) {

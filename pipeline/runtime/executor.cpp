@@ -25,11 +25,11 @@ std::size_t way_of(OpKind kind) {
 
 PipelineExecutor::PipelineExecutor(Device& device, const Schedule& schedule, std::uint64_t rank,
                                    std::vector<int> world_ranks, std::vector<PipelineChunk*> chunks,
-                                   PipelinePipes pipes)
+                                   PipelinePipes pipes, std::chrono::milliseconds limit)
     : device_(device),
       one_queue_(!device.distinct_queues(QueueRole::Compute, QueueRole::TransferOut)),
       schedule_(schedule), rank_(rank), world_ranks_(std::move(world_ranks)),
-      chunks_(std::move(chunks)), pipes_(pipes) {
+      chunks_(std::move(chunks)), pipes_(pipes), limit_(limit) {
     verify(schedule_);
     require(rank_ < schedule_.num_ranks() && world_ranks_.size() == schedule_.num_ranks(),
             "a schedule of " + std::to_string(schedule_.num_ranks()) + " ranks for rank " +
@@ -106,16 +106,18 @@ std::uint64_t PipelineExecutor::slot_of(std::uint32_t phase, std::uint64_t micro
 TimePoint PipelineExecutor::hand_over(const Part& part, std::uint32_t before) {
     const PipelineChunk &chunk = *chunks_[part.op.phase], &other = *chunks_[before];
     const std::uint64_t slot = slot_of(before, part.op.micro_batch);
-    auto& copy = copies_[{part.op.kind, part.op.phase, part.slot, slot}];
-    if (!copy) {
+    Copy& copy = copies_[{part.op.kind, part.op.phase, part.slot, slot}];
+    if (!copy.recording) {
         const bool forward = part.op.kind == OpKind::Forward;
         const TensorView from = forward ? other.output(slot) : chunk.input_gradient(part.slot);
         const TensorView to = forward ? chunk.input(part.slot) : other.output_gradient(slot);
-        copy = std::make_unique<Recording>(
+        copy.recording = std::make_unique<Recording>(
             device_, chunk.queue(), forward ? "activations handed over" : "gradients handed over");
-        copy->copy(from.buffer.sub(0, from.num_bytes()), to.buffer.sub(0, to.num_bytes()));
+        copy.recording->copy(from.buffer.sub(0, from.num_bytes()),
+                             to.buffer.sub(0, to.num_bytes()));
     }
-    return device_.submit(*copy);
+    copy.last.wait(limit_); // the device would, too, but not as long
+    return copy.last = device_.submit(*copy.recording);
 }
 
 /// Posted ahead of the part's first node.

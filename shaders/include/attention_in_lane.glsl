@@ -61,7 +61,7 @@ void begin_in_lane(uint first_of_warp, uint statistics) {
         vec2 two_ = vec2(p[nibble(lane_a, e_)], p[nibble(lane_a, e_ + 1u)]);                       \
         uint codes_ = matrix_pack(two_.xyxy).x;                                                    \
         w[e_] = MATRIX_PAIR(codes_).x;                                                             \
-        w[e_ + 1u] = MATRIX_PAIR(codes_).y;                                                        \
+        w[(e_ + 1u) % ELEMENTS] = MATRIX_PAIR(codes_).y;                                           \
     }
 
 #if ROLE == 0

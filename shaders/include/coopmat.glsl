@@ -11,6 +11,7 @@
 #extension GL_EXT_shader_explicit_arithmetic_types_float16 : require
 #endif
 
+// lavapipe takes it for the workgroup's: there all subgroups come to it equally often.
 void subgroup_shared_barrier() {
     controlBarrier(gl_ScopeSubgroup, gl_ScopeSubgroup, gl_StorageSemanticsShared,
                    gl_SemanticsAcquireRelease);

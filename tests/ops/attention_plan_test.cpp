@@ -95,6 +95,9 @@ TEST(AttentionPlan, OtherHeadsAndDevicesAreForTheScalarKernels) {
     narrow.is_cpu = false;
     EXPECT_FALSE(attention_tile(narrow, units, 16, 16, 64)) << "two rows to a lane";
     EXPECT_TRUE(attention_tile(narrow, units_of({8, 8, 8}), 16, 16, 64));
+    DeviceInfo cpu = device_of(16, 48 << 10);
+    cpu.is_cpu = true;
+    EXPECT_EQ(attention_tile(cpu, units_of({16, 8, 8}), 16, 8, 64)->rows(), AttentionTile::kBlock);
     EXPECT_FALSE(attention_tile(device_of(8, 48 << 10), units_of({8, 8, 8}), 16, 16, 64))
         << "too much to compile for a CPU";
     EXPECT_FALSE(attention_tile(device_of(128, 48 << 10), units, 64, 64, 64))

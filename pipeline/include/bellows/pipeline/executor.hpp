@@ -3,8 +3,9 @@
 
 // Runs a rank's part of any verified schedule: hands the ops of its chunks in, in the schedule's
 // order, and moves activations and gradients between chunks: through pipes to other ranks, and with
-// one copy within the device where the next stage is this rank's, too. It never waits: what needs
-// another rank's result is ordered behind its arrival, and a result leaves when its op has ended.
+// one copy within the device where the next stage is this rank's, too (forwards alone: through
+// pipes). It waits for no other rank: what needs another's result is ordered behind its arrival,
+// and a result leaves when its op has ended.
 // Within that the device runs what can begin first, but, apart from pairs that interleave, what
 // another rank waits for is held up neither by weight gradients, which come behind the gradient
 // unless they are to fill (fill()), nor by the next op of its kind, which begins behind the last
@@ -19,6 +20,7 @@
 #include <bellows/pipeline/schedule.hpp>
 
 #include <array>
+#include <chrono>
 #include <cstddef>
 #include <cstdint>
 #include <map>
@@ -69,13 +71,16 @@ struct PipelinePipes {
 class PipelineExecutor {
 public:
     /// rank: of the schedule; world_ranks: which rank of the world stands for each of it; chunks:
-    /// this rank's by phase. All that is handed in must outlive it. Throws Error{InvalidArgument}
-    /// as verify() does, and for numbers that do not fit.
+    /// this rank's by phase; limit: of its waits for what it has handed in before. All that is
+    /// handed in must outlive it. Throws Error{InvalidArgument} as verify() does, and for numbers
+    /// that do not fit.
     PipelineExecutor(Device& device, const Schedule& schedule, std::uint64_t rank,
                      std::vector<int> world_ranks, std::vector<PipelineChunk*> chunks,
-                     PipelinePipes pipes);
+                     PipelinePipes pipes,
+                     std::chrono::milliseconds limit = TimePoint::kDefaultTimeout);
     PipelineExecutor(Device&, const Schedule&&, std::uint64_t, std::vector<int>,
-                     std::vector<PipelineChunk*>, PipelinePipes) = delete; // it must outlive this
+                     std::vector<PipelineChunk*>, PipelinePipes,
+                     std::chrono::milliseconds = {}) = delete; // it must outlive this
 
     /// How the nodes of pairs of a forward of one phase and a backward of another interleave from
     /// now on; until then they are handed in one after the other. All ranks that share an exchange
@@ -89,7 +94,7 @@ public:
     /// in their order.
     void fill(std::uint32_t backward, std::vector<BackwardNode> order);
     /// Hands a step in. In the trace work has the name of its op, a Backward's of its halves, e.g.
-    /// "F0.m3", "I1.m2", "W1.m2" (TraceEvent::op), and what goes between ranks "PP(F0.m3)".
+    /// "F0.m3", "I1.m2", "W1.m2" (TraceEvent::op), and what goes between stages "PP(F0.m3)".
     void run();
 
 private:
@@ -133,6 +138,7 @@ private:
     std::vector<int> world_ranks_;
     std::vector<PipelineChunk*> chunks_;
     PipelinePipes pipes_;
+    std::chrono::milliseconds limit_;
     std::map<std::pair<std::uint32_t, std::uint32_t>, PairOrder> orders_; ///< by phases
     std::map<std::uint32_t, std::vector<BackwardNode>> fills_;            ///< by phase
     std::vector<std::vector<ChunkPlace>> places_;
@@ -140,12 +146,14 @@ private:
     std::vector<std::vector<TimePoint>> input_gradients_; ///< the last ones, by phase and slot
     TimePoint last_done_;                                 ///< of the ops before
     std::array<TimePoint, 2> last_sent_;                  ///< activations, gradients
-    /// What the last forward and the last input gradient that leave the rank have computed.
+    /// What the last forward and the last input gradient that leave their stage have computed.
     std::array<TimePoint, 2> last_computed_;
+    struct Copy {
+        std::unique_ptr<Recording> recording;
+        TimePoint last;
+    };
     /// By the op's kind, its phase and slot, and the slot of the stage before.
-    std::map<std::tuple<OpKind, std::uint32_t, std::uint64_t, std::uint64_t>,
-             std::unique_ptr<Recording>>
-        copies_;
+    std::map<std::tuple<OpKind, std::uint32_t, std::uint64_t, std::uint64_t>, Copy> copies_;
 };
 
 } // namespace bellows
