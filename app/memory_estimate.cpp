@@ -117,9 +117,10 @@ std::uint64_t filled_rows(const Sizes& s, std::uint64_t rows, std::uint64_t matr
     return rows + (s.tiles ? 128 * matrices : 0);
 }
 
-/// The weight gradients of an FFN in FP8: its input and the SwiGLU's output quantised anew, and a
-/// product's operands decoded to bf16, or packed, which takes no more but for the rows that fill up
-/// tiles of 128 of each matrix. `rows` are as many as could come.
+/// The weight gradients of an FFN in FP8, at most: its input and the SwiGLU's output quantised
+/// anew, and a product's operands packed, with the rows that fill up tiles of 128 of each matrix.
+/// Where products take the operands' values, they are quantised to these alone. `rows` are as many
+/// as could come.
 std::uint64_t fp8_weight_gradient_bytes(const Sizes& s, std::uint64_t rows, std::uint64_t ffn,
                                         std::uint64_t matrices) {
     const std::uint64_t hidden = s.model.hidden;

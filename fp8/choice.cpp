@@ -123,6 +123,11 @@ void require_class(const VariantTime& v, std::string_view kind, std::string_view
 
 } // namespace
 
+ProductKind weight_gradient_kind(std::uint64_t all_rows, const GroupedRows* rows) {
+    return {GemmForm::TN, rows == nullptr ? Grouping::Dense : Grouping::Grouped, Pair::Fp8,
+            size_of_groups(Pair::Fp8, rows == nullptr ? all_rows : expected_rows(rows->layout))};
+}
+
 const std::vector<ProductKind>& product_kinds() {
     static const std::vector<ProductKind> kinds = make_kinds();
     return kinds;

@@ -60,9 +60,10 @@ void dequantize(Recording& recording, const Quantized& quantized, const TensorVi
     const bool streamed = streams(recording, form);
     const std::uint32_t unit = unit_of(streamed, y);
     const std::uint64_t units = div_up(mc.columns, unit);
-    const LanePlan plan = plan_lanes(streamed, units);
-    Kernel kernel = fill(operands, quantized, mc, y, my, plan, unit);
     const bool columns = quantized.recipe.blocks == Blocks::Columns128;
+    // A workgroup has all 128 rows of its columns: fewer of these are more workgroups.
+    const LanePlan plan = columns && !streamed ? LanePlan{128, 16} : plan_lanes(streamed, units);
+    Kernel kernel = fill(operands, quantized, mc, y, my, plan, unit);
     const std::uint32_t steps = columns ? 32 / plan.step_rows() : (streamed ? 8 : 1);
     const std::uint64_t row_tiles =
         groups != 0 ? mc.rows / 128 + groups : div_up(mc.rows, steps * 4 * plan.step_rows());

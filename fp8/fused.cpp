@@ -101,7 +101,7 @@ struct Result {
 
 Result result(const Operands& operands, const char* codes, const char* scales,
               const Quantized& quantized, const Matrix& like) {
-    operands.require_blocks(codes, quantized, Blocks::Rows128);
+    operands.require_blocks(codes, quantized.recipe, Blocks::Rows128);
     operands.require(quantized.codes.rank == 2, std::string(codes) + " are " +
                                                     describe(quantized.codes) +
                                                     ", wanted are 2 dimensions");
@@ -145,7 +145,7 @@ GateUp gate_up_of(const Operands& operands, const TensorView& view) {
 }
 
 GateUp gate_up_of(const Operands& operands, const Quantized& quantized) {
-    operands.require_blocks("gate_up's codes", quantized, Blocks::Rows128);
+    operands.require_blocks("gate_up's codes", quantized.recipe, Blocks::Rows128);
     GateUp g;
     g.m = operands.codes("gate_up's codes", quantized, false);
     g.quantized = &quantized;

@@ -221,10 +221,9 @@ std::uint32_t Operands::stride4(const Matrix& m) const {
     return 2 * m.stride8;
 }
 
-void Operands::require_blocks(const char* name, const Quantized& quantized, Blocks blocks) const {
-    require(quantized.recipe.blocks == blocks, std::string(name) + " have the recipe " +
-                                                   describe(quantized.recipe) + ", wanted are " +
-                                                   to_string(blocks) + " blocks");
+void Operands::require_blocks(const char* name, const Recipe& recipe, Blocks blocks) const {
+    require(recipe.blocks == blocks, std::string(name) + " have the recipe " + describe(recipe) +
+                                         ", wanted are " + to_string(blocks) + " blocks");
 }
 
 BufferView Operands::row_count_or(const TensorView& view, BufferView otherwise) const {

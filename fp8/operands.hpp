@@ -80,7 +80,7 @@ public:
                       std::uint64_t alignment = 4) const;
     /// A row stride in fours of elements, for kernels that go by those.
     std::uint32_t stride4(const Matrix& m) const;
-    void require_blocks(const char* name, const Quantized& quantized, Blocks blocks) const;
+    void require_blocks(const char* name, const Recipe& recipe, Blocks blocks) const;
     /// A grid axis.
     std::uint32_t grid(const char* what, std::uint64_t groups) const;
 

@@ -39,16 +39,16 @@ inline bool masked(const Product& p) {
 inline constexpr std::uint64_t kFewRows = 64;
 
 /// Rows of a group of activations on average, as far as the host can tell.
-inline std::uint64_t expected_rows(const Product& p) {
-    if (p.rows == nullptr)
-        return extents_of(p.a.values).rows;
-    const GroupLayout& layout = p.rows->layout;
+inline std::uint64_t expected_rows(const GroupLayout& layout) {
     if (layout.expected_rows != 0)
         return layout.expected_rows;
-    if (masked(p)) // made for decoding
+    if (layout.form == GroupLayout::Form::Masked) // made for decoding
         return std::min(layout.spacing, kFewRows);
     const std::uint64_t groups = std::max<std::uint64_t>(layout.groups, 1);
     return (layout.rows + groups - 1) / groups;
+}
+inline std::uint64_t expected_rows(const Product& p) {
+    return p.rows == nullptr ? extents_of(p.a.values).rows : expected_rows(p.rows->layout);
 }
 
 /// "" when the product can be computed so, else what is against it.

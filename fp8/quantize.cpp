@@ -56,6 +56,42 @@ void quantize_rows(Recording& recording, const Operands& operands, const TensorV
                        groups);
 }
 
+/// What quantize_tiles writes: codes and scales, or what they stand for.
+struct Target {
+    Recipe recipe;
+    Matrix matrix;
+    Scales scales;
+    std::uint32_t groups = 0;
+    BufferView group_offsets;
+    bool decoded = false;
+};
+
+Target target(const Operands& operands, const Quantized& q, const Matrix& like) {
+    const Matrix codes = operands.codes("codes", q, like);
+    return {q.recipe, codes, operands.scales("scales", q, codes), operands.groups(q),
+            operands.group_offsets_or(q, codes.memory)};
+}
+
+Target target(const Operands& operands, const Decoded& d, const Matrix& like) {
+    operands.require(d.recipe.blocks == Blocks::Columns128 &&
+                         d.recipe.rule == ScaleRule::PowerOfTwo,
+                     "the recipe is " + describe(d.recipe) +
+                         "; values without codes are of 128x1 blocks with power-of-two scales");
+    const Matrix values = operands.activation("the values", d.values, true);
+    operands.require(d.values.dtype == DType::BF16 && values.batch == like.batch &&
+                         values.rows == like.rows && values.columns == like.columns,
+                     "the values are " + describe(d.values) + ", wanted are bf16 " +
+                         (like.batch == 1 ? "" : std::to_string(like.batch) + " x ") +
+                         std::to_string(like.rows) + " x " + std::to_string(like.columns));
+    const Quantized q{d.values, {}, d.recipe, d.group_offsets};
+    return {d.recipe,
+            values,
+            {values.memory},
+            operands.groups(q),
+            operands.group_offsets_or(q, values.memory),
+            true};
+}
+
 /// What quantize_tiles writes beside columns, and what it reads when that is FP8.
 struct TileExtras {
     const Quantized* rows_out = nullptr;
@@ -74,43 +110,42 @@ bool requantizes_in_f16(const Device& device, const Recipe& rows, const Recipe& 
 }
 
 kernels::Fp8QuantizeTiles::Variant tiles_variant(const Recording& recording, const TensorView& x,
-                                                 const Quantized& q, const Quantized* rows_in,
+                                                 const Recipe& recipe, const Quantized* rows_in,
                                                  bool streamed) {
     using Variant = kernels::Fp8QuantizeTiles::Variant;
     if (rows_in == nullptr)
         return x.dtype == DType::BF16 ? Variant::bf16 : Variant::f32;
-    return !streamed && requantizes_in_f16(recording.device(), rows_in->recipe, q.recipe)
+    return !streamed && requantizes_in_f16(recording.device(), rows_in->recipe, recipe)
                ? Variant::fp8_f16
                : Variant::fp8;
 }
 
-/// stored: x as it stands in memory.
+/// stored: x as it stands in memory. To: Quantized or Decoded.
+template <class To>
 void quantize_tiles(Recording& recording, const Operands& operands, const TensorView& x,
-                    const Matrix& stored, const Quantized& q, const TileExtras& extras,
-                    bool streamed) {
+                    const Matrix& stored, const To& to, const TileExtras& extras, bool streamed) {
     using K = kernels::Fp8QuantizeTiles;
     Matrix mx = stored;
     if (extras.by != nullptr)
         mx.rows = extras.by->slots.extent[0];
-    const Matrix mc = operands.codes("codes", q, mx);
-    const Scales s = operands.scales("scales", q, mc);
-    const std::uint32_t group_count = operands.groups(q);
+    const auto [recipe, mc, s, group_count, group_offsets, decoded] = target(operands, to, mx);
     if (mx.empty())
         return;
     const std::uint64_t row_tiles =
         group_count != 0 ? mx.rows / 128 + group_count : div_up(mx.rows, 128);
-    const bool narrow = q.recipe.blocks == Blocks::Columns128 && extras.rows_out == nullptr;
+    const bool narrow = recipe.blocks == Blocks::Columns128 && extras.rows_out == nullptr;
     const std::uint32_t lanes_x = streamed || narrow ? 8 : 16;
-    K kernel{.variant = tiles_variant(recording, x, q, extras.rows_in, streamed),
+    K kernel{.variant = tiles_variant(recording, x, recipe, extras.rows_in, streamed),
              .constants = {.local_size = streamed ? 8u : 16 * lanes_x,
                            .lanes_x = lanes_x,
-                           .format = constant(q.recipe.format),
-                           .rule = constant(q.recipe.rule),
-                           .blocks = q.recipe.blocks == Blocks::Blocks128 ? 1u : 0u},
+                           .format = constant(recipe.format),
+                           .rule = constant(recipe.rule),
+                           .blocks = recipe.blocks == Blocks::Blocks128 ? 1u : 0u,
+                           .decoded = decoded ? 1u : 0u},
              .x = mx.memory,
              .x_scales = mx.memory,
              .row_count = operands.row_count_or(x, mx.memory),
-             .group_offsets = operands.group_offsets_or(q, mx.memory),
+             .group_offsets = group_offsets,
              .slots = mx.memory,
              .codes = mc.memory,
              .scales = s.memory,
@@ -118,7 +153,8 @@ void quantize_tiles(Recording& recording, const Operands& operands, const Tensor
              .row_scales = s.memory,
              .rows = operands.u32("rows", mx.rows),
              .columns = operands.u32("columns", mx.columns),
-             .codes_groups = codes_groups(mc),
+             .codes_groups =
+                 decoded ? operands.u32("columns", div_up(mx.columns, 8)) : codes_groups(mc),
              .row_tiles = operands.u32("row tiles", row_tiles),
              .groups = group_count,
              .x_stride8 = mx.stride8,
@@ -285,11 +321,17 @@ void quantize(Recording& recording, const TensorView& x, const Quantized& quanti
     }
 }
 
+void quantize(Recording& recording, const TensorView& x, const Decoded& decoded, Form form) {
+    const Operands operands("fp8::quantize");
+    quantize_tiles(recording, operands, x, operands.activation("x", x, true), decoded, {},
+                   streams(recording, form));
+}
+
 void quantize_rows_and_columns(Recording& recording, const TensorView& x, const Quantized& rows,
                                const Quantized& columns, Form form) {
     const Operands operands("fp8::quantize_rows_and_columns");
-    operands.require_blocks("rows", rows, Blocks::Rows128);
-    operands.require_blocks("columns", columns, Blocks::Columns128);
+    operands.require_blocks("rows", rows.recipe, Blocks::Rows128);
+    operands.require_blocks("columns", columns.recipe, Blocks::Columns128);
     operands.require(rows.recipe.format == columns.recipe.format &&
                          rows.recipe.rule == columns.recipe.rule,
                      "rows are " + describe(rows.recipe) + ", columns are " +
@@ -299,20 +341,23 @@ void quantize_rows_and_columns(Recording& recording, const TensorView& x, const 
                    streams(recording, form));
 }
 
-void requantize(Recording& recording, const Quantized& rows, const Quantized& columns, Form form) {
+namespace {
+
+template <class To>
+void requantize_rows(Recording& recording, const Quantized& rows, const To& columns, Form form) {
     const Operands operands("fp8::requantize");
-    operands.require_blocks("rows", rows, Blocks::Rows128);
-    operands.require_blocks("columns", columns, Blocks::Columns128);
-    const Matrix mx = operands.codes("the rows' codes", rows, false);
-    quantize_tiles(recording, operands, rows.codes, mx, columns, {.rows_in = &rows},
-                   streams(recording, form));
+    operands.require_blocks("rows", rows.recipe, Blocks::Rows128);
+    operands.require_blocks("columns", columns.recipe, Blocks::Columns128);
+    quantize_tiles(recording, operands, rows.codes, operands.codes("the rows' codes", rows, false),
+                   columns, {.rows_in = &rows}, streams(recording, form));
 }
 
-void requantize(Recording& recording, const Quantized& rows, const RowsBySlots& by,
-                const Quantized& columns, Form form) {
+template <class To>
+void requantize_by_slots(Recording& recording, const Quantized& rows, const RowsBySlots& by,
+                         const To& columns, Form form) {
     const Operands operands("fp8::requantize");
-    operands.require_blocks("rows", rows, Blocks::Rows128);
-    operands.require_blocks("columns", columns, Blocks::Columns128);
+    operands.require_blocks("rows", rows.recipe, Blocks::Rows128);
+    operands.require_blocks("columns", columns.recipe, Blocks::Columns128);
     operands.require(by.slots.rank == 1 && by.slots_per_a_row > 0,
                      "slots are " + describe(by.slots) + ", " + std::to_string(by.slots_per_a_row) +
                          " of them a row: wanted are i32 [rows], at least one a row");
@@ -323,6 +368,26 @@ void requantize(Recording& recording, const Quantized& rows, const RowsBySlots& 
     view.row_count = by.slots.row_count;
     quantize_tiles(recording, operands, view, mx, columns, {.rows_in = &rows, .by = &by},
                    streams(recording, form));
+}
+
+} // namespace
+
+void requantize(Recording& recording, const Quantized& rows, const Quantized& columns, Form form) {
+    requantize_rows(recording, rows, columns, form);
+}
+
+void requantize(Recording& recording, const Quantized& rows, const Decoded& columns, Form form) {
+    requantize_rows(recording, rows, columns, form);
+}
+
+void requantize(Recording& recording, const Quantized& rows, const RowsBySlots& by,
+                const Quantized& columns, Form form) {
+    requantize_by_slots(recording, rows, by, columns, form);
+}
+
+void requantize(Recording& recording, const Quantized& rows, const RowsBySlots& by,
+                const Decoded& columns, Form form) {
+    requantize_by_slots(recording, rows, by, columns, form);
 }
 
 } // namespace bellows::fp8

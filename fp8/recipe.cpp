@@ -179,4 +179,23 @@ Quantized make_quantized(BufferView memory, const Recipe& recipe,
                           group_offsets);
 }
 
+namespace {
+
+Shape decoded_shape(std::initializer_list<std::uint64_t> extents) {
+    require_matrix(extents);
+    return padded(extents, round_up(*(extents.end() - 1), 8));
+}
+
+} // namespace
+
+std::uint64_t decoded_bytes(std::initializer_list<std::uint64_t> extents) {
+    return round_up(decoded_shape(extents).num_elements() * size_of(DType::BF16), 16);
+}
+
+Decoded make_decoded(BufferView memory, const Recipe& recipe,
+                     std::initializer_list<std::uint64_t> extents,
+                     const TensorView& group_offsets) {
+    return {view_of(memory, DType::BF16, decoded_shape(extents)), recipe, group_offsets};
+}
+
 } // namespace bellows::fp8

@@ -20,24 +20,36 @@ fp8::Quantized along_features(Recording& r, Arena::Frame& scratch, const LinearR
     return q;
 }
 
-/// In blocks along the rows, for weight gradients. group_offsets: of experts' rows.
-fp8::Quantized along_rows(Recording& r, Arena::Frame& scratch, const LinearRows& x,
-                          const TensorView& group_offsets = {}) {
+/// In blocks along the rows, for weight gradients: values, where products decode codes anyway.
+/// groups: of experts' rows.
+fp8::Operand along_rows(Recording& r, Arena::Frame& scratch, const LinearRows& x,
+                        const fp8::Choice& products, const fp8::GroupedRows* groups = nullptr) {
     if (x.columns)
         return *x.columns;
     const TensorView& shape = x.codes ? x.codes->codes : x.values;
     const std::uint64_t rows = x.slots ? x.slots->slots.extent[0] : shape.extent[0];
     const std::uint64_t columns = shape.extent[1];
-    const std::uint64_t groups = group_offsets.buffer ? group_offsets.extent[0] - 1 : 0;
+    const TensorView offsets = groups != nullptr ? groups->layout.values : TensorView{};
+    const auto quantise = [&](const auto& to) {
+        if (x.values.buffer)
+            fp8::quantize(r, x.values, to);
+        else if (x.slots)
+            fp8::requantize(r, *x.codes, *x.slots, to);
+        else
+            fp8::requantize(r, *x.codes, to);
+    };
+    if (products.at(fp8::weight_gradient_kind(rows, groups)) == fp8::Variant::Decoded) {
+        const fp8::Decoded decoded =
+            fp8::make_decoded(scratch.bytes(fp8::decoded_bytes({rows, columns})), kColumnsRecipe,
+                              {rows, columns}, offsets);
+        quantise(decoded);
+        return decoded.values;
+    }
+    const std::uint64_t group_count = groups != nullptr ? groups->layout.groups : 0;
     const fp8::Quantized q = fp8::make_quantized(
-        scratch.bytes(fp8::quantized_bytes(kColumnsRecipe, {rows, columns}, groups)),
-        kColumnsRecipe, {rows, columns}, group_offsets);
-    if (x.values.buffer)
-        fp8::quantize(r, x.values, q);
-    else if (x.slots)
-        fp8::requantize(r, *x.codes, *x.slots, q);
-    else
-        fp8::requantize(r, *x.codes, q);
+        scratch.bytes(fp8::quantized_bytes(kColumnsRecipe, {rows, columns}, group_count)),
+        kColumnsRecipe, {rows, columns}, offsets);
+    quantise(q);
     return q;
 }
 
@@ -129,9 +141,10 @@ LinearRows quantise_gradient(Recording& r, Arena::Frame& scratch, const TensorVi
     return gradient;
 }
 
-LinearRows with_columns(Recording& r, Arena::Frame& scratch, LinearRows x) {
+LinearRows with_columns(Recording& r, Arena::Frame& scratch, LinearRows x,
+                        const fp8::Choice& products) {
     if (x.codes)
-        x.columns = along_rows(r, scratch, x);
+        x.columns = along_rows(r, scratch, x, products);
     return x;
 }
 
@@ -166,7 +179,8 @@ void Linear::weight_gradient(Recording& r, Arena::Frame& scratch, const LinearRo
         return;
     }
     Arena::Frame work = scratch.nested();
-    const fp8::Quantized a = along_rows(r, work, dy), b = along_rows(r, work, x);
+    const fp8::Operand a = along_rows(r, work, dy, products_),
+                       b = along_rows(r, work, x, products_);
     const auto [way, workspace] =
         means_of(r, work, products_, GemmForm::TN, a, b, weight_.gradient);
     fp8::gemm_tn(r, a, b, weight_.gradient, true, workspace, way);
@@ -191,13 +205,13 @@ void ExpertLinear::input_gradient(Recording& r, Arena::Frame& scratch, const Lin
 
 void ExpertLinear::weight_gradient(Recording& r, Arena::Frame& scratch, const LinearRows& dy,
                                    const LinearRows& x, const fp8::GroupedRows& rows) const {
-    const TensorView& offsets = rows.layout.values;
     if (!weights_.quantized) {
-        ops::grouped_gemm_tn(r, dy.values, x.values, weights_.gradient, offsets, true);
+        ops::grouped_gemm_tn(r, dy.values, x.values, weights_.gradient, rows.layout.values, true);
         return;
     }
     Arena::Frame work = scratch.nested();
-    const fp8::Quantized a = along_rows(r, work, dy, offsets), b = along_rows(r, work, x, offsets);
+    const fp8::Operand a = along_rows(r, work, dy, products_, &rows),
+                       b = along_rows(r, work, x, products_, &rows);
     const auto [way, workspace] =
         means_of(r, work, products_, GemmForm::TN, a, b, weights_.gradient, &rows);
     fp8::k_grouped_gemm_tn(r, a, b, weights_.gradient, rows, true, workspace, way);

@@ -8,13 +8,15 @@
 // (arXiv 2412.19437, 3.3): weights in 128 x 128 blocks, activations and gradients in 1 x 128 blocks
 // for the forward product and the input gradient, both operands of a weight gradient in 128 x 1
 // blocks; all E4M3 with power-of-two scales; sums f32. Which variant computes a product, and with
-// it the bits, the run's table says, whose ranks agree on it and whose checkpoints keep it. Used by
-// the layers' own .cpp files, which record nodes with them; products take what they need from the
-// node's scratch.
+// it the bits, the run's table says, whose ranks agree on it and whose checkpoints keep it. Where
+// it has weight gradients Decoded, their operands are quantised straight to the values of their
+// codes. Used by the layers' own .cpp files, which record nodes with them; products take what they
+// need from the node's scratch.
 
 #include <bellows/engine/arena.hpp>
 #include <bellows/engine/gemm.hpp>
 #include <bellows/fp8/choice.hpp>
+#include <bellows/fp8/gemm.hpp>
 #include <bellows/fp8/groups.hpp>
 #include <bellows/fp8/quantize.hpp>
 #include <bellows/fp8/recipe.hpp>
@@ -35,7 +37,7 @@ struct LinearRows {
     std::optional<fp8::Quantized> codes; ///< for forward products and input gradients
     /// Of experts' rows alone: how these stand in `codes`.
     std::optional<fp8::RowsBySlots> slots;
-    std::optional<fp8::Quantized> columns; ///< for weight gradients
+    std::optional<fp8::Operand> columns; ///< for weight gradients: codes, or their values
 };
 
 /// The recipes of `codes` and of `columns`.
@@ -56,7 +58,8 @@ LinearRows quantise_gradient(Recording& recording, Arena::Frame& scratch, const 
                              const fp8::Quantized& columns);
 /// x with `columns`, which live within a node: for one whose weight gradients read x more than
 /// once. As it is where it has no codes.
-LinearRows with_columns(Recording& recording, Arena::Frame& scratch, LinearRows x);
+LinearRows with_columns(Recording& recording, Arena::Frame& scratch, LinearRows x,
+                        const fp8::Choice& products);
 
 /// y = RMSNorm(x), in the form that y has. inv_rms: [rows] f32, written.
 void normalise(Recording& recording, const TensorView& x, const TensorView& gain,

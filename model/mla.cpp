@@ -199,8 +199,8 @@ void MlaSlot::input_gradient(Recording& r, Frame& scratch) {
     }
     attention_gradient(r, scratch);
     if (fp8()) {
-        d_q_ = quantise_gradient(r, scratch, flat(q_), *d_q_.columns);
-        d_kv_up_ = quantise_gradient(r, scratch, flat(kv_up_), *d_kv_up_.columns);
+        d_q_ = quantise_gradient(r, scratch, flat(q_), *d_q_.columns->quantized);
+        d_kv_up_ = quantise_gradient(r, scratch, flat(kv_up_), *d_kv_up_.columns->quantized);
     }
     queries_gradient(r, scratch);
     keys_and_values_gradient(r, scratch);
@@ -247,7 +247,8 @@ void MlaSlot::keys_and_values_gradient(Recording& r, Frame& scratch) const {
 }
 
 void MlaSlot::weight_gradient(Recording& r, Frame& scratch) const {
-    const LinearRows norm = with_columns(r, scratch, norm_); // of both latents' weights
+    const LinearRows norm = // of both latents' weights
+        with_columns(r, scratch, norm_, layer_.parameters.products());
     layer_.linear("o_proj").weight_gradient(r, scratch, t_.dy, flat(o_));
     layer_.linear("kv_b_proj").weight_gradient(r, scratch, d_kv_up_, kv_norm_);
     layer_.linear("kv_a_proj_with_mqa").weight_gradient(r, scratch, d_kv_, norm);

@@ -6,7 +6,9 @@
 // without also_rows, not in the CPU drivers' form.
 //   x            [batch, rows, columns] f32, bf16 or bytes (input_format)
 //   x_scales     [rows, ceil(columns / 128)] f32, variants fp8 and fp8_f16 only
-//   codes        [batch, rows, columns] bytes
+//   codes        [batch, rows, columns] bytes; with `decoded` (mode columns, power-of-two scales) bf16
+//                instead, code * scale, and no scales: what stands up to a multiple of 8 columns is
+//                unspecified
 //   scales       mode columns: [batch, row tiles, columns] f32, blocks: [batch, row tiles, column
 //                tiles] f32
 //   row_codes, row_scales  like x and x_scales, in mode columns if also_rows
@@ -20,7 +22,7 @@
 //   lanes_x = 16, or 8 in mode columns without also_rows: tiles of 64 columns. lanes_x = local_size =
 //   8 (CPU drivers): 128 rows x 16 columns each, x read again from the cache.
 // Dispatch: x = column tiles, y = row tiles (grid-stride), z = batch.
-// Shared memory: 1.5 KiB; 8.5 KiB more if also_rows, 1 KiB more for blocks.
+// Shared memory: 1.5 KiB; 8.5 KiB more if also_rows, 1 KiB more for blocks, 0.5 KiB more if decoded.
 #version 460
 #extension GL_GOOGLE_include_directive : require
 #include "include/fp8_eight.glsl"
@@ -40,6 +42,7 @@ const uint row_pitch = lanes_x + 1u; // odd: rows one below the other are in dif
 
 shared uint column_most[128];
 shared vec4 column_factor[32];
+shared vec4 column_scale[decoded != 0u ? 32u : 1u];
 shared uint row_most[also_rows != 0u ? 128u * row_pitch : 1u];
 shared float row_factor[128];
 shared uvec4 lane_most[blocks != 0u ? local_size / 4u + 4u : 1u];
@@ -161,7 +164,9 @@ void scale_columns(uint tile) {
         float scale = fp8_scale(format, rule, column_most[c]);
         column_factor[c / 4u][c % 4u] = fp8_inverse(rule, scale);
         uint column = 8u * tile_groups * gl_WorkGroupID.x + c;
-        if (column < push.columns) {
+        if (decoded != 0u) {
+            column_scale[c / 4u][c % 4u] = scale;
+        } else if (column < push.columns) {
             WriteUint(scales_base).v[tile * push.scales_stride + column] = floatBitsToUint(scale);
         }
     }
@@ -239,6 +244,25 @@ uvec2 encode_columns(Eight x, Columns c, bool fit) {
     return uvec2(fp8_encode4(format, x.low * c.low), fp8_encode4(format, x.high * c.high));
 }
 
+// Eight values in bf16, which holds them exactly.
+void store_decoded(uint row, uint group, Eight x) {
+    uvec4 low = floatBitsToUint(x.low), high = floatBitsToUint(x.high);
+    WriteUvec4(codes_base).v[row * push.codes_stride8 + group] =
+        uvec4(low.x >> 16 | low.y & 0xFFFF0000u, low.z >> 16 | low.w & 0xFFFF0000u,
+              high.x >> 16 | high.y & 0xFFFF0000u, high.z >> 16 | high.w & 0xFFFF0000u);
+}
+
+// What codes of these columns stand for, of x where they fit.
+Eight decode_columns(Eight x, uint tile_group, Columns c, bool fit) {
+    vec4 low = column_scale[2u * tile_group], high = column_scale[2u * tile_group + 1u];
+    if (fit) {
+        return Eight(fp8_round_fitting4(format, x.low, c.low, low),
+                     fp8_round_fitting4(format, x.high, c.high, high));
+    }
+    uvec2 codes = encode_columns(x, c, false);
+    return Eight(fp8_decode4(format, codes.x) * low, fp8_decode4(format, codes.y) * high);
+}
+
 uvec2 stored(uvec2 codes, uint group) {
     return push.columns % 16u != 0u ? keep_present(codes, present(group, push.columns)) : codes;
 }
@@ -251,6 +275,10 @@ void store(uint i, uint row, uint tile_group, Raw8 raw, float factor, Columns co
         return;
     }
     Eight x = values(raw, factor, finite);
+    if (decoded != 0u) {
+        store_decoded(row, group, decode_columns(x, tile_group, columns, fit));
+        return;
+    }
     uvec2 codes = blocks != 0u ? encode_block8(format, x, row_factor[0], fit)
                                : encode_columns(x, columns, fit);
     WriteUvec2(codes_base).v[row * push.codes_stride8 + group] = stored(codes, group);
@@ -371,6 +399,19 @@ void store_again(TileRows rows, uint group, Columns columns) {
     }
 }
 
+// What the codes of pairs by these inverse scales stand for, with the signs of `codes`.
+Eight decode_pairs(f16vec2 x[4], uvec2 codes, f16vec2 inverse[4]) {
+    vec4 y[2];
+    [[unroll]] for (uint h = 0u; h < 2u; ++h) {
+        f16vec2 even = fp8_round_pair(x[2u * h] * inverse[2u * h]);
+        f16vec2 odd = fp8_round_pair(x[2u * h + 1u] * inverse[2u * h + 1u]);
+        vec4 magnitude = vec4(even.x, odd.x, even.y, odd.y) * column_scale[2u * lane_x + h];
+        uvec4 signs = uvec4(codes[h] << 24, codes[h] << 16, codes[h] << 8, codes[h]) & 0x80000000u;
+        y[h] = uintBitsToFloat(floatBitsToUint(magnitude) | signs);
+    }
+    return Eight(y[0], y[1]);
+}
+
 bool all_zero(uvec2 codes) {
     return ((codes.x | codes.y) & 0x7F7F7F7Fu) == 0u;
 }
@@ -446,7 +487,9 @@ void tile_in_pairs(uint tile, TileRows rows) {
         f16vec2 inverse[4] = {f16vec2(low.xz), f16vec2(low.yw), f16vec2(high.xz), f16vec2(high.yw)};
         [[unroll]] for (uint k = 0u; k < kKept; ++k) {
             uint row = rows.first + k * lanes_y + lane_y;
-            if (row < rows.end) {
+            if (row < rows.end && decoded != 0u) {
+                store_decoded(row, group, decode_pairs(x[k], raw[k], inverse));
+            } else if (row < rows.end) {
                 uvec2 codes = uvec2(fp8_encode_pairs(x[k][0] * inverse[0], x[k][1] * inverse[1]),
                                     fp8_encode_pairs(x[k][2] * inverse[2], x[k][3] * inverse[3]));
                 codes += raw[k] & 0x80808080u;
@@ -496,7 +539,8 @@ void main() {
     }
     uint batch = gl_WorkGroupID.z;
     x_base = address_add(uvec2(push.operands.x), batch, push.x_batch8, X_LOG2_BYTES);
-    codes_base = address_add(uvec2(push.operands.codes), batch, push.codes_batch8, 3u);
+    codes_base = address_add(uvec2(push.operands.codes), batch, push.codes_batch8,
+                             decoded != 0u ? 4u : 3u);
     scales_base = address_add(uvec2(push.operands.scales), batch, push.scales_batch, 2u);
     lane_x = gl_LocalInvocationIndex % lanes_x;
     lane_y = gl_LocalInvocationIndex / lanes_x;

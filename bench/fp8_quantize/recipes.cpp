@@ -56,6 +56,32 @@ Workload requantize(OpData& data, const QuantizeShape& shape, const Recipe& reci
             bytes_of(rows) + bytes_of(columns), 0};
 }
 
+/// Straight to the values of the columns, which must be those of the codes.
+Workload requantize_decoded(OpData& data, const QuantizeShape& shape, const Recipe& recipe) {
+    const Quantized rows = quantized(data, recipe, shape),
+                    columns = empty_codes(data, columns_like(recipe), shape);
+    const fp8::Decoded y =
+        fp8::make_decoded(data.bytes(fp8::decoded_bytes({shape.rows, shape.columns})),
+                          columns.recipe, {shape.rows, shape.columns});
+    const auto verify = [=, &data]() -> std::string {
+        Recording recording(data.device(), QueueRole::Compute, "codes of the columns");
+        fp8::requantize(recording, rows, columns);
+        data.device().submit(recording).wait();
+        for (const std::uint64_t row : samples(shape.rows)) {
+            const auto actual = rows_of(data, y.values)(row, 1),
+                       expected = rows_of(data, columns)(row, 1);
+            for (std::uint64_t c = 0; c < shape.columns; ++c)
+                if (const std::string wrong =
+                        compare("y", row * shape.columns + c, actual[c], expected[c], 0, 0);
+                    !wrong.empty())
+                    return wrong;
+        }
+        return "";
+    };
+    return {[=](Recording& r) { fp8::requantize(r, rows, y); }, verify,
+            bytes_of(rows) + bytes_of({y.values}), 0};
+}
+
 Workload dequantize(OpData& data, const QuantizeShape& shape, const Recipe& recipe, DType act) {
     const Quantized q = quantized(data, recipe, shape);
     const TensorView y = shape.batch == 1
@@ -108,6 +134,8 @@ std::vector<QuantizeOp> quantize_ops(const QuantizeShape& shape, fp8::Format for
         return ops;
     const Recipe recipe{Blocks::Rows128, format, rule};
     add("requantize", requantize, recipe);
+    if (rule == fp8::ScaleRule::PowerOfTwo)
+        add("requantize_decoded", requantize_decoded, recipe);
     for (const DType act : storage) {
         const std::string name = std::string("/") + to_string(act);
         add("rows_and_columns" + name, rows_and_columns, recipe, act);

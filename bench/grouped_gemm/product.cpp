@@ -143,10 +143,15 @@ std::string GroupedProduct::check_samples() const {
         };
         const std::uint64_t g = pick(s.groups), first = begins_[g], count = ends_[g] - first;
         const std::uint64_t i = pick(k_grouped ? s.n : count), j = pick(columns);
-        double sum = 0, actual = 0;
+        double sum = 0, actual = 0, scale = 1;
         if (k_grouped) {
-            for (std::uint64_t r = first; r < ends_[g]; ++r)
-                sum += a.at(0, r, i, g, first) * b.at(0, r, j, g, first);
+            double squares = 0; // of a sum over many rows that may come out small
+            for (std::uint64_t r = first; r < ends_[g]; ++r) {
+                const double product = a.at(0, r, i, g, first) * b.at(0, r, j, g, first);
+                sum += product;
+                squares += product * product;
+            }
+            scale = std::max(scale, std::sqrt(squares));
             actual = d.at(g, i, j);
         } else {
             const bool masked = case_.layout == GroupedLayout::Masked;
@@ -156,7 +161,7 @@ std::string GroupedProduct::check_samples() const {
             actual = d.at(masked ? g : 0, row, j);
         }
         const std::string what = "d of group " + std::to_string(g) + ", row " + std::to_string(i);
-        const std::string wrong = compare(what.c_str(), j, actual, sum, tolerance(d_.dtype));
+        const std::string wrong = compare(what.c_str(), j, actual, sum, tolerance(d_.dtype), scale);
         if (!wrong.empty())
             return wrong;
     }

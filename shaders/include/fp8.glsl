@@ -63,6 +63,12 @@ float fp8_lift(uint format) {
     return uintBitsToFloat(format == FP8_E4M3 ? 0x49000000u : 0x5C800000u); // 2^19, 2^58
 }
 
+// The power of two below |x|, x lifted, but that of the format's least normal value where it is above.
+vec4 fp8_power_below(uint format, vec4 x) {
+    return uintBitsToFloat(max(floatBitsToUint(x) & FP8_INFINITY,
+                               uvec4(format == FP8_E4M3 ? 0x46000000u : 0x55800000u)));
+}
+
 // Codes of |x| with the signs of `signs`, x lifted, |x| at most the format's largest value and not NaN.
 // Adding 2^20 times the power of two below |x| (2^21 times for E5M2; exact, so fused or not) rounds
 // |x| to the format's precision: the low bits of the sum count units in the last place, 8 to 16 of
@@ -70,9 +76,7 @@ float fp8_lift(uint format) {
 // exponent, of which only the bits above that of the least normal value remain.
 uint fp8_code_lifted4(uint format, vec4 x, uvec4 signs) {
     bool e4m3 = format == FP8_E4M3;
-    uvec4 power = max(floatBitsToUint(x) & FP8_INFINITY,
-                      uvec4(e4m3 ? 0x46000000u : 0x55800000u));
-    precise vec4 sum = fma(uintBitsToFloat(power), vec4(e4m3 ? 1048576.0 : 2097152.0), abs(x));
+    precise vec4 sum = fma(fp8_power_below(format, x), vec4(e4m3 ? 1048576.0 : 2097152.0), abs(x));
     uvec4 code = floatBitsToUint(sum) * (e4m3 ? 0x01000010u : 0x01000008u) + (signs & 0x80000000u);
     uint high = (code.w >> 24 << 8) | (code.z >> 24); // shifts of two words
     uint low = (high << 8) | (code.y >> 24);
@@ -107,6 +111,19 @@ uint fp8_encode_fitting4(uint format, vec4 x, float inverse) {
 
 uint fp8_encode_fitting4(uint format, vec4 x, vec4 inverse) {
     return fp8_code_lifted4(format, x * (inverse * fp8_lift(format)), floatBitsToUint(x));
+}
+
+// code * scale of x in blocks that fit, without the codes: the same sum rounds, and what it had added
+// to it goes again.
+vec4 fp8_round_fitting4(uint format, vec4 x, vec4 inverse, vec4 scale) {
+    bool e4m3 = format == FP8_E4M3;
+    float lift = fp8_lift(format), units = e4m3 ? 1048576.0 : 2097152.0;
+    float down = uintBitsToFloat(e4m3 ? 0x36000000u : 0x22800000u); // 2^-19, 2^-58
+    precise vec4 lifted = abs(x * (inverse * lift)), power = fp8_power_below(format, lifted);
+    precise vec4 sum = fma(power, vec4(units), lifted);
+    precise vec4 rounded = fma(power, vec4(-units), sum);
+    precise vec4 magnitude = rounded * (scale * down);
+    return uintBitsToFloat(floatBitsToUint(magnitude) | floatBitsToUint(x) & 0x80000000u);
 }
 
 // Codes of x in any block.

@@ -38,6 +38,13 @@ uint fp8_code_bits(f16vec2 x) {
     return packFloat2x16(max(x, small));
 }
 
+// What the code of x stands for: as above, but a subnormal one's sum is taken back and doubled.
+f16vec2 fp8_round_pair(f16vec2 x) {
+    precise f16vec2 sum = fma(x, f16vec2(0.5), f16vec2(1.0));
+    precise f16vec2 small = (sum - f16vec2(1.0)) * f16vec2(2.0);
+    return mix(small, x, greaterThanEqual(x, f16vec2(0.015625)));
+}
+
 // Codes of |x|, which are 448 at most and have no more bits than a normal code.
 uint fp8_encode_pairs(f16vec2 even, f16vec2 odd) {
     return (fp8_code_bits(even) >> 7) + (fp8_code_bits(odd) << 1) - 0x40404040u;

@@ -29,7 +29,12 @@ protected:
             Case c = make_case(recipe, s.batch, s.rows, s.columns, s.padding / 8, offsets_view);
             expect(c, x, present, starts);
             run([&](Recording& r) { fp8::quantize(r, view, c.quantized, form.form); });
-            expect_equal(c, name(recipe, dtype, s.batch, s.rows, s.columns, form.name));
+            const std::string what = name(recipe, dtype, s.batch, s.rows, s.columns, form.name);
+            expect_equal(c, what);
+            if (recipe.blocks == Blocks::Columns128 && recipe.rule == ScaleRule::PowerOfTwo)
+                expect_decoded(c, what, [&](Recording& r, const Decoded& y) {
+                    fp8::quantize(r, view, y, form.form);
+                });
             if (HasFailure())
                 return;
         }
@@ -181,8 +186,13 @@ TEST_F(Fp8Quantize, RowsToColumns) {
                         fp8::quantize(r, in.view.with_row_count(count.view()), by_row.quantized);
                         fp8::requantize(r, by_row.quantized, by_column.quantized, form.form);
                     });
-                    expect_equal(by_column, describe(by_row.quantized.recipe) + " to columns, " +
-                                                form.name + (grouped ? ", grouped" : ""));
+                    const std::string what = describe(by_row.quantized.recipe) + " to columns, " +
+                                             form.name + (grouped ? ", grouped" : "");
+                    expect_equal(by_column, what);
+                    if (rule == ScaleRule::PowerOfTwo)
+                        expect_decoded(by_column, what, [&](Recording& r, const Decoded& y) {
+                            fp8::requantize(r, by_row.quantized, y, form.form);
+                        });
                 }
 }
 
@@ -211,13 +221,16 @@ TEST_F(Fp8Quantize, RowsBySlotsToColumns) {
             Case by_column = make_case({.blocks = Blocks::Columns128}, 1, rows, columns, 0,
                                        offsets.tensor(DType::U32, {starts.size()}));
             expect(by_column, gathered, 290, starts);
+            const fp8::RowsBySlots by{of_rows.tensor(DType::I32, {slots.size()}), top_k};
             run([&](Recording& r) {
                 fp8::quantize(r, in.view, by_row.quantized);
-                fp8::requantize(r, by_row.quantized,
-                                {of_rows.tensor(DType::I32, {slots.size()}), top_k},
-                                by_column.quantized, form.form);
+                fp8::requantize(r, by_row.quantized, by, by_column.quantized, form.form);
             });
-            expect_equal(by_column, describe(by_row.quantized.recipe) + " by slots, " + form.name);
+            const std::string what = describe(by_row.quantized.recipe) + " by slots, " + form.name;
+            expect_equal(by_column, what);
+            expect_decoded(by_column, what, [&](Recording& r, const Decoded& y) {
+                fp8::requantize(r, by_row.quantized, by, y, form.form);
+            });
         }
 }
 
@@ -256,9 +269,13 @@ TEST_F(Fp8Quantize, RowsToColumnsWhateverTheScales) {
                         fp8::quantize(r, in.view, by_row.quantized);
                         fp8::requantize(r, by_row.quantized, by_column.quantized, form.form);
                     });
-                    expect_equal(by_column, std::string(form.name) + ", below 2^" +
-                                                std::to_string(top) + ", over " +
-                                                std::to_string(spread) + " binades");
+                    const std::string what = std::string(form.name) + ", below 2^" +
+                                             std::to_string(top) + ", over " +
+                                             std::to_string(spread) + " binades";
+                    expect_equal(by_column, what);
+                    expect_decoded(by_column, what, [&](Recording& r, const Decoded& y) {
+                        fp8::requantize(r, by_row.quantized, y, form.form);
+                    });
                 }
             }
 }
@@ -315,6 +332,17 @@ TEST_F(Fp8Quantize, SaysWhatDoesNotFit) {
         "power-of-two scales only");
     refuses([&](Recording& r) { fp8::requantize(r, by_column.quantized, by_column.quantized); },
             "wanted are 1x128 blocks");
+    const Tensor y = matrix(DType::BF16, 1, rows, columns, 0);
+    refuses([&](Recording& r) { fp8::quantize(r, x.view, Decoded{y.view, {}, {}}); },
+            "values without codes are of 128x1 blocks");
+    const Recipe of_columns{.blocks = Blocks::Columns128};
+    refuses([&](Recording& r) { fp8::quantize(r, x.view, Decoded{x.view, of_columns, {}}); },
+            "wanted are bf16 8 x 256");
+    refuses(
+        [&](Recording& r) {
+            fp8::requantize(r, good.quantized, Decoded{y.view.rows(0, 4), of_columns, {}});
+        },
+        "the values are bf16 [4, 256]");
     refuses(
         [&](Recording& r) {
             fp8::quantize_rows_and_columns(r, x.view, good.quantized, good.quantized);

@@ -17,6 +17,7 @@
 namespace bellows::testing {
 
 using fp8::Blocks;
+using fp8::Decoded;
 using fp8::Format;
 using fp8::Quantized;
 using fp8::Recipe;
@@ -145,6 +146,7 @@ protected:
         Quantized quantized;
         std::vector<std::uint8_t> expected_codes, expected_scales;
         std::vector<float> values; ///< code * scale of the expected ones; 0 where nothing is
+        std::vector<bool> there;   ///< rows that are
     };
 
     static Case make_case(const Recipe& recipe, std::uint64_t batch, std::uint64_t rows,
@@ -164,6 +166,7 @@ protected:
         c.expected_codes = c.codes.bytes;
         c.expected_scales = c.scales.bytes;
         c.values.assign(batch * rows * columns, 0.0f);
+        c.there.assign(batch * rows, false);
         return c;
     }
 
@@ -250,6 +253,38 @@ protected:
         compare("scales", bytes(c.scales), c.expected_scales, size_of(c.quantized.scales.dtype));
     }
 
+    /// `record` must write the values of c, and nothing else.
+    static void expect_decoded(const Case& c, const std::string& what,
+                               const std::function<void(Recording&, const Decoded&)>& record) {
+        const TensorView& codes = c.quantized.codes;
+        const std::uint64_t rows = codes.extent[codes.rank - 2], batch = c.there.size() / rows,
+                            columns = codes.extent[codes.rank - 1];
+        const Tensor y = matrix(DType::BF16, batch, rows, columns, 8);
+        run([&](Recording& r) {
+            record(r, {y.view, c.quantized.recipe, c.quantized.group_offsets});
+        });
+        const std::vector<std::uint8_t> actual = bytes(y);
+        const std::uint64_t stride = y.view.stride[y.view.rank - 2];
+        std::uint64_t wrong = 0;
+        std::string first;
+        for (std::uint64_t row = 0; row < c.there.size(); ++row)
+            for (std::uint64_t column = 0; column < stride; ++column) {
+                if (c.there[row] && column >= columns && column < round_up(columns, 8))
+                    continue; // unspecified
+                std::uint16_t is = 0;
+                std::memcpy(&is, &actual[2 * (row * stride + column)], 2);
+                const bool value = c.there[row] && column < columns;
+                const float wanted = value ? c.values[row * columns + column] : 0.0f;
+                const std::uint16_t should = value ? test::bf16_bits(wanted) : kPoison * 0x101u;
+                const bool both_nan = value && std::isnan(wanted) && (is & 0x7FFFu) > 0x7F80u;
+                if (is == should || both_nan || ++wrong > 1)
+                    continue;
+                first = std::to_string(row) + ", " + std::to_string(column) + ": bits " +
+                        std::to_string(is) + " where " + std::to_string(should) + " should be";
+            }
+        EXPECT_EQ(wrong, 0u) << what << ", decoded: first at " << first;
+    }
+
     /// The Error{InvalidArgument} that `record` throws must have `part` in its message.
     template <class F>
     static void refuses(F&& record, const std::string& part) {
@@ -286,6 +321,7 @@ private:
                 x.batch != 1 || (row < present && row >= groups.front() && row < groups.back());
             if (!there)
                 continue;
+            c.there[row] = true;
             std::uint8_t* to = &c.expected_codes[row * stride];
             std::copy_n(&codes[row * x.columns], x.columns, to);
             std::fill(to + x.columns, to + round_up(x.columns, 16), std::uint8_t{0});

@@ -45,6 +45,8 @@ struct ProductKind {
     bool operator==(const ProductKind&) const = default;
 };
 
+/// The kind of the weight gradients of so many fp8 rows: of groups of them, if `rows` says so.
+ProductKind weight_gradient_kind(std::uint64_t all_rows, const GroupedRows* rows = nullptr);
 /// The kinds that can be chosen for, each once.
 const std::vector<ProductKind>& product_kinds();
 /// "nt.grouped.fp8.511"; of the last kMostRows "nt.grouped.fp8.more".

@@ -45,10 +45,19 @@ void quantize(Recording& recording, const TensorView& x, const Quantized& quanti
 void quantize_rows_and_columns(Recording& recording, const TensorView& x, const Quantized& rows,
                                const Quantized& columns, Form form = Form::Device);
 
+/// The values of x quantised by decoded.recipe, Columns128 with power-of-two scales: quantize() and
+/// dequantize() in one pass, the same bits. batch; x.row_count and decoded.group_offsets are
+/// honoured.
+void quantize(Recording& recording, const TensorView& x, const Decoded& decoded,
+              Form form = Form::Device);
+
 /// columns = the values of rows (Rows128) quantised anew as Columns128, for a weight's gradient.
 /// The formats may differ, the scale rule may too. rows.codes.row_count and columns.group_offsets
 /// are honoured.
 void requantize(Recording& recording, const Quantized& rows, const Quantized& columns,
+                Form form = Form::Device);
+/// The values of these columns, with power-of-two scales.
+void requantize(Recording& recording, const Quantized& rows, const Decoded& columns,
                 Form form = Form::Device);
 
 /// Where rows stand that are read by slots, as products read them (GroupedRows).
@@ -61,6 +70,8 @@ struct RowsBySlots {
 /// honoured, rows' row_count is not looked at.
 void requantize(Recording& recording, const Quantized& rows, const RowsBySlots& by,
                 const Quantized& columns, Form form = Form::Device);
+void requantize(Recording& recording, const Quantized& rows, const RowsBySlots& by,
+                const Decoded& columns, Form form = Form::Device);
 
 /// y = code * scale; batch. Any recipe. y: f32, or bf16 rounded to nearest even, which is exact for
 /// power-of-two scales. quantized.codes.row_count and .group_offsets are honoured.

@@ -81,6 +81,16 @@ struct Quantized {
     TensorView group_offsets;
 };
 
+/// code * scale of a tensor, without codes and scales: for products that take its values
+/// (Variant::Decoded) and nothing else. values: [(batch,) rows, columns] bf16, which holds them
+/// exactly where scales are powers of two; row stride a multiple of 8, memory at a multiple of 16
+/// bytes. group_offsets as of Quantized.
+struct Decoded {
+    TensorView values;
+    Recipe recipe;
+    TensorView group_offsets;
+};
+
 /// Extents and strides (in elements) of a rank 1, 2 or 3 tensor; unused entries are 0.
 struct Shape {
     std::uint32_t rank = 0;
@@ -118,5 +128,12 @@ Quantized make_quantized(BufferView codes, BufferView scales, const Recipe& reci
 Quantized make_quantized(BufferView memory, const Recipe& recipe,
                          std::initializer_list<std::uint64_t> extents,
                          const TensorView& group_offsets = {});
+
+/// Bytes of Decoded::values with a row stride of round_up(columns, 8), rounded up to 16.
+std::uint64_t decoded_bytes(std::initializer_list<std::uint64_t> extents);
+/// Views of that shape in `memory`. Throws as make_quantized does.
+Decoded make_decoded(BufferView memory, const Recipe& recipe,
+                     std::initializer_list<std::uint64_t> extents,
+                     const TensorView& group_offsets = {});
 
 } // namespace bellows::fp8
