@@ -252,8 +252,9 @@ bool better_packed(const Device& device, const Product& p) {
     const std::uint64_t groups = std::max<std::uint64_t>(groups_of(p), 1);
     if (p.form == GemmForm::TN) {
         // Units of bf16 take less time than packing does, but for long sums of many elements: on an
-        // H200 packed ones were faster from 2048 rows on where D had 14 million elements, by 10 %
-        // at 8192, and slower where it had 4 million.
+        // H200 packing codes paid from 2048 rows on where D had 14 million elements, with 8192 by
+        // 10 %, and did not where it had 4 million. (A table, which knows no more rows than 512,
+        // goes by 1024.)
         const bool pays =
             gemm_class(device).units != GemmClass::Units::BF16 ||
             (expected_rows(p) >= 2048 && d.rows * d.columns >= std::uint64_t{1} << 23);

@@ -69,7 +69,7 @@ struct Target {
 Target target(const Operands& operands, const Quantized& q, const Matrix& like) {
     const Matrix codes = operands.codes("codes", q, like);
     return {q.recipe, codes, operands.scales("scales", q, codes), operands.groups(q),
-            operands.group_offsets_or(q, codes.memory)};
+            operands.group_offsets_or(q, like.memory)};
 }
 
 Target target(const Operands& operands, const Decoded& d, const Matrix& like) {
@@ -83,12 +83,14 @@ Target target(const Operands& operands, const Decoded& d, const Matrix& like) {
                      "the values are " + describe(d.values) + ", wanted are bf16 " +
                          (like.batch == 1 ? "" : std::to_string(like.batch) + " x ") +
                          std::to_string(like.rows) + " x " + std::to_string(like.columns));
+    operands.require(!d.group_offsets.buffer || d.values.rank == 2,
+                     "groups of rows are for values without batch, not for " + describe(d.values));
     const Quantized q{d.values, {}, d.recipe, d.group_offsets};
     return {d.recipe,
             values,
             {values.memory},
             operands.groups(q),
-            operands.group_offsets_or(q, values.memory),
+            operands.group_offsets_or(q, like.memory),
             true};
 }
 

@@ -95,15 +95,22 @@ RunConfig wide_run() {
 constexpr std::uint64_t kWideSteps = 3;
 
 struct Outcome {
-    std::vector<float> moments; ///< of a matrix's gradient at the end
+    std::vector<float> moments; ///< of some matrices' gradients at the end
     std::map<std::string, std::string> kernels;
     std::filesystem::path saved; ///< after the first step
 };
 
 /// AdamW's, which show the gradients' last bits.
 std::vector<float> moments_of(Trainer& trainer) {
-    return trainer.optimizer().download(
-        trainer.parameters().at("model.layers.0.mlp.gate_up_proj.weight"), Parted::FirstMoments);
+    std::vector<float> all;
+    for (const char* name :
+         {"0.self_attn.kv_a_proj_with_mqa", "0.mlp.gate_up_proj", "1.mlp.experts.0.down_proj"}) {
+        const std::vector<float> some = trainer.optimizer().download(
+            trainer.parameters().at("model.layers." + std::string(name) + ".weight"),
+            Parted::FirstMoments);
+        all.insert(all.end(), some.begin(), some.end());
+    }
+    return all;
 }
 
 Outcome run_of(Device& device, const KernelChoice& kernels, const std::filesystem::path& folder) {
@@ -171,6 +178,24 @@ TEST(Fp8Training, TheChoiceOfProductsStaysWithTheRun) {
         for (const char* part : {"packed-f16-k99", "BELLOWS_FP8_VARIANTS=decoded"})
             EXPECT_NE(error.message().find(part), std::string::npos) << error.message();
     }
+}
+
+/// Whether operands of weight gradients are quantised to codes, which the product decodes, or to
+/// their values is all the same.
+TEST(Fp8Training, WeightGradientsOfCodesAndOfTheirValuesHaveTheSameBits) {
+    TemporaryFolder of_values, of_codes;
+    const auto device = testing::make_device();
+    fp8::Choice usual_weight_gradients(fp8::Variant::Device);
+    for (const fp8::ProductKind& kind : fp8::product_kinds())
+        if (kind.form != GemmForm::TN)
+            usual_weight_gradients.set(kind, fp8::Variant::Decoded);
+    const Outcome values = run_of(*device, {{{"fp8", "decoded"}}, true}, of_values.path());
+    const Outcome codes = run_of(
+        *device, {{{"fp8", describe(*device, usual_weight_gradients)}}, true}, of_codes.path());
+    EXPECT_NE(codes.kernels, values.kernels);
+    EXPECT_EQ(codes.moments, values.moments);
+    EXPECT_TRUE(std::any_of(values.moments.begin(), values.moments.end(),
+                            [](float moment) { return moment != 0; }));
 }
 
 } // namespace

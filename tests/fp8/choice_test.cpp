@@ -251,6 +251,24 @@ TEST_F(Fp8Choice, GroupsHaveAsManyRowsAsIsExpected) {
     EXPECT_EQ(taken_with(masked, 1024), Variant::Decoded);
 }
 
+/// As layers ask before there are operands.
+TEST_F(Fp8Choice, WeightGradientsAreOfTheKindThatTheirRowsAreOf) {
+    const TensorView offsets = TensorView::contiguous(BufferView{nullptr, 0, 64}, DType::U32, {5});
+    fp8::GroupedRows rows{GroupLayout::prefix_sums(offsets, 4096), {}};
+    EXPECT_EQ(to_string(fp8::weight_gradient_kind(4096)), "tn.dense.fp8.more");
+    EXPECT_EQ(to_string(fp8::weight_gradient_kind(100)), "tn.dense.fp8.127");
+    EXPECT_EQ(to_string(fp8::weight_gradient_kind(4096, &rows)), "tn.grouped.fp8.more");
+    rows.layout.expected_rows = 511;
+    EXPECT_EQ(to_string(fp8::weight_gradient_kind(4096, &rows)), "tn.grouped.fp8.511");
+    const auto operand = [](std::uint64_t columns) {
+        return unbound({.blocks = Blocks::Columns128}, {100, columns});
+    };
+    Choice choice(Variant::Decoded);
+    choice.set(fp8::weight_gradient_kind(100), Variant::Packed);
+    EXPECT_EQ(choice.way(device(), GemmForm::TN, operand(256), operand(512), product({256, 512})),
+              fp8::why_not(device(), Variant::Packed).empty() ? Variant::Packed : Variant::Decoded);
+}
+
 TEST_F(Fp8Choice, WorkspacesSufficeForTheirVariant) {
     const Operand a = unbound({}, {300, 256}), b = unbound({Blocks::Blocks128}, {200, 256});
     const auto bytes = [&](Variant variant) {

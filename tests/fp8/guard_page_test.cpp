@@ -79,6 +79,30 @@ TEST_F(Fp8GuardPages, EveryRecipe) {
             }
 }
 
+/// Rows of values end at multiples of eight columns, in the middle of sixteen codes.
+TEST_F(Fp8GuardPages, ValuesOfColumns) {
+    const Recipe by_row{}, by_column{.blocks = Blocks::Columns128};
+    for (const std::vector<std::uint32_t>& starts :
+         {std::vector<std::uint32_t>{}, {0, 5, 5, 133, 134, 300}})
+        for (const std::uint64_t columns : {8u, 136u, 200u}) {
+            const std::uint64_t rows = starts.empty() ? 131 : starts.back();
+            const TensorView offsets = starts.empty() ? TensorView{} : words(starts);
+            const TensorView x =
+                TensorView::contiguous(bytes(rows * columns * 2), DType::BF16, {rows, columns});
+            const Quantized of_rows = fp8::make_quantized(
+                bytes(fp8::codes_bytes({rows, columns})),
+                bytes(fp8::scales_bytes(by_row, {rows, columns})), by_row, {rows, columns});
+            const fp8::Decoded y = fp8::make_decoded(bytes(fp8::decoded_bytes({rows, columns})),
+                                                     by_column, {rows, columns}, offsets);
+            for (const fp8::Form form : {fp8::Form::Lanes, fp8::Form::Streams})
+                run([&](Recording& r) {
+                    fp8::quantize(r, x, y, form);
+                    fp8::quantize(r, x, of_rows, form);
+                    fp8::requantize(r, of_rows, y, form);
+                });
+        }
+}
+
 TEST_F(Fp8GuardPages, AbsentRows) {
     const std::uint64_t columns = 144, more = 40;
     for (const Blocks blocks :
