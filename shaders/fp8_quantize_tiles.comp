@@ -216,18 +216,25 @@ void scale_block(uint tile) {
     }
 }
 
-// Inverse scales of eight columns, and whether they all fit: fp8_block_fits.
+// Inverse scales of eight columns, and whether they all fit: fp8_block_fits. With `decoded` their
+// scales, too.
 struct Columns {
     vec4 low;
     vec4 high;
+    vec4 scale_low;
+    vec4 scale_high;
     bool fit;
 };
 
 Columns columns_of(uint tile_group) {
-    Columns c = Columns(vec4(0), vec4(0), false);
+    Columns c = Columns(vec4(0), vec4(0), vec4(0), vec4(0), false);
     if (blocks == 0u) {
         c.low = column_factor[2u * tile_group];
         c.high = column_factor[2u * tile_group + 1u];
+        if (decoded != 0u) {
+            c.scale_low = column_scale[2u * tile_group];
+            c.scale_high = column_scale[2u * tile_group + 1u];
+        }
         c.fit = true;
         [[unroll]] for (uint i = 0u; i < 4u; ++i) {
             c.fit = c.fit && fp8_block_fits(format, c.low[i]) && fp8_block_fits(format, c.high[i]);
@@ -252,22 +259,27 @@ void store_decoded(uint row, uint group, Eight x) {
               high.x >> 16 | high.y & 0xFFFF0000u, high.z >> 16 | high.w & 0xFFFF0000u);
 }
 
-// What codes of these columns stand for, of x where they fit.
-Eight decode_columns(Eight x, uint tile_group, Columns c, bool fit) {
-    vec4 low = column_scale[2u * tile_group], high = column_scale[2u * tile_group + 1u];
-    if (fit) {
-        return Eight(fp8_round_fitting4(format, x.low, c.low, low),
-                     fp8_round_fitting4(format, x.high, c.high, high));
+// With `decoded` as decode_columns wants them, once for all rows.
+Columns lifted(Columns c) {
+    if (decoded != 0u) {
+        float lift = fp8_lift(format), lower = fp8_lower(format);
+        return Columns(c.low * lift, c.high * lift, c.scale_low * lower, c.scale_high * lower,
+                       c.fit);
     }
-    uvec2 codes = encode_columns(x, c, false);
-    return Eight(fp8_decode4(format, codes.x) * low, fp8_decode4(format, codes.y) * high);
+    return c;
+}
+
+// What codes of lifted columns stand for.
+Eight decode_columns(Eight x, Columns c) {
+    return Eight(fp8_round_lifted4(format, x.low, c.low, c.scale_low),
+                 fp8_round_lifted4(format, x.high, c.high, c.scale_high));
 }
 
 uvec2 stored(uvec2 codes, uint group) {
     return push.columns % 16u != 0u ? keep_present(codes, present(group, push.columns)) : codes;
 }
 
-// `fit`: all columns, or the block, fit.
+// `fit`: all columns, or the block, fit. columns: lifted.
 void store(uint i, uint row, uint tile_group, Raw8 raw, float factor, Columns columns, bool fit,
            bool finite) {
     uint group = tile_groups * gl_WorkGroupID.x + tile_group;
@@ -276,7 +288,7 @@ void store(uint i, uint row, uint tile_group, Raw8 raw, float factor, Columns co
     }
     Eight x = values(raw, factor, finite);
     if (decoded != 0u) {
-        store_decoded(row, group, decode_columns(x, tile_group, columns, fit));
+        store_decoded(row, group, decode_columns(x, columns));
         return;
     }
     uvec2 codes = blocks != 0u ? encode_block8(format, x, row_factor[0], fit)
@@ -355,7 +367,7 @@ void tile_in_registers(uint tile, TileRows rows) {
     barrier();
     scales(tile, rows);
     barrier();
-    Columns columns = columns_of(lane_x);
+    Columns columns = lifted(columns_of(lane_x));
     if (finite && (blocks != 0u ? fp8_block_fits(format, row_factor[0]) : columns.fit)) {
         store_kept(rows, raw, factor, columns, true);
     } else {
@@ -390,7 +402,8 @@ void note_again(TileRows rows, uint group) {
     finish_columns(lane_x);
 }
 
-void store_again(TileRows rows, uint group, Columns columns) {
+void store_again(TileRows rows, uint group, Columns c) {
+    Columns columns = lifted(c);
     for (uint k = 0u; k < kKept; ++k) {
         uint i = k * lanes_y + lane_y, row = rows.first + i;
         if (row < rows.end) {
@@ -400,12 +413,13 @@ void store_again(TileRows rows, uint group, Columns columns) {
 }
 
 // What the codes of pairs by these inverse scales stand for, with the signs of `codes`.
-Eight decode_pairs(f16vec2 x[4], uvec2 codes, f16vec2 inverse[4]) {
+Eight decode_pairs(f16vec2 x[4], uvec2 codes, f16vec2 inverse[4], Columns c) {
     vec4 y[2];
     [[unroll]] for (uint h = 0u; h < 2u; ++h) {
         f16vec2 even = fp8_round_pair(x[2u * h] * inverse[2u * h]);
         f16vec2 odd = fp8_round_pair(x[2u * h + 1u] * inverse[2u * h + 1u]);
-        vec4 magnitude = vec4(even.x, odd.x, even.y, odd.y) * column_scale[2u * lane_x + h];
+        vec4 magnitude = vec4(even.x, odd.x, even.y, odd.y) *
+                         (h == 0u ? c.scale_low : c.scale_high);
         uvec4 signs = uvec4(codes[h] << 24, codes[h] << 16, codes[h] << 8, codes[h]) & 0x80000000u;
         y[h] = uintBitsToFloat(floatBitsToUint(magnitude) | signs);
     }
@@ -488,7 +502,7 @@ void tile_in_pairs(uint tile, TileRows rows) {
         [[unroll]] for (uint k = 0u; k < kKept; ++k) {
             uint row = rows.first + k * lanes_y + lane_y;
             if (row < rows.end && decoded != 0u) {
-                store_decoded(row, group, decode_pairs(x[k], raw[k], inverse));
+                store_decoded(row, group, decode_pairs(x[k], raw[k], inverse, columns));
             } else if (row < rows.end) {
                 uvec2 codes = uvec2(fp8_encode_pairs(x[k][0] * inverse[0], x[k][1] * inverse[1]),
                                     fp8_encode_pairs(x[k][2] * inverse[2], x[k][3] * inverse[3]));
@@ -523,7 +537,7 @@ void tile_streamed(uint tile, TileRows rows) {
     barrier();
     for (uint part = 0u; part < 2u; ++part) {
         uint tile_group = 8u * part + lane_x, group = 16u * gl_WorkGroupID.x + tile_group;
-        Columns columns = columns_of(tile_group);
+        Columns columns = lifted(columns_of(tile_group));
         FOR_COUNTED(i, 0u, count) {
             uint row = rows.first + i;
             store(i, row, tile_group, load(row, group), factor_of(row, group), columns, false, false);

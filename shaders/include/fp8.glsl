@@ -113,16 +113,21 @@ uint fp8_encode_fitting4(uint format, vec4 x, vec4 inverse) {
     return fp8_code_lifted4(format, x * (inverse * fp8_lift(format)), floatBitsToUint(x));
 }
 
-// code * scale of x in blocks that fit, without the codes: the same sum rounds, and what it had added
-// to it goes again.
-vec4 fp8_round_fitting4(uint format, vec4 x, vec4 inverse, vec4 scale) {
+// What takes the lift off again.
+float fp8_lower(uint format) {
+    return uintBitsToFloat(format == FP8_E4M3 ? 0x36000000u : 0x22800000u); // 2^-19, 2^-58
+}
+
+// code * scale of x in any block, without the codes: the same sum rounds, and what it had added to it
+// goes again. inverse: times fp8_lift, scale: times fp8_lower. A block with a NaN has one for a scale.
+vec4 fp8_round_lifted4(uint format, vec4 x, vec4 inverse, vec4 scale) {
     bool e4m3 = format == FP8_E4M3;
-    float lift = fp8_lift(format), units = e4m3 ? 1048576.0 : 2097152.0;
-    float down = uintBitsToFloat(e4m3 ? 0x36000000u : 0x22800000u); // 2^-19, 2^-58
-    precise vec4 lifted = abs(x * (inverse * lift)), power = fp8_power_below(format, lifted);
-    precise vec4 sum = fma(power, vec4(units), lifted);
-    precise vec4 rounded = fma(power, vec4(-units), sum);
-    precise vec4 magnitude = rounded * (scale * down);
+    float most = fp8_lift(format) * (e4m3 ? 448.0 : 57344.0);
+    precise vec4 lifted = min(abs(x * inverse), vec4(most));
+    precise vec4 added = fp8_power_below(format, lifted) * (e4m3 ? 1048576.0 : 2097152.0);
+    precise vec4 sum = added + lifted;
+    precise vec4 rounded = sum - added;
+    precise vec4 magnitude = rounded * scale;
     return uintBitsToFloat(floatBitsToUint(magnitude) | floatBitsToUint(x) & 0x80000000u);
 }
 
