@@ -25,6 +25,11 @@ std::string describe(const TensorView& view) {
     return text;
 }
 
+std::string describe(const Matrix& matrix) {
+    return (matrix.batch == 1 ? "" : std::to_string(matrix.batch) + " x ") +
+           std::to_string(matrix.rows) + " x " + std::to_string(matrix.columns);
+}
+
 void Operands::fail(const std::string& message) const {
     throw Error(ErrorCode::InvalidArgument, std::string(op_) + ": " + message);
 }
@@ -118,8 +123,7 @@ Matrix Operands::codes(const char* name, const Quantized& quantized, const Matri
     const Matrix m = codes(name, quantized, true);
     require(m.batch == like.batch && m.rows == like.rows && m.columns == like.columns,
             std::string(name) + " are " + describe(quantized.codes) + ", wanted are " +
-                (like.batch == 1 ? "" : std::to_string(like.batch) + " x ") +
-                std::to_string(like.rows) + " x " + std::to_string(like.columns));
+                describe(like));
     return m;
 }
 

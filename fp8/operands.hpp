@@ -90,5 +90,7 @@ private:
 };
 
 std::string describe(const TensorView& view);
+/// "8 x 256", with a batch "3 x 8 x 256".
+std::string describe(const Matrix& matrix);
 
 } // namespace bellows::fp8

@@ -81,8 +81,7 @@ Target target(const Operands& operands, const Decoded& d, const Matrix& like) {
     operands.require(d.values.dtype == DType::BF16 && values.batch == like.batch &&
                          values.rows == like.rows && values.columns == like.columns,
                      "the values are " + describe(d.values) + ", wanted are bf16 " +
-                         (like.batch == 1 ? "" : std::to_string(like.batch) + " x ") +
-                         std::to_string(like.rows) + " x " + std::to_string(like.columns));
+                         describe(like));
     operands.require(!d.group_offsets.buffer || d.values.rank == 2,
                      "groups of rows are for values without batch, not for " + describe(d.values));
     const Quantized q{d.values, {}, d.recipe, d.group_offsets};

@@ -37,16 +37,11 @@ const uint step_rows = local_size / lanes_x;
 uvec2 codes_base, y_base, scales_base;
 uint scales_stride;
 
-uvec2 pack_exact(vec4 x) {
-    uvec4 bits = floatBitsToUint(x);
-    return uvec2((bits.x >> 16) | (bits.y & 0xFFFF0000u), (bits.z >> 16) | (bits.w & 0xFFFF0000u));
-}
-
 // Columns from unit * group on; with a unit of 4, x.low.
 void store(uint row, uint group, Eight x) {
     uint at = row * (8u / unit) * push.y_stride8 + group;
 #if STORAGE_BF16
-    uvec4 packed = exact != 0u ? uvec4(pack_exact(x.low), pack_exact(x.high))
+    uvec4 packed = exact != 0u ? bf16_pack_exact(x)
                                : uvec4(bf16_pack(x.low), bf16_pack(x.high));
     WriteUvec4(y_base).v[at] = packed;
 #else

@@ -251,12 +251,8 @@ uvec2 encode_columns(Eight x, Columns c, bool fit) {
     return uvec2(fp8_encode4(format, x.low * c.low), fp8_encode4(format, x.high * c.high));
 }
 
-// Eight values in bf16, which holds them exactly.
 void store_decoded(uint row, uint group, Eight x) {
-    uvec4 low = floatBitsToUint(x.low), high = floatBitsToUint(x.high);
-    WriteUvec4(codes_base).v[row * push.codes_stride8 + group] =
-        uvec4(low.x >> 16 | low.y & 0xFFFF0000u, low.z >> 16 | low.w & 0xFFFF0000u,
-              high.x >> 16 | high.y & 0xFFFF0000u, high.z >> 16 | high.w & 0xFFFF0000u);
+    WriteUvec4(codes_base).v[row * push.codes_stride8 + group] = bf16_pack_exact(x);
 }
 
 // With `decoded` as decode_columns wants them, once for all rows.

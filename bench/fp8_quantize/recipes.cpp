@@ -56,6 +56,20 @@ Workload requantize(OpData& data, const QuantizeShape& shape, const Recipe& reci
             bytes_of(rows) + bytes_of(columns), 0};
 }
 
+/// What is wrong with samples of y, which are to be the values of q but for `rounding`, relative.
+std::string check_values(const OpData& data, const TensorView& y, const Quantized& q,
+                         const QuantizeShape& shape, double rounding) {
+    for (const std::uint64_t row : samples(shape.all_rows())) {
+        const auto actual = rows_of(data, y)(row, 1), expected = rows_of(data, q)(row, 1);
+        for (std::uint64_t c = 0; c < shape.columns; ++c)
+            if (const std::string wrong =
+                    compare("y", row * shape.columns + c, actual[c], expected[c], rounding, 0);
+                !wrong.empty())
+                return wrong;
+    }
+    return "";
+}
+
 /// Straight to the values of the columns, which must be those of the codes.
 Workload requantize_decoded(OpData& data, const QuantizeShape& shape, const Recipe& recipe) {
     const Quantized rows = quantized(data, recipe, shape),
@@ -63,20 +77,11 @@ Workload requantize_decoded(OpData& data, const QuantizeShape& shape, const Reci
     const fp8::Decoded y =
         fp8::make_decoded(data.bytes(fp8::decoded_bytes({shape.rows, shape.columns})),
                           columns.recipe, {shape.rows, shape.columns});
-    const auto verify = [=, &data]() -> std::string {
+    const auto verify = [=, &data] {
         Recording recording(data.device(), QueueRole::Compute, "codes of the columns");
         fp8::requantize(recording, rows, columns);
         data.device().submit(recording).wait();
-        for (const std::uint64_t row : samples(shape.rows)) {
-            const auto actual = rows_of(data, y.values)(row, 1),
-                       expected = rows_of(data, columns)(row, 1);
-            for (std::uint64_t c = 0; c < shape.columns; ++c)
-                if (const std::string wrong =
-                        compare("y", row * shape.columns + c, actual[c], expected[c], 0, 0);
-                    !wrong.empty())
-                    return wrong;
-        }
-        return "";
+        return check_values(data, y.values, columns, shape, 0);
     };
     return {[=](Recording& r) { fp8::requantize(r, rows, y); }, verify,
             bytes_of(rows) + bytes_of({y.values}), 0};
@@ -87,17 +92,8 @@ Workload dequantize(OpData& data, const QuantizeShape& shape, const Recipe& reci
     const TensorView y = shape.batch == 1
                              ? data.empty(act, {shape.rows, shape.columns})
                              : data.empty(act, {shape.batch, shape.rows, shape.columns});
-    const auto verify = [=, &data]() -> std::string {
-        const double rounding = act == DType::BF16 ? 0x1p-8 : 1e-7;
-        for (const std::uint64_t row : samples(shape.all_rows())) {
-            const auto actual = rows_of(data, y)(row, 1), expected = rows_of(data, q)(row, 1);
-            for (std::uint64_t c = 0; c < shape.columns; ++c)
-                if (const std::string wrong =
-                        compare("y", row * shape.columns + c, actual[c], expected[c], rounding, 0);
-                    !wrong.empty())
-                    return wrong;
-        }
-        return "";
+    const auto verify = [=, &data] {
+        return check_values(data, y, q, shape, act == DType::BF16 ? 0x1p-8 : 1e-7);
     };
     return {[=](Recording& r) { fp8::dequantize(r, q, y); }, verify, bytes_of({y}) + bytes_of(q),
             0};

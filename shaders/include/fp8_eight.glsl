@@ -55,6 +55,16 @@ Eight scaled(Eight x, float factor) {
     return Eight(x.low * factor, x.high * factor);
 }
 
+// Values that bf16 holds without rounding.
+uvec2 bf16_pack_exact(vec4 x) {
+    uvec4 bits = floatBitsToUint(x);
+    return uvec2((bits.x >> 16) | (bits.y & 0xFFFF0000u), (bits.z >> 16) | (bits.w & 0xFFFF0000u));
+}
+
+uvec4 bf16_pack_exact(Eight x) {
+    return uvec4(bf16_pack_exact(x.low), bf16_pack_exact(x.high));
+}
+
 // Codes of elements of a block, of one that fits (fp8_block_fits) if `fits`.
 uvec2 encode_block8(uint format, Eight x, float inverse, bool fits) {
     if (fits) {
