@@ -4,7 +4,7 @@
 // Rows of the self-test on their way: from ranks to one, to the starting process, to a person and
 // to a file. JSON is the form between processes and of `--json`.
 
-#include "checks/check.hpp"
+#include "verify/checks/check.hpp"
 
 #include <bellows/comm/world.hpp>
 

@@ -4,7 +4,7 @@
 // The rows of `bellows selftest` that need ranks; those of the ops are checks::op_checks(). One
 // thread.
 
-#include "checks/op_checks.hpp"
+#include "verify/checks/op_checks.hpp"
 
 #include <bellows/comm/world.hpp>
 

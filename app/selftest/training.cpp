@@ -5,9 +5,8 @@
 // checker on.
 #include "app/selftest/rows.hpp"
 #include "app/selftest/suite.hpp"
-
 #include "app/trainer.hpp"
-#include "reference/model.hpp"
+#include "verify/reference/model.hpp"
 
 #include <array>
 

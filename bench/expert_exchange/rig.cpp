@@ -3,7 +3,7 @@
 
 #include "app/trace_file.hpp"
 #include "ranks/timing.hpp"
-#include "reference/compare.hpp"
+#include "verify/reference/compare.hpp"
 
 #include <bellows/fp8/quantize.hpp>
 

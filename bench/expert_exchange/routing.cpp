@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT
 #include "expert_exchange/routing.hpp"
 
-#include "reference/compare.hpp"
+#include "verify/reference/compare.hpp"
 
 #include <algorithm>
 

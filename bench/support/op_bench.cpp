@@ -2,8 +2,7 @@
 #include "support/op_bench.hpp"
 
 #include "support/program.hpp"
-
-#include "checks/op_rig.hpp"
+#include "verify/checks/op_rig.hpp"
 
 #include <algorithm>
 #include <bit>

@@ -5,9 +5,9 @@
 // recording that repeats it often enough to hide the submission. The time is the median of the
 // host's around submit and wait, per repetition.
 
-#include "reference/compare.hpp"
 #include "support/peaks.hpp"
 #include "support/program.hpp"
+#include "verify/reference/compare.hpp"
 
 #include <bellows/engine/device.hpp>
 #include <bellows/engine/ops.hpp>

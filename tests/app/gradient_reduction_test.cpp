@@ -4,10 +4,10 @@
 
 #include "app/gradient_reduction.hpp"
 #include "app/trainer.hpp"
-#include "reference/compare.hpp"
 #include "support/compare.hpp"
 #include "support/mpi_test.hpp"
 #include "support/test_device.hpp"
+#include "verify/reference/compare.hpp"
 
 #include <algorithm>
 

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: MIT
 // The checks themselves: what is wrong must show in the row.
-#include "checks/check.hpp"
-#include "checks/op_rig.hpp"
 #include "support/test_device.hpp"
+#include "verify/checks/check.hpp"
+#include "verify/checks/op_rig.hpp"
 
 #include <bellows/engine/error.hpp>
 

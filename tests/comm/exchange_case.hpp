@@ -4,7 +4,7 @@
 // What an exchange is tried with: a case, and what each rank hands in for it, worked out alike
 // wherever it is asked for.
 
-#include "reference/compare.hpp"
+#include "verify/reference/compare.hpp"
 
 #include <bellows/comm/expert_exchange.hpp>
 

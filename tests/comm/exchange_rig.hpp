@@ -5,10 +5,10 @@
 // every form in which rows travel and arrive.
 
 #include "exchange_case.hpp"
-#include "reference/compare.hpp"
 #include "support/mpi_test.hpp"
 #include "support/test_device.hpp"
 #include "support/transport_options.hpp"
+#include "verify/reference/compare.hpp"
 
 #include <bellows/comm/expert_exchange.hpp>
 #include <bellows/comm/mpi_interop.hpp>

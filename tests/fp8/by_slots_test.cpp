@@ -4,7 +4,7 @@
 
 #include "fp8/gemm_rig.hpp"
 
-#include "reference/router.hpp"
+#include "verify/reference/router.hpp"
 
 #include <algorithm>
 

@@ -3,7 +3,7 @@
 
 // Values at which FP8 conversion can go wrong.
 
-#include "reference/fp8.hpp"
+#include "verify/reference/fp8.hpp"
 
 #include <bellows/fp8/format.hpp>
 

@@ -4,8 +4,8 @@
 // What the tests of fp8 products share: operands of every kind with the values that they stand for,
 // poison in rows that do not exist, and the comparison of a product with f64.
 
-#include "checks/product_bound.hpp"
 #include "support/op_test.hpp"
+#include "verify/checks/product_bound.hpp"
 
 #include <bellows/engine/matrix_images.hpp>
 #include <bellows/fp8/quantize.hpp>

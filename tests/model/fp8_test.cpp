@@ -2,9 +2,9 @@
 // FP8 linear layers in detail: the weights' codes and scales bit by bit, and an FFN's forward and
 // backward passes against the f64 reference of the same recipe, quantised by hand at every place.
 
-#include "reference/fp8.hpp"
 #include "support/layer_rig.hpp"
 #include "support/packed_weights.hpp"
+#include "verify/reference/fp8.hpp"
 
 #include <bellows/engine/error.hpp>
 #include <bellows/model/dense_ffn.hpp>

@@ -3,12 +3,12 @@
 // outputs, input gradients and weight gradients against the f64 reference, and the same bits
 // whether work runs serially, overlapped or in a shuffled order.
 
-#include "reference/moe_layer.hpp"
-#include "reference/ops.hpp"
 #include "support/bf16_products.hpp"
 #include "support/compare.hpp"
 #include "support/mpi_test.hpp"
 #include "support/test_device.hpp"
+#include "verify/reference/moe_layer.hpp"
+#include "verify/reference/ops.hpp"
 
 #include <bellows/comm/host_collectives.hpp>
 #include <bellows/model/moe_ffn.hpp>

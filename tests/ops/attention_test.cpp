@@ -2,9 +2,9 @@
 // Attention and its rotary embedding: shapes that they take in two ways, refusals.
 
 #include "../../engine/attention_tile.hpp"
-#include "checks/op_checks.hpp"
-#include "reference/ops.hpp"
 #include "support/op_test.hpp"
+#include "verify/checks/op_checks.hpp"
+#include "verify/reference/ops.hpp"
 
 #include <bellows/engine/attention.hpp>
 #include <bellows/engine/gemm_plan.hpp>

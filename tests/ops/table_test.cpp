@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: MIT
-// Every op against the f64 reference on all cases of the tables in checks/, in each numeric class
+// Every op against the f64 reference on all cases of the tables in verify/checks/, in each numeric class
 // of the device where it multiplies bf16 matrices; and that a wrong number does not pass.
 
-#include "checks/op_checks.hpp"
 #include "support/test_device.hpp"
+#include "verify/checks/op_checks.hpp"
 
 #include <bellows/engine/gemm.hpp>
 

@@ -2,11 +2,11 @@
 // The f64 reference model: its gradients against finite differences in every parameter of several
 // small models, and properties that a transformer must have.
 
-#include "reference/model.hpp"
-#include "reference/optimizer.hpp"
 #include "support/compare.hpp"
 #include "support/finite_difference.hpp"
 #include "support/model_parameters.hpp"
+#include "verify/reference/model.hpp"
+#include "verify/reference/optimizer.hpp"
 
 #include <gtest/gtest.h>
 

@@ -2,9 +2,9 @@
 // The f64 reference router, permutation and MoE layer against finite differences, hand-made choices
 // and independence from the number of ranks.
 
-#include "reference/moe_layer.hpp"
 #include "support/compare.hpp"
 #include "support/finite_difference.hpp"
+#include "verify/reference/moe_layer.hpp"
 
 #include <gtest/gtest.h>
 

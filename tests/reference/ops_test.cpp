@@ -2,10 +2,10 @@
 // The f64 reference ops against finite differences, hand-computed values and properties; and the
 // comparison helpers that all numeric tests rely on.
 
-#include "reference/ops.hpp"
-#include "reference/optimizer.hpp"
 #include "support/compare.hpp"
 #include "support/finite_difference.hpp"
+#include "verify/reference/ops.hpp"
+#include "verify/reference/optimizer.hpp"
 
 #include <gtest/gtest.h>
 

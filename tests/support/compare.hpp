@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: MIT
 #pragma once
 
-// The numeric checks of reference/compare.hpp as GoogleTest assertions.
+// The numeric checks of verify/reference/compare.hpp as GoogleTest assertions.
 
-#include "reference/compare.hpp"
+#include "verify/reference/compare.hpp"
 
 #include <gtest/gtest.h>
 

@@ -4,11 +4,11 @@
 // What the tests of layers share: small models, a device with their parameters, and how close
 // results must be to the f64 reference.
 
-#include "reference/model.hpp"
 #include "support/bf16_products.hpp"
 #include "support/compare.hpp"
 #include "support/model_parameters.hpp"
 #include "support/test_device.hpp"
+#include "verify/reference/model.hpp"
 
 #include <bellows/model/layer_scratch.hpp>
 #include <bellows/model/mla.hpp>

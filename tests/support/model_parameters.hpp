@@ -3,8 +3,8 @@
 
 // Parameter values for tests of whole models, by name, exact in f32.
 
-#include "reference/model.hpp"
 #include "support/compare.hpp"
+#include "verify/reference/model.hpp"
 
 #include <bellows/model/parameters.hpp>
 

@@ -3,9 +3,9 @@
 
 // What the tests of the dense ops share: one device per test suite and an OpRig on it.
 
-#include "checks/op_rig.hpp"
 #include "support/compare.hpp"
 #include "support/test_device.hpp"
+#include "verify/checks/op_rig.hpp"
 
 #include <bellows/engine/ops.hpp>
 

@@ -1,0 +1,207 @@
+// SPDX-License-Identifier: MIT
+#include "verify/reference/model.hpp"
+
+#include <algorithm>
+
+namespace bellows::reference {
+namespace {
+
+const char* const kEmbedding = "model.embed_tokens.weight";
+
+std::string layer_prefix(std::size_t layer) {
+    return "model.layers." + std::to_string(layer) + ".";
+}
+
+const char* head_name(const ModelConfig& config) {
+    return config.tied_embeddings ? kEmbedding : "lm_head.weight";
+}
+
+/// x + y.
+Vector sum(View x, View y) {
+    Vector out(x.begin(), x.end());
+    accumulate(out, y);
+    return out;
+}
+
+/// Runs one kind of model on one batch; the members are what every step needs.
+class Runner {
+public:
+    Runner(const ModelConfig& config, const Parameters& parameters, const Batch& batch)
+        : config_(config), p_(parameters), batch_(batch), rows_(batch.rows()),
+          hidden_(config.hidden) {
+        require_size("model: tokens", batch.tokens.size(), rows_);
+        require_size("model: targets", batch.targets.size(), rows_);
+    }
+
+    LayerForward layer(std::size_t index, Vector x, const Routing* routing) const {
+        const std::string prefix = layer_prefix(index);
+        LayerForward f;
+        f.x = std::move(x);
+        f.norm1 = norm(f.x, prefix + "input_layernorm.weight");
+        f.attention =
+            mla_forward(f.norm1.y, config_, p_, prefix + "self_attn.", batch_.batch, batch_.seq);
+        f.middle = sum(f.x, f.attention.y);
+        f.norm2 = norm(f.middle, prefix + "post_attention_layernorm.weight");
+        if (config_.is_moe(index))
+            moe(f, index, routing);
+        else
+            dense(f, prefix + "mlp.");
+        return f;
+    }
+
+    Vector layer_backward(std::size_t index, const Vector& dy, const LayerForward& f,
+                          Parameters& g) const {
+        const std::string prefix = layer_prefix(index);
+        const Vector dffn = config_.is_moe(index) ? experts_backward(dy, f, prefix + "mlp.", g)
+                                                  : dense_backward(dy, f, prefix + "mlp.", g);
+        Vector dmiddle =
+            norm_backward(dffn, f.middle, f.norm2, prefix + "post_attention_layernorm.weight", g);
+        accumulate(dmiddle, dy);
+        const Vector dattention = mla_backward(dmiddle, f.norm1.y, f.attention, config_, p_,
+                                               prefix + "self_attn.", batch_.batch, batch_.seq, g);
+        Vector dx = norm_backward(dattention, f.x, f.norm1, prefix + "input_layernorm.weight", g);
+        accumulate(dx, dmiddle);
+        return dx;
+    }
+
+    RmsNorm norm(const Vector& x, const std::string& name) const {
+        return rmsnorm_forward(x, p_.at(name), rows_, hidden_, config_.norm_eps);
+    }
+
+    Vector norm_backward(const Vector& dy, const Vector& x, const RmsNorm& f,
+                         const std::string& name, Parameters& g) const {
+        g[name] = rmsnorm_gain_grad(dy, x, f.inv_rms, rows_, hidden_);
+        return rmsnorm_input_grad(dy, x, p_.at(name), f.inv_rms, rows_, hidden_);
+    }
+
+private:
+    void dense(LayerForward& f, const std::string& prefix) const {
+        const std::size_t ffn = config_.dense_ffn;
+        f.gate_up =
+            gemm_nt(f.norm2.y, p_.at(prefix + "gate_up_proj.weight"), rows_, 2 * ffn, hidden_);
+        const Vector act = swiglu_forward(f.gate_up, {}, rows_, ffn);
+        f.y = sum(f.middle, gemm_nt(act, p_.at(prefix + "down_proj.weight"), rows_, hidden_, ffn));
+    }
+
+    Vector dense_backward(const Vector& dy, const LayerForward& f, const std::string& prefix,
+                          Parameters& g) const {
+        const std::size_t ffn = config_.dense_ffn;
+        const Vector act = swiglu_forward(f.gate_up, {}, rows_, ffn);
+        g[prefix + "down_proj.weight"] = gemm_tn(dy, act, hidden_, ffn, rows_);
+        const Vector dact = gemm_nn(dy, p_.at(prefix + "down_proj.weight"), rows_, ffn, hidden_);
+        const Vector dgate_up = swiglu_input_grad(dact, f.gate_up, {}, rows_, ffn).dx;
+        g[prefix + "gate_up_proj.weight"] = gemm_tn(dgate_up, f.norm2.y, 2 * ffn, hidden_, rows_);
+        return gemm_nn(dgate_up, p_.at(prefix + "gate_up_proj.weight"), rows_, hidden_, 2 * ffn);
+    }
+
+    ExpertPartition one_rank() const { return {config_.routed_experts, 1}; }
+
+    void moe(LayerForward& f, std::size_t index, const Routing* routing) const {
+        const MoeWeights weights = moe_weights(config_, p_, layer_prefix(index) + "mlp.");
+        const MoeShape shape = moe_shape(config_);
+        std::vector<std::vector<std::int32_t>> fixed;
+        if (routing)
+            fixed.push_back(routing->at(index));
+        f.moe = moe_forward({f.norm2.y}, weights, shape, one_rank(), routing ? &fixed : nullptr);
+        f.y = sum(f.middle, f.moe.tokens[0].y);
+        if (config_.balance_loss_alpha > 0)
+            f.balance = balance_loss(f.moe.tokens[0].scores, f.moe.tokens[0].experts, shape.router,
+                                     batch_.batch, batch_.batch, config_.balance_loss_alpha);
+    }
+
+    Vector experts_backward(const Vector& dy, const LayerForward& f, const std::string& prefix,
+                            Parameters& g) const {
+        const MoeWeights weights = moe_weights(config_, p_, prefix);
+        std::vector<Vector> dscores;
+        if (!f.balance.dscores.empty())
+            dscores.push_back(f.balance.dscores);
+        MoeGrads grads = moe_backward({dy}, {f.norm2.y}, f.moe, weights, moe_shape(config_),
+                                      one_rank(), dscores);
+        g[prefix + "gate.weight"] = std::move(grads.weights.router);
+        for (std::size_t e = 0; e < config_.routed_experts; ++e) {
+            const std::string expert = prefix + "experts." + std::to_string(e) + ".";
+            g[expert + "gate_up_proj.weight"] = std::move(grads.weights.gate_up[e]);
+            g[expert + "down_proj.weight"] = std::move(grads.weights.down[e]);
+        }
+        if (config_.shared_experts > 0) {
+            g[prefix + "shared_experts.gate_up_proj.weight"] =
+                std::move(grads.weights.shared_gate_up);
+            g[prefix + "shared_experts.down_proj.weight"] = std::move(grads.weights.shared_down);
+        }
+        return std::move(grads.dx[0]);
+    }
+
+    const ModelConfig& config_;
+    const Parameters& p_;
+    const Batch& batch_;
+    std::size_t rows_, hidden_;
+};
+
+} // namespace
+
+MoeWeights moe_weights(const ModelConfig& config, const Parameters& p, const std::string& prefix) {
+    MoeWeights w;
+    w.router = p.at(prefix + "gate.weight");
+    if (config.router_bias)
+        w.bias = p.at(prefix + "gate.e_score_correction_bias");
+    for (std::size_t e = 0; e < config.routed_experts; ++e) {
+        const std::string expert = prefix + "experts." + std::to_string(e) + ".";
+        w.gate_up.push_back(p.at(expert + "gate_up_proj.weight"));
+        w.down.push_back(p.at(expert + "down_proj.weight"));
+    }
+    if (config.shared_experts > 0) {
+        w.shared_gate_up = p.at(prefix + "shared_experts.gate_up_proj.weight");
+        w.shared_down = p.at(prefix + "shared_experts.down_proj.weight");
+    }
+    return w;
+}
+
+ModelForward model_forward(const ModelConfig& config, const Parameters& p, const Batch& batch,
+                           const Routing* routing) {
+    const Runner runner(config, p, batch);
+    ModelForward out;
+    Vector x = embedding_forward(p.at(kEmbedding), batch.tokens, config.hidden);
+    for (std::size_t i = 0; i < config.layers; ++i) {
+        out.layers.push_back(runner.layer(i, std::move(x), routing));
+        const LayerForward& layer = out.layers.back();
+        x = layer.y;
+        out.balance_loss += layer.balance.loss;
+        if (config.is_moe(i))
+            out.routing[i] = layer.moe.tokens[0].experts;
+    }
+    out.final_norm = runner.norm(x, "model.norm.weight");
+    out.logits = gemm_nt(out.final_norm.y, p.at(head_name(config)), batch.rows(), config.vocabulary,
+                         config.hidden);
+    const auto count = static_cast<double>(
+        std::count_if(batch.targets.begin(), batch.targets.end(), [](auto t) { return t >= 0; }));
+    const double scale = count > 0 ? 1 / count : 0;
+    CrossEntropy loss = cross_entropy(out.logits, batch.targets, config.vocabulary, scale);
+    out.loss = loss.sum * scale;
+    out.dlogits = std::move(loss.dlogits);
+    return out;
+}
+
+ModelGrads model_backward(const ModelConfig& config, const Parameters& p, const Batch& batch,
+                          const ModelForward& f) {
+    const Runner runner(config, p, batch);
+    const std::size_t rows = batch.rows();
+    const Vector& head = p.at(head_name(config));
+    ModelGrads grads;
+    Parameters& g = grads.parameters;
+    Vector dhead = gemm_tn(f.dlogits, f.final_norm.y, config.vocabulary, config.hidden, rows);
+    const Vector dnormed = gemm_nn(f.dlogits, head, rows, config.hidden, config.vocabulary);
+    grads.dhidden.resize(config.layers + 1);
+    grads.dhidden[config.layers] =
+        runner.norm_backward(dnormed, f.layers.back().y, f.final_norm, "model.norm.weight", g);
+    for (std::size_t i = config.layers; i-- > 0;)
+        grads.dhidden[i] = runner.layer_backward(i, grads.dhidden[i + 1], f.layers[i], g);
+    g[kEmbedding] =
+        embedding_weight_grad(grads.dhidden[0], batch.tokens, config.vocabulary, config.hidden);
+    if (config.tied_embeddings)
+        accumulate(g[kEmbedding], dhead);
+    else
+        g["lm_head.weight"] = std::move(dhead);
+    return grads;
+}
+
+} // namespace bellows::reference

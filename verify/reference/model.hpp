@@ -1,0 +1,92 @@
+// SPDX-License-Identifier: MIT
+#pragma once
+
+// The whole model in f64: MLA, dense FFN, MoE layers and their backward, on one process. Parameters
+// and gradients go by the names of bellows::parameters(); everything that a device implementation
+// might want to compare along the way is kept.
+
+#include "verify/reference/moe_layer.hpp"
+#include "verify/reference/ops.hpp"
+
+#include <bellows/model/config.hpp>
+
+#include <cstdint>
+#include <map>
+#include <string>
+
+namespace bellows::reference {
+
+/// Values or gradients by parameter name, each row-major in the parameter's shape.
+using Parameters = std::map<std::string, Vector>;
+/// Per MoE layer the chosen experts [tokens, top_k].
+using Routing = std::map<std::size_t, std::vector<std::int32_t>>;
+
+struct Batch {
+    std::size_t batch = 0;
+    std::size_t seq = 0;
+    std::vector<std::int32_t> tokens;  ///< [batch, seq]
+    std::vector<std::int32_t> targets; ///< [batch, seq], -1: no loss there
+    std::size_t rows() const { return batch * seq; }
+};
+
+// --- parts ---------------------------------------------------------------------------------------
+
+/// One attention block on normalised input; y is what is added to the residual stream.
+struct Mla {
+    Vector q_a;        ///< [rows, q_lora_rank], before its norm; empty without query low-rank
+    RmsNorm q_latent;  ///< of q_a
+    Vector q;          ///< [rows, heads, nope | rope], rotated
+    Vector kv_a;       ///< [rows, kv_lora_rank | rope], the key's part not rotated yet
+    RmsNorm kv_latent; ///< of kv_a's first kv_lora_rank columns
+    Vector k; ///< [rows, heads, nope | rope], rotated; the rope part is the same in all heads
+    Vector v; ///< [rows, heads, v_head_dim]
+    Attention attention;
+    Vector y; ///< [rows, hidden]
+};
+Mla mla_forward(View x, const ModelConfig& config, const Parameters& parameters,
+                const std::string& prefix, std::size_t batch, std::size_t seq);
+/// Returns dx and sets the gradients of the parameters whose names begin with prefix.
+Vector mla_backward(View dy, View x, const Mla& forward, const ModelConfig& config,
+                    const Parameters& parameters, const std::string& prefix, std::size_t batch,
+                    std::size_t seq, Parameters& gradients);
+
+/// The weights of an MoE layer by the names under prefix ("model.layers.3.mlp.").
+MoeWeights moe_weights(const ModelConfig& config, const Parameters& parameters,
+                       const std::string& prefix);
+
+// --- the model -----------------------------------------------------------------------------------
+
+struct LayerForward {
+    Vector x; ///< [rows, hidden]: the residual stream that enters the layer
+    RmsNorm norm1;
+    Mla attention;
+    Vector middle; ///< x + attention.y
+    RmsNorm norm2;
+    Vector gate_up; ///< dense layers: [rows, 2·dense_ffn]
+    MoeForward moe; ///< MoE layers, one rank
+    BalanceLoss balance;
+    Vector y; ///< what leaves
+};
+
+struct ModelForward {
+    double loss = 0;         ///< cross-entropy, mean over the tokens that have a target, nats
+    double balance_loss = 0; ///< summed over the layers; the gradients include it
+    std::vector<LayerForward> layers;
+    RmsNorm final_norm;
+    Vector logits; ///< [rows, vocabulary]
+    Vector dlogits;
+    Routing routing;
+};
+
+/// routing: what each MoE layer takes instead of its router's choice, or null.
+ModelForward model_forward(const ModelConfig& config, const Parameters& parameters,
+                           const Batch& batch, const Routing* routing = nullptr);
+
+struct ModelGrads {
+    Parameters parameters;       ///< all but the router biases
+    std::vector<Vector> dhidden; ///< [layers + 1]: of each layer's x, then of the last layer's y
+};
+ModelGrads model_backward(const ModelConfig& config, const Parameters& parameters,
+                          const Batch& batch, const ModelForward& forward);
+
+} // namespace bellows::reference
