@@ -3,7 +3,8 @@
 
 #include "app/checkpoint_state.hpp"
 
-#include <bellows/engine/error.hpp>
+#include "base/records/checksum.hpp"
+#include <bellows/base/error.hpp>
 
 #include <nlohmann/json.hpp>
 

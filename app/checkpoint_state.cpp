@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: MIT
 #include "app/checkpoint_state.hpp"
 
-#include "app/checked_json.hpp"
-#include "app/file_io.hpp"
+#include "base/records/checked_json.hpp"
 
-#include <bellows/engine/error.hpp>
+#include <bellows/base/error.hpp>
+#include <bellows/base/files.hpp>
 
 #include <cstdint>
 #include <limits>

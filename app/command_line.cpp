@@ -3,14 +3,14 @@
 
 #include "app/commands.hpp"
 #include "app/exit_code.hpp"
-#include "app/file_io.hpp"
 #include "app/progress.hpp"
 #include "app/relaunch.hpp"
 #include "app/run_device.hpp"
 #include "app/version.hpp"
 
+#include <bellows/base/error.hpp>
+#include <bellows/base/files.hpp>
 #include <bellows/comm/launch.hpp>
-#include <bellows/engine/error.hpp>
 
 #include <CLI/CLI.hpp>
 

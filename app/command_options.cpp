@@ -2,11 +2,11 @@
 #include "app/command_line.hpp"
 #include "app/commands.hpp"
 #include "app/exit_code.hpp"
-#include "app/file_io.hpp"
 #include "app/units.hpp"
 
+#include <bellows/base/error.hpp>
+#include <bellows/base/files.hpp>
 #include <bellows/comm/launch.hpp>
-#include <bellows/engine/error.hpp>
 #include <bellows/model/parameters.hpp>
 
 #include <nlohmann/json.hpp>

@@ -1,10 +1,9 @@
 // SPDX-License-Identifier: MIT
 #include "app/data.hpp"
 
-#include "app/file_io.hpp"
-#include "app/mix.hpp"
-
-#include <bellows/engine/error.hpp>
+#include <bellows/base/error.hpp>
+#include <bellows/base/files.hpp>
+#include <bellows/base/mix.hpp>
 #include <bellows/engine/memory.hpp>
 
 #include <algorithm>

@@ -3,7 +3,7 @@
 
 // The command's exit codes, and which error gives which: the one place that says so.
 
-#include <bellows/engine/error.hpp>
+#include <bellows/base/error.hpp>
 
 namespace bellows {
 

@@ -3,7 +3,7 @@
 
 #include "app/product_times.hpp"
 
-#include <bellows/engine/error.hpp>
+#include <bellows/base/error.hpp>
 #include <bellows/engine/gemm_plan.hpp>
 
 #include <algorithm>

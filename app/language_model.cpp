@@ -5,8 +5,8 @@
 #include "app/run_groups.hpp"
 #include "app/run_kernels.hpp"
 
+#include <bellows/base/error.hpp>
 #include <bellows/comm/message.hpp>
-#include <bellows/engine/error.hpp>
 #include <bellows/engine/gemm_plan.hpp>
 #include <bellows/model/stage.hpp>
 

@@ -4,8 +4,8 @@
 #include "app/gradient_reduction.hpp"
 #include "app/run_groups.hpp"
 
+#include <bellows/base/error.hpp>
 #include <bellows/comm/collectives.hpp>
-#include <bellows/engine/error.hpp>
 #include <bellows/engine/ops.hpp>
 #include <bellows/model/parameter_store.hpp>
 #include <bellows/model/stage.hpp>

@@ -4,7 +4,7 @@
 // The figures of a run's steps, and metrics.jsonl, which has one JSON object per step. Rank 0 only,
 // one thread.
 
-#include "app/file_io.hpp"
+#include <bellows/base/files.hpp>
 
 #include <cstdint>
 #include <filesystem>

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT
 #include "app/optimizer.hpp"
 
-#include <bellows/engine/error.hpp>
+#include <bellows/base/error.hpp>
 
 #include <algorithm>
 #include <ranges>

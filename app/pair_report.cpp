@@ -6,7 +6,7 @@
 #include "app/trace_file.hpp"
 #include "app/units.hpp"
 
-#include <bellows/engine/error.hpp>
+#include <bellows/base/error.hpp>
 
 #include <nlohmann/json.hpp>
 

@@ -9,8 +9,8 @@
 #include "app/train_config.hpp"
 #include "app/version.hpp"
 
+#include <bellows/base/error.hpp>
 #include <bellows/engine/device.hpp>
-#include <bellows/engine/error.hpp>
 #include <bellows/engine/gemm_plan.hpp>
 #include <bellows/kernels/kernels.hpp>
 

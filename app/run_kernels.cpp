@@ -4,7 +4,7 @@
 #include "app/product_times.hpp"
 #include "app/run_checkpoint.hpp"
 
-#include <bellows/engine/error.hpp>
+#include <bellows/base/error.hpp>
 #include <bellows/engine/gemm_plan.hpp>
 
 #include <algorithm>

@@ -2,7 +2,6 @@
 // The body of `bellows train` on one rank.
 #include "app/run.hpp"
 
-#include "app/file_io.hpp"
 #include "app/language_model.hpp"
 #include "app/loss_plot.hpp"
 #include "app/memory_estimate.hpp"
@@ -17,8 +16,9 @@
 #include "app/trace_file.hpp"
 #include "app/trainer.hpp"
 
+#include <bellows/base/error.hpp>
+#include <bellows/base/files.hpp>
 #include <bellows/comm/host_collectives.hpp>
-#include <bellows/engine/error.hpp>
 
 #include <algorithm>
 #include <array>

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: MIT
 #include "app/run_world.hpp"
 
+#include <bellows/base/error.hpp>
 #include <bellows/comm/launch.hpp>
-#include <bellows/engine/error.hpp>
 
 namespace bellows {
 

@@ -7,7 +7,7 @@
 // ("bellows.crc32.<tensor>" and "bellows.header_crc32", the header's own with that value as zeros),
 // which other readers ignore. Host only; one object belongs to one thread.
 
-#include "app/file_io.hpp"
+#include <bellows/base/files.hpp>
 
 #include <cstddef>
 #include <cstdint>

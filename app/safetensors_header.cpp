@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT
 #include "app/safetensors_header.hpp"
 
-#include <bellows/engine/error.hpp>
+#include <bellows/base/error.hpp>
 
 #include <nlohmann/json.hpp>
 

@@ -2,7 +2,8 @@
 #include "app/safetensors.hpp"
 #include "app/safetensors_header.hpp"
 
-#include <bellows/engine/error.hpp>
+#include "base/records/checksum.hpp"
+#include <bellows/base/error.hpp>
 
 #include <algorithm>
 #include <array>

@@ -1,9 +1,8 @@
 // SPDX-License-Identifier: MIT
 #include "app/sampling.hpp"
 
-#include "app/mix.hpp"
-
-#include <bellows/engine/error.hpp>
+#include <bellows/base/error.hpp>
+#include <bellows/base/mix.hpp>
 
 #include <algorithm>
 #include <cmath>

@@ -2,12 +2,12 @@
 #include "app/schedule_report.hpp"
 
 #include "app/exit_code.hpp"
-#include "app/file_io.hpp"
 #include "app/gantt.hpp"
 #include "app/trace_file.hpp"
 #include "app/units.hpp"
 
-#include <bellows/engine/error.hpp>
+#include <bellows/base/error.hpp>
+#include <bellows/base/files.hpp>
 
 #include <nlohmann/json.hpp>
 

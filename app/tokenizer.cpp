@@ -1,9 +1,8 @@
 // SPDX-License-Identifier: MIT
 #include "app/tokenizer.hpp"
 
-#include "app/file_io.hpp"
-
-#include <bellows/engine/error.hpp>
+#include <bellows/base/error.hpp>
+#include <bellows/base/files.hpp>
 
 #include <sentencepiece_processor.h>
 

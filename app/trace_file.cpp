@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: MIT
 #include "app/trace_file.hpp"
 
-#include "app/file_io.hpp"
-
+#include <bellows/base/files.hpp>
 #include <bellows/comm/host_collectives.hpp>
 
 #include <nlohmann/json.hpp>

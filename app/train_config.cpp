@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: MIT
 #include "app/train_config.hpp"
 
-#include "app/file_io.hpp"
 #include "app/pair_report.hpp"
 
+#include <bellows/base/error.hpp>
+#include <bellows/base/files.hpp>
 #include <bellows/comm/message.hpp>
-#include <bellows/engine/error.hpp>
 #include <bellows/model/presets.hpp>
 #include <bellows/pipeline/pair.hpp>
 #include <bellows/pipeline/simulate.hpp>

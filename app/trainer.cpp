@@ -12,8 +12,8 @@
 #include "app/update_parts.hpp"
 #include "app/weight_gathering.hpp"
 
+#include <bellows/base/error.hpp>
 #include <bellows/comm/message.hpp>
-#include <bellows/engine/error.hpp>
 #include <bellows/engine/gemm_plan.hpp>
 
 #include <algorithm>

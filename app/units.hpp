@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT
 #pragma once
 
-// Numbers for people. Pure functions, any thread. Bytes: format_bytes() of engine/memory.hpp.
+// Numbers for people. Pure functions, any thread. Bytes: format_bytes() of base/memory_sizes.hpp.
 
 #include <string>
 

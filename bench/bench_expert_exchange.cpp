@@ -3,6 +3,7 @@
 // times dispatch, combine and their backward passes beside MPI_Alltoallv, a memory copy and copies
 // between device and host of the same run. `--help` lists the options.
 
+#include "app/version.hpp"
 #include "expert_exchange/beside.hpp"
 #include "expert_exchange/host_link.hpp"
 #include "expert_exchange/options.hpp"
@@ -13,10 +14,8 @@
 #include "ranks/timing.hpp"
 #include "support/peaks.hpp"
 
-#include "app/version.hpp"
-
+#include <bellows/base/error.hpp>
 #include <bellows/comm/mpi_interop.hpp>
-#include <bellows/engine/error.hpp>
 
 #include <algorithm>
 #include <fstream>

@@ -6,7 +6,7 @@
 #include "fp8_quantize/workloads.hpp"
 #include "support/program.hpp"
 
-#include <bellows/engine/error.hpp>
+#include <bellows/base/error.hpp>
 
 namespace bellows::bench {
 namespace {

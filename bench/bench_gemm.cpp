@@ -7,7 +7,7 @@
 #include "support/peaks.hpp"
 #include "support/program.hpp"
 
-#include <bellows/engine/error.hpp>
+#include <bellows/base/error.hpp>
 
 #include <memory>
 #include <optional>

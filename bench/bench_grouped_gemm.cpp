@@ -7,7 +7,7 @@
 #include "support/peaks.hpp"
 #include "support/program.hpp"
 
-#include <bellows/engine/error.hpp>
+#include <bellows/base/error.hpp>
 #include <bellows/engine/matrix_images.hpp>
 
 #include <algorithm>

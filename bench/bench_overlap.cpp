@@ -2,18 +2,17 @@
 // What an overlapped pair hides: a forward and a backward of MoE layers whose experts are spread
 // over the ranks, node by node and interleaved. `--help` lists the options.
 
+#include "app/pair_orders.hpp"
+#include "app/run_device.hpp"
+#include "app/trace_file.hpp"
 #include "overlap/pair_rig.hpp"
 #include "ranks/ranks.hpp"
 #include "ranks/timing.hpp"
 #include "support/program.hpp"
 
-#include "app/file_io.hpp"
-#include "app/pair_orders.hpp"
-#include "app/run_device.hpp"
-#include "app/trace_file.hpp"
-
+#include <bellows/base/error.hpp>
+#include <bellows/base/files.hpp>
 #include <bellows/comm/launch.hpp>
-#include <bellows/engine/error.hpp>
 
 #include <nlohmann/json.hpp>
 

@@ -2,21 +2,20 @@
 // Pipeline schedules as the executor runs them among ranks, on stages that take a set time and hold
 // no core: how long a step takes beside what the simulator says. `--help` lists the options.
 
+#include "app/pipeline_report.hpp"
+#include "app/run_device.hpp"
+#include "app/schedule_report.hpp"
+#include "app/trace_file.hpp"
 #include "pipeline/model_steps.hpp"
 #include "pipeline/timed_stage.hpp"
 #include "ranks/ranks.hpp"
 #include "ranks/timing.hpp"
 #include "support/program.hpp"
 
-#include "app/file_io.hpp"
-#include "app/pipeline_report.hpp"
-#include "app/run_device.hpp"
-#include "app/schedule_report.hpp"
-#include "app/trace_file.hpp"
-
+#include <bellows/base/error.hpp>
+#include <bellows/base/files.hpp>
 #include <bellows/comm/launch.hpp>
 #include <bellows/comm/pipe.hpp>
-#include <bellows/engine/error.hpp>
 #include <bellows/pipeline/measure.hpp>
 
 #include <nlohmann/json.hpp>

@@ -1,22 +1,22 @@
 # SPDX-License-Identifier: MIT
-# `cmake --install` gives find_package(bellows COMPONENTS engine fp8 comm pipeline).
+# `cmake --install` gives find_package(bellows COMPONENTS base engine fp8 comm pipeline).
 include(GNUInstallDirs)
 include(CMakePackageConfigHelpers)
 
-set(components engine fp8)
+set(components base engine fp8)
 if(BELLOWS_MPI)
     list(APPEND components comm pipeline)
 endif()
 set(package_folder "${CMAKE_INSTALL_LIBDIR}/cmake/bellows")
 foreach(component IN LISTS components)
-    get_property(include_dir GLOBAL PROPERTY BELLOWS_INCLUDE_DIR_${component})
+    get_property(include_dirs GLOBAL PROPERTY BELLOWS_INCLUDE_DIRS_${component})
     install(TARGETS bellows_${component} EXPORT bellows-${component}
         INCLUDES DESTINATION "${CMAKE_INSTALL_INCLUDEDIR}")
     install(EXPORT bellows-${component} NAMESPACE bellows:: DESTINATION "${package_folder}")
-    if(EXISTS "${include_dir}")
-        install(DIRECTORY "${include_dir}/" DESTINATION "${CMAKE_INSTALL_INCLUDEDIR}"
+    foreach(folder IN LISTS include_dirs)
+        install(DIRECTORY "${folder}/" DESTINATION "${CMAKE_INSTALL_INCLUDEDIR}"
             FILES_MATCHING PATTERN "*.hpp")
-    endif()
+    endforeach()
 endforeach()
 get_property(bank_dir GLOBAL PROPERTY BELLOWS_BANK_DIR)
 install(DIRECTORY "${bank_dir}/include/" DESTINATION "${CMAKE_INSTALL_INCLUDEDIR}"

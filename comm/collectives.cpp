@@ -3,7 +3,7 @@
 #include "fail_together.hpp"
 #include "words.hpp"
 
-#include <bellows/engine/error.hpp>
+#include <bellows/base/error.hpp>
 
 #include <algorithm>
 #include <numeric>

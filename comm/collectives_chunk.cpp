@@ -6,7 +6,8 @@
 #include "trace_transfer.hpp"
 #include "words.hpp"
 
-#include <bellows/engine/error.hpp>
+#include <bellows/base/error.hpp>
+#include <bellows/base/rounding.hpp>
 #include <bellows/kernels/kernels.hpp>
 
 #include <algorithm>
@@ -14,14 +15,6 @@
 #include <utility>
 
 namespace bellows {
-
-namespace {
-
-std::uint64_t round_up_16(std::uint64_t value) {
-    return (value + 15) / 16 * 16;
-}
-
-} // namespace
 
 ChunkTransfer::ChunkTransfer(CollectiveContext& context, StagingSlot& slot, bool linked,
                              const CollectiveTensors& tensors, const ChunkPlan& plan,
@@ -90,16 +83,16 @@ void ChunkTransfer::lay_out() {
                 continue;
             }
             out_at_[member] = replicated() ? 0 : image_bytes_;
-            image_bytes_ = round_up_16(out_at_[member] + plan_.parts[member].size());
+            image_bytes_ = round_up(out_at_[member] + plan_.parts[member].size(), 16);
         }
-        incoming_stride_ = round_up_16(plan_.parts[context_.self()].size());
+        incoming_stride_ = round_up(plan_.parts[context_.self()].size(), 16);
         incoming_bytes_ = (context_.members() - 1) * incoming_stride_;
     }
     if (!plan_.pieces.empty() && target_ == nullptr) {
         image_ = {plan_.pieces.front().begin, plan_.pieces.back().end};
-        image_bytes_ = std::max(image_bytes_, round_up_16(image_.size()) + 16);
+        image_bytes_ = std::max(image_bytes_, round_up(image_.size(), 16) + 16);
         if (plan_.parts.empty()) {
-            edge_at_ = round_up_16(plan_.pieces[context_.self()].size() + 8);
+            edge_at_ = round_up(plan_.pieces[context_.self()].size() + 8, 16);
             incoming_bytes_ = edge_at_ + 4;
         }
     }

@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: MIT
 #include "collectives_plan.hpp"
 
+#include <bellows/base/rounding.hpp>
+
 #include <algorithm>
 #include <iterator>
 #include <utility>
@@ -11,10 +13,6 @@ namespace {
 
 /// Parts and chunks begin at multiples of this, so that kernels can take four floats at a time.
 constexpr std::uint64_t kAlignment = 16;
-
-std::uint64_t round_up(std::uint64_t value) {
-    return (value + kAlignment - 1) / kAlignment * kAlignment;
-}
 
 ByteRange intersection(const ByteRange& a, const ByteRange& b) {
     const std::uint64_t begin = std::clamp(a.begin, b.begin, b.end);
@@ -58,7 +56,7 @@ std::vector<ChunkPlan> plan_reduce_scatter(const PlanLimits& limits,
                                            std::span<const ByteRange> shares) {
     // A chunk takes the same stretch of every share.
     const std::uint64_t step =
-        round_up(std::max<std::uint64_t>(limits.chunk_bytes / limits.members, 1));
+        round_up(std::max<std::uint64_t>(limits.chunk_bytes / limits.members, 1), kAlignment);
     std::uint64_t longest = 0;
     for (const ByteRange& share : shares)
         longest = std::max(longest, share.size());

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT
 #include "cuda_driver.hpp"
 
-#include <bellows/engine/error.hpp>
+#include <bellows/base/error.hpp>
 
 #include <dlfcn.h>
 

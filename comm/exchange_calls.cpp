@@ -5,7 +5,7 @@
 #include "exchange_legs.hpp"
 #include "fail_together.hpp"
 
-#include <bellows/engine/error.hpp>
+#include <bellows/base/error.hpp>
 
 #include <functional>
 #include <utility>

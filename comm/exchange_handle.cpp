@@ -2,9 +2,9 @@
 // A handle: the buffers that it takes, and how callers and legs see them.
 
 #include "exchange_impl.hpp"
-#include "round_up.hpp"
 
-#include <bellows/engine/error.hpp>
+#include <bellows/base/error.hpp>
+#include <bellows/base/rounding.hpp>
 
 #include <algorithm>
 #include <cmath>

@@ -7,11 +7,11 @@
 #include "exchange_counts.hpp"
 #include "exchange_moves.hpp"
 #include "fail_together.hpp"
-#include "round_up.hpp"
 #include "seal.hpp"
 #include "trace_transfer.hpp"
 
-#include <bellows/engine/error.hpp>
+#include <bellows/base/error.hpp>
+#include <bellows/base/rounding.hpp>
 
 #include <algorithm>
 #include <cstring>

@@ -6,7 +6,7 @@
 
 #include "exchange_counts.hpp"
 
-#include <bellows/engine/error.hpp>
+#include <bellows/base/error.hpp>
 #include <bellows/engine/words64.hpp>
 #include <bellows/fp8/quantize.hpp>
 #include <bellows/kernels/kernels.hpp>

@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: MIT
 #include "exchange_shape.hpp"
 
-#include "round_up.hpp"
-
+#include <bellows/base/rounding.hpp>
 #include <bellows/engine/ops.hpp>
 
 #include <algorithm>

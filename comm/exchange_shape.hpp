@@ -4,9 +4,9 @@
 // What of a hop of an exchange follows from its configuration and this rank's place in the group:
 // whose experts are whose, what records are, how much there is of everything. Plain values.
 
+#include <bellows/base/error.hpp>
 #include <bellows/comm/expert_exchange.hpp>
 #include <bellows/comm/topology.hpp>
-#include <bellows/engine/error.hpp>
 #include <bellows/fp8/recipe.hpp>
 
 #include <cstdint>

@@ -2,7 +2,7 @@
 #include "exchange_impl.hpp"
 #include "fail_together.hpp"
 
-#include <bellows/engine/error.hpp>
+#include <bellows/base/error.hpp>
 
 #include <algorithm>
 #include <utility>

@@ -6,9 +6,9 @@
 #include "cuda_driver.hpp"
 #include "deadline.hpp"
 #include "link_driver.hpp"
-#include "round_up.hpp"
 
-#include <bellows/engine/error.hpp>
+#include <bellows/base/error.hpp>
+#include <bellows/base/rounding.hpp>
 #include <bellows/engine/memory.hpp>
 
 #include <algorithm>

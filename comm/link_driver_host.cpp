@@ -1,9 +1,8 @@
 // SPDX-License-Identifier: MIT
 #include "link_driver.hpp"
 
-#include "round_up.hpp"
-
-#include <bellows/engine/error.hpp>
+#include <bellows/base/error.hpp>
+#include <bellows/base/rounding.hpp>
 
 #include <algorithm>
 #include <cstring>

@@ -3,7 +3,7 @@
 
 #include "trace_transfer.hpp"
 
-#include <bellows/engine/error.hpp>
+#include <bellows/base/error.hpp>
 
 #include <string>
 #include <utility>

@@ -3,7 +3,7 @@
 
 #include "seal.hpp"
 
-#include <bellows/engine/error.hpp>
+#include <bellows/base/error.hpp>
 
 #include <memory>
 #include <new>

@@ -2,8 +2,8 @@
 #include "node_memory.hpp"
 
 #include "mpi_context.hpp"
-#include "round_up.hpp"
 
+#include <bellows/base/rounding.hpp>
 #include <bellows/engine/memory.hpp>
 
 #include <algorithm>

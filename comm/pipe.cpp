@@ -5,8 +5,8 @@
 #include "trace_transfer.hpp"
 #include "words.hpp"
 
+#include <bellows/base/error.hpp>
 #include <bellows/comm/pipe.hpp>
-#include <bellows/engine/error.hpp>
 #include <bellows/engine/recording.hpp>
 
 #include <cstring>

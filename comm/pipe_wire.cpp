@@ -3,7 +3,7 @@
 
 #include "link_transfer.hpp"
 
-#include <bellows/engine/error.hpp>
+#include <bellows/base/error.hpp>
 
 #include <algorithm>
 #include <string>

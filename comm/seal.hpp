@@ -7,7 +7,7 @@
 
 #include "siphash.hpp"
 
-#include <bellows/engine/error.hpp>
+#include <bellows/base/error.hpp>
 
 #include <cstdint>
 #include <cstring>

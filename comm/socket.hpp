@@ -6,8 +6,8 @@
 
 #include "deadline.hpp"
 
+#include <bellows/base/error.hpp>
 #include <bellows/comm/file_descriptor.hpp>
-#include <bellows/engine/error.hpp>
 
 #include <cstddef>
 #include <cstdint>

@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: MIT
 #include <bellows/comm/topology.hpp>
 
+#include <bellows/base/error.hpp>
+
 #include <algorithm>
-#include <bellows/engine/error.hpp>
 #include <map>
 #include <numeric>
 #include <string>

@@ -3,6 +3,7 @@
 #include "device_impl.hpp"
 #include "ops_check.hpp"
 
+#include <bellows/base/rounding.hpp>
 #include <bellows/engine/attention.hpp>
 #include <bellows/engine/device.hpp>
 #include <bellows/kernels/kernels.hpp>

@@ -4,7 +4,8 @@
 // What the ops share: checks of tensors with messages that show them, and the grids of kernels
 // that go by rows (shaders/include/rows.glsl) or by groups of four elements.
 
-#include <bellows/engine/error.hpp>
+#include <bellows/base/error.hpp>
+#include <bellows/base/rounding.hpp>
 #include <bellows/engine/recording.hpp>
 #include <bellows/engine/tensor.hpp>
 
@@ -21,10 +22,6 @@ namespace bellows::ops {
 
 /// "bf16 [3, 4]", with strides where it is not contiguous.
 std::string describe(const TensorView& view);
-
-constexpr std::uint64_t div_up(std::uint64_t value, std::uint64_t divisor) {
-    return (value + divisor - 1) / divisor;
-}
 
 /// Checks of the arguments of the op `op`. All throw Error{InvalidArgument}.
 class Arguments {

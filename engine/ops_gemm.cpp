@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: MIT
 #include "ops_gemm.hpp"
 
+#include <bellows/base/rounding.hpp>
+
 #include <algorithm>
 
 namespace bellows::ops {

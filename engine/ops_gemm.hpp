@@ -7,6 +7,7 @@
 #include "device_impl.hpp"
 #include "ops_check.hpp"
 
+#include <bellows/base/rounding.hpp>
 #include <bellows/engine/gemm.hpp>
 #include <bellows/kernels/kernels.hpp>
 

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT
 #include "ops_gemm.hpp"
 
+#include <bellows/base/rounding.hpp>
 #include <bellows/engine/device.hpp>
 #include <bellows/engine/ops.hpp>
 #include <bellows/engine/spread_plan.hpp>

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT
 #include "ops_check.hpp"
 
+#include <bellows/base/rounding.hpp>
 #include <bellows/engine/ops.hpp>
 #include <bellows/kernels/kernels.hpp>
 

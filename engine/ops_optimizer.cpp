@@ -2,6 +2,7 @@
 // Reductions over whole tensors, the gradient norm and AdamW.
 #include "ops_check.hpp"
 
+#include <bellows/base/rounding.hpp>
 #include <bellows/engine/ops.hpp>
 #include <bellows/kernels/kernels.hpp>
 

@@ -6,7 +6,7 @@
 
 #include "vulkan.hpp"
 
-#include <bellows/engine/error.hpp>
+#include <bellows/base/error.hpp>
 
 #include <algorithm>
 #include <atomic>

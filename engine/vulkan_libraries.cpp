@@ -22,7 +22,7 @@
 #define VMA_IMPLEMENTATION
 #include <vk_mem_alloc.h>
 
-#include <bellows/engine/error.hpp>
+#include <bellows/base/error.hpp>
 
 #include <dlfcn.h>
 

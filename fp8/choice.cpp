@@ -6,7 +6,7 @@
 #include "product_case.hpp"
 #include "tiles.hpp"
 
-#include <bellows/engine/error.hpp>
+#include <bellows/base/error.hpp>
 
 #include <algorithm>
 #include <map>

@@ -3,7 +3,7 @@
 
 #include "product_case.hpp"
 
-#include <bellows/engine/error.hpp>
+#include <bellows/base/error.hpp>
 
 #include <algorithm>
 #include <chrono>

@@ -4,20 +4,14 @@
 // What the fp8 ops share: checks of matrices, codes and scales, and their strides as kernels want
 // them. All throw Error{InvalidArgument}.
 
-#include <bellows/engine/error.hpp>
+#include <bellows/base/error.hpp>
+#include <bellows/base/rounding.hpp>
 #include <bellows/fp8/recipe.hpp>
 
 #include <cstdint>
 #include <string>
 
 namespace bellows::fp8 {
-
-constexpr std::uint64_t div_up(std::uint64_t value, std::uint64_t divisor) {
-    return (value + divisor - 1) / divisor;
-}
-constexpr std::uint64_t round_up(std::uint64_t value, std::uint64_t multiple) {
-    return div_up(value, multiple) * multiple;
-}
 
 /// Rows that a scale of blocks along the columns stands for, as a shift.
 inline std::uint32_t scale_shift(const Quantized& q) {

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT
 #include <bellows/model/config.hpp>
 
-#include <bellows/engine/error.hpp>
+#include <bellows/base/error.hpp>
 
 #include <toml++/toml.h>
 

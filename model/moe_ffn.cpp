@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT
 #include "kept_swiglu.hpp"
 
-#include <bellows/engine/error.hpp>
+#include <bellows/base/error.hpp>
 #include <bellows/engine/gemm.hpp>
 #include <bellows/engine/ops.hpp>
 #include <bellows/fp8/quantize.hpp>

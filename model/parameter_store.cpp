@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT
 #include "linear.hpp"
 
-#include <bellows/engine/error.hpp>
+#include <bellows/base/error.hpp>
 #include <bellows/engine/ops.hpp>
 #include <bellows/model/parameter_store.hpp>
 

@@ -3,7 +3,7 @@
 
 #include "preset_table.hpp"
 
-#include <bellows/engine/error.hpp>
+#include <bellows/base/error.hpp>
 
 #include <algorithm>
 #include <filesystem>

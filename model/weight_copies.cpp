@@ -3,7 +3,7 @@
 // codes, transposed bf16 copies and packed FP8 ones.
 #include "linear.hpp"
 
-#include <bellows/engine/error.hpp>
+#include <bellows/base/error.hpp>
 #include <bellows/engine/ops.hpp>
 #include <bellows/fp8/quantize.hpp>
 #include <bellows/model/parameter_store.hpp>

@@ -3,8 +3,8 @@
 
 #include "app/progress.hpp"
 
+#include <bellows/base/error.hpp>
 #include <bellows/comm/host_collectives.hpp>
-#include <bellows/engine/error.hpp>
 
 #include <nlohmann/json.hpp>
 

@@ -5,7 +5,6 @@
 #include "app/run.hpp"
 
 #include "app/exit_code.hpp"
-#include "app/file_io.hpp"
 #include "app/mpi_info.hpp"
 #include "app/relaunch.hpp"
 #include "app/run_device.hpp"
@@ -15,8 +14,9 @@
 #include "app/train_config.hpp"
 #include "app/version.hpp"
 
+#include <bellows/base/error.hpp>
+#include <bellows/base/files.hpp>
 #include <bellows/comm/launch.hpp>
-#include <bellows/engine/error.hpp>
 
 #include <nlohmann/json.hpp>
 

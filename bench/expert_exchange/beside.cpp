@@ -4,7 +4,7 @@
 #include "grouped_gemm/product.hpp"
 #include "support/peaks.hpp"
 
-#include <bellows/engine/error.hpp>
+#include <bellows/base/error.hpp>
 
 #include <algorithm>
 #include <functional>

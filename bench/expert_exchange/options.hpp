@@ -5,8 +5,8 @@
 
 #include "support/program.hpp"
 
+#include <bellows/base/dtype.hpp>
 #include <bellows/comm/message.hpp>
-#include <bellows/engine/dtype.hpp>
 
 #include <cstdint>
 #include <optional>

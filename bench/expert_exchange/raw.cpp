@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: MIT
 #include "expert_exchange/raw.hpp"
 
+#include <bellows/base/error.hpp>
 #include <bellows/comm/mpi_interop.hpp>
-#include <bellows/engine/error.hpp>
 
 #include <algorithm>
 #include <cstring>

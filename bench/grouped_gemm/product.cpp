@@ -1,16 +1,14 @@
 // SPDX-License-Identifier: MIT
 #include "grouped_gemm/product.hpp"
 
+#include <bellows/base/rounding.hpp>
+
 #include <algorithm>
 #include <cmath>
 
 namespace bellows::bench {
 
 namespace {
-
-constexpr std::uint64_t round_up(std::uint64_t value, std::uint64_t multiple) {
-    return (value + multiple - 1) / multiple * multiple;
-}
 
 TensorView words(OpData& data, const std::vector<std::uint64_t>& values) {
     const TensorView view = data.empty(DType::U32, {values.size()});

@@ -3,7 +3,7 @@
 
 #include "app/train_config.hpp"
 
-#include <bellows/engine/error.hpp>
+#include <bellows/base/error.hpp>
 #include <bellows/fp8/choice.hpp>
 #include <bellows/model/stage.hpp>
 #include <bellows/pipeline/measure.hpp>

@@ -4,8 +4,8 @@
 #include "app/exit_code.hpp"
 #include "app/relaunch.hpp"
 
+#include <bellows/base/error.hpp>
 #include <bellows/comm/launch.hpp>
-#include <bellows/engine/error.hpp>
 
 #include <algorithm>
 #include <cstdio>

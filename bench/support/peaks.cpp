@@ -3,7 +3,7 @@
 
 #include "support/peak_loop.hpp"
 
-#include <bellows/engine/error.hpp>
+#include <bellows/base/error.hpp>
 #include <bellows/kernels/kernels.hpp>
 
 #include <algorithm>

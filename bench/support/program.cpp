@@ -1,12 +1,11 @@
 // SPDX-License-Identifier: MIT
 #include "support/program.hpp"
 
+#include "app/version.hpp"
 #include "support/clock.hpp"
 #include "support/table.hpp"
 
-#include "app/version.hpp"
-
-#include <bellows/engine/error.hpp>
+#include <bellows/base/error.hpp>
 
 #include <algorithm>
 #include <charconv>

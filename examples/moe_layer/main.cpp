@@ -3,7 +3,7 @@
 // them and checks the result on the CPU. No language model, no MPI.
 #include "moe_layer.hpp"
 
-#include <bellows/engine/error.hpp>
+#include <bellows/base/error.hpp>
 #include <bellows/engine/vulkan_interop.hpp>
 
 #include <vulkan/vulkan.h>

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-#include <bellows/engine/error.hpp>
+#include <bellows/base/error.hpp>
 #include <bellows/pipeline/executor.hpp>
 
 #include <algorithm>

@@ -3,7 +3,7 @@
 
 #include "schedule/pair_parts.hpp"
 
-#include <bellows/engine/error.hpp>
+#include <bellows/base/error.hpp>
 
 #include <algorithm>
 #include <limits>

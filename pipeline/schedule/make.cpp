@@ -2,7 +2,7 @@
 // The schedules. Each is written as what one rank does; which micro-batch an op is of follows from
 // how many of its kind and phase have gone before.
 
-#include <bellows/engine/error.hpp>
+#include <bellows/base/error.hpp>
 #include <bellows/pipeline/schedule.hpp>
 
 #include <algorithm>

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT
 // The verifier. Sizes and ranges come first: all that follows indexes with them.
 
-#include <bellows/engine/error.hpp>
+#include <bellows/base/error.hpp>
 #include <bellows/pipeline/schedule.hpp>
 
 #include <map>

@@ -5,14 +5,13 @@
 #include "app/run_checkpoint.hpp"
 #include "app/run_kernels.hpp"
 #include "app/trainer.hpp"
-
 #include "small_run.hpp"
 #include "support/bf16_products.hpp"
 #include "support/compare.hpp"
 #include "support/temporary_folder.hpp"
 #include "support/test_device.hpp"
 
-#include <bellows/engine/error.hpp>
+#include <bellows/base/error.hpp>
 
 #include <cstdlib>
 #include <optional>

@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: MIT
 #include "app/checkpoint.hpp"
-#include "app/file_io.hpp"
-
 #include "support/temporary_folder.hpp"
+
+#include "base/records/checksum.hpp"
+#include <bellows/base/files.hpp>
 
 #include <nlohmann/json.hpp>
 

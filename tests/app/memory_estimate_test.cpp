@@ -5,7 +5,7 @@
 #include "app/trainer.hpp"
 #include "support/test_device.hpp"
 
-#include <bellows/engine/error.hpp>
+#include <bellows/base/error.hpp>
 
 #include <gtest/gtest.h>
 

@@ -1,16 +1,15 @@
 // SPDX-License-Identifier: MIT
 // Times of FP8 products are kept in a file and read again; what is damaged or another's is not.
-#include "app/checked_json.hpp"
-#include "app/file_io.hpp"
 #include "app/product_times.hpp"
 #include "app/run_checkpoint.hpp"
 #include "app/run_kernels.hpp"
 #include "app/trainer.hpp"
-
+#include "base/records/checked_json.hpp"
 #include "small_run.hpp"
 #include "support/temporary_folder.hpp"
 #include "support/test_device.hpp"
 
+#include <bellows/base/files.hpp>
 #include <bellows/engine/gemm_plan.hpp>
 
 #include <gtest/gtest.h>

@@ -3,10 +3,9 @@
 #include "app/command_line.hpp"
 #include "app/gantt.hpp"
 #include "app/schedule_report.hpp"
-
 #include "support/temporary_folder.hpp"
 
-#include <bellows/engine/error.hpp>
+#include <bellows/base/error.hpp>
 
 #include <gtest/gtest.h>
 #include <nlohmann/json.hpp>

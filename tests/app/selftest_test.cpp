@@ -3,7 +3,7 @@
 #include "app/selftest/rows.hpp"
 #include "support/temporary_folder.hpp"
 
-#include <bellows/engine/error.hpp>
+#include <bellows/base/error.hpp>
 
 #include <gtest/gtest.h>
 

@@ -5,7 +5,7 @@
 #include "expert_exchange/options.hpp"
 #include "expert_exchange/routing.hpp"
 
-#include <bellows/engine/error.hpp>
+#include <bellows/base/error.hpp>
 
 #include <gtest/gtest.h>
 

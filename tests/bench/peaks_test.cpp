@@ -3,7 +3,7 @@
 
 #include "support/peaks.hpp"
 
-#include <bellows/engine/error.hpp>
+#include <bellows/base/error.hpp>
 
 #include <gtest/gtest.h>
 

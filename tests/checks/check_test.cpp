@@ -4,7 +4,7 @@
 #include "verify/checks/check.hpp"
 #include "verify/checks/op_rig.hpp"
 
-#include <bellows/engine/error.hpp>
+#include <bellows/base/error.hpp>
 
 #include <gtest/gtest.h>
 

@@ -4,9 +4,9 @@
 // Tests of failures launch themselves through mpirun as `<program> --rank <phase> <fault>
 // <folder>`. Every rank that ends with an Error writes down what it saw; the test reads it.
 
+#include <bellows/base/error.hpp>
 #include <bellows/comm/launch.hpp>
 #include <bellows/comm/world.hpp>
-#include <bellows/engine/error.hpp>
 
 #include <gtest/gtest.h>
 

@@ -3,6 +3,8 @@
 
 #include "fp8/rig.hpp"
 
+#include <bellows/base/rounding.hpp>
+
 namespace bellows {
 namespace {
 

@@ -3,7 +3,7 @@
 
 #include "fp8/codes.hpp"
 
-#include <bellows/engine/error.hpp>
+#include <bellows/base/error.hpp>
 #include <bellows/fp8/recipe.hpp>
 
 #include <gtest/gtest.h>

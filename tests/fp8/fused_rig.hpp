@@ -7,6 +7,7 @@
 
 #include "fp8/rig.hpp"
 
+#include <bellows/base/rounding.hpp>
 #include <bellows/fp8/fused.hpp>
 
 namespace bellows::testing {

@@ -7,6 +7,7 @@
 #include "fp8/codes.hpp"
 #include "support/op_test.hpp"
 
+#include <bellows/base/rounding.hpp>
 #include <bellows/fp8/quantize.hpp>
 
 #include <cstring>
@@ -26,10 +27,6 @@ using test::kFormats;
 using test::reference_format;
 
 inline constexpr std::uint8_t kPoison = 0xA5;
-
-inline std::uint64_t round_up(std::uint64_t value, std::uint64_t multiple) {
-    return (value + multiple - 1) / multiple * multiple;
-}
 
 /// A row-major batch of matrices in f32, without padding.
 struct HostMatrix {

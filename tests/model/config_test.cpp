@@ -2,7 +2,7 @@
 // The model configuration: what is read, what is refused and with which words, and the published
 // parameter counts of the presets.
 
-#include <bellows/engine/error.hpp>
+#include <bellows/base/error.hpp>
 #include <bellows/model/config.hpp>
 #include <bellows/model/parameters.hpp>
 #include <bellows/model/presets.hpp>

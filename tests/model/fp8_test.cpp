@@ -6,7 +6,7 @@
 #include "support/packed_weights.hpp"
 #include "verify/reference/fp8.hpp"
 
-#include <bellows/engine/error.hpp>
+#include <bellows/base/error.hpp>
 #include <bellows/model/dense_ffn.hpp>
 
 #include <algorithm>

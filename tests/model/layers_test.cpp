@@ -5,7 +5,7 @@
 
 #include "support/layer_rig.hpp"
 
-#include <bellows/engine/error.hpp>
+#include <bellows/base/error.hpp>
 #include <bellows/model/dense_ffn.hpp>
 #include <bellows/model/mla.hpp>
 

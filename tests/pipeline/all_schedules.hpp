@@ -3,7 +3,7 @@
 
 // Every schedule of up to 16 ranks and 64 micro-batches.
 
-#include <bellows/engine/error.hpp>
+#include <bellows/base/error.hpp>
 #include <bellows/pipeline/schedule.hpp>
 
 #include <string>

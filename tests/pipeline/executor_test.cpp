@@ -5,8 +5,8 @@
 #include "support/mpi_test.hpp"
 #include "support/test_device.hpp"
 
+#include <bellows/base/error.hpp>
 #include <bellows/comm/mpi_interop.hpp>
-#include <bellows/engine/error.hpp>
 #include <bellows/engine/lane.hpp>
 #include <bellows/pipeline/executor.hpp>
 #include <bellows/pipeline/measure.hpp>

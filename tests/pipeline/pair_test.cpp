@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
 // Overlapped pairs: small cases by hand, bounds for random ones, and what the search finds.
-#include <bellows/engine/error.hpp>
+#include <bellows/base/error.hpp>
 #include <bellows/pipeline/pair.hpp>
 
 #include <gtest/gtest.h>

@@ -2,7 +2,7 @@
 // The schedules as sequences, and what the verifier makes of others.
 #include "pipeline/all_schedules.hpp"
 
-#include <bellows/engine/error.hpp>
+#include <bellows/base/error.hpp>
 #include <bellows/pipeline/schedule.hpp>
 
 #include <gtest/gtest.h>

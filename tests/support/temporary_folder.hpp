@@ -4,7 +4,7 @@
 // Helpers of the command's tests: a folder of its own for each test, and the check that an
 // expression throws the right `Error` with a message of one line that says what was wrong.
 
-#include <bellows/engine/error.hpp>
+#include <bellows/base/error.hpp>
 
 #include <gtest/gtest.h>
 

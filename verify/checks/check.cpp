@@ -3,7 +3,7 @@
 
 #include "verify/checks/op_rig.hpp"
 
-#include <bellows/engine/error.hpp>
+#include <bellows/base/error.hpp>
 
 #include <algorithm>
 #include <chrono>

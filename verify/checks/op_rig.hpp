@@ -8,8 +8,8 @@
 
 #include "verify/reference/compare.hpp"
 
+#include <bellows/base/error.hpp>
 #include <bellows/engine/device.hpp>
-#include <bellows/engine/error.hpp>
 
 #include <algorithm>
 #include <bit>

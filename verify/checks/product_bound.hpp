@@ -6,7 +6,7 @@
 #include "verify/reference/compare.hpp"
 #include "verify/reference/gemm.hpp"
 
-#include <bellows/engine/dtype.hpp>
+#include <bellows/base/dtype.hpp>
 
 #include <utility>
 

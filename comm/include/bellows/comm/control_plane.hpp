@@ -7,8 +7,8 @@
 // barrier() and agree() are collective: every rank calls them in the same order, one at a time. One
 // background thread per rank does the reading, the heartbeats and the callbacks.
 
+#include <bellows/base/error.hpp>
 #include <bellows/comm/file_descriptor.hpp>
-#include <bellows/engine/error.hpp>
 
 #include <chrono>
 #include <cstddef>

@@ -6,6 +6,7 @@
 // later, by an exchange's host lane for example; what was recorded with its views follows.
 // Thread-safe per device; one buffer is bound and released by one thread at a time.
 
+#include <bellows/base/memory_sizes.hpp>
 #include <bellows/engine/tensor.hpp>
 
 #include <array>
@@ -17,26 +18,6 @@
 namespace bellows {
 
 class Device;
-
-/// What memory is for; the memory report sums over these.
-enum class MemoryCategory : std::uint8_t {
-    Weights,
-    Gradients,
-    Optimizer,
-    Activations,
-    DeferredWgrad,
-    Communication,
-    Scratch,
-};
-inline constexpr std::size_t kNumMemoryCategories = 7;
-const char* to_string(MemoryCategory category) noexcept;
-/// Bytes by category.
-using MemorySizes = std::array<std::uint64_t, kNumMemoryCategories>;
-
-/// 24117248 → "23.0 MiB", 512 → "512 B".
-std::string format_bytes(std::uint64_t bytes);
-/// "12.3 MiB: optimiser 8.0 MiB, weights 4.3 MiB", largest first, without empty categories.
-std::string describe_memory(const MemorySizes& bytes);
 
 enum class MemoryKind : std::uint8_t {
     Device,   ///< fastest for the device; not mapped

@@ -5,7 +5,7 @@
 // allocation, see memory.hpp) and a range in it; the memory behind a resource may be bound after
 // work that uses the view has been recorded. Any thread.
 
-#include <bellows/engine/dtype.hpp>
+#include <bellows/base/dtype.hpp>
 
 #include <array>
 #include <cstdint>

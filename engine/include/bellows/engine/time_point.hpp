@@ -4,7 +4,7 @@
 // Time points: where a piece of submitted work ends. A ticket that is pending, reached, or failed
 // with an Error. Copies share the ticket. Any thread.
 
-#include <bellows/engine/error.hpp>
+#include <bellows/base/error.hpp>
 
 #include <chrono>
 #include <cstdint>

@@ -11,7 +11,7 @@
 // E4M3 and E5M2 as in "FP8 formats for deep learning" (Micikevicius et al., 2022) and the OCP
 // specification; UE8M0 as the scales of the OCP microscaling formats.
 
-#include <bellows/engine/dtype.hpp>
+#include <bellows/base/dtype.hpp>
 
 #include <cstdint>
 

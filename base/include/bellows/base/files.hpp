@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: MIT
 #pragma once
 
-// Small file helpers of the command: read whole files with a limit, write them durably, and quote
-// untrusted names for messages. Host only, any thread.
+// Small file helpers: read whole files with a limit and write them durably. Host only, any thread.
 
 #include <cstdint>
 #include <filesystem>
@@ -20,15 +19,6 @@ void write_file_durably(const std::filesystem::path& path, std::string_view cont
 
 /// Makes renames and new names inside the folder durable. Throws Error{Io}.
 void sync_directory(const std::filesystem::path& directory);
-
-/// The text in double quotes on one line: control characters as \xNN, cut after 120 bytes.
-std::string in_quotes(std::string_view text);
-
-/// CRC-32 (zlib's) of the bytes, continuing from `start`.
-std::uint32_t crc32_of(const void* data, std::uint64_t bytes, std::uint32_t start = 0) noexcept;
-
-/// Eight lower-case hex digits.
-std::string hex32(std::uint32_t value);
 
 /// "cannot <verb> <path>: <text of errno>".
 std::string errno_message(std::string_view verb, const std::filesystem::path& path, int error);

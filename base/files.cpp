@@ -1,9 +1,7 @@
 // SPDX-License-Identifier: MIT
-#include "app/file_io.hpp"
+#include <bellows/base/files.hpp>
 
-#include <bellows/engine/error.hpp>
-
-#include <zlib.h>
+#include <bellows/base/error.hpp>
 
 #include <algorithm>
 #include <cerrno>
@@ -43,39 +41,6 @@ int FileHandle::release() noexcept {
 std::string errno_message(std::string_view verb, const std::filesystem::path& path, int error) {
     return "cannot " + std::string(verb) + " " + in_quotes(path.string()) + ": " +
            std::generic_category().message(error);
-}
-
-std::string in_quotes(std::string_view text) {
-    constexpr std::size_t kLongest = 120;
-    constexpr const char* kHex = "0123456789abcdef";
-    std::string out = "\"";
-    for (const char c : text.substr(0, kLongest)) {
-        const auto byte = static_cast<unsigned char>(c);
-        if (byte < 0x20 || byte == 0x7f) {
-            out += "\\x";
-            out += kHex[byte >> 4];
-            out += kHex[byte & 15];
-        } else {
-            out += c;
-        }
-    }
-    return out + (text.size() > kLongest ? "…\"" : "\"");
-}
-
-std::uint32_t crc32_of(const void* data, std::uint64_t bytes, std::uint32_t start) noexcept {
-    if (bytes == 0) {
-        return start; // zlib answers a null pointer with the initial value
-    }
-    return static_cast<std::uint32_t>(
-        ::crc32_z(start, static_cast<const unsigned char*>(data), bytes));
-}
-
-std::string hex32(std::uint32_t value) {
-    std::string out(8, '0');
-    for (int i = 7; i >= 0; --i, value >>= 4) {
-        out[static_cast<std::size_t>(i)] = "0123456789abcdef"[value & 15];
-    }
-    return out;
 }
 
 void write_all(int fd, const void* data, std::uint64_t bytes, const std::filesystem::path& path) {

@@ -7,6 +7,7 @@
 #include <cstdint>
 #include <exception>
 #include <string>
+#include <string_view>
 
 namespace bellows {
 
@@ -46,5 +47,9 @@ private:
     std::int64_t detail_;
     std::string message_;
 };
+
+/// An untrusted text for a message: in double quotes on one line, control characters as \xNN, cut
+/// after 120 bytes.
+std::string in_quotes(std::string_view text);
 
 } // namespace bellows

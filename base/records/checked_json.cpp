@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: MIT
-#include "app/checked_json.hpp"
+#include "checked_json.hpp"
 
-#include "app/file_io.hpp"
+#include "checksum.hpp"
 
-#include <bellows/engine/error.hpp>
+#include <bellows/base/error.hpp>
 
 #include <cstdint>
 
