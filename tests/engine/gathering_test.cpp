@@ -3,7 +3,7 @@
 
 #include "support/own_vulkan.hpp"
 
-#include "engine/device_impl.hpp"
+#include "engine/runtime/device_impl.hpp"
 
 #include <gtest/gtest.h>
 

@@ -4,11 +4,11 @@
 
 #include "support/test_device.hpp"
 
+#include "engine/runtime/recording_impl.hpp"
+
 #include <bellows/engine/lane.hpp>
 #include <bellows/engine/ops.hpp>
 #include <bellows/kernels/kernels.hpp>
-
-#include "engine/recording_impl.hpp"
 
 #include <gtest/gtest.h>
 

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT
 // The trace: every operation of every queue role and every lane job, on one clock.
 
-#include "engine/clock_map.hpp"
+#include "engine/runtime/clock_map.hpp"
 #include "support/compare.hpp"
 #include "support/test_device.hpp"
 

@@ -2,7 +2,7 @@
 // Tiles of attention on matrix units: the host's formula for their workgroup memory against the
 // kernels' SPIR-V, and which heads and devices they serve. No device is needed.
 
-#include "../../engine/attention_tile.hpp"
+#include "engine/ops/attention_tile.hpp"
 #include "support/shared_bytes.hpp"
 
 #include <bellows/kernels/kernels.hpp>

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT
 // Attention and its rotary embedding: shapes that they take in two ways, refusals.
 
-#include "../../engine/attention_tile.hpp"
+#include "engine/ops/attention_tile.hpp"
 #include "support/op_test.hpp"
 #include "verify/checks/op_checks.hpp"
 #include "verify/reference/ops.hpp"

@@ -2,7 +2,7 @@
 // The host's formula for the workgroup memory of kernels on matrix units against the declarations
 // in their SPIR-V, evaluated for the constants of every tile. No device is needed.
 
-#include "../../engine/gemm_choice.hpp"
+#include "engine/runtime/gemm_choice.hpp"
 #include "support/shared_bytes.hpp"
 
 #include <bellows/engine/device.hpp>

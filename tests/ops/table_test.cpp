@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
-// Every op against the f64 reference on all cases of the tables in verify/checks/, in each numeric class
-// of the device where it multiplies bf16 matrices; and that a wrong number does not pass.
+// Every op against the f64 reference on all cases of the tables in verify/checks/, in each numeric
+// class of the device where it multiplies bf16 matrices; and that a wrong number does not pass.
 
 #include "support/test_device.hpp"
 #include "verify/checks/op_checks.hpp"

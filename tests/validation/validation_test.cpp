@@ -2,7 +2,7 @@
 // The validation layer is there and is listened to: seeded mistakes must show. All other GPU
 // programs run under it as validation.<test>.
 
-#include "engine/device_impl.hpp"
+#include "engine/runtime/device_impl.hpp"
 #include "support/test_device.hpp"
 
 #include <gtest/gtest.h>

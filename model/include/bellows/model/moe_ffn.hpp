@@ -8,9 +8,9 @@
 //   input gradient:  DISPATCH(B) SHARED(B) MLP(B) COMBINE(B) ROUTER(B)
 //   weight gradient: MLP(W) SHARED(W)
 // Weight gradients accumulate onto ParameterStore's gradients. With balance_loss_alpha > 0
-// ROUTER(B) adds the gradient of DeepSeek-V3's sequence-wise balance loss (verify/reference/router.hpp has
-// the formula), each slot's `seq` tokens being a sequence; its value is no part of any reported
-// loss.
+// ROUTER(B) adds the gradient of DeepSeek-V3's sequence-wise balance loss
+// (verify/reference/router.hpp has the formula), each slot's `seq` tokens being a sequence; its
+// value is no part of any reported loss.
 
 #include <bellows/comm/expert_exchange.hpp>
 #include <bellows/model/config.hpp>

@@ -1,0 +1,44 @@
+// SPDX-License-Identifier: MIT
+#pragma once
+
+// The tile of a workgroup of attention's kernels on matrix units.
+
+#include <bellows/engine/device.hpp>
+#include <bellows/engine/gemm_plan.hpp>
+#include <bellows/engine/matrix_images.hpp>
+
+#include <cstdint>
+#include <optional>
+
+namespace bellows::ops {
+
+/// Fields are constants of shaders/attention_coopmat_forward.comp.
+struct AttentionTile {
+    /// Bits depend on it, so it is the same everywhere.
+    static constexpr std::uint32_t kBlock = 32;
+
+    MatrixShape shape;
+    std::uint32_t warps = 4;
+    /// Weights stay in the invocations that hold their scores; else they pass through workgroup
+    /// memory. Which of both is the device's and its numeric class's.
+    std::optional<MatrixSlots> in_lane{};
+
+    std::uint32_t rows() const { return shape.m * warps; }
+    std::uint32_t local_size(const DeviceInfo& info) const { return info.subgroup_size * warps; }
+    /// Workgroup memory of shaders/include/attention_coopmat.glsl.
+    std::uint64_t shared_bytes(std::uint64_t qk_dim, std::uint64_t v_dim) const;
+};
+
+/// The largest that the device can run on the matrices of that class, with no more rows than
+/// sequences of seq tokens fill; none where it has none, or heads of these sizes do not fit them.
+/// slots: of these matrices, if they are known.
+std::optional<AttentionTile> attention_tile(const DeviceInfo& info, const GemmClass& gemm_class,
+                                            std::uint64_t qk_dim, std::uint64_t v_dim,
+                                            std::uint64_t seq,
+                                            const std::optional<MatrixSlots>& slots = {});
+
+/// Test aid: from now on weights pass through workgroup memory, whatever the device, or not.
+void pass_weights_through_memory(Device& device, bool through);
+bool passes_weights_through_memory(const Device& device);
+
+} // namespace bellows::ops

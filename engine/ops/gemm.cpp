@@ -1,0 +1,236 @@
+// SPDX-License-Identifier: MIT
+#include "gemm_launch.hpp"
+
+#include <bellows/base/rounding.hpp>
+
+#include <algorithm>
+
+namespace bellows::ops {
+
+GemmPlan plan_gemm(const Device& device, std::uint64_t rows) {
+    const DeviceInfo& info = device.info();
+    GemmPlan plan;
+    if (!info.is_cpu) {
+        plan.local_size = 64;
+        plan.rows_per_tile = rows <= 64 ? 4 : 8;
+        return plan;
+    }
+    while (plan.rows_per_tile > 8 && rows <= plan.rows_per_tile / 2)
+        plan.rows_per_tile /= 2;
+    plan.may_share_a = shares_loads(info);
+    return plan;
+}
+
+GemmPlan plan_grouped_gemm(const Device& device) {
+    const DeviceInfo& info = device.info();
+    GemmPlan plan;
+    plan.rows_per_tile = info.is_cpu ? 16 : 8;
+    plan.local_size = group_tile_rows(info) * 8 / plan.rows_per_tile;
+    plan.may_share_a = shares_loads(info);
+    return plan;
+}
+
+Matrix matrix(const Arguments& arguments, const char* name, const TensorView& view) {
+    arguments.activation(name, view);
+    arguments.require(view.rank == 2 || view.rank == 3,
+                      std::string(name) + " must have 2 or 3 dimensions, it is " + describe(view));
+    const std::uint32_t r = view.rank - 2;
+    arguments.require(view.stride[r + 1] == 1 || view.extent[r + 1] <= 1,
+                      std::string("the last stride of ") + name + " must be 1: " + describe(view));
+    Matrix m;
+    m.batch = view.rank == 3 ? view.extent[0] : 1;
+    m.batch_stride = view.rank == 3 ? view.stride[0] : 0;
+    m.rows = view.extent[r];
+    m.columns = view.extent[r + 1];
+    m.ld = view.stride[r];
+    m.bf16 = view.dtype == DType::BF16;
+    m.memory = view.buffer;
+    const auto by_groups_of = [&](std::uint64_t count) {
+        return m.columns % count == 0 && m.ld % count == 0 && m.batch_stride % count == 0 &&
+               view.buffer.offset % (count * size_of(view.dtype)) == 0;
+    };
+    m.aligned = by_groups_of(4);
+    m.aligned8 = by_groups_of(8);
+    arguments.require(m.rows * std::max(m.ld, m.columns) < (std::uint64_t{1} << 32) &&
+                          m.batch_stride < (std::uint64_t{1} << 32),
+                      std::string(name) + " spans 2^32 elements or more: " + describe(view));
+    return m;
+}
+
+Matrix result_matrix(const Arguments& arguments, const TensorView& view) {
+    const Matrix d = matrix(arguments, "d", view);
+    arguments.require(!d.bf16 || ((d.rows <= 1 || d.ld % 2 == 0) &&
+                                  (d.batch <= 1 || d.batch_stride % 2 == 0) &&
+                                  view.buffer.offset % 4 == 0),
+                      "rows of d must begin at multiples of 4 bytes: " + describe(view) +
+                          ", offset " + std::to_string(view.buffer.offset));
+    return d;
+}
+
+bool on_matrix_units(const Device& device, const Matrix& a, const Matrix& b) {
+    return a.bf16 && b.bf16 && device.impl().gemm.gemm_class.units != GemmClass::Units::None;
+}
+
+namespace {
+
+struct Sizes {
+    std::uint64_t m = 0, n = 0, k = 0;
+};
+
+/// The first tile while there are enough of them to fill a device, else the next smaller ones.
+const GemmTile& choose_tile(const std::vector<GemmTile>& tiles, const Sizes& sizes,
+                            std::uint64_t batches) {
+    constexpr std::uint64_t kEnough = 96;
+    const auto area = [](const GemmTile& tile) { return tile.rows() * tile.columns(); };
+    const GemmTile* tile = &tiles.front();
+    while (div_up(sizes.m, tile->rows()) * div_up(sizes.n, tile->columns()) * batches < kEnough) {
+        const GemmTile* smaller = nullptr;
+        for (const GemmTile& other : tiles)
+            if (area(other) < area(*tile) && (smaller == nullptr || area(other) > area(*smaller)))
+                smaller = &other;
+        if (smaller == nullptr)
+            break;
+        tile = smaller;
+    }
+    return *tile;
+}
+
+template <class K>
+void dispatch_dense(Recording& recording, const Arguments& arguments, K kernel, const Matrix& a,
+                    const Matrix& b, const Matrix& d, const Sizes& sizes, std::uint64_t tile_rows,
+                    std::uint64_t tile_columns) {
+    kernel.m = arguments.u32("M", sizes.m);
+    kernel.n = arguments.u32("N", sizes.n);
+    kernel.k = arguments.u32("K", sizes.k);
+    kernel.stride_a = arguments.u32("stride of A", a.batch_stride);
+    kernel.stride_b = arguments.u32("stride of B", b.batch_stride);
+    kernel.stride_d = arguments.u32("stride of D", d.batch_stride);
+    recording.dispatch(kernel, {arguments.u32("tiles", div_up(sizes.m, tile_rows)),
+                                arguments.u32("tiles", div_up(sizes.n, tile_columns)),
+                                arguments.u32("batches", d.batch)});
+}
+
+template <class Scalar, class Units>
+void dense(Recording& recording, const Arguments& arguments, GemmForm form, const Matrix& a,
+           const Matrix& b, const Matrix& d, const Sizes& sizes, bool accumulate, float alpha) {
+    arguments.require(d.rows == sizes.m && d.columns == sizes.n && a.batch == b.batch &&
+                          a.batch == d.batch,
+                      "the shapes do not fit: M = " + std::to_string(sizes.m) +
+                          ", N = " + std::to_string(sizes.n) + ", K = " + std::to_string(sizes.k) +
+                          ", D is " + std::to_string(d.rows) + " x " + std::to_string(d.columns) +
+                          ", batches " + std::to_string(a.batch) + ", " + std::to_string(b.batch) +
+                          ", " + std::to_string(d.batch));
+    if (sizes.m == 0 || sizes.n == 0 || d.batch == 0)
+        return;
+    const Device& device = recording.device();
+    if (on_matrix_units(device, a, b)) {
+        const GemmTile& tile = choose_tile(device.impl().gemm.of(form), sizes, d.batch);
+        auto kernel = fill_units_gemm<Units>(arguments, device, tile, a, b, d, accumulate, alpha);
+        kernel.constants.band = tile.band;
+        dispatch_dense(recording, arguments, kernel, a, b, d, sizes, tile.rows(), tile.columns());
+        return;
+    }
+    const GemmPlan plan = plan_gemm(device, sizes.m);
+    const auto kernel = fill_gemm<Scalar>(arguments, plan, a, b, d, accumulate, alpha);
+    dispatch_dense(recording, arguments, kernel, a, b, d, sizes, plan.tile_rows(), kTileColumns);
+}
+
+/// Of each matrix of a batch, which are addressed in 64 bits.
+void require_reach(const Arguments& arguments, std::initializer_list<TensorView> matrices) {
+    for (const TensorView& view : matrices) {
+        const std::uint64_t rows = view.extent[view.rank - 2], ld = view.stride[view.rank - 2];
+        arguments.require(rows * ld * size_of(view.dtype) <= kKernelReach,
+                          "a matrix is " + describe(view) +
+                              ", too large for one kernel, which reaches 4 GiB of it");
+    }
+}
+
+} // namespace
+
+void gemm_nt(Recording& recording, const TensorView& a, const TensorView& b, const TensorView& d,
+             bool accumulate, float alpha) {
+    const Arguments arguments("gemm_nt");
+    const Matrix ma = matrix(arguments, "a", a), mb = matrix(arguments, "b", b),
+                 md = result_matrix(arguments, d);
+    require_reach(arguments, {a, b, d});
+    arguments.require(ma.columns == mb.columns,
+                      "K differs: a is " + describe(a) + ", b is " + describe(b));
+    dense<kernels::GemmNt, kernels::GemmCoopmatNt>(recording, arguments, GemmForm::NT, ma, mb, md,
+                                                   {ma.rows, mb.rows, ma.columns}, accumulate,
+                                                   alpha);
+}
+
+void gemm_nn(Recording& recording, const TensorView& a, const TensorView& b, const TensorView& d,
+             bool accumulate, float alpha) {
+    const Arguments arguments("gemm_nn");
+    const Matrix ma = matrix(arguments, "a", a), mb = matrix(arguments, "b", b),
+                 md = result_matrix(arguments, d);
+    require_reach(arguments, {a, b, d});
+    arguments.require(ma.columns == mb.rows,
+                      "K differs: a is " + describe(a) + ", b is " + describe(b));
+    dense<kernels::GemmNn, kernels::GemmCoopmatNn>(recording, arguments, GemmForm::NN, ma, mb, md,
+                                                   {ma.rows, mb.columns, ma.columns}, accumulate,
+                                                   alpha);
+}
+
+void gemm_tn(Recording& recording, const TensorView& a, const TensorView& b, const TensorView& d,
+             bool accumulate, float alpha) {
+    const Arguments arguments("gemm_tn");
+    const Matrix ma = matrix(arguments, "a", a), mb = matrix(arguments, "b", b),
+                 md = result_matrix(arguments, d);
+    require_reach(arguments, {a, b, d});
+    arguments.require(ma.rows == mb.rows,
+                      "K differs: a is " + describe(a) + ", b is " + describe(b));
+    dense<kernels::GemmTn, kernels::GemmCoopmatTn>(recording, arguments, GemmForm::TN, ma, mb, md,
+                                                   {ma.columns, mb.columns, ma.rows}, accumulate,
+                                                   alpha);
+}
+
+namespace {
+
+/// Rows of a run: so many runs that there are some 2^20 elements to compute, none under 128 rows.
+std::uint64_t rows_of_run(std::uint64_t k, std::uint64_t m, std::uint64_t n) {
+    constexpr std::uint64_t kElements = std::uint64_t{1} << 20, kLeastRows = 128;
+    const std::uint64_t runs = kElements / std::max<std::uint64_t>(m * n, 1);
+    return std::max(div_up(k, std::max<std::uint64_t>(runs, 1)), kLeastRows);
+}
+
+} // namespace
+
+std::uint64_t gemm_tn_tall_workspace_bytes(std::uint64_t k, std::uint64_t m, std::uint64_t n) {
+    const std::uint64_t rows = rows_of_run(k, m, n);
+    return k <= rows ? 0 : div_up(k, rows) * m * n * sizeof(float);
+}
+
+void gemm_tn_tall(Recording& recording, const TensorView& a, const TensorView& b,
+                  const TensorView& d, bool accumulate, BufferView workspace) {
+    const Arguments arguments("gemm_tn_tall");
+    arguments.rank("a", a, 2);
+    arguments.rank("b", b, 2);
+    const std::uint64_t k = a.extent[0], m = a.extent[1], n = b.extent[1];
+    arguments.tensor("d", d, DType::F32, {m, n});
+    arguments.multiple_of_4("N", n);
+    arguments.require(b.extent[0] == k, "K differs: a is " + describe(a) + ", b is " + describe(b));
+    const std::uint64_t bytes = gemm_tn_tall_workspace_bytes(k, m, n);
+    if (bytes == 0) {
+        gemm_tn(recording, a, b, d, accumulate);
+        return;
+    }
+    arguments.workspace(workspace, bytes);
+    const std::uint64_t rows = rows_of_run(k, m, n), runs = div_up(k, rows), whole = k / rows;
+    const TensorView sums =
+        TensorView::contiguous(workspace.sub(0, bytes), DType::F32, {runs, m, n});
+    const auto in_runs = [&](TensorView x) {
+        x.rank = 3;
+        x.extent = {whole, rows, x.extent[1]};
+        x.stride = {rows * x.stride[0], x.stride[0], x.stride[1]};
+        return x;
+    };
+    gemm_tn(recording, in_runs(a), in_runs(b), sums.rows(0, whole));
+    if (const std::uint64_t first = whole * rows; first < k)
+        gemm_tn(recording, a.rows(first, k - first), b.rows(first, k - first),
+                sums.rows(whole, 1).reshaped({m, n}));
+    add_rows(recording, arguments, sums.buffer, runs, m * n, arguments.memory("d", d), accumulate);
+}
+
+} // namespace bellows::ops
