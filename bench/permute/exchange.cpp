@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: MIT
-// The kernels of the expert exchange (comm/exchange_legs.cpp), on one rank that receives what it
+// The kernels of the expert exchange (comm/exchange/legs.cpp), on one rank that receives what it
 // has packed for all: as many records as a rank of an evenly loaded group does.
 #include "permute/permutation.hpp"
 
-#include "comm/exchange_grid.hpp"
+#include "comm/exchange/grid.hpp"
 
 #include <bellows/engine/words64.hpp>
 #include <bellows/kernels/kernels.hpp>

@@ -58,7 +58,7 @@ struct PermuteOp {
 };
 std::span<const PermuteOp> permute_ops();
 
-// What an expert exchange of kExchangeRanks does on the device (comm/exchange_legs.cpp), without
+// What an expert exchange of kExchangeRanks does on the device (comm/exchange/legs.cpp), without
 // sending: a rank receives what it has packed for all, as many records as a rank of an evenly
 // loaded group. The backward pass uses the same kernels the other way round. shape.experts is a
 // multiple of kExchangeRanks.

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT
 // That the chunks of a collective take every byte to whom it is for, once, and that all members
 // have something to send from the first chunks on.
-#include "comm/collectives_plan.hpp"
+#include "comm/collectives/collectives_plan.hpp"
 
 #include <gtest/gtest.h>
 

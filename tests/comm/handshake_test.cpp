@@ -3,7 +3,7 @@
 // Who may join the control plane's mesh: ranks as threads of one process, one of them with a wrong
 // key, or with strangers at the door. Both kinds of socket.
 
-#include "../../comm/socket.hpp"
+#include "comm/world/socket.hpp"
 #include "thread_gather.hpp"
 
 #include <bellows/comm/control_plane.hpp>

@@ -4,7 +4,7 @@
 // around the pieces they are cut into, many in flight, wrong sizes, time limits, messages in place
 // and given up, and sums whose bits do not depend on the rank.
 
-#include "../../comm/device_link.hpp"
+#include "comm/transport/device_link.hpp"
 #include "support/mpi_test.hpp"
 
 #include <bellows/comm/host_collectives.hpp>

@@ -3,9 +3,9 @@
 // The parts of comm/ that need no second rank: topology and groups, the keyed hash against its
 // published vectors, and a control plane and transport of one rank.
 
-#include "../../comm/exchange_grid.hpp"
-#include "../../comm/seal.hpp"
-#include "../../comm/siphash.hpp"
+#include "comm/exchange/grid.hpp"
+#include "comm/transport/seal.hpp"
+#include "comm/world/siphash.hpp"
 
 #include <bellows/comm/host_collectives.hpp>
 #include <bellows/comm/world.hpp>

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-#include "exchange_shape.hpp"
+#include "shape.hpp"
 
 #include <bellows/base/rounding.hpp>
 #include <bellows/engine/ops.hpp>

@@ -5,9 +5,9 @@
 // has failed no MPI call is made any more: MPI cannot survive its peers, and what does not run
 // cannot write into buffers that are being given up.
 
-#include "mpi_context.hpp"
 #include "self_queue.hpp"
 #include "transports.hpp"
+#include "world/mpi_context.hpp"
 
 #include <bellows/comm/message.hpp>
 

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT
 #include "pipe_wire.hpp"
 
-#include "link_transfer.hpp"
+#include "transport/link_transfer.hpp"
 
 #include <bellows/base/error.hpp>
 

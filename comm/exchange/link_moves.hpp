@@ -5,7 +5,7 @@
 // message for each of them, which leaves out who is lost meanwhile. Used by a lane.
 
 #include "exchange_impl.hpp"
-#include "link_transfer.hpp"
+#include "transport/link_transfer.hpp"
 
 #include <bellows/comm/message.hpp>
 

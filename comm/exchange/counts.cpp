@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-#include "exchange_counts.hpp"
+#include "counts.hpp"
 
 #include <span>
 

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT
 #include "node_memory.hpp"
 
-#include "mpi_context.hpp"
+#include "world/mpi_context.hpp"
 
 #include <bellows/base/rounding.hpp>
 #include <bellows/engine/memory.hpp>

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: MIT
 #include "device_link.hpp"
-#include "mpi_context.hpp"
 #include "self_queue.hpp"
 #include "transports.hpp"
+#include "world/mpi_context.hpp"
 
 #include <limits>
 

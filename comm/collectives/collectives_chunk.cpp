@@ -3,7 +3,7 @@
 // into the device; a chunk skips what its plan does not ask for.
 
 #include "collectives_impl.hpp"
-#include "trace_transfer.hpp"
+#include "transport/trace_transfer.hpp"
 #include "words.hpp"
 
 #include <bellows/base/error.hpp>

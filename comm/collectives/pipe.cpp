@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: MIT
-#include "fail_together.hpp"
-#include "link_transfer.hpp"
 #include "pipe_wire.hpp"
-#include "trace_transfer.hpp"
+#include "transport/link_transfer.hpp"
+#include "transport/trace_transfer.hpp"
 #include "words.hpp"
+#include "world/fail_together.hpp"
 
 #include <bellows/base/error.hpp>
 #include <bellows/comm/pipe.hpp>

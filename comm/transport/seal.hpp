@@ -5,7 +5,7 @@
 // is bound and copied. It ends with a checksum of itself, of the call that it belongs to and of who
 // says it, in every build: beside the records it costs nothing.
 
-#include "siphash.hpp"
+#include "world/siphash.hpp"
 
 #include <bellows/base/error.hpp>
 

@@ -7,9 +7,9 @@
 // tells the sender. Nobody is called and nothing is locked.
 // Bytes that do not stand in the segment are copied there first.
 
-#include "deadline.hpp"
 #include "node_memory.hpp"
 #include "transports.hpp"
+#include "world/deadline.hpp"
 
 #include <algorithm>
 #include <array>

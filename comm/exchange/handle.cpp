@@ -110,7 +110,7 @@ std::uint64_t ExpertExchange::handle_bytes(const Topology& topology, int rank,
     return bytes;
 }
 
-/// See bind_memory() and bind_forwarding() of exchange_job.cpp.
+/// See bind_memory() and bind_forwarding() of job.cpp.
 std::uint64_t ExpertExchange::record_bytes(const Topology& topology, int rank,
                                            const ExchangeConfig& config, double imbalance) {
     const ExchangeConfig whole = checked(topology, rank, config);

@@ -5,7 +5,7 @@
 // Each chunk has a slot of staging memory in which the device and the network meet.
 
 #include "collectives_plan.hpp"
-#include "link_transfer.hpp"
+#include "transport/link_transfer.hpp"
 
 #include <bellows/comm/collectives.hpp>
 #include <bellows/engine/recording.hpp>

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
 #include "exchange_impl.hpp"
-#include "fail_together.hpp"
+#include "world/fail_together.hpp"
 
 #include <bellows/base/error.hpp>
 

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT
-#include "exchange_moves.hpp"
+#include "moves.hpp"
 
-#include "trace_transfer.hpp"
+#include "transport/trace_transfer.hpp"
 
 #include <bellows/engine/ops.hpp>
 

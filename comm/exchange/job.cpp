@@ -4,11 +4,11 @@
 // is here, the second when what this rank sends has left, which holds up nobody but who would write
 // there.
 
-#include "exchange_counts.hpp"
-#include "exchange_moves.hpp"
-#include "fail_together.hpp"
-#include "seal.hpp"
-#include "trace_transfer.hpp"
+#include "counts.hpp"
+#include "moves.hpp"
+#include "transport/seal.hpp"
+#include "transport/trace_transfer.hpp"
+#include "world/fail_together.hpp"
 
 #include <bellows/base/error.hpp>
 #include <bellows/base/rounding.hpp>

@@ -11,9 +11,9 @@
 // node, whose tokens are the rows of the first. Rows that a rank has passed on stand where they
 // would if they had come from their sources: by source node, then by the rank that they came from.
 
-#include "device_link.hpp"
-#include "exchange_grid.hpp"
-#include "exchange_shape.hpp"
+#include "grid.hpp"
+#include "shape.hpp"
+#include "transport/device_link.hpp"
 
 #include <bellows/comm/expert_exchange.hpp>
 #include <bellows/engine/recording.hpp>

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT
 #include "link_moves.hpp"
 
-#include "trace_transfer.hpp"
+#include "transport/trace_transfer.hpp"
 
 #include <bellows/base/error.hpp>
 

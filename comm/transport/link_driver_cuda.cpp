@@ -4,8 +4,8 @@
 // Vulkan as an opaque file descriptor. Copies run on streams, away from all Vulkan queues.
 
 #include "cuda_driver.hpp"
-#include "deadline.hpp"
 #include "link_driver.hpp"
+#include "world/deadline.hpp"
 
 #include <bellows/base/error.hpp>
 #include <bellows/base/rounding.hpp>

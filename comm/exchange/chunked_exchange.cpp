@@ -2,7 +2,7 @@
 #include <bellows/comm/chunked_exchange.hpp>
 
 #include "exchange_impl.hpp"
-#include "fail_together.hpp"
+#include "world/fail_together.hpp"
 
 #include <algorithm>
 #include <optional>

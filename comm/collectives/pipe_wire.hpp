@@ -5,7 +5,7 @@
 // any thread, are moved in any order, and tell by an atomic state when they are done. They go
 // through the host's memory, or from device to device where the transport's link reaches the peer.
 
-#include "link_pool.hpp"
+#include "transport/link_pool.hpp"
 
 #include <bellows/comm/message.hpp>
 #include <bellows/engine/memory.hpp>

@@ -2,9 +2,9 @@
 // The four legs of a hop on the device: what is packed before the bytes move and unpacked after.
 // Each recording is made once per handle and set of tensors, and replayed.
 
-#include "exchange_legs.hpp"
+#include "legs.hpp"
 
-#include "exchange_counts.hpp"
+#include "counts.hpp"
 
 #include <bellows/base/error.hpp>
 #include <bellows/engine/words64.hpp>

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT
 #include "device_link.hpp"
 
-#include "mpi_context.hpp"
+#include "world/mpi_context.hpp"
 
 #include <bellows/engine/device.hpp>
 

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT
 #include "collectives_impl.hpp"
-#include "fail_together.hpp"
 #include "words.hpp"
+#include "world/fail_together.hpp"
 
 #include <bellows/base/error.hpp>
 

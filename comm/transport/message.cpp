@@ -2,9 +2,8 @@
 #include <bellows/comm/message.hpp>
 
 #include "device_link.hpp"
-
-#include "deadline.hpp"
-#include "fail_together.hpp"
+#include "world/deadline.hpp"
+#include "world/fail_together.hpp"
 
 #include <utility>
 

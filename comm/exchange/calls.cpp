@@ -2,8 +2,8 @@
 // The calls of an exchange: what they refuse, which legs of which hop they hand in, and their hook
 // form. What a rank refuses or cannot do, all ranks hear of.
 
-#include "exchange_legs.hpp"
-#include "fail_together.hpp"
+#include "legs.hpp"
+#include "world/fail_together.hpp"
 
 #include <bellows/base/error.hpp>
 
