@@ -9,7 +9,7 @@
 #include <bellows/engine/ops.hpp>
 #include <bellows/model/parameter_store.hpp>
 #include <bellows/model/stage.hpp>
-#include <bellows/pipeline/schedule.hpp>
+#include <bellows/schedule/schedule.hpp>
 
 #include <algorithm>
 #include <numeric>

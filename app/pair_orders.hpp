@@ -7,7 +7,7 @@
 #include <bellows/comm/host_collectives.hpp>
 #include <bellows/engine/trace.hpp>
 #include <bellows/model/stage.hpp>
-#include <bellows/pipeline/pair.hpp>
+#include <bellows/schedule/pair.hpp>
 
 #include <cstddef>
 #include <map>

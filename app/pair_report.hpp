@@ -4,7 +4,7 @@
 // `bellows schedule --pair`: an overlapped pair of MoE layers and what becomes of it, as text,
 // JSON, a picture or a trace. Pure functions.
 
-#include <bellows/pipeline/pair.hpp>
+#include <bellows/schedule/pair.hpp>
 
 #include <cstddef>
 #include <optional>

@@ -10,7 +10,7 @@
 #include <bellows/comm/expert_exchange.hpp>
 #include <bellows/comm/topology.hpp>
 #include <bellows/model/parameters.hpp>
-#include <bellows/pipeline/schedule.hpp>
+#include <bellows/schedule/schedule.hpp>
 
 #include <cstdint>
 #include <vector>

@@ -6,7 +6,7 @@
 
 #include "app/pair_report.hpp"
 
-#include <bellows/pipeline/simulate.hpp>
+#include <bellows/schedule/simulate.hpp>
 
 #include <cstdint>
 #include <filesystem>

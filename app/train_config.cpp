@@ -7,8 +7,8 @@
 #include <bellows/base/files.hpp>
 #include <bellows/comm/message.hpp>
 #include <bellows/model/presets.hpp>
-#include <bellows/pipeline/pair.hpp>
-#include <bellows/pipeline/simulate.hpp>
+#include <bellows/schedule/pair.hpp>
+#include <bellows/schedule/simulate.hpp>
 
 #include <toml++/toml.h>
 

@@ -8,7 +8,7 @@
 
 #include <bellows/model/config.hpp>
 #include <bellows/model/parameter_store.hpp>
-#include <bellows/pipeline/schedule.hpp>
+#include <bellows/schedule/schedule.hpp>
 
 #include <chrono>
 #include <cstdint>

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: MIT
-# `cmake --install` gives find_package(bellows COMPONENTS base engine fp8 comm pipeline).
+# `cmake --install` gives find_package(bellows COMPONENTS base engine fp8 schedule comm pipeline).
 include(GNUInstallDirs)
 include(CMakePackageConfigHelpers)
 
-set(components base engine fp8)
+set(components base engine fp8 schedule)
 if(BELLOWS_MPI)
     list(APPEND components comm pipeline)
 endif()

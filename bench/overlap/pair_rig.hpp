@@ -14,7 +14,7 @@
 #include <bellows/model/layer_scratch.hpp>
 #include <bellows/model/moe_ffn.hpp>
 #include <bellows/model/parameter_store.hpp>
-#include <bellows/pipeline/pair.hpp>
+#include <bellows/schedule/pair.hpp>
 
 #include <array>
 #include <cstddef>

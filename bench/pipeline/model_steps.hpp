@@ -3,13 +3,12 @@
 
 // Training steps of a model under one schedule after another, on the same device.
 
-#include "ranks/timing.hpp"
-
 #include "app/pipeline_report.hpp"
 #include "app/train_config.hpp"
+#include "ranks/timing.hpp"
 
 #include <bellows/engine/device.hpp>
-#include <bellows/pipeline/schedule.hpp>
+#include <bellows/schedule/schedule.hpp>
 
 #include <cstdint>
 #include <string>

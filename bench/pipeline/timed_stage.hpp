@@ -7,7 +7,7 @@
 
 #include <bellows/engine/lane.hpp>
 #include <bellows/pipeline/executor.hpp>
-#include <bellows/pipeline/simulate.hpp>
+#include <bellows/schedule/simulate.hpp>
 
 #include <array>
 #include <cstdint>

@@ -3,7 +3,7 @@
 // how many of its kind and phase have gone before.
 
 #include <bellows/base/error.hpp>
-#include <bellows/pipeline/schedule.hpp>
+#include <bellows/schedule/schedule.hpp>
 
 #include <algorithm>
 #include <deque>

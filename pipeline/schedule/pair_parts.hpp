@@ -3,7 +3,7 @@
 
 // The three parts of a pair by number, and what a node of one needs. Internal to the pipeline.
 
-#include <bellows/pipeline/pair.hpp>
+#include <bellows/schedule/pair.hpp>
 
 #include <array>
 #include <cstddef>

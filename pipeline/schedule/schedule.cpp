@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
 #include <bellows/base/error.hpp>
-#include <bellows/pipeline/schedule.hpp>
+#include <bellows/schedule/schedule.hpp>
 
 #include <algorithm>
 #include <array>

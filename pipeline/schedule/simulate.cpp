@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
 #include <bellows/base/error.hpp>
-#include <bellows/pipeline/simulate.hpp>
+#include <bellows/schedule/simulate.hpp>
 
 #include <algorithm>
 #include <cmath>

@@ -2,7 +2,7 @@
 // The verifier. Sizes and ranges come first: all that follows indexes with them.
 
 #include <bellows/base/error.hpp>
-#include <bellows/pipeline/schedule.hpp>
+#include <bellows/schedule/schedule.hpp>
 
 #include <map>
 #include <optional>

@@ -4,7 +4,7 @@
 // Every schedule of up to 16 ranks and 64 micro-batches.
 
 #include <bellows/base/error.hpp>
-#include <bellows/pipeline/schedule.hpp>
+#include <bellows/schedule/schedule.hpp>
 
 #include <string>
 #include <vector>

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT
 // Overlapped pairs: small cases by hand, bounds for random ones, and what the search finds.
 #include <bellows/base/error.hpp>
-#include <bellows/pipeline/pair.hpp>
+#include <bellows/schedule/pair.hpp>
 
 #include <gtest/gtest.h>
 

@@ -3,7 +3,7 @@
 #include "pipeline/all_schedules.hpp"
 
 #include <bellows/base/error.hpp>
-#include <bellows/pipeline/schedule.hpp>
+#include <bellows/schedule/schedule.hpp>
 
 #include <gtest/gtest.h>
 

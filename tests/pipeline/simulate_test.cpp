@@ -2,7 +2,7 @@
 // The simulator against the published formulas where they hold, and against small cases by hand.
 #include "pipeline/all_schedules.hpp"
 
-#include <bellows/pipeline/simulate.hpp>
+#include <bellows/schedule/simulate.hpp>
 
 #include <gtest/gtest.h>
 

@@ -9,7 +9,7 @@
 
 #include <bellows/engine/device.hpp>
 #include <bellows/engine/tensor.hpp>
-#include <bellows/pipeline/pair.hpp>
+#include <bellows/schedule/pair.hpp>
 
 #include <cstddef>
 #include <cstdint>

@@ -12,7 +12,7 @@
 // the compute nodes. A node needs all of its part before
 // it, but for what PairNode tells.
 
-#include <bellows/pipeline/simulate.hpp>
+#include <bellows/schedule/simulate.hpp>
 
 #include <cstddef>
 #include <cstdint>

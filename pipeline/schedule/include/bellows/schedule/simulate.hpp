@@ -5,7 +5,7 @@
 // has what the op needs. No Vulkan, no MPI; pure functions. Times are in whatever unit the costs
 // are in.
 
-#include <bellows/pipeline/schedule.hpp>
+#include <bellows/schedule/schedule.hpp>
 
 #include <cstdint>
 #include <optional>

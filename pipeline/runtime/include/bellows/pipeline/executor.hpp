@@ -16,8 +16,8 @@
 #include <bellows/comm/pipe.hpp>
 #include <bellows/engine/device.hpp>
 #include <bellows/engine/recording.hpp>
-#include <bellows/pipeline/pair.hpp>
-#include <bellows/pipeline/schedule.hpp>
+#include <bellows/schedule/pair.hpp>
+#include <bellows/schedule/schedule.hpp>
 
 #include <array>
 #include <chrono>

@@ -6,7 +6,7 @@
 // Pure functions.
 
 #include <bellows/engine/trace.hpp>
-#include <bellows/pipeline/simulate.hpp>
+#include <bellows/schedule/simulate.hpp>
 
 #include <cstdint>
 #include <span>
