@@ -9,6 +9,8 @@
 
 #include "app/safetensors.hpp"
 
+#include <bellows/shape/layout.hpp>
+
 #include <cstdint>
 #include <filesystem>
 #include <map>
@@ -18,14 +20,6 @@
 #include <vector>
 
 namespace bellows {
-
-/// How a run was laid out over ranks: ranks = pp × dp, experts sharded over ep, a divisor of dp.
-struct RunLayout {
-    std::uint32_t pp = 1;
-    std::uint32_t dp = 1;
-    std::uint32_t ep = 1;
-    bool operator==(const RunLayout&) const = default;
-};
 
 /// What state.json says beside its list of files.
 struct CheckpointState {

@@ -7,7 +7,7 @@
 #include <bellows/base/error.hpp>
 #include <bellows/base/files.hpp>
 #include <bellows/comm/launch.hpp>
-#include <bellows/model/parameters.hpp>
+#include <bellows/shape/parameters.hpp>
 
 #include <nlohmann/json.hpp>
 

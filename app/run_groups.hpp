@@ -9,8 +9,8 @@
 
 #include <bellows/comm/expert_exchange.hpp>
 #include <bellows/comm/topology.hpp>
-#include <bellows/model/parameters.hpp>
 #include <bellows/schedule/schedule.hpp>
+#include <bellows/shape/parameters.hpp>
 
 #include <cstdint>
 #include <vector>

@@ -6,9 +6,9 @@
 #include <bellows/base/error.hpp>
 #include <bellows/base/files.hpp>
 #include <bellows/comm/message.hpp>
-#include <bellows/model/presets.hpp>
 #include <bellows/schedule/pair.hpp>
 #include <bellows/schedule/simulate.hpp>
+#include <bellows/shape/presets.hpp>
 
 #include <toml++/toml.h>
 

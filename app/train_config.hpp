@@ -6,9 +6,9 @@
 
 #include "app/checkpoint.hpp"
 
-#include <bellows/model/config.hpp>
 #include <bellows/model/parameter_store.hpp>
 #include <bellows/schedule/schedule.hpp>
+#include <bellows/shape/config.hpp>
 
 #include <chrono>
 #include <cstdint>

@@ -28,12 +28,12 @@ add_library(bellows_vulkan INTERFACE)
 target_include_directories(bellows_vulkan SYSTEM INTERFACE "${BELLOWS_VULKAN_INCLUDE}")
 target_compile_definitions(bellows_vulkan INTERFACE VK_NO_PROTOTYPES VOLK_NAMESPACE)
 
+find_package(tomlplusplus REQUIRED)
 if(BELLOWS_MPI)
     find_package(MPI REQUIRED COMPONENTS C)
     # The C interface only; the C++ one that some headers still declare is gone from the libraries.
     target_compile_definitions(MPI::MPI_C INTERFACE OMPI_SKIP_MPICXX=1 MPICH_SKIP_MPICXX=1)
     find_package(ZLIB REQUIRED)
     find_package(nlohmann_json REQUIRED)
-    find_package(tomlplusplus REQUIRED)
     find_package(CLI11 REQUIRED)
 endif()

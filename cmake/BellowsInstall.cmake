@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: MIT
-# `cmake --install` gives find_package(bellows COMPONENTS base engine fp8 schedule comm pipeline).
+# `cmake --install` gives find_package(bellows COMPONENTS base engine fp8 schedule shape comm pipeline model).
 include(GNUInstallDirs)
 include(CMakePackageConfigHelpers)
 
-set(components base engine fp8 schedule)
+set(components base engine fp8 schedule shape)
 if(BELLOWS_MPI)
-    list(APPEND components comm pipeline)
+    list(APPEND components comm pipeline model)
 endif()
 set(package_folder "${CMAKE_INSTALL_LIBDIR}/cmake/bellows")
 foreach(component IN LISTS components)

@@ -2,10 +2,9 @@
 
 #include "app/run_device.hpp"
 #include "app/train_config.hpp"
-
 #include "support/temporary_folder.hpp"
 
-#include <bellows/model/presets.hpp>
+#include <bellows/shape/presets.hpp>
 
 #include <cmath>
 #include <utility>

@@ -3,9 +3,9 @@
 // parameter counts of the presets.
 
 #include <bellows/base/error.hpp>
-#include <bellows/model/config.hpp>
-#include <bellows/model/parameters.hpp>
-#include <bellows/model/presets.hpp>
+#include <bellows/shape/config.hpp>
+#include <bellows/shape/parameters.hpp>
+#include <bellows/shape/presets.hpp>
 
 #include <gtest/gtest.h>
 

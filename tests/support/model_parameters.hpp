@@ -6,7 +6,7 @@
 #include "support/compare.hpp"
 #include "verify/reference/model.hpp"
 
-#include <bellows/model/parameters.hpp>
+#include <bellows/shape/parameters.hpp>
 
 namespace bellows::test {
 

@@ -8,7 +8,7 @@
 #include "verify/reference/moe_layer.hpp"
 #include "verify/reference/ops.hpp"
 
-#include <bellows/model/config.hpp>
+#include <bellows/shape/config.hpp>
 
 #include <cstdint>
 #include <map>

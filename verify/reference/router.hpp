@@ -6,7 +6,7 @@
 
 #include "verify/reference/gemm.hpp"
 
-#include <bellows/model/config.hpp>
+#include <bellows/shape/config.hpp>
 
 #include <cstdint>
 

@@ -11,7 +11,7 @@
 #include <bellows/engine/device.hpp>
 #include <bellows/fp8/choice.hpp>
 #include <bellows/fp8/recipe.hpp>
-#include <bellows/model/parameters.hpp>
+#include <bellows/shape/parameters.hpp>
 
 #include <cstdint>
 #include <functional>

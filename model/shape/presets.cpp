@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-#include <bellows/model/presets.hpp>
+#include <bellows/shape/presets.hpp>
 
 #include "preset_table.hpp"
 

@@ -5,7 +5,7 @@
 // optimiser all follow this list, so that a parameter has one name, one shape and one place in
 // every layout of ranks. Pure functions of the configuration: every rank gets the same list.
 
-#include <bellows/model/config.hpp>
+#include <bellows/shape/config.hpp>
 
 #include <cstdint>
 #include <span>

@@ -8,10 +8,10 @@
 // needs, which adds to ParameterStore's gradients and reads the slot's x and dy as well. One thread
 // at a time.
 
-#include <bellows/model/config.hpp>
 #include <bellows/model/layer_scratch.hpp>
 #include <bellows/model/node.hpp>
 #include <bellows/model/parameter_store.hpp>
+#include <bellows/shape/config.hpp>
 
 #include <cstdint>
 #include <memory>

@@ -5,10 +5,10 @@
 // MLP(W). MLP(B) writes dx and keeps what MLP(W) needs, which adds to ParameterStore's gradients
 // and reads the slot's x and dy as well. One thread at a time.
 
-#include <bellows/model/config.hpp>
 #include <bellows/model/layer_scratch.hpp>
 #include <bellows/model/node.hpp>
 #include <bellows/model/parameter_store.hpp>
+#include <bellows/shape/config.hpp>
 
 #include <cstdint>
 #include <memory>

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-#include <bellows/model/config.hpp>
+#include <bellows/shape/config.hpp>
 
 #include <bellows/base/error.hpp>
 

@@ -13,10 +13,10 @@
 // value is no part of any reported loss.
 
 #include <bellows/comm/expert_exchange.hpp>
-#include <bellows/model/config.hpp>
 #include <bellows/model/layer_scratch.hpp>
 #include <bellows/model/node.hpp>
 #include <bellows/model/parameter_store.hpp>
+#include <bellows/shape/config.hpp>
 
 #include <cstdint>
 #include <memory>

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-#include <bellows/model/parameters.hpp>
+#include <bellows/shape/parameters.hpp>
 
 #include <algorithm>
 #include <cmath>

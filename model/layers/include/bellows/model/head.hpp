@@ -6,10 +6,10 @@
 // gradients and reads the slot's x as well. Logits are f32 whatever the activations' type. One
 // thread at a time.
 
-#include <bellows/model/config.hpp>
 #include <bellows/model/layer_scratch.hpp>
 #include <bellows/model/node.hpp>
 #include <bellows/model/parameter_store.hpp>
+#include <bellows/shape/config.hpp>
 
 #include <cstdint>
 #include <memory>

@@ -3,7 +3,7 @@
 
 // The model configurations that the program carries with it: the texts of model/presets/*.toml.
 
-#include <bellows/model/config.hpp>
+#include <bellows/shape/config.hpp>
 
 #include <string>
 #include <string_view>

@@ -4,10 +4,10 @@
 // The first layer of a model: x = table[token]. Nodes: EMBED(F), EMBED(W); EMBED(W) adds to
 // ParameterStore's gradient of the table. One thread at a time.
 
-#include <bellows/model/config.hpp>
 #include <bellows/model/layer_scratch.hpp>
 #include <bellows/model/node.hpp>
 #include <bellows/model/parameter_store.hpp>
+#include <bellows/shape/config.hpp>
 
 #include <memory>
 #include <string>

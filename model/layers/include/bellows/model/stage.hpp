@@ -6,7 +6,6 @@
 // It hands nodes in when told to; the schedule decides when. One thread at a time.
 
 #include <bellows/comm/expert_exchange.hpp>
-#include <bellows/model/config.hpp>
 #include <bellows/model/embedding.hpp>
 #include <bellows/model/head.hpp>
 #include <bellows/model/layer_scratch.hpp>
@@ -14,6 +13,7 @@
 #include <bellows/model/moe_ffn.hpp>
 #include <bellows/model/node.hpp>
 #include <bellows/model/parameter_store.hpp>
+#include <bellows/shape/config.hpp>
 
 #include <cstdint>
 #include <memory>
