@@ -33,6 +33,16 @@ void override_with(T& value, const std::optional<T>& flag) {
     }
 }
 
+/// Errors of a flag's value say which key it is for.
+template <class Read>
+void named(const char* key, Read read) {
+    try {
+        read();
+    } catch (const Error& error) {
+        throw Error(error.code(), std::string(key) + ": " + error.message());
+    }
+}
+
 RunConfig config_of(const Checkpoint& checkpoint) {
     return parse_run_config(checkpoint.text(kConfigFile),
                             (checkpoint.folder() / kConfigFile).string(), fs::current_path());
@@ -51,12 +61,16 @@ void apply_flags(TrainConfig& train, const TrainFlags& flags) {
     override_with(train.seq, flags.seq);
     override_with(train.seed, flags.seed);
     override_with(train.lr, flags.lr);
-    override_with(train.precision, flags.precision);
+    if (flags.precision)
+        named("precision", [&] { from_text(train.precision, *flags.precision); });
     override_with(train.device, flags.device);
-    override_with(train.device_link, flags.device_link);
+    if (flags.device_link)
+        named("device_link", [&] { train.device_link = device_link_kind(*flags.device_link); });
     override_with(train.checkpoint_every, flags.checkpoint_every);
-    override_with(train.pipeline, flags.pipeline);
-    override_with(train.pairs, flags.pairs);
+    if (flags.pipeline)
+        named("pipeline", [&] { train.pipeline = parse_schedule_kind(*flags.pipeline); });
+    if (flags.pairs)
+        named("pairs", [&] { train.pairs = parse_pair_mode(*flags.pairs); });
     override_with(train.pp, flags.pp);
     override_with(train.dp, flags.dp);
     override_with(train.ep, flags.ep);
@@ -145,7 +159,7 @@ TrainOptions resolve_train(const TrainFlags& flags) {
         (!checkpoint || flags.config)) {
         train.micro_batches = usual_micro_batches(train, ranks);
     }
-    options.layout = resolve_layout(options.config, ranks);
+    options.layout = resolve_layout(options.config.model, train, ranks);
     train.dp = options.layout.dp;
     train.ep = options.layout.ep;
     if (checkpoint) {

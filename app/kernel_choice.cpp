@@ -61,10 +61,8 @@ AgreedKernels agree_on_products(Device& device, HostCollectives& everyone, bool 
 
 } // namespace
 
-const char* products_key(const TrainConfig& config) {
-    if (linear_precision(config) == LinearPrecision::Fp8)
-        return "fp8";
-    return activation_type(config) == DType::BF16 ? "bf16" : "";
+const char* products_key(Precision precision) {
+    return precision == Precision::FP8 ? "fp8" : precision == Precision::BF16 ? "bf16" : "";
 }
 
 const char* variants_variable(const std::string& key) {
@@ -91,13 +89,13 @@ fp8::Choice parse_products(Device& device, const std::string& key, const std::st
 }
 
 AgreedKernels agree_on_kernels(Device& device, HostCollectives& everyone, bool leads,
-                               const TrainConfig& config, const KernelChoice& wanted) {
-    if (activation_type(config) != DType::BF16)
+                               Precision precision, const KernelChoice& wanted) {
+    if (precision == Precision::F32)
         return {};
     const auto gemm = wanted.chosen.find("gemm");
     const bool open = gemm == wanted.chosen.end() || gemm->second.empty();
     use_gemm_class(device, of_rank_0(everyone, open ? gemm_class(device).name : gemm->second));
-    return agree_on_products(device, everyone, leads, products_key(config), wanted);
+    return agree_on_products(device, everyone, leads, products_key(precision), wanted);
 }
 
 } // namespace bellows

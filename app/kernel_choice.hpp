@@ -3,11 +3,10 @@
 
 // The kernels that decide the bits of a run, and how its ranks agree on them.
 
-#include "app/train_config.hpp"
-
 #include <bellows/comm/host_collectives.hpp>
 #include <bellows/engine/device.hpp>
 #include <bellows/fp8/choice.hpp>
+#include <bellows/shape/layout.hpp>
 
 #include <map>
 #include <optional>
@@ -15,13 +14,16 @@
 
 namespace bellows {
 
+/// Choices by name, as a checkpoint keeps them.
+using KernelNames = std::map<std::string, std::string>;
+
 /// By the name of their choice:
 ///   gemm   numeric class of products of bf16 tensors (engine's gemm_plan.hpp)
 ///   fp8    variants of FP8 products (fp8's choice.hpp), where linear layers compute in FP8
 ///   bf16   variants of their products of two bf16 tensors, where they compute in bf16; a variant's
 ///          name alone stands for all of these, "decoded" for the engine's products
 struct KernelChoice {
-    std::map<std::string, std::string> chosen;
+    KernelNames chosen;
     /// Of a run that goes on, or asked for: no rank may choose otherwise.
     bool binding = false;
 };
@@ -41,7 +43,7 @@ inline constexpr const char* kFp8VariantsVariable = "BELLOWS_FP8_VARIANTS";
 inline constexpr const char* kBf16VariantsVariable = "BELLOWS_BF16_VARIANTS";
 
 /// The name of the choice that says how linear layers compute: "fp8", "bf16", "" for f32.
-const char* products_key(const TrainConfig& config);
+const char* products_key(Precision precision);
 /// The variable of that key.
 const char* variants_variable(const std::string& key);
 /// What the device takes by itself of that key.
@@ -56,6 +58,6 @@ fp8::Choice parse_products(Device& device, const std::string& key, const std::st
 /// binding; where one lacks others, all decode (fp8::Variant::Decoded; bf16 products are the
 /// engine's then).
 AgreedKernels agree_on_kernels(Device& device, HostCollectives& everyone, bool leads,
-                               const TrainConfig& config, const KernelChoice& wanted);
+                               Precision precision, const KernelChoice& wanted);
 
 } // namespace bellows

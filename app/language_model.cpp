@@ -42,16 +42,20 @@ LanguageModel::Impl::Impl(const DeviceOptions& device_options,
     : config(run), world(World::single()), device(Device::create(device_options)),
       transport(open_transport(world)), thread(*device, "exchange"),
       parameters(*device, parameters_of_stage(config.model, 0, 1, 0, 1),
-                 activation_type(config.train), false, linear_precision(config.train)) {
+                 activation_type(config.train.precision), false,
+                 linear_precision(config.train.precision)) {
     const DType act = parameters.activation();
     const Checkpoint checkpoint = Checkpoint::open(checkpoint_folder);
     if (act == DType::BF16)
-        use_gemm_class(*device, kept_kernels(checkpoint, device->options()).chosen["gemm"]);
-    parameters.use_products(products_of(checkpoint, config.train, *device));
+        use_gemm_class(*device,
+                       kept_kernels(checkpoint.state().kernels, device->options()).chosen["gemm"]);
+    parameters.use_products(
+        products_of(checkpoint.state().kernels, config.train.precision, *device));
     load_weights(checkpoint, parameters);
     if (config.model.moe_layers() > 0)
-        exchange.emplace(*device, world, *transport, thread,
-                         exchange_config(config, {}, 0, 0, config.train.seq));
+        exchange.emplace(
+            *device, world, *transport, thread,
+            exchange_config(config.model, config.train.precision, {}, 0, 0, config.train.seq));
     StageDesc desc;
     desc.config = config.model;
     desc.seq = config.train.seq;

@@ -24,13 +24,14 @@ constexpr std::uint64_t kF32 = 4;
 
 /// The sizes that everything is made of.
 struct Sizes {
-    Sizes(const RunConfig& run, const RunLayout& layout, const ComputeMemory& compute)
-        : model(run.model), act(size_of(activation_type(run.train))),
-          fp8(linear_precision(run.train) == LinearPrecision::Fp8), tiles(compute.tiles),
+    Sizes(const ModelConfig& m, const TrainingShape& shape, const RunLayout& layout,
+          const ComputeMemory& compute)
+        : model(m), act(size_of(activation_type(shape.precision))),
+          fp8(linear_precision(shape.precision) == LinearPrecision::Fp8), tiles(compute.tiles),
           copies(compute.copies && act == 2), apart(compute.apart),
-          experts_apart(compute.experts_apart), seq(std::max<std::uint64_t>(run.train.seq, 1)),
-          tokens(run.train.batch * run.train.seq /
-                 std::max<std::uint64_t>(std::uint64_t{layout.dp} * run.train.micro_batches, 1)),
+          experts_apart(compute.experts_apart), seq(std::max<std::uint64_t>(shape.seq, 1)),
+          tokens(shape.batch * shape.seq /
+                 std::max<std::uint64_t>(std::uint64_t{layout.dp} * shape.micro_batches, 1)),
           ep(layout.ep), local_experts((model.routed_experts + ep - 1) / ep),
           // The ranks of an exchange send each other all their tokens' slots.
           rows(std::min(tokens * model.top_k * 5 / 4,
@@ -224,10 +225,10 @@ std::uint64_t packed_bytes(const ParameterInfo& info) {
 }
 
 /// Returns what passing first values takes.
-std::uint64_t add_parameters(MemoryEstimate& e, const RunConfig& run, const RunLayout& layout,
-                             const Schedule& schedule, std::uint64_t rank, const Sizes& s) {
+std::uint64_t add_parameters(MemoryEstimate& e, const RunLayout& layout, const Schedule& schedule,
+                             std::uint64_t rank, const Sizes& s) {
     std::uint64_t elements = 0, experts = 0, largest = 0, weights = 0;
-    const auto held = parameters_of_rank(run.model, schedule, rank, 0, layout.ep);
+    const auto held = parameters_of_rank(s.model, schedule, rank, 0, layout.ep);
     for (const ParameterInfo& info : held) {
         const std::uint64_t size = stored_elements(info);
         elements += size;
@@ -240,7 +241,7 @@ std::uint64_t add_parameters(MemoryEstimate& e, const RunConfig& run, const RunL
             weights += 2 * (in_fp8 ? packed_bytes(info) : size);
     }
     e.of(MemoryCategory::Weights) +=
-        weights + schedule.chunks[rank].size() * run.train.seq * s.model.qk_rope_head_dim * kF32;
+        weights + schedule.chunks[rank].size() * s.seq * s.model.qk_rope_head_dim * kF32;
     e.of(MemoryCategory::Gradients) += elements * kF32;
     e.of(MemoryCategory::Optimizer) +=
         updated_elements(held, ranks_with_copies(layout, schedule, rank), layout.ep) *
@@ -290,12 +291,11 @@ std::uint64_t neighbours_elsewhere(const Schedule& schedule, std::uint64_t rank)
 }
 
 /// Staging of the two reductions and of the pipes: of a neighbour two messages each way.
-std::uint64_t network_bytes(const Sizes& s, const RunConfig& run, const RunLayout& layout,
+std::uint64_t network_bytes(const Sizes& s, bool linked, const RunLayout& layout,
                             const Schedule& schedule, std::uint64_t rank, std::uint64_t gradients) {
     const CollectivesOptions options;
-    const std::uint64_t chunk = run.train.device_link == "off"
-                                    ? options.chunk_bytes
-                                    : std::max(options.chunk_bytes, options.link_chunk_bytes);
+    const std::uint64_t chunk =
+        linked ? std::max(options.chunk_bytes, options.link_chunk_bytes) : options.chunk_bytes;
     const std::uint64_t replicas = ranks_with_copies(layout, schedule, rank);
     std::uint64_t bytes = 0;
     for (const std::uint64_t members : {replicas, replicas / s.ep})
@@ -316,36 +316,37 @@ MemoryCategory MemoryEstimate::largest() const noexcept {
                                        bytes.begin());
 }
 
-MemoryEstimate estimate_memory(const RunConfig& run, const RunLayout& layout,
-                               const Topology& topology, std::uint64_t rank,
-                               const ComputeMemory& compute) {
-    Sizes s(run, layout, compute);
-    const ModelConfig& m = run.model;
+MemoryEstimate estimate_memory(const ModelConfig& m, const TrainingShape& shape,
+                               const RunLayout& layout, const Topology& topology,
+                               std::uint64_t rank, const ComputeMemory& compute) {
+    Sizes s(m, shape, layout, compute);
     if (m.moe_layers() > 0) {
         const auto first = static_cast<int>(rank * layout.dp);
-        const ExchangeConfig exchange = exchange_config(run, layout, rank, 0, s.tokens);
+        const ExchangeConfig exchange =
+            exchange_config(m, shape.precision, layout, rank, 0, s.tokens);
         s.handle = ExpertExchange::handle_bytes(topology, first, exchange) +
                    ExpertExchange::record_bytes(topology, first, exchange);
     }
-    const Schedule schedule = pipeline_schedule(run, layout);
+    const Schedule schedule = pipeline_schedule(m, shape, layout);
     MemoryEstimate all;
     std::uint64_t rows = 0; // of experts, in the scratch of all slots
     for (std::uint32_t phase = 0; phase < schedule.chunks[rank].size(); ++phase)
         rows += add_chunk(all, s, schedule, rank, phase);
     // The weights' first values come before there are rows.
-    const std::uint64_t first_values = add_parameters(all, run, layout, schedule, rank, s);
+    const std::uint64_t first_values = add_parameters(all, layout, schedule, rank, s);
     all.of(MemoryCategory::Scratch) += schedule.chunks[rank].size() * scratch_bytes(s) +
                                        apart_bytes(s) +
                                        std::max(rows * scratch_row_bytes(s), first_values);
     all.of(MemoryCategory::Communication) +=
-        network_bytes(s, run, layout, schedule, rank, all.of(MemoryCategory::Gradients));
+        network_bytes(s, compute.linked, layout, schedule, rank, all.of(MemoryCategory::Gradients));
     return all;
 }
 
-MemoryEstimate estimate_memory(const RunConfig& run, const RunLayout& layout, std::uint64_t rank,
+MemoryEstimate estimate_memory(const ModelConfig& m, const TrainingShape& shape,
+                               const RunLayout& layout, std::uint64_t rank,
                                const ComputeMemory& compute) {
     const auto ranks = static_cast<int>(layout.pp * layout.dp);
-    return estimate_memory(run, layout, Topology::blocks(ranks, ranks), rank, compute);
+    return estimate_memory(m, shape, layout, Topology::blocks(ranks, ranks), rank, compute);
 }
 
 void require_memory(const MemoryEstimate& estimate, std::uint64_t device_bytes,

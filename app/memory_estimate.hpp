@@ -4,11 +4,9 @@
 // How much device memory a rank of a training run will take, worked out from the configuration
 // before anything is allocated, so that a run that cannot fit is refused at once. Pure functions.
 
-#include "app/checkpoint.hpp"
-#include "app/train_config.hpp"
-
 #include <bellows/comm/topology.hpp>
 #include <bellows/engine/memory.hpp>
+#include <bellows/shape/layout.hpp>
 
 #include <cstdint>
 #include <string>
@@ -31,16 +29,18 @@ struct ComputeMemory {
     bool copies = false; ///< products want weights once more: bf16 ones transposed, FP8 ones packed
     bool apart = false;  ///< weight gradients have scratch of their own (LayerScratch)
     bool experts_apart = false; ///< those of experts, too (WeightGradientScratch)
+    bool linked = true;         ///< devices of a node may be linked, which takes larger chunks
 };
 
 /// Of the rank among those of a rank of the pipeline that holds most. Rows at the experts are
 /// counted for a router that sends a rank a quarter more than its even share; what a badly balanced
 /// one sends comes on top.
-MemoryEstimate estimate_memory(const RunConfig& config, const RunLayout& layout,
-                               const Topology& topology, std::uint64_t rank,
-                               const ComputeMemory& compute = {});
+MemoryEstimate estimate_memory(const ModelConfig& model, const TrainingShape& shape,
+                               const RunLayout& layout, const Topology& topology,
+                               std::uint64_t rank, const ComputeMemory& compute = {});
 /// The same on one node.
-MemoryEstimate estimate_memory(const RunConfig& config, const RunLayout& layout, std::uint64_t rank,
+MemoryEstimate estimate_memory(const ModelConfig& model, const TrainingShape& shape,
+                               const RunLayout& layout, std::uint64_t rank,
                                const ComputeMemory& compute = {});
 
 /// Throws Error{InvalidArgument} if one of `sharing` ranks on a device of `device_bytes` finds no

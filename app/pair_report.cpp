@@ -33,31 +33,24 @@ std::string hidden_of(const PairTimes& times) {
 constexpr double kAttention = 1, kRouter = 0.1, kShared = 0.3, kMlp = 1;
 constexpr double kUnset = -1;
 
-/// With the times of a forward that computes.
-PairNodes moe_layer() {
-    constexpr auto kCompute = NodeResource::Compute, kExchange = NodeResource::Exchange;
-    return {.forward = {{"ATTN(F)", kCompute, kAttention},
-                        {"ROUTER(F)", kCompute, kRouter},
-                        {"DISPATCH(F)", kExchange, kUnset},
-                        {"SHARED(F)", kCompute, kShared, true},
-                        {"MLP(F)", kCompute, kMlp},
-                        {"COMBINE(F)", kExchange, kUnset}},
-            .input_gradient = {{"DISPATCH(B)", kExchange, kUnset},
-                               {"SHARED(B)", kCompute, kUnset, true},
-                               {"MLP(B)", kCompute, kUnset},
-                               {"COMBINE(B)", kExchange, kUnset},
-                               {"ROUTER(B)", kCompute, kUnset},
-                               {"ATTN(B)", kCompute, kUnset}},
-            .weight_gradient = {{"MLP(W)", kCompute, kUnset, false, 3},
-                                {"SHARED(W)", kCompute, kUnset, false, 5},
-                                {"ATTN(W)", kCompute, kUnset, false, 6}}};
-}
-
 template <class Nodes, class F>
 void for_each_node(Nodes& nodes, F&& what) {
     for (auto* part : {&nodes.forward, &nodes.input_gradient, &nodes.weight_gradient})
         for (auto& node : *part)
             what(node);
+}
+
+/// With the times of a forward that computes.
+PairNodes moe_layer() {
+    PairNodes layer = moe_layer_nodes();
+    for_each_node(layer, [](PairNode& node) {
+        node.seconds = node.name == "ATTN(F)"     ? kAttention
+                       : node.name == "ROUTER(F)" ? kRouter
+                       : node.name == "SHARED(F)" ? kShared
+                       : node.name == "MLP(F)"    ? kMlp
+                                                  : kUnset;
+    });
+    return layer;
 }
 
 /// "MLP(B)" → "mlp.b".
@@ -159,21 +152,6 @@ std::string title_of(const PairReport& report) {
 }
 
 } // namespace
-
-void check_names(const PairPattern& order) {
-    const PairNodes layer = moe_layer();
-    for (const std::string& name : order) {
-        std::string all;
-        bool found = false;
-        for_each_node(layer, [&](const PairNode& node) {
-            all += (all.empty() ? "" : ", ") + node.name;
-            found = found || node.name == name;
-        });
-        if (!found)
-            throw Error(ErrorCode::InvalidArgument,
-                        "there is no '" + name + "' in a pair, there are " + all);
-    }
-}
 
 PairNodes parse_pair_costs(const std::string& text) {
     PairNodes layer = moe_layer();

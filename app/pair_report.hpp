@@ -24,9 +24,6 @@ struct PairOptions {
 /// nodes do, so that both are as long. Throws Error{InvalidArgument}.
 PairNodes parse_pair_costs(const std::string& text);
 
-/// Throws Error{InvalidArgument} for a name that no node of a MoE layer has.
-void check_names(const PairPattern& order);
-
 /// A pair with its order and times.
 struct PairReport {
     explicit PairReport(const PairOptions& options);

@@ -125,8 +125,9 @@ void load_moments(const Checkpoint& checkpoint, Trainer& trainer) {
 
 } // namespace
 
-std::filesystem::path save_checkpoint(const TrainOptions& options, Trainer& trainer, World& world,
-                                      std::uint64_t steps_done) {
+std::filesystem::path save_checkpoint(const std::filesystem::path& run,
+                                      const std::map<std::string, std::string>& texts,
+                                      Trainer& trainer, World& world, std::uint64_t steps_done) {
     const bool leads = world.rank() == 0;
     const std::vector<std::uint64_t>& writers = trainer.writers();
     const auto place =
@@ -135,22 +136,22 @@ std::filesystem::path save_checkpoint(const TrainOptions& options, Trainer& trai
     const auto agree = [&](std::optional<Error> mine, const char* what) {
         if (const auto worst = world.control().agree(mine, kDiskPatience, what)) {
             if (leads)
-                abandon_checkpoint(options.out, steps_done);
+                abandon_checkpoint(run, steps_done);
             throw Error(*worst);
         }
     };
     agree(attempt([&] {
               if (leads)
-                  begin_checkpoint(options.out, steps_done);
+                  begin_checkpoint(run, steps_done);
           }),
           "beginning a checkpoint");
-    Shards shards(trainer, checkpoint_temporary(options.out, steps_done), index);
+    Shards shards(trainer, checkpoint_temporary(run, steps_done), index);
     const auto write = [&](Parted what, const auto& tensors) {
         try {
             trainer.gather(what);
         } catch (const Error&) { // which ends the run
             if (leads)
-                abandon_checkpoint(options.out, steps_done);
+                abandon_checkpoint(run, steps_done);
             throw;
         }
         agree(attempt(tensors), "writing a checkpoint");
@@ -164,28 +165,17 @@ std::filesystem::path save_checkpoint(const TrainOptions& options, Trainer& trai
                   return;
               CheckpointState state;
               state.step = steps_done;
-              state.seed = options.config.train.seed;
-              state.layout = options.layout;
+              state.seed = trainer.config().train.seed;
+              state.layout = trainer.layout();
               state.kernels = trainer.chosen_kernels();
               std::vector<std::string> names;
               for (const char* base : {"model", "optimizer"})
                   for (std::uint64_t i = 0; i < writers.size(); ++i)
                       names.push_back(shard_name(base, i, writers.size()));
-              folder = commit_checkpoint(options.out, state, names,
-                                         {{"config.toml", options.config_text()}});
+              folder = commit_checkpoint(run, state, names, texts);
           }),
           "committing a checkpoint");
     return folder;
-}
-
-KernelChoice kept_kernels(const Checkpoint& checkpoint, const DeviceOptions& options) {
-    KernelChoice kernels{checkpoint.state().kernels, true};
-    // Before there was a choice, bf16 products were the engine's.
-    if (kernels.chosen.contains("gemm") && !kernels.chosen.contains("fp8"))
-        kernels.chosen.try_emplace("bf16", "decoded");
-    if (!options.gemm_class.empty())
-        kernels.chosen["gemm"] = options.gemm_class;
-    return kernels;
 }
 
 void load_weights(const Checkpoint& checkpoint, ParameterStore& parameters,

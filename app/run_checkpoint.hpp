@@ -5,7 +5,6 @@
 // AdamW's moments as NAME.adam_m and NAME.adam_v in "optimizer" shards.
 
 #include "app/checkpoint.hpp"
-#include "app/commands.hpp"
 #include "app/trainer.hpp"
 
 #include <bellows/comm/world.hpp>
@@ -13,6 +12,7 @@
 #include <chrono>
 #include <cstdint>
 #include <filesystem>
+#include <map>
 #include <string>
 
 namespace bellows {
@@ -21,14 +21,12 @@ namespace bellows {
 /// long before.
 inline constexpr std::chrono::hours kDiskPatience{24};
 
-/// Collective. Each rank writes what it stands for, rank 0 commits. Throws Error{Io} on every rank
-/// if any could not write; earlier checkpoints stay. The folder, on rank 0.
-std::filesystem::path save_checkpoint(const TrainOptions& options, Trainer& trainer, World& world,
-                                      std::uint64_t steps_done);
-
-/// How the run computed products, so that they keep their bits, unless the options name another
-/// class of bf16 products.
-KernelChoice kept_kernels(const Checkpoint& checkpoint, const DeviceOptions& options);
+/// Collective. Each rank writes what it stands for below the folder `run`, rank 0 adds `texts`
+/// (file name → content, e.g. config.toml) and commits. Throws Error{Io} on every rank if any could
+/// not write; earlier checkpoints stay. The folder, on rank 0.
+std::filesystem::path save_checkpoint(const std::filesystem::path& run,
+                                      const std::map<std::string, std::string>& texts,
+                                      Trainer& trainer, World& world, std::uint64_t steps_done);
 
 /// Collective: reads what this rank needs, from a checkpoint of any layout, and waits for the other
 /// ranks, so that no exchange with a slower one runs out of time. Throws on every rank if any could

@@ -70,11 +70,12 @@ Group replica_group(const RunLayout& layout, const std::vector<std::uint64_t>& r
     return Group(std::move(all));
 }
 
-ExchangeConfig exchange_config(const RunConfig& config, const RunLayout& layout, std::uint64_t rank,
-                               std::uint64_t d, std::uint64_t tokens) {
+ExchangeConfig exchange_config(const ModelConfig& model, Precision precision,
+                               const RunLayout& layout, std::uint64_t rank, std::uint64_t d,
+                               std::uint64_t tokens) {
     const Group group = ep_group(layout, rank, d);
-    ExchangeConfig exchange = MoeFfn::exchange_config(config.model, activation_type(config.train),
-                                                      linear_precision(config.train));
+    ExchangeConfig exchange =
+        MoeFfn::exchange_config(model, activation_type(precision), linear_precision(precision));
     exchange.name = "experts";
     exchange.ranks = {group.ranks().begin(), group.ranks().end()};
     exchange.max_tokens = tokens;

@@ -4,12 +4,10 @@
 // Which ranks of a training run do what together: rank r of the pipeline is the ranks r * dp to
 // (r + 1) * dp - 1. Pure functions; d is a rank's position among these.
 
-#include "app/checkpoint.hpp"
-#include "app/train_config.hpp"
-
 #include <bellows/comm/expert_exchange.hpp>
 #include <bellows/comm/topology.hpp>
 #include <bellows/schedule/schedule.hpp>
+#include <bellows/shape/layout.hpp>
 #include <bellows/shape/parameters.hpp>
 
 #include <cstdint>
@@ -37,7 +35,8 @@ Group replica_group(const RunLayout& layout, const std::vector<std::uint64_t>& r
                     std::uint64_t d);
 
 /// The exchange of the tokens of a micro-batch, `tokens` on each rank, with the experts.
-ExchangeConfig exchange_config(const RunConfig& config, const RunLayout& layout, std::uint64_t rank,
-                               std::uint64_t d, std::uint64_t tokens);
+ExchangeConfig exchange_config(const ModelConfig& model, Precision precision,
+                               const RunLayout& layout, std::uint64_t rank, std::uint64_t d,
+                               std::uint64_t tokens);
 
 } // namespace bellows

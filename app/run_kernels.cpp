@@ -2,7 +2,6 @@
 #include "app/run_kernels.hpp"
 
 #include "app/product_times.hpp"
-#include "app/run_checkpoint.hpp"
 
 #include <bellows/base/error.hpp>
 #include <bellows/engine/gemm_plan.hpp>
@@ -50,20 +49,19 @@ measured_choice(const Device& device, const std::string& key, const std::string&
 } // namespace
 
 KernelChoice
-choose_kernels(const Device& device, const RunConfig& config,
-               const std::optional<Checkpoint>& before, bool leads,
+choose_kernels(const Device& device, Precision precision, const KernelNames* kept, bool leads,
                std::function<void(std::uint64_t done, std::uint64_t total)> on_progress) {
     KernelChoice kernels;
-    if (before)
-        kernels = kept_kernels(*before, device.options());
-    const std::string key = products_key(config.train), wanted = wanted_variants(key);
+    if (kept != nullptr)
+        kernels = kept_kernels(*kept, device.options());
+    const std::string key = products_key(precision), wanted = wanted_variants(key);
     if (key.empty())
         return kernels;
-    const bool measured = wanted == "measured", kept = kernels.chosen.contains(key);
+    const bool measured = wanted == "measured", known = kernels.chosen.contains(key);
     if (is_named(wanted)) {
         kernels.chosen[key] = wanted;
         kernels.binding = true;
-    } else if (measured || !kept) {
+    } else if (measured || !known) {
         kernels.binding = false;
         // No clock decides what is usual for bf16.
         if (leads && (measured || key != "bf16"))
@@ -74,14 +72,23 @@ choose_kernels(const Device& device, const RunConfig& config,
     return kernels;
 }
 
-KernelChoice named_kernels(const TrainConfig& config) {
-    const std::string key = products_key(config), wanted = wanted_variants(key);
+KernelChoice kept_kernels(const KernelNames& kept, const DeviceOptions& options) {
+    KernelChoice kernels{kept, true};
+    // Before there was a choice, bf16 products were the engine's.
+    if (kernels.chosen.contains("gemm") && !kernels.chosen.contains("fp8"))
+        kernels.chosen.try_emplace("bf16", "decoded");
+    if (!options.gemm_class.empty())
+        kernels.chosen["gemm"] = options.gemm_class;
+    return kernels;
+}
+
+KernelChoice named_kernels(Precision precision) {
+    const std::string key = products_key(precision), wanted = wanted_variants(key);
     return is_named(wanted) ? KernelChoice{{{key, wanted}}, true} : KernelChoice{};
 }
 
-bool wants_copies_of_weights(Device& device, const RunConfig& config,
-                             const std::optional<Checkpoint>& before) {
-    const std::string key = products_key(config.train);
+bool wants_copies_of_weights(Device& device, Precision precision, const KernelNames* kept) {
+    const std::string key = products_key(precision);
     if (key.empty())
         return false;
     const fp8::Variant variant = key == "bf16" ? fp8::Variant::Direct : fp8::Variant::Packed;
@@ -89,7 +96,7 @@ bool wants_copies_of_weights(Device& device, const RunConfig& config,
     if (text == "measured")
         return fp8::why_not(device, variant).empty();
     if (!is_named(text)) {
-        text = before ? kept_kernels(*before, device.options()).chosen[key] : "";
+        text = kept != nullptr ? kept_kernels(*kept, device.options()).chosen[key] : "";
         if (text.empty()) // nothing is kept of a run in another precision
             text = usual_products(device, key);
     }
@@ -104,14 +111,13 @@ bool wants_copies_of_weights(Device& device, const RunConfig& config,
     }
 }
 
-fp8::Choice products_of(const Checkpoint& checkpoint, const TrainConfig& config, Device& device) {
-    const std::string key = products_key(config), wanted = wanted_variants(key);
+fp8::Choice products_of(const KernelNames& kept, Precision precision, Device& device) {
+    const std::string key = products_key(precision), wanted = wanted_variants(key);
     fp8::Choice choice(fp8::Variant::Decoded);
     if (key.empty())
         return choice;
-    const auto& kernels = checkpoint.state().kernels;
-    const auto kept = kernels.find(key);
-    std::string text = kept == kernels.end() ? "decoded" : kept->second;
+    const auto known = kept.find(key);
+    std::string text = known == kept.end() ? "decoded" : known->second;
     if (is_named(wanted))
         text = wanted;
     try {

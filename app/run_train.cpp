@@ -47,6 +47,10 @@ double seconds_since(Clock::time_point start) {
     return std::chrono::duration<double>(Clock::now() - start).count();
 }
 
+const KernelNames* kept_by(const std::optional<Checkpoint>& before) {
+    return before ? &before->state().kernels : nullptr;
+}
+
 /// What rank 0 has after a run.
 struct Results {
     RunSummary summary;
@@ -122,10 +126,11 @@ TrainRun::TrainRun(const TrainOptions& options, World& world)
         for (const std::filesystem::path& newer : prepare_output(options))
             progress_->note("newer than the checkpoint that the run goes on from, kept as " +
                             newer.string());
-    const KernelChoice kernels = choose_kernels(*device_, options.config, before, leads(),
-                                                [this](std::uint64_t done, std::uint64_t total) {
-                                                    report("measuring products", done, total);
-                                                });
+    const KernelChoice kernels =
+        choose_kernels(*device_, train_.precision, kept_by(before), leads(),
+                       [this](std::uint64_t done, std::uint64_t total) {
+                           report("measuring products", done, total);
+                       });
     world_.control().barrier(kDiskPatience, "measuring products");
     trainer_.emplace(*device_, world_, options.config, options.layout, kernels);
     if (progress_ && !trainer_->device_link().empty())
@@ -133,7 +138,7 @@ TrainRun::TrainRun(const TrainOptions& options, World& world)
                         "): what their ranks exchange does not pass through its memory");
     if (progress_ && !trainer_->why_decoded().empty())
         progress_->note(std::string("warning: ") +
-                        (linear_precision(train_) == LinearPrecision::Fp8
+                        (train_.precision == Precision::FP8
                              ? "operands of FP8 products are decoded ahead"
                              : "bf16 products are the engine's") +
                         ", as " + trainer_->why_decoded());
@@ -154,19 +159,21 @@ void TrainRun::check_memory(const std::optional<Checkpoint>& before) {
         return device_->distinct_queues(role, other) ? 1 : 0;
     };
     std::array<std::int64_t, 4> compute{
-        leads() && wants_copies_of_weights(*device_, options_.config, before) ? 1 : 0,
+        leads() && wants_copies_of_weights(*device_, train_.precision, kept_by(before)) ? 1 : 0,
         device_->info().is_cpu ? 0 : 1, apart(QueueRole::Compute, QueueRole::ComputeDeferred),
         apart(QueueRole::ComputeDeferred, QueueRole::ComputeDeferredBeside)};
     HostCollectives(world_, Group::all(world_.size()))
         .all_reduce_max(std::span<std::int64_t>(compute));
     const std::vector<DeviceShare> shares = device_shares(*device_, world_);
     for (std::size_t rank = 0; rank < shares.size(); ++rank) {
-        const MemoryEstimate estimate = estimate_memory(
-            options_.config, options_.layout, world_.topology(), rank / options_.layout.dp,
-            {.tiles = compute[1] != 0,
-             .copies = compute[0] != 0,
-             .apart = compute[2] != 0,
-             .experts_apart = compute[3] != 0});
+        const MemoryEstimate estimate =
+            estimate_memory(options_.config.model, train_, options_.layout, world_.topology(),
+                            rank / options_.layout.dp,
+                            {.tiles = compute[1] != 0,
+                             .copies = compute[0] != 0,
+                             .apart = compute[2] != 0,
+                             .experts_apart = compute[3] != 0,
+                             .linked = train_.device_link != DeviceLinkKind::Off});
         require_memory(estimate, shares[rank].available, shares[rank].ranks, shares[rank].name);
         if (progress_ && rank == 0)
             progress_->note("memory of rank 0, estimated " + describe_memory(estimate.bytes) +
@@ -235,7 +242,8 @@ void TrainRun::begin_trace(std::uint64_t step) {
 void TrainRun::checkpoint(std::uint64_t steps_done) {
     device_->wait_idle(wait_limit(train_)); // downloads would not wait as long for the update
     try {
-        last_checkpoint_ = save_checkpoint(options_, *trainer_, world_, steps_done);
+        last_checkpoint_ = save_checkpoint(options_.out, {{"config.toml", options_.config_text()}},
+                                           *trainer_, world_, steps_done);
         saved_last_ = true;
     } catch (const Error& error) {
         if (error.code() != ErrorCode::Io)
@@ -282,7 +290,7 @@ void TrainRun::finish() {
     plot.subtitle = std::to_string(options_.ranks()) + " ranks: pp " +
                     std::to_string(options_.layout.pp) + ", dp " +
                     std::to_string(options_.layout.dp) + ", ep " +
-                    std::to_string(options_.layout.ep) + ", " + train_.precision + " on " +
+                    std::to_string(options_.layout.ep) + ", " + to_text(train_.precision) + " on " +
                     device_->info().name;
     warn_if_not_written(
         [&] { write_file_durably(options_.out / "loss.svg", loss_plot_svg(points, plot)); });

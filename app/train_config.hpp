@@ -4,11 +4,9 @@
 // The `[train]` table of a configuration: how a run trains, beside the model's shape. A plain
 // value, the same on every rank; nothing here touches a device.
 
-#include "app/checkpoint.hpp"
-
-#include <bellows/model/parameter_store.hpp>
-#include <bellows/schedule/schedule.hpp>
+#include <bellows/comm/message.hpp>
 #include <bellows/shape/config.hpp>
+#include <bellows/shape/layout.hpp>
 
 #include <chrono>
 #include <cstdint>
@@ -19,16 +17,13 @@
 
 namespace bellows {
 
-/// Field names are the keys of the `[train]` table.
-struct TrainConfig {
+/// Field names are the keys of the `[train]` table, those of TrainingShape among them.
+struct TrainConfig : TrainingShape {
     std::vector<std::string> data;   ///< text files and folders
     std::string tokenizer = "bytes"; ///< or the path of a sentencepiece model
     double holdout = 0;              ///< share of the tokens, at the end, kept for a last check
 
-    std::uint64_t steps = 100;       ///< in total, resumed ones included
-    std::uint64_t batch = 16;        ///< sequences per step, over all ranks
-    std::uint64_t micro_batches = 1; ///< per data-parallel rank
-    std::uint64_t seq = 128;         ///< tokens per sequence
+    std::uint64_t steps = 100; ///< in total, resumed ones included
     std::uint64_t seed = 1;
 
     double lr = 1e-3;               ///< the highest, after the warm-up
@@ -41,20 +36,8 @@ struct TrainConfig {
     double weight_decay = 0.1;
     double clip_norm = 1; ///< of the whole gradient; 0: no clipping
 
-    /// Storage of activations: "f32" or "bf16"; "fp8": bf16, and FP8 in the linear layers of
-    /// attention, FFNs and experts.
-    std::string precision = "f32";
-    std::string device = "any";       ///< see parse_devices()
-    std::string device_link = "auto"; ///< see device_link_kind()
-    /// How micro-batches go through the pipeline's ranks: see parse_schedule_kind().
-    std::string pipeline = "1f1b";
-    /// How its pairs run (DualPipe, DualPipeV): "auto" interleaves their layers as measured where
-    /// ranks exchange experts' tokens, else they run "apart", each half when its input is there;
-    /// or a pattern, see parse_pattern().
-    std::string pairs = "auto";
-    std::uint64_t pp = 1;               ///< ranks of the pipeline
-    std::uint64_t dp = 0;               ///< 0: ranks / pp
-    std::uint64_t ep = 0;               ///< 0: dp
+    std::string device = "any"; ///< see parse_devices()
+    DeviceLinkKind device_link = DeviceLinkKind::Auto;
     std::uint64_t checkpoint_every = 0; ///< steps; 0: at the end only
     std::uint64_t keep_checkpoints = 2;
     /// Seconds that a rank waits at most for its device, or for a peer that lives but does not
@@ -63,9 +46,6 @@ struct TrainConfig {
 
     bool operator==(const TrainConfig&) const = default;
 };
-
-DType activation_type(const TrainConfig& config) noexcept;
-LinearPrecision linear_precision(const TrainConfig& config) noexcept;
 
 /// step_timeout as what waits take.
 std::chrono::milliseconds wait_limit(const TrainConfig& config) noexcept;
@@ -94,19 +74,6 @@ RunConfig load_run_config(const std::string& name);
 RunConfig parse_run_config(std::string_view text, std::string_view source,
                            const std::filesystem::path& base);
 std::string to_toml(const RunConfig& config);
-
-/// That of a run. Throws Error{InvalidArgument} naming the rule that the numbers break.
-Schedule pipeline_schedule(const RunConfig& config, const RunLayout& layout);
-
-/// For a pipeline that has been given one micro-batch, with which its ranks would take turns: the
-/// fewest from twice its ranks on that divide the batch and that the schedule takes; 1 if there are
-/// none.
-std::uint64_t usual_micro_batches(const TrainConfig& config, std::uint64_t ranks);
-
-/// ranks = pp × dp with ep a divisor of dp; zeros take their defaults. Also checks that the batch
-/// divides and that the model has a layer for every stage. Throws Error{InvalidArgument} with the
-/// numbers and the way out.
-RunLayout resolve_layout(const RunConfig& config, std::uint64_t ranks);
 
 /// Of the step that makes the count of done steps `step` (from 1). Does not depend on `steps`, so
 /// that a run can be resumed to a later end.

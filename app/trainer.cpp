@@ -117,8 +117,7 @@ std::uint64_t sequences_per_micro_batch(const RunConfig& config, const RunLayout
 }
 
 std::unique_ptr<Transport> transport_of(World& world, Device& device, const RunConfig& config) {
-    return open_transport(
-        world, {.device = &device, .device_link = device_link_kind(config.train.device_link)});
+    return open_transport(world, {.device = &device, .device_link = config.train.device_link});
 }
 
 } // namespace
@@ -126,7 +125,8 @@ std::unique_ptr<Transport> transport_of(World& world, Device& device, const RunC
 Trainer::Impl::Impl(Device& dev, World& w, const RunConfig& c, const RunLayout& l,
                     const KernelChoice& kernels)
     : device(dev), world(w), config(c), layout(l), limit(wait_limit(c.train)),
-      schedule(pipeline_schedule(c, l)), place(static_cast<std::uint64_t>(w.rank()) / l.dp),
+      schedule(pipeline_schedule(c.model, c.train, l)),
+      place(static_cast<std::uint64_t>(w.rank()) / l.dp),
       d(static_cast<std::uint64_t>(w.rank()) % l.dp), copies(copies_of_rank(schedule, place)),
       on_failure(w.control().on_failure([&dev](const Error& error) { dev.abort(error); })),
       exchange_transport(transport_of(w, dev, c)), dense_transport(transport_of(w, dev, c)),
@@ -140,7 +140,7 @@ Trainer::Impl::Impl(Device& dev, World& w, const RunConfig& c, const RunLayout& 
           dev, w, *replica_transport, thread, replica_group(l, copies, d),
           CollectivesOptions{.name = "expert gradients", .timeout = limit})),
       parameters(dev, parameters_of_rank(c.model, schedule, place, d % l.ep, l.ep),
-                 activation_type(c.train), true, linear_precision(c.train),
+                 activation_type(c.train.precision), true, linear_precision(c.train.precision),
                  [this](std::string name, std::uint64_t bytes, MemoryCategory category) {
                      return most_summed().make_memory(std::move(name), bytes, category);
                  }),
@@ -152,7 +152,7 @@ Trainer::Impl::Impl(Device& dev, World& w, const RunConfig& c, const RunLayout& 
     if (&most_summed() == replicas.get()) // else it has nobody to sum with
         dense->use_memory_of(*replicas);
     AgreedKernels agreed =
-        agree_on_kernels(device, everyone, world.rank() == 0, config.train, kernels);
+        agree_on_kernels(device, everyone, world.rank() == 0, config.train.precision, kernels);
     why_decoded = std::move(agreed.why_decoded);
     if (agreed.products)
         parameters.use_products(*agreed.products);
@@ -172,13 +172,14 @@ void Trainer::Impl::make_stages() {
     const std::uint64_t sequences = sequences_per_micro_batch(config, layout);
     const std::uint64_t tokens = sequences * config.train.seq;
     if (config.model.moe_layers() > 0) {
-        ExchangeConfig of = exchange_config(config, layout, place, d, tokens);
+        ExchangeConfig of =
+            exchange_config(config.model, config.train.precision, layout, place, d, tokens);
         of.timeout = limit;
         exchange = std::make_unique<ExpertExchange>(device, world, *exchange_transport, thread,
                                                     std::move(of));
     }
     // A forward of one phase stands beside a backward of the other, as a pair or behind it.
-    const ScheduleKind kind = parse_schedule_kind(config.train.pipeline);
+    const ScheduleKind kind = config.train.pipeline;
     const bool both_ways = kind == ScheduleKind::DualPipe || kind == ScheduleKind::DualPipeV;
     if (device.distinct_queues(QueueRole::Compute, QueueRole::ComputeDeferred))
         deferred.emplace(device);
@@ -295,7 +296,7 @@ void Trainer::Impl::watch_traffic() {
 
 /// The same on all ranks that share an exchange, whose stages are the same.
 void Trainer::Impl::interleave_pairs(const NodeSeconds& seconds, double otherwise) {
-    const std::string& pairs = config.train.pairs;
+    const PairMode& pairs = config.train.pairs;
     std::map<std::pair<std::uint32_t, std::uint32_t>, PairPattern> patterns; // by phases
     const auto& ops = schedule.ops[place];
     for (std::size_t i = 0; i < ops.size(); ++i) {
@@ -305,8 +306,8 @@ void Trainer::Impl::interleave_pairs(const NodeSeconds& seconds, double otherwis
         const PairNodes nodes =
             pair_of(*stages[phases.first], *stages[phases.second], seconds, otherwise);
         PairPattern pattern;
-        if (pairs != "auto")
-            pattern = parse_pattern(pairs);
+        if (pairs.kind == PairMode::Kind::Pattern)
+            pattern = pairs.pattern;
         else if (const PairNodes layer = layer_with_experts(nodes); !layer.forward.empty())
             pattern = choose_pattern(layer);
         if (!pattern.empty()) {
@@ -413,18 +414,24 @@ std::string Trainer::device_link() const {
 }
 
 std::map<std::string, std::string> Trainer::chosen_kernels() const {
-    if (activation_type(impl_->config.train) != DType::BF16)
+    if (impl_->config.train.precision == Precision::F32)
         return {};
-    return {
-        {"gemm", gemm_class(impl_->device).name},
-        {products_key(impl_->config.train), describe(impl_->device, impl_->parameters.products())}};
+    return {{"gemm", gemm_class(impl_->device).name},
+            {products_key(impl_->config.train.precision),
+             describe(impl_->device, impl_->parameters.products())}};
+}
+const RunConfig& Trainer::config() const noexcept {
+    return impl_->config;
+}
+const RunLayout& Trainer::layout() const noexcept {
+    return impl_->layout;
 }
 const Schedule& Trainer::schedule() const noexcept {
     return impl_->schedule;
 }
 bool Trainer::measures_nodes() const noexcept {
     return impl_->exchanges() ||
-           (impl_->config.train.pairs == "auto" && impl_->schedule.has_pairs());
+           (impl_->config.train.pairs.kind == PairMode::Kind::Auto && impl_->schedule.has_pairs());
 }
 void Trainer::order_nodes(std::span<const TraceEvent> events) {
     const NodeSeconds seconds = impl_->mean_node_seconds(events);

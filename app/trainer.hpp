@@ -57,6 +57,8 @@ public:
     /// What it throws ends the device's work too (Device::abort).
     StepResult step(std::uint64_t step, const SequenceSource& source);
 
+    const RunConfig& config() const noexcept;
+    const RunLayout& layout() const noexcept;
     const Schedule& schedule() const noexcept;
     /// Whether nodes are to be ordered as measured; the same on all ranks.
     bool measures_nodes() const noexcept;

@@ -102,9 +102,12 @@ std::optional<RunConfig> take_model(Arguments& arguments, Options& options, bool
     train.batch = arguments.number("--batch", train.batch, 1, 1 << 30);
     if (micro_batches)
         train.micro_batches = options.micro_batches;
-    train.precision = arguments.value("--precision").value_or(train.precision);
-    train.device_link = arguments.value("--device-link").value_or(train.device_link);
-    train.pairs = arguments.value("--pairs").value_or(train.pairs);
+    if (const auto precision = arguments.value("--precision"))
+        from_text(train.precision, *precision);
+    if (const auto link = arguments.value("--device-link"))
+        train.device_link = device_link_kind(*link);
+    if (const auto pairs = arguments.value("--pairs"))
+        train.pairs = parse_pair_mode(*pairs);
     train.clip_norm = 0; // the norm is summed in another order under each schedule
     validate(train);
     return config;
@@ -253,9 +256,9 @@ Result measure_model(Stopwatch& watch, Device& device, const Options& options, S
     Result result;
     result.kind = to_string(kind);
     RunConfig config = *options.model;
-    config.train.pipeline = result.kind;
+    config.train.pipeline = kind;
     try {
-        (void)resolve_layout(config, options.ranks);
+        (void)resolve_layout(config.model, config.train, options.ranks);
     } catch (const Error& error) {
         result.impossible = error.message();
         return result;
@@ -305,7 +308,7 @@ void print_titles(const Options& options) {
         std::printf("a model of %llu x %llu in %s, %llu ranks, pp %llu, batch %llu x %llu\n",
                     static_cast<unsigned long long>(options.model->model.layers),
                     static_cast<unsigned long long>(options.model->model.hidden),
-                    train.precision.c_str(), static_cast<unsigned long long>(options.ranks),
+                    to_text(train.precision), static_cast<unsigned long long>(options.ranks),
                     static_cast<unsigned long long>(train.pp),
                     static_cast<unsigned long long>(train.batch),
                     static_cast<unsigned long long>(train.seq));

@@ -43,7 +43,7 @@ RunConfig small_run(DType dtype, std::uint64_t data_parallel) {
     run.train.batch = 4 * data_parallel;
     run.train.seq = 12;
     run.train.lr = 1e-2;
-    run.train.precision = dtype == DType::BF16 ? "bf16" : "f32";
+    run.train.precision = dtype == DType::BF16 ? Precision::BF16 : Precision::F32;
     return run;
 }
 
@@ -112,7 +112,7 @@ Expected expected_of(const RunConfig& run) {
 /// bf16 model chooses other experts than the reference here and there: its loss alone is compared.
 void compare_with_reference(Check& check, const Outcome& outcome, const RunConfig& run) {
     const Expected expected = expected_of(run);
-    const bool bf16 = run.train.precision == "bf16";
+    const bool bf16 = run.train.precision == Precision::BF16;
     check.number("loss", outcome.losses[0], expected.loss, (bf16 ? 1e-2 : 2e-6) * expected.loss);
     if (bf16)
         return;

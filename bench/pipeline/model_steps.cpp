@@ -51,8 +51,10 @@ ModelSteps run_model(Stopwatch& watch, Device& device, const RunConfig& config,
                      const StepCounts& counts) {
     const auto& [warm_up, steps] = counts;
     World& world = watch.world();
-    const RunLayout layout = resolve_layout(config, static_cast<std::uint64_t>(world.size()));
-    Trainer trainer(device, world, with_few_updates(config), layout, named_kernels(config.train));
+    const RunLayout layout =
+        resolve_layout(config.model, config.train, static_cast<std::uint64_t>(world.size()));
+    Trainer trainer(device, world, with_few_updates(config), layout,
+                    named_kernels(config.train.precision));
     const auto source = [&](std::uint64_t, std::uint64_t index, std::span<std::uint32_t> tokens) {
         std::mt19937_64 random(index);
         for (std::uint32_t& token : tokens)

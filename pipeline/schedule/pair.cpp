@@ -421,4 +421,62 @@ PairPattern parse_pattern(const std::string& text) {
     return pattern;
 }
 
+PairNodes moe_layer_nodes() {
+    constexpr auto kCompute = NodeResource::Compute, kExchange = NodeResource::Exchange;
+    return {.forward = {{"ATTN(F)", kCompute},
+                        {"ROUTER(F)", kCompute},
+                        {"DISPATCH(F)", kExchange},
+                        {"SHARED(F)", kCompute, 0, true},
+                        {"MLP(F)", kCompute},
+                        {"COMBINE(F)", kExchange}},
+            .input_gradient = {{"DISPATCH(B)", kExchange},
+                               {"SHARED(B)", kCompute, 0, true},
+                               {"MLP(B)", kCompute},
+                               {"COMBINE(B)", kExchange},
+                               {"ROUTER(B)", kCompute},
+                               {"ATTN(B)", kCompute}},
+            .weight_gradient = {{"MLP(W)", kCompute, 0, false, 3},
+                                {"SHARED(W)", kCompute, 0, false, 5},
+                                {"ATTN(W)", kCompute, 0, false, 6}}};
+}
+
+void check_names(const PairPattern& pattern) {
+    const PairNodes layer = moe_layer_nodes();
+    for (const std::string& name : pattern) {
+        std::string all;
+        bool found = false;
+        for (const auto* part : {&layer.forward, &layer.input_gradient, &layer.weight_gradient})
+            for (const PairNode& node : *part) {
+                all += (all.empty() ? "" : ", ") + node.name;
+                found = found || node.name == name;
+            }
+        if (!found)
+            throw Error(ErrorCode::InvalidArgument,
+                        "there is no '" + name + "' in a pair, there are " + all);
+    }
+}
+
+std::string to_text(const PairMode& mode) {
+    return mode.kind == PairMode::Kind::Auto    ? "auto"
+           : mode.kind == PairMode::Kind::Apart ? "apart"
+                                                : to_text(mode.pattern);
+}
+
+PairMode parse_pair_mode(const std::string& text) {
+    if (text == "auto")
+        return {PairMode::Kind::Auto};
+    if (text == "apart")
+        return {PairMode::Kind::Apart};
+    try {
+        PairMode mode{PairMode::Kind::Pattern, parse_pattern(text)};
+        check_names(mode.pattern);
+        if (mode.pattern.empty())
+            throw Error(ErrorCode::InvalidArgument, "it is empty");
+        return mode;
+    } catch (const Error& error) {
+        throw Error(ErrorCode::InvalidArgument,
+                    in_quotes(text) + " is neither auto nor apart: " + error.message());
+    }
+}
+
 } // namespace bellows

@@ -141,7 +141,7 @@ TEST(TransposedWeights, AreMadeForBf16TrainingAlone) {
 RunConfig bf16_run() {
     RunConfig run = small_run();
     run.model = wide_model();
-    run.train.precision = "bf16";
+    run.train.precision = Precision::BF16;
     run.train.seq = 16;
     return run;
 }
@@ -162,7 +162,8 @@ std::string taken(Device& device, const KernelChoice& kernels) {
 }
 
 KernelChoice wanted_kernels(Device& device, const std::optional<Checkpoint>& before = {}) {
-    return choose_kernels(device, bf16_run(), before, true, {});
+    return choose_kernels(device, Precision::BF16, before ? &before->state().kernels : nullptr,
+                          true, {});
 }
 
 TEST(ChoiceOfBf16Products, StaysWithTheRun) {
@@ -178,14 +179,17 @@ TEST(ChoiceOfBf16Products, StaysWithTheRun) {
     {
         Trainer trainer(*device, world, options.config, {}, wanted_kernels(*device));
         EXPECT_EQ(trainer.chosen_kernels().at("bf16"), usual);
-        EXPECT_EQ(wants_copies_of_weights(*device, options.config, {}),
+        EXPECT_EQ(wants_copies_of_weights(*device, Precision::BF16, nullptr),
                   usual.find("direct") != std::string::npos);
         trainer.step(0, fill_sequence);
         device->wait_idle();
-        saved.emplace(Checkpoint::open(save_checkpoint(options, trainer, world, 1)));
+        saved.emplace(Checkpoint::open(save_checkpoint(
+            options.out, {{"config.toml", options.config_text()}}, trainer, world, 1)));
         EXPECT_EQ(saved->state().kernels, trainer.chosen_kernels());
     }
-    EXPECT_EQ(describe(*device, products_of(*saved, options.config.train, *device)), usual);
+    EXPECT_EQ(describe(*device, products_of(saved->state().kernels, options.config.train.precision,
+                                            *device)),
+              usual);
     const KernelChoice kept = wanted_kernels(*device, saved);
     EXPECT_TRUE(kept.binding);
     EXPECT_EQ(taken(*device, kept), usual);
@@ -195,19 +199,21 @@ TEST(ChoiceOfBf16Products, StaysWithTheRun) {
 
     // The environment goes before both.
     const Wanted engine("decoded");
-    EXPECT_EQ(named_kernels(options.config.train).chosen.at("bf16"), "decoded");
+    EXPECT_EQ(named_kernels(options.config.train.precision).chosen.at("bf16"), "decoded");
     EXPECT_EQ(taken(*device, wanted_kernels(*device)), "decoded");
     EXPECT_EQ(taken(*device, wanted_kernels(*device, saved)), "decoded");
-    EXPECT_FALSE(wants_copies_of_weights(*device, options.config, saved));
+    EXPECT_FALSE(wants_copies_of_weights(*device, Precision::BF16, &saved->state().kernels));
     const Wanted named("direct");
-    EXPECT_EQ(wants_copies_of_weights(*device, options.config, saved), direct);
+    EXPECT_EQ(wants_copies_of_weights(*device, Precision::BF16, &saved->state().kernels), direct);
     if (direct) {
         EXPECT_EQ(taken(*device, wanted_kernels(*device)),
                   describe(*device, fp8::of_bf16(fp8::Variant::Direct)));
         return;
     }
     EXPECT_EQ(taken(*device, {{{"bf16", "direct"}}, false}), "decoded");
-    EXPECT_EQ(describe(*device, products_of(*saved, options.config.train, *device)), "decoded");
+    EXPECT_EQ(describe(*device, products_of(saved->state().kernels, options.config.train.precision,
+                                            *device)),
+              "decoded");
     try {
         taken(*device, wanted_kernels(*device));
         ADD_FAILURE() << "computed otherwise";
@@ -260,14 +266,16 @@ TEST(ChoiceOfBf16Products, OldCheckpointsHaveTheEngines) {
     const auto bf16 = old(1, {{"gemm", gemm}});
     EXPECT_EQ(wanted_kernels(*device, bf16).chosen.at("bf16"), "decoded");
     EXPECT_EQ(taken(*device, wanted_kernels(*device, bf16)), "decoded");
-    EXPECT_FALSE(wants_copies_of_weights(*device, bf16_run(), bf16));
-    EXPECT_EQ(products_of(*bf16, bf16_run().train, *device), fp8::Choice(fp8::Variant::Decoded));
+    EXPECT_FALSE(wants_copies_of_weights(*device, Precision::BF16, &bf16->state().kernels));
+    EXPECT_EQ(products_of(bf16->state().kernels, bf16_run().train.precision, *device),
+              fp8::Choice(fp8::Variant::Decoded));
     const auto fp8 = old(2, {{"gemm", gemm}, {"fp8", "decoded"}});
-    EXPECT_FALSE(kept_kernels(*fp8, device->options()).chosen.contains("bf16"));
+    EXPECT_FALSE(kept_kernels(fp8->state().kernels, device->options()).chosen.contains("bf16"));
     DeviceOptions named = device->options();
     for (const char* gemm_class : {"", gemm.c_str()}) { // which BELLOWS_GEMM_CLASS may name
         named.gemm_class = gemm_class;
-        EXPECT_FALSE(kept_kernels(*old(3, {}), named).chosen.contains("bf16")) << "f32";
+        EXPECT_FALSE(kept_kernels(old(3, {})->state().kernels, named).chosen.contains("bf16"))
+            << "f32";
     }
 }
 

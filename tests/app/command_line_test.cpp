@@ -141,7 +141,7 @@ TEST_F(CommandLine, FlagsOverrideTheConfiguration) {
     EXPECT_EQ(train.seq, 32u);
     EXPECT_EQ(train.lr, 0.5);
     EXPECT_EQ(train.seed, 9u);
-    EXPECT_EQ(train.precision, "bf16");
+    EXPECT_EQ(train.precision, Precision::BF16);
     EXPECT_EQ(train.device, "0,1");
     EXPECT_EQ(train.checkpoint_every, 5u);
     EXPECT_EQ(result.train->layout, (RunLayout{1, 1, 1}));
@@ -169,7 +169,7 @@ TEST_F(CommandLine, TheLastOfRepeatedFlagsCounts) {
     const TrainConfig& train = result.train->config.train;
     EXPECT_EQ(train.device, "cpu");
     EXPECT_EQ(train.lr, 0.5);
-    EXPECT_EQ(train.precision, "bf16");
+    EXPECT_EQ(train.precision, Precision::BF16);
     EXPECT_EQ(train.data, (std::vector<std::string>{data, more})) << "data collects";
     RunConfig config = load_run_config("tiny");
     write_checkpoint(10, to_toml(config));

@@ -31,7 +31,7 @@ Step step_of(const char* pipeline, bool roles_apart) {
     const auto device = testing::make_device(options);
     World world = World::single();
     RunConfig run = small_run();
-    run.train.pipeline = pipeline;
+    run.train.pipeline = parse_schedule_kind(pipeline);
     run.train.micro_batches = 4;
     Trainer trainer(*device, world, run, {});
     Step step;

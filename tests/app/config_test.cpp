@@ -29,6 +29,10 @@ RunConfig with(std::uint64_t pp, std::uint64_t dp, std::uint64_t ep, std::uint64
     return config;
 }
 
+RunLayout layout_of(const RunConfig& config, std::uint64_t ranks) {
+    return resolve_layout(config.model, config.train, ranks);
+}
+
 } // namespace
 
 TEST(TrainConfig, ReadsAndWritesEveryKey) {
@@ -42,11 +46,11 @@ TEST(TrainConfig, ReadsAndWritesEveryKey) {
     config.lr_min = 1e-5;
     config.adam_eps = 1e-30;
     config.weight_decay = 0;
-    config.precision = "bf16";
+    config.precision = Precision::BF16;
     config.device = "0,1";
-    config.device_link = "off";
-    config.pipeline = "zb-v";
-    config.pairs = "MLP(B) MLP(F)";
+    config.device_link = DeviceLinkKind::Off;
+    config.pipeline = parse_schedule_kind("zb-v");
+    config.pairs = parse_pair_mode("MLP(B) MLP(F)");
     config.pp = 2;
     config.checkpoint_every = 10;
     config.step_timeout = 12.5;
@@ -128,7 +132,7 @@ TEST(TrainConfig, PipelinesGetMicroBatches) {
     EXPECT_EQ(usual_micro_batches(config, 4), 8u);
     config.batch = 20; // 10 and 20 divide it; interleaved wants a multiple of 4
     EXPECT_EQ(usual_micro_batches(config, 4), 10u);
-    config.pipeline = "interleaved";
+    config.pipeline = parse_schedule_kind("interleaved");
     EXPECT_EQ(usual_micro_batches(config, 4), 20u);
     config.batch = 6;
     EXPECT_EQ(usual_micro_batches(config, 4), 1u);
@@ -204,17 +208,16 @@ TEST(RunConfig, FilesAndWhatIsNeither) {
 }
 
 TEST(Layout, RanksFactorAndDefaultsFollow) {
-    EXPECT_EQ(resolve_layout(with(1, 0, 0), 1), (RunLayout{1, 1, 1}));
-    EXPECT_EQ(resolve_layout(with(1, 0, 0), 4), (RunLayout{1, 4, 4}));
-    EXPECT_EQ(resolve_layout(with(2, 0, 0), 4), (RunLayout{2, 2, 2}));
-    EXPECT_EQ(resolve_layout(with(1, 2, 1), 2), (RunLayout{1, 2, 1}));
-    EXPECT_BELLOWS_ERROR(resolve_layout(with(3, 0, 0), 4), InvalidArgument, "3 stages");
-    EXPECT_BELLOWS_ERROR(resolve_layout(with(2, 4, 0), 4), InvalidArgument, "8 ranks, not 4");
-    EXPECT_BELLOWS_ERROR(resolve_layout(with(1, 4, 3), 4), InvalidArgument, "ep = 3");
-    EXPECT_BELLOWS_ERROR(resolve_layout(with(8, 0, 0), 8), InvalidArgument, "layers");
-    EXPECT_BELLOWS_ERROR(resolve_layout(with(1, 0, 0), 0), InvalidArgument, "ranks = 0");
-    EXPECT_BELLOWS_ERROR(resolve_layout(with(1, 0, 0), 1ull << 60), InvalidArgument, "ranks");
-    EXPECT_BELLOWS_ERROR(resolve_layout(with(1, 0, 0, 16), 3), InvalidArgument, "multiple of 3");
-    EXPECT_BELLOWS_ERROR(resolve_layout(with(1, 0, 0, 16, 5), 2), InvalidArgument,
-                         "multiple of 10");
+    EXPECT_EQ(layout_of(with(1, 0, 0), 1), (RunLayout{1, 1, 1}));
+    EXPECT_EQ(layout_of(with(1, 0, 0), 4), (RunLayout{1, 4, 4}));
+    EXPECT_EQ(layout_of(with(2, 0, 0), 4), (RunLayout{2, 2, 2}));
+    EXPECT_EQ(layout_of(with(1, 2, 1), 2), (RunLayout{1, 2, 1}));
+    EXPECT_BELLOWS_ERROR(layout_of(with(3, 0, 0), 4), InvalidArgument, "3 stages");
+    EXPECT_BELLOWS_ERROR(layout_of(with(2, 4, 0), 4), InvalidArgument, "8 ranks, not 4");
+    EXPECT_BELLOWS_ERROR(layout_of(with(1, 4, 3), 4), InvalidArgument, "ep = 3");
+    EXPECT_BELLOWS_ERROR(layout_of(with(8, 0, 0), 8), InvalidArgument, "layers");
+    EXPECT_BELLOWS_ERROR(layout_of(with(1, 0, 0), 0), InvalidArgument, "ranks = 0");
+    EXPECT_BELLOWS_ERROR(layout_of(with(1, 0, 0), 1ull << 60), InvalidArgument, "ranks");
+    EXPECT_BELLOWS_ERROR(layout_of(with(1, 0, 0, 16), 3), InvalidArgument, "multiple of 3");
+    EXPECT_BELLOWS_ERROR(layout_of(with(1, 0, 0, 16, 5), 2), InvalidArgument, "multiple of 10");
 }

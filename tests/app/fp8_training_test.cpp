@@ -20,7 +20,7 @@ namespace {
 
 RunConfig run_with(const char* precision) {
     RunConfig run = small_run();
-    run.train.precision = precision;
+    from_text(run.train.precision, precision);
     run.train.lr = 3e-3;
     return run;
 }
@@ -71,7 +71,8 @@ TEST(Fp8Training, ARunRepeatsAndResumesBitByBit) {
         for (std::uint64_t step = 0; step < 4; ++step) {
             whole.push_back(trainer.step(step, fill_sequence).loss);
             if (step == 1)
-                saved = save_checkpoint(options, trainer, world, 2);
+                saved = save_checkpoint(options.out, {{"config.toml", options.config_text()}},
+                                        trainer, world, 2);
         }
         device->wait_idle();
     }
@@ -124,7 +125,8 @@ Outcome run_of(Device& device, const KernelChoice& kernels, const std::filesyste
         trainer.step(step, fill_sequence);
         device.wait_idle();
         if (step == 0)
-            outcome.saved = save_checkpoint(options, trainer, world, 1);
+            outcome.saved = save_checkpoint(options.out, {{"config.toml", options.config_text()}},
+                                            trainer, world, 1);
     }
     outcome.moments = moments_of(trainer);
     outcome.kernels = trainer.chosen_kernels();
@@ -154,7 +156,7 @@ TEST(Fp8Training, TheChoiceOfProductsStaysWithTheRun) {
 
     // Goes on with its own choice, whatever is usual.
     const Checkpoint checkpoint = Checkpoint::open(other.saved);
-    const KernelChoice kept = kept_kernels(checkpoint, device->options());
+    const KernelChoice kept = kept_kernels(checkpoint.state().kernels, device->options());
     EXPECT_TRUE(kept.binding);
     EXPECT_EQ(kept.chosen, other.kernels);
     World world = World::single();

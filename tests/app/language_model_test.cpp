@@ -24,7 +24,7 @@ struct Trained {
 
 void train(Trained& run, const char* precision) {
     run.options.config = small_run();
-    run.options.config.train.precision = precision;
+    from_text(run.options.config.train.precision, precision);
     run.options.out = run.folder.path();
     const auto device = testing::make_device();
     World world = World::single();

@@ -34,15 +34,15 @@ void expect_near(const RunConfig& run, bool roles_apart) {
     const RunLayout layout;
     const ComputeMemory compute{
         .tiles = !device->info().is_cpu,
-        .copies = wants_copies_of_weights(*device, run, {}),
+        .copies = wants_copies_of_weights(*device, run.train.precision, nullptr),
         .apart =
             roles_apart || device->distinct_queues(QueueRole::Compute, QueueRole::ComputeDeferred),
         .experts_apart = roles_apart || device->distinct_queues(QueueRole::ComputeDeferred,
                                                                 QueueRole::ComputeDeferredBeside)};
-    MemoryEstimate estimate = estimate_memory(run, layout, 0, compute);
+    MemoryEstimate estimate = estimate_memory(run.model, run.train, layout, 0, compute);
     const MemoryReport report = report_of(run, layout, roles_apart);
-    SCOPED_TRACE(run.train.precision + (roles_apart ? ", roles apart" : "") + ", estimated " +
-                 describe_memory(estimate.bytes));
+    SCOPED_TRACE(to_text(run.train.precision) + (roles_apart ? ", roles apart" : "") +
+                 ", estimated " + describe_memory(estimate.bytes));
     for (std::size_t i = 0; i < kNumMemoryCategories; ++i) {
         const auto actual = static_cast<double>(report.categories[i].peak_bytes);
         const auto expected = static_cast<double>(estimate.bytes[i]);
@@ -59,7 +59,7 @@ TEST(MemoryEstimate, IsNearWhatATrainerAllocates) {
         for (const std::uint64_t micro_batches : {1u, 4u})
             for (const bool roles_apart : {false, true}) {
                 RunConfig run = load_run_config("tiny");
-                run.train.precision = precision;
+                from_text(run.train.precision, precision);
                 run.train.micro_batches = micro_batches;
                 expect_near(run, roles_apart);
             }
@@ -67,7 +67,7 @@ TEST(MemoryEstimate, IsNearWhatATrainerAllocates) {
 
 TEST(MemoryEstimate, KnowsWhatWeightGradientsTakeApart) {
     RunConfig run = load_run_config("tiny");
-    run.train.precision = "fp8";
+    run.train.precision = Precision::FP8;
     run.train.micro_batches = 1;
     run.train.batch = 32;
     run.model.hidden = 512; // a weight gradient takes more than an input gradient
@@ -77,7 +77,7 @@ TEST(MemoryEstimate, KnowsWhatWeightGradientsTakeApart) {
         const ComputeMemory compute{
             .tiles = !device->info().is_cpu, .apart = apart, .experts_apart = apart};
         return static_cast<double>(
-            estimate_memory(run, {}, 0, compute).of(MemoryCategory::Scratch));
+            estimate_memory(run.model, run.train, {}, 0, compute).of(MemoryCategory::Scratch));
     };
     const auto reserved = [&](bool apart) {
         return static_cast<double>(report_of(run, {}, apart).of(MemoryCategory::Scratch).bytes);
@@ -85,8 +85,10 @@ TEST(MemoryEstimate, KnowsWhatWeightGradientsTakeApart) {
     if (device->distinct_queues(QueueRole::Compute, QueueRole::ComputeDeferred))
         GTEST_SKIP() << "they always are here";
     const ComputeMemory together{.tiles = !device->info().is_cpu, .apart = true};
-    EXPECT_GT(scratch(true), static_cast<double>(
-                                 estimate_memory(run, {}, 0, together).of(MemoryCategory::Scratch)))
+    EXPECT_GT(
+        scratch(true),
+        static_cast<double>(
+            estimate_memory(run.model, run.train, {}, 0, together).of(MemoryCategory::Scratch)))
         << "experts' in a scratch of their own";
     const double more = reserved(true) - reserved(false);
     EXPECT_GT(more, 1 << 20);
@@ -96,7 +98,7 @@ TEST(MemoryEstimate, KnowsWhatWeightGradientsTakeApart) {
 TEST(MemoryEstimate, Fp8KeepsLessForTheBackwardPass) {
     RunConfig run = load_run_config("tiny");
     const auto kept = [&](const char* precision) {
-        run.train.precision = precision;
+        from_text(run.train.precision, precision);
         const MemoryReport report = report_of(run, {});
         const auto bytes = [&](MemoryCategory category) {
             return static_cast<double>(report.of(category).bytes);
@@ -119,11 +121,13 @@ TEST(MemoryEstimate, EveryShareOfALargeModelIsSmaller) {
     run.train.batch = 128;
     run.train.micro_batches = 8;
     run.train.seq = 4096;
-    run.train.precision = "bf16";
-    const MemoryEstimate whole = estimate_memory(run, {}, 0);
+    run.train.precision = Precision::BF16;
+    const MemoryEstimate whole = estimate_memory(run.model, run.train, {}, 0);
     EXPECT_GT(whole.total(), std::uint64_t{671} * 18 * 1'000'000'000);
-    EXPECT_LT(estimate_memory(run, {.pp = 1, .dp = 8, .ep = 8}, 0).total(), whole.total() / 4);
-    EXPECT_LT(estimate_memory(run, {.pp = 16, .dp = 1, .ep = 1}, 0).total(), whole.total() / 8);
+    EXPECT_LT(estimate_memory(run.model, run.train, {.pp = 1, .dp = 8, .ep = 8}, 0).total(),
+              whole.total() / 4);
+    EXPECT_LT(estimate_memory(run.model, run.train, {.pp = 16, .dp = 1, .ep = 1}, 0).total(),
+              whole.total() / 8);
 }
 
 TEST(MemoryEstimate, SchedulesTakeTheirShares) {
@@ -131,8 +135,8 @@ TEST(MemoryEstimate, SchedulesTakeTheirShares) {
     run.train.batch = 64;
     run.train.micro_batches = 8;
     const auto of = [&](const char* pipeline, std::uint64_t rank) {
-        run.train.pipeline = pipeline;
-        return estimate_memory(run, {.pp = 2, .dp = 1, .ep = 1}, rank);
+        run.train.pipeline = parse_schedule_kind(pipeline);
+        return estimate_memory(run.model, run.train, {.pp = 2, .dp = 1, .ep = 1}, rank);
     };
     const auto activations = [&](const char* pipeline, std::uint64_t rank) {
         return of(pipeline, rank).of(MemoryCategory::Activations);
@@ -142,15 +146,17 @@ TEST(MemoryEstimate, SchedulesTakeTheirShares) {
     EXPECT_EQ(activations("zb-h2", 1), 3 * activations("1f1b", 1));
     EXPECT_EQ(activations("zb-h1", 1), 2 * activations("1f1b", 1));
     // Two copies of the parameters, which makes a whole model on each of two ranks.
-    run.train.pipeline = "1f1b";
+    run.train.pipeline = parse_schedule_kind("1f1b");
     const std::uint64_t whole =
-        estimate_memory(run, {.pp = 1, .dp = 1, .ep = 1}, 0).of(MemoryCategory::Gradients);
+        estimate_memory(run.model, run.train, {.pp = 1, .dp = 1, .ep = 1}, 0)
+            .of(MemoryCategory::Gradients);
     EXPECT_EQ(of("dualpipe", 0).of(MemoryCategory::Gradients), whole);
     EXPECT_EQ(of("dualpipe", 1).of(MemoryCategory::Gradients), whole);
     // Each updates about a half of them.
-    run.train.pipeline = "1f1b";
+    run.train.pipeline = parse_schedule_kind("1f1b");
     const std::uint64_t moments =
-        estimate_memory(run, {.pp = 1, .dp = 1, .ep = 1}, 0).of(MemoryCategory::Optimizer);
+        estimate_memory(run.model, run.train, {.pp = 1, .dp = 1, .ep = 1}, 0)
+            .of(MemoryCategory::Optimizer);
     EXPECT_GT(of("dualpipe", 0).of(MemoryCategory::Optimizer), moments / 2);
     EXPECT_LT(of("dualpipe", 0).of(MemoryCategory::Optimizer), moments * 11 / 20);
     EXPECT_EQ(of("dualpipev", 0).of(MemoryCategory::Gradients) +
@@ -161,8 +167,8 @@ TEST(MemoryEstimate, SchedulesTakeTheirShares) {
 TEST(MemoryEstimate, TokensThatPassThroughARankTakeMemoryThere) {
     const RunConfig run = load_run_config("tiny");
     const RunLayout layout{.pp = 1, .dp = 4, .ep = 4};
-    MemoryEstimate one = estimate_memory(run, layout, 0);
-    MemoryEstimate two = estimate_memory(run, layout, Topology::blocks(4, 2), 0);
+    MemoryEstimate one = estimate_memory(run.model, run.train, layout, 0);
+    MemoryEstimate two = estimate_memory(run.model, run.train, layout, Topology::blocks(4, 2), 0);
     EXPECT_GT(two.of(MemoryCategory::Communication), one.of(MemoryCategory::Communication));
     EXPECT_EQ(two.of(MemoryCategory::Activations), one.of(MemoryCategory::Activations));
 }

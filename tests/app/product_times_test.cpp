@@ -39,15 +39,18 @@ protected:
     void expect_runs_take(const fp8::Choice& packed) {
         TrainOptions options;
         options.config = small_run();
-        options.config.train.precision = "fp8";
+        options.config.train.precision = Precision::FP8;
         options.out = folder_.path();
         World world = World::single();
         Trainer trainer(*device_, world, options.config, {}, {{{"fp8", "packed"}}, true});
         EXPECT_EQ(trainer.parameters().products(), packed);
         EXPECT_EQ(trainer.chosen_kernels().at("fp8"), "packed") << "a tile decides no bits";
-        const auto saved = save_checkpoint(options, trainer, world, 1);
+        const auto saved = save_checkpoint(options.out, {{"config.toml", options.config_text()}},
+                                           trainer, world, 1);
         device_->wait_idle();
-        EXPECT_EQ(products_of(Checkpoint::open(saved), options.config.train, *device_), packed);
+        EXPECT_EQ(products_of(Checkpoint::open(saved).state().kernels,
+                              options.config.train.precision, *device_),
+                  packed);
     }
 
     TemporaryFolder folder_;

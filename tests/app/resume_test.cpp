@@ -26,7 +26,7 @@ RunConfig run_in(const std::string& precision) {
     run.model = wide_model(); // matrices of which ranks have a part each
     run.train.batch = 8;
     run.train.lr = 1e-2;
-    run.train.precision = precision;
+    from_text(run.train.precision, precision);
     return run;
 }
 
@@ -78,7 +78,8 @@ TEST_P(ResumeIn, GoesOnBitByBit) {
         for (std::uint64_t step = 0; step < kSteps; ++step) {
             expected = step_of(trainer, *device_, step);
             if (step + 2 == kSteps)
-                save_checkpoint(options, trainer, world(), step + 1);
+                save_checkpoint(options.out, {{"config.toml", options.config_text()}}, trainer,
+                                world(), step + 1);
         }
     }
     const Checkpoint checkpoint = Checkpoint::open(options.out);
@@ -112,9 +113,10 @@ TEST_P(ResumeIn, WhatAdamwKeepsTakesWhatWasEstimated) {
     trainer.step(0, fill_sequence);
     device_->wait_idle();
     const auto bytes = device_->memory_report().of(MemoryCategory::Optimizer).bytes;
-    const auto most = estimate_memory(config_, copies(), 0, {}).of(MemoryCategory::Optimizer);
+    const auto most = estimate_memory(config_.model, config_.train, copies(), 0, {})
+                          .of(MemoryCategory::Optimizer);
     std::uint64_t all = 0; // f32 of all, as one rank would have them
-    const std::uint64_t kinds = config_.train.precision == "f32" ? 2 : 3;
+    const std::uint64_t kinds = config_.train.precision == Precision::F32 ? 2 : 3;
     for (const Parameter& parameter : trainer.parameters().all())
         all += parameter.info.trainable() ? kinds * 4 * stored_elements(parameter.info) : 0;
     ALL_RANKS_TRUE(bytes <= most);

@@ -48,7 +48,7 @@ protected:
 // Whoever has read its part waits for the others: the first exchange after it has a minute.
 TEST_F(RunCheckpoint, RanksLeaveTheReadingTogether) {
     constexpr std::chrono::milliseconds kSlower{1500};
-    save_checkpoint(options_, *trainer_, world(), 1);
+    save_checkpoint(options_.out, {{"config.toml", options_.config_text()}}, *trainer_, world(), 1);
     const Checkpoint checkpoint = Checkpoint::open(checkpoint_folder());
     world().control().barrier(std::chrono::seconds(60));
     const auto start = Clock::now();
@@ -61,7 +61,7 @@ TEST_F(RunCheckpoint, RanksLeaveTheReadingTogether) {
 }
 
 TEST_F(RunCheckpoint, WhatOneRankCannotReadFailsOnAll) {
-    save_checkpoint(options_, *trainer_, world(), 1);
+    save_checkpoint(options_.out, {{"config.toml", options_.config_text()}}, *trainer_, world(), 1);
     const Checkpoint checkpoint = Checkpoint::open(checkpoint_folder());
     world().control().barrier(std::chrono::seconds(60));
     // Rank 1 reads the second shard alone; its last byte belongs to a tensor of that rank.
@@ -86,7 +86,7 @@ TEST_F(RunCheckpoint, WhatOneRankCannotReadFailsOnAll) {
 std::string products_taken(Device& device, const std::string& mine, const std::string& others,
                            bool binding = false, const char* precision = "fp8") {
     RunConfig config = small_run();
-    config.train.precision = precision;
+    from_text(config.train.precision, precision);
     const auto ranks = static_cast<std::uint32_t>(world().size());
     Trainer trainer(device, world(), config, {1, ranks, ranks},
                     {{{precision, world().rank() == 0 ? mine : others}}, binding});

@@ -1,9 +1,19 @@
 // SPDX-License-Identifier: MIT
 #pragma once
 
-// How a model is laid out over ranks. A plain value, the same on every rank.
+// How a training run is laid out over ranks and over time: what its memory, its schedule and its
+// traffic follow from, beside the model's shape. Plain values, the same on every rank, and pure
+// functions.
+
+#include <bellows/base/dtype.hpp>
+#include <bellows/schedule/pair.hpp>
+#include <bellows/schedule/schedule.hpp>
+#include <bellows/shape/config.hpp>
 
 #include <cstdint>
+#include <filesystem>
+#include <string>
+#include <string_view>
 
 namespace bellows {
 
@@ -14,5 +24,64 @@ struct RunLayout {
     std::uint32_t ep = 1;
     bool operator==(const RunLayout&) const = default;
 };
+
+enum class Precision : std::uint8_t {
+    F32,  ///< activations and products in f32
+    BF16, ///< activations and weights in bf16, sums and master weights in f32
+    FP8,  ///< as BF16, and FP8 in the linear layers of attention, FFNs and experts
+};
+
+/// "f32", "bf16" or "fp8", and back. Throws Error{InvalidArgument}.
+const char* to_text(Precision precision) noexcept;
+void from_text(Precision& precision, const std::string& text);
+
+/// How the linear layers of attention, FFNs and experts compute.
+enum class LinearPrecision : std::uint8_t { AsActivations, Fp8 };
+
+/// Storage of activations.
+constexpr DType activation_type(Precision precision) noexcept {
+    return precision == Precision::F32 ? DType::F32 : DType::BF16;
+}
+constexpr LinearPrecision linear_precision(Precision precision) noexcept {
+    return precision == Precision::FP8 ? LinearPrecision::Fp8 : LinearPrecision::AsActivations;
+}
+
+/// Field names are keys of the `[train]` table of a configuration.
+struct TrainingShape {
+    std::uint64_t batch = 16;        ///< sequences per step, over all ranks
+    std::uint64_t micro_batches = 1; ///< per data-parallel rank
+    std::uint64_t seq = 128;         ///< tokens per sequence
+    Precision precision = Precision::F32;
+    /// How micro-batches go through the pipeline's ranks.
+    ScheduleKind pipeline = ScheduleKind::OneFOneB;
+    /// How its pairs run (DualPipe, DualPipeV).
+    PairMode pairs{};
+    std::uint64_t pp = 1; ///< ranks of the pipeline
+    std::uint64_t dp = 0; ///< 0: ranks / pp
+    std::uint64_t ep = 0; ///< 0: dp
+
+    bool operator==(const TrainingShape&) const = default;
+};
+
+/// Checks every number against its range. Throws Error{InvalidArgument} that names the key.
+void validate(const TrainingShape& shape);
+
+/// Reads these keys of the `[train]` table of a TOML text, if it has one, and leaves others.
+/// `source` names the text in errors. Throws Error{InvalidArgument} for a value of the wrong kind.
+TrainingShape parse_training_shape(std::string_view text, std::string_view source);
+
+/// That of a run. Throws Error{InvalidArgument} naming the rule that the numbers break.
+Schedule pipeline_schedule(const ModelConfig& model, const TrainingShape& shape,
+                           const RunLayout& layout);
+
+/// For a pipeline that has been given one micro-batch, with which its ranks would take turns: the
+/// fewest from twice its ranks on that divide the batch and that the schedule takes; 1 if there are
+/// none.
+std::uint64_t usual_micro_batches(const TrainingShape& shape, std::uint64_t ranks);
+
+/// ranks = pp × dp with ep a divisor of dp; zeros take their defaults. Also checks that the batch
+/// divides and that the model has a layer for every stage. Throws Error{InvalidArgument} with the
+/// numbers and the way out.
+RunLayout resolve_layout(const ModelConfig& model, const TrainingShape& shape, std::uint64_t ranks);
 
 } // namespace bellows

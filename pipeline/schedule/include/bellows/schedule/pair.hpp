@@ -121,4 +121,27 @@ std::vector<BackwardNode> fill_backward(const PairNodes& nodes);
 std::string to_text(const PairPattern& pattern);
 PairPattern parse_pattern(const std::string& text);
 
+/// The nodes of one MoE layer of the DeepSeek-V3 kind; all times are 0.
+PairNodes moe_layer_nodes();
+
+/// Throws Error{InvalidArgument} for a name that is none of moe_layer_nodes().
+void check_names(const PairPattern& pattern);
+
+/// How the pairs of a run go.
+struct PairMode {
+    enum class Kind : std::uint8_t {
+        Auto,    ///< interleaved as measured where ranks exchange experts' tokens, else apart
+        Apart,   ///< each half when its input is there
+        Pattern, ///< interleaved by `pattern`
+    };
+    Kind kind = Kind::Auto;
+    PairPattern pattern{};
+    bool operator==(const PairMode&) const = default;
+};
+
+/// "auto", "apart", or the pattern, and back. Throws Error{InvalidArgument} for an empty pattern
+/// and as parse_pattern() and check_names() do.
+std::string to_text(const PairMode& mode);
+PairMode parse_pair_mode(const std::string& text);
+
 } // namespace bellows
