@@ -1,15 +1,15 @@
 // SPDX-License-Identifier: MIT
 #include "app/memory_estimate.hpp"
 
-#include "app/gradient_reduction.hpp"
 #include "app/run_groups.hpp"
 
 #include <bellows/base/error.hpp>
 #include <bellows/comm/collectives.hpp>
 #include <bellows/engine/ops.hpp>
 #include <bellows/model/parameter_store.hpp>
-#include <bellows/model/stage.hpp>
 #include <bellows/schedule/schedule.hpp>
+#include <bellows/shape/sharded_ranges.hpp>
+#include <bellows/shape/stages.hpp>
 
 #include <algorithm>
 #include <numeric>

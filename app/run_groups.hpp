@@ -6,25 +6,12 @@
 
 #include <bellows/comm/expert_exchange.hpp>
 #include <bellows/comm/topology.hpp>
-#include <bellows/schedule/schedule.hpp>
 #include <bellows/shape/layout.hpp>
-#include <bellows/shape/parameters.hpp>
 
 #include <cstdint>
 #include <vector>
 
 namespace bellows {
-
-/// The parameters of a rank of the pipeline: those of all its stages, in the model's order; member
-/// `ep_index` of `ep`.
-std::vector<ParameterInfo> parameters_of_rank(const ModelConfig& model, const Schedule& schedule,
-                                              std::uint64_t rank, std::uint64_t ep_index,
-                                              std::uint64_t ep);
-/// The phases of a rank's chunks in the order of their stages.
-std::vector<std::uint32_t> phases_by_stage(const Schedule& schedule, std::uint64_t rank);
-/// The ranks of the pipeline that have the same stages as this one, itself among them, ascending:
-/// two where the schedule has two streams.
-std::vector<std::uint64_t> copies_of_rank(const Schedule& schedule, std::uint64_t rank);
 
 /// Those that hold the same dense parameters, where `ranks` of the pipeline are copies.
 Group dp_group(const RunLayout& layout, const std::vector<std::uint64_t>& ranks);

@@ -15,6 +15,7 @@
 #include <bellows/base/error.hpp>
 #include <bellows/comm/message.hpp>
 #include <bellows/engine/gemm_plan.hpp>
+#include <bellows/shape/stages.hpp>
 
 #include <algorithm>
 #include <chrono>

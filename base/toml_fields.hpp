@@ -123,8 +123,8 @@ void put(toml::table& table, const char* key, const T& value) {
 }
 
 /// Refuses a number outside its range, NaN too. Other values have none.
-template <class T, class Bound>
-void check_range(const char* key, const T& value, Bound least, Bound most) {
+template <class T, class Least, class Most>
+void check_range(const char* key, const T& value, Least least, Most most) {
     if constexpr (std::is_arithmetic_v<T>) {
         const auto low = static_cast<T>(least), high = static_cast<T>(most);
         if (!(value >= low && value <= high))

@@ -21,11 +21,6 @@ ByteRange intersection(const ByteRange& a, const ByteRange& b) {
 
 } // namespace
 
-Share share_of(std::uint64_t count, std::uint64_t members, std::uint64_t member) noexcept {
-    const std::uint64_t each = count / members, more = count % members;
-    return {member * each + std::min(member, more), each + (member < more ? 1 : 0)};
-}
-
 std::vector<ChunkPlan> plan_all_reduce(const PlanLimits& limits, std::uint64_t elements) {
     const std::uint64_t bytes = elements * 4;
     std::vector<ChunkPlan> chunks;
@@ -37,10 +32,10 @@ std::vector<ChunkPlan> plan_all_reduce(const PlanLimits& limits, std::uint64_t e
         chunks.push_back(std::move(chunk));
         return chunks;
     }
-    const std::uint64_t step = round_up(limits.chunk_bytes);
+    const std::uint64_t step = round_up(limits.chunk_bytes, kAlignment);
     for (std::uint64_t begin = 0; begin < bytes; begin += step) {
         const std::uint64_t end = std::min(begin + step, bytes);
-        const std::uint64_t part = round_up((end - begin + limits.members - 1) / limits.members);
+        const std::uint64_t part = round_up(div_up(end - begin, limits.members), kAlignment);
         ChunkPlan chunk;
         for (std::uint64_t member = 0; member < limits.members; ++member)
             chunk.parts.push_back(
@@ -74,7 +69,7 @@ std::vector<ChunkPlan> plan_reduce_scatter(const PlanLimits& limits,
 
 std::vector<ChunkPlan> plan_all_gather(const PlanLimits& limits,
                                        std::span<const ByteRange> shares) {
-    const std::uint64_t step = round_up(limits.chunk_bytes);
+    const std::uint64_t step = round_up(limits.chunk_bytes, kAlignment);
     const std::uint64_t bytes = shares.empty() ? 0 : shares.back().end;
     std::vector<std::vector<ChunkPlan>> by_turn; // that a member's chunks have among its own
     std::size_t member = 0, turn = 0;

@@ -2,6 +2,7 @@
 #include "arguments.hpp"
 
 #include <bellows/base/rounding.hpp>
+#include <bellows/engine/device.hpp>
 #include <bellows/engine/elementwise.hpp>
 #include <bellows/kernels/kernels.hpp>
 

@@ -16,24 +16,6 @@ namespace bellows {
 
 namespace {
 
-constexpr std::uint64_t kAlignment = 16; // elements: 64 bytes of f32
-
-/// Where a parameter stands among the ranges.
-int range_of(const ParameterInfo& info) {
-    if (info.kind == ParameterKind::Expert)
-        return 3;
-    if (!info.trainable())
-        return 2;
-    return info.weight_decay ? 0 : 1;
-}
-
-/// The last but one part of the name: "gate_up_proj" of "…experts.5.gate_up_proj.weight".
-std::string matrix_of(const ParameterInfo& info) {
-    const std::size_t end = info.name.rfind('.');
-    const std::size_t begin = info.name.rfind('.', end - 1) + 1;
-    return info.name.substr(begin, end - begin);
-}
-
 TensorView shaped(const TensorView& flat, const std::vector<std::uint64_t>& shape) {
     switch (shape.size()) {
     case 1:
@@ -47,43 +29,13 @@ TensorView shaped(const TensorView& flat, const std::vector<std::uint64_t>& shap
 
 } // namespace
 
-std::uint64_t stored_elements(const ParameterInfo& info) noexcept {
-    return (info.size() + kAlignment - 1) / kAlignment * kAlignment;
-}
-
-std::vector<ParameterInfo> in_stored_order(std::vector<ParameterInfo> parameters) {
-    const auto key = [](const ParameterInfo& info) {
-        const bool expert = info.kind == ParameterKind::Expert;
-        // Experts of one layer and matrix side by side; all else keeps its order.
-        return std::make_tuple(range_of(info), expert ? info.layer : 0,
-                               expert ? matrix_of(info) : std::string(), expert ? info.expert : 0);
-    };
-    std::ranges::stable_sort(parameters, {}, key);
-    return parameters;
-}
-
-std::uint64_t divisible_by(const ParameterInfo& info) noexcept {
-    const bool matrix = info.shape.size() == 2 && info.weight_decay;
-    return matrix ? std::min(stored_elements(info), kScaleRows * info.shape[1])
-                  : stored_elements(info);
-}
-
-bool kept_in_f32(const ParameterInfo& info) noexcept {
-    return info.kind != ParameterKind::Expert && !(info.trainable() && info.weight_decay);
-}
-
-bool is_linear(const ParameterInfo& info) noexcept {
-    return info.kind == ParameterKind::Attention || info.kind == ParameterKind::Ffn ||
-           info.kind == ParameterKind::Expert;
-}
-
 ParameterStore::ParameterStore(Device& device, std::vector<ParameterInfo> mine, DType activation,
                                bool training, LinearPrecision linear, MemorySource memory)
     : device_(&device), activation_(activation), linear_(linear), memory_(std::move(memory)) {
     int range = -1;
     for (ParameterInfo& info : in_stored_order(std::move(mine))) {
-        if (range_of(info) != range) {
-            range = range_of(info);
+        if (stored_range_of(info) != range) {
+            range = stored_range_of(info);
             ranges_.push_back({num_elements_, 0, range == 3, range == 0 || range == 3});
         }
         Parameter parameter;
@@ -287,7 +239,7 @@ void ParameterStore::initialise(std::uint64_t seed, const MasterSink& masters) {
         const std::uint64_t first = parameters_[begin].first;
         std::uint64_t count = 0;
         for (; end < parameters_.size() &&
-               range_of(parameters_[end].info) == range_of(parameters_[begin].info);
+               stored_range_of(parameters_[end].info) == stored_range_of(parameters_[begin].info);
              ++end) {
             const std::uint64_t more = stored_elements(parameters_[end].info);
             if (end > begin && count + more > kElementsAtOnce)

@@ -212,4 +212,13 @@ void fill_initial_values(const ParameterInfo& info, std::uint64_t seed, std::spa
     }
 }
 
+bool kept_in_f32(const ParameterInfo& info) noexcept {
+    return info.kind != ParameterKind::Expert && !(info.trainable() && info.weight_decay);
+}
+
+bool is_linear(const ParameterInfo& info) noexcept {
+    return info.kind == ParameterKind::Attention || info.kind == ParameterKind::Ffn ||
+           info.kind == ParameterKind::Expert;
+}
+
 } // namespace bellows

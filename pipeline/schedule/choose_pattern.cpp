@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT
 // The search for the order in which the nodes of a pair of layers hide most.
 
-#include "schedule/pair_parts.hpp"
+#include "pair_parts.hpp"
 
 #include <bellows/base/error.hpp>
 

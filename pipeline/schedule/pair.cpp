@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-#include "schedule/pair_parts.hpp"
+#include "pair_parts.hpp"
 
 #include <bellows/base/error.hpp>
 

@@ -17,6 +17,7 @@
 // device) and its device link connects all members, tensors of whole words that are larger than
 // small_bytes go from device to device.
 
+#include <bellows/base/rounding.hpp>
 #include <bellows/comm/message.hpp>
 #include <bellows/comm/topology.hpp>
 #include <bellows/engine/device.hpp>
@@ -50,13 +51,6 @@ struct CollectivesStats {
     std::uint64_t messages_sent = 0;
     double seconds_waited = 0; ///< of all collectives: with nothing to do but wait for the network
 };
-
-/// One member's part of a tensor that is shared out over the group.
-struct Share {
-    std::uint64_t first = 0, count = 0;
-};
-/// Contiguous shares in the order of the members, the first count % members one element larger.
-Share share_of(std::uint64_t count, std::uint64_t members, std::uint64_t member) noexcept;
 
 class Collectives {
 public:

@@ -11,7 +11,9 @@
 #include <bellows/engine/device.hpp>
 #include <bellows/fp8/choice.hpp>
 #include <bellows/fp8/recipe.hpp>
+#include <bellows/shape/layout.hpp>
 #include <bellows/shape/parameters.hpp>
+#include <bellows/shape/sharded_ranges.hpp>
 
 #include <cstdint>
 #include <functional>
@@ -23,9 +25,6 @@
 #include <vector>
 
 namespace bellows {
-
-/// How the linear layers of attention, FFNs and experts compute.
-enum class LinearPrecision : std::uint8_t { AsActivations, Fp8 };
 
 struct Parameter {
     ParameterInfo info;
@@ -44,24 +43,6 @@ struct Parameter {
     /// (experts()).
     std::optional<fp8::Prepacked> packed_nt{}, packed_nn{};
 };
-
-/// Elements that a parameter takes in the flat buffers, padding included.
-std::uint64_t stored_elements(const ParameterInfo& info) noexcept;
-
-/// In the order in which they stand in the flat buffers, one behind the other with their padding:
-/// replicated matrices, replicated gains, router biases, experts; these by layer, matrix and
-/// expert.
-std::vector<ParameterInfo> in_stored_order(std::vector<ParameterInfo> parameters);
-
-/// Elements that a parameter may be divided by among ranks, each of which updates a part: 128 rows
-/// of a matrix, which FP8 copies have scales for. Of others all.
-std::uint64_t divisible_by(const ParameterInfo& info) noexcept;
-
-/// Whether a store keeps it in f32 whatever the activations are: gains and router biases.
-bool kept_in_f32(const ParameterInfo& info) noexcept;
-
-/// What weights are to linear layers: those of attention, FFNs and experts.
-bool is_linear(const ParameterInfo& info) noexcept;
 
 /// Elements side by side that all have bf16 weights, or none of them, as what is in f32 or FP8
 /// alone.

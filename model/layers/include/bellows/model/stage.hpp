@@ -14,25 +14,13 @@
 #include <bellows/model/node.hpp>
 #include <bellows/model/parameter_store.hpp>
 #include <bellows/shape/config.hpp>
+#include <bellows/shape/stages.hpp>
 
 #include <cstdint>
 #include <memory>
 #include <vector>
 
 namespace bellows {
-
-/// The layers of each stage: as even as possible, the first stages one more.
-struct LayerRange {
-    std::uint64_t first = 0, end = 0;
-};
-LayerRange layers_of_stage(const ModelConfig& config, std::uint64_t stage,
-                           std::uint64_t num_stages);
-
-/// The parameters that a rank of the stage holds: those of its layers, the routed experts only of
-/// its block (member `ep_index` of `ep`), the embedding and the head where they belong.
-std::vector<ParameterInfo> parameters_of_stage(const ModelConfig& config, std::uint64_t stage,
-                                               std::uint64_t num_stages, std::uint64_t ep_index,
-                                               std::uint64_t ep);
 
 struct StageDesc {
     ModelConfig config;

@@ -43,6 +43,12 @@ struct ParameterInfo {
     bool trainable() const noexcept { return kind != ParameterKind::RouterBias; }
 };
 
+/// Whether a store keeps it in f32 whatever the activations are: gains and router biases.
+bool kept_in_f32(const ParameterInfo& info) noexcept;
+
+/// What weights are to linear layers: those of attention, FFNs and experts.
+bool is_linear(const ParameterInfo& info) noexcept;
+
 /// All parameters in the order of the forward pass: embedding; per layer input norm, attention,
 /// second norm, FFN or router, experts ascending, shared experts; final norm; head unless tied.
 std::vector<ParameterInfo> parameters(const ModelConfig& config);

@@ -1,0 +1,80 @@
+// SPDX-License-Identifier: MIT
+#include <bellows/shape/stages.hpp>
+
+#include <algorithm>
+#include <iterator>
+#include <numeric>
+#include <utility>
+
+namespace bellows {
+
+LayerRange layers_of_stage(const ModelConfig& config, std::uint64_t stage,
+                           std::uint64_t num_stages) {
+    const std::uint64_t share = config.layers / num_stages, larger = config.layers % num_stages;
+    const std::uint64_t first = stage * share + std::min(stage, larger);
+    return {first, first + share + (stage < larger ? 1 : 0)};
+}
+
+std::vector<ParameterInfo> parameters_of_stage(const ModelConfig& config, std::uint64_t stage,
+                                               std::uint64_t num_stages, std::uint64_t ep_index,
+                                               std::uint64_t ep) {
+    const LayerRange range = layers_of_stage(config, stage, num_stages);
+    const std::uint64_t share = config.routed_experts / std::max<std::uint64_t>(ep, 1);
+    const std::uint64_t larger = config.routed_experts % std::max<std::uint64_t>(ep, 1);
+    const std::uint64_t first = ep_index * share + std::min(ep_index, larger);
+    const std::uint64_t end = first + share + (ep_index < larger ? 1 : 0);
+    const auto belongs = [&](const ParameterInfo& info) {
+        if (info.layer >= 0) {
+            const auto layer = static_cast<std::uint64_t>(info.layer);
+            const auto expert = static_cast<std::uint64_t>(info.expert);
+            return layer >= range.first && layer < range.end &&
+                   (info.expert < 0 || (expert >= first && expert < end));
+        }
+        const bool last = stage + 1 == num_stages;
+        if (info.kind == ParameterKind::Embedding)
+            return stage == 0 || (last && config.tied_embeddings);
+        return last;
+    };
+    std::vector<ParameterInfo> mine;
+    for (ParameterInfo& info : parameters(config))
+        if (belongs(info))
+            mine.push_back(std::move(info));
+    return mine;
+}
+
+std::vector<std::uint32_t> phases_by_stage(const Schedule& schedule, std::uint64_t rank) {
+    const auto& chunks = schedule.chunks[rank];
+    std::vector<std::uint32_t> phases(chunks.size());
+    std::iota(phases.begin(), phases.end(), 0u);
+    std::ranges::sort(phases, {}, [&](std::uint32_t phase) { return chunks[phase].stage; });
+    return phases;
+}
+
+std::vector<ParameterInfo> parameters_of_rank(const ModelConfig& model, const Schedule& schedule,
+                                              std::uint64_t rank, std::uint64_t ep_index,
+                                              std::uint64_t ep) {
+    std::vector<ParameterInfo> all;
+    for (const std::uint32_t phase : phases_by_stage(schedule, rank)) {
+        auto some = parameters_of_stage(model, schedule.chunks[rank][phase].stage,
+                                        schedule.num_stages, ep_index, ep);
+        std::ranges::move(some, std::back_inserter(all));
+    }
+    return all;
+}
+
+std::vector<std::uint64_t> copies_of_rank(const Schedule& schedule, std::uint64_t rank) {
+    const auto stages_of = [&](std::uint64_t of) {
+        std::vector<std::uint64_t> stages;
+        for (const ScheduleChunk& chunk : schedule.chunks[of])
+            stages.push_back(chunk.stage);
+        std::ranges::sort(stages);
+        return stages;
+    };
+    std::vector<std::uint64_t> copies;
+    for (std::uint64_t other = 0; other < schedule.num_ranks(); ++other)
+        if (stages_of(other) == stages_of(rank))
+            copies.push_back(other);
+    return copies;
+}
+
+} // namespace bellows
