@@ -6,10 +6,10 @@
 #include "app/progress.hpp"
 #include "app/relaunch.hpp"
 #include "app/run_device.hpp"
-#include "app/version.hpp"
 
 #include <bellows/base/error.hpp>
 #include <bellows/base/files.hpp>
+#include <bellows/base/version.hpp>
 #include <bellows/comm/launch.hpp>
 
 #include <CLI/CLI.hpp>

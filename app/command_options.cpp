@@ -1,4 +1,5 @@
 // SPDX-License-Identifier: MIT
+#include "app/batch_source.hpp"
 #include "app/command_line.hpp"
 #include "app/commands.hpp"
 #include "app/exit_code.hpp"

@@ -5,8 +5,9 @@
 // need a device are handed in as functions; a subcommand without one does not exist.
 
 #include "app/checkpoint.hpp"
-#include "app/data.hpp"
 #include "app/train_config.hpp"
+
+#include <bellows/text/corpus.hpp>
 
 #include <cstdint>
 #include <filesystem>

@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: MIT
 #include "app/product_times.hpp"
 
-#include "app/version.hpp"
 #include "base/records/checked_json.hpp"
 #include "base/records/checksum.hpp"
 
 #include <bellows/base/error.hpp>
 #include <bellows/base/files.hpp>
+#include <bellows/base/version.hpp>
 #include <bellows/engine/gemm_plan.hpp>
 #include <bellows/kernels/kernels.hpp>
 

@@ -4,9 +4,10 @@
 // The bodies of the subcommands: each runs on this rank and returns an exit code or throws.
 
 #include "app/commands.hpp"
-#include "app/data.hpp"
 #include "app/language_model.hpp"
-#include "app/words.hpp"
+
+#include <bellows/text/corpus.hpp>
+#include <bellows/text/words.hpp>
 
 #include <string>
 #include <vector>

@@ -7,9 +7,9 @@
 #include "app/progress.hpp"
 #include "app/run_device.hpp"
 #include "app/train_config.hpp"
-#include "app/version.hpp"
 
 #include <bellows/base/error.hpp>
+#include <bellows/base/version.hpp>
 #include <bellows/engine/device.hpp>
 #include <bellows/engine/gemm_plan.hpp>
 #include <bellows/kernels/kernels.hpp>

@@ -2,6 +2,7 @@
 // The body of `bellows train` on one rank.
 #include "app/run.hpp"
 
+#include "app/batch_source.hpp"
 #include "app/language_model.hpp"
 #include "app/loss_plot.hpp"
 #include "app/memory_estimate.hpp"

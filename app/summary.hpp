@@ -4,7 +4,8 @@
 // What a run says at its end. Pure functions, any thread.
 
 #include "app/metrics.hpp"
-#include "app/words.hpp"
+
+#include <bellows/text/words.hpp>
 
 #include <cstdint>
 #include <filesystem>

@@ -3,7 +3,6 @@
 // times dispatch, combine and their backward passes beside MPI_Alltoallv, a memory copy and copies
 // between device and host of the same run. `--help` lists the options.
 
-#include "app/version.hpp"
 #include "expert_exchange/beside.hpp"
 #include "expert_exchange/host_link.hpp"
 #include "expert_exchange/options.hpp"
@@ -15,6 +14,7 @@
 #include "support/peaks.hpp"
 
 #include <bellows/base/error.hpp>
+#include <bellows/base/version.hpp>
 #include <bellows/comm/mpi_interop.hpp>
 
 #include <algorithm>

@@ -12,10 +12,10 @@
 #include "app/selftest/rows.hpp"
 #include "app/selftest/suite.hpp"
 #include "app/train_config.hpp"
-#include "app/version.hpp"
 
 #include <bellows/base/error.hpp>
 #include <bellows/base/files.hpp>
+#include <bellows/base/version.hpp>
 #include <bellows/comm/launch.hpp>
 
 #include <nlohmann/json.hpp>

@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: MIT
 #include "support/program.hpp"
 
-#include "app/version.hpp"
 #include "support/clock.hpp"
 #include "support/table.hpp"
 
 #include <bellows/base/error.hpp>
+#include <bellows/base/version.hpp>
 
 #include <algorithm>
 #include <charconv>

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: MIT
-#include "app/data.hpp"
-
+#include "app/batch_source.hpp"
 #include "support/temporary_folder.hpp"
+
+#include <bellows/text/corpus.hpp>
 
 #include <sentencepiece_trainer.h>
 

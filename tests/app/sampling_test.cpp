@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: MIT
 #include "app/sampling.hpp"
-#include "app/words.hpp"
-
 #include "support/temporary_folder.hpp"
+
+#include <bellows/text/words.hpp>
 
 #include <cmath>
 #include <limits>

@@ -1,13 +1,11 @@
 // SPDX-License-Identifier: MIT
-#include "app/data.hpp"
+#include <bellows/text/corpus.hpp>
 
 #include <bellows/base/error.hpp>
 #include <bellows/base/files.hpp>
-#include <bellows/base/mix.hpp>
-#include <bellows/engine/memory.hpp>
+#include <bellows/base/memory_sizes.hpp>
 
 #include <algorithm>
-#include <limits>
 #include <map>
 #include <set>
 #include <system_error>
@@ -58,28 +56,6 @@ std::vector<fs::path> files_below(const fs::path& folder, std::vector<SkippedFil
         return a.native() < b.native(); // bytes, whatever the locale
     });
     return files;
-}
-
-/// A keyed permutation of [0, count): a four-round Feistel network over the next even number of
-/// bits, walked along its cycle until the value lies inside. The domain is below 4 × count, so the
-/// walk is short, and it always ends, because `value` itself lies on the cycle.
-std::uint64_t permuted(std::uint64_t value, std::uint64_t count, std::uint64_t key) noexcept {
-    unsigned half = 1;
-    while (half < 32 && (std::uint64_t{1} << (2 * half)) < count) {
-        ++half;
-    }
-    const std::uint64_t mask = (std::uint64_t{1} << half) - 1;
-    do {
-        std::uint64_t left = value >> half;
-        std::uint64_t right = value & mask;
-        for (std::uint64_t round = 0; round < 4; ++round) {
-            const std::uint64_t next = left ^ (mix(key ^ mix(right + (round << 32))) & mask);
-            left = right;
-            right = next;
-        }
-        value = left << half | right;
-    } while (value >= count);
-    return value;
 }
 
 } // namespace
@@ -208,50 +184,6 @@ DataSplit split_corpus(const Corpus& corpus, double holdout_fraction) {
     const std::uint64_t total = corpus.num_tokens();
     const auto held = static_cast<std::uint64_t>(static_cast<double>(total) * holdout_fraction);
     return {{0, total - held}, {total - held, held}};
-}
-
-BatchSource::BatchSource(const Corpus& corpus, TokenRange range, const BatchParams& params)
-    : corpus_(&corpus), range_(range), params_(params) {
-    if (range.first > corpus.num_tokens() || range.count > corpus.num_tokens() - range.first) {
-        throw Error(ErrorCode::InvalidArgument, "the token range leaves the corpus");
-    }
-    if (params.sequences_per_step == 0 || params.sequence_length == 0) {
-        throw Error(ErrorCode::InvalidArgument, "batch size and sequence length must be positive");
-    }
-    if (range.count <= params.sequence_length) {
-        throw Error(ErrorCode::InvalidArgument, "the data holds " + std::to_string(range.count) +
-                                                    " tokens, fewer than one sequence of " +
-                                                    std::to_string(params.sequence_length) +
-                                                    " + 1; give more text or a smaller --seq");
-    }
-    // One chunk is given up so that the cuts can shift by any number of tokens.
-    const std::uint64_t whole = (range.count - 1) / params.sequence_length;
-    num_chunks_ = std::max<std::uint64_t>(1, whole - 1);
-    num_phases_ = range.count - num_chunks_ * params.sequence_length;
-}
-
-std::uint64_t BatchSource::sequence_start(std::uint64_t step, std::uint64_t index) const {
-    const std::uint64_t per_step = params_.sequences_per_step;
-    if (index >= per_step || step > std::numeric_limits<std::uint64_t>::max() / per_step - 1) {
-        throw Error(ErrorCode::InvalidArgument, "sequence " + std::to_string(index) + " of step " +
-                                                    std::to_string(step) + ": a step has " +
-                                                    std::to_string(per_step) + " sequences");
-    }
-    const std::uint64_t number = step * per_step + index;
-    const std::uint64_t epoch = number / num_chunks_;
-    const std::uint64_t key = mix(mix(params_.seed) ^ epoch);
-    const std::uint64_t chunk = permuted(number % num_chunks_, num_chunks_, key);
-    return range_.first + mix(key + 1) % num_phases_ + chunk * params_.sequence_length;
-}
-
-void BatchSource::sequence(std::uint64_t step, std::uint64_t index,
-                           std::span<std::uint32_t> out) const {
-    if (out.size() != params_.sequence_length + 1) {
-        throw Error(ErrorCode::InvalidArgument, "a sequence needs room for " +
-                                                    std::to_string(params_.sequence_length + 1) +
-                                                    " tokens, not " + std::to_string(out.size()));
-    }
-    corpus_->copy(sequence_start(step, index), out);
 }
 
 } // namespace bellows

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-#include "app/words.hpp"
+#include <bellows/text/words.hpp>
 
 #include <algorithm>
 #include <cmath>

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-#include "app/tokenizer.hpp"
+#include <bellows/text/tokenizer.hpp>
 
 #include <bellows/base/error.hpp>
 #include <bellows/base/files.hpp>
