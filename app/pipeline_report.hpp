@@ -4,8 +4,7 @@
 // How a step went through the pipeline: what its trace shows of the schedule's ops, beside what the
 // simulator says at the same costs.
 
-#include "app/checkpoint.hpp"
-
+#include <bellows/checkpoint/checkpoint.hpp>
 #include <bellows/comm/world.hpp>
 #include <bellows/engine/device.hpp>
 #include <bellows/pipeline/measure.hpp>

@@ -97,18 +97,6 @@ std::optional<Error> attempt(Work work) {
     }
 }
 
-std::vector<float> read_tensor(const Checkpoint& checkpoint, const char* base,
-                               const std::string& name, const ParameterInfo& info) {
-    const SafetensorsReader& reader = checkpoint.require(base, name);
-    const auto* tensor = reader.find(name);
-    if (tensor->type != StoredType::F32 || tensor->shape != info.shape)
-        throw Error(ErrorCode::Corrupt, reader.path().string() + ": " + name +
-                                            " has another type or shape than the model");
-    std::vector<float> values(info.size());
-    reader.read(name, std::as_writable_bytes(std::span(values)));
-    return values;
-}
-
 void load_moments(const Checkpoint& checkpoint, Trainer& trainer) {
     for (const Parameter& parameter : trainer.parameters().all()) {
         const Share mine = trainer.optimizer().updated(parameter);
@@ -176,16 +164,6 @@ std::filesystem::path save_checkpoint(const std::filesystem::path& run,
           }),
           "committing a checkpoint");
     return folder;
-}
-
-void load_weights(const Checkpoint& checkpoint, ParameterStore& parameters,
-                  const ParameterStore::MasterSink& masters) {
-    for (const Parameter& parameter : parameters.all()) {
-        const auto values = read_tensor(checkpoint, "model", parameter.info.name, parameter.info);
-        parameters.upload(parameter.info.name, values);
-        if (masters)
-            masters(parameter.first, values);
-    }
 }
 
 void load_checkpoint(const Checkpoint& checkpoint, Trainer& trainer, World& world) {

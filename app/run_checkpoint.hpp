@@ -4,9 +4,10 @@
 // A Trainer's state to and from checkpoints: f32 weights under their own names in "model" shards,
 // AdamW's moments as NAME.adam_m and NAME.adam_v in "optimizer" shards.
 
-#include "app/checkpoint.hpp"
 #include "app/trainer.hpp"
 
+#include <bellows/checkpoint/checkpoint.hpp>
+#include <bellows/checkpoint/weights.hpp>
 #include <bellows/comm/world.hpp>
 
 #include <chrono>
@@ -32,9 +33,5 @@ std::filesystem::path save_checkpoint(const std::filesystem::path& run,
 /// ranks, so that no exchange with a slower one runs out of time. Throws on every rank if any could
 /// not read.
 void load_checkpoint(const Checkpoint& checkpoint, Trainer& trainer, World& world);
-
-/// The weights alone; `masters` gets their f32 values, too.
-void load_weights(const Checkpoint& checkpoint, ParameterStore& parameters,
-                  const ParameterStore::MasterSink& masters = {});
 
 } // namespace bellows

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: MIT
-#include "app/checkpoint.hpp"
+#include "base/records/checksum.hpp"
 #include "support/temporary_folder.hpp"
 
-#include "base/records/checksum.hpp"
 #include <bellows/base/files.hpp>
+#include <bellows/checkpoint/checkpoint.hpp>
 
 #include <nlohmann/json.hpp>
 

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT
 // Our safetensors files against the reference Python library, both ways. Only built where CMake
 // found a Python with it (BELLOWS_TEST_PYTHON); BELLOWS_TEST_SCRIPT is the Python side.
-#include "app/safetensors.hpp"
+#include <bellows/checkpoint/safetensors.hpp>
 
 #include "support/temporary_folder.hpp"
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-#include "app/safetensors.hpp"
+#include <bellows/checkpoint/safetensors.hpp>
 
 #include "support/temporary_folder.hpp"
 

@@ -2,7 +2,7 @@
 // A rank that is killed, a command that is told to end, a disk that is full for a while.
 #include "e2e/runs.hpp"
 
-#include "app/checkpoint.hpp"
+#include <bellows/checkpoint/checkpoint.hpp>
 
 #include <algorithm>
 #include <csignal>

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT
 #include "e2e/runs.hpp"
 
-#include "app/checkpoint.hpp"
+#include <bellows/checkpoint/checkpoint.hpp>
 
 #include <nlohmann/json.hpp>
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-#include "app/checkpoint_state.hpp"
+#include "state.hpp"
 
 #include "base/records/checked_json.hpp"
 

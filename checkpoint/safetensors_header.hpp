@@ -5,7 +5,7 @@
 // tensors, each with exactly dtype, shape and data_offsets, and one optional `__metadata__` of
 // strings; a key that stands twice is an error.
 
-#include "app/safetensors.hpp"
+#include <bellows/checkpoint/safetensors.hpp>
 
 #include <map>
 #include <string>

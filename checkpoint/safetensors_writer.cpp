@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: MIT
-#include "app/safetensors.hpp"
-#include "app/safetensors_header.hpp"
-
 #include "base/records/checksum.hpp"
+#include "safetensors_header.hpp"
+
 #include <bellows/base/error.hpp>
+#include <bellows/checkpoint/safetensors.hpp>
 
 #include <array>
 #include <bit>

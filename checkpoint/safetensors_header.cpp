@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-#include "app/safetensors_header.hpp"
+#include "safetensors_header.hpp"
 
 #include <bellows/base/error.hpp>
 

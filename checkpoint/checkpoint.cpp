@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: MIT
-#include "app/checkpoint.hpp"
-
-#include "app/checkpoint_state.hpp"
+#include <bellows/checkpoint/checkpoint.hpp>
 
 #include "base/records/checksum.hpp"
+#include "state.hpp"
+
 #include <bellows/base/error.hpp>
 
 #include <nlohmann/json.hpp>

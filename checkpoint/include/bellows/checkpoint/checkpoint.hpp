@@ -7,8 +7,7 @@
 // the folder holds complete ones only. All ranks of a run see one file system. Host only; the
 // functions say which ranks call them.
 
-#include "app/safetensors.hpp"
-
+#include <bellows/checkpoint/safetensors.hpp>
 #include <bellows/shape/layout.hpp>
 
 #include <cstdint>
