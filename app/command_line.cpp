@@ -5,12 +5,12 @@
 #include "app/exit_code.hpp"
 #include "app/progress.hpp"
 #include "app/relaunch.hpp"
-#include "app/run_device.hpp"
 
 #include <bellows/base/error.hpp>
 #include <bellows/base/files.hpp>
 #include <bellows/base/version.hpp>
 #include <bellows/comm/launch.hpp>
+#include <bellows/run/devices.hpp>
 
 #include <CLI/CLI.hpp>
 

@@ -2,13 +2,13 @@
 #include "app/language_model.hpp"
 
 #include "app/run_checkpoint.hpp"
-#include "app/run_groups.hpp"
-#include "app/run_kernels.hpp"
 
 #include <bellows/base/error.hpp>
 #include <bellows/comm/message.hpp>
 #include <bellows/engine/gemm_plan.hpp>
 #include <bellows/model/stage.hpp>
+#include <bellows/run/groups.hpp>
+#include <bellows/run/kernels.hpp>
 
 #include <algorithm>
 #include <cmath>

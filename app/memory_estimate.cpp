@@ -1,12 +1,11 @@
 // SPDX-License-Identifier: MIT
 #include "app/memory_estimate.hpp"
 
-#include "app/run_groups.hpp"
-
 #include <bellows/base/error.hpp>
 #include <bellows/comm/collectives.hpp>
 #include <bellows/engine/ops.hpp>
 #include <bellows/model/parameter_store.hpp>
+#include <bellows/run/groups.hpp>
 #include <bellows/schedule/schedule.hpp>
 #include <bellows/shape/sharded_ranges.hpp>
 #include <bellows/shape/stages.hpp>

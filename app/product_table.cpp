@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-#include "app/product_times.hpp"
+#include "app/product_table.hpp"
 
 #include "app/units.hpp"
 

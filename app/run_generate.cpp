@@ -3,8 +3,9 @@
 // `seq` tokens of the text.
 #include "app/run.hpp"
 
-#include "app/run_device.hpp"
 #include "app/sampling.hpp"
+
+#include <bellows/run/devices.hpp>
 
 #include <algorithm>
 #include <cstdio>

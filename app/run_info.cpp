@@ -3,9 +3,8 @@
 #include "app/run.hpp"
 
 #include "app/mpi_info.hpp"
-#include "app/product_times.hpp"
+#include "app/product_table.hpp"
 #include "app/progress.hpp"
-#include "app/run_device.hpp"
 #include "app/train_config.hpp"
 
 #include <bellows/base/error.hpp>
@@ -13,6 +12,8 @@
 #include <bellows/engine/device.hpp>
 #include <bellows/engine/gemm_plan.hpp>
 #include <bellows/kernels/kernels.hpp>
+#include <bellows/run/devices.hpp>
+#include <bellows/run/product_times.hpp>
 
 #include <nlohmann/json.hpp>
 
@@ -169,7 +170,7 @@ int run_info(const InfoOptions& options) {
             entry["bf16_products"] = gemm_classes_of(*device);
             if (options.kernels) {
                 const ProductTimes times = product_times(*device, options.retune);
-                entry["fp8_products"] = json_of(times);
+                entry["fp8_products"] = Json::parse(to_json(times));
                 if (!options.json)
                     print_product_times(*device, times);
             }

@@ -10,9 +10,6 @@
 #include "app/pipeline_report.hpp"
 #include "app/progress.hpp"
 #include "app/run_checkpoint.hpp"
-#include "app/run_device.hpp"
-#include "app/run_kernels.hpp"
-#include "app/run_world.hpp"
 #include "app/summary.hpp"
 #include "app/trace_file.hpp"
 #include "app/trainer.hpp"
@@ -20,6 +17,9 @@
 #include <bellows/base/error.hpp>
 #include <bellows/base/files.hpp>
 #include <bellows/comm/host_collectives.hpp>
+#include <bellows/run/devices.hpp>
+#include <bellows/run/kernels.hpp>
+#include <bellows/run/world.hpp>
 
 #include <algorithm>
 #include <array>

@@ -5,6 +5,7 @@
 #include "model/shape/training_fields.hpp"
 
 #include <bellows/base/files.hpp>
+#include <bellows/run/devices.hpp>
 #include <bellows/shape/presets.hpp>
 
 #include <algorithm>
@@ -60,18 +61,6 @@ void for_each_field(Config& c, Visit&& visit) {
 
 std::string rebased(const std::string& path, const fs::path& base) {
     return fs::path(path).is_absolute() ? path : (base / path).lexically_normal().string();
-}
-
-bool is_uuid(std::string_view text) {
-    std::size_t digits = 0;
-    for (const char c : text) {
-        const bool hex = (c >= '0' && c <= '9') || (c >= 'a' && c <= 'f') || (c >= 'A' && c <= 'F');
-        if (!hex && c != '-') {
-            return false;
-        }
-        digits += hex;
-    }
-    return digits == 32;
 }
 
 } // namespace
@@ -181,25 +170,6 @@ double learning_rate(const TrainConfig& config, std::uint64_t step) {
                         static_cast<double>(config.decay_steps - config.warmup_steps);
     const double cosine = std::cos(std::numbers::pi * std::min(done, 1.0));
     return config.lr_min + (config.lr - config.lr_min) * 0.5 * (1 + cosine);
-}
-
-std::vector<std::string> parse_devices(std::string_view text) {
-    std::vector<std::string> devices;
-    std::string item;
-    std::istringstream items{std::string(text)};
-    while (std::getline(items, item, ',')) {
-        const bool index = !item.empty() && item.size() <= 4 &&
-                           item.find_first_not_of("0123456789") == std::string::npos;
-        if (!index && item != "gpu" && item != "cpu" && item != kAnyDevice && !is_uuid(item)) {
-            refuse("device " + in_quotes(item) +
-                   " is not \"any\", \"gpu\", \"cpu\", an index or a UUID");
-        }
-        devices.push_back(item);
-    }
-    if (devices.empty() || text.ends_with(',')) {
-        refuse("the list of devices " + in_quotes(text) + " has an empty entry");
-    }
-    return devices;
 }
 
 } // namespace bellows

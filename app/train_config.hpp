@@ -79,11 +79,4 @@ std::string to_toml(const RunConfig& config);
 /// that a run can be resumed to a later end.
 double learning_rate(const TrainConfig& config, std::uint64_t step);
 
-/// The best device, of several alike another for each rank, or the one that BELLOWS_DEVICE names.
-inline constexpr const char* kAnyDevice = "any";
-
-/// "any", "gpu", "cpu", an index, a UUID, or several of these with commas between: ranks of a host
-/// take them in turn. Throws Error{InvalidArgument}.
-std::vector<std::string> parse_devices(std::string_view text);
-
 } // namespace bellows

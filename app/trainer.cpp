@@ -6,7 +6,6 @@
 #include "app/optimizer.hpp"
 #include "app/pair_orders.hpp"
 #include "app/router_biases.hpp"
-#include "app/run_groups.hpp"
 #include "app/step_totals.hpp"
 #include "app/training_chunk.hpp"
 #include "app/update_parts.hpp"
@@ -15,6 +14,7 @@
 #include <bellows/base/error.hpp>
 #include <bellows/comm/message.hpp>
 #include <bellows/engine/gemm_plan.hpp>
+#include <bellows/run/groups.hpp>
 #include <bellows/shape/stages.hpp>
 
 #include <algorithm>

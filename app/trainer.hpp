@@ -6,7 +6,6 @@
 // share the experts of a layer, dp / ep such groups are replicas, and so are ranks of the pipeline
 // with the same stages. All ranks make the same calls.
 
-#include "app/kernel_choice.hpp"
 #include "app/optimizer.hpp"
 #include "app/train_config.hpp"
 #include "app/training_chunk.hpp"
@@ -16,6 +15,7 @@
 #include <bellows/comm/pipe.hpp>
 #include <bellows/model/stage.hpp>
 #include <bellows/pipeline/executor.hpp>
+#include <bellows/run/kernels.hpp>
 
 #include <cstdint>
 #include <functional>

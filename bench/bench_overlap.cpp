@@ -3,7 +3,6 @@
 // over the ranks, node by node and interleaved. `--help` lists the options.
 
 #include "app/pair_orders.hpp"
-#include "app/run_device.hpp"
 #include "app/trace_file.hpp"
 #include "overlap/pair_rig.hpp"
 #include "ranks/ranks.hpp"
@@ -13,6 +12,7 @@
 #include <bellows/base/error.hpp>
 #include <bellows/base/files.hpp>
 #include <bellows/comm/launch.hpp>
+#include <bellows/run/devices.hpp>
 
 #include <nlohmann/json.hpp>
 

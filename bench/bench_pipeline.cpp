@@ -3,7 +3,6 @@
 // no core: how long a step takes beside what the simulator says. `--help` lists the options.
 
 #include "app/pipeline_report.hpp"
-#include "app/run_device.hpp"
 #include "app/schedule_report.hpp"
 #include "app/trace_file.hpp"
 #include "pipeline/model_steps.hpp"
@@ -17,6 +16,7 @@
 #include <bellows/comm/launch.hpp>
 #include <bellows/comm/pipe.hpp>
 #include <bellows/pipeline/measure.hpp>
+#include <bellows/run/devices.hpp>
 
 #include <nlohmann/json.hpp>
 

@@ -7,8 +7,6 @@
 #include "app/exit_code.hpp"
 #include "app/mpi_info.hpp"
 #include "app/relaunch.hpp"
-#include "app/run_device.hpp"
-#include "app/run_world.hpp"
 #include "app/selftest/rows.hpp"
 #include "app/selftest/suite.hpp"
 #include "app/train_config.hpp"
@@ -17,6 +15,8 @@
 #include <bellows/base/files.hpp>
 #include <bellows/base/version.hpp>
 #include <bellows/comm/launch.hpp>
+#include <bellows/run/devices.hpp>
+#include <bellows/run/world.hpp>
 
 #include <nlohmann/json.hpp>
 

@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: MIT
 #include "pipeline/model_steps.hpp"
 
-#include "app/run_kernels.hpp"
 #include "app/trainer.hpp"
+
+#include <bellows/run/kernels.hpp>
 
 #include <algorithm>
 #include <chrono>

@@ -3,7 +3,6 @@
 // weights that they want are there where they are wanted and follow the weights.
 #include "app/optimizer.hpp"
 #include "app/run_checkpoint.hpp"
-#include "app/run_kernels.hpp"
 #include "app/trainer.hpp"
 #include "small_run.hpp"
 #include "support/bf16_products.hpp"
@@ -12,6 +11,7 @@
 #include "support/test_device.hpp"
 
 #include <bellows/base/error.hpp>
+#include <bellows/run/kernels.hpp>
 
 #include <cstdlib>
 #include <optional>

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: MIT
 
-#include "app/run_device.hpp"
 #include "app/train_config.hpp"
 #include "support/temporary_folder.hpp"
 
+#include <bellows/run/devices.hpp>
 #include <bellows/shape/presets.hpp>
 
 #include <cmath>

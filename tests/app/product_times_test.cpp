@@ -1,8 +1,6 @@
 // SPDX-License-Identifier: MIT
 // Times of FP8 products are kept in a file and read again; what is damaged or another's is not.
-#include "app/product_times.hpp"
 #include "app/run_checkpoint.hpp"
-#include "app/run_kernels.hpp"
 #include "app/trainer.hpp"
 #include "base/records/checked_json.hpp"
 #include "small_run.hpp"
@@ -11,6 +9,8 @@
 
 #include <bellows/base/files.hpp>
 #include <bellows/engine/gemm_plan.hpp>
+#include <bellows/run/kernels.hpp>
+#include <bellows/run/product_times.hpp>
 
 #include <gtest/gtest.h>
 

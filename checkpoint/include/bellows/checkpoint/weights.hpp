@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: MIT
 #pragma once
 
-// Parameters from a checkpoint, whatever the layout of the run that wrote it. Host only, but for the
-// store that takes them; the thread that owns it.
+// Parameters from a checkpoint, whatever the layout of the run that wrote it. Host only, but for
+// the store that takes them; the thread that owns it.
 
 #include <bellows/checkpoint/checkpoint.hpp>
 #include <bellows/model/parameter_store.hpp>

@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: MIT
-#include "app/run_device.hpp"
+#include <bellows/run/devices.hpp>
 
-#include "app/train_config.hpp"
-
+#include <bellows/base/error.hpp>
 #include <bellows/comm/host_collectives.hpp>
 
 #include <algorithm>
@@ -32,11 +31,44 @@ std::string pipeline_cache_file(const std::string& device) {
     return folder / "bellows" / ("pipelines-" + (device.empty() ? "any" : device) + ".bin");
 }
 
+bool is_uuid(std::string_view text) {
+    std::size_t digits = 0;
+    for (const char c : text) {
+        const bool hex = (c >= '0' && c <= '9') || (c >= 'a' && c <= 'f') || (c >= 'A' && c <= 'F');
+        if (!hex && c != '-') {
+            return false;
+        }
+        digits += hex;
+    }
+    return digits == 32;
+}
+
 std::string kind_of(const DeviceInfo& info) {
     return info.is_cpu ? "cpu" : "gpu";
 }
 
 } // namespace
+
+std::vector<std::string> parse_devices(std::string_view text) {
+    std::vector<std::string> devices;
+    std::string item;
+    std::istringstream items{std::string(text)};
+    while (std::getline(items, item, ',')) {
+        const bool index = !item.empty() && item.size() <= 4 &&
+                           item.find_first_not_of("0123456789") == std::string::npos;
+        if (!index && item != "gpu" && item != "cpu" && item != kAnyDevice && !is_uuid(item)) {
+            throw Error(ErrorCode::InvalidArgument,
+                        "device " + in_quotes(item) +
+                            " is not \"any\", \"gpu\", \"cpu\", an index or a UUID");
+        }
+        devices.push_back(item);
+    }
+    if (devices.empty() || text.ends_with(',')) {
+        throw Error(ErrorCode::InvalidArgument,
+                    "the list of devices " + in_quotes(text) + " has an empty entry");
+    }
+    return devices;
+}
 
 std::string device_table() {
     std::ostringstream out;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-#include "app/run_world.hpp"
+#include <bellows/run/world.hpp>
 
 #include <bellows/base/error.hpp>
 #include <bellows/comm/launch.hpp>

@@ -7,8 +7,6 @@
 #include <bellows/engine/device.hpp>
 #include <bellows/fp8/choice.hpp>
 
-#include <nlohmann/json.hpp>
-
 #include <cstdint>
 #include <filesystem>
 #include <functional>
@@ -40,9 +38,8 @@ measure_product_times(Device& device,
 /// The tiles that were fastest on this device; the usual ones where nothing is kept.
 void take_kept_tiles(Device& device, fp8::Choice& choice);
 
-/// For a report: each product with its variants, what runs take and what would be fastest.
-nlohmann::json json_of(const ProductTimes& times);
-/// The same as a table of at most 100 columns for up to three variants.
-std::string format_product_times(const ProductTimes& times);
+/// For a report: each product with its variants, what runs take and what would be fastest; a JSON
+/// object.
+std::string to_json(const ProductTimes& times);
 
 } // namespace bellows

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-#include "app/run_groups.hpp"
+#include <bellows/run/groups.hpp>
 
 #include <bellows/model/moe_ffn.hpp>
 

@@ -8,9 +8,17 @@
 
 #include <cstdint>
 #include <string>
+#include <string_view>
 #include <vector>
 
 namespace bellows {
+
+/// The best device, of several alike another for each rank, or the one that BELLOWS_DEVICE names.
+inline constexpr const char* kAnyDevice = "any";
+
+/// "any", "gpu", "cpu", an index, a UUID, or several of these with commas between: ranks of a host
+/// take them in turn. Throws Error{InvalidArgument}.
+std::vector<std::string> parse_devices(std::string_view text);
 
 /// The devices of this machine, a line each under a line of titles: index, kind, UUID, name,
 /// driver. Throws Error{Unsupported} where there is no Vulkan loader.

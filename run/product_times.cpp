@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-#include "app/product_times.hpp"
+#include <bellows/run/product_times.hpp>
 
 #include "base/records/checked_json.hpp"
 #include "base/records/checksum.hpp"
@@ -9,6 +9,8 @@
 #include <bellows/base/version.hpp>
 #include <bellows/engine/gemm_plan.hpp>
 #include <bellows/kernels/kernels.hpp>
+
+#include <nlohmann/json.hpp>
 
 #include <algorithm>
 #include <cmath>
@@ -234,7 +236,7 @@ void take_kept_tiles(Device& device, fp8::Choice& choice) {
         choice.take_tiles(kept->products);
 }
 
-Json json_of(const ProductTimes& times) {
+std::string to_json(const ProductTimes& times) {
     Json json{
         {"measured", times.measured}, {"file", times.file.string()}, {"products", Json::array()}};
     for (const fp8::Measurement& m : times.products) {
@@ -249,7 +251,7 @@ Json json_of(const ProductTimes& times) {
             }
         json["products"].push_back(std::move(entry));
     }
-    return json;
+    return json.dump();
 }
 
 } // namespace bellows
