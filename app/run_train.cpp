@@ -5,7 +5,6 @@
 #include "app/batch_source.hpp"
 #include "app/language_model.hpp"
 #include "app/loss_plot.hpp"
-#include "app/memory_estimate.hpp"
 #include "app/metrics.hpp"
 #include "app/pipeline_report.hpp"
 #include "app/progress.hpp"
@@ -17,6 +16,7 @@
 #include <bellows/base/error.hpp>
 #include <bellows/base/files.hpp>
 #include <bellows/comm/host_collectives.hpp>
+#include <bellows/plan/memory_estimate.hpp>
 #include <bellows/run/devices.hpp>
 #include <bellows/run/kernels.hpp>
 #include <bellows/run/world.hpp>

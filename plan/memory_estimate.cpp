@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-#include "app/memory_estimate.hpp"
+#include <bellows/plan/memory_estimate.hpp>
 
 #include <bellows/base/error.hpp>
 #include <bellows/comm/collectives.hpp>
