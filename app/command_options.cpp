@@ -1,5 +1,4 @@
 // SPDX-License-Identifier: MIT
-#include "app/batch_source.hpp"
 #include "app/command_line.hpp"
 #include "app/commands.hpp"
 #include "app/exit_code.hpp"
@@ -9,6 +8,7 @@
 #include <bellows/base/files.hpp>
 #include <bellows/comm/launch.hpp>
 #include <bellows/shape/parameters.hpp>
+#include <bellows/train/batch_source.hpp>
 
 #include <nlohmann/json.hpp>
 

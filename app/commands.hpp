@@ -4,10 +4,9 @@
 // What the subcommands of `bellows` are told after all input has been checked. The bodies that
 // need a device are handed in as functions; a subcommand without one does not exist.
 
-#include "app/train_config.hpp"
-
 #include <bellows/checkpoint/checkpoint.hpp>
 #include <bellows/text/corpus.hpp>
+#include <bellows/train/train_config.hpp>
 
 #include <cstdint>
 #include <filesystem>

@@ -1,14 +1,13 @@
 // SPDX-License-Identifier: MIT
 #include "app/language_model.hpp"
 
-#include "app/run_checkpoint.hpp"
-
 #include <bellows/base/error.hpp>
 #include <bellows/comm/message.hpp>
 #include <bellows/engine/gemm_plan.hpp>
 #include <bellows/model/stage.hpp>
 #include <bellows/run/groups.hpp>
 #include <bellows/run/kernels.hpp>
+#include <bellows/train/checkpoints.hpp>
 
 #include <algorithm>
 #include <cmath>

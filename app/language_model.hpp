@@ -4,10 +4,9 @@
 // A model of a checkpoint that only runs forward: one rank holds all of it on a device of its own,
 // without gradients. Owned by its caller; one thread at a time.
 
-#include "app/train_config.hpp"
-
 #include <bellows/checkpoint/checkpoint.hpp>
 #include <bellows/engine/device.hpp>
+#include <bellows/train/train_config.hpp>
 
 #include <cstdint>
 #include <memory>

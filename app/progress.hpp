@@ -3,7 +3,7 @@
 
 // How far a run is, for a person who watches it. Rank 0 only, one thread.
 
-#include "app/metrics.hpp"
+#include <bellows/train/metrics.hpp>
 
 #include <cstdint>
 #include <cstdio>

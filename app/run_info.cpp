@@ -5,7 +5,6 @@
 #include "app/mpi_info.hpp"
 #include "app/product_table.hpp"
 #include "app/progress.hpp"
-#include "app/train_config.hpp"
 
 #include <bellows/base/error.hpp>
 #include <bellows/base/version.hpp>
@@ -14,6 +13,7 @@
 #include <bellows/kernels/kernels.hpp>
 #include <bellows/run/devices.hpp>
 #include <bellows/run/product_times.hpp>
+#include <bellows/train/train_config.hpp>
 
 #include <nlohmann/json.hpp>
 

@@ -2,16 +2,12 @@
 // The body of `bellows train` on one rank.
 #include "app/run.hpp"
 
-#include "app/batch_source.hpp"
 #include "app/language_model.hpp"
 #include "app/loss_plot.hpp"
-#include "app/metrics.hpp"
 #include "app/pipeline_report.hpp"
 #include "app/progress.hpp"
-#include "app/run_checkpoint.hpp"
 #include "app/summary.hpp"
 #include "app/trace_file.hpp"
-#include "app/trainer.hpp"
 
 #include <bellows/base/error.hpp>
 #include <bellows/base/files.hpp>
@@ -20,6 +16,10 @@
 #include <bellows/run/devices.hpp>
 #include <bellows/run/kernels.hpp>
 #include <bellows/run/world.hpp>
+#include <bellows/train/batch_source.hpp>
+#include <bellows/train/checkpoints.hpp>
+#include <bellows/train/metrics.hpp>
+#include <bellows/train/trainer.hpp>
 
 #include <algorithm>
 #include <array>

@@ -3,9 +3,8 @@
 
 // What a run says at its end. Pure functions, any thread.
 
-#include "app/metrics.hpp"
-
 #include <bellows/text/words.hpp>
+#include <bellows/train/metrics.hpp>
 
 #include <cstdint>
 #include <filesystem>

@@ -2,12 +2,12 @@
 // What an overlapped pair hides: a forward and a backward of MoE layers whose experts are spread
 // over the ranks, node by node and interleaved. `--help` lists the options.
 
-#include "app/pair_orders.hpp"
 #include "app/trace_file.hpp"
 #include "overlap/pair_rig.hpp"
 #include "ranks/ranks.hpp"
 #include "ranks/timing.hpp"
 #include "support/program.hpp"
+#include "train/pair_orders.hpp"
 
 #include <bellows/base/error.hpp>
 #include <bellows/base/files.hpp>

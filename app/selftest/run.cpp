@@ -9,7 +9,6 @@
 #include "app/relaunch.hpp"
 #include "app/selftest/rows.hpp"
 #include "app/selftest/suite.hpp"
-#include "app/train_config.hpp"
 
 #include <bellows/base/error.hpp>
 #include <bellows/base/files.hpp>
@@ -17,6 +16,7 @@
 #include <bellows/comm/launch.hpp>
 #include <bellows/run/devices.hpp>
 #include <bellows/run/world.hpp>
+#include <bellows/train/train_config.hpp>
 
 #include <nlohmann/json.hpp>
 

@@ -5,8 +5,9 @@
 // checker on.
 #include "app/selftest/rows.hpp"
 #include "app/selftest/suite.hpp"
-#include "app/trainer.hpp"
 #include "verify/reference/model.hpp"
+
+#include <bellows/train/trainer.hpp>
 
 #include <array>
 

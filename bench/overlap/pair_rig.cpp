@@ -1,12 +1,11 @@
 // SPDX-License-Identifier: MIT
 #include "overlap/pair_rig.hpp"
 
-#include "app/train_config.hpp"
-
 #include <bellows/base/error.hpp>
 #include <bellows/fp8/choice.hpp>
 #include <bellows/model/stage.hpp>
 #include <bellows/pipeline/measure.hpp>
+#include <bellows/train/train_config.hpp>
 
 #include <algorithm>
 #include <chrono>

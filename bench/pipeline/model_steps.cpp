@@ -1,9 +1,8 @@
 // SPDX-License-Identifier: MIT
 #include "pipeline/model_steps.hpp"
 
-#include "app/trainer.hpp"
-
 #include <bellows/run/kernels.hpp>
+#include <bellows/train/trainer.hpp>
 
 #include <algorithm>
 #include <chrono>

@@ -4,11 +4,11 @@
 // Training steps of a model under one schedule after another, on the same device.
 
 #include "app/pipeline_report.hpp"
-#include "app/train_config.hpp"
 #include "ranks/timing.hpp"
 
 #include <bellows/engine/device.hpp>
 #include <bellows/schedule/schedule.hpp>
+#include <bellows/train/train_config.hpp>
 
 #include <cstdint>
 #include <string>

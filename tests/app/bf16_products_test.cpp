@@ -1,9 +1,6 @@
 // SPDX-License-Identifier: MIT
 // Products of bf16 linear layers: how they go stays with a run, and the transposed copies of
 // weights that they want are there where they are wanted and follow the weights.
-#include "app/optimizer.hpp"
-#include "app/run_checkpoint.hpp"
-#include "app/trainer.hpp"
 #include "small_run.hpp"
 #include "support/bf16_products.hpp"
 #include "support/compare.hpp"
@@ -12,6 +9,9 @@
 
 #include <bellows/base/error.hpp>
 #include <bellows/run/kernels.hpp>
+#include <bellows/train/checkpoints.hpp>
+#include <bellows/train/optimizer.hpp>
+#include <bellows/train/trainer.hpp>
 
 #include <cstdlib>
 #include <optional>

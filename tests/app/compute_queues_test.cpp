@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: MIT
 // Which queue computes what in a trainer's step, where a device has one for each role; and that the
 // step is the same there.
-#include "app/trainer.hpp"
 #include "small_run.hpp"
 #include "support/test_device.hpp"
+
+#include <bellows/train/trainer.hpp>
 
 #include <gtest/gtest.h>
 

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: MIT
 
-#include "app/train_config.hpp"
 #include "support/temporary_folder.hpp"
 
 #include <bellows/run/devices.hpp>
 #include <bellows/shape/presets.hpp>
+#include <bellows/train/train_config.hpp>
 
 #include <cmath>
 #include <utility>

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: MIT
-#include "app/batch_source.hpp"
 #include "support/temporary_folder.hpp"
 
 #include <bellows/text/corpus.hpp>
+#include <bellows/train/batch_source.hpp>
 
 #include <sentencepiece_trainer.h>
 

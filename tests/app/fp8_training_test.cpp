@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: MIT
 // Training with FP8 linear layers: the loss goes the way of bf16's, and a run repeats and resumes
 // bit by bit, also where it computes products otherwise than the device usually does.
-#include "app/run_checkpoint.hpp"
-#include "app/trainer.hpp"
-
 #include "small_run.hpp"
 #include "support/temporary_folder.hpp"
 #include "support/test_device.hpp"
+
+#include <bellows/train/checkpoints.hpp>
+#include <bellows/train/trainer.hpp>
 
 #include <algorithm>
 #include <cmath>

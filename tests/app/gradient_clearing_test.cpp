@@ -2,7 +2,7 @@
 // That a step's gradients are cleared piece by piece ahead of the nodes that wait for an exchange,
 // and all of them in any case.
 
-#include "app/gradient_clearing.hpp"
+#include "train/gradient_clearing.hpp"
 
 #include "small_run.hpp"
 #include "support/compare.hpp"

@@ -2,12 +2,13 @@
 // Which gradients are summed when; that none is summed before it is complete; and that the sums
 // over the ranks are those of one sum over all, bit by bit, whatever the buckets and the shares.
 
-#include "app/gradient_reduction.hpp"
-#include "app/trainer.hpp"
 #include "support/compare.hpp"
 #include "support/mpi_test.hpp"
 #include "support/test_device.hpp"
+#include "train/gradient_reduction.hpp"
 #include "verify/reference/compare.hpp"
+
+#include <bellows/train/trainer.hpp>
 
 #include <algorithm>
 

@@ -2,10 +2,11 @@
 // A checkpoint as `generate` opens it: the trained model, forward only.
 #include "app/language_model.hpp"
 
-#include "app/run_checkpoint.hpp"
 #include "small_run.hpp"
 #include "support/temporary_folder.hpp"
 #include "support/test_device.hpp"
+
+#include <bellows/train/checkpoints.hpp>
 
 #include <cmath>
 

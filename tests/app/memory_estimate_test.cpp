@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: MIT
 // The estimate of a run's memory against what a trainer really allocates, and its refusal.
-#include "app/trainer.hpp"
 #include "support/test_device.hpp"
 
 #include <bellows/base/error.hpp>
 #include <bellows/plan/memory_estimate.hpp>
 #include <bellows/run/kernels.hpp>
+#include <bellows/train/trainer.hpp>
 
 #include <gtest/gtest.h>
 

@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: MIT
 #include "app/loss_plot.hpp"
-#include "app/metrics.hpp"
 #include "app/progress.hpp"
 #include "app/summary.hpp"
 #include "app/units.hpp"
-
 #include "support/temporary_folder.hpp"
+
+#include <bellows/train/metrics.hpp>
 
 #include <nlohmann/json.hpp>
 

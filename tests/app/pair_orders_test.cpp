@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
 // What nodes of a traced step took, from which their order follows.
-#include "app/pair_orders.hpp"
+#include "train/pair_orders.hpp"
 
 #include <gtest/gtest.h>
 

@@ -1,7 +1,5 @@
 // SPDX-License-Identifier: MIT
 // Times of FP8 products are kept in a file and read again; what is damaged or another's is not.
-#include "app/run_checkpoint.hpp"
-#include "app/trainer.hpp"
 #include "base/records/checked_json.hpp"
 #include "small_run.hpp"
 #include "support/temporary_folder.hpp"
@@ -11,6 +9,8 @@
 #include <bellows/engine/gemm_plan.hpp>
 #include <bellows/run/kernels.hpp>
 #include <bellows/run/product_times.hpp>
+#include <bellows/train/checkpoints.hpp>
+#include <bellows/train/trainer.hpp>
 
 #include <gtest/gtest.h>
 

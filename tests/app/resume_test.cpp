@@ -2,13 +2,13 @@
 // Ranks with copies of the same parameters, each of which updates a part: that they learn what one
 // rank learns, go on from a checkpoint bit by bit in every precision, and take the memory that was
 // estimated.
-#include "app/run_checkpoint.hpp"
 #include "shared_folder.hpp"
 #include "small_run.hpp"
 #include "support/mpi_test.hpp"
 #include "support/test_device.hpp"
 
 #include <bellows/plan/memory_estimate.hpp>
+#include <bellows/train/checkpoints.hpp>
 
 #include <algorithm>
 #include <string>

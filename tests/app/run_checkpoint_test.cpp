@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
 // Checkpoints of a trainer on two ranks whose disks differ in speed, or of which one fails.
-#include "app/run_checkpoint.hpp"
+#include <bellows/train/checkpoints.hpp>
 
 #include "shared_folder.hpp"
 #include "small_run.hpp"

@@ -3,7 +3,7 @@
 
 // A training run of some thousand parameters, for tests that need a Trainer.
 
-#include "app/train_config.hpp"
+#include <bellows/train/train_config.hpp>
 
 #include <cstdint>
 #include <span>

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT
 // What ranks sum up at a step's end: losses, each micro-batch once, bytes and waits of one step.
-#include "app/step_totals.hpp"
 #include "support/mpi_test.hpp"
+#include "train/step_totals.hpp"
 
 #include <gtest/gtest.h>
 

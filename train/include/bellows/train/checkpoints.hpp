@@ -4,11 +4,10 @@
 // A Trainer's state to and from checkpoints: f32 weights under their own names in "model" shards,
 // AdamW's moments as NAME.adam_m and NAME.adam_v in "optimizer" shards.
 
-#include "app/trainer.hpp"
-
 #include <bellows/checkpoint/checkpoint.hpp>
 #include <bellows/checkpoint/weights.hpp>
 #include <bellows/comm/world.hpp>
+#include <bellows/train/trainer.hpp>
 
 #include <chrono>
 #include <cstdint>

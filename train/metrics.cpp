@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-#include "app/metrics.hpp"
+#include <bellows/train/metrics.hpp>
 
 #include <bellows/base/error.hpp>
 

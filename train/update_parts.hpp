@@ -3,8 +3,9 @@
 
 // What a rank updates of the parameters that it holds, when ranks with copies share the update out.
 
-#include "app/gradient_reduction.hpp"
-#include "app/optimizer.hpp"
+#include "gradient_reduction.hpp"
+
+#include <bellows/train/optimizer.hpp>
 
 #include <span>
 #include <vector>

@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: MIT
-#include "app/pair_orders.hpp"
-
-#include "app/units.hpp"
+#include "pair_orders.hpp"
 
 #include <algorithm>
+#include <array>
 #include <cstddef>
 #include <cstdint>
+#include <cstdio>
 #include <cstdlib>
 #include <set>
 #include <span>
@@ -95,8 +95,11 @@ NodeSeconds node_seconds(std::span<const TraceEvent> events,
 
 NodeSeconds mean_of_ranks(HostCollectives& ranks, const NodeSeconds& mine) {
     std::string text;
-    for (const auto& [node, value] : mine)
-        text += node + " " + printed("%a", value) + "\n";
+    for (const auto& [node, value] : mine) {
+        std::array<char, 32> exact{};
+        std::snprintf(exact.data(), exact.size(), "%a", value);
+        text += node + " " + exact.data() + "\n";
+    }
     NodeSeconds sums;
     std::map<std::string, double> counts;
     for (const auto& part : ranks.all_gather(std::as_bytes(std::span(text)))) {

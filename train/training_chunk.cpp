@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-#include "app/training_chunk.hpp"
+#include "training_chunk.hpp"
 
 #include <bellows/engine/device.hpp>
 

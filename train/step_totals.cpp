@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-#include "app/step_totals.hpp"
+#include "step_totals.hpp"
 
 #include <array>
 #include <cstring>

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-#include "app/weight_gathering.hpp"
+#include "weight_gathering.hpp"
 
 #include <numeric>
 #include <utility>

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-#include "app/router_biases.hpp"
+#include "router_biases.hpp"
 
 #include <bellows/engine/device.hpp>
 #include <bellows/engine/ops.hpp>

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-#include "app/train_config.hpp"
+#include <bellows/train/train_config.hpp>
 
 #include "base/toml_fields.hpp"
 #include "model/shape/training_fields.hpp"

@@ -13,6 +13,10 @@
 
 namespace bellows {
 
+/// Fills tokens [seq + 1] of sequence `index` (of the global batch) of `step` (from 0).
+using SequenceSource =
+    std::function<void(std::uint64_t step, std::uint64_t index, std::span<std::uint32_t> tokens)>;
+
 struct BatchParams {
     std::uint64_t seed = 0;
     std::uint64_t sequences_per_step = 0; ///< global batch, over all ranks

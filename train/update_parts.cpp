@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-#include "app/update_parts.hpp"
+#include "update_parts.hpp"
 
 #include <algorithm>
 #include <iterator>

@@ -6,16 +6,14 @@
 // share the experts of a layer, dp / ep such groups are replicas, and so are ranks of the pipeline
 // with the same stages. All ranks make the same calls.
 
-#include "app/optimizer.hpp"
-#include "app/train_config.hpp"
-#include "app/training_chunk.hpp"
-
-#include <bellows/comm/collectives.hpp>
-#include <bellows/comm/host_collectives.hpp>
-#include <bellows/comm/pipe.hpp>
+#include <bellows/comm/world.hpp>
+#include <bellows/engine/device.hpp>
 #include <bellows/model/stage.hpp>
-#include <bellows/pipeline/executor.hpp>
 #include <bellows/run/kernels.hpp>
+#include <bellows/schedule/schedule.hpp>
+#include <bellows/train/batch_source.hpp>
+#include <bellows/train/optimizer.hpp>
+#include <bellows/train/train_config.hpp>
 
 #include <cstdint>
 #include <functional>

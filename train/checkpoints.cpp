@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-#include "app/run_checkpoint.hpp"
+#include <bellows/train/checkpoints.hpp>
 
 #include <bellows/base/error.hpp>
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-#include "app/gradient_clearing.hpp"
+#include "gradient_clearing.hpp"
 
 #include <bellows/engine/device.hpp>
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-#include "app/batch_source.hpp"
+#include <bellows/train/batch_source.hpp>
 
 #include <bellows/base/error.hpp>
 #include <bellows/base/mix.hpp>

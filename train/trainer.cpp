@@ -1,21 +1,25 @@
 // SPDX-License-Identifier: MIT
-#include "app/trainer.hpp"
+#include <bellows/train/trainer.hpp>
 
-#include "app/gradient_clearing.hpp"
-#include "app/gradient_reduction.hpp"
-#include "app/optimizer.hpp"
-#include "app/pair_orders.hpp"
-#include "app/router_biases.hpp"
-#include "app/step_totals.hpp"
-#include "app/training_chunk.hpp"
-#include "app/update_parts.hpp"
-#include "app/weight_gathering.hpp"
+#include "gradient_clearing.hpp"
+#include "gradient_reduction.hpp"
+#include "pair_orders.hpp"
+#include "router_biases.hpp"
+#include "step_totals.hpp"
+#include "training_chunk.hpp"
+#include "update_parts.hpp"
+#include "weight_gathering.hpp"
 
 #include <bellows/base/error.hpp>
+#include <bellows/comm/collectives.hpp>
+#include <bellows/comm/host_collectives.hpp>
 #include <bellows/comm/message.hpp>
+#include <bellows/comm/pipe.hpp>
 #include <bellows/engine/gemm_plan.hpp>
+#include <bellows/pipeline/executor.hpp>
 #include <bellows/run/groups.hpp>
 #include <bellows/shape/stages.hpp>
+#include <bellows/train/optimizer.hpp>
 
 #include <algorithm>
 #include <chrono>

@@ -6,7 +6,7 @@
 // matrices. Layers wait for their own weights alone. All ranks of a stage have the same buckets, in
 // the same order.
 
-#include "app/gradient_reduction.hpp"
+#include "gradient_reduction.hpp"
 
 #include <bellows/comm/collectives.hpp>
 #include <bellows/engine/recording.hpp>

@@ -5,13 +5,14 @@
 // nodes: tokens go in and losses come out on lanes, gradients are cleared ahead of their first use
 // and summed over the ranks when the last micro-batch's have been handed in. Owned by the trainer.
 
-#include "app/gradient_clearing.hpp"
-#include "app/gradient_reduction.hpp"
-#include "app/step_totals.hpp"
+#include "gradient_clearing.hpp"
+#include "gradient_reduction.hpp"
+#include "step_totals.hpp"
 
 #include <bellows/engine/lane.hpp>
 #include <bellows/model/stage.hpp>
 #include <bellows/pipeline/executor.hpp>
+#include <bellows/train/batch_source.hpp>
 
 #include <chrono>
 #include <cstddef>
@@ -23,10 +24,6 @@
 #include <vector>
 
 namespace bellows {
-
-/// Fills tokens [seq + 1] of sequence `index` (of the global batch) of `step` (from 0).
-using SequenceSource =
-    std::function<void(std::uint64_t step, std::uint64_t index, std::span<std::uint32_t> tokens)>;
 
 /// What the chunks of a rank share.
 struct RunningStep {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-#include "app/gradient_reduction.hpp"
+#include "gradient_reduction.hpp"
 
 #include <utility>
 

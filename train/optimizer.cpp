@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-#include "app/optimizer.hpp"
+#include <bellows/train/optimizer.hpp>
 
 #include <bellows/base/error.hpp>
 
