@@ -25,8 +25,6 @@ namespace fs = std::filesystem;
 
 namespace {
 
-constexpr const char* kConfigFile = "config.toml";
-
 template <class T>
 void override_with(T& value, const std::optional<T>& flag) {
     if (flag) {

@@ -4,8 +4,8 @@
 // The bodies of the subcommands: each runs on this rank and returns an exit code or throws.
 
 #include "app/commands.hpp"
-#include "app/language_model.hpp"
 
+#include <bellows/serve/language_model.hpp>
 #include <bellows/text/corpus.hpp>
 #include <bellows/text/words.hpp>
 

@@ -3,9 +3,8 @@
 // `seq` tokens of the text.
 #include "app/run.hpp"
 
-#include "app/sampling.hpp"
-
 #include <bellows/run/devices.hpp>
+#include <bellows/serve/sampling.hpp>
 
 #include <algorithm>
 #include <cstdio>
@@ -52,7 +51,7 @@ int run_generate(const GenerateOptions& options) {
     const Tokenizer tokenizer = Tokenizer::from_name(options.config.train.tokenizer);
     check_vocabulary(options.config.model, tokenizer);
     LanguageModel model(run_device_options(options.config.train.device, 0), options.checkpoint,
-                        options.config);
+                        wait_limit(options.config.train));
     const std::string text = generate_text(model, tokenizer, options);
     std::printf("%s\n", text.c_str());
     std::fflush(stdout);

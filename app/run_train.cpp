@@ -2,7 +2,6 @@
 // The body of `bellows train` on one rank.
 #include "app/run.hpp"
 
-#include "app/language_model.hpp"
 #include "app/loss_plot.hpp"
 #include "app/pipeline_report.hpp"
 #include "app/progress.hpp"
@@ -16,6 +15,7 @@
 #include <bellows/run/devices.hpp>
 #include <bellows/run/kernels.hpp>
 #include <bellows/run/world.hpp>
+#include <bellows/serve/language_model.hpp>
 #include <bellows/train/batch_source.hpp>
 #include <bellows/train/checkpoints.hpp>
 #include <bellows/train/metrics.hpp>
@@ -243,7 +243,7 @@ void TrainRun::begin_trace(std::uint64_t step) {
 void TrainRun::checkpoint(std::uint64_t steps_done) {
     device_->wait_idle(wait_limit(train_)); // downloads would not wait as long for the update
     try {
-        last_checkpoint_ = save_checkpoint(options_.out, {{"config.toml", options_.config_text()}},
+        last_checkpoint_ = save_checkpoint(options_.out, {{kConfigFile, options_.config_text()}},
                                            *trainer_, world_, steps_done);
         saved_last_ = true;
     } catch (const Error& error) {
@@ -355,7 +355,7 @@ void try_model(const TrainOptions& options, Results& results) {
     try {
         const TrainConfig& train = options.config.train;
         LanguageModel model(run_device_options(train.device, 0), results.checkpoint,
-                            options.config);
+                            wait_limit(train));
         results.summary.held_out_loss = held_out_loss(model, train, results.corpus);
         GenerateOptions generate;
         generate.prompt = "The ";

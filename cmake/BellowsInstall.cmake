@@ -5,7 +5,7 @@ include(CMakePackageConfigHelpers)
 
 set(components base engine fp8 schedule shape)
 if(BELLOWS_MPI)
-    list(APPEND components records comm pipeline model text checkpoint run plan train)
+    list(APPEND components records comm pipeline model text checkpoint run plan train serve)
 endif()
 set(package_folder "${CMAKE_INSTALL_LIBDIR}/cmake/bellows")
 foreach(component IN LISTS components)

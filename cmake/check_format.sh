@@ -14,5 +14,5 @@ done
 [ -n "$program" ] || { echo "$0: needs clang-format 19 (package clang-format-19)" >&2; exit 1; }
 mode="--dry-run --Werror"
 [ "${1:-}" != --fix ] || mode=-i
-find base engine fp8 comm pipeline model text checkpoint run plan train verify app examples tests bench cmake \
+find base engine fp8 comm pipeline model text checkpoint run plan train serve verify app examples tests bench cmake \
     -name '*.cpp' -o -name '*.hpp' | sort | xargs "$program" $mode --style=file

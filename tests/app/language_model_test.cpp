@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
 // A checkpoint as `generate` opens it: the trained model, forward only.
-#include "app/language_model.hpp"
+#include <bellows/serve/language_model.hpp>
 
 #include "small_run.hpp"
 #include "support/temporary_folder.hpp"
@@ -55,7 +55,7 @@ TEST(LanguageModel, HasTheTrainersLossAndNoGradients) {
         Trained run;
         train(run, precision);
         const RunConfig& config = run.options.config;
-        LanguageModel model(testing::test_options(), run.checkpoint, config);
+        LanguageModel model(testing::test_options(), run.checkpoint);
         // The same products in another order of sums; in bf16 the head's logits are rounded alike.
         EXPECT_NEAR(loss_of_step(model, 1, config.train), run.before, 1e-5 * run.before);
         const MemoryReport report = model.memory_report();
@@ -74,7 +74,7 @@ TEST(LanguageModel, TheLastTokensDecide) {
     Trained run;
     train(run, "f32");
     const RunConfig& config = run.options.config;
-    LanguageModel model(testing::test_options(), run.checkpoint, config);
+    LanguageModel model(testing::test_options(), run.checkpoint);
     std::vector<std::uint32_t> text(3 * config.train.seq);
     fill_sequence(0, 0, text);
     const std::vector<float> logits = model.next(text);

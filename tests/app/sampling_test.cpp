@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT
-#include "app/sampling.hpp"
 #include "support/temporary_folder.hpp"
 
+#include <bellows/serve/sampling.hpp>
 #include <bellows/text/words.hpp>
 
 #include <cmath>

@@ -20,6 +20,9 @@
 
 namespace bellows {
 
+/// The configuration of the run that wrote a checkpoint, among its texts.
+inline constexpr const char* kConfigFile = "config.toml";
+
 /// What state.json says beside its list of files.
 struct CheckpointState {
     std::uint64_t step = 0; ///< steps done

@@ -1,32 +1,44 @@
 // SPDX-License-Identifier: MIT
-#include "app/language_model.hpp"
+#include <bellows/serve/language_model.hpp>
 
 #include <bellows/base/error.hpp>
+#include <bellows/checkpoint/weights.hpp>
 #include <bellows/comm/message.hpp>
 #include <bellows/engine/gemm_plan.hpp>
 #include <bellows/model/stage.hpp>
 #include <bellows/run/groups.hpp>
 #include <bellows/run/kernels.hpp>
-#include <bellows/train/checkpoints.hpp>
 
 #include <algorithm>
 #include <cmath>
 #include <optional>
+#include <string>
 
 namespace bellows {
 
+namespace {
+
+std::string source_of(const Checkpoint& checkpoint) {
+    return (checkpoint.folder() / kConfigFile).string();
+}
+
+} // namespace
+
 struct LanguageModel::Impl {
     Impl(const DeviceOptions& device_options, const std::filesystem::path& checkpoint_folder,
-         const RunConfig& run);
+         std::chrono::milliseconds limit);
 
     /// [seq, vocabulary]; valid until the next call. Tokens beyond the text are zeros, which
     /// causality hides from it.
     std::span<const float> forward(std::span<const std::uint32_t> text);
     std::span<const float> row(std::span<const float> logits, std::uint64_t index) const {
-        return logits.subspan(index * config.model.vocabulary, config.model.vocabulary);
+        return logits.subspan(index * model.vocabulary, model.vocabulary);
     }
 
-    RunConfig config;
+    Checkpoint checkpoint;
+    ModelConfig model;
+    TrainingShape shape; ///< of the run that wrote it
+    std::chrono::milliseconds timeout;
     World world;
     std::unique_ptr<Device> device;
     std::unique_ptr<Transport> transport;
@@ -37,27 +49,27 @@ struct LanguageModel::Impl {
 };
 
 LanguageModel::Impl::Impl(const DeviceOptions& device_options,
-                          const std::filesystem::path& checkpoint_folder, const RunConfig& run)
-    : config(run), world(World::single()), device(Device::create(device_options)),
+                          const std::filesystem::path& checkpoint_folder,
+                          std::chrono::milliseconds limit)
+    : checkpoint(Checkpoint::open(checkpoint_folder)),
+      model(parse_model_config(checkpoint.text(kConfigFile), source_of(checkpoint))),
+      shape(parse_training_shape(checkpoint.text(kConfigFile), source_of(checkpoint))),
+      timeout(limit), world(World::single()), device(Device::create(device_options)),
       transport(open_transport(world)), thread(*device, "exchange"),
-      parameters(*device, parameters_of_stage(config.model, 0, 1, 0, 1),
-                 activation_type(config.train.precision), false,
-                 linear_precision(config.train.precision)) {
+      parameters(*device, parameters_of_stage(model, 0, 1, 0, 1), activation_type(shape.precision),
+                 false, linear_precision(shape.precision)) {
     const DType act = parameters.activation();
-    const Checkpoint checkpoint = Checkpoint::open(checkpoint_folder);
     if (act == DType::BF16)
         use_gemm_class(*device,
                        kept_kernels(checkpoint.state().kernels, device->options()).chosen["gemm"]);
-    parameters.use_products(
-        products_of(checkpoint.state().kernels, config.train.precision, *device));
+    parameters.use_products(products_of(checkpoint.state().kernels, shape.precision, *device));
     load_weights(checkpoint, parameters);
-    if (config.model.moe_layers() > 0)
-        exchange.emplace(
-            *device, world, *transport, thread,
-            exchange_config(config.model, config.train.precision, {}, 0, 0, config.train.seq));
+    if (model.moe_layers() > 0)
+        exchange.emplace(*device, world, *transport, thread,
+                         exchange_config(model, shape.precision, {}, 0, 0, shape.seq));
     StageDesc desc;
-    desc.config = config.model;
-    desc.seq = config.train.seq;
+    desc.config = model;
+    desc.seq = shape.seq;
     desc.training = false;
     stage.emplace(desc, parameters, exchange ? &*exchange : nullptr);
 }
@@ -68,18 +80,18 @@ std::span<const float> LanguageModel::Impl::forward(std::span<const std::uint32_
     std::copy(text.begin(), text.end(), tokens.begin());
     for (const Node* node : stage->nodes(0, NodeKind::Forward))
         node->submit({});
-    device->wait_idle(wait_limit(config.train));
+    device->wait_idle(timeout);
     return stage->logits_buffer(0).mapped_as<const float>();
 }
 
 LanguageModel::LanguageModel(const DeviceOptions& device, const std::filesystem::path& checkpoint,
-                             const RunConfig& config)
-    : impl_(std::make_unique<Impl>(device, checkpoint, config)) {
+                             std::chrono::milliseconds timeout)
+    : impl_(std::make_unique<Impl>(device, checkpoint, timeout)) {
 }
 LanguageModel::~LanguageModel() = default;
 
 std::vector<float> LanguageModel::next(std::span<const std::uint32_t> text) {
-    const std::uint64_t used = std::min<std::uint64_t>(text.size(), impl_->config.train.seq);
+    const std::uint64_t used = std::min<std::uint64_t>(text.size(), impl_->shape.seq);
     if (used == 0)
         throw Error(ErrorCode::InvalidArgument, "there is no text that a token could follow");
     const auto row = impl_->row(impl_->forward(text.last(used)), used - 1);
@@ -87,7 +99,7 @@ std::vector<float> LanguageModel::next(std::span<const std::uint32_t> text) {
 }
 
 double LanguageModel::loss(std::span<const std::uint32_t> tokens) {
-    const std::uint64_t seq = impl_->config.train.seq;
+    const std::uint64_t seq = impl_->shape.seq;
     if (tokens.size() != seq + 1)
         throw Error(ErrorCode::InvalidArgument, "a loss needs " + std::to_string(seq + 1) +
                                                     " tokens, not " +

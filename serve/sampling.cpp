@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-#include "app/sampling.hpp"
+#include <bellows/serve/sampling.hpp>
 
 #include <bellows/base/error.hpp>
 #include <bellows/base/mix.hpp>

@@ -4,11 +4,11 @@
 // A model of a checkpoint that only runs forward: one rank holds all of it on a device of its own,
 // without gradients. Owned by its caller; one thread at a time.
 
-#include <bellows/checkpoint/checkpoint.hpp>
 #include <bellows/engine/device.hpp>
-#include <bellows/train/train_config.hpp>
 
+#include <chrono>
 #include <cstdint>
+#include <filesystem>
 #include <memory>
 #include <span>
 #include <vector>
@@ -17,10 +17,10 @@ namespace bellows {
 
 class LanguageModel {
 public:
-    /// config: of the run that wrote the checkpoint. Throws what Checkpoint::open() and
-    /// Device::create() throw, Error{Corrupt} where the checkpoint is not of such a model.
+    /// timeout: of every wait for the device. Throws what Checkpoint::open() and Device::create()
+    /// throw, Error{Corrupt} where the checkpoint's tensors are not of its config.toml's model.
     LanguageModel(const DeviceOptions& device, const std::filesystem::path& checkpoint,
-                  const RunConfig& config);
+                  std::chrono::milliseconds timeout = TimePoint::kDefaultTimeout);
     ~LanguageModel();
 
     /// Logits [vocabulary] of the token after `text`, of which the last seq tokens count.
