@@ -16,7 +16,9 @@ namespace {
 
 using Json = nlohmann::json;
 
+/// What every version so far has written.
 constexpr std::uint64_t kFormat = 1;
+constexpr std::uint64_t kAny = std::numeric_limits<std::uint64_t>::max();
 constexpr std::uint64_t kLargestState = std::uint64_t{16} << 20;
 
 std::uint64_t number(const Json& json, const char* key, std::uint64_t most) {
@@ -37,12 +39,21 @@ bool is_plain_name(const std::string& name) {
            name.find('\0') == std::string::npos;
 }
 
-CheckpointState from_json(const Json& json, std::map<std::string, CheckpointFile>& files) {
-    constexpr std::uint64_t kAny = std::numeric_limits<std::uint64_t>::max();
-    if (number(json, "format", kAny) != kFormat) {
-        throw Error(ErrorCode::Corrupt, "format is " + json.at("format").dump() +
-                                            ", this program reads " + std::to_string(kFormat));
+/// Before anything else is looked at: a later format may even be summed otherwise.
+void require_format(const Json& json) {
+    const std::uint64_t format = number(json, "format", kAny);
+    if (format > kFormat) {
+        throw Error(ErrorCode::Unsupported, "the checkpoint has format " + std::to_string(format) +
+                                                ", this program knows " + std::to_string(kFormat) +
+                                                "; use a newer Bellows");
     }
+    if (format != kFormat) {
+        throw Error(ErrorCode::Corrupt, "format is " + std::to_string(format));
+    }
+}
+
+CheckpointState from_json(const Json& json, std::map<std::string, CheckpointFile>& files) {
+    require_format(json);
     require_checksum(json);
     CheckpointState state;
     state.step = number(json, "step", kAny);
@@ -91,8 +102,9 @@ CheckpointState parse_checkpoint_state(const std::filesystem::path& path,
         throw Error(ErrorCode::Corrupt, file + " is not the state of a checkpoint: a value is "
                                                "missing or of the wrong kind");
     } catch (const Error& error) {
-        throw Error(error.code(),
-                    file + ": " + error.message() + "; the checkpoint was damaged or changed");
+        const bool corrupt = error.code() == ErrorCode::Corrupt;
+        throw Error(error.code(), file + ": " + error.message() +
+                                      (corrupt ? "; the checkpoint was damaged or changed" : ""));
     }
 }
 

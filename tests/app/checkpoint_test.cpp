@@ -1,4 +1,5 @@
 // SPDX-License-Identifier: MIT
+#include "base/records/checked_json.hpp"
 #include "base/records/checksum.hpp"
 #include "support/temporary_folder.hpp"
 
@@ -289,12 +290,45 @@ TEST(Checkpoint, MoreKeysInTheStateAreNoDamage) {
     EXPECT_NO_THROW(Checkpoint::open(folder).verify());
 }
 
+// With check sums that fit, as a later version would write them.
+TEST(Checkpoint, OfALaterFormatIsRefusedAsThat) {
+    TemporaryFolder run;
+    const fs::path folder = write_checkpoint(run.path(), 1);
+    const std::string name = "checkpoints/step-1/state.json";
+    const auto written = nlohmann::json::parse(content_of(folder / "state.json"));
+    EXPECT_EQ(written.at("format"), 1);
+    const auto write = [&](const nlohmann::json& format) {
+        auto json = written;
+        json["format"] = format;
+        run.write(name, format_checked(json));
+    };
+    write(1);
+    EXPECT_NO_THROW(Checkpoint::open(folder).verify());
+    for (const std::uint64_t later : {std::uint64_t{2}, ~std::uint64_t{0}}) {
+        write(later);
+        EXPECT_BELLOWS_ERROR(Checkpoint::open(folder), Unsupported,
+                             "has format " + std::to_string(later) +
+                                 ", this program knows 1; use a newer Bellows");
+    }
+    // Later versions may sum otherwise, or have other keys.
+    run.write(name, "{\"format\": 2}");
+    EXPECT_BELLOWS_ERROR(Checkpoint::open(folder), Unsupported, "format 2");
+    for (const char* format : {"0", "-1", "-2", "1.0", "2.5", "1e30", "\"1\"", "null", "true",
+                               "[1]", "18446744073709551616"}) {
+        SCOPED_TRACE(format);
+        write(nlohmann::json::parse(format));
+        EXPECT_BELLOWS_ERROR(Checkpoint::open(folder), Corrupt, "format is ");
+    }
+    auto without = written;
+    without.erase("format");
+    run.write(name, format_checked(without));
+    EXPECT_BELLOWS_ERROR(Checkpoint::open(folder), Corrupt, "missing");
+}
+
 TEST(Checkpoint, StateCannotLeadOutOfTheFolder) {
     TemporaryFolder run;
     run.write("step-1/state.json", std::string(100000, '['));
     EXPECT_BELLOWS_ERROR(Checkpoint::open(run.path() / "step-1"), Corrupt, "nested");
-    run.write("step-1/state.json", "{\"format\": 2}");
-    EXPECT_BELLOWS_ERROR(Checkpoint::open(run.path() / "step-1"), Corrupt, "format");
     run.write("step-1/state.json", "[]");
     EXPECT_BELLOWS_ERROR(Checkpoint::open(run.path() / "step-1"), Corrupt, "state.json");
 }
