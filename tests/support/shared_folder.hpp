@@ -3,8 +3,8 @@
 
 // A temporary folder of all ranks of a test.
 
-#include "support/mpi_test.hpp"
-#include "support/temporary_folder.hpp"
+#include "mpi_test.hpp"
+#include "temporary_folder.hpp"
 
 #include <bellows/comm/host_collectives.hpp>
 

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: MIT
 // Products of bf16 linear layers: how they go stays with a run, and the transposed copies of
 // weights that they want are there where they are wanted and follow the weights.
-#include "small_run.hpp"
 #include "support/bf16_products.hpp"
 #include "support/compare.hpp"
+#include "support/small_run.hpp"
 #include "support/temporary_folder.hpp"
 #include "support/test_device.hpp"
 
@@ -168,7 +168,7 @@ KernelChoice wanted_kernels(Device& device, const std::optional<Checkpoint>& bef
 
 TEST(ChoiceOfBf16Products, StaysWithTheRun) {
     TemporaryFolder folder;
-    TrainOptions options;
+    SavedRun options;
     options.config = bf16_run();
     options.out = folder.path();
     const auto device = testing::make_device();

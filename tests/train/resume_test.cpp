@@ -2,9 +2,9 @@
 // Ranks with copies of the same parameters, each of which updates a part: that they learn what one
 // rank learns, go on from a checkpoint bit by bit in every precision, and take the memory that was
 // estimated.
-#include "shared_folder.hpp"
-#include "small_run.hpp"
 #include "support/mpi_test.hpp"
+#include "support/shared_folder.hpp"
+#include "support/small_run.hpp"
 #include "support/test_device.hpp"
 
 #include <bellows/plan/memory_estimate.hpp>
@@ -68,7 +68,7 @@ protected:
 };
 
 TEST_P(ResumeIn, GoesOnBitByBit) {
-    TrainOptions options;
+    SavedRun options;
     options.config = config_;
     options.layout = copies();
     options.out = folder_.path();

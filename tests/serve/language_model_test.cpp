@@ -2,7 +2,7 @@
 // A checkpoint as `generate` opens it: the trained model, forward only.
 #include <bellows/serve/language_model.hpp>
 
-#include "small_run.hpp"
+#include "support/small_run.hpp"
 #include "support/temporary_folder.hpp"
 #include "support/test_device.hpp"
 
@@ -17,7 +17,7 @@ namespace {
 /// step 1, which the checkpoint holds.
 struct Trained {
     TemporaryFolder folder;
-    TrainOptions options;
+    SavedRun options;
     std::filesystem::path checkpoint;
     double before = 0;
     std::uint64_t weight_bytes = 0;

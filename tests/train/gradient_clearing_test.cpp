@@ -4,8 +4,8 @@
 
 #include "train/gradient_clearing.hpp"
 
-#include "small_run.hpp"
 #include "support/compare.hpp"
+#include "support/small_run.hpp"
 #include "support/test_device.hpp"
 
 #include <gtest/gtest.h>

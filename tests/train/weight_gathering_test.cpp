@@ -3,11 +3,11 @@
 // leaves that updates everything: all that layers read, bit by bit, in every precision, and what
 // checkpoints keep; and who gets which part.
 
-#include "small_run.hpp"
 #include "support/bf16_products.hpp"
 #include "support/compare.hpp"
 #include "support/mpi_test.hpp"
 #include "support/packed_weights.hpp"
+#include "support/small_run.hpp"
 #include "support/test_device.hpp"
 #include "train/update_parts.hpp"
 #include "train/weight_gathering.hpp"

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT
 // Which queue computes what in a trainer's step, where a device has one for each role; and that the
 // step is the same there.
-#include "small_run.hpp"
+#include "support/small_run.hpp"
 #include "support/test_device.hpp"
 
 #include <bellows/train/trainer.hpp>

@@ -2,9 +2,9 @@
 // Checkpoints of a trainer on two ranks whose disks differ in speed, or of which one fails.
 #include <bellows/train/checkpoints.hpp>
 
-#include "shared_folder.hpp"
-#include "small_run.hpp"
 #include "support/mpi_test.hpp"
+#include "support/shared_folder.hpp"
+#include "support/small_run.hpp"
 #include "support/test_device.hpp"
 
 #include <chrono>
@@ -41,7 +41,7 @@ protected:
 
     std::unique_ptr<Device> device_ = testing::make_device();
     SharedFolder folder_;
-    TrainOptions options_;
+    SavedRun options_;
     std::optional<Trainer> trainer_;
 };
 

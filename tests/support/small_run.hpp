@@ -6,7 +6,9 @@
 #include <bellows/train/train_config.hpp>
 
 #include <cstdint>
+#include <filesystem>
 #include <span>
+#include <string>
 
 namespace bellows {
 
@@ -31,6 +33,14 @@ inline RunConfig small_run() {
     run.train.seq = 8;
     return run;
 }
+
+/// What a run's checkpoints are made of.
+struct SavedRun {
+    RunConfig config;
+    RunLayout layout{};
+    std::filesystem::path out;
+    std::string config_text() const { return to_toml(config); }
+};
 
 /// Matrices of which some are too narrow for fp8::Variant::Direct.
 inline ModelConfig wide_model() {

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT
 // Training with FP8 linear layers: the loss goes the way of bf16's, and a run repeats and resumes
 // bit by bit, also where it computes products otherwise than the device usually does.
-#include "small_run.hpp"
+#include "support/small_run.hpp"
 #include "support/temporary_folder.hpp"
 #include "support/test_device.hpp"
 
@@ -59,7 +59,7 @@ TEST(Fp8Training, TheLossFollowsBf16) {
 
 TEST(Fp8Training, ARunRepeatsAndResumesBitByBit) {
     TemporaryFolder folder;
-    TrainOptions options;
+    SavedRun options;
     options.config = run_with("fp8");
     options.out = folder.path();
     const auto device = testing::make_device();
@@ -116,7 +116,7 @@ std::vector<float> moments_of(Trainer& trainer) {
 
 Outcome run_of(Device& device, const KernelChoice& kernels, const std::filesystem::path& folder) {
     World world = World::single();
-    TrainOptions options;
+    SavedRun options;
     options.config = wide_run();
     options.out = folder;
     Trainer trainer(device, world, options.config, options.layout, kernels);

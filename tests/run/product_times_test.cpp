@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT
 // Times of FP8 products are kept in a file and read again; what is damaged or another's is not.
 #include "base/records/checked_json.hpp"
-#include "small_run.hpp"
+#include "support/small_run.hpp"
 #include "support/temporary_folder.hpp"
 #include "support/test_device.hpp"
 
@@ -37,7 +37,7 @@ protected:
 
     /// Training, and a program that reads what was trained; the choice is "packed", and tiles.
     void expect_runs_take(const fp8::Choice& packed) {
-        TrainOptions options;
+        SavedRun options;
         options.config = small_run();
         options.config.train.precision = Precision::FP8;
         options.out = folder_.path();
