@@ -107,7 +107,7 @@ protected:
         state.step = step;
         state.layout = {1, 1, 1};
         return commit_checkpoint(run_folder, state, {"model.safetensors"},
-                                 {{"config.toml", config_text}});
+                                 {{kConfigFile, config_text}});
     }
 
     TemporaryFolder folder;

@@ -42,7 +42,7 @@ fs::path write_checkpoint(const fs::path& run, std::uint64_t step, float value =
     write_shard(folder / shards()[0], "embedding", {value, 2});
     write_shard(folder / shards()[1], "head", {3});
     write_shard(folder / shards()[2], "embedding.m", {4, 5});
-    return commit_checkpoint(run, state_at(step), shards(), {{"config.toml", "[train]\n"}});
+    return commit_checkpoint(run, state_at(step), shards(), {{kConfigFile, "[train]\n"}});
 }
 
 std::size_t entries(const fs::path& folder) {

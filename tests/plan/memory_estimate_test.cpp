@@ -41,7 +41,7 @@ void expect_near(const RunConfig& run, bool roles_apart) {
                                                                 QueueRole::ComputeDeferredBeside)};
     MemoryEstimate estimate = estimate_memory(run.model, run.train, layout, 0, compute);
     const MemoryReport report = report_of(run, layout, roles_apart);
-    SCOPED_TRACE(to_text(run.train.precision) + (roles_apart ? ", roles apart" : "") +
+    SCOPED_TRACE(std::string(to_text(run.train.precision)) + (roles_apart ? ", roles apart" : "") +
                  ", estimated " + describe_memory(estimate.bytes));
     for (std::size_t i = 0; i < kNumMemoryCategories; ++i) {
         const auto actual = static_cast<double>(report.categories[i].peak_bytes);

@@ -31,7 +31,8 @@ void train(Trained& run, const char* precision) {
     World world = World::single();
     Trainer trainer(*device, world, run.options.config, run.options.layout);
     trainer.step(0, fill_sequence);
-    run.checkpoint = save_checkpoint(run.options, trainer, world, 1);
+    run.checkpoint = save_checkpoint(run.options.out, {{kConfigFile, run.options.config_text()}},
+                                     trainer, world, 1);
     run.before = trainer.step(1, fill_sequence).loss;
     device->wait_idle();
     run.weight_bytes = device->memory_report().of(MemoryCategory::Weights).bytes;

@@ -184,7 +184,7 @@ TEST(ChoiceOfBf16Products, StaysWithTheRun) {
         trainer.step(0, fill_sequence);
         device->wait_idle();
         saved.emplace(Checkpoint::open(save_checkpoint(
-            options.out, {{"config.toml", options.config_text()}}, trainer, world, 1)));
+            options.out, {{kConfigFile, options.config_text()}}, trainer, world, 1)));
         EXPECT_EQ(saved->state().kernels, trainer.chosen_kernels());
     }
     EXPECT_EQ(describe(*device, products_of(saved->state().kernels, options.config.train.precision,

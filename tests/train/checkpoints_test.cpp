@@ -48,7 +48,7 @@ protected:
 // Whoever has read its part waits for the others: the first exchange after it has a minute.
 TEST_F(RunCheckpoint, RanksLeaveTheReadingTogether) {
     constexpr std::chrono::milliseconds kSlower{1500};
-    save_checkpoint(options_.out, {{"config.toml", options_.config_text()}}, *trainer_, world(), 1);
+    save_checkpoint(options_.out, {{kConfigFile, options_.config_text()}}, *trainer_, world(), 1);
     const Checkpoint checkpoint = Checkpoint::open(checkpoint_folder());
     world().control().barrier(std::chrono::seconds(60));
     const auto start = Clock::now();
@@ -61,7 +61,7 @@ TEST_F(RunCheckpoint, RanksLeaveTheReadingTogether) {
 }
 
 TEST_F(RunCheckpoint, WhatOneRankCannotReadFailsOnAll) {
-    save_checkpoint(options_.out, {{"config.toml", options_.config_text()}}, *trainer_, world(), 1);
+    save_checkpoint(options_.out, {{kConfigFile, options_.config_text()}}, *trainer_, world(), 1);
     const Checkpoint checkpoint = Checkpoint::open(checkpoint_folder());
     world().control().barrier(std::chrono::seconds(60));
     // Rank 1 reads the second shard alone; its last byte belongs to a tensor of that rank.

@@ -71,7 +71,7 @@ TEST(Fp8Training, ARunRepeatsAndResumesBitByBit) {
         for (std::uint64_t step = 0; step < 4; ++step) {
             whole.push_back(trainer.step(step, fill_sequence).loss);
             if (step == 1)
-                saved = save_checkpoint(options.out, {{"config.toml", options.config_text()}},
+                saved = save_checkpoint(options.out, {{kConfigFile, options.config_text()}},
                                         trainer, world, 2);
         }
         device->wait_idle();
@@ -125,7 +125,7 @@ Outcome run_of(Device& device, const KernelChoice& kernels, const std::filesyste
         trainer.step(step, fill_sequence);
         device.wait_idle();
         if (step == 0)
-            outcome.saved = save_checkpoint(options.out, {{"config.toml", options.config_text()}},
+            outcome.saved = save_checkpoint(options.out, {{kConfigFile, options.config_text()}},
                                             trainer, world, 1);
     }
     outcome.moments = moments_of(trainer);

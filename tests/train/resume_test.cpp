@@ -78,7 +78,7 @@ TEST_P(ResumeIn, GoesOnBitByBit) {
         for (std::uint64_t step = 0; step < kSteps; ++step) {
             expected = step_of(trainer, *device_, step);
             if (step + 2 == kSteps)
-                save_checkpoint(options.out, {{"config.toml", options.config_text()}}, trainer,
+                save_checkpoint(options.out, {{kConfigFile, options.config_text()}}, trainer,
                                 world(), step + 1);
         }
     }

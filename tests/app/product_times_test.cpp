@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: MIT
 // Times of FP8 products are kept in a file and read again; what is damaged or another's is not.
+#include "app/product_table.hpp"
 #include "base/records/checked_json.hpp"
 #include "support/small_run.hpp"
 #include "support/temporary_folder.hpp"
@@ -45,8 +46,8 @@ protected:
         Trainer trainer(*device_, world, options.config, {}, {{{"fp8", "packed"}}, true});
         EXPECT_EQ(trainer.parameters().products(), packed);
         EXPECT_EQ(trainer.chosen_kernels().at("fp8"), "packed") << "a tile decides no bits";
-        const auto saved = save_checkpoint(options.out, {{"config.toml", options.config_text()}},
-                                           trainer, world, 1);
+        const auto saved =
+            save_checkpoint(options.out, {{kConfigFile, options.config_text()}}, trainer, world, 1);
         device_->wait_idle();
         EXPECT_EQ(products_of(Checkpoint::open(saved).state().kernels,
                               options.config.train.precision, *device_),
@@ -70,7 +71,7 @@ TEST_F(ProductTimesTest, AreKeptAndReadAgain) {
     ASSERT_TRUE(kept);
     EXPECT_EQ(kept->measured, measured.measured);
     EXPECT_EQ(kept->file, file_);
-    EXPECT_EQ(json_of(*kept), json_of(measured));
+    EXPECT_EQ(to_json(*kept), to_json(measured));
     EXPECT_EQ(format_product_times(*kept), format_product_times(measured));
     for (const auto& entry : fs::directory_iterator(file_.parent_path()))
         EXPECT_NE(entry.path().extension(), ".new") << entry.path();
