@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-# `cmake --install` gives find_package(bellows COMPONENTS base engine fp8 schedule shape comm pipeline model).
+# `cmake --install` gives find_package(bellows COMPONENTS base engine fp8 schedule shape comm pipeline model ...).
 include(GNUInstallDirs)
 include(CMakePackageConfigHelpers)
 

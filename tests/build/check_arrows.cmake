@@ -47,7 +47,7 @@ room(text PURE USES base PREFIX text)
 room(checkpoint USES model/layers PREFIX checkpoint)
 room(run USES model/layers PREFIX run)
 room(plan USES run PREFIX plan)
-room(train USES run plan checkpoint text pipeline/runtime PREFIX train PRIVATE_TO app)
+room(train USES run plan checkpoint text pipeline/runtime PREFIX train)
 room(serve USES run plan checkpoint text pipeline/runtime PREFIX serve)
 room(app USES train serve verify)
 
