@@ -72,18 +72,18 @@ function(bellows_precompile target)
     target_precompile_headers(${target} REUSE_FROM ${precompiled})
 endfunction()
 
-# bellows_library(<component> [PUBLIC libs...] [PRIVATE libs...] [WITHOUT folders...])
+# bellows_library(<component> [PUBLIC libs...] [PRIVATE libs...] [WITHOUT paths...])
 # Library bellows_<component>, alias bellows::<component>, of all *.cpp below the current folder,
-# with the public headers in its folders named include/. WITHOUT: folders that are libraries of
-# their own. A folder without sources gives a library of headers only.
+# with the public headers in its folders named include/. WITHOUT: folders and sources that belong to
+# other libraries. A folder without sources gives a library of headers only.
 function(bellows_library name)
     cmake_parse_arguments(PARSE_ARGV 1 arg "" "" "PUBLIC;PRIVATE;WITHOUT")
     file(GLOB_RECURSE sources CONFIGURE_DEPENDS "${CMAKE_CURRENT_SOURCE_DIR}/*.cpp")
     file(GLOB_RECURSE headers CONFIGURE_DEPENDS "${CMAKE_CURRENT_SOURCE_DIR}/*.hpp")
     list(FILTER headers INCLUDE REGEX "/include/bellows/")
-    foreach(folder IN LISTS arg_WITHOUT)
-        list(FILTER sources EXCLUDE REGEX "^${CMAKE_CURRENT_SOURCE_DIR}/${folder}/")
-        list(FILTER headers EXCLUDE REGEX "^${CMAKE_CURRENT_SOURCE_DIR}/${folder}/")
+    foreach(path IN LISTS arg_WITHOUT)
+        list(FILTER sources EXCLUDE REGEX "^${CMAKE_CURRENT_SOURCE_DIR}/${path}(/|$)")
+        list(FILTER headers EXCLUDE REGEX "^${CMAKE_CURRENT_SOURCE_DIR}/${path}(/|$)")
     endforeach()
     set(include_dirs "${headers}")
     list(TRANSFORM include_dirs REPLACE "/include/bellows/.*" "/include")

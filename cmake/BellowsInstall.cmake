@@ -3,9 +3,9 @@
 include(GNUInstallDirs)
 include(CMakePackageConfigHelpers)
 
-set(components base engine fp8 schedule shape)
+set(components base sizes engine fp8 schedule shape plan)
 if(BELLOWS_MPI)
-    list(APPEND components records comm pipeline model text checkpoint run plan train serve)
+    list(APPEND components records comm pipeline model text checkpoint run train serve)
 endif()
 set(package_folder "${CMAKE_INSTALL_LIBDIR}/cmake/bellows")
 foreach(component IN LISTS components)

@@ -2,11 +2,10 @@
 #include <bellows/plan/memory_estimate.hpp>
 
 #include <bellows/base/error.hpp>
-#include <bellows/comm/collectives.hpp>
-#include <bellows/engine/ops.hpp>
-#include <bellows/model/parameter_store.hpp>
-#include <bellows/run/groups.hpp>
+#include <bellows/comm/sizes.hpp>
+#include <bellows/engine/sizes.hpp>
 #include <bellows/schedule/schedule.hpp>
+#include <bellows/shape/groups.hpp>
 #include <bellows/shape/sharded_ranges.hpp>
 #include <bellows/shape/stages.hpp>
 
@@ -248,7 +247,7 @@ std::uint64_t add_parameters(MemoryEstimate& e, const RunLayout& layout, const S
     // Experts' and others apart, through a buffer of the host and, where they are not kept, one of
     // the device.
     const std::uint64_t side_by_side = std::max(experts, elements - experts);
-    return std::max(std::min(side_by_side, ParameterStore::kElementsAtOnce), largest) * kF32 *
+    return std::max(std::min(side_by_side, kInitialisedAtOnce), largest) * kF32 *
            (s.act == kF32 ? 1 : 2);
 }
 
@@ -323,8 +322,8 @@ MemoryEstimate estimate_memory(const ModelConfig& m, const TrainingShape& shape,
         const auto first = static_cast<int>(rank * layout.dp);
         const ExchangeConfig exchange =
             exchange_config(m, shape.precision, layout, rank, 0, s.tokens);
-        s.handle = ExpertExchange::handle_bytes(topology, first, exchange) +
-                   ExpertExchange::record_bytes(topology, first, exchange);
+        s.handle = exchange_handle_bytes(topology, first, exchange) +
+                   exchange_record_bytes(topology, first, exchange);
     }
     const Schedule schedule = pipeline_schedule(m, shape, layout);
     MemoryEstimate all;

@@ -6,8 +6,8 @@
 #include <bellows/comm/message.hpp>
 #include <bellows/engine/gemm_plan.hpp>
 #include <bellows/model/stage.hpp>
-#include <bellows/run/groups.hpp>
 #include <bellows/run/kernels.hpp>
+#include <bellows/shape/groups.hpp>
 
 #include <algorithm>
 #include <cmath>

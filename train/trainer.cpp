@@ -17,7 +17,7 @@
 #include <bellows/comm/pipe.hpp>
 #include <bellows/engine/gemm_plan.hpp>
 #include <bellows/pipeline/executor.hpp>
-#include <bellows/run/groups.hpp>
+#include <bellows/shape/groups.hpp>
 #include <bellows/shape/stages.hpp>
 #include <bellows/train/optimizer.hpp>
 

@@ -71,7 +71,7 @@ PairRig::PairRig(Device& device, Stopwatch& watch, const PairShape& shape)
         shape.fp8 ? LinearPrecision::Fp8 : LinearPrecision::AsActivations);
     parameters_->use_products(shape.fp8 ? fp8::usual_choice(device)
                                         : fp8::usual_choice_of_bf16(device));
-    ExchangeConfig of = MoeFfn::exchange_config(
+    ExchangeConfig of = expert_exchange_config(
         model, DType::BF16, shape.fp8 ? LinearPrecision::Fp8 : LinearPrecision::AsActivations);
     of.name = "experts";
     of.ranks.resize(ranks);

@@ -11,8 +11,8 @@
 // node, whose tokens are the rows of the first. Rows that a rank has passed on stand where they
 // would if they had come from their sources: by source node, then by the rank that they came from.
 
+#include "exchange_sizes.hpp"
 #include "grid.hpp"
-#include "shape.hpp"
 #include "transport/device_link.hpp"
 
 #include <bellows/comm/expert_exchange.hpp>
@@ -42,6 +42,12 @@ struct ExpertExchange::Impl : ExchangeShape {
     std::shared_ptr<Impl> before{};
     ControlPlane::Subscription on_failure{}; ///< given up with the ExpertExchange itself
     std::uint32_t workgroups = 0;            ///< most of the calls that follow; 0: as many as serve
+    /// Codes and scales of `rows` rows that stand row_stride bytes from each other in `memory`.
+    fp8::Quantized quantized(BufferView memory, std::uint64_t rows, std::uint64_t row_stride) const;
+    /// Rows of elements, not codes, that stand so.
+    TensorView plain(BufferView memory, DType dtype, std::uint64_t rows,
+                     std::uint64_t row_stride) const;
+
     /// Counted by the lanes, read by anybody.
     std::atomic<std::uint64_t> exchanges{0}, nanoseconds_waited{0}, nanoseconds_for_counts{0},
         nanoseconds_for_memory{0}, nanoseconds_moving{0};
@@ -138,8 +144,8 @@ struct ExchangeHandle::Impl {
     Buffer send_records;
     Buffer back_records; ///< inbound, the same rows coming back; late likewise
     // At the experts.
-    /// Upload: received records, own_range(); at kCountsAt rows of each local expert (RankMajor);
-    /// then, for the next hop, first_rows().
+    /// Upload: received records, own_range(); at kHandleCountsAt rows of each local expert
+    /// (RankMajor); then, for the next hop, first_rows().
     Buffer record_count;
     Buffer received; ///< late: outbound records, by source rank
     Buffer returned; ///< late: inbound records to send
@@ -151,8 +157,6 @@ struct ExchangeHandle::Impl {
     Buffer rows, gradients;
     std::vector<RowTensor> row_tensors; ///< of the caller
     Buffer staging_out, staging_in;     ///< host copies, grown by the lane
-
-    static constexpr std::uint64_t kCountsAt = 16;
 
     /// Low latency, by the lane: where nothing stands of members that the exchange is without, in
     /// received and in back_records.
@@ -228,18 +232,6 @@ struct ExchangeHandle::Impl {
     /// Waits until others have what they take from its memory, and for what still runs.
     void finish();
 };
-
-/// Memory that a handle takes when it is made.
-struct HandleBuffer {
-    Buffer ExchangeHandle::Impl::* buffer;
-    const char* what;
-    std::uint64_t bytes = 0;
-    MemoryKind kind = MemoryKind::Device;
-    WireMemory ExchangeHandle::Impl::* memory = nullptr; ///< of records that travel
-    bool receives = false;                               ///< those
-};
-/// All of a hop's.
-std::vector<HandleBuffer> handle_buffers(const ExchangeShape& exchange);
 
 using ExchangeHandlePtr = std::shared_ptr<ExchangeHandle::Impl>;
 

@@ -7,7 +7,7 @@
 #include <bellows/base/rounding.hpp>
 
 #include <algorithm>
-#include <cmath>
+#include <iterator>
 #include <utility>
 
 namespace bellows {
@@ -27,136 +27,86 @@ Recording& RecordingCache::keep(std::vector<BufferView> key, std::unique_ptr<Rec
     return *kept_.back().second;
 }
 
-std::vector<HandleBuffer> handle_buffers(const ExchangeShape& exchange) {
+namespace {
+
+/// Where a handle keeps its parts.
+struct HandleBuffer {
+    HandlePart part;
+    Buffer ExchangeHandle::Impl::* buffer;
+    const char* what;
+    MemoryKind kind = MemoryKind::Device;
+    WireMemory ExchangeHandle::Impl::* memory = nullptr; ///< of records that travel
+    bool receives = false;                               ///< those
+};
+
+const HandleBuffer& buffer_of(HandlePart part) {
     using Handle = ExchangeHandle::Impl;
-    const ExchangeConfig& c = exchange.config;
-    const std::uint64_t members = exchange.group_size(), routes = exchange.routes();
-    const std::uint64_t experts = exchange.own_experts();
-    const std::uint64_t most_in = exchange.most_received(), most_sent = exchange.most_sent();
-    const std::uint64_t slots_out = c.max_tokens * c.top_k, slots_in = most_in * c.top_k;
-    const bool by_tokens = exchange.by_tokens(), low_latency = exchange.low_latency();
-    const std::uint64_t capacity = exchange.capacity();
-    const Record token = exchange.token_record(), gradient = exchange.gradient_record(),
-                 sum = exchange.sum_record();
-    std::vector<HandleBuffer> all;
-    const auto add = [&](Buffer Handle::* buffer, const char* what, std::uint64_t bytes,
-                         MemoryKind kind = MemoryKind::Device) {
-        all.push_back({buffer, what, std::max<std::uint64_t>(bytes, 16), kind});
+    static constexpr HandleBuffer kBuffers[] = {
+        {HandlePart::RankSlots, &Handle::rank_slot_to_row, "rank slots"},
+        {HandlePart::RankIds, &Handle::rank_ids, "rank ids"},
+        {HandlePart::RankCounts, &Handle::rank_counts, "rank counts"},
+        {HandlePart::RankOffsets, &Handle::rank_offsets, "rank offsets"},
+        {HandlePart::RankRows, &Handle::rank_row_to_slot, "rank rows"},
+        {HandlePart::Counts, &Handle::block_counts, "counts"},
+        {HandlePart::HostCounts, &Handle::host_counts, "counts", MemoryKind::Readback},
+        {HandlePart::Quantized, &Handle::quantized, "quantised"},
+        {HandlePart::RecordsToSend, &Handle::send_records, "records to send", MemoryKind::Device,
+         &Handle::send_memory},
+        {HandlePart::RecordsBack, &Handle::back_records, "records back", MemoryKind::Device,
+         &Handle::back_memory, true},
+        {HandlePart::RecordCount, &Handle::record_count, "record count", MemoryKind::Upload},
+        {HandlePart::Records, &Handle::received, "records", MemoryKind::Device,
+         &Handle::received_memory},
+        {HandlePart::RecordsToReturn, &Handle::returned, "records to return", MemoryKind::Device,
+         &Handle::returned_memory},
+        {HandlePart::Rows, &Handle::rows, "rows"},
+        {HandlePart::SlotIds, &Handle::slot_ids, "slot ids"},
+        {HandlePart::SlotWeights, &Handle::slot_weights, "slot weights"},
+        {HandlePart::SlotScalars, &Handle::slot_scalars, "slot scalars"},
+        {HandlePart::Workspace, &Handle::workspace, "workspace"},
+        {HandlePart::ExpertCounts, &Handle::counts, "expert counts"},
+        {HandlePart::Slots, &Handle::slot_to_row, "slots"},
+        {HandlePart::ExpertOffsets, &Handle::offsets, "expert offsets"},
+        {HandlePart::RowsPlaced, &Handle::row_to_slot, "rows placed"},
+        {HandlePart::RowWeights, &Handle::weights_of_rows, "row weights"},
     };
-    const auto add_wire = [&](Buffer Handle::* buffer, WireMemory Handle::* memory,
-                              const char* what, std::uint64_t bytes, bool receives) {
-        all.push_back({buffer, what, bytes, MemoryKind::Device, memory, receives});
-    };
-    add(&Handle::rank_slot_to_row, "rank slots", slots_out * 4);
-    if (!low_latency) {
-        add(&Handle::rank_ids, "rank ids", slots_out * 4);
-        add(&Handle::rank_counts, "rank counts", routes * 4);
-        add(&Handle::rank_offsets, "rank offsets", (routes + 1) * 4);
-        add(&Handle::rank_row_to_slot, "rank rows",
-            ops::moe_capacity(c.max_tokens, c.top_k, routes, 1) * 4);
-        const std::uint64_t counts =
-            ops::moe_layout_workspace_bytes(c.max_tokens, c.top_k, routes + c.num_experts);
-        add(&Handle::block_counts, "counts", counts);
-        add(&Handle::host_counts, "counts", counts, MemoryKind::Readback);
-        if ((token.codes() || gradient.codes()) && !exchange.has_before())
-            add(&Handle::quantized, "quantised", c.max_tokens * exchange.quantized_bytes());
-    }
-    if (!exchange.has_before()) { // else what the hop before brings
-        if (!low_latency)
-            add_wire(&Handle::send_records, &Handle::send_memory, "records to send",
-                     most_sent * std::max(token.bytes, gradient.bytes), false);
-        add_wire(&Handle::back_records, &Handle::back_memory, "records back",
-                 (low_latency ? most_in : most_sent) * sum.bytes, true);
-    }
-    add(&Handle::record_count, "record count", Handle::kCountsAt + (experts + members) * 4,
-        MemoryKind::Upload);
-    if (low_latency) {
-        add_wire(&Handle::received, &Handle::received_memory, "records", most_in * token.bytes,
-                 false);
-        add_wire(&Handle::returned, &Handle::returned_memory, "records to return",
-                 most_in * sum.bytes, false);
-        if (!by_tokens)
-            add(&Handle::rows, "rows", capacity * token.row_bytes);
-    }
-    add(&Handle::slot_ids, "slot ids", slots_in * 4);
-    add(&Handle::slot_weights, "slot weights", slots_in * 4);
-    add(&Handle::slot_scalars, "slot scalars", slots_in * 4);
-    if (!low_latency && !by_tokens)
-        add(&Handle::workspace, "workspace",
-            ops::moe_layout_workspace_bytes(most_in, c.top_k, experts));
-    if (by_tokens)
-        return all;
-    add(&Handle::counts, "expert counts", experts * 4);
-    add(&Handle::slot_to_row, "slots", slots_in * 4);
-    if (low_latency)
-        return all;
-    add(&Handle::offsets, "expert offsets", (experts + 1) * 4);
-    add(&Handle::row_to_slot, "rows placed",
-        ops::moe_capacity(most_in, c.top_k, experts, c.alignment) * 4);
-    add(&Handle::weights_of_rows, "row weights", capacity * 4);
-    return all;
+    return *std::ranges::find(kBuffers, part, &HandleBuffer::part);
 }
+
+/// A matrix at the start of `memory` whose rows, of whole 16 bytes, stand row_stride bytes from
+/// each other.
+TensorView strided_rows(BufferView memory, DType dtype, std::uint64_t rows, std::uint64_t columns,
+                        std::uint64_t row_stride) {
+    TensorView view;
+    const std::uint64_t row_bytes = round_up(columns * size_of(dtype), 16);
+    view.buffer = memory.sub(0, rows == 0 ? 0 : (rows - 1) * row_stride + row_bytes);
+    view.dtype = dtype;
+    view.rank = 2;
+    view.extent = {rows, columns};
+    view.stride = {row_stride / size_of(dtype), 1};
+    return view;
+}
+
+} // namespace
 
 std::uint64_t ExpertExchange::handle_bytes() const {
-    return handle_bytes(impl_->world.topology(), impl_->world.rank(), impl_->whole);
+    return exchange_handle_bytes(impl_->world.topology(), impl_->world.rank(), impl_->whole);
 }
 
-std::uint64_t ExpertExchange::handle_bytes(const Topology& topology, int rank,
-                                           const ExchangeConfig& config) {
-    std::uint64_t bytes = 0;
-    for (const ExchangeShape& hop : plan_hops(topology, rank, checked(topology, rank, config)))
-        for (const HandleBuffer& buffer : handle_buffers(hop))
-            bytes += buffer.bytes;
-    return bytes;
+fp8::Quantized ExpertExchange::Impl::quantized(BufferView memory, std::uint64_t rows,
+                                               std::uint64_t row_stride) const {
+    const std::uint64_t codes = fp8::codes_bytes({1, config.hidden});
+    const std::uint64_t blocks = fp8::scales_shape(recipe(), {1, config.hidden}).extent[1];
+    return {.codes = strided_rows(memory, DType::F8E4M3, rows, config.hidden, row_stride),
+            .scales = strided_rows(memory.sub(codes, memory.bytes - codes), DType::F32, rows,
+                                   blocks, row_stride),
+            .recipe = recipe(),
+            .group_offsets = {}};
 }
 
-/// See bind_memory() and bind_forwarding() of job.cpp.
-std::uint64_t ExpertExchange::record_bytes(const Topology& topology, int rank,
-                                           const ExchangeConfig& config, double imbalance) {
-    const ExchangeConfig whole = checked(topology, rank, config);
-    if (whole.mode == ExchangeMode::LowLatency)
-        return 0;
-    const auto tokens = static_cast<double>(whole.max_tokens);
-    // Of so many receivers those that one of a token's choices or more fall to, times tokens.
-    const auto arriving = [&](std::uint64_t receivers) {
-        const auto all = static_cast<double>(receivers);
-        const double chosen = all * (1 - std::pow(1 - 1 / all, static_cast<double>(whole.top_k)));
-        return static_cast<std::uint64_t>(tokens * std::min(all, chosen * imbalance));
-    };
-    std::uint64_t bytes = 0, passed_on = 0;
-    for (const ExchangeShape& hop : plan_hops(topology, rank, whole)) {
-        const std::uint64_t token = hop.token_record().bytes, sum = hop.sum_record().bytes,
-                            gradient = hop.gradient_record().bytes;
-        const std::uint64_t in = arriving(hop.has_before() ? whole.ranks.size() : hop.group_size());
-        bytes += passed_on * hop.group_size() * (std::max(token, gradient) + sum);
-        bytes += in * (sum + (hop.in_records() ? token + gradient : std::max(token, gradient)));
-        passed_on = in;
-    }
-    return bytes;
-}
-
-std::uint64_t ExpertExchange::max_tokens_within(const Topology& topology, int rank,
-                                                ExchangeConfig config, std::uint64_t bytes) {
-    const std::uint64_t wanted = config.max_tokens;
-    require(wanted > 0, config.name, "max_tokens is 0");
-    config.max_tokens = 1;
-    handle_bytes(topology, rank, config); // throws what no number of tokens mends
-    const auto fits = [&](std::uint64_t tokens) {
-        config.max_tokens = tokens;
-        try {
-            return handle_bytes(topology, rank, config) <= bytes;
-        } catch (const Error&) {
-            return false; // more than kernels address
-        }
-    };
-    if (fits(wanted))
-        return wanted;
-    std::uint64_t least = 0, most = wanted; // fits, does not
-    while (most - least > 1) {
-        const std::uint64_t middle = least + (most - least) / 2;
-        (fits(middle) ? least : most) = middle;
-    }
-    return least;
+TensorView ExpertExchange::Impl::plain(BufferView memory, DType dtype, std::uint64_t rows,
+                                       std::uint64_t row_stride) const {
+    return strided_rows(memory, dtype, rows, config.hidden, row_stride);
 }
 
 ExchangeHandle::Impl::Impl(std::shared_ptr<ExpertExchange::Impl> of, std::string handle_name)
@@ -165,14 +115,16 @@ ExchangeHandle::Impl::Impl(std::shared_ptr<ExpertExchange::Impl> of, std::string
                              : nullptr),
       lane(exchange.thread.add_lane(name)), capacity(exchange.capacity()) {
     const std::uint64_t members = exchange.group_size();
-    for (const HandleBuffer& made : handle_buffers(exchange))
+    for (const HandleSize& size : handle_sizes(exchange)) {
+        const HandleBuffer& made = buffer_of(size.part);
         this->*made.buffer =
             made.memory != nullptr
-                ? make_wire(made.what, made.bytes, made.receives, this->*made.memory)
+                ? make_wire(made.what, size.bytes, made.receives, this->*made.memory)
                 : Buffer(exchange.device, {.name = name + " " + made.what,
-                                           .bytes = made.bytes,
+                                           .bytes = size.bytes,
                                            .kind = made.kind,
                                            .category = MemoryCategory::Communication});
+    }
     blank_received.resize(members);
     blank_back.resize(members);
     // What is as large as what arrives, or as what the hop before brings.
@@ -479,9 +431,8 @@ TensorView ExchangeHandle::expert_counts() const {
     require(!exchange.low_latency(), impl_->name,
             "nobody has counted low-latency rows by source rank: see row_experts()");
     const std::uint64_t local = exchange.experts_of(static_cast<std::uint64_t>(exchange.position));
-    return TensorView::contiguous(
-        impl_->record_count.view().sub(ExchangeHandle::Impl::kCountsAt, local * 4), DType::U32,
-        {local});
+    return TensorView::contiguous(impl_->record_count.view().sub(kHandleCountsAt, local * 4),
+                                  DType::U32, {local});
 }
 
 std::uint64_t ExchangeHandle::capacity() const {

@@ -312,8 +312,7 @@ private:
             range[2] = static_cast<std::uint32_t>(back.offset / record_bytes_);
         }
         for (std::size_t e = 0; e < per_expert.size(); ++e)
-            words[ExchangeHandle::Impl::kCountsAt / 4 + e] =
-                static_cast<std::uint32_t>(per_expert[e]);
+            words[kHandleCountsAt / 4 + e] = static_cast<std::uint32_t>(per_expert[e]);
         if (!next_)
             return;
         const auto firsts = handle_.first_rows().offset / 4;

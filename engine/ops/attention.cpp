@@ -315,10 +315,6 @@ void record_on_units(Recording& recording, const Arguments& arguments, const Bac
 
 } // namespace
 
-std::uint64_t attention_dgrad_workspace_bytes(std::uint64_t tokens, std::uint64_t heads) {
-    return 4 * tokens * heads;
-}
-
 void attention_dgrad(Recording& recording, const TensorView& d_o, const TensorView& q,
                      const TensorView& k, const TensorView& v, const TensorView& o,
                      const TensorView& lse, const AttentionGradients& gradients,

@@ -43,10 +43,6 @@ void embedding_forward(Recording& recording, const TensorView& ids, const Tensor
         plan.groups);
 }
 
-std::uint64_t embedding_wgrad_workspace_bytes(std::uint64_t tokens) {
-    return 2 * 4 * tokens;
-}
-
 void embedding_wgrad(Recording& recording, const TensorView& ids, const TensorView& d_embedded,
                      const TensorView& d_table, bool accumulate, BufferView workspace) {
     const Arguments arguments("embedding_wgrad");

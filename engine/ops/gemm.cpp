@@ -186,22 +186,6 @@ void gemm_tn(Recording& recording, const TensorView& a, const TensorView& b, con
                                                    alpha);
 }
 
-namespace {
-
-/// Rows of a run: so many runs that there are some 2^20 elements to compute, none under 128 rows.
-std::uint64_t rows_of_run(std::uint64_t k, std::uint64_t m, std::uint64_t n) {
-    constexpr std::uint64_t kElements = std::uint64_t{1} << 20, kLeastRows = 128;
-    const std::uint64_t runs = kElements / std::max<std::uint64_t>(m * n, 1);
-    return std::max(div_up(k, std::max<std::uint64_t>(runs, 1)), kLeastRows);
-}
-
-} // namespace
-
-std::uint64_t gemm_tn_tall_workspace_bytes(std::uint64_t k, std::uint64_t m, std::uint64_t n) {
-    const std::uint64_t rows = rows_of_run(k, m, n);
-    return k <= rows ? 0 : div_up(k, rows) * m * n * sizeof(float);
-}
-
 void gemm_tn_tall(Recording& recording, const TensorView& a, const TensorView& b,
                   const TensorView& d, bool accumulate, BufferView workspace) {
     const Arguments arguments("gemm_tn_tall");
@@ -217,7 +201,7 @@ void gemm_tn_tall(Recording& recording, const TensorView& a, const TensorView& b
         return;
     }
     arguments.workspace(workspace, bytes);
-    const std::uint64_t rows = rows_of_run(k, m, n), runs = div_up(k, rows), whole = k / rows;
+    const std::uint64_t rows = gemm_tn_tall_rows(k, m, n), runs = div_up(k, rows), whole = k / rows;
     const TensorView sums =
         TensorView::contiguous(workspace.sub(0, bytes), DType::F32, {runs, m, n});
     const auto in_runs = [&](TensorView x) {

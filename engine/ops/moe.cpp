@@ -14,9 +14,6 @@ namespace bellows::ops {
 
 namespace {
 
-constexpr std::uint64_t kOneBlock = 2048;    // slots that one workgroup places by itself
-constexpr std::uint64_t kBlockSlots = 1024;  // of a workgroup otherwise
-constexpr std::uint64_t kMostBlocks = 256;   // whose counts every workgroup adds up
 constexpr std::uint64_t kCountable = 0xFFFF; // by half a word
 
 struct LayoutSizes {
@@ -71,26 +68,6 @@ BufferView MoeLayout::row_count() const {
     return offsets.buffer.sub((offsets.extent[0] - 1) * 4, 4);
 }
 
-std::uint64_t moe_capacity(std::uint64_t tokens, std::uint64_t top_k, std::uint64_t experts,
-                           std::uint32_t alignment) {
-    // Every expert that has rows may waste alignment - 1 of them.
-    const std::uint64_t slots = tokens * top_k;
-    const std::uint64_t used_experts = std::min(experts, slots);
-    return div_up(slots + used_experts * (alignment - 1), alignment) * alignment;
-}
-
-MoeBlocks moe_blocks(std::uint64_t slots) {
-    if (slots <= kOneBlock)
-        return {std::max<std::uint64_t>(slots, 1), 1};
-    const std::uint64_t of_each = std::max(kBlockSlots, div_up(slots, kMostBlocks));
-    return {of_each, div_up(slots, of_each)};
-}
-
-std::uint64_t moe_layout_workspace_bytes(std::uint64_t tokens, std::uint64_t top_k,
-                                         std::uint64_t experts) {
-    return moe_blocks(tokens * top_k).count * experts * 4;
-}
-
 namespace {
 
 /// Runs of a block's slots: as many as have room for their counters, eight slots each at least,
@@ -121,7 +98,7 @@ void place(Recording& recording, const Arguments& arguments, const TensorView& t
     const auto [block_slots, blocks] = moe_blocks(slots);
     arguments.require(block_slots <= kCountable,
                       "more than " + std::to_string(kMostMoeSlots) + " slots");
-    static_assert(kMostMoeSlots == kCountable * kMostBlocks);
+    static_assert(kMostMoeSlots == kCountable * kMostMoeBlocks);
     const bool values = static_cast<bool>(options.row_values.buffer);
     if (values) {
         arguments.tensor("slot_values", options.slot_values, DType::F32,

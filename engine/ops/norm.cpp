@@ -9,9 +9,6 @@ namespace bellows::ops {
 
 namespace {
 
-/// Rows that one invocation of rmsnorm_wgrad adds up; part of the result's rounding.
-constexpr std::uint64_t kChunkRows = 32;
-
 template <class K>
 typename K::Variant norm_variant(const Arguments& arguments, const TensorView& x,
                                  const TensorView& gain) {
@@ -87,10 +84,6 @@ void rmsnorm_dgrad(Recording& recording, const TensorView& dy, const TensorView&
         plan.groups);
 }
 
-std::uint64_t rmsnorm_wgrad_workspace_bytes(std::uint64_t rows, std::uint64_t columns) {
-    return div_up(rows, kChunkRows) * columns * 4;
-}
-
 void rmsnorm_wgrad(Recording& recording, const TensorView& dy, const TensorView& x,
                    const TensorView& inv_rms, const TensorView& d_gain, bool accumulate,
                    BufferView workspace) {
@@ -107,7 +100,7 @@ void rmsnorm_wgrad(Recording& recording, const TensorView& dy, const TensorView&
         }
         return;
     }
-    const std::uint64_t chunks = div_up(rows, kChunkRows);
+    const std::uint64_t chunks = div_up(rows, kRmsnormWgradRows);
     const std::uint32_t columns4 = arguments.groups_of_4("columns", columns);
     const BufferView partials = workspace.sub(0, rmsnorm_wgrad_workspace_bytes(rows, columns));
     const FlatPlan by_chunk = plan_exact(recording, chunks * columns4);
@@ -122,7 +115,7 @@ void rmsnorm_wgrad(Recording& recording, const TensorView& dy, const TensorView&
                               .columns4 = columns4,
                               .dy_stride4 = arguments.groups_of_4("dy's row stride", dy.stride[0]),
                               .x_stride4 = arguments.groups_of_4("x's row stride", x.stride[0]),
-                              .chunk_rows = kChunkRows},
+                              .chunk_rows = kRmsnormWgradRows},
         by_chunk.groups);
     add_rows(recording, arguments, partials, chunks, columns, d_gain_memory, accumulate);
 }

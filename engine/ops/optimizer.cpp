@@ -12,17 +12,6 @@ namespace bellows::ops {
 
 namespace {
 
-constexpr std::uint64_t kPartialElements = 4096;
-constexpr std::uint64_t kPairChunk = 1024;
-
-} // namespace
-
-std::uint64_t num_partials(std::uint64_t elements) {
-    return div_up(elements, kPartialElements);
-}
-
-namespace {
-
 void partials_of(const char* op, Recording& recording, const TensorView& x,
                  const TensorView& partials, bool square) {
     const Arguments arguments(op);
@@ -57,14 +46,6 @@ void sum_partials(Recording& recording, const TensorView& x, const TensorView& p
 
 void sum_squares_partials(Recording& recording, const TensorView& x, const TensorView& partials) {
     partials_of("sum_squares_partials", recording, x, partials, true);
-}
-
-std::uint64_t sum_pairs_workspace_bytes(std::uint64_t count) {
-    std::uint64_t bytes = 0;
-    for (count = div_up(count, kPairChunk); count > 1; count = div_up(count, kPairChunk)) {
-        bytes += 8 * count;
-    }
-    return bytes;
 }
 
 void sum_pairs(Recording& recording, const TensorView& values, const TensorView& result,

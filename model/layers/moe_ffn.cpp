@@ -429,20 +429,6 @@ void MoeSlot::other_weight_gradients(Recording& r, Arena::Frame& scratch) const 
 
 } // namespace
 
-ExchangeConfig MoeFfn::exchange_config(const ModelConfig& config, DType activations,
-                                       LinearPrecision precision) {
-    ExchangeConfig exchange;
-    exchange.num_experts = config.routed_experts;
-    exchange.top_k = config.top_k;
-    exchange.hidden = config.hidden;
-    exchange.dtype = activations;
-    if (precision == LinearPrecision::Fp8) {
-        exchange.token_wire = exchange.gradient_wire = DType::F8E4M3;
-        exchange.layout = ExchangeLayout::ExpertSlots;
-    }
-    return exchange;
-}
-
 MoeFfn::MoeFfn(const ModelConfig& config, std::uint64_t layer, ParameterStore& parameters,
                ExpertExchange& exchange, LayerScratch* scratch)
     : impl_(new Impl{config, layer, parameters, exchange, {}, {}, scratch}) {

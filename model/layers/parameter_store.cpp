@@ -242,7 +242,7 @@ void ParameterStore::initialise(std::uint64_t seed, const MasterSink& masters) {
                stored_range_of(parameters_[end].info) == stored_range_of(parameters_[begin].info);
              ++end) {
             const std::uint64_t more = stored_elements(parameters_[end].info);
-            if (end > begin && count + more > kElementsAtOnce)
+            if (end > begin && count + more > kInitialisedAtOnce)
                 break;
             count += more;
         }

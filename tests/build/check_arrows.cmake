@@ -8,8 +8,9 @@ cmake_minimum_required(VERSION 3.25)
 #     its own room alone (and by those that PRIVATE_TO names).
 #   * Public headers name no third-party library, except Vulkan's types and MPI's in files named
 #     *_interop.hpp.
-#   * Rooms that are PURE, and size functions (files named sizes.* or *_sizes.*), use neither Vulkan
-#     nor MPI. A room with SIZES may use the size functions of any room.
+#   * Rooms that are PURE, and size functions with what they are asked for (files named sizes.* or
+#     *_sizes.*, and those of `pure_files`), use neither Vulkan nor MPI. A room with SIZES may use
+#     those of any room.
 #   * Where a room has an ORDER of folders, each includes only what stands before it.
 #   * No folder has more than 45 C++ files side by side.
 #   * Every top-level folder with C++ files is a room, or known to be none.
@@ -39,14 +40,14 @@ room(engine/ops USES engine/runtime PREFIX engine)
 room(fp8 USES engine/ops PREFIX fp8)
 room(comm USES fp8 PREFIX comm ORDER world transport collectives exchange)
 room(pipeline/schedule PURE USES base PREFIX schedule)
-room(model/shape PURE USES pipeline/schedule PREFIX shape PRIVATE_TO train)
+room(model/shape PURE SIZES USES pipeline/schedule PREFIX shape PRIVATE_TO train)
 room(pipeline/runtime USES pipeline/schedule comm PREFIX pipeline)
 room(model/layers USES model/shape comm PREFIX model)
 room(verify USES fp8 model/shape PRIVATE_TO app)
 room(text PURE USES base PREFIX text)
 room(checkpoint USES model/layers PREFIX checkpoint)
 room(run USES model/layers PREFIX run)
-room(plan USES run PREFIX plan)
+room(plan PURE SIZES USES model/shape PREFIX plan)
 room(train USES run plan checkpoint text pipeline/runtime PREFIX train)
 room(serve USES run plan checkpoint text pipeline/runtime PREFIX serve)
 room(app USES train serve verify)
@@ -56,6 +57,8 @@ if(NOT DEFINED MOST_FILES)
     set(MOST_FILES 45)
 endif()
 set(third_party "nlohmann|CLI|toml|spdlog|volk|vk_mem_alloc|sentencepiece|vulkan/|mpi\\.h")
+set(pure_files "[/_]sizes\\.[ch]pp$|^fp8/(.*/)?format\\.[ch]pp$|^comm/.*/topology\\.[ch]pp$|\
+^comm/.*/configuration\\.hpp$")
 set(vulkan_or_mpi "volk|vk_mem_alloc|vulkan/|mpi\\.h")
 
 # --- finding things -------------------------------------------------------------------------------
@@ -134,7 +137,7 @@ foreach(file IN LISTS files)
     math(EXPR count_${counted} "${count_${counted}} + 1")
 
     set(is_sizes OFF)
-    if(file MATCHES "[/_]sizes\\.[ch]pp$")
+    if(file MATCHES "${pure_files}")
         set(is_sizes ON)
         math(EXPR num_sizes "${num_sizes} + 1")
     endif()
@@ -156,7 +159,7 @@ foreach(file IN LISTS files)
         elseif(target)
             room_of(there "${target}")
             set(target_is_sizes OFF)
-            if(target MATCHES "[/_]sizes\\.hpp$")
+            if(target MATCHES "${pure_files}")
                 set(target_is_sizes ON)
             endif()
             if(NOT there IN_LIST uses_${here} AND NOT (SIZES_${here} AND target_is_sizes))
@@ -204,6 +207,9 @@ foreach(name IN LISTS rooms)
         violate("no file stands in the room ${name}")
     endif()
 endforeach()
+if(num_sizes EQUAL 0)
+    violate("no file falls under the rule of size functions")
+endif()
 if(violations)
     message(FATAL_ERROR "includes against the arrows:\n${violations}")
 endif()

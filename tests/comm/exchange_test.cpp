@@ -252,10 +252,10 @@ TEST(ExchangeMemory, MaxTokensAreAsManyAsFit) {
         const auto bytes_of = [&](std::uint64_t tokens) {
             ExchangeConfig of = config;
             of.max_tokens = tokens;
-            return ExpertExchange::handle_bytes(world().topology(), world().rank(), of);
+            return exchange_handle_bytes(world().topology(), world().rank(), of);
         };
         const auto most_within = [&](const ExchangeConfig& of, std::uint64_t bytes) {
-            return ExpertExchange::max_tokens_within(world().topology(), world().rank(), of, bytes);
+            return max_exchange_tokens(world().topology(), world().rank(), of, bytes);
         };
         const std::uint64_t least = bytes_of(1), all = bytes_of(kMost);
         for (const std::uint64_t bytes : {least, (least + all) / 2, all - 1}) {
@@ -304,7 +304,7 @@ TEST(ExchangeMemory, OfRecordsIsForeseen) {
             .wait();
         const auto added = static_cast<double>(in_use() - before);
         const auto foreseen = static_cast<double>(
-            ExpertExchange::record_bytes(inner.topology(), inner.rank(), exchange.config(), 1));
+            exchange_record_bytes(inner.topology(), inner.rank(), exchange.config(), 1));
         EXPECT_NEAR(added, foreseen, 0.25 * foreseen) << ranks_per_node << " ranks per node";
         ALL_RANKS_TRUE(exchange.by_node() ==
                        (ranks_per_node == 2 && inner.size() % 2 == 0 && inner.size() > 2));

@@ -381,7 +381,7 @@ TEST(MoeFfn, RefusesRowsThatItsProductsDoNotTake) {
     wires.layout = ExchangeLayout::RankMajor;
     EXPECT_TRUE(refused(fp8, wires));
     for (const LinearPrecision precision : {LinearPrecision::AsActivations, LinearPrecision::Fp8}) {
-        ExchangeConfig chosen = MoeFfn::exchange_config(config, DType::F32, precision);
+        ExchangeConfig chosen = expert_exchange_config(config, DType::F32, precision);
         chosen.max_tokens = 8;
         const bool codes = precision == LinearPrecision::Fp8;
         EXPECT_EQ(chosen.token_wire.has_value(), codes);

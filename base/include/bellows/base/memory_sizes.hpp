@@ -10,6 +10,10 @@
 
 namespace bellows {
 
+/// A kernel reaches 4 GiB of an operand: some drivers (NVIDIA's 580) count the bytes from its
+/// address on in 32 bits.
+inline constexpr std::uint64_t kKernelReach = std::uint64_t{1} << 32;
+
 /// What memory is for; the memory report sums over these.
 enum class MemoryCategory : std::uint8_t {
     Weights,

@@ -4,7 +4,7 @@
 // Low latency for more tokens than a handle has room for: they travel in chunks of the exchange's
 // max_tokens, through two handles in turn, so that the tokens of a chunk are on their way while the
 // experts compute the one before. How large a chunk may be for memory's sake says
-// ExpertExchange::max_tokens_within().
+// max_exchange_tokens().
 
 #include <bellows/comm/expert_exchange.hpp>
 

@@ -18,6 +18,7 @@
 // small_bytes go from device to device.
 
 #include <bellows/base/rounding.hpp>
+#include <bellows/comm/configuration.hpp>
 #include <bellows/comm/message.hpp>
 #include <bellows/comm/topology.hpp>
 #include <bellows/engine/device.hpp>
@@ -30,19 +31,6 @@
 #include <string>
 
 namespace bellows {
-
-/// The same on every rank of the group, except the name.
-struct CollectivesOptions {
-    std::string name = "collectives";     ///< shown in errors and the trace
-    std::uint64_t chunk_bytes = 4u << 20; ///< tensors travel in chunks of about this size
-    /// The same over a device link: large, as the host takes about as long between two steps of a
-    /// chunk as the link takes for 16 MiB.
-    std::uint64_t link_chunk_bytes = 32u << 20;
-    std::uint32_t chunks_in_flight = 4;         ///< of one collective, at most 16
-    std::uint32_t collectives_in_flight = 2;    ///< each has staging of its own
-    std::uint64_t small_bytes = 16u << 10;      ///< up to here sums travel in one message to all
-    std::chrono::milliseconds timeout{120'000}; ///< without any progress of the network
-};
 
 struct CollectivesStats {
     std::uint64_t collectives = 0; ///< ended ones

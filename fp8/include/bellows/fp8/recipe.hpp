@@ -1,47 +1,19 @@
 // SPDX-License-Identifier: MIT
 #pragma once
 
-// How a tensor is quantised: which blocks share a scale, how the scale follows from a block, and
-// the shapes and strides of codes and scales. Plain values, any thread.
+// How a tensor is quantised: how a scale follows from its block, and tensors of codes and scales,
+// whose recipes and shapes are in sizes.hpp. Plain values, any thread.
 //
 // value = code * scale; code = encode(x * inverse_scale(scale)).
 
 #include <bellows/engine/tensor.hpp>
 #include <bellows/fp8/format.hpp>
+#include <bellows/fp8/sizes.hpp>
 
-#include <array>
 #include <cstdint>
 #include <initializer_list>
-#include <string>
 
 namespace bellows::fp8 {
-
-enum class Blocks : std::uint8_t {
-    Rows128,    ///< 1 x 128 along columns: activations, gradients
-    Columns128, ///< 128 x 1 along rows: operands of a weight's gradient, whose sum goes over rows
-    Blocks128,  ///< 128 x 128: weights; survives transposition
-    PerTensor,  ///< one scale for all, from the tensor itself
-    MX32,       ///< 1 x 32 along columns, UE8M0 scales
-};
-
-enum class ScaleRule : std::uint8_t {
-    PowerOfTwo, ///< code * scale is exact in bf16
-    F32,        ///< the block's largest value becomes the largest code
-};
-
-const char* to_string(Blocks blocks) noexcept;
-const char* to_string(ScaleRule rule) noexcept;
-
-struct Recipe {
-    Blocks blocks = Blocks::Rows128;
-    Format format = Format::E4M3;
-    ScaleRule rule = ScaleRule::PowerOfTwo; ///< MX32: PowerOfTwo
-
-    bool operator==(const Recipe&) const = default;
-};
-
-/// "e4m3 1x128, power-of-two scales".
-std::string describe(const Recipe& recipe);
 
 /// The scale of a block whose largest |x| is amax, the same bits as on any device:
 ///   amax NaN (a NaN anywhere in the block): NaN; all codes of the block are then kNanCode.
@@ -91,34 +63,6 @@ struct Decoded {
     TensorView group_offsets;
 };
 
-/// Extents and strides (in elements) of a rank 1, 2 or 3 tensor; unused entries are 0.
-struct Shape {
-    std::uint32_t rank = 0;
-    std::array<std::uint64_t, TensorView::kMaxRank> extent{};
-    std::array<std::uint64_t, TensorView::kMaxRank> stride{};
-
-    /// From the first element to the end of the last row's padding.
-    std::uint64_t num_elements() const noexcept;
-};
-
-/// Row stride round_up(columns, 16). extents: {rows, columns} or {batch, rows, columns}.
-Shape codes_shape(std::initializer_list<std::uint64_t> extents);
-/// groups: of Quantized::group_offsets, 0 without. Throws Error{InvalidArgument} if the recipe has
-/// no such form.
-Shape scales_shape(const Recipe& recipe, std::initializer_list<std::uint64_t> extents,
-                   std::uint64_t groups = 0);
-constexpr DType scales_dtype(const Recipe& recipe) noexcept {
-    return recipe.blocks == Blocks::MX32 ? DType::U8 : DType::F32;
-}
-
-/// Bytes of codes and scales, each rounded up to 16.
-std::uint64_t codes_bytes(std::initializer_list<std::uint64_t> extents);
-std::uint64_t scales_bytes(const Recipe& recipe, std::initializer_list<std::uint64_t> extents,
-                           std::uint64_t groups = 0);
-/// Their sum.
-std::uint64_t quantized_bytes(const Recipe& recipe, std::initializer_list<std::uint64_t> extents,
-                              std::uint64_t groups = 0);
-
 /// Views of the shapes above: codes in `codes`, scales in `scales`, or one behind the other in
 /// `memory`. group_offsets: [groups + 1] u32 or left out. Throws Error{InvalidArgument} when the
 /// memory is too small.
@@ -129,8 +73,6 @@ Quantized make_quantized(BufferView memory, const Recipe& recipe,
                          std::initializer_list<std::uint64_t> extents,
                          const TensorView& group_offsets = {});
 
-/// Bytes of Decoded::values with a row stride of round_up(columns, 8), rounded up to 16.
-std::uint64_t decoded_bytes(std::initializer_list<std::uint64_t> extents);
 /// Views of that shape in `memory`. Throws as make_quantized does.
 Decoded make_decoded(BufferView memory, const Recipe& recipe,
                      std::initializer_list<std::uint64_t> extents,

@@ -4,8 +4,8 @@
 // How much device memory a rank of a training run will take, worked out from the configuration
 // before anything is allocated, so that a run that cannot fit is refused at once. Pure functions.
 
+#include <bellows/base/memory_sizes.hpp>
 #include <bellows/comm/topology.hpp>
-#include <bellows/engine/memory.hpp>
 #include <bellows/shape/layout.hpp>
 
 #include <cstdint>

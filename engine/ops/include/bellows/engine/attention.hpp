@@ -13,6 +13,7 @@
 // tensors do not fit together. The thread that owns the recording calls.
 
 #include <bellows/engine/recording.hpp>
+#include <bellows/engine/sizes.hpp>
 #include <bellows/engine/tensor.hpp>
 
 #include <cstdint>
@@ -37,7 +38,6 @@ struct AttentionGradients {
     TensorView dv;     ///< [tokens, heads, v_dim]
 };
 
-std::uint64_t attention_dgrad_workspace_bytes(std::uint64_t tokens, std::uint64_t heads);
 /// d_o: as o; o and lse as attention_forward left them. All three gradients are overwritten.
 void attention_dgrad(Recording& recording, const TensorView& d_o, const TensorView& q,
                      const TensorView& k, const TensorView& v, const TensorView& o,

@@ -4,6 +4,7 @@
 // The embedding table. The contract that all ops share stands in ops.hpp.
 
 #include <bellows/engine/recording.hpp>
+#include <bellows/engine/sizes.hpp>
 #include <bellows/engine/tensor.hpp>
 
 #include <cstdint>
@@ -15,7 +16,6 @@ namespace bellows::ops {
 void embedding_forward(Recording& recording, const TensorView& ids, const TensorView& table,
                        const TensorView& embedded);
 
-std::uint64_t embedding_wgrad_workspace_bytes(std::uint64_t tokens);
 /// d_table[id] = sum over the tokens of this id, ascending. d_embedded: [tokens, columns] act,
 /// d_table: [vocab, columns] f32. ids begin at a multiple of 16 bytes.
 void embedding_wgrad(Recording& recording, const TensorView& ids, const TensorView& d_embedded,

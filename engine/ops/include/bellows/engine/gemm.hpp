@@ -13,6 +13,7 @@
 #include <bellows/engine/device.hpp>
 #include <bellows/engine/gemm_plan.hpp>
 #include <bellows/engine/recording.hpp>
+#include <bellows/engine/sizes.hpp>
 #include <bellows/engine/tensor.hpp>
 
 #include <array>
@@ -33,8 +34,8 @@ void gemm_tn(Recording& recording, const TensorView& a, const TensorView& b, con
 
 /// gemm_tn with too few elements of D to fill a device, but many k: runs of rows of a and b each
 /// give a part of the sum, in `workspace`, and the parts are summed in ascending order. The sizes
-/// alone say how long the runs are. d is f32, contiguous, N a multiple of 4; no batches.
-std::uint64_t gemm_tn_tall_workspace_bytes(std::uint64_t k, std::uint64_t m, std::uint64_t n);
+/// alone say how long the runs are. workspace: gemm_tn_tall_workspace_bytes(k, m, n). d is f32,
+/// contiguous, N a multiple of 4; no batches.
 void gemm_tn_tall(Recording& recording, const TensorView& a, const TensorView& b,
                   const TensorView& d, bool accumulate, BufferView workspace);
 

@@ -6,6 +6,7 @@
 
 #include <bellows/engine/gemm.hpp>
 #include <bellows/engine/recording.hpp>
+#include <bellows/engine/sizes.hpp>
 #include <bellows/engine/tensor.hpp>
 
 #include <array>
@@ -25,22 +26,6 @@ struct MoeLayout {
     /// The u32 on the device that says how many rows there are.
     BufferView row_count() const;
 };
-
-/// Slots, tokens * top_k, of a layout at most.
-constexpr std::uint64_t kMostMoeSlots = std::uint64_t{0xFFFF} * 256;
-
-/// Rows that a layout can need.
-std::uint64_t moe_capacity(std::uint64_t tokens, std::uint64_t top_k, std::uint64_t experts,
-                           std::uint32_t alignment);
-std::uint64_t moe_layout_workspace_bytes(std::uint64_t tokens, std::uint64_t top_k,
-                                         std::uint64_t experts);
-
-/// The blocks, of `slots` slots each (the last has fewer), that a layout of so many slots, tokens *
-/// top_k, is placed by.
-struct MoeBlocks {
-    std::uint64_t slots, count;
-};
-MoeBlocks moe_blocks(std::uint64_t slots);
 
 struct MoeLayoutOptions {
     /// Whatever made the ids has counted them: the workspace begins with [blocks, experts] u32, the

@@ -4,6 +4,7 @@
 // RMSNorm and its gradients. The contract that all ops share stands in ops.hpp.
 
 #include <bellows/engine/recording.hpp>
+#include <bellows/engine/sizes.hpp>
 #include <bellows/engine/tensor.hpp>
 
 #include <cstdint>
@@ -20,7 +21,6 @@ void rmsnorm_dgrad(Recording& recording, const TensorView& dy, const TensorView&
                    const TensorView& gain, const TensorView& inv_rms, const TensorView& dx,
                    bool accumulate);
 
-std::uint64_t rmsnorm_wgrad_workspace_bytes(std::uint64_t rows, std::uint64_t columns);
 /// d_gain: [columns] f32. Rows are added in a fixed order.
 void rmsnorm_wgrad(Recording& recording, const TensorView& dy, const TensorView& x,
                    const TensorView& inv_rms, const TensorView& d_gain, bool accumulate,

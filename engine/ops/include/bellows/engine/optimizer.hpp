@@ -4,6 +4,7 @@
 // Sums over many elements, clipping and AdamW. The contract that all ops share stands in ops.hpp.
 
 #include <bellows/engine/recording.hpp>
+#include <bellows/engine/sizes.hpp>
 #include <bellows/engine/tensor.hpp>
 
 #include <array>
@@ -11,15 +12,12 @@
 
 namespace bellows::ops {
 
-/// Number of partial sums that sum_partials and sum_squares_partials write for a tensor.
-std::uint64_t num_partials(std::uint64_t elements);
 /// One f32 per 4096 elements of x (act, contiguous): the sum of the elements, or of their squares.
 /// partials: [num_partials(elements of x)] f32. The partials of many tensors may stand side by
 /// side.
 void sum_partials(Recording& recording, const TensorView& x, const TensorView& partials);
 void sum_squares_partials(Recording& recording, const TensorView& x, const TensorView& partials);
 
-std::uint64_t sum_pairs_workspace_bytes(std::uint64_t count);
 /// The sum of values: [count] f32 in ascending order as a pair result: [2] f32 (high, low) of about
 /// 48 bits.
 void sum_pairs(Recording& recording, const TensorView& values, const TensorView& result,

@@ -6,6 +6,7 @@
 // work that uses the view has been recorded. Any thread.
 
 #include <bellows/base/dtype.hpp>
+#include <bellows/base/memory_sizes.hpp>
 
 #include <array>
 #include <cstdint>
@@ -14,10 +15,6 @@
 namespace bellows {
 
 class Resource;
-
-/// A kernel reaches 4 GiB of an operand: some drivers (NVIDIA's 580) count the bytes from its
-/// address on in 32 bits.
-inline constexpr std::uint64_t kKernelReach = std::uint64_t{1} << 32;
 
 /// A byte range of a resource. Default-constructed: no memory at all, which kernels see as the
 /// null address and which serves for operands that a variant does not use.

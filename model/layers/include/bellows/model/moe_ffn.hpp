@@ -17,6 +17,7 @@
 #include <bellows/model/node.hpp>
 #include <bellows/model/parameter_store.hpp>
 #include <bellows/shape/config.hpp>
+#include <bellows/shape/groups.hpp>
 
 #include <cstdint>
 #include <memory>
@@ -25,17 +26,10 @@ namespace bellows {
 
 class MoeFfn final : public Layer {
 public:
-    /// How tokens of this type go to the experts of linear layers of this precision; name, ranks,
-    /// max_tokens (of a micro-batch on any of them) and times are the caller's. In FP8, as in
-    /// DeepSeek-V3, tokens and gradients are quantised once, before they travel, and weight
-    /// gradients take them from these codes, which stay where they came.
-    static ExchangeConfig exchange_config(const ModelConfig& config, DType activations,
-                                          LinearPrecision precision);
-
-    /// All must outlive it. The exchange: as exchange_config() has it, or rows by ExpertMajor, of
-    /// codes (the same bits in more memory and time) or of tokens as they are. Throws
-    /// Error{InvalidArgument} for others. scratch: shared with other layers, or its own if left
-    /// out.
+    /// All must outlive it. The exchange: as expert_exchange_config() has it, or rows by
+    /// ExpertMajor, of codes (the same bits in more memory and time) or of tokens as they are.
+    /// Throws Error{InvalidArgument} for others. scratch: shared with other layers, or its own if
+    /// left out.
     MoeFfn(const ModelConfig& config, std::uint64_t layer, ParameterStore& parameters,
            ExpertExchange& exchange, LayerScratch* scratch = nullptr);
     ~MoeFfn() override;

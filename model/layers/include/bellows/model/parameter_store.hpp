@@ -108,8 +108,6 @@ public:
     /// [num_elements] f32; empty view without training.
     const TensorView& flat_gradients() const noexcept { return gradients_; }
 
-    /// First values are made for at most so many elements at a time, or for one parameter.
-    static constexpr std::uint64_t kElementsAtOnce = std::uint64_t{32} << 20;
     /// Gets f32 values of the elements from `first` on.
     using MasterSink = std::function<void(std::uint64_t first, std::span<const float> values)>;
     /// Sets every parameter to initial_values(info, seed), gradients to zero; `masters` gets all of

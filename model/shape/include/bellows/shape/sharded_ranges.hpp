@@ -27,6 +27,9 @@ std::vector<ParameterInfo> in_stored_order(std::vector<ParameterInfo> parameters
 /// of a matrix, which FP8 copies have scales for. Of others all.
 std::uint64_t divisible_by(const ParameterInfo& info) noexcept;
 
+/// First values are made for at most so many elements at a time, or for one parameter.
+inline constexpr std::uint64_t kInitialisedAtOnce = std::uint64_t{32} << 20;
+
 /// Where a parameter stands among the ranges of a store: 0 replicated matrices, 1 replicated gains,
 /// 2 router biases, 3 experts.
 int stored_range_of(const ParameterInfo& info);

@@ -1,11 +1,14 @@
 // SPDX-License-Identifier: MIT
-#include "shape.hpp"
+#include "exchange_sizes.hpp"
 
+#include <bellows/base/memory_sizes.hpp>
 #include <bellows/base/rounding.hpp>
-#include <bellows/engine/ops.hpp>
+#include <bellows/comm/sizes.hpp>
+#include <bellows/engine/sizes.hpp>
 
 #include <algorithm>
 #include <bit>
+#include <cmath>
 #include <numeric>
 #include <utility>
 
@@ -13,18 +16,6 @@ namespace bellows {
 
 std::uint64_t first_expert(std::uint64_t at, std::uint64_t experts, std::uint64_t ranks) {
     return at * (experts / ranks) + std::min(at, experts % ranks);
-}
-
-TensorView strided_rows(BufferView memory, DType dtype, std::uint64_t rows, std::uint64_t columns,
-                        std::uint64_t row_stride) {
-    TensorView view;
-    const std::uint64_t row_bytes = round_up(columns * size_of(dtype), 16);
-    view.buffer = memory.sub(0, rows == 0 ? 0 : (rows - 1) * row_stride + row_bytes);
-    view.dtype = dtype;
-    view.rank = 2;
-    view.extent = {rows, columns};
-    view.stride = {row_stride / size_of(dtype), 1};
-    return view;
 }
 
 std::uint64_t ExchangeShape::first_expert_of(std::uint64_t at) const noexcept {
@@ -60,22 +51,6 @@ Record ExchangeShape::sum_record() const noexcept {
     // Kernels count them in units of the rows that they are sums of.
     const std::uint64_t unit = 16 * size_of(sum_type()) / size_of(config.dtype);
     return {row, round_up(row + config.top_k * 4, unit), sum_type()};
-}
-
-fp8::Quantized ExchangeShape::quantized(BufferView memory, std::uint64_t rows,
-                                        std::uint64_t row_stride) const {
-    const std::uint64_t codes = fp8::codes_bytes({1, config.hidden});
-    const std::uint64_t blocks = fp8::scales_shape(recipe(), {1, config.hidden}).extent[1];
-    return {.codes = strided_rows(memory, DType::F8E4M3, rows, config.hidden, row_stride),
-            .scales = strided_rows(memory.sub(codes, memory.bytes - codes), DType::F32, rows,
-                                   blocks, row_stride),
-            .recipe = recipe(),
-            .group_offsets = {}};
-}
-
-TensorView ExchangeShape::plain(BufferView memory, DType dtype, std::uint64_t rows,
-                                std::uint64_t row_stride) const {
-    return strided_rows(memory, dtype, rows, config.hidden, row_stride);
 }
 
 std::uint64_t ExchangeShape::own_experts() const noexcept {
@@ -295,6 +270,122 @@ std::vector<ExchangeShape> plan_hops(const Topology& topology, int rank,
     check_sizes(last);
     hops.push_back(std::move(last));
     return hops;
+}
+
+std::vector<HandleSize> handle_sizes(const ExchangeShape& exchange) {
+    const ExchangeConfig& c = exchange.config;
+    const std::uint64_t members = exchange.group_size(), routes = exchange.routes();
+    const std::uint64_t experts = exchange.own_experts();
+    const std::uint64_t most_in = exchange.most_received(), most_sent = exchange.most_sent();
+    const std::uint64_t slots_out = c.max_tokens * c.top_k, slots_in = most_in * c.top_k;
+    const bool by_tokens = exchange.by_tokens(), low_latency = exchange.low_latency();
+    const std::uint64_t capacity = exchange.capacity();
+    const Record token = exchange.token_record(), gradient = exchange.gradient_record(),
+                 sum = exchange.sum_record();
+    std::vector<HandleSize> all;
+    const auto add = [&](HandlePart part, std::uint64_t bytes) {
+        const bool travels = part == HandlePart::RecordsToSend || part == HandlePart::RecordsBack ||
+                             part == HandlePart::Records || part == HandlePart::RecordsToReturn;
+        all.push_back({part, travels ? bytes : std::max<std::uint64_t>(bytes, 16)});
+    };
+    add(HandlePart::RankSlots, slots_out * 4);
+    if (!low_latency) {
+        add(HandlePart::RankIds, slots_out * 4);
+        add(HandlePart::RankCounts, routes * 4);
+        add(HandlePart::RankOffsets, (routes + 1) * 4);
+        add(HandlePart::RankRows, ops::moe_capacity(c.max_tokens, c.top_k, routes, 1) * 4);
+        const std::uint64_t counts =
+            ops::moe_layout_workspace_bytes(c.max_tokens, c.top_k, routes + c.num_experts);
+        add(HandlePart::Counts, counts);
+        add(HandlePart::HostCounts, counts);
+        if ((token.codes() || gradient.codes()) && !exchange.has_before())
+            add(HandlePart::Quantized, c.max_tokens * exchange.quantized_bytes());
+    }
+    if (!exchange.has_before()) { // else what the hop before brings
+        if (!low_latency)
+            add(HandlePart::RecordsToSend, most_sent * std::max(token.bytes, gradient.bytes));
+        add(HandlePart::RecordsBack, (low_latency ? most_in : most_sent) * sum.bytes);
+    }
+    add(HandlePart::RecordCount, kHandleCountsAt + (experts + members) * 4);
+    if (low_latency) {
+        add(HandlePart::Records, most_in * token.bytes);
+        add(HandlePart::RecordsToReturn, most_in * sum.bytes);
+        if (!by_tokens)
+            add(HandlePart::Rows, capacity * token.row_bytes);
+    }
+    add(HandlePart::SlotIds, slots_in * 4);
+    add(HandlePart::SlotWeights, slots_in * 4);
+    add(HandlePart::SlotScalars, slots_in * 4);
+    if (!low_latency && !by_tokens)
+        add(HandlePart::Workspace, ops::moe_layout_workspace_bytes(most_in, c.top_k, experts));
+    if (by_tokens)
+        return all;
+    add(HandlePart::ExpertCounts, experts * 4);
+    add(HandlePart::Slots, slots_in * 4);
+    if (low_latency)
+        return all;
+    add(HandlePart::ExpertOffsets, (experts + 1) * 4);
+    add(HandlePart::RowsPlaced, ops::moe_capacity(most_in, c.top_k, experts, c.alignment) * 4);
+    add(HandlePart::RowWeights, capacity * 4);
+    return all;
+}
+
+std::uint64_t exchange_handle_bytes(const Topology& topology, int rank,
+                                    const ExchangeConfig& config) {
+    std::uint64_t bytes = 0;
+    for (const ExchangeShape& hop : plan_hops(topology, rank, checked(topology, rank, config)))
+        for (const HandleSize& size : handle_sizes(hop))
+            bytes += size.bytes;
+    return bytes;
+}
+
+/// See bind_memory() and bind_forwarding() of job.cpp.
+std::uint64_t exchange_record_bytes(const Topology& topology, int rank,
+                                    const ExchangeConfig& config, double imbalance) {
+    const ExchangeConfig whole = checked(topology, rank, config);
+    if (whole.mode == ExchangeMode::LowLatency)
+        return 0;
+    const auto tokens = static_cast<double>(whole.max_tokens);
+    // Of so many receivers those that one of a token's choices or more fall to, times tokens.
+    const auto arriving = [&](std::uint64_t receivers) {
+        const auto all = static_cast<double>(receivers);
+        const double chosen = all * (1 - std::pow(1 - 1 / all, static_cast<double>(whole.top_k)));
+        return static_cast<std::uint64_t>(tokens * std::min(all, chosen * imbalance));
+    };
+    std::uint64_t bytes = 0, passed_on = 0;
+    for (const ExchangeShape& hop : plan_hops(topology, rank, whole)) {
+        const std::uint64_t token = hop.token_record().bytes, sum = hop.sum_record().bytes,
+                            gradient = hop.gradient_record().bytes;
+        const std::uint64_t in = arriving(hop.has_before() ? whole.ranks.size() : hop.group_size());
+        bytes += passed_on * hop.group_size() * (std::max(token, gradient) + sum);
+        bytes += in * (sum + (hop.in_records() ? token + gradient : std::max(token, gradient)));
+        passed_on = in;
+    }
+    return bytes;
+}
+
+std::uint64_t max_exchange_tokens(const Topology& topology, int rank, ExchangeConfig config,
+                                  std::uint64_t bytes) {
+    const std::uint64_t wanted = config.max_tokens;
+    require(wanted > 0, config.name, "max_tokens is 0");
+    config.max_tokens = 1;
+    exchange_handle_bytes(topology, rank, config); // throws what no number of tokens mends
+    const auto fits = [&](std::uint64_t tokens) {
+        config.max_tokens = tokens;
+        try {
+            return exchange_handle_bytes(topology, rank, config) <= bytes;
+        } catch (const Error&) {
+            return false; // more than kernels address
+        }
+    };
+    if (fits(wanted))
+        return wanted;
+    std::uint64_t least = 0, most = wanted; // fits, does not
+    while (most - least > 1) {
+        const std::uint64_t middle = least + (most - least) / 2;
+        (fits(middle) ? least : most) = middle;
+    }
+    return least;
 }
 
 } // namespace bellows

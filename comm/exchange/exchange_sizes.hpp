@@ -5,9 +5,9 @@
 // whose experts are whose, what records are, how much there is of everything. Plain values.
 
 #include <bellows/base/error.hpp>
-#include <bellows/comm/expert_exchange.hpp>
+#include <bellows/comm/configuration.hpp>
 #include <bellows/comm/topology.hpp>
-#include <bellows/fp8/recipe.hpp>
+#include <bellows/fp8/sizes.hpp>
 
 #include <cstdint>
 #include <string>
@@ -29,11 +29,6 @@ struct Record {
     DType dtype = DType::F32; ///< of the elements; F8E4M3: codes
     bool codes() const noexcept { return dtype == DType::F8E4M3; }
 };
-
-/// A matrix at the start of `memory` whose rows, of whole 16 bytes, stand row_stride bytes from
-/// each other.
-TensorView strided_rows(BufferView memory, DType dtype, std::uint64_t rows, std::uint64_t columns,
-                        std::uint64_t row_stride);
 
 /// A hop.
 struct ExchangeShape {
@@ -83,11 +78,6 @@ struct ExchangeShape {
     Record sum_record() const noexcept;
     /// Of a row of codes and scales.
     std::uint64_t quantized_bytes() const;
-    /// Codes and scales of `rows` rows that stand row_stride bytes from each other in `memory`.
-    fp8::Quantized quantized(BufferView memory, std::uint64_t rows, std::uint64_t row_stride) const;
-    /// Rows of elements, not codes, that stand so.
-    TensorView plain(BufferView memory, DType dtype, std::uint64_t rows,
-                     std::uint64_t row_stride) const;
     /// Records that this rank can send or receive in one outbound leg.
     std::uint64_t most_sent() const noexcept;
     std::uint64_t most_received() const noexcept;
@@ -108,6 +98,44 @@ ExchangeConfig checked(const Topology& topology, int rank, ExchangeConfig config
 /// between nodes first. Throws Error{InvalidArgument} for what is too large.
 std::vector<ExchangeShape> plan_hops(const Topology& topology, int rank,
                                      const ExchangeConfig& config);
+
+/// Memory that a handle takes when it is made.
+enum class HandlePart : std::uint8_t {
+    RankSlots,
+    RankIds,
+    RankCounts,
+    RankOffsets,
+    RankRows,
+    Counts,
+    HostCounts,
+    Quantized,
+    RecordsToSend,
+    RecordsBack,
+    RecordCount,
+    Records,
+    RecordsToReturn,
+    Rows,
+    SlotIds,
+    SlotWeights,
+    SlotScalars,
+    Workspace,
+    ExpertCounts,
+    Slots,
+    ExpertOffsets,
+    RowsPlaced,
+    RowWeights,
+};
+
+struct HandleSize {
+    HandlePart part;
+    std::uint64_t bytes = 0;
+};
+
+/// Bytes of HandlePart::RecordCount ahead of the counts of rows.
+inline constexpr std::uint64_t kHandleCountsAt = 16;
+
+/// All of a hop's.
+std::vector<HandleSize> handle_sizes(const ExchangeShape& exchange);
 
 /// The first of the experts of the rank at a position: contiguous blocks, as even as can be, the
 /// first ones larger.

@@ -1,7 +1,5 @@
 // SPDX-License-Identifier: MIT
-#include <bellows/run/groups.hpp>
-
-#include <bellows/model/moe_ffn.hpp>
+#include <bellows/shape/groups.hpp>
 
 #include <numeric>
 #include <utility>
@@ -32,12 +30,26 @@ Group replica_group(const RunLayout& layout, const std::vector<std::uint64_t>& r
     return Group(std::move(all));
 }
 
+ExchangeConfig expert_exchange_config(const ModelConfig& config, DType activations,
+                                      LinearPrecision precision) {
+    ExchangeConfig exchange;
+    exchange.num_experts = config.routed_experts;
+    exchange.top_k = config.top_k;
+    exchange.hidden = config.hidden;
+    exchange.dtype = activations;
+    if (precision == LinearPrecision::Fp8) {
+        exchange.token_wire = exchange.gradient_wire = DType::F8E4M3;
+        exchange.layout = ExchangeLayout::ExpertSlots;
+    }
+    return exchange;
+}
+
 ExchangeConfig exchange_config(const ModelConfig& model, Precision precision,
                                const RunLayout& layout, std::uint64_t rank, std::uint64_t d,
                                std::uint64_t tokens) {
     const Group group = ep_group(layout, rank, d);
     ExchangeConfig exchange =
-        MoeFfn::exchange_config(model, activation_type(precision), linear_precision(precision));
+        expert_exchange_config(model, activation_type(precision), linear_precision(precision));
     exchange.name = "experts";
     exchange.ranks = {group.ranks().begin(), group.ranks().end()};
     exchange.max_tokens = tokens;
