@@ -2,13 +2,11 @@
 #include <bellows/train/trainer.hpp>
 
 #include "gradient_clearing.hpp"
-#include "gradient_reduction.hpp"
 #include "pair_orders.hpp"
 #include "router_biases.hpp"
+#include "sharded_optimizer.hpp"
 #include "step_totals.hpp"
 #include "training_chunk.hpp"
-#include "update_parts.hpp"
-#include "weight_gathering.hpp"
 
 #include <bellows/base/error.hpp>
 #include <bellows/comm/collectives.hpp>
@@ -43,7 +41,7 @@ struct Trainer::Impl {
     Impl(Device& d, World& w, const RunConfig& c, const RunLayout& l, const KernelChoice& kernels);
 
     void make_stages();
-    void make_reductions();
+    void check_copies() const;
     void make_executor();
     void make_optimizer();
     /// Whether this rank is the one for what all ranks that hold a copy update.
@@ -51,7 +49,7 @@ struct Trainer::Impl {
         return place == copies.front() && d < (expert ? layout.ep : 1);
     }
     bool stands_for(const Parameter& parameter) const noexcept {
-        return parameter.info.trainable() ? optimizer->stands_for(parameter)
+        return parameter.info.trainable() ? optimizer->shard().stands_for(parameter)
                                           : stands_for_copies(false);
     }
     /// That sums most gradients: where experts have no replicas the rest is summed.
@@ -91,18 +89,15 @@ struct Trainer::Impl {
     ParameterStore parameters;
     std::string why_decoded; ///< all FP8 products; empty where they are not
     std::unique_ptr<ExpertExchange> exchange;
-    std::optional<WeightGradientScratch> deferred;   ///< where weight gradients have own queues
-    std::vector<std::unique_ptr<Stage>> stages;      ///< by phase
-    std::vector<std::vector<GradientRange>> buckets; ///< by phase
-    std::vector<GradientRange> forward_buckets;      ///< all, as forward passes want the weights
+    std::optional<WeightGradientScratch> deferred; ///< where weight gradients have own queues
+    std::vector<std::unique_ptr<Stage>> stages;    ///< by phase
+    std::unique_ptr<ShardedOptimizer> optimizer;
     std::unique_ptr<Pipe> activations, gradients;
     RunningStep running;
     std::vector<std::unique_ptr<TrainingChunk>> chunks; ///< by phase
     std::unique_ptr<PipelineExecutor> executor;
     std::string pair_pattern; ///< "": no pairs, or nothing to interleave
     std::unique_ptr<GradientClearing> clearing;
-    std::unique_ptr<Optimizer> optimizer;
-    std::unique_ptr<WeightGathering> gathering;
     std::vector<std::uint64_t> writers; ///< ranks that stand for a parameter, ascending
 
     std::optional<RouterBiases> router_biases; ///< of all layers that have some
@@ -162,12 +157,12 @@ Trainer::Impl::Impl(Device& dev, World& w, const RunConfig& c, const RunLayout& 
     if (agreed.products)
         parameters.use_products(*agreed.products);
     make_stages();
-    make_reductions();
-    make_executor();
+    check_copies();
     make_optimizer();
+    make_executor();
     parameters.initialise(config.train.seed,
                           [this](std::uint64_t first, std::span<const float> values) {
-                              optimizer->upload_masters(first, values);
+                              optimizer->shard().upload_masters(first, values);
                           });
     make_router_biases();
     watch_traffic();
@@ -206,7 +201,7 @@ void Trainer::Impl::make_stages() {
     }
 }
 
-void Trainer::Impl::make_reductions() {
+void Trainer::Impl::check_copies() const {
     // Copies post the same sums in the same order, as they do the same in each phase.
     const auto program = [this](std::uint64_t rank) {
         std::vector<std::pair<OpKind, std::uint64_t>> ops;
@@ -217,30 +212,19 @@ void Trainer::Impl::make_reductions() {
     for (const std::uint64_t copy : copies)
         if (program(copy) != program(place))
             throw Error(ErrorCode::Internal, "copies of the parameters with different schedules");
-    Sharing sharing(static_cast<std::uint64_t>(dense->group().size()),
-                    static_cast<std::uint64_t>(replicas->group().size()));
-    for (const auto& stage : stages) {
-        const auto ranges = gradient_ranges(parameters, *stage);
-        buckets.push_back(gradient_buckets(ranges, kGradientBucketBytes));
-        sharing.share_out(buckets.back(), ranges);
-    }
 }
 
 void Trainer::Impl::make_optimizer() {
-    for (const std::uint32_t phase : phases_by_stage(schedule, place))
-        std::ranges::copy(buckets[phase] | std::views::reverse,
-                          std::back_inserter(forward_buckets));
-    std::vector<UpdatePart> parts =
-        update_parts(forward_buckets, {dense->position(), stands_for_copies(false)},
-                     {replicas->position(), stands_for_copies(true)});
     OptimizerOptions options;
     options.adamw.beta1 = static_cast<float>(config.train.beta1);
     options.adamw.beta2 = static_cast<float>(config.train.beta2);
     options.adamw.eps = static_cast<float>(config.train.adam_eps);
     options.adamw.weight_decay = static_cast<float>(config.train.weight_decay);
     options.timeout = limit;
-    optimizer = std::make_unique<Optimizer>(parameters, std::move(parts), options);
-    gathering = std::make_unique<WeightGathering>(parameters, forward_buckets, *dense, *replicas);
+    const std::vector<std::uint32_t> in_order = phases_by_stage(schedule, place);
+    optimizer = std::make_unique<ShardedOptimizer>(
+        parameters, stages, in_order, CopyGroup{*dense, stands_for_copies(false)},
+        CopyGroup{*replicas, stands_for_copies(true)}, options);
     const bool writes = std::ranges::any_of(
         parameters.all(), [this](const Parameter& parameter) { return stands_for(parameter); });
     const auto all = everyone.all_gather(std::as_bytes(std::span(&writes, 1)));
@@ -259,13 +243,13 @@ void Trainer::Impl::make_executor() {
     const std::uint64_t of_stream = schedule.num_micro_batches / schedule.num_streams;
     for (std::uint32_t phase = 0; phase < stages.size(); ++phase) {
         const std::uint64_t first = schedule.first_of_stream(schedule.chunks[place][phase].stream);
-        TrainingChunk::Desc desc{.stage = schedule.chunks[place][phase].stage,
+        TrainingChunk::Desc desc{.phase = phase,
+                                 .stage = schedule.chunks[place][phase].stage,
                                  .last_micro_batch = first + of_stream - 1};
         if (const ScheduleOp& opening = schedule.ops[place].front(); opening.phase == phase)
             desc.opening = opening.micro_batch;
-        chunks.push_back(std::make_unique<TrainingChunk>(
-            running, thread, *stages[phase],
-            GradientReduction(parameters, buckets[phase], *dense, *replicas), desc));
+        chunks.push_back(
+            std::make_unique<TrainingChunk>(running, thread, *stages[phase], *optimizer, desc));
     }
     std::vector<int> world_ranks;
     for (std::uint64_t rank = 0; rank < schedule.num_ranks(); ++rank)
@@ -344,11 +328,7 @@ NodeSeconds Trainer::Impl::mean_node_seconds(std::span<const TraceEvent> events)
 
 void Trainer::Impl::gather(Parted what) {
     device.wait_idle(limit); // weights that still travel are the last step's
-    totals.leave_out([&] {
-        optimizer->replace_gradients(what);
-        gather_parts(parameters.flat_gradients(), forward_buckets, *dense, *replicas);
-        device.wait_idle(limit);
-    });
+    totals.leave_out([&] { optimizer->gather(what); });
 }
 
 // ---- Balance of the experts -----------------------------------------------------------------
@@ -448,7 +428,7 @@ const std::string& Trainer::pair_pattern() const noexcept {
     return impl_->pair_pattern;
 }
 Optimizer& Trainer::optimizer() noexcept {
-    return *impl_->optimizer;
+    return impl_->optimizer->shard();
 }
 
 bool Trainer::stands_for(const Parameter& parameter) const noexcept {
@@ -473,7 +453,7 @@ StepResult Trainer::Impl::run_step(std::uint64_t step, const SequenceSource& seq
     const std::vector<std::int64_t> loads = expert_loads();
     // The update waits for what all ranks agree on of its gradient; what else they sum up does not
     // hold it up.
-    const StepTotals::Sums squares = totals.sum_with_bytes(optimizer->local_squares());
+    const StepTotals::Sums squares = totals.sum_with_bytes(optimizer->shard().local_squares());
     StepResult result;
     result.grad_norm = std::sqrt(squares.value);
     result.bytes_exchanged = squares.bytes;
@@ -484,7 +464,6 @@ StepResult Trainer::Impl::run_step(std::uint64_t step, const SequenceSource& seq
         if (router_biases) // ahead of AdamW, which takes the device's memory
             router_biases->update(loads);
         optimizer->update(step + 1, learning_rate(config.train, step + 1), clip);
-        gathering->begin(limit);
     }
     running.last_loss.wait(limit);
     const StepTotals::Losses losses = totals.sum_losses();

@@ -26,8 +26,8 @@ Lane add_lane(HostThread& thread, const char* what, std::uint64_t stage) {
 } // namespace
 
 TrainingChunk::TrainingChunk(RunningStep& step, HostThread& thread, Stage& stage,
-                             GradientReduction reduction, const Desc& desc)
-    : step_(step), stage_(stage), reduction_(std::move(reduction)), desc_(desc),
+                             ShardedOptimizer& optimizer, const Desc& desc)
+    : step_(step), stage_(stage), optimizer_(optimizer), desc_(desc),
       data_(add_lane(thread, "data", desc.stage)), losses_(add_lane(thread, "losses", desc.stage)) {
 }
 
@@ -45,7 +45,8 @@ TimePoint TrainingChunk::submit(OpKind op, std::size_t node, std::uint64_t micro
         beside(step_.device, [&] { post_loss(micro_batch, slot); });
     // After the last micro-batch's nothing is added to a gradient but other ranks'.
     if (op == OpKind::WeightGradient && micro_batch == desc_.last_micro_batch)
-        beside(step_.device, [&] { reduction_.node_handed_in(node, of_op.size()); });
+        beside(step_.device,
+               [&] { optimizer_.gradient_handed_in(desc_.phase, node, of_op.size()); });
     return done;
 }
 

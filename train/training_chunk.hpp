@@ -6,7 +6,7 @@
 // and summed over the ranks when the last micro-batch's have been handed in. Owned by the trainer.
 
 #include "gradient_clearing.hpp"
-#include "gradient_reduction.hpp"
+#include "sharded_optimizer.hpp"
 #include "step_totals.hpp"
 
 #include <bellows/engine/lane.hpp>
@@ -42,13 +42,14 @@ struct RunningStep {
 class TrainingChunk : public PipelineChunk {
 public:
     struct Desc {
+        std::uint32_t phase = 0;
         std::uint64_t stage = 0;            ///< for names
         std::uint64_t last_micro_batch = 0; ///< of the stage on this rank
         /// Whose forward is a step's first op, if it is this stage's.
         std::optional<std::uint64_t> opening{};
     };
     /// thread: of the lanes. All must outlive it.
-    TrainingChunk(RunningStep& step, HostThread& thread, Stage& stage, GradientReduction reduction,
+    TrainingChunk(RunningStep& step, HostThread& thread, Stage& stage, ShardedOptimizer& optimizer,
                   const Desc& desc);
 
     std::size_t num_nodes(OpKind op) const override { return nodes(op, 0).size(); }
@@ -79,7 +80,7 @@ private:
 
     RunningStep& step_;
     Stage& stage_;
-    GradientReduction reduction_;
+    ShardedOptimizer& optimizer_;
     Desc desc_;
     TimePoint computed_; ///< the last node that computes
     std::unordered_map<const Node*, TimePoint> last_runs_;

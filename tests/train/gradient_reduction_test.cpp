@@ -5,7 +5,7 @@
 #include "support/compare.hpp"
 #include "support/mpi_test.hpp"
 #include "support/test_device.hpp"
-#include "train/gradient_reduction.hpp"
+#include "train/sharded_optimizer.hpp"
 #include "verify/reference/compare.hpp"
 
 #include <bellows/train/trainer.hpp>

@@ -9,8 +9,7 @@
 #include "support/packed_weights.hpp"
 #include "support/small_run.hpp"
 #include "support/test_device.hpp"
-#include "train/update_parts.hpp"
-#include "train/weight_gathering.hpp"
+#include "train/sharded_optimizer.hpp"
 
 #include <algorithm>
 #include <numeric>
