@@ -2,7 +2,7 @@
 #include <bellows/checkpoint/checkpoint.hpp>
 
 #include "base/records/checksum.hpp"
-#include "state.hpp"
+#include "state_file.hpp"
 
 #include <bellows/base/error.hpp>
 

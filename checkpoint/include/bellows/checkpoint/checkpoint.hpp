@@ -8,7 +8,7 @@
 // functions say which ranks call them.
 
 #include <bellows/checkpoint/safetensors.hpp>
-#include <bellows/shape/layout.hpp>
+#include <bellows/checkpoint/state.hpp>
 
 #include <cstdint>
 #include <filesystem>
@@ -22,20 +22,6 @@ namespace bellows {
 
 /// The configuration of the run that wrote a checkpoint, among its texts.
 inline constexpr const char* kConfigFile = "config.toml";
-
-/// What state.json says beside its list of files.
-struct CheckpointState {
-    std::uint64_t step = 0; ///< steps done
-    std::uint64_t seed = 0;
-    RunLayout layout;
-    std::map<std::string, std::string> kernels; ///< choices that decide bits: gemm → its class
-};
-
-/// What state.json says about another file.
-struct CheckpointFile {
-    std::uint64_t bytes = 0;
-    std::uint32_t checksum = 0; ///< CRC-32 of a shard's header, of any other file's content
-};
 
 /// "model.safetensors" for one shard, else "model-00002-of-00004.safetensors" for index 1.
 std::string shard_name(std::string_view base, std::uint64_t index, std::uint64_t count);

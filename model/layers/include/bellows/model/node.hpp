@@ -10,6 +10,7 @@
 #include <bellows/engine/device.hpp>
 #include <bellows/engine/tensor.hpp>
 #include <bellows/schedule/pair.hpp>
+#include <bellows/shape/node_kind.hpp>
 
 #include <cstddef>
 #include <cstdint>
@@ -21,15 +22,6 @@
 #include <vector>
 
 namespace bellows {
-
-enum class NodeKind : std::uint8_t { Forward, InputGradient, WeightGradient };
-
-/// Of an op that is no Backward.
-constexpr NodeKind node_kind(OpKind op) noexcept {
-    return op == OpKind::Forward         ? NodeKind::Forward
-           : op == OpKind::InputGradient ? NodeKind::InputGradient
-                                         : NodeKind::WeightGradient;
-}
 
 struct Node {
     std::string name; ///< e.g. "ATTN(F)", "DISPATCH(B)", "MLP(W)"

@@ -3,7 +3,7 @@
 
 // state.json of a checkpoint as text and as values. The text carries a CRC-32 of itself.
 
-#include <bellows/checkpoint/checkpoint.hpp>
+#include <bellows/checkpoint/state.hpp>
 
 #include <filesystem>
 #include <map>

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-#include "state.hpp"
+#include "state_file.hpp"
 
 #include "base/records/checked_json.hpp"
 
