@@ -43,7 +43,7 @@ bool is_plain_name(const std::string& name) {
 void require_format(const Json& json) {
     const std::uint64_t format = number(json, "format", kAny);
     if (format > kFormat) {
-        throw Error(ErrorCode::Unsupported, "the checkpoint has format " + std::to_string(format) +
+        throw Error(ErrorCode::InvalidArgument, "the checkpoint has format " + std::to_string(format) +
                                                 ", this program knows " + std::to_string(kFormat) +
                                                 "; use a newer Bellows");
     }

@@ -68,7 +68,7 @@ class Checkpoint {
 public:
     /// `path` is a step folder, a run's folder or its `checkpoints` folder (the newest complete one
     /// then). Throws Error{InvalidArgument} if there is no checkpoint, Error{Io},
-    /// Error{Unsupported} if a later version wrote it in a format that this one does not know,
+    /// Error{InvalidArgument} if a later version wrote it in a format that this one does not know,
     /// Error{Corrupt} if anything does not fit its size or check sum.
     static Checkpoint open(const std::filesystem::path& path);
 
