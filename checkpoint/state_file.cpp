@@ -43,9 +43,10 @@ bool is_plain_name(const std::string& name) {
 void require_format(const Json& json) {
     const std::uint64_t format = number(json, "format", kAny);
     if (format > kFormat) {
-        throw Error(ErrorCode::InvalidArgument, "the checkpoint has format " + std::to_string(format) +
-                                                ", this program knows " + std::to_string(kFormat) +
-                                                "; use a newer Bellows");
+        throw Error(ErrorCode::InvalidArgument,
+                    "the checkpoint has format " + std::to_string(format) +
+                        ", this program knows " + std::to_string(kFormat) +
+                        "; use a newer Bellows");
     }
     if (format != kFormat) {
         throw Error(ErrorCode::Corrupt, "format is " + std::to_string(format));
