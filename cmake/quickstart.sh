@@ -119,6 +119,7 @@ echo "Tools: $(sed -n -e 's/^\(glslc\|libvulkan-dev\|mesa-vulkan-drivers\) /\1 /
 
 jobs=$(nproc)
 export CCACHE_SLOPPINESS=pch_defines,time_macros # or it keeps nothing that precompiled headers enter
+export CCACHE_BASEDIR="$PWD" CCACHE_NOHASHDIR=1 # clones in other folders share it
 build() { # PRESET [CMAKE OPTIONS...]
     preset=$1
     shift
