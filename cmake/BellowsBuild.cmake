@@ -6,6 +6,9 @@ set(CMAKE_CXX_STANDARD_REQUIRED ON)
 set(CMAKE_CXX_EXTENSIONS OFF)
 set(CMAKE_POSITION_INDEPENDENT_CODE ON)
 if(PROJECT_IS_TOP_LEVEL)
+    include(GNUInstallDirs)
+    # Shared libraries and programs find each other wherever the installed folder is moved to.
+    set(CMAKE_INSTALL_RPATH "\$ORIGIN;\$ORIGIN/../${CMAKE_INSTALL_LIBDIR}")
     set(CMAKE_EXPORT_COMPILE_COMMANDS ON)
     set(CMAKE_RUNTIME_OUTPUT_DIRECTORY "${CMAKE_BINARY_DIR}/bin")
     if(NOT CMAKE_BUILD_TYPE)
@@ -72,6 +75,13 @@ function(bellows_precompile target)
     target_precompile_headers(${target} REUSE_FROM ${precompiled})
 endfunction()
 
+# Static libraries, or shared ones with BUILD_SHARED_LIBS, whose defines are the same: else they could
+# not use precompiled headers together.
+function(bellows_library_defaults target)
+    set_target_properties(${target} PROPERTIES DEFINE_SYMBOL ""
+        VERSION ${PROJECT_VERSION} SOVERSION ${PROJECT_VERSION_MAJOR}.${PROJECT_VERSION_MINOR})
+endfunction()
+
 # bellows_library(<component> [PUBLIC libs...] [PRIVATE libs...] [WITHOUT paths...])
 # Library bellows_<component>, alias bellows::<component>, of all *.cpp below the current folder,
 # with the public headers in its folders named include/. WITHOUT: folders and sources that belong to
@@ -90,7 +100,8 @@ function(bellows_library name)
     list(REMOVE_DUPLICATES include_dirs)
     set(target bellows_${name})
     if(sources)
-        add_library(${target} STATIC ${sources})
+        add_library(${target} ${sources}) # static, or shared with BUILD_SHARED_LIBS
+        bellows_library_defaults(${target})
         bellows_target_defaults(${target})
         bellows_precompile(${target})
         target_include_directories(${target} PRIVATE "${CMAKE_CURRENT_SOURCE_DIR}"

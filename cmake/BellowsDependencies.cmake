@@ -28,6 +28,19 @@ add_library(bellows_vulkan INTERFACE)
 target_include_directories(bellows_vulkan SYSTEM INTERFACE "${BELLOWS_VULKAN_INCLUDE}")
 target_compile_definitions(bellows_vulkan INTERFACE VK_NO_PROTOTYPES VOLK_NAMESPACE)
 
+# Vulkan Memory Allocator under names of our own (engine/runtime/vma.hpp), so that a program can link
+# Bellows and an allocator of its own, of another version.
+set(vma_header "${BELLOWS_VULKAN_INCLUDE}/vk_mem_alloc.h")
+set_property(DIRECTORY APPEND PROPERTY CMAKE_CONFIGURE_DEPENDS "${vma_header}")
+file(READ "${vma_header}" vma_text)
+string(REGEX MATCHALL "[vV]ma[A-Z][A-Za-z0-9_]*" vma_names "${vma_text}")
+list(REMOVE_DUPLICATES vma_names)
+list(SORT vma_names)
+list(TRANSFORM vma_names REPLACE "(.+)" "#define \\1 bellows_\\1")
+list(JOIN vma_names "\n" vma_names)
+file(CONFIGURE OUTPUT "${PROJECT_BINARY_DIR}/vma/bellows_vma_names.h" CONTENT "${vma_names}\n" @ONLY)
+target_include_directories(bellows_vulkan INTERFACE "${PROJECT_BINARY_DIR}/vma")
+
 find_package(tomlplusplus REQUIRED)
 if(BELLOWS_MPI)
     find_package(MPI REQUIRED COMPONENTS C)

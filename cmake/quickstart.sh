@@ -68,7 +68,7 @@ packages="g++ make cmake ninja-build patchelf ccache ca-certificates git
  nlohmann-json3-dev libcli11-dev libtomlplusplus-dev libsentencepiece-dev zlib1g-dev
  libgtest-dev libbenchmark-dev"
 # The portable build is tested with the distribution's own glslc, which is old, and with Clang.
-[ "$goal" != test ] || packages="$packages clang-format-19 clang-19 glslc iproute2"
+[ "$goal" != test ] || packages="$packages clang-format-19 clang-19 glslc iproute2 pkgconf"
 
 as_root() {
     if [ "$(id -u)" -eq 0 ]; then

@@ -5,11 +5,10 @@
 // bound and replaced. Guarded by Device::Impl::mutex.
 
 #include "ticket.hpp"
+#include "vma.hpp"
 
 #include <bellows/engine/kernel_info.hpp>
 #include <bellows/engine/memory.hpp>
-
-#include <vk_mem_alloc.h>
 
 #include <cstdint>
 #include <string>

@@ -20,7 +20,7 @@
 #define VMA_STATIC_VULKAN_FUNCTIONS 0
 #define VMA_DYNAMIC_VULKAN_FUNCTIONS 1
 #define VMA_IMPLEMENTATION
-#include <vk_mem_alloc.h>
+#include "vma.hpp"
 
 #include <bellows/base/error.hpp>
 

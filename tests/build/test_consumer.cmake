@@ -1,6 +1,13 @@
 # SPDX-License-Identifier: MIT
-# Builds and runs tests/build/consumer against an installed Bellows or with add_subdirectory.
-#   cmake -DMODE=install|subdirectory -DSOURCE=... -DBUILD=... -DWORK=... -DOPTIONS=... -P ...
+# Builds and runs programs against an installed Bellows or with add_subdirectory.
+#   cmake -DMODE=... -DSOURCE=... -DBUILD=... -DWORK=... -DPREFIX=... -DOPTIONS=... -P ...
+# MODE: install       installs into PREFIX, which others use
+#       examples      every example of `EXAMPLES`, each a project of its own; those that need no more
+#                     run, by MPIRUN where they are for ranks
+#       components    each of `COMPONENTS` alone; one that does not exist
+#       own_vma       a program with a Vulkan Memory Allocator of its own
+#       pkg_config    what pkg-config says, without CMake
+#       subdirectory  the MoE layer's example with Bellows in its own build
 cmake_minimum_required(VERSION 3.25)
 
 function(run)
@@ -12,12 +19,21 @@ function(run)
     set(output "${output}" PARENT_SCOPE)
 endfunction()
 
+# Configures and builds a project that finds Bellows in PREFIX. Its own headers of Vulkan are named to
+# nobody: those that are installed must do.
+function(build source)
+    run(${CMAKE_COMMAND} -S "${source}" -B "${WORK}/build" -G Ninja
+        "-DCMAKE_PREFIX_PATH=${PREFIX}" ${OPTIONS} ${ARGN})
+    run(${CMAKE_COMMAND} --build "${WORK}/build")
+endfunction()
+
 file(REMOVE_RECURSE "${WORK}")
-set(consumer "${SOURCE}/tests/build/consumer")
+set(tests "${SOURCE}/tests/build")
 if(MODE STREQUAL "install")
-    run(${CMAKE_COMMAND} --install "${BUILD}" --prefix "${WORK}/prefix")
+    file(REMOVE_RECURSE "${PREFIX}")
+    run(${CMAKE_COMMAND} --install "${BUILD}" --prefix "${PREFIX}")
     # Headers must stand in the prefix alone: what is found there does not point to the sources.
-    file(GLOB_RECURSE configs "${WORK}/prefix/*.cmake")
+    file(GLOB_RECURSE configs "${PREFIX}/*.cmake" "${PREFIX}/*.pc")
     foreach(config IN LISTS configs)
         file(READ "${config}" text)
         string(FIND "${text}" "${SOURCE}/" found)
@@ -25,16 +41,47 @@ if(MODE STREQUAL "install")
             message(FATAL_ERROR "${config} names the source tree")
         endif()
     endforeach()
-    run(${CMAKE_COMMAND} -S "${consumer}" -B "${WORK}/build" -G Ninja
-        "-DCMAKE_PREFIX_PATH=${WORK}/prefix" ${OPTIONS})
+elseif(MODE STREQUAL "examples")
+    foreach(example IN LISTS EXAMPLES)
+        file(REMOVE_RECURSE "${WORK}/build")
+        build("${SOURCE}/examples/${example}")
+        set(program "${WORK}/build/${example}")
+        if(example STREQUAL "expert_exchange")
+            run(${MPIRUN} "${program}")
+        else()
+            run("${program}")
+        endif()
+        message("${example}:\n${output}")
+    endforeach()
+elseif(MODE STREQUAL "components")
+    build("${tests}/components" "-DCOMPONENTS=${COMPONENTS}")
+    execute_process(COMMAND ${CMAKE_COMMAND} -S "${tests}/components" -B "${WORK}/wrong"
+        "-DCMAKE_PREFIX_PATH=${PREFIX}" -DCOMPONENTS=engnie RESULT_VARIABLE status
+        OUTPUT_VARIABLE output ERROR_VARIABLE output)
+    if(status EQUAL 0 OR NOT output MATCHES "no component 'engnie' here; it.*has base, sizes")
+        message(FATAL_ERROR "a component that does not exist: ${status}\n${output}")
+    endif()
+elseif(MODE STREQUAL "own_vma")
+    build("${tests}/own_vma" "-DVMA_INCLUDE=${VMA_INCLUDE}")
+    run("${WORK}/build/own_vma")
+elseif(MODE STREQUAL "pkg_config")
+    file(GLOB_RECURSE file "${PREFIX}/*/bellows-schedule.pc")
+    get_filename_component(folder "${file}" DIRECTORY)
+    set(ENV{PKG_CONFIG_PATH} "${folder}")
+    foreach(component IN ITEMS schedule engine fp8)
+        run(pkg-config --cflags --libs bellows-${component})
+        separate_arguments(flags UNIX_COMMAND "${output}")
+        file(COPY "${tests}/pkg_config/${component}.cpp" DESTINATION "${WORK}")
+        run(${CXX} "${WORK}/${component}.cpp" ${flags} -o "${WORK}/${component}")
+        run("${WORK}/${component}")
+    endforeach()
 else()
-    run(${CMAKE_COMMAND} -S "${consumer}" -B "${WORK}/build" -G Ninja
+    run(${CMAKE_COMMAND} -S "${tests}/consumer" -B "${WORK}/build" -G Ninja
         "-DCONSUMER_BELLOWS_SOURCE=${SOURCE}" ${OPTIONS})
-endif()
-run(${CMAKE_COMMAND} --build "${WORK}/build")
-run("${WORK}/build/consumer")
-message("${output}")
-if(NOT output MATCHES "one MoE layer, 64 tokens, 8 experts")
-    message(FATAL_ERROR "the consumer did not say what it should")
+    run(${CMAKE_COMMAND} --build "${WORK}/build")
+    run("${WORK}/build/example/moe_layer")
+    if(NOT output MATCHES "one MoE layer, 64 tokens, 8 experts")
+        message(FATAL_ERROR "the consumer did not say what it should\n${output}")
+    endif()
 endif()
 file(REMOVE_RECURSE "${WORK}")
