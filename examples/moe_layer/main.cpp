@@ -187,8 +187,10 @@ int run() {
     double worst = 0;
     for (std::uint64_t t = 0; t < kTokens; ++t) {
         const auto expected = reference(&x[t * kHidden], router, gate_up, down);
-        for (std::uint64_t i = 0; i < kHidden; ++i)
-            worst = std::max(worst, std::abs(y[t * kHidden + i] - expected[i]));
+        for (std::uint64_t i = 0; i < kHidden; ++i) {
+            const double error = std::abs(y[t * kHidden + i] - expected[i]);
+            worst = std::isnan(error) ? HUGE_VAL : std::max(worst, error);
+        }
     }
     std::printf("one MoE layer, %llu tokens, %llu experts, on %s: largest error %.1e\n",
                 static_cast<unsigned long long>(kTokens), static_cast<unsigned long long>(kExperts),
