@@ -41,7 +41,15 @@ list(JOIN vma_names "\n" vma_names)
 file(CONFIGURE OUTPUT "${PROJECT_BINARY_DIR}/vma/bellows_vma_names.h" CONTENT "${vma_names}\n" @ONLY)
 target_include_directories(bellows_vulkan INTERFACE "${PROJECT_BINARY_DIR}/vma")
 
-find_package(tomlplusplus REQUIRED)
+# Headers alone: an installed shape or train needs no library of toml++.
+find_path(BELLOWS_TOML_INCLUDE toml++/toml.h)
+mark_as_advanced(BELLOWS_TOML_INCLUDE)
+if(NOT BELLOWS_TOML_INCLUDE)
+    message(FATAL_ERROR "Bellows needs the header <toml++/toml.h> (package libtomlplusplus-dev)")
+endif()
+add_library(bellows_toml INTERFACE)
+target_include_directories(bellows_toml SYSTEM INTERFACE "${BELLOWS_TOML_INCLUDE}")
+target_compile_definitions(bellows_toml INTERFACE TOML_HEADER_ONLY=1)
 if(BELLOWS_MPI)
     find_package(MPI REQUIRED COMPONENTS C)
     # The C interface only; the C++ one that some headers still declare is gone from the libraries.

@@ -5,6 +5,7 @@
 #       examples      every example of `EXAMPLES`, each a project of its own; those that need no more
 #                     run, by MPIRUN where they are for ranks
 #       components    each of `COMPONENTS` alone; one that does not exist
+#       pure          schedules, shapes and memory where MPI cannot be found
 #       own_vma       a program with a Vulkan Memory Allocator of its own
 #       pkg_config    what pkg-config says, without CMake
 #       subdirectory  the MoE layer's example with Bellows in its own build
@@ -61,6 +62,11 @@ elseif(MODE STREQUAL "components")
     if(status EQUAL 0 OR NOT output MATCHES "no component 'engnie' here; it.*has base, sizes")
         message(FATAL_ERROR "a component that does not exist: ${status}\n${output}")
     endif()
+elseif(MODE STREQUAL "pure")
+    build("${tests}/pure" -DCMAKE_DISABLE_FIND_PACKAGE_MPI=ON -DCMAKE_DISABLE_FIND_PACKAGE_ZLIB=ON
+        -DCMAKE_DISABLE_FIND_PACKAGE_Threads=ON)
+    run("${WORK}/build/pure")
+    message("${output}")
 elseif(MODE STREQUAL "own_vma")
     build("${tests}/own_vma" "-DVMA_INCLUDE=${VMA_INCLUDE}")
     run("${WORK}/build/own_vma")
