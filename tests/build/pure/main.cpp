@@ -7,7 +7,7 @@
 #include <cstdio>
 
 int main() {
-    const bellows::ModelConfig model = bellows::preset("v3-671b");
+    const bellows::ModelConfig model = bellows::load_model("v3-671b");
     bellows::TrainingShape shape;
     shape.precision = bellows::Precision::FP8;
     shape.pipeline = bellows::ScheduleKind::DualPipe;
