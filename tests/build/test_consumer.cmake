@@ -11,6 +11,10 @@
 #       subdirectory  the MoE layer's example with Bellows in its own build
 cmake_minimum_required(VERSION 3.25)
 
+# Lists come with commas, which no level between takes for its own.
+string(REPLACE "," ";" examples "${EXAMPLES}")
+string(REPLACE "," ";" mpirun "${MPIRUN}")
+
 function(run)
     execute_process(COMMAND ${ARGN} RESULT_VARIABLE status OUTPUT_VARIABLE output
         ERROR_VARIABLE output)
@@ -43,12 +47,12 @@ if(MODE STREQUAL "install")
         endif()
     endforeach()
 elseif(MODE STREQUAL "examples")
-    foreach(example IN LISTS EXAMPLES)
+    foreach(example IN LISTS examples)
         file(REMOVE_RECURSE "${WORK}/build")
         build("${SOURCE}/examples/${example}")
         set(program "${WORK}/build/${example}")
         if(example STREQUAL "expert_exchange")
-            run(${MPIRUN} "${program}")
+            run(${mpirun} "${program}")
         else()
             run("${program}")
         endif()
