@@ -16,7 +16,7 @@ namespace {
 
 using Json = nlohmann::json;
 
-/// What every version so far has written.
+/// Every version so far has written this format.
 constexpr std::uint64_t kFormat = 1;
 constexpr std::uint64_t kAny = std::numeric_limits<std::uint64_t>::max();
 constexpr std::uint64_t kLargestState = std::uint64_t{16} << 20;

@@ -36,6 +36,7 @@ struct LanguageModel::Impl {
     }
 
     Checkpoint checkpoint;
+    std::string config; ///< its config.toml
     ModelConfig model;
     TrainingShape shape; ///< of the run that wrote it
     std::chrono::milliseconds timeout;
@@ -51,10 +52,10 @@ struct LanguageModel::Impl {
 LanguageModel::Impl::Impl(const DeviceOptions& device_options,
                           const std::filesystem::path& checkpoint_folder,
                           std::chrono::milliseconds limit)
-    : checkpoint(Checkpoint::open(checkpoint_folder)),
-      model(parse_model_config(checkpoint.text(kConfigFile), source_of(checkpoint))),
-      shape(parse_training_shape(checkpoint.text(kConfigFile), source_of(checkpoint))),
-      timeout(limit), world(World::single()), device(Device::create(device_options)),
+    : checkpoint(Checkpoint::open(checkpoint_folder)), config(checkpoint.text(kConfigFile)),
+      model(parse_model_config(config, source_of(checkpoint))),
+      shape(parse_training_shape(config, source_of(checkpoint))), timeout(limit),
+      world(World::single()), device(Device::create(device_options)),
       transport(open_transport(world)), thread(*device, "exchange"),
       parameters(*device, parameters_of_stage(model, 0, 1, 0, 1), activation_type(shape.precision),
                  false, linear_precision(shape.precision)) {

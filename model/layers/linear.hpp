@@ -46,10 +46,9 @@ inline constexpr fp8::Recipe kRowsRecipe{fp8::Blocks::Rows128, fp8::Format::E4M3
 inline constexpr fp8::Recipe kColumnsRecipe{fp8::Blocks::Columns128, fp8::Format::E4M3,
                                             fp8::ScaleRule::PowerOfTwo};
 
-/// Of weights, as they stand in memory; so many rows of a matrix have scales of their own.
+/// Of weights, as they stand in memory; kScaleRows rows of a matrix have scales of their own.
 inline constexpr fp8::Recipe kWeightsRecipe{fp8::Blocks::Blocks128, fp8::Format::E4M3,
                                             fp8::ScaleRule::PowerOfTwo};
-inline constexpr std::uint64_t kScaleRows = 128;
 
 /// FP8 rows that live within a node.
 fp8::Quantized rows_in(Arena::Frame& scratch, std::uint64_t rows, std::uint64_t columns);

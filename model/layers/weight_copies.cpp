@@ -4,6 +4,7 @@
 #include "linear.hpp"
 
 #include <bellows/base/error.hpp>
+#include <bellows/base/rounding.hpp>
 #include <bellows/engine/ops.hpp>
 #include <bellows/fp8/quantize.hpp>
 #include <bellows/model/parameter_store.hpp>
@@ -220,7 +221,7 @@ Parameter ParameterStore::rows_of(const Parameter& parameter, std::uint64_t begi
     part.first += begin * parameter.info.shape[1];
     part.quantized->codes = parameter.quantized->codes.rows(begin, count);
     part.quantized->scales =
-        parameter.quantized->scales.rows(begin / kScaleRows, (count + kScaleRows - 1) / kScaleRows);
+        parameter.quantized->scales.rows(begin / kScaleRows, div_up(count, kScaleRows));
     return part;
 }
 

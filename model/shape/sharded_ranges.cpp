@@ -11,8 +11,7 @@ namespace bellows {
 
 namespace {
 
-constexpr std::uint64_t kAlignment = 16;  // elements: 64 bytes of f32
-constexpr std::uint64_t kScaleRows = 128; // of FP8 copies in 128 x 128 blocks
+constexpr std::uint64_t kAlignment = 16; // elements: 64 bytes of f32
 
 } // namespace
 

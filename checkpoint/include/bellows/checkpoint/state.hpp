@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT
 #pragma once
 
-// What a checkpoint's state.json says. Plain values.
+// The contents of a checkpoint's state.json, as plain values.
 
 #include <bellows/shape/layout.hpp>
 
@@ -11,7 +11,7 @@
 
 namespace bellows {
 
-/// What state.json says beside its list of files.
+/// The contents of state.json beside its list of files.
 struct CheckpointState {
     std::uint64_t step = 0; ///< steps done
     std::uint64_t seed = 0;
@@ -19,7 +19,7 @@ struct CheckpointState {
     std::map<std::string, std::string> kernels; ///< choices that decide bits: gemm → its class
 };
 
-/// What state.json says about another file.
+/// The entry of state.json for another file.
 struct CheckpointFile {
     std::uint64_t bytes = 0;
     std::uint32_t checksum = 0; ///< CRC-32 of a shard's header, of any other file's content

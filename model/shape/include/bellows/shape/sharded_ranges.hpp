@@ -27,6 +27,9 @@ std::vector<ParameterInfo> in_stored_order(std::vector<ParameterInfo> parameters
 /// of a matrix, which FP8 copies have scales for. Of others all.
 std::uint64_t divisible_by(const ParameterInfo& info) noexcept;
 
+/// Sides of a block of FP8 weights that has one scale.
+inline constexpr std::uint64_t kScaleRows = 128;
+
 /// First values are made for at most so many elements at a time, or for one parameter.
 inline constexpr std::uint64_t kInitialisedAtOnce = std::uint64_t{32} << 20;
 
