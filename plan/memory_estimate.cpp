@@ -6,6 +6,7 @@
 #include <bellows/engine/sizes.hpp>
 #include <bellows/schedule/schedule.hpp>
 #include <bellows/shape/groups.hpp>
+#include <bellows/shape/layer.hpp>
 #include <bellows/shape/sharded_ranges.hpp>
 #include <bellows/shape/stages.hpp>
 
@@ -23,174 +24,52 @@ constexpr std::uint64_t kF32 = 4;
 /// The sizes that everything is made of.
 struct Sizes {
     Sizes(const ModelConfig& m, const TrainingShape& shape, const RunLayout& layout,
-          const ComputeMemory& compute)
-        : model(m), act(size_of(activation_type(shape.precision))),
-          fp8(linear_precision(shape.precision) == LinearPrecision::Fp8), tiles(compute.tiles),
-          copies(compute.copies && act == 2), apart(compute.apart),
-          experts_apart(compute.experts_apart), seq(std::max<std::uint64_t>(shape.seq, 1)),
-          tokens(shape.batch * shape.seq /
-                 std::max<std::uint64_t>(std::uint64_t{layout.dp} * shape.micro_batches, 1)),
-          ep(layout.ep), local_experts((model.routed_experts + ep - 1) / ep),
-          // The ranks of an exchange send each other all their tokens' slots.
-          rows(std::min(tokens * model.top_k * 5 / 4,
-                        ops::moe_capacity(tokens * ep, model.top_k,
-                                          std::max<std::uint64_t>(local_experts, 1), 1))) {}
+          const ComputeMemory& compute, LayerTable kinds);
+
+    bool fp8() const noexcept { return slot.fp8(); }
 
     const ModelConfig& model;
-    std::uint64_t act;    ///< bytes of an activation
-    bool fp8;             ///< linear layers compute in FP8
-    bool tiles;           ///< FP8 products may pack their operands into tiles
-    bool copies;          ///< linear layers have copies of their weights, 2 bytes an element
-    bool apart;           ///< weight gradients have scratch of their own
-    bool experts_apart;   ///< those of experts, too
-    std::uint64_t seq;    ///< tokens of a sequence
-    std::uint64_t tokens; ///< of a rank's micro-batch
-    std::uint64_t ep, local_experts;
-    std::uint64_t rows;       ///< of a rank's experts in one micro-batch
+    LayerTable layers;
+    SlotShape slot;     ///< of a rank's micro-batch in any layer
+    std::uint64_t act;  ///< bytes of an activation
+    bool copies;        ///< linear layers have copies of their weights, 2 bytes an element
+    bool apart;         ///< weight gradients have scratch of their own
+    bool experts_apart; ///< those of experts, too
+    std::uint64_t ep;
+    std::uint64_t rows;       ///< that come to a rank's experts in one micro-batch
     std::uint64_t handle = 0; ///< bytes of an exchange's, with the records that it moves
 };
 
-/// Codes and scales of a row in 1 x 128 blocks, and of about as many values in 128 x 1 blocks.
-std::uint64_t quantized_row(std::uint64_t columns) {
-    return columns + (columns + 127) / 128 * kF32;
+Sizes::Sizes(const ModelConfig& m, const TrainingShape& shape, const RunLayout& layout,
+             const ComputeMemory& compute, LayerTable kinds)
+    : model(m), layers(kinds), act(size_of(activation_type(shape.precision))),
+      copies(compute.copies && act == 2), apart(compute.apart),
+      experts_apart(compute.experts_apart), ep(layout.ep) {
+    slot.tokens = shape.batch * shape.seq /
+                  std::max<std::uint64_t>(std::uint64_t{layout.dp} * shape.micro_batches, 1);
+    slot.seq = std::max<std::uint64_t>(shape.seq, 1);
+    slot.activation = activation_type(shape.precision);
+    slot.linear = linear_precision(shape.precision);
+    slot.local_experts = (m.routed_experts + ep - 1) / ep;
+    // The ranks of an exchange send each other all their tokens' slots.
+    slot.expert_rows = ops::moe_capacity(slot.tokens * ep, m.top_k,
+                                         std::max<std::uint64_t>(slot.local_experts, 1), 1);
+    slot.packs_operands = compute.tiles;
+    slot.weights_packed = copies;
+    rows = std::min(slot.tokens * m.top_k * 5 / 4, slot.expert_rows);
 }
 
-/// What enters a linear layer and is kept.
-std::uint64_t kept_row(const Sizes& s, std::uint64_t columns) {
-    return s.fp8 ? quantized_row(columns) : columns * s.act;
-}
+/// What the nodes of some layers use one after another, by whose scratch it is.
+struct ScratchBytes {
+    std::uint64_t of_layers = 0;
+    std::uint64_t of_weight_gradients = 0, of_experts = 0; ///< where these have their own
 
-/// A SwiGLU's input and output, or its input in FP8 and then that one's gradient.
-std::uint64_t swiglu_row(const Sizes& s, std::uint64_t ffn) {
-    return s.fp8 ? quantized_row(2 * ffn) : 3 * ffn * s.act;
-}
-std::uint64_t swiglu_gradient_row(const Sizes& s, std::uint64_t ffn) {
-    return s.fp8 ? quantized_row(2 * ffn) : 0;
-}
-
-void add_attention(MemoryEstimate& e, const Sizes& s) {
-    const ModelConfig& m = s.model;
-    const std::uint64_t kv = m.kv_lora_rank + m.qk_rope_head_dim;
-    const std::uint64_t queries = m.heads * m.qk_head_dim();
-    const std::uint64_t keys_and_values = m.heads * (m.qk_nope_head_dim + m.v_head_dim);
-    e.of(MemoryCategory::Activations) +=
-        s.tokens *
-        (kept_row(s, m.hidden) + kept_row(s, m.q_lora_rank) + kept_row(s, m.kv_lora_rank) +
-         (m.q_lora_rank + kv + m.heads * m.v_head_dim) * s.act +
-         (s.fp8 ? 0 : (queries + keys_and_values) * s.act) + (3 + m.heads) * kF32);
-    e.of(MemoryCategory::DeferredWgrad) +=
-        s.tokens * ((m.hidden + 2 * m.q_lora_rank + kv + m.kv_lora_rank) * s.act +
-                    (s.fp8 ? quantized_row(queries) + quantized_row(keys_and_values) : 0));
-}
-
-void add_dense(MemoryEstimate& e, const Sizes& s) {
-    e.of(MemoryCategory::Activations) +=
-        s.tokens * (kept_row(s, s.model.hidden) + swiglu_row(s, s.model.dense_ffn) + kF32);
-    e.of(MemoryCategory::DeferredWgrad) +=
-        s.tokens * (s.model.hidden * s.act + swiglu_gradient_row(s, s.model.dense_ffn));
-}
-
-void add_experts(MemoryEstimate& e, const Sizes& s) {
-    const ModelConfig& m = s.model;
-    e.of(MemoryCategory::Activations) +=
-        s.tokens * (m.hidden * s.act + swiglu_row(s, m.shared_ffn()) +
-                    (1 + m.routed_experts + 2 * m.top_k) * kF32) +
-        s.rows * ((s.fp8 ? 0 : 2 * m.hidden * s.act) + swiglu_row(s, m.moe_ffn));
-    e.of(MemoryCategory::DeferredWgrad) += s.tokens * (m.routed_experts * kF32 + m.hidden * s.act +
-                                                       swiglu_gradient_row(s, m.shared_ffn())) +
-                                           s.rows * swiglu_gradient_row(s, m.moe_ffn);
-    e.of(MemoryCategory::Scratch) +=
-        s.tokens * ((m.routed_experts + m.top_k) * kF32 + m.shared_ffn() * s.act) +
-        (m.balance_loss_alpha > 0 ? s.tokens / s.seq * m.routed_experts * kF32 : 0) +
-        ops::rmsnorm_wgrad_workspace_bytes(s.tokens, m.hidden);
-    e.of(MemoryCategory::Communication) += s.handle;
-}
-
-/// Scratch rows of an MoE layer, bound with the first step.
-std::uint64_t scratch_row_bytes(const Sizes& s) {
-    return s.rows * ((s.model.moe_ffn + s.model.hidden) * s.act + kF32);
-}
-
-/// Rows of operands of a product of as many matrices, which may fill up tiles.
-std::uint64_t filled_rows(const Sizes& s, std::uint64_t rows, std::uint64_t matrices) {
-    return rows + (s.tiles ? 128 * matrices : 0);
-}
-
-/// The weight gradients of an FFN in FP8, at most: its input and the SwiGLU's output quantised
-/// anew, and a product's operands packed, with the rows that fill up tiles of 128 of each matrix.
-/// Where products take the operands' values, they are quantised to these alone. `rows` are as many
-/// as could come.
-std::uint64_t fp8_weight_gradient_bytes(const Sizes& s, std::uint64_t rows, std::uint64_t ffn,
-                                        std::uint64_t matrices) {
-    const std::uint64_t hidden = s.model.hidden;
-    return rows * (quantized_row(hidden) + quantized_row(ffn)) +
-           filled_rows(s, rows, matrices) * (2 * ffn + hidden) * 2;
-}
-
-/// An FFN in FP8: its input gradient, which has a SwiGLU's in both forms, or its weight gradients,
-/// unless these are apart.
-std::uint64_t fp8_ffn_bytes(const Sizes& s, std::uint64_t rows, std::uint64_t ffn,
-                            std::uint64_t matrices) {
-    return std::max(rows * (2 * ffn * s.act + quantized_row(2 * ffn)) +
-                        filled_rows(s, rows, matrices) * 2 * ffn * 2 +
-                        (s.copies ? 0 : matrices * 2 * ffn * s.model.hidden * 2),
-                    s.apart ? 0 : fp8_weight_gradient_bytes(s, rows, ffn, matrices));
-}
-
-/// Rows that could come to a rank's experts.
-std::uint64_t expert_rows(const Sizes& s) {
-    return ops::moe_capacity(s.tokens * s.ep, s.model.top_k,
-                             std::max<std::uint64_t>(s.local_experts, 1), 1);
-}
-
-/// What layers use one after another in FP8.
-std::uint64_t fp8_scratch_bytes(const Sizes& s) {
-    const ModelConfig& m = s.model;
-    const std::uint64_t queries = m.heads * m.qk_head_dim();
-    const std::uint64_t keys_and_values = m.heads * (m.qk_nope_head_dim + m.v_head_dim);
-    const std::uint64_t attention =
-        s.tokens *
-        ((4 * queries + 2 * m.heads * m.v_head_dim + 2 * queries + keys_and_values) * s.act +
-         quantized_row(queries) + quantized_row(keys_and_values));
-    return std::max({attention, fp8_ffn_bytes(s, s.tokens, m.dense_ffn, 1),
-                     fp8_ffn_bytes(s, s.tokens, m.shared_ffn(), 1),
-                     fp8_ffn_bytes(s, expert_rows(s), m.moe_ffn, s.local_experts)});
-}
-
-/// What weight gradients use for themselves, if they do: all of a rank's.
-std::uint64_t apart_bytes(const Sizes& s) {
-    if (!s.apart)
-        return 0;
-    const ModelConfig& m = s.model;
-    const std::uint64_t sums =
-        3 * ops::rmsnorm_wgrad_workspace_bytes(s.tokens, m.hidden) +
-        (m.moe_layers() > 0
-             ? ops::gemm_tn_tall_workspace_bytes(s.tokens, m.routed_experts, m.hidden)
-             : 0);
-    if (!s.fp8)
-        return sums;
-    const std::uint64_t widest =
-        m.heads * std::max({m.qk_head_dim(), m.v_head_dim, m.qk_nope_head_dim + m.v_head_dim});
-    const std::uint64_t attention =
-        s.tokens * (2 * quantized_row(m.hidden) + quantized_row(widest) + (m.hidden + widest) * 2);
-    const std::uint64_t others =
-        std::max({attention, fp8_weight_gradient_bytes(s, s.tokens, m.dense_ffn, 1),
-                  fp8_weight_gradient_bytes(s, s.tokens, m.shared_ffn(), 1)});
-    const std::uint64_t experts =
-        fp8_weight_gradient_bytes(s, expert_rows(s), m.moe_ffn, s.local_experts);
-    return sums + (s.experts_apart ? others + experts : std::max(others, experts));
-}
-
-/// What layers use one after another.
-std::uint64_t scratch_bytes(const Sizes& s) {
-    const ModelConfig& m = s.model;
-    const std::uint64_t attention =
-        m.heads * (3 * m.qk_head_dim() + 2 * m.v_head_dim + m.qk_nope_head_dim + m.v_head_dim) +
-        m.heads * m.qk_head_dim();
-    return std::max(s.fp8 ? fp8_scratch_bytes(s) : 0,
-                    s.tokens * std::max(attention, m.dense_ffn) * s.act) +
-           ops::rmsnorm_wgrad_workspace_bytes(s.tokens, m.hidden);
-}
+    std::uint64_t& of(const NodeInfo& node, const Sizes& s) noexcept {
+        if (node.kind != NodeKind::WeightGradient || !s.apart)
+            return of_layers;
+        return node.of_experts && s.experts_apart ? of_experts : of_weight_gradients;
+    }
+};
 
 /// Of a rank's dense parameters.
 std::uint64_t ranks_with_copies(const RunLayout& layout, const Schedule& schedule,
@@ -226,20 +105,20 @@ std::uint64_t packed_bytes(const ParameterInfo& info) {
 std::uint64_t add_parameters(MemoryEstimate& e, const RunLayout& layout, const Schedule& schedule,
                              std::uint64_t rank, const Sizes& s) {
     std::uint64_t elements = 0, experts = 0, largest = 0, weights = 0;
-    const auto held = parameters_of_rank(s.model, schedule, rank, 0, layout.ep);
+    const auto held = parameters_of_rank(s.model, schedule, rank, 0, layout.ep, s.layers);
     for (const ParameterInfo& info : held) {
         const std::uint64_t size = stored_elements(info);
         elements += size;
         experts += info.kind == ParameterKind::Expert ? size : 0;
         largest = std::max(largest, size);
-        const bool in_fp8 = s.fp8 && is_linear(info);
+        const bool in_fp8 = s.fp8() && is_linear(info);
         weights += size * ((s.act == kF32 || kept_in_f32(info) ? kF32 : 0) +
                            (s.act == 2 && !in_fp8 ? 2 : 0) + (in_fp8 ? 1 : 0));
         if (s.copies && is_linear(info)) // but for few that are small
             weights += 2 * (in_fp8 ? packed_bytes(info) : size);
     }
     e.of(MemoryCategory::Weights) +=
-        weights + schedule.chunks[rank].size() * s.seq * s.model.qk_rope_head_dim * kF32;
+        weights + schedule.chunks[rank].size() * s.slot.seq * s.model.qk_rope_head_dim * kF32;
     e.of(MemoryCategory::Gradients) += elements * kF32;
     e.of(MemoryCategory::Optimizer) +=
         updated_elements(held, ranks_with_copies(layout, schedule, rank), layout.ep) *
@@ -251,31 +130,42 @@ std::uint64_t add_parameters(MemoryEstimate& e, const RunLayout& layout, const S
            (s.act == kF32 ? 1 : 2);
 }
 
-/// What a chunk keeps for its micro-batches in flight. Returns its slots of layers with experts.
-std::uint64_t add_chunk(MemoryEstimate& all, const Sizes& s, const Schedule& schedule,
-                        std::uint64_t rank, std::uint32_t phase) {
-    const ModelConfig& m = s.model;
+/// What a chunk keeps for its micro-batches in flight. Returns the bytes of rows in scratch, which
+/// get their memory with the first step; `scratch` becomes what its nodes use.
+std::uint64_t add_chunk(MemoryEstimate& all, ScratchBytes& scratch, const Sizes& s,
+                        const Schedule& schedule, std::uint64_t rank, std::uint32_t phase) {
     const std::uint64_t stage = schedule.chunks[rank][phase].stage;
-    const LayerRange range = layers_of_stage(m, stage, schedule.num_stages);
-    std::uint64_t moe_layers = 0;
     MemoryEstimate slot; // of one micro-batch in flight
-    for (std::uint64_t layer = range.first; layer < range.end; ++layer) {
-        add_attention(slot, s);
-        m.is_moe(layer) ? add_experts(slot, s) : add_dense(slot, s);
-        moe_layers += m.is_moe(layer) ? 1 : 0;
+    std::uint64_t rows = 0;
+    const auto add = [&](const BufferInfo& buffer) {
+        const std::uint64_t bytes = buffer.bytes(s.rows);
+        const bool later =
+            buffer.rows != RowCount::Fixed && buffer.category == MemoryCategory::Scratch;
+        (later ? rows : slot.of(buffer.category)) += bytes;
+    };
+    const auto add_stream = [&] {
+        add(residual_stream(s.model, s.slot));
+        add(residual_gradient(s.model, s.slot));
+    };
+    for (const PlacedLayer& layer : placed_layers(s.model, stage, schedule.num_stages, s.layers)) {
+        std::ranges::for_each(layer.kind->buffers(s.model, s.slot), add);
+        bool exchanges = false;
+        for (const NodeInfo& node : layer.kind->nodes(s.model, s.slot)) {
+            std::uint64_t& most = scratch.of(node, s);
+            most = std::max(most, node.scratch_bytes);
+            exchanges |= node.resource == NodeResource::Exchange;
+        }
+        if (exchanges)
+            slot.of(MemoryCategory::Communication) += s.handle;
+        if (layer.kind->place == LayerPlace::Body)
+            add_stream();
     }
-    const std::uint64_t stream = s.tokens * m.hidden * s.act;
-    const std::uint64_t streams = 2 * (range.end - range.first) + 1;
-    slot.of(MemoryCategory::Activations) += streams * stream + 2 * s.tokens * kF32;
-    slot.of(MemoryCategory::DeferredWgrad) += streams * stream;
-    if (stage + 1 == schedule.num_stages) {
-        slot.of(MemoryCategory::Activations) += stream + s.tokens * (m.vocabulary * s.act + kF32);
-        slot.of(MemoryCategory::DeferredWgrad) += stream;
-    }
+    add_stream();
+    slot.of(MemoryCategory::Activations) += 2 * s.slot.tokens * kF32; // ids and targets
     const std::uint64_t slots = schedule.peak_in_flight(rank, phase);
     for (std::size_t i = 0; i < all.bytes.size(); ++i)
         all.bytes[i] += slots * slot.bytes[i];
-    return slots * moe_layers;
+    return slots * rows;
 }
 
 /// Stages before and behind a rank's own that are other ranks': in training no others take a pipe.
@@ -300,7 +190,8 @@ std::uint64_t network_bytes(const Sizes& s, bool linked, const RunLayout& layout
         if (members > 1)
             bytes += 2 * std::min<std::uint64_t>(gradients, chunk * options.chunks_in_flight *
                                                                 options.collectives_in_flight);
-    return bytes + neighbours_elsewhere(schedule, rank) * 4 * s.tokens * s.model.hidden * s.act;
+    return bytes +
+           neighbours_elsewhere(schedule, rank) * 4 * s.slot.tokens * s.model.hidden * s.act;
 }
 
 } // namespace
@@ -316,25 +207,28 @@ MemoryCategory MemoryEstimate::largest() const noexcept {
 
 MemoryEstimate estimate_memory(const ModelConfig& m, const TrainingShape& shape,
                                const RunLayout& layout, const Topology& topology,
-                               std::uint64_t rank, const ComputeMemory& compute) {
-    Sizes s(m, shape, layout, compute);
+                               std::uint64_t rank, const ComputeMemory& compute, LayerTable kinds) {
+    Sizes s(m, shape, layout, compute, kinds);
     if (m.moe_layers() > 0) {
         const auto first = static_cast<int>(rank * layout.dp);
         const ExchangeConfig exchange =
-            exchange_config(m, shape.precision, layout, rank, 0, s.tokens);
+            exchange_config(m, shape.precision, layout, rank, 0, s.slot.tokens);
         s.handle = exchange_handle_bytes(topology, first, exchange) +
                    exchange_record_bytes(topology, first, exchange);
     }
     const Schedule schedule = pipeline_schedule(m, shape, layout);
     MemoryEstimate all;
     std::uint64_t rows = 0; // of experts, in the scratch of all slots
-    for (std::uint32_t phase = 0; phase < schedule.chunks[rank].size(); ++phase)
-        rows += add_chunk(all, s, schedule, rank, phase);
+    ScratchBytes of_rank;   // weight gradients' own is the rank's, others' the chunk's
+    for (std::uint32_t phase = 0; phase < schedule.chunks[rank].size(); ++phase) {
+        of_rank.of_layers = 0;
+        rows += add_chunk(all, of_rank, s, schedule, rank, phase);
+        all.of(MemoryCategory::Scratch) += of_rank.of_layers;
+    }
     // The weights' first values come before there are rows.
     const std::uint64_t first_values = add_parameters(all, layout, schedule, rank, s);
-    all.of(MemoryCategory::Scratch) += schedule.chunks[rank].size() * scratch_bytes(s) +
-                                       apart_bytes(s) +
-                                       std::max(rows * scratch_row_bytes(s), first_values);
+    all.of(MemoryCategory::Scratch) +=
+        of_rank.of_weight_gradients + of_rank.of_experts + std::max(rows, first_values);
     all.of(MemoryCategory::Communication) +=
         network_bytes(s, compute.linked, layout, schedule, rank, all.of(MemoryCategory::Gradients));
     return all;
@@ -342,9 +236,9 @@ MemoryEstimate estimate_memory(const ModelConfig& m, const TrainingShape& shape,
 
 MemoryEstimate estimate_memory(const ModelConfig& m, const TrainingShape& shape,
                                const RunLayout& layout, std::uint64_t rank,
-                               const ComputeMemory& compute) {
+                               const ComputeMemory& compute, LayerTable kinds) {
     const auto ranks = static_cast<int>(layout.pp * layout.dp);
-    return estimate_memory(m, shape, layout, Topology::blocks(ranks, ranks), rank, compute);
+    return estimate_memory(m, shape, layout, Topology::blocks(ranks, ranks), rank, compute, kinds);
 }
 
 void require_memory(const MemoryEstimate& estimate, std::uint64_t device_bytes,

@@ -17,6 +17,11 @@ BufferView BufferView::sub(std::uint64_t first, std::uint64_t size) const {
 
 TensorView TensorView::contiguous(BufferView buffer, DType dtype,
                                   std::initializer_list<std::uint64_t> extents) {
+    return contiguous(buffer, dtype, std::span(extents.begin(), extents.size()));
+}
+
+TensorView TensorView::contiguous(BufferView buffer, DType dtype,
+                                  std::span<const std::uint64_t> extents) {
     if (extents.size() == 0 || extents.size() > kMaxRank)
         throw Error(ErrorCode::InvalidArgument,
                     "a tensor has 1 to 4 dimensions, not " + std::to_string(extents.size()));

@@ -7,10 +7,9 @@
 namespace bellows {
 
 struct DenseFfn::Impl {
+    const ModelConfig config;
     ParameterStore& parameters;
     LayerScratch& scratch;
-    std::uint64_t hidden, ffn;
-    float eps;
     const Parameter& gain;
     Linear gate_up, down;
 };
@@ -26,6 +25,8 @@ private:
     void input_gradient(Recording& r, Arena::Frame& scratch) const;
     void weight_gradient(Recording& r, Arena::Frame& scratch) const;
 
+    float eps() const { return static_cast<float>(layer_.config.norm_eps); }
+
     const DenseFfn::Impl& layer_;
     std::uint64_t tokens_;
     LayerTensors t_;
@@ -36,25 +37,20 @@ private:
 };
 
 DenseSlot::DenseSlot(const DenseFfn::Impl& layer, const SlotDesc& desc)
-    : RecordedSlot(layer.parameters.device(), layer.scratch, desc.name), layer_(layer),
-      tokens_(desc.tokens), t_(desc.tensors) {
-    const DType act = layer_.parameters.activation();
-    norm_ = keep_rows("norm", layer_.parameters, tokens_, layer_.hidden);
-    inv_rms_ = keep("inverse rms", DType::F32, {tokens_});
-    swiglu_ = keep_swiglu(layer_.parameters, tokens_, layer_.ffn, t_.training());
-    record(NodeKind::Forward, "FFN(F)",
-           [&](Recording& r, Arena::Frame& scratch) { forward(r, scratch); });
+    : RecordedSlot("dense_ffn", layer.config, slot_shape(layer.parameters, desc),
+                   layer.parameters.device(), layer.scratch, desc.name),
+      layer_(layer), tokens_(desc.tokens), t_(desc.tensors), norm_(rows("norm")),
+      inv_rms_(tensor("inverse rms")), swiglu_(swiglu("")) {
+    record("FFN(F)", [&](Recording& r, Arena::Frame& scratch) { forward(r, scratch); });
     if (!t_.training())
         return;
-    d_norm_ = keep("norm gradient", act, {tokens_, layer_.hidden}, MemoryCategory::DeferredWgrad);
-    record(NodeKind::InputGradient, "FFN(B)",
-           [&](Recording& r, Arena::Frame& scratch) { input_gradient(r, scratch); });
-    record(NodeKind::WeightGradient, "FFN(W)",
-           [&](Recording& r, Arena::Frame& scratch) { weight_gradient(r, scratch); });
+    d_norm_ = tensor("norm gradient");
+    record("FFN(B)", [&](Recording& r, Arena::Frame& scratch) { input_gradient(r, scratch); });
+    record("FFN(W)", [&](Recording& r, Arena::Frame& scratch) { weight_gradient(r, scratch); });
 }
 
 void DenseSlot::forward(Recording& r, Arena::Frame& scratch) const {
-    normalise(r, t_.x, layer_.gain.weight, norm_, inv_rms_, layer_.eps);
+    normalise(r, t_.x, layer_.gain.weight, norm_, inv_rms_, eps());
     const TensorView gate_up = swiglu_.input(scratch);
     layer_.gate_up.forward(r, scratch, norm_, gate_up);
     const LinearRows inner = swiglu_.forward(r, scratch, gate_up, {});
@@ -63,7 +59,7 @@ void DenseSlot::forward(Recording& r, Arena::Frame& scratch) const {
 }
 
 void DenseSlot::input_gradient(Recording& r, Arena::Frame& scratch) const {
-    const TensorView d_inner = scratch.tensor(d_norm_.dtype, {tokens_, layer_.ffn});
+    const TensorView d_inner = scratch.tensor(d_norm_.dtype, {tokens_, layer_.config.dense_ffn});
     layer_.down.input_gradient(r, scratch, t_.dy, d_inner);
     const LinearRows d_gate_up = swiglu_.input_gradient(r, scratch, d_inner, {}, {});
     layer_.gate_up.input_gradient(r, scratch, d_gate_up, d_norm_);
@@ -74,8 +70,9 @@ void DenseSlot::input_gradient(Recording& r, Arena::Frame& scratch) const {
 void DenseSlot::weight_gradient(Recording& r, Arena::Frame& scratch) const {
     layer_.down.weight_gradient(r, scratch, t_.dy, swiglu_.output_again(r, scratch, {}));
     layer_.gate_up.weight_gradient(r, scratch, swiglu_.gradient_again(), norm_);
-    ops::rmsnorm_wgrad(r, d_norm_, t_.x, inv_rms_, layer_.gain.gradient, true,
-                       scratch.bytes(ops::rmsnorm_wgrad_workspace_bytes(tokens_, layer_.hidden)));
+    ops::rmsnorm_wgrad(
+        r, d_norm_, t_.x, inv_rms_, layer_.gain.gradient, true,
+        scratch.bytes(ops::rmsnorm_wgrad_workspace_bytes(tokens_, layer_.config.hidden)));
 }
 
 } // namespace
@@ -84,8 +81,7 @@ DenseFfn::DenseFfn(const ModelConfig& config, std::uint64_t layer, ParameterStor
                    LayerScratch& scratch) {
     const std::string prefix = "model.layers." + std::to_string(layer) + ".";
     impl_.reset(new Impl{
-        parameters, scratch, config.hidden, config.dense_ffn, static_cast<float>(config.norm_eps),
-        parameters.at(prefix + "post_attention_layernorm.weight"),
+        config, parameters, scratch, parameters.at(prefix + "post_attention_layernorm.weight"),
         Linear(parameters.at(prefix + "mlp.gate_up_proj.weight"), parameters.products()),
         Linear(parameters.at(prefix + "mlp.down_proj.weight"), parameters.products())});
 }

@@ -14,14 +14,17 @@ class EmbeddingSlot final : public RecordedSlot {
 public:
     EmbeddingSlot(const ParameterStore& parameters, LayerScratch& scratch,
                   const EmbeddingSlotDesc& desc)
-        : RecordedSlot(parameters.device(), scratch, desc.name) {
+        : RecordedSlot(
+              "embedding", {},
+              slot_shape(parameters, desc.tokens.extent[0], 1, static_cast<bool>(desc.dx.buffer)),
+              parameters.device(), scratch, desc.name) {
         const Parameter& table = parameters.at(kTable);
-        record(NodeKind::Forward, "EMBED(F)", [&](Recording& r, Arena::Frame&) {
+        record("EMBED(F)", [&](Recording& r, Arena::Frame&) {
             ops::embedding_forward(r, desc.tokens, table.compute, desc.x);
         });
         if (!desc.dx.buffer)
             return;
-        record(NodeKind::WeightGradient, "EMBED(W)", [&](Recording& r, Arena::Frame& frame) {
+        record("EMBED(W)", [&](Recording& r, Arena::Frame& frame) {
             const std::uint64_t tokens = desc.tokens.extent[0];
             ops::embedding_wgrad(r, desc.tokens, desc.dx, table.gradient, true,
                                  frame.bytes(ops::embedding_wgrad_workspace_bytes(tokens)));

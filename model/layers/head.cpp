@@ -10,17 +10,15 @@
 namespace bellows {
 
 struct Head::Impl {
+    const ModelConfig config;
     ParameterStore& parameters;
     LayerScratch& scratch;
-    std::uint64_t hidden, vocabulary;
-    float eps;
     const Parameter &gain, &matrix;
+
+    float eps() const { return static_cast<float>(config.norm_eps); }
 };
 
 namespace {
-
-/// Rows whose f32 logits stand in scratch at a time where the kept gradient is narrower.
-constexpr std::uint64_t kChunkRows = 1024;
 
 class HeadSlot final : public RecordedSlot {
 public:
@@ -42,29 +40,24 @@ private:
 };
 
 HeadSlot::HeadSlot(const Head::Impl& layer, const HeadSlotDesc& desc)
-    : RecordedSlot(layer.parameters.device(), layer.scratch, desc.name), layer_(layer), t_(desc),
-      tokens_(desc.x.extent[0]) {
-    const DType act = layer_.parameters.activation();
-    norm_ = keep("norm", act, {tokens_, layer_.hidden});
-    inv_rms_ = keep("inverse rms", DType::F32, {tokens_});
-    d_logits_ = keep("logit gradient", act, {tokens_, layer_.vocabulary});
-    d_norm_ = keep("norm gradient", act, {tokens_, layer_.hidden}, MemoryCategory::DeferredWgrad);
-
-    record(NodeKind::Forward, "HEAD(F)",
-           [&](Recording& r, Frame& scratch) { forward(r, scratch); });
-    record(NodeKind::InputGradient, "HEAD(B)",
-           [&](Recording& r, Frame& scratch) { input_gradient(r, scratch); });
-    record(NodeKind::WeightGradient, "HEAD(W)",
-           [&](Recording& r, Frame& scratch) { weight_gradient(r, scratch); });
+    : RecordedSlot("head", layer.config,
+                   slot_shape(layer.parameters, desc.x.extent[0], 1, /*training=*/true),
+                   layer.parameters.device(), layer.scratch, desc.name),
+      layer_(layer), t_(desc), tokens_(desc.x.extent[0]), norm_(tensor("norm")),
+      inv_rms_(tensor("inverse rms")), d_logits_(tensor("logit gradient")),
+      d_norm_(tensor("norm gradient")) {
+    record("HEAD(F)", [&](Recording& r, Frame& scratch) { forward(r, scratch); });
+    record("HEAD(B)", [&](Recording& r, Frame& scratch) { input_gradient(r, scratch); });
+    record("HEAD(W)", [&](Recording& r, Frame& scratch) { weight_gradient(r, scratch); });
 }
 
 void HeadSlot::forward(Recording& r, Frame& scratch) const {
-    ops::rmsnorm_forward(r, t_.x, layer_.gain.weight, norm_, inv_rms_, layer_.eps);
+    ops::rmsnorm_forward(r, t_.x, layer_.gain.weight, norm_, inv_rms_, layer_.eps());
     const TensorView losses = scratch.tensor(DType::F32, {tokens_});
     const bool in_place = d_logits_.dtype == DType::F32;
-    const std::uint64_t step = in_place ? tokens_ : std::min(tokens_, kChunkRows);
+    const std::uint64_t step = in_place ? tokens_ : std::min(tokens_, kLogitRows);
     const TensorView chunk =
-        in_place ? d_logits_ : scratch.tensor(DType::F32, {step, layer_.vocabulary});
+        in_place ? d_logits_ : scratch.tensor(DType::F32, {step, layer_.config.vocabulary});
     for (std::uint64_t first = 0; first < tokens_; first += step) {
         const std::uint64_t rows = std::min(step, tokens_ - first);
         const TensorView logits = chunk.rows(0, rows);
@@ -84,21 +77,24 @@ void HeadSlot::input_gradient(Recording& r, Frame&) const {
 
 void HeadSlot::weight_gradient(Recording& r, Frame& scratch) const {
     ops::gemm_tn(r, d_logits_, norm_, layer_.matrix.gradient, true);
-    ops::rmsnorm_wgrad(r, d_norm_, t_.x, inv_rms_, layer_.gain.gradient, true,
-                       scratch.bytes(ops::rmsnorm_wgrad_workspace_bytes(tokens_, layer_.hidden)));
+    ops::rmsnorm_wgrad(
+        r, d_norm_, t_.x, inv_rms_, layer_.gain.gradient, true,
+        scratch.bytes(ops::rmsnorm_wgrad_workspace_bytes(tokens_, layer_.config.hidden)));
 }
 
 class LogitsSlot final : public RecordedSlot {
 public:
     LogitsSlot(const Head::Impl& layer, const std::string& name, const TensorView& x,
                const TensorView& logits)
-        : RecordedSlot(layer.parameters.device(), layer.scratch, name) {
-        record(NodeKind::Forward, "HEAD(F)", [&](Recording& r, Arena::Frame& scratch) {
+        : RecordedSlot("head", layer.config,
+                       slot_shape(layer.parameters, x.extent[0], 1, /*training=*/false),
+                       layer.parameters.device(), layer.scratch, name) {
+        record("HEAD(F)", [&](Recording& r, Arena::Frame& scratch) {
             const std::uint64_t rows = x.extent[0];
             const TensorView norm =
-                scratch.tensor(layer.parameters.activation(), {rows, layer.hidden});
+                scratch.tensor(layer.parameters.activation(), {rows, layer.config.hidden});
             const TensorView inv_rms = scratch.tensor(DType::F32, {rows});
-            ops::rmsnorm_forward(r, x, layer.gain.weight, norm, inv_rms, layer.eps);
+            ops::rmsnorm_forward(r, x, layer.gain.weight, norm, inv_rms, layer.eps());
             ops::gemm_nt(r, norm, layer.matrix.compute, logits);
         });
     }
@@ -108,8 +104,7 @@ public:
 
 Head::Head(const ModelConfig& config, ParameterStore& parameters, LayerScratch& scratch)
     : impl_(new Impl{
-          parameters, scratch, config.hidden, config.vocabulary,
-          static_cast<float>(config.norm_eps), parameters.at("model.norm.weight"),
+          config, parameters, scratch, parameters.at("model.norm.weight"),
           parameters.at(config.tied_embeddings ? "model.embed_tokens.weight" : "lm_head.weight")}) {
 }
 

@@ -13,13 +13,13 @@ WeightGradientScratch::WeightGradientScratch(Device& device)
                             QueueRole::ComputeDeferredBeside);
 }
 
-Arena& LayerScratch::arena_of(const Node& node) noexcept {
+Arena& LayerScratch::arena_of(const NodeInfo& node) noexcept {
     if (node.kind != NodeKind::WeightGradient || of_weight_gradients_ == nullptr)
         return arena_;
     return node.of_experts ? of_weight_gradients_->of_experts() : of_weight_gradients_->of_others();
 }
 
-Recording LayerScratch::record(const Node& node, std::string name, const Work& work) {
+Recording LayerScratch::record(const NodeInfo& node, std::string name, const Work& work) {
     Arena& arena = arena_of(node);
     Recording recording(device_, arena.queue(), std::move(name));
     recording.label(node.name);

@@ -21,6 +21,7 @@
 #include <bellows/fp8/quantize.hpp>
 #include <bellows/fp8/recipe.hpp>
 #include <bellows/model/parameter_store.hpp>
+#include <bellows/shape/layer.hpp>
 
 #include <optional>
 
@@ -34,21 +35,11 @@ struct LinearRows {
     LinearRows(const fp8::Quantized& quantized) : codes(quantized) {}
 
     TensorView values;                   ///< in the activations' type
-    std::optional<fp8::Quantized> codes; ///< for forward products and input gradients
+    std::optional<fp8::Quantized> codes; ///< kRowsRecipe: forward products, input gradients
     /// Of experts' rows alone: how these stand in `codes`.
     std::optional<fp8::RowsBySlots> slots;
-    std::optional<fp8::Operand> columns; ///< for weight gradients: codes, or their values
+    std::optional<fp8::Operand> columns; ///< kColumnsRecipe: weight gradients; codes or values
 };
-
-/// The recipes of `codes` and of `columns`.
-inline constexpr fp8::Recipe kRowsRecipe{fp8::Blocks::Rows128, fp8::Format::E4M3,
-                                         fp8::ScaleRule::PowerOfTwo};
-inline constexpr fp8::Recipe kColumnsRecipe{fp8::Blocks::Columns128, fp8::Format::E4M3,
-                                            fp8::ScaleRule::PowerOfTwo};
-
-/// Of weights, as they stand in memory; kScaleRows rows of a matrix have scales of their own.
-inline constexpr fp8::Recipe kWeightsRecipe{fp8::Blocks::Blocks128, fp8::Format::E4M3,
-                                            fp8::ScaleRule::PowerOfTwo};
 
 /// FP8 rows that live within a node.
 fp8::Quantized rows_in(Arena::Frame& scratch, std::uint64_t rows, std::uint64_t columns);

@@ -69,7 +69,6 @@ private:
     ops::AttentionOptions attention_options() const {
         return {seq_, static_cast<float>(c_.attention_scale())};
     }
-    bool fp8() const { return layer_.parameters.linear_precision() == LinearPrecision::Fp8; }
     float eps() const { return static_cast<float>(c_.norm_eps); }
 
     const MlaAttention::Impl& layer_;
@@ -93,52 +92,46 @@ private:
 };
 
 MlaSlot::MlaSlot(const MlaAttention::Impl& layer, const SlotDesc& desc)
-    : RecordedSlot(layer.parameters.device(), layer.scratch, desc.name), layer_(layer),
-      c_(layer.config), act_(layer.parameters.activation()), tokens_(desc.tokens), seq_(desc.seq),
-      t_(desc.tensors) {
-    const std::uint64_t kv_size = c_.kv_lora_rank + c_.qk_rope_head_dim;
-    norm_ = keep_rows("norm", layer_.parameters, tokens_, c_.hidden);
-    inv_rms_ = keep("inverse rms", DType::F32, {tokens_});
+    : RecordedSlot("mla", layer.config, slot_shape(layer.parameters, desc),
+                   layer.parameters.device(), layer.scratch, desc.name),
+      layer_(layer), c_(layer.config), act_(layer.parameters.activation()), tokens_(desc.tokens),
+      seq_(desc.seq), t_(desc.tensors) {
+    norm_ = rows("norm");
+    inv_rms_ = tensor("inverse rms");
     if (layer_.low_rank_queries()) {
-        q_latent_ = keep("query latent", act_, {tokens_, c_.q_lora_rank});
-        q_norm_ = keep_rows("query norm", layer_.parameters, tokens_, c_.q_lora_rank);
-        q_inv_rms_ = keep("query inverse rms", DType::F32, {tokens_});
+        q_latent_ = tensor("query latent");
+        q_norm_ = rows("query norm");
+        q_inv_rms_ = tensor("query inverse rms");
     }
-    if (!fp8())
-        q_ = keep("queries", act_, {tokens_, c_.heads, c_.qk_head_dim()});
-    kv_ = keep("key-value latent", act_, {tokens_, kv_size});
-    kv_norm_ = keep_rows("key-value norm", layer_.parameters, tokens_, c_.kv_lora_rank);
-    kv_inv_rms_ = keep("key-value inverse rms", DType::F32, {tokens_});
-    if (!fp8())
-        kv_up_ =
-            keep("keys and values", act_, {tokens_, c_.heads, c_.qk_nope_head_dim + c_.v_head_dim});
-    o_ = keep("attention", act_, {tokens_, c_.heads, c_.v_head_dim});
-    lse_ = keep("attention log-sum", DType::F32, {tokens_, c_.heads});
+    kv_ = tensor("key-value latent");
+    kv_norm_ = rows("key-value norm");
+    kv_inv_rms_ = tensor("key-value inverse rms");
+    if (!fp8()) {
+        q_ = tensor("queries");
+        kv_up_ = tensor("keys and values");
+    }
+    o_ = tensor("attention");
+    lse_ = tensor("attention log-sum");
 
-    record(NodeKind::Forward, "ATTN(F)",
-           [&](Recording& r, Frame& scratch) { forward(r, scratch); });
+    record("ATTN(F)", [&](Recording& r, Frame& scratch) { forward(r, scratch); });
     if (!t_.training())
         return;
-    constexpr auto kDeferred = MemoryCategory::DeferredWgrad;
-    d_norm_ = keep("norm gradient", act_, {tokens_, c_.hidden}, kDeferred);
+    d_norm_ = tensor("norm gradient");
     if (layer_.low_rank_queries()) {
-        d_q_latent_ = keep("query latent gradient", act_, {tokens_, c_.q_lora_rank}, kDeferred);
-        d_q_norm_ = keep("query norm gradient", act_, {tokens_, c_.q_lora_rank}, kDeferred);
+        d_q_latent_ = tensor("query latent gradient");
+        d_q_norm_ = tensor("query norm gradient");
     }
-    d_kv_ = keep("key-value latent gradient", act_, {tokens_, kv_size}, kDeferred);
-    d_kv_norm_ = keep("key-value norm gradient", act_, {tokens_, c_.kv_lora_rank}, kDeferred);
+    d_kv_ = tensor("key-value latent gradient");
+    d_kv_norm_ = tensor("key-value norm gradient");
     if (fp8()) {
-        d_q_.columns = keep_gradient("query gradient", tokens_, c_.heads * c_.qk_head_dim());
-        d_kv_up_.columns = keep_gradient("key and value gradient", tokens_,
-                                         c_.heads * (c_.qk_nope_head_dim + c_.v_head_dim));
+        d_q_.columns = codes("query gradient");
+        d_kv_up_.columns = codes("key and value gradient");
     } else {
         d_q_ = flat(q_);
         d_kv_up_ = flat(kv_up_);
     }
-    record(NodeKind::InputGradient, "ATTN(B)",
-           [&](Recording& r, Frame& scratch) { input_gradient(r, scratch); });
-    record(NodeKind::WeightGradient, "ATTN(W)",
-           [&](Recording& r, Frame& scratch) { weight_gradient(r, scratch); });
+    record("ATTN(B)", [&](Recording& r, Frame& scratch) { input_gradient(r, scratch); });
+    record("ATTN(W)", [&](Recording& r, Frame& scratch) { weight_gradient(r, scratch); });
 }
 
 /// The queries, keys and values of a node where they are not kept.

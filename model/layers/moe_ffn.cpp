@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-#include "kept_swiglu.hpp"
+#include "recorded_slot.hpp"
 
 #include <bellows/base/error.hpp>
 #include <bellows/engine/gemm.hpp>
@@ -75,24 +75,20 @@ ops::RouterOptions MoeFfn::Impl::router_options() const {
 
 namespace {
 
-class MoeSlot final : public LayerSlot {
+SlotShape shape_of(const MoeFfn::Impl& layer, const SlotDesc& desc, const ExchangeHandle& handle) {
+    SlotShape shape = slot_shape(layer.parameters, desc);
+    shape.local_experts = layer.exchange.num_local_experts();
+    shape.expert_rows = handle.capacity();
+    return shape;
+}
+
+class MoeSlot final : public RecordedSlot {
 public:
-    MoeSlot(MoeFfn::Impl& layer, const SlotDesc& desc);
+    MoeSlot(MoeFfn::Impl& layer, const SlotDesc& desc, std::unique_ptr<ExchangeHandle> handle);
 
 private:
-    TensorView make(const char* what, DType dtype, std::initializer_list<std::uint64_t> extents,
-                    MemoryCategory category = MemoryCategory::Activations);
-    BufferView workspace(const char* what, std::uint64_t bytes);
-    void record(Node node, const LayerScratch::Work& work);
-    bool fp8() const noexcept {
-        return layer_.parameters.linear_precision() == LinearPrecision::Fp8;
-    }
-    fp8::Quantized make_quantized(const char* what, const fp8::Recipe& recipe,
-                                  std::uint64_t columns, MemoryCategory category);
-    KeptSwiglu keep_shared();
-    KeptSwiglu keep_experts();
-    void make_gradients();
-    void add_exchange(NodeKind kind, const char* name, std::function<TimePoint()> submit);
+    void record_forward();
+    void record_gradients();
 
     LinearRows outgoing(const TensorView& values) const;
     LinearRows received_tokens() const;
@@ -110,187 +106,75 @@ private:
 
     MoeFfn::Impl& layer_;
     SlotDesc desc_;
-    DType act_;
     bool has_experts_, has_shared_;
-    std::vector<std::unique_ptr<Buffer>> buffers_;
     std::unique_ptr<ExchangeHandle> handle_;
 
     TensorView norm_, inv_rms_, logits_, scores_, ids_, weights_, d_weights_, d_logits_, d_norm_;
     TensorView sequence_counts_; ///< [sequences, experts] u32; empty without a balance loss
     KeptSwiglu shared_swiglu_, swiglu_;
-    TensorView d_shared_hidden_;
-    TensorView d_hidden_, results_, d_row_weights_;
-    BufferView gain_workspace_, tiles_memory_;
+    TensorView d_shared_inner_;
+    TensorView d_inner_, results_, d_row_weights_;
+    BufferView tiles_memory_;
     fp8::GroupedRows rows_; ///< the received ones by expert
 };
 
-MoeSlot::MoeSlot(MoeFfn::Impl& layer, const SlotDesc& desc)
-    : layer_(layer), desc_(desc), act_(layer.parameters.activation()),
-      has_experts_(layer.exchange.num_local_experts() > 0),
-      has_shared_(layer.config.shared_experts > 0) {
-    const ModelConfig& c = layer_.config;
-    const std::uint64_t tokens = desc_.tokens, experts = c.routed_experts;
-    norm_ = make("norm", act_, {tokens, c.hidden});
-    inv_rms_ = make("inverse rms", DType::F32, {tokens});
-    logits_ = make("router logits", DType::F32, {tokens, experts}, MemoryCategory::Scratch);
-    scores_ = make("router scores", DType::F32, {tokens, experts});
-    ids_ = make("expert ids", DType::I32, {tokens, c.top_k});
-    weights_ = make("expert weights", DType::F32, {tokens, c.top_k});
+MoeSlot::MoeSlot(MoeFfn::Impl& layer, const SlotDesc& desc, std::unique_ptr<ExchangeHandle> handle)
+    : RecordedSlot("moe_ffn", layer.config, shape_of(layer, desc, *handle),
+                   layer.parameters.device(), *layer.scratch, desc.name, handle.get()),
+      layer_(layer), desc_(desc), has_experts_(layer.exchange.num_local_experts() > 0),
+      has_shared_(layer.config.shared_experts > 0), handle_(std::move(handle)),
+      norm_(tensor("norm")), inv_rms_(tensor("inverse rms")), logits_(tensor("router logits")),
+      scores_(tensor("router scores")), ids_(tensor("expert ids")),
+      weights_(tensor("expert weights")), swiglu_(swiglu("")), results_(tensor("results")) {
     if (has_shared_)
-        shared_swiglu_ = keep_shared();
-    handle_ = layer_.exchange.create_handle(desc_.name);
-    swiglu_ = keep_experts();
-    results_ = handle_->add_row_tensor("results", act_, c.hidden, MemoryCategory::Scratch);
+        shared_swiglu_ = swiglu("shared ");
     if (has_experts_)
         tiles_memory_ = workspace(
             "expert tiles", ops::group_tiles_bytes(layer_.parameters.device(), handle_->capacity(),
                                                    layer_.exchange.num_local_experts()));
+    record_forward();
+    if (desc_.tensors.training())
+        record_gradients();
+}
 
-    const auto node = [this](auto member) {
-        return [this, member](Recording& r, Arena::Frame& scratch) { (this->*member)(r, scratch); };
-    };
-    record({.name = "ROUTER(F)", .kind = NodeKind::Forward},
-           [&](Recording& r, Arena::Frame&) { router(r); });
-    add_exchange(NodeKind::Forward, "DISPATCH(F)", [this] {
+void MoeSlot::record_forward() {
+    using Frame = Arena::Frame;
+    record("ROUTER(F)", [&](Recording& r, Frame&) { router(r); });
+    add_exchange("DISPATCH(F)", [this] {
         const LinearRows norm = outgoing(norm_);
         return layer_.exchange.dispatch(*handle_, norm.codes ? norm.codes->codes : norm.values,
                                         ids_, weights_);
     });
-    record({.name = "SHARED(F)", .kind = NodeKind::Forward, .beside_exchange = true},
-           node(&MoeSlot::shared));
-    record({.name = "MLP(F)", .kind = NodeKind::Forward}, node(&MoeSlot::experts));
-    add_exchange(NodeKind::Forward, "COMBINE(F)", [this] {
+    record("SHARED(F)", [&](Recording& r, Frame& scratch) { shared(r, scratch); });
+    record("MLP(F)", [&](Recording& r, Frame& scratch) { experts(r, scratch); });
+    add_exchange("COMBINE(F)", [this] {
         return layer_.exchange.combine(*handle_, handle_->results(), desc_.tensors.y, true);
     });
-    if (!desc_.tensors.training())
-        return;
-    make_gradients();
-    add_exchange(NodeKind::InputGradient, "DISPATCH(B)",
+}
+
+void MoeSlot::record_gradients() {
+    using Frame = Arena::Frame;
+    d_weights_ = tensor("expert weight gradients");
+    d_logits_ = tensor("router logit gradients");
+    d_norm_ = tensor("norm gradient");
+    if (layer_.config.balance_loss_alpha > 0 && desc_.tokens > 0)
+        sequence_counts_ = tensor("expert counts of sequences");
+    if (has_shared_)
+        d_shared_inner_ = tensor("shared inner gradient");
+    d_inner_ = tensor("inner gradient");
+    d_row_weights_ = tensor("row weight gradients").reshaped({handle_->capacity()});
+
+    add_exchange("DISPATCH(B)",
                  [this] { return layer_.exchange.combine_backward(*handle_, desc_.tensors.dy); });
-    record({.name = "SHARED(B)", .kind = NodeKind::InputGradient, .beside_exchange = true},
-           node(&MoeSlot::shared_gradient));
-    record({.name = "MLP(B)", .kind = NodeKind::InputGradient}, node(&MoeSlot::experts_gradient));
-    add_exchange(NodeKind::InputGradient, "COMBINE(B)", [this] {
+    record("SHARED(B)", [&](Recording& r, Frame& scratch) { shared_gradient(r, scratch); });
+    record("MLP(B)", [&](Recording& r, Frame& scratch) { experts_gradient(r, scratch); });
+    add_exchange("COMBINE(B)", [this] {
         return layer_.exchange.dispatch_backward(*handle_, handle_->results(), {}, d_norm_,
                                                  has_shared_, d_weights_);
     });
-    record({.name = "ROUTER(B)", .kind = NodeKind::InputGradient},
-           [&](Recording& r, Arena::Frame&) { router_gradient(r); });
-    constexpr std::size_t kMlpB = 3; // what stands up to and with MLP(B)
-    record({.name = "MLP(W)", .kind = NodeKind::WeightGradient, .of_experts = true, .after = kMlpB},
-           node(&MoeSlot::experts_weight_gradient));
-    record({.name = "SHARED(W)", .kind = NodeKind::WeightGradient},
-           node(&MoeSlot::other_weight_gradients));
-}
-
-TensorView MoeSlot::make(const char* what, DType dtype,
-                         std::initializer_list<std::uint64_t> extents, MemoryCategory category) {
-    std::uint64_t bytes = size_of(dtype);
-    for (std::uint64_t extent : extents)
-        bytes *= extent;
-    buffers_.push_back(std::make_unique<Buffer>(
-        layer_.parameters.device(), BufferDesc{.name = desc_.name + " " + what,
-                                               .bytes = std::max<std::uint64_t>(bytes, 16),
-                                               .category = category}));
-    return buffers_.back()->tensor(dtype, extents);
-}
-
-BufferView MoeSlot::workspace(const char* what, std::uint64_t bytes) {
-    return make(what, DType::U8, {std::max<std::uint64_t>(bytes, 16)}, MemoryCategory::Scratch)
-        .buffer;
-}
-
-/// What the backward nodes need beside what the forward ones keep.
-void MoeSlot::make_gradients() {
-    const ModelConfig& c = layer_.config;
-    const std::uint64_t tokens = desc_.tokens;
-    d_weights_ =
-        make("expert weight gradients", DType::F32, {tokens, c.top_k}, MemoryCategory::Scratch);
-    d_logits_ = make("router logit gradients", DType::F32, {tokens, c.routed_experts},
-                     MemoryCategory::DeferredWgrad);
-    d_norm_ = make("norm gradients", act_, {tokens, c.hidden}, MemoryCategory::DeferredWgrad);
-    if (c.balance_loss_alpha > 0 && tokens > 0) {
-        if (desc_.seq == 0 || tokens % desc_.seq != 0)
-            throw Error(ErrorCode::InvalidArgument, desc_.name + ": " + std::to_string(tokens) +
-                                                        " tokens are no whole sequences of " +
-                                                        std::to_string(desc_.seq) +
-                                                        ", which the balance loss counts");
-        sequence_counts_ = make("expert counts of sequences", DType::U32,
-                                {tokens / desc_.seq, c.routed_experts}, MemoryCategory::Scratch);
-    }
-    if (has_shared_)
-        d_shared_hidden_ = make("shared hidden gradients", act_, {tokens, c.shared_ffn()},
-                                MemoryCategory::Scratch);
-    d_hidden_ =
-        handle_->add_row_tensor("hidden gradients", act_, c.moe_ffn, MemoryCategory::Scratch);
-    d_row_weights_ =
-        handle_->add_row_tensor("row weight gradients", DType::F32, 1, MemoryCategory::Scratch)
-            .reshaped({handle_->capacity()});
-    gain_workspace_ =
-        workspace("gain gradient workspace", ops::rmsnorm_wgrad_workspace_bytes(tokens, c.hidden));
-}
-
-/// Of this rank's tokens.
-fp8::Quantized MoeSlot::make_quantized(const char* what, const fp8::Recipe& recipe,
-                                       std::uint64_t columns, MemoryCategory category) {
-    const std::uint64_t bytes = fp8::quantized_bytes(recipe, {desc_.tokens, columns});
-    return fp8::make_quantized(make(what, DType::U8, {bytes}, category).buffer, recipe,
-                               {desc_.tokens, columns});
-}
-
-KeptSwiglu MoeSlot::keep_shared() {
-    const std::uint64_t tokens = desc_.tokens, ffn = layer_.config.shared_ffn();
-    if (!fp8())
-        return {make("shared gate and up", act_, {tokens, 2 * ffn}),
-                make("shared hidden", act_, {tokens, ffn})};
-    KeptSwiglu kept(act_, make_quantized("shared gate and up", kRowsRecipe, 2 * ffn,
-                                         MemoryCategory::Activations));
-    if (desc_.tensors.training())
-        kept.keep_gradient(make_quantized("shared gate and up gradient", kColumnsRecipe, 2 * ffn,
-                                          MemoryCategory::DeferredWgrad));
-    return kept;
-}
-
-/// Codes have memory for the rows that arrive, as have the scales of rows; those of columns for
-/// all that could.
-KeptSwiglu MoeSlot::keep_experts() {
-    const std::uint64_t ffn = layer_.config.moe_ffn, capacity = handle_->capacity();
-    if (!fp8()) {
-        const TensorView gate_up = handle_->add_row_tensor("gate and up", act_, 2 * ffn);
-        return {gate_up, handle_->add_row_tensor("hidden", act_, ffn)};
-    }
-    const std::uint64_t pitch = fp8::codes_shape({1, 2 * ffn}).stride[0];
-    const DType code = fp8::dtype_of(kRowsRecipe.format);
-    fp8::Quantized rows;
-    rows.recipe = kRowsRecipe;
-    rows.codes = handle_->add_row_tensor("gate and up", code, pitch);
-    rows.codes.extent[1] = 2 * ffn;
-    rows.scales = handle_->add_row_tensor("gate and up scales", DType::F32,
-                                          fp8::scales_shape(kRowsRecipe, {1, 2 * ffn}).extent[1]);
-    KeptSwiglu kept(act_, rows);
-    if (!desc_.tensors.training() || !has_experts_)
-        return kept;
-    const std::uint64_t scales =
-        fp8::scales_bytes(kColumnsRecipe, {capacity, 2 * ffn}, layer_.exchange.num_local_experts());
-    kept.keep_gradient(fp8::make_quantized(
-        handle_->add_row_tensor("gate and up gradient", code, pitch, MemoryCategory::DeferredWgrad)
-            .buffer,
-        make("gate and up gradient scales", DType::U8, {scales}, MemoryCategory::DeferredWgrad)
-            .buffer,
-        kColumnsRecipe, {capacity, 2 * ffn}, handle_->expert_offsets()));
-    return kept;
-}
-
-void MoeSlot::record(Node node, const LayerScratch::Work& work) {
-    Recording made = layer_.scratch->record(node, desc_.name + " " + node.name, work);
-    add_recording(std::move(node), std::move(made));
-}
-
-void MoeSlot::add_exchange(NodeKind kind, const char* name, std::function<TimePoint()> submit) {
-    add_node({.name = name,
-              .kind = kind,
-              .submit = [submit = std::move(submit)](auto) { return submit(); },
-              .resource = NodeResource::Exchange});
+    record("ROUTER(B)", [&](Recording& r, Frame&) { router_gradient(r); });
+    record("MLP(W)", [&](Recording& r, Frame& scratch) { experts_weight_gradient(r, scratch); });
+    record("SHARED(W)", [&](Recording& r, Frame& scratch) { other_weight_gradients(r, scratch); });
 }
 
 /// What goes to the experts, `values`, with their codes, if these do: quantised once for all that
@@ -366,18 +250,17 @@ void MoeSlot::shared_gradient(Recording& r, Arena::Frame& scratch) const {
     if (!has_shared_)
         return;
     layer_.shared("down_proj")
-        .input_gradient(r, scratch, outgoing(desc_.tensors.dy), d_shared_hidden_);
-    const LinearRows d_gate_up =
-        shared_swiglu_.input_gradient(r, scratch, d_shared_hidden_, {}, {});
+        .input_gradient(r, scratch, outgoing(desc_.tensors.dy), d_shared_inner_);
+    const LinearRows d_gate_up = shared_swiglu_.input_gradient(r, scratch, d_shared_inner_, {}, {});
     layer_.shared("gate_up_proj").input_gradient(r, scratch, d_gate_up, d_norm_);
 }
 
 void MoeSlot::experts_gradient(Recording& r, Arena::Frame& scratch) const {
     if (!has_experts_)
         return;
-    layer_.experts("down_proj").input_gradient(r, scratch, received_gradients(), d_hidden_, rows_);
+    layer_.experts("down_proj").input_gradient(r, scratch, received_gradients(), d_inner_, rows_);
     const LinearRows d_gate_up =
-        swiglu_.input_gradient(r, scratch, d_hidden_, handle_->row_weights(), d_row_weights_);
+        swiglu_.input_gradient(r, scratch, d_inner_, handle_->row_weights(), d_row_weights_);
     layer_.experts("gate_up_proj").input_gradient(r, scratch, d_gate_up, results_, rows_);
     handle_->sum_row_gradients(r, results_, d_row_weights_);
 }
@@ -422,9 +305,10 @@ void MoeSlot::other_weight_gradients(Recording& r, Arena::Frame& scratch) const 
     ops::gemm_tn_tall(r, d_logits_, norm_, gate, true,
                       scratch.bytes(ops::gemm_tn_tall_workspace_bytes(desc_.tokens, gate.extent[0],
                                                                       gate.extent[1])));
-    ops::rmsnorm_wgrad(r, d_norm_, desc_.tensors.x, inv_rms_,
-                       layer_.parameter("post_attention_layernorm.weight").gradient, true,
-                       gain_workspace_);
+    ops::rmsnorm_wgrad(
+        r, d_norm_, desc_.tensors.x, inv_rms_,
+        layer_.parameter("post_attention_layernorm.weight").gradient, true,
+        scratch.bytes(ops::rmsnorm_wgrad_workspace_bytes(desc_.tokens, layer_.config.hidden)));
 }
 
 } // namespace
@@ -446,7 +330,13 @@ MoeFfn::MoeFfn(const ModelConfig& config, std::uint64_t layer, ParameterStore& p
 MoeFfn::~MoeFfn() = default;
 
 std::unique_ptr<LayerSlot> MoeFfn::create_slot(const SlotDesc& desc) {
-    return std::make_unique<MoeSlot>(*impl_, desc);
+    if (impl_->config.balance_loss_alpha > 0 && desc.tensors.training() && desc.tokens > 0 &&
+        (desc.seq == 0 || desc.tokens % desc.seq != 0))
+        throw Error(ErrorCode::InvalidArgument, desc.name + ": " + std::to_string(desc.tokens) +
+                                                    " tokens are no whole sequences of " +
+                                                    std::to_string(desc.seq) +
+                                                    ", which the balance loss counts");
+    return std::make_unique<MoeSlot>(*impl_, desc, impl_->exchange.create_handle(desc.name));
 }
 
 TensorView MoeFfn::expert_loads() const noexcept {

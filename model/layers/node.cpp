@@ -6,12 +6,11 @@
 
 namespace bellows {
 
-void LayerSlot::add_recording(Node node, Recording recording) {
+void LayerSlot::add_recording(const NodeInfo& node, Recording recording) {
     recordings_.push_back(std::make_unique<Recording>(std::move(recording)));
-    node.submit = [kept = recordings_.back().get()](std::span<const TimePoint> waits) {
-        return kept->device().submit(*kept, waits);
-    };
-    add_node(std::move(node));
+    add_node({node, [kept = recordings_.back().get()](std::span<const TimePoint> waits) {
+                  return kept->device().submit(*kept, waits);
+              }});
 }
 
 NodeLists::NodeLists(std::span<const std::unique_ptr<LayerSlot>> slots)

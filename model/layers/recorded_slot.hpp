@@ -1,45 +1,83 @@
 // SPDX-License-Identifier: MIT
 #pragma once
 
-// What the slots of layers that run on one device share: every node is one recording, tensors that
-// live from node to node belong to the slot, all else stands in the stage's scratch. Used by the
-// layers' own .cpp files.
+// What the slots of all layers share. A slot makes the tensors and the nodes that its kind of layer
+// declares (shape/layer.hpp): the layer asks for tensors by their names, and gives each declared
+// node its work, in the order of the declaration. A compute node is one recording; what lives from
+// node to node belongs to the slot, all else stands in the stage's scratch. Used by the layers' own
+// .cpp files.
 
 #include "kept_swiglu.hpp"
 
+#include <bellows/comm/expert_exchange.hpp>
 #include <bellows/model/layer_scratch.hpp>
 #include <bellows/model/node.hpp>
+#include <bellows/shape/layer.hpp>
 
-#include <initializer_list>
+#include <functional>
+#include <map>
+#include <optional>
 #include <string>
 #include <vector>
 
 namespace bellows {
 
+/// Of a slot with so many tokens in sequences of seq.
+SlotShape slot_shape(const ParameterStore& parameters, std::uint64_t tokens, std::uint64_t seq,
+                     bool training);
+SlotShape slot_shape(const ParameterStore& parameters, const SlotDesc& desc);
+
 class RecordedSlot : public LayerSlot {
 protected:
-    RecordedSlot(Device& device, LayerScratch& scratch, std::string name)
-        : device_(device), scratch_(scratch), name_(std::move(name)) {}
+    /// kind: the name of its declaration. rows: makes the tensors whose rows arrive; for layers
+    /// that have such.
+    RecordedSlot(const char* kind, const ModelConfig& config, const SlotShape& shape,
+                 Device& device, LayerScratch& scratch, std::string name,
+                 ExchangeHandle* rows = nullptr);
 
-    /// A tensor of this slot.
-    TensorView keep(const char* what, DType dtype, std::initializer_list<std::uint64_t> extents,
-                    MemoryCategory category = MemoryCategory::Activations);
-    /// What enters linear layers and is kept for their weight gradients: FP8 rows where these
-    /// compute in FP8.
-    LinearRows keep_rows(const char* what, const ParameterStore& parameters, std::uint64_t rows,
-                         std::uint64_t columns);
-    /// A gradient in 128 x 1 blocks, kept from the input-gradient node to the weight-gradient one.
-    fp8::Quantized keep_gradient(const char* what, std::uint64_t rows, std::uint64_t columns);
-    KeptSwiglu keep_swiglu(const ParameterStore& parameters, std::uint64_t rows, std::uint64_t ffn,
-                           bool training);
-    /// Records `work` as the node `name`.
-    void record(NodeKind kind, const char* name, const LayerScratch::Work& work);
+    const SlotShape& shape() const noexcept { return shape_; }
+    bool fp8() const noexcept { return shape_.fp8(); }
+    bool has(const std::string& tensor) const { return kept_.count(tensor) != 0; }
+    /// A declared tensor that is no codes. Throws Error{Internal} if there is none of that name, as
+    /// the others do.
+    const TensorView& tensor(const std::string& name) const;
+    /// A declared tensor in the form that it has.
+    LinearRows rows(const std::string& name) const;
+    /// A declared tensor that is codes.
+    const fp8::Quantized& codes(const std::string& name) const;
+    /// The SwiGLU whose tensors' names begin with `prefix`.
+    KeptSwiglu swiglu(const std::string& prefix) const;
+
+    /// Records `work` as the next declared node, which has that name.
+    void record(const char* name, const LayerScratch::Work& work);
+    /// Hands the next declared node, one of the exchange, in by `submit`.
+    void add_exchange(const char* name, std::function<TimePoint()> submit);
+
+    Device& device() const noexcept { return device_; }
+    const std::string& name() const noexcept { return name_; }
+    /// Memory of this slot that depends on the device, and is declared nowhere therefore.
+    BufferView workspace(const char* what, std::uint64_t bytes);
 
 private:
+    struct Kept {
+        TensorView values;
+        std::optional<fp8::Quantized> codes;
+    };
+
+    BufferView make_memory(const std::string& what, std::uint64_t bytes, MemoryCategory category);
+    Kept make(const BufferInfo& info);
+    Kept make_rows(const BufferInfo& info, ExchangeHandle& rows);
+    const Kept& kept(const std::string& name) const;
+    NodeInfo next_node(const char* name);
+
+    SlotShape shape_;
     Device& device_;
     LayerScratch& scratch_;
     std::string name_;
     std::vector<Buffer> buffers_;
+    std::map<std::string, Kept> kept_;
+    std::vector<NodeInfo> declared_;
+    std::size_t recorded_ = 0; ///< of declared_
 };
 
 } // namespace bellows

@@ -1,4 +1,6 @@
 // SPDX-License-Identifier: MIT
+#include "recorded_slot.hpp"
+
 #include <bellows/base/error.hpp>
 #include <bellows/model/dense_ffn.hpp>
 #include <bellows/model/stage.hpp>
@@ -11,6 +13,10 @@
 namespace bellows {
 
 struct Stage::Impl {
+    struct BodyLayer {
+        Layer* computes;
+        std::uint64_t layer; ///< of the model
+    };
     struct Slot {
         std::array<Buffer, 2> ids; ///< tokens, targets
         Buffer loss, logits;
@@ -21,7 +27,7 @@ struct Stage::Impl {
     };
 
     Impl(const StageDesc& d, ParameterStore& p, ExpertExchange* e);
-    void make_layers();
+    void make_layer(const PlacedLayer& placed);
     std::unique_ptr<Slot> make_slot(std::uint64_t index);
     void add_ends(Slot& slot, const std::string& name);
     TensorView hidden(const Buffer& buffer) const {
@@ -35,10 +41,10 @@ struct Stage::Impl {
     std::uint64_t tokens;
     LayerScratch scratch;
     RopeTable positions;
-    std::vector<std::unique_ptr<Layer>> owned; ///< attention and dense FFNs
+    std::vector<std::unique_ptr<Layer>> owned; ///< all but those with experts and the ends
     std::vector<std::unique_ptr<MoeFfn>> experts;
     std::vector<std::uint64_t> expert_layers;
-    std::vector<Layer*> layers; ///< sub-layers in order
+    std::vector<BodyLayer> layers; ///< between the ends, in order
     std::unique_ptr<Embedding> embedding;
     std::unique_ptr<Head> head;
     std::vector<std::unique_ptr<Slot>> slots;
@@ -51,32 +57,38 @@ Stage::Impl::Impl(const StageDesc& d, ParameterStore& p, ExpertExchange* e)
     if (desc.training && !parameters.training())
         throw Error(ErrorCode::InvalidArgument,
                     "a stage cannot train weights that have no gradients");
-    make_layers();
-    if (desc.stage == 0)
-        embedding = std::make_unique<Embedding>(parameters, scratch);
-    if (desc.stage + 1 == desc.num_stages)
-        head = std::make_unique<Head>(desc.config, parameters, scratch);
+    for (const PlacedLayer& layer : placed_layers(desc.config, desc.stage, desc.num_stages))
+        make_layer(layer);
     for (std::uint64_t slot = 0; slot < desc.num_slots; ++slot)
         slots.push_back(make_slot(slot));
 }
 
-void Stage::Impl::make_layers() {
-    for (std::uint64_t layer = range.first; layer < range.end; ++layer) {
-        owned.push_back(
-            std::make_unique<MlaAttention>(desc.config, layer, parameters, positions, scratch));
-        layers.push_back(owned.back().get());
-        if (!desc.config.is_moe(layer)) {
-            owned.push_back(std::make_unique<DenseFfn>(desc.config, layer, parameters, scratch));
-            layers.push_back(owned.back().get());
-            continue;
-        }
+/// What computes a declared kind of layer.
+void Stage::Impl::make_layer(const PlacedLayer& placed) {
+    const std::string kind = placed.kind->name;
+    const std::uint64_t layer = placed.layer;
+    const auto keep = [&](std::unique_ptr<Layer> made) {
+        layers.push_back({made.get(), layer});
+        owned.push_back(std::move(made));
+    };
+    if (kind == "embedding") {
+        embedding = std::make_unique<Embedding>(parameters, scratch);
+    } else if (kind == "mla") {
+        keep(std::make_unique<MlaAttention>(desc.config, layer, parameters, positions, scratch));
+    } else if (kind == "dense_ffn") {
+        keep(std::make_unique<DenseFfn>(desc.config, layer, parameters, scratch));
+    } else if (kind == "moe_ffn") {
         if (exchange == nullptr)
             throw Error(ErrorCode::InvalidArgument,
                         "layer " + std::to_string(layer) + " has experts but no exchange");
         experts.push_back(
             std::make_unique<MoeFfn>(desc.config, layer, parameters, *exchange, &scratch));
         expert_layers.push_back(layer);
-        layers.push_back(experts.back().get());
+        layers.push_back({experts.back().get(), layer});
+    } else if (kind == "head") {
+        head = std::make_unique<Head>(desc.config, parameters, scratch);
+    } else {
+        throw Error(ErrorCode::Internal, "nothing computes layers of kind " + kind);
     }
 }
 
@@ -125,20 +137,20 @@ std::unique_ptr<Stage::Impl::Slot> Stage::Impl::make_slot(std::uint64_t index) {
                               .bytes = std::max<std::uint64_t>(tokens * 4, 16),
                               .kind = MemoryKind::Upload,
                               .category = MemoryCategory::Activations});
-    const std::uint64_t bytes = tokens * desc.config.hidden * size_of(parameters.activation());
+    const SlotShape shape = slot_shape(parameters, tokens, desc.seq, desc.training);
+    const auto make = [&](const BufferInfo& info) {
+        return Buffer(
+            device,
+            {.name = name + " " + info.name, .bytes = info.bytes(0), .category = info.category});
+    };
     for (std::size_t i = 0; i <= layers.size(); ++i) {
-        slot->streams.emplace_back(device, BufferDesc{.name = name + " residual stream",
-                                                      .bytes = bytes,
-                                                      .category = MemoryCategory::Activations});
+        slot->streams.push_back(make(residual_stream(desc.config, shape)));
         if (desc.training)
-            slot->gradients.emplace_back(device,
-                                         BufferDesc{.name = name + " gradient stream",
-                                                    .bytes = bytes,
-                                                    .category = MemoryCategory::DeferredWgrad});
+            slot->gradients.push_back(make(residual_gradient(desc.config, shape)));
     }
     for (std::size_t i = 0; i < layers.size(); ++i) {
         SlotDesc layer;
-        layer.name = name + " layer " + std::to_string(range.first + i / 2);
+        layer.name = name + " layer " + std::to_string(layers[i].layer);
         layer.tokens = tokens;
         layer.seq = desc.seq;
         layer.loss_scale = desc.loss_scale;
@@ -148,7 +160,7 @@ std::unique_ptr<Stage::Impl::Slot> Stage::Impl::make_slot(std::uint64_t index) {
             layer.tensors.dy = hidden(slot->gradients[i + 1]);
             layer.tensors.dx = hidden(slot->gradients[i]);
         }
-        slot->parts.push_back(layers[i]->create_slot(layer));
+        slot->parts.push_back(layers[i].computes->create_slot(layer));
     }
     add_ends(*slot, name);
     slot->nodes = NodeLists(slot->parts);
@@ -190,8 +202,11 @@ bool Stage::has(const ParameterInfo& info) const noexcept {
 std::size_t Stage::gradient_ready_after(const ParameterInfo& info) const {
     const std::vector<std::size_t>& last = impl_->slots.front()->nodes.last_weight_gradient();
     const std::size_t ahead = first() ? 1 : 0; // the embedding's part
-    if (info.layer >= 0) // attention, the first of the layer's two parts, is the last to go back
-        return last.at(ahead + 2 * (static_cast<std::uint64_t>(info.layer) - impl_->range.first));
+    if (info.layer >= 0) { // the first part of the layer, attention, is the last to go back
+        const auto part = std::ranges::find(impl_->layers, static_cast<std::uint64_t>(info.layer),
+                                            &Impl::BodyLayer::layer);
+        return last.at(ahead + static_cast<std::size_t>(part - impl_->layers.begin()));
+    }
     return info.kind == ParameterKind::Embedding && first() ? last.front() : last.back();
 }
 

@@ -1,100 +1,13 @@
 // SPDX-License-Identifier: MIT
+#include <bellows/shape/layer.hpp>
 #include <bellows/shape/parameters.hpp>
 
 #include <algorithm>
 #include <cmath>
+#include <iterator>
 
 namespace bellows {
 namespace {
-
-using Shape = std::vector<std::uint64_t>;
-
-class ListBuilder {
-public:
-    explicit ListBuilder(const ModelConfig& config) : config_(config) {}
-
-    std::vector<ParameterInfo> build() {
-        matrix("model.embed_tokens.weight", {config_.vocabulary, config_.hidden},
-               ParameterKind::Embedding);
-        for (layer_ = 0; layer_ < static_cast<std::int64_t>(config_.layers); ++layer_) {
-            const std::string prefix = "model.layers." + std::to_string(layer_) + ".";
-            gain(prefix + "input_layernorm.weight", config_.hidden);
-            attention(prefix + "self_attn.");
-            gain(prefix + "post_attention_layernorm.weight", config_.hidden);
-            if (config_.is_moe(static_cast<std::uint64_t>(layer_)))
-                moe(prefix + "mlp.");
-            else
-                ffn(prefix + "mlp.", config_.dense_ffn, ParameterKind::Ffn);
-        }
-        layer_ = -1;
-        gain("model.norm.weight", config_.hidden);
-        if (!config_.tied_embeddings)
-            matrix("lm_head.weight", {config_.vocabulary, config_.hidden}, ParameterKind::Head);
-        if (!config_.tied_embeddings && config_.head_init_std > 0)
-            list_.back().init_std = config_.head_init_std;
-        return std::move(list_);
-    }
-
-private:
-    void matrix(std::string name, Shape shape, ParameterKind kind, std::int64_t expert = -1) {
-        list_.push_back(
-            {std::move(name), std::move(shape), kind, layer_, expert, 0, config_.init_std, true});
-    }
-
-    void gain(std::string name, std::uint64_t size) {
-        list_.push_back({std::move(name), {size}, ParameterKind::Norm, layer_, -1, 1, 0, false});
-    }
-
-    void attention(const std::string& prefix) {
-        const std::uint64_t q_out = config_.heads * config_.qk_head_dim();
-        const auto kind = ParameterKind::Attention;
-        if (config_.q_lora_rank == 0) {
-            matrix(prefix + "q_proj.weight", {q_out, config_.hidden}, kind);
-        } else {
-            matrix(prefix + "q_a_proj.weight", {config_.q_lora_rank, config_.hidden}, kind);
-            gain(prefix + "q_a_layernorm.weight", config_.q_lora_rank);
-            matrix(prefix + "q_b_proj.weight", {q_out, config_.q_lora_rank}, kind);
-        }
-        matrix(prefix + "kv_a_proj_with_mqa.weight",
-               {config_.kv_lora_rank + config_.qk_rope_head_dim, config_.hidden}, kind);
-        gain(prefix + "kv_a_layernorm.weight", config_.kv_lora_rank);
-        matrix(
-            prefix + "kv_b_proj.weight",
-            {config_.heads * (config_.qk_nope_head_dim + config_.v_head_dim), config_.kv_lora_rank},
-            kind);
-        matrix(prefix + "o_proj.weight", {config_.hidden, config_.heads * config_.v_head_dim},
-               kind);
-    }
-
-    void ffn(const std::string& prefix, std::uint64_t width, ParameterKind kind,
-             std::int64_t expert = -1) {
-        matrix(prefix + "gate_up_proj.weight", {2 * width, config_.hidden}, kind, expert);
-        matrix(prefix + "down_proj.weight", {config_.hidden, width}, kind, expert);
-    }
-
-    void moe(const std::string& prefix) {
-        matrix(prefix + "gate.weight", {config_.routed_experts, config_.hidden},
-               ParameterKind::Router);
-        if (config_.router_bias)
-            list_.push_back({prefix + "gate.e_score_correction_bias",
-                             {config_.routed_experts},
-                             ParameterKind::RouterBias,
-                             layer_,
-                             -1,
-                             0,
-                             0,
-                             false});
-        for (std::uint64_t e = 0; e < config_.routed_experts; ++e)
-            ffn(prefix + "experts." + std::to_string(e) + ".", config_.moe_ffn,
-                ParameterKind::Expert, static_cast<std::int64_t>(e));
-        if (config_.shared_experts > 0)
-            ffn(prefix + "shared_experts.", config_.shared_ffn(), ParameterKind::Ffn);
-    }
-
-    const ModelConfig& config_;
-    std::int64_t layer_ = -1;
-    std::vector<ParameterInfo> list_;
-};
 
 std::uint64_t fnv1a(const std::string& text) {
     std::uint64_t hash = 0xcbf29ce484222325u;
@@ -141,14 +54,25 @@ std::uint64_t ParameterInfo::size() const noexcept {
 }
 
 std::vector<ParameterInfo> parameters(const ModelConfig& config) {
+    return parameters(config, layer_kinds());
+}
+
+std::vector<ParameterInfo> parameters(const ModelConfig& config, LayerTable kinds) {
     validate(config);
-    return ListBuilder(config).build();
+    std::vector<ParameterInfo> list;
+    for (const PlacedLayer& placed : placed_layers(config, 0, 1, kinds))
+        std::ranges::move(placed.kind->parameters(config, placed.layer), std::back_inserter(list));
+    return list;
 }
 
 ParameterCount count_parameters(const ModelConfig& config) {
+    return count_parameters(config, layer_kinds());
+}
+
+ParameterCount count_parameters(const ModelConfig& config, LayerTable kinds) {
     ParameterCount count;
     std::uint64_t routed = 0;
-    for (const ParameterInfo& p : parameters(config)) {
+    for (const ParameterInfo& p : parameters(config, kinds)) {
         const std::uint64_t size = p.size();
         const bool first_dense = p.layer == 0 && !config.is_moe(0);
         const bool first_moe = p.layer == static_cast<std::int64_t>(config.dense_layers);
@@ -174,8 +98,13 @@ ParameterCount count_parameters(const ModelConfig& config) {
 }
 
 double training_flops_per_token(const ModelConfig& config, std::uint64_t sequence) {
+    return training_flops_per_token(config, sequence, layer_kinds());
+}
+
+double training_flops_per_token(const ModelConfig& config, std::uint64_t sequence,
+                                LayerTable kinds) {
     double elements = config.tied_embeddings ? double(config.vocabulary * config.hidden) : 0.0;
-    for (const ParameterInfo& p : parameters(config)) {
+    for (const ParameterInfo& p : parameters(config, kinds)) {
         if (p.shape.size() != 2 || p.kind == ParameterKind::Embedding)
             continue;
         const bool routed = p.kind == ParameterKind::Expert;
@@ -183,10 +112,10 @@ double training_flops_per_token(const ModelConfig& config, std::uint64_t sequenc
                     (routed ? double(config.top_k) / double(config.routed_experts) : 1.0);
     }
     const double visible_keys = (double(sequence) + 1) / 2;
-    const double attention =
-        double(config.layers * config.heads * (config.qk_head_dim() + config.v_head_dim)) *
-        visible_keys;
-    return 6 * (elements + attention);
+    double others = 0;
+    for (const PlacedLayer& placed : placed_layers(config, 0, 1, kinds))
+        others += placed.kind->other_flops(config, visible_keys);
+    return 6 * elements + 3 * others; // the backward pass takes twice as many
 }
 
 std::vector<float> initial_values(const ParameterInfo& info, std::uint64_t seed) {

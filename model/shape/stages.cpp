@@ -17,7 +17,7 @@ LayerRange layers_of_stage(const ModelConfig& config, std::uint64_t stage,
 
 std::vector<ParameterInfo> parameters_of_stage(const ModelConfig& config, std::uint64_t stage,
                                                std::uint64_t num_stages, std::uint64_t ep_index,
-                                               std::uint64_t ep) {
+                                               std::uint64_t ep, LayerTable kinds) {
     const LayerRange range = layers_of_stage(config, stage, num_stages);
     const std::uint64_t share = config.routed_experts / std::max<std::uint64_t>(ep, 1);
     const std::uint64_t larger = config.routed_experts % std::max<std::uint64_t>(ep, 1);
@@ -36,7 +36,7 @@ std::vector<ParameterInfo> parameters_of_stage(const ModelConfig& config, std::u
         return last;
     };
     std::vector<ParameterInfo> mine;
-    for (ParameterInfo& info : parameters(config))
+    for (ParameterInfo& info : parameters(config, kinds))
         if (belongs(info))
             mine.push_back(std::move(info));
     return mine;
@@ -52,11 +52,11 @@ std::vector<std::uint32_t> phases_by_stage(const Schedule& schedule, std::uint64
 
 std::vector<ParameterInfo> parameters_of_rank(const ModelConfig& model, const Schedule& schedule,
                                               std::uint64_t rank, std::uint64_t ep_index,
-                                              std::uint64_t ep) {
+                                              std::uint64_t ep, LayerTable kinds) {
     std::vector<ParameterInfo> all;
     for (const std::uint32_t phase : phases_by_stage(schedule, rank)) {
         auto some = parameters_of_stage(model, schedule.chunks[rank][phase].stage,
-                                        schedule.num_stages, ep_index, ep);
+                                        schedule.num_stages, ep_index, ep, kinds);
         std::ranges::move(some, std::back_inserter(all));
     }
     return all;

@@ -286,6 +286,53 @@ TEST(SubLayerMemory, SlotsShareScratchAndReportTheRest) {
     EXPECT_GT(bytes(MemoryCategory::Activations), before + 2 * per_slot);
 }
 
+TEST(SubLayerMemory, SlotsTakeWhatTheirKindDeclares) {
+    for (const LinearPrecision linear : {LinearPrecision::AsActivations, LinearPrecision::Fp8}) {
+        const DType act = linear == LinearPrecision::Fp8 ? DType::BF16 : DType::F32;
+        const Case c{.name = "declared",
+                     .config = small_config,
+                     .dtype = act,
+                     .batch = 2,
+                     .seq = 160,
+                     .linear = linear};
+        const SlotShape shape{
+            .tokens = c.tokens(), .seq = c.seq, .activation = act, .linear = linear};
+        for (const Kind kind : {Kind::Attention, Kind::Ffn}) {
+            Rig rig(c, testing::test_options());
+            const auto make = [&] { return rig.make(c.tokens(), rig.config.hidden); };
+            const SlotDesc desc{"slot", c.tokens(), c.seq, {make(), make(), make(), make()}};
+            const LayerKind& declared = layer_kind(kind == Kind::Attention ? "mla" : "dense_ffn");
+            SCOPED_TRACE(std::string(declared.name) + " in " + to_string(act));
+            const MemoryReport before = rig.device->memory_report();
+            const auto layer = make_layer(kind, rig);
+            const auto slot = layer->create_slot(desc);
+            const MemoryReport after = rig.device->memory_report();
+            MemorySizes expected{};
+            for (const BufferInfo& buffer : declared.buffers(rig.config, shape))
+                expected[static_cast<std::size_t>(buffer.category)] += buffer.bytes(0);
+            for (const MemoryCategory category :
+                 {MemoryCategory::Activations, MemoryCategory::DeferredWgrad})
+                EXPECT_EQ(after.of(category).bytes - before.of(category).bytes,
+                          expected[static_cast<std::size_t>(category)])
+                    << to_string(category);
+            std::vector<std::string> names, declared_names;
+            std::uint64_t most = 0;
+            for (const NodeInfo& node : declared.nodes(rig.config, shape)) {
+                declared_names.push_back(node.name);
+                most = std::max(most, node.scratch_bytes);
+            }
+            for (const NodeKind of :
+                 {NodeKind::Forward, NodeKind::InputGradient, NodeKind::WeightGradient})
+                for (const Node& node : slot->nodes(of))
+                    names.push_back(node.name);
+            EXPECT_EQ(names, declared_names);
+            constexpr std::uint64_t kAlignment = 16 * 256; // of some tensors in scratch
+            EXPECT_LE(rig.scratch.size(), most + kAlignment);
+            EXPECT_GE(rig.scratch.size(), most / (linear == LinearPrecision::Fp8 ? 2 : 1));
+        }
+    }
+}
+
 TEST(SubLayerErrors, WhatDoesNotFitIsRefused) {
     const Case c{"errors", small_config, DType::F32, 2, 9};
     Rig rig(c, testing::test_options());

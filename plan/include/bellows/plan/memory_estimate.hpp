@@ -6,6 +6,7 @@
 
 #include <bellows/base/memory_sizes.hpp>
 #include <bellows/comm/topology.hpp>
+#include <bellows/shape/layer.hpp>
 #include <bellows/shape/layout.hpp>
 
 #include <cstdint>
@@ -32,16 +33,18 @@ struct ComputeMemory {
     bool linked = true;         ///< devices of a node may be linked, which takes larger chunks
 };
 
-/// Of the rank among those of a rank of the pipeline that holds most. Rows at the experts are
+/// Of the rank among those of a rank of the pipeline that holds most, from what each kind of layer
+/// declares. Rows at the experts are
 /// counted for a router that sends a rank a quarter more than its even share; what a badly balanced
 /// one sends comes on top.
 MemoryEstimate estimate_memory(const ModelConfig& model, const TrainingShape& shape,
                                const RunLayout& layout, const Topology& topology,
-                               std::uint64_t rank, const ComputeMemory& compute = {});
+                               std::uint64_t rank, const ComputeMemory& compute = {},
+                               LayerTable kinds = layer_kinds());
 /// The same on one node.
 MemoryEstimate estimate_memory(const ModelConfig& model, const TrainingShape& shape,
                                const RunLayout& layout, std::uint64_t rank,
-                               const ComputeMemory& compute = {});
+                               const ComputeMemory& compute = {}, LayerTable kinds = layer_kinds());
 
 /// Throws Error{InvalidArgument} if one of `sharing` ranks on a device of `device_bytes` finds no
 /// room for the estimate; names the largest category and what would make it smaller.

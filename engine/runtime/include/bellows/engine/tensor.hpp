@@ -11,6 +11,7 @@
 #include <array>
 #include <cstdint>
 #include <initializer_list>
+#include <span>
 
 namespace bellows {
 
@@ -44,6 +45,8 @@ struct TensorView {
     /// buffer is too small.
     static TensorView contiguous(BufferView buffer, DType dtype,
                                  std::initializer_list<std::uint64_t> extents);
+    static TensorView contiguous(BufferView buffer, DType dtype,
+                                 std::span<const std::uint64_t> extents);
 
     std::uint64_t num_elements() const noexcept;
     std::uint64_t num_bytes() const noexcept { return num_elements() * size_of(dtype); }

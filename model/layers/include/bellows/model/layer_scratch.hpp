@@ -40,14 +40,14 @@ public:
         : device_(device), arena_(device, "scratch", MemoryCategory::Scratch, queue),
           of_weight_gradients_(of_weight_gradients) {}
 
-    /// What a node does, for its queue and in its scratch. node: for its kind, and its name in the
-    /// trace.
-    Recording record(const Node& node, std::string name, const Work& work);
+    /// Records what a node does, for its queue and in its scratch. node: for its kind, and its name
+    /// in the trace.
+    Recording record(const NodeInfo& node, std::string name, const Work& work);
     /// Bytes of its own.
     std::uint64_t size() const noexcept { return arena_.size(); }
 
 private:
-    Arena& arena_of(const Node& node) noexcept;
+    Arena& arena_of(const NodeInfo& node) noexcept;
 
     Device& device_;
     Arena arena_;

@@ -10,31 +10,23 @@
 #include <bellows/engine/device.hpp>
 #include <bellows/engine/tensor.hpp>
 #include <bellows/schedule/pair.hpp>
-#include <bellows/shape/node_kind.hpp>
+#include <bellows/shape/layer.hpp>
 
 #include <cstddef>
 #include <cstdint>
 #include <functional>
-#include <limits>
 #include <memory>
 #include <span>
 #include <string>
+#include <utility>
 #include <vector>
 
 namespace bellows {
 
-struct Node {
-    std::string name; ///< e.g. "ATTN(F)", "DISPATCH(B)", "MLP(W)"
-    NodeKind kind = NodeKind::Forward;
+/// A node of a slot: what its layer declares of it, and how it is handed in.
+struct Node : NodeInfo {
     /// Hands the node's work in, a compute node's behind `waits`, too; never waits for the network.
     std::function<TimePoint(std::span<const TimePoint> waits)> submit{};
-    /// How it takes part in an overlapped pair, as PairNode says it; `after` counts the slot's
-    /// input gradients, all of them if there are fewer.
-    NodeResource resource = NodeResource::Compute;
-    bool beside_exchange = false;
-    /// A weight gradient: of routed experts, which may have a queue for themselves (LayerScratch).
-    bool of_experts = false;
-    std::size_t after = std::numeric_limits<std::size_t>::max();
 };
 
 /// The tensors that a layer's slot reads and writes; the caller owns them. All [tokens, hidden] in
@@ -58,10 +50,11 @@ public:
     }
 
 protected:
-    void add_node(Node node) { nodes_[static_cast<std::size_t>(node.kind)].push_back(node); }
+    void add_node(Node node) {
+        nodes_[static_cast<std::size_t>(node.kind)].push_back(std::move(node));
+    }
     /// A compute node that replays a recording, which the slot owns.
-    /// `node` says what it is, but not how it is handed in.
-    void add_recording(Node node, Recording recording);
+    void add_recording(const NodeInfo& node, Recording recording);
 
 private:
     std::vector<Node> nodes_[3];

@@ -5,6 +5,7 @@
 
 #include <bellows/schedule/schedule.hpp>
 #include <bellows/shape/config.hpp>
+#include <bellows/shape/layer.hpp>
 #include <bellows/shape/parameters.hpp>
 
 #include <cstdint>
@@ -23,13 +24,13 @@ LayerRange layers_of_stage(const ModelConfig& config, std::uint64_t stage,
 /// its block (member `ep_index` of `ep`), the embedding and the head where they belong.
 std::vector<ParameterInfo> parameters_of_stage(const ModelConfig& config, std::uint64_t stage,
                                                std::uint64_t num_stages, std::uint64_t ep_index,
-                                               std::uint64_t ep);
+                                               std::uint64_t ep, LayerTable kinds = layer_kinds());
 
 /// The parameters of a rank of the pipeline: those of all its stages, in the model's order; member
 /// `ep_index` of `ep`.
 std::vector<ParameterInfo> parameters_of_rank(const ModelConfig& model, const Schedule& schedule,
                                               std::uint64_t rank, std::uint64_t ep_index,
-                                              std::uint64_t ep);
+                                              std::uint64_t ep, LayerTable kinds = layer_kinds());
 /// The phases of a rank's chunks in the order of their stages.
 std::vector<std::uint32_t> phases_by_stage(const Schedule& schedule, std::uint64_t rank);
 /// The ranks of the pipeline that have the same stages as this one, itself among them, ascending:

@@ -1,0 +1,155 @@
+// SPDX-License-Identifier: MIT
+#pragma once
+
+// What a layer is without a device. Each kind of layer declares itself once: its parameters, the
+// tensors that one micro-batch in flight keeps in it, and its nodes. The list of parameters (and so
+// checkpoints and sharding), the layers' slots, the stage and the memory estimate read these
+// declarations; none of them repeats one. A kind is one source in model/shape/layers/ and one row
+// of the table there. Plain values and pure functions.
+
+#include <bellows/base/dtype.hpp>
+#include <bellows/base/memory_sizes.hpp>
+#include <bellows/fp8/sizes.hpp>
+#include <bellows/schedule/pair.hpp>
+#include <bellows/shape/config.hpp>
+#include <bellows/shape/layout.hpp>
+#include <bellows/shape/node_kind.hpp>
+#include <bellows/shape/parameters.hpp>
+
+#include <cstddef>
+#include <cstdint>
+#include <limits>
+#include <span>
+#include <string>
+#include <vector>
+
+namespace bellows {
+
+/// What the tensors and nodes of a slot follow from, beside the model. A slot is one micro-batch in
+/// flight through one layer.
+struct SlotShape {
+    std::uint64_t tokens = 0; ///< of the micro-batch
+    std::uint64_t seq = 1;    ///< of a sequence; divides tokens
+    DType activation = DType::F32;
+    LinearPrecision linear = LinearPrecision::AsActivations;
+    bool training = true; ///< false: forward nodes alone, and nothing kept for others
+
+    std::uint64_t local_experts = 0; ///< routed experts of this rank
+    std::uint64_t expert_rows = 0;   ///< the most rows that may come to them
+
+    // For NodeInfo::scratch_bytes alone.
+    bool packs_operands = false; ///< FP8 products pack their operands into tiles of 128
+    bool weights_packed = false; ///< FP8 weights have packed copies already
+
+    bool fp8() const noexcept { return linear == LinearPrecision::Fp8; }
+};
+
+/// FP8 rows and columns of activations and gradients, and weights in memory.
+inline constexpr fp8::Recipe kRowsRecipe{fp8::Blocks::Rows128, fp8::Format::E4M3,
+                                         fp8::ScaleRule::PowerOfTwo};
+inline constexpr fp8::Recipe kColumnsRecipe{fp8::Blocks::Columns128, fp8::Format::E4M3,
+                                            fp8::ScaleRule::PowerOfTwo};
+/// kScaleRows rows of a matrix have scales of their own.
+inline constexpr fp8::Recipe kWeightsRecipe{fp8::Blocks::Blocks128, fp8::Format::E4M3,
+                                            fp8::ScaleRule::PowerOfTwo};
+
+/// How a tensor of a slot stands in memory.
+enum class Storage : std::uint8_t {
+    Plain,      ///< elements of BufferInfo::dtype
+    Fp8Rows,    ///< codes and scales by kRowsRecipe
+    Fp8Columns, ///< codes and scales by kColumnsRecipe
+};
+
+/// How many rows a tensor of a slot has.
+enum class RowCount : std::uint8_t {
+    Fixed,    ///< extents[0]
+    Arriving, ///< those that come to the rank's experts; extents[0]: at most
+    Received, ///< those, too; the exchange itself keeps them, and the slot makes nothing
+};
+
+/// A tensor that a slot keeps from one node to another.
+struct BufferInfo {
+    std::string name;         ///< in its layer, e.g. "inverse rms"
+    DType dtype = DType::F32; ///< in FP8: of the values that are quantised
+    std::vector<std::uint64_t> extents;
+    MemoryCategory category = MemoryCategory::Activations;
+    Storage storage = Storage::Plain;
+    RowCount rows = RowCount::Fixed;
+    std::uint64_t groups = 0; ///< Fp8Columns: of the rows, each with scales of its own; 0: none
+
+    /// Bytes, with `arriving` rows where these are not fixed.
+    std::uint64_t bytes(std::uint64_t arriving) const;
+};
+
+/// A node of a layer.
+struct NodeInfo {
+    std::string name; ///< e.g. "ATTN(F)", "DISPATCH(B)", "MLP(W)"
+    NodeKind kind = NodeKind::Forward;
+    /// How it takes part in an overlapped pair, as PairNode says it; `after` counts the slot's
+    /// input gradients, all of them if there are fewer.
+    NodeResource resource = NodeResource::Compute;
+    bool beside_exchange = false;
+    std::size_t after = std::numeric_limits<std::size_t>::max();
+    /// A weight gradient: of routed experts, which may have a queue for themselves.
+    bool of_experts = false;
+    /// Memory that it uses while it runs, at most; nodes that run one after another share theirs.
+    std::uint64_t scratch_bytes = 0;
+};
+
+/// Where a kind of layer stands in a model.
+enum class LayerPlace : std::uint8_t {
+    Front, ///< once, on the first stage
+    Body,  ///< in layers 0 to ModelConfig::layers - 1
+    Back,  ///< once, on the last stage
+};
+
+/// A kind of layer. `layer` is an index below ModelConfig::layers, and 0 at the front and the back.
+struct LayerKind {
+    const char* name; ///< "mla", "dense_ffn", "moe_ffn", "embedding", "head"
+    LayerPlace place;
+    /// Whether that layer of the model has it.
+    bool (*stands_in)(const ModelConfig& config, std::uint64_t layer);
+    /// In the order of the forward pass.
+    std::vector<ParameterInfo> (*parameters)(const ModelConfig& config, std::uint64_t layer);
+    std::vector<BufferInfo> (*buffers)(const ModelConfig& config, const SlotShape& shape);
+    /// In the order of a plain run: forward, input-gradient and weight-gradient nodes.
+    std::vector<NodeInfo> (*nodes)(const ModelConfig& config, const SlotShape& shape);
+    /// Floating-point operations of the forward pass per token beside those of its matrices (2 per
+    /// element), where a token sees so many keys.
+    double (*other_flops)(const ModelConfig& config, double visible_keys);
+};
+
+/// The kinds of layers, in the order in which they stand in a model's layer.
+using LayerTable = std::span<const LayerKind>;
+
+/// Every kind that Bellows computes. Lives as long as the program.
+LayerTable layer_kinds() noexcept;
+/// Its row of that name. Throws Error{InvalidArgument} with the names that there are.
+const LayerKind& layer_kind(const std::string& name);
+
+/// Rows whose f32 logits the head's forward node has in scratch at a time, where the gradient that
+/// it keeps is narrower.
+inline constexpr std::uint64_t kLogitRows = 1024;
+
+/// One layer of a model.
+struct PlacedLayer {
+    const LayerKind* kind;
+    std::uint64_t layer;
+};
+
+/// The layers of a stage in the order of the forward pass. `kinds` must outlive them.
+std::vector<PlacedLayer> placed_layers(const ModelConfig& config, std::uint64_t stage,
+                                       std::uint64_t num_stages, LayerTable kinds = layer_kinds());
+
+/// The functions of parameters.hpp for a model of these kinds of layers.
+std::vector<ParameterInfo> parameters(const ModelConfig& config, LayerTable kinds);
+ParameterCount count_parameters(const ModelConfig& config, LayerTable kinds);
+double training_flops_per_token(const ModelConfig& config, std::uint64_t sequence,
+                                LayerTable kinds);
+
+/// The residual stream between a stage's layers: what a slot keeps once before each of them and
+/// once behind the last, and its gradient.
+BufferInfo residual_stream(const ModelConfig& config, const SlotShape& shape);
+BufferInfo residual_gradient(const ModelConfig& config, const SlotShape& shape);
+
+} // namespace bellows
