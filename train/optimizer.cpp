@@ -24,7 +24,7 @@ Buffer make(Device& device, const char* name, std::uint64_t bytes,
 /// One part of all that is trained.
 std::vector<UpdatePart> everything(const ParameterStore& parameters) {
     UpdatePart all;
-    for (const ParameterRange& range : parameters.ranges())
+    for (const ParameterRange& range : parameters.list().ranges())
         for (const Parameter& parameter : parameters.all())
             if (parameter.first == range.first && parameter.info.trainable())
                 all.push_back({range.first, range.count, range.weight_decay});

@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: MIT
-// What products read of matrices beside bf16 weights, made from them or from master weights: FP8
-// codes, transposed bf16 copies and packed FP8 ones.
+#include "weight_copies.hpp"
+
 #include "linear.hpp"
 
 #include <bellows/base/error.hpp>
 #include <bellows/base/rounding.hpp>
 #include <bellows/engine/ops.hpp>
 #include <bellows/fp8/quantize.hpp>
-#include <bellows/model/parameter_store.hpp>
+#include <bellows/shape/sharded_ranges.hpp>
 
 #include <algorithm>
 
@@ -43,15 +43,62 @@ fp8::Quantized codes_nowhere(const fp8::Recipe& recipe,
                                extents);
 }
 
+/// `count` experts' matrices that stand side by side, as one of [count, out, in].
+Parameter side_by_side(const Parameter& first, std::uint64_t count) {
+    const std::uint64_t out = first.info.shape[0], in = first.info.shape[1];
+    Parameter all = first;
+    for (TensorView* const view : {&all.weight, &all.compute, &all.gradient})
+        if (view->buffer) {
+            BufferView buffer = view->buffer;
+            buffer.bytes = count * out * in * size_of(view->dtype);
+            *view = TensorView::contiguous(buffer, view->dtype, {count, out, in});
+        }
+    if (all.quantized) { // each expert's part is as large
+        const auto batch = [&](TensorView view, std::uint64_t bytes) {
+            view.buffer.bytes = bytes * count;
+            view.rank = 3;
+            view.extent = {count, view.extent[0], view.extent[1]};
+            view.stride = {bytes / size_of(view.dtype), view.stride[0], 1};
+            return view;
+        };
+        all.quantized->codes = batch(all.quantized->codes, fp8::codes_bytes({out, in}));
+        all.quantized->scales =
+            batch(all.quantized->scales, fp8::scales_bytes(kWeightsRecipe, {out, in}));
+    }
+    if (all.turned.buffer) // each as large as the others, without padding between them
+        all.turned = TensorView::contiguous({all.turned.buffer.resource, all.turned.buffer.offset,
+                                             count * out * in * size_of(DType::BF16)},
+                                            DType::BF16, {count, in, out});
+    return all;
+}
+
+/// The FP8 codes and scales of elements [begin, end) of a matrix. These are whole rows, and the
+/// first of them is a multiple of 128.
+Parameter rows_of(const Parameter& parameter, std::uint64_t begin, std::uint64_t end) {
+    Parameter part = parameter;
+    const std::uint64_t columns = parameter.info.shape[1];
+    const std::uint64_t row = begin / columns, count = end / columns - row;
+    part.first += row * columns;
+    part.quantized->codes = parameter.quantized->codes.rows(row, count);
+    part.quantized->scales =
+        parameter.quantized->scales.rows(row / kScaleRows, div_up(count, kScaleRows));
+    return part;
+}
+
 } // namespace
 
-void ParameterStore::make_quantized() {
-    if (linear_ != LinearPrecision::Fp8)
-        return;
+WeightCopies::WeightCopies(Device& device, const ParameterList& list, const WeightForms& forms,
+                           WeightMemory& memory, std::span<Parameter> parameters)
+    : device_(&device), list_(&list), forms_(forms), parameters_(parameters) {
+    if (forms.linear == LinearPrecision::Fp8)
+        make_quantized(memory);
+}
+
+void WeightCopies::make_quantized(WeightMemory& memory) {
     std::uint64_t codes = 0, scales = 0;
     const auto each = [&](const auto& visit) {
         for (Parameter& parameter : parameters_) {
-            if (!in_fp8(parameter.info))
+            if (!forms_.in_fp8(parameter.info))
                 continue;
             const std::uint64_t out = parameter.info.shape[0], in = parameter.info.shape[1];
             visit(parameter, out, in);
@@ -66,8 +113,8 @@ void ParameterStore::make_quantized() {
                             std::to_string(in) +
                             "; FP8 needs multiples of 8: take other sizes, bf16 or f32");
     });
-    codes_ = make_memory("fp8 weights", codes, MemoryCategory::Weights);
-    scales_ = make_memory("fp8 weights' scales", scales, MemoryCategory::Weights);
+    codes_ = memory.make("fp8 weights", codes, MemoryCategory::Weights);
+    scales_ = memory.make("fp8 weights' scales", scales, MemoryCategory::Weights);
     codes = scales = 0;
     each([&](Parameter& parameter, std::uint64_t out, std::uint64_t in) {
         parameter.quantized =
@@ -77,21 +124,20 @@ void ParameterStore::make_quantized() {
     });
 }
 
-void ParameterStore::use_products(const fp8::Choice& choice) {
+void WeightCopies::use_products(const fp8::Choice& choice) {
     products_ = choice;
     make_turned();
     make_packed();
     Recording copies(*device_, QueueRole::Compute, "copies of weights");
-    make_copies(copies);
+    make_copies(copies, 0, list_->num_elements());
     if (copies.num_operations() > 0)
         device_->submit(copies).wait();
 }
 
 /// By the sizes of the matrix alone: whether products of few or many rows by its transposed copy go
 /// Direct.
-bool ParameterStore::wants_turned(const ParameterInfo& info) const {
-    if (!training() || !compute_.buffer || linear_ != LinearPrecision::AsActivations ||
-        !is_linear(info))
+bool WeightCopies::wants_turned(const ParameterInfo& info) const {
+    if (!forms_.training || !forms_.in_bf16(info) || !is_linear(info))
         return false;
     const std::uint64_t out = info.shape[0], in = info.shape[1];
     if (out % 4 != 0 || in % 4 != 0) // ops::transpose
@@ -105,7 +151,7 @@ bool ParameterStore::wants_turned(const ParameterInfo& info) const {
     return goes_direct(1) || goes_direct(kManyRows);
 }
 
-void ParameterStore::make_turned() {
+void WeightCopies::make_turned() {
     std::uint64_t elements = 0;
     std::vector<Parameter*> wanting;
     for (Parameter& parameter : parameters_) {
@@ -133,11 +179,11 @@ void ParameterStore::make_turned() {
 
 /// By the sizes of the matrices alone: whether products of many rows with them, or of fewer, are
 /// Packed. Where sizes decide on the variant, what is prepacked would, too: nothing is, then.
-bool ParameterStore::wants_packed(std::size_t index) const {
+bool WeightCopies::wants_packed(std::size_t index) const {
     const ParameterInfo& info = parameters_[index].info;
-    if (!training() || !in_fp8(info) || products_.otherwise() == fp8::Variant::Device)
+    if (!forms_.training || !forms_.in_fp8(info) || products_.otherwise() == fp8::Variant::Device)
         return false;
-    const std::uint64_t out = info.shape[0], in = info.shape[1], count = together(index);
+    const std::uint64_t out = info.shape[0], in = info.shape[1], count = list_->together(index);
     const bool experts = info.kind == ParameterKind::Expert;
     const fp8::Quantized weights = experts ? codes_nowhere(kWeightsRecipe, {count, out, in})
                                            : codes_nowhere(kWeightsRecipe, {out, in});
@@ -153,19 +199,19 @@ bool ParameterStore::wants_packed(std::size_t index) const {
     return false;
 }
 
-void ParameterStore::make_packed() {
+void WeightCopies::make_packed() {
     constexpr std::uint64_t kAlignedTo = 256;
     packed_weights_.clear();
     packed_ = {};
     std::uint64_t bytes = 0;
-    for (std::size_t i = 0; i < parameters_.size(); i += together(i)) {
+    for (std::size_t i = 0, count = 0; i < parameters_.size(); i += count) {
+        count = list_->together(i);
         parameters_[i].packed_nt = parameters_[i].packed_nn = {};
         if (!wants_packed(i))
             continue;
-        const fp8::Quantized codes = *side_by_side(parameters_[i], together(i)).quantized;
-        packed_weights_.push_back({i, together(i), codes, {{}, GemmForm::NT}, {{}, GemmForm::NN}});
-        const std::uint64_t of_each =
-            (fp8::prepacked_bytes(*device_, codes) + kAlignedTo - 1) / kAlignedTo * kAlignedTo;
+        const fp8::Quantized codes = *side_by_side(parameters_[i], count).quantized;
+        packed_weights_.push_back({i, count, codes, {{}, GemmForm::NT}, {{}, GemmForm::NN}});
+        const std::uint64_t of_each = round_up(fp8::prepacked_bytes(*device_, codes), kAlignedTo);
         for (fp8::Prepacked* packed : {&packed_weights_.back().nt, &packed_weights_.back().nn}) {
             packed->memory = {nullptr, bytes, of_each};
             bytes += of_each;
@@ -186,107 +232,84 @@ void ParameterStore::make_packed() {
     }
 }
 
-Parameter ParameterStore::side_by_side(const Parameter& first, std::uint64_t count) const {
-    const std::uint64_t out = first.info.shape[0], in = first.info.shape[1];
-    Parameter all = first;
-    for (TensorView* const view : {&all.weight, &all.compute, &all.gradient})
-        if (view->buffer) {
-            BufferView buffer = view->buffer;
-            buffer.bytes = count * out * in * size_of(view->dtype);
-            *view = TensorView::contiguous(buffer, view->dtype, {count, out, in});
+Parameter WeightCopies::view_of(const ParameterPart& part) const {
+    const Parameter& parameter = parameters_[part.index];
+    if (!part.whole)
+        return rows_of(parameter, part.begin, part.end);
+    return parameter.info.kind == ParameterKind::Expert ? side_by_side(parameter, part.count)
+                                                        : parameter;
+}
+
+Parameter WeightCopies::experts(std::size_t first) const {
+    Parameter all = side_by_side(parameters_[first], list_->together(first));
+    for (const PackedWeights& weights : packed_weights_)
+        if (weights.first == first) {
+            all.packed_nt = weights.nt;
+            all.packed_nn = weights.nn;
         }
-    if (all.quantized) { // each expert's part is as large
-        const auto batch = [&](TensorView view, std::uint64_t bytes) {
-            view.buffer.bytes = bytes * count;
-            view.rank = 3;
-            view.extent = {count, view.extent[0], view.extent[1]};
-            view.stride = {bytes / size_of(view.dtype), view.stride[0], 1};
-            return view;
-        };
-        all.quantized->codes = batch(all.quantized->codes, fp8::codes_bytes({out, in}));
-        all.quantized->scales =
-            batch(all.quantized->scales, fp8::scales_bytes(kWeightsRecipe, {out, in}));
-    }
-    if (all.turned.buffer) // each as large as the others, without padding between them
-        all.turned = TensorView::contiguous({turned_.view().resource, all.turned.buffer.offset,
-                                             count * out * in * size_of(DType::BF16)},
-                                            DType::BF16, {count, in, out});
     return all;
 }
 
-Parameter ParameterStore::rows_of(const Parameter& parameter, std::uint64_t begin,
-                                  std::uint64_t end) const {
-    Parameter part = parameter;
-    const std::uint64_t count = end - begin;
-    part.first += begin * parameter.info.shape[1];
-    part.quantized->codes = parameter.quantized->codes.rows(begin, count);
-    part.quantized->scales =
-        parameter.quantized->scales.rows(begin / kScaleRows, div_up(count, kScaleRows));
-    return part;
-}
-
-template <class Has, class Visit>
-void ParameterStore::for_each_copied(std::uint64_t first, std::uint64_t count, Has has,
-                                     Visit visit) const {
-    const std::uint64_t last = first + count;
-    const auto whole = [&](const Parameter& parameter) {
-        return parameter.first >= first && parameter.first + parameter.info.size() <= last;
-    };
-    for (std::size_t i = 0; i < parameters_.size(); ++i) {
-        const Parameter& parameter = parameters_[i];
-        const std::uint64_t end = parameter.first + parameter.info.size();
-        if (end <= first || parameter.first >= last || !has(parameter))
+void WeightCopies::quantize(Recording& recording, std::uint64_t first,
+                            const TensorView& masters) const {
+    for (const ParameterPart& part : list_->parts(first, masters.num_elements())) {
+        if (!parameters_[part.index].quantized)
             continue;
-        if (!whole(parameter)) {
-            const std::uint64_t columns = parameter.info.shape[1];
-            visit(rows_of(parameter, (std::max(first, parameter.first) - parameter.first) / columns,
-                          (std::min(last, end) - parameter.first) / columns));
-            continue;
-        }
-        if (parameter.info.kind != ParameterKind::Expert) {
-            visit(parameter);
-            continue;
-        }
-        const std::size_t behind = i + together(i);
-        std::size_t next = i + 1;
-        while (next < behind && whole(parameters_[next]))
-            ++next;
-        visit(side_by_side(parameter, next - i));
-        i = next - 1;
+        const Parameter matrices = view_of(part); // one or several
+        const TensorView& codes = matrices.quantized->codes;
+        const TensorView values = masters.rows(matrices.first - first, codes.num_elements());
+        fp8::quantize(recording,
+                      codes.rank == 2
+                          ? values.reshaped({codes.extent[0], codes.extent[1]})
+                          : values.reshaped({codes.extent[0], codes.extent[1], codes.extent[2]}),
+                      *matrices.quantized);
     }
 }
 
-void ParameterStore::quantize(Recording& recording, std::uint64_t first,
-                              const TensorView& masters) const {
-    for_each_copied(
-        first, masters.num_elements(), [](const Parameter& p) { return p.quantized.has_value(); },
-        [&](const Parameter& p) {
-            const TensorView& codes = p.quantized->codes; // of a matrix or several
-            const TensorView values = masters.rows(p.first - first, codes.num_elements());
-            fp8::quantize(recording,
-                          codes.rank == 2 ? values.reshaped({codes.extent[0], codes.extent[1]})
-                                          : values.reshaped({codes.extent[0], codes.extent[1],
-                                                             codes.extent[2]}),
-                          *p.quantized);
-        });
-}
-
-void ParameterStore::make_copies(Recording& recording, std::uint64_t first,
-                                 std::uint64_t count) const {
-    for_each_copied(
-        first, count, [](const Parameter& p) { return static_cast<bool>(p.turned.buffer); },
-        [&](const Parameter& p) { ops::transpose(recording, p.compute, p.turned); });
+void WeightCopies::make_copies(Recording& recording, std::uint64_t first,
+                               std::uint64_t count) const {
+    for (const ParameterPart& part : list_->parts(first, count)) {
+        if (!parameters_[part.index].turned.buffer)
+            continue;
+        const Parameter matrices = view_of(part);
+        ops::transpose(recording, matrices.compute, matrices.turned);
+    }
     for (const PackedWeights& weights : packed_weights_) {
         std::size_t begin = weights.first, end = weights.first + weights.count;
-        while (begin < end && parameters_[begin].first < first)
+        while (begin < end && (*list_)[begin].first < first)
             ++begin;
-        while (begin < end && parameters_[end - 1].first >= first + count)
+        while (begin < end && (*list_)[end - 1].first >= first + count)
             --end;
         if (begin < end)
             for (const fp8::Prepacked* packed : {&weights.nt, &weights.nn})
                 fp8::prepack(recording, weights.codes, packed->form, packed->memory,
                              begin - weights.first, end - begin);
     }
+}
+
+void WeightCopies::add_sent_copies(std::vector<SentCopy>& copies,
+                                   std::span<const std::uint64_t> ends) const {
+    const auto add = [&](const BufferView& all, auto part, std::uint64_t rows) {
+        if (!all)
+            return;
+        const auto bytes = TensorView::contiguous(all, DType::U8, {all.bytes});
+        add_sent_copy(copies, bytes, ends, [&, part, rows](std::uint64_t element) {
+            for (const Parameter& parameter : parameters_) {
+                if (!parameter.quantized ||
+                    parameter.first + stored_elements(parameter.info) <= element)
+                    continue;
+                const TensorView& view = (*parameter.quantized).*part;
+                const std::uint64_t row =
+                    element > parameter.first
+                        ? (element - parameter.first) / parameter.info.shape[1] / rows
+                        : 0;
+                return view.buffer.offset - all.offset + row * view.stride[0] * size_of(view.dtype);
+            }
+            return all.bytes;
+        });
+    };
+    add(codes_, &fp8::Quantized::codes, 1);
+    add(scales_, &fp8::Quantized::scales, kScaleRows);
 }
 
 } // namespace bellows

@@ -8,6 +8,7 @@
 
 #include <bellows/base/error.hpp>
 #include <bellows/model/dense_ffn.hpp>
+#include <bellows/shape/sharded_ranges.hpp>
 
 #include <algorithm>
 #include <cmath>

@@ -8,6 +8,7 @@
 #include "support/test_device.hpp"
 
 #include <bellows/plan/memory_estimate.hpp>
+#include <bellows/shape/sharded_ranges.hpp>
 #include <bellows/train/checkpoints.hpp>
 
 #include <algorithm>

@@ -6,18 +6,17 @@
 // and copies where products want them, transposed bf16 or packed FP8; and f32 gradients in one flat
 // buffer. What is kept in f32 is its own master weight; other masters are of no use to layers:
 // whoever trains keeps them. Parameters that are reduced and updated alike stand side by side, so
-// that collectives and the optimiser work on a few long ranges. One thread at a time.
+// that collectives and the optimiser work on a few long ranges; their order and places are those of
+// a ParameterList. One thread at a time.
 
 #include <bellows/engine/device.hpp>
 #include <bellows/fp8/choice.hpp>
 #include <bellows/fp8/recipe.hpp>
 #include <bellows/shape/layout.hpp>
-#include <bellows/shape/parameters.hpp>
-#include <bellows/shape/sharded_ranges.hpp>
+#include <bellows/shape/parameter_list.hpp>
 
 #include <cstdint>
 #include <functional>
-#include <map>
 #include <memory>
 #include <optional>
 #include <span>
@@ -57,13 +56,6 @@ struct SentCopy {
     std::vector<std::uint64_t> counts; ///< elements of each rank's part, the first rank's first
 };
 
-/// A run of parameters in the flat buffers.
-struct ParameterRange {
-    std::uint64_t first = 0, count = 0; ///< elements, padding included (padding is zero)
-    bool expert = false;                ///< routed experts: reduced over the expert's replicas only
-    bool weight_decay = false;
-};
-
 /// Gives memory of the device, which the store does not own and which outlives it.
 using MemorySource =
     std::function<BufferView(std::string name, std::uint64_t bytes, MemoryCategory category)>;
@@ -74,39 +66,44 @@ public:
     /// one matrix are stored side by side in ascending order.
     /// training: false for weights alone; gradients are empty views then. memory: of what ranks
     /// send each other, gradients, f32, bf16 and FP8 weights; without, it is the store's. Throws
-    /// Error{InvalidArgument} when FP8 is wanted for a matrix whose sides are no multiples of 8.
+    /// Error{InvalidArgument} as ParameterList does, and when FP8 is wanted for a matrix whose
+    /// sides are no multiples of 8.
     ParameterStore(Device& device, std::vector<ParameterInfo> mine, DType activation,
                    bool training = true, LinearPrecision linear = LinearPrecision::AsActivations,
                    MemorySource memory = {});
 
-    Device& device() const noexcept { return *device_; }
-    DType activation() const noexcept { return activation_; }
-    LinearPrecision linear_precision() const noexcept { return linear_; }
+    ~ParameterStore();
+    ParameterStore(ParameterStore&&) noexcept;
+    ParameterStore& operator=(ParameterStore&&) noexcept;
+
+    Device& device() const noexcept;
+    DType activation() const noexcept;
+    LinearPrecision linear_precision() const noexcept;
+    bool training() const noexcept; ///< whether there are gradients
     /// How layers that are made from now on compute their FP8 products, or those of two bf16
     /// tensors; at first Decoded. The same on all ranks. Makes the copies that these want, so that
     /// layers and optimisers are made afterwards. Waits.
     void use_products(const fp8::Choice& choice);
-    const fp8::Choice& products() const noexcept { return products_; }
-    bool training() const noexcept { return static_cast<bool>(gradients_.buffer); }
-    bool has(const std::string& name) const noexcept { return by_name_.count(name) != 0; }
+    const fp8::Choice& products() const noexcept;
+
+    /// Where the parameters stand, their ranges, and which of them this rank has.
+    const ParameterList& list() const noexcept;
+    /// In flat order, as in list().
+    const std::vector<Parameter>& all() const noexcept;
     /// Throws Error{InvalidArgument} naming the parameter that this rank does not have.
     const Parameter& at(const std::string& name) const;
-    const std::vector<Parameter>& all() const noexcept { return parameters_; }
-
     /// The matrices `matrix` ("gate_up_proj" or "down_proj") of all experts of a layer that live
     /// here, as one tensor [local experts, out, in].
     Parameter experts(std::uint64_t layer, const std::string& matrix) const;
 
-    /// In flat order: replicated matrices, replicated gains, router biases (no gradient), experts.
-    const std::vector<ParameterRange>& ranges() const noexcept { return ranges_; }
-    std::uint64_t num_elements() const noexcept { return num_elements_; }
+    std::uint64_t num_elements() const noexcept { return list().num_elements(); }
     /// [count] f32: elements [first, first + count) if all of them are kept in f32, else an empty
     /// view.
     TensorView f32_weights(std::uint64_t first, std::uint64_t count) const;
     /// Elements [first, first + count), in ascending runs as long as can be.
     std::vector<Bf16Run> bf16_runs(std::uint64_t first, std::uint64_t count) const;
     /// [num_elements] f32; empty view without training.
-    const TensorView& flat_gradients() const noexcept { return gradients_; }
+    const TensorView& flat_gradients() const noexcept;
 
     /// Gets f32 values of the elements from `first` on.
     using MasterSink = std::function<void(std::uint64_t first, std::span<const float> values)>;
@@ -118,7 +115,7 @@ public:
     void quantize(Recording& recording, std::uint64_t first, const TensorView& masters) const;
     /// Records the making of the transposed or packed copies of all matrices, after the bf16 or FP8
     /// ones have changed; or of those in elements [first, first + count), whole parameters.
-    void make_copies(Recording& recording) const { make_copies(recording, 0, num_elements_); }
+    void make_copies(Recording& recording) const { make_copies(recording, 0, num_elements()); }
     void make_copies(Recording& recording, std::uint64_t first, std::uint64_t count) const;
     /// What ranks send each other that update the elements from `first` on in turn, each as many as
     /// `shares` says: all that layers read of them and that is not made of each other. The elements
@@ -136,61 +133,8 @@ public:
     TimePoint clear_gradients();
 
 private:
-    /// At least 16 bytes.
-    BufferView make_memory(std::string name, std::uint64_t bytes, MemoryCategory category);
-    void make_buffers(bool training);
-    void make_runs();
-    bool in_f32(const ParameterInfo& info) const noexcept {
-        return activation_ == DType::F32 || kept_in_f32(info);
-    }
-    bool in_fp8(const ParameterInfo& info) const noexcept {
-        return linear_ == LinearPrecision::Fp8 && is_linear(info);
-    }
-    void make_quantized();
-    void make_turned();
-    void make_packed();
-    /// Elements from `first` on, whole parameters of one range.
-    void write(std::uint64_t first, std::span<const float> values);
-    bool wants_turned(const ParameterInfo& info) const;
-    bool wants_packed(std::size_t index) const;
-    /// How many parameters from `first` on are the experts' of one layer and matrix; 1 of others.
-    std::size_t together(std::size_t first) const;
-    /// `count` experts' matrices that stand side by side, as one of [count, out, in].
-    Parameter side_by_side(const Parameter& first, std::uint64_t count) const;
-    /// Rows [begin, end) of a matrix, from a multiple of 128 on: what they are in FP8.
-    Parameter rows_of(const Parameter& parameter, std::uint64_t begin, std::uint64_t end) const;
-    /// Calls visit(parameter) for matrices in elements [first, first + count), or what of them
-    /// stands there, with a copy of the kind that `has` asks for, for whole experts of a layer and
-    /// matrix all at once.
-    template <class Has, class Visit>
-    void for_each_copied(std::uint64_t first, std::uint64_t count, Has has, Visit visit) const;
-
-    Device* device_;
-    DType activation_;
-    LinearPrecision linear_;
-    fp8::Choice products_{fp8::Variant::Decoded};
-    std::vector<Parameter> parameters_;
-    std::map<std::string, std::size_t> by_name_;
-    std::vector<ParameterRange> ranges_;
-    std::uint64_t num_elements_ = 0;
-    MemorySource memory_;
-    std::vector<Buffer> own_memory_; ///< what it did not give
-    TensorView weights_;             ///< [in_weights_.count] f32
-    TensorView compute_;             ///< bf16, of all that has such weights; empty if nothing has
-    TensorView gradients_;           ///< [num_elements] f32; empty without training
-    ParameterRange in_weights_;      ///< the elements that are kept in f32
-    std::vector<Bf16Run> runs_;      ///< of all elements
-    BufferView codes_, scales_;      ///< of the FP8 copies, in the order of parameters_
-    Buffer turned_;                  ///< the transposed ones, likewise
-    /// Matrices that are packed together.
-    struct PackedWeights {
-        std::size_t first, count; ///< of parameters_
-        fp8::Quantized codes;
-        fp8::Prepacked nt, nn;
-    };
-    std::vector<PackedWeights> packed_weights_; ///< in the order of parameters_
-    Buffer packed_;
-    std::unique_ptr<Recording> clear_;
+    struct Impl;
+    std::unique_ptr<Impl> impl_;
 };
 
 } // namespace bellows
