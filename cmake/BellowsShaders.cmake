@@ -39,6 +39,10 @@ endif()
 string(REGEX REPLACE "\n.*" "" bellows_glslc_version_line "${bellows_glslc_version}")
 message(STATUS "GLSL compiler: ${bellows_glslc} (${bellows_glslc_version_line})")
 
+execute_process(COMMAND "${BELLOWS_SPIRV_OPT}" --version
+    OUTPUT_VARIABLE bellows_spirv_opt_version ERROR_VARIABLE bellows_spirv_opt_version)
+string(SHA256 bellows_shader_tools "${bellows_glslc_version}${bellows_spirv_opt_version}")
+
 # Sets <result> to the compiler's command line up to the defines.
 function(bellows_glslc_command result source output depfile)
     if(bellows_glslc_is_glslang)
@@ -108,16 +112,24 @@ function(bellows_compile_variant kernel variant_json source)
     list(TRANSFORM defines PREPEND -D)
     set(raw "${output_dir}/spirv/${id}.raw.spv")
     set(final "${output_dir}/spirv/${id}.spv")
-    bellows_glslc_command(command "${source}" "${raw}" "${raw}.d")
-    set(validate "${BELLOWS_SPIRV_VAL}" --target-env vulkan1.3 --scalar-block-layout)
-    add_custom_command(OUTPUT "${raw}" "${final}"
-        COMMAND ${command} ${defines} "-I${source_dir}/include" "-I${source_dir}/shared"
-            "-I${output_dir}/glsl"
-        COMMAND ${validate} "${raw}"
-        COMMAND "${BELLOWS_SPIRV_OPT}" --target-env=vulkan1.3 -O --preserve-interface "${raw}"
-            -o "${final}"
-        COMMAND ${validate} "${final}"
-        DEPENDS "${source}" "${output_dir}/glsl/${kernel}.kernel.glsl"
+    set(script "${PROJECT_SOURCE_DIR}/cmake/compile_shader.sh")
+    if(bellows_glslc_is_glslang)
+        bellows_glslc_command(command "${source}" "${raw}" "${raw}.d")
+        set(validate "${BELLOWS_SPIRV_VAL}" --target-env vulkan1.3 --scalar-block-layout)
+        set(commands COMMAND ${command} ${defines} "-I${source_dir}/include"
+                "-I${output_dir}/glsl"
+            COMMAND ${validate} "${raw}"
+            COMMAND "${BELLOWS_SPIRV_OPT}" --target-env=vulkan1.3 -O --preserve-interface "${raw}"
+                -o "${final}"
+            COMMAND ${validate} "${final}")
+    else()
+        set(commands COMMAND "${script}" "${raw}" "${final}" "${source_dir}" "${output_dir}/glsl"
+            "${output_dir}/glsl/${kernel}.kernel.glsl" "${source}" "${bellows_shader_tools}"
+            "${BELLOWS_SPIRV_VAL}" "${BELLOWS_SPIRV_OPT}" "${bellows_glslc}"
+            --target-env=vulkan1.3 -std=460 -fshader-stage=comp ${defines})
+    endif()
+    add_custom_command(OUTPUT "${raw}" "${final}" ${commands}
+        DEPENDS "${source}" "${output_dir}/glsl/${kernel}.kernel.glsl" "${script}"
         DEPFILE "${raw}.d"
         COMMENT "Shader ${id}"
         VERBATIM)

@@ -120,6 +120,9 @@ echo "Tools: $(sed -n -e 's/^\(glslc\|libvulkan-dev\|mesa-vulkan-drivers\) /\1 /
 jobs=$(nproc)
 export CCACHE_SLOPPINESS=pch_defines,time_macros # or it keeps nothing that precompiled headers enter
 export CCACHE_BASEDIR="$PWD" CCACHE_NOHASHDIR=1 # clones in other folders share it
+# Shaders are compiled once for all builds that have the same compiler (cmake/compile_shader.sh).
+export BELLOWS_SHADER_CACHE="${BELLOWS_SHADER_CACHE-${XDG_CACHE_HOME:-$HOME/.cache}/bellows/shaders}"
+[ ! -d "$BELLOWS_SHADER_CACHE" ] || find "$BELLOWS_SHADER_CACHE" -type f -mtime +30 -delete
 build() { # PRESET [CMAKE OPTIONS...]
     preset=$1
     shift
