@@ -68,7 +68,7 @@ Buffer memory(bellows::Device& device, std::uint64_t bytes) {
 template <class T>
 Buffer uploaded(bellows::Device& device, const std::vector<T>& values) {
     Buffer buffer = memory(device, values.size() * sizeof(T));
-    device.upload(buffer.view(), std::span(values));
+    device.upload(buffer.view(), values);
     return buffer;
 }
 
@@ -121,8 +121,8 @@ int run(int argc, char** argv) {
 
     std::vector<float> actual(tokens.count * kHidden);
     std::vector<std::uint32_t> rows(kExpertsOfRank); // for each of this rank's experts
-    device->download(y.view(), std::span(actual));
-    device->download(handle->expert_counts().buffer, std::span(rows));
+    device->download(y.view(), actual);
+    device->download(handle->expert_counts().buffer, rows);
     double worst = 0;
     const auto expected = expected_of(tokens);
     for (std::size_t i = 0; i < expected.size(); ++i) {
