@@ -11,10 +11,11 @@
 #include <bellows/base/error.hpp>
 #include <bellows/base/files.hpp>
 #include <bellows/comm/host_collectives.hpp>
+#include <bellows/comm/world.hpp>
+#include <bellows/engine/device_choice.hpp>
 #include <bellows/plan/memory_estimate.hpp>
 #include <bellows/run/devices.hpp>
 #include <bellows/run/kernels.hpp>
-#include <bellows/run/world.hpp>
 #include <bellows/serve/language_model.hpp>
 #include <bellows/train/batch_source.hpp>
 #include <bellows/train/checkpoints.hpp>
@@ -108,7 +109,7 @@ TrainRun::TrainRun(const TrainOptions& options, World& world)
         progress_.emplace(stdout, train_.steps, ProgressReporter::detect(stdout));
         progress_->note("text: " + describe(corpus_));
     }
-    DeviceOptions device_options = run_device_options(train_.device, world_.local_rank());
+    DeviceOptions device_options = device_options_of_rank(train_.device, world_.local_rank());
     device_options.trace = true;
     // Drivers that find them in a cache are through before anybody would want to know. How many
     // there will be shows only as the work is recorded.
@@ -354,7 +355,7 @@ std::optional<double> held_out_loss(LanguageModel& model, const TrainConfig& tra
 void try_model(const TrainOptions& options, Results& results) {
     try {
         const TrainConfig& train = options.config.train;
-        LanguageModel model(run_device_options(train.device, 0), results.checkpoint,
+        LanguageModel model(device_options_of_rank(train.device, 0), results.checkpoint,
                             wait_limit(train));
         results.summary.held_out_loss = held_out_loss(model, train, results.corpus);
         GenerateOptions generate;

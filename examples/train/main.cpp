@@ -11,8 +11,8 @@
 
 #include <bellows/base/error.hpp>
 #include <bellows/comm/host_collectives.hpp>
-#include <bellows/run/devices.hpp>
-#include <bellows/run/world.hpp>
+#include <bellows/comm/world.hpp>
+#include <bellows/engine/device_choice.hpp>
 #include <bellows/train/checkpoints.hpp>
 #include <bellows/train/trainer.hpp>
 
@@ -93,7 +93,7 @@ int run(bellows::World& world, const std::string& file, const std::string& named
     };
 
     const auto device = bellows::Device::create(
-        bellows::run_device_options(config.train.device, world.local_rank()));
+        bellows::device_options_of_rank(config.train.device, world.local_rank()));
     bellows::Trainer trainer(*device, world, config, layout);
     const bool leads = world.rank() == 0;
     double first = 0, last = 0;
