@@ -17,9 +17,9 @@
 #include <bellows/run/devices.hpp>
 #include <bellows/run/kernels.hpp>
 #include <bellows/serve/language_model.hpp>
-#include <bellows/train/batch_source.hpp>
 #include <bellows/train/checkpoints.hpp>
 #include <bellows/train/metrics.hpp>
+#include <bellows/train/sequence_source.hpp>
 #include <bellows/train/trainer.hpp>
 
 #include <algorithm>
@@ -85,7 +85,7 @@ private:
     World& world_;
     Tokenizer tokenizer_;
     Corpus corpus_;
-    BatchSource batches_;
+    ShuffledSequences sequences_;
     std::optional<ProgressReporter> progress_;
     std::unique_ptr<Device> device_;
     std::optional<Trainer> trainer_;
@@ -103,8 +103,8 @@ TrainRun::TrainRun(const TrainOptions& options, World& world)
     : options_(options), train_(options.config.train), world_(world),
       tokenizer_(Tokenizer::from_name(train_.tokenizer)),
       corpus_(read_training_text(options.config, tokenizer_)),
-      batches_(corpus_, split_corpus(corpus_, train_.holdout).train,
-               {train_.seed, train_.batch, train_.seq}) {
+      sequences_(corpus_, split_corpus(corpus_, train_.holdout).train,
+                 {train_.seed, train_.batch, train_.seq}) {
     if (leads()) {
         progress_.emplace(stdout, train_.steps, ProgressReporter::detect(stdout));
         progress_->note("text: " + describe(corpus_));
@@ -203,10 +203,7 @@ void TrainRun::warn_if_not_written(Write write) {
 
 void TrainRun::one_step(std::uint64_t step) {
     const auto start = Clock::now();
-    const StepResult result = trainer_->step(
-        step, [this](std::uint64_t at, std::uint64_t index, std::span<std::uint32_t> tokens) {
-            batches_.sequence(at, index, tokens);
-        });
+    const StepResult result = trainer_->step(step, sequences_);
     if (!leads())
         return;
     StepMetrics metrics;
@@ -339,12 +336,12 @@ std::optional<double> held_out_loss(LanguageModel& model, const TrainConfig& tra
     const TokenRange held_out = split_corpus(corpus, train.holdout).holdout;
     if (held_out.count == 0)
         return std::nullopt;
-    const BatchSource lines(corpus, held_out, {train.seed, 1, train.seq});
+    const ShuffledSequences lines(corpus, held_out, {train.seed, 1, train.seq});
     const std::uint64_t count = std::min(kMostSequences, lines.sequences_per_epoch());
     std::vector<std::uint32_t> line(train.seq + 1);
     double sum = 0;
     for (std::uint64_t i = 0; i < count; ++i) {
-        lines.sequence(i, 0, line);
+        lines(i, 0, line);
         sum += model.loss(line);
     }
     return sum / static_cast<double>(count);
