@@ -10,7 +10,7 @@
 #include <bellows/base/files.hpp>
 #include <bellows/base/version.hpp>
 #include <bellows/comm/launch.hpp>
-#include <bellows/run/devices.hpp>
+#include <bellows/engine/device_choice.hpp>
 
 #include <CLI/CLI.hpp>
 

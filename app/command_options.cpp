@@ -8,7 +8,7 @@
 #include <bellows/base/files.hpp>
 #include <bellows/comm/launch.hpp>
 #include <bellows/shape/parameters.hpp>
-#include <bellows/train/batch_source.hpp>
+#include <bellows/train/sequence_source.hpp>
 
 #include <nlohmann/json.hpp>
 
@@ -203,7 +203,7 @@ void check_training_input(const TrainOptions& options) {
     const Tokenizer tokenizer = Tokenizer::from_name(train.tokenizer);
     const Corpus corpus = read_training_text(options.config, tokenizer);
     const DataSplit split = split_corpus(corpus, train.holdout);
-    const BatchSource source(corpus, split.train, {train.seed, train.batch, train.seq});
+    const ShuffledSequences source(corpus, split.train, {train.seed, train.batch, train.seq});
     if (train.holdout > 0 && split.holdout.count <= train.seq) {
         throw Error(ErrorCode::InvalidArgument,
                     "holdout = " + std::to_string(train.holdout) + " keeps " +

@@ -69,7 +69,7 @@ std::vector<std::filesystem::path> prepare_output(const TrainOptions& options);
 void check_vocabulary(const ModelConfig& model, const Tokenizer& tokenizer);
 
 /// The text of a training run as its configuration says. Throws like Corpus::read() and
-/// BatchSource, and check_vocabulary().
+/// check_vocabulary().
 Corpus read_training_text(const RunConfig& config, const Tokenizer& tokenizer);
 
 /// main(): reads the arguments, checks all input, starts the ranks if asked to, runs the

@@ -3,7 +3,7 @@
 // `seq` tokens of the text.
 #include "app/run.hpp"
 
-#include <bellows/run/devices.hpp>
+#include <bellows/engine/device_choice.hpp>
 #include <bellows/serve/sampling.hpp>
 
 #include <algorithm>
@@ -50,7 +50,7 @@ int run_generate(const GenerateOptions& options) {
     }
     const Tokenizer tokenizer = Tokenizer::from_name(options.config.train.tokenizer);
     check_vocabulary(options.config.model, tokenizer);
-    LanguageModel model(run_device_options(options.config.train.device, 0), options.checkpoint,
+    LanguageModel model(device_options_of_rank(options.config.train.device, 0), options.checkpoint,
                         wait_limit(options.config.train));
     const std::string text = generate_text(model, tokenizer, options);
     std::printf("%s\n", text.c_str());

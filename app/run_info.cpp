@@ -9,9 +9,9 @@
 #include <bellows/base/error.hpp>
 #include <bellows/base/version.hpp>
 #include <bellows/engine/device.hpp>
+#include <bellows/engine/device_choice.hpp>
 #include <bellows/engine/gemm_plan.hpp>
 #include <bellows/kernels/kernels.hpp>
-#include <bellows/run/devices.hpp>
 #include <bellows/run/product_times.hpp>
 #include <bellows/train/train_config.hpp>
 
@@ -162,7 +162,7 @@ int run_info(const InfoOptions& options) {
         Json entry = json_of(info);
         if (info.unmet_requirements.empty()) {
             serves = true;
-            DeviceOptions device_options = run_device_options(kAnyDevice, 0);
+            DeviceOptions device_options = device_options_of_rank(kAnyDevice, 0);
             device_options.select = std::to_string(info.index);
             const auto device = Device::create(device_options);
             entry["queues"] = device->describe_queues();

@@ -11,14 +11,15 @@
 #include <bellows/base/error.hpp>
 #include <bellows/base/files.hpp>
 #include <bellows/comm/host_collectives.hpp>
+#include <bellows/comm/world.hpp>
+#include <bellows/engine/device_choice.hpp>
 #include <bellows/plan/memory_estimate.hpp>
 #include <bellows/run/devices.hpp>
 #include <bellows/run/kernels.hpp>
-#include <bellows/run/world.hpp>
 #include <bellows/serve/language_model.hpp>
-#include <bellows/train/batch_source.hpp>
 #include <bellows/train/checkpoints.hpp>
 #include <bellows/train/metrics.hpp>
+#include <bellows/train/sequence_source.hpp>
 #include <bellows/train/trainer.hpp>
 
 #include <algorithm>
@@ -84,7 +85,7 @@ private:
     World& world_;
     Tokenizer tokenizer_;
     Corpus corpus_;
-    BatchSource batches_;
+    ShuffledSequences sequences_;
     std::optional<ProgressReporter> progress_;
     std::unique_ptr<Device> device_;
     std::optional<Trainer> trainer_;
@@ -102,13 +103,13 @@ TrainRun::TrainRun(const TrainOptions& options, World& world)
     : options_(options), train_(options.config.train), world_(world),
       tokenizer_(Tokenizer::from_name(train_.tokenizer)),
       corpus_(read_training_text(options.config, tokenizer_)),
-      batches_(corpus_, split_corpus(corpus_, train_.holdout).train,
-               {train_.seed, train_.batch, train_.seq}) {
+      sequences_(corpus_, split_corpus(corpus_, train_.holdout).train,
+                 {train_.seed, train_.batch, train_.seq}) {
     if (leads()) {
         progress_.emplace(stdout, train_.steps, ProgressReporter::detect(stdout));
         progress_->note("text: " + describe(corpus_));
     }
-    DeviceOptions device_options = run_device_options(train_.device, world_.local_rank());
+    DeviceOptions device_options = device_options_of_rank(train_.device, world_.local_rank());
     device_options.trace = true;
     // Drivers that find them in a cache are through before anybody would want to know. How many
     // there will be shows only as the work is recorded.
@@ -202,10 +203,7 @@ void TrainRun::warn_if_not_written(Write write) {
 
 void TrainRun::one_step(std::uint64_t step) {
     const auto start = Clock::now();
-    const StepResult result = trainer_->step(
-        step, [this](std::uint64_t at, std::uint64_t index, std::span<std::uint32_t> tokens) {
-            batches_.sequence(at, index, tokens);
-        });
+    const StepResult result = trainer_->step(step, sequences_);
     if (!leads())
         return;
     StepMetrics metrics;
@@ -338,12 +336,12 @@ std::optional<double> held_out_loss(LanguageModel& model, const TrainConfig& tra
     const TokenRange held_out = split_corpus(corpus, train.holdout).holdout;
     if (held_out.count == 0)
         return std::nullopt;
-    const BatchSource lines(corpus, held_out, {train.seed, 1, train.seq});
+    const ShuffledSequences lines(corpus, held_out, {train.seed, 1, train.seq});
     const std::uint64_t count = std::min(kMostSequences, lines.sequences_per_epoch());
     std::vector<std::uint32_t> line(train.seq + 1);
     double sum = 0;
     for (std::uint64_t i = 0; i < count; ++i) {
-        lines.sequence(i, 0, line);
+        lines(i, 0, line);
         sum += model.loss(line);
     }
     return sum / static_cast<double>(count);
@@ -354,7 +352,7 @@ std::optional<double> held_out_loss(LanguageModel& model, const TrainConfig& tra
 void try_model(const TrainOptions& options, Results& results) {
     try {
         const TrainConfig& train = options.config.train;
-        LanguageModel model(run_device_options(train.device, 0), results.checkpoint,
+        LanguageModel model(device_options_of_rank(train.device, 0), results.checkpoint,
                             wait_limit(train));
         results.summary.held_out_loss = held_out_loss(model, train, results.corpus);
         GenerateOptions generate;

@@ -12,7 +12,7 @@
 #include <bellows/base/error.hpp>
 #include <bellows/base/files.hpp>
 #include <bellows/comm/launch.hpp>
-#include <bellows/run/devices.hpp>
+#include <bellows/engine/device_choice.hpp>
 
 #include <nlohmann/json.hpp>
 
@@ -296,7 +296,7 @@ nlohmann::ordered_json print(const Measured& at) {
 
 std::string run_all(World& world, const Options& options) {
     const bool leads = world.rank() == 0;
-    DeviceOptions of_device = run_device_options(options.device, world.local_rank());
+    DeviceOptions of_device = device_options_of_rank(options.device, world.local_rank());
     of_device.trace = true;
     const auto device = Device::create(of_device);
     Stopwatch watch(world);

@@ -15,8 +15,8 @@
 #include <bellows/base/files.hpp>
 #include <bellows/comm/launch.hpp>
 #include <bellows/comm/pipe.hpp>
+#include <bellows/engine/device_choice.hpp>
 #include <bellows/pipeline/measure.hpp>
-#include <bellows/run/devices.hpp>
 
 #include <nlohmann/json.hpp>
 
@@ -354,7 +354,7 @@ std::string run_all(World& world, const Options& options) {
     std::string name = options.device;
     if (name.empty())
         name = options.model ? options.model->train.device : kAnyDevice;
-    DeviceOptions of_device = run_device_options(name, world.local_rank());
+    DeviceOptions of_device = device_options_of_rank(name, world.local_rank());
     of_device.trace = true;
     const auto device = Device::create(of_device);
     Stopwatch watch(world);

@@ -1,7 +1,7 @@
 #!/bin/sh
 # SPDX-License-Identifier: MIT
 #
-# Measures what README.md quotes of a GPU, in one run of about five minutes on an H200:
+# Measures what docs/results.md quotes of a GPU, in one run of about five minutes on an H200:
 #
 #   bench/gpu_figures.sh OUT [PART...]
 #

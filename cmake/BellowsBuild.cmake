@@ -49,6 +49,8 @@ function(bellows_precompile target)
         return()
     endif()
     get_target_property(kind ${target} TYPE)
+    # Under one name for both: so a shared build finds what a static one has compiled in the cache.
+    string(REGEX REPLACE "^(STATIC|SHARED)_" "" kind "${kind}")
     string(MAKE_C_IDENTIFIER "bellows_precompiled_${kind}_${ARGN}" precompiled)
     if(NOT TARGET ${precompiled})
         set(headers <algorithm> <array> <chrono> <cmath> <cstdint> <cstring> <filesystem> <fstream>

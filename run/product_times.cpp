@@ -148,7 +148,7 @@ bool take_times(fp8::Measurement& m, const Json& json) {
     });
 }
 
-std::optional<ProductTimes> from_json(Device& device, const Json& json) {
+std::optional<ProductTimes> parse_times(Device& device, const Json& json) {
     require_checksum(json);
     const Json key = key_of(device);
     for (const auto& [name, value] : key.items())
@@ -201,7 +201,7 @@ std::optional<ProductTimes> kept_product_times(Device& device) {
     if (file.empty())
         return std::nullopt;
     try {
-        auto times = from_json(device, parse_shallow(read_file(file, kLargestFile)));
+        auto times = parse_times(device, parse_shallow(read_file(file, kLargestFile)));
         if (times)
             times->file = file;
         return times;

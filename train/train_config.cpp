@@ -5,7 +5,7 @@
 #include "model/shape/training_fields.hpp"
 
 #include <bellows/base/files.hpp>
-#include <bellows/run/devices.hpp>
+#include <bellows/engine/device_choice.hpp>
 #include <bellows/shape/presets.hpp>
 
 #include <algorithm>

@@ -106,14 +106,24 @@ struct Trainer::Impl {
 
 namespace {
 
+const RunConfig& validated(const RunConfig& config, const RunLayout& layout, const World& world) {
+    validate(config.model);
+    validate(config.train);
+    TrainingShape shape = config.train; // the layout counts, whatever the configuration asks for
+    shape.pp = layout.pp;
+    shape.dp = layout.dp;
+    shape.ep = layout.ep;
+    validate(shape);
+    const auto ranks = static_cast<std::uint64_t>(world.size());
+    if (resolve_layout(config.model, shape, ranks) != layout)
+        throw Error(ErrorCode::InvalidArgument, "the layout has dp = " + std::to_string(layout.dp) +
+                                                    " and ep = " + std::to_string(layout.ep) +
+                                                    "; resolve_layout() fills in what is 0");
+    return config;
+}
+
 std::uint64_t sequences_per_micro_batch(const RunConfig& config, const RunLayout& layout) {
-    const std::uint64_t parts = layout.dp * config.train.micro_batches;
-    if (config.train.batch % parts != 0)
-        throw Error(ErrorCode::InvalidArgument,
-                    "batch = " + std::to_string(config.train.batch) +
-                        " sequences cannot be shared out over dp = " + std::to_string(layout.dp) +
-                        " times micro_batches = " + std::to_string(config.train.micro_batches));
-    return config.train.batch / parts;
+    return config.train.batch / (layout.dp * config.train.micro_batches);
 }
 
 std::unique_ptr<Transport> transport_of(World& world, Device& device, const RunConfig& config) {
@@ -124,7 +134,7 @@ std::unique_ptr<Transport> transport_of(World& world, Device& device, const RunC
 
 Trainer::Impl::Impl(Device& dev, World& w, const RunConfig& c, const RunLayout& l,
                     const KernelChoice& kernels)
-    : device(dev), world(w), config(c), layout(l), limit(wait_limit(c.train)),
+    : device(dev), world(w), config(validated(c, l, w)), layout(l), limit(wait_limit(c.train)),
       schedule(pipeline_schedule(c.model, c.train, l)),
       place(static_cast<std::uint64_t>(w.rank()) / l.dp),
       d(static_cast<std::uint64_t>(w.rank()) % l.dp), copies(copies_of_rank(schedule, place)),

@@ -12,7 +12,7 @@
 #include <bellows/engine/lane.hpp>
 #include <bellows/model/stage.hpp>
 #include <bellows/pipeline/executor.hpp>
-#include <bellows/train/batch_source.hpp>
+#include <bellows/train/sequence_source.hpp>
 
 #include <chrono>
 #include <cstddef>

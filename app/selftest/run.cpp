@@ -14,8 +14,8 @@
 #include <bellows/base/files.hpp>
 #include <bellows/base/version.hpp>
 #include <bellows/comm/launch.hpp>
-#include <bellows/run/devices.hpp>
-#include <bellows/run/world.hpp>
+#include <bellows/comm/world.hpp>
+#include <bellows/engine/device_choice.hpp>
 #include <bellows/train/train_config.hpp>
 
 #include <nlohmann/json.hpp>
@@ -47,7 +47,7 @@ std::string environment(const char* name) {
 }
 
 DeviceOptions device_options(const SelftestOptions& options, int local_rank) {
-    DeviceOptions device = run_device_options(options.device, local_rank);
+    DeviceOptions device = device_options_of_rank(options.device, local_rank);
     device.check_happens_before = true;
     device.poison_freed_memory = true;
     return device;

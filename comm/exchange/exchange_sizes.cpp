@@ -54,7 +54,7 @@ Record ExchangeShape::sum_record() const noexcept {
 }
 
 std::uint64_t ExchangeShape::own_experts() const noexcept {
-    return std::max<std::uint64_t>(experts_of(static_cast<std::uint64_t>(position)), 1);
+    return std::max<std::uint64_t>(local_experts(), 1);
 }
 
 std::uint64_t ExchangeShape::capacity() const {

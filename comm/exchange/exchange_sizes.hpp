@@ -47,7 +47,11 @@ struct ExchangeShape {
         return first_expert_of(at + 1) - first_expert_of(at);
     }
     std::uint64_t first_expert_of(std::uint64_t at) const noexcept;
-    /// Of this rank: buffers of a rank without experts have room for one.
+    /// Of this rank; may be 0.
+    std::uint64_t local_experts() const noexcept {
+        return experts_of(static_cast<std::uint64_t>(position));
+    }
+    /// The same for buffers: those of a rank without experts have room for one.
     std::uint64_t own_experts() const noexcept;
     /// Rows of this rank's experts in the worst case.
     std::uint64_t capacity() const;

@@ -105,7 +105,7 @@ const ExchangeConfig& ExpertExchange::config() const noexcept {
 }
 
 std::uint64_t ExpertExchange::num_local_experts() const noexcept {
-    return impl_->experts_of(static_cast<std::uint64_t>(impl_->position));
+    return impl_->local_experts();
 }
 
 std::uint64_t ExpertExchange::first_local_expert() const noexcept {

@@ -421,16 +421,17 @@ TensorView ExchangeHandle::expert_offsets() const {
             impl_->exchange.by_tokens()
                 ? "rows of RankMajor do not stand by expert: see row_experts()"
                 : "low-latency rows of expert e begin at e * spacing()");
-    return impl_->receive_layout().offsets;
+    // On a rank without experts the layout has a group all the same, which stays empty.
+    return impl_->offsets.tensor(DType::U32, {impl_->exchange.local_experts() + 1});
 }
 
 TensorView ExchangeHandle::expert_counts() const {
     const ExpertExchange::Impl& exchange = impl_->exchange;
+    const std::uint64_t local = exchange.local_experts();
     if (!exchange.by_tokens())
-        return impl_->counts.tensor(DType::U32, {exchange.own_experts()});
+        return impl_->counts.tensor(DType::U32, {local});
     require(!exchange.low_latency(), impl_->name,
             "nobody has counted low-latency rows by source rank: see row_experts()");
-    const std::uint64_t local = exchange.experts_of(static_cast<std::uint64_t>(exchange.position));
     return TensorView::contiguous(impl_->record_count.view().sub(kHandleCountsAt, local * 4),
                                   DType::U32, {local});
 }

@@ -361,15 +361,11 @@ std::uint32_t first_id(const ExpertExchange::Impl& exchange) {
     const auto position = static_cast<std::uint64_t>(exchange.position);
     return exchange.low_latency() ? Shape::u32(exchange.first_expert_of(position)) : 0;
 }
-/// May be 0.
-std::uint64_t experts_here(const ExpertExchange::Impl& exchange) {
-    return exchange.experts_of(static_cast<std::uint64_t>(exchange.position));
-}
 
 /// Routing of what has come, and where masked rows stand.
 void place_masked(Recording& recording, const Handle& handle, const Shape& shape) {
     const ExpertExchange::Impl& exchange = handle.exchange;
-    const std::uint64_t experts = experts_here(exchange);
+    const std::uint64_t experts = exchange.local_experts();
     recording.dispatch(kernels::ExchangePlace{.constants = {.local_size = shape.grid.shared_size()},
                                               .words = handle.received.view(),
                                               .topk_ids = handle.slot_ids.view(),
@@ -410,7 +406,7 @@ void place(Recording& recording, const Handle& handle, const Shape& shape) {
             .record_words = shape.record_words,
             .hidden_words = shape.hidden_words,
             .first = first_id(exchange),
-            .experts = Shape::u32(experts_here(exchange)),
+            .experts = Shape::u32(exchange.local_experts()),
             .blocks = Shape::u32(blocks.count),
             .block_slots = Shape::u32(blocks.slots)},
         shape.grid.shared(blocks.count));

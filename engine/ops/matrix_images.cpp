@@ -76,9 +76,9 @@ std::string check(Device& device, const MatrixShape& shape) {
     const Buffer b_memory(device, {"matrix B", 2 * b.size()});
     const Buffer image(device, {"images of matrices", 2 * (a.size() + b.size())});
     const Buffer d_memory(device, {"matrix D", 4 * d.size()});
-    device.upload(a_memory.view(), std::span<const std::uint16_t>(a));
-    device.upload(b_memory.view(), std::span<const std::uint16_t>(b));
-    device.upload(d_memory.view(), std::span<const float>(d));
+    device.upload(a_memory.view(), a);
+    device.upload(b_memory.view(), b);
+    device.upload(d_memory.view(), d);
     Kernel kernel{
         .constants = {.local_size = size, .mma_m = shape.m, .mma_n = shape.n, .mma_k = shape.k},
         .a = a_memory.view(),
@@ -90,7 +90,7 @@ std::string check(Device& device, const MatrixShape& shape) {
     kernel.constants.restore = 1;
     recording.dispatch(kernel, {});
     device.submit(recording);
-    device.download(d_memory.view(), std::span<float>(d));
+    device.download(d_memory.view(), d);
     return is_product(shape, d) ? ""
                                 : "matrices that invocations save and restore element by element "
                                   "are not the same afterwards";
@@ -124,7 +124,7 @@ struct Numbers {
 void run(Device& device, const MatrixShape& shape, Numbers& numbers, std::vector<float>* d) {
     const Buffer memory(device, {"elements of matrices", 4 * numbers.all.size()});
     const Buffer d_memory(device, {"matrix D", std::uint64_t{4} * shape.m * shape.n});
-    device.upload(memory.view(), std::span<const std::uint32_t>(numbers.all));
+    device.upload(memory.view(), numbers.all);
     Recording recording(device, QueueRole::Compute, "elements of matrices");
     recording.dispatch(Probe{.variant = variant_of(numbers.units),
                              .constants = {.local_size = numbers.size,
@@ -137,9 +137,9 @@ void run(Device& device, const MatrixShape& shape, Numbers& numbers, std::vector
                        {});
     device.submit(recording);
     if (d != nullptr)
-        device.download(d_memory.view(), std::span<float>(*d));
+        device.download(d_memory.view(), *d);
     else
-        device.download(memory.view(), std::span<std::uint32_t>(numbers.all));
+        device.download(memory.view(), numbers.all);
 }
 
 /// Nothing when invocations hold no equal shares of few elements.

@@ -14,7 +14,17 @@
 #pragma GCC diagnostic ignored "-Wparentheses"
 #pragma GCC diagnostic ignored "-Wimplicit-fallthrough"
 
+#include <dlfcn.h>
+#include <string.h>
+#include <vulkan/vulkan.h>
+
+// Hidden in a shared library: a program may have a volk of its own, of another version. What it
+// includes stands above.
+#pragma GCC visibility push(hidden)
 #define VOLK_IMPLEMENTATION
+#include <volk.h>
+#pragma GCC visibility pop
+
 #include "vulkan.hpp"
 
 #define VMA_STATIC_VULKAN_FUNCTIONS 0
@@ -23,8 +33,6 @@
 #include "vma.hpp"
 
 #include <bellows/base/error.hpp>
-
-#include <dlfcn.h>
 
 namespace bellows::detail {
 

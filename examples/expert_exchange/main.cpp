@@ -7,6 +7,8 @@
 
 #include <bellows/base/error.hpp>
 #include <bellows/comm/expert_exchange.hpp>
+#include <bellows/comm/world.hpp>
+#include <bellows/engine/device_choice.hpp>
 #include <bellows/engine/gemm.hpp>
 
 #include <algorithm>
@@ -68,15 +70,15 @@ Buffer memory(bellows::Device& device, std::uint64_t bytes) {
 template <class T>
 Buffer uploaded(bellows::Device& device, const std::vector<T>& values) {
     Buffer buffer = memory(device, values.size() * sizeof(T));
-    device.upload(buffer.view(), std::span(values));
+    device.upload(buffer.view(), values);
     return buffer;
 }
 
-int run(int argc, char** argv) {
-    // Each of these uses what stands before it, and is destroyed first.
-    bellows::World world = bellows::World::init(argc, argv);
-    // All ranks take the same device. <bellows/run/devices.hpp> hands those of a host out in turn.
-    const auto device = bellows::Device::create(bellows::DeviceOptions::from_environment({}));
+int run(bellows::World& world) {
+    // Each of these uses what stands before it, and is destroyed first. Where a host has several
+    // GPUs of one name, its ranks take them in turn.
+    const auto device = bellows::Device::create(
+        bellows::device_options_of_rank(bellows::kAnyDevice, world.local_rank()));
     // With a device named, records travel from device to device where those can be linked.
     const auto transport = bellows::open_transport(world, {.device = device.get()});
     bellows::HostThread thread(*device, "network");
@@ -121,8 +123,8 @@ int run(int argc, char** argv) {
 
     std::vector<float> actual(tokens.count * kHidden);
     std::vector<std::uint32_t> rows(kExpertsOfRank); // for each of this rank's experts
-    device->download(y.view(), std::span(actual));
-    device->download(handle->expert_counts().buffer, std::span(rows));
+    device->download(y.view(), actual);
+    device->download(handle->expert_counts().buffer, rows);
     double worst = 0;
     const auto expected = expected_of(tokens);
     for (std::size_t i = 0; i < expected.size(); ++i) {
@@ -133,15 +135,14 @@ int run(int argc, char** argv) {
     std::printf("rank %d of %d: handed in %llu tokens, %u rows arrived, largest error %.1e%s\n",
                 world.rank(), world.size(), static_cast<unsigned long long>(tokens.count),
                 std::accumulate(rows.begin(), rows.end(), 0u), worst, good ? "" : ": wrong");
-    world.close(); // waits for the other ranks
     return good ? 0 : 1;
 }
 
 } // namespace
 
-int main(int argc, char** argv) {
+int main() {
     try {
-        return run(argc, argv);
+        return bellows::in_world(run); // with MPI where mpirun started this process
     } catch (const bellows::Error& error) {
         std::fprintf(stderr, "expert_exchange: %s\n", error.what());
         return 3;

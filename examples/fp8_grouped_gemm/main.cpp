@@ -48,8 +48,8 @@ std::vector<float> dequantised(bellows::Device& device, const fp8::Quantized& q,
                                std::uint64_t block_rows) {
     std::vector<std::uint8_t> codes(q.codes.num_elements());
     std::vector<float> scales(q.scales.num_elements());
-    device.download(q.codes.buffer.sub(0, codes.size()), std::span(codes));
-    device.download(q.scales.buffer.sub(0, scales.size() * 4), std::span(scales));
+    device.download(q.codes.buffer.sub(0, codes.size()), codes);
+    device.download(q.scales.buffer.sub(0, scales.size() * 4), scales);
     std::vector<float> values(codes.size());
     for (std::size_t i = 0; i < codes.size(); ++i)
         values[i] = fp8::decode(fp8::Format::E4M3, codes[i]) *
@@ -84,9 +84,9 @@ int run() {
     const auto x = random_values(kRows * kK, 1), w = random_values(kGroups * kN * kK, 2);
     const auto x_memory = memory(*device, x.size() * 4), w_memory = memory(*device, w.size() * 4);
     const auto offsets_memory = memory(*device, sizeof(kOffsets));
-    device->upload(x_memory.view(), std::span(x));
-    device->upload(w_memory.view(), std::span(w));
-    device->upload(offsets_memory.view(), std::span<const std::uint32_t>(kOffsets));
+    device->upload(x_memory.view(), x);
+    device->upload(w_memory.view(), w);
+    device->upload(offsets_memory.view(), kOffsets);
 
     // Codes and scales stand behind one another in one buffer for each operand.
     const auto a_memory = memory(*device, fp8::quantized_bytes(kActivations, {kRows, kK}));
@@ -113,7 +113,7 @@ int run() {
     device->submit(multiply).wait();
 
     std::vector<float> result(kRows * kN);
-    device->download(d.buffer, std::span(result));
+    device->download(d.buffer, result);
     const auto expected = product(dequantised(*device, a, 1), dequantised(*device, b, 128));
     const double error = deviation(result, expected);
     const double of_fp8 = deviation(result, product(x, w));

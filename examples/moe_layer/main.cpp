@@ -173,17 +173,17 @@ int run() {
     const auto w_router = layer.tensor(DType::F32, {kExperts, kHidden});
     const auto w_gate_up = layer.tensor(DType::F32, {kExperts, 2 * kFfn, kHidden});
     const auto w_down = layer.tensor(DType::F32, {kExperts, kHidden, kFfn});
-    device->upload(input.buffer, std::span<const float>(x));
-    device->upload(w_router.buffer, std::span<const float>(router));
-    device->upload(w_gate_up.buffer, std::span<const float>(gate_up));
-    device->upload(w_down.buffer, std::span<const float>(down));
+    device->upload(input.buffer, x);
+    device->upload(w_router.buffer, router);
+    device->upload(w_gate_up.buffer, gate_up);
+    device->upload(w_down.buffer, down);
 
     bellows::Recording recording(*device, bellows::QueueRole::Compute, "MoE layer");
     layer.record(recording, input, w_router, w_gate_up, w_down, output);
     device->submit(recording).wait();
 
     std::vector<float> y(kTokens * kHidden);
-    device->download(output.buffer, std::span<float>(y));
+    device->download(output.buffer, y);
     double worst = 0;
     for (std::uint64_t t = 0; t < kTokens; ++t) {
         const auto expected = reference(&x[t * kHidden], router, gate_up, down);

@@ -11,8 +11,8 @@
 
 #include <bellows/base/error.hpp>
 #include <bellows/comm/host_collectives.hpp>
-#include <bellows/run/devices.hpp>
-#include <bellows/run/world.hpp>
+#include <bellows/comm/world.hpp>
+#include <bellows/engine/device_choice.hpp>
 #include <bellows/train/checkpoints.hpp>
 #include <bellows/train/trainer.hpp>
 
@@ -74,8 +74,6 @@ std::filesystem::path temporary_folder(bellows::World& world) {
 
 int run(bellows::World& world, const std::string& file, const std::string& named) {
     const bellows::RunConfig config = run_config();
-    bellows::validate(config.model); // the trainer relies on it
-    bellows::validate(config.train);
     const bellows::RunLayout layout = bellows::resolve_layout(
         config.model, config.train, static_cast<std::uint64_t>(world.size()));
 
@@ -84,16 +82,13 @@ int run(bellows::World& world, const std::string& file, const std::string& named
     const bellows::Corpus corpus = file.empty()
                                        ? bellows::Corpus::from_text(kText, tokenizer)
                                        : bellows::Corpus::read(std::span(&path, 1), tokenizer);
-    const bellows::BatchSource batches(corpus, {0, corpus.num_tokens()},
-                                       {config.train.seed, config.train.batch, config.train.seq});
-    // Called for the sequences of this rank; what they hold depends on the step and index alone.
-    const bellows::SequenceSource source = [&](std::uint64_t step, std::uint64_t index,
-                                               std::span<std::uint32_t> tokens) {
-        batches.sequence(step, index, tokens);
-    };
+    // Asked for the sequences of this rank; what they hold depends on the step and index alone.
+    const bellows::ShuffledSequences source(
+        corpus, {0, corpus.num_tokens()},
+        {config.train.seed, config.train.batch, config.train.seq});
 
     const auto device = bellows::Device::create(
-        bellows::run_device_options(config.train.device, world.local_rank()));
+        bellows::device_options_of_rank(config.train.device, world.local_rank()));
     bellows::Trainer trainer(*device, world, config, layout);
     const bool leads = world.rank() == 0;
     double first = 0, last = 0;

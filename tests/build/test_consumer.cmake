@@ -8,6 +8,7 @@
 #       pure          schedules, shapes and memory where MPI cannot be found
 #       own_vma       a program with a Vulkan Memory Allocator of its own
 #       pkg_config    what pkg-config says, without CMake
+#       shared        all as shared libraries, installed, moved, without the folder of the build
 #       subdirectory  the MoE layer's example with Bellows in its own build
 cmake_minimum_required(VERSION 3.25)
 
@@ -86,6 +87,52 @@ elseif(MODE STREQUAL "pkg_config")
         run(${CXX} "${WORK}/${component}.cpp" ${flags} -o "${WORK}/${component}")
         run("${WORK}/${component}")
     endforeach()
+elseif(MODE STREQUAL "shared")
+    run(${CMAKE_COMMAND} -S "${SOURCE}" -B "${WORK}" -G Ninja -DBUILD_SHARED_LIBS=ON -DBELLOWS_TESTS=OFF
+        -DBELLOWS_BENCH=OFF "-DBELLOWS_SHADER_BANK=${BANK}" ${OPTIONS} ${SHARED_OPTIONS})
+    run(${CMAKE_COMMAND} --build "${WORK}")
+    run(${CMAKE_COMMAND} --install "${WORK}" --prefix "${WORK}/installed")
+    set(PREFIX "${WORK}-moved")
+    file(REMOVE_RECURSE "${PREFIX}")
+    file(RENAME "${WORK}/installed" "${PREFIX}")
+    file(REMOVE_RECURSE "${WORK}")
+
+    file(GLOB_RECURSE engine "${PREFIX}/*/libbellows_engine.so.${VERSION}")
+    get_filename_component(lib "${engine}" DIRECTORY)
+    string(REGEX REPLACE "[.][0-9]+$" "" so_version "${VERSION}")
+    run(readelf -d "${engine}")
+    if(NOT output MATCHES "SONAME.*libbellows_engine.so.${so_version}]"
+            OR NOT EXISTS "${lib}/libbellows_engine.so.${so_version}")
+        message(FATAL_ERROR "no libbellows_engine.so.${so_version} in ${lib}:\n${output}")
+    endif()
+    # A program may have these itself, in another version.
+    run(nm -DC --defined-only "${engine}")
+    if(output MATCHES "[0-9a-f]+ [A-Za-z] (volk|vma|Vma|vk[A-Z])[^\n]*")
+        message(FATAL_ERROR "the engine offers what is not its own: ${CMAKE_MATCH_0}")
+    endif()
+    file(GLOB_RECURSE archives "${PREFIX}/*.a")
+    if(archives)
+        message(FATAL_ERROR "static libraries among the shared ones: ${archives}")
+    endif()
+
+    if(PKG_CONFIG)
+        set(ENV{PKG_CONFIG_PATH} "${lib}/pkgconfig")
+        run(${PKG_CONFIG} --cflags --libs bellows-fp8)
+        separate_arguments(flags UNIX_COMMAND "${output}")
+        run(${CXX} "${tests}/pkg_config/fp8.cpp" ${flags} "-Wl,-rpath,${lib}" -o "${PREFIX}/uses_fp8")
+        run("${PREFIX}/uses_fp8")
+    endif()
+    set(examples schedule)
+    if(MPI)
+        set(examples train) # is linked with all of them
+        run("${PREFIX}/bin/bellows" info --model tiny)
+    endif()
+    foreach(example IN LISTS examples)
+        build("${SOURCE}/examples/${example}")
+        run("${WORK}/build/${example}")
+        message("${output}")
+    endforeach()
+    file(REMOVE_RECURSE "${PREFIX}")
 else()
     run(${CMAKE_COMMAND} -S "${tests}/consumer" -B "${WORK}/build" -G Ninja
         "-DCONSUMER_BELLOWS_SOURCE=${SOURCE}" ${OPTIONS})

@@ -7,8 +7,8 @@
 
 #include <bellows/checkpoint/checkpoint.hpp>
 #include <bellows/serve/language_model.hpp>
-#include <bellows/train/batch_source.hpp>
 #include <bellows/train/checkpoints.hpp>
+#include <bellows/train/sequence_source.hpp>
 #include <bellows/train/trainer.hpp>
 
 #include <array>
@@ -31,9 +31,10 @@ protected:
         parse_run_config(checkpoint_.text(kConfigFile), kConfigFile, fixture_);
     const Corpus corpus_ =
         Corpus::from_text(content_of(fixture_ / "corpus.txt"), Tokenizer::from_name("bytes"));
-    const BatchSource batches_{corpus_,
-                               split_corpus(corpus_, 0).train,
-                               {config_.train.seed, config_.train.batch, config_.train.seq}};
+    const ShuffledSequences sequences_{
+        corpus_,
+        split_corpus(corpus_, 0).train,
+        {config_.train.seed, config_.train.batch, config_.train.seq}};
 };
 
 /// Of names, shapes and bytes, in the order of the names.
@@ -81,7 +82,7 @@ TEST_F(OldCheckpoint, HasTheLossThatTheRunHadNext) {
     double sum = 0;
     std::vector<std::uint32_t> line(config_.train.seq + 1);
     for (std::uint64_t i = 0; i < config_.train.batch; ++i) {
-        batches_.sequence(checkpoint_.state().step, i, line);
+        sequences_(checkpoint_.state().step, i, line);
         sum += model.loss(line);
     }
     const double loss = sum / static_cast<double>(config_.train.batch);
@@ -97,10 +98,7 @@ TEST_F(OldCheckpoint, IsGoneOnFrom) {
     load_checkpoint(checkpoint_, trainer, world);
     std::uint64_t step = checkpoint_.state().step;
     for (const double expected : kLossesAfter) {
-        const StepResult result = trainer.step(
-            step++, [&](std::uint64_t at, std::uint64_t index, std::span<std::uint32_t> tokens) {
-                batches_.sequence(at, index, tokens);
-            });
+        const StepResult result = trainer.step(step++, sequences_);
         // As above, growing from step to step: 6e-5 on lavapipe. Without the moments it is 1.6e-2.
         EXPECT_NEAR(result.loss, expected, 1e-3 * expected) << "step " << step;
     }

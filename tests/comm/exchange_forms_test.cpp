@@ -355,6 +355,22 @@ TEST(ExchangeByLink, LowLatencyRecordsComeBeforeTheHook) {
     ALL_RANKS_TRUE(rig.rows_arrived());
 }
 
+// Its offsets and counts are as long as it has experts (ExchangeRig::told).
+TEST(ExchangeFormsAlone, ARankMayHaveNoExperts) {
+    const auto ranks = static_cast<std::uint64_t>(world().size());
+    for (const bool low_latency : {false, true})
+        for (const int ranks_per_node : {0, 2}) {
+            Rig rig({.low_latency = low_latency,
+                     .ranks_per_node = ranks_per_node,
+                     .experts = std::max<std::uint64_t>(ranks - 1, 1),
+                     .top_k = 1});
+            std::string empty;
+            const bool has_some = rig.exchange().num_local_experts() > 0;
+            EXPECT_EQ(testing::all_ranks_true(has_some, &empty), ranks == 1) << empty;
+            check_there_and_back(rig);
+        }
+}
+
 ErrorCode code_of(const std::function<void()>& call) {
     try {
         call();

@@ -151,8 +151,14 @@ public:
         };
         bool good = true;
         if (!by_tokens() || !c_.low_latency)
-            good =
-                download<std::uint32_t>(handle_->expert_counts().buffer, counts.size()) == counts;
+            good = whole<std::uint32_t>(handle_->expert_counts()) == counts;
+        if (!by_tokens() && !c_.low_latency) {
+            std::vector<std::uint32_t> offsets = {0};
+            for (const std::uint32_t count : counts)
+                offsets.push_back(offsets.back() +
+                                  (count + c_.alignment - 1) / c_.alignment * c_.alignment);
+            good = good && whole<std::uint32_t>(handle_->expert_offsets()) == offsets;
+        }
         if (by_tokens() || !c_.low_latency)
             good = good && at_places(handle_->row_weights(), weights);
         if (by_tokens())
@@ -316,6 +322,10 @@ private:
             device_->download(view.sub(0, count * sizeof(T)),
                               std::as_writable_bytes(std::span(values)));
         return values;
+    }
+    template <class T>
+    std::vector<T> whole(const TensorView& tensor) const {
+        return download<T>(tensor.buffer, tensor.num_elements());
     }
     /// Where what came for each row stands.
     std::vector<std::uint64_t> arrival_places() const {

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT
 // The memory report, what an Error says when memory runs out, arenas, and poisoning.
 
+#include "support/temporary_folder.hpp"
 #include "support/test_device.hpp"
 
 #include <bellows/engine/arena.hpp>
@@ -12,10 +13,12 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <array>
 #include <atomic>
 #include <bit>
 #include <functional>
 #include <optional>
+#include <span>
 #include <string>
 #include <sys/mman.h>
 #include <unistd.h>
@@ -403,6 +406,33 @@ TEST(EngineMemory, BuffersOfMoreThan4GiBAreReachedAsAWhole) {
     for (std::uint64_t i = 0; i < partials.size(); ++i)
         ASSERT_EQ(partials[i], value_of(4 * each * i / kPiece) * static_cast<float>(each))
             << "the sum from byte " << 4 * each * i << " on";
+}
+
+TEST(EngineMemory, VectorsArraysAndSpansGoUpAndDown) {
+    const auto device = make_device();
+    const Buffer buffer(*device, {.name = "words", .bytes = 12});
+    const std::vector<std::uint32_t> words = {1, 2, 3};
+    std::vector<std::uint32_t> vector(3);
+    device->upload(buffer.view(), words);
+    device->download(buffer.view(), vector);
+    EXPECT_EQ(vector, words);
+    constexpr std::array<float, 3> kFloats = {0.5f, 1.5f, 2.5f};
+    std::array<float, 3> array{};
+    device->upload(buffer.view(), kFloats);
+    device->download(buffer.view(), array);
+    EXPECT_EQ(array, kFloats);
+    const std::int32_t ids[] = {-1, 0, 7};
+    std::int32_t plain[3] = {};
+    device->upload(buffer.view(), ids);
+    device->download(buffer.view(), std::span(plain));
+    EXPECT_TRUE(std::ranges::equal(plain, ids));
+    std::vector<std::byte> bytes(8, std::byte{9});
+    device->upload(buffer.view().sub(0, 8), bytes);
+    device->download(buffer.view().sub(4, 8), bytes);
+    EXPECT_EQ(bytes[0], std::byte{9});
+    EXPECT_EQ(bytes[4], std::byte{7});
+    EXPECT_BELLOWS_ERROR(device->upload(buffer.view(), bytes), InvalidArgument, "8 bytes");
+    EXPECT_BELLOWS_ERROR(device->download(buffer.view(), bytes), InvalidArgument, "12 bytes");
 }
 
 TEST(EngineMemory, AMatrixThatAKernelDoesNotReachIsRefused) {

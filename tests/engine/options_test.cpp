@@ -5,6 +5,7 @@
 #include "support/temporary_folder.hpp"
 #include "support/test_device.hpp"
 
+#include <bellows/engine/device_choice.hpp>
 #include <bellows/engine/ops.hpp>
 
 #include <gtest/gtest.h>
@@ -14,6 +15,7 @@
 #include <fstream>
 #include <iterator>
 #include <string>
+#include <utility>
 #include <vector>
 
 namespace bellows {
@@ -143,6 +145,34 @@ TEST(EngineOptions, CompiledPipelinesAreKeptAndDamagedFilesAreNot) {
         EXPECT_EQ(now.substr(0, 8), "bellows1");
         EXPECT_NE(now, damaged);
     }
+}
+
+TEST(EngineOptions, ListsOfDevicesAreCheckedWordByWord) {
+    EXPECT_EQ(parse_devices("gpu"), (std::vector<std::string>{"gpu"}));
+    EXPECT_EQ(parse_devices("0,1,cpu").size(), 3u);
+    EXPECT_EQ(parse_devices("f81d4fae-7dec-11d0-a765-00a0c91e6bf6").size(), 1u);
+    for (const char* bad : {"", ",", "0,", ",0", "-1", "99999", "GPU", "0 1", "f81d4fae-7dec"}) {
+        EXPECT_BELLOWS_ERROR(parse_devices(bad), InvalidArgument, "device");
+    }
+}
+
+TEST(EngineOptions, RanksTakeGpusOfOneNameInTurn) {
+    const auto device = [](const char* name, const char* uuid, bool cpu = false) {
+        DeviceInfo info;
+        info.name = name;
+        info.uuid = uuid;
+        info.is_cpu = cpu;
+        return info;
+    };
+    std::vector<DeviceInfo> all = {device("cpu", "c", true), device("big", "1"),
+                                   device("small", "2"), device("big", "3"), device("big", "4")};
+    all[3].unmet_requirements = {"timeline semaphores"};
+    for (const auto& [rank, uuid] : {std::pair(0, "1"), {1, "4"}, {2, "1"}, {3, "4"}})
+        EXPECT_EQ(uuid_in_turn(all, rank), uuid) << rank;
+    all.pop_back();
+    EXPECT_EQ(uuid_in_turn(all, 1), "") << "one of a name is the best by itself";
+    EXPECT_EQ(uuid_in_turn({all.front()}, 1), "");
+    EXPECT_EQ(uuid_in_turn({}, 0), "");
 }
 
 } // namespace

@@ -2,7 +2,7 @@
 #include "support/temporary_folder.hpp"
 
 #include <bellows/text/corpus.hpp>
-#include <bellows/train/batch_source.hpp>
+#include <bellows/train/sequence_source.hpp>
 
 #include <sentencepiece_trainer.h>
 
@@ -152,10 +152,10 @@ TEST(Corpus, ErrorsStayOnOneLine) {
     EXPECT_BELLOWS_ERROR(read({"/does/not\nexist"}), InvalidArgument, "\\x0a");
 }
 
-TEST(BatchSource, DealsEverySequenceOnceAnEpoch) {
+TEST(ShuffledSequences, DealsEverySequenceOnceAnEpoch) {
     const Corpus corpus = Corpus::from_text(counting_text(5000), Tokenizer::bytes());
     for (const std::uint64_t length : {1u, 7u, 64u, 2400u, 5000u}) {
-        const BatchSource source(corpus, {0, corpus.num_tokens()}, {3, 4, length});
+        const ShuffledSequences source(corpus, {0, corpus.num_tokens()}, {3, 4, length});
         const std::uint64_t per_epoch = source.sequences_per_epoch();
         ASSERT_GE(per_epoch, 1u);
         for (std::uint64_t epoch = 0; epoch < 3; ++epoch) {
@@ -172,19 +172,19 @@ TEST(BatchSource, DealsEverySequenceOnceAnEpoch) {
     }
 }
 
-TEST(BatchSource, DependsOnSeedAndStepAlone) {
+TEST(ShuffledSequences, DependsOnSeedAndStepAlone) {
     const Corpus corpus = Corpus::from_text(counting_text(20000), Tokenizer::bytes());
     const TokenRange range{100, 15000};
-    const BatchSource one(corpus, range, {7, 8, 32});
-    const BatchSource again(corpus, range, {7, 8, 32});
-    const BatchSource other(corpus, range, {8, 8, 32});
+    const ShuffledSequences one(corpus, range, {7, 8, 32});
+    const ShuffledSequences again(corpus, range, {7, 8, 32});
+    const ShuffledSequences other(corpus, range, {8, 8, 32});
     std::vector<std::uint32_t> a(33);
     std::vector<std::uint32_t> b(33);
     int differing = 0;
     for (std::uint64_t step = 200; step-- > 0;) { // backwards: no state may matter
         for (std::uint64_t index = 0; index < 8; ++index) {
-            one.sequence(199 - step, index, a);
-            again.sequence(199 - step, index, b);
+            one(199 - step, index, a);
+            again(199 - step, index, b);
             ASSERT_EQ(a, b);
             ASSERT_EQ(one.sequence_start(step, index), again.sequence_start(step, index));
             ASSERT_GE(one.sequence_start(step, index), range.first);
@@ -196,9 +196,9 @@ TEST(BatchSource, DependsOnSeedAndStepAlone) {
 }
 
 // The order is part of what a checkpoint promises: these numbers must not change.
-TEST(BatchSource, KeepsItsOrderFromReleaseToRelease) {
+TEST(ShuffledSequences, KeepsItsOrderFromReleaseToRelease) {
     const Corpus corpus = Corpus::from_text(counting_text(10000), Tokenizer::bytes());
-    const BatchSource source(corpus, {0, corpus.num_tokens()}, {1, 4, 64});
+    const ShuffledSequences source(corpus, {0, corpus.num_tokens()}, {1, 4, 64});
     std::vector<std::uint64_t> starts;
     for (const std::uint64_t step : {0u, 1u, 1000u}) {
         for (std::uint64_t index = 0; index < 4; ++index) {
@@ -210,21 +210,23 @@ TEST(BatchSource, KeepsItsOrderFromReleaseToRelease) {
     EXPECT_EQ(starts, expected);
 }
 
-TEST(BatchSource, RefusesTextShorterThanASequence) {
+TEST(ShuffledSequences, RefusesTextShorterThanASequence) {
     const Corpus corpus = Corpus::from_text("0123456789", Tokenizer::bytes()); // and its end: 11
-    EXPECT_NO_THROW(BatchSource(corpus, {0, 11}, {1, 4, 10}));
-    EXPECT_BELLOWS_ERROR(BatchSource(corpus, {0, 11}, {1, 4, 11}), InvalidArgument, "11 tokens");
-    EXPECT_BELLOWS_ERROR(BatchSource(corpus, {0, 12}, {1, 4, 4}), InvalidArgument, "range");
-    EXPECT_BELLOWS_ERROR(BatchSource(corpus, {12, 0}, {1, 4, 4}), InvalidArgument, "range");
-    EXPECT_BELLOWS_ERROR(BatchSource(corpus, {0, 11}, {1, 0, 4}), InvalidArgument, "positive");
-    const BatchSource source(corpus, {0, 11}, {1, 4, 4});
+    EXPECT_NO_THROW(ShuffledSequences(corpus, {0, 11}, {1, 4, 10}));
+    EXPECT_BELLOWS_ERROR(ShuffledSequences(corpus, {0, 11}, {1, 4, 11}), InvalidArgument,
+                         "11 tokens");
+    EXPECT_BELLOWS_ERROR(ShuffledSequences(corpus, {0, 12}, {1, 4, 4}), InvalidArgument, "range");
+    EXPECT_BELLOWS_ERROR(ShuffledSequences(corpus, {12, 0}, {1, 4, 4}), InvalidArgument, "range");
+    EXPECT_BELLOWS_ERROR(ShuffledSequences(corpus, {0, 11}, {1, 0, 4}), InvalidArgument,
+                         "positive");
+    const ShuffledSequences source(corpus, {0, 11}, {1, 4, 4});
     EXPECT_BELLOWS_ERROR(source.sequence_start(0, 4), InvalidArgument, "sequence 4");
     EXPECT_BELLOWS_ERROR(source.sequence_start(~std::uint64_t{0}, 0), InvalidArgument, "step");
     std::vector<std::uint32_t> small(4);
-    EXPECT_BELLOWS_ERROR(source.sequence(0, 0, small), InvalidArgument, "room");
+    EXPECT_BELLOWS_ERROR(source(0, 0, small), InvalidArgument, "room");
 }
 
-TEST(BatchSource, HoldsOutTheEnd) {
+TEST(ShuffledSequences, HoldsOutTheEnd) {
     const Corpus corpus = Corpus::from_text(counting_text(999), Tokenizer::bytes());
     const DataSplit split = split_corpus(corpus, 0.1);
     EXPECT_EQ(split.train.count, 900u);

@@ -9,8 +9,12 @@
 
 #include <chrono>
 #include <cmath>
+#include <functional>
 #include <optional>
+#include <string>
 #include <thread>
+#include <utility>
+#include <vector>
 
 namespace bellows {
 namespace {
@@ -80,6 +84,37 @@ TEST_F(RunCheckpoint, WhatOneRankCannotReadFailsOnAll) {
         EXPECT_NE(error.message().find(shard.string()), std::string::npos) << error.message();
         EXPECT_EQ(error.rank(), 1) << error.message();
     }
+}
+
+// Before anything is made, and by itself: the caller need not have validated it.
+TEST(TrainerConfig, IsValidated) {
+    const auto device = testing::make_device();
+    const auto ranks = static_cast<std::uint32_t>(world().size());
+    const auto refusal = [&](const std::function<void(RunConfig&, RunLayout&)>& change) {
+        RunConfig config = small_run();
+        RunLayout layout{1, ranks, ranks};
+        change(config, layout);
+        try {
+            const Trainer trainer(*device, world(), config, layout);
+        } catch (const Error& error) {
+            EXPECT_EQ(error.code(), ErrorCode::InvalidArgument) << error.message();
+            return error.message();
+        }
+        return std::string("nothing");
+    };
+    using Config = RunConfig;
+    using Layout = RunLayout;
+    const std::vector<std::pair<const char*, std::function<void(Config&, Layout&)>>> cases = {
+        {"top_k", [](Config& c, Layout&) { c.model.top_k = 99; }},
+        {"lr_min", [](Config& c, Layout&) { c.train.lr_min = 2 * c.train.lr; }},
+        {"batch", [](Config& c, Layout&) { c.train.batch = 0; }},
+        {"micro-batches", [](Config& c, Layout&) { c.train.batch = 5; }},
+        {"ranks", [](Config&, Layout& l) { l.dp = 7; }},
+        {"dp = 0", [](Config&, Layout& l) { l.dp = 0; }},
+        {"pp", [](Config&, Layout& l) { l.pp = 0; }},
+        {"ep = 3", [](Config&, Layout& l) { l.ep = 3; }}};
+    for (const auto& [word, change] : cases)
+        EXPECT_NE(refusal(change).find(word), std::string::npos) << word << ": " << refusal(change);
 }
 
 /// What each rank's trainer takes when rank 0 is told `mine` and the others `others`.

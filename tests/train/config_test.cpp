@@ -2,12 +2,10 @@
 
 #include "support/temporary_folder.hpp"
 
-#include <bellows/run/devices.hpp>
 #include <bellows/shape/presets.hpp>
 #include <bellows/train/train_config.hpp>
 
 #include <cmath>
-#include <utility>
 
 using namespace bellows;
 namespace fs = std::filesystem;
@@ -136,34 +134,6 @@ TEST(TrainConfig, PipelinesGetMicroBatches) {
     EXPECT_EQ(usual_micro_batches(config, 4), 20u);
     config.batch = 6;
     EXPECT_EQ(usual_micro_batches(config, 4), 1u);
-}
-
-TEST(TrainConfig, Devices) {
-    EXPECT_EQ(parse_devices("gpu"), (std::vector<std::string>{"gpu"}));
-    EXPECT_EQ(parse_devices("0,1,cpu").size(), 3u);
-    EXPECT_EQ(parse_devices("f81d4fae-7dec-11d0-a765-00a0c91e6bf6").size(), 1u);
-    for (const char* bad : {"", ",", "0,", ",0", "-1", "99999", "GPU", "0 1", "f81d4fae-7dec"}) {
-        EXPECT_BELLOWS_ERROR(parse_devices(bad), InvalidArgument, "device");
-    }
-}
-
-TEST(TrainConfig, RanksTakeGpusOfOneNameInTurn) {
-    const auto device = [](const char* name, const char* uuid, bool cpu = false) {
-        DeviceInfo info;
-        info.name = name;
-        info.uuid = uuid;
-        info.is_cpu = cpu;
-        return info;
-    };
-    std::vector<DeviceInfo> all = {device("cpu", "c", true), device("big", "1"),
-                                   device("small", "2"), device("big", "3"), device("big", "4")};
-    all[3].unmet_requirements = {"timeline semaphores"};
-    for (const auto& [rank, uuid] : {std::pair(0, "1"), {1, "4"}, {2, "1"}, {3, "4"}})
-        EXPECT_EQ(uuid_in_turn(all, rank), uuid) << rank;
-    all.pop_back();
-    EXPECT_EQ(uuid_in_turn(all, 1), "") << "one of a name is the best by itself";
-    EXPECT_EQ(uuid_in_turn({all.front()}, 1), "");
-    EXPECT_EQ(uuid_in_turn({}, 0), "");
 }
 
 TEST(TrainConfig, LearningRateWarmsUpAndDecaysWhateverTheEnd) {

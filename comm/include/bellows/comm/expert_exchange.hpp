@@ -99,7 +99,8 @@ public:
     TensorView row_weights() const;
     /// RankMajor: [capacity, top_k] i32, the local experts that a row is for, -1 for others.
     TensorView row_experts() const;
-    /// Rows by expert: first row of each local expert: [num_local_experts + 1] u32.
+    /// Rows by expert: first row of each local expert: [num_local_experts + 1] u32. A rank without
+    /// experts has one entry, 0, and nothing to multiply: grouped products want a group.
     TensorView expert_offsets() const;
     /// Rows for each local expert: [num_local_experts] u32. Not in RankMajor of LowLatency.
     TensorView expert_counts() const;

@@ -10,6 +10,7 @@
 #include <bellows/comm/topology.hpp>
 
 #include <chrono>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <span>
@@ -67,5 +68,9 @@ private:
 
     std::unique_ptr<Impl> impl_;
 };
+
+/// Runs `body` in a world of the ranks that mpirun or srun started, or of this one alone. What it
+/// throws ends the job: every rank throws the error that was first, with the rank it is about.
+int in_world(const std::function<int(World&)>& body);
 
 } // namespace bellows

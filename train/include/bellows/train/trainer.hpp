@@ -11,8 +11,8 @@
 #include <bellows/model/stage.hpp>
 #include <bellows/run/kernels.hpp>
 #include <bellows/schedule/schedule.hpp>
-#include <bellows/train/batch_source.hpp>
 #include <bellows/train/optimizer.hpp>
+#include <bellows/train/sequence_source.hpp>
 #include <bellows/train/train_config.hpp>
 
 #include <cstdint>
@@ -40,11 +40,12 @@ struct StepResult {
 
 class Trainer {
 public:
-    /// Collective. kernels: rank 0's count for all; what they leave open is as rank 0's device
-    /// takes it by itself. Throws Error{InvalidArgument} naming what does not fit together,
-    /// Error{Unsupported} when a rank's device lacks the class of bf16 products, or variants of
-    /// products that are binding. Where one lacks others, all decode (fp8::Variant::Decoded; bf16
-    /// products are the engine's then).
+    /// Collective. Validates the configuration, the same on all ranks, before anything else; of its
+    /// pp, dp and ep the layout's count. kernels: rank 0's count for all; what they leave open is
+    /// as rank 0's device takes it by itself. Throws Error{InvalidArgument} naming the value that
+    /// is out of range or what does not fit together, Error{Unsupported} when a rank's device lacks
+    /// the class of bf16 products, or variants of products that are binding. Where one lacks
+    /// others, all decode (fp8::Variant::Decoded; bf16 products are the engine's then).
     Trainer(Device& device, World& world, const RunConfig& config, const RunLayout& layout,
             const KernelChoice& kernels = {});
     ~Trainer();

@@ -142,13 +142,18 @@ public:
     /// view. For set-up, tests and small results, not for the inner loop.
     void upload(BufferView destination, std::span<const std::byte> bytes);
     void download(BufferView source, std::span<std::byte> bytes);
-    template <class T>
-    void upload(BufferView destination, std::span<const T> values) {
-        upload(destination, std::as_bytes(values));
+    /// The same with what a std::span can be made of: a vector, an array, a span.
+    template <class Values>
+        requires requires(const Values& values) { std::span(values); }
+    void upload(BufferView destination, const Values& values) {
+        const std::span<const std::byte> bytes = std::as_bytes(std::span(values));
+        upload(destination, bytes);
     }
-    template <class T>
-    void download(BufferView source, std::span<T> values) {
-        download(source, std::as_writable_bytes(values));
+    template <class Values>
+        requires requires(Values& values) { std::as_writable_bytes(std::span(values)); }
+    void download(BufferView source, Values&& values) {
+        const std::span<std::byte> bytes = std::as_writable_bytes(std::span(values));
+        download(source, bytes);
     }
 
     MemoryReport memory_report() const;

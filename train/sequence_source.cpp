@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-#include <bellows/train/batch_source.hpp>
+#include <bellows/train/sequence_source.hpp>
 
 #include <bellows/base/error.hpp>
 #include <bellows/base/mix.hpp>
@@ -36,28 +36,29 @@ std::uint64_t permuted(std::uint64_t value, std::uint64_t count, std::uint64_t k
 
 } // namespace
 
-BatchSource::BatchSource(const Corpus& corpus, TokenRange range, const BatchParams& params)
-    : corpus_(&corpus), range_(range), params_(params) {
+ShuffledSequences::ShuffledSequences(const Corpus& corpus, TokenRange range,
+                                     const SequenceOrder& order)
+    : corpus_(&corpus), range_(range), order_(order) {
     if (range.first > corpus.num_tokens() || range.count > corpus.num_tokens() - range.first) {
         throw Error(ErrorCode::InvalidArgument, "the token range leaves the corpus");
     }
-    if (params.sequences_per_step == 0 || params.sequence_length == 0) {
+    if (order.sequences_per_step == 0 || order.sequence_length == 0) {
         throw Error(ErrorCode::InvalidArgument, "batch size and sequence length must be positive");
     }
-    if (range.count <= params.sequence_length) {
+    if (range.count <= order.sequence_length) {
         throw Error(ErrorCode::InvalidArgument, "the data holds " + std::to_string(range.count) +
                                                     " tokens, fewer than one sequence of " +
-                                                    std::to_string(params.sequence_length) +
+                                                    std::to_string(order.sequence_length) +
                                                     " + 1; give more text or a smaller --seq");
     }
     // One chunk is given up so that the cuts can shift by any number of tokens.
-    const std::uint64_t whole = (range.count - 1) / params.sequence_length;
+    const std::uint64_t whole = (range.count - 1) / order.sequence_length;
     num_chunks_ = std::max<std::uint64_t>(1, whole - 1);
-    num_phases_ = range.count - num_chunks_ * params.sequence_length;
+    num_phases_ = range.count - num_chunks_ * order.sequence_length;
 }
 
-std::uint64_t BatchSource::sequence_start(std::uint64_t step, std::uint64_t index) const {
-    const std::uint64_t per_step = params_.sequences_per_step;
+std::uint64_t ShuffledSequences::sequence_start(std::uint64_t step, std::uint64_t index) const {
+    const std::uint64_t per_step = order_.sequences_per_step;
     if (index >= per_step || step > std::numeric_limits<std::uint64_t>::max() / per_step - 1) {
         throw Error(ErrorCode::InvalidArgument, "sequence " + std::to_string(index) + " of step " +
                                                     std::to_string(step) + ": a step has " +
@@ -65,16 +66,16 @@ std::uint64_t BatchSource::sequence_start(std::uint64_t step, std::uint64_t inde
     }
     const std::uint64_t number = step * per_step + index;
     const std::uint64_t epoch = number / num_chunks_;
-    const std::uint64_t key = mix(mix(params_.seed) ^ epoch);
+    const std::uint64_t key = mix(mix(order_.seed) ^ epoch);
     const std::uint64_t chunk = permuted(number % num_chunks_, num_chunks_, key);
-    return range_.first + mix(key + 1) % num_phases_ + chunk * params_.sequence_length;
+    return range_.first + mix(key + 1) % num_phases_ + chunk * order_.sequence_length;
 }
 
-void BatchSource::sequence(std::uint64_t step, std::uint64_t index,
-                           std::span<std::uint32_t> out) const {
-    if (out.size() != params_.sequence_length + 1) {
+void ShuffledSequences::operator()(std::uint64_t step, std::uint64_t index,
+                                   std::span<std::uint32_t> out) const {
+    if (out.size() != order_.sequence_length + 1) {
         throw Error(ErrorCode::InvalidArgument, "a sequence needs room for " +
-                                                    std::to_string(params_.sequence_length + 1) +
+                                                    std::to_string(order_.sequence_length + 1) +
                                                     " tokens, not " + std::to_string(out.size()));
     }
     corpus_->copy(sequence_start(step, index), out);
