@@ -137,21 +137,13 @@ function(bellows_compile_variant kernel variant_json source)
 endfunction()
 
 # bellows_shader_bank(MANIFEST file SOURCE_DIR folder OUTPUT_DIR folder)
-# Leaves the bank's generated files in the global properties BELLOWS_BANK_*. With BELLOWS_SHADER_BANK,
-# a folder of these which another build has made from the same sources, nothing is compiled.
+# Leaves the bank's generated files in the global properties BELLOWS_BANK_*.
 function(bellows_shader_bank)
     cmake_parse_arguments(PARSE_ARGV 0 arg "" "MANIFEST;SOURCE_DIR;OUTPUT_DIR" "")
     set(source_dir "${arg_SOURCE_DIR}")
     set(output_dir "${arg_OUTPUT_DIR}")
     set_property(DIRECTORY APPEND PROPERTY CMAKE_CONFIGURE_DEPENDS "${arg_MANIFEST}")
     set_property(GLOBAL PROPERTY BELLOWS_BANK_DIR "${output_dir}")
-    if(BELLOWS_SHADER_BANK)
-        # Copied: compilers then get the paths that they would get otherwise.
-        file(COPY "${BELLOWS_SHADER_BANK}/include" "${BELLOWS_SHADER_BANK}/bank.cpp"
-            "${BELLOWS_SHADER_BANK}/bank.S" DESTINATION "${output_dir}")
-        add_custom_target(bellows_shaders)
-        return()
-    endif()
     file(READ "${arg_MANIFEST}" manifest)
     string(JSON num_kernels ERROR_VARIABLE error LENGTH "${manifest}" kernels)
     if(error)

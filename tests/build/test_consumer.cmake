@@ -89,7 +89,7 @@ elseif(MODE STREQUAL "pkg_config")
     endforeach()
 elseif(MODE STREQUAL "shared")
     run(${CMAKE_COMMAND} -S "${SOURCE}" -B "${WORK}" -G Ninja -DBUILD_SHARED_LIBS=ON -DBELLOWS_TESTS=OFF
-        -DBELLOWS_BENCH=OFF "-DBELLOWS_SHADER_BANK=${BANK}" ${OPTIONS} ${SHARED_OPTIONS})
+        -DBELLOWS_BENCH=OFF ${OPTIONS} ${SHARED_OPTIONS})
     run(${CMAKE_COMMAND} --build "${WORK}")
     run(${CMAKE_COMMAND} --install "${WORK}" --prefix "${WORK}/installed")
     set(PREFIX "${WORK}-moved")
