@@ -80,6 +80,7 @@ std::uint64_t usual_micro_batches(const TrainingShape& shape, std::uint64_t rank
 
 RunLayout resolve_layout(const ModelConfig& model, const TrainingShape& train,
                          std::uint64_t ranks) {
+    validate(train);
     const auto text = [](std::uint64_t value) { return std::to_string(value); };
     constexpr std::uint64_t kMostRanks = 1 << 20;
     if (ranks == 0 || ranks > kMostRanks) {

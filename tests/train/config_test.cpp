@@ -185,6 +185,7 @@ TEST(Layout, RanksFactorAndDefaultsFollow) {
     EXPECT_BELLOWS_ERROR(layout_of(with(3, 0, 0), 4), InvalidArgument, "3 stages");
     EXPECT_BELLOWS_ERROR(layout_of(with(2, 4, 0), 4), InvalidArgument, "8 ranks, not 4");
     EXPECT_BELLOWS_ERROR(layout_of(with(1, 4, 3), 4), InvalidArgument, "ep = 3");
+    EXPECT_BELLOWS_ERROR(layout_of(with(0, 0, 0), 4), InvalidArgument, "pp = 0");
     EXPECT_BELLOWS_ERROR(layout_of(with(8, 0, 0), 8), InvalidArgument, "layers");
     EXPECT_BELLOWS_ERROR(layout_of(with(1, 0, 0), 0), InvalidArgument, "ranks = 0");
     EXPECT_BELLOWS_ERROR(layout_of(with(1, 0, 0), 1ull << 60), InvalidArgument, "ranks");

@@ -79,9 +79,9 @@ Schedule pipeline_schedule(const ModelConfig& model, const TrainingShape& shape,
 /// none.
 std::uint64_t usual_micro_batches(const TrainingShape& shape, std::uint64_t ranks);
 
-/// ranks = pp × dp with ep a divisor of dp; zeros take their defaults. Also checks that the batch
-/// divides and that the model has a layer for every stage. Throws Error{InvalidArgument} with the
-/// numbers and the way out.
+/// ranks = pp × dp with ep a divisor of dp; zeros take their defaults. Also validates the shape,
+/// and checks that the batch divides and that the model has a layer for every stage. Throws
+/// Error{InvalidArgument} with the numbers and the way out.
 RunLayout resolve_layout(const ModelConfig& model, const TrainingShape& shape, std::uint64_t ranks);
 
 } // namespace bellows
