@@ -5,6 +5,7 @@
 #include "app/exit_code.hpp"
 #include "app/progress.hpp"
 #include "app/relaunch.hpp"
+#include "app/stop_signal.hpp"
 
 #include <bellows/base/error.hpp>
 #include <bellows/base/files.hpp>
@@ -34,6 +35,9 @@ Examples:
 
 The configuration has a [model] and a [train] table; flags override it, and config.toml in the
 run's folder says what the run used. A run whose estimated memory does not fit is refused.
+
+Ctrl-C (SIGINT) or SIGTERM ends the step, writes a checkpoint and exits with code 5; a second one
+ends the run at once. Under your own mpirun or srun, SIGUSR1 to any rank does that.
 
 A run that goes on from another than its newest checkpoint keeps the newer ones as
 checkpoints/step-N.abandoned, unless --out names another folder.
@@ -112,7 +116,8 @@ Examples:
 
 constexpr const char* kExitCodes =
     "\n\nExit codes: 0 good, 1 wrong result, 2 bad input or usage, 3 no device that serves, "
-    "4 a peer was lost.";
+    "4 a peer was lost, 5 stopped by a signal and saved, 6 the last checkpoint could not be "
+    "written, 7 the gradient or the loss stays non-finite.";
 
 /// CLI11 would wrap "-4" around to a huge number.
 std::string check_count(const std::string& text) {
@@ -195,7 +200,8 @@ void add_train(CLI::App& app, TrainFlags& flags) {
            "devices")
         ->type_name("auto|off|host");
     add_count(app, "--checkpoint-every", flags.checkpoint_every,
-              "steps between checkpoints (default: only at the end)");
+              "steps between checkpoints (default: one every checkpoint_minutes of [train], 10 "
+              "minutes); one is always written at the end");
     app.footer(std::string(kTrainExamples) + kExitCodes);
 }
 
@@ -288,8 +294,11 @@ std::string line_of(const Error& error, bool input_is_good) {
 int start_ranks(int ranks, int argc, const char* const* argv) {
     ::setenv(kCheckedVariable, "1", 1);
     ::setenv(kTerminalVariable, ProgressReporter::terminal_of(stdout).c_str(), 1);
-    const LaunchResult result = relaunch(ranks, argc, argv);
-    if (result.exit_code != 0) {
+    const LaunchResult result =
+        relaunch(ranks, std::vector<std::string>(argv + 1, argv + argc), /*can_stop=*/true);
+    // Rank 0 has said what the ends of a run mean.
+    const bool told = result.exit_code == kExitStopped || result.exit_code == kExitNotSaved;
+    if (result.exit_code != 0 && !told) {
         std::fprintf(stderr, "bellows: %s\n", reason_of(result).c_str());
     }
     return result.exit_code;
@@ -305,6 +314,7 @@ int train(const TrainFlags& flags, int argc, const char* const* argv, const Comm
         return start_ranks(static_cast<int>(options.ranks()), argc, argv);
     }
     input_is_good = true;
+    watch_stop_signals();
     return commands.train(options);
 }
 

@@ -13,6 +13,9 @@ enum ExitCode : int {
     kExitBadInput = 2,    ///< usage, configuration, data or checkpoint
     kExitNoDevice = 3, ///< no device (or MPI) that serves, one that failed or did not end in time
     kExitPeerLost = 4,
+    kExitStopped = 5,  ///< a signal asked a run to stop, and it has written a checkpoint
+    kExitNotSaved = 6, ///< the last checkpoint of a run could not be written
+    kExitDiverged = 7, ///< the gradient or the loss of a run stays non-finite
 };
 
 constexpr int exit_code_of(ErrorCode code) noexcept {
@@ -31,6 +34,8 @@ constexpr int exit_code_of(ErrorCode code) noexcept {
     case ErrorCode::PeerLost:
     case ErrorCode::Aborted:
         return kExitPeerLost;
+    case ErrorCode::Diverged:
+        return kExitDiverged;
     case ErrorCode::Internal:
         return kExitWrongResult;
     }

@@ -1,26 +1,29 @@
 // SPDX-License-Identifier: MIT
 #include "app/relaunch.hpp"
 
+#include "app/exit_code.hpp"
+
 #include <algorithm>
+#include <csignal>
 #include <cstdlib>
 #include <filesystem>
 #include <thread>
 
 namespace bellows {
 
-LaunchResult relaunch(int ranks, const std::vector<std::string>& arguments) {
+LaunchResult relaunch(int ranks, const std::vector<std::string>& arguments, bool can_stop) {
     const unsigned cores = std::max(std::thread::hardware_concurrency(), 1u);
     const unsigned threads = std::max(cores / static_cast<unsigned>(ranks), 1u);
     ::setenv("LP_NUM_THREADS", std::to_string(threads).c_str(), 0);
     LaunchOptions launch;
     launch.ranks = ranks;
+    if (can_stop) {
+        launch.stop_signal = SIGUSR1;
+        launch.stopped_exit_code = kExitStopped;
+    }
     launch.command = {std::filesystem::read_symlink("/proc/self/exe").string()};
     launch.command.insert(launch.command.end(), arguments.begin(), arguments.end());
     return launch_ranks(launch);
-}
-
-LaunchResult relaunch(int ranks, int argc, const char* const* argv) {
-    return relaunch(ranks, std::vector<std::string>(argv + 1, argv + argc));
 }
 
 std::string reason_of(const LaunchResult& result) {

@@ -11,10 +11,9 @@
 namespace bellows {
 
 /// arguments: without the program's name. The ranks share the cores: a software Vulkan driver of
-/// each gets its part, unless LP_NUM_THREADS says otherwise. Throws as launch_ranks() does.
-LaunchResult relaunch(int ranks, const std::vector<std::string>& arguments);
-/// The same with those of main().
-LaunchResult relaunch(int ranks, int argc, const char* const* argv);
+/// each gets its part, unless LP_NUM_THREADS says otherwise. can_stop: the ranks
+/// watch_stop_signals(), so that a first signal asks them to stop. Throws as launch_ranks() does.
+LaunchResult relaunch(int ranks, const std::vector<std::string>& arguments, bool can_stop = false);
 
 /// Of one that has failed: what it says, or which rank ended how.
 std::string reason_of(const LaunchResult& result);

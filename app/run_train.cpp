@@ -2,9 +2,11 @@
 // The body of `bellows train` on one rank.
 #include "app/run.hpp"
 
+#include "app/exit_code.hpp"
 #include "app/loss_plot.hpp"
 #include "app/pipeline_report.hpp"
 #include "app/progress.hpp"
+#include "app/stop_signal.hpp"
 #include "app/summary.hpp"
 #include "app/trace_file.hpp"
 
@@ -56,6 +58,7 @@ const KernelNames* kept_by(const std::optional<Checkpoint>& before) {
 /// What rank 0 has after a run.
 struct Results {
     RunSummary summary;
+    std::uint64_t steps_done = 0;
     Tokenizer tokenizer;
     Corpus corpus;
     std::filesystem::path checkpoint; ///< "" when the last one could not be written
@@ -65,13 +68,16 @@ struct Results {
 class TrainRun {
 public:
     TrainRun(const TrainOptions& options, World& world);
-    /// Results on rank 0.
-    std::optional<Results> run();
+    /// The exit code.
+    int run();
+    /// On rank 0, after run().
+    std::optional<Results> take_results() { return std::move(results_); }
 
 private:
     void check_memory(const std::optional<Checkpoint>& before);
     bool leads() const { return world_.rank() == 0; }
-    void one_step(std::uint64_t step);
+    StepAsks asks() const;
+    StepAsks one_step(std::uint64_t step);
     void begin_trace(std::uint64_t step);
     void checkpoint(std::uint64_t steps_done);
     void remove_older_checkpoints();
@@ -93,10 +99,12 @@ private:
     std::uint64_t first_step_ = 0;
     std::filesystem::path last_checkpoint_;
     std::optional<Results> results_;
-    std::vector<TraceEvent> trace_; ///< of the last steps but the one that runs
-    double clock_origin_ = 0;       ///< see report_pipeline()
+    std::vector<TraceEvent> trace_;              ///< of the last steps but the one that runs
+    double clock_origin_ = 0;                    ///< see report_pipeline()
+    Clock::time_point last_save_ = Clock::now(); ///< or an attempt, or the run's begin
     bool saved_last_ = false;
-    bool warned_ = false; // that a file other than a checkpoint cannot be written
+    bool stopped_ = false; ///< before the last step, because a signal asked for it
+    bool warned_ = false;  // that a file other than a checkpoint cannot be written
 };
 
 TrainRun::TrainRun(const TrainOptions& options, World& world)
@@ -151,6 +159,8 @@ TrainRun::TrainRun(const TrainOptions& options, World& world)
     }
     if (leads())
         log_.emplace(options.out / "metrics.jsonl", first_step_);
+    trainer_->ask_by([this] { return asks(); });
+    last_save_ = Clock::now();
 }
 
 /// Every rank works this out for all of them from the same figures, taken before any has allocated
@@ -201,11 +211,19 @@ void TrainRun::warn_if_not_written(Write write) {
     }
 }
 
-void TrainRun::one_step(std::uint64_t step) {
+/// Any rank may have got the signal; the clock is rank 0's.
+StepAsks TrainRun::asks() const {
+    const double minutes = seconds_since(last_save_) / 60;
+    const bool by_time = train_.checkpoint_every == 0 && train_.checkpoint_minutes > 0;
+    return {.save = leads() && by_time && minutes >= train_.checkpoint_minutes,
+            .stop = stop_asked()};
+}
+
+StepAsks TrainRun::one_step(std::uint64_t step) {
     const auto start = Clock::now();
     const StepResult result = trainer_->step(step, sequences_);
     if (!leads())
-        return;
+        return result.asked;
     StepMetrics metrics;
     metrics.step = step + 1;
     metrics.loss = result.loss;
@@ -223,6 +241,7 @@ void TrainRun::one_step(std::uint64_t step) {
     if (!result.updated)
         progress_->note("warning: step " + std::to_string(step + 1) +
                         ": the gradient is not finite, the weights stay as they are");
+    return result.asked;
 }
 
 /// Of a step: the last ones' traces are kept, the last one's apart.
@@ -239,6 +258,7 @@ void TrainRun::begin_trace(std::uint64_t step) {
 }
 
 void TrainRun::checkpoint(std::uint64_t steps_done) {
+    last_save_ = Clock::now();
     device_->wait_idle(wait_limit(train_)); // downloads would not wait as long for the update
     try {
         last_checkpoint_ = save_checkpoint(options_.out, {{kConfigFile, options_.config_text()}},
@@ -273,7 +293,7 @@ void TrainRun::finish() {
     device_->save_pipeline_cache();
     const std::vector<TraceEvent> last = device_->take_trace();
     std::optional<PipelineReport> report;
-    if (first_step_ < train_.steps && world_.size() > 1)
+    if (first_step_ < train_.steps && !stopped_ && world_.size() > 1)
         report = report_pipeline(world_, trainer_->schedule(), options_.layout, last, *device_,
                                  clock_origin_);
     trace_.insert(trace_.end(), last.begin(), last.end());
@@ -308,25 +328,30 @@ void TrainRun::finish() {
     summary.trace = options_.out / "trace.json";
     summary.checkpoint = last_checkpoint_;
     summary.memory = describe_memory(device_->memory_report().peaks());
-    results_.emplace(Results{std::move(summary), std::move(tokenizer_), std::move(corpus_),
+    const std::uint64_t done = summary.steps;
+    results_.emplace(Results{std::move(summary), done, std::move(tokenizer_), std::move(corpus_),
                              saved_last_ ? last_checkpoint_ : std::filesystem::path()});
 }
 
-std::optional<Results> TrainRun::run() {
+int TrainRun::run() {
     for (std::uint64_t step = first_step_; step < train_.steps; ++step) {
         begin_trace(step);
-        one_step(step);
+        const StepAsks asked = one_step(step);
         // The first step compiled, too; the last one's trace is for the report.
         if (step == first_step_ + 1 && step + 1 < train_.steps && trainer_->measures_nodes()) {
             trace_ = device_->take_trace();
             trainer_->order_nodes(trace_);
         }
         const bool last = step + 1 == train_.steps;
-        if (last || (train_.checkpoint_every > 0 && (step + 1) % train_.checkpoint_every == 0))
+        stopped_ = asked.stop && !last;
+        const bool due = train_.checkpoint_every > 0 && (step + 1) % train_.checkpoint_every == 0;
+        if (last || stopped_ || due || asked.save)
             checkpoint(step + 1);
+        if (stopped_)
+            break;
     }
     finish();
-    return std::move(results_);
+    return !saved_last_ ? kExitNotSaved : stopped_ ? kExitStopped : kExitGood;
 }
 
 /// Of the text that `holdout` keeps out of training: of its first sequences, nats per token.
@@ -367,6 +392,26 @@ void try_model(const TrainOptions& options, Results& results) {
     }
 }
 
+std::string way_on(const TrainOptions& options) {
+    return "bellows train --resume " + options.out.string();
+}
+
+/// Behind the summary of a run that was stopped.
+std::string how_it_ended(const TrainOptions& options, const Results& results, int code) {
+    if (code != kExitStopped)
+        return "";
+    return "stopped by a signal after step " + std::to_string(results.steps_done) + " of " +
+           std::to_string(options.config.train.steps) +
+           ", everything is saved; go on with: " + way_on(options) + "\n";
+}
+
+std::string not_saved(const TrainOptions& options, const Results& results) {
+    return "the weights of step " + std::to_string(results.steps_done) +
+           " could not be saved (the warning above says why); make room in " +
+           options.out.string() + " and go on from the checkpoint before with: " + way_on(options) +
+           "\n";
+}
+
 /// What to do about a wait that has run out, wherever on whichever rank. The message may name all
 /// the work that was pending: its beginning says enough.
 Error with_way_out(const Error& error, const TrainConfig& config) {
@@ -387,8 +432,9 @@ int run_in_world(const TrainOptions& options, std::optional<Results>& results) {
                         "the layout wants " + std::to_string(options.ranks()) +
                             " ranks, there are " + std::to_string(world.size()));
         TrainRun run(options, world);
-        results = run.run();
-        return 0;
+        const int code = run.run();
+        results = run.take_results();
+        return code;
     });
 }
 
@@ -406,10 +452,13 @@ int run_train(const TrainOptions& options) {
     }
     // However long this takes, the other ranks have been let go.
     if (results) {
-        if (!results->checkpoint.empty())
+        if (code == kExitGood)
             try_model(options, *results);
         std::fputs(format_summary(results->summary).c_str(), stdout);
+        std::fputs(how_it_ended(options, *results, code).c_str(), stdout);
         std::fflush(stdout);
+        if (code == kExitNotSaved)
+            std::fputs(("bellows: " + not_saved(options, *results)).c_str(), stderr);
     }
     return code;
 }

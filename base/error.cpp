@@ -27,6 +27,8 @@ const char* to_string(ErrorCode code) noexcept {
         return "Timeout";
     case ErrorCode::PeerLost:
         return "PeerLost";
+    case ErrorCode::Diverged:
+        return "Diverged";
     case ErrorCode::Aborted:
         return "Aborted";
     case ErrorCode::Internal:

@@ -23,12 +23,15 @@ StepTotals::Sums StepTotals::sum_with_bytes(double value) {
     return {sums[0], static_cast<std::uint64_t>(sums[1])};
 }
 
-StepTotals::Losses StepTotals::sum_losses() {
-    std::vector<double> mine; // pairs: which micro-batch, its loss; then what this rank waited
+StepTotals::Losses StepTotals::sum_losses(StepAsks asks) {
+    constexpr std::size_t kBehind = 3; // what this rank asks and waited stands behind the losses
+    std::vector<double> mine;          // pairs: which micro-batch, its loss
     for (const auto& [micro_batch, loss] : losses_) {
         mine.push_back(static_cast<double>(micro_batch));
         mine.push_back(loss);
     }
+    mine.push_back(asks.save ? 1 : 0);
+    mine.push_back(asks.stop ? 1 : 0);
     const double waited = traffic().seconds_waited;
     mine.push_back(waited - std::exchange(counted_.seconds_waited, waited));
     std::vector<HostCollectives::Bytes> parts;
@@ -39,7 +42,9 @@ StepTotals::Losses StepTotals::sum_losses() {
         std::vector<double> values(part.size() / sizeof(double));
         std::memcpy(values.data(), part.data(), part.size());
         losses.seconds_waited += values.back() / static_cast<double>(parts.size());
-        for (std::size_t i = 0; i + 1 < values.size(); i += 2)
+        losses.asked.stop |= values[values.size() - 2] != 0;
+        losses.asked.save |= values[values.size() - kBehind] != 0;
+        for (std::size_t i = 0; i + kBehind < values.size(); i += 2)
             all[values[i]] = values[i + 1];
     }
     for (const auto& [micro_batch, loss] : all)

@@ -5,6 +5,7 @@
 // sent and how long ranks waited for each other. Owned by the trainer.
 
 #include <bellows/comm/host_collectives.hpp>
+#include <bellows/train/trainer.hpp>
 
 #include <chrono>
 #include <cstdint>
@@ -65,11 +66,13 @@ public:
     };
     Sums sum_with_bytes(double value);
     /// Collective: the losses noted, each micro-batch once, summed in the order of the global
-    /// batch, and the mean over the ranks of what they waited since the last call.
+    /// batch, the mean over the ranks of what they waited since the last call, and what any of them
+    /// asks.
     struct Losses {
         double sum = 0, seconds_waited = 0;
+        StepAsks asked;
     };
-    Losses sum_losses();
+    Losses sum_losses(StepAsks mine);
 
 private:
     Traffic traffic() const;

@@ -55,6 +55,7 @@ void for_each_field(Config& c, Visit&& visit) {
     visit("device", c.device, 0, 0);
     visit("device_link", c.device_link, 0, 0);
     visit("checkpoint_every", c.checkpoint_every, 0, kAny);
+    visit("checkpoint_minutes", c.checkpoint_minutes, 0.0, 1e6);
     visit("keep_checkpoints", c.keep_checkpoints, 1, kAny);
     visit("step_timeout", c.step_timeout, 0.001, 1e9);
 }

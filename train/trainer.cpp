@@ -101,6 +101,7 @@ struct Trainer::Impl {
     std::vector<std::uint64_t> writers; ///< ranks that stand for a parameter, ascending
 
     std::optional<RouterBiases> router_biases; ///< of all layers that have some
+    std::function<StepAsks()> asks;            ///< what this rank asks of all
     std::uint64_t steps_left_out = 0;          ///< in a row, for gradients that were not finite
 };
 
@@ -451,6 +452,9 @@ const std::vector<std::uint64_t>& Trainer::writers() const noexcept {
 StepResult Trainer::step(std::uint64_t step, const SequenceSource& source) {
     return impl_->whole([&] { return impl_->run_step(step, source); });
 }
+void Trainer::ask_by(std::function<StepAsks()> asks) {
+    impl_->asks = std::move(asks);
+}
 void Trainer::gather(Parted what) {
     impl_->whole([&] { impl_->gather(what); });
 }
@@ -476,7 +480,8 @@ StepResult Trainer::Impl::run_step(std::uint64_t step, const SequenceSource& seq
         optimizer->update(step + 1, learning_rate(config.train, step + 1), clip);
     }
     running.last_loss.wait(limit);
-    const StepTotals::Losses losses = totals.sum_losses();
+    const StepTotals::Losses losses = totals.sum_losses(asks ? asks() : StepAsks{});
+    result.asked = losses.asked;
     result.loss = losses.sum / static_cast<double>(config.train.batch * config.train.seq);
     result.seconds_waited = losses.seconds_waited;
     count_left_out(step, result);
@@ -484,13 +489,14 @@ StepResult Trainer::Impl::run_step(std::uint64_t step, const SequenceSource& seq
 }
 
 void Trainer::Impl::count_left_out(std::uint64_t step, const StepResult& result) {
-    steps_left_out = result.updated ? 0 : steps_left_out + 1;
+    const bool finite = result.updated && std::isfinite(result.loss);
+    steps_left_out = finite ? 0 : steps_left_out + 1;
     if (steps_left_out < kMostLeftOut)
         return;
     char loss[32];
     std::snprintf(loss, sizeof loss, "%g", result.loss);
-    throw Error(ErrorCode::Internal,
-                "the gradient of step " + std::to_string(step + 1) + " and of the " +
+    throw Error(ErrorCode::Diverged,
+                "the gradient or the loss of step " + std::to_string(step + 1) + " and of the " +
                     std::to_string(kMostLeftOut - 1) + " steps before is not finite (loss " + loss +
                     "); go on from an earlier checkpoint with a lower lr or a smaller clip_norm");
 }

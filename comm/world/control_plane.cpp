@@ -40,6 +40,7 @@ int severity(ErrorCode code) noexcept {
         return 0;
     case ErrorCode::Timeout:
         return 1;
+    case ErrorCode::Diverged: // every rank has found it by itself
     case ErrorCode::InvalidArgument:
         return 2;
     case ErrorCode::Unsupported:

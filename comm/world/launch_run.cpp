@@ -155,10 +155,21 @@ private:
         for (const int rank : ended)
             if (!exit_codes_.contains(rank))
                 take_silence(rank);
-        if (const int number = signals_.take()) {
-            signal_ = number;
-            end_ranks();
+        if (const int number = signals_.take())
+            take_signal(number);
+    }
+
+    /// The first one asks ranks that can still save their work; any other ends them.
+    void take_signal(int number) {
+        const bool all_started = started_.size() == static_cast<std::size_t>(options_.ranks);
+        const bool may_ask = options_.stop_signal != 0 && !asked_ && all_started && !end_by_;
+        if (may_ask) {
+            asked_ = true;
+            signal_ranks(options_.stop_signal);
+            return;
         }
+        signal_ = number;
+        end_ranks();
     }
 
     void read_reports() {
@@ -188,7 +199,9 @@ private:
         if (report.exit_code == kStarted)
             return;
         exit_codes_[report.rank] = report.exit_code;
-        if (report.exit_code != 0 && !first_failure_)
+        if (report.exit_code != 0 && report.exit_code == options_.stopped_exit_code)
+            stopped_ = true;
+        else if (report.exit_code != 0 && !first_failure_)
             first_failure_ = LaunchResult{report.exit_code, report.rank, std::string(reason)};
         const bool all_ended = exit_codes_.size() == static_cast<std::size_t>(options_.ranks);
         if ((first_failure_ || all_ended) && !end_by_)
@@ -236,10 +249,12 @@ private:
     }
 
     // OpenMPI 5 ends without the ranks that are stopped.
-    void kill_leftovers() {
+    void kill_leftovers() { signal_ranks(SIGKILL); }
+
+    void signal_ranks(int number) {
         for (const auto& [rank, process] : started_)
             if (process)
-                ::syscall(SYS_pidfd_send_signal, process.get(), SIGKILL, nullptr, 0);
+                ::syscall(SYS_pidfd_send_signal, process.get(), number, nullptr, 0);
     }
 
     template <typename T>
@@ -269,6 +284,8 @@ private:
                       "rank " + std::to_string(*silent_.begin()) + " ended without saying why"};
         else if (!all_ended)
             result = {kPeerLostExit, -1, missing(exit_codes_) + " ended without saying why"};
+        else if (stopped_)
+            result.exit_code = options_.stopped_exit_code;
         result.killed = killed_;
         return result;
     }
@@ -289,7 +306,9 @@ private:
     std::set<int> silent_; // ended without a report
     std::optional<LaunchResult> first_failure_;
     std::optional<Deadline> end_by_, kill_by_;
-    int signal_ = 0;
+    int signal_ = 0;       // that ended the ranks
+    bool asked_ = false;   // the ranks have got the stop signal
+    bool stopped_ = false; // a rank has ended because of that
     bool killed_ = false;
 };
 
@@ -343,6 +362,9 @@ void Launch::start() {
 // In the child, where only calls that are safe after fork are allowed.
 void Launch::become_mpirun(char* const* arguments, char* const* environment, int failure) {
     ::prctl(PR_SET_PDEATHSIG, SIGTERM); // no ranks without their launcher
+    ::setpgid(0, 0);                    // what a terminal sends is for the launcher
+    if (const int empty = ::open("/dev/null", O_RDONLY); empty >= 0)
+        ::dup2(empty, STDIN_FILENO); // nobody may read the terminal behind the launcher's back
     ::dup2(errors_.write.get(), STDERR_FILENO);
     ::pthread_sigmask(SIG_SETMASK, &signals_.mask_before(), nullptr);
     ::execvpe(arguments[0], arguments, environment);

@@ -22,15 +22,15 @@
 
 namespace bellows {
 
-/// Of a slot with so many tokens in sequences of seq.
+/// Returns the shape of a slot with so many tokens in sequences of `seq`.
 SlotShape slot_shape(const ParameterStore& parameters, std::uint64_t tokens, std::uint64_t seq,
                      bool training);
 SlotShape slot_shape(const ParameterStore& parameters, const SlotDesc& desc);
 
 class RecordedSlot : public LayerSlot {
 protected:
-    /// kind: the name of its declaration. rows: makes the tensors whose rows arrive; for layers
-    /// that have such.
+    /// kind: the name of its declaration. rows: makes the tensors whose rows arrive, in layers that
+    /// have such.
     RecordedSlot(const char* kind, const ModelConfig& config, const SlotShape& shape,
                  Device& device, LayerScratch& scratch, std::string name,
                  ExchangeHandle* rows = nullptr);
@@ -38,14 +38,14 @@ protected:
     const SlotShape& shape() const noexcept { return shape_; }
     bool fp8() const noexcept { return shape_.fp8(); }
     bool has(const std::string& tensor) const { return kept_.count(tensor) != 0; }
-    /// A declared tensor that is no codes. Throws Error{Internal} if there is none of that name, as
-    /// the others do.
+    /// Returns a declared tensor that is not FP8. This and the next ones throw Error{Internal} if
+    /// none of that name is declared.
     const TensorView& tensor(const std::string& name) const;
-    /// A declared tensor in the form that it has.
+    /// Returns a declared tensor, FP8 or not.
     LinearRows rows(const std::string& name) const;
-    /// A declared tensor that is codes.
+    /// Returns a declared tensor that is FP8.
     const fp8::Quantized& codes(const std::string& name) const;
-    /// The SwiGLU whose tensors' names begin with `prefix`.
+    /// Returns the SwiGLU whose tensors' names begin with `prefix`.
     KeptSwiglu swiglu(const std::string& prefix) const;
 
     /// Records `work` as the next declared node, which has that name.
@@ -55,7 +55,7 @@ protected:
 
     Device& device() const noexcept { return device_; }
     const std::string& name() const noexcept { return name_; }
-    /// Memory of this slot that depends on the device, and is declared nowhere therefore.
+    /// Makes memory of this slot whose size depends on the device: no declaration can know it.
     BufferView workspace(const char* what, std::uint64_t bytes);
 
 private:

@@ -202,17 +202,7 @@ TEST_F(Output, UnderMpirunItJoins) {
     Flags command = {mpirun(), "-n", "2", program()};
     const Flags train = workspace_->train_arguments("joined", {"--steps", "4"});
     command.insert(command.end(), train.begin(), train.end());
-    const Environment environment = {{"OMPI_ALLOW_RUN_AS_ROOT", "1"},
-                                     {"OMPI_ALLOW_RUN_AS_ROOT_CONFIRM", "1"},
-                                     {"PRTE_ALLOW_RUN_AS_ROOT", "1"},
-                                     {"PRTE_ALLOW_RUN_AS_ROOT_CONFIRM", "1"},
-                                     {"OMPI_MCA_rmaps_base_oversubscribe", "1"},
-                                     {"OMPI_MCA_hwloc_base_binding_policy", "none"},
-                                     {"PRTE_MCA_hwloc_default_binding_policy", "none"},
-                                     {"OMPI_MCA_mpi_yield_when_idle", "1"},
-                                     {"PRTE_MCA_rmaps_default_mapping_policy", ":oversubscribe"},
-                                     {"OMPI_MCA_btl_vader_single_copy_mechanism", "none"}};
-    const Finished finished = workspace_->run(command, environment);
+    const Finished finished = workspace_->run(command, for_mpirun());
     ASSERT_EQ(finished.exit_code, 0) << finished.errors;
     EXPECT_EQ(printed_steps(workspace_->path() / "joined"), printed_steps(run_));
     EXPECT_TRUE(same_tensors(workspace_->path() / "joined", run_));

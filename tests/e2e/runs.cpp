@@ -86,6 +86,19 @@ fs::path Workspace::edited_config(const std::string& from, const std::string& to
     return write("edited.toml", text.replace(at, from.size(), to));
 }
 
+Environment for_mpirun() {
+    return {{"OMPI_ALLOW_RUN_AS_ROOT", "1"},
+            {"OMPI_ALLOW_RUN_AS_ROOT_CONFIRM", "1"},
+            {"PRTE_ALLOW_RUN_AS_ROOT", "1"},
+            {"PRTE_ALLOW_RUN_AS_ROOT_CONFIRM", "1"},
+            {"OMPI_MCA_rmaps_base_oversubscribe", "1"},
+            {"OMPI_MCA_hwloc_base_binding_policy", "none"},
+            {"PRTE_MCA_hwloc_default_binding_policy", "none"},
+            {"OMPI_MCA_mpi_yield_when_idle", "1"},
+            {"PRTE_MCA_rmaps_default_mapping_policy", ":oversubscribe"},
+            {"OMPI_MCA_btl_vader_single_copy_mechanism", "none"}};
+}
+
 fs::path Workspace::scratch() const {
     const fs::path folder = path() / ("scratch-" + std::to_string(++scratches_));
     fs::create_directory(folder);
@@ -93,7 +106,11 @@ fs::path Workspace::scratch() const {
 }
 
 Finished Workspace::run(const Flags& command, const Environment& environment) const {
-    return Command(scratch(), command, environment).wait();
+    return start_command(command, environment).wait();
+}
+
+Command Workspace::start_command(const Flags& command, const Environment& environment) const {
+    return Command(scratch(), command, environment);
 }
 
 Command Workspace::start(const Flags& arguments, const Environment& environment) const {

@@ -47,6 +47,8 @@ public:
     Command start(const Flags& arguments, const Environment& environment = {}) const;
     /// A command that is not bellows itself: an absolute path and arguments.
     Finished run(const Flags& command, const Environment& environment = {}) const;
+    /// The same, but does not wait.
+    Command start_command(const Flags& command, const Environment& environment = {}) const;
     /// `train` of the small model and corpus into path()/name, with `flags` behind.
     Flags train_arguments(const std::string& name, const Flags& flags) const;
     /// Runs it to a good end and returns its folder; a test failure if it does not come to one.
@@ -59,6 +61,9 @@ private:
     TemporaryFolder folder_;
     mutable int scratches_ = 0;
 };
+
+/// What a user's own `mpirun -n 2` wants on a machine like that of the tests: root, few cores.
+Environment for_mpirun();
 
 /// The steps of a run so far; only whole lines count.
 std::vector<Step> steps_of(const std::filesystem::path& run);

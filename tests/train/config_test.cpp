@@ -51,6 +51,7 @@ TEST(TrainConfig, ReadsAndWritesEveryKey) {
     config.pairs = parse_pair_mode("MLP(B) MLP(F)");
     config.pp = 2;
     config.checkpoint_every = 10;
+    config.checkpoint_minutes = 2.5;
     config.step_timeout = 12.5;
     const std::string text = to_toml(config);
     EXPECT_EQ(parse(text), config) << text;

@@ -22,6 +22,7 @@ enum class ErrorCode {
     Mpi,             ///< a failed MPI call; detail() is its error code
     Timeout,         ///< a bounded wait ran out
     PeerLost,        ///< another rank died or left; rank() names it
+    Diverged,        ///< the numbers of a training run are not finite any more
     Aborted,         ///< released because something else had failed or the run was ended
     Internal,        ///< a broken invariant: a bug in Bellows
 };

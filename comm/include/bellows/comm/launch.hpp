@@ -29,21 +29,30 @@ struct LaunchOptions {
     /// Between the first sign of a failure, be it a rank that ends without a report, and the end of
     /// the ranks that are still there.
     std::chrono::milliseconds grace{8'000};
+    /// What SIGINT or SIGTERM to this process first does, once all ranks have started: they get
+    /// this signal and end by themselves. A second one ends them. 0: the first one ends them.
+    int stop_signal = 0;
+    /// What a rank reports that has ended because of stop_signal. It is no failure. 0: there is
+    /// none.
+    int stopped_exit_code = 0;
 };
 
 struct LaunchResult {
-    /// 0 if every rank reported 0; else the first other code that was reported; else 4: a rank
-    /// ended or never started without a report; 128 + n if signal n ended the launch.
+    /// 0 if every rank reported 0; else the first code of a failure that was reported; else
+    /// stopped_exit_code if a rank reported that; else 4: a rank ended or never started without a
+    /// report; 128 + n if signal n ended the launch.
     int exit_code = 0;
     int rank = -1;       ///< that exit_code comes from
     std::string reason;  ///< its report's text, or which ranks are missing
     bool killed = false; ///< ranks were left that had to be ended
 };
 
-/// Runs options.ranks processes of options.command and waits for them. Standard input and output
-/// are inherited; standard error, too, less mpirun's own notes about lost processes. SIGINT and
-/// SIGTERM are passed on while it runs. Throws Error{InvalidArgument} for no command or no ranks,
-/// Error{Unsupported} if mpirun cannot be started, Error{Mpi} if it ended before any rank began.
+/// Runs options.ranks processes of options.command and waits for them. Standard output is
+/// inherited; standard error, too, less mpirun's own notes about lost processes. Standard input is
+/// empty. mpirun and the ranks are a process group of their own: a terminal's Ctrl-C reaches this
+/// process alone, which ends the ranks or asks them to end (stop_signal). Throws
+/// Error{InvalidArgument} for no command or no ranks, Error{Unsupported} if mpirun cannot be
+/// started, Error{Mpi} if it ended before any rank began.
 LaunchResult launch_ranks(const LaunchOptions& options);
 
 /// mpirun's arguments before the program.

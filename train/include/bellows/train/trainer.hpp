@@ -25,6 +25,12 @@
 
 namespace bellows {
 
+/// What a rank asks of all ranks behind a step.
+struct StepAsks {
+    bool save = false; ///< a checkpoint
+    bool stop = false; ///< the end of the run
+};
+
 struct StepResult {
     double loss = 0;      ///< nats per token, mean over the global batch
     double grad_norm = 0; ///< of the whole gradient, before clipping
@@ -36,6 +42,7 @@ struct StepResult {
     /// For others, mean over the ranks: what the exchange, the reductions, the pipes and the host's
     /// own collectives had nothing to do but wait, added up (they run side by side).
     double seconds_waited = 0;
+    StepAsks asked; ///< by any rank: the same on all
 };
 
 class Trainer {
@@ -53,8 +60,13 @@ public:
     /// Collective: runs step `step` (from 0) on the batch of `source`. Ends when the weights have
     /// been updated on the device's order of work. However slow a rank is, the others wait for it
     /// as long as it lives, up to config.train.step_timeout in each wait; then Error{Timeout}.
-    /// What it throws ends the device's work too (Device::abort).
+    /// Throws Error{Diverged} when the gradient or the loss of several steps in a row is not
+    /// finite. What it throws ends the device's work too (Device::abort).
     StepResult step(std::uint64_t step, const SequenceSource& source);
+
+    /// `asks` is called once late in every step, by the thread that runs the step: what this rank
+    /// asks then stands in StepResult::asked of all ranks.
+    void ask_by(std::function<StepAsks()> asks);
 
     const RunConfig& config() const noexcept;
     const RunLayout& layout() const noexcept;

@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: MIT
 #pragma once
 
-// What a layer is without a device. Each kind of layer declares itself once: its parameters, the
-// tensors that one micro-batch in flight keeps in it, and its nodes. The list of parameters (and so
-// checkpoints and sharding), the layers' slots, the stage and the memory estimate read these
-// declarations; none of them repeats one. A kind is one source in model/shape/layers/ and one row
-// of the table there. Plain values and pure functions.
+// This header says what a layer is without a device. Each kind of layer declares itself once: its
+// parameters, the tensors that one micro-batch in flight keeps in it, and its nodes. The list of
+// parameters (and so checkpoints and sharding), the layers' slots, the stage and the memory
+// estimate read these declarations, and none of them repeats one. A kind is one source in
+// model/shape/layers/ and one row of the table there. All functions are pure.
 
 #include <bellows/base/dtype.hpp>
 #include <bellows/base/memory_sizes.hpp>
@@ -25,8 +25,8 @@
 
 namespace bellows {
 
-/// What the tensors and nodes of a slot follow from, beside the model. A slot is one micro-batch in
-/// flight through one layer.
+/// A slot is one micro-batch in flight through one layer. Its tensors and nodes follow from the
+/// model and from these values.
 struct SlotShape {
     std::uint64_t tokens = 0; ///< of the micro-batch
     std::uint64_t seq = 1;    ///< of a sequence; divides tokens
@@ -37,19 +37,19 @@ struct SlotShape {
     std::uint64_t local_experts = 0; ///< routed experts of this rank
     std::uint64_t expert_rows = 0;   ///< the most rows that may come to them
 
-    // For NodeInfo::scratch_bytes alone.
+    // Only NodeInfo::scratch_bytes depends on these two.
     bool packs_operands = false; ///< FP8 products pack their operands into tiles of 128
     bool weights_packed = false; ///< FP8 weights have packed copies already
 
     bool fp8() const noexcept { return linear == LinearPrecision::Fp8; }
 };
 
-/// FP8 rows and columns of activations and gradients, and weights in memory.
+/// These are the recipes of FP8 rows and FP8 columns of activations and gradients.
 inline constexpr fp8::Recipe kRowsRecipe{fp8::Blocks::Rows128, fp8::Format::E4M3,
                                          fp8::ScaleRule::PowerOfTwo};
 inline constexpr fp8::Recipe kColumnsRecipe{fp8::Blocks::Columns128, fp8::Format::E4M3,
                                             fp8::ScaleRule::PowerOfTwo};
-/// kScaleRows rows of a matrix have scales of their own.
+/// This is the recipe of FP8 weights: each kScaleRows rows of a matrix have scales of their own.
 inline constexpr fp8::Recipe kWeightsRecipe{fp8::Blocks::Blocks128, fp8::Format::E4M3,
                                             fp8::ScaleRule::PowerOfTwo};
 
@@ -64,7 +64,7 @@ enum class Storage : std::uint8_t {
 enum class RowCount : std::uint8_t {
     Fixed,    ///< extents[0]
     Arriving, ///< those that come to the rank's experts; extents[0]: at most
-    Received, ///< those, too; the exchange itself keeps them, and the slot makes nothing
+    Received, ///< the same rows, which the exchange itself keeps: the slot makes no tensor
 };
 
 /// A tensor that a slot keeps from one node to another.
@@ -77,7 +77,7 @@ struct BufferInfo {
     RowCount rows = RowCount::Fixed;
     std::uint64_t groups = 0; ///< Fp8Columns: of the rows, each with scales of its own; 0: none
 
-    /// Bytes, with `arriving` rows where these are not fixed.
+    /// Returns the bytes that it takes, with `arriving` rows where these are not fixed.
     std::uint64_t bytes(std::uint64_t arriving) const;
 };
 
@@ -90,13 +90,14 @@ struct NodeInfo {
     NodeResource resource = NodeResource::Compute;
     bool beside_exchange = false;
     std::size_t after = std::numeric_limits<std::size_t>::max();
-    /// A weight gradient: of routed experts, which may have a queue for themselves.
+    /// Whether a weight gradient is of routed experts, which may have a queue for themselves.
     bool of_experts = false;
-    /// Memory that it uses while it runs, at most; nodes that run one after another share theirs.
+    /// The node uses at most so much memory while it runs. Nodes that run one after another share
+    /// it.
     std::uint64_t scratch_bytes = 0;
 };
 
-/// Where a kind of layer stands in a model.
+/// Where layers of a kind stand in a model.
 enum class LayerPlace : std::uint8_t {
     Front, ///< once, on the first stage
     Body,  ///< in layers 0 to ModelConfig::layers - 1
@@ -114,21 +115,21 @@ struct LayerKind {
     std::vector<BufferInfo> (*buffers)(const ModelConfig& config, const SlotShape& shape);
     /// In the order of a plain run: forward, input-gradient and weight-gradient nodes.
     std::vector<NodeInfo> (*nodes)(const ModelConfig& config, const SlotShape& shape);
-    /// Floating-point operations of the forward pass per token beside those of its matrices (2 per
-    /// element), where a token sees so many keys.
+    /// Returns the floating-point operations of the forward pass per token where a token sees so
+    /// many keys, without those of the matrices (2 per element).
     double (*other_flops)(const ModelConfig& config, double visible_keys);
 };
 
 /// The kinds of layers, in the order in which they stand in a model's layer.
 using LayerTable = std::span<const LayerKind>;
 
-/// Every kind that Bellows computes. Lives as long as the program.
+/// Returns every kind that Bellows computes. The table lives as long as the program.
 LayerTable layer_kinds() noexcept;
-/// Its row of that name. Throws Error{InvalidArgument} with the names that there are.
+/// Returns the row of that name. Throws Error{InvalidArgument} with the names that there are.
 const LayerKind& layer_kind(const std::string& name);
 
-/// Rows whose f32 logits the head's forward node has in scratch at a time, where the gradient that
-/// it keeps is narrower.
+/// Where the head keeps a bf16 gradient, its forward node has the f32 logits of so many rows in
+/// scratch at a time.
 inline constexpr std::uint64_t kLogitRows = 1024;
 
 /// One layer of a model.
@@ -137,18 +138,18 @@ struct PlacedLayer {
     std::uint64_t layer;
 };
 
-/// The layers of a stage in the order of the forward pass. `kinds` must outlive them.
+/// Returns the layers of a stage in the order of the forward pass. `kinds` must outlive them.
 std::vector<PlacedLayer> placed_layers(const ModelConfig& config, std::uint64_t stage,
                                        std::uint64_t num_stages, LayerTable kinds = layer_kinds());
 
-/// The functions of parameters.hpp for a model of these kinds of layers.
+/// These are the functions of parameters.hpp for a model of these kinds of layers.
 std::vector<ParameterInfo> parameters(const ModelConfig& config, LayerTable kinds);
 ParameterCount count_parameters(const ModelConfig& config, LayerTable kinds);
 double training_flops_per_token(const ModelConfig& config, std::uint64_t sequence,
                                 LayerTable kinds);
 
-/// The residual stream between a stage's layers: what a slot keeps once before each of them and
-/// once behind the last, and its gradient.
+/// A slot keeps the residual stream and its gradient once before each layer of a stage and once
+/// behind the last.
 BufferInfo residual_stream(const ModelConfig& config, const SlotShape& shape);
 BufferInfo residual_gradient(const ModelConfig& config, const SlotShape& shape);
 

@@ -1,0 +1,53 @@
+// SPDX-License-Identifier: MIT
+#include "app/stop_signal.hpp"
+
+#include <bellows/comm/launch.hpp>
+
+#include <atomic>
+#include <csignal>
+#include <thread>
+
+namespace bellows {
+
+namespace {
+
+std::atomic<bool> asked{false};
+
+void wait_for_signals(const sigset_t& watched) {
+    for (;;) {
+        int number = 0;
+        if (::sigwait(&watched, &number) != 0)
+            continue;
+        const bool again = asked.exchange(true);
+        if (!again || number == SIGUSR1)
+            continue;
+        // What it would have done without us.
+        sigset_t one;
+        sigemptyset(&one);
+        sigaddset(&one, number);
+        ::signal(number, SIG_DFL);
+        ::pthread_sigmask(SIG_UNBLOCK, &one, nullptr);
+        ::raise(number);
+    }
+}
+
+} // namespace
+
+void watch_stop_signals() {
+    sigset_t watched;
+    sigemptyset(&watched);
+    sigaddset(&watched, SIGUSR1);
+    // Our launcher asks by SIGUSR1, and ends ranks by the others.
+    if (!has_launcher()) {
+        sigaddset(&watched, SIGINT);
+        sigaddset(&watched, SIGTERM);
+    }
+    ::pthread_sigmask(SIG_BLOCK, &watched, nullptr);
+    std::thread([watched] { wait_for_signals(watched); }).detach();
+}
+
+bool stop_asked() noexcept {
+    return asked;
+}
+
+} // namespace bellows
