@@ -227,19 +227,27 @@ void check_training_input(const TrainOptions& options) {
     }
 }
 
-std::vector<fs::path> prepare_output(const TrainOptions& options) {
-    std::vector<fs::path> set_aside;
-    if (resumes_in_place(options)) {
-        const std::uint64_t step = Checkpoint::open(*options.resume).state().step;
-        set_aside = set_aside_newer_checkpoints(options.out, step);
-    }
+PreparedOutput prepare_output(const TrainOptions& options) {
     std::error_code error;
     fs::create_directories(options.out, error);
     if (error) {
         throw Error(ErrorCode::Io, errno_message("create", options.out, error.value()));
     }
+    PreparedOutput output;
+    std::string holder;
+    output.lock = lock_file(options.out / ".lock", holder);
+    if (output.lock.get() < 0) {
+        throw Error(ErrorCode::InvalidArgument,
+                    "another run" + (holder.empty() ? "" : " (process " + holder + ")") +
+                        " writes to " + in_quotes(options.out.string()) +
+                        "; wait for its end, stop it, or name another folder with --out");
+    }
+    if (resumes_in_place(options)) {
+        const std::uint64_t step = Checkpoint::open(*options.resume).state().step;
+        output.set_aside = set_aside_newer_checkpoints(options.out, step);
+    }
     write_file_durably(options.out / kConfigFile, options.config_text());
-    return set_aside;
+    return output;
 }
 
 GenerateOptions resolve_generate(const GenerateFlags& flags) {
@@ -247,6 +255,7 @@ GenerateOptions resolve_generate(const GenerateFlags& flags) {
     GenerateOptions options;
     options.checkpoint = checkpoint.folder();
     options.config = config_of(checkpoint);
+    validate(options.config.train);
     options.prompt = flags.prompt;
     override_with(options.tokens, flags.tokens);
     if (options.tokens == 0) {

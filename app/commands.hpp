@@ -4,6 +4,7 @@
 // What the subcommands of `bellows` are told after all input has been checked. The bodies that
 // need a device are handed in as functions; a subcommand without one does not exist.
 
+#include <bellows/base/files.hpp>
 #include <bellows/checkpoint/checkpoint.hpp>
 #include <bellows/text/corpus.hpp>
 #include <bellows/train/train_config.hpp>
@@ -60,10 +61,16 @@ struct Commands {
     std::function<int(const SelftestOptions&)> selftest;
 };
 
-/// Rank 0, before the first step: makes the run's folder and writes config.toml. Where the run goes
-/// on in place from another than its newest checkpoint, returns the newer ones, which it has set
-/// aside. Throws Error{Io}.
-std::vector<std::filesystem::path> prepare_output(const TrainOptions& options);
+/// What rank 0 prepares before the first step.
+struct PreparedOutput {
+    FileHandle lock; ///< no other run writes to the folder while it lives
+    /// Where the run goes on in place from another than its newest checkpoint: the newer ones,
+    /// which have been set aside.
+    std::vector<std::filesystem::path> set_aside;
+};
+/// Makes and locks the run's folder and writes config.toml. Throws Error{InvalidArgument} when
+/// another run has the folder, Error{Io}.
+PreparedOutput prepare_output(const TrainOptions& options);
 
 /// Throws Error{InvalidArgument} if the tokenizer has more ids than the model.
 void check_vocabulary(const ModelConfig& model, const Tokenizer& tokenizer);

@@ -92,6 +92,7 @@ private:
     Tokenizer tokenizer_;
     Corpus corpus_;
     ShuffledSequences sequences_;
+    PreparedOutput output_; ///< rank 0's
     std::optional<ProgressReporter> progress_;
     std::unique_ptr<Device> device_;
     std::optional<Trainer> trainer_;
@@ -132,10 +133,12 @@ TrainRun::TrainRun(const TrainOptions& options, World& world)
     if (options.resume)
         before.emplace(Checkpoint::open(*options.resume));
     check_memory(before);
-    if (leads()) // nothing is written before a device serves
-        for (const std::filesystem::path& newer : prepare_output(options))
+    if (leads()) { // nothing is written before a device serves
+        output_ = prepare_output(options);
+        for (const std::filesystem::path& newer : output_.set_aside)
             progress_->note("newer than the checkpoint that the run goes on from, kept as " +
                             newer.string());
+    }
     const KernelChoice kernels =
         choose_kernels(*device_, train_.precision, kept_by(before), leads(),
                        [this](std::uint64_t done, std::uint64_t total) {

@@ -10,6 +10,7 @@
 #include <utility>
 
 #include <fcntl.h>
+#include <sys/file.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -41,6 +42,28 @@ int FileHandle::release() noexcept {
 std::string errno_message(std::string_view verb, const std::filesystem::path& path, int error) {
     return "cannot " + std::string(verb) + " " + in_quotes(path.string()) + ": " +
            std::generic_category().message(error);
+}
+
+FileHandle lock_file(const std::filesystem::path& path, std::string& holder) {
+    FileHandle file(::open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0666));
+    if (file.get() < 0) {
+        throw Error(ErrorCode::Io, errno_message("open", path, errno));
+    }
+    if (::flock(file.get(), LOCK_EX | LOCK_NB) != 0) {
+        const int error = errno;
+        if (error != EWOULDBLOCK) {
+            throw Error(ErrorCode::Io, errno_message("lock", path, error));
+        }
+        char text[24] = {};
+        const ssize_t size = ::pread(file.get(), text, sizeof text - 1, 0);
+        holder.assign(text, size > 0 ? std::strspn(text, "0123456789") : 0);
+        return FileHandle();
+    }
+    const std::string mine = std::to_string(::getpid()) + "\n"; // it serves without this text, too
+    if (::ftruncate(file.get(), 0) == 0) {
+        [[maybe_unused]] const ssize_t written = ::pwrite(file.get(), mine.data(), mine.size(), 0);
+    }
+    return file;
 }
 
 void write_all(int fd, const void* data, std::uint64_t bytes, const std::filesystem::path& path) {

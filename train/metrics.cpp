@@ -87,6 +87,7 @@ MetricsLog::MetricsLog(std::filesystem::path path, std::uint64_t steps_done)
             }
         }
     }
+    written_ = kept.size();
     std::filesystem::path temporary = path_;
     temporary += ".tmp";
     write_file_durably(temporary, kept);
@@ -100,8 +101,17 @@ MetricsLog::MetricsLog(std::filesystem::path path, std::uint64_t steps_done)
 
 void MetricsLog::add(const StepMetrics& metrics) {
     steps_.push_back(metrics);
-    const std::string line = format_metrics(metrics) + "\n";
-    write_all(file_.get(), line.data(), line.size(), path_);
+    missing_ += format_metrics(metrics) + "\n";
+    try {
+        write_all(file_.get(), missing_.data(), missing_.size(), path_);
+    } catch (const Error&) { // a part of a line may be there
+        if (::ftruncate(file_.get(), static_cast<off_t>(written_)) != 0) {
+            throw Error(ErrorCode::Io, errno_message("cut", path_, errno));
+        }
+        throw;
+    }
+    written_ += missing_.size();
+    missing_.clear();
 }
 
 } // namespace bellows

@@ -72,7 +72,7 @@ public:
         double sum = 0, seconds_waited = 0;
         StepAsks asked;
     };
-    Losses sum_losses(StepAsks mine);
+    Losses sum_losses(StepAsks mine = {});
 
 private:
     Traffic traffic() const;

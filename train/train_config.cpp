@@ -104,8 +104,8 @@ TrainConfig parse_train_config(std::string_view text, std::string_view source,
     for (const auto& [key, value] : *train) {
         const std::string name(key.str());
         if (std::find(known.begin(), known.end(), name) == known.end()) {
-            refuse(place.of(value) + "unknown key " + in_quotes(name) +
-                   " in [train]; the nearest valid one is '" + nearest_name(name, known) + "'");
+            refuse(place.of(value) + "unknown key " + in_quotes(name) + " in [train]" +
+                   suggestion(name, known));
         }
     }
     if (train->contains("data")) {

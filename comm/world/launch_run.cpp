@@ -351,10 +351,11 @@ void Launch::start() {
     int error_number = 0;
     if (::read(failure.read.get(), &error_number, sizeof error_number) == sizeof error_number) {
         ::waitpid(mpirun_, nullptr, 0);
-        throw Error(ErrorCode::Unsupported,
-                    "cannot start " + options_.mpirun + ": " + std::strerror(error_number) +
-                        "; install OpenMPI (openmpi-bin), or use one rank",
-                    -1, error_number);
+        throw Error(
+            ErrorCode::InvalidArgument,
+            "cannot start " + options_.mpirun + ": " + std::strerror(error_number) +
+                "; several ranks need OpenMPI (package openmpi-bin): install it, or use --ranks 1",
+            -1, error_number);
     }
     ::fcntl(errors_.read.get(), F_SETFL, O_NONBLOCK);
 }

@@ -3,13 +3,16 @@
 
 #include "device_impl.hpp"
 
+#include <bellows/base/error.hpp>
+#include <bellows/base/files.hpp>
+
 #include <unistd.h>
 
 #include <algorithm>
 #include <cstdio>
+#include <cstring>
 #include <filesystem>
 #include <fstream>
-#include <iterator>
 #include <string>
 #include <string_view>
 
@@ -76,11 +79,18 @@ KernelCache::~KernelCache() {
 std::vector<char> KernelCache::kept() const {
     if (path_.empty())
         return {};
-    std::ifstream file(path_, std::ios::binary);
-    FileHeader header;
-    if (!file.read(reinterpret_cast<char*>(&header), sizeof header))
+    constexpr std::uint64_t kLargestCache = std::uint64_t{1} << 30;
+    std::string file;
+    try {
+        file = read_file(path_, kLargestCache);
+    } catch (const Error&) { // there is none, or something else has its name
         return {};
-    std::vector<char> data{std::istreambuf_iterator<char>(file), {}};
+    }
+    FileHeader header;
+    if (file.size() < sizeof header)
+        return {};
+    std::memcpy(&header, file.data(), sizeof header);
+    std::vector<char> data(file.begin() + sizeof header, file.end());
     return header == header_of(data) ? data : std::vector<char>{};
 }
 
@@ -124,7 +134,10 @@ void KernelCache::save() {
             return; // a cache that cannot be kept is no error
         }
     }
-    std::filesystem::rename(temporary, path_, ignored);
+    std::error_code error;
+    std::filesystem::rename(temporary, path_, error);
+    if (error) // a folder has the name
+        std::filesystem::remove(temporary, ignored);
     changed_ = false;
 }
 

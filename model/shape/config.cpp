@@ -187,7 +187,7 @@ public:
             const std::string name(key.str());
             if (std::find(known.begin(), known.end(), name) == known.end())
                 refuse(at(key.source()) + "unknown key '" + name + "' " + place +
-                       "; the nearest valid one is '" + nearest_name(name, known) + "'");
+                       suggestion(name, known));
         }
     }
 
@@ -317,10 +317,11 @@ std::string to_toml(const ModelConfig& config) {
     return text;
 }
 
-std::string nearest_name(std::string_view word, const std::vector<std::string>& candidates) {
-    std::string best;
+std::string suggestion(std::string_view word, const std::vector<std::string>& candidates) {
+    std::string best, all;
     std::size_t best_edits = std::numeric_limits<std::size_t>::max();
     for (const std::string& candidate : candidates) {
+        all += (all.empty() ? "" : ", ") + candidate;
         std::vector<std::size_t> row(candidate.size() + 1); // Levenshtein, one row at a time
         for (std::size_t j = 0; j < row.size(); ++j)
             row[j] = j;
@@ -338,7 +339,9 @@ std::string nearest_name(std::string_view word, const std::vector<std::string>& 
             best = candidate;
         }
     }
-    return best;
+    const bool near = best_edits <= std::max<std::size_t>(2, word.size() / 3) &&
+                      2 * best_edits <= word.size() + 1;
+    return near ? "; did you mean '" + best + "'?" : "; there are: " + all;
 }
 
 } // namespace bellows

@@ -21,9 +21,8 @@ std::string_view preset_text(std::string_view name) {
     for (const Preset& preset : preset_table())
         if (preset.name == name)
             return preset.text;
-    throw Error(ErrorCode::InvalidArgument, "unknown preset '" + std::string(name) +
-                                                "'; the nearest one is '" +
-                                                nearest_name(name, preset_names()) + "'");
+    throw Error(ErrorCode::InvalidArgument,
+                "unknown preset '" + std::string(name) + "'" + suggestion(name, preset_names()));
 }
 
 ModelConfig load_model(const std::string& preset_or_file,

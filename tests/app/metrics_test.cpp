@@ -5,13 +5,18 @@
 #include "app/units.hpp"
 #include "support/temporary_folder.hpp"
 
+#include <bellows/base/files.hpp>
 #include <bellows/train/metrics.hpp>
 
 #include <nlohmann/json.hpp>
 
 #include <algorithm>
 #include <cmath>
+#include <csignal>
 #include <limits>
+
+#include <sys/resource.h>
+#include <unistd.h>
 
 using namespace bellows;
 namespace fs = std::filesystem;
@@ -106,6 +111,46 @@ TEST(Metrics, ResumeDropsLaterAndHalfLines) {
     EXPECT_EQ(count(content_of(path), "\n"), 11u);
     EXPECT_TRUE(MetricsLog(path, 0).steps().empty()) << "a fresh run starts a fresh file";
     EXPECT_BELLOWS_ERROR(MetricsLog(folder.path() / "no" / "where", 0), Io, "where");
+}
+
+// For this process no file may grow beyond the limit: what a full disk looks like.
+TEST(Metrics, AFullDiskLeavesWholeLinesAndTheRestFollows) {
+    TemporaryFolder folder;
+    const fs::path path = folder.path() / "metrics.jsonl";
+    MetricsLog log(path, 0);
+    log.add(step_at(1, 5));
+    const std::string first = content_of(path);
+    std::signal(SIGXFSZ, SIG_IGN);
+    rlimit limit{};
+    ASSERT_EQ(::getrlimit(RLIMIT_FSIZE, &limit), 0);
+    const rlimit before = limit;
+    limit.rlim_cur = first.size() + 20; // amid the second line
+    ASSERT_EQ(::setrlimit(RLIMIT_FSIZE, &limit), 0);
+    EXPECT_BELLOWS_ERROR(log.add(step_at(2, 4)), Io, "metrics.jsonl");
+    EXPECT_EQ(content_of(path), first);
+    EXPECT_BELLOWS_ERROR(log.add(step_at(3, 3)), Io, "metrics.jsonl");
+    ASSERT_EQ(::setrlimit(RLIMIT_FSIZE, &before), 0);
+    log.add(step_at(4, 2));
+    const std::vector<StepMetrics> steps = read_metrics(path);
+    ASSERT_EQ(steps.size(), 4u);
+    for (std::uint64_t i = 0; i < 4; ++i)
+        EXPECT_EQ(steps[i].step, i + 1);
+    EXPECT_EQ(count(content_of(path), "\n"), 4u);
+}
+
+TEST(Files, AreLockedForOneAtATime) {
+    const TemporaryFolder folder;
+    const fs::path path = folder.path() / ".lock";
+    std::string holder;
+    {
+        const FileHandle lock = lock_file(path, holder);
+        EXPECT_GE(lock.get(), 0);
+        EXPECT_EQ(holder, "");
+        EXPECT_LT(lock_file(path, holder).get(), 0);
+        EXPECT_EQ(holder, std::to_string(::getpid()));
+    }
+    EXPECT_GE(lock_file(path, holder).get(), 0) << "the first has gone";
+    EXPECT_BELLOWS_ERROR(lock_file(folder.path() / "no" / "where", holder), Io, "where");
 }
 
 TEST(Metrics, FullDiskGivesIo) {

@@ -324,7 +324,7 @@ TEST(Launch, SaysWhatCannotBeStarted) {
         launch_ranks(options);
         FAIL() << "nothing was thrown";
     } catch (const Error& error) {
-        EXPECT_EQ(error.code(), ErrorCode::Unsupported);
+        EXPECT_EQ(error.code(), ErrorCode::InvalidArgument);
         EXPECT_NE(error.message().find("no-such-mpirun"), std::string::npos);
     }
     options.mpirun = "false";

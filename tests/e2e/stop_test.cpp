@@ -111,6 +111,24 @@ TEST(SecondSignal, EndsTheRunAtOnce) {
     EXPECT_EQ(finished.exit_code, 128 + SIGINT) << finished.errors;
 }
 
+TEST(RunFolder, IsOneRunsAtATime) {
+    const Workspace workspace;
+    const fs::path run = workspace.path() / "run";
+    const auto arguments = [&](const char* steps) {
+        return workspace.train_arguments("run", {"--ranks", "2", "--steps", steps});
+    };
+    Command command = workspace.start(arguments("100000"));
+    ASSERT_TRUE(wait_until(command, [&] { return lines_of(run) >= 1; })) << command.errors();
+    const std::string holder = std::to_string(command.rank_process(0));
+    for (const Environment& environment :
+         {Environment{}, Environment{{"BELLOWS_INPUT_CHECKED", "1"}}}) // a user may export anything
+        expect_one_line(workspace.bellows(arguments("1"), environment), 2,
+                        "another run (process " + holder + ") writes to ");
+    ASSERT_EQ(::kill(command.process(), SIGTERM), 0);
+    EXPECT_EQ(command.wait(kLimit).exit_code, kStopped);
+    EXPECT_EQ(bellows::Checkpoint::open(run).state().step, lines_of(run));
+}
+
 TEST(Checkpoints, AreWrittenByTimeUnlessByStep) {
     const Workspace workspace;
     const fs::path config =

@@ -18,6 +18,8 @@
 #include <utility>
 #include <vector>
 
+#include <sys/stat.h>
+
 namespace bellows {
 namespace {
 
@@ -145,6 +147,14 @@ TEST(EngineOptions, CompiledPipelinesAreKeptAndDamagedFilesAreNot) {
         EXPECT_EQ(now.substr(0, 8), "bellows1");
         EXPECT_NE(now, damaged);
     }
+    // What is no file is left alone: reading a pipe would wait for ever.
+    std::filesystem::remove(files[0]);
+    ASSERT_EQ(::mkfifo(files[0].c_str(), 0600), 0);
+    compute(cache);
+    std::filesystem::remove(files[0]);
+    std::filesystem::create_directories(files[0] / "full");
+    compute(cache);
+    EXPECT_EQ(files_in(folder.path() / "deeper").size(), 1u) << "no temporary one";
 }
 
 TEST(EngineOptions, ListsOfDevicesAreCheckedWordByWord) {

@@ -107,6 +107,7 @@ TEST(ModelConfig, TableOfRefusals) {
     };
     const std::vector<Case> cases = {
         {with("hiden", "hiden = 16"), {"some.toml:17:", "'hiden'", "'hidden'", "[model]"}},
+        {with("context_window", "context_window = 16"), {"'context_window'", "there are: "}},
         {with("h", "\"hid\\nden\" = 1"), {"some.toml:17:", "'hid?den'", "'hidden'"}},
         {with("norm_eps", "norm_eps = 1e-320"), {"norm_eps = "}},
         {"[modl]\n", {"some.toml:1:", "'modl'", "'model'"}},

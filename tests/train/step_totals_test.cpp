@@ -36,6 +36,21 @@ TEST_F(StepTotalsTest, CountEachMicroBatchOnce) {
     EXPECT_EQ(totals.sum_losses().sum, 1.5 + static_cast<double>(ranks * (ranks - 1)) / 2);
 }
 
+TEST_F(StepTotalsTest, TellAllWhatAnyAsks) {
+    totals.note_loss(rank, 0.25);
+    const auto asked = [&](bool save, bool stop) {
+        const StepTotals::Losses losses = totals.sum_losses({.save = save, .stop = stop});
+        EXPECT_EQ(losses.sum, 0.25 * static_cast<double>(ranks));
+        return losses.asked;
+    };
+    const StepAsks last = asked(false, rank + 1 == ranks);
+    EXPECT_TRUE(last.stop && !last.save);
+    const StepAsks first = asked(rank == 0, false);
+    EXPECT_TRUE(first.save && !first.stop);
+    const StepAsks none = asked(false, false);
+    EXPECT_FALSE(none.save || none.stop);
+}
+
 TEST_F(StepTotalsTest, CountBytesOfOneStep) {
     traffic.bytes_sent = 100 * (rank + 1);
     const StepTotals::Sums first = totals.sum_with_bytes(1);

@@ -39,6 +39,11 @@ private:
     int fd_ = -1;
 };
 
+/// Opens or makes the file and locks it until the handle or the process ends. If another process
+/// has it locked, the handle is empty (get() < 0) and `holder` becomes what that process wrote: its
+/// id. Throws Error{Io}.
+FileHandle lock_file(const std::filesystem::path& path, std::string& holder);
+
 /// Writes all bytes or throws Error{Io} that names `path`.
 void write_all(int fd, const void* data, std::uint64_t bytes, const std::filesystem::path& path);
 

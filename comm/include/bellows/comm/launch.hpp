@@ -51,8 +51,8 @@ struct LaunchResult {
 /// inherited; standard error, too, less mpirun's own notes about lost processes. Standard input is
 /// empty. mpirun and the ranks are a process group of their own: a terminal's Ctrl-C reaches this
 /// process alone, which ends the ranks or asks them to end (stop_signal). Throws
-/// Error{InvalidArgument} for no command or no ranks, Error{Unsupported} if mpirun cannot be
-/// started, Error{Mpi} if it ended before any rank began.
+/// Error{InvalidArgument} for no command, for no ranks and if mpirun cannot be started, Error{Mpi}
+/// if it ended before any rank began.
 LaunchResult launch_ranks(const LaunchOptions& options);
 
 /// mpirun's arguments before the program.

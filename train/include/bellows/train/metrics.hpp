@@ -37,7 +37,8 @@ public:
     /// Starts the file of a fresh run (steps_done 0), or continues that of a resumed run: lines of
     /// steps after steps_done, and any half line, are dropped. Throws Error{Io}.
     MetricsLog(std::filesystem::path path, std::uint64_t steps_done);
-    /// Appends a line; other programs can follow the file. Throws Error{Io}.
+    /// Appends a line; other programs can follow the file. Throws Error{Io}: then the file ends
+    /// with a whole line as before, and the next call writes this line, too.
     void add(const StepMetrics& metrics);
     /// All steps so far, those before the resume included.
     const std::vector<StepMetrics>& steps() const noexcept { return steps_; }
@@ -46,6 +47,8 @@ private:
     std::filesystem::path path_;
     FileHandle file_;
     std::vector<StepMetrics> steps_;
+    std::uint64_t written_ = 0; ///< bytes of whole lines in the file
+    std::string missing_;       ///< lines that could not be written
 };
 
 } // namespace bellows
