@@ -100,6 +100,10 @@ void report_exit(int rank, int exit_code, std::string_view reason) noexcept {
     send_report(rank, std::max(exit_code, 0), reason);
 }
 
+void report_alive(int rank) noexcept {
+    send_report(rank, kAlive, {});
+}
+
 void report_started(int rank) noexcept {
     send_report(rank, kStarted, {});
 }

@@ -14,10 +14,11 @@ constexpr std::size_t kMaxReason = 4096;
 
 struct LaunchReport {
     std::int32_t rank;
-    std::int32_t exit_code; ///< kStarted: not an end
+    std::int32_t exit_code; ///< kAlive and kStarted: not an end
     // the reason's text follows
 };
 
-constexpr std::int32_t kStarted = -1;
+constexpr std::int32_t kAlive = -2;   ///< the process is there, MPI has not started
+constexpr std::int32_t kStarted = -1; ///< it has its World
 
 } // namespace bellows

@@ -193,9 +193,12 @@ private:
     void take_report(const LaunchReport& report, pid_t sender, std::string_view reason) {
         if (report.rank < 0 || report.rank >= options_.ranks)
             return;
-        const auto [rank, first] = started_.try_emplace(report.rank);
+        const auto [rank, first] = processes_.try_emplace(report.rank);
         if (first)
             rank->second = FileDescriptor(static_cast<int>(::syscall(SYS_pidfd_open, sender, 0)));
+        if (report.exit_code == kAlive)
+            return;
+        started_.insert(report.rank);
         if (report.exit_code == kStarted)
             return;
         exit_codes_[report.rank] = report.exit_code;
@@ -210,7 +213,7 @@ private:
 
     std::vector<int> ended_processes() const {
         std::vector<int> ranks;
-        for (const auto& [rank, process] : started_) {
+        for (const auto& [rank, process] : processes_) {
             pollfd entry{process.get(), POLLIN, 0};
             if (process && !exit_codes_.contains(rank) && ::poll(&entry, 1, 0) == 1)
                 ranks.push_back(rank);
@@ -252,13 +255,12 @@ private:
     void kill_leftovers() { signal_ranks(SIGKILL); }
 
     void signal_ranks(int number) {
-        for (const auto& [rank, process] : started_)
+        for (const auto& [rank, process] : processes_)
             if (process)
                 ::syscall(SYS_pidfd_send_signal, process.get(), number, nullptr, 0);
     }
 
-    template <typename T>
-    std::string missing(const std::map<int, T>& present) const {
+    std::string missing(const auto& present) const {
         std::string text = "rank";
         for (int rank = 0; rank < options_.ranks; ++rank)
             if (!present.contains(rank))
@@ -273,15 +275,17 @@ private:
             result = {128 + signal_, -1, std::string("ended by ") + ::strsignal(signal_)};
         else if (first_failure_)
             result = *first_failure_;
+        else if (!silent_.empty())
+            result = {kPeerLostExit, *silent_.begin(),
+                      "rank " + std::to_string(*silent_.begin()) +
+                          (started_.contains(*silent_.begin()) ? " ended without saying why"
+                                                               : " ended while MPI was starting")};
         else if (started_.empty())
             throw Error(ErrorCode::Mpi,
                         options_.mpirun + " ended with status " +
                             std::to_string(exit_status(status)) +
                             " before any rank had started; its own message says why",
                         -1, exit_status(status));
-        else if (!silent_.empty())
-            result = {kPeerLostExit, *silent_.begin(),
-                      "rank " + std::to_string(*silent_.begin()) + " ended without saying why"};
         else if (!all_ended)
             result = {kPeerLostExit, -1, missing(exit_codes_) + " ended without saying why"};
         else if (stopped_)
@@ -301,7 +305,8 @@ private:
     Pipe errors_;
     StderrRelay relay_;
     pid_t mpirun_ = -1;
-    std::map<int, FileDescriptor> started_; // their processes
+    std::map<int, FileDescriptor> processes_; // of ranks that have reported anything
+    std::set<int> started_;                   // have their World, or have ended
     std::map<int, int> exit_codes_;
     std::set<int> silent_; // ended without a report
     std::optional<LaunchResult> first_failure_;

@@ -88,6 +88,7 @@ World World::init(int& argc, char**& argv, const WorldOptions& options) {
     if (initialized)
         throw Error(ErrorCode::InvalidArgument,
                     "MPI is already started; use join_world with a communicator");
+    report_alive(launched_rank());
     int level = MPI_THREAD_SINGLE;
     check_mpi(MPI_Init_thread(&argc, &argv, MPI_THREAD_MULTIPLE, &level), "MPI_Init_thread");
     World world = make_world(MPI_COMM_WORLD, options, true);

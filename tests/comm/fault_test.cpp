@@ -50,6 +50,7 @@ int exit_code_of(const Error& error) {
 
 /// This process dies when it leaves MPI.
 bool dies_last = false;
+bool dies_in_mpi = false; ///< this rank, in MPI_Init_thread()
 
 void misbehave(const std::string& fault, World& world) {
     if (fault == "kill")
@@ -122,6 +123,7 @@ std::string run_own_mpi(int argc, char** argv, int level) {
 
 int run_rank(int argc, char** argv) {
     const std::string phase = argv[2], fault = argv[3], folder = argv[4];
+    dies_in_mpi = phase == "MPI" && launched_rank() == 1;
     if (phase == "own mpi") {
         const std::string wrong = run_own_mpi(
             argc, argv, fault == "serialized" ? MPI_THREAD_SERIALIZED : MPI_THREAD_FUNNELED);
@@ -310,6 +312,15 @@ TEST_F(Faults, ARankThatDiesOnItsWayOutIsLost) {
     EXPECT_LT(took_, 30s);
 }
 
+// The others wait in there for it.
+TEST_F(Faults, ARankThatDiesWhileMpiStartsIsNamedSoon) {
+    const LaunchResult result = launch(3, "MPI", "none");
+    EXPECT_EQ(result.exit_code, 4);
+    EXPECT_EQ(result.rank, 1);
+    EXPECT_EQ(result.reason, "rank 1 ended while MPI was starting");
+    EXPECT_LT(took_, 30s);
+}
+
 TEST_F(Faults, EveryRankKilledIsALoss) {
     const LaunchResult result = launch(1, "message", "kill");
     EXPECT_EQ(result.exit_code, 4);
@@ -353,7 +364,13 @@ TEST(Launch, ThisProcessWasNotLaunched) {
 } // namespace
 } // namespace bellows
 
-/// In place of the library's, which it calls.
+// In place of the library's, which they call.
+extern "C" int MPI_Init_thread(int* argc, char*** argv, int required, int* provided) {
+    if (bellows::dies_in_mpi)
+        ::raise(SIGKILL);
+    return PMPI_Init_thread(argc, argv, required, provided);
+}
+
 extern "C" int MPI_Finalize() {
     if (bellows::dies_last)
         ::raise(SIGKILL);

@@ -74,6 +74,9 @@ int launched_size() noexcept;
 bool has_launcher() noexcept;
 /// Tells launch_ranks() in the parent, if there is one, how this rank ends; the last thing to do.
 void report_exit(int rank, int exit_code, std::string_view reason = {}) noexcept;
+/// Tells it that this process is a rank whose MPI is about to start (World::init() does): should it
+/// die in there, that is noticed at once.
+void report_alive(int rank) noexcept;
 /// Tells it that this rank has its World (World::init() does).
 void report_started(int rank) noexcept;
 
