@@ -14,6 +14,7 @@
 #include <cstdlib>
 #include <cstring>
 #include <fcntl.h>
+#include <fstream>
 #include <map>
 #include <optional>
 #include <poll.h>
@@ -30,6 +31,7 @@ namespace {
 
 constexpr Milliseconds kTick{50};
 constexpr Milliseconds kKillAfterTerm{5000};
+constexpr Milliseconds kLookAtRanks{500};
 constexpr int kPeerLostExit = 4;
 
 struct Pipe {
@@ -195,7 +197,8 @@ private:
             return;
         const auto [rank, first] = processes_.try_emplace(report.rank);
         if (first)
-            rank->second = FileDescriptor(static_cast<int>(::syscall(SYS_pidfd_open, sender, 0)));
+            rank->second = {
+                FileDescriptor(static_cast<int>(::syscall(SYS_pidfd_open, sender, 0))), sender, {}};
         if (report.exit_code == kAlive)
             return;
         started_.insert(report.rank);
@@ -214,8 +217,8 @@ private:
     std::vector<int> ended_processes() const {
         std::vector<int> ranks;
         for (const auto& [rank, process] : processes_) {
-            pollfd entry{process.get(), POLLIN, 0};
-            if (process && !exit_codes_.contains(rank) && ::poll(&entry, 1, 0) == 1)
+            pollfd entry{process.handle.get(), POLLIN, 0};
+            if (process.handle && !exit_codes_.contains(rank) && ::poll(&entry, 1, 0) == 1)
                 ranks.push_back(rank);
         }
         return ranks;
@@ -228,7 +231,38 @@ private:
             end_by_.emplace(options_.grace);
     }
 
+    /// Ranks that do not move although they live. One that has reported its end may, too.
+    void watch_stopped() {
+        for (auto& [rank, process] : processes_) {
+            if (!process.handle || !is_stopped(process.id)) {
+                process.stopped.reset();
+            } else if (!process.stopped) {
+                process.stopped.emplace(options_.stopped_timeout);
+            } else if (process.stopped->expired() && !end_by_) {
+                first_failure_ = LaunchResult{
+                    kPeerLostExit, rank,
+                    "rank " + std::to_string(rank) + " (pid " + std::to_string(process.id) +
+                        ") is stopped and was given up after " +
+                        std::to_string(options_.stopped_timeout.count()) + " ms"};
+                end_by_.emplace(Milliseconds{0});
+            }
+        }
+    }
+
+    /// By a signal, not by a debugger.
+    static bool is_stopped(pid_t process) {
+        std::ifstream file("/proc/" + std::to_string(process) + "/stat");
+        std::string text;
+        std::getline(file, text);
+        const std::size_t name_end = text.rfind(") ");
+        return name_end != std::string::npos && text[name_end + 2] == 'T';
+    }
+
     void end_if_due(const Deadline& startup) {
+        if (looked_.expired()) {
+            watch_stopped();
+            looked_ = Deadline(kLookAtRanks);
+        }
         const bool all_started = started_.size() == static_cast<std::size_t>(options_.ranks);
         if (!all_started && startup.expired() && !first_failure_) {
             first_failure_ =
@@ -256,8 +290,8 @@ private:
 
     void signal_ranks(int number) {
         for (const auto& [rank, process] : processes_)
-            if (process)
-                ::syscall(SYS_pidfd_send_signal, process.get(), number, nullptr, 0);
+            if (process.handle)
+                ::syscall(SYS_pidfd_send_signal, process.handle.get(), number, nullptr, 0);
     }
 
     std::string missing(const auto& present) const {
@@ -305,15 +339,21 @@ private:
     Pipe errors_;
     StderrRelay relay_;
     pid_t mpirun_ = -1;
-    std::map<int, FileDescriptor> processes_; // of ranks that have reported anything
-    std::set<int> started_;                   // have their World, or have ended
+    struct Process {
+        FileDescriptor handle;
+        pid_t id = 0;
+        std::optional<Deadline> stopped; // when it counts as lost
+    };
+    std::map<int, Process> processes_; // of ranks that have reported anything
+    std::set<int> started_;            // have their World, or have ended
     std::map<int, int> exit_codes_;
     std::set<int> silent_; // ended without a report
     std::optional<LaunchResult> first_failure_;
     std::optional<Deadline> end_by_, kill_by_;
-    int signal_ = 0;       // that ended the ranks
-    bool asked_ = false;   // the ranks have got the stop signal
-    bool stopped_ = false; // a rank has ended because of that
+    Deadline looked_{kLookAtRanks}; // until ranks are looked at again
+    int signal_ = 0;                // that ended the ranks
+    bool asked_ = false;            // the ranks have got the stop signal
+    bool stopped_ = false;          // a rank has ended because of that
     bool killed_ = false;
 };
 

@@ -49,7 +49,7 @@ int exit_code_of(const Error& error) {
 }
 
 /// This process dies when it leaves MPI.
-bool dies_last = false;
+int last_signal = 0;      ///< that this rank raises in MPI_Finalize()
 bool dies_in_mpi = false; ///< this rank, in MPI_Init_thread()
 
 void misbehave(const std::string& fault, World& world) {
@@ -134,7 +134,8 @@ int run_rank(int argc, char** argv) {
         report_exit(1, 2, "unknown option");
         return 2;
     }
-    dies_last = fault == "die last" && launched_rank() == 1;
+    if (launched_rank() == 1)
+        last_signal = fault == "die last" ? SIGKILL : fault == "stop last" ? SIGSTOP : 0;
     int rank = -1, exit_code = 0;
     std::string reason;
     SteadyClock::time_point start;
@@ -146,7 +147,7 @@ int run_rank(int argc, char** argv) {
         const int culprit = world.size() > 1 ? 1 : 0;
         testing::barrier_left_last_by(world, culprit);
         start = SteadyClock::now();
-        if (fault != "none" && fault != "die last") {
+        if (fault != "none" && !fault.ends_with(" last")) {
             if (rank == culprit) {
                 std::ofstream(folder + "/culprit") << ::getpid();
                 std::this_thread::sleep_for(100ms); // the others are well inside their waits
@@ -312,6 +313,17 @@ TEST_F(Faults, ARankThatDiesOnItsWayOutIsLost) {
     EXPECT_LT(took_, 30s);
 }
 
+// It lives, and nobody's heartbeats run any more.
+TEST_F(Faults, ARankThatStopsOnItsWayOutIsGivenUp) {
+    stopped_timeout_ = 2s;
+    const LaunchResult result = launch(3, "none", "stop last");
+    EXPECT_EQ(result.exit_code, 4) << result.reason;
+    EXPECT_EQ(result.rank, 1);
+    EXPECT_NE(result.reason.find("is stopped and was given up after 2000 ms"), std::string::npos)
+        << result.reason;
+    EXPECT_LT(took_, 30s);
+}
+
 // The others wait in there for it.
 TEST_F(Faults, ARankThatDiesWhileMpiStartsIsNamedSoon) {
     const LaunchResult result = launch(3, "MPI", "none");
@@ -372,8 +384,8 @@ extern "C" int MPI_Init_thread(int* argc, char*** argv, int required, int* provi
 }
 
 extern "C" int MPI_Finalize() {
-    if (bellows::dies_last)
-        ::raise(SIGKILL);
+    if (bellows::last_signal != 0)
+        ::raise(bellows::last_signal);
     return PMPI_Finalize();
 }
 

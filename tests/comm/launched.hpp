@@ -72,6 +72,7 @@ protected:
         options.command = {std::filesystem::read_symlink("/proc/self/exe").string(), "--rank",
                            phase, fault, folder_};
         options.grace = grace;
+        options.stopped_timeout = stopped_timeout_;
         const auto start = SteadyClock::now();
         const LaunchResult result = launch_ranks(options);
         took_ = SteadyClock::now() - start;
@@ -87,6 +88,7 @@ protected:
     }
 
     std::string folder_;
+    std::chrono::milliseconds stopped_timeout_ = LaunchOptions{}.stopped_timeout;
     SteadyClock::duration took_{};
 };
 

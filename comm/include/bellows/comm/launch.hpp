@@ -29,6 +29,9 @@ struct LaunchOptions {
     /// Between the first sign of a failure, be it a rank that ends without a report, and the end of
     /// the ranks that are still there.
     std::chrono::milliseconds grace{8'000};
+    /// A rank that a signal has stopped (SIGSTOP) for so long counts as lost. While ranks work, the
+    /// others' heartbeats notice it sooner; in MPI_Finalize() and behind it nobody else does.
+    std::chrono::milliseconds stopped_timeout{20'000};
     /// What SIGINT or SIGTERM to this process first does, once all ranks have started: they get
     /// this signal and end by themselves. A second one ends them. 0: the first one ends them.
     int stop_signal = 0;
