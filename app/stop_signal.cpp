@@ -4,6 +4,7 @@
 #include <bellows/comm/launch.hpp>
 
 #include <atomic>
+#include <chrono>
 #include <csignal>
 #include <thread>
 
@@ -13,13 +14,19 @@ namespace {
 
 std::atomic<bool> asked{false};
 
+/// Some programs send a signal to a process and to its group.
+constexpr std::chrono::milliseconds kOneSignal{500};
+
 void wait_for_signals(const sigset_t& watched) {
+    std::chrono::steady_clock::time_point first;
     for (;;) {
         int number = 0;
         if (::sigwait(&watched, &number) != 0)
             continue;
-        const bool again = asked.exchange(true);
-        if (!again || number == SIGUSR1)
+        const auto now = std::chrono::steady_clock::now();
+        if (!asked.exchange(true))
+            first = now;
+        if (number == SIGUSR1 || now - first < kOneSignal)
             continue;
         // What it would have done without us.
         sigset_t one;

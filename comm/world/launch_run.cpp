@@ -32,6 +32,7 @@ namespace {
 constexpr Milliseconds kTick{50};
 constexpr Milliseconds kKillAfterTerm{5000};
 constexpr Milliseconds kLookAtRanks{500};
+constexpr Milliseconds kOneSignal{500};
 constexpr int kPeerLostExit = 4;
 
 struct Pipe {
@@ -161,12 +162,14 @@ private:
             take_signal(number);
     }
 
-    /// The first one asks ranks that can still save their work; any other ends them.
+    /// The first one asks ranks that can still save their work; a later one ends them.
     void take_signal(int number) {
+        if (asked_ && !asked_->expired())
+            return; // some programs send to a process and to its group
         const bool all_started = started_.size() == static_cast<std::size_t>(options_.ranks);
         const bool may_ask = options_.stop_signal != 0 && !asked_ && all_started && !end_by_;
         if (may_ask) {
-            asked_ = true;
+            asked_.emplace(kOneSignal);
             signal_ranks(options_.stop_signal);
             return;
         }
@@ -352,7 +355,7 @@ private:
     std::optional<Deadline> end_by_, kill_by_;
     Deadline looked_{kLookAtRanks}; // until ranks are looked at again
     int signal_ = 0;                // that ended the ranks
-    bool asked_ = false;            // the ranks have got the stop signal
+    std::optional<Deadline> asked_; // the ranks have got the stop signal; until here it is one
     bool stopped_ = false;          // a rank has ended because of that
     bool killed_ = false;
 };

@@ -105,7 +105,7 @@ TEST(SecondSignal, EndsTheRunAtOnce) {
     ASSERT_GT(stuck, 0);
     ASSERT_EQ(::kill(stuck, SIGSTOP), 0);
     ASSERT_EQ(::kill(command.process(), SIGINT), 0);
-    std::this_thread::sleep_for(std::chrono::milliseconds(300)); // two at once are one
+    std::this_thread::sleep_for(std::chrono::milliseconds(800)); // two at once are one
     ASSERT_EQ(::kill(command.process(), SIGINT), 0);
     const Finished finished = command.wait(std::chrono::seconds(30));
     EXPECT_EQ(finished.exit_code, 128 + SIGINT) << finished.errors;

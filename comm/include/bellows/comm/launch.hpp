@@ -33,7 +33,8 @@ struct LaunchOptions {
     /// others' heartbeats notice it sooner; in MPI_Finalize() and behind it nobody else does.
     std::chrono::milliseconds stopped_timeout{20'000};
     /// What SIGINT or SIGTERM to this process first does, once all ranks have started: they get
-    /// this signal and end by themselves. A second one ends them. 0: the first one ends them.
+    /// this signal and end by themselves. A second one, at least half a second later, ends them. 0:
+    /// the first one ends them.
     int stop_signal = 0;
     /// What a rank reports that has ended because of stop_signal. It is no failure. 0: there is
     /// none.
