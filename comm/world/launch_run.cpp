@@ -146,9 +146,13 @@ private:
     std::vector<std::string> environment() const;
 
     void wait_for_events() {
-        std::array<pollfd, 3> entries{{{reports_.get(), POLLIN, 0},
-                                       {errors_.read.get(), POLLIN, 0},
-                                       {signals_.fd(), POLLIN, 0}}};
+        std::vector<pollfd> entries{{reports_.get(), POLLIN, 0},
+                                    {errors_.read.get(), POLLIN, 0},
+                                    {signals_.fd(), POLLIN, 0}};
+        // At once: where one dies, mpirun may end the others, and the first is to be named.
+        for (const auto& [rank, process] : processes_)
+            if (process.handle && !exit_codes_.contains(rank) && !silent_.contains(rank))
+                entries.push_back({process.handle.get(), POLLIN, 0});
         ::poll(entries.data(), entries.size(), static_cast<int>(kTick.count()));
         if (entries[1].revents & POLLHUP) // mpirun is about to end
             std::this_thread::sleep_for(Milliseconds{5});
@@ -230,6 +234,8 @@ private:
     /// A process has ended without a report. The others may know more; they have the grace to tell.
     void take_silence(int rank) {
         silent_.insert(rank);
+        if (first_silent_ < 0)
+            first_silent_ = rank;
         if (!end_by_)
             end_by_.emplace(options_.grace);
     }
@@ -313,10 +319,10 @@ private:
         else if (first_failure_)
             result = *first_failure_;
         else if (!silent_.empty())
-            result = {kPeerLostExit, *silent_.begin(),
-                      "rank " + std::to_string(*silent_.begin()) +
-                          (started_.contains(*silent_.begin()) ? " ended without saying why"
-                                                               : " ended while MPI was starting")};
+            result = {kPeerLostExit, first_silent_,
+                      started_.contains(first_silent_)
+                          ? "rank " + std::to_string(first_silent_) + " ended without saying why"
+                          : silent_ranks() + " ended while MPI was starting"};
         else if (started_.empty())
             throw Error(ErrorCode::Mpi,
                         options_.mpirun + " ended with status " +
@@ -329,6 +335,16 @@ private:
             result.exit_code = options_.stopped_exit_code;
         result.killed = killed_;
         return result;
+    }
+
+    /// mpirun may end the others before the first is noticed: nobody is to blame for certain.
+    std::string silent_ranks() const {
+        if (silent_.size() == 1)
+            return "rank " + std::to_string(first_silent_);
+        std::string text = "one of the ranks";
+        for (const int rank : silent_)
+            text += " " + std::to_string(rank);
+        return text + ", most likely " + std::to_string(first_silent_) + ",";
     }
 
     static int exit_status(int status) {
@@ -351,6 +367,7 @@ private:
     std::set<int> started_;            // have their World, or have ended
     std::map<int, int> exit_codes_;
     std::set<int> silent_; // ended without a report
+    int first_silent_ = -1;
     std::optional<LaunchResult> first_failure_;
     std::optional<Deadline> end_by_, kill_by_;
     Deadline looked_{kLookAtRanks}; // until ranks are looked at again
