@@ -61,7 +61,7 @@ struct Commands {
     std::function<int(const SelftestOptions&)> selftest;
 };
 
-/// What rank 0 prepares before the first step.
+/// Rank 0 prepares this before the first step.
 struct PreparedOutput {
     FileHandle lock; ///< no other run writes to the folder while it lives
     /// Where the run goes on in place from another than its newest checkpoint: the newer ones,

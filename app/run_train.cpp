@@ -58,7 +58,6 @@ const KernelNames* kept_by(const std::optional<Checkpoint>& before) {
 /// What rank 0 has after a run.
 struct Results {
     RunSummary summary;
-    std::uint64_t steps_done = 0;
     Tokenizer tokenizer;
     Corpus corpus;
     std::filesystem::path checkpoint; ///< "" when the last one could not be written
@@ -331,8 +330,7 @@ void TrainRun::finish() {
     summary.trace = options_.out / "trace.json";
     summary.checkpoint = last_checkpoint_;
     summary.memory = describe_memory(device_->memory_report().peaks());
-    const std::uint64_t done = summary.steps;
-    results_.emplace(Results{std::move(summary), done, std::move(tokenizer_), std::move(corpus_),
+    results_.emplace(Results{std::move(summary), std::move(tokenizer_), std::move(corpus_),
                              saved_last_ ? last_checkpoint_ : std::filesystem::path()});
 }
 
@@ -403,13 +401,13 @@ std::string way_on(const TrainOptions& options) {
 std::string how_it_ended(const TrainOptions& options, const Results& results, int code) {
     if (code != kExitStopped)
         return "";
-    return "stopped by a signal after step " + std::to_string(results.steps_done) + " of " +
+    return "stopped by a signal after step " + std::to_string(results.summary.steps) + " of " +
            std::to_string(options.config.train.steps) +
            ", everything is saved; go on with: " + way_on(options) + "\n";
 }
 
 std::string not_saved(const TrainOptions& options, const Results& results) {
-    return "the weights of step " + std::to_string(results.steps_done) +
+    return "the weights of step " + std::to_string(results.summary.steps) +
            " could not be saved (the warning above says why); make room in " +
            options.out.string() + " and go on from the checkpoint before with: " + way_on(options) +
            "\n";

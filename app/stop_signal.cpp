@@ -28,7 +28,7 @@ void wait_for_signals(const sigset_t& watched) {
             first = now;
         if (number == SIGUSR1 || now - first < kOneSignal)
             continue;
-        // What it would have done without us.
+        // Now the signal does what it does to a program that does not watch it.
         sigset_t one;
         sigemptyset(&one);
         sigaddset(&one, number);

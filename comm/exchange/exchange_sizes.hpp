@@ -47,7 +47,7 @@ struct ExchangeShape {
         return first_expert_of(at + 1) - first_expert_of(at);
     }
     std::uint64_t first_expert_of(std::uint64_t at) const noexcept;
-    /// Of this rank; may be 0.
+    /// The experts of this rank, of which there may be none.
     std::uint64_t local_experts() const noexcept {
         return experts_of(static_cast<std::uint64_t>(position));
     }

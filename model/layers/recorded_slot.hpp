@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: MIT
 #pragma once
 
-// What the slots of all layers share. A slot makes the tensors and the nodes that its kind of layer
-// declares (shape/layer.hpp): the layer asks for tensors by their names, and gives each declared
-// node its work, in the order of the declaration. A compute node is one recording; what lives from
-// node to node belongs to the slot, all else stands in the stage's scratch. Used by the layers' own
-// .cpp files.
+// This is what the slots of all layers share. A slot makes the tensors and the nodes that its kind
+// of layer declares (shape/layer.hpp): the layer asks for tensors by their names, and gives each
+// declared node its work, in the order of the declaration. A compute node is one recording; what
+// lives from node to node belongs to the slot, all else stands in the stage's scratch. Used by the
+// layers' own .cpp files.
 
 #include "kept_swiglu.hpp"
 
@@ -53,8 +53,6 @@ protected:
     /// Hands the next declared node, one of the exchange, in by `submit`.
     void add_exchange(const char* name, std::function<TimePoint()> submit);
 
-    Device& device() const noexcept { return device_; }
-    const std::string& name() const noexcept { return name_; }
     /// Makes memory of this slot whose size depends on the device: no declaration can know it.
     BufferView workspace(const char* what, std::uint64_t bytes);
 

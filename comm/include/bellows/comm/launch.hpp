@@ -32,11 +32,11 @@ struct LaunchOptions {
     /// A rank that a signal has stopped (SIGSTOP) for so long counts as lost. While ranks work, the
     /// others' heartbeats notice it sooner; in MPI_Finalize() and behind it nobody else does.
     std::chrono::milliseconds stopped_timeout{20'000};
-    /// What SIGINT or SIGTERM to this process first does, once all ranks have started: they get
-    /// this signal and end by themselves. A second one, at least half a second later, ends them. 0:
-    /// the first one ends them.
+    /// Once all ranks have started, the first SIGINT or SIGTERM to this process sends them this
+    /// signal, and they end by themselves. A second one, at least half a second later, ends them.
+    /// 0: the first one ends them.
     int stop_signal = 0;
-    /// What a rank reports that has ended because of stop_signal. It is no failure. 0: there is
+    /// A rank that has ended because of stop_signal reports this, which is no failure. 0: there is
     /// none.
     int stopped_exit_code = 0;
 };
