@@ -10,7 +10,9 @@
 #include <algorithm>
 #include <cstdio>
 #include <exception>
+#include <string>
 #include <string_view>
+#include <vector>
 
 namespace bellows::bench {
 
@@ -58,7 +60,8 @@ int run(const char* help, int argc, char** argv,
     }
     const RanksToRun job = take(argc, argv);
     if (!is_launched() && job.ranks > 1) {
-        const LaunchResult result = relaunch(static_cast<int>(job.ranks), argc, argv);
+        const LaunchResult result =
+            relaunch(static_cast<int>(job.ranks), std::vector<std::string>(argv + 1, argv + argc));
         if (result.exit_code != 0)
             message = reason_of(result);
         return result.exit_code;
