@@ -164,6 +164,9 @@ void add_train(CLI::App& app, TrainFlags& flags) {
                    "a run's folder (its newest checkpoint) or one "
                    "checkpoint")
         ->type_name("DIR");
+    app.add_flag("--fall-back", flags.fall_back,
+                 "with --resume: where the checkpoint is damaged, go on from the next older whole "
+                 "one");
     add_count(app, "--dp", flags.dp, "data-parallel ranks (default: ranks / pp)");
     add_count(app, "--ep", flags.ep,
               "ranks that share one set of experts, a divisor of dp "
@@ -253,9 +256,6 @@ void add_schedule(CLI::App& app, ScheduleFlags& flags) {
     app.footer(std::string(kScheduleExamples) + kExitCodes);
 }
 
-/// In the environment of ranks whose launching process has checked their input.
-constexpr const char* kCheckedVariable = "BELLOWS_INPUT_CHECKED";
-
 bool is_first_rank() {
     return !is_launched() || launched_rank() <= 0;
 }
@@ -291,11 +291,13 @@ std::string line_of(const Error& error, bool input_is_good) {
 }
 
 /// Starts this very command once per rank, and tells what ended the first that failed.
-int start_ranks(int ranks, int argc, const char* const* argv) {
-    ::setenv(kCheckedVariable, "1", 1);
+int start_ranks(const TrainOptions& options, int argc, const char* const* argv) {
     ::setenv(kTerminalVariable, ProgressReporter::terminal_of(stdout).c_str(), 1);
+    std::vector<std::string> arguments(argv + 1, argv + argc);
+    if (options.resume) // the one that has been read through
+        arguments.insert(arguments.end(), {"--resume", options.resume->string()});
     const LaunchResult result =
-        relaunch(ranks, std::vector<std::string>(argv + 1, argv + argc), /*can_stop=*/true);
+        relaunch(static_cast<int>(options.ranks()), arguments, /*can_stop=*/true);
     // Rank 0 has said what the ends of a run mean.
     const bool told = result.exit_code == kExitStopped || result.exit_code == kExitNotSaved;
     if (result.exit_code != 0 && !told) {
@@ -307,11 +309,12 @@ int start_ranks(int ranks, int argc, const char* const* argv) {
 int train(const TrainFlags& flags, int argc, const char* const* argv, const Commands& commands,
           bool& input_is_good) {
     const TrainOptions options = resolve_train(flags);
-    if (is_first_rank() && std::getenv(kCheckedVariable) == nullptr) {
+    // Where our launcher started the ranks, it has checked their input.
+    if (!is_launched() || (launched_rank() <= 0 && !has_launcher())) {
         check_training_input(options);
     }
     if (options.ranks() > 1 && !is_launched()) {
-        return start_ranks(static_cast<int>(options.ranks()), argc, argv);
+        return start_ranks(options, argc, argv);
     }
     input_is_good = true;
     watch_stop_signals();

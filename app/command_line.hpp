@@ -24,6 +24,7 @@ struct TrainFlags {
     std::optional<double> lr;
     std::optional<std::string> precision, device, device_link, pipeline, pairs;
     std::optional<std::filesystem::path> out, resume;
+    bool fall_back = false;
 };
 
 struct GenerateFlags {

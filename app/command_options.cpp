@@ -2,6 +2,7 @@
 #include "app/command_line.hpp"
 #include "app/commands.hpp"
 #include "app/exit_code.hpp"
+#include "app/resumed_checkpoint.hpp"
 #include "app/units.hpp"
 
 #include <bellows/base/error.hpp>
@@ -127,6 +128,16 @@ bool resumes_in_place(const TrainOptions& options) {
     return run && fs::equivalent(*run, options.out, error);
 }
 
+Checkpoint open_to_resume(const TrainFlags& flags) {
+    // The process that started this rank has read the checkpoint through, and named it.
+    const bool told = is_launched() && has_launcher();
+    const bool tells = !is_launched() || launched_rank() <= 0;
+    return open_resumed(*flags.resume, flags.fall_back && !told, [&](const std::string& line) {
+        if (tells)
+            std::fprintf(stderr, "bellows: %s\n", line.c_str());
+    });
+}
+
 } // namespace
 
 TrainOptions resolve_train(const TrainFlags& flags) {
@@ -134,7 +145,7 @@ TrainOptions resolve_train(const TrainFlags& flags) {
     std::optional<Checkpoint> checkpoint;
     std::uint64_t ranks = 1;
     if (flags.resume) {
-        checkpoint = Checkpoint::open(*flags.resume);
+        checkpoint = open_to_resume(flags);
         options.resume = checkpoint->folder();
         const RunLayout& layout = checkpoint->state().layout;
         ranks = std::uint64_t{layout.pp} * layout.dp;
@@ -212,7 +223,11 @@ void check_training_input(const TrainOptions& options) {
                         std::to_string(train.seq) + " + 1; raise it, or set it to 0");
     }
     if (options.resume) {
-        Checkpoint::open(*options.resume).verify();
+        try {
+            Checkpoint::open(*options.resume).verify();
+        } catch (const Error& error) {
+            throw with_older(error, *options.resume);
+        }
     }
     std::error_code error;
     const fs::file_status status = fs::status(options.out, error);

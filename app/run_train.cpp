@@ -20,6 +20,7 @@
 #include <bellows/run/kernels.hpp>
 #include <bellows/serve/language_model.hpp>
 #include <bellows/train/checkpoints.hpp>
+#include <bellows/train/loss_watch.hpp>
 #include <bellows/train/metrics.hpp>
 #include <bellows/train/sequence_source.hpp>
 #include <bellows/train/trainer.hpp>
@@ -51,6 +52,19 @@ double seconds_since(Clock::time_point start) {
     return std::chrono::duration<double>(Clock::now() - start).count();
 }
 
+std::string no_checkpoint(std::uint64_t steps_done) {
+    return "no checkpoint at step " + std::to_string(steps_done) + ": ";
+}
+
+/// Nothing where it does not say, or cannot be read.
+std::optional<double> loss_of_checkpoint(const std::filesystem::path& folder) {
+    try {
+        return Checkpoint::open(folder).state().loss;
+    } catch (const Error&) {
+        return std::nullopt;
+    }
+}
+
 const KernelNames* kept_by(const std::optional<Checkpoint>& before) {
     return before ? &before->state().kernels : nullptr;
 }
@@ -78,7 +92,10 @@ private:
     StepAsks asks() const;
     StepAsks one_step(std::uint64_t step);
     void begin_trace(std::uint64_t step);
+    void watch_loss(std::uint64_t step, double loss);
+    void find_good_checkpoint();
     void checkpoint(std::uint64_t steps_done);
+    std::string way_back() const;
     void remove_older_checkpoints();
     void finish();
     void report(const std::string& title, std::uint64_t done, std::uint64_t total);
@@ -98,13 +115,18 @@ private:
     std::optional<MetricsLog> log_;
     std::uint64_t first_step_ = 0;
     std::filesystem::path last_checkpoint_;
+    // Rank 0's:
+    LossWatch watch_;
+    double loss_ = 0;                       ///< of the last step
+    std::filesystem::path good_checkpoint_; ///< the newest whose loss had not exploded
     std::optional<Results> results_;
     std::vector<TraceEvent> trace_;              ///< of the last steps but the one that runs
     double clock_origin_ = 0;                    ///< see report_pipeline()
     Clock::time_point last_save_ = Clock::now(); ///< or an attempt, or the run's begin
     bool saved_last_ = false;
-    bool stopped_ = false; ///< before the last step, because a signal asked for it
-    bool warned_ = false;  // that a file other than a checkpoint cannot be written
+    bool exploded_ = false; ///< the last loss
+    bool stopped_ = false;  ///< before the last step, because a signal asked for it
+    bool warned_ = false;   // that a file other than a checkpoint cannot be written
 };
 
 TrainRun::TrainRun(const TrainOptions& options, World& world)
@@ -112,7 +134,8 @@ TrainRun::TrainRun(const TrainOptions& options, World& world)
       tokenizer_(Tokenizer::from_name(train_.tokenizer)),
       corpus_(read_training_text(options.config, tokenizer_)),
       sequences_(corpus_, split_corpus(corpus_, train_.holdout).train,
-                 {train_.seed, train_.batch, train_.seq}) {
+                 {train_.seed, train_.batch, train_.seq}),
+      watch_(options.config.model.vocabulary) {
     if (leads()) {
         progress_.emplace(stdout, train_.steps, ProgressReporter::detect(stdout));
         progress_->note("text: " + describe(corpus_));
@@ -159,8 +182,10 @@ TrainRun::TrainRun(const TrainOptions& options, World& world)
         first_step_ = before->state().step;
         last_checkpoint_ = before->folder();
     }
-    if (leads())
+    if (leads()) {
         log_.emplace(options.out / "metrics.jsonl", first_step_);
+        find_good_checkpoint();
+    }
     trainer_->ask_by([this] { return asks(); });
     last_save_ = Clock::now();
 }
@@ -240,10 +265,47 @@ StepAsks TrainRun::one_step(std::uint64_t step) {
     metrics.seconds_waited = result.seconds_waited;
     warn_if_not_written([&] { log_->add(metrics); });
     progress_->step(metrics);
+    watch_loss(step, result.loss);
     if (!result.updated)
         progress_->note("warning: step " + std::to_string(step + 1) +
                         ": the gradient is not finite, the weights stay as they are");
     return result.asked;
+}
+
+/// One warning each time that the loss begins to explode.
+void TrainRun::watch_loss(std::uint64_t step, double loss) {
+    loss_ = loss;
+    const bool before = std::exchange(exploded_, watch_.exploded(loss));
+    watch_.take(loss);
+    if (!exploded_ || before)
+        return;
+    std::ostringstream text;
+    text << "warning: the loss explodes: " << loss << " in step " << step + 1;
+    if (watch_.best())
+        text << ", " << *watch_.best() << " at its best";
+    text << "; a lower --lr or a longer warm-up helps";
+    if (!good_checkpoint_.empty())
+        text << "; " << good_checkpoint_.string() << " from before is kept";
+    progress_->note(text.str());
+}
+
+/// Of a resumed run. Later checkpoints must not push it out.
+void TrainRun::find_good_checkpoint() {
+    for (const StepMetrics& step : log_->steps()) {
+        exploded_ = watch_.exploded(step.loss);
+        watch_.take(step.loss);
+    }
+    if (!exploded_) {
+        good_checkpoint_ = last_checkpoint_;
+        return;
+    }
+    for (const std::filesystem::path& folder : list_checkpoints(options_.out)) {
+        const std::optional<double> loss = loss_of_checkpoint(folder);
+        if (loss && !watch_.exploded(*loss)) {
+            good_checkpoint_ = folder;
+            return;
+        }
+    }
 }
 
 /// Of a step: the last ones' traces are kept, the last one's apart.
@@ -264,25 +326,36 @@ void TrainRun::checkpoint(std::uint64_t steps_done) {
     device_->wait_idle(wait_limit(train_)); // downloads would not wait as long for the update
     try {
         last_checkpoint_ = save_checkpoint(options_.out, {{kConfigFile, options_.config_text()}},
-                                           *trainer_, world_, steps_done);
+                                           *trainer_, world_, steps_done, loss_);
         saved_last_ = true;
     } catch (const Error& error) {
+        if (error.code() == ErrorCode::Diverged)
+            throw Error(error.code(), no_checkpoint(steps_done) + error.message() + way_back(),
+                        error.rank(), error.detail());
         if (error.code() != ErrorCode::Io)
             throw;
         saved_last_ = false;
         if (progress_)
-            progress_->note("warning: no checkpoint at step " + std::to_string(steps_done) + ": " +
-                            error.message());
+            progress_->note("warning: " + no_checkpoint(steps_done) + error.message());
         return;
     }
+    if (leads() && !exploded_)
+        good_checkpoint_ = last_checkpoint_;
     if (leads())
         remove_older_checkpoints();
+}
+
+std::string TrainRun::way_back() const {
+    constexpr const char* kLower = " with a lower --lr or a smaller clip_norm";
+    return last_checkpoint_.empty()
+               ? std::string("; start again") + kLower
+               : "; go on" + std::string(kLower) + " from " + last_checkpoint_.string();
 }
 
 /// They take room, which is worth a warning; the next checkpoint tries again.
 void TrainRun::remove_older_checkpoints() {
     try {
-        prune_checkpoints(options_.out, train_.keep_checkpoints);
+        prune_checkpoints(options_.out, train_.keep_checkpoints, good_checkpoint_);
     } catch (const Error& error) {
         if (error.code() != ErrorCode::Io)
             throw;

@@ -162,6 +162,10 @@ std::string shard_name(std::string_view base, std::uint64_t index, std::uint64_t
            std::string(kShardEnding);
 }
 
+fs::path checkpoint_folder(const fs::path& run, std::uint64_t step) {
+    return checkpoints_of(run) / (std::string(kStepPrefix) + std::to_string(step));
+}
+
 fs::path checkpoint_temporary(const fs::path& run, std::uint64_t step) {
     return checkpoints_of(run) / (std::string(kTemporaryPrefix) + std::to_string(step) + ".tmp");
 }
@@ -189,8 +193,7 @@ fs::path commit_checkpoint(const fs::path& run, const CheckpointState& state,
                            const std::vector<std::string>& shards,
                            const std::map<std::string, std::string>& texts) {
     const fs::path temporary = checkpoint_temporary(run, state.step);
-    const fs::path target =
-        checkpoints_of(run) / (std::string(kStepPrefix) + std::to_string(state.step));
+    const fs::path target = checkpoint_folder(run, state.step);
     try {
         std::map<std::string, CheckpointFile> files;
         std::vector<SafetensorsReader> model;
@@ -229,6 +232,13 @@ std::optional<fs::path> latest_checkpoint(const fs::path& run) {
     return found.empty() ? std::nullopt : std::optional(found.front().second);
 }
 
+std::vector<fs::path> list_checkpoints(const fs::path& run) {
+    std::vector<fs::path> folders;
+    for (const auto& [step, folder] : complete_checkpoints(checkpoints_of(run)))
+        folders.push_back(folder);
+    return folders;
+}
+
 std::optional<fs::path> run_of_checkpoint(const fs::path& folder) {
     const fs::path checkpoints = folder.parent_path();
     return step_of(folder) && checkpoints == checkpoints_of(checkpoints.parent_path())
@@ -262,9 +272,13 @@ std::vector<fs::path> set_aside_newer_checkpoints(const fs::path& run, std::uint
     return renamed;
 }
 
-void prune_checkpoints(const fs::path& run, std::uint64_t keep) {
+void prune_checkpoints(const fs::path& run, std::uint64_t keep, const fs::path& spared) {
     const auto found = complete_checkpoints(checkpoints_of(run));
     for (std::size_t i = keep; i < found.size(); ++i) {
+        // Paths may be written in different ways; the names of one run's checkpoints differ.
+        if (found[i].second.filename() == spared.filename()) {
+            continue;
+        }
         // Renamed first: a folder that is half deleted must not look like a checkpoint.
         const fs::path temporary = checkpoint_temporary(run, found[i].first);
         std::error_code error;

@@ -6,6 +6,7 @@
 #include <bellows/base/error.hpp>
 #include <bellows/base/files.hpp>
 
+#include <cmath>
 #include <cstdint>
 #include <limits>
 #include <utility>
@@ -62,6 +63,8 @@ CheckpointState from_json(const Json& json, std::map<std::string, CheckpointFile
     const Json& layout = json.at("layout");
     state.layout = {small_number(layout, "pp"), small_number(layout, "dp"),
                     small_number(layout, "ep")};
+    if (const auto loss = json.find("loss"); loss != json.end())
+        state.loss = loss->get<double>();
     state.kernels = json.at("kernels").get<std::map<std::string, std::string>>();
     for (const auto& [name, file] : json.at("files").items()) {
         if (!is_plain_name(name)) {
@@ -83,6 +86,8 @@ std::string format_checkpoint_state(const CheckpointState& state,
         {"layout", {{"pp", state.layout.pp}, {"dp", state.layout.dp}, {"ep", state.layout.ep}}},
         {"kernels", state.kernels},
         {"files", Json::object()}};
+    if (state.loss && std::isfinite(*state.loss))
+        json["loss"] = *state.loss;
     for (const auto& [name, file] : files) {
         if (!is_plain_name(name)) {
             throw Error(ErrorCode::InvalidArgument,

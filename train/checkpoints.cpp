@@ -2,8 +2,10 @@
 #include <bellows/train/checkpoints.hpp>
 
 #include <bellows/base/error.hpp>
+#include <bellows/base/files.hpp>
 
 #include <algorithm>
+#include <cmath>
 #include <map>
 #include <optional>
 #include <span>
@@ -17,6 +19,19 @@ namespace {
 
 std::string moment_name(const Parameter& parameter, Parted what) {
     return parameter.info.name + (what == Parted::FirstMoments ? ".adam_m" : ".adam_v");
+}
+
+/// Throws Error{Diverged} that names the tensor and the first value that is not finite.
+void require_finite(const std::string& tensor, std::span<const float> values) {
+    const auto is_bad = [](float value) { return !std::isfinite(value); };
+    const auto first = std::ranges::find_if(values, is_bad);
+    if (first == values.end())
+        return;
+    throw Error(ErrorCode::Diverged, in_quotes(tensor) + " has " +
+                                         std::to_string(std::ranges::count_if(values, is_bad)) +
+                                         " values of " + std::to_string(values.size()) +
+                                         " that are not finite, the first at " +
+                                         std::to_string(first - values.begin()));
 }
 
 /// This rank's shards of a checkpoint, written one kind of tensor after the other, as the ranks
@@ -42,7 +57,8 @@ public:
             const auto values = parameter->info.trainable()
                                     ? trainer_.parameters().download_gradient(name)
                                     : trainer_.parameters().download(name);
-            model.write(parameter->info.name, std::as_bytes(std::span(values)));
+            require_finite(name, values);
+            model.write(name, std::as_bytes(std::span(values)));
         }
         model.finish();
     }
@@ -57,7 +73,9 @@ public:
             if (!parameter->info.trainable())
                 continue;
             const auto values = trainer_.parameters().download_gradient(parameter->info.name);
-            optimizer_->write(moment_name(*parameter, what), std::as_bytes(std::span(values)));
+            const std::string name = moment_name(*parameter, what);
+            require_finite(name, values);
+            optimizer_->write(name, std::as_bytes(std::span(values)));
         }
         if (what == kMoments.back())
             optimizer_->finish();
@@ -115,7 +133,8 @@ void load_moments(const Checkpoint& checkpoint, Trainer& trainer) {
 
 std::filesystem::path save_checkpoint(const std::filesystem::path& run,
                                       const std::map<std::string, std::string>& texts,
-                                      Trainer& trainer, World& world, std::uint64_t steps_done) {
+                                      Trainer& trainer, World& world, std::uint64_t steps_done,
+                                      std::optional<double> loss) {
     const bool leads = world.rank() == 0;
     const std::vector<std::uint64_t>& writers = trainer.writers();
     const auto place =
@@ -147,7 +166,6 @@ std::filesystem::path save_checkpoint(const std::filesystem::path& run,
     write(Parted::Masters, [&] { shards.write_weights(); });
     for (const Parted what : kMoments)
         write(what, [&] { shards.write_moments(what); });
-    std::filesystem::path folder;
     agree(attempt([&] {
               if (!leads)
                   return;
@@ -155,15 +173,16 @@ std::filesystem::path save_checkpoint(const std::filesystem::path& run,
               state.step = steps_done;
               state.seed = trainer.config().train.seed;
               state.layout = trainer.layout();
+              state.loss = loss;
               state.kernels = trainer.chosen_kernels();
               std::vector<std::string> names;
               for (const char* base : {"model", "optimizer"})
                   for (std::uint64_t i = 0; i < writers.size(); ++i)
                       names.push_back(shard_name(base, i, writers.size()));
-              folder = commit_checkpoint(run, state, names, texts);
+              commit_checkpoint(run, state, names, texts);
           }),
           "committing a checkpoint");
-    return folder;
+    return checkpoint_folder(run, steps_done);
 }
 
 void load_checkpoint(const Checkpoint& checkpoint, Trainer& trainer, World& world) {

@@ -149,6 +149,11 @@ TEST(Checkpoint, PruneKeepsTheNewest) {
     for (const std::uint64_t step : {5, 10, 15, 20}) {
         write_checkpoint(run.path(), step);
     }
+    prune_checkpoints(run.path(), 2, checkpoint_folder(run.path(), 5));
+    EXPECT_EQ(
+        list_checkpoints(run.path()),
+        (std::vector<fs::path>{checkpoint_folder(run.path(), 20), checkpoint_folder(run.path(), 15),
+                               checkpoint_folder(run.path(), 5)}));
     prune_checkpoints(run.path(), 2);
     EXPECT_EQ(entries(run.path() / "checkpoints"), 2u);
     EXPECT_TRUE(fs::exists(run.path() / "checkpoints" / "step-15"));

@@ -2,9 +2,12 @@
 // A run that stops and is resumed ends with the bits of one that did not stop.
 #include "e2e/runs.hpp"
 
+#include <bellows/checkpoint/checkpoint.hpp>
+
 #include <nlohmann/json.hpp>
 
 #include <cmath>
+#include <fstream>
 #include <ostream>
 
 using namespace bellows::e2e;
@@ -101,6 +104,55 @@ TEST(ResumeFromAnOlderCheckpoint, KeepsTheNewerOnesAside) {
     ASSERT_EQ(on.exit_code, 0) << on.errors;
     EXPECT_FALSE(same_tensors(run, whole)) << "that is the branch of the higher learning rate";
     EXPECT_TRUE(same_tensors(aside, whole));
+}
+
+// A damaged checkpoint is named, and the way on from the next older one is offered, and goes.
+TEST(ResumeOfADamagedRun, FallsBackToAnOlderCheckpoint) {
+    const Workspace workspace;
+    const fs::path run =
+        workspace.train("run", {"--ranks", "2", "--steps", "6", "--checkpoint-every", "3"});
+    const fs::path whole = workspace.path() / "whole", checkpoints = run / "checkpoints";
+    fs::copy(run, whole, fs::copy_options::recursive);
+    const fs::path file = checkpoints / "step-6" / "optimizer-00002-of-00002.safetensors";
+    std::string content = bellows::content_of(file);
+    content.back() = static_cast<char>(content.back() ^ 1); // of a moment
+    std::ofstream(file, std::ios::binary) << content;
+    const Flags resume = {"train", "--resume", run.string(), "--steps", "7"};
+    const Finished refused = workspace.bellows(resume);
+    expect_one_line(refused, 2, (checkpoints / "step-6").string());
+    EXPECT_NE(refused.errors.find("step-3 of this run is whole: add --fall-back"),
+              std::string::npos)
+        << refused.errors;
+    Flags fall_back = resume;
+    fall_back.push_back("--fall-back");
+    const Finished resumed = workspace.bellows(fall_back);
+    ASSERT_EQ(resumed.exit_code, 0) << resumed.errors;
+    EXPECT_NE(resumed.errors.find("step-6 is damaged"), std::string::npos) << resumed.errors;
+    EXPECT_TRUE(fs::exists(checkpoints / "step-6.abandoned"));
+    // What it did again has the bits of before.
+    const Finished on = workspace.bellows({"train", "--resume", whole.string(), "--steps", "7"});
+    ASSERT_EQ(on.exit_code, 0) << on.errors;
+    EXPECT_EQ(printed_steps(run), printed_steps(whole));
+    EXPECT_TRUE(same_tensors(run, whole));
+}
+
+// A learning rate that is far too high: the checkpoints from before outlive --keep-checkpoints.
+TEST(ExplodingLoss, IsWarnedAboutAndTheLastGoodCheckpointStays) {
+    const Workspace workspace;
+    const fs::path good = workspace.train("run", {"--steps", "8"});
+    const Finished exploded = workspace.bellows({"train", "--resume", good.string(), "--steps",
+                                                 "30", "--lr", "1000", "--checkpoint-every", "1"});
+    const std::string step_8 = (good / "checkpoints" / "step-8").string();
+    EXPECT_TRUE(exploded.exit_code == 0 || exploded.exit_code == 7) << exploded.exit_code;
+    EXPECT_NE(exploded.out.find("warning: the loss explodes: "), std::string::npos) << exploded.out;
+    EXPECT_NE(exploded.out.find(" from before is kept"), std::string::npos) << exploded.out;
+    const std::vector<fs::path> left = bellows::list_checkpoints(good);
+    ASSERT_FALSE(left.empty());
+    const auto loss = [](const fs::path& folder) {
+        return bellows::Checkpoint::open(folder).state().loss.value_or(1e9);
+    };
+    EXPECT_LT(loss(left.back()), 8) << left.back();
+    EXPECT_GT(loss(left.front()), 8) << "the run did not explode: no test of what it is for";
 }
 
 // A checkpoint says nothing about who computes: fewer ranks go on where more stopped.

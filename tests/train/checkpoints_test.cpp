@@ -86,6 +86,31 @@ TEST_F(RunCheckpoint, WhatOneRankCannotReadFailsOnAll) {
     }
 }
 
+// A row that no token of the step has used: neither the loss nor the gradient shows it.
+TEST_F(RunCheckpoint, WeightsThatAreNotFiniteAreNotWritten) {
+    const std::string name = "model.embed_tokens.weight";
+    const std::map<std::string, std::string> texts = {{kConfigFile, options_.config_text()}};
+    EXPECT_EQ(save_checkpoint(options_.out, texts, *trainer_, world(), 1, 5.5),
+              checkpoint_folder());
+    world().control().barrier(std::chrono::seconds(60));
+    EXPECT_EQ(Checkpoint::open(checkpoint_folder()).state().loss, 5.5);
+    std::vector<float> values = trainer_->parameters().download(name);
+    values[3] = std::nanf("");
+    trainer_->parameters().upload(name, values);
+    try {
+        save_checkpoint(options_.out, texts, *trainer_, world(), 2);
+        ADD_FAILURE() << "rank " << world().rank() << " went on";
+    } catch (const Error& error) {
+        EXPECT_EQ(error.code(), ErrorCode::Diverged) << error.message();
+        EXPECT_NE(error.message().find(in_quotes(name)), std::string::npos) << error.message();
+        EXPECT_NE(error.message().find("first at 3"), std::string::npos) << error.message();
+    }
+    world().control().barrier(std::chrono::seconds(60));
+    EXPECT_EQ(latest_checkpoint(options_.out), checkpoint_folder());
+    EXPECT_FALSE(std::filesystem::exists(checkpoint_temporary(options_.out, 2)));
+    EXPECT_NO_THROW(Checkpoint::open(checkpoint_folder()).verify());
+}
+
 // Before anything is made, and by itself: the caller need not have validated it.
 TEST(TrainerConfig, IsValidated) {
     const auto device = testing::make_device();

@@ -26,6 +26,9 @@ inline constexpr const char* kConfigFile = "config.toml";
 /// "model.safetensors" for one shard, else "model-00002-of-00004.safetensors" for index 1.
 std::string shard_name(std::string_view base, std::uint64_t index, std::uint64_t count);
 
+/// `<run>/checkpoints/step-N`, whether it is there or not.
+std::filesystem::path checkpoint_folder(const std::filesystem::path& run, std::uint64_t step);
+
 /// Where the ranks write their shards of step `step` before the commit.
 std::filesystem::path checkpoint_temporary(const std::filesystem::path& run, std::uint64_t step);
 
@@ -49,6 +52,10 @@ void abandon_checkpoint(const std::filesystem::path& run, std::uint64_t step) no
 /// The newest complete checkpoint of a run, if it has any. Throws Error{Io}.
 std::optional<std::filesystem::path> latest_checkpoint(const std::filesystem::path& run);
 
+/// The complete checkpoints of a run, newest first; what they hold is not looked at. Throws
+/// Error{Io}.
+std::vector<std::filesystem::path> list_checkpoints(const std::filesystem::path& run);
+
 /// The run that a checkpoint's folder is part of: R of R/checkpoints/step-N. Nothing for a copy
 /// that stands elsewhere or has another name.
 std::optional<std::filesystem::path> run_of_checkpoint(const std::filesystem::path& folder);
@@ -59,8 +66,10 @@ std::optional<std::filesystem::path> run_of_checkpoint(const std::filesystem::pa
 std::vector<std::filesystem::path> set_aside_newer_checkpoints(const std::filesystem::path& run,
                                                                std::uint64_t step);
 
-/// Rank 0: deletes all but the `keep` newest checkpoints, and stale temporaries. Throws Error{Io}.
-void prune_checkpoints(const std::filesystem::path& run, std::uint64_t keep);
+/// Rank 0: deletes all but the `keep` newest checkpoints and the folder `spared` (may be empty).
+/// Throws Error{Io}.
+void prune_checkpoints(const std::filesystem::path& run, std::uint64_t keep,
+                       const std::filesystem::path& spared = {});
 
 /// An opened checkpoint: state, files and the headers of all shards have been checked; tensor bytes
 /// are checked as they are read. Every rank opens its own.

@@ -7,6 +7,7 @@
 
 #include <cstdint>
 #include <map>
+#include <optional>
 #include <string>
 
 namespace bellows {
@@ -16,6 +17,7 @@ struct CheckpointState {
     std::uint64_t step = 0; ///< steps done
     std::uint64_t seed = 0;
     RunLayout layout;
+    std::optional<double> loss; ///< of that step, nats per token; older versions do not say it
     std::map<std::string, std::string> kernels; ///< choices that decide bits: gemm → its class
 };
 

@@ -13,6 +13,7 @@
 #include <cstdint>
 #include <filesystem>
 #include <map>
+#include <optional>
 #include <string>
 
 namespace bellows {
@@ -22,11 +23,13 @@ namespace bellows {
 inline constexpr std::chrono::hours kDiskPatience{24};
 
 /// Collective. Each rank writes what it stands for below the folder `run`, rank 0 adds `texts`
-/// (file name → content, e.g. config.toml) and commits. Throws Error{Io} on every rank if any could
-/// not write; earlier checkpoints stay. The folder, on rank 0.
+/// (file name → content, e.g. config.toml) and `loss` (see CheckpointState) and commits. Throws on
+/// every rank Error{Io} if any could not write, Error{Diverged}, which names the tensor, if any has
+/// a weight or a moment that is not finite; earlier checkpoints stay. The checkpoint's folder.
 std::filesystem::path save_checkpoint(const std::filesystem::path& run,
                                       const std::map<std::string, std::string>& texts,
-                                      Trainer& trainer, World& world, std::uint64_t steps_done);
+                                      Trainer& trainer, World& world, std::uint64_t steps_done,
+                                      std::optional<double> loss = std::nullopt);
 
 /// Collective: reads what this rank needs, from a checkpoint of any layout, and waits for the other
 /// ranks, so that no exchange with a slower one runs out of time. Throws on every rank if any could
