@@ -44,11 +44,10 @@ void watch_stop_signals() {
     sigset_t watched;
     sigemptyset(&watched);
     sigaddset(&watched, SIGUSR1);
-    // Our launcher asks by SIGUSR1, and ends ranks by the others.
-    if (!has_launcher()) {
-        sigaddset(&watched, SIGINT);
+    sigaddset(&watched, SIGINT); // `killall -INT` sends it to the launcher and to the ranks
+    // Our launcher ends ranks by SIGTERM.
+    if (!has_launcher())
         sigaddset(&watched, SIGTERM);
-    }
     ::pthread_sigmask(SIG_BLOCK, &watched, nullptr);
     std::thread([watched] { wait_for_signals(watched); }).detach();
 }

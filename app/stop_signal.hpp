@@ -5,9 +5,9 @@
 
 namespace bellows {
 
-/// From now on SIGUSR1 to this process makes stop_asked() true. Where no launcher of ours stands
-/// above it, SIGINT and SIGTERM do the same, and one of these half a second later ends the process
-/// at once. For the main thread, before there are others: all threads leave these signals to one
+/// From now on SIGUSR1 and SIGINT to this process make stop_asked() true, and so does SIGTERM where
+/// no launcher of ours stands above it. SIGINT or SIGTERM half a second later ends the process at
+/// once. For the main thread, before there are others: all threads leave these signals to one
 /// that waits for them.
 void watch_stop_signals();
 

@@ -29,6 +29,7 @@ struct Stop {
     Flags flags;
     int number;
     bool own_mpirun = false; ///< the user's, on two ranks; the signal goes to the second
+    bool ranks_too = false;  ///< the signal goes to the launcher and, as by killall, to two ranks
 };
 
 std::ostream& operator<<(std::ostream& out, const Stop& stop) {
@@ -60,6 +61,10 @@ TEST_P(StoppedRun, HasACheckpointFromWhichItGoesOnWithTheSameBits) {
     ASSERT_TRUE(wait_until(command, [&] { return lines_of(run_) >= 2; })) << command.errors();
     const pid_t target = GetParam().own_mpirun ? command.rank_process(1) : command.process();
     ASSERT_GT(target, 0);
+    if (GetParam().ranks_too) {
+        for (const int rank : {0, 1})
+            ASSERT_EQ(::kill(command.rank_process(rank), GetParam().number), 0);
+    }
     ASSERT_EQ(::kill(target, GetParam().number), 0);
     const Finished finished = command.wait(kLimit);
     EXPECT_NE(finished.out.find("go on with: bellows train --resume"), std::string::npos)
@@ -91,6 +96,7 @@ INSTANTIATE_TEST_SUITE_P(
         Stop{"int_to_one_rank", {"--ranks", "1"}, SIGINT},
         Stop{"term_to_the_launcher_of_2", {"--ranks", "2"}, SIGTERM},
         Stop{"int_in_a_pipeline", {"--ranks", "2", "--pp", "2", "--micro-batches", "4"}, SIGINT},
+        Stop{"int_to_launcher_and_ranks", {"--ranks", "2"}, SIGINT, false, true},
         Stop{"usr1_to_a_rank_of_an_own_mpirun", {}, SIGUSR1, true}),
     [](const auto& stop) { return std::string(stop.param.name); });
 
