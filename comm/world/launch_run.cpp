@@ -9,6 +9,7 @@
 #include "launch_io.hpp"
 #include "launch_report.hpp"
 #include "launched_ranks.hpp"
+#include "listeners.hpp"
 #include "process_state.hpp"
 #include "socket.hpp"
 
@@ -88,6 +89,7 @@ private:
     void take_exit(int rank, int exit_code, std::string_view reason);
     void take_silence(int rank);
     void take_signal(int number);
+    void guard_mpirun();
 
     void end_if_due(const Deadline& startup);
     bool look_for_stopped();
@@ -117,6 +119,7 @@ private:
     std::optional<Deadline> asked_; // the ranks have got the stop signal; until here it is one
     bool stopped_ = false;          // a rank has ended because of that
     bool killed_ = false;
+    bool guarded_ = false; // nobody can connect to mpirun any more
 };
 
 void Launch::wait_for_events() {
@@ -132,6 +135,7 @@ void Launch::wait_for_events() {
     relay_.take(errors_.read.get());
     if (!ranks_.all(is_met))
         ranks_.meet_children_of(mpirun_);
+    guard_mpirun();
     const std::vector<int> ended = ranks_.ended_processes(); // before their last reports are read
     read_reports();
     for (const int rank : ended)
@@ -139,6 +143,14 @@ void Launch::wait_for_events() {
             take_silence(rank);
     if (const int number = signals_.take())
         take_signal(number);
+}
+
+/// Its ports open while it starts; once the ranks have connected, nobody else has to.
+void Launch::guard_mpirun() {
+    if (guarded_)
+        return;
+    guarded_ = ranks_.all(has_started);
+    restrict_listeners(mpirun_, guarded_ ? Admit::Nobody : Admit::ThisHost);
 }
 
 /// The first one asks ranks that can still save their work; a later one ends them.

@@ -10,6 +10,7 @@ written to standard output; the exit code is 1 if anything was wrong.
 
 import argparse
 import collections
+import fcntl
 import hashlib
 import os
 import pathlib
@@ -62,12 +63,20 @@ SHARED = pathlib.Path("/dev/shm")
 
 
 def shared_memory():
-    """Whatever a run of ours may have left there; other programs' files stay out of it."""
-    return {
-        path.name
-        for path in SHARED.iterdir()
-        if path.name.startswith(("bellows", "vader", "sm_segment", "ompi"))
-    }
+    """Folders of launchers that are no more, which would hold a lock."""
+    left = set()
+    for path in SHARED.glob("bellows-job-*"):
+        try:
+            folder = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+        except OSError:
+            continue
+        try:
+            fcntl.flock(folder, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            left.add(path.name)
+        except OSError:
+            pass
+        os.close(folder)
+    return left
 
 
 class Run:
