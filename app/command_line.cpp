@@ -10,12 +10,14 @@
 #include <bellows/base/error.hpp>
 #include <bellows/base/files.hpp>
 #include <bellows/base/version.hpp>
+#include <bellows/comm/end_watch.hpp>
 #include <bellows/comm/launch.hpp>
 #include <bellows/engine/device_choice.hpp>
 
 #include <CLI/CLI.hpp>
 
 #include <algorithm>
+#include <chrono>
 #include <csignal>
 #include <cstdio>
 #include <cstdlib>
@@ -256,6 +258,9 @@ void add_schedule(CLI::App& app, ScheduleFlags& flags) {
     app.footer(std::string(kScheduleExamples) + kExitCodes);
 }
 
+/// For a process to end once its work is done.
+constexpr std::chrono::seconds kEndLimit{20};
+
 bool is_first_rank() {
     return !is_launched() || launched_rank() <= 0;
 }
@@ -430,6 +435,9 @@ int run_command_line(int argc, const char* const* argv, const Commands& commands
     // A full disk, a quota or a reader that went away are errors of the call that met them.
     std::signal(SIGXFSZ, SIG_IGN);
     std::signal(SIGPIPE, SIG_IGN);
+    if (is_launched()) {
+        report_alive(launched_rank());
+    }
     bool input_is_good = false; // from then on, every rank speaks for itself
     int code = kExitGood;
     std::optional<Error> failure;
@@ -453,6 +461,7 @@ int run_command_line(int argc, const char* const* argv, const Commands& commands
     }
     if (is_launched()) {
         report_exit(launched_rank(), code, message);
+        begin_phase(launched_rank(), "after the end of its work", kEndLimit);
     }
     return code;
 }

@@ -12,7 +12,9 @@
 
 #include <bellows/base/error.hpp>
 #include <bellows/base/files.hpp>
+#include <bellows/comm/end_watch.hpp>
 #include <bellows/comm/host_collectives.hpp>
+#include <bellows/comm/launch.hpp>
 #include <bellows/comm/world.hpp>
 #include <bellows/engine/device_choice.hpp>
 #include <bellows/plan/memory_estimate.hpp>
@@ -248,6 +250,7 @@ StepAsks TrainRun::asks() const {
 
 StepAsks TrainRun::one_step(std::uint64_t step) {
     const auto start = Clock::now();
+    world_.enter_phase("in step " + std::to_string(step + 1));
     const StepResult result = trainer_->step(step, sequences_);
     if (!leads())
         return result.asked;
@@ -323,6 +326,7 @@ void TrainRun::begin_trace(std::uint64_t step) {
 
 void TrainRun::checkpoint(std::uint64_t steps_done) {
     last_save_ = Clock::now();
+    world_.enter_phase("while writing the checkpoint of step " + std::to_string(steps_done));
     device_->wait_idle(wait_limit(train_)); // downloads would not wait as long for the update
     try {
         last_checkpoint_ = save_checkpoint(options_.out, {{kConfigFile, options_.config_text()}},
@@ -364,6 +368,7 @@ void TrainRun::remove_older_checkpoints() {
 }
 
 void TrainRun::finish() {
+    world_.enter_phase("while reporting on the run");
     device_->wait_idle(wait_limit(train_));
     device_->save_pipeline_cache();
     const std::vector<TraceEvent> last = device_->take_trace();
@@ -428,6 +433,17 @@ int TrainRun::run() {
     return !saved_last_ ? kExitNotSaved : stopped_ ? kExitStopped : kExitGood;
 }
 
+/// For a process to end once its work is done.
+constexpr std::chrono::seconds kEndLimit{20};
+
+/// The next piece of it, which nobody else waits for: a sequence, a sample.
+void begin_trying(const TrainConfig& train) {
+    constexpr std::chrono::milliseconds kPatience = std::chrono::minutes(10);
+    if (is_launched())
+        begin_phase(launched_rank(), "while trying the finished model",
+                    std::min(wait_limit(train), kPatience));
+}
+
 /// Of the text that `holdout` keeps out of training: of its first sequences, nats per token.
 std::optional<double> held_out_loss(LanguageModel& model, const TrainConfig& train,
                                     const Corpus& corpus) {
@@ -440,6 +456,7 @@ std::optional<double> held_out_loss(LanguageModel& model, const TrainConfig& tra
     std::vector<std::uint32_t> line(train.seq + 1);
     double sum = 0;
     for (std::uint64_t i = 0; i < count; ++i) {
+        begin_trying(train);
         lines(i, 0, line);
         sum += model.loss(line);
     }
@@ -451,6 +468,7 @@ std::optional<double> held_out_loss(LanguageModel& model, const TrainConfig& tra
 void try_model(const TrainOptions& options, Results& results) {
     try {
         const TrainConfig& train = options.config.train;
+        begin_trying(train);
         LanguageModel model(device_options_of_rank(train.device, 0), results.checkpoint,
                             wait_limit(train));
         results.summary.held_out_loss = held_out_loss(model, train, results.corpus);
@@ -458,6 +476,7 @@ void try_model(const TrainOptions& options, Results& results) {
         generate.prompt = "The ";
         generate.tokens = 240;
         generate.temperature = 0.7;
+        begin_trying(train);
         results.summary.sample = generate_text(model, results.tokenizer, generate);
         results.summary.words =
             check_words(results.summary.sample, words_of(results.corpus, results.tokenizer));
@@ -525,9 +544,11 @@ int run_train(const TrainOptions& options) {
         throw;
     }
     // However long this takes, the other ranks have been let go.
+    if (results && code == kExitGood)
+        try_model(options, *results);
+    if (is_launched())
+        begin_phase(launched_rank(), "after closing", kEndLimit);
     if (results) {
-        if (code == kExitGood)
-            try_model(options, *results);
         std::fputs(format_summary(results->summary).c_str(), stdout);
         std::fputs(how_it_ended(options, *results, code).c_str(), stdout);
         std::fflush(stdout);

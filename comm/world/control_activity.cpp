@@ -60,6 +60,15 @@ ControlPlane::Activity ControlPlane::begin_activity(std::function<std::string()>
     return activity;
 }
 
+void ControlPlane::enter_phase(std::string phase) {
+    const std::lock_guard lock(impl_->mutex);
+    impl_->phase = std::move(phase);
+}
+
+std::string ControlPlane::Impl::seen_when() const {
+    return phase.empty() ? "" : " (rank " + std::to_string(rank) + " saw it " + phase + ")";
+}
+
 Error ControlPlane::with_activities(const Error& error) const {
     constexpr std::size_t kMost = 8;
     std::string text;

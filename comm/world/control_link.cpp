@@ -45,10 +45,14 @@ void ControlLink::queue(FrameKind kind, std::uint64_t tag, std::span<const std::
         return;
     const Header header{static_cast<std::uint32_t>(kind), fd ? 1u : 0u, tag, bytes.size()};
     Outgoing frame;
-    frame.bytes.resize(sizeof header + bytes.size());
+    const std::size_t size = sizeof header + bytes.size();
+    frame.bytes.resize(size + sizeof(SipTag));
     std::memcpy(frame.bytes.data(), &header, sizeof header);
     if (!bytes.empty())
         std::memcpy(frame.bytes.data() + sizeof header, bytes.data(), bytes.size());
+    const SipTag proof = siphash_128(key_.key, std::array{key_.sends, queued_++},
+                                     std::span(frame.bytes).first(size));
+    std::memcpy(frame.bytes.data() + size, proof.data(), sizeof proof);
     frame.fd = std::move(fd);
     outbox_.push_back(std::move(frame));
 }
@@ -94,9 +98,9 @@ void ControlLink::flush() noexcept {
     }
 }
 
-bool ControlLink::receive(std::vector<Frame>& frames) {
+ControlLink::State ControlLink::receive(std::vector<Frame>& frames) {
     if (!is_open())
-        return false;
+        return State::Closed;
     std::array<std::byte, 65536> chunk;
     for (;;) {
         iovec part{chunk.data(), chunk.size()};
@@ -110,13 +114,13 @@ bool ControlLink::receive(std::vector<Frame>& frames) {
         if (got < 0 && errno == EINTR)
             continue;
         if (got < 0 && errno == EAGAIN)
-            return true;
+            return State::Open;
         if (got <= 0)
-            return false;
+            return State::Closed;
         collect_fds(message, received_fds_);
         inbox_.insert(inbox_.end(), chunk.begin(), chunk.begin() + got);
         if (!take_frames(frames))
-            return false;
+            return State::Damaged;
     }
 }
 
@@ -129,8 +133,16 @@ bool ControlLink::take_frames(std::vector<Frame>& frames) {
         valid = header.kind >= static_cast<std::uint32_t>(FrameKind::Heartbeat) &&
                 header.kind <= static_cast<std::uint32_t>(FrameKind::Abort) &&
                 header.bytes <= ControlPlane::kMaxMessageBytes;
-        if (!valid || inbox_.size() - at - sizeof header < header.bytes)
+        if (!valid || inbox_.size() - at - sizeof header < header.bytes + sizeof(SipTag))
             break;
+        const std::size_t size = sizeof header + header.bytes;
+        SipTag proof;
+        std::memcpy(proof.data(), inbox_.data() + at + size, sizeof proof);
+        valid = equal_constant_time(proof, siphash_128(key_.key, std::array{key_.receives, taken_},
+                                                       std::span(inbox_).subspan(at, size)));
+        if (!valid)
+            break;
+        ++taken_;
         const auto begin = inbox_.begin() + static_cast<std::ptrdiff_t>(at + sizeof header);
         Frame frame;
         frame.kind = static_cast<FrameKind>(header.kind);
@@ -141,7 +153,7 @@ bool ControlLink::take_frames(std::vector<Frame>& frames) {
             received_fds_.pop_front();
         }
         frames.push_back(std::move(frame));
-        at += sizeof header + header.bytes;
+        at += size + sizeof proof;
     }
     inbox_.erase(inbox_.begin(), inbox_.begin() + static_cast<std::ptrdiff_t>(at));
     return valid;

@@ -1,8 +1,12 @@
 // SPDX-License-Identifier: MIT
 #pragma once
 
-// One connection of the control plane's mesh as a stream of frames, never blocking. Not
-// thread-safe: ControlPlane guards it.
+// One connection of the control plane's mesh as a stream of frames, never blocking. Each frame ends
+// with a SipHash tag of its direction, its number and its bytes, under a key that the two ends
+// alone share: what somebody else changes, adds, repeats or leaves out is found. Not thread-safe:
+// ControlPlane guards it.
+
+#include "siphash.hpp"
 
 #include <bellows/comm/file_descriptor.hpp>
 
@@ -23,9 +27,18 @@ struct Frame {
     FileDescriptor fd;
 };
 
+/// What both ends of a connection tag their frames with.
+struct FrameKey {
+    SipKey key{};
+    std::uint64_t sends = 0, receives = 1; ///< directions; the other end has them the other way
+};
+
 class ControlLink {
 public:
-    explicit ControlLink(FileDescriptor socket) : socket_(std::move(socket)) {}
+    enum class State { Open, Closed, Damaged };
+
+    ControlLink(FileDescriptor socket, const FrameKey& key)
+        : socket_(std::move(socket)), key_(key) {}
 
     int socket() const noexcept { return socket_.get(); }
     bool is_open() const noexcept { return static_cast<bool>(socket_); }
@@ -36,9 +49,10 @@ public:
                FileDescriptor fd = {});
     /// Writes what the socket takes now. Errors are left for receive() to find.
     void flush() noexcept;
-    /// Takes in what has arrived. False once the peer has closed or broken the connection, or sent
-    /// something that is no frame; frames that came before are still appended.
-    bool receive(std::vector<Frame>& frames);
+    /// Takes in what has arrived. Closed: the peer has closed or broken the connection. Damaged:
+    /// something has come that the peer has not sent like this. Frames that came before are still
+    /// appended.
+    State receive(std::vector<Frame>& frames);
     /// No more output: the peer sees the end after what was flushed.
     void finish_output() noexcept;
     void close() noexcept;
@@ -60,6 +74,8 @@ private:
     bool take_frames(std::vector<Frame>& frames);
 
     FileDescriptor socket_;
+    FrameKey key_;
+    std::uint64_t queued_ = 0, taken_ = 0; ///< frames
     std::deque<Outgoing> outbox_;
     std::vector<std::byte> inbox_;
     std::deque<FileDescriptor> received_fds_;

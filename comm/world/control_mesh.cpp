@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT
 #include "control_mesh.hpp"
 
+#include "control_handshake.hpp"
 #include "deadline.hpp"
 #include "siphash.hpp"
 #include "socket.hpp"
@@ -10,15 +11,15 @@
 #include <cstring>
 #include <fstream>
 #include <limits.h>
+#include <optional>
 #include <sstream>
 #include <unistd.h>
 
 namespace bellows {
 namespace {
 
-constexpr Milliseconds kHandshakeTimeout{5000};
 constexpr Milliseconds kAddressTimeout{1500};
-constexpr std::uint32_t kMagic = 0x42454c31; // "BEL1"; its byte order tells foreign hosts apart
+constexpr int kBacklog = 128; // of connections that nobody has taken yet
 
 // What a rank publishes about itself; travels as lines of text.
 struct Card {
@@ -78,71 +79,6 @@ std::string host_name() {
     return name.data();
 }
 
-using Nonce = std::array<std::byte, 16>;
-
-struct Hello {
-    std::uint32_t magic = kMagic;
-    std::uint32_t reserved = 0;
-    std::int32_t from = -1;
-    std::int32_t to = -1;
-    Nonce nonce{};
-};
-
-struct Challenge {
-    Nonce nonce{};
-    SipTag proof{};
-};
-
-template <typename T>
-std::span<std::byte> bytes_of(T& value) {
-    return std::as_writable_bytes(std::span(&value, 1));
-}
-
-// side: 'A' for the accepting rank, 'C' for the connecting one, so that neither proof serves twice.
-SipTag proof(const SipKey& key, char side, const Hello& hello, const Nonce& accept_nonce) {
-    std::array<std::byte, 1 + sizeof(Hello) + sizeof(Nonce)> message{};
-    message[0] = static_cast<std::byte>(side);
-    std::memcpy(message.data() + 1, &hello, sizeof hello);
-    std::memcpy(message.data() + 1 + sizeof hello, accept_nonce.data(), sizeof accept_nonce);
-    return siphash_128(key, message);
-}
-
-bool introduce(int socket, const SipKey& key, int from, int to) {
-    const Deadline deadline(kHandshakeTimeout);
-    Hello hello;
-    hello.from = from;
-    hello.to = to;
-    net::fill_random(hello.nonce);
-    Challenge challenge;
-    if (!net::write_exact(socket, bytes_of(hello), deadline) ||
-        !net::read_exact(socket, bytes_of(challenge), deadline) ||
-        !equal_constant_time(challenge.proof, proof(key, 'A', hello, challenge.nonce)))
-        return false;
-    SipTag answer = proof(key, 'C', hello, challenge.nonce);
-    std::byte accepted{};
-    return net::write_exact(socket, bytes_of(answer), deadline) &&
-           net::read_exact(socket, bytes_of(accepted), deadline);
-}
-
-// Returns the rank at the other end, or -1 for a stranger.
-int receive_introduction(int socket, const SipKey& key, int self, int size) {
-    const Deadline deadline(kHandshakeTimeout);
-    Hello hello;
-    if (!net::read_exact(socket, bytes_of(hello), deadline) || hello.magic != kMagic ||
-        hello.to != self || hello.from <= self || hello.from >= size)
-        return -1;
-    Challenge challenge;
-    net::fill_random(challenge.nonce);
-    challenge.proof = proof(key, 'A', hello, challenge.nonce);
-    SipTag answer{};
-    if (!net::write_exact(socket, bytes_of(challenge), deadline) ||
-        !net::read_exact(socket, bytes_of(answer), deadline) ||
-        !equal_constant_time(answer, proof(key, 'C', hello, challenge.nonce)))
-        return -1;
-    std::byte accepted{1};
-    return net::write_exact(socket, bytes_of(accepted), deadline) ? hello.from : -1;
-}
-
 struct TcpAddress {
     std::uint16_t port = 0;
     std::vector<std::string> addresses;
@@ -187,7 +123,7 @@ private:
                   "bellows-" + to_hex(name) + "-" + std::to_string(rank_), ::getpid()};
         if (options.force_tcp)
             mine.locality += " rank " + std::to_string(rank_);
-        unix_listener_ = net::listen_unix(mine.unix_name, size_ + 8);
+        unix_listener_ = net::listen_unix(mine.unix_name, size_ + kBacklog);
 
         const std::vector<std::string> texts = all_gather(mine.encode());
         bool all_local = true;
@@ -209,7 +145,7 @@ private:
     // sockets, and a wrong rank found there fails the handshake.
     void exchange_tcp_addresses(const ControlPlane::AllGather& all_gather) {
         TcpAddress mine;
-        tcp_listener_ = net::listen_tcp(size_ + 8, mine.port);
+        tcp_listener_ = net::listen_tcp(size_ + kBacklog, mine.port);
         mine.addresses = net::interface_addresses();
         mine.addresses.emplace_back("127.0.0.1");
         for (const std::string& text : all_gather(mine.encode()))
@@ -253,38 +189,33 @@ private:
     }
 
     bool keep_if_introduced(int peer, FileDescriptor socket, bool is_unix) {
-        if (!introduce(socket.get(), key_, rank_, peer))
-            return false;
-        keep(peer, std::move(socket), is_unix);
-        return true;
+        const std::optional<FrameKey> key = introduce(socket.get(), key_, rank_, peer);
+        if (key)
+            keep(peer, {std::move(socket), is_unix}, *key);
+        return key.has_value();
     }
 
     // A peer that came again gave its first connection up: the newest one counts.
-    void keep(int peer, FileDescriptor socket, bool is_unix) {
+    void keep(int peer, Caller caller, const FrameKey& key) {
         auto& connection = connections_[static_cast<std::size_t>(peer)];
-        if (!is_unix)
-            net::set_no_delay(socket.get());
-        connection.socket = std::move(socket);
-        connection.passes_fds = is_unix;
+        if (!caller.is_unix)
+            net::set_no_delay(caller.socket.get());
+        connection.socket = std::move(caller.socket);
+        connection.frame_key = key;
+        connection.passes_fds = caller.is_unix;
     }
 
     void accept_higher_ranks() {
+        Reception reception(key_, rank_, size_);
         while (is_anyone_missing()) {
             if (deadline_.expired())
                 throw Error(ErrorCode::Timeout, missing_text());
-            accept_one(unix_listener_, true);
-            if (tcp_listener_)
-                accept_one(tcp_listener_, false);
+            reception.serve(unix_listener_.get(), tcp_listener_.get(), Milliseconds{20},
+                            [this](int peer, Caller caller, const FrameKey& key) {
+                                if (is_local(peer) == caller.is_unix)
+                                    keep(peer, std::move(caller), key);
+                            });
         }
-    }
-
-    void accept_one(const FileDescriptor& listener, bool is_unix) {
-        FileDescriptor socket = net::accept(listener.get(), Deadline(Milliseconds{20}));
-        if (!socket || (is_unix && net::peer_credentials(socket.get()).uid != ::geteuid()))
-            return;
-        const int peer = receive_introduction(socket.get(), key_, rank_, size_);
-        if (peer >= 0 && is_local(peer) == is_unix)
-            keep(peer, std::move(socket), is_unix);
     }
 
     bool is_anyone_missing() const {

@@ -5,6 +5,8 @@
 // prove that they know the job's random key (exchanged once through the launcher's own channel,
 // MPI) with a SipHash over fresh nonces; Unix peers must also run as the same user.
 
+#include "control_link.hpp"
+
 #include <bellows/comm/control_plane.hpp>
 
 #include <cstdint>
@@ -15,6 +17,7 @@ namespace bellows {
 
 struct MeshConnection {
     FileDescriptor socket; ///< empty for this rank itself
+    FrameKey frame_key;    ///< of this connection
     bool passes_fds = false;
     std::int64_t pid = 0;
     std::string host;

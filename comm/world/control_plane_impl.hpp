@@ -63,8 +63,11 @@ struct ControlPlane::Impl {
     void require_active() const;
     [[noreturn]] void throw_peer_gone(int peer) const;
     std::string describe(int peer) const;
+    /// " (rank 0 saw it in step 12)", or nothing.
+    std::string seen_when() const;
     void handle(int from, Frame frame);
     void handle_closed(int peer);
+    void handle_damaged(int peer);
     void check_heartbeats(Clock::time_point now);
 
     // The background thread.
@@ -83,6 +86,7 @@ struct ControlPlane::Impl {
     std::vector<Peer> peers;
     std::map<std::pair<int, std::uint64_t>, std::deque<Message>> inbox;
     std::optional<Error> failure;
+    std::string phase; ///< what this rank does
     std::atomic<bool> has_failed{false};
     std::atomic<int> num_lost{0}; ///< of peers with a loss
     bool leaving = false;

@@ -52,8 +52,9 @@ ControlPlane::Impl::Impl(int rank_, int size_, const ControlOptions& options,
         mesh.front().pid = ::getpid();
     const auto now = Clock::now();
     for (MeshConnection& connection : mesh)
-        peers.push_back({ControlLink(std::move(connection.socket)), connection.passes_fds,
-                         connection.pid, std::move(connection.host), PeerState::Present, now});
+        peers.push_back({ControlLink(std::move(connection.socket), connection.frame_key),
+                         connection.passes_fds, connection.pid, std::move(connection.host),
+                         PeerState::Present, now});
     peers[static_cast<std::size_t>(rank)].passes_fds = true;
     last_heartbeat = last_poll = now;
     wake_event = FileDescriptor(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
@@ -125,7 +126,7 @@ void ControlPlane::Impl::poll_once() {
     const std::lock_guard lock(mutex);
     // First everything that arrived, then the ends of connections: the reason of a failure must not
     // be overtaken by the silence it causes.
-    std::vector<int> closed;
+    std::vector<int> closed, damaged;
     for (std::size_t entry = 1; entry < entries.size(); ++entry) {
         const int peer = rank_of_entry[entry];
         ControlLink& link = peers[static_cast<std::size_t>(peer)].link;
@@ -135,12 +136,15 @@ void ControlPlane::Impl::poll_once() {
         if (!(entries[entry].revents & (POLLIN | POLLHUP | POLLERR)))
             continue;
         std::vector<Frame> frames;
-        if (!link.receive(frames))
-            closed.push_back(peer);
+        const ControlLink::State state = link.receive(frames);
+        if (state != ControlLink::State::Open)
+            (state == ControlLink::State::Closed ? closed : damaged).push_back(peer);
         peers[static_cast<std::size_t>(peer)].last_heard = Clock::now();
         for (Frame& frame : frames)
             handle(peer, std::move(frame));
     }
+    for (const int peer : damaged)
+        handle_damaged(peer);
     for (const int peer : closed)
         handle_closed(peer);
     check_heartbeats(Clock::now());
@@ -178,8 +182,21 @@ void ControlPlane::Impl::handle_closed(int rank_closed) {
         return;
     lose(rank_closed, Error(ErrorCode::PeerLost,
                             describe(rank_closed) + " died: its control connection to rank " +
-                                std::to_string(rank) + " closed without a goodbye",
+                                std::to_string(rank) + " closed without a goodbye" + seen_when(),
                             rank_closed));
+}
+
+void ControlPlane::Impl::handle_damaged(int from) {
+    Peer& peer = peers[static_cast<std::size_t>(from)];
+    if (peer.state == PeerState::Present && !leaving) // before the link closes: the peer hears it
+        lose(from, Error(ErrorCode::PeerLost,
+                         "the control connection of " + describe(from) + " to rank " +
+                             std::to_string(rank) +
+                             " brought a frame with a wrong tag: it was damaged on the way, or "
+                             "somebody tampers with it" +
+                             seen_when(),
+                         from));
+    peer.link.close();
 }
 
 void ControlPlane::Impl::lose(int rank_lost, const Error& error) {
@@ -221,7 +238,8 @@ void ControlPlane::Impl::check_heartbeats(Clock::time_point now) {
                           describe(r) + " stalled: no heartbeat for " +
                               std::to_string(stall_timeout.count()) +
                               " ms although its connection stands (stopped or starved process; "
-                              "BELLOWS_STALL_SECONDS sets the limit)",
+                              "BELLOWS_STALL_SECONDS sets the limit)" +
+                              seen_when(),
                           r));
         }
     }

@@ -30,14 +30,16 @@ int first_number(const std::array<const char*, N>& names, int fallback) noexcept
     return fallback;
 }
 
-void send_report(int rank, int exit_code, std::string_view reason) noexcept {
+enum class Patience { Second, None };
+
+void send_report(const LaunchReport& report, std::string_view reason,
+                 Patience patience = Patience::Second) noexcept {
     const char* name = std::getenv(kLaunchSocket);
     sockaddr_un address{};
     if (!name || std::strlen(name) + 1 > sizeof address.sun_path)
         return;
     address.sun_family = AF_UNIX;
     std::memcpy(address.sun_path + 1, name, std::strlen(name));
-    const LaunchReport report{rank, exit_code};
     std::array<char, sizeof report + kMaxReason> message{};
     const std::size_t length = std::min(reason.size(), kMaxReason);
     std::memcpy(message.data(), &report, sizeof report);
@@ -47,9 +49,10 @@ void send_report(int rank, int exit_code, std::string_view reason) noexcept {
         return;
     // Many ranks at once may fill the launcher's queue; one that does not read is no reason to
     // hang.
-    const timeval patience{1, 0};
-    ::setsockopt(socket, SOL_SOCKET, SO_SNDTIMEO, &patience, sizeof patience);
-    ::sendto(socket, message.data(), sizeof report + length, MSG_NOSIGNAL,
+    const timeval second{1, 0};
+    ::setsockopt(socket, SOL_SOCKET, SO_SNDTIMEO, &second, sizeof second);
+    ::sendto(socket, message.data(), sizeof report + length,
+             MSG_NOSIGNAL | (patience == Patience::None ? MSG_DONTWAIT : 0),
              reinterpret_cast<const sockaddr*>(&address),
              static_cast<socklen_t>(offsetof(sockaddr_un, sun_path) + 1 + std::strlen(name)));
     ::close(socket);
@@ -70,7 +73,12 @@ std::vector<std::pair<std::string, std::string>> mpirun_environment() {
         {"OMPI_MCA_rmaps_base_oversubscribe", "1"},
         {"PRTE_MCA_rmaps_default_mapping_policy", ":oversubscribe"},
         {"OMPI_MCA_mpi_yield_when_idle", "1"},
-        {"OMPI_MCA_btl_tcp_if_include", "lo"},
+        // On one host messages go through shared memory, and nothing need listen to a network.
+        {"OMPI_MCA_pml", "ob1"},
+        {"OMPI_MCA_btl", "^tcp,ofi,openib,uct,usnic"},
+        {"OMPI_MCA_oob_tcp_if_include", "lo"},
+        {"PRTE_MCA_oob_tcp_if_include", "lo"},
+        {"PRTE_MCA_prte_if_include", "lo"},
         {"OMPI_MCA_btl_vader_single_copy_mechanism", "none"},
         {"OMPI_MCA_btl_base_warn_component_unused", "0"},
     };
@@ -97,15 +105,21 @@ bool has_launcher() noexcept {
 }
 
 void report_exit(int rank, int exit_code, std::string_view reason) noexcept {
-    send_report(rank, std::max(exit_code, 0), reason);
+    send_report({rank, std::max(exit_code, 0)}, reason);
 }
 
 void report_alive(int rank) noexcept {
-    send_report(rank, kAlive, {});
+    send_report({rank, kAlive}, {});
 }
 
 void report_started(int rank) noexcept {
-    send_report(rank, kStarted, {});
+    send_report({rank, kStarted}, {});
+}
+
+void report_phase(int rank, std::string_view phase, std::chrono::milliseconds limit) noexcept {
+    // The launcher may be suspended, which is no reason for the ranks to be slow.
+    send_report({rank, kPhase, limit.count()}, phase,
+                limit.count() > 0 ? Patience::Second : Patience::None);
 }
 
 } // namespace bellows

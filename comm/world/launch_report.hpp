@@ -14,11 +14,13 @@ constexpr std::size_t kMaxReason = 4096;
 
 struct LaunchReport {
     std::int32_t rank;
-    std::int32_t exit_code; ///< kAlive and kStarted: not an end
-    // the reason's text follows
+    std::int32_t exit_code;    ///< kAlive, kStarted, kPhase: not an end
+    std::int64_t limit_ms = 0; ///< of the phase; 0: none
+    // the text of the reason or the phase follows
 };
 
 constexpr std::int32_t kAlive = -2;   ///< the process is there, MPI has not started
 constexpr std::int32_t kStarted = -1; ///< it has its World
+constexpr std::int32_t kPhase = -3;   ///< it begins something else
 
 } // namespace bellows

@@ -5,7 +5,12 @@
 #include <bellows/comm/launch.hpp>
 
 #include "deadline.hpp"
+#include "job_folder.hpp"
+#include "launch_io.hpp"
 #include "launch_report.hpp"
+#include "launched_ranks.hpp"
+#include "listeners.hpp"
+#include "process_state.hpp"
 #include "socket.hpp"
 
 #include <array>
@@ -14,15 +19,10 @@
 #include <cstdlib>
 #include <cstring>
 #include <fcntl.h>
-#include <fstream>
-#include <map>
 #include <optional>
 #include <poll.h>
-#include <set>
 #include <sys/prctl.h>
-#include <sys/signalfd.h>
 #include <sys/socket.h>
-#include <sys/syscall.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -35,88 +35,26 @@ constexpr Milliseconds kLookAtRanks{500};
 constexpr Milliseconds kOneSignal{500};
 constexpr int kPeerLostExit = 4;
 
-struct Pipe {
-    FileDescriptor read, write;
-    Pipe() {
-        int ends[2];
-        if (::pipe2(ends, O_CLOEXEC) != 0)
-            throw net::errno_error("cannot create a pipe", errno);
-        read = FileDescriptor(ends[0]);
-        write = FileDescriptor(ends[1]);
-    }
-};
+/// Where OpenMPI 4 and 5 put the memory that ranks share, and their session's files.
+constexpr std::array kFolderVariables = {"OMPI_MCA_btl_vader_backing_directory",
+                                         "OMPI_MCA_btl_sm_backing_directory",
+                                         "OMPI_MCA_orte_tmpdir_base", "PRTE_MCA_prte_tmpdir_base"};
 
-// SIGINT and SIGTERM as readable events while it lives.
-class SignalWatch {
-public:
-    SignalWatch() {
-        sigset_t watched;
-        sigemptyset(&watched);
-        sigaddset(&watched, SIGINT);
-        sigaddset(&watched, SIGTERM);
-        ::pthread_sigmask(SIG_BLOCK, &watched, &before_);
-        fd_ = FileDescriptor(::signalfd(-1, &watched, SFD_CLOEXEC | SFD_NONBLOCK));
-    }
-    ~SignalWatch() { ::pthread_sigmask(SIG_SETMASK, &before_, nullptr); }
-    SignalWatch(const SignalWatch&) = delete;
-    SignalWatch& operator=(const SignalWatch&) = delete;
+using Rank = LaunchedRanks::Rank;
 
-    int fd() const { return fd_.get(); }
-    const sigset_t& mask_before() const { return before_; }
-    int take() {
-        signalfd_siginfo info{};
-        const bool one = ::read(fd_.get(), &info, sizeof info) == sizeof info;
-        return one ? static_cast<int>(info.ssi_signo) : 0;
-    }
-
-private:
-    sigset_t before_{};
-    FileDescriptor fd_;
-};
-
-// Passes standard error on line by line, less what mpirun says about processes that it has lost:
-// that is told better by the ranks that survived.
-class StderrRelay {
-public:
-    void take(int fd) {
-        std::array<char, 4096> chunk;
-        ssize_t got = 0;
-        while ((got = ::read(fd, chunk.data(), chunk.size())) > 0)
-            pending_.append(chunk.data(), static_cast<std::size_t>(got));
-        std::size_t start = 0;
-        for (std::size_t end; (end = pending_.find('\n', start)) != std::string::npos;
-             start = end + 1)
-            pass(std::string_view(pending_).substr(start, end + 1 - start));
-        pending_.erase(0, start);
-        // A progress line without an end must show, too.
-        if (!pending_.empty() && pending_.front() != '[')
-            finish();
-    }
-    void finish() {
-        pass(pending_);
-        pending_.clear();
-    }
-
-private:
-    static void pass(std::string_view line) {
-        for (const char* noise :
-             {"PMIX ERROR: BAD-PARAM in file", "PMIX ERROR: PMIX_ERR_BAD_PARAM"})
-            if (line.find(noise) != std::string_view::npos)
-                return;
-        while (!line.empty()) {
-            const ssize_t written = ::write(STDERR_FILENO, line.data(), line.size());
-            if (written < 0 && errno != EINTR)
-                return;
-            if (written > 0)
-                line.remove_prefix(static_cast<std::size_t>(written));
-        }
-    }
-    std::string pending_;
-};
+bool has_started(const Rank& rank) {
+    return rank.started;
+}
+bool is_met(const Rank& rank) {
+    return rank.id != 0;
+}
+bool has_reported_its_end(const Rank& rank) {
+    return rank.exit_code.has_value();
+}
 
 class Launch {
 public:
-    explicit Launch(const LaunchOptions& options) : options_(options) {
+    explicit Launch(const LaunchOptions& options) : options_(options), ranks_(options.ranks) {
         std::array<std::byte, 16> random{};
         net::fill_random(random);
         socket_name_ = "bellows-launch-";
@@ -136,7 +74,7 @@ public:
         relay_.take(errors_.read.get());
         relay_.finish();
         read_reports();
-        kill_leftovers();
+        ranks_.signal(SIGKILL); // OpenMPI 5 ends without the ranks that are stopped
         return judge(status);
     }
 
@@ -145,211 +83,22 @@ private:
     [[noreturn]] void become_mpirun(char* const* arguments, char* const* environment, int failure);
     std::vector<std::string> environment() const;
 
-    void wait_for_events() {
-        std::vector<pollfd> entries{{reports_.get(), POLLIN, 0},
-                                    {errors_.read.get(), POLLIN, 0},
-                                    {signals_.fd(), POLLIN, 0}};
-        // At once: where one dies, mpirun may end the others, and the first is to be named.
-        for (const auto& [rank, process] : processes_)
-            if (process.handle && !exit_codes_.contains(rank) && !silent_.contains(rank))
-                entries.push_back({process.handle.get(), POLLIN, 0});
-        ::poll(entries.data(), entries.size(), static_cast<int>(kTick.count()));
-        if (entries[1].revents & POLLHUP) // mpirun is about to end
-            std::this_thread::sleep_for(Milliseconds{5});
-        relay_.take(errors_.read.get());
-        const std::vector<int> ended = ended_processes(); // before their last reports are read
-        read_reports();
-        for (const int rank : ended)
-            if (!exit_codes_.contains(rank))
-                take_silence(rank);
-        if (const int number = signals_.take())
-            take_signal(number);
-    }
+    void wait_for_events();
+    void read_reports();
+    void take_report(const LaunchReport& report, pid_t sender, std::string_view text);
+    void take_exit(int rank, int exit_code, std::string_view reason);
+    void take_silence(int rank);
+    void take_signal(int number);
+    void guard_mpirun();
 
-    /// The first one asks ranks that can still save their work; a later one ends them.
-    void take_signal(int number) {
-        if (asked_ && !asked_->expired())
-            return; // some programs send to a process and to its group
-        const bool all_started = started_.size() == static_cast<std::size_t>(options_.ranks);
-        const bool may_ask = options_.stop_signal != 0 && !asked_ && all_started && !end_by_;
-        if (may_ask) {
-            asked_.emplace(kOneSignal);
-            signal_ranks(options_.stop_signal);
-            return;
-        }
-        signal_ = number;
-        end_ranks();
-    }
+    void end_if_due(const Deadline& startup);
+    bool look_for_stopped();
+    bool look_for_late();
+    void give_up(const std::vector<int>& ranks, const std::string& why);
+    void end_ranks();
 
-    void read_reports() {
-        struct {
-            LaunchReport head;
-            std::array<char, kMaxReason> reason;
-        } message;
-        for (;;) {
-            pid_t sender = 0;
-            const std::int64_t size = net::receive_datagram(
-                reports_.get(), std::as_writable_bytes(std::span(&message, 1)), sender);
-            if (size < 0)
-                return;
-            if (size >= static_cast<std::int64_t>(sizeof message.head))
-                take_report(
-                    message.head, sender,
-                    {message.reason.data(), static_cast<std::size_t>(size) - sizeof message.head});
-        }
-    }
-
-    void take_report(const LaunchReport& report, pid_t sender, std::string_view reason) {
-        if (report.rank < 0 || report.rank >= options_.ranks)
-            return;
-        const auto [rank, first] = processes_.try_emplace(report.rank);
-        if (first)
-            rank->second = {
-                FileDescriptor(static_cast<int>(::syscall(SYS_pidfd_open, sender, 0))), sender, {}};
-        if (report.exit_code == kAlive)
-            return;
-        started_.insert(report.rank);
-        if (report.exit_code == kStarted)
-            return;
-        exit_codes_[report.rank] = report.exit_code;
-        if (report.exit_code != 0 && report.exit_code == options_.stopped_exit_code)
-            stopped_ = true;
-        else if (report.exit_code != 0 && !first_failure_)
-            first_failure_ = LaunchResult{report.exit_code, report.rank, std::string(reason)};
-        const bool all_ended = exit_codes_.size() == static_cast<std::size_t>(options_.ranks);
-        if ((first_failure_ || all_ended) && !end_by_)
-            end_by_.emplace(options_.grace);
-    }
-
-    std::vector<int> ended_processes() const {
-        std::vector<int> ranks;
-        for (const auto& [rank, process] : processes_) {
-            pollfd entry{process.handle.get(), POLLIN, 0};
-            if (process.handle && !exit_codes_.contains(rank) && ::poll(&entry, 1, 0) == 1)
-                ranks.push_back(rank);
-        }
-        return ranks;
-    }
-
-    /// A process has ended without a report. The others may know more; they have the grace to tell.
-    void take_silence(int rank) {
-        silent_.insert(rank);
-        if (first_silent_ < 0)
-            first_silent_ = rank;
-        if (!end_by_)
-            end_by_.emplace(options_.grace);
-    }
-
-    /// Ranks that do not move although they live. One that has reported its end may, too.
-    void watch_stopped() {
-        for (auto& [rank, process] : processes_) {
-            if (!process.handle || !is_stopped(process.id)) {
-                process.stopped.reset();
-            } else if (!process.stopped) {
-                process.stopped.emplace(options_.stopped_timeout);
-            } else if (process.stopped->expired() && !end_by_) {
-                first_failure_ = LaunchResult{
-                    kPeerLostExit, rank,
-                    "rank " + std::to_string(rank) + " (pid " + std::to_string(process.id) +
-                        ") is stopped and was given up after " +
-                        std::to_string(options_.stopped_timeout.count()) + " ms"};
-                end_by_.emplace(Milliseconds{0});
-            }
-        }
-    }
-
-    /// By a signal, not by a debugger.
-    static bool is_stopped(pid_t process) {
-        std::ifstream file("/proc/" + std::to_string(process) + "/stat");
-        std::string text;
-        std::getline(file, text);
-        const std::size_t name_end = text.rfind(") ");
-        return name_end != std::string::npos && text[name_end + 2] == 'T';
-    }
-
-    void end_if_due(const Deadline& startup) {
-        if (looked_.expired()) {
-            watch_stopped();
-            looked_ = Deadline(kLookAtRanks);
-        }
-        const bool all_started = started_.size() == static_cast<std::size_t>(options_.ranks);
-        if (!all_started && startup.expired() && !first_failure_) {
-            first_failure_ =
-                LaunchResult{kPeerLostExit, -1,
-                             missing(started_) + " did not start within " +
-                                 std::to_string(options_.startup_timeout.count()) + " ms"};
-            end_ranks();
-        }
-        if (end_by_ && end_by_->expired())
-            end_ranks();
-        if (kill_by_ && kill_by_->expired())
-            ::kill(mpirun_, SIGKILL);
-    }
-
-    void end_ranks() {
-        if (kill_by_)
-            return;
-        killed_ = true;
-        kill_by_.emplace(kKillAfterTerm);
-        ::kill(mpirun_, SIGTERM);
-    }
-
-    // OpenMPI 5 ends without the ranks that are stopped.
-    void kill_leftovers() { signal_ranks(SIGKILL); }
-
-    void signal_ranks(int number) {
-        for (const auto& [rank, process] : processes_)
-            if (process.handle)
-                ::syscall(SYS_pidfd_send_signal, process.handle.get(), number, nullptr, 0);
-    }
-
-    std::string missing(const auto& present) const {
-        std::string text = "rank";
-        for (int rank = 0; rank < options_.ranks; ++rank)
-            if (!present.contains(rank))
-                text += " " + std::to_string(rank);
-        return text;
-    }
-
-    LaunchResult judge(int status) const {
-        LaunchResult result;
-        const bool all_ended = exit_codes_.size() == static_cast<std::size_t>(options_.ranks);
-        if (signal_ != 0)
-            result = {128 + signal_, -1, std::string("ended by ") + ::strsignal(signal_)};
-        else if (first_failure_)
-            result = *first_failure_;
-        else if (!silent_.empty())
-            result = {kPeerLostExit, first_silent_,
-                      started_.contains(first_silent_)
-                          ? "rank " + std::to_string(first_silent_) + " ended without saying why"
-                          : silent_ranks() + " ended while MPI was starting"};
-        else if (started_.empty())
-            throw Error(ErrorCode::Mpi,
-                        options_.mpirun + " ended with status " +
-                            std::to_string(exit_status(status)) +
-                            " before any rank had started; its own message says why",
-                        -1, exit_status(status));
-        else if (!all_ended)
-            result = {kPeerLostExit, -1, missing(exit_codes_) + " ended without saying why"};
-        else if (stopped_)
-            result.exit_code = options_.stopped_exit_code;
-        result.killed = killed_;
-        return result;
-    }
-
-    /// mpirun may end the others before the first is noticed: nobody is to blame for certain.
-    std::string silent_ranks() const {
-        if (silent_.size() == 1)
-            return "rank " + std::to_string(first_silent_);
-        std::string text = "one of the ranks";
-        for (const int rank : silent_)
-            text += " " + std::to_string(rank);
-        return text + ", most likely " + std::to_string(first_silent_) + ",";
-    }
-
-    static int exit_status(int status) {
-        return WIFSIGNALED(status) ? 128 + WTERMSIG(status) : WEXITSTATUS(status);
-    }
+    LaunchResult judge(int status) const;
+    LaunchResult silent_result() const;
 
     LaunchOptions options_;
     std::string socket_name_;
@@ -357,25 +106,268 @@ private:
     SignalWatch signals_;
     Pipe errors_;
     StderrRelay relay_;
+    JobFolder folder_;
     pid_t mpirun_ = -1;
-    struct Process {
-        FileDescriptor handle;
-        pid_t id = 0;
-        std::optional<Deadline> stopped; // when it counts as lost
-    };
-    std::map<int, Process> processes_; // of ranks that have reported anything
-    std::set<int> started_;            // have their World, or have ended
-    std::map<int, int> exit_codes_;
-    std::set<int> silent_; // ended without a report
+    LaunchedRanks ranks_;
     int first_silent_ = -1;
     std::optional<LaunchResult> first_failure_;
+    std::optional<Deadline> all_there_by_, all_ended_by_; // since the first is or has
+    std::optional<Deadline> mpirun_stopped_;              // when it counts as lost
     std::optional<Deadline> end_by_, kill_by_;
     Deadline looked_{kLookAtRanks}; // until ranks are looked at again
     int signal_ = 0;                // that ended the ranks
     std::optional<Deadline> asked_; // the ranks have got the stop signal; until here it is one
     bool stopped_ = false;          // a rank has ended because of that
     bool killed_ = false;
+    bool guarded_ = false; // nobody can connect to mpirun any more
 };
+
+void Launch::wait_for_events() {
+    std::vector<pollfd> entries{
+        {reports_.get(), POLLIN, 0}, {errors_.read.get(), POLLIN, 0}, {signals_.fd(), POLLIN, 0}};
+    // At once: where one dies, mpirun may end the others, and the first is to be named.
+    for (const int rank :
+         ranks_.those([](const Rank& r) { return r.process && !r.exit_code && !r.silent; }))
+        entries.push_back({ranks_[rank].process.get(), POLLIN, 0});
+    ::poll(entries.data(), entries.size(), static_cast<int>(kTick.count()));
+    if (entries[1].revents & POLLHUP) // mpirun is about to end
+        std::this_thread::sleep_for(Milliseconds{5});
+    relay_.take(errors_.read.get());
+    if (!ranks_.all(is_met))
+        ranks_.meet_children_of(mpirun_);
+    guard_mpirun();
+    const std::vector<int> ended = ranks_.ended_processes(); // before their last reports are read
+    read_reports();
+    for (const int rank : ended)
+        if (!ranks_[rank].exit_code)
+            take_silence(rank);
+    if (const int number = signals_.take())
+        take_signal(number);
+}
+
+/// Its ports open while it starts; once the ranks have connected, nobody else has to.
+void Launch::guard_mpirun() {
+    if (guarded_)
+        return;
+    guarded_ = ranks_.all(has_started);
+    restrict_listeners(mpirun_, guarded_ ? Admit::Nobody : Admit::ThisHost);
+}
+
+/// The first one asks ranks that can still save their work; a later one ends them.
+void Launch::take_signal(int number) {
+    if (asked_ && !asked_->expired())
+        return; // some programs send to a process and to its group
+    const bool may_ask =
+        options_.stop_signal != 0 && !asked_ && ranks_.all(has_started) && !end_by_;
+    if (may_ask) {
+        asked_.emplace(kOneSignal);
+        ranks_.signal(options_.stop_signal);
+        return;
+    }
+    signal_ = number;
+    end_ranks();
+}
+
+void Launch::read_reports() {
+    struct {
+        LaunchReport head;
+        std::array<char, kMaxReason> text;
+    } message;
+    for (;;) {
+        pid_t sender = 0;
+        const std::int64_t size = net::receive_datagram(
+            reports_.get(), std::as_writable_bytes(std::span(&message, 1)), sender);
+        if (size < 0)
+            return;
+        if (size >= static_cast<std::int64_t>(sizeof message.head))
+            take_report(
+                message.head, sender,
+                {message.text.data(), static_cast<std::size_t>(size) - sizeof message.head});
+    }
+}
+
+void Launch::take_report(const LaunchReport& report, pid_t sender, std::string_view text) {
+    if (!ranks_.has(report.rank))
+        return;
+    ranks_.meet(report.rank, sender);
+    Rank& rank = ranks_[report.rank];
+    if (report.exit_code == kPhase) {
+        rank.phase = text;
+        rank.phase_end.reset();
+        if (report.limit_ms > 0)
+            rank.phase_end.emplace(Milliseconds{report.limit_ms});
+    } else if (report.exit_code != kAlive) {
+        rank.started = true;
+        if (report.exit_code != kStarted)
+            take_exit(report.rank, report.exit_code, text);
+    }
+}
+
+void Launch::take_exit(int rank, int exit_code, std::string_view reason) {
+    ranks_[rank].exit_code = exit_code;
+    if (exit_code != 0 && exit_code == options_.stopped_exit_code) {
+        stopped_ = true;
+    } else if (exit_code != 0 && !first_failure_) {
+        first_failure_ = LaunchResult{exit_code, rank, std::string(reason)};
+    }
+    if ((first_failure_ || ranks_.all(has_reported_its_end)) && !end_by_)
+        end_by_.emplace(options_.grace);
+    if (!all_ended_by_)
+        all_ended_by_.emplace(options_.together_timeout);
+}
+
+/// A process has ended without a report. The others may know more; they have the grace to tell.
+void Launch::take_silence(int rank) {
+    ranks_[rank].silent = true;
+    if (first_silent_ < 0)
+        first_silent_ = rank;
+    if (!end_by_)
+        end_by_.emplace(options_.grace);
+}
+
+/// Ranks, or mpirun, that do not move although they live. A rank that has reported its end may,
+/// too.
+bool Launch::look_for_stopped() {
+    const std::string given_up =
+        " and was given up after " + std::to_string(options_.stopped_timeout.count()) + " ms";
+    const auto is_over = [&](pid_t process, std::optional<Deadline>& limit) {
+        if (!is_stopped(process))
+            limit.reset();
+        else if (!limit)
+            limit.emplace(options_.stopped_timeout);
+        return limit && limit->expired();
+    };
+    for (int rank = 0; rank < options_.ranks; ++rank)
+        if (Rank& one = ranks_[rank]; one.process && is_over(one.id, one.stopped)) {
+            give_up({rank}, "is stopped " + one.phase + given_up);
+            return true;
+        }
+    if (!is_over(mpirun_, mpirun_stopped_))
+        return false;
+    give_up({}, "mpirun (pid " + std::to_string(mpirun_) + ") is stopped " + ranks_[0].phase +
+                    given_up);
+    return true;
+}
+
+/// Ranks that live and move and yet do not come to an end.
+bool Launch::look_for_late() {
+    std::vector<int> late = ranks_.those([](const Rank& rank) {
+        return !rank.exit_code && rank.phase_end && rank.phase_end->expired();
+    });
+    if (!late.empty()) {
+        // Where one is stopped, the others wait for it.
+        const std::vector<int> stopped =
+            ranks_.those([](const Rank& rank) { return rank.stopped.has_value(); });
+        give_up(stopped.empty() ? late : stopped,
+                stopped.empty() ? "did not come to an end in time " + ranks_[late[0]].phase
+                                : "is stopped " + ranks_[stopped[0]].phase);
+        return true;
+    }
+    const std::string limit =
+        " within " + std::to_string(options_.together_timeout.count()) + " ms of the first rank's";
+    if (ranks_.any(is_met) && !all_there_by_)
+        all_there_by_.emplace(options_.together_timeout);
+    late = ranks_.those([](const Rank& rank) { return rank.id == 0; });
+    if (all_there_by_ && all_there_by_->expired() && !late.empty()) {
+        give_up(late, "did not start" + limit + " start");
+        return true;
+    }
+    late = ranks_.those([](const Rank& rank) { return !rank.exit_code && !rank.phase_end; });
+    if (all_ended_by_ && all_ended_by_->expired() && !late.empty()) {
+        give_up(late, "did not end" + limit + " end " + ranks_[late[0]].phase);
+        return true;
+    }
+    return false;
+}
+
+void Launch::give_up(const std::vector<int>& ranks, const std::string& why) {
+    if (!first_failure_)
+        first_failure_ = LaunchResult{kPeerLostExit, ranks.empty() ? -1 : ranks.front(),
+                                      (ranks.empty() ? "" : ranks_.names(ranks) + " ") + why};
+    end_ranks();
+}
+
+void Launch::end_if_due(const Deadline& startup) {
+    if (looked_.expired() && !end_by_ && !kill_by_ && !look_for_stopped() && !look_for_late())
+        looked_ = Deadline(kLookAtRanks);
+    if (!ranks_.all(has_started) && startup.expired() && !kill_by_) {
+        const std::vector<int> missing =
+            ranks_.those([](const Rank& rank) { return !rank.started; });
+        give_up(missing, "did not start within " +
+                             std::to_string(options_.startup_timeout.count()) + " ms: still " +
+                             ranks_[missing.front()].phase);
+    }
+    if (end_by_ && end_by_->expired() && !kill_by_) {
+        const std::vector<int> there =
+            ranks_.those([](const Rank& rank) { return rank.exit_code && is_alive(rank.id); });
+        if (!first_failure_ && first_silent_ < 0 && !there.empty())
+            give_up(there, "reported the end of its work, but the process did not end within " +
+                               std::to_string(options_.grace.count()) + " ms");
+        end_ranks();
+    }
+    if (kill_by_ && kill_by_->expired())
+        ::kill(mpirun_, SIGKILL);
+}
+
+void Launch::end_ranks() {
+    if (kill_by_)
+        return;
+    killed_ = true;
+    kill_by_.emplace(kKillAfterTerm);
+    ::kill(mpirun_, SIGTERM);
+    ::kill(mpirun_, SIGCONT); // should it be stopped
+}
+
+int exit_status(int status) {
+    return WIFSIGNALED(status) ? 128 + WTERMSIG(status) : WEXITSTATUS(status);
+}
+
+LaunchResult Launch::judge(int status) const {
+    LaunchResult result;
+    const std::vector<int> unheard = ranks_.those([](const Rank& rank) { return !rank.exit_code; });
+    if (signal_ != 0)
+        result = {128 + signal_, -1, std::string("ended by ") + ::strsignal(signal_)};
+    else if (first_failure_)
+        result = *first_failure_;
+    else if (!killed_ && WIFSIGNALED(status) && !unheard.empty())
+        result = {kPeerLostExit, -1,
+                  options_.mpirun + " (pid " + std::to_string(mpirun_) +
+                      ") was ended by a signal (" + ::strsignal(WTERMSIG(status)) + ") " +
+                      ranks_[0].phase + ", and its ranks with it"};
+    else if (first_silent_ >= 0)
+        result = silent_result();
+    else if (!ranks_.any(has_started))
+        throw Error(ErrorCode::Mpi,
+                    options_.mpirun + " ended with status " + std::to_string(exit_status(status)) +
+                        " before any rank had started; its own message says why",
+                    -1, exit_status(status));
+    else if (!unheard.empty())
+        result = {kPeerLostExit, unheard.front(),
+                  ranks_.names(unheard) + " ended " + ranks_[unheard.front()].phase +
+                      " without saying why"};
+    else if (stopped_)
+        result.exit_code = options_.stopped_exit_code;
+    // The rank that saw a loss says what went on meanwhile, unless it saw it from outside.
+    if (result.exit_code == kPeerLostExit && result.rank >= 0)
+        if (const std::string& phase = ranks_[result.rank].phase;
+            result.reason.find(phase) == std::string::npos &&
+            result.reason.find(" saw it ") == std::string::npos)
+            result.reason += " (rank " + std::to_string(result.rank) + ": " + phase + ")";
+    result.killed = killed_;
+    return result;
+}
+
+LaunchResult Launch::silent_result() const {
+    const std::string& phase = ranks_[first_silent_].phase;
+    const std::vector<int> silent = ranks_.those([](const Rank& rank) { return rank.silent; });
+    // While MPI starts, mpirun may end the others before the first is noticed: nobody is to blame
+    // for certain.
+    const bool is_certain = silent.size() == 1 || ranks_[first_silent_].started;
+    return {kPeerLostExit, first_silent_,
+            is_certain ? ranks_.name(first_silent_) + " ended " + phase + " without saying why"
+                       : "one of the " + ranks_.names(silent) + ", most likely " +
+                             std::to_string(first_silent_) + ", ended " + phase};
+}
 
 std::vector<std::string> Launch::environment() const {
     std::vector<std::string> result;
@@ -385,6 +377,10 @@ std::vector<std::string> Launch::environment() const {
     for (const auto& [name, value] : mpirun_environment())
         if (!std::getenv(name.c_str()))
             result.push_back(name + "=" + value);
+    if (!folder_.path().empty())
+        for (const char* name : kFolderVariables)
+            if (!std::getenv(name))
+                result.push_back(std::string(name) + "=" + folder_.path());
     result.push_back(std::string(kLaunchSocket) + "=" + socket_name_);
     return result;
 }

@@ -78,6 +78,7 @@ struct World::Impl {
     std::uint64_t node_memories = 0;         ///< made so far, which is collective
     std::unique_ptr<MpiProgress> progress{}; ///< null as mpi
     std::uint64_t device_links = 0;          ///< as node_memories
+    std::chrono::milliseconds mpi_end_timeout{};
 };
 
 } // namespace bellows

@@ -53,15 +53,23 @@ void store(std::uint64_t word, std::uint8_t* bytes) noexcept {
 } // namespace
 
 SipTag siphash_128(const SipKey& key, std::span<const std::byte> message) noexcept {
+    return siphash_128(key, {}, message);
+}
+
+SipTag siphash_128(const SipKey& key, std::span<const std::uint64_t> words,
+                   std::span<const std::byte> message) noexcept {
     const std::uint64_t k0 = load(key.data(), 8);
     const std::uint64_t k1 = load(key.data() + 8, 8);
     State state{k0 ^ 0x736f6d6570736575u, k1 ^ 0x646f72616e646f6du ^ 0xeeu,
                 k0 ^ 0x6c7967656e657261u, k1 ^ 0x7465646279746573u};
 
+    for (const std::uint64_t word : words)
+        state.absorb(word);
     const std::size_t whole = message.size() / 8 * 8;
     for (std::size_t at = 0; at < whole; at += 8)
         state.absorb(load(message.data() + at, 8));
-    const std::uint64_t length = static_cast<std::uint64_t>(message.size() & 0xff) << 56;
+    const std::uint64_t length =
+        static_cast<std::uint64_t>((8 * words.size() + message.size()) & 0xff) << 56;
     state.absorb(load(message.data() + whole, message.size() - whole) | length);
 
     SipTag tag{};

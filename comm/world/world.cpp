@@ -1,14 +1,17 @@
 // SPDX-License-Identifier: MIT
+#include <bellows/comm/end_watch.hpp>
 #include <bellows/comm/launch.hpp>
 #include <bellows/comm/mpi_interop.hpp>
 #include <bellows/comm/world.hpp>
 
 #include "mpi_context.hpp"
+#include "process_state.hpp"
 
 #include <charconv>
 #include <cstdlib>
 #include <cstring>
 #include <exception>
+#include <map>
 
 namespace bellows {
 
@@ -18,6 +21,7 @@ struct WorldAccess {
 
 namespace {
 
+constexpr const char* kStarting = "while MPI was starting";
 constexpr const char* kRanksPerNode = "BELLOWS_RANKS_PER_NODE";
 
 // 0: as MPI sees it.
@@ -77,7 +81,8 @@ World make_world(MPI_Comm original, const WorldOptions& options, bool owns_mpi) 
     auto progress = std::make_unique<MpiProgress>(*mpi, *control);
     return WorldAccess::make(std::make_unique<World::Impl>(
         World::Impl{std::move(mpi), std::move(topology), std::move(control), options.close_timeout,
-                    std::uncaught_exceptions(), owns_mpi, false, 0, std::move(progress)}));
+                    std::uncaught_exceptions(), owns_mpi, false, 0, std::move(progress), 0,
+                    options.mpi_end_timeout}));
 }
 
 } // namespace
@@ -89,10 +94,13 @@ World World::init(int& argc, char**& argv, const WorldOptions& options) {
         throw Error(ErrorCode::InvalidArgument,
                     "MPI is already started; use join_world with a communicator");
     report_alive(launched_rank());
+    begin_phase(launched_rank(), kStarting, options.mpi_start_timeout);
     int level = MPI_THREAD_SINGLE;
     check_mpi(MPI_Init_thread(&argc, &argv, MPI_THREAD_MULTIPLE, &level), "MPI_Init_thread");
+    begin_phase(launched_rank(), kStarting);
     World world = make_world(MPI_COMM_WORLD, options, true);
     report_started(world.rank());
+    world.enter_phase("while the run was set up");
     return world;
 }
 
@@ -119,6 +127,32 @@ World::World(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {
 }
 World::World(World&&) noexcept = default;
 
+namespace {
+
+/// Process ids of the ranks on this host, by rank.
+std::map<int, pid_t> local_peers(const ControlPlane& control) {
+    std::map<int, pid_t> peers;
+    for (int peer = 0; peer < control.size(); ++peer)
+        if (peer != control.rank() && control.can_pass_fds(peer))
+            peers[peer] = static_cast<pid_t>(control.peer_pid(peer));
+    return peers;
+}
+
+std::string who_is_stuck(const std::map<int, pid_t>& peers) {
+    std::string text;
+    for (const auto& [rank, process] : peers) {
+        const char* state = is_stopped(process)  ? " is stopped"
+                            : !is_alive(process) ? " has ended"
+                                                 : nullptr;
+        if (state)
+            text += (text.empty() ? "rank " : ", rank ") + std::to_string(rank) + " (pid " +
+                    std::to_string(process) + ")" + state;
+    }
+    return text.empty() ? "another rank may hang or be unreachable" : text;
+}
+
+} // namespace
+
 World::~World() {
     if (!impl_ || impl_->closed)
         return;
@@ -131,12 +165,19 @@ World::~World() {
     }
 }
 
+void World::enter_phase(const std::string& phase) {
+    impl_->control->enter_phase(phase);
+    if (impl_->owns_mpi)
+        begin_phase(rank(), phase);
+}
+
 void World::close() {
     if (impl_->closed)
         return;
     impl_->closed = true;
     ControlPlane& control = *impl_->control;
     control.throw_if_failed();
+    enter_phase("while closing");
     if (control.any_lost()) { // MPI would wait for them
         control.leave();
         if (impl_->progress)
@@ -146,8 +187,12 @@ void World::close() {
     try {
         control.barrier(impl_->close_timeout, "closing the world");
     } catch (const Error& error) {
-        control.abort(error);
-        throw;
+        // All work is done: a rank that does not come now is not slow, it hangs.
+        const bool hangs = error.code() == ErrorCode::Timeout && error.rank() >= 0;
+        const Error told =
+            hangs ? Error(ErrorCode::PeerLost, error.message(), error.rank()) : error;
+        control.abort(told);
+        throw told;
     }
     control.leave();
     if (!impl_->mpi)
@@ -156,8 +201,12 @@ void World::close() {
     impl_->mpi->free();
     int finalized = 0;
     MPI_Finalized(&finalized);
-    if (impl_->owns_mpi && !finalized)
-        check_mpi(MPI_Finalize(), "MPI_Finalize");
+    if (!impl_->owns_mpi || finalized)
+        return;
+    begin_phase(rank(), "while closing, in MPI_Finalize", impl_->mpi_end_timeout,
+                [peers = local_peers(control)] { return who_is_stuck(peers); });
+    check_mpi(MPI_Finalize(), "MPI_Finalize");
+    begin_phase(rank(), "after closing");
 }
 
 int World::rank() const noexcept {

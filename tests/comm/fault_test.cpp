@@ -13,14 +13,18 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <chrono>
 #include <csignal>
 #include <cstdlib>
 #include <filesystem>
 #include <fstream>
+#include <iterator>
 #include <map>
+#include <ostream>
 #include <stdexcept>
 #include <string>
+#include <sys/wait.h>
 #include <thread>
 #include <unistd.h>
 
@@ -51,6 +55,12 @@ int exit_code_of(const Error& error) {
 /// This process dies when it leaves MPI.
 int last_signal = 0;      ///< that this rank raises in MPI_Finalize()
 bool dies_in_mpi = false; ///< this rank, in MPI_Init_thread()
+bool hangs_last = false;  ///< this rank, in MPI_Finalize()
+
+[[noreturn]] void hang() {
+    for (;;)
+        ::pause();
+}
 
 void misbehave(const std::string& fault, World& world) {
     if (fault == "kill")
@@ -136,12 +146,17 @@ int run_rank(int argc, char** argv) {
     }
     if (launched_rank() == 1)
         last_signal = fault == "die last" ? SIGKILL : fault == "stop last" ? SIGSTOP : 0;
+    hangs_last = launched_rank() == 1 && fault == "hang last";
     int rank = -1, exit_code = 0;
     std::string reason;
     SteadyClock::time_point start;
     try {
-        World world = World::init(argc, argv);
+        WorldOptions options;
+        if (phase == "end")
+            options.close_timeout = options.mpi_end_timeout = 3s;
+        World world = World::init(argc, argv, options);
         rank = world.rank();
+        world.enter_phase("in step 7");
         const auto transport = open_transport(world);
         HostCollectives collectives(world, Group::all(world.size()), 60s);
         const int culprit = world.size() > 1 ? 1 : 0;
@@ -155,7 +170,11 @@ int run_rank(int argc, char** argv) {
             }
             wait_for_the_culprit(phase, world, *transport, collectives, culprit);
         }
+        if (fault == "hang before the last" && rank == 1)
+            hang();
         world.close();
+        if (fault == "hang behind the last" && rank == 1)
+            hang();
     } catch (const Error& error) {
         exit_code = exit_code_of(error);
         reason = error.message();
@@ -165,6 +184,8 @@ int run_rank(int argc, char** argv) {
         reason = error.what();
     }
     report_exit(rank, exit_code, reason);
+    if (fault == "hang at the very last" && rank == 1)
+        hang();
     return exit_code;
 }
 
@@ -190,6 +211,7 @@ protected:
             EXPECT_LT(one.milliseconds, within_ms) << "rank " << rank;
             EXPECT_NE(one.message.find("rank 1"), std::string::npos) << one.message;
             EXPECT_NE(one.message.find(word), std::string::npos) << one.message;
+            EXPECT_TRUE(word == "exception" || one.says(" saw it in step 7)")) << one.message;
         }
     }
 };
@@ -319,9 +341,69 @@ TEST_F(Faults, ARankThatStopsOnItsWayOutIsGivenUp) {
     const LaunchResult result = launch(3, "none", "stop last");
     EXPECT_EQ(result.exit_code, 4) << result.reason;
     EXPECT_EQ(result.rank, 1);
-    EXPECT_NE(result.reason.find("is stopped and was given up after 2000 ms"), std::string::npos)
+    EXPECT_NE(result.reason.find("is stopped while closing, in MPI_Finalize and was given up after "
+                                 "2000 ms"),
+              std::string::npos)
         << result.reason;
     EXPECT_LT(took_, 30s);
+}
+
+struct Hang {
+    const char* fault;
+    const char* who;  ///< the reason's beginning
+    const char* says; ///< further on
+};
+
+std::ostream& operator<<(std::ostream& out, const Hang& hang) {
+    return out << hang.fault;
+}
+
+class HangsAtTheEnd : public Faults, public ::testing::WithParamInterface<Hang> {};
+
+// It runs or sleeps, so that nothing about its process looks wrong.
+TEST_P(HangsAtTheEnd, IsGivenUpAndNamedWithThePhase) {
+    together_timeout_ = 3s;
+    const LaunchResult result = launch(3, "end", GetParam().fault);
+    EXPECT_EQ(result.exit_code, 4) << result.reason;
+    EXPECT_EQ(result.reason.rfind(GetParam().who, 0), 0u) << result.reason;
+    EXPECT_NE(result.reason.find(GetParam().says), std::string::npos) << result.reason;
+    EXPECT_TRUE(result.killed);
+    EXPECT_LT(took_, 30s);
+}
+
+// In MPI_Finalize() all wait for one, and nobody knows for which.
+INSTANTIATE_TEST_SUITE_P(
+    Rank1, HangsAtTheEnd,
+    ::testing::Values(Hang{"hang before the last", "rank 0 waited",
+                           "'closing the world' for rank 1"},
+                      Hang{"hang last", "ranks 0 1 2 did not come to an end in time",
+                           "while closing, in MPI_Finalize"},
+                      Hang{"hang behind the last", "rank 1 (pid ", "after closing"},
+                      Hang{"hang at the very last", "rank 1 (pid ",
+                           "reported the end of its work, but the process did not end"}),
+    [](const auto& hang) {
+        std::string name = hang.param.fault;
+        std::replace(name.begin(), name.end(), ' ', '_');
+        return name;
+    });
+
+// Nobody watches the ranks but themselves.
+TEST_F(Faults, ARankThatStopsOnItsWayOutIsNamedUnderAnOwnMpirun) {
+    for (const auto& [name, value] : mpirun_environment())
+        ::setenv(name.c_str(), value.c_str(), 0);
+    const std::string told = folder_ + "/told";
+    const auto start = SteadyClock::now();
+    const int status = std::system(("exec timeout 60 mpirun --bind-to none -n 3 " + own_path() +
+                                    " --rank end 'stop last' " + folder_ + " 2>" + told + " >&2")
+                                       .c_str());
+    EXPECT_LT(SteadyClock::now() - start, 30s);
+    EXPECT_EQ(WEXITSTATUS(status), 4);
+    std::ifstream file(told);
+    const std::string text{std::istreambuf_iterator<char>(file), {}};
+    EXPECT_NE(text.find("did not end within 3000 ms while closing, in MPI_Finalize: rank 1 (pid "),
+              std::string::npos)
+        << text;
+    EXPECT_NE(text.find(") is stopped"), std::string::npos) << text;
 }
 
 // The others wait in there for it.
@@ -339,6 +421,8 @@ TEST_F(Faults, EveryRankKilledIsALoss) {
     const LaunchResult result = launch(1, "message", "kill");
     EXPECT_EQ(result.exit_code, 4);
     EXPECT_NE(result.reason.find("rank 0"), std::string::npos) << result.reason;
+    EXPECT_NE(result.reason.find("ended in step 7 without saying why"), std::string::npos)
+        << result.reason;
 }
 
 TEST(Launch, SaysWhatCannotBeStarted) {
@@ -388,6 +472,8 @@ extern "C" int MPI_Init_thread(int* argc, char*** argv, int required, int* provi
 extern "C" int MPI_Finalize() {
     if (bellows::last_signal != 0)
         ::raise(bellows::last_signal);
+    if (bellows::hangs_last)
+        bellows::hang();
     return PMPI_Finalize();
 }
 

@@ -73,6 +73,7 @@ protected:
                            phase, fault, folder_};
         options.grace = grace;
         options.stopped_timeout = stopped_timeout_;
+        options.together_timeout = together_timeout_;
         const auto start = SteadyClock::now();
         const LaunchResult result = launch_ranks(options);
         took_ = SteadyClock::now() - start;
@@ -89,6 +90,7 @@ protected:
 
     std::string folder_;
     std::chrono::milliseconds stopped_timeout_ = LaunchOptions{}.stopped_timeout;
+    std::chrono::milliseconds together_timeout_ = LaunchOptions{}.together_timeout;
     SteadyClock::duration took_{};
 };
 

@@ -113,6 +113,17 @@ TEST(SipHash, MatchesPublishedVectors) {
     }
 }
 
+TEST(SipHash, WordsStandBeforeTheMessage) {
+    const SipKey key{1, 2, 3};
+    std::vector<std::byte> message(19, std::byte{7}), whole(16 + message.size(), std::byte{7});
+    std::fill(whole.begin(), whole.begin() + 16, std::byte{0});
+    whole[0] = std::byte{5};
+    whole[9] = std::byte{6};
+    EXPECT_TRUE(
+        equal_constant_time(siphash_128(key, std::array<std::uint64_t, 2>{5, 6 << 8}, message),
+                            siphash_128(key, whole)));
+}
+
 TEST(SipHash, EveryByteOfMessageAndKeyCounts) {
     SipKey key{};
     std::vector<std::byte> message(37);

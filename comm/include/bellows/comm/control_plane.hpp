@@ -118,6 +118,9 @@ public:
     /// from elsewhere, which cannot know it. An error that says it already comes back unchanged.
     Error with_activities(const Error& error) const;
 
+    /// What this rank does from here on; World::enter_phase() does.
+    void enter_phase(std::string phase);
+
     /// Queues a message and returns; to may be this rank. Messages between two ranks with one tag
     /// arrive in order. tag < 2^63. Throws failure(), or Error{PeerLost} if the peer has left.
     void send(int to, std::uint64_t tag, std::span<const std::byte> bytes);

@@ -32,6 +32,9 @@ struct LaunchOptions {
     /// A rank that a signal has stopped (SIGSTOP) for so long counts as lost. While ranks work, the
     /// others' heartbeats notice it sooner; in MPI_Finalize() and behind it nobody else does.
     std::chrono::milliseconds stopped_timeout{20'000};
+    /// For all ranks to end once the first has ended well, or to be there once the first is there.
+    /// A phase with a limit of its own (begin_phase()) takes its time.
+    std::chrono::milliseconds together_timeout{20'000};
     /// Once all ranks have started, the first SIGINT or SIGTERM to this process sends them this
     /// signal, and they end by themselves. A second one, at least half a second later, ends them.
     /// 0: the first one ends them.
@@ -83,5 +86,8 @@ void report_exit(int rank, int exit_code, std::string_view reason = {}) noexcept
 void report_alive(int rank) noexcept;
 /// Tells it that this rank has its World (World::init() does).
 void report_started(int rank) noexcept;
+/// Tells it what this rank does from here on ("in step 12"), and how long that may take; limit 0:
+/// any time. begin_phase() does.
+void report_phase(int rank, std::string_view phase, std::chrono::milliseconds limit) noexcept;
 
 } // namespace bellows

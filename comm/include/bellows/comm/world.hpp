@@ -14,6 +14,7 @@
 #include <memory>
 #include <optional>
 #include <span>
+#include <string>
 
 namespace bellows {
 
@@ -23,7 +24,10 @@ struct WorldOptions {
     std::optional<int> ranks_per_node;
     ControlOptions control;
     /// Limit of close() and of the destructor for the ranks to come together.
-    std::chrono::milliseconds close_timeout{30'000};
+    std::chrono::milliseconds close_timeout{20'000};
+    /// Limit of MPI_Init_thread() and of MPI_Finalize(), which nothing can end but the end of the
+    /// process: it ends with code 4 and a message. 0: no limit.
+    std::chrono::milliseconds mpi_start_timeout{180'000}, mpi_end_timeout{20'000};
 };
 
 class World {
@@ -52,6 +56,10 @@ public:
 
     ControlPlane& control() noexcept;
     const ControlPlane& control() const noexcept;
+
+    /// What this rank does from here on, for the messages of every rank that is lost meanwhile: "in
+    /// step 12", "while writing a checkpoint".
+    void enter_phase(const std::string& phase);
 
     /// Waits for all ranks, says goodbye, and finalises MPI if init() started it. Throws the job's
     /// failure, or Error{Timeout} naming the ranks that do not come; MPI is then left as it is,

@@ -1,0 +1,61 @@
+// SPDX-License-Identifier: MIT
+#include "launched_ranks.hpp"
+
+#include "process_state.hpp"
+
+#include <poll.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+namespace bellows {
+
+void LaunchedRanks::meet(int rank, pid_t process) {
+    Rank& met = (*this)[rank];
+    if (met.id != 0 || process == 0)
+        return;
+    met.id = process;
+    met.process = FileDescriptor(static_cast<int>(::syscall(SYS_pidfd_open, process, 0)));
+}
+
+void LaunchedRanks::meet_children_of(pid_t mpirun) {
+    for (const pid_t child : children_of(mpirun))
+        if (const int rank = rank_of_process(child); has(rank))
+            meet(rank, child);
+}
+
+std::vector<int> LaunchedRanks::those(const Test& test) const {
+    std::vector<int> found;
+    for (std::size_t rank = 0; rank < ranks_.size(); ++rank)
+        if (test(ranks_[rank]))
+            found.push_back(static_cast<int>(rank));
+    return found;
+}
+
+std::vector<int> LaunchedRanks::ended_processes() const {
+    return those([](const Rank& rank) {
+        pollfd entry{rank.process.get(), POLLIN, 0};
+        return rank.process && !rank.exit_code && ::poll(&entry, 1, 0) == 1;
+    });
+}
+
+void LaunchedRanks::signal(int number) const {
+    for (const Rank& rank : ranks_)
+        if (rank.process)
+            ::syscall(SYS_pidfd_send_signal, rank.process.get(), number, nullptr, 0);
+}
+
+std::string LaunchedRanks::name(int rank) const {
+    const pid_t id = (*this)[rank].id;
+    return "rank " + std::to_string(rank) + (id != 0 ? " (pid " + std::to_string(id) + ")" : "");
+}
+
+std::string LaunchedRanks::names(const std::vector<int>& ranks) const {
+    if (ranks.size() == 1)
+        return name(ranks.front());
+    std::string text = "ranks";
+    for (const int rank : ranks)
+        text += " " + std::to_string(rank);
+    return text;
+}
+
+} // namespace bellows
