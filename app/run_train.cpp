@@ -74,6 +74,7 @@ public:
 
 private:
     void check_memory(const std::optional<Checkpoint>& before);
+    void name_devices(const std::vector<DeviceShare>& shares);
     bool leads() const { return world_.rank() == 0; }
     StepAsks asks() const;
     StepAsks one_step(std::uint64_t step);
@@ -90,6 +91,7 @@ private:
     World& world_;
     Tokenizer tokenizer_;
     Corpus corpus_;
+    double bytes_per_token_; ///< of the bytes tokenizer 1: ends of documents count as bytes
     ShuffledSequences sequences_;
     PreparedOutput output_; ///< rank 0's
     std::optional<ProgressReporter> progress_;
@@ -111,6 +113,7 @@ TrainRun::TrainRun(const TrainOptions& options, World& world)
     : options_(options), train_(options.config.train), world_(world),
       tokenizer_(Tokenizer::from_name(train_.tokenizer)),
       corpus_(read_training_text(options.config, tokenizer_)),
+      bytes_per_token_(tokenizer_.name() == "bytes" ? 1 : corpus_.bytes_per_token()),
       sequences_(corpus_, split_corpus(corpus_, train_.holdout).train,
                  {train_.seed, train_.batch, train_.seq}) {
     if (leads()) {
@@ -158,6 +161,9 @@ TrainRun::TrainRun(const TrainOptions& options, World& world)
         load_checkpoint(*before, *trainer_, world_);
         first_step_ = before->state().step;
         last_checkpoint_ = before->folder();
+        if (progress_)
+            progress_->note("resuming at step " + std::to_string(first_step_) + " of " +
+                            std::to_string(train_.steps) + ", from " + last_checkpoint_.string());
     }
     if (leads())
         log_.emplace(options.out / "metrics.jsonl", first_step_);
@@ -179,6 +185,7 @@ void TrainRun::check_memory(const std::optional<Checkpoint>& before) {
     HostCollectives(world_, Group::all(world_.size()))
         .all_reduce_max(std::span<std::int64_t>(compute));
     const std::vector<DeviceShare> shares = device_shares(*device_, world_);
+    name_devices(shares);
     for (std::size_t rank = 0; rank < shares.size(); ++rank) {
         const MemoryEstimate estimate =
             estimate_memory(options_.config.model, train_, options_.layout, world_.topology(),
@@ -193,6 +200,18 @@ void TrainRun::check_memory(const std::optional<Checkpoint>& before) {
             progress_->note("memory of rank 0, estimated " + describe_memory(estimate.bytes) +
                             " (of " + format_bytes(shares[0].available / shares[0].ranks) + ")");
     }
+}
+
+/// Of several ranks all have the same configuration, and as a rule the same environment.
+void TrainRun::name_devices(const std::vector<DeviceShare>& shares) {
+    if (!progress_)
+        return;
+    progress_->note("device: " + describe_devices(shares));
+    const bool on_cpu = std::ranges::any_of(shares, &DeviceShare::is_cpu);
+    if (const std::string& asked = device_->options().select;
+        on_cpu && (asked.empty() || asked == kAnyDevice))
+        progress_->note("warning: no GPU serves, so this run computes on the CPU, which is slow; "
+                        "`bellows train --device list` says why, --device cpu that it is meant");
 }
 
 void TrainRun::report(const std::string& title, std::uint64_t done, std::uint64_t total) {
@@ -229,6 +248,7 @@ StepAsks TrainRun::one_step(std::uint64_t step) {
     StepMetrics metrics;
     metrics.step = step + 1;
     metrics.loss = result.loss;
+    metrics.loss_nats_per_byte = result.loss / bytes_per_token_;
     metrics.grad_norm = result.grad_norm;
     metrics.lr = learning_rate(train_, step + 1);
     metrics.seconds = seconds_since(start);
@@ -305,8 +325,9 @@ void TrainRun::finish() {
     progress_->finish();
     std::vector<LossPoint> points;
     for (const StepMetrics& step : log_->steps())
-        points.push_back({step.step, step.loss / corpus_.bytes_per_token()});
+        points.push_back({step.step, step.loss / bytes_per_token_});
     LossPlotOptions plot;
+    plot.tokens_scale = bytes_per_token_;
     plot.title = "Training loss of " + options_.config_name;
     plot.subtitle = std::to_string(options_.ranks()) + " ranks: pp " +
                     std::to_string(options_.layout.pp) + ", dp " +
@@ -325,7 +346,7 @@ void TrainRun::finish() {
         summary.pairs = trainer_->pair_pattern();
         summary.pipeline_picture = options_.out / "report.svg";
     }
-    summary.bytes_per_token = corpus_.bytes_per_token();
+    summary.bytes_per_token = bytes_per_token_;
     summary.loss_picture = options_.out / "loss.svg";
     summary.trace = options_.out / "trace.json";
     summary.checkpoint = last_checkpoint_;
