@@ -202,6 +202,9 @@ void add_train(CLI::App& app, TrainFlags& flags) {
     add_count(app, "--checkpoint-every", flags.checkpoint_every,
               "steps between checkpoints (default: one every checkpoint_minutes of [train], 10 "
               "minutes); one is always written at the end");
+    add_count(app, "--eval-every", flags.eval_every,
+              "steps from one look at the loss of held-out text to the next (default 0: at the end "
+              "only)");
     app.footer(std::string(kTrainExamples) + kExitCodes);
 }
 

@@ -3,6 +3,7 @@
 #include "app/run.hpp"
 
 #include "app/exit_code.hpp"
+#include "app/held_out.hpp"
 #include "app/loss_plot.hpp"
 #include "app/pipeline_report.hpp"
 #include "app/progress.hpp"
@@ -79,6 +80,8 @@ private:
     StepAsks asks() const;
     StepAsks one_step(std::uint64_t step);
     void begin_trace(std::uint64_t step);
+    std::vector<TraceEvent> take_trace();
+    std::optional<double> held_out_loss(std::uint64_t steps_done);
     void checkpoint(std::uint64_t steps_done);
     void remove_older_checkpoints();
     void finish();
@@ -93,7 +96,8 @@ private:
     Corpus corpus_;
     double bytes_per_token_; ///< of the bytes tokenizer 1: ends of documents count as bytes
     ShuffledSequences sequences_;
-    PreparedOutput output_; ///< rank 0's
+    std::optional<HeldOutText> held_out_; ///< to look at every eval_every steps
+    PreparedOutput output_;               ///< rank 0's
     std::optional<ProgressReporter> progress_;
     std::unique_ptr<Device> device_;
     std::optional<Trainer> trainer_;
@@ -102,6 +106,7 @@ private:
     std::filesystem::path last_checkpoint_;
     std::optional<Results> results_;
     std::vector<TraceEvent> trace_;              ///< of the last steps but the one that runs
+    std::vector<TraceEvent> trace_ahead_;        ///< of this step, before held-out text
     double clock_origin_ = 0;                    ///< see report_pipeline()
     Clock::time_point last_save_ = Clock::now(); ///< or an attempt, or the run's begin
     bool saved_last_ = false;
@@ -116,6 +121,8 @@ TrainRun::TrainRun(const TrainOptions& options, World& world)
       bytes_per_token_(tokenizer_.name() == "bytes" ? 1 : corpus_.bytes_per_token()),
       sequences_(corpus_, split_corpus(corpus_, train_.holdout).train,
                  {train_.seed, train_.batch, train_.seq}) {
+    if (train_.eval_every > 0)
+        held_out_ = held_out_text(corpus_, train_);
     if (leads()) {
         progress_.emplace(stdout, train_.steps, ProgressReporter::detect(stdout));
         progress_->note("text: " + describe(corpus_));
@@ -243,6 +250,8 @@ StepAsks TrainRun::asks() const {
 StepAsks TrainRun::one_step(std::uint64_t step) {
     const auto start = Clock::now();
     const StepResult result = trainer_->step(step, sequences_);
+    const double seconds = seconds_since(start);
+    const std::optional<double> held_out = held_out_loss(step + 1);
     if (!leads())
         return result.asked;
     StepMetrics metrics;
@@ -251,7 +260,10 @@ StepAsks TrainRun::one_step(std::uint64_t step) {
     metrics.loss_nats_per_byte = result.loss / bytes_per_token_;
     metrics.grad_norm = result.grad_norm;
     metrics.lr = learning_rate(train_, step + 1);
-    metrics.seconds = seconds_since(start);
+    metrics.seconds = seconds;
+    metrics.held_out_loss = held_out;
+    if (held_out)
+        metrics.held_out_loss_nats_per_byte = *held_out / bytes_per_token_;
     const double tokens = static_cast<double>(train_.batch * train_.seq);
     metrics.tokens_per_s = tokens / metrics.seconds;
     metrics.model_flops_per_s =
@@ -266,9 +278,28 @@ StepAsks TrainRun::one_step(std::uint64_t step) {
     return result.asked;
 }
 
+/// On all ranks; at the run's last step, too. Its work is no step's, so the trace leaves it out.
+std::optional<double> TrainRun::held_out_loss(std::uint64_t steps_done) {
+    if (!held_out_ || (steps_done % train_.eval_every != 0 && steps_done != train_.steps))
+        return std::nullopt;
+    device_->wait_idle(wait_limit(train_));
+    trace_ahead_ = device_->take_trace();
+    const double loss = trainer_->held_out_loss(held_out_->by_index(), held_out_->count);
+    device_->wait_idle(wait_limit(train_));
+    device_->take_trace();
+    return loss;
+}
+
+std::vector<TraceEvent> TrainRun::take_trace() {
+    std::vector<TraceEvent> events = std::exchange(trace_ahead_, {});
+    const std::vector<TraceEvent> more = device_->take_trace();
+    events.insert(events.end(), more.begin(), more.end());
+    return events;
+}
+
 /// Of a step: the last ones' traces are kept, the last one's apart.
 void TrainRun::begin_trace(std::uint64_t step) {
-    const std::vector<TraceEvent> before = device_->take_trace();
+    const std::vector<TraceEvent> before = take_trace();
     if (step + kTracedSteps <= train_.steps)
         trace_.clear();
     else
@@ -313,7 +344,7 @@ void TrainRun::remove_older_checkpoints() {
 void TrainRun::finish() {
     device_->wait_idle(wait_limit(train_));
     device_->save_pipeline_cache();
-    const std::vector<TraceEvent> last = device_->take_trace();
+    const std::vector<TraceEvent> last = take_trace();
     std::optional<PipelineReport> report;
     if (first_step_ < train_.steps && !stopped_ && world_.size() > 1)
         report = report_pipeline(world_, trainer_->schedule(), options_.layout, last, *device_,
@@ -323,9 +354,12 @@ void TrainRun::finish() {
     if (!leads())
         return;
     progress_->finish();
-    std::vector<LossPoint> points;
-    for (const StepMetrics& step : log_->steps())
+    std::vector<LossPoint> points, held_out;
+    for (const StepMetrics& step : log_->steps()) {
         points.push_back({step.step, step.loss / bytes_per_token_});
+        if (step.held_out_loss)
+            held_out.push_back({step.step, *step.held_out_loss / bytes_per_token_});
+    }
     LossPlotOptions plot;
     plot.tokens_scale = bytes_per_token_;
     plot.title = "Training loss of " + options_.config_name;
@@ -334,8 +368,9 @@ void TrainRun::finish() {
                     std::to_string(options_.layout.dp) + ", ep " +
                     std::to_string(options_.layout.ep) + ", " + to_text(train_.precision) + " on " +
                     device_->info().name;
-    warn_if_not_written(
-        [&] { write_file_durably(options_.out / "loss.svg", loss_plot_svg(points, plot)); });
+    warn_if_not_written([&] {
+        write_file_durably(options_.out / "loss.svg", loss_plot_svg(points, plot, held_out));
+    });
     RunSummary summary = summarize(log_->steps());
     if (report) {
         warn_if_not_written([&] {
@@ -361,7 +396,7 @@ int TrainRun::run() {
         const StepAsks asked = one_step(step);
         // The first step compiled, too; the last one's trace is for the report.
         if (step == first_step_ + 1 && step + 1 < train_.steps && trainer_->measures_nodes()) {
-            trace_ = device_->take_trace();
+            trace_ = take_trace();
             trainer_->order_nodes(trace_);
         }
         const bool last = step + 1 == train_.steps;
@@ -376,22 +411,19 @@ int TrainRun::run() {
     return !saved_last_ ? kExitNotSaved : stopped_ ? kExitStopped : kExitGood;
 }
 
-/// Of the text that `holdout` keeps out of training: of its first sequences, nats per token.
+/// Nats per token.
 std::optional<double> held_out_loss(LanguageModel& model, const TrainConfig& train,
                                     const Corpus& corpus) {
-    constexpr std::uint64_t kMostSequences = 64;
-    const TokenRange held_out = split_corpus(corpus, train.holdout).holdout;
-    if (held_out.count == 0)
+    const std::optional<HeldOutText> text = held_out_text(corpus, train);
+    if (!text)
         return std::nullopt;
-    const ShuffledSequences lines(corpus, held_out, {train.seed, 1, train.seq});
-    const std::uint64_t count = std::min(kMostSequences, lines.sequences_per_epoch());
     std::vector<std::uint32_t> line(train.seq + 1);
     double sum = 0;
-    for (std::uint64_t i = 0; i < count; ++i) {
-        lines(i, 0, line);
+    for (std::uint64_t i = 0; i < text->count; ++i) {
+        text->lines(i, 0, line);
         sum += model.loss(line);
     }
-    return sum / static_cast<double>(count);
+    return sum / static_cast<double>(text->count);
 }
 
 /// Held-out loss and text of the finished model. They are no part of the run, which is good without
