@@ -44,8 +44,8 @@ ends the run at once. Under your own mpirun or srun, SIGUSR1 to any rank does th
 A run that goes on from another than its newest checkpoint keeps the newer ones as
 checkpoints/step-N.abandoned, unless --out names another folder.
 
-The run's folder gets metrics.jsonl with a line per step: step, loss (nats per token), grad_norm
-(before clipping), lr, tokens_per_s, seconds, model_flops_per_s, bytes_exchanged (sent by all ranks
+The run's folder gets metrics.jsonl with a line per step: step, loss_nats_per_token (as loss, too),
+loss_nats_per_byte (that by the bytes of a token), grad_norm (before clipping), lr, tokens_per_s, seconds, model_flops_per_s, bytes_exchanged (sent by all ranks
 together) and seconds_waited (for other ranks: what exchange, reductions, pipes and host collectives
 of a rank did nothing but wait, added up, mean over the ranks; they run side by side, so the sum may
 exceed `seconds`). Also loss.svg, trace.json (the last two steps of all ranks, each piece of work
@@ -207,6 +207,9 @@ void add_train(CLI::App& app, TrainFlags& flags) {
     add_count(app, "--checkpoint-every", flags.checkpoint_every,
               "steps between checkpoints (default: one every checkpoint_minutes of [train], 10 "
               "minutes); one is always written at the end");
+    add_count(app, "--eval-every", flags.eval_every,
+              "steps from one look at the loss of held-out text to the next (default 0: at the end "
+              "only)");
     app.footer(std::string(kTrainExamples) + kExitCodes);
 }
 

@@ -20,7 +20,7 @@ struct TrainFlags {
     std::optional<std::string> config;
     std::vector<std::string> data;
     std::optional<std::uint64_t> ranks, steps, dp, ep, pp, batch, micro_batches, seq, seed;
-    std::optional<std::uint64_t> checkpoint_every;
+    std::optional<std::uint64_t> checkpoint_every, eval_every;
     std::optional<double> lr;
     std::optional<std::string> precision, device, device_link, pipeline, pairs;
     std::optional<std::filesystem::path> out, resume;

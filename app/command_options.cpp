@@ -67,6 +67,7 @@ void apply_flags(TrainConfig& train, const TrainFlags& flags) {
     if (flags.device_link)
         named("device_link", [&] { train.device_link = device_link_kind(*flags.device_link); });
     override_with(train.checkpoint_every, flags.checkpoint_every);
+    override_with(train.eval_every, flags.eval_every);
     if (flags.pipeline)
         named("pipeline", [&] { train.pipeline = parse_schedule_kind(*flags.pipeline); });
     if (flags.pairs)

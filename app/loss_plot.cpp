@@ -20,6 +20,7 @@ constexpr double kTop = 74;
 constexpr double kBottom = 62;
 constexpr const char* kRawColor = "#9db8d9";
 constexpr const char* kCurveColor = "#c2410c";
+constexpr const char* kHeldOutColor = "#15803d";
 
 /// 4000 → "4k", 2.5 → "2.5"; ticks are round, so few digits serve.
 std::string tick_label(double value) {
@@ -38,17 +39,25 @@ struct Frame {
     double y(double loss) const { return bottom - (loss - y0) / (y1 - y0) * (bottom - top); }
 };
 
-Frame frame_of(const std::vector<LossPoint>& points, const LossPlotOptions& options) {
+bool has_right_axis(const LossPlotOptions& options) {
+    return options.tokens_scale != 1 && std::isfinite(options.tokens_scale) &&
+           options.tokens_scale > 0;
+}
+
+Frame frame_of(const std::vector<LossPoint>& points, const std::vector<LossPoint>& held_out,
+               const LossPlotOptions& options) {
     double x0 = std::numeric_limits<double>::infinity();
     double y0 = x0;
     double x1 = -x0;
     double y1 = -x0;
-    for (const LossPoint& point : points) {
-        if (std::isfinite(point.loss)) {
-            x0 = std::min(x0, static_cast<double>(point.step));
-            x1 = std::max(x1, static_cast<double>(point.step));
-            y0 = std::min(y0, point.loss);
-            y1 = std::max(y1, point.loss);
+    for (const std::vector<LossPoint>* curve : {&points, &held_out}) {
+        for (const LossPoint& point : *curve) {
+            if (std::isfinite(point.loss)) {
+                x0 = std::min(x0, static_cast<double>(point.step));
+                x1 = std::max(x1, static_cast<double>(point.step));
+                y0 = std::min(y0, point.loss);
+                y1 = std::max(y1, point.loss);
+            }
         }
     }
     if (x0 > x1) {
@@ -59,10 +68,14 @@ Frame frame_of(const std::vector<LossPoint>& points, const LossPlotOptions& opti
         x1 = x0 + 1;
     }
     const double margin = y1 > y0 ? 0.05 * (y1 - y0) : std::max(0.05 * std::abs(y1), 1e-3);
-    return {x0,          x1,
-            y0 - margin, y1 + margin,
-            kLeft,       static_cast<double>(options.width) - kRight,
-            kTop,        static_cast<double>(options.height) - kBottom};
+    return {x0,
+            x1,
+            y0 - margin,
+            y1 + margin,
+            kLeft,
+            static_cast<double>(options.width) - (has_right_axis(options) ? kLeft : kRight),
+            kTop,
+            static_cast<double>(options.height) - kBottom};
 }
 
 /// At most two points per pixel column, its lowest and its highest: the picture stays the same.
@@ -125,27 +138,47 @@ void draw_axes(std::ostream& out, const Frame& frame, const LossPlotOptions& opt
     line(frame.left, frame.bottom, frame.right, frame.bottom, "#6b7280");
     draw_text(out, (frame.left + frame.right) / 2, frame.bottom + 44,
               "text-anchor=\"middle\" class=\"label\"", "step");
-    out << "<text transform=\"translate(22," << pixels((frame.top + frame.bottom) / 2)
-        << ") rotate(-90)\" text-anchor=\"middle\" class=\"label\">" << escaped(options.y_label)
-        << "</text>\n";
+    const auto upright = [&](double x, const std::string& label) {
+        out << "<text transform=\"translate(" << pixels(x) << ","
+            << pixels((frame.top + frame.bottom) / 2)
+            << ") rotate(-90)\" text-anchor=\"middle\" class=\"label\">" << escaped(label)
+            << "</text>\n";
+    };
+    upright(22, options.y_label);
+    if (!has_right_axis(options))
+        return;
+    const double scale = options.tokens_scale;
+    for (const double tick : nice_ticks(frame.y0 * scale, frame.y1 * scale, 7)) {
+        line(frame.right, frame.y(tick / scale), frame.right + 5, frame.y(tick / scale), "#6b7280");
+        draw_text(out, frame.right + 10, frame.y(tick / scale) + 4, "class=\"tick\"",
+                  tick_label(tick));
+    }
+    upright(static_cast<double>(options.width) - 14, "nats per token");
 }
 
-void draw_legend(std::ostream& out, const Frame& frame, std::uint64_t span, double last) {
+struct LegendEntry {
+    const char* color;
+    std::string text;
+};
+
+void draw_legend(std::ostream& out, const Frame& frame, const std::vector<LegendEntry>& entries) {
     const double x = frame.right - 258;
     const double y = frame.top + 18;
     out << "<rect x=\"" << pixels(x - 12) << "\" y=\"" << pixels(y - 16)
-        << "\" width=\"270\" height=\"48\" rx=\"5\" fill=\"#ffffff\" fill-opacity=\"0.85\" "
-           "stroke=\"#e5e7eb\"/>\n";
+        << "\" width=\"270\" height=\"" << 12 + 18 * entries.size()
+        << "\" rx=\"5\" fill=\"#ffffff\" fill-opacity=\"0.85\" stroke=\"#e5e7eb\"/>\n";
     const auto entry = [&](double at, const char* color, int width, const std::string& text) {
         out << "<line x1=\"" << pixels(x) << "\" y1=\"" << pixels(at) << "\" x2=\""
             << pixels(x + 26) << "\" y2=\"" << pixels(at) << "\" stroke=\"" << color
             << "\" stroke-width=\"" << width << "\"/>\n";
         draw_text(out, x + 34, at + 4, "class=\"tick\"", text);
     };
-    entry(y, kRawColor, 2, "each step");
-    entry(y + 18, kCurveColor, 2,
-          "mean of about " + std::to_string(span) + " steps" +
-              (std::isfinite(last) ? ": " + printed("%.3f", last) : ""));
+    for (std::size_t i = 0; i < entries.size(); ++i)
+        entry(y + 18 * static_cast<double>(i), entries[i].color, 2, entries[i].text);
+}
+
+std::string with_last(const std::string& text, double last) {
+    return std::isfinite(last) ? text + ": " + printed("%.3f", last) : text;
 }
 
 } // namespace
@@ -189,8 +222,9 @@ std::vector<double> nice_ticks(double low, double high, int most) {
     return ticks;
 }
 
-std::string loss_plot_svg(const std::vector<LossPoint>& points, const LossPlotOptions& options) {
-    const Frame frame = frame_of(points, options);
+std::string loss_plot_svg(const std::vector<LossPoint>& points, const LossPlotOptions& options,
+                          const std::vector<LossPoint>& held_out) {
+    const Frame frame = frame_of(points, held_out, options);
     const std::uint64_t span = options.smoothing_span > 0
                                    ? options.smoothing_span
                                    : std::max<std::uint64_t>(points.size() / 40, 5);
@@ -211,7 +245,22 @@ std::string loss_plot_svg(const std::vector<LossPoint>& points, const LossPlotOp
             << "\" stroke-width=\"1\" stroke-linejoin=\"round\"/>\n<path d=\""
             << path_of(thinned(curve, columns), frame) << "\" fill=\"none\" stroke=\""
             << kCurveColor << "\" stroke-width=\"2.2\" stroke-linejoin=\"round\"/>\n";
-        draw_legend(out, frame, span, curve.back().loss);
+        std::vector<LegendEntry> legend = {
+            {kRawColor, "each step"},
+            {kCurveColor,
+             with_last("mean of about " + std::to_string(span) + " steps", curve.back().loss)}};
+        if (!held_out.empty()) {
+            out << "<path d=\"" << path_of(thinned(held_out, columns), frame)
+                << "\" fill=\"none\" stroke=\"" << kHeldOutColor
+                << "\" stroke-width=\"2.2\" stroke-linejoin=\"round\"/>\n";
+            for (const LossPoint& point : thinned(held_out, columns / 8))
+                if (std::isfinite(point.loss))
+                    out << "<circle cx=\"" << pixels(frame.x(static_cast<double>(point.step)))
+                        << "\" cy=\"" << pixels(frame.y(point.loss)) << "\" r=\"2.5\" fill=\""
+                        << kHeldOutColor << "\"/>\n";
+            legend.push_back({kHeldOutColor, with_last("held-out text", held_out.back().loss)});
+        }
+        draw_legend(out, frame, legend);
     }
     out << "</svg>\n";
     return out.str();

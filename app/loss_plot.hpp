@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: MIT
 #pragma once
 
-// loss.svg: the loss of a run over its steps, every step faintly and a smoothed curve on top. Pure
-// functions, any thread.
+// loss.svg: the loss of a run over its steps, every step faintly and a smoothed curve on top, and
+// what text kept out of training has. Pure functions, any thread.
 
 #include <cstdint>
 #include <string>
@@ -19,6 +19,7 @@ struct LossPlotOptions {
     std::string title = "Training loss";
     std::string subtitle; ///< e.g. the layout and the data
     std::string y_label = "loss (nats per byte)";
+    double tokens_scale = 1; ///< where it is not 1: nats per token of a nat per byte, at the right
     std::uint64_t width = 880; ///< pixels
     std::uint64_t height = 500;
     std::uint64_t smoothing_span = 0; ///< steps; 0: a fortieth of the run, at least 5
@@ -33,7 +34,8 @@ std::vector<double> nice_ticks(double low, double high, int most);
 
 /// A whole SVG document. Any number of points, also none; long runs are thinned to what the width
 /// can show.
-std::string loss_plot_svg(const std::vector<LossPoint>& points,
-                          const LossPlotOptions& options = {});
+/// held_out: a second curve, in the order of steps; may be empty.
+std::string loss_plot_svg(const std::vector<LossPoint>& points, const LossPlotOptions& options = {},
+                          const std::vector<LossPoint>& held_out = {});
 
 } // namespace bellows

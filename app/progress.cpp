@@ -82,21 +82,45 @@ void ProgressReporter::phase(std::string_view what, std::uint64_t done, std::uin
     show(std::string(what) + " " + std::to_string(done) + of_all, done == total);
 }
 
+std::vector<std::string> ProgressReporter::parts_of(const StepMetrics& metrics, bool narrow) const {
+    const std::uint64_t left = total_steps_ > metrics.step ? total_steps_ - metrics.step : 0;
+    const std::string step = std::to_string(metrics.step) + "/" + std::to_string(total_steps_);
+    const std::string time =
+        format_duration(static_cast<double>(left) * seconds_per_step_) + " left";
+    const double per_byte = metrics.loss_nats_per_byte.value_or(metrics.loss);
+    const std::string speed = format_count(metrics.tokens_per_s);
+    if (narrow)
+        return {speed + " tok/s", time, printed("loss %.3f", per_byte), step};
+    std::vector<std::string> parts = {speed + " tokens/s", time, "step " + step,
+                                      printed("loss %.4f", per_byte) +
+                                          (metrics.loss_nats_per_byte ? " nats/byte" : "")};
+    if (per_byte != metrics.loss)
+        parts.push_back(printed("%.4f nats/token", metrics.loss));
+    if (metrics.held_out_loss)
+        parts.push_back(printed(
+            "held-out %.4f", metrics.held_out_loss_nats_per_byte.value_or(*metrics.held_out_loss)));
+    parts.push_back(printed("grad %.3g", metrics.grad_norm));
+    parts.push_back(printed("lr %.2e", metrics.lr));
+    return parts;
+}
+
 void ProgressReporter::step(const StepMetrics& metrics) {
     constexpr double kSmoothing = 0.1;
+    constexpr unsigned kNarrow = 72; // columns
     seconds_per_step_ =
         seconds_per_step_ == 0
             ? metrics.seconds
             : seconds_per_step_ + kSmoothing * (metrics.seconds - seconds_per_step_);
-    const std::uint64_t left = total_steps_ > metrics.step ? total_steps_ - metrics.step : 0;
-    std::array<char, 160> text{};
-    std::snprintf(text.data(), text.size(),
-                  "step %llu/%llu  loss %.4f  grad %.3g  lr %.2e  %s tokens/s  %s left",
-                  static_cast<unsigned long long>(metrics.step),
-                  static_cast<unsigned long long>(total_steps_), metrics.loss, metrics.grad_norm,
-                  metrics.lr, format_count(metrics.tokens_per_s).c_str(),
-                  format_duration(static_cast<double>(left) * seconds_per_step_).c_str());
-    show(text.data(), left == 0);
+    const bool narrow = options_.terminal && options_.columns < kNarrow;
+    std::string line;
+    for (const std::string& part : parts_of(metrics, narrow)) {
+        const std::string gap = line.empty() ? "" : narrow ? " " : "  ";
+        if (!line.empty() && options_.terminal &&
+            line.size() + gap.size() + part.size() >= options_.columns)
+            break;
+        line += gap + part;
+    }
+    show(line, metrics.step >= total_steps_ || metrics.held_out_loss.has_value());
 }
 
 void ProgressReporter::note(std::string_view line) {

@@ -10,6 +10,7 @@
 #include <functional>
 #include <string>
 #include <string_view>
+#include <vector>
 
 namespace bellows {
 
@@ -21,7 +22,7 @@ class ProgressReporter {
 public:
     struct Options {
         bool terminal = false;
-        unsigned columns = 80;      ///< of the terminal; longer lines are cut
+        unsigned columns = 80;      ///< of the terminal; what finds no room is left out
         double plain_interval = 10; ///< seconds between plain lines
         /// Seconds since any fixed moment; empty: a steady clock. For tests.
         std::function<double()> clock;
@@ -49,6 +50,8 @@ public:
 
 private:
     void show(const std::string& line, bool always);
+    /// What matters most stands first.
+    std::vector<std::string> parts_of(const StepMetrics& metrics, bool narrow) const;
 
     std::FILE* stream_;
     std::uint64_t total_steps_;

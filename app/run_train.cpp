@@ -3,6 +3,7 @@
 #include "app/run.hpp"
 
 #include "app/exit_code.hpp"
+#include "app/held_out.hpp"
 #include "app/loss_plot.hpp"
 #include "app/pipeline_report.hpp"
 #include "app/progress.hpp"
@@ -90,12 +91,15 @@ public:
 
 private:
     void check_memory(const std::optional<Checkpoint>& before);
+    void name_devices(const std::vector<DeviceShare>& shares);
     bool leads() const { return world_.rank() == 0; }
     StepAsks asks() const;
     StepAsks one_step(std::uint64_t step);
     void begin_trace(std::uint64_t step);
     void watch_loss(std::uint64_t step, double loss);
     void find_good_checkpoint();
+    std::vector<TraceEvent> take_trace();
+    std::optional<double> held_out_loss(std::uint64_t steps_done);
     void checkpoint(std::uint64_t steps_done);
     std::string way_back() const;
     void remove_older_checkpoints();
@@ -109,8 +113,10 @@ private:
     World& world_;
     Tokenizer tokenizer_;
     Corpus corpus_;
+    double bytes_per_token_; ///< of the bytes tokenizer 1: ends of documents count as bytes
     ShuffledSequences sequences_;
-    PreparedOutput output_; ///< rank 0's
+    std::optional<HeldOutText> held_out_; ///< to look at every eval_every steps
+    PreparedOutput output_;               ///< rank 0's
     std::optional<ProgressReporter> progress_;
     std::unique_ptr<Device> device_;
     std::optional<Trainer> trainer_;
@@ -123,6 +129,7 @@ private:
     std::filesystem::path good_checkpoint_; ///< the newest whose loss had not exploded
     std::optional<Results> results_;
     std::vector<TraceEvent> trace_;              ///< of the last steps but the one that runs
+    std::vector<TraceEvent> trace_ahead_;        ///< of this step, before held-out text
     double clock_origin_ = 0;                    ///< see report_pipeline()
     Clock::time_point last_save_ = Clock::now(); ///< or an attempt, or the run's begin
     bool saved_last_ = false;
@@ -135,9 +142,12 @@ TrainRun::TrainRun(const TrainOptions& options, World& world)
     : options_(options), train_(options.config.train), world_(world),
       tokenizer_(Tokenizer::from_name(train_.tokenizer)),
       corpus_(read_training_text(options.config, tokenizer_)),
+      bytes_per_token_(tokenizer_.name() == "bytes" ? 1 : corpus_.bytes_per_token()),
       sequences_(corpus_, split_corpus(corpus_, train_.holdout).train,
                  {train_.seed, train_.batch, train_.seq}),
       watch_(options.config.model.vocabulary) {
+    if (train_.eval_every > 0)
+        held_out_ = held_out_text(corpus_, train_);
     if (leads()) {
         progress_.emplace(stdout, train_.steps, ProgressReporter::detect(stdout));
         progress_->note("text: " + describe(corpus_));
@@ -183,6 +193,9 @@ TrainRun::TrainRun(const TrainOptions& options, World& world)
         load_checkpoint(*before, *trainer_, world_);
         first_step_ = before->state().step;
         last_checkpoint_ = before->folder();
+        if (progress_)
+            progress_->note("resuming at step " + std::to_string(first_step_) + " of " +
+                            std::to_string(train_.steps) + ", from " + last_checkpoint_.string());
     }
     if (leads()) {
         log_.emplace(options.out / "metrics.jsonl", first_step_);
@@ -206,6 +219,7 @@ void TrainRun::check_memory(const std::optional<Checkpoint>& before) {
     HostCollectives(world_, Group::all(world_.size()))
         .all_reduce_max(std::span<std::int64_t>(compute));
     const std::vector<DeviceShare> shares = device_shares(*device_, world_);
+    name_devices(shares);
     for (std::size_t rank = 0; rank < shares.size(); ++rank) {
         const MemoryEstimate estimate =
             estimate_memory(options_.config.model, train_, options_.layout, world_.topology(),
@@ -220,6 +234,18 @@ void TrainRun::check_memory(const std::optional<Checkpoint>& before) {
             progress_->note("memory of rank 0, estimated " + describe_memory(estimate.bytes) +
                             " (of " + format_bytes(shares[0].available / shares[0].ranks) + ")");
     }
+}
+
+/// Of several ranks all have the same configuration, and as a rule the same environment.
+void TrainRun::name_devices(const std::vector<DeviceShare>& shares) {
+    if (!progress_)
+        return;
+    progress_->note("device: " + describe_devices(shares));
+    const bool on_cpu = std::ranges::any_of(shares, &DeviceShare::is_cpu);
+    if (const std::string& asked = device_->options().select;
+        on_cpu && (asked.empty() || asked == kAnyDevice))
+        progress_->note("warning: no GPU serves, so this run computes on the CPU, which is slow; "
+                        "`bellows train --device list` says why, --device cpu that it is meant");
 }
 
 void TrainRun::report(const std::string& title, std::uint64_t done, std::uint64_t total) {
@@ -252,14 +278,20 @@ StepAsks TrainRun::one_step(std::uint64_t step) {
     const auto start = Clock::now();
     world_.enter_phase("in step " + std::to_string(step + 1));
     const StepResult result = trainer_->step(step, sequences_);
+    const double seconds = seconds_since(start);
+    const std::optional<double> held_out = held_out_loss(step + 1);
     if (!leads())
         return result.asked;
     StepMetrics metrics;
     metrics.step = step + 1;
     metrics.loss = result.loss;
+    metrics.loss_nats_per_byte = result.loss / bytes_per_token_;
     metrics.grad_norm = result.grad_norm;
     metrics.lr = learning_rate(train_, step + 1);
-    metrics.seconds = seconds_since(start);
+    metrics.seconds = seconds;
+    metrics.held_out_loss = held_out;
+    if (held_out)
+        metrics.held_out_loss_nats_per_byte = *held_out / bytes_per_token_;
     const double tokens = static_cast<double>(train_.batch * train_.seq);
     metrics.tokens_per_s = tokens / metrics.seconds;
     metrics.model_flops_per_s =
@@ -311,9 +343,28 @@ void TrainRun::find_good_checkpoint() {
     }
 }
 
+/// On all ranks; at the run's last step, too. Its work is no step's, so the trace leaves it out.
+std::optional<double> TrainRun::held_out_loss(std::uint64_t steps_done) {
+    if (!held_out_ || (steps_done % train_.eval_every != 0 && steps_done != train_.steps))
+        return std::nullopt;
+    device_->wait_idle(wait_limit(train_));
+    trace_ahead_ = device_->take_trace();
+    const double loss = trainer_->held_out_loss(held_out_->by_index(), held_out_->count);
+    device_->wait_idle(wait_limit(train_));
+    device_->take_trace();
+    return loss;
+}
+
+std::vector<TraceEvent> TrainRun::take_trace() {
+    std::vector<TraceEvent> events = std::exchange(trace_ahead_, {});
+    const std::vector<TraceEvent> more = device_->take_trace();
+    events.insert(events.end(), more.begin(), more.end());
+    return events;
+}
+
 /// Of a step: the last ones' traces are kept, the last one's apart.
 void TrainRun::begin_trace(std::uint64_t step) {
-    const std::vector<TraceEvent> before = device_->take_trace();
+    const std::vector<TraceEvent> before = take_trace();
     if (step + kTracedSteps <= train_.steps)
         trace_.clear();
     else
@@ -371,7 +422,7 @@ void TrainRun::finish() {
     world_.enter_phase("while reporting on the run");
     device_->wait_idle(wait_limit(train_));
     device_->save_pipeline_cache();
-    const std::vector<TraceEvent> last = device_->take_trace();
+    const std::vector<TraceEvent> last = take_trace();
     std::optional<PipelineReport> report;
     if (first_step_ < train_.steps && !stopped_ && world_.size() > 1)
         report = report_pipeline(world_, trainer_->schedule(), options_.layout, last, *device_,
@@ -381,18 +432,23 @@ void TrainRun::finish() {
     if (!leads())
         return;
     progress_->finish();
-    std::vector<LossPoint> points;
-    for (const StepMetrics& step : log_->steps())
-        points.push_back({step.step, step.loss / corpus_.bytes_per_token()});
+    std::vector<LossPoint> points, held_out;
+    for (const StepMetrics& step : log_->steps()) {
+        points.push_back({step.step, step.loss / bytes_per_token_});
+        if (step.held_out_loss)
+            held_out.push_back({step.step, *step.held_out_loss / bytes_per_token_});
+    }
     LossPlotOptions plot;
+    plot.tokens_scale = bytes_per_token_;
     plot.title = "Training loss of " + options_.config_name;
     plot.subtitle = std::to_string(options_.ranks()) + " ranks: pp " +
                     std::to_string(options_.layout.pp) + ", dp " +
                     std::to_string(options_.layout.dp) + ", ep " +
                     std::to_string(options_.layout.ep) + ", " + to_text(train_.precision) + " on " +
                     device_->info().name;
-    warn_if_not_written(
-        [&] { write_file_durably(options_.out / "loss.svg", loss_plot_svg(points, plot)); });
+    warn_if_not_written([&] {
+        write_file_durably(options_.out / "loss.svg", loss_plot_svg(points, plot, held_out));
+    });
     RunSummary summary = summarize(log_->steps());
     if (report) {
         warn_if_not_written([&] {
@@ -403,7 +459,7 @@ void TrainRun::finish() {
         summary.pairs = trainer_->pair_pattern();
         summary.pipeline_picture = options_.out / "report.svg";
     }
-    summary.bytes_per_token = corpus_.bytes_per_token();
+    summary.bytes_per_token = bytes_per_token_;
     summary.loss_picture = options_.out / "loss.svg";
     summary.trace = options_.out / "trace.json";
     summary.checkpoint = last_checkpoint_;
@@ -418,7 +474,7 @@ int TrainRun::run() {
         const StepAsks asked = one_step(step);
         // The first step compiled, too; the last one's trace is for the report.
         if (step == first_step_ + 1 && step + 1 < train_.steps && trainer_->measures_nodes()) {
-            trace_ = device_->take_trace();
+            trace_ = take_trace();
             trainer_->order_nodes(trace_);
         }
         const bool last = step + 1 == train_.steps;
@@ -444,23 +500,20 @@ void begin_trying(const TrainConfig& train) {
                     std::min(wait_limit(train), kPatience));
 }
 
-/// Of the text that `holdout` keeps out of training: of its first sequences, nats per token.
+/// Nats per token.
 std::optional<double> held_out_loss(LanguageModel& model, const TrainConfig& train,
                                     const Corpus& corpus) {
-    constexpr std::uint64_t kMostSequences = 64;
-    const TokenRange held_out = split_corpus(corpus, train.holdout).holdout;
-    if (held_out.count == 0)
+    const std::optional<HeldOutText> text = held_out_text(corpus, train);
+    if (!text)
         return std::nullopt;
-    const ShuffledSequences lines(corpus, held_out, {train.seed, 1, train.seq});
-    const std::uint64_t count = std::min(kMostSequences, lines.sequences_per_epoch());
     std::vector<std::uint32_t> line(train.seq + 1);
     double sum = 0;
-    for (std::uint64_t i = 0; i < count; ++i) {
+    for (std::uint64_t i = 0; i < text->count; ++i) {
         begin_trying(train);
-        lines(i, 0, line);
+        text->lines(i, 0, line);
         sum += model.loss(line);
     }
-    return sum / static_cast<double>(count);
+    return sum / static_cast<double>(text->count);
 }
 
 /// Held-out loss and text of the finished model. They are no part of the run, which is good without

@@ -45,7 +45,9 @@ std::string format_summary(const RunSummary& summary) {
         std::array<char, 64> text{};
         std::snprintf(text.data(), text.size(), "%.4f nats per byte",
                       nats_per_token / summary.bytes_per_token);
-        return std::string(text.data());
+        return text.data() + (summary.bytes_per_token == 1
+                                  ? std::string()
+                                  : printed(" (%.4f per token)", nats_per_token));
     };
     out << "trained " << summary.steps << " steps in " << format_duration(summary.seconds) << "\n";
     line("loss at the start  ", loss(summary.first_loss));

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: MIT
 #include <bellows/base/error.hpp>
+#include <bellows/base/printable.hpp>
 
 #include <utility>
 
@@ -43,19 +44,12 @@ Error::Error(ErrorCode code, std::string message, int rank, std::int64_t detail)
 
 std::string in_quotes(std::string_view text) {
     constexpr std::size_t kLongest = 120;
-    constexpr const char* kHex = "0123456789abcdef";
-    std::string out = "\"";
-    for (const char c : text.substr(0, kLongest)) {
-        const auto byte = static_cast<unsigned char>(c);
-        if (byte < 0x20 || byte == 0x7f) {
-            out += "\\x";
-            out += kHex[byte >> 4];
-            out += kHex[byte & 15];
-        } else {
-            out += c;
-        }
-    }
-    return out + (text.size() > kLongest ? "…\"" : "\"");
+    const bool cut = text.size() > kLongest;
+    std::size_t bytes = cut ? kLongest : text.size();
+    // Between two characters of UTF-8, of at most 4 bytes, not amid one.
+    while (cut && bytes > kLongest - 3 && (static_cast<unsigned char>(text[bytes]) & 0xc0) == 0x80)
+        --bytes;
+    return '"' + printable(text.substr(0, bytes)) + (cut ? "…\"" : "\"");
 }
 
 } // namespace bellows

@@ -28,6 +28,10 @@ double real(const Json& json, const char* key) {
     return value.is_null() ? std::numeric_limits<double>::quiet_NaN() : value.get<double>();
 }
 
+std::optional<double> real_if_there(const Json& json, const char* key) {
+    return json.contains(key) ? std::optional(real(json, key)) : std::nullopt;
+}
+
 std::optional<StepMetrics> parse_metrics(std::string_view line) {
     const Json json = Json::parse(line, nullptr, false);
     if (!json.is_object()) {
@@ -44,6 +48,9 @@ std::optional<StepMetrics> parse_metrics(std::string_view line) {
         metrics.model_flops_per_s = real(json, "model_flops_per_s");
         metrics.bytes_exchanged = json.at("bytes_exchanged").get<std::uint64_t>();
         metrics.seconds_waited = real(json, "seconds_waited");
+        metrics.loss_nats_per_byte = real_if_there(json, "loss_nats_per_byte");
+        metrics.held_out_loss = real_if_there(json, "held_out_loss");
+        metrics.held_out_loss_nats_per_byte = real_if_there(json, "held_out_loss_nats_per_byte");
         return metrics;
     } catch (const Json::exception&) {
         return std::nullopt;
@@ -53,15 +60,23 @@ std::optional<StepMetrics> parse_metrics(std::string_view line) {
 } // namespace
 
 std::string format_metrics(const StepMetrics& metrics) {
-    const nlohmann::ordered_json json = {{"step", metrics.step},
-                                         {"loss", metrics.loss},
-                                         {"grad_norm", metrics.grad_norm},
-                                         {"lr", metrics.lr},
-                                         {"tokens_per_s", metrics.tokens_per_s},
-                                         {"seconds", metrics.seconds},
-                                         {"model_flops_per_s", metrics.model_flops_per_s},
-                                         {"bytes_exchanged", metrics.bytes_exchanged},
-                                         {"seconds_waited", metrics.seconds_waited}};
+    nlohmann::ordered_json json = {{"step", metrics.step},
+                                   {"loss", metrics.loss}, // the name that older readers know
+                                   {"loss_nats_per_token", metrics.loss}};
+    const auto add_if_there = [&json](const char* key, const std::optional<double>& value) {
+        if (value)
+            json[key] = *value;
+    };
+    add_if_there("loss_nats_per_byte", metrics.loss_nats_per_byte);
+    add_if_there("held_out_loss", metrics.held_out_loss);
+    add_if_there("held_out_loss_nats_per_byte", metrics.held_out_loss_nats_per_byte);
+    json["grad_norm"] = metrics.grad_norm;
+    json["lr"] = metrics.lr;
+    json["tokens_per_s"] = metrics.tokens_per_s;
+    json["seconds"] = metrics.seconds;
+    json["model_flops_per_s"] = metrics.model_flops_per_s;
+    json["bytes_exchanged"] = metrics.bytes_exchanged;
+    json["seconds_waited"] = metrics.seconds_waited;
     return json.dump();
 }
 

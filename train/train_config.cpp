@@ -40,6 +40,7 @@ void for_each_field(Config& c, Visit&& visit) {
     visit("data", c.data, 0, 0);
     visit("tokenizer", c.tokenizer, 0, 0);
     visit("holdout", c.holdout, 0.0, 0.9);
+    visit("eval_every", c.eval_every, 0, kAny);
     visit("steps", c.steps, 1, kAny);
     visit("seed", c.seed, 0, kAny);
     visit("lr", c.lr, 0.0, 1e3);
@@ -73,6 +74,10 @@ void validate(const TrainConfig& config) {
     if (config.lr_min > config.lr) {
         refuse("lr_min = " + printed(config.lr_min) +
                " must not be above lr = " + printed(config.lr));
+    }
+    if (config.eval_every > 0 && config.holdout == 0) {
+        refuse("eval_every = " + std::to_string(config.eval_every) +
+               " needs text kept out of training: set holdout (--holdout), say to 0.05");
     }
     if (config.decay_steps > 0 && config.decay_steps <= config.warmup_steps) {
         refuse("decay_steps = " + std::to_string(config.decay_steps) +

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT
 #include <bellows/train/trainer.hpp>
 
+#include "evaluation.hpp"
 #include "gradient_clearing.hpp"
 #include "pair_orders.hpp"
 #include "router_biases.hpp"
@@ -43,6 +44,8 @@ struct Trainer::Impl {
     void make_stages();
     void check_copies() const;
     void make_executor();
+    std::vector<int> world_ranks() const;
+    std::vector<PipelineChunk*> pipeline_chunks() const;
     void make_optimizer();
     /// Whether this rank is the one for what all ranks that hold a copy update.
     bool stands_for_copies(bool expert) const noexcept {
@@ -61,6 +64,7 @@ struct Trainer::Impl {
     void fill_backwards(const NodeSeconds& seconds);
     NodeSeconds mean_node_seconds(std::span<const TraceEvent> events);
     StepResult run_step(std::uint64_t step, const SequenceSource& sequences);
+    double held_out_loss(const SequenceSource& source, std::uint64_t count);
     void gather(Parted what);
     void make_router_biases();
     std::vector<std::int64_t> expert_loads();
@@ -96,7 +100,8 @@ struct Trainer::Impl {
     RunningStep running;
     std::vector<std::unique_ptr<TrainingChunk>> chunks; ///< by phase
     std::unique_ptr<PipelineExecutor> executor;
-    std::string pair_pattern; ///< "": no pairs, or nothing to interleave
+    std::unique_ptr<Evaluation> evaluation; ///< made when it is first asked for
+    std::string pair_pattern;               ///< "": no pairs, or nothing to interleave
     std::unique_ptr<GradientClearing> clearing;
     std::vector<std::uint64_t> writers; ///< ranks that stand for a parameter, ascending
 
@@ -262,19 +267,28 @@ void Trainer::Impl::make_executor() {
         chunks.push_back(
             std::make_unique<TrainingChunk>(running, thread, *stages[phase], *optimizer, desc));
     }
-    std::vector<int> world_ranks;
-    for (std::uint64_t rank = 0; rank < schedule.num_ranks(); ++rank)
-        world_ranks.push_back(static_cast<int>(rank * layout.dp + d));
-    std::vector<PipelineChunk*> of_rank;
-    for (const auto& chunk : chunks)
-        of_rank.push_back(chunk.get());
     executor = std::make_unique<PipelineExecutor>(
-        device, schedule, place, std::move(world_ranks), std::move(of_rank),
+        device, schedule, place, world_ranks(), pipeline_chunks(),
         PipelinePipes{activations.get(), gradients.get()}, limit);
     interleave_pairs({}, 1);
     clearing = std::make_unique<GradientClearing>(
         parameters, stages[schedule.ops[place].front().phase]->nodes(0, NodeKind::Forward));
     running.clearing = clearing.get();
+}
+
+/// Of the pipeline that this rank is one of.
+std::vector<int> Trainer::Impl::world_ranks() const {
+    std::vector<int> ranks;
+    for (std::uint64_t rank = 0; rank < schedule.num_ranks(); ++rank)
+        ranks.push_back(static_cast<int>(rank * layout.dp + d));
+    return ranks;
+}
+
+std::vector<PipelineChunk*> Trainer::Impl::pipeline_chunks() const {
+    std::vector<PipelineChunk*> of_rank;
+    for (const auto& chunk : chunks)
+        of_rank.push_back(chunk.get());
+    return of_rank;
 }
 
 void Trainer::Impl::watch_traffic() {
@@ -340,6 +354,25 @@ NodeSeconds Trainer::Impl::mean_node_seconds(std::span<const TraceEvent> events)
 void Trainer::Impl::gather(Parted what) {
     device.wait_idle(limit); // weights that still travel are the last step's
     totals.leave_out([&] { optimizer->gather(what); });
+}
+
+double Trainer::Impl::held_out_loss(const SequenceSource& source, std::uint64_t count) {
+    if (!evaluation)
+        evaluation = std::make_unique<Evaluation>(
+            running, everyone,
+            Evaluation::Desc{.training = schedule,
+                             .place = place,
+                             .d = d,
+                             .dp = layout.dp,
+                             .sequences = sequences_per_micro_batch(config, layout),
+                             .world_ranks = world_ranks(),
+                             .chunks = pipeline_chunks(),
+                             .pipes = {activations.get(), gradients.get()}});
+    double loss = 0;
+    totals.leave_out([&] { loss = evaluation->loss(source, count); });
+    if (router_biases) // what chose experts there is no step's load
+        router_biases->collect(limit);
+    return loss;
 }
 
 // ---- Balance of the experts -----------------------------------------------------------------
@@ -451,6 +484,11 @@ const std::vector<std::uint64_t>& Trainer::writers() const noexcept {
 
 StepResult Trainer::step(std::uint64_t step, const SequenceSource& source) {
     return impl_->whole([&] { return impl_->run_step(step, source); });
+}
+double Trainer::held_out_loss(const SequenceSource& source, std::uint64_t count) {
+    if (count == 0)
+        throw Error(ErrorCode::InvalidArgument, "there are no sequences to look at");
+    return impl_->whole([&] { return impl_->held_out_loss(source, count); });
 }
 void Trainer::ask_by(std::function<StepAsks()> asks) {
     impl_->asks = std::move(asks);

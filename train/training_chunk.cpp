@@ -2,6 +2,7 @@
 #include "training_chunk.hpp"
 
 #include <bellows/engine/device.hpp>
+#include <bellows/engine/ops.hpp>
 
 #include <algorithm>
 #include <cstring>
@@ -37,7 +38,8 @@ TimePoint TrainingChunk::submit(OpKind op, std::size_t node, std::uint64_t micro
     const bool forward = op == OpKind::Forward;
     if (forward && node == 0 && (stage_.first() || stage_.last()))
         beside(step_.device, [&] { post_data(micro_batch, slot); });
-    clear_gradients(op, node, micro_batch);
+    if (step_.held_out == nullptr)
+        clear_gradients(op, node, micro_batch);
     TimePoint done = run(*of_op[node], waits);
     if (computes(op, node))
         computed_ = done;
@@ -70,8 +72,12 @@ void TrainingChunk::post_data(std::uint64_t micro_batch, std::uint64_t slot) {
     const std::uint64_t first = (step_.first_micro_batch + micro_batch) * sequences;
     std::vector<std::uint32_t> tokens(stage_.tokens()), targets(stage_.tokens()), line(seq + 1);
     for (std::uint64_t i = 0; i < sequences; ++i) {
-        (*step_.source)(step_.index, first + i, line);
+        const std::uint64_t all = step_.held_out != nullptr ? step_.held_out->num_sequences : 0;
+        const bool fills_up = step_.held_out != nullptr && first + i >= all;
+        (*step_.source)(step_.index, fills_up ? (first + i) % all : first + i, line);
         std::copy_n(line.begin(), seq, tokens.begin() + static_cast<std::ptrdiff_t>(i * seq));
+        if (fills_up)
+            std::ranges::fill(line, ops::kIgnoreTarget);
         std::copy_n(line.begin() + 1, seq, targets.begin() + static_cast<std::ptrdiff_t>(i * seq));
     }
     Buffer& token_buffer = stage_.token_buffer(slot);
@@ -93,10 +99,14 @@ void TrainingChunk::post_loss(std::uint64_t micro_batch, std::uint64_t slot) {
     LaneJob job;
     job.name = "loss of micro-batch " + std::to_string(micro_batch);
     job.accesses = {{buffer.view(), Access::Read}};
-    job.step = [this, &buffer, micro_batch](LaneContext&) {
+    job.step = [&totals = step_.totals, held_out = step_.held_out, &buffer,
+                number = step_.first_micro_batch + micro_batch](LaneContext&) {
         const auto pair = buffer.mapped_as<const float>();
-        step_.totals.note_loss(step_.first_micro_batch + micro_batch,
-                               static_cast<double>(pair[0]) + static_cast<double>(pair[1]));
+        const double loss = static_cast<double>(pair[0]) + static_cast<double>(pair[1]);
+        if (held_out != nullptr)
+            held_out->by_micro_batch[number] = loss;
+        else
+            totals.note_loss(number, loss);
         return Progress::Done;
     };
     step_.last_loss = losses_.post(std::move(job));

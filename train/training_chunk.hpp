@@ -18,12 +18,19 @@
 #include <cstddef>
 #include <cstdint>
 #include <functional>
+#include <map>
 #include <optional>
 #include <span>
 #include <unordered_map>
 #include <vector>
 
 namespace bellows {
+
+/// What forwards alone come to on a rank.
+struct HeldOutLosses {
+    std::uint64_t num_sequences = 0; ///< those behind have no targets
+    std::map<std::uint64_t, double> by_micro_batch{};
+};
 
 /// What the chunks of a rank share.
 struct RunningStep {
@@ -36,7 +43,8 @@ struct RunningStep {
     // Of the step that runs:
     std::uint64_t index = 0;
     const SequenceSource* source = nullptr;
-    TimePoint last_loss{}; ///< of those handed in
+    TimePoint last_loss{};             ///< of those handed in
+    HeldOutLosses* held_out = nullptr; ///< not null: forwards alone, which leave gradients alone
 };
 
 class TrainingChunk : public PipelineChunk {

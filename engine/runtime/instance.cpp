@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: MIT
 #include "instance.hpp"
 
+#include "driver_files.hpp"
+
 #include <bellows/base/error.hpp>
 
 #include <mutex>
@@ -30,10 +32,9 @@ Instance::Instance(bool validation) {
     if (result == VK_ERROR_LAYER_NOT_PRESENT)
         throw Error(ErrorCode::Unsupported, "the Khronos validation layer is not installed "
                                             "(package vulkan-validationlayers)");
-    if (result == VK_ERROR_INCOMPATIBLE_DRIVER)
-        throw Error(ErrorCode::Unsupported,
-                    "no Vulkan driver can be loaded; the package mesa-vulkan-drivers has one for "
-                    "the CPU, and VK_DRIVER_FILES must name existing files if it is set");
+    if (result == VK_ERROR_INCOMPATIBLE_DRIVER || result == VK_ERROR_INITIALIZATION_FAILED)
+        throw Error(ErrorCode::Unsupported, "no Vulkan driver can be used; " + drivers_tried(), -1,
+                    result);
     check(result, "creating a Vulkan instance");
     load_instance_functions(functions_, handle_, get);
 }

@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: MIT
 #include "physical_device.hpp"
 
+#include "driver_files.hpp"
+
 #include <bellows/base/error.hpp>
 
 #include <algorithm>
@@ -327,8 +329,11 @@ PhysicalDevice inspect(const volk::VolkInstanceTable& vki, VkPhysicalDevice hand
 std::vector<PhysicalDevice> inspect_all(const Instance& instance) {
     std::uint32_t count = 0;
     const volk::VolkInstanceTable& vki = instance.functions();
-    check(vki.vkEnumeratePhysicalDevices(instance.handle(), &count, nullptr),
-          "listing Vulkan devices");
+    const VkResult listed = vki.vkEnumeratePhysicalDevices(instance.handle(), &count, nullptr);
+    if (listed == VK_ERROR_INITIALIZATION_FAILED || listed == VK_ERROR_INCOMPATIBLE_DRIVER)
+        throw Error(ErrorCode::Unsupported,
+                    "no Vulkan driver could list its devices; " + drivers_tried(), -1, listed);
+    check(listed, "listing Vulkan devices");
     std::vector<VkPhysicalDevice> handles(count);
     check(vki.vkEnumeratePhysicalDevices(instance.handle(), &count, handles.data()),
           "listing Vulkan devices");
@@ -347,7 +352,7 @@ std::string list_of(const std::vector<PhysicalDevice>& devices) {
         for (const std::string& unmet : device.info.unmet_requirements)
             text += ", lacks " + unmet;
     }
-    return text.empty() ? " (there is none)" : text;
+    return text;
 }
 
 bool matches(const DeviceInfo& info, const std::string& select) {
@@ -372,6 +377,8 @@ PhysicalDevice choose(std::vector<PhysicalDevice> devices, const std::string& se
         if (best == nullptr || (best->info.is_cpu && !device.info.is_cpu))
             best = &device;
     }
+    if (devices.empty())
+        throw Error(ErrorCode::Unsupported, "there is no Vulkan device; " + drivers_tried());
     if (best == nullptr)
         throw Error(ErrorCode::Unsupported,
                     "no Vulkan device serves" +

@@ -70,9 +70,10 @@ TEST(Metrics, ALinePerStepWithTheNamedKeys) {
     std::string line;
     std::getline(lines, line);
     const auto json = nlohmann::json::parse(line);
-    EXPECT_EQ(json.size(), 9u);
+    EXPECT_EQ(json.size(), 10u);
     EXPECT_EQ(json.at("step"), 1);
     EXPECT_EQ(json.at("loss"), 5.5);
+    EXPECT_EQ(json.at("loss_nats_per_token"), 5.5);
     EXPECT_EQ(json.at("grad_norm"), 0.5);
     EXPECT_EQ(json.at("lr"), 1e-3);
     EXPECT_EQ(json.at("tokens_per_s"), 1000);
@@ -82,6 +83,29 @@ TEST(Metrics, ALinePerStepWithTheNamedKeys) {
     EXPECT_EQ(json.at("seconds_waited"), 0.25);
     std::getline(lines, line);
     EXPECT_TRUE(nlohmann::json::parse(line).at("loss").is_null());
+}
+
+TEST(Metrics, LossesStandInBothUnitsAndComeBack) {
+    TemporaryFolder folder;
+    const fs::path path = folder.path() / "metrics.jsonl";
+    {
+        MetricsLog log(path, 0);
+        log.add(step_at(1, 6));
+        StepMetrics both = step_at(2, 5);
+        both.loss_nats_per_byte = 5.0 / 3;
+        both.held_out_loss = 5.5;
+        both.held_out_loss_nats_per_byte = 5.5 / 3;
+        log.add(both);
+    }
+    const std::string text = content_of(path);
+    const auto second = nlohmann::json::parse(text.substr(text.find('\n') + 1));
+    EXPECT_EQ(second.at("loss"), second.at("loss_nats_per_token"));
+    EXPECT_EQ(second.at("loss_nats_per_byte"), 5.0 / 3);
+    EXPECT_EQ(second.at("held_out_loss"), 5.5);
+    EXPECT_EQ(second.at("held_out_loss_nats_per_byte"), 5.5 / 3);
+    MetricsLog(path, 2);
+    EXPECT_EQ(content_of(path), text) << "a resumed run keeps the lines";
+    EXPECT_FALSE(read_metrics(path).at(0).held_out_loss.has_value());
 }
 
 TEST(Metrics, LossesComeBackBitwise) {
@@ -184,9 +208,59 @@ TEST(Progress, PlainLinesComeNowAndThen) {
     EXPECT_EQ(count(output.text(), "\n"), 11u) << output.text();
     EXPECT_EQ(output.text().find('\x1b'), std::string::npos);
     EXPECT_EQ(output.text().find('\r'), std::string::npos);
-    EXPECT_NE(output.text().find("step 1/100  loss 5.0000"), std::string::npos) << output.text();
-    EXPECT_NE(output.text().find("1.00k tokens/s  3:18 left"), std::string::npos) << output.text();
+    EXPECT_EQ(output.text().find("1.00k tokens/s  3:18 left  step 1/100  loss 5.0000  grad 0.5"),
+              0u)
+        << output.text();
     EXPECT_NE(output.text().find("step 100/100"), std::string::npos);
+}
+
+TEST(Progress, LossesHaveTheirUnit) {
+    const auto line = [](double per_token, double per_byte) {
+        Output output;
+        StepMetrics metrics = step_at(1, per_token);
+        metrics.loss_nats_per_byte = per_byte;
+        ProgressReporter(output.file(), 2, {false, 80, 10, [] { return 0.0; }}).step(metrics);
+        return output.text();
+    };
+    EXPECT_NE(line(5, 5).find("  loss 5.0000 nats/byte  grad"), std::string::npos) << line(5, 5);
+    EXPECT_NE(line(5, 2).find("  loss 2.0000 nats/byte  5.0000 nats/token  grad"),
+              std::string::npos)
+        << line(5, 2);
+}
+
+// On a terminal speed and time left come first; what has no room is left out, not cut.
+TEST(Progress, PartsOfTheLineStayWhole) {
+    const std::vector<std::string> narrow = {"123k tok/s", " 277:46:39 left", " loss 12.345",
+                                             " 1/1000000"};
+    const std::vector<std::string> wide = {
+        "123k tokens/s",        "  277:46:39 left", "  step 1/1000000", "  loss 12.3450 nats/byte",
+        "  33.0000 nats/token", "  grad 0.5",       "  lr 1.00e-03"};
+    for (unsigned columns = 20; columns < 140; ++columns) {
+        Output output;
+        {
+            StepMetrics metrics = step_at(1, 33);
+            metrics.loss_nats_per_byte = 12.345;
+            metrics.seconds = 1;
+            metrics.tokens_per_s = 123456;
+            ProgressReporter progress(output.file(), 1000000,
+                                      {true, columns, 10, [] { return 0.0; }});
+            progress.step(metrics);
+        }
+        const std::string text = output.text();
+        const std::string line = text.substr(1, text.find('\x1b') - 1);
+        EXPECT_LT(line.size(), columns) << line;
+        std::string whole;
+        bool found = false;
+        for (const std::string& part : columns < 72 ? narrow : wide) {
+            whole += part;
+            found = found || whole == line;
+        }
+        EXPECT_TRUE(found) << columns << ": " << line;
+        if (columns >= 40) {
+            EXPECT_NE(line.find("277:46:39 left"), std::string::npos) << line;
+            EXPECT_NE(line.find("loss 12.3"), std::string::npos) << columns << ": " << line;
+        }
+    }
 }
 
 TEST(Progress, TerminalLineIsRewrittenAndCut) {
@@ -204,7 +278,9 @@ TEST(Progress, TerminalLineIsRewrittenAndCut) {
     const std::string text = output.text();
     EXPECT_EQ(count(text, "\n"), 2u) << "one for the note, one at the end";
     EXPECT_NE(text.find("\rcompiling shaders 1/2\x1b[K"), std::string::npos);
-    EXPECT_NE(text.find("\rwarning: the disk is full\x1b[K\nstep 1/10"), std::string::npos);
+    EXPECT_NE(text.find("\rwarning: the disk is full\x1b[K\n1.00k tok/s 0:18 left"),
+              std::string::npos)
+        << text;
     std::size_t longest = 0;
     std::size_t begin = 0;
     while (begin < text.size()) {
@@ -251,7 +327,8 @@ TEST(Summary, SaysWhatTheRunDid) {
     EXPECT_EQ(text.find("held-out"), std::string::npos) << text;
     summary.bytes_per_token = 2;
     summary.held_out_loss = 3;
-    EXPECT_NE(format_summary(summary).find("held-out loss      1.5000 nats per byte\n"),
+    EXPECT_NE(format_summary(summary).find(
+                  "held-out loss      1.5000 nats per byte (3.0000 per token)\n"),
               std::string::npos);
     EXPECT_EQ(summarize({}).steps, 0u);
 }
@@ -312,6 +389,22 @@ TEST(LossPlot, CurvesStayInsideTheFrame) {
             ASSERT_LE(y, 439);
         }
     }
+}
+
+TEST(LossPlot, ShowsHeldOutTextAndBothUnits) {
+    const std::vector<LossPoint> points = {{1, 5}, {2, 4}, {3, 3}, {4, 2}};
+    const std::string plain = loss_plot_svg(points);
+    EXPECT_EQ(plain.find("nats per token"), std::string::npos);
+    EXPECT_EQ(plain.find("held-out"), std::string::npos);
+    LossPlotOptions options;
+    options.tokens_scale = 3.5;
+    const std::string both = loss_plot_svg(points, options, {{2, 4.5}, {4, 2.25}});
+    EXPECT_NE(both.find(">loss (nats per byte)<"), std::string::npos);
+    EXPECT_NE(both.find(">nats per token<"), std::string::npos);
+    EXPECT_NE(both.find(">16<"), std::string::npos) << "a tick of the right axis, of 7 to 17.5";
+    EXPECT_NE(both.find(">held-out text: 2.250<"), std::string::npos);
+    EXPECT_EQ(count(both, "<path"), 3u);
+    EXPECT_EQ(count(both, "<circle"), 2u);
 }
 
 TEST(LossPlot, FewPointsDrawToo) {

@@ -91,7 +91,22 @@ TEST(Input, NoDeviceIsCodeThree) {
     const Finished two = workspace.bellows(
         workspace.train_arguments("run", {"--steps", "2", "--ranks", "2"}), no_driver);
     expect_one_line(two, 3, "no Vulkan driver");
+    EXPECT_NE(
+        two.errors.find("VK_DRIVER_FILES names \"/nonexistent.json\" (there is no such file)"),
+        std::string::npos)
+        << two.errors;
     EXPECT_FALSE(fs::exists(workspace.path() / "run"));
+    // Files that are there, but fit nothing.
+    const fs::path rubbish = workspace.write("rubbish.json", "{\"ICD\": 5}");
+    const fs::path lost = workspace.write("lost.json", R"({"file_format_version": "1.0.0",
+                         "ICD": {"library_path": "./no_driver.so", "api_version": "1.3.0"}})");
+    const Finished unfit =
+        workspace.bellows(workspace.train_arguments("run", {"--steps", "2"}),
+                          {{"VK_DRIVER_FILES", rubbish.string() + ":" + lost.string()}});
+    expect_one_line(unfit, 3, "no Vulkan driver");
+    EXPECT_NE(unfit.errors.find("it is no driver's manifest"), std::string::npos) << unfit.errors;
+    EXPECT_NE(unfit.errors.find("its library does not load: "), std::string::npos) << unfit.errors;
+    EXPECT_NE(unfit.errors.find("no_driver.so"), std::string::npos) << unfit.errors;
     // A good configuration, but a device that is not there.
     const Finished seventh =
         workspace.bellows(workspace.train_arguments("run", {"--steps", "2", "--device", "77"}),

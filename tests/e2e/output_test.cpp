@@ -77,8 +77,9 @@ TEST_F(Output, EveryStepHasItsFigures) {
     while (std::getline(lines, line)) {
         const auto json = nlohmann::json::parse(line);
         EXPECT_EQ(json.at("step").get<std::uint64_t>(), ++step);
-        for (const char* key : {"loss", "grad_norm", "lr", "tokens_per_s", "seconds",
-                                "model_flops_per_s", "bytes_exchanged"})
+        for (const char* key :
+             {"loss", "loss_nats_per_token", "loss_nats_per_byte", "grad_norm", "lr",
+              "tokens_per_s", "seconds", "model_flops_per_s", "bytes_exchanged"})
             EXPECT_GT(json.at(key).get<double>(), 0.0) << key << " in " << line;
         EXPECT_GT(json.at("seconds_waited").get<double>(), 0.0) << line; // there are two ranks
     }
@@ -172,6 +173,32 @@ TEST_F(Output, SaysHowManyOfItsWordsAreKnown) {
     EXPECT_NE(finished.errors.find("stand in the given text"), std::string::npos)
         << finished.errors;
     EXPECT_EQ(finished.out.find("stand in"), std::string::npos) << finished.out;
+}
+
+TEST_F(Output, NamesItsDevices) {
+    const std::size_t at = finished_.out.find("device: ");
+    ASSERT_NE(at, std::string::npos) << finished_.out;
+    const std::string line = finished_.out.substr(at, finished_.out.find('\n', at) - at);
+    EXPECT_NE(line.find(", driver "), std::string::npos) << line;
+    EXPECT_TRUE(line.ends_with(": 2 ranks on it") || line.ends_with(": 1 rank on each")) << line;
+    const bool on_cpu = line.find(", cpu, ") != std::string::npos;
+    constexpr const char* kWarning = "warning: no GPU serves";
+    EXPECT_EQ(finished_.out.find(kWarning) != std::string::npos,
+              on_cpu && std::getenv("BELLOWS_DEVICE") == nullptr)
+        << finished_.out;
+    if (!on_cpu)
+        return;
+    const Flags on_purpose = workspace_->train_arguments("cpu", {"--steps", "1"});
+    const auto warned = [&](const Flags& flags, const Environment& environment) {
+        Flags arguments = on_purpose;
+        arguments.insert(arguments.end(), flags.begin(), flags.end());
+        const Finished finished = workspace_->bellows(arguments, environment);
+        EXPECT_EQ(finished.exit_code, 0) << finished.errors;
+        return finished.out.find(kWarning) != std::string::npos;
+    };
+    const std::string other = (workspace_->path() / "cpu-2").string();
+    EXPECT_FALSE(warned({"--device", "cpu"}, {}));
+    EXPECT_FALSE(warned({"--out", other}, {{"BELLOWS_DEVICE", "cpu"}}));
 }
 
 TEST_F(Output, SaysWhatItReadAndWhatMemoryItTook) {

@@ -8,12 +8,14 @@
 
 #include <cstdint>
 #include <filesystem>
+#include <optional>
 #include <string>
 #include <vector>
 
 namespace bellows {
 
-/// One step of the whole run; names with units are the keys of metrics.jsonl.
+/// One step of the whole run; names with units are the keys of metrics.jsonl. There `loss` stands
+/// as loss_nats_per_token, too.
 struct StepMetrics {
     std::uint64_t step = 0; ///< from 1: steps done after this one
     double loss = 0;        ///< nats per token, mean over the global batch
@@ -24,6 +26,10 @@ struct StepMetrics {
     double model_flops_per_s = 0;      ///< of the model's formula, without recomputation
     std::uint64_t bytes_exchanged = 0; ///< sent by all ranks together
     double seconds_waited = 0;         ///< for others, mean over the ranks
+    /// `loss` by the bytes that a token has; files of older runs have none.
+    std::optional<double> loss_nats_per_byte{};
+    /// Nats per token and per byte, of steps after which it was looked at (eval_every).
+    std::optional<double> held_out_loss{}, held_out_loss_nats_per_byte{};
 };
 
 /// One line of JSON without its line break; what is not finite becomes null.

@@ -23,6 +23,9 @@ struct TrainConfig : TrainingShape {
     std::string tokenizer = "bytes"; ///< or the path of a sentencepiece model
     double holdout = 0;              ///< share of the tokens, at the end, kept for a last check
 
+    std::uint64_t eval_every =
+        0; ///< steps from one look at its loss to the next; 0: at the end only
+
     std::uint64_t steps = 100; ///< in total, resumed ones included
     std::uint64_t seed = 1;
 

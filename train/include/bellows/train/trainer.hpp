@@ -64,6 +64,11 @@ public:
     /// finite. What it throws ends the device's work too (Device::abort).
     StepResult step(std::uint64_t step, const SequenceSource& source);
 
+    /// Collective, between steps: the loss of text that is not trained on, nats per token, the mean
+    /// over sequences [0, count) of step 0 of `source`. Forwards alone, with the weights as they
+    /// are; steps behind it have the same bits as without it. Throws like step().
+    double held_out_loss(const SequenceSource& source, std::uint64_t count);
+
     /// `asks` is called once late in every step, by the thread that runs the step: what this rank
     /// asks then stands in StepResult::asked of all ranks.
     void ask_by(std::function<StepAsks()> asks);
