@@ -20,9 +20,10 @@ struct TrainFlags {
     std::optional<std::string> config;
     std::vector<std::string> data;
     std::optional<std::uint64_t> ranks, steps, dp, ep, pp, batch, micro_batches, seq, seed;
-    std::optional<std::uint64_t> checkpoint_every, eval_every;
-    std::optional<double> lr;
-    std::optional<std::string> precision, device, device_link, pipeline, pairs;
+    std::optional<std::uint64_t> checkpoint_every, eval_every, warmup, decay;
+    std::optional<double> lr, holdout;
+    std::optional<std::string> precision, device, device_link, pipeline, pairs, tokenizer;
+    std::vector<std::string> set{}; ///< "train.lr=1e-3"
     std::optional<std::filesystem::path> out, resume;
     bool fall_back = false;
 };
@@ -49,9 +50,14 @@ struct ScheduleFlags {
     bool compare = false, pair = false, decoupled = false, early_gradients = false;
 };
 
-/// Configuration, then flags over it, then the checks that need no data. A resumed run takes the
-/// checkpoint's configuration unless --config is given, and --out is the resumed run's folder.
-/// Throws Error{InvalidArgument}, Error{Io}, Error{Corrupt}.
+struct ConfigFlags {
+    std::optional<std::string> dump{};
+    bool list = false;
+};
+
+/// Configuration, then --set and the other flags over it, then the checks that need no data. A
+/// resumed run takes the checkpoint's configuration unless --config is given, and --out is the
+/// resumed run's folder. Throws Error{InvalidArgument}, Error{Io}, Error{Corrupt}.
 TrainOptions resolve_train(const TrainFlags& flags);
 
 /// Reads data and checkpoint through once, as a run would, and looks at --out, so that a bad one
@@ -67,6 +73,10 @@ InfoOptions resolve_info(const InfoFlags& flags);
 /// Throws Error{InvalidArgument} for flags that do not go together; what numbers a schedule takes
 /// is print_schedule()'s to say.
 ScheduleOptions resolve_schedule(const ScheduleFlags& flags);
+
+/// What `bellows config` prints. Throws Error{InvalidArgument} for flags that do not go together
+/// and for what is no configuration.
+std::string config_text(const ConfigFlags& flags);
 
 /// `bellows info --model`: parameters in total and per token, on standard output.
 int print_model_info(const InfoFlags& flags);

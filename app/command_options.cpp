@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT
 #include "app/command_line.hpp"
 #include "app/commands.hpp"
+#include "app/config_text.hpp"
 #include "app/exit_code.hpp"
 #include "app/resumed_checkpoint.hpp"
 #include "app/units.hpp"
@@ -9,6 +10,8 @@
 #include <bellows/base/files.hpp>
 #include <bellows/comm/launch.hpp>
 #include <bellows/shape/parameters.hpp>
+#include <bellows/shape/presets.hpp>
+#include <bellows/train/config_overrides.hpp>
 #include <bellows/train/sequence_source.hpp>
 
 #include <nlohmann/json.hpp>
@@ -55,12 +58,19 @@ void apply_flags(TrainConfig& train, const TrainFlags& flags) {
             train.data.push_back(fs::absolute(path).lexically_normal().string());
         }
     }
+    if (flags.tokenizer)
+        train.tokenizer = *flags.tokenizer == "bytes"
+                              ? *flags.tokenizer
+                              : fs::absolute(*flags.tokenizer).lexically_normal().string();
+    override_with(train.holdout, flags.holdout);
     override_with(train.steps, flags.steps);
     override_with(train.batch, flags.batch);
     override_with(train.micro_batches, flags.micro_batches);
     override_with(train.seq, flags.seq);
     override_with(train.seed, flags.seed);
     override_with(train.lr, flags.lr);
+    override_with(train.warmup_steps, flags.warmup);
+    override_with(train.decay_steps, flags.decay);
     if (flags.precision)
         named("precision", [&] { from_text(train.precision, *flags.precision); });
     override_with(train.device, flags.device);
@@ -162,6 +172,7 @@ TrainOptions resolve_train(const TrainFlags& flags) {
         throw Error(ErrorCode::InvalidArgument,
                     "give --config with a configuration file or a preset, or --resume");
     }
+    options.config = with_overrides(options.config, flags.set, fs::current_path());
     apply_flags(options.config.train, flags);
     TrainConfig& train = options.config.train;
     validate(train);
@@ -360,6 +371,20 @@ ScheduleOptions resolve_schedule(const ScheduleFlags& flags) {
         refuse("--compare is shown as text or json");
     }
     return options;
+}
+
+std::string config_text(const ConfigFlags& flags) {
+    if (flags.dump.has_value() == flags.list) {
+        refuse("give --dump with a preset, or --list");
+    }
+    if (flags.dump) {
+        return commented_toml(load_run_config(*flags.dump), *flags.dump);
+    }
+    std::string names;
+    for (const std::string& name : preset_names()) {
+        names += name + "\n";
+    }
+    return names;
 }
 
 int print_model_info(const InfoFlags& flags) {

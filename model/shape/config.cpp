@@ -318,10 +318,13 @@ std::string to_toml(const ModelConfig& config) {
 }
 
 std::string suggestion(std::string_view word, const std::vector<std::string>& candidates) {
+    constexpr std::size_t kLongest = 100; // of words that a name may be meant by
     std::string best, all;
     std::size_t best_edits = std::numeric_limits<std::size_t>::max();
     for (const std::string& candidate : candidates) {
         all += (all.empty() ? "" : ", ") + candidate;
+        if (word.size() > kLongest)
+            continue;
         std::vector<std::size_t> row(candidate.size() + 1); // Levenshtein, one row at a time
         for (std::size_t j = 0; j < row.size(); ++j)
             row[j] = j;
@@ -339,7 +342,8 @@ std::string suggestion(std::string_view word, const std::vector<std::string>& ca
             best = candidate;
         }
     }
-    const bool near = best_edits <= std::max<std::size_t>(2, word.size() / 3) &&
+    const bool near = word.size() <= kLongest &&
+                      best_edits <= std::max<std::size_t>(2, word.size() / 3) &&
                       2 * best_edits <= word.size() + 1;
     return near ? "; did you mean '" + best + "'?" : "; there are: " + all;
 }

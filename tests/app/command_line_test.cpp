@@ -13,6 +13,8 @@
 #include <functional>
 #include <new>
 #include <optional>
+#include <set>
+#include <sstream>
 #include <stdexcept>
 #include <vector>
 
@@ -125,6 +127,54 @@ TEST(ExitCodes, FollowFromTheError) {
     EXPECT_EQ(exit_code_of(ErrorCode::PeerLost), 4);
     EXPECT_EQ(exit_code_of(ErrorCode::Timeout), 3) << "heartbeats say who is lost";
     EXPECT_EQ(exit_code_of(ErrorCode::Internal), 1);
+}
+
+TEST_F(CommandLine, AnyKeyOfTheConfigurationCanBeSet) {
+    const std::string model = folder.write("tokens.model", "x").string();
+    const Result result = run(train_with({"--set",        "train.lr=0.25",
+                                          "--set",        "model.layers=5",
+                                          "--set",        "train.precision=bf16",
+                                          "--set",        "train.pairs=\"apart\"",
+                                          "--set",        "model.router_bias=false",
+                                          "--set",        "model.bias_update_rate=0",
+                                          "--set",        "train.beta1=0.5",
+                                          "--holdout",    "0.2",
+                                          "--warmup",     "7",
+                                          "--decay",      "90",
+                                          "--eval-every", "4",
+                                          "--set",        "train.lr_min=1e-5",
+                                          "--lr",         "0.5",
+                                          "--tokenizer",  "bytes"}));
+    ASSERT_EQ(result.code, 0) << result.errors;
+    const RunConfig& config = result.train->config;
+    EXPECT_EQ(config.train.lr, 0.5) << "the flag goes before --set";
+    EXPECT_EQ(config.train.lr_min, 1e-5);
+    EXPECT_EQ(config.train.beta1, 0.5);
+    EXPECT_EQ(config.train.precision, Precision::BF16);
+    EXPECT_EQ(config.train.pairs, parse_pair_mode("apart"));
+    EXPECT_EQ(config.model.layers, 5u);
+    EXPECT_FALSE(config.model.router_bias);
+    EXPECT_EQ(config.train.holdout, 0.2);
+    EXPECT_EQ(config.train.warmup_steps, 7u);
+    EXPECT_EQ(config.train.decay_steps, 90u);
+    EXPECT_EQ(config.train.eval_every, 4u);
+    EXPECT_EQ(config.train.tokenizer, "bytes");
+    // What is not set stays.
+    RunConfig rest = load_run_config("tiny");
+    EXPECT_EQ(config.model.hidden, rest.model.hidden);
+    EXPECT_EQ(config.train.clip_norm, rest.train.clip_norm);
+
+    expect_refused(run(train_with({"--set", "train.lrr=1"})), "did you mean 'lr'?");
+    expect_refused(run(train_with({"--set", "model.layer=1"})), "did you mean 'layers'?");
+    expect_refused(run(train_with({"--set", "layers=1"})), "model.KEY=VALUE");
+    expect_refused(run(train_with({"--set", "trian.lr=1"})), "\"trian\"");
+    expect_refused(run(train_with({"--set", "train.lr=fast"})), "lr must be a number");
+    expect_refused(run(train_with({"--set", "model.layers=2.5"})), "layers must be a whole number");
+    expect_refused(run(train_with({"--set", "model.hidden=129"})), "take 128 or 136");
+    expect_refused(run(train_with({"--set", "train.lr=1\nbatch=3"})), "lr must be a number");
+    expect_refused(run(train_with({"--set"})), "--set");
+    expect_refused(run(train_with({"--eval-every", "5"})), "--holdout");
+    expect_refused(run(train_with({"--tokenizer", "/none/tokens.model"})), "/none/tokens.model");
 }
 
 TEST_F(CommandLine, FlagsOverrideTheConfiguration) {
@@ -262,6 +312,91 @@ TEST_F(CommandLine, HelpHasExamples) {
     EXPECT_NE(help.out.find("train"), std::string::npos);
     EXPECT_EQ(help.out.find("selftest"), std::string::npos) << "what is not there is not offered";
     expect_refused(run({"selftest"}), "selftest");
+}
+
+// Eighty columns, and nothing is offered that is not there.
+TEST_F(CommandLine, HelpFitsAndBashCompletesAllOfIt) {
+    const auto script = folder.write("completion.bash", run({"completion", "bash"}).out);
+    const auto completed = [&](const std::vector<std::string>& words) {
+        std::string line;
+        for (const std::string& word : words)
+            line += " '" + word + "'";
+        const auto out = folder.path() / "completed";
+        const std::string command = "bash -c \"source '" + script.string() + "'; COMP_WORDS=(" +
+                                    line + "); COMP_CWORD=" + std::to_string(words.size() - 1) +
+                                    "; _bellows; printf '%s\\n' \\\"\\${COMPREPLY[@]}\\\"\" > '" +
+                                    out.string() + "' 2>&1";
+        EXPECT_EQ(std::system(command.c_str()), 0) << command;
+        std::set<std::string> offered;
+        std::istringstream lines(content_of(out));
+        for (std::string one; std::getline(lines, one);)
+            offered.insert(one);
+        return offered;
+    };
+    const std::set<std::string> commands = completed({"bellows", ""});
+    for (const char* command :
+         {"train", "generate", "info", "schedule", "config", "completion", ""}) {
+        const std::string name = command;
+        const Result help = name.empty() ? run({"--help"}) : run({command, "--help"});
+        ASSERT_EQ(help.code, 0);
+        EXPECT_TRUE(help.out.ends_with("stays non-finite\n")) << "the exit codes end it";
+        EXPECT_TRUE(name.empty() || commands.contains(command)) << command;
+        std::set<std::string> flags;
+        std::istringstream lines(help.out);
+        for (std::string line; std::getline(lines, line);) {
+            EXPECT_LE(line.size(), 80u) << line;
+            const std::size_t at = line.starts_with("  -h,") ? 5 : 2;
+            if (line.starts_with("  -"))
+                flags.insert(line.substr(at, line.find(' ', at) - at));
+        }
+        EXPECT_TRUE(flags.contains("--help")) << help.out;
+        if (name.empty()) {
+            for (const std::string& flag : flags)
+                EXPECT_TRUE(commands.contains(flag)) << flag;
+        } else {
+            EXPECT_EQ(completed({"bellows", command, "--"}), flags) << command;
+        }
+    }
+    EXPECT_EQ(completed({"bellows", "train", "--preci"}), std::set<std::string>{"--precision"});
+    EXPECT_EQ(completed({"bellows", "train", "--precision", ""}),
+              (std::set<std::string>{"bf16", "f32", "fp8"}));
+    EXPECT_EQ(completed({"bellows", "schedule", "--kind", "zb"}),
+              (std::set<std::string>{"zb-h1", "zb-h2", "zb-v"}));
+    EXPECT_TRUE(completed({"bellows", "train", "--config", "v"}).contains("v3-671b"));
+    EXPECT_EQ(completed({"bellows", "train", "--out", folder.path().string() + "/dat"}),
+              std::set<std::string>{folder.path().string() + "/data"});
+    expect_refused(run({"completion", "fish"}), "bash");
+}
+
+TEST_F(CommandLine, WhatIsMistypedGetsACloseName) {
+    expect_refused(run(train_with({"--bacth", "3"})), "did you mean '--batch'?");
+    expect_refused(run(train_with({"--bacth=3"})), "did you mean '--batch'?");
+    expect_refused(run({"trian"}), "did you mean 'train'?");
+    const Result far = run(train_with({"--quite-another"}));
+    expect_refused(far, "there is no flag \"--quite-another\"");
+    EXPECT_EQ(far.errors.find("--batch"), std::string::npos) << "no list of all flags";
+}
+
+TEST_F(CommandLine, PresetsCanBePrintedAndReadBack) {
+    std::istringstream names(run({"config", "--list"}).out);
+    std::size_t count = 0;
+    for (std::string name; std::getline(names, name); ++count) {
+        const Result dump = run({"config", "--dump", name});
+        ASSERT_EQ(dump.code, 0) << dump.errors;
+        const RunConfig preset = load_run_config(name);
+        const RunConfig again = load_run_config(folder.write(name + ".toml", dump.out).string());
+        EXPECT_TRUE(again.model == preset.model && again.train == preset.train) << dump.out;
+        // Every key has its comment.
+        std::istringstream lines(dump.out);
+        std::string before;
+        for (std::string line; std::getline(lines, line); before = line)
+            if (line.find(" = ") != std::string::npos && !line.starts_with("#")) {
+                EXPECT_TRUE(before.starts_with("# ")) << line;
+            }
+    }
+    EXPECT_GE(count, 3u);
+    expect_refused(run({"config"}), "--dump");
+    expect_refused(run({"config", "--dump", "tyni"}), "tyni");
 }
 
 TEST_F(CommandLine, InfoCountsParameters) {

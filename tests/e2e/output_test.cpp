@@ -163,6 +163,40 @@ TEST_F(Output, TheLossOnHeldOutTextIsTold) {
     expect_one_line(workspace_->bellows(arguments), 2, "20 tokens out of training");
 }
 
+TEST_F(Output, HeldOutTextIsLookedAtWhileTraining) {
+    const Flags flags = {"--ranks", "2", "--pp", "2", "--steps", "5", "--holdout", "0.1"};
+    const fs::path without = workspace_->train("not-looked", flags);
+    Flags more = flags;
+    more.insert(more.end(), {"--eval-every", "2"});
+    const fs::path run = workspace_->train("looked", more);
+    EXPECT_EQ(printed_steps(run), printed_steps(without));
+    EXPECT_TRUE(same_tensors(run, without));
+    std::istringstream lines(bellows::content_of(run / "metrics.jsonl"));
+    std::vector<double> losses;
+    for (std::string line; std::getline(lines, line);) {
+        const auto json = nlohmann::json::parse(line);
+        const auto step = json.at("step").get<std::uint64_t>();
+        EXPECT_EQ(json.contains("held_out_loss"), step == 2 || step >= 4) << line;
+        if (json.contains("held_out_loss"))
+            losses.push_back(json.at("held_out_loss").get<double>());
+    }
+    ASSERT_EQ(losses.size(), 3u);
+    EXPECT_LT(losses[2], losses[0]);
+    EXPECT_NE(bellows::content_of(run / "loss.svg").find(">held-out text: "), std::string::npos);
+    EXPECT_EQ(bellows::content_of(without / "loss.svg").find("held-out"), std::string::npos);
+    // The trace and the report are of the steps alone.
+    const auto ops = [](const fs::path& folder) {
+        std::multiset<std::string> names;
+        const auto trace = nlohmann::json::parse(bellows::content_of(folder / "trace.json"));
+        for (const auto& event : trace.at("traceEvents"))
+            if (event.at("ph") == "X" && event.at("name").get<std::string>().find("HEAD(F)") == 0)
+                names.insert(event.at("name").get<std::string>());
+        return names;
+    };
+    EXPECT_FALSE(ops(run).empty());
+    EXPECT_EQ(ops(run), ops(without));
+}
+
 TEST_F(Output, SaysHowManyOfItsWordsAreKnown) {
     EXPECT_NE(finished_.out.find("words stand in the training text"), std::string::npos)
         << finished_.out;

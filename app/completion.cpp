@@ -1,0 +1,115 @@
+// SPDX-License-Identifier: MIT
+#include "app/completion.hpp"
+
+#include "app/option_table.hpp"
+
+#include <bellows/schedule/schedule.hpp>
+#include <bellows/shape/presets.hpp>
+
+#include <algorithm>
+#include <sstream>
+
+namespace bellows {
+
+namespace {
+
+std::string joined(const std::vector<std::string>& words) {
+    std::string text;
+    for (const std::string& word : words)
+        text += (text.empty() ? "" : " ") + word;
+    return text;
+}
+
+std::vector<std::string> schedule_kinds() {
+    std::vector<std::string> names;
+    for (std::size_t kind = 0; kind < kNumScheduleKinds; ++kind)
+        names.emplace_back(to_string(static_cast<ScheduleKind>(kind)));
+    return names;
+}
+
+/// What a flag takes, by the name of its type: alternatives between '|', of which those without
+/// capitals are words as they are.
+struct Values {
+    std::vector<std::string> words;
+    bool files = false, folders = false;
+};
+
+Values values_of(const std::string& type) {
+    Values values;
+    std::istringstream all(type);
+    for (std::string one; std::getline(all, one, '|');) {
+        const auto add = [&values](const std::vector<std::string>& words) {
+            values.words.insert(values.words.end(), words.begin(), words.end());
+        };
+        if (one == "FILE" || one == "PATH")
+            values.files = true;
+        else if (one == "DIR")
+            values.folders = true;
+        else if (one == "PRESET")
+            add(preset_names());
+        else if (one == "KIND")
+            add(schedule_kinds());
+        else if (!one.empty() && one.find_first_not_of("abcdefghijklmnopqrstuvwxyz0123456789-") ==
+                                     std::string::npos)
+            add({one});
+    }
+    return values;
+}
+
+/// Branches of `case "$command $previous"`.
+void write_values(std::ostream& out, const CLI::App& command) {
+    for (const CLI::Option* option : command.get_options()) {
+        if (option->get_lnames().empty() || option->get_items_expected_max() == 0)
+            continue;
+        const Values values = values_of(option->get_type_name());
+        out << "    '" << command.get_name() << " --" << option->get_lnames().front() << "')\n"
+            << "        words='" << joined(values.words) << "'"
+            << (values.files     ? " paths=-f"
+                : values.folders ? " paths=-d"
+                                 : "")
+            << " ;;\n";
+    }
+}
+
+} // namespace
+
+std::string bash_completion(const std::vector<const CLI::App*>& commands) {
+    std::ostringstream out;
+    std::vector<std::string> names;
+    for (const CLI::App* command : commands)
+        names.push_back(command->get_name());
+    out << R"(# bash completion for bellows; printed by `bellows completion bash`
+_bellows() {
+    local current=${COMP_WORDS[COMP_CWORD]} previous=${COMP_WORDS[COMP_CWORD-1]}
+    local command=${COMP_WORDS[1]} words='' paths=''
+    COMPREPLY=()
+    if [ "$COMP_CWORD" -eq 1 ]; then
+        words=')"
+        << joined(names) << R"( --help --version'
+    else
+        case "$command $previous" in
+)";
+    for (const CLI::App* command : commands)
+        write_values(out, *command);
+    out << R"(    *)
+        case "$command" in
+)";
+    for (const CLI::App* command : commands)
+        out << "        " << command->get_name() << ") words='" << joined(flag_names(*command))
+            << (command->get_name() == "completion" ? " bash" : "") << "' ;;\n";
+    out << R"(        esac ;;
+        esac
+    fi
+    [ -z "$words" ] || COMPREPLY=($(compgen -W "$words" -- "$current"))
+    if [ -n "$paths" ]; then
+        compopt -o filenames 2>/dev/null
+        local IFS=$'\n'
+        COMPREPLY+=($(compgen "$paths" -- "$current"))
+    fi
+}
+complete -F _bellows bellows
+)";
+    return out.str();
+}
+
+} // namespace bellows

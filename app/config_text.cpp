@@ -1,0 +1,109 @@
+// SPDX-License-Identifier: MIT
+#include "app/config_text.hpp"
+
+#include <bellows/base/error.hpp>
+
+#include <map>
+#include <sstream>
+#include <string_view>
+
+namespace bellows {
+
+namespace {
+
+const std::map<std::string_view, std::string_view> kModelComments = {
+    {"vocabulary", "token ids, a multiple of 8 and at least as many as the tokenizer has"},
+    {"hidden", "width of the residual stream"},
+    {"layers", "layers in all"},
+    {"dense_layers", "the first of them, whose feed-forward network has no experts"},
+    {"heads", "heads of attention (MLA)"},
+    {"q_lora_rank", "width of the compressed queries; 0: queries are not compressed"},
+    {"kv_lora_rank", "width of the compressed keys and values"},
+    {"qk_nope_head_dim", "part of a head's query and key without position"},
+    {"qk_rope_head_dim", "part that is rotated by its position"},
+    {"v_head_dim", "a head's value"},
+    {"rope_theta", "base of the rotation's frequencies"},
+    {"dense_ffn", "width of the feed-forward network of dense layers"},
+    {"moe_ffn", "width of an expert"},
+    {"routed_experts", "experts of a layer among which the router chooses"},
+    {"shared_experts", "experts that every token takes"},
+    {"top_k", "routed experts that a token takes"},
+    {"n_group", "groups that the routed experts are divided into"},
+    {"topk_group", "groups from which a token takes its experts"},
+    {"score_function", "of the router: \"sigmoid\" or \"softmax\""},
+    {"normalize_top_k", "whether the weights of a token's experts are made to sum to 1"},
+    {"route_scale", "factor of these weights"},
+    {"router_bias", "a bias per expert that takes part in the choice only"},
+    {"bias_update_rate", "by which the biases move after each step towards an even load"},
+    {"balance_loss_alpha", "weight of the loss that balances the experts within a sequence"},
+    {"norm_eps", "added under the root of RMSNorm"},
+    {"tied_embeddings", "whether embedding and head share their weights"},
+    {"init_std", "standard deviation of the first weights"},
+    {"head_init_std", "the same of the head; 0: as init_std"},
+};
+
+const std::map<std::string_view, std::string_view> kTrainComments = {
+    {"data", "text files and folders"},
+    {"tokenizer", "\"bytes\", or a tokenizer's file"},
+    {"holdout", "share of the text, at its end, that is kept out of training"},
+    {"eval_every",
+     "steps from one look at the held-out text's loss to the next; 0: at the end only"},
+    {"steps", "in total, resumed ones included"},
+    {"seed", "of the weights and of the order of the data"},
+    {"lr", "the highest learning rate, after the warm-up"},
+    {"lr_min", "where the decay ends"},
+    {"warmup_steps", "steps in which the learning rate rises to lr"},
+    {"decay_steps", "step at which a cosine has brought it down to lr_min; 0: it stays"},
+    {"beta1", "AdamW: decay of the first moment"},
+    {"beta2", "AdamW: decay of the second moment"},
+    {"adam_eps", "AdamW: added to the root of the second moment"},
+    {"weight_decay", "AdamW: of matrices"},
+    {"clip_norm", "longest gradient; a longer one is scaled down; 0: none is"},
+    {"batch", "sequences per step, over all ranks"},
+    {"micro_batches", "per data-parallel rank"},
+    {"seq", "tokens per sequence"},
+    {"precision", "\"f32\", \"bf16\" or \"fp8\""},
+    {"pipeline",
+     "schedule of the pipeline: \"gpipe\", \"1f1b\", \"interleaved\", \"zb-h1\", \"zb-h2\", "
+     "\"zb-v\", \"dualpipe\" or \"dualpipev\""},
+    {"pairs", "how the pairs of dualpipe and dualpipev run: \"auto\", \"apart\" or a pattern"},
+    {"pp", "ranks of the pipeline"},
+    {"dp", "data-parallel ranks; 0: ranks / pp"},
+    {"ep", "ranks that share one set of experts; 0: dp"},
+    {"device", "\"any\", \"gpu\", \"cpu\", an index or a UUID; several with commas between"},
+    {"device_link", "\"auto\", \"off\" or \"host\": how ranks of a host exchange"},
+    {"checkpoint_every", "steps; 0: by time (checkpoint_minutes)"},
+    {"checkpoint_minutes", "without checkpoint_every; 0: at the end only"},
+    {"keep_checkpoints", "older ones are removed"},
+    {"step_timeout", "seconds that a rank waits at most for its device or a peer that lives"},
+};
+
+void append(std::ostream& out, const std::string& toml,
+            const std::map<std::string_view, std::string_view>& comments) {
+    std::istringstream lines(toml);
+    for (std::string line; std::getline(lines, line);) {
+        const std::size_t end = line.find(" = ");
+        if (end == std::string::npos) {
+            out << line << "\n";
+            continue;
+        }
+        const auto comment = comments.find(std::string_view(line).substr(0, end));
+        if (comment == comments.end())
+            throw Error(ErrorCode::Internal, "nothing says what the key " + line + " means");
+        out << "\n# " << comment->second << "\n" << line << "\n";
+    }
+}
+
+} // namespace
+
+std::string commented_toml(const RunConfig& config, const std::string& name) {
+    std::ostringstream out;
+    out << "# All keys of " << in_quotes(name)
+        << ". Keys may be left out; then they have their defaults.\n";
+    append(out, to_toml(config.model), kModelComments);
+    out << "\n";
+    append(out, to_toml(config.train), kTrainComments);
+    return out.str();
+}
+
+} // namespace bellows
