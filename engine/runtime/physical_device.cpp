@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: MIT
 #include "physical_device.hpp"
 
+#include "driver_defects.hpp"
+
 #include <bellows/base/error.hpp>
 
 #include <algorithm>
@@ -197,6 +199,8 @@ void describe(const volk::VolkInstanceTable& vki, PhysicalDevice& device) {
         [](const VkQueueFamilyProperties& f) { return f.queueFlags & VK_QUEUE_COMPUTE_BIT; });
     if (!compute)
         info.unmet_requirements.push_back("a compute queue");
+    if (const std::string defect = known_crash(info); !defect.empty())
+        info.unmet_requirements.push_back(defect);
 }
 
 } // namespace
