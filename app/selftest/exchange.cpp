@@ -4,10 +4,12 @@
 // in flight and every job on the network's thread is delayed at random.
 #include "app/selftest/rows.hpp"
 #include "app/selftest/suite.hpp"
+#include "verify/reference/fp8.hpp"
 
 #include <bellows/comm/expert_exchange.hpp>
 
 #include <algorithm>
+#include <functional>
 #include <memory>
 
 namespace bellows::selftest {
@@ -23,6 +25,7 @@ struct Case {
     DType dtype;
     int absent_percent;
     std::uint64_t (*tokens)(std::uint64_t rank);
+    bool codes = false; ///< tokens and gradients travel to the experts as E4M3 with scales
 };
 
 const Case kCases[] = {
@@ -32,14 +35,37 @@ const Case kCases[] = {
     {"one expert", 1, 1, 8, 1, DType::F32, 0, [](std::uint64_t) -> std::uint64_t { return 5; }},
     {"bf16, aligned", 16, 4, 64, 16, DType::BF16, 5,
      [](std::uint64_t rank) -> std::uint64_t { return 40 + rank; }},
+    {"fp8 rows, aligned", 8, 4, 136, 16, DType::BF16, 5,
+     [](std::uint64_t rank) -> std::uint64_t { return 24 + rank; }, true},
+    {"fp8 rows to f32 results", 5, 2, 256, 1, DType::F32, 0,
+     [](std::uint64_t rank) -> std::uint64_t { return 9 + 4 * rank; }, true},
 };
 
 /// What a rank hands in, the same wherever it is worked out.
 struct Input {
     std::uint64_t tokens = 0;
     std::vector<float> x, d_out, weights;
+    std::vector<float> x_there, d_out_there; ///< as the experts get them
     std::vector<std::int32_t> ids;
 };
+
+/// The values of rows' codes: E4M3 by blocks of 128 columns, power-of-two scales.
+std::vector<float> through_codes(const std::vector<float>& rows, std::uint64_t columns) {
+    constexpr auto kFormat = reference::Fp8Format::E4M3;
+    std::vector<std::uint8_t> codes(rows.size());
+    std::vector<float> values(rows.size());
+    for (std::uint64_t row = 0; row < rows.size() / columns; ++row)
+        for (std::uint64_t first = 0; first < columns; first += 128) {
+            const std::uint64_t end = std::min(first + 128, columns);
+            const float scale =
+                reference::fp8_quantize_block(rows, columns, {row, row + 1, first, end}, kFormat,
+                                              reference::Fp8Rule::PowerOfTwo, codes);
+            for (std::uint64_t i = row * columns + first; i < row * columns + end; ++i)
+                values[i] = static_cast<float>(reference::fp8_value(kFormat, codes[i]) *
+                                               static_cast<double>(scale));
+        }
+    return values;
+}
 
 Input input_of(const Case& c, std::uint64_t rank, std::uint64_t handle) {
     Input in;
@@ -47,6 +73,8 @@ Input input_of(const Case& c, std::uint64_t rank, std::uint64_t handle) {
     const std::uint64_t seed = 1000 * rank + 100 * handle;
     in.x = OpRig::random(c.dtype, in.tokens * c.hidden, seed + 1);
     in.d_out = OpRig::random(c.dtype, in.tokens * c.hidden, seed + 2);
+    in.x_there = c.codes ? through_codes(in.x, c.hidden) : in.x;
+    in.d_out_there = c.codes ? through_codes(in.d_out, c.hidden) : in.d_out;
     in.weights = reference::random_f32(in.tokens * c.top_k, seed + 3, 0, 1);
     reference::Random random(seed + 4);
     std::vector<std::int32_t> experts(c.experts);
@@ -115,27 +143,31 @@ public:
         for (const Origin& row : origins_)
             expected.push_back(inputs_[row.rank].weights[row.token * c_.top_k + row.k]);
         check.exact("row weights", scalars_of(handle_->row_weights()), expected);
-        check.exact("dispatch", rows_of(handle_->rows()),
-                    rows_from([](const Input& in) -> const auto& { return in.x; }));
+        check.exact("dispatch", received(),
+                    rows_from([](const Input& in) -> const auto& { return in.x_there; }));
     }
 
     /// Each row times its expert's factor, as the experts would leave it.
-    void write_results(const TensorView& from) const {
-        auto values = rows_of(from);
+    void write_results(std::vector<float> values) const {
         for (std::size_t i = 0; i < values.size(); ++i)
             values[i] = stored(values[i] * factor_of(origins_[i / c_.hidden].expert), c_.dtype);
         write_rows(values);
     }
-    TensorView rows() const { return handle_->rows(); }
-    TensorView d_results() const { return handle_->d_results(); }
+    /// Rows that have arrived, and their results' gradients.
+    std::vector<float> received() const {
+        return c_.codes ? rows_of(handle_->quantized_rows()) : rows_of(handle_->rows());
+    }
+    std::vector<float> received_gradients() const {
+        return c_.codes ? rows_of(handle_->quantized_d_results()) : rows_of(handle_->d_results());
+    }
 
     void check_combined(Check& check) const {
-        check_sums(check, "combine", out_, inputs_[rank_].x);
+        check_sums(check, "combine", out_, inputs_[rank_].x_there);
     }
 
     void check_gradient_arrived(Check& check) const {
-        check.exact("combine backward", rows_of(handle_->d_results()),
-                    rows_from([](const Input& in) -> const auto& { return in.d_out; }));
+        check.exact("combine backward", received_gradients(),
+                    rows_from([](const Input& in) -> const auto& { return in.d_out_there; }));
     }
 
     void write_row_weight_gradients() const {
@@ -145,7 +177,7 @@ public:
     }
 
     void check_returned(Check& check) const {
-        check_sums(check, "dispatch backward", d_x_, inputs_[rank_].d_out);
+        check_sums(check, "dispatch backward", d_x_, inputs_[rank_].d_out_there);
         const Input& mine = inputs_[rank_];
         std::vector<float> expected;
         for (std::size_t i = 0; i < mine.ids.size(); ++i)
@@ -187,6 +219,24 @@ private:
         for (const std::uint64_t place : places_)
             for (std::uint64_t i = 0; i < c_.hidden; ++i)
                 values.push_back(all[place * c_.hidden + i]);
+        return values;
+    }
+    /// The same of codes, as what they stand for.
+    std::vector<float> rows_of(const fp8::Quantized& rows) const {
+        std::vector<float> values;
+        if (origins_.empty())
+            return values;
+        const std::uint64_t count = starts_.back(), stride = rows.codes.stride[0];
+        std::vector<std::uint8_t> codes((count - 1) * stride + c_.hidden);
+        rig_.device().download({rows.codes.buffer.resource, rows.codes.buffer.offset, codes.size()},
+                               std::span<std::uint8_t>(codes));
+        const auto scales = rig_.read(rows.scales.rows(0, count));
+        const std::uint64_t each = rows.scales.extent[1];
+        for (const std::uint64_t place : places_)
+            for (std::uint64_t i = 0; i < c_.hidden; ++i)
+                values.push_back(static_cast<float>(
+                    reference::fp8_value(reference::Fp8Format::E4M3, codes[place * stride + i]) *
+                    static_cast<double>(scales[place * each + i / 128])));
         return values;
     }
     std::vector<float> scalars_of(const TensorView& view) const {
@@ -263,13 +313,15 @@ void check_case(Check& check, const Case& c, World& world, Device& device, Trans
     std::uint64_t most = 1;
     for (std::uint64_t r = 0; r < ranks; ++r)
         most = std::max(most, c.tokens(r));
-    ExpertExchange exchange(device, world, transport, thread,
-                            {.num_experts = c.experts,
-                             .top_k = c.top_k,
-                             .hidden = c.hidden,
-                             .max_tokens = most,
-                             .dtype = c.dtype,
-                             .alignment = c.alignment});
+    ExchangeConfig config{.num_experts = c.experts,
+                          .top_k = c.top_k,
+                          .hidden = c.hidden,
+                          .max_tokens = most,
+                          .dtype = c.dtype,
+                          .alignment = c.alignment};
+    if (c.codes)
+        config.token_wire = config.gradient_wire = DType::F8E4M3;
+    ExpertExchange exchange(device, world, transport, thread, config);
     Flight first(c, rig, exchange, ranks, rank, 0), second(c, rig, exchange, ranks, rank, 1);
     const auto both = [&](TimePoint (Flight::*call)()) {
         TimePoint a = (first.*call)(), b = (second.*call)();
@@ -279,7 +331,7 @@ void check_case(Check& check, const Case& c, World& world, Device& device, Trans
     both(&Flight::dispatch);
     for (const Flight* flight : {&first, &second}) {
         flight->check_arrived(check);
-        flight->write_results(flight->rows());
+        flight->write_results(flight->received());
     }
     both(&Flight::combine);
     for (const Flight* flight : {&first, &second})
@@ -287,7 +339,7 @@ void check_case(Check& check, const Case& c, World& world, Device& device, Trans
     both(&Flight::combine_backward);
     for (const Flight* flight : {&first, &second}) {
         flight->check_gradient_arrived(check);
-        flight->write_results(flight->d_results());
+        flight->write_results(flight->received_gradients());
         flight->write_row_weight_gradients();
     }
     both(&Flight::dispatch_backward);
@@ -303,15 +355,20 @@ std::vector<Row> check_exchange(World& world, const DeviceOptions& options,
     const auto transport = open_transport(world);
     const auto device = Device::create(options);
     std::vector<Row> rows;
-    for (const DType dtype : {DType::F32, DType::BF16})
+    const auto add = [&](const std::string& name, const std::function<bool(const Case&)>& wanted) {
         rows.push_back(run_row(
-            "exchange", name_with_ranks(with_storage("dispatch and combine", dtype), world), fault,
+            "exchange", name_with_ranks(name, world), fault,
             [&](Check& check) {
                 for (const Case& c : kCases)
-                    if (c.dtype == dtype)
+                    if (wanted(c))
                         check_case(check, c, world, *device, *transport);
             },
             world.size() > 1));
+    };
+    for (const DType dtype : {DType::F32, DType::BF16})
+        add(with_storage("dispatch and combine", dtype),
+            [=](const Case& c) { return !c.codes && c.dtype == dtype; });
+    add("dispatch and combine fp8", &Case::codes);
     return worst_of_ranks(world, std::move(rows));
 }
 

@@ -143,8 +143,18 @@ void run_here(Table& table, const SelftestOptions& options, const std::string& f
     add_all(table, rows_of_two_ranks(options));
 }
 
-nlohmann::ordered_json report_of(const Table& table, const DeviceInfo& device, const MpiInfo& mpi,
+/// What the report says of the device.
+struct Tested {
+    DeviceInfo info;
+    std::vector<std::string> not_covered;
+
+    explicit Tested(const Device& device)
+        : info(device.info()), not_covered(selftest::not_covered(device)) {}
+};
+
+nlohmann::ordered_json report_of(const Table& table, const Tested& tested, const MpiInfo& mpi,
                                  double seconds) {
+    const DeviceInfo& device = tested.info;
     return {{"bellows", kVersion},
             {"result", table.good() ? "good" : "wrong"},
             {"seconds", seconds},
@@ -160,6 +170,7 @@ nlohmann::ordered_json report_of(const Table& table, const DeviceInfo& device, c
              {{"library", mpi.library},
               {"standard", mpi.standard},
               {"thread_level", mpi.thread_level}}},
+            {"not_covered", tested.not_covered},
             {"rows", nlohmann::ordered_json::parse(rows_to_json(table.rows()))}};
 }
 
@@ -169,23 +180,26 @@ void print_versions(const DeviceInfo& device, const MpiInfo& mpi) {
     std::printf("  MPI     %s; thread level: %s\n", mpi.library.c_str(), mpi.thread_level.c_str());
 }
 
-int finish(Table& table, const SelftestOptions& options, const DeviceInfo& device,
-           const MpiInfo& mpi, double seconds) {
+int finish(Table& table, const SelftestOptions& options, const Tested& tested, const MpiInfo& mpi,
+           double seconds) {
     table.finish();
     const auto wrong = std::count_if(table.rows().begin(), table.rows().end(),
                                      [](const Row& row) { return row.verdict == Verdict::Wrong; });
     const auto skipped =
         std::count_if(table.rows().begin(), table.rows().end(),
                       [](const Row& row) { return row.verdict == Verdict::Skipped; });
-    print_versions(device, mpi);
+    std::printf("not covered on this device:\n");
+    for (const std::string& what : tested.not_covered)
+        std::printf("  %s\n", what.c_str());
+    print_versions(tested.info, mpi);
     std::string verdict = wrong == 0 ? "selftest good" : "selftest WRONG";
     verdict += ": " + std::to_string(table.rows().size()) + " rows, " + std::to_string(wrong) +
-               " wrong, " + std::to_string(skipped) + " skipped";
+               " wrong, " + std::to_string(skipped) + " not run";
     std::printf("%s, %.0f s\n", verdict.c_str(), seconds);
     if (options.json)
         write_file_durably(
             *options.json,
-            report_of(table, device, mpi, seconds)
+            report_of(table, tested, mpi, seconds)
                     .dump(2, ' ', false, nlohmann::ordered_json::error_handler_t::replace) +
                 "\n");
     return wrong == 0 ? kExitGood : kExitWrongResult;
@@ -201,13 +215,13 @@ int run_selftest(const SelftestOptions& options) {
         return std::chrono::duration<double>(Clock::now() - start).count();
     };
     if (!is_launched()) {
-        const DeviceInfo info = Device::create(device_options(options, 0))->info();
+        const Tested tested(*Device::create(device_options(options, 0)));
         Table table(stdout);
         run_here(table, options, fault);
-        return finish(table, options, info, mpi, seconds());
+        return finish(table, options, tested, mpi, seconds());
     }
     return in_world([&](World& world) {
-        const DeviceInfo info = Device::create(device_options(options, world.local_rank()))->info();
+        const Tested tested(*Device::create(device_options(options, world.local_rank())));
         const std::vector<Row> rows = rows_among(world, options, fault);
         int code = kExitGood;
         if (world.rank() == 0 && !report.empty()) {
@@ -215,7 +229,7 @@ int run_selftest(const SelftestOptions& options) {
         } else if (world.rank() == 0) {
             Table table(stdout);
             add_all(table, rows);
-            code = finish(table, options, info, mpi, seconds());
+            code = finish(table, options, tested, mpi, seconds());
         } else if (report.empty() && std::any_of(rows.begin(), rows.end(), [](const Row& row) {
                        return row.verdict == Verdict::Wrong;
                    })) {

@@ -1,11 +1,12 @@
 // SPDX-License-Identifier: MIT
 #include "arguments.hpp"
 
+#include "engine/runtime/driver_defects.hpp"
+
 #include <bellows/base/rounding.hpp>
 #include <bellows/engine/device.hpp>
 
 #include <algorithm>
-#include <cstdlib>
 #include <limits>
 
 namespace bellows::ops {
@@ -144,9 +145,7 @@ BufferView Arguments::row_count_or(const TensorView& view, BufferView otherwise)
 }
 
 bool shares_loads(const DeviceInfo& info) {
-    const std::size_t at = info.driver.find("Mesa ");
-    return info.is_cpu && info.subgroup_size == 8 && at != std::string::npos &&
-           std::atoi(info.driver.c_str() + at + 5) < 26;
+    return info.is_cpu && info.subgroup_size == 8 && detail::mesa_version(info).value_or(26) < 26;
 }
 
 RowPlan plan_rows(const Recording& recording, std::uint64_t rows, std::uint64_t columns4,

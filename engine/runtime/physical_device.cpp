@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT
 #include "physical_device.hpp"
 
+#include "driver_defects.hpp"
 #include "driver_files.hpp"
 
 #include <bellows/base/error.hpp>
@@ -199,6 +200,8 @@ void describe(const volk::VolkInstanceTable& vki, PhysicalDevice& device) {
         [](const VkQueueFamilyProperties& f) { return f.queueFlags & VK_QUEUE_COMPUTE_BIT; });
     if (!compute)
         info.unmet_requirements.push_back("a compute queue");
+    if (const std::string defect = known_crash(info); !defect.empty())
+        info.unmet_requirements.push_back(defect);
 }
 
 } // namespace

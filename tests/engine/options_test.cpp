@@ -2,6 +2,7 @@
 // What a device is told: the environment's choices, and the file of compiled pipelines, which may
 // hold anything.
 
+#include "engine/runtime/driver_defects.hpp"
 #include "support/temporary_folder.hpp"
 #include "support/test_device.hpp"
 
@@ -183,6 +184,23 @@ TEST(EngineOptions, RanksTakeGpusOfOneNameInTurn) {
     EXPECT_EQ(uuid_in_turn(all, 1), "") << "one of a name is the best by itself";
     EXPECT_EQ(uuid_in_turn({all.front()}, 1), "");
     EXPECT_EQ(uuid_in_turn({}, 0), "");
+}
+
+TEST(EngineOptions, DriversThatCrashAreKnownByWhatTheyReport) {
+    DeviceInfo info;
+    info.is_cpu = true;
+    info.subgroup_size = 16;
+    info.driver = "llvmpipe Mesa 26.2.6-1 (LLVM 22.1.8)";
+    EXPECT_NE(detail::known_crash(info).find("LP_NATIVE_VECTOR_WIDTH"), std::string::npos);
+    info.subgroup_size = 8;
+    EXPECT_EQ(detail::known_crash(info), "");
+    info.subgroup_size = 16;
+    info.driver = "llvmpipe Mesa 22.3.6 (LLVM 15.0.6)";
+    EXPECT_EQ(detail::known_crash(info), "");
+    EXPECT_EQ(detail::mesa_version(info), 22);
+    info.driver = "NVIDIA 580.159";
+    EXPECT_EQ(detail::known_crash(info), "");
+    EXPECT_EQ(detail::mesa_version(info), std::nullopt);
 }
 
 } // namespace

@@ -19,7 +19,7 @@ const char* to_string(Verdict verdict) noexcept {
     case Verdict::Wrong:
         return "WRONG";
     case Verdict::Skipped:
-        return "skipped";
+        return "not run";
     }
     return "unknown";
 }

@@ -19,7 +19,7 @@ enum class Verdict : std::uint8_t { Ok, Wrong, Skipped };
 const char* to_string(Verdict verdict) noexcept;
 
 struct Row {
-    std::string group; ///< "codecs", "ops", "exchange", "training"
+    std::string group; ///< "codecs", "ops", "fp8", "exchange", "training"
     std::string what;
     Verdict verdict = Verdict::Ok;
     std::uint64_t cases = 0;

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: MIT
 #pragma once
 
-// Every check of the ops that needs one device alone: all dense ops and codecs against the f64
-// reference. `bellows selftest` runs the list in short, the tests in full. One thread.
+// Every check of the ops that needs one device alone: all dense ops, codecs and FP8 against the
+// f64 reference. `bellows selftest` runs the list in short, the tests in full. One thread.
 
 #include "verify/checks/check.hpp"
 #include "verify/checks/op_rig.hpp"
@@ -20,7 +20,7 @@ enum class Depth : std::uint8_t {
 };
 
 struct OpCheck {
-    const char* group; ///< "codecs" or "ops"
+    const char* group; ///< "codecs", "ops" or "fp8"
     std::string what;  ///< "rmsnorm bf16"
     std::function<void(Check&, const OpRig&)> body;
     /// It multiplies bf16 matrices, which each numeric class of a device computes in its own way.
