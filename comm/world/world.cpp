@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT
-#include <bellows/comm/end_watch.hpp>
 #include <bellows/comm/launch.hpp>
 #include <bellows/comm/mpi_interop.hpp>
+#include <bellows/comm/phase.hpp>
 #include <bellows/comm/world.hpp>
 
 #include "mpi_context.hpp"
