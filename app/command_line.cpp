@@ -11,8 +11,8 @@
 
 #include <bellows/base/error.hpp>
 #include <bellows/base/files.hpp>
-#include <bellows/comm/end_watch.hpp>
 #include <bellows/comm/launch.hpp>
+#include <bellows/comm/phase.hpp>
 #include <bellows/engine/device_choice.hpp>
 
 #include <CLI/CLI.hpp>

@@ -13,9 +13,9 @@
 
 #include <bellows/base/error.hpp>
 #include <bellows/base/files.hpp>
-#include <bellows/comm/end_watch.hpp>
 #include <bellows/comm/host_collectives.hpp>
 #include <bellows/comm/launch.hpp>
+#include <bellows/comm/phase.hpp>
 #include <bellows/comm/world.hpp>
 #include <bellows/engine/device_choice.hpp>
 #include <bellows/plan/memory_estimate.hpp>

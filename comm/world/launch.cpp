@@ -35,11 +35,14 @@ enum class Patience { Second, None };
 void send_report(const LaunchReport& report, std::string_view reason,
                  Patience patience = Patience::Second) noexcept {
     const char* name = std::getenv(kLaunchSocket);
+    const std::string_view suffix = report.exit_code == kPhase ? kPhaseSocket : "";
     sockaddr_un address{};
-    if (!name || std::strlen(name) + 1 > sizeof address.sun_path)
+    if (!name || std::strlen(name) + suffix.size() + 1 > sizeof address.sun_path)
         return;
+    const std::size_t name_length = std::strlen(name) + suffix.size();
     address.sun_family = AF_UNIX;
     std::memcpy(address.sun_path + 1, name, std::strlen(name));
+    std::copy(suffix.begin(), suffix.end(), address.sun_path + 1 + std::strlen(name));
     std::array<char, sizeof report + kMaxReason> message{};
     const std::size_t length = std::min(reason.size(), kMaxReason);
     std::memcpy(message.data(), &report, sizeof report);
@@ -54,7 +57,7 @@ void send_report(const LaunchReport& report, std::string_view reason,
     ::sendto(socket, message.data(), sizeof report + length,
              MSG_NOSIGNAL | (patience == Patience::None ? MSG_DONTWAIT : 0),
              reinterpret_cast<const sockaddr*>(&address),
-             static_cast<socklen_t>(offsetof(sockaddr_un, sun_path) + 1 + std::strlen(name)));
+             static_cast<socklen_t>(offsetof(sockaddr_un, sun_path) + 1 + name_length));
     ::close(socket);
 }
 

@@ -10,6 +10,9 @@
 namespace bellows {
 
 constexpr const char* kLaunchSocket = "BELLOWS_LAUNCH_SOCKET";
+/// Behind the name: a socket of their own for phases, which may be many while the launcher is
+/// suspended and must not keep an end from it.
+constexpr const char* kPhaseSocket = "-phase";
 constexpr std::size_t kMaxReason = 4096;
 
 struct LaunchReport {

@@ -10,6 +10,7 @@
 #include "launch_report.hpp"
 #include "launched_ranks.hpp"
 #include "listeners.hpp"
+#include "mpirun_process.hpp"
 #include "process_state.hpp"
 #include "socket.hpp"
 
@@ -18,11 +19,8 @@
 #include <csignal>
 #include <cstdlib>
 #include <cstring>
-#include <fcntl.h>
 #include <optional>
 #include <poll.h>
-#include <sys/prctl.h>
-#include <sys/socket.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -46,7 +44,7 @@ bool has_started(const Rank& rank) {
     return rank.started;
 }
 bool is_met(const Rank& rank) {
-    return rank.id != 0;
+    return rank.met;
 }
 bool has_reported_its_end(const Rank& rank) {
     return rank.exit_code.has_value();
@@ -61,10 +59,11 @@ public:
         for (const std::byte byte : random)
             socket_name_ += static_cast<char>('a' + std::to_integer<int>(byte) % 26);
         reports_ = net::bind_datagrams(socket_name_);
+        phases_ = net::bind_datagrams(socket_name_ + kPhaseSocket);
     }
 
     LaunchResult run() {
-        start();
+        mpirun_ = start_mpirun(options_, environment(), signals_.mask_before(), errors_);
         const Deadline startup(options_.startup_timeout);
         int status = 0;
         while (::waitpid(mpirun_, &status, WNOHANG) == 0) {
@@ -73,18 +72,17 @@ public:
         }
         relay_.take(errors_.read.get());
         relay_.finish();
-        read_reports();
+        read_reports(phases_);
+        read_reports(reports_);
         ranks_.signal(SIGKILL); // OpenMPI 5 ends without the ranks that are stopped
         return judge(status);
     }
 
 private:
-    void start();
-    [[noreturn]] void become_mpirun(char* const* arguments, char* const* environment, int failure);
     std::vector<std::string> environment() const;
 
     void wait_for_events();
-    void read_reports();
+    void read_reports(const FileDescriptor& socket);
     void take_report(const LaunchReport& report, pid_t sender, std::string_view text);
     void take_exit(int rank, int exit_code, std::string_view reason);
     void take_silence(int rank);
@@ -93,7 +91,7 @@ private:
 
     void end_if_due(const Deadline& startup);
     bool look_for_stopped();
-    bool look_for_late();
+    void look_for_late();
     void give_up(const std::vector<int>& ranks, const std::string& why);
     void end_ranks();
 
@@ -102,7 +100,7 @@ private:
 
     LaunchOptions options_;
     std::string socket_name_;
-    FileDescriptor reports_;
+    FileDescriptor reports_, phases_;
     SignalWatch signals_;
     Pipe errors_;
     StderrRelay relay_;
@@ -123,8 +121,10 @@ private:
 };
 
 void Launch::wait_for_events() {
-    std::vector<pollfd> entries{
-        {reports_.get(), POLLIN, 0}, {errors_.read.get(), POLLIN, 0}, {signals_.fd(), POLLIN, 0}};
+    std::vector<pollfd> entries{{reports_.get(), POLLIN, 0},
+                                {errors_.read.get(), POLLIN, 0},
+                                {signals_.fd(), POLLIN, 0},
+                                {phases_.get(), POLLIN, 0}};
     // At once: where one dies, mpirun may end the others, and the first is to be named.
     for (const int rank :
          ranks_.those([](const Rank& r) { return r.process && !r.exit_code && !r.silent; }))
@@ -137,7 +137,8 @@ void Launch::wait_for_events() {
         ranks_.meet_children_of(mpirun_);
     guard_mpirun();
     const std::vector<int> ended = ranks_.ended_processes(); // before their last reports are read
-    read_reports();
+    read_reports(phases_);
+    read_reports(reports_);
     for (const int rank : ended)
         if (!ranks_[rank].exit_code)
             take_silence(rank);
@@ -168,7 +169,7 @@ void Launch::take_signal(int number) {
     end_ranks();
 }
 
-void Launch::read_reports() {
+void Launch::read_reports(const FileDescriptor& socket) {
     struct {
         LaunchReport head;
         std::array<char, kMaxReason> text;
@@ -176,7 +177,7 @@ void Launch::read_reports() {
     for (;;) {
         pid_t sender = 0;
         const std::int64_t size = net::receive_datagram(
-            reports_.get(), std::as_writable_bytes(std::span(&message, 1)), sender);
+            socket.get(), std::as_writable_bytes(std::span(&message, 1)), sender);
         if (size < 0)
             return;
         if (size >= static_cast<std::int64_t>(sizeof message.head))
@@ -250,7 +251,7 @@ bool Launch::look_for_stopped() {
 }
 
 /// Ranks that live and move and yet do not come to an end.
-bool Launch::look_for_late() {
+void Launch::look_for_late() {
     std::vector<int> late = ranks_.those([](const Rank& rank) {
         return !rank.exit_code && rank.phase_end && rank.phase_end->expired();
     });
@@ -261,23 +262,20 @@ bool Launch::look_for_late() {
         give_up(stopped.empty() ? late : stopped,
                 stopped.empty() ? "did not come to an end in time " + ranks_[late[0]].phase
                                 : "is stopped " + ranks_[stopped[0]].phase);
-        return true;
+        return;
     }
     const std::string limit =
         " within " + std::to_string(options_.together_timeout.count()) + " ms of the first rank's";
     if (ranks_.any(is_met) && !all_there_by_)
         all_there_by_.emplace(options_.together_timeout);
-    late = ranks_.those([](const Rank& rank) { return rank.id == 0; });
+    late = ranks_.those([](const Rank& rank) { return !rank.met; });
     if (all_there_by_ && all_there_by_->expired() && !late.empty()) {
         give_up(late, "did not start" + limit + " start");
-        return true;
+        return;
     }
     late = ranks_.those([](const Rank& rank) { return !rank.exit_code && !rank.phase_end; });
-    if (all_ended_by_ && all_ended_by_->expired() && !late.empty()) {
+    if (all_ended_by_ && all_ended_by_->expired() && !late.empty())
         give_up(late, "did not end" + limit + " end " + ranks_[late[0]].phase);
-        return true;
-    }
-    return false;
 }
 
 void Launch::give_up(const std::vector<int>& ranks, const std::string& why) {
@@ -288,8 +286,17 @@ void Launch::give_up(const std::vector<int>& ranks, const std::string& why) {
 }
 
 void Launch::end_if_due(const Deadline& startup) {
-    if (looked_.expired() && !end_by_ && !kill_by_ && !look_for_stopped() && !look_for_late())
+    if (looked_.expired() && !kill_by_) {
         looked_ = Deadline(kLookAtRanks);
+        // Stopped ranks do not use the grace.
+        const auto is_still = [](const Rank& rank) {
+            return rank.exit_code || is_stopped(rank.id);
+        };
+        if (end_by_ && first_failure_ && ranks_.all(is_still))
+            end_ranks();
+        else if (!end_by_ && !look_for_stopped())
+            look_for_late();
+    }
     if (!ranks_.all(has_started) && startup.expired() && !kill_by_) {
         const std::vector<int> missing =
             ranks_.those([](const Rank& rank) { return !rank.started; });
@@ -314,6 +321,7 @@ void Launch::end_ranks() {
         return;
     killed_ = true;
     kill_by_.emplace(kKillAfterTerm);
+    ranks_.signal(SIGKILL, [](const Rank& rank) { return is_stopped(rank.id); });
     ::kill(mpirun_, SIGTERM);
     ::kill(mpirun_, SIGCONT); // should it be stopped
 }
@@ -370,69 +378,19 @@ LaunchResult Launch::silent_result() const {
 }
 
 std::vector<std::string> Launch::environment() const {
+    std::vector<std::pair<std::string, std::string>> additions = mpirun_environment();
+    if (!folder_.path().empty())
+        for (const char* name : kFolderVariables)
+            additions.emplace_back(name, folder_.path());
     std::vector<std::string> result;
     for (char** entry = environ; *entry; ++entry)
         if (!std::string_view(*entry).starts_with(std::string(kLaunchSocket) + "="))
             result.emplace_back(*entry);
-    for (const auto& [name, value] : mpirun_environment())
+    for (const auto& [name, value] : additions)
         if (!std::getenv(name.c_str()))
             result.push_back(name + "=" + value);
-    if (!folder_.path().empty())
-        for (const char* name : kFolderVariables)
-            if (!std::getenv(name))
-                result.push_back(std::string(name) + "=" + folder_.path());
     result.push_back(std::string(kLaunchSocket) + "=" + socket_name_);
     return result;
-}
-
-std::vector<char*> pointers(std::vector<std::string>& texts) {
-    std::vector<char*> result;
-    for (std::string& text : texts)
-        result.push_back(text.data());
-    result.push_back(nullptr);
-    return result;
-}
-
-void Launch::start() {
-    std::vector<std::string> words{options_.mpirun};
-    for (const std::string& word : mpirun_arguments(options_.ranks))
-        words.push_back(word);
-    words.insert(words.end(), options_.command.begin(), options_.command.end());
-    std::vector<std::string> variables = environment();
-    const std::vector<char*> arguments = pointers(words), values = pointers(variables);
-
-    Pipe failure; // closed by a successful exec, else it brings errno
-    mpirun_ = ::fork();
-    if (mpirun_ < 0)
-        throw net::errno_error("cannot start a process", errno);
-    if (mpirun_ == 0)
-        become_mpirun(arguments.data(), values.data(), failure.write.get());
-    failure.write.reset();
-    errors_.write.reset();
-    int error_number = 0;
-    if (::read(failure.read.get(), &error_number, sizeof error_number) == sizeof error_number) {
-        ::waitpid(mpirun_, nullptr, 0);
-        throw Error(
-            ErrorCode::InvalidArgument,
-            "cannot start " + options_.mpirun + ": " + std::strerror(error_number) +
-                "; several ranks need OpenMPI (package openmpi-bin): install it, or use --ranks 1",
-            -1, error_number);
-    }
-    ::fcntl(errors_.read.get(), F_SETFL, O_NONBLOCK);
-}
-
-// In the child, where only calls that are safe after fork are allowed.
-void Launch::become_mpirun(char* const* arguments, char* const* environment, int failure) {
-    ::prctl(PR_SET_PDEATHSIG, SIGTERM); // no ranks without their launcher
-    ::setpgid(0, 0);                    // what a terminal sends is for the launcher
-    if (const int empty = ::open("/dev/null", O_RDONLY); empty >= 0)
-        ::dup2(empty, STDIN_FILENO); // nobody may read the terminal behind the launcher's back
-    ::dup2(errors_.write.get(), STDERR_FILENO);
-    ::pthread_sigmask(SIG_SETMASK, &signals_.mask_before(), nullptr);
-    ::execvpe(arguments[0], arguments, environment);
-    const int error_number = errno;
-    [[maybe_unused]] const ssize_t written = ::write(failure, &error_number, sizeof error_number);
-    ::_exit(127);
 }
 
 } // namespace

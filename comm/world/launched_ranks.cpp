@@ -10,11 +10,12 @@
 namespace bellows {
 
 void LaunchedRanks::meet(int rank, pid_t process) {
-    Rank& met = (*this)[rank];
-    if (met.id != 0 || process == 0)
+    Rank& one = (*this)[rank];
+    one.met = true;
+    if (one.id != 0 || process == 0) // which is out of this process's sight
         return;
-    met.id = process;
-    met.process = FileDescriptor(static_cast<int>(::syscall(SYS_pidfd_open, process, 0)));
+    one.id = process;
+    one.process = FileDescriptor(static_cast<int>(::syscall(SYS_pidfd_open, process, 0)));
 }
 
 void LaunchedRanks::meet_children_of(pid_t mpirun) {
@@ -38,9 +39,9 @@ std::vector<int> LaunchedRanks::ended_processes() const {
     });
 }
 
-void LaunchedRanks::signal(int number) const {
+void LaunchedRanks::signal(int number, const Test& whom) const {
     for (const Rank& rank : ranks_)
-        if (rank.process)
+        if (rank.process && whom(rank))
             ::syscall(SYS_pidfd_send_signal, rank.process.get(), number, nullptr, 0);
 }
 

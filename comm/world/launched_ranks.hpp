@@ -19,7 +19,8 @@ class LaunchedRanks {
 public:
     struct Rank {
         FileDescriptor process; ///< a pidfd, which can be polled for the end
-        pid_t id = 0;           ///< 0: nothing has been seen of it
+        pid_t id = 0;           ///< 0: not known
+        bool met = false;       ///< it has been seen or heard of
         std::string phase = "while its program was starting";
         std::optional<Deadline> phase_end; ///< when it is late
         std::optional<Deadline> stopped;   ///< when it counts as lost
@@ -44,7 +45,10 @@ public:
     bool any(const Test& test) const { return !those(test).empty(); }
     /// Whose process has ended without a report that has been read.
     std::vector<int> ended_processes() const;
-    void signal(int number) const;
+    void signal(int number) const {
+        signal(number, [](const Rank&) { return true; });
+    }
+    void signal(int number, const Test& whom) const;
 
     /// "rank 1 (pid 17)".
     std::string name(int rank) const;

@@ -1,12 +1,13 @@
 // SPDX-License-Identifier: MIT
-#include <bellows/comm/end_watch.hpp>
 #include <bellows/comm/launch.hpp>
 #include <bellows/comm/mpi_interop.hpp>
+#include <bellows/comm/phase.hpp>
 #include <bellows/comm/world.hpp>
 
 #include "mpi_context.hpp"
 #include "process_state.hpp"
 
+#include <algorithm>
 #include <charconv>
 #include <cstdlib>
 #include <cstring>
@@ -94,10 +95,11 @@ World World::init(int& argc, char**& argv, const WorldOptions& options) {
         throw Error(ErrorCode::InvalidArgument,
                     "MPI is already started; use join_world with a communicator");
     report_alive(launched_rank());
-    begin_phase(launched_rank(), kStarting, options.mpi_start_timeout);
+    const int rank = std::max(launched_rank(), 0);
+    begin_phase(rank, kStarting, options.mpi_start_timeout);
     int level = MPI_THREAD_SINGLE;
     check_mpi(MPI_Init_thread(&argc, &argv, MPI_THREAD_MULTIPLE, &level), "MPI_Init_thread");
-    begin_phase(launched_rank(), kStarting);
+    begin_phase(rank, kStarting);
     World world = make_world(MPI_COMM_WORLD, options, true);
     report_started(world.rank());
     world.enter_phase("while the run was set up");

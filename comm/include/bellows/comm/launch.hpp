@@ -57,17 +57,20 @@ struct LaunchResult {
 /// Runs options.ranks processes of options.command and waits for them. Standard output is
 /// inherited; standard error, too, less mpirun's own notes about lost processes. Standard input is
 /// empty. mpirun and the ranks are a process group of their own: a terminal's Ctrl-C reaches this
-/// process alone, which ends the ranks or asks them to end (stop_signal). Throws
-/// Error{InvalidArgument} for no command, for no ranks and if mpirun cannot be started, Error{Mpi}
-/// if it ended before any rank began.
+/// process alone, which ends the ranks or asks them to end (stop_signal). What MPI keeps in shared
+/// memory and in the temporary folder is in a folder of the launch that is removed at its end, or
+/// by the next launch where this process is killed. Once all ranks have started, nobody can connect
+/// to mpirun's ports. Throws Error{InvalidArgument} for no command, for no ranks and if mpirun
+/// cannot be started, Error{Mpi} if it ended before any rank began.
 LaunchResult launch_ranks(const LaunchOptions& options);
 
 /// mpirun's arguments before the program.
 std::vector<std::string> mpirun_arguments(int ranks);
 
 /// Environment for mpirun, for OpenMPI 4 and 5: allowed to root, more ranks than cores, waits that
-/// give the core away, TCP over loopback only, no memory access across processes (containers forbid
-/// it). Variables that the user has set stay as they are.
+/// give the core away, messages through shared memory only, so that no rank listens to a network,
+/// no memory access across processes (containers forbid it). Variables that the user has set stay
+/// as they are.
 std::vector<std::pair<std::string, std::string>> mpirun_environment();
 
 /// Whether mpirun or srun started this process as one of several ranks or as the only one.

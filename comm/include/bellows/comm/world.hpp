@@ -24,7 +24,7 @@ struct WorldOptions {
     std::optional<int> ranks_per_node;
     ControlOptions control;
     /// Limit of close() and of the destructor for the ranks to come together.
-    std::chrono::milliseconds close_timeout{20'000};
+    std::chrono::milliseconds close_timeout{30'000};
     /// Limit of MPI_Init_thread() and of MPI_Finalize(), which nothing can end but the end of the
     /// process: it ends with code 4 and a message. 0: no limit.
     std::chrono::milliseconds mpi_start_timeout{180'000}, mpi_end_timeout{20'000};
@@ -62,7 +62,7 @@ public:
     void enter_phase(const std::string& phase);
 
     /// Waits for all ranks, says goodbye, and finalises MPI if init() started it. Throws the job's
-    /// failure, or Error{Timeout} naming the ranks that do not come; MPI is then left as it is,
+    /// failure, or Error{PeerLost} naming the ranks that do not come; MPI is then left as it is,
     /// since MPI_Finalize among survivors never returns. Later calls do nothing.
     void close();
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-#include <bellows/comm/end_watch.hpp>
+#include <bellows/comm/phase.hpp>
 
 #include "deadline.hpp"
 #include "launch_report.hpp"

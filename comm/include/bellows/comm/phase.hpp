@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: MIT
 #pragma once
 
-// A limit for work that nothing else can end: a call of MPI or of a driver that never returns. When
-// it is over, a thread ends the process.
+// What a rank is doing, for the messages of those who lose it; and a limit for work that nothing
+// else can end: a call of MPI or of a driver that never returns. When it is over, a thread ends the
+// process.
 
 #include <chrono>
 #include <functional>
