@@ -16,7 +16,7 @@ namespace {
 
 constexpr double kLeft = 76;
 constexpr double kRight = 28;
-constexpr double kTop = 74;
+constexpr double kTopMargin = 12; // below the heading
 constexpr double kBottom = 62;
 constexpr const char* kRawColor = "#9db8d9";
 constexpr const char* kCurveColor = "#c2410c";
@@ -37,6 +37,10 @@ struct Frame {
     double x(double step) const { return left + (step - x0) / (x1 - x0) * (right - left); }
     double y(double loss) const { return bottom - (loss - y0) / (y1 - y0) * (bottom - top); }
 };
+
+double heading_width(const LossPlotOptions& options) {
+    return static_cast<double>(options.width) - kLeft - kRight;
+}
 
 Frame frame_of(const std::vector<LossPoint>& points, const LossPlotOptions& options) {
     double x0 = std::numeric_limits<double>::infinity();
@@ -59,10 +63,14 @@ Frame frame_of(const std::vector<LossPoint>& points, const LossPlotOptions& opti
         x1 = x0 + 1;
     }
     const double margin = y1 > y0 ? 0.05 * (y1 - y0) : std::max(0.05 * std::abs(y1), 1e-3);
-    return {x0,          x1,
-            y0 - margin, y1 + margin,
-            kLeft,       static_cast<double>(options.width) - kRight,
-            kTop,        static_cast<double>(options.height) - kBottom};
+    return {x0,
+            x1,
+            y0 - margin,
+            y1 + margin,
+            kLeft,
+            static_cast<double>(options.width) - kRight,
+            heading_bottom(heading_width(options), options.title, options.subtitle) + kTopMargin,
+            static_cast<double>(options.height) - kBottom};
 }
 
 /// At most two points per pixel column, its lowest and its highest: the picture stays the same.
@@ -199,8 +207,7 @@ std::string loss_plot_svg(const std::vector<LossPoint>& points, const LossPlotOp
 
     std::ostringstream out;
     begin_svg(out, options.width, options.height);
-    draw_text(out, frame.left, 34, "class=\"title\"", options.title);
-    draw_text(out, frame.left, 54, "class=\"subtitle\"", options.subtitle);
+    draw_heading(out, frame.left, heading_width(options), options.title, options.subtitle);
     draw_axes(out, frame, options);
     if (curve.empty()) {
         draw_text(out, (frame.left + frame.right) / 2, (frame.top + frame.bottom) / 2,
