@@ -15,8 +15,8 @@ namespace bellows {
 
 namespace {
 
-constexpr double kLeft = 84, kRight = 110, kTop = 104, kRow = 30, kGap = 5, kBottom = 58;
-constexpr double kLetter = 7.2; ///< width, about
+constexpr double kLeastLeft = 84, kLeastRight = 110; // margins beside rows
+constexpr double kRow = 30, kGap = 5, kBottom = 58, kLegendLine = 20;
 
 struct Extent {
     double first = 0, last = 1, shortest = 1;
@@ -41,30 +41,63 @@ Extent extent_of(const GanttChart& chart) {
     return extent.last > extent.first ? extent : Extent{};
 }
 
+/// Margins that row names and notes fit into.
+struct Margins {
+    double left = kLeastLeft, right = kLeastRight;
+};
+
+Margins margins_of(const GanttChart& chart) {
+    constexpr double kAround = 24;
+    Margins margins;
+    for (const GanttRow& row : chart.rows) {
+        const auto width_of = [](const std::string& text) {
+            return kTickLetter * static_cast<double>(text.size()) + kAround;
+        };
+        margins.left = std::max(margins.left, width_of(row.name));
+        margins.right = std::max(margins.right, width_of(row.note));
+    }
+    return margins;
+}
+
+/// The border takes at most a quarter of the bar, and bars that are hardly wider than it have none:
+/// thousands of them side by side stay visible.
 void draw_bar(std::ostream& out, const GanttBar& bar, double x0, double x1, double y, double row) {
+    constexpr double kBorder = 0.8, kLeastWithBorder = 2, kLeastWidth = 0.2;
     const double top = y + bar.top * row, height = (bar.bottom - bar.top) * row;
-    out << "<rect x=\"" << pixels(x0) << "\" y=\"" << pixels(top) << "\" width=\""
-        << printed("%.2f", x1 - x0) << "\" height=\"" << pixels(height) << "\" fill=\"" << bar.color
-        << "\" stroke=\"#fdfdfc\" stroke-width=\"0.8\"><title>" << escaped(bar.name) << ", "
-        << printed("%.6g", bar.start) << " to " << printed("%.6g", bar.end) << "</title></rect>\n";
-    if (x1 - x0 > kLetter * static_cast<double>(bar.label.size()) + 4)
+    const double width = std::max(x1 - x0, kLeastWidth);
+    out << "<rect x=\"" << printed("%.2f", x0) << "\" y=\"" << pixels(top) << "\" width=\""
+        << printed("%.2f", width) << "\" height=\"" << pixels(height) << "\" fill=\"" << bar.color
+        << "\"";
+    if (width >= kLeastWithBorder)
+        out << " stroke=\"#fdfdfc\" stroke-width=\""
+            << printed("%.2g", std::min({kBorder, width / 4, height / 4})) << "\"";
+    out << "><title>" << escaped(bar.name) << ", " << printed("%.6g", bar.start) << " to "
+        << printed("%.6g", bar.end) << "</title></rect>\n";
+    if (x1 - x0 > kTickLetter * static_cast<double>(bar.label.size()) + 4)
         draw_text(out, (x0 + x1) / 2, top + height / 2 + 4,
                   "text-anchor=\"middle\" class=\"tick\" pointer-events=\"none\"", bar.label);
 }
 
 /// Of an entry, its gap included.
 double legend_width(const std::string& text) {
-    return 22 + kLetter * static_cast<double>(text.size()) + 18;
+    return 22 + kTickLetter * static_cast<double>(text.size()) + 18;
 }
 
-void draw_legend(std::ostream& out, const GanttChart& chart) {
-    double x = kLeft;
+/// In lines from `top` to at most `right`. Returns the y below.
+double draw_legend(std::ostream& out, const GanttChart& chart, double left, double right,
+                   double top) {
+    double x = left;
     for (const auto& [text, color] : chart.legend) {
-        out << "<rect x=\"" << pixels(x) << "\" y=\"72\" width=\"16\" height=\"14\" fill=\""
-            << color << "\"/>\n";
-        draw_text(out, x + 22, 84, "class=\"tick\"", text);
+        if (x > left && x + legend_width(text) > right) {
+            x = left;
+            top += kLegendLine;
+        }
+        out << "<rect x=\"" << pixels(x) << "\" y=\"" << pixels(top)
+            << "\" width=\"16\" height=\"14\" fill=\"" << color << "\"/>\n";
+        draw_text(out, x + 22, top + 12, "class=\"tick\"", text);
         x += legend_width(text);
     }
+    return top + (chart.legend.empty() ? 0 : kLegendLine) + 12;
 }
 
 /// Whether two bars, the second of which begins no sooner, are at once.
@@ -119,31 +152,27 @@ std::size_t stack_bars(std::vector<GanttBar>& bars) {
 std::string gantt_svg(const GanttChart& chart) {
     const Extent extent = extent_of(chart);
     const double span = extent.last - extent.first;
-    double least = 900;
-    for (double legend = kLeft; const auto& entry : chart.legend)
-        least = std::max(least, legend += legend_width(entry.first));
+    constexpr double kNarrowest = 900, kWidest = 4000;
+    const auto [left, right] = margins_of(chart);
+    const double least = std::max(kNarrowest, 2 * (left + right));
     const double width =
-        std::clamp(kLeft + kRight + 22 * span / extent.shortest, least, std::max(least, 4000.0));
+        std::clamp(left + right + 22 * span / extent.shortest, least, std::max(least, kWidest));
     const double tall = kRow * chart.row_height;
-    const double height = kTop + kBottom + (tall + kGap) * static_cast<double>(chart.rows.size());
     const auto x_of = [&](double time) {
-        return kLeft + (time - extent.first) / span * (width - kLeft - kRight);
+        return left + (time - extent.first) / span * (width - left - right);
     };
-    std::ostringstream out;
-    begin_svg(out, static_cast<std::uint64_t>(width), static_cast<std::uint64_t>(height));
-    draw_text(out, kLeft, 34, "class=\"title\"", chart.title);
-    draw_text(out, kLeft, 54, "class=\"subtitle\"", chart.subtitle);
-    draw_legend(out, chart);
-    double y = kTop;
+    std::ostringstream body; // its height is known when all is drawn
+    const double heading = draw_heading(body, left, width - left - 10, chart.title, chart.subtitle);
+    double y = draw_legend(body, chart, left, width - 10, heading);
+    std::ostream& out = body;
     for (const GanttRow& row : chart.rows) {
-        draw_text(out, kLeft - 10, y + tall / 2 + 4, "text-anchor=\"end\" class=\"tick\"",
-                  row.name);
-        out << "<rect x=\"" << pixels(kLeft) << "\" y=\"" << pixels(y) << "\" width=\""
-            << pixels(width - kLeft - kRight) << "\" height=\"" << pixels(tall)
+        draw_text(out, left - 10, y + tall / 2 + 4, "text-anchor=\"end\" class=\"tick\"", row.name);
+        out << "<rect x=\"" << pixels(left) << "\" y=\"" << pixels(y) << "\" width=\""
+            << pixels(width - left - right) << "\" height=\"" << pixels(tall)
             << "\" fill=\"#eeeeec\"/>\n";
         for (const GanttBar& bar : row.bars)
             draw_bar(out, bar, x_of(bar.start), x_of(bar.end), y, tall);
-        draw_text(out, width - kRight + 10, y + tall / 2 + 4, "class=\"tick\"", row.note);
+        draw_text(out, width - right + 10, y + tall / 2 + 4, "class=\"tick\"", row.note);
         y += tall + kGap;
     }
     for (const double tick : nice_ticks(extent.first, extent.last, 12)) {
@@ -152,10 +181,12 @@ std::string gantt_svg(const GanttChart& chart) {
         draw_text(out, x_of(tick), y + 20, "text-anchor=\"middle\" class=\"tick\"",
                   printed("%.6g", tick));
     }
-    draw_text(out, (kLeft + width - kRight) / 2, y + 42, "text-anchor=\"middle\" class=\"label\"",
+    draw_text(out, (left + width - right) / 2, y + 42, "text-anchor=\"middle\" class=\"label\"",
               chart.x_label);
-    out << "</svg>\n";
-    return out.str();
+    std::ostringstream document;
+    begin_svg(document, static_cast<std::uint64_t>(width), static_cast<std::uint64_t>(y + kBottom));
+    document << body.str() << "</svg>\n";
+    return document.str();
 }
 
 } // namespace bellows

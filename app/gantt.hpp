@@ -37,8 +37,8 @@ struct GanttChart {
     std::vector<std::pair<std::string, std::string>> legend; ///< what a color means: text, color
 };
 
-/// A whole SVG document, as wide as the labels of most bars need, within 900 and 4000 pixels, or as
-/// its legend needs.
+/// A whole SVG document, as wide as the labels of most bars need, within 900 and 4000 pixels, or
+/// wider where rows have long names. Title, subtitle and legend go in as many lines as they need.
 std::string gantt_svg(const GanttChart& chart);
 
 } // namespace bellows

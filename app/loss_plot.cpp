@@ -16,7 +16,7 @@ namespace {
 
 constexpr double kLeft = 76;
 constexpr double kRight = 28;
-constexpr double kTop = 74;
+constexpr double kTopMargin = 12; // below the heading
 constexpr double kBottom = 62;
 constexpr const char* kRawColor = "#9db8d9";
 constexpr const char* kCurveColor = "#c2410c";
@@ -42,6 +42,14 @@ struct Frame {
 bool has_right_axis(const LossPlotOptions& options) {
     return options.tokens_scale != 1 && std::isfinite(options.tokens_scale) &&
            options.tokens_scale > 0;
+}
+
+double right_of(const LossPlotOptions& options) {
+    return static_cast<double>(options.width) - (has_right_axis(options) ? kLeft : kRight);
+}
+
+double heading_width(const LossPlotOptions& options) {
+    return right_of(options) - kLeft;
 }
 
 Frame frame_of(const std::vector<LossPoint>& points, const std::vector<LossPoint>& held_out,
@@ -73,8 +81,8 @@ Frame frame_of(const std::vector<LossPoint>& points, const std::vector<LossPoint
             y0 - margin,
             y1 + margin,
             kLeft,
-            static_cast<double>(options.width) - (has_right_axis(options) ? kLeft : kRight),
-            kTop,
+            right_of(options),
+            heading_bottom(heading_width(options), options.title, options.subtitle) + kTopMargin,
             static_cast<double>(options.height) - kBottom};
 }
 
@@ -233,8 +241,7 @@ std::string loss_plot_svg(const std::vector<LossPoint>& points, const LossPlotOp
 
     std::ostringstream out;
     begin_svg(out, options.width, options.height);
-    draw_text(out, frame.left, 34, "class=\"title\"", options.title);
-    draw_text(out, frame.left, 54, "class=\"subtitle\"", options.subtitle);
+    draw_heading(out, frame.left, heading_width(options), options.title, options.subtitle);
     draw_axes(out, frame, options);
     if (curve.empty()) {
         draw_text(out, (frame.left + frame.right) / 2, (frame.top + frame.bottom) / 2,
