@@ -9,6 +9,7 @@
 #include "app/stop_signal.hpp"
 #include "app/summary.hpp"
 #include "app/trace_file.hpp"
+#include "app/training_text.hpp"
 
 #include <bellows/base/error.hpp>
 #include <bellows/base/files.hpp>
@@ -28,6 +29,7 @@
 #include <array>
 #include <chrono>
 #include <cstdio>
+#include <map>
 #include <optional>
 #include <span>
 #include <sstream>
@@ -74,6 +76,7 @@ public:
 
 private:
     void check_memory(const std::optional<Checkpoint>& before);
+    void read_text();
     bool leads() const { return world_.rank() == 0; }
     StepAsks asks() const;
     StepAsks one_step(std::uint64_t step);
@@ -89,8 +92,8 @@ private:
     const TrainConfig& train_;
     World& world_;
     Tokenizer tokenizer_;
-    Corpus corpus_;
-    ShuffledSequences sequences_;
+    std::optional<Corpus> corpus_;
+    std::optional<ShuffledSequences> sequences_;
     PreparedOutput output_; ///< rank 0's
     std::optional<ProgressReporter> progress_;
     std::unique_ptr<Device> device_;
@@ -109,14 +112,9 @@ private:
 
 TrainRun::TrainRun(const TrainOptions& options, World& world)
     : options_(options), train_(options.config.train), world_(world),
-      tokenizer_(Tokenizer::from_name(train_.tokenizer)),
-      corpus_(read_training_text(options.config, tokenizer_)),
-      sequences_(corpus_, split_corpus(corpus_, train_.holdout).train,
-                 {train_.seed, train_.batch, train_.seq}) {
-    if (leads()) {
+      tokenizer_(tokenizer_of(options)) {
+    if (leads())
         progress_.emplace(stdout, train_.steps, ProgressReporter::detect(stdout));
-        progress_->note("text: " + describe(corpus_));
-    }
     DeviceOptions device_options = device_options_of_rank(train_.device, world_.local_rank());
     device_options.trace = true;
     // Drivers that find them in a cache are through before anybody would want to know. How many
@@ -127,7 +125,6 @@ TrainRun::TrainRun(const TrainOptions& options, World& world)
             report("compiling shaders", count, 0);
     };
     device_ = Device::create(device_options);
-    world_.control().barrier(kDiskPatience, "reading the text");
     std::optional<Checkpoint> before;
     if (options.resume)
         before.emplace(Checkpoint::open(*options.resume));
@@ -138,6 +135,7 @@ TrainRun::TrainRun(const TrainOptions& options, World& world)
             progress_->note("newer than the checkpoint that the run goes on from, kept as " +
                             newer.string());
     }
+    read_text();
     const KernelChoice kernels =
         choose_kernels(*device_, train_.precision, kept_by(before), leads(),
                        [this](std::uint64_t done, std::uint64_t total) {
@@ -195,6 +193,21 @@ void TrainRun::check_memory(const std::optional<Checkpoint>& before) {
     }
 }
 
+/// Of the host's memory, the tokens take what the system can spare for the pages of their file.
+void TrainRun::read_text() {
+    corpus_ = training_text(options_, tokenizer_, world_,
+                            [this](std::uint64_t done, std::uint64_t total) {
+                                if (done < total)
+                                    progress_->percent("tokenising the text", done, total);
+                            });
+    sequences_.emplace(*corpus_, split_corpus(*corpus_, train_.holdout).train,
+                       SequenceOrder{train_.seed, train_.batch, train_.seq});
+    if (progress_)
+        progress_->note("text: " + describe(*corpus_) + "; " +
+                        std::to_string(corpus_->num_tokens()) + " tokens in " + kTokensFile + ", " +
+                        format_bytes(corpus_->bytes()) + " that the ranks of a host share");
+}
+
 void TrainRun::report(const std::string& title, std::uint64_t done, std::uint64_t total) {
     if (progress_)
         progress_->phase(title, done, total);
@@ -223,7 +236,7 @@ StepAsks TrainRun::asks() const {
 
 StepAsks TrainRun::one_step(std::uint64_t step) {
     const auto start = Clock::now();
-    const StepResult result = trainer_->step(step, sequences_);
+    const StepResult result = trainer_->step(step, *sequences_);
     if (!leads())
         return result.asked;
     StepMetrics metrics;
@@ -263,8 +276,10 @@ void TrainRun::checkpoint(std::uint64_t steps_done) {
     last_save_ = Clock::now();
     device_->wait_idle(wait_limit(train_)); // downloads would not wait as long for the update
     try {
-        last_checkpoint_ = save_checkpoint(options_.out, {{kConfigFile, options_.config_text()}},
-                                           *trainer_, world_, steps_done);
+        std::map<std::string, std::string> texts = {{kConfigFile, options_.config_text()}};
+        if (!tokenizer_.model().empty())
+            texts[kTokenizerFile] = tokenizer_.model();
+        last_checkpoint_ = save_checkpoint(options_.out, texts, *trainer_, world_, steps_done);
         saved_last_ = true;
     } catch (const Error& error) {
         if (error.code() != ErrorCode::Io)
@@ -305,7 +320,7 @@ void TrainRun::finish() {
     progress_->finish();
     std::vector<LossPoint> points;
     for (const StepMetrics& step : log_->steps())
-        points.push_back({step.step, step.loss / corpus_.bytes_per_token()});
+        points.push_back({step.step, step.loss / corpus_->bytes_per_token()});
     LossPlotOptions plot;
     plot.title = "Training loss of " + options_.config_name;
     plot.subtitle = std::to_string(options_.ranks()) + " ranks: pp " +
@@ -325,12 +340,12 @@ void TrainRun::finish() {
         summary.pairs = trainer_->pair_pattern();
         summary.pipeline_picture = options_.out / "report.svg";
     }
-    summary.bytes_per_token = corpus_.bytes_per_token();
+    summary.bytes_per_token = corpus_->bytes_per_token();
     summary.loss_picture = options_.out / "loss.svg";
     summary.trace = options_.out / "trace.json";
     summary.checkpoint = last_checkpoint_;
     summary.memory = describe_memory(device_->memory_report().peaks());
-    results_.emplace(Results{std::move(summary), std::move(tokenizer_), std::move(corpus_),
+    results_.emplace(Results{std::move(summary), std::move(tokenizer_), std::move(*corpus_),
                              saved_last_ ? last_checkpoint_ : std::filesystem::path()});
 }
 
@@ -386,8 +401,9 @@ void try_model(const TrainOptions& options, Results& results) {
         generate.tokens = 240;
         generate.temperature = 0.7;
         results.summary.sample = generate_text(model, results.tokenizer, generate);
-        results.summary.words =
-            check_words(results.summary.sample, words_of(results.corpus, results.tokenizer));
+        const WordSet wanted(results.summary.sample);
+        results.summary.words = check_words(results.summary.sample,
+                                            words_of(results.corpus, results.tokenizer, wanted));
     } catch (const std::exception& error) {
         std::fprintf(stderr, "warning: the finished model was not tried: %s\n", error.what());
     }

@@ -104,9 +104,9 @@ void read_exactly(int fd, void* data, std::uint64_t bytes, std::uint64_t offset,
     }
 }
 
-std::string read_file(const std::filesystem::path& path, std::uint64_t limit) {
+FileHandle open_regular_file(const std::filesystem::path& path, std::uint64_t& bytes) {
     // Non-blocking, so that a FIFO is refused below and does not stop us here.
-    const FileHandle fd(::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK));
+    FileHandle fd(::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK));
     if (fd.get() < 0) {
         throw Error(ErrorCode::Io, errno_message("open", path, errno));
     }
@@ -117,7 +117,13 @@ std::string read_file(const std::filesystem::path& path, std::uint64_t limit) {
     if (!S_ISREG(info.st_mode)) {
         throw Error(ErrorCode::Io, in_quotes(path.string()) + " is not a regular file");
     }
-    const auto bytes = static_cast<std::uint64_t>(info.st_size);
+    bytes = static_cast<std::uint64_t>(info.st_size);
+    return fd;
+}
+
+std::string read_file(const std::filesystem::path& path, std::uint64_t limit) {
+    std::uint64_t bytes = 0;
+    const FileHandle fd = open_regular_file(path, bytes);
     if (bytes > limit) {
         throw Error(ErrorCode::Io, in_quotes(path.string()) + " holds " + std::to_string(bytes) +
                                        " bytes, more than the " + std::to_string(limit) +

@@ -39,6 +39,10 @@ private:
     int fd_ = -1;
 };
 
+/// Opens a regular file for reading, and how many bytes it holds. Throws Error{Io} if it cannot be
+/// opened or is none; a FIFO does not stop it.
+FileHandle open_regular_file(const std::filesystem::path& path, std::uint64_t& bytes);
+
 /// Opens or makes the file and locks it until the handle or the process ends. If another process
 /// has it locked, the handle is empty (get() < 0) and `holder` becomes what that process wrote: its
 /// id. Throws Error{Io}.

@@ -22,6 +22,8 @@ namespace bellows {
 
 /// The configuration of the run that wrote a checkpoint, among its texts.
 inline constexpr const char* kConfigFile = "config.toml";
+/// The file of the run's tokenizer, among its texts unless the tokenizer is "bytes".
+inline constexpr const char* kTokenizerFile = "tokenizer.model";
 
 /// "model.safetensors" for one shard, else "model-00002-of-00004.safetensors" for index 1.
 std::string shard_name(std::string_view base, std::uint64_t index, std::uint64_t count);
@@ -75,6 +77,7 @@ public:
     /// Absolute, without links.
     const std::filesystem::path& folder() const noexcept { return folder_; }
     const CheckpointState& state() const noexcept { return state_; }
+    bool has_text(const std::string& file) const { return files_.contains(file); }
     /// A file added by commit_checkpoint. Throws Error{Corrupt} if it does not fit its check sum,
     /// Error{InvalidArgument} if the checkpoint has no such file.
     std::string text(const std::string& file) const;
