@@ -4,6 +4,7 @@
 #include "app/config_text.hpp"
 #include "app/exit_code.hpp"
 #include "app/resumed_checkpoint.hpp"
+#include "app/training_text.hpp"
 #include "app/units.hpp"
 
 #include <bellows/base/error.hpp>
@@ -186,6 +187,7 @@ TrainOptions resolve_train(const TrainFlags& flags) {
     train.ep = options.layout.ep;
     if (checkpoint) {
         check_resumable(*checkpoint, options);
+        options.keeps_tokenizer = config_of(*checkpoint).train.tokenizer == train.tokenizer;
     }
     if (train.data.empty()) {
         throw Error(ErrorCode::InvalidArgument, "no data: give --data with text files or folders");
@@ -215,16 +217,23 @@ void check_vocabulary(const ModelConfig& model, const Tokenizer& tokenizer) {
     }
 }
 
-Corpus read_training_text(const RunConfig& config, const Tokenizer& tokenizer) {
-    check_vocabulary(config.model, tokenizer);
-    const std::vector<fs::path> paths(config.train.data.begin(), config.train.data.end());
-    return Corpus::read(paths, tokenizer);
+Tokenizer tokenizer_of(const Checkpoint& checkpoint, const TrainConfig& config) {
+    return checkpoint.has_text(kTokenizerFile)
+               ? Tokenizer::from_model(checkpoint.text(kTokenizerFile),
+                                       (checkpoint.folder() / kTokenizerFile).string())
+               : Tokenizer::from_name(config.tokenizer);
 }
 
-void check_training_input(const TrainOptions& options) {
+Tokenizer tokenizer_of(const TrainOptions& options) {
     const TrainConfig& train = options.config.train;
-    const Tokenizer tokenizer = Tokenizer::from_name(train.tokenizer);
-    const Corpus corpus = read_training_text(options.config, tokenizer);
+    Tokenizer tokenizer = options.keeps_tokenizer
+                              ? tokenizer_of(Checkpoint::open(*options.resume), train)
+                              : Tokenizer::from_name(train.tokenizer);
+    check_vocabulary(options.config.model, tokenizer);
+    return tokenizer;
+}
+
+void check_text(const TrainConfig& train, const Corpus& corpus) {
     const DataSplit split = split_corpus(corpus, train.holdout);
     const ShuffledSequences source(corpus, split.train, {train.seed, train.batch, train.seq});
     if (train.holdout > 0 && split.holdout.count <= train.seq) {
@@ -234,6 +243,10 @@ void check_training_input(const TrainOptions& options) {
                         " tokens out of training, fewer than one sequence of " +
                         std::to_string(train.seq) + " + 1; raise it, or set it to 0");
     }
+}
+
+void check_training_input(const TrainOptions& options) {
+    check_training_text(options);
     if (options.resume) {
         try {
             Checkpoint::open(*options.resume).verify();

@@ -26,6 +26,7 @@ struct TrainOptions {
     RunLayout layout;
     std::filesystem::path out;
     std::optional<std::filesystem::path> resume; ///< Checkpoint::folder()
+    bool keeps_tokenizer = false;                ///< that of `resume`
     /// What config.toml in --out says: the run as it is, flags included.
     std::string config_text() const { return to_toml(config); }
     std::uint64_t ranks() const { return std::uint64_t{layout.pp} * layout.dp; }
@@ -75,9 +76,15 @@ PreparedOutput prepare_output(const TrainOptions& options);
 /// Throws Error{InvalidArgument} if the tokenizer has more ids than the model.
 void check_vocabulary(const ModelConfig& model, const Tokenizer& tokenizer);
 
-/// The text of a training run as its configuration says. Throws like Corpus::read() and
-/// check_vocabulary().
-Corpus read_training_text(const RunConfig& config, const Tokenizer& tokenizer);
+/// The tokenizer of the run that wrote a checkpoint: of the file inside it, or, where an older
+/// version wrote it, as the configuration says.
+Tokenizer tokenizer_of(const Checkpoint& checkpoint, const TrainConfig& config);
+/// The tokenizer of a training run. Throws like Tokenizer::from_name() and check_vocabulary().
+Tokenizer tokenizer_of(const TrainOptions& options);
+
+/// Throws Error{InvalidArgument} if the text is too short to train on, or to keep the wanted part
+/// out of training.
+void check_text(const TrainConfig& train, const Corpus& corpus);
 
 /// main(): reads the arguments, checks all input, starts the ranks if asked to, runs the
 /// subcommand. Results go to standard output, one line per error to standard error. Returns the

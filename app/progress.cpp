@@ -82,6 +82,12 @@ void ProgressReporter::phase(std::string_view what, std::uint64_t done, std::uin
     show(std::string(what) + " " + std::to_string(done) + of_all, done == total);
 }
 
+void ProgressReporter::percent(std::string_view what, std::uint64_t done, std::uint64_t total) {
+    const auto share =
+        static_cast<int>(100 * static_cast<double>(done) / static_cast<double>(total));
+    show(std::string(what) + " " + std::to_string(share) + " %", false);
+}
+
 std::vector<std::string> ProgressReporter::parts_of(const StepMetrics& metrics, bool narrow) const {
     const std::uint64_t left = total_steps_ > metrics.step ? total_steps_ - metrics.step : 0;
     const std::string step = std::to_string(metrics.step) + "/" + std::to_string(total_steps_);

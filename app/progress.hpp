@@ -42,6 +42,8 @@ public:
 
     /// Work before the first step, e.g. phase("reading", 12, 80); total 0: nobody knows it.
     void phase(std::string_view what, std::uint64_t done, std::uint64_t total);
+    /// The same as a share, e.g. "tokenising the text 42 %". total: at least 1.
+    void percent(std::string_view what, std::uint64_t done, std::uint64_t total);
     void step(const StepMetrics& metrics);
     /// A line that stays, e.g. a warning.
     void note(std::string_view line);

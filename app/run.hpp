@@ -23,7 +23,7 @@ int run_selftest(const SelftestOptions& options);
 std::string generate_text(LanguageModel& model, const Tokenizer& tokenizer,
                           const GenerateOptions& options);
 
-/// The different words of a text, of its first 64 Mi tokens if it is longer.
-WordSet words_of(const Corpus& corpus, const Tokenizer& tokenizer);
+/// The words of `wanted` that stand in a text, in its first 16 Mi tokens if it is longer.
+WordSet words_of(const Corpus& corpus, const Tokenizer& tokenizer, const WordSet& wanted);
 
 } // namespace bellows

@@ -28,40 +28,42 @@ std::string generate_text(LanguageModel& model, const Tokenizer& tokenizer,
     return tokenizer.decode(text);
 }
 
-WordSet words_of(const Corpus& corpus, const Tokenizer& tokenizer) {
-    constexpr std::uint64_t kPart = 1 << 20; // a word at the seam becomes two
+WordSet words_of(const Corpus& corpus, const Tokenizer& tokenizer, const WordSet& wanted) {
+    constexpr std::uint64_t kPart = 1 << 16; // a word at the seam becomes two
     WordSet words;
-    const std::uint64_t end = std::min(corpus.num_tokens(), 64 * kPart);
+    const std::uint64_t end = std::min(corpus.num_tokens(), 256 * kPart);
     for (std::uint64_t first = 0; first < end; first += kPart) {
         std::vector<std::uint32_t> tokens(std::min(kPart, end - first));
         corpus.copy(first, tokens);
-        words.add(tokenizer.decode(tokens));
+        words.add(tokenizer.decode(tokens), wanted);
     }
     return words;
 }
 
 int run_generate(const GenerateOptions& options) {
-    std::optional<WordSet> known;
-    if (!options.known_text.empty()) { // a bad path shows before the work
-        const Tokenizer bytes = Tokenizer::from_name("bytes");
+    constexpr std::uint64_t kMostKnown = std::uint64_t{64} << 20;
+    std::optional<TextFiles> known;
+    if (!options.known_text.empty()) {
         const std::vector<std::filesystem::path> paths(options.known_text.begin(),
                                                        options.known_text.end());
-        known = words_of(Corpus::read(paths, bytes), bytes);
+        known = find_text(paths);
+        (void)words_in(*known, WordSet(), kMostKnown); // what is no text shows before the work
     }
-    const Tokenizer tokenizer = Tokenizer::from_name(options.config.train.tokenizer);
+    const Tokenizer tokenizer =
+        tokenizer_of(Checkpoint::open(options.checkpoint), options.config.train);
     check_vocabulary(options.config.model, tokenizer);
     LanguageModel model(device_options_of_rank(options.config.train.device, 0), options.checkpoint,
                         wait_limit(options.config.train));
     const std::string text = generate_text(model, tokenizer, options);
     std::printf("%s\n", text.c_str());
     std::fflush(stdout);
-    if (known) // what the model wrote, not what it was given
-        std::fprintf(stderr, "%s\n",
-                     format_word_check(check_words(std::string_view(text).substr(std::min(
-                                                       options.prompt.size(), text.size())),
-                                                   *known),
-                                       "the given text")
-                         .c_str());
+    if (known) { // what the model wrote, not what it was given
+        const auto written =
+            std::string_view(text).substr(std::min(options.prompt.size(), text.size()));
+        const WordCheck check =
+            check_words(written, words_in(*known, WordSet(written), kMostKnown));
+        std::fprintf(stderr, "%s\n", format_word_check(check, "the given text").c_str());
+    }
     return 0;
 }
 

@@ -10,6 +10,7 @@
 #include "app/stop_signal.hpp"
 #include "app/summary.hpp"
 #include "app/trace_file.hpp"
+#include "app/training_text.hpp"
 
 #include <bellows/base/error.hpp>
 #include <bellows/base/files.hpp>
@@ -32,6 +33,7 @@
 #include <array>
 #include <chrono>
 #include <cstdio>
+#include <map>
 #include <optional>
 #include <span>
 #include <sstream>
@@ -92,6 +94,7 @@ public:
 private:
     void check_memory(const std::optional<Checkpoint>& before);
     void name_devices(const std::vector<DeviceShare>& shares);
+    void read_text();
     bool leads() const { return world_.rank() == 0; }
     StepAsks asks() const;
     StepAsks one_step(std::uint64_t step);
@@ -112,9 +115,9 @@ private:
     const TrainConfig& train_;
     World& world_;
     Tokenizer tokenizer_;
-    Corpus corpus_;
-    double bytes_per_token_; ///< of the bytes tokenizer 1: ends of documents count as bytes
-    ShuffledSequences sequences_;
+    std::optional<Corpus> corpus_;
+    double bytes_per_token_ = 1; ///< of the bytes tokenizer 1: ends of documents count as bytes
+    std::optional<ShuffledSequences> sequences_;
     std::optional<HeldOutText> held_out_; ///< to look at every eval_every steps
     PreparedOutput output_;               ///< rank 0's
     std::optional<ProgressReporter> progress_;
@@ -140,18 +143,9 @@ private:
 
 TrainRun::TrainRun(const TrainOptions& options, World& world)
     : options_(options), train_(options.config.train), world_(world),
-      tokenizer_(Tokenizer::from_name(train_.tokenizer)),
-      corpus_(read_training_text(options.config, tokenizer_)),
-      bytes_per_token_(tokenizer_.name() == "bytes" ? 1 : corpus_.bytes_per_token()),
-      sequences_(corpus_, split_corpus(corpus_, train_.holdout).train,
-                 {train_.seed, train_.batch, train_.seq}),
-      watch_(options.config.model.vocabulary) {
-    if (train_.eval_every > 0)
-        held_out_ = held_out_text(corpus_, train_);
-    if (leads()) {
+      tokenizer_(tokenizer_of(options)), watch_(options.config.model.vocabulary) {
+    if (leads())
         progress_.emplace(stdout, train_.steps, ProgressReporter::detect(stdout));
-        progress_->note("text: " + describe(corpus_));
-    }
     DeviceOptions device_options = device_options_of_rank(train_.device, world_.local_rank());
     device_options.trace = true;
     // Drivers that find them in a cache are through before anybody would want to know. How many
@@ -162,7 +156,6 @@ TrainRun::TrainRun(const TrainOptions& options, World& world)
             report("compiling shaders", count, 0);
     };
     device_ = Device::create(device_options);
-    world_.control().barrier(kDiskPatience, "reading the text");
     std::optional<Checkpoint> before;
     if (options.resume)
         before.emplace(Checkpoint::open(*options.resume));
@@ -173,6 +166,7 @@ TrainRun::TrainRun(const TrainOptions& options, World& world)
             progress_->note("newer than the checkpoint that the run goes on from, kept as " +
                             newer.string());
     }
+    read_text();
     const KernelChoice kernels =
         choose_kernels(*device_, train_.precision, kept_by(before), leads(),
                        [this](std::uint64_t done, std::uint64_t total) {
@@ -248,6 +242,24 @@ void TrainRun::name_devices(const std::vector<DeviceShare>& shares) {
                         "`bellows train --device list` says why, --device cpu that it is meant");
 }
 
+/// Of the host's memory, the tokens take what the system can spare for the pages of their file.
+void TrainRun::read_text() {
+    corpus_ = training_text(options_, tokenizer_, world_,
+                            [this](std::uint64_t done, std::uint64_t total) {
+                                if (done < total)
+                                    progress_->percent("tokenising the text", done, total);
+                            });
+    sequences_.emplace(*corpus_, split_corpus(*corpus_, train_.holdout).train,
+                       SequenceOrder{train_.seed, train_.batch, train_.seq});
+    bytes_per_token_ = tokenizer_.name() == "bytes" ? 1 : corpus_->bytes_per_token();
+    if (train_.eval_every > 0)
+        held_out_ = held_out_text(*corpus_, train_);
+    if (progress_)
+        progress_->note("text: " + describe(*corpus_) + "; " +
+                        std::to_string(corpus_->num_tokens()) + " tokens in " + kTokensFile + ", " +
+                        format_bytes(corpus_->bytes()) + " that the ranks of a host share");
+}
+
 void TrainRun::report(const std::string& title, std::uint64_t done, std::uint64_t total) {
     if (progress_)
         progress_->phase(title, done, total);
@@ -277,7 +289,7 @@ StepAsks TrainRun::asks() const {
 StepAsks TrainRun::one_step(std::uint64_t step) {
     const auto start = Clock::now();
     world_.enter_phase("in step " + std::to_string(step + 1));
-    const StepResult result = trainer_->step(step, sequences_);
+    const StepResult result = trainer_->step(step, *sequences_);
     const double seconds = seconds_since(start);
     const std::optional<double> held_out = held_out_loss(step + 1);
     if (!leads())
@@ -380,8 +392,11 @@ void TrainRun::checkpoint(std::uint64_t steps_done) {
     world_.enter_phase("while writing the checkpoint of step " + std::to_string(steps_done));
     device_->wait_idle(wait_limit(train_)); // downloads would not wait as long for the update
     try {
-        last_checkpoint_ = save_checkpoint(options_.out, {{kConfigFile, options_.config_text()}},
-                                           *trainer_, world_, steps_done, loss_);
+        std::map<std::string, std::string> texts = {{kConfigFile, options_.config_text()}};
+        if (!tokenizer_.model().empty())
+            texts[kTokenizerFile] = tokenizer_.model();
+        last_checkpoint_ =
+            save_checkpoint(options_.out, texts, *trainer_, world_, steps_done, loss_);
         saved_last_ = true;
     } catch (const Error& error) {
         if (error.code() == ErrorCode::Diverged)
@@ -464,7 +479,7 @@ void TrainRun::finish() {
     summary.trace = options_.out / "trace.json";
     summary.checkpoint = last_checkpoint_;
     summary.memory = describe_memory(device_->memory_report().peaks());
-    results_.emplace(Results{std::move(summary), std::move(tokenizer_), std::move(corpus_),
+    results_.emplace(Results{std::move(summary), std::move(tokenizer_), std::move(*corpus_),
                              saved_last_ ? last_checkpoint_ : std::filesystem::path()});
 }
 
@@ -531,8 +546,9 @@ void try_model(const TrainOptions& options, Results& results) {
         generate.temperature = 0.7;
         begin_trying(train);
         results.summary.sample = generate_text(model, results.tokenizer, generate);
-        results.summary.words =
-            check_words(results.summary.sample, words_of(results.corpus, results.tokenizer));
+        const WordSet wanted(results.summary.sample);
+        results.summary.words = check_words(results.summary.sample,
+                                            words_of(results.corpus, results.tokenizer, wanted));
     } catch (const std::exception& error) {
         std::fprintf(stderr, "warning: the finished model was not tried: %s\n", error.what());
     }

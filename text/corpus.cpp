@@ -1,142 +1,106 @@
 // SPDX-License-Identifier: MIT
 #include <bellows/text/corpus.hpp>
 
+#include "encoder.hpp"
+#include "fingerprint.hpp"
+#include "token_file.hpp"
+#include "tokenise.hpp"
+
 #include <bellows/base/error.hpp>
-#include <bellows/base/files.hpp>
 #include <bellows/base/memory_sizes.hpp>
 
-#include <algorithm>
 #include <map>
-#include <set>
-#include <system_error>
+#include <utility>
 
 namespace bellows {
 
 namespace fs = std::filesystem;
 
-namespace {
-
-constexpr std::uint64_t kLargestTextFile = std::uint64_t{1} << 36;
-
-bool is_binary(std::string_view content) {
-    return content.find('\0') != std::string_view::npos;
-}
-
-[[noreturn]] void throw_io(const fs::path& path, const std::error_code& error) {
-    throw Error(ErrorCode::Io, "cannot read " + in_quotes(path.string()) + ": " + error.message());
-}
-
-/// The regular files below a folder, sorted by path; others go to `skipped`.
-std::vector<fs::path> files_below(const fs::path& folder, std::vector<SkippedFile>& skipped) {
-    std::vector<fs::path> files;
-    std::error_code error;
-    fs::recursive_directory_iterator at(folder, error);
-    while (!error && at != fs::recursive_directory_iterator()) {
-        const fs::path path = at->path();
-        const fs::file_status status = at->symlink_status(error);
-        if (error) {
-            throw_io(path, error);
-        }
-        if (path.filename().string().starts_with('.')) {
-            at.disable_recursion_pending();
-            skipped.push_back({path, "hidden"});
-        } else if (fs::is_symlink(status)) {
-            skipped.push_back({path, "symbolic link"});
-        } else if (fs::is_regular_file(status)) {
-            files.push_back(path);
-        } else if (!fs::is_directory(status)) {
-            skipped.push_back({path, "not a regular file"});
-        }
-        at.increment(error);
+std::uint64_t fingerprint(const TextFiles& text, const Tokenizer& tokenizer) {
+    text::Fingerprint sum;
+    sum.add(tokenizer.fingerprint()).add(std::uint64_t{text.files.size()});
+    for (const TextFile& file : text.files) {
+        sum.add(std::string_view(file.path.native()))
+            .add(file.bytes)
+            .add(static_cast<std::uint64_t>(file.modified));
     }
-    if (error) {
-        throw_io(folder, error);
-    }
-    std::sort(files.begin(), files.end(), [](const fs::path& a, const fs::path& b) {
-        return a.native() < b.native(); // bytes, whatever the locale
-    });
-    return files;
+    return sum.value();
 }
 
-} // namespace
-
-Corpus::Corpus(const Tokenizer& tokenizer)
-    : token_bytes_(tokenizer.vocabulary() <= 256     ? 1
-                   : tokenizer.vocabulary() <= 65536 ? 2
-                                                     : 4),
-      vocabulary_(tokenizer.vocabulary()) {
-}
-
-void Corpus::append(std::string_view text, const Tokenizer& tokenizer) {
-    std::vector<std::uint32_t> ids = tokenizer.encode(text);
-    ids.push_back(tokenizer.end_of_document());
-    for (const std::uint32_t id : ids) {
-        for (std::uint32_t byte = 0; byte < token_bytes_; ++byte) {
-            tokens_.push_back(static_cast<std::uint8_t>(id >> (8 * byte)));
-        }
-    }
-    num_text_bytes_ += text.size();
-    ++num_documents_;
+Corpus::Corpus(std::uint32_t vocabulary)
+    : token_bytes_(text::token_bytes(vocabulary)), vocabulary_(vocabulary) {
 }
 
 Corpus Corpus::from_text(std::string_view text, const Tokenizer& tokenizer) {
-    Corpus corpus(tokenizer);
-    corpus.append(text, tokenizer);
+    Corpus corpus(tokenizer.vocabulary());
+    std::vector<std::uint32_t> ids = tokenizer.encode(text);
+    ids.push_back(tokenizer.end_of_document());
+    text::pack_tokens(ids, corpus.token_bytes_, corpus.memory_);
+    corpus.num_tokens_ = ids.size();
+    corpus.num_text_bytes_ = text.size();
+    corpus.num_documents_ = 1;
     return corpus;
 }
 
 Corpus Corpus::read(std::span<const fs::path> paths, const Tokenizer& tokenizer) {
-    if (paths.empty()) {
-        throw Error(ErrorCode::InvalidArgument, "no data: name at least one text file or folder");
-    }
-    Corpus corpus(tokenizer);
-    std::set<fs::path> seen;
-    const auto add = [&](const fs::path& file, bool named) {
-        std::error_code error;
-        const fs::path real = fs::canonical(file, error);
-        if (!error && !seen.insert(real).second) {
-            corpus.skipped_.push_back({file, "already read"});
-            return;
-        }
-        const std::string content = read_file(file, kLargestTextFile);
-        if (is_binary(content)) {
-            if (named) {
-                throw Error(ErrorCode::InvalidArgument,
-                            "data " + in_quotes(file.string()) + " is a binary file, not text");
-            }
-            corpus.skipped_.push_back({file, "binary"});
-        } else if (content.empty()) {
-            corpus.skipped_.push_back({file, "empty"});
-        } else {
-            corpus.append(content, tokenizer);
-        }
-    };
-    std::string listed;
-    for (const fs::path& path : paths) {
-        listed += (listed.empty() ? "" : ", ") + in_quotes(path.string());
-        std::error_code error;
-        const fs::file_status status = fs::status(path, error);
-        if (status.type() == fs::file_type::not_found) {
-            throw Error(ErrorCode::InvalidArgument,
-                        "data " + in_quotes(path.string()) + " does not exist");
-        }
-        if (error) {
-            throw_io(path, error);
-        }
-        if (!fs::is_directory(status)) {
-            add(path, true);
-            continue;
-        }
-        for (const fs::path& file : files_below(path, corpus.skipped_)) {
-            add(file, false);
-        }
-    }
-    if (corpus.num_documents_ == 0) {
-        throw Error(ErrorCode::InvalidArgument,
-                    "no text in " + listed + " (" + std::to_string(corpus.skipped_.size()) +
-                        " files skipped as empty, binary, hidden or links)");
-    }
+    return read(find_text(paths), tokenizer);
+}
+
+Corpus Corpus::read(const TextFiles& text, const Tokenizer& tokenizer) {
+    Corpus corpus(tokenizer.vocabulary());
+    const text::Tokenised done =
+        text::tokenise(text, tokenizer, {}, [&](std::span<const std::uint8_t> tokens) {
+            corpus.memory_.insert(corpus.memory_.end(), tokens.begin(), tokens.end());
+        });
+    corpus.num_tokens_ = done.num_tokens;
+    corpus.num_text_bytes_ = done.num_text_bytes;
+    corpus.num_documents_ = done.num_documents;
+    corpus.content_ = done.content;
+    corpus.skip_binary(text, done.binary);
     return corpus;
+}
+
+Corpus Corpus::make(const fs::path& file, const TextFiles& text, const Tokenizer& tokenizer,
+                    const TokeniseOptions& options) {
+    const std::uint64_t made_from = bellows::fingerprint(text, tokenizer);
+    text::write_token_file(file, made_from, text, tokenizer, options);
+    std::optional<Corpus> corpus = open(file, made_from, text);
+    if (!corpus) {
+        throw Error(ErrorCode::Corrupt,
+                    in_quotes(file.string()) + " was changed as soon as it was written");
+    }
+    return std::move(*corpus);
+}
+
+std::optional<Corpus> Corpus::open(const fs::path& file, std::uint64_t fingerprint,
+                                   const TextFiles& text) {
+    std::optional<text::TokenFile> found = text::open_token_file(file);
+    if (!found || found->header.fingerprint != fingerprint) {
+        return std::nullopt;
+    }
+    Corpus corpus(static_cast<std::uint32_t>(found->header.vocabulary));
+    corpus.num_tokens_ = found->header.num_tokens;
+    corpus.num_text_bytes_ = found->header.num_text_bytes;
+    corpus.num_documents_ = found->header.num_documents;
+    corpus.content_ = found->header.content;
+    corpus.skip_binary(text, found->binary());
+    corpus.file_ = std::move(found->file);
+    return corpus;
+}
+
+void Corpus::skip_binary(const TextFiles& text, std::span<const std::uint64_t> files) {
+    skipped_ = text.skipped;
+    for (const std::uint64_t file : files) {
+        if (file < text.files.size()) {
+            skipped_.push_back({text.files[file].path, "binary"});
+        }
+    }
+}
+
+const std::uint8_t* Corpus::tokens() const noexcept {
+    return file_.bytes().empty() ? memory_.data()
+                                 : reinterpret_cast<const std::uint8_t*>(file_.bytes().data()) +
+                                       sizeof(text::TokenFileHeader);
 }
 
 double Corpus::bytes_per_token() const noexcept {
@@ -149,11 +113,17 @@ void Corpus::copy(std::uint64_t first, std::span<std::uint32_t> out) const {
                     "tokens " + std::to_string(first) + " + " + std::to_string(out.size()) +
                         " leave a corpus of " + std::to_string(num_tokens()));
     }
-    const std::uint8_t* at = tokens_.data() + first * token_bytes_;
+    const std::uint8_t* at = tokens() + first * token_bytes_;
     for (std::uint32_t& token : out) {
         token = 0;
         for (std::uint32_t byte = 0; byte < token_bytes_; ++byte) {
             token |= static_cast<std::uint32_t>(*at++) << (8 * byte);
+        }
+        if (token >= vocabulary_) {
+            throw Error(ErrorCode::Corrupt, "the file of tokens was damaged: it holds token " +
+                                                std::to_string(token) + " of " +
+                                                std::to_string(vocabulary_) +
+                                                "; remove it, and it is made anew");
         }
     }
 }

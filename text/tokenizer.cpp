@@ -1,21 +1,16 @@
 // SPDX-License-Identifier: MIT
 #include <bellows/text/tokenizer.hpp>
 
+#include "encoder.hpp"
+#include "fingerprint.hpp"
+#include "tokenizer_impl.hpp"
+
 #include <bellows/base/error.hpp>
 #include <bellows/base/files.hpp>
-
-#include <sentencepiece_processor.h>
 
 #include <utility>
 
 namespace bellows {
-
-struct Tokenizer::Impl {
-    std::string name = "bytes";
-    std::uint32_t vocabulary = 256;
-    std::uint32_t end_of_document = 0;
-    std::unique_ptr<sentencepiece::SentencePieceProcessor> pieces; // none: bytes
-};
 
 Tokenizer::Tokenizer(std::unique_ptr<const Impl> impl) : impl_(std::move(impl)) {
 }
@@ -28,25 +23,23 @@ Tokenizer Tokenizer::bytes() {
 }
 
 Tokenizer Tokenizer::sentencepiece(const std::filesystem::path& model) {
-    constexpr std::uint64_t kLargestModel = std::uint64_t{256} << 20;
-    const std::string content = read_file(model, kLargestModel);
+    constexpr std::uint64_t kLargestModel = std::uint64_t{64} << 20;
+    return from_model(read_file(model, kLargestModel), model.string());
+}
+
+Tokenizer Tokenizer::from_model(std::string model, const std::string& name) {
     auto impl = std::make_unique<Impl>();
-    impl->name = model.string();
-    impl->pieces = std::make_unique<sentencepiece::SentencePieceProcessor>();
-    const auto status = impl->pieces->LoadFromSerializedProto(content);
-    if (!status.ok() || impl->pieces->GetPieceSize() <= 0) {
-        throw Error(ErrorCode::Corrupt,
-                    "tokenizer " + in_quotes(impl->name) +
-                        " is not a sentencepiece model; give a .model file or \"bytes\"");
+    impl->name = name;
+    impl->model = std::move(model);
+    try {
+        impl->pieces = std::make_unique<text::SentencePieces>(impl->model);
+    } catch (const std::exception& error) { // the library throws, too
+        throw Error(ErrorCode::Corrupt, "tokenizer " + in_quotes(name) +
+                                            " is no sound sentencepiece model: " + error.what() +
+                                            "; give a .model file or \"bytes\"");
     }
-    impl->vocabulary = static_cast<std::uint32_t>(impl->pieces->GetPieceSize());
-    // A model without an end-of-sentence piece separates documents by whatever it has.
-    for (const int id : {impl->pieces->eos_id(), impl->pieces->bos_id(), impl->pieces->unk_id()}) {
-        if (id >= 0) {
-            impl->end_of_document = static_cast<std::uint32_t>(id);
-            break;
-        }
-    }
+    impl->vocabulary = impl->pieces->vocabulary();
+    impl->end_of_document = impl->pieces->end_of_document();
     return Tokenizer(std::move(impl));
 }
 
@@ -66,22 +59,18 @@ const std::string& Tokenizer::name() const noexcept {
     return impl_->name;
 }
 
+const std::string& Tokenizer::model() const noexcept {
+    return impl_->model;
+}
+
+std::uint64_t Tokenizer::fingerprint() const noexcept {
+    constexpr std::uint64_t kCuts = 1; // changes with the places where segments.hpp cuts
+    return text::Fingerprint().add(kCuts).add(std::string_view(impl_->model)).value();
+}
+
 std::vector<std::uint32_t> Tokenizer::encode(std::string_view text) const {
     std::vector<std::uint32_t> ids;
-    if (!impl_->pieces) {
-        ids.reserve(text.size());
-        for (const char c : text) {
-            ids.push_back(static_cast<unsigned char>(c));
-        }
-        return ids;
-    }
-    std::vector<int> pieces;
-    const auto status = impl_->pieces->Encode({text.data(), text.size()}, &pieces);
-    if (!status.ok()) {
-        throw Error(ErrorCode::InvalidArgument,
-                    "tokenizer " + in_quotes(impl_->name) + " cannot encode the text");
-    }
-    ids.assign(pieces.begin(), pieces.end());
+    text::TextEncoder(*this).encode(text, -1, ids);
     return ids;
 }
 
@@ -103,11 +92,7 @@ std::string Tokenizer::decode(std::span<const std::uint32_t> ids) const {
             text.push_back(static_cast<char>(id));
         }
     }
-    if (impl_->pieces && !impl_->pieces->Decode(pieces, &text).ok()) {
-        throw Error(ErrorCode::InvalidArgument,
-                    "tokenizer " + in_quotes(impl_->name) + " cannot decode the tokens");
-    }
-    return text;
+    return impl_->pieces ? impl_->pieces->decode(pieces) : text;
 }
 
 } // namespace bellows

@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: MIT
 #include <bellows/text/words.hpp>
 
+#include "block_reader.hpp"
+
 #include <algorithm>
 #include <cmath>
 #include <functional>
@@ -41,6 +43,14 @@ void WordSet::add(std::string_view text) {
     for_each_word(text, [&](const std::string& word, bool) { words_.insert(word); });
 }
 
+void WordSet::add(std::string_view text, const WordSet& wanted) {
+    for_each_word(text, [&](const std::string& word, bool) {
+        if (wanted.words_.contains(word)) {
+            words_.insert(word);
+        }
+    });
+}
+
 bool WordSet::contains(std::string_view word) const {
     std::string key(word);
     std::transform(key.begin(), key.end(), key.begin(), lower);
@@ -56,6 +66,19 @@ WordCheck check_words(std::string_view text, const WordSet& known) {
         }
     });
     return check;
+}
+
+WordSet words_in(const TextFiles& text, const WordSet& wanted, std::uint64_t most_bytes) {
+    WordSet words;
+    text::BlockReader reader(text, text::Cut::Lines);
+    std::uint64_t read = 0;
+    for (text::Block block; read < most_bytes && reader.next(block); read += block.text.size()) {
+        for (const text::Block::Part& part : block.parts) {
+            words.add(std::string_view(block.text).substr(part.first, part.end - part.first),
+                      wanted);
+        }
+    }
+    return words;
 }
 
 std::string format_word_check(const WordCheck& check, std::string_view where) {

@@ -1,10 +1,9 @@
 // SPDX-License-Identifier: MIT
 #include "support/temporary_folder.hpp"
+#include "text/small_model.hpp"
 
 #include <bellows/text/corpus.hpp>
 #include <bellows/train/sequence_source.hpp>
-
-#include <sentencepiece_trainer.h>
 
 #include <map>
 #include <set>
@@ -58,25 +57,14 @@ TEST(Tokenizer, BytesGoThereAndBack) {
 
 TEST(Tokenizer, SentencepieceGoesThereAndBack) {
     TemporaryFolder folder;
-    std::string text;
-    for (int i = 0; i < 400; ++i) {
-        text += "the forge of number " + std::to_string(i * 37 % 101) + " breathes slowly\n";
-    }
-    folder.write("train.txt", text);
-    const std::string prefix = (folder.path() / "pieces").string();
-    const auto status = sentencepiece::SentencePieceTrainer::Train(
-        "--input=" + (folder.path() / "train.txt").string() + " --model_prefix=" + prefix +
-        " --vocab_size=60 --minloglevel=2 --hard_vocab_limit=false");
-    ASSERT_TRUE(status.ok()) << status.ToString();
-
-    const Tokenizer tokenizer = Tokenizer::from_name(prefix + ".model");
+    const Tokenizer tokenizer = Tokenizer::from_name(small_model(folder, ""));
     EXPECT_GT(tokenizer.vocabulary(), 10u);
     EXPECT_LE(tokenizer.vocabulary(), 60u);
     const std::vector<std::uint32_t> ids = tokenizer.encode("the forge breathes slowly");
     EXPECT_LT(ids.size(), 25u) << "pieces should be longer than letters";
     EXPECT_EQ(tokenizer.decode(ids), "the forge breathes slowly");
 
-    const std::vector<fs::path> paths = {folder.path() / "train.txt"};
+    const std::vector<fs::path> paths = {folder.path() / "train-model.txt"};
     const Corpus corpus = Corpus::read(paths, tokenizer);
     EXPECT_GT(corpus.bytes_per_token(), 1.0);
     EXPECT_EQ(all_tokens(corpus).back(), tokenizer.end_of_document());
