@@ -61,6 +61,7 @@ TEST(TrainingText, IsMadeOnEveryHostWithoutACommonFolder) {
     const Corpus corpus = training_text(options, Tokenizer::bytes(), world(), {});
     EXPECT_EQ(corpus.num_tokens(), 23u);
     EXPECT_TRUE(fs::exists(options.out / kTokensFile));
+    world().control().barrier(std::chrono::seconds(60), "looking"); // before the folder goes
 }
 
 TEST(TrainingText, OfOneRankThatFailsFailsEverywhere) {
