@@ -139,7 +139,7 @@ void ControlPlane::Impl::throw_peer_gone(int peer) const {
         throw Error(*loss);
     throw Error(ErrorCode::PeerLost,
                 describe(peer) + " has left the job while rank " + std::to_string(rank) +
-                    " still had to talk to it",
+                    " still had to talk to it" + seen_when(),
                 peer);
 }
 

@@ -355,12 +355,6 @@ LaunchResult Launch::judge(int status) const {
                       " without saying why"};
     else if (stopped_)
         result.exit_code = options_.stopped_exit_code;
-    // The rank that saw a loss says what went on meanwhile, unless it saw it from outside.
-    if (result.exit_code == kPeerLostExit && result.rank >= 0)
-        if (const std::string& phase = ranks_[result.rank].phase;
-            result.reason.find(phase) == std::string::npos &&
-            result.reason.find(" saw it ") == std::string::npos)
-            result.reason += " (rank " + std::to_string(result.rank) + ": " + phase + ")";
     result.killed = killed_;
     return result;
 }
