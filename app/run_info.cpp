@@ -184,7 +184,10 @@ int run_info(const InfoOptions& options) {
     if (!serves)
         throw Error(ErrorCode::Unsupported,
                     options.device.empty()
-                        ? "no Vulkan device serves; mesa-vulkan-drivers has one for the CPU"
+                        ? std::string("no Vulkan device serves; ") +
+                              (report["devices"].empty()
+                                   ? "mesa-vulkan-drivers has one for the CPU"
+                                   : "the list on standard output says what each lacks")
                         : "no Vulkan device serves as \"" + options.device +
                               "\"; devices here: " + device_names());
     return 0;

@@ -14,7 +14,6 @@
 #include "support/peaks.hpp"
 
 #include <bellows/base/error.hpp>
-#include <bellows/base/version.hpp>
 #include <bellows/comm/mpi_interop.hpp>
 
 #include <algorithm>
@@ -115,24 +114,26 @@ public:
             back = raw[1].seconds;
             both = raw[2].seconds;
         }
-        std::vector<PhaseResult> results = {
-            time_legs("dispatch", totals_.token_bytes, there, [&] { rig_.dispatch(); }),
-            time_legs("combine", totals_.bytes, back, [&] { rig_.combine(); }),
+        std::vector<PhaseResult> results;
+        const auto time = [&](const char* name, double bytes, std::optional<double> raw_seconds,
+                              const std::function<void()>& once) {
+            if (wants(name))
+                results.push_back(time_legs(name, bytes, raw_seconds, once));
         };
+        time("dispatch", totals_.token_bytes, there, [&] { rig_.dispatch(); });
+        time("combine", totals_.bytes, back, [&] { rig_.combine(); });
         if (!options_.shape.low_latency) {
-            results.push_back(time_legs("combine_backward", totals_.bytes, there,
-                                        [&] { rig_.combine_backward(); }));
-            results.push_back(time_legs("dispatch_backward", totals_.bytes, back,
-                                        [&] { rig_.dispatch_backward(); }));
+            time("combine_backward", totals_.bytes, there, [&] { rig_.combine_backward(); });
+            time("dispatch_backward", totals_.bytes, back, [&] { rig_.dispatch_backward(); });
         }
-        results.push_back(
-            time_legs("dispatch+combine", totals_.token_bytes + totals_.bytes, both, [&] {
-                rig_.dispatch();
-                rig_.combine();
-            }));
-        results.insert(results.end(), raw.begin(), raw.end());
-        const std::vector<PhaseResult> host = time_host_link();
-        results.insert(results.end(), host.begin(), host.end());
+        time("dispatch+combine", totals_.token_bytes + totals_.bytes, both, [&] {
+            rig_.dispatch();
+            rig_.combine();
+        });
+        for (const auto& more : {raw, time_host_link()})
+            for (const PhaseResult& result : more)
+                if (wants(result.name))
+                    results.push_back(result);
         if (options_.trace && !options_.beside)
             rig_.write_trace(world_, *options_.trace, [&] {
                 rig_.dispatch();
@@ -153,8 +154,6 @@ public:
         return {{"device", device.name},
                 {"driver", device.driver},
                 {"vulkan", device.api_version},
-                {"bellows", kVersion},
-                {"compiler", __VERSION__},
                 {"ranks", std::to_string(world_.size())},
                 {"nodes", std::to_string(world_.num_nodes())},
                 {"device link", rig_.device_link()},
@@ -162,6 +161,10 @@ public:
     }
 
 private:
+    bool wants(const std::string& phase) const {
+        return options_.filter.wants(phase + "/" + name_of(options_.shape));
+    }
+
     PhaseResult time_legs(const char* name, double bytes, std::optional<double> raw_seconds,
                           const std::function<void()>& once) {
         raise_clock(rig_.device()); // an exchange alone leaves a GPU's units nearly idle
@@ -178,7 +181,8 @@ private:
         };
         PhaseResult result;
         result.name = name;
-        result.seconds = timing.seconds;
+        result.seconds = timing.seconds.median;
+        result.spread = timing.seconds;
         if (options_.shape.low_latency)
             result.p99 = timing.p99;
         result.cpu_seconds = timing.cpu_seconds;
@@ -207,7 +211,8 @@ private:
         const Timing timing = watch_.time(once, timing_);
         PhaseResult result;
         result.name = name;
-        result.seconds = timing.seconds;
+        result.seconds = timing.seconds.median;
+        result.spread = timing.seconds;
         result.cpu_seconds = timing.cpu_seconds;
         result.bytes = bytes;
         result.repeats = timing.repeats;
@@ -260,13 +265,24 @@ std::string measure(World& world, const ExchangeOptions& options) {
          {std::pair("--json ", options.json), {"--trace ", options.trace}})
         if (first && path && !std::ofstream(*path))
             throw Error(ErrorCode::Io, option + *path + " cannot be written");
-    Measurement measurement(world, options);
-    if (std::string wrong = measurement.verify(); !wrong.empty())
-        return wrong;
-    const std::vector<PhaseResult> results = measurement.run();
-    const std::vector<BesideResult> beside = measurement.run_beside();
+    std::vector<ShapeResults> all;
+    Context context;
+    for (const std::uint64_t tokens : options.sweep) {
+        ExchangeOptions of_shape = options;
+        of_shape.shape.tokens = tokens;
+        Measurement measurement(world, of_shape);
+        if (std::string wrong = measurement.verify(); !wrong.empty())
+            return wrong;
+        context = measurement.context();
+        const std::vector<PhaseResult> phases = measurement.run();
+        all.push_back({of_shape.shape, phases, measurement.run_beside()});
+    }
+    const bool none = std::ranges::all_of(
+        all, [](const ShapeResults& results) { return results.phases.empty(); });
+    if (none)
+        throw Error(ErrorCode::InvalidArgument, "--filter matches no phase");
     if (first)
-        write_results(options, measurement.context(), results, beside);
+        write_results(options, context, all);
     return "";
 }
 

@@ -3,9 +3,11 @@
 // over the ranks, node by node and interleaved. `--help` lists the options.
 
 #include "app/trace_file.hpp"
+#include "app/units.hpp"
 #include "overlap/pair_rig.hpp"
 #include "ranks/ranks.hpp"
 #include "ranks/timing.hpp"
+#include "support/common_options.hpp"
 #include "support/program.hpp"
 #include "train/pair_orders.hpp"
 
@@ -48,17 +50,16 @@ started it.
   --dtype fp8|bf16       of the linear layers (default fp8); activations are bf16
   --device-link auto|off from device to device where a driver can, or through memory that ranks share (default auto)
   --order PATTERN        how nodes interleave, as `bellows schedule --pair` prints it (default: as measured)
-  --repeats N            of each way, after one that is not timed (default 5)
-  --device D             INDEX|UUID|gpu|cpu|any|0,1,... for ranks to take in turn (default: BELLOWS_DEVICE, else any)
   --kernels              also what compute alone, the nodes one by one, and the pair are made of: each node's kernels, those of
                          the exchange, ms and how often
   --trace FILE           of all ranks in the last pair that was timed, for Perfetto
-  --json FILE            the table
-  --help
+
+Rows are named ratioR, or ffnF with --ffn. --repeats counts runs of each way behind one that is not timed (default 5).
 
 compute, exchange      ms alone: all that the layers compute, in the pair's order, both directions on queues of their own where a
                        device has them; and, node by node, dispatches and combines from hand-in to end
 kernels                ms of them in which the device packs and unpacks
+min-max                ms of the pair: the least and the largest
 one by one, pair       ms from the first hand-in to the last end, each node behind the one before, and interleaved
 simulated              ms of the pair, from what its nodes usually take alone, if one computes at a time or, on a device with
                        queues for both directions and weight gradients, if these make each other slower as in compute alone
@@ -79,8 +80,8 @@ struct Options {
     bool fixed_width = false, kernels = false;
     std::vector<double> ratios;
     std::optional<PairPattern> order;
-    std::string device;
-    std::optional<std::string> trace, json;
+    CommonOptions common;
+    std::optional<std::string> trace;
 };
 
 double ratio_of(const std::string& text) {
@@ -98,7 +99,8 @@ Options take_options(int argc, char** argv) {
     PairShape& shape = options.shape;
     const std::uint64_t launched = is_launched() ? static_cast<std::uint64_t>(launched_size()) : 0;
     options.ranks = arguments.number("--ranks", launched > 0 ? launched : options.ranks, 1, 4096);
-    options.repeats = arguments.number("--repeats", options.repeats, 1, 1 << 16);
+    options.common = take_common_options(arguments);
+    options.repeats = options.common.repeats.value_or(options.repeats);
     shape.tokens = arguments.number("--tokens", shape.tokens, 1, 1 << 20);
     shape.layers = arguments.number("--layers", shape.layers, 1, 64);
     shape.hidden = arguments.number("--hidden", shape.hidden, 128, 1 << 16);
@@ -114,10 +116,8 @@ Options take_options(int argc, char** argv) {
     shape.device_link = arguments.value("--device-link").value_or("auto");
     if (const auto order = arguments.value("--order"))
         options.order = parse_pattern(*order);
-    options.device = arguments.value("--device").value_or("any");
     options.kernels = arguments.flag("--kernels");
     options.trace = arguments.value("--trace");
-    options.json = arguments.value("--json");
     const auto require = [](bool holds, const std::string& rule) {
         if (!holds)
             throw Error(ErrorCode::InvalidArgument, rule);
@@ -149,10 +149,16 @@ PairRun medians_of(Stopwatch& watch, const std::vector<PairRun>& runs) {
     std::array<std::int64_t, kWhat.size()> longest{};
     for (std::size_t i = 0; i < kWhat.size(); ++i)
         longest[i] = std::llround(1e9 * median_of(runs, kWhat[i]));
+    const Spread seconds = spread_of(runs, &PairRun::seconds);
+    std::array<std::int64_t, 2> ends = {std::llround(1e9 * seconds.least),
+                                        std::llround(1e9 * seconds.most)};
+    watch.host().all_reduce_max(std::span<std::int64_t>(ends));
     watch.host().all_reduce_max(std::span<std::int64_t>(longest));
     PairRun all;
     for (std::size_t i = 0; i < kWhat.size(); ++i)
         all.*kWhat[i] = 1e-9 * static_cast<double>(longest[i]);
+    all.least = 1e-9 * static_cast<double>(ends[0]);
+    all.most = 1e-9 * static_cast<double>(ends[1]);
     return all;
 }
 
@@ -271,12 +277,14 @@ nlohmann::ordered_json print(const Measured& at) {
     const double covered = 1 - at.pair.bare;
     const double slower = at.pair.kernels / at.compute.kernels - 1;
     const double products = at.pair.products / at.compute.products - 1;
-    std::printf(
-        "%6llu %7.2f %9.3f %9.3f %9.3f %11.3f %9.3f %10.3f %7.1f %% %7.1f %% %7.1f %% %+7.1f %% "
-        "%+7.1f %%\n",
-        static_cast<unsigned long long>(at.ffn), compute / exchange, 1e3 * compute, 1e3 * exchange,
-        1e3 * moves, 1e3 * at.one_by_one.seconds, 1e3 * at.pair.seconds, 1e3 * at.simulated,
-        100 * covered, 100 * hidden, 100 * travel, 100 * slower, 100 * products);
+    std::printf("%6llu %7.2f %9.3f %9.3f %9.3f %11.3f %9.3f %15s %10.3f %7.1f %% %7.1f %% %7.1f %% "
+                "%+7.1f %% "
+                "%+7.1f %%\n",
+                static_cast<unsigned long long>(at.ffn), compute / exchange, 1e3 * compute,
+                1e3 * exchange, 1e3 * moves, 1e3 * at.one_by_one.seconds, 1e3 * at.pair.seconds,
+                range_text(Spread{0, at.pair.least, at.pair.most}.scaled(1e3)).c_str(),
+                1e3 * at.simulated, 100 * covered, 100 * hidden, 100 * travel, 100 * slower,
+                100 * products);
     std::printf("       %s\n", to_text(at.pattern).c_str());
     std::fflush(stdout);
     return {{"ffn", at.ffn},
@@ -285,6 +293,8 @@ nlohmann::ordered_json print(const Measured& at) {
             {"exchange_kernels_ms", 1e3 * moves},
             {"one_by_one_ms", 1e3 * at.one_by_one.seconds},
             {"pair_ms", 1e3 * at.pair.seconds},
+            {"pair_min_ms", 1e3 * at.pair.least},
+            {"pair_max_ms", 1e3 * at.pair.most},
             {"simulated_ms", 1e3 * at.simulated},
             {"covered", covered},
             {"hidden", hidden},
@@ -296,7 +306,8 @@ nlohmann::ordered_json print(const Measured& at) {
 
 std::string run_all(World& world, const Options& options) {
     const bool leads = world.rank() == 0;
-    DeviceOptions of_device = device_options_of_rank(options.device, world.local_rank());
+    DeviceOptions of_device =
+        device_options_of_rank(options.common.device.value_or(kAnyDevice), world.local_rank());
     of_device.trace = true;
     const auto device = Device::create(of_device);
     Stopwatch watch(world);
@@ -304,7 +315,7 @@ std::string run_all(World& world, const Options& options) {
     if (leads)
         std::printf(
             "%llu ranks on %s, %llu tokens x %llu, %llu blocks, top %llu of %llu experts, "
-            "%s, device link %s; ms\n%6s %7s %9s %9s %9s %11s %9s %10s %9s %9s %9s %9s %9s\n",
+            "%s, device link %s; ms\n%6s %7s %9s %9s %9s %11s %9s %15s %10s %9s %9s %9s %9s %9s\n",
             static_cast<unsigned long long>(options.ranks), device->info().name.c_str(),
             static_cast<unsigned long long>(shape.tokens),
             static_cast<unsigned long long>(shape.hidden),
@@ -312,9 +323,16 @@ std::string run_all(World& world, const Options& options) {
             static_cast<unsigned long long>(shape.top_k),
             static_cast<unsigned long long>(shape.experts), shape.fp8 ? "fp8" : "bf16",
             shape.device_link.c_str(), "width", "ratio", "compute", "exchange", "kernels",
-            "one by one", "pair", "simulated", "covered", "hidden", "travel", "slower", "products");
+            "one by one", "pair", "min-max", "simulated", "covered", "hidden", "travel", "slower",
+            "products");
     nlohmann::ordered_json all = nlohmann::ordered_json::array();
+    bool any = false;
     for (const double ratio : options.ratios) {
+        const std::string name =
+            options.fixed_width ? "ffn" + std::to_string(shape.ffn) : printed("ratio%g", ratio);
+        if (!options.common.wants(name))
+            continue;
+        any = true;
         PairShape at = shape;
         if (!options.fixed_width)
             at.ffn = width_for(watch, *device, options, ratio);
@@ -324,8 +342,10 @@ std::string run_all(World& world, const Options& options) {
         if (options.fixed_width)
             break;
     }
-    if (leads && options.json)
-        write_file_durably(*options.json, all.dump(1) + "\n");
+    if (!any)
+        throw Error(ErrorCode::InvalidArgument, "--filter matches no row");
+    if (leads && options.common.json)
+        write_file_durably(*options.common.json, all.dump(1) + "\n");
     return "";
 }
 

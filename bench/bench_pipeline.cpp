@@ -9,6 +9,7 @@
 #include "pipeline/timed_stage.hpp"
 #include "ranks/ranks.hpp"
 #include "ranks/timing.hpp"
+#include "support/common_options.hpp"
 #include "support/program.hpp"
 
 #include <bellows/base/error.hpp>
@@ -46,12 +47,7 @@ with --config, on a model that trains.
   --kinds K,...          schedules (default: all that are possible); bellows schedule --help
   --costs f=F,i=I,w=W    ms of a rank's share of the model, of which a chunk takes its part; p2p=L for the simulator
                          alone (default f=20,i=20,w=20)
-  --repeats N            of each, after one that is not timed, of a model the warm-up (default 3)
-  --device D             INDEX|UUID|gpu|cpu|any (default: BELLOWS_DEVICE, else any)
   --svg FILE             a picture of the last kind's last step as measured, of a model the step that is off by the median
-  --json FILE            the table
-  --help
-
 of a model:
   --config NAME          a preset or a file, as `bellows train` takes it, with all that is not said here
   --pp P, --ep E         as there (default: all ranks; all that stand at a rank of the pipeline)
@@ -61,6 +57,9 @@ of a model:
   --precision f32|bf16|fp8, --device-link auto|off, --pairs auto|apart|PATTERN
   --trace FILE           of all ranks in the last kind's last step, optimiser included, for Perfetto
   BELLOWS_FP8_VARIANTS and BELLOWS_BF16_VARIANTS name variants of products, e.g. "decoded" or, of bf16, "direct"
+
+Rows are named by their schedule. --repeats counts steps behind one that is not timed, of a model behind the warm-up
+(default 3); least and largest are of a step as measured.
 
 simulated, measured    ms of a step. Pairs of timed stages run one half after the other; input gradients leave before weight
                        gradients are made. Each step of a model is simulated with the costs that it was measured to have
@@ -83,8 +82,8 @@ struct Options {
     std::uint64_t warm_up = StepCounts::kLeastWarmUp; ///< of a model
     std::vector<ScheduleKind> kinds;                  ///< empty: all
     SimulationOptions costs;                          ///< in ms
-    std::string device;
-    std::optional<std::string> svg, json, trace;
+    CommonOptions common;
+    std::optional<std::string> svg, trace;
     std::optional<RunConfig> model;
 };
 
@@ -122,7 +121,8 @@ Options take_options(int argc, char** argv) {
     const bool micro_batches = options.micro_batches > 0;
     if (!micro_batches)
         options.micro_batches = 4 * options.ranks;
-    options.repeats = arguments.number("--repeats", options.repeats, 1, 1 << 16);
+    options.common = take_common_options(arguments);
+    options.repeats = options.common.repeats.value_or(options.repeats);
     if (const auto kinds = arguments.value("--kinds"))
         for (const std::string& kind : Arguments::split(*kinds))
             options.kinds.push_back(parse_schedule_kind(kind));
@@ -130,9 +130,7 @@ Options take_options(int argc, char** argv) {
     if (options.costs.stages.size() != 1 || options.costs.stages.front().pair)
         throw Error(ErrorCode::InvalidArgument,
                     "--costs takes f, i, w and p2p, the same for all stages");
-    options.device = arguments.value("--device").value_or("");
     options.svg = arguments.value("--svg");
-    options.json = arguments.value("--json");
     options.model = take_model(arguments, options, micro_batches);
     if (options.model)
         options.trace = arguments.value("--trace");
@@ -144,6 +142,7 @@ Options take_options(int argc, char** argv) {
 
 struct Result {
     std::string kind, impossible;
+    Spread spread; ///< of what is measured
     double simulated = 0, measured = 0, off = 0, simulated_bubble = 0, measured_bubble = 0;
     // Of a model:
     double whole_ms = 0, tokens_per_s = 0, hidden = 0, waited_ms = 0, exchange_ms = 0,
@@ -246,6 +245,7 @@ Result measure(Stopwatch& watch, Device& device, const Options& options, Schedul
     const Timeline& median = measured[measured.size() / 2];
     result.simulated = simulated.step_time;
     result.measured = median.step_time;
+    result.spread = spread_of(measured, &Timeline::step_time);
     result.off = result.measured / result.simulated - 1;
     result.simulated_bubble = simulated.bubble_share();
     result.measured_bubble = median.bubble_share();
@@ -270,6 +270,7 @@ Result measure_model(Stopwatch& watch, Device& device, const Options& options, S
         write_trace(*options.trace, steps.events, watch.world());
     result.simulated = steps.simulated_ms;
     result.measured = steps.measured_ms;
+    result.spread = steps.spread_ms;
     result.off = steps.off;
     result.simulated_bubble = steps.simulated_bubble;
     result.measured_bubble = steps.measured_bubble;
@@ -288,9 +289,9 @@ void print(const Result& result, bool of_model) {
     if (!result.impossible.empty()) {
         std::printf("%-12s %s\n", result.kind.c_str(), result.impossible.c_str());
     } else {
-        std::printf("%-12s %10.1f %10.1f %+7.1f %% %9.1f %% %9.1f %%", result.kind.c_str(),
-                    result.simulated, result.measured, 100 * result.off,
-                    100 * result.simulated_bubble, 100 * result.measured_bubble);
+        std::printf("%-12s %10.1f %10.1f %15s %+7.1f %% %9.1f %% %9.1f %%", result.kind.c_str(),
+                    result.simulated, result.measured, range_text(result.spread).c_str(),
+                    100 * result.off, 100 * result.simulated_bubble, 100 * result.measured_bubble);
         if (of_model)
             std::printf(" %8.1f %10.0f %7.1f %% of %7.1f %8.1f %8.1f %10.6f", result.whole_ms,
                         result.tokens_per_s, 100 * result.hidden, result.exchange_ms,
@@ -320,8 +321,8 @@ void print_titles(const Options& options) {
                     static_cast<unsigned long long>(options.micro_batches), costs.forward,
                     costs.input_gradient, costs.weight_gradient);
     }
-    std::printf("%-12s %10s %10s %9s %11s %11s", "schedule", "simulated", "measured", "off",
-                "bubble", "measured");
+    std::printf("%-12s %10s %10s %15s %9s %11s %11s", "schedule", "simulated", "measured",
+                "min-max", "off", "bubble", "measured");
     if (options.model)
         std::printf(" %8s %10s %20s %8s %8s %10s", "whole", "tokens/s", "hidden of ms", "stalled",
                     "waited", "loss");
@@ -334,6 +335,8 @@ nlohmann::ordered_json json_of(const Result& result) {
     nlohmann::ordered_json json = {{"kind", result.kind},
                                    {"simulated_ms", result.simulated},
                                    {"measured_ms", result.measured},
+                                   {"min_ms", result.spread.least},
+                                   {"max_ms", result.spread.most},
                                    {"off", result.off},
                                    {"simulated_bubble", result.simulated_bubble},
                                    {"measured_bubble", result.measured_bubble}};
@@ -351,9 +354,8 @@ nlohmann::ordered_json json_of(const Result& result) {
 
 std::string run_all(World& world, const Options& options) {
     const bool leads = world.rank() == 0;
-    std::string name = options.device;
-    if (name.empty())
-        name = options.model ? options.model->train.device : kAnyDevice;
+    const std::string name =
+        options.common.device.value_or(options.model ? options.model->train.device : kAnyDevice);
     DeviceOptions of_device = device_options_of_rank(name, world.local_rank());
     of_device.trace = true;
     const auto device = Device::create(of_device);
@@ -361,6 +363,9 @@ std::string run_all(World& world, const Options& options) {
     std::vector<ScheduleKind> kinds = options.kinds;
     for (std::size_t kind = 0; options.kinds.empty() && kind < kNumScheduleKinds; ++kind)
         kinds.push_back(static_cast<ScheduleKind>(kind));
+    std::erase_if(kinds, [&](ScheduleKind kind) { return !options.common.wants(to_string(kind)); });
+    if (kinds.empty())
+        throw Error(ErrorCode::InvalidArgument, "--filter matches no schedule");
     if (leads)
         print_titles(options);
     nlohmann::ordered_json all = nlohmann::ordered_json::array();
@@ -378,8 +383,8 @@ std::string run_all(World& world, const Options& options) {
         if (!(std::abs(result.loss - *loss) <= 1e-3 * *loss)) // the same on all ranks
             return result.kind + " has come to another loss than the first schedule";
     }
-    if (leads && options.json)
-        write_file_durably(*options.json, all.dump(1) + "\n");
+    if (leads && options.common.json)
+        write_file_durably(*options.common.json, all.dump(1) + "\n");
     return "";
 }
 

@@ -85,7 +85,7 @@ std::vector<BesideResult> time_beside(ExchangeRig& rig, Stopwatch& watch,
                                        rig.wait_idle();
                                        rig.device().take_trace();
                                    })
-                             .seconds;
+                             .seconds.median;
         rig.wait_idle();
         auto slowest = static_cast<std::int64_t>(1e9 * products.seconds());
         watch.host().all_reduce_max(std::span(&slowest, 1));

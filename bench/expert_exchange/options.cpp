@@ -4,6 +4,7 @@
 #include <bellows/base/error.hpp>
 #include <bellows/comm/launch.hpp>
 
+#include <charconv>
 #include <limits>
 
 namespace bellows::bench {
@@ -14,6 +15,7 @@ program's own mpirun, or among the ranks of the mpirun or srun that started it.
 
   --ranks N              ranks that it starts (default 2)
   --tokens N             of each rank (default 1024)
+  --sweep A:B            A, 2A, 4A, ... up to B tokens of each rank, in one table, in place of --tokens
   --senders N            only the first N ranks have tokens: with one of two each link is busy in one direction
                          (default: all; not with --mode ll)
   --hidden N             elements of a token, a multiple of 8 (default 7168)
@@ -35,21 +37,18 @@ program's own mpirun, or among the ranks of the mpirun or srun that started it.
   --workgroups N         most workgroups of a kernel that packs or unpacks rows (default 0: as many as serve)
   --piece N              KiB that are copied between device and host at once, at most (default 4096)
   --seed N               of tokens and routing (default 1)
-  --repeats N            least number of timed repeats of each phase (default 5)
   --seconds S            least time of each phase (default 0.5)
-  --device D,...         INDEX|UUID|gpu|cpu|any, of the ranks in turn (default: BELLOWS_DEVICE, else any)
   --beside GxMxNxK       G FP8 products of M rows by N by K, weights prepacked, as a layer of another micro-batch runs
                          between sending and receiving: how much slower they are, how much of the exchange they
                          hide; times of kernels are taken from the start
-  --json FILE            results in Google Benchmark's JSON, too
   --trace FILE           the last dispatch and combine of all ranks (with --beside: the products alone, and one
                          of each beside them) for chrome://tracing or ui.perfetto.dev; times of
                          kernels are taken from the start, which costs a little
-  --help
 
 Every rank first checks what arrives and what comes back; a wrong result is shown, and nothing is timed.
 
-us       median of the repeats; of each the longest of all ranks, from the call to the end of its wait
+us       median of the repeats (5 or more); of each the longest of all ranks, from the call to the end of its wait
+min-max  the least and the largest of the same, us
 p99      of the same, in low-latency mode
 algbw    GB/s of the rows that a rank receives, its own among them, a token once per rank whatever number of
          its experts live there; bytes of the elements, or of codes and scales, alone, mean of the ranks. ll: rows
@@ -105,8 +104,32 @@ void take_sums(ExchangeShape& shape, const std::string& sums) {
     shape.sum_dtype = sums == "type" ? shape.dtype : DType::F32;
 }
 
+constexpr std::uint64_t kMost = std::uint64_t{1} << 30;
+
+/// Tokens of each rank, one measurement after the other.
+std::vector<std::uint64_t> take_sweep(Arguments& arguments, std::uint64_t tokens) {
+    const auto text = arguments.value("--sweep");
+    if (!text)
+        return {tokens};
+    const auto parts = Arguments::split(*text, ':');
+    std::vector<std::uint64_t> ends;
+    for (const std::string& part : parts) {
+        std::uint64_t number = 0;
+        const auto read = std::from_chars(part.data(), part.data() + part.size(), number);
+        if (read.ec == std::errc() && read.ptr == part.data() + part.size())
+            ends.push_back(number);
+    }
+    if (parts.size() != 2 || ends.size() != 2 || ends[0] < 1 || ends[0] > ends[1] ||
+        ends[1] > kMost)
+        throw Error(ErrorCode::InvalidArgument,
+                    "--sweep takes FIRST:LAST numbers of tokens, e.g. 64:16384, not " + *text);
+    std::vector<std::uint64_t> sweep;
+    for (std::uint64_t at = ends[0]; at <= ends[1]; at *= 2)
+        sweep.push_back(at);
+    return sweep;
+}
+
 ExchangeShape take_shape(Arguments& arguments) {
-    constexpr std::uint64_t kMost = std::uint64_t{1} << 30;
     ExchangeShape shape;
     const std::uint64_t launched = is_launched() ? static_cast<std::uint64_t>(launched_size()) : 0;
     shape.ranks = arguments.number("--ranks", launched > 0 ? launched : shape.ranks, 1, 4096);
@@ -170,17 +193,22 @@ ExchangeOptions take_exchange_options(Arguments& arguments) {
     options.workgroups = static_cast<std::uint32_t>(
         arguments.number("--workgroups", 0, 0, std::numeric_limits<std::uint32_t>::max()));
     options.piece_kib = arguments.number("--piece", 0, 1, std::uint64_t{1} << 40);
-    options.repeats = arguments.number("--repeats", options.repeats, 1);
+    const CommonOptions common = take_common_options(arguments);
+    options.repeats = common.repeats.value_or(options.repeats);
+    options.filter = common;
     if (const auto seconds = arguments.value("--seconds"))
         options.seconds = seconds_of(*seconds);
-    if (const auto devices = arguments.value("--device"))
-        options.devices = Arguments::split(*devices);
+    if (common.device)
+        options.devices = Arguments::split(*common.device);
     if (const auto shapes = arguments.sizes("--beside", "GxMxNxK")) {
         if (shapes->size() != 1)
             throw Error(ErrorCode::InvalidArgument, "--beside takes one shape; see --help");
         options.beside = shapes->front();
     }
-    options.json = arguments.value("--json");
+    if (options.beside && common.filter)
+        throw Error(ErrorCode::InvalidArgument, "--beside needs all phases, without --filter");
+    options.json = common.json;
+    options.sweep = take_sweep(arguments, options.shape.tokens);
     options.trace = arguments.value("--trace");
     if (arguments.rest().size() > 1)
         throw Error(ErrorCode::InvalidArgument,

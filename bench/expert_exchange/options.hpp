@@ -3,6 +3,7 @@
 
 // What bench_expert_exchange measures, from its command line.
 
+#include "support/common_options.hpp"
 #include "support/program.hpp"
 
 #include <bellows/base/dtype.hpp>
@@ -52,6 +53,8 @@ struct ExchangeOptions {
     std::uint32_t workgroups = 0;
     std::uint64_t piece_kib = 0;      ///< ExchangeConfig::piece_bytes; 0: as it is
     std::uint64_t repeats = 5;        ///< at least
+    CommonOptions filter;             ///< which rows are wanted
+    std::vector<std::uint64_t> sweep; ///< tokens of each rank, one after the other
     double seconds = 0.5;             ///< of each phase, at least
     std::vector<std::string> devices; ///< of the ranks in turn; none: the environment's
     std::optional<std::vector<std::uint64_t>> beside; ///< groups, rows of each, n, k of products

@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: MIT
 #include "expert_exchange/results.hpp"
 
+#include "support/json_file.hpp"
+
 #include <benchmark/benchmark.h>
 
 #include <algorithm>
@@ -35,18 +37,18 @@ std::string percent(const std::optional<double>& share) {
     return number("%.1f %%", of(share, [](double s) { return 100 * s; }));
 }
 
-void print(const ExchangeOptions& options, const PhaseResult& result) {
+void print(const ExchangeShape& shape, const PhaseResult& result) {
     const bool copied = !result.sent; // between no ranks
     std::printf(
-        "%-46s %11.1f %9s %8.3f %8s %8s %9s %9s %9s %8s %7s %6s %9.4f\n",
-        (result.name + "/" + name_of(options.shape)).c_str(), 1e6 * result.seconds,
+        "%-46s %11.1f %19s %9s %8.3f %8s %8s %9s %9s %9s %8s %7s %6s %9.4f\n",
+        (result.name + "/" + name_of(shape)).c_str(), 1e6 * result.seconds,
+        range_text(result.spread.scaled(1e6)).c_str(),
         number("%.1f", of(result.p99, [](double s) { return 1e6 * s; })).c_str(), algbw(result),
-        copied ? "" : number("%.3f", busbw(result, options.shape)).c_str(),
+        copied ? "" : number("%.3f", busbw(result, shape)).c_str(),
         number("%.2f", of(result.wire, [](double rate) { return 1e-9 * rate; })).c_str(),
         number("%.2f", of(result.sent, [](double b) { return 1e-6 * b; })).c_str(),
-        number("%.2f",
-               of(result.sent,
-                  [&](double b) { return 1e-6 * b / static_cast<double>(options.shape.ranks); }))
+        number("%.2f", of(result.sent,
+                          [&](double b) { return 1e-6 * b / static_cast<double>(shape.ranks); }))
             .c_str(),
         number("%.2f", of(result.sent_to_nodes, [](double b) { return 1e-6 * b; })).c_str(),
         percent(result.dedup).c_str(), percent(result.fp8).c_str(),
@@ -89,29 +91,28 @@ void print(const std::vector<PhaseResult>& results, const std::vector<BesideResu
         }
 }
 
-void write_json(const std::string& file, const ExchangeOptions& options, const Context& context,
-                const std::vector<PhaseResult>& results, const std::vector<BesideResult>& beside) {
-    std::vector<std::string> words = {"bench_expert_exchange", "--benchmark_out=" + file,
-                                      "--benchmark_out_format=json"};
-    std::vector<char*> pointers;
-    for (std::string& word : words)
-        pointers.push_back(word.data());
-    int count = static_cast<int>(pointers.size());
-    benchmark::Initialize(&count, pointers.data());
-    for (const auto& [key, value] : context)
-        benchmark::AddCustomContext(key, value);
-    for (const PhaseResult& result : results) {
-        const auto tell = [&options, &result](benchmark::State& state) {
+void register_rows(const ShapeResults& results) {
+    const ExchangeShape& shape = results.shape;
+    const auto add = [&](const std::string& name, auto tell) {
+        benchmark::RegisterBenchmark((name + "/" + name_of(shape)).c_str(), tell)
+            ->UseManualTime()
+            ->Iterations(1)
+            ->Unit(benchmark::kMicrosecond);
+    };
+    for (const PhaseResult& result : results.phases)
+        add(result.name, [&shape, &result](benchmark::State& state) {
             for (auto _ : state)
                 state.SetIterationTime(result.seconds);
             const auto set = [&state](const char* name, std::optional<double> value) {
                 if (value)
                     state.counters[name] = *value;
             };
+            set("min_us", 1e6 * result.spread.least);
+            set("max_us", 1e6 * result.spread.most);
             set("p99_us", of(result.p99, [](double s) { return 1e6 * s; }));
             set("algbw", algbw(result));
             if (result.sent)
-                set("busbw", busbw(result, options.shape));
+                set("busbw", busbw(result, shape));
             set("wire", of(result.wire, [](double rate) { return 1e-9 * rate; }));
             set("bytes_sent", result.sent);
             set("bytes_sent_to_nodes", result.sent_to_nodes);
@@ -120,50 +121,55 @@ void write_json(const std::string& file, const ExchangeOptions& options, const C
             set("of_raw", of(result.raw_seconds, [&](double raw) { return raw / result.seconds; }));
             set("cpu_seconds", result.cpu_seconds);
             set("repeats", static_cast<double>(result.repeats));
-        };
-        benchmark::RegisterBenchmark((result.name + "/" + name_of(options.shape)).c_str(), tell)
-            ->UseManualTime()
-            ->Iterations(1)
-            ->Unit(benchmark::kMicrosecond);
-    }
-    for (const BesideResult& result : beside) {
-        const auto tell = [&result, &beside](benchmark::State& state) {
-            for (auto _ : state)
-                state.SetIterationTime(result.products);
-            state.counters["seconds_in_all"] = result.seconds;
-            state.counters["slower"] = result.products / beside.front().products - 1;
-        };
-        benchmark::RegisterBenchmark(("products" +
-                                      (result.name.empty() ? "" : "_beside_" + result.name) + "/" +
-                                      name_of(options.shape))
-                                         .c_str(),
-                                     tell)
-            ->UseManualTime()
-            ->Iterations(1)
-            ->Unit(benchmark::kMicrosecond);
-    }
+        });
+    for (const BesideResult& result : results.beside)
+        add("products" + (result.name.empty() ? "" : "_beside_" + result.name),
+            [&result, &results](benchmark::State& state) {
+                for (auto _ : state)
+                    state.SetIterationTime(result.products);
+                state.counters["seconds_in_all"] = result.seconds;
+                state.counters["slower"] = result.products / results.beside.front().products - 1;
+            });
+}
+
+void write_json(const std::string& file, const Context& context,
+                const std::vector<ShapeResults>& results) {
+    std::vector<std::string> words = {"bench_expert_exchange", "--benchmark_out=" + file};
+    std::vector<char*> pointers;
+    for (std::string& word : words)
+        pointers.push_back(word.data());
+    int count = static_cast<int>(pointers.size());
+    benchmark::Initialize(&count, pointers.data());
+    for (const auto& [key, value] : context)
+        benchmark::AddCustomContext(key, value);
+    add_build_context();
+    for (const ShapeResults& one : results)
+        register_rows(one);
     Silent silent;
-    benchmark::RunSpecifiedBenchmarks(&silent);
+    JsonFile json;
+    benchmark::RunSpecifiedBenchmarks(&silent, &json);
     benchmark::ClearRegisteredBenchmarks();
 }
 
 } // namespace
 
 void write_results(const ExchangeOptions& options, const Context& context,
-                   const std::vector<PhaseResult>& results,
-                   const std::vector<BesideResult>& beside) {
+                   const std::vector<ShapeResults>& results) {
     for (const auto& [key, value] : context)
-        if (key != "compiler" && key != "bellows" && key != "vulkan")
+        if (key != "vulkan")
             std::printf("%s: %s\n", key.c_str(), value.c_str());
-    std::printf("%-46s %11s %9s %8s %8s %8s %9s %9s %9s %8s %7s %6s %9s\n", "benchmark", "us",
-                "p99", "algbw", "busbw", "wire", "MB", "MB/rank", "to nodes", "dedup", "fp8", "raw",
-                "CPU s");
-    for (const PhaseResult& result : results)
-        print(options, result);
-    print(results, beside);
+    std::printf("build: %s\n", build_type().c_str());
+    std::printf("%-46s %11s %19s %9s %8s %8s %8s %9s %9s %9s %8s %7s %6s %9s\n", "benchmark", "us",
+                "min-max", "p99", "algbw", "busbw", "wire", "MB", "MB/rank", "to nodes", "dedup",
+                "fp8", "raw", "CPU s");
+    for (const ShapeResults& one : results) {
+        for (const PhaseResult& result : one.phases)
+            print(one.shape, result);
+        print(one.phases, one.beside);
+    }
     std::fflush(stdout);
     if (options.json)
-        write_json(*options.json, options, context, results, beside);
+        write_json(*options.json, context, results);
 }
 
 } // namespace bellows::bench

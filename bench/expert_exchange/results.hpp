@@ -5,6 +5,7 @@
 
 #include "expert_exchange/beside.hpp"
 #include "expert_exchange/options.hpp"
+#include "support/spread.hpp"
 
 #include <bellows/engine/device.hpp>
 
@@ -19,6 +20,7 @@ namespace bellows::bench {
 struct PhaseResult {
     std::string name;
     double seconds = 0; ///< median
+    Spread spread;      ///< of the same
     std::optional<double> p99;
     double cpu_seconds = 0; ///< of all ranks together
     double bytes = 0;       ///< that algbw counts, mean of the ranks
@@ -33,9 +35,15 @@ struct PhaseResult {
 /// The JSON's context; the table shows of it what is not the build's.
 using Context = std::vector<std::pair<std::string, std::string>>;
 
+/// What was measured with one number of tokens.
+struct ShapeResults {
+    ExchangeShape shape;
+    std::vector<PhaseResult> phases;
+    std::vector<BesideResult> beside;
+};
+
 /// Prints the table and writes options.json.
 void write_results(const ExchangeOptions& options, const Context& context,
-                   const std::vector<PhaseResult>& results,
-                   const std::vector<BesideResult>& beside);
+                   const std::vector<ShapeResults>& results);
 
 } // namespace bellows::bench

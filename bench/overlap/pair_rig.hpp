@@ -36,12 +36,13 @@ struct PairShape {
 
 /// Seconds of this rank.
 struct PairRun {
-    double seconds = 0;  ///< from the first hand-in to the last end
-    double kernels = 0;  ///< those of compute nodes, added up
-    double products = 0; ///< matrix products among them, without what packs their operands
-    double moves = 0;    ///< kernels that pack and unpack what dispatches and combines move
-    double exchange = 0; ///< node by node: what dispatches and combines took
-    double bare = 0;     ///< of the time in which tokens travel the share without compute nodes
+    double seconds = 0;         ///< from the first hand-in to the last end
+    double least = 0, most = 0; ///< of the same in several runs
+    double kernels = 0;         ///< those of compute nodes, added up
+    double products = 0;        ///< matrix products among them, without what packs their operands
+    double moves = 0;           ///< kernels that pack and unpack what dispatches and combines move
+    double exchange = 0;        ///< node by node: what dispatches and combines took
+    double bare = 0; ///< of the time in which tokens travel the share without compute nodes
 };
 
 class PairRig {

@@ -99,6 +99,8 @@ ModelSteps run_model(Stopwatch& watch, Device& device, const RunConfig& config,
     const auto median = [&](auto what) { return median_of(reports, what); };
     all.simulated_ms = median([](const PipelineReport& of) { return of.simulated.step_time; });
     all.measured_ms = median([](const PipelineReport& of) { return of.measured.step_time; });
+    all.spread_ms =
+        spread_of(reports, [](const PipelineReport& of) { return of.measured.step_time; });
     all.off = median(off);
     all.simulated_bubble = median([](const auto& of) { return of.simulated.bubble_share(); });
     all.measured_bubble = median([](const auto& of) { return of.measured.bubble_share(); });

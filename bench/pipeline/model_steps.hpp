@@ -21,6 +21,7 @@ struct ModelSteps {
     PipelineReport report; ///< of the step that is off by the median
     /// As the report's, medians of the steps; off: how much longer they took than simulated.
     double simulated_ms = 0, measured_ms = 0, off = 0, simulated_bubble = 0, measured_bubble = 0;
+    Spread spread_ms; ///< of measured_ms
     double exchange_ms = 0, hidden_share = 0, stalled_ms = 0;
     double loss = 0;                ///< of the first timed step, after three updates
     double whole_ms = 0;            ///< of a step by itself, optimiser included; median

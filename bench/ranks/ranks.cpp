@@ -3,6 +3,7 @@
 
 #include "app/exit_code.hpp"
 #include "app/relaunch.hpp"
+#include "support/common_options.hpp"
 
 #include <bellows/base/error.hpp>
 #include <bellows/comm/launch.hpp>
@@ -55,7 +56,7 @@ int run(const char* help, int argc, char** argv,
     const auto wants_help = [](std::string_view word) { return word == "--help" || word == "-h"; };
     if (std::any_of(argv + 1, argv + argc, wants_help)) {
         if (launched_rank() <= 0)
-            std::fputs(help, stdout);
+            std::printf("%s%s", help, kCommonOptionsHelp);
         return kExitGood;
     }
     const RanksToRun job = take(argc, argv);

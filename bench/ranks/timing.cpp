@@ -64,7 +64,7 @@ Timing Stopwatch::time(const std::function<void()>& once, const TimingOptions& o
         cpu += repeat.cpu;
     }
     std::sort(times.begin(), times.end());
-    return {times[times.size() / 2], times[(times.size() - 1) * 99 / 100],
+    return {spread_of(times), times[(times.size() - 1) * 99 / 100],
             host_.all_reduce_sum(cpu) / static_cast<double>(times.size()), times.size()};
 }
 

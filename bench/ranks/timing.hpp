@@ -3,36 +3,20 @@
 
 // Times of what all ranks do together. Collective; the thread of main() calls.
 
+#include "support/spread.hpp"
+
 #include <bellows/comm/host_collectives.hpp>
 #include <bellows/comm/world.hpp>
 
-#include <algorithm>
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
 #include <functional>
-#include <utility>
-#include <vector>
 
 namespace bellows::bench {
 
 /// Of every wait for other ranks.
 inline constexpr std::chrono::minutes kTimeLimit{4};
-
-/// Of at least one; of an even number the upper one.
-inline double median_of(std::vector<double> values) {
-    const auto middle = values.begin() + static_cast<std::ptrdiff_t>(values.size() / 2);
-    std::ranges::nth_element(values, middle);
-    return *middle;
-}
-/// Of what each run has: a member, or what a function makes of it.
-template <class Run, class What>
-double median_of(const std::vector<Run>& runs, What what) {
-    std::vector<double> values;
-    for (const Run& run : runs)
-        values.push_back(std::invoke(what, run));
-    return median_of(std::move(values));
-}
 
 struct TimingOptions {
     std::uint64_t repeats = 5;  ///< at least
@@ -41,7 +25,7 @@ struct TimingOptions {
 };
 
 struct Timing {
-    double seconds = 0;     ///< median over the repeats of the longest of all ranks
+    Spread seconds;         ///< over the repeats, of the longest of all ranks
     double p99 = 0;         ///< of the same
     double cpu_seconds = 0; ///< of all ranks together, per repeat
     std::uint64_t repeats = 0;

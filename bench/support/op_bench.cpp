@@ -101,7 +101,7 @@ std::string compare(const char* what, std::uint64_t at, double actual, double ex
            ", expected " + std::to_string(expected);
 }
 
-double time_recorded(Device& device, const std::function<void(Recording&)>& record, double least) {
+Spread time_recorded(Device& device, const std::function<void(Recording&)>& record, double least) {
     Recording once(device, QueueRole::Compute, "once");
     record(once);
     device.submit(once).wait(); // compiles
@@ -114,11 +114,9 @@ double time_recorded(Device& device, const std::function<void(Recording&)>& reco
     // An H200 can take 0.35 s of uninterrupted work before it stops being up to three times slower.
     warm_up(device, many, 0.5);
     std::vector<double> times;
-    for (double total = 0; total < least || times.size() < 3; total += times.back())
+    for (double total = 0; total < least || times.size() < least_repeats(); total += times.back())
         times.push_back(seconds_of(device, many));
-    const auto median = times.begin() + static_cast<std::ptrdiff_t>(times.size() / 2);
-    std::nth_element(times.begin(), median, times.end());
-    return *median / static_cast<double>(repetitions);
+    return spread_of(std::move(times)).scaled(1 / static_cast<double>(repetitions));
 }
 
 void run_workload(benchmark::State& state, OpData& data, const Workload& workload,
@@ -132,8 +130,11 @@ void run_workload(benchmark::State& state, OpData& data, const Workload& workloa
         return;
     }
     for (auto _ : state) {
-        const double seconds = time_recorded(device, workload.record);
+        const Spread times = time_recorded(device, workload.record);
+        const double seconds = times.median;
         state.SetIterationTime(seconds);
+        state.counters["min_us"] = 1e6 * times.least;
+        state.counters["max_us"] = 1e6 * times.most;
         state.counters["GB/s"] = 1e-9 * workload.bytes / seconds;
         if (workload.flops > 0)
             state.counters["GFLOPS"] = 1e-9 * workload.flops / seconds;

@@ -3,10 +3,11 @@
 
 // Benchmarks of recorded work: check the result once, run until the clocks are up, then time a
 // recording that repeats it often enough to hide the submission. The time is the median of the
-// host's around submit and wait, per repetition.
+// host's around submit and wait, per repetition, beside the least and the most.
 
 #include "support/peaks.hpp"
 #include "support/program.hpp"
+#include "support/spread.hpp"
 #include "verify/reference/compare.hpp"
 
 #include <bellows/engine/device.hpp>
@@ -79,8 +80,9 @@ inline std::vector<std::uint64_t> samples(std::uint64_t count) {
     return {0, count / 2, count - 1};
 }
 
-/// Seconds of what `record` records, as the head of this file says; times for `least` seconds.
-double time_recorded(Device& device, const std::function<void(Recording&)>& record,
+/// Seconds of what `record` records, as the head of this file says; times for `least` seconds and
+/// at least least_repeats() times.
+Spread time_recorded(Device& device, const std::function<void(Recording&)>& record,
                      double least = least_seconds());
 
 /// Checks, then times for least_seconds() and sets the rates, with the share of the ceiling if it

@@ -14,8 +14,9 @@ namespace bellows::bench {
 template <class K>
 double loop_seconds(Device& device, const K& kernel, std::uint32_t groups) {
     return time_recorded(
-        device, [&](Recording& recording) { recording.dispatch(kernel, {groups}); },
-        std::min(least_seconds(), 0.2));
+               device, [&](Recording& recording) { recording.dispatch(kernel, {groups}); },
+               std::min(least_seconds(), 0.2))
+        .median;
 }
 
 } // namespace bellows::bench

@@ -2,10 +2,11 @@
 #include "support/program.hpp"
 
 #include "support/clock.hpp"
+#include "support/common_options.hpp"
+#include "support/json_file.hpp"
 #include "support/table.hpp"
 
 #include <bellows/base/error.hpp>
-#include <bellows/base/version.hpp>
 
 #include <algorithm>
 #include <charconv>
@@ -18,19 +19,16 @@ namespace bellows::bench {
 
 namespace {
 
-constexpr const char* kCommonHelp = R"(
-  --device INDEX|UUID|gpu|cpu|any   where to run (default: BELLOWS_DEVICE, else any)
-  --filter REGEX                    only benchmarks whose name matches
-  --seconds S                       least time of each benchmark (default 0.5)
-  --json FILE                       results in Google Benchmark's JSON, too
-  --no-columns                      neither device nor column names: another program's table goes on
-  --list                            the names of the benchmarks
-  --help
+constexpr const char* kOwnHelp = R"(  --seconds S       least time of each benchmark (default 0.5)
+  --no-columns      neither device nor column names: the table of another
+                    program goes on
+  --list            show the names of the benchmarks
 
 Each result is checked before it is timed; a wrong one is a failed row and exit code 1.
 )";
 
 double least = 0.5;
+std::uint64_t repeats = 3;
 
 double positive(const std::string& text) {
     char* end = nullptr;
@@ -44,6 +42,10 @@ double positive(const std::string& text) {
 
 double least_seconds() noexcept {
     return least;
+}
+
+std::uint64_t least_repeats() noexcept {
+    return repeats;
 }
 
 bool Arguments::flag(const std::string& name) {
@@ -159,29 +161,29 @@ Ceiling Program::measure(Device& device, Ceiling (*peak)(Device&)) {
 /// it goes on another program's.
 void Program::add_device_context(const DeviceInfo& info, bool columns) {
     if (columns)
-        context_.push_back("device: " + info.name + ", " + info.driver);
+        context_.push_back("device: " + info.name + ", " + info.driver + "; " + build_type() +
+                           " build");
     benchmark::AddCustomContext("device", info.name);
     benchmark::AddCustomContext("driver", info.driver);
     benchmark::AddCustomContext("vulkan", info.api_version);
-    benchmark::AddCustomContext("bellows", kVersion);
-    benchmark::AddCustomContext("compiler", __VERSION__);
+    add_build_context();
 }
 
 int Program::run_on_device(Arguments& arguments) {
     DeviceOptions options = DeviceOptions::from_environment({});
-    if (const auto device = arguments.value("--device"))
-        options.select = *device;
+    const CommonOptions common = take_common_options(arguments);
+    options.select = common.device.value_or(options.select);
+    repeats = common.repeats.value_or(repeats);
     const bool columns = !arguments.flag("--no-columns");
     Table table(context_, columns);
     list_ = arguments.flag("--list");
     std::vector<std::string> words = {arguments.rest()[0]};
-    if (const auto filter = arguments.value("--filter"))
-        words.push_back("--benchmark_filter=" + *filter);
+    if (common.filter)
+        words.push_back("--benchmark_filter=" + *common.filter);
     if (const auto seconds = arguments.value("--seconds"))
         least = positive(*seconds);
-    const auto json = arguments.value("--json");
-    if (json)
-        words.insert(words.end(), {"--benchmark_out=" + *json, "--benchmark_out_format=json"});
+    if (common.json)
+        words.push_back("--benchmark_out=" + *common.json);
     if (list_)
         words.push_back("--benchmark_list_tests=true");
     take(arguments);
@@ -200,7 +202,9 @@ int Program::run_on_device(Arguments& arguments) {
     device_ = device.get();
     add_device_context(device->info(), columns);
     add(*device);
-    const std::size_t ran = benchmark::RunSpecifiedBenchmarks(&table);
+    JsonFile json;
+    const std::size_t ran =
+        benchmark::RunSpecifiedBenchmarks(&table, common.json ? &json : nullptr);
     benchmark::ClearRegisteredBenchmarks(); // they refer to the device
     finish();
     if (ran == 0)
@@ -212,7 +216,7 @@ int Program::run(int argc, char** argv) {
     try {
         Arguments arguments(argc, argv);
         if (arguments.flag("--help") || arguments.flag("-h")) {
-            std::cout << help() << kCommonHelp;
+            std::cout << help() << kOwnHelp << kCommonOptionsHelp;
             return 0;
         }
         return run_on_device(arguments);

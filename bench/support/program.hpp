@@ -20,6 +20,8 @@ namespace bellows::bench {
 
 /// How long each benchmark is timed at least: --seconds.
 double least_seconds() noexcept;
+/// How often at least: --repeats.
+std::uint64_t least_repeats() noexcept;
 
 /// A command line from which a program takes its own options.
 class Arguments {

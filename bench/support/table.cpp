@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: MIT
 #include "support/table.hpp"
 
+#include "support/spread.hpp"
+
 #include <cstdio>
 #include <string>
 
@@ -34,6 +36,13 @@ std::string number(const benchmark::UserCounters& counters, const char* name, do
     return text;
 }
 
+std::string range_of(const benchmark::UserCounters& counters) {
+    const auto least = counters.find("min_us"), most = counters.find("max_us");
+    return least == counters.end() || most == counters.end()
+               ? ""
+               : range_text({0, least->second.value, most->second.value});
+}
+
 /// "85.3 % copy" of the counter "of_copy_peak".
 std::string share_of_peak(const benchmark::UserCounters& counters) {
     const std::string begin = "of_", end = "_peak";
@@ -59,7 +68,8 @@ bool Table::ReportContext(const Context&) {
     for (const std::string& line : context_)
         std::printf("%s\n", line.c_str());
     if (columns_)
-        std::printf("%-48s %12s %9s %9s %14s\n", "benchmark", "us", "GB/s", "GFLOPS", "of peak");
+        std::printf("%-48s %12s %19s %9s %9s %14s\n", "benchmark", "us", "min-max", "GB/s",
+                    "GFLOPS", "of peak");
     return true;
 }
 
@@ -70,8 +80,9 @@ void Table::ReportRuns(const std::vector<Run>& runs) {
             std::printf("%-48s FAILED: %s\n", name_of(run).c_str(), why_failed(run).c_str());
             continue;
         }
-        std::printf("%-48s %12.2f %9s %9s %14s  %s\n", name_of(run).c_str(),
-                    run.GetAdjustedRealTime(), number(run.counters, "GB/s", 1, "%.2f").c_str(),
+        std::printf("%-48s %12.2f %19s %9s %9s %14s  %s\n", name_of(run).c_str(),
+                    run.GetAdjustedRealTime(), range_of(run.counters).c_str(),
+                    number(run.counters, "GB/s", 1, "%.2f").c_str(),
                     number(run.counters, "GFLOPS", 1, "%.1f").c_str(),
                     share_of_peak(run.counters).c_str(), run.report_label.c_str());
     }

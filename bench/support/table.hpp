@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT
 #pragma once
 
-// Results as a table: time, GB/s, GFLOPS, the share of a peak, what went wrong.
+// Results as a table: time and its spread, GB/s, GFLOPS, the share of a peak, what went wrong.
 
 #include <benchmark/benchmark.h>
 

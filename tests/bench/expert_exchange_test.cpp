@@ -38,6 +38,10 @@ TEST(BenchExpertExchange, Options) {
     EXPECT_EQ(codes.dtype, DType::BF16);
     EXPECT_EQ(name_of(options_of({"--mode", "ll"}).shape), "2x1024x7168x256x8/bf16/ll");
     EXPECT_EQ(codes.token_bytes(), 7168 + 4 * 56);
+    EXPECT_EQ(options_of({}).sweep, (std::vector<std::uint64_t>{1024}));
+    EXPECT_EQ(options_of({"--sweep", "64:300"}).sweep, (std::vector<std::uint64_t>{64, 128, 256}));
+    EXPECT_TRUE(options_of({"--filter", "^comb"}).filter.wants("combine/2x1"));
+    EXPECT_FALSE(options_of({"--filter", "^comb"}).filter.wants("dispatch/2x1"));
 }
 
 TEST(BenchExpertExchange, WhatDoesNotFitIsRefused) {
@@ -50,7 +54,9 @@ TEST(BenchExpertExchange, WhatDoesNotFitIsRefused) {
         {"--repeats", "-1"}, {"--ranks-per-node", "0"},
         {"--fast"},          {"--json"},
         {"--layout", "any"}, {"--trace"},
-        {"--ranks", "300"},
+        {"--ranks", "300"},  {"--sweep", "64"},
+        {"--sweep", "8:4"},  {"--sweep", "0:4"},
+        {"--sweep", "1:x"},  {"--filter", "("},
     };
     for (const auto& words : wrong) {
         try {

@@ -2,6 +2,7 @@
 // Benchmark programs refuse what they do not know, and a wrong result is a failed row and exit
 // code 1, not a time.
 
+#include "support/json_file.hpp"
 #include "support/op_bench.hpp"
 #include "support/program.hpp"
 #include "support/temporary_folder.hpp"
@@ -66,6 +67,7 @@ TEST(BenchProgram, ARightResultIsTimed) {
     EXPECT_TRUE(has(outcome.out, "right ")) << outcome.out;
     EXPECT_TRUE(has(outcome.out, "trial_peak: ")) << outcome.out;
     EXPECT_TRUE(has(outcome.out, " % trial")) << outcome.out;
+    EXPECT_TRUE(has(outcome.out, "min-max")) << outcome.out;
     EXPECT_FALSE(has(outcome.out, "FAILED")) << outcome.out;
 }
 
@@ -88,6 +90,8 @@ TEST(BenchProgram, UnknownOptionsAndNamesAreRefused) {
     EXPECT_EQ(run({"--filter", "nothing of this name"}).code, 2);
     EXPECT_EQ(run({"--seconds"}).code, 2);
     EXPECT_EQ(run({"--seconds", "soon"}).code, 2);
+    EXPECT_EQ(run({"--repeats", "0"}).code, 2);
+    EXPECT_EQ(run({"--filter", "("}).code, 2);
     EXPECT_EQ(run({"--device", "no such device"}).code, 3);
     const Outcome help = run({"--help"});
     EXPECT_EQ(help.code, 0);
@@ -121,8 +125,10 @@ TEST(BenchProgram, ResultsInJson) {
     std::ostringstream text;
     text << std::ifstream(file).rdbuf();
     for (const char* key : {"device", "driver", "vulkan", "bellows", "compiler", "trial_peak",
-                            "GB/s", "GFLOPS", "of_trial_peak"})
+                            "GB/s", "GFLOPS", "of_trial_peak", "min_us", "max_us", "build"})
         EXPECT_TRUE(has(text.str(), "\"" + std::string(key) + "\": ")) << key << text.str();
+    EXPECT_EQ(has(text.str(), "\"library_build_type\": \"release\""), build_type() == "Release")
+        << text.str();
     EXPECT_TRUE(has(text.str(), "\"name\": \"right/iterations:1/manual_time\"")) << text.str();
 }
 
