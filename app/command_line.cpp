@@ -11,6 +11,7 @@
 
 #include <bellows/base/error.hpp>
 #include <bellows/base/files.hpp>
+#include <bellows/base/printable.hpp>
 #include <bellows/comm/launch.hpp>
 #include <bellows/engine/device_choice.hpp>
 
@@ -52,12 +53,14 @@ bool tells(const Error& error, bool input_is_good) {
 
 /// One line; with this rank in front unless it names one already.
 std::string line_of(const Error& error, bool input_is_good) {
+    constexpr std::size_t kLongestLine = 4000;
     std::string text = error.message();
     for (std::size_t at = text.find('\n'); at != std::string::npos; at = text.find('\n', at)) {
         const std::size_t end = std::min(text.find_first_not_of(" \n", at), text.size());
         const bool opens = at > 0 && text[at - 1] == ':';
         text.replace(at, end - at, end == text.size() ? "" : opens ? " " : "; ");
     }
+    text = bounded(text, kLongestLine); // whoever made it, it does not steer the terminal
     const bool named = text.starts_with("rank ");
     return is_launched() && input_is_good && !named
                ? "rank " + std::to_string(launched_rank()) + ": " + text

@@ -25,6 +25,7 @@ struct TrainFlags {
     std::optional<std::string> precision, device, device_link, pipeline, pairs, tokenizer;
     std::vector<std::string> set{}; ///< "train.lr=1e-3"
     std::optional<std::filesystem::path> out, resume;
+    bool tensorboard = false;
 };
 
 struct GenerateFlags {

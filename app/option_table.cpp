@@ -118,6 +118,8 @@ void add_train(CLI::App& app, TrainFlags& flags) {
     add_count(app, "--eval-every", flags.eval_every,
               "steps from one look at the loss of held-out text to the next (default 0: at the end "
               "only)");
+    app.add_flag("--tensorboard", flags.tensorboard,
+                 "write an event file of TensorBoard beside metrics.jsonl");
     group(app, "Device");
     add_device(
         app, flags.device,

@@ -23,6 +23,7 @@
 #include <bellows/train/checkpoints.hpp>
 #include <bellows/train/metrics.hpp>
 #include <bellows/train/sequence_source.hpp>
+#include <bellows/train/tensorboard.hpp>
 #include <bellows/train/trainer.hpp>
 
 #include <algorithm>
@@ -102,6 +103,7 @@ private:
     std::unique_ptr<Device> device_;
     std::optional<Trainer> trainer_;
     std::optional<MetricsLog> log_;
+    std::optional<TensorboardLog> tensorboard_;
     std::uint64_t first_step_ = 0;
     std::filesystem::path last_checkpoint_;
     std::optional<Results> results_;
@@ -174,6 +176,8 @@ TrainRun::TrainRun(const TrainOptions& options, World& world)
     }
     if (leads())
         log_.emplace(options.out / "metrics.jsonl", first_step_);
+    if (leads() && train_.tensorboard)
+        tensorboard_.emplace(options.out, first_step_);
     trainer_->ask_by([this] { return asks(); });
     last_save_ = Clock::now();
 }
@@ -271,6 +275,8 @@ StepAsks TrainRun::one_step(std::uint64_t step) {
     metrics.bytes_exchanged = result.bytes_exchanged;
     metrics.seconds_waited = result.seconds_waited;
     warn_if_not_written([&] { log_->add(metrics); });
+    if (tensorboard_)
+        warn_if_not_written([&] { tensorboard_->add(metrics); });
     progress_->step(metrics);
     if (!result.updated)
         progress_->note("warning: step " + std::to_string(step + 1) +
@@ -508,6 +514,7 @@ int run_train(const TrainOptions& options) {
     if (results) {
         if (code == kExitGood)
             try_model(options, *results);
+        results->summary.sample = for_standard_output(results->summary.sample);
         std::fputs(format_summary(results->summary).c_str(), stdout);
         std::fputs(how_it_ended(options, *results, code).c_str(), stdout);
         std::fflush(stdout);
