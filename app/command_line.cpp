@@ -2,9 +2,9 @@
 #include "app/command_line.hpp"
 
 #include "app/commands.hpp"
-#include "app/completion.hpp"
 #include "app/exit_code.hpp"
-#include "app/option_table.hpp"
+#include "app/options/completion.hpp"
+#include "app/options/option_table.hpp"
 #include "app/progress.hpp"
 #include "app/relaunch.hpp"
 #include "app/stop_signal.hpp"

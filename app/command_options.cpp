@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: MIT
 #include "app/command_line.hpp"
 #include "app/commands.hpp"
-#include "app/config_text.hpp"
 #include "app/exit_code.hpp"
+#include "app/options/config_text.hpp"
 #include "app/units.hpp"
 
 #include <bellows/base/error.hpp>

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT
-#include "app/option_table.hpp"
+#include "app/options/option_table.hpp"
 
-#include "app/help.hpp"
+#include "app/options/help.hpp"
 
 #include <bellows/base/error.hpp>
 #include <bellows/base/version.hpp>

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-#include "app/config_text.hpp"
+#include "app/options/config_text.hpp"
 
 #include <bellows/base/error.hpp>
 
