@@ -2,15 +2,16 @@
 #include "app/command_line.hpp"
 
 #include "app/commands.hpp"
-#include "app/completion.hpp"
 #include "app/exit_code.hpp"
-#include "app/option_table.hpp"
+#include "app/options/completion.hpp"
+#include "app/options/option_table.hpp"
 #include "app/progress.hpp"
 #include "app/relaunch.hpp"
 #include "app/stop_signal.hpp"
 
 #include <bellows/base/error.hpp>
 #include <bellows/base/files.hpp>
+#include <bellows/base/printable.hpp>
 #include <bellows/comm/launch.hpp>
 #include <bellows/comm/phase.hpp>
 #include <bellows/engine/device_choice.hpp>
@@ -54,12 +55,14 @@ bool tells(const Error& error, bool input_is_good) {
 
 /// One line; with this rank in front unless it names one already.
 std::string line_of(const Error& error, bool input_is_good) {
+    constexpr std::size_t kLongestLine = 4000;
     std::string text = error.message();
     for (std::size_t at = text.find('\n'); at != std::string::npos; at = text.find('\n', at)) {
         const std::size_t end = std::min(text.find_first_not_of(" \n", at), text.size());
         const bool opens = at > 0 && text[at - 1] == ':';
         text.replace(at, end - at, end == text.size() ? "" : opens ? " " : "; ");
     }
+    text = bounded(text, kLongestLine); // whoever made it, it does not steer the terminal
     const bool named = text.starts_with("rank ");
     return is_launched() && input_is_good && !named
                ? "rank " + std::to_string(launched_rank()) + ": " + text

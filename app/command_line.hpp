@@ -26,6 +26,7 @@ struct TrainFlags {
     std::vector<std::string> set{}; ///< "train.lr=1e-3"
     std::optional<std::filesystem::path> out, resume;
     bool fall_back = false;
+    bool tensorboard = false;
 };
 
 struct GenerateFlags {

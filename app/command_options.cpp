@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: MIT
 #include "app/command_line.hpp"
 #include "app/commands.hpp"
-#include "app/config_text.hpp"
 #include "app/exit_code.hpp"
+#include "app/options/config_text.hpp"
 #include "app/resumed_checkpoint.hpp"
 #include "app/training_text.hpp"
 #include "app/units.hpp"
@@ -83,6 +83,7 @@ void apply_flags(TrainConfig& train, const TrainFlags& flags) {
         named("pipeline", [&] { train.pipeline = parse_schedule_kind(*flags.pipeline); });
     if (flags.pairs)
         named("pairs", [&] { train.pairs = parse_pair_mode(*flags.pairs); });
+    train.tensorboard = train.tensorboard || flags.tensorboard;
     override_with(train.pp, flags.pp);
     override_with(train.dp, flags.dp);
     override_with(train.ep, flags.ep);
@@ -325,7 +326,7 @@ ScheduleFormat parse_schedule_format(const std::string& format) {
     constexpr std::array<std::string_view, 4> kFormats = {"text", "json", "svg", "trace"};
     const auto found = std::find(kFormats.begin(), kFormats.end(), format);
     if (found == kFormats.end()) {
-        refuse("there is no --format " + format + ", there are: text, json, svg, trace");
+        refuse("there is no --format " + in_quotes(format) + ", there are: text, json, svg, trace");
     }
     return static_cast<ScheduleFormat>(found - kFormats.begin());
 }

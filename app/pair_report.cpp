@@ -82,7 +82,7 @@ void set_cost(PairNodes& layer, const std::string& entry) {
     });
     if (!found)
         throw Error(ErrorCode::InvalidArgument,
-                    "--costs: there is no '" + key + "' in a pair, there are " + all);
+                    "--costs: there is no " + in_quotes(key) + " in a pair, there are " + all);
 }
 
 /// What has no time yet costs what the forward's node of its name does.

@@ -23,6 +23,10 @@ int run_selftest(const SelftestOptions& options);
 std::string generate_text(LanguageModel& model, const Tokenizer& tokenizer,
                           const GenerateOptions& options);
 
+/// What a model wrote: control characters as \xNN where standard output is a terminal, else as it
+/// is.
+std::string for_standard_output(const std::string& text);
+
 /// The words of `wanted` that stand in a text, in its first 16 Mi tokens if it is longer.
 WordSet words_of(const Corpus& corpus, const Tokenizer& tokenizer, const WordSet& wanted);
 

@@ -1,8 +1,10 @@
 // SPDX-License-Identifier: MIT
 // The body of `bellows generate`: one rank, the whole model, each token computed from the last
 // `seq` tokens of the text.
+#include "app/progress.hpp"
 #include "app/run.hpp"
 
+#include <bellows/base/printable.hpp>
 #include <bellows/engine/device_choice.hpp>
 #include <bellows/serve/sampling.hpp>
 
@@ -26,6 +28,10 @@ std::string generate_text(LanguageModel& model, const Tokenizer& tokenizer,
         text.push_back(sample_token(logits, sampling, text.size()));
     }
     return tokenizer.decode(text);
+}
+
+std::string for_standard_output(const std::string& text) {
+    return ProgressReporter::detect(stdout).terminal ? printable(text, "\n\t") : text;
 }
 
 WordSet words_of(const Corpus& corpus, const Tokenizer& tokenizer, const WordSet& wanted) {
@@ -55,7 +61,8 @@ int run_generate(const GenerateOptions& options) {
     LanguageModel model(device_options_of_rank(options.config.train.device, 0), options.checkpoint,
                         wait_limit(options.config.train));
     const std::string text = generate_text(model, tokenizer, options);
-    std::printf("%s\n", text.c_str());
+    const std::string shown = for_standard_output(text) + "\n";
+    std::fwrite(shown.data(), 1, shown.size(), stdout);
     std::fflush(stdout);
     if (known) { // what the model wrote, not what it was given
         const auto written =

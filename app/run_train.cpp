@@ -27,6 +27,7 @@
 #include <bellows/train/loss_watch.hpp>
 #include <bellows/train/metrics.hpp>
 #include <bellows/train/sequence_source.hpp>
+#include <bellows/train/tensorboard.hpp>
 #include <bellows/train/trainer.hpp>
 
 #include <algorithm>
@@ -124,6 +125,7 @@ private:
     std::unique_ptr<Device> device_;
     std::optional<Trainer> trainer_;
     std::optional<MetricsLog> log_;
+    std::optional<TensorboardLog> tensorboard_;
     std::uint64_t first_step_ = 0;
     std::filesystem::path last_checkpoint_;
     // Rank 0's:
@@ -195,6 +197,8 @@ TrainRun::TrainRun(const TrainOptions& options, World& world)
         log_.emplace(options.out / "metrics.jsonl", first_step_);
         find_good_checkpoint();
     }
+    if (leads() && train_.tensorboard)
+        tensorboard_.emplace(options.out, first_step_);
     trainer_->ask_by([this] { return asks(); });
     last_save_ = Clock::now();
 }
@@ -311,6 +315,8 @@ StepAsks TrainRun::one_step(std::uint64_t step) {
     metrics.bytes_exchanged = result.bytes_exchanged;
     metrics.seconds_waited = result.seconds_waited;
     warn_if_not_written([&] { log_->add(metrics); });
+    if (tensorboard_)
+        warn_if_not_written([&] { tensorboard_->add(metrics); });
     progress_->step(metrics);
     watch_loss(step, result.loss);
     if (!result.updated)
@@ -618,6 +624,7 @@ int run_train(const TrainOptions& options) {
     if (is_launched())
         begin_phase(launched_rank(), "after closing", kEndLimit);
     if (results) {
+        results->summary.sample = for_standard_output(results->summary.sample);
         std::fputs(format_summary(results->summary).c_str(), stdout);
         std::fputs(how_it_ended(options, *results, code).c_str(), stdout);
         std::fflush(stdout);

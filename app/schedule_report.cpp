@@ -79,7 +79,8 @@ StageCosts parse_stage(const std::string& text, SimulationOptions& all) {
         else if (key == "transfer")
             all.p2p_transfer = parse_cost(key, value);
         else
-            refuse("--costs: there is no '" + key + "', there are f, i, w, fb, p2p and transfer");
+            refuse("--costs: there is no " + in_quotes(key) +
+                   ", there are f, i, w, fb, p2p and transfer");
     }
     return costs;
 }
@@ -257,7 +258,7 @@ double parse_cost(const std::string& key, const std::string& text) {
     const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
     if (error != std::errc{} || end != text.data() + text.size() || !std::isfinite(value) ||
         value < 0)
-        refuse("--costs: " + key + " must be a number of at least 0, not '" + text + "'");
+        refuse("--costs: " + key + " must be a number of at least 0, not " + in_quotes(text));
     return value;
 }
 

@@ -44,12 +44,7 @@ Error::Error(ErrorCode code, std::string message, int rank, std::int64_t detail)
 
 std::string in_quotes(std::string_view text) {
     constexpr std::size_t kLongest = 120;
-    const bool cut = text.size() > kLongest;
-    std::size_t bytes = cut ? kLongest : text.size();
-    // Between two characters of UTF-8, of at most 4 bytes, not amid one.
-    while (cut && bytes > kLongest - 3 && (static_cast<unsigned char>(text[bytes]) & 0xc0) == 0x80)
-        --bytes;
-    return '"' + printable(text.substr(0, bytes)) + (cut ? "…\"" : "\"");
+    return '"' + bounded(text, kLongest) + '"';
 }
 
 } // namespace bellows

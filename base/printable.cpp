@@ -61,4 +61,13 @@ std::string printable(std::string_view text, std::string_view keep) {
     return out;
 }
 
+std::string bounded(std::string_view text, std::size_t longest) {
+    std::size_t bytes = text.size() > longest ? longest : text.size();
+    // Between two characters of UTF-8, of at most 4 bytes, not amid one.
+    for (int i = 0;
+         i < 3 && bytes < text.size() && bytes > 0 && (byte_at(text, bytes) & 0xc0u) == 0x80; ++i)
+        --bytes;
+    return printable(text.substr(0, bytes)) + (bytes < text.size() ? "…" : "");
+}
+
 } // namespace bellows

@@ -5,6 +5,7 @@
 // visitor, visit(key, field, least, most). For the house's own sources. Pure functions.
 
 #include <bellows/base/error.hpp>
+#include <bellows/base/printable.hpp>
 
 #include <toml++/toml.h>
 
@@ -39,7 +40,7 @@ inline toml::table parse(std::string_view text, std::string_view source) {
         return toml::parse(text, source);
     } catch (const toml::parse_error& error) {
         refuse(std::string(source) + ":" + std::to_string(error.source().begin.line) + ": " +
-               std::string(error.description()));
+               bounded(error.description()));
     }
 }
 
@@ -70,6 +71,13 @@ inline void assign(double& out, const toml::node& node, const std::string& where
         out = static_cast<double>(whole->get());
     else
         refuse(where + " must be a number");
+}
+
+inline void assign(bool& out, const toml::node& node, const std::string& where) {
+    const auto* value = node.as_boolean();
+    if (value == nullptr)
+        refuse(where + " must be true or false");
+    out = value->get();
 }
 
 inline void assign(std::string& out, const toml::node& node, const std::string& where) {

@@ -68,8 +68,6 @@ std::string format_metrics(const StepMetrics& metrics) {
             json[key] = *value;
     };
     add_if_there("loss_nats_per_byte", metrics.loss_nats_per_byte);
-    add_if_there("held_out_loss", metrics.held_out_loss);
-    add_if_there("held_out_loss_nats_per_byte", metrics.held_out_loss_nats_per_byte);
     json["grad_norm"] = metrics.grad_norm;
     json["lr"] = metrics.lr;
     json["tokens_per_s"] = metrics.tokens_per_s;
@@ -77,6 +75,8 @@ std::string format_metrics(const StepMetrics& metrics) {
     json["model_flops_per_s"] = metrics.model_flops_per_s;
     json["bytes_exchanged"] = metrics.bytes_exchanged;
     json["seconds_waited"] = metrics.seconds_waited;
+    add_if_there("held_out_loss", metrics.held_out_loss);
+    add_if_there("held_out_loss_nats_per_byte", metrics.held_out_loss_nats_per_byte);
     return json.dump();
 }
 

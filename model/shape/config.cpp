@@ -2,6 +2,7 @@
 #include <bellows/shape/config.hpp>
 
 #include <bellows/base/error.hpp>
+#include <bellows/base/printable.hpp>
 
 #include <toml++/toml.h>
 
@@ -186,7 +187,7 @@ public:
         for (const auto& [key, node] : table) {
             const std::string name(key.str());
             if (std::find(known.begin(), known.end(), name) == known.end())
-                refuse(at(key.source()) + "unknown key '" + name + "' " + place +
+                refuse(at(key.source()) + "unknown key " + in_quotes(name) + " " + place +
                        suggestion(name, known));
         }
     }
@@ -243,7 +244,7 @@ toml::table parse_toml(std::string_view text, std::string_view source) {
         return toml::parse(text, source);
     } catch (const toml::parse_error& error) {
         refuse(std::string(source) + ":" + std::to_string(error.source().begin.line) + ": " +
-               std::string(error.description()));
+               bounded(error.description()));
     }
 }
 

@@ -22,7 +22,7 @@ std::string_view preset_text(std::string_view name) {
         if (preset.name == name)
             return preset.text;
     throw Error(ErrorCode::InvalidArgument,
-                "unknown preset '" + std::string(name) + "'" + suggestion(name, preset_names()));
+                "unknown preset " + in_quotes(name) + suggestion(name, preset_names()));
 }
 
 ModelConfig load_model(const std::string& preset_or_file,
@@ -37,7 +37,7 @@ ModelConfig load_model(const std::string& preset_or_file,
     for (const std::string& name : names)
         list += (list.empty() ? "" : ", ") + name;
     throw Error(ErrorCode::InvalidArgument,
-                "'" + preset_or_file + "' is neither a file nor a preset (" + list + ")");
+                in_quotes(preset_or_file) + " is neither a file nor a preset (" + list + ")");
 }
 
 } // namespace bellows

@@ -33,7 +33,8 @@ PairPart part_of(const std::string& name) {
     for (std::size_t part = 0; part < kNumPairParts; ++part)
         if (name.size() > 3 && name.ends_with(kNameEnds[part]))
             return static_cast<PairPart>(part);
-    refuse("the order of a pair's nodes has '" + name + "', whose end is none of (F), (B) and (W)");
+    refuse("the order of a pair's nodes has " + in_quotes(name) +
+           ", whose end is none of (F), (B) and (W)");
 }
 
 void check_needs(const PairNodes& nodes) {
@@ -452,7 +453,7 @@ void check_names(const PairPattern& pattern) {
             }
         if (!found)
             throw Error(ErrorCode::InvalidArgument,
-                        "there is no '" + name + "' in a pair, there are " + all);
+                        "there is no " + in_quotes(name) + " in a pair, there are " + all);
     }
 }
 

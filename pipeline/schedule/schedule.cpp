@@ -34,7 +34,7 @@ ScheduleKind parse_schedule_kind(std::string_view name) {
     for (const char* kind : kKindNames)
         all += (all.empty() ? "" : ", ") + std::string(kind);
     throw Error(ErrorCode::InvalidArgument,
-                "there is no schedule '" + std::string(name) + "', there are: " + all);
+                "there is no schedule " + in_quotes(name) + ", there are: " + all);
 }
 
 std::string to_text(const ScheduleOp& op) {

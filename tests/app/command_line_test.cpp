@@ -285,6 +285,65 @@ TEST_F(CommandLine, ConfigurationFilesAreChecked) {
     refuse(odd, "qk_rope_head_dim");
 }
 
+// What stands in files and arguments neither steers the terminal nor floods it.
+TEST_F(CommandLine, HostileTextIsQuotedAndBounded) {
+    const std::string tiny = to_toml(load_run_config("tiny").model);
+    const std::string escape = "\x1b]0;owned\x07\xc2\x9b"
+                               "31m\xff",
+                      long_name(1 << 19, 'k');
+    const std::string quoted = "\"\\u001b]0;owned\\u0007\\u009b31m\""; // as TOML writes it
+    const auto check = [](const Result& result) {
+        EXPECT_EQ(result.code, 2);
+        EXPECT_EQ(std::count(result.errors.begin(), result.errors.end(), '\n'), 1);
+        EXPECT_LT(result.errors.size(), 4200u);
+        for (const char c : result.errors)
+            EXPECT_TRUE(c == '\n' || static_cast<unsigned char>(c) >= ' ') << result.errors;
+        EXPECT_EQ(result.errors.find("\xc2\x9b"), std::string::npos) << result.errors;
+        EXPECT_EQ(result.errors.find('\xff'), std::string::npos) << result.errors;
+    };
+    for (const std::string& text :
+         {tiny + quoted + " = 4\n", tiny + "[" + quoted + "]\n", tiny + long_name + " = 4\n",
+          tiny + "[train]\n" + quoted + " = 4\n", tiny + "[train]\n" + long_name + " = 4\n",
+          tiny + "[train]\nprecision = " + quoted + "\n",
+          tiny + "[train]\npipeline = " + quoted + "\n",
+          tiny + "[train]\npairs = \"" + long_name + "\"\n",
+          tiny + "[train]\ndevice = " + quoted + "\n", tiny + "[train]\na = " + escape + "\n",
+          escape, "\"" + long_name, tiny + "[train]\n" + long_name + " = = 1\n"})
+        check(run({"train", "--config", folder.write("my.toml", text).string(), "--data", data,
+                   "--out", (folder.path() / "run").string()}));
+    for (const std::string& text : {escape, long_name}) {
+        check(run(train_with({"--set", "train." + text + "=1"})));
+        check(run(train_with({"--set", text})));
+        check(run(train_with({"--set", "train.precision=" + text})));
+        check(run(train_with({"--" + text})));
+        check(run(train_with({"--config", text})));
+        check(run(train_with({"--pipeline", text})));
+        check(run(train_with({"--pairs", text})));
+        check(run(train_with({"--lr", text})));
+        check(run({text}));
+        check(run({"schedule", "--kind", text}));
+        check(run({"schedule", "--pair", "--order", text}));
+        check(run({"schedule", "--kind", "1f1b", "--costs", text + "=1"}));
+        check(run({"schedule", "--kind", "1f1b", "--format", text}));
+        check(run({"config", "--dump", text}));
+    }
+    // Names in a checkpoint's manifest.
+    RunConfig config = load_run_config("tiny");
+    config.train.data = {data};
+    const fs::path checkpoint = write_checkpoint(10, to_toml(config));
+    for (const char* file : {"state.json", "model.safetensors", "config.toml"})
+        for (const std::string& text :
+             {quoted, "{" + quoted + ": " + quoted + "}", "{\"" + long_name + "\": [}", escape}) {
+            if (!fs::exists(checkpoint / file))
+                continue;
+            const std::string good = content_of(checkpoint / file);
+            const std::string name = fs::relative(checkpoint / file, folder.path()).string();
+            folder.write(name, text);
+            check(run({"train", "--resume", (folder.path() / "old").string(), "--steps", "20"}));
+            folder.write(name, good);
+        }
+}
+
 TEST_F(CommandLine, ErrorsOfTheRunGiveTheirCode) {
     const auto code = [&](const std::function<int()>& body) {
         return run(train_with({}), body).code;
@@ -427,7 +486,7 @@ TEST_F(CommandLine, SchedulesNeedNoDevice) {
               std::string::npos)
         << pair.out;
     expect_refused(run({"schedule", "--pair", "--kind", "1f1b"}), "--pair");
-    expect_refused(run({"schedule", "--pair", "--order", "MPL(B)"}), "there is no 'MPL(B)'");
+    expect_refused(run({"schedule", "--pair", "--order", "MPL(B)"}), "there is no \"MPL(B)\"");
     expect_refused(run({"schedule", "--kind", "1f1b", "--layers", "2"}), "--pair");
 }
 

@@ -125,7 +125,7 @@ TEST(PairCommand, FlagsThatDoNotGoTogetherAreRefused) {
     expect_refused({.layers = 101, .pair = true}, "--layers must be 1 to 100, not 101");
     expect_refused({.order = "MLP", .pair = true}, "'MLP', whose end is none of (F), (B) and (W)");
     expect_refused({.format = "png", .pair = true}, "there is no --format png");
-    expect_refused({.costs = "f=1", .pair = true}, "there is no 'f' in a pair, there are attn.f");
+    expect_refused({.costs = "f=1", .pair = true}, "there is no \"f\" in a pair, there are attn.f");
     const ScheduleOptions options =
         resolve_schedule({.format = "trace", .order = "MLP(B) ATTN(F)", .layers = 7, .pair = true});
     ASSERT_TRUE(options.pair);

@@ -43,7 +43,7 @@ TEST_P(Refused, WithOneLineAndNothingWritten) {
 
 INSTANTIATE_TEST_SUITE_P(
     Input, Refused,
-    testing::Values(BadRun{"model_key", "unknown key 'hiden'", {}, "hidden = 32", "hiden = 32"},
+    testing::Values(BadRun{"model_key", "unknown key \"hiden\"", {}, "hidden = 32", "hiden = 32"},
                     BadRun{"train_key", "bacth", {"--ranks", "2"}, "batch = 8", "bacth = 8"},
                     BadRun{"no_toml", "edited.toml", {}, "hidden = 32", "hidden = = 32"},
                     BadRun{

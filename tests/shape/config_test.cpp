@@ -165,7 +165,7 @@ TEST(ModelConfig, PresetOrFile) {
         return std::string("nothing was thrown");
     };
     EXPECT_EQ(message([] { load_model("tyni"); }),
-              "'tyni' is neither a file nor a preset (tiny, v2-lite, v3-671b)");
+              "\"tyni\" is neither a file nor a preset (tiny, v2-lite, v3-671b)");
     EXPECT_NE(message([] { preset_text("v3"); }).find("'v3'"), std::string::npos);
 }
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-#include "app/help.hpp"
+#include "app/options/help.hpp"
 
 #include <sstream>
 #include <utility>

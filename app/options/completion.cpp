@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT
-#include "app/completion.hpp"
+#include "app/options/completion.hpp"
 
-#include "app/option_table.hpp"
+#include "app/options/option_table.hpp"
 
 #include <bellows/schedule/schedule.hpp>
 #include <bellows/shape/presets.hpp>

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT
-#include "app/option_table.hpp"
+#include "app/options/option_table.hpp"
 
-#include "app/help.hpp"
+#include "app/options/help.hpp"
 
 #include <bellows/base/error.hpp>
 #include <bellows/base/version.hpp>
@@ -121,6 +121,8 @@ void add_train(CLI::App& app, TrainFlags& flags) {
     add_count(app, "--eval-every", flags.eval_every,
               "steps from one look at the loss of held-out text to the next (default 0: at the end "
               "only)");
+    app.add_flag("--tensorboard", flags.tensorboard,
+                 "write an event file of TensorBoard beside metrics.jsonl");
     group(app, "Device");
     add_device(
         app, flags.device,
