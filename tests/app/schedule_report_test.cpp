@@ -68,7 +68,7 @@ TEST(ScheduleCommand, CostsAreOfAllStagesOrOfEach) {
 TEST(ScheduleCommand, FlagsThatDoNotGoTogetherAreRefused) {
     expect_refused({}, "--kind names a schedule, or --compare");
     expect_refused({.kind = "1f1b", .compare = true}, "--kind names a schedule, or --compare");
-    expect_refused({.kind = "1f2b"}, "there is no schedule '1f2b'");
+    expect_refused({.kind = "1f2b"}, "there is no schedule \"1f2b\"");
     expect_refused({.kind = "1f1b", .chunks = 3}, "--chunks goes with --kind interleaved");
     expect_refused({.kind = "1f1b", .format = "png"}, "there is no --format png");
     expect_refused({.format = "svg", .compare = true}, "--compare is shown as text or json");

@@ -154,7 +154,7 @@ TEST_F(Pipelines, WhatCannotBeIsRefusedWithTheRule) {
         expect_one_line(workspace_->bellows(workspace_->train_arguments("refused", flags)), 2,
                         part);
     };
-    refused({"--steps", "1", "--pipeline", "2f2b"}, "there is no schedule '2f2b'");
+    refused({"--steps", "1", "--pipeline", "2f2b"}, "there is no schedule \"2f2b\"");
     refused({"--steps", "1", "--ranks", "2", "--pp", "2", "--micro-batches", "2", "--pipeline",
              "dualpipe"},
             "twice as many micro-batches as ranks");
