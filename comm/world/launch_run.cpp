@@ -14,6 +14,7 @@
 #include "process_state.hpp"
 #include "socket.hpp"
 
+#include <algorithm>
 #include <array>
 #include <cerrno>
 #include <csignal>
@@ -288,11 +289,11 @@ void Launch::give_up(const std::vector<int>& ranks, const std::string& why) {
 void Launch::end_if_due(const Deadline& startup) {
     if (looked_.expired() && !kill_by_) {
         looked_ = Deadline(kLookAtRanks);
-        // Stopped ranks do not use the grace.
-        const auto is_still = [](const Rank& rank) {
-            return rank.exit_code || is_stopped(rank.id);
-        };
-        if (end_by_ && first_failure_ && ranks_.all(is_still))
+        // Stopped ranks do not use the grace; those that have told their end do.
+        const std::vector<int> untold = ranks_.those([](const Rank& r) { return !r.exit_code; });
+        const bool all_stopped =
+            std::ranges::all_of(untold, [this](int rank) { return is_stopped(ranks_[rank].id); });
+        if (end_by_ && first_failure_ && !untold.empty() && all_stopped)
             end_ranks();
         else if (!end_by_ && !look_for_stopped())
             look_for_late();
