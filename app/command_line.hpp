@@ -5,7 +5,7 @@
 // terminal nor a device.
 
 #include "app/commands.hpp"
-#include "app/schedule_report.hpp"
+#include "app/pictures/schedule_report.hpp"
 
 #include <cstdint>
 #include <filesystem>

@@ -3,8 +3,8 @@
 #include "app/commands.hpp"
 #include "app/exit_code.hpp"
 #include "app/options/config_text.hpp"
-#include "app/resumed_checkpoint.hpp"
-#include "app/training_text.hpp"
+#include "app/train/resumed_checkpoint.hpp"
+#include "app/train/training_text.hpp"
 #include "app/units.hpp"
 
 #include <bellows/base/error.hpp>

@@ -2,8 +2,8 @@
 // Pipeline schedules as the executor runs them among ranks, on stages that take a set time and hold
 // no core: how long a step takes beside what the simulator says. `--help` lists the options.
 
-#include "app/pipeline_report.hpp"
-#include "app/schedule_report.hpp"
+#include "app/pictures/pipeline_report.hpp"
+#include "app/pictures/schedule_report.hpp"
 #include "app/trace_file.hpp"
 #include "pipeline/model_steps.hpp"
 #include "pipeline/timed_stage.hpp"

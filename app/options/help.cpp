@@ -171,8 +171,9 @@ through workgroup memory), =direct or =measured say otherwise, and checkpoints k
 )";
 
 const char* const kSelftestHelp =
-    R"(Checks every codec and op against f64 arithmetic on the host, the expert exchange on one rank and on
-two, and that a small training run gives the same bits however its work is ordered. error/bound is
+    R"(Checks every codec, op and FP8 product against f64 arithmetic on the host, the expert exchange in
+f32, bf16 and FP8 on one rank and on two, and that a small training run gives the same bits however
+its work is ordered. At its end it says what it does not cover on this device. error/bound is
 the largest error in units of what rounding allows; above 1 is wrong. Under mpirun or srun, exchange
 and training are checked among the ranks that are there.
 

@@ -199,12 +199,13 @@ void add_info(CLI::App& app, InfoFlags& flags, bool devices) {
         ->type_name("PRESET|FILE")
         ->required(!devices);
     if (devices) {
-        app.add_flag("--kernels", flags.kernels,
-                     "how each kind of FP8 product is computed, and how fast; measured once");
+        app.add_flag(
+            "--kernels", flags.kernels,
+            "show how each kind of FP8 product is computed, and its time in µs; measured once");
         app.add_flag("--retune", flags.retune, "with --kernels: measure again");
     }
     group(app, "Output");
-    app.add_flag("--json", flags.json, "as JSON");
+    app.add_flag("--json", flags.json, "write JSON to standard output");
     group(app, "Device");
     add_device(app, flags.device, "this device alone; list: a line per device");
     app.footer(kInfoHelp);
@@ -237,25 +238,28 @@ CommandLine::CommandLine(const Commands& commands) {
     app.option_defaults()->take_last();
     app.footer(kMainHelp);
     if (commands.train) {
-        train = app.add_subcommand("train", "train a model on text");
+        train = app.add_subcommand("train", "Trains a model on text.");
         add_train(*train, train_flags);
     }
     if (commands.generate) {
-        generate = app.add_subcommand("generate", "write text with a trained model");
+        generate = app.add_subcommand("generate", "Writes text with a trained model.");
         add_generate(*generate, generate_flags);
     }
-    config = app.add_subcommand("config", "print presets as configuration files");
+    config = app.add_subcommand("config", "Prints presets as configuration files.");
     add_config(*config, config_flags);
-    info = app.add_subcommand("info", commands.info ? "devices, or the size of a model"
-                                                    : "the size of a model");
+    info = app.add_subcommand("info", commands.info ? "Shows the devices, or the size of a model."
+                                                    : "Shows the size of a model.");
     add_info(*info, info_flags, static_cast<bool>(commands.info));
     if (commands.selftest) {
-        selftest = app.add_subcommand("selftest", "check this device in under two minutes");
+        selftest = app.add_subcommand(
+            "selftest",
+            "Checks that this device computes right; takes two to three minutes on a CPU.");
         add_selftest(*selftest, selftest_options, selftest_device);
     }
-    schedule = app.add_subcommand("schedule", "pipeline schedules: ops, times, pictures");
+    schedule =
+        app.add_subcommand("schedule", "Shows pipeline schedules: their ops, times, pictures.");
     add_schedule(*schedule, schedule_flags);
-    completion = app.add_subcommand("completion", "print a script that completes commands");
+    completion = app.add_subcommand("completion", "Prints a script that completes commands.");
     completion->add_option("shell", shell, "bash")
         ->required()
         ->type_name("bash")

@@ -3,7 +3,7 @@
 
 // Training steps of a model under one schedule after another, on the same device.
 
-#include "app/pipeline_report.hpp"
+#include "app/pictures/pipeline_report.hpp"
 #include "ranks/timing.hpp"
 
 #include <bellows/engine/device.hpp>

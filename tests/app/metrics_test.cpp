@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT
-#include "app/loss_plot.hpp"
+#include "app/pictures/loss_plot.hpp"
 #include "app/progress.hpp"
-#include "app/summary.hpp"
+#include "app/train/summary.hpp"
 #include "app/units.hpp"
 #include "support/temporary_folder.hpp"
 

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: MIT
 // Pictures: texts stay within the document, and bars stay visible however many there are.
-#include "app/gantt.hpp"
-#include "app/loss_plot.hpp"
-#include "app/svg.hpp"
+#include "app/pictures/gantt.hpp"
+#include "app/pictures/loss_plot.hpp"
+#include "app/pictures/svg.hpp"
 
 #include <gtest/gtest.h>
 

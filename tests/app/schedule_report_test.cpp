@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: MIT
 // `bellows schedule`: what is typed, and what it says of a schedule in each format.
 #include "app/command_line.hpp"
-#include "app/gantt.hpp"
-#include "app/schedule_report.hpp"
+#include "app/pictures/gantt.hpp"
+#include "app/pictures/schedule_report.hpp"
 #include "support/temporary_folder.hpp"
 
 #include <bellows/base/error.hpp>

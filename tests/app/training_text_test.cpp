@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
 // The ranks of a run share one file of tokens, hosts without a common folder have one each.
-#include "app/training_text.hpp"
+#include "app/train/training_text.hpp"
 #include "support/mpi_test.hpp"
 #include "support/shared_folder.hpp"
 

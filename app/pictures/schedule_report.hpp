@@ -4,7 +4,7 @@
 // `bellows schedule`: a pipeline schedule and what becomes of it, as text, JSON, a picture or a
 // trace; or all schedules beside each other, or a pair. Pure functions but for the last.
 
-#include "app/pair_report.hpp"
+#include "app/pictures/pair_report.hpp"
 
 #include <bellows/schedule/simulate.hpp>
 

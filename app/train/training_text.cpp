@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-#include "app/training_text.hpp"
+#include "app/train/training_text.hpp"
 
 #include <bellows/base/error.hpp>
 #include <bellows/base/files.hpp>

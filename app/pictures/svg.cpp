@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-#include "app/svg.hpp"
+#include "app/pictures/svg.hpp"
 
 #include "app/units.hpp"
 

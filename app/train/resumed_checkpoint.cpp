@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-#include "app/resumed_checkpoint.hpp"
+#include "app/train/resumed_checkpoint.hpp"
 
 #include <bellows/base/files.hpp>
 

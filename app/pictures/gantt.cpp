@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: MIT
-#include "app/gantt.hpp"
+#include "app/pictures/gantt.hpp"
 
-#include "app/loss_plot.hpp"
-#include "app/svg.hpp"
+#include "app/pictures/loss_plot.hpp"
+#include "app/pictures/svg.hpp"
 #include "app/units.hpp"
 
 #include <algorithm>

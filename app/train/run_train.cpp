@@ -3,14 +3,15 @@
 #include "app/run.hpp"
 
 #include "app/exit_code.hpp"
-#include "app/held_out.hpp"
-#include "app/loss_plot.hpp"
-#include "app/pipeline_report.hpp"
+#include "app/pictures/loss_plot.hpp"
+#include "app/pictures/pipeline_report.hpp"
 #include "app/progress.hpp"
 #include "app/stop_signal.hpp"
-#include "app/summary.hpp"
 #include "app/trace_file.hpp"
-#include "app/training_text.hpp"
+#include "app/train/finished_run.hpp"
+#include "app/train/held_out.hpp"
+#include "app/train/run_checkpoints.hpp"
+#include "app/train/training_text.hpp"
 
 #include <bellows/base/error.hpp>
 #include <bellows/base/files.hpp>
@@ -22,9 +23,7 @@
 #include <bellows/plan/memory_estimate.hpp>
 #include <bellows/run/devices.hpp>
 #include <bellows/run/kernels.hpp>
-#include <bellows/serve/language_model.hpp>
 #include <bellows/train/checkpoints.hpp>
-#include <bellows/train/loss_watch.hpp>
 #include <bellows/train/metrics.hpp>
 #include <bellows/train/sequence_source.hpp>
 #include <bellows/train/tensorboard.hpp>
@@ -58,30 +57,9 @@ double seconds_since(Clock::time_point start) {
     return std::chrono::duration<double>(Clock::now() - start).count();
 }
 
-std::string no_checkpoint(std::uint64_t steps_done) {
-    return "no checkpoint at step " + std::to_string(steps_done) + ": ";
-}
-
-/// Nothing where it does not say, or cannot be read.
-std::optional<double> loss_of_checkpoint(const std::filesystem::path& folder) {
-    try {
-        return Checkpoint::open(folder).state().loss;
-    } catch (const Error&) {
-        return std::nullopt;
-    }
-}
-
 const KernelNames* kept_by(const std::optional<Checkpoint>& before) {
     return before ? &before->state().kernels : nullptr;
 }
-
-/// What rank 0 has after a run.
-struct Results {
-    RunSummary summary;
-    Tokenizer tokenizer;
-    Corpus corpus;
-    std::filesystem::path checkpoint; ///< "" when the last one could not be written
-};
 
 /// One run of this rank.
 class TrainRun {
@@ -90,7 +68,7 @@ public:
     /// The exit code.
     int run();
     /// On rank 0, after run().
-    std::optional<Results> take_results() { return std::move(results_); }
+    std::optional<FinishedRun> take_results() { return std::move(results_); }
 
 private:
     void check_memory(const std::optional<Checkpoint>& before);
@@ -100,13 +78,9 @@ private:
     StepAsks asks() const;
     StepAsks one_step(std::uint64_t step);
     void begin_trace(std::uint64_t step);
-    void watch_loss(std::uint64_t step, double loss);
-    void find_good_checkpoint();
     std::vector<TraceEvent> take_trace();
     std::optional<double> held_out_loss(std::uint64_t steps_done);
-    void checkpoint(std::uint64_t steps_done);
-    std::string way_back() const;
-    void remove_older_checkpoints();
+    void save(std::uint64_t steps_done);
     void finish();
     void report(const std::string& title, std::uint64_t done, std::uint64_t total);
     template <class Write>
@@ -122,30 +96,27 @@ private:
     std::optional<HeldOutText> held_out_; ///< to look at every eval_every steps
     PreparedOutput output_;               ///< rank 0's
     std::optional<ProgressReporter> progress_;
+    RunCheckpoints checkpoints_;
     std::unique_ptr<Device> device_;
     std::optional<Trainer> trainer_;
     std::optional<MetricsLog> log_;
     std::optional<TensorboardLog> tensorboard_;
     std::uint64_t first_step_ = 0;
-    std::filesystem::path last_checkpoint_;
-    // Rank 0's:
-    LossWatch watch_;
-    double loss_ = 0;                       ///< of the last step
-    std::filesystem::path good_checkpoint_; ///< the newest whose loss had not exploded
-    std::optional<Results> results_;
-    std::vector<TraceEvent> trace_;              ///< of the last steps but the one that runs
-    std::vector<TraceEvent> trace_ahead_;        ///< of this step, before held-out text
-    double clock_origin_ = 0;                    ///< see report_pipeline()
-    Clock::time_point last_save_ = Clock::now(); ///< or an attempt, or the run's begin
-    bool saved_last_ = false;
-    bool exploded_ = false; ///< the last loss
-    bool stopped_ = false;  ///< before the last step, because a signal asked for it
-    bool warned_ = false;   // that a file other than a checkpoint cannot be written
+    std::optional<FinishedRun> results_;
+    std::vector<TraceEvent> trace_;       ///< of the last steps but the one that runs
+    std::vector<TraceEvent> trace_ahead_; ///< of this step, before held-out text
+    double clock_origin_ = 0;             ///< see report_pipeline()
+    bool stopped_ = false;                ///< before the last step, because a signal asked for it
+    bool warned_ = false;                 // that a file other than a checkpoint cannot be written
 };
 
 TrainRun::TrainRun(const TrainOptions& options, World& world)
     : options_(options), train_(options.config.train), world_(world),
-      tokenizer_(tokenizer_of(options)), watch_(options.config.model.vocabulary) {
+      tokenizer_(tokenizer_of(options)),
+      checkpoints_(options, world, [this](const std::string& line) {
+          if (progress_)
+              progress_->note(line);
+      }) {
     if (leads())
         progress_.emplace(stdout, train_.steps, ProgressReporter::detect(stdout));
     DeviceOptions device_options = device_options_of_rank(train_.device, world_.local_rank());
@@ -188,19 +159,17 @@ TrainRun::TrainRun(const TrainOptions& options, World& world)
     if (before) {
         load_checkpoint(*before, *trainer_, world_);
         first_step_ = before->state().step;
-        last_checkpoint_ = before->folder();
         if (progress_)
             progress_->note("resuming at step " + std::to_string(first_step_) + " of " +
-                            std::to_string(train_.steps) + ", from " + last_checkpoint_.string());
+                            std::to_string(train_.steps) + ", from " + before->folder().string());
     }
-    if (leads()) {
+    if (leads())
         log_.emplace(options.out / "metrics.jsonl", first_step_);
-        find_good_checkpoint();
-    }
     if (leads() && train_.tensorboard)
         tensorboard_.emplace(options.out, first_step_);
     trainer_->ask_by([this] { return asks(); });
-    last_save_ = Clock::now();
+    checkpoints_.begin(before ? before->folder() : std::filesystem::path(),
+                       log_ ? log_->steps() : std::vector<StepMetrics>());
 }
 
 /// Every rank works this out for all of them from the same figures, taken before any has allocated
@@ -284,10 +253,7 @@ void TrainRun::warn_if_not_written(Write write) {
 
 /// Any rank may have got the signal; the clock is rank 0's.
 StepAsks TrainRun::asks() const {
-    const double minutes = seconds_since(last_save_) / 60;
-    const bool by_time = train_.checkpoint_every == 0 && train_.checkpoint_minutes > 0;
-    return {.save = leads() && by_time && minutes >= train_.checkpoint_minutes,
-            .stop = stop_asked()};
+    return {.save = leads() && checkpoints_.is_due_by_time(), .stop = stop_asked()};
 }
 
 StepAsks TrainRun::one_step(std::uint64_t step) {
@@ -318,47 +284,11 @@ StepAsks TrainRun::one_step(std::uint64_t step) {
     if (tensorboard_)
         warn_if_not_written([&] { tensorboard_->add(metrics); });
     progress_->step(metrics);
-    watch_loss(step, result.loss);
+    checkpoints_.watch_loss(step + 1, result.loss);
     if (!result.updated)
         progress_->note("warning: step " + std::to_string(step + 1) +
                         ": the gradient is not finite, the weights stay as they are");
     return result.asked;
-}
-
-/// One warning each time that the loss begins to explode.
-void TrainRun::watch_loss(std::uint64_t step, double loss) {
-    loss_ = loss;
-    const bool before = std::exchange(exploded_, watch_.exploded(loss));
-    watch_.take(loss);
-    if (!exploded_ || before)
-        return;
-    std::ostringstream text;
-    text << "warning: the loss explodes: " << loss << " in step " << step + 1;
-    if (watch_.best())
-        text << ", " << *watch_.best() << " at its best";
-    text << "; a lower --lr or a longer warm-up helps";
-    if (!good_checkpoint_.empty())
-        text << "; " << good_checkpoint_.string() << " from before is kept";
-    progress_->note(text.str());
-}
-
-/// Of a resumed run. Later checkpoints must not push it out.
-void TrainRun::find_good_checkpoint() {
-    for (const StepMetrics& step : log_->steps()) {
-        exploded_ = watch_.exploded(step.loss);
-        watch_.take(step.loss);
-    }
-    if (!exploded_) {
-        good_checkpoint_ = last_checkpoint_;
-        return;
-    }
-    for (const std::filesystem::path& folder : list_checkpoints(options_.out)) {
-        const std::optional<double> loss = loss_of_checkpoint(folder);
-        if (loss && !watch_.exploded(*loss)) {
-            good_checkpoint_ = folder;
-            return;
-        }
-    }
 }
 
 /// On all ranks; at the run's last step, too. Its work is no step's, so the trace leaves it out.
@@ -393,50 +323,9 @@ void TrainRun::begin_trace(std::uint64_t step) {
     }
 }
 
-void TrainRun::checkpoint(std::uint64_t steps_done) {
-    last_save_ = Clock::now();
-    world_.enter_phase("while writing the checkpoint of step " + std::to_string(steps_done));
+void TrainRun::save(std::uint64_t steps_done) {
     device_->wait_idle(wait_limit(train_)); // downloads would not wait as long for the update
-    try {
-        std::map<std::string, std::string> texts = {{kConfigFile, options_.config_text()}};
-        if (!tokenizer_.model().empty())
-            texts[kTokenizerFile] = tokenizer_.model();
-        last_checkpoint_ =
-            save_checkpoint(options_.out, texts, *trainer_, world_, steps_done, loss_);
-        saved_last_ = true;
-    } catch (const Error& error) {
-        if (error.code() == ErrorCode::Diverged)
-            throw Error(error.code(), no_checkpoint(steps_done) + error.message() + way_back(),
-                        error.rank(), error.detail());
-        if (error.code() != ErrorCode::Io)
-            throw;
-        saved_last_ = false;
-        if (progress_)
-            progress_->note("warning: " + no_checkpoint(steps_done) + error.message());
-        return;
-    }
-    if (leads() && !exploded_)
-        good_checkpoint_ = last_checkpoint_;
-    if (leads())
-        remove_older_checkpoints();
-}
-
-std::string TrainRun::way_back() const {
-    constexpr const char* kLower = " with a lower --lr or a smaller clip_norm";
-    return last_checkpoint_.empty()
-               ? std::string("; start again") + kLower
-               : "; go on" + std::string(kLower) + " from " + last_checkpoint_.string();
-}
-
-/// They take room, which is worth a warning; the next checkpoint tries again.
-void TrainRun::remove_older_checkpoints() {
-    try {
-        prune_checkpoints(options_.out, train_.keep_checkpoints, good_checkpoint_);
-    } catch (const Error& error) {
-        if (error.code() != ErrorCode::Io)
-            throw;
-        progress_->note("warning: older checkpoints could not be removed: " + error.message());
-    }
+    checkpoints_.save(*trainer_, tokenizer_, steps_done);
 }
 
 void TrainRun::finish() {
@@ -483,10 +372,11 @@ void TrainRun::finish() {
     summary.bytes_per_token = bytes_per_token_;
     summary.loss_picture = options_.out / "loss.svg";
     summary.trace = options_.out / "trace.json";
-    summary.checkpoint = last_checkpoint_;
+    summary.checkpoint = checkpoints_.last();
     summary.memory = describe_memory(device_->memory_report().peaks());
-    results_.emplace(Results{std::move(summary), std::move(tokenizer_), std::move(*corpus_),
-                             saved_last_ ? last_checkpoint_ : std::filesystem::path()});
+    results_.emplace(
+        FinishedRun{std::move(summary), std::move(tokenizer_), std::move(*corpus_),
+                    checkpoints_.has_saved() ? checkpoints_.last() : std::filesystem::path()});
 }
 
 int TrainRun::run() {
@@ -502,83 +392,16 @@ int TrainRun::run() {
         stopped_ = asked.stop && !last;
         const bool due = train_.checkpoint_every > 0 && (step + 1) % train_.checkpoint_every == 0;
         if (last || stopped_ || due || asked.save)
-            checkpoint(step + 1);
+            save(step + 1);
         if (stopped_)
             break;
     }
     finish();
-    return !saved_last_ ? kExitNotSaved : stopped_ ? kExitStopped : kExitGood;
+    return !checkpoints_.has_saved() ? kExitNotSaved : stopped_ ? kExitStopped : kExitGood;
 }
 
 /// For a process to end once its work is done.
 constexpr std::chrono::seconds kEndLimit{20};
-
-/// The next piece of it, which nobody else waits for: a sequence, a sample.
-void begin_trying(const TrainConfig& train) {
-    constexpr std::chrono::milliseconds kPatience = std::chrono::minutes(10);
-    if (is_launched())
-        begin_phase(launched_rank(), "while trying the finished model",
-                    std::min(wait_limit(train), kPatience));
-}
-
-/// Nats per token.
-std::optional<double> held_out_loss(LanguageModel& model, const TrainConfig& train,
-                                    const Corpus& corpus) {
-    const std::optional<HeldOutText> text = held_out_text(corpus, train);
-    if (!text)
-        return std::nullopt;
-    std::vector<std::uint32_t> line(train.seq + 1);
-    double sum = 0;
-    for (std::uint64_t i = 0; i < text->count; ++i) {
-        begin_trying(train);
-        text->lines(i, 0, line);
-        sum += model.loss(line);
-    }
-    return sum / static_cast<double>(text->count);
-}
-
-/// Held-out loss and text of the finished model. They are no part of the run, which is good without
-/// them.
-void try_model(const TrainOptions& options, Results& results) {
-    try {
-        const TrainConfig& train = options.config.train;
-        begin_trying(train);
-        LanguageModel model(device_options_of_rank(train.device, 0), results.checkpoint,
-                            wait_limit(train));
-        results.summary.held_out_loss = held_out_loss(model, train, results.corpus);
-        GenerateOptions generate;
-        generate.prompt = "The ";
-        generate.tokens = 240;
-        generate.temperature = 0.7;
-        begin_trying(train);
-        results.summary.sample = generate_text(model, results.tokenizer, generate);
-        const WordSet wanted(results.summary.sample);
-        results.summary.words = check_words(results.summary.sample,
-                                            words_of(results.corpus, results.tokenizer, wanted));
-    } catch (const std::exception& error) {
-        std::fprintf(stderr, "warning: the finished model was not tried: %s\n", error.what());
-    }
-}
-
-std::string way_on(const TrainOptions& options) {
-    return "bellows train --resume " + options.out.string();
-}
-
-/// Behind the summary of a run that was stopped.
-std::string how_it_ended(const TrainOptions& options, const Results& results, int code) {
-    if (code != kExitStopped)
-        return "";
-    return "stopped by a signal after step " + std::to_string(results.summary.steps) + " of " +
-           std::to_string(options.config.train.steps) +
-           ", everything is saved; go on with: " + way_on(options) + "\n";
-}
-
-std::string not_saved(const TrainOptions& options, const Results& results) {
-    return "the weights of step " + std::to_string(results.summary.steps) +
-           " could not be saved (the warning above says why); make room in " +
-           options.out.string() + " and go on from the checkpoint before with: " + way_on(options) +
-           "\n";
-}
 
 /// What to do about a wait that has run out, wherever on whichever rank. The message may name all
 /// the work that was pending: its beginning says enough.
@@ -593,7 +416,7 @@ Error with_way_out(const Error& error, const TrainConfig& config) {
     return Error(error.code(), text.str(), error.rank(), error.detail());
 }
 
-int run_in_world(const TrainOptions& options, std::optional<Results>& results) {
+int run_in_world(const TrainOptions& options, std::optional<FinishedRun>& results) {
     return in_world([&](World& world) {
         if (static_cast<std::uint64_t>(world.size()) != options.ranks())
             throw Error(ErrorCode::InvalidArgument,
@@ -609,7 +432,7 @@ int run_in_world(const TrainOptions& options, std::optional<Results>& results) {
 } // namespace
 
 int run_train(const TrainOptions& options) {
-    std::optional<Results> results;
+    std::optional<FinishedRun> results;
     int code = 0;
     try {
         code = run_in_world(options, results);
@@ -623,14 +446,8 @@ int run_train(const TrainOptions& options) {
         try_model(options, *results);
     if (is_launched())
         begin_phase(launched_rank(), "after closing", kEndLimit);
-    if (results) {
-        results->summary.sample = for_standard_output(results->summary.sample);
-        std::fputs(format_summary(results->summary).c_str(), stdout);
-        std::fputs(how_it_ended(options, *results, code).c_str(), stdout);
-        std::fflush(stdout);
-        if (code == kExitNotSaved)
-            std::fputs(("bellows: " + not_saved(options, *results)).c_str(), stderr);
-    }
+    if (results)
+        print_finished_run(options, *results, code);
     return code;
 }
 

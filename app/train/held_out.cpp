@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-#include "app/held_out.hpp"
+#include "app/train/held_out.hpp"
 
 #include <algorithm>
 

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: MIT
-#include "app/pair_report.hpp"
+#include "app/pictures/pair_report.hpp"
 
-#include "app/gantt.hpp"
-#include "app/schedule_report.hpp"
+#include "app/pictures/gantt.hpp"
+#include "app/pictures/schedule_report.hpp"
 #include "app/trace_file.hpp"
 #include "app/units.hpp"
 

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT
-#include "app/loss_plot.hpp"
+#include "app/pictures/loss_plot.hpp"
 
-#include "app/svg.hpp"
+#include "app/pictures/svg.hpp"
 #include "app/units.hpp"
 
 #include <algorithm>

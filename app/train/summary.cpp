@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-#include "app/summary.hpp"
+#include "app/train/summary.hpp"
 
 #include "app/units.hpp"
 

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT
-#include "app/pipeline_report.hpp"
+#include "app/pictures/pipeline_report.hpp"
 
-#include "app/schedule_report.hpp"
+#include "app/pictures/schedule_report.hpp"
 #include "app/units.hpp"
 
 #include <bellows/comm/host_collectives.hpp>
