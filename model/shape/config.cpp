@@ -346,7 +346,7 @@ std::string suggestion(std::string_view word, const std::vector<std::string>& ca
     const bool near = word.size() <= kLongest &&
                       best_edits <= std::max<std::size_t>(2, word.size() / 3) &&
                       2 * best_edits <= word.size() + 1;
-    return near ? "; did you mean '" + best + "'?" : "; there are: " + all;
+    return near ? "; did you mean " + in_quotes(best) + "?" : "; there are: " + all;
 }
 
 } // namespace bellows

@@ -164,8 +164,8 @@ TEST_F(CommandLine, AnyKeyOfTheConfigurationCanBeSet) {
     EXPECT_EQ(config.model.hidden, rest.model.hidden);
     EXPECT_EQ(config.train.clip_norm, rest.train.clip_norm);
 
-    expect_refused(run(train_with({"--set", "train.lrr=1"})), "did you mean 'lr'?");
-    expect_refused(run(train_with({"--set", "model.layer=1"})), "did you mean 'layers'?");
+    expect_refused(run(train_with({"--set", "train.lrr=1"})), "did you mean \"lr\"?");
+    expect_refused(run(train_with({"--set", "model.layer=1"})), "did you mean \"layers\"?");
     expect_refused(run(train_with({"--set", "layers=1"})), "model.KEY=VALUE");
     expect_refused(run(train_with({"--set", "trian.lr=1"})), "\"trian\"");
     expect_refused(run(train_with({"--set", "train.lr=fast"})), "lr must be a number");
@@ -428,9 +428,9 @@ TEST_F(CommandLine, HelpFitsAndBashCompletesAllOfIt) {
 }
 
 TEST_F(CommandLine, WhatIsMistypedGetsACloseName) {
-    expect_refused(run(train_with({"--bacth", "3"})), "did you mean '--batch'?");
-    expect_refused(run(train_with({"--bacth=3"})), "did you mean '--batch'?");
-    expect_refused(run({"trian"}), "did you mean 'train'?");
+    expect_refused(run(train_with({"--bacth", "3"})), "did you mean \"--batch\"?");
+    expect_refused(run(train_with({"--bacth=3"})), "did you mean \"--batch\"?");
+    expect_refused(run({"trian"}), "did you mean \"train\"?");
     const Result far = run(train_with({"--quite-another"}));
     expect_refused(far, "there is no flag \"--quite-another\"");
     EXPECT_EQ(far.errors.find("--batch"), std::string::npos) << "no list of all flags";

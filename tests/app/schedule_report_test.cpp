@@ -70,7 +70,7 @@ TEST(ScheduleCommand, FlagsThatDoNotGoTogetherAreRefused) {
     expect_refused({.kind = "1f1b", .compare = true}, "--kind names a schedule, or --compare");
     expect_refused({.kind = "1f2b"}, "there is no schedule \"1f2b\"");
     expect_refused({.kind = "1f1b", .chunks = 3}, "--chunks goes with --kind interleaved");
-    expect_refused({.kind = "1f1b", .format = "png"}, "there is no --format png");
+    expect_refused({.kind = "1f1b", .format = "png"}, "there is no --format \"png\"");
     expect_refused({.format = "svg", .compare = true}, "--compare is shown as text or json");
     expect_refused({.kind = "1f1b", .costs = "f=x"}, "f must be a number of at least 0");
     expect_refused({.kind = "1f1b", .layers = 2}, "--layers and --order go with --pair");
@@ -123,8 +123,9 @@ TEST(PairCommand, FlagsThatDoNotGoTogetherAreRefused) {
     expect_refused({.pair = true, .decoupled = true}, "--pair has none");
     expect_refused({.layers = 0, .pair = true}, "--layers must be 1 to 100, not 0");
     expect_refused({.layers = 101, .pair = true}, "--layers must be 1 to 100, not 101");
-    expect_refused({.order = "MLP", .pair = true}, "'MLP', whose end is none of (F), (B) and (W)");
-    expect_refused({.format = "png", .pair = true}, "there is no --format png");
+    expect_refused({.order = "MLP", .pair = true},
+                   "\"MLP\", whose end is none of (F), (B) and (W)");
+    expect_refused({.format = "png", .pair = true}, "there is no --format \"png\"");
     expect_refused({.costs = "f=1", .pair = true}, "there is no \"f\" in a pair, there are attn.f");
     const ScheduleOptions options =
         resolve_schedule({.format = "trace", .order = "MLP(B) ATTN(F)", .layers = 7, .pair = true});

@@ -106,11 +106,11 @@ TEST(ModelConfig, TableOfRefusals) {
         std::vector<std::string> says; ///< all of these stand in the message
     };
     const std::vector<Case> cases = {
-        {with("hiden", "hiden = 16"), {"some.toml:17:", "'hiden'", "'hidden'", "[model]"}},
-        {with("context_window", "context_window = 16"), {"'context_window'", "there are: "}},
-        {with("h", "\"hid\\nden\" = 1"), {"some.toml:17:", "'hid?den'", "'hidden'"}},
+        {with("hiden", "hiden = 16"), {"some.toml:17:", "\"hiden\"", "\"hidden\"", "[model]"}},
+        {with("context_window", "context_window = 16"), {"\"context_window\"", "there are: "}},
+        {with("h", "\"hid\\nden\" = 1"), {"some.toml:17:", R"("hid\x0aden")", "\"hidden\""}},
         {with("norm_eps", "norm_eps = 1e-320"), {"norm_eps = "}},
-        {"[modl]\n", {"some.toml:1:", "'modl'", "'model'"}},
+        {"[modl]\n", {"some.toml:1:", "\"modl\"", "\"model\""}},
         {"", {"some.toml", "[model]"}},
         {"[model]\nhidden = \n", {"some.toml:2:"}},
         {"[model]\nhidden = 16\n", {"some.toml:1:", "vocabulary"}},
@@ -166,7 +166,7 @@ TEST(ModelConfig, PresetOrFile) {
     };
     EXPECT_EQ(message([] { load_model("tyni"); }),
               "\"tyni\" is neither a file nor a preset (tiny, v2-lite, v3-671b)");
-    EXPECT_NE(message([] { preset_text("v3"); }).find("'v3'"), std::string::npos);
+    EXPECT_NE(message([] { preset_text("v3"); }).find("\"v3\""), std::string::npos);
 }
 
 TEST(ModelConfig, FilesThatCannotServe) {

@@ -85,7 +85,7 @@ ModelConfig load_model_config(const std::filesystem::path& file,
 /// The `[model]` table with every field, which parse_model_config() reads back to an equal value.
 std::string to_toml(const ModelConfig& config);
 
-/// For the end of an error: "; did you mean 'hidden'?" where a candidate becomes `word` by few
+/// For the end of an error: `; did you mean "hidden"?` where a candidate becomes `word` by few
 /// edits of single characters, else "; there are: ..." with all of them.
 std::string suggestion(std::string_view word, const std::vector<std::string>& candidates);
 
