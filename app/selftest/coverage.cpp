@@ -21,6 +21,9 @@ std::vector<std::string> not_covered(const Device& device) {
         if (const std::string why_not = fp8::why_not(device, variant); !why_not.empty())
             list.push_back(std::string("FP8 products of the variant ") + fp8::to_string(variant) +
                            ": " + why_not);
+    list.emplace_back(
+        "FP8 recipes beside E4M3 with power-of-two scales and those of rows, which each "
+        "take a shader: the tests (ops_table_test) check all");
     list.emplace_back("exchange across nodes, over a device link and in low latency, and more than "
                       "two ranks: mpirun -n N bellows selftest checks N ranks, "
                       "bench_expert_exchange checks the other modes");
