@@ -99,8 +99,9 @@ class Run:
             LP_NUM_THREADS="1",
         )
         command = [place.program, "train", *arguments(self.folder)]
-        self.out = open(self.scratch / "out", "w+", encoding="utf-8")
-        self.errors = open(self.scratch / "errors", "w+", encoding="utf-8")
+        # A sample may hold any bytes.
+        self.out = open(self.scratch / "out", "w+", encoding="utf-8", errors="replace")
+        self.errors = open(self.scratch / "errors", "w+", encoding="utf-8", errors="replace")
         self.start = time.monotonic()
         self.process = subprocess.Popen(
             command, stdin=subprocess.DEVNULL, stdout=self.out, stderr=self.errors, env=environment
