@@ -130,7 +130,7 @@ void ProgressReporter::step(const StepMetrics& metrics) {
 }
 
 void ProgressReporter::note(std::string_view line) {
-    const std::string text(line);
+    const std::string text = options_.terminal ? folded(line, options_.columns) : std::string(line);
     if (options_.terminal) {
         std::fprintf(stream_, "\r%s\x1b[K\n%s", text.c_str(), line_.c_str());
     } else {

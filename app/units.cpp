@@ -61,4 +61,49 @@ std::string format_duration(double seconds) {
     return text.data();
 }
 
+namespace {
+
+/// Characters, not bytes: UTF-8's second and later bytes take no place.
+std::size_t width_of(std::string_view text) {
+    return static_cast<std::size_t>(std::ranges::count_if(
+        text, [](char byte) { return (static_cast<unsigned char>(byte) & 0xc0) != 0x80; }));
+}
+
+/// Where the value begins in "  name   value"; npos: there is none.
+std::size_t second_column(std::string_view line, std::size_t indent) {
+    const std::size_t gap = line.find("  ", indent);
+    return gap == std::string_view::npos ? gap : line.find_first_not_of(' ', gap);
+}
+
+} // namespace
+
+std::string folded(std::string_view text, std::size_t columns) {
+    std::string out;
+    while (!text.empty()) {
+        const std::size_t end = std::min(text.find('\n'), text.size());
+        std::string line(text.substr(0, end));
+        const bool closed = end < text.size();
+        text.remove_prefix(end + (closed ? 1 : 0));
+        const std::size_t indent = std::min(line.find_first_not_of(' '), line.size());
+        const std::size_t second = second_column(line, indent);
+        const std::size_t hang = second < columns / 2 ? second : indent + 2;
+        while (width_of(line) > columns) {
+            std::size_t cut = line.size(); // the last space that fits, else the first at all
+            for (std::size_t at = line.find(' ', hang); at < line.size();
+                 at = line.find(' ', at + 1)) {
+                if (cut < line.size() && width_of(std::string_view(line).substr(0, at)) > columns)
+                    break;
+                cut = at;
+            }
+            if (cut == line.size())
+                break;
+            out += line.substr(0, line.find_last_not_of(' ', cut) + 1) + "\n";
+            const std::size_t next = std::min(line.find_first_not_of(' ', cut), line.size());
+            line = std::string(hang, ' ') + line.substr(next);
+        }
+        out += line + (closed ? "\n" : "");
+    }
+    return out;
+}
+
 } // namespace bellows

@@ -3,7 +3,9 @@
 
 // Numbers for people. Pure functions, any thread. Bytes: format_bytes() of base/memory_sizes.hpp.
 
+#include <cstddef>
 #include <string>
+#include <string_view>
 
 namespace bellows {
 
@@ -17,5 +19,9 @@ std::string percent(double share);
 std::string format_count(double value);
 /// 75 → "1:15", 3675 → "1:01:15".
 std::string format_duration(double seconds);
+
+/// Lines of more than `columns` characters break at spaces. What follows stands under the second
+/// column of "  name   value" where that leaves room, else two places further in than its line.
+std::string folded(std::string_view text, std::size_t columns);
 
 } // namespace bellows

@@ -2,8 +2,10 @@
 #include "app/train/finished_run.hpp"
 
 #include "app/exit_code.hpp"
+#include "app/progress.hpp"
 #include "app/run.hpp"
 #include "app/train/held_out.hpp"
+#include "app/units.hpp"
 
 #include <bellows/comm/launch.hpp>
 #include <bellows/comm/phase.hpp>
@@ -93,8 +95,9 @@ void try_model(const TrainOptions& options, FinishedRun& run) {
 
 void print_finished_run(const TrainOptions& options, FinishedRun& run, int code) {
     run.summary.sample = for_standard_output(run.summary.sample);
-    std::fputs(format_summary(run.summary).c_str(), stdout);
-    std::fputs(how_it_ended(options, run, code).c_str(), stdout);
+    const ProgressReporter::Options screen = ProgressReporter::detect(stdout);
+    const std::string text = format_summary(run.summary) + how_it_ended(options, run, code);
+    std::fputs((screen.terminal ? folded(text, screen.columns) : text).c_str(), stdout);
     std::fflush(stdout);
     if (code == kExitNotSaved)
         std::fputs(("bellows: " + not_saved(options, run)).c_str(), stderr);

@@ -195,6 +195,16 @@ TEST(Metrics, NumbersForPeople) {
     EXPECT_NO_THROW(format_duration(std::numeric_limits<double>::infinity()));
 }
 
+TEST(Metrics, LongLinesFoldAtSpacesUnderTheirColumn) {
+    EXPECT_EQ(folded("short\nlines\n", 5), "short\nlines\n");
+    EXPECT_EQ(folded("warning: one two three", 12), "warning: one\n  two three");
+    EXPECT_EQ(folded("  memory   aaa bbb ccc ddd\n  end\n", 25),
+              "  memory   aaa bbb ccc\n           ddd\n  end\n");
+    EXPECT_EQ(folded("  memory   aaa bbb ccc", 14), "  memory   aaa\n    bbb ccc");
+    EXPECT_EQ(folded("/a/path/without/spaces x", 8), "/a/path/without/spaces\n  x");
+    EXPECT_EQ(folded("4 µs µs", 7), "4 µs µs") << "characters, not bytes";
+}
+
 TEST(Progress, PlainLinesComeNowAndThen) {
     Output output;
     double now = 0;
