@@ -6,9 +6,11 @@
 
 #include "app/exit_code.hpp"
 #include "app/mpi_info.hpp"
+#include "app/progress.hpp"
 #include "app/relaunch.hpp"
 #include "app/selftest/rows.hpp"
 #include "app/selftest/suite.hpp"
+#include "app/units.hpp"
 
 #include <bellows/base/error.hpp>
 #include <bellows/base/files.hpp>
@@ -188,9 +190,11 @@ int finish(Table& table, const SelftestOptions& options, const Tested& tested, c
     const auto skipped =
         std::count_if(table.rows().begin(), table.rows().end(),
                       [](const Row& row) { return row.verdict == Verdict::Skipped; });
-    std::printf("not covered on this device:\n");
+    std::string left_out = "not covered on this device:\n";
     for (const std::string& what : tested.not_covered)
-        std::printf("  %s\n", what.c_str());
+        left_out += "  " + what + "\n";
+    const ProgressReporter::Options screen = ProgressReporter::detect(stdout);
+    std::fputs((screen.terminal ? folded(left_out, screen.columns) : left_out).c_str(), stdout);
     print_versions(tested.info, mpi);
     std::string verdict = wrong == 0 ? "selftest good" : "selftest WRONG";
     verdict += ": " + std::to_string(table.rows().size()) + " rows, " + std::to_string(wrong) +
