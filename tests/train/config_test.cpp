@@ -71,7 +71,7 @@ TEST(TrainConfig, PathsStartFromTheFile) {
 TEST(TrainConfig, RefusesUnknownKeysAndWrongKinds) {
     EXPECT_BELLOWS_ERROR(parse("[train]\nseq = 3\nstesp = 3"), InvalidArgument,
                          "run.toml:3: unknown key \"stesp\"");
-    EXPECT_BELLOWS_ERROR(parse("[train]\nstesp = 3"), InvalidArgument, "'steps'");
+    EXPECT_BELLOWS_ERROR(parse("[train]\nstesp = 3"), InvalidArgument, "\"steps\"?");
     EXPECT_BELLOWS_ERROR(parse("[train]\n\"a\\nb\" = 3"), InvalidArgument, "\\x0a");
     EXPECT_BELLOWS_ERROR(parse("train = 3"), InvalidArgument, "table");
     EXPECT_BELLOWS_ERROR(parse("[train]\nsteps = 3.5"), InvalidArgument, "whole number");
