@@ -19,7 +19,6 @@
 #include <CLI/CLI.hpp>
 
 #include <algorithm>
-#include <chrono>
 #include <csignal>
 #include <cstdio>
 #include <cstdlib>
@@ -29,9 +28,6 @@
 namespace bellows {
 
 namespace {
-
-/// For a process to end once its work is done.
-constexpr std::chrono::seconds kEndLimit{20};
 
 bool is_first_rank() {
     return !is_launched() || launched_rank() <= 0;
@@ -112,7 +108,7 @@ std::string close_name(const std::string& word, const std::vector<std::string>& 
     return found.starts_with("; did you mean") ? found : "";
 }
 
-/// What CLI11 did not understand, in one line with the way out.
+/// The error says in one line what CLI11 did not understand, and the way out.
 Error usage_error(const CommandLine& line, const CLI::ParseError& error) {
     std::string command = "bellows", what = error.what();
     const CLI::App* used = &line.app;

@@ -75,8 +75,8 @@ InfoOptions resolve_info(const InfoFlags& flags);
 /// is print_schedule()'s to say.
 ScheduleOptions resolve_schedule(const ScheduleFlags& flags);
 
-/// What `bellows config` prints. Throws Error{InvalidArgument} for flags that do not go together
-/// and for what is no configuration.
+/// The text that `bellows config` prints. It throws Error{InvalidArgument} for flags that do not go
+/// together and for what is no configuration.
 std::string config_text(const ConfigFlags& flags);
 
 /// `bellows info --model`: parameters in total and per token, on standard output.

@@ -5,6 +5,8 @@
 
 #include <bellows/base/error.hpp>
 
+#include <chrono>
+
 namespace bellows {
 
 enum ExitCode : int {
@@ -41,5 +43,8 @@ constexpr int exit_code_of(ErrorCode code) noexcept {
     }
     return kExitWrongResult;
 }
+
+/// A process whose work is done has this time to end.
+inline constexpr std::chrono::seconds kEndLimit{20};
 
 } // namespace bellows

@@ -52,7 +52,7 @@ public:
 
 private:
     void show(const std::string& line, bool always);
-    /// What matters most stands first.
+    /// The part that matters most stands first.
     std::vector<std::string> parts_of(const StepMetrics& metrics, bool narrow) const;
 
     std::FILE* stream_;

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: MIT
 #include "evaluation.hpp"
 
-#include <cstring>
+#include "step_totals.hpp"
+
 #include <span>
 #include <utility>
 
@@ -54,10 +55,7 @@ double Evaluation::sum_over_ranks() {
     }
     std::map<double, double> all;
     for (const auto& part : everyone_.all_gather(std::as_bytes(std::span(mine)))) {
-        if (part.empty()) // a rank without the last stage
-            continue;
-        std::vector<double> values(part.size() / sizeof(double));
-        std::memcpy(values.data(), part.data(), part.size());
+        const std::vector<double> values = numbers_of(part);
         for (std::size_t i = 0; i + 1 < values.size(); i += 2)
             all[values[i]] = values[i + 1];
     }

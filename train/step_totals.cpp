@@ -8,6 +8,13 @@
 
 namespace bellows {
 
+std::vector<double> numbers_of(const HostCollectives::Bytes& part) {
+    std::vector<double> values(part.size() / sizeof(double));
+    if (!values.empty())
+        std::memcpy(values.data(), part.data(), part.size());
+    return values;
+}
+
 Traffic StepTotals::traffic() const {
     Traffic all{0, host_seconds_};
     for (const auto& connection : connections_)
@@ -39,8 +46,7 @@ StepTotals::Losses StepTotals::sum_losses(StepAsks asks) {
     std::map<double, double> all;
     Losses losses;
     for (const auto& part : parts) {
-        std::vector<double> values(part.size() / sizeof(double));
-        std::memcpy(values.data(), part.data(), part.size());
+        const std::vector<double> values = numbers_of(part);
         losses.seconds_waited += values.back() / static_cast<double>(parts.size());
         losses.asked.stop |= values[values.size() - 2] != 0;
         losses.asked.save |= values[values.size() - kBehind] != 0;

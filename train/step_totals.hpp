@@ -28,6 +28,9 @@ struct Traffic {
     }
 };
 
+/// The numbers that a rank has sent in a gathering; it may have sent none.
+std::vector<double> numbers_of(const HostCollectives::Bytes& part);
+
 class StepTotals {
 public:
     /// everyone: all ranks, which must outlive it.

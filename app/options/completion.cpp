@@ -27,8 +27,8 @@ std::vector<std::string> schedule_kinds() {
     return names;
 }
 
-/// What a flag takes, by the name of its type: alternatives between '|', of which those without
-/// capitals are words as they are.
+/// The values that a flag takes, which the name of its type tells: it has alternatives between '|',
+/// and those without capitals are words as they are.
 struct Values {
     std::vector<std::string> words;
     bool files = false, folders = false;

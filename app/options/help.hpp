@@ -33,7 +33,7 @@ public:
     std::string make_footer(const CLI::App* app) const override;
 };
 
-// Of the subcommands: text and examples.
+// These stand below the options of each subcommand: text and examples.
 extern const char* const kMainHelp;
 extern const char* const kTrainHelp;
 extern const char* const kGenerateHelp;

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT
 #pragma once
 
-// What pictures share: numbers, texts and the look of a document.
+// All pictures share this: how numbers and texts are written, and the look of a document.
 
 #include <cstdint>
 #include <ostream>

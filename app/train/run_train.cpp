@@ -400,9 +400,6 @@ int TrainRun::run() {
     return !checkpoints_.has_saved() ? kExitNotSaved : stopped_ ? kExitStopped : kExitGood;
 }
 
-/// For a process to end once its work is done.
-constexpr std::chrono::seconds kEndLimit{20};
-
 /// What to do about a wait that has run out, wherever on whichever rank. The message may name all
 /// the work that was pending: its beginning says enough.
 Error with_way_out(const Error& error, const TrainConfig& config) {

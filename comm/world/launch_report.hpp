@@ -14,6 +14,8 @@ constexpr const char* kLaunchSocket = "BELLOWS_LAUNCH_SOCKET";
 /// suspended and must not keep an end from it.
 constexpr const char* kPhaseSocket = "-phase";
 constexpr std::size_t kMaxReason = 4096;
+/// The exit code of a run that has lost a rank.
+constexpr int kPeerLostExit = 4;
 
 struct LaunchReport {
     std::int32_t rank;

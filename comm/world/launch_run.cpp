@@ -32,7 +32,6 @@ constexpr Milliseconds kTick{50};
 constexpr Milliseconds kKillAfterTerm{5000};
 constexpr Milliseconds kLookAtRanks{500};
 constexpr Milliseconds kOneSignal{500};
-constexpr int kPeerLostExit = 4;
 
 /// Where OpenMPI 4 and 5 put the memory that ranks share, and their session's files.
 constexpr std::array kFolderVariables = {"OMPI_MCA_btl_vader_backing_directory",

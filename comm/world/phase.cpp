@@ -16,7 +16,6 @@ namespace bellows {
 namespace {
 
 constexpr Milliseconds kLauncherGoesFirst{5000};
-constexpr int kPeerLostExit = 4;
 
 /// Never destroyed: its thread may outlive main().
 class EndWatch {
