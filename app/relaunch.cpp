@@ -2,6 +2,7 @@
 #include "app/relaunch.hpp"
 
 #include "app/exit_code.hpp"
+#include "app/stop_signal.hpp"
 
 #include <algorithm>
 #include <csignal>
@@ -20,6 +21,7 @@ LaunchResult relaunch(int ranks, const std::vector<std::string>& arguments, bool
     if (can_stop) {
         launch.stop_signal = SIGUSR1;
         launch.stopped_exit_code = kExitStopped;
+        launch.on_stop_asked = announce_stop;
     }
     launch.command = {std::filesystem::read_symlink("/proc/self/exe").string()};
     launch.command.insert(launch.command.end(), arguments.begin(), arguments.end());

@@ -6,7 +6,10 @@
 #include <atomic>
 #include <chrono>
 #include <csignal>
+#include <cstdio>
 #include <thread>
+
+#include <unistd.h>
 
 namespace bellows {
 
@@ -24,8 +27,11 @@ void wait_for_signals(const sigset_t& watched) {
         if (::sigwait(&watched, &number) != 0)
             continue;
         const auto now = std::chrono::steady_clock::now();
-        if (!asked.exchange(true))
+        if (!asked.exchange(true)) {
             first = now;
+            if (!has_launcher()) // which has said it
+                announce_stop();
+        }
         if (number == SIGUSR1 || now - first < kOneSignal)
             continue;
         // Now the signal does what it does to a program that does not watch it.
@@ -50,6 +56,14 @@ void watch_stop_signals() {
         sigaddset(&watched, SIGTERM);
     ::pthread_sigmask(SIG_BLOCK, &watched, nullptr);
     std::thread([watched] { wait_for_signals(watched); }).detach();
+}
+
+void announce_stop() {
+    // A terminal's cursor stands behind the progress.
+    std::fprintf(stderr,
+                 "%sbellows: the run writes a checkpoint after this step and ends; a second signal "
+                 "ends it at once\n",
+                 ::isatty(STDERR_FILENO) != 0 ? "\n" : "");
 }
 
 bool stop_asked() noexcept {

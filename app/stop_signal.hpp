@@ -14,4 +14,7 @@ void watch_stop_signals();
 /// From any thread.
 bool stop_asked() noexcept;
 
+/// Says on standard error that a signal was heard and what comes of it.
+void announce_stop();
+
 } // namespace bellows

@@ -163,6 +163,8 @@ void Launch::take_signal(int number) {
     if (may_ask) {
         asked_.emplace(kOneSignal);
         ranks_.signal(options_.stop_signal);
+        if (options_.on_stop_asked)
+            options_.on_stop_asked();
         return;
     }
     signal_ = number;

@@ -13,6 +13,7 @@
 //    parent sends some seconds after the first bad report.
 
 #include <chrono>
+#include <functional>
 #include <string>
 #include <string_view>
 #include <utility>
@@ -39,6 +40,8 @@ struct LaunchOptions {
     /// signal, and they end by themselves. A second one, at least half a second later, ends them.
     /// 0: the first one ends them.
     int stop_signal = 0;
+    /// Called once, when that first signal has been passed on.
+    std::function<void()> on_stop_asked{};
     /// A rank that has ended because of stop_signal reports this, which is no failure. 0: there is
     /// none.
     int stopped_exit_code = 0;
