@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT
 #include "app/selftest/rows.hpp"
 
-#include "app/progress.hpp"
+#include "app/units.hpp"
 
 #include <bellows/base/error.hpp>
 #include <bellows/comm/host_collectives.hpp>
@@ -130,10 +130,31 @@ std::vector<Row> rows_from_json(std::string_view text) {
     return rows;
 }
 
-Table::Table(std::FILE* stream)
-    : stream_(stream), terminal_(ProgressReporter::terminal_of(stream) != "0") {
-    std::fprintf(stream_, "%-10s %-36s %6s  %12s  %-8s %7s\n", "group", "what", "cases",
-                 "error/bound", "result", "seconds");
+namespace {
+
+constexpr unsigned kWide = 79; ///< columns of the whole table
+
+/// A line of the table; a narrow terminal has room for the row's name and result alone.
+std::string line_of(const ProgressReporter::Options& screen, const std::string& group,
+                    const std::string& what, const std::string& cases, const std::string& error,
+                    const std::string& result, const std::string& seconds) {
+    char line[256];
+    if (!screen.terminal || screen.columns >= kWide) {
+        std::snprintf(line, sizeof line, "%-9s %-34s %5s %11s  %-7s %7s\n", group.c_str(),
+                      what.c_str(), cases.c_str(), error.c_str(), result.c_str(), seconds.c_str());
+        return line;
+    }
+    const int width = std::max(static_cast<int>(screen.columns) - 8, 1); // beside "skipped"
+    std::snprintf(line, sizeof line, "%-*s %s\n", width, what.c_str(), result.c_str());
+    return folded(line, screen.columns);
+}
+
+} // namespace
+
+Table::Table(std::FILE* stream) : stream_(stream), screen_(ProgressReporter::detect(stream)) {
+    std::fputs(
+        line_of(screen_, "group", "what", "cases", "error/bound", "result", "seconds").c_str(),
+        stream_);
 }
 
 void Table::clear_progress() {
@@ -142,21 +163,29 @@ void Table::clear_progress() {
 }
 
 void Table::begin(const std::string& what, std::size_t number, std::size_t total) {
-    if (!terminal_)
+    if (!screen_.terminal)
         return;
     clear_progress();
-    std::fprintf(stream_, "running %zu/%zu: %s", number, total, what.c_str());
+    const std::string line =
+        "running " + std::to_string(number) + "/" + std::to_string(total) + ": " + what;
+    std::fputs(line.substr(0, std::max(screen_.columns, 1u) - 1).c_str(), stream_);
     std::fflush(stream_);
     progress_shown_ = true;
 }
 
 void Table::add(const Row& row) {
     clear_progress();
-    std::fprintf(stream_, "%-10s %-36s %6llu  %12s  %-8s %7.2f\n", row.group.c_str(),
-                 row.what.c_str(), static_cast<unsigned long long>(row.cases),
-                 worst_text(row).c_str(), to_string(row.verdict), row.seconds);
+    std::fputs(line_of(screen_, row.group, row.what, std::to_string(row.cases), worst_text(row),
+                       to_string(row.verdict), printed("%.2f", row.seconds))
+                   .c_str(),
+               stream_);
     std::fflush(stream_);
     rows_.push_back(row);
+}
+
+void Table::say(const std::string& text) {
+    clear_progress();
+    std::fputs((screen_.terminal ? folded(text, screen_.columns) : text).c_str(), stream_);
 }
 
 bool Table::good() const noexcept {
@@ -169,8 +198,7 @@ void Table::finish() {
     for (const Verdict verdict : {Verdict::Skipped, Verdict::Wrong})
         for (const Row& row : rows_)
             if (row.verdict == verdict)
-                std::fprintf(stream_, "%s: %s: %s\n", to_string(verdict), row.what.c_str(),
-                             row.note.c_str());
+                say(std::string(to_string(verdict)) + ": " + row.what + ": " + row.note + "\n");
     std::fflush(stream_);
 }
 

@@ -4,6 +4,7 @@
 // Rows of the self-test on their way: from ranks to one, to the starting process, to a person and
 // to a file. JSON is the form between processes and of `--json`.
 
+#include "app/progress.hpp"
 #include "verify/checks/check.hpp"
 
 #include <bellows/comm/world.hpp>
@@ -36,6 +37,8 @@ public:
     explicit Table(std::FILE* stream);
     void begin(const std::string& what, std::size_t number, std::size_t total);
     void add(const Row& row);
+    /// Lines below it, which a terminal breaks at spaces.
+    void say(const std::string& text);
     /// The table's end: which rows are wrong, with all that they say.
     void finish();
     const std::vector<Row>& rows() const noexcept { return rows_; }
@@ -45,7 +48,7 @@ private:
     void clear_progress();
 
     std::FILE* stream_;
-    bool terminal_;
+    ProgressReporter::Options screen_;
     bool progress_shown_ = false;
     std::vector<Row> rows_;
 };

@@ -6,7 +6,6 @@
 
 #include "app/exit_code.hpp"
 #include "app/mpi_info.hpp"
-#include "app/progress.hpp"
 #include "app/relaunch.hpp"
 #include "app/selftest/rows.hpp"
 #include "app/selftest/suite.hpp"
@@ -176,10 +175,10 @@ nlohmann::ordered_json report_of(const Table& table, const Tested& tested, const
             {"rows", nlohmann::ordered_json::parse(rows_to_json(table.rows()))}};
 }
 
-void print_versions(const DeviceInfo& device, const MpiInfo& mpi) {
-    std::printf("bellows %s on %s\n", kVersion, device.name.c_str());
-    std::printf("  driver  %s, Vulkan %s\n", device.driver.c_str(), device.api_version.c_str());
-    std::printf("  MPI     %s; thread level: %s\n", mpi.library.c_str(), mpi.thread_level.c_str());
+std::string versions(const DeviceInfo& device, const MpiInfo& mpi) {
+    return std::string("bellows ") + kVersion + " on " + device.name + "\n  driver  " +
+           device.driver + ", Vulkan " + device.api_version + "\n  MPI     " + mpi.library +
+           "; thread level: " + mpi.thread_level + "\n";
 }
 
 int finish(Table& table, const SelftestOptions& options, const Tested& tested, const MpiInfo& mpi,
@@ -193,13 +192,11 @@ int finish(Table& table, const SelftestOptions& options, const Tested& tested, c
     std::string left_out = "not covered on this device:\n";
     for (const std::string& what : tested.not_covered)
         left_out += "  " + what + "\n";
-    const ProgressReporter::Options screen = ProgressReporter::detect(stdout);
-    std::fputs((screen.terminal ? folded(left_out, screen.columns) : left_out).c_str(), stdout);
-    print_versions(tested.info, mpi);
+    table.say(left_out + versions(tested.info, mpi));
     std::string verdict = wrong == 0 ? "selftest good" : "selftest WRONG";
     verdict += ": " + std::to_string(table.rows().size()) + " rows, " + std::to_string(wrong) +
                " wrong, " + std::to_string(skipped) + " not run";
-    std::printf("%s, %.0f s\n", verdict.c_str(), seconds);
+    table.say(verdict + printed(", %.0f s\n", seconds));
     if (options.json)
         write_file_durably(
             *options.json,
