@@ -159,7 +159,8 @@ std::string format_report(const PipelineReport& report) {
             each(report.peak_chunks,
                  [&](std::uint64_t chunks) {
                      const std::size_t at = rank++;
-                     return std::to_string(chunks) + " chunks of at most " +
+                     return std::to_string(chunks) +
+                            (chunks == 1 ? " chunk of at most " : " chunks of at most ") +
                             std::to_string(report.bound[at]) + " (" +
                             format_bytes(report.activation_bytes[at]) + ")";
                  }) +

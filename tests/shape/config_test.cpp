@@ -113,6 +113,7 @@ TEST(ModelConfig, TableOfRefusals) {
         {"[modl]\n", {"some.toml:1:", "\"modl\"", "\"model\""}},
         {"", {"some.toml", "[model]"}},
         {"[model]\nhidden = \n", {"some.toml:2:"}},
+        {"[model]\n[#%part", {"some.toml:2:"}},
         {"[model]\nhidden = 16\n", {"some.toml:1:", "vocabulary"}},
         {with("hidden", "hidden = 20"), {"some.toml:4:", "hidden = 20", "8", "16 or 24"}},
         {with("hidden", "hidden = -8"), {"some.toml:4:", "hidden = -8", "negative"}},
