@@ -52,6 +52,14 @@ target_include_directories(bellows_toml SYSTEM INTERFACE "${BELLOWS_TOML_INCLUDE
 target_compile_definitions(bellows_toml INTERFACE TOML_HEADER_ONLY=1)
 # Its assertions hold of no hostile text ("[#"); without them it reports a syntax error.
 target_compile_options(bellows_toml INTERFACE "-DTOML_ASSERT(condition)=static_cast<void>(0)")
+# A header alone, too.
+find_path(BELLOWS_DLPACK_INCLUDE dlpack/dlpack.h)
+mark_as_advanced(BELLOWS_DLPACK_INCLUDE)
+if(NOT BELLOWS_DLPACK_INCLUDE)
+    message(FATAL_ERROR "Bellows needs the header <dlpack/dlpack.h> (package libdlpack-dev)")
+endif()
+add_library(bellows_dlpack INTERFACE)
+target_include_directories(bellows_dlpack SYSTEM INTERFACE "${BELLOWS_DLPACK_INCLUDE}")
 if(BELLOWS_MPI)
     find_package(MPI REQUIRED COMPONENTS C)
     # The C interface only; the C++ one that some headers still declare is gone from the libraries.

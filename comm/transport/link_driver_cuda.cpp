@@ -3,15 +3,12 @@
 // and by peers, whose copy engines read it through NVLink where there is one, and is imported into
 // Vulkan as an opaque file descriptor. Copies run on streams, away from all Vulkan queues.
 
-#include "cuda_driver.hpp"
+#include "engine/runtime/interop/cuda_memory.hpp"
 #include "link_driver.hpp"
 #include "world/deadline.hpp"
 
 #include <bellows/base/error.hpp>
-#include <bellows/base/rounding.hpp>
-#include <bellows/engine/memory.hpp>
 
-#include <algorithm>
 #include <map>
 #include <mutex>
 #include <thread>
@@ -22,99 +19,16 @@ namespace {
 
 using namespace cuda;
 
-std::string hex(const Uuid& uuid) {
-    constexpr char kDigits[] = "0123456789abcdef";
-    std::string text;
-    for (const unsigned char byte : uuid.bytes) {
-        text += kDigits[byte >> 4];
-        text += kDigits[byte & 15];
-    }
-    return text;
-}
-
-/// The device's primary context, and what is the same for all of its memory.
-struct Card {
-    std::shared_ptr<const Driver> driver;
-    Ordinal device = -1;
-    Context context = nullptr;
-    std::map<std::string, Ordinal> devices; ///< all that this process sees, by UUID
-    std::uint64_t granularity = 0;
-
-    Card() = default;
-    Card(const Card&) = delete;
-    Card& operator=(const Card&) = delete;
-    ~Card() {
-        if (context != nullptr)
-            driver->release_context(device);
-    }
-
-    AllocationProperties properties() const {
-        AllocationProperties made{};
-        made.type = kPinned;
-        made.handle_types = kFileDescriptor;
-        made.location = {kOnDevice, device};
-        return made;
-    }
-};
-using CardPtr = std::shared_ptr<const Card>;
-
-/// Makes the card's context this thread's, for a while.
-class Current {
-public:
-    explicit Current(const Card& card) : driver_(*card.driver) {
-        driver_.check(driver_.push_context(card.context), "entering the device's context");
-    }
-    ~Current() {
-        Context left = nullptr;
-        driver_.pop_context(&left);
-    }
-    Current(const Current&) = delete;
-    Current& operator=(const Current&) = delete;
-
-private:
-    const Driver& driver_;
-};
-
-/// An allocation, mapped. `bytes` is a multiple of the granularity.
+/// An allocation as copies see it.
 class Mapped final : public LinkMemory {
 public:
-    Mapped(CardPtr card, Allocation allocation, std::uint64_t bytes)
-        : card_(std::move(card)), allocation_(allocation) {
-        const Driver& driver = *card_->driver;
-        bytes_ = bytes;
-        try {
-            const Current current(*card_);
-            Pointer at = 0;
-            driver.check(driver.reserve(&at, bytes, 0, 0, 0), "reserving addresses");
-            address_ = at;
-            driver.check(driver.map(at, bytes, 0, allocation_, 0), "mapping device memory");
-            mapped_ = true;
-            const AccessDescription access{{kOnDevice, card_->device}, kReadWrite};
-            driver.check(driver.set_access(at, bytes, &access, 1), "opening device memory");
-        } catch (...) {
-            drop();
-            throw;
-        }
+    explicit Mapped(std::unique_ptr<cuda::Memory> memory) : memory_(std::move(memory)) {
+        bytes_ = memory_->bytes();
+        address_ = memory_->address();
     }
-    ~Mapped() override { drop(); }
 
 private:
-    void drop() noexcept {
-        const Driver& driver = *card_->driver;
-        if (driver.push_context(card_->context) != kSuccess)
-            return;
-        if (mapped_)
-            driver.unmap(address_, bytes_);
-        if (address_ != 0)
-            driver.free_reserved(address_, bytes_);
-        driver.release(allocation_);
-        Context left = nullptr;
-        driver.pop_context(&left);
-    }
-
-    CardPtr card_;
-    Allocation allocation_;
-    bool mapped_ = false;
+    std::unique_ptr<cuda::Memory> memory_;
 };
 
 /// Streams, and events that copies use one after the other.
@@ -245,41 +159,13 @@ public:
     }
 
     LinkAllocation allocate(std::uint64_t bytes) override {
-        const Driver& driver = *card_->driver;
-        const std::uint64_t whole = round_up(std::max<std::uint64_t>(bytes, 1), card_->granularity);
-        const AllocationProperties properties = card_->properties();
-        Allocation allocation = 0;
-        {
-            const Current current(*card_);
-            const Result result = driver.create(&allocation, whole, &properties, 0);
-            if (result != kSuccess)
-                throw Error(ErrorCode::OutOfMemory,
-                            "libcuda.so.1 has no device memory of " + format_bytes(whole) +
-                                " that other ranks copy from (" + std::to_string(result) +
-                                "): make micro-batches smaller, or the model's share of a rank",
-                            -1, result);
-        }
-        LinkAllocation made{std::make_shared<Mapped>(card_, allocation, whole), {}, {}};
-        int file = -1;
-        driver.check(driver.export_handle(&file, allocation, kFileDescriptor, 0),
-                     "exporting device memory");
-        made.file = FileDescriptor(file);
-        return made;
+        auto memory = cuda::Memory::allocate(card_, bytes);
+        FileDescriptor file(memory->export_file());
+        return {std::make_shared<Mapped>(std::move(memory)), std::move(file), {}};
     }
 
     std::shared_ptr<LinkMemory> open(FileDescriptor file, std::uint64_t bytes) override {
-        const Driver& driver = *card_->driver;
-        Allocation allocation = 0;
-        {
-            const Current current(*card_);
-            // The interface passes the descriptor in the place of a pointer.
-            driver.check(driver.import_handle(
-                             &allocation,
-                             reinterpret_cast<void*>(static_cast<std::intptr_t>(file.get())),
-                             kFileDescriptor),
-                         "opening a peer's memory");
-        }
-        return std::make_shared<Mapped>(card_, allocation, bytes);
+        return std::make_shared<Mapped>(cuda::Memory::open(card_, file.get(), bytes));
     }
 
     std::unique_ptr<LinkCopy> copy(std::size_t queue, std::vector<LinkRange> ranges) override {
@@ -311,33 +197,10 @@ void try_out(CudaLinkDriver& driver) {
 
 std::unique_ptr<LinkDriver> make_cuda_link_driver(const std::string& device_uuid,
                                                   std::string& why_not) {
-    auto card = std::make_shared<Card>();
-    card->driver = Driver::open(why_not);
-    if (!card->driver)
-        return nullptr;
-    const Driver& driver = *card->driver;
     try {
-        int count = 0;
-        driver.check(driver.device_count(&count), "counting devices");
-        for (int i = 0; i < count; ++i) {
-            Ordinal device = -1;
-            Uuid uuid{};
-            driver.check(driver.device(&device, i), "finding a device");
-            driver.check(driver.device_uuid(&uuid, device), "asking for a device's UUID");
-            card->devices.emplace(hex(uuid), device);
-        }
-        const auto mine = card->devices.find(device_uuid);
-        if (mine == card->devices.end()) {
-            why_not = "libcuda.so.1 does not know the device with UUID " + device_uuid;
+        const CardPtr card = Card::open(device_uuid, why_not);
+        if (!card)
             return nullptr;
-        }
-        card->device = mine->second;
-        driver.check(driver.retain_context(&card->context, card->device), "making a context");
-        const AllocationProperties properties = card->properties();
-        std::size_t granularity = 0;
-        driver.check(driver.granularity(&granularity, &properties, kRecommendedGranularity),
-                     "asking for the granularity of memory");
-        card->granularity = granularity;
         auto made = std::make_unique<CudaLinkDriver>(card, device_uuid);
         try_out(*made);
         return made;

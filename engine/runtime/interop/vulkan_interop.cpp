@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
-#include "device_impl.hpp"
-#include "physical_device.hpp"
+#include "runtime/device_impl.hpp"
+#include "runtime/physical_device.hpp"
 
 #include <bellows/engine/vulkan_interop.hpp>
 
