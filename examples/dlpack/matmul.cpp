@@ -19,7 +19,7 @@ thread_local std::string error;
 /// The best device, or BELLOWS_DEVICE. It outlives all tensors: it is never destroyed.
 bellows::Device& device() {
     static bellows::Device* const made =
-        bellows::Device::create(bellows::DeviceOptions::from_environment()).release();
+        bellows::Device::create(bellows::DeviceOptions::from_environment({})).release();
     return *made;
 }
 
