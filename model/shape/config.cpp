@@ -1,35 +1,18 @@
 // SPDX-License-Identifier: MIT
-#include <bellows/shape/config.hpp>
+#include "config_fields.hpp"
 
 #include <bellows/base/error.hpp>
-#include <bellows/base/printable.hpp>
-
-#include <toml++/toml.h>
+#include <bellows/shape/rope.hpp>
 
 #include <algorithm>
 #include <cmath>
 #include <cstdlib>
-#include <fstream>
-#include <functional>
-#include <iterator>
 #include <limits>
 #include <sstream>
-#include <variant>
 
 namespace bellows {
+namespace config_fields {
 namespace {
-
-// One row per key: the table drives reading, checking and writing.
-struct Field {
-    using Member = std::variant<std::uint64_t ModelConfig::*, double ModelConfig::*,
-                                bool ModelConfig::*, ScoreFunction ModelConfig::*>;
-    const char* name;
-    Member member;
-    bool required = false;
-    double min = 0; ///< numbers lie in [min, max]
-    double max = 0;
-    std::uint64_t multiple = 1; ///< 8 for what kernels read in 16-byte pieces
-};
 
 // The upper limits keep every parameter count below 2^64.
 constexpr double kMaxSize = 1048576;
@@ -39,13 +22,30 @@ const Field kFields[] = {
     {"hidden", &C::hidden, true, 8, kMaxSize, 8},
     {"layers", &C::layers, true, 1, 1024},
     {"dense_layers", &C::dense_layers, true, 0, 1024},
+    {"attention", &C::attention},
     {"heads", &C::heads, true, 1, 4096},
     {"q_lora_rank", &C::q_lora_rank, false, 0, kMaxSize, 8},
-    {"kv_lora_rank", &C::kv_lora_rank, true, 8, kMaxSize, 8},
-    {"qk_nope_head_dim", &C::qk_nope_head_dim, true, 8, 1024, 8},
-    {"qk_rope_head_dim", &C::qk_rope_head_dim, true, 8, 1024, 8},
-    {"v_head_dim", &C::v_head_dim, true, 8, 1024, 8},
+    {"kv_lora_rank", &C::kv_lora_rank, false, 0, kMaxSize, 8},
+    {"qk_nope_head_dim", &C::qk_nope_head_dim, false, 0, 1024, 8},
+    {"qk_rope_head_dim", &C::qk_rope_head_dim, false, 0, 1024, 8},
+    {"v_head_dim", &C::v_head_dim, false, 0, 1024, 8},
+    {"latent_norm_eps", &C::latent_norm_eps, false, 0, 1},
+    {"kv_heads", &C::kv_heads, false, 0, 4096},
+    {"head_dim", &C::head_dim, false, 0, 1024, 8},
+    {"qk_norm", &C::qk_norm},
     {"rope_theta", &C::rope_theta, false, 1, 1e12},
+    {"rope_scaling", &C::rope_scaling},
+    {"rope_factor", &C::rope_factor, false, 1, 1e6},
+    {"rope_original_context", &C::rope_original_context, false, 0, 1e9},
+    {"rope_beta_fast", &C::rope_beta_fast, false, 1e-3, 1e6},
+    {"rope_beta_slow", &C::rope_beta_slow, false, 1e-3, 1e6},
+    {"rope_truncate", &C::rope_truncate},
+    {"rope_mscale", &C::rope_mscale, false, 0, 100},
+    {"rope_mscale_all_dim", &C::rope_mscale_all_dim, false, 0, 100},
+    {"rope_attention_factor", &C::rope_attention_factor, false, 0, 100},
+    {"rope_low_freq_factor", &C::rope_low_freq_factor, false, 1e-3, 1e6},
+    {"rope_high_freq_factor", &C::rope_high_freq_factor, false, 1e-3, 1e6},
+    {"max_context", &C::max_context, false, 0, 1e9},
     {"dense_ffn", &C::dense_ffn, false, 0, kMaxSize, 8},
     {"moe_ffn", &C::moe_ffn, false, 0, kMaxSize, 8},
     {"routed_experts", &C::routed_experts, false, 0, 4096},
@@ -53,6 +53,7 @@ const Field kFields[] = {
     {"top_k", &C::top_k, false, 0, 64},
     {"n_group", &C::n_group, false, 1, 4096},
     {"topk_group", &C::topk_group, false, 1, 4096},
+    {"group_score", &C::group_score},
     {"score_function", &C::score_function},
     {"normalize_top_k", &C::normalize_top_k},
     {"route_scale", &C::route_scale, false, 1e-6, 1e6},
@@ -65,15 +66,19 @@ const Field kFields[] = {
     {"head_init_std", &C::head_init_std, false, 0, 10},
 };
 
-/// One line whatever the text held: quoted TOML keys may contain control characters.
-[[noreturn]] void refuse(std::string message) {
+} // namespace
+
+std::span<const Field> all() {
+    return kFields;
+}
+
+void refuse(std::string message) {
     for (char& c : message)
         if (static_cast<unsigned char>(c) < ' ')
             c = '?';
     throw Error(ErrorCode::InvalidArgument, std::move(message));
 }
 
-/// The shortest text that reads back as the same double and looks like one ("1.0", not "1").
 std::string number(double value) {
     std::ostringstream out;
     for (int digits = 6; digits <= std::numeric_limits<double>::max_digits10; ++digits) {
@@ -93,8 +98,7 @@ std::string number(std::uint64_t value) {
     return std::to_string(value);
 }
 
-/// Gives "file:line: " for a key, or nothing for a configuration that was not read from a text.
-using Locate = std::function<std::string(const char* key)>;
+namespace {
 
 template <class Number>
 void check_range(const Field& field, Number value, const Locate& where) {
@@ -118,6 +122,66 @@ void check_size(const Field& field, std::uint64_t value, const Locate& where) {
                (down >= static_cast<std::uint64_t>(std::max(field.min, 1.0)) ? number(down) + " or "
                                                                              : std::string()) +
                number(down + field.multiple));
+    }
+}
+
+void check_attention(const ModelConfig& c, const Locate& where) {
+    const auto needs = [&](const char* name, std::uint64_t value) {
+        if (value == 0)
+            refuse(where(name) + name + " is missing, which attention = \"" + name_of(c.attention) +
+                   "\" needs");
+    };
+    const auto has_no = [&](const char* name, bool is_set) {
+        if (is_set)
+            refuse(where(name) + name + " is set, which attention = \"" + name_of(c.attention) +
+                   "\" does not have");
+    };
+    if (c.is_mla()) {
+        needs("kv_lora_rank", c.kv_lora_rank);
+        needs("qk_nope_head_dim", c.qk_nope_head_dim);
+        needs("qk_rope_head_dim", c.qk_rope_head_dim);
+        needs("v_head_dim", c.v_head_dim);
+        has_no("kv_heads", c.kv_heads != 0);
+        has_no("head_dim", c.head_dim != 0);
+        has_no("qk_norm", c.qk_norm);
+        return;
+    }
+    needs("kv_heads", c.kv_heads);
+    needs("head_dim", c.head_dim);
+    has_no("q_lora_rank", c.q_lora_rank != 0);
+    has_no("kv_lora_rank", c.kv_lora_rank != 0);
+    has_no("qk_nope_head_dim", c.qk_nope_head_dim != 0);
+    has_no("qk_rope_head_dim", c.qk_rope_head_dim != 0);
+    has_no("v_head_dim", c.v_head_dim != 0);
+    has_no("latent_norm_eps", c.latent_norm_eps != 0);
+    if (c.heads % c.kv_heads != 0)
+        refuse(where("kv_heads") + "kv_heads = " + number(c.kv_heads) +
+               " does not divide heads = " + number(c.heads));
+}
+
+void check_rope(const ModelConfig& c, const Locate& where) {
+    const auto refuse_field = [&](const char* name, const std::string& problem) {
+        refuse(where(name) + name + problem + ", with rope_scaling = \"" + name_of(c.rope_scaling) +
+               '"');
+    };
+    if (c.rope_scaling == RopeScaling::None) {
+        if (c.rope_factor != 1)
+            refuse_field("rope_factor", " = " + number(c.rope_factor) + " must be 1");
+        return;
+    }
+    if (c.rope_original_context == 0)
+        refuse_field("rope_original_context", " is missing");
+    if (c.rope_scaling == RopeScaling::Yarn) {
+        if (c.rope_beta_fast < c.rope_beta_slow)
+            refuse_field("rope_beta_fast",
+                         " = " + number(c.rope_beta_fast) +
+                             " is below rope_beta_slow = " + number(c.rope_beta_slow));
+        if (c.rope_theta <= 1)
+            refuse_field("rope_theta", " = " + number(c.rope_theta) + " must exceed 1");
+    } else if (c.rope_low_freq_factor >= c.rope_high_freq_factor) {
+        refuse_field("rope_low_freq_factor", " = " + number(c.rope_low_freq_factor) +
+                                                 " is not below rope_high_freq_factor = " +
+                                                 number(c.rope_high_freq_factor));
     }
 }
 
@@ -150,6 +214,8 @@ void check_experts(const ModelConfig& c, const Locate& where) {
                " has nothing to update: set it to 0 or router_bias to true");
 }
 
+} // namespace
+
 void check(const ModelConfig& config, const Locate& where) {
     for (const Field& field : kFields) {
         if (const auto* size = std::get_if<std::uint64_t C::*>(&field.member))
@@ -160,193 +226,41 @@ void check(const ModelConfig& config, const Locate& where) {
     if (config.dense_layers > config.layers)
         refuse(where("dense_layers") + "dense_layers = " + number(config.dense_layers) +
                " exceeds layers = " + number(config.layers));
+    check_attention(config, where);
+    check_rope(config, where);
     check_experts(config, where);
 }
 
-/// Reads the nodes of one parsed text; knows how to say where in it a key stands.
-class Reader {
-public:
-    explicit Reader(std::string_view source) : source_(source) {}
+} // namespace config_fields
 
-    std::string at(const toml::source_region& region) const {
-        return source_ + ":" + std::to_string(region.begin.line) + ": ";
-    }
+using config_fields::name_of;
 
-    void read(ModelConfig& config, const toml::table& table) const {
-        for (const Field& field : kFields) {
-            if (const toml::node* node = table.get(field.name))
-                std::visit([&](auto member) { assign(config.*member, field.name, *node); },
-                           field.member);
-            else if (field.required)
-                refuse(at(table.source()) + "[model] lacks the key '" + field.name + "'");
-        }
-    }
-
-    void refuse_unknown(const toml::table& table, const std::vector<std::string>& known,
-                        const std::string& place) const {
-        for (const auto& [key, node] : table) {
-            const std::string name(key.str());
-            if (std::find(known.begin(), known.end(), name) == known.end())
-                refuse(at(key.source()) + "unknown key " + in_quotes(name) + " " + place +
-                       suggestion(name, known));
-        }
-    }
-
-private:
-    [[noreturn]] void wrong_type(const char* key, const toml::node& node, const char* want) const {
-        std::ostringstream type;
-        type << node.type();
-        refuse(at(node.source()) + key + " must be " + want + ", not a value of type '" +
-               type.str() + "'");
-    }
-
-    void assign(std::uint64_t& out, const char* key, const toml::node& node) const {
-        const auto* value = node.as_integer();
-        if (!value)
-            wrong_type(key, node, "a whole number");
-        if (value->get() < 0)
-            refuse(at(node.source()) + key + " = " + std::to_string(value->get()) +
-                   " must not be negative");
-        out = static_cast<std::uint64_t>(value->get());
-    }
-
-    void assign(double& out, const char* key, const toml::node& node) const {
-        if (const auto* real = node.as_floating_point())
-            out = real->get();
-        else if (const auto* whole = node.as_integer())
-            out = static_cast<double>(whole->get());
-        else
-            wrong_type(key, node, "a number");
-    }
-
-    void assign(bool& out, const char* key, const toml::node& node) const {
-        const auto* value = node.as_boolean();
-        if (!value)
-            wrong_type(key, node, "true or false");
-        out = value->get();
-    }
-
-    void assign(ScoreFunction& out, const char* key, const toml::node& node) const {
-        const auto* value = node.as_string();
-        if (value && value->get() == "sigmoid")
-            out = ScoreFunction::Sigmoid;
-        else if (value && value->get() == "softmax")
-            out = ScoreFunction::Softmax;
-        else
-            wrong_type(key, node, "\"sigmoid\" or \"softmax\"");
-    }
-
-    std::string source_;
-};
-
-toml::table parse_toml(std::string_view text, std::string_view source) {
-    try {
-        return toml::parse(text, source);
-    } catch (const toml::parse_error& error) {
-        refuse(std::string(source) + ":" + std::to_string(error.source().begin.line) + ": " +
-               bounded(error.description()));
-    }
+const char* to_string(ScoreFunction function) noexcept {
+    return name_of(function);
+}
+const char* to_string(GroupScore score) noexcept {
+    return name_of(score);
+}
+const char* to_string(AttentionKind kind) noexcept {
+    return name_of(kind);
+}
+const char* to_string(RopeScaling scaling) noexcept {
+    return name_of(scaling);
 }
 
-struct Write {
-    std::string operator()(std::uint64_t value) const { return number(value); }
-    std::string operator()(double value) const { return number(value); }
-    std::string operator()(bool value) const { return value ? "true" : "false"; }
-    std::string operator()(ScoreFunction value) const {
-        return '"' + std::string(to_string(value)) + '"';
-    }
-};
-
-} // namespace
+GroupScore ModelConfig::group_score_used() const noexcept {
+    if (group_score != GroupScore::Auto)
+        return group_score;
+    return score_function == ScoreFunction::Sigmoid ? GroupScore::TopTwo : GroupScore::Max;
+}
 
 double ModelConfig::attention_scale() const noexcept {
-    return 1 / std::sqrt(static_cast<double>(qk_head_dim()));
+    const double amplitude = rope_scale_amplitude(*this);
+    return amplitude * amplitude / std::sqrt(static_cast<double>(qk_head_dim()));
 }
 
 void validate(const ModelConfig& config) {
-    check(config, [](const char*) { return std::string("model: "); });
-}
-
-ModelConfig parse_model_config(std::string_view text, std::string_view source,
-                               const std::vector<std::string>& other_tables) {
-    const toml::table root = parse_toml(text, source);
-    const Reader reader(source);
-    std::vector<std::string> tables = other_tables;
-    tables.insert(tables.begin(), "model");
-    reader.refuse_unknown(root, tables, "at the top level");
-    const toml::table* model = root["model"].as_table();
-    if (!model)
-        refuse(std::string(source) + ": has no table [model]");
-    std::vector<std::string> keys;
-    for (const Field& field : kFields)
-        keys.emplace_back(field.name);
-    reader.refuse_unknown(*model, keys, "in [model]");
-
-    ModelConfig config;
-    reader.read(config, *model);
-    check(config, [&](const char* key) {
-        const toml::node* node = model->get(key);
-        return reader.at(node ? node->source() : model->source());
-    });
-    return config;
-}
-
-ModelConfig load_model_config(const std::filesystem::path& file,
-                              const std::vector<std::string>& other_tables) {
-    constexpr std::size_t kMaxBytes = 1u << 20;
-    std::error_code status;
-    if (!std::filesystem::is_regular_file(file, status))
-        throw Error(ErrorCode::Io, "cannot read " + file.string() + ": not a file");
-    std::ifstream stream(file, std::ios::binary);
-    std::string text(kMaxBytes + 1, '\0');
-    stream.read(text.data(), static_cast<std::streamsize>(text.size()));
-    if (!stream.is_open() || stream.bad())
-        throw Error(ErrorCode::Io, "cannot read " + file.string());
-    text.resize(static_cast<std::size_t>(stream.gcount()));
-    if (text.size() > kMaxBytes)
-        refuse(file.string() + " is larger than 1 MiB: not a configuration");
-    return parse_model_config(text, file.string(), other_tables);
-}
-
-std::string to_toml(const ModelConfig& config) {
-    std::string text = "[model]\n";
-    for (const Field& field : kFields) {
-        text += std::string(field.name) + " = ";
-        text += std::visit([&](auto member) { return Write()(config.*member); }, field.member);
-        text += '\n';
-    }
-    return text;
-}
-
-std::string suggestion(std::string_view word, const std::vector<std::string>& candidates) {
-    constexpr std::size_t kLongest = 100; // of words that a name may be meant by
-    std::string best, all;
-    std::size_t best_edits = std::numeric_limits<std::size_t>::max();
-    for (const std::string& candidate : candidates) {
-        all += (all.empty() ? "" : ", ") + candidate;
-        if (word.size() > kLongest)
-            continue;
-        std::vector<std::size_t> row(candidate.size() + 1); // Levenshtein, one row at a time
-        for (std::size_t j = 0; j < row.size(); ++j)
-            row[j] = j;
-        for (std::size_t i = 0; i < word.size(); ++i) {
-            std::size_t diagonal = row[0];
-            row[0] = i + 1;
-            for (std::size_t j = 0; j < candidate.size(); ++j) {
-                const std::size_t replace = diagonal + (word[i] != candidate[j]);
-                diagonal = row[j + 1];
-                row[j + 1] = std::min({replace, row[j] + 1, row[j + 1] + 1});
-            }
-        }
-        if (row.back() < best_edits) {
-            best_edits = row.back();
-            best = candidate;
-        }
-    }
-    const bool near = word.size() <= kLongest &&
-                      best_edits <= std::max<std::size_t>(2, word.size() / 3) &&
-                      2 * best_edits <= word.size() + 1;
-    return near ? "; did you mean " + in_quotes(best) + "?" : "; there are: " + all;
+    config_fields::check(config, [](const char*) { return std::string("model: "); });
 }
 
 } // namespace bellows

@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: MIT
 #pragma once
 
-// The shape of a language model of the DeepSeek-V3 kind: a transformer with multi-head latent
-// attention (MLA), dense SwiGLU layers first and mixture-of-experts (MoE) layers after them. A
-// plain value, read from the `[model]` table of a TOML file; every rank reads the same one.
+// The shape of a language model of the DeepSeek, Llama or Qwen3 kind: a transformer with multi-head
+// latent attention (MLA) or grouped-query attention (GQA), dense SwiGLU layers first and
+// mixture-of-experts (MoE) layers after them, if there are any. A plain value, read from the
+// `[model]` table of a TOML file; every rank reads the same one.
 // Functions here touch no device and may be called from any thread.
 
 #include <cstdint>
@@ -17,9 +18,23 @@ namespace bellows {
 /// How the router turns logits into scores: independently (V3) or over all experts (V2).
 enum class ScoreFunction : std::uint8_t { Sigmoid, Softmax };
 
-constexpr const char* to_string(ScoreFunction function) noexcept {
-    return function == ScoreFunction::Sigmoid ? "sigmoid" : "softmax";
-}
+/// What the groups that a token may use are chosen by: the highest score in a group (V2), or the
+/// sum of its two highest (V3), each with the router's bias. Auto: TopTwo with sigmoid scores, Max
+/// with softmax.
+enum class GroupScore : std::uint8_t { Auto, Max, TopTwo };
+
+/// Mla: keys and values come from a latent vector of the token (DeepSeek). Gqa: kv_heads heads of
+/// keys and values, each used by heads / kv_heads heads of queries (Llama, Qwen3).
+enum class AttentionKind : std::uint8_t { Mla, Gqa };
+
+/// How rotary angles are stretched for texts longer than those of the first training. None: they
+/// are not.
+enum class RopeScaling : std::uint8_t { None, Yarn, Llama3 };
+
+const char* to_string(ScoreFunction function) noexcept;
+const char* to_string(GroupScore score) noexcept;
+const char* to_string(AttentionKind kind) noexcept;
+const char* to_string(RopeScaling scaling) noexcept;
 
 /// Field names are the keys of the `[model]` table. Sizes count elements.
 struct ModelConfig {
@@ -28,13 +43,35 @@ struct ModelConfig {
     std::uint64_t layers = 0;       ///< in total
     std::uint64_t dense_layers = 0; ///< the first so many have a dense FFN instead of experts
 
-    std::uint64_t heads = 0;
+    AttentionKind attention = AttentionKind::Mla;
+    std::uint64_t heads = 0; ///< of queries
+    // With MLA:
     std::uint64_t q_lora_rank = 0; ///< 0: one full query projection instead of the low-rank pair
     std::uint64_t kv_lora_rank = 0;
     std::uint64_t qk_nope_head_dim = 0; ///< per head, without position
     std::uint64_t qk_rope_head_dim = 0; ///< per head in q, shared by all heads in k; rotated
     std::uint64_t v_head_dim = 0;
+    double latent_norm_eps = 0; ///< of the norms of latents; 0: norm_eps
+    // With GQA:
+    std::uint64_t kv_heads = 0; ///< of keys and of values; divides heads
+    std::uint64_t head_dim = 0; ///< of queries, keys and values; rotated as a whole
+    bool qk_norm = false;       ///< RMSNorm of every head's query and key before the rotation
+
     double rope_theta = 10000;
+    RopeScaling rope_scaling = RopeScaling::None;
+    double rope_factor = 1; ///< how much longer texts may be than rope_original_context
+    std::uint64_t rope_original_context = 0; ///< tokens of the first training's texts
+    // With YaRN:
+    double rope_beta_fast = 32; ///< pairs that turn more often within that context keep their speed
+    double rope_beta_slow = 1;  ///< pairs that turn less often are slowed down by rope_factor
+    bool rope_truncate = true;  ///< the borders between them are whole numbers
+    double rope_mscale = 0;     ///< both 0: queries and keys take 0.1 ln(rope_factor) + 1,
+    double rope_mscale_all_dim = 0; ///< or rope_attention_factor; see rope_amplitude()
+    double rope_attention_factor = 0;
+    // With Llama-3's scaling: wave lengths of rope_original_context over these.
+    double rope_low_freq_factor = 1;
+    double rope_high_freq_factor = 4;
+    std::uint64_t max_context = 0; ///< tokens a text may have, for who uses the model; 0: unknown
 
     std::uint64_t dense_ffn = 0;
     std::uint64_t moe_ffn = 0; ///< of one expert, routed or shared
@@ -43,6 +80,7 @@ struct ModelConfig {
     std::uint64_t top_k = 0;          ///< routed experts per token
     std::uint64_t n_group = 1;        ///< experts are divided into so many equal groups ...
     std::uint64_t topk_group = 1;     ///< ... and a token may only use so many of them
+    GroupScore group_score = GroupScore::Auto;
     ScoreFunction score_function = ScoreFunction::Sigmoid;
     bool normalize_top_k = true; ///< the chosen scores are divided by their sum
     double route_scale = 1;      ///< and multiplied by this
@@ -59,11 +97,23 @@ struct ModelConfig {
 
     bool operator==(const ModelConfig&) const = default;
 
-    std::uint64_t qk_head_dim() const noexcept { return qk_nope_head_dim + qk_rope_head_dim; }
+    bool is_mla() const noexcept { return attention == AttentionKind::Mla; }
+    /// Of one head's query, which is as long as its key.
+    std::uint64_t qk_head_dim() const noexcept {
+        return is_mla() ? qk_nope_head_dim + qk_rope_head_dim : head_dim;
+    }
+    /// Of one head's value.
+    std::uint64_t value_head_dim() const noexcept { return is_mla() ? v_head_dim : head_dim; }
+    /// How many elements of a head's query and key are rotated.
+    std::uint64_t rope_head_dim() const noexcept { return is_mla() ? qk_rope_head_dim : head_dim; }
+    /// Max or TopTwo.
+    GroupScore group_score_used() const noexcept;
+    double latent_eps() const noexcept { return latent_norm_eps > 0 ? latent_norm_eps : norm_eps; }
     std::uint64_t shared_ffn() const noexcept { return shared_experts * moe_ffn; }
     bool is_moe(std::uint64_t layer) const noexcept { return layer >= dense_layers; }
     std::uint64_t moe_layers() const noexcept { return layers - dense_layers; }
-    /// What query·key products are multiplied with: 1/sqrt(qk_head_dim).
+    /// What query·key products are multiplied with: 1/sqrt(qk_head_dim), with YaRN and
+    /// rope_mscale_all_dim times the square of its amplitude (see rope.hpp).
     double attention_scale() const noexcept;
 };
 
