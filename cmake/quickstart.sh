@@ -104,7 +104,8 @@ else
     echo "Packages are installed on Debian and Ubuntu only. Bellows needs, elsewhere by hand:"
     echo "  a C++20 compiler, CMake >= 3.25, Ninja, an MPI, Vulkan headers >= 1.4, volk, Vulkan"
     echo "  Memory Allocator, glslc or glslangValidator, SPIRV-Tools, nlohmann-json, CLI11, toml++,"
-    echo "  sentencepiece, PCRE2 >= 10.40, utf8proc, zlib, GoogleTest, Google Benchmark; then: cmake --preset release"
+    echo "  sentencepiece, PCRE2 >= 10.40, utf8proc, zlib, GoogleTest, Google Benchmark; then:"
+    echo "  cmake --preset release"
     [ -z "$missing" ] || echo "Programs missing here:$missing"
     finish 1 "$goal FAILED: no apt on this system"
 fi

@@ -2,8 +2,9 @@
 #pragma once
 
 // A conversation as token ids, by the chat template of its model: a Jinja template, of which the
-// subset that such templates use is interpreted, with bounds on steps, depth and output. What stands
-// in messages stays ordinary text: the template alone can write markers. Immutable; any thread.
+// subset that such templates use is interpreted, with bounds on steps, depth and output. What
+// stands in messages stays ordinary text: the template alone can write markers. Immutable; any
+// thread.
 
 #include <bellows/text/tokenizer.hpp>
 

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: MIT
 #pragma once
 
-// The text of tokens that come one by one, as complete UTF-8: a character whose bytes lie in several
-// tokens is held back until it is whole. One thread at a time.
+// The text of tokens that come one by one, as complete UTF-8: a character whose bytes lie in
+// several tokens is held back until it is whole. One thread at a time.
 
 #include <bellows/text/tokenizer.hpp>
 

@@ -48,8 +48,9 @@ public:
     /// From what model() gives, or from the content of a single tokenizer.json or sentencepiece
     /// model. name: for messages. Throws as from_folder() does.
     static Tokenizer from_model(std::string model, const std::string& name);
-    /// "bytes", or else a path: a folder as for from_folder(), a file of such a folder that is named
-    /// tokenizer.json or tiktoken.model, or a sentencepiece model. What a configuration file says.
+    /// "bytes", or else a path: a folder as for from_folder(), a file of such a folder that is
+    /// named tokenizer.json or tiktoken.model, or a sentencepiece model. What a configuration file
+    /// says.
     static Tokenizer from_name(const std::string& name);
 
     Tokenizer(Tokenizer&&) noexcept;
@@ -98,6 +99,7 @@ private:
     friend class ChatTemplate;
     struct Impl;
     explicit Tokenizer(std::unique_ptr<const Impl> impl);
+    void require_known(std::uint32_t id) const;
     std::unique_ptr<const Impl> impl_;
 };
 
