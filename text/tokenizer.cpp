@@ -57,6 +57,10 @@ std::optional<std::uint32_t> Tokenizer::Impl::id_of(std::string_view token) cons
                              : std::nullopt;
 }
 
+std::string Tokenizer::Impl::token_text(std::uint32_t id) const {
+    return bpe ? std::string(bpe->tokens.bytes(id)) : pieces ? pieces->piece(id) : "";
+}
+
 const std::string& Tokenizer::chat_template() const noexcept {
     return impl_->chat_template;
 }

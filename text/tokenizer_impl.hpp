@@ -23,6 +23,8 @@ struct Tokenizer::Impl {
     std::unique_ptr<text::BpeModel> bpe;
 
     std::optional<std::uint32_t> id_of(std::string_view token) const;
+    /// As id_of() takes it; "" where there is none.
+    std::string token_text(std::uint32_t id) const;
     /// All of it from `model`.
     void read();
 
