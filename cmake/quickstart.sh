@@ -65,8 +65,8 @@ phase() {
 packages="g++ make cmake ninja-build patchelf ccache ca-certificates git
  libvulkan1 mesa-vulkan-drivers vulkan-validationlayers
  libopenmpi-dev openmpi-bin openssh-client
- nlohmann-json3-dev libcli11-dev libtomlplusplus-dev libsentencepiece-dev zlib1g-dev
- libdlpack-dev
+ nlohmann-json3-dev libcli11-dev libtomlplusplus-dev zlib1g-dev libdlpack-dev
+ libsentencepiece-dev libpcre2-dev libutf8proc-dev
  libgtest-dev libbenchmark-dev"
 # The portable build is tested with the distribution's own glslc, which is old, and with Clang.
 [ "$goal" != test ] || packages="$packages clang-format-19 clang-19 glslc iproute2 pkgconf"
@@ -104,7 +104,8 @@ else
     echo "Packages are installed on Debian and Ubuntu only. Bellows needs, elsewhere by hand:"
     echo "  a C++20 compiler, CMake >= 3.25, Ninja, an MPI, Vulkan headers >= 1.4, volk, Vulkan"
     echo "  Memory Allocator, glslc or glslangValidator, SPIRV-Tools, nlohmann-json, CLI11, toml++,"
-    echo "  sentencepiece, zlib, DLPack's header, GoogleTest, Google Benchmark; then: cmake --preset release"
+    echo "  sentencepiece, PCRE2 >= 10.40, utf8proc, zlib, DLPack's header, GoogleTest, Google"
+    echo "  Benchmark; then: cmake --preset release"
     [ -z "$missing" ] || echo "Programs missing here:$missing"
     finish 1 "$goal FAILED: no apt on this system"
 fi

@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: MIT
 #include "model_check.hpp"
 
+#include "bpe/utf8.hpp"
+
 #include <algorithm>
 #include <cstring>
 #include <string>

@@ -3,38 +3,56 @@
 
 #include "tokenizer_impl.hpp"
 
-#include <algorithm>
-#include <array>
-#include <cstring>
-#include <functional>
+#include <span>
 
 namespace bellows::text {
 
-/// One of a table in which each segment has a single place.
-struct TextEncoder::Remembered {
-    std::array<char, 40> text;
-    std::uint8_t bytes = 0; ///< 0: free
-    bool prefix = false;
-    std::uint8_t tokens = 0;
-    std::array<std::int32_t, 8> ids;
-
-    bool is(std::string_view segment, bool with_prefix) const noexcept {
-        return bytes == segment.size() && prefix == with_prefix &&
-               std::memcmp(text.data(), segment.data(), segment.size()) == 0;
+TextEncoder::TextEncoder(const Tokenizer& tokenizer)
+    : pieces_(tokenizer.impl_->pieces.get()), control_pieces_(&tokenizer.impl_->control_pieces) {
+    if (tokenizer.impl_->bpe) {
+        bpe_.emplace(*tokenizer.impl_->bpe);
     }
-};
-
-TextEncoder::TextEncoder(const Tokenizer& tokenizer) : pieces_(tokenizer.impl_->pieces.get()) {
 }
 
 TextEncoder::~TextEncoder() = default;
 
-void TextEncoder::encode(std::string_view text, int before, std::vector<std::uint32_t>& ids) {
-    if (pieces_ == nullptr) {
+Cut TextEncoder::cut() const noexcept {
+    return bpe_ ? Cut::LineStarts : pieces_ != nullptr ? pieces_->cut() : Cut::Lines;
+}
+
+void TextEncoder::encode(std::string_view text, int before, bool ends_document,
+                         std::vector<std::uint32_t>& ids) {
+    if (bpe_) {
+        // Expressions look at what follows: it is made up as the cut has it.
+        const bool at_line_start = text.ends_with('\n');
+        bpe_->encode(text, {.follows = ends_document ? "" : at_line_start ? "a" : " a"}, ids);
+    } else if (pieces_ != nullptr) {
+        encode_pieces(text, before, ids);
+    } else {
         const auto* bytes = reinterpret_cast<const unsigned char*>(text.data());
         ids.insert(ids.end(), bytes, bytes + text.size());
+    }
+}
+
+void TextEncoder::encode_marked(std::string_view text, Recognise recognise, std::string_view own,
+                                std::vector<std::uint32_t>& ids) {
+    if (bpe_) {
+        bpe_->encode(text, {.recognise = recognise, .own = own}, ids);
         return;
     }
+    control_pieces_->split(
+        text, recognise, own, [&](std::size_t first, std::size_t end, const AddedToken* token) {
+            if (token != nullptr) {
+                ids.push_back(token->id);
+                return;
+            }
+            // Behind a token there is no beginning of a text.
+            encode(text.substr(first, end - first), first == 0 ? -1 : '>', true, ids);
+        });
+}
+
+void TextEncoder::encode_pieces(std::string_view text, int before,
+                                std::vector<std::uint32_t>& ids) {
     for (std::size_t at = 0; at < text.size();) {
         const std::size_t end = segment_end(text, at, cut());
         const std::string_view segment = text.substr(at, end - at);
@@ -46,26 +64,15 @@ void TextEncoder::encode(std::string_view text, int before, std::vector<std::uin
 
 void TextEncoder::encode_segment(std::string_view segment, bool prefix,
                                  std::vector<std::uint32_t>& ids) {
-    constexpr std::size_t kPlaces = std::size_t{1} << 16; // 5 MiB
-    Remembered* place = nullptr;
-    if (cut() == Cut::Words && segment.size() <= sizeof(Remembered::text)) {
-        if (remembered_.empty()) {
-            remembered_.resize(kPlaces);
-        }
-        place = &remembered_[std::hash<std::string_view>()(segment) % kPlaces];
-        if (place->is(segment, prefix)) {
-            ids.insert(ids.end(), place->ids.begin(), place->ids.begin() + place->tokens);
-            return;
-        }
+    const bool is_word = cut() == Cut::Words;
+    if (is_word && cache_.append(segment, prefix, ids)) {
+        return;
     }
     pieces_->encode(segment, prefix, scratch_);
+    const std::size_t before = ids.size();
     ids.insert(ids.end(), scratch_.begin(), scratch_.end());
-    if (place != nullptr && scratch_.size() <= place->ids.size()) {
-        std::copy(segment.begin(), segment.end(), place->text.begin());
-        std::copy(scratch_.begin(), scratch_.end(), place->ids.begin());
-        place->bytes = static_cast<std::uint8_t>(segment.size());
-        place->tokens = static_cast<std::uint8_t>(scratch_.size());
-        place->prefix = prefix;
+    if (is_word) {
+        cache_.remember(segment, prefix, std::span(ids).subspan(before));
     }
 }
 

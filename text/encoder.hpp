@@ -1,14 +1,16 @@
 // SPDX-License-Identifier: MIT
 #pragma once
 
-// Encodes texts on one thread, segment by segment (see segments.hpp), and remembers the tokens of
-// short segments: most words of a text have stood in it before.
+// Encodes texts on one thread: with sentencepiece segment by segment (see segments.hpp).
 
 #include <bellows/text/tokenizer.hpp>
 
+#include "bpe/bpe_model.hpp"
+#include "piece_cache.hpp"
 #include "sentence_pieces.hpp"
 
 #include <cstdint>
+#include <optional>
 #include <string_view>
 #include <vector>
 
@@ -21,18 +23,24 @@ public:
     ~TextEncoder();
 
     /// Where it cuts a document.
-    Cut cut() const noexcept { return pieces_ != nullptr ? pieces_->cut() : Cut::Lines; }
+    Cut cut() const noexcept;
 
     /// Appends the tokens of a part of a document, which begins and ends at cuts. before: the byte
     /// in front of it, -1 at the document's beginning. Throws Error{InvalidArgument}.
-    void encode(std::string_view text, int before, std::vector<std::uint32_t>& ids);
+    void encode(std::string_view text, int before, bool ends_document,
+                std::vector<std::uint32_t>& ids);
+    /// Of a whole text with special tokens, see AddedTokenFinder::split().
+    void encode_marked(std::string_view text, Recognise recognise, std::string_view own,
+                       std::vector<std::uint32_t>& ids);
 
 private:
-    struct Remembered;
+    void encode_pieces(std::string_view text, int before, std::vector<std::uint32_t>& ids);
     void encode_segment(std::string_view segment, bool prefix, std::vector<std::uint32_t>& ids);
 
-    const SentencePieces* pieces_; ///< null: bytes
-    std::vector<Remembered> remembered_;
+    const SentencePieces* pieces_; ///< null: BPE or bytes
+    const AddedTokenFinder* control_pieces_;
+    std::optional<BpeEncoder> bpe_;
+    PieceCache cache_;
     std::vector<int> scratch_;
 };
 

@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: MIT
 #include "model_check.hpp"
 
+#include "bpe/utf8.hpp"
+
 #include <algorithm>
 #include <bit>
 #include <cmath>
@@ -187,36 +189,6 @@ ModelTraits check_model(std::string_view model) {
     traits.collapses_spaces = checked.normalizer.collapses_spaces.value_or(true);
     traits.pieces_cross_words = checked.crosses || checked.space_is_suffix;
     return traits;
-}
-
-bool is_utf8(std::string_view text) noexcept {
-    const auto at = [&](std::size_t i) {
-        return static_cast<std::uint32_t>(static_cast<unsigned char>(text[i]));
-    };
-    for (std::size_t i = 0; i < text.size();) {
-        const std::uint32_t lead = at(i);
-        const std::size_t length = lead < 0x80             ? 1
-                                   : (lead & 0xe0) == 0xc0 ? 2
-                                   : (lead & 0xf0) == 0xe0 ? 3
-                                   : (lead & 0xf8) == 0xf0 ? 4
-                                                           : 0;
-        if (length == 0 || length > text.size() - i) {
-            return false;
-        }
-        std::uint32_t code = length == 1 ? lead : lead & (0x7fu >> length);
-        for (std::size_t k = 1; k < length; ++k) {
-            if ((at(i + k) & 0xc0) != 0x80) {
-                return false;
-            }
-            code = code << 6 | (at(i + k) & 0x3f);
-        }
-        constexpr std::uint32_t kSmallest[] = {0, 0, 0x80, 0x800, 0x10000};
-        if (code < kSmallest[length] || code > 0x10ffff || (code >= 0xd800 && code < 0xe000)) {
-            return false;
-        }
-        i += length;
-    }
-    return true;
 }
 
 } // namespace bellows::text

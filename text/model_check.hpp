@@ -28,6 +28,4 @@ ModelTraits check_model(std::string_view model);
 /// inside, and normalised strings that end inside. Throws BadModel.
 void check_charsmap(std::string_view charsmap);
 
-bool is_utf8(std::string_view text) noexcept;
-
 } // namespace bellows::text

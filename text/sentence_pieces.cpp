@@ -49,6 +49,31 @@ SentencePieces::SentencePieces(const std::string& model) : traits_(check_model(m
 
 SentencePieces::~SentencePieces() = default;
 
+std::optional<std::uint32_t> SentencePieces::bos() const {
+    const int id = by_prefix_[0]->bos_id();
+    return id >= 0 ? std::optional(static_cast<std::uint32_t>(id)) : std::nullopt;
+}
+
+std::optional<std::uint32_t> SentencePieces::pad() const {
+    const int id = by_prefix_[0]->pad_id();
+    return id >= 0 ? std::optional(static_cast<std::uint32_t>(id)) : std::nullopt;
+}
+
+std::optional<std::uint32_t> SentencePieces::id_of(std::string_view piece) const {
+    const int id = by_prefix_[0]->PieceToId({piece.data(), piece.size()});
+    const bool known = id >= 0 && static_cast<std::uint32_t>(id) < vocabulary_ &&
+                       by_prefix_[0]->IdToPiece(id) == piece;
+    return known ? std::optional(static_cast<std::uint32_t>(id)) : std::nullopt;
+}
+
+bool SentencePieces::is_control(std::uint32_t id) const {
+    return by_prefix_[0]->IsControl(static_cast<int>(id));
+}
+
+std::string SentencePieces::piece(std::uint32_t id) const {
+    return by_prefix_[0]->IdToPiece(static_cast<int>(id));
+}
+
 bool SentencePieces::is_space(int byte) const noexcept {
     return byte >= 0 && spaces_.find(static_cast<char>(byte)) != std::string::npos;
 }

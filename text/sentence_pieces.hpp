@@ -9,6 +9,7 @@
 #include <array>
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
 #include <string_view>
@@ -28,6 +29,12 @@ public:
 
     std::uint32_t vocabulary() const noexcept { return vocabulary_; }
     std::uint32_t end_of_document() const noexcept { return end_of_document_; }
+    std::optional<std::uint32_t> bos() const;
+    std::optional<std::uint32_t> pad() const;
+    std::optional<std::uint32_t> id_of(std::string_view piece) const;
+    /// A piece that no text gives, as "</s>".
+    bool is_control(std::uint32_t id) const;
+    std::string piece(std::uint32_t id) const;
     /// Words, unless pieces reach over spaces.
     Cut cut() const noexcept { return traits_.pieces_cross_words ? Cut::Lines : Cut::Words; }
 

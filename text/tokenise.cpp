@@ -88,7 +88,7 @@ private:
                 for (const Block::Part& part : block.parts) {
                     encoder.encode(
                         std::string_view(block.text).substr(part.first, part.end - part.first),
-                        part.before, ids);
+                        part.before, part.ends_document, ids);
                     if (part.ends_document) {
                         ids.push_back(tokenizer_.end_of_document());
                     }

@@ -56,7 +56,7 @@ set(other_folders bench build cmake docs examples runs shaders tests)
 if(NOT DEFINED MOST_FILES)
     set(MOST_FILES 45)
 endif()
-set(third_party "nlohmann|CLI|toml|spdlog|dlpack/|volk|vk_mem_alloc|sentencepiece|vulkan/|mpi\\.h")
+set(third_party "nlohmann|CLI|toml|spdlog|dlpack/|volk|vk_mem_alloc|sentencepiece|pcre2|utf8proc|vulkan/|mpi\\.h")
 set(pure_files "[/_]sizes\\.[ch]pp$|^fp8/(.*/)?format\\.[ch]pp$|^comm/.*/topology\\.[ch]pp$|\
 ^comm/.*/configuration\\.hpp$")
 set(vulkan_or_mpi "volk|vk_mem_alloc|vulkan/|mpi\\.h")
