@@ -3,6 +3,7 @@
 
 #include "app/commands.hpp"
 #include "app/exit_code.hpp"
+#include "app/model_folder.hpp"
 #include "app/options/completion.hpp"
 #include "app/options/option_table.hpp"
 #include "app/progress.hpp"
@@ -152,6 +153,9 @@ int run_subcommand(int argc, const char* const* argv, const Commands& commands,
     }
     if (line.chosen(line.config)) {
         return print(config_text(line.config_flags));
+    }
+    if (line.chosen(line.export_model)) {
+        return is_first_rank() ? run_export(line.export_flags) : kExitGood;
     }
     if (line.chosen(line.info)) {
         return line.info_flags.model ? print_model_info(line.info_flags)

@@ -24,16 +24,21 @@ struct TrainFlags {
     std::optional<double> lr, holdout;
     std::optional<std::string> precision, device, device_link, pipeline, pairs, tokenizer;
     std::vector<std::string> set{}; ///< "train.lr=1e-3"
-    std::optional<std::filesystem::path> out, resume;
+    std::optional<std::filesystem::path> out, resume, init;
     bool fall_back = false;
     bool tensorboard = false;
+};
+
+struct ExportFlags {
+    std::filesystem::path checkpoint{}, out{};
+    std::optional<std::string> dtype{}, shard_size{};
 };
 
 struct GenerateFlags {
     std::filesystem::path checkpoint;
     std::string prompt;
     std::vector<std::string> data;
-    std::optional<std::string> device;
+    std::optional<std::string> device, precision, tokenizer;
     std::optional<std::uint64_t> tokens;
     std::optional<double> temperature;
     std::optional<std::uint64_t> seed;

@@ -2,6 +2,7 @@
 #include "app/command_line.hpp"
 #include "app/commands.hpp"
 #include "app/exit_code.hpp"
+#include "app/model_folder.hpp"
 #include "app/options/config_text.hpp"
 #include "app/train/resumed_checkpoint.hpp"
 #include "app/train/training_text.hpp"
@@ -151,6 +152,50 @@ Checkpoint open_to_resume(const TrainFlags& flags) {
     });
 }
 
+/// Whether they have the same tensors and compute the same from them.
+bool computes_alike(const ModelConfig& a, const ModelConfig& b) {
+    const auto text = [](ModelConfig model) {
+        const ModelConfig usual;
+        model.bias_update_rate = usual.bias_update_rate;
+        model.balance_loss_alpha = usual.balance_loss_alpha;
+        model.init_std = usual.init_std;
+        model.head_init_std = usual.head_init_std;
+        model.max_context = usual.max_context;
+        return format_hf_config(model, {});
+    };
+    return text(a) == text(b);
+}
+
+/// The model of --init; of --config the [train] table, and what of [model] only training uses.
+void take_initial_model(const TrainFlags& flags, TrainOptions& options) {
+    if (flags.resume)
+        throw Error(ErrorCode::InvalidArgument,
+                    "--init gives a new run its weights, --resume goes on with an old one; leave "
+                    "one of them out");
+    if (!HfFolder::is_one(*flags.init))
+        throw Error(ErrorCode::InvalidArgument,
+                    "--init " + in_quotes(flags.init->string()) +
+                        " is no Hugging Face folder: it " +
+                        (fs::exists(*flags.init / "state.json")
+                             ? "holds a checkpoint of a run; go on from it with --resume"
+                             : "has no config.json"));
+    const HfFolder folder(*flags.init);
+    options.init = folder.folder();
+    options.config_name = folder.folder().filename().string();
+    if (flags.config)
+        options.config = load_run_config(*flags.config);
+    ModelConfig& model = options.config.model;
+    if (flags.config && !computes_alike(model, folder.config().model))
+        throw Error(ErrorCode::InvalidArgument,
+                    "--config " + in_quotes(*flags.config) + " has a model of another shape than " +
+                        "--init " + in_quotes(folder.folder().string()) +
+                        "; leave --config out, or its [model] as that of the folder");
+    if (!flags.config)
+        model = folder.config().model;
+    if (!flags.tokenizer && options.config.train.tokenizer == TrainConfig().tokenizer)
+        options.config.train.tokenizer = folder_tokenizer(folder);
+}
+
 } // namespace
 
 TrainOptions resolve_train(const TrainFlags& flags) {
@@ -163,7 +208,9 @@ TrainOptions resolve_train(const TrainFlags& flags) {
         const RunLayout& layout = checkpoint->state().layout;
         ranks = std::uint64_t{layout.pp} * layout.dp;
     }
-    if (flags.config) {
+    if (flags.init) {
+        take_initial_model(flags, options);
+    } else if (flags.config) {
         options.config_name = *flags.config;
         options.config = load_run_config(*flags.config);
     } else if (checkpoint) {
@@ -172,9 +219,14 @@ TrainOptions resolve_train(const TrainFlags& flags) {
         forget_layout(options.config.train, flags);
     } else {
         throw Error(ErrorCode::InvalidArgument,
-                    "give --config with a configuration file or a preset, or --resume");
+                    "give --config with a configuration file or a preset, or --init, or --resume");
     }
+    const ModelConfig initial = options.config.model;
     options.config = with_overrides(options.config, flags.set, fs::current_path());
+    if (flags.init && !computes_alike(options.config.model, initial))
+        throw Error(ErrorCode::InvalidArgument,
+                    "--set changes the model, whose shape is that of --init " +
+                        in_quotes(options.init->string()));
     apply_flags(options.config.train, flags);
     TrainConfig& train = options.config.train;
     validate(train);
@@ -291,11 +343,33 @@ PreparedOutput prepare_output(const TrainOptions& options) {
     return output;
 }
 
+namespace {
+
+/// Where it is, its configuration, and the tokenizer unless the checkpoint holds it.
+void open_model(const GenerateFlags& flags, GenerateOptions& options) {
+    if (!HfFolder::is_one(flags.checkpoint)) {
+        const Checkpoint checkpoint = Checkpoint::open(flags.checkpoint);
+        options.checkpoint = checkpoint.folder();
+        options.config = config_of(checkpoint);
+        return;
+    }
+    const HfFolder folder(flags.checkpoint);
+    options.checkpoint = folder.folder();
+    options.config.model = folder.config().model;
+    options.config.train.precision = usual_precision(folder);
+    options.tokenizer = flags.tokenizer ? *flags.tokenizer : folder_tokenizer(folder);
+    for (const std::uint64_t end : end_tokens(folder.folder(), folder.config()))
+        options.ends.push_back(static_cast<std::uint32_t>(end));
+}
+
+} // namespace
+
 GenerateOptions resolve_generate(const GenerateFlags& flags) {
-    const Checkpoint checkpoint = Checkpoint::open(flags.checkpoint);
     GenerateOptions options;
-    options.checkpoint = checkpoint.folder();
-    options.config = config_of(checkpoint);
+    open_model(flags, options);
+    override_with(options.tokenizer, flags.tokenizer);
+    if (flags.precision)
+        named("precision", [&] { from_text(options.config.train.precision, *flags.precision); });
     validate(options.config.train);
     options.prompt = flags.prompt;
     override_with(options.tokens, flags.tokens);
@@ -402,6 +476,8 @@ std::string config_text(const ConfigFlags& flags) {
 }
 
 int print_model_info(const InfoFlags& flags) {
+    if (HfFolder::is_one(*flags.model))
+        return print_folder_info(*flags.model, flags.json);
     const ModelConfig model = load_run_config(*flags.model).model;
     const ParameterCount count = count_parameters(model);
     if (flags.json) {

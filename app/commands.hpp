@@ -27,6 +27,7 @@ struct TrainOptions {
     std::filesystem::path out;
     std::optional<std::filesystem::path> resume; ///< Checkpoint::folder()
     bool keeps_tokenizer = false;                ///< that of `resume`
+    std::optional<std::filesystem::path> init;   ///< a Hugging Face folder with the first weights
     /// What config.toml in --out says: the run as it is, flags included.
     std::string config_text() const { return to_toml(config); }
     std::uint64_t ranks() const { return std::uint64_t{layout.pp} * layout.dp; }
@@ -34,7 +35,9 @@ struct TrainOptions {
 
 struct GenerateOptions {
     std::filesystem::path checkpoint; ///< Checkpoint::folder()
-    RunConfig config;                 ///< of the run that wrote it
+    RunConfig config;                 ///< of the run that wrote it; precision as asked for
+    std::string tokenizer;            ///< see Tokenizer::from_name(); "": the checkpoint's own
+    std::vector<std::uint32_t> ends;  ///< token ids at which the text ends
     std::string prompt;
     std::uint64_t tokens = 200;
     double temperature = 0.8;

@@ -3,6 +3,8 @@
 
 #include "app/units.hpp"
 
+#include <bellows/base/memory_sizes.hpp>
+
 #include <bellows/comm/launch.hpp>
 
 #include <algorithm>
@@ -86,6 +88,14 @@ void ProgressReporter::percent(std::string_view what, std::uint64_t done, std::u
     const auto share =
         static_cast<int>(100 * static_cast<double>(done) / static_cast<double>(total));
     show(std::string(what) + " " + std::to_string(share) + " %", false);
+}
+
+void ProgressReporter::bytes(std::string_view what, std::uint64_t done, std::uint64_t total,
+                             double seconds) {
+    const double per_second = static_cast<double>(done) / std::max(seconds, 1e-9);
+    show(std::string(what) + " " + format_bytes(done) + " of " + format_bytes(total) + ", " +
+             format_bytes(static_cast<std::uint64_t>(per_second)) + "/s",
+         done == total);
 }
 
 std::vector<std::string> ProgressReporter::parts_of(const StepMetrics& metrics, bool narrow) const {

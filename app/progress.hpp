@@ -44,6 +44,9 @@ public:
     void phase(std::string_view what, std::uint64_t done, std::uint64_t total);
     /// The same as a share, e.g. "tokenising the text 42 %". total: at least 1.
     void percent(std::string_view what, std::uint64_t done, std::uint64_t total);
+    /// Bytes that are read or written, and how fast: "reading weights 1.2 GB of 29.3 GB, 11.0
+    /// GB/s". seconds: since it began.
+    void bytes(std::string_view what, std::uint64_t done, std::uint64_t total, double seconds);
     void step(const StepMetrics& metrics);
     /// A line that stays, e.g. a warning.
     void note(std::string_view line);

@@ -1,15 +1,18 @@
 // SPDX-License-Identifier: MIT
 // The body of `bellows generate`: one rank, the whole model, each token computed from the last
 // `seq` tokens of the text.
+#include "app/model_folder.hpp"
 #include "app/progress.hpp"
 #include "app/run.hpp"
 
 #include <bellows/base/printable.hpp>
+#include <bellows/base/rounding.hpp>
 #include <bellows/engine/device_choice.hpp>
 #include <bellows/serve/sampling.hpp>
 
 #include <algorithm>
 #include <cstdio>
+#include <memory>
 #include <optional>
 #include <vector>
 
@@ -25,7 +28,10 @@ std::string generate_text(LanguageModel& model, const Tokenizer& tokenizer,
         // The model's vocabulary may be larger: it is a multiple of 8.
         std::vector<float> logits = model.next(text);
         logits.resize(tokenizer.vocabulary());
-        text.push_back(sample_token(logits, sampling, text.size()));
+        const std::uint32_t token = sample_token(logits, sampling, text.size());
+        if (std::ranges::find(options.ends, token) != options.ends.end())
+            break;
+        text.push_back(token);
     }
     return tokenizer.decode(text);
 }
@@ -46,6 +52,35 @@ WordSet words_of(const Corpus& corpus, const Tokenizer& tokenizer, const WordSet
     return words;
 }
 
+namespace {
+
+/// A folder of others does not say how many tokens a sequence has: as many as the text will have.
+std::uint64_t tokens_in_all(const GenerateOptions& options, const Tokenizer& tokenizer) {
+    constexpr std::uint64_t kStep = 16; // what kernels like
+    const ModelConfig& model = options.config.model;
+    const std::uint64_t tokens =
+        round_up(tokenizer.encode(options.prompt).size() + options.tokens, kStep);
+    return model.max_context > 0 ? std::min(tokens, model.max_context) : tokens;
+}
+
+std::unique_ptr<LanguageModel> open_model(const GenerateOptions& options,
+                                          const Tokenizer& tokenizer) {
+    ProgressReporter progress(stderr, 0, ProgressReporter::detect(stderr));
+    LanguageModelOptions model;
+    model.timeout = wait_limit(options.config.train);
+    model.precision = options.config.train.precision;
+    if (HfFolder::is_one(options.checkpoint)) {
+        model.seq = tokens_in_all(options, tokenizer);
+        model.on_progress = ReadingProgress(progress, HfFolder(options.checkpoint).bytes());
+    }
+    auto opened = std::make_unique<LanguageModel>(
+        device_options_of_rank(options.config.train.device, 0), options.checkpoint, model);
+    progress.finish();
+    return opened;
+}
+
+} // namespace
+
 int run_generate(const GenerateOptions& options) {
     constexpr std::uint64_t kMostKnown = std::uint64_t{64} << 20;
     std::optional<TextFiles> known;
@@ -56,11 +91,12 @@ int run_generate(const GenerateOptions& options) {
         (void)words_in(*known, WordSet(), kMostKnown); // what is no text shows before the work
     }
     const Tokenizer tokenizer =
-        tokenizer_of(Checkpoint::open(options.checkpoint), options.config.train);
+        options.tokenizer.empty()
+            ? tokenizer_of(Checkpoint::open(options.checkpoint), options.config.train)
+            : Tokenizer::from_name(options.tokenizer);
     check_vocabulary(options.config.model, tokenizer);
-    LanguageModel model(device_options_of_rank(options.config.train.device, 0), options.checkpoint,
-                        wait_limit(options.config.train));
-    const std::string text = generate_text(model, tokenizer, options);
+    const std::unique_ptr<LanguageModel> model = open_model(options, tokenizer);
+    const std::string text = generate_text(*model, tokenizer, options);
     const std::string shown = for_standard_output(text) + "\n";
     std::fwrite(shown.data(), 1, shown.size(), stdout);
     std::fflush(stdout);

@@ -17,27 +17,18 @@ using Json = nlohmann::json;
 
 struct TypeInfo {
     const char* name;
-    std::uint64_t bytes;
+    std::uint64_t bits;
 };
 
-constexpr std::array<TypeInfo, 15> kTypes = {{{"BOOL", 1},
-                                              {"U8", 1},
-                                              {"I8", 1},
-                                              {"F8_E4M3", 1},
-                                              {"F8_E5M2", 1},
-                                              {"I16", 2},
-                                              {"U16", 2},
-                                              {"F16", 2},
-                                              {"BF16", 2},
-                                              {"I32", 4},
-                                              {"U32", 4},
-                                              {"F32", 4},
-                                              {"I64", 8},
-                                              {"U64", 8},
-                                              {"F64", 8}}};
+constexpr std::array<TypeInfo, 22> kTypes = {
+    {{"BOOL", 8},    {"U8", 8},          {"I8", 8},          {"F8_E4M3", 8}, {"F8_E5M2", 8},
+     {"I16", 16},    {"U16", 16},        {"F16", 16},        {"BF16", 16},   {"I32", 32},
+     {"U32", 32},    {"F32", 32},        {"I64", 64},        {"U64", 64},    {"F64", 64},
+     {"F8_E8M0", 8}, {"F8_E4M3FNUZ", 8}, {"F8_E5M2FNUZ", 8}, {"C64", 64},    {"F4", 4},
+     {"F6_E2M3", 6}, {"F6_E3M2", 6}}};
 
 std::optional<StoredType> parse_type(std::string_view text) {
-    for (int i = 0; i <= static_cast<int>(StoredType::F64); ++i) {
+    for (int i = 0; i <= static_cast<int>(StoredType::F6_E3M2); ++i) {
         const auto type = static_cast<StoredType>(i);
         if (text == to_string(type)) {
             return type;
@@ -179,27 +170,31 @@ const char* to_string(StoredType type) noexcept {
     return kTypes[static_cast<std::size_t>(type)].name;
 }
 
-std::uint64_t size_of(StoredType type) noexcept {
-    return kTypes[static_cast<std::size_t>(type)].bytes;
+std::uint64_t bits_of(StoredType type) noexcept {
+    return kTypes[static_cast<std::size_t>(type)].bits;
 }
 
 std::uint64_t bytes_of(const StoredTensor& tensor) {
     std::uint64_t bytes = 0;
     if (!checked_bytes_of(tensor, bytes)) {
         throw Error(ErrorCode::InvalidArgument,
-                    "tensor " + in_quotes(tensor.name) + " has more bytes than 64 bits count");
+                    "tensor " + in_quotes(tensor.name) +
+                        " has no whole number of bytes, or more than 64 bits count");
     }
     return bytes;
 }
 
 bool checked_bytes_of(const StoredTensor& tensor, std::uint64_t& out) noexcept {
-    out = size_of(tensor.type);
+    constexpr std::uint64_t kByte = 8;
+    out = bits_of(tensor.type);
     for (const std::uint64_t extent : tensor.shape) {
         if (__builtin_mul_overflow(out, extent, &out)) {
             return false;
         }
     }
-    return true;
+    const bool whole = out % kByte == 0;
+    out /= kByte;
+    return whole;
 }
 
 SafetensorsHeader parse_safetensors_header(std::string_view text, const std::string& file) {

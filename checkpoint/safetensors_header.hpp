@@ -21,7 +21,7 @@ inline constexpr std::string_view kTensorChecksumPrefix = "bellows.crc32.";
 /// As in the reference implementation: more is refused.
 inline constexpr std::uint64_t kLargestHeader = 100'000'000;
 
-/// Shape × size of the type; false if that leaves 64 bits.
+/// Shape × size of the type; false if that is no whole number, or its bits leave 64 bits.
 bool checked_bytes_of(const StoredTensor& tensor, std::uint64_t& out) noexcept;
 
 struct SafetensorsHeader {

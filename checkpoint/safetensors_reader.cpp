@@ -68,7 +68,8 @@ void SafetensorsReader::place_tensors(std::string_view text) {
         const std::string which = file + ": tensor " + in_quotes(entry.name);
         std::uint64_t bytes = 0;
         if (!checked_bytes_of(entry, bytes)) {
-            throw Error(ErrorCode::Corrupt, which + " has more bytes than 64 bits count");
+            throw Error(ErrorCode::Corrupt,
+                        which + " has no whole number of bytes, or more than 64 bits count");
         }
         if (entry.begin != expected || entry.end < entry.begin ||
             entry.end - entry.begin != bytes) {

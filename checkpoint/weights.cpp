@@ -29,4 +29,12 @@ void load_weights(const Checkpoint& checkpoint, ParameterStore& parameters,
     }
 }
 
+void load_weights(const HfFolder& folder, ParameterStore& parameters,
+                  const ParameterStore::MasterSink& masters,
+                  const std::function<void(std::uint64_t elements)>& on_progress) {
+    parameters.load([&](const ParameterInfo& info, std::uint64_t first_row,
+                        std::span<float> values) { folder.read(info, first_row, values); },
+                    masters, on_progress);
+}
+
 } // namespace bellows

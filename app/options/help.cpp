@@ -151,6 +151,19 @@ Examples:
       --tokens 300
   bellows generate --checkpoint runs/demo/checkpoints/step-400 --prompt "" \
       --tokens 50 --temperature 0
+  bellows generate --checkpoint DeepSeek-V2-Lite --prompt "Once " \
+      --tokens 50 --precision bf16
+)";
+
+const char* const kExportHelp =
+    R"(Writes config.json, generation_config.json, safetensors with an index, and the tokenizer's files, as
+transformers and other programs read them. Of a Hugging Face folder, tensors whose type does not
+change keep their bytes. The folder appears when it is complete.
+
+Examples:
+  bellows export --checkpoint runs/demo --out demo-bf16 --dtype bf16
+  bellows export --checkpoint DeepSeek-V2-Lite --out v2-lite-fp8 \
+      --dtype fp8 --shard-size 2GB
 )";
 
 const char* const kInfoHelp = R"(Examples:
@@ -159,6 +172,7 @@ const char* const kInfoHelp = R"(Examples:
   bellows info --kernels --device gpu
   bellows info --model tiny
   bellows info --model my.toml
+  bellows info --model DeepSeek-V2-Lite
 
 --kernels times each way of computing FP8 products that a device has, at sizes of decoding and of
 training, and then in other tiles, which give the same bits; that takes up to a minute once, and is

@@ -60,6 +60,10 @@ void add_train_input(CLI::App& app, TrainFlags& flags) {
     app.add_option("--holdout", flags.holdout,
                    "share of the text, at its end, that is kept out of training (default: as "
                    "configured, or else 0)");
+    app.add_option("--init", flags.init,
+                   "a Hugging Face folder whose weights are the first ones; the model is its, "
+                   "--config gives the rest")
+        ->type_name("DIR");
     app.add_option("--resume", flags.resume,
                    "a run's folder (its newest checkpoint) or one checkpoint")
         ->type_name("DIR");
@@ -142,9 +146,13 @@ void add_train(CLI::App& app, TrainFlags& flags) {
 void add_generate(CLI::App& app, GenerateFlags& flags) {
     group(app, "Input");
     app.add_option("--checkpoint", flags.checkpoint,
-                   "a run's folder (its newest checkpoint) or one checkpoint")
+                   "a run's folder (its newest checkpoint), one checkpoint, or a Hugging Face "
+                   "folder")
         ->type_name("DIR")
         ->required();
+    app.add_option("--tokenizer", flags.tokenizer,
+                   "bytes, or a tokenizer's file (default: the checkpoint's own)")
+        ->type_name("PATH|bytes");
     app.add_option("--prompt", flags.prompt, "text to continue")->required();
     app.add_option("--data", flags.data,
                    "say on standard error which share of the written words stands in these files "
@@ -158,8 +166,32 @@ void add_generate(CLI::App& app, GenerateFlags& flags) {
         ->check(CLI::Validator(CLI::Range(0.0, 100.0)).description(""));
     add_count(app, "--seed", flags.seed, "of the draws (default 1)");
     group(app, "Device");
+    app.add_option("--precision", flags.precision,
+                   "how the model computes (default: as the run did; of a Hugging Face folder as "
+                   "it is stored)")
+        ->type_name("f32|bf16|fp8");
     add_device(app, flags.device, "where to run (default: as the run was); list: show the devices");
     app.footer(kGenerateHelp);
+}
+
+void add_export(CLI::App& app, ExportFlags& flags) {
+    group(app, "Input");
+    app.add_option("--checkpoint", flags.checkpoint,
+                   "a run's folder (its newest checkpoint), one checkpoint, or a Hugging Face "
+                   "folder")
+        ->type_name("DIR")
+        ->required();
+    group(app, "Output");
+    app.add_option("--out", flags.out, "a new folder, or an empty one")
+        ->type_name("DIR")
+        ->required();
+    app.add_option("--dtype", flags.dtype,
+                   "how tensors are stored; fp8: linear layers in blocks of 128 x 128 (default: as "
+                   "they are, which of a run is f32)")
+        ->type_name("bf16|f32|fp8");
+    app.add_option("--shard-size", flags.shard_size, "the most bytes in a file (default 5GB)")
+        ->type_name("SIZE");
+    app.footer(kExportHelp);
 }
 
 void add_schedule(CLI::App& app, ScheduleFlags& flags) {
@@ -195,8 +227,11 @@ void add_schedule(CLI::App& app, ScheduleFlags& flags) {
 
 void add_info(CLI::App& app, InfoFlags& flags, bool devices) {
     group(app, "What");
-    app.add_option("--model", flags.model, "count the parameters of a configuration file or preset")
-        ->type_name("PRESET|FILE")
+    app.add_option(
+           "--model", flags.model,
+           "count the parameters of a configuration file or preset, or say what a Hugging Face "
+           "folder holds")
+        ->type_name("PRESET|FILE|DIR")
         ->required(!devices);
     if (devices) {
         app.add_flag(
@@ -245,6 +280,8 @@ CommandLine::CommandLine(const Commands& commands) {
         generate = app.add_subcommand("generate", "Writes text with a trained model.");
         add_generate(*generate, generate_flags);
     }
+    export_model = app.add_subcommand("export", "Writes a model as a Hugging Face folder.");
+    add_export(*export_model, export_flags);
     config = app.add_subcommand("config", "Prints presets as configuration files.");
     add_config(*config, config_flags);
     info = app.add_subcommand("info", commands.info ? "Shows the devices, or the size of a model."

@@ -29,6 +29,7 @@ struct CommandLine {
     CLI::App* schedule = nullptr;
     CLI::App* config = nullptr;
     CLI::App* completion = nullptr;
+    CLI::App* export_model = nullptr;
     CLI::App* selftest = nullptr; // from here on null if they do not exist
     CLI::App* train = nullptr;
     CLI::App* generate = nullptr;
@@ -37,6 +38,7 @@ struct CommandLine {
     std::optional<std::string> selftest_device;
     TrainFlags train_flags;
     GenerateFlags generate_flags;
+    ExportFlags export_flags;
     ScheduleFlags schedule_flags;
     ConfigFlags config_flags;
     std::string shell; ///< that completion is for

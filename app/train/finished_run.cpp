@@ -77,7 +77,7 @@ void try_model(const TrainOptions& options, FinishedRun& run) {
         const TrainConfig& train = options.config.train;
         begin_trying(train);
         LanguageModel model(device_options_of_rank(train.device, 0), run.checkpoint,
-                            wait_limit(train));
+                            {.timeout = wait_limit(train)});
         run.summary.held_out_loss = held_out_loss(model, train, run.corpus);
         GenerateOptions generate;
         generate.prompt = "The ";

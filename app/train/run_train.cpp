@@ -3,6 +3,7 @@
 #include "app/run.hpp"
 
 #include "app/exit_code.hpp"
+#include "app/model_folder.hpp"
 #include "app/pictures/loss_plot.hpp"
 #include "app/pictures/pipeline_report.hpp"
 #include "app/progress.hpp"
@@ -74,6 +75,7 @@ private:
     void check_memory(const std::optional<Checkpoint>& before);
     void name_devices(const std::vector<DeviceShare>& shares);
     void read_text();
+    void read_initial_weights(const std::filesystem::path& folder);
     bool leads() const { return world_.rank() == 0; }
     StepAsks asks() const;
     StepAsks one_step(std::uint64_t step);
@@ -163,6 +165,8 @@ TrainRun::TrainRun(const TrainOptions& options, World& world)
             progress_->note("resuming at step " + std::to_string(first_step_) + " of " +
                             std::to_string(train_.steps) + ", from " + before->folder().string());
     }
+    if (options.init)
+        read_initial_weights(*options.init);
     if (leads())
         log_.emplace(options.out / "metrics.jsonl", first_step_);
     if (leads() && train_.tensorboard)
@@ -231,6 +235,19 @@ void TrainRun::read_text() {
         progress_->note("text: " + describe(*corpus_) + "; " +
                         std::to_string(corpus_->num_tokens()) + " tokens in " + kTokensFile + ", " +
                         format_bytes(corpus_->bytes()) + " that the ranks of a host share");
+}
+
+void TrainRun::read_initial_weights(const std::filesystem::path& path) {
+    const HfFolder folder(path);
+    std::optional<ReadingProgress> reading;
+    if (progress_)
+        reading.emplace(*progress_, folder.bytes());
+    load_initial_weights(folder, *trainer_, world_, [&](std::uint64_t elements) {
+        if (reading)
+            (*reading)(elements, trainer_->parameters().num_elements());
+    });
+    if (progress_)
+        progress_->note("the first weights are those of " + folder.folder().string());
 }
 
 void TrainRun::report(const std::string& title, std::uint64_t done, std::uint64_t total) {

@@ -9,6 +9,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <exception>
 #include <future>
 #include <span>
 #include <thread>
@@ -26,6 +27,53 @@ std::vector<Parameter> parameters_of(const ParameterList& list) {
         parameters[i].first = list[i].first;
     }
     return parameters;
+}
+
+/// Rows of a parameter, and where their values go.
+struct RowPiece {
+    const ParameterInfo* info;
+    std::uint64_t first_row;
+    std::span<float> values;
+};
+
+/// On all cores; the first error is thrown when all have ended.
+void fill(std::span<const RowPiece> pieces, const ParameterStore::RowSource& source) {
+    constexpr unsigned kMostThreads = 16; // a host's ranks do this at once
+    const unsigned threads = std::min(std::thread::hardware_concurrency(), kMostThreads);
+    std::atomic<std::size_t> next{0};
+    const auto work = [&] {
+        for (std::size_t i = next++; i < pieces.size(); i = next++)
+            source(*pieces[i].info, pieces[i].first_row, pieces[i].values);
+    };
+    std::vector<std::future<void>> others;
+    for (unsigned i = 1; i < threads && i < pieces.size(); ++i)
+        others.push_back(std::async(std::launch::async, work));
+    std::exception_ptr error;
+    try {
+        work();
+    } catch (...) {
+        error = std::current_exception();
+    }
+    for (std::future<void>& other : others)
+        try {
+            other.get();
+        } catch (...) {
+            error = error ? error : std::current_exception();
+        }
+    if (error)
+        std::rethrow_exception(error);
+}
+
+/// Adds rows [first, first + count) in pieces that several threads can share.
+void add_pieces(std::vector<RowPiece>& pieces, const ParameterInfo& info, std::uint64_t first,
+                std::uint64_t count, std::span<float> values) {
+    constexpr std::uint64_t kPiece = std::uint64_t{1} << 20; // elements
+    const std::uint64_t columns = info.size() / info.shape.front();
+    const std::uint64_t step = std::max<std::uint64_t>(kPiece / columns, 1);
+    for (std::uint64_t row = 0; row < count; row += step) {
+        const std::uint64_t rows = std::min(step, count - row);
+        pieces.push_back({&info, first + row, values.subspan(row * columns, rows * columns)});
+    }
 }
 
 /// The initial values of parameters [begin, end), which stand side by side. The padding is zero.
@@ -61,7 +109,15 @@ struct ParameterStore::Impl {
           parameters(parameters_of(list)), storage(on, list, forms, memory, parameters),
           copies(on, list, forms, memory, parameters) {}
 
+    /// Elements from `first` on, whole parameters of one range.
     void write(std::uint64_t first, std::span<const float> values);
+    /// The same without copies for products, and of one parameter a part where it is divisible.
+    void write_part(std::uint64_t first, std::span<const float> values);
+    void make_copies(std::uint64_t first, std::uint64_t count);
+    /// A parameter of more elements than are set at once.
+    void load_large(const ListedParameter& parameter, const RowSource& source,
+                    const MasterSink& masters,
+                    const std::function<void(std::uint64_t)>& on_progress);
 
     Device& device;
     WeightForms forms;
@@ -72,8 +128,7 @@ struct ParameterStore::Impl {
     WeightCopies copies;
 };
 
-/// Elements from `first` on, whole parameters of one range.
-void ParameterStore::Impl::write(std::uint64_t first, std::span<const float> values) {
+void ParameterStore::Impl::write_part(std::uint64_t first, std::span<const float> values) {
     const std::uint64_t count = values.size();
     TensorView f32 = storage.f32_weights(first, count);
     Buffer passing;
@@ -89,9 +144,43 @@ void ParameterStore::Impl::write(std::uint64_t first, std::span<const float> val
         if (run.weights.buffer)
             ops::cast(recording, f32.rows(run.first - first, run.count), run.weights);
     copies.quantize(recording, first, f32);
+    if (recording.num_operations() > 0)
+        device.submit(recording).wait();
+}
+
+void ParameterStore::Impl::make_copies(std::uint64_t first, std::uint64_t count) {
+    Recording recording(device, QueueRole::Compute, "copies of weights");
     copies.make_copies(recording, first, count);
     if (recording.num_operations() > 0)
         device.submit(recording).wait();
+}
+
+void ParameterStore::Impl::write(std::uint64_t first, std::span<const float> values) {
+    write_part(first, values);
+    make_copies(first, values.size());
+}
+
+void ParameterStore::Impl::load_large(const ListedParameter& parameter, const RowSource& source,
+                                      const MasterSink& masters,
+                                      const std::function<void(std::uint64_t)>& on_progress) {
+    const ParameterInfo& info = parameter.info;
+    const std::uint64_t rows = info.shape.front(), columns = info.size() / rows;
+    const std::uint64_t step =
+        std::max<std::uint64_t>(kInitialisedAtOnce / columns / kScaleRows, 1) * kScaleRows;
+    std::vector<float> values;
+    for (std::uint64_t row = 0; row < rows; row += step) {
+        values.resize(std::min(step, rows - row) * columns);
+        std::vector<RowPiece> pieces;
+        add_pieces(pieces, info, row, values.size() / columns, values);
+        fill(pieces, source);
+        const std::uint64_t first = parameter.first + row * columns;
+        write_part(first, values);
+        if (masters)
+            masters(first, values);
+        if (on_progress)
+            on_progress(first + values.size());
+    }
+    make_copies(parameter.first, info.size());
 }
 
 ParameterStore::ParameterStore(Device& device, std::vector<ParameterInfo> mine, DType activation,
@@ -154,6 +243,31 @@ std::vector<Bf16Run> ParameterStore::bf16_runs(std::uint64_t first, std::uint64_
 
 const TensorView& ParameterStore::flat_gradients() const noexcept {
     return impl_->storage.gradients();
+}
+
+void ParameterStore::load(const RowSource& source, const MasterSink& masters,
+                          const std::function<void(std::uint64_t elements)>& on_progress) {
+    const ParameterList& list = impl_->list;
+    for (std::size_t begin = 0, end = 0; begin < list.size(); begin = end) {
+        end = list.end_of_run(begin, kInitialisedAtOnce);
+        const std::uint64_t first = list[begin].first;
+        if (list[begin].info.size() > kInitialisedAtOnce && list[begin].info.shape.size() == 2) {
+            impl_->load_large(list[begin], source, masters, on_progress);
+            continue;
+        }
+        const ListedParameter& last = list[end - 1];
+        std::vector<float> values(last.first + stored_elements(last.info) - first, 0.0f);
+        std::vector<RowPiece> pieces;
+        for (std::size_t i = begin; i < end; ++i)
+            add_pieces(pieces, list[i].info, 0, list[i].info.shape.front(),
+                       std::span(values).subspan(list[i].first - first, list[i].info.size()));
+        fill(pieces, source);
+        impl_->write(first, values);
+        if (masters)
+            masters(first, values);
+        if (on_progress)
+            on_progress(first + values.size());
+    }
 }
 
 void ParameterStore::initialise(std::uint64_t seed, const MasterSink& masters) {

@@ -36,12 +36,20 @@ enum class StoredType : std::uint8_t {
     F32,
     I64,
     U64,
-    F64
+    F64,
+    F8_E8M0,
+    F8_E4M3FNUZ,
+    F8_E5M2FNUZ,
+    C64,
+    F4, ///< from here on several elements share a byte
+    F6_E2M3,
+    F6_E3M2
 };
 
 /// The name in the file, e.g. "BF16".
 const char* to_string(StoredType type) noexcept;
-std::uint64_t size_of(StoredType type) noexcept;
+/// Of one element.
+std::uint64_t bits_of(StoredType type) noexcept;
 
 struct StoredTensor {
     std::string name;
@@ -49,7 +57,8 @@ struct StoredTensor {
     std::vector<std::uint64_t> shape; ///< row-major; empty: a scalar
 };
 
-/// shape × size of the type. Throws Error{InvalidArgument} if it leaves 64 bits.
+/// shape × size of the type. Throws Error{InvalidArgument} if that is no whole number, or its bits
+/// leave 64 bits.
 std::uint64_t bytes_of(const StoredTensor& tensor);
 
 /// Writes one file front to back. Until finish() has returned the file is not valid, and the

@@ -5,8 +5,11 @@
 // the store that takes them; the thread that owns it.
 
 #include <bellows/checkpoint/checkpoint.hpp>
+#include <bellows/checkpoint/hf_folder.hpp>
 #include <bellows/model/parameter_store.hpp>
 
+#include <cstdint>
+#include <functional>
 #include <string>
 #include <vector>
 
@@ -21,5 +24,12 @@ std::vector<float> read_tensor(const Checkpoint& checkpoint, const char* base,
 /// All weights of a store; `masters` gets their f32 values, too.
 void load_weights(const Checkpoint& checkpoint, ParameterStore& parameters,
                   const ParameterStore::MasterSink& masters = {});
+
+/// The same from the folder of a Hugging Face model, whose model the store's is: bf16 and FP8 are
+/// decoded and rounded or quantised again as the store wants. on_progress, if any, gets how many of
+/// the store's elements have been set. Throws what HfFolder::read() throws.
+void load_weights(const HfFolder& folder, ParameterStore& parameters,
+                  const ParameterStore::MasterSink& masters = {},
+                  const std::function<void(std::uint64_t elements)>& on_progress = {});
 
 } // namespace bellows

@@ -12,6 +12,7 @@
 #include <chrono>
 #include <cstdint>
 #include <filesystem>
+#include <functional>
 #include <map>
 #include <optional>
 #include <string>
@@ -35,5 +36,10 @@ std::filesystem::path save_checkpoint(const std::filesystem::path& run,
 /// ranks, so that no exchange with a slower one runs out of time. Throws on every rank if any could
 /// not read.
 void load_checkpoint(const Checkpoint& checkpoint, Trainer& trainer, World& world);
+
+/// Collective: the first weights of a run, from a Hugging Face folder, of which each rank reads
+/// what it needs. on_progress: as load_weights(). Throws on every rank if any could not read.
+void load_initial_weights(const HfFolder& folder, Trainer& trainer, World& world,
+                          const std::function<void(std::uint64_t elements)>& on_progress = {});
 
 } // namespace bellows

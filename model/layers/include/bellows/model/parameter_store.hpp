@@ -110,6 +110,16 @@ public:
     /// Sets every parameter to initial_values(info, seed), gradients to zero; `masters` gets all of
     /// these values, some parameters at a time. Waits.
     void initialise(std::uint64_t seed, const MasterSink& masters = {});
+    /// Gives values of rows of a parameter, from first_row on; of a gain or bias elements. Called
+    /// from several threads at once.
+    using RowSource = std::function<void(const ParameterInfo& info, std::uint64_t first_row,
+                                         std::span<float> values)>;
+    /// Sets what layers read of every parameter, some rows at a time, so that the host needs no
+    /// more than twice 4 * kInitialisedAtOnce bytes; `masters` gets all of these values.
+    /// on_progress, if any, gets how many elements have been set. Waits. Throws what the source
+    /// throws; the parameters' values are undefined then.
+    void load(const RowSource& source, const MasterSink& masters = {},
+              const std::function<void(std::uint64_t elements)>& on_progress = {});
     /// Records the making of the FP8 copies of the matrices in the elements from `first` on, which
     /// begin and end where a parameter is divisible, from their master weights [elements] f32.
     void quantize(Recording& recording, std::uint64_t first, const TensorView& masters) const;
