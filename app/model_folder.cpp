@@ -136,14 +136,10 @@ std::string folder_tokenizer(const HfFolder& folder) {
     constexpr std::uint64_t kBytes = 256;
     if (file.empty() && folder.config().model.vocabulary == kBytes)
         return "bytes";
-    if (file != kTokenizerFile)
-        throw Error(ErrorCode::InvalidArgument,
-                    in_quotes(folder.folder().string()) +
-                        (file.empty() ? " has no tokenizer; name one with --tokenizer"
-                                      : " has the tokenizer " + file +
-                                            ", a kind that this program does not read yet; name a "
-                                            "sentencepiece model with --tokenizer"));
-    return (folder.folder() / file).string();
+    if (file.empty())
+        throw Error(ErrorCode::InvalidArgument, in_quotes(folder.folder().string()) +
+                                                    " has no tokenizer; name one with --tokenizer");
+    return folder.folder().string();
 }
 
 Precision usual_precision(const HfFolder& folder) {
@@ -207,11 +203,11 @@ int run_export(const ExportFlags& flags) {
                              (checkpoint.folder() / kConfigFile).string(), fs::current_path());
         HfOutput output;
         output.max_context = config.train.seq;
-        output.eos = {tokenizer_of(checkpoint, config.train).end_of_document()};
-        std::map<std::string, std::string> texts;
-        if (checkpoint.has_text(kTokenizerFile))
-            texts[kTokenizerFile] = checkpoint.text(kTokenizerFile);
-        report = export_model(checkpoint, config.model, output, texts, flags.out, options);
+        const Tokenizer tokenizer = tokenizer_of(checkpoint, config.train);
+        output.bos = tokenizer.bos();
+        output.eos.assign(tokenizer.end_tokens().begin(), tokenizer.end_tokens().end());
+        report =
+            export_model(checkpoint, config.model, output, tokenizer.files(), flags.out, options);
     }
     progress.finish();
     const double seconds = seconds_since(start);

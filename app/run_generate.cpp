@@ -12,6 +12,7 @@
 
 #include <algorithm>
 #include <cstdio>
+#include <limits>
 #include <memory>
 #include <optional>
 #include <vector>
@@ -20,14 +21,19 @@ namespace bellows {
 
 std::string generate_text(LanguageModel& model, const Tokenizer& tokenizer,
                           const GenerateOptions& options) {
-    std::vector<std::uint32_t> text = tokenizer.encode(options.prompt);
+    std::vector<std::uint32_t> text = tokenizer.encode(options.prompt, {.text_frame = true});
     if (text.empty())
-        text.push_back(tokenizer.end_of_document());
+        text.push_back(tokenizer.bos().value_or(tokenizer.end_of_document()));
+    std::vector<std::uint32_t> without_token;
+    for (std::uint32_t id = 0; id < tokenizer.vocabulary(); ++id)
+        if (!tokenizer.has_token(id))
+            without_token.push_back(id);
     const SamplingParams sampling{options.temperature, options.seed};
     for (std::uint64_t i = 0; i < options.tokens; ++i) {
-        // The model's vocabulary may be larger: it is a multiple of 8.
         std::vector<float> logits = model.next(text);
-        logits.resize(tokenizer.vocabulary());
+        logits.resize(tokenizer.vocabulary()); // the model's may be larger
+        for (const std::uint32_t id : without_token)
+            logits[id] = -std::numeric_limits<float>::infinity();
         const std::uint32_t token = sample_token(logits, sampling, text.size());
         if (std::ranges::find(options.ends, token) != options.ends.end())
             break;
@@ -58,8 +64,8 @@ namespace {
 std::uint64_t tokens_in_all(const GenerateOptions& options, const Tokenizer& tokenizer) {
     constexpr std::uint64_t kStep = 16; // what kernels like
     const ModelConfig& model = options.config.model;
-    const std::uint64_t tokens =
-        round_up(tokenizer.encode(options.prompt).size() + options.tokens, kStep);
+    const std::uint64_t tokens = round_up(
+        tokenizer.encode(options.prompt, {.text_frame = true}).size() + options.tokens, kStep);
     return model.max_context > 0 ? std::min(tokens, model.max_context) : tokens;
 }
 

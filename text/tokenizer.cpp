@@ -122,6 +122,10 @@ std::string Tokenizer::decode(std::span<const std::uint32_t> ids) const {
     return impl_->bpe ? text::repaired(text) : impl_->pieces ? impl_->pieces->decode(pieces) : text;
 }
 
+bool Tokenizer::has_token(std::uint32_t id) const {
+    return id < impl_->vocabulary && (!impl_->bpe || !impl_->token_text(id).empty());
+}
+
 void Tokenizer::require_known(std::uint32_t id) const {
     if (id >= impl_->vocabulary) {
         throw Error(ErrorCode::InvalidArgument, "token " + std::to_string(id) +

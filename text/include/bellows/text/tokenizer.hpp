@@ -66,6 +66,8 @@ public:
     const std::vector<std::uint32_t>& end_tokens() const noexcept;
     std::optional<std::uint32_t> bos() const noexcept;
     std::optional<std::uint32_t> pad() const noexcept;
+    /// Whether the id stands for a token; below vocabulary() some may not.
+    bool has_token(std::uint32_t id) const;
     /// The id of a whole token, special ones included, e.g. "<|im_end|>".
     std::optional<std::uint32_t> id_of(std::string_view token) const;
     /// The chat template that came with the tokenizer; "": none. See chat_template.hpp.
