@@ -62,7 +62,7 @@ const std::map<std::string_view, std::string_view> kModelComments = {
 
 const std::map<std::string_view, std::string_view> kTrainComments = {
     {"data", "text files and folders"},
-    {"tokenizer", "\"bytes\", or a tokenizer's file"},
+    {"tokenizer", "\"bytes\", or a tokenizer's file or folder"},
     {"holdout", "share of the text, at its end, that is kept out of training"},
     {"eval_every",
      "steps from one look at the held-out text's loss to the next; 0: at the end only"},

@@ -55,7 +55,8 @@ void add_train_input(CLI::App& app, TrainFlags& flags) {
         ->type_name("PATH")
         ->expected(1, -1);
     app.add_option("--tokenizer", flags.tokenizer,
-                   "how text becomes tokens: bytes, or a tokenizer's file (default: as configured)")
+                   "how text becomes tokens: bytes, or a tokenizer's file or folder (default: as "
+                   "configured)")
         ->type_name("PATH|bytes");
     app.add_option("--holdout", flags.holdout,
                    "share of the text, at its end, that is kept out of training (default: as "

@@ -97,6 +97,7 @@ def main():
     parser.add_argument("--lines", type=int, default=200000)
     parser.add_argument("--files", nargs="*", default=[])
     parser.add_argument("--train", nargs="*", default=[], help="files to train on")
+    parser.add_argument("--only", help="v3, qwen, v2, llama3, gpt2 or kimi")
     parser.add_argument("--work", default="compare-tokenizers")
     options = parser.parse_args()
     random_ = random.Random(51)
@@ -106,6 +107,8 @@ def main():
         lines.append(rules.nasty_line(random_))
     failures = 0
     for name, folder, special, encode, decode in cases(pathlib.Path(options.work), options.train):
+        if options.only and not name.startswith(options.only):
+            continue
         arguments = [str(folder)] + (["--special"] if special else [])
         ours, seconds = run(options.print_ids, *arguments, lines=[rules.escaped(l) for l in lines])
         assert len(ours) == len(lines), (len(ours), len(lines))

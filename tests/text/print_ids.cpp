@@ -4,6 +4,8 @@
 //   print_ids TOKENIZER --chat: reads conversations, a line "role<TAB>content" for each
 // message and an empty line behind each conversation, and prints ids, and the text on a line.
 //   print_ids TOKENIZER --decode: reads lines of ids and prints their text, as lines like those.
+#include "text/line_escapes.hpp"
+
 #include <bellows/base/error.hpp>
 #include <bellows/text/chat_template.hpp>
 #include <bellows/text/stream_decoder.hpp>
@@ -19,35 +21,6 @@
 #include <vector>
 
 namespace {
-
-std::string unescaped(std::string_view line) {
-    std::string out;
-    for (std::size_t at = 0; at < line.size(); ++at) {
-        if (line[at] == '\\' && at + 1 < line.size()) {
-            const char c = line[++at];
-            out += c == 'n' ? '\n' : c == 'r' ? '\r' : c;
-        } else {
-            out += line[at];
-        }
-    }
-    return out;
-}
-
-std::string escaped(std::string_view text) {
-    std::string out;
-    for (const char c : text) {
-        if (c == '\n') {
-            out += "\\n";
-        } else if (c == '\r') {
-            out += "\\r";
-        } else if (c == '\\') {
-            out += "\\\\";
-        } else {
-            out += c;
-        }
-    }
-    return out;
-}
 
 void print_line(std::string line) {
     line += '\n';
@@ -78,7 +51,7 @@ void print_texts(const bellows::Tokenizer& tokenizer) {
             throw bellows::Error(bellows::ErrorCode::Internal,
                                  "streaming gives another text for " + line);
         }
-        print_line(escaped(text));
+        print_line(bellows::escaped(text));
     }
 }
 
@@ -88,13 +61,13 @@ void print_chats(const bellows::Tokenizer& tokenizer) {
     for (std::string line; std::getline(std::cin, line);) {
         if (line.empty()) {
             print(chat.encode(messages));
-            print_line(escaped(chat.render(messages)));
+            print_line(bellows::escaped(chat.render(messages)));
             messages.clear();
             continue;
         }
         const std::size_t tab = line.find('\t');
         messages.push_back(
-            {line.substr(0, tab), unescaped(std::string_view(line).substr(tab + 1))});
+            {line.substr(0, tab), bellows::unescaped(std::string_view(line).substr(tab + 1))});
     }
 }
 
@@ -115,7 +88,7 @@ int main(int argc, char** argv) {
         } else {
             const bellows::EncodeOptions options{.special_tokens = what == "--special"};
             for (std::string line; std::getline(std::cin, line);) {
-                print(tokenizer.encode(unescaped(line), options));
+                print(tokenizer.encode(bellows::unescaped(line), options));
             }
         }
     } catch (const bellows::Error& error) {

@@ -95,12 +95,16 @@ void Regex::compile(const std::string& pattern) {
 
 Regex::Match Regex::find(std::string_view text, std::size_t from, Matcher& matcher) const {
     const auto* subject = reinterpret_cast<PCRE2_SPTR>(text.data());
-    const int found =
-        compiled_to_machine_code_
-            ? pcre2_jit_match(code_.get(), subject, text.size(), from, PCRE2_NO_UTF_CHECK,
-                              matcher.data_.get(), matcher.context_.get())
-            : pcre2_match(code_.get(), subject, text.size(), from, PCRE2_NO_UTF_CHECK,
-                          matcher.data_.get(), matcher.context_.get());
+    int found = PCRE2_ERROR_JIT_STACKLIMIT;
+    if (compiled_to_machine_code_) {
+        found = pcre2_jit_match(code_.get(), subject, text.size(), from, PCRE2_NO_UTF_CHECK,
+                                matcher.data_.get(), matcher.context_.get());
+    }
+    if (found == PCRE2_ERROR_JIT_STACKLIMIT) { // the other way takes memory from the heap
+        found =
+            pcre2_match(code_.get(), subject, text.size(), from, PCRE2_NO_UTF_CHECK | PCRE2_NO_JIT,
+                        matcher.data_.get(), matcher.context_.get());
+    }
     if (found == PCRE2_ERROR_NOMATCH) {
         return {};
     }

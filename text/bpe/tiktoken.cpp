@@ -16,18 +16,22 @@ using Json = nlohmann::json;
 
 constexpr std::size_t kLongestToken = 1024;
 
-/// The expression of Kimi's and Moonlight's tokenization code, without Oniguruma's && in classes.
+/// The expression of Kimi's and Moonlight's tokenization code. What is there an intersection, as
+/// [\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}&&[^\p{Han}]], is here all but the other categories.
+#define BELLOWS_UPPER "[^\\p{Ll}\\p{N}\\p{P}\\p{S}\\p{Z}\\p{C}\\p{Han}]"
+#define BELLOWS_LOWER "[^\\p{Lu}\\p{Lt}\\p{N}\\p{P}\\p{S}\\p{Z}\\p{C}\\p{Han}]"
+#define BELLOWS_SHORT "(?i:'s|'t|'re|'ve|'m|'ll|'d)?"
 constexpr const char* kKimi =
     "[\\p{Han}]+"
-    "|[^\\r\\n\\p{L}\\p{N}]?(?:(?!\\p{Han})[\\p{Lu}\\p{Lt}\\p{Lm}\\p{Lo}\\p{M}])*"
-    "(?:(?!\\p{Han})[\\p{Ll}\\p{Lm}\\p{Lo}\\p{M}])+(?i:'s|'t|'re|'ve|'m|'ll|'d)?"
-    "|[^\\r\\n\\p{L}\\p{N}]?(?:(?!\\p{Han})[\\p{Lu}\\p{Lt}\\p{Lm}\\p{Lo}\\p{M}])+"
-    "(?:(?!\\p{Han})[\\p{Ll}\\p{Lm}\\p{Lo}\\p{M}])*(?i:'s|'t|'re|'ve|'m|'ll|'d)?"
-    "|\\p{N}{1,3}"
+    "|[^\\r\\n\\p{L}\\p{N}]?" BELLOWS_UPPER "*" BELLOWS_LOWER "+" BELLOWS_SHORT
+    "|[^\\r\\n\\p{L}\\p{N}]?" BELLOWS_UPPER "+" BELLOWS_LOWER "*" BELLOWS_SHORT "|\\p{N}{1,3}"
     "| ?[^\\s\\p{L}\\p{N}]+[\\r\\n]*"
     "|\\s*[\\r\\n]+"
     "|\\s+(?!\\S)"
     "|\\s+";
+#undef BELLOWS_UPPER
+#undef BELLOWS_LOWER
+#undef BELLOWS_SHORT
 /// How many ids such a tokenizer keeps for special tokens.
 constexpr std::uint32_t kReserved = 256;
 
