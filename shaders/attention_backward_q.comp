@@ -26,9 +26,9 @@ void main() {
     uint sequence = gl_WorkGroupID.z;
     HeadView q = head_view(uvec2(push.operands.q), sequence, push.seq, head, push.q_token,
                            push.q_head, qk_dim);
-    HeadView k = head_view(uvec2(push.operands.k), sequence, push.seq, head, push.k_token,
+    HeadView k = head_view(uvec2(push.operands.k), sequence, push.seq, head / group, push.k_token,
                            push.k_head, qk_dim);
-    HeadView v = head_view(uvec2(push.operands.v), sequence, push.seq, head, push.v_token,
+    HeadView v = head_view(uvec2(push.operands.v), sequence, push.seq, head / group, push.v_token,
                            push.v_head, v_dim);
     HeadView grad_o = head_view(uvec2(push.operands.grad_o), sequence, push.seq, head,
                                 push.grad_o_token, push.grad_o_head, v_dim);

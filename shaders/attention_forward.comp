@@ -4,7 +4,8 @@
 //   lse[i][h] = log(sum over j of exp(s_ij)),   o[i][h] = sum over j of exp(s_ij - lse) * v[j][h]
 // Token i of sequence b is row b * seq + i; tokens = sequences * seq.
 //
-// q, k  [tokens, heads, qk_dim]    v, o  [tokens, heads, v_dim]    f32 or bf16 (variant)
+// q [tokens, heads, qk_dim], k [tokens, heads / group, qk_dim], v [tokens, heads / group, v_dim],
+// o [tokens, heads, v_dim], f32 or bf16 (variant); head h of q uses head h / group of k and v;
 //       element (t, h, d) at t * <x>_token + h * <x>_head + d, strides counted in elements; a
 //       sequence spans less than 2^32 elements. o starts at a multiple of 4 bytes, and if it is bf16
 //       its strides are even (the backward passes ask the same of gradients); o overlaps no input.
@@ -20,6 +21,7 @@
 //            qk_dim, v_dim   head sizes, at least 1
 //            parts           split of the outputs among workgroups, same bits: ceil(outputs / 80);
 //                            outputs: v_dim, in backward_q qk_dim, in backward_kv qk_dim + v_dim
+//            group           heads of q that share one of k and v; divides heads
 // Dispatch   x = ceil(seq / (local_size * per_invocation)), y = heads * parts, z = sequences.
 // Order      keys ascend in blocks of 8, so a row's bits depend on nothing but its own q and the
 //            keys and values up to it. No shared memory.
@@ -42,9 +44,9 @@ void main() {
     uint sequence = gl_WorkGroupID.z;
     HeadView q = head_view(uvec2(push.operands.q), sequence, push.seq, head, push.q_token,
                            push.q_head, qk_dim);
-    HeadView k = head_view(uvec2(push.operands.k), sequence, push.seq, head, push.k_token,
+    HeadView k = head_view(uvec2(push.operands.k), sequence, push.seq, head / group, push.k_token,
                            push.k_head, qk_dim);
-    HeadView v = head_view(uvec2(push.operands.v), sequence, push.seq, head, push.v_token,
+    HeadView v = head_view(uvec2(push.operands.v), sequence, push.seq, head / group, push.v_token,
                            push.v_head, v_dim);
 
     uint last = push.seq - 1u;

@@ -20,7 +20,10 @@ namespace {
 constexpr std::uint64_t kOutputsPerPart = 80;
 
 struct Shape {
-    std::uint64_t tokens, heads, qk_dim, v_dim;
+    std::uint64_t tokens, heads, kv_heads, qk_dim, v_dim;
+
+    /// Heads of queries that share one of keys and values.
+    std::uint32_t group() const { return static_cast<std::uint32_t>(heads / kv_heads); }
 };
 
 /// One tensor [tokens, heads, size] as the kernels want it.
@@ -31,14 +34,15 @@ struct Heads {
     bool aligned8 = false;             ///< and by eight of bf16
 };
 
-Heads heads(const Arguments& arguments, const char* name, const TensorView& view, DType dtype,
-            const Shape& shape, std::uint64_t size) {
-    const bool fits = view.rank == 3 && view.dtype == dtype && view.extent[0] == shape.tokens &&
-                      view.extent[1] == shape.heads && view.extent[2] == size &&
+/// [tokens, num_heads, size].
+Heads check_heads(const Arguments& arguments, const char* name, const TensorView& view, DType dtype,
+                  std::uint64_t tokens, std::uint64_t num_heads, std::uint64_t size) {
+    const bool fits = view.rank == 3 && view.dtype == dtype && view.extent[0] == tokens &&
+                      view.extent[1] == num_heads && view.extent[2] == size &&
                       (size <= 1 || view.stride[2] == 1);
     arguments.require(fits, std::string(name) + " is " + describe(view) + ", wanted is " +
-                                to_string(dtype) + " [" + std::to_string(shape.tokens) + ", " +
-                                std::to_string(shape.heads) + ", " + std::to_string(size) +
+                                to_string(dtype) + " [" + std::to_string(tokens) + ", " +
+                                std::to_string(num_heads) + ", " + std::to_string(size) +
                                 "] with last stride 1");
     arguments.require(dtype == DType::F32 || (view.stride[0] % 2 == 0 && view.stride[1] % 2 == 0),
                       std::string(name) + " is " + describe(view) +
@@ -61,8 +65,11 @@ Shape check_shape(const Arguments& arguments, const TensorView& q, const TensorV
     arguments.rank("q", q, 3);
     arguments.rank("v", v, 3);
     arguments.activation("q", q);
-    const Shape shape{q.extent[0], q.extent[1], q.extent[2], v.extent[2]};
+    const Shape shape{q.extent[0], q.extent[1], v.extent[1], q.extent[2], v.extent[2]};
     arguments.require(shape.qk_dim > 0 && shape.v_dim > 0, "heads of size 0");
+    arguments.require(shape.kv_heads > 0 && shape.heads % shape.kv_heads == 0,
+                      std::to_string(shape.kv_heads) + " heads of keys and values do not divide " +
+                          std::to_string(shape.heads) + " of queries");
     arguments.require(options.seq > 0 && shape.tokens % options.seq == 0,
                       std::to_string(shape.tokens) + " tokens are not whole sequences of " +
                           std::to_string(options.seq));
@@ -75,10 +82,10 @@ struct AttentionPlan {
     Groups groups;
 };
 
-/// outputs: elements of a row that an invocation of the kernel sums up.
+/// heads: whose rows the kernel sums up; outputs: elements of such a row.
 AttentionPlan plan(const Recording& recording, const Arguments& arguments, const Shape& shape,
-                   const AttentionOptions& options, std::uint64_t outputs, bool small,
-                   bool aligned) {
+                   const AttentionOptions& options, std::uint64_t heads, std::uint64_t outputs,
+                   bool small, bool aligned) {
     const DeviceInfo& info = recording.device().info();
     AttentionPlan p{};
     p.local_size = info.is_cpu ? 8 : 32;
@@ -86,7 +93,7 @@ AttentionPlan plan(const Recording& recording, const Arguments& arguments, const
     p.share_rows = aligned && shares_loads(info) ? 1 : 0;
     p.parts = static_cast<std::uint32_t>(div_up(outputs, kOutputsPerPart));
     p.groups = {arguments.u32("blocks", div_up(options.seq, p.local_size * p.per_invocation)),
-                arguments.u32("heads", shape.heads * p.parts),
+                arguments.u32("heads", heads * p.parts),
                 arguments.u32("sequences", shape.tokens / options.seq)};
     return p;
 }
@@ -100,7 +107,8 @@ typename K::Constants constants(const AttentionPlan& p, const Shape& shape, bool
             .per_invocation = p.per_invocation,
             .qk_dim = static_cast<std::uint32_t>(shape.qk_dim),
             .v_dim = static_cast<std::uint32_t>(shape.v_dim),
-            .parts = p.parts};
+            .parts = p.parts,
+            .group = shape.group()};
 }
 
 /// The variant of kernels on the matrix units that the device takes for products of bf16.
@@ -139,7 +147,8 @@ void set_tile(K& kernel, const Recording& recording, const AttentionTile& tile,
                         .warps = tile.warps,
                         .block = AttentionTile::kBlock,
                         .qk_dim = static_cast<std::uint32_t>(shape.qk_dim),
-                        .v_dim = static_cast<std::uint32_t>(shape.v_dim)};
+                        .v_dim = static_cast<std::uint32_t>(shape.v_dim),
+                        .group = shape.group()};
     if (!tile.in_lane)
         return;
     const MatrixSlots& slots = *tile.in_lane;
@@ -156,10 +165,9 @@ void set_tile(K& kernel, const Recording& recording, const AttentionTile& tile,
 }
 
 Groups tile_groups(const Arguments& arguments, const AttentionTile& tile, const Shape& shape,
-                   const AttentionOptions& options) {
+                   std::uint64_t heads, const AttentionOptions& options) {
     return {arguments.u32("blocks", div_up(options.seq, tile.rows())),
-            arguments.u32("heads", shape.heads),
-            arguments.u32("sequences", shape.tokens / options.seq)};
+            arguments.u32("heads", heads), arguments.u32("sequences", shape.tokens / options.seq)};
 }
 
 /// What attention_dgrad's kernels read and write, checked.
@@ -178,10 +186,14 @@ void attention_forward(Recording& recording, const TensorView& q, const TensorVi
                        const AttentionOptions& options) {
     const Arguments arguments("attention_forward");
     const Shape shape = check_shape(arguments, q, v, options);
-    const Heads hq = heads(arguments, "q", q, q.dtype, shape, shape.qk_dim);
-    const Heads hk = heads(arguments, "k", k, q.dtype, shape, shape.qk_dim);
-    const Heads hv = heads(arguments, "v", v, q.dtype, shape, shape.v_dim);
-    const Heads ho = heads(arguments, "o", o, q.dtype, shape, shape.v_dim);
+    const auto part = [&](const char* name, const TensorView& view, std::uint64_t count,
+                          std::uint64_t size) {
+        return check_heads(arguments, name, view, q.dtype, shape.tokens, count, size);
+    };
+    const Heads hq = part("q", q, shape.heads, shape.qk_dim);
+    const Heads hk = part("k", k, shape.kv_heads, shape.qk_dim);
+    const Heads hv = part("v", v, shape.kv_heads, shape.v_dim);
+    const Heads ho = part("o", o, shape.heads, shape.v_dim);
     arguments.tensor("lse", lse, DType::F32, {shape.tokens, shape.heads});
     if (shape.tokens == 0 || shape.heads == 0) {
         return;
@@ -208,12 +220,12 @@ void attention_forward(Recording& recording, const TensorView& q, const TensorVi
     if (const auto tile = tile_for(recording, q.dtype, shape, options.seq, {&hq, &hk, &hv, &ho})) {
         auto kernel = operands(kernels::AttentionCoopmatForward());
         set_tile(kernel, recording, *tile, shape);
-        recording.dispatch(kernel, tile_groups(arguments, *tile, shape, options));
+        recording.dispatch(kernel, tile_groups(arguments, *tile, shape, shape.heads, options));
         return;
     }
     const bool aligned = hq.aligned && hk.aligned && hv.aligned && ho.aligned;
-    const AttentionPlan p =
-        plan(recording, arguments, shape, options, shape.v_dim, shape.v_dim <= 64, aligned);
+    const AttentionPlan p = plan(recording, arguments, shape, options, shape.heads, shape.v_dim,
+                                 shape.v_dim <= 64, aligned);
     auto kernel = operands(kernels::AttentionForward());
     kernel.variant = storage_variant<kernels::AttentionForward>(q.dtype);
     kernel.constants = constants<kernels::AttentionForward>(p, shape, aligned);
@@ -284,8 +296,8 @@ K backward_kernel(const BackwardTensors& in, const AttentionOptions& options) {
 void record_dq(Recording& recording, const Arguments& arguments, const BackwardTensors& in,
                const AttentionOptions& options) {
     const bool aligned = in.aligned && in.dq.aligned;
-    const AttentionPlan p = plan(recording, arguments, in.shape, options, in.shape.qk_dim,
-                                 in.shape.qk_dim <= 64, aligned);
+    const AttentionPlan p = plan(recording, arguments, in.shape, options, in.shape.heads,
+                                 in.shape.qk_dim, in.shape.qk_dim <= 64, aligned);
     auto kernel = backward_kernel<kernels::AttentionBackwardQ>(in, options);
     kernel.variant = storage_variant<kernels::AttentionBackwardQ>(in.dtype);
     kernel.constants = constants<kernels::AttentionBackwardQ>(p, in.shape, aligned);
@@ -296,8 +308,8 @@ void record_dkv(Recording& recording, const Arguments& arguments, const Backward
                 const AttentionOptions& options) {
     const bool aligned = in.aligned && in.dk.aligned && in.dv.aligned;
     const std::uint64_t outputs = in.shape.qk_dim + in.shape.v_dim;
-    const AttentionPlan p =
-        plan(recording, arguments, in.shape, options, outputs, outputs <= 96, aligned);
+    const AttentionPlan p = plan(recording, arguments, in.shape, options, in.shape.kv_heads,
+                                 outputs, outputs <= 96, aligned);
     auto kernel = backward_kernel<kernels::AttentionBackwardKv>(in, options);
     kernel.variant = storage_variant<kernels::AttentionBackwardKv>(in.dtype);
     kernel.constants = constants<kernels::AttentionBackwardKv>(p, in.shape, aligned);
@@ -307,10 +319,11 @@ void record_dkv(Recording& recording, const Arguments& arguments, const Backward
 /// One of the gradients on matrix units.
 template <class K>
 void record_on_units(Recording& recording, const Arguments& arguments, const BackwardTensors& in,
-                     const AttentionTile& tile, const AttentionOptions& options) {
+                     const AttentionTile& tile, std::uint64_t heads,
+                     const AttentionOptions& options) {
     auto kernel = backward_kernel<K>(in, options);
     set_tile(kernel, recording, tile, in.shape);
-    recording.dispatch(kernel, tile_groups(arguments, tile, in.shape, options));
+    recording.dispatch(kernel, tile_groups(arguments, tile, in.shape, heads, options));
 }
 
 } // namespace
@@ -323,18 +336,20 @@ void attention_dgrad(Recording& recording, const TensorView& d_o, const TensorVi
     BackwardTensors in{};
     in.dtype = q.dtype;
     in.shape = check_shape(arguments, q, v, options);
-    const auto part = [&](const char* name, const TensorView& view, std::uint64_t size) {
-        return heads(arguments, name, view, q.dtype, in.shape, size);
+    const auto part = [&](const char* name, const TensorView& view, std::uint64_t count,
+                          std::uint64_t size) {
+        return check_heads(arguments, name, view, q.dtype, in.shape.tokens, count, size);
     };
-    in.q = part("q", q, in.shape.qk_dim);
-    in.k = part("k", k, in.shape.qk_dim);
-    in.v = part("v", v, in.shape.v_dim);
-    in.o = part("o", o, in.shape.v_dim);
-    in.d_o = part("d_o", d_o, in.shape.v_dim);
+    const std::uint64_t heads = in.shape.heads, kv_heads = in.shape.kv_heads;
+    in.q = part("q", q, heads, in.shape.qk_dim);
+    in.k = part("k", k, kv_heads, in.shape.qk_dim);
+    in.v = part("v", v, kv_heads, in.shape.v_dim);
+    in.o = part("o", o, heads, in.shape.v_dim);
+    in.d_o = part("d_o", d_o, heads, in.shape.v_dim);
     in.aligned = in.q.aligned && in.k.aligned && in.v.aligned && in.d_o.aligned;
-    in.dq = part("dq", gradients.dq, in.shape.qk_dim);
-    in.dk = part("dk", gradients.dk, in.shape.qk_dim);
-    in.dv = part("dv", gradients.dv, in.shape.v_dim);
+    in.dq = part("dq", gradients.dq, heads, in.shape.qk_dim);
+    in.dk = part("dk", gradients.dk, kv_heads, in.shape.qk_dim);
+    in.dv = part("dv", gradients.dv, kv_heads, in.shape.v_dim);
     arguments.tensor("lse", lse, DType::F32, {in.shape.tokens, in.shape.heads});
     const std::uint64_t delta_bytes =
         attention_dgrad_workspace_bytes(in.shape.tokens, in.shape.heads);
@@ -347,9 +362,12 @@ void attention_dgrad(Recording& recording, const TensorView& d_o, const TensorVi
     record_delta(recording, arguments, in);
     if (const auto tile = tile_for(recording, in.dtype, in.shape, options.seq,
                                    {&in.q, &in.k, &in.v, &in.d_o, &in.dq, &in.dk, &in.dv})) {
-        record_on_units<kernels::AttentionCoopmatGradQ>(recording, arguments, in, *tile, options);
-        record_on_units<kernels::AttentionCoopmatGradK>(recording, arguments, in, *tile, options);
-        record_on_units<kernels::AttentionCoopmatGradV>(recording, arguments, in, *tile, options);
+        record_on_units<kernels::AttentionCoopmatGradQ>(recording, arguments, in, *tile, heads,
+                                                        options);
+        record_on_units<kernels::AttentionCoopmatGradK>(recording, arguments, in, *tile, kv_heads,
+                                                        options);
+        record_on_units<kernels::AttentionCoopmatGradV>(recording, arguments, in, *tile, kv_heads,
+                                                        options);
         return;
     }
     record_dq(recording, arguments, in, options);

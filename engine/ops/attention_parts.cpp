@@ -32,15 +32,16 @@ TensorView slice(const TensorView& view, std::uint32_t dimension, std::uint64_t 
     return part;
 }
 
-std::vector<float> rope_table(std::uint64_t positions, std::uint64_t rope, double theta) {
-    std::vector<float> table(positions * rope);
-    for (std::uint64_t pair = 0; pair < rope / 2; ++pair) {
-        const double frequency =
-            std::pow(theta, -2.0 * static_cast<double>(pair) / static_cast<double>(rope));
+std::vector<float> rope_table(std::uint64_t positions, std::span<const double> frequencies,
+                              double amplitude) {
+    const std::uint64_t pairs = frequencies.size();
+    std::vector<float> table(positions * 2 * pairs);
+    for (std::uint64_t pair = 0; pair < pairs; ++pair) {
         for (std::uint64_t position = 0; position < positions; ++position) {
-            const double angle = static_cast<double>(position) * frequency;
-            table[position * rope + 2 * pair] = static_cast<float>(std::cos(angle));
-            table[position * rope + 2 * pair + 1] = static_cast<float>(std::sin(angle));
+            const double angle = static_cast<double>(position) * frequencies[pair];
+            const std::uint64_t at = 2 * (position * pairs + pair);
+            table[at] = static_cast<float>(amplitude * std::cos(angle));
+            table[at + 1] = static_cast<float>(amplitude * std::sin(angle));
         }
     }
     return table;

@@ -156,6 +156,12 @@ void normalise(Recording& r, const TensorView& x, const TensorView& gain, const 
         ops::rmsnorm_forward(r, x, gain, y.values, inv_rms, eps);
 }
 
+void gain_gradient(Recording& r, Arena::Frame& scratch, const TensorView& dy, const TensorView& x,
+                   const TensorView& inv_rms, const Parameter& gain) {
+    const std::uint64_t bytes = ops::rmsnorm_wgrad_workspace_bytes(x.extent[0], gain.info.size());
+    ops::rmsnorm_wgrad(r, dy, x, inv_rms, gain.gradient, true, scratch.bytes(bytes));
+}
+
 void Linear::forward(Recording& r, Arena::Frame& scratch, const LinearRows& x, const TensorView& y,
                      bool accumulate) const {
     if (weight_.quantized)

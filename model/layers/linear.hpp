@@ -55,6 +55,10 @@ LinearRows with_columns(Recording& recording, Arena::Frame& scratch, LinearRows 
 void normalise(Recording& recording, const TensorView& x, const TensorView& gain,
                const LinearRows& y, const TensorView& inv_rms, float eps);
 
+/// Adds to the gradient of a norm's gain, of dy [rows, columns].
+void gain_gradient(Recording& recording, Arena::Frame& scratch, const TensorView& dy,
+                   const TensorView& x, const TensorView& inv_rms, const Parameter& gain);
+
 /// One matrix [out, in] with all rows. accumulate adds to what the tensor holds.
 class Linear {
 public:

@@ -1,30 +1,19 @@
 // SPDX-License-Identifier: MIT
+#include "attention_parts.hpp"
 #include "recorded_slot.hpp"
 
 #include <bellows/engine/attention.hpp>
 #include <bellows/engine/ops.hpp>
 #include <bellows/model/mla.hpp>
 
-#include <span>
 #include <string>
 
 namespace bellows {
 
-struct MlaAttention::Impl {
-    const ModelConfig config;
-    ParameterStore& parameters;
-    LayerScratch& scratch;
-    TensorView positions;
-    std::string prefix; ///< "model.layers.3."
+struct MlaAttention::Impl : AttentionParts {
+    using AttentionParts::AttentionParts;
 
     bool low_rank_queries() const noexcept { return config.q_lora_rank > 0; }
-    const Parameter& parameter(const char* name) const { return parameters.at(prefix + name); }
-    const Parameter& projection(const char* name) const {
-        return parameters.at(prefix + "self_attn." + name + ".weight");
-    }
-    Linear linear(const char* name) const {
-        return Linear(projection(name), parameters.products());
-    }
 };
 
 namespace {
@@ -47,8 +36,6 @@ private:
     void keys_and_values_gradient(Recording& r, Frame& scratch) const;
     void queries_gradient(Recording& r, Frame& scratch) const;
     void weight_gradient(Recording& r, Frame& scratch) const;
-    void gain_gradient(Recording& r, Frame& scratch, const TensorView& dy, const TensorView& x,
-                       const TensorView& inv_rms, const Parameter& gain) const;
 
     /// The part of every head without position, and the rotated one.
     TensorView nope(const TensorView& heads) const {
@@ -70,6 +57,7 @@ private:
         return {seq_, static_cast<float>(c_.attention_scale())};
     }
     float eps() const { return static_cast<float>(c_.norm_eps); }
+    float latent_eps() const { return static_cast<float>(c_.latent_eps()); }
 
     const MlaAttention::Impl& layer_;
     const ModelConfig& c_;
@@ -159,7 +147,7 @@ void MlaSlot::queries(Recording& r, Frame& scratch) const {
     if (layer_.low_rank_queries()) {
         layer_.linear("q_a_proj").forward(r, scratch, norm_, q_latent_);
         normalise(r, q_latent_, layer_.projection("q_a_layernorm").weight, q_norm_, q_inv_rms_,
-                  eps());
+                  latent_eps());
     }
     up_queries(r, scratch);
 }
@@ -176,7 +164,7 @@ void MlaSlot::keys_and_values(Recording& r, Frame& scratch) const {
     layer_.linear("kv_a_proj_with_mqa").forward(r, scratch, norm_, kv_);
     ops::rope_forward(r, key_rope(kv_), layer_.positions, key_rope(kv_), seq_);
     normalise(r, latent(kv_), layer_.projection("kv_a_layernorm").weight, kv_norm_, kv_inv_rms_,
-              eps());
+              latent_eps());
     up_keys_and_values(r, scratch);
 }
 
@@ -258,30 +246,12 @@ void MlaSlot::weight_gradient(Recording& r, Frame& scratch) const {
     gain_gradient(r, scratch, d_norm_, t_.x, inv_rms_, layer_.parameter("input_layernorm.weight"));
 }
 
-void MlaSlot::gain_gradient(Recording& r, Frame& scratch, const TensorView& dy, const TensorView& x,
-                            const TensorView& inv_rms, const Parameter& gain) const {
-    const std::uint64_t bytes = ops::rmsnorm_wgrad_workspace_bytes(tokens_, gain.info.size());
-    ops::rmsnorm_wgrad(r, dy, x, inv_rms, gain.gradient, true, scratch.bytes(bytes));
-}
-
 } // namespace
-
-RopeTable::RopeTable(Device& device, const ModelConfig& config, std::uint64_t positions) {
-    const std::uint64_t rope = config.qk_rope_head_dim;
-    const std::vector<float> table = ops::rope_table(positions, rope, config.rope_theta);
-    buffer_ = Buffer(device, {.name = "rotary table",
-                              .bytes = table.size() * sizeof(float),
-                              .category = MemoryCategory::Weights});
-    view_ = buffer_.tensor(DType::F32, {positions, rope / 2, 2});
-    device.upload(buffer_.view(), std::span<const float>(table));
-}
 
 MlaAttention::MlaAttention(const ModelConfig& config, std::uint64_t layer,
                            ParameterStore& parameters, const RopeTable& positions,
                            LayerScratch& scratch)
-    : impl_(new Impl{config, parameters, scratch, positions.view(),
-                     "model.layers." + std::to_string(layer) + "."}) {
-    impl_->parameter("input_layernorm.weight"); // throws early
+    : impl_(new Impl(config, layer, parameters, positions, scratch)) {
 }
 
 MlaAttention::~MlaAttention() = default;

@@ -75,6 +75,8 @@ void Stage::Impl::make_layer(const PlacedLayer& placed) {
         embedding = std::make_unique<Embedding>(parameters, scratch);
     } else if (kind == "mla") {
         keep(std::make_unique<MlaAttention>(desc.config, layer, parameters, positions, scratch));
+    } else if (kind == "gqa") {
+        keep(std::make_unique<GqaAttention>(desc.config, layer, parameters, positions, scratch));
     } else if (kind == "dense_ffn") {
         keep(std::make_unique<DenseFfn>(desc.config, layer, parameters, scratch));
     } else if (kind == "moe_ffn") {

@@ -63,9 +63,9 @@ struct Head {
     uint stride;
 };
 
-Head head_of(uvec2 tensor, uint token_stride, uint head_stride) {
+Head head_of(uvec2 tensor, uint head, uint token_stride, uint head_stride) {
     uvec2 base = address_add(tensor, gl_WorkGroupID.z * push.seq, token_stride, 1u);
-    return Head(address_add(base, gl_WorkGroupID.y, head_stride, 1u), token_stride);
+    return Head(address_add(base, head, head_stride, 1u), token_stride);
 }
 
 uvec4 octet_of(Head from, uint token, uint octet) {
@@ -187,24 +187,32 @@ float finish_rows(uint first_of_warp, uint statistics) {
 #endif
 
 void main() {
-    Head q = head_of(uvec2(push.operands.q), push.q_token, push.q_head);
-    Head k = head_of(uvec2(push.operands.k), push.k_token, push.k_head);
+#if ROWS_ARE_QUERIES
+    uint head = gl_WorkGroupID.y, kv_head = head / group;
+#else
+    uint kv_head = gl_WorkGroupID.y, head = kv_head * group; // the first of the group
+    uint left = group;
+#endif
+    Head q = head_of(uvec2(push.operands.q), head, push.q_token, push.q_head);
+    Head k = head_of(uvec2(push.operands.k), kv_head, push.k_token, push.k_head);
 #if ROLE == 0
-    Head v = head_of(uvec2(push.operands.v), push.v_token, push.v_head);
+    Head v = head_of(uvec2(push.operands.v), kv_head, push.v_token, push.v_head);
 #define X_ROWS q
 #define X_BLOCK k
 #define Y_BLOCK v
 #elif ROLE == 1
-    Head v = head_of(uvec2(push.operands.v), push.v_token, push.v_head);
-    Head grad_o = head_of(uvec2(push.operands.grad_o), push.grad_o_token, push.grad_o_head);
+    Head v = head_of(uvec2(push.operands.v), kv_head, push.v_token, push.v_head);
+    Head grad_o =
+        head_of(uvec2(push.operands.grad_o), head, push.grad_o_token, push.grad_o_head);
 #define X_ROWS q
 #define Y_ROWS grad_o
 #define X_BLOCK k
 #define Y_BLOCK v
 #else
-    Head grad_o = head_of(uvec2(push.operands.grad_o), push.grad_o_token, push.grad_o_head);
+    Head grad_o =
+        head_of(uvec2(push.operands.grad_o), head, push.grad_o_token, push.grad_o_head);
 #if ROLE == 2
-    Head v = head_of(uvec2(push.operands.v), push.v_token, push.v_head);
+    Head v = head_of(uvec2(push.operands.v), kv_head, push.v_token, push.v_head);
 #define Y_ROWS v
 #endif
 #define X_ROWS k
@@ -244,7 +252,7 @@ void main() {
 #endif
     uint first_of_warp = first_row + gl_SubgroupID * mma_m;
     uint last = push.seq - 1u;
-    uint statistics = gl_WorkGroupID.z * push.seq * push.heads + gl_WorkGroupID.y;
+    uint statistics = gl_WorkGroupID.z * push.seq * push.heads + head;
     begin_rows(first_of_warp, statistics);
 
 #if ROWS_ARE_QUERIES
@@ -278,8 +286,18 @@ void main() {
         }
 #endif
         barrier();
-        if (first + block < end) {
-            FETCH_BLOCK(first + block)
+        uint next = first + block;
+#if !ROWS_ARE_QUERIES
+        if (next >= end && left > 1u) { // on to the next head of the group
+            q.base = address_add(q.base, 1u, push.q_head, 1u);
+            grad_o.base = address_add(grad_o.base, 1u, push.grad_o_head, 1u);
+            ++statistics;
+            --left;
+            next = first_row / block * block;
+        }
+#endif
+        if (next < end) {
+            FETCH_BLOCK(next)
         }
 #if ROWS_ARE_QUERIES
         bool seen = first < first_of_warp + mma_m;
@@ -289,21 +307,23 @@ void main() {
         if (seen) {
             take_block(first);
         }
-        first += block;
+        first = next;
     } while (first < end);
 
     float factor = 1.0;
 #if ROLE == 0
-    Head result = head_of(uvec2(push.operands.o), push.o_token, push.o_head);
+    Head result = head_of(uvec2(push.operands.o), head, push.o_token, push.o_head);
     factor = finish_rows(first_of_warp, statistics);
 #elif ROLE == 1
-    Head result = head_of(uvec2(push.operands.grad_q), push.grad_q_token, push.grad_q_head);
+    Head result = head_of(uvec2(push.operands.grad_q), head, push.grad_q_token, push.grad_q_head);
     factor = push.scale;
 #elif ROLE == 2
-    Head result = head_of(uvec2(push.operands.grad_k), push.grad_k_token, push.grad_k_head);
+    Head result =
+        head_of(uvec2(push.operands.grad_k), kv_head, push.grad_k_token, push.grad_k_head);
     factor = push.scale;
 #else
-    Head result = head_of(uvec2(push.operands.grad_v), push.grad_v_token, push.grad_v_head);
+    Head result =
+        head_of(uvec2(push.operands.grad_v), kv_head, push.grad_v_token, push.grad_v_head);
 #endif
     barrier(); // nobody reads the block any more
     uint result_start = gl_SubgroupID * RESULT_PART;

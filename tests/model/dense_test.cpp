@@ -48,8 +48,7 @@ public:
         : case_(c), rig(c, options), embedding_(rig.store, rig.scratch),
           head_(rig.config, rig.store, rig.scratch) {
         for (std::uint64_t layer = 0; layer < rig.config.layers; ++layer) {
-            layers_.push_back(std::make_unique<MlaAttention>(rig.config, layer, rig.store,
-                                                             rig.positions, rig.scratch));
+            layers_.push_back(make_attention(rig, layer));
             layers_.push_back(
                 std::make_unique<DenseFfn>(rig.config, layer, rig.store, rig.scratch));
         }
@@ -165,13 +164,17 @@ TEST(WholeModelByClass, EveryNumericClassOfTheDeviceMatchesTheReference) {
     }
 }
 
-INSTANTIATE_TEST_SUITE_P(Cases, WholeModel,
-                         ::testing::Values(Case{"f32", small_config, DType::F32, 2, 9},
-                                           Case{"tied_f32", wide_config, DType::F32, 1, 33, true},
-                                           Case{"bf16", small_config, DType::BF16, 2, 9},
-                                           Case{"tied_bf16", wide_config, DType::BF16, 1, 33,
-                                                true}),
-                         name_of);
+INSTANTIATE_TEST_SUITE_P(
+    Cases, WholeModel,
+    ::testing::Values(Case{"f32", small_config, DType::F32, 2, 9},
+                      Case{"tied_f32", wide_config, DType::F32, 1, 33, true},
+                      Case{"stretched_f32", stretched_config, DType::F32, 2, 9},
+                      Case{"grouped_f32", grouped_config, DType::F32, 2, 9},
+                      Case{"grouped_tied_f32", wide_grouped_config, DType::F32, 1, 33, true},
+                      Case{"grouped_bf16", grouped_config, DType::BF16, 2, 9},
+                      Case{"bf16", small_config, DType::BF16, 2, 9},
+                      Case{"tied_bf16", wide_config, DType::BF16, 1, 33, true}),
+    name_of);
 
 } // namespace
 } // namespace bellows

@@ -13,6 +13,8 @@
 #include <set>
 #include <sstream>
 #include <string>
+#include <tuple>
+#include <utility>
 
 namespace bellows {
 namespace {
@@ -25,7 +27,7 @@ enum class Kind { Attention, Ffn };
 
 std::unique_ptr<Layer> make_layer(Kind kind, Rig& rig) {
     if (kind == Kind::Attention)
-        return std::make_unique<MlaAttention>(rig.config, 1, rig.store, rig.positions, rig.scratch);
+        return make_attention(rig, 1);
     return std::make_unique<DenseFfn>(rig.config, 1, rig.store, rig.scratch);
 }
 
@@ -99,6 +101,11 @@ Vector body(Kind kind, const Case& c, const Parameters& p, const Vector& n, cons
     const ModelConfig config = c.model();
     if (kind == Kind::Attention) {
         const std::string prefix = "model.layers.1.self_attn.";
+        if (!config.is_mla()) {
+            const Gqa forward = gqa_forward(n, config, p, prefix, c.batch, c.seq);
+            y = forward.y;
+            return gqa_backward(dy, n, forward, config, p, prefix, c.batch, c.seq, g);
+        }
         const Mla forward = mla_forward(n, config, p, prefix, c.batch, c.seq);
         y = forward.y;
         return mla_backward(dy, n, forward, config, p, prefix, c.batch, c.seq, g);
@@ -189,13 +196,38 @@ INSTANTIATE_TEST_SUITE_P(
              LinearPrecision::AsActivations, Bf16Products::Direct}),
     name_of);
 
+/// What small_config and wide_config do not have.
+class OtherAttention : public ::testing::TestWithParam<Case> {};
+
+TEST_P(OtherAttention, MatchesTheReference) {
+    check_layer(Kind::Attention, GetParam());
+}
+
+INSTANTIATE_TEST_SUITE_P(
+    Cases, OtherAttention,
+    ::testing::Values(Case{"stretched_f32", stretched_config, DType::F32, 3, 7},
+                      Case{"grouped_f32", grouped_config, DType::F32, 3, 7},
+                      Case{"grouped_bf16", grouped_config, DType::BF16, 3, 7},
+                      Case{"wide_grouped_f32", wide_grouped_config, DType::F32, 2, 45},
+                      Case{"wide_grouped_bf16", wide_grouped_config, DType::BF16, 2, 45},
+                      Case{"grouped_one_token_f32", grouped_config, DType::F32, 1, 1},
+                      Case{"grouped_fp8", grouped_config, DType::BF16, 3, 7, false,
+                           LinearPrecision::Fp8},
+                      Case{"wide_grouped_fp8", wide_grouped_config, DType::BF16, 2, 45, false,
+                           LinearPrecision::Fp8},
+                      Case{"grouped_direct_products_bf16", wide_grouped_config, DType::BF16, 2, 45,
+                           false, LinearPrecision::AsActivations, Bf16Products::Direct}),
+    name_of);
+
 class SubLayerOrder : public ::testing::TestWithParam<Kind> {};
 
 TEST_P(SubLayerOrder, WeightGradientsMayBeDeferred) {
-    for (const auto& [dtype, linear] : {std::pair(DType::F32, LinearPrecision::AsActivations),
-                                        std::pair(DType::BF16, LinearPrecision::AsActivations),
-                                        std::pair(DType::BF16, LinearPrecision::Fp8)}) {
-        const Case c{"order", small_config, dtype, 2, 9, false, linear};
+    for (const auto& [config, dtype, linear] :
+         {std::tuple(&small_config, DType::F32, LinearPrecision::AsActivations),
+          std::tuple(&small_config, DType::BF16, LinearPrecision::AsActivations),
+          std::tuple(&small_config, DType::BF16, LinearPrecision::Fp8),
+          std::tuple(&grouped_config, DType::BF16, LinearPrecision::Fp8)}) {
+        const Case c{"order", config, dtype, 2, 9, false, linear};
         const Results plain = run_layer(GetParam(), c, "F0 B0 W0 F1 B1 W1");
         EXPECT_EQ(run_layer(GetParam(), c, "F0 B0 F1 W0 B1 W1"), plain);
         EXPECT_EQ(run_layer(GetParam(), c, "F0 F1 B0 B1 W0 W1"), plain);
@@ -206,8 +238,11 @@ TEST_P(SubLayerOrder, WeightGradientsMayBeDeferred) {
 }
 
 TEST_P(SubLayerOrder, EveryLegalOrderGivesTheSameBits) {
-    for (const LinearPrecision linear : {LinearPrecision::AsActivations, LinearPrecision::Fp8}) {
-        const Case c{"order", small_config, DType::F32, 2, 9, false, linear};
+    for (const auto& [config, linear] : {std::pair(&small_config, LinearPrecision::AsActivations),
+                                         std::pair(&small_config, LinearPrecision::Fp8),
+                                         std::pair(&grouped_config, LinearPrecision::AsActivations),
+                                         std::pair(&grouped_config, LinearPrecision::Fp8)}) {
+        const Case c{"order", config, DType::F32, 2, 9, false, linear};
         DeviceOptions options = testing::test_options();
         options.sync = SyncMode::Overlap;
         const Results overlap = run_layer(GetParam(), c, "F0 F1 B0 W0 B1 W1", options);
@@ -287,10 +322,14 @@ TEST(SubLayerMemory, SlotsShareScratchAndReportTheRest) {
 }
 
 TEST(SubLayerMemory, SlotsTakeWhatTheirKindDeclares) {
-    for (const LinearPrecision linear : {LinearPrecision::AsActivations, LinearPrecision::Fp8}) {
+    for (const auto& [config, linear] : {std::pair(&small_config, LinearPrecision::AsActivations),
+                                         std::pair(&small_config, LinearPrecision::Fp8),
+                                         std::pair(&grouped_config, LinearPrecision::AsActivations),
+                                         std::pair(&grouped_config, LinearPrecision::Fp8),
+                                         std::pair(&wide_grouped_config, LinearPrecision::Fp8)}) {
         const DType act = linear == LinearPrecision::Fp8 ? DType::BF16 : DType::F32;
         const Case c{.name = "declared",
-                     .config = small_config,
+                     .config = config,
                      .dtype = act,
                      .batch = 2,
                      .seq = 160,
@@ -301,7 +340,9 @@ TEST(SubLayerMemory, SlotsTakeWhatTheirKindDeclares) {
             Rig rig(c, testing::test_options());
             const auto make = [&] { return rig.make(c.tokens(), rig.config.hidden); };
             const SlotDesc desc{"slot", c.tokens(), c.seq, {make(), make(), make(), make()}};
-            const LayerKind& declared = layer_kind(kind == Kind::Attention ? "mla" : "dense_ffn");
+            const char* attention = rig.config.is_mla() ? "mla" : "gqa";
+            const LayerKind& declared =
+                layer_kind(kind == Kind::Attention ? attention : "dense_ffn");
             SCOPED_TRACE(std::string(declared.name) + " in " + to_string(act));
             const MemoryReport before = rig.device->memory_report();
             const auto layer = make_layer(kind, rig);

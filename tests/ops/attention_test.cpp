@@ -59,13 +59,18 @@ TEST_F(OpsRope, TwoDimensionsAreOneHead) {
     const auto x = random(DType::F32, 6 * 24, 1);
     const OpTensor x_t = tensor(DType::F32, {6, 24}, x);
     const OpTensor y = result(DType::F32, {6, 8});
-    const OpTensor table = tensor(DType::F32, {3, 4, 2}, ops::rope_table(3, 8, 100));
+    const OpTensor table =
+        tensor(DType::F32, {3, 4, 2}, ops::rope_table(3, std::vector{1.0, 0.5, 0.1, 0.01}));
     const TensorView part = ops::slice(x_t.view, 1, 16, 8);
     run([&](Recording& recording) { ops::rope_forward(recording, part, table, y, 3); });
     const std::vector<std::int64_t> at{0, 1, 2, 0, 1, 2};
-    const auto expected = reference::rope(
-        to_double(x), at,
-        {.rows = 6, .heads = 1, .head_dim = 24, .offset = 16, .dim = 8, .theta = 100});
+    const auto expected = reference::rope(to_double(x), at,
+                                          {.rows = 6,
+                                           .heads = 1,
+                                           .head_dim = 24,
+                                           .offset = 16,
+                                           .dim = 8,
+                                           .frequencies = {1.0, 0.5, 0.1, 0.01}});
     const auto actual = read(y);
     for (std::size_t i = 0; i < actual.size(); ++i) {
         EXPECT_NEAR(actual[i], expected[i / 8 * 24 + 16 + i % 8], 1e-6);

@@ -113,6 +113,47 @@ TEST(ReferenceModel, GradientsDenseOnly) {
     check_gradients(c);
 }
 
+TEST(ReferenceModel, GradientsStretchedRotationsLatentEpsGroupsByTheirBest) {
+    ModelConfig c = small_config();
+    c.latent_norm_eps = 0.1;
+    c.rope_scaling = RopeScaling::Yarn;
+    c.rope_factor = 4;
+    c.rope_original_context = 2;
+    c.rope_beta_fast = 1;
+    c.rope_beta_slow = 0.1;
+    c.rope_mscale = 2;
+    c.rope_mscale_all_dim = 1;
+    c.group_score = GroupScore::Max;
+    check_gradients(c);
+}
+
+ModelConfig grouped_config() {
+    ModelConfig c = softmax_config();
+    c.attention = AttentionKind::Gqa;
+    c.heads = 6;
+    c.kv_heads = 2;
+    c.head_dim = 8;
+    c.kv_lora_rank = c.qk_nope_head_dim = c.qk_rope_head_dim = c.v_head_dim = 0;
+    return c;
+}
+
+TEST(ReferenceModel, GradientsGroupedQueries) {
+    ModelConfig c = grouped_config();
+    c.rope_scaling = RopeScaling::Llama3;
+    c.rope_factor = 8;
+    c.rope_original_context = 4;
+    check_gradients(c);
+    c.dense_layers = c.layers;
+    check_gradients(c);
+}
+
+TEST(ReferenceModel, GradientsGroupedQueriesWithNormsAndNoDenseLayer) {
+    ModelConfig c = grouped_config();
+    c.qk_norm = true;
+    c.dense_layers = 0;
+    check_gradients(c);
+}
+
 TEST(ReferenceModel, GradientsOfTheResidualStream) {
     // dhidden[i] must equal the change of the loss when the embedding's output moves.
     const ModelConfig c = small_config();

@@ -1,7 +1,5 @@
 // SPDX-License-Identifier: MIT
-// Declarations of layers: what follows from them, and a kind from outside of the library.
-#include "gqa_attention.hpp"
-
+// Declarations of layers, and what follows from them.
 #include <bellows/base/error.hpp>
 #include <bellows/plan/memory_estimate.hpp>
 #include <bellows/shape/layer.hpp>
@@ -10,7 +8,6 @@
 
 #include <gtest/gtest.h>
 
-#include <array>
 #include <map>
 #include <set>
 
@@ -21,10 +18,15 @@ ModelConfig tiny() {
     return load_model("tiny");
 }
 
-/// With GQA in the place of MLA: one row is another.
-std::array<LayerKind, 5> with_gqa() {
-    return {layer_kind("embedding"), test::gqa_attention(), layer_kind("dense_ffn"),
-            layer_kind("moe_ffn"), layer_kind("head")};
+/// tiny with grouped queries in the place of latent attention.
+ModelConfig grouped() {
+    ModelConfig config = tiny();
+    config.attention = AttentionKind::Gqa;
+    config.q_lora_rank = config.kv_lora_rank = 0;
+    config.qk_nope_head_dim = config.qk_rope_head_dim = config.v_head_dim = 0;
+    config.kv_heads = 2;
+    config.head_dim = 64;
+    return config;
 }
 
 std::uint64_t elements(const std::vector<ParameterInfo>& list) {
@@ -57,18 +59,21 @@ TEST(Layers, AKindThatIsMissingIsToldWithThoseThatAreThere) {
         FAIL();
     } catch (const Error& error) {
         EXPECT_EQ(error.code(), ErrorCode::InvalidArgument);
-        EXPECT_NE(error.message().find("mla, dense_ffn, moe_ffn"), std::string::npos)
+        EXPECT_NE(error.message().find("mla, gqa, dense_ffn, moe_ffn"), std::string::npos)
             << error.message();
     }
 }
 
 TEST(Layers, NamesAreUniqueAndNodesInOrder) {
-    const ModelConfig config = tiny();
+    ModelConfig with_norms = grouped();
+    with_norms.qk_norm = true;
     for (const DType act : {DType::F32, DType::BF16})
         for (const LinearPrecision linear : {LinearPrecision::AsActivations, LinearPrecision::Fp8})
             for (const bool training : {false, true})
                 for (const LayerKind& kind : layer_kinds()) {
                     SCOPED_TRACE(kind.name);
+                    const ModelConfig config =
+                        kind.name == std::string("gqa") ? with_norms : tiny();
                     const SlotShape shape{.tokens = 64,
                                           .seq = 32,
                                           .activation = act,
@@ -107,54 +112,54 @@ TEST(Layers, BytesOfEveryStorage) {
               fp8::codes_bytes({40, 300}) + fp8::scales_bytes(kColumnsRecipe, {100, 300}, 3));
 }
 
-TEST(Layers, AGroupedQueryLayerIsOneFileAndOneRow) {
-    const ModelConfig config = tiny();
-    const auto kinds = with_gqa();
-
-    const std::vector<ParameterInfo> list = parameters(config, kinds);
+TEST(Layers, GroupedQueriesStandInThePlaceOfLatentAttention) {
+    const ModelConfig config = grouped();
+    const std::vector<ParameterInfo> list = parameters(config);
     std::map<std::string, std::vector<std::uint64_t>> shapes;
     for (const ParameterInfo& info : list)
         EXPECT_TRUE(shapes.emplace(info.name, info.shape).second) << info.name;
     using Shape = std::vector<std::uint64_t>;
-    EXPECT_EQ(shapes.at("model.layers.1.self_attn.k_proj.weight"),
-              (Shape{2 * test::kHeadDim, config.hidden}));
-    EXPECT_EQ(shapes.count("model.layers.1.self_attn.kv_b_proj.weight"), 0u);
+    const std::string attention = "model.layers.1.self_attn.";
+    EXPECT_EQ(shapes.at(attention + "q_proj.weight"), (Shape{config.heads * 64, config.hidden}));
+    EXPECT_EQ(shapes.at(attention + "k_proj.weight"), (Shape{2 * 64, config.hidden}));
+    EXPECT_EQ(shapes.at(attention + "v_proj.weight"), (Shape{2 * 64, config.hidden}));
+    EXPECT_EQ(shapes.at(attention + "o_proj.weight"), (Shape{config.hidden, config.heads * 64}));
+    EXPECT_EQ(shapes.count(attention + "kv_b_proj.weight"), 0u);
+    EXPECT_EQ(shapes.count(attention + "q_norm.weight"), 0u);
     EXPECT_EQ(shapes.count("model.layers.1.mlp.gate.weight"), 1u) << "others stay";
+    ModelConfig normed = config;
+    normed.qk_norm = true;
+    EXPECT_EQ(elements(parameters(normed)), elements(list) + config.layers * 2 * 64);
 
     // Every stage has its own, and all of them together are the model.
     std::uint64_t of_stages = 0;
     for (std::uint64_t stage = 0; stage < 2; ++stage)
-        of_stages += elements(parameters_of_stage(config, stage, 2, 0, 1, kinds));
+        of_stages += elements(parameters_of_stage(config, stage, 2, 0, 1));
     EXPECT_EQ(of_stages, elements(list));
-    EXPECT_EQ(count_parameters(config, kinds).total, elements(list));
-    const std::uint64_t attention =
-        (2 * config.heads + 2 * test::kKeyValueHeads) * test::kHeadDim * config.hidden;
-    EXPECT_EQ(count_parameters(config, kinds).attention_per_layer, attention);
+    EXPECT_EQ(count_parameters(config).total, elements(list));
+    EXPECT_EQ(count_parameters(config).attention_per_layer,
+              (2 * config.heads + 2 * 2) * 64 * config.hidden);
 
     // What it computes: its matrices, and scores over the keys that a token sees.
-    const auto flops = [&](std::uint64_t seq, LayerTable table) {
-        return training_flops_per_token(config, seq, table);
-    };
-    EXPECT_DOUBLE_EQ(flops(129, kinds) - flops(1, kinds),
-                     3.0 * 64 * double(config.layers) * 4 * double(config.heads * test::kHeadDim));
+    EXPECT_DOUBLE_EQ(training_flops_per_token(config, 129) - training_flops_per_token(config, 1),
+                     3.0 * 64 * double(config.layers) * 4 * double(config.heads * 64));
 
-    // The memory estimate: the difference between the two tables is that of the declarations.
+    // The memory estimates differ by what the declarations do.
     TrainingShape shape;
-    const LayerKind& mla = layer_kind("mla");
     const SlotShape slot{.tokens = shape.batch * shape.seq, .seq = shape.seq};
-    const auto kept = [&](const LayerKind& kind) {
+    const auto kept = [&](const ModelConfig& of, const char* kind) {
         std::uint64_t sum = 0;
-        for (const BufferInfo& buffer : kind.buffers(config, slot))
+        for (const BufferInfo& buffer : layer_kind(kind).buffers(of, slot))
             if (buffer.category == MemoryCategory::Activations)
                 sum += buffer.bytes(0);
-        return sum * config.layers;
+        return sum * of.layers;
     };
-    MemoryEstimate gqa = estimate_memory(config, shape, {}, 0, {}, kinds);
-    MemoryEstimate usual = estimate_memory(config, shape, {}, 0, {});
-    EXPECT_EQ(gqa.of(MemoryCategory::Activations) + kept(mla),
-              usual.of(MemoryCategory::Activations) + kept(kinds[1]));
-    EXPECT_EQ(gqa.of(MemoryCategory::Gradients) + 4 * elements(parameters(config)),
-              usual.of(MemoryCategory::Gradients) + 4 * elements(list));
+    MemoryEstimate gqa = estimate_memory(config, shape, {}, 0, {});
+    MemoryEstimate mla = estimate_memory(tiny(), shape, {}, 0, {});
+    EXPECT_EQ(gqa.of(MemoryCategory::Activations) + kept(tiny(), "mla"),
+              mla.of(MemoryCategory::Activations) + kept(config, "gqa"));
+    EXPECT_EQ(gqa.of(MemoryCategory::Gradients) + 4 * elements(parameters(tiny())),
+              mla.of(MemoryCategory::Gradients) + 4 * elements(list));
 }
 
 } // namespace

@@ -10,6 +10,7 @@
 #include "support/test_device.hpp"
 #include "verify/reference/model.hpp"
 
+#include <bellows/model/gqa.hpp>
 #include <bellows/model/layer_scratch.hpp>
 #include <bellows/model/mla.hpp>
 #include <bellows/model/node.hpp>
@@ -54,6 +55,54 @@ inline ModelConfig wide_config() {
     c.qk_nope_head_dim = 32;
     c.qk_rope_head_dim = 16;
     c.v_head_dim = 40;
+    c.dense_ffn = 152;
+    c.vocabulary = 264;
+    return c;
+}
+
+/// Latent attention with stretched rotations and a constant of its own for the latents' norms.
+inline ModelConfig stretched_config() {
+    ModelConfig c = small_config();
+    c.latent_norm_eps = 0.05;
+    c.norm_eps = 1e-3;
+    c.rope_scaling = RopeScaling::Yarn;
+    c.rope_factor = 8;
+    c.rope_original_context = 4;
+    c.rope_beta_fast = 1;
+    c.rope_beta_slow = 0.1;
+    c.rope_mscale = 1.5;
+    c.rope_mscale_all_dim = 0.7;
+    return c;
+}
+
+/// Three heads of queries to one of keys, each with a norm.
+inline ModelConfig grouped_config() {
+    ModelConfig c;
+    c.vocabulary = 40;
+    c.hidden = 24;
+    c.layers = 2;
+    c.dense_layers = 2;
+    c.attention = AttentionKind::Gqa;
+    c.heads = 6;
+    c.kv_heads = 2;
+    c.head_dim = 16;
+    c.qk_norm = true;
+    c.norm_eps = 1e-3;
+    c.dense_ffn = 40;
+    return c;
+}
+
+/// Larger than every tile, without norms of heads, with rotations as Llama-3 stretches them.
+inline ModelConfig wide_grouped_config() {
+    ModelConfig c = grouped_config();
+    c.hidden = 136;
+    c.heads = 4;
+    c.kv_heads = 1;
+    c.head_dim = 40;
+    c.qk_norm = false;
+    c.rope_scaling = RopeScaling::Llama3;
+    c.rope_factor = 8;
+    c.rope_original_context = 16;
     c.dense_ffn = 152;
     c.vocabulary = 264;
     return c;
@@ -190,6 +239,14 @@ struct Rig {
     RopeTable positions;
     std::vector<Buffer> buffers;
 };
+
+/// The attention of a layer of the rig's model.
+inline std::unique_ptr<Layer> make_attention(Rig& rig, std::uint64_t layer) {
+    if (rig.config.is_mla())
+        return std::make_unique<MlaAttention>(rig.config, layer, rig.store, rig.positions,
+                                              rig.scratch);
+    return std::make_unique<GqaAttention>(rig.config, layer, rig.store, rig.positions, rig.scratch);
+}
 
 inline void submit(LayerSlot& slot, NodeKind kind) {
     for (const Node& node : slot.nodes(kind))

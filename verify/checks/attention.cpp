@@ -17,6 +17,9 @@ struct AttentionCase {
     std::uint64_t sequences, seq, heads, qk_dim, v_dim;
     std::uint64_t gap; ///< elements behind each head that belong to something else
     Depth depth = Depth::Quick;
+    std::uint64_t of_keys = 0; ///< heads of keys and values; 0: heads
+
+    std::uint64_t kv_heads() const { return of_keys == 0 ? heads : of_keys; }
 };
 
 constexpr auto kAttentionCases = std::to_array<AttentionCase>({
@@ -27,6 +30,10 @@ constexpr auto kAttentionCases = std::to_array<AttentionCase>({
     {1, 100, 2, 48, 32, 0},
     {1, 150, 2, 64, 32, 16},
     {1, 37, 2, 192, 128, 0},
+    {2, 33, 4, 16, 16, 0, Depth::Quick, 2},
+    {2, 70, 6, 16, 8, 8, Depth::Quick, 2}, // on matrix units of CPUs, too
+    {1, 37, 4, 128, 128, 0, Depth::Quick, 1},
+    {1, 100, 6, 6, 10, 2, Depth::Full, 2},
     {2, 10, 2, 5, 3, 1, Depth::Full},
     {1, 19, 2, 6, 10, 2, Depth::Full},
     {1, 37, 2, 72, 96, 8, Depth::Full},
@@ -43,24 +50,28 @@ reference::Vector by_token(const reference::Vector& by_head, const AttentionCase
 
 void check_attention(Check& check, const OpRig& rig, DType dtype, const AttentionCase& c) {
     check.begin_case(std::to_string(c.sequences) + " x " + std::to_string(c.seq) + " tokens, " +
-                     std::to_string(c.heads) + " heads of " + std::to_string(c.qk_dim) + " and " +
+                     std::to_string(c.heads) + " heads (" + std::to_string(c.kv_heads()) +
+                     " of keys) of " + std::to_string(c.qk_dim) + " and " +
                      std::to_string(c.v_dim));
     const std::uint64_t tokens = c.sequences * c.seq;
     const float scale = 1.0f / std::sqrt(static_cast<float>(c.qk_dim));
-    const auto part = [&](std::uint64_t size, const std::vector<float>* values) {
-        OpTensor tensor = rig.head(dtype, {tokens, c.heads, size + c.gap}, size);
+    const std::uint64_t kv_heads = c.kv_heads();
+    const auto part = [&](std::uint64_t heads, std::uint64_t size,
+                          const std::vector<float>* values) {
+        OpTensor tensor = rig.head(dtype, {tokens, heads, size + c.gap}, size);
         if (values != nullptr)
             rig.write(tensor.view, *values);
         return tensor;
     };
     const auto q = OpRig::random(dtype, tokens * c.heads * c.qk_dim, 1, -2, 2);
-    const auto k = OpRig::random(dtype, tokens * c.heads * c.qk_dim, 2, -2, 2);
-    const auto v = OpRig::random(dtype, tokens * c.heads * c.v_dim, 3);
+    const auto k = OpRig::random(dtype, tokens * kv_heads * c.qk_dim, 2, -2, 2);
+    const auto v = OpRig::random(dtype, tokens * kv_heads * c.v_dim, 3);
     const auto d_o = OpRig::random(dtype, tokens * c.heads * c.v_dim, 4);
-    const OpTensor q_t = part(c.qk_dim, &q), k_t = part(c.qk_dim, &k), v_t = part(c.v_dim, &v),
-                   d_o_t = part(c.v_dim, &d_o), o = part(c.v_dim, nullptr);
-    const OpTensor dq = part(c.qk_dim, nullptr), dk = part(c.qk_dim, nullptr),
-                   dv = part(c.v_dim, nullptr);
+    const OpTensor q_t = part(c.heads, c.qk_dim, &q), k_t = part(kv_heads, c.qk_dim, &k),
+                   v_t = part(kv_heads, c.v_dim, &v), d_o_t = part(c.heads, c.v_dim, &d_o),
+                   o = part(c.heads, c.v_dim, nullptr);
+    const OpTensor dq = part(c.heads, c.qk_dim, nullptr), dk = part(kv_heads, c.qk_dim, nullptr),
+                   dv = part(kv_heads, c.v_dim, nullptr);
     const OpTensor lse = rig.result(DType::F32, {tokens, c.heads});
     const Buffer scratch = rig.workspace(ops::attention_dgrad_workspace_bytes(tokens, c.heads));
     const ops::AttentionOptions options{.seq = c.seq, .scale = scale};
@@ -76,18 +87,20 @@ void check_attention(Check& check, const OpRig& rig, DType dtype, const Attentio
                                           .heads = c.heads,
                                           .qk_dim = c.qk_dim,
                                           .v_dim = c.v_dim,
-                                          .scale = scale};
+                                          .scale = scale,
+                                          .kv_heads = c.kv_heads()};
     const auto qd = to_double(q), kd = to_double(k), vd = to_double(v);
     const auto forward = reference::attention_forward(qd, kd, vd, shape);
     const auto gradients = reference::attention_input_grad(to_double(d_o), qd, kd, vd, shape);
     // Each element within one rounding to its storage and `error` of the largest expected value.
     const auto close = [&](const char* name, const OpTensor& actual,
-                           const reference::Vector& expected, std::uint64_t size, double error) {
+                           const reference::Vector& expected, std::uint64_t heads,
+                           std::uint64_t size, double error) {
         double largest = 0;
         for (const double value : expected)
             largest = std::max(largest, std::abs(value));
         const double storage = dtype == DType::BF16 ? 1.01 * reference::kBf16Epsilon : 0;
-        check.elements(name, rig.read(actual), expected, {tokens, c.heads, size},
+        check.elements(name, rig.read(actual), expected, {tokens, heads, size},
                        reference::within(error * largest, storage));
         check.untouched(name, rig.outside(actual));
     };
@@ -100,12 +113,12 @@ void check_attention(Check& check, const OpRig& rig, DType dtype, const Attentio
     check.elements("log of the sum", rig.read(lse), by_token(forward.lse, c), {tokens, c.heads},
                    reference::within(1e-5, 0));
     // Scores up to about 8 carry an error of 1e-6, which exp makes a relative error of its weight.
-    close("forward", o, forward.out, c.v_dim, 1e-5 + weight);
+    close("forward", o, forward.out, c.heads, c.v_dim, 1e-5 + weight);
     // With o stored as bf16, delta = o . d_o carries its rounding, which dq and dk inherit.
     const double error = dtype == DType::BF16 ? 4 * reference::kBf16Epsilon + 4 * weight : 3e-5;
-    close("gradient of q", dq, gradients.dq, c.qk_dim, error);
-    close("gradient of k", dk, gradients.dk, c.qk_dim, error);
-    close("gradient of v", dv, gradients.dv, c.v_dim, 3e-5 + 2 * weight);
+    close("gradient of q", dq, gradients.dq, c.heads, c.qk_dim, error);
+    close("gradient of k", dk, gradients.dk, kv_heads, c.qk_dim, error);
+    close("gradient of v", dv, gradients.dv, kv_heads, c.v_dim, 3e-5 + 2 * weight);
 }
 
 } // namespace

@@ -28,7 +28,13 @@ constexpr auto kRopeCases = std::to_array<RopeCase>({
 void check_rope(Check& check, const OpRig& rig, DType dtype, const RopeCase& c) {
     check.begin_case(std::to_string(c.tokens) + " tokens, " + std::to_string(c.heads) +
                      " heads of " + std::to_string(c.nope) + " + " + std::to_string(c.rope));
-    constexpr double kTheta = 10000;
+    // Frequencies and an amplitude as stretched rotations have them.
+    constexpr double kAmplitude = 0.75;
+    std::vector<double> frequencies;
+    for (std::uint64_t i = 0; i < c.rope / 2; ++i)
+        frequencies.push_back(
+            std::pow(10000, -2.0 * static_cast<double>(i) / static_cast<double>(c.rope)) /
+            (i % 3 == 1 ? 40 : 1));
     const std::uint64_t size = c.nope + c.rope, positions = c.first + c.seq;
     const auto x = OpRig::random(dtype, c.tokens * c.heads * size, 1);
     const OpTensor x_t = rig.tensor(dtype, {c.tokens, c.heads, size}, x);
@@ -36,7 +42,7 @@ void check_rope(Check& check, const OpRig& rig, DType dtype, const RopeCase& c) 
     const OpTensor back = rig.tensor(dtype, {c.tokens, c.heads, size}, x);
     const OpTensor there_and_back = rig.result(dtype, {c.tokens, c.heads, c.rope});
     const OpTensor table = rig.tensor(DType::F32, {positions, c.rope / 2, 2},
-                                      ops::rope_table(positions, c.rope, kTheta));
+                                      ops::rope_table(positions, frequencies, kAmplitude));
     const auto part = [&](const OpTensor& whole) {
         return ops::slice(whole.view, 2, c.nope, c.rope);
     };
@@ -53,7 +59,8 @@ void check_rope(Check& check, const OpRig& rig, DType dtype, const RopeCase& c) 
                                      .head_dim = size,
                                      .offset = c.nope,
                                      .dim = c.rope,
-                                     .theta = kTheta};
+                                     .frequencies = frequencies,
+                                     .amplitude = kAmplitude};
     const auto bound = storage_bound(dtype, 4, 2);
     const auto turned = rig.read(y_t);
     check.elements("forward", turned, reference::rope(to_double(x), at, shape),

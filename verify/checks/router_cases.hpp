@@ -17,6 +17,7 @@ struct RouterCase {
     bool softmax, normalise, bias;
     double scale;
     Depth depth = Depth::Quick;
+    GroupScore group_score = GroupScore::Auto;
 };
 
 inline constexpr auto kRouterCases = std::to_array<RouterCase>({
@@ -26,6 +27,10 @@ inline constexpr auto kRouterCases = std::to_array<RouterCase>({
     {"v2-lite", 130, 64, 6, 1, 1, true, false, false, 1},
     {"v2 with groups", 65, 40, 6, 8, 3, true, false, false, 16},
     {"v3", 100, 256, 8, 8, 4, false, true, true, 2.5},
+    {"sigmoid, groups by their best", 40, 24, 4, 6, 2, false, true, true, 1, Depth::Quick,
+     GroupScore::Max},
+    {"softmax, groups by their best two", 40, 24, 4, 6, 2, true, false, false, 16, Depth::Quick,
+     GroupScore::TopTwo},
     {"groups of one", 9, 12, 4, 12, 5, true, true, false, 1, Depth::Full},
     {"sigmoid, groups of one", 9, 12, 4, 12, 5, false, true, true, 1, Depth::Full},
     {"softmax, normalised", 50, 31, 4, 1, 1, true, true, true, 1, Depth::Full},
@@ -36,7 +41,9 @@ inline ops::RouterOptions options_of(const RouterCase& c) {
                 c.softmax ? ops::RouterOptions::Score::Softmax : ops::RouterOptions::Score::Sigmoid,
             .groups = c.groups,
             .group_top_k = c.group_top_k,
-            .group_score_top = c.softmax ? 1u : 2u,
+            .group_score_top = c.group_score == GroupScore::Auto  ? (c.softmax ? 1u : 2u)
+                               : c.group_score == GroupScore::Max ? 1u
+                                                                  : 2u,
             .normalise = c.normalise,
             .route_scale = static_cast<float>(c.scale)};
 }
@@ -48,7 +55,8 @@ inline reference::RouterShape shape_of(const RouterCase& c) {
             .topk_group = c.group_top_k,
             .score = c.softmax ? ScoreFunction::Softmax : ScoreFunction::Sigmoid,
             .normalize = c.normalise,
-            .scale = c.scale};
+            .scale = c.scale,
+            .group_score = c.group_score};
 }
 
 /// Runs of equal length that the case's tokens make: more than one where they can.

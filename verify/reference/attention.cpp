@@ -19,12 +19,8 @@ public:
     std::size_t q_at(std::size_t query) const {
         return ((batch_ * shape_.queries + query) * shape_.heads + head_) * shape_.qk_dim;
     }
-    std::size_t k_at(std::size_t key) const {
-        return ((batch_ * shape_.keys + key) * shape_.heads + head_) * shape_.qk_dim;
-    }
-    std::size_t v_at(std::size_t key) const {
-        return ((batch_ * shape_.keys + key) * shape_.heads + head_) * shape_.v_dim;
-    }
+    std::size_t k_at(std::size_t key) const { return kv_row(key) * shape_.qk_dim; }
+    std::size_t v_at(std::size_t key) const { return kv_row(key) * shape_.v_dim; }
     std::size_t out_at(std::size_t query) const {
         return ((batch_ * shape_.queries + query) * shape_.heads + head_) * shape_.v_dim;
     }
@@ -49,14 +45,22 @@ public:
     }
 
 private:
+    std::size_t kv_row(std::size_t key) const {
+        const std::size_t kv_heads = shape_.heads / shape_.group();
+        return (batch_ * shape_.keys + key) * kv_heads + head_ / shape_.group();
+    }
+
     const AttentionShape& shape_;
     std::size_t batch_, head_;
 };
 
 void check(View q, View k, View v, const AttentionShape& s) {
     require_size("attention: q", q.size(), s.batch * s.queries * s.heads * s.qk_dim);
-    require_size("attention: k", k.size(), s.batch * s.keys * s.heads * s.qk_dim);
-    require_size("attention: v", v.size(), s.batch * s.keys * s.heads * s.v_dim);
+    if (s.kv_heads != 0 && s.heads % s.kv_heads != 0)
+        throw std::invalid_argument("attention: kv_heads does not divide heads");
+    const std::size_t kv_heads = s.heads / s.group();
+    require_size("attention: k", k.size(), s.batch * s.keys * kv_heads * s.qk_dim);
+    require_size("attention: v", v.size(), s.batch * s.keys * kv_heads * s.v_dim);
     if (s.keys < s.queries)
         throw std::invalid_argument("attention: fewer keys than queries");
 }

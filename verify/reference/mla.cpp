@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT
 #include "verify/reference/model.hpp"
 
-#include <cmath>
+#include <bellows/shape/rope.hpp>
 
 namespace bellows::reference {
 namespace {
@@ -13,18 +13,7 @@ struct Sizes {
         : rows(rows_), hidden(c.hidden), heads(c.heads), q_rank(c.q_lora_rank),
           kv_rank(c.kv_lora_rank), nope(c.qk_nope_head_dim), rope(c.qk_rope_head_dim),
           v(c.v_head_dim), qk(nope + rope) {}
-
-    AttentionShape attention(std::size_t batch, std::size_t seq) const {
-        return {batch, seq, seq, heads, qk, v, 1 / std::sqrt(static_cast<double>(qk))};
-    }
 };
-
-std::vector<std::int64_t> positions(std::size_t batch, std::size_t seq) {
-    std::vector<std::int64_t> out(batch * seq);
-    for (std::size_t row = 0; row < out.size(); ++row)
-        out[row] = static_cast<std::int64_t>(row % seq);
-    return out;
-}
 
 /// Columns [first, first + count) of x [rows, columns].
 Vector columns_of(View x, std::size_t columns, std::size_t first, std::size_t count) {
@@ -51,7 +40,7 @@ void project_queries(Mla& f, View x, const ModelConfig& config, const Parameters
     }
     f.q_a = gemm_nt(x, p.at(prefix + "q_a_proj.weight"), s.rows, s.q_rank, s.hidden);
     f.q_latent = rmsnorm_forward(f.q_a, p.at(prefix + "q_a_layernorm.weight"), s.rows, s.q_rank,
-                                 config.norm_eps);
+                                 config.latent_eps());
     f.q = gemm_nt(f.q_latent.y, p.at(prefix + "q_b_proj.weight"), s.rows, out, s.q_rank);
 }
 
@@ -74,30 +63,59 @@ Vector project_queries_backward(View dq, View x, const Mla& f, const Parameters&
 
 } // namespace
 
+std::vector<std::int64_t> positions(std::size_t batch, std::size_t seq) {
+    std::vector<std::int64_t> out(batch * seq);
+    for (std::size_t row = 0; row < out.size(); ++row)
+        out[row] = static_cast<std::int64_t>(row % seq);
+    return out;
+}
+
+RopeShape rope_shape(const ModelConfig& config, std::size_t rows, std::size_t heads,
+                     std::size_t head_dim, std::size_t offset) {
+    return {.rows = rows,
+            .heads = heads,
+            .head_dim = head_dim,
+            .offset = offset,
+            .dim = config.rope_head_dim(),
+            .frequencies = rope_frequencies(config),
+            .amplitude = rope_amplitude(config)};
+}
+
+AttentionShape attention_shape(const ModelConfig& config, std::size_t batch, std::size_t seq) {
+    return {.batch = batch,
+            .queries = seq,
+            .keys = seq,
+            .heads = config.heads,
+            .qk_dim = config.qk_head_dim(),
+            .v_dim = config.value_head_dim(),
+            .scale = config.attention_scale(),
+            .kv_heads = config.kv_heads};
+}
+
 Mla mla_forward(View x, const ModelConfig& config, const Parameters& p, const std::string& prefix,
                 std::size_t batch, std::size_t seq) {
     const Sizes s(config, batch * seq);
     const auto at = positions(batch, seq);
     Mla f;
     project_queries(f, x, config, p, prefix, s);
-    f.q = rope(f.q, at, {s.rows, s.heads, s.qk, s.nope, s.rope, config.rope_theta});
+    f.q = rope(f.q, at, rope_shape(config, s.rows, s.heads, s.qk, s.nope));
 
     const std::size_t kv_a = s.kv_rank + s.rope, kv_b = s.nope + s.v;
     f.kv_a = gemm_nt(x, p.at(prefix + "kv_a_proj_with_mqa.weight"), s.rows, kv_a, s.hidden);
-    f.kv_latent =
-        rmsnorm_forward(columns_of(f.kv_a, kv_a, 0, s.kv_rank),
-                        p.at(prefix + "kv_a_layernorm.weight"), s.rows, s.kv_rank, config.norm_eps);
+    f.kv_latent = rmsnorm_forward(columns_of(f.kv_a, kv_a, 0, s.kv_rank),
+                                  p.at(prefix + "kv_a_layernorm.weight"), s.rows, s.kv_rank,
+                                  config.latent_eps());
     const Vector kv = gemm_nt(f.kv_latent.y, p.at(prefix + "kv_b_proj.weight"), s.rows,
                               s.heads * kv_b, s.kv_rank);
     const Vector k_rope = rope(columns_of(f.kv_a, kv_a, s.kv_rank, s.rope), at,
-                               {s.rows, 1, s.rope, 0, s.rope, config.rope_theta});
+                               rope_shape(config, s.rows, 1, s.rope, 0));
     f.k.resize(s.rows * s.heads * s.qk);
     put_columns(f.k, s.qk, 0, columns_of(kv, kv_b, 0, s.nope), s.nope);
     for (std::size_t h = 0; h < s.heads; ++h)
         put_columns(f.k, s.heads * s.qk, h * s.qk + s.nope, k_rope, s.rope);
     f.v = columns_of(kv, kv_b, s.nope, s.v);
 
-    f.attention = attention_forward(f.q, f.k, f.v, s.attention(batch, seq));
+    f.attention = attention_forward(f.q, f.k, f.v, attention_shape(config, batch, seq));
     f.y = gemm_nt(f.attention.out, p.at(prefix + "o_proj.weight"), s.rows, s.hidden, s.heads * s.v);
     return f;
 }
@@ -109,10 +127,10 @@ Vector mla_backward(View dy, View x, const Mla& f, const ModelConfig& config, co
     const std::size_t v_out = s.heads * s.v;
     g[prefix + "o_proj.weight"] = gemm_tn(dy, f.attention.out, s.hidden, v_out, s.rows);
     const Vector dout = gemm_nn(dy, p.at(prefix + "o_proj.weight"), s.rows, v_out, s.hidden);
-    const AttentionGrads d = attention_input_grad(dout, f.q, f.k, f.v, s.attention(batch, seq));
+    const AttentionGrads d =
+        attention_input_grad(dout, f.q, f.k, f.v, attention_shape(config, batch, seq));
 
-    const Vector dq =
-        rope(d.dq, at, {s.rows, s.heads, s.qk, s.nope, s.rope, config.rope_theta}, true);
+    const Vector dq = rope(d.dq, at, rope_shape(config, s.rows, s.heads, s.qk, s.nope), true);
     Vector dx = project_queries_backward(dq, x, f, p, prefix, s, g);
 
     const std::size_t kv_a = s.kv_rank + s.rope, kv_b = s.nope + s.v;
@@ -134,7 +152,7 @@ Vector mla_backward(View dy, View x, const Mla& f, const ModelConfig& config, co
         rmsnorm_input_grad(dlatent, latent_in, gain, f.kv_latent.inv_rms, s.rows, s.kv_rank),
         s.kv_rank);
     put_columns(dkv_a, kv_a, s.kv_rank,
-                rope(dk_rope, at, {s.rows, 1, s.rope, 0, s.rope, config.rope_theta}, true), s.rope);
+                rope(dk_rope, at, rope_shape(config, s.rows, 1, s.rope, 0), true), s.rope);
     const Vector& w = p.at(prefix + "kv_a_proj_with_mqa.weight");
     g[prefix + "kv_a_proj_with_mqa.weight"] = gemm_tn(dkv_a, x, kv_a, s.hidden, s.rows);
     accumulate(dx, gemm_nn(dkv_a, w, s.rows, s.hidden, kv_a));

@@ -38,9 +38,12 @@ public:
         LayerForward f;
         f.x = std::move(x);
         f.norm1 = norm(f.x, prefix + "input_layernorm.weight");
-        f.attention =
-            mla_forward(f.norm1.y, config_, p_, prefix + "self_attn.", batch_.batch, batch_.seq);
-        f.middle = sum(f.x, f.attention.y);
+        const std::string attention = prefix + "self_attn.";
+        if (config_.is_mla())
+            f.attention = mla_forward(f.norm1.y, config_, p_, attention, batch_.batch, batch_.seq);
+        else
+            f.grouped = gqa_forward(f.norm1.y, config_, p_, attention, batch_.batch, batch_.seq);
+        f.middle = sum(f.x, config_.is_mla() ? f.attention.y : f.grouped.y);
         f.norm2 = norm(f.middle, prefix + "post_attention_layernorm.weight");
         if (config_.is_moe(index))
             moe(f, index, routing);
@@ -57,8 +60,12 @@ public:
         Vector dmiddle =
             norm_backward(dffn, f.middle, f.norm2, prefix + "post_attention_layernorm.weight", g);
         accumulate(dmiddle, dy);
-        const Vector dattention = mla_backward(dmiddle, f.norm1.y, f.attention, config_, p_,
-                                               prefix + "self_attn.", batch_.batch, batch_.seq, g);
+        const std::string attention = prefix + "self_attn.";
+        const Vector dattention = config_.is_mla()
+                                      ? mla_backward(dmiddle, f.norm1.y, f.attention, config_, p_,
+                                                     attention, batch_.batch, batch_.seq, g)
+                                      : gqa_backward(dmiddle, f.norm1.y, f.grouped, config_, p_,
+                                                     attention, batch_.batch, batch_.seq, g);
         Vector dx = norm_backward(dattention, f.x, f.norm1, prefix + "input_layernorm.weight", g);
         accumulate(dx, dmiddle);
         return dx;

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: MIT
 #pragma once
 
-// The whole model in f64: MLA, dense FFN, MoE layers and their backward, on one process. Parameters
-// and gradients go by the names of bellows::parameters(); everything that a device implementation
-// might want to compare along the way is kept.
+// The whole model in f64: MLA or GQA, dense FFN, MoE layers and their backward, on one process.
+// Parameters and gradients go by the names of bellows::parameters(); everything that a device
+// implementation might want to compare along the way is kept.
 
 #include "verify/reference/moe_layer.hpp"
 #include "verify/reference/ops.hpp"
@@ -31,6 +31,13 @@ struct Batch {
 
 // --- parts ---------------------------------------------------------------------------------------
 
+/// The position of each row in its sequence.
+std::vector<std::int64_t> positions(std::size_t batch, std::size_t seq);
+/// The rotated part of heads whose first `offset` columns are not rotated.
+RopeShape rope_shape(const ModelConfig& config, std::size_t rows, std::size_t heads,
+                     std::size_t head_dim, std::size_t offset);
+AttentionShape attention_shape(const ModelConfig& config, std::size_t batch, std::size_t seq);
+
 /// One attention block on normalised input; y is what is added to the residual stream.
 struct Mla {
     Vector q_a;        ///< [rows, q_lora_rank], before its norm; empty without query low-rank
@@ -50,6 +57,22 @@ Vector mla_backward(View dy, View x, const Mla& forward, const ModelConfig& conf
                     const Parameters& parameters, const std::string& prefix, std::size_t batch,
                     std::size_t seq, Parameters& gradients);
 
+/// The same with grouped queries.
+struct Gqa {
+    Vector q_in, k_in;      ///< [rows, heads or kv_heads, head_dim], as projected
+    RmsNorm q_norm, k_norm; ///< of each head's; empty without norms
+    Vector q, k;            ///< rotated
+    Vector v;               ///< [rows, kv_heads, head_dim]
+    Attention attention;
+    Vector y; ///< [rows, hidden]
+};
+Gqa gqa_forward(View x, const ModelConfig& config, const Parameters& parameters,
+                const std::string& prefix, std::size_t batch, std::size_t seq);
+/// Returns dx and sets the gradients of the parameters whose names begin with prefix.
+Vector gqa_backward(View dy, View x, const Gqa& forward, const ModelConfig& config,
+                    const Parameters& parameters, const std::string& prefix, std::size_t batch,
+                    std::size_t seq, Parameters& gradients);
+
 /// The weights of an MoE layer by the names under prefix ("model.layers.3.mlp.").
 MoeWeights moe_weights(const ModelConfig& config, const Parameters& parameters,
                        const std::string& prefix);
@@ -59,8 +82,9 @@ MoeWeights moe_weights(const ModelConfig& config, const Parameters& parameters,
 struct LayerForward {
     Vector x; ///< [rows, hidden]: the residual stream that enters the layer
     RmsNorm norm1;
-    Mla attention;
-    Vector middle; ///< x + attention.y
+    Mla attention; ///< or, with grouped queries,
+    Gqa grouped;
+    Vector middle; ///< x + y of either
     RmsNorm norm2;
     Vector gate_up; ///< dense layers: [rows, 2·dense_ffn]
     MoeForward moe; ///< MoE layers, one rank

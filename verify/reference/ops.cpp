@@ -50,14 +50,17 @@ Vector rope(View x, std::span<const std::int64_t> positions, const RopeShape& sh
     require_size("rope: positions", positions.size(), shape.rows);
     if (shape.dim % 2 != 0 || shape.offset + shape.dim > shape.head_dim)
         throw std::invalid_argument("rope: the rotated columns do not fit into the head");
+    if (!shape.frequencies.empty())
+        require_size("rope: frequencies", shape.frequencies.size(), shape.dim / 2);
     Vector out(x.begin(), x.end());
     for (std::size_t r = 0; r < shape.rows; ++r) {
         for (std::size_t i = 0; i < shape.dim / 2; ++i) {
             const double exponent = -2.0 * static_cast<double>(i) / static_cast<double>(shape.dim);
-            const double angle =
-                static_cast<double>(positions[r]) * std::pow(shape.theta, exponent);
-            const double cosine = std::cos(angle);
-            const double sine = inverse ? -std::sin(angle) : std::sin(angle);
+            const double frequency =
+                shape.frequencies.empty() ? std::pow(shape.theta, exponent) : shape.frequencies[i];
+            const double angle = static_cast<double>(positions[r]) * frequency;
+            const double cosine = shape.amplitude * std::cos(angle);
+            const double sine = shape.amplitude * (inverse ? -std::sin(angle) : std::sin(angle));
             for (std::size_t h = 0; h < shape.heads; ++h) {
                 const std::size_t at =
                     (r * shape.heads + h) * shape.head_dim + shape.offset + 2 * i;

@@ -33,17 +33,21 @@ struct RopeShape {
     std::size_t offset = 0; ///< first rotated column of a head; the others are copied
     std::size_t dim = 0;    ///< rotated columns, even
     double theta = 10000;
+    Vector frequencies{}; ///< [dim / 2], radians per position; empty: theta^(-2i/dim)
+    double amplitude = 1;
 };
 
 /// Interleaved pairs: columns (2i, 2i+1) of the rotated part turn by the angle
-/// positions[row] · theta^(-2i/dim). `inverse` turns backwards, which is the input-gradient.
+/// positions[row] · frequencies[i] and are multiplied with the amplitude. `inverse` turns
+/// backwards, which is the input-gradient.
 Vector rope(View x, std::span<const std::int64_t> positions, const RopeShape& shape,
             bool inverse = false);
 
 // --- causal attention ----------------------------------------------------------------------------
 
-/// q [batch, queries, heads, qk_dim], k [batch, keys, heads, qk_dim], v [batch, keys, heads,
+/// q [batch, queries, heads, qk_dim], k [batch, keys, kv_heads, qk_dim], v [batch, keys, kv_heads,
 /// v_dim], output [batch, queries, heads, v_dim]. Query i sees the keys 0 … i + keys - queries.
+/// Head h of the queries uses head h / (heads / kv_heads) of keys and values.
 struct AttentionShape {
     std::size_t batch = 1;
     std::size_t queries = 0;
@@ -52,6 +56,9 @@ struct AttentionShape {
     std::size_t qk_dim = 0;
     std::size_t v_dim = 0;
     double scale = 1;
+    std::size_t kv_heads = 0; ///< divides heads; 0: heads
+
+    std::size_t group() const { return kv_heads == 0 ? 1 : heads / kv_heads; }
 };
 
 struct Attention {

@@ -30,8 +30,10 @@ double group_score(const Vector& biased, std::size_t first, const RouterShape& s
     Vector group(biased.begin() + static_cast<std::ptrdiff_t>(first),
                  biased.begin() + static_cast<std::ptrdiff_t>(first + size));
     std::sort(group.begin(), group.end(), std::greater<>());
-    const bool two = shape.score == ScoreFunction::Sigmoid && size > 1;
-    return group[0] + (two ? group[1] : 0);
+    const bool two =
+        shape.group_score == GroupScore::TopTwo ||
+        (shape.group_score == GroupScore::Auto && shape.score == ScoreFunction::Sigmoid);
+    return group[0] + (two && size > 1 ? group[1] : 0);
 }
 
 Choice choose(View scores, View bias, const RouterShape& shape) {
@@ -68,7 +70,8 @@ RouterShape router_shape(const ModelConfig& config) {
             static_cast<std::size_t>(config.topk_group),
             config.score_function,
             config.normalize_top_k,
-            config.route_scale};
+            config.route_scale,
+            config.group_score};
 }
 
 Vector router_scores(View logits, const RouterShape& shape) {

@@ -20,6 +20,7 @@ struct RouterShape {
     ScoreFunction score = ScoreFunction::Sigmoid;
     bool normalize = true; ///< weights: chosen scores over their sum (+ 1e-20) ...
     double scale = 1;      ///< ... times this
+    GroupScore group_score = GroupScore::Auto;
 };
 
 RouterShape router_shape(const ModelConfig& config);
@@ -29,7 +30,7 @@ Vector router_scores(View logits, const RouterShape& shape);
 
 /// The chosen experts [tokens, top_k], in descending order of score + bias, the lowest index first
 /// among equals. With groups only the best topk_group groups take part: a group counts as the sum
-/// of its two highest score + bias (sigmoid) or as its highest (softmax); the lowest group first
+/// of its two highest score + bias or as its highest, as group_score says; the lowest group first
 /// among equals. bias: [experts] or empty; it takes part in the choice and in nothing else.
 std::vector<std::int32_t> router_select(View scores, View bias, const RouterShape& shape);
 

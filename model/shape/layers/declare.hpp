@@ -15,6 +15,7 @@ namespace bellows {
 // The kinds, each in a source of its own; the table in kinds.cpp has a row for each.
 LayerKind embedding_layer() noexcept;
 LayerKind mla_attention() noexcept;
+LayerKind gqa_attention() noexcept;
 LayerKind dense_ffn() noexcept;
 LayerKind moe_ffn() noexcept;
 LayerKind head_layer() noexcept;

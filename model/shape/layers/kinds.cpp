@@ -14,6 +14,7 @@ LayerTable layer_kinds() noexcept {
     static const std::array kinds = {
         embedding_layer(), //
         mla_attention(),   //
+        gqa_attention(),   //
         dense_ffn(),       //
         moe_ffn(),         //
         head_layer(),      //

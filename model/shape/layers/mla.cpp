@@ -136,7 +136,7 @@ double other_flops(const ModelConfig& c, double visible_keys) {
 LayerKind mla_attention() noexcept {
     return {.name = "mla",
             .place = LayerPlace::Body,
-            .stands_in = [](const ModelConfig&, std::uint64_t) { return true; },
+            .stands_in = [](const ModelConfig& c, std::uint64_t) { return c.is_mla(); },
             .parameters = parameters_of,
             .buffers = buffers_of,
             .nodes = nodes_of,

@@ -5,18 +5,21 @@
 // token and head strides (the last is 1), so that queries, keys, values and their gradients may be
 // parts of wider tensors; all of one storage, f32 or bf16; sums are f32. tokens = sequences * seq:
 // token i of a sequence sees the keys 0..i of the same one. Query/key and value heads may differ in
-// size. Sums have a fixed order: a row's bits depend on nothing but its query and the keys and
-// values up to it. Tensors of bf16 go to matrix units where the device takes these for products
-// (GemmClass), head sizes are multiples of its matrices' sides, strides of eight elements, memory
-// begins at multiples of 16 bytes, and a tile fits the device (on a CPU of small heads alone):
-// weights are rounded to the elements of matrices then. All throw Error{InvalidArgument} when
-// tensors do not fit together. The thread that owns the recording calls.
+// size. There may be fewer heads of keys and values, kv_heads, which divides heads: head h of
+// queries uses head h / (heads / kv_heads) of them. Sums have a fixed order: a row's bits depend on
+// nothing but its query and the keys and values up to it. Tensors of bf16 go to matrix units where
+// the device takes these for products (GemmClass), head sizes are multiples of its matrices' sides,
+// strides of eight elements, memory begins at multiples of 16 bytes, and a tile fits the device (on
+// a CPU of small heads alone): weights are rounded to the elements of matrices then. All throw
+// Error{InvalidArgument} when tensors do not fit together. The thread that owns the recording
+// calls.
 
 #include <bellows/engine/recording.hpp>
 #include <bellows/engine/sizes.hpp>
 #include <bellows/engine/tensor.hpp>
 
 #include <cstdint>
+#include <span>
 #include <vector>
 
 namespace bellows::ops {
@@ -27,15 +30,17 @@ struct AttentionOptions {
 };
 
 /// o[i] = sum over j <= i of softmax(scale * q[i] . k[j]) * v[j].
-/// q, k: [tokens, heads, qk_dim], v, o: [tokens, heads, v_dim]; lse (out, for the gradients):
-/// [tokens, heads] f32, the log of the sum of the exponentials.
+/// q: [tokens, heads, qk_dim], k: [tokens, kv_heads, qk_dim], v: [tokens, kv_heads, v_dim], o:
+/// [tokens, heads, v_dim]; lse (out, for the gradients): [tokens, heads] f32, the log of the sum of
+/// the exponentials.
 void attention_forward(Recording& recording, const TensorView& q, const TensorView& k,
                        const TensorView& v, const TensorView& o, const TensorView& lse,
                        const AttentionOptions& options);
 
 struct AttentionGradients {
-    TensorView dq, dk; ///< [tokens, heads, qk_dim]
-    TensorView dv;     ///< [tokens, heads, v_dim]
+    TensorView dq; ///< as q
+    TensorView dk; ///< as k: summed over the heads of queries that use it, in ascending order
+    TensorView dv; ///< as v, summed like it
 };
 
 /// d_o: as o; o and lse as attention_forward left them. All three gradients are overwritten.
@@ -46,16 +51,17 @@ void attention_dgrad(Recording& recording, const TensorView& d_o, const TensorVi
 
 // ---- Rotary embedding ---------------------------------------------------------------------
 
-/// The table of rope_*: cos and sin of position * theta^(-2i / rope) for each pair i, computed in
-/// f64 and rounded once: [positions, rope / 2, 2].
-std::vector<float> rope_table(std::uint64_t positions, std::uint64_t rope, double theta);
+/// The table of rope_*: amplitude times cos and sin of position * frequencies[i] for each pair i,
+/// computed in f64 and rounded once: [positions, pairs, 2].
+std::vector<float> rope_table(std::uint64_t positions, std::span<const double> frequencies,
+                              double amplitude = 1);
 
 /// Rotates the pairs (2i, 2i + 1). x, y: [tokens, rope] or [tokens, heads, rope] act, strided, may
 /// be the same memory; table: [positions, rope / 2, 2] f32. The position of a token is
 /// first_position + token % seq.
 void rope_forward(Recording& recording, const TensorView& x, const TensorView& table,
                   const TensorView& y, std::uint64_t seq, std::uint64_t first_position = 0);
-/// The gradient: rotates back.
+/// The gradient: rotates back, with the same amplitude.
 void rope_dgrad(Recording& recording, const TensorView& dy, const TensorView& table,
                 const TensorView& dx, std::uint64_t seq, std::uint64_t first_position = 0);
 

@@ -11,26 +11,13 @@
 #include <bellows/model/layer_scratch.hpp>
 #include <bellows/model/node.hpp>
 #include <bellows/model/parameter_store.hpp>
+#include <bellows/model/rope_table.hpp>
 #include <bellows/shape/config.hpp>
 
 #include <cstdint>
 #include <memory>
 
 namespace bellows {
-
-/// Cosines and sines of the rotated dimensions for all positions; one serves every layer of a
-/// model.
-class RopeTable {
-public:
-    /// positions: tokens of the longest sequence.
-    RopeTable(Device& device, const ModelConfig& config, std::uint64_t positions);
-    /// [positions, qk_rope_head_dim / 2, 2] f32.
-    const TensorView& view() const noexcept { return view_; }
-
-private:
-    Buffer buffer_;
-    TensorView view_;
-};
 
 class MlaAttention final : public Layer {
 public:

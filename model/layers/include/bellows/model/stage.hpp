@@ -7,6 +7,7 @@
 
 #include <bellows/comm/expert_exchange.hpp>
 #include <bellows/model/embedding.hpp>
+#include <bellows/model/gqa.hpp>
 #include <bellows/model/head.hpp>
 #include <bellows/model/layer_scratch.hpp>
 #include <bellows/model/mla.hpp>

@@ -106,7 +106,7 @@ enum class LayerPlace : std::uint8_t {
 
 /// A kind of layer. `layer` is an index below ModelConfig::layers, and 0 at the front and the back.
 struct LayerKind {
-    const char* name; ///< "mla", "dense_ffn", "moe_ffn", "embedding", "head"
+    const char* name; ///< "mla", "gqa", "dense_ffn", "moe_ffn", "embedding", "head"
     LayerPlace place;
     /// Whether that layer of the model has it.
     bool (*stands_in)(const ModelConfig& config, std::uint64_t layer);
