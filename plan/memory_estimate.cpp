@@ -104,13 +104,14 @@ std::uint64_t packed_bytes(const ParameterInfo& info) {
 /// Returns what passing first values takes.
 std::uint64_t add_parameters(MemoryEstimate& e, const RunLayout& layout, const Schedule& schedule,
                              std::uint64_t rank, const Sizes& s) {
-    std::uint64_t elements = 0, experts = 0, largest = 0, weights = 0;
+    std::uint64_t elements = 0, experts = 0, largest = 0, weights = 0, head_gradient = 0;
     const auto held = parameters_of_rank(s.model, schedule, rank, 0, layout.ep, s.layers);
     for (const ParameterInfo& info : held) {
         const std::uint64_t size = stored_elements(info);
         elements += size;
         experts += info.kind == ParameterKind::Expert ? size : 0;
         largest = std::max(largest, size);
+        head_gradient += info.both_ends ? size : 0;
         const bool in_fp8 = s.fp8() && is_linear(info);
         weights += size * ((s.act == kF32 || kept_in_f32(info) ? kF32 : 0) +
                            (s.act == 2 && !in_fp8 ? 2 : 0) + (in_fp8 ? 1 : 0));
@@ -118,8 +119,8 @@ std::uint64_t add_parameters(MemoryEstimate& e, const RunLayout& layout, const S
             weights += 2 * (in_fp8 ? packed_bytes(info) : size);
     }
     e.of(MemoryCategory::Weights) +=
-        weights + schedule.chunks[rank].size() * s.slot.seq * s.model.qk_rope_head_dim * kF32;
-    e.of(MemoryCategory::Gradients) += elements * kF32;
+        weights + schedule.chunks[rank].size() * s.slot.seq * s.model.rope_head_dim() * kF32;
+    e.of(MemoryCategory::Gradients) += (elements + head_gradient) * kF32;
     e.of(MemoryCategory::Optimizer) +=
         updated_elements(held, ranks_with_copies(layout, schedule, rank), layout.ep) *
         (s.act == kF32 ? 2 : 3) * kF32; // moments, master weights

@@ -2,30 +2,52 @@
 #include "sharded_optimizer.hpp"
 
 #include <bellows/engine/device.hpp>
+#include <bellows/engine/ops.hpp>
 
 #include <algorithm>
 #include <iterator>
 #include <numeric>
+#include <optional>
 #include <ranges>
 #include <utility>
 
 namespace bellows {
 
+namespace {
+
+constexpr const char* kFinalNorm = "model.norm.weight"; // ready as the head is
+
+} // namespace
+
 // ---- Sums of gradients -----------------------------------------------------------------------
 
 std::vector<GradientRange> gradient_ranges(const ParameterStore& parameters, const Stage& stage) {
     std::vector<GradientRange> ranges;
+    std::optional<GradientRange> of_head;
     const std::vector<Parameter>& all = parameters.all();
     for (std::size_t i = 0; i < all.size(); ++i) {
         if (!all[i].info.trainable() || !stage.has(all[i].info))
             continue;
         const std::uint64_t end =
             i + 1 < all.size() ? all[i + 1].first : parameters.num_elements(); // with the padding
-        ranges.push_back({all[i].first, end - all[i].first,
-                          all[i].info.kind == ParameterKind::Expert,
-                          stage.gradient_ready_after(all[i].info), all[i].info.weight_decay,
-                          divisible_by(all[i].info)});
+        GradientRange range{all[i].first,
+                            end - all[i].first,
+                            all[i].info.kind == ParameterKind::Expert,
+                            stage.gradient_ready_after(all[i].info),
+                            all[i].info.weight_decay,
+                            divisible_by(all[i].info),
+                            all[i].info.tied};
+        if (all[i].info.both_ends && stage.last()) {
+            of_head = range;
+            of_head->first = all[i].head_gradient_first;
+            of_head->ready_after = stage.gradient_ready_after(parameters.at(kFinalNorm).info);
+        }
+        range.counted = !range.tied || all[i].info.both_ends || stage.first();
+        if (!all[i].info.both_ends || stage.first())
+            ranges.push_back(range);
     }
+    if (of_head) // behind all others
+        ranges.push_back(*of_head);
     return ranges;
 }
 
@@ -88,11 +110,13 @@ std::vector<UpdatePart> update_parts(std::span<const GradientRange> buckets, Cop
         if (mine.count == 0)
             continue;
         if (!bucket.shares.empty())
-            shared.push_back({{mine.first, mine.count, bucket.matrices, true, true}});
+            shared.push_back({{mine.first, mine.count, bucket.matrices, bucket.counted, true}});
         else if (mine.count * sizeof(float) >= kGradientBucketBytes)
-            whole.push_back({{mine.first, mine.count, bucket.matrices, rank.stands}});
+            whole.push_back(
+                {{mine.first, mine.count, bucket.matrices, rank.stands && bucket.counted}});
         else
-            small.push_back({mine.first, mine.count, bucket.matrices, rank.stands});
+            small.push_back(
+                {mine.first, mine.count, bucket.matrices, rank.stands && bucket.counted});
     }
     std::vector<UpdatePart> parts;
     if (!small.empty())
@@ -155,9 +179,10 @@ void WeightGathering::begin(std::chrono::milliseconds limit) {
 ShardedOptimizer::ShardedOptimizer(ParameterStore& parameters,
                                    std::span<const std::unique_ptr<Stage>> stages,
                                    std::span<const std::uint32_t> in_order, const CopyGroup& dense,
-                                   const CopyGroup& replicas, const OptimizerOptions& options)
+                                   const CopyGroup& replicas, Collectives* other_end,
+                                   const OptimizerOptions& options)
     : parameters_(parameters), dense_(dense.ranks), replicas_(replicas.ranks),
-      timeout_(options.timeout) {
+      other_end_(other_end), timeout_(options.timeout) {
     Sharing sharing(static_cast<std::uint64_t>(dense_.group().size()),
                     static_cast<std::uint64_t>(replicas_.group().size()));
     std::vector<std::vector<GradientRange>> buckets; // by phase
@@ -167,7 +192,11 @@ ShardedOptimizer::ShardedOptimizer(ParameterStore& parameters,
         sharing.share_out(buckets.back(), ranges);
     }
     for (const std::uint32_t phase : in_order)
-        std::ranges::copy(buckets[phase] | std::views::reverse, std::back_inserter(buckets_));
+        std::ranges::copy_if(buckets[phase] | std::views::reverse, std::back_inserter(buckets_),
+                             [&](const GradientRange& bucket) { // weights alone are updated
+                                 return bucket.first < parameters.num_elements();
+                             });
+    tie_ends();
     shard_ = std::make_unique<Optimizer>(parameters,
                                          update_parts(buckets_, {dense_.position(), dense.stands},
                                                       {replicas_.position(), replicas.stands}),
@@ -175,6 +204,31 @@ ShardedOptimizer::ShardedOptimizer(ParameterStore& parameters,
     gathering_ = std::make_unique<WeightGathering>(parameters, buckets_, dense_, replicas_);
     for (std::vector<GradientRange>& of_phase : buckets)
         reductions_.emplace_back(parameters, std::move(of_phase), dense_, replicas_);
+}
+
+/// What adds the head's gradient to the embedding's where one matrix is both.
+void ShardedOptimizer::tie_ends() {
+    const auto tied = std::ranges::find_if(buckets_, &GradientRange::tied);
+    if (tied == buckets_.end())
+        return;
+    tied_share_ = tied->share(dense_.position());
+    const auto both = std::ranges::find_if(
+        parameters_.all(), [](const Parameter& parameter) { return parameter.info.both_ends; });
+    if (both == parameters_.all().end() || tied_share_.count == 0)
+        return;
+    const TensorView& flat = parameters_.flat_gradients();
+    const std::uint64_t begin = tied_share_.first - both->first;
+    tie_ = std::make_unique<Recording>(parameters_.device(), QueueRole::Compute, "tied gradient");
+    ops::copy(*tie_, flat.rows(both->head_gradient_first + begin, tied_share_.count),
+              flat.rows(tied_share_.first, tied_share_.count), /*accumulate=*/true);
+}
+
+void ShardedOptimizer::finish_gradients() {
+    if (tie_)
+        parameters_.device().submit(*tie_);
+    else if (other_end_ != nullptr && tied_share_.count > 0)
+        other_end_->all_reduce(
+            parameters_.flat_gradients().rows(tied_share_.first, tied_share_.count));
 }
 
 void ShardedOptimizer::update(std::uint64_t step, double lr, double clip) {

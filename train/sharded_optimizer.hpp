@@ -107,16 +107,21 @@ struct CopyGroup {
 class ShardedOptimizer {
 public:
     /// stages: by phase, made of `parameters`; in_order: phases in the order of the forward pass.
-    /// dense: the ranks that have the stages; replicas: those of them with the same experts. All
-    /// must outlive it.
+    /// dense: the ranks that have the stages; replicas: those of them with the same experts.
+    /// other_end: where one matrix is embedding and head and this rank has but one end of the
+    /// model, this rank and the one that has the other end; else null. All must outlive it.
     ShardedOptimizer(ParameterStore& parameters, std::span<const std::unique_ptr<Stage>> stages,
                      std::span<const std::uint32_t> in_order, const CopyGroup& dense,
-                     const CopyGroup& replicas, const OptimizerOptions& options);
+                     const CopyGroup& replicas, Collectives* other_end,
+                     const OptimizerOptions& options);
 
     /// See GradientReduction::node_handed_in().
     void gradient_handed_in(std::size_t phase, std::size_t node, std::size_t num_nodes) {
         reductions_[phase].node_handed_in(node, num_nodes);
     }
+    /// Hands in, when all gradients of a step have been, what is summed of a tied embedding's at
+    /// the model's two ends.
+    void finish_gradients();
     /// Hands step `step` (from 1 on) in: this rank's share, and the all-gather of the weights.
     /// Waits for the copies of weights of the step before, up to the options' timeout each.
     void update(std::uint64_t step, double lr, double clip);
@@ -126,14 +131,19 @@ public:
     Optimizer& shard() noexcept { return *shard_; }
 
 private:
+    void tie_ends();
+
     ParameterStore& parameters_;
     Collectives& dense_;
     Collectives& replicas_;
+    Collectives* other_end_;
     std::chrono::milliseconds timeout_;
     std::vector<GradientReduction> reductions_; ///< by phase
     std::vector<GradientRange> buckets_;        ///< all, as forward passes want the weights
     std::unique_ptr<Optimizer> shard_;
     std::unique_ptr<WeightGathering> gathering_;
+    Share tied_share_;               ///< of the tied embedding's gradient, if there is one
+    std::unique_ptr<Recording> tie_; ///< where this rank has both ends
 };
 
 } // namespace bellows

@@ -47,6 +47,7 @@ struct Trainer::Impl {
     std::vector<int> world_ranks() const;
     std::vector<PipelineChunk*> pipeline_chunks() const;
     void make_optimizer();
+    void connect_ends();
     /// Whether this rank is the one for what all ranks that hold a copy update.
     bool stands_for_copies(bool expert) const noexcept {
         return place == copies.front() && d < (expert ? layout.ep : 1);
@@ -85,11 +86,13 @@ struct Trainer::Impl {
 
     // Opened in the same order on every rank.
     std::unique_ptr<Transport> exchange_transport, dense_transport, replica_transport,
-        activations_transport, gradients_transport;
+        activations_transport, gradients_transport, ends_transport;
     HostCollectives everyone, copy_peers;
     StepTotals totals;
     HostThread thread;
     std::unique_ptr<Collectives> dense, replicas; ///< of gradients and weights, in their memory
+    /// Of a tied embedding's gradients, on ranks that have but one end of the model.
+    std::unique_ptr<Collectives> ends;
     ParameterStore parameters;
     std::string why_decoded; ///< all FP8 products; empty where they are not
     std::unique_ptr<ExpertExchange> exchange;
@@ -174,6 +177,7 @@ Trainer::Impl::Impl(Device& dev, World& w, const RunConfig& c, const RunLayout& 
         parameters.use_products(*agreed.products);
     make_stages();
     check_copies();
+    connect_ends();
     make_optimizer();
     make_executor();
     parameters.initialise(config.train.seed,
@@ -230,6 +234,21 @@ void Trainer::Impl::check_copies() const {
             throw Error(ErrorCode::Internal, "copies of the parameters with different schedules");
 }
 
+void Trainer::Impl::connect_ends() {
+    const auto pair = ranks_of_ends(schedule);
+    if (!config.model.tied_embeddings || !pair)
+        return;
+    ends_transport = transport_of(world, device, config); // all ranks open it
+    if (place != pair->first && place != pair->last)
+        return;
+    ends = std::make_unique<Collectives>( // each data-parallel copy has a partner of its own
+        device, world, *ends_transport, thread,
+        Group({static_cast<int>(pair->first * layout.dp + d),
+               static_cast<int>(pair->last * layout.dp + d)}),
+        CollectivesOptions{.name = "tied embedding", .timeout = limit});
+    ends->use_memory_of(most_summed());
+}
+
 void Trainer::Impl::make_optimizer() {
     OptimizerOptions options;
     options.adamw.beta1 = static_cast<float>(config.train.beta1);
@@ -240,7 +259,7 @@ void Trainer::Impl::make_optimizer() {
     const std::vector<std::uint32_t> in_order = phases_by_stage(schedule, place);
     optimizer = std::make_unique<ShardedOptimizer>(
         parameters, stages, in_order, CopyGroup{*dense, stands_for_copies(false)},
-        CopyGroup{*replicas, stands_for_copies(true)}, options);
+        CopyGroup{*replicas, stands_for_copies(true)}, ends.get(), options);
     const bool writes = std::ranges::any_of(
         parameters.all(), [this](const Parameter& parameter) { return stands_for(parameter); });
     const auto all = everyone.all_gather(std::as_bytes(std::span(&writes, 1)));
@@ -301,6 +320,7 @@ void Trainer::Impl::watch_traffic() {
     };
     watch(dense.get());
     watch(replicas.get());
+    watch(ends.get());
     watch(exchange.get());
     watch(activations.get());
     watch(gradients.get());
@@ -502,6 +522,7 @@ StepResult Trainer::Impl::run_step(std::uint64_t step, const SequenceSource& seq
     running.index = step;
     running.source = &sequences;
     executor->run();
+    optimizer->finish_gradients();
     const std::vector<std::int64_t> loads = expert_loads();
     // The update waits for what all ranks agree on of its gradient; what else they sum up does not
     // hold it up.

@@ -16,6 +16,9 @@ struct Head::Impl {
     const Parameter &gain, &matrix;
 
     float eps() const { return static_cast<float>(config.norm_eps); }
+    const TensorView& matrix_gradient() const {
+        return matrix.info.both_ends ? matrix.head_gradient : matrix.gradient;
+    }
 };
 
 namespace {
@@ -76,7 +79,7 @@ void HeadSlot::input_gradient(Recording& r, Frame&) const {
 }
 
 void HeadSlot::weight_gradient(Recording& r, Frame& scratch) const {
-    ops::gemm_tn(r, d_logits_, norm_, layer_.matrix.gradient, true);
+    ops::gemm_tn(r, d_logits_, norm_, layer_.matrix_gradient(), true);
     ops::rmsnorm_wgrad(
         r, d_norm_, t_.x, inv_rms_, layer_.gain.gradient, true,
         scratch.bytes(ops::rmsnorm_wgrad_workspace_bytes(tokens_, layer_.config.hidden)));

@@ -22,6 +22,14 @@ TensorView shaped(const TensorView& flat, const std::vector<std::uint64_t>& shap
     }
 }
 
+/// With the gradient of a head that is the embedding, of which a model has one.
+std::uint64_t gradient_elements(const ParameterList& list) {
+    std::uint64_t elements = list.num_elements();
+    for (const ListedParameter& parameter : list.all())
+        elements += parameter.info.both_ends ? stored_elements(parameter.info) : 0;
+    return elements;
+}
+
 } // namespace
 
 WeightMemory::WeightMemory(Device& device, MemorySource source)
@@ -65,7 +73,7 @@ WeightStorage::WeightStorage(Device& device, const ParameterList& list, const We
     };
     f32_ = make_f32("weights", f32_count_, MemoryCategory::Weights);
     if (forms.training)
-        gradients_ = make_f32("gradients", list.num_elements(), MemoryCategory::Gradients);
+        gradients_ = make_f32("gradients", gradient_elements(list), MemoryCategory::Gradients);
     make_bf16_weights(list, forms, memory);
     for (Parameter& parameter : parameters) {
         const ParameterInfo& info = parameter.info;
@@ -79,6 +87,11 @@ WeightStorage::WeightStorage(Device& device, const ParameterList& list, const We
                 shaped(bf16_runs(parameter.first, size).front().weights, info.shape);
         if (forms.training && info.trainable())
             parameter.gradient = shaped(gradients_.rows(parameter.first, size), info.shape);
+        if (forms.training && info.both_ends) {
+            parameter.head_gradient_first = list.num_elements();
+            parameter.head_gradient =
+                shaped(gradients_.rows(parameter.head_gradient_first, size), info.shape);
+        }
     }
     if (!forms.training)
         return;

@@ -78,7 +78,7 @@ private:
     Device* device_;
     TensorView f32_;       ///< [f32_count_]
     TensorView bf16_;      ///< of all that has such weights; empty with f32 activations
-    TensorView gradients_; ///< [num_elements] f32; empty without training
+    TensorView gradients_; ///< as ParameterStore::flat_gradients()
     std::uint64_t f32_first_ = 0, f32_count_ = 0; ///< the elements that are kept in f32
     std::vector<Bf16Run> runs_;                   ///< of all elements
     std::unique_ptr<Recording> clear_;

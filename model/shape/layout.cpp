@@ -99,11 +99,6 @@ RunLayout resolve_layout(const ModelConfig& model, const TrainingShape& train,
         refuse("ep = " + text(ep) + " does not divide dp = " + text(dp));
     }
     const std::uint64_t stages = usual_schedule(train, train.pp).num_stages;
-    if (stages > 1 && model.tied_embeddings) {
-        refuse("tied_embeddings needs one stage, pp = " + text(train.pp) +
-               " with pipeline = " + in_quotes(to_string(train.pipeline)) + " makes " +
-               text(stages) + ": the table would live on the first and on the last");
-    }
     if (stages > model.layers) {
         refuse("pp = " + text(train.pp) + " with pipeline = " +
                in_quotes(to_string(train.pipeline)) + " makes " + text(stages) +

@@ -14,6 +14,7 @@ std::vector<std::string> preset_names() {
     std::vector<std::string> names;
     for (const Preset& preset : preset_table())
         names.emplace_back(preset.name);
+    std::ranges::sort(names); // "tiny" before "tiny-llama"
     return names;
 }
 

@@ -71,7 +71,7 @@ std::vector<GradientRange> layer_ranges(std::span<const ParameterInfo> stored) {
         if (info.trainable())
             ranges.push_back({first, count, info.kind == ParameterKind::Expert,
                               static_cast<std::size_t>(ready), info.weight_decay,
-                              divisible_by(info)});
+                              divisible_by(info), info.tied});
         first += count;
     }
     return ranges;
@@ -86,7 +86,8 @@ std::vector<GradientRange> gradient_buckets(std::span<const GradientRange> range
         if (!buckets.empty()) {
             GradientRange& last = buckets.back();
             const bool neighbours = range.first + range.count == last.first &&
-                                    range.expert == last.expert && range.matrices == last.matrices;
+                                    range.expert == last.expert &&
+                                    range.matrices == last.matrices && !range.tied && !last.tied;
             const bool full = last.count * sizeof(float) >= least_bytes;
             // Not what is ready earlier, which would wait for the bucket.
             if (neighbours && (range.ready_after == last.ready_after ||
@@ -143,12 +144,12 @@ void Sharing::share_out(std::vector<GradientRange>& buckets,
             std::accumulate(given.begin(), given.end(), bucket.count) / given.size();
         std::vector<double> wanted;
         for (const std::uint64_t has : given)
-            wanted.push_back(has < all ? static_cast<double>(all - has) : 0.0);
+            wanted.push_back(has < all && !bucket.tied ? static_cast<double>(all - has) : 0.0);
         const double sum = std::accumulate(wanted.begin(), wanted.end(), 0.0);
         double until = 0;
         std::uint64_t begin = 0;
         for (std::size_t member = 0; member < given.size(); ++member) {
-            until += sum > 0 ? wanted[member] / sum : 1.0;
+            until += sum > 0 ? wanted[member] / sum : 1.0 / static_cast<double>(given.size());
             const auto at = static_cast<std::uint64_t>(until * static_cast<double>(bucket.count));
             const std::uint64_t end =
                 member + 1 == given.size() ? bucket.count : std::max(begin, nearest(places, at));

@@ -37,8 +37,10 @@ std::vector<ParameterInfo> parameters_of_stage(const ModelConfig& config, std::u
     };
     std::vector<ParameterInfo> mine;
     for (ParameterInfo& info : parameters(config, kinds))
-        if (belongs(info))
+        if (belongs(info)) {
+            info.both_ends = info.tied && num_stages == 1;
             mine.push_back(std::move(info));
+        }
     return mine;
 }
 
@@ -57,9 +59,29 @@ std::vector<ParameterInfo> parameters_of_rank(const ModelConfig& model, const Sc
     for (const std::uint32_t phase : phases_by_stage(schedule, rank)) {
         auto some = parameters_of_stage(model, schedule.chunks[rank][phase].stage,
                                         schedule.num_stages, ep_index, ep, kinds);
-        std::ranges::move(some, std::back_inserter(all));
+        for (ParameterInfo& info : some) {
+            const auto other = std::ranges::find(all, info.name, &ParameterInfo::name);
+            if (info.tied && other != all.end())
+                other->both_ends = true;
+            else
+                all.push_back(std::move(info));
+        }
     }
     return all;
+}
+
+std::optional<EndRanks> ranks_of_ends(const Schedule& schedule) {
+    EndRanks ends{schedule.num_ranks(), schedule.num_ranks()};
+    for (std::uint64_t rank = 0; rank < schedule.num_ranks(); ++rank)
+        for (const ScheduleChunk& chunk : schedule.chunks[rank]) {
+            if (chunk.stage == 0)
+                ends.first = std::min(ends.first, rank);
+            if (chunk.stage + 1 == schedule.num_stages)
+                ends.last = std::min(ends.last, rank);
+        }
+    if (ends.first == ends.last)
+        return std::nullopt;
+    return ends;
 }
 
 std::vector<std::uint64_t> copies_of_rank(const Schedule& schedule, std::uint64_t rank) {

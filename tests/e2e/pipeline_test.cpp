@@ -135,6 +135,32 @@ TEST_F(Pipelines, TheEndSaysHowItWent) {
     EXPECT_EQ(workspace_->bellows({"schedule", "--pair", "--order", pattern}).exit_code, 0);
 }
 
+/// Both ends of the model have the embedding; of data-parallel ranks each has a partner.
+TEST_F(Pipelines, TiedEmbeddingsGiveTheBitsOfASequentialRun) {
+    const auto tied = [](const std::string& name, Flags flags) {
+        flags.insert(flags.end(), {"--set", "model.tied_embeddings=true"});
+        return run("tied-" + name, flags);
+    };
+    const fs::path expected = tied("one-rank", {"--ranks", "1", "--micro-batches", "4"});
+    for (const char* kind : {"1f1b", "zb-v"}) {
+        SCOPED_TRACE(kind);
+        const fs::path got = tied(kind, pipeline(kind));
+        EXPECT_EQ(losses_of(got), losses_of(expected));
+        EXPECT_TRUE(same_tensors(got, expected));
+        const fs::path resumed = workspace_->path() / (std::string("tied-resumed-") + kind);
+        const Finished finished =
+            workspace_->bellows({"train", "--resume", (got / "checkpoints" / "step-2").string(),
+                                 "--steps", "3", "--out", resumed.string()});
+        ASSERT_EQ(finished.exit_code, 0) << finished.errors;
+        EXPECT_TRUE(same_tensors(resumed, expected));
+    }
+    const fs::path flat = tied("flat", {"--ranks", "2", "--dp", "2", "--micro-batches", "2"});
+    const fs::path both = tied("both", {"--ranks", "4", "--pp", "2", "--dp", "2", "--micro-batches",
+                                        "2", "--pipeline", "zb-h1"});
+    EXPECT_EQ(losses_of(both), losses_of(flat));
+    EXPECT_TRUE(same_tensors(both, flat));
+}
+
 TEST_F(Pipelines, AgreeInFp8) {
     const auto in_fp8 = [](const std::string& kind) {
         Flags flags = pipeline(kind);

@@ -65,6 +65,17 @@ TEST(MemoryEstimate, IsNearWhatATrainerAllocates) {
             }
 }
 
+TEST(MemoryEstimate, KnowsOtherArchitectures) {
+    for (const char* preset : {"tiny-llama", "tiny-qwen3-moe"})
+        for (const char* precision : {"f32", "fp8"}) {
+            SCOPED_TRACE(preset);
+            RunConfig run = load_run_config(preset);
+            from_text(run.train.precision, precision);
+            run.train.micro_batches = 2;
+            expect_near(run, false);
+        }
+}
+
 TEST(MemoryEstimate, KnowsWhatWeightGradientsTakeApart) {
     RunConfig run = load_run_config("tiny");
     run.train.precision = Precision::FP8;

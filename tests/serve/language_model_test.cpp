@@ -23,8 +23,9 @@ struct Trained {
     std::uint64_t weight_bytes = 0;
 };
 
-void train(Trained& run, const char* precision) {
+void train(Trained& run, const char* precision, const ModelConfig& model = small_run().model) {
     run.options.config = small_run();
+    run.options.config.model = model;
     from_text(run.options.config.train.precision, precision);
     run.options.out = run.folder.path();
     const auto device = testing::make_device();
@@ -69,6 +70,29 @@ TEST(LanguageModel, HasTheTrainersLossAndNoGradients) {
         EXPECT_EQ(report.of(MemoryCategory::Weights).bytes, run.weight_bytes)
             << describe_memory(report.peaks());
     }
+}
+
+TEST(LanguageModel, HasGroupedQueriesAndTiedEmbeddings) {
+    ModelConfig model = small_run().model;
+    model.attention = AttentionKind::Gqa;
+    model.heads = 4;
+    model.kv_heads = 2;
+    model.head_dim = 16;
+    model.kv_lora_rank = model.qk_nope_head_dim = model.qk_rope_head_dim = model.v_head_dim = 0;
+    model.dense_layers = model.layers;
+    model.tied_embeddings = true;
+    for (const bool norms : {false, true})
+        for (const char* precision : {"f32", "fp8"}) {
+            SCOPED_TRACE(precision);
+            model.qk_norm = norms;
+            Trained run;
+            train(run, precision, model);
+            LanguageModel generates(testing::test_options(), run.checkpoint);
+            EXPECT_NEAR(loss_of_step(generates, 1, run.options.config.train), run.before,
+                        1e-5 * run.before);
+            EXPECT_EQ(generates.memory_report().of(MemoryCategory::Weights).bytes,
+                      run.weight_bytes);
+        }
 }
 
 TEST(LanguageModel, TheLastTokensDecide) {

@@ -69,6 +69,9 @@ TEST(ModelConfig, PublishedParameterCounts) {
     const ParameterCount lite = count_parameters(load_model("v2-lite"));
     EXPECT_EQ(lite.total, 15706484224u);
     EXPECT_EQ(lite.active, 2661150208u);
+
+    EXPECT_EQ(count_parameters(load_model("llama3-8b")).total, 8030261248u);
+    EXPECT_EQ(count_parameters(load_model("qwen3-30b-a3b")).total, 30532122624u);
 }
 
 TEST(ModelConfig, TinySuitsTheDemo) {
@@ -151,7 +154,10 @@ TEST(ModelConfig, OtherTablesAreLeftAlone) {
 }
 
 TEST(ModelConfig, PresetOrFile) {
-    EXPECT_EQ(preset_names(), (std::vector<std::string>{"tiny", "v2-lite", "v3-671b"}));
+    EXPECT_EQ(preset_names(),
+              (std::vector<std::string>{"llama3-8b", "moonlight", "qwen3-30b-a3b", "tiny",
+                                        "tiny-deepseek-v2", "tiny-llama", "tiny-qwen3",
+                                        "tiny-qwen3-moe", "v2-lite", "v3-671b"}));
     const auto file = std::filesystem::path(testing::TempDir()) / "bellows_config_small.toml";
     std::ofstream(file) << kSmall;
     EXPECT_EQ(load_model(file.string()), parse_model_config(kSmall, "some.toml"));
@@ -166,7 +172,8 @@ TEST(ModelConfig, PresetOrFile) {
         return std::string("nothing was thrown");
     };
     EXPECT_EQ(message([] { load_model("tyni"); }),
-              "\"tyni\" is neither a file nor a preset (tiny, v2-lite, v3-671b)");
+              "\"tyni\" is neither a file nor a preset (llama3-8b, moonlight, qwen3-30b-a3b, tiny, "
+              "tiny-deepseek-v2, tiny-llama, tiny-qwen3, tiny-qwen3-moe, v2-lite, v3-671b)");
     EXPECT_NE(message([] { preset_text("v3"); }).find("\"v3\""), std::string::npos);
 }
 

@@ -19,8 +19,10 @@ double nothing(const ModelConfig&, double) {
 }
 
 std::vector<ParameterInfo> embedding_parameters(const ModelConfig& c, std::uint64_t) {
-    return {matrix(c, "model.embed_tokens.weight", {c.vocabulary, c.hidden},
-                   ParameterKind::Embedding, -1)};
+    ParameterInfo table = matrix(c, "model.embed_tokens.weight", {c.vocabulary, c.hidden},
+                                 ParameterKind::Embedding, -1);
+    table.tied = c.tied_embeddings;
+    return {table};
 }
 
 std::vector<BufferInfo> embedding_buffers(const ModelConfig&, const SlotShape&) {

@@ -32,6 +32,10 @@ struct Parameter {
     /// What products read: bf16, or `weight`; of bf16 matrices that compute in FP8: empty.
     TensorView compute;
     TensorView gradient; ///< f32; of untrained parameters, or without training: empty
+    /// Of ParameterInfo::both_ends the head's, where it stands in the flat gradients, and its first
+    /// element there; `gradient` is the embedding's. Of others empty.
+    TensorView head_gradient{};
+    std::uint64_t head_gradient_first = 0;
     /// In 128 x 128 blocks, of linear layers that compute in FP8.
     std::optional<fp8::Quantized> quantized{};
     /// bf16 [in, out], the transposed compute copy, of linear layers whose input gradients are
@@ -102,7 +106,8 @@ public:
     TensorView f32_weights(std::uint64_t first, std::uint64_t count) const;
     /// Elements [first, first + count), in ascending runs as long as can be.
     std::vector<Bf16Run> bf16_runs(std::uint64_t first, std::uint64_t count) const;
-    /// [num_elements] f32; empty view without training.
+    /// [>= num_elements] f32, behind these elements those of head gradients; empty view without
+    /// training.
     const TensorView& flat_gradients() const noexcept;
 
     /// Gets f32 values of the elements from `first` on.

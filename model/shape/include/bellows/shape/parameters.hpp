@@ -38,6 +38,10 @@ struct ParameterInfo {
     double init_mean = 0;
     double init_std = 0;
     bool weight_decay = false; ///< matrices: yes; gains and biases: no
+    bool tied = false;         ///< the embedding is the head, too: the last stage has it as well
+    /// It is tied, and one rank has both ends of the model: each end has a gradient of its own
+    /// there, and the optimiser takes their sum (parameters_of_rank()).
+    bool both_ends = false;
 
     std::uint64_t size() const noexcept;
     bool trainable() const noexcept { return kind != ParameterKind::RouterBias; }

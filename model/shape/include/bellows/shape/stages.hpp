@@ -9,6 +9,7 @@
 #include <bellows/shape/parameters.hpp>
 
 #include <cstdint>
+#include <optional>
 #include <vector>
 
 namespace bellows {
@@ -26,11 +27,17 @@ std::vector<ParameterInfo> parameters_of_stage(const ModelConfig& config, std::u
                                                std::uint64_t num_stages, std::uint64_t ep_index,
                                                std::uint64_t ep, LayerTable kinds = layer_kinds());
 
-/// The parameters of a rank of the pipeline: those of all its stages, in the model's order; member
-/// `ep_index` of `ep`.
+/// The parameters of a rank of the pipeline: those of all its stages, in the model's order, each
+/// once; member `ep_index` of `ep`.
 std::vector<ParameterInfo> parameters_of_rank(const ModelConfig& model, const Schedule& schedule,
                                               std::uint64_t rank, std::uint64_t ep_index,
                                               std::uint64_t ep, LayerTable kinds = layer_kinds());
+/// The ranks of the pipeline that have the first and the last stage; nothing where one rank has
+/// both.
+struct EndRanks {
+    std::uint64_t first = 0, last = 0;
+};
+std::optional<EndRanks> ranks_of_ends(const Schedule& schedule);
 /// The phases of a rank's chunks in the order of their stages.
 std::vector<std::uint32_t> phases_by_stage(const Schedule& schedule, std::uint64_t rank);
 /// The ranks of the pipeline that have the same stages as this one, itself among them, ascending:
