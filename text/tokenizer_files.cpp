@@ -104,7 +104,7 @@ private:
                 continue;
             }
             *id = id_of_(token);
-            if (!*id) {
+            if (!*id && id != &found_.pad) { // what pads may be added later, for training
                 throw Error(ErrorCode::Corrupt, "\"" + std::string(key) + "\" of " + name + " is " +
                                                     in_quotes(token) +
                                                     ", which the tokenizer does not have");
