@@ -32,6 +32,8 @@ constexpr Entry kEntries[] = {
     {"mla_keys_dgrad", mla_keys, 1, true},
     {"attention_forward", attention, 0, true},
     {"attention_dgrad", attention, 1, true},
+    {"grouped_attention_forward", grouped_attention, 0, true},
+    {"grouped_attention_dgrad", grouped_attention, 1, true},
     {"embedding_forward", embedding, 0, true},
     {"embedding_wgrad", embedding, 1, true},
     {"cross_entropy", cross_entropy, 0, true},

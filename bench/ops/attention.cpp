@@ -69,16 +69,19 @@ Workload mla_keys(OpData& data, const Sizes& s, DType act, int part) {
             2 * bytes_of({keys}), 0};
 }
 
-Workload attention(OpData& data, const Sizes& s, DType act, int part) {
-    const std::uint64_t qk = s.nope + s.rope;
+namespace {
+
+/// Each head of keys and values serves `group` heads of queries.
+Workload attention_of(OpData& data, const Sizes& s, DType act, int part, std::uint64_t group) {
+    const std::uint64_t qk = s.nope + s.rope, kv = s.heads / group;
     const TensorView q = data.random(act, {s.tokens, s.heads, qk}),
-                     k = data.random(act, {s.tokens, s.heads, qk}),
-                     v = data.random(act, {s.tokens, s.heads, s.value}),
+                     k = data.random(act, {s.tokens, kv, qk}),
+                     v = data.random(act, {s.tokens, kv, s.value}),
                      d_o = data.random(act, {s.tokens, s.heads, s.value}),
                      o = data.empty(act, {s.tokens, s.heads, s.value}),
                      dq = data.empty(act, {s.tokens, s.heads, qk}),
-                     dk = data.empty(act, {s.tokens, s.heads, qk}),
-                     dv = data.empty(act, {s.tokens, s.heads, s.value}),
+                     dk = data.empty(act, {s.tokens, kv, qk}),
+                     dv = data.empty(act, {s.tokens, kv, s.value}),
                      lse = data.empty(DType::F32, {s.tokens, s.heads});
     const BufferView scratch = data.bytes(ops::attention_dgrad_workspace_bytes(s.tokens, s.heads));
     const ops::AttentionOptions options{.seq = s.seq,
@@ -86,27 +89,29 @@ Workload attention(OpData& data, const Sizes& s, DType act, int part) {
     Recording recording(data.device(), QueueRole::Compute, "prepare");
     ops::attention_forward(recording, q, k, v, o, lse, options);
     data.device().submit(recording).wait();
-    // Of the second token's first head: two keys only. dv of the last token: one query only.
+    // Of the second token's first head: two keys only. dv of the last token: one query a head.
     const auto verify = [=, &data]() -> std::string {
         const auto qs = data.read(q), ks = data.read(k), vs = data.read(v), os = data.read(o);
         const auto dos = data.read(d_o), dvs = data.read(dv), lses = data.read(lse);
         double s0 = 0, s1 = 0;
         for (std::uint64_t d = 0; d < qk; ++d) {
             s0 += qs[s.heads * qk + d] * ks[d];
-            s1 += qs[s.heads * qk + d] * ks[s.heads * qk + d];
+            s1 += qs[s.heads * qk + d] * ks[kv * qk + d];
         }
         const double p = sigmoid(options.scale * (s1 - s0));
-        const double expected = (1 - p) * vs[0] + p * vs[s.heads * s.value];
+        const double expected = (1 - p) * vs[0] + p * vs[kv * s.value];
         std::string wrong = compare("o", 1, os[s.heads * s.value], expected, tolerance(act));
         if (part == 1) {
-            const std::uint64_t last = (s.seq - 1) * s.heads;
-            double score = 0;
-            for (std::uint64_t d = 0; d < qk; ++d) {
-                score += qs[last * qk + d] * ks[last * qk + d];
+            const std::uint64_t key = (s.seq - 1) * kv;
+            double sum = 0;
+            for (std::uint64_t last = (s.seq - 1) * s.heads, h = 0; h < group; ++last, ++h) {
+                double score = 0;
+                for (std::uint64_t d = 0; d < qk; ++d) {
+                    score += qs[last * qk + d] * ks[key * qk + d];
+                }
+                sum += std::exp(options.scale * score - lses[last]) * dos[last * s.value];
             }
-            const double weight = std::exp(options.scale * score - lses[last]);
-            wrong += compare("dv", last, dvs[last * s.value], weight * dos[last * s.value],
-                             tolerance(act));
+            wrong += compare("dv", key, dvs[key * s.value], sum, tolerance(act));
         }
         return wrong;
     };
@@ -122,6 +127,16 @@ Workload attention(OpData& data, const Sizes& s, DType act, int part) {
                                      options, scratch);
             },
             verify, bytes_of({q, k, v, o, d_o, dq, dk, dv}), 2.5 * flops};
+}
+
+} // namespace
+
+Workload attention(OpData& data, const Sizes& s, DType act, int part) {
+    return attention_of(data, s, act, part, 1);
+}
+
+Workload grouped_attention(OpData& data, const Sizes& s, DType act, int part) {
+    return attention_of(data, s, act, part, s.heads % 4 == 0 ? 4 : 1);
 }
 
 } // namespace bellows::bench
