@@ -4,6 +4,7 @@
 #include "app/exit_code.hpp"
 #include "app/model_folder.hpp"
 #include "app/options/config_text.hpp"
+#include "app/train/initial_model.hpp"
 #include "app/train/resumed_checkpoint.hpp"
 #include "app/train/training_text.hpp"
 #include "app/units.hpp"
@@ -152,56 +153,16 @@ Checkpoint open_to_resume(const TrainFlags& flags) {
     });
 }
 
-/// Whether they have the same tensors and compute the same from them.
-bool computes_alike(const ModelConfig& a, const ModelConfig& b) {
-    const auto text = [](ModelConfig model) {
-        const ModelConfig usual;
-        model.bias_update_rate = usual.bias_update_rate;
-        model.balance_loss_alpha = usual.balance_loss_alpha;
-        model.init_std = usual.init_std;
-        model.head_init_std = usual.head_init_std;
-        model.max_context = usual.max_context;
-        return format_hf_config(model, {});
-    };
-    return text(a) == text(b);
-}
-
-/// The model of --init; of --config the [train] table, and what of [model] only training uses.
-void take_initial_model(const TrainFlags& flags, TrainOptions& options) {
-    if (flags.resume)
-        throw Error(ErrorCode::InvalidArgument,
-                    "--init gives a new run its weights, --resume goes on with an old one; leave "
-                    "one of them out");
-    if (!HfFolder::is_one(*flags.init))
-        throw Error(ErrorCode::InvalidArgument,
-                    "--init " + in_quotes(flags.init->string()) +
-                        " is no Hugging Face folder: it " +
-                        (fs::exists(*flags.init / "state.json")
-                             ? "holds a checkpoint of a run; go on from it with --resume"
-                             : "has no config.json"));
-    const HfFolder folder(*flags.init);
-    options.init = folder.folder();
-    options.config_name = folder.folder().filename().string();
-    if (flags.config)
-        options.config = load_run_config(*flags.config);
-    ModelConfig& model = options.config.model;
-    if (flags.config && !computes_alike(model, folder.config().model))
-        throw Error(ErrorCode::InvalidArgument,
-                    "--config " + in_quotes(*flags.config) + " has a model of another shape than " +
-                        "--init " + in_quotes(folder.folder().string()) +
-                        "; leave --config out, or its [model] as that of the folder");
-    if (!flags.config)
-        model = folder.config().model;
-    if (!flags.tokenizer && options.config.train.tokenizer == TrainConfig().tokenizer)
-        options.config.train.tokenizer = folder_tokenizer(folder);
-}
-
 } // namespace
 
 TrainOptions resolve_train(const TrainFlags& flags) {
     TrainOptions options;
     std::optional<Checkpoint> checkpoint;
     std::uint64_t ranks = 1;
+    if (flags.init && flags.resume)
+        throw Error(ErrorCode::InvalidArgument,
+                    "--init gives a new run its weights, --resume goes on with an old one; leave "
+                    "one of them out");
     if (flags.resume) {
         checkpoint = open_to_resume(flags);
         options.resume = checkpoint->folder();

@@ -29,6 +29,16 @@ inline std::vector<std::string> mla_models() {
 inline std::vector<std::string> gqa_models() {
     return {"llama", "llama3-tied", "qwen3", "qwen3-moe"};
 }
+/// Those whose forward pass there is.
+inline std::vector<std::string> computed_models() {
+    std::vector<std::string> names = {"v3-fp8"};
+    if (has_gqa()) { // and stretched rotations, and an eps of latents' own
+        names = mla_models();
+        for (const std::string& name : gqa_models())
+            names.push_back(name);
+    }
+    return names;
+}
 /// Those whose layers there are.
 inline std::vector<std::string> hf_models() {
     std::vector<std::string> names = mla_models();

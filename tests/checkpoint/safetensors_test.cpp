@@ -292,3 +292,24 @@ TEST(Safetensors, TooLargeForTheDiskGivesIoAndNoFile) {
     ::sigaction(SIGXFSZ, &before, nullptr);
     EXPECT_NO_THROW(write());
 }
+
+TEST(Safetensors, KnowsTypesThatNobodyReads) {
+    TemporaryFolder folder;
+    const auto reads = [&](const char* type, const char* shape, std::size_t bytes) {
+        const std::string header = "{\"w\": {\"dtype\": \"" + std::string(type) +
+                                   "\", \"shape\": " + shape + ", \"data_offsets\": [0, " +
+                                   std::to_string(bytes) + "]}}";
+        const SafetensorsReader reader(
+            folder.write("a.safetensors", file_with(header, std::string(bytes, 'x'))));
+        return reader.tensors().at(0).type;
+    };
+    EXPECT_EQ(reads("F8_E8M0", "[4]", 4), StoredType::F8_E8M0);
+    EXPECT_EQ(reads("F8_E4M3FNUZ", "[4]", 4), StoredType::F8_E4M3FNUZ);
+    EXPECT_EQ(reads("C64", "[2]", 16), StoredType::C64);
+    EXPECT_EQ(reads("F4", "[6]", 3), StoredType::F4);
+    EXPECT_EQ(reads("F6_E2M3", "[2, 4]", 6), StoredType::F6_E2M3);
+    EXPECT_BELLOWS_ERROR(reads("F4", "[3]", 2), Corrupt, "no whole number of bytes");
+    EXPECT_BELLOWS_ERROR(reads("F4", "[4]", 4), Corrupt, "its shape needs 2 bytes");
+    EXPECT_BELLOWS_ERROR(reads("F5", "[8]", 5), Corrupt, "unknown dtype");
+    EXPECT_STREQ(to_string(StoredType::F6_E3M2), "F6_E3M2");
+}

@@ -1,0 +1,130 @@
+// SPDX-License-Identifier: MIT
+// Folders of others as `generate` opens them and as `train --init` does: transformers' logits and
+// likeliest tokens, and the weights of the folder.
+#include "checkpoint/hf_models.hpp"
+#include "support/small_run.hpp"
+#include "support/temporary_folder.hpp"
+#include "support/test_device.hpp"
+
+#include <bellows/serve/language_model.hpp>
+#include <bellows/serve/sampling.hpp>
+#include <bellows/train/checkpoints.hpp>
+
+#include <cmath>
+
+namespace bellows {
+namespace {
+
+using testing::hf_model;
+
+template <class T>
+std::vector<T> expected(const std::string& model, const std::string& name) {
+    const SafetensorsReader file(hf_model(model) / "reference.safetensors");
+    std::vector<T> values(file.find(name)->bytes / sizeof(T));
+    file.read(name, std::as_writable_bytes(std::span(values)));
+    return values;
+}
+
+class HfModel : public ::testing::TestWithParam<std::string> {};
+
+TEST_P(HfModel, GivesTheLogitsOfTransformers) {
+    LanguageModelOptions options;
+    options.precision = Precision::F32;
+    options.seq = 12;
+    std::uint64_t last = 0, all = 0;
+    options.on_progress = [&](std::uint64_t done, std::uint64_t total) {
+        EXPECT_GT(done, last);
+        last = done;
+        all = total;
+    };
+    LanguageModel model(testing::test_options(), hf_model(GetParam()), options);
+    EXPECT_EQ(last, all);
+    const auto tokens = expected<std::uint32_t>(GetParam(), "tokens");
+    const auto logits = expected<float>(GetParam(), "logits");
+    constexpr std::uint64_t kPrompt = 12;
+    const std::uint64_t vocabulary = logits.size() / 2 / kPrompt;
+    float greatest = 0;
+    for (const float logit : logits)
+        greatest = std::max(greatest, std::abs(logit));
+    for (std::uint64_t line = 0; line < 2; ++line)
+        for (std::uint64_t length = 1; length <= kPrompt; ++length) {
+            const auto text = std::span(tokens).subspan(line * (kPrompt + 1), length);
+            const std::vector<float> next = model.next(text);
+            ASSERT_EQ(next.size(), vocabulary);
+            const float* const row = logits.data() + (line * kPrompt + length - 1) * vocabulary;
+            for (std::uint64_t i = 0; i < vocabulary; ++i)
+                ASSERT_NEAR(next[i], row[i], 1e-4 * greatest) << "token " << length;
+        }
+}
+
+TEST_P(HfModel, WritesTheTokensOfTransformers) {
+    LanguageModelOptions options;
+    options.precision = Precision::F32;
+    options.seq = 144;
+    LanguageModel model(testing::test_options(), hf_model(GetParam()), options);
+    const auto tokens = expected<std::uint32_t>(GetParam(), "tokens");
+    const auto greedy = expected<std::uint32_t>(GetParam(), "greedy");
+    std::vector<std::uint32_t> text(tokens.begin(), tokens.begin() + 12);
+    for (const std::uint32_t token : greedy) {
+        const std::uint32_t next = sample_token(model.next(text), {}, text.size());
+        ASSERT_EQ(next, token) << "after " << text.size();
+        text.push_back(next);
+    }
+}
+
+INSTANTIATE_TEST_SUITE_P(All, HfModel, ::testing::ValuesIn(testing::computed_models()),
+                         [](const auto& tested) {
+                             std::string name = tested.param;
+                             std::ranges::replace(name, '-', '_');
+                             return name;
+                         });
+
+TEST(HfFolder, ComputesInLowerPrecision) {
+    for (const Precision precision : {Precision::BF16, Precision::FP8}) {
+        LanguageModelOptions options;
+        options.precision = precision;
+        options.seq = 16;
+        LanguageModel model(testing::test_options(), hf_model("v3-fp8"), options);
+        const auto tokens = expected<std::uint32_t>("v3-fp8", "tokens");
+        const auto logits = expected<float>("v3-fp8", "logits");
+        const std::vector<float> next = model.next(std::span(tokens).first(12));
+        double difference = 0, sum = 0;
+        for (std::size_t i = 0; i < next.size(); ++i) {
+            const double exact = logits[11 * next.size() + i];
+            difference += (next[i] - exact) * (next[i] - exact);
+            sum += exact * exact;
+        }
+        const double bound = precision == Precision::BF16 ? 0.04 : 0.35;
+        EXPECT_LT(std::sqrt(difference / sum), bound);
+        EXPECT_GT(difference, 0);
+    }
+}
+
+/// The weights and masters of a run that begins with a folder are the folder's, and so is what the
+/// run writes before any step changes them.
+TEST(HfFolder, GivesARunItsFirstWeights) {
+    const HfFolder folder(hf_model("v3-fp8"));
+    for (const char* precision : {"f32", "bf16", "fp8"}) {
+        SCOPED_TRACE(precision);
+        SavedRun options;
+        options.config = small_run();
+        options.config.model = folder.config().model;
+        from_text(options.config.train.precision, precision);
+        TemporaryFolder run;
+        const auto device = testing::make_device();
+        World world = World::single();
+        Trainer trainer(*device, world, options.config, options.layout);
+        load_initial_weights(folder, trainer, world);
+        const auto saved = save_checkpoint(
+            run.path(), {{kConfigFile, to_toml(options.config.model)}}, trainer, world, 1);
+        const Checkpoint checkpoint = Checkpoint::open(saved);
+        for (const ParameterInfo& info : parameters(folder.config().model)) {
+            std::vector<float> values(info.size());
+            folder.read(info, 0, values);
+            EXPECT_EQ(read_tensor(checkpoint, "model", info.name, info), values) << info.name;
+        }
+    }
+}
+
+} // namespace
+} // namespace bellows
