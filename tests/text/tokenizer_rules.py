@@ -49,7 +49,7 @@ def bytes_alone():
 
 
 def rules(kind):
-    """(normalizer, pre-tokenizer) of "v3", "v2", "llama3", "qwen" or "gpt2"."""
+    """(normalizer, pre-tokenizer) of "v3", "v2", "llama3", "qwen", "gpt2" or "odd"."""
     if kind == "v3":
         return None, pre_tokenizers.Sequence([split(p) for p in V3] + [bytes_alone()])
     if kind == "v2":
@@ -60,7 +60,7 @@ def rules(kind):
             bytes_alone()])
     if kind == "llama3":
         return None, pre_tokenizers.Sequence([split(LLAMA3), bytes_alone()])
-    if kind == "qwen":
+    if kind in ("qwen", "odd"):
         return normalizers.NFC(), pre_tokenizers.Sequence([split(QWEN), bytes_alone()])
     return None, pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True)
 
@@ -72,7 +72,13 @@ MARKERS = {
                "<|eot_id|>"],
     "qwen": ["<|endoftext|>", "<|im_start|>", "<|im_end|>"],
     "gpt2": ["<|endoftext|>"],
+    "odd": ["<|endoftext|>"],
 }
+# Of the kind "odd": added tokens with all flags.
+ODD = [AddedToken("</think>", lstrip=True, special=True), AddedToken("self.x", rstrip=True),
+       AddedToken("||", lstrip=True, rstrip=True), AddedToken("forge", single_word=True),
+       AddedToken("A\u030a", normalized=True), AddedToken("o\u0308", normalized=False),
+       AddedToken("!!", single_word=True, lstrip=True), AddedToken("字字", rstrip=True)]
 ORDINARY = {
     "v3": ["<｜User｜>", "<｜Assistant｜>", "<think>", "</think>"],
     "qwen": ["<think>", "</think>", "<tool_call>"],
@@ -92,6 +98,9 @@ def train(kind, texts, vocabulary):
     tokenizer.train_from_iterator(texts, trainer)
     tokenizer.add_special_tokens([AddedToken(t, normalized=False) for t in MARKERS[kind]])
     tokenizer.add_tokens([AddedToken(t, normalized=True) for t in ORDINARY.get(kind, [])])
+    if kind == "odd":
+        tokenizer.add_tokens([token for token in ODD if not token.special])
+        tokenizer.add_special_tokens([token for token in ODD if token.special])
     if kind == "llama3":
         bos = MARKERS[kind][0]
         tokenizer.post_processor = processors.Sequence([

@@ -112,7 +112,7 @@ std::unique_ptr<BpeModel> read_model(const Json& json) {
     return model;
 }
 
-void read_added_tokens(const Json& list, BpeModel& model) {
+void read_added_tokens(const Json& list, const Json& vocab, BpeModel& model) {
     if (list.is_null()) {
         return;
     }
@@ -132,12 +132,10 @@ void read_added_tokens(const Json& list, BpeModel& model) {
         token.special = flag(json, "special", false);
         token.normalized = flag(json, "normalized", !token.special);
         const std::string bytes = bytes_of_token(token.content).value_or(token.content);
-        if (const auto found = model.bpe.tokens().find(bytes); found != model.bpe.tokens().end() &&
-                                                               found->second != token.id &&
-                                                               bytes == token.content) {
+        if (const auto found = vocab.find(token.content);
+            found != vocab.end() && found->get<std::uint32_t>() != token.id) {
             corrupt("the added token " + in_quotes(token.content) + " has the id " +
-                    std::to_string(token.id) + ", but " + std::to_string(found->second) +
-                    " in \"vocab\"");
+                    std::to_string(token.id) + ", but " + found->dump() + " in \"vocab\"");
         }
         model.add(std::move(token), bytes);
     }
@@ -152,7 +150,7 @@ std::unique_ptr<BpeModel> read_tokenizer_json(const std::string& content) {
                    "pre_tokenizer", "post_processor", "decoder", "model"});
     std::unique_ptr<BpeModel> model = read_model(member(json, "model"));
     model->nfc = read_normalizer(member(json, "normalizer"));
-    read_added_tokens(member(json, "added_tokens"), *model);
+    read_added_tokens(member(json, "added_tokens"), member(member(json, "model"), "vocab"), *model);
     read_pre_tokenizer(member(json, "pre_tokenizer"), model->pieces);
     read_post_processor(member(json, "post_processor"), *model);
     check_decoder(member(json, "decoder"));
