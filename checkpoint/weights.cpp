@@ -34,7 +34,9 @@ void load_weights(const HfFolder& folder, ParameterStore& parameters,
                   const std::function<void(std::uint64_t elements)>& on_progress) {
     parameters.load([&](const ParameterInfo& info, std::uint64_t first_row,
                         std::span<float> values) { folder.read(info, first_row, values); },
-                    masters, on_progress);
+                    masters, on_progress,
+                    [&](const ParameterInfo& info, std::uint64_t first_row,
+                        std::span<std::uint16_t> values) { folder.read(info, first_row, values); });
 }
 
 } // namespace bellows

@@ -1,4 +1,6 @@
 // SPDX-License-Identifier: MIT
+#include "bf16_upload.hpp"
+#include "row_pieces.hpp"
 #include "weight_copies.hpp"
 #include "weight_storage.hpp"
 
@@ -9,7 +11,6 @@
 
 #include <algorithm>
 #include <atomic>
-#include <exception>
 #include <future>
 #include <span>
 #include <thread>
@@ -27,53 +28,6 @@ std::vector<Parameter> parameters_of(const ParameterList& list) {
         parameters[i].first = list[i].first;
     }
     return parameters;
-}
-
-/// Rows of a parameter, and where their values go.
-struct RowPiece {
-    const ParameterInfo* info;
-    std::uint64_t first_row;
-    std::span<float> values;
-};
-
-/// On all cores; the first error is thrown when all have ended.
-void fill(std::span<const RowPiece> pieces, const ParameterStore::RowSource& source) {
-    constexpr unsigned kMostThreads = 16; // a host's ranks do this at once
-    const unsigned threads = std::min(std::thread::hardware_concurrency(), kMostThreads);
-    std::atomic<std::size_t> next{0};
-    const auto work = [&] {
-        for (std::size_t i = next++; i < pieces.size(); i = next++)
-            source(*pieces[i].info, pieces[i].first_row, pieces[i].values);
-    };
-    std::vector<std::future<void>> others;
-    for (unsigned i = 1; i < threads && i < pieces.size(); ++i)
-        others.push_back(std::async(std::launch::async, work));
-    std::exception_ptr error;
-    try {
-        work();
-    } catch (...) {
-        error = std::current_exception();
-    }
-    for (std::future<void>& other : others)
-        try {
-            other.get();
-        } catch (...) {
-            error = error ? error : std::current_exception();
-        }
-    if (error)
-        std::rethrow_exception(error);
-}
-
-/// Adds rows [first, first + count) in pieces that several threads can share.
-void add_pieces(std::vector<RowPiece>& pieces, const ParameterInfo& info, std::uint64_t first,
-                std::uint64_t count, std::span<float> values) {
-    constexpr std::uint64_t kPiece = std::uint64_t{1} << 20; // elements
-    const std::uint64_t columns = info.size() / info.shape.front();
-    const std::uint64_t step = std::max<std::uint64_t>(kPiece / columns, 1);
-    for (std::uint64_t row = 0; row < count; row += step) {
-        const std::uint64_t rows = std::min(step, count - row);
-        pieces.push_back({&info, first + row, values.subspan(row * columns, rows * columns)});
-    }
 }
 
 /// The initial values of parameters [begin, end), which stand side by side. The padding is zero.
@@ -118,6 +72,11 @@ struct ParameterStore::Impl {
     void load_large(const ListedParameter& parameter, const RowSource& source,
                     const MasterSink& masters,
                     const std::function<void(std::uint64_t)>& on_progress);
+
+    /// Whether layers read of them what is bf16 and nothing else.
+    bool only_bf16(std::size_t begin, std::size_t end) const;
+    void load_bf16(std::size_t begin, std::size_t end, const Bf16RowSource& source,
+                   Bf16Upload& upload);
 
     Device& device;
     WeightForms forms;
@@ -170,8 +129,8 @@ void ParameterStore::Impl::load_large(const ListedParameter& parameter, const Ro
     std::vector<float> values;
     for (std::uint64_t row = 0; row < rows; row += step) {
         values.resize(std::min(step, rows - row) * columns);
-        std::vector<RowPiece> pieces;
-        add_pieces(pieces, info, row, values.size() / columns, values);
+        std::vector<RowPiece<float>> pieces;
+        add_pieces(pieces, info, row, values.size() / columns, std::span(values));
         fill(pieces, source);
         const std::uint64_t first = parameter.first + row * columns;
         write_part(first, values);
@@ -181,6 +140,45 @@ void ParameterStore::Impl::load_large(const ListedParameter& parameter, const Ro
             on_progress(first + values.size());
     }
     make_copies(parameter.first, info.size());
+}
+
+bool ParameterStore::Impl::only_bf16(std::size_t begin, std::size_t end) const {
+    for (std::size_t i = begin; i < end; ++i)
+        if (forms.training || forms.in_f32(list[i].info) || !forms.in_bf16(list[i].info))
+            return false;
+    return true;
+}
+
+void ParameterStore::Impl::load_bf16(std::size_t begin, std::size_t end,
+                                     const Bf16RowSource& source, Bf16Upload& upload) {
+    const auto send = [&](std::uint64_t first, std::uint64_t count, const auto& add) {
+        const std::span<std::uint16_t> values = upload.next(count);
+        std::vector<RowPiece<std::uint16_t>> pieces;
+        add(pieces, values);
+        fill(pieces, source);
+        upload.send(storage.bf16_runs(first, count).front().weights);
+    };
+    const ParameterInfo& only = list[begin].info;
+    const std::uint64_t rows = only.shape.front(), columns = only.size() / rows;
+    if (only.size() > kInitialisedAtOnce) { // it is alone
+        const std::uint64_t step = std::max<std::uint64_t>(kInitialisedAtOnce / columns, 1);
+        for (std::uint64_t row = 0; row < rows; row += step) {
+            const std::uint64_t count = std::min(step, rows - row);
+            send(list[begin].first + row * columns, count * columns,
+                 [&](auto& pieces, auto values) { add_pieces(pieces, only, row, count, values); });
+        }
+        return;
+    }
+    const std::uint64_t first = list[begin].first;
+    const ListedParameter& last = list[end - 1];
+    send(first, last.first + stored_elements(last.info) - first, [&](auto& pieces, auto values) {
+        for (std::size_t i = begin; i < end; ++i) {
+            const ParameterInfo& info = list[i].info;
+            const auto mine = values.subspan(list[i].first - first, stored_elements(info));
+            std::ranges::fill(mine.subspan(info.size()), std::uint16_t{0});
+            add_pieces(pieces, info, 0, info.shape.front(), mine.first(info.size()));
+        }
+    });
 }
 
 ParameterStore::ParameterStore(Device& device, std::vector<ParameterInfo> mine, DType activation,
@@ -246,18 +244,26 @@ const TensorView& ParameterStore::flat_gradients() const noexcept {
 }
 
 void ParameterStore::load(const RowSource& source, const MasterSink& masters,
-                          const std::function<void(std::uint64_t elements)>& on_progress) {
+                          const std::function<void(std::uint64_t elements)>& on_progress,
+                          const Bf16RowSource& bf16) {
     const ParameterList& list = impl_->list;
+    Bf16Upload upload(impl_->device, bf16 ? std::min(kInitialisedAtOnce, num_elements()) : 0);
     for (std::size_t begin = 0, end = 0; begin < list.size(); begin = end) {
         end = list.end_of_run(begin, kInitialisedAtOnce);
         const std::uint64_t first = list[begin].first;
+        if (bf16 && !masters && impl_->only_bf16(begin, end)) {
+            impl_->load_bf16(begin, end, bf16, upload);
+            if (on_progress)
+                on_progress(list[end - 1].first + stored_elements(list[end - 1].info));
+            continue;
+        }
         if (list[begin].info.size() > kInitialisedAtOnce && list[begin].info.shape.size() == 2) {
             impl_->load_large(list[begin], source, masters, on_progress);
             continue;
         }
         const ListedParameter& last = list[end - 1];
         std::vector<float> values(last.first + stored_elements(last.info) - first, 0.0f);
-        std::vector<RowPiece> pieces;
+        std::vector<RowPiece<float>> pieces;
         for (std::size_t i = begin; i < end; ++i)
             add_pieces(pieces, list[i].info, 0, list[i].info.shape.front(),
                        std::span(values).subspan(list[i].first - first, list[i].info.size()));
@@ -268,6 +274,7 @@ void ParameterStore::load(const RowSource& source, const MasterSink& masters,
         if (on_progress)
             on_progress(first + values.size());
     }
+    upload.wait();
 }
 
 void ParameterStore::initialise(std::uint64_t seed, const MasterSink& masters) {

@@ -8,7 +8,7 @@
 #include "support/test_device.hpp"
 
 #include <atomic>
-#include <numeric>
+#include <bit>
 
 namespace bellows {
 namespace {
@@ -85,6 +85,34 @@ TEST(LoadedParameters, AreThoseOfWholeUploads) {
                   bytes_of(*device, other.quantized->codes));
         EXPECT_EQ(bytes_of(*device, parameter.quantized->scales),
                   bytes_of(*device, other.quantized->scales));
+    }
+}
+
+TEST(LoadedParameters, MayComeRounded) {
+    const std::vector<ParameterInfo> infos = parameters_of_test();
+    const auto device = testing::make_device();
+    ParameterStore plain(*device, infos, DType::BF16, false),
+        rounded(*device, infos, DType::BF16, false);
+    plain.load(fill);
+    std::atomic<std::uint64_t> asked = 0;
+    std::uint64_t last = 0;
+    rounded.load(
+        fill, {}, [&](std::uint64_t elements) { last = elements; },
+        [&](const ParameterInfo& info, std::uint64_t first_row, std::span<std::uint16_t> values) {
+            std::vector<float> wide(values.size());
+            fill(info, first_row, wide);
+            for (std::uint64_t i = 0; i < wide.size(); ++i) {
+                const auto bits = std::bit_cast<std::uint32_t>(wide[i]);
+                values[i] = static_cast<std::uint16_t>((bits + 0x7fff + (bits >> 16 & 1)) >> 16);
+            }
+            asked += values.size();
+        });
+    EXPECT_EQ(last, rounded.num_elements());
+    EXPECT_EQ(asked, infos[0].size() + infos[2].size() + infos[3].size());
+    for (const Parameter& parameter : plain.all()) {
+        const Parameter& other = rounded.at(parameter.info.name);
+        EXPECT_EQ(bytes_of(*device, parameter.weight), bytes_of(*device, other.weight));
+        EXPECT_EQ(bytes_of(*device, parameter.compute), bytes_of(*device, other.compute));
     }
 }
 

@@ -119,12 +119,17 @@ public:
     /// from several threads at once.
     using RowSource = std::function<void(const ParameterInfo& info, std::uint64_t first_row,
                                          std::span<float> values)>;
+    /// The same values, rounded to bf16 to nearest even.
+    using Bf16RowSource = std::function<void(const ParameterInfo& info, std::uint64_t first_row,
+                                             std::span<std::uint16_t> values)>;
     /// Sets what layers read of every parameter, some rows at a time, so that the host needs no
     /// more than twice 4 * kInitialisedAtOnce bytes; `masters` gets all of these values.
-    /// on_progress, if any, gets how many elements have been set. Waits. Throws what the source
-    /// throws; the parameters' values are undefined then.
+    /// on_progress, if any, gets how many elements have been set. bf16, if any, is asked instead
+    /// for parameters that are kept in bf16 alone, without training and masters. Waits. Throws what
+    /// the source throws; the parameters' values are undefined then.
     void load(const RowSource& source, const MasterSink& masters = {},
-              const std::function<void(std::uint64_t elements)>& on_progress = {});
+              const std::function<void(std::uint64_t elements)>& on_progress = {},
+              const Bf16RowSource& bf16 = {});
     /// Records the making of the FP8 copies of the matrices in the elements from `first` on, which
     /// begin and end where a parameter is divisible, from their master weights [elements] f32.
     void quantize(Recording& recording, std::uint64_t first, const TensorView& masters) const;

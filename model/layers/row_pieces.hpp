@@ -1,0 +1,71 @@
+// SPDX-License-Identifier: MIT
+#pragma once
+
+// Values of parameters that all cores make at once, piece by piece.
+
+#include <bellows/shape/parameters.hpp>
+
+#include <algorithm>
+#include <atomic>
+#include <cstdint>
+#include <exception>
+#include <functional>
+#include <future>
+#include <span>
+#include <thread>
+#include <vector>
+
+namespace bellows {
+
+/// Rows of a parameter, and where their values go.
+template <class T>
+struct RowPiece {
+    const ParameterInfo* info;
+    std::uint64_t first_row;
+    std::span<T> values;
+};
+
+/// Adds rows [first, first + count) in pieces that several threads can share.
+template <class T>
+void add_pieces(std::vector<RowPiece<T>>& pieces, const ParameterInfo& info, std::uint64_t first,
+                std::uint64_t count, std::span<T> values) {
+    constexpr std::uint64_t kPiece = std::uint64_t{1} << 20; // elements
+    const std::uint64_t columns = info.size() / info.shape.front();
+    const std::uint64_t step = std::max<std::uint64_t>(kPiece / columns, 1);
+    for (std::uint64_t row = 0; row < count; row += step) {
+        const std::uint64_t rows = std::min(step, count - row);
+        pieces.push_back({&info, first + row, values.subspan(row * columns, rows * columns)});
+    }
+}
+
+/// On all cores; the first error is thrown when all have ended.
+template <class T>
+void fill(const std::vector<RowPiece<T>>& pieces,
+          const std::function<void(const ParameterInfo&, std::uint64_t, std::span<T>)>& source) {
+    constexpr unsigned kMostThreads = 16; // a host's ranks do this at once
+    const unsigned threads = std::min(std::thread::hardware_concurrency(), kMostThreads);
+    std::atomic<std::size_t> next{0};
+    const auto work = [&] {
+        for (std::size_t i = next++; i < pieces.size(); i = next++)
+            source(*pieces[i].info, pieces[i].first_row, pieces[i].values);
+    };
+    std::vector<std::future<void>> others;
+    for (unsigned i = 1; i < threads && i < pieces.size(); ++i)
+        others.push_back(std::async(std::launch::async, work));
+    std::exception_ptr error;
+    try {
+        work();
+    } catch (...) {
+        error = std::current_exception();
+    }
+    for (std::future<void>& other : others)
+        try {
+            other.get();
+        } catch (...) {
+            error = error ? error : std::current_exception();
+        }
+    if (error)
+        std::rethrow_exception(error);
+}
+
+} // namespace bellows
