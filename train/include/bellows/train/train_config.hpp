@@ -20,7 +20,7 @@ namespace bellows {
 /// Field names are the keys of the `[train]` table, those of TrainingShape among them.
 struct TrainConfig : TrainingShape {
     std::vector<std::string> data;   ///< text files and folders
-    std::string tokenizer = "bytes"; ///< or the path of a sentencepiece model
+    std::string tokenizer = "bytes"; ///< or the path of a tokenizer's file or folder
     double holdout = 0;              ///< share of the tokens, at the end, kept for a last check
 
     std::uint64_t eval_every =
