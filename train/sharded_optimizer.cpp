@@ -36,6 +36,7 @@ std::vector<GradientRange> gradient_ranges(const ParameterStore& parameters, con
                             stage.gradient_ready_after(all[i].info),
                             all[i].info.weight_decay,
                             divisible_by(all[i].info),
+                            {},
                             all[i].info.tied};
         if (all[i].info.both_ends && stage.last()) {
             of_head = range;

@@ -69,9 +69,14 @@ std::vector<GradientRange> layer_ranges(std::span<const ParameterInfo> stored) {
                                    : info.kind == ParameterKind::Embedding ? layers + 1
                                                                            : 0;
         if (info.trainable())
-            ranges.push_back({first, count, info.kind == ParameterKind::Expert,
-                              static_cast<std::size_t>(ready), info.weight_decay,
-                              divisible_by(info), info.tied});
+            ranges.push_back({first,
+                              count,
+                              info.kind == ParameterKind::Expert,
+                              static_cast<std::size_t>(ready),
+                              info.weight_decay,
+                              divisible_by(info),
+                              {},
+                              info.tied});
         first += count;
     }
     return ranges;

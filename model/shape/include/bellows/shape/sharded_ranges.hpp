@@ -47,13 +47,13 @@ struct GradientRange {
     bool matrices = false;              ///< weights that decay; else gains
     /// Of one parameter: where it may be divided, at multiples of so many elements; 0: nowhere.
     std::uint64_t divisible_by = 0;
+    /// By member of the group that sums it: elements whose sum it gets, the first member's first.
+    /// Empty: every member gets all.
+    std::vector<std::uint64_t> shares{};
     /// A gradient of one end of a model whose embedding is its head, too. It is a bucket by itself,
     /// shared out alike at both ends, which add their sums.
     bool tied = false;
     bool counted = true; ///< false: of a tied one, at the end that does not stand for it
-    /// By member of the group that sums it: elements whose sum it gets, the first member's first.
-    /// Empty: every member gets all.
-    std::vector<std::uint64_t> shares{};
 
     bool operator==(const GradientRange&) const = default;
     /// The elements of the flat gradients whose sum a member gets.
