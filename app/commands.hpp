@@ -79,8 +79,10 @@ PreparedOutput prepare_output(const TrainOptions& options);
 /// Throws Error{InvalidArgument} if the tokenizer has more ids than the model.
 void check_vocabulary(const ModelConfig& model, const Tokenizer& tokenizer);
 
-/// The tokenizer of the run that wrote a checkpoint: of the file inside it, or, where an older
-/// version wrote it, as the configuration says.
+/// The configuration of the run that wrote a checkpoint. Throws as parse_run_config() does.
+RunConfig config_of(const Checkpoint& checkpoint);
+/// Its tokenizer: of the file inside the checkpoint, or, where an older version wrote it, as the
+/// configuration says.
 Tokenizer tokenizer_of(const Checkpoint& checkpoint, const TrainConfig& config);
 /// The tokenizer of a training run. Throws like Tokenizer::from_name() and check_vocabulary().
 Tokenizer tokenizer_of(const TrainOptions& options);

@@ -198,9 +198,7 @@ int run_export(const ExportFlags& flags) {
         report = export_model(HfFolder(flags.checkpoint), flags.out, options);
     } else {
         const Checkpoint checkpoint = Checkpoint::open(flags.checkpoint);
-        const RunConfig config =
-            parse_run_config(checkpoint.text(kConfigFile),
-                             (checkpoint.folder() / kConfigFile).string(), fs::current_path());
+        const RunConfig config = config_of(checkpoint);
         HfOutput output;
         output.max_context = config.train.seq;
         const Tokenizer tokenizer = tokenizer_of(checkpoint, config.train);

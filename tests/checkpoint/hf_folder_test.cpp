@@ -219,8 +219,6 @@ TEST(HfFolder, KnowsAFolderFromARun) {
 }
 
 TEST(HfFolder, TakesATiedHeadThatIsTheEmbedding) {
-    if (!bellows::testing::has_gqa())
-        GTEST_SKIP() << "no layers with grouped-query attention";
     const auto with_head = [](bool same) {
         auto copy = std::make_unique<Copy>("llama3-tied");
         copy->change_tensors(kFile, [&](Json& header, std::string& data) {

@@ -137,7 +137,7 @@ TEST_P(HfModel, GivesTheLogitsAndGradientsOfTransformers) {
             expect_gradient(expected, model, info, gradients.parameters.at(info.name));
 }
 
-INSTANTIATE_TEST_SUITE_P(All, HfModel, ::testing::ValuesIn(bellows::testing::computed_models()),
+INSTANTIATE_TEST_SUITE_P(All, HfModel, ::testing::ValuesIn(bellows::testing::hf_models()),
                          [](const auto& tested) {
                              std::string name = tested.param;
                              std::ranges::replace(name, '-', '_');

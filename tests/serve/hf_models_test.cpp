@@ -72,7 +72,7 @@ TEST_P(HfModel, WritesTheTokensOfTransformers) {
     }
 }
 
-INSTANTIATE_TEST_SUITE_P(All, HfModel, ::testing::ValuesIn(testing::computed_models()),
+INSTANTIATE_TEST_SUITE_P(All, HfModel, ::testing::ValuesIn(testing::hf_models()),
                          [](const auto& tested) {
                              std::string name = tested.param;
                              std::ranges::replace(name, '-', '_');
