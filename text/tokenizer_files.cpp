@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: MIT
 #include "tokenizer_files.hpp"
 
-#include "bpe/strict_json.hpp"
+#include "base/strict_json.hpp"
+#include "bpe/json_members.hpp"
 
 #include <bellows/base/error.hpp>
 #include <bellows/base/files.hpp>
@@ -95,7 +96,7 @@ private:
         if (file == files_.end()) {
             return;
         }
-        const Json json = parse_strict(file->second, name);
+        const Json json = parse_strict_object(file->second, name);
         for (const auto& [key, id] :
              {std::pair{"bos_token", &found_.bos}, std::pair{"eos_token", &found_.eos},
               std::pair{"pad_token", &found_.pad}}) {
@@ -135,7 +136,7 @@ private:
         if (file == files_.end()) {
             return;
         }
-        const Json json = parse_strict(file->second, file->first);
+        const Json json = parse_strict_object(file->second, file->first);
         const Json& ends = member(json, "eos_token_id");
         if (ends.is_array()) {
             for (const Json& id : ends) {

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: MIT
 // config.json → ModelConfig.
+#include "base/strict_json.hpp"
 #include "config_keys.hpp"
 #include "rope_config.hpp"
-#include "strict_json.hpp"
 
 #include <bellows/base/error.hpp>
 #include <bellows/base/files.hpp>
@@ -311,7 +311,7 @@ const char* to_string(HfModelType type) noexcept {
 
 HfConfig parse_hf_config(std::string_view text, std::string_view source) {
     const std::string file(source);
-    const Json json = parse_object_strictly(text, file);
+    const Json json = parse_strict_object(text, file);
     ConfigKeys keys(json, file);
     HfConfig config;
     config.type = read_type(keys);
@@ -370,7 +370,7 @@ std::vector<std::uint64_t> end_tokens(const std::filesystem::path& folder, const
     const std::filesystem::path file = folder / kHfGenerationFile;
     std::error_code none;
     if (std::filesystem::exists(file, none)) {
-        const Json json = parse_object_strictly(read_file(file, kLargestConfig), file.string());
+        const Json json = parse_strict_object(read_file(file, kLargestConfig), file.string());
         ConfigKeys keys(json, file.string());
         for (const std::uint64_t id : keys.counts("eos_token_id"))
             ends.push_back(id);

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: MIT
+#include "base/strict_json.hpp"
 #include "export_source.hpp"
 #include "folder_files.hpp"
 #include "names.hpp"
 #include "new_folder.hpp"
 #include "stored_rows.hpp"
-#include "strict_json.hpp"
 
 #include <bellows/base/error.hpp>
 #include <bellows/base/files.hpp>

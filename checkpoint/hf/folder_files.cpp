@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT
 #include "folder_files.hpp"
 
-#include "strict_json.hpp"
+#include "base/strict_json.hpp"
 
 #include <bellows/base/error.hpp>
 #include <bellows/base/files.hpp>
@@ -54,7 +54,7 @@ fs::path file_in(const fs::path& folder, const std::string& name) {
 
 HfIndex read_hf_index(const fs::path& file) {
     const std::string name = in_quotes(file.string());
-    const nlohmann::json json = parse_object_strictly(read_file(file, kLargestIndex), name);
+    const nlohmann::json json = parse_strict_object(read_file(file, kLargestIndex), name);
     const auto map = json.find("weight_map");
     if (map == json.end() || !map->is_object() || map->empty())
         throw Error(ErrorCode::Corrupt, name + " has no weight_map of tensors");

@@ -3,6 +3,8 @@
 
 #include "process_state.hpp"
 
+#include <cerrno>
+
 #include <poll.h>
 #include <sys/syscall.h>
 #include <unistd.h>
@@ -16,6 +18,7 @@ void LaunchedRanks::meet(int rank, pid_t process) {
         return;
     one.id = process;
     one.process = FileDescriptor(static_cast<int>(::syscall(SYS_pidfd_open, process, 0)));
+    one.gone = !one.process && errno == ESRCH;
 }
 
 void LaunchedRanks::meet_children_of(pid_t mpirun) {
@@ -35,7 +38,7 @@ std::vector<int> LaunchedRanks::those(const Test& test) const {
 std::vector<int> LaunchedRanks::ended_processes() const {
     return those([](const Rank& rank) {
         pollfd entry{rank.process.get(), POLLIN, 0};
-        return rank.process && !rank.exit_code && ::poll(&entry, 1, 0) == 1;
+        return !rank.exit_code && (rank.gone || (rank.process && ::poll(&entry, 1, 0) == 1));
     });
 }
 

@@ -20,6 +20,7 @@ public:
     struct Rank {
         FileDescriptor process; ///< a pidfd, which can be polled for the end
         pid_t id = 0;           ///< 0: not known
+        bool gone = false;      ///< it had ended, and mpirun knew, before there was a pidfd
         bool met = false;       ///< it has been seen or heard of
         std::string phase = "while its program was starting";
         std::optional<Deadline> phase_end; ///< when it is late

@@ -122,7 +122,7 @@ TEST(ModelFolder, IsRefusedByEveryCommand) {
     refused(shape, "has the shape [64, 32], config.json wants [128, 32]");
     const BadFolder broken;
     std::ofstream(broken.path() / "config.json") << "{";
-    refused(broken, "is not JSON");
+    refused(broken, "no sound JSON");
     const BadFolder cut;
     fs::resize_file(cut.path() / "model.safetensors", 50000);
     refused(cut, "the file is truncated");

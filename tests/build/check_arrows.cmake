@@ -34,7 +34,7 @@ function(room name)
     endforeach()
 endfunction()
 
-room(base PURE PREFIX base PRIVATE_TO model/shape checkpoint run train app)
+room(base PURE PREFIX base PRIVATE_TO model/shape text checkpoint run train app)
 room(engine/runtime USES base PREFIX engine PRIVATE_TO engine/ops comm)
 room(engine/ops USES engine/runtime PREFIX engine)
 room(fp8 USES engine/ops PREFIX fp8)

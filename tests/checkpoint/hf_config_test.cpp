@@ -216,11 +216,11 @@ TEST(HfConfig, RefusesByName) {
                              refused.message);
     }
     for (const char* text : {"", "[]", "{", "{\"a\": NaN}", "\xff"})
-        EXPECT_BELLOWS_ERROR(parse_hf_config(text, "config.json"), Corrupt, "config.json is not");
+        EXPECT_BELLOWS_ERROR(parse_hf_config(text, "config.json"), Corrupt, "config.json is no");
     EXPECT_BELLOWS_ERROR(parse_hf_config("{\"a\": 1, \"a\": 2}", "config.json"), Corrupt,
                          "\"a\" twice");
     const std::string deep = "{\"a\":" + std::string(100000, '[');
-    EXPECT_BELLOWS_ERROR(parse_hf_config(deep, "config.json"), Corrupt, "nested too deeply");
+    EXPECT_BELLOWS_ERROR(parse_hf_config(deep, "config.json"), Corrupt, "nested more than");
 }
 
 TEST(HfConfig, WritesNoShapeThatNobodyHas) {

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT
 #include "pipeline_json.hpp"
 
-#include "strict_json.hpp"
+#include "json_members.hpp"
 
 #include <bellows/base/error.hpp>
 

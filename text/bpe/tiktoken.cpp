@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: MIT
 #include "tokenizer_json.hpp"
 
-#include "strict_json.hpp"
+#include "base/strict_json.hpp"
+#include "json_members.hpp"
 
 #include <bellows/base/error.hpp>
 
@@ -130,7 +131,7 @@ void add_merges(Bpe& bpe) {
 }
 
 void read_special_tokens(const std::string& config, BpeModel& model) {
-    const Json json = parse_strict(config, "tokenizer_config.json");
+    const Json json = parse_strict_object(config, "tokenizer_config.json");
     const Json& list = member(json, "added_tokens_decoder");
     if (!list.is_null() && !list.is_object()) {
         throw Error(ErrorCode::Corrupt,

@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: MIT
 #include "tokenizer_json.hpp"
 
+#include "base/strict_json.hpp"
 #include "byte_alphabet.hpp"
+#include "json_members.hpp"
 #include "pipeline_json.hpp"
-#include "strict_json.hpp"
 
 #include <bellows/base/error.hpp>
 
@@ -144,7 +145,7 @@ void read_added_tokens(const Json& list, const Json& vocab, BpeModel& model) {
 } // namespace
 
 std::unique_ptr<BpeModel> read_tokenizer_json(const std::string& content) {
-    const Json json = parse_strict(content, "tokenizer.json");
+    const Json json = parse_strict_object(content, "tokenizer.json");
     require_known(json, "tokenizer.json",
                   {"version", "truncation", "padding", "added_tokens", "normalizer",
                    "pre_tokenizer", "post_processor", "decoder", "model"});

@@ -1,12 +1,9 @@
 // SPDX-License-Identifier: MIT
-#include "strict_json.hpp"
+#include "json_members.hpp"
 
 #include <bellows/base/error.hpp>
-#include <bellows/base/printable.hpp>
 
 #include <algorithm>
-#include <unordered_set>
-#include <vector>
 
 namespace bellows::text {
 
@@ -19,37 +16,6 @@ using Json = nlohmann::json;
 }
 
 } // namespace
-
-Json parse_strict(const std::string& text, std::string_view what) {
-    constexpr int kDeepest = 24;
-    const std::string name(what);
-    std::vector<std::unordered_set<std::string>> keys;
-    const auto check = [&](int depth, Json::parse_event_t event, Json& parsed) {
-        if (depth > kDeepest) {
-            corrupt(name + " is nested more than " + std::to_string(kDeepest) + " deep");
-        }
-        if (event == Json::parse_event_t::object_start) {
-            keys.emplace_back();
-        } else if (event == Json::parse_event_t::object_end) {
-            keys.pop_back();
-        } else if (event == Json::parse_event_t::key) {
-            const auto& key = parsed.get_ref<const std::string&>();
-            if (!keys.back().insert(key).second) {
-                corrupt(name + " has the key " + in_quotes(key) + " twice in one object");
-            }
-        }
-        return true;
-    };
-    try {
-        Json json = Json::parse(text, check);
-        if (!json.is_object()) {
-            corrupt(name + " is no JSON object");
-        }
-        return json;
-    } catch (const Json::exception& error) {
-        corrupt(name + " is no sound JSON: " + bounded(error.what()));
-    }
-}
 
 void require_known(const Json& json, std::string_view where,
                    std::initializer_list<std::string_view> keys) {

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT
 #pragma once
 
-// JSON files from elsewhere. Pure functions.
+// Members of JSON objects from elsewhere. Pure functions.
 
 #include <nlohmann/json.hpp>
 
@@ -11,10 +11,6 @@
 #include <string_view>
 
 namespace bellows::text {
-
-/// Throws Error{Corrupt} if it is no JSON object, has a key twice in an object, or is nested more
-/// than 24 deep. what: for messages, e.g. "tokenizer.json".
-nlohmann::json parse_strict(const std::string& text, std::string_view what);
 
 /// Throws Error{Unsupported} if the object has another key than these, Error{Corrupt} if it is no
 /// object.
