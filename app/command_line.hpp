@@ -37,6 +37,7 @@ struct ExportFlags {
 struct GenerateFlags {
     std::filesystem::path checkpoint;
     std::string prompt;
+    bool chat = false;
     std::vector<std::string> data;
     std::optional<std::string> device, precision, tokenizer;
     std::optional<std::uint64_t> tokens;

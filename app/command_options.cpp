@@ -80,6 +80,7 @@ GenerateOptions resolve_generate(const GenerateFlags& flags) {
         named("precision", [&] { from_text(options.config.train.precision, *flags.precision); });
     validate(options.config.train);
     options.prompt = flags.prompt;
+    options.chat = flags.chat;
     override_with(options.tokens, flags.tokens);
     if (options.tokens == 0) {
         throw Error(ErrorCode::InvalidArgument, "--tokens must be at least 1");

@@ -39,6 +39,7 @@ struct GenerateOptions {
     std::string tokenizer;            ///< see Tokenizer::from_name(); "": the checkpoint's own
     std::vector<std::uint32_t> ends;  ///< token ids at which the text ends
     std::string prompt;
+    bool chat = false; ///< the prompt is what a user says, and the text is the model's answer
     std::uint64_t tokens = 200;
     double temperature = 0.8;
     std::uint64_t seed = 1;

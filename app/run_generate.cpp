@@ -9,21 +9,44 @@
 #include <bellows/base/rounding.hpp>
 #include <bellows/engine/device_choice.hpp>
 #include <bellows/serve/sampling.hpp>
+#include <bellows/text/chat_template.hpp>
 
 #include <algorithm>
 #include <cstdio>
 #include <limits>
 #include <memory>
 #include <optional>
+#include <span>
 #include <vector>
 
 namespace bellows {
 
+namespace {
+
+std::vector<std::uint32_t> prompt_tokens(const Tokenizer& tokenizer,
+                                         const GenerateOptions& options) {
+    if (options.chat) {
+        const ChatMessage message{"user", options.prompt};
+        return ChatTemplate(tokenizer).encode({&message, 1});
+    }
+    std::vector<std::uint32_t> tokens = tokenizer.encode(options.prompt, {.text_frame = true});
+    if (tokens.empty())
+        tokens.push_back(tokenizer.bos().value_or(tokenizer.end_of_document()));
+    return tokens;
+}
+
+bool ends(const Tokenizer& tokenizer, const GenerateOptions& options, std::uint32_t token) {
+    return std::ranges::find(options.ends, token) != options.ends.end() ||
+           (options.chat &&
+            std::ranges::find(tokenizer.end_tokens(), token) != tokenizer.end_tokens().end());
+}
+
+} // namespace
+
 std::string generate_text(LanguageModel& model, const Tokenizer& tokenizer,
                           const GenerateOptions& options) {
-    std::vector<std::uint32_t> text = tokenizer.encode(options.prompt, {.text_frame = true});
-    if (text.empty())
-        text.push_back(tokenizer.bos().value_or(tokenizer.end_of_document()));
+    std::vector<std::uint32_t> text = prompt_tokens(tokenizer, options);
+    const std::size_t prompt = text.size();
     std::vector<std::uint32_t> without_token;
     for (std::uint32_t id = 0; id < tokenizer.vocabulary(); ++id)
         if (!tokenizer.has_token(id))
@@ -35,11 +58,11 @@ std::string generate_text(LanguageModel& model, const Tokenizer& tokenizer,
         for (const std::uint32_t id : without_token)
             logits[id] = -std::numeric_limits<float>::infinity();
         const std::uint32_t token = sample_token(logits, sampling, text.size());
-        if (std::ranges::find(options.ends, token) != options.ends.end())
+        if (ends(tokenizer, options, token))
             break;
         text.push_back(token);
     }
-    return tokenizer.decode(text);
+    return tokenizer.decode(std::span(text).subspan(options.chat ? prompt : 0));
 }
 
 std::string for_standard_output(const std::string& text) {
@@ -64,8 +87,8 @@ namespace {
 std::uint64_t tokens_in_all(const GenerateOptions& options, const Tokenizer& tokenizer) {
     constexpr std::uint64_t kStep = 16; // what kernels like
     const ModelConfig& model = options.config.model;
-    const std::uint64_t tokens = round_up(
-        tokenizer.encode(options.prompt, {.text_frame = true}).size() + options.tokens, kStep);
+    const std::uint64_t tokens =
+        round_up(prompt_tokens(tokenizer, options).size() + options.tokens, kStep);
     return model.max_context > 0 ? std::min(tokens, model.max_context) : tokens;
 }
 
@@ -107,8 +130,8 @@ int run_generate(const GenerateOptions& options) {
     std::fwrite(shown.data(), 1, shown.size(), stdout);
     std::fflush(stdout);
     if (known) { // what the model wrote, not what it was given
-        const auto written =
-            std::string_view(text).substr(std::min(options.prompt.size(), text.size()));
+        const auto written = std::string_view(text).substr(
+            options.chat ? 0 : std::min(options.prompt.size(), text.size()));
         const WordCheck check =
             check_words(written, words_in(*known, WordSet(written), kMostKnown));
         std::fprintf(stderr, "%s\n", format_word_check(check, "the given text").c_str());

@@ -153,6 +153,8 @@ Examples:
       --tokens 50 --temperature 0
   bellows generate --checkpoint DeepSeek-V2-Lite --prompt "Once " \
       --tokens 50 --precision bf16
+  bellows generate --checkpoint Qwen3-0.6B --chat --prompt "What is a bellows?" \
+      --tokens 200
 )";
 
 const char* const kExportHelp =

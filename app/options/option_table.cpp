@@ -152,9 +152,12 @@ void add_generate(CLI::App& app, GenerateFlags& flags) {
         ->type_name("DIR")
         ->required();
     app.add_option("--tokenizer", flags.tokenizer,
-                   "bytes, or a tokenizer's file (default: the checkpoint's own)")
+                   "bytes, or a tokenizer's file or folder (default: the checkpoint's own)")
         ->type_name("PATH|bytes");
     app.add_option("--prompt", flags.prompt, "text to continue")->required();
+    app.add_flag("--chat", flags.chat,
+                 "the prompt is a user's message, put as the model's chat template says; only the "
+                 "answer is written");
     app.add_option("--data", flags.data,
                    "say on standard error which share of the written words stands in these files "
                    "and folders")

@@ -105,3 +105,31 @@ TEST(Tokenizer, StandsInTheCheckpoint) {
                     2, "no sound sentencepiece model");
     EXPECT_FALSE(fs::exists(workspace.path() / "bad"));
 }
+
+// A Hugging Face tokenizer goes from the run into its checkpoint, and on into an exported folder.
+TEST(Tokenizer, OfAFolderGoesAllTheWay) {
+    const Workspace workspace;
+    const fs::path qwen = fs::path(BELLOWS_TOKENIZERS) / "qwen", out = workspace.path() / "out";
+    const fs::path run = workspace.train(
+        "run", {"--steps", "2", "--tokenizer", qwen.string(), "--set", "model.vocabulary=608"});
+    const auto answer = [&](const fs::path& checkpoint) {
+        const Finished finished =
+            workspace.bellows({"generate", "--checkpoint", checkpoint.string(), "--chat",
+                               "--prompt", "Who are you?", "--tokens", "3", "--temperature", "0"});
+        EXPECT_EQ(finished.exit_code, 0) << finished.errors;
+        EXPECT_EQ(finished.out.find("Who are you?"), std::string::npos) << finished.out;
+        return finished.out;
+    };
+    const std::string said = answer(run);
+    EXPECT_GT(said.size(), 1u);
+    const Finished exported =
+        workspace.bellows({"export", "--checkpoint", run.string(), "--out", out.string()});
+    ASSERT_EQ(exported.exit_code, 0) << exported.errors;
+    EXPECT_EQ(bellows::content_of(out / "tokenizer.json"),
+              bellows::content_of(qwen / "tokenizer.json"));
+    EXPECT_EQ(answer(out), said);
+    const Finished tuned = workspace.bellows(
+        {"train", "--init", out.string(), "--data", workspace.data().string(), "--steps", "1",
+         "--batch", "2", "--seq", "16", "--out", (workspace.path() / "tuned").string()});
+    EXPECT_EQ(tuned.exit_code, 0) << tuned.errors;
+}
