@@ -207,17 +207,15 @@ int print_model_info(const InfoFlags& flags) {
         std::printf("  %-22s %16llu  (%s)\n", what, static_cast<unsigned long long>(value),
                     format_count(static_cast<double>(value)).c_str());
     };
-    std::printf(
-        "%s: %llu layers, the first %llu dense; %llu routed experts, top %llu, %llu shared\n",
-        flags.model->c_str(), static_cast<unsigned long long>(model.layers),
-        static_cast<unsigned long long>(model.dense_layers),
-        static_cast<unsigned long long>(model.routed_experts),
-        static_cast<unsigned long long>(model.top_k),
-        static_cast<unsigned long long>(model.shared_experts));
+    std::printf("%s: %llu layers, the first %llu dense; %s\n", flags.model->c_str(),
+                static_cast<unsigned long long>(model.layers),
+                static_cast<unsigned long long>(model.dense_layers),
+                describe_experts(model).c_str());
     line("parameters", count.total);
     line("active per token", count.active);
     line("embedding and head", count.embedding);
-    line("one routed expert", count.expert);
+    if (model.moe_layers() > 0)
+        line("one routed expert", count.expert);
     return kExitGood;
 }
 

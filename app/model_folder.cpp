@@ -89,11 +89,7 @@ void print_text(const HfFolder& folder, const Json& report) {
     const auto number = [](std::uint64_t value) { return static_cast<unsigned long long>(value); };
     std::printf("%s: %s, %llu layers, %llu of them dense; %s\n", folder.folder().c_str(),
                 to_string(config.type), number(model.layers), number(model.dense_layers),
-                model.moe_layers() == 0 ? "no experts"
-                                        : (std::to_string(model.routed_experts) +
-                                           " routed experts, top " + std::to_string(model.top_k) +
-                                           ", " + std::to_string(model.shared_experts) + " shared")
-                                              .c_str());
+                describe_experts(model).c_str());
     const auto line = [](const char* what, const std::string& text) {
         std::printf("  %-22s %s\n", what, text.c_str());
     };
@@ -121,6 +117,13 @@ void print_text(const HfFolder& folder, const Json& report) {
 }
 
 } // namespace
+
+std::string describe_experts(const ModelConfig& model) {
+    return model.moe_layers() == 0 ? "no experts"
+                                   : std::to_string(model.routed_experts) +
+                                         " routed experts, top " + std::to_string(model.top_k) +
+                                         ", " + std::to_string(model.shared_experts) + " shared";
+}
 
 void ReadingProgress::operator()(std::uint64_t done, std::uint64_t total) const {
     const double seconds = seconds_since(start_);

@@ -38,6 +38,9 @@ std::string folder_tokenizer(const HfFolder& folder);
 /// Of FP8 codes fp8, of f32 f32, of all else bf16.
 Precision usual_precision(const HfFolder& folder);
 
+/// "64 routed experts, top 6, 2 shared", or "no experts".
+std::string describe_experts(const ModelConfig& model);
+
 /// `bellows info --model` of such a folder, on standard output.
 int print_folder_info(const std::filesystem::path& folder, bool json);
 

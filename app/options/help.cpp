@@ -153,7 +153,7 @@ Examples:
       --tokens 50 --temperature 0
   bellows generate --checkpoint DeepSeek-V2-Lite --prompt "Once " \
       --tokens 50 --precision bf16
-  bellows generate --checkpoint Qwen3-0.6B --chat --prompt "What is a bellows?" \
+  bellows generate --checkpoint Qwen3-0.6B --chat --prompt "What is bf16?" \
       --tokens 200
 )";
 
