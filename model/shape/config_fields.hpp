@@ -15,15 +15,15 @@ namespace bellows::config_fields {
 
 // What a configuration calls the values of an enumeration, in their order.
 template <class Enum>
-constexpr std::array<const char*, 0> kNames{};
+inline constexpr std::array<const char*, 0> kNames{};
 template <>
-constexpr std::array kNames<ScoreFunction>{"sigmoid", "softmax"};
+inline constexpr std::array kNames<ScoreFunction>{"sigmoid", "softmax"};
 template <>
-constexpr std::array kNames<GroupScore>{"auto", "max", "top_two"};
+inline constexpr std::array kNames<GroupScore>{"auto", "max", "top_two"};
 template <>
-constexpr std::array kNames<AttentionKind>{"mla", "gqa"};
+inline constexpr std::array kNames<AttentionKind>{"mla", "gqa"};
 template <>
-constexpr std::array kNames<RopeScaling>{"none", "yarn", "llama3"};
+inline constexpr std::array kNames<RopeScaling>{"none", "yarn", "llama3"};
 
 template <class Enum>
 const char* name_of(Enum value) noexcept {
