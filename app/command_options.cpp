@@ -65,6 +65,7 @@ void open_model(const GenerateFlags& flags, GenerateOptions& options) {
     options.checkpoint = folder.folder();
     options.config.model = folder.config().model;
     options.config.train.precision = usual_precision(folder);
+    options.folder_bytes = folder.bytes();
     options.tokenizer = flags.tokenizer ? *flags.tokenizer : folder_tokenizer(folder);
     for (const std::uint64_t end : end_tokens(folder.folder(), folder.config()))
         options.ends.push_back(static_cast<std::uint32_t>(end));
@@ -188,21 +189,14 @@ int print_model_info(const InfoFlags& flags) {
     if (HfFolder::is_one(*flags.model))
         return print_folder_info(*flags.model, flags.json);
     const ModelConfig model = load_run_config(*flags.model).model;
-    const ParameterCount count = count_parameters(model);
     if (flags.json) {
-        const nlohmann::ordered_json json = {{"model", *flags.model},
-                                             {"parameters", count.total},
-                                             {"active_parameters_per_token", count.active},
-                                             {"embedding_parameters", count.embedding},
-                                             {"parameters_per_expert", count.expert},
-                                             {"layers", model.layers},
-                                             {"dense_layers", model.dense_layers},
-                                             {"routed_experts", model.routed_experts},
-                                             {"top_k", model.top_k}};
+        nlohmann::ordered_json json = {{"model", *flags.model}};
+        json.update(shape_report(model));
         std::printf("%s\n",
                     json.dump(2, ' ', false, nlohmann::json::error_handler_t::replace).c_str());
         return kExitGood;
     }
+    const ParameterCount count = count_parameters(model);
     const auto line = [](const char* what, std::uint64_t value) {
         std::printf("  %-22s %16llu  (%s)\n", what, static_cast<unsigned long long>(value),
                     format_count(static_cast<double>(value)).c_str());

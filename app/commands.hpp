@@ -38,6 +38,7 @@ struct GenerateOptions {
     RunConfig config;                 ///< of the run that wrote it; precision as asked for
     std::string tokenizer;            ///< see Tokenizer::from_name(); "": the checkpoint's own
     std::vector<std::uint32_t> ends;  ///< token ids at which the text ends
+    std::uint64_t folder_bytes = 0;   ///< of the tensors of a Hugging Face folder; 0: it is none
     std::string prompt;
     bool chat = false; ///< the prompt is what a user says, and the text is the model's answer
     std::uint64_t tokens = 200;

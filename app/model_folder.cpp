@@ -56,31 +56,23 @@ std::uint64_t files_of(const HfFolder& folder) {
 Json report_of(const HfFolder& folder) {
     const HfConfig& config = folder.config();
     const ModelConfig& model = config.model;
-    const ParameterCount count = count_parameters(model);
     Json types = Json::object();
     for (const auto& [name, tensor] : folder.tensors())
         types[to_string(tensor.type)] =
             types.value(to_string(tensor.type), std::uint64_t{0}) + tensor.bytes.size();
-    return {{"model", folder.folder().string()},
-            {"model_type", to_string(config.type)},
-            {"parameters", count.total},
-            {"active_parameters_per_token", count.active},
-            {"embedding_parameters", count.embedding},
-            {"parameters_per_expert", count.expert},
-            {"layers", model.layers},
-            {"dense_layers", model.dense_layers},
-            {"routed_experts", model.routed_experts},
-            {"top_k", model.top_k},
-            {"max_context", model.max_context},
-            {"vocabulary", model.vocabulary},
-            {"bytes", folder.bytes()},
-            {"files", files_of(folder)},
-            {"bytes_by_type", types},
-            {"tokenizer", tokenizer_file(folder.folder())},
-            {"end_tokens", end_tokens(folder.folder(), config)},
-            {"unused_tensors", folder.unused()},
-            {"keys", config.read},
-            {"ignored_keys", config.ignored}};
+    Json report = {{"model", folder.folder().string()}, {"model_type", to_string(config.type)}};
+    report.update(shape_report(model));
+    report.update({{"max_context", model.max_context},
+                   {"vocabulary", model.vocabulary},
+                   {"bytes", folder.bytes()},
+                   {"files", files_of(folder)},
+                   {"bytes_by_type", types},
+                   {"tokenizer", tokenizer_file(folder.folder())},
+                   {"end_tokens", end_tokens(folder.folder(), config)},
+                   {"unused_tensors", folder.unused()},
+                   {"keys", config.read},
+                   {"ignored_keys", config.ignored}});
+    return report;
 }
 
 void print_text(const HfFolder& folder, const Json& report) {
@@ -117,6 +109,18 @@ void print_text(const HfFolder& folder, const Json& report) {
 }
 
 } // namespace
+
+Json shape_report(const ModelConfig& model) {
+    const ParameterCount count = count_parameters(model);
+    return {{"parameters", count.total},
+            {"active_parameters_per_token", count.active},
+            {"embedding_parameters", count.embedding},
+            {"parameters_per_expert", count.expert},
+            {"layers", model.layers},
+            {"dense_layers", model.dense_layers},
+            {"routed_experts", model.routed_experts},
+            {"top_k", model.top_k}};
+}
 
 std::string describe_experts(const ModelConfig& model) {
     return model.moe_layers() == 0 ? "no experts"

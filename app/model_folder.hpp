@@ -9,6 +9,8 @@
 #include <bellows/checkpoint/hf_export.hpp>
 #include <bellows/checkpoint/hf_folder.hpp>
 
+#include <nlohmann/json.hpp>
+
 #include <chrono>
 #include <cstdint>
 #include <filesystem>
@@ -30,16 +32,19 @@ private:
     std::chrono::steady_clock::time_point start_;
 };
 
-/// What tokenizer = "..." in [train] says for the tokenizer of such a folder. Of a folder without
-/// one, whose model has a vocabulary of bytes: "bytes". Throws Error{InvalidArgument} if there is
-/// none that this program reads.
+/// Gives the value of `tokenizer` in [train] that names the folder's tokenizer. This is "bytes" for
+/// a folder without a tokenizer whose model has a vocabulary of bytes. Throws
+/// Error{InvalidArgument} for another folder without one.
 std::string folder_tokenizer(const HfFolder& folder);
 
-/// Of FP8 codes fp8, of f32 f32, of all else bf16.
+/// Gives fp8 where most bytes are FP8 codes, f32 where they are f32, else bf16.
 Precision usual_precision(const HfFolder& folder);
 
 /// "64 routed experts, top 6, 2 shared", or "no experts".
 std::string describe_experts(const ModelConfig& model);
+
+/// Gives the part of `bellows info --model --json` that follows from the model's shape alone.
+nlohmann::ordered_json shape_report(const ModelConfig& model);
 
 /// `bellows info --model` of such a folder, on standard output.
 int print_folder_info(const std::filesystem::path& folder, bool json);

@@ -98,9 +98,9 @@ std::unique_ptr<LanguageModel> open_model(const GenerateOptions& options,
     LanguageModelOptions model;
     model.timeout = wait_limit(options.config.train);
     model.precision = options.config.train.precision;
-    if (HfFolder::is_one(options.checkpoint)) {
+    if (options.folder_bytes > 0) {
         model.seq = tokens_in_all(options, tokenizer);
-        model.on_progress = ReadingProgress(progress, HfFolder(options.checkpoint).bytes());
+        model.on_progress = ReadingProgress(progress, options.folder_bytes);
     }
     auto opened = std::make_unique<LanguageModel>(
         device_options_of_rank(options.config.train.device, 0), options.checkpoint, model);

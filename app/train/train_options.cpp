@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
-// What `bellows train` is asked for: flags, configuration and the checkpoint to go on from, made
-// one.
+// This source makes the options of `bellows train` from its flags, its configuration and the
+// checkpoint that it goes on from.
 #include "app/command_line.hpp"
 #include "app/commands.hpp"
 #include "app/options/flag_values.hpp"
@@ -62,7 +62,7 @@ void apply_flags(TrainConfig& train, const TrainFlags& flags) {
     override_with(train.ep, flags.ep);
 }
 
-/// Of a resumed run the old layout is a default, too, as long as the number of ranks stays.
+/// A resumed run keeps its old layout as the default while its number of ranks stays the same.
 void forget_layout(TrainConfig& train, const TrainFlags& flags) {
     if (flags.ranks || flags.dp || flags.pp) {
         train.dp = train.ep = 0;

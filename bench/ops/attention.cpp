@@ -89,7 +89,8 @@ Workload attention_of(OpData& data, const Sizes& s, DType act, int part, std::ui
     Recording recording(data.device(), QueueRole::Compute, "prepare");
     ops::attention_forward(recording, q, k, v, o, lse, options);
     data.device().submit(recording).wait();
-    // Of the second token's first head: two keys only. dv of the last token: one query a head.
+    // The second token's first head sees two keys only, and the last token's dv comes from one
+    // query of each head.
     const auto verify = [=, &data]() -> std::string {
         const auto qs = data.read(q), ks = data.read(k), vs = data.read(v), os = data.read(o);
         const auto dos = data.read(d_o), dvs = data.read(dv), lses = data.read(lse);

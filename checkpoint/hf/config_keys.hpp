@@ -38,7 +38,7 @@ public:
     void require(const std::string& key, const nlohmann::json& value, const std::string& why);
 
     const std::set<std::string>& taken() const noexcept { return taken_; }
-    /// Those that are there and have not been taken, sorted.
+    /// Gives the keys that are there and have not been taken, sorted.
     std::vector<std::string> rest() const;
     /// Throws Error{InvalidArgument}: "<source>: <key> = <value> <problem>".
     [[noreturn]] void refuse(const std::string& key, const std::string& problem) const;

@@ -9,7 +9,6 @@ Qwen's ranks are the published ones; those for the rules of DeepSeek-V2, Llama 3
 trained here, and one whose added tokens have all flags ("odd")."""
 import argparse
 import importlib.util
-import json
 import pathlib
 import random
 import subprocess
@@ -56,12 +55,8 @@ def cases(work, files):
     folder = work / "kimi"
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "tiktoken.model").write_bytes(ranks_file.read_bytes())
-    special = {name: len(ranks) + i for i, name in enumerate(
-        ["[BOS]", "[EOS]", "<|im_end|>", "<|im_user|>", "<|im_assistant|>", "<|im_system|>",
-         "<|im_middle|>"])}
-    (folder / "tokenizer_config.json").write_text(json.dumps({
-        "added_tokens_decoder": {str(i): {"content": name} for name, i in special.items()},
-        "bos_token": "[BOS]", "eos_token": "[EOS]"}))
+    special = rules.kimi_special(len(ranks))
+    rules.write_kimi_config(folder, special)
     kimi = tiktoken.Encoding("kimi", pat_str=rules.KIMI, mergeable_ranks=ranks,
                              special_tokens=special)
     yield ("kimi", folder, False, lambda text: kimi.encode(text, disallowed_special=()),

@@ -61,12 +61,8 @@ def main():
     (folder / "tiktoken.model").write_bytes(b"".join(
         base64.b64encode(token) + b" %d\n" % rank
         for token, rank in sorted(ranks.items(), key=lambda item: item[1])))
-    special = {name: len(ranks) + i for i, name in enumerate(
-        ["[BOS]", "[EOS]", "<|im_end|>", "<|im_user|>", "<|im_assistant|>", "<|im_system|>",
-         "<|im_middle|>"])}
-    (folder / "tokenizer_config.json").write_text(json.dumps({
-        "added_tokens_decoder": {str(i): {"content": name} for name, i in special.items()},
-        "bos_token": "[BOS]", "eos_token": "[EOS]"}))
+    special = rules.kimi_special(len(ranks))
+    rules.write_kimi_config(folder, special)
     kimi = tiktoken.Encoding("kimi", pat_str=rules.KIMI, mergeable_ranks=ranks,
                              special_tokens=special)
     (folder / "ids.txt").write_text("".join(

@@ -222,3 +222,17 @@ def training_texts(files, seed=1):
             yield file.read().decode("utf-8", "replace")
     for _ in range(4000):
         yield nasty_line(random_).decode("utf-8", "replace")
+
+
+def kimi_special(num_ranks):
+    """Moonlight's special tokens behind so many ranks."""
+    names = ["[BOS]", "[EOS]", "<|im_end|>", "<|im_user|>", "<|im_assistant|>", "<|im_system|>",
+             "<|im_middle|>"]
+    return {name: num_ranks + i for i, name in enumerate(names)}
+
+
+def write_kimi_config(folder, special):
+    """The tokenizer_config.json that goes with them."""
+    (folder / "tokenizer_config.json").write_text(json.dumps({
+        "added_tokens_decoder": {str(i): {"content": name} for name, i in special.items()},
+        "bos_token": "[BOS]", "eos_token": "[EOS]"}))

@@ -99,4 +99,20 @@ std::uint64_t fp8_ffn_weight_gradient_scratch(const ModelConfig& config, const S
            filled_rows(shape, rows, matrices) * (2 * ffn + config.hidden) * 2;
 }
 
+std::vector<NodeInfo> attention_nodes(const SlotShape& shape, std::uint64_t forward_scratch,
+                                      std::uint64_t input_gradient_scratch,
+                                      std::uint64_t weight_gradient_scratch) {
+    std::vector<NodeInfo> list = {
+        {.name = "ATTN(F)", .kind = NodeKind::Forward, .scratch_bytes = forward_scratch}};
+    if (!shape.training)
+        return list;
+    list.push_back({.name = "ATTN(B)",
+                    .kind = NodeKind::InputGradient,
+                    .scratch_bytes = input_gradient_scratch});
+    list.push_back({.name = "ATTN(W)",
+                    .kind = NodeKind::WeightGradient,
+                    .scratch_bytes = weight_gradient_scratch});
+    return list;
+}
+
 } // namespace bellows::declare

@@ -46,6 +46,11 @@ BufferInfo linear_gradient(std::string name, const SlotShape& shape, std::uint64
 void add_swiglu(std::vector<BufferInfo>& to, const SlotShape& shape, const std::string& prefix,
                 std::uint64_t ffn, RowCount rows = RowCount::Fixed);
 
+/// ATTN(F), and for training ATTN(B) and ATTN(W), with the bytes of scratch that each needs.
+std::vector<NodeInfo> attention_nodes(const SlotShape& shape, std::uint64_t forward_scratch,
+                                      std::uint64_t input_gradient_scratch,
+                                      std::uint64_t weight_gradient_scratch);
+
 /// Bytes of FP8 rows or columns of that size, with their scales.
 std::uint64_t quantized_bytes(std::uint64_t rows, std::uint64_t columns);
 /// Scratch of an FFN's forward or input-gradient node in FP8, at most. `rows` are as many as could

@@ -119,18 +119,8 @@ std::uint64_t weight_gradient_scratch(const ModelConfig& c, const SlotShape& s) 
 }
 
 std::vector<NodeInfo> nodes_of(const ModelConfig& c, const SlotShape& s) {
-    std::vector<NodeInfo> list = {{.name = "ATTN(F)",
-                                   .kind = NodeKind::Forward,
-                                   .scratch_bytes = heads_scratch(c, s) + product_scratch(c, s)}};
-    if (!s.training)
-        return list;
-    list.push_back({.name = "ATTN(B)",
-                    .kind = NodeKind::InputGradient,
-                    .scratch_bytes = input_gradient_scratch(c, s)});
-    list.push_back({.name = "ATTN(W)",
-                    .kind = NodeKind::WeightGradient,
-                    .scratch_bytes = weight_gradient_scratch(c, s)});
-    return list;
+    return attention_nodes(s, heads_scratch(c, s) + product_scratch(c, s),
+                           input_gradient_scratch(c, s), weight_gradient_scratch(c, s));
 }
 
 double other_flops(const ModelConfig& c, double visible_keys) {
