@@ -4,15 +4,21 @@
 #include <charconv>
 #include <fstream>
 #include <iterator>
+#include <sstream>
 #include <string>
 #include <string_view>
 
 namespace bellows {
 namespace {
 
+/// Empty where there is no such process. A process may end between the opening of the file and
+/// the reading of it. The read fails then, and an iterator over the stream would throw; `<<` does
+/// not.
 std::string content_of(pid_t process, const std::string& file) {
-    std::ifstream in("/proc/" + std::to_string(process) + "/" + file);
-    return {std::istreambuf_iterator<char>(in), {}};
+    const std::ifstream in("/proc/" + std::to_string(process) + "/" + file);
+    std::ostringstream text;
+    text << in.rdbuf();
+    return text.str();
 }
 
 /// '\0' where there is no such process.
