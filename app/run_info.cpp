@@ -56,6 +56,13 @@ Json json_of(const DeviceInfo& info) {
             {"lacks", info.unmet_requirements}};
 }
 
+/// Whether the device has been created with a queue that draws, and what that means.
+std::string graphics_queue_of(const Device& device) {
+    return device.has_feature("no_graphics_queue")
+               ? "none: on NVIDIA kernels have all shared memory of a processor"
+               : "one: on NVIDIA 48 KiB of shared memory are left to a processor";
+}
+
 /// Kernel variants that this device and build run, and why not the others.
 Json kernels_of(const Device& device) {
     Json all = Json::object();
@@ -166,6 +173,7 @@ int run_info(const InfoOptions& options) {
             device_options.select = std::to_string(info.index);
             const auto device = Device::create(device_options);
             entry["queues"] = device->describe_queues();
+            entry["graphics_queue"] = graphics_queue_of(*device);
             entry["kernels"] = kernels_of(*device);
             entry["bf16_products"] = gemm_classes_of(*device);
             if (options.kernels) {

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT
 #include "device_impl.hpp"
 #include "physical_device.hpp"
+#include "queue_plan.hpp"
 #include "recording_impl.hpp"
 
 #include <bellows/engine/vulkan_interop.hpp>
@@ -8,11 +9,13 @@
 #include <algorithm>
 #include <cstdlib>
 #include <cstring>
+#include <sstream>
 #include <utility>
 
 namespace bellows {
 
 using detail::check;
+using detail::QueuePlan;
 using detail::Ticket;
 using detail::TicketPtr;
 using Clock = std::chrono::steady_clock;
@@ -86,70 +89,8 @@ void create_messenger(Device::Impl& impl) {
           "creating the validation messenger");
 }
 
-/// Which family and which of its queues serve each role: a copy-only family for the transfers, a
-/// compute family without graphics for what exchanges do, and for what computes as well if it has
-/// enough queues.
-struct QueuePlan {
-    struct Slot {
-        std::uint32_t family = 0, index = 0;
-        bool operator==(const Slot&) const = default;
-    };
-    std::array<Slot, kNumQueueRoles> role;
-};
-
-QueuePlan plan_queues(const std::vector<VkQueueFamilyProperties>& families) {
-    constexpr std::uint32_t kNone = ~0u;
-    std::uint32_t compute = kNone, transfer = kNone, async = kNone;
-    for (std::uint32_t i = 0; i < families.size(); ++i) {
-        const VkQueueFlags flags = families[i].queueFlags;
-        if ((flags & VK_QUEUE_COMPUTE_BIT) && compute == kNone)
-            compute = i;
-        else if ((flags & VK_QUEUE_COMPUTE_BIT) && !(flags & VK_QUEUE_GRAPHICS_BIT) &&
-                 async == kNone)
-            async = i;
-        constexpr VkQueueFlags kOther = VK_QUEUE_COMPUTE_BIT | VK_QUEUE_GRAPHICS_BIT |
-                                        VK_QUEUE_VIDEO_DECODE_BIT_KHR |
-                                        VK_QUEUE_VIDEO_ENCODE_BIT_KHR;
-        if ((flags & VK_QUEUE_TRANSFER_BIT) && !(flags & kOther) && transfer == kNone)
-            transfer = i;
-    }
-    // Queues of one family are handed out as long as they last.
-    std::vector<std::uint32_t> next(families.size(), 0);
-    const auto take = [&](std::uint32_t family) {
-        const std::uint32_t last = families[family].queueCount - 1;
-        return QueuePlan::Slot{family, std::min(next[family]++, last)};
-    };
-    QueuePlan plan;
-    const auto of = [&plan](QueueRole role) -> QueuePlan::Slot& {
-        return plan.role[static_cast<std::size_t>(role)];
-    };
-    constexpr std::array kOfExchanges = {QueueRole::AsyncCompute, QueueRole::AsyncForwardOut,
-                                         QueueRole::AsyncForwardIn, QueueRole::AsyncBackwardOut,
-                                         QueueRole::AsyncBackwardIn};
-    const std::uint32_t beside = async != kNone ? async : compute;
-    const std::uint32_t copies = transfer != kNone ? transfer : beside;
-    // On NVIDIA kernels of a family without graphics follow one another sooner, and those of its
-    // queues and of one queue with graphics run at once; two queues with graphics take turns.
-    const std::size_t needed =
-        kOfExchanges.size() + 2 + (copies == beside ? 2 : 0) + (compute == beside ? 1 : 0);
-    const bool apart = !(families[beside].queueFlags & VK_QUEUE_GRAPHICS_BIT) &&
-                       families[beside].queueCount >= needed;
-    if (!apart)
-        of(QueueRole::Compute) = of(QueueRole::ComputeBeside) = of(QueueRole::ComputeDeferred) =
-            of(QueueRole::ComputeDeferredBeside) = take(compute);
-    of(QueueRole::TransferIn) = take(copies);
-    of(QueueRole::TransferOut) = take(copies);
-    for (const QueueRole role : kOfExchanges)
-        of(role) = take(beside);
-    if (apart) {
-        of(QueueRole::Compute) = take(beside);
-        of(QueueRole::ComputeBeside) = take(beside);
-        of(QueueRole::ComputeDeferred) = take(compute);
-        of(QueueRole::ComputeDeferredBeside) =
-            families[beside].queueCount > needed ? take(beside) : of(QueueRole::ComputeDeferred);
-    }
-    return plan;
-}
+/// The feature of devices that have no queue of a family with graphics.
+constexpr const char* kNoGraphicsQueue = "no_graphics_queue";
 
 /// Distinct VkQueues of a plan, or one for each role, and which of them each role has.
 std::vector<QueuePlan::Slot> queues_of(const QueuePlan& plan, bool each_role,
@@ -166,8 +107,13 @@ std::vector<QueuePlan::Slot> queues_of(const QueuePlan& plan, bool each_role,
 }
 
 void create_vulkan_device(Device::Impl& impl, detail::PhysicalDevice& physical) {
-    const auto slots = queues_of(plan_queues(physical.queue_families), impl.options.roles_apart,
-                                 impl.queue_of_role);
+    const std::vector<std::string>& without = impl.options.leave_out;
+    const bool graphics_queue =
+        std::find(without.begin(), without.end(), kNoGraphicsQueue) != without.end();
+    const QueuePlan plan = detail::plan_queues(physical.queue_families, graphics_queue);
+    if (plan.no_graphics_queue(physical.queue_families))
+        impl.info.features.push_back(kNoGraphicsQueue);
+    const auto slots = queues_of(plan, impl.options.roles_apart, impl.queue_of_role);
     std::vector<std::vector<float>> priorities(physical.queue_families.size());
     for (const auto& slot : slots)
         priorities[slot.family].resize(
@@ -268,7 +214,7 @@ std::unique_ptr<Device> Device::create(DeviceOptions options) {
 namespace {
 
 void require_family(const ExternalQueue& queue,
-                    const std::vector<VkQueueFamilyProperties>& families) {
+                    const std::vector<VkQueueFamilyProperties>& families, bool no_graphics_queue) {
     const auto refuse = [&](const std::string& why) {
         throw Error(ErrorCode::InvalidArgument, std::string("the adopted queue for ") +
                                                     to_string(queue.role) + " is of family " +
@@ -279,6 +225,8 @@ void require_family(const ExternalQueue& queue,
     const bool computes = (families[queue.family].queueFlags & VK_QUEUE_COMPUTE_BIT) != 0;
     if (takes_dispatches(queue.role) && !computes)
         refuse("which does not compute");
+    if (no_graphics_queue && (families[queue.family].queueFlags & VK_QUEUE_GRAPHICS_BIT) != 0)
+        refuse("which has graphics, though ExternalDevice::no_graphics_queue is set");
 }
 
 } // namespace
@@ -305,10 +253,12 @@ std::unique_ptr<Device> Device::adopt(const ExternalDevice& external, DeviceOpti
     impl.info = physical.info;
     impl.has_memory_budget = physical.has_memory_budget;
     detail::require_serves(impl.info);
+    if (external.no_graphics_queue)
+        impl.info.features.push_back(kNoGraphicsQueue);
     leave_out_features(impl);
     std::array<std::optional<std::uint32_t>, kNumQueueRoles> of_role{};
     for (const ExternalQueue& queue : external.queues) {
-        require_family(queue, physical.queue_families);
+        require_family(queue, physical.queue_families, external.no_graphics_queue);
         auto same = std::find_if(impl.queues.begin(), impl.queues.end(),
                                  [&](const auto& q) { return q->handle == queue.queue; });
         const auto index = static_cast<std::uint32_t>(same - impl.queues.begin());
@@ -573,6 +523,12 @@ DeviceOptions DeviceOptions::from_environment(DeviceOptions base) {
         base.select = device;
     if (const char* gemm_class = std::getenv("BELLOWS_GEMM_CLASS"))
         base.gemm_class = gemm_class;
+    if (const char* without = std::getenv("BELLOWS_LEAVE_OUT")) {
+        std::istringstream names(without);
+        for (std::string name; std::getline(names, name, ',');)
+            if (!name.empty())
+                base.leave_out.push_back(name);
+    }
     if (const char* text = std::getenv("BELLOWS_SYNC")) {
         const std::string mode = text;
         const std::string seed = mode.size() > 8 ? mode.substr(8) : "";

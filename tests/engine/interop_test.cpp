@@ -87,6 +87,21 @@ TEST(EngineInterop, QueuesAreUsedOnlyUnderTheCallersLock) {
     EXPECT_EQ(rounds, 4);
 }
 
+TEST(EngineInterop, TheCallerSaysThatItsDeviceHasNoQueueWithGraphics) {
+    OwnVulkan own;
+    EXPECT_FALSE(Device::adopt(own.external(), test_options())->has_feature("no_graphics_queue"));
+    ExternalDevice external = own.external();
+    external.no_graphics_queue = true;
+    std::vector<VkQueueFamilyProperties> families(16);
+    std::uint32_t count = 16;
+    own.call<PFN_vkGetPhysicalDeviceQueueFamilyProperties>(
+        "vkGetPhysicalDeviceQueueFamilyProperties")(own.physical_device, &count, families.data());
+    if (families.at(own.family).queueFlags & VK_QUEUE_GRAPHICS_BIT) // it is not believed
+        EXPECT_THROW(Device::adopt(external, test_options()), Error);
+    else
+        EXPECT_TRUE(Device::adopt(external, test_options())->has_feature("no_graphics_queue"));
+}
+
 TEST(EngineInterop, TimelinesGoInAndOut) {
     OwnVulkan own;
     const VkSemaphore semaphore = own.timeline();

@@ -67,6 +67,14 @@ TEST(EngineOptions, TheCheckerIsOnByDefaultWhereAssertionsAre) {
     EXPECT_EQ(device->num_checked_accesses() > 0, kAssertions);
 }
 
+TEST(EngineOptions, TheEnvironmentLeavesFeaturesOut) {
+    const Variable variable("BELLOWS_LEAVE_OUT", "no_graphics_queue,,int64");
+    const DeviceOptions options = DeviceOptions::from_environment({});
+    EXPECT_EQ(options.leave_out, (std::vector<std::string>{"no_graphics_queue", "int64"}));
+    EXPECT_TRUE(Device::create({})->has_feature("int64"));
+    EXPECT_FALSE(Device::create(options)->has_feature("int64"));
+}
+
 TEST(EngineOptions, TheEnvironmentChoosesTheOrderOfWork) {
     const auto sync = [](const char* text) {
         const Variable variable("BELLOWS_SYNC", text);

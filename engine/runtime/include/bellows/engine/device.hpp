@@ -88,7 +88,8 @@ struct DeviceOptions {
     /// takes by itself, or a name. Device::create throws Error{Unsupported} when it lacks that.
     std::string gemm_class;
     /// Features that kernels are to do without where the device has them, as has_feature() names
-    /// them: to see what devices run that lack them.
+    /// them: to see what devices run that lack them. Without "no_graphics_queue" create() takes a
+    /// queue of a family with graphics where there is one.
     std::vector<std::string> leave_out;
     /// Called after each first use of a kernel; num_compiled counts from 1.
     std::function<void(const std::string& kernel, std::uint32_t num_compiled)> on_pipeline_compiled;
@@ -97,8 +98,8 @@ struct DeviceOptions {
     /// True when the engine was built with assertions (preset dev and the sanitizers').
     static bool checks_by_default() noexcept;
     /// `base` with BELLOWS_SYNC=serial|overlap|shuffle[:seed], BELLOWS_CHECK=0|1,
-    /// BELLOWS_VALIDATION=0|1, BELLOWS_ROLES_APART=0|1, BELLOWS_DEVICE and BELLOWS_GEMM_CLASS
-    /// applied. Throws Error{InvalidArgument}.
+    /// BELLOWS_VALIDATION=0|1, BELLOWS_ROLES_APART=0|1, BELLOWS_DEVICE, BELLOWS_GEMM_CLASS and
+    /// BELLOWS_LEAVE_OUT=feature,feature applied. Throws Error{InvalidArgument}.
     static DeviceOptions from_environment(DeviceOptions base);
 };
 

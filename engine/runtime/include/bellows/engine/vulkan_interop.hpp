@@ -45,6 +45,10 @@ struct ExternalDevice {
     /// At least one for QueueRole::Compute, which serves the roles that are left out, but for
     /// ComputeDeferredBeside, which ComputeDeferred's serves.
     std::vector<ExternalQueue> queues;
+    /// True when the VkDevice was created without any queue of a family with graphics, also without
+    /// those that are not handed over here. On NVIDIA its kernels may then use all of a processor's
+    /// shared memory, and Bellows takes kernels that do. A wrong true loses the device.
+    bool no_graphics_queue = false;
     PFN_vkGetInstanceProcAddr get_instance_proc = nullptr;
     /// Held around every vkQueueSubmit2 of Bellows; empty when nobody else uses the queues.
     std::function<void()> lock_queues, unlock_queues;
