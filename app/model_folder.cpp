@@ -7,6 +7,7 @@
 #include <bellows/base/error.hpp>
 #include <bellows/base/files.hpp>
 #include <bellows/base/memory_sizes.hpp>
+#include <bellows/checkpoint/weights.hpp>
 #include <bellows/shape/parameters.hpp>
 
 #include <nlohmann/json.hpp>
@@ -53,6 +54,21 @@ std::uint64_t files_of(const HfFolder& folder) {
     return files.size();
 }
 
+/// How many matrices of linear layers are in which form where they compute in FP8; null where the
+/// folder has no FP8 codes.
+Json fp8_linear_layers(const HfFolder& folder) {
+    if (!folder.config().fp8)
+        return nullptr;
+    std::array<std::uint64_t, 3> counts{}; // in the order of LinearForm
+    const LinearForms forms = linear_forms(folder);
+    for (const ParameterInfo& info : parameters(folder.config().model))
+        if (is_linear(info))
+            ++counts.at(static_cast<std::size_t>(forms(info)));
+    return {{"stored_codes", counts[std::size_t(LinearForm::StoredCodes)]},
+            {"quantised_at_load", counts[std::size_t(LinearForm::PowerOfTwo)]},
+            {"bf16", counts[std::size_t(LinearForm::Plain)]}};
+}
+
 Json report_of(const HfFolder& folder) {
     const HfConfig& config = folder.config();
     const ModelConfig& model = config.model;
@@ -67,6 +83,7 @@ Json report_of(const HfFolder& folder) {
                    {"bytes", folder.bytes()},
                    {"files", files_of(folder)},
                    {"bytes_by_type", types},
+                   {"fp8_linear_layers", fp8_linear_layers(folder)},
                    {"tokenizer", tokenizer_file(folder.folder())},
                    {"end_tokens", end_tokens(folder.folder(), config)},
                    {"unused_tensors", folder.unused()},
@@ -96,6 +113,10 @@ void print_text(const HfFolder& folder, const Json& report) {
     for (const auto& [type, bytes] : report["bytes_by_type"].items())
         types += (types.empty() ? "" : ", ") + type + " " + format_bytes(bytes);
     line("stored as", types + ", in " + std::to_string(files_of(folder)) + " files");
+    if (const Json& layers = report["fp8_linear_layers"]; layers.is_object())
+        line("matrices in FP8", layers["stored_codes"].dump() + " as stored, " +
+                                    layers["quantised_at_load"].dump() +
+                                    " quantised at load; bf16: " + layers["bf16"].dump());
     line("context", std::to_string(model.max_context) + " tokens");
     line("vocabulary", std::to_string(model.vocabulary));
     const std::string tokenizer = report["tokenizer"];

@@ -29,14 +29,29 @@ void load_weights(const Checkpoint& checkpoint, ParameterStore& parameters,
     }
 }
 
+LinearForms linear_forms(const HfFolder& folder) {
+    return [&folder](const ParameterInfo& info) {
+        if (info.name.ends_with(".self_attn.kv_b_proj.weight"))
+            return LinearForm::Plain;
+        return folder.has_codes(info) ? LinearForm::StoredCodes : LinearForm::PowerOfTwo;
+    };
+}
+
 void load_weights(const HfFolder& folder, ParameterStore& parameters,
                   const ParameterStore::MasterSink& masters,
                   const std::function<void(std::uint64_t elements)>& on_progress) {
-    parameters.load([&](const ParameterInfo& info, std::uint64_t first_row,
-                        std::span<float> values) { folder.read(info, first_row, values); },
-                    masters, on_progress,
-                    [&](const ParameterInfo& info, std::uint64_t first_row,
-                        std::span<std::uint16_t> values) { folder.read(info, first_row, values); });
+    parameters.load(
+        [&](const ParameterInfo& info, std::uint64_t first_row, std::span<float> values) {
+            folder.read(info, first_row, values);
+        },
+        masters, on_progress,
+        [&](const ParameterInfo& info, std::uint64_t first_row, std::span<std::uint16_t> values) {
+            folder.read(info, first_row, values);
+        },
+        {.codes = [&](const ParameterInfo& info, std::uint64_t first_row,
+                      std::span<std::uint8_t> codes) { folder.read_codes(info, first_row, codes); },
+         .scales = [&](const ParameterInfo& info,
+                       std::span<float> scales) { folder.read_scales(info, scales); }});
 }
 
 } // namespace bellows

@@ -90,7 +90,8 @@ LanguageModel::Impl::Impl(const DeviceOptions& device_options, const std::filesy
       world(World::single()), device(Device::create(device_options)),
       transport(open_transport(world)), thread(*device, "exchange"),
       parameters(*device, parameters_of_stage(model, 0, 1, 0, 1), activation_type(shape.precision),
-                 false, linear_precision(shape.precision)) {
+                 false, linear_precision(shape.precision), {},
+                 source.folder ? linear_forms(*source.folder) : LinearForms{}) {
     if (const std::string key = products_key(shape.precision); kernels_are_open(key))
         source.kernels[key] = usual_products(*device, key);
     if (parameters.activation() == DType::BF16)

@@ -25,7 +25,7 @@ namespace fs = std::filesystem;
 
 namespace {
 
-constexpr std::uint64_t kBlock = 128, kPieceElements = std::uint64_t{8} << 20;
+constexpr std::uint64_t kPieceElements = std::uint64_t{8} << 20;
 
 /// What is copied of a folder beside the model.
 constexpr std::array kTokenizerFiles = {"tokenizer.json",

@@ -31,10 +31,6 @@ bool is_floating(StoredType type) {
     return type == StoredType::F32 || type == StoredType::BF16 || type == StoredType::F16;
 }
 
-std::uint64_t columns_of(const ParameterInfo& info) {
-    return info.shape.size() == 2 ? info.shape[1] : 1;
-}
-
 } // namespace
 
 bool HfFolder::is_one(const fs::path& folder) {
@@ -53,6 +49,7 @@ HfFolder::HfFolder(const fs::path& folder) {
     open_files();
     check_tensors();
     check_head();
+    find_coded_experts();
     for (const auto& [name, tensor] : tensors_)
         bytes_ += tensor.bytes.size();
 }
@@ -191,7 +188,6 @@ void HfFolder::check_tensor(const std::string& name, const std::vector<std::uint
     const auto scales = tensors_.find(scales_name(name));
     if (scales == tensors_.end())
         refuse(tensor, "is F8_E4M3 and lacks its scales " + in_quotes(scales_name(name)));
-    constexpr std::uint64_t kBlock = 128;
     const std::vector<std::uint64_t> blocks = {div_up(shape[0], kBlock), div_up(shape[1], kBlock)};
     if (scales->second.shape != blocks)
         refuse(scales->second, "has the shape " + text_of(scales->second.shape) + ", " +
@@ -224,69 +220,6 @@ StoredType HfFolder::main_type() const {
         bytes[tensor.type] += tensor.bytes.size();
     return std::ranges::max_element(bytes, {}, &std::pair<const StoredType, std::uint64_t>::second)
         ->first;
-}
-
-StoredRows HfFolder::rows_of(const std::string& name, std::uint64_t columns) const {
-    const auto found = tensors_.find(name);
-    if (found == tensors_.end())
-        throw Error(ErrorCode::InvalidArgument,
-                    in_quotes(folder_.string()) + " has no tensor " + in_quotes(name));
-    const HfTensor& tensor = found->second;
-    StoredRows rows;
-    rows.type = tensor.type;
-    rows.data = tensor.bytes.data();
-    rows.columns = columns;
-    rows.rows = tensor.bytes.size() * 8 / bits_of(tensor.type) / columns;
-    if (tensor.type == StoredType::F8_E4M3) {
-        const HfTensor& scales = tensors_.find(scales_name(name))->second;
-        rows.scales = scales.bytes.data();
-        rows.scale_type = scales.type;
-    }
-    return rows;
-}
-
-template <class Out>
-void HfFolder::read_as(const ParameterInfo& info, std::uint64_t first_row,
-                       std::span<Out> out) const {
-    const std::uint64_t columns = columns_of(info), count = out.size() / columns;
-    const std::uint64_t head = reordered_rows(config_.model, info);
-    std::vector<HfPart> parts = parts_of(info);
-    if (info.kind == ParameterKind::Expert)
-        if (const HfPart fused = fused_part_of(config_.model, info);
-            tensors_.contains(fused.tensor))
-            parts = {fused};
-    std::uint64_t begin = 0; // of the part, among the parameter's rows
-    for (const HfPart& part : parts) {
-        const std::uint64_t from = std::max(first_row, begin);
-        const std::uint64_t to = std::min(first_row + count, begin + part.rows);
-        const StoredRows stored = rows_of(part.tensor, columns);
-        bool good = true;
-        const auto take = [&](std::uint64_t row, std::uint64_t there, std::uint64_t rows) {
-            const std::uint64_t at = (row - first_row) * columns;
-            good =
-                read_rows(stored, part.first_row + there, out.subspan(at, rows * columns)) && good;
-        };
-        if (from < to && head == 0)
-            take(from, from - begin, to - from);
-        for (std::uint64_t row = from; head > 0 && row < to; ++row)
-            take(row, row_there(row, head), 1);
-        if (!good)
-            throw Error(ErrorCode::Corrupt,
-                        in_quotes(tensors_.find(part.tensor)->second.file) + ": tensor " +
-                            in_quotes(part.tensor) +
-                            " has an FP8 code or a scale that is no finite number");
-        begin += part.rows;
-    }
-}
-
-void HfFolder::read(const ParameterInfo& info, std::uint64_t first_row,
-                    std::span<float> out) const {
-    read_as(info, first_row, out);
-}
-
-void HfFolder::read(const ParameterInfo& info, std::uint64_t first_row,
-                    std::span<std::uint16_t> out) const {
-    read_as(info, first_row, out);
 }
 
 } // namespace bellows

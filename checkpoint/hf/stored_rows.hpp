@@ -11,6 +11,9 @@
 
 namespace bellows {
 
+/// Rows and columns that have a scale in common.
+inline constexpr std::uint64_t kBlock = 128;
+
 /// A tensor as a matrix, in place; memory need not be aligned.
 struct StoredRows {
     StoredType type = StoredType::F32; ///< F32, BF16, F16 or F8_E4M3
@@ -22,6 +25,9 @@ struct StoredRows {
 
     float scale(std::uint64_t block_row, std::uint64_t block_column) const noexcept;
 };
+
+/// Whether these codes are numbers.
+bool are_numbers(std::span<const std::uint8_t> e4m3) noexcept;
 
 /// The nearest, ties to even; NaN stays NaN.
 std::uint16_t to_bf16(float value) noexcept;

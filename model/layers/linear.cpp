@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT
 #include "linear.hpp"
 
+#include <bellows/engine/gemm_plan.hpp>
 #include <bellows/engine/ops.hpp>
 #include <bellows/fp8/fused.hpp>
 #include <bellows/fp8/gemm.hpp>
@@ -76,16 +77,41 @@ fp8::Operand weights_for(const Parameter& weight, GemmForm form) {
     return operand;
 }
 
+/// What means_of() says, and the weights that the product reads. Weights with f32 scales that would
+/// be decoded to f32 are rounded to bf16 where the device has matrix units for it.
+struct WeightMeans : Means {
+    fp8::Operand weights;
+};
+
+WeightMeans means_by_weight(Recording& r, Arena::Frame& scratch, const fp8::Choice& products,
+                            GemmForm form, const fp8::Operand& a, const Parameter& weight,
+                            const TensorView& d, const fp8::GroupedRows* rows = nullptr) {
+    fp8::Operand b = weights_for(weight, form);
+    if (b.quantized->recipe.rule == fp8::ScaleRule::F32 &&
+        gemm_class(r.device()).units != GemmClass::Units::None &&
+        products.way(r.device(), form, a, b, d, rows).variant == fp8::Variant::Decoded) {
+        TensorView values = b.values;
+        const std::uint64_t out = values.extent[values.rank - 2],
+                            in = values.extent[values.rank - 1],
+                            experts = values.rank == 3 ? values.extent[0] : 1;
+        const BufferView memory = scratch.bytes(experts * out * in * size_of(DType::BF16));
+        values = values.rank == 3 ? TensorView::contiguous(memory, DType::BF16, {experts, out, in})
+                                  : TensorView::contiguous(memory, DType::BF16, {out, in});
+        fp8::dequantize(r, *b.quantized, values);
+        b = values;
+    }
+    return {means_of(r, scratch, products, form, a, b, d, rows), b};
+}
+
 /// d = x by `weight` (+ d), nt or nn.
 void dense_product(Recording& r, Arena::Frame& scratch, const fp8::Choice& products, GemmForm form,
                    const LinearRows& x, const Parameter& weight, const TensorView& d,
                    bool accumulate) {
     Arena::Frame work = scratch.nested();
     const fp8::Quantized a = along_features(r, work, x);
-    const fp8::Operand b = weights_for(weight, form);
     const auto product = form == GemmForm::NT ? fp8::gemm_nt : fp8::gemm_nn;
-    const auto [way, workspace] = means_of(r, work, products, form, a, b, d);
-    product(r, a, b, d, accumulate, workspace, way);
+    const WeightMeans means = means_by_weight(r, work, products, form, a, weight, d);
+    product(r, a, means.weights, d, accumulate, means.workspace, means.way);
     scratch.cover(work);
 }
 
@@ -112,7 +138,6 @@ void expert_product(Recording& r, Arena::Frame& scratch, const fp8::Choice& prod
                     const fp8::GroupedRows& rows) {
     Arena::Frame work = scratch.nested();
     const fp8::Quantized a = along_features(r, work, x);
-    const fp8::Operand b = weights_for(weights, form);
     const auto product = form == GemmForm::NT ? fp8::m_grouped_gemm_nt_contiguous
                                               : fp8::m_grouped_gemm_nn_contiguous;
     fp8::GroupedRows of = rows;
@@ -120,8 +145,8 @@ void expert_product(Recording& r, Arena::Frame& scratch, const fp8::Choice& prod
         of.slots = x.slots->slots;
         of.slots_per_a_row = x.slots->slots_per_a_row;
     }
-    const auto [way, workspace] = means_of(r, work, products, form, a, b, d, &of);
-    product(r, a, b, d, of, false, workspace, way);
+    const WeightMeans means = means_by_weight(r, work, products, form, a, weights, d, &of);
+    product(r, a, means.weights, d, of, false, means.workspace, means.way);
     scratch.cover(work);
 }
 

@@ -10,8 +10,10 @@
 // blocks; all E4M3 with power-of-two scales; sums f32. Which variant computes a product, and with
 // it the bits, the run's table says, whose ranks agree on it and whose checkpoints keep it. Where
 // it has weight gradients Decoded, their operands are quantised straight to the values of their
-// codes. Used by the layers' own .cpp files, which record nodes with them; products take what they
-// need from the node's scratch.
+// codes. Weights with f32 scales (LinearForm::StoredCodes) are read as they stand by products of
+// few rows; others decode them, to f32 or, for matrix units, rounded to bf16. Used by the layers'
+// own .cpp files, which record nodes with them; products take what they need from the node's
+// scratch.
 
 #include <bellows/engine/arena.hpp>
 #include <bellows/engine/gemm.hpp>

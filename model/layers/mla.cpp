@@ -79,9 +79,15 @@ private:
     LinearRows d_q_, d_kv_up_; ///< in FP8 set anew by each node that needs them
 };
 
+SlotShape shape_of(const MlaAttention::Impl& layer, const SlotDesc& desc) {
+    SlotShape shape = slot_shape(layer.parameters, desc);
+    shape.kv_up_in_fp8 = layer.projection("kv_b_proj").quantized.has_value();
+    return shape;
+}
+
 MlaSlot::MlaSlot(const MlaAttention::Impl& layer, const SlotDesc& desc)
-    : RecordedSlot("mla", layer.config, slot_shape(layer.parameters, desc),
-                   layer.parameters.device(), layer.scratch, desc.name),
+    : RecordedSlot("mla", layer.config, shape_of(layer, desc), layer.parameters.device(),
+                   layer.scratch, desc.name),
       layer_(layer), c_(layer.config), act_(layer.parameters.activation()), tokens_(desc.tokens),
       seq_(desc.seq), t_(desc.tensors) {
     norm_ = rows("norm");

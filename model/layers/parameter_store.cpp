@@ -1,8 +1,5 @@
 // SPDX-License-Identifier: MIT
-#include "bf16_upload.hpp"
-#include "row_pieces.hpp"
-#include "weight_copies.hpp"
-#include "weight_storage.hpp"
+#include "parameter_store_impl.hpp"
 
 #include <bellows/base/error.hpp>
 #include <bellows/engine/ops.hpp>
@@ -56,36 +53,12 @@ std::vector<float> initial_elements(const ParameterList& list, std::size_t begin
 
 } // namespace
 
-struct ParameterStore::Impl {
-    Impl(Device& on, std::vector<ParameterInfo> mine, const WeightForms& kept_in,
-         MemorySource source)
-        : device(on), forms(kept_in), list(std::move(mine)), memory(on, std::move(source)),
-          parameters(parameters_of(list)), storage(on, list, forms, memory, parameters),
-          copies(on, list, forms, memory, parameters) {}
-
-    /// Elements from `first` on, whole parameters of one range.
-    void write(std::uint64_t first, std::span<const float> values);
-    /// The same without copies for products, and of one parameter a part where it is divisible.
-    void write_part(std::uint64_t first, std::span<const float> values);
-    void make_copies(std::uint64_t first, std::uint64_t count);
-    /// A parameter of more elements than are set at once.
-    void load_large(const ListedParameter& parameter, const RowSource& source,
-                    const MasterSink& masters,
-                    const std::function<void(std::uint64_t)>& on_progress);
-
-    /// Whether layers read of them what is bf16 and nothing else.
-    bool only_bf16(std::size_t begin, std::size_t end) const;
-    void load_bf16(std::size_t begin, std::size_t end, const Bf16RowSource& source,
-                   Bf16Upload& upload);
-
-    Device& device;
-    WeightForms forms;
-    ParameterList list;
-    WeightMemory memory;
-    std::vector<Parameter> parameters; ///< with views of what `storage` and `copies` hold
-    WeightStorage storage;
-    WeightCopies copies;
-};
+ParameterStore::Impl::Impl(Device& on, std::vector<ParameterInfo> mine, const WeightForms& kept_in,
+                           MemorySource source)
+    : device(on), forms(kept_in), list(std::move(mine)), memory(on, std::move(source)),
+      parameters(parameters_of(list)), storage(on, list, forms, memory, parameters),
+      copies(on, list, forms, memory, parameters) {
+}
 
 void ParameterStore::Impl::write_part(std::uint64_t first, std::span<const float> values) {
     const std::uint64_t count = values.size();
@@ -119,72 +92,12 @@ void ParameterStore::Impl::write(std::uint64_t first, std::span<const float> val
     make_copies(first, values.size());
 }
 
-void ParameterStore::Impl::load_large(const ListedParameter& parameter, const RowSource& source,
-                                      const MasterSink& masters,
-                                      const std::function<void(std::uint64_t)>& on_progress) {
-    const ParameterInfo& info = parameter.info;
-    const std::uint64_t rows = info.shape.front(), columns = info.size() / rows;
-    const std::uint64_t step =
-        std::max<std::uint64_t>(kInitialisedAtOnce / columns / kScaleRows, 1) * kScaleRows;
-    std::vector<float> values;
-    for (std::uint64_t row = 0; row < rows; row += step) {
-        values.resize(std::min(step, rows - row) * columns);
-        std::vector<RowPiece<float>> pieces;
-        add_pieces(pieces, info, row, values.size() / columns, std::span(values));
-        fill(pieces, source);
-        const std::uint64_t first = parameter.first + row * columns;
-        write_part(first, values);
-        if (masters)
-            masters(first, values);
-        if (on_progress)
-            on_progress(first + values.size());
-    }
-    make_copies(parameter.first, info.size());
-}
-
-bool ParameterStore::Impl::only_bf16(std::size_t begin, std::size_t end) const {
-    for (std::size_t i = begin; i < end; ++i)
-        if (forms.training || forms.in_f32(list[i].info) || !forms.in_bf16(list[i].info))
-            return false;
-    return true;
-}
-
-void ParameterStore::Impl::load_bf16(std::size_t begin, std::size_t end,
-                                     const Bf16RowSource& source, Bf16Upload& upload) {
-    const auto send = [&](std::uint64_t first, std::uint64_t count, const auto& add) {
-        const std::span<std::uint16_t> values = upload.next(count);
-        std::vector<RowPiece<std::uint16_t>> pieces;
-        add(pieces, values);
-        fill(pieces, source);
-        upload.send(storage.bf16_runs(first, count).front().weights);
-    };
-    const ParameterInfo& only = list[begin].info;
-    const std::uint64_t rows = only.shape.front(), columns = only.size() / rows;
-    if (only.size() > kInitialisedAtOnce) { // it is alone
-        const std::uint64_t step = std::max<std::uint64_t>(kInitialisedAtOnce / columns, 1);
-        for (std::uint64_t row = 0; row < rows; row += step) {
-            const std::uint64_t count = std::min(step, rows - row);
-            send(list[begin].first + row * columns, count * columns,
-                 [&](auto& pieces, auto values) { add_pieces(pieces, only, row, count, values); });
-        }
-        return;
-    }
-    const std::uint64_t first = list[begin].first;
-    const ListedParameter& last = list[end - 1];
-    send(first, last.first + stored_elements(last.info) - first, [&](auto& pieces, auto values) {
-        for (std::size_t i = begin; i < end; ++i) {
-            const ParameterInfo& info = list[i].info;
-            const auto mine = values.subspan(list[i].first - first, stored_elements(info));
-            std::ranges::fill(mine.subspan(info.size()), std::uint16_t{0});
-            add_pieces(pieces, info, 0, info.shape.front(), mine.first(info.size()));
-        }
-    });
-}
-
 ParameterStore::ParameterStore(Device& device, std::vector<ParameterInfo> mine, DType activation,
-                               bool training, LinearPrecision linear, MemorySource memory)
+                               bool training, LinearPrecision linear, MemorySource memory,
+                               LinearForms forms)
     : impl_(std::make_unique<Impl>(device, std::move(mine),
-                                   WeightForms{activation, linear, training}, std::move(memory))) {
+                                   WeightForms{activation, linear, training, std::move(forms)},
+                                   std::move(memory))) {
 }
 
 ParameterStore::~ParameterStore() = default;
@@ -205,6 +118,10 @@ LinearPrecision ParameterStore::linear_precision() const noexcept {
 
 bool ParameterStore::training() const noexcept {
     return impl_->forms.training;
+}
+
+bool ParameterStore::has_f32_scales() const noexcept {
+    return impl_->copies.has_f32_scales();
 }
 
 void ParameterStore::use_products(const fp8::Choice& choice) {
@@ -241,40 +158,6 @@ std::vector<Bf16Run> ParameterStore::bf16_runs(std::uint64_t first, std::uint64_
 
 const TensorView& ParameterStore::flat_gradients() const noexcept {
     return impl_->storage.gradients();
-}
-
-void ParameterStore::load(const RowSource& source, const MasterSink& masters,
-                          const std::function<void(std::uint64_t elements)>& on_progress,
-                          const Bf16RowSource& bf16) {
-    const ParameterList& list = impl_->list;
-    Bf16Upload upload(impl_->device, bf16 ? std::min(kInitialisedAtOnce, num_elements()) : 0);
-    for (std::size_t begin = 0, end = 0; begin < list.size(); begin = end) {
-        end = list.end_of_run(begin, kInitialisedAtOnce);
-        const std::uint64_t first = list[begin].first;
-        if (bf16 && !masters && impl_->only_bf16(begin, end)) {
-            impl_->load_bf16(begin, end, bf16, upload);
-            if (on_progress)
-                on_progress(list[end - 1].first + stored_elements(list[end - 1].info));
-            continue;
-        }
-        if (list[begin].info.size() > kInitialisedAtOnce && list[begin].info.shape.size() == 2) {
-            impl_->load_large(list[begin], source, masters, on_progress);
-            continue;
-        }
-        const ListedParameter& last = list[end - 1];
-        std::vector<float> values(last.first + stored_elements(last.info) - first, 0.0f);
-        std::vector<RowPiece<float>> pieces;
-        for (std::size_t i = begin; i < end; ++i)
-            add_pieces(pieces, list[i].info, 0, list[i].info.shape.front(),
-                       std::span(values).subspan(list[i].first - first, list[i].info.size()));
-        fill(pieces, source);
-        impl_->write(first, values);
-        if (masters)
-            masters(first, values);
-        if (on_progress)
-            on_progress(first + values.size());
-    }
-    upload.wait();
 }
 
 void ParameterStore::initialise(std::uint64_t seed, const MasterSink& masters) {

@@ -14,7 +14,8 @@ SlotShape slot_shape(const ParameterStore& parameters, std::uint64_t tokens, std
             .seq = seq,
             .activation = parameters.activation(),
             .linear = parameters.linear_precision(),
-            .training = training};
+            .training = training,
+            .f32_scales = parameters.has_f32_scales()};
 }
 
 SlotShape slot_shape(const ParameterStore& parameters, const SlotDesc& desc) {

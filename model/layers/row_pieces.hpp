@@ -25,16 +25,16 @@ struct RowPiece {
     std::span<T> values;
 };
 
-/// Adds rows [first, first + count) in pieces that several threads can share.
+/// Adds rows [first, first + count) in pieces that several threads can share. pitch: elements from
+/// the beginning of a row to that of the next.
 template <class T>
 void add_pieces(std::vector<RowPiece<T>>& pieces, const ParameterInfo& info, std::uint64_t first,
-                std::uint64_t count, std::span<T> values) {
+                std::uint64_t count, std::uint64_t pitch, std::span<T> values) {
     constexpr std::uint64_t kPiece = std::uint64_t{1} << 20; // elements
-    const std::uint64_t columns = info.size() / info.shape.front();
-    const std::uint64_t step = std::max<std::uint64_t>(kPiece / columns, 1);
+    const std::uint64_t step = std::max<std::uint64_t>(kPiece / pitch, 1);
     for (std::uint64_t row = 0; row < count; row += step) {
         const std::uint64_t rows = std::min(step, count - row);
-        pieces.push_back({&info, first + row, values.subspan(row * columns, rows * columns)});
+        pieces.push_back({&info, first + row, values.subspan(row * pitch, rows * pitch)});
     }
 }
 

@@ -63,7 +63,7 @@ Parameter side_by_side(const Parameter& first, std::uint64_t count) {
         };
         all.quantized->codes = batch(all.quantized->codes, fp8::codes_bytes({out, in}));
         all.quantized->scales =
-            batch(all.quantized->scales, fp8::scales_bytes(kWeightsRecipe, {out, in}));
+            batch(all.quantized->scales, fp8::scales_bytes(all.quantized->recipe, {out, in}));
     }
     if (all.turned.buffer) // each as large as the others, without padding between them
         all.turned = TensorView::contiguous({all.turned.buffer.resource, all.turned.buffer.offset,
@@ -90,11 +90,33 @@ Parameter rows_of(const Parameter& parameter, std::uint64_t begin, std::uint64_t
 WeightCopies::WeightCopies(Device& device, const ParameterList& list, const WeightForms& forms,
                            WeightMemory& memory, std::span<Parameter> parameters)
     : device_(&device), list_(&list), forms_(forms), parameters_(parameters) {
-    if (forms.linear == LinearPrecision::Fp8)
-        make_quantized(memory);
+    if (forms.linear != LinearPrecision::Fp8)
+        return;
+    check_forms();
+    make_quantized(memory);
+}
+
+void WeightCopies::check_forms() const {
+    for (std::size_t i = 0, count = 0; i < parameters_.size(); i += count) {
+        count = list_->together(i);
+        if (!is_linear(parameters_[i].info))
+            continue;
+        const LinearForm form = forms_.form_of(parameters_[i].info);
+        for (std::size_t j = i; j < i + count; ++j) {
+            const ParameterInfo& info = parameters_[j].info;
+            if (forms_.form_of(info) != form)
+                throw Error(ErrorCode::InvalidArgument,
+                            info.name + " and " + parameters_[i].info.name +
+                                " are read by one product and must have the same LinearForm");
+            if (forms_.training && form != LinearForm::PowerOfTwo)
+                throw Error(ErrorCode::InvalidArgument,
+                            info.name + ": training has FP8 weights of LinearForm::PowerOfTwo");
+        }
+    }
 }
 
 void WeightCopies::make_quantized(WeightMemory& memory) {
+    // Both recipes have as many scales.
     std::uint64_t codes = 0, scales = 0;
     const auto each = [&](const auto& visit) {
         for (Parameter& parameter : parameters_) {
@@ -117,10 +139,12 @@ void WeightCopies::make_quantized(WeightMemory& memory) {
     scales_ = memory.make("fp8 weights' scales", scales, MemoryCategory::Weights);
     codes = scales = 0;
     each([&](Parameter& parameter, std::uint64_t out, std::uint64_t in) {
-        parameter.quantized =
-            fp8::make_quantized(codes_.sub(codes, fp8::codes_bytes({out, in})),
-                                scales_.sub(scales, fp8::scales_bytes(kWeightsRecipe, {out, in})),
-                                kWeightsRecipe, {out, in});
+        const bool stored = forms_.form_of(parameter.info) == LinearForm::StoredCodes;
+        has_f32_scales_ = has_f32_scales_ || stored;
+        const fp8::Recipe& recipe = stored ? kStoredWeightsRecipe : kWeightsRecipe;
+        parameter.quantized = fp8::make_quantized(
+            codes_.sub(codes, fp8::codes_bytes({out, in})),
+            scales_.sub(scales, fp8::scales_bytes(recipe, {out, in})), recipe, {out, in});
     });
 }
 

@@ -29,6 +29,7 @@ public:
 
     void use_products(const fp8::Choice& choice);
     const fp8::Choice& products() const noexcept { return products_; }
+    bool has_f32_scales() const noexcept { return has_f32_scales_; }
 
     /// All experts' matrices that stand together from parameter `first` on, as one of
     /// [local experts, out, in].
@@ -47,6 +48,7 @@ private:
         fp8::Prepacked nt, nn;
     };
 
+    void check_forms() const;
     void make_quantized(WeightMemory& memory);
     void make_turned();
     void make_packed();
@@ -61,6 +63,7 @@ private:
     WeightForms forms_;
     std::span<Parameter> parameters_;
     fp8::Choice products_{fp8::Variant::Decoded};
+    bool has_f32_scales_ = false;
     BufferView codes_, scales_;                 ///< of the FP8 copies, in the order of the list
     Buffer turned_;                             ///< the transposed copies, likewise
     std::vector<PackedWeights> packed_weights_; ///< in the order of the list

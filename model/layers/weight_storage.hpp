@@ -23,15 +23,21 @@ struct WeightForms {
     DType activation;
     LinearPrecision linear;
     bool training; ///< with gradients, and the copies that only training reads
+    LinearForms linear_forms{};
 
     bool in_f32(const ParameterInfo& info) const noexcept {
         return activation == DType::F32 || kept_in_f32(info);
     }
-    bool in_fp8(const ParameterInfo& info) const noexcept {
-        return linear == LinearPrecision::Fp8 && is_linear(info);
+    bool in_fp8(const ParameterInfo& info) const {
+        return linear == LinearPrecision::Fp8 && is_linear(info) &&
+               form_of(info) != LinearForm::Plain;
     }
-    bool in_bf16(const ParameterInfo& info) const noexcept {
+    bool in_bf16(const ParameterInfo& info) const {
         return activation == DType::BF16 && !in_fp8(info);
+    }
+    /// Of a linear layer, if the store has FP8 ones.
+    LinearForm form_of(const ParameterInfo& info) const {
+        return linear_forms ? linear_forms(info) : LinearForm::PowerOfTwo;
     }
 };
 

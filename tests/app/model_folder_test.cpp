@@ -94,6 +94,8 @@ TEST(ModelFolder, IsShown) {
     EXPECT_EQ(report["model_type"], "deepseek_v3");
     EXPECT_EQ(report["bytes_by_type"]["F8_E4M3"], 336192);
     EXPECT_EQ(report["layers"], 2);
+    const nlohmann::json counts = {{"stored_codes", 14}, {"quantised_at_load", 6}, {"bf16", 2}};
+    EXPECT_EQ(report["fp8_linear_layers"], counts);
 }
 
 TEST(ModelFolder, IsRefusedByEveryCommand) {

@@ -404,17 +404,30 @@ TEST(HfFolder, NamesTensorsWithoutNumbers) {
         std::vector<float> values(info.size());
         folder.read(info, 0, values);
     };
+    const auto take = [&](const Copy& copy) { // as they are
+        const HfFolder folder(copy.path());
+        const ParameterInfo info = info_of(folder);
+        ASSERT_TRUE(folder.has_codes(info));
+        std::vector<float> scales(2);
+        folder.read_scales(info, scales);
+        std::vector<std::uint8_t> codes(info.size());
+        folder.read_codes(info, 0, codes);
+    };
+    take(Copy("v3-fp8"));
     const Copy code("v3-fp8");
     code.change_tensors(kFile, [&](Json& header, std::string& data) {
         data[data_begin(header, down) + 5] = '\x7f';
     });
     EXPECT_BELLOWS_ERROR(read(code), Corrupt, "\"model.layers.0.mlp.down_proj.weight\" has an FP8");
+    EXPECT_BELLOWS_ERROR(take(code), Corrupt, "\"model.layers.0.mlp.down_proj.weight\" has an FP8");
     const Copy scale("v3-fp8");
     scale.change_tensors(kFile, [&](Json& header, std::string& data) {
         const std::size_t at = data_begin(header, down + "_scale_inv");
         data.replace(at, 4, std::string("\0\0\xc0\x7f", 4)); // NaN
     });
     EXPECT_BELLOWS_ERROR(read(scale), Corrupt,
+                         "\"model.layers.0.mlp.down_proj.weight\" has an FP8");
+    EXPECT_BELLOWS_ERROR(take(scale), Corrupt,
                          "\"model.layers.0.mlp.down_proj.weight\" has an FP8");
     const Copy lost("v3-fp8");
     lost.change_tensors(kFile, [&](Json& header, std::string&) {

@@ -62,6 +62,13 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
                 ::abort(); // more than the file can hold
             std::vector<float> values(info.size());
             model.read(info, 0, values);
+            if (!model.has_codes(info))
+                continue;
+            std::vector<std::uint8_t> codes(info.size());
+            model.read_codes(info, 0, codes);
+            const auto blocks = [](std::uint64_t extent) { return (extent + 127) / 128; };
+            std::vector<float> scales(blocks(info.shape[0]) * blocks(info.shape[1]));
+            model.read_scales(info, scales);
         }
         (void)bellows::format_hf_config(model.config().model, {});
     } catch (const bellows::Error& error) {

@@ -9,6 +9,7 @@
 
 #include <atomic>
 #include <bit>
+#include <cmath>
 
 namespace bellows {
 namespace {
@@ -114,6 +115,103 @@ TEST(LoadedParameters, MayComeRounded) {
         EXPECT_EQ(bytes_of(*device, parameter.weight), bytes_of(*device, other.weight));
         EXPECT_EQ(bytes_of(*device, parameter.compute), bytes_of(*device, other.compute));
     }
+}
+
+/// Codes and scales go to the device as they are, of a matrix that is set part by part and of small
+/// ones whose rows are padded there, beside what the store quantises itself.
+TEST(LoadedParameters, MayComeAsCodes) {
+    std::vector<ParameterInfo> infos = parameters_of_test();
+    infos.push_back(infos[3]);
+    infos.back().name = "model.layers.0.self_attn.o_proj.weight";
+    infos.push_back(infos[3]);
+    infos.back().name = "model.layers.0.self_attn.kv_b_proj.weight";
+    const auto device = testing::make_device();
+    ParameterStore store(*device, infos, DType::BF16, false, LinearPrecision::Fp8, {},
+                         [](const ParameterInfo& info) {
+                             return info.name.ends_with("o_proj.weight") ? LinearForm::PowerOfTwo
+                                    : info.name.ends_with("kv_b_proj.weight")
+                                        ? LinearForm::Plain
+                                        : LinearForm::StoredCodes;
+                         });
+    EXPECT_TRUE(store.has_f32_scales());
+    const auto code_of = [](const ParameterInfo& info, std::uint64_t element) {
+        return static_cast<std::uint8_t>(value_of(info, element) * 63) & 0xbfu;
+    };
+    const auto scale_of = [](const ParameterInfo& info, std::uint64_t block) {
+        return 0.001f + std::abs(value_of(info, block + 5));
+    };
+    std::uint64_t last = 0;
+    std::atomic<std::uint64_t> values_asked = 0;
+    store.load(
+        [&](const ParameterInfo& info, std::uint64_t first_row, std::span<float> values) {
+            values_asked += values.size();
+            fill(info, first_row, values);
+        },
+        {},
+        [&](std::uint64_t elements) {
+            EXPECT_GT(elements, last);
+            last = elements;
+        },
+        {},
+        {.codes =
+             [&](const ParameterInfo& info, std::uint64_t first_row,
+                 std::span<std::uint8_t> codes) {
+                 for (std::uint64_t i = 0; i < codes.size(); ++i)
+                     codes[i] = code_of(info, first_row * info.shape[1] + i);
+             },
+         .scales =
+             [&](const ParameterInfo& info, std::span<float> scales) {
+                 for (std::uint64_t i = 0; i < scales.size(); ++i)
+                     scales[i] = scale_of(info, i);
+             }});
+    EXPECT_EQ(last, store.num_elements());
+    EXPECT_EQ(values_asked, infos[0].size() + infos[1].size() + infos[4].size() + infos[5].size());
+    for (const std::size_t index : {2, 3}) {
+        const Parameter& parameter = store.at(infos[index].name);
+        const ParameterInfo& info = parameter.info;
+        SCOPED_TRACE(info.name);
+        ASSERT_EQ(parameter.quantized->recipe.rule, fp8::ScaleRule::F32);
+        const std::uint64_t pitch = parameter.quantized->codes.stride[0];
+        const auto codes = bytes_of(*device, parameter.quantized->codes);
+        for (std::uint64_t i = 0; i < codes.size(); ++i) {
+            const std::uint64_t row = i / pitch, column = i % pitch;
+            const unsigned there =
+                column < info.shape[1] ? code_of(info, row * info.shape[1] + column) : 0;
+            ASSERT_EQ(codes[i], there) << "row " << row << ", column " << column;
+        }
+        const auto scales = testing::read_back<float>(*device, parameter.quantized->scales.buffer);
+        const TensorView& view = parameter.quantized->scales;
+        for (std::uint64_t i = 0; i < view.extent[0] * view.extent[1]; ++i)
+            ASSERT_EQ(scales[i], scale_of(info, i)) << "block " << i;
+    }
+    EXPECT_EQ(store.at(infos[4].name).quantized->recipe.rule, fp8::ScaleRule::PowerOfTwo);
+    EXPECT_FALSE(store.at(infos[5].name).quantized);
+    EXPECT_EQ(store.at(infos[5].name).compute.dtype, DType::BF16);
+}
+
+TEST(LoadedParameters, RefuseFormsThatNoProductTakes) {
+    const auto device = testing::make_device();
+    const auto make = [&](bool training, std::vector<ParameterInfo> infos, LinearForms forms) {
+        ParameterStore(*device, std::move(infos), DType::BF16, training, LinearPrecision::Fp8, {},
+                       std::move(forms));
+    };
+    EXPECT_BELLOWS_ERROR(make(true, {parameters_of_test()[3]},
+                              [](const ParameterInfo&) { return LinearForm::StoredCodes; }),
+                         InvalidArgument, "training has FP8 weights of LinearForm::PowerOfTwo");
+    std::vector<ParameterInfo> experts;
+    for (const std::int64_t expert : {0, 1}) {
+        experts.push_back(parameters_of_test()[3]);
+        experts.back().name =
+            "model.layers.0.mlp.experts." + std::to_string(expert) + ".down_proj.weight";
+        experts.back().kind = ParameterKind::Expert;
+        experts.back().expert = expert;
+    }
+    EXPECT_BELLOWS_ERROR(make(false, experts,
+                              [](const ParameterInfo& info) {
+                                  return info.expert == 0 ? LinearForm::StoredCodes
+                                                          : LinearForm::PowerOfTwo;
+                              }),
+                         InvalidArgument, "must have the same LinearForm");
 }
 
 TEST(LoadedParameters, TellWhatTheirSourceThrows) {

@@ -80,6 +80,11 @@ std::uint64_t filled_rows(const SlotShape& shape, std::uint64_t rows, std::uint6
     return rows + (shape.packs_operands ? 128 * matrices : 0);
 }
 
+/// Of an element of a weight that a product decodes.
+std::uint64_t weight_bytes(const SlotShape& shape) {
+    return shape.f32_scales ? 4 : 2;
+}
+
 } // namespace
 
 std::uint64_t fp8_ffn_scratch(const ModelConfig& config, const SlotShape& shape, std::uint64_t rows,
@@ -87,7 +92,7 @@ std::uint64_t fp8_ffn_scratch(const ModelConfig& config, const SlotShape& shape,
     // The SwiGLU's gradient in both forms, then a product's operands.
     return rows * 2 * ffn * size_of(shape.activation) + quantized_bytes(rows, 2 * ffn) +
            filled_rows(shape, rows, matrices) * 2 * ffn * 2 +
-           (shape.weights_packed ? 0 : matrices * 2 * ffn * config.hidden * 2);
+           (shape.weights_packed ? 0 : matrices * 2 * ffn * config.hidden * weight_bytes(shape));
 }
 
 std::uint64_t fp8_ffn_weight_gradient_scratch(const ModelConfig& config, const SlotShape& shape,

@@ -90,8 +90,10 @@ std::uint64_t heads_scratch(const ModelConfig& c, const SlotShape& s) {
 
 /// Of the operands of one FP8 product.
 std::uint64_t product_scratch(const ModelConfig& c, const SlotShape& s) {
-    return s.fp8() ? s.tokens * 2 * std::max(query_columns(c), c.hidden) * size_of(s.activation)
-                   : 0;
+    if (!s.fp8())
+        return 0;
+    return s.tokens * 2 * std::max(query_columns(c), c.hidden) * size_of(s.activation) +
+           (s.f32_scales ? query_columns(c) * c.hidden * size_of(DType::F32) : 0);
 }
 
 std::uint64_t input_gradient_scratch(const ModelConfig& c, const SlotShape& s) {

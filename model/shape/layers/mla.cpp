@@ -53,7 +53,8 @@ std::vector<BufferInfo> buffers_of(const ModelConfig& c, const SlotShape& s) {
         list.push_back(plain("query inverse rms", DType::F32, {tokens}));
     }
     list.push_back(plain("key-value latent", act, {tokens, kv}));
-    list.push_back(linear_input(s, "key-value norm", tokens, c.kv_lora_rank));
+    list.push_back(s.kv_up_in_fp8 ? linear_input(s, "key-value norm", tokens, c.kv_lora_rank)
+                                  : plain("key-value norm", act, {tokens, c.kv_lora_rank}));
     list.push_back(plain("key-value inverse rms", DType::F32, {tokens}));
     if (!s.fp8()) { // else ATTN(B) computes them again
         list.push_back(plain("queries", act, {tokens, c.heads, c.qk_head_dim()}));
@@ -84,8 +85,14 @@ std::vector<BufferInfo> buffers_of(const ModelConfig& c, const SlotShape& s) {
 std::uint64_t forward_scratch(const ModelConfig& c, const SlotShape& s) {
     const std::uint64_t queries = query_columns(c), act = size_of(s.activation);
     const std::uint64_t keys = s.tokens * queries * act;
-    // In FP8 also queries, keys and values, and a product's operands.
-    return keys + (s.fp8() ? s.tokens * (3 * queries + key_value_columns(c)) * act : 0);
+    if (!s.fp8())
+        return keys;
+    // Also queries, keys and values, and a product's operands.
+    const std::uint64_t widest =
+        std::max({queries * (c.q_lora_rank == 0 ? c.hidden : c.q_lora_rank),
+                  c.q_lora_rank * c.hidden, c.heads * c.v_head_dim * c.hidden});
+    return keys + s.tokens * (3 * queries + key_value_columns(c)) * act +
+           (s.f32_scales ? widest * size_of(DType::F32) : 0);
 }
 
 std::uint64_t input_gradient_scratch(const ModelConfig& c, const SlotShape& s) {

@@ -15,9 +15,11 @@
 #include <cstdint>
 #include <filesystem>
 #include <map>
+#include <set>
 #include <span>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 namespace bellows {
@@ -64,7 +66,23 @@ public:
     void read(const ParameterInfo& info, std::uint64_t first_row,
               std::span<std::uint16_t> out) const;
 
+    /// Whether the parameter is stored as FP8 codes whose 128 x 128 blocks are its own: a gate and
+    /// an up projection, which are one parameter, must each have a multiple of 128 rows, and heads
+    /// whose rows stand in another order must divide 128. Of experts all of a layer and matrix.
+    bool has_codes(const ParameterInfo& info) const;
+    /// The codes of rows from `first_row` on, and the scales of all blocks [ceil(rows / 128),
+    /// ceil(columns / 128)], of a parameter that has_codes(). Throw as read() does.
+    void read_codes(const ParameterInfo& info, std::uint64_t first_row,
+                    std::span<std::uint8_t> out) const;
+    void read_scales(const ParameterInfo& info, std::span<float> out) const;
+
 private:
+    /// Rows [first_row, first_row + count) of a tensor that follow each other in a parameter, too,
+    /// from its row `row` on.
+    struct RowRun {
+        const HfTensor* tensor;
+        std::uint64_t first_row, row, count;
+    };
     void open_files();
     void open_file(const std::string& name);
     void check_tensors();
@@ -72,7 +90,12 @@ private:
                       const ParameterInfo& info);
     void check_head();
     bool is_unused(std::string_view name) const;
-    StoredRows rows_of(const std::string& tensor, std::uint64_t columns) const;
+    void find_coded_experts();
+    bool blocks_line_up(const ParameterInfo& info) const;
+    const HfTensor& tensor(const std::string& name) const;
+    StoredRows rows_of(const HfTensor& tensor, std::uint64_t columns) const;
+    std::vector<RowRun> runs_of(const ParameterInfo& info, std::uint64_t first_row,
+                                std::uint64_t count) const;
     template <class Out>
     void read_as(const ParameterInfo& info, std::uint64_t first_row, std::span<Out> out) const;
 
@@ -81,6 +104,7 @@ private:
     std::map<std::string, std::string, std::less<>> index_; ///< tensor → file, with an index
     std::vector<MappedFile> maps_;
     std::map<std::string, HfTensor, std::less<>> tensors_;
+    std::set<std::pair<std::int64_t, std::string>> coded_experts_; ///< of these layers and matrices
     std::vector<std::string> unused_;
     std::uint64_t bytes_ = 0;
 };

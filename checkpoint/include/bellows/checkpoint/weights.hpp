@@ -25,11 +25,19 @@ std::vector<float> read_tensor(const Checkpoint& checkpoint, const char* base,
 void load_weights(const Checkpoint& checkpoint, ParameterStore& parameters,
                   const ParameterStore::MasterSink& masters = {});
 
-/// The same from the folder of a Hugging Face model, whose model the store's is: bf16 and FP8 are
-/// decoded and rounded or quantised again as the store wants. on_progress, if any, gets how many of
-/// the store's elements have been set. Throws what HfFolder::read() throws.
+/// The same from the folder of a Hugging Face model, whose model the store's is: what the store
+/// keeps as it is stored (bf16, and FP8 of LinearForm::StoredCodes) is copied unless there are
+/// `masters`, all else decoded, and rounded or quantised again as the store wants. on_progress, if
+/// any, gets how many of the store's elements have been set. Throws what HfFolder::read() throws.
 void load_weights(const HfFolder& folder, ParameterStore& parameters,
                   const ParameterStore::MasterSink& masters = {},
                   const std::function<void(std::uint64_t elements)>& on_progress = {});
+
+/// In which form a store that only runs forward keeps the linear layers of a folder where these
+/// compute in FP8: those that HfFolder::has_codes() as these codes with their f32 scales, others by
+/// codes with power-of-two scales, which more variants of products take. MLA's kv_b_proj is not in
+/// FP8, because decoding multiplies queries and sums with parts of it. The result refers to
+/// `folder`.
+LinearForms linear_forms(const HfFolder& folder);
 
 } // namespace bellows

@@ -60,6 +60,28 @@ struct SentCopy {
     std::vector<std::uint64_t> counts; ///< elements of each rank's part, the first rank's first
 };
 
+/// How a store whose linear layers compute in FP8 keeps the matrix of one.
+enum class LinearForm : std::uint8_t {
+    PowerOfTwo,  ///< codes by kWeightsRecipe
+    StoredCodes, ///< codes by kStoredWeightsRecipe: f32 scales, as Hugging Face folders have them
+    Plain,       ///< not in FP8 but in the activations' type
+};
+/// Says it for each linear layer, of all experts of a layer and matrix the same. Outlives the store
+/// with what it refers to.
+using LinearForms = std::function<LinearForm(const ParameterInfo& info)>;
+
+/// Gives FP8 weights as they are stored. Both are called from several threads at once.
+struct CodeSource {
+    /// E4M3 codes of rows of a matrix, from first_row on.
+    std::function<void(const ParameterInfo& info, std::uint64_t first_row,
+                       std::span<std::uint8_t> codes)>
+        codes{};
+    /// The scales of all its blocks, [ceil(out / 128), ceil(in / 128)].
+    std::function<void(const ParameterInfo& info, std::span<float> scales)> scales{};
+
+    explicit operator bool() const noexcept { return codes && scales; }
+};
+
 /// Gives memory of the device, which the store does not own and which outlives it.
 using MemorySource =
     std::function<BufferView(std::string name, std::uint64_t bytes, MemoryCategory category)>;
@@ -69,12 +91,13 @@ public:
     /// mine: this rank's part of parameters(config), in that order. The experts of one layer and
     /// one matrix are stored side by side in ascending order.
     /// training: false for weights alone; gradients are empty views then. memory: of what ranks
-    /// send each other, gradients, f32, bf16 and FP8 weights; without, it is the store's. Throws
-    /// Error{InvalidArgument} as ParameterList does, and when FP8 is wanted for a matrix whose
-    /// sides are no multiples of 8.
+    /// send each other, gradients, f32, bf16 and FP8 weights; without, it is the store's. forms: of
+    /// FP8 linear layers; without, all are LinearForm::PowerOfTwo. Throws Error{InvalidArgument} as
+    /// ParameterList does, when FP8 is wanted for a matrix whose sides are no multiples of 8, when
+    /// forms are other than PowerOfTwo for training, and when experts of a layer and matrix differ.
     ParameterStore(Device& device, std::vector<ParameterInfo> mine, DType activation,
                    bool training = true, LinearPrecision linear = LinearPrecision::AsActivations,
-                   MemorySource memory = {});
+                   MemorySource memory = {}, LinearForms forms = {});
 
     ~ParameterStore();
     ParameterStore(ParameterStore&&) noexcept;
@@ -84,6 +107,8 @@ public:
     DType activation() const noexcept;
     LinearPrecision linear_precision() const noexcept;
     bool training() const noexcept; ///< whether there are gradients
+    /// Whether FP8 matrices are here whose scales are no powers of two (LinearForm::StoredCodes).
+    bool has_f32_scales() const noexcept;
     /// How layers that are made from now on compute their FP8 products, or those of two bf16
     /// tensors; at first Decoded. The same on all ranks. Makes the copies that these want, so that
     /// layers and optimisers are made afterwards. Waits.
@@ -125,11 +150,12 @@ public:
     /// Sets what layers read of every parameter, some rows at a time, so that the host needs no
     /// more than twice 4 * kInitialisedAtOnce bytes; `masters` gets all of these values.
     /// on_progress, if any, gets how many elements have been set. bf16, if any, is asked instead
-    /// for parameters that are kept in bf16 alone, without training and masters. Waits. Throws what
-    /// the source throws; the parameters' values are undefined then.
+    /// for parameters that are kept in bf16 alone, and codes for those of LinearForm::StoredCodes
+    /// (which are else quantised from values, with f32 scales), both without training and masters.
+    /// Waits. Throws what the source throws; the parameters' values are undefined then.
     void load(const RowSource& source, const MasterSink& masters = {},
               const std::function<void(std::uint64_t elements)>& on_progress = {},
-              const Bf16RowSource& bf16 = {});
+              const Bf16RowSource& bf16 = {}, const CodeSource& codes = {});
     /// Records the making of the FP8 copies of the matrices in the elements from `first` on, which
     /// begin and end where a parameter is divisible, from their master weights [elements] f32.
     void quantize(Recording& recording, std::uint64_t first, const TensorView& masters) const;

@@ -37,9 +37,13 @@ struct SlotShape {
     std::uint64_t local_experts = 0; ///< routed experts of this rank
     std::uint64_t expert_rows = 0;   ///< the most rows that may come to them
 
-    // Only NodeInfo::scratch_bytes depends on these two.
+    /// Of MLA in FP8: whether keys and values are made in FP8, too.
+    bool kv_up_in_fp8 = true;
+
+    // Only NodeInfo::scratch_bytes depends on these.
     bool packs_operands = false; ///< FP8 products pack their operands into tiles of 128
     bool weights_packed = false; ///< FP8 weights have packed copies already
+    bool f32_scales = false;     ///< FP8 weights may have f32 scales: products decode them to f32
 
     bool fp8() const noexcept { return linear == LinearPrecision::Fp8; }
 };
@@ -52,6 +56,9 @@ inline constexpr fp8::Recipe kColumnsRecipe{fp8::Blocks::Columns128, fp8::Format
 /// This is the recipe of FP8 weights: each kScaleRows rows of a matrix have scales of their own.
 inline constexpr fp8::Recipe kWeightsRecipe{fp8::Blocks::Blocks128, fp8::Format::E4M3,
                                             fp8::ScaleRule::PowerOfTwo};
+/// This is the recipe of FP8 weights whose codes and scales come from a Hugging Face folder.
+inline constexpr fp8::Recipe kStoredWeightsRecipe{fp8::Blocks::Blocks128, fp8::Format::E4M3,
+                                                  fp8::ScaleRule::F32};
 
 /// How a tensor of a slot stands in memory.
 enum class Storage : std::uint8_t {
