@@ -128,9 +128,12 @@ void ParameterStore::Impl::load_large(const ListedParameter& parameter, const Ro
         std::max<std::uint64_t>(kInitialisedAtOnce / columns / kScaleRows, 1) * kScaleRows;
     std::vector<float> values;
     for (std::uint64_t row = 0; row < rows; row += step) {
-        values.resize(std::min(step, rows - row) * columns);
+        const std::uint64_t count = std::min(step, rows - row);
+        const std::uint64_t padding = row + count < rows ? 0 : stored_elements(info) - info.size();
+        values.resize(count * columns + padding);
+        std::fill(values.end() - static_cast<std::ptrdiff_t>(padding), values.end(), 0.0f);
         std::vector<RowPiece<float>> pieces;
-        add_pieces(pieces, info, row, values.size() / columns, std::span(values));
+        add_pieces(pieces, info, row, count, std::span(values).first(count * columns));
         fill(pieces, source);
         const std::uint64_t first = parameter.first + row * columns;
         write_part(first, values);
