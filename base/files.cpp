@@ -66,10 +66,15 @@ FileHandle lock_file(const std::filesystem::path& path, std::string& holder) {
     return file;
 }
 
-void write_all(int fd, const void* data, std::uint64_t bytes, const std::filesystem::path& path) {
+namespace {
+
+/// write(at, most): what a system call has written, or -1.
+template <class Write>
+void write_whole(const void* data, std::uint64_t bytes, const std::filesystem::path& path,
+                 Write write) {
     const auto* at = static_cast<const char*>(data);
     while (bytes > 0) {
-        const ssize_t n = ::write(fd, at, std::min(bytes, kLargestTransfer));
+        const ssize_t n = write(at, std::min(bytes, kLargestTransfer));
         if (n < 0) {
             if (errno == EINTR) {
                 continue;
@@ -79,6 +84,21 @@ void write_all(int fd, const void* data, std::uint64_t bytes, const std::filesys
         at += n;
         bytes -= static_cast<std::uint64_t>(n);
     }
+}
+
+} // namespace
+
+void write_all(int fd, const void* data, std::uint64_t bytes, const std::filesystem::path& path) {
+    write_whole(data, bytes, path,
+                [&](const char* at, std::uint64_t most) { return ::write(fd, at, most); });
+}
+
+void write_at(int fd, const void* data, std::uint64_t bytes, std::uint64_t offset,
+              const std::filesystem::path& path) {
+    const auto* const begin = static_cast<const char*>(data);
+    write_whole(data, bytes, path, [&](const char* at, std::uint64_t most) {
+        return ::pwrite(fd, at, most, static_cast<off_t>(offset) + (at - begin));
+    });
 }
 
 void read_exactly(int fd, void* data, std::uint64_t bytes, std::uint64_t offset,

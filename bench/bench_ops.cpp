@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: MIT
 // Every dense op but GEMM and the permutation of tokens: checks samples of its result against f64,
 // then times it. Sizes are those of one layer of the demo model on CPU drivers, of v2-lite
-// elsewhere. `--help` lists the options.
+// elsewhere; of grouped attention, 4 and 8 heads of queries to one of keys, there those of
+// Llama-3-8B and Qwen3-30B-A3B. `--help` lists the options.
 
 #include "ops/workloads.hpp"
 #include "support/program.hpp"
@@ -32,8 +33,10 @@ constexpr Entry kEntries[] = {
     {"mla_keys_dgrad", mla_keys, 1, true},
     {"attention_forward", attention, 0, true},
     {"attention_dgrad", attention, 1, true},
-    {"grouped_attention_forward", grouped_attention, 0, true},
-    {"grouped_attention_dgrad", grouped_attention, 1, true},
+    {"grouped_attention_4_forward", grouped_attention_4, 0, true},
+    {"grouped_attention_4_dgrad", grouped_attention_4, 1, true},
+    {"grouped_attention_8_forward", grouped_attention_8, 0, true},
+    {"grouped_attention_8_dgrad", grouped_attention_8, 1, true},
     {"embedding_forward", embedding, 0, true},
     {"embedding_wgrad", embedding, 1, true},
     {"cross_entropy", cross_entropy, 0, true},
@@ -50,8 +53,8 @@ constexpr Entry kEntries[] = {
 
 Sizes sizes_for(const Device& device) {
     if (device.info().is_cpu)
-        return {1024, 256, 512, 512, 8, 32, 16, 32, 4096, 16, 4};
-    return {8192, 4096, 2048, 1408, 16, 128, 64, 128, 102400, 64, 6};
+        return {1024, 256, 512, 512, 8, 32, 16, 32, 4096, 16, 4, 8, 32};
+    return {8192, 4096, 2048, 1408, 16, 128, 64, 128, 102400, 64, 6, 32, 128};
 }
 
 class BenchOps : public Program {

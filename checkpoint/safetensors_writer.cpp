@@ -5,11 +5,11 @@
 #include <bellows/base/error.hpp>
 #include <bellows/checkpoint/safetensors.hpp>
 
+#include <algorithm>
 #include <array>
 #include <bit>
 #include <cerrno>
 #include <limits>
-#include <set>
 #include <utility>
 
 #include <fcntl.h>
@@ -54,11 +54,12 @@ void reserve(int fd, std::uint64_t bytes, const std::filesystem::path& path) {
 SafetensorsWriter::SafetensorsWriter(std::filesystem::path path, std::vector<StoredTensor> tensors,
                                      const std::map<std::string, std::string>& metadata)
     : path_(std::move(path)), tensors_(std::move(tensors)), metadata_(metadata),
-      checksums_(tensors_.size(), 0) {
-    std::set<std::string_view> names = {"__metadata__"};
+      checksums_(tensors_.size(), 0), pieces_(tensors_.size()) {
     std::uint64_t total = 0;
     for (const StoredTensor& tensor : tensors_) {
-        if (!names.insert(tensor.name).second) {
+        begins_.push_back(total);
+        if (tensor.name == "__metadata__" ||
+            !index_.emplace(tensor.name, begins_.size() - 1).second) {
             throw Error(ErrorCode::InvalidArgument,
                         "two tensors are named " + in_quotes(tensor.name));
         }
@@ -143,24 +144,62 @@ void SafetensorsWriter::write(std::string_view name, std::span<const std::byte> 
                     in_quotes(path_.string()) + ": tensor " + in_quotes(name) + " lacks " +
                         std::to_string(left) + " bytes and got " + std::to_string(bytes.size()));
     }
-    write_all(file_.get(), bytes.data(), bytes.size(), path_);
-    checksums_[current_] = crc32_of(bytes.data(), bytes.size(), checksums_[current_]);
+    write_piece(name, written_, bytes);
     written_ += bytes.size();
     skip_empty_tensors();
 }
 
-void SafetensorsWriter::finish() {
-    if (current_ != tensors_.size()) {
+void SafetensorsWriter::write_piece(std::string_view name, std::uint64_t at,
+                                    std::span<const std::byte> bytes) {
+    const auto found = index_.find(name);
+    if (found == index_.end()) {
         throw Error(ErrorCode::InvalidArgument,
-                    in_quotes(path_.string()) + ": tensor " + in_quotes(tensors_[current_].name) +
-                        " is incomplete, " + std::to_string(written_) + " of " +
-                        std::to_string(bytes_of(tensors_[current_])) + " bytes");
+                    in_quotes(path_.string()) + " has no tensor " + in_quotes(name));
+    }
+    const std::size_t tensor = found->second;
+    const std::uint64_t size = bytes_of(tensors_[tensor]);
+    if (at > size || bytes.size() > size - at) {
+        throw Error(ErrorCode::InvalidArgument,
+                    in_quotes(path_.string()) + ": tensor " + in_quotes(name) + " has " +
+                        std::to_string(size) + " bytes and got " + std::to_string(bytes.size()) +
+                        " from " + std::to_string(at) + " on");
+    }
+    if (bytes.empty()) {
+        return;
+    }
+    write_at(file_.get(), bytes.data(), bytes.size(), header_bytes_ + begins_[tensor] + at, path_);
+    const Piece piece{at, bytes.size(), crc32_of(bytes.data(), bytes.size())};
+    const std::lock_guard lock(mutex_);
+    pieces_[tensor].push_back(piece);
+}
+
+std::uint32_t SafetensorsWriter::joined_checksum(std::size_t tensor) {
+    std::vector<Piece>& pieces = pieces_[tensor];
+    std::ranges::sort(pieces, {}, &Piece::at);
+    std::uint64_t end = 0;
+    std::uint32_t sum = 0;
+    bool whole = true;
+    for (const Piece& piece : pieces) {
+        whole = whole && piece.at == end;
+        end += piece.bytes;
+        sum = crc32_joined(sum, piece.checksum, piece.bytes);
+    }
+    const std::uint64_t size = bytes_of(tensors_[tensor]);
+    if (!whole || end != size) {
+        throw Error(ErrorCode::InvalidArgument,
+                    in_quotes(path_.string()) + ": tensor " + in_quotes(tensors_[tensor].name) +
+                        (end < size ? " is incomplete, " : " got bytes twice, ") +
+                        std::to_string(end) + " of " + std::to_string(size) + " bytes");
+    }
+    return sum;
+}
+
+void SafetensorsWriter::finish() {
+    for (std::size_t i = 0; i < tensors_.size(); ++i) {
+        checksums_[i] = joined_checksum(i);
     }
     const std::string header = header_text();
-    if (::lseek(file_.get(), static_cast<off_t>(kLengthBytes), SEEK_SET) < 0) {
-        throw Error(ErrorCode::Io, errno_message("write", path_, errno));
-    }
-    write_all(file_.get(), header.data(), header.size(), path_);
+    write_at(file_.get(), header.data(), header.size(), kLengthBytes, path_);
     if (::fsync(file_.get()) != 0 || ::close(file_.release()) != 0) {
         throw Error(ErrorCode::Io, errno_message("write", path_, errno));
     }

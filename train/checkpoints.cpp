@@ -197,18 +197,19 @@ void load_checkpoint(const Checkpoint& checkpoint, Trainer& trainer, World& worl
         throw Error(*worst);
 }
 
-void load_initial_weights(const HfFolder& folder, Trainer& trainer, World& world,
-                          const std::function<void(std::uint64_t elements)>& on_progress) {
-    const std::optional<Error> mine = attempt([&] {
-        load_weights(
-            folder, trainer.parameters(),
-            [&](std::uint64_t first, std::span<const float> values) {
-                trainer.optimizer().upload_masters(first, values);
-            },
-            on_progress);
-    });
-    if (const auto worst = world.control().agree(mine, kDiskPatience, "reading a model"))
-        throw Error(*worst);
+FirstWeights weights_of(const HfFolder& folder, World& world,
+                        std::function<void(std::uint64_t done, std::uint64_t total)> on_progress) {
+    return [&folder, &world, on_progress = std::move(on_progress)](
+               ParameterStore& parameters, const ParameterStore::MasterSink& masters) {
+        const auto show = [&](std::uint64_t done) {
+            if (on_progress)
+                on_progress(done, parameters.num_elements());
+        };
+        const std::optional<Error> mine =
+            attempt([&] { load_weights(folder, parameters, masters, show); });
+        if (const auto worst = world.control().agree(mine, kDiskPatience, "reading a model"))
+            throw Error(*worst);
+    };
 }
 
 } // namespace bellows

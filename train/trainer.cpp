@@ -39,7 +39,8 @@ constexpr std::uint64_t kMostLeftOut = 10;
 } // namespace
 
 struct Trainer::Impl {
-    Impl(Device& d, World& w, const RunConfig& c, const RunLayout& l, const KernelChoice& kernels);
+    Impl(Device& d, World& w, const RunConfig& c, const RunLayout& l, const KernelChoice& kernels,
+         const FirstWeights& first_weights);
 
     void make_stages();
     void check_copies() const;
@@ -47,6 +48,7 @@ struct Trainer::Impl {
     std::vector<int> world_ranks() const;
     std::vector<PipelineChunk*> pipeline_chunks() const;
     void make_optimizer();
+    void set_parameters(const FirstWeights& first_weights);
     void connect_ends();
     /// Whether this rank is the one for what all ranks that hold a copy update.
     bool stands_for_copies(bool expert) const noexcept {
@@ -142,7 +144,7 @@ std::unique_ptr<Transport> transport_of(World& world, Device& device, const RunC
 } // namespace
 
 Trainer::Impl::Impl(Device& dev, World& w, const RunConfig& c, const RunLayout& l,
-                    const KernelChoice& kernels)
+                    const KernelChoice& kernels, const FirstWeights& first_weights)
     : device(dev), world(w), config(validated(c, l, w)), layout(l), limit(wait_limit(c.train)),
       schedule(pipeline_schedule(c.model, c.train, l)),
       place(static_cast<std::uint64_t>(w.rank()) / l.dp),
@@ -180,10 +182,7 @@ Trainer::Impl::Impl(Device& dev, World& w, const RunConfig& c, const RunLayout& 
     connect_ends();
     make_optimizer();
     make_executor();
-    parameters.initialise(config.train.seed,
-                          [this](std::uint64_t first, std::span<const float> values) {
-                              optimizer->shard().upload_masters(first, values);
-                          });
+    set_parameters(first_weights);
     make_router_biases();
     watch_traffic();
 }
@@ -266,6 +265,16 @@ void Trainer::Impl::make_optimizer() {
     for (std::size_t rank = 0; rank < all.size(); ++rank)
         if (all[rank].front() != std::byte{0})
             writers.push_back(rank);
+}
+
+void Trainer::Impl::set_parameters(const FirstWeights& first_weights) {
+    const auto masters = [this](std::uint64_t first, std::span<const float> values) {
+        optimizer->shard().upload_masters(first, values);
+    };
+    if (!first_weights)
+        return parameters.initialise(config.train.seed, masters);
+    first_weights(parameters, masters);
+    parameters.clear_gradients().wait(limit);
 }
 
 void Trainer::Impl::make_executor() {
@@ -438,8 +447,8 @@ auto Trainer::Impl::whole(Call call) {
 }
 
 Trainer::Trainer(Device& device, World& world, const RunConfig& config, const RunLayout& layout,
-                 const KernelChoice& kernels)
-    : impl_(std::make_unique<Impl>(device, world, config, layout, kernels)) {
+                 const KernelChoice& kernels, const FirstWeights& first_weights)
+    : impl_(std::make_unique<Impl>(device, world, config, layout, kernels, first_weights)) {
 }
 Trainer::~Trainer() {
     try { // jobs and recordings use what goes now

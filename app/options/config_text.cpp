@@ -12,7 +12,7 @@ namespace bellows {
 namespace {
 
 const std::map<std::string_view, std::string_view> kModelComments = {
-    {"vocabulary", "token ids, a multiple of 8 and at least as many as the tokenizer has"},
+    {"vocabulary", "token ids, at least as many as the tokenizer has"},
     {"hidden", "width of the residual stream"},
     {"layers", "layers in all"},
     {"dense_layers", "the first of them, whose feed-forward network has no experts"},

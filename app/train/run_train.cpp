@@ -75,7 +75,7 @@ private:
     void check_memory(const std::optional<Checkpoint>& before);
     void name_devices(const std::vector<DeviceShare>& shares);
     void read_text();
-    void read_initial_weights(const std::filesystem::path& folder);
+    void make_trainer(const KernelChoice& kernels);
     bool leads() const { return world_.rank() == 0; }
     StepAsks asks() const;
     StepAsks one_step(std::uint64_t step);
@@ -148,7 +148,7 @@ TrainRun::TrainRun(const TrainOptions& options, World& world)
                            report("measuring products", done, total);
                        });
     world_.control().barrier(kDiskPatience, "measuring products");
-    trainer_.emplace(*device_, world_, options.config, options.layout, kernels);
+    make_trainer(kernels);
     if (progress_ && !trainer_->device_link().empty())
         progress_->note("devices of a host are linked (" + trainer_->device_link() +
                         "): what their ranks exchange does not pass through its memory");
@@ -165,8 +165,6 @@ TrainRun::TrainRun(const TrainOptions& options, World& world)
             progress_->note("resuming at step " + std::to_string(first_step_) + " of " +
                             std::to_string(train_.steps) + ", from " + before->folder().string());
     }
-    if (options.init)
-        read_initial_weights(*options.init);
     if (leads())
         log_.emplace(options.out / "metrics.jsonl", first_step_);
     if (leads() && train_.tensorboard)
@@ -237,17 +235,23 @@ void TrainRun::read_text() {
                         format_bytes(corpus_->bytes()) + " that the ranks of a host share");
 }
 
-void TrainRun::read_initial_weights(const std::filesystem::path& path) {
-    const HfFolder folder(path);
+/// With the weights of the folder of --init, else random ones.
+void TrainRun::make_trainer(const KernelChoice& kernels) {
+    std::optional<HfFolder> folder;
     std::optional<ReadingProgress> reading;
-    if (progress_)
-        reading.emplace(*progress_, folder.bytes());
-    load_initial_weights(folder, *trainer_, world_, [&](std::uint64_t elements) {
-        if (reading)
-            (*reading)(elements, trainer_->parameters().num_elements());
-    });
-    if (progress_)
-        progress_->note("the first weights are those of " + folder.folder().string());
+    FirstWeights weights;
+    if (options_.init) {
+        folder.emplace(*options_.init);
+        if (progress_)
+            reading.emplace(*progress_, folder->bytes());
+        weights = weights_of(*folder, world_, [&](std::uint64_t done, std::uint64_t total) {
+            if (reading)
+                (*reading)(done, total);
+        });
+    }
+    trainer_.emplace(*device_, world_, options_.config, options_.layout, kernels, weights);
+    if (folder && progress_)
+        progress_->note("the first weights are those of " + folder->folder().string());
 }
 
 void TrainRun::report(const std::string& title, std::uint64_t done, std::uint64_t total) {

@@ -13,6 +13,12 @@ std::uint32_t crc32_of(const void* data, std::uint64_t bytes, std::uint32_t star
         ::crc32_z(start, static_cast<const unsigned char*>(data), bytes));
 }
 
+std::uint32_t crc32_joined(std::uint32_t first, std::uint32_t second,
+                           std::uint64_t second_bytes) noexcept {
+    return static_cast<std::uint32_t>(
+        ::crc32_combine(first, second, static_cast<z_off_t>(second_bytes)));
+}
+
 std::string hex32(std::uint32_t value) {
     std::string out(8, '0');
     for (int i = 7; i >= 0; --i, value >>= 4) {

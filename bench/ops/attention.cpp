@@ -71,58 +71,93 @@ Workload mla_keys(OpData& data, const Sizes& s, DType act, int part) {
 
 namespace {
 
-/// Each head of keys and values serves `group` heads of queries.
-Workload attention_of(OpData& data, const Sizes& s, DType act, int part, std::uint64_t group) {
-    const std::uint64_t qk = s.nope + s.rope, kv = s.heads / group;
-    const TensorView q = data.random(act, {s.tokens, s.heads, qk}),
+struct HeadSizes {
+    std::uint64_t heads, kv_heads, qk, value;
+};
+
+/// What verifies the results, and the heads' sizes.
+struct AttentionTensors {
+    TensorView q, k, v, o, lse, d_o, dq, dk, dv;
+    HeadSizes heads;
+    ops::AttentionOptions options;
+};
+
+double dot(const std::vector<double>& a, std::uint64_t at_a, const std::vector<double>& b,
+           std::uint64_t at_b, std::uint64_t count) {
+    double sum = 0;
+    for (std::uint64_t i = 0; i < count; ++i)
+        sum += a[at_a + i] * b[at_b + i];
+    return sum;
+}
+
+/// The second token's first head sees two keys only: its output, its lse and its query's gradient.
+/// The first key's gradients come from every query of the sequence.
+std::string check_attention(const OpData& data, const AttentionTensors& a, DType act,
+                            bool gradients) {
+    const auto [heads, kv, qk, value] = a.heads;
+    const auto q = data.read(a.q), k = data.read(a.k), v = data.read(a.v), o = data.read(a.o),
+               lse = data.read(a.lse);
+    const double scale = a.options.scale;
+    const double s0 = scale * dot(q, heads * qk, k, 0, qk),
+                 s1 = scale * dot(q, heads * qk, k, kv * qk, qk);
+    const double p = sigmoid(s1 - s0);
+    const std::uint64_t second = heads * value; // its first head's output
+    std::string wrong = compare("lse", 1, lse[heads], s0 + std::log1p(std::exp(s1 - s0)), 1e-2);
+    for (const std::uint64_t i : samples(value))
+        wrong +=
+            compare("o", i, o[second + i], (1 - p) * v[i] + p * v[kv * value + i], tolerance(act));
+    if (!gradients)
+        return wrong;
+    const auto d_o = data.read(a.d_o), dq = data.read(a.dq), dk = data.read(a.dk),
+               dv = data.read(a.dv);
+    const double ds =
+        p * (1 - p) * (dot(d_o, second, v, kv * value, value) - dot(d_o, second, v, 0, value));
+    for (const std::uint64_t i : samples(qk))
+        wrong += compare("dq", i, dq[heads * qk + i], scale * ds * (k[kv * qk + i] - k[i]),
+                         tolerance(act));
+    std::vector<double> key(qk, 0), values(value, 0);
+    for (std::uint64_t t = 0; t < a.options.seq; ++t)
+        for (std::uint64_t h = 0; h < heads / kv; ++h) {
+            const std::uint64_t row = t * heads + h;
+            const double weight = std::exp(scale * dot(q, row * qk, k, 0, qk) - lse[row]);
+            const double of_score = weight * (dot(d_o, row * value, v, 0, value) -
+                                              dot(d_o, row * value, o, row * value, value));
+            for (std::uint64_t i = 0; i < qk; ++i)
+                key[i] += scale * of_score * q[row * qk + i];
+            for (std::uint64_t i = 0; i < value; ++i)
+                values[i] += weight * d_o[row * value + i];
+        }
+    for (const std::uint64_t i : samples(qk))
+        wrong += compare("dk", i, dk[i], key[i], tolerance(act));
+    for (const std::uint64_t i : samples(value))
+        wrong += compare("dv", i, dv[i], values[i], tolerance(act));
+    return wrong;
+}
+
+Workload attention_of(OpData& data, const Sizes& s, DType act, int part, const HeadSizes& sizes) {
+    const auto [heads, kv, qk, value] = sizes;
+    const TensorView q = data.random(act, {s.tokens, heads, qk}),
                      k = data.random(act, {s.tokens, kv, qk}),
-                     v = data.random(act, {s.tokens, kv, s.value}),
-                     d_o = data.random(act, {s.tokens, s.heads, s.value}),
-                     o = data.empty(act, {s.tokens, s.heads, s.value}),
-                     dq = data.empty(act, {s.tokens, s.heads, qk}),
+                     v = data.random(act, {s.tokens, kv, value}),
+                     d_o = data.random(act, {s.tokens, heads, value}),
+                     o = data.empty(act, {s.tokens, heads, value}),
+                     dq = data.empty(act, {s.tokens, heads, qk}),
                      dk = data.empty(act, {s.tokens, kv, qk}),
-                     dv = data.empty(act, {s.tokens, kv, s.value}),
-                     lse = data.empty(DType::F32, {s.tokens, s.heads});
-    const BufferView scratch = data.bytes(ops::attention_dgrad_workspace_bytes(s.tokens, s.heads));
+                     dv = data.empty(act, {s.tokens, kv, value}),
+                     lse = data.empty(DType::F32, {s.tokens, heads});
+    const BufferView scratch = data.bytes(ops::attention_dgrad_workspace_bytes(s.tokens, heads));
     const ops::AttentionOptions options{.seq = s.seq,
                                         .scale = 1 / std::sqrt(static_cast<float>(qk))};
     Recording recording(data.device(), QueueRole::Compute, "prepare");
     ops::attention_forward(recording, q, k, v, o, lse, options);
     data.device().submit(recording).wait();
-    // The second token's first head sees two keys only, and the last token's dv comes from one
-    // query of each head.
-    const auto verify = [=, &data]() -> std::string {
-        const auto qs = data.read(q), ks = data.read(k), vs = data.read(v), os = data.read(o);
-        const auto dos = data.read(d_o), dvs = data.read(dv), lses = data.read(lse);
-        double s0 = 0, s1 = 0;
-        for (std::uint64_t d = 0; d < qk; ++d) {
-            s0 += qs[s.heads * qk + d] * ks[d];
-            s1 += qs[s.heads * qk + d] * ks[kv * qk + d];
-        }
-        const double p = sigmoid(options.scale * (s1 - s0));
-        const double expected = (1 - p) * vs[0] + p * vs[kv * s.value];
-        std::string wrong = compare("o", 1, os[s.heads * s.value], expected, tolerance(act));
-        if (part == 1) {
-            const std::uint64_t key = (s.seq - 1) * kv;
-            double sum = 0;
-            for (std::uint64_t last = (s.seq - 1) * s.heads, h = 0; h < group; ++last, ++h) {
-                double score = 0;
-                for (std::uint64_t d = 0; d < qk; ++d) {
-                    score += qs[last * qk + d] * ks[key * qk + d];
-                }
-                sum += std::exp(options.scale * score - lses[last]) * dos[last * s.value];
-            }
-            wrong += compare("dv", key, dvs[key * s.value], sum, tolerance(act));
-        }
-        return wrong;
-    };
-    const double pairs =
-        static_cast<double>(s.tokens * s.heads) * static_cast<double>(s.seq + 1) / 2;
-    const double flops = 2 * pairs * static_cast<double>(qk + s.value);
-    if (part == 0) {
+    const AttentionTensors all{q, k, v, o, lse, d_o, dq, dk, dv, sizes, options};
+    const auto verify = [=, &data] { return check_attention(data, all, act, part == 1); };
+    const double pairs = static_cast<double>(s.tokens * heads) * static_cast<double>(s.seq + 1) / 2;
+    const double flops = 2 * pairs * static_cast<double>(qk + value);
+    if (part == 0)
         return {[=](Recording& r) { ops::attention_forward(r, q, k, v, o, lse, options); }, verify,
                 bytes_of({q, k, v, o}), flops};
-    }
     return {[=](Recording& r) {
                 ops::attention_dgrad(r, d_o, q, k, v, o, lse, {.dq = dq, .dk = dk, .dv = dv},
                                      options, scratch);
@@ -130,14 +165,23 @@ Workload attention_of(OpData& data, const Sizes& s, DType act, int part, std::ui
             verify, bytes_of({q, k, v, o, d_o, dq, dk, dv}), 2.5 * flops};
 }
 
+Workload grouped(OpData& data, const Sizes& s, DType act, int part, std::uint64_t group) {
+    return attention_of(data, s, act, part,
+                        {s.grouped_heads, s.grouped_heads / group, s.grouped_size, s.grouped_size});
+}
+
 } // namespace
 
 Workload attention(OpData& data, const Sizes& s, DType act, int part) {
-    return attention_of(data, s, act, part, 1);
+    return attention_of(data, s, act, part, {s.heads, s.heads, s.nope + s.rope, s.value});
 }
 
-Workload grouped_attention(OpData& data, const Sizes& s, DType act, int part) {
-    return attention_of(data, s, act, part, s.heads % 4 == 0 ? 4 : 1);
+Workload grouped_attention_4(OpData& data, const Sizes& s, DType act, int part) {
+    return grouped(data, s, act, part, 4);
+}
+
+Workload grouped_attention_8(OpData& data, const Sizes& s, DType act, int part) {
+    return grouped(data, s, act, part, 8);
 }
 
 } // namespace bellows::bench

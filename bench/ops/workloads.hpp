@@ -17,23 +17,25 @@ namespace bellows::bench {
 
 struct Sizes {
     std::uint64_t tokens, seq, hidden, ffn, heads, nope, rope, value, vocab, experts, top_k;
+    std::uint64_t grouped_heads, grouped_size; ///< of grouped attention: heads of queries
 };
 
 using MakeWorkload = Workload(OpData& data, const Sizes& sizes, DType act, int part);
 
-MakeWorkload rmsnorm;           ///< 0 forward, 1 dgrad, 2 wgrad
-MakeWorkload swiglu;            ///< 0 forward, 1 dgrad
-MakeWorkload embedding;         ///< 0 forward, 1 wgrad
-MakeWorkload cross_entropy;     ///< loss and gradient
-MakeWorkload rope;              ///< 0 forward, 1 dgrad
-MakeWorkload mla_keys;          ///< 0 forward, 1 dgrad
-MakeWorkload attention;         ///< 0 forward, 1 dgrad
-MakeWorkload grouped_attention; ///< the same with four heads of queries to one of keys
-MakeWorkload router;            ///< 0 forward, 1 dgrad, 2 expert_counts, 3 router_bias_update
-MakeWorkload elementwise;       ///< 0 add, 1 cast, 2 scale, 3 copy
-MakeWorkload transpose;         ///< of matrices as experts' weights
-MakeWorkload reduction;         ///< 0 sum of squares, 1 sum, 2 clip_coefficient
-MakeWorkload adamw;             ///< act: storage of the moments
+MakeWorkload rmsnorm;             ///< 0 forward, 1 dgrad, 2 wgrad
+MakeWorkload swiglu;              ///< 0 forward, 1 dgrad
+MakeWorkload embedding;           ///< 0 forward, 1 wgrad
+MakeWorkload cross_entropy;       ///< loss and gradient
+MakeWorkload rope;                ///< 0 forward, 1 dgrad
+MakeWorkload mla_keys;            ///< 0 forward, 1 dgrad
+MakeWorkload attention;           ///< 0 forward, 1 dgrad (all three gradients)
+MakeWorkload grouped_attention_4; ///< the same, four heads of queries to one of keys and values
+MakeWorkload grouped_attention_8; ///< eight
+MakeWorkload router;              ///< 0 forward, 1 dgrad, 2 expert_counts, 3 router_bias_update
+MakeWorkload elementwise;         ///< 0 add, 1 cast, 2 scale, 3 copy
+MakeWorkload transpose;           ///< of matrices as experts' weights
+MakeWorkload reduction;           ///< 0 sum of squares, 1 sum, 2 clip_coefficient
+MakeWorkload adamw;               ///< act: storage of the moments
 
 inline double sigmoid(double x) {
     return 1 / (1 + std::exp(-x));

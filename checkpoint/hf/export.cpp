@@ -8,6 +8,7 @@
 
 #include <bellows/base/error.hpp>
 #include <bellows/base/files.hpp>
+#include <bellows/base/parallel.hpp>
 #include <bellows/base/rounding.hpp>
 #include <bellows/checkpoint/hf_export.hpp>
 #include <bellows/fp8/format.hpp>
@@ -15,8 +16,9 @@
 #include <algorithm>
 #include <array>
 #include <cmath>
+#include <functional>
 #include <memory>
-#include <set>
+#include <mutex>
 #include <utility>
 
 namespace bellows {
@@ -25,7 +27,8 @@ namespace fs = std::filesystem;
 
 namespace {
 
-constexpr std::uint64_t kPieceElements = std::uint64_t{8} << 20;
+/// What a core makes at a time: elements that are converted, bytes that stay.
+constexpr std::uint64_t kPieceElements = std::uint64_t{1} << 20, kPieceBytes = 8 << 20;
 
 /// What is copied of a folder beside the model.
 constexpr std::array kTokenizerFiles = {"tokenizer.json",
@@ -38,9 +41,6 @@ constexpr std::array kTokenizerFiles = {"tokenizer.json",
                                         "tiktoken.model",
                                         "chat_template.jinja",
                                         "chat_template.json"};
-
-/// Multipliers of the blocks [ceil(rows / 128), ceil(columns / 128)].
-using Scales = std::vector<float>;
 
 /// A tensor of the new files.
 struct Planned {
@@ -95,132 +95,134 @@ std::vector<std::vector<Planned>> plan_shards(const ExportSource& source,
     return shards;
 }
 
-/// Visits pieces of whole rows, of FP8 tensors whole blocks: visit(first row, values).
+/// Calls visit(row, block, values) for what each row has of each block of 128 columns.
 template <class Visit>
-void each_piece(const ExportSource& source, const ExportTensor& tensor, Visit visit) {
-    const std::uint64_t columns = tensor.columns(), rows = tensor.rows();
-    const std::uint64_t step =
-        std::max<std::uint64_t>(kPieceElements / columns / kBlock, 1) * kBlock;
-    std::vector<float> values;
-    for (std::uint64_t first = 0; first < rows; first += step) {
-        values.resize(std::min(step, rows - first) * columns);
-        source.read(tensor, first, values);
-        visit(first, std::span<float>(values));
-    }
+void each_block_row(std::span<const float> values, std::uint64_t columns, Visit visit) {
+    for (std::uint64_t row = 0; row * columns < values.size(); ++row)
+        for (std::uint64_t begin = 0; begin < columns; begin += kBlock)
+            visit(row, begin / kBlock,
+                  values.subspan(row * columns + begin, std::min(kBlock, columns - begin)));
 }
 
-Scales scales_of(const ExportSource& source, const ExportTensor& tensor) {
+/// Multipliers of the blocks [ceil(rows / 128), ceil(columns / 128)].
+std::vector<float> scales_of(const ExportTensor& tensor, std::span<const float> values) {
     constexpr float kLargest = fp8::largest(fp8::Format::E4M3);
     const std::uint64_t columns = tensor.columns(), across = div_up(columns, kBlock);
-    Scales scales(div_up(tensor.rows(), kBlock) * across, 0);
-    each_piece(source, tensor, [&](std::uint64_t first, std::span<const float> values) {
-        for (std::uint64_t i = 0; i < values.size(); ++i) {
-            float& scale = scales[(first + i / columns) / kBlock * across + i % columns / kBlock];
-            const float magnitude = std::abs(values[i]);
+    std::vector<float> scales(div_up(values.size() / columns, kBlock) * across, 0);
+    const auto raise = [&](std::uint64_t row, std::uint64_t block, std::span<const float> part) {
+        float& scale = scales[row / kBlock * across + block];
+        for (const float value : part) {
+            const float magnitude = std::abs(value);
             if (!std::isfinite(magnitude))
                 throw Error(ErrorCode::InvalidArgument,
                             "tensor " + in_quotes(tensor.name) +
                                 " has a value that is not finite, which FP8 does not hold");
             scale = std::max(scale, magnitude);
         }
-    });
+    };
+    each_block_row(values, columns, raise);
     for (float& scale : scales)
         scale = scale > 0 ? scale / kLargest : 1;
     return scales;
 }
 
+/// Pieces of the tensors of a file, which all cores write at once.
 class ShardWriter {
 public:
     ShardWriter(const ExportSource& source, const std::vector<Planned>& shard, const fs::path& file)
-        : source_(source), writer_(file, tensors_of(shard), {{"format", "pt"}}) {}
+        : source_(source), writer_(file, tensors_of(shard), {{"format", "pt"}}) {
+        for (const Planned& planned : shard) {
+            const ExportTensor& from = *planned.from;
+            if (planned.same_bytes) {
+                add_same_bytes(from.name, from.stored->bytes);
+                if (planned.has_scales())
+                    add_same_bytes(scales_name(from.name), from.scales->bytes);
+            } else {
+                add_values(planned);
+            }
+        }
+    }
 
+    /// wrote(bytes): one call at a time.
     void write(std::function<void(std::uint64_t)> wrote) {
         wrote_ = std::move(wrote);
-        for (const Item& item : items_) {
-            if (item.is_scales)
-                write_scales(item);
-            else
-                write_values(item);
-        }
+        parallel_for(pieces_.size(), [&](std::size_t i) { pieces_[i](); });
         writer_.finish();
     }
 
 private:
-    struct Item {
-        Planned planned;
-        bool is_scales = false;
-        StoredTensor tensor;
-    };
-
     /// By alignment, so that none stands at an odd place, then by name.
-    std::vector<StoredTensor> tensors_of(const std::vector<Planned>& shard) {
-        for (const Planned& planned : shard) {
-            items_.push_back({planned, false, planned.tensor()});
-            if (planned.has_scales())
-                items_.push_back({planned, true, planned.scales()});
-        }
-        std::ranges::sort(items_, [](const Item& a, const Item& b) {
-            const std::uint64_t bits_a = bits_of(a.tensor.type), bits_b = bits_of(b.tensor.type);
-            return bits_a != bits_b ? bits_a > bits_b : a.tensor.name < b.tensor.name;
-        });
+    static std::vector<StoredTensor> tensors_of(const std::vector<Planned>& shard) {
         std::vector<StoredTensor> tensors;
-        for (const Item& item : items_)
-            tensors.push_back(item.tensor);
+        for (const Planned& planned : shard) {
+            tensors.push_back(planned.tensor());
+            if (planned.has_scales())
+                tensors.push_back(planned.scales());
+        }
+        std::ranges::sort(tensors, [](const StoredTensor& a, const StoredTensor& b) {
+            const std::uint64_t bits_a = bits_of(a.type), bits_b = bits_of(b.type);
+            return bits_a != bits_b ? bits_a > bits_b : a.name < b.name;
+        });
         return tensors;
     }
 
-    void put(const Item& item, std::span<const std::byte> bytes) {
-        writer_.write(item.tensor.name, bytes);
+    void add_same_bytes(const std::string& name, std::span<const std::byte> bytes) {
+        for (std::uint64_t at = 0; at < bytes.size(); at += kPieceBytes)
+            pieces_.emplace_back([this, name, at, bytes] {
+                put(name, at, bytes.subspan(at, std::min(kPieceBytes, bytes.size() - at)));
+            });
+    }
+
+    /// Whole rows, of FP8 tensors whole blocks.
+    void add_values(const Planned& planned) {
+        const ExportTensor& from = *planned.from;
+        const std::uint64_t columns = from.columns(), rows = from.rows();
+        const std::uint64_t step =
+            std::max<std::uint64_t>(kPieceElements / columns / kBlock, 1) * kBlock;
+        for (std::uint64_t first = 0; first < rows; first += step)
+            pieces_.emplace_back([this, planned, first, count = std::min(step, rows - first)] {
+                std::vector<float> values(count * planned.from->columns());
+                source_.read(*planned.from, first, values);
+                put_values(planned, first, values);
+            });
+    }
+
+    void put(const std::string& name, std::uint64_t at, std::span<const std::byte> bytes) {
+        writer_.write_piece(name, at, bytes);
+        const std::lock_guard lock(mutex_);
         wrote_(bytes.size());
     }
 
-    void write_scales(const Item& item) {
-        const ExportTensor& from = *item.planned.from;
-        if (item.planned.same_bytes)
-            return put(item, from.scales->bytes);
-        scales_[from.name] = scales_of(source_, from);
-        put(item, std::as_bytes(std::span(scales_[from.name])));
-    }
-
-    void write_values(const Item& item) {
-        const ExportTensor& from = *item.planned.from;
-        if (item.planned.same_bytes) {
-            constexpr std::uint64_t kPiece = std::uint64_t{64} << 20;
-            const auto bytes = from.stored->bytes;
-            for (std::uint64_t at = 0; at < bytes.size(); at += kPiece)
-                put(item, bytes.subspan(at, std::min<std::uint64_t>(kPiece, bytes.size() - at)));
-            return;
+    void put_values(const Planned& planned, std::uint64_t first, std::span<const float> values) {
+        const ExportTensor& from = *planned.from;
+        const std::uint64_t at = first * from.columns() * bits_of(planned.type) / 8;
+        if (planned.type == StoredType::F32)
+            return put(from.name, at, std::as_bytes(values));
+        if (planned.type == StoredType::BF16) {
+            std::vector<std::uint16_t> rounded(values.size());
+            std::ranges::transform(values, rounded.begin(), to_bf16);
+            return put(from.name, at, std::as_bytes(std::span(rounded)));
         }
-        each_piece(source_, from, [&](std::uint64_t first, std::span<const float> values) {
-            if (item.planned.type == StoredType::F32)
-                return put(item, std::as_bytes(values));
-            if (item.planned.type == StoredType::BF16) {
-                std::vector<std::uint16_t> rounded(values.size());
-                std::ranges::transform(values, rounded.begin(), to_bf16);
-                return put(item, std::as_bytes(std::span(rounded)));
-            }
-            const std::vector<std::uint8_t> codes = codes_of(from, first, values);
-            put(item, std::as_bytes(std::span(codes)));
-        });
-    }
-
-    std::vector<std::uint8_t> codes_of(const ExportTensor& from, std::uint64_t first,
-                                       std::span<const float> values) {
-        const Scales& scales = scales_[from.name]; // wider, so written before
-        const std::uint64_t columns = from.columns(), across = div_up(columns, kBlock);
+        const std::uint64_t across = div_up(from.columns(), kBlock);
+        const std::vector<float> scales = scales_of(from, values);
+        put(scales_name(from.name), first / kBlock * across * sizeof(float),
+            std::as_bytes(std::span(scales)));
         std::vector<std::uint8_t> codes(values.size());
-        for (std::uint64_t i = 0; i < values.size(); ++i) {
-            const std::uint64_t block =
-                (first + i / columns) / kBlock * across + i % columns / kBlock;
-            codes[i] = fp8::encode(fp8::Format::E4M3, values[i] / scales[block]);
-        }
-        return codes;
+        const auto encode = [&](std::uint64_t row, std::uint64_t block,
+                                std::span<const float> part) {
+            const float scale = scales[row / kBlock * across + block];
+            const std::uint64_t begin = row * from.columns() + block * kBlock;
+            for (std::uint64_t i = 0; i < part.size(); ++i)
+                codes[begin + i] = fp8::encode(fp8::Format::E4M3, part[i] / scale);
+        };
+        each_block_row(values, from.columns(), encode);
+        put(from.name, at, std::as_bytes(std::span(codes)));
     }
 
     const ExportSource& source_;
-    std::vector<Item> items_;
     SafetensorsWriter writer_;
-    std::map<std::string, Scales> scales_;
+    std::vector<std::function<void()>> pieces_;
+    std::mutex mutex_; ///< of wrote_
     std::function<void(std::uint64_t)> wrote_;
 };
 

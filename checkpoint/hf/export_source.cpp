@@ -77,6 +77,14 @@ void ParameterSource::read(const ExportTensor& tensor, std::uint64_t first,
     }
 }
 
+std::span<const std::byte> CheckpointValues::mapped(const std::filesystem::path& file) {
+    const std::lock_guard lock(mutex_);
+    auto map = maps_.find(file.string());
+    if (map == maps_.end())
+        map = maps_.emplace(file.string(), MappedFile(file)).first;
+    return map->second.bytes();
+}
+
 void CheckpointValues::read(const ParameterInfo& info, std::uint64_t first_row,
                             std::span<float> out) {
     const SafetensorsReader& reader = checkpoint_->require("model", info.name);
@@ -84,11 +92,8 @@ void CheckpointValues::read(const ParameterInfo& info, std::uint64_t first_row,
     if (tensor.type != StoredType::F32 || tensor.shape != info.shape)
         throw Error(ErrorCode::Corrupt, reader.path().string() + ": " + info.name +
                                             " has another type or shape than the model");
-    auto map = maps_.find(reader.path().string());
-    if (map == maps_.end())
-        map = maps_.emplace(reader.path().string(), MappedFile(reader.path())).first;
     const std::uint64_t columns = info.shape.size() == 2 ? info.shape[1] : 1;
-    const auto bytes = map->second.bytes().subspan(tensor.offset, tensor.bytes);
+    const auto bytes = mapped(reader.path()).subspan(tensor.offset, tensor.bytes);
     std::memcpy(out.data(), bytes.data() + first_row * columns * sizeof(float), out.size_bytes());
 }
 

@@ -8,9 +8,12 @@
 #include <bellows/checkpoint/hf_folder.hpp>
 #include <bellows/shape/parameters.hpp>
 
+#include <cstddef>
 #include <cstdint>
+#include <filesystem>
 #include <functional>
 #include <map>
+#include <mutex>
 #include <span>
 #include <string>
 #include <vector>
@@ -34,7 +37,7 @@ class ExportSource {
 public:
     virtual ~ExportSource() = default;
     const std::vector<ExportTensor>& tensors() const noexcept { return tensors_; }
-    /// Rows from `first` on, as f32.
+    /// Rows from `first` on, as f32. Any thread may call.
     virtual void read(const ExportTensor& tensor, std::uint64_t first,
                       std::span<float> out) const = 0;
 
@@ -49,7 +52,7 @@ public:
     void read(const ExportTensor& tensor, std::uint64_t first, std::span<float> out) const override;
 };
 
-/// The parameters of a model, each expert's apart.
+/// The parameters of a model, each expert's apart. `read` is called from several threads.
 class ParameterSource : public ExportSource {
 public:
     using Read = std::function<void(const ParameterInfo& info, std::uint64_t first_row,
@@ -61,14 +64,17 @@ private:
     Read read_;
 };
 
-/// The f32 tensors of a checkpoint's model, in place.
+/// The f32 tensors of a checkpoint's model, in place. Any thread may call.
 class CheckpointValues {
 public:
     explicit CheckpointValues(const Checkpoint& checkpoint) : checkpoint_(&checkpoint) {}
     void read(const ParameterInfo& info, std::uint64_t first_row, std::span<float> out);
 
 private:
+    std::span<const std::byte> mapped(const std::filesystem::path& file);
+
     const Checkpoint* checkpoint_;
+    std::mutex mutex_;
     std::map<std::string, MappedFile> maps_; ///< by path
 };
 

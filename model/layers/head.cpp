@@ -4,6 +4,7 @@
 #include <bellows/engine/gemm.hpp>
 #include <bellows/engine/ops.hpp>
 #include <bellows/model/head.hpp>
+#include <bellows/shape/vocabulary.hpp>
 
 #include <algorithm>
 
@@ -16,8 +17,20 @@ struct Head::Impl {
     const Parameter &gain, &matrix;
 
     float eps() const { return static_cast<float>(config.norm_eps); }
-    const TensorView& matrix_gradient() const {
-        return matrix.info.both_ends ? matrix.head_gradient : matrix.gradient;
+    std::uint64_t columns() const { return padded_vocabulary(config.vocabulary); }
+    /// [columns(), hidden]: the matrix as layers read it, with its rows of zeros.
+    TensorView padded_matrix() const {
+        const std::uint64_t count = columns() * config.hidden;
+        const TensorView f32 = parameters.f32_weights(matrix.first, count);
+        return (f32.buffer ? f32 : parameters.bf16_runs(matrix.first, count).front().weights)
+            .reshaped({columns(), config.hidden});
+    }
+    TensorView padded_gradient() const {
+        const std::uint64_t first =
+            matrix.info.both_ends ? matrix.head_gradient_first : matrix.first;
+        return parameters.flat_gradients()
+            .rows(first, columns() * config.hidden)
+            .reshaped({columns(), config.hidden});
     }
 };
 
@@ -60,26 +73,28 @@ void HeadSlot::forward(Recording& r, Frame& scratch) const {
     const bool in_place = d_logits_.dtype == DType::F32;
     const std::uint64_t step = in_place ? tokens_ : std::min(tokens_, kLogitRows);
     const TensorView chunk =
-        in_place ? d_logits_ : scratch.tensor(DType::F32, {step, layer_.config.vocabulary});
+        in_place ? d_logits_ : scratch.tensor(DType::F32, {step, layer_.columns()});
     for (std::uint64_t first = 0; first < tokens_; first += step) {
         const std::uint64_t rows = std::min(step, tokens_ - first);
-        const TensorView logits = chunk.rows(0, rows);
-        ops::gemm_nt(r, norm_.rows(first, rows), layer_.matrix.compute, logits);
+        const TensorView padded = chunk.rows(0, rows),
+                         logits = ops::slice(padded, 1, 0, layer_.config.vocabulary);
+        ops::gemm_nt(r, norm_.rows(first, rows), layer_.padded_matrix(), padded);
+        // What stands behind the vocabulary is zero and stays so.
         ops::cross_entropy(r, logits, t_.targets.rows(first, rows), losses.rows(first, rows),
                            logits, t_.scale);
         if (!in_place)
-            ops::cast(r, logits, d_logits_.rows(first, rows));
+            ops::cast(r, padded, d_logits_.rows(first, rows));
     }
     ops::sum_pairs(r, losses, t_.loss, scratch.bytes(ops::sum_pairs_workspace_bytes(tokens_)));
 }
 
 void HeadSlot::input_gradient(Recording& r, Frame&) const {
-    ops::gemm_nn(r, d_logits_, layer_.matrix.compute, d_norm_);
+    ops::gemm_nn(r, d_logits_, layer_.padded_matrix(), d_norm_);
     ops::rmsnorm_dgrad(r, d_norm_, t_.x, layer_.gain.weight, inv_rms_, t_.dx, false);
 }
 
 void HeadSlot::weight_gradient(Recording& r, Frame& scratch) const {
-    ops::gemm_tn(r, d_logits_, norm_, layer_.matrix_gradient(), true);
+    ops::gemm_tn(r, d_logits_, norm_, layer_.padded_gradient(), true);
     ops::rmsnorm_wgrad(
         r, d_norm_, t_.x, inv_rms_, layer_.gain.gradient, true,
         scratch.bytes(ops::rmsnorm_wgrad_workspace_bytes(tokens_, layer_.config.hidden)));

@@ -3,6 +3,7 @@
 #include "parameter_store_impl.hpp"
 #include "row_pieces.hpp"
 
+#include <bellows/base/rounding.hpp>
 #include <bellows/fp8/sizes.hpp>
 #include <bellows/shape/layer.hpp>
 #include <bellows/shape/sharded_ranges.hpp>
@@ -16,6 +17,11 @@ namespace {
 /// The memory of consecutive views: with what is between their first and their last byte.
 BufferView from_to(const BufferView& first, const BufferView& last) {
     return {first.resource, first.offset, last.offset + last.bytes - first.offset};
+}
+
+/// Elements of zeros that follow a parameter's rows in memory, where they end at `row`.
+std::uint64_t padding_behind(const ParameterInfo& info, std::uint64_t row) {
+    return row < info.shape.front() ? 0 : stored_elements(info) - info.size();
 }
 
 /// Codes from a source that knows nothing of the padding between rows.
@@ -53,9 +59,12 @@ void ParameterStore::Impl::load_large(const ListedParameter& parameter, const Ro
         std::max<std::uint64_t>(kInitialisedAtOnce / columns / kScaleRows, 1) * kScaleRows;
     std::vector<float> values;
     for (std::uint64_t row = 0; row < rows; row += step) {
-        values.resize(std::min(step, rows - row) * columns);
+        const std::uint64_t count = std::min(step, rows - row);
+        values.resize(count * columns + padding_behind(info, row + count));
+        const auto mine = std::span(values).first(count * columns);
+        std::ranges::fill(std::span(values).subspan(mine.size()), 0.0f);
         std::vector<RowPiece<float>> pieces;
-        add_pieces(pieces, info, row, values.size() / columns, columns, std::span(values));
+        add_pieces(pieces, info, row, count, columns, mine);
         fill(pieces, source);
         const std::uint64_t first = parameter.first + row * columns;
         write_part(first, values);
@@ -97,12 +106,17 @@ void ParameterStore::Impl::load_bf16(std::size_t begin, std::size_t end,
     const ParameterInfo& only = list[begin].info;
     const std::uint64_t rows = only.shape.front(), columns = only.size() / rows;
     if (only.size() > kInitialisedAtOnce) { // it is alone
-        const std::uint64_t step = std::max<std::uint64_t>(kInitialisedAtOnce / columns, 1);
+        const std::uint64_t of_padding = div_up(padding_behind(only, rows), columns);
+        const std::uint64_t step =
+            std::max(kInitialisedAtOnce / columns, of_padding + 1) - of_padding;
         for (std::uint64_t row = 0; row < rows; row += step) {
             const std::uint64_t count = std::min(step, rows - row);
-            send(list[begin].first + row * columns, count * columns,
+            send(list[begin].first + row * columns,
+                 count * columns + padding_behind(only, row + count),
                  [&](auto& pieces, auto values) {
-                     add_pieces(pieces, only, row, count, columns, values);
+                     const auto mine = values.first(count * columns);
+                     std::ranges::fill(values.subspan(mine.size()), std::uint16_t{0});
+                     add_pieces(pieces, only, row, count, columns, mine);
                  });
         }
         return;

@@ -2,15 +2,13 @@
 #include "parameter_store_impl.hpp"
 
 #include <bellows/base/error.hpp>
+#include <bellows/base/parallel.hpp>
 #include <bellows/engine/ops.hpp>
 #include <bellows/model/parameter_store.hpp>
 #include <bellows/shape/sharded_ranges.hpp>
 
 #include <algorithm>
-#include <atomic>
-#include <future>
 #include <span>
-#include <thread>
 #include <utility>
 
 namespace bellows {
@@ -30,24 +28,15 @@ std::vector<Parameter> parameters_of(const ParameterList& list) {
 /// The initial values of parameters [begin, end), which stand side by side. The padding is zero.
 std::vector<float> initial_elements(const ParameterList& list, std::size_t begin, std::size_t end,
                                     std::uint64_t seed) {
-    constexpr unsigned kMostThreads = 16; // a host's ranks do this at once
-    const unsigned threads = std::min(std::thread::hardware_concurrency(), kMostThreads);
     const std::uint64_t first = list[begin].first;
     const ListedParameter& last = list[end - 1];
     std::vector<float> values(last.first + stored_elements(last.info) - first, 0.0f);
-    std::atomic<std::size_t> next{begin};
-    const auto fill = [&] {
-        for (std::size_t i = next++; i < end; i = next++)
-            fill_initial_values(
-                list[i].info, seed,
-                std::span(values).subspan(list[i].first - first, list[i].info.size()));
-    };
-    std::vector<std::future<void>> others;
-    for (unsigned i = 1; i < threads; ++i)
-        others.push_back(std::async(std::launch::async, fill));
-    fill();
-    for (std::future<void>& other : others)
-        other.get();
+    parallel_for(end - begin, [&](std::size_t i) {
+        const ListedParameter& parameter = list[begin + i];
+        fill_initial_values(
+            parameter.info, seed,
+            std::span(values).subspan(parameter.first - first, parameter.info.size()));
+    });
     return values;
 }
 

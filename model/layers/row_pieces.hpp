@@ -3,16 +3,14 @@
 
 // Values of parameters that all cores make at once, piece by piece.
 
+#include <bellows/base/parallel.hpp>
 #include <bellows/shape/parameters.hpp>
 
 #include <algorithm>
-#include <atomic>
+#include <cstddef>
 #include <cstdint>
-#include <exception>
 #include <functional>
-#include <future>
 #include <span>
-#include <thread>
 #include <vector>
 
 namespace bellows {
@@ -42,30 +40,9 @@ void add_pieces(std::vector<RowPiece<T>>& pieces, const ParameterInfo& info, std
 template <class T>
 void fill(const std::vector<RowPiece<T>>& pieces,
           const std::function<void(const ParameterInfo&, std::uint64_t, std::span<T>)>& source) {
-    constexpr unsigned kMostThreads = 16; // a host's ranks do this at once
-    const unsigned threads = std::min(std::thread::hardware_concurrency(), kMostThreads);
-    std::atomic<std::size_t> next{0};
-    const auto work = [&] {
-        for (std::size_t i = next++; i < pieces.size(); i = next++)
-            source(*pieces[i].info, pieces[i].first_row, pieces[i].values);
-    };
-    std::vector<std::future<void>> others;
-    for (unsigned i = 1; i < threads && i < pieces.size(); ++i)
-        others.push_back(std::async(std::launch::async, work));
-    std::exception_ptr error;
-    try {
-        work();
-    } catch (...) {
-        error = std::current_exception();
-    }
-    for (std::future<void>& other : others)
-        try {
-            other.get();
-        } catch (...) {
-            error = error ? error : std::current_exception();
-        }
-    if (error)
-        std::rethrow_exception(error);
+    parallel_for(pieces.size(), [&](std::size_t i) {
+        source(*pieces[i].info, pieces[i].first_row, pieces[i].values);
+    });
 }
 
 } // namespace bellows

@@ -18,7 +18,7 @@ namespace {
 constexpr double kMaxSize = 1048576;
 using C = ModelConfig;
 const Field kFields[] = {
-    {"vocabulary", &C::vocabulary, true, 8, 16777216, 8},
+    {"vocabulary", &C::vocabulary, true, 8, 16777216},
     {"hidden", &C::hidden, true, 8, kMaxSize, 8},
     {"layers", &C::layers, true, 1, 1024},
     {"dense_layers", &C::dense_layers, true, 0, 1024},

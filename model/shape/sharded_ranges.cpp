@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: MIT
 #include <bellows/shape/sharded_ranges.hpp>
+#include <bellows/shape/vocabulary.hpp>
 
 #include <algorithm>
 #include <iterator>
@@ -30,7 +31,10 @@ std::string matrix_of(const ParameterInfo& info) {
 }
 
 std::uint64_t stored_elements(const ParameterInfo& info) noexcept {
-    return round_up(info.size(), kAlignment);
+    const bool of_vocabulary =
+        info.kind == ParameterKind::Embedding || info.kind == ParameterKind::Head;
+    return round_up(of_vocabulary ? padded_vocabulary(info.shape[0]) * info.shape[1] : info.size(),
+                    kAlignment);
 }
 
 std::vector<ParameterInfo> in_stored_order(std::vector<ParameterInfo> parameters) {

@@ -87,8 +87,7 @@ TEST(HfConfig, ReadsTheOthers) {
 }
 
 TEST(HfConfig, WritesWhatItReads) {
-    for (const char* name : {"v2-lite", "v2", "v3", "moonlight", "v3-fp8", "llama", "llama3-tied",
-                             "qwen3", "qwen3-moe"}) {
+    for (const std::string& name : bellows::testing::hf_models()) {
         SCOPED_TRACE(name);
         const HfConfig read = load_hf_config(hf_model(name));
         HfOutput output;

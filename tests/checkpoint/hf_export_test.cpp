@@ -142,6 +142,37 @@ TEST(HfExport, QuantisesLinearLayers) {
     }
 }
 
+/// Of matrices that are written in pieces; blocks of rows differ in size by powers of two.
+TEST(HfExport, QuantisesLargeMatrices) {
+    const TemporaryFolder folder;
+    ModelConfig model = HfFolder(hf_model("llama")).config().model;
+    model.hidden = 1032;
+    model.dense_ffn = 2200;
+    const auto scale = [&](const ParameterInfo& info, std::uint64_t element) {
+        const std::uint64_t row = element / info.shape.back() % model.dense_ffn; // of gate or up
+        return static_cast<float>(1 << row / 128 % 16);
+    };
+    const auto values = [&](const ParameterInfo& info) {
+        std::vector<float> all = initial_values(info, 3);
+        for (std::uint64_t i = 0; i < all.size(); ++i)
+            all[i] *= scale(info, i);
+        return all;
+    };
+    const fs::path run = write_checkpoint(folder.path() / "run", model, values);
+    export_model(Checkpoint::open(run), model, {}, {}, folder.path() / "out",
+                 {.type = ExportType::Fp8});
+    const HfFolder fp8(folder.path() / "out");
+    for (const ParameterInfo& info : parameters(model)) {
+        if (info.kind != ParameterKind::Ffn)
+            continue;
+        const std::vector<float> before = values(info), after = values_of(fp8, info);
+        for (std::size_t i = 0; i < before.size(); ++i)
+            ASSERT_LE(std::abs(after[i] - before[i]),
+                      std::max(std::abs(before[i]) / 15.9f, 5e-7f * scale(info, i)))
+                << info.name << " at " << i;
+    }
+}
+
 TEST(HfExport, WritesShards) {
     const TemporaryFolder folder;
     const HfFolder source(hf_model("v3-fp8"));

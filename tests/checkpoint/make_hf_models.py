@@ -2,7 +2,7 @@
 """Makes tiny random models of every architecture that Bellows reads, as transformers saves them,
 with what transformers computes of them: tests/checkpoint/hf was made by this.
 
-Usage: make_hf_models.py OUT      needs torch, transformers (5.24 was used) and safetensors
+Usage: make_hf_models.py OUT [NAME ...]   needs torch, transformers (5.24 was used) and safetensors
 
 OUT/<name>/ is a Hugging Face folder. Its reference.safetensors holds, computed in f32:
   tokens [2, 13]   two prompts of 12 tokens and what follows them
@@ -56,6 +56,11 @@ MODELS = {
     "llama": ("llama", GQA | dict(rope_parameters={"rope_type": "default", "rope_theta": 500000.0},
                                   rms_norm_eps=1e-5)),
     "llama3-tied": ("llama", GQA | dict(tie_word_embeddings=True, rope_parameters=LLAMA3)),
+    "odd-vocabulary": ("llama", GQA | dict(
+        vocab_size=61, rope_parameters={"rope_type": "default", "rope_theta": 10000.0})),
+    "odd-tied": ("qwen3", GQA | dict(
+        vocab_size=59, tie_word_embeddings=True,
+        rope_parameters={"rope_type": "default", "rope_theta": 10000.0})),
     "qwen3": ("qwen3", GQA | dict(rope_parameters=YARN | {"rope_theta": 1000000.0})),
     "qwen3-moe": ("qwen3_moe", GQA | dict(
         moe_intermediate_size=16, num_experts=8, num_experts_per_tok=2, norm_topk_prob=True,
@@ -201,7 +206,7 @@ def check_scale(model):
 
 
 def reference(model, generator):
-    tokens = torch.randint(VOCABULARY, (2, PROMPT + 1), generator=generator)
+    tokens = torch.randint(model.config.vocab_size, (2, PROMPT + 1), generator=generator)
     logits = model(tokens[:, :-1]).logits
     loss = torch.nn.functional.cross_entropy(logits.flatten(0, 1), tokens[:, 1:].flatten())
     loss.backward()
@@ -257,8 +262,9 @@ def make(name, kind, options, folder):
         os.remove(generation)
 
 
-def main(out):
-    for name, (kind, options) in MODELS.items():
+def main(out, *names):
+    for name in names or MODELS:
+        kind, options = MODELS[name]
         folder = os.path.join(out, name)
         shutil.rmtree(folder, ignore_errors=True)
         make(name, kind, options, folder)

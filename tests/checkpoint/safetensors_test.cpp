@@ -1,4 +1,5 @@
 // SPDX-License-Identifier: MIT
+#include <bellows/base/parallel.hpp>
 #include <bellows/checkpoint/safetensors.hpp>
 
 #include "support/temporary_folder.hpp"
@@ -81,6 +82,50 @@ TEST(Safetensors, SameTensorsGiveTheSameFile) {
     TemporaryFolder folder;
     EXPECT_EQ(content_of(write_sample(folder.path() / "a")),
               content_of(write_sample(folder.path() / "b")));
+}
+
+TEST(Safetensors, PiecesInAnyOrderGiveTheSameFile) {
+    TemporaryFolder folder;
+    constexpr std::size_t kPiece = 1000, kPieces = 50;
+    std::vector<std::uint8_t> data(kPiece * kPieces - 7);
+    for (std::size_t i = 0; i < data.size(); ++i)
+        data[i] = static_cast<std::uint8_t>(i * i % 251);
+    const std::vector<StoredTensor> tensors = {{"a", StoredType::U8, {data.size()}},
+                                               {"none", StoredType::F32, {0}},
+                                               {"b", StoredType::U8, {data.size()}}};
+    SafetensorsWriter whole(folder.path() / "whole", tensors);
+    whole.write("a", bytes(data));
+    whole.write("b", bytes(data));
+    whole.finish();
+    SafetensorsWriter pieces(folder.path() / "pieces", tensors);
+    parallel_for(2 * kPieces, [&](std::size_t i) {
+        const std::size_t at = (kPieces - 1 - i / 2) * kPiece;
+        pieces.write_piece(i % 2 == 0 ? "b" : "a", at,
+                           bytes(data).subspan(at, std::min(kPiece, data.size() - at)));
+    });
+    pieces.finish();
+    EXPECT_EQ(content_of(folder.path() / "pieces"), content_of(folder.path() / "whole"));
+    EXPECT_NO_THROW(SafetensorsReader(folder.path() / "pieces").verify());
+}
+
+TEST(Safetensors, WriterRefusesWrongPieces) {
+    TemporaryFolder folder;
+    const std::vector<std::uint8_t> data(8);
+    const auto written = [&](std::initializer_list<std::pair<std::uint64_t, std::size_t>> pieces) {
+        SafetensorsWriter writer(folder.path() / "a", {{"a", StoredType::U8, {6}}});
+        for (const auto& [at, count] : pieces)
+            writer.write_piece("a", at, bytes(data).first(count));
+        writer.finish();
+        return true;
+    };
+    EXPECT_TRUE(written({{2, 4}, {0, 2}}));
+    EXPECT_BELLOWS_ERROR(written({{2, 4}}), InvalidArgument, "incomplete, 4 of 6");
+    EXPECT_BELLOWS_ERROR(written({{0, 2}, {3, 3}}), InvalidArgument, "incomplete, 5 of 6");
+    EXPECT_BELLOWS_ERROR(written({{0, 4}, {2, 4}}), InvalidArgument, "twice, 8 of 6");
+    EXPECT_BELLOWS_ERROR(written({{3, 4}}), InvalidArgument, "has 6 bytes and got 4 from 3 on");
+    EXPECT_BELLOWS_ERROR(written({{~std::uint64_t{0}, 4}}), InvalidArgument, "has 6 bytes");
+    SafetensorsWriter writer(folder.path() / "b", {{"a", StoredType::U8, {6}}});
+    EXPECT_BELLOWS_ERROR((writer.write_piece("c", 0, {}), 0), InvalidArgument, "no tensor \"c\"");
 }
 
 TEST(Safetensors, WriterRefusesWrongOrderAndSizes) {

@@ -14,8 +14,8 @@
 namespace bellows {
 namespace {
 
-/// Two of more elements than are set at once, whose last part is no multiple of 128 rows, and some
-/// small ones.
+/// Two of more elements than are set at once, whose last part is no multiple of 128 rows, the first
+/// with padding behind it, and some small ones.
 std::vector<ParameterInfo> parameters_of_test() {
     const auto info = [](const char* name, std::vector<std::uint64_t> shape, ParameterKind kind) {
         ParameterInfo made;
@@ -26,7 +26,7 @@ std::vector<ParameterInfo> parameters_of_test() {
         made.weight_decay = kind != ParameterKind::Norm;
         return made;
     };
-    return {info("model.embed_tokens.weight", {8328, 4104}, ParameterKind::Embedding),
+    return {info("model.embed_tokens.weight", {8329, 4104}, ParameterKind::Embedding),
             info("model.layers.0.input_layernorm.weight", {24}, ParameterKind::Norm),
             info("model.layers.0.mlp.gate_up_proj.weight", {8328, 4104}, ParameterKind::Ffn),
             info("model.layers.0.mlp.down_proj.weight", {24, 40}, ParameterKind::Ffn)};
@@ -52,6 +52,7 @@ std::vector<std::uint8_t> bytes_of(Device& device, const TensorView& view) {
 TEST(LoadedParameters, AreThoseOfWholeUploads) {
     const std::vector<ParameterInfo> infos = parameters_of_test();
     ASSERT_GT(infos[0].size(), kInitialisedAtOnce);
+    ASSERT_GT(stored_elements(infos[0]), infos[0].size());
     const auto device = testing::make_device();
     ParameterStore loaded(*device, infos, DType::BF16, false, LinearPrecision::Fp8);
     std::vector<std::uint64_t> masters(loaded.num_elements(), 0);
@@ -71,7 +72,7 @@ TEST(LoadedParameters, AreThoseOfWholeUploads) {
     for (const Parameter& parameter : loaded.all()) {
         const ParameterInfo& info = parameter.info;
         SCOPED_TRACE(info.name);
-        for (std::uint64_t i = 0; i < info.size(); ++i)
+        for (std::uint64_t i = 0; i < stored_elements(info); ++i)
             ASSERT_EQ(masters[parameter.first + i], 1u) << "every master once, not " << i;
         std::vector<float> values(info.size());
         fill(info, 0, values);

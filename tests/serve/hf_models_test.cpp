@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT
 // Folders of others as `generate` opens them and as `train --init` does: transformers' logits and
 // likeliest tokens, and the weights of the folder.
-#include "checkpoint/hf_models.hpp"
+#include "support/hf_reference.hpp"
 #include "support/small_run.hpp"
 #include "support/temporary_folder.hpp"
 #include "support/test_device.hpp"
@@ -16,14 +16,7 @@ namespace bellows {
 namespace {
 
 using testing::hf_model;
-
-template <class T>
-std::vector<T> expected(const std::string& model, const std::string& name) {
-    const SafetensorsReader file(hf_model(model) / "reference.safetensors");
-    std::vector<T> values(file.find(name)->bytes / sizeof(T));
-    file.read(name, std::as_writable_bytes(std::span(values)));
-    return values;
-}
+using testing::HfReference;
 
 class HfModel : public ::testing::TestWithParam<std::string> {};
 
@@ -39,8 +32,9 @@ TEST_P(HfModel, GivesTheLogitsOfTransformers) {
     };
     LanguageModel model(testing::test_options(), hf_model(GetParam()), options);
     EXPECT_EQ(last, all);
-    const auto tokens = expected<std::uint32_t>(GetParam(), "tokens");
-    const auto logits = expected<float>(GetParam(), "logits");
+    const HfReference reference(GetParam());
+    const auto tokens = reference.values<std::uint32_t>("tokens");
+    const auto logits = reference.values<float>("logits");
     constexpr std::uint64_t kPrompt = 12;
     const std::uint64_t vocabulary = logits.size() / 2 / kPrompt;
     float greatest = 0;
@@ -62,8 +56,9 @@ TEST_P(HfModel, WritesTheTokensOfTransformers) {
     options.precision = Precision::F32;
     options.seq = 144;
     LanguageModel model(testing::test_options(), hf_model(GetParam()), options);
-    const auto tokens = expected<std::uint32_t>(GetParam(), "tokens");
-    const auto greedy = expected<std::uint32_t>(GetParam(), "greedy");
+    const HfReference reference(GetParam());
+    const auto tokens = reference.values<std::uint32_t>("tokens");
+    const auto greedy = reference.values<std::uint32_t>("greedy");
     std::vector<std::uint32_t> text(tokens.begin(), tokens.begin() + 12);
     for (const std::uint32_t token : greedy) {
         const std::uint32_t next = sample_token(model.next(text), {}, text.size());
@@ -73,11 +68,7 @@ TEST_P(HfModel, WritesTheTokensOfTransformers) {
 }
 
 INSTANTIATE_TEST_SUITE_P(All, HfModel, ::testing::ValuesIn(testing::hf_models()),
-                         [](const auto& tested) {
-                             std::string name = tested.param;
-                             std::ranges::replace(name, '-', '_');
-                             return name;
-                         });
+                         testing::hf_model_name);
 
 TEST(HfFolder, ComputesInLowerPrecision) {
     for (const Precision precision : {Precision::BF16, Precision::FP8}) {
@@ -85,8 +76,9 @@ TEST(HfFolder, ComputesInLowerPrecision) {
         options.precision = precision;
         options.seq = 16;
         LanguageModel model(testing::test_options(), hf_model("v3-fp8"), options);
-        const auto tokens = expected<std::uint32_t>("v3-fp8", "tokens");
-        const auto logits = expected<float>("v3-fp8", "logits");
+        const HfReference reference("v3-fp8");
+        const auto tokens = reference.values<std::uint32_t>("tokens");
+        const auto logits = reference.values<float>("logits");
         const std::vector<float> next = model.next(std::span(tokens).first(12));
         double difference = 0, sum = 0;
         for (std::size_t i = 0; i < next.size(); ++i) {
@@ -101,7 +93,7 @@ TEST(HfFolder, ComputesInLowerPrecision) {
 }
 
 /// The weights and masters of a run that begins with a folder are the folder's, and so is what the
-/// run writes before any step changes them.
+/// run writes before any step changes them. A run that resumes from that goes on alike.
 TEST(HfFolder, GivesARunItsFirstWeights) {
     const HfFolder folder(hf_model("v3-fp8"));
     for (const char* precision : {"f32", "bf16", "fp8"}) {
@@ -113,8 +105,16 @@ TEST(HfFolder, GivesARunItsFirstWeights) {
         TemporaryFolder run;
         const auto device = testing::make_device();
         World world = World::single();
-        Trainer trainer(*device, world, options.config, options.layout);
-        load_initial_weights(folder, trainer, world);
+        std::uint64_t last = 0, all = 0;
+        const auto on_progress = [&](std::uint64_t done, std::uint64_t total) {
+            EXPECT_GT(done, last);
+            last = done;
+            all = total;
+        };
+        Trainer trainer(*device, world, options.config, options.layout, {},
+                        weights_of(folder, world, on_progress));
+        EXPECT_EQ(last, all);
+        EXPECT_EQ(all, trainer.parameters().num_elements());
         const auto saved = save_checkpoint(
             run.path(), {{kConfigFile, to_toml(options.config.model)}}, trainer, world, 1);
         const Checkpoint checkpoint = Checkpoint::open(saved);
@@ -123,7 +123,33 @@ TEST(HfFolder, GivesARunItsFirstWeights) {
             folder.read(info, 0, values);
             EXPECT_EQ(read_tensor(checkpoint, "model", info.name, info), values) << info.name;
         }
+        Trainer resumed(*device, world, options.config, options.layout);
+        load_checkpoint(checkpoint, resumed, world);
+        for (std::uint64_t step = 0; step < 3; ++step)
+            EXPECT_EQ(trainer.step(step, fill_sequence).loss,
+                      resumed.step(step, fill_sequence).loss);
     }
+}
+
+TEST(HfFolder, IsReadInsteadOfRandomWeights) {
+    RunConfig config = small_run();
+    const HfFolder folder(hf_model("llama"));
+    config.model = folder.config().model;
+    const auto device = testing::make_device();
+    World world = World::single();
+    const FirstWeights read = weights_of(folder, world);
+    bool called = false;
+    const Trainer trainer(
+        *device, world, config, {}, {},
+        [&](ParameterStore& parameters, const ParameterStore::MasterSink& masters) {
+            for (const Parameter& parameter : parameters.all())
+                EXPECT_NE(parameters.download(parameter.info.name),
+                          initial_values(parameter.info, config.train.seed))
+                    << parameter.info.name;
+            read(parameters, masters);
+            called = true;
+        });
+    EXPECT_TRUE(called);
 }
 
 } // namespace

@@ -3,6 +3,7 @@
 #include "declare.hpp"
 
 #include <bellows/engine/sizes.hpp>
+#include <bellows/shape/vocabulary.hpp>
 
 #include <algorithm>
 
@@ -54,7 +55,7 @@ std::vector<BufferInfo> head_buffers(const ModelConfig& c, const SlotShape& s) {
     return {
         plain("norm", s.activation, {s.tokens, c.hidden}),
         plain("inverse rms", DType::F32, {s.tokens}),
-        plain("logit gradient", s.activation, {s.tokens, c.vocabulary}),
+        plain("logit gradient", s.activation, {s.tokens, padded_vocabulary(c.vocabulary)}),
         plain("norm gradient", s.activation, {s.tokens, c.hidden}, MemoryCategory::DeferredWgrad)};
 }
 
@@ -65,7 +66,9 @@ std::vector<NodeInfo> head_nodes(const ModelConfig& c, const SlotShape& s) {
              .kind = NodeKind::Forward,
              .scratch_bytes = s.tokens * (c.hidden * size_of(s.activation) + size_of(DType::F32))}};
     const std::uint64_t logits = // in place where the gradient is f32
-        s.activation == DType::F32 ? 0 : std::min(s.tokens, kLogitRows) * c.vocabulary;
+        s.activation == DType::F32
+            ? 0
+            : std::min(s.tokens, kLogitRows) * padded_vocabulary(c.vocabulary);
     return {{.name = "HEAD(F)",
              .kind = NodeKind::Forward,
              .scratch_bytes = (s.tokens + logits) * size_of(DType::F32) +

@@ -50,6 +50,9 @@ FileHandle lock_file(const std::filesystem::path& path, std::string& holder);
 
 /// Writes all bytes or throws Error{Io} that names `path`.
 void write_all(int fd, const void* data, std::uint64_t bytes, const std::filesystem::path& path);
+/// The same at `offset`, as several threads can at once.
+void write_at(int fd, const void* data, std::uint64_t bytes, std::uint64_t offset,
+              const std::filesystem::path& path);
 
 /// Reads exactly `bytes` at `offset`; a shorter file gives Error{Corrupt}, a failure Error{Io}.
 void read_exactly(int fd, void* data, std::uint64_t bytes, std::uint64_t offset,

@@ -27,7 +27,7 @@ ExportType parse_export_type(std::string_view text);
 struct ExportOptions {
     ExportType type = ExportType::AsStored;
     std::uint64_t shard_bytes = 5'000'000'000; ///< of tensors in a file, unless one has more
-    /// Bytes written so far and in total.
+    /// Bytes written so far and in total. Called from several threads, one at a time.
     std::function<void(std::uint64_t done, std::uint64_t total)> on_progress{};
 };
 

@@ -5,7 +5,8 @@
 // gaps (https://github.com/huggingface/safetensors). Written and read in a stream, with 64-bit
 // sizes; files are hostile input. What we write also carries CRC-32 sums in `__metadata__`
 // ("bellows.crc32.<tensor>" and "bellows.header_crc32", the header's own with that value as zeros),
-// which other readers ignore. Host only; one object belongs to one thread.
+// which other readers ignore. Host only; one object belongs to one thread, but for what says
+// otherwise.
 
 #include <bellows/base/files.hpp>
 
@@ -14,6 +15,7 @@
 #include <filesystem>
 #include <functional>
 #include <map>
+#include <mutex>
 #include <span>
 #include <string>
 #include <string_view>
@@ -61,8 +63,8 @@ struct StoredTensor {
 /// leave 64 bits.
 std::uint64_t bytes_of(const StoredTensor& tensor);
 
-/// Writes one file front to back. Until finish() has returned the file is not valid, and the
-/// destructor removes it.
+/// Writes one file, front to back or piece by piece. Until finish() has returned the file is not
+/// valid, and the destructor removes it.
 class SafetensorsWriter {
 public:
     /// Creates (or replaces) the file and reserves its room on the disk. Throws Error{Io},
@@ -76,21 +78,36 @@ public:
     /// The next bytes of `name`, little-endian. Tensors come in the order given, each in as many
     /// pieces as the caller likes. Throws Error{InvalidArgument} out of order, Error{Io}.
     void write(std::string_view name, std::span<const std::byte> bytes);
+    /// Bytes of `name` from its byte `at` on, in any order, each once; from any thread, several at
+    /// once. Throws Error{InvalidArgument} for an unknown name or bytes outside the tensor,
+    /// Error{Io}.
+    void write_piece(std::string_view name, std::uint64_t at, std::span<const std::byte> bytes);
     /// Writes the check sums and waits for the disk. Throws Error{InvalidArgument} if bytes are
-    /// missing, Error{Io}.
+    /// missing or came twice, Error{Io}.
     void finish();
 
 private:
+    /// What has been written of a tensor.
+    struct Piece {
+        std::uint64_t at = 0, bytes = 0;
+        std::uint32_t checksum = 0;
+    };
+
     void skip_empty_tensors();
+    std::uint32_t joined_checksum(std::size_t tensor);
     std::string header_text() const;
 
     std::filesystem::path path_;
     std::vector<StoredTensor> tensors_;
+    std::map<std::string_view, std::size_t> index_; ///< tensors by name
+    std::vector<std::uint64_t> begins_;             ///< of tensors, behind the header
     std::map<std::string, std::string> metadata_;
     std::vector<std::uint32_t> checksums_;
     FileHandle file_;
-    std::size_t current_ = 0;   // tensor being written
-    std::uint64_t written_ = 0; // of its bytes
+    std::mutex mutex_;                       ///< of pieces_
+    std::vector<std::vector<Piece>> pieces_; ///< by tensor
+    std::size_t current_ = 0;                // tensor being written
+    std::uint64_t written_ = 0;              // of its bytes
     std::uint64_t header_bytes_ = 0;
     bool finished_ = false;
 };

@@ -37,9 +37,12 @@ std::filesystem::path save_checkpoint(const std::filesystem::path& run,
 /// not read.
 void load_checkpoint(const Checkpoint& checkpoint, Trainer& trainer, World& world);
 
-/// Collective: the first weights of a run, from a Hugging Face folder, of which each rank reads
-/// what it needs. on_progress: as load_weights(). Throws on every rank if any could not read.
-void load_initial_weights(const HfFolder& folder, Trainer& trainer, World& world,
-                          const std::function<void(std::uint64_t elements)>& on_progress = {});
+/// The first weights of a run, for its Trainer: those of a Hugging Face folder, of which each rank
+/// reads what it needs and then waits for the others. Folder and world outlive the Trainer's
+/// construction. on_progress, if any, gets how many of this rank's elements have been set. On every
+/// rank the constructor throws if any could not read.
+FirstWeights
+weights_of(const HfFolder& folder, World& world,
+           std::function<void(std::uint64_t done, std::uint64_t total)> on_progress = {});
 
 } // namespace bellows

@@ -45,6 +45,11 @@ struct StepResult {
     StepAsks asked; ///< by any rank: the same on all
 };
 
+/// Sets all parameters of a rank, as ParameterStore::load() does, and hands their f32 values to
+/// `masters`, too.
+using FirstWeights =
+    std::function<void(ParameterStore& parameters, const ParameterStore::MasterSink& masters)>;
+
 class Trainer {
 public:
     /// Collective. Validates the configuration, the same on all ranks, before anything else; of its
@@ -53,8 +58,10 @@ public:
     /// is out of range or what does not fit together, Error{Unsupported} when a rank's device lacks
     /// the class of bf16 products, or variants of products that are binding. Where one lacks
     /// others, all decode (fp8::Variant::Decoded; bf16 products are the engine's then).
+    /// first_weights, called once, sets the parameters; without it they are random by
+    /// config.train.seed. What it throws is thrown.
     Trainer(Device& device, World& world, const RunConfig& config, const RunLayout& layout,
-            const KernelChoice& kernels = {});
+            const KernelChoice& kernels = {}, const FirstWeights& first_weights = {});
     ~Trainer();
 
     /// Collective: runs step `step` (from 0) on the batch of `source`. Ends when the weights have
