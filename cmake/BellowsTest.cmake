@@ -3,7 +3,7 @@
 #
 #   bellows_test(NAME <target> SOURCES a.cpp... LIBS bellows::engine...
 #                [GPU] [TIMEOUT seconds] [COST seconds] [ARGS ...] [ENVIRONMENT A=b...] [LABELS ...]
-#                [NO_VALIDATION])
+#                [NO_VALIDATION | VALIDATION_FILTER filter])
 #   bellows_mpi_test(... RANKS 1 2 3 4 ... [ON_TWO_HOSTS])
 #                                               main() comes from tests/support/mpi_main.cpp
 #
@@ -15,7 +15,8 @@
 # All of these that run on the last of the drivers, of MPI tests those of two ranks, run once more
 # under the Khronos validation layer, as validation.<test>: any message fails them. Not so programs
 # with the label e2e or validation, nor (NO_VALIDATION) those that take long and call nothing that
-# others do not.
+# others do not. VALIDATION_FILTER is a GTEST_FILTER for this run, where some cases record what others
+# do.
 
 set(BELLOWS_TEST_DRIVERS "system;new" CACHE STRING
     "Vulkan drivers of GPU tests: system (the distribution's lavapipe), new (the toolchain folder's), \
@@ -45,6 +46,18 @@ if(BELLOWS_SYSTEM_LAVAPIPE)
     list(GET BELLOWS_SYSTEM_LAVAPIPE 0 bellows_icd)
     file(READ "${bellows_icd}" bellows_icd)
     string(JSON bellows_system_lavapipe_library GET "${bellows_icd}" ICD library_path)
+endif()
+
+# The driver's cache of compiled shaders, one for all tests: those of the command, whose other caches
+# stand in the build folder, would compile everything once more.
+set(bellows_driver_cache "")
+if(NOT "$ENV{MESA_SHADER_CACHE_DIR}$ENV{XDG_CACHE_HOME}$ENV{HOME}" STREQUAL "")
+    set(bellows_driver_cache "$ENV{HOME}/.cache")
+    foreach(variable IN ITEMS XDG_CACHE_HOME MESA_SHADER_CACHE_DIR)
+        if(NOT "$ENV{${variable}}" STREQUAL "")
+            set(bellows_driver_cache "$ENV{${variable}}")
+        endif()
+    endforeach()
 endif()
 
 # Every program that runs on the newer lavapipe gets a copy in bin-new/ (see the script).
@@ -116,10 +129,14 @@ function(bellows_register_test name processors command drivers)
                 AND NOT arg_NO_VALIDATION)
             # Later, when the driver's cache has the shaders.
             math(EXPR cost "${arg_COST} - 1")
+            list(APPEND environment ${bellows_validation})
+            if(arg_VALIDATION_FILTER)
+                list(APPEND environment "GTEST_FILTER=${arg_VALIDATION_FILTER}")
+            endif()
             add_test(NAME validation.${test} COMMAND ${command} ${program} ${arg_ARGS})
             set_tests_properties(validation.${test} PROPERTIES TIMEOUT ${arg_TIMEOUT}
                 COST ${cost} PROCESSORS ${processors} LABELS "${labels};no-sanitizer;validation"
-                ENVIRONMENT "${environment};${bellows_validation}"
+                ENVIRONMENT "${environment}"
                 FAIL_REGULAR_EXPRESSION "VUID-;Validation (Error|Warning|Performance)"
                 WORKING_DIRECTORY "${CMAKE_BINARY_DIR}")
         endif()
@@ -127,8 +144,8 @@ function(bellows_register_test name processors command drivers)
 endfunction()
 
 macro(bellows_parse_test)
-    cmake_parse_arguments(PARSE_ARGV 0 arg "GPU;ON_TWO_HOSTS;NO_VALIDATION" "NAME;TIMEOUT;COST"
-        "SOURCES;LIBS;RANKS;ARGS;ENVIRONMENT;LABELS")
+    cmake_parse_arguments(PARSE_ARGV 0 arg "GPU;ON_TWO_HOSTS;NO_VALIDATION"
+        "NAME;TIMEOUT;COST;VALIDATION_FILTER" "SOURCES;LIBS;RANKS;ARGS;ENVIRONMENT;LABELS")
     get_filename_component(area "${CMAKE_CURRENT_SOURCE_DIR}" NAME)
     if(NOT arg_TIMEOUT AND DEFINED bellows_time_limit_${area})
         set(arg_TIMEOUT ${bellows_time_limit_${area}})
@@ -151,6 +168,9 @@ macro(bellows_parse_test)
         "TSAN_OPTIONS=suppressions=${suppressions}/tsan.supp:second_deadlock_stack=1"
         "UBSAN_OPTIONS=print_stacktrace=1"
         "ASAN_OPTIONS=detect_odr_violation=0:verify_asan_link_order=0")
+    if(bellows_driver_cache)
+        list(APPEND bellows_test_environment "MESA_SHADER_CACHE_DIR=${bellows_driver_cache}")
+    endif()
 endmacro()
 
 function(bellows_test)

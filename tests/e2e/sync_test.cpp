@@ -29,7 +29,7 @@ TEST_P(Sync, SerialAndShuffledEqualOverlapped) {
     flags.insert(flags.end(), {"--steps", "6"});
     const fs::path overlap = workspace.train("overlap", flags, {{"BELLOWS_SYNC", "overlap"}});
     ASSERT_EQ(steps_of(overlap).size(), 6u);
-    for (const char* mode : {"serial", "shuffle:1", "shuffle:2"}) {
+    for (const char* mode : {"serial", "shuffle:1"}) {
         SCOPED_TRACE(mode);
         const fs::path other = workspace.train(mode, flags, {{"BELLOWS_SYNC", mode}});
         EXPECT_EQ(printed_steps(other), printed_steps(overlap));
@@ -37,10 +37,13 @@ TEST_P(Sync, SerialAndShuffledEqualOverlapped) {
     }
     const fs::path apart = workspace.train(
         "apart", flags,
-        {{"BELLOWS_ROLES_APART", "1"}, {"BELLOWS_CHECK", "1"}, {"BELLOWS_SYNC", "shuffle:3"}});
+        {{"BELLOWS_ROLES_APART", "1"}, {"BELLOWS_CHECK", "1"}, {"BELLOWS_SYNC", "shuffle:2"}});
     EXPECT_EQ(printed_steps(apart), printed_steps(overlap));
     EXPECT_TRUE(same_tensors(apart, overlap));
-    // The variable is read at all.
+}
+
+TEST(SyncVariable, IsRead) {
+    const Workspace workspace;
     expect_one_line(workspace.bellows(workspace.train_arguments("odd", {"--steps", "1"}),
                                       {{"BELLOWS_SYNC", "sometimes"}}),
                     2, "BELLOWS_SYNC");

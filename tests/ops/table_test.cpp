@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: MIT
 // Every op against the f64 reference on all cases of the tables in verify/checks/, in each numeric
 // class of the device where it multiplies bf16 matrices; and that a wrong number does not pass.
+// With BELLOWS_TEST_DEPTH=quick, cases of `bellows selftest` alone: each kernel, for another
+// driver.
 
 #include "support/test_device.hpp"
 #include "verify/checks/op_checks.hpp"
@@ -10,6 +12,7 @@
 #include <gtest/gtest.h>
 
 #include <cctype>
+#include <cstdlib>
 #include <ostream>
 
 namespace bellows {
@@ -68,7 +71,12 @@ std::string test_name(const ::testing::TestParamInfo<OpCheck>& info) {
     return name;
 }
 
-INSTANTIATE_TEST_SUITE_P(Full, OpsTable, ::testing::ValuesIn(checks::op_checks(Depth::Full)),
+Depth asked_depth() {
+    const char* depth = std::getenv("BELLOWS_TEST_DEPTH");
+    return depth != nullptr && std::string_view(depth) == "quick" ? Depth::Quick : Depth::Full;
+}
+
+INSTANTIATE_TEST_SUITE_P(Full, OpsTable, ::testing::ValuesIn(checks::op_checks(asked_depth())),
                          test_name);
 
 class OpsQuickTable : public OpsTable {};
