@@ -115,7 +115,9 @@ std::string all_kernels_header(const std::vector<Kernel>& kernels) {
 
 void write_bindings(const std::vector<Kernel>& kernels, const std::filesystem::path& output) {
     for (const Kernel& kernel : kernels) {
-        write_if_different(output / "glsl" / (kernel.name + ".kernel.glsl"), glsl_header(kernel));
+        if (!kernel.native)
+            write_if_different(output / "glsl" / (kernel.name + ".kernel.glsl"),
+                               glsl_header(kernel));
         write_if_different(output / "include/bellows/kernels" / (kernel.name + ".hpp"),
                            cpp_header(kernel));
     }

@@ -5,6 +5,7 @@
 #include <map>
 #include <sstream>
 #include <stdexcept>
+#include <utility>
 
 namespace shader_bank {
 namespace {
@@ -30,8 +31,8 @@ std::map<std::string, std::string> read_unbuilt(const std::filesystem::path& fil
 
 class BankWriter {
 public:
-    explicit BankWriter(const std::filesystem::path& output)
-        : output_(output), unbuilt_(read_unbuilt(output / "unbuilt.txt")) {
+    BankWriter(const std::filesystem::path& shaders, const std::filesystem::path& output)
+        : shaders_(shaders), output_(output), unbuilt_(read_unbuilt(output / "unbuilt.txt")) {
         assembly_ << "/* Generated from shaders/manifest.json. */\n    .section .rodata\n";
         declarations_ << "extern \"C\" {\n";
     }
@@ -82,6 +83,25 @@ public:
     }
 
 private:
+    /// The symbol and the bytes, without the null byte, of a variant's module.
+    std::pair<std::string, std::size_t> module(const Kernel& kernel, const Variant& variant) {
+        const std::filesystem::path file = shaders_ / variant.module;
+        const std::string text = read_file(file);
+        if (text.find(".entry " + variant.entry + "(") == std::string::npos)
+            throw std::runtime_error("kernel '" + kernel.name + "': " + variant.module +
+                                     " has no entry '" + variant.entry + "'");
+        std::string& symbol = module_symbols_[variant.module];
+        if (symbol.empty()) {
+            symbol = "bellows_native_" + std::to_string(module_symbols_.size());
+            declarations_ << "extern const char " << symbol << "[" << text.size() + 1 << "];\n";
+            assembly_ << "    .balign 16\n    .globl " << symbol << "\n    .hidden " << symbol
+                      << "\n    .type " << symbol << ", %object\n    .size " << symbol << ", "
+                      << text.size() + 1 << "\n"
+                      << symbol << ":\n    .incbin \"" << file.string() << "\"\n    .byte 0\n";
+        }
+        return {symbol, text.size()};
+    }
+
     std::string add_variant(const Kernel& kernel, const Variant& variant) {
         const std::string id = kernel.name + "." + variant.name;
         const std::string symbol = "bellows_spirv_" + kernel.name + "__" + variant.name;
@@ -94,6 +114,14 @@ private:
             tables_ << "};\n";
         }
         std::ostringstream line;
+        if (kernel.native) {
+            const auto [symbol_of_module, bytes] = module(kernel, variant);
+            line << "    {\"" << variant.name << "\", {}, " << features << ", \"\", {{"
+                 << symbol_of_module << ", " << bytes << "}, \"" << variant.entry << "\", "
+                 << kernel.native->threads << ", " << kernel.native->shared_bytes << ", "
+                 << kernel.native->scratch_bytes << "}},\n";
+            return line.str();
+        }
         if (const auto reason = unbuilt_.find(id); reason != unbuilt_.end()) {
             line << "    {\"" << variant.name << "\", {}, " << features << ", \"" << reason->second
                  << "\"},\n";
@@ -114,11 +142,12 @@ private:
                   << "\n    .type " << symbol << ", %object\n    .size " << symbol << ", "
                   << words.size() * 4 << "\n"
                   << symbol << ":\n    .incbin \"" << file.string() << "\"\n";
-        line << "    {\"" << variant.name << "\", " << symbol << ", " << features << ", \"\"},\n";
+        line << "    {\"" << variant.name << "\", " << symbol << ", " << features << ", \"\", {}},\n";
         return line.str();
     }
 
-    std::filesystem::path output_;
+    std::filesystem::path shaders_, output_;
+    std::map<std::string, std::string> module_symbols_; ///< by file
     std::map<std::string, std::string> unbuilt_;
     std::string errors_;
     std::ostringstream assembly_, declarations_, tables_, list_, functions_;
@@ -126,8 +155,9 @@ private:
 
 } // namespace
 
-void write_bank(const std::vector<Kernel>& kernels, const std::filesystem::path& output) {
-    BankWriter writer(output);
+void write_bank(const std::vector<Kernel>& kernels, const std::filesystem::path& shaders,
+                const std::filesystem::path& output) {
+    BankWriter writer(shaders, output);
     for (const Kernel& kernel : kernels)
         writer.add(kernel);
     writer.write();

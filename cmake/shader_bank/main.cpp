@@ -2,7 +2,8 @@
 
 // Generator of the shader bank, run by the build:
 //   bellows_shader_bank bindings MANIFEST OUTPUT   GLSL kernel headers and C++ structs
-//   bellows_shader_bank embed MANIFEST OUTPUT      checked SPIR-V as bank.cpp and bank.S
+//   bellows_shader_bank embed MANIFEST OUTPUT      checked SPIR-V and native modules as bank.cpp and
+//                                                  bank.S
 
 #include "manifest.hpp"
 
@@ -21,7 +22,7 @@ int main(int argc, char** argv) {
         if (command == "bindings")
             shader_bank::write_bindings(kernels, argv[3]);
         else
-            shader_bank::write_bank(kernels, argv[3]);
+            shader_bank::write_bank(kernels, std::filesystem::path(argv[2]).parent_path(), argv[3]);
         return 0;
     } catch (const std::exception& error) {
         std::cerr << "shader bank: " << error.what() << "\n";

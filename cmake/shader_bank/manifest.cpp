@@ -11,6 +11,7 @@
 #include <iterator>
 #include <set>
 #include <stdexcept>
+#include <utility>
 
 namespace shader_bank {
 namespace {
@@ -69,10 +70,17 @@ Kernel read_kernel(const json& object) {
     check_identifier(where, kernel.name);
     check_keys(where, object,
                {"name", "source", "operands", "push", "constants", "variants", "fallback",
-                "optimize", "doc"});
+                "optimize", "doc", "native"});
     kernel.source = object.at("source").get<std::string>();
     kernel.fallback = object.value("fallback", std::string());
     kernel.optimize = object.value("optimize", true);
+    if (object.contains("native")) {
+        const json& native = object.at("native");
+        check_keys(where + " native", native, {"threads", "shared_bytes", "scratch_bytes"});
+        kernel.native = Native{native.at("threads").get<std::uint32_t>(),
+                               native.at("shared_bytes").get<std::uint32_t>(),
+                               native.at("scratch_bytes").get<std::uint32_t>()};
+    }
 
     std::set<std::string> members;
     const auto add_member = [&](const std::string& name) {
@@ -113,9 +121,17 @@ Kernel read_kernel(const json& object) {
     }
     names.clear();
     for (const json& item : object.at("variants")) {
-        check_keys(where + " variant", item, {"name", "defines", "extensions", "features", "doc"});
-        kernel.variants.push_back({item.at("name").get<std::string>(),
-                                   item.value("features", std::vector<std::string>())});
+        Variant variant{item.at("name").get<std::string>(),
+                        item.value("features", std::vector<std::string>()), "", ""};
+        if (kernel.native) {
+            check_keys(where + " variant", item, {"name", "module", "entry", "features", "doc"});
+            variant.module = item.at("module").get<std::string>();
+            variant.entry = item.at("entry").get<std::string>();
+        } else {
+            check_keys(where + " variant", item,
+                       {"name", "defines", "extensions", "features", "doc"});
+        }
+        kernel.variants.push_back(std::move(variant));
         check_identifier(where, kernel.variants.back().name);
         if (!names.insert(kernel.variants.back().name).second)
             throw std::runtime_error(where + ": two variants '" + kernel.variants.back().name +

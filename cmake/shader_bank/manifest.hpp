@@ -6,6 +6,7 @@
 
 #include <cstdint>
 #include <filesystem>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -33,6 +34,13 @@ struct Constant {
 struct Variant {
     std::string name;
     std::vector<std::string> features;
+    std::string module; ///< of a native kernel: its PTX file in shaders/
+    std::string entry;  ///< and the name of the kernel there
+};
+
+/// How a kernel of a GPU's own instruction set is launched.
+struct Native {
+    std::uint32_t threads = 0, shared_bytes = 0, scratch_bytes = 0;
 };
 
 struct Kernel {
@@ -44,6 +52,7 @@ struct Kernel {
     std::vector<PushField> push;
     std::vector<Constant> constants;
     std::vector<Variant> variants;
+    std::optional<Native> native; ///< its variants are PTX, not SPIR-V
 };
 
 std::vector<Kernel> read_manifest(const std::filesystem::path& file);
@@ -58,8 +67,9 @@ void write_if_different(const std::filesystem::path& file, const std::string& co
 /// <output>/glsl/<kernel>.kernel.glsl and <output>/include/bellows/kernels/*.hpp
 void write_bindings(const std::vector<Kernel>& kernels, const std::filesystem::path& output);
 /// <output>/bank.cpp and bank.S from <output>/spirv/*.spv, or *.raw.spv where a kernel is not to be
-/// optimized, and <output>/unbuilt.txt
-void write_bank(const std::vector<Kernel>& kernels, const std::filesystem::path& output);
+/// optimized, <output>/unbuilt.txt, and the modules of native kernels in `shaders`
+void write_bank(const std::vector<Kernel>& kernels, const std::filesystem::path& shaders,
+                const std::filesystem::path& output);
 /// Throws when the SPIR-V does not keep the accesses that the manifest declares.
 void check_accesses(const Kernel& kernel, const std::string& variant,
                     const std::vector<std::uint32_t>& spirv);

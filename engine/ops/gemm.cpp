@@ -71,6 +71,27 @@ bool on_matrix_units(const Device& device, const Matrix& a, const Matrix& b) {
     return a.bf16 && b.bf16 && device.impl().gemm.gemm_class.units != GemmClass::Units::None;
 }
 
+bool on_native_units(const Device& device, const Matrix& a, const Matrix& b, const Matrix& d) {
+    return device.impl().gemm.gemm_class.native && on_matrix_units(device, a, b) && a.aligned8 &&
+           b.aligned8 && d.aligned8 && d.columns % 8 == 0 && a.rows > 0 && a.columns > 0;
+}
+
+NativeGrid native_grid(const Device& device, std::uint64_t rows, std::uint64_t columns,
+                       std::uint64_t matrices) {
+    constexpr std::uint64_t kRows = 128, kWide = 256, kNarrow = 64;
+    constexpr std::uint64_t kWideCost = 8, kNarrowCost = 3; // of a tile, measured on an H200
+    constexpr std::uint64_t kUsualProcessors = 132;
+    const std::uint64_t processors = device.info().processors != 0 ? device.info().processors
+                                                                   : kUsualProcessors;
+    const std::uint64_t high = div_up(rows, kRows) * matrices;
+    const std::uint64_t wide = high * div_up(columns, kWide);
+    const std::uint64_t narrow = high * div_up(columns, kNarrow);
+    const bool is_wide =
+        div_up(wide, processors) * kWideCost <= div_up(narrow, processors) * kNarrowCost;
+    return {is_wide ? kWide : kNarrow,
+            {static_cast<std::uint32_t>(std::min(is_wide ? wide : narrow, processors)), 1, 1}};
+}
+
 namespace {
 
 struct Sizes {
@@ -110,6 +131,27 @@ void dispatch_dense(Recording& recording, const Arguments& arguments, K kernel, 
                                 arguments.u32("batches", d.batch)});
 }
 
+void dense_native(Recording& recording, const Arguments& arguments, GemmForm form, const Matrix& a,
+                  const Matrix& b, const Matrix& d, const Sizes& sizes, bool accumulate,
+                  float alpha) {
+    using K = kernels::HopperGemm;
+    using Variant = K::Variant;
+    constexpr Variant kWide[] = {Variant::nt_256, Variant::nn_256, Variant::tn_256};
+    constexpr Variant kNarrow[] = {Variant::nt_64, Variant::nn_64, Variant::tn_64};
+    const auto index = static_cast<std::size_t>(form);
+    const NativeGrid grid = native_grid(recording.device(), sizes.m, sizes.n, d.batch);
+    K kernel = fill_native_gemm<K>(arguments, grid, kWide[index], kNarrow[index], a, b, d,
+                                   accumulate, alpha);
+    kernel.m = arguments.u32("M", sizes.m);
+    kernel.n = arguments.u32("N", sizes.n);
+    kernel.k = arguments.u32("K", sizes.k);
+    kernel.stride_a = arguments.u32("stride of A", a.batch_stride);
+    kernel.stride_b = arguments.u32("stride of B", b.batch_stride);
+    kernel.stride_d = arguments.u32("stride of D", d.batch_stride);
+    kernel.batches = arguments.u32("batches", d.batch);
+    recording.dispatch(kernel, grid.groups);
+}
+
 template <class Scalar, class Units>
 void dense(Recording& recording, const Arguments& arguments, GemmForm form, const Matrix& a,
            const Matrix& b, const Matrix& d, const Sizes& sizes, bool accumulate, float alpha) {
@@ -123,6 +165,10 @@ void dense(Recording& recording, const Arguments& arguments, GemmForm form, cons
     if (sizes.m == 0 || sizes.n == 0 || d.batch == 0)
         return;
     const Device& device = recording.device();
+    if (on_native_units(device, a, b, d)) {
+        dense_native(recording, arguments, form, a, b, d, sizes, accumulate, alpha);
+        return;
+    }
     if (on_matrix_units(device, a, b)) {
         const GemmTile& tile = choose_tile(device.impl().gemm.of(form), sizes, d.batch);
         auto kernel = fill_units_gemm<Units>(arguments, device, tile, a, b, d, accumulate, alpha);

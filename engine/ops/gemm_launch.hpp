@@ -46,6 +46,19 @@ Matrix result_matrix(const Arguments& arguments, const TensorView& view);
 /// Whether matrix units compute the product.
 bool on_matrix_units(const Device& device, const Matrix& a, const Matrix& b);
 
+/// Whether the device's own code computes a product on matrix units: its copies take rows of whole
+/// groups of 8 elements.
+bool on_native_units(const Device& device, const Matrix& a, const Matrix& b, const Matrix& d);
+
+/// Columns of the tiles of such a product, 256 or 64, and its workgroups.
+struct NativeGrid {
+    std::uint64_t width = 0;
+    Groups groups;
+};
+/// matrices: of D. rows: of each, the most where the device knows them.
+NativeGrid native_grid(const Device& device, std::uint64_t rows, std::uint64_t columns,
+                       std::uint64_t matrices);
+
 template <class K>
 K fill_operands(const Arguments& arguments, const Matrix& a, const Matrix& b, const Matrix& d,
                 bool accumulate, float alpha) {
@@ -58,6 +71,17 @@ K fill_operands(const Arguments& arguments, const Matrix& a, const Matrix& b, co
     kernel.ldd = arguments.u32("ldd", d.ld);
     kernel.accumulate = accumulate ? 1 : 0;
     kernel.alpha = alpha;
+    return kernel;
+}
+
+/// A kernel of shaders/native; wide, narrow: its variants.
+template <class K>
+K fill_native_gemm(const Arguments& arguments, const NativeGrid& grid, typename K::Variant wide,
+                   typename K::Variant narrow, const Matrix& a, const Matrix& b, const Matrix& d,
+                   bool accumulate, float alpha) {
+    K kernel = fill_operands<K>(arguments, a, b, d, accumulate, alpha);
+    kernel.variant = grid.width == 256 ? wide : narrow;
+    kernel.f32 = d.bf16 ? 0 : 1;
     return kernel;
 }
 

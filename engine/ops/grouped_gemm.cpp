@@ -71,6 +71,24 @@ void grouped_rows(Recording& recording, const Arguments& arguments, const Tensor
     arguments.require(tiles.tile_rows == group_tile_rows(device.info()) &&
                           tiles.width_on_units == width_on_units(device, form),
                       "the work list was made for another device or numeric class");
+    if (on_native_units(device, ma, mb, md)) {
+        using K = kernels::HopperGroupedGemm;
+        using Variant = K::Variant;
+        const NativeGrid native = native_grid(device, ma.rows, n, 1);
+        K kernel = fill_native_gemm<K>(arguments, native, nt ? Variant::nt_256 : Variant::nn_256,
+                                       nt ? Variant::nt_64 : Variant::nn_64, ma, mb, md, accumulate,
+                                       alpha);
+        kernel.group_ends = memory_of(tiles.rows.ends);
+        kernel.tiles = tiles.tiles;
+        kernel.grid = grid;
+        kernel.rows = arguments.u32("rows", ma.rows);
+        kernel.n = arguments.u32("N", n);
+        kernel.k = arguments.u32("K", k);
+        kernel.groups = arguments.u32("groups", groups);
+        kernel.stride_b = arguments.u32("stride of B", mb.batch_stride);
+        recording.dispatch(kernel, native.groups);
+        return;
+    }
     if (on_units) {
         const GemmTile& tile = device.impl().gemm.grouped(form);
         dispatch_rows(
@@ -211,6 +229,21 @@ void grouped_gemm_tn(Recording& recording, const TensorView& a, const TensorView
                                     arguments.u32("groups", groups)});
     };
     const Device& device = recording.device();
+    if (on_native_units(device, ma, mb, md)) {
+        using K = kernels::HopperGroupedGemmTn;
+        const NativeGrid grid = native_grid(device, md.rows, md.columns, groups);
+        K kernel = fill_native_gemm<K>(arguments, grid, K::Variant::tn_256, K::Variant::tn_64, ma,
+                                       mb, md, accumulate, alpha);
+        kernel.group_begins = memory_of(rows.begins);
+        kernel.group_ends = memory_of(rows.ends);
+        kernel.rows = arguments.u32("rows", ma.rows);
+        kernel.m = arguments.u32("M", md.rows);
+        kernel.n = arguments.u32("N", md.columns);
+        kernel.groups = arguments.u32("groups", groups);
+        kernel.stride_d = arguments.u32("stride of D", md.batch_stride);
+        recording.dispatch(kernel, grid.groups);
+        return;
+    }
     if (on_matrix_units(device, ma, mb)) {
         const GemmTile& tile = device.impl().gemm.grouped(GemmForm::TN);
         dispatch(fill_units_gemm<kernels::GroupedGemmCoopmatTn>(arguments, device, tile, ma, mb, md,

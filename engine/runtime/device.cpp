@@ -165,6 +165,8 @@ void furnish(Device::Impl& impl) {
         impl.trace = std::make_unique<detail::Trace>(impl);
     if (impl.vk.vkGetMemoryHostPointerPropertiesEXT == nullptr)
         impl.info.host_import_alignment = 0; // an adopted device without the extension
+    if (impl.vk.vkCmdCuLaunchKernelNVX == nullptr)
+        std::erase(impl.info.features, detail::kBinaryImport); // likewise
     if (impl.vk.vkGetMemoryFdKHR == nullptr)
         impl.info.imports_opaque_memory = false; // likewise
     impl.allocator = std::make_unique<detail::Allocator>(impl);
@@ -529,6 +531,15 @@ DeviceOptions DeviceOptions::from_environment(DeviceOptions base) {
             if (!name.empty())
                 base.leave_out.push_back(name);
     }
+    bool native = true;
+    if (const char* text = std::getenv("BELLOWS_NATIVE"); text != nullptr && *text != '\0') {
+        if (std::strcmp(text, "on") != 0 && std::strcmp(text, "off") != 0)
+            throw Error(ErrorCode::InvalidArgument,
+                        "BELLOWS_NATIVE must be on or off, not \"" + std::string(text) + "\"");
+        native = std::strcmp(text, "on") == 0;
+    }
+    if (!native)
+        base.leave_out.push_back(detail::kBinaryImport);
     if (const char* text = std::getenv("BELLOWS_SYNC")) {
         const std::string mode = text;
         const std::string seed = mode.size() > 8 ? mode.substr(8) : "";

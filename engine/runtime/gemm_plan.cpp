@@ -133,6 +133,18 @@ GemmClass units_class(const Device& device, GemmClass::Units units) {
     return c;
 }
 
+/// That of bf16 units, with a device's own code for all that it takes.
+GemmClass native_class(const Device& device) {
+    GemmClass c = units_class(device, GemmClass::Units::BF16);
+    c.name = "wgmma-bf16";
+    c.native = true;
+    using Variant = kernels::HopperGemm::Variant;
+    if (c.why_not.empty())
+        c.why_not = device.why_not(kernels::HopperGemm::info(),
+                                   static_cast<std::uint32_t>(Variant::nt_256));
+    return c;
+}
+
 } // namespace
 
 std::uint32_t GemmTile::local_size(const DeviceInfo& info) const {
@@ -208,10 +220,12 @@ std::vector<GemmTile> gemm_tiles(const DeviceInfo& info, const GemmClass& gemm_c
 }
 
 std::vector<GemmClass> gemm_classes(const Device& device) {
-    std::vector<GemmClass> classes = {units_class(device, GemmClass::Units::BF16), GemmClass{},
+    std::vector<GemmClass> classes = {native_class(device),
+                                      units_class(device, GemmClass::Units::BF16), GemmClass{},
                                       units_class(device, GemmClass::Units::F16)};
-    if (!classes[0].why_not.empty())
-        std::swap(classes[0], classes[1]);
+    const auto taken = std::find_if(classes.begin(), classes.end(),
+                                    [](const GemmClass& c) { return c.why_not.empty(); });
+    std::rotate(classes.begin(), taken, taken + 1);
     return classes;
 }
 

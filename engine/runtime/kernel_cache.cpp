@@ -72,6 +72,10 @@ KernelCache::KernelCache(Device::Impl& device)
 KernelCache::~KernelCache() {
     for (auto& [key, pipeline] : pipelines_)
         device_.vk.vkDestroyPipeline(device_.device, pipeline, nullptr);
+    for (auto& [variant, function] : functions_)
+        device_.vk.vkDestroyCuFunctionNVX(device_.device, function, nullptr);
+    for (auto& [text, module] : modules_)
+        device_.vk.vkDestroyCuModuleNVX(device_.device, module, nullptr);
     device_.vk.vkDestroyPipelineCache(device_.device, cache_, nullptr);
     device_.vk.vkDestroyPipelineLayout(device_.device, layout_, nullptr);
 }
@@ -145,7 +149,7 @@ std::string KernelCache::why_not(const KernelInfo& kernel, std::uint32_t variant
     if (variant >= kernel.variants.size())
         return "there is no such variant";
     const KernelVariant& chosen = kernel.variants[variant];
-    if (chosen.spirv.empty())
+    if (chosen.spirv.empty() && chosen.native.text.empty())
         return "not built: " + std::string(chosen.reason_not_built);
     for (std::string_view feature : chosen.features)
         if (!device_.self.has_feature(feature))
@@ -159,17 +163,57 @@ VkPipeline KernelCache::pipeline(const KernelInfo& kernel, std::uint32_t variant
     const std::scoped_lock lock(mutex_);
     if (const auto found = pipelines_.find(key); found != pipelines_.end())
         return found->second;
+    require_runs(kernel, variant);
+    const VkPipeline made = compile(kernel, kernel.variants[variant], constants);
+    pipelines_.emplace(key, made);
+    changed_ = true;
+    compiled(kernel);
+    return made;
+}
+
+void KernelCache::require_runs(const KernelInfo& kernel, std::uint32_t variant) const {
     if (const std::string reason = why_not(kernel, variant); !reason.empty())
         throw Error(ErrorCode::Unsupported, "kernel " + std::string(kernel.name) +
                                                 " cannot run on " + device_.info.name + ": " +
                                                 reason);
-    const VkPipeline made = compile(kernel, kernel.variants[variant], constants);
-    pipelines_.emplace(key, made);
-    changed_ = true;
+}
+
+void KernelCache::compiled(const KernelInfo& kernel) {
     if (device_.options.on_pipeline_compiled)
-        device_.options.on_pipeline_compiled(std::string(kernel.name),
-                                             static_cast<std::uint32_t>(pipelines_.size()));
-    return made;
+        device_.options.on_pipeline_compiled(
+            std::string(kernel.name),
+            static_cast<std::uint32_t>(pipelines_.size() + functions_.size()));
+}
+
+VkCuFunctionNVX KernelCache::function(const KernelInfo& kernel, std::uint32_t variant) {
+    const std::scoped_lock lock(mutex_);
+    require_runs(kernel, variant);
+    const KernelVariant& chosen = kernel.variants[variant];
+    if (const auto found = functions_.find(&chosen); found != functions_.end())
+        return found->second;
+    VkCuFunctionCreateInfoNVX info{};
+    info.sType = VK_STRUCTURE_TYPE_CU_FUNCTION_CREATE_INFO_NVX;
+    info.module = module_of(chosen.native);
+    info.pName = chosen.native.entry.data();
+    VkCuFunctionNVX function = VK_NULL_HANDLE;
+    check(device_.vk.vkCreateCuFunctionNVX(device_.device, &info, nullptr, &function),
+          "loading kernel " + std::string(kernel.name) + "." + std::string(chosen.name));
+    functions_.emplace(&chosen, function);
+    compiled(kernel);
+    return function;
+}
+
+VkCuModuleNVX KernelCache::module_of(const NativeCode& code) {
+    VkCuModuleNVX& module = modules_[code.text.data()];
+    if (module == VK_NULL_HANDLE) {
+        VkCuModuleCreateInfoNVX info{};
+        info.sType = VK_STRUCTURE_TYPE_CU_MODULE_CREATE_INFO_NVX;
+        info.dataSize = code.text.size() + 1; // the null byte ends PTX
+        info.pData = code.text.data();
+        check(device_.vk.vkCreateCuModuleNVX(device_.device, &info, nullptr, &module),
+              "compiling native kernel " + std::string(code.entry));
+    }
+    return module;
 }
 
 VkPipeline KernelCache::compile(const KernelInfo& kernel, const KernelVariant& variant,

@@ -27,6 +27,8 @@ public:
     /// Throws Error{Unsupported} with the reason when the variant cannot run here.
     VkPipeline pipeline(const KernelInfo& kernel, std::uint32_t variant,
                         std::span<const std::uint32_t> constants);
+    /// The same of a native variant; its module is compiled when the first of its kernels is.
+    VkCuFunctionNVX function(const KernelInfo& kernel, std::uint32_t variant);
     VkPipelineLayout layout() const noexcept { return layout_; }
     std::string why_not(const KernelInfo& kernel, std::uint32_t variant) const;
     void save();
@@ -38,6 +40,9 @@ private:
         std::vector<std::uint32_t> constants;
         auto operator<=>(const Key&) const = default;
     };
+    void require_runs(const KernelInfo& kernel, std::uint32_t variant) const;
+    void compiled(const KernelInfo& kernel);
+    VkCuModuleNVX module_of(const NativeCode& code);
     VkPipeline compile(const KernelInfo& kernel, const KernelVariant& variant,
                        std::span<const std::uint32_t> constants);
     /// What an earlier run kept, empty where there is none or it is not whole or not this device's.
@@ -49,6 +54,8 @@ private:
     VkPipelineCache cache_ = VK_NULL_HANDLE;
     mutable std::mutex mutex_;
     std::map<Key, VkPipeline> pipelines_;
+    std::map<const char*, VkCuModuleNVX> modules_; ///< by their text
+    std::map<const KernelVariant*, VkCuFunctionNVX> functions_;
     bool changed_ = false;
     std::string path_; ///< "": in memory only
 };

@@ -145,6 +145,24 @@ bool imports_opaque_memory(const volk::VolkInstanceTable& vki, VkPhysicalDevice 
             VK_EXTERNAL_MEMORY_FEATURE_IMPORTABLE_BIT) != 0;
 }
 
+/// GH100, the chip of H100, H200 and GH200, as PCI's list of devices has it.
+bool is_hopper(const volk::VolkInstanceTable& vki, VkPhysicalDevice handle) {
+    constexpr std::uint32_t kNvidia = 0x10de, kHopper = 0x23;
+    VkPhysicalDeviceProperties properties{};
+    vki.vkGetPhysicalDeviceProperties(handle, &properties);
+    return properties.vendorID == kNvidia && properties.deviceID >> 8 == kHopper;
+}
+
+std::uint32_t count_processors(const volk::VolkInstanceTable& vki, VkPhysicalDevice handle) {
+    VkPhysicalDeviceShaderSMBuiltinsPropertiesNV processors{};
+    processors.sType = VK_STRUCTURE_TYPE_PHYSICAL_DEVICE_SHADER_SM_BUILTINS_PROPERTIES_NV;
+    VkPhysicalDeviceProperties2 properties{};
+    properties.sType = VK_STRUCTURE_TYPE_PHYSICAL_DEVICE_PROPERTIES_2;
+    properties.pNext = &processors;
+    vki.vkGetPhysicalDeviceProperties2(handle, &properties);
+    return processors.shaderSMCount;
+}
+
 void describe(const volk::VolkInstanceTable& vki, PhysicalDevice& device) {
     VkPhysicalDeviceDriverProperties driver{};
     driver.sType = VK_STRUCTURE_TYPE_PHYSICAL_DEVICE_DRIVER_PROPERTIES;
@@ -318,6 +336,15 @@ PhysicalDevice inspect(const volk::VolkInstanceTable& vki, VkPhysicalDevice hand
         enable(VK_NV_COOPERATIVE_MATRIX_2_EXTENSION_NAME, want.cooperative_matrix2);
         info.features.push_back("cooperative_matrix2");
     }
+    // What has no SPIR-V: code of the GPU's own instruction set inside command buffers.
+    if (extensions.count(VK_NVX_BINARY_IMPORT_EXTENSION_NAME) != 0) {
+        device.extensions.push_back(VK_NVX_BINARY_IMPORT_EXTENSION_NAME);
+        info.features.push_back(kBinaryImport);
+        if (is_hopper(vki, handle))
+            info.features.push_back("hopper");
+    }
+    if (extensions.count(VK_NV_SHADER_SM_BUILTINS_EXTENSION_NAME) != 0)
+        info.processors = count_processors(vki, handle);
     if (has.bfloat16.shaderBFloat16Type) {
         want.bfloat16 = has.bfloat16;
         want.bfloat16.pNext = nullptr;

@@ -14,6 +14,10 @@
 
 namespace bellows::detail {
 
+/// The feature of devices whose driver launches code of their own instruction set from command
+/// buffers.
+inline constexpr const char* kBinaryImport = "nvidia_binary_import";
+
 /// The chain of feature structures that Bellows knows, filled with what it wants of a device.
 struct FeatureChain {
     VkPhysicalDeviceFeatures2 features{};

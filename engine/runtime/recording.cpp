@@ -3,6 +3,8 @@
 
 #include "device_impl.hpp"
 
+#include <bellows/base/rounding.hpp>
+
 #include <algorithm>
 #include <cstring>
 #include <utility>
@@ -43,6 +45,7 @@ const char* to_string(QueueRole role) noexcept {
 namespace {
 
 constexpr std::uint64_t kBlockAlignment = 16;
+constexpr std::uint64_t kScratchAlignment = 256;
 
 bool writes(Access access) noexcept {
     return access != Access::Read;
@@ -132,8 +135,12 @@ void Recording::Impl::add(Operation operation, std::span<const OperandUse> opera
     operation.num_push = static_cast<std::uint32_t>(push.size());
     operation.label = static_cast<std::uint32_t>(labels.size() - 1);
     operation.table_offset = table_bytes;
-    table_bytes +=
-        (operation.num_operands * 8 + kBlockAlignment - 1) / kBlockAlignment * kBlockAlignment;
+    const std::uint64_t addresses = operation.num_operands + (operation.native != nullptr ? 1 : 0);
+    table_bytes += round_up(addresses * 8, kBlockAlignment);
+    if (operation.native != nullptr) {
+        operation.scratch_offset = scratch_bytes;
+        scratch_bytes += round_up(operation.native->scratch_bytes, kScratchAlignment);
+    }
     uses.insert(uses.end(), operation_uses.begin(), operation_uses.end());
     since_barrier_.insert(since_barrier_.end(), operation_uses.begin(), operation_uses.end());
     push_words.insert(push_words.end(), push.begin(), push.end());
@@ -205,13 +212,18 @@ void Recording::Impl::fill_table() {
             }
             std::memcpy(table + operation.table_offset + i * 8, &address, 8);
         }
+        if (operation.native != nullptr && operation.native->scratch_bytes > 0) {
+            const std::uint64_t address =
+                native_scratch_.view().resource->allocation.address + operation.scratch_offset;
+            std::memcpy(table + operation.table_offset + operation.num_operands * 8, &address, 8);
+        }
     }
 }
 
 std::uint64_t Recording::Impl::handle_epochs() const {
     std::uint64_t sum = 1;
     for (const Operation& operation : operations)
-        if (operation.kind != Kind::Dispatch)
+        if (operation.kind != Kind::Dispatch && operation.kind != Kind::Native)
             for (std::uint32_t i = 0; i < operation.num_uses; ++i) {
                 const BufferView& view = uses[operation.first_use + i].view;
                 if (view)
@@ -225,6 +237,10 @@ void Recording::Impl::allocate_table() {
         table_ = Buffer(
             device,
             {.name = "parameters of " + name, .bytes = table_bytes, .kind = MemoryKind::Upload});
+    if (native_scratch_.size() < scratch_bytes)
+        native_scratch_ = Buffer(device, {.name = "scratch of native kernels of " + name,
+                                          .bytes = scratch_bytes,
+                                          .category = MemoryCategory::Scratch});
 }
 
 void Recording::Impl::prepare() {
@@ -383,6 +399,27 @@ void Recording::Impl::encode_copy(const Operation& operation) {
     }
 }
 
+/// The kernel's only parameter is what GLSL has as its push constants.
+void Recording::Impl::encode_native(const Operation& operation) {
+    std::array<std::byte, detail::kPushConstantBytes> push{};
+    const std::uint64_t block = table_.view().resource->allocation.address + operation.table_offset;
+    std::memcpy(push.data(), &block, 8);
+    std::memcpy(push.data() + 8, push_words.data() + operation.first_push, operation.num_push * 4);
+    const void* parameter = push.data();
+    VkCuLaunchInfoNVX launch{};
+    launch.sType = VK_STRUCTURE_TYPE_CU_LAUNCH_INFO_NVX;
+    launch.function = operation.function;
+    launch.gridDimX = operation.groups.x;
+    launch.gridDimY = operation.groups.y;
+    launch.gridDimZ = operation.groups.z;
+    launch.blockDimX = operation.native->threads;
+    launch.blockDimY = launch.blockDimZ = 1;
+    launch.sharedMemBytes = operation.native->shared_bytes;
+    launch.paramCount = 1;
+    launch.pParams = &parameter;
+    impl.vk.vkCmdCuLaunchKernelNVX(commands.buffer, &launch);
+}
+
 void Recording::Impl::encode_operation(const Operation& operation) {
     switch (operation.kind) {
     case Kind::Dispatch:
@@ -407,6 +444,9 @@ void Recording::Impl::encode_operation(const Operation& operation) {
                                           use(operation, operation.num_operands).offset);
         break;
     }
+    case Kind::Native:
+        encode_native(operation);
+        break;
     case Kind::Copy:
         encode_copy(operation);
         break;
@@ -465,7 +505,16 @@ void Recording::add_dispatch(const KernelCall& call, Groups groups, BufferView i
         operation.kind = Impl::Kind::DispatchIndirect;
         operation_uses.push_back({{indirect.resource, indirect.offset, 12}, Access::Read});
     }
-    operation.pipeline = impl_->impl.kernels->pipeline(call.info, call.variant, call.constants);
+    const NativeCode& native = call.info.variants[call.variant].native;
+    if (native.text.empty()) {
+        operation.pipeline =
+            impl_->impl.kernels->pipeline(call.info, call.variant, call.constants);
+    } else {
+        require(!indirect, impl_->name, name, "native kernels have no grid on the device");
+        operation.kind = Impl::Kind::Native;
+        operation.function = impl_->impl.kernels->function(call.info, call.variant);
+        operation.native = &native;
+    }
     impl_->add(operation, operation_uses, call.push);
 }
 

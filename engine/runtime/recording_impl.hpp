@@ -14,7 +14,7 @@
 namespace bellows {
 
 struct Recording::Impl {
-    enum class Kind : std::uint8_t { Dispatch, DispatchIndirect, Copy, Fill };
+    enum class Kind : std::uint8_t { Dispatch, DispatchIndirect, Native, Copy, Fill };
 
     struct OperandUse {
         BufferView view;
@@ -24,6 +24,9 @@ struct Recording::Impl {
         Kind kind = Kind::Dispatch;
         const char* name = "";
         VkPipeline pipeline = VK_NULL_HANDLE;
+        VkCuFunctionNVX function = VK_NULL_HANDLE; ///< in its place, of Kind::Native
+        const NativeCode* native = nullptr;
+        std::uint64_t scratch_offset = 0; ///< of a native kernel, in native_scratch_
         Groups groups;
         std::uint32_t fill_word = 0;
         std::uint64_t burst_bytes = 0;             ///< of a copy
@@ -59,6 +62,7 @@ struct Recording::Impl {
     std::vector<std::uint32_t> push_words;
     std::vector<std::string> labels{""};
     std::uint64_t table_bytes = 0;
+    std::uint64_t scratch_bytes = 0; ///< of all native kernels
     detail::TicketPtr last_run;
     VkQueryPool queries = VK_NULL_HANDLE;
     std::uint32_t num_queries = 0; ///< operations with a pair of timestamps
@@ -77,10 +81,12 @@ private:
     void encode_barrier(VkMemoryBarrier2 barrier);
     BufferView use(const Operation& operation, std::uint32_t i) const;
     VkBuffer handle(const Operation& operation, std::uint32_t i) const;
+    void encode_native(const Operation& operation);
     void encode_copy(const Operation& operation);
     std::uint64_t handle_epochs() const;
 
     Buffer table_;
+    Buffer native_scratch_;
     std::uint64_t encoded_operations_ = 0;
     std::uint64_t encoded_epochs_ = 0;
     std::vector<OperandUse> since_barrier_;

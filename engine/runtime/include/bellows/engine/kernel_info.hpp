@@ -22,11 +22,23 @@ struct KernelConstant {
     std::uint32_t default_value = 0;
 };
 
+/// Code of a GPU's own instruction set, for devices whose driver launches it from Vulkan's command
+/// buffers.
+struct NativeCode {
+    std::string_view text;           ///< of the module: PTX, which ends with a null byte
+    std::string_view entry;          ///< the kernel's name in it
+    std::uint32_t threads = 0;       ///< of a workgroup
+    std::uint32_t shared_bytes = 0;  ///< that it asks for at its launch
+    std::uint32_t scratch_bytes = 0; ///< device memory of each launch; its address stands behind
+                                     ///< the operands' in the operand block
+};
+
 struct KernelVariant {
     std::string_view name;
-    std::span<const std::uint32_t> spirv;       ///< empty when this build lacks the variant
+    std::span<const std::uint32_t> spirv;       ///< empty when native, or not in this build
     std::span<const std::string_view> features; ///< device features it needs, see DeviceInfo
-    std::string_view reason_not_built;          ///< why spirv is empty
+    std::string_view reason_not_built;          ///< why both spirv and native are empty
+    NativeCode native = {};                     ///< in place of spirv
 };
 
 struct KernelInfo {

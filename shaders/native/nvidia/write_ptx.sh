@@ -1,0 +1,40 @@
+#!/bin/sh
+# SPDX-License-Identifier: MIT
+#
+# Writes the PTX of Hopper's kernels beside their sources, where the build takes it from. Building
+# Bellows needs no CUDA; changing these kernels does.
+#
+#   write_ptx.sh           writes all files
+#   write_ptx.sh --check   compares them with what the sources give; exits with 77 where there is no
+#                          nvcc, or another version than the one that has written the files
+#
+# NVCC names the compiler, by default nvcc.
+set -eu
+
+cd "$(dirname "$0")"
+nvcc=${NVCC:-nvcc}
+check=${1:-}
+folder=.
+if [ "$check" = --check ]; then
+    if ! command -v "$nvcc" >/dev/null; then
+        echo "there is no $nvcc"
+        exit 77
+    fi
+    release=$("$nvcc" --version | sed -n 's/.*release .*, \(V[0-9.]*\)$/\1/p')
+    if ! grep -q "Cuda compilation tools, release .*, $release\$" gemm_bf16_nt_256.ptx; then
+        echo "nvcc $release has not written these files"
+        exit 77
+    fi
+    folder=$(mktemp -d)
+    trap 'rm -rf "$folder"' EXIT
+fi
+form=0
+for name in nt nn tn; do
+    for width in 256 64; do
+        file=gemm_bf16_${name}_$width.ptx
+        "$nvcc" -std=c++17 -O3 -ptx -arch=sm_90a -DFORM=$form -DWIDTH=$width -o "$folder/$file" \
+            gemm_bf16.cu
+        [ "$folder" = . ] || cmp "$folder/$file" "$file"
+    done
+    form=$((form + 1))
+done
