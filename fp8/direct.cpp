@@ -164,6 +164,8 @@ void set_cut(K::Constants& c, const DeviceInfo& info, const Cut& cut) {
 std::string why_not_direct(const Device& device, const Tile& tile) {
     if (gemm_class(device).units == Units::None)
         return "the products of bf16 tensors use no matrix units here";
+    if (gemm_class(device).native)
+        return "the device's own code computes the products of bf16 tensors";
     const std::string lacking =
         device.why_not(K::info(), static_cast<std::uint32_t>(variant_for(device, DType::F32)));
     if (!lacking.empty())

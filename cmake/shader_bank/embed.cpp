@@ -142,7 +142,8 @@ private:
                   << "\n    .type " << symbol << ", %object\n    .size " << symbol << ", "
                   << words.size() * 4 << "\n"
                   << symbol << ":\n    .incbin \"" << file.string() << "\"\n";
-        line << "    {\"" << variant.name << "\", " << symbol << ", " << features << ", \"\", {}},\n";
+        line << "    {\"" << variant.name << "\", " << symbol << ", " << features
+             << ", \"\", {}},\n";
         return line.str();
     }
 

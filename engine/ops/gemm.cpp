@@ -81,8 +81,8 @@ NativeGrid native_grid(const Device& device, std::uint64_t rows, std::uint64_t c
     constexpr std::uint64_t kRows = 128, kWide = 256, kNarrow = 64;
     constexpr std::uint64_t kWideCost = 8, kNarrowCost = 3; // of a tile, measured on an H200
     constexpr std::uint64_t kUsualProcessors = 132;
-    const std::uint64_t processors = device.info().processors != 0 ? device.info().processors
-                                                                   : kUsualProcessors;
+    const std::uint64_t processors =
+        device.info().processors != 0 ? device.info().processors : kUsualProcessors;
     const std::uint64_t high = div_up(rows, kRows) * matrices;
     const std::uint64_t wide = high * div_up(columns, kWide);
     const std::uint64_t narrow = high * div_up(columns, kNarrow);

@@ -507,8 +507,7 @@ void Recording::add_dispatch(const KernelCall& call, Groups groups, BufferView i
     }
     const NativeCode& native = call.info.variants[call.variant].native;
     if (native.text.empty()) {
-        operation.pipeline =
-            impl_->impl.kernels->pipeline(call.info, call.variant, call.constants);
+        operation.pipeline = impl_->impl.kernels->pipeline(call.info, call.variant, call.constants);
     } else {
         require(!indirect, impl_->name, name, "native kernels have no grid on the device");
         operation.kind = Impl::Kind::Native;

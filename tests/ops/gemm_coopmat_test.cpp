@@ -39,7 +39,7 @@ protected:
 
 TEST_F(OpsGemmClass, TheDevicesOwnComesFirstAndEveryOtherSaysWhyNot) {
     const std::vector<GemmClass> classes = gemm_classes(device());
-    ASSERT_EQ(classes.size(), 3u);
+    ASSERT_EQ(classes.size(), 4u);
     EXPECT_EQ(classes[0].name, gemm_class(device()).name);
     EXPECT_EQ(classes[0].why_not, "");
     const bool has_matrices = !device().info().cooperative_matrices.empty();

@@ -42,7 +42,7 @@ struct DeviceInfo {
     std::uint64_t host_import_alignment = 0;
     bool imports_opaque_memory = false; ///< Buffer::import_opaque
     double timestamp_period_ns = 0;
-    std::uint32_t processors = 0; ///< that share out workgroups; 0: unknown
+    std::uint32_t processors = 0;                  ///< that share out workgroups; 0: unknown
     std::vector<std::string> features;             ///< names that kernel variants may require
     std::vector<std::string> unmet_requirements;   ///< why Bellows cannot use it; empty when it can
     std::vector<std::string> cooperative_matrices; ///< e.g. "16x16x16 bf16->f32 subgroup"
@@ -100,7 +100,8 @@ struct DeviceOptions {
     static bool checks_by_default() noexcept;
     /// `base` with BELLOWS_SYNC=serial|overlap|shuffle[:seed], BELLOWS_CHECK=0|1,
     /// BELLOWS_VALIDATION=0|1, BELLOWS_ROLES_APART=0|1, BELLOWS_DEVICE, BELLOWS_GEMM_CLASS,
-    /// BELLOWS_LEAVE_OUT=feature,feature and BELLOWS_NATIVE=on|off applied. Throws Error{InvalidArgument}.
+    /// BELLOWS_LEAVE_OUT=feature,feature and BELLOWS_NATIVE=on|off applied. Throws
+    /// Error{InvalidArgument}.
     static DeviceOptions from_environment(DeviceOptions base);
 };
 

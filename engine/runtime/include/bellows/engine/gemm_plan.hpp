@@ -26,7 +26,8 @@ struct MatrixShape {
 ///   f32-sequential    f32 fused multiply-adds in ascending k: the same bits on every device
 ///   coopmat-bf16-kN   matrix units on bf16, f32 sums in ascending steps of N, inside a step as the
 ///                     device does it
-///   wgmma-bf16        Hopper's warpgroup units on bf16, f32 sums in ascending steps of 16, where a,
+///   wgmma-bf16        Hopper's warpgroup units on bf16, f32 sums in ascending steps of 16, where
+///   a,
 ///                     b and d begin at multiples of 16 bytes and their rows are multiples of 8
 ///                     elements apart, N too; other products as coopmat-bf16-kN
 ///   coopmat-f16-kN    the same on f16: operands outside 2^-14 .. 65504 are not exact, so it serves
@@ -39,7 +40,7 @@ struct GemmClass {
 
     std::string name = "f32-sequential";
     Units units = Units::None;
-    bool native = false;     ///< by code of the GPU's own instruction set
+    bool native = false; ///< by code of the GPU's own instruction set
     MatrixShape shape;   ///< where units are used
     std::string why_not; ///< "" when this device and build have it
 };
