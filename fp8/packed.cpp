@@ -247,6 +247,10 @@ std::vector<NamedTile> packed_tiles(const Device& device, const Product& p) {
 bool better_packed(const Device& device, const Product& p) {
     if (device.info().is_cpu || gemm_class(device).units == GemmClass::Units::None)
         return false;
+    // The device's own code is so much faster that decoded operands win (a step of a model of 1.3
+    // billion parameters on an H200: 71.7 thousand tokens/s against 61.0).
+    if (gemm_class(device).native)
+        return false;
     // Few rows do not pay for packing the weights.
     const Extents d = extents_of(p.d);
     const std::uint64_t groups = std::max<std::uint64_t>(groups_of(p), 1);
