@@ -336,12 +336,13 @@ PhysicalDevice inspect(const volk::VolkInstanceTable& vki, VkPhysicalDevice hand
         enable(VK_NV_COOPERATIVE_MATRIX_2_EXTENSION_NAME, want.cooperative_matrix2);
         info.features.push_back("cooperative_matrix2");
     }
-    // What has no SPIR-V: code of the GPU's own instruction set inside command buffers.
-    if (extensions.count(VK_NVX_BINARY_IMPORT_EXTENSION_NAME) != 0) {
-        device.extensions.push_back(VK_NVX_BINARY_IMPORT_EXTENSION_NAME);
-        info.features.push_back(kBinaryImport);
-        if (is_hopper(vki, handle))
-            info.features.push_back("hopper");
+    // For native kernels, which are there for one kind of GPU.
+    if (is_hopper(vki, handle)) {
+        info.features.push_back("hopper");
+        if (extensions.count(VK_NVX_BINARY_IMPORT_EXTENSION_NAME) != 0) {
+            device.extensions.push_back(VK_NVX_BINARY_IMPORT_EXTENSION_NAME);
+            info.features.push_back(kBinaryImport);
+        }
     }
     if (extensions.count(VK_NV_SHADER_SM_BUILTINS_EXTENSION_NAME) != 0)
         info.processors = count_processors(vki, handle);
