@@ -9,7 +9,8 @@
 #       own_vma       a program with a Vulkan Memory Allocator of its own
 #       pkg_config    what pkg-config says, without CMake
 #       shared        all as shared libraries, installed, moved, without the folder of the build
-#       subdirectory  the MoE layer's example with Bellows in its own build
+#       subdirectory  the MoE layer's example with Bellows in its own build; some shaders by
+#                     OTHER_GLSLC
 cmake_minimum_required(VERSION 3.25)
 
 # Lists come with commas, which no level between takes for its own.
@@ -140,6 +141,16 @@ else()
     run("${WORK}/build/example/moe_layer")
     if(NOT output MATCHES "one MoE layer, 64 tokens, 8 experts")
         message(FATAL_ERROR "the consumer did not say what it should\n${output}")
+    endif()
+    if(OTHER_GLSLC)
+        run(${CMAKE_COMMAND} -S "${SOURCE}" -B "${WORK}/shaders" -G Ninja ${OPTIONS} -DBELLOWS_TESTS=OFF
+            -DBELLOWS_BENCH=OFF "-DBELLOWS_GLSLC=${OTHER_GLSLC}")
+        set(shaders fill_words.u32 gemm_nt.f32_f32_f32 gemm_nt.bf16_bf16_bf16 rmsnorm_forward.bf16
+            attention_forward.f32 moe_layout.place router_forward.f32 exchange_pack.bf16
+            fp8_quantize_rows.f32 grouped_gemm_coopmat_nt.f16_f32)
+        list(TRANSFORM shaders PREPEND "shaders/bank/spirv/")
+        list(TRANSFORM shaders APPEND ".spv")
+        run(${CMAKE_COMMAND} --build "${WORK}/shaders" --target ${shaders})
     endif()
 endif()
 file(REMOVE_RECURSE "${WORK}")
