@@ -118,18 +118,25 @@ const GemmTile& choose_tile(const std::vector<GemmTile>& tiles, const Sizes& siz
 }
 
 template <class K>
-void dispatch_dense(Recording& recording, const Arguments& arguments, K kernel, const Matrix& a,
-                    const Matrix& b, const Matrix& d, const Sizes& sizes, std::uint64_t tile_rows,
-                    std::uint64_t tile_columns) {
+K with_sizes(const Arguments& arguments, K kernel, const Matrix& a, const Matrix& b,
+             const Matrix& d, const Sizes& sizes) {
     kernel.m = arguments.u32("M", sizes.m);
     kernel.n = arguments.u32("N", sizes.n);
     kernel.k = arguments.u32("K", sizes.k);
     kernel.stride_a = arguments.u32("stride of A", a.batch_stride);
     kernel.stride_b = arguments.u32("stride of B", b.batch_stride);
     kernel.stride_d = arguments.u32("stride of D", d.batch_stride);
-    recording.dispatch(kernel, {arguments.u32("tiles", div_up(sizes.m, tile_rows)),
-                                arguments.u32("tiles", div_up(sizes.n, tile_columns)),
-                                arguments.u32("batches", d.batch)});
+    return kernel;
+}
+
+template <class K>
+void dispatch_dense(Recording& recording, const Arguments& arguments, const K& kernel,
+                    const Matrix& a, const Matrix& b, const Matrix& d, const Sizes& sizes,
+                    std::uint64_t tile_rows, std::uint64_t tile_columns) {
+    recording.dispatch(with_sizes(arguments, kernel, a, b, d, sizes),
+                       {arguments.u32("tiles", div_up(sizes.m, tile_rows)),
+                        arguments.u32("tiles", div_up(sizes.n, tile_columns)),
+                        arguments.u32("batches", d.batch)});
 }
 
 void dense_native(Recording& recording, const Arguments& arguments, GemmForm form, const Matrix& a,
@@ -141,14 +148,10 @@ void dense_native(Recording& recording, const Arguments& arguments, GemmForm for
     constexpr Variant kNarrow[] = {Variant::nt_64, Variant::nn_64, Variant::tn_64};
     const auto index = static_cast<std::size_t>(form);
     const NativeGrid grid = native_grid(recording.device(), sizes.m, sizes.n, d.batch);
-    K kernel = fill_native_gemm<K>(arguments, grid, kWide[index], kNarrow[index], a, b, d,
-                                   accumulate, alpha);
-    kernel.m = arguments.u32("M", sizes.m);
-    kernel.n = arguments.u32("N", sizes.n);
-    kernel.k = arguments.u32("K", sizes.k);
-    kernel.stride_a = arguments.u32("stride of A", a.batch_stride);
-    kernel.stride_b = arguments.u32("stride of B", b.batch_stride);
-    kernel.stride_d = arguments.u32("stride of D", d.batch_stride);
+    K kernel = with_sizes(arguments,
+                          fill_native_gemm<K>(arguments, grid, kWide[index], kNarrow[index], a, b,
+                                              d, accumulate, alpha),
+                          a, b, d, sizes);
     kernel.batches = arguments.u32("batches", d.batch);
     recording.dispatch(kernel, grid.groups);
 }
