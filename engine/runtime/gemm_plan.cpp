@@ -139,9 +139,15 @@ GemmClass native_class(const Device& device) {
     c.name = "wgmma-bf16";
     c.native = true;
     using Variant = kernels::HopperGemm::Variant;
+    constexpr auto kSmallest = static_cast<std::uint32_t>(Variant::nt_64);
     if (c.why_not.empty())
-        c.why_not = device.why_not(kernels::HopperGemm::info(),
-                                   static_cast<std::uint32_t>(Variant::nt_256));
+        c.why_not = device.why_not(kernels::HopperGemm::info(), kSmallest);
+    if (c.why_not.empty())
+        try { // an older driver may not take the code
+            device.impl().kernels->function(kernels::HopperGemm::info(), kSmallest);
+        } catch (const Error& error) {
+            c.why_not = "the driver does not take its kernels: " + error.message();
+        }
     return c;
 }
 

@@ -204,15 +204,16 @@ VkCuFunctionNVX KernelCache::function(const KernelInfo& kernel, std::uint32_t va
 }
 
 VkCuModuleNVX KernelCache::module_of(const NativeCode& code) {
-    VkCuModuleNVX& module = modules_[code.text.data()];
-    if (module == VK_NULL_HANDLE) {
-        VkCuModuleCreateInfoNVX info{};
-        info.sType = VK_STRUCTURE_TYPE_CU_MODULE_CREATE_INFO_NVX;
-        info.dataSize = code.text.size() + 1; // the null byte ends PTX
-        info.pData = code.text.data();
-        check(device_.vk.vkCreateCuModuleNVX(device_.device, &info, nullptr, &module),
-              "compiling native kernel " + std::string(code.entry));
-    }
+    if (const auto found = modules_.find(code.text.data()); found != modules_.end())
+        return found->second;
+    VkCuModuleCreateInfoNVX info{};
+    info.sType = VK_STRUCTURE_TYPE_CU_MODULE_CREATE_INFO_NVX;
+    info.dataSize = code.text.size() + 1; // the null byte ends PTX
+    info.pData = code.text.data();
+    VkCuModuleNVX module = VK_NULL_HANDLE;
+    check(device_.vk.vkCreateCuModuleNVX(device_.device, &info, nullptr, &module),
+          "compiling native kernel " + std::string(code.entry));
+    modules_.emplace(code.text.data(), module);
     return module;
 }
 
