@@ -27,7 +27,7 @@ namespace fs = std::filesystem;
 
 namespace {
 
-/// What a core makes at a time: elements that are converted, bytes that stay.
+/// A core makes so much at a time: elements where it converts them, bytes where they stay.
 constexpr std::uint64_t kPieceElements = std::uint64_t{1} << 20, kPieceBytes = 8 << 20;
 
 /// What is copied of a folder beside the model.

@@ -2,9 +2,7 @@
 
 // Generator of the shader bank, run by the build:
 //   bellows_shader_bank bindings MANIFEST OUTPUT   GLSL kernel headers and C++ structs
-//   bellows_shader_bank embed MANIFEST OUTPUT      checked SPIR-V and native modules as bank.cpp
-//   and
-//                                                  bank.S
+//   bellows_shader_bank embed MANIFEST OUTPUT      bank.cpp, bank.S: checked SPIR-V, native modules
 
 #include "manifest.hpp"
 

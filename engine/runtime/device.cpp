@@ -531,15 +531,13 @@ DeviceOptions DeviceOptions::from_environment(DeviceOptions base) {
             if (!name.empty())
                 base.leave_out.push_back(name);
     }
-    bool native = true;
     if (const char* text = std::getenv("BELLOWS_NATIVE"); text != nullptr && *text != '\0') {
         if (std::strcmp(text, "on") != 0 && std::strcmp(text, "off") != 0)
             throw Error(ErrorCode::InvalidArgument,
                         "BELLOWS_NATIVE must be on or off, not \"" + std::string(text) + "\"");
-        native = std::strcmp(text, "on") == 0;
+        if (std::strcmp(text, "off") == 0)
+            base.leave_out.push_back(detail::kBinaryImport);
     }
-    if (!native)
-        base.leave_out.push_back(detail::kBinaryImport);
     if (const char* text = std::getenv("BELLOWS_SYNC")) {
         const std::string mode = text;
         const std::string seed = mode.size() > 8 ? mode.substr(8) : "";

@@ -133,9 +133,9 @@ GemmClass units_class(const Device& device, GemmClass::Units units) {
     return c;
 }
 
-/// That of bf16 units, with a device's own code for all that it takes.
-GemmClass native_class(const Device& device) {
-    GemmClass c = units_class(device, GemmClass::Units::BF16);
+/// The class of a device's own code. `c` is the class of bf16 units, which compute what that code
+/// does not take.
+GemmClass native_class(const Device& device, GemmClass c) {
     c.name = "wgmma-bf16";
     c.native = true;
     using Variant = kernels::HopperGemm::Variant;
@@ -226,8 +226,8 @@ std::vector<GemmTile> gemm_tiles(const DeviceInfo& info, const GemmClass& gemm_c
 }
 
 std::vector<GemmClass> gemm_classes(const Device& device) {
-    std::vector<GemmClass> classes = {native_class(device),
-                                      units_class(device, GemmClass::Units::BF16), GemmClass{},
+    const GemmClass bf16 = units_class(device, GemmClass::Units::BF16);
+    std::vector<GemmClass> classes = {native_class(device, bf16), bf16, GemmClass{},
                                       units_class(device, GemmClass::Units::F16)};
     const auto taken = std::find_if(classes.begin(), classes.end(),
                                     [](const GemmClass& c) { return c.why_not.empty(); });

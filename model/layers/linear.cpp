@@ -77,8 +77,8 @@ fp8::Operand weights_for(const Parameter& weight, GemmForm form) {
     return operand;
 }
 
-/// What means_of() says, and the weights that the product reads. Weights with f32 scales that would
-/// be decoded to f32 are rounded to bf16 where the device has matrix units for it.
+/// The means of a product, and the weights that it reads. Weights with f32 scales that would be
+/// decoded to f32 are rounded to bf16 where the device has matrix units for it.
 struct WeightMeans : Means {
     fp8::Operand weights;
 };

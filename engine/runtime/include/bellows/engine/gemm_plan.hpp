@@ -26,10 +26,9 @@ struct MatrixShape {
 ///   f32-sequential    f32 fused multiply-adds in ascending k: the same bits on every device
 ///   coopmat-bf16-kN   matrix units on bf16, f32 sums in ascending steps of N, inside a step as the
 ///                     device does it
-///   wgmma-bf16        Hopper's warpgroup units on bf16, f32 sums in ascending steps of 16, where
-///   a,
-///                     b and d begin at multiples of 16 bytes and their rows are multiples of 8
-///                     elements apart, N too; other products as coopmat-bf16-kN
+///   wgmma-bf16        Hopper's warpgroup units on bf16, f32 sums in ascending steps of 16. This
+///                     holds where the operands begin at multiples of 16 bytes and N and the
+///                     distances of rows are multiples of 8; other products as coopmat-bf16-kN
 ///   coopmat-f16-kN    the same on f16: operands outside 2^-14 .. 65504 are not exact, so it serves
 ///                     only where it is named
 /// Within a class an element's bits depend on its row of A and its column of B alone. Products of
