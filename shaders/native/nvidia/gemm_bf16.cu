@@ -13,9 +13,7 @@
 //           warpgroups multiply, one thread of the third copies boxes of A and B into a ring of
 //           stages, by tensor maps that the kernel writes into its scratch memory. All workgroups
 //           write the same bytes there.
-#include "hopper.cuh"
-
-#include <cuda_bf16.h>
+#include "output.cuh"
 
 #ifndef FORM
 #error "FORM and WIDTH are set by write_ptx.sh"
@@ -37,13 +35,6 @@ constexpr u32 kABytes = kRows * 128, kBBytes = kColumns * 128, kStageBytes = kAB
 constexpr u32 kBarriers = kStages * kStageBytes, kMaps = kBarriers + 128; // in shared memory
 constexpr u32 kConsumers = 256; // threads that multiply
 
-struct Output {
-    u64 memory; ///< of the matrix
-    u32 ld;
-    bool f32, accumulate;
-    float alpha;
-};
-
 /// Where a tile stands.
 struct Tile {
     u32 a_row, a_matrix;   ///< of A's map; tn: of columns
@@ -53,15 +44,6 @@ struct Tile {
     u32 row, end;          ///< of D
     u64 matrix;            ///< of D, in elements from its begin
 };
-
-/// The place of tile t of rows x columns: bands of kBand rows, so that those which run at once
-/// share operands.
-__device__ __forceinline__ void place(u32 t, u32 rows, u32 columns, u32& row, u32& column) {
-    const u32 band = kBand * columns, first = t / band * kBand;
-    const u32 height = min(rows - first, kBand), rest = t % band;
-    row = first + rest % height;
-    column = rest / height;
-}
 
 /// Work: count() and tile(t) say what there is to do, a_map() and b_map() what the operands are.
 template <class Work>
@@ -81,8 +63,8 @@ __device__ __forceinline__ void gemm(const Work& work, const Output& out, u64 sc
         maps[lane] = 0;
         __syncwarp();
         if (lane == 0) {
-            write_map(base + kMaps, work.a_map());
-            write_map(base + kMaps + kMapBytes, work.b_map());
+            write_map<2>(base + kMaps, work.a_map());
+            write_map<2>(base + kMaps + kMapBytes, work.b_map());
         }
         __syncwarp();
         publish_map(a_map, base + kMaps);
@@ -129,7 +111,7 @@ __device__ __forceinline__ void gemm(const Work& work, const Output& out, u64 sc
         return;
     }
     asm volatile("setmaxnreg.inc.sync.aligned.u32 240;");
-    const u32 quad = lane % 4, first_row = group * 64 + threadIdx.x % 128 / 32 * 16 + lane / 4;
+    const u32 first_row = group * 64 + threadIdx.x % 128 / 32 * 16 + lane / 4;
     const bool releases = threadIdx.x % 128 == 0;
     float sums[kColumns / 2];
     for (u32 t = blockIdx.x; t < count; t += gridDim.x) {
@@ -174,67 +156,16 @@ __device__ __forceinline__ void gemm(const Work& work, const Output& out, u64 sc
             arrive(empty + 8 * before);
         else if (tile.k_begin >= tile.k_end && out.accumulate)
             continue;
+        bool here[2];
+        u64 at[2];
 #pragma unroll
         for (u32 half = 0; half < 2; ++half) {
             const u32 row = tile.row + first_row + half * 8;
-            const bool here = row < tile.end;
-            const u64 at = tile.matrix + static_cast<u64>(row) * out.ld;
-            if (out.f32) {
-                float* const d = reinterpret_cast<float*>(out.memory) + at;
-#pragma unroll
-                for (u32 j = 0; j < kColumns / 8; ++j) {
-                    const u32 column = tile.column + 8 * j + 2 * quad;
-                    if (!here || column >= work.columns())
-                        continue;
-                    float2 v = make_float2(sums[4 * j + 2 * half] * out.alpha,
-                                           sums[4 * j + 2 * half + 1] * out.alpha);
-                    float2* const to = reinterpret_cast<float2*>(d + column);
-                    if (out.accumulate) {
-                        const float2 old = *to;
-                        v.x += old.x;
-                        v.y += old.y;
-                    }
-                    *to = v;
-                }
-                continue;
-            }
-            __nv_bfloat16* const d = reinterpret_cast<__nv_bfloat16*>(out.memory) + at;
-            // Four quads of 8 columns at a time: shuffles give each lane 8 columns side by side.
-#pragma unroll
-            for (u32 j = 0; j < kColumns / 8; j += 4) {
-                u32 v[4];
-#pragma unroll
-                for (u32 i = 0; i < 4; ++i) {
-                    float x = sums[4 * (j + i) + 2 * half] * out.alpha;
-                    float y = sums[4 * (j + i) + 2 * half + 1] * out.alpha;
-                    const u32 column = tile.column + 8 * (j + i) + 2 * quad;
-                    if (out.accumulate && here && column < work.columns()) {
-                        const __nv_bfloat162 old =
-                            *reinterpret_cast<const __nv_bfloat162*>(d + column);
-                        x += __low2float(old);
-                        y += __high2float(old);
-                    }
-                    const __nv_bfloat162 pair = __floats2bfloat162_rn(x, y);
-                    v[i] = *reinterpret_cast<const u32*>(&pair);
-                }
-                const u32 e = __shfl_xor_sync(~0u, quad & 1 ? v[0] : v[1], 1);
-                const u32 f = __shfl_xor_sync(~0u, quad & 1 ? v[2] : v[3], 1);
-                (quad & 1 ? v[0] : v[1]) = e;
-                (quad & 1 ? v[2] : v[3]) = f;
-                const u32 g = __shfl_xor_sync(~0u, quad & 2 ? v[0] : v[2], 2);
-                const u32 h = __shfl_xor_sync(~0u, quad & 2 ? v[1] : v[3], 2);
-                (quad & 2 ? v[0] : v[2]) = g;
-                (quad & 2 ? v[1] : v[3]) = h;
-                const u32 column = tile.column + 8 * (j + quad);
-                if (here && column < work.columns())
-                    *reinterpret_cast<uint4*>(d + column) = make_uint4(v[0], v[1], v[2], v[3]);
-            }
+            here[half] = row < tile.end;
+            at[half] = tile.matrix + static_cast<u64>(row) * out.ld;
         }
+        store(out, sums, tile.column, here, at);
     }
-}
-
-__device__ __forceinline__ u32 tiles(u32 extent, u32 of) {
-    return (extent + of - 1) / of;
 }
 
 /// An operand's map: `rows` x `columns` as memory has them. A single matrix has any stride.
@@ -266,7 +197,6 @@ struct DenseWork {
     static constexpr bool kRagged = false;
     const Dense& push;
 
-    __device__ u32 columns() const { return push.n; }
     __device__ u32 in_matrix() const { return tiles(push.m, kRows) * tiles(push.n, kColumns); }
     __device__ u32 count() const { return in_matrix() * push.batches; }
     __device__ Matrices a_map() const {
@@ -278,7 +208,7 @@ struct DenseWork {
     __device__ Tile tile(u32 t) const {
         const u32 batch = t / in_matrix();
         u32 row, column;
-        place(t % in_matrix(), tiles(push.m, kRows), tiles(push.n, kColumns), row, column);
+        place<kBand>(t % in_matrix(), tiles(push.m, kRows), tiles(push.n, kColumns), row, column);
         return {row * kRows, batch, batch, column * kColumns, 0, push.k, row * kRows, push.m,
                 static_cast<u64>(batch) * push.stride_d};
     }
@@ -300,7 +230,6 @@ struct RowsWork {
     __device__ const u32* list(u32 i) const {
         return reinterpret_cast<const u32*>(push.operands[i]);
     }
-    __device__ u32 columns() const { return push.n; }
     __device__ u32 high() const { return *list(2); }
     __device__ u32 count() const { return high() * tiles(push.n, kColumns); }
     __device__ Matrices a_map() const {
@@ -311,7 +240,7 @@ struct RowsWork {
     }
     __device__ Tile tile(u32 t) const {
         u32 place_of, column;
-        place(t, high(), tiles(push.n, kColumns), place_of, column);
+        place<kBand>(t, high(), tiles(push.n, kColumns), place_of, column);
         const u32 group = list(1)[2 * place_of], row = list(1)[2 * place_of + 1];
         return {row, 0, group, column * kColumns, 0, push.k, row, list(0)[group], 0};
     }
@@ -332,7 +261,6 @@ struct AlongWork {
     __device__ const u32* list(u32 i) const {
         return reinterpret_cast<const u32*>(push.operands[i]);
     }
-    __device__ u32 columns() const { return push.n; }
     __device__ u32 in_matrix() const { return tiles(push.m, kRows) * tiles(push.n, kColumns); }
     __device__ u32 count() const { return in_matrix() * push.groups; }
     __device__ Matrices a_map() const {
@@ -344,7 +272,7 @@ struct AlongWork {
     __device__ Tile tile(u32 t) const {
         const u32 group = t / in_matrix();
         u32 row, column;
-        place(t % in_matrix(), tiles(push.m, kRows), tiles(push.n, kColumns), row, column);
+        place<kBand>(t % in_matrix(), tiles(push.m, kRows), tiles(push.n, kColumns), row, column);
         return {row * kRows, 0, 0, column * kColumns, list(0)[group], list(1)[group], row * kRows,
                 push.m, static_cast<u64>(group) * push.stride_d};
     }
@@ -354,17 +282,17 @@ struct AlongWork {
 } // namespace
 
 extern "C" __global__ void __launch_bounds__(384, 1) dense(const __grid_constant__ Dense push) {
-    gemm(DenseWork{push}, {push.operands[2], push.ldd, push.f32 != 0, push.accumulate != 0, push.alpha},
+    gemm(DenseWork{push}, {push.operands[2], push.ldd, push.n, push.f32 != 0, push.accumulate != 0, push.alpha},
          push.operands[3]);
 }
 #if FORM != 2
 extern "C" __global__ void __launch_bounds__(384, 1) by_rows(const __grid_constant__ Rows push) {
-    gemm(RowsWork{push}, {push.operands[5], push.ldd, push.f32 != 0, push.accumulate != 0, push.alpha},
+    gemm(RowsWork{push}, {push.operands[5], push.ldd, push.n, push.f32 != 0, push.accumulate != 0, push.alpha},
          push.operands[6]);
 }
 #else
 extern "C" __global__ void __launch_bounds__(384, 1) along(const __grid_constant__ Along push) {
-    gemm(AlongWork{push}, {push.operands[4], push.ldd, push.f32 != 0, push.accumulate != 0, push.alpha},
+    gemm(AlongWork{push}, {push.operands[4], push.ldd, push.n, push.f32 != 0, push.accumulate != 0, push.alpha},
          push.operands[5]);
 }
 #endif

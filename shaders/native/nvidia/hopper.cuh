@@ -41,7 +41,7 @@ __device__ __forceinline__ void wait(u32 barrier, u32 parity) {
 
 constexpr u32 kMapBytes = 128;
 
-/// Three dimensions of bf16 elements, the first of them contiguous; boxes of 64 x box_rows x 1 that
+/// Three dimensions of elements, the first of them contiguous; boxes of 128 bytes x box_rows x 1 that
 /// arrive in shared memory with the swizzle of 128 bytes, and zeros for what lies outside.
 struct Matrices {
     u64 address;
@@ -51,6 +51,8 @@ struct Matrices {
 };
 
 /// Writes a map into zeroed shared memory, with the fields that PTX documents and no others.
+/// kElement: bytes of an element, 2: bf16, 1: codes.
+template <u32 kElement>
 __device__ __forceinline__ void write_map(u32 map, const Matrices& m) {
 #define BELLOWS_REPLACE(field, type, constraint, value)                                            \
     asm volatile("tensormap.replace.tile." field ".shared::cta.b1024." type " [%0], %1;" ::"r"(    \
@@ -68,7 +70,7 @@ __device__ __forceinline__ void write_map(u32 map, const Matrices& m) {
                  : "memory")
     BELLOWS_REPLACE("global_address", "b64", "l", m.address);
     BELLOWS_REPLACE("rank", "b32", "r", 2u); // less one
-    BELLOWS_REPLACE_AT("box_dim", "0", "b32", "r", 64u);
+    BELLOWS_REPLACE_AT("box_dim", "0", "b32", "r", 128u / kElement);
     BELLOWS_REPLACE_AT("box_dim", "1", "b32", "r", m.box_rows);
     BELLOWS_REPLACE_AT("box_dim", "2", "b32", "r", 1u);
     BELLOWS_REPLACE_AT("global_dim", "0", "b32", "r", m.columns);
@@ -79,7 +81,10 @@ __device__ __forceinline__ void write_map(u32 map, const Matrices& m) {
     BELLOWS_REPLACE_AT("element_stride", "0", "b32", "r", 1u);
     BELLOWS_REPLACE_AT("element_stride", "1", "b32", "r", 1u);
     BELLOWS_REPLACE_AT("element_stride", "2", "b32", "r", 1u);
-    BELLOWS_REPLACE_CODE("elemtype", "0xA"); // bf16
+    if (kElement == 2)
+        BELLOWS_REPLACE_CODE("elemtype", "0xA"); // bf16
+    else
+        BELLOWS_REPLACE_CODE("elemtype", "0x0"); // u8
     BELLOWS_REPLACE_CODE("interleave_layout", "0x0");
     BELLOWS_REPLACE_CODE("swizzle_mode", "0x3"); // 128 bytes
     BELLOWS_REPLACE_CODE("fill_mode", "0x0");
@@ -134,10 +139,13 @@ __device__ __forceinline__ void wait_for_products() {
 #define BELLOWS_LIST32                                                                             \
     "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, %16, %17, %18, %19, "   \
     "%20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31"
-#define BELLOWS_LIST128                                                                            \
+#define BELLOWS_LIST64                                                                             \
     BELLOWS_LIST32                                                                                 \
     ", %32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, %48, %49, " \
-    "%50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63, %64, %65, %66, %67, "   \
+    "%50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63"
+#define BELLOWS_LIST128                                                                            \
+    BELLOWS_LIST64                                                                                 \
+    ", %64, %65, %66, %67, "                                                                       \
     "%68, %69, %70, %71, %72, %73, %74, %75, %76, %77, %78, %79, %80, %81, %82, %83, %84, %85, "   \
     "%86, %87, %88, %89, %90, %91, %92, %93, %94, %95, %96, %97, %98, %99, %100, %101, %102, "     \
     "%103, %104, %105, %106, %107, %108, %109, %110, %111, %112, %113, %114, %115, %116, %117, "   \
@@ -157,6 +165,36 @@ __device__ __forceinline__ void multiply(float (&d)[128], u64 a, u64 b) {
                  "}, %128, %129, 1, 1, 1, %130, %131;"
                  : BELLOWS_OUT32(0), BELLOWS_OUT32(32), BELLOWS_OUT32(64), BELLOWS_OUT32(96)
                  : "l"(a), "l"(b), "n"(kAByK), "n"(kBByK));
+}
+
+/// d = a b, or d += a b, for 64 rows, all columns and 32 codes of k, both e4m3.
+__device__ __forceinline__ void multiply_codes(float (&d)[64], u64 a, u64 b, bool add) {
+    asm volatile("{.reg .pred p; setp.ne.b32 p, %66, 0; "
+                 "wgmma.mma_async.sync.aligned.m64n128k32.f32.e4m3.e4m3 {" BELLOWS_LIST64
+                 "}, %64, %65, p, 1, 1;}"
+                 : BELLOWS_OUT32(0), BELLOWS_OUT32(32)
+                 : "l"(a), "l"(b), "r"(static_cast<u32>(add)));
+}
+
+// --- words of four bytes
+
+/// Copies one, while this thread goes on.
+__device__ __forceinline__ void copy_word(u32 to, const float* from) {
+    asm volatile("cp.async.ca.shared.global [%0], [%1], 4;" ::"r"(to), "l"(from) : "memory");
+}
+/// Arrives when this thread's copies of words have arrived.
+__device__ __forceinline__ void arrive_after_copies(u32 barrier) {
+    asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" ::"r"(barrier) : "memory");
+}
+__device__ __forceinline__ float read_shared(u32 from) {
+    float x;
+    asm volatile("ld.shared.f32 %0, [%1];" : "=f"(x) : "r"(from) : "memory");
+    return x;
+}
+__device__ __forceinline__ float2 read_shared2(u32 from) {
+    float2 x;
+    asm volatile("ld.shared.v2.f32 {%0, %1}, [%2];" : "=f"(x.x), "=f"(x.y) : "r"(from) : "memory");
+    return x;
 }
 
 /// Writes to shared memory before it become visible to copies and products behind it.

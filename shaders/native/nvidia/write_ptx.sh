@@ -28,15 +28,26 @@ if [ "$check" = --check ]; then
     folder=$(mktemp -d)
     trap 'rm -rf "$folder"' EXIT
 fi
+
+# write NAME SOURCE DEFINES...
+write() {
+    file=$1.ptx
+    "$nvcc" -std=c++17 -O3 -ptx -arch=sm_90a "$3" "$4" -o "$folder/$file" "$2"
+    # The oldest that has tensormap.replace: drivers from 545 on take it.
+    sed -i 's/^\.version .*/.version 8.3/' "$folder/$file"
+    [ "$folder" = . ] || cmp "$folder/$file" "$file"
+}
 form=0
 for name in nt nn tn; do
     for width in 256 64; do
-        file=gemm_bf16_${name}_$width.ptx
-        "$nvcc" -std=c++17 -O3 -ptx -arch=sm_90a -DFORM=$form -DWIDTH=$width -o "$folder/$file" \
-            gemm_bf16.cu
-        # The oldest that has tensormap.replace: drivers from 545 on take it.
-        sed -i 's/^\.version .*/.version 8.3/' "$folder/$file"
-        [ "$folder" = . ] || cmp "$folder/$file" "$file"
+        write gemm_bf16_${name}_$width gemm_bf16.cu -DFORM=$form -DWIDTH=$width
+    done
+    form=$((form + 1))
+done
+form=0
+for name in nt tn; do
+    for height in 256 128; do
+        write gemm_fp8_${name}_$height gemm_fp8.cu -DFORM=$form -DHEIGHT=$height
     done
     form=$((form + 1))
 done
