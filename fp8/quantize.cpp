@@ -63,7 +63,7 @@ struct Target {
     Scales scales;
     std::uint32_t groups = 0;
     BufferView group_offsets;
-    bool decoded = false;
+    bool decoded = false, transposed = false;
 };
 
 Target target(const Operands& operands, const Quantized& q, const Matrix& like) {
@@ -91,6 +91,28 @@ Target target(const Operands& operands, const Decoded& d, const Matrix& like) {
             operands.groups(q),
             operands.group_offsets_or(q, like.memory),
             true};
+}
+
+Target target(const Operands& operands, const Transposed& t, const Matrix& like) {
+    operands.require_blocks("transposed codes", t.recipe, Blocks::Columns128);
+    operands.require(like.batch == 1 && t.rows == like.rows,
+                     "the transposed codes are of " + std::to_string(t.rows) +
+                         " rows, wanted are those of " + describe(like));
+    const Quantized q{t.codes, t.scales, t.recipe, t.group_offsets};
+    const std::uint32_t groups = operands.groups(q);
+    const Matrix codes = operands.codes("the transposed codes", q, false);
+    const Shape shape = transposed_shape(t.recipe, {like.rows, like.columns}, groups);
+    operands.require(codes.rows == shape.extent[0] && codes.columns == shape.extent[1] &&
+                         t.codes.is_contiguous(),
+                     "the transposed codes are " + describe(t.codes) + ", wanted are [" +
+                         std::to_string(shape.extent[0]) + ", " + std::to_string(shape.extent[1]) +
+                         "], contiguous, for " + describe(like));
+    return {.recipe = t.recipe,
+            .matrix = codes,
+            .scales = operands.scales("scales", q, like),
+            .groups = groups,
+            .group_offsets = operands.group_offsets_or(q, like.memory),
+            .transposed = true};
 }
 
 /// What quantize_tiles writes beside columns, and what it reads when that is FP8.
@@ -121,7 +143,7 @@ kernels::Fp8QuantizeTiles::Variant tiles_variant(const Recording& recording, con
                : Variant::fp8;
 }
 
-/// stored: x as it stands in memory. To: Quantized or Decoded.
+/// stored: x as it stands in memory. To: Quantized, Decoded or Transposed.
 template <class To>
 void quantize_tiles(Recording& recording, const Operands& operands, const TensorView& x,
                     const Matrix& stored, const To& to, const TileExtras& extras, bool streamed) {
@@ -129,7 +151,8 @@ void quantize_tiles(Recording& recording, const Operands& operands, const Tensor
     Matrix mx = stored;
     if (extras.by != nullptr)
         mx.rows = extras.by->slots.extent[0];
-    const auto [recipe, mc, s, group_count, group_offsets, decoded] = target(operands, to, mx);
+    const auto [recipe, mc, s, group_count, group_offsets, decoded, transposed] =
+        target(operands, to, mx);
     if (mx.empty())
         return;
     const std::uint64_t row_tiles =
@@ -142,7 +165,8 @@ void quantize_tiles(Recording& recording, const Operands& operands, const Tensor
                            .format = constant(recipe.format),
                            .rule = constant(recipe.rule),
                            .blocks = recipe.blocks == Blocks::Blocks128 ? 1u : 0u,
-                           .decoded = decoded ? 1u : 0u},
+                           .decoded = decoded ? 1u : 0u,
+                           .transposed = transposed ? 1u : 0u},
              .x = mx.memory,
              .x_scales = mx.memory,
              .row_count = operands.row_count_or(x, mx.memory),
@@ -154,8 +178,8 @@ void quantize_tiles(Recording& recording, const Operands& operands, const Tensor
              .row_scales = s.memory,
              .rows = operands.u32("rows", mx.rows),
              .columns = operands.u32("columns", mx.columns),
-             .codes_groups =
-                 decoded ? operands.u32("columns", div_up(mx.columns, 8)) : codes_groups(mc),
+             .codes_groups = decoded || transposed ? operands.u32("columns", div_up(mx.columns, 8))
+                                                   : codes_groups(mc),
              .row_tiles = operands.u32("row tiles", row_tiles),
              .groups = group_count,
              .x_stride8 = mx.stride8,
@@ -328,6 +352,12 @@ void quantize(Recording& recording, const TensorView& x, const Decoded& decoded,
                    streams(recording, form));
 }
 
+void quantize(Recording& recording, const TensorView& x, const Transposed& transposed, Form form) {
+    const Operands operands("fp8::quantize");
+    quantize_tiles(recording, operands, x, operands.activation("x", x, false), transposed, {},
+                   streams(recording, form));
+}
+
 void quantize_rows_and_columns(Recording& recording, const TensorView& x, const Quantized& rows,
                                const Quantized& columns, Form form) {
     const Operands operands("fp8::quantize_rows_and_columns");
@@ -381,6 +411,10 @@ void requantize(Recording& recording, const Quantized& rows, const Decoded& colu
     requantize_rows(recording, rows, columns, form);
 }
 
+void requantize(Recording& recording, const Quantized& rows, const Transposed& columns, Form form) {
+    requantize_rows(recording, rows, columns, form);
+}
+
 void requantize(Recording& recording, const Quantized& rows, const RowsBySlots& by,
                 const Quantized& columns, Form form) {
     requantize_by_slots(recording, rows, by, columns, form);
@@ -388,6 +422,11 @@ void requantize(Recording& recording, const Quantized& rows, const RowsBySlots& 
 
 void requantize(Recording& recording, const Quantized& rows, const RowsBySlots& by,
                 const Decoded& columns, Form form) {
+    requantize_by_slots(recording, rows, by, columns, form);
+}
+
+void requantize(Recording& recording, const Quantized& rows, const RowsBySlots& by,
+                const Transposed& columns, Form form) {
     requantize_by_slots(recording, rows, by, columns, form);
 }
 

@@ -24,6 +24,10 @@ TensorView view_of(BufferView memory, DType dtype, const Shape& shape) {
     return view;
 }
 
+std::uint64_t groups_of(const TensorView& group_offsets) {
+    return group_offsets.buffer ? group_offsets.extent[0] - 1 : 0;
+}
+
 } // namespace
 
 float block_scale(Format format, ScaleRule rule, float amax) noexcept {
@@ -58,7 +62,7 @@ float inverse_scale(ScaleRule rule, float scale) noexcept {
 Quantized make_quantized(BufferView codes, BufferView scales, const Recipe& recipe,
                          std::initializer_list<std::uint64_t> extents,
                          const TensorView& group_offsets) {
-    const std::uint64_t groups = group_offsets.buffer ? group_offsets.extent[0] - 1 : 0;
+    const std::uint64_t groups = groups_of(group_offsets);
     return {view_of(codes, dtype_of(recipe.format), codes_shape(extents)),
             view_of(scales, scales_dtype(recipe), scales_shape(recipe, extents, groups)), recipe,
             group_offsets};
@@ -67,7 +71,7 @@ Quantized make_quantized(BufferView codes, BufferView scales, const Recipe& reci
 Quantized make_quantized(BufferView memory, const Recipe& recipe,
                          std::initializer_list<std::uint64_t> extents,
                          const TensorView& group_offsets) {
-    const std::uint64_t groups = group_offsets.buffer ? group_offsets.extent[0] - 1 : 0;
+    const std::uint64_t groups = groups_of(group_offsets);
     const std::uint64_t first = codes_bytes(extents);
     return make_quantized(memory.sub(0, first),
                           memory.sub(first, scales_bytes(recipe, extents, groups)), recipe, extents,
@@ -78,6 +82,18 @@ Decoded make_decoded(BufferView memory, const Recipe& recipe,
                      std::initializer_list<std::uint64_t> extents,
                      const TensorView& group_offsets) {
     return {view_of(memory, DType::BF16, decoded_shape(extents)), recipe, group_offsets};
+}
+
+Transposed make_transposed(BufferView memory, const Recipe& recipe,
+                           std::initializer_list<std::uint64_t> extents,
+                           const TensorView& group_offsets) {
+    const std::uint64_t groups = groups_of(group_offsets);
+    const Shape codes = transposed_shape(recipe, extents, groups);
+    const std::uint64_t first = codes.num_elements();
+    return {view_of(memory.sub(0, first), dtype_of(recipe.format), codes),
+            view_of(memory.sub(first, scales_bytes(recipe, extents, groups)), DType::F32,
+                    scales_shape(recipe, extents, groups)),
+            recipe, group_offsets, *extents.begin()};
 }
 
 } // namespace bellows::fp8

@@ -128,4 +128,20 @@ std::uint64_t decoded_bytes(std::initializer_list<std::uint64_t> extents) {
     return round_up(decoded_shape(extents).num_elements() * size_of(DType::BF16), 16);
 }
 
+Shape transposed_shape(const Recipe& recipe, std::initializer_list<std::uint64_t> extents,
+                       std::uint64_t groups) {
+    if (recipe.blocks != Blocks::Columns128 || extents.size() != 2)
+        throw Error(ErrorCode::InvalidArgument,
+                    "transposed codes are of 128x1 blocks of a matrix, not of " + describe(recipe) +
+                        " of " + std::to_string(extents.size()) + " dimensions");
+    const Shape scales = scales_shape(recipe, extents, groups);
+    return padded({scales.extent[1], 128 * scales.extent[0]}, 128 * scales.extent[0]);
+}
+
+std::uint64_t transposed_bytes(const Recipe& recipe, std::initializer_list<std::uint64_t> extents,
+                               std::uint64_t groups) {
+    return transposed_shape(recipe, extents, groups).num_elements() +
+           scales_bytes(recipe, extents, groups);
+}
+
 } // namespace bellows::fp8

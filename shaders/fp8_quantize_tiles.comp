@@ -8,7 +8,8 @@
 //   x_scales     [rows, ceil(columns / 128)] f32, variants fp8 and fp8_f16 only
 //   codes        [batch, rows, columns] bytes; with `decoded` (mode columns, power-of-two scales) bf16
 //                instead, code * scale, and no scales: what stands up to a multiple of 8 columns is
-//                unspecified
+//                unspecified; with `transposed` (mode columns, without also_rows) [columns, 128 *
+//                row tiles], a tile's rows from 128 * tile on and 0 behind them
 //   scales       mode columns: [batch, row tiles, columns] f32, blocks: [batch, row tiles, column
 //                tiles] f32
 //   row_codes, row_scales  like x and x_scales, in mode columns if also_rows
@@ -22,11 +23,13 @@
 //   lanes_x = 16, or 8 in mode columns without also_rows: tiles of 64 columns. lanes_x = local_size =
 //   8 (CPU drivers): 128 rows x 16 columns each, x read again from the cache.
 // Dispatch: x = column tiles, y = row tiles (grid-stride), z = batch.
-// Shared memory: 1.5 KiB; 8.5 KiB more if also_rows, 1 KiB more for blocks, 0.5 KiB more if decoded.
+// Shared memory: 1.5 KiB; 8.5 KiB more if also_rows, 8 KiB more if transposed (none for CPU drivers),
+// 1 KiB more for blocks, 0.5 KiB more if decoded.
 #version 460
 #extension GL_GOOGLE_include_directive : require
 #include "include/fp8_eight.glsl"
 #include "include/fp8_groups.glsl"
+#include "include/fp8_turn.glsl"
 #if INPUT_F16
 #include "include/fp8_pairs.glsl"
 #endif
@@ -46,6 +49,8 @@ shared vec4 column_scale[decoded != 0u ? 32u : 1u];
 shared uint row_most[also_rows != 0u ? 128u * row_pitch : 1u];
 shared float row_factor[128];
 shared uvec4 lane_most[blocks != 0u ? local_size / 4u + 4u : 1u];
+// Codes of a tile's columns, eight rows in an element.
+shared uvec2 turned[transposed != 0u && !streamed ? 16u * 8u * lanes_x : 1u];
 
 uvec2 x_base, codes_base, scales_base;
 uint lane_x, lane_y;
@@ -63,12 +68,17 @@ uint place_of(uint row) {
     return row;
 }
 
+// Which rows of a tile an invocation keeps: with `transposed` eight that follow one another.
+uint kept_row(uint k) {
+    return transposed != 0u ? kKept * lane_y + k : k * lanes_y + lane_y;
+}
+
 // The same of the rows that an invocation keeps, all looked up at once. Absent ones take a row that
 // is there, which changes no maximum.
 uint[kKept] kept_places(TileRows rows) {
     uint places[kKept];
     [[unroll]] for (uint k = 0u; k < kKept; ++k) {
-        places[k] = min(rows.first + k * lanes_y + lane_y, rows.end - 1u);
+        places[k] = min(rows.first + kept_row(k), rows.end - 1u);
     }
 #if INPUT_FP8
     if (push.slots_per_row != 0u) {
@@ -297,6 +307,56 @@ void store(uint i, uint row, uint tile_group, Raw8 raw, float factor, Columns co
     }
 }
 
+// Where a column's codes of rows 8 * y to 8 * y + 7 stand in `turned`: those that neighbouring
+// invocations write at once, and those that they read, are in different banks.
+uint turned_at(uint column, uint y) {
+    return 16u * column + (y ^ (column >> 2 & 14u | column & 1u));
+}
+
+// Codes of the rows that an invocation keeps, to `turned`.
+void turn_kept(TileRows rows, uvec2 codes[kKept]) {
+    [[unroll]] for (uint k = 0u; k < kKept; ++k) {
+        codes[k] = rows.first + kept_row(k) < rows.end ? codes[k] : uvec2(0);
+    }
+    [[unroll]] for (uint h = 0u; h < 2u; ++h) {
+        uvec4 top = turn4(uvec4(codes[0][h], codes[1][h], codes[2][h], codes[3][h]));
+        uvec4 bottom = turn4(uvec4(codes[4][h], codes[5][h], codes[6][h], codes[7][h]));
+        [[unroll]] for (uint i = 0u; i < 4u; ++i) {
+            turned[turned_at(8u * lane_x + 4u * h + i, lane_y)] = uvec2(top[i], bottom[i]);
+        }
+    }
+}
+
+// `turned` to memory, the 128 bytes of a column by neighbouring invocations.
+void store_turned(uint tile) {
+    barrier();
+    for (uint at = gl_LocalInvocationIndex; at < 64u * tile_groups; at += local_size) {
+        uint c = at / 8u, part = at % 8u, column = 8u * tile_groups * gl_WorkGroupID.x + c;
+        if (column < push.columns) {
+            WriteUvec4(codes_base).v[column * (push.codes_stride8 / 2u) + 8u * tile + part] =
+                uvec4(turned[turned_at(c, 2u * part)], turned[turned_at(c, 2u * part + 1u)]);
+        }
+    }
+}
+
+// Four rows' codes of eight columns, a column in a word.
+struct Words {
+    uvec4 low;
+    uvec4 high;
+};
+
+// Of the rows from `row` on, which is there; 0 of those that are not.
+Words turned_rows(uint row, TileRows rows, uint group, Columns columns) {
+    uvec2 codes[4];
+    [[unroll]] for (uint k = 0u; k < 4u; ++k) {
+        uint r = min(row + k, rows.end - 1u);
+        Eight x = values(load(r, group), factor_of(r, group), false);
+        codes[k] = row + k < rows.end ? encode_columns(x, columns, false) : uvec2(0);
+    }
+    return Words(turn4(uvec4(codes[0].x, codes[1].x, codes[2].x, codes[3].x)),
+                 turn4(uvec4(codes[0].y, codes[1].y, codes[2].y, codes[3].y)));
+}
+
 void scales(uint tile, TileRows rows) {
     if (blocks != 0u) {
         scale_block(tile);
@@ -310,14 +370,22 @@ void scales(uint tile, TileRows rows) {
 
 void note_kept(Raw8 raw[kKept], float factor[kKept], bool finite) {
     [[unroll]] for (uint k = 0u; k < kKept; ++k) {
-        note(k * lanes_y + lane_y, true, raw[k], factor[k], finite);
+        note(kept_row(k), true, raw[k], factor[k], finite);
     }
 }
 
 // `usual`: finite values whose blocks fit.
 void store_kept(TileRows rows, Raw8 raw[kKept], float factor[kKept], Columns columns, bool usual) {
+    if (transposed != 0u) {
+        uvec2 codes[kKept];
+        [[unroll]] for (uint k = 0u; k < kKept; ++k) {
+            codes[k] = encode_columns(values(raw[k], factor[k], usual), columns, usual);
+        }
+        turn_kept(rows, codes);
+        return;
+    }
     [[unroll]] for (uint k = 0u; k < kKept; ++k) {
-        uint i = k * lanes_y + lane_y;
+        uint i = kept_row(k);
         if (rows.first + i < rows.end) {
             store(i, rows.first + i, lane_x, raw[k], factor[k], columns, usual, usual);
         }
@@ -369,12 +437,15 @@ void tile_in_registers(uint tile, TileRows rows) {
     } else {
         store_kept(rows, raw, factor, columns, false);
     }
+    if (transposed != 0u) {
+        store_turned(tile);
+    }
     barrier();
 }
 
 #if INPUT_F16
-// The exponents of the scales of a tile's rows, row k * lanes_y + y at 8 y + k; ODD_SCALE for what is
-// no power of two.
+// The exponents of the scales of a tile's rows, row kept_row(k) of lane_y at 8 lane_y + k; ODD_SCALE
+// for what is no power of two.
 shared uvec4 row_exponents[32];
 const uint ODD_SCALE = 1024u;
 
@@ -382,7 +453,7 @@ void note_exponents(TileRows rows) {
     for (uint r = gl_LocalInvocationIndex; r < 128u; r += local_size) {
         uint bits = floatBitsToUint(factor_of(min(rows.first + r, rows.end - 1u),
                                               tile_groups * gl_WorkGroupID.x));
-        uint at = kKept * (r % lanes_y) + r / lanes_y;
+        uint at = transposed != 0u ? r : kKept * (r % lanes_y) + r / lanes_y;
         row_exponents[at / 4u][at % 4u] = (bits & 0x807FFFFFu) == 0u ? bits >> 23 : ODD_SCALE;
     }
 }
@@ -392,16 +463,30 @@ void note_again(TileRows rows, uint group) {
     low_most = uvec4(0);
     high_most = uvec4(0);
     for (uint k = 0u; k < kKept; ++k) {
-        uint i = k * lanes_y + lane_y, row = min(rows.first + i, rows.end - 1u);
+        uint i = kept_row(k), row = min(rows.first + i, rows.end - 1u);
         note(i, true, load(row, group), factor_of(row, group), false);
     }
     finish_columns(lane_x);
 }
 
 void store_again(TileRows rows, uint group, Columns c) {
+    if (transposed != 0u) {
+        for (uint h = 0u; h < 2u; ++h) {
+            uint row = rows.first + kept_row(4u * h);
+            Words words = Words(uvec4(0), uvec4(0));
+            if (row < rows.end) {
+                words = turned_rows(row, rows, group, c);
+            }
+            [[unroll]] for (uint i = 0u; i < 4u; ++i) {
+                turned[turned_at(8u * lane_x + i, lane_y)][h] = words.low[i];
+                turned[turned_at(8u * lane_x + 4u + i, lane_y)][h] = words.high[i];
+            }
+        }
+        return;
+    }
     Columns columns = lifted(c);
     for (uint k = 0u; k < kKept; ++k) {
-        uint i = k * lanes_y + lane_y, row = rows.first + i;
+        uint i = kept_row(k), row = rows.first + i;
         if (row < rows.end) {
             store(i, row, lane_x, load(row, group), factor_of(row, group), columns, false, false);
         }
@@ -495,21 +580,48 @@ void tile_in_pairs(uint tile, TileRows rows) {
         store_again(rows, group, columns);
     } else if (group < push.codes_groups) {
         f16vec2 inverse[4] = {f16vec2(low.xz), f16vec2(low.yw), f16vec2(high.xz), f16vec2(high.yw)};
+        uvec2 codes[kKept];
         [[unroll]] for (uint k = 0u; k < kKept; ++k) {
-            uint row = rows.first + k * lanes_y + lane_y;
+            uint row = rows.first + kept_row(k);
             if (row < rows.end && decoded != 0u) {
                 store_decoded(row, group, decode_pairs(x[k], raw[k], inverse, columns));
-            } else if (row < rows.end) {
-                uvec2 codes = uvec2(fp8_encode_pairs(x[k][0] * inverse[0], x[k][1] * inverse[1]),
-                                    fp8_encode_pairs(x[k][2] * inverse[2], x[k][3] * inverse[3]));
-                codes += raw[k] & 0x80808080u;
-                WriteUvec2(codes_base).v[row * push.codes_stride8 + group] = stored(codes, group);
+            } else if (row < rows.end || transposed != 0u) {
+                codes[k] = uvec2(fp8_encode_pairs(x[k][0] * inverse[0], x[k][1] * inverse[1]),
+                                 fp8_encode_pairs(x[k][2] * inverse[2], x[k][3] * inverse[3]));
+                codes[k] += raw[k] & 0x80808080u;
+                if (transposed == 0u) {
+                    WriteUvec2(codes_base).v[row * push.codes_stride8 + group] =
+                        stored(codes[k], group);
+                }
             }
         }
+        if (transposed != 0u) {
+            turn_kept(rows, codes);
+        }
+    }
+    if (transposed != 0u) {
+        store_turned(tile);
     }
     barrier();
 }
 #endif
+
+void store_streamed_turned(uint tile, TileRows rows, uint group, Columns columns) {
+    FOR_COUNTED(i, 0u, 32u) {
+        uint row = rows.first + 4u * i;
+        Words words = Words(uvec4(0), uvec4(0));
+        if (row < rows.end) {
+            words = turned_rows(row, rows, group, columns);
+        }
+        [[unroll]] for (uint c = 0u; c < 8u; ++c) {
+            uint column = 8u * group + c;
+            if (column < push.columns) {
+                uvec2 base = address_add(codes_base, column, push.codes_stride8, 3u);
+                WriteUint(base).v[32u * tile + i] = c < 4u ? words.low[c] : words.high[c - 4u];
+            }
+        }
+    } NEXT_COUNTED(i, 32u, 1u);
+}
 
 void tile_streamed(uint tile, TileRows rows) {
     uint count = rows.end - rows.first;
@@ -534,10 +646,15 @@ void tile_streamed(uint tile, TileRows rows) {
     for (uint part = 0u; part < 2u; ++part) {
         uint tile_group = 8u * part + lane_x, group = 16u * gl_WorkGroupID.x + tile_group;
         Columns columns = lifted(columns_of(tile_group));
-        FOR_COUNTED(i, 0u, count) {
-            uint row = rows.first + i;
-            store(i, row, tile_group, load(row, group), factor_of(row, group), columns, false, false);
-        } NEXT_COUNTED(i, count, 1u);
+        if (transposed != 0u) {
+            store_streamed_turned(tile, rows, group, columns);
+        } else {
+            FOR_COUNTED(i, 0u, count) {
+                uint row = rows.first + i;
+                store(i, row, tile_group, load(row, group), factor_of(row, group), columns, false,
+                      false);
+            } NEXT_COUNTED(i, count, 1u);
+        }
     }
     barrier();
 }

@@ -163,6 +163,19 @@ TEST(Fp8Shapes, FollowTheRecipe) {
     EXPECT_EQ(fp8::scales_bytes({.blocks = Blocks::MX32}, {3, 33}), 16u);
     EXPECT_EQ(fp8::scales_bytes({}, {4, 256}), 32u);
     EXPECT_EQ(fp8::quantized_bytes({}, {4, 256}), 4u * 256u + 32u);
+    const fp8::Recipe columns{.blocks = Blocks::Columns128};
+    const fp8::Shape transposed = fp8::transposed_shape(columns, {300, 7});
+    EXPECT_EQ(transposed.rank, 2u);
+    EXPECT_EQ(transposed.extent[0], 7u);
+    EXPECT_EQ(transposed.extent[1], 384u);
+    EXPECT_EQ(transposed.stride[0], 384u);
+    EXPECT_EQ(fp8::transposed_shape(columns, {300, 7}, 4).extent[1], 128u * 6);
+    EXPECT_EQ(fp8::transposed_bytes(columns, {300, 7}), 7u * 384 + 3 * 8 * 4);
+    EXPECT_EQ(fp8::transposed_bytes(columns, {300, 7}, 4), 7u * 768 + 6 * 8 * 4);
+    EXPECT_EQ(fp8::transposed_bytes(columns, {1ull << 20, 8192}),
+              (1ull << 33) + 8192ull * 8192 * 4);
+    EXPECT_THROW(fp8::transposed_shape({}, {4, 4}), Error);
+    EXPECT_THROW(fp8::transposed_shape(columns, {2, 4, 4}), Error);
     EXPECT_THROW(fp8::scales_shape({}, {4}), Error);
     EXPECT_THROW(fp8::scales_shape({}, {4, 4}, 2), Error);
     EXPECT_THROW(fp8::scales_shape({.blocks = Blocks::MX32, .rule = ScaleRule::F32}, {4, 4}),

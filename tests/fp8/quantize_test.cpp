@@ -35,6 +35,10 @@ protected:
                 expect_decoded(c, what, [&](Recording& r, const Decoded& y) {
                     fp8::quantize(r, view, y, form.form);
                 });
+            if (recipe.blocks == Blocks::Columns128 && s.batch == 1)
+                expect_transposed(c, what, [&](Recording& r, const Transposed& t) {
+                    fp8::quantize(r, view, t, form.form);
+                });
             if (HasFailure())
                 return;
         }
@@ -193,6 +197,9 @@ TEST_F(Fp8Quantize, RowsToColumns) {
                         expect_decoded(by_column, what, [&](Recording& r, const Decoded& y) {
                             fp8::requantize(r, by_row.quantized, y, form.form);
                         });
+                    expect_transposed(by_column, what, [&](Recording& r, const Transposed& t) {
+                        fp8::requantize(r, by_row.quantized, t, form.form);
+                    });
                 }
 }
 
@@ -230,6 +237,9 @@ TEST_F(Fp8Quantize, RowsBySlotsToColumns) {
             expect_equal(by_column, what);
             expect_decoded(by_column, what, [&](Recording& r, const Decoded& y) {
                 fp8::requantize(r, by_row.quantized, by, y, form.form);
+            });
+            expect_transposed(by_column, what, [&](Recording& r, const Transposed& t) {
+                fp8::requantize(r, by_row.quantized, by, t, form.form);
             });
         }
 }
@@ -275,6 +285,9 @@ TEST_F(Fp8Quantize, RowsToColumnsWhateverTheScales) {
                     expect_equal(by_column, what);
                     expect_decoded(by_column, what, [&](Recording& r, const Decoded& y) {
                         fp8::requantize(r, by_row.quantized, y, form.form);
+                    });
+                    expect_transposed(by_column, what, [&](Recording& r, const Transposed& t) {
+                        fp8::requantize(r, by_row.quantized, t, form.form);
                     });
                 }
             }

@@ -23,6 +23,7 @@ using fp8::Format;
 using fp8::Quantized;
 using fp8::Recipe;
 using fp8::ScaleRule;
+using fp8::Transposed;
 using test::kFormats;
 using test::reference_format;
 
@@ -144,6 +145,7 @@ protected:
         std::vector<std::uint8_t> expected_codes, expected_scales;
         std::vector<float> values; ///< code * scale of the expected ones; 0 where nothing is
         std::vector<bool> there;   ///< rows that are
+        std::vector<std::uint32_t> starts; ///< of groups of rows, and their end
     };
 
     static Case make_case(const Recipe& recipe, std::uint64_t batch, std::uint64_t rows,
@@ -204,6 +206,7 @@ protected:
         const std::vector<std::uint32_t> groups =
             starts.empty() ? std::vector<std::uint32_t>{0, static_cast<std::uint32_t>(present)}
                            : starts;
+        c.starts = groups;
         const std::uint64_t width = recipe.blocks == Blocks::MX32         ? 32
                                     : recipe.blocks == Blocks::Columns128 ? 1
                                                                           : 128;
@@ -280,6 +283,47 @@ protected:
                         std::to_string(is) + " where " + std::to_string(should) + " should be";
             }
         EXPECT_EQ(wrong, 0u) << what << ", decoded: first at " << first;
+    }
+
+    /// `record` must write the codes of c (Columns128) transposed, and its scales, and nothing
+    /// else.
+    static void
+    expect_transposed(const Case& c, const std::string& what,
+                      const std::function<void(Recording&, const Transposed&)>& record) {
+        const TensorView& codes = c.quantized.codes;
+        const std::uint64_t rows = codes.extent[0], columns = codes.extent[1],
+                            blocks = c.quantized.scales.extent[0], stride = 128 * blocks,
+                            codes_end = columns * stride,
+                            scales_end = codes_end + c.expected_scales.size();
+        const Tensor memory = empty(DType::U8, 1, {scales_end + 64}, {1});
+        const Transposed to =
+            fp8::make_transposed(memory.view.buffer.sub(0, scales_end), c.quantized.recipe,
+                                 {rows, columns}, c.quantized.group_offsets);
+        run([&](Recording& r) { record(r, to); });
+        std::vector<std::uint8_t> expected = memory.bytes;
+        std::copy(c.expected_scales.begin(), c.expected_scales.end(),
+                  expected.begin() + static_cast<std::ptrdiff_t>(codes_end));
+        const bool grouped = static_cast<bool>(c.quantized.group_offsets.buffer);
+        for (std::size_t g = 0; g + 1 < c.starts.size(); ++g)
+            for (std::uint64_t row = c.starts[g]; row < c.starts[g + 1]; ++row) {
+                const std::uint64_t in_group = row - c.starts[g],
+                                    at = grouped ? 128 * (c.starts[g] / 128 + g) + in_group : row;
+                for (std::uint64_t column = 0; column < columns; ++column) {
+                    std::uint8_t* code = &expected[column * stride + at];
+                    if (in_group % 128 == 0)
+                        std::fill_n(code, 128, std::uint8_t{0});
+                    *code = c.expected_codes[row * codes.stride[0] + column];
+                }
+            }
+        const std::vector<std::uint8_t> actual = bytes(memory);
+        std::uint64_t wrong = 0, first = 0;
+        for (std::uint64_t i = actual.size(); i-- > 0;)
+            if (!same(actual, expected, i, i >= codes_end && i < scales_end ? 4 : 1))
+                ++wrong, first = i;
+        EXPECT_EQ(wrong, 0u) << what << ", transposed: first at byte " << first << " of rows of "
+                             << stride << ", the scales from " << codes_end << ": "
+                             << int(actual[first]) << " where " << int(expected[first])
+                             << " should be";
     }
 
     /// The Error{InvalidArgument} that `record` throws must have `part` in its message.

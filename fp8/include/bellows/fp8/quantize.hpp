@@ -40,6 +40,11 @@ void decode(Recording& recording, const TensorView& codes, const TensorView& y);
 void quantize(Recording& recording, const TensorView& x, const Quantized& quantized,
               Form form = Form::Device);
 
+/// The same bits as Columns128 codes and scales of x, with the codes transposed. No batch.
+/// x.row_count and transposed.group_offsets are honoured.
+void quantize(Recording& recording, const TensorView& x, const Transposed& transposed,
+              Form form = Form::Device);
+
 /// The same x as Rows128 and as Columns128 from one pass over memory; both of the same format and
 /// scale rule. x.row_count and columns.group_offsets are honoured.
 void quantize_rows_and_columns(Recording& recording, const TensorView& x, const Quantized& rows,
@@ -59,6 +64,9 @@ void requantize(Recording& recording, const Quantized& rows, const Quantized& co
 /// The values of these columns, with power-of-two scales.
 void requantize(Recording& recording, const Quantized& rows, const Decoded& columns,
                 Form form = Form::Device);
+/// The same columns with their codes transposed.
+void requantize(Recording& recording, const Quantized& rows, const Transposed& columns,
+                Form form = Form::Device);
 
 /// Where rows stand that are read by slots, as products read them (GroupedRows).
 struct RowsBySlots {
@@ -72,6 +80,8 @@ void requantize(Recording& recording, const Quantized& rows, const RowsBySlots& 
                 const Quantized& columns, Form form = Form::Device);
 void requantize(Recording& recording, const Quantized& rows, const RowsBySlots& by,
                 const Decoded& columns, Form form = Form::Device);
+void requantize(Recording& recording, const Quantized& rows, const RowsBySlots& by,
+                const Transposed& columns, Form form = Form::Device);
 
 /// y = code * scale; batch. Any recipe. y: f32, or bf16 rounded to nearest even, which is exact for
 /// power-of-two scales. quantized.codes.row_count and .group_offsets are honoured.

@@ -63,6 +63,25 @@ struct Decoded {
     TensorView group_offsets;
 };
 
+/// A tensor of [rows, columns] quantised as Columns128 whose codes stand transposed, with the rows
+/// side by side: what units take that read both operands of a product along the sum (of a weight's
+/// gradient, over rows). Every code and every scale has the bits that Quantized has.
+///   codes: [columns, 128 * blocks] f8, contiguous; begins at a multiple of 16 bytes.
+///   scales: [blocks, columns] f32 as of Columns128, row stride a multiple of 8: that of row block
+///   b belongs to columns [128 * b, 128 * b + 128) of codes. Without group_offsets blocks =
+///   ceil(rows / 128), and row r stands at column r of codes. With them (as of Quantized) blocks =
+///   rows / 128 + groups, rounded down, and row r of group g stands at column 128 *
+///   (group_offsets[g] / 128 + g) + r - group_offsets[g]: each group begins a block.
+/// Behind the last row of a block its columns hold code 0. Blocks without a row that is there are
+/// unspecified, codes and scales alike.
+struct Transposed {
+    TensorView codes;
+    TensorView scales;
+    Recipe recipe;
+    TensorView group_offsets;
+    std::uint64_t rows = 0;
+};
+
 /// Views of the shapes above: codes in `codes`, scales in `scales`, or one behind the other in
 /// `memory`. group_offsets: [groups + 1] u32 or left out. Throws Error{InvalidArgument} when the
 /// memory is too small.
@@ -77,5 +96,11 @@ Quantized make_quantized(BufferView memory, const Recipe& recipe,
 Decoded make_decoded(BufferView memory, const Recipe& recipe,
                      std::initializer_list<std::uint64_t> extents,
                      const TensorView& group_offsets = {});
+
+/// Codes and scales of {rows, columns}, one behind the other in `memory` (transposed_bytes). Throws
+/// as make_quantized does.
+Transposed make_transposed(BufferView memory, const Recipe& recipe,
+                           std::initializer_list<std::uint64_t> extents,
+                           const TensorView& group_offsets = {});
 
 } // namespace bellows::fp8

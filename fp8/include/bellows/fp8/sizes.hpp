@@ -77,4 +77,14 @@ Shape decoded_shape(std::initializer_list<std::uint64_t> extents);
 /// Bytes of Decoded::values with a row stride of round_up(columns, 8), rounded up to 16.
 std::uint64_t decoded_bytes(std::initializer_list<std::uint64_t> extents);
 
+/// Of Transposed::codes: [columns, 128 * blocks], contiguous, with as many blocks as the scales of
+/// Columns128 have rows. extents: {rows, columns}. Throws Error{InvalidArgument} for a recipe of
+/// other blocks, or other than two extents.
+Shape transposed_shape(const Recipe& recipe, std::initializer_list<std::uint64_t> extents,
+                       std::uint64_t groups = 0);
+/// Bytes of Transposed::codes and Transposed::scales, each rounded up to 16. Throws as
+/// transposed_shape does.
+std::uint64_t transposed_bytes(const Recipe& recipe, std::initializer_list<std::uint64_t> extents,
+                               std::uint64_t groups = 0);
+
 } // namespace bellows::fp8
