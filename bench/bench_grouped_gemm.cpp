@@ -34,10 +34,11 @@ memory that operands and workspace take.
                              N x K; "none" for none; without --shape and --layout nothing else is
                              timed, as these leave out the ids
   --a fp8|bf16|f32 --b ...   storage of operands (default: fp8 by fp8, and bf16 by bf16); b may be
-                             prepacked: fp8 weights packed once, before the clock starts
+                             prepacked: fp8 weights packed once, before the clock starts; of k on
+                             native units both operands transposed before
   --scales pow2|f32          of fp8 operands (default pow2)
-  --variant NAME             device (default: what suits it), decoded, packed, streamed or direct; see
-                             fp8/gemm.hpp
+  --variant NAME             device (default: what suits it), decoded, packed, streamed, direct or
+                             native; see fp8/gemm.hpp
   --tiles                    times every tile of --variant packed, streamed or direct, the usual one
                              first
   --tile MxNxVxWxPxKxSxA,... these tiles, of --tiles or not (fp8::Tile): M x N matrices per subgroup,

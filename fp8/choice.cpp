@@ -44,6 +44,9 @@ std::vector<ProductKind> make_kinds() {
     for (const Pair pair : {Pair::Fp8F32, Pair::Bf16Fp8})
         for (const Grouping grouping : {Grouping::Dense, Grouping::Grouped, Grouping::Masked})
             add(GemmForm::NT, grouping, pair, 0, 3);
+    // Weights of a checkpoint with f32 scales meet many rows in prefill.
+    for (const Grouping grouping : {Grouping::Dense, Grouping::Grouped})
+        add(GemmForm::NT, grouping, Pair::Fp8F32, 3, kAll);
     for (const Grouping grouping : {Grouping::Dense, Grouping::Grouped})
         add(GemmForm::NT, grouping, Pair::Bf16, kLeastRowsOfBf16, kAll);
     return kinds;
@@ -188,6 +191,8 @@ void Choice::take_tiles(const std::vector<Measurement>& measurements) {
 Way Choice::way(const Device& device, GemmForm form, const Operand& a, const Operand& b,
                 const TensorView& d, const GroupedRows* rows) const {
     const Product p = product_of(form, a, b, d, rows);
+    if (a.transposed || b.transposed) // nothing else reads them
+        return Variant::Native;
     const auto kind = kind_of(p);
     Variant wanted = kind ? at(*kind) : otherwise_;
     if (wanted == Variant::Device)

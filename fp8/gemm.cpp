@@ -4,6 +4,7 @@
 #include "dequantize.hpp"
 #include "direct.hpp"
 #include "listed.hpp"
+#include "native.hpp"
 #include "operands.hpp"
 #include "packed.hpp"
 #include "slots.hpp"
@@ -21,7 +22,7 @@ namespace {
 
 /// In the order of Variant.
 constexpr std::array<std::string_view, kVariants.size() + 1> kVariantNames = {
-    "device", "decoded", "packed", "streamed", "direct"};
+    "device", "decoded", "packed", "streamed", "direct", "native"};
 
 // --- Checks
 
@@ -53,6 +54,12 @@ public:
 private:
     void operand(const char* name, const Operand& o, bool k_along_rows) const {
         const auto say = [&] { return std::string(name) + " is " + describe(o); };
+        if (o.transposed) {
+            require(k_along_rows && p_.form == GemmForm::TN,
+                    say() + " transposed, which belongs into products of tn");
+            fits_groups(say(), o.transposed->group_offsets);
+            return;
+        }
         if (!o.quantized) {
             require(o.values.dtype == DType::F32 || o.values.dtype == DType::BF16,
                     say() + ", wanted is a quantised tensor, f32 or bf16");
@@ -68,22 +75,25 @@ private:
                          ? "rows; quantise it in 128x1 or 128x128 blocks (requantize makes "
                            "128x1 of 1x128)"
                          : "columns; quantise it in 1x128 or 128x128 blocks"));
-        if (q.recipe.blocks != Blocks::Columns128)
-            return;
-        const bool has_offsets = static_cast<bool>(q.group_offsets.buffer);
+        if (q.recipe.blocks == Blocks::Columns128)
+            fits_groups(say(), q.group_offsets);
+    }
+
+    /// Blocks along the rows begin anew at each group's first row.
+    void fits_groups(const std::string& operand, const TensorView& offsets) const {
+        const bool has_offsets = static_cast<bool>(offsets.buffer);
         const bool grouped = p_.form == GemmForm::TN && p_.rows != nullptr;
         require(has_offsets == grouped,
-                say() + (grouped ? " without group_offsets, but blocks must begin anew at each "
-                                   "group's first row; quantise it with the layout's prefix sums"
-                                 : " with group_offsets, which belong into k_grouped_gemm_tn"));
+                operand + (grouped ? " without group_offsets, but blocks must begin anew at each "
+                                     "group's first row; quantise it with the layout's prefix sums"
+                                   : " with group_offsets, which belong into k_grouped_gemm_tn"));
         if (!grouped)
             return;
         const GroupLayout& layout = p_.rows->layout;
-        const BufferView mine = q.group_offsets.buffer, theirs = layout.values.buffer;
+        const BufferView mine = offsets.buffer, theirs = layout.values.buffer;
         require(layout.form == GroupLayout::Form::PrefixSums && mine.resource == theirs.resource &&
-                    mine.offset == theirs.offset &&
-                    q.group_offsets.extent[0] == layout.values.extent[0],
-                say() + ", whose group_offsets are not the prefix sums of the layout, " +
+                    mine.offset == theirs.offset && offsets.extent[0] == layout.values.extent[0],
+                operand + ", whose group_offsets are not the prefix sums of the layout, " +
                     describe(layout) + "; its blocks would straddle groups");
     }
 
@@ -236,17 +246,25 @@ void record(Recording& recording, const char* op, Product p, BufferView workspac
         record_direct(recording, op, p, way.tile);
         return;
     }
+    const auto record_ordered = [&](const Product& product, BufferView rest) {
+        if (variant == Variant::Native)
+            record_native(recording, op, product, rest);
+        else
+            record_decoded(recording, product, rest);
+    };
     if (!by_slots(p)) {
-        record_decoded(recording, p, workspace);
+        record_ordered(p, workspace);
         return;
     }
-    operands.require(!(p.accumulate && p.rows->d_by_slot && p.d.dtype == DType::BF16),
+    const bool native = variant == Variant::Native; // puts rows of D where they belong itself
+    operands.require(native || !(p.accumulate && p.rows->d_by_slot && p.d.dtype == DType::BF16),
                      "d is " + describe(p.d) +
                          "; rows of d that stand by slots are added to f32 alone by the decoded "
                          "variant: take an f32 d");
-    const std::uint64_t bytes = copies_bytes(p.a, p.b, p.rows->layout.rows, p.rows->d_by_slot);
-    const InGroups ordered(recording, op, p, workspace.sub(0, bytes));
-    record_decoded(recording, ordered.product(), workspace.sub(bytes, workspace.bytes - bytes));
+    const std::uint64_t bytes =
+        copies_bytes(p.a, p.b, p.rows->layout.rows, p.rows->d_by_slot && !native);
+    const InGroups ordered(recording, op, p, !native, workspace.sub(0, bytes));
+    record_ordered(ordered.product(), workspace.sub(bytes, workspace.bytes - bytes));
     ordered.put_back(recording);
 }
 
@@ -312,10 +330,16 @@ Operand flat(const Check& check, const Operand& o) {
 
 } // namespace
 
+Operand::Operand(const Transposed& t) : values(t.codes), transposed(t) {
+    values.extent = {t.rows, t.codes.extent[0]};
+    values.stride = {1, t.codes.stride[0]};
+}
+
 std::string describe(const Operand& operand) {
-    if (!operand.quantized)
+    if (!operand.quantized && !operand.transposed)
         return describe(operand.values);
-    std::string text = describe(operand.quantized->recipe) + " ";
+    std::string text =
+        describe(operand.transposed ? operand.transposed->recipe : operand.quantized->recipe) + " ";
     const std::string shape = describe(operand.values);
     return text + shape.substr(shape.find('['));
 }
@@ -334,6 +358,7 @@ std::optional<Variant> variant_of(std::string_view name) {
 std::string why_not(const Device& device, Variant variant) {
     return variant == Variant::Packed   ? why_not_packed(device)
            : variant == Variant::Direct ? why_not_direct(device)
+           : variant == Variant::Native ? why_not_native(device)
                                         : "";
 }
 
@@ -341,11 +366,13 @@ std::string why_not(const Device& device, const Product& p, const Way& way) {
     const auto& [variant, tile] = way;
     if (!plausible(tile))
         return kNoSuchTile;
-    return variant == Variant::Packed     ? why_not_packed(device, p, tile)
-           : variant == Variant::Streamed ? why_not_streamed(device, p, tile)
-           : variant == Variant::Direct   ? why_not_direct(device, p, tile)
-           : tile != Tile{}               ? "it has no tiles"
-                                          : "";
+    return variant == Variant::Packed         ? why_not_packed(device, p, tile)
+           : variant == Variant::Streamed     ? why_not_streamed(device, p, tile)
+           : variant == Variant::Direct       ? why_not_direct(device, p, tile)
+           : tile != Tile{}                   ? "it has no tiles"
+           : variant == Variant::Native       ? why_not_native(device, p)
+           : p.a.transposed || p.b.transposed ? "its operands are transposed"
+                                              : "";
 }
 
 Variant usual_variant(const Device& device, const Product& p) {
@@ -353,7 +380,9 @@ Variant usual_variant(const Device& device, const Product& p) {
     // list beforehand: measured on an H200, by a fifth at this many.
     const bool at_once =
         by_slots(p) && expected_rows(p) <= kFewRows && streamed_reads_layout(device, p);
-    if (p.b.prepacked && !at_once && why_not_packed(device, p).empty())
+    if (better_native(p) && why_not_native(device, p).empty())
+        return Variant::Native;
+    if (packed_ahead(p.b) && !at_once && why_not_packed(device, p).empty())
         return Variant::Packed;
     if (better_streamed(device, p) && why_not_streamed(device, p).empty())
         return Variant::Streamed;
@@ -371,13 +400,15 @@ std::string numeric_class(const Device& device, const Product& p, Variant varian
         return streamed_class(device, p);
     if (variant == Variant::Direct)
         return direct_class(device);
+    if (variant == Variant::Native)
+        return native_class();
     const auto bf16 = [](const Operand& o) {
         return (o.quantized ? decoded_dtype(*o.quantized) : o.values.dtype) == DType::BF16;
     };
     return bf16(p.a) && bf16(p.b) ? gemm_class(device).name : GemmClass{}.name;
 }
 
-std::uint64_t gemm_workspace_bytes(const Device&, const Operand& a, const Operand& b,
+std::uint64_t gemm_workspace_bytes(const Device& device, const Operand& a, const Operand& b,
                                    Variant variant) {
     const std::uint64_t decoded = decoded_bytes(a) + decoded_bytes(b);
     switch (variant) {
@@ -385,22 +416,24 @@ std::uint64_t gemm_workspace_bytes(const Device&, const Operand& a, const Operan
         return decoded;
     case Variant::Packed:
         return packed_bytes(a, b);
+    case Variant::Native:
+        return native_bytes(device, a, b);
     case Variant::Streamed:
     case Variant::Direct:
         return 0;
     case Variant::Device:
         break;
     }
-    return std::max(decoded, packed_bytes(a, b));
+    return std::max({decoded, packed_bytes(a, b), native_bytes(device, a, b)});
 }
 
 namespace {
 
 std::uint64_t workspace_by_slots(const Device& device, const Operand& a, const Operand& b,
                                  std::uint64_t rows, bool of_d, Variant variant) {
-    const std::uint64_t copies = variant == Variant::Decoded || variant == Variant::Device
-                                     ? copies_bytes(a, b, rows, of_d)
-                                     : 0;
+    const bool in_place = variant == Variant::Packed || variant == Variant::Streamed;
+    const std::uint64_t copies =
+        in_place ? 0 : copies_bytes(a, b, rows, of_d && variant != Variant::Native);
     return copies + gemm_workspace_bytes(device, with_rows(a, rows), b, variant);
 }
 

@@ -275,61 +275,36 @@ std::uint64_t packed_bytes(const Operand& a, const Operand& b) {
         return 0;
     const std::uint64_t groups = most_groups(a, b);
     return packed_bytes(*a.quantized, Side::A, groups) +
-           (b.prepacked ? 0 : packed_bytes(*b.quantized, Side::B, groups));
+           (packed_ahead(b) ? 0 : packed_bytes(*b.quantized, Side::B, groups));
 }
 
-std::uint64_t prepacked_bytes(const Device& device, const Quantized& b) {
+std::uint64_t packed_ahead_bytes(const Device& device, const Quantized& b) {
     return why_not_packed(device).empty() ? prepacked_bytes(b) : 0;
 }
 
-namespace {
-
-Quantized rows_of(const Quantized& q, std::uint64_t first, std::uint64_t count) {
-    Quantized rows = q;
-    rows.codes = q.codes.rows(first, count);
-    rows.scales = q.scales.rows(first, count);
-    return rows;
+bool packed_ahead(const Operand& b) {
+    return b.prepacked && b.prepacked->variant == Variant::Packed;
 }
 
-} // namespace
-
-Operand prepack(Recording& recording, const Quantized& b, GemmForm form, BufferView memory) {
-    return prepack(recording, b, form, memory, 0,
-                   std::max<std::uint64_t>(extents_of(b.codes).batch, 1));
-}
-
-Operand prepack(Recording& recording, const Quantized& b, GemmForm form, BufferView memory,
-                std::uint64_t first, std::uint64_t count) {
-    const Operands operands("prepack");
-    const Device& device = recording.device();
-    const std::uint64_t batch = std::max<std::uint64_t>(extents_of(b.codes).batch, 1);
-    operands.require(first <= batch && count <= batch - first,
-                     "groups [" + std::to_string(first) + ", +" + std::to_string(count) +
-                         ") of b, which is " + describe(Operand(b)));
-    operands.require(form != GemmForm::TN, "operands of tn change from product to product");
+void pack_ahead(Recording& recording, const Operands& operands, const Quantized& b, GemmForm form,
+                BufferView memory, std::uint64_t first, std::uint64_t count) {
     const Blocks own = form == GemmForm::NT ? Blocks::Rows128 : Blocks::Columns128;
     operands.require(b.recipe.format == Format::E4M3 && b.recipe.rule == ScaleRule::PowerOfTwo &&
                          (b.recipe.blocks == Blocks::Blocks128 || b.recipe.blocks == own),
                      "b is " + describe(Operand(b)) +
                          ", wanted is e4m3 with power-of-two scales of 128 along k");
-    const std::uint64_t bytes = prepacked_bytes(device, b);
-    operands.require(bytes != 0, why_not_packed(device));
-    operands.workspace(memory, bytes);
-    Operand result(b);
-    result.prepacked = Prepacked{memory, form};
-    if (extents_of(b.codes).rows == 0 || extents_of(b.codes).columns == 0 || count == 0)
-        return result;
-    const MatrixUnits units = units_for_images(device).value();
+    const MatrixUnits units = units_for_images(recording.device()).value();
     const Source source{b, Side::B, form == GemmForm::NN};
     const Packed packed = place(units, source, memory);
-    if (count == batch) {
+    if (count == extents_of(b.codes).batch) {
         pack(recording, operands, units, source, packed);
-        return result;
+        return;
     }
-    const Quantized some = rows_of(b, first, count);
+    Quantized some = b;
+    some.codes = b.codes.rows(first, count);
+    some.scales = b.scales.rows(first, count);
     pack(recording, operands, units, {some, Side::B, form == GemmForm::NN},
          entries(units, source, packed, first, count));
-    return result;
 }
 
 bool packed_reads_layout(const Product& p) {
@@ -384,9 +359,9 @@ void record_packed(Recording& recording, const char* op, const Product& p, const
     const BufferView counts = counted ? counted->values.buffer : BufferView{};
     const Source of_a{a_codes, Side::A, tn, rows, sums, counts};
     const Source of_b{*p.b.quantized, Side::B, p.form != GemmForm::NT, nullptr, sums};
-    BufferView memory = p.b.prepacked ? p.b.prepacked->memory : workspace;
+    BufferView memory = packed_ahead(p.b) ? p.b.prepacked->memory : workspace;
     const Packed b = place(units, of_b, memory);
-    if (p.b.prepacked)
+    if (packed_ahead(p.b))
         memory = workspace;
     else
         pack(recording, operands, units, of_b, b);

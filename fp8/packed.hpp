@@ -25,6 +25,13 @@ bool better_packed(const Device& device, const Product& product);
 bool packed_reads_layout(const Product& product);
 /// Device memory that packing the operands of any product takes at most.
 std::uint64_t packed_bytes(const Operand& a, const Operand& b);
+/// Whether b has been packed ahead of its products.
+bool packed_ahead(const Operand& b);
+/// Device memory that this takes; 0 when the device lacks what packed products need.
+std::uint64_t packed_ahead_bytes(const Device& device, const Quantized& b);
+/// Records it, of entries [first, first + count) of the batch; none of them is empty.
+void pack_ahead(Recording& recording, const Operands& operands, const Quantized& b, GemmForm form,
+                BufferView memory, std::uint64_t first, std::uint64_t count);
 /// workspace: packed_bytes, at a multiple of 16 bytes.
 /// why_not_packed of the product in the tile is "".
 void record_packed(Recording& recording, const char* op, const Product& product, const Tile& tile,

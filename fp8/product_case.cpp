@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT
 #include "product_case.hpp"
 
+#include "native.hpp"
 #include "operands.hpp"
 #include "tiles.hpp"
 
@@ -117,6 +118,17 @@ Operand ProductCase::operand(bool quantized, Blocks blocks,
                           by_group ? layout_values_ : TensorView{});
 }
 
+Operand ProductCase::transposed(std::initializer_list<std::uint64_t> extents) {
+    const Recipe recipe{Blocks::Columns128, Format::E4M3, ScaleRule::PowerOfTwo};
+    const std::uint64_t groups = rows_ ? facts_.groups : 0;
+    const BufferView memory = declare(transposed_bytes(recipe, extents, groups));
+    const Transposed t =
+        make_transposed(memory, recipe, extents, rows_ ? layout_values_ : TensorView{});
+    values_.push_back(t.codes.buffer);
+    scales_.push_back(t.scales.buffer);
+    return t;
+}
+
 void ProductCase::make_operands() {
     const auto& [kind, groups, each, n, k, usual, variants] = facts_;
     const std::uint64_t rows = groups * each;
@@ -130,6 +142,10 @@ void ProductCase::make_operands() {
     if (kind.form == GemmForm::TN) {
         a_ = operand(quantized, Blocks::Columns128, {rows, n});
         b_ = {operand(!bf16, Blocks::Columns128, {rows, k})};
+        if (quantized && why_not_native(device_).empty()) {
+            transposed_a_ = transposed({rows, n});
+            transposed_b_ = transposed({rows, k});
+        }
         d_ = rows_ ? d(DType::F32, {groups, n, k}) : d(DType::F32, {n, k});
     } else {
         const bool nt = kind.form == GemmForm::NT;
@@ -152,10 +168,24 @@ void ProductCase::make_operands() {
     workspace_ = declare(gemm_workspace_bytes(device_, a_, b_.front()));
 }
 
+const Operand& ProductCase::a(Variant variant) const {
+    return variant == Variant::Native && transposed_a_ ? *transposed_a_ : a_;
+}
+
+const Operand& ProductCase::b(Variant variant, std::uint64_t index) const {
+    return variant == Variant::Native && transposed_b_ ? *transposed_b_ : b_[index % b_.size()];
+}
+
+Product ProductCase::product(Variant variant) const {
+    return product_of(facts_.kind.form, a(variant), b(variant, 0), d_, rows_ ? &*rows_ : nullptr);
+}
+
 void ProductCase::find_variants() {
-    const Product p = product_of(facts_.kind.form, a_, b_.front(), d_, rows_ ? &*rows_ : nullptr);
-    facts_.usual = usual_variant(device_, p);
+    facts_.usual = usual_variant(device_, product(Variant::Native));
+    if (facts_.usual != Variant::Native)
+        facts_.usual = usual_variant(device_, product(Variant::Decoded));
     for (const Variant variant : kVariants) {
+        const Product p = product(variant);
         VariantTime& v = facts_.variants.emplace_back();
         v = {variant, numeric_class(device_, p, variant), why_not(device_, p, variant)};
         std::vector<TileTime> tiles;
@@ -198,19 +228,19 @@ void ProductCase::fill() {
 }
 
 void ProductCase::record(Recording& r, const Way& way, std::uint64_t index) const {
-    const Operand& b = b_[index % b_.size()];
+    const Operand &a = this->a(way.variant), &b = this->b(way.variant, index);
     const bool tn = facts_.kind.form == GemmForm::TN, nt = facts_.kind.form == GemmForm::NT;
     switch (facts_.kind.grouping) {
     case Grouping::Dense:
-        (tn ? gemm_tn : nt ? gemm_nt : gemm_nn)(r, a_, b, d_, tn, workspace_, way);
+        (tn ? gemm_tn : nt ? gemm_nt : gemm_nn)(r, a, b, d_, tn, workspace_, way);
         break;
     case Grouping::Grouped:
         (tn   ? k_grouped_gemm_tn
          : nt ? m_grouped_gemm_nt_contiguous
-              : m_grouped_gemm_nn_contiguous)(r, a_, b, d_, *rows_, tn, workspace_, way);
+              : m_grouped_gemm_nn_contiguous)(r, a, b, d_, *rows_, tn, workspace_, way);
         break;
     case Grouping::Masked:
-        m_grouped_gemm_nt_masked(r, a_, b, d_, *rows_, false, workspace_, way);
+        m_grouped_gemm_nt_masked(r, a, b, d_, *rows_, false, workspace_, way);
         break;
     }
 }

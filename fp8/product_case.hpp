@@ -35,6 +35,11 @@ public:
 private:
     BufferView declare(std::uint64_t bytes);
     Operand operand(bool quantized, Blocks blocks, std::initializer_list<std::uint64_t> extents);
+    Operand transposed(std::initializer_list<std::uint64_t> extents);
+    /// The operands as the variant reads them.
+    const Operand& a(Variant variant) const;
+    const Operand& b(Variant variant, std::uint64_t index) const;
+    Product product(Variant variant) const;
     void make_rows();
     void make_operands();
     void find_variants();
@@ -51,6 +56,7 @@ private:
     Recording make_list_;
     Operand a_ = TensorView{};
     std::vector<Operand> b_;
+    std::optional<Operand> transposed_a_, transposed_b_; ///< of tn
     TensorView d_;
     BufferView workspace_;
 };

@@ -108,13 +108,16 @@ std::uint64_t copies_bytes(const Operand& a, const Operand& b, std::uint64_t row
     return bytes + (of_d ? round_up(rows * round_up(n, 16) * 4, 256) : 0);
 }
 
-InGroups::InGroups(Recording& recording, const char* op, const Product& p, BufferView memory)
-    : op_(op), by_slots_(p), rows_(*p.rows), product_(p) {
+InGroups::InGroups(Recording& recording, const char* op, const Product& p, bool of_d,
+                   BufferView memory)
+    : op_(op), by_slots_(p), rows_(*p.rows), product_(p), of_d_(of_d && p.rows->d_by_slot) {
     const Operands operands(op);
     const std::uint64_t rows = rows_.layout.rows;
-    rows_.slots = {};
     rows_.slots_per_a_row = 0;
-    rows_.d_by_slot = false;
+    if (of_d_ || !rows_.d_by_slot) {
+        rows_.slots = {};
+        rows_.d_by_slot = false;
+    }
     product_.rows = &rows_;
     if (p.rows->slots_per_a_row != 0) {
         const auto gather = [&](const Rows& from, const Rows& to) {
@@ -138,14 +141,14 @@ InGroups::InGroups(Recording& recording, const char* op, const Product& p, Buffe
             gather(from, {scales.buffer, words, words});
         }
     }
-    if (p.rows->d_by_slot) {
+    if (of_d_) {
         product_.d = copy_of(p.d, rows, memory);
         product_.accumulate = false;
     }
 }
 
 void InGroups::put_back(Recording& recording) const {
-    if (!by_slots_.rows->d_by_slot)
+    if (!of_d_)
         return;
     const Operands operands(op_);
     move(recording, operands, *by_slots_.rows, rows_of(operands, "d", product_.d),

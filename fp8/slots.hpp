@@ -20,8 +20,10 @@ Operand with_rows(const Operand& a, std::uint64_t rows);
 
 class InGroups {
 public:
-    /// Records the copying of A; the copies take copies_bytes of `memory`.
-    InGroups(Recording& recording, const char* op, const Product& product, BufferView memory);
+    /// Records the copying of A; the copies take copies_bytes of `memory`. of_d: D is copied, too;
+    /// else the product's D stands by slots as before.
+    InGroups(Recording& recording, const char* op, const Product& product, bool of_d,
+             BufferView memory);
     InGroups(const InGroups&) = delete;
     InGroups& operator=(const InGroups&) = delete;
 
@@ -35,6 +37,7 @@ private:
     const Product& by_slots_;
     GroupedRows rows_;
     Product product_;
+    bool of_d_;
 };
 
 } // namespace bellows::fp8

@@ -23,7 +23,7 @@ MulMatId::MulMatId(Device& device, const MulMatIdShape& s, const OperandStorage&
     results_ = data_.empty(DType::F32, {slots, s.n});
     b_ = prepacked(data_, b,
                    random_operand(data_, b, fp8::Blocks::Blocks128, {s.experts, s.n, s.k}, 3),
-                   GemmForm::NT);
+                   GemmForm::NT, way_);
     a_ = x_;
     if (a.fp8) {
         const fp8::Recipe recipe{.rule = a.rule};

@@ -78,16 +78,40 @@ fp8::Operand random_operand(OpData& data, const OperandStorage& storage, fp8::Bl
     return q;
 }
 
+bool goes_native(const Device& device, const fp8::Way& way) {
+    return way.variant == fp8::Variant::Native ||
+           (way.variant == fp8::Variant::Device &&
+            fp8::why_not(device, fp8::Variant::Native).empty());
+}
+
 fp8::Operand prepacked(OpData& data, const OperandStorage& storage, const fp8::Operand& b,
-                       GemmForm form) {
-    if (!storage.prepacked)
+                       GemmForm form, const fp8::Way& way) {
+    const bool native = goes_native(data.device(), way);
+    if (!storage.prepacked || (native && form == GemmForm::NT)) // codes are read as they stand
         return b;
+    const fp8::Variant variant = native ? fp8::Variant::Native : fp8::Variant::Packed;
     Recording recording(data.device(), QueueRole::Compute, "prepack");
     fp8::Operand result =
         fp8::prepack(recording, *b.quantized, form,
-                     data.bytes(fp8::prepacked_bytes(data.device(), *b.quantized)));
+                     data.bytes(fp8::prepacked_bytes(data.device(), *b.quantized, form, variant)),
+                     variant);
     data.device().submit(recording).wait();
     return result;
+}
+
+fp8::Operand transposed(OpData& data, const fp8::Operand& columns) {
+    const fp8::Quantized& q = *columns.quantized;
+    const std::uint64_t blocks = q.scales.extent[0];
+    fp8::Transposed t;
+    t.codes = data.empty(q.codes.dtype, {q.codes.extent[1], 128 * blocks});
+    t.scales = q.scales;
+    t.recipe = q.recipe;
+    t.group_offsets = q.group_offsets;
+    t.rows = q.codes.extent[0];
+    Recording recording(data.device(), QueueRole::Compute, "transpose");
+    fp8::transpose_codes(recording, q, t.codes);
+    data.device().submit(recording).wait();
+    return t;
 }
 
 double operand_bytes(const fp8::Operand& operand, std::uint64_t batch, std::uint64_t rows) {

@@ -20,7 +20,9 @@ struct OperandStorage {
     bool fp8 = true;
     DType dtype = DType::BF16; ///< where it is not fp8
     fp8::ScaleRule rule = fp8::ScaleRule::PowerOfTwo;
-    bool prepacked = false; ///< fp8 weights that are packed before the clock starts
+    /// fp8 weights that are packed before the clock starts, or, of a weight's gradient on native
+    /// units, operands that are transposed before
+    bool prepacked = false;
 
     /// bf16 holds every value exactly: matrix units may multiply it.
     bool fits_bf16() const {
@@ -39,9 +41,13 @@ fp8::Operand random_operand(OpData& data, const OperandStorage& storage, fp8::Bl
                             std::initializer_list<std::uint64_t> extents, std::uint64_t seed,
                             const TensorView& group_offsets = {});
 
-/// `b` packed for products of `form`, where its storage says so.
+/// Whether products of fp8 operands are computed by the device's own code.
+bool goes_native(const Device& device, const fp8::Way& way);
+/// `b` packed for products of `form`, where its storage says so and these read it packed.
 fp8::Operand prepacked(OpData& data, const OperandStorage& storage, const fp8::Operand& b,
-                       GemmForm form);
+                       GemmForm form, const fp8::Way& way);
+/// The same values, transposed; columns are quantised in 128x1 blocks.
+fp8::Operand transposed(OpData& data, const fp8::Operand& columns);
 
 /// Bytes of codes or values and of scales, of so many rows of each of `batch` matrices.
 double operand_bytes(const fp8::Operand& operand, std::uint64_t batch, std::uint64_t rows);

@@ -89,13 +89,21 @@ void GroupedProduct::make_operands() {
     if (case_.layout != GroupedLayout::K)
         b_ = prepacked(data_, case_.b,
                        random_operand(data_, case_.b, Blocks::Blocks128, {s.groups, s.n, s.k}, 3),
-                       case_.layout == GroupedLayout::Dgrad ? GemmForm::NN : GemmForm::NT);
+                       case_.layout == GroupedLayout::Dgrad ? GemmForm::NN : GemmForm::NT,
+                       case_.way);
+    read_a_ = a_;
+    read_b_ = b_;
+    if (case_.layout == GroupedLayout::K && case_.b.prepacked &&
+        goes_native(data_.device(), case_.way)) {
+        read_a_ = transposed(data_, a_);
+        read_b_ = transposed(data_, b_);
+    }
     Device& device = data_.device();
     list_ = data_.bytes(fp8::grouped_rows_bytes(device, groups_));
     workspace_ =
         data_.bytes(case_.layout == GroupedLayout::Masked
-                        ? fp8::gemm_workspace_bytes(device, a_, b_, fp8::unlisted_rows(groups_))
-                        : fp8::gemm_workspace_bytes(device, a_, b_));
+                        ? fp8::gemm_workspace_bytes(device, read_a_, read_b_, fp8::unlisted_rows(groups_))
+                        : fp8::gemm_workspace_bytes(device, read_a_, read_b_));
     Recording zero(device, QueueRole::Compute, "zero");
     zero.fill(d_.buffer.sub(0, d_.num_bytes()), 0);
     device.submit(zero).wait();
@@ -108,13 +116,13 @@ void GroupedProduct::record(Recording& r) const {
                           : fp8::make_grouped_rows(r, groups_, {n, 0, 0, 0}, list_);
     switch (case_.layout) {
     case GroupedLayout::Contiguous:
-        return fp8::m_grouped_gemm_nt_contiguous(r, a_, b_, d_, rows, false, workspace_, case_.way);
+        return fp8::m_grouped_gemm_nt_contiguous(r, read_a_, read_b_, d_, rows, false, workspace_, case_.way);
     case GroupedLayout::Dgrad:
-        return fp8::m_grouped_gemm_nn_contiguous(r, a_, b_, d_, rows, false, workspace_, case_.way);
+        return fp8::m_grouped_gemm_nn_contiguous(r, read_a_, read_b_, d_, rows, false, workspace_, case_.way);
     case GroupedLayout::Masked:
-        return fp8::m_grouped_gemm_nt_masked(r, a_, b_, d_, rows, false, workspace_, case_.way);
+        return fp8::m_grouped_gemm_nt_masked(r, read_a_, read_b_, d_, rows, false, workspace_, case_.way);
     case GroupedLayout::K:
-        return fp8::k_grouped_gemm_tn(r, a_, b_, d_, rows, true, workspace_, case_.way);
+        return fp8::k_grouped_gemm_tn(r, read_a_, read_b_, d_, rows, true, workspace_, case_.way);
     }
 }
 
@@ -123,7 +131,7 @@ std::vector<fp8::NamedTile> GroupedProduct::tiles() const {
                           : case_.layout == GroupedLayout::K   ? GemmForm::TN
                                                                : GemmForm::NT;
     const fp8::GroupedRows rows = fp8::unlisted_rows(groups_);
-    return fp8::tiles(data_.device(), case_.way.variant, form, a_, b_, d_, &rows);
+    return fp8::tiles(data_.device(), case_.way.variant, form, read_a_, read_b_, d_, &rows);
 }
 
 /// First and last element of the first and last group, and others.

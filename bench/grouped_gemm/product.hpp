@@ -60,6 +60,7 @@ private:
     std::uint64_t rows_ = 0; ///< padding included
     fp8::GroupLayout groups_;
     fp8::Operand a_ = TensorView{}, b_ = TensorView{};
+    fp8::Operand read_a_ = TensorView{}, read_b_ = TensorView{}; ///< as the product reads them
     TensorView d_;
     BufferView list_, workspace_;
 };

@@ -11,6 +11,9 @@ namespace bellows {
 
 namespace {
 
+/// Columns of D of which Variant::Native takes whole groups.
+constexpr std::uint64_t kNativeColumns = 8;
+
 /// In blocks along the features, for forward products and input gradients.
 fp8::Quantized along_features(Recording& r, Arena::Frame& scratch, const LinearRows& x) {
     if (x.codes)
@@ -21,10 +24,12 @@ fp8::Quantized along_features(Recording& r, Arena::Frame& scratch, const LinearR
     return q;
 }
 
-/// In blocks along the rows, for weight gradients: values, where products decode codes anyway.
+/// In blocks along the rows, for weight gradients: values, where products decode codes anyway, and
+/// transposed codes, where the device's own code takes them. in: features of the layer's input.
 /// groups: of experts' rows.
 fp8::Operand along_rows(Recording& r, Arena::Frame& scratch, const LinearRows& x,
-                        const fp8::Choice& products, const fp8::GroupedRows* groups = nullptr) {
+                        const fp8::Choice& products, std::uint64_t in,
+                        const fp8::GroupedRows* groups = nullptr) {
     if (x.columns)
         return *x.columns;
     const TensorView& shape = x.codes ? x.codes->codes : x.values;
@@ -39,14 +44,22 @@ fp8::Operand along_rows(Recording& r, Arena::Frame& scratch, const LinearRows& x
         else
             fp8::requantize(r, *x.codes, to);
     };
-    if (products.at(fp8::weight_gradient_kind(rows, groups)) == fp8::Variant::Decoded) {
+    const fp8::Variant variant = products.at(fp8::weight_gradient_kind(rows, groups));
+    const std::uint64_t group_count = groups != nullptr ? groups->layout.groups : 0;
+    if (variant == fp8::Variant::Native && in % kNativeColumns == 0) {
+        const fp8::Transposed transposed = fp8::make_transposed(
+            scratch.bytes(fp8::transposed_bytes(kColumnsRecipe, {rows, columns}, group_count)),
+            kColumnsRecipe, {rows, columns}, offsets);
+        quantise(transposed);
+        return transposed;
+    }
+    if (variant == fp8::Variant::Decoded) {
         const fp8::Decoded decoded =
             fp8::make_decoded(scratch.bytes(fp8::decoded_bytes({rows, columns})), kColumnsRecipe,
                               {rows, columns}, offsets);
         quantise(decoded);
         return decoded.values;
     }
-    const std::uint64_t group_count = groups != nullptr ? groups->layout.groups : 0;
     const fp8::Quantized q = fp8::make_quantized(
         scratch.bytes(fp8::quantized_bytes(kColumnsRecipe, {rows, columns}, group_count)),
         kColumnsRecipe, {rows, columns}, offsets);
@@ -169,7 +182,7 @@ LinearRows quantise_gradient(Recording& r, Arena::Frame& scratch, const TensorVi
 LinearRows with_columns(Recording& r, Arena::Frame& scratch, LinearRows x,
                         const fp8::Choice& products) {
     if (x.codes)
-        x.columns = along_rows(r, scratch, x, products);
+        x.columns = along_rows(r, scratch, x, products, x.codes->codes.extent[1]);
     return x;
 }
 
@@ -210,8 +223,9 @@ void Linear::weight_gradient(Recording& r, Arena::Frame& scratch, const LinearRo
         return;
     }
     Arena::Frame work = scratch.nested();
-    const fp8::Operand a = along_rows(r, work, dy, products_),
-                       b = along_rows(r, work, x, products_);
+    const std::uint64_t in = weight_.gradient.extent[1];
+    const fp8::Operand a = along_rows(r, work, dy, products_, in),
+                       b = along_rows(r, work, x, products_, in);
     const auto [way, workspace] =
         means_of(r, work, products_, GemmForm::TN, a, b, weight_.gradient);
     fp8::gemm_tn(r, a, b, weight_.gradient, true, workspace, way);
@@ -241,8 +255,9 @@ void ExpertLinear::weight_gradient(Recording& r, Arena::Frame& scratch, const Li
         return;
     }
     Arena::Frame work = scratch.nested();
-    const fp8::Operand a = along_rows(r, work, dy, products_, &rows),
-                       b = along_rows(r, work, x, products_, &rows);
+    const std::uint64_t in = weights_.gradient.extent[2];
+    const fp8::Operand a = along_rows(r, work, dy, products_, in, &rows),
+                       b = along_rows(r, work, x, products_, in, &rows);
     const auto [way, workspace] =
         means_of(r, work, products_, GemmForm::TN, a, b, weights_.gradient, &rows);
     fp8::k_grouped_gemm_tn(r, a, b, weights_.gradient, rows, true, workspace, way);

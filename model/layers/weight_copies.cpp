@@ -10,12 +10,13 @@
 #include <bellows/shape/sharded_ranges.hpp>
 
 #include <algorithm>
+#include <array>
 
 namespace bellows {
 
 namespace {
 
-constexpr std::uint64_t kFewRows = 256, kManyRows = 4096; // of an expert's, or of all
+constexpr std::array<std::uint64_t, 2> kUsualRows = {256, 4096}; // of an expert's, or of all
 
 /// How a product goes whose operands have no memory yet: experts' where there is a batch of
 /// weights, and d has the rows of all of them.
@@ -172,7 +173,7 @@ bool WeightCopies::wants_turned(const ParameterInfo& info) const {
         return variant_of(products_, *device_, GemmForm::NT, bf16_nowhere({rows, out}), turned,
                           bf16_nowhere({rows, in})) == fp8::Variant::Direct;
     };
-    return goes_direct(1) || goes_direct(kManyRows);
+    return goes_direct(1) || goes_direct(kUsualRows.back());
 }
 
 void WeightCopies::make_turned() {
@@ -201,26 +202,30 @@ void WeightCopies::make_turned() {
     }
 }
 
-/// By the sizes of the matrices alone: whether products of many rows with them, or of fewer, are
-/// Packed. Where sizes decide on the variant, what is prepacked would, too: nothing is, then.
-bool WeightCopies::wants_packed(std::size_t index) const {
+/// By the sizes of the matrices alone: how products of many rows with them, and of fewer, are
+/// computed. Where sizes decide on the variant, what is prepacked would, too: nothing is, then.
+WeightCopies::WantedCopies WeightCopies::wanted_copies(std::size_t index) const {
     const ParameterInfo& info = parameters_[index].info;
     if (!forms_.training || !forms_.in_fp8(info) || products_.otherwise() == fp8::Variant::Device)
-        return false;
+        return {};
     const std::uint64_t out = info.shape[0], in = info.shape[1], count = list_->together(index);
     const bool experts = info.kind == ParameterKind::Expert;
     const fp8::Quantized weights = experts ? codes_nowhere(kWeightsRecipe, {count, out, in})
                                            : codes_nowhere(kWeightsRecipe, {out, in});
-    const auto goes_packed = [&](GemmForm form, std::uint64_t rows) {
+    const auto goes = [&](GemmForm form, fp8::Variant variant) {
         const std::uint64_t from = form == GemmForm::NT ? in : out, to = in + out - from;
-        return variant_of(products_, *device_, form, codes_nowhere(kRowsRecipe, {rows, from}),
-                          weights, bf16_nowhere({rows, to})) == fp8::Variant::Packed;
+        return std::any_of(kUsualRows.begin(), kUsualRows.end(), [&](std::uint64_t rows) {
+            rows *= count;
+            return variant_of(products_, *device_, form, codes_nowhere(kRowsRecipe, {rows, from}),
+                              weights, bf16_nowhere({rows, to})) == variant;
+        });
     };
-    for (const std::uint64_t rows : {kFewRows, kManyRows})
-        for (const GemmForm form : {GemmForm::NT, GemmForm::NN})
-            if (goes_packed(form, rows * count))
-                return true;
-    return false;
+    WantedCopies wanted;
+    if (goes(GemmForm::NT, fp8::Variant::Packed) || goes(GemmForm::NN, fp8::Variant::Packed))
+        wanted.nt = wanted.nn = fp8::Variant::Packed;
+    if (goes(GemmForm::NN, fp8::Variant::Native))
+        wanted.nn = fp8::Variant::Native;
+    return wanted;
 }
 
 void WeightCopies::make_packed() {
@@ -231,15 +236,22 @@ void WeightCopies::make_packed() {
     for (std::size_t i = 0, count = 0; i < parameters_.size(); i += count) {
         count = list_->together(i);
         parameters_[i].packed_nt = parameters_[i].packed_nn = {};
-        if (!wants_packed(i))
+        const WantedCopies wanted = wanted_copies(i);
+        if (!wanted.nt && !wanted.nn)
             continue;
         const fp8::Quantized codes = *side_by_side(parameters_[i], count).quantized;
-        packed_weights_.push_back({i, count, codes, {{}, GemmForm::NT}, {{}, GemmForm::NN}});
-        const std::uint64_t of_each = round_up(fp8::prepacked_bytes(*device_, codes), kAlignedTo);
-        for (fp8::Prepacked* packed : {&packed_weights_.back().nt, &packed_weights_.back().nn}) {
-            packed->memory = {nullptr, bytes, of_each};
-            bytes += of_each;
-        }
+        packed_weights_.push_back({i, count, codes, {}, {}});
+        const auto place = [&](std::optional<fp8::Prepacked>& to, GemmForm form,
+                               std::optional<fp8::Variant> variant) {
+            if (!variant)
+                return;
+            const std::uint64_t each =
+                round_up(fp8::prepacked_bytes(*device_, codes, form, *variant), kAlignedTo);
+            to = fp8::Prepacked{{nullptr, bytes, each}, form, *variant};
+            bytes += each;
+        };
+        place(packed_weights_.back().nt, GemmForm::NT, wanted.nt);
+        place(packed_weights_.back().nn, GemmForm::NN, wanted.nn);
     }
     if (bytes == 0)
         return;
@@ -247,8 +259,10 @@ void WeightCopies::make_packed() {
         Buffer(*device_,
                {.name = "packed fp8 weights", .bytes = bytes, .category = MemoryCategory::Weights});
     for (PackedWeights& weights : packed_weights_) {
-        for (fp8::Prepacked* packed : {&weights.nt, &weights.nn})
-            packed->memory = packed_.view().sub(packed->memory.offset, packed->memory.bytes);
+        for (auto* packed : {&weights.nt, &weights.nn})
+            if (*packed)
+                (*packed)->memory =
+                    packed_.view().sub((*packed)->memory.offset, (*packed)->memory.bytes);
         if (parameters_[weights.first].info.kind == ParameterKind::Expert)
             continue; // one of them alone is no product's operand
         parameters_[weights.first].packed_nt = weights.nt;
@@ -305,9 +319,10 @@ void WeightCopies::make_copies(Recording& recording, std::uint64_t first,
         while (begin < end && (*list_)[end - 1].first >= first + count)
             --end;
         if (begin < end)
-            for (const fp8::Prepacked* packed : {&weights.nt, &weights.nn})
-                fp8::prepack(recording, weights.codes, packed->form, packed->memory,
-                             begin - weights.first, end - begin);
+            for (const auto* packed : {&weights.nt, &weights.nn})
+                if (*packed)
+                    fp8::prepack(recording, weights.codes, (*packed)->form, (*packed)->memory,
+                                 begin - weights.first, end - begin, (*packed)->variant);
     }
 }
 

@@ -2,8 +2,8 @@
 #pragma once
 
 // What products read of matrices beside bf16 weights, made from them or from master weights: FP8
-// codes with their scales, transposed bf16 copies and packed FP8 ones. Part of a ParameterStore,
-// whose functions of the same names say more. One thread at a time.
+// codes with their scales, transposed bf16 copies, and packed or transposed FP8 ones. Part of a
+// ParameterStore, whose functions of the same names say more. One thread at a time.
 
 #include "weight_storage.hpp"
 
@@ -14,6 +14,7 @@
 #include <bellows/shape/parameter_list.hpp>
 
 #include <cstdint>
+#include <optional>
 #include <span>
 #include <vector>
 
@@ -45,7 +46,11 @@ private:
     struct PackedWeights {
         std::size_t first, count; ///< parameters
         fp8::Quantized codes;
-        fp8::Prepacked nt, nn;
+        std::optional<fp8::Prepacked> nt, nn;
+    };
+    /// The variants that read copies of a matrix in products of either form.
+    struct WantedCopies {
+        std::optional<fp8::Variant> nt, nn;
     };
 
     void check_forms() const;
@@ -53,7 +58,7 @@ private:
     void make_turned();
     void make_packed();
     bool wants_turned(const ParameterInfo& info) const;
-    bool wants_packed(std::size_t index) const;
+    WantedCopies wanted_copies(std::size_t index) const;
     /// The views of a part: several experts are one tensor [count, out, in]; a piece of a matrix
     /// has the FP8 codes and scales of its rows.
     Parameter view_of(const ParameterPart& part) const;

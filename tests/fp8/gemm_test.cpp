@@ -130,6 +130,57 @@ TEST_F(Fp8Gemm, ANaNMeetsItsRowsAndColumnsAlone) {
     expect_nans(read(d.view), s.n, [](auto m, auto n) { return m == 7 || (n >= 128 && n < 256); });
 }
 
+TEST_F(Fp8Gemm, NativeUnits) {
+    const Shape small{9, 40, 136};
+    const Input a = make_a(GemmForm::NT, kind(Blocks::Rows128), small);
+    const Input b = make_b(GemmForm::NT, kind(Blocks::Blocks128), small);
+    const bool there = native();
+    const OpTensor narrow = padded(DType::F32, {small.m, small.n - 1});
+    const Buffer scratch = workspace_for(*a.operand, *b.operand);
+    const auto refused = [&](const Operand& y, const TensorView& d, const std::string& why) {
+        expect_refused([&](Recording& r) { fp8::gemm_nt(r, *a.operand, y, d, false, scratch.view(), way_); },
+                       {"the native variant does not serve", why});
+    };
+    const Input bf16 = make_b(GemmForm::NT, kBf16Kind, small);
+    refused(*bf16.operand, padded(DType::F32, {small.m, small.n}).view, "128x128");
+    const Input fewer = make_b(GemmForm::NT, kind(Blocks::Blocks128), {9, 39, 136});
+    refused(*fewer.operand, narrow, "multiples of 8");
+    if (!there) {
+        refused(*b.operand, padded(DType::F32, {small.m, small.n}).view,
+                fp8::why_not(device(), fp8::Variant::Native));
+        return;
+    }
+    for (const ScaleRule rule : {ScaleRule::PowerOfTwo, ScaleRule::F32})
+        for (const GemmForm form : kForms)
+            for (const Shape& s : {Shape{1, 8, 1}, {9, 40, 127}, {130, 136, 128}, {257, 264, 129},
+                                   {300, 8, 1000}, {128, 128, 300, 3}}) {
+                if (form == GemmForm::TN && s.batch != 0)
+                    continue;
+                SCOPED_TRACE(std::string(kFormNames[static_cast<int>(form)]) + " " +
+                             std::to_string(s.m) + " x " + std::to_string(s.n) + " x " +
+                             std::to_string(s.k));
+                const bool tn = form == GemmForm::TN;
+                const auto of = [&](Blocks blocks) { return kind(blocks, Format::E4M3, rule); };
+                const Input x = make_a(form, of(tn ? Blocks::Columns128 : Blocks::Rows128), s);
+                Input y = make_b(form, of(tn ? Blocks::Columns128 : Blocks::Blocks128), s);
+                for (const DType storage : {DType::F32, DType::BF16})
+                    for (const bool accumulate : {false, true})
+                        check(form, x, y, s, storage, accumulate);
+                if (form != GemmForm::NN)
+                    continue;
+                const Quantized codes = *y.operand->quantized;
+                y.buffers.push_back(
+                    workspace(fp8::prepacked_bytes(device(), codes, form, fp8::Variant::Native)));
+                run([&](Recording& r) {
+                    y.operand = fp8::prepack(r, codes, form, y.buffers.back().view(),
+                                             fp8::Variant::Native);
+                });
+                const std::vector<std::uint8_t> nans(codes.codes.buffer.bytes, fp8::kNanCode);
+                device().upload(codes.codes.buffer, std::span<const std::uint8_t>(nans));
+                check(form, x, y, s, DType::F32);
+            }
+}
+
 TEST_F(Fp8Gemm, VariantsHaveNames) {
     EXPECT_EQ(fp8::variant_of("device"), fp8::Variant::Device);
     for (const fp8::Variant variant : fp8::kVariants)

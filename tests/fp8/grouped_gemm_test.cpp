@@ -391,6 +391,29 @@ TEST_F(Fp8GroupedGemm, PackedOperandsOnMatrixUnits) {
             kind(Blocks::Rows128), 40, 136, DType::F32, true);
 }
 
+TEST_F(Fp8GroupedGemm, NativeUnits) {
+    if (!native())
+        return; // fp8_gemm_test checks what is said then
+    for (const ScaleRule rule : {ScaleRule::PowerOfTwo, ScaleRule::F32}) {
+        const auto of = [&](Blocks blocks) { return kind(blocks, Format::E4M3, rule); };
+        for (const Case& c : layouts())
+            for (const bool nt : {true, false}) {
+                if (c.form == LayoutForm::Masked && !nt)
+                    continue;
+                check_m(nt, c, of(Blocks::Rows128), of(Blocks::Blocks128), 40, 200, DType::BF16);
+                check_m(nt, c, of(Blocks::Rows128), of(Blocks::Blocks128), 136, 136, DType::F32,
+                        true);
+            }
+        for (const auto& counts : std::vector<std::vector<std::uint32_t>>{
+                 kMixed, {1}, {0, 0}, {127, 128, 129}, {0, 300, 0}})
+            for (const auto& [m, n] :
+                 {std::pair<std::uint64_t, std::uint64_t>{40, 72}, {33, 16}, {1, 136}, {260, 8}})
+                for (const bool accumulate : {false, true})
+                    check_k({LayoutForm::PrefixSums, counts}, of(Blocks::Columns128),
+                            of(Blocks::Columns128), m, n, accumulate);
+    }
+}
+
 TEST_F(Fp8GroupedGemm, StreamedWeights) {
     way_ = fp8::Variant::Streamed;
     for (const Case& c : layouts()) {

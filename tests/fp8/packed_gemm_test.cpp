@@ -15,7 +15,7 @@ TEST_F(Fp8PackedGemm, PrepackedWeights) {
     if (!fp8::why_not(device(), fp8::Variant::Packed).empty()) {
         const Shape s{8, 8, 128};
         const Input b = make_b(GemmForm::NT, kind(Blocks::Blocks128), s);
-        EXPECT_EQ(fp8::prepacked_bytes(device(), *b.operand->quantized), 0u);
+        EXPECT_EQ(fp8::prepacked_bytes(device(), *b.operand->quantized, GemmForm::NT), 0u);
         expect_refused(
             [&](Recording& r) { fp8::prepack(r, *b.operand->quantized, GemmForm::NT, {}); },
             {"prepack"});
@@ -39,7 +39,7 @@ TEST_F(Fp8PackedGemm, PrepackedWeights) {
                 const Input a = make_a(form, kind(Blocks::Rows128), s);
                 Input b = make_b(form, kind(own_scales ? own : Blocks::Blocks128), s);
                 const fp8::Quantized codes = *b.operand->quantized;
-                b.buffers.push_back(workspace(fp8::prepacked_bytes(device(), codes)));
+                b.buffers.push_back(workspace(fp8::prepacked_bytes(device(), codes, form)));
                 run([&](Recording& r) {
                     b.operand = fp8::prepack(r, codes, form, b.buffers.back().view());
                 });
@@ -63,7 +63,7 @@ TEST_F(Fp8PackedGemm, GroupsThatArePrepackedAloneAreThoseOfTheWhole) {
             const Blocks own = form == GemmForm::NT ? Blocks::Rows128 : Blocks::Columns128;
             const Input b = make_b(form, kind(own_scales ? own : Blocks::Blocks128), s);
             const fp8::Quantized& codes = *b.operand->quantized;
-            const Buffer whole = workspace(fp8::prepacked_bytes(device(), codes)),
+            const Buffer whole = workspace(fp8::prepacked_bytes(device(), codes, form)),
                          parts = workspace(whole.size());
             run([&](Recording& r) {
                 r.fill(whole.view(), 0);

@@ -7,8 +7,8 @@
 //
 //   FORM 0, nt   D = A * transpose(B) (+ D), A [m, k], B [n, k]: dense with batches, and by_rows,
 //                where the rows of A and D belong to groups, each with a B of its own
-//   FORM 1, tn   A and B are transposed operands (fp8/recipe.hpp, Transposed) [m, blocks of 128 of k]
-//                and [n, blocks]: D[g] (+)= A * transpose(B) over the blocks of group g
+//   FORM 1, tn   A and B are transposed operands (fp8/recipe.hpp, Transposed) [m, k] and [n, k]:
+//                D[g] (+)= A * transpose(B) over the blocks of 128 of k of group g
 //
 // Built once for each form and height of the tile (write_ptx.sh): HEIGHT rows, 256 or 128, by 128
 // columns.
@@ -45,6 +45,7 @@ constexpr u32 kScales = kStages * kStageBytes;              // in shared memory
 constexpr u32 kBarriers = kScales + kSlots * kSlotScales * 4, kMaps = kBarriers + 256;
 constexpr u32 kConsumers = 256;                             // threads that multiply
 constexpr u32 kWarps = kConsumers / 32;
+constexpr u32 kNowhere = ~0u;                               // the place of a row that D lacks
 
 /// Where a tile stands.
 struct Tile {
@@ -145,7 +146,7 @@ __device__ __forceinline__ void gemm(const Work& work, const Output& out, u64 sc
     }
     asm volatile("setmaxnreg.inc.sync.aligned.u32 224;");
     const u32 first_row = group * kParts * 64 + warp % 4 * 16 + lane / 4;
-    u32 behind = ~0u; // the slot whose scales were read last
+    u32 behind = kNowhere; // the slot whose scales were read last
     float sums[kParts][64], part[64];
     for (u32 t = blockIdx.x; mine.next(t, tile); t += gridDim.x) {
 #pragma unroll
@@ -169,7 +170,7 @@ __device__ __forceinline__ void gemm(const Work& work, const Output& out, u64 sc
                 commit_products();
                 if (p == 0) {
                     // A slot is given back when the next one is needed: by then it has been read.
-                    if (behind != ~0u && lane == 0)
+                    if (behind != kNowhere && lane == 0)
                         arrive(taken + 8 * behind);
                     behind = slot;
                     wait(scaled + 8 * slot, slot_parity);
@@ -211,8 +212,9 @@ __device__ __forceinline__ void gemm(const Work& work, const Output& out, u64 sc
 #pragma unroll
             for (u32 half = 0; half < 2; ++half) {
                 const u32 row = tile.row + first_row + p * 64 + half * 8;
-                here[half] = row < tile.end;
-                at[half] = tile.matrix + static_cast<u64>(here[half] ? mine.place_of(row) : 0) * out.ld;
+                const u32 place = row < tile.end ? mine.place_of(row) : kNowhere;
+                here[half] = place != kNowhere;
+                at[half] = tile.matrix + static_cast<u64>(place) * out.ld;
             }
             store(out, sums[p], tile.column, here, at);
         }
@@ -327,7 +329,7 @@ struct RowsWork {
 
 struct Along {
     const u64* operands; ///< group_begins, group_ends, a, a_scales, b, b_scales, d, scratch
-    u32 m, n, blocks, lda, ldb, ldd, groups, stride_d; ///< groups 0: one, of all blocks
+    u32 m, n, k, lda, ldb, ldd, groups, stride_d; ///< groups 0: one, of all k
     u32 ld_a_scales, ld_b_scales;                       ///< from a block to the next
     u32 f32, accumulate;
 };
@@ -345,17 +347,17 @@ struct AlongWork {
     __device__ u32 b_scale_block() const { return push.ld_b_scales; }
     __device__ u32 place_of(u32 row) const { return row; }
     __device__ Matrices a_map() const {
-        return codes(push.operands[2], push.m, push.blocks * kDepth, push.lda, 1, 0, kRows);
+        return codes(push.operands[2], push.m, push.k, push.lda, 1, 0, kRows);
     }
     __device__ Matrices b_map() const {
-        return codes(push.operands[4], push.n, push.blocks * kDepth, push.ldb, 1, 0, kColumns);
+        return codes(push.operands[4], push.n, push.k, push.ldb, 1, 0, kColumns);
     }
     __device__ bool next(u32 t, Tile& tile) const {
         const u32 high = tiles(push.m, kRows), wide = tiles(push.n, kColumns);
         const u32 group = t / (high * wide);
         if (group >= max(push.groups, 1))
             return false;
-        u32 first = 0, blocks = push.blocks;
+        u32 first = 0, blocks = tiles(push.k, kDepth);
         if (push.groups != 0) {
             const u32 begin = list(0, group), end = list(1, group);
             first = begin / kDepth + group;

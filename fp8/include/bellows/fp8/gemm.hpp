@@ -20,6 +20,10 @@
 // other. D is f32, or bf16 rounded to nearest even; accumulate adds in f32 to what stands in D, and
 // rounds once; Variant::Decoded adds rows of D by slots to f32 alone.
 //
+// Variant::Native has a class of its own, "wgmma-e4m3-k32", for e4m3 operands of either rule: each
+// 128 of k is summed on the device's own FP8 units, which keep fewer bits than f32 has (an error
+// of 1.2e-4 of the result on an H200), multiplied by its scales and added in f32.
+//
 // Two bf16 operands have the device's numeric class, or in Variant::Direct, which GPUs with matrix
 // units of bf16 take for groups of 256 rows or more on average (nt), "direct-bf16-k16": f32 sums on
 // the same matrix units in ascending steps of 64 k, within which k goes another way. Bits of an
@@ -50,25 +54,6 @@
 
 namespace bellows::fp8 {
 
-/// What prepack() made of an operand.
-struct Prepacked {
-    BufferView memory;
-    GemmForm form;
-};
-
-/// A matrix or a batch of them: fp8 codes with scales, or bf16 or f32 values.
-struct Operand {
-    Operand(const TensorView& tensor) : values(tensor) {}
-    Operand(const Quantized& q) : values(q.codes), quantized(q) {}
-
-    TensorView values; ///< the codes, if quantised
-    std::optional<Quantized> quantized;
-    std::optional<Prepacked> prepacked; ///< of b alone: see prepack()
-};
-
-/// "bf16 [5, 128]", "e4m3 1x128, power-of-two scales [5, 128]".
-std::string describe(const Operand& operand);
-
 /// Ways to compute a product, each with its own bits.
 enum class Variant : std::uint8_t {
     Device,   ///< what suits the device and the sizes
@@ -77,11 +62,38 @@ enum class Variant : std::uint8_t {
     Streamed, ///< few rows: e4m3 weights read once, as they stand in memory (nt)
     Direct,   ///< bf16 by bf16 on matrix units, from memory to registers (nt): rows at multiples of
               ///< 16 bytes and of multiples of 8 elements, not by slots
+    Native, ///< e4m3 operands on the device's own FP8 units, by its own code: activations in 1x128
+            ///< and weights in 128x128 blocks, of tn both in 128x1 blocks, as Quantized or as
+            ///< Transposed, which this variant alone reads; rows of D at multiples of 16 bytes
+            ///< and of multiples of 8 elements
 };
+
+/// What prepack() made of an operand.
+struct Prepacked {
+    BufferView memory;
+    GemmForm form;
+    Variant variant = Variant::Packed; ///< whose products read it
+};
+
+/// A matrix or a batch of them: fp8 codes with scales, or bf16 or f32 values.
+struct Operand {
+    Operand(const TensorView& tensor) : values(tensor) {}
+    Operand(const Quantized& q) : values(q.codes), quantized(q) {}
+    Operand(const Transposed& t);
+
+    TensorView
+        values; ///< the codes, if quantised; of Transposed, what they would be in [rows, columns]
+    std::optional<Quantized> quantized;
+    std::optional<Transposed> transposed;
+    std::optional<Prepacked> prepacked; ///< of b alone: see prepack()
+};
+
+/// "bf16 [5, 128]", "e4m3 1x128, power-of-two scales [5, 128]".
+std::string describe(const Operand& operand);
 
 /// All but Device.
 inline constexpr std::array kVariants = {Variant::Decoded, Variant::Packed, Variant::Streamed,
-                                         Variant::Direct};
+                                         Variant::Direct, Variant::Native};
 
 /// "decoded"
 const char* to_string(Variant variant) noexcept;
@@ -116,20 +128,23 @@ struct Way {
 /// "" when the device and this build have the variant, else why not.
 std::string why_not(const Device& device, Variant variant);
 
-/// Device memory that prepack takes, about that of the codes; 0 when the device lacks
-/// Variant::Packed.
-std::uint64_t prepacked_bytes(const Device& device, const Quantized& b);
+/// Device memory that prepack takes, about that of the codes; 0 when the device lacks the variant
+/// (Packed or Native), or it has nothing to prepare: Native reads weights of NT as they stand.
+std::uint64_t prepacked_bytes(const Device& device, const Quantized& b, GemmForm form,
+                              Variant variant = Variant::Packed);
 /// Records the packing of weights, once for all products of `form` (NT or NN, dense or grouped)
-/// that read the result as their b before the codes change: Variant::Packed then packs a alone, and
-/// with few rows streams the weights at the rate of memory. b: [N, K] or [groups, N, K] for NT, [K,
-/// N] or [groups, K, N] for NN; e4m3 with power-of-two scales of 128 along k. `memory`:
+/// that read the result as their b before the codes change. Variant::Packed then packs a alone, and
+/// with few rows streams the weights at the rate of memory; Variant::Native has the codes
+/// transposed. b: [N, K] or [groups, N, K] for NT, [K, N] or [groups, K, N] for NN; e4m3 with
+/// scales of 128 along k, Packed: powers of two, Native: of 128x128 blocks. `memory`:
 /// prepacked_bytes at a multiple of 16 bytes, which the result refers to. Other variants read b's
 /// codes as ever.
-Operand prepack(Recording& recording, const Quantized& b, GemmForm form, BufferView memory);
+Operand prepack(Recording& recording, const Quantized& b, GemmForm form, BufferView memory,
+                Variant variant = Variant::Packed);
 /// The same of groups [first, first + count) of a b of several alone, after their codes have
 /// changed; `memory` keeps the others.
 Operand prepack(Recording& recording, const Quantized& b, GemmForm form, BufferView memory,
-                std::uint64_t first, std::uint64_t count);
+                std::uint64_t first, std::uint64_t count, Variant variant = Variant::Packed);
 
 /// Device memory that any product of these operands takes as its workspace; Device: in whichever
 /// variant. A b that is prepacked is for products of its form.

@@ -41,9 +41,9 @@ struct Parameter {
     /// bf16 [in, out], the transposed compute copy, of linear layers whose input gradients are
     /// products nt (fp8::Variant::Direct); of others empty.
     TensorView turned{};
-    /// `quantized` packed for forward products and for input gradients (fp8::Variant::Packed), of
-    /// matrices that train and whose products go so; of experts all of a layer and matrix together
-    /// (experts()).
+    /// `quantized` packed for forward products and for input gradients, as the variants of these
+    /// products read it (fp8::prepack), of matrices that train and whose products go so; of experts
+    /// all of a layer and matrix together (experts()).
     std::optional<fp8::Prepacked> packed_nt{}, packed_nn{};
 };
 
