@@ -129,6 +129,21 @@ TEST_F(Fp8GuardPages, TransposedColumns) {
         }
 }
 
+TEST_F(Fp8GuardPages, TransposedCodes) {
+    const Recipe recipe{.blocks = Blocks::Blocks128};
+    for (const auto& [n, k] :
+         {std::pair<std::uint64_t, std::uint64_t>{1, 1}, {15, 200}, {130, 40}, {257, 67}}) {
+        const auto codes = [&](std::uint64_t rows, std::uint64_t columns) {
+            return fp8::make_quantized(bytes(fp8::codes_bytes({3, rows, columns})),
+                                       bytes(fp8::scales_bytes(recipe, {3, rows, columns})), recipe,
+                                       {3, rows, columns})
+                .codes;
+        };
+        const TensorView from = codes(n, k), to = codes(k, n);
+        run([&](Recording& r) { fp8::transpose_codes(r, from, to); });
+    }
+}
+
 TEST_F(Fp8GuardPages, AbsentRows) {
     const std::uint64_t columns = 144, more = 40;
     for (const Blocks blocks :

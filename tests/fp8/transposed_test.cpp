@@ -127,6 +127,54 @@ TEST_F(Fp8Transposed, GroupsBySlots) {
     }
 }
 
+/// All matrices of a batch, and some of them: the others' memory stays as it was.
+TEST_F(Fp8Transposed, CodesOfWeights) {
+    struct Sizes {
+        std::uint64_t batch, n, k, padding, first, count;
+    };
+    test::Random random(70);
+    for (const Sizes& s : {Sizes{1, 1, 1, 0, 0, 1},
+                           {1, 3, 200, 16, 0, 1},
+                           {1, 300, 5, 0, 0, 1},
+                           {1, 128, 256, 0, 0, 1},
+                           {3, 67, 130, 0, 0, 3},
+                           {4, 130, 67, 16, 1, 2},
+                           {5, 16, 31, 0, 4, 1},
+                           {2, 257, 129, 32, 1, 0}})
+        for (const DType dtype : {DType::F8E4M3, DType::F8E5M2}) {
+            const auto codes = [&](std::uint64_t rows, std::uint64_t columns) {
+                const std::uint64_t stride = round_up(columns, 16) + s.padding;
+                return s.batch == 1
+                           ? empty(dtype, 2, {rows, columns}, {stride, 1})
+                           : empty(dtype, 3, {s.batch, rows, columns}, {rows * stride, stride, 1});
+            };
+            Tensor x = codes(s.n, s.k);
+            const Tensor y = codes(s.k, s.n);
+            for (std::uint8_t& byte : x.bytes)
+                byte = static_cast<std::uint8_t>(random.below(256));
+            device().upload(x.buffer.view(), std::span<const std::uint8_t>(x.bytes));
+            std::vector<std::uint8_t> expected = y.bytes;
+            const std::uint64_t x_stride = x.view.stride[x.view.rank - 2],
+                                y_stride = y.view.stride[y.view.rank - 2];
+            for (std::uint64_t g = s.first; g < s.first + s.count; ++g)
+                for (std::uint64_t row = 0; row < s.k; ++row)
+                    for (std::uint64_t column = 0; column < round_up(s.n, 16); ++column)
+                        expected[(g * s.k + row) * y_stride + column] =
+                            column < s.n ? x.bytes[(g * s.n + column) * x_stride + row] : 0;
+            const auto part = [&](const TensorView& view) {
+                return s.batch == 1 ? view : view.rows(s.first, s.count);
+            };
+            run([&](Recording& r) { fp8::transpose_codes(r, part(x.view), part(y.view)); });
+            EXPECT_EQ(bytes(y), expected) << s.batch << " x " << s.n << " x " << s.k;
+        }
+    const Tensor x = empty(DType::F8E4M3, 2, {64, 32}, {32, 1}),
+                 y = empty(DType::F8E5M2, 2, {32, 64}, {64, 1}),
+                 wide = empty(DType::F8E4M3, 2, {64, 32}, {32, 1});
+    refuses([&](Recording& r) { fp8::transpose_codes(r, x.view, y.view); }, "f8_e5m2 [32, 64]");
+    refuses([&](Recording& r) { fp8::transpose_codes(r, x.view, wide.view); },
+            "the transposed codes f8_e4m3 [64, 32]");
+}
+
 TEST_F(Fp8Transposed, SaysWhatDoesNotFit) {
     const std::uint64_t rows = 300, columns = 40;
     const Recipe recipe{.blocks = Blocks::Columns128};

@@ -83,6 +83,12 @@ void requantize(Recording& recording, const Quantized& rows, const RowsBySlots& 
 void requantize(Recording& recording, const Quantized& rows, const RowsBySlots& by,
                 const Transposed& columns, Form form = Form::Device);
 
+/// The same codes, transposed: of weights (Blocks128, whose scales are then read transposed) for a
+/// product that sums over their rows. codes: [N, K] or [batch, N, K] f8; transposed: [K, N] or
+/// [batch, K, N] of the same type, not overlapping codes; each with the row strides and the padding
+/// of Quantized::codes, which is written as 0. Some matrices of a batch are rows() of both.
+void transpose_codes(Recording& recording, const TensorView& codes, const TensorView& transposed);
+
 /// y = code * scale; batch. Any recipe. y: f32, or bf16 rounded to nearest even, which is exact for
 /// power-of-two scales. quantized.codes.row_count and .group_offsets are honoured.
 void dequantize(Recording& recording, const Quantized& quantized, const TensorView& y,
