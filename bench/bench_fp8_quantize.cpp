@@ -17,7 +17,8 @@ using fp8::ScaleRule;
 constexpr const char* kHelp =
     R"(bench_fp8_quantize: matrices to FP8 and back. quantize/BLOCKS: 1x128 and 128x1 and MX_1x32 of
 activations, per_tensor (which reads them twice), 128x128 of weights; rows_and_columns: 1x128 and 128x1 from
-one pass; requantize: 1x128 codes to 128x1, or (_decoded) to the values that those stand for; rmsnorm, swiglu
+one pass; requantize: 1x128 codes to 128x1, or (_decoded) to the values that those stand for; ..._transposed:
+128x1 codes that stand [columns, rows]; transpose_codes: weights' codes [N, M] from [M, N]; rmsnorm, swiglu
 (of gate and up, twice as wide, with a weight per row) and swiglu_dgrad quantise what they compute;
 ..._of_codes reads gate and up as FP8. GB/s counts each tensor once, read or written; "of peak" is the share of a
 copy loop of the same run.

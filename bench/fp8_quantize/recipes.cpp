@@ -56,6 +56,70 @@ Workload requantize(OpData& data, const QuantizeShape& shape, const Recipe& reci
             bytes_of(rows) + bytes_of(columns), 0};
 }
 
+/// Columns whose codes stand transposed, and how they are checked: turned back to rows.
+struct TransposedColumns {
+    fp8::Transposed to;
+    TensorView turned_back;
+
+    TransposedColumns(OpData& data, const QuantizeShape& shape, const Recipe& recipe)
+        : to(fp8::make_transposed(
+              data.bytes(fp8::transposed_bytes(recipe, {shape.rows, shape.columns})), recipe,
+              {shape.rows, shape.columns})),
+          turned_back(data.empty(to.codes.dtype, {to.codes.extent[1], shape.columns})) {}
+
+    std::string check(const OpData& data, const Rows& expected) const {
+        Recording recording(data.device(), QueueRole::Compute, "codes turned back");
+        fp8::transpose_codes(recording, to.codes, turned_back);
+        data.device().submit(recording).wait();
+        return check_quantized(data, {turned_back.rows(0, to.rows), to.scales, to.recipe, {}},
+                               expected);
+    }
+    double bytes() const { return bytes_of({to.codes, to.scales}); }
+};
+
+Workload quantize_transposed(OpData& data, const QuantizeShape& shape, const Recipe& recipe,
+                             DType act) {
+    const TensorView x = repeated(data, act, shape);
+    const TransposedColumns columns(data, shape, columns_like(recipe));
+    return {[=](Recording& r) { fp8::quantize(r, x, columns.to); },
+            [=, &data] { return columns.check(data, rows_of(data, x)); },
+            bytes_of({x}) + columns.bytes(), 0};
+}
+
+Workload requantize_transposed(OpData& data, const QuantizeShape& shape, const Recipe& recipe) {
+    const Quantized rows = quantized(data, recipe, shape);
+    const TransposedColumns columns(data, shape, columns_like(recipe));
+    return {[=](Recording& r) { fp8::requantize(r, rows, columns.to); },
+            [=, &data] { return columns.check(data, rows_of(data, rows)); },
+            bytes_of(rows) + columns.bytes(), 0};
+}
+
+/// Of weights: codes of [K, N] from those of [N, K].
+Workload transpose_codes(OpData& data, const QuantizeShape& shape, const Recipe& recipe) {
+    const Quantized weights = quantized(data, recipe, shape);
+    const TensorView turned =
+        data.empty(weights.codes.dtype, {shape.batch, shape.columns, shape.rows});
+    const auto verify = [=, &data]() -> std::string {
+        const std::uint64_t size = shape.rows * shape.columns;
+        for (const std::uint64_t g : samples(shape.batch)) {
+            std::vector<std::uint8_t> from(size), to(size);
+            data.device().download(weights.codes.buffer.sub(g * size, size),
+                                   std::span<std::uint8_t>(from));
+            data.device().download(turned.buffer.sub(g * size, size), std::span<std::uint8_t>(to));
+            for (const std::uint64_t row : samples(shape.columns))
+                for (std::uint64_t c = 0; c < shape.rows; ++c)
+                    if (to[row * shape.rows + c] != from[c * shape.columns + row])
+                        return "the code at " + std::to_string(row) + ", " + std::to_string(c) +
+                               " of matrix " + std::to_string(g) + " is " +
+                               std::to_string(to[row * shape.rows + c]) + ", expected " +
+                               std::to_string(from[c * shape.columns + row]);
+        }
+        return "";
+    };
+    return {[=](Recording& r) { fp8::transpose_codes(r, weights.codes, turned); }, verify,
+            bytes_of({weights.codes, turned}), 0};
+}
+
 /// What is wrong with samples of y, which are to be the values of q but for `rounding`, relative.
 std::string check_values(const OpData& data, const TensorView& y, const Quantized& q,
                          const QuantizeShape& shape, double rounding) {
@@ -126,15 +190,19 @@ std::vector<QuantizeOp> quantize_ops(const QuantizeShape& shape, fp8::Format for
             add("quantize/" + name, quantize, recipe, act);
             add("dequantize/" + name, dequantize, recipe, act);
         }
-    if (shape.batch != 1)
+    if (shape.batch != 1) {
+        add("transpose_codes", transpose_codes, Recipe{Blocks::Blocks128, format, rule});
         return ops;
+    }
     const Recipe recipe{Blocks::Rows128, format, rule};
     add("requantize", requantize, recipe);
+    add("requantize_transposed", requantize_transposed, recipe);
     if (rule == fp8::ScaleRule::PowerOfTwo)
         add("requantize_decoded", requantize_decoded, recipe);
     for (const DType act : storage) {
         const std::string name = std::string("/") + to_string(act);
         add("rows_and_columns" + name, rows_and_columns, recipe, act);
+        add("quantize_transposed" + name, quantize_transposed, recipe, act);
         add("rmsnorm" + name, rmsnorm_quantized, recipe, act);
         add("swiglu" + name, swiglu_quantized, recipe, act, false);
         add("swiglu_dgrad" + name, swiglu_dgrad_quantized, recipe, act, false);

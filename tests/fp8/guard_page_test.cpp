@@ -103,6 +103,47 @@ TEST_F(Fp8GuardPages, ValuesOfColumns) {
         }
 }
 
+TEST_F(Fp8GuardPages, TransposedColumns) {
+    const Recipe by_row{}, by_column{.blocks = Blocks::Columns128};
+    for (const std::vector<std::uint32_t>& starts :
+         {std::vector<std::uint32_t>{}, {0, 5, 5, 133, 134, 300}})
+        for (const std::uint64_t columns : {16u, 40u, 136u}) {
+            const std::uint64_t rows = starts.empty() ? 131 : starts.back(),
+                                groups = starts.empty() ? 0 : starts.size() - 1;
+            const TensorView offsets = starts.empty() ? TensorView{} : words(starts);
+            const TensorView x =
+                TensorView::contiguous(bytes(rows * columns * 2), DType::BF16, {rows, columns});
+            const Quantized of_rows = fp8::make_quantized(
+                bytes(fp8::codes_bytes({rows, columns})),
+                bytes(fp8::scales_bytes(by_row, {rows, columns})), by_row, {rows, columns});
+            const std::uint64_t size = fp8::transposed_bytes(by_column, {rows, columns}, groups);
+            fp8::Transposed t =
+                fp8::make_transposed(bytes(size), by_column, {rows, columns}, offsets);
+            t.codes.buffer = bytes(t.codes.num_bytes()); // a guard behind the codes, too
+            for (const fp8::Form form : {fp8::Form::Lanes, fp8::Form::Streams})
+                run([&](Recording& r) {
+                    fp8::quantize(r, x, t, form);
+                    fp8::quantize(r, x, of_rows, form);
+                    fp8::requantize(r, of_rows, t, form);
+                });
+        }
+}
+
+TEST_F(Fp8GuardPages, TransposedCodes) {
+    const Recipe recipe{.blocks = Blocks::Blocks128};
+    for (const auto& [n, k] :
+         {std::pair<std::uint64_t, std::uint64_t>{1, 1}, {15, 200}, {130, 40}, {257, 67}}) {
+        const auto codes = [&](std::uint64_t rows, std::uint64_t columns) {
+            return fp8::make_quantized(bytes(fp8::codes_bytes({3, rows, columns})),
+                                       bytes(fp8::scales_bytes(recipe, {3, rows, columns})), recipe,
+                                       {3, rows, columns})
+                .codes;
+        };
+        const TensorView from = codes(n, k), to = codes(k, n);
+        run([&](Recording& r) { fp8::transpose_codes(r, from, to); });
+    }
+}
+
 TEST_F(Fp8GuardPages, AbsentRows) {
     const std::uint64_t columns = 144, more = 40;
     for (const Blocks blocks :
