@@ -91,10 +91,9 @@ fp8::Operand prepacked(OpData& data, const OperandStorage& storage, const fp8::O
         return b;
     const fp8::Variant variant = native ? fp8::Variant::Native : fp8::Variant::Packed;
     Recording recording(data.device(), QueueRole::Compute, "prepack");
-    fp8::Operand result =
-        fp8::prepack(recording, *b.quantized, form,
-                     data.bytes(fp8::prepacked_bytes(data.device(), *b.quantized, form, variant)),
-                     variant);
+    fp8::Operand result = fp8::prepack(
+        recording, *b.quantized, form,
+        data.bytes(fp8::prepacked_bytes(data.device(), *b.quantized, form, variant)), variant);
     data.device().submit(recording).wait();
     return result;
 }

@@ -100,10 +100,10 @@ void GroupedProduct::make_operands() {
     }
     Device& device = data_.device();
     list_ = data_.bytes(fp8::grouped_rows_bytes(device, groups_));
-    workspace_ =
-        data_.bytes(case_.layout == GroupedLayout::Masked
-                        ? fp8::gemm_workspace_bytes(device, read_a_, read_b_, fp8::unlisted_rows(groups_))
-                        : fp8::gemm_workspace_bytes(device, read_a_, read_b_));
+    workspace_ = data_.bytes(
+        case_.layout == GroupedLayout::Masked
+            ? fp8::gemm_workspace_bytes(device, read_a_, read_b_, fp8::unlisted_rows(groups_))
+            : fp8::gemm_workspace_bytes(device, read_a_, read_b_));
     Recording zero(device, QueueRole::Compute, "zero");
     zero.fill(d_.buffer.sub(0, d_.num_bytes()), 0);
     device.submit(zero).wait();
@@ -116,11 +116,14 @@ void GroupedProduct::record(Recording& r) const {
                           : fp8::make_grouped_rows(r, groups_, {n, 0, 0, 0}, list_);
     switch (case_.layout) {
     case GroupedLayout::Contiguous:
-        return fp8::m_grouped_gemm_nt_contiguous(r, read_a_, read_b_, d_, rows, false, workspace_, case_.way);
+        return fp8::m_grouped_gemm_nt_contiguous(r, read_a_, read_b_, d_, rows, false, workspace_,
+                                                 case_.way);
     case GroupedLayout::Dgrad:
-        return fp8::m_grouped_gemm_nn_contiguous(r, read_a_, read_b_, d_, rows, false, workspace_, case_.way);
+        return fp8::m_grouped_gemm_nn_contiguous(r, read_a_, read_b_, d_, rows, false, workspace_,
+                                                 case_.way);
     case GroupedLayout::Masked:
-        return fp8::m_grouped_gemm_nt_masked(r, read_a_, read_b_, d_, rows, false, workspace_, case_.way);
+        return fp8::m_grouped_gemm_nt_masked(r, read_a_, read_b_, d_, rows, false, workspace_,
+                                             case_.way);
     case GroupedLayout::K:
         return fp8::k_grouped_gemm_tn(r, read_a_, read_b_, d_, rows, true, workspace_, case_.way);
     }

@@ -138,8 +138,9 @@ TEST_F(Fp8Gemm, NativeUnits) {
     const OpTensor narrow = padded(DType::F32, {small.m, small.n - 1});
     const Buffer scratch = workspace_for(*a.operand, *b.operand);
     const auto refused = [&](const Operand& y, const TensorView& d, const std::string& why) {
-        expect_refused([&](Recording& r) { fp8::gemm_nt(r, *a.operand, y, d, false, scratch.view(), way_); },
-                       {"the native variant does not serve", why});
+        expect_refused(
+            [&](Recording& r) { fp8::gemm_nt(r, *a.operand, y, d, false, scratch.view(), way_); },
+            {"the native variant does not serve", why});
     };
     const Input bf16 = make_b(GemmForm::NT, kBf16Kind, small);
     refused(*bf16.operand, padded(DType::F32, {small.m, small.n}).view, "128x128");
@@ -152,8 +153,12 @@ TEST_F(Fp8Gemm, NativeUnits) {
     }
     for (const ScaleRule rule : {ScaleRule::PowerOfTwo, ScaleRule::F32})
         for (const GemmForm form : kForms)
-            for (const Shape& s : {Shape{1, 8, 1}, {9, 40, 127}, {130, 136, 128}, {257, 264, 129},
-                                   {300, 8, 1000}, {128, 128, 300, 3}}) {
+            for (const Shape& s : {Shape{1, 8, 1},
+                                   {9, 40, 127},
+                                   {130, 136, 128},
+                                   {257, 264, 129},
+                                   {300, 8, 1000},
+                                   {128, 128, 300, 3}}) {
                 if (form == GemmForm::TN && s.batch != 0)
                     continue;
                 SCOPED_TRACE(std::string(kFormNames[static_cast<int>(form)]) + " " +
@@ -172,8 +177,8 @@ TEST_F(Fp8Gemm, NativeUnits) {
                 y.buffers.push_back(
                     workspace(fp8::prepacked_bytes(device(), codes, form, fp8::Variant::Native)));
                 run([&](Recording& r) {
-                    y.operand = fp8::prepack(r, codes, form, y.buffers.back().view(),
-                                             fp8::Variant::Native);
+                    y.operand =
+                        fp8::prepack(r, codes, form, y.buffers.back().view(), fp8::Variant::Native);
                 });
                 const std::vector<std::uint8_t> nans(codes.codes.buffer.bytes, fp8::kNanCode);
                 device().upload(codes.codes.buffer, std::span<const std::uint8_t>(nans));

@@ -36,11 +36,14 @@ constexpr bool kTransposed = FORM == 1;
 constexpr u32 kRows = HEIGHT, kColumns = 128, kDepth = 128; // of a tile, and of k in a stage
 constexpr u32 kParts = kRows / 128;                         // of 64 rows, of each warpgroup
 constexpr u32 kStages = HEIGHT == 256 ? 4 : 6;
-constexpr u32 kSlots = 4;                                   // of scales
+// A slot holds the scales of so many blocks of k: of FORM 0, where those of a row follow one another,
+// four, which 16 bytes bring.
+constexpr u32 kSlots = 4, kSlotBlocks = kTransposed ? 1 : 4;
 constexpr u32 kBand = 2048 / HEIGHT;                        // rows of tiles that run together
 constexpr u32 kABytes = kRows * kDepth, kBBytes = kColumns * kDepth;
 constexpr u32 kStageBytes = kABytes + kBBytes;
-constexpr u32 kSlotScales = kRows + kColumns;               // A's, then B's
+constexpr u32 kSlotB = kRows * kSlotBlocks;                 // where B's scales begin in a slot
+constexpr u32 kSlotScales = kSlotB + (kTransposed ? kColumns : kSlotBlocks);
 constexpr u32 kScales = kStages * kStageBytes;              // in shared memory
 constexpr u32 kBarriers = kScales + kSlots * kSlotScales * 4, kMaps = kBarriers + 256;
 constexpr u32 kConsumers = 256;                             // threads that multiply
@@ -106,7 +109,7 @@ __device__ __forceinline__ void gemm(const Work& work, const Output& out, u64 sc
         }
     };
     if (group == 2) {
-        asm volatile("setmaxnreg.dec.sync.aligned.u32 56;");
+        asm volatile("setmaxnreg.dec.sync.aligned.u32 40;");
         if (threadIdx.x == kConsumers) {
             for (u32 t = blockIdx.x; mine.next(t, tile); t += gridDim.x)
                 for (u32 i = 0; i < tile.blocks; ++i) {
@@ -121,30 +124,42 @@ __device__ __forceinline__ void gemm(const Work& work, const Output& out, u64 sc
         } else if (warp == kWarps + 1) {
             for (u32 t = blockIdx.x; mine.next(t, tile); t += gridDim.x) {
                 const float *a = tile.a_scales, *b = tile.b_scales;
-                const u32 a_last = mine.a_rows() - 1 - tile.a_row, b_last = mine.columns() - 1 - tile.column;
-                for (u32 i = 0; i < tile.blocks; ++i) {
+                const u32 a_last = mine.a_rows() - 1 - tile.a_row;
+                const u32 b_last = mine.columns() - 1 - tile.column;
+                for (u32 i = 0; i < tile.blocks; i += kSlotBlocks) {
                     wait(taken + 8 * slot, slot_parity ^ 1);
                     const u32 to = base + kScales + slot * kSlotScales * 4;
+                    if (kTransposed) { // rows go on to a multiple of 8
 #pragma unroll
-                    for (u32 r = lane; r < kRows; r += 32)
-                        copy_word(to + 4 * r, a + static_cast<u64>(min(r, a_last)) * mine.a_scale_row());
-                    if (kTransposed) {
-#pragma unroll
-                        for (u32 c = lane; c < kColumns; c += 32)
-                            copy_word(to + 4 * (kRows + c), b + min(c, b_last));
-                    } else if (lane == 0) {
-                        copy_word(to + 4 * kRows, b);
+                        for (u32 r = 4 * lane; r < kRows; r += 128)
+                            copy_words(to + 4 * r, a + min(r, a_last & ~3u));
+                        copy_words(to + 4 * (kSlotB + 4 * lane), b + min(4 * lane, b_last & ~3u));
+                    } else {
+                        const bool whole = mine.whole_scales();
+                        const u32 here = min(tile.blocks - i, kSlotBlocks);
+#pragma unroll 1
+                        for (u32 r = lane; r < kRows; r += 32) {
+                            const float* from =
+                                a + static_cast<u64>(min(r, a_last)) * mine.a_scale_row();
+                            if (whole)
+                                copy_words(to + 16 * r, from);
+                            else
+                                for (u32 j = 0; j < here; ++j)
+                                    copy_word(to + 16 * r + 4 * j, from + j);
+                        }
+                        if (lane < here)
+                            copy_word(to + 4 * (kSlotB + lane), b + lane * mine.b_scale_block());
                     }
                     arrive_after_copies(scaled + 8 * slot);
-                    a += mine.a_scale_block();
-                    b += mine.b_scale_block();
+                    a += kSlotBlocks * mine.a_scale_block();
+                    b += kSlotBlocks * mine.b_scale_block();
                     next_slot();
                 }
             }
         }
         return;
     }
-    asm volatile("setmaxnreg.inc.sync.aligned.u32 224;");
+    asm volatile("setmaxnreg.inc.sync.aligned.u32 232;");
     const u32 first_row = group * kParts * 64 + warp % 4 * 16 + lane / 4;
     u32 behind = kNowhere; // the slot whose scales were read last
     float sums[kParts][64], part[64];
@@ -159,6 +174,7 @@ __device__ __forceinline__ void gemm(const Work& work, const Output& out, u64 sc
             const u32 a = base + stage * kStageBytes + group * kParts * 8192;
             const u32 b = base + stage * kStageBytes + kABytes;
             float scale[kParts][2];
+            const u32 of_slot = i % kSlotBlocks;
             const u32 scales = base + kScales + slot * kSlotScales * 4;
 #pragma unroll
             for (u32 p = 0; p < kParts; ++p) {
@@ -169,20 +185,25 @@ __device__ __forceinline__ void gemm(const Work& work, const Output& out, u64 sc
                                    descriptor(b + k * 32, 16, 1024), k != 0);
                 commit_products();
                 if (p == 0) {
-                    // A slot is given back when the next one is needed: by then it has been read.
-                    if (behind != kNowhere && lane == 0)
-                        arrive(taken + 8 * behind);
-                    behind = slot;
-                    wait(scaled + 8 * slot, slot_parity);
-                    const float of_b = kTransposed ? 1 : read_shared(scales + 4 * kRows);
+                    if (of_slot == 0) {
+                        // A slot is given back when the next one is needed: by then it has been
+                        // read.
+                        if (behind != kNowhere && lane == 0)
+                            arrive(taken + 8 * behind);
+                        behind = slot;
+                        wait(scaled + 8 * slot, slot_parity);
+                    }
+                    const float of_b = kTransposed ? 1 : read_shared(scales + 4 * (kSlotB + of_slot));
 #pragma unroll
                     for (u32 q = 0; q < kParts; ++q)
 #pragma unroll
                         for (u32 half = 0; half < 2; ++half) {
-                            const float of_a = read_shared(scales + 4 * (first_row + q * 64 + half * 8));
+                            const u32 row = first_row + q * 64 + half * 8;
+                            const float of_a = read_shared(scales + 4 * (row * kSlotBlocks + of_slot));
                             scale[q][half] = kTransposed ? of_a : of_a * of_b;
                         }
-                    next_slot();
+                    if (of_slot == kSlotBlocks - 1 || i == tile.blocks - 1)
+                        next_slot();
                 }
                 wait_for_products<0>();
                 if (p == kParts - 1 && lane == 0)
@@ -191,7 +212,7 @@ __device__ __forceinline__ void gemm(const Work& work, const Output& out, u64 sc
                 for (u32 j = 0; j < kColumns / 8; ++j) {
                     float2 of_b = make_float2(1, 1);
                     if (kTransposed)
-                        of_b = read_shared2(scales + 4 * (kRows + 8 * j + 2 * (lane % 4)));
+                        of_b = read_shared2(scales + 4 * (kSlotB + 8 * j + 2 * (lane % 4)));
 #pragma unroll
                     for (u32 half = 0; half < 2; ++half) {
                         const float x = part[4 * j + 2 * half], y = part[4 * j + 2 * half + 1];
@@ -231,6 +252,11 @@ __device__ __forceinline__ const float* scales_at(u64 address, u64 offset) {
 }
 
 #if FORM == 0
+/// Whether every row's scales are fours of them at multiples of 16 bytes.
+__device__ __forceinline__ bool whole_fours(u64 scales, u32 k, u32 ld, u32 stride) {
+    return scales % 16 == 0 && tiles(k, kDepth) % 4 == 0 && ld % 4 == 0 && stride % 4 == 0;
+}
+
 // --- dense and batched
 
 struct Dense {
@@ -249,6 +275,9 @@ struct DenseWork {
     __device__ u32 a_scale_row() const { return push.ld_a_scales; }
     __device__ u32 a_scale_block() const { return 1; }
     __device__ u32 b_scale_block() const { return push.b_scale_block; }
+    __device__ bool whole_scales() const {
+        return whole_fours(push.operands[1], push.k, push.ld_a_scales, push.stride_a_scales);
+    }
     __device__ u32 place_of(u32 row) const { return row; }
     __device__ Matrices a_map() const {
         return codes(push.operands[0], push.m, push.k, push.lda, push.batches, push.stride_a, kRows);
@@ -296,6 +325,9 @@ struct RowsWork {
     __device__ u32 a_scale_row() const { return push.ld_a_scales; }
     __device__ u32 a_scale_block() const { return 1; }
     __device__ u32 b_scale_block() const { return push.b_scale_block; }
+    __device__ bool whole_scales() const {
+        return whole_fours(push.operands[4], push.k, push.ld_a_scales, 0);
+    }
     __device__ u32 place_of(u32 row) const { return push.d_by_slot != 0 ? list(2, row) : row; }
     __device__ Matrices a_map() const {
         return codes(push.operands[3], push.rows, push.k, push.lda, 1, 0, kRows);
@@ -345,6 +377,7 @@ struct AlongWork {
     __device__ u32 a_scale_row() const { return 1; }
     __device__ u32 a_scale_block() const { return push.ld_a_scales; }
     __device__ u32 b_scale_block() const { return push.ld_b_scales; }
+    __device__ bool whole_scales() const { return true; }
     __device__ u32 place_of(u32 row) const { return row; }
     __device__ Matrices a_map() const {
         return codes(push.operands[2], push.m, push.k, push.lda, 1, 0, kRows);

@@ -182,6 +182,10 @@ __device__ __forceinline__ void multiply_codes(float (&d)[64], u64 a, u64 b, boo
 __device__ __forceinline__ void copy_word(u32 to, const float* from) {
     asm volatile("cp.async.ca.shared.global [%0], [%1], 4;" ::"r"(to), "l"(from) : "memory");
 }
+/// Copies four, at multiples of 16 bytes.
+__device__ __forceinline__ void copy_words(u32 to, const float* from) {
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(to), "l"(from) : "memory");
+}
 /// Arrives when this thread's copies of words have arrived.
 __device__ __forceinline__ void arrive_after_copies(u32 barrier) {
     asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" ::"r"(barrier) : "memory");
