@@ -6,8 +6,8 @@
 #   bench/gpu_figures.sh OUT [PART...]
 #
 # OUT gets a JSON file of each part, for bench/compare.py, and table.txt. Parts, by default all in
-# this order: contiguous gradients masked bf16 ids rates kernels peer. The part `tiles` times every
-# tile of every variant, for whoever looks for a better one. From the environment:
+# this order: contiguous gradients masked bf16 ids layer rates kernels peer. The part `tiles` times
+# every tile of every variant, for whoever looks for a better one. From the environment:
 #   BELLOWS_BIN      folder of bellows and bench_*, by default build/release/bin
 #   BELLOWS_DEVICE   by default gpu
 #   BENCH_SECONDS    least time of each row, by default 0.1
@@ -23,7 +23,7 @@ cd "$(dirname "$0")/.."
 out=$1
 shift
 mkdir -p "$out" || exit 2
-[ $# -gt 0 ] || set -- contiguous gradients masked bf16 ids rates kernels peer
+[ $# -gt 0 ] || set -- contiguous gradients masked bf16 ids layer rates kernels peer
 bin=${BELLOWS_BIN:-build/release/bin}
 export BELLOWS_DEVICE="${BELLOWS_DEVICE:-gpu}"
 failed=0
@@ -72,6 +72,9 @@ part_ids() {
     measure ids_prepacked bench_grouped_gemm --a fp8 --b prepacked --filter mul_mat_id
     measure ids_fp8 bench_grouped_gemm --a fp8 --b fp8 --filter mul_mat_id
 }
+part_layer() {
+    measure moe_layer bench_moe_layer
+}
 part_tiles() {
     set -- bench_grouped_gemm --ids none --tiles
     measure tiles_direct "$@" --a bf16 --b bf16 --layout contiguous --variant direct \
@@ -103,7 +106,7 @@ part_peer() {
 
 for part; do
     case $part in
-    contiguous | gradients | masked | bf16 | ids | rates | kernels | peer | tiles) ;;
+    contiguous | gradients | masked | bf16 | ids | layer | rates | kernels | peer | tiles) ;;
     *)
         echo "gpu_figures: there is no part '$part'" >&2
         exit 2
