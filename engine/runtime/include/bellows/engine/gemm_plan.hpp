@@ -32,9 +32,8 @@ struct MatrixShape {
 ///   coopmat2-bf16     matrix units that a whole workgroup multiplies with, on bf16, f32 sums in
 ///                     ascending steps of 64, inside a step as the device does it; for the same
 ///                     operands as wgmma-bf16, other products as coopmat-bf16-kN
-///   coopmat-f16-kN    as coopmat-bf16-kN on f16: operands outside 2^-14 .. 65504 are not exact, so
-///   it serves
-///                     only where it is named
+///   coopmat-f16-kN    as coopmat-bf16-kN on f16: operands outside 2^-14 .. 65504 are not exact,
+///                     so it serves only where it is named
 /// Within a class an element's bits depend on its row of A and its column of B alone. Products of
 /// f32 tensors are always f32-sequential. Attention of bf16 goes by the class, too, where
 /// a tile of it fits the device (attention.hpp).
