@@ -12,24 +12,4 @@
 
 #include "include/gemm_coopmat.glsl"
 
-layout(local_size_x_id = 0) in;
-
-void main() {
-    uint group = gl_WorkGroupID.z;
-    CoopmatTile t;
-    t.k_begin = push.operands.group_begins.v[group];
-    t.k_end = push.operands.group_ends.v[group];
-    if (t.k_begin == t.k_end && push.accumulate != 0u) {
-        return;
-    }
-    t.a = uvec2(push.operands.a);
-    t.b = uvec2(push.operands.b);
-    t.lda = push.lda;
-    t.ldb = push.ldb;
-    t.m0 = gl_WorkGroupID.x * BLOCK_M;
-    t.n0 = gl_WorkGroupID.y * BLOCK_N;
-    t.rows = push.m;
-    t.columns = push.n;
-    uvec2 d = address_add(uvec2(push.operands.d), group, push.stride_d, D_LOG2_BYTES);
-    gemm_coopmat(t, d, push.ldd, push.alpha, push.accumulate != 0u);
-}
+#include "include/gemm_coopmat_along.glsl"

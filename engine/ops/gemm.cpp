@@ -71,9 +71,35 @@ bool on_matrix_units(const Device& device, const Matrix& a, const Matrix& b) {
     return a.bf16 && b.bf16 && device.impl().gemm.gemm_class.units != GemmClass::Units::None;
 }
 
+namespace {
+
+/// Whether all rows are whole groups of 8 elements at multiples of 16 bytes.
+bool in_octets(const Matrix& a, const Matrix& b, const Matrix& d) {
+    return a.aligned8 && b.aligned8 && d.aligned8 && a.rows > 0 && a.columns > 0;
+}
+
+std::uint64_t processors(const Device& device) {
+    constexpr std::uint64_t kUsual = 132;
+    return device.info().processors != 0 ? device.info().processors : kUsual;
+}
+
+} // namespace
+
 bool on_native_units(const Device& device, const Matrix& a, const Matrix& b, const Matrix& d) {
-    return device.impl().gemm.gemm_class.native && on_matrix_units(device, a, b) && a.aligned8 &&
-           b.aligned8 && d.aligned8 && d.columns % 8 == 0 && a.rows > 0 && a.columns > 0;
+    return device.impl().gemm.gemm_class.native && on_matrix_units(device, a, b) &&
+           in_octets(a, b, d);
+}
+
+bool on_workgroup_units(const Device& device, const Matrix& a, const Matrix& b, const Matrix& d) {
+    return device.impl().gemm.gemm_class.workgroup && on_matrix_units(device, a, b) &&
+           in_octets(a, b, d);
+}
+
+std::uint32_t workgroup_columns(const Device& device, std::uint64_t rows, std::uint64_t columns,
+                                std::uint64_t matrices) {
+    using Tile = detail::WorkgroupTile;
+    const std::uint64_t wide = div_up(rows, Tile::kRows) * div_up(columns, Tile::kWide) * matrices;
+    return wide < processors(device) ? Tile::kNarrow : Tile::kWide;
 }
 
 NativeGrid native_grid(const Device& device, std::uint64_t rows, std::uint64_t columns,
@@ -81,16 +107,14 @@ NativeGrid native_grid(const Device& device, std::uint64_t rows, std::uint64_t c
     constexpr std::uint64_t kRows = 128, kWide = 256, kNarrow = 64;
     // A narrow tile has a quarter of a wide one's products and half of its loads.
     constexpr std::uint64_t kWideCost = 8, kNarrowCost = 3;
-    constexpr std::uint64_t kUsualProcessors = 132;
-    const std::uint64_t processors =
-        device.info().processors != 0 ? device.info().processors : kUsualProcessors;
+    const std::uint64_t workgroups = processors(device);
     const std::uint64_t high = div_up(rows, kRows) * matrices;
     const std::uint64_t wide = high * div_up(columns, kWide);
     const std::uint64_t narrow = high * div_up(columns, kNarrow);
     const bool is_wide =
-        div_up(wide, processors) * kWideCost <= div_up(narrow, processors) * kNarrowCost;
+        div_up(wide, workgroups) * kWideCost <= div_up(narrow, workgroups) * kNarrowCost;
     return {is_wide ? kWide : kNarrow,
-            {static_cast<std::uint32_t>(std::min(is_wide ? wide : narrow, processors)), 1, 1}};
+            {static_cast<std::uint32_t>(std::min(is_wide ? wide : narrow, workgroups)), 1, 1}};
 }
 
 namespace {
@@ -156,7 +180,19 @@ void dense_native(Recording& recording, const Arguments& arguments, GemmForm for
     recording.dispatch(kernel, grid.groups);
 }
 
-template <class Scalar, class Units>
+template <class K>
+void dense_by_workgroups(Recording& recording, const Arguments& arguments, const Matrix& a,
+                         const Matrix& b, const Matrix& d, const Sizes& sizes, bool accumulate,
+                         float alpha) {
+    using Tile = detail::WorkgroupTile;
+    const std::uint32_t columns = workgroup_columns(recording.device(), sizes.m, sizes.n, d.batch);
+    auto kernel = fill_workgroup_gemm<K>(arguments, columns, a, b, d, accumulate, alpha);
+    kernel.constants.edges =
+        sizes.m % Tile::kRows != 0 || sizes.n % columns != 0 || sizes.k % Tile::kDepth != 0;
+    dispatch_dense(recording, arguments, kernel, a, b, d, sizes, Tile::kRows, columns);
+}
+
+template <class Scalar, class Units, class Workgroup>
 void dense(Recording& recording, const Arguments& arguments, GemmForm form, const Matrix& a,
            const Matrix& b, const Matrix& d, const Sizes& sizes, bool accumulate, float alpha) {
     arguments.require(d.rows == sizes.m && d.columns == sizes.n && a.batch == b.batch &&
@@ -171,6 +207,10 @@ void dense(Recording& recording, const Arguments& arguments, GemmForm form, cons
     const Device& device = recording.device();
     if (on_native_units(device, a, b, d)) {
         dense_native(recording, arguments, form, a, b, d, sizes, accumulate, alpha);
+        return;
+    }
+    if (on_workgroup_units(device, a, b, d)) {
+        dense_by_workgroups<Workgroup>(recording, arguments, a, b, d, sizes, accumulate, alpha);
         return;
     }
     if (on_matrix_units(device, a, b)) {
@@ -205,9 +245,9 @@ void gemm_nt(Recording& recording, const TensorView& a, const TensorView& b, con
     require_reach(arguments, {a, b, d});
     arguments.require(ma.columns == mb.columns,
                       "K differs: a is " + describe(a) + ", b is " + describe(b));
-    dense<kernels::GemmNt, kernels::GemmCoopmatNt>(recording, arguments, GemmForm::NT, ma, mb, md,
-                                                   {ma.rows, mb.rows, ma.columns}, accumulate,
-                                                   alpha);
+    dense<kernels::GemmNt, kernels::GemmCoopmatNt, kernels::GemmCoopmat2Nt>(
+        recording, arguments, GemmForm::NT, ma, mb, md, {ma.rows, mb.rows, ma.columns}, accumulate,
+        alpha);
 }
 
 void gemm_nn(Recording& recording, const TensorView& a, const TensorView& b, const TensorView& d,
@@ -218,9 +258,9 @@ void gemm_nn(Recording& recording, const TensorView& a, const TensorView& b, con
     require_reach(arguments, {a, b, d});
     arguments.require(ma.columns == mb.rows,
                       "K differs: a is " + describe(a) + ", b is " + describe(b));
-    dense<kernels::GemmNn, kernels::GemmCoopmatNn>(recording, arguments, GemmForm::NN, ma, mb, md,
-                                                   {ma.rows, mb.columns, ma.columns}, accumulate,
-                                                   alpha);
+    dense<kernels::GemmNn, kernels::GemmCoopmatNn, kernels::GemmCoopmat2Nn>(
+        recording, arguments, GemmForm::NN, ma, mb, md, {ma.rows, mb.columns, ma.columns},
+        accumulate, alpha);
 }
 
 void gemm_tn(Recording& recording, const TensorView& a, const TensorView& b, const TensorView& d,
@@ -231,9 +271,9 @@ void gemm_tn(Recording& recording, const TensorView& a, const TensorView& b, con
     require_reach(arguments, {a, b, d});
     arguments.require(ma.rows == mb.rows,
                       "K differs: a is " + describe(a) + ", b is " + describe(b));
-    dense<kernels::GemmTn, kernels::GemmCoopmatTn>(recording, arguments, GemmForm::TN, ma, mb, md,
-                                                   {ma.columns, mb.columns, ma.rows}, accumulate,
-                                                   alpha);
+    dense<kernels::GemmTn, kernels::GemmCoopmatTn, kernels::GemmCoopmat2Tn>(
+        recording, arguments, GemmForm::TN, ma, mb, md, {ma.columns, mb.columns, ma.rows},
+        accumulate, alpha);
 }
 
 void gemm_tn_tall(Recording& recording, const TensorView& a, const TensorView& b,

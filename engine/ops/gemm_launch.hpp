@@ -6,6 +6,7 @@
 
 #include "arguments.hpp"
 #include "runtime/device_impl.hpp"
+#include "runtime/matrices/cooperative_matrices.hpp"
 
 #include <bellows/base/rounding.hpp>
 #include <bellows/engine/gemm.hpp>
@@ -50,7 +51,15 @@ bool on_matrix_units(const Device& device, const Matrix& a, const Matrix& b);
 /// groups of 8 elements.
 bool on_native_units(const Device& device, const Matrix& a, const Matrix& b, const Matrix& d);
 
-/// Columns of the tiles of such a product, 256 or 64, and its workgroups.
+/// The same of matrices of whole workgroups.
+bool on_workgroup_units(const Device& device, const Matrix& a, const Matrix& b, const Matrix& d);
+
+/// Columns of the tiles of such a product, of `matrices` of D: narrow ones where wide ones would
+/// leave processors without.
+std::uint32_t workgroup_columns(const Device& device, std::uint64_t rows, std::uint64_t columns,
+                                std::uint64_t matrices);
+
+/// Columns of the tiles of a product on native units, 256 or 64, and its workgroups.
 struct NativeGrid {
     std::uint64_t width = 0;
     Groups groups;
@@ -111,6 +120,21 @@ K fill_units_gemm(const Arguments& arguments, const Device& device, const GemmTi
         kernel.variant = d.bf16 ? Variant::f16_bf16 : Variant::f16_f32;
     detail::set_tile(kernel.constants, tile, device.info());
     kernel.constants.aligned = a.aligned8 && b.aligned8 && d.aligned ? 1 : 0;
+    return kernel;
+}
+
+/// A kernel of shaders/gemm_coopmat2_*.comp or its grouped ones.
+template <class K>
+K fill_workgroup_gemm(const Arguments& arguments, std::uint32_t columns, const Matrix& a,
+                      const Matrix& b, const Matrix& d, bool accumulate, float alpha) {
+    using Tile = detail::WorkgroupTile;
+    K kernel = fill_operands<K>(arguments, a, b, d, accumulate, alpha);
+    kernel.variant = d.bf16 ? K::Variant::bf16 : K::Variant::f32;
+    kernel.constants.local_size = Tile::kInvocations;
+    kernel.constants.block_m = Tile::kRows;
+    kernel.constants.block_n = columns;
+    kernel.constants.block_k = Tile::kDepth;
+    kernel.constants.adds = accumulate ? 1 : 0;
     return kernel;
 }
 

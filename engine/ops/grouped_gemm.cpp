@@ -50,7 +50,7 @@ void dispatch_rows(Recording& recording, const Arguments& arguments, K kernel, c
     recording.dispatch_indirect(kernel, grid);
 }
 
-template <class Scalar, class Units>
+template <class Scalar, class Units, class Workgroup>
 void grouped_rows(Recording& recording, const Arguments& arguments, const TensorView& a,
                   const TensorView& b, const TensorView& d, GemmForm form, const GroupTiles& tiles,
                   bool accumulate, float alpha) {
@@ -89,8 +89,16 @@ void grouped_rows(Recording& recording, const Arguments& arguments, const Tensor
         recording.dispatch(kernel, native.groups);
         return;
     }
+    const GemmTile& tile = device.impl().gemm.grouped(form);
+    // Another width is one that force_gemm_tile has set.
+    if (on_workgroup_units(device, ma, mb, md) && tile.columns() == detail::WorkgroupTile::kWide) {
+        Workgroup kernel = fill_workgroup_gemm<Workgroup>(arguments, detail::WorkgroupTile::kWide,
+                                                          ma, mb, md, accumulate, alpha);
+        kernel.rows = arguments.u32("rows", ma.rows);
+        dispatch_rows(recording, arguments, kernel, mb, n, k, tiles, grid);
+        return;
+    }
     if (on_units) {
-        const GemmTile& tile = device.impl().gemm.grouped(form);
         dispatch_rows(
             recording, arguments,
             fill_units_gemm<Units>(arguments, device, tile, ma, mb, md, accumulate, alpha), mb, n,
@@ -196,14 +204,16 @@ GroupTiles make_group_tiles(Recording& recording, const TensorView& offsets, std
 
 void grouped_gemm_nt(Recording& recording, const TensorView& a, const TensorView& b,
                      const TensorView& d, const GroupTiles& tiles, bool accumulate, float alpha) {
-    grouped_rows<kernels::GroupedGemmNt, kernels::GroupedGemmCoopmatNt>(
-        recording, Arguments("grouped_gemm_nt"), a, b, d, GemmForm::NT, tiles, accumulate, alpha);
+    grouped_rows<kernels::GroupedGemmNt, kernels::GroupedGemmCoopmatNt,
+                 kernels::GroupedGemmCoopmat2Nt>(recording, Arguments("grouped_gemm_nt"), a, b, d,
+                                                 GemmForm::NT, tiles, accumulate, alpha);
 }
 
 void grouped_gemm_nn(Recording& recording, const TensorView& a, const TensorView& b,
                      const TensorView& d, const GroupTiles& tiles, bool accumulate, float alpha) {
-    grouped_rows<kernels::GroupedGemmNn, kernels::GroupedGemmCoopmatNn>(
-        recording, Arguments("grouped_gemm_nn"), a, b, d, GemmForm::NN, tiles, accumulate, alpha);
+    grouped_rows<kernels::GroupedGemmNn, kernels::GroupedGemmCoopmatNn,
+                 kernels::GroupedGemmCoopmat2Nn>(recording, Arguments("grouped_gemm_nn"), a, b, d,
+                                                 GemmForm::NN, tiles, accumulate, alpha);
 }
 
 void grouped_gemm_tn(Recording& recording, const TensorView& a, const TensorView& b,
@@ -242,6 +252,13 @@ void grouped_gemm_tn(Recording& recording, const TensorView& a, const TensorView
         kernel.groups = arguments.u32("groups", groups);
         kernel.stride_d = arguments.u32("stride of D", md.batch_stride);
         recording.dispatch(kernel, grid.groups);
+        return;
+    }
+    if (on_workgroup_units(device, ma, mb, md)) {
+        const std::uint32_t columns = workgroup_columns(device, md.rows, md.columns, groups);
+        dispatch(fill_workgroup_gemm<kernels::GroupedGemmCoopmat2Tn>(arguments, columns, ma, mb, md,
+                                                                     accumulate, alpha),
+                 detail::WorkgroupTile::kRows, columns);
         return;
     }
     if (on_matrix_units(device, ma, mb)) {

@@ -2,6 +2,7 @@
 #include <bellows/engine/gemm_plan.hpp>
 
 #include "device_impl.hpp"
+#include "matrices/cooperative_matrices.hpp"
 
 #include <bellows/base/error.hpp>
 #include <bellows/kernels/kernels.hpp>
@@ -151,6 +152,24 @@ GemmClass native_class(const Device& device, GemmClass c) {
     return c;
 }
 
+/// The class of matrices of whole workgroups; `c` as for native_class.
+GemmClass workgroup_class(const Device& device, GemmClass c) {
+    c.name = "coopmat2-bf16";
+    c.workgroup = true;
+    using Variant = kernels::GemmCoopmat2Nt::Variant;
+    if (c.why_not.empty())
+        c.why_not = device.why_not(kernels::GemmCoopmat2Nt::info(),
+                                   static_cast<std::uint32_t>(Variant::f32));
+    if (!c.why_not.empty())
+        return c;
+    const std::uint32_t columns =
+        tiles_for(device.info(), c).value().grouped(GemmForm::NT).columns();
+    if (columns != detail::WorkgroupTile::kWide)
+        c.why_not =
+            "tiles of grouped products are " + std::to_string(columns) + " wide on this device";
+    return c;
+}
+
 } // namespace
 
 std::uint32_t GemmTile::local_size(const DeviceInfo& info) const {
@@ -229,6 +248,9 @@ std::vector<GemmClass> gemm_classes(const Device& device) {
     const GemmClass bf16 = units_class(device, GemmClass::Units::BF16);
     std::vector<GemmClass> classes = {native_class(device, bf16), bf16, GemmClass{},
                                       units_class(device, GemmClass::Units::F16)};
+    // No CPU is known on which larger matrices are faster.
+    classes.insert(device.info().is_cpu ? classes.end() : classes.begin() + 1,
+                   workgroup_class(device, bf16));
     const auto taken = std::find_if(classes.begin(), classes.end(),
                                     [](const GemmClass& c) { return c.why_not.empty(); });
     std::rotate(classes.begin(), taken, taken + 1);

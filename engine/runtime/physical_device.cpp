@@ -3,6 +3,7 @@
 
 #include "driver_defects.hpp"
 #include "driver_files.hpp"
+#include "matrices/cooperative_matrices.hpp"
 
 #include <bellows/base/error.hpp>
 
@@ -31,33 +32,6 @@ std::string hex(const std::uint8_t* bytes, std::size_t count) {
     return text;
 }
 
-const char* component_name(VkComponentTypeKHR type) {
-    switch (type) {
-    case VK_COMPONENT_TYPE_FLOAT16_KHR:
-        return "f16";
-    case VK_COMPONENT_TYPE_FLOAT32_KHR:
-        return "f32";
-    case VK_COMPONENT_TYPE_FLOAT64_KHR:
-        return "f64";
-    case VK_COMPONENT_TYPE_SINT8_KHR:
-        return "s8";
-    case VK_COMPONENT_TYPE_UINT8_KHR:
-        return "u8";
-    case VK_COMPONENT_TYPE_SINT32_KHR:
-        return "s32";
-    case VK_COMPONENT_TYPE_UINT32_KHR:
-        return "u32";
-    case VK_COMPONENT_TYPE_BFLOAT16_KHR:
-        return "bf16";
-    case VK_COMPONENT_TYPE_FLOAT8_E4M3_EXT:
-        return "e4m3";
-    case VK_COMPONENT_TYPE_FLOAT8_E5M2_EXT:
-        return "e5m2";
-    default:
-        return "other";
-    }
-}
-
 std::set<std::string> extensions_of(const volk::VolkInstanceTable& vki, VkPhysicalDevice handle) {
     std::uint32_t count = 0;
     check(vki.vkEnumerateDeviceExtensionProperties(handle, nullptr, &count, nullptr),
@@ -69,32 +43,6 @@ std::set<std::string> extensions_of(const volk::VolkInstanceTable& vki, VkPhysic
     for (const auto& property : properties)
         names.insert(property.extensionName);
     return names;
-}
-
-/// Each row as "MxNxK a->c scope", and as the features that kernel variants ask for:
-/// "coopmat_f16_f32_16x16x16".
-void list_cooperative_matrices(const volk::VolkInstanceTable& vki, PhysicalDevice& device) {
-    std::uint32_t count = 0;
-    if (vki.vkGetPhysicalDeviceCooperativeMatrixPropertiesKHR(device.handle, &count, nullptr) !=
-        VK_SUCCESS)
-        return;
-    VkCooperativeMatrixPropertiesKHR empty{};
-    empty.sType = VK_STRUCTURE_TYPE_COOPERATIVE_MATRIX_PROPERTIES_KHR;
-    std::vector<VkCooperativeMatrixPropertiesKHR> rows(count, empty);
-    if (vki.vkGetPhysicalDeviceCooperativeMatrixPropertiesKHR(device.handle, &count, rows.data()) !=
-        VK_SUCCESS)
-        return;
-    for (const auto& row : rows) {
-        const std::string a = component_name(row.AType), c = component_name(row.CType);
-        const std::string shape = std::to_string(row.MSize) + "x" + std::to_string(row.NSize) +
-                                  "x" + std::to_string(row.KSize);
-        device.info.cooperative_matrices.push_back(
-            shape + " " + a + "->" + c +
-            (row.scope == VK_SCOPE_SUBGROUP_KHR ? " subgroup" : " workgroup"));
-        if (row.AType == row.BType && row.CType == row.ResultType &&
-            row.scope == VK_SCOPE_SUBGROUP_KHR)
-            device.info.features.push_back("coopmat_" + a + "_" + c + "_" + shape);
-    }
 }
 
 /// The extension by which the driver reads its own clock and the host's steady clock at one moment,
@@ -326,7 +274,7 @@ PhysicalDevice inspect(const volk::VolkInstanceTable& vki, VkPhysicalDevice hand
         want.cooperative_matrix.cooperativeMatrix = VK_TRUE;
         enable(VK_KHR_COOPERATIVE_MATRIX_EXTENSION_NAME, want.cooperative_matrix);
         info.features.push_back("cooperative_matrix");
-        list_cooperative_matrices(vki, device);
+        list_cooperative_matrices(vki, handle, info);
     }
     if (has.cooperative_matrix2.cooperativeMatrixWorkgroupScope &&
         has.cooperative_matrix2.cooperativeMatrixFlexibleDimensions &&
@@ -335,6 +283,7 @@ PhysicalDevice inspect(const volk::VolkInstanceTable& vki, VkPhysicalDevice hand
         want.cooperative_matrix2.pNext = nullptr;
         enable(VK_NV_COOPERATIVE_MATRIX_2_EXTENSION_NAME, want.cooperative_matrix2);
         info.features.push_back("cooperative_matrix2");
+        list_workgroup_matrices(vki, handle, has.cooperative_matrix2, info);
     }
     // For native kernels, which are there for one kind of GPU.
     if (is_hopper(vki, handle)) {

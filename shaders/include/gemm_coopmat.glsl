@@ -12,11 +12,13 @@
 #ifndef BELLOWS_GEMM_COOPMAT_GLSL
 #define BELLOWS_GEMM_COOPMAT_GLSL
 
+#include "coopmat_tile.glsl"
 #include "gemm_operands.glsl"
 #include "matrix_type.glsl"
 
 #define BLOCK_M (mma_m * fragments_m * warps_m)
 #define BLOCK_N (mma_n * fragments_n * warps_n)
+#define OF_GROUP(x) (x)
 #define PADDING 8u // elements between staged rows, against bank conflicts
 
 // An operand's block is staged as rows of block_k elements, or, where memory has k as its rows and
@@ -48,19 +50,6 @@
 #define D_STAGE (warps_m * warps_n * D_PART)
 shared uvec4 a_stage[stages * A_STAGE > D_STAGE ? stages * A_STAGE : D_STAGE];
 shared uvec4 b_stage[stages * B_STAGE];
-
-struct CoopmatTile {
-    uvec2 a;      // addresses of A and B
-    uvec2 b;
-    uint lda;     // elements from one stored row to the next
-    uint ldb;
-    uint m0;      // first row and column of the tile
-    uint n0;
-    uint rows;    // rows and columns of D that exist
-    uint columns;
-    uint k_begin; // sum over k_begin <= k < k_end
-    uint k_end;
-};
 
 // Eight neighbours in memory of an operand whose element (x, k) stands at x * ld + k or, by_k, at
 // k * ld + x. Nothing is done with what is loaded, so that nobody waits for it yet: x beyond the

@@ -39,7 +39,7 @@ protected:
 
 TEST_F(OpsGemmClass, TheDevicesOwnComesFirstAndEveryOtherSaysWhyNot) {
     const std::vector<GemmClass> classes = gemm_classes(device());
-    ASSERT_EQ(classes.size(), 4u);
+    ASSERT_EQ(classes.size(), 5u);
     EXPECT_EQ(classes[0].name, gemm_class(device()).name);
     EXPECT_EQ(classes[0].why_not, "");
     const bool has_matrices = !device().info().cooperative_matrices.empty();
@@ -78,6 +78,30 @@ TEST_F(OpsGemmClass, CanBeForcedWhenTheDeviceIsMade) {
     EXPECT_EQ(gemm_class(*testing::make_device(options)).name, "f32-sequential");
     options.gemm_class = "f64-by-hand";
     EXPECT_THROW(testing::make_device(options), Error);
+}
+
+TEST_F(OpsGemmClass, MatricesOfWorkgroupsComeBehindNativeCodeAndCanBeLeftOut) {
+    const auto find = [](const Device& on) {
+        const auto classes = gemm_classes(on);
+        return *std::find_if(classes.begin(), classes.end(),
+                             [](const GemmClass& c) { return c.name == "coopmat2-bf16"; });
+    };
+    DeviceOptions options = testing::test_options();
+    options.gemm_class = "";
+    options.leave_out = {"nvidia_binary_import"};
+    const auto without_native = testing::make_device(options);
+    const GemmClass found = find(*without_native);
+    EXPECT_TRUE(found.workgroup);
+    EXPECT_EQ(gemm_class(*without_native).workgroup,
+              found.why_not.empty() && !without_native->info().is_cpu);
+    options.leave_out = {"nvidia_binary_import", "coopmat2_bf16_f32"};
+    const auto without = testing::make_device(options);
+    EXPECT_NE(find(*without).why_not, "");
+    if (found.why_not.empty()) {
+        EXPECT_EQ(find(*without).why_not, "the device lacks coopmat2_bf16_f32");
+    }
+    EXPECT_FALSE(gemm_class(*without).workgroup);
+    EXPECT_THROW(use_gemm_class(*without, "coopmat2-bf16"), Error);
 }
 
 TEST_F(OpsGemmClass, ProductsOfF32TensorsAreTheSameInEveryClass) {

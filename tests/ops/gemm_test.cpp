@@ -6,6 +6,8 @@
 
 #include <bellows/engine/gemm.hpp>
 
+#include <array>
+
 namespace bellows {
 namespace {
 
@@ -41,6 +43,48 @@ TEST_F(OpsGemm, ARowsBitsDoNotDependOnTheOthers) {
                 ops::gemm_nt(recording, a.view.rows(57, 1), b, one);
             });
             EXPECT_EQ(read(all.view.rows(57, 1)), read(one));
+        }
+    }
+}
+
+TEST_F(OpsGemm, APartOfAProductIsTheProductOfTheParts) {
+    // The whole has enough tiles of 128 x 128 for all processors of a GPU, and some at the edge;
+    // the parts are small and off the tiles' borders. k is no multiple of what is unrolled or
+    // staged.
+    const std::uint64_t side = device().info().is_cpu ? 328 : 1640, k = 2 * 256 + 64 + 40;
+    struct Part {
+        std::uint64_t row, rows, column, columns;
+    };
+    const auto parts = std::to_array<Part>(
+        {{136, 40, 200, 48}, {0, 1, 0, 8}, {0, 128, 128, 128}, {side - 24, 24, side - 136, 136}});
+    for (const GemmClass& c : classes()) {
+        for (const GemmForm form : {GemmForm::NT, GemmForm::NN, GemmForm::TN}) {
+            use_gemm_class(device(), c.name);
+            const bool tn = form == GemmForm::TN, nt = form == GemmForm::NT;
+            const auto op = nt ? ops::gemm_nt : tn ? ops::gemm_tn : ops::gemm_nn;
+            const OpTensor a = tensor(DType::BF16, {tn ? k : side, tn ? side : k},
+                                      random(DType::BF16, side * k, 1));
+            const OpTensor b = tensor(DType::BF16, {nt ? side : k, nt ? k : side},
+                                      random(DType::BF16, side * k, 2));
+            for (const DType dtype : {DType::F32, DType::BF16}) {
+                const OpTensor whole = result(dtype, {side, side});
+                run([&](Recording& recording) { op(recording, a, b, whole, false, 1.0f); });
+                for (const Part& p : parts) {
+                    if (tn && p.rows == 1) { // its rows of A are no multiple of 16 bytes
+                        continue;
+                    }
+                    SCOPED_TRACE(c.name + ", form " + std::to_string(static_cast<int>(form)) +
+                                 ", " + to_string(dtype) + ", " + std::to_string(p.rows) + " rows");
+                    const TensorView d = ops::slice(ops::slice(whole.view, 0, p.row, p.rows), 1,
+                                                    p.column, p.columns);
+                    const OpTensor alone = result(dtype, {p.rows, p.columns});
+                    run([&](Recording& recording) {
+                        op(recording, ops::slice(a.view, tn ? 1 : 0, p.row, p.rows),
+                           ops::slice(b.view, nt ? 0 : 1, p.column, p.columns), alone, false, 1.0f);
+                    });
+                    EXPECT_EQ(read(d), read(alone));
+                }
+            }
         }
     }
 }

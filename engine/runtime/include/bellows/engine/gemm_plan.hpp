@@ -29,8 +29,11 @@ struct MatrixShape {
 ///   wgmma-bf16        Hopper's warpgroup units on bf16, f32 sums in ascending steps of 16. This
 ///                     holds where the operands begin at multiples of 16 bytes and N and the
 ///                     distances of rows are multiples of 8; other products as coopmat-bf16-kN
-///   coopmat-f16-kN    the same on f16: operands outside 2^-14 .. 65504 are not exact, so it serves
-///                     only where it is named
+///   coopmat2-bf16     matrix units that a whole workgroup multiplies with, on bf16, f32 sums in
+///                     ascending steps of 64, inside a step as the device does it; for the same
+///                     operands as wgmma-bf16, other products as coopmat-bf16-kN
+///   coopmat-f16-kN    as coopmat-bf16-kN on f16: operands outside 2^-14 .. 65504 are not exact,
+///                     so it serves only where it is named
 /// Within a class an element's bits depend on its row of A and its column of B alone. Products of
 /// f32 tensors are always f32-sequential. Attention of bf16 goes by the class, too, where
 /// a tile of it fits the device (attention.hpp).
@@ -39,9 +42,10 @@ struct GemmClass {
 
     std::string name = "f32-sequential";
     Units units = Units::None;
-    bool native = false; ///< by code of the GPU's own instruction set
-    MatrixShape shape;   ///< where units are used
-    std::string why_not; ///< "" when this device and build have it
+    bool native = false;    ///< by code of the GPU's own instruction set
+    bool workgroup = false; ///< by matrices of whole workgroups
+    MatrixShape shape;      ///< where units are used
+    std::string why_not;    ///< "" when this device and build have it
 };
 
 /// The tile of a workgroup of kernels on matrix units; fields are constants of
