@@ -33,9 +33,14 @@ Rows rows_of(const Operands& operands, const char* name, const TensorView& view,
 void move(Recording& recording, const Operands& operands, const GroupedRows& grouped,
           const Rows& from, const Rows& to, std::uint32_t share, bool accumulate) {
     const ops::GroupTiles& list = grouped.tiles;
+    const auto in_fours = [](const Rows& rows) {
+        return rows.words % 4 == 0 && rows.ld % 4 == 0 && rows.memory.offset % 16 == 0;
+    };
+    const bool wide = share != 0 && !from.half_row && in_fours(from) && in_fours(to);
     recording.dispatch_indirect(
         kernels::Fp8MoveRows{
-            .constants = {.local_size = recording.device().info().is_cpu ? 8u : 128u},
+            .constants = {.local_size = recording.device().info().is_cpu ? 8u : 128u,
+                          .wide = wide ? 1u : 0u},
             .tiles = list.tiles,
             .ends = list.rows.ends.buffer,
             .slots = grouped.slots.buffer,
