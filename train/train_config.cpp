@@ -58,6 +58,7 @@ void for_each_field(Config& c, Visit&& visit) {
     visit("checkpoint_every", c.checkpoint_every, 0, kAny);
     visit("checkpoint_minutes", c.checkpoint_minutes, 0.0, 1e6);
     visit("keep_checkpoints", c.keep_checkpoints, 1, kAny);
+    visit("sample_tokens", c.sample_tokens, 0, 1'000'000);
     visit("tensorboard", c.tensorboard, 0, 1);
     visit("step_timeout", c.step_timeout, 0.001, 1e9);
 }

@@ -93,6 +93,7 @@ const std::map<std::string_view, std::string_view> kTrainComments = {
     {"checkpoint_every", "steps; 0: by time (checkpoint_minutes)"},
     {"checkpoint_minutes", "without checkpoint_every; 0: at the end only"},
     {"keep_checkpoints", "older ones are removed"},
+    {"sample_tokens", "of the text that the finished model writes; 0: none"},
     {"tensorboard", "whether an event file of TensorBoard is written beside metrics.jsonl"},
     {"step_timeout", "seconds that a rank waits at most for its device or a peer that lives"},
 };

@@ -79,9 +79,11 @@ void try_model(const TrainOptions& options, FinishedRun& run) {
         LanguageModel model(device_options_of_rank(train.device, 0), run.checkpoint,
                             {.timeout = wait_limit(train)});
         run.summary.held_out_loss = held_out_loss(model, train, run.corpus);
+        if (train.sample_tokens == 0)
+            return;
         GenerateOptions generate;
         generate.prompt = "The ";
-        generate.tokens = 240;
+        generate.tokens = train.sample_tokens;
         generate.temperature = 0.7;
         begin_trying(train);
         run.summary.sample = generate_text(model, run.tokenizer, generate);

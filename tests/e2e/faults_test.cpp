@@ -177,7 +177,7 @@ TEST(OlderCheckpoints, ThatCannotBeRemovedAreAWarningOfTheirOwn) {
     const Workspace workspace;
     const fs::path run = workspace.path() / "run";
     Command command = workspace.start(workspace.train_arguments(
-        "run", {"--ranks", "1", "--steps", "300", "--checkpoint-every", "1"}));
+        "run", {"--ranks", "1", "--steps", "80", "--checkpoint-every", "1"}));
     const auto warned = [&] {
         // The name under which a checkpoint is removed: a folder cannot take that of a file.
         const auto newest = bellows::latest_checkpoint(run);
@@ -192,7 +192,7 @@ TEST(OlderCheckpoints, ThatCannotBeRemovedAreAWarningOfTheirOwn) {
     const Finished finished = command.wait();
     EXPECT_EQ(finished.exit_code, 0) << finished.errors;
     EXPECT_EQ(finished.out.find(kWarning), std::string::npos) << finished.out;
-    EXPECT_EQ(bellows::Checkpoint::open(run).state().step, 300u);
+    EXPECT_EQ(bellows::Checkpoint::open(run).state().step, 80u);
     EXPECT_EQ(std::distance(fs::directory_iterator(run / "checkpoints"), {}), 2)
         << "the checkpoints after the warning removed them";
 }
@@ -201,7 +201,7 @@ TEST_P(FullDiskAtACheckpoint, IsAWarningAndTheRunGoesOn) {
     constexpr rlim_t kTooSmallForAShard = 60'000; // metrics.jsonl stays below that
     const Workspace workspace;
     Flags flags = GetParam().flags;
-    flags.insert(flags.end(), {"--steps", "120", "--checkpoint-every", "10"});
+    flags.insert(flags.end(), {"--steps", "70", "--checkpoint-every", "10"});
     const fs::path run = workspace.path() / "run";
     Command command = workspace.start(workspace.train_arguments("run", flags));
     const auto saved = [&] { return bellows::latest_checkpoint(run).has_value(); };
@@ -221,8 +221,8 @@ TEST_P(FullDiskAtACheckpoint, IsAWarningAndTheRunGoesOn) {
     ::kill(writer, SIGCONT);
     const Finished finished = command.wait();
     EXPECT_EQ(finished.exit_code, 0) << finished.errors;
-    EXPECT_EQ(lines_of(run), 120u);
-    EXPECT_EQ(bellows::Checkpoint::open(run).state().step, 120u) << "the disk had room again";
+    EXPECT_EQ(lines_of(run), 70u);
+    EXPECT_EQ(bellows::Checkpoint::open(run).state().step, 70u) << "the disk had room again";
     EXPECT_TRUE(no_temporary_below(run));
 }
 

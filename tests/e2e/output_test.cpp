@@ -58,6 +58,9 @@ TEST_F(Output, TheFolderHoldsWhatTheSummaryNames) {
         EXPECT_NE(finished_.out.find((run_ / file).string()), std::string::npos) << finished_.out;
     }
     EXPECT_NE(finished_.out.find("tokens/s"), std::string::npos) << finished_.out;
+    const std::size_t sample = finished_.out.find("sample:");
+    ASSERT_NE(sample, std::string::npos) << finished_.out;
+    EXPECT_LT(finished_.out.size() - sample, 200u) << "of 8 tokens: " << finished_.out;
     EXPECT_EQ(finished_.out.find("PMIX"), std::string::npos) << finished_.out;
     const std::string picture = bellows::content_of(run_ / "loss.svg");
     EXPECT_EQ(picture.rfind("<svg", 0), 0u);
@@ -168,7 +171,8 @@ TEST_F(Output, TheLossOnHeldOutTextIsTold) {
     constexpr const char* kLine = "held-out loss ";
     EXPECT_EQ(finished_.out.find(kLine), std::string::npos) << "nothing was held out";
     Flags arguments = workspace_->train_arguments("held-out", {"--ranks", "2", "--steps", "30"});
-    arguments.at(2) = workspace_->edited_config("lr = 3e-3", "lr = 3e-3\nholdout = 0.1").string();
+    arguments.at(2) =
+        workspace_->edited_config("sample_tokens = 8", "sample_tokens = 0\nholdout = 0.1").string();
     const Finished finished = workspace_->bellows(arguments);
     ASSERT_EQ(finished.exit_code, 0) << finished.errors;
     const std::size_t at = finished.out.find(kLine);

@@ -45,6 +45,7 @@ batch = 8
 seq = 32
 lr = 3e-3
 warmup_steps = 4
+sample_tokens = 8
 )";
 
 /// Sentences from few words: something to learn in a dozen steps.

@@ -52,6 +52,7 @@ TEST(TrainConfig, ReadsAndWritesEveryKey) {
     config.pp = 2;
     config.checkpoint_every = 10;
     config.checkpoint_minutes = 2.5;
+    config.sample_tokens = 7;
     config.step_timeout = 12.5;
     const std::string text = to_toml(config);
     EXPECT_EQ(parse(text), config) << text;

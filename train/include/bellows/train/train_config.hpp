@@ -44,7 +44,8 @@ struct TrainConfig : TrainingShape {
     std::uint64_t checkpoint_every = 0; ///< steps; 0: by time (checkpoint_minutes)
     double checkpoint_minutes = 10;     ///< without checkpoint_every; 0: at the end only
     std::uint64_t keep_checkpoints = 2;
-    bool tensorboard = false; ///< an event file of TensorBoard beside metrics.jsonl
+    std::uint64_t sample_tokens = 240; ///< of the text that the finished model writes; 0: none
+    bool tensorboard = false;          ///< an event file of TensorBoard beside metrics.jsonl
     /// Seconds that a rank waits at most for its device, or for a peer that lives but does not
     /// come. Peers that die or stop are noticed in seconds, whatever this is.
     double step_timeout = 3600;
