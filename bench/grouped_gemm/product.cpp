@@ -10,6 +10,10 @@ namespace bellows::bench {
 
 namespace {
 
+/// A device's own FP8 units keep fewer bits of a sum than f32 has: 1.3e-4 of its terms' magnitude
+/// in the mean on an H200.
+constexpr double kNativeTolerance = 1e-3;
+
 TensorView words(OpData& data, const std::vector<std::uint64_t>& values) {
     const TensorView view = data.empty(DType::U32, {values.size()});
     const std::vector<std::uint32_t> narrow(values.begin(), values.end());
@@ -170,7 +174,10 @@ std::string GroupedProduct::check_samples() const {
             actual = d.at(masked ? g : 0, row, j);
         }
         const std::string what = "d of group " + std::to_string(g) + ", row " + std::to_string(i);
-        const std::string wrong = compare(what.c_str(), j, actual, sum, tolerance(d_.dtype), scale);
+        const bool native = case_.a.fp8 && case_.b.fp8 && goes_native(device, case_.way);
+        const double within =
+            native ? std::max(kNativeTolerance, tolerance(d_.dtype)) : tolerance(d_.dtype);
+        const std::string wrong = compare(what.c_str(), j, actual, sum, within, scale);
         if (!wrong.empty())
             return wrong;
     }

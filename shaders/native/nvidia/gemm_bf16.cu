@@ -12,7 +12,7 @@
 // Launch    384 threads, any number of workgroups: each takes every so-many-th tile. Two
 //           warpgroups multiply, one thread of the third copies boxes of A and B into a ring of
 //           stages, by tensor maps that the kernel writes into its scratch memory. All workgroups
-//           write the same bytes there. Its warp prefetches what f32 sums are added to (tn).
+//           write the same bytes there.
 #include "output.cuh"
 
 #ifndef FORM
@@ -81,16 +81,10 @@ __device__ __forceinline__ void gemm(const Work& work, const Output& out, u64 sc
     };
     if (group == 2) {
         asm volatile("setmaxnreg.dec.sync.aligned.u32 24;");
-        if (threadIdx.x / 32 != kConsumers / 32)
+        if (threadIdx.x != kConsumers)
             return;
         for (u32 t = blockIdx.x; t < count; t += gridDim.x) {
             const Tile tile = work.tile(t);
-            if (kAByK) {
-                __syncwarp(); // the lanes that do not copy wait for the one that does
-                prefetch<kRows, kColumns>(out, tile.matrix, tile.row, tile.end, tile.column);
-            }
-            if (lane != 0)
-                continue;
             for (u32 k = tile.k_begin; k < tile.k_end; k += kDepth) {
                 wait(empty + 8 * stage, parity ^ 1);
                 const u32 a = base + stage * kStageBytes, b = a + kABytes, done = full + 8 * stage;

@@ -123,8 +123,6 @@ __device__ __forceinline__ void gemm(const Work& work, const Output& out, u64 sc
                 }
         } else if (warp == kWarps + 1) {
             for (u32 t = blockIdx.x; mine.next(t, tile); t += gridDim.x) {
-                if (kTransposed)
-                    prefetch<kRows, kColumns>(out, tile.matrix, tile.row, tile.end, tile.column);
                 const float *a = tile.a_scales, *b = tile.b_scales;
                 const u32 a_last = mine.a_rows() - 1 - tile.a_row;
                 const u32 b_last = mine.columns() - 1 - tile.column;

@@ -30,25 +30,6 @@ struct Output {
     float alpha;
 };
 
-/// Asks for what `store` will add to, while the sums are still being made: rows x columns of f32, by
-/// a whole warp.
-template <u32 kRows, u32 kColumns>
-__device__ __forceinline__ void prefetch(const Output& out, u64 matrix, u32 row, u32 end,
-                                         u32 column) {
-    constexpr u32 kLine = 32; // elements
-    const u32 lane = threadIdx.x % 32;
-    if (!out.f32 || !out.accumulate)
-        return;
-#pragma unroll 4
-    for (u32 i = lane; i < kRows * kColumns / kLine; i += 32) {
-        const u32 r = row + i / (kColumns / kLine), c = column + i % (kColumns / kLine) * kLine;
-        const float* const line =
-            reinterpret_cast<const float*>(out.memory) + matrix + static_cast<u64>(r) * out.ld + c;
-        if (r < end && c < out.columns)
-            asm volatile("prefetch.global.L2 [%0];" ::"l"(line));
-    }
-}
-
 /// This thread's part of 64 rows x 2 kFloats columns from `column` on: two rows. here: which of them
 /// D has; at: where they begin, in elements of D.
 template <u32 kFloats>
