@@ -28,11 +28,12 @@ using namespace hopper;
 
 constexpr bool kAByK = FORM == 2, kBByK = FORM != 0;
 constexpr u32 kRows = 128, kColumns = WIDTH, kDepth = 64; // of a tile, and of k in a stage
-constexpr u32 kStages = WIDTH == 256 ? 4 : 8;
+constexpr u32 kStages = WIDTH == 256 ? (kAByK ? 3 : 4) : (kAByK ? 6 : 8);
 constexpr u32 kBand = 16;                // rows of tiles that run together
 constexpr u32 kBoxBytes = 64 * 128;      // of 64 rows
 constexpr u32 kABytes = kRows * 128, kBBytes = kColumns * 128, kStageBytes = kABytes + kBBytes;
 constexpr u32 kBarriers = kStages * kStageBytes, kMaps = kBarriers + 128; // in shared memory
+constexpr u32 kResults = kMaps + 256;    // pieces of D, of FORM 2
 constexpr u32 kConsumers = 256; // threads that multiply
 
 /// Where a tile stands.
@@ -156,6 +157,13 @@ __device__ __forceinline__ void gemm(const Work& work, const Output& out, u64 sc
             arrive(empty + 8 * before);
         else if (tile.k_begin >= tile.k_end && out.accumulate)
             continue;
+        if (kAByK && out.f32) {
+            const u32 row = tile.row + group * 64;
+            store_by_copies(out, sums, row, tile.end, tile.column,
+                            tile.matrix + static_cast<u64>(row) * out.ld,
+                            base + kResults + group * kPieces * kPieceBytes, 2 + group);
+            continue;
+        }
         bool here[2];
         u64 at[2];
 #pragma unroll
@@ -166,6 +174,8 @@ __device__ __forceinline__ void gemm(const Work& work, const Output& out, u64 sc
         }
         store(out, sums, tile.column, here, at);
     }
+    if (kAByK)
+        wait_for_copies();
 }
 
 /// An operand's map: `rows` x `columns` as memory has them. A single matrix has any stride.

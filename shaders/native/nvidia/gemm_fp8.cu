@@ -35,7 +35,7 @@ using namespace hopper;
 constexpr bool kTransposed = FORM == 1;
 constexpr u32 kRows = HEIGHT, kColumns = 128, kDepth = 128; // of a tile, and of k in a stage
 constexpr u32 kParts = kRows / 128;                         // of 64 rows, of each warpgroup
-constexpr u32 kStages = HEIGHT == 256 ? 4 : 6;
+constexpr u32 kStages = HEIGHT == 256 ? (kTransposed ? 3 : 4) : (kTransposed ? 4 : 6);
 // A slot holds the scales of so many blocks of k: of FORM 0, where those of a row follow one another,
 // four, which 16 bytes bring.
 constexpr u32 kSlots = 4, kSlotBlocks = kTransposed ? 1 : 4;
@@ -46,6 +46,7 @@ constexpr u32 kSlotB = kRows * kSlotBlocks;                 // where B's scales 
 constexpr u32 kSlotScales = kSlotB + (kTransposed ? kColumns : kSlotBlocks);
 constexpr u32 kScales = kStages * kStageBytes;              // in shared memory
 constexpr u32 kBarriers = kScales + kSlots * kSlotScales * 4, kMaps = kBarriers + 256;
+constexpr u32 kResults = kMaps + 256;                       // pieces of D, of FORM 1
 constexpr u32 kConsumers = 256;                             // threads that multiply
 constexpr u32 kWarps = kConsumers / 32;
 constexpr u32 kNowhere = ~0u;                               // the place of a row that D lacks
@@ -226,6 +227,16 @@ __device__ __forceinline__ void gemm(const Work& work, const Output& out, u64 sc
         }
         if (tile.blocks == 0 && out.accumulate)
             continue;
+        if (kTransposed && out.f32) {
+#pragma unroll
+            for (u32 p = 0; p < kParts; ++p) {
+                const u32 row = tile.row + group * kParts * 64 + p * 64;
+                store_by_copies(out, sums[p], row, tile.end, tile.column,
+                                tile.matrix + static_cast<u64>(row) * out.ld,
+                                base + kResults + group * kPieces * kPieceBytes, 1 + group);
+            }
+            continue;
+        }
 #pragma unroll
         for (u32 p = 0; p < kParts; ++p) {
             bool here[2];
@@ -240,6 +251,8 @@ __device__ __forceinline__ void gemm(const Work& work, const Output& out, u64 sc
             store(out, sums[p], tile.column, here, at);
         }
     }
+    if (kTransposed)
+        wait_for_copies();
 }
 
 __device__ __forceinline__ Matrices codes(u64 address, u32 rows, u32 columns, u32 ld, u32 count,

@@ -30,6 +30,75 @@ struct Output {
     float alpha;
 };
 
+// --- f32 results through shared memory: copies write them, or add them in the device's cache, while
+// --- the warpgroup goes on with its next tile
+
+constexpr u32 kPieceColumns = 64;
+constexpr u32 kPieceRow = 4 * kPieceColumns + 32; // bytes; rows that a warp writes are in different banks
+constexpr u32 kPieceBytes = 64 * kPieceRow;
+constexpr u32 kPieces = 2; // of a warpgroup, in turn
+
+/// Until all but the last kLeft pieces of this thread have been read from shared memory.
+template <u32 kLeft>
+__device__ __forceinline__ void wait_for_reads() {
+    asm volatile("cp.async.bulk.wait_group.read %0;" ::"n"(kLeft) : "memory");
+}
+/// Until what this thread's copies write has been written.
+__device__ __forceinline__ void wait_for_copies() {
+    asm volatile("cp.async.bulk.wait_group 0;" ::: "memory");
+}
+
+/// 64 rows x 2 kFloats columns of a warpgroup's sums to D, which is f32, from `row` and `column` on.
+/// at: where D's row `row` begins, in elements; end: of its rows. pieces: shared memory of this
+/// warpgroup, kPieces of them; barrier: its own.
+template <u32 kFloats>
+__device__ __forceinline__ void store_by_copies(const Output& out, float (&sums)[kFloats], u32 row,
+                                                u32 end, u32 column, u64 at, u32 pieces,
+                                                u32 barrier) {
+    constexpr u32 kEights = kPieceColumns / 8;
+    const u32 thread = threadIdx.x % 128, lane = threadIdx.x % 32;
+    const u32 mine = thread / 32 * 16 + lane / 4;
+#pragma unroll
+    for (u32 piece = 0; piece < 2 * kFloats / kPieceColumns; ++piece) {
+        const u32 to = pieces + piece % kPieces * kPieceBytes;
+        if (thread < 64)
+            wait_for_reads<kPieces - 1>();
+        asm volatile("bar.sync %0, 128;" ::"r"(barrier) : "memory");
+#pragma unroll
+        for (u32 half = 0; half < 2; ++half)
+#pragma unroll
+            for (u32 j = 0; j < kEights; ++j) {
+                const float* const v = &sums[4 * (piece * kEights + j) + 2 * half];
+                asm volatile("st.shared.v2.f32 [%0], {%1, %2};" ::"r"(
+                                 to + (mine + 8 * half) * kPieceRow + 32 * j + 8 * (lane % 4)),
+                             "f"(__fmul_rn(v[0], out.alpha)), "f"(__fmul_rn(v[1], out.alpha))
+                             : "memory");
+            }
+        fence_shared_writes();
+        asm volatile("bar.sync %0, 128;" ::"r"(barrier) : "memory");
+        if (thread < 64) {
+            const u32 c = column + piece * kPieceColumns;
+            if (row + thread < end && c < out.columns) {
+                const float* const d = reinterpret_cast<const float*>(out.memory) + at +
+                                       static_cast<u64>(thread) * out.ld + c;
+                const u32 bytes = 4 * min(out.columns - c, kPieceColumns);
+                const u32 from = to + thread * kPieceRow;
+                if (out.accumulate)
+                    asm volatile("cp.reduce.async.bulk.global.shared::cta.bulk_group.add.f32 [%0], "
+                                 "[%1], %2;" ::"l"(d),
+                                 "r"(from), "r"(bytes)
+                                 : "memory");
+                else
+                    asm volatile("cp.async.bulk.global.shared::cta.bulk_group [%0], [%1], %2;" ::"l"(
+                                     d),
+                                 "r"(from), "r"(bytes)
+                                 : "memory");
+            }
+            asm volatile("cp.async.bulk.commit_group;" ::: "memory");
+        }
+    }
+}
+
 /// This thread's part of 64 rows x 2 kFloats columns from `column` on: two rows. here: which of them
 /// D has; at: where they begin, in elements of D.
 template <u32 kFloats>
