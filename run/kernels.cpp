@@ -174,6 +174,10 @@ bool wants_copies_of_weights(Device& device, Precision precision, const KernelNa
     if (key.empty())
         return false;
     const fp8::Variant variant = key == "bf16" ? fp8::Variant::Direct : fp8::Variant::Packed;
+    const auto reads_copies = [&](const fp8::ProductKind& kind, fp8::Variant of) {
+        return kind.form != GemmForm::TN &&
+               (of == variant || (of == fp8::Variant::Native && kind.form == GemmForm::NN));
+    };
     std::string text = wanted_variants(key);
     if (text == "measured")
         return fp8::why_not(device, variant).empty();
@@ -186,7 +190,7 @@ bool wants_copies_of_weights(Device& device, Precision precision, const KernelNa
         const fp8::Choice choice = parse_products(device, key, text);
         const auto& kinds = fp8::product_kinds();
         return std::any_of(kinds.begin(), kinds.end(), [&](const fp8::ProductKind& kind) {
-            return kind.form != GemmForm::TN && choice.at(kind) == variant;
+            return reads_copies(kind, choice.at(kind));
         });
     } catch (const Error&) { // who needs it will say so
         return false;
