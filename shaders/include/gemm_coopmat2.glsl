@@ -91,6 +91,11 @@ float accumulated(const in uint row, const in uint column, const in float sum, c
     return gemm_result(sum, old, alpha, true);
 }
 
+// To what bf16 holds, nearest even: drivers convert matrices as they like (NVIDIA's cuts off).
+float rounded(const in uint row, const in uint column, const in float sum) {
+    return uintBitsToFloat(bf16_code(sum) << 16u);
+}
+
 // All invocations of the workgroup call it together. a_rows: rows of A that may be read, for nt and
 // nn; they are as many as t.rows or more.
 void gemm_coopmat(CoopmatTile t, uint a_rows, uvec2 d, uint ldd, float alpha, bool accumulate) {
@@ -161,6 +166,9 @@ void gemm_coopmat(CoopmatTile t, uint a_rows, uvec2 d, uint ldd, float alpha, bo
     } else {
         sums = sums * alpha;
     }
+#if D_BF16
+    coopMatPerElementNV(sums, sums, rounded);
+#endif
     if (whole) {
         coopMatStoreTensorNV(D_MATRIX(sums), to.v, 0, inside);
     } else {

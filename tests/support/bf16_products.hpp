@@ -17,11 +17,11 @@ namespace bellows::testing {
 enum class Bf16Products : std::uint8_t { Engine, Usual, Direct };
 
 /// All products Direct; in a small tile on CPUs. The device's class of products becomes one on
-/// matrix units, if it is none. Nothing where the device has no such units.
+/// matrix units of shaders, if it is another. Nothing where the device has no such units.
 inline std::optional<fp8::Choice> direct_choice(Device& device) {
-    if (gemm_class(device).units == GemmClass::Units::None)
+    if (gemm_class(device).units == GemmClass::Units::None || gemm_class(device).native)
         for (const GemmClass& c : gemm_classes(device))
-            if (c.units != GemmClass::Units::None && c.why_not.empty())
+            if (c.units != GemmClass::Units::None && !c.native && c.why_not.empty())
                 use_gemm_class(device, c.name);
     const GemmClass& c = gemm_class(device);
     if (c.units == GemmClass::Units::None) {
