@@ -7,6 +7,7 @@
 #include "native.hpp"
 #include "operands.hpp"
 #include "packed.hpp"
+#include "product_check.hpp"
 #include "slots.hpp"
 #include "streamed.hpp"
 #include "tiles.hpp"
@@ -23,127 +24,6 @@ namespace {
 /// In the order of Variant.
 constexpr std::array<std::string_view, kVariants.size() + 1> kVariantNames = {
     "device", "decoded", "packed", "streamed", "direct", "native"};
-
-// --- Checks
-
-/// Checks of one op's arguments, with what all of them are in every message about shapes.
-class Check {
-public:
-    Check(const char* op, const Product& p) : operands_(op), p_(p) {}
-
-    void require(bool condition, const std::string& message) const {
-        operands_.require(condition, message);
-    }
-    void fits(bool condition, const std::string& message) const {
-        require(condition,
-                message + ": a is " + describe(p_.a) + ", b is " + describe(p_.b) + ", d is " +
-                    describe(p_.d) +
-                    (p_.rows == nullptr ? "" : ", rows are " + describe(p_.rows->layout)));
-    }
-
-    void storage_and_ranks(std::uint32_t a, std::uint32_t b, std::uint32_t d) const {
-        fits(p_.a.values.rank == a && p_.b.values.rank == b && p_.d.rank == d,
-             "wanted are " + std::to_string(a) + ", " + std::to_string(b) + " and " +
-                 std::to_string(d) + " dimensions");
-        require(p_.d.dtype == DType::F32 || p_.d.dtype == DType::BF16,
-                "d is " + describe(p_.d) + ", wanted is f32 or bf16");
-        operand("a", p_.a, p_.form == GemmForm::TN);
-        operand("b", p_.b, p_.form != GemmForm::NT);
-    }
-
-private:
-    void operand(const char* name, const Operand& o, bool k_along_rows) const {
-        const auto say = [&] { return std::string(name) + " is " + describe(o); };
-        if (o.transposed) {
-            require(k_along_rows && p_.form == GemmForm::TN,
-                    say() + " transposed, which belongs into products of tn");
-            fits_groups(say(), o.transposed->group_offsets);
-            return;
-        }
-        if (!o.quantized) {
-            require(o.values.dtype == DType::F32 || o.values.dtype == DType::BF16,
-                    say() + ", wanted is a quantised tensor, f32 or bf16");
-            return;
-        }
-        const Quantized& q = *o.quantized;
-        const Matrix codes = operands_.codes((std::string(name) + "'s codes").c_str(), q, true);
-        operands_.scales((std::string(name) + "'s scales").c_str(), q, codes);
-        const Blocks wrong = k_along_rows ? Blocks::Rows128 : Blocks::Columns128;
-        require(q.recipe.blocks != wrong && !(k_along_rows && q.recipe.blocks == Blocks::MX32),
-                say() + ", whose scales differ from one k to the next, as k runs along its " +
-                    (k_along_rows
-                         ? "rows; quantise it in 128x1 or 128x128 blocks (requantize makes "
-                           "128x1 of 1x128)"
-                         : "columns; quantise it in 1x128 or 128x128 blocks"));
-        if (q.recipe.blocks == Blocks::Columns128)
-            fits_groups(say(), q.group_offsets);
-    }
-
-    /// Blocks along the rows begin anew at each group's first row.
-    void fits_groups(const std::string& operand, const TensorView& offsets) const {
-        const bool has_offsets = static_cast<bool>(offsets.buffer);
-        const bool grouped = p_.form == GemmForm::TN && p_.rows != nullptr;
-        require(has_offsets == grouped,
-                operand + (grouped ? " without group_offsets, but blocks must begin anew at each "
-                                     "group's first row; quantise it with the layout's prefix sums"
-                                   : " with group_offsets, which belong into k_grouped_gemm_tn"));
-        if (!grouped)
-            return;
-        const GroupLayout& layout = p_.rows->layout;
-        const BufferView mine = offsets.buffer, theirs = layout.values.buffer;
-        require(layout.form == GroupLayout::Form::PrefixSums && mine.resource == theirs.resource &&
-                    mine.offset == theirs.offset && offsets.extent[0] == layout.values.extent[0],
-                operand + ", whose group_offsets are not the prefix sums of the layout, " +
-                    describe(layout) + "; its blocks would straddle groups");
-    }
-
-    Operands operands_;
-    const Product& p_;
-};
-
-/// Dense, and grouped products but for the groups.
-void check_sizes(const Check& check, const Product& p) {
-    const Extents a = extents_of(p.a.values), b = extents_of(p.b.values), d = extents_of(p.d);
-    const bool tn = p.form == GemmForm::TN, nt = p.form == GemmForm::NT;
-    const std::uint64_t m = tn ? a.columns : a.rows, n = nt ? b.rows : b.columns;
-    check.fits((tn ? a.rows : a.columns) == (nt ? b.columns : b.rows), "K differs");
-    check.fits(d.columns == n && (d.rows == m || by_slots(p)),
-               "d must be " + std::to_string(m) + " x " + std::to_string(n));
-}
-
-void check_groups(const Check& check, const Product& p, const TensorView& by_group) {
-    const GroupLayout& layout = p.rows->layout;
-    check.fits(by_group.extent[0] == layout.groups,
-               "the layout has " + std::to_string(layout.groups) + " groups");
-    const GroupedRows& rows = *p.rows;
-    check.require(p.form != GemmForm::TN || rows.listed(),
-                  "rows without a work list are for m_grouped products; take make_grouped_rows");
-    if (layout.form == GroupLayout::Form::Ids) {
-        const std::uint64_t each = std::max(rows.slots_per_a_row, 1u);
-        check.fits(extents_of(p.a.values).rows * each == layout.rows &&
-                       extents_of(p.d).rows == layout.rows,
-                   "wanted are " + std::to_string(layout.rows) + " rows of d, and of a one for " +
-                       std::to_string(each) + " of them");
-        const std::string reason = why_not_copied(p);
-        check.require(reason.empty(), "a is " + describe(p.a) + ": " + reason);
-        return;
-    }
-    check.fits(
-        (rows.slots_per_a_row != 0 || extents_of(p.a.values).rows == layout.rows) &&
-            (p.form == GemmForm::TN || rows.d_by_slot || extents_of(p.d).rows == layout.rows),
-        "the layout was made for " + std::to_string(layout.rows) + " rows");
-    if (!by_slots(p))
-        return;
-    check.fits(p.form != GemmForm::TN && layout.form != GroupLayout::Form::Masked,
-               "only m_grouped contiguous products take rows by slots");
-    const TensorView& slots = rows.slots;
-    check.require(slots.dtype == DType::I32 && slots.rank == 1 && slots.is_contiguous() &&
-                      slots.buffer && slots.extent[0] == layout.rows,
-                  "slots are " + describe(slots) + ", wanted is a contiguous i32 [" +
-                      std::to_string(layout.rows) + "]");
-    const std::string reason = why_not_copied(p);
-    check.require(reason.empty(), "a is " + describe(p.a) + ": " + reason);
-}
 
 /// Whether what a kernel takes of a device for such a tile is far from 2^32.
 bool plausible(const Tile& t) {
@@ -281,10 +161,10 @@ Operand without_row_count(Operand o, std::optional<GemmForm> form = std::nullopt
 void dense(Recording& recording, const char* op, GemmForm form, const Operand& a, const Operand& b,
            const TensorView& d, bool accumulate, BufferView workspace, const Way& way) {
     const Product p{form, without_row_count(a), without_row_count(b, form), d, nullptr, accumulate};
-    const Check check(op, p);
+    const ProductCheck check(op, p);
     check.fits(d.rank == 2 || d.rank == 3, "wanted are 2 or 3 dimensions");
     check.storage_and_ranks(d.rank, d.rank, d.rank);
-    check_sizes(check, p);
+    check.sizes();
     const std::uint64_t batch = extents_of(d).batch;
     check.fits(extents_of(a.values).batch == batch && extents_of(b.values).batch == batch,
                "the batches differ");
@@ -295,37 +175,11 @@ void m_grouped(Recording& recording, const char* op, GemmForm form, const Operan
                const Operand& b, const TensorView& d, const GroupedRows& rows, bool accumulate,
                BufferView workspace, const Way& way) {
     const Product p{form, without_row_count(a), without_row_count(b, form), d, &rows, accumulate};
-    const Check check(op, p);
+    const ProductCheck check(op, p);
     check.storage_and_ranks(2, 3, 2);
-    check_sizes(check, p);
-    check_groups(check, p, b.values);
+    check.sizes();
+    check.groups(b.values);
     record(recording, op, p, workspace, way);
-}
-
-/// [groups, max_m, columns] as [groups * max_m, columns].
-TensorView flat(const Check& check, const char* name, const TensorView& view) {
-    check.require(view.extent[0] <= 1 || view.stride[0] == view.extent[1] * view.stride[1],
-                  std::string(name) + " " + describe(view) +
-                      ": its groups must follow each other without a gap");
-    TensorView result = view;
-    result.rank = 2;
-    result.extent = {view.extent[0] * view.extent[1], view.extent[2]};
-    result.stride = {view.stride[1], view.stride[2]};
-    return result;
-}
-
-Operand flat(const Check& check, const Operand& o) {
-    if (!o.quantized)
-        return flat(check, "a is", o.values);
-    Quantized q = *o.quantized;
-    check.require(q.recipe.blocks != Blocks::Blocks128 || q.codes.extent[1] % 128 == 0,
-                  "a is " + describe(o) +
-                      "; with 128x128 blocks max_m must be a multiple of 128, else quantise it in "
-                      "1x128 blocks");
-    q.codes = flat(check, "a's codes are", q.codes);
-    if (q.scales.rank == 3)
-        q.scales = flat(check, "a's scales are", q.scales);
-    return q;
 }
 
 } // namespace
@@ -490,13 +344,13 @@ void m_grouped_gemm_nt_masked(Recording& recording, const Operand& a, const Oper
     const Product p{
         GemmForm::NT, without_row_count(a), without_row_count(b, GemmForm::NT), d, &rows,
         accumulate};
-    const Check check(kOp, p);
+    const ProductCheck check(kOp, p);
     check.storage_and_ranks(3, 3, 3);
     check.fits(rows.layout.form == GroupLayout::Form::Masked &&
                    rows.layout.spacing == a.values.extent[1] && d.extent[0] == a.values.extent[0] &&
                    rows.layout.groups == a.values.extent[0] && rows.layout.spacing == d.extent[1],
                "wanted is a masked layout of as many groups and rows of each as a and d have");
-    m_grouped(recording, kOp, GemmForm::NT, flat(check, p.a), p.b, flat(check, "d is", d), rows,
+    m_grouped(recording, kOp, GemmForm::NT, check.flat(p.a), p.b, check.flat("d is", d), rows,
               accumulate, workspace, way);
 }
 
@@ -505,11 +359,11 @@ void k_grouped_gemm_tn(Recording& recording, const Operand& a, const Operand& b,
                        BufferView workspace, Way way) {
     constexpr const char* kOp = "fp8::k_grouped_gemm_tn";
     const Product p{GemmForm::TN, without_row_count(a), without_row_count(b), d, &rows, accumulate};
-    const Check check(kOp, p);
+    const ProductCheck check(kOp, p);
     check.storage_and_ranks(2, 2, 3);
     check.require(d.dtype == DType::F32, "d is " + describe(d) + ", wanted is f32");
-    check_sizes(check, p);
-    check_groups(check, p, d);
+    check.sizes();
+    check.groups(d);
     record(recording, kOp, p, workspace, way);
 }
 
