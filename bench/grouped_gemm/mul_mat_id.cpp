@@ -21,15 +21,15 @@ MulMatId::MulMatId(Device& device, const MulMatIdShape& s, const OperandStorage&
     const DType act = a.fp8 ? DType::F32 : a.dtype; // ggml's activations are f32
     x_ = random_tensor(data_, act, {s.tokens, s.k}, 2);
     results_ = data_.empty(DType::F32, {slots, s.n});
-    b_ = prepacked(data_, b,
-                   random_operand(data_, b, fp8::Blocks::Blocks128, {s.experts, s.n, s.k}, 3),
-                   GemmForm::NT, way_);
+    b_ = random_operand(data_, b, fp8::Blocks::Blocks128, {s.experts, s.n, s.k}, 3);
     a_ = x_;
     if (a.fp8) {
         const fp8::Recipe recipe{.rule = a.rule};
         a_ = fp8::make_quantized(data_.bytes(fp8::quantized_bytes(recipe, {s.tokens, s.k})), recipe,
                                  {s.tokens, s.k});
     }
+    b_ = prepacked(data_, b, b_, GemmForm::NT,
+                   variant_of(device, way_, GemmForm::NT, a_, b_, results_, rows()));
     workspace_ = data_.bytes(fp8::gemm_workspace_bytes(device, a_, b_, rows(), way_.variant));
 }
 

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT
 #include "grouped_gemm/operand.hpp"
 
+#include <bellows/fp8/choice.hpp>
 #include <bellows/fp8/quantize.hpp>
 
 #include <algorithm>
@@ -78,18 +79,20 @@ fp8::Operand random_operand(OpData& data, const OperandStorage& storage, fp8::Bl
     return q;
 }
 
-bool goes_native(const Device& device, const fp8::Way& way) {
-    return way.variant == fp8::Variant::Native ||
-           (way.variant == fp8::Variant::Device &&
-            fp8::why_not(device, fp8::Variant::Native).empty());
+fp8::Variant variant_of(const Device& device, const fp8::Way& way, GemmForm form,
+                        const fp8::Operand& a, const fp8::Operand& b, const TensorView& d,
+                        const fp8::GroupedRows& rows) {
+    return way.variant != fp8::Variant::Device
+               ? way.variant
+               : fp8::Choice().way(device, form, a, b, d, &rows).variant;
 }
 
 fp8::Operand prepacked(OpData& data, const OperandStorage& storage, const fp8::Operand& b,
-                       GemmForm form, const fp8::Way& way) {
-    const bool native = goes_native(data.device(), way);
+                       GemmForm form, fp8::Variant variant) {
+    const bool native = variant == fp8::Variant::Native;
     if (!storage.prepacked || (native && form == GemmForm::NT)) // codes are read as they stand
         return b;
-    const fp8::Variant variant = native ? fp8::Variant::Native : fp8::Variant::Packed;
+    variant = native ? variant : fp8::Variant::Packed;
     Recording recording(data.device(), QueueRole::Compute, "prepack");
     fp8::Operand result = fp8::prepack(
         recording, *b.quantized, form,

@@ -41,11 +41,13 @@ fp8::Operand random_operand(OpData& data, const OperandStorage& storage, fp8::Bl
                             std::initializer_list<std::uint64_t> extents, std::uint64_t seed,
                             const TensorView& group_offsets = {});
 
-/// Whether products of fp8 operands are computed by the device's own code.
-bool goes_native(const Device& device, const fp8::Way& way);
-/// `b` packed for products of `form`, where its storage says so and these read it packed.
+/// How the product is computed: as `way` names, or as suits the sizes.
+fp8::Variant variant_of(const Device& device, const fp8::Way& way, GemmForm form,
+                        const fp8::Operand& a, const fp8::Operand& b, const TensorView& d,
+                        const fp8::GroupedRows& rows);
+/// `b` packed for products of `form`, where its storage says so and the variant reads it packed.
 fp8::Operand prepacked(OpData& data, const OperandStorage& storage, const fp8::Operand& b,
-                       GemmForm form, const fp8::Way& way);
+                       GemmForm form, fp8::Variant variant);
 /// The same values, transposed; columns are quantised in 128x1 blocks.
 fp8::Operand transposed(OpData& data, const fp8::Operand& columns);
 

@@ -90,19 +90,18 @@ void GroupedProduct::make_operands() {
         d_ = data_.empty(DType::F32, {s.groups, s.n, s.k});
         break;
     }
+    Device& device = data_.device();
     if (case_.layout != GroupedLayout::K)
-        b_ = prepacked(data_, case_.b,
-                       random_operand(data_, case_.b, Blocks::Blocks128, {s.groups, s.n, s.k}, 3),
-                       case_.layout == GroupedLayout::Dgrad ? GemmForm::NN : GemmForm::NT,
-                       case_.way);
+        b_ = random_operand(data_, case_.b, Blocks::Blocks128, {s.groups, s.n, s.k}, 3);
+    variant_ = variant_of(device, case_.way, form(), a_, b_, d_, fp8::unlisted_rows(groups_));
+    if (case_.layout != GroupedLayout::K)
+        b_ = prepacked(data_, case_.b, b_, form(), variant_);
     read_a_ = a_;
     read_b_ = b_;
-    if (case_.layout == GroupedLayout::K && case_.b.prepacked &&
-        goes_native(data_.device(), case_.way)) {
+    if (case_.layout == GroupedLayout::K && case_.b.prepacked && variant_ == fp8::Variant::Native) {
         read_a_ = transposed(data_, a_);
         read_b_ = transposed(data_, b_);
     }
-    Device& device = data_.device();
     list_ = data_.bytes(fp8::grouped_rows_bytes(device, groups_));
     workspace_ = data_.bytes(
         case_.layout == GroupedLayout::Masked
@@ -133,12 +132,15 @@ void GroupedProduct::record(Recording& r) const {
     }
 }
 
+GemmForm GroupedProduct::form() const {
+    return case_.layout == GroupedLayout::Dgrad ? GemmForm::NN
+           : case_.layout == GroupedLayout::K   ? GemmForm::TN
+                                                : GemmForm::NT;
+}
+
 std::vector<fp8::NamedTile> GroupedProduct::tiles() const {
-    const GemmForm form = case_.layout == GroupedLayout::Dgrad ? GemmForm::NN
-                          : case_.layout == GroupedLayout::K   ? GemmForm::TN
-                                                               : GemmForm::NT;
     const fp8::GroupedRows rows = fp8::unlisted_rows(groups_);
-    return fp8::tiles(data_.device(), case_.way.variant, form, read_a_, read_b_, d_, &rows);
+    return fp8::tiles(data_.device(), case_.way.variant, form(), read_a_, read_b_, d_, &rows);
 }
 
 /// First and last element of the first and last group, and others.
@@ -174,9 +176,9 @@ std::string GroupedProduct::check_samples() const {
             actual = d.at(masked ? g : 0, row, j);
         }
         const std::string what = "d of group " + std::to_string(g) + ", row " + std::to_string(i);
-        const bool native = case_.a.fp8 && case_.b.fp8 && goes_native(device, case_.way);
-        const double within =
-            native ? std::max(kNativeTolerance, tolerance(d_.dtype)) : tolerance(d_.dtype);
+        const double within = variant_ == fp8::Variant::Native
+                                  ? std::max(kNativeTolerance, tolerance(d_.dtype))
+                                  : tolerance(d_.dtype);
         const std::string wrong = compare(what.c_str(), j, actual, sum, within, scale);
         if (!wrong.empty())
             return wrong;

@@ -54,8 +54,11 @@ private:
     void record(Recording& recording) const;
     std::string check_samples() const;
 
+    GemmForm form() const;
+
     const GroupedCase case_;
     OpData data_;
+    fp8::Variant variant_ = fp8::Variant::Device; ///< that computes it
     std::vector<std::uint64_t> begins_, ends_;
     std::uint64_t rows_ = 0; ///< padding included
     fp8::GroupLayout groups_;

@@ -126,7 +126,7 @@ MoeLayer::Product MoeLayer::product(const fp8::Operand& a, fp8::Operand& weights
     Device& device = data_.device();
     const fp8::Way way = choice_.way(device, GemmForm::NT, a, weights, d, &rows);
     if (way.variant == fp8::Variant::Packed)
-        weights = prepacked(data_, {.prepacked = true}, weights, GemmForm::NT, way);
+        weights = prepacked(data_, {.prepacked = true}, weights, GemmForm::NT, way.variant);
     return {way, data_.bytes(fp8::gemm_workspace_bytes(device, a, weights, rows, way.variant))};
 }
 
