@@ -67,7 +67,9 @@ std::string rate_of(const fp8::Measurement& m, double seconds) {
                : with_unit(m.flops() / seconds, "FLOPS");
 }
 
-/// "*   12.3 us    812 GB/s", "(a)".
+constexpr std::size_t kCellWidth = 15;
+
+/// "*   12.3 us", "(a)".
 std::string cell_of(const fp8::Measurement& m, const fp8::VariantTime& v, Notes& notes) {
     if (!v.why_not.empty())
         return "    (" + notes.letter(v.why_not) + ")";
@@ -77,15 +79,29 @@ std::string cell_of(const fp8::Measurement& m, const fp8::VariantTime& v, Notes&
     if (v.seconds <= 0)
         return std::string(mark) + "   not timed";
     std::array<char, 64> text{};
-    std::snprintf(text.data(), text.size(), "%s%7.1f us %11s", mark, v.least_seconds() * 1e6,
-                  rate_of(m, v.least_seconds()).c_str());
+    std::snprintf(text.data(), text.size(), "%s%7.1f us", mark, v.least_seconds() * 1e6);
     return text.data();
 }
 
-/// The name of a tile that is not the usual one.
-std::string tile_of(const fp8::VariantTime& v) {
-    const fp8::TileTime* faster = v.tiles.empty() ? nullptr : v.tiles.front().faster();
-    return faster == nullptr ? "" : "   " + faster->name;
+/// Of the variant that a run takes: "812 GB/s", or nothing.
+std::string rate_of_chosen(const fp8::Measurement& m) {
+    const fp8::Variant chosen = fp8::fastest(m, fp8::Bits::Usual);
+    for (const fp8::VariantTime& v : m.variants)
+        if (v.variant == chosen && v.why_not.empty() && v.seconds > 0)
+            return rate_of(m, v.least_seconds());
+    return "";
+}
+
+/// The names of tiles that are not the usual ones: "packed 64x128; streamed 16x64".
+std::string tiles_of(const fp8::Measurement& m) {
+    std::string text;
+    for (const fp8::VariantTime& v : m.variants) {
+        const fp8::TileTime* faster = v.tiles.empty() ? nullptr : v.tiles.front().faster();
+        if (faster != nullptr)
+            text += (text.empty() ? "" : "; ") + std::string(fp8::to_string(v.variant)) + " " +
+                    faster->name;
+    }
+    return text;
 }
 
 std::string without_trailing(std::string line) {
@@ -110,13 +126,11 @@ std::string line_of(const fp8::Measurement& m, Notes& notes) {
                        padded((m.groups > 1 ? std::to_string(m.groups) + "x" : "") +
                                   (tn ? n + "x" + k + "x" + rows : rows + "x" + n + "x" + k),
                               17);
-    std::string tiles(line.size(), ' ');
-    for (const fp8::VariantTime& v : columns_of(m)) {
-        line += padded(cell_of(m, v, notes), 24);
-        tiles += padded(tile_of(v), 24);
-    }
-    tiles = without_trailing(tiles);
-    return without_trailing(line) + "\n" + (tiles.empty() ? "" : tiles + "\n");
+    const std::string tiles = tiles_of(m), below(line.size(), ' ');
+    for (const fp8::VariantTime& v : columns_of(m))
+        line += padded(cell_of(m, v, notes), kCellWidth);
+    line += rate_of_chosen(m);
+    return without_trailing(line) + "\n" + (tiles.empty() ? "" : below + tiles + "\n");
 }
 
 std::string title_of(const fp8::Measurement& m) {
@@ -125,18 +139,19 @@ std::string title_of(const fp8::Measurement& m) {
                        kPair[static_cast<std::size_t>(m.kind.pair)] + "\n  " + padded("rows", 10) +
                        padded(m.groups > 1 ? "groups x MxNxK" : "MxNxK", 17);
     for (const fp8::VariantTime& v : columns_of(m))
-        line += padded(std::string("   ") + fp8::to_string(v.variant), 24);
+        line += padded(std::string("   ") + fp8::to_string(v.variant), kCellWidth);
     return without_trailing(line) + "\n";
 }
 
 } // namespace
 
 std::string format_product_times(const ProductTimes& times) {
-    std::string text = "FP8 products, measured " + times.measured +
-                       (times.file.empty() ? "" : ", kept in\n  " + times.file.string()) + "\n" +
-                       "* what a run takes: the fastest of the usual numeric class.  + faster, "
-                       "with other bits.\n" +
-                       "Below a time the tile that was faster than the usual one.\n";
+    std::string text =
+        "FP8 products, measured " + times.measured +
+        (times.file.empty() ? "" : ", kept in\n  " + times.file.string()) + "\n" +
+        "* what a run takes: the fastest of the usual numeric class; its rate at the "
+        "end.  + faster, with\nother bits.  Below: tiles that were faster than the "
+        "usual ones.\n";
     Notes notes;
     const fp8::Measurement* last = nullptr;
     for (const fp8::Measurement& m : times.products) {

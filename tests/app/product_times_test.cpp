@@ -207,8 +207,8 @@ TEST_F(ProductTimesTest, TheTableFitsATerminal) {
     const std::string text = format_product_times(times);
     EXPECT_NE(text.find("*99999.9 us"), std::string::npos) << text;
     EXPECT_NE(text.find("+    1.0 us"), std::string::npos) << text;
-    EXPECT_NE(text.find("   64x128 in 2, 4 ahead\n"), std::string::npos) << text;
-    EXPECT_EQ(text.find("   128x128\n"), std::string::npos) << text;
+    EXPECT_NE(text.find("   packed 64x128 in 2, 4 ahead\n"), std::string::npos) << text;
+    EXPECT_EQ(text.find("packed 128x128"), std::string::npos) << text;
     EXPECT_NE(text.find("(a) it is Monday"), std::string::npos) << text;
     EXPECT_NE(text.find("not timed"), std::string::npos) << text;
     for (std::size_t at = 0, end = 0; at < text.size(); at = end + 1) {
