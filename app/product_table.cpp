@@ -83,7 +83,7 @@ std::string cell_of(const fp8::Measurement& m, const fp8::VariantTime& v, Notes&
     return text.data();
 }
 
-/// Of the variant that a run takes: "812 GB/s", or nothing.
+/// Returns the rate of the variant that a run takes, as "812 GB/s", or "" if it was not timed.
 std::string rate_of_chosen(const fp8::Measurement& m) {
     const fp8::Variant chosen = fp8::fastest(m, fp8::Bits::Usual);
     for (const fp8::VariantTime& v : m.variants)

@@ -94,7 +94,7 @@ Workload requantize_transposed(OpData& data, const QuantizeShape& shape, const R
             bytes_of(rows) + columns.bytes(), 0};
 }
 
-/// Of weights: codes of [K, N] from those of [N, K].
+/// Times how weights' codes [N, K] become codes [K, N].
 Workload transpose_codes(OpData& data, const QuantizeShape& shape, const Recipe& recipe) {
     const Quantized weights = quantized(data, recipe, shape);
     const TensorView turned =

@@ -128,7 +128,7 @@ std::string check_column(std::span<const ProductRow* const> rows, const Values& 
     const std::uint64_t k = weights.size();
     const double size = std::sqrt(dot(weights.data(), weights.data(), k));
     for (const ProductRow* row : rows) {
-        // Of f32 sums: roundings add up as in a random walk.
+        // The roundings of an f32 sum add up as in a random walk.
         const double bound = 16 * std::sqrt(as_double(k)) * reference::kF32Epsilon * size *
                              std::sqrt(dot(row->a.data(), row->a.data(), k));
         const double expected = dot(row->a.data(), weights.data(), k);
@@ -220,7 +220,7 @@ private:
         return tokens;
     }
 
-    /// Of all slots.
+    /// Checks where the rows of all slots stand.
     std::string placement() {
         row_of_slot_ = words<std::int32_t>(t_.layout.slot_to_row);
         const auto slot_of_row = words<std::int32_t>(t_.layout.row_to_slot);
@@ -236,7 +236,7 @@ private:
         return "";
     }
 
-    /// What of a token enters the first product, bit by bit.
+    /// Checks bit by bit what of a token enters the first product.
     std::string entering(std::uint64_t token, const Values& x) {
         const std::string name = "x of token " + std::to_string(token);
         if (t_.q) {
@@ -308,7 +308,7 @@ private:
         return "";
     }
 
-    /// Of the token's results, which are the last ones.
+    /// Checks the sum of the token's results, which are the last ones.
     std::string sum(std::uint64_t token, const std::vector<ProductRow>& results) const {
         const Values y = row_of(device_, t_.y, token);
         for (std::uint64_t i = 0; i < shape_.hidden; ++i) {
