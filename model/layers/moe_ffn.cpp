@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: MIT
 #include "recorded_slot.hpp"
+#include "router_options.hpp"
 
 #include <bellows/base/error.hpp>
 #include <bellows/engine/gemm.hpp>
@@ -33,7 +34,6 @@ struct MoeFfn::Impl {
     ExpertLinear experts(const char* name) const {
         return ExpertLinear(parameters.experts(layer, name), parameters.products());
     }
-    ops::RouterOptions router_options() const;
     /// Whether tokens and gradients come as codes.
     bool sends_codes() const noexcept { return exchange.config().token_wire == DType::F8E4M3; }
     /// Throws Error{InvalidArgument} unless products take what the exchange brings.
@@ -58,19 +58,6 @@ void MoeFfn::Impl::check() const {
                 (c.layout == ExchangeLayout::ExpertSlots && sends_codes()),
             ": experts take rows by expert, and by slots only where they are codes: choose "
             "ExpertMajor");
-}
-
-ops::RouterOptions MoeFfn::Impl::router_options() const {
-    const bool sigmoid = config.score_function == ScoreFunction::Sigmoid;
-    ops::RouterOptions options;
-    options.score =
-        sigmoid ? ops::RouterOptions::Score::Sigmoid : ops::RouterOptions::Score::Softmax;
-    options.groups = static_cast<std::uint32_t>(config.n_group);
-    options.group_top_k = static_cast<std::uint32_t>(config.topk_group);
-    options.group_score_top = config.group_score_used() == GroupScore::TopTwo ? 2 : 1;
-    options.normalise = config.normalize_top_k;
-    options.route_scale = static_cast<float>(config.route_scale);
-    return options;
 }
 
 namespace {
@@ -215,7 +202,7 @@ void MoeSlot::router(Recording& r) const {
     const TensorView bias = layer_.config.router_bias
                                 ? layer_.parameter("mlp.gate.e_score_correction_bias").weight
                                 : TensorView{};
-    ops::router_forward(r, logits_, bias, scores_, ids_, weights_, layer_.router_options());
+    ops::router_forward(r, logits_, bias, scores_, ids_, weights_, router_options(layer_.config));
     ops::expert_counts(r, ids_, layer_.loads.tensor(DType::U32, {layer_.config.routed_experts}),
                        true);
 }
@@ -275,7 +262,7 @@ void MoeSlot::router_gradient(Recording& r) const {
             c.balance_loss_alpha * static_cast<double>(c.routed_experts) /
             static_cast<double>(c.top_k * desc_.seq) * static_cast<double>(desc_.loss_scale));
     }
-    ops::router_dgrad(r, d_weights_, ids_, scores_, d_logits_, layer_.router_options(), balance);
+    ops::router_dgrad(r, d_weights_, ids_, scores_, d_logits_, router_options(layer_.config), balance);
     ops::gemm_nn(r, d_logits_, layer_.parameter("mlp.gate.weight").compute, d_norm_, true);
     ops::copy(r, desc_.tensors.dy, desc_.tensors.dx);
     ops::rmsnorm_dgrad(r, d_norm_, desc_.tensors.x,

@@ -1,0 +1,35 @@
+// SPDX-License-Identifier: MIT
+#include "parts.hpp"
+
+namespace bellows::cached {
+
+namespace {
+
+class Dense final : public CachedLayer {
+public:
+    Dense(const ModelConfig& config, std::uint64_t layer, ParameterStore& parameters)
+        : c_(config), p_(parameters, layer) {}
+
+    void record(Recording& r, Arena::Frame& scratch, const StepRows& rows,
+                const TensorView& stream) const override {
+        const LinearRows norm = normalised(r, scratch, p_.store(), stream,
+                                           p_.at("post_attention_layernorm.weight"), c_.norm_eps);
+        const TensorView gate_up = scratch.tensor(stream.dtype, {rows.rows, 2 * c_.dense_ffn});
+        p_.linear("mlp.gate_up_proj").forward(r, scratch, norm, gate_up);
+        p_.linear("mlp.down_proj")
+            .forward(r, scratch, swiglu(r, scratch, p_.store(), gate_up), stream, true);
+    }
+
+private:
+    const ModelConfig c_;
+    LayerParameters p_;
+};
+
+} // namespace
+
+std::unique_ptr<CachedLayer> dense(const ModelConfig& config, std::uint64_t layer,
+                                   ParameterStore& parameters) {
+    return std::make_unique<Dense>(config, layer, parameters);
+}
+
+} // namespace bellows::cached

@@ -1,0 +1,75 @@
+// SPDX-License-Identifier: MIT
+#include "parts.hpp"
+
+#include <bellows/engine/ops.hpp>
+
+namespace bellows::cached {
+
+namespace {
+
+class Gqa final : public CachedLayer {
+public:
+    Gqa(const ModelConfig& config, std::uint64_t layer, ParameterStore& parameters,
+        const RopeTable& positions, const ops::PagedCache& cache)
+        : c_(config), p_(parameters, layer), table_(positions.view()), cache_(cache) {}
+
+    void record(Recording& r, Arena::Frame& scratch, const StepRows& rows,
+                const TensorView& stream) const override;
+
+private:
+    TensorView project(Recording& r, Arena::Frame& scratch, const LinearRows& norm,
+                       const char* projection, std::uint64_t rows, std::uint64_t heads) const;
+    TensorView rotated(Recording& r, Arena::Frame& scratch, const StepRows& rows,
+                       const TensorView& heads, const char* norm) const;
+
+    const ModelConfig c_;
+    LayerParameters p_;
+    TensorView table_;
+    ops::PagedCache cache_;
+};
+
+TensorView Gqa::project(Recording& r, Arena::Frame& scratch, const LinearRows& norm,
+                        const char* projection, std::uint64_t rows, std::uint64_t heads) const {
+    const TensorView y = scratch.tensor(p_.store().activation(), {rows, heads * c_.head_dim});
+    p_.linear("self_attn." + std::string(projection)).forward(r, scratch, norm, y);
+    return y.reshaped({rows, heads, c_.head_dim});
+}
+
+TensorView Gqa::rotated(Recording& r, Arena::Frame& scratch, const StepRows& rows,
+                        const TensorView& heads, const char* norm) const {
+    TensorView x = heads;
+    if (c_.qk_norm)
+        x = normalised_values(r, scratch,
+                              heads.reshaped({heads.extent[0] * heads.extent[1], c_.head_dim}),
+                              p_.at("self_attn." + std::string(norm) + ".weight"), c_.norm_eps)
+                .reshaped({heads.extent[0], heads.extent[1], c_.head_dim});
+    ops::rope_at(r, x, table_, rows.positions, x);
+    return x;
+}
+
+void Gqa::record(Recording& r, Arena::Frame& scratch, const StepRows& rows,
+                 const TensorView& stream) const {
+    const LinearRows norm = normalised(r, scratch, p_.store(), stream,
+                                       p_.at("input_layernorm.weight"), c_.norm_eps);
+    const TensorView k = project(r, scratch, norm, "k_proj", rows.rows, c_.kv_heads),
+                     v = project(r, scratch, norm, "v_proj", rows.rows, c_.kv_heads),
+                     q = project(r, scratch, norm, "q_proj", rows.rows, c_.heads);
+    ops::cache_append_heads(r, cache_, rotated(r, scratch, rows, k, "k_norm"), v, rows.places);
+    const TensorView o = scratch.tensor(stream.dtype, {rows.rows, c_.heads, c_.head_dim});
+    const std::uint64_t bytes =
+        ops::paged_attention_workspace_bytes(rows.work.capacity, c_.heads, c_.head_dim);
+    ops::paged_attention(r, rotated(r, scratch, rows, q, "q_norm"), cache_, rows.work, o, {},
+                         static_cast<float>(c_.attention_scale()), scratch.bytes(bytes));
+    p_.linear("self_attn.o_proj")
+        .forward(r, scratch, o.reshaped({rows.rows, c_.heads * c_.head_dim}), stream, true);
+}
+
+} // namespace
+
+std::unique_ptr<CachedLayer> gqa(const ModelConfig& config, std::uint64_t layer,
+                                 ParameterStore& parameters, const RopeTable& positions,
+                                 const ops::PagedCache& cache) {
+    return std::make_unique<Gqa>(config, layer, parameters, positions, cache);
+}
+
+} // namespace bellows::cached

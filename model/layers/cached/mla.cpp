@@ -1,0 +1,137 @@
+// SPDX-License-Identifier: MIT
+#include "parts.hpp"
+
+#include <bellows/engine/ops.hpp>
+#include <bellows/fp8/quantize.hpp>
+
+namespace bellows::cached {
+
+namespace {
+
+/// heads [tokens, heads, size] as a batch of matrices [heads, tokens, size].
+TensorView by_head(TensorView heads) {
+    std::swap(heads.extent[0], heads.extent[1]);
+    std::swap(heads.stride[0], heads.stride[1]);
+    return heads;
+}
+
+class Mla final : public CachedLayer {
+public:
+    Mla(const ModelConfig& config, std::uint64_t layer, ParameterStore& parameters,
+        const RopeTable& positions, const ops::PagedCache& cache);
+
+    void record(Recording& r, Arena::Frame& scratch, const StepRows& rows,
+                const TensorView& stream) const override;
+
+private:
+    void decode_weights();
+    TensorView queries(Recording& r, Arena::Frame& scratch, const LinearRows& norm) const;
+    TensorView absorbed(Recording& r, Arena::Frame& scratch, const StepRows& rows,
+                        const TensorView& q) const;
+    void append(Recording& r, Arena::Frame& scratch, const StepRows& rows,
+                const LinearRows& norm) const;
+
+    const ModelConfig c_;
+    LayerParameters p_;
+    TensorView table_;
+    ops::PagedCache cache_;
+    Buffer decoded_;    ///< kv_b_proj's values where the store has codes alone
+    TensorView kv_up_;  ///< [heads, nope + value, latent] act
+};
+
+Mla::Mla(const ModelConfig& config, std::uint64_t layer, ParameterStore& parameters,
+         const RopeTable& positions, const ops::PagedCache& cache)
+    : c_(config), p_(parameters, layer), table_(positions.view()), cache_(cache) {
+    const Parameter& kv_b = p_.at("self_attn.kv_b_proj.weight");
+    if (kv_b.quantized)
+        decode_weights();
+    else
+        kv_up_ = kv_b.compute;
+    kv_up_ = kv_up_.reshaped({c_.heads, c_.qk_nope_head_dim + c_.v_head_dim, c_.kv_lora_rank});
+}
+
+void Mla::decode_weights() {
+    Device& device = p_.store().device();
+    const DType act = p_.store().activation();
+    const std::uint64_t out = c_.heads * (c_.qk_nope_head_dim + c_.v_head_dim);
+    decoded_ = Buffer(device, {.name = "keys' and values' weights",
+                               .bytes = out * c_.kv_lora_rank * size_of(act),
+                               .category = MemoryCategory::Weights});
+    kv_up_ = decoded_.tensor(act, {out, c_.kv_lora_rank});
+    Recording r(device, QueueRole::Compute, "decode weights");
+    fp8::dequantize(r, *p_.at("self_attn.kv_b_proj.weight").quantized, kv_up_);
+    device.submit(r).wait();
+}
+
+TensorView Mla::queries(Recording& r, Arena::Frame& scratch, const LinearRows& norm) const {
+    const std::uint64_t rows = (norm.codes ? norm.codes->codes : norm.values).extent[0];
+    const DType act = p_.store().activation();
+    const TensorView q = scratch.tensor(act, {rows, c_.heads * c_.qk_head_dim()});
+    if (c_.q_lora_rank == 0) {
+        p_.linear("self_attn.q_proj").forward(r, scratch, norm, q);
+    } else {
+        const TensorView latent = scratch.tensor(act, {rows, c_.q_lora_rank});
+        p_.linear("self_attn.q_a_proj").forward(r, scratch, norm, latent);
+        p_.linear("self_attn.q_b_proj")
+            .forward(r, scratch,
+                     normalised(r, scratch, p_.store(), latent,
+                                p_.at("self_attn.q_a_layernorm.weight"), c_.latent_eps()),
+                     q);
+    }
+    return q.reshaped({rows, c_.heads, c_.qk_head_dim()});
+}
+
+/// [rows, heads, latent + rope]: what is multiplied with the cache's latents and key parts.
+TensorView Mla::absorbed(Recording& r, Arena::Frame& scratch, const StepRows& rows,
+                         const TensorView& q) const {
+    const std::uint64_t nope = c_.qk_nope_head_dim, rope = c_.qk_rope_head_dim,
+                        latent = c_.kv_lora_rank;
+    const TensorView result = scratch.tensor(q.dtype, {rows.rows, c_.heads, latent + rope});
+    ops::rope_at(r, ops::slice(q, 2, nope, rope), table_, rows.positions,
+                 ops::slice(result, 2, latent, rope));
+    ops::gemm_nn(r, by_head(ops::slice(q, 2, 0, nope)), ops::slice(kv_up_, 1, 0, nope),
+                 by_head(ops::slice(result, 2, 0, latent)));
+    return result;
+}
+
+void Mla::append(Recording& r, Arena::Frame& scratch, const StepRows& rows,
+                 const LinearRows& norm) const {
+    const std::uint64_t rope = c_.qk_rope_head_dim, latent = c_.kv_lora_rank;
+    const TensorView kv = scratch.tensor(p_.store().activation(), {rows.rows, latent + rope});
+    p_.linear("self_attn.kv_a_proj_with_mqa").forward(r, scratch, norm, kv);
+    const TensorView key = ops::slice(kv, 1, latent, rope);
+    ops::rope_at(r, key, table_, rows.positions, key);
+    ops::cache_append_latent(r, cache_,
+                             normalised_values(r, scratch, ops::slice(kv, 1, 0, latent),
+                                               p_.at("self_attn.kv_a_layernorm.weight"),
+                                               c_.latent_eps()),
+                             key, rows.places);
+}
+
+void Mla::record(Recording& r, Arena::Frame& scratch, const StepRows& rows,
+                 const TensorView& stream) const {
+    const std::uint64_t latent = c_.kv_lora_rank, v = c_.v_head_dim;
+    const LinearRows norm = normalised(r, scratch, p_.store(), stream,
+                                       p_.at("input_layernorm.weight"), c_.norm_eps);
+    append(r, scratch, rows, norm);
+    const TensorView q = absorbed(r, scratch, rows, queries(r, scratch, norm));
+    const TensorView sums = scratch.tensor(stream.dtype, {rows.rows, c_.heads, latent});
+    const std::uint64_t bytes =
+        ops::paged_attention_workspace_bytes(rows.work.capacity, c_.heads, latent);
+    ops::paged_attention(r, q, cache_, rows.work, sums, {},
+                         static_cast<float>(c_.attention_scale()), scratch.bytes(bytes));
+    const TensorView o = scratch.tensor(stream.dtype, {rows.rows, c_.heads, v});
+    ops::gemm_nt(r, by_head(sums), ops::slice(kv_up_, 1, c_.qk_nope_head_dim, v), by_head(o));
+    p_.linear("self_attn.o_proj")
+        .forward(r, scratch, o.reshaped({rows.rows, c_.heads * v}), stream, true);
+}
+
+} // namespace
+
+std::unique_ptr<CachedLayer> mla(const ModelConfig& config, std::uint64_t layer,
+                                 ParameterStore& parameters, const RopeTable& positions,
+                                 const ops::PagedCache& cache) {
+    return std::make_unique<Mla>(config, layer, parameters, positions, cache);
+}
+
+} // namespace bellows::cached

@@ -1,0 +1,65 @@
+// SPDX-License-Identifier: MIT
+#include "model_source.hpp"
+
+#include <bellows/checkpoint/weights.hpp>
+#include <bellows/engine/gemm_plan.hpp>
+#include <bellows/shape/stages.hpp>
+
+#include <algorithm>
+#include <string>
+#include <utility>
+
+namespace bellows {
+
+ModelSource::ModelSource(const std::filesystem::path& path, std::optional<Precision> precision) {
+    if (HfFolder::is_one(path)) {
+        constexpr std::uint64_t kMostSeq = 512;
+        folder_.emplace(path);
+        model_ = folder_->config().model;
+        shape_.seq = std::min(model_.max_context > 0 ? model_.max_context : kMostSeq, kMostSeq);
+        shape_.precision =
+            folder_->main_type() == StoredType::F32 ? Precision::F32 : Precision::BF16;
+    } else {
+        checkpoint_.emplace(Checkpoint::open(path));
+        const std::string config = checkpoint_->text(kConfigFile);
+        const std::string name = (checkpoint_->folder() / kConfigFile).string();
+        model_ = parse_model_config(config, name);
+        shape_ = parse_training_shape(config, name);
+        kernels_ = checkpoint_->state().kernels;
+    }
+    if (precision && *precision != shape_.precision) {
+        shape_.precision = *precision;
+        kernels_.clear(); // of another precision
+    }
+}
+
+ModelSource::ModelSource(const ModelConfig& model, std::uint64_t seed, Precision precision)
+    : seed_(seed), model_(model) {
+    shape_.precision = precision;
+}
+
+ParameterStore ModelSource::load(Device& device, const Progress& on_progress) const {
+    ParameterStore parameters(
+        device, parameters_of_stage(model_, 0, 1, 0, 1), activation_type(shape_.precision), false,
+        linear_precision(shape_.precision), {}, folder_ ? linear_forms(*folder_) : LinearForms{});
+    KernelNames kernels = kernels_;
+    // Nobody has chosen them for this precision yet.
+    if (const std::string key = products_key(shape_.precision); !key.empty() && kernels.empty())
+        kernels[key] = usual_products(device, key);
+    if (parameters.activation() == DType::BF16)
+        use_gemm_class(device, kept_kernels(kernels, device.options()).chosen["gemm"]);
+    parameters.use_products(products_of(kernels, shape_.precision, device));
+    if (checkpoint_) {
+        load_weights(*checkpoint_, parameters);
+    } else if (folder_) {
+        load_weights(*folder_, parameters, {}, [&](std::uint64_t elements) {
+            if (on_progress)
+                on_progress(elements, parameters.num_elements());
+        });
+    } else {
+        parameters.initialise(seed_);
+    }
+    return parameters;
+}
+
+} // namespace bellows

@@ -1,0 +1,48 @@
+// SPDX-License-Identifier: MIT
+#pragma once
+
+// Where a model's weights come from: a checkpoint, a folder of Hugging Face, or a seed. Used by
+// this room's .cpp files.
+
+#include <bellows/checkpoint/checkpoint.hpp>
+#include <bellows/checkpoint/hf_folder.hpp>
+#include <bellows/model/parameter_store.hpp>
+#include <bellows/run/kernels.hpp>
+#include <bellows/shape/config.hpp>
+#include <bellows/shape/layout.hpp>
+
+#include <cstdint>
+#include <filesystem>
+#include <functional>
+#include <optional>
+
+namespace bellows {
+
+class ModelSource {
+public:
+    using Progress = std::function<void(std::uint64_t done, std::uint64_t total)>;
+
+    /// path: as Checkpoint::open() takes it, or a Hugging Face folder. precision: without, as the
+    /// run computed; of a folder f32 where its tensors are f32, else bf16. Throws what these throw.
+    ModelSource(const std::filesystem::path& path, std::optional<Precision> precision);
+    /// Random weights of a model of that shape, as a run of the seed begins with.
+    ModelSource(const ModelConfig& model, std::uint64_t seed, Precision precision);
+
+    const ModelConfig& model() const noexcept { return model_; }
+    const TrainingShape& shape() const noexcept { return shape_; }
+
+    /// All of the model's weights on the device. Sets the device's class of products, chooses their
+    /// variants, and waits.
+    ParameterStore load(Device& device, const Progress& on_progress) const;
+
+private:
+    /// One of these two, or neither.
+    std::optional<Checkpoint> checkpoint_;
+    std::optional<HfFolder> folder_;
+    std::uint64_t seed_ = 0;
+    ModelConfig model_;
+    TrainingShape shape_; ///< of the run that wrote it, as far as the options do not say otherwise
+    KernelNames kernels_; ///< that the run chose; none of a folder
+};
+
+} // namespace bellows
