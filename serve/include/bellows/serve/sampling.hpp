@@ -4,19 +4,16 @@
 // Choosing the next token from logits. A pure function, any thread; the same arguments give the
 // same token on every machine.
 
+#include <bellows/serve/request.hpp>
+
 #include <cstdint>
 #include <span>
 
 namespace bellows {
 
-struct SamplingParams {
-    double temperature = 0; ///< 0: the likeliest token, the first of equals
-    std::uint64_t seed = 1;
-};
-
-/// logits: [vocabulary]. `position` counts the tokens drawn so far: with the seed it decides the
-/// draw. Throws Error{InvalidArgument} if there are no logits, one is NaN or +inf, all are −inf, or
-/// the temperature is negative or not finite.
+/// logits: [vocabulary]. Of the parameters, temperature and seed count alone. `position` counts the
+/// tokens drawn so far: with the seed it decides the draw. Throws Error{InvalidArgument} if there
+/// are no logits, one is NaN or +inf, all are −inf, or the temperature is negative or not finite.
 std::uint32_t sample_token(std::span<const float> logits, const SamplingParams& params,
                            std::uint64_t position);
 

@@ -1,0 +1,167 @@
+// SPDX-License-Identifier: MIT
+#pragma once
+
+// Decides which tokens of which requests a step of the model computes. Requests are served in the
+// order in which they arrived: those that run first, then those that wait, within a budget of
+// tokens. Long prompts are computed in chunks. When the cache has no block left, the request that
+// arrived last is preempted: it gives up its blocks, waits at the head of the queue and is computed
+// again later, with what it has generated. Full blocks of a known text are taken over from the
+// cache. Host only, one thread at a time; no call blocks.
+//
+// A step goes: next(), compute, finish() or fail(). Every request that runs gets at least one token
+// of each step unless it is preempted, and the one that arrived first never is.
+
+#include <bellows/serve/block_pool.hpp>
+#include <bellows/serve/request.hpp>
+
+#include <cstdint>
+#include <deque>
+#include <memory>
+#include <optional>
+#include <set>
+#include <span>
+#include <unordered_map>
+#include <vector>
+
+namespace bellows {
+
+struct SchedulerConfig {
+    std::uint64_t blocks = 0; ///< of the cache; together at least max_context tokens
+    /// The most tokens of a request, prompt and answer; at least 2.
+    std::uint64_t max_context = 4096;
+    std::uint64_t token_budget = 2048; ///< tokens of a step; at least max_sequences
+    std::uint64_t max_sequences = 64;  ///< requests that run at the same time
+    std::uint64_t prefill_chunk = 0;   ///< tokens of one request in a step; 0: the budget
+    bool prefix_reuse = true;
+};
+
+/// One request in a step.
+struct StepSequence {
+    RequestId id = 0;
+    /// 0 .. max_sequences − 1: the request's row of the block tables, the same while it runs.
+    std::uint32_t slot = 0;
+    std::uint64_t position = 0;            ///< of the first of `tokens`
+    std::span<const std::uint32_t> tokens; ///< to compute, at least one
+    /// The request's blocks: position p stands in blocks[p / 64] at offset p % 64. They cover all
+    /// of `tokens` and what came before them.
+    std::span<const std::uint32_t> blocks;
+    /// Whether the next token is drawn from the last row's logits. Its position is
+    /// position + tokens.size().
+    bool samples = false;
+};
+
+/// What one step computes. Owns all that its sequences show, so it stays as it is while the
+/// scheduler goes on.
+class Step {
+public:
+    Step() = default;
+    Step(Step&&) noexcept = default;
+    Step& operator=(Step&&) noexcept = default;
+
+    /// In the order of the rows: those of one token first, then the others, each kind in order of
+    /// arrival.
+    const std::vector<StepSequence>& sequences() const noexcept { return sequences_; }
+    std::uint64_t num_tokens() const noexcept { return tokens_.size(); } ///< rows
+    std::uint64_t num_single() const noexcept { return num_single_; }    ///< sequences of one token
+    std::uint64_t num_sampling() const noexcept { return num_sampling_; }
+    bool empty() const noexcept { return sequences_.empty(); }
+    /// All tokens, [num_tokens()], in the order of the rows.
+    std::span<const std::uint32_t> tokens() const noexcept { return tokens_; }
+    /// Requests that lost their blocks and slots when this step was made.
+    const std::vector<RequestId>& preempted() const noexcept { return preempted_; }
+    std::uint64_t number() const noexcept { return number_; } ///< 1 for the first that is not empty
+
+private:
+    friend class Scheduler;
+    std::vector<StepSequence> sequences_;
+    std::vector<std::uint32_t> tokens_, blocks_;
+    std::vector<RequestId> preempted_;
+    std::uint64_t num_single_ = 0, num_sampling_ = 0, number_ = 0;
+};
+
+/// What a request has taken so far.
+struct RequestUsage {
+    std::uint64_t prompt = 0;      ///< tokens
+    std::uint64_t cached = 0;      ///< tokens of the prompt that the cache had when it began to run
+    std::uint64_t answer = 0;      ///< tokens, an end token included
+    std::uint64_t preemptions = 0; ///< how often it was computed anew
+};
+
+/// What a step gave a request.
+struct StepResult {
+    RequestId id = 0;
+    std::uint32_t token = 0; ///< the next of its answer; of Failed none
+    /// Not None: the scheduler has forgotten the request.
+    FinishReason reason = FinishReason::None;
+    RequestUsage usage;
+};
+
+class Scheduler {
+public:
+    /// Throws Error{InvalidArgument} that names the field, its value and what is accepted.
+    explicit Scheduler(const SchedulerConfig& config);
+    ~Scheduler();
+    Scheduler(const Scheduler&) = delete;
+    Scheduler& operator=(const Scheduler&) = delete;
+
+    /// Puts a request at the end of the queue. Throws Error{InvalidArgument} for an id that is in
+    /// use, an empty prompt, a prompt that leaves no room for an answer in max_context, and
+    /// max_tokens of 0; see also validate(), which the caller asks. Nothing is changed then.
+    void submit(RequestId id, Request request);
+    /// Ends a request: the user has gone, a stop string is complete. What it has taken; nothing if
+    /// there is no such request (any more). Its blocks are free at once, or, if a step has been
+    /// made with it that is not finished, when finish() or fail() comes; they do not report it.
+    std::optional<RequestUsage> end(RequestId id);
+    std::optional<RequestUsage> cancel(RequestId id) { return end(id); }
+
+    /// The next step. Empty if no request runs or waits. Throws Error{Internal} if the step before
+    /// is neither finished nor failed.
+    Step next();
+    /// The step is computed. sampled: a token for each sequence that samples, in their order;
+    /// ops::kNoToken fails its request. Gives a result for each of them that was not ended in the
+    /// meantime. Throws Error{InvalidArgument} if this is not the step that next() gave last, or
+    /// sampled has another length.
+    std::vector<StepResult> finish(const Step& step, std::span<const std::uint32_t> sampled);
+    /// The step could not be computed: its requests end as Failed, and nothing of it is reused.
+    std::vector<StepResult> fail(const Step& step);
+
+    /// Of a request that was submitted and has not ended; the references hold until it ends, those
+    /// of tokens() until finish(). Throws Error{InvalidArgument} for others.
+    const Request& request(RequestId id) const;
+    std::span<const std::uint32_t> tokens(RequestId id) const; ///< prompt and answer
+    RequestUsage usage(RequestId id) const;
+    bool has(RequestId id) const;
+
+    std::uint64_t num_running() const noexcept { return running_.size(); }
+    std::uint64_t num_waiting() const noexcept { return waiting_.size(); }
+    bool idle() const noexcept { return running_.empty() && waiting_.empty(); }
+    const SchedulerConfig& config() const noexcept { return config_; }
+    BlockPoolCounters counters() const { return pool_.counters(); }
+    /// Counts everything again; throws Error{Internal} that says what does not agree. For tests.
+    void check() const;
+
+private:
+    struct Sequence;
+
+    Sequence& known(RequestId id) const;
+    bool grow(Sequence& sequence, std::uint64_t tokens);
+    bool grow_or_preempt(std::size_t index, std::uint64_t tokens, Step& step);
+    void preempt_last(Step& step);
+    bool admit(Sequence& sequence);
+    void advance(Sequence& sequence, std::uint64_t tokens);
+    void leave(Sequence& sequence);
+    void require_current(const Step& step) const;
+    void lay_out(Step& step, std::span<Sequence* const> scheduled,
+                 std::span<const std::uint64_t> counts);
+
+    SchedulerConfig config_;
+    BlockPool pool_;
+    std::unordered_map<RequestId, std::unique_ptr<Sequence>> sequences_;
+    std::vector<Sequence*> running_; ///< in order of arrival, all before those that wait
+    std::deque<Sequence*> waiting_;
+    std::set<std::uint32_t> free_slots_;
+    std::uint64_t steps_ = 0;
+    bool in_step_ = false;
+};
+
+} // namespace bellows
