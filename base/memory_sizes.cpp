@@ -51,6 +51,8 @@ const char* to_string(MemoryCategory category) noexcept {
         return "communication";
     case MemoryCategory::Scratch:
         return "scratch";
+    case MemoryCategory::Cache:
+        return "cache";
     }
     return "unknown";
 }

@@ -33,6 +33,8 @@ const char* way_out(MemoryCategory category) {
         return "make micro-batches smaller, so that an exchange carries fewer tokens";
     case MemoryCategory::Scratch:
         return "make micro-batches smaller: workspaces grow with their tokens";
+    case MemoryCategory::Cache:
+        return "give the cache fewer tokens, or keep it in a smaller type (bf16, fp8)";
     }
     return "ask for less";
 }

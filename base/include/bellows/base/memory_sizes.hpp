@@ -23,8 +23,9 @@ enum class MemoryCategory : std::uint8_t {
     DeferredWgrad,
     Communication,
     Scratch,
+    Cache, ///< keys and values of sequences that are generated
 };
-inline constexpr std::size_t kNumMemoryCategories = 7;
+inline constexpr std::size_t kNumMemoryCategories = 8;
 const char* to_string(MemoryCategory category) noexcept;
 /// Bytes by category.
 using MemorySizes = std::array<std::uint64_t, kNumMemoryCategories>;

@@ -1,0 +1,304 @@
+// SPDX-License-Identifier: MIT
+#include <bellows/serve/engine.hpp>
+
+#include "forward.hpp"
+#include "model_source.hpp"
+
+#include <bellows/base/error.hpp>
+#include <bellows/base/rounding.hpp>
+#include <bellows/serve/stop_strings.hpp>
+
+#include <algorithm>
+#include <map>
+#include <string>
+#include <unordered_map>
+#include <utility>
+
+namespace bellows {
+
+namespace {
+
+constexpr std::uint64_t kMostDefaultContext = 4096;
+
+EngineOptions completed(EngineOptions options, const ModelConfig& model) {
+    if (options.max_context == 0)
+        options.max_context = model.max_context > 0
+                                  ? std::min(model.max_context, kMostDefaultContext)
+                                  : kMostDefaultContext;
+    if (model.max_context > 0 && options.max_context > model.max_context)
+        throw Error(ErrorCode::InvalidArgument,
+                    "a context of " + std::to_string(options.max_context) +
+                        " tokens is more than the model has, " + std::to_string(model.max_context));
+    options.token_budget = std::max(options.token_budget, options.max_sequences);
+    return options;
+}
+
+/// Blocks of a cache that takes at most nine tenths of the free memory, or as many as are asked for.
+std::uint64_t blocks_of(const Device& device, const EngineOptions& options,
+                        const ModelConfig& model, DType stored) {
+    const std::uint64_t per_sequence = div_up(options.max_context, kBlockTokens);
+    if (options.cache_tokens > 0)
+        return div_up(options.cache_tokens, kBlockTokens);
+    const MemoryReport report = device.memory_report();
+    const std::uint64_t used = std::max(report.used_bytes, report.held_bytes),
+                        room = report.budget_bytes > used ? report.budget_bytes - used : 0,
+                        block = model.layers * ops::cache_bytes(cache_shape(model, stored), 1);
+    return std::clamp(room / 10 * 9 / block, per_sequence, per_sequence * options.max_sequences);
+}
+
+} // namespace
+
+struct Engine::Impl {
+    struct Asked {
+        std::optional<AnswerText> text;
+        /// With penalties: tokens of the text, and how often the answer has each.
+        std::map<std::uint32_t, std::uint32_t> counts;
+        bool penalised = false;
+        AnswerPart news;
+        bool log_probs = false;
+        std::uint32_t top = 0;
+    };
+
+    Impl(const DeviceOptions& device_options, ModelSource from, const EngineOptions& wanted);
+
+    StepInput input_of(const Step& step);
+    void add_sampled(const StepSequence& sequence, StepInput& input);
+    void take(const StepResult& result, const StepOutput& output, std::size_t row);
+    void finish(Asked& asked, FinishReason reason, const RequestUsage& usage);
+
+    ModelSource source;
+    EngineOptions options;
+    std::unique_ptr<Device> device;
+    ParameterStore parameters;
+    DType cache_type;
+    std::uint64_t blocks;
+    Scheduler scheduler;
+    std::optional<Forward> forward;
+    std::unordered_map<RequestId, Asked> asked;
+    RequestId next_id = 1;
+    EngineCounters counted;
+};
+
+Engine::Impl::Impl(const DeviceOptions& device_options, ModelSource from,
+                   const EngineOptions& wanted)
+    : source(std::move(from)), options(completed(wanted, source.model())),
+      device(Device::create(device_options)), parameters(source.load(*device, options.on_progress)),
+      cache_type(options.cache_type.value_or(parameters.activation())),
+      blocks(blocks_of(*device, options, source.model(), cache_type)),
+      scheduler(SchedulerConfig{.blocks = blocks,
+                                .max_context = options.max_context,
+                                .token_budget = options.token_budget,
+                                .max_sequences = options.max_sequences,
+                                .prefill_chunk = options.prefill_chunk,
+                                .prefix_reuse = options.prefix_reuse}) {
+    ForwardConfig config;
+    config.max_context = options.max_context;
+    config.blocks = blocks;
+    config.cache = cache_type;
+    config.exact = options.exact;
+    config.timeout = options.timeout;
+    if (options.tokenizer != nullptr)
+        for (std::uint32_t id = 0; id < source.model().vocabulary; ++id)
+            if (id >= options.tokenizer->vocabulary() || !options.tokenizer->has_token(id))
+                config.forbidden.push_back(id);
+    forward.emplace(source.model(), parameters, config);
+}
+
+void Engine::Impl::add_sampled(const StepSequence& sequence, StepInput& input) {
+    const Request& request = scheduler.request(sequence.id);
+    const SamplingParams& s = request.sampling;
+    const Asked& a = asked.at(sequence.id);
+    ops::SampleSettings settings;
+    settings.temperature = static_cast<float>(s.temperature);
+    settings.top_p = static_cast<float>(s.top_p);
+    settings.min_p = static_cast<float>(s.min_p);
+    settings.top_k = s.top_k;
+    settings.repetition_penalty = static_cast<float>(s.repetition_penalty);
+    settings.frequency_penalty = static_cast<float>(s.frequency_penalty);
+    settings.presence_penalty = static_cast<float>(s.presence_penalty);
+    settings.position = static_cast<std::uint32_t>(sequence.position + sequence.tokens.size());
+    settings.seed_low = static_cast<std::uint32_t>(s.seed);
+    settings.seed_high = static_cast<std::uint32_t>(s.seed >> 32);
+    settings.history_first = static_cast<std::uint32_t>(input.history.size());
+    settings.history_count = static_cast<std::uint32_t>(a.counts.size());
+    for (const auto& [token, count] : a.counts)
+        input.history.push_back({token, count});
+    settings.bias_first = static_cast<std::uint32_t>(input.biases.size());
+    settings.bias_count = static_cast<std::uint32_t>(s.logit_bias.size());
+    for (const LogitBias& bias : s.logit_bias)
+        input.biases.push_back({bias.token, static_cast<float>(bias.bias)});
+    input.settings.push_back(settings);
+    input.sampled_rows.push_back(static_cast<std::uint32_t>(input.tokens.size() - 1));
+    input.top_log_probs = std::max(input.top_log_probs, a.top);
+}
+
+StepInput Engine::Impl::input_of(const Step& step) {
+    StepInput input;
+    for (const StepSequence& sequence : step.sequences()) {
+        for (std::uint64_t i = 0; i < sequence.tokens.size(); ++i) {
+            const std::uint64_t position = sequence.position + i;
+            input.tokens.push_back(sequence.tokens[i]);
+            input.positions.push_back(static_cast<std::uint32_t>(position));
+            input.places.push_back(static_cast<std::uint32_t>(
+                sequence.blocks[position / kBlockTokens] * kBlockTokens + position % kBlockTokens));
+        }
+        input.queries.push_back({.rows = sequence.tokens.size(),
+                                 .keys = sequence.position + sequence.tokens.size(),
+                                 .sequence = static_cast<std::uint32_t>(input.tables.size())});
+        input.tables.push_back(sequence.blocks);
+        if (sequence.samples)
+            add_sampled(sequence, input);
+    }
+    return input;
+}
+
+void Engine::Impl::finish(Asked& a, FinishReason reason, const RequestUsage& usage) {
+    if (a.text && !a.text->stopped())
+        a.news.text += a.text->finish();
+    a.news.reason = reason;
+    a.news.usage = usage;
+}
+
+void Engine::Impl::take(const StepResult& result, const StepOutput& output, std::size_t row) {
+    Asked& a = asked.at(result.id);
+    a.news.usage = result.usage;
+    if (result.reason == FinishReason::Failed)
+        return finish(a, result.reason, result.usage);
+    a.news.tokens.push_back(result.token);
+    ++counted.generated_tokens;
+    if (a.penalised)
+        ++a.counts[result.token];
+    if (a.log_probs) {
+        std::vector<TokenLogProb>& of = a.news.log_probs.emplace_back();
+        of.push_back({result.token, output.log_probs[row]});
+        const std::size_t width =
+            output.tokens.empty() ? 0 : output.top_tokens.size() / output.tokens.size();
+        for (std::size_t i = 0; i < a.top; ++i)
+            of.push_back({output.top_tokens[row * width + i], output.top_log_probs[row * width + i]});
+    }
+    if (a.text && result.reason != FinishReason::EndToken) {
+        a.news.text += a.text->add({&result.token, 1});
+        if (a.text->stopped()) {
+            if (result.reason == FinishReason::None)
+                (void)scheduler.end(result.id);
+            return finish(a, FinishReason::StopString, result.usage);
+        }
+    }
+    if (result.reason != FinishReason::None)
+        finish(a, result.reason, result.usage);
+}
+
+Engine::Engine(const DeviceOptions& device, const std::filesystem::path& checkpoint,
+               const EngineOptions& options)
+    : impl_(std::make_unique<Impl>(device, ModelSource(checkpoint, options.precision), options)) {
+}
+
+Engine::Engine(const DeviceOptions& device, const ModelConfig& model, std::uint64_t seed,
+               const EngineOptions& options)
+    : impl_(std::make_unique<Impl>(
+          device, ModelSource(model, seed, options.precision.value_or(Precision::BF16)), options)) {
+}
+
+Engine::~Engine() = default;
+
+RequestId Engine::submit(Request request) {
+    Impl& e = *impl_;
+    validate(request, e.source.model().vocabulary);
+    if (!request.stop.empty() && e.options.tokenizer == nullptr)
+        throw Error(ErrorCode::InvalidArgument,
+                    "stop strings need a tokenizer: give EngineOptions::tokenizer one");
+    const RequestId id = e.next_id++;
+    Impl::Asked a;
+    if (e.options.tokenizer != nullptr)
+        a.text.emplace(*e.options.tokenizer, request.stop);
+    const SamplingParams& s = request.sampling;
+    a.penalised =
+        s.repetition_penalty != 1 || s.frequency_penalty != 0 || s.presence_penalty != 0;
+    if (a.penalised)
+        for (const std::uint32_t token : request.prompt)
+            a.counts.emplace(token, 0);
+    a.log_probs = request.log_probs;
+    a.top = request.log_probs ? request.top_log_probs : 0;
+    e.scheduler.submit(id, std::move(request));
+    e.asked.emplace(id, std::move(a));
+    return id;
+}
+
+bool Engine::step() {
+    Impl& e = *impl_;
+    const Step step = e.scheduler.next();
+    e.counted.preemptions += step.preempted().size();
+    if (step.empty())
+        return false;
+    StepOutput output;
+    try {
+        output = e.forward->run(e.input_of(step));
+    } catch (...) {
+        for (const StepResult& result : e.scheduler.fail(step))
+            e.finish(e.asked.at(result.id), FinishReason::Failed, result.usage);
+        throw;
+    }
+    ++e.counted.steps;
+    e.counted.computed_tokens += step.num_tokens();
+    const std::vector<StepResult> results = e.scheduler.finish(step, output.tokens);
+    std::size_t row = 0, next = 0;
+    for (const StepSequence& sequence : step.sequences()) {
+        if (!sequence.samples)
+            continue;
+        if (next < results.size() && results[next].id == sequence.id)
+            e.take(results[next++], output, row);
+        ++row;
+    }
+    return true;
+}
+
+AnswerPart Engine::poll(RequestId id) {
+    const auto found = impl_->asked.find(id);
+    if (found == impl_->asked.end())
+        throw Error(ErrorCode::InvalidArgument,
+                    "there is no request " + std::to_string(id) + ", or its answer has ended");
+    AnswerPart news = std::move(found->second.news);
+    if (news.reason != FinishReason::None) {
+        impl_->asked.erase(found);
+    } else {
+        found->second.news = {};
+        news.usage = impl_->scheduler.usage(id);
+    }
+    return news;
+}
+
+void Engine::cancel(RequestId id) {
+    const auto found = impl_->asked.find(id);
+    if (found == impl_->asked.end() || found->second.news.reason != FinishReason::None)
+        return;
+    if (const auto usage = impl_->scheduler.end(id))
+        impl_->finish(found->second, FinishReason::Cancelled, *usage);
+}
+
+const ModelConfig& Engine::model() const noexcept {
+    return impl_->source.model();
+}
+std::uint64_t Engine::max_context() const noexcept {
+    return impl_->options.max_context;
+}
+std::uint64_t Engine::cache_tokens() const noexcept {
+    return impl_->blocks * kBlockTokens;
+}
+
+EngineCounters Engine::counters() const {
+    EngineCounters all = impl_->counted;
+    all.blocks = impl_->scheduler.counters();
+    all.running = impl_->scheduler.num_running();
+    all.waiting = impl_->scheduler.num_waiting();
+    all.recordings = impl_->forward->num_recordings();
+    return all;
+}
+
+MemoryReport Engine::memory_report() const {
+    return impl_->device->memory_report();
+}
+Device& Engine::device() const noexcept {
+    return *impl_->device;
+}
+
+} // namespace bellows

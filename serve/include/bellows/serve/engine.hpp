@@ -1,0 +1,116 @@
+// SPDX-License-Identifier: MIT
+#pragma once
+
+// A model that answers many requests at once: submit requests, call step() as long as it returns
+// true, and poll each request for what is new of its answer. A step computes tokens of all requests
+// that run, within a budget, and draws their next tokens on the device; keys and values stay in a
+// paged cache, whose blocks requests with the same beginning share. One rank holds all of the model
+// on a device of its own. One thread at a time.
+
+#include <bellows/engine/device.hpp>
+#include <bellows/serve/scheduler.hpp>
+#include <bellows/shape/config.hpp>
+#include <bellows/shape/layout.hpp>
+#include <bellows/text/tokenizer.hpp>
+
+#include <chrono>
+#include <cstdint>
+#include <filesystem>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+namespace bellows {
+
+struct EngineOptions {
+    /// How it computes. Without: as the run did; of a Hugging Face folder f32 where that is f32,
+    /// else bf16.
+    std::optional<Precision> precision{};
+    /// How keys and values are kept: f32, bf16 or, of models with latent attention, F8E4M3.
+    /// Without: as activations.
+    std::optional<DType> cache_type{};
+    /// The most tokens of a request, prompt and answer. 0: the model's context, at most 4096.
+    std::uint64_t max_context = 0;
+    std::uint64_t max_sequences = 64;  ///< requests that run at the same time
+    std::uint64_t token_budget = 2048; ///< tokens of a step, at least max_sequences
+    std::uint64_t prefill_chunk = 0;   ///< tokens of one request in a step; 0: the budget
+    /// Tokens that the cache has room for. 0: max_sequences of max_context tokens each, or what
+    /// fits in nine tenths of the device's free memory.
+    std::uint64_t cache_tokens = 0;
+    bool prefix_reuse = true; ///< requests share blocks of the same beginning
+    /// A request's tokens and log-probabilities have the same bits whatever else is in the batch,
+    /// however its prompt is chunked, preempted or found in the cache.
+    bool exact = false;
+    /// Gives answers as text and finds stop strings; must outlive the engine. Null: tokens alone.
+    const Tokenizer* tokenizer = nullptr;
+    std::chrono::milliseconds timeout = TimePoint::kDefaultTimeout; ///< of every wait
+    /// Elements of the weights that have been read, and all of them.
+    std::function<void(std::uint64_t done, std::uint64_t total)> on_progress{};
+};
+
+struct TokenLogProb {
+    std::uint32_t token = 0;
+    float log_prob = 0; ///< natural log, by the logits before penalties, bias and temperature
+};
+
+/// What is new of an answer since the last poll.
+struct AnswerPart {
+    std::vector<std::uint32_t> tokens;
+    /// With a tokenizer: complete characters, without what may begin a stop string.
+    std::string text;
+    /// With Request::log_probs: of each token, its own first, then the likeliest ones.
+    std::vector<std::vector<TokenLogProb>> log_probs;
+    FinishReason reason = FinishReason::None; ///< not None: there will be no more
+    RequestUsage usage;
+};
+
+struct EngineCounters {
+    BlockPoolCounters blocks;
+    std::uint64_t running = 0, waiting = 0;
+    std::uint64_t steps = 0;
+    std::uint64_t computed_tokens = 0;  ///< rows of all steps
+    std::uint64_t generated_tokens = 0; ///< that were drawn
+    std::uint64_t preemptions = 0;
+    std::uint64_t recordings = 0; ///< of the sizes that steps have had
+};
+
+class Engine {
+public:
+    /// A checkpoint, as Checkpoint::open() takes it, or a Hugging Face folder. Throws what
+    /// Checkpoint::open(), HfFolder and Device::create() throw, Error{InvalidArgument} for options,
+    /// Error{OutOfMemory} where the cache does not fit.
+    Engine(const DeviceOptions& device, const std::filesystem::path& checkpoint,
+           const EngineOptions& options);
+    /// Random weights of that shape, for measurements.
+    Engine(const DeviceOptions& device, const ModelConfig& model, std::uint64_t seed,
+           const EngineOptions& options);
+    ~Engine();
+
+    /// Queues a request. Throws Error{InvalidArgument} that names the field, and for stop strings
+    /// without a tokenizer.
+    RequestId submit(Request request);
+    /// Computes one step. False: no request runs or waits. Waits for the device. After an error
+    /// the step's requests have failed.
+    bool step();
+    /// What is new; may be empty. After FinishReason other than None the id is forgotten. Throws
+    /// Error{InvalidArgument} for an id that is not known.
+    AnswerPart poll(RequestId id);
+    /// Ends a request; the next poll says Cancelled. Nothing happens where it has ended already.
+    void cancel(RequestId id);
+
+    const ModelConfig& model() const noexcept;
+    std::uint64_t max_context() const noexcept;
+    std::uint64_t cache_tokens() const noexcept;
+    EngineCounters counters() const;
+    MemoryReport memory_report() const;
+    Device& device() const noexcept;
+
+    struct Impl; ///< internal
+
+private:
+    std::unique_ptr<Impl> impl_;
+};
+
+} // namespace bellows
