@@ -172,6 +172,9 @@ int run_subcommand(int argc, const char* const* argv, const Commands& commands,
     if (line.chosen(line.generate)) {
         return commands.generate(resolve_generate(line.generate_flags));
     }
+    if (line.chosen(line.chat)) {
+        return commands.chat(resolve_chat(line.chat_flags));
+    }
     return train(line.train_flags, argc, argv, commands, input_is_good);
 }
 

@@ -34,15 +34,16 @@ struct ExportFlags {
     std::optional<std::string> dtype{}, shard_size{};
 };
 
+/// Of `generate` and `chat`.
 struct GenerateFlags {
     std::filesystem::path checkpoint;
-    std::string prompt;
-    bool chat = false;
-    std::vector<std::string> data;
-    std::optional<std::string> device, precision, tokenizer;
-    std::optional<std::uint64_t> tokens;
-    std::optional<double> temperature;
-    std::optional<std::uint64_t> seed;
+    std::optional<std::string> prompt{}, file{}, prompts{}, system{};
+    bool chat = false, json = false, exact = false, ignore_end = false, times = false;
+    std::vector<std::string> data{}, stop{};
+    std::optional<std::string> device{}, precision{}, tokenizer{}, cache_type{};
+    std::optional<std::uint64_t> tokens{}, context{}, seed{}, top_k{};
+    std::optional<double> temperature{}, top_p{}, min_p{}, repetition_penalty{}, presence_penalty{},
+        frequency_penalty{};
 };
 
 struct InfoFlags {
@@ -71,8 +72,10 @@ TrainOptions resolve_train(const TrainFlags& flags);
 /// is refused before anything starts.
 void check_training_input(const TrainOptions& options);
 
-/// Opens the checkpoint and takes the run's configuration from it.
+/// Opens the checkpoint, takes the run's configuration from it, and reads the prompts.
 GenerateOptions resolve_generate(const GenerateFlags& flags);
+/// The same for a conversation, whose prompts come later.
+GenerateOptions resolve_chat(const GenerateFlags& flags);
 
 /// Throws Error{InvalidArgument} for flags that do not go together.
 InfoOptions resolve_info(const InfoFlags& flags);

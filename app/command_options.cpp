@@ -12,7 +12,9 @@
 
 #include <bellows/base/error.hpp>
 #include <bellows/base/files.hpp>
+#include <bellows/base/memory_sizes.hpp>
 #include <bellows/comm/launch.hpp>
+#include <bellows/model/cached_layer.hpp>
 #include <bellows/shape/parameters.hpp>
 #include <bellows/shape/presets.hpp>
 #include <bellows/train/config_overrides.hpp>
@@ -23,6 +25,7 @@
 #include <algorithm>
 #include <array>
 #include <cstdio>
+#include <limits>
 #include <string_view>
 #include <system_error>
 #include <utility>
@@ -53,6 +56,8 @@ Tokenizer tokenizer_of(const Checkpoint& checkpoint, const TrainConfig& config) 
 
 namespace {
 
+constexpr std::uint64_t kMostPromptBytes = std::uint64_t{64} << 20;
+
 /// Where it is, its configuration, and the tokenizer unless the checkpoint holds it.
 void open_model(const GenerateFlags& flags, GenerateOptions& options) {
     if (!HfFolder::is_one(flags.checkpoint)) {
@@ -68,28 +73,121 @@ void open_model(const GenerateFlags& flags, GenerateOptions& options) {
     options.folder_bytes = folder.bytes();
     options.tokenizer = flags.tokenizer ? *flags.tokenizer : folder_tokenizer(folder);
     for (const std::uint64_t end : end_tokens(folder.folder(), folder.config()))
-        options.ends.push_back(static_cast<std::uint32_t>(end));
+        options.text.ends.push_back(static_cast<std::uint32_t>(end));
 }
 
 } // namespace
 
-GenerateOptions resolve_generate(const GenerateFlags& flags) {
+namespace {
+
+/// "-": standard input.
+std::string content_or_input(const std::string& file) {
+    if (file != "-")
+        return read_file(file, kMostPromptBytes);
+    std::string text;
+    char bytes[1 << 16];
+    while (const std::size_t count = std::fread(bytes, 1, sizeof bytes, stdin)) {
+        text.append(bytes, count);
+        if (text.size() > kMostPromptBytes)
+            throw Error(ErrorCode::InvalidArgument,
+                        "standard input has more than " + format_bytes(kMostPromptBytes));
+    }
+    return text;
+}
+
+std::vector<std::string> lines_of(const std::string& text) {
+    std::vector<std::string> lines;
+    for (std::size_t at = 0; at < text.size();) {
+        const std::size_t end = std::min(text.find('\n', at), text.size());
+        if (end > at)
+            lines.push_back(text.substr(at, end - at));
+        at = end + 1;
+    }
+    return lines;
+}
+
+std::vector<std::string> prompts_of(const GenerateFlags& flags) {
+    if (flags.prompt.has_value() + flags.file.has_value() + flags.prompts.has_value() != 1)
+        throw Error(ErrorCode::InvalidArgument,
+                    "give one of --prompt, --file and --prompts: what the text begins with");
+    if (flags.prompt)
+        return {*flags.prompt};
+    if (flags.file)
+        return {content_or_input(*flags.file)};
+    std::vector<std::string> lines = lines_of(content_or_input(*flags.prompts));
+    if (lines.empty())
+        throw Error(ErrorCode::InvalidArgument,
+                    "--prompts " + in_quotes(*flags.prompts) + " has no line with a prompt");
+    return lines;
+}
+
+DType cache_type_of(const std::string& text) {
+    if (text == "f32")
+        return DType::F32;
+    if (text == "bf16")
+        return DType::BF16;
+    if (text == "fp8")
+        return DType::F8E4M3;
+    throw Error(ErrorCode::InvalidArgument,
+                "there is no --cache-type " + in_quotes(text) + ", there are: f32, bf16, fp8");
+}
+
+GenerateOptions resolve_text(const GenerateFlags& flags) {
     GenerateOptions options;
     open_model(flags, options);
     override_with(options.tokenizer, flags.tokenizer);
     if (flags.precision)
         named("precision", [&] { from_text(options.config.train.precision, *flags.precision); });
     validate(options.config.train);
-    options.prompt = flags.prompt;
-    options.chat = flags.chat;
-    override_with(options.tokens, flags.tokens);
-    if (options.tokens == 0) {
+    if (flags.cache_type)
+        (void)cache_shape(options.config.model,
+                          options.cache_type.emplace(cache_type_of(*flags.cache_type)));
+    options.system = flags.system.value_or("");
+    TextOptions& text = options.text;
+    override_with(text.tokens, flags.tokens);
+    if (text.tokens == 0) {
         throw Error(ErrorCode::InvalidArgument, "--tokens must be at least 1");
     }
-    override_with(options.temperature, flags.temperature);
-    override_with(options.seed, flags.seed);
+    SamplingParams& sampling = text.sampling;
+    override_with(sampling.temperature, flags.temperature);
+    override_with(sampling.seed, flags.seed);
+    if (flags.top_k)
+        sampling.top_k = static_cast<std::uint32_t>(
+            std::min<std::uint64_t>(*flags.top_k, std::numeric_limits<std::uint32_t>::max()));
+    override_with(sampling.top_p, flags.top_p);
+    override_with(sampling.min_p, flags.min_p);
+    override_with(sampling.repetition_penalty, flags.repetition_penalty);
+    override_with(sampling.presence_penalty, flags.presence_penalty);
+    override_with(sampling.frequency_penalty, flags.frequency_penalty);
+    validate(sampling, options.config.model.vocabulary);
+    text.stop = flags.stop;
+    text.ignore_end = flags.ignore_end;
+    override_with(options.context, flags.context);
+    options.exact = flags.exact;
     override_with(options.config.train.device, flags.device);
+    return options;
+}
+
+} // namespace
+
+GenerateOptions resolve_generate(const GenerateFlags& flags) {
+    GenerateOptions options = resolve_text(flags);
+    options.prompts = prompts_of(flags);
+    options.chat = flags.chat;
+    options.json = flags.json;
     options.known_text = flags.data;
+    if (!options.system.empty() && !options.chat)
+        throw Error(ErrorCode::InvalidArgument, "--system goes with --chat");
+    return options;
+}
+
+GenerateOptions resolve_chat(const GenerateFlags& flags) {
+    constexpr std::uint64_t kUsualTokens = 1024;
+    GenerateOptions options = resolve_text(flags);
+    if (!flags.tokens)
+        options.text.tokens = kUsualTokens;
+    options.chat = true;
+    options.show_times = flags.times;
     return options;
 }
 

@@ -6,6 +6,7 @@
 
 #include <bellows/base/files.hpp>
 #include <bellows/checkpoint/checkpoint.hpp>
+#include <bellows/serve/request.hpp>
 #include <bellows/text/corpus.hpp>
 #include <bellows/train/train_config.hpp>
 
@@ -33,17 +34,29 @@ struct TrainOptions {
     std::uint64_t ranks() const { return std::uint64_t{layout.pp} * layout.dp; }
 };
 
+/// How an answer is written.
+struct TextOptions {
+    std::uint64_t tokens = 200; ///< at most
+    SamplingParams sampling{.temperature = 0.8};
+    std::vector<std::string> stop;   ///< texts at which it ends, without them
+    std::vector<std::uint32_t> ends; ///< token ids at which it ends, besides the tokenizer's
+    bool ignore_end = false;         ///< it goes on behind these
+};
+
 struct GenerateOptions {
     std::filesystem::path checkpoint; ///< Checkpoint::folder()
     RunConfig config;                 ///< of the run that wrote it; precision as asked for
     std::string tokenizer;            ///< see Tokenizer::from_name(); "": the checkpoint's own
-    std::vector<std::uint32_t> ends;  ///< token ids at which the text ends
     std::uint64_t folder_bytes = 0;   ///< of the tensors of a Hugging Face folder; 0: it is none
-    std::string prompt;
-    bool chat = false; ///< the prompt is what a user says, and the text is the model's answer
-    std::uint64_t tokens = 200;
-    double temperature = 0.8;
-    std::uint64_t seed = 1;
+    std::vector<std::string> prompts; ///< at least one, but of chat
+    std::string system;               ///< what a system message says; "": there is none
+    bool chat = false; ///< prompts are what a user says, and the text is the model's answer
+    TextOptions text;
+    std::uint64_t context = 0; ///< tokens of prompt and answer that the model sees; 0: as needed
+    std::optional<DType> cache_type{};
+    bool exact = false;
+    bool json = false;                   ///< an object in a line for each prompt
+    bool show_times = false;             ///< in a chat, after each answer
     std::vector<std::string> known_text; ///< say how many of the words stand there; empty: do not
 };
 
@@ -63,6 +76,7 @@ struct SelftestOptions {
 struct Commands {
     std::function<int(const TrainOptions&)> train;
     std::function<int(const GenerateOptions&)> generate;
+    std::function<int(const GenerateOptions&)> chat;
     std::function<int(const InfoOptions&)> info; ///< devices; `info --model` works without
     std::function<int(const SelftestOptions&)> selftest;
 };

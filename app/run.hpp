@@ -5,7 +5,6 @@
 
 #include "app/commands.hpp"
 
-#include <bellows/serve/language_model.hpp>
 #include <bellows/text/corpus.hpp>
 #include <bellows/text/words.hpp>
 
@@ -16,12 +15,9 @@ namespace bellows {
 
 int run_train(const TrainOptions& options);
 int run_generate(const GenerateOptions& options);
+int run_chat(const GenerateOptions& options);
 int run_info(const InfoOptions& options);
 int run_selftest(const SelftestOptions& options);
-
-/// The prompt and what the model writes after it. The tokenizer's ids must be the model's.
-std::string generate_text(LanguageModel& model, const Tokenizer& tokenizer,
-                          const GenerateOptions& options);
 
 /// What a model wrote: control characters as \xNN where standard output is a terminal, else as it
 /// is.

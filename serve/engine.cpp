@@ -33,7 +33,8 @@ EngineOptions completed(EngineOptions options, const ModelConfig& model) {
     return options;
 }
 
-/// Blocks of a cache that takes at most nine tenths of the free memory, or as many as are asked for.
+/// Blocks of a cache that takes at most nine tenths of the free memory, or as many as are asked
+/// for.
 std::uint64_t blocks_of(const Device& device, const EngineOptions& options,
                         const ModelConfig& model, DType stored) {
     const std::uint64_t per_sequence = div_up(options.max_context, kBlockTokens);
@@ -174,7 +175,8 @@ void Engine::Impl::take(const StepResult& result, const StepOutput& output, std:
         const std::size_t width =
             output.tokens.empty() ? 0 : output.top_tokens.size() / output.tokens.size();
         for (std::size_t i = 0; i < a.top; ++i)
-            of.push_back({output.top_tokens[row * width + i], output.top_log_probs[row * width + i]});
+            of.push_back(
+                {output.top_tokens[row * width + i], output.top_log_probs[row * width + i]});
     }
     if (a.text && result.reason != FinishReason::EndToken) {
         a.news.text += a.text->add({&result.token, 1});
@@ -212,8 +214,7 @@ RequestId Engine::submit(Request request) {
     if (e.options.tokenizer != nullptr)
         a.text.emplace(*e.options.tokenizer, request.stop);
     const SamplingParams& s = request.sampling;
-    a.penalised =
-        s.repetition_penalty != 1 || s.frequency_penalty != 0 || s.presence_penalty != 0;
+    a.penalised = s.repetition_penalty != 1 || s.frequency_penalty != 0 || s.presence_penalty != 0;
     if (a.penalised)
         for (const std::uint32_t token : request.prompt)
             a.counts.emplace(token, 0);

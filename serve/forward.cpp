@@ -88,15 +88,13 @@ Forward::Forward(const ModelConfig& config, ParameterStore& parameters,
     caches_.reserve(config.layers);
     paged_.reserve(config.layers);
     for (std::uint64_t layer = 0; layer < config.layers; ++layer) {
-        caches_.emplace_back(device,
-                             BufferDesc{.name = "cache of layer " + std::to_string(layer),
-                                        .bytes = ops::cache_bytes(shape, forward.blocks),
-                                        .category = MemoryCategory::Cache});
+        caches_.emplace_back(device, BufferDesc{.name = "cache of layer " + std::to_string(layer),
+                                                .bytes = ops::cache_bytes(shape, forward.blocks),
+                                                .category = MemoryCategory::Cache});
         paged_.push_back({shape, forward.blocks, caches_.back().view()});
     }
     for (std::uint64_t layer = 0; layer < config.layers; ++layer) {
-        layers_.push_back(
-            cached_attention(config_, layer, parameters_, positions_, paged_[layer]));
+        layers_.push_back(cached_attention(config_, layer, parameters_, positions_, paged_[layer]));
         layers_.push_back(cached_ffn(config_, layer, parameters_));
     }
     std::vector<std::uint32_t> allowed(div_up(config.vocabulary, 32), ~std::uint32_t{0});
@@ -153,8 +151,8 @@ void Forward::write(const StepInput& input, const ops::PagedPlan& plan, const La
     put(layout.items, plan.items);
     put(layout.row_parts, plan.rows);
     for (std::uint64_t i = 0; i < input.tables.size(); ++i)
-        std::memcpy(words.data() + layout.tables.first + i * table_blocks_,
-                    input.tables[i].data(), input.tables[i].size_bytes());
+        std::memcpy(words.data() + layout.tables.first + i * table_blocks_, input.tables[i].data(),
+                    input.tables[i].size_bytes());
     put(layout.sampled_rows, input.sampled_rows);
     put(layout.settings, input.settings);
     put(layout.history, input.history);
@@ -194,15 +192,14 @@ void Forward::record_head(Recording& r, Arena::Frame& scratch, const Step& step,
     ops::rmsnorm_forward(r, x, parameters_.at("model.norm.weight").weight, norm,
                          scratch.tensor(DType::F32, {b.sampled}),
                          static_cast<float>(config_.norm_eps));
-    ops::gemm_nt(r, norm,
-                 parameters_
-                     .at(config_.tied_embeddings ? "model.embed_tokens.weight" : "lm_head.weight")
-                     .compute,
-                 logits);
+    ops::gemm_nt(
+        r, norm,
+        parameters_.at(config_.tied_embeddings ? "model.embed_tokens.weight" : "lm_head.weight")
+            .compute,
+        logits);
     ops::SampleBatch batch;
     batch.logits = logits;
-    batch.settings =
-        u32(at.settings.of(input_), {b.sampled, sizeof(ops::SampleSettings) / kWord});
+    batch.settings = u32(at.settings.of(input_), {b.sampled, sizeof(ops::SampleSettings) / kWord});
     if (b.history > 0)
         batch.history = u32(at.history.of(input_), {b.history, 2});
     if (b.biases > 0)
@@ -214,7 +211,8 @@ void Forward::record_head(Recording& r, Arena::Frame& scratch, const Step& step,
         batch.top_tokens = u32(at.out_top.of(output_), {b.sampled, b.top});
         batch.top_log_probs = f32(at.out_top_log_probs.of(output_), {b.sampled, b.top});
     }
-    ops::sample(r, batch, scratch.bytes(ops::sample_workspace_bytes(b.sampled, config_.vocabulary)));
+    ops::sample(r, batch,
+                scratch.bytes(ops::sample_workspace_bytes(b.sampled, config_.vocabulary)));
     if (b.logits)
         r.copy(logits.buffer.sub(0, b.sampled * config_.vocabulary * kWord),
                at.out_logits.of(output_));
@@ -223,10 +221,9 @@ void Forward::record_head(Recording& r, Arena::Frame& scratch, const Step& step,
 std::unique_ptr<Forward::Step> Forward::record(const Bucket& bucket) {
     const Layout at(bucket, table_blocks_, config_.vocabulary);
     auto step = std::make_unique<Step>(Step{bucket, at, {}});
-    Recording& r = step->recording.emplace(
-        parameters_.device(), QueueRole::Compute,
-        "step of " + std::to_string(bucket.rows) + " rows, " + std::to_string(bucket.sequences) +
-            " sequences");
+    Recording& r = step->recording.emplace(parameters_.device(), QueueRole::Compute,
+                                           "step of " + std::to_string(bucket.rows) + " rows, " +
+                                               std::to_string(bucket.sequences) + " sequences");
     const auto u32 = [&](const Layout::Part& part, std::initializer_list<std::uint64_t> extents) {
         return TensorView::contiguous(part.of(input_), DType::U32, extents);
     };

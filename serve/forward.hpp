@@ -33,7 +33,8 @@ struct ForwardConfig {
 
 /// What a step computes.
 struct StepInput {
-    std::vector<std::uint32_t> tokens, positions, places; ///< of the rows, those of a sequence together
+    std::vector<std::uint32_t> tokens, positions,
+        places; ///< of the rows, those of a sequence together
     /// In the order of the rows; PagedQueries::sequence is an index of `tables`.
     std::vector<ops::PagedQueries> queries;
     std::vector<std::span<const std::uint32_t>> tables; ///< blocks of each sequence

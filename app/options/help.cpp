@@ -155,6 +155,20 @@ Examples:
       --tokens 50 --precision bf16
   bellows generate --checkpoint Qwen3-0.6B --chat --prompt "What is bf16?" \
       --tokens 200
+  bellows generate --checkpoint Qwen3-0.6B --chat --prompts questions.txt \
+      --tokens 200 --json > answers.jsonl
+
+Standard error says how many tokens per second the prompts and the texts had.
+)";
+
+const char* const kChatHelp =
+    R"(Each line of standard input is a message, which the model answers. Ctrl-C stops an answer, /clear
+begins a new conversation, /exit or Ctrl-D ends.
+
+Examples:
+  bellows chat --checkpoint Qwen3-0.6B
+  bellows chat --checkpoint DeepSeek-V2-Lite-Chat --precision fp8 \
+      --system "You answer in one sentence." --temperature 0
 )";
 
 const char* const kExportHelp =

@@ -37,6 +37,7 @@ public:
 extern const char* const kMainHelp;
 extern const char* const kTrainHelp;
 extern const char* const kGenerateHelp;
+extern const char* const kChatHelp;
 extern const char* const kExportHelp;
 extern const char* const kInfoHelp;
 extern const char* const kSelftestHelp;

@@ -144,7 +144,7 @@ void add_train(CLI::App& app, TrainFlags& flags) {
     app.footer(kTrainHelp);
 }
 
-void add_generate(CLI::App& app, GenerateFlags& flags) {
+void add_model(CLI::App& app, GenerateFlags& flags) {
     group(app, "Input");
     app.add_option("--checkpoint", flags.checkpoint,
                    "a run's folder (its newest checkpoint), one checkpoint, or a Hugging Face "
@@ -154,9 +154,65 @@ void add_generate(CLI::App& app, GenerateFlags& flags) {
     app.add_option("--tokenizer", flags.tokenizer,
                    "bytes, or a tokenizer's file or folder (default: the checkpoint's own)")
         ->type_name("PATH|bytes");
-    app.add_option("--prompt", flags.prompt, "text to continue")->required();
+    app.add_option("--system", flags.system, "what a system message says, in front of a user's")
+        ->type_name("TEXT");
+}
+
+void add_number(CLI::App& app, const char* name, std::optional<double>& value, const char* what) {
+    app.add_option(name, value, what)->type_name("NUMBER");
+}
+
+/// How tokens are chosen, and how the model runs.
+void add_writing(CLI::App& app, GenerateFlags& flags) {
+    add_number(app, "--temperature", flags.temperature,
+               "0: always the likeliest token (default 0.8)");
+    add_count(app, "--seed", flags.seed, "of the draws (default 1)");
+    add_count(app, "--top-k", flags.top_k,
+              "draw from the likeliest so many; 0: from all (default)");
+    add_number(app, "--top-p", flags.top_p,
+               "draw from the fewest likeliest tokens that have so much of the probability "
+               "(default 1: all)");
+    add_number(app, "--min-p", flags.min_p,
+               "draw from tokens of at least so much of the greatest probability (default 0: all)");
+    add_number(app, "--repetition-penalty", flags.repetition_penalty,
+               "makes tokens less likely that the text has; 1: as they are (default)");
+    add_number(app, "--presence-penalty", flags.presence_penalty,
+               "taken from the logits of tokens that the answer has (default 0)");
+    add_number(app, "--frequency-penalty", flags.frequency_penalty,
+               "the same for each time that it has them (default 0)");
+    app.add_option("--stop", flags.stop, "the text ends before this; more than once for several")
+        ->type_name("TEXT")
+        ->expected(1)
+        ->multi_option_policy(CLI::MultiOptionPolicy::TakeAll);
+    app.add_flag("--ignore-eos", flags.ignore_end, "go on behind tokens that end a text");
+    group(app, "Device");
+    app.add_option("--precision", flags.precision,
+                   "how the model computes (default: as the run did; of a Hugging Face folder as "
+                   "it is stored)")
+        ->type_name("f32|bf16|fp8");
+    add_count(app, "--context", flags.context,
+              "tokens of prompt and text that the model sees; behind them a text goes on with the "
+              "last half (default: as needed; of a run its sequence)");
+    app.add_option("--cache-type", flags.cache_type,
+                   "how keys and values are kept (default: as the model computes; fp8: of latent "
+                   "attention)")
+        ->type_name("f32|bf16|fp8");
+    app.add_flag("--exact", flags.exact,
+                 "a text has the same bits alone and beside others; takes longer");
+    add_device(app, flags.device, "where to run (default: as the run was); list: show the devices");
+}
+
+void add_generate(CLI::App& app, GenerateFlags& flags) {
+    add_model(app, flags);
+    app.add_option("--prompt", flags.prompt, "text to continue")->type_name("TEXT");
+    app.add_option("--file", flags.file, "a file whose content is the prompt; -: standard input")
+        ->type_name("FILE|-");
+    app.add_option("--prompts", flags.prompts,
+                   "a file with a prompt in each line, which are answered together; -: standard "
+                   "input")
+        ->type_name("FILE|-");
     app.add_flag("--chat", flags.chat,
-                 "the prompt is a user's message, put as the model's chat template says; only the "
+                 "a prompt is a user's message, put as the model's chat template says; only the "
                  "answer is written");
     app.add_option("--data", flags.data,
                    "say on standard error which share of the written words stands in these files "
@@ -164,18 +220,19 @@ void add_generate(CLI::App& app, GenerateFlags& flags) {
         ->type_name("PATH")
         ->expected(1, -1);
     group(app, "Text");
-    add_count(app, "--tokens", flags.tokens, "to write after the prompt")->required();
-    app.add_option("--temperature", flags.temperature,
-                   "0: always the likeliest token (default 0.8)")
-        ->check(CLI::Validator(CLI::Range(0.0, 100.0)).description(""));
-    add_count(app, "--seed", flags.seed, "of the draws (default 1)");
-    group(app, "Device");
-    app.add_option("--precision", flags.precision,
-                   "how the model computes (default: as the run did; of a Hugging Face folder as "
-                   "it is stored)")
-        ->type_name("f32|bf16|fp8");
-    add_device(app, flags.device, "where to run (default: as the run was); list: show the devices");
+    add_count(app, "--tokens", flags.tokens, "to write after a prompt, at most")->required();
+    app.add_flag("--json", flags.json, "an object in a line for each prompt");
+    add_writing(app, flags);
     app.footer(kGenerateHelp);
+}
+
+void add_chat(CLI::App& app, GenerateFlags& flags) {
+    add_model(app, flags);
+    group(app, "Text");
+    add_count(app, "--tokens", flags.tokens, "of an answer, at most (default 1024)");
+    app.add_flag("--times", flags.times, "say after each answer how fast it came");
+    add_writing(app, flags);
+    app.footer(kChatHelp);
 }
 
 void add_export(CLI::App& app, ExportFlags& flags) {
@@ -283,6 +340,10 @@ CommandLine::CommandLine(const Commands& commands) {
     if (commands.generate) {
         generate = app.add_subcommand("generate", "Writes text with a trained model.");
         add_generate(*generate, generate_flags);
+    }
+    if (commands.chat) {
+        chat = app.add_subcommand("chat", "Talks with a model in a terminal.");
+        add_chat(*chat, chat_flags);
     }
     export_model = app.add_subcommand("export", "Writes a model as a Hugging Face folder.");
     add_export(*export_model, export_flags);

@@ -33,11 +33,12 @@ struct CommandLine {
     CLI::App* selftest = nullptr; // from here on null if they do not exist
     CLI::App* train = nullptr;
     CLI::App* generate = nullptr;
+    CLI::App* chat = nullptr;
     InfoFlags info_flags;
     SelftestOptions selftest_options;
     std::optional<std::string> selftest_device;
     TrainFlags train_flags;
-    GenerateFlags generate_flags;
+    GenerateFlags generate_flags, chat_flags;
     ExportFlags export_flags;
     ScheduleFlags schedule_flags;
     ConfigFlags config_flags;

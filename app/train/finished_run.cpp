@@ -2,6 +2,7 @@
 #include "app/train/finished_run.hpp"
 
 #include "app/exit_code.hpp"
+#include "app/generate/writer.hpp"
 #include "app/progress.hpp"
 #include "app/run.hpp"
 #include "app/train/held_out.hpp"
@@ -50,6 +51,19 @@ std::optional<double> held_out_loss(LanguageModel& model, const TrainConfig& tra
     return sum / static_cast<double>(text->count);
 }
 
+std::string sample_of(const TrainOptions& options, const FinishedRun& run) {
+    GenerateOptions generate;
+    generate.checkpoint = run.checkpoint;
+    generate.config = options.config;
+    generate.text.tokens = options.config.train.sample_tokens;
+    generate.text.sampling.temperature = 0.7;
+    generate.text.ignore_end = true;
+    const std::string prompt = "The ";
+    const auto engine = open_engine(generate, run.tokenizer, options.config.train.seq, 1);
+    const std::vector<std::uint32_t> tokens = prompt_tokens(run.tokenizer, prompt, generate);
+    return prompt + Writer(*engine, run.tokenizer).write({&tokens, 1}, generate.text).front().text;
+}
+
 std::string way_on(const TrainOptions& options) {
     return "bellows train --resume " + options.out.string();
 }
@@ -76,17 +90,15 @@ void try_model(const TrainOptions& options, FinishedRun& run) {
     try {
         const TrainConfig& train = options.config.train;
         begin_trying(train);
-        LanguageModel model(device_options_of_rank(train.device, 0), run.checkpoint,
-                            {.timeout = wait_limit(train)});
-        run.summary.held_out_loss = held_out_loss(model, train, run.corpus);
+        {
+            LanguageModel model(device_options_of_rank(train.device, 0), run.checkpoint,
+                                {.timeout = wait_limit(train)});
+            run.summary.held_out_loss = held_out_loss(model, train, run.corpus);
+        }
         if (train.sample_tokens == 0)
             return;
-        GenerateOptions generate;
-        generate.prompt = "The ";
-        generate.tokens = train.sample_tokens;
-        generate.temperature = 0.7;
         begin_trying(train);
-        run.summary.sample = generate_text(model, run.tokenizer, generate);
+        run.summary.sample = sample_of(options, run);
         const WordSet wanted(run.summary.sample);
         run.summary.words =
             check_words(run.summary.sample, words_of(run.corpus, run.tokenizer, wanted));

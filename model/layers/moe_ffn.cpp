@@ -262,7 +262,8 @@ void MoeSlot::router_gradient(Recording& r) const {
             c.balance_loss_alpha * static_cast<double>(c.routed_experts) /
             static_cast<double>(c.top_k * desc_.seq) * static_cast<double>(desc_.loss_scale));
     }
-    ops::router_dgrad(r, d_weights_, ids_, scores_, d_logits_, router_options(layer_.config), balance);
+    ops::router_dgrad(r, d_weights_, ids_, scores_, d_logits_, router_options(layer_.config),
+                      balance);
     ops::gemm_nn(r, d_logits_, layer_.parameter("mlp.gate.weight").compute, d_norm_, true);
     ops::copy(r, desc_.tensors.dy, desc_.tensors.dx);
     ops::rmsnorm_dgrad(r, d_norm_, desc_.tensors.x,

@@ -74,8 +74,8 @@ ops::MoeLayout Experts::make_layout(Recording& r, Arena::Frame& scratch,
         ops::moe_capacity(tokens, c_.top_k, c_.routed_experts, alignment);
     return {scratch.tensor(DType::U32, {c_.routed_experts}),
             scratch.tensor(DType::U32, {c_.routed_experts + 1}),
-            scratch.tensor(DType::I32, {capacity}),
-            scratch.tensor(DType::I32, {tokens, c_.top_k}), alignment};
+            scratch.tensor(DType::I32, {capacity}), scratch.tensor(DType::I32, {tokens, c_.top_k}),
+            alignment};
 }
 
 void Experts::routed(Recording& r, Arena::Frame& scratch, const StepRows& rows,

@@ -49,8 +49,8 @@ TensorView Gqa::rotated(Recording& r, Arena::Frame& scratch, const StepRows& row
 
 void Gqa::record(Recording& r, Arena::Frame& scratch, const StepRows& rows,
                  const TensorView& stream) const {
-    const LinearRows norm = normalised(r, scratch, p_.store(), stream,
-                                       p_.at("input_layernorm.weight"), c_.norm_eps);
+    const LinearRows norm =
+        normalised(r, scratch, p_.store(), stream, p_.at("input_layernorm.weight"), c_.norm_eps);
     const TensorView k = project(r, scratch, norm, "k_proj", rows.rows, c_.kv_heads),
                      v = project(r, scratch, norm, "v_proj", rows.rows, c_.kv_heads),
                      q = project(r, scratch, norm, "q_proj", rows.rows, c_.heads);

@@ -35,8 +35,8 @@ private:
     LayerParameters p_;
     TensorView table_;
     ops::PagedCache cache_;
-    Buffer decoded_;    ///< kv_b_proj's values where the store has codes alone
-    TensorView kv_up_;  ///< [heads, nope + value, latent] act
+    Buffer decoded_;   ///< kv_b_proj's values where the store has codes alone
+    TensorView kv_up_; ///< [heads, nope + value, latent] act
 };
 
 Mla::Mla(const ModelConfig& config, std::uint64_t layer, ParameterStore& parameters,
@@ -111,8 +111,8 @@ void Mla::append(Recording& r, Arena::Frame& scratch, const StepRows& rows,
 void Mla::record(Recording& r, Arena::Frame& scratch, const StepRows& rows,
                  const TensorView& stream) const {
     const std::uint64_t latent = c_.kv_lora_rank, v = c_.v_head_dim;
-    const LinearRows norm = normalised(r, scratch, p_.store(), stream,
-                                       p_.at("input_layernorm.weight"), c_.norm_eps);
+    const LinearRows norm =
+        normalised(r, scratch, p_.store(), stream, p_.at("input_layernorm.weight"), c_.norm_eps);
     append(r, scratch, rows, norm);
     const TensorView q = absorbed(r, scratch, rows, queries(r, scratch, norm));
     const TensorView sums = scratch.tensor(stream.dtype, {rows.rows, c_.heads, latent});

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: MIT
 #pragma once
 
-// Layers as generation runs them: forward only, over the token rows of many sequences, with keys and
-// values in a paged cache. A layer owns its weights' part in the absorbed form of latent attention
-// and nothing of a step: whoever records gives it rows, scratch and the residual stream. One thread
-// at a time.
+// Layers as generation runs them: forward only, over the token rows of many sequences, with keys
+// and values in a paged cache. A layer owns its weights' part in the absorbed form of latent
+// attention and nothing of a step: whoever records gives it rows, scratch and the residual stream.
+// One thread at a time.
 
 #include <bellows/engine/arena.hpp>
 #include <bellows/engine/paged_attention.hpp>
