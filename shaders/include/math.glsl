@@ -30,14 +30,8 @@ vec4 exp_f32(vec4 x) {
     return vec4(exp_f32(x.x), exp_f32(x.y), exp_f32(x.z), exp_f32(x.w));
 }
 
-// The natural logarithm of a positive normal x.
-float log_f32(float x) {
-    uint bits = floatBitsToUint(x);
-    float mantissa = uintBitsToFloat((bits & 0x007FFFFFu) | 0x3F000000u); // [0.5, 1)
-    float e = float(int(bits >> 23) - 126);
-    bool low = mantissa < 0.707106781186547524;
-    e = low ? e - 1.0 : e;
-    precise float r = low ? mantissa + mantissa - 1.0 : mantissa - 1.0;
+// ln((1 + r) * 2^e) for r in [-0.3, 0.42].
+float log_scaled(float r, float e) {
     precise float z = r * r;
     precise float p = 7.0376836292e-2;
     p = p * r - 1.1514610310e-1;
@@ -52,6 +46,18 @@ float log_f32(float x) {
     y = y + e * -2.12194440e-4;
     y = y - 0.5 * z;
     precise float result = r + y + e * 0.693359375;
+    return result;
+}
+
+// The natural logarithm of a positive normal x.
+float log_f32(float x) {
+    uint bits = floatBitsToUint(x);
+    float mantissa = uintBitsToFloat((bits & 0x007FFFFFu) | 0x3F000000u); // [0.5, 1)
+    float e = float(int(bits >> 23) - 126);
+    bool low = mantissa < 0.707106781186547524;
+    e = low ? e - 1.0 : e;
+    precise float r = low ? mantissa + mantissa - 1.0 : mantissa - 1.0;
+    float result = log_scaled(r, e);
     return is_nan(x) ? x : result;
 }
 

@@ -7,9 +7,11 @@
 #include "support/compare.hpp"
 #include "support/guard_pages.hpp"
 
+#include <bellows/base/rounding.hpp>
 #include <bellows/engine/attention.hpp>
 #include <bellows/engine/gemm.hpp>
 #include <bellows/engine/ops.hpp>
+#include <bellows/engine/sampling.hpp>
 #include <bellows/kernels/kernels.hpp>
 
 #include <gtest/gtest.h>
@@ -111,6 +113,32 @@ TEST_F(GuardPages, GroupedProducts) {
                     ops::grouped_gemm_tn(r, y, x, dw, offsets, true);
                 });
             }
+        }
+}
+
+TEST_F(GuardPages, Sampling) {
+    for (const std::uint64_t vocabulary : {5u, 2048u, 2051u})
+        for (const std::uint64_t rows : {1u, 3u}) {
+            const TensorView logits = tensor(DType::F32, {rows, div_up(vocabulary, 4) * 4});
+            TensorView used = logits;
+            used.extent[1] = vocabulary;
+            std::vector<ops::SampleSettings> settings(rows);
+            for (ops::SampleSettings& s : settings)
+                s = {.top_p = 0.9f, .top_k = 4, .history_count = 3, .bias_count = 2};
+            settings.back().temperature = 0;
+            const TensorView settings_t = tensor(DType::U32, {rows, sizeof(settings[0]) / 4});
+            device_->upload(settings_t.buffer, std::as_bytes(std::span(settings)));
+            const ops::SampleBatch batch{.logits = used,
+                                         .settings = settings_t,
+                                         .history = tensor(DType::U32, {3, 2}, 9),
+                                         .biases = tensor(DType::U32, {2, 2}, 9),
+                                         .allowed = tensor(DType::U32, {div_up(vocabulary, 32)}, 9),
+                                         .tokens = tensor(DType::U32, {rows}),
+                                         .log_probs = tensor(DType::F32, {rows}),
+                                         .top_tokens = tensor(DType::U32, {rows, 5}),
+                                         .top_log_probs = tensor(DType::F32, {rows, 5})};
+            const BufferView workspace = bytes(ops::sample_workspace_bytes(rows, vocabulary));
+            run([&](Recording& r) { ops::sample(r, batch, workspace); });
         }
 }
 

@@ -21,6 +21,7 @@ void add_attention_part_checks(std::vector<OpCheck>& checks, Depth depth); ///< 
 void add_attention_checks(std::vector<OpCheck>& checks, Depth depth);
 void add_router_checks(std::vector<OpCheck>& checks, Depth depth); ///< and counts, balance
 void add_router_form_checks(std::vector<OpCheck>& checks, Depth depth);
+void add_sampling_checks(std::vector<OpCheck>& checks, Depth depth); ///< choice of tokens
 void add_moe_checks(std::vector<OpCheck>& checks, Depth depth); ///< placement, movement of rows
 /// Element-wise ops, sums, transposition.
 void add_flat_checks(std::vector<OpCheck>& checks, Depth depth);

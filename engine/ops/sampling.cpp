@@ -1,0 +1,150 @@
+// SPDX-License-Identifier: MIT
+#include "arguments.hpp"
+
+#include <bellows/base/rounding.hpp>
+#include <bellows/engine/device.hpp>
+#include <bellows/engine/sampling.hpp>
+#include <bellows/kernels/kernels.hpp>
+
+#include <algorithm>
+#include <bit>
+
+namespace bellows::ops {
+
+namespace {
+
+// As in shaders/include/sampling.glsl: a row is split alike on every device.
+constexpr std::uint64_t kChunk = 2048, kRecordWords = 8;
+
+struct Layout {
+    std::uint64_t chunks, changed_stride; ///< of a row
+    std::uint64_t changed, records, tops; ///< bytes
+};
+
+Layout layout_of(std::uint64_t rows, std::uint64_t vocabulary) {
+    Layout layout{};
+    layout.chunks = div_up(vocabulary, kChunk);
+    layout.changed_stride = div_up(vocabulary, 4) * 4;
+    layout.changed = 4 * rows * layout.changed_stride;
+    layout.records = 4 * rows * layout.chunks * kRecordWords;
+    layout.tops = 4 * rows * layout.chunks * 2 * kMostTopLogProbs;
+    return layout;
+}
+
+void check(const Arguments& arguments, const SampleBatch& batch) {
+    arguments.rank("logits", batch.logits, 2);
+    const std::uint64_t rows = batch.logits.extent[0], vocabulary = batch.logits.extent[1];
+    arguments.require(vocabulary > 0, "the vocabulary is empty");
+    arguments.strided("logits", batch.logits, DType::F32, {rows, vocabulary});
+    arguments.tensor("settings", batch.settings, DType::U32, {rows, sizeof(SampleSettings) / 4});
+    for (const auto& [name, view] :
+         {std::pair{"history", &batch.history}, std::pair{"biases", &batch.biases}}) {
+        if (view->buffer) {
+            arguments.rank(name, *view, 2);
+            arguments.tensor(name, *view, DType::U32, {view->extent[0], 2});
+        }
+    }
+    if (batch.allowed.buffer) {
+        arguments.tensor("allowed", batch.allowed, DType::U32, {div_up(vocabulary, 32)});
+    }
+    arguments.tensor("tokens", batch.tokens, DType::U32, {rows});
+    arguments.tensor("log_probs", batch.log_probs, DType::F32, {rows});
+    arguments.require(static_cast<bool>(batch.top_tokens.buffer) ==
+                          static_cast<bool>(batch.top_log_probs.buffer),
+                      "top_tokens and top_log_probs go together");
+    if (batch.top_tokens.buffer) {
+        arguments.rank("top_tokens", batch.top_tokens, 2);
+        const std::uint64_t n = batch.top_tokens.extent[1];
+        arguments.require(n <= std::min(vocabulary, kMostTopLogProbs),
+                          "top_tokens is " + describe(batch.top_tokens) + ", wanted are at most " +
+                              std::to_string(std::min(vocabulary, kMostTopLogProbs)) + " columns");
+        arguments.tensor("top_tokens", batch.top_tokens, DType::U32, {rows, n});
+        arguments.tensor("top_log_probs", batch.top_log_probs, DType::F32, {rows, n});
+    }
+}
+
+/// Invocations of a workgroup: a power of two up to `most` that the device takes, or its SIMD
+/// width on CPU drivers.
+std::uint32_t local_size(const Recording& recording, std::uint32_t most) {
+    const DeviceInfo& info = recording.device().info();
+    return info.is_cpu ? 8 : std::min(most, std::bit_floor(info.max_workgroup_invocations));
+}
+
+Groups groups_for(std::uint64_t workgroups) {
+    return {.x = static_cast<std::uint32_t>(std::min<std::uint64_t>(workgroups, kMaxGroups))};
+}
+
+} // namespace
+
+std::uint64_t sample_workspace_bytes(std::uint64_t rows, std::uint64_t vocabulary) {
+    const Layout layout = layout_of(rows, vocabulary);
+    return layout.changed + layout.records + layout.tops;
+}
+
+void sample(Recording& recording, const SampleBatch& batch, BufferView workspace) {
+    const Arguments arguments("sample");
+    check(arguments, batch);
+    const std::uint64_t rows = batch.logits.extent[0], vocabulary = batch.logits.extent[1];
+    arguments.workspace(workspace, sample_workspace_bytes(rows, vocabulary));
+    if (rows == 0) {
+        return;
+    }
+    const Layout layout = layout_of(rows, vocabulary);
+    const BufferView changed = workspace.sub(0, layout.changed);
+    const BufferView records = workspace.sub(layout.changed, layout.records);
+    const BufferView tops = workspace.sub(layout.changed + layout.records, layout.tops);
+    arguments.require(layout.changed <= kKernelReach,
+                      "logits are " + describe(batch.logits) +
+                          ", too many for one kernel, which reaches 4 GiB of them");
+    const BufferView logits = arguments.memory("logits", batch.logits, 1);
+    const BufferView settings = arguments.memory("settings", batch.settings, 1);
+    const BufferView tokens = arguments.memory("tokens", batch.tokens, 1);
+    const BufferView log_probs = arguments.memory("log_probs", batch.log_probs, 1);
+    const std::uint64_t top_n = batch.top_tokens.buffer ? batch.top_tokens.extent[1] : 0;
+    const auto entries = [](const TensorView& view) { return view.buffer ? view.extent[0] : 0; };
+    const auto entry_memory = [&](const char* name, const TensorView& view) {
+        return entries(view) == 0 ? logits : arguments.memory(name, view, 1);
+    };
+    const kernels::SampleChunks by_chunk{
+        .constants = {.local_size = local_size(recording, 256)},
+        .logits = logits,
+        .settings = settings,
+        .history = entry_memory("history", batch.history),
+        .biases = entry_memory("biases", batch.biases),
+        .allowed = arguments.memory_or("allowed", batch.allowed, logits, 1),
+        .changed = changed,
+        .records = records,
+        .tops = tops,
+        .rows = arguments.u32("rows", rows),
+        .vocabulary = arguments.u32("vocabulary", vocabulary),
+        .stride = arguments.u32("logits' row stride", batch.logits.stride[0]),
+        .changed_stride = arguments.u32("vocabulary", layout.changed_stride),
+        .chunks = arguments.u32("chunks of a row", layout.chunks),
+        .top_n = arguments.u32("top_tokens' columns", top_n),
+        .history_capacity = arguments.u32("history", entries(batch.history)),
+        .bias_capacity = arguments.u32("biases", entries(batch.biases)),
+        .has_allowed = batch.allowed.buffer ? 1u : 0u};
+    recording.dispatch(by_chunk, groups_for(rows * layout.chunks));
+    recording.dispatch(
+        kernels::SampleRows{
+            .constants = {.local_size = local_size(recording, 1024)},
+            .logits = logits,
+            .settings = settings,
+            .changed = changed,
+            .records = records,
+            .tops = tops,
+            .tokens = tokens,
+            .log_probs = log_probs,
+            .top_tokens = top_n == 0 ? tokens : arguments.memory("top_tokens", batch.top_tokens, 1),
+            .top_log_probs =
+                top_n == 0 ? log_probs : arguments.memory("top_log_probs", batch.top_log_probs, 1),
+            .rows = by_chunk.rows,
+            .vocabulary = by_chunk.vocabulary,
+            .stride = by_chunk.stride,
+            .changed_stride4 = by_chunk.changed_stride / 4,
+            .chunks = by_chunk.chunks,
+            .top_n = by_chunk.top_n},
+        groups_for(rows));
+}
+
+} // namespace bellows::ops
