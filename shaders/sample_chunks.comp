@@ -1,10 +1,11 @@
 // SPDX-License-Identifier: MIT
-// The first half of ops::sample: a workgroup takes kChunk columns of a row, changes their logits by
+// The beginning of ops::sample: a workgroup takes kChunk columns of a row, changes their logits by
 // penalties, bias and the mask of allowed tokens, and leaves a record (include/sampling.glsl): the
 // greatest logit, the sum of powers, the best token. That is the likeliest one for rows that take
 // the likeliest or have thresholds, the one with the best score where the draw is from all tokens.
 // The changed logits of rows with thresholds go to `changed` [rows, stride of whole fours], filled
-// up with -inf; the likeliest push.top_n tokens by the logits as they came to `tops`.
+// up with -inf, and their bins are cleared; the likeliest push.top_n tokens by the logits as they
+// came go to `tops`.
 //   logits [rows, vocabulary]; settings, history, biases: bellows::ops::SampleSettings, …
 // Dispatch: grid-stride over rows * chunks workgroups. Shared memory: 8.3 KiB.
 #version 460
@@ -13,6 +14,7 @@
 #include "include/math.glsl"
 #include "sample_chunks.kernel.glsl"
 #include "include/sampling.glsl"
+#include "include/sampling_bins.glsl"
 
 shared float shared_changed[kChunk];
 shared uint shared_bad;
@@ -121,6 +123,12 @@ void choose(uint row, uint first, uint count, Settings s, out uint key, out uint
     workgroup_best(key, id);
 }
 
+void clear_bins(uint row) {
+    FOR_COUNTED(b, gl_LocalInvocationIndex, kList) {
+        push.operands.bins.v[row * kBinWords + b] = 0u;
+    } NEXT_COUNTED(b, kList, local_size);
+}
+
 void main() {
     FOR_COUNTED(unit, gl_WorkGroupID.x, push.rows * push.chunks) {
         uint row = unit / push.chunks;
@@ -133,6 +141,9 @@ void main() {
         uvec2 sum = sum_powers(base, count, most);
         uint key, id;
         choose(row, first, count, s, key, id);
+        if (s.cut && first == 0u) {
+            clear_bins(row);
+        }
         top_candidates(base, count, push.top_n, unit * kMostTop);
         if (gl_LocalInvocationIndex == 0u) {
             uint at = unit * kRecord;

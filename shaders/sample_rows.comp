@@ -1,10 +1,7 @@
 // SPDX-License-Identifier: MIT
-// The second half of ops::sample: a workgroup per row puts together what sample_chunks left of the
-// row's chunks, and where the row has thresholds finds them and draws. No sort: one pass over the
-// row counts it into bins of 1/16 of the tempered logit below the greatest, and the exact threshold
-// inside a bin is found digit by digit of the logits' keys, in shared memory where few tokens are
-// near the greatest, else over the row.
-// Dispatch: grid-stride over rows. Shared memory: 15.2 KiB.
+// The end of ops::sample: a workgroup per row puts together what sample_chunks left of the row's
+// chunks, and where the row has thresholds finds them with the bins of sample_bins and draws.
+// Dispatch: grid-stride over rows. Shared memory: 11.4 KiB.
 #version 460
 #extension GL_GOOGLE_include_directive : require
 #include "include/common.glsl"

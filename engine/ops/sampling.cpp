@@ -13,12 +13,12 @@ namespace bellows::ops {
 
 namespace {
 
-// As in shaders/include/sampling.glsl: a row is split alike on every device.
-constexpr std::uint64_t kChunk = 2048, kRecordWords = 8;
+// As in shaders/include/sampling.glsl and sampling_bins.glsl: a row is split alike on every device.
+constexpr std::uint64_t kChunk = 2048, kRecordWords = 8, kBinWords = 3 * 512 + 4 + 2 * 4096;
 
 struct Layout {
-    std::uint64_t chunks, changed_stride; ///< of a row
-    std::uint64_t changed, records, tops; ///< bytes
+    std::uint64_t chunks, changed_stride;       ///< of a row
+    std::uint64_t changed, bins, records, tops; ///< bytes
 };
 
 Layout layout_of(std::uint64_t rows, std::uint64_t vocabulary) {
@@ -26,6 +26,7 @@ Layout layout_of(std::uint64_t rows, std::uint64_t vocabulary) {
     layout.chunks = div_up(vocabulary, kChunk);
     layout.changed_stride = div_up(vocabulary, 4) * 4;
     layout.changed = 4 * rows * layout.changed_stride;
+    layout.bins = 4 * rows * kBinWords;
     layout.records = 4 * rows * layout.chunks * kRecordWords;
     layout.tops = 4 * rows * layout.chunks * 2 * kMostTopLogProbs;
     return layout;
@@ -78,7 +79,7 @@ Groups groups_for(std::uint64_t workgroups) {
 
 std::uint64_t sample_workspace_bytes(std::uint64_t rows, std::uint64_t vocabulary) {
     const Layout layout = layout_of(rows, vocabulary);
-    return layout.changed + layout.records + layout.tops;
+    return layout.changed + layout.bins + layout.records + layout.tops;
 }
 
 void sample(Recording& recording, const SampleBatch& batch, BufferView workspace) {
@@ -90,12 +91,16 @@ void sample(Recording& recording, const SampleBatch& batch, BufferView workspace
         return;
     }
     const Layout layout = layout_of(rows, vocabulary);
-    const BufferView changed = workspace.sub(0, layout.changed);
-    const BufferView records = workspace.sub(layout.changed, layout.records);
-    const BufferView tops = workspace.sub(layout.changed + layout.records, layout.tops);
-    arguments.require(layout.changed <= kKernelReach,
+    std::uint64_t used = 0;
+    const auto part = [&](std::uint64_t bytes) {
+        used += bytes;
+        return workspace.sub(used - bytes, bytes);
+    };
+    const BufferView changed = part(layout.changed), bins = part(layout.bins);
+    const BufferView records = part(layout.records), tops = part(layout.tops);
+    arguments.require(std::max(layout.changed, layout.bins) <= kKernelReach,
                       "logits are " + describe(batch.logits) +
-                          ", too many for one kernel, which reaches 4 GiB of them");
+                          ", too many for one kernel, which reaches 4 GiB of the workspace");
     const BufferView logits = arguments.memory("logits", batch.logits, 1);
     const BufferView settings = arguments.memory("settings", batch.settings, 1);
     const BufferView tokens = arguments.memory("tokens", batch.tokens, 1);
@@ -115,6 +120,7 @@ void sample(Recording& recording, const SampleBatch& batch, BufferView workspace
         .changed = changed,
         .records = records,
         .tops = tops,
+        .bins = bins,
         .rows = arguments.u32("rows", rows),
         .vocabulary = arguments.u32("vocabulary", vocabulary),
         .stride = arguments.u32("logits' row stride", batch.logits.stride[0]),
@@ -126,6 +132,17 @@ void sample(Recording& recording, const SampleBatch& batch, BufferView workspace
         .has_allowed = batch.allowed.buffer ? 1u : 0u};
     recording.dispatch(by_chunk, groups_for(rows * layout.chunks));
     recording.dispatch(
+        kernels::SampleBins{.constants = {.local_size = by_chunk.constants.local_size},
+                            .settings = settings,
+                            .changed = changed,
+                            .records = records,
+                            .bins = bins,
+                            .rows = by_chunk.rows,
+                            .vocabulary = by_chunk.vocabulary,
+                            .changed_stride = by_chunk.changed_stride,
+                            .chunks = by_chunk.chunks},
+        groups_for(rows * layout.chunks));
+    recording.dispatch(
         kernels::SampleRows{
             .constants = {.local_size = local_size(recording, 1024)},
             .logits = logits,
@@ -133,6 +150,7 @@ void sample(Recording& recording, const SampleBatch& batch, BufferView workspace
             .changed = changed,
             .records = records,
             .tops = tops,
+            .bins = bins,
             .tokens = tokens,
             .log_probs = log_probs,
             .top_tokens = top_n == 0 ? tokens : arguments.memory("top_tokens", batch.top_tokens, 1),

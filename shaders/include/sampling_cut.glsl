@@ -1,58 +1,59 @@
 // SPDX-License-Identifier: MIT
-// min-p, top-k and top-p of a row and the draw from what is left. The changed logits stand in
-// operand `changed` [rows, changed_stride4] vec4. Probability mass is counted in fixed point.
+// min-p, top-k and top-p of a row and the draw from what is left. The row's bins say in which bin a
+// threshold lies; where it lies there is found digit by digit of the logits' keys.
+//   Operands: `changed` [rows, changed_stride4] vec4, `bins` (include/sampling_bins.glsl).
 #ifndef BELLOWS_SAMPLING_CUT_GLSL
 #define BELLOWS_SAMPLING_CUT_GLSL
 
-const uint kBins = 512u;       // of kBinsPerUnit to one unit of tempered logit, the last for the rest
-const float kBinsPerUnit = 16.0;
-const uint kNearBins = 128u;   // whose tokens are listed, where they are kListed at most
-const uint kListed = 768u;
+#include "sampling_bins.glsl"
+
 const uint kDigits = 256u;
-const uint kCounts = kBins;    // where counts of tokens (and afterwards of digits) stand among bins
+const uint kCountBins = kBins; // where counts of tokens, then digits stand in shared memory
 const uint kGroup = 16u;
+const uint kGathered = 768u;
 
-shared uint bin_low[2u * kBins], bin_high[2u * kBins]; // mass, then counts
+shared uint bin_low[2u * kBins], bin_high[2u * kBins];
 shared uint group_low[kBins / kGroup], group_high[kBins / kGroup];
-shared float listed[kListed];
-shared uint listed_ids[kListed];
-shared uint num_listed;
+shared float gathered[kGathered]; // the logits of one bin
+shared uint num_gathered;
 
-uint cut_at;        // of the row's first vec4
-float cut_most;     // greatest changed logit
-Settings cut_settings;
-bool cut_listed;    // elements of bins below kNearBins are those of the list
-uint cut_limit;     // greatest reversed key that is kept
+uint cut_row;
+uint cut_limit; // the greatest reversed key that is kept; these ascend from the likeliest
+bool near_listed;
 
-// A token as the cuts see it; reversed keys ascend from the likeliest.
-struct Element {
-    bool eligible; // neither forbidden nor below min-p
-    uint bin, reversed;
-    float power;   // of the greatest probability
-};
+// Where a bin's tokens are looked for.
+const uint kRow = 0u, kNearList = 1u, kGatheredBin = 2u;
 
-Element element_of(float x) {
-    precise float below = (x - cut_most) * cut_settings.inverse;
-    Element e;
-    e.power = exp_f32(below);
-    e.eligible = !is_forbidden(x) && !(e.power < cut_settings.min_p);
-    e.bin = uint(min(-below * kBinsPerUnit, float(kBins - 1u)));
-    e.reversed = ~key_of(x);
-    return e;
+uint num_fours(uint source) {
+    uint listed = source == kNearList ? push.operands.bins.v[cut_row * kBinWords + kNumListed]
+                                      : num_gathered;
+    return source == kRow ? push.changed_stride4 : div_up(listed, 4u);
 }
 
-// Elements that bins up to `last` can be among, by fours.
-bool reads_list(uint last) {
-    return cut_listed && last < kNearBins;
-}
-uint num_fours(bool from_list) {
-    return from_list ? div_up(num_listed, 4u) : push.changed_stride4;
-}
-vec4 four_of(bool from_list, uint f) {
-    if (from_list) {
-        return vec4(listed[4u * f], listed[4u * f + 1u], listed[4u * f + 2u], listed[4u * f + 3u]);
+// Elements behind the end of a list are forbidden.
+vec4 four_of(uint source, uint f) {
+    if (source == kRow) {
+        return push.operands.changed.v[cut_row * push.changed_stride4 + f];
     }
-    return push.operands.changed.v[cut_at + f];
+    vec4 x = vec4(-kInfinity);
+    uint count = source == kNearList ? push.operands.bins.v[cut_row * kBinWords + kNumListed]
+                                     : num_gathered;
+    for (uint j = 0u; j < 4u; ++j) {
+        if (4u * f + j < count) {
+            x[j] = source == kNearList
+                       ? uintBitsToFloat(push.operands.bins.v[cut_row * kBinWords + kList + 4u * f + j])
+                       : gathered[4u * f + j];
+        }
+    }
+    return x;
+}
+
+bool is_kept(float x) {
+    return ~key_of(x) <= cut_limit && is_eligible(x);
+}
+
+uvec2 bin_at(uint b) {
+    return uvec2(bin_low[b], bin_high[b]);
 }
 
 void add_to_bin(uint bin, uvec2 n) {
@@ -63,17 +64,12 @@ void add_to_bin(uint bin, uvec2 n) {
     }
 }
 
-void clear_bins(uint first, uint count) {
-    barrier();
+uvec2 sum_bins(uint first, uint count) {
+    uvec2 sum = uvec2(0u);
     FOR_COUNTED(b, first + gl_LocalInvocationIndex, first + count) {
-        bin_low[b] = 0u;
-        bin_high[b] = 0u;
+        sum = add64(sum, bin_at(b));
     } NEXT_COUNTED(b, first + count, local_size);
-    barrier();
-}
-
-uvec2 bin_at(uint b) {
-    return uvec2(bin_low[b], bin_high[b]);
+    return workgroup_sum(sum);
 }
 
 // The bin in which the sum over `count` bins from `first` on reaches `wanted` (otherwise the last),
@@ -104,91 +100,85 @@ uint find_bin(uint first, uint count, inout uvec2 wanted) {
     return bin;
 }
 
-// Fills the bins and the list; returns the mass and the number of all eligible tokens.
-uvec2 fill_bins(out uint tokens) {
-    clear_bins(0u, 2u * kBins);
-    if (gl_LocalInvocationIndex == 0u) {
-        num_listed = 0u;
-    }
-    FOR_COUNTED(i, gl_LocalInvocationIndex, kListed) {
-        listed[i] = -kInfinity;
-    } NEXT_COUNTED(i, kListed, local_size);
+void load_bins() {
+    uint from = cut_row * kBinWords;
     barrier();
-    uvec2 mass = uvec2(0u);
-    uint count = 0u;
+    FOR_COUNTED(b, gl_LocalInvocationIndex, kBins) {
+        bin_low[b] = push.operands.bins.v[from + kMassLow + b];
+        bin_high[b] = push.operands.bins.v[from + kMassHigh + b];
+        bin_low[kCountBins + b] = push.operands.bins.v[from + kCounts + b];
+        bin_high[kCountBins + b] = 0u;
+    } NEXT_COUNTED(b, kBins, local_size);
+    barrier();
+    near_listed = push.operands.bins.v[from + kNumListed] <= kListed;
+}
+
+// Gathers the tokens of a bin that are not listed; says where they are now.
+uint source_of(uint bin) {
+    if (near_listed && bin < kNearBins) {
+        return kNearList;
+    }
+    barrier();
+    if (gl_LocalInvocationIndex == 0u) {
+        num_gathered = 0u;
+    }
+    barrier();
     FOR_COUNTED(f, gl_LocalInvocationIndex, push.changed_stride4) {
-        vec4 x = push.operands.changed.v[cut_at + f];
+        vec4 x = four_of(kRow, f);
         for (uint j = 0u; j < 4u; ++j) {
-            Element e = element_of(x[j]);
-            if (e.eligible) {
-                uvec2 weight = fixed40(e.power);
-                mass = add64(mass, weight);
-                ++count;
-                add_to_bin(e.bin, weight);
-                atomicAdd(bin_low[kCounts + e.bin], 1u);
-                if (e.bin < kNearBins) {
-                    uint at = atomicAdd(num_listed, 1u);
-                    if (at < kListed) {
-                        listed[at] = x[j];
-                        listed_ids[at] = 4u * f + j;
-                    }
+            if (!is_forbidden(x[j]) && bin_of(x[j]) == bin && is_eligible(x[j])) {
+                uint at = atomicAdd(num_gathered, 1u);
+                if (at < kGathered) {
+                    gathered[at] = x[j];
                 }
             }
         }
     } NEXT_COUNTED(f, push.changed_stride4, local_size);
-    mass = workgroup_sum(mass);
-    tokens = workgroup_sum(uvec2(count, 0u)).x;
-    cut_listed = num_listed <= kListed;
-    return mass;
+    barrier();
+    return num_gathered <= kGathered ? kGatheredBin : kRow;
 }
 
-// The reversed key of an element of `bin` at which the mass (or the number) of the bin's elements
-// within cut_limit reaches `wanted`.
-uint find_key(uint bin, uvec2 wanted, bool by_mass) {
-    bool from_list = reads_list(bin);
-    uint fours = num_fours(from_list);
+// The reversed key of a token of `bin` at which the mass (or the number) of the bin's tokens within
+// cut_limit reaches `wanted`.
+uint find_key(uint source, uint bin, uvec2 wanted, bool by_mass) {
+    uint fours = num_fours(source);
     uint prefix = 0u;
     FOR_COUNTED(digit, 0u, 4u) {
         uint shift = 24u - 8u * digit;
-        clear_bins(kCounts, kDigits);
+        barrier();
+        FOR_COUNTED(b, kCountBins + gl_LocalInvocationIndex, kCountBins + kDigits) {
+            bin_low[b] = 0u;
+            bin_high[b] = 0u;
+        } NEXT_COUNTED(b, kCountBins + kDigits, local_size);
+        barrier();
         FOR_COUNTED(f, gl_LocalInvocationIndex, fours) {
-            vec4 x = four_of(from_list, f);
+            vec4 x = four_of(source, f);
             for (uint j = 0u; j < 4u; ++j) {
-                Element e = element_of(x[j]);
-                bool same = digit == 0u || (e.reversed ^ prefix) >> (shift + 8u) == 0u;
-                if (e.eligible && e.bin == bin && e.reversed <= cut_limit && same) {
-                    add_to_bin(kCounts + (e.reversed >> shift & 255u),
-                               by_mass ? fixed40(e.power) : uvec2(1u, 0u));
+                uint reversed = ~key_of(x[j]);
+                bool same = digit == 0u || (reversed ^ prefix) >> (shift + 8u) == 0u;
+                if (same && !is_forbidden(x[j]) && bin_of(x[j]) == bin && is_kept(x[j])) {
+                    add_to_bin(kCountBins + (reversed >> shift & 255u),
+                               by_mass ? fixed40(power_of(x[j])) : uvec2(1u, 0u));
                 }
             }
         } NEXT_COUNTED(f, fours, local_size);
-        prefix |= find_bin(kCounts, kDigits, wanted) << shift;
+        prefix |= find_bin(kCountBins, kDigits, wanted) << shift;
     } NEXT_COUNTED(digit, 4u, 1u);
     return prefix;
 }
 
-// The mass of the elements of `bin` within cut_limit.
-uvec2 mass_within(uint bin) {
-    bool from_list = reads_list(bin);
-    uint fours = num_fours(from_list);
+// The mass of the tokens of `bin` within cut_limit.
+uvec2 mass_within(uint source, uint bin) {
+    uint fours = num_fours(source);
     uvec2 mass = uvec2(0u);
     FOR_COUNTED(f, gl_LocalInvocationIndex, fours) {
-        vec4 x = four_of(from_list, f);
+        vec4 x = four_of(source, f);
         for (uint j = 0u; j < 4u; ++j) {
-            Element e = element_of(x[j]);
-            if (e.eligible && e.bin == bin && e.reversed <= cut_limit) {
-                mass = add64(mass, fixed40(e.power));
+            if (!is_forbidden(x[j]) && bin_of(x[j]) == bin && is_kept(x[j])) {
+                mass = add64(mass, fixed40(power_of(x[j])));
             }
         }
     } NEXT_COUNTED(f, fours, local_size);
-    return workgroup_sum(mass);
-}
-
-uvec2 mass_before(uint bin) {
-    uvec2 mass = uvec2(0u);
-    FOR_COUNTED(b, gl_LocalInvocationIndex, bin) {
-        mass = add64(mass, bin_at(b));
-    } NEXT_COUNTED(b, bin, local_size);
     return workgroup_sum(mass);
 }
 
@@ -202,20 +192,19 @@ uvec2 part_of(uvec2 mass, float part) {
     return (product.x | product.y) == 0u ? uvec2(1u, 0u) : product;
 }
 
-// The token with the best score among those in bins up to `last` and within cut_limit.
+// The token with the best score among those within cut_limit, which are in bins up to `last`.
 void draw(uint last, out uint key, out uint id) {
-    bool from_list = reads_list(last);
-    uint fours = num_fours(from_list);
+    uint source = near_listed && last < kNearBins ? kNearList : kRow;
+    uint fours = num_fours(source);
     key = 0u;
     id = kNoToken;
     FOR_COUNTED(f, gl_LocalInvocationIndex, fours) {
-        vec4 x = four_of(from_list, f);
+        vec4 x = four_of(source, f);
         for (uint j = 0u; j < 4u; ++j) {
-            Element e = element_of(x[j]);
-            if (e.eligible && e.reversed <= cut_limit) {
+            if (is_kept(x[j])) {
                 uint token = 4u * f + j;
-                if (from_list) {
-                    token = listed_ids[token];
+                if (source == kNearList) {
+                    token = push.operands.bins.v[cut_row * kBinWords + kList + kListed + token];
                 }
                 take_better(key, id, key_of(score(cut_settings, token, x[j])), token);
             }
@@ -225,23 +214,24 @@ void draw(uint last, out uint key, out uint id) {
 }
 
 void draw_within_cuts(uint row, Settings s, float most, out uint key, out uint id) {
-    cut_at = row * push.changed_stride4;
+    cut_row = row;
     cut_most = most;
     cut_settings = s;
     cut_limit = 0xFFFFFFFFu;
-    uint tokens;
-    uvec2 mass = fill_bins(tokens);
+    load_bins();
+    uvec2 mass = sum_bins(0u, kBins);
     uint last = kBins - 1u;
-    if (s.top_k > 0u && s.top_k < tokens) {
+    if (s.top_k > 0u && s.top_k < sum_bins(kCountBins, kBins).x) {
         uvec2 wanted = uvec2(s.top_k, 0u);
-        last = find_bin(kCounts, kBins, wanted);
-        cut_limit = find_key(last, wanted, false);
-        mass = add64(mass_before(last), mass_within(last));
+        last = find_bin(kCountBins, kBins, wanted);
+        uint source = source_of(last);
+        cut_limit = find_key(source, last, wanted, false);
+        mass = add64(sum_bins(0u, last), mass_within(source, last));
     }
     if (s.top_p < 1.0) {
         uvec2 wanted = part_of(mass, s.top_p);
         last = find_bin(0u, kBins, wanted);
-        cut_limit = find_key(last, wanted, true);
+        cut_limit = find_key(source_of(last), last, wanted, true);
     }
     draw(last, key, id);
 }

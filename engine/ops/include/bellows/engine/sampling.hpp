@@ -72,7 +72,7 @@ struct SampleBatch {
 };
 inline constexpr std::uint64_t kMostTopLogProbs = 20;
 
-/// Of the workspace, whose changed logits, 4 bytes an element, reach 4 GiB at most.
+/// Some 39 KiB a row and 4 bytes a logit.
 std::uint64_t sample_workspace_bytes(std::uint64_t rows, std::uint64_t vocabulary);
 /// A row whose logits have a NaN or +inf, as they came or as they were changed, or whose tokens are
 /// all forbidden, gets kNoToken. Rows and vocabulary are of any size; logits begin at any element.
