@@ -7,6 +7,8 @@
 #include "ops/workloads.hpp"
 #include "support/program.hpp"
 
+#include <utility>
+
 namespace bellows::bench {
 namespace {
 
@@ -51,6 +53,15 @@ constexpr Entry kEntries[] = {
     {"adamw", adamw, 0, true},
 };
 
+/// Of the choice of tokens: a small vocabulary, and those of models, for one sequence and a batch.
+struct SampleShape {
+    std::uint64_t rows, vocabulary;
+};
+constexpr SampleShape kSampleShapes[] = {{1, 512},    {16, 512},   {1, 32000},
+                                         {16, 32000}, {1, 102400}, {64, 102400}};
+constexpr std::pair<const char*, SampleKind> kSampleKinds[] = {
+    {"likeliest", SampleKind::Likeliest}, {"plain", SampleKind::Plain}, {"cut", SampleKind::Cut}};
+
 Sizes sizes_for(const Device& device) {
     if (device.info().is_cpu)
         return {1024, 256, 512, 512, 8, 32, 16, 32, 4096, 16, 4, 8, 32};
@@ -80,6 +91,16 @@ public:
                             const Workload work = entry.make(data, sizes, dtype, entry.part);
                             run_workload(state, data, work, work.flops > 0 ? fma_ : copy_);
                         });
+        for (const auto& [name, kind] : kSampleKinds)
+            for (const SampleShape& shape : kSampleShapes)
+                add_benchmark("sample_" + std::string(name) + "/" + std::to_string(shape.rows) +
+                                  "x" + std::to_string(shape.vocabulary),
+                              [this, &device, kind, shape](benchmark::State& state) {
+                                  OpData data(device);
+                                  run_workload(state, data,
+                                               sampling(data, kind, shape.rows, shape.vocabulary),
+                                               copy_);
+                              });
     }
 
 private:

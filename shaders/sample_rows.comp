@@ -9,6 +9,8 @@
 #include "sample_rows.kernel.glsl"
 #include "include/sampling.glsl"
 
+const uint kBadKey = 0xFFFFFFFFu; // above all numbers and +inf
+
 float row_most, row_log_sum; // of the logits as they came
 bool row_bad;                // no token can be drawn, no probability is known
 
@@ -33,19 +35,19 @@ void keep_candidate(uint at, uint key, uint id) {
 // The chunks' records: statistics of the logits, the best token's key and id.
 void merge_chunks(uint row, out uint key, out uint id) {
     uint first = row * push.chunks;
-    uint most_key = 0u, bad = 0u, none = 0u;
+    uint most_key = 0u, none = 0u;
     key = 0u;
     id = kNoToken;
     FOR_COUNTED(c, gl_LocalInvocationIndex, push.chunks) {
         uint at = (first + c) * kRecord;
-        most_key = max(most_key, key_of(uintBitsToFloat(push.operands.records.v[at + kRecordMost])));
-        bad |= push.operands.records.v[at + kRecordBad];
+        uint chunk_key = key_of(uintBitsToFloat(push.operands.records.v[at + kRecordMost]));
+        bool bad = push.operands.records.v[at + kRecordBad] != 0u;
+        most_key = bad ? kBadKey : max(most_key, chunk_key);
         take_better(key, id, push.operands.records.v[at + kRecordBestKey],
                     push.operands.records.v[at + kRecordBestId]);
     } NEXT_COUNTED(c, push.chunks, local_size);
     workgroup_best(key, id);
     workgroup_best(most_key, none);
-    workgroup_best(bad, none);
     row_most = value_of(most_key);
     uvec2 sum = uvec2(0u);
     FOR_COUNTED(c, gl_LocalInvocationIndex, push.chunks) {
@@ -60,7 +62,7 @@ void merge_chunks(uint row, out uint key, out uint id) {
         }
     } NEXT_COUNTED(c, push.chunks, local_size);
     sum = workgroup_sum(sum);
-    row_bad = bad != 0u || (sum.x | sum.y) == 0u;
+    row_bad = most_key == kBadKey || (sum.x | sum.y) == 0u;
     row_log_sum = row_bad ? 0.0 : log_f32(from_fixed40(sum));
 }
 

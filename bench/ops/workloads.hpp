@@ -37,6 +37,10 @@ MakeWorkload transpose;           ///< of matrices as experts' weights
 MakeWorkload reduction;           ///< 0 sum of squares, 1 sum, 2 clip_coefficient
 MakeWorkload adamw;               ///< act: storage of the moments
 
+/// The likeliest token; a draw from all; a draw behind top_k = 50, top_p = 0.95, min_p = 0.001.
+enum class SampleKind : std::uint8_t { Likeliest, Plain, Cut };
+Workload sampling(OpData& data, SampleKind kind, std::uint64_t rows, std::uint64_t vocabulary);
+
 inline double sigmoid(double x) {
     return 1 / (1 + std::exp(-x));
 }

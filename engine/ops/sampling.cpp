@@ -1,4 +1,6 @@
 // SPDX-License-Identifier: MIT
+#include "sampling_form.hpp"
+
 #include "arguments.hpp"
 
 #include <bellows/base/rounding.hpp>
@@ -64,17 +66,6 @@ void check(const Arguments& arguments, const SampleBatch& batch) {
     }
 }
 
-/// Invocations of a workgroup: a power of two up to `most` that the device takes, or its SIMD
-/// width on CPU drivers.
-std::uint32_t local_size(const Recording& recording, std::uint32_t most) {
-    const DeviceInfo& info = recording.device().info();
-    return info.is_cpu ? 8 : std::min(most, std::bit_floor(info.max_workgroup_invocations));
-}
-
-Groups groups_for(std::uint64_t workgroups) {
-    return {.x = static_cast<std::uint32_t>(std::min<std::uint64_t>(workgroups, kMaxGroups))};
-}
-
 } // namespace
 
 std::uint64_t sample_workspace_bytes(std::uint64_t rows, std::uint64_t vocabulary) {
@@ -82,7 +73,20 @@ std::uint64_t sample_workspace_bytes(std::uint64_t rows, std::uint64_t vocabular
     return layout.changed + layout.bins + layout.records + layout.tops;
 }
 
+SampleForm sample_form(const Recording& recording) {
+    const DeviceInfo& info = recording.device().info();
+    if (info.is_cpu) // barriers are slow there, workgroups of one subgroup are not
+        return {8, 8, kMaxGroups};
+    const std::uint32_t most = std::bit_floor(info.max_workgroup_invocations);
+    return {std::min(256u, most), std::min(1024u, most), kMaxGroups};
+}
+
 void sample(Recording& recording, const SampleBatch& batch, BufferView workspace) {
+    sample(recording, batch, workspace, sample_form(recording));
+}
+
+void sample(Recording& recording, const SampleBatch& batch, BufferView workspace,
+            const SampleForm& form) {
     const Arguments arguments("sample");
     check(arguments, batch);
     const std::uint64_t rows = batch.logits.extent[0], vocabulary = batch.logits.extent[1];
@@ -91,6 +95,9 @@ void sample(Recording& recording, const SampleBatch& batch, BufferView workspace
         return;
     }
     const Layout layout = layout_of(rows, vocabulary);
+    const auto groups_for = [&](std::uint64_t workgroups) {
+        return Groups{.x = static_cast<std::uint32_t>(std::min(workgroups, form.most_groups))};
+    };
     std::uint64_t used = 0;
     const auto part = [&](std::uint64_t bytes) {
         used += bytes;
@@ -111,7 +118,7 @@ void sample(Recording& recording, const SampleBatch& batch, BufferView workspace
         return entries(view) == 0 ? logits : arguments.memory(name, view, 1);
     };
     const kernels::SampleChunks by_chunk{
-        .constants = {.local_size = local_size(recording, 256)},
+        .constants = {.local_size = form.chunk_invocations},
         .logits = logits,
         .settings = settings,
         .history = entry_memory("history", batch.history),
@@ -131,20 +138,19 @@ void sample(Recording& recording, const SampleBatch& batch, BufferView workspace
         .bias_capacity = arguments.u32("biases", entries(batch.biases)),
         .has_allowed = batch.allowed.buffer ? 1u : 0u};
     recording.dispatch(by_chunk, groups_for(rows * layout.chunks));
-    recording.dispatch(
-        kernels::SampleBins{.constants = {.local_size = by_chunk.constants.local_size},
-                            .settings = settings,
-                            .changed = changed,
-                            .records = records,
-                            .bins = bins,
-                            .rows = by_chunk.rows,
-                            .vocabulary = by_chunk.vocabulary,
-                            .changed_stride = by_chunk.changed_stride,
-                            .chunks = by_chunk.chunks},
-        groups_for(rows * layout.chunks));
+    recording.dispatch(kernels::SampleBins{.constants = {.local_size = form.chunk_invocations},
+                                           .settings = settings,
+                                           .changed = changed,
+                                           .records = records,
+                                           .bins = bins,
+                                           .rows = by_chunk.rows,
+                                           .vocabulary = by_chunk.vocabulary,
+                                           .changed_stride = by_chunk.changed_stride,
+                                           .chunks = by_chunk.chunks},
+                       groups_for(rows * layout.chunks));
     recording.dispatch(
         kernels::SampleRows{
-            .constants = {.local_size = local_size(recording, 1024)},
+            .constants = {.local_size = form.row_invocations},
             .logits = logits,
             .settings = settings,
             .changed = changed,

@@ -11,6 +11,7 @@ const uint kDigits = 256u;
 const uint kCountBins = kBins; // where counts of tokens, then digits stand in shared memory
 const uint kGroup = 16u;
 const uint kGathered = 768u;
+const uint kFew = 96u;
 
 shared uint bin_low[2u * kBins], bin_high[2u * kBins];
 shared uint group_low[kBins / kGroup], group_high[kBins / kGroup];
@@ -21,31 +22,14 @@ uint cut_row;
 uint cut_limit; // the greatest reversed key that is kept; these ascend from the likeliest
 bool near_listed;
 
-// Where a bin's tokens are looked for.
-const uint kRow = 0u, kNearList = 1u, kGatheredBin = 2u;
-
-uint num_fours(uint source) {
-    uint listed = source == kNearList ? push.operands.bins.v[cut_row * kBinWords + kNumListed]
-                                      : num_gathered;
-    return source == kRow ? push.changed_stride4 : div_up(listed, 4u);
+uint num_listed() {
+    return push.operands.bins.v[cut_row * kBinWords + kNumListed];
 }
-
-// Elements behind the end of a list are forbidden.
-vec4 four_of(uint source, uint f) {
-    if (source == kRow) {
-        return push.operands.changed.v[cut_row * push.changed_stride4 + f];
-    }
-    vec4 x = vec4(-kInfinity);
-    uint count = source == kNearList ? push.operands.bins.v[cut_row * kBinWords + kNumListed]
-                                     : num_gathered;
-    for (uint j = 0u; j < 4u; ++j) {
-        if (4u * f + j < count) {
-            x[j] = source == kNearList
-                       ? uintBitsToFloat(push.operands.bins.v[cut_row * kBinWords + kList + 4u * f + j])
-                       : gathered[4u * f + j];
-        }
-    }
-    return x;
+uint listed_at(uint i) {
+    return push.operands.bins.v[cut_row * kBinWords + kList + i];
+}
+vec4 row_four(uint f) {
+    return push.operands.changed.v[cut_row * push.changed_stride4 + f];
 }
 
 bool is_kept(float x) {
@@ -78,7 +62,7 @@ uint find_bin(uint first, uint count, inout uvec2 wanted) {
     barrier();
     FOR_COUNTED(g, gl_LocalInvocationIndex, count / kGroup) {
         uvec2 sum = uvec2(0u);
-        for (uint b = 0u; b < kGroup; ++b) {
+        [[dont_unroll]] for (uint b = 0u; b < kGroup; ++b) {
             sum = add64(sum, bin_at(first + g * kGroup + b));
         }
         group_low[g] = sum.x;
@@ -110,38 +94,84 @@ void load_bins() {
         bin_high[kCountBins + b] = 0u;
     } NEXT_COUNTED(b, kBins, local_size);
     barrier();
-    near_listed = push.operands.bins.v[from + kNumListed] <= kListed;
+    near_listed = num_listed() <= kListed;
 }
 
-// Gathers the tokens of a bin that are not listed; says where they are now.
-uint source_of(uint bin) {
-    if (near_listed && bin < kNearBins) {
-        return kNearList;
+void gather_one(uint bin, float x) {
+    if (!is_forbidden(x) && bin_of(x) == bin && is_eligible(x)) {
+        uint at = atomicAdd(num_gathered, 1u);
+        if (at < kGathered) {
+            gathered[at] = x;
+        }
     }
+}
+
+// Gathers the tokens of a bin; where they are more than kGathered, they are looked for in the row.
+void gather(uint bin) {
     barrier();
     if (gl_LocalInvocationIndex == 0u) {
         num_gathered = 0u;
     }
     barrier();
-    FOR_COUNTED(f, gl_LocalInvocationIndex, push.changed_stride4) {
-        vec4 x = four_of(kRow, f);
-        for (uint j = 0u; j < 4u; ++j) {
-            if (!is_forbidden(x[j]) && bin_of(x[j]) == bin && is_eligible(x[j])) {
-                uint at = atomicAdd(num_gathered, 1u);
-                if (at < kGathered) {
-                    gathered[at] = x[j];
-                }
+    if (near_listed && bin < kNearBins) {
+        FOR_COUNTED(i, gl_LocalInvocationIndex, num_listed()) {
+            gather_one(bin, uintBitsToFloat(listed_at(i)));
+        } NEXT_COUNTED(i, num_listed(), local_size);
+    } else {
+        FOR_COUNTED(f, gl_LocalInvocationIndex, push.changed_stride4) {
+            vec4 x = row_four(f);
+            [[dont_unroll]] for (uint j = 0u; j < 4u; ++j) {
+                gather_one(bin, x[j]);
             }
-        }
-    } NEXT_COUNTED(f, push.changed_stride4, local_size);
+        } NEXT_COUNTED(f, push.changed_stride4, local_size);
+    }
     barrier();
-    return num_gathered <= kGathered ? kGatheredBin : kRow;
 }
 
-// The reversed key of a token of `bin` at which the mass (or the number) of the bin's tokens within
-// cut_limit reaches `wanted`.
-uint find_key(uint source, uint bin, uvec2 wanted, bool by_mass) {
-    uint fours = num_fours(source);
+uint num_searched() {
+    return num_gathered <= kGathered ? num_gathered : 4u * push.changed_stride4;
+}
+float searched_at(uint i) {
+    return num_gathered <= kGathered ? gathered[i] : row_four(i / 4u)[i % 4u];
+}
+bool is_searched(uint bin, float x) {
+    return !is_forbidden(x) && bin_of(x) == bin && is_kept(x);
+}
+
+// find_key() where a bin has at most kFew tokens: each sums up those that are not behind it.
+uint find_key_of_few(uvec2 wanted, bool by_mass) {
+    barrier();
+    FOR_COUNTED(i, gl_LocalInvocationIndex, num_gathered) {
+        uvec2 weight = by_mass ? fixed40(power_of(gathered[i])) : uvec2(1u, 0u);
+        bool kept = is_kept(gathered[i]);
+        bin_low[kCountBins + i] = kept ? weight.x : 0u;
+        bin_high[kCountBins + i] = kept ? weight.y : 0u;
+    } NEXT_COUNTED(i, num_gathered, local_size);
+    if (gl_LocalInvocationIndex == 0u) {
+        group_low[0] = 0xFFFFFFFFu;
+    }
+    barrier();
+    FOR_COUNTED(i, gl_LocalInvocationIndex, num_gathered) {
+        uint own = ~key_of(gathered[i]);
+        uvec2 sum = uvec2(0u);
+        FOR_COUNTED(j, 0u, num_gathered) {
+            bool counts = ~key_of(gathered[j]) <= own;
+            sum = add64(sum, counts ? bin_at(kCountBins + j) : uvec2(0u));
+        } NEXT_COUNTED(j, num_gathered, 1u);
+        if (!less64(sum, wanted)) {
+            atomicMin(group_low[0], own);
+        }
+    } NEXT_COUNTED(i, num_gathered, local_size);
+    barrier();
+    return group_low[0];
+}
+
+// The reversed key of a token of `bin`, which has been gathered, at which the mass (or the number)
+// of the bin's tokens within cut_limit reaches `wanted`.
+uint find_key(uint bin, uvec2 wanted, bool by_mass) {
+    if (num_gathered <= kFew) {
+        return find_key_of_few(wanted, by_mass);
+    }
     uint prefix = 0u;
     FOR_COUNTED(digit, 0u, 4u) {
         uint shift = 24u - 8u * digit;
@@ -151,34 +181,29 @@ uint find_key(uint source, uint bin, uvec2 wanted, bool by_mass) {
             bin_high[b] = 0u;
         } NEXT_COUNTED(b, kCountBins + kDigits, local_size);
         barrier();
-        FOR_COUNTED(f, gl_LocalInvocationIndex, fours) {
-            vec4 x = four_of(source, f);
-            for (uint j = 0u; j < 4u; ++j) {
-                uint reversed = ~key_of(x[j]);
-                bool same = digit == 0u || (reversed ^ prefix) >> (shift + 8u) == 0u;
-                if (same && !is_forbidden(x[j]) && bin_of(x[j]) == bin && is_kept(x[j])) {
-                    add_to_bin(kCountBins + (reversed >> shift & 255u),
-                               by_mass ? fixed40(power_of(x[j])) : uvec2(1u, 0u));
-                }
+        FOR_COUNTED(i, gl_LocalInvocationIndex, num_searched()) {
+            float x = searched_at(i);
+            uint reversed = ~key_of(x);
+            bool same = digit == 0u || (reversed ^ prefix) >> (shift + 8u) == 0u;
+            if (same && is_searched(bin, x)) {
+                add_to_bin(kCountBins + (reversed >> shift & 255u),
+                           by_mass ? fixed40(power_of(x)) : uvec2(1u, 0u));
             }
-        } NEXT_COUNTED(f, fours, local_size);
+        } NEXT_COUNTED(i, num_searched(), local_size);
         prefix |= find_bin(kCountBins, kDigits, wanted) << shift;
     } NEXT_COUNTED(digit, 4u, 1u);
     return prefix;
 }
 
-// The mass of the tokens of `bin` within cut_limit.
-uvec2 mass_within(uint source, uint bin) {
-    uint fours = num_fours(source);
+// The mass of the tokens of `bin`, which has been gathered, within cut_limit.
+uvec2 mass_within(uint bin) {
     uvec2 mass = uvec2(0u);
-    FOR_COUNTED(f, gl_LocalInvocationIndex, fours) {
-        vec4 x = four_of(source, f);
-        for (uint j = 0u; j < 4u; ++j) {
-            if (!is_forbidden(x[j]) && bin_of(x[j]) == bin && is_kept(x[j])) {
-                mass = add64(mass, fixed40(power_of(x[j])));
-            }
+    FOR_COUNTED(i, gl_LocalInvocationIndex, num_searched()) {
+        float x = searched_at(i);
+        if (is_searched(bin, x)) {
+            mass = add64(mass, fixed40(power_of(x)));
         }
-    } NEXT_COUNTED(f, fours, local_size);
+    } NEXT_COUNTED(i, num_searched(), local_size);
     return workgroup_sum(mass);
 }
 
@@ -192,24 +217,28 @@ uvec2 part_of(uvec2 mass, float part) {
     return (product.x | product.y) == 0u ? uvec2(1u, 0u) : product;
 }
 
+void draw_one(uint token, float x, inout uint key, inout uint id) {
+    if (is_kept(x)) {
+        take_better(key, id, key_of(score(cut_settings, token, x)), token);
+    }
+}
+
 // The token with the best score among those within cut_limit, which are in bins up to `last`.
 void draw(uint last, out uint key, out uint id) {
-    uint source = near_listed && last < kNearBins ? kNearList : kRow;
-    uint fours = num_fours(source);
     key = 0u;
     id = kNoToken;
-    FOR_COUNTED(f, gl_LocalInvocationIndex, fours) {
-        vec4 x = four_of(source, f);
-        for (uint j = 0u; j < 4u; ++j) {
-            if (is_kept(x[j])) {
-                uint token = 4u * f + j;
-                if (source == kNearList) {
-                    token = push.operands.bins.v[cut_row * kBinWords + kList + kListed + token];
-                }
-                take_better(key, id, key_of(score(cut_settings, token, x[j])), token);
+    if (near_listed && last < kNearBins) {
+        FOR_COUNTED(i, gl_LocalInvocationIndex, num_listed()) {
+            draw_one(listed_at(kListed + i), uintBitsToFloat(listed_at(i)), key, id);
+        } NEXT_COUNTED(i, num_listed(), local_size);
+    } else {
+        FOR_COUNTED(f, gl_LocalInvocationIndex, push.changed_stride4) {
+            vec4 x = row_four(f);
+            [[dont_unroll]] for (uint j = 0u; j < 4u; ++j) {
+                draw_one(4u * f + j, x[j], key, id);
             }
-        }
-    } NEXT_COUNTED(f, fours, local_size);
+        } NEXT_COUNTED(f, push.changed_stride4, local_size);
+    }
     workgroup_best(key, id);
 }
 
@@ -219,20 +248,23 @@ void draw_within_cuts(uint row, Settings s, float most, out uint key, out uint i
     cut_settings = s;
     cut_limit = 0xFFFFFFFFu;
     load_bins();
-    uvec2 mass = sum_bins(0u, kBins);
-    uint last = kBins - 1u;
-    if (s.top_k > 0u && s.top_k < sum_bins(kCountBins, kBins).x) {
-        uvec2 wanted = uvec2(s.top_k, 0u);
-        last = find_bin(kCountBins, kBins, wanted);
-        uint source = source_of(last);
-        cut_limit = find_key(source, last, wanted, false);
-        mass = add64(sum_bins(0u, last), mass_within(source, last));
-    }
-    if (s.top_p < 1.0) {
-        uvec2 wanted = part_of(mass, s.top_p);
-        last = find_bin(0u, kBins, wanted);
-        cut_limit = find_key(source_of(last), last, wanted, true);
-    }
+    uint last = kBins - 1u, gathered_bin = kBins;
+    // First top-k, by numbers, then top-p, by mass; once in the code, which compiles the faster.
+    FOR_COUNTED(by_mass, 0u, 2u) {
+        uint first = by_mass != 0u ? 0u : kCountBins;
+        uvec2 sum = sum_bins(first, last);
+        sum = add64(sum, last == gathered_bin ? mass_within(last) : bin_at(first + last));
+        bool asked = by_mass != 0u ? s.top_p < 1.0 : s.top_k > 0u && s.top_k < sum.x;
+        if (asked) {
+            uvec2 wanted = by_mass != 0u ? part_of(sum, s.top_p) : uvec2(s.top_k, 0u);
+            last = find_bin(first, kBins, wanted);
+            if (last != gathered_bin) {
+                gather(last);
+                gathered_bin = last;
+            }
+            cut_limit = find_key(last, wanted, by_mass != 0u);
+        }
+    } NEXT_COUNTED(by_mass, 2u, 1u);
     draw(last, key, id);
 }
 

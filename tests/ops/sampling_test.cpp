@@ -2,13 +2,13 @@
 // Choosing tokens: what no table of settings shows. Rows alone and together, distributions over
 // many seeds, rows without a choice, refusals.
 
+#include "engine/ops/sampling_form.hpp"
 #include "support/op_test.hpp"
 #include "verify/checks/sampling_rows.hpp"
 
 #include <bellows/engine/sampling.hpp>
 
 #include <array>
-#include <bit>
 #include <cmath>
 #include <limits>
 #include <string>
@@ -44,8 +44,8 @@ TEST_F(OpsSampling, ReferenceGeneratorIsPhilox) { // the known answers of Random
               (Words{0x408f276d, 0x41c83b0e, 0xa20bc7c6, 0x6d5451fd}));
 }
 
-TEST_F(OpsSampling, RowsOfDifferentSettingsEqualThemselvesAlone) {
-    const std::uint64_t vocabulary = 4500;
+/// Rows that differ in all settings, by 4500 logits.
+std::vector<SampleRow> mixed_rows() {
     std::vector<SampleRow> rows{{.temperature = 0},
                                 {},
                                 {.temperature = 0.7, .top_p = 0.9},
@@ -53,38 +53,58 @@ TEST_F(OpsSampling, RowsOfDifferentSettingsEqualThemselvesAlone) {
                                 {.min_p = 0.02},
                                 {.temperature = 2, .top_p = 0.999, .top_k = 3000},
                                 {.temperature = 0, .repetition_penalty = 1.3},
-                                {.top_k = 5, .frequency_penalty = 1, .presence_penalty = 1}};
+                                {.top_k = 5, .frequency_penalty = 1, .presence_penalty = 1},
+                                {.temperature = 100, .top_p = 0.5}};
     for (std::size_t r = 0; r < rows.size(); ++r) {
         rows[r].seed = 5 * r + 1;
         rows[r].position = static_cast<std::uint32_t>(r);
         for (std::uint32_t t = 0; t < 100 * r; ++t)
             rows[r].history.emplace_back(3 * t, t % 3);
-        for (std::uint32_t t = 0; t < 10 * (8 - r); ++t)
+        for (std::uint32_t t = 0; t < 10 * (9 - r); ++t)
             rows[r].biases.emplace_back(7 * t, t % 4);
     }
-    const auto logits = random(DType::F32, rows.size() * vocabulary, 9, -5, 9);
-    const SampledRows together = sample_rows(rig(), logits, vocabulary, rows, 20);
-    const SampledRows again = sample_rows(rig(), logits, vocabulary, rows, 20);
-    EXPECT_EQ(together.tokens, again.tokens);
-    EXPECT_EQ(together.log_probs, again.log_probs);
+    return rows;
+}
+constexpr std::uint64_t kMixedVocabulary = 4500;
+
+void expect_same(const SampledRows& actual, const SampledRows& expected) {
+    EXPECT_EQ(actual.tokens, expected.tokens);
+    EXPECT_EQ(actual.log_probs, expected.log_probs);
+    EXPECT_EQ(actual.top_tokens, expected.top_tokens);
+    EXPECT_EQ(actual.top_log_probs, expected.top_log_probs);
+}
+
+TEST_F(OpsSampling, RowsOfDifferentSettingsEqualThemselvesAlone) {
+    const std::vector<SampleRow> rows = mixed_rows();
+    const auto logits = random(DType::F32, rows.size() * kMixedVocabulary, 9, -5, 9);
+    const SampledRows together = sample_rows(rig(), logits, kMixedVocabulary, rows, 20);
+    SampledRows alone;
     for (std::size_t r = 0; r < rows.size(); ++r) {
-        const auto at = [&](std::size_t row, std::size_t width) {
-            return static_cast<std::ptrdiff_t>(row * width);
+        const auto first = logits.begin() + static_cast<std::ptrdiff_t>(r * kMixedVocabulary);
+        const SampledRows one =
+            sample_rows(rig(), {first, first + kMixedVocabulary}, kMixedVocabulary, {rows[r]}, 20);
+        const auto append = [](auto& all, const auto& more) {
+            all.insert(all.end(), more.begin(), more.end());
         };
-        const SampledRows alone = sample_rows(
-            rig(), {logits.begin() + at(r, vocabulary), logits.begin() + at(r + 1, vocabulary)},
-            vocabulary, {rows[r]}, 20);
-        EXPECT_EQ(alone.tokens[0], together.tokens[r]) << "row " << r;
-        EXPECT_EQ(std::bit_cast<std::uint32_t>(alone.log_probs[0]),
-                  std::bit_cast<std::uint32_t>(together.log_probs[r]))
-            << "row " << r;
-        EXPECT_EQ(alone.top_tokens,
-                  std::vector<std::uint32_t>(together.top_tokens.begin() + at(r, 20),
-                                             together.top_tokens.begin() + at(r + 1, 20)));
-        EXPECT_EQ(alone.top_log_probs,
-                  std::vector<float>(together.top_log_probs.begin() + at(r, 20),
-                                     together.top_log_probs.begin() + at(r + 1, 20)));
+        append(alone.tokens, one.tokens);
+        append(alone.log_probs, one.log_probs);
+        append(alone.top_tokens, one.top_tokens);
+        append(alone.top_log_probs, one.top_log_probs);
     }
+    expect_same(alone, together);
+}
+
+TEST_F(OpsSampling, NeitherTheGridNorTheWorkgroupsShow) {
+    const std::vector<SampleRow> rows = mixed_rows();
+    const auto logits = random(DType::F32, rows.size() * kMixedVocabulary, 10, -5, 9);
+    const SampledRows expected = sample_rows(rig(), logits, kMixedVocabulary, rows, 20);
+    for (const ops::SampleForm& form : {ops::SampleForm{128, 16, 5}, ops::SampleForm{8, 128, 1}})
+        expect_same(sample_rows(rig(), logits, kMixedVocabulary, rows, 20,
+                                [&](Recording& recording, const ops::SampleBatch& batch,
+                                    BufferView workspace) {
+                                    ops::sample(recording, batch, workspace, form);
+                                }),
+                    expected);
 }
 
 // Chi-square of the draws of many seeds. The bound is the 99.99 % point, about; seeds are fixed.

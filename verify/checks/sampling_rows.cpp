@@ -43,19 +43,26 @@ std::vector<std::uint32_t> mask_of(const std::vector<bool>& allowed) {
 
 } // namespace
 
+std::vector<ops::SampleSettings> device_settings(const std::vector<reference::SampleRow>& rows) {
+    std::vector<ops::SampleSettings> settings;
+    for (const reference::SampleRow& row : rows)
+        settings.push_back(settings_of(row));
+    return settings;
+}
+
 SampledRows sample_rows(const OpRig& rig, const std::vector<float>& logits,
                         std::uint64_t vocabulary, const std::vector<reference::SampleRow>& rows,
-                        std::uint64_t top_n) {
-    std::vector<ops::SampleSettings> settings;
+                        std::uint64_t top_n, const RecordSample& record) {
+    std::vector<ops::SampleSettings> settings = device_settings(rows);
     std::vector<ops::SampleHistory> history;
     std::vector<ops::SampleBias> biases;
-    for (const reference::SampleRow& row : rows) {
-        ops::SampleSettings s = settings_of(row);
+    for (std::size_t r = 0; r < rows.size(); ++r) {
+        const reference::SampleRow& row = rows[r];
+        ops::SampleSettings& s = settings[r];
         s.history_first = static_cast<std::uint32_t>(history.size());
         s.history_count = static_cast<std::uint32_t>(row.history.size());
         s.bias_first = static_cast<std::uint32_t>(biases.size());
         s.bias_count = static_cast<std::uint32_t>(row.biases.size());
-        settings.push_back(s);
         for (const auto& [token, times] : row.history)
             history.push_back({token, times});
         for (const auto& [token, bias] : row.biases)
@@ -78,17 +85,17 @@ SampledRows sample_rows(const OpRig& rig, const std::vector<float>& logits,
     const OpTensor top_log_probs = rig.result(DType::F32, {count, top_n});
     const Buffer workspace = rig.workspace(ops::sample_workspace_bytes(count, vocabulary));
     rig.run([&](Recording& recording) {
-        ops::sample(recording,
-                    {.logits = logits_t,
-                     .settings = settings_t,
-                     .history = history_t,
-                     .biases = biases_t,
-                     .allowed = mask_t,
-                     .tokens = tokens,
-                     .log_probs = log_probs,
-                     .top_tokens = top_tokens,
-                     .top_log_probs = top_log_probs},
-                    workspace.view());
+        record(recording,
+               {.logits = logits_t,
+                .settings = settings_t,
+                .history = history_t,
+                .biases = biases_t,
+                .allowed = mask_t,
+                .tokens = tokens,
+                .log_probs = log_probs,
+                .top_tokens = top_tokens,
+                .top_log_probs = top_log_probs},
+               workspace.view());
     });
     return {rig.read<std::uint32_t>(tokens), rig.read(log_probs),
             rig.read<std::uint32_t>(top_tokens), rig.read(top_log_probs)};

@@ -9,6 +9,7 @@
 #include <bellows/engine/sampling.hpp>
 
 #include <cstdint>
+#include <functional>
 #include <vector>
 
 namespace bellows::checks {
@@ -23,10 +24,19 @@ struct SampledRows {
     std::vector<float> top_log_probs;
 };
 
+/// The rows' settings without their lists.
+std::vector<ops::SampleSettings> device_settings(const std::vector<reference::SampleRow>& rows);
+
+using RecordSample = std::function<void(Recording&, const ops::SampleBatch&, BufferView)>;
+inline void record_sample(Recording& recording, const ops::SampleBatch& batch,
+                          BufferView workspace) {
+    ops::sample(recording, batch, workspace);
+}
+
 /// The mask is that of the first row. logits [rows, vocabulary], dense; on the device their rows
 /// stand further apart.
 SampledRows sample_rows(const OpRig& rig, const std::vector<float>& logits,
                         std::uint64_t vocabulary, const std::vector<reference::SampleRow>& rows,
-                        std::uint64_t top_n);
+                        std::uint64_t top_n, const RecordSample& record = record_sample);
 
 } // namespace bellows::checks
