@@ -44,7 +44,7 @@ room(model/shape PURE SIZES USES pipeline/schedule PREFIX shape PRIVATE_TO train
 room(pipeline/runtime USES pipeline/schedule comm PREFIX pipeline)
 room(model/layers USES model/shape comm PREFIX model)
 room(verify USES fp8 model/shape PRIVATE_TO app)
-room(text PURE USES base PREFIX text)
+room(text PURE USES base PREFIX text PRIVATE_TO serve)
 room(checkpoint USES model/layers PREFIX checkpoint)
 room(run USES model/layers PREFIX run)
 room(plan PURE SIZES USES model/shape PREFIX plan)

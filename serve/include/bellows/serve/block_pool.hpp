@@ -65,6 +65,9 @@ public:
     /// What stands in a block that find_prefix() gave.
     BlockContent content(std::uint32_t block) const;
 
+    /// The text of these blocks is not taken over any more.
+    void forget(std::span<const std::uint32_t> blocks);
+
     bool held(std::uint32_t block) const;
     std::uint64_t num_free() const noexcept { return num_free_; }
     BlockPoolCounters counters() const;
@@ -84,11 +87,13 @@ private:
         std::array<std::uint32_t, kBlockTokens> tokens{};
     };
 
+    Block& at(std::uint32_t block);
+    const Block& at(std::uint32_t block) const;
     bool holds(const Block& block, BlockContent before,
                std::span<const std::uint32_t> tokens) const;
+    void forget(Block& block);
     void unlink(std::uint32_t block);
-    void link_first(std::uint32_t block);
-    void link_last(std::uint32_t block);
+    void link_after(std::uint32_t previous, std::uint32_t block); ///< kNone: as the first
 
     Hash hash_;
     std::vector<Block> blocks_;

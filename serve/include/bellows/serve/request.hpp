@@ -10,7 +10,7 @@
 
 namespace bellows {
 
-/// Chosen by the caller; never used twice at the same time.
+/// Chosen by the caller, who gives each one once.
 using RequestId = std::uint64_t;
 
 /// What is added to a token's logit; −inf forbids the token.
@@ -30,8 +30,8 @@ struct SamplingParams {
     std::uint32_t top_k = 0; ///< the likeliest so many tokens; 0: all
     double top_p = 1; ///< (0, 1]: the fewest likeliest tokens whose probabilities sum to this
     double min_p = 0; ///< [0, 1]: tokens of at least so much of the greatest probability
-    /// (0, 1000]: logits of tokens that the prompt or the answer has are divided by this where they
-    /// are above 0, and multiplied by it elsewhere.
+    /// [0.01, 100]: logits of tokens that the prompt or the answer has are divided by this where
+    /// they are above 0, and multiplied by it elsewhere.
     double repetition_penalty = 1;
     double frequency_penalty = 0; ///< [−2, 2]: subtracted each time that the answer has the token
     double presence_penalty = 0;  ///< [−2, 2]: subtracted once if the answer has the token

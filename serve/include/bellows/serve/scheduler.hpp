@@ -90,7 +90,7 @@ struct RequestUsage {
 /// What a step gave a request.
 struct StepResult {
     RequestId id = 0;
-    std::uint32_t token = 0; ///< the next of its answer; of Failed none
+    std::uint32_t token = 0; ///< the next of its answer; of Failed ops::kNoToken
     /// Not None: the scheduler has forgotten the request.
     FinishReason reason = FinishReason::None;
     RequestUsage usage;
@@ -114,8 +114,8 @@ public:
     std::optional<RequestUsage> end(RequestId id);
     std::optional<RequestUsage> cancel(RequestId id) { return end(id); }
 
-    /// The next step. Empty if no request runs or waits. Throws Error{Internal} if the step before
-    /// is neither finished nor failed.
+    /// The next step. Empty if no request runs or waits. Throws Error{InvalidArgument} if the step
+    /// before is neither finished nor failed.
     Step next();
     /// The step is computed. sampled: a token for each sequence that samples, in their order;
     /// ops::kNoToken fails its request. Gives a result for each of them that was not ended in the
@@ -142,17 +142,22 @@ public:
 
 private:
     struct Sequence;
+    /// Of a step: so many tokens of a sequence.
+    struct Part {
+        Sequence* sequence;
+        std::uint64_t tokens;
+    };
 
     Sequence& known(RequestId id) const;
     bool grow(Sequence& sequence, std::uint64_t tokens);
-    bool grow_or_preempt(std::size_t index, std::uint64_t tokens, Step& step);
+    bool admit_first(std::uint64_t promised);
     void preempt_last(Step& step);
-    bool admit(Sequence& sequence);
-    void advance(Sequence& sequence, std::uint64_t tokens);
-    void leave(Sequence& sequence);
+    void stop_running(Sequence& sequence);
+    static void lay_out(Step& step, std::vector<Part>& parts);
     void require_current(const Step& step) const;
-    void lay_out(Step& step, std::span<Sequence* const> scheduled,
-                 std::span<const std::uint64_t> counts);
+    void advance(Sequence& sequence, std::uint64_t tokens);
+    FinishReason append(Sequence& sequence, std::uint32_t token);
+    void remove_ended();
 
     SchedulerConfig config_;
     BlockPool pool_;
@@ -160,6 +165,7 @@ private:
     std::vector<Sequence*> running_; ///< in order of arrival, all before those that wait
     std::deque<Sequence*> waiting_;
     std::set<std::uint32_t> free_slots_;
+    std::uint64_t arrivals_ = 0;
     std::uint64_t steps_ = 0;
     bool in_step_ = false;
 };
