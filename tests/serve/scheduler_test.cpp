@@ -1,0 +1,362 @@
+// SPDX-License-Identifier: MIT
+// Each rule of the scheduler on a small case.
+#include "support/temporary_folder.hpp"
+
+#include <bellows/engine/sampling.hpp>
+#include <bellows/serve/scheduler.hpp>
+
+#include <algorithm>
+#include <numeric>
+#include <sstream>
+#include <string>
+#include <vector>
+
+using namespace bellows;
+
+namespace {
+
+using Tokens = std::vector<std::uint32_t>;
+
+Request request(std::uint64_t prompt, std::uint64_t max_tokens, std::uint32_t first = 0) {
+    Request it;
+    it.prompt.resize(prompt);
+    std::iota(it.prompt.begin(), it.prompt.end(), first * 10'000);
+    it.max_tokens = max_tokens;
+    return it;
+}
+
+const SchedulerConfig kSmall = {
+    .blocks = 8, .max_context = 256, .token_budget = 128, .max_sequences = 4};
+
+/// "7:0+5* 8:64+3": request 7 from position 0 on 5 tokens, and samples; and so on.
+std::string describe(const Step& step) {
+    std::ostringstream text;
+    for (const StepSequence& it : step.sequences()) {
+        text << (&it == step.sequences().data() ? "" : " ") << it.id << ":" << it.position << "+"
+             << it.tokens.size() << (it.samples ? "*" : "");
+    }
+    return text.str();
+}
+
+std::vector<StepResult> finish(Scheduler& scheduler, const Step& step, std::uint32_t token = 42) {
+    const auto results = scheduler.finish(step, Tokens(step.num_sampling(), token));
+    scheduler.check();
+    return results;
+}
+
+/// One step; what it was.
+std::string run(Scheduler& scheduler, std::uint32_t token = 42) {
+    const Step step = scheduler.next();
+    finish(scheduler, step, token);
+    return describe(step);
+}
+
+} // namespace
+
+TEST(Scheduler, RefusesConfigurationsByField) {
+    const auto with = [](auto change) {
+        SchedulerConfig config = kSmall;
+        change(config);
+        return config;
+    };
+    EXPECT_BELLOWS_ERROR(Scheduler(with([](auto& c) { c.blocks = 3; })), InvalidArgument,
+                         "blocks is 3; a request of max_context, 256 tokens, needs 4 blocks");
+    EXPECT_BELLOWS_ERROR(Scheduler(with([](auto& c) { c.max_context = 1; })), InvalidArgument,
+                         "max_context is 1");
+    EXPECT_BELLOWS_ERROR(Scheduler(with([](auto& c) { c.max_sequences = 0; })), InvalidArgument,
+                         "max_sequences is 0");
+    EXPECT_BELLOWS_ERROR(Scheduler(with([](auto& c) { c.token_budget = 3; })), InvalidArgument,
+                         "token_budget is 3; at least max_sequences, 4");
+}
+
+TEST(Scheduler, RefusesRequestsAndStaysAsItIs) {
+    Scheduler scheduler(kSmall);
+    scheduler.submit(1, request(5, 1));
+    EXPECT_BELLOWS_ERROR(scheduler.submit(1, request(5, 1)), InvalidArgument, "exists already");
+    EXPECT_BELLOWS_ERROR(scheduler.submit(2, request(0, 1)), InvalidArgument, "prompt is empty");
+    EXPECT_BELLOWS_ERROR(scheduler.submit(2, request(256, 1)), InvalidArgument,
+                         "256 tokens; the context of 256 tokens takes at most 255");
+    EXPECT_BELLOWS_ERROR(scheduler.submit(2, request(5, 0)), InvalidArgument, "max_tokens is 0");
+    EXPECT_BELLOWS_ERROR(scheduler.request(2), InvalidArgument, "no request 2");
+    EXPECT_EQ(scheduler.num_waiting(), 1u);
+    scheduler.check();
+    scheduler.submit(2, request(255, 9));
+    EXPECT_EQ(scheduler.num_waiting(), 2u);
+}
+
+TEST(Scheduler, OneRequestFromPromptToEnd) {
+    Scheduler scheduler(kSmall);
+    EXPECT_TRUE(scheduler.next().empty());
+    EXPECT_TRUE(scheduler.finish(Step(), {}).empty());
+    Request asked = request(5, 3);
+    asked.sampling.seed = 9;
+    scheduler.submit(7, asked);
+    const Step first = scheduler.next();
+    ASSERT_EQ(describe(first), "7:0+5*");
+    EXPECT_EQ(first.number(), 1u);
+    EXPECT_EQ(first.num_single(), 0u);
+    const StepSequence& row = first.sequences()[0];
+    EXPECT_TRUE(std::ranges::equal(row.tokens, asked.prompt));
+    EXPECT_EQ(row.blocks.size(), 1u);
+    EXPECT_EQ(row.slot, 0u);
+    const auto results = finish(scheduler, first, 11);
+    ASSERT_EQ(results.size(), 1u);
+    EXPECT_EQ(results[0].token, 11u);
+    EXPECT_EQ(results[0].reason, FinishReason::None);
+    EXPECT_EQ(scheduler.tokens(7).back(), 11u);
+    EXPECT_EQ(scheduler.request(7).sampling.seed, 9u);
+
+    const Step second = scheduler.next();
+    ASSERT_EQ(describe(second), "7:5+1*");
+    EXPECT_EQ(second.sequences()[0].tokens[0], 11u);
+    EXPECT_EQ(second.num_single(), 1u);
+    finish(scheduler, second, 12);
+    const auto last = finish(scheduler, scheduler.next(), 13);
+    EXPECT_EQ(last.at(0).reason, FinishReason::Length);
+    EXPECT_EQ(last[0].usage.prompt, 5u);
+    EXPECT_EQ(last[0].usage.answer, 3u);
+    EXPECT_TRUE(scheduler.idle());
+    EXPECT_FALSE(scheduler.has(7));
+    EXPECT_EQ(scheduler.counters().used, 0u);
+}
+
+TEST(Scheduler, EndsByEndTokenContextAndLength) {
+    Request ends = request(4, 100);
+    ends.end_tokens = {2, 3};
+    Request ignores = ends;
+    ignores.ignore_end = true;
+    ignores.max_tokens = 1;
+    Scheduler scheduler(kSmall);
+    scheduler.submit(1, ends);
+    scheduler.submit(2, ignores);
+    scheduler.submit(3, request(255, 100));
+    Step step = scheduler.next();
+    ASSERT_EQ(describe(step), "1:0+4* 2:0+4* 3:0+120");
+    auto results = finish(scheduler, step, 3);
+    ASSERT_EQ(results.size(), 2u);
+    EXPECT_EQ(results[0].reason, FinishReason::EndToken);
+    EXPECT_EQ(results[0].token, 3u);
+    EXPECT_EQ(results[1].reason, FinishReason::Length);
+    run(scheduler);
+    step = scheduler.next();
+    ASSERT_EQ(describe(step), "3:248+7*");
+    EXPECT_EQ(finish(scheduler, step).at(0).reason, FinishReason::Context);
+    EXPECT_TRUE(scheduler.idle());
+}
+
+TEST(Scheduler, RunningFirstThenWaitingWithinBudgetAndSequences) {
+    SchedulerConfig config = kSmall;
+    config.max_sequences = 3;
+    config.token_budget = 20;
+    config.blocks = 64;
+    Scheduler scheduler(config);
+    scheduler.submit(1, request(6, 50, 1));
+    scheduler.submit(2, request(6, 50, 2));
+    EXPECT_EQ(run(scheduler), "1:0+6* 2:0+6*");
+    scheduler.submit(3, request(40, 50, 3));
+    scheduler.submit(4, request(2, 50, 4));
+    EXPECT_EQ(run(scheduler), "1:6+1* 2:6+1* 3:0+18") << "the budget; three run at most";
+    EXPECT_EQ(run(scheduler), "1:7+1* 2:7+1* 3:18+18");
+    EXPECT_EQ(scheduler.num_waiting(), 1u);
+    scheduler.cancel(1);
+    const Step step = scheduler.next();
+    EXPECT_EQ(describe(step), "2:8+1* 3:36+4* 4:0+2*");
+    EXPECT_EQ(step.sequences()[0].slot, 1u);
+    EXPECT_EQ(step.sequences()[1].slot, 2u);
+    EXPECT_EQ(step.sequences()[2].slot, 0u) << "that of the cancelled request";
+    finish(scheduler, step);
+}
+
+TEST(Scheduler, ChunksOfPromptsLeaveEachRunningRequestAToken) {
+    SchedulerConfig config = kSmall;
+    config.token_budget = 10;
+    config.prefill_chunk = 8;
+    Scheduler scheduler(config);
+    scheduler.submit(1, request(30, 50, 1));
+    scheduler.submit(2, request(30, 50, 2));
+    EXPECT_EQ(run(scheduler), "1:0+8 2:0+2");
+    scheduler.submit(3, request(1, 50, 3));
+    EXPECT_EQ(run(scheduler), "1:8+8 2:2+2");
+    EXPECT_EQ(run(scheduler), "1:16+8 2:4+2");
+    EXPECT_EQ(run(scheduler), "1:24+6* 2:6+4");
+    const Step step = scheduler.next();
+    EXPECT_EQ(describe(step), "1:30+1* 3:0+1* 2:10+8") << "rows of one token first";
+    EXPECT_EQ(step.num_single(), 2u);
+    EXPECT_EQ(step.num_tokens(), 10u);
+    finish(scheduler, step);
+
+    config.prefill_chunk = 0;
+    Scheduler whole(config);
+    whole.submit(1, request(30, 50, 1));
+    EXPECT_EQ(run(whole), "1:0+10");
+    whole.submit(2, request(3, 50, 2));
+    EXPECT_EQ(run(whole), "1:10+10");
+    EXPECT_EQ(run(whole), "1:20+10*");
+    EXPECT_EQ(run(whole), "1:30+1* 2:0+3*");
+}
+
+TEST(Scheduler, PreemptsTheLastAndRecomputesWhatItGenerated) {
+    SchedulerConfig config = kSmall;
+    config.blocks = 4;
+    config.prefix_reuse = false;
+    Scheduler scheduler(config);
+    for (RequestId id = 1; id <= 4; ++id) {
+        scheduler.submit(id, request(id == 3 ? 60 : 63, 50, static_cast<std::uint32_t>(id)));
+    }
+    scheduler.cancel(4);
+    scheduler.submit(5, request(64, 50, 5));
+    EXPECT_EQ(run(scheduler, 100), "1:0+63* 2:0+63* 3:0+2");
+    EXPECT_EQ(run(scheduler, 101), "1:63+1* 2:63+1* 3:2+58* 5:0+64*");
+    // Four blocks are full but for the third request's; the first needs a fifth.
+    const Step step = scheduler.next();
+    EXPECT_EQ(step.preempted(), (std::vector<RequestId>{5, 3}));
+    EXPECT_EQ(describe(step), "1:64+1* 2:64+1*") << "nobody new in this step";
+    EXPECT_EQ(scheduler.num_waiting(), 2u);
+    EXPECT_EQ(scheduler.usage(5).preemptions, 1u);
+    finish(scheduler, step, 102);
+    EXPECT_EQ(run(scheduler, 103), "1:65+1* 2:65+1*") << "no block is free";
+    scheduler.cancel(1);
+    const Step again = scheduler.next();
+    EXPECT_EQ(describe(again), "2:66+1* 3:0+61*") << "the head of the queue, with its answer";
+    EXPECT_EQ(again.sequences()[1].tokens.back(), 101u);
+    finish(scheduler, again, 104);
+    EXPECT_EQ(scheduler.tokens(3).size(), 62u);
+    scheduler.cancel(2);
+    scheduler.cancel(3);
+    EXPECT_EQ(run(scheduler), "5:0+65*");
+}
+
+TEST(Scheduler, AdmitsOnlyWhatHasBlocksForAllItsTokens) {
+    SchedulerConfig config = kSmall;
+    config.blocks = 5;
+    config.token_budget = 64;
+    Scheduler scheduler(config);
+    scheduler.submit(1, request(200, 50, 1));
+    scheduler.submit(2, request(100, 50, 2));
+    scheduler.submit(3, request(10, 50, 3));
+    // The first needs four blocks, the last one of them much later.
+    EXPECT_EQ(run(scheduler), "1:0+64");
+    EXPECT_EQ(run(scheduler), "1:64+64");
+    EXPECT_EQ(run(scheduler), "1:128+64");
+    EXPECT_EQ(run(scheduler), "1:192+8*") << "nobody overtakes the second";
+    scheduler.cancel(1);
+    EXPECT_EQ(run(scheduler), "2:0+64");
+}
+
+TEST(Scheduler, TakesKnownBeginningsFromTheCache) {
+    Scheduler scheduler(kSmall);
+    scheduler.submit(1, request(128, 1));
+    EXPECT_EQ(run(scheduler), "1:0+128*");
+    EXPECT_EQ(scheduler.counters().cached, 2u);
+    scheduler.submit(2, request(128, 2)); // the same; one token at least is computed
+    const Step step = scheduler.next();
+    EXPECT_EQ(describe(step), "2:64+64*");
+    EXPECT_EQ(scheduler.usage(2).cached, 64u);
+    finish(scheduler, step);
+    scheduler.submit(3, request(200, 2));
+    scheduler.submit(4, request(100, 2, 1));
+    const Step shared = scheduler.next();
+    EXPECT_EQ(describe(shared), "2:128+1* 3:128+72* 4:0+55");
+    EXPECT_EQ(shared.sequences()[0].blocks[0], shared.sequences()[1].blocks[0]);
+    EXPECT_EQ(scheduler.counters().hits, 3u);
+    finish(scheduler, shared);
+
+    SchedulerConfig config = kSmall;
+    config.prefix_reuse = false;
+    Scheduler without(config);
+    without.submit(1, request(128, 1));
+    run(without);
+    without.submit(2, request(128, 1));
+    EXPECT_EQ(run(without), "2:0+128*");
+    EXPECT_EQ(without.counters().cached, 0u);
+}
+
+TEST(Scheduler, AnswersAreReusedLikePrompts) {
+    Scheduler scheduler(kSmall);
+    scheduler.submit(1, request(60, 10));
+    for (std::uint32_t i = 0; i < 10; ++i) {
+        run(scheduler, 500 + i);
+    }
+    EXPECT_TRUE(scheduler.idle());
+    Request next = request(60, 1);
+    for (std::uint32_t i = 0; i < 10; ++i) {
+        next.prompt.push_back(500 + i);
+    }
+    scheduler.submit(2, next);
+    EXPECT_EQ(run(scheduler), "2:64+6*");
+}
+
+TEST(Scheduler, EndsRequestsAtAnyTime) {
+    Scheduler scheduler(kSmall);
+    EXPECT_EQ(scheduler.cancel(1), std::nullopt);
+    scheduler.submit(1, request(10, 50, 1));
+    scheduler.submit(2, request(10, 50, 2));
+    scheduler.submit(3, request(10, 50, 3));
+    EXPECT_EQ(scheduler.cancel(3)->prompt, 10u); // waiting
+    scheduler.check();
+    const Step step = scheduler.next();
+    EXPECT_EQ(describe(step), "1:0+10* 2:0+10*");
+    EXPECT_TRUE(scheduler.end(1).has_value()); // between next() and finish()
+    EXPECT_EQ(scheduler.end(1), std::nullopt);
+    EXPECT_FALSE(scheduler.has(1));
+    EXPECT_EQ(scheduler.counters().used, 2u) << "the step still writes there";
+    scheduler.submit(4, request(10, 50, 4)); // the step stays as it is
+    EXPECT_TRUE(std::ranges::equal(step.sequences()[0].tokens, request(10, 50, 1).prompt));
+    const auto results = finish(scheduler, step);
+    ASSERT_EQ(results.size(), 1u);
+    EXPECT_EQ(results[0].id, 2u);
+    EXPECT_EQ(scheduler.counters().used, 1u);
+    EXPECT_EQ(scheduler.end(2)->answer, 1u); // running
+    scheduler.check();
+    EXPECT_EQ(run(scheduler), "4:0+10*");
+    scheduler.end(4);
+    EXPECT_TRUE(scheduler.idle());
+    EXPECT_EQ(scheduler.counters().used, 0u);
+}
+
+TEST(Scheduler, AFaultEndsItsRequestsAndIsNotReused) {
+    Scheduler scheduler(kSmall);
+    scheduler.submit(1, request(70, 50, 1));
+    scheduler.submit(2, request(10, 50, 2));
+    Step step = scheduler.next();
+    auto results = scheduler.finish(step, Tokens{ops::kNoToken, 5});
+    scheduler.check();
+    ASSERT_EQ(results.size(), 2u);
+    EXPECT_EQ(results[0].reason, FinishReason::Failed);
+    EXPECT_EQ(results[0].usage.answer, 0u);
+    EXPECT_EQ(results[1].reason, FinishReason::None);
+    EXPECT_EQ(scheduler.counters().cached, 0u);
+
+    scheduler.submit(3, request(70, 50, 1));
+    scheduler.submit(4, request(70, 50, 4));
+    step = scheduler.next();
+    EXPECT_EQ(describe(step), "2:10+1* 3:0+70* 4:0+57");
+    scheduler.end(3);
+    results = scheduler.fail(step);
+    scheduler.check();
+    ASSERT_EQ(results.size(), 2u) << "those that were ended are not told again";
+    EXPECT_EQ(results[0].id, 2u);
+    EXPECT_EQ(results[0].usage.answer, 1u);
+    EXPECT_EQ(results[1].id, 4u);
+    EXPECT_EQ(results[1].reason, FinishReason::Failed);
+    EXPECT_TRUE(scheduler.idle());
+    EXPECT_EQ(scheduler.counters().used, 0u);
+    EXPECT_EQ(scheduler.counters().cached, 0u);
+}
+
+TEST(Scheduler, StepsComeInTurn) {
+    Scheduler scheduler(kSmall);
+    scheduler.submit(1, request(10, 50));
+    const Step first = scheduler.next();
+    EXPECT_BELLOWS_ERROR(scheduler.next(), InvalidArgument, "step 1 is neither finished");
+    EXPECT_BELLOWS_ERROR(scheduler.finish(first, {}), InvalidArgument,
+                         "1 sequences that sample, and 0 tokens came");
+    finish(scheduler, first);
+    EXPECT_BELLOWS_ERROR(finish(scheduler, first), InvalidArgument, "step 1 is not the one");
+    EXPECT_BELLOWS_ERROR(scheduler.fail(first), InvalidArgument, "step 1 is not the one");
+    Step second = scheduler.next();
+    EXPECT_BELLOWS_ERROR(finish(scheduler, first), InvalidArgument, "step 1 is not the one");
+    const Step moved = std::move(second);
+    EXPECT_EQ(describe(moved), "1:10+1*");
+    finish(scheduler, moved);
+}
