@@ -55,9 +55,8 @@ SchedulerConfig checked(SchedulerConfig config) {
     if (config.max_sequences == 0 || config.max_sequences > 1'000'000) {
         refuse(of("max_sequences", config.max_sequences) + "accepted is 1 to 1000000");
     }
-    if (config.token_budget < config.max_sequences) {
-        refuse(of("token_budget", config.token_budget) + "at least max_sequences, " +
-               std::to_string(config.max_sequences) + ", is needed");
+    if (config.token_budget == 0) {
+        refuse(of("token_budget", config.token_budget) + "at least 1 is needed");
     }
     if (config.blocks < blocks_of(config.max_context)) {
         refuse(of("blocks", config.blocks) + "a request of max_context, " +
@@ -224,9 +223,9 @@ Step Scheduler::next() {
     std::uint64_t left = config_.token_budget;
     for (std::size_t i = 0; i < running_.size(); ++i) {
         Sequence& sequence = *running_[i];
-        const std::uint64_t behind = running_.size() - i - 1; // each of them gets a token
-        const std::uint64_t count =
-            std::min({sequence.missing(), config_.prefill_chunk, left - behind});
+        // Never 0: a request whose count the budget cut was the last of its step, and those before
+        // it do not take more than they did then.
+        const std::uint64_t count = std::min({sequence.missing(), config_.prefill_chunk, left});
         while (i < running_.size() && !grow(sequence, sequence.computed + count)) {
             preempt_last(step); // itself, if it is the last
         }

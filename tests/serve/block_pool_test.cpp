@@ -39,6 +39,9 @@ void check(const BlockPool& pool, std::initializer_list<Blocks> tables) {
 std::uint64_t one_hash(BlockContent, std::span<const std::uint32_t>) {
     return 7;
 }
+std::uint64_t hash_of_tokens_alone(BlockContent, std::span<const std::uint32_t> tokens) {
+    return tokens[0];
+}
 
 } // namespace
 
@@ -141,6 +144,12 @@ TEST(BlockPool, CollisionsNeverGiveAnotherText) {
     pool.release(b);
     pool.release(a);
     check(pool, {});
+
+    BlockPool other(6, hash_of_tokens_alone);
+    hold(other, first);
+    EXPECT_EQ(other.find_prefix(first, 9).size(), 2u);
+    EXPECT_EQ(other.find_prefix(std::span(first).subspan(kBlockTokens), 9), Blocks{})
+        << "the same tokens with the same hash after another text";
 }
 
 TEST(BlockPool, AnEvictedBeginningHidesWhatFollowed) {

@@ -143,7 +143,7 @@ private:
         const std::uint64_t least = (config.max_context + kBlockTokens - 1) / kBlockTokens;
         config.blocks = least + below(2 * least + 2);
         config.max_sequences = 1 + below(8);
-        config.token_budget = config.max_sequences + below(300);
+        config.token_budget = 1 + below(below(4) == 0 ? 12 : 300);
         config.prefill_chunk = below(3) == 0 ? 0 : 1 + below(150);
         config.prefix_reuse = below(5) != 0;
         return config;

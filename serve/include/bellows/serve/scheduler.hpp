@@ -29,7 +29,7 @@ struct SchedulerConfig {
     std::uint64_t blocks = 0; ///< of the cache; together at least max_context tokens
     /// The most tokens of a request, prompt and answer; at least 2.
     std::uint64_t max_context = 4096;
-    std::uint64_t token_budget = 2048; ///< tokens of a step; at least max_sequences
+    std::uint64_t token_budget = 2048; ///< tokens of a step; at least 1
     std::uint64_t max_sequences = 64;  ///< requests that run at the same time
     std::uint64_t prefill_chunk = 0;   ///< tokens of one request in a step; 0: the budget
     bool prefix_reuse = true;
