@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: MIT
 // Rotary embedding of pairs (x[2i], x[2i+1]) by the angle of (position, i), or by its negative
 // (the gradient): y[2i] = x[2i] cos - x[2i+1] sin, y[2i+1] = x[2i] sin + x[2i+1] cos.
-// position = first_position + token % seq.
+// position = positions[token] where by_position, else first_position + token % seq.
 //   x, y [tokens, heads, rope] with token and head strides, may be the same memory;
-//   table [positions, rope / 2, 2] f32: cos, sin
+//   table [positions, rope / 2, 2] f32: cos, sin; positions [tokens] u32
 // Dispatch: one invocation per segment of segment4 * 4 elements, grid-stride. No shared memory.
 #version 460
 #extension GL_GOOGLE_include_directive : require
@@ -23,7 +23,11 @@ void main() {
         uint first = item % push.segments * push.segment4;
         uint x_at = token * push.x_token4 + head * push.x_head4;
         uint y_at = token * push.y_token4 + head * push.y_head4;
-        uint angles_at = (push.first_position + token % push.seq) * row4;
+        uint position = push.first_position + token % push.seq;
+        if (push.by_position != 0u) {
+            position = push.operands.positions.v[token];
+        }
+        uint angles_at = position * row4;
         for (uint c = first; c < first + push.segment4; ++c) {
             vec4 angles = push.operands.table.v[angles_at + c];
             vec4 x = load4(push.operands.x.v[x_at + c]);

@@ -5,6 +5,7 @@
 
 #include <bellows/engine/attention.hpp>
 #include <bellows/engine/device.hpp>
+#include <bellows/engine/paged_attention.hpp>
 #include <bellows/kernels/kernels.hpp>
 
 #include <algorithm>
@@ -61,8 +62,14 @@ TensorView with_heads(const TensorView& view) {
     return heads;
 }
 
+/// Where tokens stand: first + token % seq, or as `each` of them says.
+struct Positions {
+    std::uint64_t seq = 1, first = 0;
+    TensorView each{};
+};
+
 void rope(const char* op, Recording& recording, const TensorView& from, const TensorView& table,
-          const TensorView& to, std::uint64_t seq, std::uint64_t first_position, bool inverse) {
+          const TensorView& to, const Positions& at, bool inverse) {
     const Arguments arguments(op);
     const TensorView x = with_heads(from), y = with_heads(to);
     arguments.rank("x", x, 3);
@@ -72,11 +79,14 @@ void rope(const char* op, Recording& recording, const TensorView& from, const Te
     arguments.strided("y", y, x.dtype, {tokens, heads, size});
     arguments.rank("table", table, 3);
     arguments.tensor("table", table, DType::F32, {table.extent[0], size / 2, 2});
-    arguments.require(seq > 0, "seq is 0");
-    const std::uint64_t positions = first_position + std::min(seq, tokens);
+    arguments.require(at.seq > 0, "seq is 0");
+    const std::uint64_t positions = at.first + std::min(at.seq, tokens);
     arguments.require(positions <= table.extent[0], "positions up to " + std::to_string(positions) +
                                                         ", the table has " +
                                                         std::to_string(table.extent[0]));
+    const bool by_position = static_cast<bool>(at.each.buffer);
+    if (by_position)
+        arguments.tensor("positions", at.each, DType::U32, {tokens});
     if (tokens == 0 || heads == 0 || size == 0) {
         return;
     }
@@ -85,11 +95,13 @@ void rope(const char* op, Recording& recording, const TensorView& from, const Te
     arguments.u32("four-element items", tokens * heads * size4);
     const std::uint32_t segments = recording.device().info().is_cpu ? 1 : size4;
     const FlatPlan plan = plan_flat(recording, tokens * heads * segments, 1);
+    const BufferView table_memory = arguments.memory("table", table);
     recording.dispatch(
         kernels::Rope{.variant = storage_variant<kernels::Rope>(x.dtype),
                       .constants = {.local_size = plan.local_size},
                       .x = arguments.memory("x", x),
-                      .table = arguments.memory("table", table),
+                      .table = table_memory,
+                      .positions = arguments.memory_or("positions", at.each, table_memory, 1),
                       .y = arguments.memory("y", y),
                       .tokens = arguments.u32("tokens", tokens),
                       .heads = static_cast<std::uint32_t>(heads),
@@ -99,9 +111,10 @@ void rope(const char* op, Recording& recording, const TensorView& from, const Te
                       .x_head4 = arguments.groups_of_4("x's head stride", x.stride[1]),
                       .y_token4 = arguments.groups_of_4("y's token stride", y.stride[0]),
                       .y_head4 = arguments.groups_of_4("y's head stride", y.stride[1]),
-                      .seq = arguments.u32("seq", seq),
-                      .first_position = arguments.u32("first_position", first_position),
-                      .inverse = inverse ? 1u : 0u},
+                      .seq = arguments.u32("seq", at.seq),
+                      .first_position = arguments.u32("first_position", at.first),
+                      .inverse = inverse ? 1u : 0u,
+                      .by_position = by_position ? 1u : 0u},
         plan.groups);
 }
 
@@ -109,12 +122,19 @@ void rope(const char* op, Recording& recording, const TensorView& from, const Te
 
 void rope_forward(Recording& recording, const TensorView& x, const TensorView& table,
                   const TensorView& y, std::uint64_t seq, std::uint64_t first_position) {
-    rope("rope_forward", recording, x, table, y, seq, first_position, false);
+    rope("rope_forward", recording, x, table, y, {.seq = seq, .first = first_position}, false);
 }
 
 void rope_dgrad(Recording& recording, const TensorView& dy, const TensorView& table,
                 const TensorView& dx, std::uint64_t seq, std::uint64_t first_position) {
-    rope("rope_dgrad", recording, dy, table, dx, seq, first_position, true);
+    rope("rope_dgrad", recording, dy, table, dx, {.seq = seq, .first = first_position}, true);
+}
+
+void rope_at(Recording& recording, const TensorView& x, const TensorView& table,
+             const TensorView& positions, const TensorView& y) {
+    const Arguments arguments("rope_at");
+    arguments.require(static_cast<bool>(positions.buffer), "positions have no memory");
+    rope("rope_at", recording, x, table, y, {.each = positions}, false);
 }
 
 namespace {

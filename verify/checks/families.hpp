@@ -19,7 +19,8 @@ void add_layer_checks(std::vector<OpCheck>& checks, Depth depth);          ///< 
 void add_embedding_checks(std::vector<OpCheck>& checks, Depth depth);      ///< and the loss
 void add_attention_part_checks(std::vector<OpCheck>& checks, Depth depth); ///< RoPE, keys, copy
 void add_attention_checks(std::vector<OpCheck>& checks, Depth depth);
-void add_router_checks(std::vector<OpCheck>& checks, Depth depth); ///< and counts, balance
+void add_paged_attention_checks(std::vector<OpCheck>& checks, Depth depth); ///< and its cache
+void add_router_checks(std::vector<OpCheck>& checks, Depth depth);          ///< and counts, balance
 void add_router_form_checks(std::vector<OpCheck>& checks, Depth depth);
 void add_sampling_checks(std::vector<OpCheck>& checks, Depth depth); ///< choice of tokens
 void add_moe_checks(std::vector<OpCheck>& checks, Depth depth); ///< placement, movement of rows

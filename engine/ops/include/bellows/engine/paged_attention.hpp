@@ -29,7 +29,7 @@ inline constexpr std::uint64_t kCacheBlock = 64;
 /// A place that does not exist: what would stand there is not written.
 inline constexpr std::uint32_t kNoPlace = 0xFFFFFFFF;
 
-/// What a token's entry in one layer looks like.
+/// What a token's entry in one layer looks like. Sizes are multiples of 4.
 struct CacheShape {
     enum class Form : std::uint8_t { Latent, Heads };
     Form form = Form::Latent;
@@ -41,7 +41,8 @@ struct CacheShape {
     bool operator==(const CacheShape&) const = default;
 };
 
-/// Bytes of a token's entry: 656 for a latent of 512 in F8E4M3 with a key part of 64.
+/// Bytes of a token's entry, a multiple of 16: 656 for a latent of 512 in F8E4M3 with a key part of
+/// 64.
 std::uint64_t cache_token_bytes(const CacheShape& shape);
 /// Bytes of a layer's cache of so many blocks.
 std::uint64_t cache_bytes(const CacheShape& shape, std::uint64_t blocks);
@@ -54,8 +55,9 @@ struct PagedCache {
 };
 
 /// Writes entries of a latent cache. latent: [rows, latent] act, strided; key: [rows, rope] act,
-/// strided; places: [rows] u32, no two alike but kNoPlace. Values are rounded to the cache's type
-/// to nearest even; FP8 scales are amax / 448, in f32, 1 where the 128 values are all zero.
+/// strided; places: [rows] u32, no two alike but kNoPlace (or another that the cache does not
+/// have). Values are rounded to the cache's type to nearest even; FP8 scales are those of
+/// fp8/recipe.hpp in f32: max(amax, 1e-4) / 448.
 void cache_append_latent(Recording& recording, const PagedCache& cache, const TensorView& latent,
                          const TensorView& key, const TensorView& places);
 /// Writes entries of a cache of heads. keys: [rows, kv_heads, qk_dim] act, values: [rows, kv_heads,
@@ -92,9 +94,10 @@ struct PagedQueries {
 /// Who reads what, as words for the device.
 struct PagedPlan {
     /// Words of an item: first row, rows, sequence, keys that the first row sees, first block, end
-    /// of the blocks, first partial result, spare.
+    /// of the blocks, first partial result, partial results from one row to the next.
     static constexpr std::uint64_t kItemWords = 8;
-    /// Words of a row's parts: first partial result, number of them.
+    /// Words of a row's parts: first partial result, number of them. A row of one part has none:
+    /// its result is written at once.
     static constexpr std::uint64_t kRowWords = 2;
 
     std::uint64_t split_blocks = 1;
@@ -121,6 +124,8 @@ struct PagedCapacity {
 
     std::uint64_t item_words() const noexcept { return (items + 1) * PagedPlan::kItemWords; }
 };
+PagedCapacity paged_capacity(std::uint64_t rows, std::uint64_t sequences, std::uint64_t blocks,
+                             std::uint64_t split_blocks, std::uint64_t rows_per_item);
 
 /// A plan on the device, with the block tables.
 struct PagedWork {

@@ -1,0 +1,224 @@
+// SPDX-License-Identifier: MIT
+#include "paged_cache.hpp"
+#include "paged_form.hpp"
+#include "runtime/device_impl.hpp"
+
+#include <bellows/base/rounding.hpp>
+#include <bellows/engine/device.hpp>
+#include <bellows/kernels/kernels.hpp>
+
+#include <algorithm>
+#include <bit>
+
+namespace bellows::ops {
+
+namespace {
+
+struct PagedForms {
+    bool share_on_cpu = false;
+};
+
+/// What the kernels are told about queries, keys and values.
+struct Shape {
+    std::uint64_t rows = 0, heads = 0, kv_heads = 0;
+    std::uint32_t key4 = 0, value4 = 0, first_value4 = 0;
+
+    std::uint32_t group() const { return static_cast<std::uint32_t>(heads / kv_heads); }
+    std::uint32_t entry4() const { return first_value4 == 0 ? key4 : key4 + value4; }
+};
+
+Shape check_shape(const Arguments& arguments, const TensorView& q, const PagedCache& cache,
+                  const TensorView& o) {
+    const CacheShape& of = cache.shape;
+    const bool heads = of.form == CacheShape::Form::Heads;
+    arguments.rank("q", q, 3);
+    arguments.activation("q", q);
+    Shape shape{.rows = q.extent[0], .heads = q.extent[1], .kv_heads = heads ? of.kv_heads : 1};
+    const std::uint64_t key = heads ? of.qk_dim : of.latent + of.rope;
+    const std::uint64_t value = heads ? of.v_dim : of.latent;
+    arguments.strided("q", q, q.dtype, {shape.rows, shape.heads, key});
+    arguments.strided("o", o, q.dtype, {shape.rows, shape.heads, value});
+    arguments.require(shape.heads % shape.kv_heads == 0,
+                      std::to_string(shape.kv_heads) + " heads of keys and values do not divide " +
+                          std::to_string(shape.heads) + " of queries");
+    shape.key4 = arguments.groups_of_4("a key", key);
+    shape.value4 = arguments.groups_of_4("a value", value);
+    shape.first_value4 = heads ? static_cast<std::uint32_t>(shape.kv_heads) * shape.key4 : 0;
+    return shape;
+}
+
+/// Views of a step's plan and workspace, checked.
+struct Step {
+    BufferView items, parts, tables, partial, partial_lse, lse;
+    std::uint32_t max_items = 0, table_blocks = 0;
+    bool has_lse = false;
+};
+
+Step check_step(const Arguments& arguments, const Shape& shape, const PagedWork& work,
+                const TensorView& lse, BufferView workspace) {
+    arguments.tensor("items", work.items, DType::U32, {work.capacity.item_words()});
+    arguments.tensor("rows of the plan", work.rows, DType::U32, {shape.rows, PagedPlan::kRowWords});
+    arguments.rank("tables", work.tables, 2);
+    arguments.tensor("tables", work.tables, DType::U32,
+                     {work.tables.extent[0], work.tables.extent[1]});
+    const std::uint64_t v_dim = 4 * std::uint64_t{shape.value4};
+    const std::uint64_t bytes = paged_attention_workspace_bytes(work.capacity, shape.heads, v_dim);
+    const std::uint64_t results = work.capacity.partials * shape.heads;
+    arguments.workspace(workspace, bytes);
+    arguments.require(bytes <= kKernelReach, "the workspace of " + std::to_string(bytes) +
+                                                 " bytes is too large for one kernel");
+    Step step;
+    step.items = arguments.memory("items", work.items, 1);
+    step.parts = arguments.memory("rows of the plan", work.rows, 1);
+    step.tables =
+        work.tables.num_elements() == 0 ? step.items : arguments.memory("tables", work.tables, 1);
+    // Without partial results their kernel's addresses still have to be of something.
+    step.partial = bytes == 0 ? workspace : workspace.sub(0, results * v_dim * sizeof(float));
+    step.partial_lse =
+        bytes == 0 ? workspace
+                   : workspace.sub(results * v_dim * sizeof(float), results * sizeof(float));
+    step.max_items = arguments.u32("items", work.capacity.items);
+    step.table_blocks = arguments.u32("blocks of a table", work.tables.extent[1]);
+    step.has_lse = static_cast<bool>(lse.buffer);
+    if (step.has_lse)
+        arguments.tensor("lse", lse, DType::F32, {shape.rows, shape.heads});
+    step.lse = arguments.memory_or("lse", lse, step.partial_lse, 1);
+    return step;
+}
+
+/// Invocations of a workgroup whose scores and sums fit its memory.
+std::uint32_t lanes_that_fit(const Arguments& arguments, const Device& device,
+                             std::uint64_t value4) {
+    const DeviceInfo& info = device.info();
+    std::uint32_t lanes = info.is_cpu ? 8 : 32;
+    const std::uint64_t bytes = 16 * value4 + 4 * kCacheBlock;
+    while (lanes > 1 && lanes * bytes > info.shared_memory_bytes)
+        lanes /= 2;
+    arguments.require(lanes * bytes <= info.shared_memory_bytes,
+                      "values of " + std::to_string(4 * value4) +
+                          " elements are too large for this device");
+    return lanes;
+}
+
+/// Workgroups that keep the device busy, but no more than there can be tasks.
+Groups grid(const Device& device, std::uint64_t tasks) {
+    const DeviceInfo& info = device.info();
+    const std::uint64_t most = info.is_cpu ? 64 : 16 * std::max<std::uint64_t>(info.processors, 64);
+    return {static_cast<std::uint32_t>(
+        std::clamp<std::uint64_t>(tasks, 1, std::min(most, kMaxGroups)))};
+}
+
+} // namespace
+
+void share_paged_entries(Device& device, bool share) {
+    device.impl().memory_of<PagedForms>().share_on_cpu = share;
+}
+
+std::optional<PagedTile> paged_tile(const Device& device, std::uint64_t entry4,
+                                    std::uint64_t value4) {
+    using Kernel = kernels::PagedAttention;
+    const DeviceInfo& info = device.info();
+    if (info.is_cpu && !device.impl().memory_of<PagedForms>().share_on_cpu)
+        return std::nullopt;
+    const auto variant = static_cast<std::uint32_t>(Kernel::Variant::f32);
+    PagedTile tile;
+    if (!device.why_not(Kernel::info(), variant).empty() || info.subgroup_size < 8 ||
+        info.max_workgroup_invocations < tile.local_size)
+        return std::nullopt;
+    constexpr std::uint64_t kShared = 20 * 1024, kMostColumns = 4;
+    const std::uint64_t fit = kShared / (16 * entry4);
+    if (fit < 4 || value4 > kMostColumns * tile.local_size)
+        return std::nullopt;
+    tile.tile = static_cast<std::uint32_t>(std::min<std::uint64_t>(std::bit_floor(fit), 32));
+    tile.columns = static_cast<std::uint32_t>(std::clamp<std::uint64_t>(
+        std::bit_ceil(value4), tile.local_size / tile.pairs, tile.local_size));
+    return tile;
+}
+
+std::uint64_t paged_rows_per_item(const Device& device, std::uint64_t heads_per_kv_head) {
+    const std::uint64_t pairs = device.info().is_cpu ? 8 : PagedTile().pairs;
+    return std::max<std::uint64_t>(pairs / std::max<std::uint64_t>(heads_per_kv_head, 1), 1);
+}
+
+void paged_attention(Recording& recording, const TensorView& q, const PagedCache& cache,
+                     const PagedWork& work, const TensorView& o, const TensorView& lse, float scale,
+                     BufferView workspace) {
+    const Arguments arguments("paged_attention");
+    const PagedMemory memory = paged_memory(arguments, cache);
+    const Shape shape = check_shape(arguments, q, cache, o);
+    const Step step = check_step(arguments, shape, work, lse, workspace);
+    if (shape.rows == 0 || shape.heads == 0)
+        return;
+    const auto heads = arguments.u32("heads", shape.heads);
+    const std::uint32_t o_row4 = arguments.groups_of_4("o's row stride", o.stride[0]);
+    const std::uint32_t o_head4 = arguments.groups_of_4("o's head stride", o.stride[1]);
+    const BufferView o_memory = arguments.memory("o", o);
+    // `pairs` rows and heads to a workgroup.
+    const auto attend = [&]<class K>(K kernel, std::uint32_t local_size, std::uint32_t pairs) {
+        kernel.variant = storage_variant<K>(q.dtype);
+        kernel.q = arguments.memory("q", q);
+        kernel.cache = memory.memory;
+        kernel.items = step.items;
+        kernel.parts = step.parts;
+        kernel.tables = step.tables;
+        kernel.o = o_memory;
+        kernel.lse = step.lse;
+        kernel.partial = step.partial;
+        kernel.partial_lse = step.partial_lse;
+        kernel.heads = heads;
+        kernel.max_items = step.max_items;
+        kernel.table_blocks = step.table_blocks;
+        kernel.q_row4 = arguments.groups_of_4("q's row stride", q.stride[0]);
+        kernel.q_head4 = arguments.groups_of_4("q's head stride", q.stride[1]);
+        kernel.o_row4 = o_row4;
+        kernel.o_head4 = o_head4;
+        kernel.has_lse = step.has_lse ? 1u : 0u;
+        kernel.scale = scale;
+        auto& c = kernel.constants;
+        c.local_size = local_size;
+        c.storage = memory.storage;
+        c.first4 = memory.first4;
+        c.units = memory.units;
+        c.key4 = shape.key4;
+        c.value4 = shape.value4;
+        c.first_value4 = shape.first_value4;
+        c.kv_heads = static_cast<std::uint32_t>(shape.kv_heads);
+        c.group = shape.group();
+        c.chunks = static_cast<std::uint32_t>(div_up(shape.group(), pairs));
+        const std::uint64_t tasks = work.capacity.items * shape.kv_heads * c.chunks;
+        arguments.u32("items of all heads", tasks);
+        recording.dispatch(kernel, grid(recording.device(), tasks));
+    };
+    if (const auto tile = paged_tile(recording.device(), shape.entry4(), shape.value4)) {
+        kernels::PagedAttention kernel;
+        kernel.constants.pairs = tile->pairs;
+        kernel.constants.tile = tile->tile;
+        kernel.constants.columns = tile->columns;
+        attend(kernel, tile->local_size, tile->pairs);
+    } else {
+        const std::uint32_t lanes = lanes_that_fit(arguments, recording.device(), shape.value4);
+        attend(kernels::PagedAttentionLanes(), lanes, lanes);
+    }
+    using Combine = kernels::PagedAttentionCombine;
+    const std::uint32_t segments = recording.device().info().is_cpu ? 1 : shape.value4;
+    const std::uint64_t results = shape.rows * shape.heads * segments;
+    arguments.u32("results", results);
+    const FlatPlan plan = plan_flat(recording, results, 1);
+    recording.dispatch(Combine{.variant = storage_variant<Combine>(q.dtype),
+                               .constants = {.local_size = plan.local_size},
+                               .parts = step.parts,
+                               .partial = step.partial,
+                               .partial_lse = step.partial_lse,
+                               .o = o_memory,
+                               .lse = step.lse,
+                               .rows = arguments.u32("rows", shape.rows),
+                               .heads = heads,
+                               .segments = segments,
+                               .segment4 = shape.value4 / segments,
+                               .o_row4 = o_row4,
+                               .o_head4 = o_head4,
+                               .has_lse = step.has_lse ? 1u : 0u},
+                       plan.groups);
+}
+
+} // namespace bellows::ops

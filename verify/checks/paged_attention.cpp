@@ -1,0 +1,194 @@
+// SPDX-License-Identifier: MIT
+// A paged cache, its attention and rotation by positions.
+#include "verify/checks/families.hpp"
+#include "verify/checks/paged_rig.hpp"
+
+#include "verify/reference/ops.hpp"
+
+#include <bellows/engine/attention.hpp>
+
+namespace bellows::checks {
+
+namespace {
+
+using Sequences = std::array<PagedSequence, 5>;
+
+struct PagedCase {
+    DType cache;                   ///< F8E4M3 is of latents
+    std::uint64_t kv_heads, group; ///< kv_heads 0: latents
+    std::uint64_t a, b;            ///< latent and rope, or qk_dim and v_dim
+    std::uint64_t split_blocks, rows_per_item;
+    Sequences sequences;
+    Depth depth = Depth::Quick;
+
+    ops::CacheShape shape() const {
+        return kv_heads == 0 ? latent_cache(cache, a, b) : heads_cache(cache, kv_heads, a, b);
+    }
+    std::uint64_t heads() const { return std::max<std::uint64_t>(kv_heads, 1) * group; }
+};
+
+constexpr Sequences kShort{{{1, 1, 1}, {1, 64, 2}, {2, 65, 3}, {1, 0, 4}, {4, 131, 5}}};
+constexpr Sequences kLong{{{1, 700, 1}, {3, 3, 2}, {1, 1, 3}, {37, 150, 4}, {2, 0, 5}}};
+constexpr Sequences kThousands{{{1, 3001, 1}, {4, 2048, 2}, {1, 17, 3}, {0, 0, 4}, {1, 127, 5}}};
+
+constexpr auto kPagedCases = std::to_array<PagedCase>({
+    {DType::F32, 0, 3, 16, 8, 1, 0, kShort},
+    {DType::BF16, 0, 16, 64, 16, 2, 0, kLong},
+    {DType::F8E4M3, 0, 5, 128, 16, 1, 1, kShort},
+    {DType::F32, 2, 1, 12, 20, 2, 3, kLong},
+    {DType::BF16, 2, 4, 32, 16, 1, 0, kShort},
+    {DType::BF16, 0, 16, 512, 64, 2, 0, kShort},
+    {DType::F8E4M3, 0, 16, 512, 64, 8, 0, kShort, Depth::Full},
+    {DType::F8E4M3, 0, 24, 256, 4, 2, 16, kLong, Depth::Full},
+    {DType::F32, 0, 4, 576, 64, 1, 0, kShort, Depth::Full},
+    {DType::BF16, 0, 2, 64, 16, 8, 0, kThousands, Depth::Full},
+    {DType::F32, 1, 9, 128, 128, 8, 0, kThousands, Depth::Full},
+    {DType::F32, 4, 2, 4, 4, 1, 16, kLong, Depth::Full},
+    {DType::BF16, 1, 1, 600, 132, 1, 3, kLong, Depth::Full},
+});
+
+void check_paged(Check& check, const OpRig& rig, DType act, const PagedCase& c) {
+    check.begin_case(std::string(to_string(c.cache)) + " of " + std::to_string(c.kv_heads) + " x " +
+                     by(c.a, c.b) + ", " + std::to_string(c.heads()) + " heads, parts of " +
+                     std::to_string(c.split_blocks) + " blocks");
+    const PagedRig paged(rig, act, c.shape(), c.heads(), {c.sequences.begin(), c.sequences.end()},
+                         7);
+    const PagedRig::Result actual = paged.run(c.split_blocks, c.rows_per_item);
+    const reference::PagedResult expected = paged.expected();
+    double largest = 0;
+    for (const double value : expected.out)
+        largest = std::max(largest, std::abs(value));
+    check.elements("log of the sum", actual.lse, expected.lse, {paged.rows(), paged.heads()},
+                   reference::within(1e-5, 0));
+    // Scores up to about 10 carry an error of 1e-6, which exp makes a relative error of its weight.
+    check.elements(
+        "forward", actual.o, expected.out, {paged.rows(), paged.heads(), paged.v_dim()},
+        reference::within(1e-5 * largest, act == DType::BF16 ? 1.01 * reference::kBf16Epsilon : 0));
+    check.untouched("forward", actual.around);
+}
+
+struct EntryCase {
+    DType cache;
+    std::uint64_t kv_heads, a, b, rows; ///< kv_heads 0: latents
+    Depth depth = Depth::Quick;
+};
+
+constexpr auto kEntryCases = std::to_array<EntryCase>({
+    {DType::F32, 0, 16, 8, 5},
+    {DType::BF16, 0, 12, 4, 70},
+    {DType::F8E4M3, 0, 512, 64, 9},
+    {DType::BF16, 3, 12, 20, 70},
+    {DType::F8E4M3, 0, 128, 4, 70, Depth::Full},
+    {DType::F32, 2, 4, 8, 200, Depth::Full},
+});
+
+/// Rows to their places and back, by way of a copy of their block; some have no place.
+void check_entries(Check& check, const OpRig& rig, DType act, const EntryCase& c) {
+    check.begin_case(std::to_string(c.rows) + " rows, " + to_string(c.cache) + " of " +
+                     std::to_string(c.kv_heads) + " x " + by(c.a, c.b));
+    const ops::CacheShape shape = c.kv_heads == 0 ? latent_cache(c.cache, c.a, c.b)
+                                                  : heads_cache(c.cache, c.kv_heads, c.a, c.b);
+    const EntryParts parts(shape);
+    const std::uint64_t half = (c.rows + ops::kCacheBlock - 1) / ops::kCacheBlock,
+                        blocks = 2 * half;
+    const std::uint64_t a = parts.heads * c.a, b = parts.heads * c.b;
+    const auto a_values = OpRig::random(act, c.rows * a, 1, -30, 30),
+               b_values = OpRig::random(act, c.rows * b, 2, -30, 30);
+    std::vector<std::uint32_t> places, copied, pairs{0, ops::kNoPlace};
+    for (std::uint64_t i = 0; i < c.rows; ++i) {
+        const std::uint64_t place = half * ops::kCacheBlock - 1 - i;
+        places.push_back(i % 3 == 1 ? ops::kNoPlace : static_cast<std::uint32_t>(place));
+        copied.push_back(i % 3 == 1 ? ops::kNoPlace
+                                    : static_cast<std::uint32_t>(place + half * ops::kCacheBlock));
+    }
+    for (std::uint64_t i = 0; i < half; ++i) {
+        pairs.push_back(static_cast<std::uint32_t>(i));
+        pairs.push_back(static_cast<std::uint32_t>(half + i));
+    }
+    const Buffer memory(rig.device(), {.name = "cache", .bytes = ops::cache_bytes(shape, blocks)});
+    const ops::PagedCache cache{shape, blocks, memory.view()};
+    const auto part = [&](std::uint64_t size) {
+        return rig.head(act, {c.rows, parts.heads, size + 4}, size);
+    };
+    const OpTensor a_in = part(c.a), b_in = part(c.b), a_out = part(c.a), b_out = part(c.b);
+    const OpTensor places_t = rig.tensor(DType::U32, {c.rows}, places),
+                   copied_t = rig.tensor(DType::U32, {c.rows}, copied),
+                   pairs_t = rig.tensor(DType::U32, {pairs.size() / 2, 2}, pairs);
+    rig.write(a_in.view, a_values);
+    rig.write(b_in.view, b_values);
+    const auto flat = [&](const OpTensor& tensor) { // of one head
+        TensorView view = tensor.view;
+        view.rank = 2;
+        view.extent = {view.extent[0], view.extent[2], 0, 0};
+        view.stride = {view.stride[0], 1, 0, 0};
+        return view;
+    };
+    rig.run([&](Recording& recording) {
+        if (c.kv_heads == 0)
+            ops::cache_append_latent(recording, cache, flat(a_in), flat(b_in), places_t);
+        else
+            ops::cache_append_heads(recording, cache, a_in, b_in, places_t);
+        ops::cache_copy_blocks(recording, cache, pairs_t);
+        if (c.kv_heads == 0)
+            ops::cache_gather_latent(recording, cache, copied_t, flat(a_out), flat(b_out));
+        else
+            ops::cache_gather_heads(recording, cache, copied_t, a_out, b_out);
+    });
+    const auto back = [&](const char* name, const OpTensor& tensor, std::vector<float> stored) {
+        for (std::uint64_t i = 0; i < stored.size(); ++i) {
+            if (i / (stored.size() / c.rows) % 3 == 1)
+                stored[i] = 0;
+            else if (act == DType::BF16)
+                stored[i] = reference::round_to_bf16(stored[i]);
+        }
+        check.exact(name, rig.read(tensor), stored);
+        check.untouched(name, rig.outside(tensor));
+    };
+    back("first part", a_out, as_stored(a_values, a, c.cache));
+    back("second part", b_out,
+         as_stored(b_values, b, c.cache == DType::F8E4M3 ? DType::BF16 : c.cache));
+}
+
+struct RopeAtCase {
+    std::uint64_t heads, rope;
+    Depth depth = Depth::Quick;
+};
+
+constexpr auto kRopeAtCases = std::to_array<RopeAtCase>({{1, 8}, {3, 64}});
+
+void check_rope_at(Check& check, const OpRig& rig, DType dtype, const RopeAtCase& c) {
+    check.begin_case(by(c.heads, c.rope));
+    const std::vector<std::uint32_t> at{5, 0, 999, 5, 17, 16, 998};
+    const std::uint64_t tokens = at.size(), positions = 1000;
+    reference::Vector frequencies;
+    for (std::uint64_t i = 0; i < c.rope / 2; ++i)
+        frequencies.push_back(
+            std::pow(10000, -2.0 * static_cast<double>(i) / static_cast<double>(c.rope)));
+    const auto x = OpRig::random(dtype, tokens * c.heads * c.rope, 1);
+    const OpTensor x_t = rig.tensor(dtype, {tokens, c.heads, c.rope}, x);
+    const OpTensor y = rig.head(dtype, {tokens, c.heads, c.rope + 4}, c.rope);
+    const OpTensor table =
+        rig.tensor(DType::F32, {positions, c.rope / 2, 2}, ops::rope_table(positions, frequencies));
+    const OpTensor at_t = rig.tensor(DType::U32, {tokens}, at);
+    rig.run([&](Recording& recording) { ops::rope_at(recording, x_t, table, at_t, y); });
+    const std::vector<std::int64_t> wanted(at.begin(), at.end());
+    const auto expected = reference::rope(reference::to_double(x), wanted,
+                                          {.rows = tokens,
+                                           .heads = c.heads,
+                                           .head_dim = c.rope,
+                                           .dim = c.rope,
+                                           .frequencies = frequencies});
+    check.elements("forward", rig.read(y), expected, {tokens, c.heads, c.rope},
+                   storage_bound(dtype, 4, 2));
+    check.untouched("forward", rig.outside(y));
+}
+
+} // namespace
+
+void add_paged_attention_checks(std::vector<OpCheck>& checks, Depth depth) {
+    add_table(checks, depth, "rope by positions", kRopeAtCases, check_rope_at);
+    add_table(checks, depth, "paged cache", kEntryCases, check_entries);
+    add_table(checks, depth, "paged attention", kPagedCases, check_paged);
+}
+
+} // namespace bellows::checks
