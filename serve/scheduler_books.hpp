@@ -1,0 +1,53 @@
+// SPDX-License-Identifier: MIT
+#pragma once
+
+// What the scheduler's sources share: a request in its books.
+
+#include <bellows/serve/scheduler.hpp>
+
+#include <bellows/base/error.hpp>
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+namespace bellows {
+
+struct Scheduler::Sequence {
+    RequestId id = 0;
+    Request request;
+    std::uint64_t arrival = 0;
+    std::vector<std::uint32_t> tokens; ///< prompt and answer
+    RequestUsage usage;
+    bool ended = false; ///< while a step computes it
+
+    // While it runs:
+    bool running = false;
+    std::uint32_t slot = 0;
+    std::uint64_t computed = 0; ///< of tokens, those whose entries stand in the blocks
+    std::vector<std::uint32_t> blocks;
+    std::uint64_t published = 0;                ///< blocks whose text the pool knows
+    BlockContent content = BlockContent::Start; ///< of the published blocks
+
+    std::uint64_t missing() const noexcept { return tokens.size() - computed; }
+};
+
+namespace books {
+
+inline std::uint64_t blocks_of(std::uint64_t tokens) noexcept {
+    return tokens / kBlockTokens + (tokens % kBlockTokens != 0);
+}
+
+[[noreturn]] inline void refuse(const std::string& message) {
+    throw Error(ErrorCode::InvalidArgument, message);
+}
+
+inline void require_consistent(bool holds, const char* what) {
+    if (!holds) {
+        throw Error(ErrorCode::Internal, std::string("scheduler: ") + what);
+    }
+}
+
+} // namespace books
+
+} // namespace bellows
