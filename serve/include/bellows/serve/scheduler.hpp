@@ -135,6 +135,7 @@ public:
     std::uint64_t num_running() const noexcept { return running_.size(); }
     std::uint64_t num_waiting() const noexcept { return waiting_.size(); }
     bool idle() const noexcept { return running_.empty() && waiting_.empty(); }
+    /// As given, with the prefill_chunk that counts.
     const SchedulerConfig& config() const noexcept { return config_; }
     BlockPoolCounters counters() const { return pool_.counters(); }
     /// Counts everything again; throws Error{Internal} that says what does not agree. For tests.
