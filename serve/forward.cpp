@@ -23,6 +23,11 @@ constexpr std::uint64_t kWord = sizeof(std::uint32_t);
 /// Sections begin at multiples of so many words.
 constexpr std::uint64_t kSection = 64;
 
+/// Elements from one row of logits to the next: kernels read four at once.
+std::uint64_t logit_pitch(const ModelConfig& config) {
+    return round_up(config.vocabulary, 4);
+}
+
 std::uint64_t up(std::uint64_t count) {
     return count == 0 ? 0 : std::bit_ceil(count);
 }
@@ -31,7 +36,7 @@ std::uint64_t up(std::uint64_t count) {
 
 /// Where the parts of a step's input and output stand, in words.
 struct Forward::Layout {
-    Layout(const Bucket& b, std::uint64_t table_blocks, std::uint64_t vocabulary);
+    Layout(const Bucket& b, std::uint64_t table_blocks, std::uint64_t pitch);
 
     struct Part {
         std::uint64_t first = 0, words = 0;
@@ -46,7 +51,7 @@ struct Forward::Layout {
     std::uint64_t output_words = 0;
 };
 
-Forward::Layout::Layout(const Bucket& b, std::uint64_t table_blocks, std::uint64_t vocabulary) {
+Forward::Layout::Layout(const Bucket& b, std::uint64_t table_blocks, std::uint64_t pitch) {
     const auto place = [](std::uint64_t& end, Part& part, std::uint64_t words) {
         part = {end, words};
         end += round_up(words, kSection);
@@ -66,7 +71,7 @@ Forward::Layout::Layout(const Bucket& b, std::uint64_t table_blocks, std::uint64
     place(output_words, out_log_probs, b.sampled);
     place(output_words, out_top, b.sampled * b.top);
     place(output_words, out_top_log_probs, b.sampled * b.top);
-    place(output_words, out_logits, b.logits ? b.sampled * vocabulary : 0);
+    place(output_words, out_logits, b.logits ? b.sampled * pitch : 0);
 }
 
 struct Forward::Step {
@@ -187,7 +192,8 @@ void Forward::record_head(Recording& r, Arena::Frame& scratch, const Step& step,
     };
     const TensorView x = scratch.tensor(stream.dtype, {b.sampled, config_.hidden}),
                      norm = scratch.tensor(stream.dtype, {b.sampled, config_.hidden}),
-                     logits = scratch.tensor(DType::F32, {b.sampled, config_.vocabulary});
+                     padded = scratch.tensor(DType::F32, {b.sampled, logit_pitch(config_)}),
+                     logits = ops::slice(padded, 1, 0, config_.vocabulary);
     ops::embedding_forward(r, u32(at.sampled_rows.of(input_), {b.sampled}), stream, x);
     ops::rmsnorm_forward(r, x, parameters_.at("model.norm.weight").weight, norm,
                          scratch.tensor(DType::F32, {b.sampled}),
@@ -214,12 +220,11 @@ void Forward::record_head(Recording& r, Arena::Frame& scratch, const Step& step,
     ops::sample(r, batch,
                 scratch.bytes(ops::sample_workspace_bytes(b.sampled, config_.vocabulary)));
     if (b.logits)
-        r.copy(logits.buffer.sub(0, b.sampled * config_.vocabulary * kWord),
-               at.out_logits.of(output_));
+        r.copy(padded.buffer.sub(0, at.out_logits.words * kWord), at.out_logits.of(output_));
 }
 
 std::unique_ptr<Forward::Step> Forward::record(const Bucket& bucket) {
-    const Layout at(bucket, table_blocks_, config_.vocabulary);
+    const Layout at(bucket, table_blocks_, logit_pitch(config_));
     auto step = std::make_unique<Step>(Step{bucket, at, {}});
     Recording& r = step->recording.emplace(parameters_.device(), QueueRole::Compute,
                                            "step of " + std::to_string(bucket.rows) + " rows, " +
@@ -264,7 +269,7 @@ std::unique_ptr<Forward::Step> Forward::record(const Bucket& bucket) {
 Forward::Step& Forward::recorded(const Bucket& bucket) {
     if (const auto found = recordings_.find(bucket); found != recordings_.end())
         return *found->second;
-    reserve(Layout(bucket, table_blocks_, config_.vocabulary));
+    reserve(Layout(bucket, table_blocks_, logit_pitch(config_)));
     return *recordings_.emplace(bucket, record(bucket)).first->second;
 }
 
@@ -288,7 +293,7 @@ StepOutput Forward::run(const StepInput& input) {
     take(out.top_tokens, at.out_top, sampled * step.bucket.top);
     take(out.top_log_probs, at.out_top_log_probs, sampled * step.bucket.top);
     if (step.bucket.logits)
-        take(out.logits, at.out_logits, sampled * config_.vocabulary);
+        take(out.logits, at.out_logits, sampled * logit_pitch(config_));
     return out;
 }
 

@@ -52,7 +52,7 @@ struct StepOutput {
     std::vector<float> log_probs;
     std::vector<std::uint32_t> top_tokens; ///< [rows, StepInput::top_log_probs]
     std::vector<float> top_log_probs;
-    std::vector<float> logits; ///< [rows, vocabulary] where they are wanted
+    std::vector<float> logits; ///< where they are wanted: [rows, vocabulary rounded up to 4]
 };
 
 class Forward {
