@@ -6,7 +6,7 @@
 #define BELLOWS_SAMPLING_GLSL
 
 const uint kChunk = 2048u;      // columns of sample_chunks' workgroup
-const uint kRecord = 8u;        // words that it leaves: see record_* below
+const uint kRecord = 8u;        // words that it leaves: kRecord… below
 const uint kMostTop = 20u;      // and candidates (key, id) for the list of the likeliest
 const uint kNoToken = 0xFFFFFFFFu;
 #define kNan uintBitsToFloat(0x7FC00000u)
