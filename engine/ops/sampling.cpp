@@ -73,16 +73,20 @@ std::uint64_t sample_workspace_bytes(std::uint64_t rows, std::uint64_t vocabular
     return layout.changed + layout.bins + layout.records + layout.tops;
 }
 
-SampleForm sample_form(const Recording& recording) {
+SampleForm sample_form(const Recording& recording, std::uint64_t vocabulary) {
     const DeviceInfo& info = recording.device().info();
-    if (info.is_cpu) // barriers are slow there, workgroups of one subgroup are not
-        return {8, 8, kMaxGroups};
     const std::uint32_t most = std::bit_floor(info.max_workgroup_invocations);
+    if (info.is_cpu) {
+        // Barriers are slow there, workgroups of one subgroup are not. But lavapipe of Mesa 22.3
+        // leaves all loops of a kernel when an invocation has gone round them 65535 times.
+        constexpr std::uint64_t kFewColumns = 8192;
+        return {8, vocabulary <= kFewColumns ? 8 : std::min(128u, most), kMaxGroups};
+    }
     return {std::min(256u, most), std::min(1024u, most), kMaxGroups};
 }
 
 void sample(Recording& recording, const SampleBatch& batch, BufferView workspace) {
-    sample(recording, batch, workspace, sample_form(recording));
+    sample(recording, batch, workspace, sample_form(recording, batch.logits.extent[1]));
 }
 
 void sample(Recording& recording, const SampleBatch& batch, BufferView workspace,

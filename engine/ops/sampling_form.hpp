@@ -15,7 +15,7 @@ struct SampleForm {
 };
 
 /// What the device does best with.
-SampleForm sample_form(const Recording& recording);
+SampleForm sample_form(const Recording& recording, std::uint64_t vocabulary);
 void sample(Recording& recording, const SampleBatch& batch, BufferView workspace,
             const SampleForm& form);
 

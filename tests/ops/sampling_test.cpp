@@ -98,7 +98,7 @@ TEST_F(OpsSampling, NeitherTheGridNorTheWorkgroupsShow) {
     const std::vector<SampleRow> rows = mixed_rows();
     const auto logits = random(DType::F32, rows.size() * kMixedVocabulary, 10, -5, 9);
     const SampledRows expected = sample_rows(rig(), logits, kMixedVocabulary, rows, 20);
-    for (const ops::SampleForm& form : {ops::SampleForm{128, 16, 5}, ops::SampleForm{8, 128, 1}})
+    for (const ops::SampleForm& form : {ops::SampleForm{128, 16, 5}, ops::SampleForm{64, 128, 1}})
         expect_same(sample_rows(rig(), logits, kMixedVocabulary, rows, 20,
                                 [&](Recording& recording, const ops::SampleBatch& batch,
                                     BufferView workspace) {
