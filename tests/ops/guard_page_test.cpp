@@ -4,6 +4,7 @@
 // loops once more than the loop, see shaders/include/common.glsl); on a GPU the tests only run the
 // ops. Numbers are the op tables' business.
 
+#include "engine/ops/paged_form.hpp"
 #include "support/compare.hpp"
 #include "support/guard_pages.hpp"
 
@@ -11,12 +12,14 @@
 #include <bellows/engine/attention.hpp>
 #include <bellows/engine/gemm.hpp>
 #include <bellows/engine/ops.hpp>
+#include <bellows/engine/paged_attention.hpp>
 #include <bellows/engine/sampling.hpp>
 #include <bellows/kernels/kernels.hpp>
 
 #include <gtest/gtest.h>
 
 #include <initializer_list>
+#include <numeric>
 #include <span>
 #include <vector>
 
@@ -289,6 +292,67 @@ TEST_F(GuardPages, AttentionAndRotation) {
                 ops::mla_keys_forward(r, up, k_rope, k);
                 ops::mla_keys_dgrad(r, k, up, k_rope);
                 ops::copy(r, q, k, true);
+            });
+        }
+}
+
+TEST_F(GuardPages, PagedCache) {
+    const std::uint64_t blocks = 3, heads = 6, tokens = blocks * ops::kCacheBlock;
+    const std::vector<std::uint32_t> table{2, 0, 1}, pair{0, 1};
+    std::vector<std::uint32_t> all(tokens);
+    std::iota(all.begin(), all.end(), 0u);
+    const auto words = [&](const std::vector<std::uint32_t>& values,
+                           std::initializer_list<std::uint64_t> extents) {
+        const TensorView view = tensor(DType::U32, extents);
+        device_->upload(view.buffer, std::as_bytes(std::span(values)));
+        return view;
+    };
+    const std::vector<ops::PagedQueries> queries{{3, 192, 0}, {2, 0, 0}, {1, 65, 0}};
+    const std::uint64_t rows = 6;
+    for (const bool share : {false, true})
+        for (const DType stored : {DType::F32, DType::BF16, DType::F8E4M3}) {
+            const DType act = stored == DType::F32 ? DType::F32 : DType::BF16;
+            ops::share_paged_entries(*device_, share);
+            const ops::PagedPlan plan = ops::plan_paged_attention(queries, 2, 2);
+            const ops::PagedWork work{.capacity = {rows, plan.num_items(), plan.partials},
+                                      .items = words(plan.items, {plan.items.size()}),
+                                      .rows = words(plan.rows, {rows, ops::PagedPlan::kRowWords}),
+                                      .tables = words(table, {1, blocks})};
+            const TensorView places = words(all, {tokens}), pairs = words(pair, {1, 2});
+            const TensorView lse = tensor(DType::F32, {rows, heads});
+            const BufferView workspace =
+                bytes(ops::paged_attention_workspace_bytes(work.capacity, heads, 128));
+            const ops::CacheShape latents{
+                .dtype = stored, .latent = 128, .rope = 16}; // whole entries in any type
+            const ops::PagedCache cache{latents, blocks, bytes(ops::cache_bytes(latents, blocks))};
+            const TensorView latent = tensor(act, {tokens, 128}), key = tensor(act, {tokens, 16}),
+                             q = tensor(act, {rows, heads, 144}),
+                             o = tensor(act, {rows, heads, 128});
+            run([&](Recording& r) {
+                ops::cache_append_latent(r, cache, latent, key, places);
+                ops::cache_copy_blocks(r, cache, pairs);
+                ops::cache_gather_latent(r, cache, places, latent, key);
+                ops::paged_attention(r, q, cache, work, o, lse, 0.125f, workspace);
+            });
+            if (stored == DType::F8E4M3)
+                continue;
+            const ops::CacheShape of_heads{.form = ops::CacheShape::Form::Heads,
+                                           .dtype = stored,
+                                           .kv_heads = 2,
+                                           .qk_dim = 48,
+                                           .v_dim = 16};
+            const ops::PagedCache second{of_heads, blocks,
+                                         bytes(ops::cache_bytes(of_heads, blocks))};
+            const TensorView keys = tensor(act, {tokens, 2, 48}),
+                             values = tensor(act, {tokens, 2, 16}),
+                             q2 = tensor(act, {rows, heads, 48}),
+                             o2 = tensor(act, {rows, heads, 16}),
+                             angles = tensor(DType::F32, {tokens, 24, 2});
+            run([&](Recording& r) {
+                ops::rope_at(r, keys, angles, places, keys);
+                ops::cache_append_heads(r, second, keys, values, places);
+                ops::cache_gather_heads(r, second, places, keys, values);
+                ops::paged_attention(r, q2, second, work, o2, {}, 0.125f, workspace);
             });
         }
 }

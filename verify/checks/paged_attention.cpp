@@ -33,11 +33,11 @@ constexpr Sequences kThousands{{{1, 3001, 1}, {4, 2048, 2}, {1, 17, 3}, {0, 0, 4
 
 constexpr auto kPagedCases = std::to_array<PagedCase>({
     {DType::F32, 0, 3, 16, 8, 1, 0, kShort},
-    {DType::BF16, 0, 16, 64, 16, 2, 0, kLong},
     {DType::F8E4M3, 0, 5, 128, 16, 1, 1, kShort},
-    {DType::F32, 2, 1, 12, 20, 2, 3, kLong},
     {DType::BF16, 2, 4, 32, 16, 1, 0, kShort},
-    {DType::BF16, 0, 16, 512, 64, 2, 0, kShort},
+    {DType::BF16, 0, 16, 64, 16, 2, 0, kLong, Depth::Full},
+    {DType::F32, 2, 1, 12, 20, 2, 3, kLong, Depth::Full},
+    {DType::BF16, 0, 16, 512, 64, 2, 0, kShort, Depth::Full},
     {DType::F8E4M3, 0, 16, 512, 64, 8, 0, kShort, Depth::Full},
     {DType::F8E4M3, 0, 24, 256, 4, 2, 16, kLong, Depth::Full},
     {DType::F32, 0, 4, 576, 64, 1, 0, kShort, Depth::Full},
