@@ -39,6 +39,9 @@ constexpr Entry kEntries[] = {
     {"grouped_attention_4_dgrad", grouped_attention_4, 1, true},
     {"grouped_attention_8_forward", grouped_attention_8, 0, true},
     {"grouped_attention_8_dgrad", grouped_attention_8, 1, true},
+    {"paged_attention_latent", paged_latent, 0, true},
+    {"paged_attention_latent_fp8", paged_latent, 1, true},
+    {"paged_attention_heads", paged_heads, 0, true},
     {"embedding_forward", embedding, 0, true},
     {"embedding_wgrad", embedding, 1, true},
     {"cross_entropy", cross_entropy, 0, true},
@@ -64,8 +67,8 @@ constexpr std::pair<const char*, SampleKind> kSampleKinds[] = {
 
 Sizes sizes_for(const Device& device) {
     if (device.info().is_cpu)
-        return {1024, 256, 512, 512, 8, 32, 16, 32, 4096, 16, 4, 8, 32};
-    return {8192, 4096, 2048, 1408, 16, 128, 64, 128, 102400, 64, 6, 32, 128};
+        return {1024, 256, 512, 512, 8, 32, 16, 32, 4096, 16, 4, 8, 32, 128, 8};
+    return {8192, 4096, 2048, 1408, 16, 128, 64, 128, 102400, 64, 6, 32, 128, 512, 64};
 }
 
 class BenchOps : public Program {

@@ -18,6 +18,7 @@ namespace bellows::bench {
 struct Sizes {
     std::uint64_t tokens, seq, hidden, ffn, heads, nope, rope, value, vocab, experts, top_k;
     std::uint64_t grouped_heads, grouped_size; ///< of grouped attention: heads of queries
+    std::uint64_t latent, sequences;           ///< of a generated token: sequences of `seq` keys
 };
 
 using MakeWorkload = Workload(OpData& data, const Sizes& sizes, DType act, int part);
@@ -31,6 +32,8 @@ MakeWorkload mla_keys;            ///< 0 forward, 1 dgrad
 MakeWorkload attention;           ///< 0 forward, 1 dgrad (all three gradients)
 MakeWorkload grouped_attention_4; ///< the same, four heads of queries to one of keys and values
 MakeWorkload grouped_attention_8; ///< eight
+MakeWorkload paged_latent;        ///< a generated token, latents: 0 as act, 1 in FP8
+MakeWorkload paged_heads;         ///< the same, heads of keys and values
 MakeWorkload router;              ///< 0 forward, 1 dgrad, 2 expert_counts, 3 router_bias_update
 MakeWorkload elementwise;         ///< 0 add, 1 cast, 2 scale, 3 copy
 MakeWorkload transpose;           ///< of matrices as experts' weights

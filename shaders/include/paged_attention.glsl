@@ -59,7 +59,8 @@ uvec2 block_address(Item item, uint block) {
 }
 
 uvec2 entry_address(uvec2 block, uint token) {
-    return address_add(block, token, units, 4u);
+    uint carry, low = uaddCarry(block.x, 16u * units * token, carry);
+    return uvec2(low, block.y + carry);
 }
 
 // Where the results of a row of an item and a head go.
