@@ -1,0 +1,374 @@
+// SPDX-License-Identifier: MIT
+// Prefill and decoding of a serving engine. `--help` lists the options.
+
+#include "serve/bound.hpp"
+#include "support/common_options.hpp"
+#include "support/peaks.hpp"
+#include "support/program.hpp"
+#include "support/spread.hpp"
+
+#include <bellows/base/error.hpp>
+#include <bellows/base/files.hpp>
+#include <bellows/base/memory_sizes.hpp>
+#include <bellows/base/rounding.hpp>
+#include <bellows/engine/device_choice.hpp>
+#include <bellows/serve/engine.hpp>
+#include <bellows/train/train_config.hpp>
+
+#include <nlohmann/json.hpp>
+
+#include <algorithm>
+#include <chrono>
+#include <cmath>
+#include <cstdio>
+#include <map>
+#include <memory>
+#include <random>
+#include <string>
+#include <vector>
+
+namespace bellows::bench {
+namespace {
+
+const char* const kHelp =
+    R"(bench_serve: how fast an engine reads prompts and writes tokens, on one device. Rows go by llama-bench's names:
+  pp512            a prompt of 512 tokens, until its first token is there
+  pp2048@d4096     the same behind 4096 tokens that are in the cache
+  tg128            128 tokens of one sequence, one after another; tg128@d4096 behind 4096 tokens
+  b64              64 sequences at once, from 512 tokens each to 576: tokens per second of all together
+A prompt's tokens are random, and no two prompts begin alike.
+
+  --config NAME        a preset or a file, as `bellows train` takes it (default v2-lite; tiny on CPUs)
+  --random             random weights of that shape, which is what there is without --checkpoint
+  --checkpoint DIR     the weights of a run or of a Hugging Face folder
+  --rows R,...         (default pp512,pp2048,pp2048@d4096,tg128,tg128@d4096,b8,b32,b64,b256; small ones on CPUs)
+  --precision f32|bf16|fp8   (default bf16)
+  --cache-type f32|bf16|fp8  (default: as activations)
+  --exact              answers have the same bits alone and beside others
+  --budget N           tokens of a step (default 2048)
+
+ms          of the whole prompt, or of a step that writes a token of each sequence
+of bound    the time in which a read loop of the same run would read what a step must: the weights that its tokens meet,
+            and their keys and values
+Before rows are timed, tokens that were written one by one are compared with those that prompts of all tokens before them
+give; the engine's counters must agree with what was asked for.
+)";
+
+struct Row {
+    std::string name;
+    std::uint64_t prompt = 0, tokens = 0, depth = 0, batch = 1;
+};
+
+[[noreturn]] void refuse(const std::string& why) {
+    throw Error(ErrorCode::InvalidArgument, why + "; see bench_serve --help");
+}
+
+std::uint64_t number_of(const std::string& word, std::size_t from) {
+    constexpr std::uint64_t kMost = std::uint64_t{1} << 24;
+    std::uint64_t value = 0;
+    for (std::size_t i = from; i < word.size(); ++i) {
+        if (word[i] < '0' || word[i] > '9' || value > kMost)
+            refuse("--rows: \"" + word + "\" is no row");
+        value = 10 * value + static_cast<std::uint64_t>(word[i] - '0');
+    }
+    if (word.size() <= from || value == 0 || value > kMost)
+        refuse("--rows: \"" + word + "\" is no row");
+    return value;
+}
+
+Row parse_row(const std::string& name) {
+    Row row{.name = name};
+    std::string word = name;
+    if (const std::size_t at = word.find("@d"); at != std::string::npos) {
+        row.depth = number_of(word, at + 2);
+        word = word.substr(0, at);
+    }
+    if (word.starts_with("pp")) {
+        row.prompt = number_of(word, 2);
+    } else if (word.starts_with("tg")) {
+        row.tokens = number_of(word, 2);
+        row.prompt = 1;
+    } else if (word.starts_with("b")) {
+        row.batch = number_of(word, 1);
+        row.prompt = 512;
+        row.tokens = 64;
+    } else {
+        refuse("--rows: \"" + name + "\" is no row");
+    }
+    return row;
+}
+
+struct Options {
+    CommonOptions common;
+    std::string config;
+    std::optional<std::string> checkpoint;
+    std::vector<Row> rows;
+    EngineOptions engine;
+};
+
+struct Result {
+    std::string name;
+    Spread seconds;  ///< of a prompt, or of a step
+    double rate = 0; ///< tokens per second
+    double of_bound = 0;
+};
+
+class Bench {
+public:
+    Bench(Engine& engine, const Options& options)
+        : engine_(engine), options_(options), random_(11) {}
+
+    void check();
+    Result time(const Row& row);
+    void set_read_rate(double bytes_per_second) { read_rate_ = bytes_per_second; }
+
+private:
+    std::vector<std::uint32_t> text(std::uint64_t count) {
+        std::vector<std::uint32_t> tokens(count);
+        for (std::uint32_t& token : tokens)
+            token = static_cast<std::uint32_t>(random_() % engine_.model().vocabulary);
+        return tokens;
+    }
+    RequestId submit(std::vector<std::uint32_t> prompt, std::uint64_t tokens) {
+        Request request;
+        request.prompt = std::move(prompt);
+        request.max_tokens = tokens;
+        request.ignore_end = true;
+        request.log_probs = true;
+        return engine_.submit(std::move(request));
+    }
+    double step() {
+        const auto start = std::chrono::steady_clock::now();
+        if (!engine_.step())
+            throw Error(ErrorCode::Internal, "an engine with requests has nothing to do");
+        return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+    }
+    AnswerPart finish(RequestId id);
+    Result time_prompt(const Row& row);
+    Result time_tokens(const Row& row);
+
+    Engine& engine_;
+    const Options& options_;
+    std::mt19937 random_;
+    double read_rate_ = 0;
+};
+
+AnswerPart Bench::finish(RequestId id) {
+    AnswerPart all;
+    for (;;) {
+        AnswerPart part = engine_.poll(id);
+        all.tokens.insert(all.tokens.end(), part.tokens.begin(), part.tokens.end());
+        all.log_probs.insert(all.log_probs.end(), part.log_probs.begin(), part.log_probs.end());
+        all.usage = part.usage;
+        if (part.reason != FinishReason::None) {
+            all.reason = part.reason;
+            return all;
+        }
+        (void)step();
+    }
+}
+
+void Bench::check() {
+    constexpr std::uint64_t kPrompt = 70, kTokens = 8;
+    std::vector<std::uint32_t> tokens = text(kPrompt);
+    const AnswerPart one_by_one = finish(submit(tokens, kTokens));
+    if (one_by_one.tokens.size() != kTokens || one_by_one.reason != FinishReason::Length)
+        throw Error(ErrorCode::Internal, "an answer has not the tokens that were asked for");
+    // Rounding moves a log-probability; another token or position would move it by far more.
+    const double tolerance = options_.engine.precision == Precision::F32    ? 1e-3
+                             : options_.engine.precision == Precision::BF16 ? 0.1
+                                                                            : 0.3;
+    for (std::uint64_t i = 0; i < kTokens; ++i) {
+        const AnswerPart at_once = finish(submit(tokens, 1));
+        const double one = one_by_one.log_probs[i].front().log_prob,
+                     other = at_once.log_probs[0].front().log_prob;
+        if (!(std::abs(one - other) < tolerance))
+            throw Error(ErrorCode::Internal, "token " + std::to_string(i) +
+                                                 " has log-probability " + std::to_string(one) +
+                                                 " from the cache, " + std::to_string(other) +
+                                                 " without");
+        tokens.push_back(one_by_one.tokens[i]);
+    }
+}
+
+Result Bench::time_prompt(const Row& row) {
+    std::vector<double> seconds;
+    for (std::uint64_t i = 0; i <= options_.common.repeats.value_or(5); ++i) {
+        const std::vector<std::uint32_t> behind = text(row.depth);
+        if (row.depth > 0)
+            (void)finish(submit(behind, 1));
+        std::vector<std::uint32_t> prompt = behind;
+        const std::vector<std::uint32_t> own = text(row.prompt);
+        prompt.insert(prompt.end(), own.begin(), own.end());
+        const RequestId id = submit(std::move(prompt), 1);
+        double sum = 0;
+        AnswerPart part;
+        while ((part = engine_.poll(id)).reason == FinishReason::None)
+            sum += step();
+        if (part.usage.cached != row.depth / kBlockTokens * kBlockTokens || part.tokens.size() != 1)
+            throw Error(ErrorCode::Internal, "a prompt was not found in the cache as it should be");
+        if (i > 0) // the first makes the recordings
+            seconds.push_back(sum);
+    }
+    const Spread spread = spread_of(seconds);
+    return {row.name, spread, static_cast<double>(row.prompt) / spread.median, 0};
+}
+
+Result Bench::time_tokens(const Row& row) {
+    std::vector<double> seconds;
+    const std::uint64_t repeats = row.batch > 1 ? 1 : options_.common.repeats.value_or(3);
+    for (std::uint64_t i = 0; i < repeats; ++i) {
+        std::vector<RequestId> ids;
+        for (std::uint64_t b = 0; b < row.batch; ++b)
+            ids.push_back(submit(text(row.depth + row.prompt), row.tokens + 8));
+        std::uint64_t last = engine_.counters().generated_tokens;
+        std::vector<double> steps;
+        for (;;) {
+            const EngineCounters before = engine_.counters();
+            if (before.running + before.waiting == 0)
+                break;
+            const double time = step();
+            const EngineCounters after = engine_.counters();
+            const std::uint64_t drawn = after.generated_tokens - before.generated_tokens,
+                                computed = after.computed_tokens - before.computed_tokens;
+            last = after.generated_tokens;
+            if (drawn == row.batch && computed == row.batch)
+                steps.push_back(time);
+        }
+        (void)last;
+        for (const RequestId id : ids)
+            if (const AnswerPart part = engine_.poll(id); part.tokens.size() != row.tokens + 8)
+                throw Error(ErrorCode::Internal, "an answer has not its tokens");
+        if (steps.size() < row.tokens / 2)
+            throw Error(ErrorCode::Internal, row.name + ": too few steps wrote all sequences");
+        // The first ones make recordings.
+        seconds.insert(seconds.end(), steps.begin() + 4, steps.end());
+    }
+    const Spread spread = spread_of(seconds);
+    Result result{row.name, spread, static_cast<double>(row.batch) / spread.median, 0};
+    const EngineOptions& o = options_.engine;
+    const DType cache = o.cache_type.value_or(activation_type(*o.precision));
+    if (read_rate_ > 0)
+        result.of_bound = bytes_of_step(engine_.model(), *o.precision, cache, row.batch,
+                                        row.depth + row.prompt + row.tokens / 2) /
+                          read_rate_ / spread.median;
+    return result;
+}
+
+Result Bench::time(const Row& row) {
+    return row.tokens > 0 ? time_tokens(row) : time_prompt(row);
+}
+
+Options take_options(int argc, char** argv) {
+    Arguments arguments(argc, argv);
+    Options options;
+    options.common = take_common_options(arguments);
+    const bool cpu = options.common.device && *options.common.device == "cpu";
+    options.config = arguments.value("--config").value_or(cpu ? "tiny" : "v2-lite");
+    (void)arguments.flag("--random");
+    options.checkpoint = arguments.value("--checkpoint");
+    const std::string usual = cpu ? "pp64,tg32,tg32@d64,b4"
+                                  : "pp512,pp2048,pp2048@d4096,tg128,tg128@d4096,b8,b32,b64,b256";
+    for (const std::string& word : Arguments::split(arguments.value("--rows").value_or(usual)))
+        options.rows.push_back(parse_row(word));
+    options.engine.precision = Precision::BF16;
+    if (const auto precision = arguments.value("--precision"))
+        from_text(options.engine.precision.emplace(), *precision);
+    if (const auto type = arguments.value("--cache-type")) {
+        const std::map<std::string, DType> types = {
+            {"f32", DType::F32}, {"bf16", DType::BF16}, {"fp8", DType::F8E4M3}};
+        if (!types.contains(*type))
+            refuse("--cache-type is f32, bf16 or fp8, not \"" + *type + "\"");
+        options.engine.cache_type = types.at(*type);
+    }
+    options.engine.exact = arguments.flag("--exact");
+    options.engine.token_budget = arguments.number("--budget", 2048, 1, 1 << 20);
+    std::uint64_t tokens = 0;
+    for (const Row& row : options.rows) {
+        const std::uint64_t one = round_up(row.depth + row.prompt + row.tokens + 8, kBlockTokens);
+        options.engine.max_context = std::max(options.engine.max_context, one);
+        options.engine.max_sequences = std::max(options.engine.max_sequences, row.batch);
+        tokens = std::max(tokens, (row.batch + 1) * one + row.depth);
+    }
+    options.engine.max_context = std::max<std::uint64_t>(options.engine.max_context, 128);
+    options.engine.cache_tokens = std::max(tokens, 2 * options.engine.max_context);
+    if (arguments.rest().size() > 1)
+        refuse("there is no option \"" + arguments.rest()[1] + "\"");
+    return options;
+}
+
+std::unique_ptr<Engine> make_engine(const Options& options) {
+    const DeviceOptions device =
+        device_options_of_rank(options.common.device.value_or(kAnyDevice), 0);
+    if (options.checkpoint)
+        return std::make_unique<Engine>(device, *options.checkpoint, options.engine);
+    ModelConfig model = load_run_config(options.config).model;
+    model.max_context = 0; // random weights know no context
+    return std::make_unique<Engine>(device, model, 1, options.engine);
+}
+
+int run(int argc, char** argv) {
+    const Options options = take_options(argc, argv);
+    const auto start = std::chrono::steady_clock::now();
+    const auto engine = make_engine(options);
+    const double loaded =
+        std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+    Bench bench(*engine, options);
+    bench.check();
+    const Ceiling read = read_peak(engine->device());
+    bench.set_read_rate(read.rate * 1e9);
+    std::printf("%s, %s, weights in %.1f s, read loop %.0f GB/s\n",
+                engine->device().info().name.c_str(),
+                options.checkpoint.value_or(options.config).c_str(), loaded, read.rate);
+    std::printf("%-16s %12s %12s %20s %9s\n", "row", "tokens/s", "ms", "min-max", "of bound");
+    nlohmann::ordered_json all = nlohmann::ordered_json::array();
+    for (const Row& row : options.rows) {
+        if (!options.common.wants(row.name))
+            continue;
+        raise_clock(engine->device());
+        const Result result = bench.time(row);
+        const Spread ms = result.seconds.scaled(1e3);
+        std::printf("%-16s %12.1f %12.3f %20s ", result.name.c_str(), result.rate, ms.median,
+                    range_text(ms).c_str());
+        if (result.of_bound > 0)
+            std::printf("%7.1f %%\n", 100 * result.of_bound);
+        else
+            std::printf("%9s\n", "-");
+        std::fflush(stdout);
+        all.push_back({{"row", result.name},
+                       {"tokens_per_s", result.rate},
+                       {"ms", ms.median},
+                       {"least_ms", ms.least},
+                       {"most_ms", ms.most},
+                       {"of_bound", result.of_bound}});
+    }
+    const MemoryReport report = engine->memory_report();
+    const double kept = static_cast<double>(report.of(MemoryCategory::Weights).bytes +
+                                            report.of(MemoryCategory::Cache).bytes);
+    std::printf("memory: %s; weights and cache and %.1f %%\n",
+                describe_memory(report.peaks()).c_str(),
+                100 * (static_cast<double>(report.peak_bytes) / kept - 1));
+    if (options.common.json)
+        write_file_durably(*options.common.json, all.dump(1) + "\n");
+    return 0;
+}
+
+} // namespace
+} // namespace bellows::bench
+
+int main(int argc, char** argv) {
+    using namespace bellows;
+    for (int i = 1; i < argc; ++i)
+        if (std::string(argv[i]) == "--help") {
+            std::printf("%s%s", bench::kHelp, bench::kCommonOptionsHelp);
+            return 0;
+        }
+    try {
+        return bench::run(argc, argv);
+    } catch (const Error& error) {
+        std::fprintf(stderr, "bench_serve: %s\n", error.what());
+        return error.code() == ErrorCode::InvalidArgument ? 2
+               : error.code() == ErrorCode::Internal      ? 1
+                                                          : 3;
+    }
+}
