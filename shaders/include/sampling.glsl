@@ -105,7 +105,7 @@ Settings settings_of(uint row) {
 
 // Philox4x32-10 (Salmon, Moraes, Dror, Shaw 2011), its first two words.
 uvec2 philox(uvec4 counter, uvec2 key) {
-    [[dont_unroll]] for (uint round = 0u; round < 10u; ++round) {
+    [[unroll]] for (uint round = 0u; round < 10u; ++round) {
         uint high0, low0, high1, low1;
         umulExtended(0xD2511F53u, counter.x, high0, low0);
         umulExtended(0xCD9E8D57u, counter.z, high1, low1);

@@ -217,28 +217,25 @@ uvec2 part_of(uvec2 mass, float part) {
     return (product.x | product.y) == 0u ? uvec2(1u, 0u) : product;
 }
 
-void draw_one(uint token, float x, inout uint key, inout uint id) {
-    if (is_kept(x)) {
-        take_better(key, id, key_of(score(cut_settings, token, x)), token);
-    }
-}
-
 // The token with the best score among those within cut_limit, which are in bins up to `last`.
 void draw(uint last, out uint key, out uint id) {
+    bool from_list = near_listed && last < kNearBins;
+    uint count = from_list ? num_listed() : 4u * push.changed_stride4;
     key = 0u;
     id = kNoToken;
-    if (near_listed && last < kNearBins) {
-        FOR_COUNTED(i, gl_LocalInvocationIndex, num_listed()) {
-            draw_one(listed_at(kListed + i), uintBitsToFloat(listed_at(i)), key, id);
-        } NEXT_COUNTED(i, num_listed(), local_size);
-    } else {
-        FOR_COUNTED(f, gl_LocalInvocationIndex, push.changed_stride4) {
-            vec4 x = row_four(f);
-            [[dont_unroll]] for (uint j = 0u; j < 4u; ++j) {
-                draw_one(4u * f + j, x[j], key, id);
-            }
-        } NEXT_COUNTED(f, push.changed_stride4, local_size);
-    }
+    FOR_COUNTED(i, gl_LocalInvocationIndex, count) {
+        uint token = i;
+        float x;
+        if (from_list) {
+            token = listed_at(kListed + i);
+            x = uintBitsToFloat(listed_at(i));
+        } else {
+            x = row_four(i / 4u)[i % 4u];
+        }
+        if (is_kept(x)) {
+            take_better(key, id, key_of(score(cut_settings, token, x)), token);
+        }
+    } NEXT_COUNTED(i, count, local_size);
     workgroup_best(key, id);
 }
 
