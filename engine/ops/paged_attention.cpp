@@ -55,7 +55,7 @@ struct Step {
 };
 
 Step check_step(const Arguments& arguments, const Shape& shape, const PagedWork& work,
-                const TensorView& lse, BufferView workspace) {
+                const TensorView& lse, BufferView workspace, BufferView o) {
     arguments.tensor("items", work.items, DType::U32, {work.capacity.item_words()});
     arguments.tensor("rows of the plan", work.rows, DType::U32, {shape.rows, PagedPlan::kRowWords});
     arguments.rank("tables", work.tables, 2);
@@ -72,11 +72,10 @@ Step check_step(const Arguments& arguments, const Shape& shape, const PagedWork&
     step.parts = arguments.memory("rows of the plan", work.rows, 1);
     step.tables =
         work.tables.num_elements() == 0 ? step.items : arguments.memory("tables", work.tables, 1);
-    // Without partial results their kernel's addresses still have to be of something.
-    step.partial = bytes == 0 ? workspace : workspace.sub(0, results * v_dim * sizeof(float));
+    // Without partial results the kernels still want addresses of something that they may write.
+    step.partial = bytes == 0 ? o : workspace.sub(0, results * v_dim * sizeof(float));
     step.partial_lse =
-        bytes == 0 ? workspace
-                   : workspace.sub(results * v_dim * sizeof(float), results * sizeof(float));
+        bytes == 0 ? o : workspace.sub(results * v_dim * sizeof(float), results * sizeof(float));
     step.max_items = arguments.u32("items", work.capacity.items);
     step.table_blocks = arguments.u32("blocks of a table", work.tables.extent[1]);
     step.has_lse = static_cast<bool>(lse.buffer);
@@ -146,13 +145,13 @@ void paged_attention(Recording& recording, const TensorView& q, const PagedCache
     const Arguments arguments("paged_attention");
     const PagedMemory memory = paged_memory(arguments, cache);
     const Shape shape = check_shape(arguments, q, cache, o);
-    const Step step = check_step(arguments, shape, work, lse, workspace);
+    const BufferView o_memory = arguments.memory("o", o);
+    const Step step = check_step(arguments, shape, work, lse, workspace, o_memory);
     if (shape.rows == 0 || shape.heads == 0)
         return;
     const auto heads = arguments.u32("heads", shape.heads);
     const std::uint32_t o_row4 = arguments.groups_of_4("o's row stride", o.stride[0]);
     const std::uint32_t o_head4 = arguments.groups_of_4("o's head stride", o.stride[1]);
-    const BufferView o_memory = arguments.memory("o", o);
     // `pairs` rows and heads to a workgroup.
     const auto attend = [&]<class K>(K kernel, std::uint32_t local_size, std::uint32_t pairs) {
         kernel.variant = storage_variant<K>(q.dtype);

@@ -131,6 +131,24 @@ TEST_F(OpsPagedAttention, RowsWithoutKeysAreZero) {
     });
 }
 
+TEST_F(OpsPagedAttention, APlanOfNothingNeedsNoWorkspace) {
+    const CacheShape shape = latent_cache(DType::F32, 16, 8);
+    const Buffer memory(device(), {.name = "cache", .bytes = ops::cache_bytes(shape, 1)});
+    const OpTensor q = tensor(DType::F32, {2, 3, 24}, random(DType::F32, 2 * 3 * 24, 1)),
+                   o = result(DType::F32, {2, 3, 16}), lse = result(DType::F32, {2, 3});
+    const ops::PagedPlan plan =
+        ops::plan_paged_attention(std::array{ops::PagedQueries{2, 0, 0}}, 1, 1);
+    const OpTensor items = tensor(DType::U32, {plan.items.size()}, plan.items),
+                   rows = tensor(DType::U32, {2, 2}, plan.rows),
+                   tables = result(DType::U32, {1, 1});
+    const ops::PagedWork work{{2, plan.num_items(), plan.partials}, items, rows, tables};
+    run([&](Recording& recording) {
+        ops::paged_attention(recording, q, {shape, 1, memory.view()}, work, o, lse, 1, {});
+    });
+    EXPECT_EQ(read(o), std::vector<float>(2 * 3 * 16, 0.0f));
+    EXPECT_EQ(read(lse), std::vector<float>(2 * 3, INFINITY));
+}
+
 TEST_F(OpsPagedAttention, BytesOfFp8AreThoseOfTheHost) {
     const CacheShape shape = latent_cache(DType::F8E4M3, 512, 64);
     ASSERT_EQ(ops::cache_token_bytes(shape), 656u);
