@@ -124,6 +124,7 @@ struct PagedCapacity {
 
     std::uint64_t item_words() const noexcept { return (items + 1) * PagedPlan::kItemWords; }
 };
+/// sequences: entries of plan_paged_attention's queries. Pure. Throws Error{InvalidArgument}.
 PagedCapacity paged_capacity(std::uint64_t rows, std::uint64_t sequences, std::uint64_t blocks,
                              std::uint64_t split_blocks, std::uint64_t rows_per_item);
 
