@@ -46,6 +46,7 @@ A prompt's tokens are random, and no two prompts begin alike.
   --cache-type f32|bf16|fp8  (default: as activations)
   --exact              answers have the same bits alone and beside others
   --budget N           tokens of a step (default 2048)
+  --kernels            also shows each kernel's time in a prompt or a step, by timestamps, which cost some time
 
 ms          of the whole prompt, or of a step that writes a token of each sequence
 of bound    the time in which a read loop of the same run would read what a step must: the weights that its tokens meet,
@@ -104,6 +105,7 @@ struct Options {
     std::optional<std::string> checkpoint;
     std::vector<Row> rows;
     EngineOptions engine;
+    bool kernels = false;
 };
 
 struct Result {
@@ -120,6 +122,8 @@ public:
 
     void check();
     Result time(const Row& row);
+    /// Of the last row that was timed.
+    void print_kernels() const;
     void set_read_rate(double bytes_per_second) { read_rate_ = bytes_per_second; }
 
 private:
@@ -144,6 +148,8 @@ private:
         return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
     }
     AnswerPart finish(RequestId id);
+    /// Adds what the device did since the trace was taken last.
+    void take_kernels(std::uint64_t steps);
     Result time_prompt(const Row& row);
     Result time_tokens(const Row& row);
 
@@ -151,7 +157,41 @@ private:
     const Options& options_;
     std::mt19937 random_;
     double read_rate_ = 0;
+    struct Kernel {
+        double seconds = 0;
+        std::uint64_t count = 0;
+    };
+    std::map<std::string, Kernel> kernels_; ///< of a prompt or a step, by part and name
+    double span_ = 0;
 };
+
+void Bench::take_kernels(std::uint64_t steps) {
+    kernels_.clear();
+    std::vector<TraceEvent> events = engine_.device().take_trace();
+    std::erase_if(events, [](const TraceEvent& event) { return event.is_job(); });
+    span_ = 0;
+    for (const TraceEvent& event : events) {
+        Kernel& kernel = kernels_[event.category + " " + event.name];
+        kernel.seconds +=
+            1e-9 * static_cast<double>(event.end_ns - event.begin_ns) / static_cast<double>(steps);
+        ++kernel.count;
+    }
+    for (auto& [name, kernel] : kernels_) {
+        kernel.count /= steps;
+        span_ += kernel.seconds;
+    }
+}
+
+void Bench::print_kernels() const {
+    std::vector<std::pair<std::string, Kernel>> order(kernels_.begin(), kernels_.end());
+    std::ranges::sort(order, std::greater<>(), [](const auto& k) { return k.second.seconds; });
+    std::printf("  all kernels %.0f us\n", 1e6 * span_);
+    for (const auto& [name, kernel] : order)
+        if (kernel.seconds > 0.004 * span_)
+            std::printf("  %-52s %9.1f us %5.1f %%  %llu times\n", name.c_str(),
+                        1e6 * kernel.seconds, 100 * kernel.seconds / span_,
+                        static_cast<unsigned long long>(kernel.count));
+}
 
 AnswerPart Bench::finish(RequestId id) {
     AnswerPart all;
@@ -201,12 +241,16 @@ Result Bench::time_prompt(const Row& row) {
         const std::vector<std::uint32_t> own = text(row.prompt);
         prompt.insert(prompt.end(), own.begin(), own.end());
         const RequestId id = submit(std::move(prompt), 1);
+        if (options_.kernels)
+            (void)engine_.device().take_trace();
         double sum = 0;
         AnswerPart part;
         while ((part = engine_.poll(id)).reason == FinishReason::None)
             sum += step();
         if (part.usage.cached != row.depth / kBlockTokens * kBlockTokens || part.tokens.size() != 1)
             throw Error(ErrorCode::Internal, "a prompt was not found in the cache as it should be");
+        if (options_.kernels)
+            take_kernels(1);
         if (i > 0) // the first makes the recordings
             seconds.push_back(sum);
     }
@@ -218,10 +262,18 @@ Result Bench::time_tokens(const Row& row) {
     std::vector<double> seconds;
     const std::uint64_t repeats = row.batch > 1 ? 1 : options_.common.repeats.value_or(3);
     for (std::uint64_t i = 0; i < repeats; ++i) {
+        // Prompts are in the cache, so that all sequences begin to write in the same few steps.
+        std::vector<std::vector<std::uint32_t>> prompts;
+        for (std::uint64_t b = 0; b < row.batch; ++b) {
+            prompts.push_back(text(row.depth + row.prompt));
+            (void)finish(submit(prompts.back(), 1));
+        }
+        const std::uint64_t late =
+            div_up(row.batch * kBlockTokens, options_.engine.token_budget - row.batch + 1);
+        const std::uint64_t tokens = row.tokens + late + 8;
         std::vector<RequestId> ids;
-        for (std::uint64_t b = 0; b < row.batch; ++b)
-            ids.push_back(submit(text(row.depth + row.prompt), row.tokens + 8));
-        std::uint64_t last = engine_.counters().generated_tokens;
+        for (std::vector<std::uint32_t>& prompt : prompts)
+            ids.push_back(submit(std::move(prompt), tokens));
         std::vector<double> steps;
         for (;;) {
             const EngineCounters before = engine_.counters();
@@ -231,13 +283,14 @@ Result Bench::time_tokens(const Row& row) {
             const EngineCounters after = engine_.counters();
             const std::uint64_t drawn = after.generated_tokens - before.generated_tokens,
                                 computed = after.computed_tokens - before.computed_tokens;
-            last = after.generated_tokens;
-            if (drawn == row.batch && computed == row.batch)
-                steps.push_back(time);
+            if (drawn != row.batch || computed != row.batch)
+                continue;
+            steps.push_back(time);
+            if (options_.kernels)
+                take_kernels(1);
         }
-        (void)last;
         for (const RequestId id : ids)
-            if (const AnswerPart part = engine_.poll(id); part.tokens.size() != row.tokens + 8)
+            if (const AnswerPart part = engine_.poll(id); part.tokens.size() != tokens)
                 throw Error(ErrorCode::Internal, "an answer has not its tokens");
         if (steps.size() < row.tokens / 2)
             throw Error(ErrorCode::Internal, row.name + ": too few steps wrote all sequences");
@@ -282,10 +335,13 @@ Options take_options(int argc, char** argv) {
         options.engine.cache_type = types.at(*type);
     }
     options.engine.exact = arguments.flag("--exact");
+    options.kernels = arguments.flag("--kernels");
     options.engine.token_budget = arguments.number("--budget", 2048, 1, 1 << 20);
     std::uint64_t tokens = 0;
     for (const Row& row : options.rows) {
-        const std::uint64_t one = round_up(row.depth + row.prompt + row.tokens + 8, kBlockTokens);
+        constexpr std::uint64_t kLate = 64; // tokens that the first write beside the last prompts
+        const std::uint64_t one =
+            round_up(row.depth + row.prompt + row.tokens + kLate, kBlockTokens);
         options.engine.max_context = std::max(options.engine.max_context, one);
         options.engine.max_sequences = std::max(options.engine.max_sequences, row.batch);
         tokens = std::max(tokens, (row.batch + 1) * one + row.depth);
@@ -298,8 +354,8 @@ Options take_options(int argc, char** argv) {
 }
 
 std::unique_ptr<Engine> make_engine(const Options& options) {
-    const DeviceOptions device =
-        device_options_of_rank(options.common.device.value_or(kAnyDevice), 0);
+    DeviceOptions device = device_options_of_rank(options.common.device.value_or(kAnyDevice), 0);
+    device.trace = options.kernels;
     if (options.checkpoint)
         return std::make_unique<Engine>(device, *options.checkpoint, options.engine);
     ModelConfig model = load_run_config(options.config).model;
@@ -335,6 +391,8 @@ int run(int argc, char** argv) {
         else
             std::printf("%9s\n", "-");
         std::fflush(stdout);
+        if (options.kernels)
+            bench.print_kernels();
         all.push_back({{"row", result.name},
                        {"tokens_per_s", result.rate},
                        {"ms", ms.median},

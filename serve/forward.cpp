@@ -251,7 +251,7 @@ std::unique_ptr<Forward::Step> Forward::record(const Bucket& bucket) {
     ops::embedding_forward(r, u32(at.tokens, {bucket.rows}),
                            parameters_.at("model.embed_tokens.weight").compute, stream);
     for (std::size_t i = 0; i < layers_.size(); ++i) {
-        r.label("layer " + std::to_string(i / 2) + (i % 2 == 0 ? " attention" : " FFN"));
+        r.label(i % 2 == 0 ? "attention" : "FFN");
         Arena::Frame part = scratch.nested();
         layers_[i]->record(r, part, rows, stream);
         scratch.cover(part);
