@@ -84,8 +84,9 @@ Forward::Forward(const ModelConfig& config, ParameterStore& parameters,
                  const ForwardConfig& forward)
     : config_(config), parameters_(parameters), forward_(forward),
       table_blocks_(div_up(forward.max_context, ops::kCacheBlock)),
-      rows_per_item_(ops::paged_rows_per_item(
-          parameters.device(), config.is_mla() ? config.heads : config.heads / config.kv_heads)),
+      rows_per_item_(ops::paged_rows_per_item(parameters.device(),
+                                              cache_shape(config, forward.cache),
+                                              parameters.activation(), config.heads)),
       positions_(parameters.device(), config, forward.max_context),
       arena_(parameters.device(), "scratch of generation") {
     Device& device = parameters.device();

@@ -52,7 +52,7 @@ DecodeStep decode_step(OpData& data, DType act, const ops::CacheShape& shape, st
     for (std::uint32_t s = 0; s < sequences; ++s)
         queries.push_back({1, keys, s});
     const ops::PagedPlan plan = ops::plan_paged_attention(
-        queries, kSplitBlocks, ops::paged_rows_per_item(data.device(), heads / kv_heads));
+        queries, kSplitBlocks, ops::paged_rows_per_item(data.device(), shape, act, heads));
     step.work.capacity = {sequences, plan.num_items(), plan.partials};
     step.work.items = words(data, {plan.items.size()}, plan.items);
     step.work.rows = words(data, {sequences, ops::PagedPlan::kRowWords}, plan.rows);

@@ -134,9 +134,67 @@ std::optional<PagedTile> paged_tile(const Device& device, std::uint64_t entry4,
     return tile;
 }
 
-std::uint64_t paged_rows_per_item(const Device& device, std::uint64_t heads_per_kv_head) {
-    const std::uint64_t pairs = device.info().is_cpu ? 8 : PagedTile().pairs;
-    return std::max<std::uint64_t>(pairs / std::max<std::uint64_t>(heads_per_kv_head, 1), 1);
+namespace {
+
+constexpr std::uint64_t kNativePairs = 64; ///< of a workgroup
+
+/// Whether the device has a kernel of its own for queries and entries of these types.
+bool has_native(const Device& device, const CacheShape& cache, DType queries) {
+    constexpr std::uint64_t kLatent = 512, kRope = 64;
+    return cache.form == CacheShape::Form::Latent && cache.dtype == DType::BF16 &&
+           cache.latent == kLatent && cache.rope == kRope && queries == DType::BF16 &&
+           device.why_not(kernels::HopperPagedLatent::info(), 0).empty();
+}
+
+bool serves_native(const Device& device, const TensorView& q, const PagedCache& cache,
+                   const TensorView& o, const PagedWork& work) {
+    constexpr std::uint64_t kAlignment = 16;
+    const auto aligned = [](const BufferView& memory) { return memory.offset % kAlignment == 0; };
+    return has_native(device, cache.shape, q.dtype) && q.is_contiguous() && aligned(q.buffer) &&
+           aligned(cache.memory) && aligned(work.items.buffer) && o.stride[0] % 2 == 0 &&
+           o.stride[1] % 2 == 0 && o.buffer.offset % 4 == 0;
+}
+
+void record_native(Recording& recording, const Arguments& arguments, const TensorView& q,
+                   const PagedCache& cache, const PagedWork& work, const TensorView& o,
+                   const Step& step, const Shape& shape, float scale) {
+    kernels::HopperPagedLatent kernel;
+    kernel.q = arguments.memory("q", q);
+    kernel.cache = cache.memory;
+    kernel.items = step.items;
+    kernel.parts = step.parts;
+    kernel.tables = step.tables;
+    kernel.o = arguments.memory("o", o);
+    kernel.lse = step.lse;
+    kernel.partial = step.partial;
+    kernel.partial_lse = step.partial_lse;
+    kernel.rows = arguments.u32("rows", shape.rows);
+    kernel.blocks = arguments.u32("blocks", cache.blocks);
+    kernel.heads = arguments.u32("heads", shape.heads);
+    kernel.max_items = step.max_items;
+    kernel.table_blocks = step.table_blocks;
+    kernel.chunks = arguments.u32("parts of a row", div_up(shape.heads, kNativePairs));
+    kernel.o_row = arguments.u32("o's row stride", o.stride[0]);
+    kernel.o_head = arguments.u32("o's head stride", o.stride[1]);
+    kernel.has_lse = step.has_lse ? 1u : 0u;
+    kernel.scale = scale;
+    const std::uint64_t tasks = work.capacity.items * kernel.chunks;
+    arguments.u32("items of all heads", tasks);
+    recording.dispatch(kernel, {static_cast<std::uint32_t>(std::clamp<std::uint64_t>(
+                                   tasks, 1, recording.device().info().processors))});
+}
+
+} // namespace
+
+std::uint64_t paged_rows_per_item(const Device& device, const CacheShape& cache, DType queries,
+                                  std::uint64_t heads) {
+    const std::uint64_t pairs = has_native(device, cache, queries) ? kNativePairs
+                                : device.info().is_cpu             ? 8
+                                                                   : PagedTile().pairs;
+    const std::uint64_t group = cache.form == CacheShape::Form::Heads
+                                    ? heads / std::max<std::uint64_t>(cache.kv_heads, 1)
+                                    : heads;
+    return std::max<std::uint64_t>(pairs / std::max<std::uint64_t>(group, 1), 1);
 }
 
 void paged_attention(Recording& recording, const TensorView& q, const PagedCache& cache,
@@ -188,7 +246,9 @@ void paged_attention(Recording& recording, const TensorView& q, const PagedCache
         arguments.u32("items of all heads", tasks);
         recording.dispatch(kernel, grid(recording.device(), tasks));
     };
-    if (const auto tile = paged_tile(recording.device(), shape.entry4(), shape.value4)) {
+    if (serves_native(recording.device(), q, cache, o, work)) {
+        record_native(recording, arguments, q, cache, work, o, step, shape, scale);
+    } else if (const auto tile = paged_tile(recording.device(), shape.entry4(), shape.value4)) {
         kernels::PagedAttention kernel;
         kernel.constants.pairs = tile->pairs;
         kernel.constants.tile = tile->tile;

@@ -138,7 +138,7 @@ void PagedRig::fill() {
 PagedRig::Result PagedRig::run(std::uint64_t split_blocks, std::uint64_t rows_per_item) const {
     const EntryParts parts(shape_);
     if (rows_per_item == 0)
-        rows_per_item = ops::paged_rows_per_item(rig_.device(), heads_ / parts.heads);
+        rows_per_item = ops::paged_rows_per_item(rig_.device(), shape_, act_, heads_);
     std::vector<ops::PagedQueries> queries;
     std::uint64_t blocks = 0; // read by all groups of rows
     for (std::uint64_t i = 0; i < sequences_.size(); ++i) {

@@ -32,7 +32,9 @@ fi
 # write NAME SOURCE DEFINES...
 write() {
     file=$1.ptx
-    "$nvcc" -std=c++17 -O3 -ptx -arch=sm_90a "$3" "$4" -o "$folder/$file" "$2"
+    source=$2
+    shift 2
+    "$nvcc" -std=c++17 -O3 -ptx -arch=sm_90a "$@" -o "$folder/$file" "$source"
     # The oldest that has tensormap.replace: drivers from 545 on take it.
     sed -i 's/^\.version .*/.version 8.3/' "$folder/$file"
     [ "$folder" = . ] || cmp "$folder/$file" "$file"
@@ -44,6 +46,7 @@ for name in nt nn tn; do
     done
     form=$((form + 1))
 done
+write paged_latent paged_latent.cu
 form=0
 for name in nt tn; do
     for height in 256 128; do

@@ -137,7 +137,8 @@ struct PagedWork {
 };
 
 /// Rows that an item should have at most on this device, for `heads` query heads to one of keys.
-std::uint64_t paged_rows_per_item(const Device& device, std::uint64_t heads_per_kv_head);
+std::uint64_t paged_rows_per_item(const Device& device, const CacheShape& cache, DType queries,
+                                  std::uint64_t heads);
 std::uint64_t paged_attention_workspace_bytes(const PagedCapacity& capacity, std::uint64_t heads,
                                               std::uint64_t v_dim);
 
