@@ -159,8 +159,9 @@ GenerateOptions resolve_text(const GenerateFlags& flags) {
     override_with(sampling.repetition_penalty, flags.repetition_penalty);
     override_with(sampling.presence_penalty, flags.presence_penalty);
     override_with(sampling.frequency_penalty, flags.frequency_penalty);
-    validate(sampling, options.config.model.vocabulary);
     text.stop = flags.stop;
+    validate(Request{.prompt = {0}, .sampling = sampling, .stop = text.stop},
+             options.config.model.vocabulary);
     text.ignore_end = flags.ignore_end;
     override_with(options.context, flags.context);
     options.exact = flags.exact;

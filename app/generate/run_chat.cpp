@@ -65,8 +65,9 @@ private:
 
 class Conversation {
 public:
-    Conversation(const GenerateOptions& options, const Tokenizer& tokenizer, Engine& engine)
-        : options_(options), engine_(engine), writer_(engine, tokenizer), template_(tokenizer) {
+    Conversation(const GenerateOptions& options, const Tokenizer& tokenizer,
+                 const ChatTemplate& chat_template, Engine& engine)
+        : options_(options), tokenizer_(tokenizer), template_(chat_template), engine_(engine) {
         clear();
     }
 
@@ -80,7 +81,8 @@ public:
         messages_.push_back({"user", line});
         const std::vector<std::uint32_t> prompt = tokens_that_fit();
         interrupted = false;
-        const std::vector<Written> written = writer_.write(
+        Writer writer(engine_, tokenizer_); // its times are of this answer
+        const std::vector<Written> written = writer.write(
             {&prompt, 1}, options_.text,
             [](std::size_t, const std::string& piece) {
                 const std::string shown = for_standard_output(piece);
@@ -96,7 +98,7 @@ public:
             std::fprintf(stderr, "(%llu tokens, %llu of them in the cache; %s)\n",
                          static_cast<unsigned long long>(written.front().prompt_tokens),
                          static_cast<unsigned long long>(written.front().cached_tokens),
-                         format_times(writer_.times()).c_str());
+                         format_times(writer.times()).c_str());
     }
 
 private:
@@ -115,9 +117,9 @@ private:
     }
 
     const GenerateOptions& options_;
+    const Tokenizer& tokenizer_;
+    const ChatTemplate& template_;
     Engine& engine_;
-    Writer writer_;
-    ChatTemplate template_;
     std::vector<ChatMessage> messages_;
 };
 
@@ -125,13 +127,14 @@ private:
 
 int run_chat(const GenerateOptions& options) {
     const Tokenizer tokenizer = tokenizer_of(options);
+    const ChatTemplate chat_template(tokenizer); // an error comes before the model is read
     const std::uint64_t most = options.config.model.max_context,
                         context = options.context > 0         ? options.context
                                   : options.folder_bytes == 0 ? options.config.train.seq
                                   : most > 0                  ? std::min(most, kUsualContext)
                                                               : kUsualContext;
     const auto engine = open_engine(options, tokenizer, context, 1);
-    Conversation conversation(options, tokenizer, *engine);
+    Conversation conversation(options, tokenizer, chat_template, *engine);
     watch_interrupts();
     const bool terminal = ::isatty(STDIN_FILENO) != 0;
     if (terminal)

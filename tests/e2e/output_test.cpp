@@ -6,6 +6,7 @@
 
 #include <nlohmann/json.hpp>
 
+#include <algorithm>
 #include <map>
 #include <memory>
 #include <set>
@@ -36,7 +37,8 @@ protected:
         arguments.insert(arguments.end(), flags.begin(), flags.end());
         const Finished finished = workspace_->bellows(arguments);
         EXPECT_EQ(finished.exit_code, 0) << finished.errors;
-        EXPECT_EQ(finished.errors, "");
+        EXPECT_EQ(std::count(finished.errors.begin(), finished.errors.end(), '\n'), 1)
+            << finished.errors; // the times
         return finished.out;
     }
 
