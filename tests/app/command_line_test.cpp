@@ -228,9 +228,9 @@ TEST_F(CommandLine, TheLastOfRepeatedFlagsCounts) {
         run({"generate", "--prompt", "a", "--tokens", "1", "--checkpoint", "/none", "--checkpoint",
              old, "--prompt", "b", "--tokens", "2", "--temperature", "1", "--temperature", "0"});
     ASSERT_EQ(text.code, 0) << text.errors;
-    EXPECT_EQ(text.generate->prompt, "b");
-    EXPECT_EQ(text.generate->tokens, 2u);
-    EXPECT_EQ(text.generate->temperature, 0);
+    EXPECT_EQ(text.generate->prompts, std::vector<std::string>{"b"});
+    EXPECT_EQ(text.generate->text.tokens, 2u);
+    EXPECT_EQ(text.generate->text.sampling.temperature, 0);
 }
 
 TEST_F(CommandLine, BadInputIsRefusedWithOneLine) {
@@ -597,10 +597,10 @@ TEST_F(CommandLine, GenerateOpensTheNewestCheckpoint) {
                                "50", "--temperature", "0", "--seed", "3"});
     ASSERT_EQ(result.code, 0) << result.errors;
     EXPECT_EQ(result.generate->checkpoint.filename(), "step-10");
-    EXPECT_EQ(result.generate->prompt, "Hello, ");
-    EXPECT_EQ(result.generate->tokens, 50u);
-    EXPECT_EQ(result.generate->temperature, 0);
-    EXPECT_EQ(result.generate->seed, 3u);
+    EXPECT_EQ(result.generate->prompts, std::vector<std::string>{"Hello, "});
+    EXPECT_EQ(result.generate->text.tokens, 50u);
+    EXPECT_EQ(result.generate->text.sampling.temperature, 0);
+    EXPECT_EQ(result.generate->text.sampling.seed, 3u);
     EXPECT_TRUE(result.generate->config.model == config.model);
     expect_refused(run({"generate", "--checkpoint", old, "--prompt", "x"}), "--tokens");
     expect_refused(run({"generate", "--checkpoint", data, "--prompt", "x", "--tokens", "5"}),
