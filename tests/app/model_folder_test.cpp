@@ -139,7 +139,7 @@ TEST(ModelFolder, GivesTextWithItsTokenizer) {
                                "--tokenizer", "bytes"});
     ASSERT_TRUE(result.generate) << result.errors;
     EXPECT_EQ(result.generate->tokenizer, "bytes");
-    EXPECT_EQ(result.generate->ends, std::vector<std::uint32_t>{1});
+    EXPECT_EQ(result.generate->text.ends, std::vector<std::uint32_t>{1});
     EXPECT_EQ(result.generate->config.train.precision, Precision::FP8);
     EXPECT_EQ(result.generate->config.model.hidden, 136u);
     const Result wide = run({"generate", "--checkpoint", path, "--prompt", "x", "--tokens", "5",
