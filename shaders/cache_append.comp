@@ -3,19 +3,28 @@
 // nothing for a place that the cache does not have.
 //   a [rows, a_heads, a_size], b [rows, b_heads, b_size] with row and head strides, places [rows]
 //   u32, cache [places] entries: include/paged_entry.glsl
+//   with `rotate` a is rotated first, as rope.comp does it: table [positions, a_size / 2, 2] f32,
+//   positions [rows] u32
 // Items of a row: each four of elements; in FP8 each 128 of the first part, then each four of b.
 // Dispatch: an invocation per item, grid-stride. No shared memory.
 #version 460
 #extension GL_GOOGLE_include_directive : require
 #include "include/activation.glsl"
+#include "include/rotary.glsl"
 #include "cache_append.kernel.glsl"
 #include "include/paged_entry.glsl"
 
 layout(local_size_x_id = 0) in;
 
 vec4 load_a(uint row, uint at) {
-    uint head = at / push.a_size4;
-    return load4(push.operands.a.v[row * push.a_row4 + head * push.a_head4 + at % push.a_size4]);
+    uint head = at / push.a_size4, c = at % push.a_size4;
+    vec4 x = load4(push.operands.a.v[row * push.a_row4 + head * push.a_head4 + c]);
+    if (rotate == 0u) {
+        return x;
+    }
+    uint position = push.operands.positions.v[row];
+    vec4 angles = push.operands.table.v[position * push.a_size4 + c];
+    return load4(store4(rotated_by(x, angles.xz, angles.yw)));
 }
 
 vec4 load_b(uint row, uint at) {

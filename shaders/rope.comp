@@ -8,6 +8,7 @@
 #version 460
 #extension GL_GOOGLE_include_directive : require
 #include "include/activation.glsl"
+#include "include/rotary.glsl"
 #include "rope.kernel.glsl"
 
 layout(local_size_x_id = 0) in;
@@ -31,11 +32,8 @@ void main() {
         for (uint c = first; c < first + push.segment4; ++c) {
             vec4 angles = push.operands.table.v[angles_at + c];
             vec4 x = load4(push.operands.x.v[x_at + c]);
-            vec2 cosine = angles.xz;
             vec2 sine = push.inverse != 0u ? -angles.yw : angles.yw;
-            vec2 even = x.xz * cosine - x.yw * sine;
-            vec2 odd = x.xz * sine + x.yw * cosine;
-            push.operands.y.v[y_at + c] = store4(vec4(even.x, odd.x, even.y, odd.y));
+            push.operands.y.v[y_at + c] = store4(rotated_by(x, angles.xz, sine));
         }
     }
 }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-#include "arguments.hpp"
+#include "norm_variant.hpp"
 
 #include <bellows/base/rounding.hpp>
 #include <bellows/engine/norm.hpp>
@@ -8,17 +8,6 @@
 namespace bellows::ops {
 
 namespace {
-
-template <class K>
-typename K::Variant norm_variant(const Arguments& arguments, const TensorView& x,
-                                 const TensorView& gain) {
-    arguments.activation("x", x);
-    arguments.tensor("gain", gain, gain.dtype == DType::BF16 ? x.dtype : DType::F32, {x.extent[1]});
-    if (gain.dtype == DType::BF16) {
-        return K::Variant::bf16_bf16;
-    }
-    return storage_variant<K>(x.dtype);
-}
 
 void check_rows(const Arguments& arguments, const char* name, const TensorView& view,
                 const TensorView& x, const TensorView& inv_rms) {
@@ -36,7 +25,7 @@ void rmsnorm_forward(Recording& recording, const TensorView& x, const TensorView
                      const TensorView& y, const TensorView& inv_rms, float eps) {
     const Arguments arguments("rmsnorm_forward");
     check_rows(arguments, "y", y, x, inv_rms);
-    const auto variant = norm_variant<kernels::RmsnormForward>(arguments, x, gain);
+    const auto variant = norm_variant<kernels::RmsnormForward>(arguments, x, gain, x.extent[1]);
     if (x.extent[0] == 0) {
         return;
     }
@@ -62,7 +51,7 @@ void rmsnorm_dgrad(Recording& recording, const TensorView& dy, const TensorView&
     const Arguments arguments("rmsnorm_dgrad");
     check_rows(arguments, "dy", dy, x, inv_rms);
     check_rows(arguments, "dx", dx, x, inv_rms);
-    const auto variant = norm_variant<kernels::RmsnormDgrad>(arguments, x, gain);
+    const auto variant = norm_variant<kernels::RmsnormDgrad>(arguments, x, gain, x.extent[1]);
     if (x.extent[0] == 0) {
         return;
     }

@@ -2,11 +2,14 @@
 // Entries of a paged cache: appending, gathering, copies of blocks.
 #include "paged_cache.hpp"
 
+#include "norm_variant.hpp"
+
 #include <bellows/base/rounding.hpp>
 #include <bellows/engine/device.hpp>
 #include <bellows/kernels/kernels.hpp>
 
 #include <algorithm>
+#include <type_traits>
 
 namespace bellows::ops {
 
@@ -63,11 +66,30 @@ TensorView with_heads(const TensorView& view) {
     return heads;
 }
 
+void require_form(const Arguments& arguments, const PagedCache& cache, CacheShape::Form form) {
+    arguments.require(cache.shape.form == form, form == CacheShape::Form::Heads
+                                                    ? "this is a cache of latents, not of heads"
+                                                    : "this is a cache of heads, not of latents");
+}
+
+/// The angles of rows, which stand at `positions` of a table of cosines and sines. Without memory:
+/// there is no rotation.
+struct Angles {
+    TensorView table, positions;
+
+    bool any() const { return static_cast<bool>(table.buffer); }
+    void check(const Arguments& arguments, std::uint64_t rows, std::uint64_t size) const {
+        arguments.rank("table", table, 3);
+        arguments.tensor("table", table, DType::F32, {table.extent[0], size / 2, 2});
+        arguments.tensor("positions", positions, DType::U32, {rows});
+    }
+};
+
 /// Both kernels that move entries, a and b being an entry's parts: [rows, heads, size].
 template <class K>
 void move_entries(Recording& recording, const Arguments& arguments, const PagedCache& cache,
                   const char* a_name, const TensorView& a_view, const char* b_name,
-                  const TensorView& b_view, const TensorView& places) {
+                  const TensorView& b_view, const TensorView& places, const Angles& angles = {}) {
     const PagedMemory memory = paged_memory(arguments, cache);
     const CacheShape& shape = cache.shape;
     const bool of_heads = shape.form == CacheShape::Form::Heads;
@@ -80,6 +102,8 @@ void move_entries(Recording& recording, const Arguments& arguments, const PagedC
     arguments.strided(a_name, a, a.dtype, {rows, heads, a_size});
     arguments.strided(b_name, b, a.dtype, {rows, heads, b_size});
     arguments.tensor("places", places, DType::U32, {rows});
+    if (angles.any())
+        angles.check(arguments, rows, a_size);
     if (rows == 0)
         return;
     K kernel;
@@ -103,13 +127,12 @@ void move_entries(Recording& recording, const Arguments& arguments, const PagedC
     const FlatPlan plan = plan_flat(recording, items, 16);
     kernel.constants = {
         .local_size = plan.local_size, .storage = memory.storage, .first4 = memory.first4};
+    if constexpr (std::is_same_v<K, kernels::CacheAppend>) {
+        kernel.constants.rotate = angles.any() ? 1 : 0;
+        kernel.table = arguments.memory_or("table", angles.table, kernel.places);
+        kernel.positions = arguments.memory_or("positions", angles.positions, kernel.places, 1);
+    }
     recording.dispatch(kernel, plan.groups);
-}
-
-void require_form(const Arguments& arguments, const PagedCache& cache, CacheShape::Form form) {
-    arguments.require(cache.shape.form == form, form == CacheShape::Form::Heads
-                                                    ? "this is a cache of latents, not of heads"
-                                                    : "this is a cache of heads, not of latents");
 }
 
 } // namespace
@@ -128,6 +151,58 @@ void cache_append_heads(Recording& recording, const PagedCache& cache, const Ten
     require_form(arguments, cache, CacheShape::Form::Heads);
     move_entries<kernels::CacheAppend>(recording, arguments, cache, "keys", keys, "values", values,
                                        places);
+}
+
+void cache_append_rotated_heads(Recording& recording, const PagedCache& cache,
+                                const TensorView& keys, const TensorView& values,
+                                const TensorView& table, const TensorView& positions,
+                                const TensorView& places) {
+    const Arguments arguments("cache_append_rotated_heads");
+    require_form(arguments, cache, CacheShape::Form::Heads);
+    arguments.require(static_cast<bool>(table.buffer), "the table has no memory");
+    move_entries<kernels::CacheAppend>(recording, arguments, cache, "keys", keys, "values", values,
+                                       places, {table, positions});
+}
+
+void cache_append_normalised_latent(Recording& recording, const PagedCache& cache,
+                                    const TensorView& kv, const TensorView& gain, float eps,
+                                    const TensorView& table, const TensorView& positions,
+                                    const TensorView& places) {
+    const Arguments arguments("cache_append_normalised_latent");
+    require_form(arguments, cache, CacheShape::Form::Latent);
+    const PagedMemory memory = paged_memory(arguments, cache);
+    const std::uint64_t latent = cache.shape.latent, rope = cache.shape.rope;
+    arguments.rank("kv", kv, 2);
+    const std::uint64_t rows = kv.extent[0];
+    arguments.strided("kv", kv, kv.dtype, {rows, latent + rope});
+    using Kernel = kernels::CacheAppendNormalised;
+    const auto variant = norm_variant<Kernel>(arguments, kv, gain, latent);
+    const Angles angles{table, positions};
+    angles.check(arguments, rows, rope);
+    arguments.tensor("places", places, DType::U32, {rows});
+    if (rows == 0)
+        return;
+    // As rmsnorm_forward has it, so that sums have the same order.
+    const RowPlan plan = plan_rows(recording, rows, latent / 4, RowWork::Reduction);
+    recording.dispatch(Kernel{.variant = variant,
+                              .constants = {.local_size = plan.local_size,
+                                            .row_per_workgroup = plan.row_per_workgroup,
+                                            .storage = memory.storage,
+                                            .first4 = memory.first4},
+                              .kv = arguments.memory("kv", kv),
+                              .gain = arguments.memory("gain", gain),
+                              .table = rope == 0 ? arguments.memory("gain", gain)
+                                                 : arguments.memory("table", table),
+                              .positions = arguments.memory("positions", positions, 1),
+                              .places = arguments.memory("places", places, 1),
+                              .cache = memory.memory,
+                              .rows = arguments.u32("rows", rows),
+                              .num_places = static_cast<std::uint32_t>(cache.blocks * kCacheBlock),
+                              .units = memory.units,
+                              .kv_row4 = arguments.groups_of_4("kv's row stride", kv.stride[0]),
+                              .second4 = memory.second4,
+                              .eps = eps},
+                       plan.groups);
 }
 
 void cache_gather_latent(Recording& recording, const PagedCache& cache, const TensorView& places,

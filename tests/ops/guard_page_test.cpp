@@ -326,10 +326,14 @@ TEST_F(GuardPages, PagedCache) {
                 .dtype = stored, .latent = 128, .rope = 16}; // whole entries in any type
             const ops::PagedCache cache{latents, blocks, bytes(ops::cache_bytes(latents, blocks))};
             const TensorView latent = tensor(act, {tokens, 128}), key = tensor(act, {tokens, 16}),
+                             kv = tensor(act, {tokens, 144}), gain = tensor(act, {128}),
+                             turns = tensor(DType::F32, {tokens, 8, 2}),
                              q = tensor(act, {rows, heads, 144}),
                              o = tensor(act, {rows, heads, 128});
             run([&](Recording& r) {
                 ops::cache_append_latent(r, cache, latent, key, places);
+                ops::cache_append_normalised_latent(r, cache, kv, gain, 1e-5F, turns, places,
+                                                    places);
                 ops::cache_copy_blocks(r, cache, pairs);
                 ops::cache_gather_latent(r, cache, places, latent, key);
                 ops::paged_attention(r, q, cache, work, o, lse, 0.125f, workspace);
@@ -351,6 +355,7 @@ TEST_F(GuardPages, PagedCache) {
             run([&](Recording& r) {
                 ops::rope_at(r, keys, angles, places, keys);
                 ops::cache_append_heads(r, second, keys, values, places);
+                ops::cache_append_rotated_heads(r, second, keys, values, angles, places, places);
                 ops::cache_gather_heads(r, second, places, keys, values);
                 ops::paged_attention(r, q2, second, work, o2, {}, 0.125f, workspace);
             });

@@ -6,6 +6,7 @@
 #include "verify/reference/ops.hpp"
 
 #include <bellows/engine/attention.hpp>
+#include <bellows/engine/elementwise.hpp>
 
 namespace bellows::checks {
 
@@ -152,6 +153,99 @@ void check_entries(Check& check, const OpRig& rig, DType act, const EntryCase& c
          as_stored(b_values, b, c.cache == DType::F8E4M3 ? DType::BF16 : c.cache));
 }
 
+reference::Vector rope_frequencies(std::uint64_t rope) {
+    reference::Vector frequencies;
+    for (std::uint64_t i = 0; i < rope / 2; ++i)
+        frequencies.push_back(
+            std::pow(10000, -2.0 * static_cast<double>(i) / static_cast<double>(rope)));
+    return frequencies;
+}
+
+constexpr auto kAppendCases = std::to_array<EntryCase>({
+    {DType::F32, 0, 16, 8, 5},
+    {DType::BF16, 0, 64, 16, 70},
+    {DType::F8E4M3, 0, 512, 64, 9},
+    {DType::BF16, 3, 12, 20, 70},
+    {DType::F8E4M3, 0, 1152, 4, 70, Depth::Full},
+    {DType::F32, 2, 64, 8, 200, Depth::Full},
+});
+
+/// What a projection leaves, normalised and rotated into a cache and gathered from it.
+void check_append(Check& check, const OpRig& rig, DType act, const EntryCase& c) {
+    check.begin_case(std::to_string(c.rows) + " rows, " + to_string(c.cache) + " of " +
+                     std::to_string(c.kv_heads) + " x " + by(c.a, c.b));
+    const bool latents = c.kv_heads == 0;
+    const ops::CacheShape shape =
+        latents ? latent_cache(c.cache, c.a, c.b) : heads_cache(c.cache, c.kv_heads, c.a, c.b);
+    const std::uint64_t heads = EntryParts(shape).heads, rope = latents ? c.b : c.a,
+                        blocks = c.rows / ops::kCacheBlock + 1, positions = 1000;
+    constexpr float kEps = 1e-5F;
+    const auto a = OpRig::random(act, c.rows * heads * c.a, 1, -3, 3),
+               b = OpRig::random(act, c.rows * heads * c.b, 2, -3, 3),
+               gain = OpRig::random(act, c.a, 3, 0.5, 2);
+    std::vector<std::uint32_t> places, at;
+    for (std::uint64_t i = 0; i < c.rows; ++i) {
+        places.push_back(static_cast<std::uint32_t>(blocks * ops::kCacheBlock - 1 - i));
+        at.push_back(static_cast<std::uint32_t>(i * 37 % positions));
+    }
+    const Buffer memory(rig.device(), {.name = "cache", .bytes = ops::cache_bytes(shape, blocks)});
+    const ops::PagedCache cache{shape, blocks, memory.view()};
+    const reference::Vector frequencies = rope_frequencies(rope);
+    const OpTensor kv = rig.head(act, {c.rows, heads, c.a + c.b + 4}, c.a + c.b);
+    const TensorView a_in = ops::slice(kv, 2, 0, c.a), b_in = ops::slice(kv, 2, c.a, c.b);
+    rig.write(a_in, a);
+    rig.write(b_in, b);
+    const OpTensor gain_t = rig.tensor(act, {c.a}, gain),
+                   table = rig.tensor(DType::F32, {positions, rope / 2, 2},
+                                      ops::rope_table(positions, frequencies)),
+                   places_t = rig.tensor(DType::U32, {c.rows}, places),
+                   at_t = rig.tensor(DType::U32, {c.rows}, at),
+                   a_out = rig.result(act, {c.rows, heads, c.a}),
+                   b_out = rig.result(act, {c.rows, heads, c.b});
+    const auto flat = [](TensorView view) { // of one head
+        view.rank = 2;
+        view.extent = {view.extent[0], view.extent[2], 0, 0};
+        view.stride = {view.stride[0], 1, 0, 0};
+        return view;
+    };
+    rig.run([&](Recording& r) {
+        if (latents) {
+            ops::cache_append_normalised_latent(r, cache, flat(kv), gain_t, kEps, table, at_t,
+                                                places_t);
+            ops::cache_gather_latent(r, cache, places_t, flat(a_out), flat(b_out));
+        } else {
+            ops::cache_append_rotated_heads(r, cache, a_in, b_in, table, at_t, places_t);
+            ops::cache_gather_heads(r, cache, places_t, a_out, b_out);
+        }
+    });
+    const std::vector<std::int64_t> wanted(at.begin(), at.end());
+    const auto rotated = reference::rope(reference::to_double(latents ? b : a), wanted,
+                                         {.rows = c.rows,
+                                          .heads = heads,
+                                          .head_dim = rope,
+                                          .dim = rope,
+                                          .frequencies = frequencies});
+    const auto other =
+        latents ? reference::rmsnorm_forward(reference::to_double(a), reference::to_double(gain),
+                                             c.rows, c.a, static_cast<double>(kEps))
+                      .y
+                : reference::to_double(b);
+    // Codes have four significant bits, and steps of 2^-9 of their scale below 2^-6.
+    const bool codes = c.cache == DType::F8E4M3;
+    double largest = 0;
+    for (const double value : other)
+        largest = std::max(largest, std::abs(value));
+    const double half = act == DType::BF16 || c.cache != DType::F32 ? reference::kBf16Epsilon : 0;
+    const auto bound = [&](bool in_codes) {
+        return reference::within(in_codes ? 0x1.1p-10 * largest / 448 : 1e-6,
+                                 1e-5 + 1.01 * half + (in_codes ? 0x1.1p-4 : 0));
+    };
+    check.elements(latents ? "normalised latent" : "rotated keys", rig.read(a_out),
+                   latents ? other : rotated, {c.rows, heads, c.a}, bound(codes));
+    check.elements(latents ? "rotated key part" : "values", rig.read(b_out),
+                   latents ? rotated : other, {c.rows, heads, c.b}, bound(false));
+}
+
 struct RopeAtCase {
     std::uint64_t heads, rope;
     Depth depth = Depth::Quick;
@@ -163,10 +257,7 @@ void check_rope_at(Check& check, const OpRig& rig, DType dtype, const RopeAtCase
     check.begin_case(by(c.heads, c.rope));
     const std::vector<std::uint32_t> at{5, 0, 999, 5, 17, 16, 998};
     const std::uint64_t tokens = at.size(), positions = 1000;
-    reference::Vector frequencies;
-    for (std::uint64_t i = 0; i < c.rope / 2; ++i)
-        frequencies.push_back(
-            std::pow(10000, -2.0 * static_cast<double>(i) / static_cast<double>(c.rope)));
+    const reference::Vector frequencies = rope_frequencies(c.rope);
     const auto x = OpRig::random(dtype, tokens * c.heads * c.rope, 1);
     const OpTensor x_t = rig.tensor(dtype, {tokens, c.heads, c.rope}, x);
     const OpTensor y = rig.head(dtype, {tokens, c.heads, c.rope + 4}, c.rope);
@@ -191,6 +282,7 @@ void check_rope_at(Check& check, const OpRig& rig, DType dtype, const RopeAtCase
 void add_paged_attention_checks(std::vector<OpCheck>& checks, Depth depth) {
     add_table(checks, depth, "rope by positions", kRopeAtCases, check_rope_at);
     add_table(checks, depth, "paged cache", kEntryCases, check_entries);
+    add_table(checks, depth, "paged cache of projections", kAppendCases, check_append);
     add_table(checks, depth, "paged attention", kPagedCases, check_paged);
 }
 

@@ -19,8 +19,8 @@ public:
 private:
     TensorView project(Recording& r, Arena::Frame& scratch, const LinearRows& norm,
                        const char* projection, std::uint64_t rows, std::uint64_t heads) const;
-    TensorView rotated(Recording& r, Arena::Frame& scratch, const StepRows& rows,
-                       const TensorView& heads, const char* norm) const;
+    TensorView normalised_heads(Recording& r, Arena::Frame& scratch, const TensorView& heads,
+                                const char* norm) const;
 
     const ModelConfig c_;
     LayerParameters p_;
@@ -35,16 +35,15 @@ TensorView Gqa::project(Recording& r, Arena::Frame& scratch, const LinearRows& n
     return y.reshaped({rows, heads, c_.head_dim});
 }
 
-TensorView Gqa::rotated(Recording& r, Arena::Frame& scratch, const StepRows& rows,
-                        const TensorView& heads, const char* norm) const {
-    TensorView x = heads;
-    if (c_.qk_norm)
-        x = normalised_values(r, scratch,
-                              heads.reshaped({heads.extent[0] * heads.extent[1], c_.head_dim}),
-                              p_.at("self_attn." + std::string(norm) + ".weight"), c_.norm_eps)
-                .reshaped({heads.extent[0], heads.extent[1], c_.head_dim});
-    ops::rope_at(r, x, table_, rows.positions, x);
-    return x;
+/// Each head's RMSNorm where the model has that, else the heads themselves.
+TensorView Gqa::normalised_heads(Recording& r, Arena::Frame& scratch, const TensorView& heads,
+                                 const char* norm) const {
+    if (!c_.qk_norm)
+        return heads;
+    return normalised_values(r, scratch,
+                             heads.reshaped({heads.extent[0] * heads.extent[1], c_.head_dim}),
+                             p_.at("self_attn." + std::string(norm) + ".weight"), c_.norm_eps)
+        .reshaped({heads.extent[0], heads.extent[1], c_.head_dim});
 }
 
 void Gqa::record(Recording& r, Arena::Frame& scratch, const StepRows& rows,
@@ -53,13 +52,16 @@ void Gqa::record(Recording& r, Arena::Frame& scratch, const StepRows& rows,
         normalised(r, scratch, p_.store(), stream, p_.at("input_layernorm.weight"), c_.norm_eps);
     const TensorView k = project(r, scratch, norm, "k_proj", rows.rows, c_.kv_heads),
                      v = project(r, scratch, norm, "v_proj", rows.rows, c_.kv_heads),
-                     q = project(r, scratch, norm, "q_proj", rows.rows, c_.heads);
-    ops::cache_append_heads(r, cache_, rotated(r, scratch, rows, k, "k_norm"), v, rows.places);
+                     projected = project(r, scratch, norm, "q_proj", rows.rows, c_.heads);
+    ops::cache_append_rotated_heads(r, cache_, normalised_heads(r, scratch, k, "k_norm"), v, table_,
+                                    rows.positions, rows.places);
+    const TensorView q = normalised_heads(r, scratch, projected, "q_norm");
+    ops::rope_at(r, q, table_, rows.positions, q);
     const TensorView o = scratch.tensor(stream.dtype, {rows.rows, c_.heads, c_.head_dim});
     const std::uint64_t bytes =
         ops::paged_attention_workspace_bytes(rows.work.capacity, c_.heads, c_.head_dim);
-    ops::paged_attention(r, rotated(r, scratch, rows, q, "q_norm"), cache_, rows.work, o, {},
-                         static_cast<float>(c_.attention_scale()), scratch.bytes(bytes));
+    ops::paged_attention(r, q, cache_, rows.work, o, {}, static_cast<float>(c_.attention_scale()),
+                         scratch.bytes(bytes));
     p_.linear("self_attn.o_proj")
         .forward(r, scratch, o.reshaped({rows.rows, c_.heads * c_.head_dim}), stream, true);
 }

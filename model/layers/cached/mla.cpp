@@ -96,16 +96,12 @@ TensorView Mla::absorbed(Recording& r, Arena::Frame& scratch, const StepRows& ro
 
 void Mla::append(Recording& r, Arena::Frame& scratch, const StepRows& rows,
                  const LinearRows& norm) const {
-    const std::uint64_t rope = c_.qk_rope_head_dim, latent = c_.kv_lora_rank;
-    const TensorView kv = scratch.tensor(p_.store().activation(), {rows.rows, latent + rope});
+    const TensorView kv =
+        scratch.tensor(p_.store().activation(), {rows.rows, c_.kv_lora_rank + c_.qk_rope_head_dim});
     p_.linear("self_attn.kv_a_proj_with_mqa").forward(r, scratch, norm, kv);
-    const TensorView key = ops::slice(kv, 1, latent, rope);
-    ops::rope_at(r, key, table_, rows.positions, key);
-    ops::cache_append_latent(r, cache_,
-                             normalised_values(r, scratch, ops::slice(kv, 1, 0, latent),
-                                               p_.at("self_attn.kv_a_layernorm.weight"),
-                                               c_.latent_eps()),
-                             key, rows.places);
+    ops::cache_append_normalised_latent(
+        r, cache_, kv, p_.at("self_attn.kv_a_layernorm.weight").weight,
+        static_cast<float>(c_.latent_eps()), table_, rows.positions, rows.places);
 }
 
 void Mla::record(Recording& r, Arena::Frame& scratch, const StepRows& rows,

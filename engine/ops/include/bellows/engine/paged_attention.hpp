@@ -65,6 +65,22 @@ void cache_append_latent(Recording& recording, const PagedCache& cache, const Te
 void cache_append_heads(Recording& recording, const PagedCache& cache, const TensorView& keys,
                         const TensorView& values, const TensorView& places);
 
+/// rmsnorm_forward of the latents, rope_at of the key parts and cache_append_latent in one
+/// dispatch, with the same bits. kv: [rows, latent + rope] act, strided, as a projection leaves it;
+/// gain: [latent] f32 or, where kv is, bf16; table: [positions, rope / 2, 2] f32 (rope_table());
+/// positions: [rows] u32, below the table's.
+void cache_append_normalised_latent(Recording& recording, const PagedCache& cache,
+                                    const TensorView& kv, const TensorView& gain, float eps,
+                                    const TensorView& table, const TensorView& positions,
+                                    const TensorView& places);
+/// rope_at of the keys and cache_append_heads in one dispatch, with the same bits; the tensor of
+/// keys is not written. table: [positions, qk_dim / 2, 2] f32; positions: [rows] u32, below the
+/// table's.
+void cache_append_rotated_heads(Recording& recording, const PagedCache& cache,
+                                const TensorView& keys, const TensorView& values,
+                                const TensorView& table, const TensorView& positions,
+                                const TensorView& places);
+
 /// Reads entries of a latent cache back: what cache_append_latent takes. Rows of kNoPlace are
 /// zeros.
 void cache_gather_latent(Recording& recording, const PagedCache& cache, const TensorView& places,
