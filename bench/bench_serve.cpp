@@ -312,11 +312,8 @@ Result Bench::time(const Row& row) {
     return row.tokens > 0 ? time_tokens(row) : time_prompt(row);
 }
 
-Options take_options(int argc, char** argv) {
-    Arguments arguments(argc, argv);
-    Options options;
-    options.common = take_common_options(arguments);
-    const bool cpu = options.common.device && *options.common.device == "cpu";
+/// What is left of the command line; on a CPU small sizes are usual.
+void take_options(Arguments& arguments, bool cpu, Options& options) {
     options.config = arguments.value("--config").value_or(cpu ? "tiny" : "v2-lite");
     (void)arguments.flag("--random");
     options.checkpoint = arguments.value("--checkpoint");
@@ -350,11 +347,14 @@ Options take_options(int argc, char** argv) {
     options.engine.cache_tokens = std::max(tokens, 2 * options.engine.max_context);
     if (arguments.rest().size() > 1)
         refuse("there is no option \"" + arguments.rest()[1] + "\"");
-    return options;
+}
+
+DeviceOptions device_of(const Options& options) {
+    return device_options_of_rank(options.common.device.value_or(kAnyDevice), 0);
 }
 
 std::unique_ptr<Engine> make_engine(const Options& options) {
-    DeviceOptions device = device_options_of_rank(options.common.device.value_or(kAnyDevice), 0);
+    DeviceOptions device = device_of(options);
     device.trace = options.kernels;
     if (options.checkpoint)
         return std::make_unique<Engine>(device, *options.checkpoint, options.engine);
@@ -364,14 +364,19 @@ std::unique_ptr<Engine> make_engine(const Options& options) {
 }
 
 int run(int argc, char** argv) {
-    const Options options = take_options(argc, argv);
+    Arguments arguments(argc, argv);
+    Options options;
+    options.common = take_common_options(arguments);
+    // What loops take is not the engine's memory.
+    const auto loops = Device::create(device_of(options));
+    take_options(arguments, loops->info().is_cpu, options);
+    const Ceiling read = read_peak(*loops);
     const auto start = std::chrono::steady_clock::now();
     const auto engine = make_engine(options);
     const double loaded =
         std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
     Bench bench(*engine, options);
     bench.check();
-    const Ceiling read = read_peak(engine->device());
     bench.set_read_rate(read.rate * 1e9);
     std::printf("%s, %s, weights in %.1f s, read loop %.0f GB/s\n",
                 engine->device().info().name.c_str(),
@@ -381,7 +386,7 @@ int run(int argc, char** argv) {
     for (const Row& row : options.rows) {
         if (!options.common.wants(row.name))
             continue;
-        raise_clock(engine->device());
+        raise_clock(*loops);
         const Result result = bench.time(row);
         const Spread ms = result.seconds.scaled(1e3);
         std::printf("%-16s %12.1f %12.3f %20s ", result.name.c_str(), result.rate, ms.median,

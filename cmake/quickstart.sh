@@ -236,7 +236,7 @@ run_bench() {
     for program in build/release/bin-new/bench_*"$name"*; do
         [ -x "$program" ] || continue
         program=$(basename "$program")
-        case $program in *_test | bench_expert_exchange | bench_pipeline) continue ;; esac
+        case $program in *_test | bench_expert_exchange | bench_pipeline | bench_serve) continue ;; esac
         status=0
         with_new_lavapipe "$program" $columns --device cpu --json "$results/$program.json" "$@" ||
             status=$?

@@ -15,8 +15,9 @@ namespace bellows {
 
 namespace {
 
-/// Blocks of a part of a sequence in the exact mode.
-constexpr std::uint64_t kExactSplit = 8;
+/// Blocks of a part of a sequence in the exact mode: fewer give a device more to do at once where
+/// one sequence is decoded, more have less to combine where a long prompt is read.
+constexpr std::uint64_t kExactSplit = 16;
 /// Rows of each expert that products are taken for in the exact mode.
 constexpr std::uint64_t kExactExpertRows = 64;
 constexpr std::uint64_t kWord = sizeof(std::uint32_t);

@@ -4,6 +4,7 @@
 #include "app/progress.hpp"
 #include "app/run.hpp"
 
+#include <bellows/base/error.hpp>
 #include <bellows/base/printable.hpp>
 
 #include <nlohmann/json.hpp>
@@ -102,6 +103,14 @@ int run_generate(const GenerateOptions& options) {
     Writer writer(*engine, tokenizer);
     const std::vector<Written> written = write_and_show(writer, options, prompts);
     std::fprintf(stderr, "%s\n", format_times(writer.times()).c_str());
+    const auto failed = static_cast<std::size_t>(
+        std::ranges::count(written, FinishReason::Failed, &Written::reason));
+    if (failed > 0)
+        throw Error(
+            ErrorCode::Corrupt,
+            std::to_string(failed) + " of " + std::to_string(written.size()) +
+                " texts ended early: the model's logits are not finite; look at its weights "
+                "with another --precision");
     if (known) { // what the model wrote, not what it was given
         std::string text;
         for (const Written& one : written)

@@ -240,6 +240,14 @@ void ExpertLinear::forward(Recording& r, Arena::Frame& scratch, const LinearRows
         ops::grouped_gemm_nt(r, x.values, weights_.compute, y, rows.tiles);
 }
 
+bool ExpertLinear::streams(const Recording& r, const fp8::Quantized& x, const TensorView& y,
+                           const fp8::GroupedRows& by_ids) const {
+    return weights_.quantized && products_
+                                         .way(r.device(), GemmForm::NT, x,
+                                              weights_for(weights_, GemmForm::NT), y, &by_ids)
+                                         .variant == fp8::Variant::Streamed;
+}
+
 void ExpertLinear::input_gradient(Recording& r, Arena::Frame& scratch, const LinearRows& dy,
                                   const TensorView& dx, const fp8::GroupedRows& rows) const {
     if (weights_.quantized)

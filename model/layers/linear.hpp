@@ -91,6 +91,9 @@ public:
 
     void forward(Recording& recording, Arena::Frame& scratch, const LinearRows& x,
                  const TensorView& y, const fp8::GroupedRows& rows) const;
+    /// Whether forward() of such codes takes rows as a router's ids lay them out, without a copy.
+    bool streams(const Recording& recording, const fp8::Quantized& x, const TensorView& y,
+                 const fp8::GroupedRows& by_ids) const;
     void input_gradient(Recording& recording, Arena::Frame& scratch, const LinearRows& dy,
                         const TensorView& dx, const fp8::GroupedRows& rows) const;
     void weight_gradient(Recording& recording, Arena::Frame& scratch, const LinearRows& dy,

@@ -3,20 +3,25 @@
 #include "router_options.hpp"
 
 #include <bellows/engine/ops.hpp>
+#include <bellows/fp8/fused.hpp>
 #include <bellows/fp8/groups.hpp>
 
 #include <algorithm>
+#include <numeric>
+#include <vector>
 
 namespace bellows::cached {
 
 namespace {
 
+/// Most token rows whose experts' rows are found by ids.
+constexpr std::uint64_t kRowsByIds = 256;
+/// Words of Experts::own_rows_: a count and offsets that nobody reads, then the slots' rows.
+constexpr std::uint64_t kOwnCount = 0, kOwnOffsets = 4, kOwnSlots = 8;
+
 class Experts final : public CachedLayer {
 public:
-    Experts(const ModelConfig& config, std::uint64_t layer, ParameterStore& parameters)
-        : c_(config), p_(parameters, layer),
-          gate_up_(parameters.experts(layer, "gate_up_proj"), parameters.products()),
-          down_(parameters.experts(layer, "down_proj"), parameters.products()) {}
+    Experts(const ModelConfig& config, std::uint64_t layer, ParameterStore& parameters);
 
     void record(Recording& r, Arena::Frame& scratch, const StepRows& rows,
                 const TensorView& stream) const override;
@@ -31,6 +36,11 @@ private:
                   const TensorView& norm) const;
     void shared(Recording& r, Arena::Frame& scratch, const LinearRows& norm,
                 const TensorView& stream) const;
+    std::uint64_t rows_of_expert(const StepRows& rows) const;
+    ops::MoeLayout own_rows(std::uint64_t tokens) const;
+    bool routed_by_ids(Recording& r, Arena::Frame& scratch, const StepRows& rows,
+                       const LinearRows& norm, const Routing& routing,
+                       const TensorView& stream) const;
     void routed(Recording& r, Arena::Frame& scratch, const StepRows& rows, const LinearRows& norm,
                 const Routing& routing, const TensorView& stream) const;
     ops::MoeLayout make_layout(Recording& r, Arena::Frame& scratch, std::uint64_t tokens) const;
@@ -38,7 +48,22 @@ private:
     const ModelConfig c_;
     LayerParameters p_;
     ExpertLinear gate_up_, down_;
+    Buffer own_rows_; ///< of own_rows(), words
 };
+
+Experts::Experts(const ModelConfig& config, std::uint64_t layer, ParameterStore& parameters)
+    : c_(config), p_(parameters, layer),
+      gate_up_(parameters.experts(layer, "gate_up_proj"), parameters.products()),
+      down_(parameters.experts(layer, "down_proj"), parameters.products()) {
+    if (parameters.linear_precision() != LinearPrecision::Fp8)
+        return;
+    std::vector<std::int32_t> words(kOwnSlots + kRowsByIds * c_.top_k);
+    std::iota(words.begin() + kOwnSlots, words.end(), 0);
+    own_rows_ = Buffer(
+        parameters.device(),
+        {.name = "rows of slots", .bytes = 4 * words.size(), .category = MemoryCategory::Weights});
+    parameters.device().upload(own_rows_.view(), std::span<const std::int32_t>(words));
+}
 
 Experts::Routing Experts::route(Recording& r, Arena::Frame& scratch, const StepRows& rows,
                                 const TensorView& norm) const {
@@ -78,9 +103,57 @@ ops::MoeLayout Experts::make_layout(Recording& r, Arena::Frame& scratch,
             alignment};
 }
 
+std::uint64_t Experts::rows_of_expert(const StepRows& rows) const {
+    return rows.expected_expert_rows > 0
+               ? rows.expected_expert_rows
+               : std::max<std::uint64_t>(rows.rows * c_.top_k / c_.routed_experts, 1);
+}
+
+/// Each slot has the row of its number: all rows are one group's.
+ops::MoeLayout Experts::own_rows(std::uint64_t tokens) const {
+    const std::uint64_t slots = tokens * c_.top_k;
+    const auto at = [&](std::uint64_t word, DType dtype,
+                        std::initializer_list<std::uint64_t> extents) {
+        return TensorView::contiguous(own_rows_.view().sub(4 * word, own_rows_.size() - 4 * word),
+                                      dtype, extents);
+    };
+    return {at(kOwnCount, DType::U32, {1}), at(kOwnOffsets, DType::U32, {2}),
+            at(kOwnSlots, DType::I32, {slots}), at(kOwnSlots, DType::I32, {tokens, c_.top_k})};
+}
+
+/// Few rows: products find them by the router's ids, and each slot of a token has a row. False: the
+/// products take them in another way, and nothing is recorded.
+bool Experts::routed_by_ids(Recording& r, Arena::Frame& scratch, const StepRows& rows,
+                            const LinearRows& norm, const Routing& routing,
+                            const TensorView& stream) const {
+    if (!norm.codes || rows.rows > kRowsByIds)
+        return false;
+    const std::uint64_t slots = rows.rows * c_.top_k;
+    Arena::Frame part = scratch.nested();
+    fp8::GroupedRows of_tokens =
+        fp8::unlisted_rows(fp8::GroupLayout::by_ids(routing.ids, c_.routed_experts));
+    of_tokens.layout.expected_rows = rows_of_expert(rows);
+    fp8::GroupedRows of_slots = of_tokens;
+    of_slots.slots_per_a_row = 1;
+    const TensorView gate_up = part.tensor(stream.dtype, {slots, 2 * c_.moe_ffn}),
+                     results = part.tensor(stream.dtype, {slots, c_.hidden});
+    const fp8::Quantized hidden = rows_in(part, slots, c_.moe_ffn);
+    if (!gate_up_.streams(r, *norm.codes, gate_up, of_tokens) ||
+        !down_.streams(r, hidden, results, of_slots))
+        return false;
+    gate_up_.forward(r, part, norm, gate_up, of_tokens);
+    fp8::swiglu(r, gate_up, {}, hidden);
+    down_.forward(r, part, hidden, results, of_slots);
+    ops::moe_unpermute(r, results, own_rows(rows.rows), routing.weights, stream, true);
+    scratch.cover(part);
+    return true;
+}
+
 void Experts::routed(Recording& r, Arena::Frame& scratch, const StepRows& rows,
                      const LinearRows& norm, const Routing& routing,
                      const TensorView& stream) const {
+    if (routed_by_ids(r, scratch, rows, norm, routing, stream))
+        return;
     const ops::MoeLayout layout = make_layout(r, scratch, rows.rows);
     const std::uint64_t capacity = layout.row_to_slot.extent[0];
     const fp8::GroupLayout sums = fp8::GroupLayout::prefix_sums(layout.offsets, capacity);
@@ -89,10 +162,7 @@ void Experts::routed(Recording& r, Arena::Frame& scratch, const StepRows& rows,
         scratch.bytes(ops::moe_layout_workspace_bytes(rows.rows, c_.top_k, c_.routed_experts)),
         {2 * c_.moe_ffn, c_.hidden, 0, 0},
         scratch.bytes(fp8::grouped_rows_bytes(r.device(), sums)));
-    grouped.layout.expected_rows =
-        rows.expected_expert_rows > 0
-            ? rows.expected_expert_rows
-            : std::max<std::uint64_t>(rows.rows * c_.top_k / c_.routed_experts, 1);
+    grouped.layout.expected_rows = rows_of_expert(rows);
     LinearRows tokens = norm;
     if (norm.codes) {
         tokens.slots = {layout.row_to_slot, static_cast<std::uint32_t>(c_.top_k)};
