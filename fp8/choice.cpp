@@ -339,4 +339,14 @@ Choice usual_choice_of_bf16(Device& device) {
                           Bits::Usual);
 }
 
+Choice choice_for_any_rows(const Device& device) {
+    Choice choice(Variant::Decoded);
+    if (!why_not(device, Variant::Native).empty())
+        return choice;
+    for (const ProductKind& kind : product_kinds())
+        if (kind.form == GemmForm::NT && (kind.pair == Pair::Fp8 || kind.pair == Pair::Fp8F32))
+            choice.set(kind, Variant::Native);
+    return choice;
+}
+
 } // namespace bellows::fp8

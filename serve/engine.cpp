@@ -83,7 +83,8 @@ struct Engine::Impl {
 Engine::Impl::Impl(const DeviceOptions& device_options, ModelSource from,
                    const EngineOptions& wanted)
     : source(std::move(from)), options(completed(wanted, source.model())),
-      device(Device::create(device_options)), parameters(source.load(*device, options.on_progress)),
+      device(Device::create(device_options)),
+      parameters(source.load(*device, options.exact, options.on_progress)),
       cache_type(options.cache_type.value_or(parameters.activation())),
       blocks(blocks_of(*device, options, source.model(), cache_type)),
       scheduler(SchedulerConfig{.blocks = blocks,

@@ -38,7 +38,7 @@ ModelSource::ModelSource(const ModelConfig& model, std::uint64_t seed, Precision
     shape_.precision = precision;
 }
 
-ParameterStore ModelSource::load(Device& device, const Progress& on_progress) const {
+ParameterStore ModelSource::load(Device& device, bool any_rows, const Progress& on_progress) const {
     ParameterStore parameters(
         device, parameters_of_stage(model_, 0, 1, 0, 1), activation_type(shape_.precision), false,
         linear_precision(shape_.precision), {}, folder_ ? linear_forms(*folder_) : LinearForms{});
@@ -48,7 +48,9 @@ ParameterStore ModelSource::load(Device& device, const Progress& on_progress) co
         kernels[key] = usual_products(device, key);
     if (parameters.activation() == DType::BF16)
         use_gemm_class(device, kept_kernels(kernels, device.options()).chosen["gemm"]);
-    parameters.use_products(products_of(kernels, shape_.precision, device));
+    parameters.use_products(any_rows && shape_.precision == Precision::FP8
+                                ? fp8::choice_for_any_rows(device)
+                                : products_of(kernels, shape_.precision, device));
     if (checkpoint_) {
         load_weights(*checkpoint_, parameters);
     } else if (folder_) {

@@ -32,8 +32,8 @@ public:
     const TrainingShape& shape() const noexcept { return shape_; }
 
     /// All of the model's weights on the device. Sets the device's class of products, chooses their
-    /// variants, and waits.
-    ParameterStore load(Device& device, const Progress& on_progress) const;
+    /// variants, and waits. any_rows: a row's bits do not depend on how many rows a product has.
+    ParameterStore load(Device& device, bool any_rows, const Progress& on_progress) const;
 
 private:
     /// One of these two, or neither.

@@ -57,6 +57,14 @@ TEST(Fp8ChoiceTable, KindsHaveNamesOfTheirOwn) {
     EXPECT_FALSE(fp8::product_kind("nt.masked.fp8.9"));
 }
 
+TEST_F(Fp8Choice, ForAnyRowsTakesOneVariant) {
+    const Choice choice = fp8::choice_for_any_rows(device());
+    const Variant variant = taken(choice, 1, 512);
+    EXPECT_TRUE(variant == Variant::Native || variant == Variant::Decoded) << to_string(variant);
+    for (const std::uint64_t rows : {2, 8, 9, 32, 33, 127, 128, 511, 512, 4096})
+        EXPECT_EQ(taken(choice, rows, 512), variant) << rows;
+}
+
 TEST(Fp8ChoiceTable, EachKindHasItsPlace) {
     Choice choice(Variant::Decoded);
     const auto& kinds = fp8::product_kinds();

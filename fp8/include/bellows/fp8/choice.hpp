@@ -178,6 +178,10 @@ Choice choose_of_bf16(const std::vector<Measurement>& measurements, Bits bits);
 Choice usual_choice(Device& device);
 Choice usual_choice_of_bf16(Device& device);
 
+/// A table in which the variant of forward products of two fp8 operands does not depend on how many
+/// rows there are, so that neither do a row's bits: Native where the device has it, else Decoded.
+Choice choice_for_any_rows(const Device& device);
+
 /// Which variants are timed.
 enum class Timed : std::uint8_t {
     None,  ///< only what is usual, and why not the others: the device does not work
