@@ -79,6 +79,7 @@ struct Forward::Step {
     Bucket bucket;
     Layout layout;
     std::optional<Recording> recording;
+    std::uint64_t last_used = 0; ///< a step's number
 };
 
 Forward::Forward(const ModelConfig& config, ParameterStore& parameters,
@@ -227,7 +228,7 @@ void Forward::record_head(Recording& r, Arena::Frame& scratch, const Step& step,
 
 std::unique_ptr<Forward::Step> Forward::record(const Bucket& bucket) {
     const Layout at(bucket, table_blocks_, logit_pitch(config_));
-    auto step = std::make_unique<Step>(Step{bucket, at, {}});
+    auto step = std::make_unique<Step>(Step{bucket, at, {}, 0});
     Recording& r = step->recording.emplace(parameters_.device(), QueueRole::Compute,
                                            "step of " + std::to_string(bucket.rows) + " rows, " +
                                                std::to_string(bucket.sequences) + " sequences");
@@ -269,10 +270,17 @@ std::unique_ptr<Forward::Step> Forward::record(const Bucket& bucket) {
 }
 
 Forward::Step& Forward::recorded(const Bucket& bucket) {
-    if (const auto found = recordings_.find(bucket); found != recordings_.end())
-        return *found->second;
-    reserve(Layout(bucket, table_blocks_, logit_pitch(config_)));
-    return *recordings_.emplace(bucket, record(bucket)).first->second;
+    constexpr std::size_t kMostRecordings = 128;
+    auto found = recordings_.find(bucket);
+    if (found == recordings_.end()) {
+        reserve(Layout(bucket, table_blocks_, logit_pitch(config_)));
+        if (recordings_.size() == kMostRecordings) // none is pending: run() waits
+            recordings_.erase(std::ranges::min_element(
+                recordings_, {}, [](const auto& entry) { return entry.second->last_used; }));
+        found = recordings_.emplace(bucket, record(bucket)).first;
+    }
+    found->second->last_used = ++steps_;
+    return *found->second;
 }
 
 StepOutput Forward::run(const StepInput& input) {

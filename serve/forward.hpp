@@ -3,8 +3,8 @@
 
 // A whole model's forward pass over the token rows of a step, on one rank: embedding, layers with a
 // paged cache, head and sampling in one recording. A recording serves all steps of its sizes, which
-// are rounded up to powers of two, and is made when a step first needs it. One thread at a time;
-// used by this room's .cpp files.
+// are rounded up to powers of two, and is made when a step first needs it; those that have not been
+// used for longest give way to new ones. One thread at a time; used by this room's .cpp files.
 
 #include <bellows/engine/arena.hpp>
 #include <bellows/engine/sampling.hpp>
@@ -102,6 +102,7 @@ private:
     Buffer upload_, input_;
     Buffer output_;
     std::map<Bucket, std::unique_ptr<Step>> recordings_;
+    std::uint64_t steps_ = 0;
 };
 
 } // namespace bellows
