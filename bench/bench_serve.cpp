@@ -36,6 +36,9 @@ const char* const kHelp =
   pp2048@d4096     the same behind 4096 tokens that are in the cache
   tg128            128 tokens of one sequence, one after another; tg128@d4096 behind 4096 tokens
   b64              64 sequences at once, from 512 tokens each to 576: tokens per second of all together
+  hit512           a prompt of 512 tokens of which the cache has all whole blocks but the last
+  gap64            64 sequences as b64: the 99th percentile of the time between two tokens, beside the median
+  gap64+pp2048     the same while a prompt of 2048 tokens comes every 16 steps
 A prompt's tokens are random, and no two prompts begin alike.
 
   --config NAME        a preset or a file, as `bellows train` takes it (default v2-lite; tiny on CPUs)
@@ -48,7 +51,8 @@ A prompt's tokens are random, and no two prompts begin alike.
   --budget N           tokens of a step (default 2048)
   --kernels            also shows each kernel's time in a prompt or a step, by timestamps, which cost some time
 
-ms          of the whole prompt, or of a step that writes a token of each sequence
+ms          of the whole prompt, or of a step that writes a token of each sequence; of gap rows the median of all steps, and
+            instead of the least and the most the 99th percentile and its ratio to the median
 of bound    the time in which a read loop of the same run would read what a step must: the weights that its tokens meet,
             and their keys and values
 Before rows are timed, tokens that were written one by one are compared with those that prompts of all tokens before them
@@ -58,6 +62,8 @@ give, with --exact bit by bit; the engine's counters must agree with what was as
 struct Row {
     std::string name;
     std::uint64_t prompt = 0, tokens = 0, depth = 0, batch = 1;
+    bool hit = false, gaps = false;
+    std::uint64_t beside = 0; ///< tokens of prompts that come meanwhile
 };
 
 [[noreturn]] void refuse(const std::string& why) {
@@ -84,8 +90,20 @@ Row parse_row(const std::string& name) {
         row.depth = number_of(word, at + 2);
         word = word.substr(0, at);
     }
+    if (const std::size_t plus = word.find("+pp"); plus != std::string::npos) {
+        row.beside = number_of(word, plus + 3);
+        word = word.substr(0, plus);
+    }
     if (word.starts_with("pp")) {
         row.prompt = number_of(word, 2);
+    } else if (word.starts_with("hit")) {
+        row.prompt = number_of(word, 3);
+        row.hit = true;
+    } else if (word.starts_with("gap")) {
+        row.batch = number_of(word, 3);
+        row.prompt = 512;
+        row.tokens = 128;
+        row.gaps = true;
     } else if (word.starts_with("tg")) {
         row.tokens = number_of(word, 2);
         row.prompt = 1;
@@ -113,6 +131,7 @@ struct Result {
     Spread seconds;  ///< of a prompt, or of a step
     double rate = 0; ///< tokens per second
     double of_bound = 0;
+    double late = 0; ///< of gaps: the 99th percentile, in seconds
 };
 
 class Bench {
@@ -241,6 +260,9 @@ Result Bench::time_prompt(const Row& row) {
         std::vector<std::uint32_t> prompt = behind;
         const std::vector<std::uint32_t> own = text(row.prompt);
         prompt.insert(prompt.end(), own.begin(), own.end());
+        const std::uint64_t known = row.hit ? row.prompt - 1 : row.depth;
+        if (row.hit)
+            (void)finish(submit(prompt, 1));
         const RequestId id = submit(std::move(prompt), 1);
         if (options_.kernels)
             (void)engine_.device().take_trace();
@@ -248,7 +270,7 @@ Result Bench::time_prompt(const Row& row) {
         AnswerPart part;
         while ((part = engine_.poll(id)).reason == FinishReason::None)
             sum += step();
-        if (part.usage.cached != row.depth / kBlockTokens * kBlockTokens || part.tokens.size() != 1)
+        if (part.usage.cached != known / kBlockTokens * kBlockTokens || part.tokens.size() != 1)
             throw Error(ErrorCode::Internal, "a prompt was not found in the cache as it should be");
         if (options_.kernels)
             take_kernels(1);
@@ -256,7 +278,7 @@ Result Bench::time_prompt(const Row& row) {
             seconds.push_back(sum);
     }
     const Spread spread = spread_of(seconds);
-    return {row.name, spread, static_cast<double>(row.prompt) / spread.median, 0};
+    return {row.name, spread, static_cast<double>(row.prompt) / spread.median, 0, 0};
 }
 
 Result Bench::time_tokens(const Row& row) {
@@ -276,20 +298,26 @@ Result Bench::time_tokens(const Row& row) {
         for (std::vector<std::uint32_t>& prompt : prompts)
             ids.push_back(submit(std::move(prompt), tokens));
         std::vector<double> steps;
-        for (;;) {
+        std::vector<RequestId> prompts_beside;
+        for (std::uint64_t number = 0;; ++number) {
             const EngineCounters before = engine_.counters();
             if (before.running + before.waiting == 0)
                 break;
+            if (row.beside > 0 && number % 16 == 15 && steps.size() < row.tokens)
+                prompts_beside.push_back(submit(text(row.beside), 1));
             const double time = step();
             const EngineCounters after = engine_.counters();
             const std::uint64_t drawn = after.generated_tokens - before.generated_tokens,
                                 computed = after.computed_tokens - before.computed_tokens;
-            if (drawn != row.batch || computed != row.batch)
+            const bool all_write = drawn == row.batch && computed == row.batch;
+            if (row.gaps ? drawn < row.batch || steps.size() == row.tokens : !all_write)
                 continue;
             steps.push_back(time);
             if (options_.kernels)
                 take_kernels(1);
         }
+        for (const RequestId id : prompts_beside)
+            (void)engine_.poll(id);
         for (const RequestId id : ids)
             if (const AnswerPart part = engine_.poll(id); part.tokens.size() != tokens)
                 throw Error(ErrorCode::Internal, "an answer has not its tokens");
@@ -299,7 +327,11 @@ Result Bench::time_tokens(const Row& row) {
         seconds.insert(seconds.end(), steps.begin() + 4, steps.end());
     }
     const Spread spread = spread_of(seconds);
-    Result result{row.name, spread, static_cast<double>(row.batch) / spread.median, 0};
+    Result result{row.name, spread, static_cast<double>(row.batch) / spread.median, 0, 0};
+    if (row.gaps) {
+        std::ranges::sort(seconds);
+        result.late = seconds[std::min(seconds.size() - 1, seconds.size() * 99 / 100)];
+    }
     const EngineOptions& o = options_.engine;
     const DType cache = o.cache_type.value_or(activation_type(*o.precision));
     if (read_rate_ > 0)
@@ -340,9 +372,9 @@ void take_options(Arguments& arguments, bool cpu, Options& options) {
         constexpr std::uint64_t kLate = 64; // tokens that the first write beside the last prompts
         const std::uint64_t one =
             round_up(row.depth + row.prompt + row.tokens + kLate, kBlockTokens);
-        options.engine.max_context = std::max(options.engine.max_context, one);
-        options.engine.max_sequences = std::max(options.engine.max_sequences, row.batch);
-        tokens = std::max(tokens, (row.batch + 1) * one + row.depth);
+        options.engine.max_context = std::max({options.engine.max_context, one, row.beside + 1});
+        options.engine.max_sequences = std::max(options.engine.max_sequences, row.batch + 8);
+        tokens = std::max(tokens, (row.batch + 1) * one + row.depth + 4 * row.beside);
     }
     options.engine.max_context = std::max<std::uint64_t>(options.engine.max_context, 128);
     options.engine.cache_tokens = std::max(tokens, 2 * options.engine.max_context);
@@ -390,8 +422,11 @@ int run(int argc, char** argv) {
         raise_clock(*loops);
         const Result result = bench.time(row);
         const Spread ms = result.seconds.scaled(1e3);
+        char gaps[48];
+        std::snprintf(gaps, sizeof gaps, "%.4g %.2f x", 1e3 * result.late,
+                      result.late / result.seconds.median);
         std::printf("%-16s %12.1f %12.3f %20s ", result.name.c_str(), result.rate, ms.median,
-                    range_text(ms).c_str());
+                    result.late > 0 ? gaps : range_text(ms).c_str());
         if (result.of_bound > 0)
             std::printf("%7.1f %%\n", 100 * result.of_bound);
         else
@@ -404,7 +439,8 @@ int run(int argc, char** argv) {
                        {"ms", ms.median},
                        {"least_ms", ms.least},
                        {"most_ms", ms.most},
-                       {"of_bound", result.of_bound}});
+                       {"of_bound", result.of_bound},
+                       {"late_ms", 1e3 * result.late}});
     }
     const MemoryReport report = engine->memory_report();
     const double kept = static_cast<double>(report.of(MemoryCategory::Weights).bytes +
