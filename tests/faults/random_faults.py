@@ -299,7 +299,9 @@ def interrupt(place, seed):
         wrong.append("the run was not stopped in order")
     if code in (0, 5) and not saved:
         wrong.append("there is no checkpoint")
-    if saved and code != 0:
+    # After the last step the run only tries its model.
+    complete = (run.folder / "checkpoints" / f"step-{STEPS}").exists()
+    if saved and code != 0 and not complete:
         resumed = Run(place, lambda folder: ["--resume", str(run.folder), "--steps", str(STEPS)])
         if resumed.wait(PATIENCE) != 0:
             wrong.append("the run cannot be resumed: " + resumed.told())
