@@ -34,7 +34,7 @@ struct ExportFlags {
     std::optional<std::string> dtype{}, shard_size{};
 };
 
-/// Of `generate` and `chat`.
+/// `generate` and `chat` have these flags.
 struct GenerateFlags {
     std::filesystem::path checkpoint;
     std::optional<std::string> prompt{}, file{}, prompts{}, system{};

@@ -56,7 +56,7 @@ constexpr Entry kEntries[] = {
     {"adamw", adamw, 0, true},
 };
 
-/// Of the choice of tokens: a small vocabulary, and those of models, for one sequence and a batch.
+/// Rows of the choice of tokens have a small vocabulary or a model's, and one sequence or a batch.
 struct SampleShape {
     std::uint64_t rows, vocabulary;
 };

@@ -141,7 +141,7 @@ public:
 
     void check();
     Result time(const Row& row);
-    /// Of the last row that was timed.
+    /// Prints the kernels of the last row that was timed.
     void print_kernels() const;
     void set_read_rate(double bytes_per_second) { read_rate_ = bytes_per_second; }
 
@@ -345,7 +345,7 @@ Result Bench::time(const Row& row) {
     return row.tokens > 0 ? time_tokens(row) : time_prompt(row);
 }
 
-/// What is left of the command line; on a CPU small sizes are usual.
+/// Takes what is left of the command line. On a CPU small sizes are usual.
 void take_options(Arguments& arguments, bool cpu, Options& options) {
     options.config = arguments.value("--config").value_or(cpu ? "tiny" : "v2-lite");
     (void)arguments.flag("--random");

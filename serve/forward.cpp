@@ -24,11 +24,6 @@ constexpr std::uint64_t kWord = sizeof(std::uint32_t);
 /// Sections begin at multiples of so many words.
 constexpr std::uint64_t kSection = 64;
 
-/// Elements from one row of logits to the next: kernels read four at once.
-std::uint64_t logit_pitch(const ModelConfig& config) {
-    return round_up(config.vocabulary, 4);
-}
-
 std::uint64_t up(std::uint64_t count) {
     return count == 0 ? 0 : std::bit_ceil(count);
 }
@@ -37,7 +32,7 @@ std::uint64_t up(std::uint64_t count) {
 
 /// Where the parts of a step's input and output stand, in words.
 struct Forward::Layout {
-    Layout(const Bucket& b, std::uint64_t table_blocks, std::uint64_t pitch);
+    Layout(const Bucket& b, std::uint64_t table_blocks);
 
     struct Part {
         std::uint64_t first = 0, words = 0;
@@ -48,11 +43,11 @@ struct Forward::Layout {
     Part count, tokens, positions, places, items, row_parts, tables, sampled_rows, settings,
         history, biases;
     std::uint64_t input_words = 0;
-    Part out_tokens, out_log_probs, out_top, out_top_log_probs, out_logits;
+    Part out_tokens, out_log_probs, out_top, out_top_log_probs;
     std::uint64_t output_words = 0;
 };
 
-Forward::Layout::Layout(const Bucket& b, std::uint64_t table_blocks, std::uint64_t pitch) {
+Forward::Layout::Layout(const Bucket& b, std::uint64_t table_blocks) {
     const auto place = [](std::uint64_t& end, Part& part, std::uint64_t words) {
         part = {end, words};
         end += round_up(words, kSection);
@@ -72,7 +67,6 @@ Forward::Layout::Layout(const Bucket& b, std::uint64_t table_blocks, std::uint64
     place(output_words, out_log_probs, b.sampled);
     place(output_words, out_top, b.sampled * b.top);
     place(output_words, out_top_log_probs, b.sampled * b.top);
-    place(output_words, out_logits, b.logits ? b.sampled * pitch : 0);
 }
 
 struct Forward::Step {
@@ -138,7 +132,6 @@ Forward::Bucket Forward::bucket_of(const StepInput& input, const ops::PagedPlan&
     b.history = up(input.history.size());
     b.biases = up(input.biases.size());
     b.top = b.sampled > 0 ? input.top_log_probs : 0;
-    b.logits = input.wants_logits && b.sampled > 0;
     return b;
 }
 
@@ -195,7 +188,8 @@ void Forward::record_head(Recording& r, Arena::Frame& scratch, const Step& step,
     };
     const TensorView x = scratch.tensor(stream.dtype, {b.sampled, config_.hidden}),
                      norm = scratch.tensor(stream.dtype, {b.sampled, config_.hidden}),
-                     padded = scratch.tensor(DType::F32, {b.sampled, logit_pitch(config_)}),
+                     // Kernels read four at once.
+        padded = scratch.tensor(DType::F32, {b.sampled, round_up(config_.vocabulary, 4)}),
                      logits = ops::slice(padded, 1, 0, config_.vocabulary);
     ops::embedding_forward(r, u32(at.sampled_rows.of(input_), {b.sampled}), stream, x);
     ops::rmsnorm_forward(r, x, parameters_.at("model.norm.weight").weight, norm,
@@ -222,12 +216,10 @@ void Forward::record_head(Recording& r, Arena::Frame& scratch, const Step& step,
     }
     ops::sample(r, batch,
                 scratch.bytes(ops::sample_workspace_bytes(b.sampled, config_.vocabulary)));
-    if (b.logits)
-        r.copy(padded.buffer.sub(0, at.out_logits.words * kWord), at.out_logits.of(output_));
 }
 
 std::unique_ptr<Forward::Step> Forward::record(const Bucket& bucket) {
-    const Layout at(bucket, table_blocks_, logit_pitch(config_));
+    const Layout at(bucket, table_blocks_);
     auto step = std::make_unique<Step>(Step{bucket, at, {}, 0});
     Recording& r = step->recording.emplace(parameters_.device(), QueueRole::Compute,
                                            "step of " + std::to_string(bucket.rows) + " rows, " +
@@ -273,7 +265,7 @@ Forward::Step& Forward::recorded(const Bucket& bucket) {
     constexpr std::size_t kMostRecordings = 128;
     auto found = recordings_.find(bucket);
     if (found == recordings_.end()) {
-        reserve(Layout(bucket, table_blocks_, logit_pitch(config_)));
+        reserve(Layout(bucket, table_blocks_));
         if (recordings_.size() == kMostRecordings) // none is pending: run() waits
             recordings_.erase(std::ranges::min_element(
                 recordings_, {}, [](const auto& entry) { return entry.second->last_used; }));
@@ -302,21 +294,7 @@ StepOutput Forward::run(const StepInput& input) {
     take(out.log_probs, at.out_log_probs, sampled);
     take(out.top_tokens, at.out_top, sampled * step.bucket.top);
     take(out.top_log_probs, at.out_top_log_probs, sampled * step.bucket.top);
-    if (step.bucket.logits)
-        take(out.logits, at.out_logits, sampled * logit_pitch(config_));
     return out;
-}
-
-void Forward::copy_blocks(std::span<const std::uint32_t> pairs) {
-    if (pairs.empty())
-        return;
-    Device& device = parameters_.device();
-    Buffer list(device, {.name = "blocks to copy", .bytes = pairs.size_bytes()});
-    device.upload(list.view(), pairs);
-    Recording r(device, QueueRole::Compute, "copy blocks");
-    for (const ops::PagedCache& cache : paged_)
-        ops::cache_copy_blocks(r, cache, list.tensor(DType::U32, {pairs.size() / 2, 2}));
-    device.submit(r).wait(forward_.timeout);
 }
 
 } // namespace bellows

@@ -43,7 +43,6 @@ struct StepInput {
     std::vector<ops::SampleHistory> history;
     std::vector<ops::SampleBias> biases;
     std::uint32_t top_log_probs = 0; ///< the most that a row asks for
-    bool wants_logits = false;
 };
 
 /// What it gives, for each sampled row.
@@ -52,7 +51,6 @@ struct StepOutput {
     std::vector<float> log_probs;
     std::vector<std::uint32_t> top_tokens; ///< [rows, StepInput::top_log_probs]
     std::vector<float> top_log_probs;
-    std::vector<float> logits; ///< where they are wanted: [rows, vocabulary rounded up to 4]
 };
 
 class Forward {
@@ -63,8 +61,6 @@ public:
 
     /// Waits for the device. Throws Error{Timeout} and what the device throws.
     StepOutput run(const StepInput& input);
-    /// Copies whole blocks of all layers' caches: pairs of from and to.
-    void copy_blocks(std::span<const std::uint32_t> pairs);
 
     std::uint64_t num_recordings() const noexcept { return recordings_.size(); }
 
@@ -73,7 +69,6 @@ private:
     struct Bucket {
         std::uint64_t rows = 0, sequences = 0, sampled = 0, items = 0, partials = 0, history = 0,
                       biases = 0, top = 0;
-        bool logits = false;
         auto operator<=>(const Bucket&) const = default;
     };
     struct Layout;

@@ -102,7 +102,8 @@ public:
     }
 
 private:
-    /// Of a conversation that leaves no room for an answer the oldest turns are forgotten.
+    /// Returns the conversation's tokens. Where they leave no room for an answer, it forgets the
+    /// oldest turns first.
     std::vector<std::uint32_t> tokens_that_fit() {
         const std::uint64_t room = engine_.max_context() / 4;
         for (;;) {

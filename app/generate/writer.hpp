@@ -19,7 +19,7 @@
 
 namespace bellows {
 
-/// What was written after one prompt.
+/// This is what the model wrote after one prompt.
 struct Written {
     std::string text;
     std::vector<std::uint32_t> tokens;
@@ -28,7 +28,7 @@ struct Written {
     std::uint64_t cached_tokens = 0; ///< of the prompt that were computed before
 };
 
-/// How long it took, all texts together. The first token of an answer counts as the prompt's.
+/// These are the times of all texts together. The first token of an answer counts as the prompt's.
 struct WritingTimes {
     std::uint64_t prompt_tokens = 0; ///< that were computed
     std::uint64_t tokens = 0;
