@@ -30,6 +30,16 @@ EngineOptions completed(EngineOptions options, const ModelConfig& model) {
                     "a context of " + std::to_string(options.max_context) +
                         " tokens is more than the model has, " + std::to_string(model.max_context));
     options.token_budget = std::max(options.token_budget, options.max_sequences);
+    if (options.world == nullptr)
+        return options;
+    const std::uint64_t most = ExpertRanks::kHalves * options.exchange_tokens;
+    if (options.max_sequences > most)
+        throw Error(ErrorCode::InvalidArgument,
+                    std::to_string(options.max_sequences) + " sequences at once are more than " +
+                        std::to_string(most) +
+                        " tokens, two halves of exchange_tokens, which ranks send in a step: "
+                        "raise exchange_tokens or lower max_sequences");
+    options.token_budget = std::min(options.token_budget, most);
     return options;
 }
 
@@ -48,6 +58,24 @@ std::uint64_t blocks_of(const Device& device, const EngineOptions& options,
 }
 
 } // namespace
+
+ParameterStore load_part(const ModelSource& source, Device& device, const EngineOptions& options) {
+    const World* const world = options.world;
+    return source.load(device, options.exact, options.on_progress,
+                       world == nullptr ? 0 : static_cast<std::uint64_t>(world->rank()),
+                       world == nullptr ? 1 : static_cast<std::uint64_t>(world->size()));
+}
+
+/// What all ranks must have in common, as text.
+std::string common_text(const ModelConfig& model, const ParameterStore& parameters,
+                        const EngineOptions& options) {
+    return std::to_string(options.exchange_tokens) + " exchange tokens" +
+           (options.exact ? ", exact" : "") + ", " + std::to_string(model.layers) + " layers of " +
+           std::to_string(model.hidden) + ", " + std::to_string(model.routed_experts) +
+           " experts, " + to_string(parameters.activation()) + ", " +
+           (parameters.linear_precision() == LinearPrecision::Fp8 ? "FP8" : "not FP8") +
+           ", products " + fp8::describe(parameters.device(), parameters.products());
+}
 
 struct Engine::Impl {
     struct Asked {
@@ -74,6 +102,7 @@ struct Engine::Impl {
     DType cache_type;
     std::uint64_t blocks;
     Scheduler scheduler;
+    std::optional<ExpertRanks> ranks;
     std::optional<Forward> forward;
     std::unordered_map<RequestId, Asked> asked;
     RequestId next_id = 1;
@@ -83,8 +112,7 @@ struct Engine::Impl {
 Engine::Impl::Impl(const DeviceOptions& device_options, ModelSource from,
                    const EngineOptions& wanted)
     : source(std::move(from)), options(completed(wanted, source.model())),
-      device(Device::create(device_options)),
-      parameters(source.load(*device, options.exact, options.on_progress)),
+      device(Device::create(device_options)), parameters(load_part(source, *device, options)),
       cache_type(options.cache_type.value_or(parameters.activation())),
       blocks(blocks_of(*device, options, source.model(), cache_type)),
       scheduler(SchedulerConfig{.blocks = blocks,
@@ -103,7 +131,14 @@ Engine::Impl::Impl(const DeviceOptions& device_options, ModelSource from,
         for (std::uint32_t id = 0; id < source.model().vocabulary; ++id)
             if (id >= options.tokenizer->vocabulary() || !options.tokenizer->has_token(id))
                 config.forbidden.push_back(id);
-    forward.emplace(source.model(), parameters, config);
+    if (options.world != nullptr)
+        ranks.emplace(
+            *device, *options.world, source.model(), parameters,
+            ExpertRanks::Config{.max_tokens = options.exchange_tokens,
+                                .exact = options.exact,
+                                .timeout = options.timeout,
+                                .same = common_text(source.model(), parameters, options)});
+    forward.emplace(source.model(), parameters, config, ranks ? &*ranks : nullptr);
 }
 
 void Engine::Impl::add_sampled(const StepSequence& sequence, StepInput& input) {
@@ -230,16 +265,20 @@ bool Engine::step() {
     Impl& e = *impl_;
     const Step step = e.scheduler.next();
     e.counted.preemptions += step.preempted().size();
-    if (step.empty())
+    const RankStep all =
+        e.ranks ? e.ranks->agree(step.num_tokens()) : RankStep{.work = !step.empty(), .halves = 1};
+    if (!all.work)
         return false;
     StepOutput output;
     try {
-        output = e.forward->run(e.input_of(step));
+        output = e.forward->run(e.input_of(step), all.halves);
     } catch (...) {
         for (const StepResult& result : e.scheduler.fail(step))
             e.finish(e.asked.at(result.id), FinishReason::Failed, result.usage);
         throw;
     }
+    if (step.empty())
+        return true; // for the others
     ++e.counted.steps;
     e.counted.computed_tokens += step.num_tokens();
     const std::vector<StepResult> results = e.scheduler.finish(step, output.tokens);

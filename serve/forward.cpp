@@ -72,19 +72,37 @@ Forward::Layout::Layout(const Bucket& b, std::uint64_t table_blocks) {
 struct Forward::Step {
     Bucket bucket;
     Layout layout;
-    std::optional<Recording> recording;
+    /// Up to what goes to the ranks of a layer's experts, and what the shared experts make
+    /// meanwhile; last, up to the sampled tokens.
+    struct Part {
+        std::unique_ptr<Recording> before, shared;
+    };
+    std::vector<Part> parts;
+    std::vector<CachedExperts::Routed> routed; ///< of each part but the last
+    TensorView stream;
     std::uint64_t last_used = 0; ///< a step's number
 };
 
+/// Memory of the rows that are computed together, and the recordings that name it.
+struct Forward::Half {
+    explicit Half(Device& device) : arena(device, "step") {}
+
+    Arena arena;
+    /// What the host writes, and its copy on the device.
+    Buffer upload, input;
+    Buffer output;
+    std::map<Bucket, std::unique_ptr<Step>> recordings;
+};
+
 Forward::Forward(const ModelConfig& config, ParameterStore& parameters,
-                 const ForwardConfig& forward)
-    : config_(config), parameters_(parameters), forward_(forward),
+                 const ForwardConfig& forward, ExpertRanks* ranks)
+    : config_(config), parameters_(parameters), forward_(forward), ranks_(ranks),
       table_blocks_(div_up(forward.max_context, ops::kCacheBlock)),
       rows_per_item_(ops::paged_rows_per_item(parameters.device(),
                                               cache_shape(config, forward.cache),
                                               parameters.activation(), config.heads)),
       positions_(parameters.device(), config, forward.max_context),
-      arena_(parameters.device(), "scratch of generation") {
+      arrived_(parameters.device(), "experts") {
     Device& device = parameters.device();
     const ops::CacheShape shape = cache_shape(config, forward.cache);
     caches_.reserve(config.layers);
@@ -96,9 +114,19 @@ Forward::Forward(const ModelConfig& config, ParameterStore& parameters,
         paged_.push_back({shape, forward.blocks, caches_.back().view()});
     }
     for (std::uint64_t layer = 0; layer < config.layers; ++layer) {
-        layers_.push_back(cached_attention(config_, layer, parameters_, positions_, paged_[layer]));
-        layers_.push_back(cached_ffn(config_, layer, parameters_));
+        attention_.push_back(
+            cached_attention(config_, layer, parameters_, positions_, paged_[layer]));
+        if (ranks_ != nullptr && config_.is_moe(layer)) {
+            auto experts = cached_experts(config_, layer, parameters_);
+            experts_.push_back(experts.get());
+            ffn_.push_back(std::move(experts));
+        } else {
+            ffn_.push_back(cached_ffn(config_, layer, parameters_));
+        }
     }
+    received_.resize(experts_.size());
+    for (std::uint64_t i = 0; i < (ranks_ == nullptr ? 1 : ExpertRanks::kHalves); ++i)
+        halves_.push_back(std::make_unique<Half>(device));
     std::vector<std::uint32_t> allowed(div_up(config.vocabulary, 32), ~std::uint32_t{0});
     for (const std::uint32_t token : forward_.forbidden)
         if (token < config.vocabulary)
@@ -135,8 +163,9 @@ Forward::Bucket Forward::bucket_of(const StepInput& input, const ops::PagedPlan&
     return b;
 }
 
-void Forward::write(const StepInput& input, const ops::PagedPlan& plan, const Layout& layout) {
-    const auto words = upload_.mapped_as<std::uint32_t>();
+void Forward::write(const StepInput& input, const ops::PagedPlan& plan, const Layout& layout,
+                    Half& half) {
+    const auto words = half.upload.mapped_as<std::uint32_t>();
     const auto put = [&](const Layout::Part& part, const auto& values, std::uint32_t rest = 0) {
         using Value = typename std::remove_cvref_t<decltype(values)>::value_type;
         static_assert(sizeof(Value) % kWord == 0);
@@ -160,26 +189,26 @@ void Forward::write(const StepInput& input, const ops::PagedPlan& plan, const La
     put(layout.biases, input.biases);
 }
 
-void Forward::reserve(const Layout& layout) {
+void Forward::reserve(const Layout& layout, Half& half) {
     const auto grow = [&](Buffer& buffer, std::uint64_t words, const char* name, MemoryKind kind) {
         const std::uint64_t bytes = round_up(words * kWord, 4096);
         if (buffer && buffer.size() >= bytes)
             return;
-        recordings_.clear(); // they name the old memory
+        half.recordings.clear(); // they name the old memory
         buffer = Buffer(parameters_.device(), {.name = name,
                                                .bytes = std::bit_ceil(bytes),
                                                .kind = kind,
                                                .category = MemoryCategory::Activations});
     };
-    grow(upload_, layout.input_words, "input of a step, on the host", MemoryKind::Upload);
-    grow(input_, layout.input_words, "input of a step", MemoryKind::Device);
-    grow(output_, layout.output_words, "output of a step", MemoryKind::Readback);
+    grow(half.upload, layout.input_words, "input of a step, on the host", MemoryKind::Upload);
+    grow(half.input, layout.input_words, "input of a step", MemoryKind::Device);
+    grow(half.output, layout.output_words, "output of a step", MemoryKind::Readback);
 }
 
-void Forward::record_head(Recording& r, Arena::Frame& scratch, const Step& step,
-                          const TensorView& stream) {
+void Forward::record_head(Recording& r, Arena::Frame& scratch, const Step& step, const Half& half) {
     const Bucket& b = step.bucket;
     const Layout& at = step.layout;
+    const TensorView& stream = step.stream;
     const auto u32 = [](BufferView memory, std::initializer_list<std::uint64_t> extents) {
         return TensorView::contiguous(memory, DType::U32, extents);
     };
@@ -191,7 +220,7 @@ void Forward::record_head(Recording& r, Arena::Frame& scratch, const Step& step,
                      // Kernels read four at once.
         padded = scratch.tensor(DType::F32, {b.sampled, round_up(config_.vocabulary, 4)}),
                      logits = ops::slice(padded, 1, 0, config_.vocabulary);
-    ops::embedding_forward(r, u32(at.sampled_rows.of(input_), {b.sampled}), stream, x);
+    ops::embedding_forward(r, u32(at.sampled_rows.of(half.input), {b.sampled}), stream, x);
     ops::rmsnorm_forward(r, x, parameters_.at("model.norm.weight").weight, norm,
                          scratch.tensor(DType::F32, {b.sampled}),
                          static_cast<float>(config_.norm_eps));
@@ -202,37 +231,75 @@ void Forward::record_head(Recording& r, Arena::Frame& scratch, const Step& step,
         logits);
     ops::SampleBatch batch;
     batch.logits = logits;
-    batch.settings = u32(at.settings.of(input_), {b.sampled, sizeof(ops::SampleSettings) / kWord});
+    batch.settings =
+        u32(at.settings.of(half.input), {b.sampled, sizeof(ops::SampleSettings) / kWord});
     if (b.history > 0)
-        batch.history = u32(at.history.of(input_), {b.history, 2});
+        batch.history = u32(at.history.of(half.input), {b.history, 2});
     if (b.biases > 0)
-        batch.biases = u32(at.biases.of(input_), {b.biases, 2});
+        batch.biases = u32(at.biases.of(half.input), {b.biases, 2});
     batch.allowed = allowed_.tensor(DType::U32, {div_up(config_.vocabulary, 32)});
-    batch.tokens = u32(at.out_tokens.of(output_), {b.sampled});
-    batch.log_probs = f32(at.out_log_probs.of(output_), {b.sampled});
+    batch.tokens = u32(at.out_tokens.of(half.output), {b.sampled});
+    batch.log_probs = f32(at.out_log_probs.of(half.output), {b.sampled});
     if (b.top > 0) {
-        batch.top_tokens = u32(at.out_top.of(output_), {b.sampled, b.top});
-        batch.top_log_probs = f32(at.out_top_log_probs.of(output_), {b.sampled, b.top});
+        batch.top_tokens = u32(at.out_top.of(half.output), {b.sampled, b.top});
+        batch.top_log_probs = f32(at.out_top_log_probs.of(half.output), {b.sampled, b.top});
     }
     ops::sample(r, batch,
                 scratch.bytes(ops::sample_workspace_bytes(b.sampled, config_.vocabulary)));
 }
 
-std::unique_ptr<Forward::Step> Forward::record(const Bucket& bucket) {
-    const Layout at(bucket, table_blocks_);
-    auto step = std::make_unique<Step>(Step{bucket, at, {}, 0});
-    Recording& r = step->recording.emplace(parameters_.device(), QueueRole::Compute,
-                                           "step of " + std::to_string(bucket.rows) + " rows, " +
-                                               std::to_string(bucket.sequences) + " sequences");
-    const auto u32 = [&](const Layout::Part& part, std::initializer_list<std::uint64_t> extents) {
-        return TensorView::contiguous(part.of(input_), DType::U32, extents);
+// Parts share scratch: what one keeps for the next stands before it.
+void Forward::record_layers(Step& step, Arena::Frame& scratch, const StepRows& rows) {
+    Device& device = parameters_.device();
+    const auto begin = [&](const std::string& what) {
+        return std::make_unique<Recording>(
+            device, QueueRole::Compute, what + " of " + std::to_string(step.bucket.rows) + " rows");
     };
-    r.copy(upload_.view().sub(0, at.input_words * kWord),
-           input_.view().sub(0, at.input_words * kWord));
-    Arena::Frame scratch = arena_.begin();
+    for (std::uint64_t layer = 0; layer < config_.layers; ++layer) {
+        Recording& r = *step.parts.back().before;
+        r.label("attention");
+        Arena::Frame part = scratch.nested();
+        attention_[layer]->record(r, part, rows, step.stream);
+        scratch.cover(part);
+        Arena::Frame ffn = scratch.nested();
+        if (ranks_ == nullptr || !config_.is_moe(layer)) {
+            r.label("FFN");
+            ffn_[layer]->record(r, ffn, rows, step.stream);
+            scratch.cover(ffn);
+            continue;
+        }
+        const CachedExperts& experts = *experts_[step.routed.size()];
+        r.label("router");
+        step.routed.push_back(experts.route(r, ffn, rows, step.stream));
+        if (experts.has_shared()) {
+            step.parts.back().shared = begin("shared experts");
+            Arena::Frame shared = ffn.nested();
+            experts.shared(*step.parts.back().shared, shared, step.routed.back(), step.stream);
+            ffn.cover(shared);
+        }
+        scratch.cover(ffn);
+        step.parts.push_back({begin("layer after " + std::to_string(layer)), nullptr});
+    }
+}
+
+std::unique_ptr<Forward::Step> Forward::record(const Bucket& bucket, Half& half) {
+    const Layout at(bucket, table_blocks_);
+    auto step = std::make_unique<Step>(Step{bucket, at, {}, {}, {}, 0});
+    step->parts.push_back(
+        {std::make_unique<Recording>(parameters_.device(), QueueRole::Compute,
+                                     "step of " + std::to_string(bucket.rows) + " rows, " +
+                                         std::to_string(bucket.sequences) + " sequences"),
+         nullptr});
+    Recording& r = *step->parts.back().before;
+    const auto u32 = [&](const Layout::Part& part, std::initializer_list<std::uint64_t> extents) {
+        return TensorView::contiguous(part.of(half.input), DType::U32, extents);
+    };
+    r.copy(half.upload.view().sub(0, at.input_words * kWord),
+           half.input.view().sub(0, at.input_words * kWord));
+    Arena::Frame scratch = half.arena.begin();
     StepRows rows;
     rows.rows = bucket.rows;
-    rows.count = at.count.of(input_);
+    rows.count = at.count.of(half.input);
     rows.positions = u32(at.positions, {bucket.rows});
     rows.places = u32(at.places, {bucket.rows});
     rows.work.capacity = {bucket.rows, bucket.items, bucket.partials};
@@ -241,48 +308,45 @@ std::unique_ptr<Forward::Step> Forward::record(const Bucket& bucket) {
     rows.work.tables = u32(at.tables, {bucket.sequences, table_blocks_});
     if (forward_.exact)
         rows.expected_expert_rows = kExactExpertRows;
-    const TensorView stream =
-        scratch.tensor(parameters_.activation(), {bucket.rows, config_.hidden});
+    step->stream = scratch.tensor(parameters_.activation(), {bucket.rows, config_.hidden});
     ops::embedding_forward(r, u32(at.tokens, {bucket.rows}),
-                           parameters_.at("model.embed_tokens.weight").compute, stream);
-    for (std::size_t i = 0; i < layers_.size(); ++i) {
-        r.label(i % 2 == 0 ? "attention" : "FFN");
-        Arena::Frame part = scratch.nested();
-        layers_[i]->record(r, part, rows, stream);
-        scratch.cover(part);
-    }
+                           parameters_.at("model.embed_tokens.weight").compute, step->stream);
+    record_layers(*step, scratch, rows);
     if (bucket.sampled > 0) {
-        r.label("head");
+        Recording& last = *step->parts.back().before;
+        last.label("head");
         Arena::Frame part = scratch.nested();
-        record_head(r, part, *step, stream);
+        record_head(last, part, *step, half);
         scratch.cover(part);
     }
-    arena_.reserve(scratch.bytes());
+    half.arena.reserve(scratch.bytes());
     return step;
 }
 
-Forward::Step& Forward::recorded(const Bucket& bucket) {
+Forward::Step& Forward::recorded(const Bucket& bucket, Half& half) {
     constexpr std::size_t kMostRecordings = 128;
-    auto found = recordings_.find(bucket);
-    if (found == recordings_.end()) {
-        reserve(Layout(bucket, table_blocks_));
-        if (recordings_.size() == kMostRecordings) // none is pending: run() waits
-            recordings_.erase(std::ranges::min_element(
-                recordings_, {}, [](const auto& entry) { return entry.second->last_used; }));
-        found = recordings_.emplace(bucket, record(bucket)).first;
+    auto found = half.recordings.find(bucket);
+    if (found == half.recordings.end()) {
+        reserve(Layout(bucket, table_blocks_), half);
+        if (half.recordings.size() == kMostRecordings) // none is pending: run() waits
+            half.recordings.erase(std::ranges::min_element(
+                half.recordings, {}, [](const auto& entry) { return entry.second->last_used; }));
+        found = half.recordings.emplace(bucket, record(bucket, half)).first;
     }
     found->second->last_used = ++steps_;
     return *found->second;
 }
 
-StepOutput Forward::run(const StepInput& input) {
-    const ops::PagedPlan plan =
-        ops::plan_paged_attention(input.queries, split_blocks(input), rows_per_item_);
-    Step& step = recorded(bucket_of(input, plan));
+std::uint64_t Forward::num_recordings() const noexcept {
+    std::uint64_t all = 0;
+    for (const auto& half : halves_)
+        all += half->recordings.size();
+    return all;
+}
+
+StepOutput Forward::output_of(const StepInput& input, const Step& step, const Half& half) const {
     const Layout& at = step.layout;
-    write(input, plan, at);
-    parameters_.device().submit(*step.recording).wait(forward_.timeout);
-    const auto words = output_.mapped_as<const std::uint32_t>();
+    const auto words = half.output.mapped_as<const std::uint32_t>();
     const std::uint64_t sampled = input.sampled_rows.size();
     const auto take = [&](auto& values, const Layout::Part& part, std::uint64_t count) {
         values.resize(count);
@@ -295,6 +359,88 @@ StepOutput Forward::run(const StepInput& input) {
     take(out.top_tokens, at.out_top, sampled * step.bucket.top);
     take(out.top_log_probs, at.out_top_log_probs, sampled * step.bucket.top);
     return out;
+}
+
+/// A half of a step that is computed; without rows it has no recordings.
+struct Forward::Running {
+    StepInput input;
+    Half* half = nullptr;
+    Step* step = nullptr;
+    TimePoint done;
+
+    std::uint64_t rows() const { return input.tokens.size(); }
+};
+
+Forward::Running Forward::begin(StepInput input, Half& half) {
+    Running running{std::move(input), &half, nullptr, {}};
+    if (running.rows() == 0)
+        return running;
+    const ops::PagedPlan plan = ops::plan_paged_attention(
+        running.input.queries, split_blocks(running.input), rows_per_item_);
+    running.step = &recorded(bucket_of(running.input, plan), half);
+    write(running.input, plan, running.step->layout, half);
+    return running;
+}
+
+/// What this rank's experts of a layer make of what arrives for a half.
+Recording& Forward::received(std::uint64_t layer, std::uint64_t half) {
+    std::unique_ptr<Recording>& r = received_[layer][half];
+    if (!r) {
+        r = std::make_unique<Recording>(parameters_.device(), QueueRole::Compute, "experts");
+        r->label("experts");
+        Arena::Frame scratch = arrived_.begin();
+        experts_[layer]->received(*r, scratch, ranks_->handle(half),
+                                  forward_.exact ? kExactExpertRows : 0, ranks_->results(half));
+        arrived_.reserve(scratch.bytes());
+    }
+    return *r;
+}
+
+// While the rows of one half travel, the other half's attention and router run, or its experts.
+void Forward::run_experts(std::uint64_t layer, std::span<Running> halves) {
+    Device& device = parameters_.device();
+    for (std::uint64_t i = 0; i < halves.size(); ++i) {
+        Running& half = halves[i];
+        if (half.step == nullptr) {
+            ranks_->dispatch(i, {}, {}, {});
+            continue;
+        }
+        device.submit(*half.step->parts[layer].before);
+        const CachedExperts::Routed& routed = half.step->routed[layer];
+        ranks_->dispatch(i, routed.rows.rows(0, half.rows()), routed.ids.rows(0, half.rows()),
+                         routed.weights.rows(0, half.rows()));
+        if (half.step->parts[layer].shared)
+            device.submit(*half.step->parts[layer].shared);
+    }
+    for (std::uint64_t i = 0; i < halves.size(); ++i) {
+        device.submit(received(layer, i));
+        halves[i].done = ranks_->combine(i, halves[i].step == nullptr
+                                                ? ranks_->no_rows()
+                                                : halves[i].step->stream.rows(0, halves[i].rows()));
+    }
+}
+
+StepOutput Forward::run(const StepInput& input, std::uint64_t halves) {
+    std::vector<Running> running;
+    const std::uint64_t rows = input.tokens.size(), each = div_up(rows, halves);
+    for (std::uint64_t i = 0; i < halves; ++i)
+        running.push_back(begin(
+            halves == 1 ? input
+                        : part_of(input, std::min(i * each, rows), std::min((i + 1) * each, rows)),
+            *halves_[i]));
+    for (std::uint64_t layer = 0; layer < experts_.size(); ++layer)
+        run_experts(layer, running);
+    for (Running& half : running)
+        if (half.step != nullptr)
+            half.done = parameters_.device().submit(*half.step->parts.back().before);
+    StepOutput output;
+    for (const Running& half : running) {
+        if (half.step != nullptr || !experts_.empty())
+            half.done.wait(forward_.timeout);
+        if (half.step != nullptr)
+            output.append(output_of(half.input, *half.step, *half.half));
+    }
+    return output;
 }
 
 } // namespace bellows

@@ -1,15 +1,20 @@
 // SPDX-License-Identifier: MIT
 #pragma once
 
-// A whole model's forward pass over the token rows of a step, on one rank: embedding, layers with a
-// paged cache, head and sampling in one recording. A recording serves all steps of its sizes, which
-// are rounded up to powers of two, and is made when a step first needs it; those that have not been
-// used for longest give way to new ones. One thread at a time; used by this room's .cpp files.
+// A whole model's forward pass over the token rows of a step: embedding, layers with a paged cache,
+// head and sampling. On a rank that has all experts that is one recording; among several it is cut
+// where rows travel to the experts, and a step may be computed in two halves, of which one computes
+// while the rows of the other travel. Recordings serve all steps of their sizes, which are rounded
+// up to powers of two, and are made when a step first needs them; those that have not been used for
+// longest give way to new ones. One thread at a time; used by this room's .cpp files.
+
+#include "expert_ranks.hpp"
+#include "step_input.hpp"
 
 #include <bellows/engine/arena.hpp>
-#include <bellows/engine/sampling.hpp>
 #include <bellows/model/cached_layer.hpp>
 
+#include <array>
 #include <chrono>
 #include <compare>
 #include <cstdint>
@@ -31,38 +36,20 @@ struct ForwardConfig {
     std::chrono::milliseconds timeout = TimePoint::kDefaultTimeout;
 };
 
-/// What a step computes.
-struct StepInput {
-    std::vector<std::uint32_t> tokens, positions,
-        places; ///< of the rows, those of a sequence together
-    /// In the order of the rows; PagedQueries::sequence is an index of `tables`.
-    std::vector<ops::PagedQueries> queries;
-    std::vector<std::span<const std::uint32_t>> tables; ///< blocks of each sequence
-    std::vector<std::uint32_t> sampled_rows;            ///< whose next token is drawn
-    std::vector<ops::SampleSettings> settings;          ///< of each of these
-    std::vector<ops::SampleHistory> history;
-    std::vector<ops::SampleBias> biases;
-    std::uint32_t top_log_probs = 0; ///< the most that a row asks for
-};
-
-/// What it gives, for each sampled row.
-struct StepOutput {
-    std::vector<std::uint32_t> tokens; ///< ops::kNoToken: the row's logits are not finite
-    std::vector<float> log_probs;
-    std::vector<std::uint32_t> top_tokens; ///< [rows, StepInput::top_log_probs]
-    std::vector<float> top_log_probs;
-};
-
 class Forward {
 public:
-    /// All must outlive it. Throws Error{OutOfMemory}, Error{InvalidArgument}.
-    Forward(const ModelConfig& config, ParameterStore& parameters, const ForwardConfig& forward);
+    /// All must outlive it. ranks: those that share the experts; null: this one has all. Throws
+    /// Error{OutOfMemory}, Error{InvalidArgument}.
+    Forward(const ModelConfig& config, ParameterStore& parameters, const ForwardConfig& forward,
+            ExpertRanks* ranks = nullptr);
     ~Forward();
 
-    /// Waits for the device. Throws Error{Timeout} and what the device throws.
-    StepOutput run(const StepInput& input);
+    /// Waits for the device. Among ranks it is collective, each with rows or without; halves is the
+    /// same on all. Throws Error{Timeout} and what device and exchange throw.
+    StepOutput run(const StepInput& input, std::uint64_t halves = 1);
 
-    std::uint64_t num_recordings() const noexcept { return recordings_.size(); }
+    /// Steps of so many sizes have been recorded and are kept.
+    std::uint64_t num_recordings() const noexcept;
 
 private:
     /// Sizes that a recording is made for.
@@ -73,30 +60,39 @@ private:
     };
     struct Layout;
     struct Step;
+    struct Half;
 
     Bucket bucket_of(const StepInput& input, const ops::PagedPlan& plan) const;
     std::uint64_t split_blocks(const StepInput& input) const;
-    void write(const StepInput& input, const ops::PagedPlan& plan, const Layout& layout);
-    Step& recorded(const Bucket& bucket);
-    std::unique_ptr<Step> record(const Bucket& bucket);
-    void record_head(Recording& r, Arena::Frame& scratch, const Step& step,
-                     const TensorView& stream);
-    void reserve(const Layout& layout);
+    void write(const StepInput& input, const ops::PagedPlan& plan, const Layout& layout,
+               Half& half);
+    Step& recorded(const Bucket& bucket, Half& half);
+    std::unique_ptr<Step> record(const Bucket& bucket, Half& half);
+    void record_layers(Step& step, Arena::Frame& scratch, const StepRows& rows);
+    void record_head(Recording& r, Arena::Frame& scratch, const Step& step, const Half& half);
+    void reserve(const Layout& layout, Half& half);
+    StepOutput output_of(const StepInput& input, const Step& step, const Half& half) const;
+
+    struct Running;
+    Running begin(StepInput input, Half& half);
+    Recording& received(std::uint64_t layer, std::uint64_t half);
+    void run_experts(std::uint64_t layer, std::span<Running> halves);
 
     const ModelConfig config_;
     ParameterStore& parameters_;
     ForwardConfig forward_;
+    ExpertRanks* ranks_;
     std::uint64_t table_blocks_, rows_per_item_;
     RopeTable positions_;
     std::vector<Buffer> caches_;
     std::vector<ops::PagedCache> paged_;
-    std::vector<std::unique_ptr<CachedLayer>> layers_;
+    std::vector<std::unique_ptr<CachedLayer>> attention_, ffn_;
+    std::vector<const CachedExperts*> experts_; ///< layers of ffn_, among ranks
     Buffer allowed_;
-    Arena arena_;
-    /// What the host writes, and its copy on the device.
-    Buffer upload_, input_;
-    Buffer output_;
-    std::map<Bucket, std::unique_ptr<Step>> recordings_;
+    std::vector<std::unique_ptr<Half>> halves_; ///< one, among ranks two
+    Arena arrived_;                             ///< scratch of received()
+    /// Of each layer of experts and each half, made when first needed.
+    std::vector<std::array<std::unique_ptr<Recording>, ExpertRanks::kHalves>> received_;
     std::uint64_t steps_ = 0;
 };
 

@@ -38,10 +38,12 @@ ModelSource::ModelSource(const ModelConfig& model, std::uint64_t seed, Precision
     shape_.precision = precision;
 }
 
-ParameterStore ModelSource::load(Device& device, bool any_rows, const Progress& on_progress) const {
-    ParameterStore parameters(
-        device, parameters_of_stage(model_, 0, 1, 0, 1), activation_type(shape_.precision), false,
-        linear_precision(shape_.precision), {}, folder_ ? linear_forms(*folder_) : LinearForms{});
+ParameterStore ModelSource::load(Device& device, bool any_rows, const Progress& on_progress,
+                                 std::uint64_t rank, std::uint64_t ranks) const {
+    ParameterStore parameters(device, parameters_of_stage(model_, 0, 1, rank, ranks),
+                              activation_type(shape_.precision), false,
+                              linear_precision(shape_.precision), {},
+                              folder_ ? linear_forms(*folder_) : LinearForms{});
     KernelNames kernels = kernels_;
     // Nobody has chosen them for this precision yet.
     if (const std::string key = products_key(shape_.precision); !key.empty() && kernels.empty())

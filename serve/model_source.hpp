@@ -31,9 +31,11 @@ public:
     const ModelConfig& model() const noexcept { return model_; }
     const TrainingShape& shape() const noexcept { return shape_; }
 
-    /// All of the model's weights on the device. Sets the device's class of products, chooses their
-    /// variants, and waits. any_rows: a row's bits do not depend on how many rows a product has.
-    ParameterStore load(Device& device, bool any_rows, const Progress& on_progress) const;
+    /// The model's weights on the device, of its experts those of member `rank` of `ranks`. Sets
+    /// the device's class of products, chooses their variants, and waits. any_rows: a row's bits do
+    /// not depend on how many rows a product has.
+    ParameterStore load(Device& device, bool any_rows, const Progress& on_progress,
+                        std::uint64_t rank = 0, std::uint64_t ranks = 1) const;
 
 private:
     /// One of these two, or neither.

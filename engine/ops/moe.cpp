@@ -214,11 +214,14 @@ void moe_gather(Recording& recording, const TensorView& x, const MoeLayout& layo
 }
 
 void moe_unpermute(Recording& recording, const TensorView& rows, const MoeLayout& layout,
-                   const TensorView& weights, const TensorView& x, bool accumulate) {
+                   const TensorView& weights, const TensorView& x, bool accumulate,
+                   const TensorView& tree_ids) {
     const Arguments arguments("moe_unpermute");
     const LayoutSizes sizes = check_layout(arguments, layout);
     const std::uint64_t columns = check_rows(arguments, sizes, x, "x", rows);
     check_weights(arguments, sizes, weights);
+    if (tree_ids.buffer)
+        arguments.tensor("tree_ids", tree_ids, DType::I32, {sizes.tokens, sizes.top_k});
     if (sizes.tokens == 0 || columns == 0) {
         return;
     }
@@ -226,11 +229,13 @@ void moe_unpermute(Recording& recording, const TensorView& rows, const MoeLayout
     const RowPlan plan =
         plan_rows(recording, sizes.tokens, columns / 4 / wide, RowWork::Elementwise);
     const BufferView slot_to_row = arguments.memory("slot_to_row", layout.slot_to_row, 1);
+    const std::uint32_t tree = tree_ids.buffer ? arguments.u32("top_k", sizes.top_k) : 0;
     recording.dispatch(
         kernels::MoeUnpermute{.variant = storage_variant<kernels::MoeUnpermute>(x.dtype),
-                              .constants = {plan.local_size, plan.row_per_workgroup, wide},
+                              .constants = {plan.local_size, plan.row_per_workgroup, wide, tree},
                               .rows = arguments.memory("rows", rows),
                               .slot_to_row = slot_to_row,
+                              .topk_ids = arguments.memory_or("tree_ids", tree_ids, slot_to_row, 1),
                               .weights = arguments.memory_or("weights", weights, slot_to_row, 1),
                               .out_tokens = arguments.memory("x", x),
                               .tokens = arguments.u32("tokens", sizes.tokens),

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT
 // Many requests at once: the tokens of transformers, and with `exact` the same bits alone, beside
 // others, in chunks, after a preemption and with blocks from the cache.
+#include "serve/some_requests.hpp"
 #include "support/hf_reference.hpp"
 #include "support/temporary_folder.hpp"
 #include "support/test_device.hpp"
@@ -14,19 +15,10 @@
 namespace bellows {
 namespace {
 
+using testing::Finished;
 using testing::hf_model;
 using testing::HfReference;
-
-struct Finished {
-    std::vector<std::uint32_t> tokens;
-    std::vector<float> log_probs;
-    FinishReason reason = FinishReason::None;
-    RequestUsage usage;
-
-    bool operator==(const Finished& other) const {
-        return tokens == other.tokens && log_probs == other.log_probs && reason == other.reason;
-    }
-};
+using testing::some_requests;
 
 /// Steps until all have ended.
 std::vector<Finished> run(Engine& engine, const std::vector<Request>& requests) {
@@ -41,13 +33,8 @@ std::vector<Finished> run(Engine& engine, const std::vector<Request>& requests) 
         for (std::size_t i = 0; i < ids.size(); ++i) {
             if (all[i].reason != FinishReason::None)
                 continue;
-            const AnswerPart part = engine.poll(ids[i]);
-            all[i].tokens.insert(all[i].tokens.end(), part.tokens.begin(), part.tokens.end());
-            for (const auto& of : part.log_probs)
-                all[i].log_probs.push_back(of.front().log_prob);
-            all[i].reason = part.reason;
-            all[i].usage = part.usage;
-            left -= part.reason != FinishReason::None ? 1 : 0;
+            all[i].add(engine.poll(ids[i]));
+            left -= all[i].reason != FinishReason::None ? 1 : 0;
         }
     }
     EXPECT_FALSE(engine.step());
@@ -87,35 +74,6 @@ TEST_P(EngineOf, WritesTheTokensOfTransformers) {
     for (std::uint64_t i = 0; i < vocabulary; ++i)
         sum += std::exp(row[i]);
     EXPECT_NEAR(written.log_probs.front(), row[greedy[0]] - std::log(sum), 1e-3);
-}
-
-/// Prompts of several lengths, some with a common beginning, and settings of all kinds.
-std::vector<Request> some_requests(std::uint64_t vocabulary) {
-    std::mt19937 random(7);
-    const auto text = [&](std::size_t count) {
-        std::vector<std::uint32_t> tokens(count);
-        for (std::uint32_t& token : tokens)
-            token = static_cast<std::uint32_t>(random() % vocabulary);
-        return tokens;
-    };
-    const std::vector<std::uint32_t> common = text(130);
-    std::vector<Request> all;
-    for (const std::size_t length : {1, 63, 64, 65, 100, 7}) {
-        Request request;
-        request.prompt = all.size() % 2 == 1 ? common : text(length);
-        if (all.size() % 2 == 1)
-            for (const std::uint32_t token : text(length % 30))
-                request.prompt.push_back(token);
-        request.max_tokens = 3 + length % 9;
-        request.log_probs = true;
-        request.sampling.seed = length;
-        request.sampling.temperature = length % 3 == 0 ? 0 : 1.5;
-        request.sampling.top_k = length % 2 == 0 ? 5 : 0;
-        request.sampling.top_p = length == 65 ? 0.7 : 1;
-        request.sampling.frequency_penalty = length == 63 ? 0.5 : 0;
-        all.push_back(request);
-    }
-    return all;
 }
 
 TEST_P(EngineOf, GivesTheSameBitsAloneAndInAnyCompany) {

@@ -113,6 +113,7 @@ void check_rows(Check& check, const OpRig& rig, DType dtype, const MoeCase& c) {
     const OpTensor d_rows = rig.result(dtype, {capacity, c.columns});
     const OpTensor plain = rig.result(dtype, {c.tokens, c.columns});
     const OpTensor added = rig.tensor(dtype, {c.tokens, c.columns}, before);
+    const OpTensor tree = rig.tensor(dtype, {c.tokens, c.columns}, before);
     const OpTensor d_weights = rig.result(DType::F32, {c.tokens, c.top_k});
     const OpTensor row_weights = rig.result(DType::F32, {capacity});
     const OpTensor slot_weights = rig.result(DType::F32, {c.tokens, c.top_k});
@@ -123,6 +124,7 @@ void check_rows(Check& check, const OpRig& rig, DType dtype, const MoeCase& c) {
         ops::moe_gather(recording, x_t, t.layout, weights_t, d_rows);
         ops::moe_unpermute(recording, y_t, t.layout, {}, plain, false);
         ops::moe_unpermute(recording, y_t, t.layout, weights_t, added, true);
+        ops::moe_unpermute(recording, y_t, t.layout, weights_t, tree, true, ids_t);
         ops::moe_weights_dgrad(recording, y_t, t.layout, x_t, d_weights);
         ops::moe_scalars_to_rows(recording, weights_t, t.layout, row_weights);
         ops::moe_scalars_to_slots(recording, row_weights, t.layout, slot_weights);
@@ -147,6 +149,8 @@ void check_rows(Check& check, const OpRig& rig, DType dtype, const MoeCase& c) {
                    storage_bound(dtype, terms, terms));
     auto sum = reference::unpermute(yd, wd, permutation, c.columns);
     reference::accumulate(sum, to_double(before));
+    check.elements("unpermute along a tree", rig.read(tree), sum, {c.tokens, c.columns},
+                   storage_bound(dtype, terms + 1, terms + 1));
     check.elements("unpermute", rig.read(added), sum, {c.tokens, c.columns},
                    storage_bound(dtype, terms + 1, terms + 1));
     check.elements("gradient of the weights", rig.read(d_weights), expected.dweights,

@@ -19,30 +19,35 @@ constexpr std::uint64_t kRowsByIds = 256;
 /// Words of Experts::own_rows_: a count and offsets that nobody reads, then the slots' rows.
 constexpr std::uint64_t kOwnCount = 0, kOwnOffsets = 4, kOwnSlots = 8;
 
-class Experts final : public CachedLayer {
+LinearRows linear_rows(const CachedExperts::Routed& routed) {
+    LinearRows rows(routed.rows);
+    rows.codes = routed.codes;
+    return rows;
+}
+
+class Experts final : public CachedExperts {
 public:
     Experts(const ModelConfig& config, std::uint64_t layer, ParameterStore& parameters);
 
     void record(Recording& r, Arena::Frame& scratch, const StepRows& rows,
                 const TensorView& stream) const override;
+    Routed route(Recording& r, Arena::Frame& kept, const StepRows& rows,
+                 const TensorView& stream) const override;
+    void shared(Recording& r, Arena::Frame& scratch, const Routed& routed,
+                const TensorView& stream) const override;
+    bool has_shared() const override { return c_.shared_experts > 0; }
+    void received(Recording& r, Arena::Frame& scratch, const ExchangeHandle& handle,
+                  std::uint64_t expected_rows, const TensorView& results) const override;
 
 private:
-    /// Which experts a token goes to, and with what weights.
-    struct Routing {
-        TensorView ids, weights; ///< [rows, top_k] i32 and f32
-    };
-
-    Routing route(Recording& r, Arena::Frame& scratch, const StepRows& rows,
-                  const TensorView& norm) const;
-    void shared(Recording& r, Arena::Frame& scratch, const LinearRows& norm,
-                const TensorView& stream) const;
+    LinearRows normalised_rows(Recording& r, Arena::Frame& scratch, const StepRows& rows,
+                               const TensorView& stream) const;
     std::uint64_t rows_of_expert(const StepRows& rows) const;
     ops::MoeLayout own_rows(std::uint64_t tokens) const;
     bool routed_by_ids(Recording& r, Arena::Frame& scratch, const StepRows& rows,
-                       const LinearRows& norm, const Routing& routing,
-                       const TensorView& stream) const;
-    void routed(Recording& r, Arena::Frame& scratch, const StepRows& rows, const LinearRows& norm,
-                const Routing& routing, const TensorView& stream) const;
+                       const Routed& routed, const TensorView& stream) const;
+    void routed(Recording& r, Arena::Frame& scratch, const StepRows& rows, const Routed& routed,
+                const TensorView& stream) const;
     ops::MoeLayout make_layout(Recording& r, Arena::Frame& scratch, std::uint64_t tokens) const;
 
     const ModelConfig c_;
@@ -65,27 +70,40 @@ Experts::Experts(const ModelConfig& config, std::uint64_t layer, ParameterStore&
     parameters.device().upload(own_rows_.view(), std::span<const std::int32_t>(words));
 }
 
-Experts::Routing Experts::route(Recording& r, Arena::Frame& scratch, const StepRows& rows,
-                                const TensorView& norm) const {
+/// Exact: codes are those of the values that are stored, as an exchange makes them.
+LinearRows Experts::normalised_rows(Recording& r, Arena::Frame& scratch, const StepRows& rows,
+                                    const TensorView& stream) const {
+    const Parameter& gain = p_.at("post_attention_layernorm.weight");
+    if (!rows.exact() || p_.store().linear_precision() != LinearPrecision::Fp8)
+        return normalised(r, scratch, p_.store(), stream, gain, c_.norm_eps, /*with_values=*/true);
+    LinearRows norm = normalised_values(r, scratch, stream, gain, c_.norm_eps);
+    norm.codes = rows_in(scratch, rows.rows, c_.hidden);
+    fp8::quantize(r, norm.values, *norm.codes);
+    return norm;
+}
+
+CachedExperts::Routed Experts::route(Recording& r, Arena::Frame& kept, const StepRows& rows,
+                                     const TensorView& stream) const {
+    const LinearRows norm = normalised_rows(r, kept, rows, stream);
     const std::uint64_t experts = c_.routed_experts;
-    const TensorView logits = scratch.tensor(DType::F32, {rows.rows, experts}),
-                     scores = scratch.tensor(DType::F32, {rows.rows, experts}),
-                     ids = scratch.tensor(DType::I32, {rows.rows, c_.top_k}),
-                     weights = scratch.tensor(DType::F32, {rows.rows, c_.top_k});
-    ops::gemm_nt(r, norm, p_.at("mlp.gate.weight").compute, logits);
+    const TensorView logits = kept.tensor(DType::F32, {rows.rows, experts}),
+                     scores = kept.tensor(DType::F32, {rows.rows, experts}),
+                     ids = kept.tensor(DType::I32, {rows.rows, c_.top_k}),
+                     weights = kept.tensor(DType::F32, {rows.rows, c_.top_k});
+    ops::gemm_nt(r, norm.values, p_.at("mlp.gate.weight").compute, logits);
     const TensorView bias =
         c_.router_bias ? p_.at("mlp.gate.e_score_correction_bias").weight : TensorView{};
     ops::router_forward(r, logits, bias, scores, ids, weights, router_options(c_));
-    return {ids.with_row_count(rows.count), weights};
+    return {norm.values, norm.codes, ids, weights};
 }
 
-void Experts::shared(Recording& r, Arena::Frame& scratch, const LinearRows& norm,
+void Experts::shared(Recording& r, Arena::Frame& scratch, const Routed& routed,
                      const TensorView& stream) const {
-    if (c_.shared_experts == 0)
+    if (!has_shared())
         return;
     const TensorView gate_up =
         scratch.tensor(stream.dtype, {stream.extent[0], 2 * c_.shared_ffn()});
-    p_.linear("mlp.shared_experts.gate_up_proj").forward(r, scratch, norm, gate_up);
+    p_.linear("mlp.shared_experts.gate_up_proj").forward(r, scratch, linear_rows(routed), gate_up);
     p_.linear("mlp.shared_experts.down_proj")
         .forward(r, scratch, swiglu(r, scratch, p_.store(), gate_up), stream, true);
 }
@@ -124,14 +142,15 @@ ops::MoeLayout Experts::own_rows(std::uint64_t tokens) const {
 /// Few rows: products find them by the router's ids, and each slot of a token has a row. False: the
 /// products take them in another way, and nothing is recorded.
 bool Experts::routed_by_ids(Recording& r, Arena::Frame& scratch, const StepRows& rows,
-                            const LinearRows& norm, const Routing& routing,
-                            const TensorView& stream) const {
+                            const Routed& routed, const TensorView& stream) const {
+    const LinearRows norm = linear_rows(routed);
+    const TensorView ids = routed.ids.with_row_count(rows.count);
     if (!norm.codes || rows.rows > kRowsByIds)
         return false;
     const std::uint64_t slots = rows.rows * c_.top_k;
     Arena::Frame part = scratch.nested();
     fp8::GroupedRows of_tokens =
-        fp8::unlisted_rows(fp8::GroupLayout::by_ids(routing.ids, c_.routed_experts));
+        fp8::unlisted_rows(fp8::GroupLayout::by_ids(ids, c_.routed_experts));
     of_tokens.layout.expected_rows = rows_of_expert(rows);
     fp8::GroupedRows of_slots = of_tokens;
     of_slots.slots_per_a_row = 1;
@@ -144,21 +163,23 @@ bool Experts::routed_by_ids(Recording& r, Arena::Frame& scratch, const StepRows&
     gate_up_.forward(r, part, norm, gate_up, of_tokens);
     fp8::swiglu(r, gate_up, {}, hidden);
     down_.forward(r, part, hidden, results, of_slots);
-    ops::moe_unpermute(r, results, own_rows(rows.rows), routing.weights, stream, true);
+    ops::moe_unpermute(r, results, own_rows(rows.rows), routed.weights, stream, true,
+                       rows.exact() ? ids : TensorView{});
     scratch.cover(part);
     return true;
 }
 
 void Experts::routed(Recording& r, Arena::Frame& scratch, const StepRows& rows,
-                     const LinearRows& norm, const Routing& routing,
-                     const TensorView& stream) const {
-    if (routed_by_ids(r, scratch, rows, norm, routing, stream))
+                     const Routed& routed, const TensorView& stream) const {
+    if (routed_by_ids(r, scratch, rows, routed, stream))
         return;
+    const LinearRows norm = linear_rows(routed);
+    const TensorView ids = routed.ids.with_row_count(rows.count);
     const ops::MoeLayout layout = make_layout(r, scratch, rows.rows);
     const std::uint64_t capacity = layout.row_to_slot.extent[0];
     const fp8::GroupLayout sums = fp8::GroupLayout::prefix_sums(layout.offsets, capacity);
     fp8::GroupedRows grouped = fp8::make_grouped_rows(
-        r, routing.ids, layout,
+        r, ids, layout,
         scratch.bytes(ops::moe_layout_workspace_bytes(rows.rows, c_.top_k, c_.routed_experts)),
         {2 * c_.moe_ffn, c_.hidden, 0, 0},
         scratch.bytes(fp8::grouped_rows_bytes(r.device(), sums)));
@@ -176,23 +197,36 @@ void Experts::routed(Recording& r, Arena::Frame& scratch, const StepRows& rows,
     const LinearRows hidden =
         swiglu(r, scratch, p_.store(), gate_up.with_row_count(layout.row_count()));
     down_.forward(r, scratch, hidden, results, grouped);
-    ops::moe_unpermute(r, results, layout, routing.weights, stream, true);
+    ops::moe_unpermute(r, results, layout, routed.weights, stream, true,
+                       rows.exact() ? ids : TensorView{});
+}
+
+void Experts::received(Recording& r, Arena::Frame& scratch, const ExchangeHandle& handle,
+                       std::uint64_t expected_rows, const TensorView& results) const {
+    fp8::GroupLayout masked = fp8::GroupLayout::masked(handle.expert_counts(), handle.spacing());
+    masked.expected_rows = expected_rows;
+    const fp8::GroupedRows rows =
+        fp8::make_grouped_rows(r, masked, {2 * c_.moe_ffn, c_.hidden, 0, 0},
+                               scratch.bytes(fp8::grouped_rows_bytes(r.device(), masked)));
+    const bool codes = p_.store().linear_precision() == LinearPrecision::Fp8;
+    const LinearRows tokens =
+        codes ? LinearRows(handle.quantized_rows()) : LinearRows(handle.rows());
+    const TensorView gate_up = scratch.tensor(results.dtype, {handle.capacity(), 2 * c_.moe_ffn});
+    gate_up_.forward(r, scratch, tokens, gate_up, rows);
+    down_.forward(r, scratch, swiglu(r, scratch, p_.store(), gate_up), results, rows);
 }
 
 void Experts::record(Recording& r, Arena::Frame& scratch, const StepRows& rows,
                      const TensorView& stream) const {
-    const LinearRows norm =
-        normalised(r, scratch, p_.store(), stream, p_.at("post_attention_layernorm.weight"),
-                   c_.norm_eps, /*with_values=*/true);
-    const Routing routing = route(r, scratch, rows, norm.values);
-    shared(r, scratch, norm, stream);
-    routed(r, scratch, rows, norm, routing, stream);
+    const Routed to_experts = route(r, scratch, rows, stream);
+    shared(r, scratch, to_experts, stream);
+    routed(r, scratch, rows, to_experts, stream);
 }
 
 } // namespace
 
-std::unique_ptr<CachedLayer> experts(const ModelConfig& config, std::uint64_t layer,
-                                     ParameterStore& parameters) {
+std::unique_ptr<CachedExperts> experts(const ModelConfig& config, std::uint64_t layer,
+                                       ParameterStore& parameters) {
     return std::make_unique<Experts>(config, layer, parameters);
 }
 

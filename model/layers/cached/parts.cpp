@@ -80,7 +80,14 @@ std::unique_ptr<CachedLayer> cached_attention(const ModelConfig& config, std::ui
 
 std::unique_ptr<CachedLayer> cached_ffn(const ModelConfig& config, std::uint64_t layer,
                                         ParameterStore& parameters) {
-    return (config.is_moe(layer) ? cached::experts : cached::dense)(config, layer, parameters);
+    if (config.is_moe(layer))
+        return cached::experts(config, layer, parameters);
+    return cached::dense(config, layer, parameters);
+}
+
+std::unique_ptr<CachedExperts> cached_experts(const ModelConfig& config, std::uint64_t layer,
+                                              ParameterStore& parameters) {
+    return cached::experts(config, layer, parameters);
 }
 
 } // namespace bellows

@@ -19,8 +19,8 @@ std::unique_ptr<CachedLayer> gqa(const ModelConfig& config, std::uint64_t layer,
                                  const ops::PagedCache& cache);
 std::unique_ptr<CachedLayer> dense(const ModelConfig& config, std::uint64_t layer,
                                    ParameterStore& parameters);
-std::unique_ptr<CachedLayer> experts(const ModelConfig& config, std::uint64_t layer,
-                                     ParameterStore& parameters);
+std::unique_ptr<CachedExperts> experts(const ModelConfig& config, std::uint64_t layer,
+                                       ParameterStore& parameters);
 
 /// The parameters of one layer, by the names that they have in it.
 class LayerParameters {

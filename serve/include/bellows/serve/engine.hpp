@@ -5,8 +5,11 @@
 // true, and poll each request for what is new of its answer. A step computes tokens of all requests
 // that run, within a budget, and draws their next tokens on the device; keys and values stay in a
 // paged cache, whose blocks requests with the same beginning share. One rank holds all of the model
-// on a device of its own. One thread at a time.
+// on a device of its own; or several share its experts (EngineOptions::world): each has a whole
+// copy of all else, requests of its own, and calls step() as often as the others. One thread at a
+// time.
 
+#include <bellows/comm/world.hpp>
 #include <bellows/engine/device.hpp>
 #include <bellows/serve/scheduler.hpp>
 #include <bellows/shape/config.hpp>
@@ -41,8 +44,15 @@ struct EngineOptions {
     std::uint64_t cache_tokens = 0;
     bool prefix_reuse = true; ///< requests share blocks of the same beginning
     /// A request's tokens and log-probabilities have the same bits whatever else is in the batch,
-    /// however its prompt is chunked, preempted or found in the cache.
+    /// however its prompt is chunked, preempted or found in the cache, and on any number of ranks,
+    /// each of which must own an aligned range of a power of two of experts, or the last ones.
     bool exact = false;
+    /// The ranks that share the experts, for as long as the engine lives; all have the same model
+    /// and options. Null: this rank has all experts.
+    World* world = nullptr;
+    /// Among ranks: the most tokens of a rank that travel to the experts at once. A step of more is
+    /// computed in two halves, so token_budget is at most twice as much.
+    std::uint64_t exchange_tokens = 256;
     /// Gives answers as text and finds stop strings; must outlive the engine. Null: tokens alone.
     const Tokenizer* tokenizer = nullptr;
     std::chrono::milliseconds timeout = TimePoint::kDefaultTimeout; ///< of every wait
@@ -80,7 +90,8 @@ class Engine {
 public:
     /// A checkpoint, as Checkpoint::open() takes it, or a Hugging Face folder. Throws what
     /// Checkpoint::open(), HfFolder and Device::create() throw, Error{InvalidArgument} for options,
-    /// Error{OutOfMemory} where the cache does not fit.
+    /// Error{OutOfMemory} where the cache does not fit. Among ranks, all of these are collective:
+    /// so is step(), and so is the destructor.
     Engine(const DeviceOptions& device, const std::filesystem::path& checkpoint,
            const EngineOptions& options);
     /// Random weights of that shape, for measurements.
@@ -91,8 +102,8 @@ public:
     /// Queues a request. Throws Error{InvalidArgument} that names the field, and for stop strings
     /// without a tokenizer.
     RequestId submit(Request request);
-    /// Computes one step. False: no request runs or waits. Waits for the device. After an error
-    /// the step's requests have failed.
+    /// Computes one step. False: no request runs or waits, on any rank. Waits for the device, and
+    /// among ranks for the others. After an error the step's requests have failed.
     bool step();
     /// What is new; may be empty. After FinishReason other than None the id is forgotten. Throws
     /// Error{InvalidArgument} for an id that is not known.

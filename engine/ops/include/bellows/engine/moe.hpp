@@ -58,9 +58,12 @@ void moe_gather(Recording& recording, const TensorView& x, const MoeLayout& layo
                 const TensorView& weights, const TensorView& rows);
 
 /// x[t] = sum over k ascending of (weights[t, k] *) rows[slot_to_row[t, k]]; shapes as moe_gather.
-/// The gradient of moe_gather.
+/// The gradient of moe_gather. tree_ids (optional): [tokens, top_k] i32, below 2^26; the sum is
+/// then made along the binary tree over these numbers, as an exchange makes exact sums: with the
+/// same bits where the numbers are its experts. top_k is at most 64 there.
 void moe_unpermute(Recording& recording, const TensorView& rows, const MoeLayout& layout,
-                   const TensorView& weights, const TensorView& x, bool accumulate);
+                   const TensorView& weights, const TensorView& x, bool accumulate,
+                   const TensorView& tree_ids = {});
 
 /// Gradient of moe_unpermute's weights: d_weights[t, k] = dot(rows[slot_to_row[t, k]], d_x[t]).
 /// d_weights: [tokens, top_k] f32.
