@@ -85,6 +85,7 @@ struct Engine::Impl {
         bool penalised = false;
         AnswerPart news;
         bool log_probs = false;
+        bool degraded = false;
         std::uint32_t top = 0;
     };
 
@@ -93,6 +94,7 @@ struct Engine::Impl {
     StepInput input_of(const Step& step);
     void add_sampled(const StepSequence& sequence, StepInput& input);
     void take(const StepResult& result, const StepOutput& output, std::size_t row);
+    void take_losses(const Step& step, const StepOutput& output);
     void finish(Asked& asked, FinishReason reason, const RequestUsage& usage);
 
     ModelSource source;
@@ -226,6 +228,27 @@ void Engine::Impl::take(const StepResult& result, const StepOutput& output, std:
         finish(a, result.reason, result.usage);
 }
 
+/// A rank is lost: what becomes of the requests whose rows have chosen its experts.
+void Engine::Impl::take_losses(const Step& step, const StepOutput& output) {
+    if (output.lacking.empty())
+        return;
+    scheduler.stop_reuse();
+    auto row = output.lacking.begin();
+    for (const StepSequence& sequence : step.sequences()) {
+        const auto end = row + static_cast<std::ptrdiff_t>(sequence.tokens.size());
+        const bool lacks = std::find(row, end, 1) != end;
+        row = end;
+        if (!lacks)
+            continue;
+        Asked& a = asked.at(sequence.id);
+        a.degraded = true;
+        if (options.allow_degraded)
+            continue;
+        if (const auto usage = scheduler.end(sequence.id))
+            finish(a, FinishReason::Failed, *usage);
+    }
+}
+
 Engine::Engine(const DeviceOptions& device, const std::filesystem::path& checkpoint,
                const EngineOptions& options)
     : impl_(std::make_unique<Impl>(device, ModelSource(checkpoint, options.precision), options)) {
@@ -281,6 +304,7 @@ bool Engine::step() {
         return true; // for the others
     ++e.counted.steps;
     e.counted.computed_tokens += step.num_tokens();
+    e.take_losses(step, output);
     const std::vector<StepResult> results = e.scheduler.finish(step, output.tokens);
     std::size_t row = 0, next = 0;
     for (const StepSequence& sequence : step.sequences()) {
@@ -299,6 +323,7 @@ AnswerPart Engine::poll(RequestId id) {
         throw Error(ErrorCode::InvalidArgument,
                     "there is no request " + std::to_string(id) + ", or its answer has ended");
     AnswerPart news = std::move(found->second.news);
+    news.degraded = found->second.degraded;
     if (news.reason != FinishReason::None) {
         impl_->asked.erase(found);
     } else {

@@ -32,7 +32,8 @@ std::uint64_t up(std::uint64_t count) {
 
 /// Where the parts of a step's input and output stand, in words.
 struct Forward::Layout {
-    Layout(const Bucket& b, std::uint64_t table_blocks);
+    /// choices: of each row, which the host is told.
+    Layout(const Bucket& b, std::uint64_t table_blocks, std::uint64_t choices);
 
     struct Part {
         std::uint64_t first = 0, words = 0;
@@ -44,10 +45,11 @@ struct Forward::Layout {
         history, biases;
     std::uint64_t input_words = 0;
     Part out_tokens, out_log_probs, out_top, out_top_log_probs;
+    Part out_choices; ///< [layers of experts, rows, top_k] i32
     std::uint64_t output_words = 0;
 };
 
-Forward::Layout::Layout(const Bucket& b, std::uint64_t table_blocks) {
+Forward::Layout::Layout(const Bucket& b, std::uint64_t table_blocks, std::uint64_t choices) {
     const auto place = [](std::uint64_t& end, Part& part, std::uint64_t words) {
         part = {end, words};
         end += round_up(words, kSection);
@@ -67,6 +69,7 @@ Forward::Layout::Layout(const Bucket& b, std::uint64_t table_blocks) {
     place(output_words, out_log_probs, b.sampled);
     place(output_words, out_top, b.sampled * b.top);
     place(output_words, out_top_log_probs, b.sampled * b.top);
+    place(output_words, out_choices, b.rows * choices);
 }
 
 struct Forward::Step {
@@ -81,6 +84,8 @@ struct Forward::Step {
     std::vector<CachedExperts::Routed> routed; ///< of each part but the last
     TensorView stream;
     std::uint64_t last_used = 0; ///< a step's number
+
+    BufferView choices_of(std::uint64_t layer, const Half& half) const;
 };
 
 /// Memory of the rows that are computed together, and the recordings that name it.
@@ -94,9 +99,17 @@ struct Forward::Half {
     std::map<Bucket, std::unique_ptr<Step>> recordings;
 };
 
+/// Where the host is told what rows have chosen in the so-manyth layer of experts.
+BufferView Forward::Step::choices_of(std::uint64_t layer, const Half& half) const {
+    const std::uint64_t words = routed[layer].ids.num_elements();
+    return half.output.view().sub((layout.out_choices.first + layer * words) * kWord,
+                                  words * kWord);
+}
+
 Forward::Forward(const ModelConfig& config, ParameterStore& parameters,
                  const ForwardConfig& forward, ExpertRanks* ranks)
     : config_(config), parameters_(parameters), forward_(forward), ranks_(ranks),
+      keep_choices_(ranks != nullptr && ranks->world().control().outlives_lost_ranks()),
       table_blocks_(div_up(forward.max_context, ops::kCacheBlock)),
       rows_per_item_(ops::paged_rows_per_item(parameters.device(),
                                               cache_shape(config, forward.cache),
@@ -161,6 +174,10 @@ Forward::Bucket Forward::bucket_of(const StepInput& input, const ops::PagedPlan&
     b.biases = up(input.biases.size());
     b.top = b.sampled > 0 ? input.top_log_probs : 0;
     return b;
+}
+
+Forward::Layout Forward::layout_of(const Bucket& bucket) const {
+    return Layout(bucket, table_blocks_, keep_choices_ ? experts_.size() * config_.top_k : 0);
 }
 
 void Forward::write(const StepInput& input, const ops::PagedPlan& plan, const Layout& layout,
@@ -249,7 +266,8 @@ void Forward::record_head(Recording& r, Arena::Frame& scratch, const Step& step,
 }
 
 // Parts share scratch: what one keeps for the next stands before it.
-void Forward::record_layers(Step& step, Arena::Frame& scratch, const StepRows& rows) {
+void Forward::record_layers(Step& step, Arena::Frame& scratch, const StepRows& rows,
+                            const Half& half) {
     Device& device = parameters_.device();
     const auto begin = [&](const std::string& what) {
         return std::make_unique<Recording>(
@@ -271,6 +289,8 @@ void Forward::record_layers(Step& step, Arena::Frame& scratch, const StepRows& r
         const CachedExperts& experts = *experts_[step.routed.size()];
         r.label("router");
         step.routed.push_back(experts.route(r, ffn, rows, step.stream));
+        if (keep_choices_)
+            r.copy(step.routed.back().ids.buffer, step.choices_of(step.routed.size() - 1, half));
         if (experts.has_shared()) {
             step.parts.back().shared = begin("shared experts");
             Arena::Frame shared = ffn.nested();
@@ -283,7 +303,7 @@ void Forward::record_layers(Step& step, Arena::Frame& scratch, const StepRows& r
 }
 
 std::unique_ptr<Forward::Step> Forward::record(const Bucket& bucket, Half& half) {
-    const Layout at(bucket, table_blocks_);
+    const Layout at = layout_of(bucket);
     auto step = std::make_unique<Step>(Step{bucket, at, {}, {}, {}, 0});
     step->parts.push_back(
         {std::make_unique<Recording>(parameters_.device(), QueueRole::Compute,
@@ -311,7 +331,7 @@ std::unique_ptr<Forward::Step> Forward::record(const Bucket& bucket, Half& half)
     step->stream = scratch.tensor(parameters_.activation(), {bucket.rows, config_.hidden});
     ops::embedding_forward(r, u32(at.tokens, {bucket.rows}),
                            parameters_.at("model.embed_tokens.weight").compute, step->stream);
-    record_layers(*step, scratch, rows);
+    record_layers(*step, scratch, rows, half);
     if (bucket.sampled > 0) {
         Recording& last = *step->parts.back().before;
         last.label("head");
@@ -327,7 +347,7 @@ Forward::Step& Forward::recorded(const Bucket& bucket, Half& half) {
     constexpr std::size_t kMostRecordings = 128;
     auto found = half.recordings.find(bucket);
     if (found == half.recordings.end()) {
-        reserve(Layout(bucket, table_blocks_), half);
+        reserve(layout_of(bucket), half);
         if (half.recordings.size() == kMostRecordings) // none is pending: run() waits
             half.recordings.erase(std::ranges::min_element(
                 half.recordings, {}, [](const auto& entry) { return entry.second->last_used; }));
@@ -370,6 +390,23 @@ struct Forward::Running {
 
     std::uint64_t rows() const { return input.tokens.size(); }
 };
+
+std::vector<std::uint8_t> Forward::lacking_rows(const Running& half,
+                                                const std::vector<int>& lost) const {
+    const auto choices = half.half->output.mapped_as<const std::int32_t>().subspan(
+        half.step->layout.out_choices.first);
+    std::vector<std::uint8_t> lacking(half.rows());
+    for (std::uint64_t layer = 0; layer < experts_.size(); ++layer)
+        for (std::uint64_t row = 0; row < half.rows(); ++row)
+            for (std::uint64_t k = 0; k < config_.top_k; ++k) {
+                const std::int32_t expert =
+                    choices[(layer * half.step->bucket.rows + row) * config_.top_k + k];
+                if (std::ranges::binary_search(lost,
+                                               ranks_->owner(static_cast<std::uint64_t>(expert))))
+                    lacking[row] = 1;
+            }
+    return lacking;
+}
 
 Forward::Running Forward::begin(StepInput input, Half& half) {
     Running running{std::move(input), &half, nullptr, {}};
@@ -433,12 +470,18 @@ StepOutput Forward::run(const StepInput& input, std::uint64_t halves) {
     for (Running& half : running)
         if (half.step != nullptr)
             half.done = parameters_.device().submit(*half.step->parts.back().before);
-    StepOutput output;
-    for (const Running& half : running) {
+    for (const Running& half : running)
         if (half.step != nullptr || !experts_.empty())
             half.done.wait(forward_.timeout);
-        if (half.step != nullptr)
-            output.append(output_of(half.input, *half.step, *half.half));
+    const std::vector<int> lost = ranks_ == nullptr ? std::vector<int>() : ranks_->lost();
+    StepOutput output;
+    for (const Running& half : running) {
+        if (half.step == nullptr)
+            continue;
+        StepOutput part = output_of(half.input, *half.step, *half.half);
+        if (!lost.empty())
+            part.lacking = lacking_rows(half, lost);
+        output.append(part);
     }
     return output;
 }

@@ -61,19 +61,21 @@ private:
     struct Layout;
     struct Step;
     struct Half;
+    struct Running;
 
     Bucket bucket_of(const StepInput& input, const ops::PagedPlan& plan) const;
     std::uint64_t split_blocks(const StepInput& input) const;
+    Layout layout_of(const Bucket& bucket) const;
     void write(const StepInput& input, const ops::PagedPlan& plan, const Layout& layout,
                Half& half);
     Step& recorded(const Bucket& bucket, Half& half);
     std::unique_ptr<Step> record(const Bucket& bucket, Half& half);
-    void record_layers(Step& step, Arena::Frame& scratch, const StepRows& rows);
+    void record_layers(Step& step, Arena::Frame& scratch, const StepRows& rows, const Half& half);
     void record_head(Recording& r, Arena::Frame& scratch, const Step& step, const Half& half);
     void reserve(const Layout& layout, Half& half);
     StepOutput output_of(const StepInput& input, const Step& step, const Half& half) const;
+    std::vector<std::uint8_t> lacking_rows(const Running& half, const std::vector<int>& lost) const;
 
-    struct Running;
     Running begin(StepInput input, Half& half);
     Recording& received(std::uint64_t layer, std::uint64_t half);
     void run_experts(std::uint64_t layer, std::span<Running> halves);
@@ -82,6 +84,7 @@ private:
     ParameterStore& parameters_;
     ForwardConfig forward_;
     ExpertRanks* ranks_;
+    bool keep_choices_; ///< ranks may be lost: the host is told which experts rows have chosen
     std::uint64_t table_blocks_, rows_per_item_;
     RopeTable positions_;
     std::vector<Buffer> caches_;

@@ -55,6 +55,7 @@ void StepOutput::append(const StepOutput& more) {
     add(log_probs, more.log_probs);
     add(top_tokens, more.top_tokens);
     add(top_log_probs, more.top_log_probs);
+    add(lacking, more.lacking);
 }
 
 } // namespace bellows

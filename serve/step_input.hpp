@@ -34,6 +34,9 @@ struct StepOutput {
     std::vector<float> log_probs;
     std::vector<std::uint32_t> top_tokens; ///< [rows, StepInput::top_log_probs]
     std::vector<float> top_log_probs;
+    /// Of all rows, not of the sampled ones alone: 1 where the row has chosen an expert whose rank
+    /// is lost. Empty while none is.
+    std::vector<std::uint8_t> lacking;
 
     /// The rows that follow.
     void append(const StepOutput& more);

@@ -233,6 +233,10 @@ bool ControlPlane::any_lost() const noexcept {
     return impl_->num_lost.load(std::memory_order_acquire) > 0;
 }
 
+bool ControlPlane::outlives_lost_ranks() const noexcept {
+    return impl_->outlives_lost_ranks;
+}
+
 bool ControlPlane::lost(int peer) const noexcept {
     if (!any_lost())
         return false;

@@ -76,8 +76,17 @@ void ParameterStore::Impl::make_copies(std::uint64_t first, std::uint64_t count)
         device.submit(recording).wait();
 }
 
+// What is not quantised, by blocks of many rows, passes by parts: an embedding may be large.
 void ParameterStore::Impl::write(std::uint64_t first, std::span<const float> values) {
-    write_part(first, values);
+    const auto in_blocks = [&](const Parameter& parameter) {
+        return parameter.first >= first && parameter.first < first + values.size() &&
+               parameter.quantized;
+    };
+    const bool quantised = std::ranges::any_of(parameters, in_blocks);
+    const std::uint64_t most = quantised ? values.size() : kInitialisedAtOnce;
+    for (std::uint64_t at = 0; at < values.size(); at += most)
+        write_part(first + at,
+                   values.subspan(at, std::min<std::uint64_t>(most, values.size() - at)));
     make_copies(first, values.size());
 }
 

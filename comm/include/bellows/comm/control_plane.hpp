@@ -70,6 +70,8 @@ public:
     bool failed() const noexcept;
     /// Throws failure() if there is one.
     void throw_if_failed() const;
+    /// ControlOptions::outlive_lost_ranks.
+    bool outlives_lost_ranks() const noexcept;
     /// With ControlOptions::outlive_lost_ranks: the peers that have died or stalled, for good.
     bool lost(int peer) const noexcept;
     bool any_lost() const noexcept;

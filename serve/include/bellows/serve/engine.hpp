@@ -53,6 +53,9 @@ struct EngineOptions {
     /// Among ranks: the most tokens of a rank that travel to the experts at once. A step of more is
     /// computed in two halves, so token_budget is at most twice as much.
     std::uint64_t exchange_tokens = 256;
+    /// Where a rank is lost (World with ControlOptions::outlive_lost_ranks), requests that need one
+    /// of its experts go on without it, and AnswerPart::degraded says so. false: they fail.
+    bool allow_degraded = false;
     /// Gives answers as text and finds stop strings; must outlive the engine. Null: tokens alone.
     const Tokenizer* tokenizer = nullptr;
     std::chrono::milliseconds timeout = TimePoint::kDefaultTimeout; ///< of every wait
@@ -73,6 +76,8 @@ struct AnswerPart {
     /// With Request::log_probs: of each token, its own first, then the likeliest ones.
     std::vector<std::vector<TokenLogProb>> log_probs;
     FinishReason reason = FinishReason::None; ///< not None: there will be no more
+    /// Since then the answer lacks what experts of lost ranks would have added.
+    bool degraded = false;
     RequestUsage usage;
 };
 
@@ -103,7 +108,9 @@ public:
     /// without a tokenizer.
     RequestId submit(Request request);
     /// Computes one step. False: no request runs or waits, on any rank. Waits for the device, and
-    /// among ranks for the others. After an error the step's requests have failed.
+    /// among ranks for the others. After an error the step's requests have failed. Where the world
+    /// outlives lost ranks, one is no error: see EngineOptions::allow_degraded; beginnings of texts
+    /// are not shared any more.
     bool step();
     /// What is new; may be empty. After FinishReason other than None the id is forgotten. Throws
     /// Error{InvalidArgument} for an id that is not known.

@@ -125,6 +125,10 @@ public:
     /// The step could not be computed: its requests end as Failed, and nothing of it is reused.
     std::vector<StepResult> fail(const Step& step);
 
+    /// From now on requests share no blocks, found or new: what is computed is not what it should
+    /// be.
+    void stop_reuse() noexcept { config_.prefix_reuse = false; }
+
     /// Of a request that was submitted and has not ended; the references hold until it ends, those
     /// of tokens() until finish(). Throws Error{InvalidArgument} for others.
     const Request& request(RequestId id) const;
