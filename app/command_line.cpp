@@ -67,13 +67,10 @@ std::string line_of(const Error& error, bool input_is_good) {
 }
 
 /// Starts this very command once per rank, and tells what ended the first that failed.
-int start_ranks(const TrainOptions& options, int argc, const char* const* argv) {
+int start_ranks(std::uint64_t ranks, const std::vector<std::string>& arguments, bool can_stop,
+                bool outlive) {
     ::setenv(kTerminalVariable, ProgressReporter::terminal_of(stdout).c_str(), 1);
-    std::vector<std::string> arguments(argv + 1, argv + argc);
-    if (options.resume) // the one that has been read through
-        arguments.insert(arguments.end(), {"--resume", options.resume->string()});
-    const LaunchResult result =
-        relaunch(static_cast<int>(options.ranks()), arguments, /*can_stop=*/true);
+    const LaunchResult result = relaunch(static_cast<int>(ranks), arguments, can_stop, outlive);
     // Rank 0 has said what the ends of a run mean.
     const bool told = result.exit_code == kExitStopped || result.exit_code == kExitNotSaved;
     if (result.exit_code != 0 && !told) {
@@ -90,11 +87,24 @@ int train(const TrainFlags& flags, int argc, const char* const* argv, const Comm
         check_training_input(options);
     }
     if (options.ranks() > 1 && !is_launched()) {
-        return start_ranks(options, argc, argv);
+        std::vector<std::string> arguments(argv + 1, argv + argc);
+        if (options.resume) // the one that has been read through
+            arguments.insert(arguments.end(), {"--resume", options.resume->string()});
+        return start_ranks(options.ranks(), arguments, /*can_stop=*/true, /*outlive=*/false);
     }
     input_is_good = true;
     watch_stop_signals();
     return commands.train(options);
+}
+
+int generate(const GenerateFlags& flags, int argc, const char* const* argv,
+             const Commands& commands, bool& input_is_good) {
+    const GenerateOptions options = resolve_generate(flags);
+    if (options.ranks > 1 && !is_launched())
+        return start_ranks(options.ranks, {argv + 1, argv + argc}, /*can_stop=*/false,
+                           options.allow_degraded);
+    input_is_good = true;
+    return commands.generate(options);
 }
 
 int print(const std::string& text) {
@@ -170,7 +180,7 @@ int run_subcommand(int argc, const char* const* argv, const Commands& commands,
         return is_first_rank() ? print_schedule(resolve_schedule(line.schedule_flags)) : kExitGood;
     }
     if (line.chosen(line.generate)) {
-        return commands.generate(resolve_generate(line.generate_flags));
+        return generate(line.generate_flags, argc, argv, commands, input_is_good);
     }
     if (line.chosen(line.chat)) {
         return commands.chat(resolve_chat(line.chat_flags));

@@ -38,10 +38,11 @@ struct ExportFlags {
 struct GenerateFlags {
     std::filesystem::path checkpoint;
     std::optional<std::string> prompt{}, file{}, prompts{}, system{};
-    bool chat = false, json = false, exact = false, ignore_end = false, times = false;
+    bool chat = false, json = false, exact = false, ignore_end = false, times = false,
+         allow_degraded = false;
     std::vector<std::string> data{}, stop{};
     std::optional<std::string> device{}, precision{}, tokenizer{}, cache_type{};
-    std::optional<std::uint64_t> tokens{}, context{}, seed{}, top_k{};
+    std::optional<std::uint64_t> tokens{}, context{}, seed{}, top_k{}, ranks{};
     std::optional<double> temperature{}, top_p{}, min_p{}, repetition_penalty{}, presence_penalty{},
         frequency_penalty{};
 };

@@ -107,6 +107,10 @@ std::vector<std::string> lines_of(const std::string& text) {
 }
 
 std::vector<std::string> prompts_of(const GenerateFlags& flags) {
+    const auto is_input = [](const auto& name) { return name && *name == "-"; };
+    if (flags.ranks.value_or(1) > 1 && (is_input(flags.file) || is_input(flags.prompts)))
+        throw Error(ErrorCode::InvalidArgument,
+                    "several ranks cannot share standard input: put the prompts into a file");
     if (flags.prompt.has_value() + flags.file.has_value() + flags.prompts.has_value() != 1)
         throw Error(ErrorCode::InvalidArgument,
                     "give one of --prompt, --file and --prompts: what the text begins with");
@@ -177,6 +181,15 @@ GenerateOptions resolve_generate(const GenerateFlags& flags) {
     options.chat = flags.chat;
     options.json = flags.json;
     options.known_text = flags.data;
+    override_with(options.ranks, flags.ranks);
+    options.allow_degraded = flags.allow_degraded;
+    constexpr std::uint64_t kMostRanks = 4096;
+    if (options.ranks == 0 || options.ranks > kMostRanks)
+        throw Error(ErrorCode::InvalidArgument, "--ranks must be 1 to " +
+                                                    std::to_string(kMostRanks) + ", not " +
+                                                    std::to_string(options.ranks));
+    if (options.allow_degraded && options.ranks == 1)
+        throw Error(ErrorCode::InvalidArgument, "--allow-degraded goes with --ranks");
     if (!options.system.empty() && !options.chat)
         throw Error(ErrorCode::InvalidArgument, "--system goes with --chat");
     return options;

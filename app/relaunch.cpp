@@ -12,7 +12,8 @@
 
 namespace bellows {
 
-LaunchResult relaunch(int ranks, const std::vector<std::string>& arguments, bool can_stop) {
+LaunchResult relaunch(int ranks, const std::vector<std::string>& arguments, bool can_stop,
+                      bool outlive) {
     const unsigned cores = std::max(std::thread::hardware_concurrency(), 1u);
     const unsigned threads = std::max(cores / static_cast<unsigned>(ranks), 1u);
     ::setenv("LP_NUM_THREADS", std::to_string(threads).c_str(), 0);
@@ -23,6 +24,8 @@ LaunchResult relaunch(int ranks, const std::vector<std::string>& arguments, bool
         launch.stopped_exit_code = kExitStopped;
         launch.on_stop_asked = announce_stop;
     }
+    if (outlive)
+        launch.grace = launch.together_timeout = std::chrono::hours(24 * 30);
     launch.command = {std::filesystem::read_symlink("/proc/self/exe").string()};
     launch.command.insert(launch.command.end(), arguments.begin(), arguments.end());
     return launch_ranks(launch);

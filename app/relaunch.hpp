@@ -12,8 +12,10 @@ namespace bellows {
 
 /// arguments: without the program's name. The ranks share the cores: a software Vulkan driver of
 /// each gets its part, unless LP_NUM_THREADS says otherwise. can_stop: the ranks
-/// watch_stop_signals(), so that a first signal asks them to stop. Throws as launch_ranks() does.
-LaunchResult relaunch(int ranks, const std::vector<std::string>& arguments, bool can_stop = false);
+/// watch_stop_signals(), so that a first signal asks them to stop. outlive: where a rank is lost,
+/// the others have all the time that they need. Throws as launch_ranks() does.
+LaunchResult relaunch(int ranks, const std::vector<std::string>& arguments, bool can_stop = false,
+                      bool outlive = false);
 
 /// Of one that has failed: what it says, or which rank ended how.
 std::string reason_of(const LaunchResult& result);

@@ -1,11 +1,15 @@
 // SPDX-License-Identifier: MIT
-// The body of `bellows generate`: one rank, the whole model, all prompts at once.
+// The body of `bellows generate`: all prompts at once, on one rank or shared out among several,
+// which share the model's experts.
+#include "app/generate/shared_texts.hpp"
 #include "app/generate/writer.hpp"
 #include "app/progress.hpp"
 #include "app/run.hpp"
 
 #include <bellows/base/error.hpp>
 #include <bellows/base/printable.hpp>
+#include <bellows/base/rounding.hpp>
+#include <bellows/comm/launch.hpp>
 
 #include <nlohmann/json.hpp>
 
@@ -55,38 +59,63 @@ std::uint64_t context_of(const GenerateOptions& options,
 }
 
 std::string json_line(const std::string& prompt, const Written& written) {
-    const nlohmann::ordered_json line = {{"prompt", prompt},
-                                         {"text", written.text},
-                                         {"finish_reason", to_string(written.reason)},
-                                         {"prompt_tokens", written.prompt_tokens},
-                                         {"tokens", written.tokens.size()}};
+    nlohmann::ordered_json line = {{"prompt", prompt},
+                                   {"text", written.text},
+                                   {"finish_reason", to_string(written.reason)},
+                                   {"prompt_tokens", written.prompt_tokens},
+                                   {"tokens", written.tokens.size()}};
+    if (written.degraded)
+        line["degraded"] = true;
     return line.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace) + "\n";
 }
 
 /// One prompt is shown with its text as this grows, several ones each with its own when all end.
-std::vector<Written> write_and_show(Writer& writer, const GenerateOptions& options,
-                                    const std::vector<std::vector<std::uint32_t>>& prompts) {
-    const bool one = prompts.size() == 1 && !options.json;
-    if (one && !options.chat)
-        print(for_standard_output(options.prompts.front()));
-    const std::vector<Written> written =
-        writer.write(prompts, options.text, [&](std::size_t, const std::string& piece) {
-            if (one)
-                print(for_standard_output(piece));
-        });
-    if (one)
-        print("\n");
-    for (std::size_t i = 0; !one && i < written.size(); ++i)
+bool shown_at_once(const GenerateOptions& options) {
+    return options.prompts.size() == 1 && !options.json;
+}
+
+void show(const GenerateOptions& options, const std::vector<Written>& written) {
+    if (shown_at_once(options))
+        return print("\n");
+    for (std::size_t i = 0; i < written.size(); ++i)
         print(options.json ? json_line(options.prompts[i], written[i])
                            : for_standard_output((options.chat ? "" : options.prompts[i]) +
                                                  written[i].text) +
                                  (i + 1 < written.size() ? "\n\n" : "\n"));
-    return written;
 }
 
-} // namespace
+void report(const std::vector<Written>& written, const WritingTimes& times,
+            const std::optional<TextFiles>& known) {
+    std::fprintf(stderr, "%s\n", format_times(times).c_str());
+    const auto count = [&](const auto& which) {
+        return std::to_string(std::ranges::count_if(written, which));
+    };
+    if (std::ranges::any_of(written, &Written::degraded))
+        std::fprintf(stderr,
+                     "bellows: %s of %zu texts lack what experts of lost ranks would have added, "
+                     "or their rank is lost\n",
+                     count(&Written::degraded).c_str(), written.size());
+    const auto broken = [](const Written& one) {
+        return one.reason == FinishReason::Failed && !one.degraded;
+    };
+    if (std::ranges::any_of(written, broken))
+        throw Error(ErrorCode::Corrupt,
+                    count(broken) + " of " + std::to_string(written.size()) +
+                        " texts ended early: the model's logits are not finite; look at its "
+                        "weights with another --precision");
+    if (!known)
+        return;
+    std::string text; // what the model wrote, not what it was given
+    for (const Written& one : written)
+        text += one.text + "\n";
+    const WordCheck check = check_words(text, words_in(*known, WordSet(text), kMostKnown));
+    std::fprintf(stderr, "%s\n", format_word_check(check, "the given text").c_str());
+}
 
-int run_generate(const GenerateOptions& options) {
+/// world: of the ranks that share prompts and experts; null: this rank has all.
+int generate(const GenerateOptions& options, World* world) {
+    const int rank = world == nullptr ? 0 : world->rank();
+    const auto ranks = static_cast<std::size_t>(world == nullptr ? 1 : world->size());
     std::optional<TextFiles> known;
     if (!options.known_text.empty()) {
         const std::vector<std::filesystem::path> paths(options.known_text.begin(),
@@ -95,30 +124,45 @@ int run_generate(const GenerateOptions& options) {
         (void)words_in(*known, WordSet(), kMostKnown); // what is no text shows before the work
     }
     const Tokenizer tokenizer = tokenizer_of(options);
-    std::vector<std::vector<std::uint32_t>> prompts;
+    std::vector<std::vector<std::uint32_t>> prompts, mine;
     for (const std::string& prompt : options.prompts)
         prompts.push_back(prompt_tokens(tokenizer, prompt, options));
-    const auto engine =
-        open_engine(options, tokenizer, context_of(options, prompts), prompts.size());
+    for (std::size_t i = static_cast<std::size_t>(rank); i < prompts.size(); i += ranks)
+        mine.push_back(prompts[i]);
+    const auto engine = open_engine(options, tokenizer, context_of(options, prompts),
+                                    div_up(prompts.size(), ranks), world);
     Writer writer(*engine, tokenizer);
-    const std::vector<Written> written = write_and_show(writer, options, prompts);
-    std::fprintf(stderr, "%s\n", format_times(writer.times()).c_str());
-    const auto failed = static_cast<std::size_t>(
-        std::ranges::count(written, FinishReason::Failed, &Written::reason));
-    if (failed > 0)
-        throw Error(
-            ErrorCode::Corrupt,
-            std::to_string(failed) + " of " + std::to_string(written.size()) +
-                " texts ended early: the model's logits are not finite; look at its weights "
-                "with another --precision");
-    if (known) { // what the model wrote, not what it was given
-        std::string text;
-        for (const Written& one : written)
-            text += one.text + "\n";
-        const WordCheck check = check_words(text, words_in(*known, WordSet(text), kMostKnown));
-        std::fprintf(stderr, "%s\n", format_word_check(check, "the given text").c_str());
-    }
+    if (shown_at_once(options) && !options.chat && rank == 0)
+        print(for_standard_output(options.prompts.front()));
+    std::vector<Written> written =
+        writer.write(mine, options.text, [&](std::size_t, const std::string& piece) {
+            if (shown_at_once(options))
+                print(for_standard_output(piece));
+        });
+    WritingTimes times = writer.times();
+    if (world != nullptr && !gather_texts(*world, prompts.size(), written, times))
+        return 0; // another rank shows them
+    show(options, written);
+    report(written, times, known);
     return 0;
+}
+
+} // namespace
+
+int run_generate(const GenerateOptions& options) {
+    if (options.ranks == 1 && !is_launched())
+        return generate(options, nullptr);
+    WorldOptions of_world;
+    of_world.control.outlive_lost_ranks = options.allow_degraded;
+    return in_world(
+        [&](World& world) {
+            if (static_cast<std::uint64_t>(world.size()) != options.ranks)
+                throw Error(ErrorCode::InvalidArgument,
+                            "--ranks says " + std::to_string(options.ranks) + ", but there are " +
+                                std::to_string(world.size()));
+            return generate(options, &world);
+        },
+        of_world);
 }
 
 } // namespace bellows

@@ -69,6 +69,7 @@ void Writer::take(Text& text, const TextOptions& options, std::size_t index,
                   const OnText& on_text) {
     const AnswerPart part = engine_.poll(text.id);
     text.written.cached_tokens = std::max(text.written.cached_tokens, part.usage.cached);
+    text.written.degraded |= part.degraded;
     const auto show = [&](const std::string& piece) {
         text.written.text += piece;
         if (on_text && !piece.empty())
@@ -107,10 +108,10 @@ std::vector<Written> Writer::write(std::span<const std::vector<std::uint32_t>> p
     for (const std::vector<std::uint32_t>& prompt : prompts)
         submit(texts.emplace_back(tokenizer_, options, prompt), options);
     EngineCounters before = engine_.counters();
-    while (std::ranges::any_of(texts, &Text::active)) {
+    while (true) {
         const Clock::time_point start = Clock::now();
         if (!engine_.step())
-            throw Error(ErrorCode::Internal, "texts are not finished, but nothing is to be done");
+            break;
         const double seconds = std::chrono::duration<double>(Clock::now() - start).count();
         const EngineCounters now = engine_.counters();
         const std::uint64_t computed = now.computed_tokens - before.computed_tokens,
@@ -130,6 +131,8 @@ std::vector<Written> Writer::write(std::span<const std::vector<std::uint32_t>> p
             take(texts[i], options, i, on_text);
         }
     }
+    if (std::ranges::any_of(texts, &Text::active))
+        throw Error(ErrorCode::Internal, "texts are not finished, but nothing is to be done");
     std::vector<Written> written;
     for (Text& text : texts)
         written.push_back(std::move(text.written));
@@ -161,8 +164,9 @@ Tokenizer tokenizer_of(const GenerateOptions& options) {
 }
 
 std::unique_ptr<Engine> open_engine(const GenerateOptions& options, const Tokenizer& tokenizer,
-                                    std::uint64_t context, std::uint64_t texts) {
+                                    std::uint64_t context, std::uint64_t texts, World* world) {
     constexpr std::uint64_t kMostTexts = 64;
+    const int rank = world == nullptr ? 0 : world->rank();
     ProgressReporter progress(stderr, 0, ProgressReporter::detect(stderr));
     EngineOptions engine;
     engine.timeout = wait_limit(options.config.train);
@@ -173,10 +177,12 @@ std::unique_ptr<Engine> open_engine(const GenerateOptions& options, const Tokeni
     engine.max_sequences = std::clamp<std::uint64_t>(texts, 1, kMostTexts);
     engine.exact = options.exact;
     engine.tokenizer = &tokenizer;
-    if (options.folder_bytes > 0)
+    engine.world = world;
+    engine.allow_degraded = options.allow_degraded;
+    if (options.folder_bytes > 0 && rank == 0)
         engine.on_progress = ReadingProgress(progress, options.folder_bytes);
-    auto opened = std::make_unique<Engine>(device_options_of_rank(options.config.train.device, 0),
-                                           options.checkpoint, engine);
+    auto opened = std::make_unique<Engine>(
+        device_options_of_rank(options.config.train.device, rank), options.checkpoint, engine);
     progress.finish();
     return opened;
 }

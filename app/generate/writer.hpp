@@ -24,6 +24,7 @@ struct Written {
     std::string text;
     std::vector<std::uint32_t> tokens;
     FinishReason reason = FinishReason::None;
+    bool degraded = false; ///< the rank of experts that it needed was lost
     std::uint64_t prompt_tokens = 0;
     std::uint64_t cached_tokens = 0; ///< of the prompt that were computed before
 };
@@ -48,8 +49,9 @@ public:
     /// All must outlive it.
     Writer(Engine& engine, const Tokenizer& tokenizer) : engine_(engine), tokenizer_(tokenizer) {}
 
-    /// Texts longer than the engine's context go on with the last half of it. Throws what the
-    /// engine throws.
+    /// Texts longer than the engine's context go on with the last half of it. Among ranks it is
+    /// collective, and returns when all texts of all ranks have ended. Throws what the engine
+    /// throws.
     std::vector<Written> write(std::span<const std::vector<std::uint32_t>> prompts,
                                const TextOptions& options, const OnText& on_text = {},
                                const Stop& stop = {});
@@ -70,8 +72,10 @@ std::vector<std::uint32_t> prompt_tokens(const Tokenizer& tokenizer, const std::
                                          const GenerateOptions& options);
 /// The tokenizer that the options name, checked against the model.
 Tokenizer tokenizer_of(const GenerateOptions& options);
-/// The model of the options; progress on standard error. context: tokens that a text will have.
+/// The model of the options; progress on standard error. context: tokens that a text will have;
+/// world: of the ranks that share the experts.
 std::unique_ptr<Engine> open_engine(const GenerateOptions& options, const Tokenizer& tokenizer,
-                                    std::uint64_t context, std::uint64_t texts);
+                                    std::uint64_t context, std::uint64_t texts,
+                                    World* world = nullptr);
 
 } // namespace bellows

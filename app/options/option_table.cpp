@@ -223,6 +223,13 @@ void add_generate(CLI::App& app, GenerateFlags& flags) {
     add_count(app, "--tokens", flags.tokens, "to write after a prompt, at most")->required();
     app.add_flag("--json", flags.json, "an object in a line for each prompt");
     add_writing(app, flags);
+    add_count(
+        app, "--ranks", flags.ranks,
+        "processes that share the prompts and the model's experts (default 1); --device may be "
+        "a list, one for each in turn");
+    app.add_flag("--allow-degraded", flags.allow_degraded,
+                 "where a rank is lost, go on without its experts and say which texts lack them; "
+                 "else all ends");
     app.footer(kGenerateHelp);
 }
 

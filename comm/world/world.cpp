@@ -244,18 +244,18 @@ const ControlPlane& World::control() const noexcept {
 
 namespace {
 
-World make_world() {
+World make_world(const WorldOptions& options) {
     if (!is_launched())
-        return World::single();
+        return World::single(options);
     int argc = 0;
     char** argv = nullptr;
-    return World::init(argc, argv);
+    return World::init(argc, argv, options);
 }
 
 } // namespace
 
-int in_world(const std::function<int(World&)>& body) {
-    World world = make_world();
+int in_world(const std::function<int(World&)>& body, const WorldOptions& options) {
+    World world = make_world(options);
     int code = 0;
     try {
         code = body(world);

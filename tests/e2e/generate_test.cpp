@@ -129,6 +129,29 @@ TEST_F(Generate, ManyPromptsHaveTheTextsThatEachHasAlone) {
     EXPECT_NE(lines[0].at("text"), lines[1].at("text"));
 }
 
+TEST_F(Generate, RanksShareThePromptsAndWriteTheSame) {
+    const std::string prompts = workspace_->write("shared.txt", "the bel\nand\nslow\nglow\nem\n");
+    const Flags settings = {"--exact", "--temperature", "1",    "--tokens",
+                            "40",      "--prompts",     prompts};
+    Flags shared = settings;
+    shared.insert(shared.end(), {"--ranks", "4", "--allow-degraded"});
+    const Finished alone = generate(settings), together = generate(shared);
+    EXPECT_EQ(together.exit_code, 0) << together.errors;
+    EXPECT_EQ(together.out, alone.out);
+    EXPECT_NE(together.errors.find("; text: "), std::string::npos) << together.errors;
+    // One prompt is for one of them; the others have nothing to do.
+    const Flags one = {"--prompt", "the bel", "--exact", "--temperature", "0", "--tokens", "9"};
+    Flags one_shared = one;
+    one_shared.insert(one_shared.end(), {"--ranks", "2"});
+    EXPECT_EQ(generate(one_shared).out, generate(one).out);
+    EXPECT_NE(generate({"--file", "-", "--tokens", "3", "--ranks", "2"})
+                  .errors.find("cannot share standard input"),
+              std::string::npos);
+    EXPECT_NE(generate({"--prompt", "a", "--tokens", "3", "--allow-degraded"})
+                  .errors.find("--allow-degraded goes with --ranks"),
+              std::string::npos);
+}
+
 TEST_F(Generate, ReadsFilesAndStandardInput) {
     const Flags settings = {"--temperature", "0", "--tokens", "8"};
     const auto with = [&](Flags flags) {

@@ -79,6 +79,6 @@ private:
 
 /// Runs `body` in a world of the ranks that mpirun or srun started, or of this one alone. What it
 /// throws ends the job: every rank throws the error that was first, with the rank it is about.
-int in_world(const std::function<int(World&)>& body);
+int in_world(const std::function<int(World&)>& body, const WorldOptions& options = {});
 
 } // namespace bellows
