@@ -149,19 +149,8 @@ void set_tile(K& kernel, const Recording& recording, const AttentionTile& tile,
                         .qk_dim = static_cast<std::uint32_t>(shape.qk_dim),
                         .v_dim = static_cast<std::uint32_t>(shape.v_dim),
                         .group = shape.group()};
-    if (!tile.in_lane)
-        return;
-    const MatrixSlots& slots = *tile.in_lane;
-    auto& c = kernel.constants;
-    c.in_lane = 1;
-    c.lane_rows = tile.shape.m * tile.shape.k / device.info().subgroup_size / slots.per_k;
-    c.lane_row_place = slots.like_a->row;
-    c.lane_row_slot = slots.a.slot;
-    c.lane_row = slots.a.lane;
-    c.lane_column_place = slots.sum.place;
-    c.lane_column_slot = slots.sum.slot;
-    c.lane_column = slots.sum.lane;
-    c.lane_a = slots.like_a->sum_of_a;
+    if (tile.in_lane)
+        set_lanes(kernel.constants, tile.shape, *tile.in_lane, device.info().subgroup_size);
 }
 
 Groups tile_groups(const Arguments& arguments, const AttentionTile& tile, const Shape& shape,

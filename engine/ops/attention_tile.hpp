@@ -37,6 +37,22 @@ std::optional<AttentionTile> attention_tile(const DeviceInfo& info, const GemmCl
                                             std::uint64_t seq,
                                             const std::optional<MatrixSlots>& slots = {});
 
+/// What kernels whose weights stay in their invocations are told about these: their constants
+/// in_lane and lane_*.
+template <class Constants>
+void set_lanes(Constants& c, const MatrixShape& shape, const MatrixSlots& slots,
+               std::uint32_t subgroup_size) {
+    c.in_lane = 1;
+    c.lane_rows = shape.m * shape.k / subgroup_size / slots.per_k;
+    c.lane_row_place = slots.like_a->row;
+    c.lane_row_slot = slots.a.slot;
+    c.lane_row = slots.a.lane;
+    c.lane_column_place = slots.sum.place;
+    c.lane_column_slot = slots.sum.slot;
+    c.lane_column = slots.sum.lane;
+    c.lane_a = slots.like_a->sum_of_a;
+}
+
 /// Test aid: from now on weights pass through workgroup memory, whatever the device, or not.
 void pass_weights_through_memory(Device& device, bool through);
 bool passes_weights_through_memory(const Device& device);

@@ -1,4 +1,5 @@
 // SPDX-License-Identifier: MIT
+#include "attention_tile.hpp"
 #include "paged_cache.hpp"
 #include "paged_form.hpp"
 #include "runtime/device_impl.hpp"
@@ -136,6 +137,117 @@ std::optional<PagedTile> paged_tile(const Device& device, std::uint64_t entry4,
 
 namespace {
 
+/// Elements of a key and of a value.
+struct Dims {
+    std::uint64_t key, value;
+    bool latent, codes;
+    explicit Dims(const CacheShape& of)
+        : key(of.form == CacheShape::Form::Heads ? of.qk_dim : of.latent + of.rope),
+          value(of.form == CacheShape::Form::Heads ? of.v_dim : of.latent),
+          latent(of.form == CacheShape::Form::Latent), codes(of.dtype == DType::F8E4M3) {}
+};
+
+constexpr std::uint64_t kScaled = 128; ///< elements to a scale of FP8
+
+/// Whether the kernel's loops come out even.
+bool shares_out(const PagedMatrixTile& tile, const Dims& dims, std::uint64_t lanes) {
+    const auto [m, n, k] = tile.shape;
+    const std::uint64_t scaled = dims.latent ? dims.value : dims.key, rest = dims.key - scaled;
+    const std::uint64_t of_row = lanes * tile.parts / m; // invocations
+    const auto even = [](std::uint64_t size, std::uint64_t by) { return size % by == 0; };
+    return even(lanes * tile.parts, m) && even(m, tile.parts) && of_row > 0 &&
+           even(lanes, of_row) && even(tile.block, 2 * of_row) && even(tile.block, n) &&
+           even(tile.block, k) && even(scaled, tile.parts * k) && even(rest, tile.parts * k) &&
+           even(dims.value, tile.parts * n) && even(dims.key, 8) && even(dims.value, 8) &&
+           tile.block >= m;
+}
+
+/// The variant for products of bf16 that the device takes.
+template <class K>
+typename K::Variant units_variant(const Device& device) {
+    return device.impl().gemm.gemm_class.units == GemmClass::Units::BF16 ? K::Variant::bf16
+                                                                         : K::Variant::f16;
+}
+
+} // namespace
+
+std::uint64_t PagedMatrixTile::shared_bytes(const CacheShape& cache) const {
+    const Dims dims(cache);
+    // In words of 16 bytes: eight elements of a matrix, or four floats.
+    const std::uint64_t x = (dims.key + 8) / 8, y = dims.latent ? 0 : (dims.value + 8) / 8;
+    const std::uint64_t scales = dims.codes ? parts * block / 4 : 0;
+    const std::uint64_t results = warps() * (shape.m * shape.n / 4);
+    if (in_lane)
+        return 16 * std::max(block * (x + y), results);
+    return 16 * (block * (x + y) + scales + warps() * shape.m * ((block + 4) / 4) + pairs() / 4);
+}
+
+std::optional<PagedMatrixTile> paged_matrix_tile(const Device& device, const CacheShape& cache,
+                                                 DType queries) {
+    using Kernel = kernels::PagedAttentionCoopmat;
+    const DeviceInfo& info = device.info();
+    const GemmClass& gemm_class = device.impl().gemm.gemm_class;
+    const Dims dims(cache);
+    if (queries != DType::BF16 || cache.dtype == DType::F32 ||
+        gemm_class.units == GemmClass::Units::None ||
+        !device.why_not(Kernel::info(), static_cast<std::uint32_t>(units_variant<Kernel>(device)))
+             .empty())
+        return std::nullopt;
+    // Registers hold that many columns of a key and of a value's sums. A CPU driver compiles each
+    // product of a tile to code of its own, so that large parts take it minutes.
+    constexpr std::uint64_t kMostKeys = 192, kMostValues = 128;
+    constexpr std::uint32_t kMostParts = 4;
+    const std::uint64_t most_keys = info.is_cpu ? 64 : kMostKeys,
+                        most_values = info.is_cpu ? 32 : kMostValues;
+    PagedMatrixTile tile{.shape = gemm_class.shape};
+    const auto parts_for = [&](std::uint64_t keys, std::uint64_t values) {
+        return std::bit_ceil(std::max(div_up(dims.key, keys), div_up(dims.value, values)));
+    };
+    const std::uint64_t parts =
+        dims.codes ? dims.value / kScaled
+                   : std::min<std::uint64_t>(parts_for(most_keys, most_values), kMostParts);
+    if (parts > kMostParts || !std::has_single_bit(parts) ||
+        parts_for(kMostKeys, kMostValues) > parts)
+        return std::nullopt;
+    tile.parts = static_cast<std::uint32_t>(parts);
+    const std::uint32_t of_lane = tile.shape.m * tile.shape.k / info.subgroup_size;
+    if (tile.parts == 1 && !dims.codes && of_lane % 2 == 0 &&
+        !passes_weights_through_memory(device)) {
+        tile.in_lane = matrix_slots(device, tile.shape, gemm_class.units);
+        if (tile.in_lane && !tile.in_lane->like_a)
+            tile.in_lane.reset();
+    }
+    tile.few_bands = dims.latent ? 1 : 2;
+    // Codes are worth sharing among bands, as decoding them takes long.
+    const bool small = info.is_cpu || dims.codes;
+    const std::uint32_t most_bands = info.is_cpu || !dims.latent ? 4 / tile.parts
+                                     : dims.codes                ? 4
+                                                                 : 1;
+    for (const std::uint32_t block : {small ? 16u : 32u, small ? 32u : 16u}) {
+        tile.block = block;
+        if (!shares_out(tile, dims, info.subgroup_size))
+            continue;
+        for (tile.bands = most_bands; tile.bands > 0; tile.bands /= 2)
+            if (tile.shared_bytes(cache) <= info.shared_memory_bytes &&
+                tile.warps() * info.subgroup_size <= info.max_workgroup_invocations)
+                return tile;
+    }
+    return std::nullopt;
+}
+
+namespace {
+
+/// Bands do not change bits: where sequences have few rows, as in decoding, few bands leave less
+/// idle.
+std::optional<PagedMatrixTile> tile_for_step(const Device& device, const CacheShape& cache,
+                                             DType queries, const Shape& shape,
+                                             std::uint64_t sequences) {
+    auto tile = paged_matrix_tile(device, cache, queries);
+    if (tile && shape.rows * shape.group() <= sequences * tile->few_bands * tile->shape.m)
+        tile->bands = std::min(tile->bands, tile->few_bands);
+    return tile;
+}
+
 constexpr std::uint64_t kNativePairs = 64; ///< of a workgroup
 
 /// Whether the device has a kernel of its own for queries and entries of these types.
@@ -188,7 +300,9 @@ void record_native(Recording& recording, const Arguments& arguments, const Tenso
 
 std::uint64_t paged_rows_per_item(const Device& device, const CacheShape& cache, DType queries,
                                   std::uint64_t heads) {
+    const auto on_units = paged_matrix_tile(device, cache, queries);
     const std::uint64_t pairs = has_native(device, cache, queries) ? kNativePairs
+                                : on_units                         ? on_units->pairs()
                                 : device.info().is_cpu             ? 8
                                                                    : PagedTile().pairs;
     const std::uint64_t group = cache.form == CacheShape::Form::Heads
@@ -212,7 +326,6 @@ void paged_attention(Recording& recording, const TensorView& q, const PagedCache
     const std::uint32_t o_head4 = arguments.groups_of_4("o's head stride", o.stride[1]);
     // `pairs` rows and heads to a workgroup.
     const auto attend = [&]<class K>(K kernel, std::uint32_t local_size, std::uint32_t pairs) {
-        kernel.variant = storage_variant<K>(q.dtype);
         kernel.q = arguments.memory("q", q);
         kernel.cache = memory.memory;
         kernel.items = step.items;
@@ -248,15 +361,31 @@ void paged_attention(Recording& recording, const TensorView& q, const PagedCache
     };
     if (serves_native(recording.device(), q, cache, o, work)) {
         record_native(recording, arguments, q, cache, work, o, step, shape, scale);
+    } else if (const auto units = tile_for_step(recording.device(), cache.shape, q.dtype, shape,
+                                                work.tables.extent[0])) {
+        kernels::PagedAttentionCoopmat kernel;
+        kernel.variant = units_variant<kernels::PagedAttentionCoopmat>(recording.device());
+        kernel.constants.mma_m = units->shape.m;
+        kernel.constants.mma_n = units->shape.n;
+        kernel.constants.mma_k = units->shape.k;
+        kernel.constants.warps = units->warps();
+        kernel.constants.parts = units->parts;
+        kernel.constants.block = units->block;
+        if (units->in_lane)
+            set_lanes(kernel.constants, units->shape, *units->in_lane,
+                      recording.device().info().subgroup_size);
+        attend(kernel, units->warps() * recording.device().info().subgroup_size, units->pairs());
     } else if (const auto tile = paged_tile(recording.device(), shape.entry4(), shape.value4)) {
         kernels::PagedAttention kernel;
+        kernel.variant = storage_variant<kernels::PagedAttention>(q.dtype);
         kernel.constants.pairs = tile->pairs;
         kernel.constants.tile = tile->tile;
         kernel.constants.columns = tile->columns;
         attend(kernel, tile->local_size, tile->pairs);
     } else {
         const std::uint32_t lanes = lanes_that_fit(arguments, recording.device(), shape.value4);
-        attend(kernels::PagedAttentionLanes(), lanes, lanes);
+        using Lanes = kernels::PagedAttentionLanes;
+        attend(Lanes{.variant = storage_variant<Lanes>(q.dtype)}, lanes, lanes);
     }
     using Combine = kernels::PagedAttentionCombine;
     const std::uint32_t segments = recording.device().info().is_cpu ? 1 : shape.value4;

@@ -11,6 +11,7 @@
 #include <bellows/base/rounding.hpp>
 #include <bellows/engine/attention.hpp>
 #include <bellows/engine/gemm.hpp>
+#include <bellows/engine/gemm_plan.hpp>
 #include <bellows/engine/ops.hpp>
 #include <bellows/engine/paged_attention.hpp>
 #include <bellows/engine/sampling.hpp>
@@ -309,10 +310,18 @@ TEST_F(GuardPages, PagedCache) {
     };
     const std::vector<ops::PagedQueries> queries{{3, 192, 0}, {2, 0, 0}, {1, 65, 0}};
     const std::uint64_t rows = 6;
-    for (const bool share : {false, true})
+    std::string units; // the class that has such
+    for (const GemmClass& c : gemm_classes(*device_))
+        if (c.why_not.empty() && c.units != GemmClass::Units::None)
+            units = c.name;
+    enum class Form { Lanes, Shared, Units };
+    for (const Form form : {Form::Lanes, Form::Shared, Form::Units})
         for (const DType stored : {DType::F32, DType::BF16, DType::F8E4M3}) {
             const DType act = stored == DType::F32 ? DType::F32 : DType::BF16;
-            ops::share_paged_entries(*device_, share);
+            if (form == Form::Units && units.empty())
+                continue;
+            use_gemm_class(*device_, form == Form::Units ? units : "f32-sequential");
+            ops::share_paged_entries(*device_, form == Form::Shared);
             const ops::PagedPlan plan = ops::plan_paged_attention(queries, 2, 2);
             const ops::PagedWork work{.capacity = {rows, plan.num_items(), plan.partials},
                                       .items = words(plan.items, {plan.items.size()}),
@@ -323,12 +332,12 @@ TEST_F(GuardPages, PagedCache) {
             const BufferView workspace =
                 bytes(ops::paged_attention_workspace_bytes(work.capacity, heads, 128));
             const ops::CacheShape latents{
-                .dtype = stored, .latent = 128, .rope = 16}; // whole entries in any type
+                .dtype = stored, .latent = 128, .rope = 32}; // whole entries in any type
             const ops::PagedCache cache{latents, blocks, bytes(ops::cache_bytes(latents, blocks))};
-            const TensorView latent = tensor(act, {tokens, 128}), key = tensor(act, {tokens, 16}),
-                             kv = tensor(act, {tokens, 144}), gain = tensor(act, {128}),
-                             turns = tensor(DType::F32, {tokens, 8, 2}),
-                             q = tensor(act, {rows, heads, 144}),
+            const TensorView latent = tensor(act, {tokens, 128}), key = tensor(act, {tokens, 32}),
+                             kv = tensor(act, {tokens, 160}), gain = tensor(act, {128}),
+                             turns = tensor(DType::F32, {tokens, 16, 2}),
+                             q = tensor(act, {rows, heads, 160}),
                              o = tensor(act, {rows, heads, 128});
             run([&](Recording& r) {
                 ops::cache_append_latent(r, cache, latent, key, places);
@@ -338,6 +347,8 @@ TEST_F(GuardPages, PagedCache) {
                 ops::cache_gather_latent(r, cache, places, latent, key);
                 ops::paged_attention(r, q, cache, work, o, lse, 0.125f, workspace);
             });
+            EXPECT_EQ(ops::paged_matrix_tile(*device_, latents, act).has_value(),
+                      form == Form::Units && stored != DType::F32);
             if (stored == DType::F8E4M3)
                 continue;
             const ops::CacheShape of_heads{.form = ops::CacheShape::Form::Heads,
@@ -360,6 +371,7 @@ TEST_F(GuardPages, PagedCache) {
                 ops::paged_attention(r, q2, second, work, o2, {}, 0.125f, workspace);
             });
         }
+    use_gemm_class(*device_, "");
 }
 
 TEST_F(GuardPages, EmbeddingAndLoss) {

@@ -2,12 +2,14 @@
 // Attention over a paged cache: what a row's bits depend on, the plan, bytes of FP8, refusals. The
 // numbers themselves are the op tables' business.
 
+#include "engine/ops/attention_tile.hpp"
 #include "engine/ops/paged_form.hpp"
 #include "support/op_test.hpp"
 #include "verify/checks/op_checks.hpp"
 #include "verify/checks/paged_rig.hpp"
 #include "verify/reference/fp8.hpp"
 
+#include <bellows/engine/gemm_plan.hpp>
 #include <bellows/engine/paged_attention.hpp>
 
 #include <array>
@@ -28,16 +30,45 @@ using testing::OpTensor;
 
 class OpsPagedAttention : public testing::OpTest {
 protected:
-    void TearDown() override { ops::share_paged_entries(device(), false); }
+    void TearDown() override { as_usual(); }
 
-    /// In the form that this device takes, and in the one of GPUs.
-    template <class F>
-    static void in_both_forms(const F& body) {
-        for (const bool share : {false, true}) {
-            SCOPED_TRACE(share ? "a workgroup shares entries" : "as this device does it");
-            ops::share_paged_entries(device(), share);
-            body();
+    static void as_usual() {
+        ops::share_paged_entries(device(), false);
+        ops::pass_weights_through_memory(device(), false);
+        use_gemm_class(device(), "");
+    }
+
+    /// The quick cases of the op table.
+    static void expect_right_numbers() {
+        for (const checks::OpCheck& check : checks::op_checks(checks::Depth::Quick)) {
+            if (!check.what.starts_with("paged attention"))
+                continue;
+            const checks::Row row =
+                checks::run_row(check.group, check.what, "", [&](checks::Check& of) {
+                    check.body(of, checks::OpRig(device()));
+                });
+            EXPECT_EQ(row.verdict, checks::Verdict::Ok) << check.what << ": " << row.note;
         }
+    }
+
+    /// In the form that this device takes, in the one of GPUs, and in both on all matrix units that
+    /// serve such queries and entries.
+    template <class F>
+    static void in_all_forms(DType act, const CacheShape& shape, const F& body) {
+        for (const GemmClass& c : gemm_classes(device())) {
+            if (!c.why_not.empty())
+                continue;
+            use_gemm_class(device(), c.name);
+            if (c.units != GemmClass::Units::None && !ops::paged_matrix_tile(device(), shape, act))
+                continue;
+            for (const bool other : {false, true}) {
+                SCOPED_TRACE(c.name + (other ? ", the other form" : ""));
+                ops::share_paged_entries(device(), other);
+                ops::pass_weights_through_memory(device(), other);
+                body();
+            }
+        }
+        as_usual();
     }
 
     /// Bits of so many rows of a result from row `first` on.
@@ -64,7 +95,9 @@ std::vector<Kind> kinds() {
     return {{DType::F32, latent_cache(DType::F32, 16, 8), 3},
             {DType::BF16, latent_cache(DType::BF16, 64, 16), 16},
             {DType::BF16, latent_cache(DType::F8E4M3, 128, 16), 5},
-            {DType::F32, heads_cache(DType::BF16, 2, 12, 20), 6}};
+            {DType::BF16, latent_cache(DType::F8E4M3, 256, 32), 16},
+            {DType::F32, heads_cache(DType::BF16, 2, 12, 20), 6},
+            {DType::BF16, heads_cache(DType::BF16, 2, 32, 16), 10}};
 }
 
 TEST_F(OpsPagedAttention, ARowsBitsAreItsOwn) {
@@ -72,7 +105,7 @@ TEST_F(OpsPagedAttention, ARowsBitsAreItsOwn) {
                                          {2, 65, 5}, {37, 150, 6}, {3, 128, 7}};
     for (const Kind& kind : kinds())
         for (const std::uint64_t split : {1u, 2u, 8u})
-            in_both_forms([&] {
+            in_all_forms(kind.act, kind.shape, [&] {
                 const PagedRig together(rig(), kind.act, kind.shape, kind.heads, all, 1),
                     elsewhere(rig(), kind.act, kind.shape, kind.heads, all, 2);
                 const auto first = together.run(split);
@@ -98,7 +131,7 @@ TEST_F(OpsPagedAttention, ARowsBitsAreItsOwn) {
 /// The last query of several is the one that a step of one query computes.
 TEST_F(OpsPagedAttention, QueriesOfASequenceDoNotMix) {
     for (const Kind& kind : kinds())
-        in_both_forms([&] {
+        in_all_forms(kind.act, kind.shape, [&] {
             const PagedRig many(rig(), kind.act, kind.shape, kind.heads, {{5, 131, 1}}, 1);
             const auto all = many.run(1, 16);
             for (const std::uint64_t rows_per_item : {1u, 2u})
@@ -111,24 +144,66 @@ TEST_F(OpsPagedAttention, EntriesMayBeShared) {
     ops::share_paged_entries(device(), true);
     if (!ops::paged_tile(device(), 6, 4))
         GTEST_SKIP() << "no subgroups of fixed size that shuffle";
-    for (const checks::OpCheck& check : checks::op_checks(checks::Depth::Quick)) {
-        if (!check.what.starts_with("paged attention"))
+    expect_right_numbers();
+}
+
+TEST_F(OpsPagedAttention, WeightsMayPassThroughWorkgroupMemory) {
+    ops::pass_weights_through_memory(device(), true);
+    std::size_t on_units = 0;
+    for (const GemmClass& c : gemm_classes(device())) {
+        if (!c.why_not.empty() || c.units == GemmClass::Units::None)
             continue;
-        const checks::Row row =
-            checks::run_row(check.group, check.what, "",
-                            [&](checks::Check& of) { check.body(of, checks::OpRig(device())); });
-        EXPECT_EQ(row.verdict, checks::Verdict::Ok) << check.what << ": " << row.note;
+        use_gemm_class(device(), c.name);
+        expect_right_numbers();
+        ++on_units;
     }
+    if (on_units == 0)
+        GTEST_SKIP() << "no matrix units";
+}
+
+/// What units can serve: their kernel takes entries of bf16 and FP8 where sizes suit its matrices.
+TEST_F(OpsPagedAttention, MatrixUnitsServeWhatTheyCan) {
+    const auto serves = [](const CacheShape& shape, DType queries) {
+        return ops::paged_matrix_tile(device(), shape, queries).has_value();
+    };
+    std::size_t on_units = 0;
+    for (const GemmClass& c : gemm_classes(device())) {
+        if (!c.why_not.empty())
+            continue;
+        use_gemm_class(device(), c.name);
+        const bool units = c.units != GemmClass::Units::None;
+        on_units += units ? 1 : 0;
+        const CacheShape heads = heads_cache(DType::BF16, 2, 128, 128);
+        EXPECT_EQ(serves(heads, DType::BF16), units) << c.name;
+        EXPECT_EQ(serves(latent_cache(DType::BF16, 512, 64), DType::BF16), units) << c.name;
+        EXPECT_EQ(serves(latent_cache(DType::F8E4M3, 512, 64), DType::BF16), units) << c.name;
+        EXPECT_FALSE(serves(heads, DType::F32)) << "queries would be rounded";
+        EXPECT_FALSE(serves(heads_cache(DType::F32, 2, 128, 128), DType::BF16)) << "keys would be";
+        EXPECT_FALSE(serves(heads_cache(DType::BF16, 2, 12, 20), DType::BF16));
+        EXPECT_FALSE(serves(latent_cache(DType::F8E4M3, 256, 4), DType::BF16));
+        EXPECT_FALSE(serves(latent_cache(DType::F8E4M3, 384, 64), DType::BF16)) << "three scales";
+        for (const CacheShape& shape :
+             {heads, latent_cache(DType::BF16, 512, 64), latent_cache(DType::F8E4M3, 512, 64)})
+            if (const auto tile = ops::paged_matrix_tile(device(), shape, DType::BF16)) {
+                EXPECT_LE(tile->shared_bytes(shape), device().info().shared_memory_bytes);
+                EXPECT_LE(tile->shared_bytes(shape), 48u << 10) << "which every such device has";
+                EXPECT_EQ(ops::kCacheBlock % tile->block, 0u);
+            }
+    }
+    if (on_units == 0)
+        GTEST_SKIP() << "no matrix units";
 }
 
 TEST_F(OpsPagedAttention, RowsWithoutKeysAreZero) {
-    in_both_forms([&] {
-        const PagedRig paged(rig(), DType::F32, latent_cache(DType::F32, 16, 8), 3,
-                             {{2, 0, 1}, {1, 0, 2}}, 1);
-        const auto result = paged.run(1);
-        EXPECT_EQ(result.o, std::vector<float>(3 * 3 * 16, 0.0f));
-        EXPECT_EQ(result.lse, std::vector<float>(3 * 3, INFINITY));
-    });
+    for (const DType act : {DType::F32, DType::BF16}) {
+        const CacheShape shape = latent_cache(act, 16, 8);
+        in_all_forms(act, shape, [&] {
+            const PagedRig paged(rig(), act, shape, 3, {{2, 0, 1}, {1, 0, 2}}, 1);
+            const auto result = paged.run(1);
+            EXPECT_EQ(result.o, std::vector<float>(3 * 3 * 16, 0.0f));
+            EXPECT_EQ(result.lse, std::vector<float>(3 * 3, INFINITY));
+        });
+    }
 }
 
 TEST_F(OpsPagedAttention, APlanOfNothingNeedsNoWorkspace) {
@@ -193,6 +268,41 @@ TEST_F(OpsPagedAttention, BytesOfFp8AreThoseOfTheHost) {
         device().download(memory.view(), std::span<std::byte>(actual));
         EXPECT_EQ(actual, expected) << to_string(act);
     }
+}
+
+/// A row that sees one token gives back its values: all codes of E4M3 but NaN, with a scale of 1.
+TEST_F(OpsPagedAttention, EveryCodeCountsForItsValue) {
+    const CacheShape shape = latent_cache(DType::F8E4M3, 256, 32);
+    const std::uint64_t heads = 3;
+    std::vector<float> latent;
+    for (std::uint32_t code = 0; code < 256; ++code)
+        latent.push_back(static_cast<float>(reference::fp8_value(
+            reference::Fp8Format::E4M3,
+            static_cast<std::uint8_t>((code & 0x7F) == 0x7F ? code - 1 : code))));
+    std::vector<float> expected;
+    for (std::uint64_t head = 0; head < heads; ++head)
+        expected.insert(expected.end(), latent.begin(), latent.end());
+    const auto key = random(DType::BF16, 32, 1), query = random(DType::BF16, heads * 288, 2);
+    const OpTensor latent_t = tensor(DType::BF16, {1, 256}, latent),
+                   key_t = tensor(DType::BF16, {1, 32}, key),
+                   places = tensor(DType::U32, {1}, std::vector<std::uint32_t>{5 * kCacheBlock}),
+                   tables = tensor(DType::U32, {1, 1}, std::vector<std::uint32_t>{5}),
+                   q = tensor(DType::BF16, {1, heads, 288}, query);
+    const ops::PagedPlan plan =
+        ops::plan_paged_attention(std::array{ops::PagedQueries{1, 1, 0}}, 1, 1);
+    const OpTensor items = tensor(DType::U32, {plan.items.size()}, plan.items),
+                   rows = tensor(DType::U32, {1, 2}, plan.rows);
+    const ops::PagedWork work{{1, 1, 0}, items, rows, tables};
+    const Buffer memory(device(), {.name = "cache", .bytes = ops::cache_bytes(shape, 6)});
+    const ops::PagedCache cache{shape, 6, memory.view()};
+    in_all_forms(DType::BF16, shape, [&] {
+        const OpTensor o = result(DType::BF16, {1, heads, 256});
+        run([&](Recording& recording) {
+            ops::cache_append_latent(recording, cache, latent_t, key_t, places);
+            ops::paged_attention(recording, q, cache, work, o, {}, 1, {});
+        });
+        EXPECT_EQ(read(o), expected);
+    });
 }
 
 TEST_F(OpsPagedAttention, SaysWhatDoesNotFit) {

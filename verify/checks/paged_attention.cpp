@@ -7,6 +7,7 @@
 
 #include <bellows/engine/attention.hpp>
 #include <bellows/engine/elementwise.hpp>
+#include <bellows/engine/gemm_plan.hpp>
 
 namespace bellows::checks {
 
@@ -36,7 +37,15 @@ constexpr auto kPagedCases = std::to_array<PagedCase>({
     {DType::F32, 0, 3, 16, 8, 1, 0, kShort},
     {DType::F8E4M3, 0, 5, 128, 16, 1, 1, kShort},
     {DType::BF16, 2, 4, 32, 16, 1, 0, kShort},
+    {DType::BF16, 2, 5, 24, 16, 2, 0, kLong},
+    {DType::BF16, 0, 3, 64, 16, 1, 0, kShort},
     {DType::BF16, 0, 16, 64, 16, 2, 0, kLong, Depth::Full},
+    {DType::BF16, 0, 19, 128, 32, 1, 0, kLong, Depth::Full},
+    {DType::BF16, 1, 3, 32, 32, 8, 0, kThousands, Depth::Full},
+    {DType::BF16, 2, 4, 128, 128, 2, 0, kLong, Depth::Full},
+    {DType::BF16, 1, 5, 256, 256, 8, 0, kShort, Depth::Full},
+    {DType::F8E4M3, 0, 16, 256, 32, 2, 0, kLong, Depth::Full},
+    {DType::F8E4M3, 0, 16, 512, 64, 8, 0, kThousands, Depth::Full},
     {DType::F32, 2, 1, 12, 20, 2, 3, kLong, Depth::Full},
     {DType::BF16, 0, 16, 512, 64, 2, 0, kShort, Depth::Full},
     {DType::BF16, 0, 16, 512, 64, 1, 16, kLong, Depth::Full},
@@ -65,9 +74,26 @@ void check_paged(Check& check, const OpRig& rig, DType act, const PagedCase& c) 
     check.elements("log of the sum", actual.lse, expected.lse, {paged.rows(), paged.heads()},
                    reference::within(1e-5, 0));
     // Scores up to about 10 carry an error of 1e-6, which exp makes a relative error of its weight.
+    // On matrix units weights are rounded to the elements of matrices, times their values' scales;
+    // of f16 those below 2^-14 of the largest to multiples of 2^-24.
+    const GemmClass::Units units = act == DType::BF16 && c.cache != DType::F32
+                                       ? gemm_class(rig.device()).units
+                                       : GemmClass::Units::None;
+    const double storage = act == DType::BF16 ? 1.01 * reference::kBf16Epsilon : 0;
+    reference::Vector error(expected.out.size(), 1e-5 * largest);
+    if (units != GemmClass::Units::None) {
+        const bool f16 = units == GemmClass::Units::F16;
+        const auto sums = paged.absolute_sums();
+        std::uint64_t keys = 0;
+        for (const PagedSequence& s : c.sequences)
+            keys = std::max(keys, s.keys);
+        for (std::uint64_t i = 0; i < error.size(); ++i)
+            error[i] += (f16 ? 0x1p-11 : reference::kBf16Epsilon) * sums[i] +
+                        (f16 ? 0x1p-24 * static_cast<double>(keys) : 0);
+    }
     check.elements(
         "forward", actual.o, expected.out, {paged.rows(), paged.heads(), paged.v_dim()},
-        reference::within(1e-5 * largest, act == DType::BF16 ? 1.01 * reference::kBf16Epsilon : 0));
+        [&](std::size_t i, double value) { return error[i] + storage * std::abs(value); });
     check.untouched("forward", actual.around);
 }
 
@@ -284,6 +310,7 @@ void add_paged_attention_checks(std::vector<OpCheck>& checks, Depth depth) {
     add_table(checks, depth, "paged cache", kEntryCases, check_entries);
     add_table(checks, depth, "paged cache of projections", kAppendCases, check_append);
     add_table(checks, depth, "paged attention", kPagedCases, check_paged);
+    checks.back().depends_on_gemm_class = true; // of bf16
 }
 
 } // namespace bellows::checks

@@ -174,24 +174,39 @@ PagedRig::Result PagedRig::run(std::uint64_t split_blocks, std::uint64_t rows_pe
     return {rig_.read(o), rig_.read(lse), rig_.outside(o)};
 }
 
-reference::PagedResult PagedRig::expected() const {
+reference::PagedResult PagedRig::attend(const reference::Vector& q, const reference::Vector& keys,
+                                        const reference::Vector& values) const {
     const EntryParts parts(shape_);
-    const auto a = reference::to_double(a_), b = reference::to_double(b_);
-    const bool heads = shape_.form == ops::CacheShape::Form::Heads;
     std::vector<reference::PagedRows> queries;
     for (std::uint64_t i = 0; i < sequences_.size(); ++i)
         queries.push_back({sequences_[i].rows, sequences_[i].keys, i});
-    return reference::paged_attention(
-        reference::to_double(q_),
-        heads ? a : reference::latent_keys(a, b, blocks_ * ops::kCacheBlock), heads ? b : a,
-        queries, tables_,
-        {.heads = heads_,
-         .kv_heads = parts.heads,
-         .qk_dim = qk_dim(),
-         .v_dim = v_dim(),
-         .scale = static_cast<double>(scale()),
-         .block = ops::kCacheBlock,
-         .table_blocks = table_blocks_});
+    return reference::paged_attention(q, keys, values, queries, tables_,
+                                      {.heads = heads_,
+                                       .kv_heads = parts.heads,
+                                       .qk_dim = qk_dim(),
+                                       .v_dim = v_dim(),
+                                       .scale = static_cast<double>(scale()),
+                                       .block = ops::kCacheBlock,
+                                       .table_blocks = table_blocks_});
+}
+
+reference::PagedResult PagedRig::expected() const {
+    const auto a = reference::to_double(a_), b = reference::to_double(b_);
+    const bool heads = shape_.form == ops::CacheShape::Form::Heads;
+    return attend(reference::to_double(q_),
+                  heads ? a : reference::latent_keys(a, b, blocks_ * ops::kCacheBlock),
+                  heads ? b : a);
+}
+
+reference::Vector PagedRig::absolute_sums() const {
+    const auto a = reference::to_double(a_), b = reference::to_double(b_);
+    const bool heads = shape_.form == ops::CacheShape::Form::Heads;
+    auto values = heads ? b : a;
+    for (double& value : values)
+        value = std::abs(value);
+    return attend(reference::to_double(q_),
+                  heads ? a : reference::latent_keys(a, b, blocks_ * ops::kCacheBlock), values)
+        .out;
 }
 
 } // namespace bellows::checks

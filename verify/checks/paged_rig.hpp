@@ -48,6 +48,9 @@ public:
     /// rows_per_item: 0 for what suits the device.
     Result run(std::uint64_t split_blocks, std::uint64_t rows_per_item = 0) const;
     reference::PagedResult expected() const;
+    /// Of each element of o, the sum over the keys of weight * |value|: what errors of weights may
+    /// come to.
+    reference::Vector absolute_sums() const;
 
     std::uint64_t rows() const { return rows_; }
     std::uint64_t heads() const { return heads_; }
@@ -57,6 +60,8 @@ private:
     std::uint64_t qk_dim() const;
     float scale() const;
     void fill();
+    reference::PagedResult attend(const reference::Vector& q, const reference::Vector& keys,
+                                  const reference::Vector& values) const;
 
     OpRig rig_;
     DType act_;

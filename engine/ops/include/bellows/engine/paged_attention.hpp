@@ -11,8 +11,10 @@
 // (plan_paged_attention), because it alone knows the sequences' lengths; the recording reads the
 // plan from the device, so that it serves every step of its number of rows. A row's bits depend on
 // its query, the keys that it sees and PagedPlan::split_blocks alone: not on the other rows, on
-// which blocks hold the keys, or on how many queries of the sequence are in the step. The contract
-// that all ops share stands in ops.hpp.
+// which blocks hold the keys, or on how many queries of the sequence are in the step. Attention of
+// bf16 queries over entries of bf16 or FP8 goes by the numeric class of the device (GemmClass): on
+// matrix units, where their sizes suit these, weights are rounded to the elements of matrices. The
+// contract that all ops share stands in ops.hpp.
 
 #include <bellows/engine/recording.hpp>
 #include <bellows/engine/sizes.hpp>
@@ -152,7 +154,8 @@ struct PagedWork {
     TensorView tables; ///< [sequences, blocks of a sequence] u32; what is not used may be anything
 };
 
-/// Rows that an item should have at most on this device, for `heads` query heads to one of keys.
+/// Rows that an item should have at most on this device with its numeric class, for `heads` query
+/// heads to one of keys.
 std::uint64_t paged_rows_per_item(const Device& device, const CacheShape& cache, DType queries,
                                   std::uint64_t heads);
 std::uint64_t paged_attention_workspace_bytes(const PagedCapacity& capacity, std::uint64_t heads,
