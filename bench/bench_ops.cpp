@@ -12,11 +12,16 @@
 namespace bellows::bench {
 namespace {
 
+/// Which ceiling a rate is shown beside: what its work says is a copy loop, or an FMA loop of ops
+/// with products; else a read loop, or the loop of the units that multiply bf16.
+enum class Beside : std::uint8_t { Work, Read, Matrix };
+
 struct Entry {
     const char* name;
     MakeWorkload* make;
     int part;
     bool by_storage; ///< f32 and bf16, else f32 only
+    Beside beside = Beside::Work;
 };
 
 constexpr Entry kEntries[] = {
@@ -39,9 +44,12 @@ constexpr Entry kEntries[] = {
     {"grouped_attention_4_dgrad", grouped_attention_4, 1, true},
     {"grouped_attention_8_forward", grouped_attention_8, 0, true},
     {"grouped_attention_8_dgrad", grouped_attention_8, 1, true},
-    {"paged_attention_latent", paged_latent, 0, true},
-    {"paged_attention_latent_fp8", paged_latent, 1, true},
-    {"paged_attention_heads", paged_heads, 0, true},
+    {"paged_attention_latent", paged_latent, 0, true, Beside::Read},
+    {"paged_attention_latent_fp8", paged_latent, 1, true, Beside::Read},
+    {"paged_attention_heads", paged_heads, 0, true, Beside::Read},
+    {"paged_attention_latent_prompt", paged_latent, 2, true, Beside::Matrix},
+    {"paged_attention_latent_fp8_prompt", paged_latent, 3, true, Beside::Matrix},
+    {"paged_attention_heads_prompt", paged_heads, 1, true, Beside::Matrix},
     {"embedding_forward", embedding, 0, true},
     {"embedding_wgrad", embedding, 1, true},
     {"cross_entropy", cross_entropy, 0, true},
@@ -77,23 +85,27 @@ public:
         return "bench_ops: every dense op but the products and the permutation of tokens, forward\n"
                "and backward. GB/s counts each tensor once, read or written; \"of peak\" is the "
                "share\n"
-               "of a copy loop of the same run, for attention of an FMA loop.\n";
+               "of a copy loop of the same run, for attention of an FMA loop; over a cache of a "
+               "read loop,\n"
+               "of parts of prompts in bf16 of the matrix units' loop.\n";
     }
 
     void add(Device& device) override {
         const Sizes sizes = sizes_for(device);
         copy_ = measure(device, copy_peak);
         fma_ = measure(device, fma_peak);
+        read_ = measure(device, read_peak);
+        matrix_ = measure(device, matrix_peak);
         for (const Entry& entry : kEntries)
             for (const DType dtype : {DType::F32, DType::BF16})
                 if (dtype == DType::F32 || entry.by_storage)
-                    add_benchmark(
-                        std::string(entry.name) + "/" + to_string(dtype),
-                        [this, &device, sizes, entry, dtype](benchmark::State& state) {
-                            OpData data(device);
-                            const Workload work = entry.make(data, sizes, dtype, entry.part);
-                            run_workload(state, data, work, work.flops > 0 ? fma_ : copy_);
-                        });
+                    add_benchmark(std::string(entry.name) + "/" + to_string(dtype),
+                                  [this, &device, sizes, entry, dtype](benchmark::State& state) {
+                                      OpData data(device);
+                                      const Workload work =
+                                          entry.make(data, sizes, dtype, entry.part);
+                                      run_workload(state, data, work, ceiling(entry, dtype, work));
+                                  });
         for (const auto& [name, kind] : kSampleKinds)
             for (const SampleShape& shape : kSampleShapes)
                 add_benchmark("sample_" + std::string(name) + "/" + std::to_string(shape.rows) +
@@ -107,7 +119,15 @@ public:
     }
 
 private:
-    Ceiling copy_, fma_;
+    const Ceiling& ceiling(const Entry& entry, DType dtype, const Workload& work) const {
+        if (entry.beside == Beside::Read)
+            return read_;
+        if (entry.beside == Beside::Matrix && dtype == DType::BF16 && matrix_.rate > 0)
+            return matrix_;
+        return work.flops > 0 ? fma_ : copy_;
+    }
+
+    Ceiling copy_, fma_, read_, matrix_;
 };
 
 } // namespace

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT
 #include "ops/workloads.hpp"
 
+#include <bellows/base/rounding.hpp>
 #include <bellows/engine/paged_attention.hpp>
 
 #include <numeric>
@@ -9,13 +10,13 @@ namespace bellows::bench {
 
 namespace {
 
-/// A step that generates a token of each sequence, all as long as `keys`.
-struct DecodeStep {
+/// A step of `rows` queries at the end of each sequence, all as long as `keys`.
+struct Step {
     ops::PagedCache cache;
     ops::PagedWork work;
     BufferView workspace;
     TensorView q, o, a, b; ///< a, b: entries of the first sequence
-    std::uint64_t heads, kv_heads;
+    std::uint64_t heads, kv_heads, rows;
     float scale;
 };
 
@@ -27,22 +28,24 @@ TensorView words(OpData& data, std::initializer_list<std::uint64_t> extents,
 }
 
 /// Every sequence's blocks hold the same keys.
-DecodeStep decode_step(OpData& data, DType act, const ops::CacheShape& shape, std::uint64_t heads,
-                       std::uint64_t sequences, std::uint64_t keys) {
+Step make_step(OpData& data, DType act, const ops::CacheShape& shape, std::uint64_t heads,
+               std::uint64_t sequences, std::uint64_t rows, std::uint64_t keys) {
     constexpr std::uint64_t kSplitBlocks = 16;
     const bool of_heads = shape.form == ops::CacheShape::Form::Heads;
     const std::uint64_t kv_heads = of_heads ? shape.kv_heads : 1;
     const std::uint64_t a = of_heads ? shape.qk_dim : shape.latent,
                         b = of_heads ? shape.v_dim : shape.rope;
     const std::uint64_t qk = of_heads ? a : a + b, value = of_heads ? b : a;
-    const std::uint64_t of_sequence = keys / ops::kCacheBlock, blocks = sequences * of_sequence;
-    DecodeStep step;
+    const std::uint64_t of_sequence = div_up(keys, ops::kCacheBlock),
+                        blocks = sequences * of_sequence;
+    Step step;
     step.heads = heads;
+    step.rows = rows;
     step.kv_heads = kv_heads;
     step.scale = 1 / std::sqrt(static_cast<float>(qk));
     step.cache = {shape, blocks, data.bytes(ops::cache_bytes(shape, blocks))};
-    step.q = data.random(act, {sequences, heads, qk});
-    step.o = data.empty(act, {sequences, heads, value});
+    step.q = data.random(act, {sequences * rows, heads, qk});
+    step.o = data.empty(act, {sequences * rows, heads, value});
     step.a = data.random(act, {keys, kv_heads, a});
     step.b = data.random(act, {keys, kv_heads, b});
     std::vector<std::uint32_t> table(blocks), places(keys);
@@ -50,16 +53,17 @@ DecodeStep decode_step(OpData& data, DType act, const ops::CacheShape& shape, st
     step.work.tables = words(data, {sequences, of_sequence}, table);
     std::vector<ops::PagedQueries> queries;
     for (std::uint32_t s = 0; s < sequences; ++s)
-        queries.push_back({1, keys, s});
+        queries.push_back({rows, keys, s});
     const ops::PagedPlan plan = ops::plan_paged_attention(
         queries, kSplitBlocks, ops::paged_rows_per_item(data.device(), shape, act, heads));
-    step.work.capacity = {sequences, plan.num_items(), plan.partials};
+    step.work.capacity = {sequences * rows, plan.num_items(), plan.partials};
     step.work.items = words(data, {plan.items.size()}, plan.items);
-    step.work.rows = words(data, {sequences, ops::PagedPlan::kRowWords}, plan.rows);
+    step.work.rows = words(data, {sequences * rows, ops::PagedPlan::kRowWords}, plan.rows);
     step.workspace =
         data.bytes(ops::paged_attention_workspace_bytes(step.work.capacity, heads, value));
     for (std::uint64_t s = 0; s < sequences; ++s) {
-        std::iota(places.begin(), places.end(), static_cast<std::uint32_t>(s * keys));
+        std::iota(places.begin(), places.end(),
+                  static_cast<std::uint32_t>(s * of_sequence * ops::kCacheBlock));
         const TensorView at = words(data, {keys}, places);
         Recording recording(data.device(), QueueRole::Compute, "prepare");
         if (of_heads)
@@ -72,12 +76,13 @@ DecodeStep decode_step(OpData& data, DType act, const ops::CacheShape& shape, st
     return step;
 }
 
-/// Samples of the first sequence's last head.
-std::string check_step(const OpData& data, const DecodeStep& step, DType act) {
+/// Samples of the last head of the last row of the first sequence.
+std::string check_step(const OpData& data, const Step& step, DType act) {
     const auto q = data.read(step.q), a = data.read(step.a), b = data.read(step.b),
                o = data.read(step.o);
     const bool latent = step.cache.shape.form == ops::CacheShape::Form::Latent;
-    const std::uint64_t keys = step.a.extent[0], kv = step.kv_heads, head = step.heads - 1;
+    const std::uint64_t keys = step.a.extent[0], kv = step.kv_heads,
+                        head = step.rows * step.heads - 1;
     const std::uint64_t a_size = step.a.extent[2], b_size = step.b.extent[2];
     const std::uint64_t qk = step.q.extent[2], value = step.o.extent[2];
     std::vector<double> sums(value, 0);
@@ -101,35 +106,44 @@ std::string check_step(const OpData& data, const DecodeStep& step, DType act) {
     return wrong;
 }
 
-Workload decode(OpData& data, DType act, const ops::CacheShape& shape, std::uint64_t heads,
-                std::uint64_t sequences, std::uint64_t keys) {
-    const DecodeStep step = decode_step(data, act, shape, heads, sequences, keys);
+Workload workload(OpData& data, DType act, const ops::CacheShape& shape, std::uint64_t heads,
+                  std::uint64_t sequences, std::uint64_t rows, std::uint64_t keys) {
+    const Step step = make_step(data, act, shape, heads, sequences, rows, keys);
     const auto verify = [=, &data] { return check_step(data, step, act); };
     const auto record = [=](Recording& r) {
         ops::paged_attention(r, step.q, step.cache, step.work, step.o, {}, step.scale,
                              step.workspace);
     };
-    const double pairs = static_cast<double>(sequences * heads * keys);
+    const double seen = static_cast<double>(keys) - static_cast<double>(rows - 1) / 2;
+    const double pairs = static_cast<double>(sequences * rows * heads) * seen;
     const double flops = 2 * pairs * static_cast<double>(step.q.extent[2] + step.o.extent[2]);
     return {record, verify,
             bytes_of({step.q, step.o}) + static_cast<double>(step.cache.memory.bytes), flops};
+}
+
+/// A part of a prompt behind `seq` tokens, or a token of each sequence.
+Workload part_of(OpData& data, const Sizes& s, DType act, const ops::CacheShape& shape,
+                 std::uint64_t heads, bool prompt) {
+    const std::uint64_t rows = s.seq / 8;
+    return prompt ? workload(data, act, shape, heads, 1, rows, s.seq + rows)
+                  : workload(data, act, shape, heads, s.sequences, 1, s.seq);
 }
 
 } // namespace
 
 Workload paged_latent(OpData& data, const Sizes& s, DType act, int part) {
     const ops::CacheShape shape{
-        .dtype = part == 1 ? DType::F8E4M3 : act, .latent = s.latent, .rope = s.rope};
-    return decode(data, act, shape, s.heads, s.sequences, s.seq);
+        .dtype = part % 2 == 1 ? DType::F8E4M3 : act, .latent = s.latent, .rope = s.rope};
+    return part_of(data, s, act, shape, s.heads, part >= 2);
 }
 
-Workload paged_heads(OpData& data, const Sizes& s, DType act, int) {
+Workload paged_heads(OpData& data, const Sizes& s, DType act, int part) {
     const ops::CacheShape shape{.form = ops::CacheShape::Form::Heads,
                                 .dtype = act,
                                 .kv_heads = s.grouped_heads / 4,
                                 .qk_dim = s.grouped_size,
                                 .v_dim = s.grouped_size};
-    return decode(data, act, shape, s.grouped_heads, s.sequences, s.seq);
+    return part_of(data, s, act, shape, s.grouped_heads, part == 1);
 }
 
 } // namespace bellows::bench

@@ -32,13 +32,13 @@ MakeWorkload mla_keys;            ///< 0 forward, 1 dgrad
 MakeWorkload attention;           ///< 0 forward, 1 dgrad (all three gradients)
 MakeWorkload grouped_attention_4; ///< the same, four heads of queries to one of keys and values
 MakeWorkload grouped_attention_8; ///< eight
-MakeWorkload paged_latent;        ///< a generated token, latents: 0 as act, 1 in FP8
-MakeWorkload paged_heads;         ///< the same, heads of keys and values
-MakeWorkload router;              ///< 0 forward, 1 dgrad, 2 expert_counts, 3 router_bias_update
-MakeWorkload elementwise;         ///< 0 add, 1 cast, 2 scale, 3 copy
-MakeWorkload transpose;           ///< of matrices as experts' weights
-MakeWorkload reduction;           ///< 0 sum of squares, 1 sum, 2 clip_coefficient
-MakeWorkload adamw;               ///< act: storage of the moments
+MakeWorkload paged_latent; ///< latents: a generated token (0 as act, 1 in FP8), a prompt (2, 3)
+MakeWorkload paged_heads;  ///< heads of keys and values: 0 a generated token, 1 a prompt
+MakeWorkload router;       ///< 0 forward, 1 dgrad, 2 expert_counts, 3 router_bias_update
+MakeWorkload elementwise;  ///< 0 add, 1 cast, 2 scale, 3 copy
+MakeWorkload transpose;    ///< of matrices as experts' weights
+MakeWorkload reduction;    ///< 0 sum of squares, 1 sum, 2 clip_coefficient
+MakeWorkload adamw;        ///< act: storage of the moments
 
 /// The likeliest token; a draw from all; a draw behind top_k = 50, top_p = 0.95, min_p = 0.001.
 enum class SampleKind : std::uint8_t { Likeliest, Plain, Cut };
