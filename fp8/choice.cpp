@@ -16,13 +16,15 @@ namespace bellows::fp8 {
 namespace {
 
 constexpr const char* kForms[] = {"nt", "nn", "tn"};
-constexpr const char* kGroupings[] = {"dense", "grouped", "masked"};
+constexpr const char* kGroupings[] = {"dense", "grouped", "masked", "ids"};
 constexpr const char* kPairs[] = {"fp8", "fp8_f32", "bf16_fp8", "bf16"};
 
 /// Below, tiles of units are mostly empty, and measurements at usual sizes say little.
 constexpr std::uint64_t kLeastColumns = 128;
 /// The first of kMostRows that products of two bf16 operands have entries for.
 constexpr std::uint8_t kLeastRowsOfBf16 = 3;
+/// The first so many of kMostRows have entries for rows by ids.
+constexpr std::uint8_t kRowSizesByIds = 3;
 /// By how much clocks waver.
 constexpr double kMargin = 1.03;
 
@@ -36,6 +38,8 @@ std::vector<ProductKind> make_kinds() {
     constexpr auto kAll = static_cast<std::uint8_t>(ProductKind::kMostRows.size());
     for (const Grouping grouping : {Grouping::Dense, Grouping::Grouped, Grouping::Masked})
         add(GemmForm::NT, grouping, Pair::Fp8, 0, kAll);
+    // Rows stand by ids where they are few.
+    add(GemmForm::NT, Grouping::ByIds, Pair::Fp8, 0, kRowSizesByIds);
     // Gradients are of training, which has many rows.
     for (const GemmForm form : {GemmForm::NN, GemmForm::TN})
         for (const Grouping grouping : {Grouping::Dense, Grouping::Grouped})
@@ -82,11 +86,15 @@ std::optional<ProductKind> kind_of(const Product& p) {
     const auto pair = pair_of(p.a, p.b);
     if (!pair || d.columns < kLeastColumns || (tn && d.rows < kLeastColumns))
         return std::nullopt;
+    const std::uint8_t rows = size_of_groups(*pair, expected_rows(p));
+    const bool by_ids = p.rows != nullptr && p.rows->layout.form == GroupLayout::Form::Ids &&
+                        p.form == GemmForm::NT && *pair == Pair::Fp8 && rows < kRowSizesByIds;
     return ProductKind{p.form,
                        masked(p)           ? Grouping::Masked
+                       : by_ids            ? Grouping::ByIds
                        : p.rows != nullptr ? Grouping::Grouped
                                            : Grouping::Dense,
-                       *pair, size_of_groups(*pair, expected_rows(p))};
+                       *pair, rows};
 }
 
 Variant known_variant(std::string_view name) {
@@ -160,7 +168,7 @@ Choice::Choice(Variant otherwise) : otherwise_(otherwise) {
 }
 
 std::size_t Choice::place_of(const ProductKind& kind) {
-    return ((static_cast<std::size_t>(kind.form) * 3 + static_cast<std::size_t>(kind.grouping)) *
+    return ((static_cast<std::size_t>(kind.form) * 4 + static_cast<std::size_t>(kind.grouping)) *
                 4 +
             static_cast<std::size_t>(kind.pair)) *
                ProductKind::kMostRows.size() +
@@ -172,6 +180,10 @@ void Choice::set(const ProductKind& kind, const Way& way) {
     std::erase_if(named_, [&](const NamedWay& named) { return named.kind == kind; });
     if (way.tile != Tile{})
         named_.push_back({kind, way.tile});
+}
+
+bool Choice::has(const ProductKind& kind) const {
+    return table_.at(place_of(kind)) != Variant::Device;
 }
 
 Variant Choice::at(const ProductKind& kind) const {
@@ -193,7 +205,9 @@ Way Choice::way(const Device& device, GemmForm form, const Operand& a, const Ope
     const Product p = product_of(form, a, b, d, rows);
     if (a.transposed || b.transposed) // nothing else reads them
         return Variant::Native;
-    const auto kind = kind_of(p);
+    auto kind = kind_of(p);
+    if (kind && kind->grouping == Grouping::ByIds && !has(*kind))
+        kind->grouping = Grouping::Grouped;
     Variant wanted = kind ? at(*kind) : otherwise_;
     if (wanted == Variant::Device)
         wanted = usual_variant(device, p);

@@ -90,6 +90,16 @@ void record_decoded(Recording& recording, const Product& p, BufferView workspace
     }
 }
 
+/// Whether rows need no list and no copies.
+bool takes_layout(const Device& device, const Product& p, const Way& way) {
+    if (p.rows == nullptr || p.rows->listed())
+        return false;
+    return way.variant == Variant::Streamed ? streamed_reads_layout(device, p, way.tile)
+           : way.variant == Variant::Packed
+               ? packed_reads_layout(p)
+               : way.variant == Variant::Native && native_reads_layout(p);
+}
+
 void record(Recording& recording, const char* op, Product p, BufferView workspace, const Way& way) {
     const Operands operands(op);
     const Device& device = recording.device();
@@ -102,9 +112,8 @@ void record(Recording& recording, const char* op, Product p, BufferView workspac
     if (variant == Variant::Device)
         variant = usual_variant(device, p);
     GroupedRows with_list;
-    if (p.rows != nullptr && !p.rows->listed() &&
-        !(variant == Variant::Streamed && streamed_reads_layout(device, p, way.tile)) &&
-        !(variant == Variant::Packed && packed_reads_layout(p))) {
+    const bool as_they_stand = takes_layout(device, p, {variant, way.tile});
+    if (p.rows != nullptr && !p.rows->listed() && !as_they_stand) {
         const GroupLayout& layout = p.rows->layout;
         const std::uint64_t bytes = listing_bytes(device, layout.rows, layout.groups);
         with_list = listed(recording, *p.rows, extents_of(p.d).columns, workspace.sub(0, bytes));
@@ -132,7 +141,7 @@ void record(Recording& recording, const char* op, Product p, BufferView workspac
         else
             record_decoded(recording, product, rest);
     };
-    if (!by_slots(p)) {
+    if (!by_slots(p) || as_they_stand) {
         record_ordered(p, workspace);
         return;
     }
@@ -229,12 +238,18 @@ std::string why_not(const Device& device, const Product& p, const Way& way) {
                                               : "";
 }
 
+bool reads_layout(const Device& device, const Operand& a, const Operand& b, const TensorView& d,
+                  const GroupedRows& rows, const Way& way) {
+    const Product p{GemmForm::NT, a, b, d, &rows, false};
+    return takes_layout(device, p, way) && why_not(device, p, way).empty();
+}
+
 Variant usual_variant(const Device& device, const Product& p) {
     // One dispatch from ids to results outweighs prepacked weights, which need A packed and a work
     // list beforehand: measured on an H200, by a fifth at this many.
     const bool at_once =
         by_slots(p) && expected_rows(p) <= kFewRows && streamed_reads_layout(device, p);
-    if (better_native(p) && why_not_native(device, p).empty())
+    if (better_native(device, p) && why_not_native(device, p).empty())
         return Variant::Native;
     if (packed_ahead(p.b) && !at_once && why_not_packed(device, p).empty())
         return Variant::Packed;

@@ -180,7 +180,8 @@ TileTurns tile_turns(Measurement& m) {
 std::vector<Measurement*> in_order_of_tiles(std::vector<Measurement>& all) {
     std::vector<Measurement*> order;
     for (const bool bf16 : {false, true})
-        for (const Grouping grouping : {Grouping::Grouped, Grouping::Masked, Grouping::Dense})
+        for (const Grouping grouping :
+             {Grouping::Grouped, Grouping::Masked, Grouping::ByIds, Grouping::Dense})
             for (Measurement& m : all)
                 if (m.kind.grouping == grouping && (m.kind.pair == Pair::Bf16) == bf16)
                     order.push_back(&m);

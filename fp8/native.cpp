@@ -18,6 +18,9 @@ namespace {
 using Dense = kernels::HopperFp8Gemm;
 using Rows = kernels::HopperFp8GroupedGemm;
 using Along = kernels::HopperFp8GemmTn;
+// The same products where rows are few (gemm_fp8_few.cu), with the same bits.
+using FewDense = kernels::HopperFp8FewGemm;
+using FewByIds = kernels::HopperFp8FewGemmByIds;
 
 constexpr std::uint64_t kBlock = 128; // codes that share a scale, and columns of a tile
 
@@ -103,6 +106,11 @@ bool scaled_by(const Operand& o, Blocks blocks) {
 
 // --- Grids
 
+std::uint64_t processors(const Device& device) {
+    constexpr std::uint64_t kUsual = 132;
+    return device.info().processors != 0 ? device.info().processors : kUsual;
+}
+
 struct Grid {
     bool high = false; ///< tiles of 256 rows, not 128
     Groups groups;
@@ -113,9 +121,7 @@ Grid grid_for(const Device& device, std::uint64_t rows, std::uint64_t columns, s
               bool counted) {
     constexpr std::uint64_t kHigh = 256, kLow = 128;
     constexpr std::uint64_t kHighCost = 19, kLowCost = 10; // of a tile
-    constexpr std::uint64_t kUsualProcessors = 132;
-    const std::uint64_t processors =
-        device.info().processors != 0 ? device.info().processors : kUsualProcessors;
+    const std::uint64_t workgroups = processors(device);
     const std::uint64_t wide = div_up(columns, kBlock) * groups;
     // Where the device alone knows rows, a group's last tile is half full on average.
     const auto tiles = [&](std::uint64_t height) {
@@ -123,10 +129,10 @@ Grid grid_for(const Device& device, std::uint64_t rows, std::uint64_t columns, s
                        : wide * div_up(rows, height);
     };
     const bool high =
-        div_up(tiles(kHigh), processors) * kHighCost <= div_up(tiles(kLow), processors) * kLowCost;
+        div_up(tiles(kHigh), workgroups) * kHighCost <= div_up(tiles(kLow), workgroups) * kLowCost;
     const std::uint64_t most = wide * div_up(rows, high ? kHigh : kLow) + (counted ? wide : 0);
     return {high,
-            {static_cast<std::uint32_t>(std::clamp<std::uint64_t>(most, 1, processors)), 1, 1}};
+            {static_cast<std::uint32_t>(std::clamp<std::uint64_t>(most, 1, workgroups)), 1, 1}};
 }
 
 // --- What stands against it
@@ -148,13 +154,13 @@ std::string why_not_result(const TensorView& d) {
                      "elements";
 }
 
-/// Fills what all three kernels have.
+/// Fills what all kernels have.
 template <class K>
-K filled(const Operands& operands, const Product& p, const Codes& a, const Codes& b, bool high) {
+K filled(const Operands& operands, const Product& p, const Codes& a, const Codes& b,
+         typename K::Variant variant) {
     const TensorView& d = p.d;
     K kernel;
-    using Variant = typename K::Variant;
-    kernel.variant = high ? Variant::rows_256 : Variant::rows_128;
+    kernel.variant = variant;
     kernel.a = a.codes.buffer;
     kernel.a_scales = a.scales;
     kernel.b = b.codes.buffer;
@@ -167,6 +173,12 @@ K filled(const Operands& operands, const Product& p, const Codes& a, const Codes
     kernel.f32 = d.dtype == DType::F32 ? 1 : 0;
     kernel.accumulate = p.accumulate ? 1 : 0;
     return kernel;
+}
+
+template <class K>
+K filled(const Operands& operands, const Product& p, const Codes& a, const Codes& b, bool high) {
+    using Variant = typename K::Variant;
+    return filled<K>(operands, p, a, b, high ? Variant::rows_256 : Variant::rows_128);
 }
 
 std::uint32_t batch_stride(const Operands& operands, const char* what, const TensorView& view) {
@@ -198,7 +210,65 @@ void set_scales_of_weights(K& kernel, const Operands& operands, const Codes& b) 
     kernel.stride_b_scales = operands.u32("the stride of b's scales", b.scale_batch);
 }
 
+// --- Few rows
+
+constexpr std::uint64_t kFewColumns = 64, kFewTurn = 64; // of a workgroup
+/// Slots among which each workgroup looks for those of its group; dense rows.
+constexpr std::uint64_t kMostFewSlots = 4096, kMostFewRows = 512;
+
+/// Whether a dense product goes the way of few rows. On an H200 K = 2048 takes so 5 us for 8 rows
+/// and 7 for 64, where tiles of 128 x 128 take 11 to 15; once processors have more than two
+/// workgroups each, 19 beside 12.
+bool few_rows(const Device& device, const Product& p) {
+    const Extents d = extents_of(p.d);
+    const std::uint64_t turns = div_up(d.rows, kFewTurn);
+    return p.form == GemmForm::NT && p.rows == nullptr && d.batch == 1 && d.rows <= kMostFewRows &&
+           (turns <= 1 || turns * div_up(d.columns, kFewColumns) <= 2 * processors(device));
+}
+
+void record_few(Recording& recording, const Operands& operands, const Product& p) {
+    const Codes a = as_they_stand(*p.a.quantized, false), b = as_they_stand(*p.b.quantized, false);
+    const Extents d = extents_of(p.d);
+    auto kernel = filled<FewDense>(operands, p, a, b, FewDense::Variant::dense);
+    kernel.m = operands.u32("M", d.rows);
+    kernel.k = operands.u32("K", extents_of(a.codes).columns);
+    kernel.ld_a_scales = operands.u32("the stride of a's scales", a.scale_row);
+    kernel.b_scale_rows = operands.u32("the stride of b's scales", b.scale_row);
+    kernel.b_scale_block = operands.u32("the stride of b's scales", b.scale_block);
+    recording.dispatch(kernel, {operands.u32("rows", div_up(d.rows, kFewTurn)),
+                                operands.grid("columns", div_up(d.columns, kFewColumns)), 1});
+}
+
+void record_few_by_ids(Recording& recording, const Operands& operands, const Product& p) {
+    const Codes a = as_they_stand(*p.a.quantized, false), b = as_they_stand(*p.b.quantized, false);
+    const GroupLayout& layout = p.rows->layout;
+    auto kernel = filled<FewByIds>(operands, p, a, b, FewByIds::Variant::by_ids);
+    kernel.ids = layout.values.buffer;
+    kernel.row_count = layout.values.row_count ? layout.values.row_count : layout.values.buffer;
+    kernel.has_count = layout.values.row_count ? 1 : 0;
+    kernel.slots = operands.u32("ids", layout.rows);
+    kernel.top_k = operands.u32("top_k", layout.values.extent[1]);
+    kernel.slots_per_a_row = std::max(p.rows->slots_per_a_row, 1u);
+    kernel.k = operands.u32("K", extents_of(a.codes).columns);
+    kernel.stride_b = batch_stride(operands, "the stride of b", b.codes);
+    kernel.ld_a_scales = operands.u32("the stride of a's scales", a.scale_row);
+    kernel.b_scale_rows = operands.u32("the stride of b's scales", b.scale_row);
+    kernel.b_scale_block = operands.u32("the stride of b's scales", b.scale_block);
+    kernel.stride_b_scales = operands.u32("the stride of b's scales", b.scale_batch);
+    // Where most groups have rows, their weights need not wait for what the ids say.
+    kernel.eager = expected_rows(p) >= 2 && expected_rows(p) <= 16 ? 1 : 0;
+    recording.dispatch(kernel,
+                       {operands.u32("columns", div_up(extents_of(p.d).columns, kFewColumns)),
+                        operands.grid("groups", layout.groups), 1});
+}
+
 } // namespace
+
+bool native_reads_layout(const Product& p) {
+    return p.form == GemmForm::NT && p.rows != nullptr &&
+           p.rows->layout.form == GroupLayout::Form::Ids && p.rows->layout.rows <= kMostFewSlots &&
+           expected_rows(p) <= kFewRows;
+}
 
 std::string why_not_native(const Device& device) {
     return device.why_not(Dense::info(), static_cast<std::uint32_t>(Dense::Variant::rows_128));
@@ -231,7 +301,9 @@ std::string native_class() {
     return "wgmma-e4m3-k32";
 }
 
-bool better_native(const Product& p) {
+bool better_native(const Device& device, const Product& p) {
+    if (few_rows(device, p) || native_reads_layout(p))
+        return true;
     // Up to a tile's rows a product takes what reading the weights takes, and streaming shaders as
     // much for fewer: on an H200, of 32 groups of 4096 x 7168, 319 us for 96 rows (725 packed), and
     // streaming takes 722 for 64 rows.
@@ -275,6 +347,14 @@ void record_native(Recording& recording, const char* op, const Product& p, Buffe
         return;
     if (p.form == GemmForm::TN) {
         record_along(recording, operands, p, workspace);
+        return;
+    }
+    if (p.rows != nullptr && p.rows->layout.form == GroupLayout::Form::Ids) {
+        record_few_by_ids(recording, operands, p);
+        return;
+    }
+    if (few_rows(recording.device(), p)) {
+        record_few(recording, operands, p);
         return;
     }
     const Codes a = as_they_stand(*p.a.quantized, false);

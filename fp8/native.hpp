@@ -18,8 +18,10 @@ std::string why_not_native(const Device& device, const Product& product);
 /// "wgmma-e4m3-k32": sums of 128 of k by the units, which keep fewer bits than f32 has, times their
 /// scales, in f32.
 std::string native_class();
+/// Whether it reads rows by a layout of ids as they stand, without a work list or copies.
+bool native_reads_layout(const Product& product);
 /// Whether it is also the faster way.
-bool better_native(const Product& product);
+bool better_native(const Device& device, const Product& product);
 /// Device memory that weights transposed ahead of products of the form take; 0: none need it.
 std::uint64_t native_ahead_bytes(const Quantized& b, GemmForm form);
 /// Records this transposition, of entries [first, first + count) of the batch; none of them is
@@ -29,7 +31,7 @@ void turn_ahead(Recording& recording, const Operands& operands, const Quantized&
 /// Device memory that transposing the operands of any product takes at most.
 std::uint64_t native_bytes(const Device& device, const Operand& a, const Operand& b);
 /// workspace: native_bytes, at a multiple of 16 bytes. why_not_native of the product is "". A
-/// stands in the order of groups, D maybe by slots.
+/// stands in the order of groups, D maybe by slots, or native_reads_layout.
 void record_native(Recording& recording, const char* op, const Product& product,
                    BufferView workspace);
 

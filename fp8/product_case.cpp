@@ -88,6 +88,14 @@ BufferView ProductCase::declare(std::uint64_t bytes) {
 
 void ProductCase::make_rows() {
     const std::uint64_t groups = facts_.groups, rows = facts_.rows;
+    if (facts_.kind.grouping == Grouping::ByIds) {
+        for (std::uint64_t row = 0; row < groups * rows; ++row)
+            layout_words_.push_back(static_cast<std::uint32_t>(row % groups));
+        layout_values_ = TensorView::contiguous(declare(layout_words_.size() * 4), DType::I32,
+                                                {groups * rows, 1});
+        rows_ = unlisted_rows(GroupLayout::by_ids(layout_values_, groups));
+        return;
+    }
     const bool masked = facts_.kind.grouping == Grouping::Masked;
     for (std::uint64_t g = 0; g < groups + (masked ? 0 : 1); ++g)
         layout_words_.push_back(static_cast<std::uint32_t>(masked ? rows : g * rows));
@@ -165,7 +173,8 @@ void ProductCase::make_operands() {
             d_ = d(DType::BF16, {rows, n});
         }
     }
-    workspace_ = declare(gemm_workspace_bytes(device_, a_, b_.front()));
+    workspace_ = declare(rows_ ? gemm_workspace_bytes(device_, a_, b_.front(), *rows_)
+                               : gemm_workspace_bytes(device_, a_, b_.front()));
 }
 
 const Operand& ProductCase::a(Variant variant) const {
@@ -203,7 +212,8 @@ void ProductCase::allocate() {
     if (rows_) {
         device_.upload(layout_values_.buffer.sub(0, layout_words_.size() * 4),
                        std::span<const std::uint32_t>(layout_words_));
-        device_.submit(make_list_).wait();
+        if (rows_->listed())
+            device_.submit(make_list_).wait();
     }
 }
 
@@ -235,6 +245,7 @@ void ProductCase::record(Recording& r, const Way& way, std::uint64_t index) cons
         (tn ? gemm_tn : nt ? gemm_nt : gemm_nn)(r, a, b, d_, tn, workspace_, way);
         break;
     case Grouping::Grouped:
+    case Grouping::ByIds:
         (tn   ? k_grouped_gemm_tn
          : nt ? m_grouped_gemm_nt_contiguous
               : m_grouped_gemm_nn_contiguous)(r, a, b, d_, *rows_, tn, workspace_, way);

@@ -8,12 +8,13 @@
 // Strides in eights of elements, those of scales in words. Row strides of x and codes reach beyond
 // the last column to a multiple of 8, and of 16.
 // Forms: lanes 16 or 8: so many invocations per 128 columns, lanes_x (a multiple of them) side by
-//   side, the others on the next rows; four blocks of rows at a time, their loads first. lanes 1: an
-//   invocation per 128 columns (CPU drivers: no barrier), which holds them.
-// Dispatch (grid-stride in x): x = row blocks of 4 * local_size / lanes_x rows, y = ceil(eights of
-//   codes * lanes / (16 * lanes_x)), z = batch; or x = ceil(rows * ceil(columns / 128) / local_size),
-//   y = 1.
-// Shared memory: 16 * local_size bytes.
+//   side, the others on the next rows; at_once blocks of rows at a time, their loads first: four, or
+//   one where rows are few, which is less code to fetch. lanes 1: an invocation per 128 columns (CPU
+//   drivers: no barrier), which holds them.
+// Dispatch (grid-stride in x): x = row blocks of at_once * local_size / lanes_x rows, y = ceil(eights
+//   of codes * lanes / (16 * lanes_x)), z = batch; or x = ceil(rows * ceil(columns / 128) /
+//   local_size), y = 1.
+// Shared memory: 4 * at_once * local_size bytes.
 #version 460
 #extension GL_GOOGLE_include_directive : require
 #include "include/fp8_eight.glsl"
@@ -21,7 +22,7 @@
 
 layout(local_size_x_id = 0) in;
 
-const uint kSteps = 4u;
+const uint kSteps = at_once;
 const uint kEights = lanes == 8u ? 2u : 1u; // of an invocation of a row
 shared uvec4 most[kSteps * local_size / 4u];
 

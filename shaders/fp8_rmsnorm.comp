@@ -8,7 +8,9 @@
 // Strides in fours of elements, those of scales in words.
 // Dispatch: see include/rows.glsl; sums over a row have the order of rmsnorm_forward's. With `whole`
 // a workgroup holds a row in registers, else x is read once more from the cache. With `steps` the
-// blocks' maxima are taken beside the sum, as those of |x * gain|.
+// blocks' maxima are taken beside the sum, as those of |x * gain|. With `sum_columns` a workgroup has
+// an invocation for each four, or two, of a row, and as many of them as that take the sum, which has
+// the same order as without.
 // Shared memory: include/fp8_row_blocks.glsl, at most 10.5 KiB.
 #version 460
 #extension GL_GOOGLE_include_directive : require
@@ -46,16 +48,53 @@ void store_zeros(uint row, uint c) {
     push.operands.codes.v[row * push.codes_stride4 + c] = 0u;
 }
 
+float keep_inverse(uint row, float sum) {
+    float inv_rms = rms_inverse(sum, push.columns4, push.eps);
+    if (row_leader()) {
+        push.operands.inv_rms.v[row] = inv_rms;
+    }
+    return inv_rms;
+}
+
 float inverse_of(uint row, vec4 squares[wide]) {
     float sums[wide];
     [[unroll]] for (uint w = 0u; w < wide; ++w) {
         sums[w] = sum4(squares[w]);
     }
-    float inv_rms = rms_inverse(wide_row_sum(sums), push.columns4, push.eps);
-    if (row_leader()) {
-        push.operands.inv_rms.v[row] = inv_rms;
+    return keep_inverse(row, wide_row_sum(sums));
+}
+
+// The same where the first sum_columns (32, 64 or 128) invocations read the row for the sum, in the
+// order that wide_row_sum has with so many columns.
+float inverse_by_few(uint row) {
+    uint lane = gl_LocalInvocationIndex;
+    if (lane < sum_columns) {
+        vec4 squares = vec4(0);
+        for (uint c = lane; c < push.columns4; c += sum_columns) {
+            squares = add_squares(squares, load4(read(row, c)));
+        }
+        column_sums[lane] = sum4(squares);
     }
-    return inv_rms;
+    barrier();
+    if (lane < 32u) {
+        precise float sum = column_sums[lane];
+        if (sum_columns > 64u) {
+            precise float odd = column_sums[lane + 32u] + column_sums[lane + 96u];
+            sum = sum + column_sums[lane + 64u];
+            sum = sum + odd;
+        } else if (sum_columns > 32u) {
+            sum = sum + column_sums[lane + 32u];
+        }
+        folded_sums[lane / 4u][lane % 4u] = sum;
+    }
+    barrier();
+    vec4 sums[4];
+    [[unroll]] for (uint i = 0u; i < 4u; ++i) {
+        sums[i] = folded_sums[i] + folded_sums[i + 4u];
+    }
+    vec4 four = (sums[0] + sums[2]) + (sums[1] + sums[3]);
+    vec2 two = four.xy + four.zw;
+    return keep_inverse(row, two.x + two.y);
 }
 
 uint column_of(uint first, uint k) {
@@ -204,6 +243,16 @@ void row_by_workgroup(uint row) {
         store_zeros(row, c);
     }
     S4 x[kept][wide];
+    if (sum_columns != 0u) {
+        read_chunk(row, 0u, x);
+        float inv_rms = inverse_by_few(row);
+        if (row_leader()) {
+            kept_inverse = inv_rms;
+        }
+        barrier();
+        quantize_chunk(row, 0u, x);
+        return;
+    }
     vec4 squares[wide];
     [[unroll]] for (uint w = 0u; w < wide; ++w) {
         squares[w] = vec4(0);

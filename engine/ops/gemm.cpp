@@ -163,9 +163,37 @@ void dispatch_dense(Recording& recording, const Arguments& arguments, const K& k
                         arguments.u32("batches", d.batch)});
 }
 
+constexpr std::uint64_t kFewTurn = 64, kFewColumns = 64; // of a workgroup
+
+/// Whether the kernel for few rows (gemm_bf16_few.cu), with the same bits, is the faster one: a
+/// workgroup of it begins sooner, but reads more, so that many weights are better off in large
+/// tiles.
+bool few_native(GemmForm form, const Sizes& sizes, std::uint64_t batches) {
+    constexpr std::uint64_t kMostRows = 256, kMostWeights = std::uint64_t{1} << 23;
+    return form != GemmForm::TN && sizes.m <= kMostRows &&
+           sizes.n * sizes.k * batches <= kMostWeights;
+}
+
+void dense_few_native(Recording& recording, const Arguments& arguments, GemmForm form,
+                      const Matrix& a, const Matrix& b, const Matrix& d, const Sizes& sizes,
+                      bool accumulate, float alpha) {
+    using K = kernels::HopperFewGemm;
+    K kernel = with_sizes(arguments, fill_operands<K>(arguments, a, b, d, accumulate, alpha), a, b,
+                          d, sizes);
+    kernel.variant = form == GemmForm::NT ? K::Variant::nt : K::Variant::nn;
+    kernel.f32 = d.bf16 ? 0 : 1;
+    recording.dispatch(kernel, {arguments.u32("rows", div_up(sizes.m, kFewTurn)),
+                                arguments.u32("columns", div_up(sizes.n, kFewColumns)),
+                                arguments.u32("batches", d.batch)});
+}
+
 void dense_native(Recording& recording, const Arguments& arguments, GemmForm form, const Matrix& a,
                   const Matrix& b, const Matrix& d, const Sizes& sizes, bool accumulate,
                   float alpha) {
+    if (few_native(form, sizes, d.batch)) {
+        dense_few_native(recording, arguments, form, a, b, d, sizes, accumulate, alpha);
+        return;
+    }
     using K = kernels::HopperGemm;
     using Variant = K::Variant;
     constexpr Variant kWide[] = {Variant::nt_256, Variant::nn_256, Variant::tn_256};

@@ -242,10 +242,12 @@ void ExpertLinear::forward(Recording& r, Arena::Frame& scratch, const LinearRows
 
 bool ExpertLinear::streams(const Recording& r, const fp8::Quantized& x, const TensorView& y,
                            const fp8::GroupedRows& by_ids) const {
-    return weights_.quantized && products_
-                                         .way(r.device(), GemmForm::NT, x,
-                                              weights_for(weights_, GemmForm::NT), y, &by_ids)
-                                         .variant == fp8::Variant::Streamed;
+    if (!weights_.quantized)
+        return false;
+    const fp8::Operand weights = weights_for(weights_, GemmForm::NT);
+    const fp8::Way way = products_.way(r.device(), GemmForm::NT, x, weights, y, &by_ids);
+    return way.variant == fp8::Variant::Streamed ||
+           fp8::reads_layout(r.device(), x, weights, y, by_ids, way);
 }
 
 void ExpertLinear::input_gradient(Recording& r, Arena::Frame& scratch, const LinearRows& dy,

@@ -217,6 +217,19 @@ TEST_F(Fp8BySlots, IdsInEveryVariant) {
     }
 }
 
+/// Turns of 64 rows, of which units take eights; K with and without an end of its own.
+TEST_F(Fp8BySlots, IdsOnNativeUnits) {
+    if (!native())
+        return; // fp8_gemm_test checks what is said then
+    for (const Routing& c : {kRoutings[0], kRoutings[1], kRoutings[2], kRoutings[3], kRoutings[4],
+                             Routing{150, 1, 1, 1, 0}, Routing{200, 2, 3, 1, 5}})
+        for (const Places& places : {kByIds, kByIdsWithoutTokens}) {
+            check(c, kind(Blocks::Rows128), kind(Blocks::Blocks128), 40, 136, DType::F32, places);
+            check(c, kind(Blocks::Rows128), kind(Blocks::Blocks128), 136, 1300, DType::BF16,
+                  places);
+        }
+}
+
 /// Tokens behind the last that there is are as if they had no ids.
 TEST_F(Fp8BySlots, IdsOfTokensThatAreThere) {
     const std::uint64_t tokens = 7, top_k = 3, experts = 2, n = 32, k = 128, there = 4;
@@ -225,8 +238,8 @@ TEST_F(Fp8BySlots, IdsOfTokensThatAreThere) {
     const auto ids = reference::random_indices(tokens * top_k, 11, experts);
     const OpTensor ids_t = tensor(DType::I32, {tokens, top_k}, ids),
                    count = tensor(DType::U32, {1}, std::vector<std::uint32_t>{there});
-    for (const bool on_units : {false, true}) {
-        if (on_units && !stream_on_units(true))
+    for (const int units : {0, 1, 2}) {
+        if ((units == 1 && !stream_on_units(true)) || (units == 2 && !native()))
             continue;
         const OpTensor d = padded(DType::F32, {tokens * top_k, n});
         const GroupedRows rows = fp8::unlisted_rows(

@@ -259,6 +259,27 @@ TEST_F(Fp8Choice, GroupsHaveAsManyRowsAsIsExpected) {
     EXPECT_EQ(taken_with(masked, 1024), Variant::Decoded);
 }
 
+/// An older table has no entries for rows by ids.
+TEST_F(Fp8Choice, RowsByIdsHaveEntriesOfTheirOwnOrThoseOfGroups) {
+    const TensorView ids = TensorView::contiguous(BufferView{nullptr, 0, 96}, DType::I32, {8, 3});
+    fp8::GroupedRows rows = fp8::unlisted_rows(GroupLayout::by_ids(ids, 4));
+    const auto taken = [&](const Choice& choice, std::uint64_t expected) {
+        rows.layout.expected_rows = expected;
+        return choice
+            .way(device(), GemmForm::NT, unbound({}, {8, 256}),
+                 unbound({Blocks::Blocks128}, {4, 512, 256}), product({24, 512}), &rows)
+            .variant;
+    };
+    Choice choice(Variant::Decoded);
+    choice.set(*fp8::product_kind("nt.grouped.fp8.8"), Variant::Streamed);
+    EXPECT_EQ(taken(choice, 6), Variant::Streamed);
+    EXPECT_EQ(taken(choice, 20), Variant::Decoded);
+    choice.set(*fp8::product_kind("nt.ids.fp8.32"), Variant::Streamed);
+    EXPECT_EQ(taken(choice, 20), Variant::Streamed);
+    EXPECT_EQ(fp8::parse_choice(device(), describe(device(), choice)), choice);
+    EXPECT_FALSE(fp8::product_kind("nt.ids.fp8.511")) << "rows by ids are few";
+}
+
 /// As layers ask before there are operands.
 TEST_F(Fp8Choice, WeightGradientsAreOfTheKindThatTheirRowsAreOf) {
     const TensorView offsets = TensorView::contiguous(BufferView{nullptr, 0, 64}, DType::U32, {5});

@@ -158,6 +158,8 @@ TEST_F(Fp8Gemm, NativeUnits) {
                                    {130, 136, 128},
                                    {257, 264, 129},
                                    {300, 8, 1000},
+                                   {24, 72, 2000},
+                                   {530, 40, 136},
                                    {128, 128, 300, 3}}) {
                 if (form == GemmForm::TN && s.batch != 0)
                     continue;
@@ -184,6 +186,29 @@ TEST_F(Fp8Gemm, NativeUnits) {
                 device().upload(codes.codes.buffer, std::span<const std::uint8_t>(nans));
                 check(form, x, y, s, DType::F32);
             }
+}
+
+/// A product of few rows has another kernel, whose bits are those of the tiles of many.
+TEST_F(Fp8Gemm, BitsOnNativeUnitsDoNotDependOnTheNumberOfRows) {
+    if (!native())
+        return;
+    const std::uint64_t most = 600, n = 200, k = 1300;
+    const Input b = make_b(GemmForm::NT, kind(Blocks::Blocks128), {most, n, k});
+    const Input all = make_a(GemmForm::NT, kind(Blocks::Rows128), {most, n, k});
+    const auto product = [&](std::uint64_t first, std::uint64_t rows) {
+        Quantized q = *all.operand->quantized;
+        q.codes = q.codes.rows(first, rows);
+        q.scales = q.scales.rows(first, rows);
+        const OpTensor d = padded(DType::F32, {rows, n});
+        const Buffer scratch = workspace_for(q, *b.operand);
+        run([&](Recording& r) { fp8::gemm_nt(r, q, *b.operand, d, false, scratch.view(), way_); });
+        return read(d.view);
+    };
+    const std::vector<float> expected = product(0, most);
+    for (const std::uint64_t rows : {1, 8, 9, 17, 30, 47, 64, 65, 130})
+        EXPECT_EQ(product(5, rows),
+                  std::vector<float>(expected.begin() + 5 * n, expected.begin() + (5 + rows) * n))
+            << rows << " rows";
 }
 
 TEST_F(Fp8Gemm, VariantsHaveNames) {

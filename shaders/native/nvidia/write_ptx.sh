@@ -47,6 +47,8 @@ for name in nt nn tn; do
     form=$((form + 1))
 done
 write paged_latent paged_latent.cu
+write gemm_bf16_few gemm_bf16_few.cu
+write gemm_fp8_few gemm_fp8_few.cu
 form=0
 for name in nt tn; do
     for height in 256 128; do

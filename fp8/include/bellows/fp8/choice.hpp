@@ -22,7 +22,12 @@
 namespace bellows::fp8 {
 
 /// What the rows of a product belong to.
-enum class Grouping : std::uint8_t { Dense, Grouped, Masked };
+enum class Grouping : std::uint8_t {
+    Dense,
+    Grouped,
+    Masked,
+    ByIds, ///< GroupLayout::Form::Ids; without an entry of its own the table's for Grouped counts
+};
 
 /// The operands.
 enum class Pair : std::uint8_t {
@@ -97,8 +102,9 @@ private:
         bool operator==(const OtherTile&) const = default;
     };
 
-    static constexpr std::size_t kPlaces = 3 * 3 * 4 * ProductKind::kMostRows.size();
+    static constexpr std::size_t kPlaces = 3 * 4 * 4 * ProductKind::kMostRows.size();
     static std::size_t place_of(const ProductKind& kind);
+    bool has(const ProductKind& kind) const;
     Tile tile(const ProductKind& kind, Variant variant,
               const std::vector<NamedTile>& possible) const;
 

@@ -169,6 +169,11 @@ void gemm_nn(Recording& recording, const Operand& a, const Operand& b, const Ten
 void gemm_tn(Recording& recording, const Operand& a, const Operand& b, const TensorView& d,
              bool accumulate, BufferView workspace, Way way = {});
 
+/// Whether an m_grouped_gemm_nt_contiguous of these takes rows without a work list as their layout
+/// has them: no copy, one dispatch.
+bool reads_layout(const Device& device, const Operand& a, const Operand& b, const TensorView& d,
+                  const GroupedRows& rows, const Way& way);
+
 /// The forward product of experts: d[r] = a[r] * transpose(b[g]) for the rows r of each group g.
 /// a: [rows, K], b: [groups, N, K], d: [rows, N]. Other rows are neither read nor written. With
 /// rows.slots a and d may have their rows in other places, and another number of them: what the

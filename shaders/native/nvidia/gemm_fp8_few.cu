@@ -1,0 +1,315 @@
+// SPDX-License-Identifier: MIT
+// Products of e4m3 codes with scales for few rows on Hopper's warpgroup units: what gemm_fp8.cu
+// computes as nt, bit for bit, where reading the weights takes longer than multiplying them. Rows of
+// weights are the units' 64 rows, and rows of A their columns, of which they take any eight.
+//
+//   dense    D = A * transpose(B) (+ D), A [m, k], B [n, k]
+//   by_ids   the rows of A and D belong to the groups that `ids` name, as a router gives them, each
+//            group with a B [n, k] of its own: row r of D is that of slot r, row r / slots_per_a_row
+//            of A is multiplied; slots with other ids are left alone
+//
+// Limits    codes and d begin at multiples of 16 bytes; the codes' leading dimensions and strides
+//           are multiples of 16, those of d and n multiples of 8 elements.
+// Launch    128 threads; dense: x: turns of 64 rows, y: 64 columns of D each; by_ids: x: columns,
+//           y: groups. A ring of stages is filled by all threads' copies of 16 bytes: first weights of all
+//           stages, then rows. A processor has three workgroups by_ids, two of dense.
+#include "few.cuh"
+
+/// Outside of the namespace, whose name in PTX depends on the folder of this file.
+extern __shared__ __align__(1024) unsigned char memory[];
+
+namespace {
+
+using namespace hopper;
+
+constexpr u32 kDepth = 128;                // of k in a stage
+constexpr u32 kSlotScales = kMostRows + 8; // words of a stage: of rows, then B's
+
+// In shared memory, in front of the stages: scales, warps' counts, and the rows of a turn.
+constexpr u32 kCounts = kMostStages * kSlotScales * 4, kRowsAt = kCounts + 16;
+constexpr u32 kStagesAt = (kRowsAt + 4 * kMostRows + 1023) / 1024 * 1024;
+
+#define BELLOWS_MULTIPLY(rows, outs, list, a, b, p)                                                \
+    __device__ __forceinline__ void multiply_few(float (&d)[rows / 2], u64 x, u64 y, bool add) {   \
+        asm volatile("{.reg .pred p; setp.ne.b32 p, %" p ", 0; "                                   \
+                     "wgmma.mma_async.sync.aligned.m64n" #rows "k32.f32.e4m3.e4m3 {" list          \
+                     "}, %" a ", %" b ", p, 1, 1;}"                                                \
+                     : outs                                                                        \
+                     : "l"(x), "l"(y), "r"(static_cast<u32>(add)));                                \
+    }
+BELLOWS_FOR_ROWS(BELLOWS_MULTIPLY)
+
+/// Operands of one turn: 64 columns of D and up to 64 rows.
+struct Turn {
+    u64 weights;            ///< codes of the first column's row of B
+    u32 ldb, columns;       ///< that B has from there on
+    const float* b_scales;  ///< of the first block of k
+    u32 b_scale_block;
+    u64 a;
+    u32 lda;
+    const float* a_scales;
+    u32 ld_a_scales;
+    u32 k, rows;            ///< rows of this turn
+    u64 d;
+    u32 ldd, column;
+    bool f32, accumulate;
+};
+
+/// This thread's copies of a stage's weights.
+__device__ __forceinline__ void copy_weights(const Turn& turn, u32 stage, u32 block) {
+    const u32 chunk = threadIdx.x % 8, row = threadIdx.x / 8;
+    const u32 at = block * kDepth + chunk * 16;
+    const u32 there = at >= turn.k ? 0 : min(turn.k - at, 16);
+    const u32 to = stage + row * kDepth + ((chunk ^ row % 8) << 4);
+#pragma unroll
+    for (u32 j = 0; j < kColumns / 16; ++j) {
+        const u32 r = min(row + 16 * j, turn.columns - 1);
+        copy_16(to + j * 16 * kDepth, turn.weights + static_cast<u64>(r) * turn.ldb + (there ? at : 0),
+                   there);
+    }
+}
+
+/// This thread's rows of a turn: kRows / 16 of them, and the one whose scales it copies.
+template <u32 kRows>
+struct OwnRows {
+    u64 codes[(kRows + 15) / 16];
+    const float* scales;
+};
+
+template <u32 kRows>
+__device__ __forceinline__ void copy_rows(const Turn& turn, const OwnRows<kRows>& own, u32 stage,
+                                          u32 scales, u32 block) {
+    const u32 chunk = threadIdx.x % 8, row = threadIdx.x / 8;
+    const u32 at = block * kDepth + chunk * 16;
+    const u32 there = at >= turn.k ? 0 : min(turn.k - at, 16);
+    const u32 to = stage + row * kDepth + ((chunk ^ row % 8) << 4);
+#pragma unroll
+    for (u32 j = 0; j < (kRows + 15) / 16; ++j)
+        if (row + 16 * j < turn.rows)
+            copy_16(to + j * 16 * kDepth, own.codes[j] + (there ? at : 0), there);
+    if (threadIdx.x < turn.rows)
+        copy_word(scales + 4 * threadIdx.x, own.scales + block);
+    if (threadIdx.x == kThreads - 1)
+        copy_word(scales + 4 * kMostRows,
+                  turn.b_scales + static_cast<u64>(block) * turn.b_scale_block);
+}
+
+/// The sums of a turn: kRows of A at most. kBytes: of the ring. ahead: so many stages' weights are on
+/// their way. places.d_row(r): the row of D, a_row(r): of A.
+template <u32 kRows, u32 kBytes, class Places>
+__device__ __forceinline__ void take_turn(const Turn& turn, const Places& places, u32 ahead) {
+    constexpr u32 kStages = kStagesOf<kRows, kBytes>, kPasses = (kRows + 15) / 16;
+    const u32 base = shared_address(memory), ring = base + kStagesAt;
+    const u32 quad = threadIdx.x % 4;
+    const u32 blocks = (turn.k + kDepth - 1) / kDepth;
+    OwnRows<kRows> own;
+#pragma unroll
+    for (u32 j = 0; j < kPasses; ++j) {
+        const u32 r = threadIdx.x / 8 + 16 * j;
+        own.codes[j] = turn.a + (r < turn.rows ? static_cast<u64>(places.a_row(r)) * turn.lda : 0);
+    }
+    own.scales = turn.a_scales + (threadIdx.x < turn.rows ? static_cast<u64>(places.a_row(threadIdx.x)) *
+                                                                turn.ld_a_scales
+                                                          : 0);
+    const auto weights_at = [&](u32 stage) { return ring + stage * kWeightBytes; };
+    const auto rows_at = [&](u32 stage) {
+        return ring + kStages * kWeightBytes + stage * kRows * kDepth;
+    };
+    const auto scales_at = [&](u32 stage) { return base + stage * kSlotScales * 4; };
+#pragma unroll 1
+    for (u32 i = 0; i < kStages - 1; ++i) {
+        if (i < blocks) {
+            if (i >= ahead)
+                copy_weights(turn, weights_at(i), i);
+            copy_rows<kRows>(turn, own, rows_at(i), scales_at(i), i);
+        }
+        commit_copies();
+    }
+    const Results to = {turn.d, turn.ldd, turn.column, turn.columns, turn.rows, 1, turn.f32,
+                        turn.accumulate};
+    Before<kRows> before;
+    read_before<kRows>(to, places, before); // while copies are under way
+    float sums[kRows / 2], part[kRows / 2];
+#pragma unroll
+    for (u32 i = 0; i < kRows / 2; ++i)
+        sums[i] = 0;
+    u32 stage = 0, next = kStages - 1;
+#pragma unroll 1
+    for (u32 i = 0; i < blocks; ++i) {
+        wait_for_groups<kStages - 2>();
+        fence_shared_writes();
+        __syncthreads();
+        begin_products();
+#pragma unroll
+        for (u32 k = 0; k < kDepth / 32; ++k)
+            multiply_few(part, descriptor(weights_at(stage) + k * 32, 16, 1024),
+                         descriptor(rows_at(stage) + k * 32, 16, 1024), k != 0);
+        commit_products();
+        if (i + kStages - 1 < blocks) {
+            copy_weights(turn, weights_at(next), i + kStages - 1);
+            copy_rows<kRows>(turn, own, rows_at(next), scales_at(next), i + kStages - 1);
+        }
+        commit_copies();
+        float2 scale[kRows / 8];
+        const float of_b = read_shared(scales_at(stage) + 4 * kMostRows);
+#pragma unroll
+        for (u32 j = 0; j < kRows / 8; ++j) {
+            const float2 of_a = read_shared2(scales_at(stage) + 4 * (8 * j + 2 * quad));
+            scale[j] = make_float2(of_a.x * of_b, of_a.y * of_b);
+        }
+        wait_for_products<0>();
+#pragma unroll
+        for (u32 j = 0; j < kRows / 8; ++j)
+#pragma unroll
+            for (u32 half = 0; half < 2; ++half) {
+                float &x = sums[4 * j + 2 * half], &y = sums[4 * j + 2 * half + 1];
+                x = __fmaf_rn(part[4 * j + 2 * half], scale[j].x, x);
+                y = __fmaf_rn(part[4 * j + 2 * half + 1], scale[j].y, y);
+            }
+        stage = stage + 1 == kStages ? 0 : stage + 1;
+        next = next + 1 == kStages ? 0 : next + 1;
+    }
+    wait_for_groups<0>();
+    __syncthreads();
+    store_turned<kRows>(to, places, before, sums, reinterpret_cast<float*>(memory + kStagesAt));
+    __syncthreads(); // before the next turn takes the memory
+}
+
+template <u32 kBytes, class Places>
+__device__ __forceinline__ void take_turn(const Turn& turn, const Places& places, u32 ahead) {
+#define BELLOWS_TAKE_TURN(rows) take_turn<rows, kBytes>(turn, places, ahead)
+    BELLOWS_WITH_ROWS(turn.rows, BELLOWS_TAKE_TURN);
+}
+
+__device__ __forceinline__ const float* floats(u64 address, u64 offset) {
+    return reinterpret_cast<const float*>(address) + offset;
+}
+
+// --- dense
+
+struct Dense {
+    const u64* operands; ///< a, a_scales, b, b_scales, d
+    u32 m, n, k, lda, ldb, ldd;
+    u32 ld_a_scales, b_scale_rows, b_scale_block; ///< as gemm_fp8.cu has them
+    u32 f32, accumulate;
+};
+
+struct DensePlaces {
+    u32 first;
+    __device__ u32 a_row(u32 r) const { return first + r; }
+    __device__ u32 d_row(u32 r) const { return first + r; }
+};
+
+// --- by ids
+
+struct ByIds {
+    const u64* operands; ///< ids, row_count, a, a_scales, b, b_scales, d
+    u32 slots, top_k, has_count, slots_per_a_row; ///< top_k: of a counted row of ids
+    u32 n, k, lda, ldb, ldd, stride_b;
+    u32 ld_a_scales, b_scale_rows, b_scale_block, stride_b_scales;
+    u32 f32, accumulate;
+    u32 eager; ///< weights are copied before it is known whether a group has rows
+};
+
+struct ListedPlaces {
+    const u32* rows;
+    u32 slots_per_a_row;
+    __device__ u32 a_row(u32 r) const { return rows[r] / slots_per_a_row; }
+    __device__ u32 d_row(u32 r) const { return rows[r]; }
+};
+
+constexpr u32 kDenseBytes = 108 * 1024, kIdsBytes = 70 * 1024;
+constexpr u32 kAhead = kStagesOf<kMostRows, kIdsBytes> - 1;
+
+} // namespace
+
+extern "C" __global__ void __launch_bounds__(128, 2) dense(const __grid_constant__ Dense push) {
+    const u32 column = blockIdx.y * kColumns, first = blockIdx.x * kMostRows;
+    const u64* const o = push.operands;
+    const Turn turn = {o[2] + static_cast<u64>(column) * push.ldb,
+                       push.ldb,
+                       push.n - column,
+                       floats(o[3], static_cast<u64>(column / 128) * push.b_scale_rows),
+                       push.b_scale_block,
+                       o[0],
+                       push.lda,
+                       floats(o[1], 0),
+                       push.ld_a_scales,
+                       push.k,
+                       min(push.m - first, kMostRows),
+                       o[4],
+                       push.ldd,
+                       column,
+                       push.f32 != 0,
+                       push.accumulate != 0};
+    take_turn<kDenseBytes>(turn, DensePlaces{first}, 0);
+}
+
+extern "C" __global__ void __launch_bounds__(128, 3) by_ids(const __grid_constant__ ByIds push) {
+    const u32 column = blockIdx.x * kColumns, group = blockIdx.y;
+    const u64* const o = push.operands;
+    u32* const counts = reinterpret_cast<u32*>(memory + kCounts);
+    u32* const listed = reinterpret_cast<u32*>(memory + kRowsAt);
+    const u32* const ids = reinterpret_cast<const u32*>(o[0]);
+    u32 slots = push.slots;
+    if (push.has_count != 0)
+        slots = min(slots, *reinterpret_cast<const u32*>(o[1]) * push.top_k);
+    Turn turn = {o[4] + static_cast<u64>(group) * push.stride_b + static_cast<u64>(column) * push.ldb,
+                 push.ldb,
+                 push.n - column,
+                 floats(o[5], static_cast<u64>(group) * push.stride_b_scales +
+                                  static_cast<u64>(column / 128) * push.b_scale_rows),
+                 push.b_scale_block,
+                 o[2],
+                 push.lda,
+                 floats(o[3], 0),
+                 push.ld_a_scales,
+                 push.k,
+                 0,
+                 o[6],
+                 push.ldd,
+                 column,
+                 push.f32 != 0,
+                 push.accumulate != 0};
+    u32 ahead = push.eager != 0 ? min(kAhead, (push.k + kDepth - 1) / kDepth) : 0;
+    for (u32 i = 0; i < ahead; ++i)
+        copy_weights(turn, shared_address(memory) + kStagesAt + i * kWeightBytes, i);
+    // The group's rows are counted, each thread's in order, and a turn's are listed. Where a row
+    // stands in a turn makes no difference to its bits.
+    u32 mine = 0;
+#pragma unroll 4
+    for (u32 slot = threadIdx.x; slot < slots; slot += kThreads)
+        mine += ids[slot] == group ? 1 : 0;
+    u32 before = mine;
+#pragma unroll
+    for (u32 d = 1; d < 32; d *= 2) {
+        const u32 other = __shfl_up_sync(~0u, before, d);
+        before += threadIdx.x % 32 >= d ? other : 0;
+    }
+    if (threadIdx.x % 32 == 31)
+        counts[threadIdx.x / 32] = before;
+    before -= mine;
+    __syncthreads();
+    u32 all = 0;
+#pragma unroll
+    for (u32 w = 0; w < kThreads / 32; ++w) {
+        before += w < threadIdx.x / 32 ? counts[w] : 0;
+        all += counts[w];
+    }
+    for (u32 first = 0; first < all; first += kMostRows) {
+        if (mine != 0 && before < first + kMostRows && before + mine > first) {
+            u32 rank = before;
+            for (u32 slot = threadIdx.x; slot < slots; slot += kThreads)
+                if (ids[slot] == group) {
+                    if (rank - first < kMostRows)
+                        listed[rank - first] = slot;
+                    ++rank;
+                }
+        }
+        __syncthreads();
+        turn.rows = min(all - first, kMostRows);
+        take_turn<kIdsBytes>(turn, ListedPlaces{listed, push.slots_per_a_row}, ahead);
+        ahead = 0;
+    }
+    wait_for_groups<0>(); // of weights that no row has asked for
+}
