@@ -11,8 +11,9 @@ namespace bellows::ops {
 namespace {
 
 constexpr std::uint32_t kMaxRouterGroups = 32;
-/// Experts whose scores a workgroup keeps in shared memory; more take one invocation per token.
-constexpr std::uint64_t kMaxSharedExperts = 4096;
+/// Experts that a workgroup keeps in shared memory and that a token chooses there; more take one
+/// invocation per token.
+constexpr std::uint64_t kMaxSharedExperts = 1024, kMaxSharedTopK = 64;
 
 void check_options(const Arguments& arguments, const RouterOptions& options, std::uint64_t experts,
                    std::uint64_t top_k) {
@@ -35,11 +36,12 @@ void check_options(const Arguments& arguments, const RouterOptions& options, std
 
 /// A GPU has far more invocations than tokens: a workgroup takes one. The grid of plan_rows()
 /// suits; its width follows the experts, one to four for each invocation of the usual models.
-RowPlan plan_router(const Recording& recording, std::uint64_t tokens, std::uint64_t experts) {
+RowPlan plan_router(const Recording& recording, std::uint64_t tokens, std::uint64_t experts,
+                    std::uint64_t top_k) {
     RowPlan plan = plan_rows(recording, tokens, experts, RowWork::Reduction);
     if (plan.row_per_workgroup != 0) {
         plan.local_size = experts > 64 ? 64 : 32;
-        if (experts > kMaxSharedExperts) {
+        if (experts > kMaxSharedExperts || top_k > kMaxSharedTopK) {
             plan.row_per_workgroup = 0;
         }
     }
@@ -79,7 +81,7 @@ void router_forward(Recording& recording, const TensorView& logits, const Tensor
     if (tokens == 0) {
         return;
     }
-    const RowPlan plan = plan_router(recording, tokens, experts);
+    const RowPlan plan = plan_router(recording, tokens, experts, top_k);
     const std::uint64_t shared = plan.row_per_workgroup != 0 ? experts : 1;
     const BufferView logits_memory = arguments.memory("logits", logits, 1);
     recording.dispatch(
@@ -124,7 +126,7 @@ void router_dgrad(Recording& recording, const TensorView& d_topk_weights,
     }
     const std::uint64_t sequences =
         balanced ? check_runs(arguments, balance.counts, tokens, experts) : 1;
-    const RowPlan plan = plan_router(recording, tokens, experts);
+    const RowPlan plan = plan_router(recording, tokens, experts, 1);
     const BufferView scores_memory = arguments.memory("scores", scores, 1);
     recording.dispatch(
         kernels::RouterDgrad{

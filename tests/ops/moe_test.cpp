@@ -156,5 +156,52 @@ TEST_F(OpsMoe, EveryFormGathersTheSame) {
         }
 }
 
+/// Of tokens with more and fewer rows than an invocation loads at once, and without any.
+TEST_F(OpsMoe, EveryFormSumsTheSame) {
+    const std::uint64_t tokens = 21, experts = 12, columns = 72;
+    for (const std::uint64_t top_k : {1u, 6u, 11u})
+        for (const DType dtype : {DType::F32, DType::BF16})
+            for (const bool weighted : {false, true}) {
+                std::vector<std::int64_t> places;
+                for (std::uint64_t slot = 0; slot < tokens * top_k; ++slot)
+                    places.push_back(slot % 5 == 0 || slot / top_k == 3
+                                         ? -1
+                                         : static_cast<std::int64_t>(slot * 7 % experts));
+                const OpTensor slot_to_row = tensor(DType::I32, {tokens, top_k}, places);
+                const OpTensor rows =
+                    tensor(dtype, {experts, columns}, random(dtype, experts * columns, 3));
+                const OpTensor weights = tensor(DType::F32, {tokens, top_k},
+                                                random(DType::F32, tokens * top_k, 4, 0.1, 1));
+                const auto sums = [&](std::uint32_t ahead, std::uint32_t wide) {
+                    const OpTensor x =
+                        tensor(dtype, {tokens, columns}, random(dtype, tokens * columns, 5));
+                    using K = kernels::MoeUnpermute;
+                    const auto units = static_cast<std::uint32_t>(columns / 4 / wide);
+                    run([&](Recording& r) {
+                        r.dispatch(
+                            K{.variant = dtype == DType::BF16 ? K::Variant::bf16 : K::Variant::f32,
+                              .constants = {8, 1, wide, ahead},
+                              .rows = rows.view.buffer,
+                              .slot_to_row = slot_to_row.view.buffer,
+                              .weights = weights.view.buffer,
+                              .out_tokens = x.view.buffer,
+                              .tokens = static_cast<std::uint32_t>(tokens),
+                              .units = units,
+                              .top_k = static_cast<std::uint32_t>(top_k),
+                              .has_weights = weighted ? 1u : 0u,
+                              .accumulate = 1},
+                            ahead > 1 ? Groups{(units + 7) / 8, 5} : Groups{5});
+                    });
+                    return bits(read(x));
+                };
+                const auto expected = sums(1, 1);
+                EXPECT_EQ(sums(8, 1), expected);
+                EXPECT_EQ(sums(4, 1), expected);
+                if (dtype == DType::BF16) {
+                    EXPECT_EQ(sums(8, 2), expected);
+                }
+            }
+}
+
 } // namespace
 } // namespace bellows

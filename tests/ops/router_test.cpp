@@ -3,6 +3,8 @@
 
 #include "support/op_test.hpp"
 
+#include <bellows/kernels/kernels.hpp>
+
 #include <cmath>
 
 namespace bellows {
@@ -25,6 +27,74 @@ TEST_F(OpsRouterRules, TiesGoToTheLowerExpertAndNanIsNeverPreferred) {
         ops::router_forward(recording, logits, {}, scores, ids, weights, {.normalise = false});
     });
     EXPECT_EQ(read<int>(ids), (std::vector<int>{1, 2, 3, 5, 0, 1, 2, 3, 5, 1, 3, 0}));
+}
+
+struct Chosen {
+    std::vector<int> ids;
+    std::vector<float> weights;
+};
+
+/// Workgroups of many invocations for a token, as GPUs have them, beside one invocation.
+TEST_F(OpsRouterRules, EveryFormChoosesTheSame) {
+    const float nan = std::nanf(""), inf = INFINITY;
+    const std::uint32_t tokens = 9;
+    for (const std::uint32_t experts : {6u, 64u, 256u, 300u})
+        for (const std::uint32_t groups : {1u, 2u})
+            for (const bool softmax : {false, true}) {
+                // Whole numbers, so that many are equal.
+                std::vector<float> values(tokens * experts), biases(experts);
+                for (std::uint32_t i = 0; i < values.size(); ++i)
+                    values[i] = static_cast<float>((i * i * 7 + i / 3) % 11) - 5;
+                for (std::uint32_t e = 0; e < experts; ++e)
+                    biases[e] = static_cast<float>(e % 3) / 4 - 0.25f;
+                if (!softmax)
+                    values[1] = nan, values[2] = -inf, values[experts + 3] = nan, values[5] = inf;
+                const OpTensor logits = tensor(DType::F32, {tokens, experts}, values),
+                               bias = tensor(DType::F32, {experts}, biases);
+                const std::uint32_t top_k = experts == 6 ? 3 : 8;
+                const auto chosen = [&](std::uint32_t local_size, bool by_workgroup) {
+                    const OpTensor scores = result(DType::F32, {tokens, experts}),
+                                   ids = result(DType::I32, {tokens, top_k}),
+                                   weights = result(DType::F32, {tokens, top_k});
+                    run([&](Recording& r) {
+                        r.dispatch(
+                            kernels::RouterForward{
+                                .constants = {.local_size = local_size,
+                                              .row_per_workgroup = by_workgroup ? 1u : 0u,
+                                              .shared_experts = by_workgroup ? experts : 1u},
+                                .logits = logits.view.buffer,
+                                .bias = bias.view.buffer,
+                                .scores = scores.view.buffer,
+                                .topk_ids = ids.view.buffer,
+                                .topk_weights = weights.view.buffer,
+                                .tokens = tokens,
+                                .experts = experts,
+                                .top_k = top_k,
+                                .groups = groups,
+                                .group_top_k = 1,
+                                .group_score_top = 2,
+                                .use_softmax = softmax ? 1u : 0u,
+                                .normalise = 1,
+                                .has_bias = 1,
+                                .route_scale = 2.5f},
+                            {4});
+                    });
+                    return Chosen{read<int>(ids), read(weights)};
+                };
+                const Chosen expected = chosen(8, false);
+                for (const std::uint32_t local_size : {32u, 64u}) {
+                    SCOPED_TRACE(std::to_string(experts) + " experts in " + std::to_string(groups) +
+                                 (softmax ? ", softmax, " : ", ") + std::to_string(local_size));
+                    const Chosen other = chosen(local_size, true);
+                    EXPECT_EQ(other.ids, expected.ids);
+                    for (std::size_t i = 0; i < expected.weights.size(); ++i) {
+                        if (std::isnan(expected.weights[i]))
+                            continue;
+                        // Sums of softmax differ in order.
+                        EXPECT_NEAR(other.weights[i], expected.weights[i], 1e-6);
+                    }
+                }
+            }
 }
 
 TEST_F(OpsRouterRules, CountsAddUpAndIgnoreAbsentExperts) {
