@@ -5,6 +5,9 @@
 #include <bellows/fp8/fused.hpp>
 #include <bellows/kernels/kernels.hpp>
 
+#include <algorithm>
+#include <optional>
+
 namespace bellows::fp8 {
 
 namespace {
@@ -20,7 +23,8 @@ struct RowPlan {
     std::uint32_t row_per_workgroup = 0;
     std::uint32_t kept = 2; ///< the least that the kernels' shared memory allows with local_size 8
     bool whole = false;     ///< kept * local_size fours are all of a row's
-    std::uint32_t wide = 1; ///< fours that an invocation takes side by side
+    std::uint32_t sum_columns = 0; ///< of the kernels' constant
+    std::uint32_t wide = 1;        ///< fours that an invocation takes side by side
     Groups groups;
 };
 
@@ -44,8 +48,30 @@ RowPlan plan_rows(bool streamed, std::uint64_t rows, std::uint64_t fours, std::u
     return plan;
 }
 
-/// The same for rows without sums, which may be shared out; a workgroup's invocations take up to
-/// `part` times `wide` fours, so that few idle.
+/// Invocations enough for a row of so many fours to take one step, and sums in plan_rows' order;
+/// none where a workgroup has fewer, or rows are not few.
+std::optional<RowPlan> plan_few_rows(const DeviceInfo& info, std::uint64_t rows,
+                                     std::uint64_t fours) {
+    constexpr std::uint32_t kWide = 2;
+    const RowPlan usual = plan_rows(false, rows, fours, 1, 1, 1);
+    RowPlan plan = usual;
+    plan.sum_columns = usual.local_size;
+    // One four for each invocation, or two if it must be.
+    for (plan.wide = 1; plan.wide <= kWide; ++plan.wide) {
+        const std::uint64_t local_size = round_up(div_up(fours, plan.wide), kBlockFours);
+        if (fours % plan.wide != 0 || local_size < plan.sum_columns ||
+            local_size > std::min<std::uint64_t>(info.max_workgroup_invocations, 1024))
+            continue;
+        plan.local_size = static_cast<std::uint32_t>(local_size);
+        plan.kept = 1;
+        plan.whole = true;
+        return plan;
+    }
+    return std::nullopt;
+}
+
+/// The same as plan_rows for rows without sums, which may be shared out; a workgroup's invocations
+/// take up to `part` times `wide` fours, so that few idle.
 RowPlan plan_parts(bool streamed, std::uint64_t rows, std::uint64_t fours, std::uint32_t part,
                    std::uint32_t wide) {
     RowPlan plan = plan_rows(streamed, rows, fours, part, part, 1);
@@ -207,7 +233,9 @@ void record_swiglu(Recording& recording, const Operands& operands, const GateUp&
     using K = kernels::Fp8Swiglu;
     const std::uint32_t wide = fours_in_16_bytes(gate_up.dtype);
     const bool streamed = streams(recording, form);
-    const RowPlan plan = plan_parts(streamed, m.rows, ffn / 4, wide == 4 ? 2 : 4, wide);
+    const RowPlan plan = is_few(recording, form, m.rows, ffn)
+                             ? plan_parts(false, m.rows, ffn / 4, 1, 1)
+                             : plan_parts(streamed, m.rows, ffn / 4, wide == 4 ? 2 : 4, wide);
     recording.dispatch(
         K{.variant = swiglu_variant(recording, gate_up, streamed),
           .constants = {.local_size = plan.local_size,
@@ -360,8 +388,12 @@ void rmsnorm(Recording& recording, const TensorView& x, const TensorView& gain,
     // beside the sum need fewer.
     const bool streamed = streams(recording, form);
     const bool power_of_two = quantized.recipe.rule == ScaleRule::PowerOfTwo;
-    const RowPlan plan = plan_rows(streamed, m.rows, m.columns / 4, bf16 ? 4 : 16,
-                                   bf16 && !power_of_two ? 4 : 8, fours_in_16_bytes(x.dtype));
+    const auto few = is_few(recording, form, m.rows, m.columns)
+                         ? plan_few_rows(recording.device().info(), m.rows, m.columns / 4)
+                         : std::nullopt;
+    const RowPlan plan = few ? *few
+                             : plan_rows(streamed, m.rows, m.columns / 4, bf16 ? 4 : 16,
+                                         bf16 && !power_of_two ? 4 : 8, fours_in_16_bytes(x.dtype));
     const bool beside = !streamed && !plan.whole && power_of_two;
     recording.dispatch(K{.variant = gain_bf16 ? K::Variant::bf16_bf16
                                               : (bf16 ? K::Variant::bf16 : K::Variant::f32),
@@ -373,7 +405,8 @@ void rmsnorm(Recording& recording, const TensorView& x, const TensorView& gain,
                                        .rule = constant(quantized.recipe.rule),
                                        .whole = plan.whole ? 1u : 0u,
                                        .steps = beside ? noted_steps(plan, m.columns / 4) : 0,
-                                       .store_y = y.buffer ? 1u : 0u},
+                                       .store_y = y.buffer ? 1u : 0u,
+                                       .sum_columns = plan.sum_columns},
                          .x = m.memory,
                          .gain = gain_memory,
                          .row_count = operands.row_count_or(x, m.memory),

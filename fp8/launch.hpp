@@ -16,6 +16,16 @@ inline bool streams(const Recording& recording, Form form) {
     return form == Form::Device ? recording.device().info().is_cpu : form == Form::Streams;
 }
 
+/// Whether to take the form for rows that do not fill a GPU. Each invocation then takes as little
+/// as it can: kernels of which every instruction runs once wait for the fetching of their code.
+inline bool is_few(const Recording& recording, Form form, std::uint64_t rows,
+                   std::uint64_t columns) {
+    constexpr std::uint64_t kMostElements = std::uint64_t{1} << 22;
+    return form == Form::Device
+               ? !recording.device().info().is_cpu && rows * columns <= kMostElements
+               : form == Form::Few;
+}
+
 inline std::uint32_t constant(Format format) {
     return format == Format::E4M3 ? 0 : 1;
 }

@@ -15,11 +15,14 @@ std::uint32_t codes_groups(const Matrix& m) {
 
 void quantize_rows(Recording& recording, const Operands& operands, const TensorView& x,
                    const Matrix& mx, const Quantized& q, const Matrix& mc, const Scales& s,
-                   bool streamed) {
+                   Form form) {
     using K = kernels::Fp8QuantizeRows;
+    const bool streamed = streams(recording, form);
     const bool is_mx = q.recipe.blocks == Blocks::MX32;
-    // An invocation of a row loads 32 bytes at a time.
-    const std::uint32_t eights = streamed || x.dtype == DType::F32 ? 1 : 2;
+    const bool few = is_few(recording, form, mx.rows * mx.batch, mx.columns);
+    const std::uint32_t at_once = few ? 1 : 4;
+    // An invocation of a row loads 32 bytes at a time, 16 where there are few rows.
+    const std::uint32_t eights = streamed || few || x.dtype == DType::F32 ? 1 : 2;
     const std::uint64_t lanes = codes_groups(mc) / eights;
     const LanePlan plan = plan_lanes(streamed, lanes);
     const std::uint64_t blocks = div_up(mx.columns, 128);
@@ -28,7 +31,7 @@ void quantize_rows(Recording& recording, const Operands& operands, const TensorV
         groups.x = clamp_groups(
             div_up(operands.u32("the number of blocks", mx.rows * blocks), plan.local_size));
     } else {
-        groups.x = clamp_groups(div_up(mx.rows, 4 * plan.step_rows()));
+        groups.x = clamp_groups(div_up(mx.rows, at_once * plan.step_rows()));
         groups.y = operands.grid("columns", div_up(lanes, plan.lanes_x));
     }
     groups.z = operands.grid("the batch", mx.batch);
@@ -38,7 +41,8 @@ void quantize_rows(Recording& recording, const Operands& operands, const TensorV
                                        .lanes_x = plan.lanes_x,
                                        .format = constant(q.recipe.format),
                                        .rule = constant(q.recipe.rule),
-                                       .mx = is_mx ? 1u : 0u},
+                                       .mx = is_mx ? 1u : 0u,
+                                       .at_once = at_once},
                          .x = mx.memory,
                          .row_count = operands.row_count_or(x, mx.memory),
                          .codes = mc.memory,
@@ -334,7 +338,7 @@ void quantize(Recording& recording, const TensorView& x, const Quantized& quanti
     switch (quantized.recipe.blocks) {
     case Blocks::Rows128:
     case Blocks::MX32:
-        quantize_rows(recording, operands, x, mx, quantized, mc, s, streamed);
+        quantize_rows(recording, operands, x, mx, quantized, mc, s, form);
         break;
     case Blocks::Columns128:
     case Blocks::Blocks128:

@@ -73,7 +73,7 @@ TEST_F(Fp8GuardPages, EveryRecipe) {
                 const Quantized q = fp8::make_quantized(
                     bytes(rows * columns), bytes(fp8::scales_bytes(recipe, {rows, columns})),
                     recipe, {rows, columns});
-                for (const fp8::Form form : {fp8::Form::Lanes, fp8::Form::Streams})
+                for (const fp8::Form form : {fp8::Form::Lanes, fp8::Form::Few, fp8::Form::Streams})
                     run([&](Recording& r) { fp8::quantize(r, x, q, form); });
                 run([&](Recording& r) { fp8::dequantize(r, q, x); });
             }
@@ -94,7 +94,7 @@ TEST_F(Fp8GuardPages, ValuesOfColumns) {
                 bytes(fp8::scales_bytes(by_row, {rows, columns})), by_row, {rows, columns});
             const fp8::Decoded y = fp8::make_decoded(bytes(fp8::decoded_bytes({rows, columns})),
                                                      by_column, {rows, columns}, offsets);
-            for (const fp8::Form form : {fp8::Form::Lanes, fp8::Form::Streams})
+            for (const fp8::Form form : {fp8::Form::Lanes, fp8::Form::Few, fp8::Form::Streams})
                 run([&](Recording& r) {
                     fp8::quantize(r, x, y, form);
                     fp8::quantize(r, x, of_rows, form);
@@ -120,7 +120,7 @@ TEST_F(Fp8GuardPages, TransposedColumns) {
             fp8::Transposed t =
                 fp8::make_transposed(bytes(size), by_column, {rows, columns}, offsets);
             t.codes.buffer = bytes(t.codes.num_bytes()); // a guard behind the codes, too
-            for (const fp8::Form form : {fp8::Form::Lanes, fp8::Form::Streams})
+            for (const fp8::Form form : {fp8::Form::Lanes, fp8::Form::Few, fp8::Form::Streams})
                 run([&](Recording& r) {
                     fp8::quantize(r, x, t, form);
                     fp8::quantize(r, x, of_rows, form);
@@ -161,7 +161,7 @@ TEST_F(Fp8GuardPages, AbsentRows) {
                 fp8::make_quantized(bytes(rows * columns, more * columns),
                                     bytes(there, scales - there), recipe, {capacity, columns});
             q.codes.row_count = count.buffer;
-            for (const fp8::Form form : {fp8::Form::Lanes, fp8::Form::Streams})
+            for (const fp8::Form form : {fp8::Form::Lanes, fp8::Form::Few, fp8::Form::Streams})
                 run([&](Recording& r) { fp8::quantize(r, x, q, form); });
             run([&](Recording& r) { fp8::dequantize(r, q, x); });
         }
@@ -183,7 +183,7 @@ TEST_F(Fp8GuardPages, GroupsOfRows) {
             bytes(rows * columns),
             bytes(fp8::scales_bytes(by_column, {rows, columns}, starts.size() - 1)), by_column,
             {rows, columns}, offsets);
-        for (const fp8::Form form : {fp8::Form::Lanes, fp8::Form::Streams})
+        for (const fp8::Form form : {fp8::Form::Lanes, fp8::Form::Few, fp8::Form::Streams})
             run([&](Recording& r) {
                 fp8::quantize_rows_and_columns(r, x, of_rows, of_columns, form);
                 fp8::requantize(r, of_rows, of_columns, form);
@@ -377,7 +377,8 @@ TEST_F(Fp8GuardPages, Rmsnorm) {
         for (const auto& [rows, columns] :
              {std::pair<std::uint64_t, std::uint64_t>{4, 16}, {4, 144}, {12, 528}, {4, 8704}})
             for (const DType dtype : {DType::F32, DType::BF16})
-                for (const fp8::Form form : {fp8::Form::Lanes, fp8::Form::Streams}) {
+                for (const fp8::Form form :
+                     {fp8::Form::Lanes, fp8::Form::Few, fp8::Form::Streams}) {
                     const std::uint64_t capacity = rows + more;
                     const TensorView count = words({static_cast<std::uint32_t>(rows)}),
                                      x = matrix(dtype, rows, capacity, columns)
@@ -397,7 +398,8 @@ TEST_F(Fp8GuardPages, Swiglu) {
         for (const auto& [rows, ffn] :
              {std::pair<std::uint64_t, std::uint64_t>{4, 128}, {12, 640}, {4, 2048}})
             for (const DType dtype : {DType::F32, DType::BF16})
-                for (const fp8::Form form : {fp8::Form::Lanes, fp8::Form::Streams}) {
+                for (const fp8::Form form :
+                     {fp8::Form::Lanes, fp8::Form::Few, fp8::Form::Streams}) {
                     const std::uint64_t capacity = rows + more;
                     const TensorView count = words({static_cast<std::uint32_t>(rows)}),
                                      gate_up = matrix(dtype, rows, capacity, 2 * ffn)

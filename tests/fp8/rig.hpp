@@ -400,6 +400,7 @@ struct FormName {
     fp8::Form form;
     const char* name;
 };
-inline constexpr FormName kForms[] = {{fp8::Form::Lanes, "lanes"}, {fp8::Form::Streams, "streams"}};
+inline constexpr FormName kForms[] = {
+    {fp8::Form::Lanes, "lanes"}, {fp8::Form::Few, "few"}, {fp8::Form::Streams, "streams"}};
 
 } // namespace bellows::testing

@@ -86,7 +86,7 @@ TEST_F(Fp8Rmsnorm, BothForms) {
     for (const std::uint64_t columns :
          {4u, 12u, 128u, 132u, 192u, 380u, 512u, 516u, 2052u, 8192u, 8708u})
         for (const Kind& kind : kKinds)
-            for (const Form form : {Form::Lanes, Form::Streams})
+            for (const Form form : {Form::Lanes, Form::Few, Form::Streams})
                 for (const ScaleRule rule : kRules)
                     check(kind, {.rule = rule}, {5, columns, 5}, integers(5, columns, columns),
                           form, columns % 8 == 0);
@@ -108,7 +108,7 @@ TEST_F(Fp8Rmsnorm, ScalesTurnAtTheExactMaximum) {
 
 TEST_F(Fp8Rmsnorm, AbsentRowsAreLeftAlone) {
     for (const std::uint64_t present : {0u, 1u, 8u, 19u})
-        for (const Form form : {Form::Lanes, Form::Streams})
+        for (const Form form : {Form::Lanes, Form::Few, Form::Streams})
             check(kKinds[1], {}, {20, 144, present}, integers(20, 144, present), form, true);
 }
 

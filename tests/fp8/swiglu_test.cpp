@@ -171,7 +171,7 @@ TEST_F(Fp8Swiglu, IsSwigluThenQuantize) {
     for (const Input& input : kInputs)
         for (const Format format : kFormats)
             for (const ScaleRule rule : kRules)
-                for (const Form form : {Form::Lanes, Form::Streams})
+                for (const Form form : {Form::Lanes, Form::Few, Form::Streams})
                     for (const bool weighted : {false, true})
                         check_forward(input, {.format = format, .rule = rule}, {11, 264, 11},
                                       weighted, form, ++seed);
@@ -181,7 +181,7 @@ TEST_F(Fp8Swiglu, EveryWidth) {
     std::uint64_t seed = 100;
     for (const std::uint64_t ffn : {4u, 8u, 12u, 124u, 128u, 132u, 380u, 512u, 516u, 2048u, 2180u})
         for (const Input& input : kInputs)
-            for (const Form form : {Form::Lanes, Form::Streams})
+            for (const Form form : {Form::Lanes, Form::Few, Form::Streams})
                 check_forward(input, {}, {ffn % 3 == 0 ? 70u : 3u, ffn, ffn % 3 == 0 ? 70u : 3u},
                               true, form, ++seed);
 }
@@ -190,7 +190,7 @@ TEST_F(Fp8Swiglu, AbsentRowsAreLeftAlone) {
     std::uint64_t seed = 200;
     for (const std::uint64_t present : {0u, 1u, 8u, 19u})
         for (const Input& input : kInputs)
-            for (const Form form : {Form::Lanes, Form::Streams}) {
+            for (const Form form : {Form::Lanes, Form::Few, Form::Streams}) {
                 check_forward(input, {}, {20, 128, present}, true, form, ++seed);
                 check_dgrad(input, {}, {20, 128, present}, {true, true, true}, form, true, ++seed);
             }
@@ -221,7 +221,7 @@ TEST_F(Fp8Swiglu, GradientsInBothForms) {
     std::uint64_t seed = 500;
     for (const std::uint64_t ffn : {128u, 384u, 512u, 2048u, 2176u})
         for (const Input& input : kInputs)
-            for (const Form form : {Form::Lanes, Form::Streams})
+            for (const Form form : {Form::Lanes, Form::Few, Form::Streams})
                 for (const bool exact : {false, true})
                     check_dgrad(input, {}, {3, ffn, 3}, kOutputs[exact ? 0 : 1], form, exact,
                                 ++seed);
@@ -229,7 +229,7 @@ TEST_F(Fp8Swiglu, GradientsInBothForms) {
 
 TEST_F(Fp8Swiglu, GradientsMayReplaceWhatTheyAreOf) {
     for (const DType act : {DType::F32, DType::BF16})
-        for (const Form form : {Form::Lanes, Form::Streams}) {
+        for (const Form form : {Form::Lanes, Form::Few, Form::Streams}) {
             const HostMatrix x = awkward(act, 9, 512, 1), d = awkward(act, 9, 256, 2);
             const Tensor gate_up = upload(act, x, 0), d_hidden = upload(act, d, 0),
                          apart = matrix(act, 1, 9, 512, 0);

@@ -24,8 +24,10 @@ namespace bellows::fp8 {
 
 /// How a kernel shares out its work; the results are the same.
 enum class Form : std::uint8_t {
-    Device,  ///< what suits the device
-    Lanes,   ///< many invocations per block, shared memory: GPUs
+    Device, ///< what suits the device
+    Lanes,  ///< many invocations per block, shared memory: GPUs
+    Few, ///< the same with as little for each as can be: GPUs that rows do not fill. Ops that have
+         ///< no such form take Lanes
     Streams, ///< few invocations, no barrier within a row: CPU drivers
 };
 
