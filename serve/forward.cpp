@@ -155,12 +155,30 @@ Forward::~Forward() = default;
 std::uint64_t Forward::split_blocks(const StepInput& input) const {
     if (forward_.exact)
         return kExactSplit;
-    // As many parts as fill a device where few sequences are decoded, few where many are.
-    constexpr std::uint64_t kParts = 256;
-    std::uint64_t blocks = 0;
-    for (const ops::PagedQueries& q : input.queries)
-        blocks += div_up(q.keys, ops::kCacheBlock) * div_up(q.rows, rows_per_item_);
-    return std::bit_ceil(std::max<std::uint64_t>(div_up(blocks, kParts), 1));
+    // A workgroup for each part: so many blocks that all of them together take least time, where a
+    // processor has one workgroup after another, and each takes a block's time and a third to begin
+    // and end (measured on an H200). Many more parts than processors would only cost memory.
+    constexpr std::uint64_t kUsualProcessors = 132, kBlockCost = 3, kPartCost = 4, kMostTurns = 4;
+    const std::uint64_t known = parameters_.device().info().processors,
+                        processors = known != 0 ? known : kUsualProcessors;
+    std::uint64_t best = 1, least = ~std::uint64_t{0};
+    for (std::uint64_t split = 1;; split += std::max<std::uint64_t>(split / 4, 1)) {
+        std::uint64_t parts = 0, longest = 0;
+        for (const ops::PagedQueries& q : input.queries) {
+            const std::uint64_t blocks = div_up(q.keys, ops::kCacheBlock);
+            parts += div_up(blocks, split) * div_up(q.rows, rows_per_item_);
+            longest = std::max(longest, std::min(blocks, split));
+        }
+        const std::uint64_t turns = div_up(parts, processors);
+        const std::uint64_t cost = turns * (longest * kBlockCost + kPartCost);
+        const bool whole = longest < split;
+        if (cost < least && (turns <= kMostTurns || whole)) {
+            least = cost;
+            best = split;
+        }
+        if (whole || turns <= 1) // larger ones do not end sooner
+            return best;
+    }
 }
 
 Forward::Bucket Forward::bucket_of(const StepInput& input, const ops::PagedPlan& plan) const {

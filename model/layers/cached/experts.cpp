@@ -42,6 +42,12 @@ public:
 private:
     LinearRows normalised_rows(Recording& r, Arena::Frame& scratch, const StepRows& rows,
                                const TensorView& stream) const;
+    TensorView logits(Recording& r, Arena::Frame& scratch, const TensorView& norm) const;
+    Routed choose(Recording& r, Arena::Frame& scratch, const LinearRows& norm,
+                  const TensorView& logits) const;
+    TensorView shared_inner(Recording& r, Arena::Frame& scratch, const LinearRows& norm) const;
+    void add_shared(Recording& r, Arena::Frame& scratch, const TensorView& gate_up,
+                    const TensorView& stream) const;
     std::uint64_t rows_of_expert(const StepRows& rows) const;
     ops::MoeLayout own_rows(std::uint64_t tokens) const;
     bool routed_by_ids(Recording& r, Arena::Frame& scratch, const StepRows& rows,
@@ -82,30 +88,52 @@ LinearRows Experts::normalised_rows(Recording& r, Arena::Frame& scratch, const S
     return norm;
 }
 
-CachedExperts::Routed Experts::route(Recording& r, Arena::Frame& kept, const StepRows& rows,
-                                     const TensorView& stream) const {
-    const LinearRows norm = normalised_rows(r, kept, rows, stream);
-    const std::uint64_t experts = c_.routed_experts;
-    const TensorView logits = kept.tensor(DType::F32, {rows.rows, experts}),
-                     scores = kept.tensor(DType::F32, {rows.rows, experts}),
-                     ids = kept.tensor(DType::I32, {rows.rows, c_.top_k}),
-                     weights = kept.tensor(DType::F32, {rows.rows, c_.top_k});
-    ops::gemm_nt(r, norm.values, p_.at("mlp.gate.weight").compute, logits);
+/// Each expert's logit.
+TensorView Experts::logits(Recording& r, Arena::Frame& scratch, const TensorView& norm) const {
+    const TensorView logits = scratch.tensor(DType::F32, {norm.extent[0], c_.routed_experts});
+    ops::gemm_nt(r, norm, p_.at("mlp.gate.weight").compute, logits);
+    return logits;
+}
+
+CachedExperts::Routed Experts::choose(Recording& r, Arena::Frame& scratch, const LinearRows& norm,
+                                      const TensorView& logits) const {
+    const std::uint64_t rows = logits.extent[0];
+    const TensorView scores = scratch.tensor(DType::F32, {rows, c_.routed_experts}),
+                     ids = scratch.tensor(DType::I32, {rows, c_.top_k}),
+                     weights = scratch.tensor(DType::F32, {rows, c_.top_k});
     const TensorView bias =
         c_.router_bias ? p_.at("mlp.gate.e_score_correction_bias").weight : TensorView{};
     ops::router_forward(r, logits, bias, scores, ids, weights, router_options(c_));
     return {norm.values, norm.codes, ids, weights};
 }
 
+/// Gate and up of the shared experts, nothing where there are none.
+TensorView Experts::shared_inner(Recording& r, Arena::Frame& scratch,
+                                 const LinearRows& norm) const {
+    if (!has_shared())
+        return {};
+    const TensorView gate_up =
+        scratch.tensor(p_.store().activation(), {norm.values.extent[0], 2 * c_.shared_ffn()});
+    p_.linear("mlp.shared_experts.gate_up_proj").forward(r, scratch, norm, gate_up);
+    return gate_up;
+}
+
+void Experts::add_shared(Recording& r, Arena::Frame& scratch, const TensorView& gate_up,
+                         const TensorView& stream) const {
+    if (gate_up.buffer)
+        p_.linear("mlp.shared_experts.down_proj")
+            .forward(r, scratch, swiglu(r, scratch, p_.store(), gate_up), stream, true);
+}
+
+CachedExperts::Routed Experts::route(Recording& r, Arena::Frame& kept, const StepRows& rows,
+                                     const TensorView& stream) const {
+    const LinearRows norm = normalised_rows(r, kept, rows, stream);
+    return choose(r, kept, norm, logits(r, kept, norm.values));
+}
+
 void Experts::shared(Recording& r, Arena::Frame& scratch, const Routed& routed,
                      const TensorView& stream) const {
-    if (!has_shared())
-        return;
-    const TensorView gate_up =
-        scratch.tensor(stream.dtype, {stream.extent[0], 2 * c_.shared_ffn()});
-    p_.linear("mlp.shared_experts.gate_up_proj").forward(r, scratch, linear_rows(routed), gate_up);
-    p_.linear("mlp.shared_experts.down_proj")
-        .forward(r, scratch, swiglu(r, scratch, p_.store(), gate_up), stream, true);
+    add_shared(r, scratch, shared_inner(r, scratch, linear_rows(routed)), stream);
 }
 
 ops::MoeLayout Experts::make_layout(Recording& r, Arena::Frame& scratch,
@@ -218,8 +246,13 @@ void Experts::received(Recording& r, Arena::Frame& scratch, const ExchangeHandle
 
 void Experts::record(Recording& r, Arena::Frame& scratch, const StepRows& rows,
                      const TensorView& stream) const {
-    const Routed to_experts = route(r, scratch, rows, stream);
-    shared(r, scratch, to_experts, stream);
+    const LinearRows norm = normalised_rows(r, scratch, rows, stream);
+    // Shared and routed experts take turns: a device does side by side what stands together and
+    // needs nothing new.
+    const TensorView logits = this->logits(r, scratch, norm.values),
+                     gate_up = shared_inner(r, scratch, norm);
+    const Routed to_experts = choose(r, scratch, norm, logits);
+    add_shared(r, scratch, gate_up, stream);
     routed(r, scratch, rows, to_experts, stream);
 }
 

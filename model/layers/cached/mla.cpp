@@ -28,8 +28,8 @@ private:
     TensorView queries(Recording& r, Arena::Frame& scratch, const LinearRows& norm) const;
     TensorView absorbed(Recording& r, Arena::Frame& scratch, const StepRows& rows,
                         const TensorView& q) const;
-    void append(Recording& r, Arena::Frame& scratch, const StepRows& rows,
-                const LinearRows& norm) const;
+    TensorView keys(Recording& r, Arena::Frame& scratch, const LinearRows& norm) const;
+    void append(Recording& r, const StepRows& rows, const TensorView& kv) const;
 
     const ModelConfig c_;
     LayerParameters p_;
@@ -94,11 +94,16 @@ TensorView Mla::absorbed(Recording& r, Arena::Frame& scratch, const StepRows& ro
     return result;
 }
 
-void Mla::append(Recording& r, Arena::Frame& scratch, const StepRows& rows,
-                 const LinearRows& norm) const {
+/// [rows, latent + rope], as they are projected.
+TensorView Mla::keys(Recording& r, Arena::Frame& scratch, const LinearRows& norm) const {
+    const std::uint64_t rows = (norm.codes ? norm.codes->codes : norm.values).extent[0];
     const TensorView kv =
-        scratch.tensor(p_.store().activation(), {rows.rows, c_.kv_lora_rank + c_.qk_rope_head_dim});
+        scratch.tensor(p_.store().activation(), {rows, c_.kv_lora_rank + c_.qk_rope_head_dim});
     p_.linear("self_attn.kv_a_proj_with_mqa").forward(r, scratch, norm, kv);
+    return kv;
+}
+
+void Mla::append(Recording& r, const StepRows& rows, const TensorView& kv) const {
     ops::cache_append_normalised_latent(
         r, cache_, kv, p_.at("self_attn.kv_a_layernorm.weight").weight,
         static_cast<float>(c_.latent_eps()), table_, rows.positions, rows.places);
@@ -109,8 +114,10 @@ void Mla::record(Recording& r, Arena::Frame& scratch, const StepRows& rows,
     const std::uint64_t latent = c_.kv_lora_rank, v = c_.v_head_dim;
     const LinearRows norm =
         normalised(r, scratch, p_.store(), stream, p_.at("input_layernorm.weight"), c_.norm_eps);
-    append(r, scratch, rows, norm);
-    const TensorView q = absorbed(r, scratch, rows, queries(r, scratch, norm));
+    // What depends on nothing new stands together, so that a device does it side by side.
+    const TensorView kv = keys(r, scratch, norm), projected = queries(r, scratch, norm);
+    append(r, rows, kv);
+    const TensorView q = absorbed(r, scratch, rows, projected);
     const TensorView sums = scratch.tensor(stream.dtype, {rows.rows, c_.heads, latent});
     const std::uint64_t bytes =
         ops::paged_attention_workspace_bytes(rows.work.capacity, c_.heads, latent);
