@@ -212,7 +212,8 @@ void set_scales_of_weights(K& kernel, const Operands& operands, const Codes& b) 
 
 // --- Few rows
 
-constexpr std::uint64_t kFewColumns = 64, kFewTurn = 64; // of a workgroup
+constexpr std::uint64_t kFewColumns = 64, kFewTurn = 64; // of a team
+constexpr std::uint64_t kFewTeams = 3;                   // of a workgroup by ids
 /// Slots among which each workgroup looks for those of its group; dense rows.
 constexpr std::uint64_t kMostFewSlots = 4096, kMostFewRows = 512;
 
@@ -255,11 +256,13 @@ void record_few_by_ids(Recording& recording, const Operands& operands, const Pro
     kernel.b_scale_rows = operands.u32("the stride of b's scales", b.scale_row);
     kernel.b_scale_block = operands.u32("the stride of b's scales", b.scale_block);
     kernel.stride_b_scales = operands.u32("the stride of b's scales", b.scale_batch);
+    kernel.groups = operands.u32("groups", layout.groups);
     // Where most groups have rows, their weights need not wait for what the ids say.
     kernel.eager = expected_rows(p) >= 2 && expected_rows(p) <= 16 ? 1 : 0;
-    recording.dispatch(kernel,
-                       {operands.u32("columns", div_up(extents_of(p.d).columns, kFewColumns)),
-                        operands.grid("groups", layout.groups), 1});
+    const std::uint64_t teams = layout.groups * div_up(extents_of(p.d).columns, kFewColumns);
+    recording.dispatch(kernel, {static_cast<std::uint32_t>(std::min(
+                                    div_up(teams, kFewTeams), processors(recording.device()))),
+                                1, 1});
 }
 
 } // namespace

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: MIT
 // What Hopper's products of few rows share: rows of weights are the units' 64 rows, and rows of A
-// their columns, of which they take any eight. 128 threads; each copies its part of a stage by 16
-// bytes, and a wait for all of them takes the place of barriers for each stage.
+// their columns, of which they take any eight. A team of 128 threads takes 64 columns of D; each
+// copies its part of a stage by 16 bytes, and a wait for all of them takes the place of barriers for
+// each stage.
 #pragma once
 
 #include "hopper.cuh"
@@ -10,12 +11,22 @@
 
 namespace hopper {
 
-constexpr u32 kThreads = 128, kColumns = 64;   // of D
+constexpr u32 kThreads = 128, kColumns = 64;   // of a team, and of D
 constexpr u32 kMostRows = 64;                  // of A at once
 constexpr u32 kRowBytes = 128;                 // of a row in a stage
 constexpr u32 kWeightBytes = 64 * kRowBytes;   // of a stage
 constexpr u32 kMostStages = 12;
 constexpr u32 kPitch = kColumns + 4;           // words of a row of sums in shared memory
+
+/// A warpgroup with memory and a barrier of its own.
+struct Team {
+    u32 thread, barrier;
+    unsigned char* memory; ///< shared, at a multiple of 1024 bytes
+
+    __device__ __forceinline__ void sync() const {
+        asm volatile("bar.sync %0, 128;" ::"r"(barrier) : "memory");
+    }
+};
 
 /// Copies 16 bytes of which `there` exist, and zeros.
 __device__ __forceinline__ void copy_16(u32 to, u64 from, u32 there) {
@@ -89,14 +100,14 @@ struct Before {
 };
 
 template <u32 kRows, class Places>
-__device__ __forceinline__ void read_before(const Results& to, const Places& places,
-                                            Before<kRows>& before) {
-    const u32 column = 8 * (threadIdx.x % 8);
+__device__ __forceinline__ void read_before(const Team& team, const Results& to,
+                                            const Places& places, Before<kRows>& before) {
+    const u32 column = 8 * (team.thread % 8);
     if (!to.accumulate || to.f32 || column >= to.columns)
         return;
 #pragma unroll
     for (u32 j = 0; j < (kRows + 15) / 16; ++j) {
-        const u32 r = threadIdx.x / 8 + 16 * j;
+        const u32 r = team.thread / 8 + 16 * j;
         if (r < to.rows)
             before.of[j] = *reinterpret_cast<const uint4*>(
                 to.d + 2 * (static_cast<u64>(places.d_row(r)) * to.ldd + to.column + column));
@@ -104,23 +115,23 @@ __device__ __forceinline__ void read_before(const Results& to, const Places& pla
 }
 
 /// Sums to D. Rows of D are what the units have as columns: they turn in `turned`, shared memory that
-/// nobody else uses.
+/// the team uses for nothing else then.
 template <u32 kRows, class Places>
-__device__ __forceinline__ void store_turned(const Results& to, const Places& places,
-                                             const Before<kRows>& before, float (&sums)[kRows / 2],
-                                             float* turned) {
-    const u32 lane = threadIdx.x % 32, warp = threadIdx.x / 32, quad = lane % 4;
+__device__ __forceinline__ void store_turned(const Team& team, const Results& to,
+                                             const Places& places, const Before<kRows>& before,
+                                             float (&sums)[kRows / 2], float* turned) {
+    const u32 lane = team.thread % 32, warp = team.thread / 32, quad = lane % 4;
 #pragma unroll
     for (u32 j = 0; j < kRows / 8; ++j)
 #pragma unroll
         for (u32 i = 0; i < 4; ++i)
             turned[(8 * j + 2 * quad + i % 2) * kPitch + warp * 16 + lane / 4 + i / 2 * 8] =
                 __fmul_rn(sums[4 * j + i], to.alpha);
-    __syncthreads();
-    const u32 column = 8 * (threadIdx.x % 8);
+    team.sync();
+    const u32 column = 8 * (team.thread % 8);
 #pragma unroll
     for (u32 j = 0; j < (kRows + 15) / 16; ++j) {
-        const u32 r = threadIdx.x / 8 + 16 * j;
+        const u32 r = team.thread / 8 + 16 * j;
         if (r >= to.rows || column >= to.columns)
             continue;
         const float4* const from = reinterpret_cast<const float4*>(turned + r * kPitch + column);

@@ -44,11 +44,11 @@ struct Places {
 
 /// kByK: memory has k as the rows of B.
 template <bool kByK, u32 kRows>
-__device__ __forceinline__ void take_rows(const Few& push, const Results& to, u64 a, u64 b,
+__device__ __forceinline__ void take_rows(const Team& team, const Few& push, const Results& to, u64 a, u64 b,
                                           const Places& places) {
     constexpr u32 kStages = kStagesOf<kRows, kRingBytes>, kPasses = (kRows + 15) / 16;
-    const u32 ring = shared_address(memory), blocks = (push.k + kDepth - 1) / kDepth;
-    const u32 chunk = threadIdx.x % 8, row = threadIdx.x / 8;
+    const u32 ring = shared_address(team.memory), blocks = (push.k + kDepth - 1) / kDepth;
+    const u32 chunk = team.thread % 8, row = team.thread / 8;
     const u32 swizzled = row * kRowBytes + ((chunk ^ row % 8) << 4);
     const auto weights_at = [&](u32 stage) { return ring + stage * kWeightBytes; };
     const auto rows_at = [&](u32 stage) {
@@ -84,7 +84,7 @@ __device__ __forceinline__ void take_rows(const Few& push, const Results& to, u6
         commit_copies();
     }
     Before<kRows> before;
-    read_before<kRows>(to, places, before);
+    read_before<kRows>(team, to, places, before);
     float sums[kRows / 2];
 #pragma unroll
     for (u32 i = 0; i < kRows / 2; ++i)
@@ -94,7 +94,7 @@ __device__ __forceinline__ void take_rows(const Few& push, const Results& to, u6
     for (u32 i = 0; i < blocks; ++i) {
         wait_for_groups<kStages - 2>();
         fence_shared_writes();
-        __syncthreads();
+        team.sync();
         begin_products();
 #pragma unroll
         for (u32 k = 0; k < kDepth / 16; ++k)
@@ -111,8 +111,8 @@ __device__ __forceinline__ void take_rows(const Few& push, const Results& to, u6
         next = next + 1 == kStages ? 0 : next + 1;
     }
     wait_for_groups<0>();
-    __syncthreads();
-    store_turned<kRows>(to, places, before, sums, reinterpret_cast<float*>(memory));
+    team.sync();
+    store_turned<kRows>(team, to, places, before, sums, reinterpret_cast<float*>(team.memory));
 }
 
 template <bool kByK>
@@ -133,7 +133,8 @@ __device__ __forceinline__ void take(const Few& push) {
                         f32,
                         push.accumulate != 0};
     const Places places{first};
-#define BELLOWS_TAKE_ROWS(rows) take_rows<kByK, rows>(push, to, a, b, places)
+    const Team team{threadIdx.x, 0, memory};
+#define BELLOWS_TAKE_ROWS(rows) take_rows<kByK, rows>(team, push, to, a, b, places)
     BELLOWS_WITH_ROWS(to.rows, BELLOWS_TAKE_ROWS);
 }
 

@@ -10,9 +10,11 @@
 //
 // Limits    codes and d begin at multiples of 16 bytes; the codes' leading dimensions and strides
 //           are multiples of 16, those of d and n multiples of 8 elements.
-// Launch    128 threads; dense: x: turns of 64 rows, y: 64 columns of D each; by_ids: x: columns,
-//           y: groups. A ring of stages is filled by all threads' copies of 16 bytes: first weights of all
-//           stages, then rows. A processor has three workgroups by_ids, two of dense.
+// Launch    dense: 128 threads; x: turns of 64 rows, y: 64 columns of D each. by_ids: 384 threads,
+//           any number of workgroups: each of their three teams takes every so-many-th tile of 64
+//           columns of a group. One workgroup takes all shared memory of a processor: how many
+//           smaller ones run there at a time is the driver's choice. A ring of stages is filled by
+//           all threads' copies of 16 bytes: first weights of all stages, then rows.
 #include "few.cuh"
 
 /// Outside of the namespace, whose name in PTX depends on the folder of this file.
@@ -56,8 +58,8 @@ struct Turn {
 };
 
 /// This thread's copies of a stage's weights.
-__device__ __forceinline__ void copy_weights(const Turn& turn, u32 stage, u32 block) {
-    const u32 chunk = threadIdx.x % 8, row = threadIdx.x / 8;
+__device__ __forceinline__ void copy_weights(const Team& team, const Turn& turn, u32 stage, u32 block) {
+    const u32 chunk = team.thread % 8, row = team.thread / 8;
     const u32 at = block * kDepth + chunk * 16;
     const u32 there = at >= turn.k ? 0 : min(turn.k - at, 16);
     const u32 to = stage + row * kDepth + ((chunk ^ row % 8) << 4);
@@ -77,9 +79,9 @@ struct OwnRows {
 };
 
 template <u32 kRows>
-__device__ __forceinline__ void copy_rows(const Turn& turn, const OwnRows<kRows>& own, u32 stage,
+__device__ __forceinline__ void copy_rows(const Team& team, const Turn& turn, const OwnRows<kRows>& own, u32 stage,
                                           u32 scales, u32 block) {
-    const u32 chunk = threadIdx.x % 8, row = threadIdx.x / 8;
+    const u32 chunk = team.thread % 8, row = team.thread / 8;
     const u32 at = block * kDepth + chunk * 16;
     const u32 there = at >= turn.k ? 0 : min(turn.k - at, 16);
     const u32 to = stage + row * kDepth + ((chunk ^ row % 8) << 4);
@@ -87,9 +89,9 @@ __device__ __forceinline__ void copy_rows(const Turn& turn, const OwnRows<kRows>
     for (u32 j = 0; j < (kRows + 15) / 16; ++j)
         if (row + 16 * j < turn.rows)
             copy_16(to + j * 16 * kDepth, own.codes[j] + (there ? at : 0), there);
-    if (threadIdx.x < turn.rows)
-        copy_word(scales + 4 * threadIdx.x, own.scales + block);
-    if (threadIdx.x == kThreads - 1)
+    if (team.thread < turn.rows)
+        copy_word(scales + 4 * team.thread, own.scales + block);
+    if (team.thread == kThreads - 1)
         copy_word(scales + 4 * kMostRows,
                   turn.b_scales + static_cast<u64>(block) * turn.b_scale_block);
 }
@@ -97,18 +99,18 @@ __device__ __forceinline__ void copy_rows(const Turn& turn, const OwnRows<kRows>
 /// The sums of a turn: kRows of A at most. kBytes: of the ring. ahead: so many stages' weights are on
 /// their way. places.d_row(r): the row of D, a_row(r): of A.
 template <u32 kRows, u32 kBytes, class Places>
-__device__ __forceinline__ void take_turn(const Turn& turn, const Places& places, u32 ahead) {
+__device__ __forceinline__ void take_turn(const Team& team, const Turn& turn, const Places& places, u32 ahead) {
     constexpr u32 kStages = kStagesOf<kRows, kBytes>, kPasses = (kRows + 15) / 16;
-    const u32 base = shared_address(memory), ring = base + kStagesAt;
-    const u32 quad = threadIdx.x % 4;
+    const u32 base = shared_address(team.memory), ring = base + kStagesAt;
+    const u32 quad = team.thread % 4;
     const u32 blocks = (turn.k + kDepth - 1) / kDepth;
     OwnRows<kRows> own;
 #pragma unroll
     for (u32 j = 0; j < kPasses; ++j) {
-        const u32 r = threadIdx.x / 8 + 16 * j;
+        const u32 r = team.thread / 8 + 16 * j;
         own.codes[j] = turn.a + (r < turn.rows ? static_cast<u64>(places.a_row(r)) * turn.lda : 0);
     }
-    own.scales = turn.a_scales + (threadIdx.x < turn.rows ? static_cast<u64>(places.a_row(threadIdx.x)) *
+    own.scales = turn.a_scales + (team.thread < turn.rows ? static_cast<u64>(places.a_row(team.thread)) *
                                                                 turn.ld_a_scales
                                                           : 0);
     const auto weights_at = [&](u32 stage) { return ring + stage * kWeightBytes; };
@@ -120,15 +122,15 @@ __device__ __forceinline__ void take_turn(const Turn& turn, const Places& places
     for (u32 i = 0; i < kStages - 1; ++i) {
         if (i < blocks) {
             if (i >= ahead)
-                copy_weights(turn, weights_at(i), i);
-            copy_rows<kRows>(turn, own, rows_at(i), scales_at(i), i);
+                copy_weights(team, turn, weights_at(i), i);
+            copy_rows<kRows>(team, turn, own, rows_at(i), scales_at(i), i);
         }
         commit_copies();
     }
     const Results to = {turn.d, turn.ldd, turn.column, turn.columns, turn.rows, 1, turn.f32,
                         turn.accumulate};
     Before<kRows> before;
-    read_before<kRows>(to, places, before); // while copies are under way
+    read_before<kRows>(team, to, places, before); // while copies are under way
     float sums[kRows / 2], part[kRows / 2];
 #pragma unroll
     for (u32 i = 0; i < kRows / 2; ++i)
@@ -138,7 +140,7 @@ __device__ __forceinline__ void take_turn(const Turn& turn, const Places& places
     for (u32 i = 0; i < blocks; ++i) {
         wait_for_groups<kStages - 2>();
         fence_shared_writes();
-        __syncthreads();
+        team.sync();
         begin_products();
 #pragma unroll
         for (u32 k = 0; k < kDepth / 32; ++k)
@@ -146,8 +148,8 @@ __device__ __forceinline__ void take_turn(const Turn& turn, const Places& places
                          descriptor(rows_at(stage) + k * 32, 16, 1024), k != 0);
         commit_products();
         if (i + kStages - 1 < blocks) {
-            copy_weights(turn, weights_at(next), i + kStages - 1);
-            copy_rows<kRows>(turn, own, rows_at(next), scales_at(next), i + kStages - 1);
+            copy_weights(team, turn, weights_at(next), i + kStages - 1);
+            copy_rows<kRows>(team, turn, own, rows_at(next), scales_at(next), i + kStages - 1);
         }
         commit_copies();
         float2 scale[kRows / 8];
@@ -170,14 +172,14 @@ __device__ __forceinline__ void take_turn(const Turn& turn, const Places& places
         next = next + 1 == kStages ? 0 : next + 1;
     }
     wait_for_groups<0>();
-    __syncthreads();
-    store_turned<kRows>(to, places, before, sums, reinterpret_cast<float*>(memory + kStagesAt));
-    __syncthreads(); // before the next turn takes the memory
+    team.sync();
+    store_turned<kRows>(team, to, places, before, sums, reinterpret_cast<float*>(team.memory + kStagesAt));
+    team.sync(); // before the next turn takes the memory
 }
 
 template <u32 kBytes, class Places>
-__device__ __forceinline__ void take_turn(const Turn& turn, const Places& places, u32 ahead) {
-#define BELLOWS_TAKE_TURN(rows) take_turn<rows, kBytes>(turn, places, ahead)
+__device__ __forceinline__ void take_turn(const Team& team, const Turn& turn, const Places& places, u32 ahead) {
+#define BELLOWS_TAKE_TURN(rows) take_turn<rows, kBytes>(team, turn, places, ahead)
     BELLOWS_WITH_ROWS(turn.rows, BELLOWS_TAKE_TURN);
 }
 
@@ -208,6 +210,7 @@ struct ByIds {
     u32 n, k, lda, ldb, ldd, stride_b;
     u32 ld_a_scales, b_scale_rows, b_scale_block, stride_b_scales;
     u32 f32, accumulate;
+    u32 groups;
     u32 eager; ///< weights are copied before it is known whether a group has rows
 };
 
@@ -219,7 +222,75 @@ struct ListedPlaces {
 };
 
 constexpr u32 kDenseBytes = 108 * 1024, kIdsBytes = 70 * 1024;
+constexpr u32 kTeams = 3;
 constexpr u32 kAhead = kStagesOf<kMostRows, kIdsBytes> - 1;
+
+__device__ __forceinline__ void take_tile(const Team& team, const ByIds& push, u32 group,
+                                          u32 column, u32 slots) {
+    const u64* const o = push.operands;
+    u32* const counts = reinterpret_cast<u32*>(team.memory + kCounts);
+    u32* const listed = reinterpret_cast<u32*>(team.memory + kRowsAt);
+    const u32* const ids = reinterpret_cast<const u32*>(o[0]);
+    Turn turn = {o[4] + static_cast<u64>(group) * push.stride_b + static_cast<u64>(column) * push.ldb,
+                 push.ldb,
+                 push.n - column,
+                 floats(o[5], static_cast<u64>(group) * push.stride_b_scales +
+                                  static_cast<u64>(column / 128) * push.b_scale_rows),
+                 push.b_scale_block,
+                 o[2],
+                 push.lda,
+                 floats(o[3], 0),
+                 push.ld_a_scales,
+                 push.k,
+                 0,
+                 o[6],
+                 push.ldd,
+                 column,
+                 push.f32 != 0,
+                 push.accumulate != 0};
+    u32 ahead = push.eager != 0 ? min(kAhead, (push.k + kDepth - 1) / kDepth) : 0;
+    for (u32 i = 0; i < ahead; ++i)
+        copy_weights(team, turn, shared_address(team.memory) + kStagesAt + i * kWeightBytes, i);
+    // The group's rows are counted, each thread's in order, and a turn's are listed. Where a row
+    // stands in a turn makes no difference to its bits.
+    u32 mine = 0;
+#pragma unroll 4
+    for (u32 slot = team.thread; slot < slots; slot += kThreads)
+        mine += ids[slot] == group ? 1 : 0;
+    u32 before = mine;
+#pragma unroll
+    for (u32 d = 1; d < 32; d *= 2) {
+        const u32 other = __shfl_up_sync(~0u, before, d);
+        before += team.thread % 32 >= d ? other : 0;
+    }
+    if (team.thread % 32 == 31)
+        counts[team.thread / 32] = before;
+    before -= mine;
+    team.sync();
+    u32 all = 0;
+#pragma unroll
+    for (u32 w = 0; w < kThreads / 32; ++w) {
+        before += w < team.thread / 32 ? counts[w] : 0;
+        all += counts[w];
+    }
+    for (u32 first = 0; first < all; first += kMostRows) {
+        if (mine != 0 && before < first + kMostRows && before + mine > first) {
+            u32 rank = before;
+            for (u32 slot = team.thread; slot < slots; slot += kThreads)
+                if (ids[slot] == group) {
+                    if (rank - first < kMostRows)
+                        listed[rank - first] = slot;
+                    ++rank;
+                }
+        }
+        team.sync();
+        turn.rows = min(all - first, kMostRows);
+        take_turn<kIdsBytes>(team, turn, ListedPlaces{listed, push.slots_per_a_row}, ahead);
+        ahead = 0;
+    }
+    wait_for_groups<0>(); // of weights that no row has asked for
+    team.sync();
+}
 
 } // namespace
 
@@ -242,74 +313,17 @@ extern "C" __global__ void __launch_bounds__(128, 2) dense(const __grid_constant
                        column,
                        push.f32 != 0,
                        push.accumulate != 0};
-    take_turn<kDenseBytes>(turn, DensePlaces{first}, 0);
+    take_turn<kDenseBytes>(Team{threadIdx.x, 0, memory}, turn, DensePlaces{first}, 0);
 }
 
-extern "C" __global__ void __launch_bounds__(128, 3) by_ids(const __grid_constant__ ByIds push) {
-    const u32 column = blockIdx.x * kColumns, group = blockIdx.y;
-    const u64* const o = push.operands;
-    u32* const counts = reinterpret_cast<u32*>(memory + kCounts);
-    u32* const listed = reinterpret_cast<u32*>(memory + kRowsAt);
-    const u32* const ids = reinterpret_cast<const u32*>(o[0]);
+extern "C" __global__ void __launch_bounds__(384, 1) by_ids(const __grid_constant__ ByIds push) {
+    constexpr u32 kTeamBytes = kStagesAt + kIdsBytes;
+    const u32 number = threadIdx.x / kThreads;
+    const Team team{threadIdx.x % kThreads, 1 + number, memory + number * kTeamBytes};
+    const u32 wide = (push.n + kColumns - 1) / kColumns;
     u32 slots = push.slots;
     if (push.has_count != 0)
-        slots = min(slots, *reinterpret_cast<const u32*>(o[1]) * push.top_k);
-    Turn turn = {o[4] + static_cast<u64>(group) * push.stride_b + static_cast<u64>(column) * push.ldb,
-                 push.ldb,
-                 push.n - column,
-                 floats(o[5], static_cast<u64>(group) * push.stride_b_scales +
-                                  static_cast<u64>(column / 128) * push.b_scale_rows),
-                 push.b_scale_block,
-                 o[2],
-                 push.lda,
-                 floats(o[3], 0),
-                 push.ld_a_scales,
-                 push.k,
-                 0,
-                 o[6],
-                 push.ldd,
-                 column,
-                 push.f32 != 0,
-                 push.accumulate != 0};
-    u32 ahead = push.eager != 0 ? min(kAhead, (push.k + kDepth - 1) / kDepth) : 0;
-    for (u32 i = 0; i < ahead; ++i)
-        copy_weights(turn, shared_address(memory) + kStagesAt + i * kWeightBytes, i);
-    // The group's rows are counted, each thread's in order, and a turn's are listed. Where a row
-    // stands in a turn makes no difference to its bits.
-    u32 mine = 0;
-#pragma unroll 4
-    for (u32 slot = threadIdx.x; slot < slots; slot += kThreads)
-        mine += ids[slot] == group ? 1 : 0;
-    u32 before = mine;
-#pragma unroll
-    for (u32 d = 1; d < 32; d *= 2) {
-        const u32 other = __shfl_up_sync(~0u, before, d);
-        before += threadIdx.x % 32 >= d ? other : 0;
-    }
-    if (threadIdx.x % 32 == 31)
-        counts[threadIdx.x / 32] = before;
-    before -= mine;
-    __syncthreads();
-    u32 all = 0;
-#pragma unroll
-    for (u32 w = 0; w < kThreads / 32; ++w) {
-        before += w < threadIdx.x / 32 ? counts[w] : 0;
-        all += counts[w];
-    }
-    for (u32 first = 0; first < all; first += kMostRows) {
-        if (mine != 0 && before < first + kMostRows && before + mine > first) {
-            u32 rank = before;
-            for (u32 slot = threadIdx.x; slot < slots; slot += kThreads)
-                if (ids[slot] == group) {
-                    if (rank - first < kMostRows)
-                        listed[rank - first] = slot;
-                    ++rank;
-                }
-        }
-        __syncthreads();
-        turn.rows = min(all - first, kMostRows);
-        take_turn<kIdsBytes>(turn, ListedPlaces{listed, push.slots_per_a_row}, ahead);
-        ahead = 0;
-    }
-    wait_for_groups<0>(); // of weights that no row has asked for
+        slots = min(slots, *reinterpret_cast<const u32*>(push.operands[1]) * push.top_k);
+    for (u32 t = blockIdx.x * kTeams + number; t < wide * push.groups; t += gridDim.x * kTeams)
+        take_tile(team, push, t / wide, t % wide * kColumns, slots);
 }
