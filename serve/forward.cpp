@@ -4,6 +4,7 @@
 #include <bellows/base/error.hpp>
 #include <bellows/base/rounding.hpp>
 #include <bellows/engine/ops.hpp>
+#include <bellows/fp8/few_rows.hpp>
 #include <bellows/shape/parameters.hpp>
 
 #include <algorithm>
@@ -251,19 +252,24 @@ void Forward::record_head(Recording& r, Arena::Frame& scratch, const Step& step,
         return TensorView::contiguous(memory, DType::F32, extents);
     };
     const TensorView x = scratch.tensor(stream.dtype, {b.sampled, config_.hidden}),
-                     norm = scratch.tensor(stream.dtype, {b.sampled, config_.hidden}),
                      // Kernels read four at once.
         padded = scratch.tensor(DType::F32, {b.sampled, round_up(config_.vocabulary, 4)}),
                      logits = ops::slice(padded, 1, 0, config_.vocabulary);
     ops::embedding_forward(r, u32(at.sampled_rows.of(half.input), {b.sampled}), stream, x);
-    ops::rmsnorm_forward(r, x, parameters_.at("model.norm.weight").weight, norm,
-                         scratch.tensor(DType::F32, {b.sampled}),
-                         static_cast<float>(config_.norm_eps));
-    ops::gemm_nt(
-        r, norm,
-        parameters_.at(config_.tied_embeddings ? "model.embed_tokens.weight" : "lm_head.weight")
-            .compute,
-        logits);
+    const TensorView gain = parameters_.at("model.norm.weight").weight,
+                     weights = parameters_
+                                   .at(config_.tied_embeddings ? "model.embed_tokens.weight"
+                                                               : "lm_head.weight")
+                                   .compute;
+    const auto eps = static_cast<float>(config_.norm_eps);
+    if (!forward_.exact && b.sampled <= fp8::kMostFewRows &&
+        fp8::takes_few_rows(weights, stream.dtype)) {
+        fp8::few_rows_nt(r, x, weights, logits, {.gain = gain, .eps = eps});
+    } else {
+        const TensorView norm = scratch.tensor(stream.dtype, {b.sampled, config_.hidden});
+        ops::rmsnorm_forward(r, x, gain, norm, scratch.tensor(DType::F32, {b.sampled}), eps);
+        ops::gemm_nt(r, norm, weights, logits);
+    }
     ops::SampleBatch batch;
     batch.logits = logits;
     batch.settings =

@@ -3,6 +3,7 @@
 // strided copies.
 #include "arguments.hpp"
 
+#include <bellows/base/rounding.hpp>
 #include <bellows/engine/attention.hpp>
 #include <bellows/engine/device.hpp>
 #include <bellows/engine/paged_attention.hpp>
@@ -274,6 +275,55 @@ void copy(Recording& recording, const TensorView& from, const TensorView& to, bo
                              .y_inner4 = arguments.groups_of_4("y's stride", y.stride[1]),
                              .accumulate = accumulate ? 1u : 0u},
         groups);
+}
+
+void mla_queries(Recording& recording, const TensorView& q, const TensorView& weights,
+                 const TensorView& table, const TensorView& positions, const TensorView& y) {
+    const Arguments arguments("mla_queries");
+    arguments.rank("q", q, 3);
+    arguments.rank("weights", weights, 3);
+    arguments.activation("q", q);
+    const std::uint64_t rows = q.extent[0], heads = q.extent[1], nope = weights.extent[1],
+                        latent = weights.extent[2];
+    arguments.require(q.extent[2] >= nope, "q is " + describe(q) + ", weights are " +
+                                               describe(weights));
+    const std::uint64_t rope = q.extent[2] - nope, unit = 16 / size_of(q.dtype);
+    arguments.strided("q", q, q.dtype, {rows, heads, nope + rope});
+    arguments.strided("y", y, q.dtype, {rows, heads, latent + rope});
+    arguments.strided("weights", weights, q.dtype, {heads, nope, latent});
+    arguments.require(rows <= kMostMlaQueryRows && latent > 0 && latent % unit == 0 &&
+                          weights.stride[0] % unit == 0 && weights.stride[1] % unit == 0,
+                      "q is " + describe(q) + ", weights are " + describe(weights) +
+                          "; wanted are up to 8 rows, and rows of weights in 16 bytes");
+    arguments.rank("table", table, 3);
+    arguments.tensor("table", table, DType::F32, {table.extent[0], rope / 2, 2});
+    arguments.tensor("positions", positions, DType::U32, {rows});
+    if (rows == 0)
+        return;
+    const bool cpu = recording.device().info().is_cpu;
+    // A workgroup has a line of memory of each row of weights; its sums fit what all devices have.
+    const std::uint32_t columns = 8, splits = cpu ? 1 : rows > 4 ? 8 : rows > 2 ? 16 : 32;
+    using K = kernels::MlaQueries;
+    K kernel{.variant = storage_variant<K>(q.dtype),
+             .constants = {.local_size = columns * splits,
+                           .splits = splits,
+                           .rows = static_cast<std::uint32_t>(rows)},
+             .q = arguments.memory("q", q),
+             .weights = arguments.memory("weights", weights, unit),
+             .table = arguments.memory("table", table),
+             .positions = arguments.memory("positions", positions, 1),
+             .y = arguments.memory("y", y),
+             .latent4 = arguments.groups_of_4("latent", latent),
+             .nope4 = arguments.groups_of_4("nope", nope),
+             .rope4 = arguments.groups_of_4("rope", rope),
+             .q_row4 = arguments.groups_of_4("q's row stride", q.stride[0]),
+             .q_head4 = arguments.groups_of_4("q's head stride", q.stride[1]),
+             .w_row = arguments.u32("weights' row stride", weights.stride[1] / unit),
+             .w_batch = arguments.u32("weights' stride", weights.stride[0] / unit),
+             .y_row4 = arguments.groups_of_4("y's row stride", y.stride[0]),
+             .y_head4 = arguments.groups_of_4("y's head stride", y.stride[1])};
+    recording.dispatch(kernel, {static_cast<std::uint32_t>(div_up(latent / unit, columns)),
+                                arguments.u32("heads", heads)});
 }
 
 } // namespace bellows::ops

@@ -70,6 +70,17 @@ const char* clock_extension(const volk::VolkInstanceTable& vki, VkPhysicalDevice
     return both ? extension : nullptr;
 }
 
+/// Whether shaders may ask that f16 numbers below the least normal one are kept.
+bool keeps_f16_subnormals(const volk::VolkInstanceTable& vki, VkPhysicalDevice handle) {
+    VkPhysicalDeviceFloatControlsProperties floats{};
+    floats.sType = VK_STRUCTURE_TYPE_PHYSICAL_DEVICE_FLOAT_CONTROLS_PROPERTIES;
+    VkPhysicalDeviceProperties2 properties{};
+    properties.sType = VK_STRUCTURE_TYPE_PHYSICAL_DEVICE_PROPERTIES_2;
+    properties.pNext = &floats;
+    vki.vkGetPhysicalDeviceProperties2(handle, &properties);
+    return floats.shaderDenormPreserveFloat16 == VK_TRUE;
+}
+
 std::uint64_t host_import_alignment(const volk::VolkInstanceTable& vki, VkPhysicalDevice handle) {
     VkPhysicalDeviceExternalMemoryHostPropertiesEXT host{};
     host.sType = VK_STRUCTURE_TYPE_PHYSICAL_DEVICE_EXTERNAL_MEMORY_HOST_PROPERTIES_EXT;
@@ -246,6 +257,8 @@ PhysicalDevice inspect(const volk::VolkInstanceTable& vki, VkPhysicalDevice hand
         info.features.push_back("fixed_subgroup_size");
     if (device.may_shuffle)
         info.features.push_back("subgroup_shuffle");
+    if (keeps_f16_subnormals(vki, handle))
+        info.features.push_back("float16_subnormals");
 
     if (extensions.count(VK_EXT_EXTERNAL_MEMORY_HOST_EXTENSION_NAME) != 0) {
         device.extensions.push_back(VK_EXT_EXTERNAL_MEMORY_HOST_EXTENSION_NAME);

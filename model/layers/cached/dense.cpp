@@ -8,10 +8,15 @@ namespace {
 class Dense final : public CachedLayer {
 public:
     Dense(const ModelConfig& config, std::uint64_t layer, ParameterStore& parameters)
-        : c_(config), p_(parameters, layer) {}
+        : c_(config), p_(parameters, layer),
+          few_rows_(p_.take_few_rows({"mlp.gate_up_proj", "mlp.down_proj"})) {}
 
     void record(Recording& r, Arena::Frame& scratch, const StepRows& rows,
                 const TensorView& stream) const override {
+        if (few_rows_ && has_few_rows(rows)) {
+            record_few_rows(r, scratch, rows, stream);
+            return;
+        }
         const LinearRows norm = normalised(r, scratch, p_.store(), stream,
                                            p_.at("post_attention_layernorm.weight"), c_.norm_eps);
         const TensorView gate_up = scratch.tensor(stream.dtype, {rows.rows, 2 * c_.dense_ffn});
@@ -21,8 +26,19 @@ public:
     }
 
 private:
+    void record_few_rows(Recording& r, Arena::Frame& scratch, const StepRows& rows,
+                         const TensorView& stream) const {
+        using Result = fp8::FewRowsForm::Result;
+        const TensorView hidden = scratch.tensor(stream.dtype, {rows.rows, c_.dense_ffn});
+        p_.few_rows(
+            r, "mlp.gate_up_proj", stream, hidden,
+            behind_norm(p_.at("post_attention_layernorm.weight"), c_.norm_eps, Result::Swiglu));
+        p_.few_rows(r, "mlp.down_proj", hidden, stream, {.result = Result::Add});
+    }
+
     const ModelConfig c_;
     LayerParameters p_;
+    bool few_rows_;
 };
 
 } // namespace

@@ -40,6 +40,9 @@ public:
                   std::uint64_t expected_rows, const TensorView& results) const override;
 
 private:
+    bool takes_few_rows() const;
+    void record_few_rows(Recording& r, Arena::Frame& scratch, const StepRows& rows,
+                         const TensorView& stream) const;
     LinearRows normalised_rows(Recording& r, Arena::Frame& scratch, const StepRows& rows,
                                const TensorView& stream) const;
     TensorView logits(Recording& r, Arena::Frame& scratch, const TensorView& norm) const;
@@ -60,12 +63,18 @@ private:
     LayerParameters p_;
     ExpertLinear gate_up_, down_;
     Buffer own_rows_; ///< of own_rows(), words
+    /// Of all experts, as products of few rows read them.
+    fp8::Operand gate_up_weights_, down_weights_;
+    bool few_rows_;
 };
 
 Experts::Experts(const ModelConfig& config, std::uint64_t layer, ParameterStore& parameters)
     : c_(config), p_(parameters, layer),
       gate_up_(parameters.experts(layer, "gate_up_proj"), parameters.products()),
-      down_(parameters.experts(layer, "down_proj"), parameters.products()) {
+      down_(parameters.experts(layer, "down_proj"), parameters.products()),
+      gate_up_weights_(few_rows_operand(parameters.experts(layer, "gate_up_proj"))),
+      down_weights_(few_rows_operand(parameters.experts(layer, "down_proj"))),
+      few_rows_(takes_few_rows()) {
     if (parameters.linear_precision() != LinearPrecision::Fp8)
         return;
     std::vector<std::int32_t> words(kOwnSlots + kRowsByIds * c_.top_k);
@@ -74,6 +83,14 @@ Experts::Experts(const ModelConfig& config, std::uint64_t layer, ParameterStore&
         parameters.device(),
         {.name = "rows of slots", .bytes = 4 * words.size(), .category = MemoryCategory::Weights});
     parameters.device().upload(own_rows_.view(), std::span<const std::int32_t>(words));
+}
+
+bool Experts::takes_few_rows() const {
+    const DType act = p_.store().activation();
+    return fp8::takes_few_rows(gate_up_weights_, act) && fp8::takes_few_rows(down_weights_, act) &&
+           p_.take_few_rows({"mlp.gate"}) &&
+           (c_.shared_experts == 0 ||
+            p_.take_few_rows({"mlp.shared_experts.gate_up_proj", "mlp.shared_experts.down_proj"}));
 }
 
 /// Exact: codes are those of the values that are stored, as an exchange makes them.
@@ -246,6 +263,10 @@ void Experts::received(Recording& r, Arena::Frame& scratch, const ExchangeHandle
 
 void Experts::record(Recording& r, Arena::Frame& scratch, const StepRows& rows,
                      const TensorView& stream) const {
+    if (few_rows_ && has_few_rows(rows)) {
+        record_few_rows(r, scratch, rows, stream);
+        return;
+    }
     const LinearRows norm = normalised_rows(r, scratch, rows, stream);
     // Shared and routed experts take turns: a device does side by side what stands together and
     // needs nothing new.
@@ -254,6 +275,31 @@ void Experts::record(Recording& r, Arena::Frame& scratch, const StepRows& rows,
     const Routed to_experts = choose(r, scratch, norm, logits);
     add_shared(r, scratch, gate_up, stream);
     routed(r, scratch, rows, to_experts, stream);
+}
+
+/// Shared experts' first product runs beside the choice of the others, and their second is part of
+/// the sum of them all.
+void Experts::record_few_rows(Recording& r, Arena::Frame& scratch, const StepRows& rows,
+                              const TensorView& stream) const {
+    using Result = fp8::FewRowsForm::Result;
+    const Parameter& gain = p_.at("post_attention_layernorm.weight");
+    const TensorView logits = scratch.tensor(DType::F32, {rows.rows, c_.routed_experts});
+    p_.few_rows(r, "mlp.gate", stream, logits, behind_norm(gain, c_.norm_eps));
+    const Routed routed = choose(r, scratch, {}, logits);
+    const TensorView ids = routed.ids.with_row_count(rows.count);
+    const fp8::FewRowsForm swiglu = behind_norm(gain, c_.norm_eps, Result::Swiglu);
+    fp8::FewRowsExperts sum{
+        .hidden = scratch.tensor(stream.dtype, {rows.rows * c_.top_k, c_.moe_ffn}),
+        .weights = down_weights_,
+        .ids = ids,
+        .choice_weights = routed.weights};
+    if (c_.shared_experts > 0) {
+        sum.shared = scratch.tensor(stream.dtype, {rows.rows, c_.shared_ffn()});
+        sum.shared_weights = few_rows_operand(p_.at("mlp.shared_experts.down_proj.weight"));
+        p_.few_rows(r, "mlp.shared_experts.gate_up_proj", stream, sum.shared, swiglu);
+    }
+    fp8::few_rows_by_ids(r, stream, gate_up_weights_, ids, sum.hidden, swiglu);
+    fp8::few_rows_experts(r, sum, stream);
 }
 
 } // namespace

@@ -11,14 +11,17 @@ class Gqa final : public CachedLayer {
 public:
     Gqa(const ModelConfig& config, std::uint64_t layer, ParameterStore& parameters,
         const RopeTable& positions, const ops::PagedCache& cache)
-        : c_(config), p_(parameters, layer), table_(positions.view()), cache_(cache) {}
+        : c_(config), p_(parameters, layer), table_(positions.view()), cache_(cache),
+          few_rows_(p_.take_few_rows(
+              {"self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", "self_attn.o_proj"})) {}
 
     void record(Recording& r, Arena::Frame& scratch, const StepRows& rows,
                 const TensorView& stream) const override;
 
 private:
-    TensorView project(Recording& r, Arena::Frame& scratch, const LinearRows& norm,
-                       const char* projection, std::uint64_t rows, std::uint64_t heads) const;
+    /// Of the norm's rows; without them, of the residual stream's few, and the norm ahead.
+    TensorView project(Recording& r, Arena::Frame& scratch, const TensorView& stream,
+                       const LinearRows* norm, const char* projection, std::uint64_t heads) const;
     TensorView normalised_heads(Recording& r, Arena::Frame& scratch, const TensorView& heads,
                                 const char* norm) const;
 
@@ -26,12 +29,18 @@ private:
     LayerParameters p_;
     TensorView table_;
     ops::PagedCache cache_;
+    bool few_rows_;
 };
 
-TensorView Gqa::project(Recording& r, Arena::Frame& scratch, const LinearRows& norm,
-                        const char* projection, std::uint64_t rows, std::uint64_t heads) const {
-    const TensorView y = scratch.tensor(p_.store().activation(), {rows, heads * c_.head_dim});
-    p_.linear("self_attn." + std::string(projection)).forward(r, scratch, norm, y);
+TensorView Gqa::project(Recording& r, Arena::Frame& scratch, const TensorView& stream,
+                        const LinearRows* norm, const char* projection, std::uint64_t heads) const {
+    const std::uint64_t rows = stream.extent[0];
+    const TensorView y = scratch.tensor(stream.dtype, {rows, heads * c_.head_dim});
+    const std::string name = "self_attn." + std::string(projection);
+    if (norm == nullptr)
+        p_.few_rows(r, name, stream, y, behind_norm(p_.at("input_layernorm.weight"), c_.norm_eps));
+    else
+        p_.linear(name).forward(r, scratch, *norm, y);
     return y.reshaped({rows, heads, c_.head_dim});
 }
 
@@ -48,11 +57,15 @@ TensorView Gqa::normalised_heads(Recording& r, Arena::Frame& scratch, const Tens
 
 void Gqa::record(Recording& r, Arena::Frame& scratch, const StepRows& rows,
                  const TensorView& stream) const {
-    const LinearRows norm =
-        normalised(r, scratch, p_.store(), stream, p_.at("input_layernorm.weight"), c_.norm_eps);
-    const TensorView k = project(r, scratch, norm, "k_proj", rows.rows, c_.kv_heads),
-                     v = project(r, scratch, norm, "v_proj", rows.rows, c_.kv_heads),
-                     projected = project(r, scratch, norm, "q_proj", rows.rows, c_.heads);
+    const bool few = few_rows_ && has_few_rows(rows);
+    LinearRows rows_of_norm;
+    if (!few)
+        rows_of_norm = normalised(r, scratch, p_.store(), stream, p_.at("input_layernorm.weight"),
+                                  c_.norm_eps);
+    const LinearRows* norm = few ? nullptr : &rows_of_norm;
+    const TensorView k = project(r, scratch, stream, norm, "k_proj", c_.kv_heads),
+                     v = project(r, scratch, stream, norm, "v_proj", c_.kv_heads),
+                     projected = project(r, scratch, stream, norm, "q_proj", c_.heads);
     ops::cache_append_rotated_heads(r, cache_, normalised_heads(r, scratch, k, "k_norm"), v, table_,
                                     rows.positions, rows.places);
     const TensorView q = normalised_heads(r, scratch, projected, "q_norm");
@@ -62,8 +75,12 @@ void Gqa::record(Recording& r, Arena::Frame& scratch, const StepRows& rows,
         ops::paged_attention_workspace_bytes(rows.work.capacity, c_.heads, c_.head_dim);
     ops::paged_attention(r, q, cache_, rows.work, o, {}, static_cast<float>(c_.attention_scale()),
                          scratch.bytes(bytes));
-    p_.linear("self_attn.o_proj")
-        .forward(r, scratch, o.reshaped({rows.rows, c_.heads * c_.head_dim}), stream, true);
+    const TensorView sums = o.reshaped({rows.rows, c_.heads * c_.head_dim});
+    if (few)
+        p_.few_rows(r, "self_attn.o_proj", sums, stream,
+                    {.result = fp8::FewRowsForm::Result::Add});
+    else
+        p_.linear("self_attn.o_proj").forward(r, scratch, sums, stream, true);
 }
 
 } // namespace

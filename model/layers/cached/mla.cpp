@@ -25,6 +25,11 @@ public:
 
 private:
     void decode_weights();
+    bool takes_few_rows() const;
+    void record_few_rows(Recording& r, Arena::Frame& scratch, const StepRows& rows,
+                         const TensorView& stream) const;
+    TensorView attend(Recording& r, Arena::Frame& scratch, const StepRows& rows,
+                      const TensorView& q) const;
     TensorView queries(Recording& r, Arena::Frame& scratch, const LinearRows& norm) const;
     TensorView absorbed(Recording& r, Arena::Frame& scratch, const StepRows& rows,
                         const TensorView& q) const;
@@ -37,6 +42,7 @@ private:
     ops::PagedCache cache_;
     Buffer decoded_;   ///< kv_b_proj's values where the store has codes alone
     TensorView kv_up_; ///< [heads, nope + value, latent] act
+    bool few_rows_;
 };
 
 Mla::Mla(const ModelConfig& config, std::uint64_t layer, ParameterStore& parameters,
@@ -48,6 +54,16 @@ Mla::Mla(const ModelConfig& config, std::uint64_t layer, ParameterStore& paramet
     else
         kv_up_ = kv_b.compute;
     kv_up_ = kv_up_.reshaped({c_.heads, c_.qk_nope_head_dim + c_.v_head_dim, c_.kv_lora_rank});
+    few_rows_ = takes_few_rows();
+}
+
+bool Mla::takes_few_rows() const {
+    const bool queries =
+        c_.q_lora_rank == 0
+            ? p_.take_few_rows({"self_attn.q_proj"})
+            : p_.take_few_rows({"self_attn.q_a_proj", "self_attn.q_b_proj"});
+    return queries && p_.take_few_rows({"self_attn.kv_a_proj_with_mqa", "self_attn.o_proj"}) &&
+           fp8::takes_few_rows(kv_up_, p_.store().activation());
 }
 
 void Mla::decode_weights() {
@@ -109,24 +125,66 @@ void Mla::append(Recording& r, const StepRows& rows, const TensorView& kv) const
         static_cast<float>(c_.latent_eps()), table_, rows.positions, rows.places);
 }
 
+/// [rows, heads, latent]: the cache's latents, weighted for absorbed queries.
+TensorView Mla::attend(Recording& r, Arena::Frame& scratch, const StepRows& rows,
+                       const TensorView& q) const {
+    const std::uint64_t latent = c_.kv_lora_rank;
+    const TensorView sums = scratch.tensor(q.dtype, {rows.rows, c_.heads, latent});
+    const std::uint64_t bytes =
+        ops::paged_attention_workspace_bytes(rows.work.capacity, c_.heads, latent);
+    ops::paged_attention(r, q, cache_, rows.work, sums, {},
+                         static_cast<float>(c_.attention_scale()), scratch.bytes(bytes));
+    return sums;
+}
+
 void Mla::record(Recording& r, Arena::Frame& scratch, const StepRows& rows,
                  const TensorView& stream) const {
-    const std::uint64_t latent = c_.kv_lora_rank, v = c_.v_head_dim;
+    if (few_rows_ && has_few_rows(rows)) {
+        record_few_rows(r, scratch, rows, stream);
+        return;
+    }
+    const std::uint64_t v = c_.v_head_dim;
     const LinearRows norm =
         normalised(r, scratch, p_.store(), stream, p_.at("input_layernorm.weight"), c_.norm_eps);
     // What depends on nothing new stands together, so that a device does it side by side.
     const TensorView kv = keys(r, scratch, norm), projected = queries(r, scratch, norm);
     append(r, rows, kv);
-    const TensorView q = absorbed(r, scratch, rows, projected);
-    const TensorView sums = scratch.tensor(stream.dtype, {rows.rows, c_.heads, latent});
-    const std::uint64_t bytes =
-        ops::paged_attention_workspace_bytes(rows.work.capacity, c_.heads, latent);
-    ops::paged_attention(r, q, cache_, rows.work, sums, {},
-                         static_cast<float>(c_.attention_scale()), scratch.bytes(bytes));
+    const TensorView sums = attend(r, scratch, rows, absorbed(r, scratch, rows, projected));
     const TensorView o = scratch.tensor(stream.dtype, {rows.rows, c_.heads, v});
     ops::gemm_nt(r, by_head(sums), ops::slice(kv_up_, 1, c_.qk_nope_head_dim, v), by_head(o));
     p_.linear("self_attn.o_proj")
         .forward(r, scratch, o.reshaped({rows.rows, c_.heads * v}), stream, true);
+}
+
+/// Projections come first, as they do not wait for each other.
+void Mla::record_few_rows(Recording& r, Arena::Frame& scratch, const StepRows& rows,
+                          const TensorView& stream) const {
+    const DType act = stream.dtype;
+    const std::uint64_t nope = c_.qk_nope_head_dim, v = c_.v_head_dim;
+    const fp8::FewRowsForm norm = behind_norm(p_.at("input_layernorm.weight"), c_.norm_eps);
+    const TensorView q = scratch.tensor(act, {rows.rows, c_.heads * c_.qk_head_dim()}),
+                     kv =
+                         scratch.tensor(act, {rows.rows, c_.kv_lora_rank + c_.qk_rope_head_dim});
+    if (c_.q_lora_rank == 0) {
+        p_.few_rows(r, "self_attn.q_proj", stream, q, norm);
+        p_.few_rows(r, "self_attn.kv_a_proj_with_mqa", stream, kv, norm);
+    } else {
+        const TensorView latent = scratch.tensor(act, {rows.rows, c_.q_lora_rank});
+        p_.few_rows(r, "self_attn.q_a_proj", stream, latent, norm);
+        p_.few_rows(r, "self_attn.kv_a_proj_with_mqa", stream, kv, norm);
+        p_.few_rows(r, "self_attn.q_b_proj", latent, q,
+                    behind_norm(p_.at("self_attn.q_a_layernorm.weight"), c_.latent_eps()));
+    }
+    append(r, rows, kv);
+    const TensorView absorbed =
+        scratch.tensor(act, {rows.rows, c_.heads, c_.kv_lora_rank + c_.qk_rope_head_dim});
+    ops::mla_queries(r, q.reshaped({rows.rows, c_.heads, c_.qk_head_dim()}),
+                     ops::slice(kv_up_, 1, 0, nope), table_, rows.positions, absorbed);
+    const TensorView sums = attend(r, scratch, rows, absorbed),
+                     o = scratch.tensor(act, {rows.rows, c_.heads, v});
+    fp8::few_rows_nt(r, by_head(sums), ops::slice(kv_up_, 1, nope, v), by_head(o));
+    p_.few_rows(r, "self_attn.o_proj", o.reshaped({rows.rows, c_.heads * v}), stream,
+                {.result = fp8::FewRowsForm::Result::Add});
 }
 
 } // namespace

@@ -5,9 +5,35 @@
 #include <bellows/engine/ops.hpp>
 #include <bellows/fp8/fused.hpp>
 
+#include <algorithm>
+
 namespace bellows {
 
 namespace cached {
+
+bool has_few_rows(const StepRows& rows) {
+    return rows.rows <= fp8::kMostFewRows && rows.expected_expert_rows == 0;
+}
+
+fp8::Operand few_rows_operand(const Parameter& weights) {
+    return weights.quantized ? fp8::Operand(*weights.quantized) : fp8::Operand(weights.compute);
+}
+
+fp8::FewRowsForm behind_norm(const Parameter& gain, double eps, fp8::FewRowsForm::Result result) {
+    return {.result = result, .gain = gain.weight, .eps = static_cast<float>(eps)};
+}
+
+void LayerParameters::few_rows(Recording& r, const std::string& name, const TensorView& x,
+                               const TensorView& y, const fp8::FewRowsForm& form) const {
+    fp8::few_rows_nt(r, x, few_rows_operand(at(name + ".weight")), y, form);
+}
+
+bool LayerParameters::take_few_rows(std::initializer_list<const char*> names) const {
+    return std::ranges::all_of(names, [&](const char* name) {
+        return fp8::takes_few_rows(few_rows_operand(at(std::string(name) + ".weight")),
+                                   store_.activation());
+    });
+}
 
 LinearRows normalised(Recording& r, Arena::Frame& scratch, const ParameterStore& parameters,
                       const TensorView& x, const Parameter& gain, double eps, bool with_values) {

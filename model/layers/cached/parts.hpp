@@ -5,8 +5,10 @@
 
 #include "linear.hpp"
 
+#include <bellows/fp8/few_rows.hpp>
 #include <bellows/model/cached_layer.hpp>
 
+#include <initializer_list>
 #include <string>
 
 namespace bellows::cached {
@@ -33,11 +35,25 @@ public:
     Linear linear(const std::string& name) const {
         return Linear(at(name + ".weight"), store_.products());
     }
+    /// y = x * transpose(W) (with what `form` says besides), of few rows.
+    void few_rows(Recording& recording, const std::string& name, const TensorView& x,
+                  const TensorView& y, const fp8::FewRowsForm& form = {}) const;
+    /// Whether products of few rows take all of these matrices.
+    bool take_few_rows(std::initializer_list<const char*> names) const;
 
 private:
     ParameterStore& store_;
     std::string prefix_;
 };
+
+/// Whether a step has so few rows, whose bits may depend on how many there are, that layers read
+/// their weights by fp8/few_rows.hpp: each once, with little beside it in few dispatches.
+bool has_few_rows(const StepRows& rows);
+/// What those products read of a parameter.
+fp8::Operand few_rows_operand(const Parameter& weights);
+/// With the norm of x ahead of the product.
+fp8::FewRowsForm behind_norm(const Parameter& gain, double eps,
+                             fp8::FewRowsForm::Result result = fp8::FewRowsForm::Result::Store);
 
 /// RMSNorm(x) as FP8 codes where linear layers compute in FP8, else in the activations' type.
 /// with_values: both.

@@ -1,0 +1,102 @@
+// SPDX-License-Identifier: MIT
+// y += the sum of a row's choices, each of its weight times hidden * transpose(W of the expert), and of
+// shared * transpose(V) where there are shared experts: what leaves experts for the residual stream, of
+// up to eight rows. include/few_rows.glsl has the sums, whose k here goes through one choice after
+// another and then through the shared part.
+//   ids, choice_weights [rows, top_k]; x [rows * top_k, k], shared_x [rows, shared_k]
+//   Rows from count[0] on are left alone; ids that are no expert's add nothing.
+// Dispatch: x = ceil(n / (columns * local_size / lanes)), y = rows.
+#version 460
+#extension GL_GOOGLE_include_directive : require
+#include "include/activation.glsl"
+#include "few_rows_experts.kernel.glsl"
+const uint rows = 1u, gain = 0u;
+#include "include/few_rows.glsl"
+
+const uint kRowShift = whole != 0u || STORAGE_BF16 == 0 ? 4u : 3u;
+
+// Makes `s` that of a choice, or of the shared part. False: there is nothing to add.
+bool set_part(inout Source s, uint part, uint row, uint first) {
+    bool of_expert = part < push.top_k;
+    uint w_row = of_expert ? push.w_row : push.shared_w_row;
+    uint scale_row = of_expert ? push.scale_row : push.shared_scale_row;
+    if (of_expert) {
+        uint slot = row * push.top_k + part, expert = uint(push.operands.ids.v[slot]);
+        if (expert >= push.experts) {
+            return false;
+        }
+        s.x = address_add(uvec2(push.operands.x), slot, push.x_row, kRowShift);
+        s.weights = address_add(uvec2(push.operands.weights), expert, push.w_batch, 4u);
+        s.scales = address_add(uvec2(push.operands.scales), expert, push.scale_batch, 2u);
+        s.factor = push.operands.choice_weights.v[slot];
+    } else {
+        s.x = address_add(uvec2(push.operands.shared_x), row, push.shared_x_row, kRowShift);
+        s.weights = uvec2(push.operands.shared_weights);
+        s.scales = uvec2(push.operands.shared_scales);
+        s.factor = 1.0;
+    }
+    s.k4 = of_expert ? push.k4 : push.shared_k4;
+    [[unroll]] for (uint c = 0u; c < columns; ++c) {
+        uint at = min(first + c, push.n - 1u);
+        weight_at[c] = at * w_row;
+        scale_at[c] = at / 128u * scale_row;
+    }
+    return true;
+}
+
+void sum_up(uint lane, uint row, uint first) {
+    Source s;
+    s.x_row = 0u;
+    s.gains = uvec2(0u);
+    uint parts = push.top_k + (push.shared_units > 0u ? 1u : 0u);
+    if (lanes == 1u) {
+        FOR_COUNTED(part, 0u, parts) {
+            if (set_part(s, part, row, first)) {
+                uint units = part < push.top_k ? push.units : push.shared_units;
+                FOR_COUNTED(unit, 0u, units) {
+                    add_unit(s, unit);
+                } NEXT_COUNTED(unit, units, 1u);
+            }
+        } NEXT_COUNTED(part, parts, 1u);
+    } else {
+        uint all = push.top_k * push.units + push.shared_units;
+        FOR_COUNTED(at, lane, all) {
+            uint part = min(at / push.units, push.top_k);
+            if (set_part(s, part, row, first)) {
+                add_unit(s, at - part * push.units);
+            }
+        } NEXT_COUNTED(at, all, lanes);
+    }
+}
+
+void finish(uint first, uint c, uint row, vec2 x) {
+    if (first + c < push.n) {
+        uint at = row * push.y_row + first + c, count = min(push.n - first - c, 2u);
+        uvec2 y = uvec2(push.operands.y);
+        store_pair(y, at, count, x + load_pair(y, at, count));
+    }
+}
+
+void main() {
+    uint row = gl_WorkGroupID.y;
+    if (row >= push.operands.count.v[0]) {
+        return;
+    }
+    uint lane = lanes == 1u ? 0u : gl_LocalInvocationIndex % lanes;
+    uint group = gl_LocalInvocationIndex / lanes;
+    uint first = (gl_WorkGroupID.x * kGroups + group) * columns;
+    clear_sums();
+    sum_up(lane, row, first);
+    fold_sums();
+    if (lanes == 1u) {
+        [[unroll]] for (uint c = 0u; c < columns; c += 2u) {
+            finish(first, c, row, vec2(sums[c], sums[c + 1u]));
+        }
+    } else {
+        for (uint i = gl_LocalInvocationIndex; i < kGroups * columns / 2u; i += local_size) {
+            uint of = i / (columns / 2u), c = i % (columns / 2u) * 2u;
+            finish((gl_WorkGroupID.x * kGroups + of) * columns, c, row,
+                   vec2(folded(c, of), folded(c + 1u, of)));
+        }
+    }
+}

@@ -1,0 +1,419 @@
+// SPDX-License-Identifier: MIT
+// Products of few rows against f64: every storage of weights, norms ahead, what stands behind the
+// sum, experts by ids, and the queries of latent attention.
+#include "verify/checks/families.hpp"
+
+#include "verify/reference/fp8.hpp"
+#include "verify/reference/ops.hpp"
+
+#include <bellows/base/rounding.hpp>
+#include <bellows/engine/ops.hpp>
+#include <bellows/fp8/few_rows.hpp>
+
+#include <optional>
+
+namespace bellows::checks {
+
+namespace {
+
+using fp8::FewRowsForm;
+using reference::to_double;
+using reference::Vector;
+using Result = FewRowsForm::Result;
+
+/// Matrices [count, n, k] on the device, and their values.
+struct FewRowsWeights {
+    Buffer codes, scales;
+    OpTensor stored;
+    fp8::Operand operand = TensorView{};
+    Vector values;
+};
+
+enum class Kind : std::uint8_t { Values, PowersOfTwo, F32Scales };
+
+/// All codes but NaN, zeros and subnormal ones among them. count 0: one matrix without a batch.
+FewRowsWeights code_weights(const OpRig& rig, Kind kind, std::uint64_t count, std::uint64_t n,
+                            std::uint64_t k, std::optional<std::uint64_t> nan = {}) {
+    const fp8::Recipe recipe{fp8::Blocks::Blocks128, fp8::Format::E4M3,
+                             kind == Kind::PowersOfTwo ? fp8::ScaleRule::PowerOfTwo
+                                                       : fp8::ScaleRule::F32};
+    const std::uint64_t matrices = std::max<std::uint64_t>(count, 1), row = round_up(k, 16),
+                        blocks_n = div_up(n, 128), blocks_k = div_up(k, 128);
+    reference::Random random(n * 31 + k);
+    std::vector<std::uint8_t> codes(matrices * n * row);
+    std::vector<float> scales(matrices * blocks_n * blocks_k);
+    for (float& scale : scales)
+        scale = kind == Kind::PowersOfTwo
+                    ? std::ldexp(1.0f, -static_cast<int>(random.below(6)) - 6)
+                    : static_cast<float>(random.uniform(0.001, 0.02));
+    FewRowsWeights w;
+    for (std::uint64_t m = 0; m < matrices; ++m)
+        for (std::uint64_t i = 0; i < n; ++i)
+            for (std::uint64_t j = 0; j < k; ++j) {
+                auto code = static_cast<std::uint8_t>(random.below(256));
+                code = (code & 0x7F) == 0x7F ? 0x01 : code;
+                if (nan && m == 0 && i * k + j == *nan)
+                    code = 0xFF;
+                codes[(m * n + i) * row + j] = code;
+                const float scale = scales[(m * blocks_n + i / 128) * blocks_k + j / 128];
+                w.values.push_back(reference::fp8_value(reference::Fp8Format::E4M3, code) *
+                                   static_cast<double>(scale));
+            }
+    w.codes = rig.workspace(round_up(codes.size(), 16));
+    codes.resize(w.codes.size());
+    w.scales = rig.workspace(scales.size() * 4);
+    rig.device().upload(w.codes.view(), std::span<const std::uint8_t>(codes));
+    rig.device().upload(w.scales.view().sub(0, scales.size() * 4), std::span<const float>(scales));
+    w.operand = count == 0 ? fp8::make_quantized(w.codes.view(), w.scales.view(), recipe, {n, k})
+                           : fp8::make_quantized(w.codes.view(), w.scales.view(), recipe,
+                                                 {count, n, k});
+    return w;
+}
+
+FewRowsWeights make_weights(const OpRig& rig, DType act, Kind kind, std::uint64_t count,
+                            std::uint64_t n, std::uint64_t k,
+                            std::optional<std::uint64_t> nan = {}) {
+    if (kind != Kind::Values)
+        return code_weights(rig, kind, count, n, k, nan);
+    const std::uint64_t matrices = std::max<std::uint64_t>(count, 1);
+    const auto values = OpRig::random(act, matrices * n * k, 7);
+    FewRowsWeights w;
+    w.stored = count == 0 ? rig.tensor(act, {n, k}, values) : rig.tensor(act, {count, n, k}, values);
+    w.operand = w.stored.view;
+    w.values = to_double(values);
+    return w;
+}
+
+/// A sum and what it may err by.
+struct Bounded {
+    double value = 0, error = 0;
+};
+
+Bounded dot(const Vector& x, std::uint64_t x_at, const Vector& w, std::uint64_t w_at,
+            std::uint64_t k) {
+    double sum = 0, magnitude = 0;
+    for (std::uint64_t i = 0; i < k; ++i) {
+        sum += x[x_at + i] * w[w_at + i];
+        magnitude += std::abs(x[x_at + i] * w[w_at + i]);
+    }
+    return {sum, static_cast<double>(k + 16) * reference::kF32Epsilon * magnitude};
+}
+
+Bounded swiglu(const Bounded& gate, const Bounded& up) {
+    const double silu = gate.value / (1 + std::exp(-gate.value)), y = silu * up.value;
+    return {y, 1.1 * gate.error * (std::abs(up.value) + up.error) + std::abs(silu) * up.error +
+                   12 * reference::kF32Epsilon * std::abs(y)};
+}
+
+void compare(Check& check, const char* part, const std::vector<float>& actual,
+             const std::vector<Bounded>& expected, DType storage) {
+    Vector values;
+    for (const Bounded& e : expected)
+        values.push_back(e.value);
+    const double relative =
+        storage == DType::BF16 ? 1.01 * reference::kBf16Epsilon : reference::kF32Epsilon;
+    check.elements(part, actual, values, {values.size()}, [&](std::size_t i, double value) {
+        return 1.01 * expected[i].error + relative * std::abs(value) + 1e-37;
+    });
+}
+
+/// x as RMSNorm makes it.
+Vector normalised(const Vector& x, const Vector& gain, std::uint64_t rows, double eps) {
+    return reference::rmsnorm_forward(x, gain, rows, gain.size(), eps).y;
+}
+
+enum class Gain : std::uint8_t { None, F32, Act };
+
+struct NtCase {
+    Kind kind;
+    std::uint64_t n, k, rows, batch = 1; ///< n: results of a row
+    Gain gain = Gain::None;
+    Result result = Result::Store;
+    bool f32_y = false;
+    fp8::FewRowsCut cut = {};
+    bool nan = false;
+    Depth depth = Depth::Quick;
+};
+
+constexpr auto kNtCases = std::to_array<NtCase>({
+    {Kind::Values, 5, 16, 1},
+    {Kind::Values, 64, 136, 8, 1, Gain::Act, Result::Store, true},
+    {Kind::Values, 12, 40, 3, 4},
+    {Kind::Values, 20, 64, 2, 1, Gain::F32, Result::Swiglu},
+    {Kind::PowersOfTwo, 131, 260, 1, 1, Gain::F32},
+    {Kind::PowersOfTwo, 36, 512, 4, 1, Gain::Act, Result::Swiglu},
+    {Kind::PowersOfTwo, 33, 36, 5, 1, Gain::None, Result::Add},
+    {Kind::F32Scales, 150, 384, 7, 1, Gain::Act, Result::Swiglu},
+    {Kind::F32Scales, 7, 1040, 8, 1, Gain::None, Result::Add},
+    {Kind::PowersOfTwo, 9, 128, 6, 3},
+    {Kind::PowersOfTwo, 70, 144, 2, 1, Gain::F32, Result::Store, true, {}, true},
+    {Kind::PowersOfTwo, 260, 1024, 1, 1, Gain::F32, Result::Swiglu, false, {64, 8, 2}},
+    {Kind::Values, 128, 512, 1, 16, Gain::None, Result::Store, false, {}, false, Depth::Full},
+    {Kind::PowersOfTwo, 576, 2048, 1, 1, Gain::F32, Result::Store, false, {}, false, Depth::Full},
+    {Kind::PowersOfTwo, 300, 2816, 8, 1, Gain::None, Result::Add, false, {32, 2, 4}, false,
+     Depth::Full},
+});
+
+void check_nt(Check& check, const OpRig& rig, DType act, const NtCase& c) {
+    check.begin_case(std::to_string(c.rows) + " rows by " + by(c.n, c.k));
+    constexpr double kEps = 1e-5;
+    const bool gated = c.result == Result::Swiglu;
+    const std::uint64_t matrix = gated ? 2 * c.n : c.n;
+    const FewRowsWeights w =
+        make_weights(rig, act, c.kind, c.batch == 1 ? 0 : c.batch, matrix, c.k,
+                     c.nan ? std::optional<std::uint64_t>(2 * c.k + 3) : std::nullopt);
+    // Rows of a batch stand side by side, as heads do.
+    const auto x = OpRig::random(act, c.rows * c.batch * c.k, 1);
+    const OpTensor x_t = rig.tensor(act, {c.rows, c.batch, c.k}, x);
+    const DType type = c.f32_y ? DType::F32 : act, gain_type = c.gain == Gain::Act ? act : DType::F32;
+    const std::uint64_t wide = round_up(c.n, 4) + 4;
+    const OpTensor y = rig.head(type, {c.rows, c.batch, wide}, c.n);
+    const auto before = OpRig::random(type, c.rows * c.batch * c.n, 2);
+    if (c.result == Result::Add)
+        rig.write(y.view, before);
+    const auto gain = OpRig::random(gain_type, c.k, 3, 0.5, 1.5);
+    const OpTensor gain_t = rig.tensor(gain_type, {c.k}, gain);
+    FewRowsForm form{.result = c.result, .cut = c.cut};
+    if (c.gain != Gain::None) {
+        form.gain = gain_t;
+        form.eps = static_cast<float>(kEps);
+    }
+    const auto of_batch = [&](TensorView view) {
+        if (c.batch == 1)
+            return view.reshaped({c.rows, view.extent[2]});
+        std::swap(view.extent[0], view.extent[1]);
+        std::swap(view.stride[0], view.stride[1]);
+        return view;
+    };
+    TensorView to = y.view;
+    if (c.batch == 1) {
+        to.rank = 2;
+        to.extent = {c.rows, c.n};
+        to.stride = {wide, 1};
+    } else {
+        to = of_batch(to);
+    }
+    rig.run([&](Recording& r) { fp8::few_rows_nt(r, of_batch(x_t), w.operand, to, form); });
+    const Vector values = c.gain == Gain::None
+                              ? to_double(x)
+                              : normalised(to_double(x), to_double(gain), c.rows * c.batch, kEps);
+    std::vector<Bounded> expected;
+    for (std::uint64_t r = 0; r < c.rows; ++r)
+        for (std::uint64_t b = 0; b < c.batch; ++b)
+            for (std::uint64_t i = 0; i < c.n; ++i) {
+                const auto sum = [&](std::uint64_t row) {
+                    return dot(values, (r * c.batch + b) * c.k, w.values,
+                               (b * matrix + row) * c.k, c.k);
+                };
+                Bounded e = gated ? swiglu(sum(i), sum(c.n + i)) : sum(i);
+                if (c.result == Result::Add)
+                    e.value += static_cast<double>(before[expected.size()]);
+                expected.push_back(e);
+            }
+    auto actual = rig.read(y.view);
+    if (c.nan) // row 2 of the matrix is not a number, for every row of x, and nothing else is
+        for (std::uint64_t r = 0; r < c.rows; ++r) {
+            check.that("NaN", std::isnan(actual[r * c.n + 2]), "a NaN code was lost");
+            actual[r * c.n + 2] = 0;
+            expected[r * c.n + 2] = {};
+        }
+    compare(check, "product", actual, expected, type);
+    check.untouched("product", rig.outside(y, y.view));
+}
+
+struct ExpertsCase {
+    Kind kind;
+    std::uint64_t rows, count, top_k, experts; ///< count: rows that exist
+    std::uint64_t hidden, ffn, shared;         ///< shared: features of shared experts
+    Gain gain = Gain::F32;
+    fp8::FewRowsCut cut = {};
+    Depth depth = Depth::Quick;
+};
+
+constexpr auto kExpertsCases = std::to_array<ExpertsCase>({
+    {Kind::Values, 2, 2, 2, 3, 16, 24, 0, Gain::None},
+    {Kind::Values, 1, 1, 3, 4, 48, 32, 64},
+    {Kind::PowersOfTwo, 8, 5, 4, 6, 36, 132, 148},
+    {Kind::F32Scales, 3, 3, 6, 9, 256, 128, 0, Gain::Act},
+    {Kind::PowersOfTwo, 4, 4, 2, 5, 144, 48, 96, Gain::F32, {8, 4, 4}},
+    {Kind::Values, 2, 1, 3, 4, 32, 40, 48, Gain::Act, {16, 2, 1}},
+    {Kind::PowersOfTwo, 1, 1, 6, 12, 2048, 704, 1408, Gain::F32, {}, Depth::Full},
+});
+
+/// Every expert once and again; one choice is none, another nobody's.
+std::vector<std::int32_t> choices(const ExpertsCase& c) {
+    auto ids = reference::random_indices(c.rows * c.top_k, 5, c.experts);
+    if (ids.size() > 3) {
+        ids[1] = -1;
+        ids[ids.size() - 1] = ids[ids.size() - 2];
+        ids[2] = static_cast<std::int32_t>(c.experts);
+    }
+    return ids;
+}
+
+void check_experts(Check& check, const OpRig& rig, DType act, const ExpertsCase& c) {
+    check.begin_case(std::to_string(c.rows) + " rows, " + std::to_string(c.experts) + " experts " +
+                     by(c.ffn, c.hidden));
+    constexpr double kEps = 1e-6;
+    const std::uint64_t slots = c.rows * c.top_k;
+    const FewRowsWeights up = make_weights(rig, act, c.kind, c.experts, 2 * c.ffn, c.hidden),
+                         down = make_weights(rig, act, c.kind, c.experts, c.hidden, c.ffn);
+    const auto x = OpRig::random(act, c.rows * c.hidden, 1),
+               h = OpRig::random(act, slots * c.ffn, 2),
+               before = OpRig::random(act, c.rows * c.hidden, 3),
+               shared = OpRig::random(act, c.rows * c.shared, 4);
+    const auto shares = reference::random_f32(slots, 6, 0, 1);
+    const DType gain_type = c.gain == Gain::Act ? act : DType::F32;
+    const auto gain = OpRig::random(gain_type, c.hidden, 8, 0.5, 1.5);
+    const auto ids = choices(c);
+    const OpTensor ids_t = rig.tensor(DType::I32, {c.rows, c.top_k}, ids),
+                   count = rig.tensor(DType::U32, {1}, std::vector<std::uint64_t>{c.count}),
+                   x_t = rig.tensor(act, {c.rows, c.hidden}, x),
+                   h_t = rig.tensor(act, {slots, c.ffn}, h),
+                   y = rig.tensor(act, {c.rows, c.hidden}, before),
+                   gated = rig.result(act, {slots, c.ffn}),
+                   shares_t = rig.tensor(DType::F32, {c.rows, c.top_k}, shares),
+                   gain_t = rig.tensor(gain_type, {c.hidden}, gain);
+    const TensorView chosen = ids_t.view.with_row_count(count.view.buffer);
+    FewRowsForm form{.result = Result::Swiglu};
+    if (c.gain != Gain::None) {
+        form.gain = gain_t;
+        form.eps = static_cast<float>(kEps);
+    }
+    form.cut = c.cut;
+    fp8::FewRowsExperts sum{.hidden = h_t,
+                            .weights = down.operand,
+                            .ids = chosen,
+                            .choice_weights = shares_t,
+                            .cut = c.cut};
+    OpTensor shared_t;
+    FewRowsWeights shared_down;
+    if (c.shared > 0) {
+        shared_t = rig.tensor(act, {c.rows, c.shared}, shared);
+        shared_down = make_weights(rig, act, c.kind, 0, c.hidden, c.shared);
+        sum.shared = shared_t;
+        sum.shared_weights = shared_down.operand;
+    }
+    rig.run([&](Recording& r) {
+        fp8::few_rows_by_ids(r, x_t, up.operand, chosen, gated, form);
+        fp8::few_rows_experts(r, sum, y);
+    });
+
+    const Vector values = c.gain == Gain::None
+                              ? to_double(x)
+                              : normalised(to_double(x), to_double(gain), c.rows, kEps);
+    const Vector hd = to_double(h), sd = to_double(shared);
+    std::vector<Bounded> expected;
+    std::vector<float> found;
+    for (std::uint64_t s = 0; s < slots; ++s) {
+        const auto actual = rig.read(gated.view.rows(s, 1));
+        const auto expert = static_cast<std::uint64_t>(ids[s]);
+        if (s / c.top_k >= c.count || ids[s] < 0 || expert >= c.experts) {
+            check.that("SwiGLU", std::ranges::all_of(actual, untouched),
+                       "slot " + std::to_string(s) + " has no expert, but was written");
+            continue;
+        }
+        for (std::uint64_t i = 0; i < c.ffn; ++i) {
+            const auto of = [&](std::uint64_t row) {
+                return dot(values, s / c.top_k * c.hidden, up.values,
+                           (expert * 2 * c.ffn + row) * c.hidden, c.hidden);
+            };
+            expected.push_back(swiglu(of(i), of(c.ffn + i)));
+            found.push_back(actual[i]);
+        }
+    }
+    compare(check, "SwiGLU", found, expected, act);
+
+    std::vector<Bounded> sums;
+    for (std::uint64_t r = 0; r < c.rows; ++r)
+        for (std::uint64_t i = 0; i < c.hidden; ++i) {
+            Bounded e{static_cast<double>(before[r * c.hidden + i]), 0};
+            for (std::uint64_t k = 0; k < c.top_k && r < c.count; ++k) {
+                const std::uint64_t s = r * c.top_k + k;
+                const auto expert = static_cast<std::uint64_t>(ids[s]);
+                if (ids[s] < 0 || expert >= c.experts)
+                    continue;
+                const Bounded d =
+                    dot(hd, s * c.ffn, down.values, (expert * c.hidden + i) * c.ffn, c.ffn);
+                e.value += static_cast<double>(shares[s]) * d.value;
+                e.error += static_cast<double>(c.top_k + 1) * d.error;
+            }
+            if (c.shared > 0 && r < c.count) {
+                const Bounded d = dot(sd, r * c.shared, shared_down.values, i * c.shared, c.shared);
+                e.value += d.value;
+                e.error += static_cast<double>(c.top_k + 1) * d.error;
+            }
+            sums.push_back(e);
+        }
+    compare(check, "sum", rig.read(y.view), sums, act);
+}
+
+struct QueryCase {
+    std::uint64_t rows, heads, nope, rope, latent;
+    Depth depth = Depth::Quick;
+};
+
+constexpr auto kQueryCases = std::to_array<QueryCase>({
+    {1, 2, 8, 4, 16},
+    {3, 3, 12, 8, 24},
+    {8, 2, 64, 16, 136},
+    {5, 1, 20, 0, 64},
+    {1, 16, 128, 64, 512, Depth::Full},
+});
+
+void check_queries(Check& check, const OpRig& rig, DType act, const QueryCase& c) {
+    check.begin_case(std::to_string(c.rows) + " rows, " + std::to_string(c.heads) + " heads " +
+                     by(c.nope, c.latent));
+    constexpr std::uint64_t kPositions = 9, kGap = 8;
+    const std::uint64_t of_q = c.nope + c.rope, of_y = c.latent + c.rope;
+    const auto q = OpRig::random(act, c.rows * c.heads * of_q, 1),
+               w = OpRig::random(act, c.heads * c.nope * c.latent, 2);
+    const auto table = reference::random_f32(kPositions * std::max<std::uint64_t>(c.rope, 1), 3);
+    const auto positions = reference::random_indices(c.rows, 4, kPositions);
+    const OpTensor q_t = rig.tensor(act, {c.rows, c.heads, of_q}, q),
+                   table_t = rig.tensor(DType::F32, {kPositions, c.rope / 2, 2},
+                                        std::vector<float>(table.begin(),
+                                                           table.begin() + static_cast<std::ptrdiff_t>(
+                                                                               kPositions * c.rope))),
+                   positions_t = rig.tensor(DType::U32, {c.rows}, positions),
+                   y = rig.result(act, {c.rows, c.heads, of_y});
+    // A part of wider rows of weights.
+    const OpTensor w_t = rig.head(act, {c.heads, c.nope, c.latent + kGap}, c.latent);
+    rig.write(w_t.view, w);
+    rig.run([&](Recording& r) { ops::mla_queries(r, q_t, w_t, table_t, positions_t, y); });
+    const Vector qd = to_double(q), wd = to_double(w);
+    std::vector<Bounded> expected;
+    for (std::uint64_t r = 0; r < c.rows; ++r)
+        for (std::uint64_t h = 0; h < c.heads; ++h) {
+            const std::uint64_t at = (r * c.heads + h) * of_q;
+            for (std::uint64_t i = 0; i < c.latent; ++i) {
+                Vector column;
+                for (std::uint64_t k = 0; k < c.nope; ++k)
+                    column.push_back(wd[(h * c.nope + k) * c.latent + i]);
+                expected.push_back(dot(qd, at, column, 0, c.nope));
+            }
+            for (std::uint64_t i = 0; i < c.rope; ++i) {
+                const std::uint64_t angle =
+                    static_cast<std::uint64_t>(positions[r]) * c.rope + i / 2 * 2;
+                const double cosine = static_cast<double>(table[angle]),
+                             sine = static_cast<double>(table[angle + 1]),
+                             even = qd[at + c.nope + i / 2 * 2],
+                             odd = qd[at + c.nope + i / 2 * 2 + 1];
+                const double value =
+                    i % 2 == 0 ? even * cosine - odd * sine : even * sine + odd * cosine;
+                expected.push_back(
+                    {value, 4 * reference::kF32Epsilon * (std::abs(even) + std::abs(odd))});
+            }
+        }
+    compare(check, "queries", rig.read(y.view), expected, act);
+}
+
+} // namespace
+
+void add_few_rows_checks(std::vector<OpCheck>& checks, Depth depth) {
+    add_table(checks, depth, "few rows by weights", kNtCases, check_nt);
+    add_table(checks, depth, "few rows by experts", kExpertsCases, check_experts);
+    add_table(checks, depth, "few rows of latent queries", kQueryCases, check_queries);
+}
+
+} // namespace bellows::checks
