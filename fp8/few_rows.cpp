@@ -130,8 +130,7 @@ typename K::Variant variant_of(const Device& device, DType act, bool codes) {
     if (!codes)
         return act == DType::BF16 ? V::bf16_bf16 : V::f32_f32;
     const V in_f16 = act == DType::BF16 ? V::fp8_bf16_in_f16 : V::fp8_f32_in_f16;
-    if (!device.info().is_cpu &&
-        device.why_not(K::info(), static_cast<std::uint32_t>(in_f16)).empty())
+    if (device.why_not(K::info(), static_cast<std::uint32_t>(in_f16)).empty())
         return in_f16;
     return act == DType::BF16 ? V::fp8_bf16 : V::fp8_f32;
 }

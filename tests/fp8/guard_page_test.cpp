@@ -8,6 +8,7 @@
 
 #include <bellows/engine/gemm_plan.hpp>
 #include <bellows/engine/matrix_images.hpp>
+#include <bellows/fp8/few_rows.hpp>
 #include <bellows/fp8/fused.hpp>
 #include <bellows/fp8/gemm.hpp>
 #include <bellows/fp8/quantize.hpp>
@@ -142,6 +143,58 @@ TEST_F(Fp8GuardPages, TransposedCodes) {
         const TensorView from = codes(n, k), to = codes(k, n);
         run([&](Recording& r) { fp8::transpose_codes(r, from, to); });
     }
+}
+
+/// Rows that end in the midst of 16 bytes, and rows beyond the count.
+TEST_F(Fp8GuardPages, ProductsOfFewRows) {
+    using Result = fp8::FewRowsForm::Result;
+    const Recipe recipe{.blocks = Blocks::Blocks128};
+    const std::uint64_t top_k = 3, experts = 2;
+    const auto weights = [&](std::uint64_t n, std::uint64_t k) {
+        return fp8::make_quantized(bytes(fp8::codes_bytes({experts, n, k})),
+                                   bytes(fp8::scales_bytes(recipe, {experts, n, k})), recipe,
+                                   {experts, n, k});
+    };
+    const auto one = [](Quantized q) {
+        for (TensorView* view : {&q.codes, &q.scales}) {
+            const std::uint64_t row = view->stride[1], n = view->extent[1], k = view->extent[2];
+            *view = TensorView::contiguous(view->buffer, view->dtype, {n, k});
+            view->stride[0] = row;
+        }
+        return q;
+    };
+    for (const DType act : {DType::F32, DType::BF16})
+        for (const auto& [rows, n, k] : {std::tuple<std::uint64_t, std::uint64_t, std::uint64_t>{
+                                             1, 8, 4},
+                                         {3, 132, 36},
+                                         {8, 20, 144}})
+            for (const std::uint32_t lanes : {1u, 8u}) {
+                const TensorView x = matrix(act, rows, rows, k), y = matrix(act, rows, rows, n),
+                                 gated = matrix(act, rows, rows, n / 2),
+                                 gain = vector(k, k), count = words({1});
+                fp8::FewRowsForm form{.gain = gain, .eps = 1e-6f, .cut = {.lanes = lanes}};
+                const Quantized w = weights(n, k), down = weights(k, n / 2 / 4 * 4);
+                TensorView ids = words(std::vector<std::uint32_t>(rows * top_k, 1));
+                ids.dtype = DType::I32;
+                ids = ids.reshaped({rows, top_k}).with_row_count(count.buffer);
+                const TensorView hidden = matrix(act, top_k, rows * top_k, n / 2),
+                                 narrow = matrix(act, rows * top_k, rows * top_k, n / 2 / 4 * 4),
+                                 shares = vector(rows * top_k, rows * top_k);
+                run([&](Recording& r) {
+                    fp8::few_rows_nt(r, x, one(w), y, form);
+                    form.result = Result::Swiglu;
+                    fp8::few_rows_nt(r, x, one(w), gated, form);
+                    fp8::few_rows_by_ids(r, x, w, ids, hidden, form);
+                    if (narrow.extent[1] > 0)
+                        fp8::few_rows_experts(r,
+                                              {.hidden = narrow,
+                                               .weights = down,
+                                               .ids = ids,
+                                               .choice_weights = shares.reshaped({rows, top_k}),
+                                               .cut = {.lanes = lanes}},
+                                              x);
+                });
+            }
 }
 
 TEST_F(Fp8GuardPages, AbsentRows) {
