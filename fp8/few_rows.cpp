@@ -79,13 +79,11 @@ Rows rows_of(const Operands& operands, const char* name, const TensorView& view,
                      say() + "; its last stride must be 1, the others multiples of " +
                          std::to_string(multiple) + ", and so must be where it begins");
     operands.require(static_cast<bool>(view.buffer), std::string(name) + " has no memory");
-    const std::uint64_t elements =
-        (r.batch - 1) * r.of_batch + (r.rows - 1) * r.row + r.columns;
+    const std::uint64_t elements = (r.batch - 1) * r.of_batch + (r.rows - 1) * r.row + r.columns;
     operands.u32("the number of elements", elements);
-    operands.require(r.batch > 0 && r.rows > 0 && r.columns > 0 &&
-                         elements * size <= view.buffer.bytes,
-                     say() + ", its buffer view has " + std::to_string(view.buffer.bytes) +
-                         " bytes");
+    operands.require(
+        r.batch > 0 && r.rows > 0 && r.columns > 0 && elements * size <= view.buffer.bytes,
+        say() + ", its buffer view has " + std::to_string(view.buffer.bytes) + " bytes");
     // Kernels write words.
     r.memory = view.buffer.sub(0, std::min(round_up(elements * size, 4), view.buffer.bytes));
     r.whole = r.row * size % kUnitBytes == 0 && r.of_batch * size % kUnitBytes == 0 &&
@@ -104,22 +102,40 @@ std::uint32_t x_stride(std::uint64_t elements, DType dtype, bool whole) {
                                             : elements / 4);
 }
 
-/// What suits the device. n: results of a row; matrices that are side by side.
-FewRowsCut cut_for(const DeviceInfo& info, FewRowsCut cut, std::uint64_t units, std::uint64_t n,
-                   std::uint64_t rows) {
+/// What a dispatch has to share out.
+struct Work {
+    std::uint64_t units;             ///< of a sum
+    std::uint64_t results;           ///< of all rows and matrices that do not share weights
+    std::uint64_t rows = 1;          ///< that do
+    std::uint32_t of_each = 1;       ///< rows of weights that a result has
+    std::uint64_t invocations = 512; ///< that a processor should have at least
+};
+
+/// What suits the device: four rows of weights to an invocation, whose loads are under way at the
+/// same time, and as many lanes as fill the device.
+FewRowsCut cut_for(const DeviceInfo& info, FewRowsCut cut, const Work& work) {
     const auto usual = [](std::uint32_t& value, std::uint64_t otherwise) {
         value = value == 0 ? static_cast<std::uint32_t>(otherwise) : value;
     };
     if (info.is_cpu) {
         // An invocation has its own sums: no barrier, and x is the same for all of them.
         usual(cut.lanes, 1);
-        usual(cut.columns, rows > 4 ? 2 : 4);
+        usual(cut.columns, work.rows > 4 && work.of_each == 1 ? 2 : 4);
         usual(cut.groups, std::max<std::uint32_t>(8 / cut.lanes, 1));
         return cut;
     }
-    constexpr std::uint64_t kMostLanes = 128, kWorkgroup = 64;
-    usual(cut.lanes, std::clamp<std::uint64_t>(std::bit_ceil(units), 8, kMostLanes));
-    usual(cut.columns, n < 1024 || rows > 4 ? 2 : 4);
+    constexpr std::uint64_t kLeastLanes = 32, kMostLanes = 256, kWorkgroup = 128, kProcessors = 64;
+    const std::uint64_t wanted =
+        work.invocations * (info.processors > 0 ? info.processors : kProcessors);
+    const std::uint64_t most = std::clamp<std::uint64_t>(std::bit_ceil(work.units), 8, kMostLanes);
+    const auto groups = [&](std::uint64_t columns) {
+        return div_up(work.results * work.of_each, columns);
+    };
+    usual(cut.columns, work.of_each > 1 || groups(4) * most >= wanted / 2 ? 4 : 2);
+    std::uint64_t lanes = std::min(kLeastLanes, most);
+    while (lanes < most && groups(cut.columns) * lanes < wanted)
+        lanes *= 2;
+    usual(cut.lanes, lanes);
     usual(cut.groups, std::max<std::uint64_t>(kWorkgroup / cut.lanes, 1));
     return cut;
 }
@@ -159,8 +175,9 @@ std::uint32_t workgroups(const Operands& operands, const DeviceInfo& info, std::
                          std::uint64_t of_each) {
     const std::uint64_t groups = div_up(n, of_each);
     operands.require(groups <= info.max_workgroup_count[0],
-                     "n needs " + std::to_string(groups) + " workgroups, more than this device can "
-                                                           "start at once");
+                     "n needs " + std::to_string(groups) +
+                         " workgroups, more than this device can "
+                         "start at once");
     return static_cast<std::uint32_t>(groups);
 }
 
@@ -185,18 +202,20 @@ void record_nt(Recording& recording, const Operands& operands, const TensorView&
                to = rows_of(operands, "y", y, y.dtype == DType::F32 ? DType::F32 : act, 2);
     const std::uint64_t n = swiglu ? w.n / 2 : w.n;
     const std::uint64_t slots = ids != nullptr ? ids->num_elements() : from.rows;
-    operands.require(from.columns == w.k && w.k % 4 == 0 && to.columns == n &&
-                         (!swiglu || w.n % 2 == 0) && to.rows == slots &&
-                         from.rows <= kMostFewRows &&
-                         (ids != nullptr ? from.batch == 1 && to.batch == 1 &&
-                                               ids->extent[0] == from.rows
-                                         : from.batch == w.matrices && to.batch == w.matrices),
-                     "x is " + describe(x) + ", weights are " + describe(weights) + ", y is " +
-                         describe(y));
+    operands.require(
+        from.columns == w.k && w.k % 4 == 0 && to.columns == n && (!swiglu || w.n % 2 == 0) &&
+            to.rows == slots && from.rows <= kMostFewRows &&
+            (ids != nullptr ? from.batch == 1 && to.batch == 1 && ids->extent[0] == from.rows
+                            : from.batch == w.matrices && to.batch == w.matrices),
+        "x is " + describe(x) + ", weights are " + describe(weights) + ", y is " + describe(y));
     const DeviceInfo& info = recording.device().info();
-    FewRowsCut cut = cut_for(info, form.cut, w.units, n, ids != nullptr ? 1 : from.rows);
-    if (swiglu && cut.columns < 4)
-        cut.columns = 4;
+    const FewRowsCut cut = cut_for(info, form.cut,
+                                   {.units = w.units,
+                                    .results = n * (ids != nullptr ? slots : w.matrices),
+                                    .rows = ids != nullptr ? 1 : from.rows,
+                                    .of_each = swiglu ? 2u : 1u});
+    operands.require(cut.columns % (swiglu ? 4 : 2) == 0,
+                     "a cut of " + std::to_string(cut.columns) + " columns");
     const std::uint32_t outputs = swiglu ? cut.columns / 2 : cut.columns;
     using K = kernels::FewRowsNt;
     K kernel;
@@ -230,9 +249,8 @@ void record_nt(Recording& recording, const Operands& operands, const TensorView&
         kernel.slots_per_row = operands.u32("top_k", ids->extent[1]);
         kernel.experts = operands.u32("experts", w.matrices);
     }
-    recording.dispatch(
-        kernel, {workgroups(operands, info, n, std::uint64_t{outputs} * cut.groups),
-                 operands.grid("slots", ids != nullptr ? slots : w.matrices)});
+    recording.dispatch(kernel, {workgroups(operands, info, n, std::uint64_t{outputs} * cut.groups),
+                                operands.grid("slots", ids != nullptr ? slots : w.matrices)});
 }
 
 } // namespace
@@ -289,10 +307,9 @@ void few_rows_experts(Recording& recording, const FewRowsExperts& e, const Tenso
                              describe(e.shared_weights) + ", y is " + describe(y));
     }
     const DeviceInfo& info = recording.device().info();
-    FewRowsCut wanted = e.cut;
-    if (wanted.lanes == 0 && !info.is_cpu)
-        wanted.lanes = 256;
-    const FewRowsCut cut = cut_for(info, wanted, top_k * w.units + v.units, w.n, 1);
+    const FewRowsCut cut = cut_for(
+        info, e.cut,
+        {.units = top_k * w.units + v.units, .results = w.n * to.rows, .invocations = 1024});
     const std::uint64_t unit = unit_of(e.weights);
     const bool whole =
         whole_units(hidden, w.k, unit) && (!has_shared || whole_units(shared, v.k, unit));
@@ -306,8 +323,9 @@ void few_rows_experts(Recording& recording, const FewRowsExperts& e, const Tenso
     kernel.constants.y_f32 = act == DType::F32 ? 1 : 0;
     kernel.ids = ids;
     kernel.count = operands.row_count_or(e.ids, ids);
-    kernel.choice_weights = operands.vector(
-        "choice_weights", e.choice_weights.reshaped({to.rows * top_k}), DType::F32, to.rows * top_k);
+    kernel.choice_weights =
+        operands.vector("choice_weights", e.choice_weights.reshaped({to.rows * top_k}), DType::F32,
+                        to.rows * top_k);
     kernel.x = hidden.memory;
     kernel.x_row = x_stride(hidden.row, act, whole);
     kernel.shared_x = has_shared ? shared.memory : hidden.memory;
@@ -323,9 +341,9 @@ void few_rows_experts(Recording& recording, const FewRowsExperts& e, const Tenso
     kernel.experts = operands.u32("experts", w.matrices);
     kernel.y = to.memory;
     kernel.y_row = operands.u32("y's row stride", to.row);
-    recording.dispatch(
-        kernel, {workgroups(operands, info, w.n, std::uint64_t{cut.columns} * cut.groups),
-                 static_cast<std::uint32_t>(to.rows)});
+    recording.dispatch(kernel,
+                       {workgroups(operands, info, w.n, std::uint64_t{cut.columns} * cut.groups),
+                        static_cast<std::uint32_t>(to.rows)});
 }
 
 } // namespace bellows::fp8

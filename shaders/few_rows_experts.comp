@@ -93,10 +93,8 @@ void main() {
             finish(first, c, row, vec2(sums[c], sums[c + 1u]));
         }
     } else {
-        for (uint i = gl_LocalInvocationIndex; i < kGroups * columns / 2u; i += local_size) {
-            uint of = i / (columns / 2u), c = i % (columns / 2u) * 2u;
-            finish((gl_WorkGroupID.x * kGroups + of) * columns, c, row,
-                   vec2(folded(c, of), folded(c + 1u, of)));
+        for (uint c = 2u * lane; c < columns; c += 2u * lanes) {
+            finish(first, c, row, vec2(folded(c, group), folded(c + 1u, group)));
         }
     }
 }

@@ -86,10 +86,8 @@ void main() {
             finish(y, first, i % kPairs * 2u, i / kPairs, 0u);
         }
     } else {
-        for (uint i = gl_LocalInvocationIndex; i < kGroups * rows * kPairs; i += local_size) {
-            uint of = i / (rows * kPairs);
-            finish(y, (gl_WorkGroupID.x * kGroups + of) * kOutputs, i % kPairs * 2u,
-                   i / kPairs % rows, of);
+        for (uint i = lane; i < rows * kPairs; i += lanes) {
+            finish(y, first, i % kPairs * 2u, i / kPairs, group);
         }
     }
 }

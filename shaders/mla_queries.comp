@@ -23,6 +23,7 @@ const uint kColumns = local_size / splits; // in units of 16 bytes
 #endif
 #define FOLD_VALUES (4u * FOURS * rows * kColumns)
 #define FOLD_LANES splits
+#define FOLD_BY_SUBGROUP 0
 #include "include/fold.glsl"
 
 vec4 sums[rows * FOURS];

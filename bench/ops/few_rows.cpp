@@ -78,15 +78,16 @@ std::uint64_t in_turn(const OpData& data, double bytes) {
 Workload few_rows(OpData& data, const Sizes& s, DType act, int part) {
     const bool swiglu = part == 1;
     const std::uint64_t k = s.hidden, n = swiglu ? 2 * s.ffn : s.hidden;
-    const auto weights = std::make_shared<WeightSet>(
-        data, in_turn(data, static_cast<double>(n * k)), n, k);
+    const auto weights =
+        std::make_shared<WeightSet>(data, in_turn(data, static_cast<double>(n * k)), n, k);
     const TensorView x = data.random(act, {1, k}), gain = data.random(DType::F32, {k}, 0.5f, 1.5f),
                      y = data.empty(act, {1, swiglu ? s.ffn : n});
     const auto next = std::make_shared<std::uint64_t>(0);
     const auto record = [=](Recording& r) {
         fp8::FewRowsForm form{.gain = gain, .eps = 1e-6f};
         form.result = swiglu ? fp8::FewRowsForm::Result::Swiglu : fp8::FewRowsForm::Result::Store;
-        fp8::few_rows_nt(r, x, weights->matrix((*next)++ % weights->all().codes.extent[0]), y, form);
+        fp8::few_rows_nt(r, x, weights->matrix((*next)++ % weights->all().codes.extent[0]), y,
+                         form);
     };
     const auto verify = [=, &data]() -> std::string {
         auto xs = data.read(x);
@@ -133,7 +134,8 @@ Workload few_rows_experts(OpData& data, const Sizes& s, DType act, int part) {
         const TensorView& ids = (*choices)[(*next)++ % choices->size()];
         if (down)
             fp8::few_rows_experts(
-                r, {.hidden = x, .weights = weights->all(), .ids = ids, .choice_weights = shares}, y);
+                r, {.hidden = x, .weights = weights->all(), .ids = ids, .choice_weights = shares},
+                y);
         else
             fp8::few_rows_by_ids(r, x, weights->all(), ids, y,
                                  {.result = fp8::FewRowsForm::Result::Swiglu});
@@ -142,7 +144,8 @@ Workload few_rows_experts(OpData& data, const Sizes& s, DType act, int part) {
         const auto xs = data.read(x), ys = data.read(y), w = weights->values(data),
                    share = data.read(shares);
         for (const std::uint64_t i : samples(down ? n : s.ffn)) {
-            double expected = down ? before[i] : silu(dot(xs, 0, w, i, k)) * dot(xs, 0, w, i + s.ffn, k);
+            double expected =
+                down ? before[i] : silu(dot(xs, 0, w, i, k)) * dot(xs, 0, w, i + s.ffn, k);
             for (std::uint64_t c = 0; down && c < s.top_k; ++c)
                 expected += share[c] * dot(xs, c * k, w, i, k);
             if (const std::string wrong = compare("y", i, ys[i], expected, tolerance(act), 4);
@@ -151,8 +154,7 @@ Workload few_rows_experts(OpData& data, const Sizes& s, DType act, int part) {
         }
         return "";
     };
-    return {record, verify,
-            static_cast<double>(s.top_k) * weights->bytes() + bytes_of({x, y}), 0};
+    return {record, verify, static_cast<double>(s.top_k) * weights->bytes() + bytes_of({x, y}), 0};
 }
 
 } // namespace bellows::bench

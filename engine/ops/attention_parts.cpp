@@ -285,8 +285,8 @@ void mla_queries(Recording& recording, const TensorView& q, const TensorView& we
     arguments.activation("q", q);
     const std::uint64_t rows = q.extent[0], heads = q.extent[1], nope = weights.extent[1],
                         latent = weights.extent[2];
-    arguments.require(q.extent[2] >= nope, "q is " + describe(q) + ", weights are " +
-                                               describe(weights));
+    arguments.require(q.extent[2] >= nope,
+                      "q is " + describe(q) + ", weights are " + describe(weights));
     const std::uint64_t rope = q.extent[2] - nope, unit = 16 / size_of(q.dtype);
     arguments.strided("q", q, q.dtype, {rows, heads, nope + rope});
     arguments.strided("y", y, q.dtype, {rows, heads, latent + rope});

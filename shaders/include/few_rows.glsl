@@ -4,14 +4,16 @@
 // of weights and all `rows` rows of x; they share out the sum over k by units of 16 bytes of weights,
 // and fold what they have in workgroup memory. One lane (CPU drivers) takes all of k itself.
 //   WEIGHT       0: f32, 1: bf16, 2: E4M3 codes with a scale for each 128 of k
-//   CODES_F16    1: codes are converted as f16 numbers, subnormal ones too, by devices that can keep those
+//   CODES_F16    1: codes are converted as f16 numbers, subnormal ones too, by devices that can keep those,
+//                and lanes are added by shuffles
 //   STORAGE_BF16 of x, see activation.glsl
 // The kernel declares the constants local_size, lanes, rows, columns, whole (1: k is a multiple of a
 // unit, and rows of x begin at multiples of 16 bytes), gain (of an RMSNorm of x, 0: none, 1: f32,
 // 2: bf16), one_scale (1: the scales of all columns stand in one row, or in two where HALVES_APART).
-// Order: of an invocation's units ascending, inside a unit ascending; then invocations are added eight
-// at a time. It depends on `lanes` alone.
-// Shared memory: 4 * local_size * (columns * rows + rows with a gain) bytes with more than one lane.
+// Order: of an invocation's units ascending, inside a unit ascending; then lanes as include/fold.glsl
+// has it. It depends on `lanes` and the subgroup size alone.
+// Shared memory: include/fold.glsl, of columns * rows values (and `rows` with a gain) for each
+// local_size / lanes.
 #ifndef BELLOWS_FEW_ROWS_GLSL
 #define BELLOWS_FEW_ROWS_GLSL
 
@@ -49,6 +51,7 @@ const uint kSums = columns * rows;
 const uint kValues = kSums + (gain != 0u ? rows : 0u);
 #define FOLD_VALUES (kValues * kGroups)
 #define FOLD_LANES lanes
+#define FOLD_BY_SUBGROUP CODES_F16
 #include "fold.glsl"
 
 float sums[kSums]; // [columns][rows]
@@ -130,16 +133,21 @@ struct Source {
 uint weight_at[columns]; // where rows of weights begin, in units
 uint scale_at[columns];
 
+// Few rows have all of x's loads on their way at once, and scale sums of products; more leave their
+// registers to sums, and scale weights.
+const bool kOneByOne = rows > 2u;
+const uint kAhead = kOneByOne ? 1u : X_LOADS;
+
 // Adds unit `unit` of k.
 void add_unit(Source s, uint unit) {
     uvec4 codes[columns];
     float scale[columns];
-    uvec4 raw[rows * X_LOADS];
+    uvec4 raw[rows * kAhead];
     [[unroll]] for (uint c = 0u; c < columns; ++c) {
         codes[c] = ReadUvec4(s.weights).v[weight_at[c] + unit];
     }
-    [[unroll]] for (uint i = 0u; i < rows * X_LOADS; ++i) {
-        raw[i] = read_x(s.x, i / X_LOADS * s.x_row, unit, i % X_LOADS, s.k4);
+    [[unroll]] for (uint i = 0u; i < rows * kAhead; ++i) {
+        raw[i] = read_x(s.x, i / kAhead * s.x_row, unit, i % kAhead, s.k4);
     }
     [[unroll]] for (uint c = 0u; c < columns; ++c) {
         scale[c] = s.factor;
@@ -152,19 +160,23 @@ void add_unit(Source s, uint unit) {
         nans[c] |= fp8_e4m3_nan_bits(codes[c]);
 #endif
     }
-    float dots[kSums];
-    [[unroll]] for (uint i = 0u; i < kSums; ++i) {
-        dots[i] = 0.0;
+    float dots[kOneByOne ? 1u : kSums];
+    if (!kOneByOne) {
+        [[unroll]] for (uint i = 0u; i < kSums; ++i) {
+            dots[i] = 0.0;
+        }
     }
     [[unroll]] for (uint f = 0u; f < FOURS; ++f) {
+        const uint load = f / (FOURS / X_LOADS);
+        if (kOneByOne && f > 0u && f % (FOURS / X_LOADS) == 0u) {
+            [[unroll]] for (uint r = 0u; r < rows; ++r) {
+                raw[r] = read_x(s.x, r * s.x_row, unit, load, s.k4);
+            }
+        }
         vec4 x[rows];
         vec4 g = gain != 0u ? read_gain(s.gains, unit * FOURS + f, s.k4) : vec4(1.0);
         [[unroll]] for (uint r = 0u; r < rows; ++r) {
-#if STORAGE_BF16
-            x[r] = unpacked_x(raw[r * X_LOADS + f / 2u], f);
-#else
-            x[r] = unpacked_x(raw[r * X_LOADS + f], f);
-#endif
+            x[r] = unpacked_x(raw[r * kAhead + load % kAhead], f);
             if (gain != 0u) {
                 [[unroll]] for (uint e = 0u; e < 4u; ++e) {
                     squares[r] = fma(x[r][e], x[r][e], squares[r]);
@@ -174,15 +186,24 @@ void add_unit(Source s, uint unit) {
         }
         [[unroll]] for (uint c = 0u; c < columns; ++c) {
             vec4 w = weight4(codes[c], f);
+            if (kOneByOne) {
+                w *= scale[c];
+            }
             [[unroll]] for (uint r = 0u; r < rows; ++r) {
                 [[unroll]] for (uint e = 0u; e < 4u; ++e) {
-                    dots[c * rows + r] = fma(w[e], x[r][e], dots[c * rows + r]);
+                    if (kOneByOne) {
+                        sums[c * rows + r] = fma(w[e], x[r][e], sums[c * rows + r]);
+                    } else {
+                        dots[c * rows + r] = fma(w[e], x[r][e], dots[c * rows + r]);
+                    }
                 }
             }
         }
     }
-    [[unroll]] for (uint i = 0u; i < kSums; ++i) {
-        sums[i] = fma(scale[i / rows], dots[i], sums[i]);
+    if (!kOneByOne) {
+        [[unroll]] for (uint i = 0u; i < kSums; ++i) {
+            sums[i] = fma(scale[i / rows], dots[i], sums[i]);
+        }
     }
 }
 

@@ -164,14 +164,14 @@ TEST_F(Fp8GuardPages, ProductsOfFewRows) {
         return q;
     };
     for (const DType act : {DType::F32, DType::BF16})
-        for (const auto& [rows, n, k] : {std::tuple<std::uint64_t, std::uint64_t, std::uint64_t>{
-                                             1, 8, 4},
-                                         {3, 132, 36},
-                                         {8, 20, 144}})
+        for (const auto& [rows, n, k] :
+             {std::tuple<std::uint64_t, std::uint64_t, std::uint64_t>{1, 8, 4},
+              {3, 132, 36},
+              {8, 20, 144}})
             for (const std::uint32_t lanes : {1u, 8u}) {
                 const TensorView x = matrix(act, rows, rows, k), y = matrix(act, rows, rows, n),
-                                 gated = matrix(act, rows, rows, n / 2),
-                                 gain = vector(k, k), count = words({1});
+                                 gated = matrix(act, rows, rows, n / 2), gain = vector(k, k),
+                                 count = words({1});
                 fp8::FewRowsForm form{.gain = gain, .eps = 1e-6f, .cut = {.lanes = lanes}};
                 const Quantized w = weights(n, k), down = weights(k, n / 2 / 4 * 4);
                 TensorView ids = words(std::vector<std::uint32_t>(rows * top_k, 1));

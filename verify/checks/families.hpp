@@ -12,7 +12,7 @@ namespace bellows::checks {
 
 /// Each appends its checks at a depth.
 void add_codec_checks(std::vector<OpCheck>& checks, Depth depth);
-void add_fp8_checks(std::vector<OpCheck>& checks, Depth depth); ///< recipes, products
+void add_fp8_checks(std::vector<OpCheck>& checks, Depth depth);      ///< recipes, products
 void add_few_rows_checks(std::vector<OpCheck>& checks, Depth depth); ///< products of generation
 void add_gemm_checks(std::vector<OpCheck>& checks, Depth depth);
 void add_grouped_gemm_checks(std::vector<OpCheck>& checks, Depth depth);

@@ -77,8 +77,7 @@ void Gqa::record(Recording& r, Arena::Frame& scratch, const StepRows& rows,
                          scratch.bytes(bytes));
     const TensorView sums = o.reshaped({rows.rows, c_.heads * c_.head_dim});
     if (few)
-        p_.few_rows(r, "self_attn.o_proj", sums, stream,
-                    {.result = fp8::FewRowsForm::Result::Add});
+        p_.few_rows(r, "self_attn.o_proj", sums, stream, {.result = fp8::FewRowsForm::Result::Add});
     else
         p_.linear("self_attn.o_proj").forward(r, scratch, sums, stream, true);
 }

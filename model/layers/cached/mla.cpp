@@ -58,10 +58,9 @@ Mla::Mla(const ModelConfig& config, std::uint64_t layer, ParameterStore& paramet
 }
 
 bool Mla::takes_few_rows() const {
-    const bool queries =
-        c_.q_lora_rank == 0
-            ? p_.take_few_rows({"self_attn.q_proj"})
-            : p_.take_few_rows({"self_attn.q_a_proj", "self_attn.q_b_proj"});
+    const bool queries = c_.q_lora_rank == 0
+                             ? p_.take_few_rows({"self_attn.q_proj"})
+                             : p_.take_few_rows({"self_attn.q_a_proj", "self_attn.q_b_proj"});
     return queries && p_.take_few_rows({"self_attn.kv_a_proj_with_mqa", "self_attn.o_proj"}) &&
            fp8::takes_few_rows(kv_up_, p_.store().activation());
 }
@@ -163,8 +162,7 @@ void Mla::record_few_rows(Recording& r, Arena::Frame& scratch, const StepRows& r
     const std::uint64_t nope = c_.qk_nope_head_dim, v = c_.v_head_dim;
     const fp8::FewRowsForm norm = behind_norm(p_.at("input_layernorm.weight"), c_.norm_eps);
     const TensorView q = scratch.tensor(act, {rows.rows, c_.heads * c_.qk_head_dim()}),
-                     kv =
-                         scratch.tensor(act, {rows.rows, c_.kv_lora_rank + c_.qk_rope_head_dim});
+                     kv = scratch.tensor(act, {rows.rows, c_.kv_lora_rank + c_.qk_rope_head_dim});
     if (c_.q_lora_rank == 0) {
         p_.few_rows(r, "self_attn.q_proj", stream, q, norm);
         p_.few_rows(r, "self_attn.kv_a_proj_with_mqa", stream, kv, norm);
