@@ -155,10 +155,12 @@ TEST_F(Fp8GuardPages, ProductsOfFewRows) {
                                    bytes(fp8::scales_bytes(recipe, {experts, n, k})), recipe,
                                    {experts, n, k});
     };
-    const auto one = [](Quantized q) {
+    const auto last = [](Quantized q) {
         for (TensorView* view : {&q.codes, &q.scales}) {
-            const std::uint64_t row = view->stride[1], n = view->extent[1], k = view->extent[2];
-            *view = TensorView::contiguous(view->buffer, view->dtype, {n, k});
+            const std::uint64_t row = view->stride[1], at = view->stride[0] * size_of(view->dtype);
+            const BufferView memory = view->buffer.sub(at, view->buffer.bytes - at);
+            *view = TensorView::contiguous(memory, view->dtype, {view->extent[1], view->extent[2]});
+            view->buffer = memory;
             view->stride[0] = row;
         }
         return q;
@@ -181,9 +183,9 @@ TEST_F(Fp8GuardPages, ProductsOfFewRows) {
                                  narrow = matrix(act, rows * top_k, rows * top_k, n / 2 / 4 * 4),
                                  shares = vector(rows * top_k, rows * top_k);
                 run([&](Recording& r) {
-                    fp8::few_rows_nt(r, x, one(w), y, form);
+                    fp8::few_rows_nt(r, x, last(w), y, form);
                     form.result = Result::Swiglu;
-                    fp8::few_rows_nt(r, x, one(w), gated, form);
+                    fp8::few_rows_nt(r, x, last(w), gated, form);
                     fp8::few_rows_by_ids(r, x, w, ids, hidden, form);
                     if (narrow.extent[1] > 0)
                         fp8::few_rows_experts(r,
