@@ -34,13 +34,13 @@ MakeWorkload grouped_attention_4; ///< the same, four heads of queries to one of
 MakeWorkload grouped_attention_8; ///< eight
 MakeWorkload paged_latent; ///< latents: a generated token (0 as act, 1 in FP8), a prompt (2, 3)
 MakeWorkload paged_heads;  ///< heads of keys and values: 0 a generated token, 1 a prompt
-MakeWorkload few_rows; ///< FP8 weights by one row and its norm: 0 a projection, 1 with SwiGLU
+MakeWorkload few_rows;     ///< FP8 weights by one row and its norm: 0 a projection, 1 with SwiGLU
 MakeWorkload few_rows_experts; ///< of a token's experts: 0 with SwiGLU, 1 their sum
-MakeWorkload router;       ///< 0 forward, 1 dgrad, 2 expert_counts, 3 router_bias_update
-MakeWorkload elementwise;  ///< 0 add, 1 cast, 2 scale, 3 copy
-MakeWorkload transpose;    ///< of matrices as experts' weights
-MakeWorkload reduction;    ///< 0 sum of squares, 1 sum, 2 clip_coefficient
-MakeWorkload adamw;        ///< act: storage of the moments
+MakeWorkload router;           ///< 0 forward, 1 dgrad, 2 expert_counts, 3 router_bias_update
+MakeWorkload elementwise;      ///< 0 add, 1 cast, 2 scale, 3 copy
+MakeWorkload transpose;        ///< of matrices as experts' weights
+MakeWorkload reduction;        ///< 0 sum of squares, 1 sum, 2 clip_coefficient
+MakeWorkload adamw;            ///< act: storage of the moments
 
 /// The likeliest token; a draw from all; a draw behind top_k = 50, top_p = 0.95, min_p = 0.001.
 enum class SampleKind : std::uint8_t { Likeliest, Plain, Cut };

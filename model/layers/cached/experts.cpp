@@ -288,11 +288,11 @@ void Experts::record_few_rows(Recording& r, Arena::Frame& scratch, const StepRow
     const Routed routed = choose(r, scratch, {}, logits);
     const TensorView ids = routed.ids.with_row_count(rows.count);
     const fp8::FewRowsForm swiglu = behind_norm(gain, c_.norm_eps, Result::Swiglu);
-    fp8::FewRowsExperts sum{
-        .hidden = scratch.tensor(stream.dtype, {rows.rows * c_.top_k, c_.moe_ffn}),
-        .weights = down_weights_,
-        .ids = ids,
-        .choice_weights = routed.weights};
+    fp8::FewRowsExperts sum{.hidden =
+                                scratch.tensor(stream.dtype, {rows.rows * c_.top_k, c_.moe_ffn}),
+                            .weights = down_weights_,
+                            .ids = ids,
+                            .choice_weights = routed.weights};
     if (c_.shared_experts > 0) {
         sum.shared = scratch.tensor(stream.dtype, {rows.rows, c_.shared_ffn()});
         sum.shared_weights = few_rows_operand(p_.at("mlp.shared_experts.down_proj.weight"));
