@@ -2,6 +2,7 @@
 #include "operands.hpp"
 
 #include <bellows/engine/device.hpp>
+#include <bellows/engine/gemm_plan.hpp>
 #include <bellows/fp8/few_rows.hpp>
 #include <bellows/kernels/kernels.hpp>
 
@@ -266,6 +267,15 @@ bool takes_few_rows(const Operand& weights, DType act) {
     return view.dtype == act && view.extent[view.rank - 1] % unit_of(weights) == 0 &&
            view.stride[view.rank - 2] % 8 == 0 && view.buffer.offset % kUnitBytes == 0 &&
            static_cast<bool>(view.buffer);
+}
+
+std::uint64_t few_rows_that_pay(const Device& device, const Operand& weights, DType act) {
+    constexpr std::uint64_t kOfCodes = 4, kOfValues = 2;
+    if (!takes_few_rows(weights, act))
+        return 0;
+    if (device.info().is_cpu || gemm_class(device).units == GemmClass::Units::None)
+        return kMostFewRows;
+    return weights.quantized ? kOfCodes : kOfValues;
 }
 
 void few_rows_nt(Recording& recording, const TensorView& x, const Operand& weights,

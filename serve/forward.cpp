@@ -262,8 +262,7 @@ void Forward::record_head(Recording& r, Arena::Frame& scratch, const Step& step,
                                                                : "lm_head.weight")
                                    .compute;
     const auto eps = static_cast<float>(config_.norm_eps);
-    if (!forward_.exact && b.sampled <= fp8::kMostFewRows &&
-        fp8::takes_few_rows(weights, stream.dtype)) {
+    if (!forward_.exact && b.sampled <= fp8::few_rows_that_pay(r.device(), weights, stream.dtype)) {
         fp8::few_rows_nt(r, x, weights, logits, {.gain = gain, .eps = eps});
     } else {
         const TensorView norm = scratch.tensor(stream.dtype, {b.sampled, config_.hidden});

@@ -9,11 +9,11 @@ class Dense final : public CachedLayer {
 public:
     Dense(const ModelConfig& config, std::uint64_t layer, ParameterStore& parameters)
         : c_(config), p_(parameters, layer),
-          few_rows_(p_.take_few_rows({"mlp.gate_up_proj", "mlp.down_proj"})) {}
+          few_rows_(p_.most_few_rows({"mlp.gate_up_proj", "mlp.down_proj"})) {}
 
     void record(Recording& r, Arena::Frame& scratch, const StepRows& rows,
                 const TensorView& stream) const override {
-        if (few_rows_ && has_few_rows(rows)) {
+        if (has_few_rows(rows, few_rows_)) {
             record_few_rows(r, scratch, rows, stream);
             return;
         }
@@ -38,7 +38,7 @@ private:
 
     const ModelConfig c_;
     LayerParameters p_;
-    bool few_rows_;
+    std::uint64_t few_rows_; ///< at most
 };
 
 } // namespace

@@ -40,7 +40,7 @@ public:
                   std::uint64_t expected_rows, const TensorView& results) const override;
 
 private:
-    bool takes_few_rows() const;
+    std::uint64_t most_few_rows() const;
     void record_few_rows(Recording& r, Arena::Frame& scratch, const StepRows& rows,
                          const TensorView& stream) const;
     LinearRows normalised_rows(Recording& r, Arena::Frame& scratch, const StepRows& rows,
@@ -65,7 +65,7 @@ private:
     Buffer own_rows_; ///< of own_rows(), words
     /// Of all experts, as products of few rows read them.
     fp8::Operand gate_up_weights_, down_weights_;
-    bool few_rows_;
+    std::uint64_t few_rows_; ///< at most
 };
 
 Experts::Experts(const ModelConfig& config, std::uint64_t layer, ParameterStore& parameters)
@@ -74,7 +74,7 @@ Experts::Experts(const ModelConfig& config, std::uint64_t layer, ParameterStore&
       down_(parameters.experts(layer, "down_proj"), parameters.products()),
       gate_up_weights_(few_rows_operand(parameters.experts(layer, "gate_up_proj"))),
       down_weights_(few_rows_operand(parameters.experts(layer, "down_proj"))),
-      few_rows_(takes_few_rows()) {
+      few_rows_(most_few_rows()) {
     if (parameters.linear_precision() != LinearPrecision::Fp8)
         return;
     std::vector<std::int32_t> words(kOwnSlots + kRowsByIds * c_.top_k);
@@ -85,12 +85,17 @@ Experts::Experts(const ModelConfig& config, std::uint64_t layer, ParameterStore&
     parameters.device().upload(own_rows_.view(), std::span<const std::int32_t>(words));
 }
 
-bool Experts::takes_few_rows() const {
+std::uint64_t Experts::most_few_rows() const {
+    const Device& device = p_.store().device();
     const DType act = p_.store().activation();
-    return fp8::takes_few_rows(gate_up_weights_, act) && fp8::takes_few_rows(down_weights_, act) &&
-           p_.take_few_rows({"mlp.gate"}) &&
-           (c_.shared_experts == 0 ||
-            p_.take_few_rows({"mlp.shared_experts.gate_up_proj", "mlp.shared_experts.down_proj"}));
+    if (!fp8::takes_few_rows(few_rows_operand(p_.at("mlp.gate.weight")), act))
+        return 0;
+    const std::uint64_t shared =
+        c_.shared_experts == 0
+            ? fp8::kMostFewRows
+            : p_.most_few_rows({"mlp.shared_experts.gate_up_proj", "mlp.shared_experts.down_proj"});
+    return std::min({shared, fp8::few_rows_that_pay(device, gate_up_weights_, act),
+                     fp8::few_rows_that_pay(device, down_weights_, act)});
 }
 
 /// Exact: codes are those of the values that are stored, as an exchange makes them.
@@ -263,7 +268,7 @@ void Experts::received(Recording& r, Arena::Frame& scratch, const ExchangeHandle
 
 void Experts::record(Recording& r, Arena::Frame& scratch, const StepRows& rows,
                      const TensorView& stream) const {
-    if (few_rows_ && has_few_rows(rows)) {
+    if (has_few_rows(rows, few_rows_)) {
         record_few_rows(r, scratch, rows, stream);
         return;
     }

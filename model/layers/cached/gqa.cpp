@@ -12,7 +12,7 @@ public:
     Gqa(const ModelConfig& config, std::uint64_t layer, ParameterStore& parameters,
         const RopeTable& positions, const ops::PagedCache& cache)
         : c_(config), p_(parameters, layer), table_(positions.view()), cache_(cache),
-          few_rows_(p_.take_few_rows(
+          few_rows_(p_.most_few_rows(
               {"self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", "self_attn.o_proj"})) {}
 
     void record(Recording& r, Arena::Frame& scratch, const StepRows& rows,
@@ -29,7 +29,7 @@ private:
     LayerParameters p_;
     TensorView table_;
     ops::PagedCache cache_;
-    bool few_rows_;
+    std::uint64_t few_rows_; ///< at most
 };
 
 TensorView Gqa::project(Recording& r, Arena::Frame& scratch, const TensorView& stream,
@@ -57,7 +57,7 @@ TensorView Gqa::normalised_heads(Recording& r, Arena::Frame& scratch, const Tens
 
 void Gqa::record(Recording& r, Arena::Frame& scratch, const StepRows& rows,
                  const TensorView& stream) const {
-    const bool few = few_rows_ && has_few_rows(rows);
+    const bool few = has_few_rows(rows, few_rows_);
     LinearRows rows_of_norm;
     if (!few)
         rows_of_norm = normalised(r, scratch, p_.store(), stream, p_.at("input_layernorm.weight"),

@@ -4,6 +4,8 @@
 #include <bellows/engine/ops.hpp>
 #include <bellows/fp8/quantize.hpp>
 
+#include <algorithm>
+
 namespace bellows::cached {
 
 namespace {
@@ -25,7 +27,7 @@ public:
 
 private:
     void decode_weights();
-    bool takes_few_rows() const;
+    std::uint64_t most_few_rows() const;
     void record_few_rows(Recording& r, Arena::Frame& scratch, const StepRows& rows,
                          const TensorView& stream) const;
     TensorView attend(Recording& r, Arena::Frame& scratch, const StepRows& rows,
@@ -40,9 +42,9 @@ private:
     LayerParameters p_;
     TensorView table_;
     ops::PagedCache cache_;
-    Buffer decoded_;   ///< kv_b_proj's values where the store has codes alone
-    TensorView kv_up_; ///< [heads, nope + value, latent] act
-    bool few_rows_;
+    Buffer decoded_;         ///< kv_b_proj's values where the store has codes alone
+    TensorView kv_up_;       ///< [heads, nope + value, latent] act
+    std::uint64_t few_rows_; ///< at most
 };
 
 Mla::Mla(const ModelConfig& config, std::uint64_t layer, ParameterStore& parameters,
@@ -54,15 +56,17 @@ Mla::Mla(const ModelConfig& config, std::uint64_t layer, ParameterStore& paramet
     else
         kv_up_ = kv_b.compute;
     kv_up_ = kv_up_.reshaped({c_.heads, c_.qk_nope_head_dim + c_.v_head_dim, c_.kv_lora_rank});
-    few_rows_ = takes_few_rows();
+    few_rows_ = most_few_rows();
 }
 
-bool Mla::takes_few_rows() const {
-    const bool queries = c_.q_lora_rank == 0
-                             ? p_.take_few_rows({"self_attn.q_proj"})
-                             : p_.take_few_rows({"self_attn.q_a_proj", "self_attn.q_b_proj"});
-    return queries && p_.take_few_rows({"self_attn.kv_a_proj_with_mqa", "self_attn.o_proj"}) &&
-           fp8::takes_few_rows(kv_up_, p_.store().activation());
+std::uint64_t Mla::most_few_rows() const {
+    if (!fp8::takes_few_rows(kv_up_, p_.store().activation()))
+        return 0;
+    const std::uint64_t queries =
+        c_.q_lora_rank == 0 ? p_.most_few_rows({"self_attn.q_proj"})
+                            : p_.most_few_rows({"self_attn.q_a_proj", "self_attn.q_b_proj"});
+    return std::min(queries,
+                    p_.most_few_rows({"self_attn.kv_a_proj_with_mqa", "self_attn.o_proj"}));
 }
 
 void Mla::decode_weights() {
@@ -138,7 +142,7 @@ TensorView Mla::attend(Recording& r, Arena::Frame& scratch, const StepRows& rows
 
 void Mla::record(Recording& r, Arena::Frame& scratch, const StepRows& rows,
                  const TensorView& stream) const {
-    if (few_rows_ && has_few_rows(rows)) {
+    if (has_few_rows(rows, few_rows_)) {
         record_few_rows(r, scratch, rows, stream);
         return;
     }

@@ -11,8 +11,8 @@ namespace bellows {
 
 namespace cached {
 
-bool has_few_rows(const StepRows& rows) {
-    return rows.rows <= fp8::kMostFewRows && rows.expected_expert_rows == 0;
+bool has_few_rows(const StepRows& rows, std::uint64_t most) {
+    return rows.rows <= most && rows.expected_expert_rows == 0;
 }
 
 fp8::Operand few_rows_operand(const Parameter& weights) {
@@ -28,11 +28,14 @@ void LayerParameters::few_rows(Recording& r, const std::string& name, const Tens
     fp8::few_rows_nt(r, x, few_rows_operand(at(name + ".weight")), y, form);
 }
 
-bool LayerParameters::take_few_rows(std::initializer_list<const char*> names) const {
-    return std::ranges::all_of(names, [&](const char* name) {
-        return fp8::takes_few_rows(few_rows_operand(at(std::string(name) + ".weight")),
-                                   store_.activation());
-    });
+std::uint64_t LayerParameters::most_few_rows(std::initializer_list<const char*> names) const {
+    std::uint64_t most = fp8::kMostFewRows;
+    for (const char* name : names)
+        most = std::min(most,
+                        fp8::few_rows_that_pay(store_.device(),
+                                               few_rows_operand(at(std::string(name) + ".weight")),
+                                               store_.activation()));
+    return most;
 }
 
 LinearRows normalised(Recording& r, Arena::Frame& scratch, const ParameterStore& parameters,

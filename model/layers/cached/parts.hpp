@@ -38,17 +38,17 @@ public:
     /// y = x * transpose(W) (with what `form` says besides), of few rows.
     void few_rows(Recording& recording, const std::string& name, const TensorView& x,
                   const TensorView& y, const fp8::FewRowsForm& form = {}) const;
-    /// Whether products of few rows take all of these matrices.
-    bool take_few_rows(std::initializer_list<const char*> names) const;
+    /// Rows up to which products of few rows are the way for all of these matrices.
+    std::uint64_t most_few_rows(std::initializer_list<const char*> names) const;
 
 private:
     ParameterStore& store_;
     std::string prefix_;
 };
 
-/// Whether a step has so few rows, whose bits may depend on how many there are, that layers read
-/// their weights by fp8/few_rows.hpp: each once, with little beside it in few dispatches.
-bool has_few_rows(const StepRows& rows);
+/// Whether a step has at most `most` rows, whose bits may depend on how many there are: then layers
+/// read their weights by fp8/few_rows.hpp, each once, with little beside it in few dispatches.
+bool has_few_rows(const StepRows& rows, std::uint64_t most);
 /// What those products read of a parameter.
 fp8::Operand few_rows_operand(const Parameter& weights);
 /// With the norm of x ahead of the product.

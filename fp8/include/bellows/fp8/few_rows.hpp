@@ -27,6 +27,9 @@ inline constexpr std::uint64_t kMostFewRows = 8;
 
 /// Whether these functions take such weights by activations of type `act`.
 bool takes_few_rows(const Operand& weights, DType act);
+/// Rows up to which that is a device's fastest way: all eight where it has no matrix units, and
+/// fewer where these have more to do with the same bytes. 0: they do not take such weights.
+std::uint64_t few_rows_that_pay(const Device& device, const Operand& weights, DType act);
 
 /// How a dispatch is cut: how many invocations share a sum, how many rows of weights they have, and
 /// how many such groups a workgroup has. Zeros: what suits the device. Lanes decide bits.
