@@ -36,10 +36,19 @@ void row_barrier() {
     }
 }
 
-void keep_score(uint row, uint expert, float score) {
-    push.operands.scores.v[row + expert] = score;
+// What becomes a score, where this invocation finds it again.
+void note(uint row, uint expert, float value) {
     if (row_per_workgroup != 0u) {
-        shared_scores[expert] = score;
+        shared_scores[expert] = value;
+    } else {
+        push.operands.scores.v[row + expert] = value;
+    }
+}
+
+void keep_score(uint row, uint expert, float score) {
+    note(row, expert, score);
+    if (row_per_workgroup != 0u) {
+        push.operands.scores.v[row + expert] = score;
     }
 }
 
@@ -67,13 +76,15 @@ void write_scores(uint row) {
     } else {
         float most = kLowest;
         FOR_COLUMNS(e, push.experts) {
-            most = max(most, push.operands.logits.v[row + e]);
+            float logit = push.operands.logits.v[row + e];
+            note(row, e, logit);
+            most = max(most, logit);
         } NEXT_COLUMN(e, push.experts);
         most = row_max(most);
         float sum = 0.0;
         FOR_COLUMNS(e, push.experts) {
-            float power = exp_f32(push.operands.logits.v[row + e] - most);
-            keep_score(row, e, power);
+            float power = exp_f32(kept_score(row, e) - most);
+            note(row, e, power);
             sum += power;
         } NEXT_COLUMN(e, push.experts);
         sum = row_sum(sum);
