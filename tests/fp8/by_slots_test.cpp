@@ -251,13 +251,14 @@ TEST_F(Fp8BySlots, IdsOfTokensThatAreThere) {
                                               scratch.view(), way_);
         });
         const auto actual = read(d.view);
+        const double most = units == 2 ? 2e-3 : 1e-4; // native sums of FP8 are short
         for (std::uint64_t slot = 0; slot < there * top_k; ++slot) {
             const auto at = static_cast<std::uint64_t>(ids[slot]) * n * k;
             const auto expected =
                 reference::gemm_nt(reference::View(a.values).subspan(slot / top_k * k, k),
                                    reference::View(b.values).subspan(at, n * k), 1, n, k);
             for (std::uint64_t i = 0; i < n; ++i)
-                ASSERT_NEAR(actual[slot * n + i], expected[i], 1e-4) << slot << ", " << i;
+                ASSERT_NEAR(actual[slot * n + i], expected[i], most) << slot << ", " << i;
         }
         expect_untouched({actual.begin() + there * top_k * n, actual.end()}, "later tokens");
     }
