@@ -178,8 +178,10 @@ StepInput Engine::Impl::input_of(const Step& step) {
             const std::uint64_t position = sequence.position + i;
             input.tokens.push_back(sequence.tokens[i]);
             input.positions.push_back(static_cast<std::uint32_t>(position));
-            input.places.push_back(static_cast<std::uint32_t>(
-                sequence.blocks[position / kBlockTokens] * kBlockTokens + position % kBlockTokens));
+            const std::uint64_t place =
+                sequence.blocks[position / kBlockTokens] * kBlockTokens + position % kBlockTokens;
+            input.places.push_back(position < sequence.written ? ops::kNoPlace
+                                                               : static_cast<std::uint32_t>(place));
         }
         input.queries.push_back({.rows = sequence.tokens.size(),
                                  .keys = sequence.position + sequence.tokens.size(),

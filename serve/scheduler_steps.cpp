@@ -50,9 +50,8 @@ void Scheduler::preempt_last(Step& step) {
 bool Scheduler::admit_first(std::uint64_t promised) {
     Sequence& sequence = *waiting_.front();
     std::vector<std::uint32_t> found;
-    if (config_.prefix_reuse) { // at least one token is left to compute
-        found = pool_.find_prefix(sequence.tokens, (sequence.tokens.size() - 1) / kBlockTokens);
-    }
+    if (config_.prefix_reuse)
+        found = pool_.find_prefix(sequence.tokens, sequence.tokens.size() / kBlockTokens);
     const auto held = static_cast<std::uint64_t>(
         std::ranges::count_if(found, [&](std::uint32_t block) { return pool_.held(block); }));
     if (blocks_of(sequence.tokens.size()) - held + promised > pool_.num_free()) {
@@ -62,7 +61,9 @@ bool Scheduler::admit_first(std::uint64_t promised) {
     sequence.running = true;
     sequence.slot = *free_slots_.begin();
     free_slots_.erase(free_slots_.begin());
-    sequence.computed = found.size() * kBlockTokens;
+    // At least one token is left to compute, as the next one is drawn from its logits.
+    sequence.computed =
+        std::min<std::uint64_t>(found.size() * kBlockTokens, sequence.tokens.size() - 1);
     sequence.published = found.size();
     sequence.content = found.empty() ? BlockContent::Start : pool_.content(found.back());
     sequence.blocks = std::move(found);
@@ -143,6 +144,7 @@ void Scheduler::lay_out(Step& step, std::vector<Part>& parts) {
              .position = sequence->computed,
              .tokens = std::span(step.tokens_).subspan(token, count),
              .blocks = std::span(step.blocks_).subspan(block, sequence->blocks.size()),
+             .written = sequence->published * kBlockTokens,
              .samples = samples});
     }
 }

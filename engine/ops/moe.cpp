@@ -231,18 +231,19 @@ void moe_unpermute(Recording& recording, const TensorView& rows, const MoeLayout
     // Few tokens: each invocation waits for the loads of all its rows at once.
     constexpr std::uint64_t kFewUnits = std::uint64_t{1} << 18;
     constexpr std::uint32_t kAhead = 8;
+    const std::uint32_t tree = tree_ids.buffer ? arguments.u32("top_k", sizes.top_k) : 0;
     const bool few = !recording.device().info().is_cpu && sizes.tokens * units <= kFewUnits;
     if (few)
         plan.groups = {static_cast<std::uint32_t>(div_up(units, plan.local_size)),
                        static_cast<std::uint32_t>(std::min(sizes.tokens, kMaxGroups)), 1};
     const BufferView slot_to_row = arguments.memory("slot_to_row", layout.slot_to_row, 1);
-    const std::uint32_t tree = tree_ids.buffer ? arguments.u32("top_k", sizes.top_k) : 0;
     recording.dispatch(
         kernels::MoeUnpermute{
             .variant = storage_variant<kernels::MoeUnpermute>(x.dtype),
             .constants = {plan.local_size, plan.row_per_workgroup, wide, tree, few ? kAhead : 1},
             .rows = arguments.memory("rows", rows),
             .slot_to_row = slot_to_row,
+            .topk_ids = arguments.memory_or("tree_ids", tree_ids, slot_to_row, 1),
             .weights = arguments.memory_or("weights", weights, slot_to_row, 1),
             .out_tokens = arguments.memory("x", x),
             .tokens = arguments.u32("tokens", sizes.tokens),

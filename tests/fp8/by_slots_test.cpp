@@ -251,7 +251,7 @@ TEST_F(Fp8BySlots, IdsOfTokensThatAreThere) {
                                               scratch.view(), way_);
         });
         const auto actual = read(d.view);
-        const double most = units == 2 ? 2e-3 : 1e-4; // native sums of FP8 are short
+        const double most = device().info().is_cpu ? 1e-4 : 2e-3; // native sums of FP8 are short
         for (std::uint64_t slot = 0; slot < there * top_k; ++slot) {
             const auto at = static_cast<std::uint64_t>(ids[slot]) * n * k;
             const auto expected =

@@ -180,9 +180,10 @@ TEST_F(OpsMoe, EveryFormSumsTheSame) {
                     run([&](Recording& r) {
                         r.dispatch(
                             K{.variant = dtype == DType::BF16 ? K::Variant::bf16 : K::Variant::f32,
-                              .constants = {8, 1, wide, ahead},
+                              .constants = {8, 1, wide, 0, ahead},
                               .rows = rows.view.buffer,
                               .slot_to_row = slot_to_row.view.buffer,
+                              .topk_ids = slot_to_row.view.buffer,
                               .weights = weights.view.buffer,
                               .out_tokens = x.view.buffer,
                               .tokens = static_cast<std::uint32_t>(tokens),

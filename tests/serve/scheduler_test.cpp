@@ -251,15 +251,17 @@ TEST(Scheduler, TakesKnownBeginningsFromTheCache) {
     EXPECT_EQ(scheduler.counters().cached, 2u);
     scheduler.submit(2, request(128, 2)); // the same; one token at least is computed
     const Step step = scheduler.next();
-    EXPECT_EQ(describe(step), "2:64+64*");
-    EXPECT_EQ(scheduler.usage(2).cached, 64u);
+    EXPECT_EQ(describe(step), "2:127+1*");
+    EXPECT_EQ(step.sequences()[0].written, 128u) << "its entry is not written again";
+    EXPECT_EQ(scheduler.usage(2).cached, 127u);
     finish(scheduler, step);
     scheduler.submit(3, request(200, 2));
     scheduler.submit(4, request(100, 2, 1));
     const Step shared = scheduler.next();
     EXPECT_EQ(describe(shared), "2:128+1* 3:128+72* 4:0+55");
     EXPECT_EQ(shared.sequences()[0].blocks[0], shared.sequences()[1].blocks[0]);
-    EXPECT_EQ(scheduler.counters().hits, 3u);
+    EXPECT_EQ(shared.sequences()[0].written, 128u);
+    EXPECT_EQ(scheduler.counters().hits, 4u);
     finish(scheduler, shared);
 
     SchedulerConfig config = kSmall;

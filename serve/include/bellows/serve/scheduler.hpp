@@ -45,6 +45,9 @@ struct StepSequence {
     /// The request's blocks: position p stands in blocks[p / 64] at offset p % 64. They cover all
     /// of `tokens` and what came before them.
     std::span<const std::uint32_t> blocks;
+    /// Entries of positions below this stand in the cache, in blocks that others may share: they
+    /// are not written again. The last token of a text that the cache has whole is one of them.
+    std::uint64_t written = 0;
     /// Whether the next token is drawn from the last row's logits. Its position is
     /// position + tokens.size().
     bool samples = false;
