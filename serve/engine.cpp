@@ -30,16 +30,18 @@ EngineOptions completed(EngineOptions options, const ModelConfig& model) {
                     "a context of " + std::to_string(options.max_context) +
                         " tokens is more than the model has, " + std::to_string(model.max_context));
     options.token_budget = std::max(options.token_budget, options.max_sequences);
-    if (options.world == nullptr)
-        return options;
-    const std::uint64_t most = ExpertRanks::kHalves * options.exchange_tokens;
-    if (options.max_sequences > most)
-        throw Error(ErrorCode::InvalidArgument,
-                    std::to_string(options.max_sequences) + " sequences at once are more than " +
-                        std::to_string(most) +
-                        " tokens, two halves of exchange_tokens, which ranks send in a step: "
-                        "raise exchange_tokens or lower max_sequences");
-    options.token_budget = std::min(options.token_budget, most);
+    if (options.world != nullptr) {
+        const std::uint64_t most = ExpertRanks::kHalves * options.exchange_tokens;
+        if (options.max_sequences > most)
+            throw Error(ErrorCode::InvalidArgument,
+                        std::to_string(options.max_sequences) +
+                            " sequences at once are more than " + std::to_string(most) +
+                            " tokens, two halves of exchange_tokens, which ranks send in a step: "
+                            "raise exchange_tokens or lower max_sequences");
+        options.token_budget = std::min(options.token_budget, most);
+    }
+    if (options.prefill_beside == 0)
+        options.prefill_beside = div_up(options.token_budget, 2);
     return options;
 }
 
@@ -56,8 +58,6 @@ std::uint64_t blocks_of(const Device& device, const EngineOptions& options,
                         block = model.layers * ops::cache_bytes(cache_shape(model, stored), 1);
     return std::clamp(room / 10 * 9 / block, per_sequence, per_sequence * options.max_sequences);
 }
-
-} // namespace
 
 ParameterStore load_part(const ModelSource& source, Device& device, const EngineOptions& options) {
     const World* const world = options.world;
@@ -76,6 +76,8 @@ std::string common_text(const ModelConfig& model, const ParameterStore& paramete
            (parameters.linear_precision() == LinearPrecision::Fp8 ? "FP8" : "not FP8") +
            ", products " + fp8::describe(parameters.device(), parameters.products());
 }
+
+} // namespace
 
 struct Engine::Impl {
     struct Asked {
@@ -122,6 +124,7 @@ Engine::Impl::Impl(const DeviceOptions& device_options, ModelSource from,
                                 .token_budget = options.token_budget,
                                 .max_sequences = options.max_sequences,
                                 .prefill_chunk = options.prefill_chunk,
+                                .prefill_beside = options.prefill_beside,
                                 .prefix_reuse = options.prefix_reuse}) {
     ForwardConfig config;
     config.max_context = options.max_context;

@@ -32,6 +32,9 @@ SchedulerConfig checked(SchedulerConfig config) {
                std::to_string(blocks_of(config.max_context)) +
                " blocks: give the cache more memory, or lower max_context");
     }
+    if (config.prefill_beside == 0 || config.prefill_beside > config.token_budget) {
+        config.prefill_beside = config.token_budget;
+    }
     if (config.prefill_chunk == 0 || config.prefill_chunk > config.token_budget) {
         config.prefill_chunk = config.token_budget;
     }

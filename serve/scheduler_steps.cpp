@@ -82,32 +82,43 @@ Step Scheduler::next() {
     Step step;
     std::vector<Part> parts;
     std::uint64_t left = config_.token_budget;
+    const bool writes = std::ranges::any_of(
+        running_, [](const Sequence* sequence) { return sequence->missing() == 1; });
+    std::uint64_t prompts = writes ? config_.prefill_beside : left;
+    const auto count_of = [&](const Sequence& sequence) {
+        const std::uint64_t missing = sequence.missing();
+        return missing == 1 ? std::min<std::uint64_t>(left, 1)
+                            : std::min({missing, config_.prefill_chunk, left, prompts});
+    };
+    const auto take = [&](Sequence& sequence, std::uint64_t count) {
+        parts.push_back({&sequence, count});
+        left -= count;
+        if (sequence.missing() > 1)
+            prompts -= count;
+    };
     for (std::size_t i = 0; i < running_.size(); ++i) {
         Sequence& sequence = *running_[i];
-        // Never 0: a request whose count the budget cut was the last of its step, and those before
-        // it do not take more than they did then.
-        const std::uint64_t count = std::min({sequence.missing(), config_.prefill_chunk, left});
+        const std::uint64_t count = count_of(sequence);
+        if (count == 0)
+            continue; // others' prompts have taken all: a later step computes it
         while (i < running_.size() && !grow(sequence, sequence.computed + count)) {
             preempt_last(step); // itself, if it is the last
         }
-        if (i < running_.size()) {
-            parts.push_back({&sequence, count});
-            left -= count;
-        }
+        if (i < running_.size())
+            take(sequence, count);
     }
     std::uint64_t promised = 0;
     for (const Sequence* sequence : running_) {
         promised += blocks_of(sequence->tokens.size()) - sequence->blocks.size();
     }
-    while (step.preempted_.empty() && !waiting_.empty() && left > 0 &&
+    while (step.preempted_.empty() && !waiting_.empty() && left > 0 && prompts > 0 &&
            running_.size() < config_.max_sequences && admit_first(promised)) {
         Sequence& sequence = *running_.back();
-        const std::uint64_t count = std::min({sequence.missing(), config_.prefill_chunk, left});
+        const std::uint64_t count = count_of(sequence);
         require_consistent(grow(sequence, sequence.computed + count),
                            "an admitted request lacks blocks");
         promised += blocks_of(sequence.tokens.size()) - sequence.blocks.size();
-        parts.push_back({&sequence, count});
-        left -= count;
+        take(sequence, count);
     }
     if (!parts.empty()) {
         in_step_ = true;

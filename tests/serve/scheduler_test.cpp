@@ -244,6 +244,29 @@ TEST(Scheduler, AdmitsOnlyWhatHasBlocksForAllItsTokens) {
     EXPECT_EQ(run(scheduler), "2:0+64 3:0+10*");
 }
 
+TEST(Scheduler, BesideAnswersPromptsHaveTheirShareOfTheBudget) {
+    SchedulerConfig config = kSmall;
+    config.prefill_beside = 48;
+    config.prefix_reuse = false;
+    Scheduler scheduler(config);
+    scheduler.submit(1, request(10, 3));
+    scheduler.submit(2, request(100, 1));
+    scheduler.submit(3, request(60, 1));
+    EXPECT_EQ(run(scheduler), "1:0+10* 2:0+100* 3:0+18") << "nobody is written to yet";
+    scheduler.submit(4, request(20, 1));
+    EXPECT_EQ(run(scheduler), "1:10+1* 3:18+42* 4:0+6");
+    EXPECT_EQ(run(scheduler), "1:11+1* 4:6+14*");
+    // One that finds no room waits for a later step.
+    Scheduler other(config);
+    other.submit(1, request(10, 4));
+    other.submit(2, request(128, 1));
+    other.submit(3, request(90, 1));
+    EXPECT_EQ(run(other), "1:0+10* 2:0+118");
+    EXPECT_EQ(run(other), "1:10+1* 2:118+10* 3:0+38");
+    EXPECT_EQ(run(other), "1:11+1* 3:38+48");
+    EXPECT_EQ(run(other), "1:12+1* 3:86+4*");
+}
+
 TEST(Scheduler, TakesKnownBeginningsFromTheCache) {
     Scheduler scheduler(kSmall);
     scheduler.submit(1, request(128, 1));

@@ -32,6 +32,9 @@ struct SchedulerConfig {
     std::uint64_t token_budget = 2048; ///< tokens of a step; at least 1
     std::uint64_t max_sequences = 64;  ///< requests that run at the same time
     std::uint64_t prefill_chunk = 0;   ///< tokens of one request in a step; 0: the budget
+    /// Tokens of all prompts in a step that has tokens of answers, too, which then come sooner; 0:
+    /// the budget.
+    std::uint64_t prefill_beside = 0;
     bool prefix_reuse = true;
 };
 
