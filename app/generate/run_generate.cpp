@@ -21,7 +21,8 @@
 namespace bellows {
 
 std::string for_standard_output(const std::string& text) {
-    return ProgressReporter::detect(stdout).terminal ? printable(text, "\n\t") : text;
+    static const bool terminal = ProgressReporter::detect(stdout).terminal;
+    return terminal ? printable(text, "\n\t") : text;
 }
 
 WordSet words_of(const Corpus& corpus, const Tokenizer& tokenizer, const WordSet& wanted) {

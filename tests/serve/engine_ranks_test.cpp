@@ -17,18 +17,9 @@ namespace {
 
 using testing::Finished;
 using testing::hf_model;
+using testing::small;
 using testing::some_requests;
 using testing::world;
-
-EngineOptions options_of(Precision precision) {
-    EngineOptions options;
-    options.precision = precision;
-    options.max_context = 256;
-    options.max_sequences = 8;
-    options.token_budget = 64;
-    options.exact = true;
-    return options;
-}
 
 /// Steps as often as all ranks do.
 std::vector<Finished> run(Engine& engine, const std::vector<Request>& requests) {
@@ -61,7 +52,7 @@ TEST_P(EngineRanks, GiveTheBitsOfOneRank) {
     const int rank = world().rank(), size = world().size();
     for (const Precision precision : {Precision::F32, Precision::BF16, Precision::FP8}) {
         SCOPED_TRACE(static_cast<int>(precision));
-        EngineOptions options = options_of(precision);
+        EngineOptions options = small(precision);
         Engine alone(testing::test_options(), hf_model(GetParam()), options);
         const std::vector<Request> all = some_requests(alone.model().vocabulary);
         // All of them have some; the last one has none; only the last one has some.
@@ -89,7 +80,7 @@ INSTANTIATE_TEST_SUITE_P(Some, EngineRanks,
 TEST(EngineRanks, SayWhoHasOtherOptions) {
     if (world().size() == 1)
         GTEST_SKIP() << "for several ranks";
-    EngineOptions options = options_of(Precision::F32);
+    EngineOptions options = small(Precision::F32);
     options.world = &world();
     options.exchange_tokens = world().rank() == 1 ? 32 : 16;
     std::string message;

@@ -18,6 +18,7 @@ namespace {
 using testing::Finished;
 using testing::hf_model;
 using testing::HfReference;
+using testing::small;
 using testing::some_requests;
 
 /// Steps until all have ended.
@@ -40,16 +41,6 @@ std::vector<Finished> run(Engine& engine, const std::vector<Request>& requests) 
     EXPECT_FALSE(engine.step());
     EXPECT_EQ(engine.counters().blocks.used, 0u);
     return all;
-}
-
-EngineOptions small(Precision precision) {
-    EngineOptions options;
-    options.precision = precision;
-    options.max_context = 256;
-    options.max_sequences = 8;
-    options.token_budget = 64;
-    options.exact = true;
-    return options;
 }
 
 class EngineOf : public ::testing::TestWithParam<std::string> {};

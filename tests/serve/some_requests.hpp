@@ -30,6 +30,17 @@ struct Finished {
     }
 };
 
+/// An engine that answers some short requests at once, with the same bits in any company.
+inline EngineOptions small(Precision precision) {
+    EngineOptions options;
+    options.precision = precision;
+    options.max_context = 256;
+    options.max_sequences = 8;
+    options.token_budget = 64;
+    options.exact = true;
+    return options;
+}
+
 /// Prompts of several lengths, some with a common beginning, and settings of all kinds.
 inline std::vector<Request> some_requests(std::uint64_t vocabulary) {
     std::mt19937 random(7);

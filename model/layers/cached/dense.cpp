@@ -38,7 +38,7 @@ private:
 
     const ModelConfig c_;
     LayerParameters p_;
-    std::uint64_t few_rows_; ///< at most
+    std::uint64_t few_rows_; ///< the most that go by few_rows.hpp
 };
 
 } // namespace

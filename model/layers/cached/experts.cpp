@@ -65,7 +65,7 @@ private:
     Buffer own_rows_; ///< of own_rows(), words
     /// Of all experts, as products of few rows read them.
     fp8::Operand gate_up_weights_, down_weights_;
-    std::uint64_t few_rows_; ///< at most
+    std::uint64_t few_rows_; ///< the most that go by few_rows.hpp
 };
 
 Experts::Experts(const ModelConfig& config, std::uint64_t layer, ParameterStore& parameters)

@@ -29,7 +29,7 @@ private:
     LayerParameters p_;
     TensorView table_;
     ops::PagedCache cache_;
-    std::uint64_t few_rows_; ///< at most
+    std::uint64_t few_rows_; ///< the most that go by few_rows.hpp
 };
 
 TensorView Gqa::project(Recording& r, Arena::Frame& scratch, const TensorView& stream,

@@ -44,7 +44,7 @@ private:
     ops::PagedCache cache_;
     Buffer decoded_;         ///< kv_b_proj's values where the store has codes alone
     TensorView kv_up_;       ///< [heads, nope + value, latent] act
-    std::uint64_t few_rows_; ///< at most
+    std::uint64_t few_rows_; ///< the most that go by few_rows.hpp
 };
 
 Mla::Mla(const ModelConfig& config, std::uint64_t layer, ParameterStore& parameters,
