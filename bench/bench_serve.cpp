@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT
 // Prefill and decoding of a serving engine. `--help` lists the options.
 
+#include "ranks/ranks.hpp"
 #include "serve/bound.hpp"
 #include "support/common_options.hpp"
 #include "support/peaks.hpp"
@@ -31,12 +32,13 @@ namespace bellows::bench {
 namespace {
 
 const char* const kHelp =
-    R"(bench_serve: how fast an engine reads prompts and writes tokens, on one device. Rows go by llama-bench's names:
+    R"(bench_serve: how fast an engine reads prompts and writes tokens, on one device or on several ranks. Rows go by llama-bench's
+names:
   pp512            a prompt of 512 tokens, until its first token is there
   pp2048@d4096     the same behind 4096 tokens that are in the cache
   tg128            128 tokens of one sequence, one after another; tg128@d4096 behind 4096 tokens
   b64              64 sequences at once, from 512 tokens each to 576: tokens per second of all together
-  hit512           a prompt of 512 tokens of which the cache has all whole blocks but the last
+  hit512           a prompt of 512 tokens whose whole blocks the cache has
   gap64            64 sequences as b64: the 99th percentile of the time between two tokens, beside the median
   gap64+pp2048     the same while a prompt of 2048 tokens comes every 16 steps
 A prompt's tokens are random, and no two prompts begin alike.
@@ -49,12 +51,15 @@ A prompt's tokens are random, and no two prompts begin alike.
   --cache-type f32|bf16|fp8  (default: as activations)
   --exact              answers have the same bits alone and beside others
   --budget N           tokens of a step (default 2048)
+  --ranks N            ranks that share the experts, each with the rows' sequences (default 1); --device may be a list
+  --exchange-tokens N  of a rank that travel to the experts at once (default 256)
   --kernels            also shows each kernel's time in a prompt or a step, by timestamps, which cost some time
 
 ms          of the whole prompt, or of a step that writes a token of each sequence; of gap rows the median of all steps, and
             instead of the least and the most the 99th percentile and its ratio to the median
 of bound    the time in which a read loop of the same run would read what a step must: the weights that its tokens meet,
             and their keys and values
+tokens/s    of all ranks together
 Before rows are timed, tokens that were written one by one are compared with those that prompts of all tokens before them
 give, with --exact bit by bit; the engine's counters must agree with what was asked for.
 )";
@@ -136,8 +141,9 @@ struct Result {
 
 class Bench {
 public:
-    Bench(Engine& engine, const Options& options)
-        : engine_(engine), options_(options), random_(11) {}
+    Bench(Engine& engine, const Options& options, const World& world)
+        : engine_(engine), options_(options), ranks_(static_cast<double>(world.size())),
+          random_(11 + static_cast<unsigned>(world.rank())) {}
 
     void check();
     Result time(const Row& row);
@@ -174,6 +180,7 @@ private:
 
     Engine& engine_;
     const Options& options_;
+    double ranks_; ///< which do the same at the same time
     std::mt19937 random_;
     double read_rate_ = 0;
     struct Kernel {
@@ -260,7 +267,8 @@ Result Bench::time_prompt(const Row& row) {
         std::vector<std::uint32_t> prompt = behind;
         const std::vector<std::uint32_t> own = text(row.prompt);
         prompt.insert(prompt.end(), own.begin(), own.end());
-        const std::uint64_t known = row.hit ? row.prompt - 1 : row.depth;
+        const std::uint64_t known =
+            (row.hit ? row.prompt : row.depth) / kBlockTokens * kBlockTokens;
         if (row.hit)
             (void)finish(submit(prompt, 1));
         const RequestId id = submit(std::move(prompt), 1);
@@ -270,7 +278,9 @@ Result Bench::time_prompt(const Row& row) {
         AnswerPart part;
         while ((part = engine_.poll(id)).reason == FinishReason::None)
             sum += step();
-        if (part.usage.cached != known / kBlockTokens * kBlockTokens || part.tokens.size() != 1)
+        // At least one token is computed.
+        if (part.usage.cached != std::min(known, row.depth + row.prompt - 1) ||
+            part.tokens.size() != 1)
             throw Error(ErrorCode::Internal, "a prompt was not found in the cache as it should be");
         if (options_.kernels)
             take_kernels(1);
@@ -278,7 +288,7 @@ Result Bench::time_prompt(const Row& row) {
             seconds.push_back(sum);
     }
     const Spread spread = spread_of(seconds);
-    return {row.name, spread, static_cast<double>(row.prompt) / spread.median, 0, 0};
+    return {row.name, spread, ranks_ * static_cast<double>(row.prompt) / spread.median, 0, 0};
 }
 
 Result Bench::time_tokens(const Row& row) {
@@ -327,14 +337,14 @@ Result Bench::time_tokens(const Row& row) {
         seconds.insert(seconds.end(), steps.begin() + 4, steps.end());
     }
     const Spread spread = spread_of(seconds);
-    Result result{row.name, spread, static_cast<double>(row.batch) / spread.median, 0, 0};
+    Result result{row.name, spread, ranks_ * static_cast<double>(row.batch) / spread.median, 0, 0};
     if (row.gaps) {
         std::ranges::sort(seconds);
         result.late = seconds[std::min(seconds.size() - 1, seconds.size() * 99 / 100)];
     }
     const EngineOptions& o = options_.engine;
     const DType cache = o.cache_type.value_or(activation_type(*o.precision));
-    if (read_rate_ > 0)
+    if (read_rate_ > 0 && ranks_ == 1) // of several, each has a part of the weights
         result.of_bound = bytes_of_step(engine_.model(), *o.precision, cache, row.batch,
                                         row.depth + row.prompt + row.tokens / 2) /
                           read_rate_ / spread.median;
@@ -367,6 +377,7 @@ void take_options(Arguments& arguments, bool cpu, Options& options) {
     options.engine.exact = arguments.flag("--exact");
     options.kernels = arguments.flag("--kernels");
     options.engine.token_budget = arguments.number("--budget", 2048, 1, 1 << 20);
+    options.engine.exchange_tokens = arguments.number("--exchange-tokens", 256, 1, 1 << 20);
     std::uint64_t tokens = 0;
     for (const Row& row : options.rows) {
         constexpr std::uint64_t kLate = 64; // tokens that the first write beside the last prompts
@@ -382,12 +393,12 @@ void take_options(Arguments& arguments, bool cpu, Options& options) {
         refuse("there is no option \"" + arguments.rest()[1] + "\"");
 }
 
-DeviceOptions device_of(const Options& options) {
-    return device_options_of_rank(options.common.device.value_or(kAnyDevice), 0);
+DeviceOptions device_of(const Options& options, const World& world) {
+    return device_options_of_rank(options.common.device.value_or(kAnyDevice), world.local_rank());
 }
 
-std::unique_ptr<Engine> make_engine(const Options& options) {
-    DeviceOptions device = device_of(options);
+std::unique_ptr<Engine> make_engine(const Options& options, const World& world) {
+    DeviceOptions device = device_of(options, world);
     device.trace = options.kernels;
     if (options.checkpoint)
         return std::make_unique<Engine>(device, *options.checkpoint, options.engine);
@@ -396,31 +407,38 @@ std::unique_ptr<Engine> make_engine(const Options& options) {
     return std::make_unique<Engine>(device, model, 1, options.engine);
 }
 
-int run(int argc, char** argv) {
-    Arguments arguments(argc, argv);
+/// On each rank.
+std::string measure(World& world, Arguments arguments) {
     Options options;
     options.common = take_common_options(arguments);
     // What loops take is not the engine's memory.
-    const auto loops = Device::create(device_of(options));
+    const auto loops = Device::create(device_of(options, world));
     take_options(arguments, loops->info().is_cpu, options);
+    if (world.size() > 1)
+        options.engine.world = &world;
+    const bool first = world.rank() == 0;
     const Ceiling read = read_peak(*loops);
     const auto start = std::chrono::steady_clock::now();
-    const auto engine = make_engine(options);
+    const auto engine = make_engine(options, world);
     const double loaded =
         std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
-    Bench bench(*engine, options);
+    Bench bench(*engine, options, world);
     bench.check();
     bench.set_read_rate(read.rate * 1e9);
-    std::printf("%s, %s, weights in %.1f s, read loop %.0f GB/s\n",
-                engine->device().info().name.c_str(),
-                options.checkpoint.value_or(options.config).c_str(), loaded, read.rate);
-    std::printf("%-16s %12s %12s %20s %9s\n", "row", "tokens/s", "ms", "min-max", "of bound");
+    if (first) {
+        std::printf("%d x %s, %s, weights in %.1f s, read loop %.0f GB/s\n", world.size(),
+                    engine->device().info().name.c_str(),
+                    options.checkpoint.value_or(options.config).c_str(), loaded, read.rate);
+        std::printf("%-16s %12s %12s %20s %9s\n", "row", "tokens/s", "ms", "min-max", "of bound");
+    }
     nlohmann::ordered_json all = nlohmann::ordered_json::array();
     for (const Row& row : options.rows) {
         if (!options.common.wants(row.name))
             continue;
         raise_clock(*loops);
         const Result result = bench.time(row);
+        if (!first)
+            continue;
         const Spread ms = result.seconds.scaled(1e3);
         char gaps[48];
         std::snprintf(gaps, sizeof gaps, "%.4g %.2f x", 1e3 * result.late,
@@ -442,6 +460,8 @@ int run(int argc, char** argv) {
                        {"of_bound", result.of_bound},
                        {"late_ms", 1e3 * result.late}});
     }
+    if (!first)
+        return "";
     const MemoryReport report = engine->memory_report();
     const double kept = static_cast<double>(report.of(MemoryCategory::Weights).bytes +
                                             report.of(MemoryCategory::Cache).bytes);
@@ -450,25 +470,18 @@ int run(int argc, char** argv) {
                 100 * (static_cast<double>(report.peak_bytes) / kept - 1));
     if (options.common.json)
         write_file_durably(*options.common.json, all.dump(1) + "\n");
-    return 0;
+    return "";
 }
 
 } // namespace
 } // namespace bellows::bench
 
 int main(int argc, char** argv) {
-    using namespace bellows;
-    for (int i = 1; i < argc; ++i)
-        if (std::string(argv[i]) == "--help") {
-            std::printf("%s%s", bench::kHelp, bench::kCommonOptionsHelp);
-            return 0;
-        }
-    try {
-        return bench::run(argc, argv);
-    } catch (const Error& error) {
-        std::fprintf(stderr, "bench_serve: %s\n", error.what());
-        return error.code() == ErrorCode::InvalidArgument ? 2
-               : error.code() == ErrorCode::Internal      ? 1
-                                                          : 3;
-    }
+    using namespace bellows::bench;
+    return run_ranks("bench_serve", kHelp, argc, argv, [](int count, char** words) {
+        Arguments arguments(count, words);
+        const std::uint64_t ranks = arguments.number("--ranks", 1, 1, 4096);
+        return RanksToRun{
+            ranks, {}, [arguments](bellows::World& world) { return measure(world, arguments); }};
+    });
 }
