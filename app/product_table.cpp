@@ -19,7 +19,8 @@ constexpr std::uint64_t kBoundByMemory = 127;
 
 constexpr const char* kTitle[] = {"nt: A times transposed B", "nn: A times B",
                                   "tn: transposed A times B"};
-constexpr const char* kGrouping[] = {"", ", rows in groups", ", groups in blocks (masked)"};
+constexpr const char* kGrouping[] = {"", ", rows in groups", ", groups in blocks (masked)",
+                                     ", rows by a router's ids"};
 constexpr const char* kPair[] = {"fp8 x fp8", "fp8 x fp8, f32 scales", "bf16 x fp8", "bf16 x bf16"};
 
 /// Reasons by letter, in the order in which they come up.
