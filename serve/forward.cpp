@@ -154,7 +154,8 @@ Forward::Forward(const ModelConfig& config, ParameterStore& parameters,
 Forward::~Forward() = default;
 
 std::uint64_t Forward::split_blocks(const StepInput& input) const {
-    if (forward_.exact)
+    // On a CPU parts cost more than they bring.
+    if (forward_.exact || parameters_.device().info().is_cpu)
         return kExactSplit;
     // A workgroup for each part: so many blocks that all of them together take least time, where a
     // processor has one workgroup after another, and each takes a block's time and a third to begin
