@@ -103,7 +103,7 @@ std::uint32_t x_stride(std::uint64_t elements, DType dtype, bool whole) {
                                             : elements / 4);
 }
 
-/// What a dispatch has to share out.
+/// This is what a dispatch shares out among its invocations.
 struct Work {
     std::uint64_t units;             ///< of a sum
     std::uint64_t results;           ///< of all rows and matrices that do not share weights
@@ -112,8 +112,8 @@ struct Work {
     std::uint64_t invocations = 512; ///< that a processor should have at least
 };
 
-/// What suits the device: four rows of weights to an invocation, whose loads are under way at the
-/// same time, and as many lanes as fill the device.
+/// Returns the cut that suits the device: an invocation takes four rows of weights, whose loads are
+/// under way at the same time, and as many lanes as fill the device share a sum.
 FewRowsCut cut_for(const DeviceInfo& info, FewRowsCut cut, const Work& work) {
     const auto usual = [](std::uint32_t& value, std::uint64_t otherwise) {
         value = value == 0 ? static_cast<std::uint32_t>(otherwise) : value;

@@ -53,7 +53,7 @@ void add(WritingTimes& all, const Json& times) {
     all.seconds = std::max(all.seconds, times.at(3).get<double>());
 }
 
-/// What a rank has written; nothing where it is lost.
+/// Returns what a rank has written, or nothing where it is lost.
 Json received(World& world, int rank) {
     try {
         return Json::from_cbor(world.control().recv(rank, kTag, kLimit));

@@ -166,7 +166,7 @@ Tokenizer tokenizer_of(const GenerateOptions& options) {
 std::unique_ptr<Engine> open_engine(const GenerateOptions& options, const Tokenizer& tokenizer,
                                     std::uint64_t context, std::uint64_t texts, World* world) {
     constexpr std::uint64_t kMostTexts = 64;
-    const int rank = world == nullptr ? 0 : world->rank();
+    const int local_rank = world == nullptr ? 0 : world->local_rank();
     ProgressReporter progress(stderr, 0, ProgressReporter::detect(stderr));
     EngineOptions engine;
     engine.timeout = wait_limit(options.config.train);
@@ -179,10 +179,11 @@ std::unique_ptr<Engine> open_engine(const GenerateOptions& options, const Tokeni
     engine.tokenizer = &tokenizer;
     engine.world = world;
     engine.allow_degraded = options.allow_degraded;
-    if (options.folder_bytes > 0 && rank == 0)
+    if (options.folder_bytes > 0 && (world == nullptr || world->rank() == 0))
         engine.on_progress = ReadingProgress(progress, options.folder_bytes);
-    auto opened = std::make_unique<Engine>(
-        device_options_of_rank(options.config.train.device, rank), options.checkpoint, engine);
+    auto opened =
+        std::make_unique<Engine>(device_options_of_rank(options.config.train.device, local_rank),
+                                 options.checkpoint, engine);
     progress.finish();
     return opened;
 }

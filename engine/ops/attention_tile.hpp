@@ -37,8 +37,7 @@ std::optional<AttentionTile> attention_tile(const DeviceInfo& info, const GemmCl
                                             std::uint64_t seq,
                                             const std::optional<MatrixSlots>& slots = {});
 
-/// What kernels whose weights stay in their invocations are told about these: their constants
-/// in_lane and lane_*.
+/// Sets the constants in_lane and lane_* of a kernel whose weights stay in its invocations.
 template <class Constants>
 void set_lanes(Constants& c, const MatrixShape& shape, const MatrixSlots& slots,
                std::uint32_t subgroup_size) {

@@ -37,7 +37,7 @@ struct FewRowsCut {
     std::uint32_t lanes = 0, columns = 0, groups = 0;
 };
 
-/// What a product does beside the sum.
+/// This says what a product does before and after its sum.
 struct FewRowsForm {
     enum class Result : std::uint8_t {
         Store, ///< y = sum
@@ -64,10 +64,11 @@ void few_rows_nt(Recording& recording, const TensorView& x, const Operand& weigh
 void few_rows_by_ids(Recording& recording, const TensorView& x, const Operand& weights,
                      const TensorView& ids, const TensorView& y, const FewRowsForm& form = {});
 
-/// What a token's experts leave: y[r] += the sum over its choices c of choice_weights[r, c] *
-/// hidden[r * top_k + c] * transpose(weights of expert ids[r, c]), in their order, and shared[r] *
-/// transpose(shared_weights) where `shared` has memory. hidden: [rows * top_k, k], shared: [rows,
-/// shared_k], choice_weights: [rows, top_k] f32; ids as above. y: [rows, n] like hidden.
+/// A token's experts and its shared ones are summed: y[r] += the sum over its choices c of
+/// choice_weights[r, c] * hidden[r * top_k + c] * transpose(weights of expert ids[r, c]), in their
+/// order, and shared[r] * transpose(shared_weights) where `shared` has memory. hidden: [rows *
+/// top_k, k], shared: [rows, shared_k], choice_weights: [rows, top_k] f32; ids as above. y: [rows,
+/// n] like hidden.
 struct FewRowsExperts {
     TensorView hidden;
     Operand weights;
