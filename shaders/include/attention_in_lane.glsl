@@ -4,7 +4,7 @@
 // invocation holds elements of lane_rows rows; those whose numbers differ in bits that `lane_row`
 // gives no weight share them.
 
-#define ELEMENTS (mma_m * mma_n / LANES) // of a matrix, in an invocation
+#include "lane_places.glsl"
 
 struct RowInLane {
     uint row;
@@ -15,24 +15,6 @@ struct RowInLane {
 #endif
 };
 RowInLane held[lane_rows];
-
-uint row_in_lane(uint r) {
-    return nibble(lane_row_slot, r) + of_lane(lane_row);
-}
-uint column_in_lane(uint e) {
-    return nibble(lane_column_slot, nibble(lane_column_place, e)) + of_lane(lane_column);
-}
-
-// Of the invocations that share a row.
-#define OVER_ROW(x, JOIN)                                                                          \
-    [[unroll]] for (uint bit_ = 0u; bit_ < 7u; ++bit_) {                                           \
-        if (1u << bit_ < LANES && nibble(lane_row, bit_) == 0u) {                                  \
-            x = JOIN(x, subgroupShuffleXor(x, 1u << bit_));                                        \
-        }                                                                                          \
-    }
-float plus(float a, float b) {
-    return a + b;
-}
 
 void begin_in_lane(uint first_of_warp, uint statistics) {
     [[unroll]] for (uint r = 0u; r < lane_rows; ++r) {

@@ -4,30 +4,12 @@
 // An invocation holds elements of lane_rows rows; those whose numbers differ in bits that `lane_row`
 // gives no weight share them.
 
-#define ELEMENTS (mma_m * mma_n / LANES) // of a matrix, in an invocation
+#include "lane_places.glsl"
 
 struct RowInLane {
     uint keys; // that it sees
     float top, total;
 } held[lane_rows];
-
-uint row_in_lane(uint r) {
-    return nibble(lane_row_slot, r) + of_lane(lane_row);
-}
-uint column_in_lane(uint e) {
-    return nibble(lane_column_slot, nibble(lane_column_place, e)) + of_lane(lane_column);
-}
-
-// Of the invocations that share a row.
-#define OVER_ROW(x, JOIN)                                                                          \
-    [[unroll]] for (uint bit_ = 0u; bit_ < 7u; ++bit_) {                                           \
-        if (1u << bit_ < LANES && nibble(lane_row, bit_) == 0u) {                                  \
-            x = JOIN(x, subgroupShuffleXor(x, 1u << bit_));                                        \
-        }                                                                                          \
-    }
-float plus(float a, float b) {
-    return a + b;
-}
 
 void begin_in_lane(Item item, uint first_pair, uint present) {
     [[unroll]] for (uint r = 0u; r < lane_rows; ++r) {
