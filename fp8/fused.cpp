@@ -154,7 +154,7 @@ struct GateUp {
     const Quantized* quantized = nullptr; ///< or f32 or bf16
     Scales scales;
     DType dtype = DType::F32;
-    BufferView row_count;
+    TensorView counted; ///< whose row counts they have
 
     std::uint64_t ffn() const { return m.columns / 2; }
     std::uint32_t input_format() const {
@@ -166,7 +166,7 @@ GateUp gate_up_of(const Operands& operands, const TensorView& view) {
     GateUp g;
     g.m = operands.activation("gate_up", view, false);
     g.dtype = view.dtype;
-    g.row_count = view.row_count;
+    g.counted = view;
     return g;
 }
 
@@ -177,7 +177,7 @@ GateUp gate_up_of(const Operands& operands, const Quantized& quantized) {
     g.quantized = &quantized;
     g.scales = operands.scales("gate_up's scales", quantized, g.m);
     g.dtype = quantized.codes.dtype;
-    g.row_count = quantized.codes.row_count;
+    g.counted = quantized.codes;
     return g;
 }
 
@@ -192,12 +192,6 @@ void check_ffn(const Operands& operands, const GateUp& gate_up, std::uint64_t ff
 BufferView weights_or(const Operands& operands, const char* name, const TensorView& view,
                       std::uint64_t rows, BufferView otherwise) {
     return view.buffer ? operands.vector(name, view, DType::F32, rows) : otherwise;
-}
-
-BufferView row_count_or(const Operands& operands, BufferView row_count, BufferView otherwise) {
-    TensorView counted;
-    counted.row_count = row_count;
-    return operands.row_count_or(counted, otherwise);
 }
 
 /// Whether gate and up are decoded in f16 arithmetic, by the kernel K's variant `in_f16`.
@@ -248,7 +242,7 @@ void record_swiglu(Recording& recording, const Operands& operands, const GateUp&
           .gate_up = m.memory,
           .gate_up_scales = gate_up.quantized != nullptr ? gate_up.scales.memory : m.memory,
           .row_weight = weights_or(operands, "row_weight", row_weight, m.rows, m.memory),
-          .row_count = row_count_or(operands, gate_up.row_count, m.memory),
+          .row_count = operands.row_counts_or(gate_up.counted, m.memory),
           .codes = to.codes.memory,
           .scales = to.scales.memory,
           .rows = operands.u32("rows", m.rows),
@@ -259,7 +253,7 @@ void record_swiglu(Recording& recording, const Operands& operands, const GateUp&
           .codes_stride4 = operands.stride4(to.codes),
           .scales_stride = to.scales.stride,
           .has_row_weight = row_weight.buffer ? 1u : 0u,
-          .has_row_count = gate_up.row_count ? 1u : 0u},
+          .rows_per_count = operands.rows_per_count(gate_up.counted)},
         plan.groups);
 }
 
@@ -347,7 +341,7 @@ void record_dgrad(Recording& recording, const Operands& operands, const TensorVi
             .gate_up = m.memory,
             .gate_up_scales = gate_up.quantized != nullptr ? gate_up.scales.memory : m.memory,
             .row_weight = weights_or(operands, "row_weight", row_weight, m.rows, m.memory),
-            .row_count = row_count_or(operands, gate_up.row_count, m.memory),
+            .row_count = operands.row_count_or(gate_up.counted, m.memory),
             .d_gate_up = g.stored.memory,
             .codes = g.quantized.codes.memory,
             .scales = g.quantized.scales.memory,
@@ -361,7 +355,7 @@ void record_dgrad(Recording& recording, const Operands& operands, const TensorVi
             .codes_stride4 = operands.stride4(g.quantized.codes),
             .scales_stride = g.quantized.scales.stride,
             .has_row_weight = weighted ? 1u : 0u,
-            .has_row_count = gate_up.row_count ? 1u : 0u},
+            .has_row_count = gate_up.counted.row_count ? 1u : 0u},
         plan.groups);
 }
 

@@ -231,11 +231,20 @@ void Operands::require_blocks(const char* name, const Recipe& recipe, Blocks blo
 }
 
 BufferView Operands::row_count_or(const TensorView& view, BufferView otherwise) const {
+    require(view.rows_per_count == 0, "one row count is taken, not one for each " +
+                                          std::to_string(view.rows_per_count) + " rows");
+    return row_counts_or(view, otherwise);
+}
+
+BufferView Operands::row_counts_or(const TensorView& view, BufferView otherwise) const {
+    return view.row_count ? view.row_counts() : otherwise;
+}
+
+std::uint32_t Operands::rows_per_count(const TensorView& view) const {
     if (!view.row_count)
-        return otherwise;
-    require(view.row_count.bytes >= 4 && view.row_count.offset % 4 == 0,
-            "a row count is one u32 at a multiple of 4 bytes");
-    return view.row_count.sub(0, 4);
+        return 0;
+    const std::uint64_t all = std::max<std::uint64_t>(view.extent[0], 1);
+    return u32("rows of a count", view.rows_per_count != 0 ? view.rows_per_count : all);
 }
 
 } // namespace bellows::fp8

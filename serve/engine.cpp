@@ -40,8 +40,10 @@ EngineOptions completed(EngineOptions options, const ModelConfig& model) {
                             "raise exchange_tokens or lower max_sequences");
         options.token_budget = std::min(options.token_budget, most);
     }
+    // A step has rows for the next power of two, so answers and prompts are to fill one together.
+    const std::uint64_t half = div_up(options.token_budget, 2);
     if (options.prefill_beside == 0)
-        options.prefill_beside = div_up(options.token_budget, 2);
+        options.prefill_beside = half - std::min(options.max_sequences, half / 2);
     return options;
 }
 

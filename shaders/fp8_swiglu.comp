@@ -3,8 +3,8 @@
 // One pass over memory.
 //   gate_up   [rows, 2 * ffn]: gate in the first ffn columns, up in the others; f32, bf16 or bytes
 //   gate_up_scales [rows, ceil(2 * ffn / 128)] f32, variants fp8 and fp8_f16 only
-//   row_weight [rows] f32, used if has_row_weight; row_count [1] u32: rows that are there, the others
-//   are neither read nor written
+//   row_weight [rows] f32, used if has_row_weight; row_count: see include/row_counts.glsl; rows
+//   that are not there are neither read nor written
 //   codes     [rows, ffn] bytes, zeros up to codes4 fours; scales [rows, ceil(ffn / 128)] f32
 // Strides in fours of elements, those of scales in words.
 // Dispatch: x as include/rows.glsl says, y = chunks of a row (grid-stride): kept * local_size * wide
@@ -16,6 +16,7 @@
 #include "include/fp8_four.glsl"
 #include "include/swiglu.glsl"
 #include "fp8_swiglu.kernel.glsl"
+#include "include/row_counts.glsl"
 #define ROW_SETS 1u
 #include "include/fp8_row_blocks.glsl"
 #include "include/fp8_wide.glsl"
@@ -128,24 +129,27 @@ void block_by_invocation(uint row, uint first, float weight) {
     }
 }
 
-void main() {
-    uint rows = push.rows;
-    if (push.has_row_count != 0u) {
-        rows = min(rows, push.operands.row_count.v[0]);
+void compute_row(uint row) {
+    float weight = 1.0;
+    if (push.has_row_weight != 0u) {
+        weight = push.operands.row_weight.v[row];
     }
+    FOR_COUNTED(first, kChunk * gl_WorkGroupID.y, push.ffn4) {
+        if (row_per_workgroup != 0u) {
+            chunk_by_workgroup(row, first, weight);
+        } else {
+            block_by_invocation(row, first, weight);
+        }
+    } NEXT_COUNTED(first, push.ffn4, kChunk * gl_NumWorkGroups.y);
+}
+
+void main() {
+    uint rows = end_of_rows();
     gate_up_base = uvec2(push.operands.gate_up);
     codes_base = uvec2(push.operands.codes);
     FOR_ROWS(row, rows) {
-        float weight = 1.0;
-        if (push.has_row_weight != 0u) {
-            weight = push.operands.row_weight.v[row];
+        if (row_is_there(row)) {
+            compute_row(row);
         }
-        FOR_COUNTED(first, kChunk * gl_WorkGroupID.y, push.ffn4) {
-            if (row_per_workgroup != 0u) {
-                chunk_by_workgroup(row, first, weight);
-            } else {
-                block_by_invocation(row, first, weight);
-            }
-        } NEXT_COUNTED(first, push.ffn4, kChunk * gl_NumWorkGroups.y);
     } NEXT_ROW(row, rows);
 }

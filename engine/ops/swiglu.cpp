@@ -43,12 +43,12 @@ void swiglu_forward(Recording& recording, const TensorView& gate_up, const Tenso
                                .gate_up = gate_up_memory,
                                .row_weight =
                                    arguments.memory_or("row_weight", row_weight, gate_up_memory, 1),
-                               .row_count = arguments.row_count_or(gate_up, gate_up_memory),
+                               .row_count = arguments.row_counts_or(gate_up, gate_up_memory),
                                .hidden = arguments.memory("hidden", hidden),
                                .rows = arguments.u32("rows", rows),
                                .ffn4 = arguments.groups_of_4("ffn", ffn),
                                .has_row_weight = row_weight.buffer ? 1u : 0u,
-                               .has_row_count = gate_up.row_count ? 1u : 0u},
+                               .rows_per_count = arguments.rows_per_count(gate_up)},
         plan.groups);
 }
 

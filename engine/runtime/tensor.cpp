@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: MIT
 #include <bellows/base/error.hpp>
+#include <bellows/base/rounding.hpp>
 #include <bellows/engine/tensor.hpp>
 
 #include <limits>
@@ -75,6 +76,7 @@ TensorView TensorView::rows(std::uint64_t first, std::uint64_t count) const {
     part.buffer = buffer.sub(skip, buffer.bytes - skip);
     part.extent[0] = count;
     part.row_count = {};
+    part.rows_per_count = 0;
     if (part.is_contiguous())
         part.buffer.bytes = part.num_bytes();
     return part;
@@ -83,7 +85,30 @@ TensorView TensorView::rows(std::uint64_t first, std::uint64_t count) const {
 TensorView TensorView::with_row_count(BufferView count) const noexcept {
     TensorView counted = *this;
     counted.row_count = count;
+    counted.rows_per_count = 0;
     return counted;
+}
+
+TensorView TensorView::with_row_counts(BufferView counts, std::uint64_t of_each) const noexcept {
+    TensorView counted = *this;
+    counted.row_count = counts;
+    counted.rows_per_count = of_each;
+    return counted;
+}
+
+BufferView TensorView::row_counts() const {
+    if (!row_count)
+        return {};
+    const std::uint64_t counts =
+        rows_per_count == 0 ? 1 : div_up(rank == 0 ? 0 : extent[0], rows_per_count);
+    const std::uint64_t bytes = counts * sizeof(std::uint32_t);
+    if (row_count.bytes < bytes || row_count.offset % sizeof(std::uint32_t) != 0)
+        throw Error(ErrorCode::InvalidArgument,
+                    "row counts are " + std::to_string(counts) +
+                        " u32 at a multiple of 4 bytes; their buffer view has " +
+                        std::to_string(row_count.bytes) + " bytes from byte " +
+                        std::to_string(row_count.offset) + " on");
+    return row_count.sub(0, bytes);
 }
 
 TensorView TensorView::reshaped(std::initializer_list<std::uint64_t> extents) const {

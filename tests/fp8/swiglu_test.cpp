@@ -196,6 +196,72 @@ TEST_F(Fp8Swiglu, AbsentRowsAreLeftAlone) {
             }
 }
 
+// Of each six rows the first so many are there, the last of a group of two.
+TEST_F(Fp8Swiglu, RowsByCounts) {
+    constexpr std::uint64_t kRows = 20, kPerCount = 6, kFfn = 260, kWhole = 256;
+    const std::vector<std::uint32_t> counts = {3, 0, 9, 1};
+    const Buffer on_device = words(counts);
+    // The bytes of each row that is there are those of `all`, other bytes those of `none`.
+    const auto expect_rows = [&](const Tensor& some, const Tensor& all, const Tensor& none) {
+        const auto a = read_back<std::uint8_t>(device(), some.buffer.view()),
+                   all_of = read_back<std::uint8_t>(device(), all.buffer.view()),
+                   none_of = read_back<std::uint8_t>(device(), none.buffer.view());
+        const std::uint64_t row = some.view.stride[0] * size_of(some.view.dtype);
+        for (std::uint64_t i = 0; i < a.size(); ++i) {
+            const std::uint64_t r = i / row;
+            const bool there = r < kRows && r % kPerCount < counts[r / kPerCount];
+            ASSERT_EQ(a[i], (there ? all_of : none_of)[i]) << "byte " << i << ", row " << r;
+        }
+    };
+    for (const Input& input : kInputs)
+        for (const Form form : {Form::Lanes, Form::Few, Form::Streams}) {
+            SCOPED_TRACE(trace(input, {}, {kRows, kFfn, kRows}, form));
+            GateUp g = gate_up(input, awkward(input.act, kRows, 2 * kFfn, 77), kRows, Format::E4M3);
+            const Tensor w = weights(kRows, 77);
+            const Case some = make_case({}, 1, kRows, kFfn, 1),
+                       all = make_case({}, 1, kRows, kFfn, 1),
+                       none = make_case({}, 1, kRows, kFfn, 1);
+            const auto record = [&](Recording& r, const Case& to) {
+                if (input.codes)
+                    fp8::swiglu(r, g.codes.quantized, w.view, to.quantized, form);
+                else
+                    fp8::swiglu(r, g.plain.view, w.view, to.quantized, form);
+            };
+            run([&](Recording& r) { record(r, all); });
+            TensorView& counted = input.codes ? g.codes.quantized.codes : g.plain.view;
+            counted = counted.with_row_counts(on_device.view(), kPerCount);
+            run([&](Recording& r) { record(r, some); });
+            expect_rows(some.codes, all.codes, none.codes);
+            expect_rows(some.scales, all.scales, none.scales);
+        }
+    for (const DType act : {DType::F32, DType::BF16}) {
+        const Tensor gate_up = upload(act, awkward(act, kRows, 2 * kWhole, 78), 0),
+                     some = matrix(act, 1, kRows, kWhole, 0),
+                     all = matrix(act, 1, kRows, kWhole, 0),
+                     none = matrix(act, 1, kRows, kWhole, 0);
+        run([&](Recording& r) {
+            ops::swiglu_forward(r, gate_up.view, {}, all.view);
+            ops::swiglu_forward(r, gate_up.view.with_row_counts(on_device.view(), kPerCount), {},
+                                some.view);
+        });
+        expect_rows(some, all, none);
+        refuses(
+            [&](Recording& r) {
+                ops::swiglu_forward(
+                    r, gate_up.view.with_row_counts(on_device.view().sub(0, 12), kPerCount), {},
+                    some.view);
+            },
+            "row counts are 4 u32");
+        refuses(
+            [&](Recording& r) {
+                ops::swiglu_dgrad(r, some.view,
+                                  gate_up.view.with_row_counts(on_device.view(), kPerCount), {},
+                                  gate_up.view, {});
+            },
+            "one row count is taken, not one for each 6 rows");
+    }
+}
+
 TEST_F(Fp8Swiglu, GradientsAreSwigluDgradThenQuantize) {
     std::uint64_t seed = 300;
     for (const Input& input : kInputs)

@@ -263,7 +263,10 @@ void Experts::received(Recording& r, Arena::Frame& scratch, const ExchangeHandle
         codes ? LinearRows(handle.quantized_rows()) : LinearRows(handle.rows());
     const TensorView gate_up = scratch.tensor(results.dtype, {handle.capacity(), 2 * c_.moe_ffn});
     gate_up_.forward(r, scratch, tokens, gate_up, rows);
-    down_.forward(r, scratch, swiglu(r, scratch, p_.store(), gate_up), results, rows);
+    // Most rows are room for tokens that have not come.
+    const TensorView received =
+        gate_up.with_row_counts(handle.expert_counts().buffer, handle.spacing());
+    down_.forward(r, scratch, swiglu(r, scratch, p_.store(), received), results, rows);
 }
 
 void Experts::record(Recording& r, Arena::Frame& scratch, const StepRows& rows,

@@ -20,7 +20,7 @@ void rmsnorm(Recording& recording, const TensorView& x, const TensorView& gain,
 
 /// hidden = silu(gate) * up (* row_weight), quantised. gate_up: [rows, 2 * ffn], gate first, f32,
 /// bf16 or codes; row_weight: [rows] f32 (optional); hidden: [rows, ffn]. The row count of gate_up
-/// (of its codes) is honoured.
+/// (of its codes) is honoured, also a count for each so many rows.
 void swiglu(Recording& recording, const TensorView& gate_up, const TensorView& row_weight,
             const Quantized& hidden, Form form = Form::Device);
 void swiglu(Recording& recording, const Quantized& gate_up, const TensorView& row_weight,

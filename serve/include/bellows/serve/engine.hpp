@@ -40,7 +40,7 @@ struct EngineOptions {
     std::uint64_t token_budget = 2048; ///< tokens of a step, at least max_sequences
     std::uint64_t prefill_chunk = 0;   ///< tokens of one request in a step; 0: the budget
     /// Tokens of all prompts in a step that has tokens of answers, too, which then come sooner; 0:
-    /// half of the budget.
+    /// so many that the step has half of the budget when max_sequences answers go on.
     std::uint64_t prefill_beside = 0;
     /// Tokens that the cache has room for. 0: max_sequences of max_context tokens each, or what
     /// fits in nine tenths of the device's free memory.

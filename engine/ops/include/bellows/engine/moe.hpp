@@ -81,7 +81,8 @@ void moe_scalars_to_slots(Recording& recording, const TensorView& row_values,
 // ---- SwiGLU -------------------------------------------------------------------------------
 
 /// hidden = silu(gate) * up (* row_weight). gate_up: [rows, 2 * ffn] act, gate first;
-/// row_weight: [rows] f32 (optional); hidden: [rows, ffn] act. gate_up.row_count is honoured.
+/// row_weight: [rows] f32 (optional); hidden: [rows, ffn] act. gate_up.row_count is honoured,
+/// also a count for each so many rows.
 void swiglu_forward(Recording& recording, const TensorView& gate_up, const TensorView& row_weight,
                     const TensorView& hidden);
 

@@ -30,7 +30,8 @@ struct BufferView {
 };
 
 /// Up to four dimensions, outermost first; strides in elements. extent[0] is a capacity where
-/// `row_count` names a u32 on the device that says how many rows are really there.
+/// `row_count` names a u32 on the device that says how many rows are really there, or with
+/// rows_per_count a u32 for each rows_per_count rows, of which the first so many are there.
 struct TensorView {
     static constexpr std::uint32_t kMaxRank = 4;
 
@@ -40,6 +41,7 @@ struct TensorView {
     std::array<std::uint64_t, kMaxRank> extent{};
     std::array<std::uint64_t, kMaxRank> stride{};
     BufferView row_count;
+    std::uint64_t rows_per_count = 0; ///< 0: one count for all rows
 
     /// Contiguous row-major view at the start of `buffer`. Throws Error{InvalidArgument} when the
     /// buffer is too small.
@@ -55,6 +57,12 @@ struct TensorView {
     TensorView rows(std::uint64_t first, std::uint64_t count) const;
     /// The same rows with `count` as their device-side number.
     TensorView with_row_count(BufferView count) const noexcept;
+    /// The same rows with a count for each `of_each` of them: what few operators take, which say
+    /// so; others throw Error{InvalidArgument}.
+    TensorView with_row_counts(BufferView counts, std::uint64_t of_each) const noexcept;
+    /// The memory of all counts; nothing without. Throws Error{InvalidArgument} where it is too
+    /// small or not at a multiple of 4 bytes.
+    BufferView row_counts() const;
     /// The same memory seen with other extents; contiguous views only.
     TensorView reshaped(std::initializer_list<std::uint64_t> extents) const;
 };
