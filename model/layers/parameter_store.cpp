@@ -31,11 +31,21 @@ std::vector<float> initial_elements(const ParameterList& list, std::size_t begin
     const std::uint64_t first = list[begin].first;
     const ListedParameter& last = list[end - 1];
     std::vector<float> values(last.first + stored_elements(last.info) - first, 0.0f);
-    parallel_for(end - begin, [&](std::size_t i) {
-        const ListedParameter& parameter = list[begin + i];
+    // A part may be one of many small parameters, or one of many of an embedding.
+    struct Part {
+        const ListedParameter* of;
+        std::uint64_t first, count;
+    };
+    constexpr std::uint64_t kMost = std::uint64_t{1} << 20;
+    std::vector<Part> parts;
+    for (std::size_t i = begin; i < end; ++i)
+        for (std::uint64_t at = 0, size = list[i].info.size(); at < size; at += kMost)
+            parts.push_back({&list[i], at, std::min(kMost, size - at)});
+    parallel_for(parts.size(), [&](std::size_t i) {
+        const Part& part = parts[i];
         fill_initial_values(
-            parameter.info, seed,
-            std::span(values).subspan(parameter.first - first, parameter.info.size()));
+            part.of->info, seed,
+            std::span(values).subspan(part.of->first - first + part.first, part.count), part.first);
     });
     return values;
 }

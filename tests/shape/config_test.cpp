@@ -9,10 +9,12 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cmath>
 #include <filesystem>
 #include <fstream>
 #include <set>
+#include <span>
 
 namespace bellows {
 namespace {
@@ -247,6 +249,9 @@ TEST(Parameters, InitialValues) {
     const std::vector<float> a = initial_values(list[0], 1);
     EXPECT_EQ(a, initial_values(list[0], 1));
     EXPECT_NE(a, initial_values(list[0], 2));
+    std::vector<float> part(a.size() / 3); // from an odd element on
+    fill_initial_values(list[0], 1, part, 7);
+    EXPECT_TRUE(std::ranges::equal(part, std::span(a).subspan(7, part.size())));
     double sum = 0, squares = 0, fourths = 0;
     for (const float value : a) {
         const double z = value / list[0].init_std;

@@ -78,7 +78,8 @@ double training_flops_per_token(const ModelConfig& config, std::uint64_t sequenc
 /// same in every layout of ranks and, being integer arithmetic, on every machine. Approximately
 /// normal (a sum of twelve uniforms, so within six standard deviations). Size: info.size().
 std::vector<float> initial_values(const ParameterInfo& info, std::uint64_t seed);
-/// The same into values of that size.
-void fill_initial_values(const ParameterInfo& info, std::uint64_t seed, std::span<float> values);
+/// Elements first .. first + values.size() of them.
+void fill_initial_values(const ParameterInfo& info, std::uint64_t seed, std::span<float> values,
+                         std::uint64_t first = 0);
 
 } // namespace bellows
