@@ -293,9 +293,9 @@ Result Bench::time_prompt(const Row& row) {
 
 Result Bench::time_tokens(const Row& row) {
     std::vector<double> seconds;
-    const std::uint64_t repeats = row.beside > 0  ? 2
-                                  : row.batch > 1 ? 1
-                                                  : options_.common.repeats.value_or(3);
+    // The first round of a batch makes recordings, meanwhile a device's clocks fall.
+    const bool warms = row.batch > 1;
+    const std::uint64_t repeats = warms ? 2 : options_.common.repeats.value_or(3);
     for (std::uint64_t i = 0; i < repeats; ++i) {
         // Prompts are in the cache, so that all sequences begin to write in the same few steps.
         std::vector<std::vector<std::uint32_t>> prompts;
@@ -335,11 +335,8 @@ Result Bench::time_tokens(const Row& row) {
                 throw Error(ErrorCode::Internal, "an answer has not its tokens");
         if (steps.size() < row.tokens / 2)
             throw Error(ErrorCode::Internal, row.name + ": too few steps wrote all sequences");
-        // The first ones make recordings; with prompts beside, of all of the first round.
-        if (row.beside == 0)
-            seconds.insert(seconds.end(), steps.begin() + 4, steps.end());
-        else if (i > 0)
-            seconds.insert(seconds.end(), steps.begin(), steps.end());
+        if (!warms || i > 0)
+            seconds.insert(seconds.end(), steps.begin() + (warms ? 0 : 4), steps.end());
     }
     const Spread spread = spread_of(seconds);
     Result result{row.name, spread, ranks_ * static_cast<double>(row.batch) / spread.median, 0, 0};

@@ -95,13 +95,6 @@ ExpertRanks::ExpertRanks(Device& device, World& world, const ModelConfig& model,
 
 ExpertRanks::~ExpertRanks() = default;
 
-int ExpertRanks::leader() const {
-    int rank = 0;
-    while (world_.control().lost(rank))
-        ++rank;
-    return rank;
-}
-
 RankStep ExpertRanks::decide(std::uint64_t most_rows) const {
     return {most_rows > 0, most_rows >= kRowsWorthHalves || most_rows > max_tokens_ ? 2u : 1u};
 }
@@ -112,30 +105,21 @@ RankStep ExpertRanks::agree(std::uint64_t rows) {
     ControlPlane& control = world_.control();
     const std::uint64_t step = step_++;
     while (true) {
-        const int first = leader();
-        try {
-            if (first != world_.rank()) {
-                control.send(first, tag_of(step, Word::Rows), bytes_of(rows));
-                return decide(
-                    number_in(control.recv(first, tag_of(step, Word::Decision), timeout_)));
-            }
-        } catch (const Error& error) {
-            if (error.code() == ErrorCode::PeerLost && control.lost(first))
-                continue;
-            throw;
-        }
+        const int first = control.first_living();
         std::uint64_t most = rows;
+        if (first != world_.rank()) {
+            const bool told = control.unless_lost(first, [&] {
+                control.send(first, tag_of(step, Word::Rows), bytes_of(rows));
+                most = number_in(control.recv(first, tag_of(step, Word::Decision), timeout_));
+            });
+            if (told)
+                return decide(most);
+            continue;
+        }
         const auto with_others = [&](const auto& act) {
-            for (int rank = 0; rank < world_.size(); ++rank) {
-                if (rank == world_.rank() || control.lost(rank))
-                    continue;
-                try {
-                    act(rank);
-                } catch (const Error& error) {
-                    if (error.code() != ErrorCode::PeerLost || !control.lost(rank))
-                        throw;
-                }
-            }
+            for (int rank = 0; rank < world_.size(); ++rank)
+                if (rank != world_.rank() && !control.lost(rank))
+                    (void)control.unless_lost(rank, [&] { act(rank); });
         };
         with_others([&](int rank) {
             most =

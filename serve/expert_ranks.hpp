@@ -75,7 +75,6 @@ private:
         TensorView results;
     };
 
-    int leader() const;
     RankStep decide(std::uint64_t most_rows) const;
 
     World& world_;

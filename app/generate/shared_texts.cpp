@@ -55,22 +55,17 @@ void add(WritingTimes& all, const Json& times) {
 
 /// Returns what a rank has written, or nothing where it is lost.
 Json received(World& world, int rank) {
-    try {
-        return Json::from_cbor(world.control().recv(rank, kTag, kLimit));
-    } catch (const Error& error) {
-        if (error.code() != ErrorCode::PeerLost || !world.control().lost(rank))
-            throw;
-        return {};
-    }
+    Json texts;
+    (void)world.control().unless_lost(
+        rank, [&] { texts = Json::from_cbor(world.control().recv(rank, kTag, kLimit)); });
+    return texts;
 }
 
 } // namespace
 
 bool gather_texts(World& world, std::size_t prompts, std::vector<Written>& written,
                   WritingTimes& times) {
-    int first = 0;
-    while (world.control().lost(first))
-        ++first;
+    const int first = world.control().first_living();
     if (world.rank() != first) {
         const std::vector<std::uint8_t> bytes = Json::to_cbor(to_json(written, times));
         world.control().send(first, kTag, std::as_bytes(std::span(bytes)));

@@ -252,6 +252,24 @@ void ControlPlane::throw_if_lost(int peer) const {
         impl_->throw_peer_gone(peer);
 }
 
+bool ControlPlane::unless_lost(int peer, const std::function<void()>& act) const {
+    try {
+        act();
+        return true;
+    } catch (const Error& error) {
+        if (error.code() != ErrorCode::PeerLost || !lost(peer))
+            throw;
+        return false;
+    }
+}
+
+int ControlPlane::first_living() const noexcept {
+    int rank = 0;
+    while (lost(rank)) // this rank is not
+        ++rank;
+    return rank;
+}
+
 void ControlPlane::throw_if_failed() const {
     if (failed())
         throw *failure();

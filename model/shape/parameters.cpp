@@ -133,7 +133,8 @@ void fill_initial_values(const ParameterInfo& info, std::uint64_t seed, std::spa
     for (std::uint64_t i = 0; i < values.size(); ++i) {
         std::int64_t sum = 0; // of twelve 16-bit uniforms: variance 2^32 up to 1 part in 2^32
         for (std::uint64_t draw = 0; draw < 3; ++draw) {
-            const std::uint64_t bits = mix(key + (3 * (first + i) + draw + 1) * 0x9e3779b97f4a7c15u);
+            const std::uint64_t bits =
+                mix(key + (3 * (first + i) + draw + 1) * 0x9e3779b97f4a7c15u);
             for (int part = 0; part < 4; ++part)
                 sum += static_cast<std::int64_t>((bits >> (16 * part)) & 0xffff);
         }

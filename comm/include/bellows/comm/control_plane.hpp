@@ -77,6 +77,11 @@ public:
     bool any_lost() const noexcept;
     /// Throws the Error{PeerLost} that says how, if it is one.
     void throw_if_lost(int peer) const;
+    /// Calls act(), which deals with that peer. False where it throws Error{PeerLost} and the peer
+    /// is lost; other errors pass.
+    bool unless_lost(int peer, const std::function<void()>& act) const;
+    /// The lowest rank that is not lost.
+    int first_living() const noexcept;
 
     /// Keeps a callback registered; destroying it waits until a running callback has returned
     /// (unless the callback itself destroys it).
