@@ -9,6 +9,8 @@
 #include <bellows/serve/stop_strings.hpp>
 
 #include <algorithm>
+#include <deque>
+#include <exception>
 #include <map>
 #include <string>
 #include <unordered_map>
@@ -95,6 +97,17 @@ struct Engine::Impl {
 
     Impl(const DeviceOptions& device_options, ModelSource from, const EngineOptions& wanted);
 
+    /// Steps that the device has been given, or that could not be given to it.
+    struct Started {
+        Step step;
+        std::exception_ptr error;
+    };
+
+    void start(Step step);
+    bool finish_first();
+    void fail(const Step& step);
+    void take_all(const Step& step, const StepOutput& output);
+    bool step_among_ranks();
     StepInput input_of(const Step& step);
     void add_sampled(const StepSequence& sequence, StepInput& input);
     void take(const StepResult& result, const StepOutput& output, std::size_t row);
@@ -110,6 +123,7 @@ struct Engine::Impl {
     Scheduler scheduler;
     std::optional<ExpertRanks> ranks;
     std::optional<Forward> forward;
+    std::deque<Started> started; ///< at most Forward::kMostStarted
     std::unordered_map<RequestId, Asked> asked;
     RequestId next_id = 1;
     EngineCounters counted;
@@ -131,6 +145,7 @@ Engine::Impl::Impl(const DeviceOptions& device_options, ModelSource from,
     ForwardConfig config;
     config.max_context = options.max_context;
     config.blocks = blocks;
+    config.most_drawn = options.max_sequences;
     config.cache = cache_type;
     config.exact = options.exact;
     config.timeout = options.timeout;
@@ -279,8 +294,7 @@ RequestId Engine::submit(Request request) {
     Impl::Asked a;
     if (e.options.tokenizer != nullptr)
         a.text.emplace(*e.options.tokenizer, request.stop);
-    const SamplingParams& s = request.sampling;
-    a.penalised = s.repetition_penalty != 1 || s.frequency_penalty != 0 || s.presence_penalty != 0;
+    a.penalised = has_penalties(request.sampling);
     if (a.penalised)
         for (const std::uint32_t token : request.prompt)
             a.counts.emplace(token, 0);
@@ -291,36 +305,96 @@ RequestId Engine::submit(Request request) {
     return id;
 }
 
-bool Engine::step() {
-    Impl& e = *impl_;
-    const Step step = e.scheduler.next();
-    e.counted.preemptions += step.preempted().size();
-    const RankStep all =
-        e.ranks ? e.ranks->agree(step.num_tokens()) : RankStep{.work = !step.empty(), .halves = 1};
-    if (!all.work)
-        return false;
-    StepOutput output;
-    try {
-        output = e.forward->run(e.input_of(step), all.halves);
-    } catch (...) {
-        for (const StepResult& result : e.scheduler.fail(step))
-            e.finish(e.asked.at(result.id), FinishReason::Failed, result.usage);
-        throw;
-    }
-    if (step.empty())
-        return true; // for the others
-    ++e.counted.steps;
-    e.counted.computed_tokens += step.num_tokens();
-    e.take_losses(step, output);
-    const std::vector<StepResult> results = e.scheduler.finish(step, output.tokens);
+void Engine::Impl::fail(const Step& step) {
+    for (const StepResult& result : scheduler.fail(step))
+        finish(asked.at(result.id), FinishReason::Failed, result.usage);
+}
+
+/// What a step gave.
+void Engine::Impl::take_all(const Step& step, const StepOutput& output) {
+    ++counted.steps;
+    counted.computed_tokens += step.num_tokens();
+    take_losses(step, output);
+    const std::vector<StepResult> results = scheduler.finish(step, output.tokens);
     std::size_t row = 0, next = 0;
     for (const StepSequence& sequence : step.sequences()) {
         if (!sequence.samples)
             continue;
         if (next < results.size() && results[next].id == sequence.id)
-            e.take(results[next++], output, row);
+            take(results[next++], output, row);
         ++row;
     }
+}
+
+bool Engine::Impl::step_among_ranks() {
+    const Step step = scheduler.next();
+    counted.preemptions += step.preempted().size();
+    const RankStep all = ranks->agree(step.num_tokens());
+    if (!all.work)
+        return false;
+    StepOutput output;
+    try {
+        output = forward->run(input_of(step), all.halves);
+    } catch (...) {
+        fail(step);
+        throw;
+    }
+    if (!step.empty()) // else it was for the others
+        take_all(step, output);
+    return true;
+}
+
+/// Hands a step to the device. What goes wrong is thrown when the step's turn comes to be finished:
+/// the one before may have results.
+void Engine::Impl::start(Step step) {
+    if (step.empty())
+        return;
+    counted.preemptions += step.preempted().size();
+    std::exception_ptr error;
+    try {
+        forward->start(input_of(step));
+    } catch (...) {
+        error = std::current_exception();
+    }
+    started.push_back({std::move(step), error});
+}
+
+/// Waits for the step that was started first and takes what it gives. Whether it had rows of a
+/// request that has not ended meanwhile.
+bool Engine::Impl::finish_first() {
+    const Started first = std::move(started.front());
+    started.pop_front();
+    StepOutput output;
+    try {
+        if (first.error)
+            std::rethrow_exception(first.error);
+        output = forward->finish();
+    } catch (...) {
+        fail(first.step);
+        for (const Started& behind : started) // it reads what the first should have written
+            fail(behind.step);
+        started.clear();
+        forward->drop();
+        throw;
+    }
+    const bool wanted = std::ranges::any_of(
+        first.step.sequences(), [&](const StepSequence& it) { return scheduler.has(it.id); });
+    take_all(first.step, output);
+    return wanted;
+}
+
+bool Engine::step() {
+    Impl& e = *impl_;
+    if (e.ranks)
+        return e.step_among_ranks();
+    do {
+        if (e.started.empty())
+            e.start(e.scheduler.next());
+        if (e.started.empty())
+            return false;
+        if (e.options.overlap_steps && !e.started.front().error)
+            e.start(e.scheduler.ahead());
+    } while (!e.finish_first());
     return true;
 }
 

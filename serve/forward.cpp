@@ -45,7 +45,7 @@ struct Forward::Layout {
     Part count, tokens, positions, places, items, row_parts, tables, sampled_rows, settings,
         history, biases;
     std::uint64_t input_words = 0;
-    Part out_tokens, out_log_probs, out_top, out_top_log_probs;
+    Part out_log_probs, out_top, out_top_log_probs;
     Part out_choices; ///< [layers of experts, rows, top_k] i32
     std::uint64_t output_words = 0;
 };
@@ -66,7 +66,6 @@ Forward::Layout::Layout(const Bucket& b, std::uint64_t table_blocks, std::uint64
     place(input_words, settings, b.sampled * (sizeof(ops::SampleSettings) / kWord));
     place(input_words, history, b.history * 2);
     place(input_words, biases, b.biases * 2);
-    place(output_words, out_tokens, b.sampled);
     place(output_words, out_log_probs, b.sampled);
     place(output_words, out_top, b.sampled * b.top);
     place(output_words, out_top_log_probs, b.sampled * b.top);
@@ -91,13 +90,26 @@ struct Forward::Step {
 
 /// Memory of the rows that are computed together, and the recordings that name it.
 struct Forward::Half {
-    explicit Half(Device& device) : arena(device, "step") {}
+    explicit Half(Arena& scratch) : arena(scratch) {}
 
-    Arena arena;
+    Arena& arena;
     /// What the host writes, and its copy on the device.
     Buffer upload, input;
+    Buffer drawn; ///< tokens, which the host reads, and the step behind this one
     Buffer output;
+    const Half* before = nullptr; ///< of the step before, which may be running still
+    TimePoint done;               ///< of the last step that was started with it
     std::map<Bucket, std::unique_ptr<Step>> recordings;
+};
+
+/// A half of a step that is computed; without rows it has no recordings.
+struct Forward::Running {
+    StepInput input;
+    Half* half = nullptr;
+    Step* step = nullptr;
+    TimePoint done;
+
+    std::uint64_t rows() const { return input.tokens.size(); }
 };
 
 /// Where the host is told what rows have chosen in the so-manyth layer of experts.
@@ -139,8 +151,19 @@ Forward::Forward(const ModelConfig& config, ParameterStore& parameters,
         }
     }
     received_.resize(experts_.size());
-    for (std::uint64_t i = 0; i < (ranks_ == nullptr ? 1 : ExpertRanks::kHalves); ++i)
-        halves_.push_back(std::make_unique<Half>(device));
+    static_assert(ExpertRanks::kHalves == kMostStarted);
+    for (std::uint64_t i = 0; i < kMostStarted; ++i) {
+        if (i == 0 || ranks_ != nullptr) // halves run at the same time, steps one after another
+            arenas_.emplace_back(device, "step");
+        halves_.push_back(std::make_unique<Half>(arenas_.back()));
+        halves_.back()->drawn = Buffer(device, {.name = "tokens that a step draws",
+                                                .bytes = up(forward_.most_drawn) * kWord,
+                                                .kind = MemoryKind::Readback,
+                                                .category = MemoryCategory::Activations});
+    }
+    if (ranks_ == nullptr)
+        for (std::uint64_t i = 0; i < kMostStarted; ++i)
+            halves_[i]->before = halves_[1 - i].get();
     std::vector<std::uint32_t> allowed(div_up(config.vocabulary, 32), ~std::uint32_t{0});
     for (const std::uint32_t token : forward_.forbidden)
         if (token < config.vocabulary)
@@ -242,6 +265,10 @@ void Forward::reserve(const Layout& layout, Half& half) {
     grow(half.output, layout.output_words, "output of a step", MemoryKind::Readback);
 }
 
+TensorView Forward::drawn(const Half& half, std::uint64_t count) const {
+    return TensorView::contiguous(half.drawn.view().sub(0, count * kWord), DType::U32, {count});
+}
+
 void Forward::record_head(Recording& r, Arena::Frame& scratch, const Step& step, const Half& half) {
     const Bucket& b = step.bucket;
     const Layout& at = step.layout;
@@ -279,7 +306,7 @@ void Forward::record_head(Recording& r, Arena::Frame& scratch, const Step& step,
     if (b.biases > 0)
         batch.biases = u32(at.biases.of(half.input), {b.biases, 2});
     batch.allowed = allowed_.tensor(DType::U32, {div_up(config_.vocabulary, 32)});
-    batch.tokens = u32(at.out_tokens.of(half.output), {b.sampled});
+    batch.tokens = drawn(half, b.sampled);
     batch.log_probs = f32(at.out_log_probs.of(half.output), {b.sampled});
     if (b.top > 0) {
         batch.top_tokens = u32(at.out_top.of(half.output), {b.sampled, b.top});
@@ -352,6 +379,9 @@ std::unique_ptr<Forward::Step> Forward::record(const Bucket& bucket, Half& half)
     rows.work.tables = u32(at.tables, {bucket.sequences, table_blocks_});
     if (forward_.exact)
         rows.expected_expert_rows = kExactExpertRows;
+    if (half.before != nullptr)
+        ops::take_drawn(r, drawn(*half.before, up(forward_.most_drawn)),
+                        u32(at.tokens, {bucket.rows}));
     step->stream = scratch.tensor(parameters_.activation(), {bucket.rows, config_.hidden});
     ops::embedding_forward(r, u32(at.tokens, {bucket.rows}),
                            parameters_.at("model.embed_tokens.weight").compute, step->stream);
@@ -372,7 +402,7 @@ Forward::Step& Forward::recorded(const Bucket& bucket, Half& half) {
     auto found = half.recordings.find(bucket);
     if (found == half.recordings.end()) {
         reserve(layout_of(bucket), half);
-        if (half.recordings.size() == kMostRecordings) // none is pending: run() waits
+        if (half.recordings.size() == kMostRecordings) // none is pending: begin() has waited
             half.recordings.erase(std::ranges::min_element(
                 half.recordings, {}, [](const auto& entry) { return entry.second->last_used; }));
         found = half.recordings.emplace(bucket, record(bucket, half)).first;
@@ -398,22 +428,13 @@ StepOutput Forward::output_of(const StepInput& input, const Step& step, const Ha
             std::memcpy(values.data(), words.data() + part.first, count * kWord);
     };
     StepOutput out;
-    take(out.tokens, at.out_tokens, sampled);
+    const auto tokens = half.drawn.mapped_as<const std::uint32_t>().first(sampled);
+    out.tokens.assign(tokens.begin(), tokens.end());
     take(out.log_probs, at.out_log_probs, sampled);
     take(out.top_tokens, at.out_top, sampled * step.bucket.top);
     take(out.top_log_probs, at.out_top_log_probs, sampled * step.bucket.top);
     return out;
 }
-
-/// A half of a step that is computed; without rows it has no recordings.
-struct Forward::Running {
-    StepInput input;
-    Half* half = nullptr;
-    Step* step = nullptr;
-    TimePoint done;
-
-    std::uint64_t rows() const { return input.tokens.size(); }
-};
 
 std::vector<std::uint8_t> Forward::lacking_rows(const Running& half,
                                                 const std::vector<int>& lost) const {
@@ -436,6 +457,7 @@ Forward::Running Forward::begin(StepInput input, Half& half) {
     Running running{std::move(input), &half, nullptr, {}};
     if (running.rows() == 0)
         return running;
+    half.done.wait(forward_.timeout); // as usual it has: an error may have come between
     const ops::PagedPlan plan = ops::plan_paged_attention(
         running.input.queries, split_blocks(running.input), rows_per_item_);
     running.step = &recorded(bucket_of(running.input, plan), half);
@@ -479,6 +501,28 @@ void Forward::run_experts(std::uint64_t layer, std::span<Running> halves) {
                                                 ? ranks_->no_rows()
                                                 : halves[i].step->stream.rows(0, halves[i].rows()));
     }
+}
+
+void Forward::start(const StepInput& input) {
+    if (started_.size() == kMostStarted)
+        throw Error(ErrorCode::Internal, "a third step is started");
+    Half* const half =
+        halves_[!started_.empty() && started_.back().half == halves_[0].get() ? 1 : 0].get();
+    Running running = begin(input, *half);
+    half->done = parameters_.device().submit(*running.step->parts.back().before);
+    running.done = half->done;
+    started_.push_back(std::move(running));
+}
+
+StepOutput Forward::finish() {
+    const Running first = std::move(started_.front());
+    started_.erase(started_.begin());
+    first.done.wait(forward_.timeout);
+    return output_of(first.input, *first.step, *first.half);
+}
+
+void Forward::drop() noexcept {
+    started_.clear();
 }
 
 StepOutput Forward::run(const StepInput& input, std::uint64_t halves) {

@@ -4,9 +4,12 @@
 // A whole model's forward pass over the token rows of a step: embedding, layers with a paged cache,
 // head and sampling. On a rank that has all experts that is one recording; among several it is cut
 // where rows travel to the experts, and a step may be computed in two halves, of which one computes
-// while the rows of the other travel. Recordings serve all steps of their sizes, which are rounded
-// up to powers of two, and are made when a step first needs them; those that have not been used for
-// longest give way to new ones. One thread at a time; used by this room's .cpp files.
+// while the rows of the other travel. On one rank a step may be started while the one before runs:
+// the two have memory for input and output and recordings of their own, share scratch, and the
+// second reads the tokens that the first draws on the device. Recordings serve all steps of their
+// sizes, which are rounded up to powers of two, and are made when a step first needs them; those
+// that have not been used for longest give way to new ones. One thread at a time; used by this
+// room's .cpp files.
 
 #include "expert_ranks.hpp"
 #include "step_input.hpp"
@@ -18,6 +21,7 @@
 #include <chrono>
 #include <compare>
 #include <cstdint>
+#include <deque>
 #include <map>
 #include <memory>
 #include <optional>
@@ -29,6 +33,7 @@ namespace bellows {
 struct ForwardConfig {
     std::uint64_t max_context = 0; ///< tokens of the longest sequence
     std::uint64_t blocks = 0;      ///< of each layer's cache
+    std::uint64_t most_drawn = 0;  ///< tokens that a step draws
     DType cache = DType::BF16;
     /// A row's bits depend on its own sequence alone.
     bool exact = true;
@@ -44,9 +49,20 @@ public:
             ExpertRanks* ranks = nullptr);
     ~Forward();
 
-    /// Waits for the device. Among ranks it is collective, each with rows or without; halves is the
-    /// same on all. Throws Error{Timeout} and what device and exchange throw.
-    StepOutput run(const StepInput& input, std::uint64_t halves = 1);
+    /// Among ranks: computes a step and waits for it. Collective, each with rows or without; halves
+    /// is the same on all. Throws Error{Timeout} and what device and exchange throw.
+    StepOutput run(const StepInput& input, std::uint64_t halves);
+
+    /// On one rank: hands a step to the device, behind the one that may be running; at most two at
+    /// a time. Waits only where recordings need more scratch memory than there was. Throws what the
+    /// device throws; then the step was not started.
+    static constexpr std::size_t kMostStarted = 2;
+    void start(const StepInput& input);
+    /// What the step gives that was started first; waits for it. Throws Error{Timeout} and what the
+    /// device throws.
+    StepOutput finish();
+    /// Forgets what was started: its results are of no use.
+    void drop() noexcept;
 
     /// Steps of so many sizes have been recorded and are kept.
     std::uint64_t num_recordings() const noexcept;
@@ -72,6 +88,7 @@ private:
     std::unique_ptr<Step> record(const Bucket& bucket, Half& half);
     void record_layers(Step& step, Arena::Frame& scratch, const StepRows& rows, const Half& half);
     void record_head(Recording& r, Arena::Frame& scratch, const Step& step, const Half& half);
+    TensorView drawn(const Half& half, std::uint64_t count) const;
     void reserve(const Layout& layout, Half& half);
     StepOutput output_of(const StepInput& input, const Step& step, const Half& half) const;
     std::vector<std::uint8_t> lacking_rows(const Running& half, const std::vector<int>& lost) const;
@@ -92,8 +109,11 @@ private:
     std::vector<std::unique_ptr<CachedLayer>> attention_, ffn_;
     std::vector<const CachedExperts*> experts_; ///< layers of ffn_, among ranks
     Buffer allowed_;
-    std::vector<std::unique_ptr<Half>> halves_; ///< one, among ranks two
-    Arena arrived_;                             ///< scratch of received()
+    std::deque<Arena> arenas_; ///< scratch of a step; among ranks of each half
+    /// Of a step among ranks; on one rank of a step and of the one behind it.
+    std::vector<std::unique_ptr<Half>> halves_;
+    std::vector<Running> started_; ///< and not finished, in their order
+    Arena arrived_;                ///< scratch of received()
     /// Of each layer of experts and each half, made when first needed.
     std::vector<std::array<std::unique_ptr<Recording>, ExpertRanks::kHalves>> received_;
     std::uint64_t steps_ = 0;

@@ -45,6 +45,11 @@ void require_tokens(std::string_view field, const std::vector<std::uint32_t>& to
 
 } // namespace
 
+bool has_penalties(const SamplingParams& sampling) noexcept {
+    return sampling.repetition_penalty != 1 || sampling.frequency_penalty != 0 ||
+           sampling.presence_penalty != 0;
+}
+
 void validate(const SamplingParams& sampling, std::uint64_t vocabulary) {
     require_range("temperature", sampling.temperature, 0, 1000);
     // The device computes in f32, where smaller numbers are 0.

@@ -86,7 +86,7 @@ std::optional<RequestUsage> Scheduler::end(RequestId id) {
     const RequestUsage usage = sequence.usage;
     if (!sequence.running) {
         std::erase(waiting_, &sequence);
-    } else if (in_step_) {
+    } else if (sequence.in_steps > 0) {
         sequence.ended = true;
         return usage;
     } else {
@@ -121,6 +121,11 @@ RequestUsage Scheduler::usage(RequestId id) const {
     return known(id).usage;
 }
 
+std::uint64_t Scheduler::num_running() const noexcept {
+    return static_cast<std::uint64_t>(
+        std::ranges::count_if(running_, [](const Sequence* it) { return !it->ended; }));
+}
+
 void Scheduler::check() const {
     std::vector<std::span<const std::uint32_t>> tables;
     std::set<std::uint32_t> slots = free_slots_;
@@ -128,8 +133,15 @@ void Scheduler::check() const {
     for (const Sequence* sequence : running_) {
         require_consistent(sequence->running, "a request that waits is said to run");
         require_consistent(slots.insert(sequence->slot).second, "a slot is used twice");
-        require_consistent(sequence->missing() > 0, "a running request has nothing to compute");
-        require_consistent(sequence->blocks.size() >= blocks_of(sequence->computed),
+        require_consistent(sequence->ended || sequence->tokens.size() > sequence->computed,
+                           "a running request has nothing to compute");
+        require_consistent(!sequence->ended || sequence->in_steps > 0,
+                           "a request has ended, but runs in no step");
+        require_consistent(sequence->in_steps <= steps_ - finished_ &&
+                               (sequence->in_steps > 0) == (sequence->in_flight > 0) &&
+                               sequence->drawn <= sequence->in_steps,
+                           "a running request is in steps that there are not");
+        require_consistent(sequence->blocks.size() >= blocks_of(sequence->position()),
                            "a running request lacks blocks");
         require_consistent(!before || before->arrival < sequence->arrival,
                            "requests do not run in order of arrival");

@@ -75,53 +75,98 @@ bool Scheduler::admit_first(std::uint64_t promised) {
     return true;
 }
 
-Step Scheduler::next() {
-    if (in_step_) {
-        refuse("step " + std::to_string(steps_) + " is neither finished nor failed");
+/// Whether a further token of it is to be computed, as far as that is known: the tokens that are
+/// being drawn may end it, but do not fill it.
+bool Scheduler::goes_on(const Sequence& sequence) const {
+    return !sequence.ended &&
+           sequence.usage.answer + sequence.drawn < sequence.request.max_tokens &&
+           sequence.tokens.size() + sequence.drawn < config_.max_context;
+}
+
+/// What a step still has room for.
+struct Scheduler::Room {
+    std::uint64_t left, prompts; ///< tokens, and of them those of prompts
+    std::uint64_t chunk;
+
+    /// How many of the missing tokens of a sequence it takes.
+    std::uint64_t take(std::uint64_t missing) {
+        const std::uint64_t count = missing == 1 ? std::min<std::uint64_t>(left, 1)
+                                                 : std::min({missing, chunk, left, prompts});
+        left -= count;
+        if (missing > 1)
+            prompts -= count;
+        return count;
     }
+};
+
+Scheduler::Room Scheduler::room_of_step() const {
+    const bool writes = std::ranges::any_of(running_, [&](const Sequence* sequence) {
+        return goes_on(*sequence) && sequence->missing() == 1;
+    });
+    const std::uint64_t all = config_.token_budget;
+    return {all, writes ? config_.prefill_beside : all, config_.prefill_chunk};
+}
+
+Step Scheduler::next() {
+    if (finished_ < steps_) {
+        refuse("step " + std::to_string(finished_ + 1) + " is neither finished nor failed");
+    }
+    return plan();
+}
+
+Step Scheduler::ahead() {
+    if (steps_ - finished_ != 1) {
+        refuse(std::to_string(steps_ - finished_) +
+               " steps are being computed; a step is made ahead behind one");
+    }
+    Room room = room_of_step();
+    std::uint64_t wanted = 0;
+    for (const Sequence* sequence : running_) {
+        if (!goes_on(*sequence)) {
+            continue;
+        }
+        if (sequence->drawn > 0 && has_penalties(sequence->request.sampling)) {
+            return {};
+        }
+        if (const std::uint64_t count = room.take(sequence->missing()); count > 0) {
+            wanted += blocks_of(sequence->position() + count) - sequence->blocks.size();
+        }
+    }
+    return wanted > pool_.num_free() ? Step() : plan();
+}
+
+Step Scheduler::plan() {
     Step step;
     std::vector<Part> parts;
-    std::uint64_t left = config_.token_budget;
-    const bool writes = std::ranges::any_of(
-        running_, [](const Sequence* sequence) { return sequence->missing() == 1; });
-    std::uint64_t prompts = writes ? config_.prefill_beside : left;
-    const auto count_of = [&](const Sequence& sequence) {
-        const std::uint64_t missing = sequence.missing();
-        return missing == 1 ? std::min<std::uint64_t>(left, 1)
-                            : std::min({missing, config_.prefill_chunk, left, prompts});
-    };
-    const auto take = [&](Sequence& sequence, std::uint64_t count) {
-        parts.push_back({&sequence, count});
-        left -= count;
-        if (sequence.missing() > 1)
-            prompts -= count;
-    };
+    Room room = room_of_step();
     for (std::size_t i = 0; i < running_.size(); ++i) {
         Sequence& sequence = *running_[i];
-        const std::uint64_t count = count_of(sequence);
+        const std::uint64_t count = goes_on(sequence) ? room.take(sequence.missing()) : 0;
         if (count == 0)
             continue; // others' prompts have taken all: a later step computes it
-        while (i < running_.size() && !grow(sequence, sequence.computed + count)) {
+        while (i < running_.size() && !grow(sequence, sequence.position() + count)) {
             preempt_last(step); // itself, if it is the last
         }
         if (i < running_.size())
-            take(sequence, count);
+            parts.push_back({&sequence, count});
     }
+    const auto lacking = [](const Sequence& sequence) {
+        return blocks_of(sequence.tokens.size() + sequence.drawn) - sequence.blocks.size();
+    };
     std::uint64_t promised = 0;
     for (const Sequence* sequence : running_) {
-        promised += blocks_of(sequence->tokens.size()) - sequence->blocks.size();
+        promised += goes_on(*sequence) ? lacking(*sequence) : 0;
     }
-    while (step.preempted_.empty() && !waiting_.empty() && left > 0 && prompts > 0 &&
+    while (step.preempted_.empty() && !waiting_.empty() && room.left > 0 && room.prompts > 0 &&
            running_.size() < config_.max_sequences && admit_first(promised)) {
         Sequence& sequence = *running_.back();
-        const std::uint64_t count = count_of(sequence);
-        require_consistent(grow(sequence, sequence.computed + count),
+        const std::uint64_t count = room.take(sequence.missing());
+        require_consistent(grow(sequence, sequence.position() + count),
                            "an admitted request lacks blocks");
-        promised += blocks_of(sequence.tokens.size()) - sequence.blocks.size();
-        take(sequence, count);
+        promised += lacking(sequence);
+        parts.push_back({&sequence, count});
     }
     if (!parts.empty()) {
-        in_step_ = true;
         step.number_ = ++steps_;
         lay_out(step, parts);
     }
@@ -141,18 +186,28 @@ void Scheduler::lay_out(Step& step, std::vector<Part>& parts) {
     step.tokens_.reserve(num_tokens);
     step.blocks_.reserve(num_blocks);
     for (const auto& [sequence, count] : parts) {
-        const auto first =
-            sequence->tokens.begin() + static_cast<std::ptrdiff_t>(sequence->computed);
+        const std::uint64_t position = sequence->position();
         const std::size_t token = step.tokens_.size();
         const std::size_t block = step.blocks_.size();
-        step.tokens_.insert(step.tokens_.end(), first, first + static_cast<std::ptrdiff_t>(count));
+        if (position == sequence->tokens.size()) {
+            step.tokens_.push_back(ops::kDrawnBefore + sequence->draw); // the only one
+        } else {
+            const auto first = sequence->tokens.begin() + static_cast<std::ptrdiff_t>(position);
+            step.tokens_.insert(step.tokens_.end(), first,
+                                first + static_cast<std::ptrdiff_t>(count));
+        }
         step.blocks_.insert(step.blocks_.end(), sequence->blocks.begin(), sequence->blocks.end());
         const bool samples = count == sequence->missing();
-        step.num_sampling_ += samples;
+        ++sequence->in_steps;
+        sequence->in_flight += count;
+        if (samples) {
+            ++sequence->drawn;
+            sequence->draw = static_cast<std::uint32_t>(step.num_sampling_++);
+        }
         step.sequences_.push_back(
             {.id = sequence->id,
              .slot = sequence->slot,
-             .position = sequence->computed,
+             .position = position,
              .tokens = std::span(step.tokens_).subspan(token, count),
              .blocks = std::span(step.blocks_).subspan(block, sequence->blocks.size()),
              .written = sequence->published * kBlockTokens,
@@ -163,13 +218,25 @@ void Scheduler::lay_out(Step& step, std::vector<Part>& parts) {
 // --- The end of a step ---------------------------------------------------------------------------
 
 void Scheduler::require_current(const Step& step) const {
-    if (!in_step_ || step.number_ != steps_) {
+    if (finished_ == steps_ || step.number_ != finished_ + 1) {
         refuse("step " + std::to_string(step.number_) + " is not the one that is being computed");
     }
 }
 
+/// The step that has this part of a sequence is over.
+Scheduler::Sequence& Scheduler::leave(const StepSequence& part) {
+    Sequence& sequence = *sequences_.at(part.id);
+    --sequence.in_steps;
+    sequence.in_flight -= part.tokens.size();
+    sequence.drawn -= part.samples;
+    return sequence;
+}
+
 /// The tokens' entries stand in the cache.
 void Scheduler::advance(Sequence& sequence, std::uint64_t tokens) {
+    if (sequence.computed + tokens > sequence.tokens.size()) {
+        return; // it had ended before its token came
+    }
     sequence.computed += tokens;
     while (config_.prefix_reuse && (sequence.published + 1) * kBlockTokens <= sequence.computed) {
         const auto text =
@@ -194,11 +261,12 @@ FinishReason Scheduler::append(Sequence& sequence, std::uint32_t token) {
                                                          : FinishReason::None;
 }
 
-/// Forgets the running requests that have ended, at the end of a step.
+/// Forgets the running requests that have ended and that no further step computes, at the end of a
+/// step.
 void Scheduler::remove_ended() {
-    in_step_ = false;
+    ++finished_;
     std::erase_if(running_, [&](Sequence* sequence) {
-        if (!sequence->ended) {
+        if (!sequence->ended || sequence->in_steps > 0) {
             return false;
         }
         stop_running(*sequence);
@@ -221,12 +289,13 @@ std::vector<StepResult> Scheduler::finish(const Step& step,
     require_current(step);
     std::size_t next = 0;
     for (const StepSequence& part : step.sequences()) {
-        Sequence& sequence = *sequences_.at(part.id);
+        Sequence& sequence = leave(part);
         const std::uint32_t token = part.samples ? sampled[next++] : 0;
         if (part.samples && token == ops::kNoToken) {
             // The fault may stand in the cache: nobody shall take it over.
             pool_.forget(sequence.blocks);
-        } else {
+            sequence.faulty = true;
+        } else if (!sequence.faulty) {
             advance(sequence, part.tokens.size());
         }
         if (!part.samples || sequence.ended) {
@@ -248,7 +317,8 @@ std::vector<StepResult> Scheduler::fail(const Step& step) {
     }
     require_current(step);
     for (const StepSequence& part : step.sequences()) {
-        Sequence& sequence = *sequences_.at(part.id);
+        Sequence& sequence = leave(part);
+        sequence.faulty = true;
         if (!std::exchange(sequence.ended, true)) {
             results.push_back({part.id, ops::kNoToken, FinishReason::Failed, sequence.usage});
         }

@@ -13,8 +13,9 @@
 namespace bellows {
 
 struct StepInput {
-    std::vector<std::uint32_t> tokens, positions,
-        places; ///< of the rows, those of a sequence together
+    /// Of the rows, those of a sequence together. A token may be the name of one that the step
+    /// before draws (ops::kDrawnBefore) where that step was started, too.
+    std::vector<std::uint32_t> tokens, positions, places;
     /// In the order of the rows; PagedQueries::sequence is an index of `tables`.
     std::vector<ops::PagedQueries> queries;
     std::vector<std::span<const std::uint32_t>> tables; ///< blocks of each sequence

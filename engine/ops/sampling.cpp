@@ -175,4 +175,22 @@ void sample(Recording& recording, const SampleBatch& batch, BufferView workspace
         groups_for(rows));
 }
 
+void take_drawn(Recording& recording, const TensorView& drawn, const TensorView& tokens) {
+    const Arguments arguments("take_drawn");
+    arguments.rank("drawn", drawn, 1);
+    arguments.rank("tokens", tokens, 1);
+    arguments.tensor("drawn", drawn, DType::U32, {drawn.extent[0]});
+    arguments.tensor("tokens", tokens, DType::U32, {tokens.extent[0]});
+    if (tokens.extent[0] == 0 || drawn.extent[0] == 0) {
+        return;
+    }
+    const FlatPlan plan = plan_flat(recording, tokens.extent[0], 1);
+    recording.dispatch(kernels::SampleTake{.constants = {.local_size = plan.local_size},
+                                           .tokens = arguments.memory("tokens", tokens, 1),
+                                           .drawn = arguments.memory("drawn", drawn, 1),
+                                           .num_tokens = arguments.u32("tokens", tokens.extent[0]),
+                                           .num_drawn = arguments.u32("drawn", drawn.extent[0])},
+                       plan.groups);
+}
+
 } // namespace bellows::ops

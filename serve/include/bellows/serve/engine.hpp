@@ -53,6 +53,10 @@ struct EngineOptions {
     /// The ranks that share the experts, for as long as the engine lives; all have the same model
     /// and options. Null: this rank has all experts.
     World* world = nullptr;
+    /// A step is handed to the device while the one before it runs, so that the device does not
+    /// wait for the host. Not among ranks, nor in steps with penalties, which need the token that
+    /// is being drawn. With `exact` the answers have the same bits with and without.
+    bool overlap_steps = true;
     /// Among ranks: the most tokens of a rank that travel to the experts at once. A step of more is
     /// computed in two halves, so token_budget is at most twice as much.
     std::uint64_t exchange_tokens = 256;
@@ -91,7 +95,8 @@ struct EngineCounters {
     std::uint64_t computed_tokens = 0;  ///< rows of all steps
     std::uint64_t generated_tokens = 0; ///< that were drawn
     std::uint64_t preemptions = 0;
-    std::uint64_t recordings = 0; ///< of the sizes that steps have had
+    /// Of the sizes that steps have had; two of a size where steps of it overlap.
+    std::uint64_t recordings = 0;
 };
 
 class Engine {
@@ -110,10 +115,13 @@ public:
     /// Queues a request. Throws Error{InvalidArgument} that names the field, and for stop strings
     /// without a tokenizer.
     RequestId submit(Request request);
-    /// Computes one step. False: no request runs or waits, on any rank. Waits for the device, and
-    /// among ranks for the others. After an error the step's requests have failed. Where the world
-    /// outlives lost ranks, one is no error: see EngineOptions::allow_degraded; beginnings of texts
-    /// are not shared any more.
+    /// Computes one step and takes what it gives. False: no request runs or waits, on any rank.
+    /// Waits for the device, and among ranks for the others. On return the next step may be running
+    /// already (EngineOptions::overlap_steps): requests that are submitted now come into the one
+    /// behind it, and one that ends now may have a row in it, which nobody hears of. After an error
+    /// the requests of the step, and of the one that was running behind it, have failed. Where the
+    /// world outlives lost ranks, one is no error: see EngineOptions::allow_degraded; beginnings of
+    /// texts are not shared any more.
     bool step();
     /// What is new; may be empty. After FinishReason other than None the id is forgotten. Throws
     /// Error{InvalidArgument} for an id that is not known.

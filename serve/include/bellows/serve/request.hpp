@@ -40,6 +40,9 @@ struct SamplingParams {
     bool operator==(const SamplingParams&) const = default;
 };
 
+/// Whether a draw depends on the tokens before it.
+bool has_penalties(const SamplingParams& sampling) noexcept;
+
 /// Throws Error{InvalidArgument} that names the field, its value and what is accepted.
 void validate(const SamplingParams& sampling, std::uint64_t vocabulary);
 

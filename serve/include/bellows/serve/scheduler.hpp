@@ -9,7 +9,9 @@
 // cache. Host only, one thread at a time; no call blocks.
 //
 // A step goes: next(), compute, finish() or fail(). Every request that runs gets at least one token
-// of each step unless it is preempted, and the one that arrived first never is.
+// of each step unless it is preempted, and the one that arrived first never is. While a step is
+// computed, ahead() may make the one behind it: it names tokens that are not known yet by their
+// place among those that the first step draws.
 
 #include <bellows/serve/block_pool.hpp>
 #include <bellows/serve/request.hpp>
@@ -43,8 +45,10 @@ struct StepSequence {
     RequestId id = 0;
     /// 0 .. max_sequences − 1: the request's row of the block tables, the same while it runs.
     std::uint32_t slot = 0;
-    std::uint64_t position = 0;            ///< of the first of `tokens`
-    std::span<const std::uint32_t> tokens; ///< to compute, at least one
+    std::uint64_t position = 0; ///< of the first of `tokens`
+    /// To compute, at least one. Of a step that ahead() made, ops::kDrawnBefore + j is the token
+    /// that the step before draws for the j-th of its sequences that sample.
+    std::span<const std::uint32_t> tokens;
     /// The request's blocks: position p stands in blocks[p / 64] at offset p % 64. They cover all
     /// of `tokens` and what came before them.
     std::span<const std::uint32_t> blocks;
@@ -115,20 +119,29 @@ public:
     /// max_tokens of 0; see also validate(), which the caller asks. Nothing is changed then.
     void submit(RequestId id, Request request);
     /// Ends a request: the user has gone, a stop string is complete. What it has taken; nothing if
-    /// there is no such request (any more). Its blocks are free at once, or, if a step has been
-    /// made with it that is not finished, when finish() or fail() comes; they do not report it.
+    /// there is no such request (any more). Its blocks are free at once, or, if steps have been
+    /// made with it that are not finished, when finish() or fail() of the last one comes; they do
+    /// not report it.
     std::optional<RequestUsage> end(RequestId id);
     std::optional<RequestUsage> cancel(RequestId id) { return end(id); }
 
     /// The next step. Empty if no request runs or waits. Throws Error{InvalidArgument} if the step
     /// before is neither finished nor failed.
     Step next();
+    /// The step behind the one that is being computed, which must be the only one. It has a row of
+    /// each request that goes on, unless it is sure to end with the token that is being drawn; of a
+    /// request that ends for what that token is, the row is computed in vain. Preempts nobody.
+    /// Empty if there is nothing to do, blocks lack, or a request's draw depends on the token that
+    /// is not known yet (penalties). Throws Error{InvalidArgument} if not one step is being
+    /// computed.
+    Step ahead();
     /// The step is computed. sampled: a token for each sequence that samples, in their order;
     /// ops::kNoToken fails its request. Gives a result for each of them that was not ended in the
-    /// meantime. Throws Error{InvalidArgument} if this is not the step that next() gave last, or
-    /// sampled has another length.
+    /// meantime. Throws Error{InvalidArgument} if this is not the first of the steps that are being
+    /// computed, or sampled has another length.
     std::vector<StepResult> finish(const Step& step, std::span<const std::uint32_t> sampled);
-    /// The step could not be computed: its requests end as Failed, and nothing of it is reused.
+    /// The step could not be computed: its requests end as Failed, and nothing of it is reused. A
+    /// step that ahead() made behind it cannot be right either: fail that one, too.
     std::vector<StepResult> fail(const Step& step);
 
     /// From now on requests share no blocks, found or new: what is computed is not what it should
@@ -142,8 +155,9 @@ public:
     RequestUsage usage(RequestId id) const;
     bool has(RequestId id) const;
 
-    std::uint64_t num_running() const noexcept { return running_.size(); }
+    std::uint64_t num_running() const noexcept; ///< without those that have ended
     std::uint64_t num_waiting() const noexcept { return waiting_.size(); }
+    /// No request has blocks or waits.
     bool idle() const noexcept { return running_.empty() && waiting_.empty(); }
     /// As given, with the prefill_chunk that counts.
     const SchedulerConfig& config() const noexcept { return config_; }
@@ -153,6 +167,7 @@ public:
 
 private:
     struct Sequence;
+    struct Room;
     /// Of a step: so many tokens of a sequence.
     struct Part {
         Sequence* sequence;
@@ -160,11 +175,15 @@ private:
     };
 
     Sequence& known(RequestId id) const;
+    bool goes_on(const Sequence& sequence) const;
+    Room room_of_step() const;
+    Step plan();
     bool grow(Sequence& sequence, std::uint64_t tokens);
     bool admit_first(std::uint64_t promised);
     void preempt_last(Step& step);
     void stop_running(Sequence& sequence);
     static void lay_out(Step& step, std::vector<Part>& parts);
+    Sequence& leave(const StepSequence& part);
     void require_current(const Step& step) const;
     void advance(Sequence& sequence, std::uint64_t tokens);
     FinishReason append(Sequence& sequence, std::uint32_t token);
@@ -177,8 +196,8 @@ private:
     std::deque<Sequence*> waiting_;
     std::set<std::uint32_t> free_slots_;
     std::uint64_t arrivals_ = 0;
-    std::uint64_t steps_ = 0;
-    bool in_step_ = false;
+    std::uint64_t steps_ = 0;    ///< that were made
+    std::uint64_t finished_ = 0; ///< of them, or failed; at most two fewer
 };
 
 } // namespace bellows

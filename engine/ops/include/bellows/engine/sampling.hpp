@@ -79,4 +79,11 @@ std::uint64_t sample_workspace_bytes(std::uint64_t rows, std::uint64_t vocabular
 void sample(Recording& recording, const SampleBatch& batch, BufferView workspace);
 inline constexpr std::uint32_t kNoToken = 0xFFFFFFFF;
 
+/// Names the first of the tokens that the step before has drawn; kDrawnBefore + j the j-th.
+inline constexpr std::uint32_t kDrawnBefore = 0x80000000;
+/// Puts drawn[tokens[t] - kDrawnBefore] in the place of each such name in `tokens`, [count] u32, so
+/// that a step may be recorded and submitted before the host knows what the one before has drawn.
+/// All other tokens stay. drawn: [most] u32; names beyond it stay as well.
+void take_drawn(Recording& recording, const TensorView& drawn, const TensorView& tokens);
+
 } // namespace bellows::ops
