@@ -353,6 +353,7 @@ void Engine::Impl::start(Step step) {
     std::exception_ptr error;
     try {
         forward->start(input_of(step));
+        counted.overlapped += started.empty() ? 0 : 1;
     } catch (...) {
         error = std::current_exception();
     }

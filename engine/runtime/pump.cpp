@@ -401,6 +401,19 @@ bool Pump::gathers(std::uint32_t queue) const noexcept {
            std::ranges::none_of(given_[queue], &Batch::inside_lane_job);
 }
 
+/// What is called lost does nothing any more: waits a while for what the queue runs.
+void Pump::let_end(std::uint32_t index) {
+    constexpr std::uint64_t kLongest = 200'000'000; // ns; it may wait for the host
+    if (in_flight_[index].empty())
+        return;
+    VkSemaphoreWaitInfo info{};
+    info.sType = VK_STRUCTURE_TYPE_SEMAPHORE_WAIT_INFO;
+    info.semaphoreCount = 1;
+    info.pSemaphores = &device_.queues[index]->timeline.semaphore;
+    info.pValues = &in_flight_[index].back().ticket->value;
+    (void)device_.vk.vkWaitSemaphores(device_.device, &info, kLongest);
+}
+
 /// In one call: between two calls a GPU does nothing for some 10 us, between two batches of one for
 /// 3.
 void Pump::submit_given(std::uint32_t index) {
@@ -431,6 +444,8 @@ void Pump::submit_given(std::uint32_t index) {
     if (device_.lock_queues)
         device_.lock_queues();
     const std::int64_t now = Trace::now_ns();
+    if (loses)
+        let_end(index);
     const VkResult result =
         loses ? VK_ERROR_DEVICE_LOST
               : device_.vk.vkQueueSubmit2(queue.handle, static_cast<std::uint32_t>(infos.size()),

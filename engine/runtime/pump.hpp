@@ -82,6 +82,7 @@ private:
     bool take_semaphores(Batch& batch);
     bool gathers(std::uint32_t queue) const noexcept;
     void submit_given(std::uint32_t queue);
+    void let_end(std::uint32_t queue);
     void fail_given(const Error& error);
     std::string breadcrumbs() const;
     void add_serial_wait(const TicketPtr& ticket, std::vector<TicketPtr>& waits);

@@ -198,6 +198,20 @@ TEST_F(OpsSampling, ForbiddenTokensAreNeverDrawn) {
     EXPECT_GT(seen[1], 50);
 }
 
+TEST_F(OpsSampling, DrawnTokensTakeThePlacesOfTheirNames) {
+    std::vector<std::uint32_t> drawn(150), tokens(300), expected;
+    for (std::uint32_t i = 0; i < drawn.size(); ++i)
+        drawn[i] = i == 7 ? ops::kNoToken : 1000 + i;
+    for (std::uint32_t t = 0; t < tokens.size(); ++t) {
+        const std::uint32_t name = t * 7 % 151; // one is beyond those that were drawn
+        tokens[t] = t % 3 == 0 ? t : ops::kDrawnBefore + name;
+        expected.push_back(t % 3 == 0 || name == 150 ? tokens[t] : drawn[name]);
+    }
+    const OpTensor from = tensor(DType::U32, {150}, drawn), to = tensor(DType::U32, {300}, tokens);
+    run([&](Recording& r) { ops::take_drawn(r, from, to); });
+    EXPECT_EQ(read<std::uint32_t>(to), expected);
+}
+
 TEST_F(OpsSampling, AnEmptyBatchRecordsNothing) {
     const OpTensor logits = result(DType::F32, {0, 64}), settings = result(DType::U32, {0, 16});
     const OpTensor tokens = result(DType::U32, {0}), log_probs = result(DType::F32, {0});

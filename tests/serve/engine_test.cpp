@@ -8,7 +8,10 @@
 
 #include <bellows/serve/engine.hpp>
 
+#include <algorithm>
 #include <cmath>
+#include <memory>
+#include <numeric>
 #include <random>
 #include <vector>
 
@@ -104,10 +107,14 @@ TEST(Engine, LeavesNoBlockBehind) {
     std::mt19937 random(3);
     std::vector<RequestId> running;
     std::uint64_t cancelled = 0;
+    std::vector<std::uint32_t> ends(engine.model().vocabulary / 20);
+    std::iota(ends.begin(), ends.end(), 0);
     for (int round = 0; round < 200; ++round) {
         if (running.size() < 12 && random() % 3 != 0) {
             Request request = requests[random() % requests.size()];
             request.max_tokens = 1 + random() % 60;
+            if (random() % 2 == 0)
+                request.end_tokens = ends;
             running.push_back(engine.submit(request));
         }
         if (!running.empty() && random() % 7 == 0) {
@@ -121,8 +128,161 @@ TEST(Engine, LeavesNoBlockBehind) {
     EXPECT_GT(cancelled, 10u);
     EXPECT_GT(engine.counters().preemptions, 0u);
     EXPECT_GT(engine.counters().blocks.hits, 0u);
+    EXPECT_GT(engine.counters().overlapped, 20u);
     while (engine.step()) {
     }
+    EXPECT_EQ(engine.counters().blocks.used, 0u);
+}
+
+TEST(Engine, GivesTheSameBitsWhereStepsOverlap) {
+    EngineOptions options = small(Precision::BF16);
+    Engine overlapping(testing::test_options(), hf_model("v3"), options);
+    options.overlap_steps = false;
+    Engine one_by_one(testing::test_options(), hf_model("v3"), options);
+    std::vector<Request> requests = some_requests(overlapping.model().vocabulary);
+    EXPECT_EQ(run(overlapping, requests), run(one_by_one, requests));
+    for (Request& request : requests) {
+        request.sampling.frequency_penalty = 0; // with it a draw waits for the token before
+        request.max_tokens += 10;
+        request.end_tokens.resize(overlapping.model().vocabulary / 9);
+        std::iota(request.end_tokens.begin(), request.end_tokens.end(), 40);
+    }
+    const std::vector<Finished> expected = run(one_by_one, requests);
+    EXPECT_EQ(one_by_one.counters().overlapped, 0u);
+    const EngineCounters before = overlapping.counters();
+    EXPECT_EQ(run(overlapping, requests), expected);
+    const EngineCounters after = overlapping.counters();
+    EXPECT_GT(after.overlapped - before.overlapped, (after.steps - before.steps) / 2);
+    const auto ended = [&](FinishReason reason) {
+        return std::ranges::count(expected, reason, &Finished::reason);
+    };
+    EXPECT_GT(ended(FinishReason::EndToken), 0);
+    EXPECT_GT(ended(FinishReason::Length), 0);
+}
+
+/// A text that goes on for as long as it is asked to.
+Request long_text(std::uint64_t tokens) {
+    Request request;
+    request.prompt = {1, 2, 3};
+    request.max_tokens = tokens;
+    return request;
+}
+
+TEST(Engine, ComputesNoRowBehindTheLastToken) {
+    Engine engine(testing::test_options(), hf_model("v3"), small(Precision::F32));
+    EXPECT_EQ(run(engine, {long_text(9)}).front().tokens.size(), 9u);
+    EXPECT_EQ(engine.counters().computed_tokens, 3u + 8u);
+    EXPECT_EQ(engine.counters().overlapped, 8u);
+}
+
+TEST(Engine, FindsAnEndTokenWhileTheNextStepRuns) {
+    Engine engine(testing::test_options(), hf_model("v3"), small(Precision::F32));
+    const Finished whole = run(engine, {long_text(12)}).front();
+    std::size_t end = 4; // the first occurrence of a token
+    while (std::ranges::count(whole.tokens.begin(), whole.tokens.begin() + end, whole.tokens[end]) >
+           0)
+        ++end;
+    ASSERT_LT(end + 1, whole.tokens.size());
+    Request ending = long_text(12), other = long_text(12);
+    ending.end_tokens = {whole.tokens[end]};
+    other.prompt = {5, 6};
+    const Finished alone = run(engine, {other}).front();
+    const std::uint64_t before = engine.counters().computed_tokens;
+    const std::vector<Finished> both = run(engine, {ending, other});
+    EXPECT_EQ(both[0].reason, FinishReason::EndToken);
+    EXPECT_EQ(both[0].tokens,
+              std::vector<std::uint32_t>(whole.tokens.begin(), whole.tokens.begin() + end + 1));
+    EXPECT_EQ(both[1].tokens, alone.tokens);
+    const std::uint64_t wanted = 3 + end + 2 + 11;
+    EXPECT_EQ(engine.counters().computed_tokens - before, wanted + 1) << "one row in vain";
+    EXPECT_EQ(run(engine, {ending}).front().tokens, both[0].tokens); // nothing runs on behind it
+}
+
+TEST(Engine, CancelsWhatRuns) {
+    Engine engine(testing::test_options(), hf_model("v3"), small(Precision::F32));
+    Request other = long_text(12);
+    other.prompt = {5, 6};
+    const Finished alone = run(engine, {other}).front();
+    const RequestId cancelled = engine.submit(long_text(50)), goes_on = engine.submit(other);
+    for (int step = 0; step < 4; ++step)
+        ASSERT_TRUE(engine.step());
+    EXPECT_EQ(engine.poll(cancelled).tokens.size(), 4u);
+    engine.cancel(cancelled); // a step that has it runs
+    const AnswerPart last = engine.poll(cancelled);
+    EXPECT_EQ(last.reason, FinishReason::Cancelled);
+    EXPECT_TRUE(last.tokens.empty());
+    EXPECT_EQ(last.usage.answer, 4u);
+    EXPECT_EQ(engine.counters().running, 1u);
+    while (engine.step()) {
+    }
+    EXPECT_EQ(engine.poll(goes_on).tokens, alone.tokens);
+    EXPECT_EQ(engine.counters().blocks.used, 0u);
+    engine.cancel(engine.submit(long_text(5)));
+    EXPECT_FALSE(engine.step());
+
+    const RequestId only = engine.submit(long_text(50));
+    ASSERT_TRUE(engine.step());
+    engine.cancel(only);
+    EXPECT_EQ(engine.counters().blocks.used, 1u) << "the step that runs still writes there";
+    EXPECT_FALSE(engine.step()) << "nobody wants what it gives";
+    EXPECT_EQ(engine.counters().blocks.used, 0u);
+}
+
+/// Whose device is lost at its so-manyth submission; null where it is before all is loaded.
+std::unique_ptr<Engine> engine_that_loses(std::int64_t at) {
+    DeviceOptions device = testing::test_options();
+    device.faults.lose_device = at;
+    try {
+        return std::make_unique<Engine>(device, hf_model("v3"), small(Precision::F32));
+    } catch (const Error&) {
+        return nullptr;
+    }
+}
+
+TEST(Engine, FailsAllThatRunsWithALostDevice) {
+    std::int64_t loading = 0; // submissions
+    for (std::int64_t bit = 1 << 12; bit > 0; bit /= 2)
+        loading += engine_that_loses(loading + bit - 1) ? 0 : bit;
+    std::uint64_t finished = 0;
+    for (std::int64_t step = 0; step < 6; ++step) {
+        SCOPED_TRACE(step);
+        const auto engine = engine_that_loses(loading + step);
+        ASSERT_TRUE(engine);
+        const std::vector<RequestId> ids = {engine->submit(long_text(3)),
+                                            engine->submit(long_text(50))};
+        std::vector<Finished> all(ids.size());
+        for (bool lost = false; !lost;) {
+            try {
+                ASSERT_TRUE(engine->step());
+            } catch (const Error& error) {
+                EXPECT_EQ(error.code(), ErrorCode::DeviceLost);
+                lost = true;
+            }
+            for (std::size_t i = 0; i < ids.size(); ++i)
+                if (all[i].reason == FinishReason::None)
+                    all[i].add(engine->poll(ids[i]));
+        }
+        EXPECT_EQ(all[1].reason, FinishReason::Failed);
+        EXPECT_TRUE(all[0].reason == FinishReason::Failed || all[0].tokens.size() == 3);
+        finished += all[0].reason == FinishReason::Length;
+        EXPECT_EQ(engine->counters().blocks.used, 0u);
+        EXPECT_EQ(engine->counters().running + engine->counters().waiting, 0u);
+        EXPECT_FALSE(engine->step());
+    }
+    EXPECT_GT(finished, 0u);
+}
+
+TEST(Engine, TakesWhatRanBeforeAnError) {
+    Engine engine(testing::test_options(), hf_model("v3"), small(Precision::F32));
+    const RequestId id = engine.submit(long_text(50));
+    ASSERT_TRUE(engine.step());
+    ASSERT_TRUE(engine.step());
+    engine.device().abort(Error(ErrorCode::PeerLost, "for a test"));
+    EXPECT_TRUE(engine.step()) << "the third step runs already";
+    EXPECT_EQ(engine.poll(id).tokens.size(), 3u);
+    EXPECT_BELLOWS_ERROR(engine.step(), PeerLost, "for a test");
+    EXPECT_EQ(engine.poll(id).reason, FinishReason::Failed);
+    EXPECT_FALSE(engine.step());
     EXPECT_EQ(engine.counters().blocks.used, 0u);
 }
 

@@ -370,6 +370,113 @@ TEST(Scheduler, AFaultEndsItsRequestsAndIsNotReused) {
     EXPECT_EQ(scheduler.counters().cached, 0u);
 }
 
+TEST(Scheduler, MakesStepsAhead) {
+    Scheduler scheduler(kSmall);
+    EXPECT_BELLOWS_ERROR(scheduler.ahead(), InvalidArgument, "0 steps are being computed");
+    scheduler.submit(1, request(10, 2, 1));
+    scheduler.submit(2, request(200, 50, 2));
+    scheduler.submit(3, request(5, 50, 3));
+    const Step first = scheduler.next();
+    ASSERT_EQ(describe(first), "1:0+10* 2:0+118");
+    const Step second = scheduler.ahead();
+    ASSERT_EQ(describe(second), "1:10+1* 2:118+82* 3:0+5*");
+    EXPECT_EQ(second.sequences()[0].tokens[0], ops::kDrawnBefore);
+    EXPECT_EQ(second.sequences()[1].tokens[0], request(200, 50, 2).prompt[118]);
+    EXPECT_BELLOWS_ERROR(scheduler.ahead(), InvalidArgument, "2 steps are being computed");
+    EXPECT_BELLOWS_ERROR(scheduler.next(), InvalidArgument, "step 1 is neither finished");
+    EXPECT_BELLOWS_ERROR(finish(scheduler, second), InvalidArgument, "step 2 is not the one");
+    scheduler.check();
+    EXPECT_EQ(finish(scheduler, first, 11).at(0).token, 11u);
+    EXPECT_BELLOWS_ERROR(finish(scheduler, first), InvalidArgument, "step 1 is not the one");
+
+    // Request 1 has its two tokens with the step that runs: no row of it is computed in vain.
+    const Step third = scheduler.ahead();
+    ASSERT_EQ(describe(third), "2:200+1* 3:5+1*");
+    EXPECT_EQ(third.sequences()[0].tokens[0], ops::kDrawnBefore + 1);
+    EXPECT_EQ(third.sequences()[1].tokens[0], ops::kDrawnBefore + 2);
+    EXPECT_EQ(finish(scheduler, second).at(0).reason, FinishReason::Length);
+    finish(scheduler, third);
+    EXPECT_EQ(run(scheduler), "2:201+1* 3:6+1*");
+}
+
+TEST(Scheduler, ARequestThatEndsKeepsItsBlocksWhileAStepHasThem) {
+    Scheduler scheduler(kSmall);
+    Request ending = request(63, 50, 1);
+    ending.end_tokens = {9};
+    scheduler.submit(1, ending);
+    scheduler.submit(2, request(63, 50, 2));
+    Step first = scheduler.next(), second = scheduler.ahead();
+    const auto results = scheduler.finish(first, Tokens{9, 5});
+    scheduler.check();
+    EXPECT_EQ(results.at(0).reason, FinishReason::EndToken);
+    EXPECT_EQ(results.at(1).reason, FinishReason::None);
+    EXPECT_EQ(scheduler.num_running(), 1u);
+    EXPECT_EQ(scheduler.counters().used, 2u) << "the step behind writes there";
+    EXPECT_EQ(scheduler.end(1), std::nullopt);
+    first = std::move(second);
+    second = scheduler.ahead();
+    EXPECT_EQ(describe(first), "1:63+1* 2:63+1*");
+    EXPECT_EQ(describe(second), "2:64+1*");
+    EXPECT_EQ(second.sequences()[0].tokens[0], ops::kDrawnBefore + 1);
+    ASSERT_TRUE(scheduler.end(2).has_value()); // while two steps have it
+    EXPECT_TRUE(finish(scheduler, first).empty());
+    EXPECT_EQ(scheduler.counters().used, 2u) << "of request 2 alone";
+    // What the rows computed of known tokens is right, though nobody wanted one of them.
+    EXPECT_EQ(scheduler.counters().cached, 2u);
+    EXPECT_FALSE(scheduler.idle());
+    EXPECT_TRUE(finish(scheduler, second).empty());
+    EXPECT_TRUE(scheduler.idle());
+    EXPECT_EQ(scheduler.counters().used, 0u);
+}
+
+TEST(Scheduler, NothingIsReusedOfAFaultThatAStepAheadHasRead) {
+    Scheduler scheduler(kSmall);
+    scheduler.submit(1, request(63, 50, 1));
+    const Step first = scheduler.next(), second = scheduler.ahead();
+    const auto results = scheduler.finish(first, Tokens{ops::kNoToken});
+    EXPECT_EQ(results.at(0).reason, FinishReason::Failed);
+    EXPECT_TRUE(finish(scheduler, second).empty());
+    EXPECT_EQ(scheduler.counters().cached, 0u);
+    EXPECT_TRUE(scheduler.idle());
+
+    scheduler.submit(2, request(63, 50, 2));
+    const Step third = scheduler.next(), fourth = scheduler.ahead();
+    EXPECT_EQ(scheduler.fail(third).size(), 1u);
+    EXPECT_EQ(scheduler.counters().used, 1u);
+    EXPECT_TRUE(scheduler.fail(fourth).empty());
+    EXPECT_EQ(scheduler.counters().cached, 0u);
+    EXPECT_TRUE(scheduler.idle());
+}
+
+TEST(Scheduler, MakesNoStepAheadThatNeedsATokenOrBlocksThatThereAreNot) {
+    SchedulerConfig config = kSmall;
+    config.blocks = 4;
+    config.token_budget = 300;
+    Scheduler scheduler(config);
+    Request asked = request(10, 50, 1);
+    asked.sampling.presence_penalty = 1;
+    scheduler.submit(1, asked);
+    Step step = scheduler.next();
+    EXPECT_TRUE(scheduler.ahead().empty()) << "the next draw depends on the token";
+    finish(scheduler, step);
+    scheduler.end(1);
+
+    scheduler.submit(2, request(127, 50, 2));
+    scheduler.submit(3, request(126, 50, 3));
+    step = scheduler.next();
+    ASSERT_EQ(describe(step), "2:0+127* 3:0+126*");
+    Step behind = scheduler.ahead();
+    ASSERT_EQ(describe(behind), "2:127+1* 3:126+1*") << "within the blocks that they have";
+    finish(scheduler, step);
+    EXPECT_TRUE(scheduler.ahead().empty()) << "nobody is preempted ahead";
+    scheduler.check();
+    finish(scheduler, behind);
+    step = scheduler.next();
+    EXPECT_EQ(describe(step), "2:128+1*");
+    EXPECT_EQ(step.preempted(), std::vector<RequestId>{3});
+    finish(scheduler, step);
+}
+
 TEST(Scheduler, StepsComeInTurn) {
     Scheduler scheduler(kSmall);
     scheduler.submit(1, request(10, 50));

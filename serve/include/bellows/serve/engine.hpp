@@ -92,6 +92,7 @@ struct EngineCounters {
     BlockPoolCounters blocks;
     std::uint64_t running = 0, waiting = 0;
     std::uint64_t steps = 0;
+    std::uint64_t overlapped = 0;       ///< steps that were started while the one before ran
     std::uint64_t computed_tokens = 0;  ///< rows of all steps
     std::uint64_t generated_tokens = 0; ///< that were drawn
     std::uint64_t preemptions = 0;
