@@ -97,8 +97,8 @@ void Arguments::workspace(BufferView workspace, std::uint64_t bytes) const {
 }
 
 std::uint32_t Arguments::u32(const char* what, std::uint64_t value) const {
-    require(value <= std::numeric_limits<std::uint32_t>::max(),
-            std::string(what) + " is " + std::to_string(value) + ", more than 2^32 - 1");
+    if (value > std::numeric_limits<std::uint32_t>::max()) // a plan asks for thousands of numbers
+        fail(std::string(what) + " is " + std::to_string(value) + ", more than 2^32 - 1");
     return static_cast<std::uint32_t>(value);
 }
 

@@ -60,10 +60,10 @@ PagedPlan plan_paged_attention(std::span<const PagedQueries> queries, std::uint6
     plan.split_blocks = split_blocks;
     plan.items.assign(PagedPlan::kItemWords, 0);
     for (const PagedQueries& of : queries) {
-        arguments.require(of.keys == 0 || of.keys >= of.rows,
-                          std::to_string(of.rows) + " rows of sequence " +
-                              std::to_string(of.sequence) + " see only " + std::to_string(of.keys) +
-                              " keys");
+        if (of.keys > 0 && of.keys < of.rows)
+            arguments.fail(std::to_string(of.rows) + " rows of sequence " +
+                           std::to_string(of.sequence) + " see only " + std::to_string(of.keys) +
+                           " keys");
         const std::uint64_t before = plan.rows.size() / PagedPlan::kRowWords;
         if (of.keys == 0) {
             plan.rows.resize(plan.rows.size() + of.rows * PagedPlan::kRowWords, 0);

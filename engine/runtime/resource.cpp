@@ -26,11 +26,14 @@ void add_overlapping(const std::vector<Use>& uses, const Range& range, const Tic
             waits.push_back(use.ticket);
 }
 
-/// Moves what is still under way to `covered`.
-void drop_covered(std::vector<Use>& uses, const Range& range, std::vector<TicketPtr>& covered) {
+/// Moves what is still under way to `covered`, each ticket once. What `self` overwrites of its own
+/// has a new entry.
+void drop_covered(std::vector<Use>& uses, const Range& range, const TicketPtr& self,
+                  std::vector<TicketPtr>& covered) {
     std::erase_if(uses, [&](const Use& use) {
         const bool drop = range.contains(use.range);
-        if (drop && !use.ticket->settled())
+        if (drop && use.ticket != self && !use.ticket->settled() &&
+            std::find(covered.begin(), covered.end(), use.ticket) == covered.end())
             covered.push_back(use.ticket);
         return drop;
     });
@@ -51,8 +54,8 @@ void Resource::access(Range range, Access kind_of_access, const TicketPtr& ticke
     }
     add_overlapping(readers, range, ticket, waits);
     std::erase_if(covered, [](const TicketPtr& user) { return user->settled(); });
-    drop_covered(readers, range, covered);
-    drop_covered(writers, range, covered);
+    drop_covered(readers, range, ticket, covered);
+    drop_covered(writers, range, ticket, covered);
     writers.push_back({range, ticket});
 }
 
