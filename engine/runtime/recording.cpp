@@ -197,6 +197,11 @@ const std::vector<Recording::Impl::OperandUse>& Recording::Impl::accesses() {
 }
 
 void Recording::Impl::fill_table() {
+    std::uint64_t epochs = 1; // each only rises, so does their sum
+    for (const OperandUse& use : uses)
+        epochs += use.view ? use.view.resource->epoch : 0;
+    if (filled_operations_ == operations.size() && filled_epochs_ == epochs)
+        return;
     auto* table = static_cast<std::byte*>(table_.mapped());
     for (const Operation& operation : operations) {
         for (std::uint32_t i = 0; i < operation.num_operands; ++i) {
@@ -204,10 +209,12 @@ void Recording::Impl::fill_table() {
             std::uint64_t address = 0;
             if (view) {
                 const Resource& resource = *view.resource;
-                require(resource.bound, name, operation.name,
-                        ("buffer " + resource.name + " has no memory").c_str());
-                require(view.offset <= resource.allocation.bytes, name, operation.name,
-                        ("buffer " + resource.name + " is too small for its view").c_str());
+                if (!resource.bound)
+                    require(false, name, operation.name,
+                            ("buffer " + resource.name + " has no memory").c_str());
+                if (view.offset > resource.allocation.bytes)
+                    require(false, name, operation.name,
+                            ("buffer " + resource.name + " is too small for its view").c_str());
                 address = resource.allocation.address + view.offset;
             }
             std::memcpy(table + operation.table_offset + i * 8, &address, 8);
@@ -218,6 +225,8 @@ void Recording::Impl::fill_table() {
             std::memcpy(table + operation.table_offset + operation.num_operands * 8, &address, 8);
         }
     }
+    filled_operations_ = operations.size();
+    filled_epochs_ = epochs;
 }
 
 std::uint64_t Recording::Impl::handle_epochs() const {

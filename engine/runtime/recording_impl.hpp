@@ -48,7 +48,8 @@ struct Recording::Impl {
     void allocate_table();
     /// Command buffer for the current binding of buffers that commands name by handle.
     void prepare();
-    /// Writes the addresses of all operands into the parameter table. Needs the device's mutex.
+    /// Writes the addresses of all operands into the parameter table, if it has not those of now.
+    /// Needs the device's mutex.
     void fill_table();
     /// Accesses of the whole recording, merged per resource and range.
     const std::vector<OperandUse>& accesses();
@@ -89,6 +90,8 @@ private:
     Buffer native_scratch_;
     std::uint64_t encoded_operations_ = 0;
     std::uint64_t encoded_epochs_ = 0;
+    std::uint64_t filled_operations_ = 0; ///< whose addresses stand in the table, as of
+    std::uint64_t filled_epochs_ = 0;     ///< these
     std::vector<OperandUse> since_barrier_;
     std::vector<OperandUse> merged_;
     std::uint64_t merged_uses_ = 0;

@@ -2,6 +2,8 @@
 #include "resource.hpp"
 
 #include <algorithm>
+#include <iterator>
+#include <utility>
 
 namespace bellows {
 
@@ -16,6 +18,17 @@ using detail::Use;
 /// overwritten. Readers that have ended order nothing.
 void drop_finished_readers(std::vector<Use>& readers) {
     std::erase_if(readers, [](const Use& use) { return use.ticket->settled(); });
+}
+
+/// Whether one of the last entries says so already: a recording of a whole model reads hundreds of
+/// parts of one buffer of weights, and looking at all for each would take longer than the rest.
+bool has_read_just_now(const std::vector<Use>& readers, const Range& range,
+                       const TicketPtr& ticket) {
+    constexpr std::ptrdiff_t kMost = 16;
+    const auto few = std::min<std::ptrdiff_t>(kMost, std::ssize(readers));
+    return std::any_of(readers.end() - few, readers.end(), [&](const Use& use) {
+        return use.ticket == ticket && use.range.contains(range);
+    });
 }
 
 void add_overlapping(const std::vector<Use>& uses, const Range& range, const TicketPtr& self,
@@ -43,13 +56,12 @@ void drop_covered(std::vector<Use>& uses, const Range& range, const TicketPtr& s
 
 void Resource::access(Range range, Access kind_of_access, const TicketPtr& ticket,
                       std::vector<TicketPtr>& waits) {
-    drop_finished_readers(readers);
+    if (std::exchange(last_user, ticket.get()) != ticket.get()) // once for all that it accesses
+        drop_finished_readers(readers);
     add_overlapping(writers, range, ticket, waits);
     if (kind_of_access == Access::Read) {
-        for (const Use& use : readers)
-            if (use.ticket == ticket && use.range.contains(range))
-                return;
-        readers.push_back({range, ticket});
+        if (!has_read_just_now(readers, range, ticket))
+            readers.push_back({range, ticket});
         return;
     }
     add_overlapping(readers, range, ticket, waits);

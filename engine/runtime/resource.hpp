@@ -71,6 +71,7 @@ public:
     std::vector<detail::Use> writers, readers;
     /// Earlier users that those come after. Should those fail, these still use the memory.
     std::vector<detail::TicketPtr> covered;
+    const detail::Ticket* last_user = nullptr; ///< whose access was the last; only compared
 
     /// Adds to `waits` the tickets that an access must come after, then registers it as `ticket`.
     void access(detail::Range range, Access kind_of_access, const detail::TicketPtr& ticket,
