@@ -429,10 +429,13 @@ TEST(Scheduler, ARequestThatEndsKeepsItsBlocksWhileAStepHasThem) {
     EXPECT_EQ(scheduler.counters().used, 0u);
 }
 
-TEST(Scheduler, NothingIsReusedOfAFaultThatAStepAheadHasRead) {
+TEST(Scheduler, NothingIsReusedOfWhatAStepAheadMadeOfAFaultOrOfNoToken) {
     Scheduler scheduler(kSmall);
-    scheduler.submit(1, request(63, 50, 1));
+    scheduler.submit(1, request(62, 50, 1));
+    run(scheduler);
+    run(scheduler);
     const Step first = scheduler.next(), second = scheduler.ahead();
+    ASSERT_EQ(describe(first), "1:63+1*") << "it fills a block";
     const auto results = scheduler.finish(first, Tokens{ops::kNoToken});
     EXPECT_EQ(results.at(0).reason, FinishReason::Failed);
     EXPECT_TRUE(finish(scheduler, second).empty());
@@ -445,6 +448,13 @@ TEST(Scheduler, NothingIsReusedOfAFaultThatAStepAheadHasRead) {
     EXPECT_EQ(scheduler.counters().used, 1u);
     EXPECT_TRUE(scheduler.fail(fourth).empty());
     EXPECT_EQ(scheduler.counters().cached, 0u);
+
+    scheduler.submit(3, request(63, 50, 3));
+    const Step fifth = scheduler.next(), sixth = scheduler.ahead();
+    EXPECT_TRUE(scheduler.end(3).has_value()); // before the token of the sixth step is known
+    EXPECT_TRUE(finish(scheduler, fifth).empty());
+    EXPECT_TRUE(finish(scheduler, sixth).empty());
+    EXPECT_EQ(scheduler.counters().cached, 0u) << "nobody knows what fills the block";
     EXPECT_TRUE(scheduler.idle());
 }
 
