@@ -106,7 +106,7 @@ struct Engine::Impl {
     void start(Step step);
     bool finish_first();
     void fail(const Step& step);
-    void take_all(const Step& step, const StepOutput& output);
+    bool take_all(const Step& step, const StepOutput& output);
     bool step_among_ranks();
     StepInput input_of(const Step& step);
     void add_sampled(const StepSequence& sequence, StepInput& input);
@@ -310,10 +310,15 @@ void Engine::Impl::fail(const Step& step) {
         finish(asked.at(result.id), FinishReason::Failed, result.usage);
 }
 
-/// What a step gave.
-void Engine::Impl::take_all(const Step& step, const StepOutput& output) {
+/// Takes what a step gave. False: all its rows were in vain, as their requests have ended
+/// meanwhile.
+bool Engine::Impl::take_all(const Step& step, const StepOutput& output) {
+    std::uint64_t vain = 0;
+    for (const StepSequence& sequence : step.sequences())
+        vain += scheduler.has(sequence.id) ? 0 : sequence.tokens.size();
     ++counted.steps;
-    counted.computed_tokens += step.num_tokens();
+    counted.computed_tokens += step.num_tokens() - vain;
+    counted.vain_tokens += vain;
     take_losses(step, output);
     const std::vector<StepResult> results = scheduler.finish(step, output.tokens);
     std::size_t row = 0, next = 0;
@@ -324,6 +329,7 @@ void Engine::Impl::take_all(const Step& step, const StepOutput& output) {
             take(results[next++], output, row);
         ++row;
     }
+    return vain < step.num_tokens();
 }
 
 bool Engine::Impl::step_among_ranks() {
@@ -340,7 +346,7 @@ bool Engine::Impl::step_among_ranks() {
         throw;
     }
     if (!step.empty()) // else it was for the others
-        take_all(step, output);
+        (void)take_all(step, output);
     return true;
 }
 
@@ -360,8 +366,7 @@ void Engine::Impl::start(Step step) {
     started.push_back({std::move(step), error});
 }
 
-/// Waits for the step that was started first and takes what it gives. Whether it had rows of a
-/// request that has not ended meanwhile.
+/// Waits for the step that was started first and takes what it gives; as take_all().
 bool Engine::Impl::finish_first() {
     const Started first = std::move(started.front());
     started.pop_front();
@@ -378,10 +383,7 @@ bool Engine::Impl::finish_first() {
         forward->drop();
         throw;
     }
-    const bool wanted = std::ranges::any_of(
-        first.step.sequences(), [&](const StepSequence& it) { return scheduler.has(it.id); });
-    take_all(first.step, output);
-    return wanted;
+    return take_all(first.step, output);
 }
 
 bool Engine::step() {

@@ -93,7 +93,8 @@ struct EngineCounters {
     std::uint64_t running = 0, waiting = 0;
     std::uint64_t steps = 0;
     std::uint64_t overlapped = 0;       ///< steps that were started while the one before ran
-    std::uint64_t computed_tokens = 0;  ///< rows of all steps
+    std::uint64_t computed_tokens = 0;  ///< rows of all steps, without those in vain
+    std::uint64_t vain_tokens = 0;      ///< rows of requests that had ended when they were computed
     std::uint64_t generated_tokens = 0; ///< that were drawn
     std::uint64_t preemptions = 0;
     /// Of the sizes that steps have had; two of a size where steps of it overlap.
