@@ -136,28 +136,34 @@ TEST(Engine, LeavesNoBlockBehind) {
 
 TEST(Engine, GivesTheSameBitsWhereStepsOverlap) {
     EngineOptions options = small(Precision::BF16);
-    Engine overlapping(testing::test_options(), hf_model("v3"), options);
     options.overlap_steps = false;
     Engine one_by_one(testing::test_options(), hf_model("v3"), options);
-    std::vector<Request> requests = some_requests(overlapping.model().vocabulary);
-    EXPECT_EQ(run(overlapping, requests), run(one_by_one, requests));
+    const std::vector<Request> penalised = some_requests(one_by_one.model().vocabulary);
+    std::vector<Request> requests = penalised;
     for (Request& request : requests) {
         request.sampling.frequency_penalty = 0; // with it a draw waits for the token before
         request.max_tokens += 10;
-        request.end_tokens.resize(overlapping.model().vocabulary / 9);
+        request.end_tokens.resize(one_by_one.model().vocabulary / 9);
         std::iota(request.end_tokens.begin(), request.end_tokens.end(), 40);
     }
-    const std::vector<Finished> expected = run(one_by_one, requests);
+    const std::vector<Finished> expected_penalised = run(one_by_one, penalised),
+                                expected = run(one_by_one, requests);
     EXPECT_EQ(one_by_one.counters().overlapped, 0u);
-    const EngineCounters before = overlapping.counters();
-    EXPECT_EQ(run(overlapping, requests), expected);
-    const EngineCounters after = overlapping.counters();
-    EXPECT_GT(after.overlapped - before.overlapped, (after.steps - before.steps) / 2);
-    const auto ended = [&](FinishReason reason) {
-        return std::ranges::count(expected, reason, &Finished::reason);
-    };
-    EXPECT_GT(ended(FinishReason::EndToken), 0);
-    EXPECT_GT(ended(FinishReason::Length), 0);
+    for (const FinishReason reason : {FinishReason::EndToken, FinishReason::Length})
+        EXPECT_GT(std::ranges::count(expected, reason, &Finished::reason), 0);
+
+    options.overlap_steps = true;
+    for (const SyncMode sync : {SyncMode::Serial, SyncMode::Overlap, SyncMode::Shuffle}) {
+        SCOPED_TRACE(static_cast<int>(sync));
+        DeviceOptions device = testing::test_options();
+        device.sync = sync;
+        Engine overlapping(device, hf_model("v3"), options);
+        EXPECT_EQ(run(overlapping, penalised), expected_penalised);
+        const EngineCounters before = overlapping.counters();
+        EXPECT_EQ(run(overlapping, requests), expected);
+        const EngineCounters after = overlapping.counters();
+        EXPECT_GT(after.overlapped - before.overlapped, (after.steps - before.steps) / 2);
+    }
 }
 
 /// A text that goes on for as long as it is asked to.
