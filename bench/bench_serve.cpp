@@ -50,11 +50,11 @@ A prompt's tokens are random, and no two prompts begin alike.
   --precision f32|bf16|fp8   (default bf16)
   --cache-type f32|bf16|fp8  (default: as activations)
   --exact              answers have the same bits alone and beside others
-  --one-by-one         a step begins when the one before has ended (EngineOptions::overlap_steps)
+  --one-by-one         a step begins when the one before has ended (without EngineOptions::overlap_steps)
   --budget N           tokens of a step (default 2048)
   --ranks N            ranks that share the experts, each with the rows' sequences (default 1); --device may be a list
   --exchange-tokens N  of a rank that travel to the experts at once (default 256)
-  --kernels            also shows each kernel's time in a prompt or a step, by timestamps, which cost some time
+  --kernels            also shows each kernel's time in a prompt or a step, by timestamps, which cost some time; with --one-by-one
 
 ms          of the whole prompt, or of a step that writes a token of each sequence; of gap rows the median of all steps, and
             instead of the least and the most the 99th percentile and its ratio to the median
@@ -378,8 +378,8 @@ void take_options(Arguments& arguments, bool cpu, Options& options) {
         options.engine.cache_type = types.at(*type);
     }
     options.engine.exact = arguments.flag("--exact");
-    options.engine.overlap_steps = !arguments.flag("--one-by-one");
-    options.kernels = arguments.flag("--kernels");
+    options.kernels = arguments.flag("--kernels"); // of a step that has the device alone
+    options.engine.overlap_steps = !arguments.flag("--one-by-one") && !options.kernels;
     options.engine.token_budget = arguments.number("--budget", 2048, 1, 1 << 20);
     options.engine.exchange_tokens = arguments.number("--exchange-tokens", 256, 1, 1 << 20);
     std::uint64_t tokens = 0;
