@@ -110,6 +110,7 @@ struct Work {
     std::uint64_t rows = 1;          ///< that do
     std::uint32_t of_each = 1;       ///< rows of weights that a result has
     std::uint64_t invocations = 512; ///< that a processor should have at least
+    bool of_parts = false;           ///< a workgroup puts x together: few of them
 };
 
 /// Returns the cut that suits the device: an invocation takes four rows of weights, whose loads are
@@ -132,6 +133,13 @@ FewRowsCut cut_for(const DeviceInfo& info, FewRowsCut cut, const Work& work) {
     const auto groups = [&](std::uint64_t columns) {
         return div_up(work.results * work.of_each, columns);
     };
+    if (work.of_parts) {
+        constexpr std::uint64_t kSharing = 256, kUsualLanes = 64;
+        usual(cut.columns, 4);
+        usual(cut.lanes, std::min(most, kUsualLanes));
+        usual(cut.groups, std::max<std::uint64_t>(kSharing / cut.lanes, 1));
+        return cut;
+    }
     usual(cut.columns, work.of_each > 1 || groups(4) * most >= wanted / 2 ? 4 : 2);
     std::uint64_t lanes = std::min(kLeastLanes, most);
     while (lanes < most && groups(cut.columns) * lanes < wanted)
@@ -191,9 +199,76 @@ BufferView ids_of(const Operands& operands, const TensorView& ids) {
     return ids.buffer.sub(0, ids.num_bytes());
 }
 
+/// Memory of a workgroup for x.
+std::uint64_t staged_bytes(std::uint64_t rows, const Weights& w, std::uint64_t unit) {
+    return rows * w.units * unit * sizeof(float);
+}
+
+constexpr std::uint64_t kMostStaged = 16 * 1024;
+
+/// Whether x waits in workgroup memory with its norm's gain: where groups share it, which pays by
+/// sparing them conversions.
+bool stages(const FewRowsCut& cut, bool can, bool gain, std::uint64_t bytes) {
+    return can && cut.staged != FewRowsCut::Staged::No &&
+           (cut.staged == FewRowsCut::Staged::Yes ||
+            (gain && cut.groups > 1 && bytes <= kMostStaged));
+}
+
+template <class K>
+void bind_router(K& kernel, const Operands& operands, const FewRowsRouter& router,
+                 std::uint64_t rows, std::uint64_t experts, BufferView otherwise) {
+    const std::uint64_t top_k = router.ids.extent[1];
+    ops::check_router_options("fp8::few_rows_routed", router.options, experts, top_k);
+    operands.require(router.logits.rank == 2 && router.logits.extent[1] == experts &&
+                         router.logits.extent[0] == rows && router.weights.rank == 2 &&
+                         router.weights.extent[0] == rows && router.weights.extent[1] == top_k &&
+                         experts <= ops::kMostSharedExperts && top_k <= ops::kMostSharedTopK,
+                     "logits are " + describe(router.logits) + ", ids are " + describe(router.ids) +
+                         ", weights are " + describe(router.weights));
+    kernel.constants.by_ids = 2;
+    kernel.constants.shared_experts = operands.u32("experts", experts);
+    kernel.logits = operands.vector("logits", router.logits.reshaped({rows * experts}), DType::F32,
+                                    rows * experts);
+    kernel.bias =
+        router.bias.buffer ? operands.vector("bias", router.bias, DType::F32, experts) : otherwise;
+    kernel.chosen_weights = operands.vector("weights", router.weights.reshaped({rows * top_k}),
+                                            DType::F32, rows * top_k);
+    kernel.chosen = kernel.ids;
+    kernel.ids = otherwise;
+    kernel.groups = router.options.groups;
+    kernel.group_top_k = router.options.group_top_k;
+    kernel.group_score_top = router.options.group_score_top;
+    kernel.use_softmax = router.options.score == ops::RouterOptions::Score::Softmax ? 1 : 0;
+    kernel.normalise = router.options.normalise ? 1 : 0;
+    kernel.has_bias = router.bias.buffer ? 1 : 0;
+    kernel.route_scale = router.options.route_scale;
+}
+
+template <class K>
+void bind_parts(K& kernel, const Operands& operands, const ops::PagedParts& parts, const Rows& x) {
+    const std::uint64_t words = x.rows * ops::PagedPlan::kRowWords, k = x.columns;
+    operands.require(parts.sums.rank == 3 && parts.sums.extent[1] == x.batch &&
+                         parts.sums.extent[2] == k && parts.log_of_sums.rank == 2 &&
+                         parts.log_of_sums.extent[0] == parts.sums.extent[0] &&
+                         parts.log_of_sums.extent[1] == x.batch && parts.rows.rank == 2,
+                     "parts are " + describe(parts.sums) + ", logs of their sums are " +
+                         describe(parts.log_of_sums));
+    kernel.parts =
+        operands.vector("rows of the plan", parts.rows.reshaped({words}), DType::U32, words);
+    const std::uint64_t sums = parts.log_of_sums.num_elements();
+    if (sums > 0) {
+        kernel.partial =
+            operands.vector("parts", parts.sums.reshaped({sums * k}), DType::F32, sums * k, 16);
+        kernel.partial_lse =
+            operands.vector("logs of sums", parts.log_of_sums.reshaped({sums}), DType::F32, sums);
+    }
+    operands.u32("elements of parts", sums * k);
+    kernel.heads = operands.u32("heads", x.batch);
+}
+
 void record_nt(Recording& recording, const Operands& operands, const TensorView& x,
                const Operand& weights, const TensorView* ids, const TensorView& y,
-               const FewRowsForm& form) {
+               const FewRowsForm& form, const FewRowsRouter* router = nullptr) {
     const DType act = x.dtype;
     operands.require(act == DType::F32 || act == DType::BF16,
                      "x is " + describe(x) + ", wanted is f32 or bf16");
@@ -210,11 +285,16 @@ void record_nt(Recording& recording, const Operands& operands, const TensorView&
                             : from.batch == w.matrices && to.batch == w.matrices),
         "x is " + describe(x) + ", weights are " + describe(weights) + ", y is " + describe(y));
     const DeviceInfo& info = recording.device().info();
+    const bool of_parts = static_cast<bool>(form.parts.rows.buffer);
+    const std::uint64_t rows = ids != nullptr ? 1 : from.rows;
+    operands.require(!of_parts || (ids == nullptr && !form.gain.buffer),
+                     "parts of attention have no gain and no ids");
     const FewRowsCut cut = cut_for(info, form.cut,
                                    {.units = w.units,
                                     .results = n * (ids != nullptr ? slots : w.matrices),
-                                    .rows = ids != nullptr ? 1 : from.rows,
-                                    .of_each = swiglu ? 2u : 1u});
+                                    .rows = rows,
+                                    .of_each = swiglu ? 2u : 1u,
+                                    .of_parts = of_parts});
     operands.require(cut.columns % (swiglu ? 4 : 2) == 0,
                      "a cut of " + std::to_string(cut.columns) + " columns");
     const std::uint32_t outputs = swiglu ? cut.columns / 2 : cut.columns;
@@ -224,7 +304,7 @@ void record_nt(Recording& recording, const Operands& operands, const TensorView&
     bind_weights(kernel, operands, w);
     bind_cut(kernel, cut);
     const bool whole = whole_units(from, w.k, unit_of(weights));
-    kernel.constants.rows = ids != nullptr ? 1 : static_cast<std::uint32_t>(from.rows);
+    kernel.constants.rows = static_cast<std::uint32_t>(rows);
     kernel.constants.whole = whole ? 1 : 0;
     kernel.constants.one_scale = 128 % outputs == 0 && (!swiglu || n % outputs == 0) ? 1 : 0;
     kernel.constants.y_f32 = y.dtype == DType::F32 ? 1 : 0;
@@ -237,7 +317,9 @@ void record_nt(Recording& recording, const Operands& operands, const TensorView&
     kernel.y_row = operands.u32("y's row stride", to.row);
     kernel.y_batch = operands.u32("y's batch stride", ids != nullptr ? to.row : to.of_batch);
     kernel.n = operands.u32("n", n);
-    kernel.ids = kernel.count = kernel.gain = from.memory;
+    kernel.ids = kernel.count = kernel.gain = kernel.logits = kernel.bias = from.memory;
+    kernel.parts = kernel.partial = kernel.partial_lse = from.memory;
+    kernel.chosen = kernel.chosen_weights = to.memory;
     if (form.gain.buffer) {
         const bool bf16 = act == DType::BF16 && form.gain.dtype == DType::BF16;
         kernel.gain = operands.vector("gain", form.gain, bf16 ? DType::BF16 : DType::F32, w.k, 16);
@@ -250,6 +332,19 @@ void record_nt(Recording& recording, const Operands& operands, const TensorView&
         kernel.slots_per_row = operands.u32("top_k", ids->extent[1]);
         kernel.experts = operands.u32("experts", w.matrices);
     }
+    if (router != nullptr)
+        bind_router(kernel, operands, *router, from.rows, w.matrices, from.memory);
+    const bool in_f16 = kernel.variant == K::Variant::fp8_bf16_in_f16 ||
+                        kernel.variant == K::Variant::fp8_f32_in_f16;
+    if (of_parts) {
+        bind_parts(kernel, operands, form.parts, from);
+        kernel.constants.staged = 2;
+    } else if (stages(cut, in_f16, static_cast<bool>(form.gain.buffer),
+                      staged_bytes(rows, w, unit_of(weights)))) {
+        kernel.constants.staged = 1;
+    }
+    if (kernel.constants.staged != 0)
+        kernel.constants.all_units = operands.u32("k", w.units);
     recording.dispatch(kernel, {workgroups(operands, info, n, std::uint64_t{outputs} * cut.groups),
                                 operands.grid("slots", ids != nullptr ? slots : w.matrices)});
 }
@@ -286,6 +381,21 @@ void few_rows_nt(Recording& recording, const TensorView& x, const Operand& weigh
 void few_rows_by_ids(Recording& recording, const TensorView& x, const Operand& weights,
                      const TensorView& ids, const TensorView& y, const FewRowsForm& form) {
     record_nt(recording, Operands("fp8::few_rows_by_ids"), x, weights, &ids, y, form);
+}
+
+void few_rows_routed(Recording& recording, const TensorView& x, const Operand& weights,
+                     const FewRowsRouter& router, const TensorView& y, const FewRowsForm& form) {
+    record_nt(recording, Operands("fp8::few_rows_routed"), x, weights, &router.ids, y, form,
+              &router);
+}
+
+bool few_rows_choose(const Device& device, std::uint64_t experts, std::uint64_t top_k) {
+    return !device.info().is_cpu && experts <= ops::kMostSharedExperts &&
+           top_k <= ops::kMostSharedTopK;
+}
+
+bool few_rows_combine(const Device& device, std::uint64_t rows, std::uint64_t v_dim) {
+    return !device.info().is_cpu && rows * v_dim * sizeof(float) <= kMostStaged;
 }
 
 void few_rows_experts(Recording& recording, const FewRowsExperts& e, const TensorView& y) {

@@ -10,7 +10,7 @@
 #extension GL_GOOGLE_include_directive : require
 #include "include/activation.glsl"
 #include "few_rows_experts.kernel.glsl"
-const uint rows = 1u, gain = 0u;
+const uint rows = 1u, gain = 0u, staged = 0u, all_units = 1u;
 #include "include/few_rows.glsl"
 
 const uint kRowShift = whole != 0u || STORAGE_BF16 == 0 ? 4u : 3u;

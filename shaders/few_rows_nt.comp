@@ -5,6 +5,12 @@
 // epilogue 0: stored, 1: added to what stands in y, 2: y[i] = silu(gate) * up of rows i and n + i of W.
 // by_ids 1: workgroups of y = s have slot s: row s / slots_per_row of x, row s of y, the matrix ids[s].
 //           Slots of rows from count[0] on, and ids that are no expert's, have nothing done.
+// by_ids 2: the same where ids are still to be chosen: every workgroup makes its row's choice from the
+//           logits [rows, experts] (include/router_choice.glsl), those of x = 0 write their slot's id and
+//           weight.
+// staged 1: the workgroup first puts x * gain in its memory, for all of its groups.
+// staged 2: x is what attention's parts amount to (include/paged_parts.glsl), for head y of `heads`;
+//           x itself where parts has one part for a row, zeros where it has none.
 // Dispatch: x = ceil(n / (columns * local_size / lanes)), with SwiGLU half the columns; y: batches or slots.
 #version 460
 #extension GL_GOOGLE_include_directive : require
@@ -13,6 +19,8 @@
 #include "few_rows_nt.kernel.glsl"
 #define HALVES_APART (epilogue == 2u)
 #include "include/few_rows.glsl"
+#include "include/paged_parts.glsl"
+#include "include/router_choice.glsl"
 
 const uint kOutputs = epilogue == 2u ? columns / 2u : columns; // of a group
 
@@ -20,10 +28,71 @@ float value(uint c, uint r, uint group) {
     return lanes == 1u ? sums[c * rows + r] : folded(c * rows + r, group);
 }
 
+#if FOLD_BY_SUBGROUP
+// Of each subgroup's share of a staged row.
+shared float staged_squares[gain != 0u && staged != 0u ? rows * local_size / kLeastSubgroup : 1u];
+#endif
+
+vec4 part_of_x(Source s, uint r, uint four) {
+#if STORAGE_BF16
+    return bf16_unpack(ReadUvec2(s.x).v[r * s.x_row * (whole != 0u ? 2u : 1u) + four]);
+#else
+    return ReadVec4(s.x).v[r * s.x_row + four];
+#endif
+}
+
+vec4 part_of_attention(Source s, uint r, uint four) {
+    Parts parts = Parts(uvec2(push.operands.partial), uvec2(push.operands.partial_lse),
+                        push.operands.parts.v[2u * r], push.operands.parts.v[2u * r + 1u], push.heads,
+                        gl_WorkGroupID.y, push.k4);
+    if (parts.count <= 1u) {
+        return parts.count == 0u ? vec4(0.0) : part_of_x(s, r, four);
+    }
+    float log_sum;
+    return combine_parts(parts, four, log_sum);
+}
+
+// All invocations call it; a barrier must follow.
+void stage_x(Source s) {
+    [[unroll]] for (uint r = 0u; r < rows; ++r) {
+        float own = 0.0;
+        for (uint four = gl_LocalInvocationIndex; four < FOURS * all_units; four += local_size) {
+            vec4 x = vec4(0.0);
+            if (four < s.k4) {
+                x = staged == 2u ? part_of_attention(s, r, four) : part_of_x(s, r, four);
+                if (gain != 0u) {
+                    own += dot(x, x);
+                    x *= read_gain(s.gains, four, s.k4);
+                }
+            }
+            staged_x[(r * FOURS + four % FOURS) * all_units + four / FOURS] = x;
+        }
+#if FOLD_BY_SUBGROUP
+        if (gain != 0u) {
+            for (uint reach = 1u; reach < gl_SubgroupSize; reach <<= 1u) {
+                own += subgroupShuffleXor(own, reach);
+            }
+            uint parts = local_size / gl_SubgroupSize;
+            staged_squares[r * parts + gl_LocalInvocationIndex / gl_SubgroupSize] = own;
+        }
+#endif
+    }
+}
+
 float norm_of(uint r, uint group) {
     if (gain == 0u) {
         return 1.0;
     }
+#if FOLD_BY_SUBGROUP
+    if (staged != 0u) {
+        uint parts = local_size / gl_SubgroupSize;
+        float sum = staged_squares[r * parts];
+        for (uint i = 1u; i < parts; ++i) {
+            sum += staged_squares[r * parts + i];
+        }
+        return rms_inverse(sum, push.k4, push.eps);
+    }
+#endif
     return rms_inverse(lanes == 1u ? squares[r] : folded(kSums + r, group), push.k4, push.eps);
 }
 
@@ -44,6 +113,23 @@ void finish(uvec2 y, uint first, uint o, uint r, uint group) {
     store_pair(y, at, count, x);
 }
 
+// The expert of a row's choice, of which the first workgroup tells.
+uint choose_matrix(uint row, uint choice) {
+    Router router = Router(push.experts, push.slots_per_row, push.groups, push.group_top_k,
+                           push.group_score_top, push.use_softmax != 0u, push.normalise != 0u,
+                           push.has_bias != 0u, push.route_scale, uvec2(push.operands.bias));
+    choose_experts(router, address_add(uvec2(push.operands.logits), row, push.experts, 2u));
+    uint expert = shared_chosen[choice];
+    if (gl_WorkGroupID.x == 0u) {
+        float weight = shared_scores[expert] * chosen_factor(router);
+        if (gl_LocalInvocationIndex == 0u) {
+            push.operands.chosen.v[gl_WorkGroupID.y] = int(expert);
+            push.operands.chosen_weights.v[gl_WorkGroupID.y] = weight;
+        }
+    }
+    return expert;
+}
+
 void main() {
     uint lane = lanes == 1u ? 0u : gl_LocalInvocationIndex % lanes;
     uint group = gl_LocalInvocationIndex / lanes;
@@ -54,9 +140,8 @@ void main() {
         if (row >= push.operands.count.v[0]) {
             return;
         }
-        matrix = uint(push.operands.ids.v[gl_WorkGroupID.y]);
-        if (matrix >= push.experts) {
-            return;
+        if (by_ids == 1u) {
+            matrix = uint(push.operands.ids.v[gl_WorkGroupID.y]);
         }
         x_skip = row * push.x_row;
     }
@@ -64,10 +149,21 @@ void main() {
     s.x = address_add(uvec2(push.operands.x), x_skip, 1u, whole != 0u || STORAGE_BF16 == 0 ? 4u : 3u);
     s.x_row = push.x_row;
     s.gains = uvec2(push.operands.gain);
-    s.weights = address_add(uvec2(push.operands.weights), matrix, push.w_batch, 4u);
-    s.scales = address_add(uvec2(push.operands.scales), matrix, push.scale_batch, 2u);
     s.k4 = push.k4;
     s.factor = 1.0;
+    if (staged != 0u) {
+        stage_x(s);
+    }
+    if (by_ids == 2u) {
+        matrix = choose_matrix(gl_WorkGroupID.y / push.slots_per_row, gl_WorkGroupID.y % push.slots_per_row);
+    } else if (staged != 0u) {
+        barrier();
+    }
+    if (by_ids == 1u && matrix >= push.experts) {
+        return;
+    }
+    s.weights = address_add(uvec2(push.operands.weights), matrix, push.w_batch, 4u);
+    s.scales = address_add(uvec2(push.operands.scales), matrix, push.scale_batch, 2u);
     [[unroll]] for (uint c = 0u; c < columns; ++c) {
         uint row = min(first + c % kOutputs, push.n - 1u) + c / kOutputs * push.n;
         weight_at[c] = row * push.w_row;

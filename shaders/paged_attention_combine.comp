@@ -2,11 +2,13 @@
 // The results of a row's parts as one, in ascending order, by the logs of their sums; zeros for rows
 // without any. Rows of one part have their result already. Operands: include/paged_attention.glsl.
 // Dispatch: an invocation per segment of segment4 * 4 columns of a row and head, grid-stride. Where
-// that is one four, the loads of up to kFewParts parts are under way at once. No shared memory.
+// that is one four, the loads of several parts are under way at once (include/paged_parts.glsl). No
+// shared memory.
 #version 460
 #extension GL_GOOGLE_include_directive : require
 #include "include/activation.glsl"
 #include "paged_attention_combine.kernel.glsl"
+#include "include/paged_parts.glsl"
 
 layout(local_size_x_id = 0) in;
 
@@ -16,34 +18,6 @@ void store_lse(uint row, uint head, uint segment, float value) {
     if (push.has_lse != 0u && segment == 0u) {
         push.operands.lse.v[row * push.heads + head] = value;
     }
-}
-
-const uint kFewParts = 8u;
-
-// One four of a row and head with so many parts at most; returns its log2 of the sum.
-float combine_few(uint partial, uint count, uint head, uint value4, uint c, uint to) {
-    float lse[kFewParts];
-    vec4 x[kFewParts];
-    [[unroll]] for (uint i = 0u; i < kFewParts; ++i) {
-        uint from = (partial + min(i, count - 1u)) * push.heads + head;
-        lse[i] = push.operands.partial_lse.v[from];
-        x[i] = push.operands.partial.v[from * value4 + c];
-    }
-    float top = lse[0];
-    [[unroll]] for (uint i = 1u; i < kFewParts; ++i) {
-        top = max(top, lse[i]); // beyond the last part its own once more
-    }
-    float total = 0.0;
-    vec4 sum = vec4(0.0);
-    [[unroll]] for (uint i = 0u; i < kFewParts; ++i) {
-        if (i < count) {
-            float power = exp2(lse[i] - top);
-            total += power;
-            sum = fma(x[i], vec4(power), sum);
-        }
-    }
-    push.operands.o.v[to + c] = store4(sum * (1.0 / total));
-    return top + log2(total);
 }
 
 void main() {
@@ -60,8 +34,11 @@ void main() {
                 push.operands.o.v[to + c] = S4(0);
             }
             store_lse(row, head, segment, uintBitsToFloat(0x7F800000u));
-        } else if (count > 1u && count <= kFewParts && push.segment4 == 1u) {
-            float lse = combine_few(partial, count, head, value4, first, to);
+        } else if (count > 1u && push.segment4 == 1u) {
+            float lse;
+            Parts parts = Parts(uvec2(push.operands.partial), uvec2(push.operands.partial_lse), partial,
+                                count, push.heads, head, value4);
+            push.operands.o.v[to + first] = store4(combine_parts(parts, first, lse));
             store_lse(row, head, segment, lse * kLn2);
         } else if (count > 1u) {
             float top = push.operands.partial_lse.v[partial * push.heads + head];

@@ -311,16 +311,14 @@ std::uint64_t paged_rows_per_item(const Device& device, const CacheShape& cache,
     return std::max<std::uint64_t>(pairs / std::max<std::uint64_t>(group, 1), 1);
 }
 
-void paged_attention(Recording& recording, const TensorView& q, const PagedCache& cache,
-                     const PagedWork& work, const TensorView& o, const TensorView& lse, float scale,
-                     BufferView workspace) {
-    const Arguments arguments("paged_attention");
+namespace {
+
+/// Everything but the combination of parts.
+void attend_parts(Recording& recording, const Arguments& arguments, const TensorView& q,
+                  const PagedCache& cache, const PagedWork& work, const TensorView& o,
+                  const Shape& shape, const Step& step, float scale) {
     const PagedMemory memory = paged_memory(arguments, cache);
-    const Shape shape = check_shape(arguments, q, cache, o);
     const BufferView o_memory = arguments.memory("o", o);
-    const Step step = check_step(arguments, shape, work, lse, workspace, o_memory);
-    if (shape.rows == 0 || shape.heads == 0)
-        return;
     const auto heads = arguments.u32("heads", shape.heads);
     const std::uint32_t o_row4 = arguments.groups_of_4("o's row stride", o.stride[0]);
     const std::uint32_t o_head4 = arguments.groups_of_4("o's head stride", o.stride[1]);
@@ -387,6 +385,36 @@ void paged_attention(Recording& recording, const TensorView& q, const PagedCache
         using Lanes = kernels::PagedAttentionLanes;
         attend(Lanes{.variant = storage_variant<Lanes>(q.dtype)}, lanes, lanes);
     }
+}
+
+} // namespace
+
+PagedParts paged_attention_parts(Recording& recording, const TensorView& q, const PagedCache& cache,
+                                 const PagedWork& work, const TensorView& o, float scale,
+                                 BufferView workspace) {
+    const Arguments arguments("paged_attention_parts");
+    const Shape shape = check_shape(arguments, q, cache, o);
+    const Step step = check_step(arguments, shape, work, {}, workspace, arguments.memory("o", o));
+    if (shape.rows > 0 && shape.heads > 0)
+        attend_parts(recording, arguments, q, cache, work, o, shape, step, scale);
+    const std::uint64_t partials = work.capacity.partials;
+    return {.rows = work.rows,
+            .sums = TensorView::contiguous(
+                step.partial, DType::F32, {partials, shape.heads, 4 * std::uint64_t{shape.value4}}),
+            .log_of_sums =
+                TensorView::contiguous(step.partial_lse, DType::F32, {partials, shape.heads})};
+}
+
+void paged_attention(Recording& recording, const TensorView& q, const PagedCache& cache,
+                     const PagedWork& work, const TensorView& o, const TensorView& lse, float scale,
+                     BufferView workspace) {
+    const Arguments arguments("paged_attention");
+    const Shape shape = check_shape(arguments, q, cache, o);
+    const BufferView o_memory = arguments.memory("o", o);
+    const Step step = check_step(arguments, shape, work, lse, workspace, o_memory);
+    if (shape.rows == 0 || shape.heads == 0)
+        return;
+    attend_parts(recording, arguments, q, cache, work, o, shape, step, scale);
     using Combine = kernels::PagedAttentionCombine;
     const std::uint32_t segments = recording.device().info().is_cpu ? 1 : shape.value4;
     const std::uint64_t results = shape.rows * shape.heads * segments;
@@ -400,11 +428,11 @@ void paged_attention(Recording& recording, const TensorView& q, const PagedCache
                                .o = o_memory,
                                .lse = step.lse,
                                .rows = arguments.u32("rows", shape.rows),
-                               .heads = heads,
+                               .heads = arguments.u32("heads", shape.heads),
                                .segments = segments,
                                .segment4 = shape.value4 / segments,
-                               .o_row4 = o_row4,
-                               .o_head4 = o_head4,
+                               .o_row4 = arguments.groups_of_4("o's row stride", o.stride[0]),
+                               .o_head4 = arguments.groups_of_4("o's head stride", o.stride[1]),
                                .has_lse = step.has_lse ? 1u : 0u},
                        plan.groups);
 }

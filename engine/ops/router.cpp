@@ -11,9 +11,6 @@ namespace bellows::ops {
 namespace {
 
 constexpr std::uint32_t kMaxRouterGroups = 32;
-/// Experts that a workgroup keeps in shared memory and that a token chooses there; more take one
-/// invocation per token.
-constexpr std::uint64_t kMaxSharedExperts = 1024, kMaxSharedTopK = 64;
 
 void check_options(const Arguments& arguments, const RouterOptions& options, std::uint64_t experts,
                    std::uint64_t top_k) {
@@ -41,7 +38,7 @@ RowPlan plan_router(const Recording& recording, std::uint64_t tokens, std::uint6
     RowPlan plan = plan_rows(recording, tokens, experts, RowWork::Reduction);
     if (plan.row_per_workgroup != 0) {
         plan.local_size = experts > 64 ? 64 : 32;
-        if (experts > kMaxSharedExperts || top_k > kMaxSharedTopK) {
+        if (experts > kMostSharedExperts || top_k > kMostSharedTopK) {
             plan.row_per_workgroup = 0;
         }
     }
@@ -61,6 +58,11 @@ std::uint64_t check_runs(const Arguments& arguments, const TensorView& counts, s
 }
 
 } // namespace
+
+void check_router_options(const char* op, const RouterOptions& options, std::uint64_t experts,
+                          std::uint64_t top_k) {
+    check_options(Arguments(op), options, experts, top_k);
+}
 
 void router_forward(Recording& recording, const TensorView& logits, const TensorView& bias,
                     const TensorView& scores, const TensorView& topk_ids,

@@ -9,11 +9,12 @@
 //   STORAGE_BF16 of x, see activation.glsl
 // The kernel declares the constants local_size, lanes, rows, columns, whole (1: k is a multiple of a
 // unit, and rows of x begin at multiples of 16 bytes), gain (of an RMSNorm of x, 0: none, 1: f32,
-// 2: bf16), one_scale (1: the scales of all columns stand in one row, or in two where HALVES_APART).
+// 2: bf16), one_scale (1: the scales of all columns stand in one row, or in two where HALVES_APART),
+// staged (1: the kernel has left x * gain in staged_x, of `all_units` units a row).
 // Order: of an invocation's units ascending, inside a unit ascending; then lanes as include/fold.glsl
 // has it. It depends on `lanes` and the subgroup size alone.
 // Shared memory: include/fold.glsl, of columns * rows values (and `rows` with a gain) for each
-// local_size / lanes.
+// local_size / lanes; 16 * FOURS * all_units * rows bytes where x is staged.
 #ifndef BELLOWS_FEW_ROWS_GLSL
 #define BELLOWS_FEW_ROWS_GLSL
 
@@ -48,11 +49,15 @@ layout(local_size_x_id = 0) in;
 
 const uint kGroups = local_size / lanes;
 const uint kSums = columns * rows;
-const uint kValues = kSums + (gain != 0u ? rows : 0u);
+const bool kSquaresOfLanes = gain != 0u && staged == 0u;
+const uint kValues = kSums + (kSquaresOfLanes ? rows : 0u);
 #define FOLD_VALUES (kValues * kGroups)
 #define FOLD_LANES lanes
 #define FOLD_BY_SUBGROUP CODES_F16
 #include "fold.glsl"
+
+// [rows][FOURS][all_units]: neighbouring invocations read what stands side by side.
+shared vec4 staged_x[staged != 0u ? rows * FOURS * all_units : 1u];
 
 float sums[kSums]; // [columns][rows]
 float squares[rows];
@@ -146,8 +151,10 @@ void add_unit(Source s, uint unit) {
     [[unroll]] for (uint c = 0u; c < columns; ++c) {
         codes[c] = ReadUvec4(s.weights).v[weight_at[c] + unit];
     }
-    [[unroll]] for (uint i = 0u; i < rows * kAhead; ++i) {
-        raw[i] = read_x(s.x, i / kAhead * s.x_row, unit, i % kAhead, s.k4);
+    if (staged == 0u) {
+        [[unroll]] for (uint i = 0u; i < rows * kAhead; ++i) {
+            raw[i] = read_x(s.x, i / kAhead * s.x_row, unit, i % kAhead, s.k4);
+        }
     }
     [[unroll]] for (uint c = 0u; c < columns; ++c) {
         scale[c] = s.factor;
@@ -168,16 +175,20 @@ void add_unit(Source s, uint unit) {
     }
     [[unroll]] for (uint f = 0u; f < FOURS; ++f) {
         const uint load = f / (FOURS / X_LOADS);
-        if (kOneByOne && f > 0u && f % (FOURS / X_LOADS) == 0u) {
+        if (staged == 0u && kOneByOne && f > 0u && f % (FOURS / X_LOADS) == 0u) {
             [[unroll]] for (uint r = 0u; r < rows; ++r) {
                 raw[r] = read_x(s.x, r * s.x_row, unit, load, s.k4);
             }
         }
         vec4 x[rows];
-        vec4 g = gain != 0u ? read_gain(s.gains, unit * FOURS + f, s.k4) : vec4(1.0);
+        vec4 g = kSquaresOfLanes ? read_gain(s.gains, unit * FOURS + f, s.k4) : vec4(1.0);
         [[unroll]] for (uint r = 0u; r < rows; ++r) {
-            x[r] = unpacked_x(raw[r * kAhead + load % kAhead], f);
-            if (gain != 0u) {
+            if (staged != 0u) {
+                x[r] = staged_x[(r * FOURS + f) * all_units + unit];
+            } else {
+                x[r] = unpacked_x(raw[r * kAhead + load % kAhead], f);
+            }
+            if (kSquaresOfLanes) {
                 [[unroll]] for (uint e = 0u; e < 4u; ++e) {
                     squares[r] = fma(x[r][e], x[r][e], squares[r]);
                 }
@@ -223,7 +234,7 @@ void fold_sums() {
     [[unroll]] for (uint i = 0u; i < kSums; ++i) {
         put_partial(i * kGroups + group, lane, sums[i]);
     }
-    if (gain != 0u) {
+    if (kSquaresOfLanes) {
         [[unroll]] for (uint r = 0u; r < rows; ++r) {
             put_partial((kSums + r) * kGroups + group, lane, squares[r]);
         }

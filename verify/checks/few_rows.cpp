@@ -3,12 +3,14 @@
 // sum, experts by ids, and the queries of latent attention.
 #include "verify/checks/families.hpp"
 
+#include "verify/checks/router_cases.hpp"
 #include "verify/reference/fp8.hpp"
 #include "verify/reference/ops.hpp"
 
 #include <bellows/base/rounding.hpp>
 #include <bellows/engine/ops.hpp>
 #include <bellows/fp8/few_rows.hpp>
+#include <bellows/kernels/kernels.hpp>
 
 #include <optional>
 
@@ -135,6 +137,8 @@ struct NtCase {
     Depth depth = Depth::Quick;
 };
 
+constexpr auto kStaged = fp8::FewRowsCut::Staged::Yes;
+
 constexpr auto kNtCases = std::to_array<NtCase>({
     {Kind::Values, 5, 16, 1},
     {Kind::Values, 64, 136, 8, 1, Gain::Act, Result::Store, true},
@@ -148,6 +152,9 @@ constexpr auto kNtCases = std::to_array<NtCase>({
     {Kind::PowersOfTwo, 9, 128, 6, 3},
     {Kind::PowersOfTwo, 70, 144, 2, 1, Gain::F32, Result::Store, true, {}, true},
     {Kind::PowersOfTwo, 260, 1024, 1, 1, Gain::F32, Result::Swiglu, false, {64, 8, 2}},
+    {Kind::PowersOfTwo, 21, 260, 3, 1, Gain::Act, Result::Store, true, {8, 2, 4, kStaged}},
+    {Kind::F32Scales, 24, 272, 1, 1, Gain::F32, Result::Swiglu, false, {16, 4, 4, kStaged}, true},
+    {Kind::PowersOfTwo, 18, 36, 2, 1, Gain::None, Result::Add, false, {1, 4, 32, kStaged}},
     {Kind::Values, 128, 512, 1, 16, Gain::None, Result::Store, false, {}, false, Depth::Full},
     {Kind::PowersOfTwo, 576, 2048, 1, 1, Gain::F32, Result::Store, false, {}, false, Depth::Full},
     {Kind::PowersOfTwo,
@@ -358,6 +365,191 @@ void check_experts(Check& check, const OpRig& rig, DType act, const ExpertsCase&
     compare(check, "sum", rig.read(y.view), sums, act);
 }
 
+struct RoutedCase {
+    std::uint64_t rows, count, experts, top_k; ///< count: rows that exist
+    ops::RouterOptions options;
+    bool bias;
+    fp8::FewRowsCut cut = {};
+    Depth depth = Depth::Quick;
+};
+
+using Score = ops::RouterOptions::Score;
+constexpr auto kRoutedCases = std::to_array<RoutedCase>({
+    {1, 1, 5, 5, {Score::Softmax, 1, 1, 2, true, 1}, false},
+    {3, 2, 13, 3, {Score::Sigmoid, 1, 1, 2, false, 0.5f}, true, {8, 4, 2}},
+    {2, 2, 24, 4, {Score::Sigmoid, 6, 2, 2, true, 2.5f}, true, {8, 4, 8, kStaged}},
+    {2, 1, 70, 6, {Score::Softmax, 1, 1, 2, true, 16}, false, {8, 4, 16, kStaged}},
+    {4, 4, 64, 6, {Score::Softmax, 1, 1, 2, false, 1}, false, {}, Depth::Full},
+    {1, 1, 256, 8, {Score::Sigmoid, 8, 4, 2, true, 2.5f}, true, {}, Depth::Full},
+    {2, 2, 160, 6, {Score::Softmax, 8, 3, 1, false, 16}, false, {16, 4, 16}, Depth::Full},
+});
+
+/// Ids and weights have the bits of the router's own kernel, equal and absent logits included, and
+/// products those of the experts by their ids.
+void check_routed(Check& check, const OpRig& rig, DType act, const RoutedCase& c) {
+    check.begin_case(std::to_string(c.rows) + " rows, " + std::to_string(c.top_k) + " of " +
+                     std::to_string(c.experts) + " experts");
+    constexpr std::uint64_t kHidden = 48, kFfn = 12;
+    const std::uint64_t slots = c.rows * c.top_k;
+    const auto word = [](std::uint64_t value) { return static_cast<std::uint32_t>(value); };
+    const FewRowsWeights up =
+        make_weights(rig, act, Kind::PowersOfTwo, c.experts, 2 * kFfn, kHidden);
+    auto logits = reference::random_f32(c.rows * c.experts, 4, -4, 4);
+    logits[1] = logits[0];
+    logits[c.experts - 1] = std::numeric_limits<float>::quiet_NaN();
+    if (c.options.score == Score::Softmax) // of which every score would be one
+        logits[c.experts - 1] = logits[0];
+    const OpTensor logits_t = rig.tensor(DType::F32, {c.rows, c.experts}, logits),
+                   bias = rig.tensor(DType::F32, {c.experts},
+                                     reference::random_f32(c.experts, 5, -0.1, 0.1)),
+                   count = rig.tensor(DType::U32, {1}, std::vector<std::uint64_t>{c.count}),
+                   x = rig.tensor(act, {c.rows, kHidden}, OpRig::random(act, c.rows * kHidden, 1)),
+                   gain = rig.tensor(DType::F32, {kHidden},
+                                     OpRig::random(DType::F32, kHidden, 8, 0.5, 1.5));
+    const OpTensor scores = rig.result(DType::F32, {c.rows, c.experts});
+    struct Way {
+        OpTensor ids, weights, hidden;
+    };
+    const auto make_way = [&] {
+        return Way{rig.result(DType::I32, {c.rows, c.top_k}),
+                   rig.result(DType::F32, {c.rows, c.top_k}), rig.result(act, {slots, kFfn})};
+    };
+    const Way apart = make_way(), together = make_way();
+    const fp8::FewRowsForm form{.result = Result::Swiglu, .gain = gain, .eps = 1e-6f, .cut = c.cut};
+    rig.run([&](Recording& r) {
+        r.dispatch(kernels::RouterForward{.constants = {.local_size = 32,
+                                                        .row_per_workgroup = 1,
+                                                        .shared_experts = word(c.experts)},
+                                          .logits = logits_t.view.buffer,
+                                          .bias = bias.view.buffer,
+                                          .scores = scores.view.buffer,
+                                          .topk_ids = apart.ids.view.buffer,
+                                          .topk_weights = apart.weights.view.buffer,
+                                          .tokens = word(c.rows),
+                                          .experts = word(c.experts),
+                                          .top_k = word(c.top_k),
+                                          .groups = c.options.groups,
+                                          .group_top_k = c.options.group_top_k,
+                                          .group_score_top = c.options.group_score_top,
+                                          .use_softmax = c.options.score == Score::Softmax,
+                                          .normalise = c.options.normalise,
+                                          .has_bias = c.bias,
+                                          .route_scale = c.options.route_scale},
+                   {.x = 1});
+        fp8::few_rows_by_ids(r, x, up.operand, apart.ids.view.with_row_count(count.view.buffer),
+                             apart.hidden, form);
+        fp8::few_rows_routed(r, x, up.operand,
+                             {.logits = logits_t,
+                              .bias = c.bias ? bias.view : TensorView{},
+                              .options = c.options,
+                              .ids = together.ids.view.with_row_count(count.view.buffer),
+                              .weights = together.weights},
+                             together.hidden, form);
+    });
+    const auto same = [&](const char* part, const TensorView& a, const TensorView& b) {
+        const std::uint64_t present = c.count * a.num_elements() / c.rows;
+        const auto expected = rig.read(a), actual = rig.read(b);
+        for (std::uint64_t i = 0; i < actual.size(); ++i)
+            if (i < present ? std::bit_cast<std::uint32_t>(actual[i]) !=
+                                  std::bit_cast<std::uint32_t>(expected[i])
+                            : !untouched(actual[i])) {
+                check.that(part, false,
+                           "element " + std::to_string(i) + " is " + std::to_string(actual[i]) +
+                               ", not " + std::to_string(expected[i]));
+                return;
+            }
+        check.that(part, true, "");
+    };
+    same("weights", apart.weights, together.weights);
+    same("SwiGLU", apart.hidden, together.hidden);
+    const auto expected = rig.read<std::int32_t>(apart.ids),
+               actual = rig.read<std::int32_t>(together.ids);
+    for (std::uint64_t s = 0; s < c.count * c.top_k; ++s)
+        check.that("ids", actual[s] == expected[s],
+                   "slot " + std::to_string(s) + " has " + std::to_string(actual[s]) + ", not " +
+                       std::to_string(expected[s]));
+}
+
+struct PartsCase {
+    Kind kind;
+    std::uint64_t n, k, heads;
+    std::array<std::uint32_t, 4> parts; ///< of each row
+    std::uint64_t rows;
+    fp8::FewRowsCut cut = {};
+    Depth depth = Depth::Quick;
+};
+
+constexpr auto kPartsCases = std::to_array<PartsCase>({
+    {Kind::Values, 5, 24, 3, {2}, 1},
+    {Kind::Values, 12, 136, 2, {1, 0, 9, 3}, 4, {8, 2, 4}},
+    {Kind::PowersOfTwo, 34, 128, 2, {8, 17}, 2},
+    {Kind::Values, 128, 512, 16, {65, 33}, 2, {}, Depth::Full},
+});
+
+/// What attention left in parts, by the heads' weights.
+void check_parts(Check& check, const OpRig& rig, DType act, const PartsCase& c) {
+    check.begin_case(std::to_string(c.rows) + " rows of " + std::to_string(c.heads) + " heads " +
+                     by(c.n, c.k));
+    const FewRowsWeights w = make_weights(rig, act, c.kind, c.heads, c.n, c.k);
+    std::vector<std::uint32_t> plan;
+    std::uint64_t partials = 2; // what nobody has before them
+    for (std::uint64_t r = 0; r < c.rows; ++r) {
+        plan.push_back(static_cast<std::uint32_t>(partials));
+        plan.push_back(c.parts[r]);
+        partials += c.parts[r];
+    }
+    const auto x = OpRig::random(act, c.rows * c.heads * c.k, 1);
+    const auto sums = reference::random_f32(partials * c.heads * c.k, 2),
+               logs = reference::random_f32(partials * c.heads, 3, -20, 20);
+    const OpTensor x_t = rig.tensor(act, {c.rows, c.heads, c.k}, x),
+                   plan_t = rig.tensor(DType::U32, {c.rows, 2}, plan),
+                   sums_t = rig.tensor(DType::F32, {partials, c.heads, c.k}, sums),
+                   logs_t = rig.tensor(DType::F32, {partials, c.heads}, logs);
+    const std::uint64_t wide = round_up(c.n, 4) + 4;
+    const OpTensor y = rig.head(act, {c.rows, c.heads, wide}, c.n);
+    const auto of_batch = [](TensorView view) {
+        std::swap(view.extent[0], view.extent[1]);
+        std::swap(view.stride[0], view.stride[1]);
+        return view;
+    };
+    rig.run([&](Recording& r) {
+        fp8::few_rows_nt(
+            r, of_batch(x_t), w.operand, of_batch(y.view),
+            {.parts = {.rows = plan_t, .sums = sums_t, .log_of_sums = logs_t}, .cut = c.cut});
+    });
+    std::vector<Bounded> expected;
+    for (std::uint64_t r = 0; r < c.rows; ++r)
+        for (std::uint64_t h = 0; h < c.heads; ++h) {
+            Vector row(c.k), magnitude(c.k);
+            double total = 0;
+            for (std::uint64_t i = 0; i < c.parts[r] && c.parts[r] > 1; ++i) {
+                const std::uint64_t at = (plan[2 * r] + i) * c.heads + h;
+                const double power = std::exp2(static_cast<double>(logs[at]));
+                total += power;
+                for (std::uint64_t j = 0; j < c.k; ++j) {
+                    row[j] += power * static_cast<double>(sums[at * c.k + j]);
+                    magnitude[j] += power * std::abs(static_cast<double>(sums[at * c.k + j]));
+                }
+            }
+            for (std::uint64_t j = 0; j < c.k; ++j) {
+                row[j] = c.parts[r] == 1 ? static_cast<double>(x[(r * c.heads + h) * c.k + j])
+                                         : (total == 0 ? 0 : row[j] / total);
+                magnitude[j] = total == 0 ? 0 : magnitude[j] / total;
+            }
+            // Powers of two of differences up to 40 may be off by 3 + 2 * 40 ulp.
+            for (std::uint64_t i = 0; i < c.n; ++i) {
+                const std::uint64_t at = (h * c.n + i) * c.k;
+                Bounded e = dot(row, 0, w.values, at, c.k);
+                for (std::uint64_t j = 0; j < c.k; ++j)
+                    e.error += (2 * 83 + 2 * static_cast<double>(c.parts[r])) *
+                               reference::kF32Epsilon * magnitude[j] * std::abs(w.values[at + j]);
+                expected.push_back(e);
+            }
+        }
+    compare(check, "product", rig.read(y.view), expected, act);
+    check.untouched("product", rig.outside(y, y.view));
+}
+
 struct QueryCase {
     std::uint64_t rows, heads, nope, rope, latent;
     Depth depth = Depth::Quick;
@@ -424,6 +616,8 @@ void check_queries(Check& check, const OpRig& rig, DType act, const QueryCase& c
 void add_few_rows_checks(std::vector<OpCheck>& checks, Depth depth) {
     add_table(checks, depth, "few rows by weights", kNtCases, check_nt);
     add_table(checks, depth, "few rows by experts", kExpertsCases, check_experts);
+    add_table(checks, depth, "few rows by a router's choice", kRoutedCases, check_routed);
+    add_table(checks, depth, "few rows by attention's parts", kPartsCases, check_parts);
     add_table(checks, depth, "few rows of latent queries", kQueryCases, check_queries);
 }
 

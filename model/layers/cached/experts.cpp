@@ -46,6 +46,7 @@ private:
     LinearRows normalised_rows(Recording& r, Arena::Frame& scratch, const StepRows& rows,
                                const TensorView& stream) const;
     TensorView logits(Recording& r, Arena::Frame& scratch, const TensorView& norm) const;
+    TensorView choice_bias() const; ///< without memory where the router has none
     Routed choose(Recording& r, Arena::Frame& scratch, const LinearRows& norm,
                   const TensorView& logits) const;
     TensorView shared_inner(Recording& r, Arena::Frame& scratch, const LinearRows& norm) const;
@@ -110,6 +111,10 @@ LinearRows Experts::normalised_rows(Recording& r, Arena::Frame& scratch, const S
     return norm;
 }
 
+TensorView Experts::choice_bias() const {
+    return c_.router_bias ? p_.at("mlp.gate.e_score_correction_bias").weight : TensorView{};
+}
+
 /// Each expert's logit.
 TensorView Experts::logits(Recording& r, Arena::Frame& scratch, const TensorView& norm) const {
     const TensorView logits = scratch.tensor(DType::F32, {norm.extent[0], c_.routed_experts});
@@ -123,9 +128,7 @@ CachedExperts::Routed Experts::choose(Recording& r, Arena::Frame& scratch, const
     const TensorView scores = scratch.tensor(DType::F32, {rows, c_.routed_experts}),
                      ids = scratch.tensor(DType::I32, {rows, c_.top_k}),
                      weights = scratch.tensor(DType::F32, {rows, c_.top_k});
-    const TensorView bias =
-        c_.router_bias ? p_.at("mlp.gate.e_score_correction_bias").weight : TensorView{};
-    ops::router_forward(r, logits, bias, scores, ids, weights, router_options(c_));
+    ops::router_forward(r, logits, choice_bias(), scores, ids, weights, router_options(c_));
     return {norm.values, norm.codes, ids, weights};
 }
 
@@ -285,15 +288,22 @@ void Experts::record(Recording& r, Arena::Frame& scratch, const StepRows& rows,
     routed(r, scratch, rows, to_experts, stream);
 }
 
-/// Shared experts' first product runs beside the choice of the others, and their second is part of
-/// the sum of them all.
+/// The experts' first product makes the choice itself where that pays; that of the shared experts
+/// runs beside it, or beside the choice, and their second is part of the sum of them all.
 void Experts::record_few_rows(Recording& r, Arena::Frame& scratch, const StepRows& rows,
                               const TensorView& stream) const {
     using Result = fp8::FewRowsForm::Result;
     const Parameter& gain = p_.at("post_attention_layernorm.weight");
     const TensorView logits = scratch.tensor(DType::F32, {rows.rows, c_.routed_experts});
     p_.few_rows(r, "mlp.gate", stream, logits, behind_norm(gain, c_.norm_eps));
-    const Routed routed = choose(r, scratch, {}, logits);
+    const bool choose_there = fp8::few_rows_choose(r.device(), c_.routed_experts, c_.top_k);
+    Routed routed;
+    if (choose_there) {
+        routed.ids = scratch.tensor(DType::I32, {rows.rows, c_.top_k});
+        routed.weights = scratch.tensor(DType::F32, {rows.rows, c_.top_k});
+    } else {
+        routed = choose(r, scratch, {}, logits);
+    }
     const TensorView ids = routed.ids.with_row_count(rows.count);
     const fp8::FewRowsForm swiglu = behind_norm(gain, c_.norm_eps, Result::Swiglu);
     fp8::FewRowsExperts sum{.hidden =
@@ -306,7 +316,16 @@ void Experts::record_few_rows(Recording& r, Arena::Frame& scratch, const StepRow
         sum.shared_weights = few_rows_operand(p_.at("mlp.shared_experts.down_proj.weight"));
         p_.few_rows(r, "mlp.shared_experts.gate_up_proj", stream, sum.shared, swiglu);
     }
-    fp8::few_rows_by_ids(r, stream, gate_up_weights_, ids, sum.hidden, swiglu);
+    if (choose_there)
+        fp8::few_rows_routed(r, stream, gate_up_weights_,
+                             {.logits = logits,
+                              .bias = choice_bias(),
+                              .options = router_options(c_),
+                              .ids = ids,
+                              .weights = routed.weights},
+                             sum.hidden, swiglu);
+    else
+        fp8::few_rows_by_ids(r, stream, gate_up_weights_, ids, sum.hidden, swiglu);
     fp8::few_rows_experts(r, sum, stream);
 }
 

@@ -32,6 +32,8 @@ private:
                          const TensorView& stream) const;
     TensorView attend(Recording& r, Arena::Frame& scratch, const StepRows& rows,
                       const TensorView& q) const;
+    void attend_few(Recording& r, Arena::Frame& scratch, const StepRows& rows, const TensorView& q,
+                    const TensorView& o) const;
     TensorView queries(Recording& r, Arena::Frame& scratch, const LinearRows& norm) const;
     TensorView absorbed(Recording& r, Arena::Frame& scratch, const StepRows& rows,
                         const TensorView& q) const;
@@ -140,6 +142,25 @@ TensorView Mla::attend(Recording& r, Arena::Frame& scratch, const StepRows& rows
     return sums;
 }
 
+/// o: [rows, heads, value], attention's results times W_UV, which puts their parts together.
+void Mla::attend_few(Recording& r, Arena::Frame& scratch, const StepRows& rows, const TensorView& q,
+                     const TensorView& o) const {
+    const std::uint64_t latent = c_.kv_lora_rank;
+    const TensorView weights = ops::slice(kv_up_, 1, c_.qk_nope_head_dim, c_.v_head_dim);
+    if (!fp8::few_rows_combine(r.device(), rows.rows, latent)) {
+        fp8::few_rows_nt(r, by_head(attend(r, scratch, rows, q)), weights, by_head(o));
+        return;
+    }
+    const TensorView sums = scratch.tensor(q.dtype, {rows.rows, c_.heads, latent});
+    fp8::FewRowsForm form;
+    const std::uint64_t bytes =
+        ops::paged_attention_workspace_bytes(rows.work.capacity, c_.heads, latent);
+    form.parts =
+        ops::paged_attention_parts(r, q, cache_, rows.work, sums,
+                                   static_cast<float>(c_.attention_scale()), scratch.bytes(bytes));
+    fp8::few_rows_nt(r, by_head(sums), weights, by_head(o), form);
+}
+
 void Mla::record(Recording& r, Arena::Frame& scratch, const StepRows& rows,
                  const TensorView& stream) const {
     if (has_few_rows(rows, few_rows_)) {
@@ -182,9 +203,8 @@ void Mla::record_few_rows(Recording& r, Arena::Frame& scratch, const StepRows& r
         scratch.tensor(act, {rows.rows, c_.heads, c_.kv_lora_rank + c_.qk_rope_head_dim});
     ops::mla_queries(r, q.reshaped({rows.rows, c_.heads, c_.qk_head_dim()}),
                      ops::slice(kv_up_, 1, 0, nope), table_, rows.positions, absorbed);
-    const TensorView sums = attend(r, scratch, rows, absorbed),
-                     o = scratch.tensor(act, {rows.rows, c_.heads, v});
-    fp8::few_rows_nt(r, by_head(sums), ops::slice(kv_up_, 1, nope, v), by_head(o));
+    const TensorView o = scratch.tensor(act, {rows.rows, c_.heads, v});
+    attend_few(r, scratch, rows, absorbed, o);
     p_.few_rows(r, "self_attn.o_proj", o.reshaped({rows.rows, c_.heads * v}), stream,
                 {.result = fp8::FewRowsForm::Result::Add});
 }

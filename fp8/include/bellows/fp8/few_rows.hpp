@@ -16,7 +16,9 @@
 // multiples of 16 bytes on. A NaN code makes NaN the results that it meets. Every function throws
 // Error{InvalidArgument} with the shapes when operands do not fit together.
 
+#include <bellows/engine/paged_attention.hpp>
 #include <bellows/engine/recording.hpp>
+#include <bellows/engine/router.hpp>
 #include <bellows/fp8/gemm.hpp>
 
 #include <cstdint>
@@ -32,9 +34,14 @@ bool takes_few_rows(const Operand& weights, DType act);
 std::uint64_t few_rows_that_pay(const Device& device, const Operand& weights, DType act);
 
 /// How a dispatch is cut: how many invocations share a sum, how many rows of weights they have, and
-/// how many such groups a workgroup has. Zeros: what suits the device. Lanes decide bits.
+/// how many such groups a workgroup has. Zeros: what suits the device. Lanes decide bits, and so
+/// does the size of a workgroup whose x is staged.
 struct FewRowsCut {
     std::uint32_t lanes = 0, columns = 0, groups = 0;
+    /// Whether a workgroup first puts x with the norm's gain in its memory, of which its groups
+    /// then read. Other devices than those that convert codes as f16 never do.
+    enum class Staged : std::uint8_t { AsSuits, Yes, No };
+    Staged staged = Staged::AsSuits;
 };
 
 /// This says what a product does before and after its sum.
@@ -49,8 +56,14 @@ struct FewRowsForm {
     /// multiple of 16 bytes; without memory: x itself.
     TensorView gain = {};
     float eps = 0;
+    /// With memory: x [heads, rows, v_dim] is o of ops::paged_attention_parts, and its parts are
+    /// put together here; the weights are a batch of the heads', and there is no gain.
+    ops::PagedParts parts = {};
     FewRowsCut cut = {};
 };
+
+/// Whether parts of attention are best put together by the product that reads them.
+bool few_rows_combine(const Device& device, std::uint64_t rows, std::uint64_t v_dim);
 
 /// y = x * transpose(weights). x: [rows, k], y: [rows, n] like x or f32, with SwiGLU n half the
 /// matrix's rows; or with a batch first, of weights as well. An odd n is possible: of bf16 y then
@@ -63,6 +76,25 @@ void few_rows_nt(Recording& recording, const TensorView& x, const Operand& weigh
 /// 0..experts-1, are left alone.
 void few_rows_by_ids(Recording& recording, const TensorView& x, const Operand& weights,
                      const TensorView& ids, const TensorView& y, const FewRowsForm& form = {});
+
+/// A router's choice that the experts' product makes itself: what ops::router_forward makes of the
+/// same operands, with its bits.
+struct FewRowsRouter {
+    TensorView logits; ///< [rows, experts] f32
+    TensorView bias;   ///< [experts] f32, optional
+    ops::RouterOptions options;
+    TensorView ids;     ///< [rows, top_k] i32, written; its row_count says how many rows there are
+    TensorView weights; ///< [rows, top_k] f32, written
+};
+
+/// few_rows_by_ids of the ids that the router chooses; ids and weights are there for what comes
+/// next. At most ops::kMostSharedExperts experts and ops::kMostSharedTopK choices.
+void few_rows_routed(Recording& recording, const TensorView& x, const Operand& weights,
+                     const FewRowsRouter& router, const TensorView& y,
+                     const FewRowsForm& form = {});
+/// Whether that is better than ops::router_forward and few_rows_by_ids: every workgroup makes the
+/// whole choice, which on a CPU costs more than a dispatch.
+bool few_rows_choose(const Device& device, std::uint64_t experts, std::uint64_t top_k);
 
 /// A token's experts and its shared ones are summed: y[r] += the sum over its choices c of
 /// choice_weights[r, c] * hidden[r * top_k + c] * transpose(weights of expert ids[r, c]), in their

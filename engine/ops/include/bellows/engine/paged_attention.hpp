@@ -172,4 +172,17 @@ void paged_attention(Recording& recording, const TensorView& q, const PagedCache
                      const PagedWork& work, const TensorView& o, const TensorView& lse, float scale,
                      BufferView workspace);
 
+/// Results of attention that are still in parts. They last as long as the plan and the workspace.
+struct PagedParts {
+    TensorView rows;        ///< PagedWork::rows
+    TensorView sums;        ///< [partials, heads, v_dim] f32: each part's own result
+    TensorView log_of_sums; ///< [partials, heads] f32, base 2
+};
+
+/// paged_attention without its last dispatch: rows of one part have their result in o, the others
+/// theirs in what is returned, which fp8/few_rows.hpp reads.
+PagedParts paged_attention_parts(Recording& recording, const TensorView& q, const PagedCache& cache,
+                                 const PagedWork& work, const TensorView& o, float scale,
+                                 BufferView workspace);
+
 } // namespace bellows::ops

@@ -23,6 +23,15 @@ struct RouterOptions {
     float route_scale = 1;
 };
 
+/// Most experts and choices of a token of which a workgroup makes a choice; with more an invocation
+/// does.
+inline constexpr std::uint64_t kMostSharedExperts = 1024, kMostSharedTopK = 64;
+
+/// Throws Error{InvalidArgument}, in the name of `op`, where top_k of so many experts cannot be
+/// chosen in this way.
+void check_router_options(const char* op, const RouterOptions& options, std::uint64_t experts,
+                          std::uint64_t top_k);
+
 /// Chooses the top_k experts of each token by score + bias, ties to the lower expert, in
 /// descending order; weights come from the scores without the bias.
 /// logits: [tokens, experts] f32, bias: [experts] f32 (optional), scores (out, for the gradient):
