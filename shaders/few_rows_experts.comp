@@ -16,12 +16,13 @@ const uint rows = 1u, gain = 0u, staged = 0u, all_units = 1u;
 const uint kRowShift = whole != 0u || STORAGE_BF16 == 0 ? 4u : 3u;
 
 // Makes `s` that of a choice, or of the shared part. False: there is nothing to add.
-bool set_part(inout Source s, uint part, uint row, uint first) {
+// absent: all ones where the row is.
+bool set_part(inout Source s, uint part, uint row, uint first, uint absent) {
     bool of_expert = part < push.top_k;
     uint w_row = of_expert ? push.w_row : push.shared_w_row;
     uint scale_row = of_expert ? push.scale_row : push.shared_scale_row;
     if (of_expert) {
-        uint slot = row * push.top_k + part, expert = uint(push.operands.ids.v[slot]);
+        uint slot = row * push.top_k + part, expert = uint(push.operands.ids.v[slot]) | absent;
         if (expert >= push.experts) {
             return false;
         }
@@ -29,6 +30,8 @@ bool set_part(inout Source s, uint part, uint row, uint first) {
         s.weights = address_add(uvec2(push.operands.weights), expert, push.w_batch, 4u);
         s.scales = address_add(uvec2(push.operands.scales), expert, push.scale_batch, 2u);
         s.factor = push.operands.choice_weights.v[slot];
+    } else if (absent != 0u) {
+        return false;
     } else {
         s.x = address_add(uvec2(push.operands.shared_x), row, push.shared_x_row, kRowShift);
         s.weights = uvec2(push.operands.shared_weights);
@@ -44,14 +47,14 @@ bool set_part(inout Source s, uint part, uint row, uint first) {
     return true;
 }
 
-void sum_up(uint lane, uint row, uint first) {
+void sum_up(uint lane, uint row, uint first, uint absent) {
     Source s;
     s.x_row = 0u;
     s.gains = uvec2(0u);
     uint parts = push.top_k + (push.shared_units > 0u ? 1u : 0u);
     if (lanes == 1u) {
         FOR_COUNTED(part, 0u, parts) {
-            if (set_part(s, part, row, first)) {
+            if (set_part(s, part, row, first, absent)) {
                 uint units = part < push.top_k ? push.units : push.shared_units;
                 FOR_COUNTED(unit, 0u, units) {
                     add_unit(s, unit);
@@ -62,7 +65,7 @@ void sum_up(uint lane, uint row, uint first) {
         uint all = push.top_k * push.units + push.shared_units;
         FOR_COUNTED(at, lane, all) {
             uint part = min(at / push.units, push.top_k);
-            if (set_part(s, part, row, first)) {
+            if (set_part(s, part, row, first, absent)) {
                 add_unit(s, at - part * push.units);
             }
         } NEXT_COUNTED(at, all, lanes);
@@ -79,15 +82,17 @@ void finish(uint first, uint c, uint row, vec2 x) {
 
 void main() {
     uint row = gl_WorkGroupID.y;
-    if (row >= push.operands.count.v[0]) {
-        return;
-    }
+    // Nobody waits for the count before ids are on their way.
+    uint absent = row < push.operands.count.v[0] ? 0u : 0xFFFFFFFFu;
     uint lane = lanes == 1u ? 0u : gl_LocalInvocationIndex % lanes;
     uint group = gl_LocalInvocationIndex / lanes;
     uint first = (gl_WorkGroupID.x * kGroups + group) * columns;
     clear_sums();
-    sum_up(lane, row, first);
+    sum_up(lane, row, first, absent);
     fold_sums();
+    if (absent != 0u) {
+        return;
+    }
     if (lanes == 1u) {
         [[unroll]] for (uint c = 0u; c < columns; c += 2u) {
             finish(first, c, row, vec2(sums[c], sums[c + 1u]));

@@ -134,15 +134,14 @@ void main() {
     uint lane = lanes == 1u ? 0u : gl_LocalInvocationIndex % lanes;
     uint group = gl_LocalInvocationIndex / lanes;
     uint first = (gl_WorkGroupID.x * kGroups + group) * kOutputs;
-    uint matrix = gl_WorkGroupID.y, x_skip = matrix * push.x_batch;
+    uint matrix = gl_WorkGroupID.y, x_skip = matrix * push.x_batch, absent = 0u;
     if (by_ids != 0u) {
         uint row = gl_WorkGroupID.y / push.slots_per_row;
-        if (row >= push.operands.count.v[0]) {
-            return;
-        }
         if (by_ids == 1u) {
             matrix = uint(push.operands.ids.v[gl_WorkGroupID.y]);
+            absent = uint(matrix >= push.experts);
         }
+        absent |= uint(row >= push.operands.count.v[0]); // both loads are under way at once
         x_skip = row * push.x_row;
     }
     Source s;
@@ -154,13 +153,13 @@ void main() {
     if (staged != 0u) {
         stage_x(s);
     }
+    if (absent != 0u) {
+        return;
+    }
     if (by_ids == 2u) {
         matrix = choose_matrix(gl_WorkGroupID.y / push.slots_per_row, gl_WorkGroupID.y % push.slots_per_row);
     } else if (staged != 0u) {
         barrier();
-    }
-    if (by_ids == 1u && matrix >= push.experts) {
-        return;
     }
     s.weights = address_add(uvec2(push.operands.weights), matrix, push.w_batch, 4u);
     s.scales = address_add(uvec2(push.operands.scales), matrix, push.scale_batch, 2u);
