@@ -249,6 +249,7 @@ std::optional<PagedMatrixTile> tile_for_step(const Device& device, const CacheSh
 }
 
 constexpr std::uint64_t kNativePairs = 64; ///< of a workgroup
+constexpr std::uint64_t kFewRows = 8; ///< of a step whose tiles are not worth maps; bits are alike
 
 /// Whether the device has a kernel of its own for queries and entries of these types.
 bool has_native(const Device& device, const CacheShape& cache, DType queries) {
@@ -270,7 +271,13 @@ bool serves_native(const Device& device, const TensorView& q, const PagedCache& 
 void record_native(Recording& recording, const Arguments& arguments, const TensorView& q,
                    const PagedCache& cache, const PagedWork& work, const TensorView& o,
                    const Step& step, const Shape& shape, float scale) {
-    kernels::HopperPagedLatent kernel;
+    using Kernel = kernels::HopperPagedLatent;
+    Kernel kernel;
+    if (shape.rows <= kFewRows &&
+        recording.device()
+            .why_not(Kernel::info(), static_cast<std::uint32_t>(Kernel::Variant::few))
+            .empty())
+        kernel.variant = Kernel::Variant::few;
     kernel.q = arguments.memory("q", q);
     kernel.cache = cache.memory;
     kernel.items = step.items;

@@ -179,6 +179,24 @@ TEST_F(Fp8GuardPages, ProductsOfFewRows) {
                 TensorView ids = words(std::vector<std::uint32_t>(rows * top_k, 1));
                 ids.dtype = DType::I32;
                 ids = ids.reshaped({rows, top_k}).with_row_count(count.buffer);
+                // A choice of all experts, and two parts for each row and head.
+                const std::uint64_t most = experts, heads = experts, partials = 2 * rows;
+                TensorView chosen = words(std::vector<std::uint32_t>(rows * most, 0));
+                chosen.dtype = DType::I32;
+                chosen = chosen.reshaped({rows, most}).with_row_count(count.buffer);
+                std::vector<std::uint32_t> plan;
+                for (std::uint32_t row = 0; row < rows; ++row)
+                    plan.insert(plan.end(), {2 * row, 2});
+                const ops::PagedParts parts{
+                    .rows = words(plan).reshaped({rows, 2}),
+                    .sums = vector(partials * heads * k, partials * heads * k)
+                                .reshaped({partials, heads, k}),
+                    .log_of_sums =
+                        vector(partials * heads, partials * heads).reshaped({partials, heads})};
+                const TensorView by_head = matrix(act, heads * rows, heads * rows, k)
+                                               .reshaped({heads, rows, k}),
+                                 results = matrix(act, heads * rows, heads * rows, n)
+                                               .reshaped({heads, rows, n});
                 const TensorView hidden = matrix(act, top_k, rows * top_k, n / 2),
                                  narrow = matrix(act, rows * top_k, rows * top_k, n / 2 / 4 * 4),
                                  shares = vector(rows * top_k, rows * top_k);
@@ -187,6 +205,17 @@ TEST_F(Fp8GuardPages, ProductsOfFewRows) {
                     form.result = Result::Swiglu;
                     fp8::few_rows_nt(r, x, last(w), gated, form);
                     fp8::few_rows_by_ids(r, x, w, ids, hidden, form);
+                    fp8::few_rows_routed(r, x, w,
+                                         {.logits = vector(rows * experts, rows * experts)
+                                                        .reshaped({rows, experts}),
+                                          .bias = vector(experts, experts),
+                                          .options = {},
+                                          .ids = chosen,
+                                          .weights = vector(rows * most, rows * most)
+                                                         .reshaped({rows, most})},
+                                         matrix(act, most, rows * most, n / 2), form);
+                    form = {.parts = parts, .cut = {.lanes = lanes}};
+                    fp8::few_rows_nt(r, by_head, w, results, form);
                     if (narrow.extent[1] > 0)
                         fp8::few_rows_experts(r,
                                               {.hidden = narrow,

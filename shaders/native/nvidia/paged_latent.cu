@@ -10,6 +10,8 @@
 //           shared memory, by tensor maps that the kernel writes into its scratch memory. The two
 //           others take half of a block's scores each, exchange them as weights, and sum up half of
 //           the values' columns each. All workgroups write the same maps.
+//           attend_few, for few tiles: without maps, which take as long to write as a block to read;
+//           those who multiply copy queries and blocks themselves, a block ahead.
 // Bits      Scores are summed in ascending steps of 16 columns, values in ascending steps of 16
 //           tokens; inside a step as the units do it. Tokens that a row does not see have weight 0
 //           and change no sum.
@@ -84,12 +86,16 @@ struct Task {
     u32 first_block, end_block;
 };
 
-__device__ __forceinline__ Task load_task(const Push& push, u32 task, u32 round) {
+__device__ __forceinline__ Item load_item(const Push& push, u32 task) {
     const uint4* const at =
         reinterpret_cast<const uint4*>(words(push, 2)) + 2 * (task / push.chunks + 1);
     const uint4 a = at[0], b = at[1];
+    return {a.x, a.y, a.z, a.w, b.x, b.y, b.z, b.w};
+}
+
+__device__ __forceinline__ Task make_task(const Push& push, const Item& item, u32 task, u32 round) {
     Task t;
-    t.item = {a.x, a.y, a.z, a.w, b.x, b.y, b.z, b.w};
+    t.item = item;
     t.first_pair = (task % push.chunks + round * push.chunks) * kPairs;
     const u32 all = t.item.rows * push.heads;
     t.pairs = t.first_pair < all ? min(all - t.first_pair, kPairs) : 0;
@@ -97,6 +103,26 @@ __device__ __forceinline__ Task load_task(const Push& push, u32 task, u32 round)
     t.first_block = t.item.first_block;
     t.end_block = t.item.end_block;
     return t;
+}
+
+__device__ __forceinline__ Task load_task(const Push& push, u32 task, u32 round) {
+    return make_task(push, load_item(push, task), task, round);
+}
+
+/// Rows of 576 elements, by all who multiply, as load_box would leave them.
+__device__ __forceinline__ void copy_rows(u32 to, u64 from, u32 rows) {
+    constexpr u32 kChunks = kKey / 8;
+    for (u32 i = threadIdx.x; i < rows * kChunks; i += kConsumers) {
+        const u32 row = i / kChunks, chunk = i % kChunks;
+        copy_words(to + chunk / 8 * kBoxBytes + row * 128 + (chunk % 8 ^ row % 8) * 16,
+                   reinterpret_cast<const float*>(from + 2 * kKey * row + 16 * chunk));
+    }
+}
+
+__device__ __forceinline__ void copy_block(const Push& push, const Task& t, u32 block, u32 to) {
+    const u32 at = words(push, 4)[t.item.sequence * push.table_blocks + block];
+    copy_rows(to, push.operands[1] + static_cast<u64>(at) * kBlock * kKey * 2, kBlock);
+    asm volatile("cp.async.commit_group;" ::: "memory");
 }
 
 __device__ __forceinline__ void produce(const Push& push, u32 base, u64 q_map, u64 cache_map,
@@ -144,7 +170,8 @@ __device__ __forceinline__ void clear_rest(u32 tile, u32 have) {
     meet();
 }
 
-__device__ __forceinline__ void consume(const Push& push, u32 base, u32 tasks) {
+template <bool kFew>
+__device__ __forceinline__ void consume(const Push& push, u32 base, u32 tasks, const Item& first) {
     const u32 q_full = base + kBarriers, q_empty = q_full + 8, full = q_full + 16,
               empty = full + 8 * kStages;
     const u32 group = threadIdx.x / 128, lane = threadIdx.x % 32;
@@ -153,12 +180,18 @@ __device__ __forceinline__ void consume(const Push& push, u32 base, u32 tasks) {
     const bool releases = threadIdx.x % 128 == 0;
     const float scale = push.scale * kLog2E;
     u32 stage = 0, parity = 0, q_parity = 0;
-    for (u32 i = blockIdx.x, round = 0; i < tasks;) {
-        const Task t = load_task(push, i, round++);
+    for (u32 i = blockIdx.x, round = 0; i < tasks; ++round) {
+        const Task t = kFew && i == blockIdx.x && round == 0 ? make_task(push, first, i, 0)
+                                                             : load_task(push, i, round);
         if (t.pairs == 0) {
             i += gridDim.x;
-            round = 0;
+            round = ~0u;
             continue;
+        }
+        if (kFew) {
+            copy_rows(base, push.operands[0] + 2ull * kKey * (t.item.row * push.heads + t.first_pair),
+                      t.pairs);
+            copy_block(push, t, t.first_block, base + (1 + stage) * kTileBytes);
         }
         u32 seen[2]; // keys of this thread's rows
 #pragma unroll
@@ -168,10 +201,22 @@ __device__ __forceinline__ void consume(const Push& push, u32 base, u32 tasks) {
 #pragma unroll
         for (u32 k = 0; k < 128; ++k)
             sums[k] = 0;
-        wait(q_full, q_parity);
+        if (!kFew)
+            wait(q_full, q_parity);
         q_parity ^= 1;
         for (u32 block = t.first_block; block < t.end_block; ++block) {
-            wait(full + 8 * stage, parity);
+            if (!kFew) {
+                wait(full + 8 * stage, parity);
+            } else {
+                if (block + 1 < t.end_block) {
+                    copy_block(push, t, block + 1, base + (1 + (stage ^ 1)) * kTileBytes);
+                    asm volatile("cp.async.wait_group 1;" ::: "memory");
+                } else {
+                    asm volatile("cp.async.wait_group 0;" ::: "memory");
+                }
+                fence_shared_writes();
+                meet();
+            }
             const u32 tile = base + (1 + stage) * kTileBytes;
             const u32 first_key = block * kBlock;
             if (first_key + kBlock > t.keys)
@@ -244,14 +289,16 @@ __device__ __forceinline__ void consume(const Push& push, u32 base, u32 tasks) {
                                                  1024));
             commit_products();
             wait_for_products<0>();
-            if (releases)
+            if (kFew)
+                meet(); // before the next block comes there
+            else if (releases)
                 arrive(empty + 8 * stage);
             if (++stage == kStages) {
                 stage = 0;
                 parity ^= 1;
             }
         }
-        if (releases)
+        if (!kFew && releases)
             arrive(q_empty);
         // Each warpgroup has the weights of half of the tokens.
 #pragma unroll
@@ -345,5 +392,19 @@ extern "C" __global__ void __launch_bounds__(384, 1) attend(const __grid_constan
         return;
     }
     asm volatile("setmaxnreg.inc.sync.aligned.u32 240;");
-    consume(push, base, tasks);
+    consume<false>(push, base, tasks, {});
+}
+
+extern "C" __global__ void __launch_bounds__(384, 1) attend_few(const __grid_constant__ Push push) {
+    if (threadIdx.x >= kConsumers) {
+        asm volatile("setmaxnreg.dec.sync.aligned.u32 24;");
+        return;
+    }
+    asm volatile("setmaxnreg.inc.sync.aligned.u32 240;");
+    // The first item is on its way before anybody knows how many there are.
+    Item first = {};
+    if (blockIdx.x / push.chunks < push.max_items)
+        first = load_item(push, blockIdx.x);
+    const u32 tasks = min(words(push, 2)[0], push.max_items) * push.chunks;
+    consume<true>(push, shared_address(memory), tasks, first);
 }
