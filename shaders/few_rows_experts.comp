@@ -72,11 +72,18 @@ void sum_up(uint lane, uint row, uint first, uint absent) {
     }
 }
 
+vec2 before(uint first, uint c, uint row) {
+    if (first + c >= push.n) {
+        return vec2(0.0);
+    }
+    uint at = row * push.y_row + first + c, count = min(push.n - first - c, 2u);
+    return load_pair(uvec2(push.operands.y), at, count);
+}
+
 void finish(uint first, uint c, uint row, vec2 x) {
     if (first + c < push.n) {
         uint at = row * push.y_row + first + c, count = min(push.n - first - c, 2u);
-        uvec2 y = uvec2(push.operands.y);
-        store_pair(y, at, count, x + load_pair(y, at, count));
+        store_pair(uvec2(push.operands.y), at, count, x);
     }
 }
 
@@ -87,6 +94,10 @@ void main() {
     uint lane = lanes == 1u ? 0u : gl_LocalInvocationIndex % lanes;
     uint group = gl_LocalInvocationIndex / lanes;
     uint first = (gl_WorkGroupID.x * kGroups + group) * columns;
+    vec2 sum = vec2(0.0); // which comes on its way beside the weights
+    if (lanes > 1u && 2u * lane < columns) {
+        sum = before(first, 2u * lane, row);
+    }
     clear_sums();
     sum_up(lane, row, first, absent);
     fold_sums();
@@ -95,11 +106,14 @@ void main() {
     }
     if (lanes == 1u) {
         [[unroll]] for (uint c = 0u; c < columns; c += 2u) {
-            finish(first, c, row, vec2(sums[c], sums[c + 1u]));
+            finish(first, c, row, before(first, c, row) + vec2(sums[c], sums[c + 1u]));
         }
     } else {
         for (uint c = 2u * lane; c < columns; c += 2u * lanes) {
-            finish(first, c, row, vec2(folded(c, group), folded(c + 1u, group)));
+            if (c >= 2u * lanes) {
+                sum = before(first, c, row);
+            }
+            finish(first, c, row, sum + vec2(folded(c, group), folded(c + 1u, group)));
         }
     }
 }

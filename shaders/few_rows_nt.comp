@@ -96,8 +96,15 @@ float norm_of(uint r, uint group) {
     return rms_inverse(lanes == 1u ? squares[r] : folded(kSums + r, group), push.k4, push.eps);
 }
 
-// Outputs o and o + 1 of a group whose first is `first`, for row r.
-void finish(uvec2 y, uint first, uint o, uint r, uint group) {
+// What outputs o and o + 1 of a group whose first is `first`, for row r, are added to.
+vec2 before(uvec2 y, uint first, uint o, uint r) {
+    if (epilogue != 1u || first + o >= push.n) {
+        return vec2(0.0);
+    }
+    return load_pair(y, r * push.y_row + first + o, min(push.n - first - o, 2u));
+}
+
+void finish(uvec2 y, uint first, uint o, uint r, uint group, vec2 sum) {
     if (first + o >= push.n) {
         return;
     }
@@ -108,7 +115,7 @@ void finish(uvec2 y, uint first, uint o, uint r, uint group) {
         vec2 up = vec2(value(kOutputs + o, r, group), value(kOutputs + o + 1u, r, group)) * norm;
         x = swiglu4(vec4(x, 0.0, 0.0), vec4(up, 0.0, 0.0), 1.0).xy;
     } else if (epilogue == 1u) {
-        x += load_pair(y, at, count);
+        x += sum;
     }
     store_pair(y, at, count, x);
 }
@@ -168,21 +175,30 @@ void main() {
         weight_at[c] = row * push.w_row;
         scale_at[c] = row / 128u * push.scale_row;
     }
+    uvec2 y = address_add(uvec2(push.operands.y), gl_WorkGroupID.y, push.y_batch, y_f32 != 0u ? 2u : 1u);
+    const uint kPairs = kOutputs / 2u;
+    vec2 sum = vec2(0.0); // which comes on its way beside the weights
+    if (lanes > 1u && lane < rows * kPairs) {
+        sum = before(y, first, lane % kPairs * 2u, lane / kPairs);
+    }
     clear_sums();
     FOR_COUNTED(unit, lane, push.units) {
         add_unit(s, unit);
     } NEXT_COUNTED(unit, push.units, lanes);
     fold_sums();
 
-    uvec2 y = address_add(uvec2(push.operands.y), gl_WorkGroupID.y, push.y_batch, y_f32 != 0u ? 2u : 1u);
-    const uint kPairs = kOutputs / 2u;
     if (lanes == 1u) {
         [[unroll]] for (uint i = 0u; i < rows * kPairs; ++i) {
-            finish(y, first, i % kPairs * 2u, i / kPairs, 0u);
+            uint o = i % kPairs * 2u, r = i / kPairs;
+            finish(y, first, o, r, 0u, before(y, first, o, r));
         }
     } else {
         for (uint i = lane; i < rows * kPairs; i += lanes) {
-            finish(y, first, i % kPairs * 2u, i / kPairs, group);
+            uint o = i % kPairs * 2u, r = i / kPairs;
+            if (i >= lanes) {
+                sum = before(y, first, o, r);
+            }
+            finish(y, first, o, r, group, sum);
         }
     }
 }
