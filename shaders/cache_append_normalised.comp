@@ -33,9 +33,22 @@ float inverse_of(uint x_at) {
     return rms_inverse(row_sum(sum4(squares)), first4, push.eps);
 }
 
+// A workgroup's invocation loads ahead of the sum what it needs behind it, in its first columns.
+vec4 own_gain = vec4(0.0), own_angles = vec4(0.0);
+
 vec4 normalised(uint x_at, uint c, float inv_rms) {
-    vec4 x = load4(push.operands.kv.v[x_at + c]);
-    return rounded(rms_scaled(x, inv_rms, load4(push.operands.gain.v[c])));
+    vec4 x = load4(push.operands.kv.v[x_at + c]), gain = own_gain;
+    if (row_per_workgroup == 0u || c != gl_LocalInvocationIndex) {
+        gain = load4(push.operands.gain.v[c]);
+    }
+    return rounded(rms_scaled(x, inv_rms, gain));
+}
+
+vec4 angles_of(uint angles_at, uint c) {
+    if (row_per_workgroup == 0u || c != gl_LocalInvocationIndex) {
+        return push.operands.table.v[angles_at + c];
+    }
+    return own_angles;
 }
 
 uint magnitude(vec4 x) {
@@ -79,9 +92,25 @@ void codes_by_workgroup(uvec2 entry, uint x_at, float inv_rms) {
     barrier();
 }
 
-void append(uint row, uvec2 entry) {
-    uint x_at = row * push.kv_row4;
+void append(uint row, uint place) {
+    if (row_per_workgroup == 0u && place >= push.num_places) {
+        return;
+    }
+    uint position = push.operands.positions.v[row], x_at = row * push.kv_row4;
+    uint angles_at = (place < push.num_places ? position : 0u) * push.second4;
+    uvec2 entry = address_add(uvec2(push.operands.cache), place, push.units, 4u);
+    if (row_per_workgroup != 0u) {
+        if (gl_LocalInvocationIndex < push.second4) {
+            own_angles = push.operands.table.v[angles_at + gl_LocalInvocationIndex];
+        }
+        if (gl_LocalInvocationIndex < first4) {
+            own_gain = load4(push.operands.gain.v[gl_LocalInvocationIndex]);
+        }
+    }
     float inv_rms = inverse_of(x_at);
+    if (place >= push.num_places) {
+        return;
+    }
     if (storage != kStoredFp8) {
         FOR_COLUMNS(c, first4) {
             store_entry(entry, c, normalised(x_at, c, inv_rms));
@@ -91,9 +120,8 @@ void append(uint row, uvec2 entry) {
     } else {
         codes_by_invocation(entry, x_at, inv_rms);
     }
-    uint angles_at = push.operands.positions.v[row] * push.second4;
     FOR_COLUMNS(c, push.second4) {
-        vec4 angles = push.operands.table.v[angles_at + c];
+        vec4 angles = angles_of(angles_at, c);
         vec4 x = load4(push.operands.kv.v[x_at + first4 + c]);
         store_entry(entry, first4 + c, rounded(rotated_by(x, angles.xz, angles.yw)));
     } NEXT_COLUMN(c, push.second4);
@@ -101,9 +129,6 @@ void append(uint row, uvec2 entry) {
 
 void main() {
     FOR_ROWS(row, push.rows) {
-        uint place = push.operands.places.v[row];
-        if (place < push.num_places) {
-            append(row, address_add(uvec2(push.operands.cache), place, push.units, 4u));
-        }
+        append(row, push.operands.places.v[row]);
     } NEXT_ROW(row, push.rows);
 }

@@ -5,7 +5,8 @@
 //   y [rows, heads, 4 * (latent4 + rope4)], positions [rows], table [positions, 2 * rope4, 2]: rope.comp
 // An invocation has 16 bytes of neighbouring columns, and every splits-th four of a head's first part;
 // sums are f32, an invocation's ascending, then as include/fold.glsl has it.
-// Dispatch: x = ceil(columns in 16 bytes / (local_size / splits)), y = heads.
+// Dispatch: x = ceil(columns in 16 bytes / (local_size / splits)), and one more that rotates, as its
+// loads follow one another; y = heads.
 // Shared memory: include/fold.glsl; 4 * rows * UNIT values for each local_size / splits.
 #version 460
 #extension GL_GOOGLE_include_directive : require
@@ -71,6 +72,10 @@ void main() {
     split = splits == 1u ? 0u : split;
     uint unit = gl_WorkGroupID.x * kColumns + column, units = push.latent4 / FOURS;
     uint head = gl_WorkGroupID.y, q_at = head * push.q_head4, y_at = head * push.y_head4;
+    if (gl_WorkGroupID.x == gl_NumWorkGroups.x - 1u) {
+        rotate(head, q_at, y_at);
+        return;
+    }
     uvec2 weights = address_add(uvec2(push.operands.weights), head, push.w_batch, 4u);
     [[unroll]] for (uint i = 0u; i < rows * FOURS; ++i) {
         sums[i] = vec4(0.0);
@@ -78,9 +83,6 @@ void main() {
     FOR_COUNTED(four, split, push.nope4) {
         add_four(weights, q_at, four, min(unit, units - 1u));
     } NEXT_COUNTED(four, push.nope4, splits);
-    if (gl_WorkGroupID.x == 0u) {
-        rotate(head, q_at, y_at);
-    }
     if (splits > 1u) {
         [[unroll]] for (uint i = 0u; i < rows * FOURS; ++i) {
             [[unroll]] for (uint e = 0u; e < 4u; ++e) {

@@ -322,7 +322,7 @@ void mla_queries(Recording& recording, const TensorView& q, const TensorView& we
              .w_batch = arguments.u32("weights' stride", weights.stride[0] / unit),
              .y_row4 = arguments.groups_of_4("y's row stride", y.stride[0]),
              .y_head4 = arguments.groups_of_4("y's head stride", y.stride[1])};
-    recording.dispatch(kernel, {static_cast<std::uint32_t>(div_up(latent / unit, columns)),
+    recording.dispatch(kernel, {static_cast<std::uint32_t>(div_up(latent / unit, columns) + 1),
                                 arguments.u32("heads", heads)});
 }
 

@@ -193,10 +193,9 @@ TEST_F(Fp8GuardPages, ProductsOfFewRows) {
                                 .reshaped({partials, heads, k}),
                     .log_of_sums =
                         vector(partials * heads, partials * heads).reshaped({partials, heads})};
-                const TensorView by_head = matrix(act, heads * rows, heads * rows, k)
-                                               .reshaped({heads, rows, k}),
-                                 results = matrix(act, heads * rows, heads * rows, n)
-                                               .reshaped({heads, rows, n});
+                const TensorView
+                    by_head = matrix(act, heads * rows, heads * rows, k).reshaped({heads, rows, k}),
+                    results = matrix(act, heads * rows, heads * rows, n).reshaped({heads, rows, n});
                 const TensorView hidden = matrix(act, top_k, rows * top_k, n / 2),
                                  narrow = matrix(act, rows * top_k, rows * top_k, n / 2 / 4 * 4),
                                  shares = vector(rows * top_k, rows * top_k);
@@ -205,15 +204,14 @@ TEST_F(Fp8GuardPages, ProductsOfFewRows) {
                     form.result = Result::Swiglu;
                     fp8::few_rows_nt(r, x, last(w), gated, form);
                     fp8::few_rows_by_ids(r, x, w, ids, hidden, form);
-                    fp8::few_rows_routed(r, x, w,
-                                         {.logits = vector(rows * experts, rows * experts)
-                                                        .reshaped({rows, experts}),
-                                          .bias = vector(experts, experts),
-                                          .options = {},
-                                          .ids = chosen,
-                                          .weights = vector(rows * most, rows * most)
-                                                         .reshaped({rows, most})},
-                                         matrix(act, most, rows * most, n / 2), form);
+                    fp8::few_rows_routed(
+                        r, x, w,
+                        {.logits = vector(rows * experts, rows * experts).reshaped({rows, experts}),
+                         .bias = vector(experts, experts),
+                         .options = {},
+                         .ids = chosen,
+                         .weights = vector(rows * most, rows * most).reshaped({rows, most})},
+                        matrix(act, most, rows * most, n / 2), form);
                     form = {.parts = parts, .cut = {.lanes = lanes}};
                     fp8::few_rows_nt(r, by_head, w, results, form);
                     if (narrow.extent[1] > 0)
