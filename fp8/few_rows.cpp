@@ -126,10 +126,13 @@ FewRowsCut cut_for(const DeviceInfo& info, FewRowsCut cut, const Work& work) {
         usual(cut.groups, std::max<std::uint32_t>(8 / cut.lanes, 1));
         return cut;
     }
-    constexpr std::uint64_t kLeastLanes = 32, kMostLanes = 256, kWorkgroup = 128, kProcessors = 64;
+    constexpr std::uint64_t kLeastLanes = 32, kMostLanes = 256, kProcessors = 64;
+    // Groups of gate and up share what a workgroup has staged of x.
+    const std::uint64_t workgroup = work.of_each > 1 ? 256 : 128;
     const std::uint64_t wanted =
         work.invocations * (info.processors > 0 ? info.processors : kProcessors);
-    const std::uint64_t most = std::clamp<std::uint64_t>(std::bit_ceil(work.units), 8, kMostLanes);
+    const std::uint64_t most =
+        std::clamp<std::uint64_t>(std::bit_ceil(work.units), 8, work.of_each > 1 ? 64 : kMostLanes);
     const auto groups = [&](std::uint64_t columns) {
         return div_up(work.results * work.of_each, columns);
     };
@@ -145,18 +148,18 @@ FewRowsCut cut_for(const DeviceInfo& info, FewRowsCut cut, const Work& work) {
     while (lanes < most && groups(cut.columns) * lanes < wanted)
         lanes *= 2;
     usual(cut.lanes, lanes);
-    usual(cut.groups, std::max<std::uint64_t>(kWorkgroup / cut.lanes, 1));
+    usual(cut.groups, std::max<std::uint64_t>(workgroup / cut.lanes, 1));
     return cut;
 }
 
 template <class K>
-typename K::Variant variant_of(const Device& device, DType act, bool codes) {
+typename K::Variant variant_of(const Device& device, DType act, bool codes, bool in_f16 = true) {
     using V = typename K::Variant;
     if (!codes)
         return act == DType::BF16 ? V::bf16_bf16 : V::f32_f32;
-    const V in_f16 = act == DType::BF16 ? V::fp8_bf16_in_f16 : V::fp8_f32_in_f16;
-    if (device.why_not(K::info(), static_cast<std::uint32_t>(in_f16)).empty())
-        return in_f16;
+    const V wanted = act == DType::BF16 ? V::fp8_bf16_in_f16 : V::fp8_f32_in_f16;
+    if (in_f16 && device.why_not(K::info(), static_cast<std::uint32_t>(wanted)).empty())
+        return wanted;
     return act == DType::BF16 ? V::fp8_bf16 : V::fp8_f32;
 }
 
@@ -300,7 +303,13 @@ void record_nt(Recording& recording, const Operands& operands, const TensorView&
     const std::uint32_t outputs = swiglu ? cut.columns / 2 : cut.columns;
     using K = kernels::FewRowsNt;
     K kernel;
-    kernel.variant = variant_of<K>(recording.device(), act, weights.quantized.has_value());
+    // Those variants make a choice by subgroups.
+    const bool in_f16_chooses =
+        router == nullptr ||
+        ops::router_by_subgroup(recording.device(), w.matrices, ids->extent[1]);
+    kernel.variant =
+        variant_of<K>(recording.device(), act, weights.quantized.has_value(), in_f16_chooses);
+    kernel.constants.subgroup = std::max<std::uint32_t>(info.subgroup_size, 8);
     bind_weights(kernel, operands, w);
     bind_cut(kernel, cut);
     const bool whole = whole_units(from, w.k, unit_of(weights));
@@ -365,7 +374,7 @@ bool takes_few_rows(const Operand& weights, DType act) {
 }
 
 std::uint64_t few_rows_that_pay(const Device& device, const Operand& weights, DType act) {
-    constexpr std::uint64_t kOfCodes = 4, kOfValues = 2;
+    constexpr std::uint64_t kOfCodes = 2, kOfValues = 2;
     if (!takes_few_rows(weights, act))
         return 0;
     if (device.info().is_cpu || gemm_class(device).units == GemmClass::Units::None)

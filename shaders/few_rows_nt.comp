@@ -20,6 +20,8 @@
 #define HALVES_APART (epilogue == 2u)
 #include "include/few_rows.glsl"
 #include "include/paged_parts.glsl"
+#define ROUTER_BY_SUBGROUP CODES_F16
+void keep_score(uint expert, float score) {}
 #include "include/router_choice.glsl"
 
 const uint kOutputs = epilogue == 2u ? columns / 2u : columns; // of a group
@@ -120,21 +122,30 @@ void finish(uvec2 y, uint first, uint o, uint r, uint group, vec2 sum) {
     store_pair(y, at, count, x);
 }
 
+// Makes the weights of `s` those of a matrix, from its rows' `first` on.
+void find_weights(inout Source s, uint matrix, uint first) {
+    s.weights = address_add(uvec2(push.operands.weights), matrix, push.w_batch, 4u);
+    s.scales = address_add(uvec2(push.operands.scales), matrix, push.scale_batch, 2u);
+    [[unroll]] for (uint c = 0u; c < columns; ++c) {
+        uint row = min(first + c % kOutputs, push.n - 1u) + c / kOutputs * push.n;
+        weight_at[c] = row * push.w_row;
+        scale_at[c] = row / 128u * push.scale_row;
+    }
+}
+
 // The expert of a row's choice, of which the first workgroup tells.
 uint choose_matrix(uint row, uint choice) {
     Router router = Router(push.experts, push.slots_per_row, push.groups, push.group_top_k,
                            push.group_score_top, push.use_softmax != 0u, push.normalise != 0u,
                            push.has_bias != 0u, push.route_scale, uvec2(push.operands.bias));
-    choose_experts(router, address_add(uvec2(push.operands.logits), row, push.experts, 2u));
-    uint expert = shared_chosen[choice];
-    if (gl_WorkGroupID.x == 0u) {
-        float weight = shared_scores[expert] * chosen_factor(router);
-        if (gl_LocalInvocationIndex == 0u) {
-            push.operands.chosen.v[gl_WorkGroupID.y] = int(expert);
-            push.operands.chosen_weights.v[gl_WorkGroupID.y] = weight;
-        }
+    uvec2 logits = address_add(uvec2(push.operands.logits), row, push.experts, 2u);
+    Choice chosen = choose_experts(router, logits, choice);
+    if (gl_WorkGroupID.x == 0u && gl_LocalInvocationIndex == 0u) {
+        push.operands.chosen.v[gl_WorkGroupID.y] = int(chosen.expert);
+        push.operands.chosen_weights.v[gl_WorkGroupID.y] =
+            chosen.score * weight_factor(router, chosen.sum);
     }
-    return expert;
+    return chosen.expert;
 }
 
 void main() {
@@ -157,6 +168,10 @@ void main() {
     s.gains = uvec2(push.operands.gain);
     s.k4 = push.k4;
     s.factor = 1.0;
+    if (kWeightsFirst) {
+        find_weights(s, matrix, first);
+        load_ahead(s, min(lane, push.units - 1u));
+    }
     if (staged != 0u) {
         stage_x(s);
     }
@@ -165,15 +180,12 @@ void main() {
     }
     if (by_ids == 2u) {
         matrix = choose_matrix(gl_WorkGroupID.y / push.slots_per_row, gl_WorkGroupID.y % push.slots_per_row);
-    } else if (staged != 0u) {
+    }
+    if (staged != 0u) {
         barrier();
     }
-    s.weights = address_add(uvec2(push.operands.weights), matrix, push.w_batch, 4u);
-    s.scales = address_add(uvec2(push.operands.scales), matrix, push.scale_batch, 2u);
-    [[unroll]] for (uint c = 0u; c < columns; ++c) {
-        uint row = min(first + c % kOutputs, push.n - 1u) + c / kOutputs * push.n;
-        weight_at[c] = row * push.w_row;
-        scale_at[c] = row / 128u * push.scale_row;
+    if (!kWeightsFirst) {
+        find_weights(s, matrix, first);
     }
     uvec2 y = address_add(uvec2(push.operands.y), gl_WorkGroupID.y, push.y_batch, y_f32 != 0u ? 2u : 1u);
     const uint kPairs = kOutputs / 2u;
@@ -184,6 +196,9 @@ void main() {
     clear_sums();
     FOR_COUNTED(unit, lane, push.units) {
         add_unit(s, unit);
+        if (kWeightsFirst) {
+            load_ahead(s, min(unit + lanes, push.units - 1u));
+        }
     } NEXT_COUNTED(unit, push.units, lanes);
     fold_sums();
 

@@ -2,14 +2,19 @@
 // Router of one token: include/router_choice.glsl has the rules.
 //   logits, scores [tokens, experts] f32, bias [experts] f32
 //   topk_ids [tokens, top_k] i32 in descending order of s + bias, topk_weights [tokens, top_k] f32
-// Dispatch: see include/rows.glsl; a row is a token. One workgroup per token needs local_size >= 32 and
-// shared_experts >= experts, one invocation per token shared_experts = 1.
+// Dispatch: see include/rows.glsl; a row is a token. One workgroup per token needs a local_size of 32,
+// of top_k and, by subgroups, of theirs at least, and shared_experts >= experts; one invocation per
+// token shared_experts = 1.
 // Shared memory: include/router_choice.glsl, and 4 * local_size bytes.
 #version 460
 #extension GL_GOOGLE_include_directive : require
 #include "include/common.glsl"
 #include "include/math.glsl"
 #include "router_forward.kernel.glsl"
+uint row_of_scores;
+void keep_score(uint expert, float score) {
+    push.operands.scores.v[row_of_scores + expert] = score;
+}
 #include "include/router_choice.glsl"
 #include "include/rows.glsl"
 
@@ -103,15 +108,13 @@ void main() {
     FOR_ROWS(token, push.tokens) {
         uint row = token * push.experts;
         if (row_per_workgroup != 0u) {
-            choose_experts(router, address_add(uvec2(push.operands.logits), token, push.experts, 2u));
-            for (uint e = gl_LocalInvocationIndex; e < push.experts; e += local_size) {
-                push.operands.scores.v[row + e] = shared_scores[e];
-            }
-            float factor = chosen_factor(router);
-            for (uint k = gl_LocalInvocationIndex; k < push.top_k; k += local_size) {
-                uint slot = token * push.top_k + k;
-                push.operands.topk_ids.v[slot] = int(shared_chosen[k]);
-                push.operands.topk_weights.v[slot] = shared_scores[shared_chosen[k]] * factor;
+            row_of_scores = row;
+            uvec2 logits = address_add(uvec2(push.operands.logits), token, push.experts, 2u);
+            Choice choice = choose_experts(router, logits, gl_LocalInvocationIndex);
+            if (gl_LocalInvocationIndex < push.top_k) {
+                uint slot = token * push.top_k + gl_LocalInvocationIndex;
+                push.operands.topk_ids.v[slot] = int(choice.expert);
+                push.operands.topk_weights.v[slot] = choice.score * weight_factor(router, choice.sum);
             }
             barrier();
         } else {

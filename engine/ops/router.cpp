@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT
 #include "arguments.hpp"
 
+#include <bellows/engine/device.hpp>
 #include <bellows/engine/router.hpp>
 #include <bellows/kernels/kernels.hpp>
 
@@ -37,7 +38,7 @@ RowPlan plan_router(const Recording& recording, std::uint64_t tokens, std::uint6
                     std::uint64_t top_k) {
     RowPlan plan = plan_rows(recording, tokens, experts, RowWork::Reduction);
     if (plan.row_per_workgroup != 0) {
-        plan.local_size = experts > 64 ? 64 : 32;
+        plan.local_size = experts > 64 || top_k > 32 ? 64 : 32;
         if (experts > kMostSharedExperts || top_k > kMostSharedTopK) {
             plan.row_per_workgroup = 0;
         }
@@ -58,6 +59,16 @@ std::uint64_t check_runs(const Arguments& arguments, const TensorView& counts, s
 }
 
 } // namespace
+
+bool router_by_subgroup(const Device& device, std::uint64_t experts, std::uint64_t top_k) {
+    constexpr std::uint64_t kMostOfInvocation = 16, kLeast = 8, kMost = 64;
+    using Kernel = kernels::RouterForward;
+    const std::uint64_t size = device.info().subgroup_size;
+    return size >= kLeast && size <= kMost && experts <= kMostOfInvocation * size &&
+           top_k <= size &&
+           device.why_not(Kernel::info(), static_cast<std::uint32_t>(Kernel::Variant::by_subgroup))
+               .empty();
+}
 
 void check_router_options(const char* op, const RouterOptions& options, std::uint64_t experts,
                           std::uint64_t top_k) {
@@ -83,13 +94,21 @@ void router_forward(Recording& recording, const TensorView& logits, const Tensor
     if (tokens == 0) {
         return;
     }
-    const RowPlan plan = plan_router(recording, tokens, experts, top_k);
+    RowPlan plan = plan_router(recording, tokens, experts, top_k);
+    const bool by_subgroup =
+        plan.row_per_workgroup != 0 && router_by_subgroup(recording.device(), experts, top_k);
+    const std::uint32_t subgroup = recording.device().info().subgroup_size;
+    if (by_subgroup)
+        plan.local_size = std::max<std::uint32_t>(subgroup, 32);
+    using Variant = kernels::RouterForward::Variant;
     const std::uint64_t shared = plan.row_per_workgroup != 0 ? experts : 1;
     const BufferView logits_memory = arguments.memory("logits", logits, 1);
     recording.dispatch(
-        kernels::RouterForward{.constants = {.local_size = plan.local_size,
+        kernels::RouterForward{.variant = by_subgroup ? Variant::by_subgroup : Variant::f32,
+                               .constants = {.local_size = plan.local_size,
                                              .row_per_workgroup = plan.row_per_workgroup,
-                                             .shared_experts = arguments.u32("experts", shared)},
+                                             .shared_experts = arguments.u32("experts", shared),
+                                             .subgroup = by_subgroup ? subgroup : 32u},
                                .logits = logits_memory,
                                .bias = arguments.memory_or("bias", bias, logits_memory, 1),
                                .scores = arguments.memory("scores", scores, 1),

@@ -137,6 +137,15 @@ struct Source {
 };
 uint weight_at[columns]; // where rows of weights begin, in units
 uint scale_at[columns];
+// Where x has to be made first, an invocation's first weights come meanwhile.
+const bool kWeightsFirst = staged == 2u;
+uvec4 ahead[columns];
+
+void load_ahead(Source s, uint unit) {
+    [[unroll]] for (uint c = 0u; c < columns; ++c) {
+        ahead[c] = ReadUvec4(s.weights).v[weight_at[c] + unit];
+    }
+}
 
 // Few rows have all of x's loads on their way at once, and scale sums of products; more leave their
 // registers to sums, and scale weights.
@@ -149,7 +158,11 @@ void add_unit(Source s, uint unit) {
     float scale[columns];
     uvec4 raw[rows * kAhead];
     [[unroll]] for (uint c = 0u; c < columns; ++c) {
-        codes[c] = ReadUvec4(s.weights).v[weight_at[c] + unit];
+        if (kWeightsFirst) {
+            codes[c] = ahead[c];
+        } else {
+            codes[c] = ReadUvec4(s.weights).v[weight_at[c] + unit];
+        }
     }
     if (staged == 0u) {
         [[unroll]] for (uint i = 0u; i < rows * kAhead; ++i) {

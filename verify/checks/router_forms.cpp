@@ -14,7 +14,8 @@ struct FormResult {
     std::vector<float> weights, d_logits;
 };
 
-FormResult run_form(const OpRig& rig, const RouterCase& c, bool by_workgroup, bool balance) {
+FormResult run_form(const OpRig& rig, const RouterCase& c, bool by_workgroup, bool by_subgroup,
+                    bool balance) {
     const auto word = [](std::uint64_t value) { return static_cast<std::uint32_t>(value); };
     const auto tensor = [&](std::uint64_t columns, std::uint64_t seed, double most) {
         return rig.tensor(DType::F32, {c.tokens, columns},
@@ -37,9 +38,12 @@ FormResult run_form(const OpRig& rig, const RouterCase& c, bool by_workgroup, bo
     rig.run([&](Recording& recording) {
         recording.dispatch(
             kernels::RouterForward{
-                .constants = {.local_size = 32,
+                .variant = by_subgroup ? kernels::RouterForward::Variant::by_subgroup
+                                       : kernels::RouterForward::Variant::f32,
+                .constants = {.local_size = 64,
                               .row_per_workgroup = row_per_workgroup,
-                              .shared_experts = by_workgroup ? word(c.experts) : 1},
+                              .shared_experts = by_workgroup ? word(c.experts) : 1,
+                              .subgroup = by_subgroup ? rig.device().info().subgroup_size : 32},
                 .logits = logits.view.buffer,
                 .bias = bias.view.buffer,
                 .scores = scores.view.buffer,
@@ -82,11 +86,16 @@ void check_forms(Check& check, const OpRig& rig, const RouterCase& c) {
     const double ulps = 8 + static_cast<double>(c.experts);
     for (const bool balance : {false, true}) {
         check.begin_case(std::string(c.name) + (balance ? " with balance loss" : ""));
-        const FormResult one = run_form(rig, c, false, balance);
-        const FormResult other = run_form(rig, c, true, balance);
+        const FormResult one = run_form(rig, c, false, false, balance);
+        const FormResult other = run_form(rig, c, true, false, balance);
         // The same bits but for sums, whose order differs.
         const double of_weights = c.softmax ? 2 * ulps : 0;
         const double of_gradient = c.softmax || balance ? 2 * ulps : 0;
+        if (ops::router_by_subgroup(rig.device(), c.experts, c.top_k)) {
+            const FormResult third = run_form(rig, c, true, true, balance);
+            check.exact("choice by subgroups", third.ids, other.ids);
+            check.exact("weights by subgroups", third.weights, other.weights);
+        }
         check.exact("choice", other.ids, one.ids);
         check.elements("weights", other.weights, one.weights, {c.tokens, c.top_k},
                        storage_bound(DType::F32, of_weights));

@@ -314,8 +314,13 @@ void Experts::record_few_rows(Recording& r, Arena::Frame& scratch, const StepRow
     if (c_.shared_experts > 0) {
         sum.shared = scratch.tensor(stream.dtype, {rows.rows, c_.shared_ffn()});
         sum.shared_weights = few_rows_operand(p_.at("mlp.shared_experts.down_proj.weight"));
-        p_.few_rows(r, "mlp.shared_experts.gate_up_proj", stream, sum.shared, swiglu);
     }
+    const auto shared = [&] {
+        if (c_.shared_experts > 0)
+            p_.few_rows(r, "mlp.shared_experts.gate_up_proj", stream, sum.shared, swiglu);
+    };
+    if (!choose_there)
+        shared();
     if (choose_there)
         fp8::few_rows_routed(r, stream, gate_up_weights_,
                              {.logits = logits,
@@ -326,6 +331,8 @@ void Experts::record_few_rows(Recording& r, Arena::Frame& scratch, const StepRow
                              sum.hidden, swiglu);
     else
         fp8::few_rows_by_ids(r, stream, gate_up_weights_, ids, sum.hidden, swiglu);
+    if (choose_there)
+        shared();
     fp8::few_rows_experts(r, sum, stream);
 }
 

@@ -27,6 +27,9 @@ struct RouterOptions {
 /// does.
 inline constexpr std::uint64_t kMostSharedExperts = 1024, kMostSharedTopK = 64;
 
+/// Whether every subgroup can make such a choice by itself, in registers.
+bool router_by_subgroup(const Device& device, std::uint64_t experts, std::uint64_t top_k);
+
 /// Throws Error{InvalidArgument}, in the name of `op`, where top_k of so many experts cannot be
 /// chosen in this way.
 void check_router_options(const char* op, const RouterOptions& options, std::uint64_t experts,
