@@ -78,7 +78,8 @@ void few_rows_by_ids(Recording& recording, const TensorView& x, const Operand& w
                      const TensorView& ids, const TensorView& y, const FewRowsForm& form = {});
 
 /// A router's choice that the experts' product makes itself: what ops::router_forward makes of the
-/// same operands, with its bits.
+/// same operands, with the bits that it has on a GPU (on CPUs scores of Softmax are summed up in
+/// another order). All of RouterOptions is possible.
 struct FewRowsRouter {
     TensorView logits; ///< [rows, experts] f32
     TensorView bias;   ///< [experts] f32, optional
