@@ -18,9 +18,8 @@ namespace {
 using Dense = kernels::HopperFp8Gemm;
 using Rows = kernels::HopperFp8GroupedGemm;
 using Along = kernels::HopperFp8GemmTn;
-// The same products where rows are few (gemm_fp8_few.cu), with the same bits.
+// The same where rows are few (gemm_fp8_few.cu), with the same bits; experts': native_experts.cpp.
 using FewDense = kernels::HopperFp8FewGemm;
-using FewByIds = kernels::HopperFp8FewGemmByIds;
 
 constexpr std::uint64_t kBlock = 128; // codes that share a scale, and columns of a tile
 
@@ -213,9 +212,7 @@ void set_scales_of_weights(K& kernel, const Operands& operands, const Codes& b) 
 // --- Few rows
 
 constexpr std::uint64_t kFewColumns = 64, kFewTurn = 64; // of a team
-constexpr std::uint64_t kFewTeams = 3;                   // of a workgroup by ids
-/// Slots among which each workgroup looks for those of its group; dense rows.
-constexpr std::uint64_t kMostFewSlots = 4096, kMostFewRows = 512;
+constexpr std::uint64_t kMostFewRows = 512;
 
 /// Whether a dense product goes the way of few rows. On an H200 K = 2048 takes so 5 us for 8 rows
 /// and 7 for 64, where tiles of 128 x 128 take 11 to 15; once processors have more than two
@@ -240,36 +237,11 @@ void record_few(Recording& recording, const Operands& operands, const Product& p
                                 operands.grid("columns", div_up(d.columns, kFewColumns)), 1});
 }
 
-void record_few_by_ids(Recording& recording, const Operands& operands, const Product& p) {
-    const Codes a = as_they_stand(*p.a.quantized, false), b = as_they_stand(*p.b.quantized, false);
-    const GroupLayout& layout = p.rows->layout;
-    auto kernel = filled<FewByIds>(operands, p, a, b, FewByIds::Variant::by_ids);
-    kernel.ids = layout.values.buffer;
-    kernel.row_count = layout.values.row_count ? layout.values.row_count : layout.values.buffer;
-    kernel.has_count = layout.values.row_count ? 1 : 0;
-    kernel.slots = operands.u32("ids", layout.rows);
-    kernel.top_k = operands.u32("top_k", layout.values.extent[1]);
-    kernel.slots_per_a_row = std::max(p.rows->slots_per_a_row, 1u);
-    kernel.k = operands.u32("K", extents_of(a.codes).columns);
-    kernel.stride_b = batch_stride(operands, "the stride of b", b.codes);
-    kernel.ld_a_scales = operands.u32("the stride of a's scales", a.scale_row);
-    kernel.b_scale_rows = operands.u32("the stride of b's scales", b.scale_row);
-    kernel.b_scale_block = operands.u32("the stride of b's scales", b.scale_block);
-    kernel.stride_b_scales = operands.u32("the stride of b's scales", b.scale_batch);
-    kernel.groups = operands.u32("groups", layout.groups);
-    // Where most groups have rows, their weights need not wait for what the ids say.
-    kernel.eager = expected_rows(p) >= 2 && expected_rows(p) <= 16 ? 1 : 0;
-    const std::uint64_t teams = layout.groups * div_up(extents_of(p.d).columns, kFewColumns);
-    recording.dispatch(kernel, {static_cast<std::uint32_t>(std::min(
-                                    div_up(teams, kFewTeams), processors(recording.device()))),
-                                1, 1});
-}
-
 } // namespace
 
 bool native_reads_layout(const Product& p) {
     return p.form == GemmForm::NT && p.rows != nullptr &&
-           p.rows->layout.form == GroupLayout::Form::Ids && p.rows->layout.rows <= kMostFewSlots &&
+           p.rows->layout.form == GroupLayout::Form::Ids && why_not_by_ids(p).empty() &&
            expected_rows(p) <= kFewRows;
 }
 
@@ -353,7 +325,7 @@ void record_native(Recording& recording, const char* op, const Product& p, Buffe
         return;
     }
     if (p.rows != nullptr && p.rows->layout.form == GroupLayout::Form::Ids) {
-        record_few_by_ids(recording, operands, p);
+        record_native_by_ids(recording, op, p);
         return;
     }
     if (few_rows(recording.device(), p)) {

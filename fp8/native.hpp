@@ -20,6 +20,10 @@ std::string why_not_native(const Device& device, const Product& product);
 std::string native_class();
 /// Whether it reads rows by a layout of ids as they stand, without a work list or copies.
 bool native_reads_layout(const Product& product);
+/// "" when a product of a layout by ids is small enough for that (native_experts.cpp).
+std::string why_not_by_ids(const Product& product);
+/// Records one that reads its layout as it stands.
+void record_native_by_ids(Recording& recording, const char* op, const Product& product);
 /// Whether it is also the faster way.
 bool better_native(const Device& device, const Product& product);
 /// Device memory that weights transposed ahead of products of the form take; 0: none need it.

@@ -3,18 +3,12 @@
 // computes as nt, bit for bit, where reading the weights takes longer than multiplying them. Rows of
 // weights are the units' 64 rows, and rows of A their columns, of which they take any eight.
 //
-//   dense    D = A * transpose(B) (+ D), A [m, k], B [n, k]
-//   by_ids   the rows of A and D belong to the groups that `ids` name, as a router gives them, each
-//            group with a B [n, k] of its own: row r of D is that of slot r, row r / slots_per_a_row
-//            of A is multiplied; slots with other ids are left alone
+//   D = A * transpose(B) (+ D), A [m, k], B [n, k]
 //
 // Limits    codes and d begin at multiples of 16 bytes; the codes' leading dimensions and strides
 //           are multiples of 16, those of d and n multiples of 8 elements.
-// Launch    dense: 128 threads; x: turns of 64 rows, y: 64 columns of D each. by_ids: 384 threads,
-//           any number of workgroups: each of their three teams takes every so-many-th tile of 64
-//           columns of a group. One workgroup takes all shared memory of a processor: how many
-//           smaller ones run there at a time is the driver's choice. A ring of stages is filled by
-//           all threads' copies of 16 bytes: first weights of all stages, then rows.
+// Launch    128 threads; x: turns of 64 rows, y: 64 columns of D each. A ring of stages is filled by
+//           all threads' copies of 16 bytes.
 #include "few.cuh"
 
 /// Outside of the namespace, whose name in PTX depends on the folder of this file.
@@ -27,9 +21,8 @@ using namespace hopper;
 constexpr u32 kDepth = 128;                // of k in a stage
 constexpr u32 kSlotScales = kMostRows + 8; // words of a stage: of rows, then B's
 
-// In shared memory, in front of the stages: scales, warps' counts, and the rows of a turn.
-constexpr u32 kCounts = kMostStages * kSlotScales * 4, kRowsAt = kCounts + 16;
-constexpr u32 kStagesAt = (kRowsAt + 4 * kMostRows + 1023) / 1024 * 1024;
+// In shared memory, in front of the stages: scales.
+constexpr u32 kStagesAt = (kMostStages * kSlotScales * 4 + 1023) / 1024 * 1024;
 
 #define BELLOWS_MULTIPLY(rows, outs, list, a, b, p)                                                \
     __device__ __forceinline__ void multiply_few(float (&d)[rows / 2], u64 x, u64 y, bool add) {   \
@@ -96,10 +89,9 @@ __device__ __forceinline__ void copy_rows(const Team& team, const Turn& turn, co
                   turn.b_scales + static_cast<u64>(block) * turn.b_scale_block);
 }
 
-/// The sums of a turn: kRows of A at most. kBytes: of the ring. ahead: so many stages' weights are on
-/// their way. places.d_row(r): the row of D, a_row(r): of A.
+/// The sums of a turn: kRows of A at most. kBytes: of the ring. places.d_row(r): the row of D, a_row(r): of A.
 template <u32 kRows, u32 kBytes, class Places>
-__device__ __forceinline__ void take_turn(const Team& team, const Turn& turn, const Places& places, u32 ahead) {
+__device__ __forceinline__ void take_turn(const Team& team, const Turn& turn, const Places& places) {
     constexpr u32 kStages = kStagesOf<kRows, kBytes>, kPasses = (kRows + 15) / 16;
     const u32 base = shared_address(team.memory), ring = base + kStagesAt;
     const u32 quad = team.thread % 4;
@@ -121,8 +113,7 @@ __device__ __forceinline__ void take_turn(const Team& team, const Turn& turn, co
 #pragma unroll 1
     for (u32 i = 0; i < kStages - 1; ++i) {
         if (i < blocks) {
-            if (i >= ahead)
-                copy_weights(team, turn, weights_at(i), i);
+            copy_weights(team, turn, weights_at(i), i);
             copy_rows<kRows>(team, turn, own, rows_at(i), scales_at(i), i);
         }
         commit_copies();
@@ -178,16 +169,14 @@ __device__ __forceinline__ void take_turn(const Team& team, const Turn& turn, co
 }
 
 template <u32 kBytes, class Places>
-__device__ __forceinline__ void take_turn(const Team& team, const Turn& turn, const Places& places, u32 ahead) {
-#define BELLOWS_TAKE_TURN(rows) take_turn<rows, kBytes>(team, turn, places, ahead)
+__device__ __forceinline__ void take_turn(const Team& team, const Turn& turn, const Places& places) {
+#define BELLOWS_TAKE_TURN(rows) take_turn<rows, kBytes>(team, turn, places)
     BELLOWS_WITH_ROWS(turn.rows, BELLOWS_TAKE_TURN);
 }
 
 __device__ __forceinline__ const float* floats(u64 address, u64 offset) {
     return reinterpret_cast<const float*>(address) + offset;
 }
-
-// --- dense
 
 struct Dense {
     const u64* operands; ///< a, a_scales, b, b_scales, d
@@ -202,95 +191,7 @@ struct DensePlaces {
     __device__ u32 d_row(u32 r) const { return first + r; }
 };
 
-// --- by ids
-
-struct ByIds {
-    const u64* operands; ///< ids, row_count, a, a_scales, b, b_scales, d
-    u32 slots, top_k, has_count, slots_per_a_row; ///< top_k: of a counted row of ids
-    u32 n, k, lda, ldb, ldd, stride_b;
-    u32 ld_a_scales, b_scale_rows, b_scale_block, stride_b_scales;
-    u32 f32, accumulate;
-    u32 groups;
-    u32 eager; ///< weights are copied before it is known whether a group has rows
-};
-
-struct ListedPlaces {
-    const u32* rows;
-    u32 slots_per_a_row;
-    __device__ u32 a_row(u32 r) const { return rows[r] / slots_per_a_row; }
-    __device__ u32 d_row(u32 r) const { return rows[r]; }
-};
-
-constexpr u32 kDenseBytes = 108 * 1024, kIdsBytes = 70 * 1024;
-constexpr u32 kTeams = 3;
-constexpr u32 kAhead = kStagesOf<kMostRows, kIdsBytes> - 1;
-
-__device__ __forceinline__ void take_tile(const Team& team, const ByIds& push, u32 group,
-                                          u32 column, u32 slots) {
-    const u64* const o = push.operands;
-    u32* const counts = reinterpret_cast<u32*>(team.memory + kCounts);
-    u32* const listed = reinterpret_cast<u32*>(team.memory + kRowsAt);
-    const u32* const ids = reinterpret_cast<const u32*>(o[0]);
-    Turn turn = {o[4] + static_cast<u64>(group) * push.stride_b + static_cast<u64>(column) * push.ldb,
-                 push.ldb,
-                 push.n - column,
-                 floats(o[5], static_cast<u64>(group) * push.stride_b_scales +
-                                  static_cast<u64>(column / 128) * push.b_scale_rows),
-                 push.b_scale_block,
-                 o[2],
-                 push.lda,
-                 floats(o[3], 0),
-                 push.ld_a_scales,
-                 push.k,
-                 0,
-                 o[6],
-                 push.ldd,
-                 column,
-                 push.f32 != 0,
-                 push.accumulate != 0};
-    u32 ahead = push.eager != 0 ? min(kAhead, (push.k + kDepth - 1) / kDepth) : 0;
-    for (u32 i = 0; i < ahead; ++i)
-        copy_weights(team, turn, shared_address(team.memory) + kStagesAt + i * kWeightBytes, i);
-    // The group's rows are counted, each thread's in order, and a turn's are listed. Where a row
-    // stands in a turn makes no difference to its bits.
-    u32 mine = 0;
-#pragma unroll 4
-    for (u32 slot = team.thread; slot < slots; slot += kThreads)
-        mine += ids[slot] == group ? 1 : 0;
-    u32 before = mine;
-#pragma unroll
-    for (u32 d = 1; d < 32; d *= 2) {
-        const u32 other = __shfl_up_sync(~0u, before, d);
-        before += team.thread % 32 >= d ? other : 0;
-    }
-    if (team.thread % 32 == 31)
-        counts[team.thread / 32] = before;
-    before -= mine;
-    team.sync();
-    u32 all = 0;
-#pragma unroll
-    for (u32 w = 0; w < kThreads / 32; ++w) {
-        before += w < team.thread / 32 ? counts[w] : 0;
-        all += counts[w];
-    }
-    for (u32 first = 0; first < all; first += kMostRows) {
-        if (mine != 0 && before < first + kMostRows && before + mine > first) {
-            u32 rank = before;
-            for (u32 slot = team.thread; slot < slots; slot += kThreads)
-                if (ids[slot] == group) {
-                    if (rank - first < kMostRows)
-                        listed[rank - first] = slot;
-                    ++rank;
-                }
-        }
-        team.sync();
-        turn.rows = min(all - first, kMostRows);
-        take_turn<kIdsBytes>(team, turn, ListedPlaces{listed, push.slots_per_a_row}, ahead);
-        ahead = 0;
-    }
-    wait_for_groups<0>(); // of weights that no row has asked for
-    team.sync();
-}
+constexpr u32 kRingBytes = 108 * 1024;
 
 } // namespace
 
@@ -313,17 +214,5 @@ extern "C" __global__ void __launch_bounds__(128, 2) dense(const __grid_constant
                        column,
                        push.f32 != 0,
                        push.accumulate != 0};
-    take_turn<kDenseBytes>(Team{threadIdx.x, 0, memory}, turn, DensePlaces{first}, 0);
-}
-
-extern "C" __global__ void __launch_bounds__(384, 1) by_ids(const __grid_constant__ ByIds push) {
-    constexpr u32 kTeamBytes = kStagesAt + kIdsBytes;
-    const u32 number = threadIdx.x / kThreads;
-    const Team team{threadIdx.x % kThreads, 1 + number, memory + number * kTeamBytes};
-    const u32 wide = (push.n + kColumns - 1) / kColumns;
-    u32 slots = push.slots;
-    if (push.has_count != 0)
-        slots = min(slots, *reinterpret_cast<const u32*>(push.operands[1]) * push.top_k);
-    for (u32 t = blockIdx.x * kTeams + number; t < wide * push.groups; t += gridDim.x * kTeams)
-        take_tile(team, push, t / wide, t % wide * kColumns, slots);
+    take_turn<kRingBytes>(Team{threadIdx.x, 0, memory}, turn, DensePlaces{first});
 }

@@ -49,6 +49,9 @@ done
 write paged_latent paged_latent.cu
 write gemm_bf16_few gemm_bf16_few.cu
 write gemm_fp8_few gemm_fp8_few.cu
+write experts_fp8 experts_fp8.cu
+write route route.cu
+write latent_values latent_values.cu
 form=0
 for name in nt tn; do
     for height in 256 128; do
