@@ -256,9 +256,8 @@ TEST_F(Fp8BySlots, IdsOfTokensThatAreThere) {
             const auto add = [&](std::vector<double>& to, const std::vector<double>& x,
                                  const std::vector<double>& y) {
                 const auto at = static_cast<std::uint64_t>(ids[slot]) * n * k;
-                const auto row = reference::gemm_nt(
-                    reference::View(x).subspan(slot / top_k * k, k),
-                    reference::View(y).subspan(at, n * k), 1, n, k);
+                const auto row = reference::gemm_nt(reference::View(x).subspan(slot / top_k * k, k),
+                                                    reference::View(y).subspan(at, n * k), 1, n, k);
                 to.insert(to.end(), row.begin(), row.end());
             };
             add(expected, a.values, b.values);
