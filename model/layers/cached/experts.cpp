@@ -3,11 +3,14 @@
 #include "router_options.hpp"
 
 #include <bellows/engine/ops.hpp>
+#include <bellows/fp8/experts.hpp>
 #include <bellows/fp8/fused.hpp>
 #include <bellows/fp8/groups.hpp>
+#include <bellows/fp8/route.hpp>
 
 #include <algorithm>
 #include <numeric>
+#include <optional>
 #include <vector>
 
 namespace bellows::cached {
@@ -41,6 +44,7 @@ public:
 
 private:
     std::uint64_t most_few_rows() const;
+    std::optional<fp8::ExpertWeights> all_experts() const;
     void record_few_rows(Recording& r, Arena::Frame& scratch, const StepRows& rows,
                          const TensorView& stream) const;
     LinearRows normalised_rows(Recording& r, Arena::Frame& scratch, const StepRows& rows,
@@ -53,7 +57,12 @@ private:
     void add_shared(Recording& r, Arena::Frame& scratch, const TensorView& gate_up,
                     const TensorView& stream) const;
     std::uint64_t rows_of_expert(const StepRows& rows) const;
-    ops::MoeLayout own_rows(std::uint64_t tokens) const;
+    ops::MoeLayout own_rows(std::uint64_t tokens, std::uint64_t slots_of_each) const;
+    bool takes_together(const Recording& r, Arena::Frame& scratch, const StepRows& rows,
+                        const TensorView& stream) const;
+    void record_together(Recording& r, Arena::Frame& scratch, const StepRows& rows,
+                         const TensorView& stream) const;
+    fp8::Route route_together(const StepRows& rows, const TensorView& stream) const;
     bool routed_by_ids(Recording& r, Arena::Frame& scratch, const StepRows& rows,
                        const Routed& routed, const TensorView& stream) const;
     void routed(Recording& r, Arena::Frame& scratch, const StepRows& rows, const Routed& routed,
@@ -63,7 +72,8 @@ private:
     const ModelConfig c_;
     LayerParameters p_;
     ExpertLinear gate_up_, down_;
-    Buffer own_rows_; ///< of own_rows(), words
+    Buffer own_rows_;                            ///< of own_rows(), words
+    std::optional<fp8::ExpertWeights> together_; ///< if the device takes all experts at once
     /// Of all experts, as products of few rows read them.
     fp8::Operand gate_up_weights_, down_weights_;
     std::uint64_t few_rows_; ///< the most that go by few_rows.hpp
@@ -78,7 +88,9 @@ Experts::Experts(const ModelConfig& config, std::uint64_t layer, ParameterStore&
       few_rows_(most_few_rows()) {
     if (parameters.linear_precision() != LinearPrecision::Fp8)
         return;
-    std::vector<std::int32_t> words(kOwnSlots + kRowsByIds * c_.top_k);
+    together_ = all_experts();
+    const std::uint64_t slots_of_each = c_.top_k + (together_ ? together_->shared() : 0);
+    std::vector<std::int32_t> words(kOwnSlots + kRowsByIds * slots_of_each);
     std::iota(words.begin() + kOwnSlots, words.end(), 0);
     own_rows_ = Buffer(
         parameters.device(),
@@ -97,6 +109,22 @@ std::uint64_t Experts::most_few_rows() const {
             : p_.most_few_rows({"mlp.shared_experts.gate_up_proj", "mlp.shared_experts.down_proj"});
     return std::min({shared, fp8::few_rows_that_pay(device, gate_up_weights_, act),
                      fp8::few_rows_that_pay(device, down_weights_, act)});
+}
+
+/// Nothing where the device has no code for them.
+std::optional<fp8::ExpertWeights> Experts::all_experts() const {
+    if (!gate_up_weights_.quantized || !down_weights_.quantized)
+        return std::nullopt;
+    fp8::ExpertWeights weights{*gate_up_weights_.quantized, *down_weights_.quantized, {}, {}};
+    if (has_shared()) {
+        weights.shared_gate_up =
+            few_rows_operand(p_.at("mlp.shared_experts.gate_up_proj.weight")).quantized;
+        weights.shared_down =
+            few_rows_operand(p_.at("mlp.shared_experts.down_proj.weight")).quantized;
+    }
+    if (!fp8::why_not_experts(p_.store().device(), weights, 0).empty())
+        return std::nullopt;
+    return weights;
 }
 
 /// Exact: codes are those of the values that are stored, as an exchange makes them.
@@ -181,15 +209,15 @@ std::uint64_t Experts::rows_of_expert(const StepRows& rows) const {
 }
 
 /// Each slot has the row of its number: all rows are one group's.
-ops::MoeLayout Experts::own_rows(std::uint64_t tokens) const {
-    const std::uint64_t slots = tokens * c_.top_k;
+ops::MoeLayout Experts::own_rows(std::uint64_t tokens, std::uint64_t slots_of_each) const {
+    const std::uint64_t slots = tokens * slots_of_each;
     const auto at = [&](std::uint64_t word, DType dtype,
                         std::initializer_list<std::uint64_t> extents) {
         return TensorView::contiguous(own_rows_.view().sub(4 * word, own_rows_.size() - 4 * word),
                                       dtype, extents);
     };
     return {at(kOwnCount, DType::U32, {1}), at(kOwnOffsets, DType::U32, {2}),
-            at(kOwnSlots, DType::I32, {slots}), at(kOwnSlots, DType::I32, {tokens, c_.top_k})};
+            at(kOwnSlots, DType::I32, {slots}), at(kOwnSlots, DType::I32, {tokens, slots_of_each})};
 }
 
 /// Few rows: products find them by the router's ids, and each slot of a token has a row. False: the
@@ -216,10 +244,55 @@ bool Experts::routed_by_ids(Recording& r, Arena::Frame& scratch, const StepRows&
     gate_up_.forward(r, part, norm, gate_up, of_tokens);
     fp8::swiglu(r, gate_up, {}, hidden);
     down_.forward(r, part, hidden, results, of_slots);
-    ops::moe_unpermute(r, results, own_rows(rows.rows), routed.weights, stream, true,
+    ops::moe_unpermute(r, results, own_rows(rows.rows, c_.top_k), routed.weights, stream, true,
                        rows.exact() ? ids : TensorView{});
     scratch.cover(part);
     return true;
+}
+
+fp8::Route Experts::route_together(const StepRows& rows, const TensorView& stream) const {
+    return {.x = stream.with_row_count(rows.count),
+            .gain = p_.at("post_attention_layernorm.weight").weight,
+            .eps = static_cast<float>(c_.norm_eps),
+            .gate = p_.at("mlp.gate.weight").compute,
+            .bias = choice_bias(),
+            .options = router_options(c_),
+            .shared = together_->shared()};
+}
+
+/// Whether record_together() serves: it has other bits than products of many rows.
+bool Experts::takes_together(const Recording& r, Arena::Frame& scratch, const StepRows& rows,
+                             const TensorView& stream) const {
+    if (!together_ || rows.exact() || rows.rows > kRowsByIds)
+        return false;
+    const std::uint64_t all_slots = rows.rows * (c_.top_k + together_->shared());
+    if (!fp8::why_not_experts(r.device(), *together_, all_slots).empty() ||
+        !fp8::why_not_route(r.device(), route_together(rows, stream), c_.top_k).empty())
+        return false;
+    Arena::Frame part = scratch.nested();
+    fp8::GroupedRows of_tokens = fp8::unlisted_rows(fp8::GroupLayout::by_ids(
+        part.tensor(DType::I32, {rows.rows, c_.top_k}), c_.routed_experts));
+    of_tokens.layout.expected_rows = rows_of_expert(rows);
+    const TensorView gate_up = part.tensor(stream.dtype, {rows.rows * c_.top_k, 2 * c_.moe_ffn});
+    return gate_up_.streams_native(r, rows_in(part, rows.rows, c_.hidden), gate_up, of_tokens);
+}
+
+/// Shared experts are experts that every row chooses.
+void Experts::record_together(Recording& r, Arena::Frame& scratch, const StepRows& rows,
+                              const TensorView& stream) const {
+    const std::uint32_t shared = together_->shared();
+    const std::uint64_t slots = rows.rows * (c_.top_k + shared);
+    const std::uint64_t columns = c_.top_k + shared;
+    const fp8::Quantized norm = rows_in(scratch, rows.rows, c_.hidden),
+                         hidden = rows_in(scratch, slots, c_.moe_ffn);
+    const TensorView chosen = scratch.tensor(DType::I32, {rows.rows, columns}),
+                     weights = scratch.tensor(DType::F32, {rows.rows, columns}),
+                     results = scratch.tensor(stream.dtype, {slots, c_.hidden}),
+                     ids = chosen.with_row_count(rows.count);
+    fp8::route(r, route_together(rows, stream), norm, chosen, weights);
+    fp8::experts_hidden(r, norm, *together_, ids, hidden, stream.dtype == DType::BF16);
+    fp8::experts_results(r, hidden, *together_, ids, results);
+    ops::moe_unpermute(r, results, own_rows(rows.rows, columns), weights, stream, true);
 }
 
 void Experts::routed(Recording& r, Arena::Frame& scratch, const StepRows& rows,
@@ -276,6 +349,10 @@ void Experts::record(Recording& r, Arena::Frame& scratch, const StepRows& rows,
                      const TensorView& stream) const {
     if (has_few_rows(rows, few_rows_)) {
         record_few_rows(r, scratch, rows, stream);
+        return;
+    }
+    if (takes_together(r, scratch, rows, stream)) {
+        record_together(r, scratch, rows, stream);
         return;
     }
     const LinearRows norm = normalised_rows(r, scratch, rows, stream);

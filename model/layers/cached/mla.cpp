@@ -2,6 +2,7 @@
 #include "parts.hpp"
 
 #include <bellows/engine/ops.hpp>
+#include <bellows/fp8/latent_values.hpp>
 #include <bellows/fp8/quantize.hpp>
 
 #include <algorithm>
@@ -17,6 +18,9 @@ TensorView by_head(TensorView heads) {
     return heads;
 }
 
+/// Most rows whose values are made of attention's parts at once.
+constexpr std::uint64_t kMostTogether = 256;
+
 class Mla final : public CachedLayer {
 public:
     Mla(const ModelConfig& config, std::uint64_t layer, ParameterStore& parameters,
@@ -31,6 +35,8 @@ private:
     void record_few_rows(Recording& r, Arena::Frame& scratch, const StepRows& rows,
                          const TensorView& stream) const;
     TensorView attend(Recording& r, Arena::Frame& scratch, const StepRows& rows,
+                      const TensorView& q) const;
+    LinearRows values(Recording& r, Arena::Frame& scratch, const StepRows& rows,
                       const TensorView& q) const;
     void attend_few(Recording& r, Arena::Frame& scratch, const StepRows& rows, const TensorView& q,
                     const TensorView& o) const;
@@ -108,6 +114,10 @@ TensorView Mla::absorbed(Recording& r, Arena::Frame& scratch, const StepRows& ro
     const std::uint64_t nope = c_.qk_nope_head_dim, rope = c_.qk_rope_head_dim,
                         latent = c_.kv_lora_rank;
     const TensorView result = scratch.tensor(q.dtype, {rows.rows, c_.heads, latent + rope});
+    if (rows.rows <= ops::kMostMlaQueryRows && !rows.exact() && !r.device().info().is_cpu) {
+        ops::mla_queries(r, q, ops::slice(kv_up_, 1, 0, nope), table_, rows.positions, result);
+        return result;
+    }
     ops::rope_at(r, ops::slice(q, 2, nope, rope), table_, rows.positions,
                  ops::slice(result, 2, latent, rope));
     ops::gemm_nn(r, by_head(ops::slice(q, 2, 0, nope)), ops::slice(kv_up_, 1, 0, nope),
@@ -142,6 +152,32 @@ TensorView Mla::attend(Recording& r, Arena::Frame& scratch, const StepRows& rows
     return sums;
 }
 
+/// [rows, heads * value]: attention's results times W_UV. Where the device has code for that, codes
+/// come of it at once, but not of exact steps: it has other bits.
+LinearRows Mla::values(Recording& r, Arena::Frame& scratch, const StepRows& rows,
+                       const TensorView& q) const {
+    const std::uint64_t v = c_.v_head_dim, latent = c_.kv_lora_rank;
+    const TensorView weights = ops::slice(kv_up_, 1, c_.qk_nope_head_dim, v);
+    if (p_.store().linear_precision() == LinearPrecision::Fp8 && !rows.exact() &&
+        rows.rows <= kMostTogether) {
+        const TensorView sums = scratch.tensor(q.dtype, {rows.rows, c_.heads, latent});
+        LinearRows codes;
+        codes.codes = rows_in(scratch, rows.rows, c_.heads * v);
+        if (fp8::why_not_latent_values(r.device(), sums, weights, *codes.codes).empty()) {
+            const ops::PagedParts parts = ops::paged_attention_parts(
+                r, q, cache_, rows.work, sums, static_cast<float>(c_.attention_scale()),
+                scratch.bytes(
+                    ops::paged_attention_workspace_bytes(rows.work.capacity, c_.heads, latent)));
+            fp8::latent_values(r, parts, sums, weights, *codes.codes);
+            return codes;
+        }
+    }
+    const TensorView sums = attend(r, scratch, rows, q),
+                     o = scratch.tensor(q.dtype, {rows.rows, c_.heads, v});
+    ops::gemm_nt(r, by_head(sums), weights, by_head(o));
+    return o.reshaped({rows.rows, c_.heads * v});
+}
+
 /// o: [rows, heads, value], attention's results times W_UV, which puts their parts together.
 void Mla::attend_few(Recording& r, Arena::Frame& scratch, const StepRows& rows, const TensorView& q,
                      const TensorView& o) const {
@@ -167,17 +203,14 @@ void Mla::record(Recording& r, Arena::Frame& scratch, const StepRows& rows,
         record_few_rows(r, scratch, rows, stream);
         return;
     }
-    const std::uint64_t v = c_.v_head_dim;
     const LinearRows norm =
         normalised(r, scratch, p_.store(), stream, p_.at("input_layernorm.weight"), c_.norm_eps);
     // What depends on nothing new stands together, so that a device does it side by side.
     const TensorView kv = keys(r, scratch, norm), projected = queries(r, scratch, norm);
     append(r, rows, kv);
-    const TensorView sums = attend(r, scratch, rows, absorbed(r, scratch, rows, projected));
-    const TensorView o = scratch.tensor(stream.dtype, {rows.rows, c_.heads, v});
-    ops::gemm_nt(r, by_head(sums), ops::slice(kv_up_, 1, c_.qk_nope_head_dim, v), by_head(o));
     p_.linear("self_attn.o_proj")
-        .forward(r, scratch, o.reshaped({rows.rows, c_.heads * v}), stream, true);
+        .forward(r, scratch, values(r, scratch, rows, absorbed(r, scratch, rows, projected)),
+                 stream, true);
 }
 
 /// Projections come first, as they do not wait for each other.
