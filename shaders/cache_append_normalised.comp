@@ -92,25 +92,8 @@ void codes_by_workgroup(uvec2 entry, uint x_at, float inv_rms) {
     barrier();
 }
 
-void append(uint row, uint place) {
-    if (row_per_workgroup == 0u && place >= push.num_places) {
-        return;
-    }
-    uint position = push.operands.positions.v[row], x_at = row * push.kv_row4;
-    uint angles_at = (place < push.num_places ? position : 0u) * push.second4;
-    uvec2 entry = address_add(uvec2(push.operands.cache), place, push.units, 4u);
-    if (row_per_workgroup != 0u) {
-        if (gl_LocalInvocationIndex < push.second4) {
-            own_angles = push.operands.table.v[angles_at + gl_LocalInvocationIndex];
-        }
-        if (gl_LocalInvocationIndex < first4) {
-            own_gain = load4(push.operands.gain.v[gl_LocalInvocationIndex]);
-        }
-    }
-    float inv_rms = inverse_of(x_at);
-    if (place >= push.num_places) {
-        return;
-    }
+void store(uint row, uvec2 entry, float inv_rms, uint angles_at) {
+    uint x_at = row * push.kv_row4;
     if (storage != kStoredFp8) {
         FOR_COLUMNS(c, first4) {
             store_entry(entry, c, normalised(x_at, c, inv_rms));
@@ -127,8 +110,28 @@ void append(uint row, uint place) {
     } NEXT_COLUMN(c, push.second4);
 }
 
+void append(uint row, uint place) {
+    uint position = push.operands.positions.v[row];
+    uint angles_at = (place < push.num_places ? position : 0u) * push.second4;
+    if (row_per_workgroup != 0u) {
+        if (gl_LocalInvocationIndex < push.second4) {
+            own_angles = push.operands.table.v[angles_at + gl_LocalInvocationIndex];
+        }
+        if (gl_LocalInvocationIndex < first4) {
+            own_gain = load4(push.operands.gain.v[gl_LocalInvocationIndex]);
+        }
+    }
+    float inv_rms = inverse_of(row * push.kv_row4);
+    if (row_per_workgroup == 0u || place < push.num_places) {
+        store(row, address_add(uvec2(push.operands.cache), place, push.units, 4u), inv_rms, angles_at);
+    }
+}
+
 void main() {
     FOR_ROWS(row, push.rows) {
-        append(row, push.operands.places.v[row]);
+        uint place = push.operands.places.v[row];
+        if (row_per_workgroup != 0u || place < push.num_places) {
+            append(row, place);
+        }
     } NEXT_ROW(row, push.rows);
 }
