@@ -43,8 +43,8 @@ constexpr u32 kTurnedAt = kScalesAt + kStages * kScaleWords * 4, kTurnedBytes = 
 constexpr u32 kSlotsAt = kTurnedAt + kUnits * kTurnedBytes;
 constexpr u32 kCountsAt = kSlotsAt + 2 * kMostSlots;
 constexpr u32 kPartsAt = kCountsAt + 4 * kMostGroups;
-constexpr u32 kNumPartsAt = kPartsAt + 8 * kMostParts;
-static_assert(kNumPartsAt + 16 <= 227328, "manifest.json has these bytes");
+constexpr u32 kTotalsAt = kPartsAt + 8 * kMostParts;
+static_assert(kTotalsAt + 32 <= 227328, "manifest.json has these bytes");
 
 #define BELLOWS_MULTIPLY(rows, outs, list, a, b, p)                                                \
     __device__ __forceinline__ void multiply_few(float (&d)[rows / 2], u64 x, u64 y, bool add) {   \
@@ -55,6 +55,13 @@ static_assert(kNumPartsAt + 16 <= 227328, "manifest.json has these bytes");
                      : "l"(x), "l"(y), "r"(static_cast<u32>(add)));                                \
     }
 BELLOWS_FOR_ROWS(BELLOWS_MULTIPLY)
+
+/// copy_16 of weights: memory gives twice as much of a row as one stage takes, for the next one.
+__device__ __forceinline__ void copy_weights_16(u32 to, u64 from, u32 there) {
+    asm volatile("cp.async.cg.shared.global.L2::256B [%0], [%1], 16, %2;" ::"r"(to), "l"(from),
+                 "r"(there)
+                 : "memory");
+}
 
 /// Where groups have their weights. Strides of codes in bytes, of scales in words.
 struct Weights {
@@ -99,6 +106,21 @@ struct Walk {
     u32 next, end;
 };
 
+/// What all workgroups share out, and what this one takes of this product and of the one behind.
+struct Totals {
+    u32 parts, cost;
+    Walk own, behind;
+};
+
+__device__ __forceinline__ Totals& totals() {
+    return *reinterpret_cast<Totals*>(memory + kTotalsAt);
+}
+
+/// Time of a part's unit, measured: up to 32 rows it is that of reading weights.
+__device__ __forceinline__ u32 cost_of(u32 rows) {
+    return rows <= 32 ? 8 : rows <= 48 ? 10 : 13;
+}
+
 /// What the workgroup takes at once.
 struct Piece {
     Part part;
@@ -111,7 +133,7 @@ __device__ __forceinline__ bool take_piece(Walk& walk, u32 wide, Piece& piece) {
         return false;
     const u32 part = walk.next / wide, unit = walk.next % wide;
     const uint2 words = *reinterpret_cast<const uint2*>(memory + kPartsAt + 8 * part);
-    piece.part = {words.x & 0xffff, words.x >> 16, words.y};
+    piece.part = {words.x & 0xffff, words.x >> 16, words.y & 0xffff};
     if (kSwiglu) {
         piece.column = unit * 2 * kColumns;
         piece.units = kUnits;
@@ -135,9 +157,7 @@ __device__ __forceinline__ const unsigned short* slots_of(const Part& part) {
 __device__ __forceinline__ void fetch_next(const ByIds& push) {
     constexpr u32 kBytes = 512; // of a row
     const u32 wide = (push.k + kColumns - 1) / kColumns;
-    const u64 units = static_cast<u64>(*reinterpret_cast<const u32*>(memory + kNumPartsAt)) * wide;
-    Walk walk = {static_cast<u32>(units * blockIdx.x / gridDim.x),
-                 static_cast<u32>(units * (blockIdx.x + 1) / gridDim.x)};
+    Walk walk = totals().behind;
     Piece piece;
     if (push.next_ld == 0 || !take_piece<false>(walk, wide, piece) ||
         threadIdx.x >= piece.units * kColumns)
@@ -224,7 +244,7 @@ __device__ __forceinline__ void copy_stage(Copies& copies, const ByIds& push, u3
             const u32 to = stage + unit * kWeightBytes + row * kRowBytes + swizzled;
 #pragma unroll
             for (u32 j = 0; j < kColumns / 16; ++j)
-                copy_16(to + j * 16 * kRowBytes,
+                copy_weights_16(to + j * 16 * kRowBytes,
                         copies.weights + static_cast<u64>(min(16 * j, copies.left)) * copies.ld + from,
                         there);
         }
@@ -380,16 +400,25 @@ __device__ __forceinline__ void multiply_piece(Copies& copies, const ByIds& push
         copy_stage<kSwiglu>(copies, push, wide, blocks);
         const u32 scales = base + kScalesAt + 4 * stage * kScaleWords;
         const float of_b = read_shared(scales + 4 * (kMostRows + unit));
+        const auto scale_at = [&](u32 j) {
+            const float2 of_a = read_shared2(scales + 4 * (8 * j + 2 * quad));
+            return make_float2(of_a.x * of_b, of_a.y * of_b);
+        };
+        constexpr bool kEarly = kRows <= 32; // while units multiply, if there are registers
+        float2 scale[kRows / 8];
+#pragma unroll
+        for (u32 j = 0; j < kRows / 8 && kEarly; ++j)
+            scale[j] = scale_at(j);
         wait_for_products<0>();
 #pragma unroll
         for (u32 j = 0; j < kRows / 8; ++j) {
-            const float2 of_a = read_shared2(scales + 4 * (8 * j + 2 * quad));
-            const float first = of_a.x * of_b, second = of_a.y * of_b;
+            if (!kEarly)
+                scale[j] = scale_at(j);
 #pragma unroll
             for (u32 half = 0; half < 2; ++half) {
                 float &x = sums[4 * j + 2 * half], &y = sums[4 * j + 2 * half + 1];
-                x = __fmaf_rn(part[4 * j + 2 * half], first, x);
-                y = __fmaf_rn(part[4 * j + 2 * half + 1], second, y);
+                x = __fmaf_rn(part[4 * j + 2 * half], scale[j].x, x);
+                y = __fmaf_rn(part[4 * j + 2 * half + 1], scale[j].y, y);
             }
         }
         stage = stage + 1 == kStages ? 0 : stage + 1;
@@ -446,32 +475,39 @@ __device__ __forceinline__ void make_parts(const ByIds& push) {
     for_each([&](u32, u32 group) { atomicAdd(counts + group, 1); });
     __syncthreads();
     if (threadIdx.x < 32) {
-        u32 rows_before = 0, parts_before = 0;
+        u32 rows_before = 0, parts_before = 0, cost_before = 0;
         for (u32 first = 0; first < push.groups; first += 32) {
             const u32 group = first + threadIdx.x;
             const u32 rows = group < push.groups ? counts[group] : 0;
             const u32 parts = (rows + kMostRows - 1) / kMostRows;
-            u32 r = rows, p = parts;
+            const u32 each = parts != 0 ? (rows + parts - 1) / parts : 0;
+            const u32 last = parts != 0 ? rows - (parts - 1) * each : 0;
+            const u32 cost = parts != 0 ? (parts - 1) * cost_of(each) + cost_of(last) : 0;
+            u32 r = rows, p = parts, c = cost;
 #pragma unroll
             for (u32 d = 1; d < 32; d *= 2) {
-                const u32 other_r = __shfl_up_sync(~0u, r, d), other_p = __shfl_up_sync(~0u, p, d);
+                const u32 other_r = __shfl_up_sync(~0u, r, d), other_p = __shfl_up_sync(~0u, p, d),
+                          other_c = __shfl_up_sync(~0u, c, d);
                 if (threadIdx.x >= d) {
                     r += other_r;
                     p += other_p;
+                    c += other_c;
                 }
             }
-            const u32 slot = rows_before + r - rows, part = parts_before + p - parts;
+            const u32 slot = rows_before + r - rows, part = parts_before + p - parts,
+                      in_front = cost_before + c - cost;
             if (group < push.groups)
                 counts[group] = slot; // where the group's slots begin
-            const u32 each = parts != 0 ? (rows + parts - 1) / parts : 0;
             for (u32 i = 0; i < parts; ++i)
                 *reinterpret_cast<uint2*>(memory + kPartsAt + 8 * (part + i)) =
-                    make_uint2(group | min(each, rows - i * each) << 16, slot + i * each);
+                    make_uint2(group | (i + 1 < parts ? each : last) << 16,
+                               (slot + i * each) | (in_front + i * cost_of(each)) << 16);
             rows_before += __shfl_sync(~0u, r, 31);
             parts_before += __shfl_sync(~0u, p, 31);
+            cost_before += __shfl_sync(~0u, c, 31);
         }
         if (threadIdx.x == 0)
-            *reinterpret_cast<u32*>(memory + kNumPartsAt) = parts_before;
+            totals() = {parts_before, cost_before, {0, 0}, {0, 0}};
     }
     __syncthreads();
     for_each([&](u32 slot, u32 group) { by_group[atomicAdd(counts + group, 1)] = slot; });
@@ -484,14 +520,35 @@ __device__ __forceinline__ void make_parts(const ByIds& push) {
     __syncthreads();
 }
 
+/// This workgroup's share of the parts' cost, in units of which a part has `wide`. A thread for each
+/// part calls it.
+__device__ __forceinline__ void share(u32 wide, Walk& walk) {
+    const Totals& all = totals();
+    const u64 cost = static_cast<u64>(all.cost) * wide;
+    const u64 begin = cost * blockIdx.x / gridDim.x, end = cost * (blockIdx.x + 1) / gridDim.x;
+    if (threadIdx.x == 0 && blockIdx.x + 1 == gridDim.x)
+        walk.end = all.parts * wide;
+    if (threadIdx.x >= all.parts)
+        return;
+    const uint2 words = *reinterpret_cast<const uint2*>(memory + kPartsAt + 8 * threadIdx.x);
+    const u32 each = cost_of(words.x >> 16);
+    const u64 from = static_cast<u64>(words.y >> 16) * wide, to = from + each * wide;
+    if (from <= begin && begin < to)
+        walk.next = threadIdx.x * wide + static_cast<u32>(begin - from) / each;
+    if (from <= end && end < to)
+        walk.end = threadIdx.x * wide + static_cast<u32>(end - from) / each;
+}
+
 template <bool kSwiglu>
 __device__ __forceinline__ void multiply_all(const ByIds& push) {
     make_parts(push);
     const u32 wide = kSwiglu ? push.n / 128 : (push.n + kColumns - 1) / kColumns;
     const u32 blocks = (push.k + kDepth - 1) / kDepth;
-    const u64 units = static_cast<u64>(*reinterpret_cast<const u32*>(memory + kNumPartsAt)) * wide;
-    Walk walk = {static_cast<u32>(units * blockIdx.x / gridDim.x),
-                 static_cast<u32>(units * (blockIdx.x + 1) / gridDim.x)};
+    share(wide, totals().own);
+    if (kSwiglu)
+        share((push.k + kColumns - 1) / kColumns, totals().behind);
+    __syncthreads();
+    Walk walk = totals().own;
     Copies copies;
     copies.walk = walk;
     copies.stage = 0;
