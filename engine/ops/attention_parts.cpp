@@ -277,60 +277,6 @@ void copy(Recording& recording, const TensorView& from, const TensorView& to, bo
         groups);
 }
 
-namespace {
-
-using NativeQueries = kernels::HopperLatentQueries;
-
-bool in_eights(const TensorView& view) {
-    return view.dtype == DType::BF16 && view.rank == 3 && view.stride[2] == 1 &&
-           view.stride[0] % 8 == 0 && view.stride[1] % 8 == 0 && view.buffer.offset % 16 == 0;
-}
-
-void record_native_queries(Recording& recording, const Arguments& arguments, const TensorView& q,
-                           const TensorView& weights, const TensorView& table,
-                           const TensorView& positions, const TensorView& y) {
-    constexpr std::uint64_t kColumns = 512, kFewest = 16, kMost = 32, kUsual = 132;
-    const std::uint64_t rows = q.extent[0], heads = q.extent[1], nope = weights.extent[1],
-                        latent = weights.extent[2];
-    const std::uint64_t processors = recording.device().info().processors;
-    const bool more = div_up(rows, kFewest) * heads > (processors != 0 ? processors : kUsual);
-    recording.dispatch(
-        NativeQueries{.variant =
-                          more ? NativeQueries::Variant::rows_32 : NativeQueries::Variant::rows_16,
-                      .q = arguments.memory("q", q),
-                      .weights = arguments.memory("weights", weights, 8),
-                      .table = arguments.memory("table", table),
-                      .positions = arguments.memory("positions", positions, 1),
-                      .y = arguments.memory("y", y),
-                      .rows = arguments.u32("rows", rows),
-                      .nope = arguments.u32("nope", nope),
-                      .latent = arguments.u32("latent", latent),
-                      .rope = arguments.u32("rope", q.extent[2] - nope),
-                      .q_row = arguments.u32("q's row stride", q.stride[0]),
-                      .q_head = arguments.u32("q's head stride", q.stride[1]),
-                      .weights_row = arguments.u32("weights' row stride", weights.stride[1]),
-                      .weights_head = arguments.u32("weights' stride", weights.stride[0]),
-                      .y_row = arguments.u32("y's row stride", y.stride[0]),
-                      .y_head = arguments.u32("y's head stride", y.stride[1])},
-        {arguments.u32("columns", div_up(latent, kColumns)), arguments.u32("heads", heads),
-         arguments.u32("rows", div_up(rows, more ? kMost : kFewest))});
-}
-
-} // namespace
-
-std::uint64_t most_mla_query_rows(const Device& device, const TensorView& q,
-                                  const TensorView& weights, const TensorView& y) {
-    constexpr std::uint64_t kMostNative = 4096;
-    const bool native = in_eights(q) && in_eights(weights) && in_eights(y) &&
-                        weights.extent[1] % 16 == 0 && weights.extent[2] % 8 == 0 &&
-                        weights.extent[2] >= 8 && weights.extent[1] > 0 &&
-                        device
-                            .why_not(NativeQueries::info(),
-                                     static_cast<std::uint32_t>(NativeQueries::Variant::rows_16))
-                            .empty();
-    return native ? kMostNative : kMostMlaQueryRows;
-}
-
 void mla_queries(Recording& recording, const TensorView& q, const TensorView& weights,
                  const TensorView& table, const TensorView& positions, const TensorView& y) {
     const Arguments arguments("mla_queries");
@@ -345,21 +291,15 @@ void mla_queries(Recording& recording, const TensorView& q, const TensorView& we
     arguments.strided("q", q, q.dtype, {rows, heads, nope + rope});
     arguments.strided("y", y, q.dtype, {rows, heads, latent + rope});
     arguments.strided("weights", weights, q.dtype, {heads, nope, latent});
-    const std::uint64_t most = most_mla_query_rows(recording.device(), q, weights, y);
-    arguments.require(rows <= most && latent > 0 && latent % unit == 0 &&
+    arguments.require(rows <= kMostMlaQueryRows && latent > 0 && latent % unit == 0 &&
                           weights.stride[0] % unit == 0 && weights.stride[1] % unit == 0,
                       "q is " + describe(q) + ", weights are " + describe(weights) +
-                          "; wanted are up to " + std::to_string(most) +
-                          " rows, and rows of weights in 16 bytes");
+                          "; wanted are up to 8 rows, and rows of weights in 16 bytes");
     arguments.rank("table", table, 3);
     arguments.tensor("table", table, DType::F32, {table.extent[0], rope / 2, 2});
     arguments.tensor("positions", positions, DType::U32, {rows});
     if (rows == 0)
         return;
-    if (rows > kMostMlaQueryRows) {
-        record_native_queries(recording, arguments, q, weights, table, positions, y);
-        return;
-    }
     const bool cpu = recording.device().info().is_cpu;
     // A workgroup has a line of memory of each row of weights; its sums fit what all devices have.
     const std::uint32_t columns = 8, splits = cpu ? 1 : rows > 4 ? 8 : rows > 2 ? 16 : 32;

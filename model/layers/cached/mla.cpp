@@ -18,7 +18,7 @@ TensorView by_head(TensorView heads) {
     return heads;
 }
 
-/// Most rows whose queries are absorbed, and whose values are made of attention's parts, at once.
+/// Most rows whose values are made of attention's parts at once.
 constexpr std::uint64_t kMostTogether = 256;
 
 class Mla final : public CachedLayer {
@@ -114,17 +114,13 @@ TensorView Mla::absorbed(Recording& r, Arena::Frame& scratch, const StepRows& ro
     const std::uint64_t nope = c_.qk_nope_head_dim, rope = c_.qk_rope_head_dim,
                         latent = c_.kv_lora_rank;
     const TensorView result = scratch.tensor(q.dtype, {rows.rows, c_.heads, latent + rope});
-    const TensorView weights = ops::slice(kv_up_, 1, 0, nope);
-    // One dispatch, but other bits than products of many rows have.
-    if (rows.rows <=
-            std::min(kMostTogether, ops::most_mla_query_rows(r.device(), q, weights, result)) &&
-        !rows.exact() && !r.device().info().is_cpu) {
-        ops::mla_queries(r, q, weights, table_, rows.positions, result);
+    if (rows.rows <= ops::kMostMlaQueryRows && !rows.exact() && !r.device().info().is_cpu) {
+        ops::mla_queries(r, q, ops::slice(kv_up_, 1, 0, nope), table_, rows.positions, result);
         return result;
     }
     ops::rope_at(r, ops::slice(q, 2, nope, rope), table_, rows.positions,
                  ops::slice(result, 2, latent, rope));
-    ops::gemm_nn(r, by_head(ops::slice(q, 2, 0, nope)), weights,
+    ops::gemm_nn(r, by_head(ops::slice(q, 2, 0, nope)), ops::slice(kv_up_, 1, 0, nope),
                  by_head(ops::slice(result, 2, 0, latent)));
     return result;
 }

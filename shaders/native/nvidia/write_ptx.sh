@@ -52,7 +52,6 @@ write gemm_fp8_few gemm_fp8_few.cu
 write experts_fp8 experts_fp8.cu
 write route route.cu
 write latent_values latent_values.cu
-write latent_queries latent_queries.cu
 form=0
 for name in nt tn; do
     for height in 256 128; do

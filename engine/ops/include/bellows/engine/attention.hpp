@@ -76,18 +76,15 @@ void mla_keys_forward(Recording& recording, const TensorView& kv_up, const Tenso
 void mla_keys_dgrad(Recording& recording, const TensorView& d_keys, const TensorView& d_kv_up,
                     const TensorView& d_k_rope);
 
-/// Most token rows of mla_queries on every device.
+/// Most token rows of mla_queries.
 inline constexpr std::uint64_t kMostMlaQueryRows = 8;
-/// Most that it takes of such operands: more where the device has code of its own for them.
-std::uint64_t most_mla_query_rows(const Device& device, const TensorView& q,
-                                  const TensorView& weights, const TensorView& y);
 
-/// Queries in the absorbed form, of up to most_mla_query_rows() rows: y[t, h] = (q[t, h, 0..nope) *
-/// weights[h], the other columns of q[t, h] rotated to positions[t]). q: [rows, heads, nope + rope]
-/// act, strided; weights: [heads, nope, latent] act, rows at multiples of 16 bytes; table:
-/// [positions, rope / 2, 2] f32 (rope_table); positions: [rows] u32; y: [rows, heads, latent +
-/// rope] act, strided. nope, rope and latent are multiples of 4, latent of 16 bytes. Sums are f32;
-/// a row's bits do not depend on the others, but may on how many there are.
+/// Queries in the absorbed form, of up to eight rows: y[t, h] = (q[t, h, 0..nope) * weights[h],
+/// the other columns of q[t, h] rotated to positions[t]). q: [rows, heads, nope + rope] act,
+/// strided; weights: [heads, nope, latent] act, rows at multiples of 16 bytes; table: [positions,
+/// rope / 2, 2] f32 (rope_table); positions: [rows] u32; y: [rows, heads, latent + rope] act,
+/// strided. nope, rope and latent are multiples of 4, latent of 16 bytes. Sums are f32; a row's
+/// bits do not depend on the others, but may on how many there are.
 void mla_queries(Recording& recording, const TensorView& q, const TensorView& weights,
                  const TensorView& table, const TensorView& positions, const TensorView& y);
 
