@@ -114,10 +114,6 @@ TensorView Mla::absorbed(Recording& r, Arena::Frame& scratch, const StepRows& ro
     const std::uint64_t nope = c_.qk_nope_head_dim, rope = c_.qk_rope_head_dim,
                         latent = c_.kv_lora_rank;
     const TensorView result = scratch.tensor(q.dtype, {rows.rows, c_.heads, latent + rope});
-    if (rows.rows <= ops::kMostMlaQueryRows && !rows.exact() && !r.device().info().is_cpu) {
-        ops::mla_queries(r, q, ops::slice(kv_up_, 1, 0, nope), table_, rows.positions, result);
-        return result;
-    }
     ops::rope_at(r, ops::slice(q, 2, nope, rope), table_, rows.positions,
                  ops::slice(result, 2, latent, rope));
     ops::gemm_nn(r, by_head(ops::slice(q, 2, 0, nope)), ops::slice(kv_up_, 1, 0, nope),
