@@ -241,9 +241,16 @@ bool Experts::routed_by_ids(Recording& r, Arena::Frame& scratch, const StepRows&
     if (!gate_up_.streams(r, *norm.codes, gate_up, of_tokens) ||
         !down_.streams(r, hidden, results, of_slots))
         return false;
-    gate_up_.forward(r, part, norm, gate_up, of_tokens);
-    fp8::swiglu(r, gate_up, {}, hidden);
-    down_.forward(r, part, hidden, results, of_slots);
+    if (together_ && gate_up_.streams_native(r, *norm.codes, gate_up, of_tokens) &&
+        fp8::why_not_experts(r.device(), *together_, slots).empty()) {
+        // The same bits in fewer dispatches.
+        fp8::experts_hidden(r, *norm.codes, *together_, ids, hidden, stream.dtype == DType::BF16);
+        fp8::experts_results(r, hidden, *together_, ids, results);
+    } else {
+        gate_up_.forward(r, part, norm, gate_up, of_tokens);
+        fp8::swiglu(r, gate_up, {}, hidden);
+        down_.forward(r, part, hidden, results, of_slots);
+    }
     ops::moe_unpermute(r, results, own_rows(rows.rows, c_.top_k), routed.weights, stream, true,
                        rows.exact() ? ids : TensorView{});
     scratch.cover(part);
@@ -396,9 +403,7 @@ void Experts::record_few_rows(Recording& r, Arena::Frame& scratch, const StepRow
         if (c_.shared_experts > 0)
             p_.few_rows(r, "mlp.shared_experts.gate_up_proj", stream, sum.shared, swiglu);
     };
-    if (!choose_there)
-        shared();
-    if (choose_there)
+    if (choose_there) {
         fp8::few_rows_routed(r, stream, gate_up_weights_,
                              {.logits = logits,
                               .bias = choice_bias(),
@@ -406,10 +411,11 @@ void Experts::record_few_rows(Recording& r, Arena::Frame& scratch, const StepRow
                               .ids = ids,
                               .weights = routed.weights},
                              sum.hidden, swiglu);
-    else
-        fp8::few_rows_by_ids(r, stream, gate_up_weights_, ids, sum.hidden, swiglu);
-    if (choose_there)
         shared();
+    } else {
+        shared();
+        fp8::few_rows_by_ids(r, stream, gate_up_weights_, ids, sum.hidden, swiglu);
+    }
     fp8::few_rows_experts(r, sum, stream);
 }
 
