@@ -46,16 +46,6 @@ constexpr u32 kPartsAt = kCountsAt + 4 * kMostGroups;
 constexpr u32 kTotalsAt = kPartsAt + 8 * kMostParts;
 static_assert(kTotalsAt + 32 <= 227328, "manifest.json has these bytes");
 
-#define BELLOWS_MULTIPLY(rows, outs, list, a, b, p)                                                \
-    __device__ __forceinline__ void multiply_few(float (&d)[rows / 2], u64 x, u64 y, bool add) {   \
-        asm volatile("{.reg .pred p; setp.ne.b32 p, %" p ", 0; "                                   \
-                     "wgmma.mma_async.sync.aligned.m64n" #rows "k32.f32.e4m3.e4m3 {" list          \
-                     "}, %" a ", %" b ", p, 1, 1;}"                                                \
-                     : outs                                                                        \
-                     : "l"(x), "l"(y), "r"(static_cast<u32>(add)));                                \
-    }
-BELLOWS_FOR_ROWS(BELLOWS_MULTIPLY)
-
 /// copy_16 of weights: memory gives twice as much of a row as one stage takes, for the next one.
 __device__ __forceinline__ void copy_weights_16(u32 to, u64 from, u32 there) {
     asm volatile("cp.async.cg.shared.global.L2::256B [%0], [%1], 16, %2;" ::"r"(to), "l"(from),

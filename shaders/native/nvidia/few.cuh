@@ -66,6 +66,17 @@ constexpr u32 kStagesOf = kBytes / (kWeightBytes + kRows * kRowBytes) < kMostSta
       BELLOWS_LIST24, "24", "25", "26")                                                            \
     f(64, BELLOWS_OUT32(0), BELLOWS_LIST32, "32", "33", "34")
 
+/// 64 rows of weights by some rows of A, 32 codes of E4M3 of k each, added to d or not.
+#define BELLOWS_MULTIPLY_CODES(rows, outs, list, a, b, p)                                          \
+    __device__ __forceinline__ void multiply_few(float (&d)[rows / 2], u64 x, u64 y, bool add) {   \
+        asm volatile("{.reg .pred p; setp.ne.b32 p, %" p ", 0; "                                   \
+                     "wgmma.mma_async.sync.aligned.m64n" #rows "k32.f32.e4m3.e4m3 {" list          \
+                     "}, %" a ", %" b ", p, 1, 1;}"                                                \
+                     : outs                                                                        \
+                     : "l"(x), "l"(y), "r"(static_cast<u32>(add)));                                \
+    }
+BELLOWS_FOR_ROWS(BELLOWS_MULTIPLY_CODES)
+
 /// D = f(kRows) for the fewest rows that units have for `rows`.
 #define BELLOWS_WITH_ROWS(rows, call)                                                              \
     do {                                                                                           \

@@ -24,16 +24,6 @@ constexpr u32 kSlotScales = kMostRows + 8; // words of a stage: of rows, then B'
 // In shared memory, in front of the stages: scales.
 constexpr u32 kStagesAt = (kMostStages * kSlotScales * 4 + 1023) / 1024 * 1024;
 
-#define BELLOWS_MULTIPLY(rows, outs, list, a, b, p)                                                \
-    __device__ __forceinline__ void multiply_few(float (&d)[rows / 2], u64 x, u64 y, bool add) {   \
-        asm volatile("{.reg .pred p; setp.ne.b32 p, %" p ", 0; "                                   \
-                     "wgmma.mma_async.sync.aligned.m64n" #rows "k32.f32.e4m3.e4m3 {" list          \
-                     "}, %" a ", %" b ", p, 1, 1;}"                                                \
-                     : outs                                                                        \
-                     : "l"(x), "l"(y), "r"(static_cast<u32>(add)));                                \
-    }
-BELLOWS_FOR_ROWS(BELLOWS_MULTIPLY)
-
 /// Operands of one turn: 64 columns of D and up to 64 rows.
 struct Turn {
     u64 weights;            ///< codes of the first column's row of B
