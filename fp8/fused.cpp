@@ -242,7 +242,7 @@ void record_swiglu(Recording& recording, const Operands& operands, const GateUp&
           .gate_up = m.memory,
           .gate_up_scales = gate_up.quantized != nullptr ? gate_up.scales.memory : m.memory,
           .row_weight = weights_or(operands, "row_weight", row_weight, m.rows, m.memory),
-          .row_count = operands.row_counts_or(gate_up.counted, m.memory),
+          .row_count = gate_up.counted.row_counts_or(m.memory),
           .codes = to.codes.memory,
           .scales = to.scales.memory,
           .rows = operands.u32("rows", m.rows),
@@ -253,7 +253,7 @@ void record_swiglu(Recording& recording, const Operands& operands, const GateUp&
           .codes_stride4 = operands.stride4(to.codes),
           .scales_stride = to.scales.stride,
           .has_row_weight = row_weight.buffer ? 1u : 0u,
-          .rows_per_count = operands.rows_per_count(gate_up.counted)},
+          .rows_per_count = operands.u32("rows of a count", gate_up.counted.counted_rows())},
         plan.groups);
 }
 

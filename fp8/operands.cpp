@@ -233,18 +233,7 @@ void Operands::require_blocks(const char* name, const Recipe& recipe, Blocks blo
 BufferView Operands::row_count_or(const TensorView& view, BufferView otherwise) const {
     require(view.rows_per_count == 0, "one row count is taken, not one for each " +
                                           std::to_string(view.rows_per_count) + " rows");
-    return row_counts_or(view, otherwise);
-}
-
-BufferView Operands::row_counts_or(const TensorView& view, BufferView otherwise) const {
-    return view.row_count ? view.row_counts() : otherwise;
-}
-
-std::uint32_t Operands::rows_per_count(const TensorView& view) const {
-    if (!view.row_count)
-        return 0;
-    const std::uint64_t all = std::max<std::uint64_t>(view.extent[0], 1);
-    return u32("rows of a count", view.rows_per_count != 0 ? view.rows_per_count : all);
+    return view.row_counts_or(otherwise);
 }
 
 } // namespace bellows::fp8

@@ -67,10 +67,6 @@ public:
     /// The offsets, or `otherwise`.
     BufferView group_offsets_or(const Quantized& quantized, BufferView otherwise) const;
     BufferView row_count_or(const TensorView& view, BufferView otherwise) const;
-    /// The same of an operator that takes several counts, and what include/row_counts.glsl calls
-    /// rows_per_count.
-    BufferView row_counts_or(const TensorView& view, BufferView otherwise) const;
-    std::uint32_t rows_per_count(const TensorView& view) const;
     /// At least so many bytes, from a multiple of 16 on.
     void workspace(BufferView workspace, std::uint64_t bytes) const;
     /// A contiguous vector whose memory begins at a multiple of `alignment` bytes.

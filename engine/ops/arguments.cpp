@@ -138,19 +138,7 @@ BufferView Arguments::memory_or(const char* name, const TensorView& view, Buffer
 BufferView Arguments::row_count_or(const TensorView& view, BufferView otherwise) const {
     require(view.rows_per_count == 0, "one row count is taken, not one for each " +
                                           std::to_string(view.rows_per_count) + " rows");
-    return row_counts_or(view, otherwise);
-}
-
-BufferView Arguments::row_counts_or(const TensorView& view, BufferView otherwise) const {
-    return view.row_count ? view.row_counts() : otherwise;
-}
-
-std::uint32_t Arguments::rows_per_count(const TensorView& view) const {
-    if (!view.row_count) {
-        return 0;
-    }
-    const std::uint64_t all = std::max<std::uint64_t>(view.extent[0], 1);
-    return u32("rows of a count", view.rows_per_count != 0 ? view.rows_per_count : all);
+    return view.row_counts_or(otherwise);
 }
 
 bool shares_loads(const DeviceInfo& info) {

@@ -58,12 +58,8 @@ public:
     /// only be given valid addresses.
     BufferView memory_or(const char* name, const TensorView& view, BufferView otherwise,
                          std::uint64_t group = 4) const;
-    /// The device-side row count of a view, or `otherwise`.
+    /// The device-side row count of a view that has one for all rows, or `otherwise`.
     BufferView row_count_or(const TensorView& view, BufferView otherwise) const;
-    /// The same of an operator that takes several counts; then rows_per_count() is not 0.
-    BufferView row_counts_or(const TensorView& view, BufferView otherwise) const;
-    /// What include/row_counts.glsl has by that name.
-    std::uint32_t rows_per_count(const TensorView& view) const;
 
 private:
     void same(const char* name, const TensorView& view, DType dtype,

@@ -38,17 +38,17 @@ void swiglu_forward(Recording& recording, const TensorView& gate_up, const Tenso
     const RowPlan plan = plan_rows(recording, rows, ffn / 4, RowWork::Elementwise);
     const BufferView gate_up_memory = arguments.memory("gate_up", gate_up);
     recording.dispatch(
-        kernels::SwigluForward{.variant = storage_variant<kernels::SwigluForward>(gate_up.dtype),
-                               .constants = {plan.local_size, plan.row_per_workgroup},
-                               .gate_up = gate_up_memory,
-                               .row_weight =
-                                   arguments.memory_or("row_weight", row_weight, gate_up_memory, 1),
-                               .row_count = arguments.row_counts_or(gate_up, gate_up_memory),
-                               .hidden = arguments.memory("hidden", hidden),
-                               .rows = arguments.u32("rows", rows),
-                               .ffn4 = arguments.groups_of_4("ffn", ffn),
-                               .has_row_weight = row_weight.buffer ? 1u : 0u,
-                               .rows_per_count = arguments.rows_per_count(gate_up)},
+        kernels::SwigluForward{
+            .variant = storage_variant<kernels::SwigluForward>(gate_up.dtype),
+            .constants = {plan.local_size, plan.row_per_workgroup},
+            .gate_up = gate_up_memory,
+            .row_weight = arguments.memory_or("row_weight", row_weight, gate_up_memory, 1),
+            .row_count = gate_up.row_counts_or(gate_up_memory),
+            .hidden = arguments.memory("hidden", hidden),
+            .rows = arguments.u32("rows", rows),
+            .ffn4 = arguments.groups_of_4("ffn", ffn),
+            .has_row_weight = row_weight.buffer ? 1u : 0u,
+            .rows_per_count = arguments.u32("rows of a count", gate_up.counted_rows())},
         plan.groups);
 }
 

@@ -3,6 +3,7 @@
 #include <bellows/base/rounding.hpp>
 #include <bellows/engine/tensor.hpp>
 
+#include <algorithm>
 #include <limits>
 #include <string>
 
@@ -96,9 +97,15 @@ TensorView TensorView::with_row_counts(BufferView counts, std::uint64_t of_each)
     return counted;
 }
 
-BufferView TensorView::row_counts() const {
+std::uint64_t TensorView::counted_rows() const noexcept {
     if (!row_count)
-        return {};
+        return 0;
+    return rows_per_count != 0 ? rows_per_count : std::max<std::uint64_t>(extent[0], 1);
+}
+
+BufferView TensorView::row_counts_or(BufferView otherwise) const {
+    if (!row_count)
+        return otherwise;
     const std::uint64_t counts =
         rows_per_count == 0 ? 1 : div_up(rank == 0 ? 0 : extent[0], rows_per_count);
     const std::uint64_t bytes = counts * sizeof(std::uint32_t);

@@ -60,9 +60,11 @@ struct TensorView {
     /// The same rows with a count for each `of_each` of them: what few operators take, which say
     /// so; others throw Error{InvalidArgument}.
     TensorView with_row_counts(BufferView counts, std::uint64_t of_each) const noexcept;
-    /// The memory of all counts; nothing without. Throws Error{InvalidArgument} where it is too
+    /// The memory of all counts, `otherwise` without. Throws Error{InvalidArgument} where it is too
     /// small or not at a multiple of 4 bytes.
-    BufferView row_counts() const;
+    BufferView row_counts_or(BufferView otherwise) const;
+    /// Rows that share a count; 0 without counts.
+    std::uint64_t counted_rows() const noexcept;
     /// The same memory seen with other extents; contiguous views only.
     TensorView reshaped(std::initializer_list<std::uint64_t> extents) const;
 };
