@@ -303,7 +303,7 @@ void record_nt(Recording& recording, const Operands& operands, const TensorView&
     const std::uint32_t outputs = swiglu ? cut.columns / 2 : cut.columns;
     using K = kernels::FewRowsNt;
     K kernel;
-    // Those variants make a choice by subgroups.
+    // The variants that convert codes in f16 make the router's choice by subgroups.
     const bool in_f16_chooses =
         router == nullptr ||
         ops::router_by_subgroup(recording.device(), w.matrices, ids->extent[1]);

@@ -58,8 +58,8 @@ public:
     /// device throws; then the step was not started.
     static constexpr std::size_t kMostStarted = 2;
     void start(const StepInput& input);
-    /// What the step gives that was started first; waits for it. Throws Error{Timeout} and what the
-    /// device throws.
+    /// Waits for the step that was started first, and returns what it gives. Throws Error{Timeout}
+    /// and what the device throws.
     StepOutput finish();
     /// Forgets what was started: its results are of no use.
     void drop() noexcept;
@@ -110,7 +110,8 @@ private:
     std::vector<const CachedExperts*> experts_; ///< layers of ffn_, among ranks
     Buffer allowed_;
     std::deque<Arena> arenas_; ///< scratch of a step; among ranks of each half
-    /// Of a step among ranks; on one rank of a step and of the one behind it.
+    /// Among ranks these are the halves of a step; on one rank they are a step and the one behind
+    /// it.
     std::vector<std::unique_ptr<Half>> halves_;
     std::vector<Running> started_; ///< and not finished, in their order
     Arena arrived_;                ///< scratch of received()

@@ -401,7 +401,8 @@ bool Pump::gathers(std::uint32_t queue) const noexcept {
            std::ranges::none_of(given_[queue], &Batch::inside_lane_job);
 }
 
-/// What is called lost does nothing any more: waits a while for what the queue runs.
+/// A device that is said to be lost must not go on with its work, so this waits a while for what
+/// the queue runs.
 void Pump::let_end(std::uint32_t index) {
     constexpr std::uint64_t kLongest = 200'000'000; // ns; it may wait for the host
     if (in_flight_[index].empty())

@@ -240,24 +240,17 @@ void ExpertLinear::forward(Recording& r, Arena::Frame& scratch, const LinearRows
         ops::grouped_gemm_nt(r, x.values, weights_.compute, y, rows.tiles);
 }
 
-bool ExpertLinear::streams(const Recording& r, const fp8::Quantized& x, const TensorView& y,
-                           const fp8::GroupedRows& by_ids) const {
+std::optional<fp8::Variant> ExpertLinear::streams(const Recording& r, const fp8::Quantized& x,
+                                                  const TensorView& y,
+                                                  const fp8::GroupedRows& by_ids) const {
     if (!weights_.quantized)
-        return false;
+        return std::nullopt;
     const fp8::Operand weights = weights_for(weights_, GemmForm::NT);
     const fp8::Way way = products_.way(r.device(), GemmForm::NT, x, weights, y, &by_ids);
-    return way.variant == fp8::Variant::Streamed ||
-           fp8::reads_layout(r.device(), x, weights, y, by_ids, way);
-}
-
-bool ExpertLinear::streams_native(const Recording& r, const fp8::Quantized& x, const TensorView& y,
-                                  const fp8::GroupedRows& by_ids) const {
-    if (!weights_.quantized)
-        return false;
-    const fp8::Operand weights = weights_for(weights_, GemmForm::NT);
-    const fp8::Way way = products_.way(r.device(), GemmForm::NT, x, weights, y, &by_ids);
-    return way.variant == fp8::Variant::Native &&
-           fp8::reads_layout(r.device(), x, weights, y, by_ids, way);
+    if (way.variant != fp8::Variant::Streamed &&
+        !fp8::reads_layout(r.device(), x, weights, y, by_ids, way))
+        return std::nullopt;
+    return way.variant;
 }
 
 void ExpertLinear::input_gradient(Recording& r, Arena::Frame& scratch, const LinearRows& dy,

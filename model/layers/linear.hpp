@@ -91,12 +91,10 @@ public:
 
     void forward(Recording& recording, Arena::Frame& scratch, const LinearRows& x,
                  const TensorView& y, const fp8::GroupedRows& rows) const;
-    /// Whether forward() of such codes takes rows as a router's ids lay them out, without a copy.
-    bool streams(const Recording& recording, const fp8::Quantized& x, const TensorView& y,
-                 const fp8::GroupedRows& by_ids) const;
-    /// Whether the device's own code is what takes them so.
-    bool streams_native(const Recording& recording, const fp8::Quantized& x, const TensorView& y,
-                        const fp8::GroupedRows& by_ids) const;
+    /// The variant by which forward() of such codes takes rows as a router's ids lay them out;
+    /// nothing where it would copy them.
+    std::optional<fp8::Variant> streams(const Recording& recording, const fp8::Quantized& x,
+                                        const TensorView& y, const fp8::GroupedRows& by_ids) const;
     void input_gradient(Recording& recording, Arena::Frame& scratch, const LinearRows& dy,
                         const TensorView& dx, const fp8::GroupedRows& rows) const;
     void weight_gradient(Recording& recording, Arena::Frame& scratch, const LinearRows& dy,

@@ -58,6 +58,7 @@ private:
                     const TensorView& stream) const;
     std::uint64_t rows_of_expert(const StepRows& rows) const;
     ops::MoeLayout own_rows(std::uint64_t tokens, std::uint64_t slots_of_each) const;
+    fp8::GroupedRows rows_by_ids(const StepRows& rows, const TensorView& ids) const;
     bool takes_together(const Recording& r, Arena::Frame& scratch, const StepRows& rows,
                         const TensorView& stream) const;
     void record_together(Recording& r, Arena::Frame& scratch, const StepRows& rows,
@@ -220,6 +221,12 @@ ops::MoeLayout Experts::own_rows(std::uint64_t tokens, std::uint64_t slots_of_ea
             at(kOwnSlots, DType::I32, {slots}), at(kOwnSlots, DType::I32, {tokens, slots_of_each})};
 }
 
+fp8::GroupedRows Experts::rows_by_ids(const StepRows& rows, const TensorView& ids) const {
+    fp8::GroupedRows by_ids = fp8::unlisted_rows(fp8::GroupLayout::by_ids(ids, c_.routed_experts));
+    by_ids.layout.expected_rows = rows_of_expert(rows);
+    return by_ids;
+}
+
 /// Few rows: products find them by the router's ids, and each slot of a token has a row. False: the
 /// products take them in another way, and nothing is recorded.
 bool Experts::routed_by_ids(Recording& r, Arena::Frame& scratch, const StepRows& rows,
@@ -230,18 +237,16 @@ bool Experts::routed_by_ids(Recording& r, Arena::Frame& scratch, const StepRows&
         return false;
     const std::uint64_t slots = rows.rows * c_.top_k;
     Arena::Frame part = scratch.nested();
-    fp8::GroupedRows of_tokens =
-        fp8::unlisted_rows(fp8::GroupLayout::by_ids(ids, c_.routed_experts));
-    of_tokens.layout.expected_rows = rows_of_expert(rows);
+    const fp8::GroupedRows of_tokens = rows_by_ids(rows, ids);
     fp8::GroupedRows of_slots = of_tokens;
     of_slots.slots_per_a_row = 1;
     const TensorView gate_up = part.tensor(stream.dtype, {slots, 2 * c_.moe_ffn}),
                      results = part.tensor(stream.dtype, {slots, c_.hidden});
     const fp8::Quantized hidden = rows_in(part, slots, c_.moe_ffn);
-    if (!gate_up_.streams(r, *norm.codes, gate_up, of_tokens) ||
-        !down_.streams(r, hidden, results, of_slots))
+    const auto variant = gate_up_.streams(r, *norm.codes, gate_up, of_tokens);
+    if (!variant || !down_.streams(r, hidden, results, of_slots))
         return false;
-    if (together_ && gate_up_.streams_native(r, *norm.codes, gate_up, of_tokens) &&
+    if (together_ && variant == fp8::Variant::Native &&
         fp8::why_not_experts(r.device(), *together_, slots).empty()) {
         // The same bits in fewer dispatches.
         fp8::experts_hidden(r, *norm.codes, *together_, ids, hidden, stream.dtype == DType::BF16);
@@ -277,11 +282,10 @@ bool Experts::takes_together(const Recording& r, Arena::Frame& scratch, const St
         !fp8::why_not_route(r.device(), route_together(rows, stream), c_.top_k).empty())
         return false;
     Arena::Frame part = scratch.nested();
-    fp8::GroupedRows of_tokens = fp8::unlisted_rows(fp8::GroupLayout::by_ids(
-        part.tensor(DType::I32, {rows.rows, c_.top_k}), c_.routed_experts));
-    of_tokens.layout.expected_rows = rows_of_expert(rows);
-    const TensorView gate_up = part.tensor(stream.dtype, {rows.rows * c_.top_k, 2 * c_.moe_ffn});
-    return gate_up_.streams_native(r, rows_in(part, rows.rows, c_.hidden), gate_up, of_tokens);
+    const TensorView ids = part.tensor(DType::I32, {rows.rows, c_.top_k}),
+                     gate_up = part.tensor(stream.dtype, {rows.rows * c_.top_k, 2 * c_.moe_ffn});
+    return gate_up_.streams(r, rows_in(part, rows.rows, c_.hidden), gate_up,
+                            rows_by_ids(rows, ids)) == fp8::Variant::Native;
 }
 
 /// Shared experts are experts that every row chooses.

@@ -253,12 +253,13 @@ __device__ __forceinline__ void copy_stage(Copies& copies, const ByIds& push, u3
 }
 
 /// Eight rows of this thread's unit, in shared memory with D's columns side by side.
-__device__ __forceinline__ void turn(u32 unit, u32 thread, float (&sums)[4]) {
+template <u32 kSums>
+__device__ __forceinline__ void turn(u32 unit, u32 thread, const float (&sums)[kSums], u32 first) {
     float* const turned = reinterpret_cast<float*>(memory + kTurnedAt + unit * kTurnedBytes);
     const u32 lane = thread % 32, warp = thread / 32, quad = lane % 4;
 #pragma unroll
     for (u32 i = 0; i < 4; ++i)
-        turned[(2 * quad + i % 2) * kPitch + warp * 16 + lane / 4 + i / 2 * 8] = sums[i];
+        turned[(2 * quad + i % 2) * kPitch + warp * 16 + lane / 4 + i / 2 * 8] = sums[first + i];
 }
 __device__ __forceinline__ float4 turned_four(u32 unit, u32 row, u32 column) {
     return *reinterpret_cast<const float4*>(memory + kTurnedAt + unit * kTurnedBytes +
@@ -300,8 +301,7 @@ __device__ __forceinline__ void store_rows(const ByIds& push, const Piece& piece
     for (u32 j = 0; j < kRows / 8; ++j) {
         if (8 * j >= piece.part.rows)
             break;
-        float eight[4] = {sums[4 * j], sums[4 * j + 1], sums[4 * j + 2], sums[4 * j + 3]};
-        turn(unit, thread, eight);
+        turn(unit, thread, sums, 4 * j);
         team.sync();
         if (8 * j + row < piece.part.rows && to < push.n)
             store_four(push, static_cast<u64>(slots[8 * j + row]) * push.ldd + to,
@@ -340,8 +340,7 @@ __device__ __forceinline__ void store_hidden(const ByIds& push, const Piece& pie
     for (u32 j = 0; j < kRows / 8; ++j) {
         if (8 * j >= piece.part.rows)
             break;
-        float eight[4] = {sums[4 * j], sums[4 * j + 1], sums[4 * j + 2], sums[4 * j + 3]};
-        turn(unit, thread, eight);
+        turn(unit, thread, sums, 4 * j);
         __syncthreads();
         if (row < 8 && 8 * j + row < piece.part.rows) {
             float4 gate = turned_four(lane / 16, row, 4 * (lane % 16)),
@@ -404,12 +403,7 @@ __device__ __forceinline__ void multiply_piece(Copies& copies, const ByIds& push
         for (u32 j = 0; j < kRows / 8; ++j) {
             if (!kEarly)
                 scale[j] = scale_at(j);
-#pragma unroll
-            for (u32 half = 0; half < 2; ++half) {
-                float &x = sums[4 * j + 2 * half], &y = sums[4 * j + 2 * half + 1];
-                x = __fmaf_rn(part[4 * j + 2 * half], scale[j].x, x);
-                y = __fmaf_rn(part[4 * j + 2 * half + 1], scale[j].y, y);
-            }
+            add_scaled(sums, part, 4 * j, scale[j]);
         }
         stage = stage + 1 == kStages ? 0 : stage + 1;
     }

@@ -77,6 +77,18 @@ constexpr u32 kStagesOf = kBytes / (kWeightBytes + kRows * kRowBytes) < kMostSta
     }
 BELLOWS_FOR_ROWS(BELLOWS_MULTIPLY_CODES)
 
+/// Adds four sums of 128 of k from `first` on: those of even rows by scale.x, of odd ones by scale.y.
+template <u32 kSums>
+__device__ __forceinline__ void add_scaled(float (&sums)[kSums], const float (&part)[kSums], u32 first,
+                                           float2 scale) {
+#pragma unroll
+    for (u32 half = 0; half < 2; ++half) {
+        float &x = sums[first + 2 * half], &y = sums[first + 2 * half + 1];
+        x = __fmaf_rn(part[first + 2 * half], scale.x, x);
+        y = __fmaf_rn(part[first + 2 * half + 1], scale.y, y);
+    }
+}
+
 /// D = f(kRows) for the fewest rows that units have for `rows`.
 #define BELLOWS_WITH_ROWS(rows, call)                                                              \
     do {                                                                                           \

@@ -143,12 +143,7 @@ __device__ __forceinline__ void take_turn(const Team& team, const Turn& turn, co
         wait_for_products<0>();
 #pragma unroll
         for (u32 j = 0; j < kRows / 8; ++j)
-#pragma unroll
-            for (u32 half = 0; half < 2; ++half) {
-                float &x = sums[4 * j + 2 * half], &y = sums[4 * j + 2 * half + 1];
-                x = __fmaf_rn(part[4 * j + 2 * half], scale[j].x, x);
-                y = __fmaf_rn(part[4 * j + 2 * half + 1], scale[j].y, y);
-            }
+            add_scaled(sums, part, 4 * j, scale[j]);
         stage = stage + 1 == kStages ? 0 : stage + 1;
         next = next + 1 == kStages ? 0 : next + 1;
     }

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: MIT
 #pragma once
 
-// What stands between attention over latents and the projection of its results, for few rows: parts
-// put together, each head's values and their codes in one dispatch, by a device's own code. The
-// thread that owns the recording calls it; errors are Error{InvalidArgument} with all shapes, and
-// nothing is recorded then.
+// One dispatch stands between attention over latents and the projection of its results, for few
+// rows: it puts the parts together and makes each head's values and their codes, by a device's own
+// code. The thread that owns the recording calls it; errors are Error{InvalidArgument} with all
+// shapes, and nothing is recorded then.
 
 #include <bellows/engine/paged_attention.hpp>
 #include <bellows/fp8/quantize.hpp>

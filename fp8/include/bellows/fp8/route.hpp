@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: MIT
 #pragma once
 
-// What stands between a layer's attention and its experts, for few tokens: RMSNorm, its codes, the
-// router's logits and its choice in one dispatch, by a device's own code. The thread that owns the
-// recording calls it; errors are Error{InvalidArgument} with all shapes, and nothing is recorded
-// then.
+// One dispatch stands between a layer's attention and its experts, for few tokens: it makes
+// RMSNorm, its codes, the router's logits and its choice, by a device's own code. The thread that
+// owns the recording calls it; errors are Error{InvalidArgument} with all shapes, and nothing is
+// recorded then.
 
 #include <bellows/engine/router.hpp>
 #include <bellows/fp8/quantize.hpp>
