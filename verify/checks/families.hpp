@@ -14,6 +14,7 @@ namespace bellows::checks {
 void add_codec_checks(std::vector<OpCheck>& checks, Depth depth);
 void add_fp8_checks(std::vector<OpCheck>& checks, Depth depth);      ///< recipes, products
 void add_few_rows_checks(std::vector<OpCheck>& checks, Depth depth); ///< products of generation
+void add_few_rows_attention_checks(std::vector<OpCheck>& checks, Depth depth);
 void add_gemm_checks(std::vector<OpCheck>& checks, Depth depth);
 void add_grouped_gemm_checks(std::vector<OpCheck>& checks, Depth depth);
 void add_layer_checks(std::vector<OpCheck>& checks, Depth depth);          ///< RMSNorm, SwiGLU

@@ -14,7 +14,7 @@ std::vector<OpCheck> op_checks(Depth depth) {
           add_embedding_checks, add_attention_part_checks, add_attention_checks,
           add_paged_attention_checks, add_router_checks, add_router_form_checks,
           add_sampling_checks, add_moe_checks, add_flat_checks, add_optimizer_checks,
-          add_fp8_checks, add_few_rows_checks})
+          add_fp8_checks, add_few_rows_checks, add_few_rows_attention_checks})
         add(checks, depth);
     return checks;
 }
