@@ -137,10 +137,14 @@ FewRowsCut cut_for(const DeviceInfo& info, FewRowsCut cut, const Work& work) {
         return div_up(work.results * work.of_each, columns);
     };
     if (work.of_parts) {
-        constexpr std::uint64_t kSharing = 256, kUsualLanes = 64;
+        // Large workgroups: each reads all parts of its head, and its shares read them side by
+        // side.
+        constexpr std::uint64_t kSharing = 512, kUsualLanes = 64;
+        const std::uint64_t sharing =
+            std::min<std::uint64_t>(kSharing, info.max_workgroup_invocations);
         usual(cut.columns, 4);
         usual(cut.lanes, std::min(most, kUsualLanes));
-        usual(cut.groups, std::max<std::uint64_t>(kSharing / cut.lanes, 1));
+        usual(cut.groups, std::max<std::uint64_t>(sharing / cut.lanes, 1));
         return cut;
     }
     usual(cut.columns, work.of_each > 1 || groups(4) * most >= wanted / 2 ? 4 : 2);

@@ -10,7 +10,8 @@
 //           weight.
 // staged 1: the workgroup first puts x * gain in its memory, for all of its groups.
 // staged 2: x is what attention's parts amount to (include/paged_parts.glsl), for head y of `heads`;
-//           x itself where parts has one part for a row, zeros where it has none.
+//           x itself where parts has one part for a row, zeros where it has none. Where a workgroup has
+//           more invocations than a row has fours, shares of them take parts of the row side by side.
 // Dispatch: x = ceil(n / (columns * local_size / lanes)), with SwiGLU half the columns; y: batches or slots.
 #version 460
 #extension GL_GOOGLE_include_directive : require
@@ -43,15 +44,61 @@ vec4 part_of_x(Source s, uint r, uint four) {
 #endif
 }
 
+// Invocations that have the same four columns share out a row's parts.
+const uint kFours = staged == 2u ? FOURS * all_units : 1u;
+const uint kSpan = kFours < local_size ? kFours : local_size, kShares = local_size / kSpan;
+shared vec4 share_sums[staged == 2u ? kShares * kSpan : 1u];
+shared float share_logs[staged == 2u ? kShares : 1u];
+
+// What a row's parts amount to. All invocations call it; those of the first share have the result.
 vec4 part_of_attention(Source s, uint r, uint four) {
-    Parts parts = Parts(uvec2(push.operands.partial), uvec2(push.operands.partial_lse),
-                        push.operands.parts.v[2u * r], push.operands.parts.v[2u * r + 1u], push.heads,
-                        gl_WorkGroupID.y, push.k4);
-    if (parts.count <= 1u) {
-        return parts.count == 0u ? vec4(0.0) : part_of_x(s, r, four);
+    uint count = push.operands.parts.v[2u * r + 1u], share = gl_LocalInvocationIndex / kSpan;
+    if (count <= 1u) {
+        return count == 0u ? vec4(0.0) : part_of_x(s, r, four);
     }
-    float log_sum;
-    return combine_parts(parts, four, log_sum);
+    uint of_share = (count + kShares - 1u) / kShares, begin = min(share * of_share, count);
+    Parts parts = Parts(uvec2(push.operands.partial), uvec2(push.operands.partial_lse),
+                        push.operands.parts.v[2u * r] + begin, min(of_share, count - begin),
+                        push.heads, gl_WorkGroupID.y, push.k4);
+    float own_log = -3.0e38;
+    vec4 own = vec4(0.0);
+    if (parts.count > 0u && share < kShares) {
+        own = combine_parts(parts, four, own_log);
+    }
+    if (kShares == 1u) {
+        return own;
+    }
+    barrier(); // nobody reads another row's sums any more
+    if (share < kShares) {
+        share_sums[gl_LocalInvocationIndex] = own;
+        share_logs[share] = own_log; // all invocations of a share have the same
+    }
+    barrier();
+    float top = own_log, total = 0.0;
+    for (uint i = 0u; i < kShares; ++i) {
+        top = max(top, share_logs[i]);
+    }
+    vec4 sum = vec4(0.0);
+    for (uint i = 0u; i < kShares; ++i) {
+        float power = exp2(share_logs[i] - top);
+        total += power;
+        sum = fma(share_sums[i * kSpan + gl_LocalInvocationIndex % kSpan], vec4(power), sum);
+    }
+    return sum * (1.0 / total);
+}
+
+// All invocations call it; a barrier must follow.
+void stage_attention(Source s) {
+    [[unroll]] for (uint r = 0u; r < rows; ++r) {
+        for (uint begin = 0u; begin < kFours; begin += kSpan) {
+            uint four = begin + gl_LocalInvocationIndex % kSpan;
+            vec4 x = part_of_attention(s, r, min(four, s.k4 - 1u));
+            if (gl_LocalInvocationIndex < kSpan && four < kFours) {
+                staged_x[(r * FOURS + four % FOURS) * all_units + four / FOURS] =
+                    four < s.k4 ? x : vec4(0.0);
+            }
+        }
+    }
 }
 
 // All invocations call it; a barrier must follow.
@@ -61,7 +108,7 @@ void stage_x(Source s) {
         for (uint four = gl_LocalInvocationIndex; four < FOURS * all_units; four += local_size) {
             vec4 x = vec4(0.0);
             if (four < s.k4) {
-                x = staged == 2u ? part_of_attention(s, r, four) : part_of_x(s, r, four);
+                x = part_of_x(s, r, four);
                 if (gain != 0u) {
                     own += dot(x, x);
                     x *= read_gain(s.gains, four, s.k4);
@@ -172,8 +219,10 @@ void main() {
         find_weights(s, matrix, first);
         load_ahead(s, min(lane, push.units - 1u));
     }
-    if (staged != 0u) {
+    if (staged == 1u) {
         stage_x(s);
+    } else if (staged == 2u) {
+        stage_attention(s);
     }
     if (absent != 0u) {
         return;

@@ -27,6 +27,7 @@ struct PartsCase {
 constexpr auto kPartsCases = std::to_array<PartsCase>({
     {Kind::Values, 5, 24, 3, {2}, 1},
     {Kind::Values, 12, 136, 2, {1, 0, 9, 3}, 4, {8, 2, 4}},
+    {Kind::Values, 12, 24, 2, {19, 3, 2}, 3, {8, 2, 8}}, // shares of parts, some without one
     {Kind::PowersOfTwo, 34, 128, 2, {8, 17}, 2},
     {Kind::Values, 128, 512, 16, {65, 33}, 2, {}, Depth::Full},
 });

@@ -106,9 +106,9 @@ __device__ __forceinline__ Totals& totals() {
     return *reinterpret_cast<Totals*>(memory + kTotalsAt);
 }
 
-/// Time of a part's unit, measured: up to 32 rows it is that of reading weights.
+/// Time of a part's unit, measured: up to 8 rows it is that of reading weights.
 __device__ __forceinline__ u32 cost_of(u32 rows) {
-    return rows <= 32 ? 8 : rows <= 48 ? 10 : 13;
+    return rows <= 8 ? 8 : rows <= 16 ? 9 : rows <= 32 ? 13 : rows <= 48 ? 15 : 18;
 }
 
 /// What the workgroup takes at once.
