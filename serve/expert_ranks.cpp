@@ -154,8 +154,8 @@ std::vector<int> ExpertRanks::lost() const {
     return exchange_ ? exchange_->masked_ranks() : std::vector<int>{};
 }
 
-int ExpertRanks::owner(std::uint64_t expert) const {
-    return exchange_->owner(expert);
+std::vector<int> ExpertRanks::owners(std::uint64_t expert) const {
+    return exchange_->owners(expert);
 }
 
 } // namespace bellows

@@ -65,8 +65,8 @@ public:
 
     /// Ranks that are lost, ascending.
     std::vector<int> lost() const;
-    /// The rank that has an expert.
-    int owner(std::uint64_t expert) const;
+    /// The ranks that have an expert, ascending.
+    std::vector<int> owners(std::uint64_t expert) const;
 
 private:
     struct Half {

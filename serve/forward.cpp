@@ -446,8 +446,9 @@ std::vector<std::uint8_t> Forward::lacking_rows(const Running& half,
             for (std::uint64_t k = 0; k < config_.top_k; ++k) {
                 const std::int32_t expert =
                     choices[(layer * half.step->bucket.rows + row) * config_.top_k + k];
-                if (std::ranges::binary_search(lost,
-                                               ranks_->owner(static_cast<std::uint64_t>(expert))))
+                const std::vector<int> owners = ranks_->owners(static_cast<std::uint64_t>(expert));
+                if (std::ranges::all_of(
+                        owners, [&](int rank) { return std::ranges::binary_search(lost, rank); }))
                     lacking[row] = 1;
             }
     return lacking;

@@ -3,7 +3,8 @@
 // over k ascending of the record that came back for slot (t, k), one per rank; (tree) that sum is
 // exact, along a tree over the slots' experts (include/tree_sums.glsl). And (has_scalars)
 // scalars[t, k] = the returned scalar of slot k, which stands in the record of the rank that owns
-// the slot's expert; 0 for no expert.
+// the slot's expert; 0 for no expert. per_choice 1: each slot has a record of its own; 2: it has row k
+// of the record of its expert's owner.
 //   records, words: the same memory, rows as sent, of the variant's storage or, where it says so,
 //   f32; slot_to_row, topk_ids [tokens, top_k]
 //   i32; token_count [1] u32; out_tokens [tokens, columns] of the variant's storage, out_units from
@@ -44,7 +45,7 @@ void add_tree_sums(inout Sums sums, uint slot, uint first, uint step) {
 float returned_scalar(uint first, uint k) {
     int rank = destination(first + k);
     int found = -1;
-    FOR_COUNTED(j, 0u, k + 1u) {
+    FOR_COUNTED(j, per_choice == 1u ? k : 0u, k + 1u) {
         int row = push.operands.slot_to_row.v[first + j];
         if (found < 0 && row >= 0 && destination(first + j) == rank) {
             found = row;
@@ -79,8 +80,8 @@ void main() {
             FOR_COUNTED(k, 0u, summed) {
                 int row = push.operands.slot_to_row.v[slot + k];
                 if (row >= 0) {
-                    add_record(sums, records, uint(row) * push.record_units, first, step,
-                               push.units);
+                    uint at = uint(row) * push.record_units + (per_choice == 2u ? k * push.units : 0u);
+                    add_record(sums, records, at, first, step, push.units);
                 }
             } NEXT_COUNTED(k, summed, 1u);
             store_sums(sums, tokens, to, first, step, push.units);

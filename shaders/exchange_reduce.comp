@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: MIT
 // What goes back to the sources: record i is the sum over k ascending of rows[slot_to_row[i, k]],
 // leaving out -1 (f32 sum, rounded once to the records' storage), or (row_is_record) rows[i];
-// (weighted) each row times slot_scalars[i, k]; and (has_scalars) slot_scalars[i, k]. (tree) Sums are
+// (weighted) each row times slot_scalars[i, k]; and (has_scalars) slot_scalars[i, k]. (apart) No sum:
+// the row of choice k is row k of the record; those of -1 are left as they are. (tree) Sums are
 // exact, along a tree over slot_experts (include/tree_sums.glsl). (has_own) Those of this rank's own
 // tokens, own_range = {first record, how many, where the first goes}, go where they come back to.
 //   rows [.., columns] of the variant's storage, slot_to_row and slot_experts [records, top_k] i32,
@@ -38,6 +39,20 @@ void store_tree_sums(uint record, uvec2 to, uint place) {
     }
 }
 
+void store_rows_apart(uint slot, uvec2 rows, uvec2 to, uint place) {
+    uint step = column_step();
+    FOR_COUNTED(k, 0u, push.top_k) {
+        int row = push.operands.slot_to_row.v[slot + k];
+        for (uint first = column_first(); row >= 0 && first < push.units; first += kAtOnce * step) {
+            Sums sums = first_sums(false, rows, 0u, first, step, push.units);
+            add_row(sums, rows, uint(row) * push.units, first, step, push.units,
+                    leaf_weight(slot + k));
+            store_record(sums, to, place * push.record_units + k * push.units, first, step,
+                         push.units);
+        }
+    } NEXT_COUNTED(k, push.top_k, 1u);
+}
+
 void store_scalars(uint slot, uint word, bool own) {
     uint k = 0u;
     do {
@@ -66,7 +81,11 @@ void main() {
         if (exact) {
             store_tree_sums(record, to, place);
         }
-        for (uint first = column_first(); !exact && first < push.units; first += kAtOnce * step) {
+        if (apart != 0u) {
+            store_rows_apart(slot, rows, to, place);
+        }
+        bool summed = !exact && apart == 0u;
+        for (uint first = column_first(); summed && first < push.units; first += kAtOnce * step) {
             Sums sums = first_sums(false, rows, 0u, first, step, push.units);
             if (push.row_is_record != 0u) {
                 add_row(sums, rows, record * push.units, first, step, push.units, 1.0);

@@ -2,7 +2,8 @@
 // Where each token goes: rank_ids[t, k] says which rank, or node (include/exchange_tokens.glsl), owns
 // expert topk_ids[t, k] if no earlier slot of the token goes there, else it is -1; so a token travels
 // once to each: its route, owner * num_origins + the origin of the token. spacing not 0: the token's
-// row among the records of all ranks, owner * spacing + t.
+// row among the records of all ranks, owner * spacing + t. per_choice 1: each slot goes there for
+// itself, with spacing unless an earlier one has the same expert.
 //   topk_ids, rank_ids [tokens, top_k] i32; ids outside 0..experts-1 go nowhere
 //   token_count [1] u32; origins [num_origins] u32, the first token of each, not read if it is one
 //   route_counts [blocks, routes] and loads [blocks, experts] u32, where `counters` is not 0: slots of
@@ -32,13 +33,17 @@ uint origin_of(uint token) {
 
 // A member's experts: first to end, exclusive.
 bool earlier_goes_there(uint first, uint k, int member) {
+    if (push.per_choice != 0u && push.spacing == 0u) {
+        return false;
+    }
     uint rank = uint(member) * push.ranks_per_member;
     int begin = int(first_expert(rank, push.experts, push.ranks));
     int end = int(first_expert(rank + push.ranks_per_member, push.experts, push.ranks));
+    int own = push.operands.topk_ids.v[first + k];
     bool goes = false;
     for (uint earlier = 0u; earlier < k; ++earlier) {
         int expert = push.operands.topk_ids.v[first + earlier];
-        goes = goes || (expert >= begin && expert < end);
+        goes = goes || (push.per_choice != 0u ? expert == own : expert >= begin && expert < end);
     }
     return goes;
 }

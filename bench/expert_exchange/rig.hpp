@@ -27,7 +27,7 @@ public:
     /// What the ranks' devices are linked by, or why by nothing.
     std::string device_link() const;
     /// The rank of an expert.
-    int owner(std::uint64_t expert) const { return exchange_->owner(expert); }
+    int owner(std::uint64_t expert) const { return exchange_->owners(expert).front(); }
     /// Sent to other ranks so far; nothing may be under way.
     ExchangeStats stats() const { return exchange_->stats(); }
     void wait_idle();

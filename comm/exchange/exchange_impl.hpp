@@ -13,6 +13,7 @@
 
 #include "exchange_sizes.hpp"
 #include "grid.hpp"
+#include "replicas.hpp"
 #include "transport/device_link.hpp"
 
 #include <bellows/comm/expert_exchange.hpp>
@@ -42,6 +43,8 @@ struct ExpertExchange::Impl : ExchangeShape {
     std::shared_ptr<Impl> before{};
     ControlPlane::Subscription on_failure{}; ///< given up with the ExpertExchange itself
     std::uint32_t workgroups = 0;            ///< most of the calls that follow; 0: as many as serve
+    Replicas replicas{};                     ///< of the whole exchange's ranks, where it has slots
+    std::uint64_t placements = 1;            ///< so many tables there were so far
     /// Codes and scales of `rows` rows that stand row_stride bytes from each other in `memory`.
     fp8::Quantized quantized(BufferView memory, std::uint64_t rows, std::uint64_t row_stride) const;
     /// Rows of elements, not codes, that stand so.
@@ -73,6 +76,10 @@ struct ExpertExchange::Impl : ExchangeShape {
     /// Of low latency: members of the group that are done without. Set by anybody, read by lanes.
     std::unique_ptr<std::atomic<bool>[]> mask{};
 
+    /// The hop whose tokens are the caller's.
+    Impl& first() noexcept { return before ? *before : *this; }
+    /// This rank's among all ranks of the exchange.
+    std::uint64_t source_position() const noexcept;
     /// A short wait is worth a core, unless kernels run on it.
     bool hurries() const noexcept { return !device.info().is_cpu; }
     /// Memory that messages are not copied from, for import into the device; empty where either
@@ -133,7 +140,13 @@ struct ExchangeHandle::Impl {
     WireMemory send_memory, back_memory, received_memory, returned_memory, gradient_memory;
     SharedMemory staging_memory; ///< of staging_out
 
-    // At the source: which members each token goes to.
+    // At the source: the slots that stand for each token's experts, and what they are chosen from,
+    // an Upload buffer with the table of that number and those ranks, where an exchange has slots.
+    Buffer slots_chosen, replicas;
+    std::uint64_t placement = 0;
+    std::vector<bool> live;
+    TimePoint packed; ///< the last dispatch has read them
+    // Which members each token goes to.
     Buffer rank_ids, rank_counts, rank_offsets, rank_row_to_slot, rank_slot_to_row;
     /// Of each block of slots (ops::moe_blocks) those that go each route, [blocks, routes()] u32;
     /// then those that choose each expert, [blocks, num_experts]. host_counts: Readback, the same.
@@ -184,6 +197,8 @@ struct ExchangeHandle::Impl {
     /// Low latency, in a buffer with the records of all ranks: this rank's own. Its tokens are sent
     /// from where they arrive, too.
     BufferView own_records(const Buffer& all, const Record& record) const;
+    /// Brings `replicas` up to date. Waits, for a dispatch of before, only where that changes it.
+    void refresh_replicas();
     /// The record of each slot of this hop's tokens, -1 for none.
     TensorView sent_slots(std::uint64_t num_tokens) const;
     ops::MoeLayout send_layout(std::uint64_t num_tokens) const;

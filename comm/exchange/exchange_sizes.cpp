@@ -47,10 +47,11 @@ Record ExchangeShape::gradient_record() const {
 }
 
 Record ExchangeShape::sum_record() const noexcept {
+    const std::uint64_t rows = low_latency() && per_choice() ? config.top_k : 1;
     const std::uint64_t row = config.hidden * size_of(sum_type());
     // Kernels count them in units of the rows that they are sums of.
     const std::uint64_t unit = 16 * size_of(sum_type()) / size_of(config.dtype);
-    return {row, round_up(row + config.top_k * 4, unit), sum_type()};
+    return {row, round_up(rows * row + config.top_k * 4, unit), sum_type(), rows};
 }
 
 std::uint64_t ExchangeShape::own_experts() const noexcept {
@@ -79,11 +80,11 @@ void ExchangeShape::require_addressable(std::uint64_t records, std::uint64_t row
 }
 
 std::uint64_t ExchangeShape::most_sent() const noexcept {
-    return config.max_tokens * std::min(config.top_k, group_size());
+    return config.max_tokens * std::min(config.top_k, group_size() * records_per_member());
 }
 
 std::uint64_t ExchangeShape::most_received() const noexcept {
-    return config.max_tokens * group_size();
+    return config.max_tokens * group_size() * records_per_member();
 }
 
 std::uint64_t ExchangeShape::maskable(int rank) const {
@@ -157,10 +158,10 @@ void check_sums(const ExchangeConfig& c) {
     require(!exact || c.sum_wire.value_or(DType::F32) == DType::F32, c.name,
             "exact sums travel as f32: leave sum_wire unset");
     require(c.layout != ExchangeLayout::RankMajor ||
-                (!exact && c.sum_wire.value_or(c.dtype) == c.dtype),
+                (c.sums == ExchangeSums::Ranked && c.sum_wire.value_or(c.dtype) == c.dtype),
             c.name,
-            "rows of RankMajor come back as the caller has summed them, in dtype: exact sums and "
-            "another sum_wire are for rows by expert");
+            "rows of RankMajor come back as the caller has summed them, in dtype: exact sums, "
+            "those of each choice and another sum_wire are for rows by expert");
     require(!exact || c.num_experts <= std::uint64_t{1} << 26, c.name,
             "exact sums are for at most 2^26 experts");
 }
@@ -186,6 +187,12 @@ void check(int rank, const ExchangeConfig& c) {
     require(std::find(c.ranks.begin(), c.ranks.end(), rank) != c.ranks.end(), c.name,
             "rank " + std::to_string(rank) + " is not in the group");
     require(c.num_experts > 0, c.name, "num_experts is 0");
+    require(c.slots_per_rank == 0 || (c.slots_per_rank <= 0x7FFFFFFF / c.ranks.size() &&
+                                      c.slots_per_rank * c.ranks.size() >= c.num_experts),
+            c.name,
+            std::to_string(c.ranks.size()) + " ranks with " + std::to_string(c.slots_per_rank) +
+                " slots each do not have room for " + std::to_string(c.num_experts) +
+                " experts: raise slots_per_rank");
     require(c.top_k > 0 && c.top_k <= 64, c.name,
             "top_k is " + std::to_string(c.top_k) + ", it must be 1 to 64");
     require(c.hidden > 0 && c.hidden % 8 == 0, c.name,
@@ -209,11 +216,16 @@ void check(int rank, const ExchangeConfig& c) {
     check_sums(c);
 }
 
+/// Records that a token may send to one receiver.
+std::uint64_t records_of_each(const ExchangeConfig& c) {
+    return c.sums == ExchangeSums::PerChoice ? c.top_k : 1;
+}
+
 /// Whether tokens travel by these nodes.
 bool takes_nodes(const ExchangeConfig& c, const std::vector<std::vector<int>>& nodes) {
     return c.by_node && c.mode == ExchangeMode::HighThroughput && !nodes.empty() &&
            c.num_experts > (nodes.size() - 1) * nodes.front().size() &&
-           c.max_tokens * nodes.size() * c.top_k <= ops::kMostMoeSlots;
+           c.max_tokens * nodes.size() * c.top_k <= ops::kMostMoeSlots / records_of_each(c);
 }
 
 /// Refuses what kernels cannot count or address.
@@ -241,10 +253,15 @@ ExchangeConfig checked(const Topology& topology, int rank, ExchangeConfig config
 }
 
 std::vector<ExchangeShape> plan_hops(const Topology& topology, int rank,
-                                     const ExchangeConfig& config) {
+                                     const ExchangeConfig& asked) {
+    ExchangeConfig config = asked;
+    if (config.slots_per_rank > 0)
+        config.num_experts = config.slots_per_rank * config.ranks.size();
     const std::vector<std::vector<int>> nodes = equal_nodes(topology, config.ranks);
     check_subtrees(config, config.ranks.size(), "rank");
-    ExchangeShape last{.config = config, .position = position_in(config.ranks, rank)};
+    ExchangeShape last{.config = config,
+                       .logical_experts = asked.num_experts,
+                       .position = position_in(config.ranks, rank)};
     std::vector<ExchangeShape> hops;
     if (takes_nodes(config, nodes)) {
         check_subtrees(config, nodes.size(), "node");
@@ -258,6 +275,7 @@ std::vector<ExchangeShape> plan_hops(const Topology& topology, int rank,
         for (const std::vector<int>& ranks : nodes)
             between.ranks.push_back(ranks[place]);
         hops.push_back({.config = std::move(between),
+                        .logical_experts = asked.num_experts,
                         .position = static_cast<int>(node),
                         .ranks_per_member = ranks_per_node});
         check_sizes(hops.front());
@@ -288,6 +306,11 @@ std::vector<HandleSize> handle_sizes(const ExchangeShape& exchange) {
                              part == HandlePart::Records || part == HandlePart::RecordsToReturn;
         all.push_back({part, travels ? bytes : std::max<std::uint64_t>(bytes, 16)});
     };
+    if (exchange.translates()) {
+        add(HandlePart::SlotsChosen, slots_out * 4);
+        add(HandlePart::Replicas,
+            4 * replica_words(exchange.logical_experts, c.slots_per_rank * exchange.owners()));
+    }
     add(HandlePart::RankSlots, slots_out * 4);
     if (!low_latency) {
         add(HandlePart::RankIds, slots_out * 4);
@@ -349,7 +372,10 @@ std::uint64_t exchange_record_bytes(const Topology& topology, int rank,
     // Of so many receivers those that one of a token's choices or more fall to, times tokens.
     const auto arriving = [&](std::uint64_t receivers) {
         const auto all = static_cast<double>(receivers);
-        const double chosen = all * (1 - std::pow(1 - 1 / all, static_cast<double>(whole.top_k)));
+        const auto choices = static_cast<double>(whole.top_k);
+        if (whole.sums == ExchangeSums::PerChoice)
+            return static_cast<std::uint64_t>(tokens * choices * std::min(all, imbalance));
+        const double chosen = all * (1 - std::pow(1 - 1 / all, choices));
         return static_cast<std::uint64_t>(tokens * std::min(all, chosen * imbalance));
     };
     std::uint64_t bytes = 0, passed_on = 0;

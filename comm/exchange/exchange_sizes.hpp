@@ -27,12 +27,14 @@ struct Record {
     std::uint64_t row_bytes = 0; ///< elements, or codes and their scales, 16 bytes' multiples each
     std::uint64_t bytes = 0;
     DType dtype = DType::F32; ///< of the elements; F8E4M3: codes
+    std::uint64_t rows = 1;   ///< one behind the other
     bool codes() const noexcept { return dtype == DType::F8E4M3; }
 };
 
-/// A hop.
+/// A hop. Where an exchange has slots, they are what its hops call experts.
 struct ExchangeShape {
     ExchangeConfig config;              ///< of this hop
+    std::uint64_t logical_experts = 0;  ///< of the exchange
     int position = 0;                   ///< of this rank in the group
     std::uint64_t ranks_per_member = 1; ///< whose experts a member of the group stands for
     /// Nodes that the tokens of a member come from; records keep that order. More than one: tokens
@@ -66,6 +68,13 @@ struct ExchangeShape {
     bool quantizes() const noexcept { return config.token_wire == DType::F8E4M3; }
     bool quantizes_gradients() const noexcept { return config.gradient_wire == DType::F8E4M3; }
     bool exact() const noexcept { return config.sums == ExchangeSums::Exact; }
+    bool per_choice() const noexcept { return config.sums == ExchangeSums::PerChoice; }
+    /// Whether ids of experts become those of slots on their way in.
+    bool translates() const noexcept { return config.slots_per_rank > 0 && !has_before(); }
+    /// Records of a token that may go to one member.
+    std::uint64_t records_per_member() const noexcept {
+        return per_choice() && !low_latency() && !has_before() ? config.top_k : 1;
+    }
     /// Results of this rank's own tokens are summed to where they come back to: they do not travel.
     bool sums_own_in_place() const noexcept {
         return !low_latency() && !by_tokens() && !has_before();
@@ -105,6 +114,8 @@ std::vector<ExchangeShape> plan_hops(const Topology& topology, int rank,
 
 /// Memory that a handle takes when it is made.
 enum class HandlePart : std::uint8_t {
+    SlotsChosen,
+    Replicas,
     RankSlots,
     RankIds,
     RankCounts,
@@ -134,6 +145,12 @@ struct HandleSize {
     HandlePart part;
     std::uint64_t bytes = 0;
 };
+
+/// Words of HandlePart::Replicas: of each expert where its slots begin among these words and how
+/// many there are, then all slots.
+constexpr std::uint64_t replica_words(std::uint64_t experts, std::uint64_t slots) {
+    return 2 * experts + slots;
+}
 
 /// Bytes of HandlePart::RecordCount ahead of the counts of rows.
 inline constexpr std::uint64_t kHandleCountsAt = 16;

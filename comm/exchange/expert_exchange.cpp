@@ -50,6 +50,12 @@ BufferView ExpertExchange::Impl::view_of(int peer, const InPlace& message) {
     return imported.back().memory.view().sub(offset, message.bytes.size());
 }
 
+std::uint64_t ExpertExchange::Impl::source_position() const noexcept {
+    const std::vector<int>& ranks = whole.ranks;
+    return static_cast<std::uint64_t>(std::find(ranks.begin(), ranks.end(), world.rank()) -
+                                      ranks.begin());
+}
+
 void ExpertExchange::Impl::prepare() {
     workgroups = config.workgroups;
     mask = std::make_unique<std::atomic<bool>[]>(group_size());
@@ -71,7 +77,31 @@ ExpertExchange::ExpertExchange(Device& device, World& world, Transport& transpor
             new Impl{std::move(shape), device, world, transport, thread, whole, std::move(before)});
         impl_->prepare();
     }
+    if (impl_->whole.slots_per_rank > 0)
+        impl_->first().replicas = Replicas(impl_->whole.num_experts, impl_->whole.ranks.size(),
+                                           impl_->whole.slots_per_rank);
     impl_->on_failure = abort_on_failure(world.control(), device);
+}
+
+void ExpertExchange::set_placement(std::span<const std::int32_t> expert_of_slot) {
+    fail_together(impl_->world.control(), impl_->whole.ranks.size(), [&] {
+        impl_->first().replicas.set(expert_of_slot, impl_->whole.name);
+        ++impl_->first().placements;
+    });
+}
+
+std::span<const std::int32_t> ExpertExchange::placement() const noexcept {
+    return impl_->first().replicas.expert_of_slot();
+}
+
+std::vector<int> ExpertExchange::owners(std::uint64_t expert) const {
+    if (impl_->whole.slots_per_rank > 0)
+        return impl_->first().replicas.owners(expert);
+    const std::uint64_t ranks = impl_->whole.ranks.size();
+    std::uint64_t at = 0;
+    while (at + 1 < ranks && first_expert(at + 1, impl_->whole.num_experts, ranks) <= expert)
+        ++at;
+    return {static_cast<int>(at)};
 }
 
 ExpertExchange::~ExpertExchange() {
@@ -113,14 +143,6 @@ std::uint64_t ExpertExchange::first_local_expert() const noexcept {
         return hop.first_expert_of(static_cast<std::uint64_t>(hop.position));
     };
     return first(*impl_) + (impl_->before ? first(*impl_->before) : 0);
-}
-
-int ExpertExchange::owner(std::uint64_t expert) const noexcept {
-    const std::uint64_t ranks = impl_->whole.ranks.size();
-    std::uint64_t at = 0;
-    while (at + 1 < ranks && first_expert(at + 1, impl_->whole.num_experts, ranks) <= expert)
-        ++at;
-    return static_cast<int>(at);
 }
 
 bool ExpertExchange::by_node() const noexcept {

@@ -42,6 +42,8 @@ struct HandleBuffer {
 const HandleBuffer& buffer_of(HandlePart part) {
     using Handle = ExchangeHandle::Impl;
     static constexpr HandleBuffer kBuffers[] = {
+        {HandlePart::SlotsChosen, &Handle::slots_chosen, "slots chosen"},
+        {HandlePart::Replicas, &Handle::replicas, "replicas", MemoryKind::Upload},
         {HandlePart::RankSlots, &Handle::rank_slot_to_row, "rank slots"},
         {HandlePart::RankIds, &Handle::rank_ids, "rank ids"},
         {HandlePart::RankCounts, &Handle::rank_counts, "rank counts"},
@@ -190,6 +192,25 @@ Buffer ExchangeHandle::Impl::make_wire(const std::string& what, std::uint64_t by
 BufferView ExchangeHandle::Impl::own_records(const Buffer& all, const Record& record) const {
     const std::uint64_t bytes = exchange.config.max_tokens * record.bytes;
     return all.view().sub(static_cast<std::uint64_t>(exchange.position) * bytes, bytes);
+}
+
+void ExchangeHandle::Impl::refresh_replicas() {
+    const std::vector<int>& ranks = exchange.whole.ranks;
+    const Topology& topology = exchange.world.topology();
+    std::vector<bool> lives(ranks.size(), true), near(ranks.size());
+    for (std::size_t at = 0; at < ranks.size(); ++at) {
+        near[at] = topology.same_node(exchange.world.rank(), ranks[at]);
+        if (exchange.low_latency())
+            lives[at] = !exchange.without(at);
+    }
+    if (placement == exchange.placements && lives == live)
+        return;
+    packed.wait(exchange.config.timeout);
+    const std::vector<std::uint32_t> words =
+        exchange.replicas.words(exchange.source_position(), near, lives);
+    std::copy(words.begin(), words.end(), replicas.mapped_as<std::uint32_t>().begin());
+    placement = exchange.placements;
+    live = std::move(lives);
 }
 
 TensorView ExchangeHandle::Impl::sent_slots(std::uint64_t num_tokens) const {

@@ -395,7 +395,8 @@ private:
         return Progress::Done;
     }
 
-    /// A rank sends each of its tokens once at most, for 1 to top_k experts.
+    /// A rank sends each of its tokens once at most, for 1 to top_k experts, or once for each
+    /// choice.
     void check_plausible(std::uint64_t at) const {
         const auto& counts = incoming_counts_[at];
         const auto experts = counts.begin() + static_cast<std::ptrdiff_t>(exchange_.origins);
@@ -406,7 +407,7 @@ private:
                         peer + " sends " + std::to_string(rows) + " rows" + what,
                         exchange_.config.ranks[at]);
         };
-        if (rows > exchange_.config.max_tokens)
+        if (rows > exchange_.config.max_tokens * exchange_.records_per_member())
             refuse(", max_tokens is " + std::to_string(exchange_.config.max_tokens) +
                    " here: set it alike on every rank");
         const std::uint64_t slots = std::accumulate(experts, counts.end(), std::uint64_t{0});

@@ -53,6 +53,13 @@ struct Shape {
     }
     /// Of kernels that sum.
     std::uint32_t tree(const Handle& handle) const { return handle.exchange.exact() ? top_k : 0; }
+    static std::uint32_t per_choice(const Handle& handle) {
+        return handle.exchange.per_choice() ? 1 : 0;
+    }
+    /// Whether choices' results stand side by side in a record.
+    static std::uint32_t apart(const Handle& handle) {
+        return handle.exchange.sum_record().rows > 1 ? 1 : 0;
+    }
 
     const Device& device;
     ExchangeGrid grid;
@@ -109,7 +116,8 @@ void pack_records(Recording& recording, const Handle& handle, const Record& reco
                                              .ranks = shape.owners,
                                              .ranks_per_member = shape.ranks_per_member,
                                              .has_routing = routing ? 1u : 0u,
-                                             .has_token_count = has_token_count(ids)},
+                                             .has_token_count = has_token_count(ids),
+                                             .per_choice = Shape::per_choice(handle)},
                        shape.grid.sources(tokens, shape.units));
 }
 
@@ -153,31 +161,31 @@ void reduce_rows(Recording& recording, const Handle& handle, const TensorView& r
     const bool own = handle.exchange.sums_own_in_place();
     const BufferView own_records = own ? handle.back_records.view() : handle.returned.view();
     recording.dispatch(
-        kernels::ExchangeReduce{.variant = shape.variant<kernels::ExchangeReduce>(),
-                                .constants = {grid.local_size(), shape.wide, shape.tree(handle)},
-                                .rows = rows.buffer,
-                                .slot_to_row =
-                                    by_tokens ? handle.slot_ids.view() : handle.slot_to_row.view(),
-                                .slot_experts = handle.slot_ids.view(),
-                                .slot_scalars = scalars    ? scalars
-                                                : weighted ? handle.slot_weights.view()
-                                                           : handle.slot_scalars.view(),
-                                .record_count = handle.record_count.view(),
-                                .records = handle.returned.view(),
-                                .words = handle.returned.view(),
-                                .own_range = handle.own_range(),
-                                .own_records = own_records,
-                                .own_words = own_records,
-                                .num_records = Shape::u32(handle.exchange.most_received()),
-                                .units = in_place ? 0 : shape.units,
-                                .top_k = shape.top_k,
-                                .record_units = shape.record_units,
-                                .record_words = shape.record_words,
-                                .hidden_words = shape.hidden_words,
-                                .row_is_record = by_tokens ? 1u : 0u,
-                                .weighted = weighted ? 1u : 0u,
-                                .has_scalars = scalars ? 1u : 0u,
-                                .has_own = own ? 1u : 0u},
+        kernels::ExchangeReduce{
+            .variant = shape.variant<kernels::ExchangeReduce>(),
+            .constants = {grid.local_size(), shape.wide, shape.tree(handle), Shape::apart(handle)},
+            .rows = rows.buffer,
+            .slot_to_row = by_tokens ? handle.slot_ids.view() : handle.slot_to_row.view(),
+            .slot_experts = handle.slot_ids.view(),
+            .slot_scalars = scalars    ? scalars
+                            : weighted ? handle.slot_weights.view()
+                                       : handle.slot_scalars.view(),
+            .record_count = handle.record_count.view(),
+            .records = handle.returned.view(),
+            .words = handle.returned.view(),
+            .own_range = handle.own_range(),
+            .own_records = own_records,
+            .own_words = own_records,
+            .num_records = Shape::u32(handle.exchange.most_received()),
+            .units = in_place ? 0 : shape.units,
+            .top_k = shape.top_k,
+            .record_units = shape.record_units,
+            .record_words = shape.record_words,
+            .hidden_words = shape.hidden_words,
+            .row_is_record = by_tokens ? 1u : 0u,
+            .weighted = weighted ? 1u : 0u,
+            .has_scalars = scalars ? 1u : 0u,
+            .has_own = own ? 1u : 0u},
         grid.rows(handle.exchange.most_received()));
 }
 
@@ -220,7 +228,8 @@ void combine_records(Recording& recording, const Handle& handle, const TensorVie
     recording.dispatch(
         kernels::ExchangeCombine{
             .variant = shape.variant<kernels::ExchangeCombine>(),
-            .constants = {shape.grid.local_size(), shape.wide, shape.tree(handle)},
+            .constants = {shape.grid.local_size(), shape.wide, shape.tree(handle),
+                          Shape::per_choice(handle) + Shape::apart(handle)},
             .records = handle.back_records.view(),
             .words = handle.back_records.view(),
             .slot_to_row = handle.sent_slots(out.extent[0]).buffer,
@@ -298,8 +307,30 @@ void route(Recording& recording, const Handle& handle, const TensorView& ids,
                                .routes = routes,
                                .blocks = Shape::u32(blocks.count),
                                .block_slots = Shape::u32(blocks.slots),
-                               .has_token_count = has_token_count(ids)},
+                               .has_token_count = has_token_count(ids),
+                               .per_choice = Shape::per_choice(handle)},
         shape.grid.shared(blocks.count));
+}
+
+/// The ids by which the hops know the experts: slots, where an exchange has such.
+TensorView choose_slots(Recording& recording, const Handle& handle, const TensorView& ids) {
+    if (!handle.exchange.translates())
+        return ids;
+    const std::uint64_t tokens = ids.extent[0], top_k = ids.extent[1];
+    const TensorView slots = handle.slots_chosen.tensor(DType::I32, {tokens, top_k});
+    const ExchangeGrid grid = handle.exchange.grid();
+    if (tokens > 0)
+        recording.dispatch(
+            kernels::ExchangeReplicas{.constants = {.local_size = grid.local_size()},
+                                      .topk_ids = ids.buffer,
+                                      .replicas = handle.replicas.view(),
+                                      .slots = slots.buffer,
+                                      .tokens = Shape::u32(tokens),
+                                      .top_k = Shape::u32(top_k),
+                                      .experts = Shape::u32(handle.exchange.logical_experts),
+                                      .source = Shape::u32(handle.exchange.source_position())},
+            grid.items(tokens * top_k));
+    return slots;
 }
 
 /// What a leg ends with: behind its lane job, even where a recording uses nothing that came.
@@ -309,14 +340,14 @@ TimePoint submit_behind_leg(const Handle& handle, Recording& recording, const Ti
 
 void record_dispatch_pack(Recording& recording, const Handle& handle, const Tokens& in) {
     const Record record = handle.exchange.token_record();
-    const TensorView& ids = in.ids;
+    recording.label("DISPATCH");
+    const TensorView ids = choose_slots(recording, handle, in.ids);
     const std::uint64_t tokens = ids.extent[0];
     const ops::MoeLayout layout = handle.send_layout(tokens);
     const TensorView rank_ids =
         handle.rank_ids.tensor(DType::I32, {tokens, handle.exchange.config.top_k})
             .with_row_count(ids.row_count);
     const BlockCounts counts(handle, tokens);
-    recording.label("DISPATCH");
     if (tokens > 0)
         route(recording, handle, ids, handle.rank_ids, 0, &counts);
     else
@@ -331,13 +362,14 @@ void record_dispatch_pack(Recording& recording, const Handle& handle, const Toke
 
 /// Low latency: tokens in their order, the same for all ranks, where this rank's own arrive.
 void record_tokens(Recording& recording, const Handle& handle, const Tokens& in) {
-    const auto& [x, ids, weights] = in;
+    const auto& [x, experts, weights] = in;
     const ExpertExchange::Impl& exchange = handle.exchange;
     const Record record = exchange.token_record();
     const Shape shape(handle, record, record.dtype);
     const std::uint64_t tokens = x.extent[0], most = exchange.config.max_tokens;
     const BufferView memory = handle.own_records(handle.received, record);
     recording.label("DISPATCH");
+    const TensorView ids = choose_slots(recording, handle, experts);
     recording.dispatch(kernels::ExchangeLabel{.constants = {.local_size = shape.grid.local_size()},
                                               .topk_ids = ids.buffer,
                                               .topk_weights = weights.buffer,
@@ -442,7 +474,11 @@ void send_tokens(const ExchangeHandlePtr& handle, const Tokens& tokens, LegJob l
     const bool low_latency = h.exchange.low_latency();
     h.topk_ids = tokens.ids;
     h.tokens = tokens.ids.extent[0];
-    h.exchange.device.submit(cached(
+    if (h.exchange.translates()) {
+        h.refresh_replicas();
+        h.topk_ids = h.slots_chosen.tensor(DType::I32, {h.tokens, h.exchange.config.top_k});
+    }
+    h.packed = h.exchange.device.submit(cached(
         h.pack_dispatch, h, QueueRole::AsyncForwardOut, "pack",
         {tokens.x.buffer, tokens.ids.buffer, tokens.weights.buffer}, [&](Recording& recording) {
             (low_latency ? record_tokens : record_dispatch_pack)(recording, h, tokens);

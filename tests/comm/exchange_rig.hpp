@@ -224,7 +224,8 @@ public:
             std::set<int> nodes;
             for (std::uint64_t k = 0; k < c_.top_k; ++k)
                 if (const std::int32_t id = mine().ids[t * c_.top_k + k]; id >= 0)
-                    nodes.insert(topology.node(exchange_->owner(static_cast<std::uint64_t>(id))));
+                    nodes.insert(
+                        topology.node(exchange_->owners(static_cast<std::uint64_t>(id)).front()));
             nodes.erase(ranks().node());
             count += nodes.size();
         }
@@ -419,7 +420,7 @@ private:
         for (std::uint64_t k = 0; k < c_.top_k; ++k)
             if (const std::int32_t id = mine().ids[token * c_.top_k + k];
                 id == static_cast<std::int32_t>(first) &&
-                !without_.contains(exchange_->owner(first)))
+                !without_.contains(exchange_->owners(first).front()))
                 return (weighted ? mine().weights[token * c_.top_k + k] : 1) *
                        made(mine(), token, k, column);
         return std::nullopt;
@@ -484,7 +485,7 @@ private:
         std::vector<int> owners;
         for (std::uint64_t k = 0; k < c_.top_k; ++k)
             if (const std::int32_t id = mine().ids[token * c_.top_k + k]; id >= 0) {
-                const int owner = exchange_->owner(static_cast<std::uint64_t>(id));
+                const int owner = exchange_->owners(static_cast<std::uint64_t>(id)).front();
                 if (without_.contains(owner))
                     continue;
                 const bool known = std::find(owners.begin(), owners.end(), owner) != owners.end();

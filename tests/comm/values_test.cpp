@@ -3,7 +3,9 @@
 // The parts of comm/ that need no second rank: topology and groups, the keyed hash against its
 // published vectors, and a control plane and transport of one rank.
 
+#include "comm/exchange/exchange_sizes.hpp"
 #include "comm/exchange/grid.hpp"
+#include "comm/exchange/replicas.hpp"
 #include "comm/transport/seal.hpp"
 #include "comm/world/siphash.hpp"
 
@@ -12,6 +14,7 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <atomic>
 #include <cstring>
 #include <numeric>
@@ -246,6 +249,56 @@ TEST(SingleTransport, TellsSizesApartAndTimesOut) {
               ErrorCode::InvalidArgument);
     EXPECT_EQ(error_of([&] { transport->post_send(0, {0, Tag::kStreams}, buffer); }).code(),
               ErrorCode::InvalidArgument);
+}
+
+// Three ranks of three slots, five experts.
+TEST(Replicas, BeginAsContiguousBlocks) {
+    const Replicas replicas(5, 3, 3);
+    const std::vector<std::int32_t> expected = {0, 1, -1, 2, 3, -1, 4, -1, -1};
+    EXPECT_TRUE(std::ranges::equal(replicas.expert_of_slot(), expected));
+    EXPECT_EQ(replicas.owners(3), std::vector<int>{1});
+}
+
+TEST(Replicas, AreChosenOnTheOwnRankThenOnTheNodeAmongLiveOnes) {
+    Replicas replicas(5, 3, 3);
+    replicas.set(std::vector<std::int32_t>{0, 1, 4, 2, 0, -1, 3, 4, 0}, "test");
+    EXPECT_EQ(replicas.owners(0), (std::vector<int>{0, 1, 2}));
+    const auto chosen = [&](std::uint64_t position, std::vector<bool> near,
+                            std::vector<bool> live) {
+        const std::vector<std::uint32_t> words = replicas.words(position, near, live);
+        EXPECT_LE(words.size(), replica_words(5, 9));
+        std::vector<std::vector<std::uint32_t>> slots;
+        for (std::uint64_t expert = 0; expert < 5; ++expert) {
+            const auto first = words.begin() + words[2 * expert];
+            slots.emplace_back(first, first + words[2 * expert + 1]);
+        }
+        return slots;
+    };
+    using Slots = std::vector<std::vector<std::uint32_t>>;
+    const std::vector<bool> all(3, true);
+    EXPECT_EQ(chosen(0, all, all), (Slots{{0}, {1}, {3}, {6}, {2}}));
+    EXPECT_EQ(chosen(1, all, all), (Slots{{4}, {1}, {3}, {6}, {2, 7}}));
+    EXPECT_EQ(chosen(1, {false, true, true}, all), (Slots{{4}, {1}, {3}, {6}, {7}}));
+    // Without rank 0: expert 1 has nobody else.
+    EXPECT_EQ(chosen(1, {true, true, false}, {false, true, true}),
+              (Slots{{4}, {1}, {3}, {6}, {7}}));
+    EXPECT_EQ(chosen(2, {false, false, true}, {true, true, false}),
+              (Slots{{0, 4}, {1}, {3}, {6}, {2}}));
+}
+
+TEST(Replicas, RefuseTablesThatLackOrRepeatAnExpert) {
+    const auto refused = [](std::vector<std::int32_t> table) {
+        Replicas replicas(3, 2, 2);
+        return std::string(error_of([&] { replicas.set(table, "layer 7"); }).message());
+    };
+    EXPECT_NE(refused({0, 1, 2}).find("3 slots, but there are 4"), std::string::npos);
+    EXPECT_NE(refused({0, 1, 1, 0}).find("no slot holds expert 2"), std::string::npos);
+    EXPECT_NE(refused({0, 1, 2, 3}).find("experts are 0 to 2"), std::string::npos);
+    EXPECT_NE(refused({0, 1, -2, 2}).find("holds expert -2"), std::string::npos);
+    EXPECT_NE(refused({2, 2, 0, 1}).find("slot 1 of rank 0 holds expert 2"), std::string::npos);
+    Replicas none;
+    const Error error = error_of([&] { none.set(std::vector<std::int32_t>{0}, "layer 7"); });
+    EXPECT_NE(error.message().find("set ExchangeConfig::slots_per_rank"), std::string::npos);
 }
 
 TEST(ExchangeGrid, StaysWithinTheBoundOnWorkgroups) {

@@ -25,8 +25,14 @@ enum class ExchangeSums : std::uint8_t {
     /// its upper half's; what a token has not chosen is skipped), then onto out and the biases: the
     /// same bits whatever ranks and nodes there are, as long as the kernels that make the results
     /// give the same. Rows by expert only. Error{InvalidArgument} unless each rank, and by node
-    /// each node, owns an aligned range of a power of two of experts, or of the last ones.
+    /// each node, owns an aligned range of a power of two of experts, or of the last ones. With
+    /// slots_per_rank the tree is over slots.
     Exact,
+    /// Each choice's result travels alone, and the source sums them in f32 in the order of the
+    /// token's choices: the same bits wherever experts live, as long as the kernels that make the
+    /// results give the same. Tokens travel once for each choice, too; in LowLatency what comes
+    /// back from each rank has room for all choices. Rows by expert only.
+    PerChoice,
 };
 
 enum class ExchangeMode : std::uint8_t {
@@ -65,10 +71,14 @@ struct ExchangeConfig {
     std::string name = "exchange"; ///< shown in errors and the trace
     std::vector<int> ranks{};      ///< the group, ascending; empty: the whole world
     std::uint64_t num_experts = 0; ///< of the layer; contiguous blocks belong to the ranks in order
-    std::uint64_t top_k = 0;       ///< at most 64
-    std::uint64_t hidden = 0;      ///< multiple of 8
-    std::uint64_t max_tokens = 0;  ///< most tokens that any rank of the group hands in
-    DType dtype = DType::F32;      ///< of tokens and results on the device: F32 or BF16
+    /// Not 0: every rank has so many slots for experts, which ExpertExchange::set_placement fills;
+    /// before that, the contiguous blocks. Local experts are slots then, some of which may be
+    /// empty.
+    std::uint64_t slots_per_rank = 0;
+    std::uint64_t top_k = 0;      ///< at most 64
+    std::uint64_t hidden = 0;     ///< multiple of 8
+    std::uint64_t max_tokens = 0; ///< most tokens that any rank of the group hands in
+    DType dtype = DType::F32;     ///< of tokens and results on the device: F32 or BF16
     ExchangeMode mode = ExchangeMode::HighThroughput;
     ExchangeLayout layout = ExchangeLayout::ExpertMajor;
     std::uint32_t alignment = 1; ///< ExpertMajor: each expert's rows begin at a multiple of it

@@ -33,6 +33,7 @@
 #include <cstdint>
 #include <memory>
 #include <optional>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -187,10 +188,21 @@ public:
     ~ExpertExchange();
 
     const ExchangeConfig& config() const noexcept;
+    /// With slots_per_rank: slots.
     std::uint64_t num_local_experts() const noexcept;
     std::uint64_t first_local_expert() const noexcept;
-    /// Position in the group of the rank that owns an expert.
-    int owner(std::uint64_t expert) const noexcept;
+    /// Which expert each slot holds from the next dispatch on, [ranks * slots_per_rank], the slots
+    /// of a rank one behind the other; -1: the slot is empty, and no row comes for it. Each expert
+    /// has at least one slot, and at most one of a rank. A token goes to the slot of its own rank
+    /// where there is one, else to one of its node, else to any, by turns (the token's number plus
+    /// the source's position); in LowLatency ranks that are masked or lost are passed over while
+    /// another has the expert. Handles keep the slots of their last dispatch. Collective: all ranks
+    /// give the same between the same dispatches. Throws Error{InvalidArgument}.
+    void set_placement(std::span<const std::int32_t> expert_of_slot);
+    /// As it stands; empty where slots_per_rank is 0.
+    std::span<const std::int32_t> placement() const noexcept;
+    /// Positions in the group of the ranks that hold an expert, ascending.
+    std::vector<int> owners(std::uint64_t expert) const;
     /// Whether tokens travel once to each node (ExchangeConfig::by_node).
     bool by_node() const noexcept;
 
