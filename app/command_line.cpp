@@ -123,9 +123,9 @@ std::string close_name(const std::string& word, const std::vector<std::string>& 
 Error usage_error(const CommandLine& line, const CLI::ParseError& error) {
     std::string command = "bellows", what = error.what();
     const CLI::App* used = &line.app;
-    for (const CLI::App* sub : line.app.get_subcommands()) {
-        command += " " + sub->get_name();
-        used = sub;
+    while (!used->get_subcommands().empty()) {
+        used = used->get_subcommands().front();
+        command += " " + used->get_name();
     }
     std::vector<std::string> unknown = used->remaining(); // the first says enough
     if (dynamic_cast<const CLI::ExtrasError*>(&error) != nullptr && !unknown.empty()) {
@@ -137,17 +137,26 @@ Error usage_error(const CommandLine& line, const CLI::ParseError& error) {
     return Error(ErrorCode::InvalidArgument, what + "; `" + command + " --help` lists the flags");
 }
 
+/// Throws Error{InvalidArgument} if a word stands where a command is named and names none. before:
+/// the words ahead of it.
+void check_name(const std::string& word, const std::vector<const CLI::App*>& commands,
+                const std::string& before) {
+    std::vector<std::string> names;
+    for (const CLI::App* command : commands)
+        names.push_back(command->get_name());
+    if (!word.starts_with('-') && std::ranges::find(names, word) == names.end())
+        throw Error(ErrorCode::InvalidArgument, "there is no command " + in_quotes(word) +
+                                                    close_name(word, names) + "; `" + before +
+                                                    " --help` lists them");
+}
+
 int run_subcommand(int argc, const char* const* argv, const Commands& commands,
                    bool& input_is_good) {
     CommandLine line(commands);
-    std::vector<std::string> names;
-    for (const CLI::App* command : line.subcommands())
-        names.push_back(command->get_name());
-    if (argc > 1 && argv[1][0] != '-' && std::ranges::find(names, argv[1]) == names.end()) {
-        throw Error(ErrorCode::InvalidArgument, "there is no command " + in_quotes(argv[1]) +
-                                                    close_name(argv[1], names) +
-                                                    "; `bellows --help` lists them");
-    }
+    if (argc > 1)
+        check_name(argv[1], line.subcommands(), "bellows");
+    if (argc > 2 && argv[1] == line.plan->get_name())
+        check_name(argv[2], subcommands_of(*line.plan), "bellows plan");
     try {
         line.app.parse(argc, argv);
     } catch (const CLI::Success& help) {
@@ -178,6 +187,10 @@ int run_subcommand(int argc, const char* const* argv, const Commands& commands,
     }
     if (line.chosen(line.schedule)) {
         return is_first_rank() ? print_schedule(resolve_schedule(line.schedule_flags)) : kExitGood;
+    }
+    if (line.chosen(line.plan_experts)) {
+        return is_first_rank() ? print_expert_plan(resolve_plan_experts(line.plan_experts_flags))
+                               : kExitGood;
     }
     if (line.chosen(line.generate)) {
         return generate(line.generate_flags, argc, argv, commands, input_is_good);

@@ -6,6 +6,7 @@
 
 #include "app/commands.hpp"
 #include "app/pictures/schedule_report.hpp"
+#include "app/plan/experts.hpp"
 
 #include <cstdint>
 #include <filesystem>
@@ -59,6 +60,12 @@ struct ScheduleFlags {
     bool compare = false, pair = false, decoupled = false, early_gradients = false;
 };
 
+struct PlanExpertsFlags {
+    std::filesystem::path loads{};
+    std::optional<std::uint64_t> groups{}, nodes{}, ranks{}, slots{};
+    bool distinct = false, json = false;
+};
+
 struct ConfigFlags {
     std::optional<std::string> dump{};
     bool list = false;
@@ -84,6 +91,10 @@ InfoOptions resolve_info(const InfoFlags& flags);
 /// Throws Error{InvalidArgument} for flags that do not go together; what numbers a schedule takes
 /// is print_schedule()'s to say.
 ScheduleOptions resolve_schedule(const ScheduleFlags& flags);
+
+/// Reads the loads. Throws Error{InvalidArgument}, Error{Io}, Error{Corrupt}; which numbers go
+/// together is print_expert_plan()'s to say.
+ExpertPlanOptions resolve_plan_experts(const PlanExpertsFlags& flags);
 
 /// The text that `bellows config` prints. It throws Error{InvalidArgument} for flags that do not go
 /// together and for what is no configuration.

@@ -283,6 +283,27 @@ ScheduleOptions resolve_schedule(const ScheduleFlags& flags) {
     return options;
 }
 
+ExpertPlanOptions resolve_plan_experts(const PlanExpertsFlags& flags) {
+    constexpr std::uint64_t kMostBytes = std::uint64_t{16} << 20;
+    constexpr std::uint64_t kMost = 65536;
+    ExpertPlanOptions options;
+    const auto take = [](std::uint64_t& value, const std::optional<std::uint64_t>& flag,
+                         const char* name) {
+        override_with(value, flag);
+        if (value == 0 || value > kMost)
+            refuse(std::string(name) + " must be 1 to " + std::to_string(kMost) + ", not " +
+                   std::to_string(value));
+    };
+    take(options.eplb.groups, flags.groups, "--groups");
+    take(options.eplb.nodes, flags.nodes, "--nodes");
+    take(options.eplb.ranks, flags.ranks, "--ranks");
+    take(options.eplb.replicas, flags.slots, "--slots");
+    options.eplb.distinct = flags.distinct;
+    options.json = flags.json;
+    options.loads = parse_expert_loads(read_file(flags.loads, kMostBytes), flags.loads.string());
+    return options;
+}
+
 std::string config_text(const ConfigFlags& flags) {
     if (flags.dump.has_value() == flags.list) {
         refuse("give --dump with a preset, or --list");

@@ -56,13 +56,37 @@ Values values_of(const std::string& type) {
     return values;
 }
 
+/// A command as it is typed, "plan experts", and its parser.
+struct TypedCommand {
+    std::string name;
+    const CLI::App* app;
+};
+
+/// Those that have subcommands stand ahead of these.
+std::vector<TypedCommand> with_subcommands(const std::vector<const CLI::App*>& commands) {
+    std::vector<TypedCommand> all;
+    for (const CLI::App* command : commands) {
+        all.push_back({command->get_name(), command});
+        for (const CLI::App* sub : subcommands_of(*command))
+            all.push_back({command->get_name() + " " + sub->get_name(), sub});
+    }
+    return all;
+}
+
+std::vector<std::string> names_of(const std::vector<const CLI::App*>& commands) {
+    std::vector<std::string> names;
+    for (const CLI::App* command : commands)
+        names.push_back(command->get_name());
+    return names;
+}
+
 /// Branches of `case "$command $previous"`.
-void write_values(std::ostream& out, const CLI::App& command) {
+void write_values(std::ostream& out, const std::string& name, const CLI::App& command) {
     for (const CLI::Option* option : command.get_options()) {
         if (option->get_lnames().empty() || option->get_items_expected_max() == 0)
             continue;
         const Values values = values_of(option->get_type_name());
-        out << "    '" << command.get_name() << " --" << option->get_lnames().front() << "')\n"
+        out << "    '" << name << " --" << option->get_lnames().front() << "')\n"
             << "        words='" << joined(values.words) << "'"
             << (values.files     ? " paths=-f"
                 : values.folders ? " paths=-d"
@@ -75,28 +99,39 @@ void write_values(std::ostream& out, const CLI::App& command) {
 
 std::string bash_completion(const std::vector<const CLI::App*>& commands) {
     std::ostringstream out;
-    std::vector<std::string> names;
+    const std::vector<TypedCommand> all = with_subcommands(commands);
+    std::string with_two_words;
     for (const CLI::App* command : commands)
-        names.push_back(command->get_name());
+        if (!subcommands_of(*command).empty())
+            with_two_words += (with_two_words.empty() ? "" : "|") + command->get_name();
     out << R"(# bash completion for bellows; printed by `bellows completion bash`
 _bellows() {
     local current=${COMP_WORDS[COMP_CWORD]} previous=${COMP_WORDS[COMP_CWORD-1]}
     local command=${COMP_WORDS[1]} words='' paths=''
     COMPREPLY=()
+    case "$command" in
+    )" << with_two_words
+        << R"()
+        [ "$COMP_CWORD" -eq 2 ] || command="$command ${COMP_WORDS[2]}" ;;
+    esac
     if [ "$COMP_CWORD" -eq 1 ]; then
         words=')"
-        << joined(names) << R"( --help --version'
+        << joined(names_of(commands)) << R"( --help --version'
     else
         case "$command $previous" in
 )";
-    for (const CLI::App* command : commands)
-        write_values(out, *command);
+    for (const TypedCommand& command : all)
+        write_values(out, command.name, *command.app);
     out << R"(    *)
         case "$command" in
 )";
-    for (const CLI::App* command : commands)
-        out << "        " << command->get_name() << ") words='" << joined(flag_names(*command))
-            << (command->get_name() == "completion" ? " bash" : "") << "' ;;\n";
+    for (const TypedCommand& command : all) {
+        std::vector<std::string> words = names_of(subcommands_of(*command.app));
+        for (const std::string& flag : flag_names(*command.app))
+            words.push_back(flag);
+        out << "        '" << command.name << "') words='" << joined(words)
+            << (command.name == "completion" ? " bash" : "") << "' ;;\n";
+    }
     out << R"(        esac ;;
         esac
     fi

@@ -249,6 +249,38 @@ Examples:
   bellows schedule --pair --format svg --out pair.svg
 )";
 
+const char* const kPlanHelp = R"(`bellows plan experts --help` says more, with examples.
+)";
+
+const char* const kPlanExpertsHelp =
+    R"(Each rank has slots for experts. Experts with a high load get replicas, among which their load is
+shared evenly, and replicas are placed so that ranks have about the same load. The algorithm is that
+of DeepSeek's EPLB. The file of loads says how much each expert of each layer has to do, in any unit,
+such as tokens:
+
+  {"loads": [[90, 132, 40, 61], [20, 107, 104, 64]]}
+
+Where nodes divide the groups, each group of experts stays on one node, as routing limited to few
+groups needs it; otherwise groups and nodes make no difference. Slots that ranks do not divide are
+rounded up, and as many stay free (-1).
+
+The table shows for each layer the highest load of a rank over the mean, 1 is best: before with one
+replica of each expert in contiguous blocks, after with this placement. Behind it are the experts
+with the highest loads, with their share of the load and their replicas. JSON has
+
+  {"physical_to_logical": [[expert of each slot, rank by rank] of each layer],
+   "max_over_mean": [of each layer]}
+
+Two replicas of an expert on one rank balance nothing, and no exchange takes them. EPLB may place
+them so; with --distinct they stand apart, and slots that could only hold a second one stay free.
+
+Examples:
+  bellows plan experts --loads loads.json --ranks 8 --slots 16
+  bellows plan experts --loads loads.json --groups 4 --nodes 2 --ranks 8 \
+      --slots 16 --json > placement.json
+  bellows plan experts --loads loads.json --ranks 4 --slots 37 --distinct
+)";
+
 const char* const kConfigHelp = R"(Examples:
   bellows config --list
   bellows config --dump tiny > my.toml

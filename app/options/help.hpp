@@ -42,6 +42,8 @@ extern const char* const kExportHelp;
 extern const char* const kInfoHelp;
 extern const char* const kSelftestHelp;
 extern const char* const kScheduleHelp;
+extern const char* const kPlanHelp;
+extern const char* const kPlanExpertsHelp;
 extern const char* const kConfigHelp;
 extern const char* const kCompletionHelp;
 

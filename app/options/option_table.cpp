@@ -293,6 +293,24 @@ void add_schedule(CLI::App& app, ScheduleFlags& flags) {
     app.footer(kScheduleHelp);
 }
 
+void add_plan_experts(CLI::App& app, PlanExpertsFlags& flags) {
+    group(app, "Input");
+    app.add_option("--loads", flags.loads, "JSON with the load of each expert of each layer")
+        ->type_name("FILE")
+        ->required();
+    group(app, "Sizes");
+    add_count(app, "--ranks", flags.ranks, "that share a layer's experts")->required();
+    add_count(app, "--slots", flags.slots, "for experts and their replicas, of all ranks together")
+        ->required();
+    add_count(app, "--groups", flags.groups,
+              "of experts, of equal size, that routing chooses among (default 1)");
+    add_count(app, "--nodes", flags.nodes, "hosts, with as many ranks each (default 1)");
+    app.add_flag("--distinct", flags.distinct, "never two replicas of an expert on one rank");
+    group(app, "Output");
+    app.add_flag("--json", flags.json, "write JSON to standard output");
+    app.footer(kPlanExpertsHelp);
+}
+
 void add_info(CLI::App& app, InfoFlags& flags, bool devices) {
     group(app, "What");
     app.add_option(
@@ -368,6 +386,12 @@ CommandLine::CommandLine(const Commands& commands) {
     schedule =
         app.add_subcommand("schedule", "Shows pipeline schedules: their ops, times, pictures.");
     add_schedule(*schedule, schedule_flags);
+    plan = app.add_subcommand("plan", "Plans a run: where experts go.");
+    plan->require_subcommand(1);
+    plan->footer(kPlanHelp);
+    plan_experts = plan->add_subcommand(
+        "experts", "Places experts and their replicas on ranks, by their loads.");
+    add_plan_experts(*plan_experts, plan_experts_flags);
     completion = app.add_subcommand("completion", "Prints a script that completes commands.");
     completion->add_option("shell", shell, "bash")
         ->required()
@@ -381,7 +405,11 @@ CommandLine::CommandLine(const Commands& commands) {
 }
 
 std::vector<const CLI::App*> CommandLine::subcommands() const {
-    return app.get_subcommands([](const CLI::App*) { return true; });
+    return subcommands_of(app);
+}
+
+std::vector<const CLI::App*> subcommands_of(const CLI::App& command) {
+    return command.get_subcommands([](const CLI::App*) { return true; });
 }
 
 std::vector<std::string> flag_names(const CLI::App& command) {

@@ -27,6 +27,8 @@ struct CommandLine {
                  "bellows"};
     CLI::App* info = nullptr;
     CLI::App* schedule = nullptr;
+    CLI::App* plan = nullptr;
+    CLI::App* plan_experts = nullptr; ///< of plan
     CLI::App* config = nullptr;
     CLI::App* completion = nullptr;
     CLI::App* export_model = nullptr;
@@ -41,9 +43,13 @@ struct CommandLine {
     GenerateFlags generate_flags, chat_flags;
     ExportFlags export_flags;
     ScheduleFlags schedule_flags;
+    PlanExpertsFlags plan_experts_flags;
     ConfigFlags config_flags;
     std::string shell; ///< that completion is for
 };
+
+/// The subcommands of a command, in the order in which --help lists them.
+std::vector<const CLI::App*> subcommands_of(const CLI::App& command);
 
 /// The names of a command's flags: "--help", "--config", ...
 std::vector<std::string> flag_names(const CLI::App& command);

@@ -81,6 +81,16 @@ void expect_refused(const Result& result, const std::string& part) {
     EXPECT_FALSE(result.train || result.generate);
 }
 
+/// "plan experts" → {"plan", "experts", "--help"}
+std::vector<std::string> with_help(const std::string& command) {
+    std::istringstream typed(command);
+    std::vector<std::string> words;
+    for (std::string word; typed >> word;)
+        words.push_back(word);
+    words.push_back("--help");
+    return words;
+}
+
 class CommandLine : public testing::Test {
 protected:
     CommandLine() {
@@ -326,6 +336,10 @@ TEST_F(CommandLine, HostileTextIsQuotedAndBounded) {
         check(run({"schedule", "--kind", "1f1b", "--costs", text + "=1"}));
         check(run({"schedule", "--kind", "1f1b", "--format", text}));
         check(run({"config", "--dump", text}));
+        check(run({"plan", text}));
+        check(run({"plan", "experts", "--loads", text, "--ranks", "1", "--slots", "1"}));
+        const std::string loads = folder.write("loads.json", text).string();
+        check(run({"plan", "experts", "--loads", loads, "--ranks", "1", "--slots", "1"}));
     }
     // Names in a checkpoint's manifest.
     RunConfig config = load_run_config("tiny");
@@ -359,8 +373,8 @@ TEST_F(CommandLine, ErrorsOfTheRunGiveTheirCode) {
 }
 
 TEST_F(CommandLine, HelpHasExamples) {
-    for (const char* command : {"train", "generate", "info", "schedule"}) {
-        const Result result = run({command, "--help"});
+    for (const char* command : {"train", "generate", "info", "schedule", "plan experts"}) {
+        const Result result = run(with_help(command));
         EXPECT_EQ(result.code, 0);
         EXPECT_NE(result.out.find("Examples:\n  bellows " + std::string(command)),
                   std::string::npos)
@@ -393,13 +407,14 @@ TEST_F(CommandLine, HelpFitsAndBashCompletesAllOfIt) {
         return offered;
     };
     const std::set<std::string> commands = completed({"bellows", ""});
-    for (const char* command :
-         {"train", "generate", "info", "schedule", "config", "completion", ""}) {
+    for (const char* command : {"train", "generate", "info", "schedule", "config", "plan",
+                                "plan experts", "completion", ""}) {
         const std::string name = command;
-        const Result help = name.empty() ? run({"--help"}) : run({command, "--help"});
+        const std::vector<std::string> words = with_help(name);
+        const Result help = run(words);
         ASSERT_EQ(help.code, 0);
         EXPECT_TRUE(help.out.ends_with("stays non-finite\n")) << "the exit codes end it";
-        EXPECT_TRUE(name.empty() || commands.contains(command)) << command;
+        EXPECT_TRUE(name.empty() || commands.contains(words.front())) << command;
         std::set<std::string> flags;
         std::istringstream lines(help.out);
         for (std::string line; std::getline(lines, line);) {
@@ -413,7 +428,10 @@ TEST_F(CommandLine, HelpFitsAndBashCompletesAllOfIt) {
             for (const std::string& flag : flags)
                 EXPECT_TRUE(commands.contains(flag)) << flag;
         } else {
-            EXPECT_EQ(completed({"bellows", command, "--"}), flags) << command;
+            std::vector<std::string> typed = {"bellows"};
+            typed.insert(typed.end(), words.begin(), words.end() - 1);
+            typed.push_back("--");
+            EXPECT_EQ(completed(typed), flags) << command;
         }
     }
     EXPECT_EQ(completed({"bellows", "train", "--preci"}), std::set<std::string>{"--precision"});
@@ -421,6 +439,9 @@ TEST_F(CommandLine, HelpFitsAndBashCompletesAllOfIt) {
               (std::set<std::string>{"bf16", "f32", "fp8"}));
     EXPECT_EQ(completed({"bellows", "schedule", "--kind", "zb"}),
               (std::set<std::string>{"zb-h1", "zb-h2", "zb-v"}));
+    EXPECT_EQ(completed({"bellows", "plan", "e"}), std::set<std::string>{"experts"});
+    EXPECT_EQ(completed({"bellows", "plan", "experts", "--loads", folder.path().string() + "/dat"}),
+              std::set<std::string>{folder.path().string() + "/data"});
     EXPECT_TRUE(completed({"bellows", "train", "--config", "v"}).contains("v3-671b"));
     EXPECT_EQ(completed({"bellows", "train", "--out", folder.path().string() + "/dat"}),
               std::set<std::string>{folder.path().string() + "/data"});
@@ -431,6 +452,12 @@ TEST_F(CommandLine, WhatIsMistypedGetsACloseName) {
     expect_refused(run(train_with({"--bacth", "3"})), "did you mean \"--batch\"?");
     expect_refused(run(train_with({"--bacth=3"})), "did you mean \"--batch\"?");
     expect_refused(run({"trian"}), "did you mean \"train\"?");
+    expect_refused(run({"plan", "expert"}), "did you mean \"experts\"?");
+    expect_refused(
+        run({"plan", "experts", "--loads", data, "--ranks", "1", "--slots", "1", "--jsn"}),
+        "did you mean \"--json\"?; `bellows plan experts --help` lists the flags");
+    expect_refused(run({"plan"}), "`bellows plan --help`");
+    expect_refused(run({"plan", "experts"}), "`bellows plan experts --help`");
     const Result far = run(train_with({"--quite-another"}));
     expect_refused(far, "there is no flag \"--quite-another\"");
     EXPECT_EQ(far.errors.find("--batch"), std::string::npos) << "no list of all flags";
