@@ -382,6 +382,13 @@ TEST(Eplb, AnExpertMakesPlaceWhereTwoReplicasWouldMeet) {
     const BalancedExperts result =
         rebalance_experts(Loads(4, 0.0), {.ranks = 3, .replicas = 6, .distinct = true});
     EXPECT_EQ(result.placement.expert_of_slot, (Table{0, 1, 0, 3, 0, 2}));
+    // With loads there is a choice: if the first expert that can move did so, the highest load
+    // would be 4.5.
+    const Loads loads = {2, 2, 2, 2, 3};
+    const BalancedExperts loaded =
+        rebalance_experts(loads, {.ranks = 3, .replicas = 9, .distinct = true});
+    EXPECT_EQ(loaded.placement.expert_of_slot, (Table{3, 2, 0, 4, 2, 1, 4, 1, 0}));
+    EXPECT_EQ(rank_loads(loaded.placement, loads), (std::vector<double>{4, 3.5, 3.5}));
 }
 
 TEST(Eplb, FollowsNamesOnlyWhereLoadsAreEqual) {

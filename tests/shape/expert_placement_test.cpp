@@ -185,6 +185,9 @@ TEST(Replacement, MovesComeFromTheOwnRankAndElseFromWhoSentLeast) {
     };
     EXPECT_EQ(expert_moves(old, next), expected);
     EXPECT_EQ(expert_moves(old, old), std::vector<ExpertMove>{});
+    EXPECT_EQ(expert_moves({1, 2, 2, {0, -1, 0, -1}}, {1, 2, 2, {0, -1, 0, 0}}),
+              (std::vector<ExpertMove>{{1, 3, 0, 1, 2}}))
+        << "nothing is sent to a rank that has it";
 }
 
 TEST(Replacement, KeepsTheSizes) {
