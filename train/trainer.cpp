@@ -70,6 +70,7 @@ struct Trainer::Impl {
     double held_out_loss(const SequenceSource& source, std::uint64_t count);
     void gather(Parted what);
     void make_router_biases();
+    void make_balance_clear();
     std::vector<std::int64_t> expert_loads();
     void count_left_out(std::uint64_t step, const StepResult& result);
     void watch_traffic();
@@ -111,6 +112,7 @@ struct Trainer::Impl {
     std::vector<std::uint64_t> writers; ///< ranks that stand for a parameter, ascending
 
     std::optional<RouterBiases> router_biases; ///< of all layers that have some
+    std::optional<Recording> balance_clear;    ///< of what a step counts for the balance loss
     std::function<StepAsks()> asks;            ///< what this rank asks of all
     std::uint64_t steps_left_out = 0;          ///< in a row, for gradients that were not finite
 };
@@ -184,6 +186,7 @@ Trainer::Impl::Impl(Device& dev, World& w, const RunConfig& c, const RunLayout& 
     make_executor();
     set_parameters(first_weights);
     make_router_biases();
+    make_balance_clear();
     watch_traffic();
 }
 
@@ -421,6 +424,18 @@ void Trainer::Impl::make_router_biases() {
         router_biases.emplace(device, std::move(layers), config.model.bias_update_rate);
 }
 
+/// A balance loss of kind Global counts from the step's first micro-batch on.
+void Trainer::Impl::make_balance_clear() {
+    const ModelConfig& model = config.model;
+    if (!model.has_balance_loss() || model.balance_loss != BalanceLossKind::Global)
+        return;
+    balance_clear.emplace(device, QueueRole::Compute, "clear balance counts");
+    for (const auto& stage : stages)
+        for (const auto& layer : stage->moe_layers())
+            if (const auto counts = layer->accumulated_counts())
+                balance_clear->fill(*counts, 0);
+}
+
 /// Empty without biases. Where the device has a queue for what is beside its passes the backward
 /// ones go on meanwhile.
 std::vector<std::int64_t> Trainer::Impl::expert_loads() {
@@ -528,6 +543,8 @@ void Trainer::gather(Parted what) {
 
 StepResult Trainer::Impl::run_step(std::uint64_t step, const SequenceSource& sequences) {
     clearing->begin();
+    if (balance_clear)
+        device.submit(*balance_clear);
     running.index = step;
     running.source = &sequences;
     executor->run();
@@ -543,8 +560,9 @@ StepResult Trainer::Impl::run_step(std::uint64_t step, const SequenceSource& seq
     const double clip = most > 0 && result.grad_norm > most ? most / result.grad_norm : 1.0;
     result.updated = std::isfinite(result.grad_norm); // the same on all ranks
     if (result.updated) {
-        if (router_biases) // ahead of AdamW, which takes the device's memory
-            router_biases->update(loads);
+        const std::uint64_t bias_steps = config.model.bias_update_steps;
+        if (router_biases && (bias_steps == 0 || step < bias_steps))
+            router_biases->update(loads); // ahead of AdamW, which takes the device's memory
         optimizer->update(step + 1, learning_rate(config.train, step + 1), clip);
     }
     running.last_loss.wait(limit);

@@ -16,7 +16,7 @@ bool computes_alike(const ModelConfig& a, const ModelConfig& b) {
     const auto text = [](ModelConfig model) {
         const ModelConfig usual;
         model.bias_update_rate = usual.bias_update_rate;
-        model.balance_loss_alpha = usual.balance_loss_alpha;
+        model.balance_loss_alpha = usual.balance_loss_alpha; // the other losses are not written
         model.init_std = usual.init_std;
         model.head_init_std = usual.head_init_std;
         model.max_context = usual.max_context;

@@ -210,7 +210,13 @@ void read_deepseek_experts(ConfigKeys& keys, HfModelType type, const Defaults& u
                                       "models disagree on what it does");
     model.route_scale = keys.real("routed_scaling_factor").value_or(usual.route_scale);
     const double alpha = keys.real("aux_loss_alpha").value_or(0);
-    model.balance_loss_alpha = keys.flag("seq_aux").value_or(true) ? alpha : 0;
+    // Without seq_aux these programs count the choices of whole micro-batches.
+    const bool by_sequence = keys.flag("seq_aux").value_or(true);
+    model.balance_loss_alpha = by_sequence || !model.limits_choices() ? alpha : 0;
+    if (model.balance_loss_alpha > 0)
+        model.balance_loss = !by_sequence ? BalanceLossKind::MicroBatch
+                             : v3         ? BalanceLossKind::Sequence
+                                          : BalanceLossKind::Expert;
     keys.require("moe_layer_freq", 1, "all layers from first_k_dense_replace on have experts");
 }
 

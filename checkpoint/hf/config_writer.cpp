@@ -101,9 +101,10 @@ void add_deepseek_experts(Json& json, const ModelConfig& c, HfModelType type) {
     json["scoring_func"] = to_string(c.score_function);
     json["norm_topk_prob"] = c.normalize_top_k;
     json["routed_scaling_factor"] = c.route_scale;
-    if (c.balance_loss_alpha > 0) {
+    // As far as the format has it: whatever is left out matters to training alone.
+    if (c.balance_loss_alpha > 0 && c.balance_loss != BalanceLossKind::Global) {
         json["aux_loss_alpha"] = c.balance_loss_alpha;
-        json["seq_aux"] = true;
+        json["seq_aux"] = c.balances_sequences();
     }
 }
 

@@ -48,13 +48,25 @@ RowPlan plan_router(const Recording& recording, std::uint64_t tokens, std::uint6
 
 /// Counts of equal runs of tokens; returns how many runs there are.
 std::uint64_t check_runs(const Arguments& arguments, const TensorView& counts, std::uint64_t tokens,
-                         std::uint64_t experts) {
+                         std::uint64_t columns) {
     arguments.rank("counts", counts, 2);
     const std::uint64_t runs = counts.extent[0];
     arguments.require(runs > 0 && tokens % runs == 0, std::to_string(tokens) + " tokens in " +
                                                           std::to_string(runs) +
                                                           " sequences of equal length");
-    arguments.tensor("counts", counts, DType::U32, {runs, experts});
+    arguments.tensor("counts", counts, DType::U32, {runs, columns});
+    return runs;
+}
+
+std::uint64_t check_balance(const Arguments& arguments, const TensorView& counts,
+                            const BalanceCounts& what, std::uint64_t tokens,
+                            std::uint64_t experts) {
+    arguments.require(what.devices == 0 || experts % what.devices == 0,
+                      std::to_string(experts) + " experts on " + std::to_string(what.devices) +
+                          " devices of equal size");
+    const std::uint64_t runs = check_runs(arguments, counts, tokens, what.columns(experts));
+    arguments.require(!what.tokens || runs == 1,
+                      "tokens are counted in one run, not in " + std::to_string(runs));
     return runs;
 }
 
@@ -130,7 +142,8 @@ void router_forward(Recording& recording, const TensorView& logits, const Tensor
 
 void router_dgrad(Recording& recording, const TensorView& d_topk_weights,
                   const TensorView& topk_ids, const TensorView& scores, const TensorView& d_logits,
-                  const RouterOptions& options, const RouterBalance& balance) {
+                  const RouterOptions& options, const RouterBalance& balance,
+                  const RouterZLoss& z_loss) {
     const Arguments arguments("router_dgrad");
     arguments.rank("scores", scores, 2);
     arguments.rank("topk_ids", topk_ids, 2);
@@ -141,23 +154,34 @@ void router_dgrad(Recording& recording, const TensorView& d_topk_weights,
     arguments.tensor("topk_ids", topk_ids, DType::I32, {tokens, top_k});
     arguments.tensor("scores", scores, DType::F32, {tokens, experts});
     arguments.tensor("d_logits", d_logits, DType::F32, {tokens, experts});
-    const bool balanced = balance.weight != 0;
+    const bool balanced = balance.any(), has_z_loss = z_loss.weight != 0;
+    const BalanceCounts& counted = balance.counted;
+    if (has_z_loss) {
+        arguments.tensor("logits", z_loss.logits, DType::F32, {tokens, experts});
+    }
     if (tokens == 0) {
         return;
     }
-    const std::uint64_t sequences =
-        balanced ? check_runs(arguments, balance.counts, tokens, experts) : 1;
+    const std::uint64_t runs =
+        balanced ? check_balance(arguments, balance.counts, counted, tokens, experts) : 1;
+    arguments.require(counted.devices > 0 ||
+                          (balance.device_weight == 0 && balance.communication_weight == 0),
+                      "losses of devices need their counts");
     const RowPlan plan = plan_router(recording, tokens, experts, 1);
     const BufferView scores_memory = arguments.memory("scores", scores, 1);
     recording.dispatch(
         kernels::RouterDgrad{
             .constants = {.local_size = plan.local_size,
                           .row_per_workgroup = plan.row_per_workgroup,
-                          .balance = balanced ? 1u : 0u},
+                          .balance = balanced ? 1u : 0u,
+                          .devices = balanced ? counted.devices : 0u,
+                          .accumulated = balanced && counted.tokens ? 1u : 0u,
+                          .z_loss = has_z_loss ? 1u : 0u},
             .d_topk_weights = arguments.memory("d_topk_weights", d_topk_weights, 1),
             .topk_ids = arguments.memory("topk_ids", topk_ids, 1),
             .scores = scores_memory,
             .counts = balanced ? arguments.memory("counts", balance.counts, 1) : scores_memory,
+            .logits = has_z_loss ? arguments.memory("logits", z_loss.logits, 1) : scores_memory,
             .d_logits = arguments.memory("d_logits", d_logits, 1),
             .tokens = arguments.u32("tokens", tokens),
             .experts = arguments.u32("experts", experts),
@@ -165,8 +189,45 @@ void router_dgrad(Recording& recording, const TensorView& d_topk_weights,
             .use_softmax = options.score == RouterOptions::Score::Softmax ? 1u : 0u,
             .normalise = options.normalise ? 1u : 0u,
             .route_scale = options.route_scale,
-            .run_tokens = arguments.u32("tokens of a sequence", tokens / sequences),
-            .balance_weight = balance.weight},
+            .run_tokens = arguments.u32("tokens of a run", tokens / runs),
+            .run_counts = arguments.u32("counts of a run", counted.columns(experts)),
+            .balance_weight = balance.weight,
+            .device_weight = balance.device_weight,
+            .communication_weight = balance.communication_weight,
+            .z_weight = z_loss.weight},
+        plan.groups);
+}
+
+void balance_counts(Recording& recording, const TensorView& scores, const TensorView& topk_ids,
+                    const TensorView& counts, const BalanceCounts& what) {
+    const Arguments arguments("balance_counts");
+    arguments.rank("scores", scores, 2);
+    arguments.rank("topk_ids", topk_ids, 2);
+    const std::uint64_t tokens = scores.extent[0], experts = scores.extent[1];
+    const std::uint64_t top_k = topk_ids.extent[1];
+    arguments.require(experts > 0, "there are no experts");
+    arguments.tensor("scores", scores, DType::F32, {tokens, experts});
+    arguments.tensor("topk_ids", topk_ids, DType::I32, {tokens, top_k});
+    if (tokens == 0) {
+        return;
+    }
+    const std::uint64_t runs = check_balance(arguments, counts, what, tokens, experts);
+    const RowPlan plan = plan_router(recording, tokens, experts, 1);
+    recording.dispatch(
+        kernels::BalanceCounts{.constants = {.local_size = plan.local_size,
+                                             .row_per_workgroup = plan.row_per_workgroup,
+                                             .of_scores = what.of_scores ? 1u : 0u,
+                                             .count_tokens = what.tokens ? 1u : 0u},
+                               .scores = arguments.memory("scores", scores, 1),
+                               .topk_ids = arguments.memory("topk_ids", topk_ids, 1),
+                               .counts = arguments.memory("counts", counts, 1),
+                               .tokens = arguments.u32("tokens", tokens),
+                               .experts = arguments.u32("experts", experts),
+                               .top_k = arguments.u32("top_k", top_k),
+                               .run_tokens = arguments.u32("tokens of a run", tokens / runs),
+                               .run_counts =
+                                   arguments.u32("counts of a run", what.columns(experts)),
+                               .devices = what.devices},
         plan.groups);
 }
 

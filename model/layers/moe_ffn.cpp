@@ -20,7 +20,8 @@ struct MoeFfn::Impl {
     std::uint64_t layer;
     ParameterStore& parameters;
     ExpertExchange& exchange;
-    Buffer loads; ///< [routed_experts] u32
+    Buffer loads;       ///< [routed_experts] u32
+    Buffer accumulated; ///< [1, balance_columns] u32; without a loss of kind Global there is none
     std::optional<LayerScratch> own_scratch;
     LayerScratch* scratch;
 
@@ -69,6 +70,12 @@ SlotShape shape_of(const MoeFfn::Impl& layer, const SlotDesc& desc, const Exchan
     return shape;
 }
 
+ops::BalanceCounts counted(const ModelConfig& c) {
+    return {.of_scores = c.balance_loss != BalanceLossKind::Expert && c.limits_choices(),
+            .devices = c.has_device_losses() ? static_cast<std::uint32_t>(c.devices_used()) : 0,
+            .tokens = c.balance_loss == BalanceLossKind::Global};
+}
+
 class MoeSlot final : public RecordedSlot {
 public:
     MoeSlot(MoeFfn::Impl& layer, const SlotDesc& desc, std::unique_ptr<ExchangeHandle> handle);
@@ -87,6 +94,8 @@ private:
     void experts(Recording& r, Arena::Frame& scratch);
     void shared_gradient(Recording& r, Arena::Frame& scratch) const;
     void experts_gradient(Recording& r, Arena::Frame& scratch) const;
+    void accumulate_counts(Recording& r) const;
+    ops::RouterBalance balance_of(Recording& r) const;
     void router_gradient(Recording& r) const;
     void experts_weight_gradient(Recording& r, Arena::Frame& scratch) const;
     void other_weight_gradients(Recording& r, Arena::Frame& scratch) const;
@@ -97,7 +106,7 @@ private:
     std::unique_ptr<ExchangeHandle> handle_;
 
     TensorView norm_, inv_rms_, logits_, scores_, ids_, weights_, d_weights_, d_logits_, d_norm_;
-    TensorView sequence_counts_; ///< [sequences, experts] u32; empty without a balance loss
+    TensorView counts_; ///< [runs, balance_columns] u32; empty without a balance loss
     KeptSwiglu shared_swiglu_, swiglu_;
     TensorView d_shared_inner_;
     TensorView d_inner_, results_, d_row_weights_;
@@ -115,6 +124,8 @@ MoeSlot::MoeSlot(MoeFfn::Impl& layer, const SlotDesc& desc, std::unique_ptr<Exch
       weights_(tensor("expert weights")), swiglu_(swiglu("")), results_(tensor("results")) {
     if (has_shared_)
         shared_swiglu_ = swiglu("shared ");
+    if (layer_.config.has_balance_loss() && desc_.tensors.training() && desc_.tokens > 0)
+        counts_ = tensor("balance counts");
     if (has_experts_)
         tiles_memory_ = workspace(
             "expert tiles", ops::group_tiles_bytes(layer_.parameters.device(), handle_->capacity(),
@@ -144,8 +155,6 @@ void MoeSlot::record_gradients() {
     d_weights_ = tensor("expert weight gradients");
     d_logits_ = tensor("router logit gradients");
     d_norm_ = tensor("norm gradient");
-    if (layer_.config.balance_loss_alpha > 0 && desc_.tokens > 0)
-        sequence_counts_ = tensor("expert counts of sequences");
     if (has_shared_)
         d_shared_inner_ = tensor("shared inner gradient");
     d_inner_ = tensor("inner gradient");
@@ -205,6 +214,16 @@ void MoeSlot::router(Recording& r) const {
     ops::router_forward(r, logits_, bias, scores_, ids_, weights_, router_options(layer_.config));
     ops::expert_counts(r, ids_, layer_.loads.tensor(DType::U32, {layer_.config.routed_experts}),
                        true);
+    if (counts_.buffer && counted(layer_.config).tokens)
+        accumulate_counts(r);
+}
+
+/// Adds this micro-batch's counts to the step's and keeps what these are now: its gradients may
+/// come after other micro-batches.
+void MoeSlot::accumulate_counts(Recording& r) const {
+    const TensorView sum = layer_.accumulated.tensor(DType::U32, {1, counts_.extent[1]});
+    ops::balance_counts(r, scores_, ids_, sum, counted(layer_.config));
+    r.copy(sum.buffer, counts_.buffer.sub(0, sum.num_bytes()));
 }
 
 void MoeSlot::shared(Recording& r, Arena::Frame& scratch) const {
@@ -252,18 +271,43 @@ void MoeSlot::experts_gradient(Recording& r, Arena::Frame& scratch) const {
     handle_->sum_row_gradients(r, results_, d_row_weights_);
 }
 
-void MoeSlot::router_gradient(Recording& r) const {
+/// Records the counts of its runs of tokens, unless the forward pass did.
+ops::RouterBalance MoeSlot::balance_of(Recording& r) const {
+    const ModelConfig& c = layer_.config;
     ops::RouterBalance balance;
-    if (sequence_counts_.buffer) {
-        const ModelConfig& c = layer_.config;
-        ops::expert_counts(r, ids_, sequence_counts_, false);
-        balance.counts = sequence_counts_;
-        balance.weight = static_cast<float>(
-            c.balance_loss_alpha * static_cast<double>(c.routed_experts) /
-            static_cast<double>(c.top_k * desc_.seq) * static_cast<double>(desc_.loss_scale));
+    if (!counts_.buffer)
+        return balance;
+    balance.counts = counts_;
+    balance.counted = counted(c);
+    if (balance.counted.of_scores || balance.counted.devices > 0) {
+        if (!balance.counted.tokens) {
+            r.fill(counts_.buffer, 0);
+            ops::balance_counts(r, scores_, ids_, counts_, balance.counted);
+        }
+    } else if (!balance.counted.tokens) {
+        ops::expert_counts(r, ids_, counts_, false);
     }
+    const std::uint64_t run = desc_.tokens / counts_.extent[0];
+    const auto weight = [&](double alpha, std::uint64_t parts, std::uint64_t of_token) {
+        return static_cast<float>(alpha * static_cast<double>(parts) /
+                                  static_cast<double>(of_token * run) *
+                                  static_cast<double>(desc_.loss_scale));
+    };
+    balance.weight = weight(c.balance_loss_alpha, c.routed_experts, c.top_k);
+    balance.device_weight = weight(c.device_loss_alpha, c.devices_used(), c.top_k);
+    balance.communication_weight =
+        weight(c.communication_loss_alpha, c.devices_used(), c.devices_per_token());
+    return balance;
+}
+
+void MoeSlot::router_gradient(Recording& r) const {
+    const ops::RouterBalance balance = balance_of(r);
+    ops::RouterZLoss z_loss;
+    if (layer_.config.router_z_loss > 0)
+        z_loss = {logits_, static_cast<float>(layer_.config.router_z_loss *
+                                              static_cast<double>(desc_.loss_scale))};
     ops::router_dgrad(r, d_weights_, ids_, scores_, d_logits_, router_options(layer_.config),
-                      balance);
+                      balance, z_loss);
     ops::gemm_nn(r, d_logits_, layer_.parameter("mlp.gate.weight").compute, d_norm_, true);
     ops::copy(r, desc_.tensors.dy, desc_.tensors.dx);
     ops::rmsnorm_dgrad(r, d_norm_, desc_.tensors.x,
@@ -303,7 +347,7 @@ void MoeSlot::other_weight_gradients(Recording& r, Arena::Frame& scratch) const 
 
 MoeFfn::MoeFfn(const ModelConfig& config, std::uint64_t layer, ParameterStore& parameters,
                ExpertExchange& exchange, LayerScratch* scratch)
-    : impl_(new Impl{config, layer, parameters, exchange, {}, {}, scratch}) {
+    : impl_(new Impl{config, layer, parameters, exchange, {}, {}, {}, scratch}) {
     impl_->check();
     if (scratch == nullptr)
         impl_->scratch = &impl_->own_scratch.emplace(parameters.device());
@@ -312,13 +356,20 @@ MoeFfn::MoeFfn(const ModelConfig& config, std::uint64_t layer, ParameterStore& p
                                                 .category = MemoryCategory::Scratch});
     Recording clear(parameters.device(), QueueRole::Compute, "clear expert loads");
     clear.fill(impl_->loads.view(), 0);
+    if (config.has_balance_loss() && config.balance_loss == BalanceLossKind::Global) {
+        impl_->accumulated = Buffer(parameters.device(), {.name = "balance counts of the step",
+                                                          .bytes = config.balance_columns() * 4,
+                                                          .category = MemoryCategory::Scratch});
+        clear.fill(impl_->accumulated.view(), 0);
+    }
     parameters.device().submit(clear).wait();
 }
 
 MoeFfn::~MoeFfn() = default;
 
 std::unique_ptr<LayerSlot> MoeFfn::create_slot(const SlotDesc& desc) {
-    if (impl_->config.balance_loss_alpha > 0 && desc.tensors.training() && desc.tokens > 0 &&
+    if (impl_->config.has_balance_loss() && impl_->config.balances_sequences() &&
+        desc.tensors.training() && desc.tokens > 0 &&
         (desc.seq == 0 || desc.tokens % desc.seq != 0))
         throw Error(ErrorCode::InvalidArgument, desc.name + ": " + std::to_string(desc.tokens) +
                                                     " tokens are no whole sequences of " +
@@ -329,6 +380,12 @@ std::unique_ptr<LayerSlot> MoeFfn::create_slot(const SlotDesc& desc) {
 
 TensorView MoeFfn::expert_loads() const noexcept {
     return impl_->loads.tensor(DType::U32, {impl_->config.routed_experts});
+}
+
+std::optional<BufferView> MoeFfn::accumulated_counts() const noexcept {
+    if (!impl_->accumulated)
+        return {};
+    return impl_->accumulated.view();
 }
 
 } // namespace bellows

@@ -59,7 +59,13 @@ const Field kFields[] = {
     {"route_scale", &C::route_scale, false, 1e-6, 1e6},
     {"router_bias", &C::router_bias},
     {"bias_update_rate", &C::bias_update_rate, false, 0, 1},
+    {"bias_update_steps", &C::bias_update_steps, false, 0, 1e12},
+    {"balance_loss", &C::balance_loss},
     {"balance_loss_alpha", &C::balance_loss_alpha, false, 0, 1e6},
+    {"device_loss_alpha", &C::device_loss_alpha, false, 0, 1e6},
+    {"communication_loss_alpha", &C::communication_loss_alpha, false, 0, 1e6},
+    {"balance_devices", &C::balance_devices, false, 0, 4096},
+    {"router_z_loss", &C::router_z_loss, false, 0, 1e6},
     {"norm_eps", &C::norm_eps, false, 1e-12, 1},
     {"tied_embeddings", &C::tied_embeddings},
     {"init_std", &C::init_std, false, 1e-9, 10},
@@ -212,6 +218,13 @@ void check_experts(const ModelConfig& c, const Locate& where) {
     if (!c.router_bias && c.bias_update_rate != 0)
         refuse(where("bias_update_rate") + "bias_update_rate = " + number(c.bias_update_rate) +
                " has nothing to update: set it to 0 or router_bias to true");
+    if (c.has_device_losses()) {
+        const char* name = c.balance_devices > 0 ? "balance_devices" : "n_group";
+        if (c.devices_used() < 2 || c.routed_experts % c.devices_used() != 0)
+            refuse(where(name) + name + " = " + number(c.devices_used()) +
+                   " must be 2 or more and divide routed_experts = " + number(c.routed_experts) +
+                   ", for the losses of devices");
+    }
 }
 
 } // namespace
@@ -241,6 +254,9 @@ const char* to_string(ScoreFunction function) noexcept {
 const char* to_string(GroupScore score) noexcept {
     return name_of(score);
 }
+const char* to_string(BalanceLossKind kind) noexcept {
+    return name_of(kind);
+}
 const char* to_string(AttentionKind kind) noexcept {
     return name_of(kind);
 }
@@ -252,6 +268,15 @@ GroupScore ModelConfig::group_score_used() const noexcept {
     if (group_score != GroupScore::Auto)
         return group_score;
     return score_function == ScoreFunction::Sigmoid ? GroupScore::TopTwo : GroupScore::Max;
+}
+
+std::uint64_t ModelConfig::devices_used() const noexcept {
+    return balance_devices > 0 ? balance_devices : n_group;
+}
+
+std::uint64_t ModelConfig::devices_per_token() const noexcept {
+    const std::uint64_t devices = devices_used();
+    return std::min(top_k, devices == n_group ? topk_group : devices);
 }
 
 double ModelConfig::attention_scale() const noexcept {

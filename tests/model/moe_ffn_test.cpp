@@ -7,6 +7,7 @@
 #include "support/compare.hpp"
 #include "support/mpi_test.hpp"
 #include "support/test_device.hpp"
+#include "verify/reference/balance.hpp"
 #include "verify/reference/moe_layer.hpp"
 #include "verify/reference/ops.hpp"
 
@@ -39,6 +40,7 @@ struct Case {
     bool codes = false; ///< travel to the experts
     ExchangeLayout layout = ExchangeLayout::ExpertMajor;
     testing::Bf16Products products = testing::Bf16Products::Engine;
+    void (*losses)(ModelConfig&) = nullptr; ///< of the router, other than alpha's usual one
 };
 
 void PrintTo(const Case& c, std::ostream* out) {
@@ -64,6 +66,8 @@ ModelConfig config_of(const Case& c) {
     config.router_bias = true;
     config.init_std = 0.2;
     config.balance_loss_alpha = c.alpha;
+    if (c.losses)
+        c.losses(config);
     return config;
 }
 
@@ -231,6 +235,40 @@ void add_to(reference::Vector& sum, const reference::Vector& part) {
         sum[i] += part[i];
 }
 
+/// The gradients of the router's losses, per rank, as moe_backward() takes them.
+struct RouterLosses {
+    std::vector<reference::Vector> dscores, dlogits;
+};
+
+/// counts: for the kind Global, per rank those of the step's micro-batches so far.
+RouterLosses router_losses(const Case& c, const reference::MoeForward& forward,
+                           std::vector<reference::BalanceCounts>& counts) {
+    using namespace reference;
+    const ModelConfig config = config_of(c);
+    const RouterShape shape = moe_shape(config).router;
+    const BalanceShape balance = balance_shape(config);
+    RouterLosses losses;
+    for (std::size_t r = 0; r < forward.tokens.size(); ++r) {
+        const RankTokens& t = forward.tokens[r];
+        const std::size_t tokens = t.tokens;
+        if (config.has_balance_loss()) {
+            auto of_runs = balance_counts(t.scores, t.experts, shape, balance,
+                                          config.balances_sequences() ? c.sequences : 1);
+            if (config.balance_loss == BalanceLossKind::Global) {
+                of_runs[0] = counts.size() > r ? sum(counts[r], of_runs[0]) : of_runs[0];
+                counts.resize(std::max(counts.size(), r + 1));
+                counts[r] = of_runs[0];
+            }
+            losses.dscores.push_back(
+                balance_loss(t.scores, of_runs, shape, balance, tokens).dscores);
+        }
+        if (config.router_z_loss > 0)
+            losses.dlogits.push_back(
+                router_z_loss(t.logits, shape.experts, tokens, config.router_z_loss).dlogits);
+    }
+    return losses;
+}
+
 Expected expect_layer(const Case& c) {
     using namespace reference;
     const ModelConfig config = config_of(c);
@@ -256,6 +294,7 @@ Expected expect_layer(const Case& c) {
     const Vector& gain = values[gain_name];
 
     Expected expected;
+    std::vector<BalanceCounts> counts;
     for (std::size_t m = 0; m < kMicroBatches; ++m) {
         std::vector<Vector> x, dy, n;
         std::vector<RmsNorm> norms;
@@ -269,12 +308,9 @@ Expected expect_layer(const Case& c) {
         }
         const MoeShape shape = moe_shape(config);
         const MoeForward forward = moe_forward(n, weights, shape, partition);
-        std::vector<Vector> dscores;
-        for (std::size_t r = 0; c.alpha > 0 && r < ranks; ++r)
-            dscores.push_back(balance_loss(forward.tokens[r].scores, forward.tokens[r].experts,
-                                           shape.router, c.sequences, c.sequences, c.alpha)
-                                  .dscores);
-        const MoeGrads grads = moe_backward(dy, n, forward, weights, shape, partition, dscores);
+        const RouterLosses losses = router_losses(c, forward, counts);
+        const MoeGrads grads =
+            moe_backward(dy, n, forward, weights, shape, partition, losses.dscores, losses.dlogits);
         expected.y.emplace_back();
         expected.dx.emplace_back();
         for (std::size_t r = 0; r < ranks; ++r) {
@@ -342,10 +378,11 @@ void check_against_reference(const Case& c, const Results& results) {
     }
 }
 
-/// That a layer without the balance loss would be found out.
-void check_that_balance_shows(const Case& c) {
+/// That a layer without the router's losses would be found out.
+void check_that_losses_show(const Case& c) {
     Case without = c;
     without.alpha = 0;
+    without.losses = nullptr;
     const std::string gate = "model.layers.0.mlp.gate.weight";
     EXPECT_GT(test::calc_diff(test::to_float(expect_layer(without).gradients.at(gate)),
                               expect_layer(c).gradients.at(gate)),
@@ -407,8 +444,8 @@ TEST_P(MoeFfnAcrossRanks, MatchesTheReferenceInEveryOrder) {
         ALL_RANKS_TRUE(goes_direct == testing::direct_choice(*testing::make_device()).has_value());
     }
     check_against_reference(c, overlap);
-    if (c.alpha > 0)
-        check_that_balance_shows(c);
+    if (c.alpha > 0 || c.losses)
+        check_that_losses_show(c);
     if (c.layout == ExchangeLayout::ExpertSlots) { // the same bits wherever rows stand
         Case gathered = c;
         gathered.layout = ExchangeLayout::ExpertMajor;
@@ -462,6 +499,27 @@ INSTANTIATE_TEST_SUITE_P(
              300, 3},
         Case{"balance_loss_bf16", 8, 2, 1, DType::BF16, 16,
              [](int, std::size_t) -> std::uint64_t { return 40; }, 300, 4},
+        Case{"losses_of_devices", 8, 3, 1, DType::F32, 1,
+             [](int, std::size_t m) -> std::uint64_t { return 3 * (9 + m); }, 0, 3,
+             LinearPrecision::AsActivations, false, ExchangeLayout::ExpertMajor,
+             testing::Bf16Products::Engine,
+             [](ModelConfig& config) {
+                 config.balance_loss = BalanceLossKind::Expert;
+                 config.balance_devices = 4;
+                 config.balance_loss_alpha = 100;
+                 config.device_loss_alpha = 200;
+                 config.communication_loss_alpha = 150;
+             }},
+        Case{"global_balance_loss_and_z_loss", 7, 2, 1, DType::F32, 1,
+             [](int rank, std::size_t m) -> std::uint64_t {
+                 return 12 + 5 * static_cast<std::uint64_t>(rank) + 7 * m;
+             },
+             300, 1, LinearPrecision::AsActivations, false, ExchangeLayout::ExpertMajor,
+             testing::Bf16Products::Engine,
+             [](ModelConfig& config) {
+                 config.balance_loss = BalanceLossKind::Global;
+                 config.router_z_loss = 2;
+             }},
         Case{"fp8", 8, 2, 1, DType::BF16, 1, [](int, std::size_t) -> std::uint64_t { return 40; },
              0, 1, LinearPrecision::Fp8},
         Case{"fp8_codes_travel", 8, 2, 1, DType::BF16, 1,

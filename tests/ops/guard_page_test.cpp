@@ -155,6 +155,7 @@ TEST_F(GuardPages, Router) {
             const TensorView ids = tensor(DType::I32, {tokens, 4});
             const TensorView weights = tensor(DType::F32, {tokens, 4});
             const TensorView counts = tensor(DType::U32, {experts});
+            const TensorView d_logits = tensor(DType::F32, {tokens, experts});
             for (const std::uint32_t groups : {1u, 4u})
                 run([&](Recording& r) {
                     const ops::RouterOptions options{
@@ -170,6 +171,12 @@ TEST_F(GuardPages, Router) {
                     ops::expert_counts(r, ids, runs, false);
                     ops::router_dgrad(r, weights, ids, scores, logits, options, {runs, 0.5f});
                     ops::router_bias_update(r, counts, bias, 0.1f);
+                    const ops::BalanceCounts counted{
+                        .of_scores = groups == 1, .devices = groups, .tokens = true};
+                    const TensorView wide = tensor(DType::U32, {1, counted.columns(experts)});
+                    ops::balance_counts(r, scores, ids, wide, counted);
+                    ops::router_dgrad(r, weights, ids, scores, d_logits, options,
+                                      {wide, 0.5f, 0.5f, 0.5f, counted}, {logits, 0.1f});
                 });
         }
 }

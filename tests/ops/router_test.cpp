@@ -108,6 +108,30 @@ TEST_F(OpsRouterRules, CountsAddUpAndIgnoreAbsentExperts) {
     EXPECT_EQ(read<int>(counts), (std::vector<int>{4, 2, 6, 0, 0, 0, 0, 2}));
 }
 
+TEST_F(OpsRouterRules, BalanceCountsFollowTheRulesOfTheChoice) {
+    const float nan = std::nanf("");
+    const OpTensor scores = tensor(DType::F32, {4, 4},
+                                   std::vector<float>{0.5f, 0.5f, 0.5f, 0.5f, //
+                                                      nan, 0.1f, nan, 0.2f,   //
+                                                      nan, nan, nan, 0.2f,    //
+                                                      0.1f, 0.9f, 0.8f, 0.1f});
+    const OpTensor ids =
+        tensor(DType::I32, {4, 2}, std::vector<std::int32_t>{3, 2, 0, -1, 2, 1, 9, -1});
+    const ops::BalanceCounts counted{.of_scores = true, .devices = 2, .tokens = true};
+    const OpTensor one = result(DType::U32, {1, counted.columns(4)});
+    const OpTensor two = result(DType::U32, {2, 8});
+    run([&](Recording& recording) {
+        recording.fill(one.view.buffer, 0);
+        recording.fill(two.view.buffer, 0);
+        ops::balance_counts(recording, scores, ids, one, counted);
+        ops::balance_counts(recording, scores, ids, one, counted);
+        ops::balance_counts(recording, scores, ids, two, {.devices = 2});
+    });
+    EXPECT_EQ(read<int>(one), (std::vector<int>{4, 6, 2, 4, /**/ 4, 6, /**/ 4, 4, /**/ 8}));
+    EXPECT_EQ(read<int>(two), (std::vector<int>{1, 0, 1, 1, /**/ 1, 2, /**/ 1, 1, //
+                                                0, 1, 1, 0, /**/ 1, 1, /**/ 1, 1}));
+}
+
 TEST_F(OpsRouterRules, SaysWhatDoesNotFit) {
     const OpTensor logits = result(DType::F32, {3, 6});
     const OpTensor ids = result(DType::I32, {3, 7});
@@ -127,6 +151,18 @@ TEST_F(OpsRouterRules, SaysWhatDoesNotFit) {
                                    {result(DType::U32, {3, 5}), 1}),
                  Error)
         << "5 counts of 6 experts";
+    EXPECT_THROW(ops::router_dgrad(recording, result(DType::F32, {3, 1}), one, logits, logits, {},
+                                   {result(DType::U32, {3, 6}), 1, 1}),
+                 Error)
+        << "a loss of devices without their counts";
+    EXPECT_THROW(
+        ops::balance_counts(recording, logits, one, result(DType::U32, {1, 14}), {.devices = 4}),
+        Error)
+        << "6 experts on 4 devices";
+    EXPECT_THROW(
+        ops::balance_counts(recording, logits, one, result(DType::U32, {3, 7}), {.tokens = true}),
+        Error)
+        << "tokens of 3 runs";
     EXPECT_EQ(recording.num_operations(), 0u);
 }
 

@@ -62,7 +62,7 @@ void check_gradients(const ModelConfig& config) {
     const ModelGrads grads = model_backward(config, p, batch, f);
     const auto loss = [&] {
         const ModelForward moved = model_forward(config, p, batch, &f.routing);
-        return moved.loss + moved.balance_loss;
+        return moved.loss + moved.balance_loss + moved.z_loss;
     };
     std::size_t trainable = 0;
     for (const ParameterInfo& info : parameters(config)) {
@@ -105,6 +105,18 @@ TEST(ReferenceModel, GradientsSigmoidLowRankQueriesGroupsSharedExperts) {
 
 TEST(ReferenceModel, GradientsSoftmaxFullQueriesTiedEmbeddings) {
     check_gradients(softmax_config());
+}
+
+TEST(ReferenceModel, GradientsOfEveryRouterLoss) {
+    for (ModelConfig c : {small_config(), softmax_config()})
+        for (const BalanceLossKind kind : {BalanceLossKind::Expert, BalanceLossKind::Global}) {
+            c.balance_loss = kind;
+            c.device_loss_alpha = 0.3;
+            c.communication_loss_alpha = 0.2;
+            c.router_z_loss = 0.1;
+            validate(c);
+            check_gradients(c);
+        }
 }
 
 TEST(ReferenceModel, GradientsDenseOnly) {

@@ -4,6 +4,7 @@
 
 #include "support/compare.hpp"
 #include "support/finite_difference.hpp"
+#include "verify/reference/balance.hpp"
 #include "verify/reference/moe_layer.hpp"
 
 #include <gtest/gtest.h>
@@ -101,21 +102,54 @@ TEST(Router, BiasFollowsTheSignOfTheLoad) {
     EXPECT_EQ(updated, (Vector{0.5, 0.75, 0.25})) << "an expert at the mean keeps its bias";
 }
 
-TEST(Router, BalanceLossValueAndGradient) {
-    const std::size_t experts = 4, sequences = 2, length = 3;
-    for (const ScoreFunction function : {ScoreFunction::Sigmoid, ScoreFunction::Softmax}) {
-        const RouterShape shape{.experts = experts, .top_k = 2, .score = function};
-        const Vector scores = router_scores(random(sequences * length * experts, 1), shape);
-        const Indices chosen = router_select(scores, {}, shape);
-        const BalanceLoss b = balance_loss(scores, chosen, shape, sequences, 5, 0.1);
-        EXPECT_TRUE(gradient_matches(b.dscores, scores, [&](const Vector& s) {
-            return balance_loss(s, chosen, shape, sequences, 5, 0.1).loss;
-        }));
-    }
-    // Perfect balance: f_i = 1 for every expert, so the loss is alpha.
-    const RouterShape shape{.experts = 2, .top_k = 1};
-    EXPECT_NEAR(balance_loss(Vector{0.9, 0.1, 0.2, 0.3}, Indices{0, 1}, shape, 1, 1, 0.5).loss, 0.5,
-                1e-15);
+TEST(Router, BalanceLossesValueAndGradient) {
+    const std::size_t experts = 4, sequences = 2, length = 3, total_tokens = 15;
+    for (const ScoreFunction function : {ScoreFunction::Sigmoid, ScoreFunction::Softmax})
+        for (const BalanceLossKind kind : {BalanceLossKind::Sequence, BalanceLossKind::Expert}) {
+            const RouterShape shape{
+                .experts = experts, .top_k = 2, .n_group = 2, .topk_group = 1, .score = function};
+            const BalanceShape balance{kind, 0.1, 0.3, 0.2, 2, 1};
+            const Vector scores = router_scores(random(sequences * length * experts, 1), shape);
+            const auto counts =
+                balance_counts(scores, router_select(scores, {}, shape), shape, balance, sequences);
+            const BalanceLoss b = balance_loss(scores, counts, shape, balance, total_tokens);
+            EXPECT_TRUE(gradient_matches(b.dscores, scores, [&](const Vector& s) {
+                return balance_loss(s, counts, shape, balance, total_tokens).loss();
+            }));
+        }
+}
+
+TEST(Router, BalanceLossesOfAnEvenLoadAreTheirWeights) {
+    const RouterShape shape{.experts = 4, .top_k = 2};
+    const BalanceShape balance{BalanceLossKind::Sequence, 0.5, 0.3, 0.2, 2, 1};
+    const Vector scores = {0.9, 0.8, 0.2, 0.1, 0.1, 0.2, 0.8, 0.9};
+    const auto counts = balance_counts(scores, Indices{0, 1, 3, 2}, shape, balance, 1);
+    EXPECT_EQ(counts[0].experts, (std::vector<std::uint64_t>{1, 1, 1, 1}));
+    EXPECT_EQ(counts[0].device_tokens, (std::vector<std::uint64_t>{1, 1}));
+    const BalanceLoss b = balance_loss(scores, counts, shape, balance, 2);
+    EXPECT_NEAR(b.experts, 0.5, 1e-15);
+    EXPECT_NEAR(b.devices, 0.3, 1e-15);
+    EXPECT_NEAR(b.communication, 0.2, 1e-15);
+}
+
+TEST(Router, BalanceCountsOfScoresIgnoreBiasAndGroups) {
+    const RouterShape shape{.experts = 4, .top_k = 2, .n_group = 2, .topk_group = 1};
+    const Vector scores = {0.9, 0.1, 0.8, 0.2}, bias = {0, 0, 1, 1};
+    const Indices chosen = router_select(scores, bias, shape);
+    EXPECT_EQ(chosen, (Indices{2, 3}));
+    const auto counts = [&](BalanceLossKind kind) {
+        return balance_counts(scores, chosen, shape, {.kind = kind}, 1)[0].experts;
+    };
+    EXPECT_EQ(counts(BalanceLossKind::Sequence), (std::vector<std::uint64_t>{1, 0, 1, 0}));
+    EXPECT_EQ(counts(BalanceLossKind::Expert), (std::vector<std::uint64_t>{0, 0, 1, 1}));
+}
+
+TEST(Router, ZLossValueAndGradient) {
+    EXPECT_NEAR(router_z_loss(Vector{0, 0, 1000, 1000}, 2, 2, 0.1).loss,
+                0.05 * (std::pow(std::log(2.0), 2) + std::pow(1000 + std::log(2.0), 2)), 1e-9);
+    const Vector logits = random(12, 3);
+    EXPECT_TRUE(gradient_matches(router_z_loss(logits, 4, 5, 0.1).dlogits, logits,
+                                 [](const Vector& l) { return router_z_loss(l, 4, 5, 0.1).loss; }));
 }
 
 TEST(Permutation, GroupsByExpertInTokenOrder) {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// The router with its gradient and that of the balance loss, its counts and its balance rule.
+// The router with its gradient and those of its losses, its counts and its balance rule.
 #include "verify/checks/router_cases.hpp"
 
 #include <algorithm>
@@ -70,64 +70,179 @@ void check_router(Check& check, const OpRig& rig, const RouterCase& c) {
                 reference::count_experts(chosen, c.experts));
 }
 
-/// The balance loss of sequences: its gradient joins the one that comes through the weights.
-void check_balance_loss(Check& check, const OpRig& rig, const RouterCase& c) {
-    check.begin_case(c.name);
-    const std::uint64_t sequences = sequences_of(c), length = c.tokens / sequences;
+/// Of how many devices the case's experts are, and to how many a token goes.
+reference::BalanceShape balance_of(const RouterCase& c, BalanceLossKind kind, double alpha) {
+    reference::BalanceShape balance{.kind = kind, .alpha = alpha};
+    for (std::size_t devices = 2; devices <= c.experts; ++devices)
+        if (c.experts % devices == 0) {
+            balance.devices = devices;
+            balance.devices_per_token = std::min<std::size_t>(devices, c.top_k);
+            balance.device_alpha = alpha / 2;
+            balance.communication_alpha = alpha / 3;
+            break;
+        }
+    return balance;
+}
+
+std::vector<std::uint64_t> device_slots(const reference::BalanceCounts& counts,
+                                        std::size_t devices) {
+    std::vector<std::uint64_t> slots(devices, 0);
+    for (std::size_t e = 0; e < counts.choices.size(); ++e)
+        slots[e / (counts.choices.size() / devices)] += counts.choices[e];
+    return slots;
+}
+
+/// The counts in the order in which the op writes them.
+std::vector<std::uint64_t> in_columns(const std::vector<reference::BalanceCounts>& runs,
+                                      const ops::BalanceCounts& counted) {
+    std::vector<std::uint64_t> columns;
+    const auto append = [&](const std::vector<std::uint64_t>& values) {
+        columns.insert(columns.end(), values.begin(), values.end());
+    };
+    for (const reference::BalanceCounts& run : runs) {
+        append(run.experts);
+        if (counted.devices > 0) {
+            append(device_slots(run, counted.devices));
+            append(run.device_tokens);
+        }
+        if (counted.tokens)
+            columns.push_back(run.tokens);
+    }
+    return columns;
+}
+
+/// The gradients of what else a router loses by: `alone` is the one that comes through the weights.
+void compare_gradients(Check& check, const RouterCase& c, const std::vector<float>& actual,
+                       const reference::Vector& expected, const std::vector<float>& alone,
+                       double largest, bool shows) {
+    const double ulps = 8 + static_cast<double>(c.experts);
+    check.elements("input gradient", actual, expected, {c.tokens, c.experts},
+                   storage_bound(DType::F32, 4 * ulps, largest));
+    if (!shows) { // all are loaded alike: nothing to balance
+        check.number("whole input gradient", reference::calc_diff(actual, alone), 0, 1e-9);
+        return;
+    }
+    check.number("whole input gradient", reference::calc_diff(actual, expected), 0, 1e-9);
+    check.that("the loss shows", reference::calc_diff(alone, expected) > 1e-3,
+               "the gradient is the same without it");
+}
+
+/// A balance loss of whatever kind: its counts, and its gradient, which joins the one that comes
+/// through the weights.
+void check_balance_loss(Check& check, const OpRig& rig, const RouterCase& c, BalanceLossKind kind,
+                        bool with_devices) {
+    check.begin_case(std::string(c.name) + ", " + to_string(kind) +
+                     (with_devices ? " with devices" : ""));
+    const bool global = kind == BalanceLossKind::Global;
+    const std::uint64_t runs = global ? 1 : sequences_of(c), length = c.tokens / runs;
     const auto logits = reference::random_f32(c.tokens * c.experts, 1, -4, 4);
+    const auto bias = reference::random_f32(c.experts, 2, -0.3, 0.3);
+    const auto d_weights = reference::random_f32(c.tokens * c.top_k, 3);
+    // Of the size of the gradient that comes through the weights.
+    const double alpha = 2.0 * static_cast<double>(c.tokens);
+    reference::BalanceShape shape = balance_of(c, kind, alpha);
+    if (!with_devices)
+        shape.devices = 1, shape.device_alpha = shape.communication_alpha = 0;
+    const ops::BalanceCounts counted{
+        .of_scores = kind != BalanceLossKind::Expert,
+        .devices = with_devices ? static_cast<std::uint32_t>(shape.devices) : 0,
+        .tokens = global};
+    const OpTensor logits_t = rig.tensor(DType::F32, {c.tokens, c.experts}, logits);
+    const OpTensor bias_t = rig.tensor(DType::F32, {c.experts}, bias);
+    const OpTensor d_weights_t = rig.tensor(DType::F32, {c.tokens, c.top_k}, d_weights);
+    const OpTensor scores = rig.result(DType::F32, {c.tokens, c.experts});
+    const OpTensor ids = rig.result(DType::I32, {c.tokens, c.top_k});
+    const OpTensor weights = rig.result(DType::F32, {c.tokens, c.top_k});
+    const OpTensor counts = rig.result(DType::U32, {runs, counted.columns(c.experts)});
+    const OpTensor d_logits = rig.result(DType::F32, {c.tokens, c.experts});
+    const OpTensor without = rig.result(DType::F32, {c.tokens, c.experts});
+    const OpTensor plain = rig.result(DType::F32, {c.tokens, c.experts});
+    const auto weight = [&](double factor, std::uint64_t parts, std::uint64_t of_token) {
+        return static_cast<float>(factor * static_cast<double>(parts) /
+                                  static_cast<double>(of_token * length * c.tokens));
+    };
+    ops::RouterBalance balance{counts, weight(alpha, c.experts, c.top_k)};
+    balance.device_weight = weight(shape.device_alpha, shape.devices, c.top_k);
+    balance.communication_weight =
+        weight(shape.communication_alpha, shape.devices, shape.devices_per_token);
+    balance.counted = counted;
+    const int times = global ? 3 : 1; // as if two micro-batches of the kind had gone before
+    rig.run([&](Recording& recording) {
+        const auto options = options_of(c);
+        ops::router_forward(recording, logits_t, c.bias ? bias_t.view : TensorView{}, scores, ids,
+                            weights, options);
+        recording.fill(counts.view.buffer, 0);
+        if (counted.of_scores || with_devices)
+            for (int i = 0; i < times; ++i)
+                ops::balance_counts(recording, scores, ids, counts, counted);
+        else
+            ops::expert_counts(recording, ids, counts, true);
+        ops::router_dgrad(recording, d_weights_t, ids, scores, d_logits, options, balance);
+        ops::router_dgrad(recording, d_weights_t, ids, scores, without, options, {counts, 0});
+        ops::router_dgrad(recording, d_weights_t, ids, scores, plain, options);
+    });
+    check.exact("a weight of 0", rig.read(without), rig.read(plain));
+
+    // With the choice as it was made, and with the scores as they are: what hangs on less than
+    // their error may be counted otherwise.
+    const reference::RouterShape router = shape_of(c);
+    const auto chosen = rig.read<std::int32_t>(ids);
+    const auto device_scores = to_double(rig.read(scores));
+    auto expected_counts = reference::balance_counts(device_scores, chosen, router, shape, runs);
+    for (int i = 1; i < times; ++i)
+        for (reference::BalanceCounts& run : expected_counts)
+            run = sum(run, reference::balance_counts(device_scores, chosen, router, shape, 1)[0]);
+    check.exact("counts", rig.read<std::uint64_t>(counts), in_columns(expected_counts, counted));
+    const auto expected_scores = reference::router_scores(to_double(logits), router);
+    const auto loss = reference::balance_loss(expected_scores, expected_counts, router, shape,
+                                              static_cast<std::size_t>(c.tokens));
+    double largest = c.scale * (c.normalise ? 2 : 1);
+    for (const double value : loss.dscores)
+        largest = std::max(largest, std::abs(value));
+    compare_gradients(check, c, rig.read(d_logits),
+                      reference::router_input_grad(to_double(d_weights), loss.dscores,
+                                                   expected_scores, chosen, router),
+                      rig.read(plain), largest, c.top_k < c.experts);
+}
+
+void check_balance_losses(Check& check, const OpRig& rig, const RouterCase& c) {
+    for (const BalanceLossKind kind :
+         {BalanceLossKind::Sequence, BalanceLossKind::Expert, BalanceLossKind::Global}) {
+        check_balance_loss(check, rig, c, kind, false);
+        if (balance_of(c, kind, 1).devices > 1 && c.top_k < c.experts)
+            check_balance_loss(check, rig, c, kind, true);
+    }
+}
+
+/// The loss of the logits' size, alone and beside a balance loss.
+void check_z_loss(Check& check, const OpRig& rig, const RouterCase& c) {
+    check.begin_case(c.name);
+    const auto logits = reference::random_f32(c.tokens * c.experts, 1, -4, 40); // exp overflows
     const auto d_weights = reference::random_f32(c.tokens * c.top_k, 3);
     const OpTensor logits_t = rig.tensor(DType::F32, {c.tokens, c.experts}, logits);
     const OpTensor d_weights_t = rig.tensor(DType::F32, {c.tokens, c.top_k}, d_weights);
     const OpTensor scores = rig.result(DType::F32, {c.tokens, c.experts});
     const OpTensor ids = rig.result(DType::I32, {c.tokens, c.top_k});
     const OpTensor weights = rig.result(DType::F32, {c.tokens, c.top_k});
-    const OpTensor counts = rig.result(DType::U32, {sequences, c.experts});
     const OpTensor d_logits = rig.result(DType::F32, {c.tokens, c.experts});
-    const OpTensor without = rig.result(DType::F32, {c.tokens, c.experts});
     const OpTensor plain = rig.result(DType::F32, {c.tokens, c.experts});
-    // Of the size of the gradient that comes through the weights.
-    const double alpha = 2.0 * static_cast<double>(c.tokens);
-    const double weight =
-        alpha * static_cast<double>(c.experts) / static_cast<double>(c.top_k * length * c.tokens);
+    const double weight = 0.05;
     rig.run([&](Recording& recording) {
         const auto options = options_of(c);
         ops::router_forward(recording, logits_t, {}, scores, ids, weights, options);
-        ops::expert_counts(recording, ids, counts, false);
-        ops::router_dgrad(recording, d_weights_t, ids, scores, d_logits, options,
-                          {counts, static_cast<float>(weight)});
-        ops::router_dgrad(recording, d_weights_t, ids, scores, without, options, {counts, 0});
+        ops::router_dgrad(recording, d_weights_t, ids, scores, d_logits, options, {},
+                          {logits_t, static_cast<float>(weight)});
         ops::router_dgrad(recording, d_weights_t, ids, scores, plain, options);
     });
-    check.exact("a weight of 0", rig.read(without), rig.read(plain));
-
-    const reference::RouterShape shape = shape_of(c);
+    const reference::RouterShape router = shape_of(c);
     const auto chosen = rig.read<std::int32_t>(ids);
-    const auto expected_scores = reference::router_scores(to_double(logits), shape);
-    std::vector<std::uint64_t> expected_counts;
-    for (std::uint64_t s = 0; s < sequences; ++s)
-        for (const std::uint64_t count : reference::count_experts(
-                 std::span(chosen).subspan(s * length * c.top_k, length * c.top_k), c.experts))
-            expected_counts.push_back(count);
-    check.exact("counts", rig.read<std::uint64_t>(counts), expected_counts);
-    const auto balance =
-        reference::balance_loss(expected_scores, chosen, shape, sequences, sequences, alpha);
-    const auto expected = reference::router_input_grad(to_double(d_weights), balance.dscores,
-                                                       expected_scores, chosen, shape);
-    double largest = c.scale * (c.normalise ? 2 : 1);
-    for (const double value : balance.dscores)
-        largest = std::max(largest, std::abs(value));
-    const double ulps = 8 + static_cast<double>(c.experts);
-    const auto actual = rig.read(d_logits), through_weights = rig.read(plain);
-    check.elements("input gradient", actual, expected, {c.tokens, c.experts},
-                   storage_bound(DType::F32, 4 * ulps, largest));
-    if (c.top_k == c.experts) { // all are loaded alike: nothing to balance
-        check.number("whole input gradient", reference::calc_diff(actual, through_weights), 0,
-                     1e-9);
-        return;
-    }
-    check.number("whole input gradient", reference::calc_diff(actual, expected), 0, 1e-9);
-    check.that("the balance shows", reference::calc_diff(through_weights, expected) > 1e-3,
-               "the gradient is the same without it");
+    const auto z = reference::router_z_loss(to_double(logits), c.experts, 1, weight);
+    auto expected = reference::router_input_grad(
+        to_double(d_weights), {}, reference::router_scores(to_double(logits), router), chosen,
+        router);
+    reference::accumulate(expected, z.dlogits);
+    const double largest = c.scale * (c.normalise ? 2 : 1) + 2 * weight * 44;
+    compare_gradients(check, c, rig.read(d_logits), expected, rig.read(plain), largest, true);
 }
 
 void check_balance(Check& check, const OpRig& rig) {
@@ -146,7 +261,8 @@ void check_balance(Check& check, const OpRig& rig) {
 
 void add_router_checks(std::vector<OpCheck>& checks, Depth depth) {
     add_router_table(checks, depth, "router", check_router);
-    add_router_table(checks, depth, "router balance loss", check_balance_loss);
+    add_router_table(checks, depth, "router balance losses", check_balance_losses);
+    add_router_table(checks, depth, "router z loss", check_z_loss);
     checks.push_back({"ops", "router balance", check_balance});
 }
 

@@ -4,7 +4,7 @@
 // The cases of the router's checks: its ops against the reference, and both forms of its kernels.
 
 #include "verify/checks/families.hpp"
-#include "verify/reference/router.hpp"
+#include "verify/reference/balance.hpp"
 
 #include <bellows/engine/ops.hpp>
 

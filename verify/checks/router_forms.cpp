@@ -68,6 +68,7 @@ FormResult run_form(const OpRig& rig, const RouterCase& c, bool by_workgroup, bo
                                  .topk_ids = ids.view.buffer,
                                  .scores = scores.view.buffer,
                                  .counts = counts.view.buffer,
+                                 .logits = logits.view.buffer,
                                  .d_logits = d_logits.view.buffer,
                                  .tokens = word(c.tokens),
                                  .experts = word(c.experts),
@@ -76,6 +77,7 @@ FormResult run_form(const OpRig& rig, const RouterCase& c, bool by_workgroup, bo
                                  .normalise = normalise,
                                  .route_scale = static_cast<float>(c.scale),
                                  .run_tokens = word(c.tokens / sequences),
+                                 .run_counts = word(c.experts),
                                  .balance_weight = 0.25f},
             {.x = 5});
     });

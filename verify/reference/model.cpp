@@ -111,19 +111,30 @@ private:
             fixed.push_back(routing->at(index));
         f.moe = moe_forward({f.norm2.y}, weights, shape, one_rank(), routing ? &fixed : nullptr);
         f.y = sum(f.middle, f.moe.tokens[0].y);
-        if (config_.balance_loss_alpha > 0)
-            f.balance = balance_loss(f.moe.tokens[0].scores, f.moe.tokens[0].experts, shape.router,
-                                     batch_.batch, batch_.batch, config_.balance_loss_alpha);
+        const RankTokens& tokens = f.moe.tokens[0];
+        if (config_.has_balance_loss()) { // the batch is one micro-batch
+            const BalanceShape balance = balance_shape(config_);
+            const std::size_t runs = config_.balances_sequences() ? batch_.batch : 1;
+            f.balance = balance_loss(
+                tokens.scores,
+                balance_counts(tokens.scores, tokens.experts, shape.router, balance, runs),
+                shape.router, balance, rows_);
+        }
+        if (config_.router_z_loss > 0)
+            f.z_loss =
+                router_z_loss(tokens.logits, config_.routed_experts, rows_, config_.router_z_loss);
     }
 
     Vector experts_backward(const Vector& dy, const LayerForward& f, const std::string& prefix,
                             Parameters& g) const {
         const MoeWeights weights = moe_weights(config_, p_, prefix);
-        std::vector<Vector> dscores;
+        std::vector<Vector> dscores, dlogits;
         if (!f.balance.dscores.empty())
             dscores.push_back(f.balance.dscores);
+        if (!f.z_loss.dlogits.empty())
+            dlogits.push_back(f.z_loss.dlogits);
         MoeGrads grads = moe_backward({dy}, {f.norm2.y}, f.moe, weights, moe_shape(config_),
-                                      one_rank(), dscores);
+                                      one_rank(), dscores, dlogits);
         g[prefix + "gate.weight"] = std::move(grads.weights.router);
         for (std::size_t e = 0; e < config_.routed_experts; ++e) {
             const std::string expert = prefix + "experts." + std::to_string(e) + ".";
@@ -172,7 +183,8 @@ ModelForward model_forward(const ModelConfig& config, const Parameters& p, const
         out.layers.push_back(runner.layer(i, std::move(x), routing));
         const LayerForward& layer = out.layers.back();
         x = layer.y;
-        out.balance_loss += layer.balance.loss;
+        out.balance_loss += layer.balance.loss();
+        out.z_loss += layer.z_loss.loss;
         if (config.is_moe(i))
             out.routing[i] = layer.moe.tokens[0].experts;
     }

@@ -5,6 +5,7 @@
 // Parameters and gradients go by the names of bellows::parameters(); everything that a device
 // implementation might want to compare along the way is kept.
 
+#include "verify/reference/balance.hpp"
 #include "verify/reference/moe_layer.hpp"
 #include "verify/reference/ops.hpp"
 
@@ -89,12 +90,15 @@ struct LayerForward {
     Vector gate_up; ///< dense layers: [rows, 2·dense_ffn]
     MoeForward moe; ///< MoE layers, one rank
     BalanceLoss balance;
+    ZLoss z_loss;
     Vector y; ///< what leaves
 };
 
 struct ModelForward {
-    double loss = 0;         ///< cross-entropy, mean over the tokens that have a target, nats
-    double balance_loss = 0; ///< summed over the layers; the gradients include it
+    double loss = 0; ///< cross-entropy, mean over the tokens that have a target, nats
+    // Summed over the layers; the gradients include them.
+    double balance_loss = 0; ///< of experts, devices and communication
+    double z_loss = 0;
     std::vector<LayerForward> layers;
     RmsNorm final_norm;
     Vector logits; ///< [rows, vocabulary]

@@ -158,7 +158,8 @@ MoeForward moe_forward(const std::vector<Vector>& x, const MoeWeights& weights,
 
 MoeGrads moe_backward(const std::vector<Vector>& dy, const std::vector<Vector>& x,
                       const MoeForward& forward, const MoeWeights& weights, const MoeShape& shape,
-                      const ExpertPartition& partition, const std::vector<Vector>& dscores) {
+                      const ExpertPartition& partition, const std::vector<Vector>& dscores,
+                      const std::vector<Vector>& dlogits) {
     MoeGrads grads;
     grads.weights.gate_up.resize(partition.experts);
     grads.weights.down.resize(partition.experts);
@@ -177,14 +178,16 @@ MoeGrads moe_backward(const std::vector<Vector>& dy, const std::vector<Vector>& 
         const RankTokens& t = forward.tokens[rank];
         if (shape.shared_ffn > 0)
             shared_backward(dy[rank], x[rank], t, weights, shape, grads.dx[rank], grads.weights);
-        const Vector dlogits =
+        Vector of_logits =
             router_input_grad(grads.dweights[rank], dscores.empty() ? View() : View(dscores[rank]),
                               t.scores, t.experts, shape.router);
-        accumulate(grads.dx[rank],
-                   gemm_nn(dlogits, weights.router, t.tokens, shape.hidden, shape.router.experts));
+        if (!dlogits.empty())
+            accumulate(of_logits, dlogits[rank]);
+        accumulate(grads.dx[rank], gemm_nn(of_logits, weights.router, t.tokens, shape.hidden,
+                                           shape.router.experts));
         accumulate(grads.weights.router,
-                   gemm_tn(dlogits, x[rank], shape.router.experts, shape.hidden, t.tokens));
-        grads.dlogits.push_back(dlogits);
+                   gemm_tn(of_logits, x[rank], shape.router.experts, shape.hidden, t.tokens));
+        grads.dlogits.push_back(std::move(of_logits));
     }
     return grads;
 }

@@ -86,10 +86,11 @@ struct MoeGrads {
     MoeWeights weights;           ///< summed over all ranks' tokens; bias stays empty
 };
 
-/// dy: per rank [tokens, hidden]. dscores: per rank [tokens, experts], from a balance loss, or
-/// empty.
+/// dy: per rank [tokens, hidden]. dscores and dlogits: per rank [tokens, experts], from balance
+/// losses and from the z loss, or empty.
 MoeGrads moe_backward(const std::vector<Vector>& dy, const std::vector<Vector>& x,
                       const MoeForward& forward, const MoeWeights& weights, const MoeShape& shape,
-                      const ExpertPartition& partition, const std::vector<Vector>& dscores = {});
+                      const ExpertPartition& partition, const std::vector<Vector>& dscores = {},
+                      const std::vector<Vector>& dlogits = {});
 
 } // namespace bellows::reference

@@ -175,36 +175,6 @@ Vector updated_bias(View bias, std::span<const std::uint64_t> counts, double rat
     return out;
 }
 
-BalanceLoss balance_loss(View scores, std::span<const std::int32_t> experts,
-                         const RouterShape& shape, std::size_t sequences,
-                         std::size_t total_sequences, double alpha) {
-    const std::size_t tokens = scores.size() / shape.experts;
-    const std::size_t length = tokens / sequences;
-    require_size("balance_loss: tokens", tokens, sequences * length);
-    BalanceLoss out{0, Vector(scores.size(), 0.0)};
-    for (std::size_t s = 0; s < sequences; ++s) {
-        const auto counts = count_experts(
-            experts.subspan(s * length * shape.top_k, length * shape.top_k), shape.experts);
-        Vector weight(shape.experts); // alpha · f_i / (length · total_sequences)
-        for (std::size_t e = 0; e < shape.experts; ++e)
-            weight[e] = alpha * static_cast<double>(shape.experts * counts[e]) /
-                        static_cast<double>(shape.top_k * length) /
-                        static_cast<double>(length * total_sequences);
-        for (std::size_t at = s * length * shape.experts; at < (s + 1) * length * shape.experts;
-             at += shape.experts) {
-            double sum = 0, weighted = 0;
-            for (std::size_t e = 0; e < shape.experts; ++e) {
-                sum += scores[at + e];
-                weighted += weight[e] * scores[at + e];
-            }
-            out.loss += weighted / sum;
-            for (std::size_t e = 0; e < shape.experts; ++e)
-                out.dscores[at + e] = (weight[e] - weighted / sum) / sum;
-        }
-    }
-    return out;
-}
-
 Permutation make_permutation(std::span<const std::int32_t> experts, std::size_t top_k,
                              std::size_t num_experts, std::size_t alignment) {
     Permutation p;

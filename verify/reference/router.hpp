@@ -53,17 +53,6 @@ std::vector<std::uint64_t> count_experts(std::span<const std::int32_t> experts,
 /// The aux-loss-free rule: bias + rate · sign(mean(counts) - counts), sign(0) = 0.
 Vector updated_bias(View bias, std::span<const std::uint64_t> counts, double rate);
 
-struct BalanceLoss {
-    double loss = 0;
-    Vector dscores; ///< [tokens, experts]
-};
-/// The sequence-wise balance loss alpha · Σ_i f_i P_i, averaged over total_sequences: per sequence
-/// f_i = experts / (top_k · length) · count_i (a constant to the gradient), P_i = mean over its
-/// tokens of score_i / Σ_j score_j. The tokens given here are those of `sequences` whole sequences.
-BalanceLoss balance_loss(View scores, std::span<const std::int32_t> experts,
-                         const RouterShape& shape, std::size_t sequences,
-                         std::size_t total_sequences, double alpha);
-
 // --- permutation ---------------------------------------------------------------------------------
 
 /// Rows grouped by expert, in each group in ascending order of token; groups start at multiples of

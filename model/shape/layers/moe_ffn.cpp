@@ -50,7 +50,8 @@ std::vector<BufferInfo> buffers_of(const ModelConfig& c, const SlotShape& s) {
     const DType act = s.activation;
     std::vector<BufferInfo> list = {plain("norm", act, {tokens, c.hidden}),
                                     plain("inverse rms", DType::F32, {tokens}),
-                                    plain("router logits", DType::F32, {tokens, experts}, kScratch),
+                                    plain("router logits", DType::F32, {tokens, experts},
+                                          s.training && c.router_z_loss > 0 ? kKept : kScratch),
                                     plain("router scores", DType::F32, {tokens, experts}),
                                     plain("expert ids", DType::I32, {tokens, c.top_k}),
                                     plain("expert weights", DType::F32, {tokens, c.top_k})};
@@ -67,9 +68,12 @@ std::vector<BufferInfo> buffers_of(const ModelConfig& c, const SlotShape& s) {
     list.push_back(plain("expert weight gradients", DType::F32, {tokens, c.top_k}, kScratch));
     list.push_back(plain("router logit gradients", DType::F32, {tokens, experts}, kDeferred));
     list.push_back(plain("norm gradient", act, {tokens, c.hidden}, kDeferred));
-    if (c.balance_loss_alpha > 0)
-        list.push_back(plain("expert counts of sequences", DType::U32,
-                             {tokens / std::max<std::uint64_t>(s.seq, 1), experts}, kScratch));
+    if (c.has_balance_loss())
+        list.push_back(plain("balance counts", DType::U32,
+                             {c.balances_sequences() ? tokens / std::max<std::uint64_t>(s.seq, 1)
+                                                     : std::min<std::uint64_t>(tokens, 1),
+                              c.balance_columns()},
+                             c.balance_loss == BalanceLossKind::Global ? kKept : kScratch));
     if (c.shared_experts > 0)
         list.push_back(plain("shared inner gradient", act, {tokens, c.shared_ffn()}, kScratch));
     list.push_back(by_row(s, "inner gradient", act, c.moe_ffn, kScratch));

@@ -43,19 +43,53 @@ void router_forward(Recording& recording, const TensorView& logits, const Tensor
                     const TensorView& scores, const TensorView& topk_ids,
                     const TensorView& topk_weights, const RouterOptions& options);
 
-/// DeepSeek-V3's sequence-wise balance loss (its paper, section 2.1.2), as far as the gradient
-/// goes: weight * sum over tokens and experts of counts[sequence of the token, e] * s_e / sum_j
-/// s_j, the counts being constants. With weight = alpha * experts / (top_k * seq) / tokens of the
-/// batch it is alpha * sum_e f_e P_e, averaged over the batch's sequences.
+/// What balance losses count, beside the choices of experts.
+struct BalanceCounts {
+    bool of_scores = false;    ///< the top_k experts by the scores alone, in place of the choices
+    std::uint32_t devices = 0; ///< equal runs of experts; 0: not counted
+    bool tokens = false;       ///< counted, too, in one run
+    /// Columns of the counts: experts, then each device's slots, each device's tokens, then tokens.
+    std::uint64_t columns(std::uint64_t experts) const noexcept {
+        return experts + 2 * devices + (tokens ? 1 : 0);
+    }
+};
+
+/// counts: [runs, what.columns(experts)] u32, added to, of as many equal runs of tokens.
+/// scores: [tokens, experts] f32, of router_forward; topk_ids: [tokens, top_k] i32, other values
+/// than 0..experts-1 are not counted. Ties between scores go to the lower expert.
+void balance_counts(Recording& recording, const TensorView& scores, const TensorView& topk_ids,
+                    const TensorView& counts, const BalanceCounts& what);
+
+/// The losses that balance the load, as far as the gradient goes. DeepSeek-V3's sequence-wise one
+/// (its paper, section 2.1.2): weight * sum over tokens and experts of counts[run of the token, e]
+/// * s_e / sum_j s_j, the counts being constants. With weight = alpha * experts / (top_k * seq) /
+/// tokens of the batch and sequences as runs it is alpha * sum_e f_e P_e, averaged over the batch's
+/// sequences. Those of DeepSeek-V2 for devices (its paper, section 2.2.3) put device_weight *
+/// slots + communication_weight * tokens of the expert's device in place of weight * counts.
 struct RouterBalance {
-    TensorView counts; ///< [sequences, experts] u32 (expert_counts); sequences divides tokens
-    float weight = 0;  ///< 0: no balance loss, counts are not read
+    TensorView counts; ///< [runs, counted.columns(experts)] u32; runs divides tokens
+    float weight = 0;
+    float device_weight = 0, communication_weight = 0; ///< need counted.devices
+    /// What the counts are (of_scores makes no difference here). With tokens they may be of more
+    /// than these tokens: all is divided by counted tokens / tokens.
+    BalanceCounts counted{};
+    /// All 0: no loss, counts are not read.
+    bool any() const noexcept {
+        return weight != 0 || device_weight != 0 || communication_weight != 0;
+    }
+};
+
+/// weight * sum over tokens of (log sum_e exp l_e)^2, which keeps logits small (ST-MoE).
+struct RouterZLoss {
+    TensorView logits; ///< [tokens, experts] f32
+    float weight = 0;  ///< 0: no such loss, logits are not read
 };
 
 /// d_topk_weights: [tokens, top_k] f32; d_logits (out): [tokens, experts] f32.
 void router_dgrad(Recording& recording, const TensorView& d_topk_weights,
                   const TensorView& topk_ids, const TensorView& scores, const TensorView& d_logits,
-                  const RouterOptions& options, const RouterBalance& balance = {});
+                  const RouterOptions& options, const RouterBalance& balance = {},
+                  const RouterZLoss& z_loss = {});
 
 /// counts: [experts] u32, the number of slots that chose each expert; or [sequences, experts], of
 /// each of so many equal runs of tokens. topk_ids: [tokens, top_k] i32; other values than

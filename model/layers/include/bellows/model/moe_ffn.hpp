@@ -7,10 +7,9 @@
 //   forward:         ROUTER(F) DISPATCH(F) SHARED(F) MLP(F) COMBINE(F)
 //   input gradient:  DISPATCH(B) SHARED(B) MLP(B) COMBINE(B) ROUTER(B)
 //   weight gradient: MLP(W) SHARED(W)
-// Weight gradients accumulate onto ParameterStore's gradients. With balance_loss_alpha > 0
-// ROUTER(B) adds the gradient of DeepSeek-V3's sequence-wise balance loss
-// (verify/reference/router.hpp has the formula), each slot's `seq` tokens being a sequence; its
-// value is no part of any reported loss.
+// Weight gradients accumulate onto ParameterStore's gradients. ROUTER(B) adds the gradients of the
+// configuration's balance losses and of its z loss (verify/reference/balance.hpp has the formulas),
+// each slot's `seq` tokens being a sequence; their values are no part of any reported loss.
 
 #include <bellows/comm/expert_exchange.hpp>
 #include <bellows/model/layer_scratch.hpp>
@@ -21,6 +20,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <optional>
 
 namespace bellows {
 
@@ -41,6 +41,11 @@ public:
     /// Slots of this rank's tokens that chose each expert since the last clear: [routed_experts]
     /// u32, for the balance rule.
     TensorView expert_loads() const noexcept;
+
+    /// With a balance loss of kind Global: what its counts are of since the last clear, u32. Slots
+    /// that train add to them in ROUTER(F), in the order of these; who runs steps clears them
+    /// before each.
+    std::optional<BufferView> accumulated_counts() const noexcept;
 
     struct Impl; ///< internal
 

@@ -31,8 +31,17 @@ enum class AttentionKind : std::uint8_t { Mla, Gqa };
 /// are not.
 enum class RopeScaling : std::uint8_t { None, Yarn, Llama3 };
 
+/// Which tokens and which choices the counts of the balance loss are of.
+/// Sequence: each sequence; the top_k of the scores alone, without bias and groups (V3).
+/// Expert: each sequence; the choices as they were made (V2).
+/// MicroBatch: the micro-batch of the rank; the top_k of the scores alone.
+/// Global: the rank's micro-batches of the step so far, this one included; the top_k of the scores
+/// alone.
+enum class BalanceLossKind : std::uint8_t { Sequence, Expert, MicroBatch, Global };
+
 const char* to_string(ScoreFunction function) noexcept;
 const char* to_string(GroupScore score) noexcept;
+const char* to_string(BalanceLossKind kind) noexcept;
 const char* to_string(AttentionKind kind) noexcept;
 const char* to_string(RopeScaling scaling) noexcept;
 
@@ -86,9 +95,18 @@ struct ModelConfig {
     double route_scale = 1;      ///< and multiplied by this
     bool router_bias = true;     ///< a bias per expert that takes part in the choice only
     double bias_update_rate = 0.001;
-    /// Weight of the sequence-wise balance loss: its gradient is added in the router's; reported
-    /// losses stay the cross-entropy alone.
-    double balance_loss_alpha = 0;
+    std::uint64_t bias_update_steps = 0; ///< after so many steps the bias stays; 0: it never does
+
+    /// Losses of the router (docs/balance.md): their gradients are added in the router's, and
+    /// reported losses stay the cross-entropy alone. Each of them is off with a weight of 0.
+    BalanceLossKind balance_loss = BalanceLossKind::Sequence;
+    double balance_loss_alpha = 0;       ///< of the experts' loads
+    double device_loss_alpha = 0;        ///< of the loads of devices, groups of experts
+    double communication_loss_alpha = 0; ///< of the tokens that devices receive
+    /// Experts are divided into so many devices for these two; 0: n_group. The number is the
+    /// model's: it does not change with the ranks that train it.
+    std::uint64_t balance_devices = 0;
+    double router_z_loss = 0; ///< weight of the mean square of the logits' logsumexp
 
     double norm_eps = 1e-6;
     bool tied_embeddings = false; ///< the output head is the embedding table
@@ -108,6 +126,24 @@ struct ModelConfig {
     std::uint64_t rope_head_dim() const noexcept { return is_mla() ? qk_rope_head_dim : head_dim; }
     /// Max or TopTwo.
     GroupScore group_score_used() const noexcept;
+    /// Of the device and communication losses, and to how many of them a token goes at most.
+    std::uint64_t devices_used() const noexcept;
+    std::uint64_t devices_per_token() const noexcept;
+    bool has_device_losses() const noexcept {
+        return device_loss_alpha > 0 || communication_loss_alpha > 0;
+    }
+    bool has_balance_loss() const noexcept { return balance_loss_alpha > 0 || has_device_losses(); }
+    /// Whether its counts are of single sequences, not of whole micro-batches.
+    bool balances_sequences() const noexcept {
+        return balance_loss == BalanceLossKind::Sequence || balance_loss == BalanceLossKind::Expert;
+    }
+    /// How many counts it takes for a run of tokens: of experts, of devices twice, of tokens.
+    std::uint64_t balance_columns() const noexcept {
+        return routed_experts + (has_device_losses() ? 2 * devices_used() : 0) +
+               (balance_loss == BalanceLossKind::Global ? 1 : 0);
+    }
+    /// Whether counts of the scores alone may differ from those of the choices.
+    bool limits_choices() const noexcept { return router_bias || topk_group < n_group; }
     double latent_eps() const noexcept { return latent_norm_eps > 0 ? latent_norm_eps : norm_eps; }
     std::uint64_t shared_ffn() const noexcept { return shared_experts * moe_ffn; }
     bool is_moe(std::uint64_t layer) const noexcept { return layer >= dense_layers; }
