@@ -87,7 +87,11 @@ ModelConfig deepseek_v2() {
     m.route_scale = 4;
     m.router_bias = false;
     m.bias_update_rate = 0;
+    m.balance_loss = BalanceLossKind::Expert;
     m.balance_loss_alpha = 0.1;
+    m.device_loss_alpha = 0.3;
+    m.communication_loss_alpha = 0.2;
+    m.router_z_loss = 0.05;
     return m;
 }
 
@@ -99,6 +103,7 @@ ModelConfig moonlight() {
     m.shared_experts = 1;
     m.route_scale = 2.446;
     m.bias_update_rate = 0.01;
+    m.balance_loss_alpha = 0.1;
     return m;
 }
 
@@ -234,6 +239,47 @@ TEST_P(Architectures, TrainsInEverySchedule) {
     const Outcome both_ways = train(run_of(model, ScheduleKind::DualPipe), stages());
     EXPECT_EQ(both_ways.losses, halves.losses);
     expect_reference(both_ways, expected);
+}
+
+RunConfig run_of_balance(BalanceLossKind kind, std::uint64_t micro_batches) {
+    RunConfig run = run_of(qwen3_moe(), ScheduleKind::OneFOneB, micro_batches);
+    run.model.layers = 2;
+    run.model.balance_loss = kind;
+    run.model.balance_loss_alpha = 1;
+    return run;
+}
+
+TEST(BalanceLoss, CountsOfTheStepBeginWithItsFirstMicroBatch) {
+    const RunLayout layout{1, static_cast<std::uint32_t>(world().size()), 1};
+    const auto losses = [&](BalanceLossKind kind, std::uint64_t micro_batches) {
+        return train(run_of_balance(kind, micro_batches), layout).losses;
+    };
+    const auto ones = losses(BalanceLossKind::Global, 1);
+    EXPECT_EQ(ones, losses(BalanceLossKind::MicroBatch, 1));
+    EXPECT_NE(losses(BalanceLossKind::Global, 4), losses(BalanceLossKind::MicroBatch, 4));
+}
+
+TEST(BalanceLoss, BiasesMoveForAsManySteps) {
+    RunConfig run = run_of(moonlight());
+    run.model.layers = 2;
+    const auto biases = [&](std::uint64_t steps, std::uint64_t updates) {
+        run.model.bias_update_steps = updates;
+        const auto device = testing::make_device(testing::test_options());
+        Trainer trainer(*device, world(), run, stages());
+        for (std::uint64_t step = 0; step < steps; ++step)
+            trainer.step(step, fill_sequence);
+        device->wait_idle();
+        std::vector<float> values;
+        for (const Parameter& parameter : trainer.parameters().all())
+            if (parameter.info.kind == ParameterKind::RouterBias)
+                for (const float value : trainer.parameters().download(parameter.info.name))
+                    values.push_back(value);
+        return values;
+    };
+    const auto always = biases(3, 0);
+    EXPECT_EQ(biases(3, 3), always);
+    EXPECT_EQ(biases(3, 1), biases(1, 0));
+    ALL_RANKS_TRUE(always.empty() || always != biases(1, 0));
 }
 
 INSTANTIATE_TEST_SUITE_P(Kinds, Architectures,

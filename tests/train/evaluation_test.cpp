@@ -43,6 +43,8 @@ RunConfig config_of(const Case& c) {
     run.model.layers = 5;
     run.model.router_bias = true; // its loads are those of steps alone
     run.model.bias_update_rate = 0.1;
+    run.model.balance_loss = BalanceLossKind::Global; // and so are its counts
+    run.model.balance_loss_alpha = 0.1;
     run.train.batch = 16;
     run.train.lr = 1e-2;
     run.train.micro_batches = c.micro_batches;

@@ -12,10 +12,14 @@ namespace {
 struct FormResult {
     std::vector<std::int32_t> ids;
     std::vector<float> weights, d_logits;
+    std::vector<std::uint32_t> counts;
 };
 
+/// The router's losses beside the one that comes through the weights.
+enum class Losses { None, Balance, All };
+
 FormResult run_form(const OpRig& rig, const RouterCase& c, bool by_workgroup, bool by_subgroup,
-                    bool balance) {
+                    Losses losses) {
     const auto word = [](std::uint64_t value) { return static_cast<std::uint32_t>(value); };
     const auto tensor = [&](std::uint64_t columns, std::uint64_t seed, double most) {
         return rig.tensor(DType::F32, {c.tokens, columns},
@@ -24,11 +28,14 @@ FormResult run_form(const OpRig& rig, const RouterCase& c, bool by_workgroup, bo
     const OpTensor logits = tensor(c.experts, 4, 4), d_weights = tensor(c.top_k, 6, 1);
     const OpTensor bias =
         rig.tensor(DType::F32, {c.experts}, reference::random_f32(c.experts, 5, -0.1, 0.1));
-    const std::uint64_t sequences = sequences_of(c);
-    std::vector<std::uint32_t> loads(sequences * c.experts);
+    const bool all = losses == Losses::All; // one run then, whose tokens are counted
+    const std::uint64_t sequences = all ? 1 : sequences_of(c);
+    const std::uint32_t devices = all && c.experts % 2 == 0 ? 2 : all ? 1 : 0;
+    const std::uint64_t columns = c.experts + 2 * devices + (all ? 1 : 0);
+    std::vector<std::uint32_t> loads(sequences * columns);
     for (std::size_t i = 0; i < loads.size(); ++i)
         loads[i] = static_cast<std::uint32_t>(i * 7 % 11);
-    const OpTensor counts = rig.tensor(DType::U32, {sequences, c.experts}, loads);
+    const OpTensor counts = rig.tensor(DType::U32, {sequences, columns}, loads);
     const OpTensor scores = rig.result(DType::F32, {c.tokens, c.experts});
     const OpTensor ids = rig.result(DType::I32, {c.tokens, c.top_k});
     const OpTensor weights = rig.result(DType::F32, {c.tokens, c.top_k});
@@ -61,9 +68,27 @@ FormResult run_form(const OpRig& rig, const RouterCase& c, bool by_workgroup, bo
                 .route_scale = static_cast<float>(c.scale)},
             {.x = 5}); // fewer workgroups than tokens: they loop
         recording.dispatch(
+            kernels::BalanceCounts{.constants = {.local_size = 32,
+                                                 .row_per_workgroup = row_per_workgroup,
+                                                 .of_scores = losses == Losses::Balance ? 0u : 1u,
+                                                 .count_tokens = all ? 1u : 0u},
+                                   .scores = scores.view.buffer,
+                                   .topk_ids = ids.view.buffer,
+                                   .counts = counts.view.buffer,
+                                   .tokens = word(c.tokens),
+                                   .experts = word(c.experts),
+                                   .top_k = word(c.top_k),
+                                   .run_tokens = word(c.tokens / sequences),
+                                   .run_counts = word(columns),
+                                   .devices = devices},
+            {.x = 5});
+        recording.dispatch(
             kernels::RouterDgrad{.constants = {.local_size = 32,
                                                .row_per_workgroup = row_per_workgroup,
-                                               .balance = balance ? 1u : 0u},
+                                               .balance = losses == Losses::None ? 0u : 1u,
+                                               .devices = devices,
+                                               .accumulated = all ? 1u : 0u,
+                                               .z_loss = all ? 1u : 0u},
                                  .d_topk_weights = d_weights.view.buffer,
                                  .topk_ids = ids.view.buffer,
                                  .scores = scores.view.buffer,
@@ -77,32 +102,43 @@ FormResult run_form(const OpRig& rig, const RouterCase& c, bool by_workgroup, bo
                                  .normalise = normalise,
                                  .route_scale = static_cast<float>(c.scale),
                                  .run_tokens = word(c.tokens / sequences),
-                                 .run_counts = word(c.experts),
-                                 .balance_weight = 0.25f},
+                                 .run_counts = word(columns),
+                                 .balance_weight = 0.25f,
+                                 .device_weight = 0.125f,
+                                 .communication_weight = 0.0625f,
+                                 .z_weight = 0.125f},
             {.x = 5});
     });
-    return {rig.read<std::int32_t>(ids), rig.read(weights), rig.read(d_logits)};
+    return {rig.read<std::int32_t>(ids), rig.read(weights), rig.read(d_logits),
+            rig.read<std::uint32_t>(counts)};
 }
 
 void check_forms(Check& check, const OpRig& rig, const RouterCase& c) {
     const double ulps = 8 + static_cast<double>(c.experts);
-    for (const bool balance : {false, true}) {
-        check.begin_case(std::string(c.name) + (balance ? " with balance loss" : ""));
-        const FormResult one = run_form(rig, c, false, false, balance);
-        const FormResult other = run_form(rig, c, true, false, balance);
+    for (const Losses losses : {Losses::None, Losses::Balance, Losses::All}) {
+        const bool some = losses != Losses::None, all = losses == Losses::All;
+        check.begin_case(std::string(c.name) + (all    ? " with all losses"
+                                                : some ? " with balance loss"
+                                                       : ""));
+        const FormResult one = run_form(rig, c, false, false, losses);
+        const FormResult other = run_form(rig, c, true, false, losses);
         // The same bits but for sums, whose order differs.
         const double of_weights = c.softmax ? 2 * ulps : 0;
-        const double of_gradient = c.softmax || balance ? 2 * ulps : 0;
+        const double of_gradient = c.softmax || some ? 2 * ulps : 0;
         if (ops::router_by_subgroup(rig.device(), c.experts, c.top_k)) {
-            const FormResult third = run_form(rig, c, true, true, balance);
+            const FormResult third = run_form(rig, c, true, true, losses);
             check.exact("choice by subgroups", third.ids, other.ids);
             check.exact("weights by subgroups", third.weights, other.weights);
         }
         check.exact("choice", other.ids, one.ids);
+        // Sums of softmax differ in order, and few scores are that near each other.
+        if (!c.softmax)
+            check.exact("counts", other.counts, one.counts);
         check.elements("weights", other.weights, one.weights, {c.tokens, c.top_k},
                        storage_bound(DType::F32, of_weights));
-        check.elements("input gradient", other.d_logits, one.d_logits, {c.tokens, c.experts},
-                       storage_bound(DType::F32, of_gradient, 2 * c.scale + (balance ? 3 : 0)));
+        check.elements(
+            "input gradient", other.d_logits, one.d_logits, {c.tokens, c.experts},
+            storage_bound(DType::F32, of_gradient, 2 * c.scale + (some ? 3 : 0) + (all ? 64 : 0)));
     }
 }
 
