@@ -5,10 +5,11 @@
 
 #include <nlohmann/json.hpp>
 
+#include <algorithm>
 #include <cerrno>
+#include <cmath>
 #include <limits>
 #include <optional>
-#include <sstream>
 #include <string_view>
 #include <utility>
 
@@ -21,7 +22,8 @@ namespace {
 
 using Json = nlohmann::json;
 
-constexpr std::uint64_t kLargestMetrics = std::uint64_t{1} << 32;
+constexpr std::size_t kLongestLine = std::size_t{16} << 20;
+constexpr std::size_t kWrittenAtOnce = std::size_t{1} << 20;
 
 double real(const Json& json, const char* key) {
     const Json& value = json.at(key);
@@ -30,6 +32,45 @@ double real(const Json& json, const char* key) {
 
 std::optional<double> real_if_there(const Json& json, const char* key) {
     return json.contains(key) ? std::optional(real(json, key)) : std::nullopt;
+}
+
+/// JSON numbers convert into one another; a count is none of those with a sign or a point.
+std::uint64_t count_of(const Json& value) {
+    if (!value.is_number_unsigned())
+        throw Json::type_error::create(302, "not a count", &value);
+    return value.get<std::uint64_t>();
+}
+
+ExpertBalance parse_balance(const Json& json) {
+    ExpertBalance balance{.layer = count_of(json.at("layer")),
+                          .max_over_mean = real(json, "max_over_mean"),
+                          .ranks_max_over_mean = real_if_there(json, "ranks_max_over_mean"),
+                          .entropy = real(json, "entropy")};
+    if (json.contains("loads"))
+        for (const Json& load : json.at("loads"))
+            balance.loads.push_back(count_of(load));
+    return balance;
+}
+
+ExpertMove parse_move(const Json& json) {
+    return {.layer = count_of(json.at("layer")),
+            .expert = count_of(json.at("expert")),
+            .from = count_of(json.at("from")),
+            .to = count_of(json.at("to"))};
+}
+
+/// Without members that parse() finds wanting; empty where there is no such list.
+template <class T>
+std::vector<T> list_of(const Json& json, const char* key, T (*parse)(const Json&)) {
+    std::vector<T> list;
+    if (const auto found = json.find(key); found != json.end() && found->is_array())
+        for (const Json& member : *found)
+            try {
+                list.push_back(parse(member));
+            } catch (const Json::exception&) {
+                continue;
+            }
+    return list;
 }
 
 std::optional<StepMetrics> parse_metrics(std::string_view line) {
@@ -51,10 +92,58 @@ std::optional<StepMetrics> parse_metrics(std::string_view line) {
         metrics.loss_nats_per_byte = real_if_there(json, "loss_nats_per_byte");
         metrics.held_out_loss = real_if_there(json, "held_out_loss");
         metrics.held_out_loss_nats_per_byte = real_if_there(json, "held_out_loss_nats_per_byte");
+        metrics.experts = list_of<ExpertBalance>(json, "experts", parse_balance);
+        metrics.moves = list_of<ExpertMove>(json, "moves", parse_move);
         return metrics;
     } catch (const Json::exception&) {
         return std::nullopt;
     }
+}
+
+/// 1.0625 rather than 1.0624999999999998: nobody wants to know more, and the file stays small.
+double four_digits(double value) {
+    return std::round(value * 1e4) / 1e4;
+}
+
+nlohmann::ordered_json to_json(const ExpertBalance& balance) {
+    nlohmann::ordered_json json = {{"layer", balance.layer},
+                                   {"max_over_mean", four_digits(balance.max_over_mean)}};
+    if (balance.ranks_max_over_mean)
+        json["ranks_max_over_mean"] = four_digits(*balance.ranks_max_over_mean);
+    json["entropy"] = four_digits(balance.entropy);
+    if (!balance.loads.empty())
+        json["loads"] = balance.loads;
+    return json;
+}
+
+/// Calls each() for the lines of a file that are not too long; its last one may end without a
+/// break.
+void read_lines(const std::filesystem::path& path,
+                const std::function<void(std::string_view)>& each) {
+    std::uint64_t left = 0;
+    const FileHandle file = open_regular_file(path, left);
+    std::vector<char> read(std::size_t{1} << 20);
+    std::string line;
+    const auto end_line = [&] {
+        if (line.size() <= kLongestLine)
+            each(line);
+        line.clear();
+    };
+    for (std::uint64_t at = 0; left > 0;) {
+        const std::uint64_t bytes = std::min<std::uint64_t>(left, read.size());
+        read_exactly(file.get(), read.data(), bytes, at, path);
+        at += bytes;
+        left -= bytes;
+        std::string_view rest(read.data(), bytes);
+        for (std::size_t length = rest.find('\n'); length != rest.npos; length = rest.find('\n')) {
+            line += rest.substr(0, length);
+            rest.remove_prefix(length + 1);
+            end_line();
+        }
+        if (line.size() <= kLongestLine)
+            line += rest;
+    }
+    end_line();
 }
 
 } // namespace
@@ -77,45 +166,68 @@ std::string format_metrics(const StepMetrics& metrics) {
     json["seconds_waited"] = metrics.seconds_waited;
     add_if_there("held_out_loss", metrics.held_out_loss);
     add_if_there("held_out_loss_nats_per_byte", metrics.held_out_loss_nats_per_byte);
+    for (const ExpertBalance& balance : metrics.experts)
+        json["experts"].push_back(to_json(balance));
+    for (const ExpertMove& move : metrics.moves)
+        json["moves"].push_back(
+            {{"layer", move.layer}, {"expert", move.expert}, {"from", move.from}, {"to", move.to}});
     return json.dump();
 }
 
+void read_metrics(const std::filesystem::path& path,
+                  const std::function<void(StepMetrics&& step)>& each) {
+    read_lines(path, [&](std::string_view line) {
+        if (std::optional<StepMetrics> metrics = parse_metrics(line))
+            each(std::move(*metrics));
+    });
+}
+
 std::vector<StepMetrics> read_metrics(const std::filesystem::path& path) {
-    std::istringstream lines(read_file(path, kLargestMetrics));
     std::vector<StepMetrics> steps;
-    for (std::string line; std::getline(lines, line);) {
-        if (const std::optional<StepMetrics> metrics = parse_metrics(line)) {
-            steps.push_back(*metrics);
-        }
-    }
+    read_metrics(path, [&](StepMetrics&& step) { steps.push_back(std::move(step)); });
     return steps;
 }
 
 MetricsLog::MetricsLog(std::filesystem::path path, std::uint64_t steps_done)
     : path_(std::move(path)) {
-    std::string kept;
-    if (steps_done > 0 && std::filesystem::exists(path_)) {
-        for (const StepMetrics& step : read_metrics(path_)) {
-            if (step.step <= steps_done) {
-                kept += format_metrics(step) + "\n";
-                steps_.push_back(step);
-            }
-        }
-    }
-    written_ = kept.size();
     std::filesystem::path temporary = path_;
     temporary += ".tmp";
-    write_file_durably(temporary, kept);
+    file_ = FileHandle(
+        ::open(temporary.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_APPEND | O_CLOEXEC, 0644));
+    if (file_.get() < 0)
+        throw Error(ErrorCode::Io, errno_message("create", temporary, errno));
+    std::string lines;
+    const auto write = [&] {
+        write_all(file_.get(), lines.data(), lines.size(), temporary);
+        written_ += lines.size();
+        lines.clear();
+    };
+    if (steps_done > 0 && std::filesystem::exists(path_))
+        read_metrics(path_, [&](StepMetrics&& step) {
+            if (step.step > steps_done)
+                return;
+            lines += format_metrics(step) + "\n";
+            keep(std::move(step));
+            if (lines.size() > kWrittenAtOnce)
+                write();
+        });
+    write();
+    if (::fsync(file_.get()) != 0)
+        throw Error(ErrorCode::Io, errno_message("write", temporary, errno));
     std::error_code error;
     std::filesystem::rename(temporary, path_, error);
-    file_ = FileHandle(::open(path_.c_str(), O_WRONLY | O_APPEND | O_CLOEXEC));
-    if (error || file_.get() < 0) {
-        throw Error(ErrorCode::Io, errno_message("create", path_, error ? error.value() : errno));
-    }
+    if (error)
+        throw Error(ErrorCode::Io, errno_message("create", path_, error.value()));
+}
+
+void MetricsLog::keep(StepMetrics step) {
+    step.experts = {};
+    step.moves = {};
+    steps_.push_back(std::move(step));
 }
 
 void MetricsLog::add(const StepMetrics& metrics) {
-    steps_.push_back(metrics);
+    keep(metrics);
     missing_ += format_metrics(metrics) + "\n";
     try {
         write_all(file_.get(), missing_.data(), missing_.size(), path_);

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT
 #include "step_totals.hpp"
 
+#include <algorithm>
 #include <array>
 #include <cstring>
 #include <span>
@@ -30,13 +31,42 @@ StepTotals::Sums StepTotals::sum_with_bytes(double value) {
     return {sums[0], static_cast<std::uint64_t>(sums[1])};
 }
 
-StepTotals::Losses StepTotals::sum_losses(StepAsks asks) {
-    constexpr std::size_t kBehind = 3; // what this rank asks and waited stands behind the losses
-    std::vector<double> mine;          // pairs: which micro-batch, its loss
+namespace {
+
+/// What a rank tells the others behind a step, as one row of numbers: pairs of a micro-batch and
+/// its loss; layers, each with how many loads it has and these; how many numbers the layers take;
+/// whether to save, whether to stop; seconds waited.
+constexpr std::size_t kBehindLoads = 4;
+
+void append(std::vector<double>& row, const LayerLoads& layer) {
+    row.push_back(static_cast<double>(layer.layer));
+    row.push_back(static_cast<double>(layer.loads.size()));
+    row.insert(row.end(), layer.loads.begin(), layer.loads.end());
+}
+
+/// Of the layers' part of a row.
+void read_loads(std::span<const double> row, std::vector<LayerLoads>& layers) {
+    while (!row.empty()) {
+        LayerLoads& layer = layers.emplace_back(static_cast<std::uint64_t>(row[0]));
+        const auto loads = row.subspan(2, static_cast<std::size_t>(row[1]));
+        for (const double load : loads)
+            layer.loads.push_back(static_cast<std::uint64_t>(load));
+        row = row.subspan(2 + loads.size());
+    }
+}
+
+} // namespace
+
+StepTotals::Losses StepTotals::sum_losses(StepAsks asks, const std::vector<LayerLoads>& loads) {
+    std::vector<double> mine;
     for (const auto& [micro_batch, loss] : losses_) {
         mine.push_back(static_cast<double>(micro_batch));
         mine.push_back(loss);
     }
+    const std::size_t pairs = mine.size();
+    for (const LayerLoads& layer : loads)
+        append(mine, layer);
+    mine.push_back(static_cast<double>(mine.size() - pairs));
     mine.push_back(asks.save ? 1 : 0);
     mine.push_back(asks.stop ? 1 : 0);
     const double waited = traffic().seconds_waited;
@@ -47,14 +77,19 @@ StepTotals::Losses StepTotals::sum_losses(StepAsks asks) {
     Losses losses;
     for (const auto& part : parts) {
         const std::vector<double> values = numbers_of(part);
-        losses.seconds_waited += values.back() / static_cast<double>(parts.size());
-        losses.asked.stop |= values[values.size() - 2] != 0;
-        losses.asked.save |= values[values.size() - kBehind] != 0;
-        for (std::size_t i = 0; i + kBehind < values.size(); i += 2)
-            all[values[i]] = values[i + 1];
+        const std::span row(values);
+        losses.seconds_waited += row.back() / static_cast<double>(parts.size());
+        losses.asked.stop |= row[row.size() - 2] != 0;
+        losses.asked.save |= row[row.size() - 3] != 0;
+        const auto numbers = static_cast<std::size_t>(row[row.size() - kBehindLoads]);
+        const std::size_t first = row.size() - kBehindLoads - numbers;
+        for (std::size_t i = 0; i < first; i += 2)
+            all[row[i]] = row[i + 1];
+        read_loads(row.subspan(first, numbers), losses.expert_loads);
     }
     for (const auto& [micro_batch, loss] : all)
         losses.sum += loss;
+    std::ranges::sort(losses.expert_loads, {}, &LayerLoads::layer);
     return losses;
 }
 

@@ -69,13 +69,14 @@ public:
     };
     Sums sum_with_bytes(double value);
     /// Collective: the losses noted, each micro-batch once, summed in the order of the global
-    /// batch, the mean over the ranks of what they waited since the last call, and what any of them
-    /// asks.
+    /// batch, the mean over the ranks of what they waited since the last call, what any of them
+    /// asks, and the loads that they bring, each layer's from one rank, by layer.
     struct Losses {
         double sum = 0, seconds_waited = 0;
         StepAsks asked;
+        std::vector<LayerLoads> expert_loads;
     };
-    Losses sum_losses(StepAsks mine = {});
+    Losses sum_losses(StepAsks mine = {}, const std::vector<LayerLoads>& loads = {});
 
 private:
     Traffic traffic() const;

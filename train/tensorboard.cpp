@@ -103,6 +103,12 @@ std::string summary_event(const StepMetrics& metrics) {
     add("speed/model_flops_per_s", metrics.model_flops_per_s);
     add("speed/bytes_exchanged", static_cast<double>(metrics.bytes_exchanged));
     add("speed/seconds_waited", metrics.seconds_waited);
+    for (const ExpertBalance& balance : metrics.experts) {
+        const std::string layer = "/layer_" + std::to_string(balance.layer);
+        add("experts_max_over_mean" + layer, balance.max_over_mean);
+        add("experts_ranks_max_over_mean" + layer, balance.ranks_max_over_mean);
+        add("experts_entropy" + layer, balance.entropy);
+    }
     std::string event = begin_event(metrics.step);
     put_bytes(event, 5, summary);
     return event;

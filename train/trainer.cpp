@@ -3,6 +3,7 @@
 
 #include "evaluation.hpp"
 #include "gradient_clearing.hpp"
+#include "load_collector.hpp"
 #include "pair_orders.hpp"
 #include "router_biases.hpp"
 #include "sharded_optimizer.hpp"
@@ -69,9 +70,10 @@ struct Trainer::Impl {
     StepResult run_step(std::uint64_t step, const SequenceSource& sequences);
     double held_out_loss(const SequenceSource& source, std::uint64_t count);
     void gather(Parted what);
-    void make_router_biases();
     void make_balance_clear();
+    void collect_expert_loads();
     std::vector<std::int64_t> expert_loads();
+    std::vector<LayerLoads> by_layer(std::span<const std::int64_t> loads) const;
     void count_left_out(std::uint64_t step, const StepResult& result);
     void watch_traffic();
     template <class Call>
@@ -111,10 +113,12 @@ struct Trainer::Impl {
     std::unique_ptr<GradientClearing> clearing;
     std::vector<std::uint64_t> writers; ///< ranks that stand for a parameter, ascending
 
-    std::optional<RouterBiases> router_biases; ///< of all layers that have some
-    std::optional<Recording> balance_clear;    ///< of what a step counts for the balance loss
-    std::function<StepAsks()> asks;            ///< what this rank asks of all
-    std::uint64_t steps_left_out = 0;          ///< in a row, for gradients that were not finite
+    std::optional<LoadCollector> load_collector;    ///< of all layers with experts
+    std::vector<std::uint64_t> layers_with_experts; ///< of this rank, as the collector has them
+    std::optional<RouterBiases> router_biases;      ///< of the same layers, where they are updated
+    std::optional<Recording> balance_clear;         ///< of what a step counts for the balance loss
+    std::function<StepAsks()> asks;                 ///< what this rank asks of all
+    std::uint64_t steps_left_out = 0; ///< in a row, for gradients that were not finite
 };
 
 namespace {
@@ -185,8 +189,8 @@ Trainer::Impl::Impl(Device& dev, World& w, const RunConfig& c, const RunLayout& 
     make_optimizer();
     make_executor();
     set_parameters(first_weights);
-    make_router_biases();
     make_balance_clear();
+    collect_expert_loads();
     watch_traffic();
 }
 
@@ -402,26 +406,31 @@ double Trainer::Impl::held_out_loss(const SequenceSource& source, std::uint64_t 
                              .pipes = {activations.get(), gradients.get()}});
     double loss = 0;
     totals.leave_out([&] { loss = evaluation->loss(source, count); });
-    if (router_biases) // what chose experts there is no step's load
-        router_biases->collect(limit);
+    if (load_collector) // what chose experts there is no step's load
+        load_collector->collect(limit);
     return loss;
 }
 
 // ---- Balance of the experts -----------------------------------------------------------------
 
-void Trainer::Impl::make_router_biases() {
-    std::vector<RouterBiases::Layer> layers; // in the same order on all copies
+void Trainer::Impl::collect_expert_loads() {
+    std::vector<TensorView> loads, biases; // in the same order on all copies
+    const bool updates = config.model.router_bias && config.model.bias_update_rate != 0;
     for (const std::uint32_t phase : phases_by_stage(schedule, place))
-        for (std::size_t i = 0; i < stages[phase]->moe_layers().size(); ++i)
-            if (config.model.router_bias && config.model.bias_update_rate != 0)
-                layers.push_back(
-                    {stages[phase]->moe_layers()[i]->expert_loads(),
-                     parameters
-                         .at("model.layers." + std::to_string(stages[phase]->moe_layer_index(i)) +
-                             ".mlp.gate.e_score_correction_bias")
-                         .weight});
-    if (!layers.empty())
-        router_biases.emplace(device, std::move(layers), config.model.bias_update_rate);
+        for (std::size_t i = 0; i < stages[phase]->moe_layers().size(); ++i) {
+            const std::uint64_t layer = stages[phase]->moe_layer_index(i);
+            layers_with_experts.push_back(layer);
+            loads.push_back(stages[phase]->moe_layers()[i]->expert_loads());
+            if (updates)
+                biases.push_back(parameters
+                                     .at("model.layers." + std::to_string(layer) +
+                                         ".mlp.gate.e_score_correction_bias")
+                                     .weight);
+        }
+    if (!loads.empty())
+        load_collector.emplace(device, loads);
+    if (!biases.empty())
+        router_biases.emplace(device, biases, config.model.bias_update_rate);
 }
 
 /// A balance loss of kind Global counts from the step's first micro-batch on.
@@ -436,15 +445,26 @@ void Trainer::Impl::make_balance_clear() {
                 balance_clear->fill(*counts, 0);
 }
 
-/// Empty without biases. Where the device has a queue for what is beside its passes the backward
-/// ones go on meanwhile.
+/// Of this rank's layers, summed over the ranks that hold them, [layers, experts]. Where the device
+/// has a queue for what is beside its passes the backward ones go on meanwhile.
 std::vector<std::int64_t> Trainer::Impl::expert_loads() {
     std::vector<std::int64_t> loads;
-    if (router_biases) {
-        loads = router_biases->collect(limit);
+    if (load_collector) {
+        loads = load_collector->collect(limit);
         totals.in_collective([&] { copy_peers.all_reduce_sum(std::span<std::int64_t>(loads)); });
     }
     return loads;
+}
+
+/// What this rank tells all of the loads: each layer's are told by one rank.
+std::vector<LayerLoads> Trainer::Impl::by_layer(std::span<const std::int64_t> loads) const {
+    std::vector<LayerLoads> layers;
+    const std::uint64_t experts = config.model.routed_experts;
+    for (std::size_t i = 0; i < layers_with_experts.size() && stands_for_copies(false); ++i) {
+        const auto of_layer = loads.subspan(i * experts, experts);
+        layers.push_back({layers_with_experts[i], {of_layer.begin(), of_layer.end()}});
+    }
+    return layers;
 }
 
 /// Half of what it calls is of no use: what is left of that must not go on.
@@ -566,8 +586,9 @@ StepResult Trainer::Impl::run_step(std::uint64_t step, const SequenceSource& seq
         optimizer->update(step + 1, learning_rate(config.train, step + 1), clip);
     }
     running.last_loss.wait(limit);
-    const StepTotals::Losses losses = totals.sum_losses(asks ? asks() : StepAsks{});
+    StepTotals::Losses losses = totals.sum_losses(asks ? asks() : StepAsks{}, by_layer(loads));
     result.asked = losses.asked;
+    result.expert_loads = std::move(losses.expert_loads);
     result.loss = losses.sum / static_cast<double>(config.train.batch * config.train.seq);
     result.seconds_waited = losses.seconds_waited;
     count_left_out(step, result);

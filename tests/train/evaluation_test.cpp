@@ -9,6 +9,7 @@
 #include <bellows/train/trainer.hpp>
 
 #include <cmath>
+#include <numeric>
 #include <string>
 #include <vector>
 
@@ -23,11 +24,14 @@ struct Case {
     std::uint32_t pp;
     std::uint64_t micro_batches; ///< of a data-parallel rank
     const char* precision = "f32";
+    bool router_bias = true;
 };
 
 /// Those that fit the number of ranks; the others of them are data-parallel.
 std::vector<Case> cases() {
-    std::vector<Case> all = {{"plain", "1f1b", 1, 2}, {"plain_fp8", "1f1b", 1, 1, "fp8"}};
+    std::vector<Case> all = {{"plain", "1f1b", 1, 2},
+                             {"plain_fp8", "1f1b", 1, 1, "fp8"},
+                             {"no_bias", "1f1b", 1, 2, "f32", false}};
     if (world().size() % 2 == 0) {
         all.push_back({"1f1b", "1f1b", 2, 4});
         all.push_back({"interleaved", "interleaved", 2, 2});
@@ -41,8 +45,8 @@ std::vector<Case> cases() {
 RunConfig config_of(const Case& c) {
     RunConfig run = small_run();
     run.model.layers = 5;
-    run.model.router_bias = true; // its loads are those of steps alone
-    run.model.bias_update_rate = 0.1;
+    run.model.router_bias = c.router_bias; // its loads are those of steps alone
+    run.model.bias_update_rate = c.router_bias ? 0.1 : 0;
     run.model.balance_loss = BalanceLossKind::Global; // and so are its counts
     run.model.balance_loss_alpha = 0.1;
     run.train.batch = 16;
@@ -61,6 +65,7 @@ RunLayout layout_of(const Case& c) {
 /// Losses of three steps, and all that they leave; with a look at held-out text around each.
 struct Outcome {
     std::vector<double> losses, held_out;
+    std::vector<std::vector<LayerLoads>> loads;
     std::vector<std::vector<float>> tensors;
 };
 
@@ -74,7 +79,9 @@ Outcome run(Device& device, const Case& c, std::uint64_t held_out) {
     };
     look();
     for (std::uint64_t step = 0; step < 3; ++step) {
-        outcome.losses.push_back(trainer.step(step, fill_sequence).loss);
+        const StepResult result = trainer.step(step, fill_sequence);
+        outcome.losses.push_back(result.loss);
+        outcome.loads.push_back(result.expert_loads);
         look();
     }
     device.wait_idle();
@@ -98,8 +105,29 @@ TEST(Evaluation, LeavesTheTrainingsBitsAlone) {
         SCOPED_TRACE(c.name);
         const Outcome without = run(*device, c, 0), with = run(*device, c, 7);
         ALL_RANKS_TRUE(without.losses == with.losses);
+        ALL_RANKS_TRUE(without.loads == with.loads);
         ALL_RANKS_TRUE(!without.tensors.empty() && without.tensors == with.tensors);
         ALL_RANKS_TRUE(with.held_out.size() == 4 && with.held_out[3] < with.held_out[0]);
+    }
+}
+
+// Of each layer with experts, over the batch of all ranks, whoever holds it.
+TEST(Evaluation, AStepTellsHowMuchExpertsWereChosen) {
+    const auto device = testing::make_device();
+    for (const Case& c : cases()) {
+        SCOPED_TRACE(c.name);
+        const RunConfig config = config_of(c);
+        Trainer trainer(*device, world(), config, layout_of(c));
+        for (std::uint64_t step = 0; step < 2; ++step) {
+            const std::vector<LayerLoads> layers = trainer.step(step, fill_sequence).expert_loads;
+            ALL_RANKS_TRUE(layers.size() == 4);
+            for (std::size_t i = 0; i < layers.size(); ++i) {
+                const std::vector<std::uint64_t>& loads = layers[i].loads;
+                ALL_RANKS_TRUE(layers[i].layer == i + 1 && loads.size() == 4);
+                ALL_RANKS_TRUE(std::accumulate(loads.begin(), loads.end(), std::uint64_t{0}) ==
+                               config.train.batch * config.train.seq * config.model.top_k);
+            }
+        }
     }
 }
 

@@ -8,6 +8,8 @@
 #include <chrono>
 #include <cstdint>
 #include <thread>
+#include <utility>
+#include <vector>
 
 namespace bellows {
 namespace {
@@ -49,6 +51,24 @@ TEST_F(StepTotalsTest, TellAllWhatAnyAsks) {
     EXPECT_TRUE(first.save && !first.stop);
     const StepAsks none = asked(false, false);
     EXPECT_FALSE(none.save || none.stop);
+}
+
+// Each rank tells of other layers, the last one of none.
+TEST_F(StepTotalsTest, TellAllTheLoadsOfAllLayers) {
+    totals.note_loss(rank, 0.25);
+    std::vector<LayerLoads> all, mine;
+    for (std::uint64_t layer = 0; layer < 6; ++layer) {
+        LayerLoads loads{layer, {layer, 0, (std::uint64_t{1} << 40) + layer}};
+        const std::uint64_t teller = ranks == 1 ? 0 : layer % (ranks - 1);
+        if (teller == rank)
+            mine.insert(mine.begin(), loads);
+        all.push_back(std::move(loads));
+    }
+    const StepTotals::Losses losses = totals.sum_losses({.save = rank == 0}, mine);
+    EXPECT_EQ(losses.expert_loads, all);
+    EXPECT_EQ(losses.sum, 0.25 * static_cast<double>(ranks));
+    EXPECT_TRUE(losses.asked.save && !losses.asked.stop);
+    EXPECT_TRUE(totals.sum_losses().expert_loads.empty()) << "they are one step's";
 }
 
 TEST_F(StepTotalsTest, CountBytesOfOneStep) {

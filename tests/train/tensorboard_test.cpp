@@ -157,6 +157,7 @@ TEST(Tensorboard, StepsComeBackAsTheyWereAdded) {
     looked.loss_nats_per_byte = 2.25;
     looked.held_out_loss = 7.5;
     looked.held_out_loss_nats_per_byte = 3.75;
+    looked.experts = {{1, 1.5, 1.25, 0.5}, {2, 3, {}, 0.75}};
     log.add(looked);
     const std::vector<Event> events = read_events(content_of(log.path()));
     ASSERT_EQ(events.size(), 4u);
@@ -178,6 +179,12 @@ TEST(Tensorboard, StepsComeBackAsTheyWereAdded) {
     EXPECT_EQ(events[3].scalars.at("loss/nats_per_byte"), 2.25f);
     EXPECT_EQ(events[3].scalars.at("held_out_loss/nats_per_token"), 7.5f);
     EXPECT_EQ(events[3].scalars.at("held_out_loss/nats_per_byte"), 3.75f);
+    EXPECT_EQ(events[3].scalars.at("experts_max_over_mean/layer_1"), 1.5f);
+    EXPECT_EQ(events[3].scalars.at("experts_ranks_max_over_mean/layer_1"), 1.25f);
+    EXPECT_EQ(events[3].scalars.at("experts_entropy/layer_1"), 0.5f);
+    EXPECT_EQ(events[3].scalars.at("experts_max_over_mean/layer_2"), 3.0f);
+    EXPECT_EQ(events[3].scalars.at("experts_entropy/layer_2"), 0.75f);
+    EXPECT_FALSE(events[3].scalars.contains("experts_ranks_max_over_mean/layer_2"));
 }
 
 TEST(Tensorboard, EachStartHasItsFileBehindTheOthers) {

@@ -5,9 +5,11 @@
 // one thread.
 
 #include <bellows/base/files.hpp>
+#include <bellows/train/expert_balance.hpp>
 
 #include <cstdint>
 #include <filesystem>
+#include <functional>
 #include <optional>
 #include <string>
 #include <vector>
@@ -30,12 +32,18 @@ struct StepMetrics {
     std::optional<double> loss_nats_per_byte{};
     /// Nats per token and per byte, of steps after which it was looked at (eval_every).
     std::optional<double> held_out_loss{}, held_out_loss_nats_per_byte{};
+    std::vector<ExpertBalance> experts{}; ///< of each layer that has some, ascending
+    std::vector<ExpertMove> moves{};      ///< of experts, before this step
 };
 
-/// One line of JSON without its line break; what is not finite becomes null.
+/// One line of JSON without its line break; what is not finite becomes null. Figures of the balance
+/// of experts have four digits behind the point; empty lists are left out.
 std::string format_metrics(const StepMetrics& metrics);
-/// Of a file written by MetricsLog. Lines that are no such object are left out; a null is read as
-/// NaN. Throws Error{Io}.
+/// Calls each() for every step of a file written by MetricsLog, line by line, so that the file may
+/// be of any size. Lines that are no such object or have more than 16 MiB are left out, and so are
+/// layers and moves that are not as they should be; a null is read as NaN. Throws Error{Io}.
+void read_metrics(const std::filesystem::path& path,
+                  const std::function<void(StepMetrics&& step)>& each);
 std::vector<StepMetrics> read_metrics(const std::filesystem::path& path);
 
 class MetricsLog {
@@ -46,10 +54,13 @@ public:
     /// Appends a line; other programs can follow the file. Throws Error{Io}: then the file ends
     /// with a whole line as before, and the next call writes this line, too.
     void add(const StepMetrics& metrics);
-    /// All steps so far, those before the resume included.
+    /// All steps so far, those before the resume included, without what is of single experts: that
+    /// is in the file alone, as it may be too much for the memory.
     const std::vector<StepMetrics>& steps() const noexcept { return steps_; }
 
 private:
+    void keep(StepMetrics step);
+
     std::filesystem::path path_;
     FileHandle file_;
     std::vector<StepMetrics> steps_;

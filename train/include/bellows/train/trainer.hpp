@@ -11,6 +11,7 @@
 #include <bellows/model/stage.hpp>
 #include <bellows/run/kernels.hpp>
 #include <bellows/schedule/schedule.hpp>
+#include <bellows/train/expert_balance.hpp>
 #include <bellows/train/optimizer.hpp>
 #include <bellows/train/sequence_source.hpp>
 #include <bellows/train/train_config.hpp>
@@ -43,6 +44,8 @@ struct StepResult {
     /// own collectives had nothing to do but wait, added up (they run side by side).
     double seconds_waited = 0;
     StepAsks asked; ///< by any rank: the same on all
+    /// Of all layers with experts, ascending, over the whole batch: the same on all ranks.
+    std::vector<LayerLoads> expert_loads;
 };
 
 /// Sets all parameters of a rank, as ParameterStore::load() does, and hands their f32 values to
