@@ -137,7 +137,10 @@ held_out_loss_nats_per_byte (of steps after which it was looked at), grad_norm (
 lr, tokens_per_s, seconds, model_flops_per_s, bytes_exchanged (sent by all ranks together) and
 seconds_waited (for other ranks: what exchange, reductions, pipes and host collectives of a rank did
 nothing but wait, added up, mean over the ranks; they run side by side, so the sum may exceed
-`seconds`). Also loss.svg, trace.json (the last two steps of all ranks, each piece of work with its
+`seconds`). For each layer with experts, `experts` has max_over_mean (the load of the fullest expert
+divided by the mean), ranks_max_over_mean (the same of the rows per rank), entropy (of the loads, 1
+is even) and, of every step or every tenth, loads (tokens by expert, over the whole batch).
+Also loss.svg, experts.svg (the same over all steps, of models with experts), trace.json (the last two steps of all ranks, each piece of work with its
 op of the schedule; opens in Perfetto), of several ranks report.svg (how the last step went through
 their pipeline), and checkpoints/step-N.
 )";

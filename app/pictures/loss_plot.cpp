@@ -22,14 +22,6 @@ constexpr const char* kRawColor = "#9db8d9";
 constexpr const char* kCurveColor = "#c2410c";
 constexpr const char* kHeldOutColor = "#15803d";
 
-/// 4000 → "4k", 2.5 → "2.5"; ticks are round, so few digits serve.
-std::string tick_label(double value) {
-    if (std::abs(value) >= 1e6) {
-        return printed("%.6gM", value / 1e6);
-    }
-    return std::abs(value) >= 1e4 ? printed("%.6gk", value / 1e3) : printed("%.6g", value);
-}
-
 /// Data to pixels: a linear map per axis.
 struct Frame {
     double x0, x1, y0, y1; // of the data
@@ -204,6 +196,13 @@ std::vector<LossPoint> smoothed(const std::vector<LossPoint>& points, std::uint6
         }
     }
     return out;
+}
+
+std::string tick_label(double value) {
+    if (std::abs(value) >= 1e6) {
+        return printed("%.6gM", value / 1e6);
+    }
+    return std::abs(value) >= 1e4 ? printed("%.6gk", value / 1e3) : printed("%.6g", value);
 }
 
 std::vector<double> nice_ticks(double low, double high, int most) {

@@ -31,6 +31,8 @@ std::vector<LossPoint> smoothed(const std::vector<LossPoint>& points, std::uint6
 
 /// Up to about `most` round numbers (1, 2 or 5 times a power of ten apart) within [low, high].
 std::vector<double> nice_ticks(double low, double high, int most);
+/// 40000 → "40k", 2.5 → "2.5"; ticks are round, so few digits serve.
+std::string tick_label(double value);
 
 /// A whole SVG document. Any number of points, also none; long runs are thinned to what the width
 /// can show.

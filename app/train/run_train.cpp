@@ -4,6 +4,7 @@
 
 #include "app/exit_code.hpp"
 #include "app/model_folder.hpp"
+#include "app/pictures/expert_plot.hpp"
 #include "app/pictures/loss_plot.hpp"
 #include "app/pictures/pipeline_report.hpp"
 #include "app/progress.hpp"
@@ -79,11 +80,15 @@ private:
     bool leads() const { return world_.rank() == 0; }
     StepAsks asks() const;
     StepAsks one_step(std::uint64_t step);
+    std::vector<ExpertBalance> balance_of(const std::vector<LayerLoads>& layers,
+                                          std::uint64_t steps_done) const;
     void begin_trace(std::uint64_t step);
     std::vector<TraceEvent> take_trace();
     std::optional<double> held_out_loss(std::uint64_t steps_done);
     void save(std::uint64_t steps_done);
     void finish();
+    void draw_losses(const std::string& layout);
+    void draw_experts(const std::string& layout, RunSummary& summary);
     void report(const std::string& title, std::uint64_t done, std::uint64_t total);
     template <class Write>
     void warn_if_not_written(Write write);
@@ -301,6 +306,7 @@ StepAsks TrainRun::one_step(std::uint64_t step) {
         metrics.tokens_per_s * training_flops_per_token(options_.config.model, train_.seq);
     metrics.bytes_exchanged = result.bytes_exchanged;
     metrics.seconds_waited = result.seconds_waited;
+    metrics.experts = balance_of(result.expert_loads, step + 1);
     warn_if_not_written([&] { log_->add(metrics); });
     if (tensorboard_)
         warn_if_not_written([&] { tensorboard_->add(metrics); });
@@ -310,6 +316,16 @@ StepAsks TrainRun::one_step(std::uint64_t step) {
         progress_->note("warning: step " + std::to_string(step + 1) +
                         ": the gradient is not finite, the weights stay as they are");
     return result.asked;
+}
+
+std::vector<ExpertBalance> TrainRun::balance_of(const std::vector<LayerLoads>& layers,
+                                                std::uint64_t steps_done) const {
+    const std::uint64_t numbers = layers.size() * options_.config.model.routed_experts;
+    std::vector<ExpertBalance> balance;
+    for (const LayerLoads& layer : layers)
+        balance.push_back(
+            expert_balance(layer, options_.layout.ep, keeps_loads(steps_done, numbers)));
+    return balance;
 }
 
 /// On all ranks; at the run's last step, too. Its work is no step's, so the trace leaves it out.
@@ -349,6 +365,38 @@ void TrainRun::save(std::uint64_t steps_done) {
     checkpoints_.save(*trainer_, tokenizer_, steps_done);
 }
 
+void TrainRun::draw_losses(const std::string& layout) {
+    std::vector<LossPoint> points, held_out;
+    for (const StepMetrics& step : log_->steps()) {
+        points.push_back({step.step, step.loss / bytes_per_token_});
+        if (step.held_out_loss)
+            held_out.push_back({step.step, *step.held_out_loss / bytes_per_token_});
+    }
+    LossPlotOptions plot;
+    plot.tokens_scale = bytes_per_token_;
+    plot.title = "Training loss of " + options_.config_name;
+    plot.subtitle = layout;
+    warn_if_not_written([&] {
+        write_file_durably(options_.out / "loss.svg", loss_plot_svg(points, plot, held_out));
+    });
+}
+
+/// Of models that have some; those steps count that are in metrics.jsonl.
+void TrainRun::draw_experts(const std::string& layout, RunSummary& summary) {
+    if (options_.config.model.moe_layers() == 0)
+        return;
+    warn_if_not_written([&] {
+        ExpertHistory history;
+        read_metrics(options_.out / "metrics.jsonl",
+                     [&](const StepMetrics& step) { history.add(step); });
+        ExpertPlotOptions plot;
+        plot.title = "Balance of the experts of " + options_.config_name;
+        plot.subtitle = layout;
+        write_file_durably(options_.out / "experts.svg", expert_plot_svg(std::move(history), plot));
+        summary.expert_picture = options_.out / "experts.svg";
+    });
+}
+
 void TrainRun::finish() {
     world_.enter_phase("while reporting on the run");
     device_->wait_idle(wait_limit(train_));
@@ -363,23 +411,12 @@ void TrainRun::finish() {
     if (!leads())
         return;
     progress_->finish();
-    std::vector<LossPoint> points, held_out;
-    for (const StepMetrics& step : log_->steps()) {
-        points.push_back({step.step, step.loss / bytes_per_token_});
-        if (step.held_out_loss)
-            held_out.push_back({step.step, *step.held_out_loss / bytes_per_token_});
-    }
-    LossPlotOptions plot;
-    plot.tokens_scale = bytes_per_token_;
-    plot.title = "Training loss of " + options_.config_name;
-    plot.subtitle = std::to_string(options_.ranks()) + " ranks: pp " +
-                    std::to_string(options_.layout.pp) + ", dp " +
-                    std::to_string(options_.layout.dp) + ", ep " +
-                    std::to_string(options_.layout.ep) + ", " + to_text(train_.precision) + " on " +
-                    device_->info().name;
-    warn_if_not_written([&] {
-        write_file_durably(options_.out / "loss.svg", loss_plot_svg(points, plot, held_out));
-    });
+    const std::string layout = std::to_string(options_.ranks()) + " ranks: pp " +
+                               std::to_string(options_.layout.pp) + ", dp " +
+                               std::to_string(options_.layout.dp) + ", ep " +
+                               std::to_string(options_.layout.ep) + ", " +
+                               to_text(train_.precision) + " on " + device_->info().name;
+    draw_losses(layout);
     RunSummary summary = summarize(log_->steps());
     if (report) {
         warn_if_not_written([&] {
@@ -392,6 +429,7 @@ void TrainRun::finish() {
     }
     summary.bytes_per_token = bytes_per_token_;
     summary.loss_picture = options_.out / "loss.svg";
+    draw_experts(layout, summary);
     summary.trace = options_.out / "trace.json";
     summary.checkpoint = checkpoints_.last();
     summary.memory = describe_memory(device_->memory_report().peaks());

@@ -59,6 +59,7 @@ std::string format_summary(const RunSummary& summary) {
     line("  pairs            ", summary.pairs);
     line("  pipeline picture ", summary.pipeline_picture.string());
     line("loss picture       ", summary.loss_picture.string());
+    line("expert picture     ", summary.expert_picture.string());
     line("trace (Perfetto)   ", summary.trace.string());
     line("checkpoint         ", summary.checkpoint.string());
     if (!summary.sample.empty()) {

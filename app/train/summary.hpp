@@ -23,6 +23,7 @@ struct RunSummary {
     double tokens_per_s = 0;
     double bytes_per_token = 1;
     std::filesystem::path loss_picture; ///< empty paths and texts are left out
+    std::filesystem::path expert_picture;
     std::filesystem::path trace;
     std::filesystem::path checkpoint;
     std::filesystem::path pipeline_picture;

@@ -108,6 +108,63 @@ TEST(Metrics, LossesStandInBothUnitsAndComeBack) {
     EXPECT_FALSE(read_metrics(path).at(0).held_out_loss.has_value());
 }
 
+TEST(Metrics, BalanceOfExpertsComesBack) {
+    TemporaryFolder folder;
+    const fs::path path = folder.path() / "metrics.jsonl";
+    StepMetrics step = step_at(1, 6);
+    step.experts = {{3, 1.3125, 1.125, 0.98765, {40, 0, 2}}, {4, 2, {}, 1. / 3}};
+    step.moves = {{3, 1, 0, 2}};
+    MetricsLog log(path, 0);
+    log.add(step);
+    log.add(step_at(2, 5));
+    EXPECT_TRUE(log.steps().at(0).experts.empty()) << "they would fill the memory";
+    const std::string text = content_of(path);
+    const auto json = nlohmann::json::parse(text.substr(0, text.find('\n')));
+    EXPECT_EQ(
+        json.at("experts").at(0),
+        nlohmann::json::parse("{\"layer\": 3, \"max_over_mean\": 1.3125, \"entropy\": 0.9877, "
+                              "\"ranks_max_over_mean\": 1.125, \"loads\": [40, 0, 2]}"));
+    EXPECT_EQ(json.at("experts").at(1), nlohmann::json::parse("{\"layer\": 4, \"max_over_mean\": "
+                                                              "2.0, \"entropy\": 0.3333}"));
+    EXPECT_EQ(json.at("moves"),
+              nlohmann::json::parse("[{\"layer\": 3, \"expert\": 1, \"from\": 0, \"to\": 2}]"));
+    EXPECT_EQ(text.find("experts", text.find('\n')), std::string::npos);
+    const StepMetrics read = read_metrics(path).at(0);
+    EXPECT_EQ(read.moves, step.moves);
+    ASSERT_EQ(read.experts.size(), 2u);
+    EXPECT_EQ(read.experts[0], (ExpertBalance{3, 1.3125, 1.125, 0.9877, {40, 0, 2}}));
+    EXPECT_FALSE(read.experts[1].ranks_max_over_mean.has_value());
+    const MetricsLog resumed(path, 2);
+    EXPECT_EQ(content_of(path), text) << "a resumed run keeps the lines";
+    EXPECT_TRUE(resumed.steps().at(0).experts.empty() && resumed.steps().at(0).moves.empty());
+}
+
+TEST(Metrics, LayersAndMovesThatCannotBeAreLeftOut) {
+    TemporaryFolder folder;
+    const std::string step = format_metrics(step_at(1, 6));
+    const auto with = [&](const std::string& more) {
+        return step.substr(0, step.size() - 1) + "," + more + "}\n";
+    };
+    const std::string good = R"({"layer":1,"max_over_mean":2,"entropy":0.5})";
+    const fs::path path = folder.write(
+        "metrics.jsonl", with(R"("experts":7,"moves":{"layer":1})") +
+                             with(R"("experts":[[],null,)" + good + "]") +
+                             with(R"("experts":[{"layer":-1,"max_over_mean":2,"entropy":0.5},)"
+                                  R"({"layer":1,"max_over_mean":"2","entropy":0.5},{"layer":1.5},)"
+                                  R"({"layer":1,"max_over_mean":2,"entropy":0.5,"loads":[1,-2]}],)"
+                                  R"("moves":[{"layer":1,"expert":2,"from":0,"to":-1},)"
+                                  R"({"layer":1,"expert":2,"from":0,"to":1},4])") +
+                             std::string(std::size_t{17} << 20, '[') + "\n" + step);
+    const std::vector<StepMetrics> steps = read_metrics(path);
+    ASSERT_EQ(steps.size(), 4u) << "too long a line is none";
+    EXPECT_TRUE(steps[0].experts.empty() && steps[0].moves.empty());
+    ASSERT_EQ(steps[1].experts.size(), 1u);
+    EXPECT_EQ(steps[1].experts[0], (ExpertBalance{1, 2, {}, 0.5}));
+    EXPECT_TRUE(steps[2].experts.empty());
+    EXPECT_EQ(steps[2].moves, (std::vector<ExpertMove>{{1, 2, 0, 1}}));
+    EXPECT_EQ(steps[3].step, 1u) << "the last line has no break";
+}
+
 TEST(Metrics, LossesComeBackBitwise) {
     TemporaryFolder folder;
     const fs::path path = folder.path() / "metrics.jsonl";

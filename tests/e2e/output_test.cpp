@@ -9,9 +9,11 @@
 #include <algorithm>
 #include <map>
 #include <memory>
+#include <numeric>
 #include <set>
 #include <string>
 #include <utility>
+#include <vector>
 
 using namespace bellows::e2e;
 namespace fs = std::filesystem;
@@ -55,7 +57,7 @@ fs::path Output::run_;
 
 TEST_F(Output, TheFolderHoldsWhatTheSummaryNames) {
     EXPECT_EQ(finished_.errors, "");
-    for (const char* file : {"loss.svg", "trace.json", "checkpoints/step-4"}) {
+    for (const char* file : {"loss.svg", "experts.svg", "trace.json", "checkpoints/step-4"}) {
         EXPECT_TRUE(fs::exists(run_ / file)) << file;
         EXPECT_NE(finished_.out.find((run_ / file).string()), std::string::npos) << finished_.out;
     }
@@ -68,6 +70,9 @@ TEST_F(Output, TheFolderHoldsWhatTheSummaryNames) {
     EXPECT_EQ(picture.rfind("<svg", 0), 0u);
     EXPECT_NE(picture.find("</svg>"), std::string::npos);
     EXPECT_NE(picture.find("2 ranks"), std::string::npos);
+    const std::string experts = bellows::content_of(run_ / "experts.svg");
+    for (const char* part : {"2 ranks", ">layer 1<", ">layer 2<", "fullest rank", "</svg>"})
+        EXPECT_NE(experts.find(part), std::string::npos) << part;
     // The configuration as run starts the same run again.
     const fs::path again = workspace_->path() / "again";
     const Finished finished =
@@ -89,6 +94,18 @@ TEST_F(Output, EveryStepHasItsFigures) {
               "tokens_per_s", "seconds", "model_flops_per_s", "bytes_exchanged"})
             EXPECT_GT(json.at(key).get<double>(), 0.0) << key << " in " << line;
         EXPECT_GT(json.at("seconds_waited").get<double>(), 0.0) << line; // there are two ranks
+        const auto& experts = json.at("experts");
+        ASSERT_EQ(experts.size(), 2u) << line;
+        for (std::size_t i = 0; i < 2; ++i) {
+            EXPECT_EQ(experts[i].at("layer"), i + 1);
+            const auto loads = experts[i].at("loads").get<std::vector<std::uint64_t>>();
+            EXPECT_EQ(loads.size(), 4u);
+            EXPECT_EQ(std::accumulate(loads.begin(), loads.end(), std::uint64_t{0}), 8 * 32 * 2)
+                << "tokens of the batch, each for two experts";
+            EXPECT_GE(experts[i].at("max_over_mean"), 1.0);
+            EXPECT_GE(experts[i].at("ranks_max_over_mean"), 1.0);
+            EXPECT_GT(experts[i].at("entropy"), 0.0);
+        }
     }
     EXPECT_EQ(step, 4u);
 }
