@@ -278,8 +278,16 @@ void draw_layer(std::ostream& out, const Frame& frame, std::uint64_t index, cons
     out << "</g>\n";
 }
 
-/// Colors with their bounds, then the lines.
-void draw_legend(std::ostream& out, const Frame& frame, double top) {
+/// Whether a column of any layer is so.
+template <class Is>
+bool any_column(const ExpertHistory& history, Is is) {
+    return std::ranges::any_of(history.layers(), [&](const auto& layer) {
+        return std::ranges::any_of(layer.second.columns, is);
+    });
+}
+
+/// Colors with their bounds, then the lines that there are.
+void draw_legend(std::ostream& out, const Frame& frame, const ExpertHistory& history, double top) {
     constexpr double kSwatch = 38;
     draw_text(out, frame.left, top + 12, "class=\"tick\"", "load / mean");
     const double left = frame.left + 92;
@@ -300,8 +308,10 @@ void draw_legend(std::ostream& out, const Frame& frame, double top) {
         x += 34 + kTickLetter * static_cast<double>(text.size()) + 20;
     };
     entry(kExpertsColor, "stroke-width=\"2\"", "fullest expert / mean");
-    entry(kRanksColor, "stroke-width=\"2\"", "fullest rank / mean");
-    entry(kMovesColor, "stroke-dasharray=\"3 2\"", "experts moved");
+    if (any_column(history, [](const Column& column) { return column.ranks.count > 0; }))
+        entry(kRanksColor, "stroke-width=\"2\"", "fullest rank / mean");
+    if (any_column(history, [](const Column& column) { return column.moves > 0; }))
+        entry(kMovesColor, "stroke-dasharray=\"3 2\"", "experts moved");
     draw_text(out, frame.left, top + 70, "class=\"tick\"",
               frame.steps_per_column == 1
                   ? "across: steps, a column for each"
@@ -338,7 +348,7 @@ std::string draw(const ExpertHistory& history, const ExpertPlotOptions& options)
     if (history.empty()) {
         draw_text(out, frame.left, legend + 12, "class=\"label\"", "no steps yet");
     } else {
-        draw_legend(out, frame, legend);
+        draw_legend(out, frame, history, legend);
         double top = legend + kLegend;
         for (const auto& [index, layer] : history.layers()) {
             draw_layer(out, frame, index, layer, top);
