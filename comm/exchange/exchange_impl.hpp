@@ -43,8 +43,11 @@ struct ExpertExchange::Impl : ExchangeShape {
     std::shared_ptr<Impl> before{};
     ControlPlane::Subscription on_failure{}; ///< given up with the ExpertExchange itself
     std::uint32_t workgroups = 0;            ///< most of the calls that follow; 0: as many as serve
-    Replicas replicas{};                     ///< of the whole exchange's ranks, where it has slots
-    std::uint64_t placements = 1;            ///< so many tables there were so far
+    /// Where the exchange has slots, of its first hop: of each placement what the whole exchange's
+    /// ranks hold, and the table that slots are chosen from. `live` are the ranks that they know.
+    std::vector<Replicas> replicas{};
+    std::vector<Buffer> replica_tables{};
+    std::vector<bool> live{};
     /// Codes and scales of `rows` rows that stand row_stride bytes from each other in `memory`.
     fp8::Quantized quantized(BufferView memory, std::uint64_t rows, std::uint64_t row_stride) const;
     /// Rows of elements, not codes, that stand so.
@@ -105,6 +108,15 @@ struct ExpertExchange::Impl : ExchangeShape {
     template <class Call>
     auto together(const ExchangeHandle& handle, const Call& call);
     ExchangeGrid grid() const noexcept { return {device.info().is_cpu, workgroups}; }
+    void require_placement(std::uint64_t number) const;
+    /// The tables of what the slots hold at first.
+    void make_placements();
+    /// Waits for what reads the table.
+    void write_table(std::uint64_t number);
+    /// Writes all tables anew if other ranks live now than these know.
+    void heed_masks();
+    /// Of the whole exchange's ranks those that are not done without.
+    std::vector<bool> living() const;
     /// Finds out which ways there are to the others.
     void prepare();
 };
@@ -140,13 +152,10 @@ struct ExchangeHandle::Impl {
     WireMemory send_memory, back_memory, received_memory, returned_memory, gradient_memory;
     SharedMemory staging_memory; ///< of staging_out
 
-    // At the source: the slots that stand for each token's experts, and what they are chosen from,
-    // an Upload buffer with the table of that number and those ranks, where an exchange has slots.
-    Buffer slots_chosen, replicas;
+    // At the source: the slots that stand for each token's experts, where an exchange has such, by
+    // which placement; which members each token goes to.
+    Buffer slots_chosen;
     std::uint64_t placement = 0;
-    std::vector<bool> live;
-    TimePoint packed; ///< the last dispatch has read them
-    // Which members each token goes to.
     Buffer rank_ids, rank_counts, rank_offsets, rank_row_to_slot, rank_slot_to_row;
     /// Of each block of slots (ops::moe_blocks) those that go each route, [blocks, routes()] u32;
     /// then those that choose each expert, [blocks, num_experts]. host_counts: Readback, the same.
@@ -197,8 +206,6 @@ struct ExchangeHandle::Impl {
     /// Low latency, in a buffer with the records of all ranks: this rank's own. Its tokens are sent
     /// from where they arrive, too.
     BufferView own_records(const Buffer& all, const Record& record) const;
-    /// Brings `replicas` up to date. Waits, for a dispatch of before, only where that changes it.
-    void refresh_replicas();
     /// The record of each slot of this hop's tokens, -1 for none.
     TensorView sent_slots(std::uint64_t num_tokens) const;
     ops::MoeLayout send_layout(std::uint64_t num_tokens) const;
@@ -229,6 +236,7 @@ struct ExchangeHandle::Impl {
     }
     /// Whose tokens are the caller's.
     const Impl& first_hop() const { return before ? *before : *this; }
+    Impl& first_hop() { return before ? *before : *this; }
     /// Of this hop's tokens: in `quantized`.
     fp8::Quantized outgoing_codes(std::uint64_t num_tokens) const;
     /// Whether these are its codes.

@@ -193,6 +193,7 @@ void check(int rank, const ExchangeConfig& c) {
             std::to_string(c.ranks.size()) + " ranks with " + std::to_string(c.slots_per_rank) +
                 " slots each do not have room for " + std::to_string(c.num_experts) +
                 " experts: raise slots_per_rank");
+    require(c.placements > 0, c.name, "placements is 0");
     require(c.top_k > 0 && c.top_k <= 64, c.name,
             "top_k is " + std::to_string(c.top_k) + ", it must be 1 to 64");
     require(c.hidden > 0 && c.hidden % 8 == 0, c.name,
@@ -306,11 +307,8 @@ std::vector<HandleSize> handle_sizes(const ExchangeShape& exchange) {
                              part == HandlePart::Records || part == HandlePart::RecordsToReturn;
         all.push_back({part, travels ? bytes : std::max<std::uint64_t>(bytes, 16)});
     };
-    if (exchange.translates()) {
+    if (exchange.translates())
         add(HandlePart::SlotsChosen, slots_out * 4);
-        add(HandlePart::Replicas,
-            4 * replica_words(exchange.logical_experts, c.slots_per_rank * exchange.owners()));
-    }
     add(HandlePart::RankSlots, slots_out * 4);
     if (!low_latency) {
         add(HandlePart::RankIds, slots_out * 4);

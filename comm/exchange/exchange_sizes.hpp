@@ -115,7 +115,6 @@ std::vector<ExchangeShape> plan_hops(const Topology& topology, int rank,
 /// Memory that a handle takes when it is made.
 enum class HandlePart : std::uint8_t {
     SlotsChosen,
-    Replicas,
     RankSlots,
     RankIds,
     RankCounts,
@@ -146,8 +145,8 @@ struct HandleSize {
     std::uint64_t bytes = 0;
 };
 
-/// Words of HandlePart::Replicas: of each expert where its slots begin among these words and how
-/// many there are, then all slots.
+/// Words of a table that slots are chosen from: of each expert where its slots begin among these
+/// words and how many there are, then all slots.
 constexpr std::uint64_t replica_words(std::uint64_t experts, std::uint64_t slots) {
     return 2 * experts + slots;
 }

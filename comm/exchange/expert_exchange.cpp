@@ -56,6 +56,51 @@ std::uint64_t ExpertExchange::Impl::source_position() const noexcept {
                                       ranks.begin());
 }
 
+void ExpertExchange::Impl::require_placement(std::uint64_t number) const {
+    require(number < replicas.size(), whole.name,
+            whole.slots_per_rank == 0
+                ? std::string("there are no slots to place experts in: set "
+                              "ExchangeConfig::slots_per_rank")
+                : "placement " + std::to_string(number) + ", but ExchangeConfig::placements is " +
+                      std::to_string(whole.placements));
+}
+
+std::vector<bool> ExpertExchange::Impl::living() const {
+    std::vector<bool> lives(whole.ranks.size(), true);
+    for (std::uint64_t at = 0; at < lives.size() && low_latency(); ++at)
+        lives[at] = !without(at);
+    return lives;
+}
+
+void ExpertExchange::Impl::make_placements() {
+    live = living();
+    for (std::uint64_t number = 0; number < whole.placements; ++number) {
+        replicas.emplace_back(logical_experts, whole.ranks.size(), whole.slots_per_rank);
+        replica_tables.emplace_back(
+            device, BufferDesc{.name = whole.name + " replicas",
+                               .bytes = 4 * replica_words(logical_experts, whole.slots_per_rank *
+                                                                               whole.ranks.size()),
+                               .category = MemoryCategory::Communication});
+        write_table(number);
+    }
+}
+
+void ExpertExchange::Impl::write_table(std::uint64_t number) {
+    std::vector<bool> near;
+    for (const int rank : whole.ranks)
+        near.push_back(world.topology().same_node(world.rank(), rank));
+    const std::vector<std::uint32_t> words = replicas[number].words(source_position(), near, live);
+    device.upload(replica_tables[number].view().sub(0, 4 * words.size()), std::span(words));
+}
+
+void ExpertExchange::Impl::heed_masks() {
+    if (std::vector<bool> lives = living(); lives != live) {
+        live = std::move(lives);
+        for (std::uint64_t number = 0; number < replicas.size(); ++number)
+            write_table(number);
+    }
+}
+
 void ExpertExchange::Impl::prepare() {
     workgroups = config.workgroups;
     mask = std::make_unique<std::atomic<bool>[]>(group_size());
@@ -78,25 +123,32 @@ ExpertExchange::ExpertExchange(Device& device, World& world, Transport& transpor
         impl_->prepare();
     }
     if (impl_->whole.slots_per_rank > 0)
-        impl_->first().replicas = Replicas(impl_->whole.num_experts, impl_->whole.ranks.size(),
-                                           impl_->whole.slots_per_rank);
+        impl_->first().make_placements();
     impl_->on_failure = abort_on_failure(world.control(), device);
 }
 
-void ExpertExchange::set_placement(std::span<const std::int32_t> expert_of_slot) {
+void ExpertExchange::set_placement(std::span<const std::int32_t> expert_of_slot,
+                                   std::uint64_t number) {
     fail_together(impl_->world.control(), impl_->whole.ranks.size(), [&] {
-        impl_->first().replicas.set(expert_of_slot, impl_->whole.name);
-        ++impl_->first().placements;
+        Impl& first = impl_->first();
+        first.require_placement(number);
+        first.replicas[number].set(expert_of_slot, impl_->whole.name);
+        first.write_table(number);
     });
 }
 
-std::span<const std::int32_t> ExpertExchange::placement() const noexcept {
-    return impl_->first().replicas.expert_of_slot();
+std::span<const std::int32_t> ExpertExchange::placement(std::uint64_t number) const {
+    if (impl_->whole.slots_per_rank == 0)
+        return {};
+    impl_->first().require_placement(number);
+    return impl_->first().replicas[number].expert_of_slot();
 }
 
-std::vector<int> ExpertExchange::owners(std::uint64_t expert) const {
-    if (impl_->whole.slots_per_rank > 0)
-        return impl_->first().replicas.owners(expert);
+std::vector<int> ExpertExchange::owners(std::uint64_t expert, std::uint64_t number) const {
+    if (impl_->whole.slots_per_rank > 0) {
+        impl_->first().require_placement(number);
+        return impl_->first().replicas[number].owners(expert);
+    }
     const std::uint64_t ranks = impl_->whole.ranks.size();
     std::uint64_t at = 0;
     while (at + 1 < ranks && first_expert(at + 1, impl_->whole.num_experts, ranks) <= expert)

@@ -43,7 +43,6 @@ const HandleBuffer& buffer_of(HandlePart part) {
     using Handle = ExchangeHandle::Impl;
     static constexpr HandleBuffer kBuffers[] = {
         {HandlePart::SlotsChosen, &Handle::slots_chosen, "slots chosen"},
-        {HandlePart::Replicas, &Handle::replicas, "replicas", MemoryKind::Upload},
         {HandlePart::RankSlots, &Handle::rank_slot_to_row, "rank slots"},
         {HandlePart::RankIds, &Handle::rank_ids, "rank ids"},
         {HandlePart::RankCounts, &Handle::rank_counts, "rank counts"},
@@ -192,25 +191,6 @@ Buffer ExchangeHandle::Impl::make_wire(const std::string& what, std::uint64_t by
 BufferView ExchangeHandle::Impl::own_records(const Buffer& all, const Record& record) const {
     const std::uint64_t bytes = exchange.config.max_tokens * record.bytes;
     return all.view().sub(static_cast<std::uint64_t>(exchange.position) * bytes, bytes);
-}
-
-void ExchangeHandle::Impl::refresh_replicas() {
-    const std::vector<int>& ranks = exchange.whole.ranks;
-    const Topology& topology = exchange.world.topology();
-    std::vector<bool> lives(ranks.size(), true), near(ranks.size());
-    for (std::size_t at = 0; at < ranks.size(); ++at) {
-        near[at] = topology.same_node(exchange.world.rank(), ranks[at]);
-        if (exchange.low_latency())
-            lives[at] = !exchange.without(at);
-    }
-    if (placement == exchange.placements && lives == live)
-        return;
-    packed.wait(exchange.config.timeout);
-    const std::vector<std::uint32_t> words =
-        exchange.replicas.words(exchange.source_position(), near, lives);
-    std::copy(words.begin(), words.end(), replicas.mapped_as<std::uint32_t>().begin());
-    placement = exchange.placements;
-    live = std::move(lives);
 }
 
 TensorView ExchangeHandle::Impl::sent_slots(std::uint64_t num_tokens) const {
@@ -459,6 +439,14 @@ TensorView ExchangeHandle::expert_counts() const {
 
 std::uint64_t ExchangeHandle::capacity() const {
     return impl_->capacity;
+}
+
+void ExchangeHandle::use_placement(std::uint64_t number) {
+    const std::uint64_t tables = impl_->exchange.whole.placements;
+    require(number < tables, impl_->name,
+            "placement " + std::to_string(number) + ", but ExchangeConfig::placements is " +
+                std::to_string(tables));
+    impl_->first_hop().placement = number;
 }
 
 } // namespace bellows

@@ -318,17 +318,18 @@ TensorView choose_slots(Recording& recording, const Handle& handle, const Tensor
         return ids;
     const std::uint64_t tokens = ids.extent[0], top_k = ids.extent[1];
     const TensorView slots = handle.slots_chosen.tensor(DType::I32, {tokens, top_k});
-    const ExchangeGrid grid = handle.exchange.grid();
+    const ExpertExchange::Impl& exchange = handle.exchange;
+    const ExchangeGrid grid = exchange.grid();
     if (tokens > 0)
         recording.dispatch(
             kernels::ExchangeReplicas{.constants = {.local_size = grid.local_size()},
                                       .topk_ids = ids.buffer,
-                                      .replicas = handle.replicas.view(),
+                                      .replicas = exchange.replica_tables[handle.placement].view(),
                                       .slots = slots.buffer,
                                       .tokens = Shape::u32(tokens),
                                       .top_k = Shape::u32(top_k),
-                                      .experts = Shape::u32(handle.exchange.logical_experts),
-                                      .source = Shape::u32(handle.exchange.source_position())},
+                                      .experts = Shape::u32(exchange.logical_experts),
+                                      .source = Shape::u32(exchange.source_position())},
             grid.items(tokens * top_k));
     return slots;
 }
@@ -475,12 +476,13 @@ void send_tokens(const ExchangeHandlePtr& handle, const Tokens& tokens, LegJob l
     h.topk_ids = tokens.ids;
     h.tokens = tokens.ids.extent[0];
     if (h.exchange.translates()) {
-        h.refresh_replicas();
+        h.exchange.heed_masks();
         h.topk_ids = h.slots_chosen.tensor(DType::I32, {h.tokens, h.exchange.config.top_k});
     }
-    h.packed = h.exchange.device.submit(cached(
+    h.exchange.device.submit(cached(
         h.pack_dispatch, h, QueueRole::AsyncForwardOut, "pack",
-        {tokens.x.buffer, tokens.ids.buffer, tokens.weights.buffer}, [&](Recording& recording) {
+        {tokens.x.buffer, tokens.ids.buffer, tokens.weights.buffer, {nullptr, h.placement, 0}},
+        [&](Recording& recording) {
             (low_latency ? record_tokens : record_dispatch_pack)(recording, h, tokens);
         }));
     leg.name = h.name + " DISPATCH(F)";

@@ -20,8 +20,6 @@ Replicas::Replicas(std::uint64_t experts, std::uint64_t ranks, std::uint64_t slo
 }
 
 void Replicas::set(std::span<const std::int32_t> expert_of_slot, const std::string& name) {
-    require(slots_per_rank_ > 0 && !expert_of_slot_.empty(), name,
-            "there are no slots to place experts in: set ExchangeConfig::slots_per_rank");
     require(expert_of_slot.size() == expert_of_slot_.size(), name,
             "a placement of " + std::to_string(expert_of_slot.size()) + " slots, but there are " +
                 std::to_string(expert_of_slot_.size()));

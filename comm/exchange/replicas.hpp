@@ -13,7 +13,6 @@ namespace bellows {
 
 class Replicas {
 public:
-    Replicas() = default; ///< of an exchange without slots
     /// Contiguous blocks of experts, as even as can be, in the first slots of each rank.
     Replicas(std::uint64_t experts, std::uint64_t ranks, std::uint64_t slots_per_rank);
 
@@ -31,7 +30,7 @@ public:
                                      const std::vector<bool>& live) const;
 
 private:
-    std::uint64_t experts_ = 0, slots_per_rank_ = 1;
+    std::uint64_t experts_, slots_per_rank_;
     std::vector<std::int32_t> expert_of_slot_;
 };
 

@@ -75,6 +75,9 @@ struct ExchangeConfig {
     /// before that, the contiguous blocks. Local experts are slots then, some of which may be
     /// empty.
     std::uint64_t slots_per_rank = 0;
+    /// Tables of what the slots hold, one for each layer that goes by this exchange with experts of
+    /// its own: ExchangeHandle::use_placement.
+    std::uint64_t placements = 1;
     std::uint64_t top_k = 0;      ///< at most 64
     std::uint64_t hidden = 0;     ///< multiple of 8
     std::uint64_t max_tokens = 0; ///< most tokens that any rank of the group hands in

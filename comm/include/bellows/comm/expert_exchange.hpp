@@ -135,6 +135,10 @@ public:
     fp8::Quantized quantized_d_results() const;
     std::uint64_t capacity() const;
 
+    /// By which of ExpertExchange::set_placement's tables the dispatches that follow go; at first
+    /// the one of number 0. Throws Error{InvalidArgument} for one that there is not.
+    void use_placement(std::uint64_t number);
+
     /// A tensor with one row per row, of ExpertSlots by expert, bound together with rows():
     /// [capacity, columns].
     /// For what the experts compute. Before the first dispatch.
@@ -196,13 +200,14 @@ public:
     /// has at least one slot, and at most one of a rank. A token goes to the slot of its own rank
     /// where there is one, else to one of its node, else to any, by turns (the token's number plus
     /// the source's position); in LowLatency ranks that are masked or lost are passed over while
-    /// another has the expert. Handles keep the slots of their last dispatch. Collective: all ranks
-    /// give the same between the same dispatches. Throws Error{InvalidArgument}.
-    void set_placement(std::span<const std::int32_t> expert_of_slot);
+    /// another has the expert. Handles keep the slots of their last dispatch. number: of a table,
+    /// below ExchangeConfig::placements. Collective: all ranks give the same between the same
+    /// dispatches. Waits for dispatches that are being packed. Throws Error{InvalidArgument}.
+    void set_placement(std::span<const std::int32_t> expert_of_slot, std::uint64_t number = 0);
     /// As it stands; empty where slots_per_rank is 0.
-    std::span<const std::int32_t> placement() const noexcept;
+    std::span<const std::int32_t> placement(std::uint64_t number = 0) const;
     /// Positions in the group of the ranks that hold an expert, ascending.
-    std::vector<int> owners(std::uint64_t expert) const;
+    std::vector<int> owners(std::uint64_t expert, std::uint64_t number = 0) const;
     /// Whether tokens travel once to each node (ExchangeConfig::by_node).
     bool by_node() const noexcept;
 
