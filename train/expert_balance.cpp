@@ -32,12 +32,14 @@ double normalised_entropy(const std::vector<double>& loads) {
 
 } // namespace
 
-double expert_share(std::uint64_t expert, std::uint64_t num_experts, std::uint64_t member,
-                    std::uint64_t ep) noexcept {
-    const std::uint64_t each = num_experts / ep, larger = num_experts % ep;
-    const std::uint64_t first = member * each + std::min(member, larger);
-    const std::uint64_t end = first + each + (member < larger ? 1 : 0);
-    return expert >= first && expert < end ? 1 : 0;
+std::vector<ExpertShare> expert_shares(std::uint64_t num_experts, std::uint64_t ep) {
+    std::vector<ExpertShare> shares;
+    for (std::uint64_t rank = 0; rank < ep; ++rank) {
+        const std::uint64_t block = num_experts / ep + (rank < num_experts % ep ? 1 : 0);
+        for (std::uint64_t i = 0; i < block; ++i)
+            shares.push_back({.expert = shares.size(), .rank = rank});
+    }
+    return shares;
 }
 
 ExpertBalance expert_balance(const LayerLoads& layer, std::uint64_t ep, bool keep_loads) {
@@ -47,9 +49,8 @@ ExpertBalance expert_balance(const LayerLoads& layer, std::uint64_t ep, bool kee
                           .entropy = normalised_entropy(loads)};
     if (ep > 1) {
         std::vector<double> rows(ep);
-        for (std::uint64_t member = 0; member < ep; ++member)
-            for (std::uint64_t expert = 0; expert < loads.size(); ++expert)
-                rows[member] += loads[expert] * expert_share(expert, loads.size(), member, ep);
+        for (const ExpertShare& of : expert_shares(loads.size(), ep))
+            rows[of.rank] += loads[of.expert] * of.share;
         balance.ranks_max_over_mean = max_over_mean(rows);
     }
     if (keep_loads)

@@ -47,19 +47,19 @@ TEST(ExpertBalance, RanksMayHaveUnequalBlocks) {
 
 TEST(ExpertBalance, EachExpertIsOnOneRank) {
     for (const std::uint64_t experts : {1, 2, 5, 8, 17})
-        for (const std::uint64_t ep : {1, 2, 3, 8})
-            for (std::uint64_t expert = 0, owner = 0; expert < experts; ++expert) {
-                double all = 0;
-                for (std::uint64_t member = 0; member < ep; ++member) {
-                    const double share = expert_share(expert, experts, member, ep);
-                    all += share;
-                    if (share > 0) {
-                        EXPECT_GE(member, owner) << "blocks are contiguous";
-                        owner = member;
-                    }
-                }
-                EXPECT_EQ(all, 1) << expert << " of " << experts << " on " << ep;
+        for (const std::uint64_t ep : {1, 2, 3, 8}) {
+            const std::vector<ExpertShare> shares = expert_shares(experts, ep);
+            ASSERT_EQ(shares.size(), experts) << "on " << ep;
+            std::vector<std::uint64_t> of_rank(ep);
+            for (std::uint64_t expert = 0; expert < experts; ++expert) {
+                EXPECT_EQ(shares[expert].expert, expert);
+                EXPECT_EQ(shares[expert].share, 1);
+                EXPECT_GE(shares[expert].rank, expert == 0 ? 0 : shares[expert - 1].rank)
+                    << "blocks are contiguous";
+                ++of_rank.at(shares[expert].rank);
             }
+            EXPECT_LE(of_rank.front() - of_rank.back(), 1u) << experts << " on " << ep;
+        }
 }
 
 TEST(ExpertBalance, WhereNothingWasChosenAllIsEven) {

@@ -37,11 +37,16 @@ struct ExpertMove {
     bool operator==(const ExpertMove&) const = default;
 };
 
-/// What part of an expert's rows a rank computes, by the placement of experts: they stand in
-/// contiguous blocks, the first ranks have one more. member: of the `ep` ranks that share the
-/// experts.
-double expert_share(std::uint64_t expert, std::uint64_t num_experts, std::uint64_t member,
-                    std::uint64_t ep) noexcept;
+/// A rank computes this part of an expert's rows.
+struct ExpertShare {
+    std::uint64_t expert = 0;
+    std::uint64_t rank = 0; ///< of the group that shares the experts
+    double share = 1;
+};
+
+/// The placement of a layer's experts on `ep` ranks; of each expert the shares add up to 1. Experts
+/// stand in contiguous blocks, of which the first ones have one more.
+std::vector<ExpertShare> expert_shares(std::uint64_t num_experts, std::uint64_t ep);
 
 /// The balance of these loads on `ep` ranks that share the experts; the loads go with it where
 /// keep_loads says so.
