@@ -23,6 +23,8 @@ using Mean = ExpertHistory::Mean;
 
 constexpr double kLeft = 76, kRight = 28;
 constexpr double kLegend = 84, kHeading = 24, kGap = 8, kLines = 46, kTicks = 22, kBetween = 20;
+/// Lines end there: what is about even shows best; how bad a bad start is stands in metrics.jsonl.
+constexpr double kMostRatio = 4;
 constexpr const char* kExpertsColor = "#6b7280";
 constexpr const char* kRanksColor = "#c2410c";
 constexpr const char* kMovesColor = "#111827";
@@ -80,9 +82,8 @@ struct Frame {
 };
 
 Frame frame_of(const ExpertHistory& history, const ExpertPlotOptions& options) {
-    // What is about even shows best; how bad a bad start is stands in metrics.jsonl.
-    constexpr double kLeastMost = 1.2, kMost = 4;
-    double most = kLeastMost;
+    constexpr double kLeastRatio = 1.2;
+    double most = kLeastRatio;
     for (const auto& [index, layer] : history.layers())
         for (const Column& column : layer.columns)
             for (const Mean* mean : {&column.experts, &column.ranks})
@@ -94,8 +95,8 @@ Frame frame_of(const ExpertHistory& history, const ExpertPlotOptions& options) {
             history.steps_per_column(),
             history.last_step(),
             history.columns(),
-            std::min(most, kMost),
-            most > kMost};
+            std::min(most, kMostRatio),
+            most > kMostRatio};
 }
 
 /// For each column whose loads are shown; between steps with loads the last ones stand.
@@ -201,10 +202,16 @@ void draw_curve(std::ostream& out, const Frame& frame, const Layer& layer, Mean 
             << "\" stroke-width=\"1.6\" stroke-linejoin=\"round\" stroke-linecap=\"round\"/>\n";
 }
 
+std::vector<double> line_ticks(double most) {
+    if (most < 2)
+        return {1, 1.1, 1.2, 1.5};
+    return {1, 2, most < kMostRatio ? 3 : kMostRatio};
+}
+
 void draw_lines(std::ostream& out, const Frame& frame, const Layer& layer, double top) {
     constexpr double kLeastBetween = 12;
     double below = kLines + kLeastBetween; // from 1 up, where there is room
-    for (const double tick : {1.0, 1.1, 1.2, 1.5, 2.0, 4.0}) {
+    for (const double tick : line_ticks(frame.most)) {
         const double y = frame.y(tick);
         if (tick > frame.most || below - y < kLeastBetween)
             continue;
