@@ -52,7 +52,7 @@ ExpertBalance parse_balance(const Json& json) {
     return balance;
 }
 
-ExpertMove parse_move(const Json& json) {
+MovedExpert parse_move(const Json& json) {
     return {.layer = count_of(json.at("layer")),
             .expert = count_of(json.at("expert")),
             .from = count_of(json.at("from")),
@@ -93,7 +93,7 @@ std::optional<StepMetrics> parse_metrics(std::string_view line) {
         metrics.held_out_loss = real_if_there(json, "held_out_loss");
         metrics.held_out_loss_nats_per_byte = real_if_there(json, "held_out_loss_nats_per_byte");
         metrics.experts = list_of<ExpertBalance>(json, "experts", parse_balance);
-        metrics.moves = list_of<ExpertMove>(json, "moves", parse_move);
+        metrics.moves = list_of<MovedExpert>(json, "moves", parse_move);
         return metrics;
     } catch (const Json::exception&) {
         return std::nullopt;
@@ -168,7 +168,7 @@ std::string format_metrics(const StepMetrics& metrics) {
     add_if_there("held_out_loss_nats_per_byte", metrics.held_out_loss_nats_per_byte);
     for (const ExpertBalance& balance : metrics.experts)
         json["experts"].push_back(to_json(balance));
-    for (const ExpertMove& move : metrics.moves)
+    for (const MovedExpert& move : metrics.moves)
         json["moves"].push_back(
             {{"layer", move.layer}, {"expert", move.expert}, {"from", move.from}, {"to", move.to}});
     return json.dump();

@@ -17,7 +17,7 @@ bool can_be(double max_over_mean) {
     return max_over_mean >= 1 && max_over_mean <= static_cast<double>(ExpertHistory::kMostExperts);
 }
 
-std::string described(std::uint64_t step, const ExpertMove& move) {
+std::string described(std::uint64_t step, const MovedExpert& move) {
     return "step " + std::to_string(step) + ": expert " + std::to_string(move.expert) +
            " from rank " + std::to_string(move.from) + " to rank " + std::to_string(move.to);
 }
@@ -116,7 +116,7 @@ void ExpertHistory::add(const StepMetrics& step) {
             if (balance.ranks_max_over_mean && can_be(*balance.ranks_max_over_mean))
                 column.ranks.add(*balance.ranks_max_over_mean);
         }
-    for (const ExpertMove& move : step.moves)
+    for (const MovedExpert& move : step.moves)
         if (Layer* const layer = layer_of(move.layer)) {
             Column& column = column_of(*layer, step.step);
             ++column.moves;

@@ -161,7 +161,7 @@ TEST(Metrics, LayersAndMovesThatCannotBeAreLeftOut) {
     ASSERT_EQ(steps[1].experts.size(), 1u);
     EXPECT_EQ(steps[1].experts[0], (ExpertBalance{1, 2, {}, 0.5}));
     EXPECT_TRUE(steps[2].experts.empty());
-    EXPECT_EQ(steps[2].moves, (std::vector<ExpertMove>{{1, 2, 0, 1}}));
+    EXPECT_EQ(steps[2].moves, (std::vector<MovedExpert>{{1, 2, 0, 1}}));
     EXPECT_EQ(steps[3].step, 1u) << "the last line has no break";
 }
 

@@ -32,9 +32,9 @@ struct ExpertBalance {
 };
 
 /// An expert of a layer went from one rank of its group to another before the step.
-struct ExpertMove {
+struct MovedExpert {
     std::uint64_t layer = 0, expert = 0, from = 0, to = 0;
-    bool operator==(const ExpertMove&) const = default;
+    bool operator==(const MovedExpert&) const = default;
 };
 
 /// A rank computes this part of an expert's rows.

@@ -33,7 +33,7 @@ struct StepMetrics {
     /// Nats per token and per byte, of steps after which it was looked at (eval_every).
     std::optional<double> held_out_loss{}, held_out_loss_nats_per_byte{};
     std::vector<ExpertBalance> experts{}; ///< of each layer that has some, ascending
-    std::vector<ExpertMove> moves{};      ///< of experts, before this step
+    std::vector<MovedExpert> moves{};     ///< of experts, before this step
 };
 
 /// One line of JSON without its line break; what is not finite becomes null. Figures of the balance
