@@ -61,6 +61,8 @@ const std::map<std::string_view, std::string_view> kModelComments = {
     {"communication_loss_alpha", "weight of the loss that balances what tokens devices receive"},
     {"balance_devices", "devices of these two losses; 0: n_group"},
     {"router_z_loss", "weight of the mean square of the router logits' logsumexp"},
+    {"capacity_factor", "training drops choices beyond so many times the mean load; 0: none"},
+    {"capacity_of", "what has that load: \"device\" or \"expert\""},
     {"norm_eps", "added under the root of RMSNorm"},
     {"tied_embeddings", "whether embedding and head share their weights"},
     {"init_std", "standard deviation of the first weights"},

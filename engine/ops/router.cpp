@@ -231,6 +231,36 @@ void balance_counts(Recording& recording, const TensorView& scores, const Tensor
         plan.groups);
 }
 
+void router_capacity(Recording& recording, const TensorView& scores, const TensorView& topk_ids,
+                     const TensorView& kept_ids, std::uint32_t groups, std::uint64_t capacity) {
+    const Arguments arguments("router_capacity");
+    arguments.rank("scores", scores, 2);
+    arguments.rank("topk_ids", topk_ids, 2);
+    const std::uint64_t tokens = scores.extent[0], experts = scores.extent[1];
+    const std::uint64_t top_k = topk_ids.extent[1], slots = tokens * top_k;
+    arguments.require(groups > 0 && experts > 0 && experts % groups == 0,
+                      std::to_string(experts) + " experts in " + std::to_string(groups) +
+                          " groups of equal size");
+    arguments.tensor("scores", scores, DType::F32, {tokens, experts});
+    arguments.tensor("topk_ids", topk_ids, DType::I32, {tokens, top_k});
+    arguments.tensor("kept_ids", kept_ids, DType::I32, {tokens, top_k});
+    if (slots == 0) {
+        return;
+    }
+    const FlatPlan plan = plan_exact(recording, slots);
+    recording.dispatch(
+        kernels::RouterCapacity{.constants = {.local_size = plan.local_size},
+                                .scores = arguments.memory("scores", scores, 1),
+                                .topk_ids = arguments.memory("topk_ids", topk_ids, 1),
+                                .kept_ids = arguments.memory("kept_ids", kept_ids, 1),
+                                .slots = arguments.u32("slots", slots),
+                                .experts = arguments.u32("experts", experts),
+                                .top_k = arguments.u32("top_k", top_k),
+                                .group_experts = arguments.u32("group_experts", experts / groups),
+                                .capacity = arguments.u32("capacity", capacity)},
+        plan.groups);
+}
+
 void expert_counts(Recording& recording, const TensorView& topk_ids, const TensorView& counts,
                    bool accumulate) {
     const Arguments arguments("expert_counts");

@@ -84,6 +84,9 @@ private:
     void record_forward();
     void record_gradients();
 
+    bool drops() const noexcept {
+        return layer_.config.capacity_factor > 0 && desc_.tensors.training();
+    }
     LinearRows outgoing(const TensorView& values) const;
     LinearRows received_tokens() const;
     LinearRows received_gradients() const;
@@ -106,7 +109,8 @@ private:
     std::unique_ptr<ExchangeHandle> handle_;
 
     TensorView norm_, inv_rms_, logits_, scores_, ids_, weights_, d_weights_, d_logits_, d_norm_;
-    TensorView counts_; ///< [runs, balance_columns] u32; empty without a balance loss
+    TensorView sent_ids_; ///< ids_, or without those that are dropped
+    TensorView counts_;   ///< [runs, balance_columns] u32; empty without a balance loss
     KeptSwiglu shared_swiglu_, swiglu_;
     TensorView d_shared_inner_;
     TensorView d_inner_, results_, d_row_weights_;
@@ -124,6 +128,7 @@ MoeSlot::MoeSlot(MoeFfn::Impl& layer, const SlotDesc& desc, std::unique_ptr<Exch
       weights_(tensor("expert weights")), swiglu_(swiglu("")), results_(tensor("results")) {
     if (has_shared_)
         shared_swiglu_ = swiglu("shared ");
+    sent_ids_ = drops() ? tensor("kept expert ids") : ids_;
     if (layer_.config.has_balance_loss() && desc_.tensors.training() && desc_.tokens > 0)
         counts_ = tensor("balance counts");
     if (has_experts_)
@@ -141,7 +146,7 @@ void MoeSlot::record_forward() {
     add_exchange("DISPATCH(F)", [this] {
         const LinearRows norm = outgoing(norm_);
         return layer_.exchange.dispatch(*handle_, norm.codes ? norm.codes->codes : norm.values,
-                                        ids_, weights_);
+                                        sent_ids_, weights_);
     });
     record("SHARED(F)", [&](Recording& r, Frame& scratch) { shared(r, scratch); });
     record("MLP(F)", [&](Recording& r, Frame& scratch) { experts(r, scratch); });
@@ -214,6 +219,10 @@ void MoeSlot::router(Recording& r) const {
     ops::router_forward(r, logits_, bias, scores_, ids_, weights_, router_options(layer_.config));
     ops::expert_counts(r, ids_, layer_.loads.tensor(DType::U32, {layer_.config.routed_experts}),
                        true);
+    if (drops())
+        ops::router_capacity(r, scores_, ids_, sent_ids_,
+                             static_cast<std::uint32_t>(layer_.config.capacity_groups()),
+                             layer_.config.capacity(desc_.tokens));
     if (counts_.buffer && counted(layer_.config).tokens)
         accumulate_counts(r);
 }

@@ -66,6 +66,8 @@ const Field kFields[] = {
     {"communication_loss_alpha", &C::communication_loss_alpha, false, 0, 1e6},
     {"balance_devices", &C::balance_devices, false, 0, 4096},
     {"router_z_loss", &C::router_z_loss, false, 0, 1e6},
+    {"capacity_factor", &C::capacity_factor, false, 0, 1e6},
+    {"capacity_of", &C::capacity_of},
     {"norm_eps", &C::norm_eps, false, 1e-12, 1},
     {"tied_embeddings", &C::tied_embeddings},
     {"init_std", &C::init_std, false, 1e-9, 10},
@@ -218,12 +220,12 @@ void check_experts(const ModelConfig& c, const Locate& where) {
     if (!c.router_bias && c.bias_update_rate != 0)
         refuse(where("bias_update_rate") + "bias_update_rate = " + number(c.bias_update_rate) +
                " has nothing to update: set it to 0 or router_bias to true");
-    if (c.has_device_losses()) {
+    if (c.has_device_losses() || (c.capacity_factor > 0 && c.capacity_of == CapacityOf::Device)) {
         const char* name = c.balance_devices > 0 ? "balance_devices" : "n_group";
         if (c.devices_used() < 2 || c.routed_experts % c.devices_used() != 0)
             refuse(where(name) + name + " = " + number(c.devices_used()) +
                    " must be 2 or more and divide routed_experts = " + number(c.routed_experts) +
-                   ", for the losses of devices");
+                   ", for losses or the capacity of devices");
     }
 }
 
@@ -257,6 +259,9 @@ const char* to_string(GroupScore score) noexcept {
 const char* to_string(BalanceLossKind kind) noexcept {
     return name_of(kind);
 }
+const char* to_string(CapacityOf of) noexcept {
+    return name_of(of);
+}
 const char* to_string(AttentionKind kind) noexcept {
     return name_of(kind);
 }
@@ -277,6 +282,13 @@ std::uint64_t ModelConfig::devices_used() const noexcept {
 std::uint64_t ModelConfig::devices_per_token() const noexcept {
     const std::uint64_t devices = devices_used();
     return std::min(top_k, devices == n_group ? topk_group : devices);
+}
+
+std::uint64_t ModelConfig::capacity(std::uint64_t tokens) const noexcept {
+    const double mean =
+        static_cast<double>(tokens * top_k) / static_cast<double>(capacity_groups());
+    return static_cast<std::uint64_t>(
+        std::min(std::ceil(capacity_factor * mean), static_cast<double>(tokens * top_k)));
 }
 
 double ModelConfig::attention_scale() const noexcept {

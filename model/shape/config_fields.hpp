@@ -23,6 +23,8 @@ inline constexpr std::array kNames<GroupScore>{"auto", "max", "top_two"};
 template <>
 inline constexpr std::array kNames<BalanceLossKind>{"sequence", "expert", "micro_batch", "global"};
 template <>
+inline constexpr std::array kNames<CapacityOf>{"device", "expert"};
+template <>
 inline constexpr std::array kNames<AttentionKind>{"mla", "gqa"};
 template <>
 inline constexpr std::array kNames<RopeScaling>{"none", "yarn", "llama3"};
@@ -34,10 +36,11 @@ const char* name_of(Enum value) noexcept {
 
 // One row per key: the table drives reading, checking and writing.
 struct Field {
-    using Member = std::variant<std::uint64_t ModelConfig::*, double ModelConfig::*,
-                                bool ModelConfig::*, ScoreFunction ModelConfig::*,
-                                GroupScore ModelConfig::*, BalanceLossKind ModelConfig::*,
-                                AttentionKind ModelConfig::*, RopeScaling ModelConfig::*>;
+    using Member =
+        std::variant<std::uint64_t ModelConfig::*, double ModelConfig::*, bool ModelConfig::*,
+                     ScoreFunction ModelConfig::*, GroupScore ModelConfig::*,
+                     BalanceLossKind ModelConfig::*, CapacityOf ModelConfig::*,
+                     AttentionKind ModelConfig::*, RopeScaling ModelConfig::*>;
     const char* name;
     Member member;
     bool required = false;

@@ -520,6 +520,24 @@ INSTANTIATE_TEST_SUITE_P(
                  config.balance_loss = BalanceLossKind::Global;
                  config.router_z_loss = 2;
              }},
+        Case{"capacity_of_devices", 8, 3, 1, DType::F32, 1,
+             [](int rank, std::size_t m) -> std::uint64_t {
+                 return rank == 1 ? 0 : 21 + static_cast<std::uint64_t>(rank) + m;
+             },
+             0, 1, LinearPrecision::AsActivations, false, ExchangeLayout::ExpertMajor,
+             testing::Bf16Products::Engine,
+             [](ModelConfig& config) {
+                 config.balance_devices = 4;
+                 config.capacity_factor = 0.75;
+             }},
+        // In f32, whose scores are near enough to drop what the reference drops.
+        Case{"capacity_of_experts_fp8_by_slots", 8, 2, 1, DType::F32, 1,
+             [](int, std::size_t) -> std::uint64_t { return 20; }, 0, 1, LinearPrecision::Fp8, true,
+             ExchangeLayout::ExpertSlots, testing::Bf16Products::Engine,
+             [](ModelConfig& config) {
+                 config.capacity_of = CapacityOf::Expert;
+                 config.capacity_factor = 0.75;
+             }},
         Case{"fp8", 8, 2, 1, DType::BF16, 1, [](int, std::size_t) -> std::uint64_t { return 40; },
              0, 1, LinearPrecision::Fp8},
         Case{"fp8_codes_travel", 8, 2, 1, DType::BF16, 1,

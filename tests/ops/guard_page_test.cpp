@@ -156,6 +156,7 @@ TEST_F(GuardPages, Router) {
             const TensorView weights = tensor(DType::F32, {tokens, 4});
             const TensorView counts = tensor(DType::U32, {experts});
             const TensorView d_logits = tensor(DType::F32, {tokens, experts});
+            const TensorView kept = tensor(DType::I32, {tokens, 4});
             for (const std::uint32_t groups : {1u, 4u})
                 run([&](Recording& r) {
                     const ops::RouterOptions options{
@@ -175,6 +176,7 @@ TEST_F(GuardPages, Router) {
                         .of_scores = groups == 1, .devices = groups, .tokens = true};
                     const TensorView wide = tensor(DType::U32, {1, counted.columns(experts)});
                     ops::balance_counts(r, scores, ids, wide, counted);
+                    ops::router_capacity(r, scores, ids, kept, groups, tokens);
                     ops::router_dgrad(r, weights, ids, scores, d_logits, options,
                                       {wide, 0.5f, 0.5f, 0.5f, counted}, {logits, 0.1f});
                 });

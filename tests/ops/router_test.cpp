@@ -132,6 +132,28 @@ TEST_F(OpsRouterRules, BalanceCountsFollowTheRulesOfTheChoice) {
                                                 0, 1, 1, 0, /**/ 1, 1, /**/ 1, 1}));
 }
 
+TEST_F(OpsRouterRules, CapacityKeepsTheHighestScoresOfAGroup) {
+    const OpTensor scores =
+        tensor(DType::F32, {4, 4},
+               std::vector<float>{0.5f, 0.4f, 0.1f, 0.2f, //
+                                  0.5f, 0.6f, 0.1f, 0.2f, //
+                                  0.5f, 0.1f, std::nanf(""), 0.2f, 0.5f, 0.9f, 0.3f, 0.1f});
+    const std::vector<std::int32_t> chosen{0, 1, 1, 0, 0, 2, 3, -1};
+    const OpTensor ids = tensor(DType::I32, {4, 2}, chosen);
+    const OpTensor kept = result(DType::I32, {4, 2}), all = result(DType::I32, {4, 2}),
+                   one = result(DType::I32, {4, 2});
+    run([&](Recording& recording) {
+        ops::router_capacity(recording, scores, ids, kept, 2, 3);
+        ops::router_capacity(recording, scores, ids, all, 2, 5);
+        ops::router_capacity(recording, scores, ids, one, 2, 1);
+    });
+    EXPECT_EQ(read<int>(kept), (std::vector<int>{0, -1, 1, 0, -1, 2, 3, -1}));
+    EXPECT_EQ(read<int>(all), chosen);
+    EXPECT_EQ(read<int>(one), (std::vector<int>{-1, -1, 1, -1, -1, -1, 3, -1}));
+    Recording recording(device(), QueueRole::Compute, "refused");
+    EXPECT_THROW(ops::router_capacity(recording, scores, ids, kept, 3, 1), Error);
+}
+
 TEST_F(OpsRouterRules, SaysWhatDoesNotFit) {
     const OpTensor logits = result(DType::F32, {3, 6});
     const OpTensor ids = result(DType::I32, {3, 7});

@@ -55,9 +55,8 @@ ModelConfig softmax_config() {
 
 /// Every trainable parameter has a gradient of its size; a sample of elements of each, and all
 /// along one random direction, equal central differences of loss + balance loss.
-void check_gradients(const ModelConfig& config) {
+void check_gradients(const ModelConfig& config, const Batch& batch) {
     Parameters p = test::random_parameters(config, 1);
-    const Batch batch = test::random_batch(config, 2, 5, 99);
     const ModelForward f = model_forward(config, p, batch);
     const ModelGrads grads = model_backward(config, p, batch, f);
     const auto loss = [&] {
@@ -99,6 +98,10 @@ void check_gradients(const ModelConfig& config) {
     EXPECT_EQ(grads.parameters.size(), trainable);
 }
 
+void check_gradients(const ModelConfig& config) {
+    check_gradients(config, test::random_batch(config, 2, 5, 99));
+}
+
 TEST(ReferenceModel, GradientsSigmoidLowRankQueriesGroupsSharedExperts) {
     check_gradients(small_config());
 }
@@ -117,6 +120,21 @@ TEST(ReferenceModel, GradientsOfEveryRouterLoss) {
             validate(c);
             check_gradients(c);
         }
+}
+
+TEST(ReferenceModel, GradientsWithDroppedChoices) {
+    ModelConfig c = small_config();
+    c.capacity_factor = 0.6;
+    Batch batch = test::random_batch(c, 2, 5, 99);
+    for (std::size_t i = 0; i < batch.tokens.size(); ++i) // whose scores are never equal
+        batch.tokens[i] = static_cast<std::int32_t>(i * 3 % 16);
+    check_gradients(c, batch);
+    c.capacity_of = CapacityOf::Expert;
+    check_gradients(c, batch);
+    const Parameters p = test::random_parameters(c, 1);
+    const ModelForward f = model_forward(c, p, batch);
+    const std::vector<std::int32_t>& sent = f.layers[1].moe.tokens[0].sent;
+    EXPECT_GE(std::count(sent.begin(), sent.end(), -1), 8) << "of 20, 4 experts take 3 each";
 }
 
 TEST(ReferenceModel, GradientsDenseOnly) {

@@ -4,6 +4,7 @@
 #include "verify/reference/ops.hpp"
 
 #include <algorithm>
+#include <cmath>
 
 namespace bellows::reference {
 namespace {
@@ -23,6 +24,13 @@ RankTokens route(const Vector& x, const MoeWeights& w, const MoeShape& shape,
     t.logits = gemm_nt(x, w.router, t.tokens, shape.router.experts, shape.hidden);
     t.scores = router_scores(t.logits, shape.router);
     t.experts = experts ? *experts : router_select(t.scores, w.bias, shape.router);
+    t.sent = t.experts;
+    if (shape.capacity_groups > 0) {
+        const double mean =
+            static_cast<double>(t.experts.size()) / static_cast<double>(shape.capacity_groups);
+        t.sent = kept_choices(t.scores, t.experts, shape.router, shape.capacity_groups,
+                              static_cast<std::size_t>(std::ceil(shape.capacity_factor * mean)));
+    }
     t.weights = router_weights(t.scores, t.experts, shape.router);
     t.y.assign(x.size(), 0.0);
     if (shape.shared_ffn > 0) {
@@ -42,8 +50,8 @@ RankRows receive(const std::vector<Vector>& x, const std::vector<RankTokens>& se
         const auto wanted = static_cast<std::int32_t>(first_expert + local);
         for (std::size_t rank = 0; rank < senders.size(); ++rank) {
             const RankTokens& sender = senders[rank];
-            for (std::size_t at = 0; at < sender.experts.size(); ++at) {
-                if (sender.experts[at] != wanted)
+            for (std::size_t at = 0; at < sender.sent.size(); ++at) {
+                if (sender.sent[at] != wanted)
                     continue;
                 const std::size_t token = at / shape.router.top_k;
                 rows.origins.push_back({rank, token, at % shape.router.top_k});
@@ -131,9 +139,12 @@ std::size_t ExpertPartition::owner(std::size_t expert) const {
 }
 
 MoeShape moe_shape(const ModelConfig& config) {
-    return {router_shape(config), static_cast<std::size_t>(config.hidden),
+    return {router_shape(config),
+            static_cast<std::size_t>(config.hidden),
             static_cast<std::size_t>(config.moe_ffn),
-            static_cast<std::size_t>(config.shared_ffn())};
+            static_cast<std::size_t>(config.shared_ffn()),
+            config.capacity_factor > 0 ? static_cast<std::size_t>(config.capacity_groups()) : 0,
+            config.capacity_factor};
 }
 
 MoeForward moe_forward(const std::vector<Vector>& x, const MoeWeights& weights,

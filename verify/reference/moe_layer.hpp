@@ -26,6 +26,10 @@ struct MoeShape {
     std::size_t hidden = 0;
     std::size_t ffn = 0;
     std::size_t shared_ffn = 0; ///< 0: no shared experts
+    /// Equal groups of experts, each of which takes capacity_factor times the mean of the choices
+    /// of a rank's tokens; 0: all choices are taken.
+    std::size_t capacity_groups = 0;
+    double capacity_factor = 0;
 };
 
 MoeShape moe_shape(const ModelConfig& config);
@@ -45,6 +49,7 @@ struct RankTokens {
     Vector logits;                     ///< [tokens, experts]
     Vector scores;                     ///< [tokens, experts]
     std::vector<std::int32_t> experts; ///< [tokens, top_k], global indices
+    std::vector<std::int32_t> sent;    ///< the same, with -1 for choices that are dropped
     Vector weights;                    ///< [tokens, top_k]
     Vector shared_gate_up;             ///< [tokens, 2·shared_ffn]
     Vector y; ///< [tokens, hidden]: routed plus shared, without the residual

@@ -102,6 +102,21 @@ std::vector<std::int32_t> router_select(View scores, View bias, const RouterShap
     return experts;
 }
 
+std::vector<std::int32_t> kept_choices(View scores, std::span<const std::int32_t> experts,
+                                       const RouterShape& shape, std::size_t groups,
+                                       std::size_t capacity) {
+    Vector affinity(experts.size());
+    for (std::size_t slot = 0; slot < experts.size(); ++slot)
+        affinity[slot] =
+            scores[slot / shape.top_k * shape.experts + static_cast<std::size_t>(experts[slot])];
+    std::vector<std::int32_t> kept(experts.size(), -1);
+    std::vector<std::size_t> taken(groups, 0);
+    for (const std::size_t slot : descending(affinity))
+        if (taken[static_cast<std::size_t>(experts[slot]) / (shape.experts / groups)]++ < capacity)
+            kept[slot] = experts[slot];
+    return kept;
+}
+
 Vector router_margins(View scores, View bias, const RouterShape& shape) {
     Vector margins;
     for (std::size_t at = 0; at < scores.size(); at += shape.experts)

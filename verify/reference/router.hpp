@@ -34,6 +34,13 @@ Vector router_scores(View logits, const RouterShape& shape);
 /// among equals. bias: [experts] or empty; it takes part in the choice and in nothing else.
 std::vector<std::int32_t> router_select(View scores, View bias, const RouterShape& shape);
 
+/// The choices with -1 in place of those beyond the capacity of their group: experts form `groups`
+/// equal groups, each of which keeps the `capacity` choices of the highest scores, the first among
+/// equals.
+std::vector<std::int32_t> kept_choices(View scores, std::span<const std::int32_t> experts,
+                                       const RouterShape& shape, std::size_t groups,
+                                       std::size_t capacity);
+
 /// For each token the smallest change of one score (or group score) that could change the choice:
 /// tests leave tokens whose margin is below their arithmetic's error out of exact comparisons.
 Vector router_margins(View scores, View bias, const RouterShape& shape);

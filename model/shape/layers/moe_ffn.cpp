@@ -68,6 +68,8 @@ std::vector<BufferInfo> buffers_of(const ModelConfig& c, const SlotShape& s) {
     list.push_back(plain("expert weight gradients", DType::F32, {tokens, c.top_k}, kScratch));
     list.push_back(plain("router logit gradients", DType::F32, {tokens, experts}, kDeferred));
     list.push_back(plain("norm gradient", act, {tokens, c.hidden}, kDeferred));
+    if (c.capacity_factor > 0)
+        list.push_back(plain("kept expert ids", DType::I32, {tokens, c.top_k}));
     if (c.has_balance_loss())
         list.push_back(plain("balance counts", DType::U32,
                              {c.balances_sequences() ? tokens / std::max<std::uint64_t>(s.seq, 1)

@@ -91,6 +91,13 @@ void router_dgrad(Recording& recording, const TensorView& d_topk_weights,
                   const RouterOptions& options, const RouterBalance& balance = {},
                   const RouterZLoss& z_loss = {});
 
+/// Experts form `groups` equal groups in order, each with room for `capacity` slots: kept_ids (out)
+/// are the topk_ids of the slots with the highest scores, the lower slot first among equals, and -1
+/// in place of the others. scores: [tokens, experts] f32; topk_ids, kept_ids: [tokens, top_k] i32.
+/// Takes (tokens * top_k)^2 comparisons.
+void router_capacity(Recording& recording, const TensorView& scores, const TensorView& topk_ids,
+                     const TensorView& kept_ids, std::uint32_t groups, std::uint64_t capacity);
+
 /// counts: [experts] u32, the number of slots that chose each expert; or [sequences, experts], of
 /// each of so many equal runs of tokens. topk_ids: [tokens, top_k] i32; other values than
 /// 0..experts-1 are not counted. topk_ids.row_count is honoured.

@@ -9,7 +9,9 @@
 //   weight gradient: MLP(W) SHARED(W)
 // Weight gradients accumulate onto ParameterStore's gradients. ROUTER(B) adds the gradients of the
 // configuration's balance losses and of its z loss (verify/reference/balance.hpp has the formulas),
-// each slot's `seq` tokens being a sequence; their values are no part of any reported loss.
+// each slot's `seq` tokens being a sequence; their values are no part of any reported loss. With a
+// capacity_factor, slots that train send no token for the choices beyond the capacity; weights,
+// loads and losses are those of all choices.
 
 #include <bellows/comm/expert_exchange.hpp>
 #include <bellows/model/layer_scratch.hpp>

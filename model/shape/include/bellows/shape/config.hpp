@@ -39,9 +39,14 @@ enum class RopeScaling : std::uint8_t { None, Yarn, Llama3 };
 /// alone.
 enum class BalanceLossKind : std::uint8_t { Sequence, Expert, MicroBatch, Global };
 
+/// What the choices of a micro-batch are dropped beyond the capacity of: Device: a device of the
+/// losses of devices (V2). Expert: an expert (Switch).
+enum class CapacityOf : std::uint8_t { Device, Expert };
+
 const char* to_string(ScoreFunction function) noexcept;
 const char* to_string(GroupScore score) noexcept;
 const char* to_string(BalanceLossKind kind) noexcept;
+const char* to_string(CapacityOf of) noexcept;
 const char* to_string(AttentionKind kind) noexcept;
 const char* to_string(RopeScaling scaling) noexcept;
 
@@ -107,6 +112,10 @@ struct ModelConfig {
     /// model's: it does not change with the ranks that train it.
     std::uint64_t balance_devices = 0;
     double router_z_loss = 0; ///< weight of the mean square of the logits' logsumexp
+    /// In training, of a rank's micro-batch: choices beyond so many times the mean load are
+    /// dropped, those of the lowest scores; 0: none ever is.
+    double capacity_factor = 0;
+    CapacityOf capacity_of = CapacityOf::Device;
 
     double norm_eps = 1e-6;
     bool tied_embeddings = false; ///< the output head is the embedding table
@@ -129,6 +138,12 @@ struct ModelConfig {
     /// Of the device and communication losses, and to how many of them a token goes at most.
     std::uint64_t devices_used() const noexcept;
     std::uint64_t devices_per_token() const noexcept;
+    /// Experts are divided into so many equal groups, each with a capacity.
+    std::uint64_t capacity_groups() const noexcept {
+        return capacity_of == CapacityOf::Expert ? routed_experts : devices_used();
+    }
+    /// Choices that such a group takes of so many tokens.
+    std::uint64_t capacity(std::uint64_t tokens) const noexcept;
     bool has_device_losses() const noexcept {
         return device_loss_alpha > 0 || communication_loss_alpha > 0;
     }
