@@ -276,10 +276,10 @@ TEST(BalanceLoss, BiasesMoveForAsManySteps) {
                     values.push_back(value);
         return values;
     };
-    const auto always = biases(3, 0);
+    const auto always = biases(3, 0), once = biases(1, 0);
     EXPECT_EQ(biases(3, 3), always);
-    EXPECT_EQ(biases(3, 1), biases(1, 0));
-    ALL_RANKS_TRUE(always.empty() || always != biases(1, 0));
+    EXPECT_EQ(biases(3, 1), once);
+    EXPECT_TRUE(always.empty() || always != once); // a stage without experts has none
 }
 
 INSTANTIATE_TEST_SUITE_P(Kinds, Architectures,
