@@ -55,7 +55,7 @@ const std::map<std::string_view, std::string_view> kModelComments = {
     {"bias_update_rate", "by which the biases move after each step towards an even load"},
     {"bias_update_steps", "steps after which the biases stay as they are; 0: they go on moving"},
     {"balance_loss",
-     "what its counts are of: \"sequence\", \"expert\", \"micro_batch\" or \"global\""},
+     "what the balance losses count: \"sequence\", \"expert\", \"micro_batch\" or \"global\""},
     {"balance_loss_alpha", "weight of the loss that balances the experts"},
     {"device_loss_alpha", "weight of the loss that balances devices, groups of experts"},
     {"communication_loss_alpha", "weight of the loss that balances what tokens devices receive"},
