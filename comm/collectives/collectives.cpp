@@ -6,153 +6,16 @@
 #include <bellows/base/error.hpp>
 
 #include <algorithm>
-#include <numeric>
+#include <iterator>
+#include <map>
 #include <utility>
 
 namespace bellows {
-
-using Clock = std::chrono::steady_clock;
 
 const MessageBuffer* CollectiveContext::linked(const BufferView& view) const noexcept {
     const auto at = std::ranges::find(linked_tensors, view.resource, &LinkedTensors::resource);
     return at != linked_tensors.end() ? &at->memory : nullptr;
 }
-
-// ---- The job -----------------------------------------------------------------------------------
-
-CollectiveJob::CollectiveJob(std::shared_ptr<CollectiveContext> context,
-                             std::shared_ptr<StagingSlots> slots, bool linked, std::string name,
-                             CollectiveTensors tensors, std::vector<ChunkPlan> plans)
-    : context_(std::move(context)), slots_(std::move(slots)), linked_(linked),
-      name_(std::move(name)), tensors_(tensors), plans_(std::move(plans)) {
-    const std::uint64_t sequence = context_->transport.next_sequence();
-    std::vector<StagingSlot>& in_turn = linked_ ? slots_->linked : slots_->host;
-    for (std::size_t i = 0; i < plans_.size(); ++i)
-        chunks_.push_back(std::make_unique<ChunkTransfer>(
-            *context_, in_turn[i % in_turn.size()], linked_, tensors_, plans_[i], sequence, i));
-    next_.resize(in_turn.size());
-    std::iota(next_.begin(), next_.end(), std::size_t{0});
-}
-
-void CollectiveJob::finish(const ChunkTransfer& chunk) {
-    stats_.bytes_sent += chunk.stats().bytes_sent;
-    stats_.bytes_received += chunk.stats().bytes_received;
-    stats_.messages_sent += chunk.stats().messages_sent;
-    events_of_ended_ += chunk.num_events();
-}
-
-/// Counts the time in which only the network could go on, and ends a wait that takes too long.
-void CollectiveJob::watch(std::uint64_t num_events) {
-    const auto now = Clock::now();
-    const ChunkTransfer* waiting = nullptr;
-    bool only_network = true;
-    for (const std::size_t at : next_) {
-        if (at >= chunks_.size())
-            continue;
-        if (chunks_[at]->waits_for_network())
-            waiting = waiting ? waiting : chunks_[at].get();
-        else
-            only_network = false;
-    }
-    const bool waits = waiting != nullptr && only_network && last_step_ != TimeOfDay{};
-    if (waits)
-        stats_.seconds_waited += std::chrono::duration<double>(now - last_step_).count();
-    if (!waits || num_events != last_events_)
-        last_progress_ = now;
-    last_step_ = now;
-    last_events_ = num_events;
-    if (waiting != nullptr && now - last_progress_ > context_->options.timeout)
-        throw timeout_error(
-            context_->transport, waiting->transfers(), name_ + ": " + waiting->phase_name(),
-            std::chrono::duration_cast<std::chrono::milliseconds>(now - last_progress_));
-}
-
-/// Whether the slot has work left after all that could be done now.
-bool CollectiveJob::step_slot(std::size_t slot, LaneContext& lane) {
-    for (; next_[slot] < chunks_.size(); next_[slot] += next_.size()) {
-        ChunkTransfer& chunk = *chunks_[next_[slot]];
-        if (!chunk.step(lane))
-            return true;
-        finish(chunk);
-        chunks_[next_[slot]].reset();
-    }
-    return false;
-}
-
-Progress CollectiveJob::step(LaneContext& lane) {
-    ControlPlane& control = context_->transport.control();
-    if (!began_) {
-        began_ = true;
-        activity_ = control.begin_activity([this] { return describe(); });
-    }
-    try {
-        const std::scoped_lock lock(mutex_);
-        return advance(lane);
-    } catch (const Error& error) {
-        if (control.failed())
-            throw control.with_activities(error);
-        if (error.code() == ErrorCode::Timeout)
-            throw;
-        throw Error(error.code(),
-                    "rank " + std::to_string(control.rank()) + ": " + describe() + ": " +
-                        error.message(),
-                    error.rank(), error.detail());
-    }
-}
-
-/// Any thread. Does not wait for long: a step may stand in a driver.
-std::string CollectiveJob::describe() const {
-    const std::unique_lock lock(mutex_, std::chrono::seconds(1));
-    if (!lock)
-        return "'" + name_ + "', within a step";
-    const ChunkTransfer* at = nullptr;
-    std::size_t open = 0;
-    for (const std::size_t next : next_)
-        for (std::size_t i = next; i < chunks_.size(); i += next_.size()) {
-            ++open;
-            if (i == next &&
-                (at == nullptr || (chunks_[i]->waits_for_network() && !at->waits_for_network())))
-                at = chunks_[i].get();
-        }
-    std::string text = "'" + name_ + (at ? std::string(": ") + at->phase_name() : "") + "', " +
-                       std::to_string(chunks_.size() - open) + " of " +
-                       std::to_string(chunks_.size()) + " chunks done";
-    if (at != nullptr && at->waits_for_network())
-        text += ", " + describe_transfers(at->transfers());
-    return text;
-}
-
-/// From device to device a nap is as long as a chunk's way; not while others let it wait.
-bool CollectiveJob::hurries() const {
-    return linked_ && !context_->device.info().is_cpu &&
-           last_step_ - last_progress_ < std::chrono::milliseconds(5);
-}
-
-Progress CollectiveJob::advance(LaneContext& lane) {
-    context_->transport.progress();
-    bool any = false;
-    std::uint64_t num_events = 0;
-    for (std::size_t slot = 0; slot < next_.size(); ++slot)
-        if (step_slot(slot, lane)) {
-            if (!any) // what the first of the chunks under way is at
-                lane.phase(chunks_[next_[slot]]->phase_name());
-            any = true;
-            num_events += chunks_[next_[slot]]->num_events();
-        }
-    watch(events_of_ended_ + num_events);
-    if (any)
-        return hurries() ? Progress::Soon : Progress::Again;
-    const std::scoped_lock lock(context_->stats_mutex);
-    CollectivesStats& all = context_->stats;
-    ++all.collectives;
-    all.bytes_sent += stats_.bytes_sent;
-    all.bytes_received += stats_.bytes_received;
-    all.messages_sent += stats_.messages_sent;
-    all.seconds_waited += stats_.seconds_waited;
-    return Progress::Done;
-}
-
-// ---- The interface -----------------------------------------------------------------------------
 
 namespace {
 
@@ -215,6 +78,12 @@ struct Collectives::Impl {
                                   std::span<const std::uint64_t> counts) const;
     TimePoint post(const char* what, const CollectiveTensors& tensors, std::uint64_t bytes,
                    bool writes_source, std::vector<ChunkPlan> plans);
+    TimePoint post(const char* what, bool linked, std::vector<DeclaredAccess> accesses,
+                   std::size_t num_chunks, const CollectiveJob::MakeChunk& make);
+    void check_apart(const char* what, const CollectiveTensors& tensors,
+                     const MovePlan& plan) const;
+    TimePoint move(const char* what, const TensorView& source, const TensorView& target,
+                   std::span<const MemoryMove> moves, bool sums);
     /// What a rank refuses or cannot do, all ranks hear of.
     template <class Call>
     TimePoint together(const Call& call) const {
@@ -264,21 +133,118 @@ std::vector<ByteRange> Collectives::Impl::shares(const char* what, const TensorV
 TimePoint Collectives::Impl::post(const char* what, const CollectiveTensors& tensors,
                                   std::uint64_t bytes, bool writes_source,
                                   std::vector<ChunkPlan> plans) {
+    const BufferView source = words_around(tensors.source, 0, tensors.source.bytes);
+    const BufferView target = words_around(tensors.target, 0, tensors.target.bytes);
+    std::vector<DeclaredAccess> accesses;
+    if (source && !writes_source)
+        accesses.push_back({source, Access::Read});
+    if (target)
+        accesses.push_back({target, Access::ReadWrite});
+    const bool by_link = linked(bytes);
+    return post(what, by_link, std::move(accesses), plans.size(),
+                [&](StagingSlot& slot, std::size_t index, std::uint64_t sequence,
+                    std::uint32_t first_stream) {
+                    return std::make_unique<ChunkTransfer>(*context, slot, by_link, tensors,
+                                                           std::move(plans[index]), sequence,
+                                                           first_stream);
+                });
+}
+
+TimePoint Collectives::Impl::post(const char* what, bool linked,
+                                  std::vector<DeclaredAccess> accesses, std::size_t num_chunks,
+                                  const CollectiveJob::MakeChunk& make) {
     CollectiveLane& at = lanes[next_lane++ % lanes.size()];
     LaneJob job;
     job.name = context->options.name + " " + what;
-    const BufferView source = words_around(tensors.source, 0, tensors.source.bytes);
-    const BufferView target = words_around(tensors.target, 0, tensors.target.bytes);
-    if (source && !writes_source)
-        job.accesses.push_back({source, Access::Read});
-    if (target)
-        job.accesses.push_back({target, Access::ReadWrite});
-    auto work = std::make_shared<CollectiveJob>(context, at.slots, linked(bytes), job.name, tensors,
-                                                std::move(plans));
+    job.accesses = std::move(accesses);
+    auto work =
+        std::make_shared<CollectiveJob>(context, at.slots, linked, job.name, num_chunks, make);
     job.on_failure = tell_all(context->transport.control());
     job.step = [work](LaneContext& lane) { return work->step(lane); };
     job.timeout = std::chrono::hours{24}; // CollectiveJob::watch has the limit that counts
     return at.lane.post(std::move(job));
+}
+
+namespace {
+
+BufferView bytes_of(const TensorView& tensor) {
+    return tensor.num_bytes() > 0 ? tensor.buffer.sub(0, tensor.num_bytes()) : BufferView{};
+}
+
+bool overlap(const BufferView& a, const BufferView& b) {
+    return a && b && a.resource == b.resource && a.offset < b.offset + b.bytes &&
+           b.offset < a.offset + a.bytes;
+}
+
+} // namespace
+
+/// That this rank's ranges lie in its tensors, and that it gives nothing of what it gets.
+void Collectives::Impl::check_apart(const char* what, const CollectiveTensors& tensors,
+                                    const MovePlan& plan) const {
+    const auto within = [&](const char* name, const BufferView& view, std::uint64_t first,
+                            std::uint64_t bytes) {
+        require(bytes <= view.bytes && first <= view.bytes - bytes, what,
+                std::to_string(bytes) + " bytes at byte " + std::to_string(first) + " of this " +
+                    "rank's " + name + ", which has " + std::to_string(view.bytes));
+    };
+    const bool shared = overlap(tensors.source, tensors.target);
+    std::map<std::uint64_t, std::uint64_t> taken; // end by begin, in the memory that they share
+    for (const MoveTarget& at : plan.targets)
+        if (at.to == context->self()) {
+            within("target", tensors.target, at.to_byte, at.bytes);
+            if (shared)
+                taken.emplace(tensors.target.offset + at.to_byte,
+                              tensors.target.offset + at.to_byte + at.bytes);
+        }
+    for (const MoveTarget& at : plan.targets)
+        for (const MoveTerm& term : at.terms)
+            if (term.from == context->self()) {
+                within("source", tensors.source, term.from_byte, at.bytes);
+                const std::uint64_t begin = tensors.source.offset + term.from_byte;
+                const auto behind = taken.lower_bound(begin + at.bytes);
+                require(behind == taken.begin() || std::prev(behind)->second <= begin, what,
+                        std::to_string(at.bytes) + " bytes at byte " +
+                            std::to_string(term.from_byte) +
+                            " of this rank's source are among those that its target gets");
+            }
+}
+
+TimePoint Collectives::Impl::move(const char* what, const TensorView& source,
+                                  const TensorView& target, std::span<const MemoryMove> moves,
+                                  bool sums) {
+    check(what, "source", source, sums);
+    check(what, "target", target, sums);
+    const CollectiveTensors tensors{bytes_of(source), bytes_of(target), false};
+    require(tensors.source.offset % kWordBytes == 0 && tensors.target.offset % kWordBytes == 0,
+            what, "source and target must begin at multiples of 4 bytes");
+    std::uint64_t bytes = 0; // of all moves: the same on all members
+    for (const MemoryMove& move : moves)
+        bytes += move.bytes;
+    const MovePlan plan =
+        plan_moves(limits(bytes), moves, sums, context->options.name + " " + what);
+    check_apart(what, tensors, plan);
+    std::vector<DeclaredAccess> accesses;
+    if (overlap(tensors.source, tensors.target)) {
+        const std::uint64_t begin = std::min(tensors.source.offset, tensors.target.offset);
+        const std::uint64_t end = std::max(tensors.source.offset + tensors.source.bytes,
+                                           tensors.target.offset + tensors.target.bytes);
+        accesses.push_back({{tensors.source.resource, begin, end - begin}, Access::ReadWrite});
+    } else {
+        if (tensors.source)
+            accesses.push_back(
+                {words_around(tensors.source, 0, tensors.source.bytes), Access::Read});
+        if (tensors.target)
+            accesses.push_back(
+                {words_around(tensors.target, 0, tensors.target.bytes), Access::ReadWrite});
+    }
+    const bool by_link = linked(bytes);
+    return post(what, by_link, std::move(accesses), plan.chunks.size(),
+                [&](StagingSlot& slot, std::size_t index, std::uint64_t sequence,
+                    std::uint32_t first_stream) {
+                    return std::make_unique<MoveTransfer>(*context, slot, by_link, tensors, plan,
+                                                          plan.chunks[index], sums, sequence,
+                                                          first_stream);
+                });
 }
 
 Collectives::Collectives(Device& device, World& world, Transport& transport, HostThread& thread,
@@ -405,6 +371,16 @@ TimePoint Collectives::broadcast(int root, const TensorView& x) {
         return impl_->post("BROADCAST", {bytes, bytes, true}, bytes.bytes, true,
                            plan_all_gather(impl_->limits(bytes.bytes), shares));
     });
+}
+
+TimePoint Collectives::move(const TensorView& source, const TensorView& target,
+                            std::span<const MemoryMove> moves) {
+    return impl_->together([&] { return impl_->move("MOVE", source, target, moves, false); });
+}
+
+TimePoint Collectives::sum_moves(const TensorView& source, const TensorView& target,
+                                 std::span<const MemoryMove> moves) {
+    return impl_->together([&] { return impl_->move("SUM_MOVES", source, target, moves, true); });
 }
 
 CollectivesStats Collectives::stats() const {

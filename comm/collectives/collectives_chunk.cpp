@@ -3,7 +3,6 @@
 // into the device; a chunk skips what its plan does not ask for.
 
 #include "collectives_impl.hpp"
-#include "transport/trace_transfer.hpp"
 #include "words.hpp"
 
 #include <bellows/base/error.hpp>
@@ -16,14 +15,48 @@
 
 namespace bellows {
 
+void record_member_sum(Recording& recording, const MemberSum& of) {
+    const std::uint64_t offsets =
+        of.own.offset | of.staged.offset | of.sum.offset | of.image.offset | of.stride;
+    const std::uint64_t in_fours = offsets % 16 == 0 ? of.sum.bytes / 16 * 16 : 0;
+    const bool cpu = recording.device().info().is_cpu;
+    const auto dispatch = [&](std::uint64_t first, std::uint64_t bytes, std::uint64_t element) {
+        if (bytes == 0)
+            return;
+        using Variant = kernels::SumRanks::Variant;
+        const std::uint64_t local = cpu ? 8 : 128, per_group = cpu ? local * 16 : local;
+        const std::uint64_t count = bytes / element;
+        const BufferView own = of.own.sub(first, bytes), sum = of.sum.sub(first, bytes);
+        recording.dispatch(
+            kernels::SumRanks{.variant = element == 16 ? Variant::vec4 : Variant::scalar,
+                              .constants = {.local_size = static_cast<std::uint32_t>(local)},
+                              .own = own,
+                              .staged =
+                                  of.staged ? of.staged.sub(first, of.staged.bytes - first) : own,
+                              .sum = sum,
+                              .image = of.image ? of.image.sub(first, bytes) : sum,
+                              .count = static_cast<std::uint32_t>(count),
+                              .stride = static_cast<std::uint32_t>(of.stride / element),
+                              .members = static_cast<std::uint32_t>(of.members),
+                              .self = static_cast<std::uint32_t>(of.self),
+                              .has_image = of.image ? 1u : 0u},
+            {static_cast<std::uint32_t>(
+                 std::clamp<std::uint64_t>((count + per_group - 1) / per_group, 1, 16384)),
+             1, 1});
+    };
+    dispatch(0, in_fours, 16);
+    dispatch(in_fours, of.sum.bytes - in_fours, 4);
+}
+
+// ---- Sums and gatherings -----------------------------------------------------------------------
+
 ChunkTransfer::ChunkTransfer(CollectiveContext& context, StagingSlot& slot, bool linked,
-                             const CollectiveTensors& tensors, const ChunkPlan& plan,
-                             std::uint64_t sequence, std::uint64_t index)
-    : context_(context), slot_(slot), linked_(linked), tensors_(tensors),
+                             const CollectiveTensors& tensors, ChunkPlan plan,
+                             std::uint64_t sequence, std::uint32_t first_stream)
+    : CollectiveChunk(context, slot, linked, sequence, first_stream), tensors_(tensors),
       source_(linked ? context.linked(tensors.source) : nullptr),
       target_(linked && tensors.own_in_place ? context.linked(tensors.target) : nullptr),
-      plan_(plan), sequence_(sequence),
-      first_stream_(static_cast<std::uint32_t>(2 * index % (Tag::kStreams / 2))),
+      plan_(std::move(plan)),
       out_(context.device, role_of_copies(context.device, linked, QueueRole::TransferOut),
            context.options.name + " out"),
       sum_(context.device, QueueRole::AsyncCompute, context.options.name + " sum"),
@@ -98,23 +131,6 @@ void ChunkTransfer::lay_out() {
     }
 }
 
-void ChunkTransfer::reserve(MessageBuffer& staging, std::uint64_t bytes, LaneContext& lane) {
-    if (bytes == 0 || (staging.buffer.bound() && staging.buffer.size() >= bytes))
-        return;
-    if (!linked_) {
-        staging.buffer.bind(bytes);
-        return;
-    }
-    staging.block = context_.link->allocate(bytes, context_.gone);
-    staging.block->bind(lane, staging.buffer);
-}
-
-/// Called when nothing uses the slot.
-void ChunkTransfer::reserve_staging(LaneContext& lane) {
-    reserve(slot_.image, image_bytes_, lane);
-    reserve(slot_.incoming, incoming_bytes_, lane);
-}
-
 // ---- Work of the device ----------------------------------------------------------------------
 
 void ChunkTransfer::record() {
@@ -180,41 +196,17 @@ void ChunkTransfer::record_own_piece() {
 void ChunkTransfer::record_sum() {
     const ByteRange& part = plan_.parts[context_.self()];
     const bool image = !plan_.pieces.empty() && target_ == nullptr;
-    const std::uint64_t image_at = image ? in_image(part.begin) : 0;
-    const BufferView own = tensors_.source.sub(part.begin, part.size());
-    const BufferView sum = tensors_.target.sub(plan_.sum_at, part.size());
-    const bool aligned = own.offset % 16 == 0 && sum.offset % 16 == 0 && image_at % 16 == 0;
-    const std::uint64_t in_fours = aligned ? part.size() / 16 * 16 : 0;
-    const bool cpu = context_.device.info().is_cpu;
     const std::uint64_t staged_bytes = (context_.members() - 1) * incoming_stride_;
-    const auto dispatch = [&](std::uint64_t first, std::uint64_t bytes, std::uint64_t element) {
-        if (bytes == 0)
-            return;
-        using Variant = kernels::SumRanks::Variant;
-        const std::uint64_t local = cpu ? 8 : 128, per_group = cpu ? local * 16 : local;
-        const std::uint64_t count = bytes / element;
-        const BufferView sum_part = sum.sub(first, bytes);
-        sum_.dispatch(
-            kernels::SumRanks{
-                .variant = element == 16 ? Variant::vec4 : Variant::scalar,
-                .constants = {.local_size = static_cast<std::uint32_t>(local)},
-                .own = own.sub(first, bytes),
-                .staged = staged_bytes > 0
-                              ? slot_.incoming.buffer.view().sub(first, staged_bytes - first)
-                              : own.sub(first, bytes),
-                .sum = sum_part,
-                .image = image ? slot_.image.buffer.view().sub(image_at + first, bytes) : sum_part,
-                .count = static_cast<std::uint32_t>(count),
-                .stride = static_cast<std::uint32_t>(incoming_stride_ / element),
-                .members = static_cast<std::uint32_t>(context_.members()),
-                .self = static_cast<std::uint32_t>(context_.self()),
-                .has_image = image ? 1u : 0u},
-            {static_cast<std::uint32_t>(
-                 std::clamp<std::uint64_t>((count + per_group - 1) / per_group, 1, 16384)),
-             1, 1});
-    };
-    dispatch(0, in_fours, 16);
-    dispatch(in_fours, part.size() - in_fours, 4);
+    record_member_sum(
+        sum_, {.own = tensors_.source.sub(part.begin, part.size()),
+               .staged = staged_bytes > 0 ? slot_.incoming.buffer.view().sub(0, staged_bytes)
+                                          : BufferView{},
+               .sum = tensors_.target.sub(plan_.sum_at, part.size()),
+               .image = image ? slot_.image.buffer.view().sub(in_image(part.begin), part.size())
+                              : BufferView{},
+               .stride = incoming_stride_,
+               .members = context_.members(),
+               .self = context_.self()});
 }
 
 void ChunkTransfer::record_in() {
@@ -236,39 +228,14 @@ void ChunkTransfer::record_in() {
 
 // ---- Messages --------------------------------------------------------------------------------
 
-void ChunkTransfer::post(std::uint64_t member, std::uint32_t stream, const MessageBuffer& at,
-                         MemoryRun run, Direction direction) {
-    if (run.bytes == 0)
-        return;
-    const int peer = context_.group.rank_at(static_cast<int>(member));
-    const Tag tag{sequence_, first_stream_ + stream};
-    const bool receives = direction == Direction::Receive;
-    Transport& transport = context_.transport;
-    if (linked_) {
-        transfers_.push_back(
-            receives ? post_link_recv(transport, peer, tag, at.block, {run}, context_.opened)
-                     : post_link_send(transport, peer, tag, at.block, {run}));
-    } else {
-        const auto bytes = at.buffer.mapped_as<std::byte>().subspan(run.offset, run.bytes);
-        transfers_.push_back(receives ? transport.post_recv(peer, tag, bytes)
-                                      : transport.post_send(peer, tag, bytes));
-    }
-    if (receives) {
-        stats_.bytes_received += run.bytes;
-    } else {
-        stats_.bytes_sent += run.bytes;
-        ++stats_.messages_sent;
-    }
-}
-
 void ChunkTransfer::post_scatter() {
     const std::uint64_t self = context_.self(), own_bytes = plan_.parts[self].size();
     for (std::uint64_t member = 0, row = 0; member < context_.members(); ++member) {
         if (member == self)
             continue;
-        post(member, 0, slot_.incoming, {row * incoming_stride_, own_bytes}, Direction::Receive);
+        post(member, 0, slot_.incoming, {{row * incoming_stride_, own_bytes}}, Direction::Receive);
         post(member, 0, source_ != nullptr ? *source_ : slot_.image,
-             {out_at_[member], plan_.parts[member].size()}, Direction::Send);
+             {{out_at_[member], plan_.parts[member].size()}}, Direction::Send);
         ++row;
     }
 }
@@ -284,30 +251,12 @@ void ChunkTransfer::post_gather() {
     for (std::uint64_t member = 0; member < context_.members(); ++member) {
         if (member == context_.self())
             continue;
-        post(member, 1, at, run_of(member), Direction::Receive);
-        post(member, 1, at, run_of(context_.self()), Direction::Send);
+        post(member, 1, at, {run_of(member)}, Direction::Receive);
+        post(member, 1, at, {run_of(context_.self())}, Direction::Send);
     }
-}
-
-bool ChunkTransfer::all_done() {
-    bool done = true;
-    for (Transfer& transfer : transfers_) {
-        const bool known = transfer.done();
-        if (!test_and_trace(context_.device, context_.options.name, transfer))
-            done = false;
-        else if (!known)
-            ++num_events_;
-    }
-    if (done)
-        transfers_.clear();
-    return done;
 }
 
 // ---- Phases ----------------------------------------------------------------------------------
-
-void ChunkTransfer::submit(LaneContext& lane, Recording& recording) {
-    submitted_ = recording.num_operations() > 0 ? lane.submit(recording) : TimePoint{};
-}
 
 /// Whether this member's piece stands where it is sent from: what was copied out in whole words is
 /// moved there.
@@ -340,12 +289,11 @@ void ChunkTransfer::after_out() {
     }
 }
 
-/// One phase further if that is possible now.
 bool ChunkTransfer::advance(LaneContext& lane) {
     switch (phase_) {
     case Phase::Start:
         reserve_staging(lane);
-        submit(lane, out_);
+        submitted_ = submit(lane, out_);
         phase_ = Phase::Out;
         return true;
     case Phase::Out:
@@ -356,7 +304,7 @@ bool ChunkTransfer::advance(LaneContext& lane) {
     case Phase::Scatter:
         if (!all_done())
             return false;
-        submit(lane, sum_);
+        submitted_ = submit(lane, sum_);
         phase_ = Phase::Sum;
         return true;
     case Phase::Sum:
@@ -373,7 +321,7 @@ bool ChunkTransfer::advance(LaneContext& lane) {
             std::memcpy(slot_.image.buffer.mapped_as<std::byte>().data() + in_image(image_.end),
                         slot_.incoming.buffer.mapped_as<std::byte>().data() + edge_at_ + tail,
                         kWordBytes - tail);
-        submit(lane, in_);
+        submitted_ = submit(lane, in_);
         phase_ = Phase::In;
         return true;
     case Phase::In:
@@ -385,12 +333,6 @@ bool ChunkTransfer::advance(LaneContext& lane) {
         return false;
     }
     return false;
-}
-
-bool ChunkTransfer::step(LaneContext& lane) {
-    while (advance(lane))
-        ++num_events_;
-    return phase_ == Phase::Done;
 }
 
 } // namespace bellows

@@ -10,6 +10,7 @@
 #include <bellows/comm/collectives.hpp>
 #include <bellows/engine/recording.hpp>
 
+#include <functional>
 #include <list>
 #include <memory>
 #include <mutex>
@@ -70,24 +71,78 @@ struct CollectiveTensors {
     bool own_in_place = false; ///< this member's gathered piece already stands in the target
 };
 
+/// What is summed on the device in ascending order of members, as sum_ranks.comp says.
+struct MemberSum {
+    BufferView own;     ///< of member `self`
+    BufferView staged;  ///< the others' rows, stride bytes apart; empty with one member
+    BufferView sum;     ///< may be own
+    BufferView image{}; ///< gets a copy of the sum; may be empty
+    std::uint64_t stride = 0, members = 1, self = 0;
+};
+
+void record_member_sum(Recording& recording, const MemberSum& of);
+
 /// One chunk of a collective. It records its device work when it is made, while the caller's
 /// tensors are sure to be there; the rest happens on the lane's thread.
-class ChunkTransfer {
+class CollectiveChunk {
 public:
-    ChunkTransfer(CollectiveContext& context, StagingSlot& slot, bool linked,
-                  const CollectiveTensors& tensors, const ChunkPlan& plan, std::uint64_t sequence,
-                  std::uint64_t index);
+    /// first_stream: the first of two that no other chunk under way has.
+    CollectiveChunk(CollectiveContext& context, StagingSlot& slot, bool linked,
+                    std::uint64_t sequence, std::uint32_t first_stream)
+        : context_(context), slot_(slot), linked_(linked), sequence_(sequence),
+          first_stream_(first_stream) {}
+    CollectiveChunk(const CollectiveChunk&) = delete;
+    CollectiveChunk& operator=(const CollectiveChunk&) = delete;
+    virtual ~CollectiveChunk() = default;
 
     /// Does what can be done now; true when the chunk has ended. Never blocks.
     bool step(LaneContext& lane);
-    bool waits_for_network() const noexcept {
-        return phase_ == Phase::Scatter || phase_ == Phase::Gather;
-    }
+    virtual bool waits_for_network() const noexcept = 0;
+    virtual const char* phase_name() const noexcept = 0;
     /// Rises with every message that is done and every phase.
     std::uint64_t num_events() const noexcept { return num_events_; }
     std::span<const Transfer> transfers() const noexcept { return transfers_; }
-    const char* phase_name() const noexcept;
     const CollectivesStats& stats() const noexcept { return stats_; }
+
+protected:
+    /// One phase further if that is possible now.
+    virtual bool advance(LaneContext& lane) = 0;
+    virtual bool ended() const noexcept = 0;
+
+    /// Grows the slot's memory to image_bytes_ and incoming_bytes_. Called when nothing uses it.
+    void reserve_staging(LaneContext& lane);
+    TimePoint submit(LaneContext& lane, Recording& recording);
+    /// runs: one behind the other unless messages are linked; without bytes nothing is posted.
+    void post(std::uint64_t member, std::uint32_t stream, const MessageBuffer& at,
+              std::vector<MemoryRun> runs, Direction direction);
+    bool all_done();
+
+    CollectiveContext& context_;
+    StagingSlot& slot_;
+    const bool linked_; ///< messages go from device to device
+    std::uint64_t image_bytes_ = 0, incoming_bytes_ = 0;
+
+private:
+    void reserve(MessageBuffer& staging, std::uint64_t bytes, LaneContext& lane);
+
+    std::uint64_t sequence_;
+    std::uint32_t first_stream_;
+    std::vector<Transfer> transfers_;
+    std::uint64_t num_events_ = 0;
+    CollectivesStats stats_;
+};
+
+/// A chunk of a sum, a gathering, or both.
+class ChunkTransfer final : public CollectiveChunk {
+public:
+    ChunkTransfer(CollectiveContext& context, StagingSlot& slot, bool linked,
+                  const CollectiveTensors& tensors, ChunkPlan plan, std::uint64_t sequence,
+                  std::uint32_t first_stream);
+
+    bool waits_for_network() const noexcept override {
+        return phase_ == Phase::Scatter || phase_ == Phase::Gather;
+    }
+    const char* phase_name() const noexcept override;
 
 private:
     enum class Phase : std::uint8_t { Start, Out, Scatter, Sum, Gather, In, Done };
@@ -101,48 +156,70 @@ private:
     void record_own_piece();
     void record_sum();
     void record_in();
-    void reserve_staging(LaneContext& lane);
-    void reserve(MessageBuffer& staging, std::uint64_t bytes, LaneContext& lane);
     bool own_piece_placed();
-    bool advance(LaneContext& lane);
-    void submit(LaneContext& lane, Recording& recording);
+    bool advance(LaneContext& lane) override;
+    bool ended() const noexcept override { return phase_ == Phase::Done; }
     void after_out();
     void post_scatter();
     void post_gather();
-    void post(std::uint64_t member, std::uint32_t stream, const MessageBuffer& at, MemoryRun run,
-              Direction direction);
-    bool all_done();
 
-    CollectiveContext& context_;
-    StagingSlot& slot_;
-    bool linked_; ///< messages go from device to device
-    const CollectiveTensors& tensors_;
+    CollectiveTensors tensors_;
     const MessageBuffer* source_; ///< that members copy their parts from; null: from the image
     const MessageBuffer* target_; ///< that pieces are gathered in; null: in the image
-    const ChunkPlan& plan_;
-    std::uint64_t sequence_;
-    std::uint32_t first_stream_;
+    ChunkPlan plan_;
     Phase phase_ = Phase::Start;
     std::vector<std::uint64_t> out_at_; ///< per member: its part in the source or image
-    std::uint64_t image_bytes_ = 0, incoming_bytes_ = 0;
     std::uint64_t incoming_stride_ = 0;
     ByteRange image_;                          ///< of the target
     std::optional<std::uint64_t> bounce_lead_; ///< own piece in `incoming`, from this byte on
     std::uint64_t edge_at_ = 0;                ///< in `incoming`: the target's last word as it was
     std::unique_ptr<LinkCopy> bounce_;
-    std::vector<Transfer> transfers_;
     Recording out_, sum_, in_;
     TimePoint submitted_;
-    std::uint64_t num_events_ = 0;
-    CollectivesStats stats_;
+};
+
+/// A chunk of a list of moves.
+class MoveTransfer final : public CollectiveChunk {
+public:
+    /// Keeps nothing of the plan. sums: other terms than the first are added, and messages never go
+    /// straight to the target.
+    MoveTransfer(CollectiveContext& context, StagingSlot& slot, bool linked,
+                 const CollectiveTensors& tensors, const MovePlan& plan,
+                 std::span<const MovePiece> pieces, bool sums, std::uint64_t sequence,
+                 std::uint32_t first_stream);
+
+    bool waits_for_network() const noexcept override { return phase_ == Phase::Network; }
+    const char* phase_name() const noexcept override;
+
+private:
+    enum class Phase : std::uint8_t { Start, Out, Network, In, Done };
+    struct Arrival;
+
+    std::vector<Arrival> lay_out(const MovePlan& plan, std::span<const MovePiece> pieces);
+    void record(const std::vector<Arrival>& arrivals);
+    void post_messages();
+    bool advance(LaneContext& lane) override;
+    bool ended() const noexcept override { return phase_ == Phase::Done; }
+
+    CollectiveTensors tensors_;
+    const MessageBuffer* source_; ///< that members copy from; null: from the image
+    const MessageBuffer* target_; ///< that messages go straight to; null: to `incoming`
+    Phase phase_ = Phase::Start;
+    std::vector<std::vector<MemoryRun>> sends_, receives_; ///< per member
+    Recording out_, within_, in_, sum_;
+    TimePoint sent_, moved_within_, moved_in_, summed_;
 };
 
 /// The job of one collective.
 class CollectiveJob {
 public:
+    /// Makes chunk `index`, which travels on two streams from `first_stream` on.
+    using MakeChunk = std::function<std::unique_ptr<CollectiveChunk>(
+        StagingSlot& slot, std::size_t index, std::uint64_t sequence, std::uint32_t first_stream)>;
+
+    /// Makes all chunks at once.
     CollectiveJob(std::shared_ptr<CollectiveContext> context, std::shared_ptr<StagingSlots> slots,
-                  bool linked, std::string name, CollectiveTensors tensors,
-                  std::vector<ChunkPlan> plans);
+                  bool linked, std::string name, std::size_t num_chunks, const MakeChunk& make);
 
     Progress step(LaneContext& lane);
 
@@ -152,7 +229,7 @@ private:
     Progress advance(LaneContext& lane);
     std::string describe() const;
     void watch(std::uint64_t num_events);
-    void finish(const ChunkTransfer& chunk);
+    void finish(const CollectiveChunk& chunk);
     bool step_slot(std::size_t slot, LaneContext& lane);
     bool hurries() const;
 
@@ -160,10 +237,8 @@ private:
     std::shared_ptr<StagingSlots> slots_; // outlives the recordings of the chunks
     bool linked_;
     std::string name_;
-    CollectiveTensors tensors_;
-    std::vector<ChunkPlan> plans_;
-    std::vector<std::unique_ptr<ChunkTransfer>> chunks_; ///< chunk i in slot i % slots
-    std::vector<std::size_t> next_;                      ///< per slot: the chunk that it is at
+    std::vector<std::unique_ptr<CollectiveChunk>> chunks_; ///< chunk i in slot i % slots
+    std::vector<std::size_t> next_;                        ///< per slot: the chunk that it is at
     TimeOfDay last_step_, last_progress_;
     std::uint64_t events_of_ended_ = 0, last_events_ = 0;
     CollectivesStats stats_;

@@ -2,8 +2,9 @@
 #pragma once
 
 // Collectives on device tensors over a group of ranks: all-reduce, reduce-scatter, all-gather,
-// broadcast. Every sum is taken in f32 on the device in ascending rank order, (x0 + x1) + x2 ...,
-// so all ranks get the same bits in every run, for every chunk size and transport. The calls only
+// broadcast, and moves from many to many by a table. Every sum is taken in f32 on the device in
+// ascending rank order, (x0 + x1) + x2 ..., that of moves in the order of the table, so all ranks
+// get the same bits in every run, for every chunk size and transport. The calls only
 // hand work in; each returns the time point of its result and never waits for the network.
 //
 // All ranks of the group make the same calls in the same order with the same counts. A call that
@@ -31,6 +32,15 @@
 #include <string>
 
 namespace bellows {
+
+/// Bytes that one member of the group gives another, or itself. from and to are positions in the
+/// group. Places and sizes are multiples of 4 bytes.
+struct MemoryMove {
+    int from = 0, to = 0;
+    std::uint64_t from_byte = 0; ///< in the source of `from`
+    std::uint64_t to_byte = 0;   ///< in the target of `to`
+    std::uint64_t bytes = 0;     ///< 0: nothing moves
+};
 
 struct CollectivesStats {
     std::uint64_t collectives = 0; ///< ended ones
@@ -78,6 +88,24 @@ public:
                          std::span<const std::uint64_t> counts = {});
     /// x (any dtype, contiguous, as all_gather's `all`) of member `root` goes to all.
     TimePoint broadcast(int root, const TensorView& x);
+
+    /// From many to many, as a table says: the target of each move's `to` gets the bytes of the
+    /// source of its `from`, bit for bit. moves: the same list on every member; it need not outlive
+    /// the call. Source ranges may repeat and overlap (one to many), target ranges must not
+    /// overlap. Bytes of the target that no move names are kept.
+    /// source, target: this rank's memory (any dtype and shape, contiguous, begin at a multiple of
+    /// 4 bytes); empty where it gives or takes nothing. They may be the same memory as long as the
+    /// rank gives no byte that it also takes. Throws Error{InvalidArgument} for positions, places
+    /// or sizes that do not fit. Lists that differ are noticed where messages then differ in size
+    /// (Error{Corrupt}) or are missing (Error{Timeout}).
+    TimePoint move(const TensorView& source, const TensorView& target,
+                   std::span<const MemoryMove> moves);
+    /// The same of f32, where several moves may have the same target range (equal begin and size,
+    /// else Error{InvalidArgument}): the target becomes the sum of what they bring, in the order of
+    /// the list, ((x0 + x1) + x2) + ..., with the same bits for every chunk size and transport.
+    /// What one move alone brings is copied, bit for bit. What the target held is not added.
+    TimePoint sum_moves(const TensorView& source, const TensorView& target,
+                        std::span<const MemoryMove> moves);
 
     CollectivesStats stats() const;
 
