@@ -11,7 +11,7 @@
 
 namespace bellows {
 
-/// What this member gets in one place. With a term less where a message goes straight there.
+/// What this member gets in one place. Without terms where a message goes straight there.
 struct MoveTransfer::Arrival {
     BufferView at;
     std::vector<BufferView> terms; ///< in the source or in `incoming`

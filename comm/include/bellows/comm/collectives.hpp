@@ -95,8 +95,9 @@ public:
     /// overlap. Bytes of the target that no move names are kept.
     /// source, target: this rank's memory (any dtype and shape, contiguous, begin at a multiple of
     /// 4 bytes); empty where it gives or takes nothing. They may be the same memory as long as the
-    /// rank gives no byte that it also takes. Throws Error{InvalidArgument} for positions, places
-    /// or sizes that do not fit. Lists that differ are noticed where messages then differ in size
+    /// rank gives no byte that it also takes. Other work sees a read of the whole source and a
+    /// write of the whole target. Throws Error{InvalidArgument} for positions, places or sizes that
+    /// do not fit. Lists that differ are noticed where messages then differ in size
     /// (Error{Corrupt}) or are missing (Error{Timeout}).
     TimePoint move(const TensorView& source, const TensorView& target,
                    std::span<const MemoryMove> moves);
