@@ -56,7 +56,8 @@ struct CollectiveContext {
 /// Memory of a chunk, declared at first and grown by the lane, mapped if its messages go through
 /// the host. `image` holds what is sent to be summed, unless others take it from the source, then
 /// the gathered bytes as they stand in the target, unless they go straight there; `incoming` what
-/// arrives to be summed.
+/// arrives to be summed. Of moves `image` holds what is sent, `incoming` what arrives, with the
+/// same exceptions.
 struct StagingSlot {
     MessageBuffer image, incoming;
 };

@@ -13,6 +13,8 @@
 
 #include <algorithm>
 #include <bit>
+#include <chrono>
+#include <cmath>
 #include <map>
 #include <random>
 #include <string>
