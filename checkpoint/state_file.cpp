@@ -54,6 +54,44 @@ void require_format(const Json& json) {
     }
 }
 
+ExpertPlaces experts_from_json(const Json& json) {
+    ExpertPlaces places;
+    for (const Json& one : json) {
+        const std::uint64_t layer = number(one, "layer", kAny);
+        const auto loads = one.at("loads").get<std::vector<double>>();
+        ExpertPlacement placement{.num_experts = loads.size(),
+                                  .num_ranks = number(one, "ranks", kMostExpertSlots),
+                                  .slots_of_rank = number(one, "slots", kMostExpertSlots),
+                                  .expert_of_slot =
+                                      one.at("expert_of_slot").get<std::vector<std::int32_t>>()};
+        for (const double load : loads)
+            if (!std::isfinite(load) || load < 0)
+                throw Error(ErrorCode::Corrupt, "a load of an expert of layer " +
+                                                    std::to_string(layer) + " is " +
+                                                    std::to_string(load));
+        try {
+            validate_for_exchange(placement);
+        } catch (const Error& error) {
+            throw Error(ErrorCode::Corrupt,
+                        "the experts of layer " + std::to_string(layer) + ": " + error.message());
+        }
+        places.placements[layer] = std::move(placement);
+        places.loads[layer] = loads;
+    }
+    return places;
+}
+
+Json to_json(const ExpertPlaces& places) {
+    Json all = Json::array();
+    for (const auto& [layer, placement] : places.placements)
+        all.push_back({{"layer", layer},
+                       {"ranks", placement.num_ranks},
+                       {"slots", placement.slots_of_rank},
+                       {"expert_of_slot", placement.expert_of_slot},
+                       {"loads", places.loads.at(layer)}});
+    return all;
+}
+
 CheckpointState from_json(const Json& json, std::map<std::string, CheckpointFile>& files) {
     require_format(json);
     require_checksum(json);
@@ -66,6 +104,8 @@ CheckpointState from_json(const Json& json, std::map<std::string, CheckpointFile
     if (const auto loss = json.find("loss"); loss != json.end())
         state.loss = loss->get<double>();
     state.kernels = json.at("kernels").get<std::map<std::string, std::string>>();
+    if (const auto experts = json.find("experts"); experts != json.end())
+        state.experts = experts_from_json(*experts);
     for (const auto& [name, file] : json.at("files").items()) {
         if (!is_plain_name(name)) {
             throw Error(ErrorCode::Corrupt, "it names the file " + in_quotes(name));
@@ -88,6 +128,8 @@ std::string format_checkpoint_state(const CheckpointState& state,
         {"files", Json::object()}};
     if (state.loss && std::isfinite(*state.loss))
         json["loss"] = *state.loss;
+    if (!state.experts.placements.empty())
+        json["experts"] = to_json(state.experts);
     for (const auto& [name, file] : files) {
         if (!is_plain_name(name)) {
             throw Error(ErrorCode::InvalidArgument,

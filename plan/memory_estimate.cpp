@@ -36,6 +36,7 @@ struct Sizes {
     bool apart;         ///< weight gradients have scratch of their own
     bool experts_apart; ///< those of experts, too
     std::uint64_t ep;
+    std::uint64_t slots;      ///< of a rank for experts that are placed; 0: none are
     std::uint64_t rows;       ///< that come to a rank's experts in one micro-batch
     std::uint64_t handle = 0; ///< bytes of an exchange's, with the records that it moves
 };
@@ -50,7 +51,8 @@ Sizes::Sizes(const ModelConfig& m, const TrainingShape& shape, const RunLayout& 
     slot.seq = std::max<std::uint64_t>(shape.seq, 1);
     slot.activation = activation_type(shape.precision);
     slot.linear = linear_precision(shape.precision);
-    slot.local_experts = (m.routed_experts + ep - 1) / ep;
+    slots = expert_slots_of_rank(m, shape, layout);
+    slot.local_experts = slots > 0 ? slots : (m.routed_experts + ep - 1) / ep;
     // The ranks of an exchange send each other all their tokens' slots.
     slot.expert_rows = ops::moe_capacity(slot.tokens * ep, m.top_k,
                                          std::max<std::uint64_t>(slot.local_experts, 1), 1);
@@ -101,6 +103,27 @@ std::uint64_t packed_bytes(const ParameterInfo& info) {
            std::max(down, across) * (kTile + 4) * kF32;
 }
 
+/// What products read of a parameter.
+std::uint64_t weight_bytes(const ParameterInfo& info, const Sizes& s) {
+    const std::uint64_t size = stored_elements(info);
+    const bool in_fp8 = s.fp8() && is_linear(info);
+    std::uint64_t bytes = size * ((s.act == kF32 || kept_in_f32(info) ? kF32 : 0) +
+                                  (s.act == 2 && !in_fp8 ? 2 : 0) + (in_fp8 ? 1 : 0));
+    if (s.copies && is_linear(info)) // but for few that are small
+        bytes += 2 * (in_fp8 ? packed_bytes(info) : size);
+    return bytes;
+}
+
+/// Weights and gradients of the slots that experts are placed in.
+void add_slots(MemoryEstimate& e, const RunLayout& layout, const Schedule& schedule,
+               std::uint64_t rank, const Sizes& s) {
+    for (const ParameterInfo& info :
+         slot_parameters(s.model, schedule, rank, 0, layout.ep, s.slots, s.layers)) {
+        e.of(MemoryCategory::Weights) += weight_bytes(info, s);
+        e.of(MemoryCategory::Gradients) += stored_elements(info) * kF32;
+    }
+}
+
 /// Returns what passing first values takes.
 std::uint64_t add_parameters(MemoryEstimate& e, const RunLayout& layout, const Schedule& schedule,
                              std::uint64_t rank, const Sizes& s) {
@@ -112,12 +135,10 @@ std::uint64_t add_parameters(MemoryEstimate& e, const RunLayout& layout, const S
         experts += info.kind == ParameterKind::Expert ? size : 0;
         largest = std::max(largest, size);
         head_gradient += info.both_ends ? size : 0;
-        const bool in_fp8 = s.fp8() && is_linear(info);
-        weights += size * ((s.act == kF32 || kept_in_f32(info) ? kF32 : 0) +
-                           (s.act == 2 && !in_fp8 ? 2 : 0) + (in_fp8 ? 1 : 0));
-        if (s.copies && is_linear(info)) // but for few that are small
-            weights += 2 * (in_fp8 ? packed_bytes(info) : size);
+        weights += weight_bytes(info, s);
     }
+    if (s.slots > 0)
+        add_slots(e, layout, schedule, rank, s);
     e.of(MemoryCategory::Weights) +=
         weights + schedule.chunks[rank].size() * s.slot.seq * s.model.rope_head_dim() * kF32;
     e.of(MemoryCategory::Gradients) += (elements + head_gradient) * kF32;
@@ -212,8 +233,7 @@ MemoryEstimate estimate_memory(const ModelConfig& m, const TrainingShape& shape,
     Sizes s(m, shape, layout, compute, kinds);
     if (m.moe_layers() > 0) {
         const auto first = static_cast<int>(rank * layout.dp);
-        const ExchangeConfig exchange =
-            exchange_config(m, shape.precision, layout, rank, 0, s.slot.tokens);
+        const ExchangeConfig exchange = exchange_config(m, shape, layout, rank, 0, s.slot.tokens);
         s.handle = exchange_handle_bytes(topology, first, exchange) +
                    exchange_record_bytes(topology, first, exchange);
     }

@@ -45,9 +45,10 @@ LanguageModel::Impl::Impl(const DeviceOptions& device_options, const std::filesy
       parameters(source.load(*device, false, options.on_progress)) {
     if (options.seq > 0)
         shape.seq = options.seq;
+    shape.eplb_every = shape.eplb_slots = 0; // experts stand where they stand
     if (model.moe_layers() > 0)
         exchange.emplace(*device, world, *transport, thread,
-                         exchange_config(model, shape.precision, {}, 0, 0, shape.seq));
+                         exchange_config(model, shape, {}, 0, 0, shape.seq));
     StageDesc desc;
     desc.config = model;
     desc.seq = shape.seq;

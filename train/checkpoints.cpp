@@ -175,6 +175,7 @@ std::filesystem::path save_checkpoint(const std::filesystem::path& run,
               state.layout = trainer.layout();
               state.loss = loss;
               state.kernels = trainer.chosen_kernels();
+              state.experts = trainer.expert_places();
               std::vector<std::string> names;
               for (const char* base : {"model", "optimizer"})
                   for (std::uint64_t i = 0; i < writers.size(); ++i)
@@ -195,6 +196,7 @@ void load_checkpoint(const Checkpoint& checkpoint, Trainer& trainer, World& worl
     });
     if (const auto worst = world.control().agree(mine, kDiskPatience, "reading a checkpoint"))
         throw Error(*worst);
+    trainer.resume_experts(checkpoint.state().experts);
 }
 
 FirstWeights weights_of(const HfFolder& folder, World& world,

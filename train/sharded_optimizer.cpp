@@ -59,14 +59,28 @@ GradientReduction::GradientReduction(const ParameterStore& parameters,
       replicas_(replicas) {
 }
 
+void GradientReduction::sum_slots(const Stage& stage, ExpertSlots& slots) {
+    slots_ = &slots;
+    for (std::size_t i = 0; i < stage.moe_layers().size(); ++i) {
+        ParameterInfo expert;
+        expert.kind = ParameterKind::Expert;
+        expert.layer = static_cast<std::int64_t>(stage.moe_layer_index(i));
+        slot_layers_.push_back({stage.gradient_ready_after(expert), stage.moe_layer_index(i)});
+    }
+    std::ranges::sort(slot_layers_, {}, &SlotLayer::ready_after);
+}
+
 void GradientReduction::node_handed_in(std::size_t index, std::size_t num_nodes) {
     if (until_ == handed_in_.size()) { // a new step
         handed_in_.assign(num_nodes, false);
-        until_ = next_ = 0;
+        until_ = next_ = next_layer_ = 0;
     }
     handed_in_[index] = true;
     while (until_ < num_nodes && handed_in_[until_])
         ++until_;
+    for (; next_layer_ < slot_layers_.size() && slot_layers_[next_layer_].ready_after < until_;
+         ++next_layer_)
+        slots_->sum_gradients(slot_layers_[next_layer_].layer);
     for (; next_ < buckets_.size() && buckets_[next_].ready_after < until_; ++next_) {
         const GradientRange& bucket = buckets_[next_];
         Collectives& ranks = bucket.expert ? replicas_ : dense_;
@@ -181,9 +195,9 @@ ShardedOptimizer::ShardedOptimizer(ParameterStore& parameters,
                                    std::span<const std::unique_ptr<Stage>> stages,
                                    std::span<const std::uint32_t> in_order, const CopyGroup& dense,
                                    const CopyGroup& replicas, Collectives* other_end,
-                                   const OptimizerOptions& options)
+                                   ExpertSlots* slots, const OptimizerOptions& options)
     : parameters_(parameters), dense_(dense.ranks), replicas_(replicas.ranks),
-      other_end_(other_end), timeout_(options.timeout) {
+      other_end_(other_end), slots_(slots), timeout_(options.timeout) {
     Sharing sharing(static_cast<std::uint64_t>(dense_.group().size()),
                     static_cast<std::uint64_t>(replicas_.group().size()));
     std::vector<std::vector<GradientRange>> buckets; // by phase
@@ -203,8 +217,11 @@ ShardedOptimizer::ShardedOptimizer(ParameterStore& parameters,
                                                       {replicas_.position(), replicas.stands}),
                                          options);
     gathering_ = std::make_unique<WeightGathering>(parameters, buckets_, dense_, replicas_);
-    for (std::vector<GradientRange>& of_phase : buckets)
-        reductions_.emplace_back(parameters, std::move(of_phase), dense_, replicas_);
+    for (std::size_t phase = 0; phase < buckets.size(); ++phase) {
+        reductions_.emplace_back(parameters, std::move(buckets[phase]), dense_, replicas_);
+        if (slots_ != nullptr)
+            reductions_.back().sum_slots(*stages[phase], *slots_);
+    }
 }
 
 /// What adds the head's gradient to the embedding's where one matrix is both.
@@ -235,6 +252,8 @@ void ShardedOptimizer::finish_gradients() {
 void ShardedOptimizer::update(std::uint64_t step, double lr, double clip) {
     shard_->update(step, lr, clip);
     gathering_->begin(timeout_);
+    if (slots_ != nullptr)
+        slots_->spread_weights();
 }
 
 void ShardedOptimizer::gather(Parted what) {

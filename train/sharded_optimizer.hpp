@@ -7,6 +7,8 @@
 // and updated by all. Owned by the trainer; all ranks of a stage have the same buckets, so all post
 // the same sums in the same order. What is summed with what does not depend on the buckets.
 
+#include "expert_slots.hpp"
+
 #include <bellows/comm/collectives.hpp>
 #include <bellows/engine/recording.hpp>
 #include <bellows/model/parameter_store.hpp>
@@ -36,19 +38,30 @@ public:
     /// keeps this rank's gradients.
     GradientReduction(const ParameterStore& parameters, std::vector<GradientRange> buckets,
                       Collectives& dense, Collectives& replicas);
+    /// The gradients of the stage's experts are sums over these slots first.
+    void sum_slots(const Stage& stage, ExpertSlots& slots);
 
     /// The last micro-batch's weight-gradient node `index` has been handed in, each of its
     /// num_nodes once. A bucket follows when all up to the one that completes it have been.
     void node_handed_in(std::size_t index, std::size_t num_nodes);
 
 private:
+    /// A layer whose slots' gradients are ready after a node.
+    struct SlotLayer {
+        std::size_t ready_after;
+        std::uint64_t layer;
+    };
+
     TensorView flat_;
     std::vector<GradientRange> buckets_;
     Collectives& dense_;
     Collectives& replicas_;
-    std::vector<bool> handed_in_; ///< nodes of this step
-    std::size_t until_ = 0;       ///< all nodes before have been
-    std::size_t next_ = 0;        ///< bucket
+    ExpertSlots* slots_ = nullptr;
+    std::vector<SlotLayer> slot_layers_; ///< as they become ready
+    std::vector<bool> handed_in_;        ///< nodes of this step
+    std::size_t until_ = 0;              ///< all nodes before have been
+    std::size_t next_ = 0;               ///< bucket
+    std::size_t next_layer_ = 0;         ///< of slot_layers_
 };
 
 /// A rank among those that hold copies.
@@ -109,10 +122,11 @@ public:
     /// stages: by phase, made of `parameters`; in_order: phases in the order of the forward pass.
     /// dense: the ranks that have the stages; replicas: those of them with the same experts.
     /// other_end: where one matrix is embedding and head and this rank has but one end of the
-    /// model, this rank and the one that has the other end; else null. All must outlive it.
+    /// model, this rank and the one that has the other end; else null. slots: where experts are
+    /// placed in such; else null. All must outlive it.
     ShardedOptimizer(ParameterStore& parameters, std::span<const std::unique_ptr<Stage>> stages,
                      std::span<const std::uint32_t> in_order, const CopyGroup& dense,
-                     const CopyGroup& replicas, Collectives* other_end,
+                     const CopyGroup& replicas, Collectives* other_end, ExpertSlots* slots,
                      const OptimizerOptions& options);
 
     /// See GradientReduction::node_handed_in().
@@ -137,6 +151,7 @@ private:
     Collectives& dense_;
     Collectives& replicas_;
     Collectives* other_end_;
+    ExpertSlots* slots_;
     std::chrono::milliseconds timeout_;
     std::vector<GradientReduction> reductions_; ///< by phase
     std::vector<GradientRange> buckets_;        ///< all, as forward passes want the weights

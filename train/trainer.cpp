@@ -2,6 +2,8 @@
 #include <bellows/train/trainer.hpp>
 
 #include "evaluation.hpp"
+#include "expert_balancer.hpp"
+#include "expert_slots.hpp"
 #include "gradient_clearing.hpp"
 #include "load_collector.hpp"
 #include "pair_orders.hpp"
@@ -43,6 +45,7 @@ struct Trainer::Impl {
     Impl(Device& d, World& w, const RunConfig& c, const RunLayout& l, const KernelChoice& kernels,
          const FirstWeights& first_weights);
 
+    void make_slots();
     void make_stages();
     void check_copies() const;
     void make_executor();
@@ -74,6 +77,7 @@ struct Trainer::Impl {
     void collect_expert_loads();
     std::vector<std::int64_t> expert_loads();
     std::vector<LayerLoads> by_layer(std::span<const std::int64_t> loads) const;
+    void place_experts(std::uint64_t step, StepResult& result);
     void count_left_out(std::uint64_t step, const StepResult& result);
     void watch_traffic();
     template <class Call>
@@ -91,7 +95,7 @@ struct Trainer::Impl {
 
     // Opened in the same order on every rank.
     std::unique_ptr<Transport> exchange_transport, dense_transport, replica_transport,
-        activations_transport, gradients_transport, ends_transport;
+        activations_transport, gradients_transport, ends_transport, slots_transport;
     HostCollectives everyone, copy_peers;
     StepTotals totals;
     HostThread thread;
@@ -101,6 +105,11 @@ struct Trainer::Impl {
     ParameterStore parameters;
     std::string why_decoded; ///< all FP8 products; empty where they are not
     std::unique_ptr<ExpertExchange> exchange;
+    ExpertBalancer balancer;
+    // Where experts are placed in slots.
+    std::unique_ptr<Collectives> slot_ranks;
+    std::optional<ParameterStore> slot_weights;
+    std::unique_ptr<ExpertSlots> slots;
     std::optional<WeightGradientScratch> deferred; ///< where weight gradients have own queues
     std::vector<std::unique_ptr<Stage>> stages;    ///< by phase
     std::unique_ptr<ShardedOptimizer> optimizer;
@@ -143,6 +152,36 @@ std::uint64_t sequences_per_micro_batch(const RunConfig& config, const RunLayout
     return config.train.batch / (layout.dp * config.train.micro_batches);
 }
 
+/// Nodes that the ranks of a group stand on, if on each as many, one node's behind the other's;
+/// else 1.
+std::uint64_t even_nodes(const Topology& topology, const Group& group) {
+    std::vector<int> nodes;
+    for (const int rank : group.ranks())
+        nodes.push_back(topology.node(rank));
+    const auto count =
+        static_cast<std::size_t>(std::ranges::count(nodes, nodes.front())); // of the first
+    for (std::size_t i = 0; i < nodes.size(); ++i)
+        if (nodes.size() % count != 0 || nodes[i] != nodes[i / count * count] ||
+            (i >= count && nodes[i] == nodes[i - count]))
+            return 1;
+    return nodes.size() / count;
+}
+
+ExpertBalancer::Desc balance_of(const RunConfig& config, const RunLayout& layout,
+                                const Topology& topology, const Group& group) {
+    const ModelConfig& model = config.model;
+    const std::uint64_t nodes = even_nodes(topology, group);
+    return {.dense_layers = model.dense_layers,
+            .layers = model.layers,
+            .experts = model.routed_experts,
+            .groups = model.n_group,
+            .ranks = layout.ep,
+            .nodes = nodes,
+            .slots_of_rank = expert_slots_of_rank(model, config.train, layout),
+            .replicas = std::max(config.train.eplb_slots, model.routed_experts),
+            .every = config.train.eplb_every};
+}
+
 std::unique_ptr<Transport> transport_of(World& world, Device& device, const RunConfig& config) {
     return open_transport(world, {.device = &device, .device_link = config.train.device_link});
 }
@@ -171,6 +210,7 @@ Trainer::Impl::Impl(Device& dev, World& w, const RunConfig& c, const RunLayout& 
                  [this](std::string name, std::uint64_t bytes, MemoryCategory category) {
                      return most_summed().make_memory(std::move(name), bytes, category);
                  }),
+      balancer(balance_of(c, l, w.topology(), ep_group(l, place, d))),
       running{.device = dev,
               .limit = limit,
               .seq = c.train.seq,
@@ -183,6 +223,7 @@ Trainer::Impl::Impl(Device& dev, World& w, const RunConfig& c, const RunLayout& 
     why_decoded = std::move(agreed.why_decoded);
     if (agreed.products)
         parameters.use_products(*agreed.products);
+    make_slots();
     make_stages();
     check_copies();
     connect_ends();
@@ -194,16 +235,37 @@ Trainer::Impl::Impl(Device& dev, World& w, const RunConfig& c, const RunLayout& 
     watch_traffic();
 }
 
+/// The exchange of the experts, and where these are placed in slots what the slots hold.
+void Trainer::Impl::make_slots() {
+    if (config.model.moe_layers() == 0)
+        return;
+    const std::uint64_t tokens = sequences_per_micro_batch(config, layout) * config.train.seq;
+    ExchangeConfig of = exchange_config(config.model, config.train, layout, place, d, tokens);
+    of.timeout = limit;
+    const std::uint64_t slots_of_rank = of.slots_per_rank;
+    exchange =
+        std::make_unique<ExpertExchange>(device, world, *exchange_transport, thread, std::move(of));
+    if (slots_of_rank == 0)
+        return;
+    slots_transport = transport_of(world, device, config); // all ranks open it
+    slot_ranks = std::make_unique<Collectives>(
+        device, world, *slots_transport, thread, ep_group(layout, place, d),
+        CollectivesOptions{.name = "experts in slots", .timeout = limit});
+    slot_weights.emplace(
+        device,
+        slot_parameters(config.model, schedule, place, d % layout.ep, layout.ep, slots_of_rank),
+        activation_type(config.train.precision), true, linear_precision(config.train.precision),
+        [this](std::string name, std::uint64_t bytes, MemoryCategory category) {
+            return slot_ranks->make_memory(std::move(name), bytes, category);
+        });
+    slot_weights->use_products(parameters.products());
+    slots = std::make_unique<ExpertSlots>(
+        parameters, *slot_weights, *slot_ranks, *exchange,
+        ExpertSlots::Desc{.model = config.model, .slots_of_rank = slots_of_rank, .limit = limit});
+}
+
 void Trainer::Impl::make_stages() {
     const std::uint64_t sequences = sequences_per_micro_batch(config, layout);
-    const std::uint64_t tokens = sequences * config.train.seq;
-    if (config.model.moe_layers() > 0) {
-        ExchangeConfig of =
-            exchange_config(config.model, config.train.precision, layout, place, d, tokens);
-        of.timeout = limit;
-        exchange = std::make_unique<ExpertExchange>(device, world, *exchange_transport, thread,
-                                                    std::move(of));
-    }
     // A forward of one phase stands beside a backward of the other, as a pair or behind it.
     const ScheduleKind kind = config.train.pipeline;
     const bool both_ways = kind == ScheduleKind::DualPipe || kind == ScheduleKind::DualPipeV;
@@ -223,7 +285,8 @@ void Trainer::Impl::make_stages() {
             desc.queue = QueueRole::ComputeBeside;
         if (deferred)
             desc.weight_gradients = &*deferred;
-        stages.push_back(std::make_unique<Stage>(desc, parameters, exchange.get()));
+        stages.push_back(std::make_unique<Stage>(desc, parameters, exchange.get(),
+                                                 slot_weights ? &*slot_weights : nullptr));
     }
 }
 
@@ -265,7 +328,7 @@ void Trainer::Impl::make_optimizer() {
     const std::vector<std::uint32_t> in_order = phases_by_stage(schedule, place);
     optimizer = std::make_unique<ShardedOptimizer>(
         parameters, stages, in_order, CopyGroup{*dense, stands_for_copies(false)},
-        CopyGroup{*replicas, stands_for_copies(true)}, ends.get(), options);
+        CopyGroup{*replicas, stands_for_copies(true)}, ends.get(), slots.get(), options);
     const bool writes = std::ranges::any_of(
         parameters.all(), [this](const Parameter& parameter) { return stands_for(parameter); });
     const auto all = everyone.all_gather(std::as_bytes(std::span(&writes, 1)));
@@ -278,10 +341,14 @@ void Trainer::Impl::set_parameters(const FirstWeights& first_weights) {
     const auto masters = [this](std::uint64_t first, std::span<const float> values) {
         optimizer->shard().upload_masters(first, values);
     };
-    if (!first_weights)
-        return parameters.initialise(config.train.seed, masters);
-    first_weights(parameters, masters);
-    parameters.clear_gradients().wait(limit);
+    if (first_weights) {
+        first_weights(parameters, masters);
+        parameters.clear_gradients().wait(limit);
+    } else {
+        parameters.initialise(config.train.seed, masters);
+    }
+    if (slots)
+        slots->spread_weights();
 }
 
 void Trainer::Impl::make_executor() {
@@ -338,6 +405,7 @@ void Trainer::Impl::watch_traffic() {
     watch(replicas.get());
     watch(ends.get());
     watch(exchange.get());
+    watch(slot_ranks.get());
     watch(activations.get());
     watch(gradients.get());
 }
@@ -557,12 +625,26 @@ double Trainer::held_out_loss(const SequenceSource& source, std::uint64_t count)
 void Trainer::ask_by(std::function<StepAsks()> asks) {
     impl_->asks = std::move(asks);
 }
+ExpertPlaces Trainer::expert_places() const {
+    return impl_->balancer.places();
+}
+void Trainer::resume_experts(const ExpertPlaces& places) {
+    impl_->whole([&] {
+        impl_->balancer.resume(places);
+        if (!impl_->slots)
+            return;
+        impl_->slots->place(impl_->balancer.placements());
+        impl_->slots->spread_weights();
+    });
+}
 void Trainer::gather(Parted what) {
     impl_->whole([&] { impl_->gather(what); });
 }
 
 StepResult Trainer::Impl::run_step(std::uint64_t step, const SequenceSource& sequences) {
     clearing->begin();
+    if (slots)
+        slots->clear_gradients();
     if (balance_clear)
         device.submit(*balance_clear);
     running.index = step;
@@ -589,10 +671,22 @@ StepResult Trainer::Impl::run_step(std::uint64_t step, const SequenceSource& seq
     StepTotals::Losses losses = totals.sum_losses(asks ? asks() : StepAsks{}, by_layer(loads));
     result.asked = losses.asked;
     result.expert_loads = std::move(losses.expert_loads);
+    place_experts(step, result);
     result.loss = losses.sum / static_cast<double>(config.train.batch * config.train.seq);
     result.seconds_waited = losses.seconds_waited;
     count_left_out(step, result);
     return result;
+}
+
+/// Says what each rank computed, and places experts anew when it is time.
+void Trainer::Impl::place_experts(std::uint64_t step, StepResult& result) {
+    for (LayerLoads& layer : result.expert_loads)
+        if (layout.ep > 1)
+            layer.rank_loads = balancer.rank_loads(layer);
+    result.moved_experts = balancer.moved();
+    const auto changed = balancer.after_step(step + 1, result.expert_loads);
+    if (!changed.empty())
+        slots->place(changed);
 }
 
 void Trainer::Impl::count_left_out(std::uint64_t step, const StepResult& result) {

@@ -89,6 +89,12 @@ void add_train_layout(CLI::App& app, TrainFlags& flags) {
     add_count(app, "--dp", flags.dp, "data-parallel ranks (default: ranks / pp)");
     add_count(app, "--ep", flags.ep,
               "ranks that share one set of experts, a divisor of dp (default: dp)");
+    add_count(app, "--eplb-every", flags.eplb_every,
+              "steps from one placement of the experts by their loads (EPLB) to the next (default "
+              "0: they stay where they are)");
+    add_count(app, "--eplb-slots", flags.eplb_slots,
+              "slots of each layer on all ranks of --ep together; those beyond the number of "
+              "experts are for replicas (default: as many as experts)");
     app.add_option("--pipeline", flags.pipeline,
                    "its schedule (default 1f1b); `bellows schedule --compare` shows them")
         ->type_name("gpipe|1f1b|interleaved|zb-h1|zb-h2|zb-v|dualpipe|dualpipev");

@@ -307,6 +307,7 @@ StepAsks TrainRun::one_step(std::uint64_t step) {
     metrics.bytes_exchanged = result.bytes_exchanged;
     metrics.seconds_waited = result.seconds_waited;
     metrics.experts = balance_of(result.expert_loads, step + 1);
+    metrics.moves = result.moved_experts;
     warn_if_not_written([&] { log_->add(metrics); });
     if (tensorboard_)
         warn_if_not_written([&] { tensorboard_->add(metrics); });
@@ -323,8 +324,7 @@ std::vector<ExpertBalance> TrainRun::balance_of(const std::vector<LayerLoads>& l
     const std::uint64_t numbers = layers.size() * options_.config.model.routed_experts;
     std::vector<ExpertBalance> balance;
     for (const LayerLoads& layer : layers)
-        balance.push_back(
-            expert_balance(layer, options_.layout.ep, keeps_loads(steps_done, numbers)));
+        balance.push_back(expert_balance(layer, keeps_loads(steps_done, numbers)));
     return balance;
 }
 

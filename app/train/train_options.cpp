@@ -60,6 +60,8 @@ void apply_flags(TrainConfig& train, const TrainFlags& flags) {
     override_with(train.pp, flags.pp);
     override_with(train.dp, flags.dp);
     override_with(train.ep, flags.ep);
+    override_with(train.eplb_every, flags.eplb_every);
+    override_with(train.eplb_slots, flags.eplb_slots);
 }
 
 /// A resumed run keeps its old layout as the default while its number of ranks stays the same.

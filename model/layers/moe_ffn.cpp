@@ -19,6 +19,7 @@ struct MoeFfn::Impl {
     ModelConfig config;
     std::uint64_t layer;
     ParameterStore& parameters;
+    ParameterStore& of_experts;
     ExpertExchange& exchange;
     Buffer loads;       ///< [routed_experts] u32
     Buffer accumulated; ///< [1, balance_columns] u32; without a loss of kind Global there is none
@@ -33,7 +34,7 @@ struct MoeFfn::Impl {
                       parameters.products());
     }
     ExpertLinear experts(const char* name) const {
-        return ExpertLinear(parameters.experts(layer, name), parameters.products());
+        return ExpertLinear(of_experts.experts(layer, name), of_experts.products());
     }
     /// Whether tokens and gradients come as codes.
     bool sends_codes() const noexcept { return exchange.config().token_wire == DType::F8E4M3; }
@@ -47,6 +48,8 @@ void MoeFfn::Impl::check() const {
         if (!good)
             throw Error(ErrorCode::InvalidArgument, c.name + message);
     };
+    require((c.slots_per_rank > 0) == (&of_experts != &parameters),
+            ": experts that are placed in slots have a store of their own, others have none");
     require(sends_codes() == (c.gradient_wire == DType::F8E4M3),
             ": tokens and gradients must both travel as f8_e4m3 codes, or neither: set "
             "gradient_wire as token_wire");
@@ -355,8 +358,16 @@ void MoeSlot::other_weight_gradients(Recording& r, Arena::Frame& scratch) const 
 } // namespace
 
 MoeFfn::MoeFfn(const ModelConfig& config, std::uint64_t layer, ParameterStore& parameters,
-               ExpertExchange& exchange, LayerScratch* scratch)
-    : impl_(new Impl{config, layer, parameters, exchange, {}, {}, {}, scratch}) {
+               ExpertExchange& exchange, LayerScratch* scratch, ParameterStore* slots)
+    : impl_(new Impl{config,
+                     layer,
+                     parameters,
+                     slots != nullptr ? *slots : parameters,
+                     exchange,
+                     {},
+                     {},
+                     {},
+                     scratch}) {
     impl_->check();
     if (scratch == nullptr)
         impl_->scratch = &impl_->own_scratch.emplace(parameters.device());
@@ -384,7 +395,10 @@ std::unique_ptr<LayerSlot> MoeFfn::create_slot(const SlotDesc& desc) {
                                                     " tokens are no whole sequences of " +
                                                     std::to_string(desc.seq) +
                                                     ", which the balance loss counts");
-    return std::make_unique<MoeSlot>(*impl_, desc, impl_->exchange.create_handle(desc.name));
+    std::unique_ptr<ExchangeHandle> handle = impl_->exchange.create_handle(desc.name);
+    if (impl_->exchange.config().slots_per_rank > 0)
+        handle->use_placement(impl_->layer - impl_->config.dense_layers);
+    return std::make_unique<MoeSlot>(*impl_, desc, std::move(handle));
 }
 
 TensorView MoeFfn::expert_loads() const noexcept {

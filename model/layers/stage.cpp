@@ -26,7 +26,7 @@ struct Stage::Impl {
         NodeLists nodes;
     };
 
-    Impl(const StageDesc& d, ParameterStore& p, ExpertExchange* e);
+    Impl(const StageDesc& d, ParameterStore& p, ExpertExchange* e, ParameterStore* expert_slots);
     void make_layer(const PlacedLayer& placed);
     std::unique_ptr<Slot> make_slot(std::uint64_t index);
     void add_ends(Slot& slot, const std::string& name);
@@ -37,6 +37,7 @@ struct Stage::Impl {
     StageDesc desc;
     ParameterStore& parameters;
     ExpertExchange* exchange;
+    ParameterStore* of_slots;
     LayerRange range;
     std::uint64_t tokens;
     LayerScratch scratch;
@@ -50,10 +51,11 @@ struct Stage::Impl {
     std::vector<std::unique_ptr<Slot>> slots;
 };
 
-Stage::Impl::Impl(const StageDesc& d, ParameterStore& p, ExpertExchange* e)
-    : desc(d), parameters(p), exchange(e), range(layers_of_stage(d.config, d.stage, d.num_stages)),
-      tokens(d.sequences * d.seq), scratch(p.device(), d.queue, d.weight_gradients),
-      positions(p.device(), d.config, d.seq) {
+Stage::Impl::Impl(const StageDesc& d, ParameterStore& p, ExpertExchange* e,
+                  ParameterStore* expert_slots)
+    : desc(d), parameters(p), exchange(e), of_slots(expert_slots),
+      range(layers_of_stage(d.config, d.stage, d.num_stages)), tokens(d.sequences * d.seq),
+      scratch(p.device(), d.queue, d.weight_gradients), positions(p.device(), d.config, d.seq) {
     if (desc.training && !parameters.training())
         throw Error(ErrorCode::InvalidArgument,
                     "a stage cannot train weights that have no gradients");
@@ -83,8 +85,8 @@ void Stage::Impl::make_layer(const PlacedLayer& placed) {
         if (exchange == nullptr)
             throw Error(ErrorCode::InvalidArgument,
                         "layer " + std::to_string(layer) + " has experts but no exchange");
-        experts.push_back(
-            std::make_unique<MoeFfn>(desc.config, layer, parameters, *exchange, &scratch));
+        experts.push_back(std::make_unique<MoeFfn>(desc.config, layer, parameters, *exchange,
+                                                   &scratch, of_slots));
         expert_layers.push_back(layer);
         layers.push_back({experts.back().get(), layer});
     } else if (kind == "head") {
@@ -169,8 +171,9 @@ std::unique_ptr<Stage::Impl::Slot> Stage::Impl::make_slot(std::uint64_t index) {
     return slot;
 }
 
-Stage::Stage(const StageDesc& desc, ParameterStore& parameters, ExpertExchange* exchange)
-    : impl_(std::make_unique<Impl>(desc, parameters, exchange)) {
+Stage::Stage(const StageDesc& desc, ParameterStore& parameters, ExpertExchange* exchange,
+             ParameterStore* slots)
+    : impl_(std::make_unique<Impl>(desc, parameters, exchange, slots)) {
 }
 Stage::~Stage() = default;
 

@@ -44,15 +44,20 @@ ExchangeConfig expert_exchange_config(const ModelConfig& config, DType activatio
     return exchange;
 }
 
-ExchangeConfig exchange_config(const ModelConfig& model, Precision precision,
+ExchangeConfig exchange_config(const ModelConfig& model, const TrainingShape& shape,
                                const RunLayout& layout, std::uint64_t rank, std::uint64_t d,
                                std::uint64_t tokens) {
     const Group group = ep_group(layout, rank, d);
-    ExchangeConfig exchange =
-        expert_exchange_config(model, activation_type(precision), linear_precision(precision));
+    ExchangeConfig exchange = expert_exchange_config(model, activation_type(shape.precision),
+                                                     linear_precision(shape.precision));
     exchange.name = "experts";
     exchange.ranks = {group.ranks().begin(), group.ranks().end()};
     exchange.max_tokens = tokens;
+    exchange.slots_per_rank = expert_slots_of_rank(model, shape, layout);
+    if (exchange.slots_per_rank > 0)
+        exchange.placements = model.moe_layers();
+    if (shape.expert_sums == ExpertSums::PerChoice)
+        exchange.sums = ExchangeSums::PerChoice;
     return exchange;
 }
 

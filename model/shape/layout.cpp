@@ -4,6 +4,9 @@
 #include "base/toml_fields.hpp"
 #include "training_fields.hpp"
 
+#include <bellows/base/rounding.hpp>
+
+#include <algorithm>
 #include <utility>
 
 namespace bellows {
@@ -21,6 +24,19 @@ void from_text(Precision& precision, const std::string& text) {
             return;
         }
     refuse(in_quotes(text) + " must be \"f32\", \"bf16\" or \"fp8\"");
+}
+
+const char* to_text(ExpertSums sums) noexcept {
+    return sums == ExpertSums::Ranked ? "ranked" : "per_choice";
+}
+
+void from_text(ExpertSums& sums, const std::string& text) {
+    for (const ExpertSums one : {ExpertSums::Ranked, ExpertSums::PerChoice})
+        if (text == to_text(one)) {
+            sums = one;
+            return;
+        }
+    refuse(in_quotes(text) + " must be \"ranked\" or \"per_choice\"");
 }
 
 void validate(const TrainingShape& shape) {
@@ -109,8 +125,25 @@ RunLayout resolve_layout(const ModelConfig& model, const TrainingShape& train,
                text(dp) + " times " + text(train.micro_batches) +
                " micro-batches; make it a multiple of " + text(dp * train.micro_batches));
     }
+    if (train.eplb_slots > 0 || train.eplb_every > 0) {
+        if (model.moe_layers() == 0) {
+            refuse("eplb_every = " + text(train.eplb_every) + " and eplb_slots = " +
+                   text(train.eplb_slots) + " place experts, of which the model has none");
+        }
+        if (train.eplb_slots > 0 && train.eplb_slots < model.routed_experts) {
+            refuse("eplb_slots = " + text(train.eplb_slots) + " must be at least the " +
+                   text(model.routed_experts) + " experts: they count all slots of a layer");
+        }
+    }
     return {static_cast<std::uint32_t>(train.pp), static_cast<std::uint32_t>(dp),
             static_cast<std::uint32_t>(ep)};
+}
+
+std::uint64_t expert_slots_of_rank(const ModelConfig& model, const TrainingShape& shape,
+                                   const RunLayout& layout) noexcept {
+    if (model.moe_layers() == 0 || (shape.eplb_slots == 0 && shape.eplb_every == 0))
+        return 0;
+    return div_up(std::max(shape.eplb_slots, model.routed_experts), std::uint64_t{layout.ep});
 }
 
 } // namespace bellows

@@ -70,6 +70,18 @@ std::vector<ParameterInfo> parameters_of_rank(const ModelConfig& model, const Sc
     return all;
 }
 
+std::vector<ParameterInfo> slot_parameters(const ModelConfig& model, const Schedule& schedule,
+                                           std::uint64_t rank, std::uint64_t ep_index,
+                                           std::uint64_t ep, std::uint64_t slots_of_rank,
+                                           LayerTable kinds) {
+    ModelConfig wide = model;
+    wide.routed_experts = slots_of_rank * ep;
+    std::vector<ParameterInfo> all = parameters_of_rank(wide, schedule, rank, ep_index, ep, kinds);
+    std::erase_if(all,
+                  [](const ParameterInfo& info) { return info.kind != ParameterKind::Expert; });
+    return all;
+}
+
 std::optional<EndRanks> ranks_of_ends(const Schedule& schedule) {
     EndRanks ends{schedule.num_ranks(), schedule.num_ranks()};
     for (std::uint64_t rank = 0; rank < schedule.num_ranks(); ++rank)

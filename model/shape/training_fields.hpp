@@ -3,6 +3,7 @@
 
 // The keys of a TrainingShape in the `[train]` table, for whoever reads or writes that table.
 
+#include <bellows/shape/expert_placement.hpp>
 #include <bellows/shape/layout.hpp>
 
 #include <string>
@@ -35,6 +36,9 @@ void for_each_shape_field(Shape& s, Visit&& visit) {
     visit("pp", s.pp, 1, 1 << 16);
     visit("dp", s.dp, 0, 1 << 20);
     visit("ep", s.ep, 0, 1 << 20);
+    visit("eplb_every", s.eplb_every, 0, std::uint64_t{1} << 32);
+    visit("eplb_slots", s.eplb_slots, 0, kMostExpertSlots);
+    visit("expert_sums", s.expert_sums, 0, 0);
 }
 
 } // namespace bellows

@@ -4,6 +4,7 @@
 #include "app/pictures/svg.hpp"
 #include "support/temporary_folder.hpp"
 
+#include <bellows/shape/expert_placement.hpp>
 #include <bellows/train/metrics.hpp>
 
 #include <gtest/gtest.h>
@@ -27,7 +28,9 @@ StepMetrics step_of(std::uint64_t step, std::vector<ExpertBalance> experts) {
 
 /// Balance of a layer with these loads on two ranks.
 ExpertBalance balance(std::uint64_t layer, std::vector<std::uint64_t> loads) {
-    return expert_balance({layer, std::move(loads)}, 2, true);
+    const std::vector<double> values(loads.begin(), loads.end());
+    return expert_balance(
+        {layer, std::move(loads), rank_loads(plain_placement(values.size(), 2), values)}, true);
 }
 
 std::size_t count(const std::string& text, const std::string& part) {
@@ -172,8 +175,8 @@ TEST(ExpertPlot, StepsWithoutLoadsLeaveNoHoles) {
 TEST(ExpertPlot, RanksWithAllExpertsHaveNoLineOfRanks) {
     ExpertHistory with, without;
     for (std::uint64_t step = 1; step <= 4; ++step) {
-        with.add(step_of(step, {expert_balance({1, {3, 1}}, 2, true)}));
-        without.add(step_of(step, {expert_balance({1, {3, 1}}, 1, true)}));
+        with.add(step_of(step, {balance(1, {3, 1})}));
+        without.add(step_of(step, {expert_balance({1, {3, 1}}, true)}));
     }
     const std::string svg = expert_plot_svg(without);
     expect_sound(svg);

@@ -3,14 +3,25 @@
 
 // The contents of a checkpoint's state.json, as plain values.
 
+#include <bellows/shape/expert_placement.hpp>
 #include <bellows/shape/layout.hpp>
 
 #include <cstdint>
 #include <map>
 #include <optional>
 #include <string>
+#include <vector>
 
 namespace bellows {
+
+/// Where experts are that training places, by layer of the model, and how often each of a layer
+/// was chosen since they were placed.
+struct ExpertPlaces {
+    std::map<std::uint64_t, ExpertPlacement> placements;
+    std::map<std::uint64_t, std::vector<double>> loads; ///< of the same layers
+
+    bool operator==(const ExpertPlaces&) const = default;
+};
 
 /// The contents of state.json beside its list of files.
 struct CheckpointState {
@@ -19,6 +30,7 @@ struct CheckpointState {
     RunLayout layout;
     std::optional<double> loss; ///< of that step, nats per token; older versions do not say it
     std::map<std::string, std::string> kernels; ///< choices that decide bits: gemm → its class
+    ExpertPlaces experts;                       ///< empty where they stay in their blocks
 };
 
 /// The entry of state.json for another file.

@@ -14,6 +14,9 @@ namespace bellows {
 struct LayerLoads {
     std::uint64_t layer = 0;          ///< of the model
     std::vector<std::uint64_t> loads; ///< [routed_experts]: tokens, each counted for top_k experts
+    /// What each of the ranks that share the experts computes of them; empty where one has all. Of
+    /// several such groups of ranks the rows of the same experts are added.
+    std::vector<double> rank_loads{};
     bool operator==(const LayerLoads&) const = default;
 };
 
@@ -21,9 +24,7 @@ struct LayerLoads {
 struct ExpertBalance {
     std::uint64_t layer = 0;
     double max_over_mean = 1; ///< over experts
-    /// The same over the ranks that share the layer's experts, of the rows that each of them
-    /// computes; nothing where a rank has all experts. Of several such groups of ranks the rows of
-    /// the same experts are added.
+    /// The same over the ranks that share the layer's experts, of LayerLoads::rank_loads.
     std::optional<double> ranks_max_over_mean{};
     double entropy = 1; ///< of the loads' shares, divided by its maximum: 1 is even, 0 one expert
     std::vector<std::uint64_t> loads{}; ///< by expert; empty where they were not kept
@@ -37,20 +38,8 @@ struct MovedExpert {
     bool operator==(const MovedExpert&) const = default;
 };
 
-/// A rank computes this part of an expert's rows.
-struct ExpertShare {
-    std::uint64_t expert = 0;
-    std::uint64_t rank = 0; ///< of the group that shares the experts
-    double share = 1;
-};
-
-/// The placement of a layer's experts on `ep` ranks; of each expert the shares add up to 1. Experts
-/// stand in contiguous blocks, of which the first ones have one more.
-std::vector<ExpertShare> expert_shares(std::uint64_t num_experts, std::uint64_t ep);
-
-/// The balance of these loads on `ep` ranks that share the experts; the loads go with it where
-/// keep_loads says so.
-ExpertBalance expert_balance(const LayerLoads& layer, std::uint64_t ep, bool keep_loads);
+/// The balance of these loads; they go with it where keep_loads says so.
+ExpertBalance expert_balance(const LayerLoads& layer, bool keep_loads);
 
 /// Whether the loads of a step (from 1) are kept, of all layers together so many numbers: up to
 /// 1024 of every step, more of steps 1, 10, 20 and so on.

@@ -6,6 +6,7 @@
 // share the experts of a layer, dp / ep such groups are replicas, and so are ranks of the pipeline
 // with the same stages. All ranks make the same calls.
 
+#include <bellows/checkpoint/state.hpp>
 #include <bellows/comm/world.hpp>
 #include <bellows/engine/device.hpp>
 #include <bellows/model/stage.hpp>
@@ -46,6 +47,8 @@ struct StepResult {
     StepAsks asked; ///< by any rank: the same on all
     /// Of all layers with experts, ascending, over the whole batch: the same on all ranks.
     std::vector<LayerLoads> expert_loads;
+    /// Experts that came to other ranks before the step (TrainingShape::eplb_every).
+    std::vector<MovedExpert> moved_experts{};
 };
 
 /// Sets all parameters of a rank, as ParameterStore::load() does, and hands their f32 values to
@@ -109,6 +112,13 @@ public:
     /// are trained, in the gradients' place (ParameterStore::download_gradient()). The next step
     /// goes on as it would. Waits.
     void gather(Parted what);
+    /// Where experts are that it places (TrainingShape::eplb_every), the same on all ranks; empty
+    /// where they stay in their blocks.
+    ExpertPlaces expert_places() const;
+    /// Collective, after parameters were set from outside: goes on with these places, where the
+    /// layout has as many slots, or places the experts anew by these loads; and sends all slots
+    /// their weights. Throws Error{InvalidArgument} for places of another model.
+    void resume_experts(const ExpertPlaces& places);
     /// Whether this rank is the one that stands for a parameter among those that hold a copy.
     bool stands_for(const Parameter& parameter) const noexcept;
     /// The ranks that stand for some, ascending.

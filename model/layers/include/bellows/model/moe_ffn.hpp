@@ -31,9 +31,11 @@ public:
     /// All must outlive it. The exchange: as expert_exchange_config() has it, or rows by
     /// ExpertMajor, of codes (the same bits in more memory and time) or of tokens as they are.
     /// Throws Error{InvalidArgument} for others. scratch: shared with other layers, or its own if
-    /// left out.
+    /// left out. slots: where the exchange has slots for experts, the store whose experts of this
+    /// layer are what its slots hold; else null, and experts are those of `parameters`.
     MoeFfn(const ModelConfig& config, std::uint64_t layer, ParameterStore& parameters,
-           ExpertExchange& exchange, LayerScratch* scratch = nullptr);
+           ExpertExchange& exchange, LayerScratch* scratch = nullptr,
+           ParameterStore* slots = nullptr);
     ~MoeFfn() override;
 
     /// Throws Error{InvalidArgument} when there is a balance loss and the tokens are not whole

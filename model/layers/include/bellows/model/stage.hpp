@@ -40,8 +40,10 @@ struct StageDesc {
 class Stage {
 public:
     /// exchange: of the rank's expert-parallel group; may be null where no layer has experts.
-    /// Throws Error{InvalidArgument} when that lacks, or gradients to train with.
-    Stage(const StageDesc& desc, ParameterStore& parameters, ExpertExchange* exchange);
+    /// slots: what its slots hold, as MoeFfn has it. Throws Error{InvalidArgument} when the
+    /// exchange lacks, or gradients to train with.
+    Stage(const StageDesc& desc, ParameterStore& parameters, ExpertExchange* exchange,
+          ParameterStore* slots = nullptr);
     ~Stage();
 
     bool first() const noexcept;

@@ -28,8 +28,9 @@ Group replica_group(const RunLayout& layout, const std::vector<std::uint64_t>& r
 ExchangeConfig expert_exchange_config(const ModelConfig& config, DType activations,
                                       LinearPrecision precision);
 
-/// The exchange of the tokens of a micro-batch, `tokens` on each rank, with the experts.
-ExchangeConfig exchange_config(const ModelConfig& model, Precision precision,
+/// The exchange of the tokens of a micro-batch, `tokens` on each rank, with the experts. Where
+/// these are placed in slots, layer i's placement has the number i - dense_layers.
+ExchangeConfig exchange_config(const ModelConfig& model, const TrainingShape& shape,
                                const RunLayout& layout, std::uint64_t rank, std::uint64_t d,
                                std::uint64_t tokens);
 

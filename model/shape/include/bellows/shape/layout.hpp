@@ -46,6 +46,16 @@ constexpr LinearPrecision linear_precision(Precision precision) noexcept {
     return precision == Precision::FP8 ? LinearPrecision::Fp8 : LinearPrecision::AsActivations;
 }
 
+/// How the results of a token's experts are summed: bellows::ExchangeSums.
+enum class ExpertSums : std::uint8_t {
+    Ranked,    ///< on each rank first: bits depend on which experts share one
+    PerChoice, ///< each result travels alone: the same bits wherever experts live
+};
+
+/// "ranked" or "per_choice", and back. Throws Error{InvalidArgument}.
+const char* to_text(ExpertSums sums) noexcept;
+void from_text(ExpertSums& sums, const std::string& text);
+
 /// Field names are keys of the `[train]` table of a configuration.
 struct TrainingShape {
     std::uint64_t batch = 16;        ///< sequences per step, over all ranks
@@ -59,9 +69,19 @@ struct TrainingShape {
     std::uint64_t pp = 1; ///< ranks of the pipeline
     std::uint64_t dp = 0; ///< 0: ranks / pp
     std::uint64_t ep = 0; ///< 0: dp
+    /// Steps from one placement of experts by their loads to the next; 0: they stay where they are.
+    std::uint64_t eplb_every = 0;
+    /// Slots for experts on all ranks of an expert-parallel group together, in each layer: those
+    /// beyond the experts' number are for replicas. 0: as many as experts, if they are ever placed.
+    std::uint64_t eplb_slots = 0;
+    ExpertSums expert_sums = ExpertSums::Ranked;
 
     bool operator==(const TrainingShape&) const = default;
 };
+
+/// Slots of each rank for experts that a table places (expert_placement.hpp); 0: without such.
+std::uint64_t expert_slots_of_rank(const ModelConfig& model, const TrainingShape& shape,
+                                   const RunLayout& layout) noexcept;
 
 /// Checks every number against its range. Throws Error{InvalidArgument} that names the key.
 void validate(const TrainingShape& shape);
@@ -80,8 +100,8 @@ Schedule pipeline_schedule(const ModelConfig& model, const TrainingShape& shape,
 std::uint64_t usual_micro_batches(const TrainingShape& shape, std::uint64_t ranks);
 
 /// ranks = pp × dp with ep a divisor of dp; zeros take their defaults. Also validates the shape,
-/// and checks that the batch divides and that the model has a layer for every stage. Throws
-/// Error{InvalidArgument} with the numbers and the way out.
+/// and checks that the batch divides, that the model has a layer for every stage, and that experts
+/// have slots enough. Throws Error{InvalidArgument} with the numbers and the way out.
 RunLayout resolve_layout(const ModelConfig& model, const TrainingShape& shape, std::uint64_t ranks);
 
 } // namespace bellows

@@ -32,6 +32,12 @@ std::vector<ParameterInfo> parameters_of_stage(const ModelConfig& config, std::u
 std::vector<ParameterInfo> parameters_of_rank(const ModelConfig& model, const Schedule& schedule,
                                               std::uint64_t rank, std::uint64_t ep_index,
                                               std::uint64_t ep, LayerTable kinds = layer_kinds());
+/// What stands in a rank's slots for experts (expert_slots_of_rank): the experts' matrices of its
+/// layers; their numbers are those of slots, counted over the `ep` ranks.
+std::vector<ParameterInfo> slot_parameters(const ModelConfig& model, const Schedule& schedule,
+                                           std::uint64_t rank, std::uint64_t ep_index,
+                                           std::uint64_t ep, std::uint64_t slots_of_rank,
+                                           LayerTable kinds = layer_kinds());
 /// The ranks of the pipeline that have the first and the last stage; nothing where one rank has
 /// both.
 struct EndRanks {
