@@ -32,6 +32,16 @@ CheckpointState state_at(std::uint64_t step) {
     return state;
 }
 
+/// Three experts in four slots of two ranks, in two layers.
+ExpertPlaces some_places() {
+    ExpertPlaces places;
+    for (const std::uint64_t layer : {1, 7}) {
+        places.placements[layer] = {3, 2, 2, {0, 2, 1, layer == 7 ? 2 : kFreeSlot}};
+        places.loads[layer] = {4, 1.5, 1e15};
+    }
+    return places;
+}
+
 std::vector<std::string> shards() {
     return {shard_name("model", 0, 2), shard_name("model", 1, 2), shard_name("optimizer", 0, 1)};
 }
@@ -91,6 +101,34 @@ TEST(Checkpoint, ComesBackAsItWent) {
     }
     EXPECT_NE(content_of(folder / "model.safetensors.index.json").find("model-00002-of-00002"),
               std::string::npos);
+}
+
+TEST(Checkpoint, SaysWhereExpertsAre) {
+    TemporaryFolder run;
+    begin_checkpoint(run.path(), 2);
+    CheckpointState state = state_at(2);
+    state.experts = some_places();
+    const fs::path folder = commit_checkpoint(run.path(), state, {}, {});
+    EXPECT_EQ(Checkpoint::open(folder).state().experts, some_places());
+    const auto written = nlohmann::json::parse(content_of(folder / "state.json"));
+    const auto refused = [&](const char* key, const nlohmann::json& value) {
+        SCOPED_TRACE(key + (" " + value.dump()));
+        auto json = written;
+        json["experts"][1][key] = value;
+        run.write("checkpoints/step-2/state.json", format_checked(json));
+        EXPECT_BELLOWS_ERROR(Checkpoint::open(folder), Corrupt, "");
+    };
+    refused("expert_of_slot", {0, 2, 1});               // fewer than slots
+    refused("expert_of_slot", {0, 0, 1, 2});            // one twice on a rank
+    refused("expert_of_slot", {0, 1, 1, -1});           // one nowhere
+    refused("expert_of_slot", {0, 2, 1, 3});            // none such
+    refused("expert_of_slot", {0, 2, 1, 4294967298.5}); // no whole number
+    refused("expert_of_slot", "0, 2, 1, 2");
+    refused("slots", std::uint64_t{1} << 63);
+    refused("ranks", 0);
+    refused("loads", {4, -1, 2});
+    refused("loads", nlohmann::json::array());
+    refused("layer", -1);
 }
 
 TEST(Checkpoint, ARunMeansItsNewestCompleteOne) {
