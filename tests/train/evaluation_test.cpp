@@ -5,6 +5,7 @@
 #include "support/small_run.hpp"
 #include "support/temporary_folder.hpp"
 #include "support/test_device.hpp"
+#include "support/trained_tensors.hpp"
 
 #include <bellows/train/trainer.hpp>
 
@@ -88,13 +89,8 @@ Outcome run(Device& device, const Case& c, std::uint64_t held_out) {
     for (const Parameter& parameter : trainer.parameters().all())
         if (!parameter.info.trainable()) // the routers' biases
             outcome.tensors.push_back(trainer.parameters().download(parameter.info.name));
-    for (const Parted what : {Parted::Masters, Parted::FirstMoments, Parted::SecondMoments}) {
-        trainer.gather(what);
-        for (const Parameter& parameter : trainer.parameters().all())
-            if (parameter.info.trainable())
-                outcome.tensors.push_back(
-                    trainer.parameters().download_gradient(parameter.info.name));
-    }
+    for (std::vector<float>& tensor : trained_tensors(trainer))
+        outcome.tensors.push_back(std::move(tensor));
     device.wait_idle();
     return outcome;
 }

@@ -6,6 +6,7 @@
 #include "support/shared_folder.hpp"
 #include "support/small_run.hpp"
 #include "support/test_device.hpp"
+#include "support/trained_tensors.hpp"
 #include "train/expert_slots.hpp"
 
 #include <bellows/shape/expert_placement.hpp>
@@ -74,14 +75,7 @@ struct Outcome {
 
 Outcome step_of(Trainer& trainer, Device& device, std::uint64_t step) {
     const StepResult result = trainer.step(step, fill_sequence);
-    Outcome outcome{result.loss, result.grad_norm, {}};
-    for (const Parted what : {Parted::Masters, Parted::SecondMoments}) {
-        trainer.gather(what);
-        for (const Parameter& parameter : trainer.parameters().all())
-            if (parameter.info.trainable())
-                outcome.tensors.push_back(
-                    trainer.parameters().download_gradient(parameter.info.name));
-    }
+    Outcome outcome{result.loss, result.grad_norm, trained_tensors(trainer)};
     device.wait_idle();
     return outcome;
 }

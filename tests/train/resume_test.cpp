@@ -6,6 +6,7 @@
 #include "support/shared_folder.hpp"
 #include "support/small_run.hpp"
 #include "support/test_device.hpp"
+#include "support/trained_tensors.hpp"
 
 #include <bellows/plan/memory_estimate.hpp>
 #include <bellows/shape/sharded_ranges.hpp>
@@ -46,14 +47,8 @@ struct Outcome {
 };
 
 Outcome step_of(Trainer& trainer, Device& device, std::uint64_t step) {
-    Outcome outcome{trainer.step(step, fill_sequence).loss, {}};
-    for (const Parted what : {Parted::Masters, Parted::FirstMoments, Parted::SecondMoments}) {
-        trainer.gather(what);
-        for (const Parameter& parameter : trainer.parameters().all())
-            if (parameter.info.trainable())
-                outcome.tensors.push_back(
-                    trainer.parameters().download_gradient(parameter.info.name));
-    }
+    const double loss = trainer.step(step, fill_sequence).loss;
+    Outcome outcome{loss, trained_tensors(trainer)};
     device.wait_idle();
     return outcome;
 }
