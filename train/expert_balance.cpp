@@ -33,6 +33,9 @@ ExpertBalance expert_balance(const LayerLoads& layer, bool keep_loads) {
                           .entropy = normalised_entropy(loads)};
     if (!layer.rank_loads.empty())
         balance.ranks_max_over_mean = max_over_mean(layer.rank_loads);
+    const double all = std::accumulate(loads.begin(), loads.end(), 0.0);
+    if (layer.kept)
+        balance.dropped = all > 0 ? 1 - static_cast<double>(*layer.kept) / all : 0;
     if (keep_loads)
         balance.loads = layer.loads;
     return balance;

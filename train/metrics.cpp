@@ -46,6 +46,7 @@ ExpertBalance parse_balance(const Json& json) {
                           .max_over_mean = real(json, "max_over_mean"),
                           .ranks_max_over_mean = real_if_there(json, "ranks_max_over_mean"),
                           .entropy = real(json, "entropy")};
+    balance.dropped = real_if_there(json, "dropped");
     if (json.contains("loads"))
         for (const Json& load : json.at("loads"))
             balance.loads.push_back(count_of(load));
@@ -111,6 +112,8 @@ nlohmann::ordered_json to_json(const ExpertBalance& balance) {
     if (balance.ranks_max_over_mean)
         json["ranks_max_over_mean"] = four_digits(*balance.ranks_max_over_mean);
     json["entropy"] = four_digits(balance.entropy);
+    if (balance.dropped)
+        json["dropped"] = four_digits(*balance.dropped);
     if (!balance.loads.empty())
         json["loads"] = balance.loads;
     return json;

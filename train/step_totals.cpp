@@ -34,12 +34,13 @@ StepTotals::Sums StepTotals::sum_with_bytes(double value) {
 namespace {
 
 /// What a rank tells the others behind a step, as one row of numbers: pairs of a micro-batch and
-/// its loss; layers, each with how many loads it has and these; how many numbers the layers take;
-/// whether to save, whether to stop; seconds waited.
+/// its loss; layers, each with what was kept, or -1, how many loads it has and these; how many
+/// numbers the layers take; whether to save, whether to stop; seconds waited.
 constexpr std::size_t kBehindLoads = 4;
 
 void append(std::vector<double>& row, const LayerLoads& layer) {
     row.push_back(static_cast<double>(layer.layer));
+    row.push_back(layer.kept ? static_cast<double>(*layer.kept) : -1);
     row.push_back(static_cast<double>(layer.loads.size()));
     row.insert(row.end(), layer.loads.begin(), layer.loads.end());
 }
@@ -48,10 +49,12 @@ void append(std::vector<double>& row, const LayerLoads& layer) {
 void read_loads(std::span<const double> row, std::vector<LayerLoads>& layers) {
     while (!row.empty()) {
         LayerLoads& layer = layers.emplace_back(static_cast<std::uint64_t>(row[0]));
-        const auto loads = row.subspan(2, static_cast<std::size_t>(row[1]));
+        if (row[1] >= 0)
+            layer.kept = static_cast<std::uint64_t>(row[1]);
+        const auto loads = row.subspan(3, static_cast<std::size_t>(row[2]));
         for (const double load : loads)
             layer.loads.push_back(static_cast<std::uint64_t>(load));
-        row = row.subspan(2 + loads.size());
+        row = row.subspan(3 + loads.size());
     }
 }
 

@@ -108,6 +108,7 @@ std::string summary_event(const StepMetrics& metrics) {
         add("experts_max_over_mean" + layer, balance.max_over_mean);
         add("experts_ranks_max_over_mean" + layer, balance.ranks_max_over_mean);
         add("experts_entropy" + layer, balance.entropy);
+        add("experts_dropped" + layer, balance.dropped);
     }
     std::string event = begin_event(metrics.step);
     put_bytes(event, 5, summary);

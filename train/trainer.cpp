@@ -28,6 +28,7 @@
 #include <cmath>
 #include <cstdio>
 #include <iterator>
+#include <numeric>
 #include <optional>
 #include <ranges>
 #include <utility>
@@ -482,19 +483,22 @@ double Trainer::Impl::held_out_loss(const SequenceSource& source, std::uint64_t 
 // ---- Balance of the experts -----------------------------------------------------------------
 
 void Trainer::Impl::collect_expert_loads() {
-    std::vector<TensorView> loads, biases; // in the same order on all copies
+    std::vector<TensorView> loads, kept, biases; // in the same order on all copies
     const bool updates = config.model.router_bias && config.model.bias_update_rate != 0;
     for (const std::uint32_t phase : phases_by_stage(schedule, place))
         for (std::size_t i = 0; i < stages[phase]->moe_layers().size(); ++i) {
             const std::uint64_t layer = stages[phase]->moe_layer_index(i);
             layers_with_experts.push_back(layer);
             loads.push_back(stages[phase]->moe_layers()[i]->expert_loads());
+            if (const auto of_capacity = stages[phase]->moe_layers()[i]->kept_loads())
+                kept.push_back(*of_capacity);
             if (updates)
                 biases.push_back(parameters
                                      .at("model.layers." + std::to_string(layer) +
                                          ".mlp.gate.e_score_correction_bias")
                                      .weight);
         }
+    loads.insert(loads.end(), kept.begin(), kept.end());
     if (!loads.empty())
         load_collector.emplace(device, loads);
     if (!biases.empty())
@@ -513,7 +517,8 @@ void Trainer::Impl::make_balance_clear() {
                 balance_clear->fill(*counts, 0);
 }
 
-/// Of this rank's layers, summed over the ranks that hold them, [layers, experts]. Where the device
+/// Of this rank's layers, summed over the ranks that hold them, [layers, experts]; with a capacity,
+/// behind them the same of what it kept. Where the device
 /// has a queue for what is beside its passes the backward ones go on meanwhile.
 std::vector<std::int64_t> Trainer::Impl::expert_loads() {
     std::vector<std::int64_t> loads;
@@ -531,6 +536,11 @@ std::vector<LayerLoads> Trainer::Impl::by_layer(std::span<const std::int64_t> lo
     for (std::size_t i = 0; i < layers_with_experts.size() && stands_for_copies(false); ++i) {
         const auto of_layer = loads.subspan(i * experts, experts);
         layers.push_back({layers_with_experts[i], {of_layer.begin(), of_layer.end()}});
+        const std::size_t kept_at = (layers_with_experts.size() + i) * experts;
+        if (kept_at < loads.size()) {
+            const auto kept = loads.subspan(kept_at, experts);
+            layers.back().kept = std::accumulate(kept.begin(), kept.end(), std::uint64_t{0});
+        }
     }
     return layers;
 }
@@ -664,7 +674,9 @@ StepResult Trainer::Impl::run_step(std::uint64_t step, const SequenceSource& seq
     if (result.updated) {
         const std::uint64_t bias_steps = config.model.bias_update_steps;
         if (router_biases && (bias_steps == 0 || step < bias_steps))
-            router_biases->update(loads); // ahead of AdamW, which takes the device's memory
+            router_biases->update(std::span(loads).first(
+                layers_with_experts.size() *
+                config.model.routed_experts)); // ahead of AdamW, which takes the device's memory
         optimizer->update(step + 1, learning_rate(config.train, step + 1), clip);
     }
     running.last_loss.wait(limit);

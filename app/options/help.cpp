@@ -139,10 +139,12 @@ seconds_waited (for other ranks: what exchange, reductions, pipes and host colle
 nothing but wait, added up, mean over the ranks; they run side by side, so the sum may exceed
 `seconds`). For each layer with experts, `experts` has max_over_mean (the load of the fullest expert
 divided by the mean), ranks_max_over_mean (the same of the rows per rank), entropy (of the loads, 1
-is even) and, of every step or every tenth, loads (tokens by expert, over the whole batch).
-Also loss.svg, experts.svg (the same over all steps, of models with experts), trace.json (the last two steps of all ranks, each piece of work with its
-op of the schedule; opens in Perfetto), of several ranks report.svg (how the last step went through
-their pipeline), and checkpoints/step-N.
+is even), dropped (with capacity_factor, the share of choices) and, of every step or every tenth,
+loads (tokens by expert, over the whole batch). `moves` are experts that came to other ranks before
+the step (--eplb-every).
+Also loss.svg, experts.svg (the same over all steps, of models with experts), trace.json (the last
+two steps of all ranks, each piece of work with its op of the schedule; opens in Perfetto), of
+several ranks report.svg (how the last step went through their pipeline), and checkpoints/step-N.
 )";
 
 const char* const kGenerateHelp =

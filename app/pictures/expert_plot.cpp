@@ -261,7 +261,10 @@ std::string heading_of(const ExpertBalance& last) {
         "at the end: fullest expert " + printed("%.2f", last.max_over_mean) + " times the mean";
     if (last.ranks_max_over_mean)
         text += ", fullest rank " + printed("%.2f", *last.ranks_max_over_mean) + " times";
-    return text + ", entropy " + printed("%.3f", last.entropy);
+    text += ", entropy " + printed("%.3f", last.entropy);
+    if (last.dropped)
+        text += ", dropped " + printed("%.1f", 100 * *last.dropped) + " %";
+    return text;
 }
 
 double height_of(const Layer& layer) {

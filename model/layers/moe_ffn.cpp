@@ -22,6 +22,7 @@ struct MoeFfn::Impl {
     ParameterStore& of_experts;
     ExpertExchange& exchange;
     Buffer loads;       ///< [routed_experts] u32
+    Buffer kept;        ///< [routed_experts] u32; without a capacity there is none
     Buffer accumulated; ///< [1, balance_columns] u32; without a loss of kind Global there is none
     std::optional<LayerScratch> own_scratch;
     LayerScratch* scratch;
@@ -226,6 +227,9 @@ void MoeSlot::router(Recording& r) const {
         ops::router_capacity(r, scores_, ids_, sent_ids_,
                              static_cast<std::uint32_t>(layer_.config.capacity_groups()),
                              layer_.config.capacity(desc_.tokens));
+    if (drops())
+        ops::expert_counts(r, sent_ids_,
+                           layer_.kept.tensor(DType::U32, {layer_.config.routed_experts}), true);
     if (counts_.buffer && counted(layer_.config).tokens)
         accumulate_counts(r);
 }
@@ -367,6 +371,7 @@ MoeFfn::MoeFfn(const ModelConfig& config, std::uint64_t layer, ParameterStore& p
                      {},
                      {},
                      {},
+                     {},
                      scratch}) {
     impl_->check();
     if (scratch == nullptr)
@@ -376,6 +381,12 @@ MoeFfn::MoeFfn(const ModelConfig& config, std::uint64_t layer, ParameterStore& p
                                                 .category = MemoryCategory::Scratch});
     Recording clear(parameters.device(), QueueRole::Compute, "clear expert loads");
     clear.fill(impl_->loads.view(), 0);
+    if (config.capacity_factor > 0) {
+        impl_->kept = Buffer(parameters.device(), {.name = "expert loads kept",
+                                                   .bytes = config.routed_experts * 4,
+                                                   .category = MemoryCategory::Scratch});
+        clear.fill(impl_->kept.view(), 0);
+    }
     if (config.has_balance_loss() && config.balance_loss == BalanceLossKind::Global) {
         impl_->accumulated = Buffer(parameters.device(), {.name = "balance counts of the step",
                                                           .bytes = config.balance_columns() * 4,
@@ -403,6 +414,12 @@ std::unique_ptr<LayerSlot> MoeFfn::create_slot(const SlotDesc& desc) {
 
 TensorView MoeFfn::expert_loads() const noexcept {
     return impl_->loads.tensor(DType::U32, {impl_->config.routed_experts});
+}
+
+std::optional<TensorView> MoeFfn::kept_loads() const noexcept {
+    if (!impl_->kept)
+        return {};
+    return impl_->kept.tensor(DType::U32, {impl_->config.routed_experts});
 }
 
 std::optional<BufferView> MoeFfn::accumulated_counts() const noexcept {

@@ -64,6 +64,15 @@ TEST(ExpertBalance, WhereNothingWasChosenAllIsEven) {
         << "a rank with all experts has none to be compared with";
 }
 
+TEST(ExpertBalance, SaysWhatACapacityDropped) {
+    LayerLoads layer{1, {6, 2, 0, 0}};
+    EXPECT_FALSE(expert_balance(layer, false).dropped.has_value());
+    layer.kept = 6;
+    EXPECT_EQ(expert_balance(layer, false).dropped, 0.25);
+    layer = {1, {0, 0}, {}, 0};
+    EXPECT_EQ(expert_balance(layer, false).dropped, 0) << "nothing was chosen";
+}
+
 TEST(ExpertBalance, ManyLoadsAreKeptNowAndThen) {
     std::vector<std::uint64_t> kept;
     for (std::uint64_t step = 1; step <= 30; ++step) {

@@ -17,6 +17,8 @@ struct LayerLoads {
     /// What each of the ranks that share the experts computes of them; empty where one has all. Of
     /// several such groups of ranks the rows of the same experts are added.
     std::vector<double> rank_loads{};
+    /// Choices that the capacity kept, of all loads; nothing where it drops none.
+    std::optional<std::uint64_t> kept{};
     bool operator==(const LayerLoads&) const = default;
 };
 
@@ -27,7 +29,8 @@ struct ExpertBalance {
     /// The same over the ranks that share the layer's experts, of LayerLoads::rank_loads.
     std::optional<double> ranks_max_over_mean{};
     double entropy = 1; ///< of the loads' shares, divided by its maximum: 1 is even, 0 one expert
-    std::vector<std::uint64_t> loads{}; ///< by expert; empty where they were not kept
+    std::vector<std::uint64_t> loads{}; ///< by expert; empty where they are not told
+    std::optional<double> dropped{};    ///< share of choices; nothing without a capacity
 
     bool operator==(const ExpertBalance&) const = default;
 };

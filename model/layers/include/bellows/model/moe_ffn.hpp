@@ -46,6 +46,9 @@ public:
     /// u32, for the balance rule.
     TensorView expert_loads() const noexcept;
 
+    /// The same of the choices that a capacity has kept; nothing where none is dropped.
+    std::optional<TensorView> kept_loads() const noexcept;
+
     /// With a balance loss of kind Global: what its counts are of since the last clear, u32. Slots
     /// that train add to them in ROUTER(F), in the order of these; who runs steps clears them
     /// before each.
