@@ -21,7 +21,8 @@ float score_of(uint at) {
     return is_nan(score) ? uintBitsToFloat(0xFF800000u) : score;
 }
 
-void count_scores(uint token, uint first) {
+// By a workgroup: each of its invocations ranks some of the experts.
+void count_ranked(uint token, uint first) {
     uint row = token * push.experts;
     FOR_COLUMNS(e, push.experts) {
         float own = score_of(row + e);
@@ -34,6 +35,27 @@ void count_scores(uint token, uint first) {
             atomicAdd(push.operands.counts.v[first + e], 1u);
         }
     } NEXT_COLUMN(e, push.experts);
+}
+
+// By one invocation: the highest score, then the highest behind it, and so on.
+void count_highest(uint token, uint first) {
+    uint row = token * push.experts, last_at = 0u;
+    float last = 0.0;
+    FOR_COUNTED(k, 0u, push.top_k) {
+        uint at = push.experts;
+        float best = 0.0;
+        FOR_COUNTED(e, 0u, push.experts) {
+            float score = score_of(row + e);
+            bool behind = k == 0u || score < last || (score == last && e > last_at);
+            if (behind && (at == push.experts || score > best)) {
+                best = score;
+                at = e;
+            }
+        } NEXT_COUNTED(e, push.experts, 1u);
+        atomicAdd(push.operands.counts.v[first + min(at, push.experts - 1u)], 1u);
+        last = best;
+        last_at = at;
+    } NEXT_COUNTED(k, push.top_k, 1u);
 }
 
 // Whether an earlier slot of the token went to the device, too.
@@ -74,8 +96,10 @@ void main() {
     }
     FOR_ROWS(token, push.tokens) {
         uint first = token / push.run_tokens * push.run_counts;
-        if (of_scores != 0u) {
-            count_scores(token, first);
+        if (of_scores != 0u && row_per_workgroup != 0u) {
+            count_ranked(token, first);
+        } else if (of_scores != 0u) {
+            count_highest(token, first);
         }
         if (of_scores == 0u || push.devices != 0u) {
             count_slots(token, first);
