@@ -62,7 +62,7 @@ struct TypedCommand {
     const CLI::App* app;
 };
 
-/// Those that have subcommands stand ahead of these.
+/// Returns all commands that can be typed: each command is followed by its subcommands.
 std::vector<TypedCommand> with_subcommands(const std::vector<const CLI::App*>& commands) {
     std::vector<TypedCommand> all;
     for (const CLI::App* command : commands) {

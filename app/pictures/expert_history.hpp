@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: MIT
 #pragma once
 
-// What experts.svg shows of a run, gathered step by step in bounded memory: columns of equally many
-// steps, and rows of equally many experts. One thread.
+// This gathers what experts.svg shows of a run, step by step and in bounded memory: columns of
+// equally many steps, and rows of equally many experts. One thread at a time uses it.
 
 #include <bellows/train/metrics.hpp>
 

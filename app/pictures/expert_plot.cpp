@@ -53,7 +53,7 @@ std::size_t shade_of(double load) {
         kShades.begin());
 }
 
-/// Of a strip, in whole pixels, so that rows are equally high.
+/// Returns the height of a strip's row in whole pixels, so that all rows are equally high.
 double row_height(std::uint64_t rows) {
     return rows <= 8 ? 10 : rows <= 16 ? 6 : rows <= 32 ? 4 : 2;
 }
@@ -72,7 +72,7 @@ struct Frame {
         const auto width = static_cast<double>(steps_per_column);
         return left + (step - static_cast<double>(first) + 0.5) / width * column_width();
     }
-    /// Of a figure, below the top of the lines.
+    /// Returns how far below the top of the lines a figure stands.
     double y(double figure) const {
         return kLines * (1 - std::log(std::clamp(figure, 1.0, most)) / std::log(most));
     }
@@ -164,7 +164,7 @@ void draw_upright(std::ostream& out, double x, double y, const char* text) {
 /// Returns the y below.
 double draw_strip(std::ostream& out, const Frame& frame, const Layer& layer, double top) {
     const double height = row_height(layer.rows) * static_cast<double>(layer.rows);
-    // What has no loads is no white.
+    // White means that nobody chose an expert; steps without loads show this ground instead.
     out << "<rect x=\"" << pixels(frame.left) << "\" y=\"" << pixels(top) << "\" width=\""
         << pixels(frame.right - frame.left) << "\" height=\"" << pixels(height)
         << "\" fill=\"#f3efe6\"/>\n";

@@ -72,7 +72,7 @@ std::string sizes_of(const ExpertPlacement& placement) {
            " on each of " + text(placement.num_ranks) + " ranks";
 }
 
-/// What nodes and groups do, if there are any.
+/// Says what nodes and groups do; it is empty where there is one node.
 std::string nodes_of(const EplbOptions& options) {
     const std::string nodes = std::to_string(options.nodes) + " nodes";
     if (options.nodes == 1)
