@@ -3,11 +3,10 @@
 
 #include "evaluation.hpp"
 #include "expert_balancer.hpp"
+#include "expert_counts.hpp"
 #include "expert_slots.hpp"
 #include "gradient_clearing.hpp"
-#include "load_collector.hpp"
 #include "pair_orders.hpp"
-#include "router_biases.hpp"
 #include "sharded_optimizer.hpp"
 #include "step_totals.hpp"
 #include "training_chunk.hpp"
@@ -74,10 +73,6 @@ struct Trainer::Impl {
     StepResult run_step(std::uint64_t step, const SequenceSource& sequences);
     double held_out_loss(const SequenceSource& source, std::uint64_t count);
     void gather(Parted what);
-    void make_balance_clear();
-    void collect_expert_loads();
-    std::vector<std::int64_t> expert_loads();
-    std::vector<LayerLoads> by_layer(std::span<const std::int64_t> loads) const;
     void place_experts(std::uint64_t step, StepResult& result);
     void count_left_out(std::uint64_t step, const StepResult& result);
     void watch_traffic();
@@ -123,11 +118,8 @@ struct Trainer::Impl {
     std::unique_ptr<GradientClearing> clearing;
     std::vector<std::uint64_t> writers; ///< ranks that stand for a parameter, ascending
 
-    std::optional<LoadCollector> load_collector;    ///< of all layers with experts
-    std::vector<std::uint64_t> layers_with_experts; ///< of this rank, as the collector has them
-    std::optional<RouterBiases> router_biases;      ///< of the same layers, where they are updated
-    std::optional<Recording> balance_clear;         ///< of what a step counts for the balance loss
-    std::function<StepAsks()> asks;                 ///< what this rank asks of all
+    std::optional<ExpertCounts> counts;
+    std::function<StepAsks()> asks;   ///< what this rank asks of all
     std::uint64_t steps_left_out = 0; ///< in a row, for gradients that were not finite
 };
 
@@ -231,8 +223,7 @@ Trainer::Impl::Impl(Device& dev, World& w, const RunConfig& c, const RunLayout& 
     make_optimizer();
     make_executor();
     set_parameters(first_weights);
-    make_balance_clear();
-    collect_expert_loads();
+    counts.emplace(device, config.model, parameters, stages, phases_by_stage(schedule, place));
     watch_traffic();
 }
 
@@ -475,75 +466,11 @@ double Trainer::Impl::held_out_loss(const SequenceSource& source, std::uint64_t 
                              .pipes = {activations.get(), gradients.get()}});
     double loss = 0;
     totals.leave_out([&] { loss = evaluation->loss(source, count); });
-    if (load_collector) // what chose experts there is no step's load
-        load_collector->collect(limit);
+    counts->collect(limit); // what chose experts there is no step's load
     return loss;
 }
 
-// ---- Balance of the experts -----------------------------------------------------------------
-
-void Trainer::Impl::collect_expert_loads() {
-    std::vector<TensorView> loads, kept, biases; // in the same order on all copies
-    const bool updates = config.model.router_bias && config.model.bias_update_rate != 0;
-    for (const std::uint32_t phase : phases_by_stage(schedule, place))
-        for (std::size_t i = 0; i < stages[phase]->moe_layers().size(); ++i) {
-            const std::uint64_t layer = stages[phase]->moe_layer_index(i);
-            layers_with_experts.push_back(layer);
-            loads.push_back(stages[phase]->moe_layers()[i]->expert_loads());
-            if (const auto of_capacity = stages[phase]->moe_layers()[i]->kept_loads())
-                kept.push_back(*of_capacity);
-            if (updates)
-                biases.push_back(parameters
-                                     .at("model.layers." + std::to_string(layer) +
-                                         ".mlp.gate.e_score_correction_bias")
-                                     .weight);
-        }
-    loads.insert(loads.end(), kept.begin(), kept.end());
-    if (!loads.empty())
-        load_collector.emplace(device, loads);
-    if (!biases.empty())
-        router_biases.emplace(device, biases, config.model.bias_update_rate);
-}
-
-/// A balance loss of kind Global counts from the step's first micro-batch on.
-void Trainer::Impl::make_balance_clear() {
-    const ModelConfig& model = config.model;
-    if (!model.has_balance_loss() || model.balance_loss != BalanceLossKind::Global)
-        return;
-    balance_clear.emplace(device, QueueRole::Compute, "clear balance counts");
-    for (const auto& stage : stages)
-        for (const auto& layer : stage->moe_layers())
-            if (const auto counts = layer->accumulated_counts())
-                balance_clear->fill(*counts, 0);
-}
-
-/// Of this rank's layers, summed over the ranks that hold them, [layers, experts]; with a capacity,
-/// behind them the same of what it kept. Where the device
-/// has a queue for what is beside its passes the backward ones go on meanwhile.
-std::vector<std::int64_t> Trainer::Impl::expert_loads() {
-    std::vector<std::int64_t> loads;
-    if (load_collector) {
-        loads = load_collector->collect(limit);
-        totals.in_collective([&] { copy_peers.all_reduce_sum(std::span<std::int64_t>(loads)); });
-    }
-    return loads;
-}
-
-/// What this rank tells all of the loads: each layer's are told by one rank.
-std::vector<LayerLoads> Trainer::Impl::by_layer(std::span<const std::int64_t> loads) const {
-    std::vector<LayerLoads> layers;
-    const std::uint64_t experts = config.model.routed_experts;
-    for (std::size_t i = 0; i < layers_with_experts.size() && stands_for_copies(false); ++i) {
-        const auto of_layer = loads.subspan(i * experts, experts);
-        layers.push_back({layers_with_experts[i], {of_layer.begin(), of_layer.end()}});
-        const std::size_t kept_at = (layers_with_experts.size() + i) * experts;
-        if (kept_at < loads.size()) {
-            const auto kept = loads.subspan(kept_at, experts);
-            layers.back().kept = std::accumulate(kept.begin(), kept.end(), std::uint64_t{0});
-        }
-    }
-    return layers;
-}
+// ---- The trainer ----------------------------------------------------------------------------
 
 /// Half of what it calls is of no use: what is left of that must not go on.
 template <class Call>
@@ -655,13 +582,14 @@ StepResult Trainer::Impl::run_step(std::uint64_t step, const SequenceSource& seq
     clearing->begin();
     if (slots)
         slots->clear_gradients();
-    if (balance_clear)
-        device.submit(*balance_clear);
+    counts->begin_step();
     running.index = step;
     running.source = &sequences;
     executor->run();
     optimizer->finish_gradients();
-    const std::vector<std::int64_t> loads = expert_loads();
+    std::vector<std::int64_t> loads = counts->collect(limit);
+    if (!loads.empty()) // where the device has a queue beside its passes, backward ones go on
+        totals.in_collective([&] { copy_peers.all_reduce_sum(std::span(loads)); });
     // The update waits for what all ranks agree on of its gradient; what else they sum up does not
     // hold it up.
     const StepTotals::Sums squares = totals.sum_with_bytes(optimizer->shard().local_squares());
@@ -672,15 +600,14 @@ StepResult Trainer::Impl::run_step(std::uint64_t step, const SequenceSource& seq
     const double clip = most > 0 && result.grad_norm > most ? most / result.grad_norm : 1.0;
     result.updated = std::isfinite(result.grad_norm); // the same on all ranks
     if (result.updated) {
-        const std::uint64_t bias_steps = config.model.bias_update_steps;
-        if (router_biases && (bias_steps == 0 || step < bias_steps))
-            router_biases->update(std::span(loads).first(
-                layers_with_experts.size() *
-                config.model.routed_experts)); // ahead of AdamW, which takes the device's memory
+        counts->update_biases(loads, step); // ahead of AdamW, which takes the device's memory
         optimizer->update(step + 1, learning_rate(config.train, step + 1), clip);
     }
     running.last_loss.wait(limit);
-    StepTotals::Losses losses = totals.sum_losses(asks ? asks() : StepAsks{}, by_layer(loads));
+    StepTotals::Losses losses =
+        totals.sum_losses(asks ? asks() : StepAsks{}, stands_for_copies(false) // one rank tells
+                                                          ? counts->by_layer(loads)
+                                                          : std::vector<LayerLoads>{});
     result.asked = losses.asked;
     result.expert_loads = std::move(losses.expert_loads);
     place_experts(step, result);
